@@ -1,0 +1,157 @@
+//! The library's one error type: variants by what the user must do, each with a `hint()` that says it.
+//!
+//! Messages are lowercase, without a final period, with literals in backticks. `cli` prints message, causes and hint.
+
+use std::path::{Path, PathBuf};
+
+/// The result of everything in this crate that can fail for a reason outside the program.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, by what the user must do about it.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A setting is unknown, of the wrong type or out of range: change the preset, the config file or the flag.
+    #[error("`{key}`: {reason}")]
+    Config {
+        /// Dotted key (`train.micro_batch`) or flag (`--image`).
+        key: String,
+        /// What is wrong with its value.
+        reason: String,
+        /// What to do.
+        hint: String,
+    },
+    /// A file of the data set is missing, unreadable or inconsistent: mend or remove the row.
+    #[error("{}: {reason}", place(.path, *.line))]
+    Data {
+        /// The file at fault (the CSV for a bad row, the image for a corrupt image).
+        path: PathBuf,
+        /// 1-based line in `path`, where it has lines.
+        line: Option<u64>,
+        /// What is wrong.
+        reason: String,
+        /// What to do.
+        hint: String,
+    },
+    /// A checkpoint, adapter, tokenizer or run folder does not hold what it should.
+    #[error("{}: {reason}", .path.display())]
+    Weights {
+        /// File or folder.
+        path: PathBuf,
+        /// What is wrong: the keys, the expected and the found shapes.
+        reason: String,
+        /// What to do.
+        hint: String,
+    },
+    /// A hub repository could not be read.
+    #[error("`hub:{repo}`: {reason}")]
+    Hub {
+        /// `owner/name[@revision]`.
+        repo: String,
+        /// What the hub or the connection said.
+        reason: String,
+        /// What to do.
+        hint: String,
+    },
+    /// The operating system refused a file operation (missing file, no permission, disk full).
+    #[error("{}: cannot {action}", .path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// `read`, `write`, `create`, ...
+        action: &'static str,
+        /// The system's own error.
+        #[source]
+        source: std::io::Error,
+    },
+    /// Tensors do not fit together.
+    #[error("{reason}")]
+    Shape {
+        /// Expected and found shapes.
+        reason: String,
+    },
+    /// The device or the host has no memory left.
+    #[error("out of memory: {reason}")]
+    OutOfMemory {
+        /// libtorch's words.
+        reason: String,
+    },
+    /// libtorch failed in another way.
+    #[error("libtorch: {reason}")]
+    Torch {
+        /// libtorch's words, first line.
+        reason: String,
+    },
+    /// Training left the numbers (NaN or infinity).
+    #[error("{reason}")]
+    Diverged {
+        /// Step and value.
+        reason: String,
+    },
+    /// The user pressed Ctrl-C; what was done is saved.
+    #[error("interrupted")]
+    Interrupted,
+}
+
+fn place(path: &Path, line: Option<u64>) -> String {
+    line.map_or_else(|| path.display().to_string(), |line| format!("{}:{line}", path.display()))
+}
+
+impl Error {
+    /// A [`Error::Config`].
+    pub fn config(key: impl Into<String>, reason: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Config { key: key.into(), reason: reason.into(), hint: hint.into() }
+    }
+
+    /// A [`Error::Data`] about a whole file.
+    pub fn data(path: impl Into<PathBuf>, reason: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Data { path: path.into(), line: None, reason: reason.into(), hint: hint.into() }
+    }
+
+    /// A [`Error::Data`] about one line of a file.
+    pub fn data_line(path: impl Into<PathBuf>, line: u64, reason: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Data { path: path.into(), line: Some(line), reason: reason.into(), hint: hint.into() }
+    }
+
+    /// A [`Error::Weights`].
+    pub fn weights(path: impl Into<PathBuf>, reason: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Weights { path: path.into(), reason: reason.into(), hint: hint.into() }
+    }
+
+    /// A [`Error::Hub`].
+    pub fn hub(repo: impl Into<String>, reason: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Hub { repo: repo.into(), reason: reason.into(), hint: hint.into() }
+    }
+
+    /// A [`Error::Io`]; use as `map_err(Error::io(path, "read"))`.
+    pub fn io(path: impl Into<PathBuf>, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::Io { path, action, source }
+    }
+
+    /// The next thing to do, in one sentence; empty when the message says it all.
+    pub fn hint(&self) -> String {
+        match self {
+            Self::Config { hint, .. }
+            | Self::Data { hint, .. }
+            | Self::Weights { hint, .. }
+            | Self::Hub { hint, .. } => hint.clone(),
+            Self::Io { source, path, .. } => match source.kind() {
+                std::io::ErrorKind::NotFound => format!("check the path `{}`", path.display()),
+                std::io::ErrorKind::PermissionDenied => "check the file's owner and permissions".into(),
+                std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+                    "free some space on that disk and run the same command again; finished work is kept".into()
+                }
+                _ => String::new(),
+            },
+            Self::Shape { .. } => "check that the config and the weights belong together".into(),
+            Self::OutOfMemory { .. } => {
+                "lower `train.micro_batch`, raise `train.accumulation` by the same factor, or set \
+                 `train.checkpointing=full`"
+                    .into()
+            }
+            Self::Torch { .. } => String::new(),
+            Self::Diverged { .. } => "lower `train.learning_rate`, or use `--precision bf16` instead of fp16".into(),
+            Self::Interrupted => "continue with `--resume`".into(),
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! "owner/name[@rev]" or a folder -> local files.

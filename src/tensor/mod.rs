@@ -1,0 +1,3 @@
+//! The only door to `tch`, libtorch and our C++.
+
+pub use tch::{Device, Kind, Tensor, no_grad};
