@@ -1,1 +1,7 @@
-//! One file for each published model.
+//! One file for each published model; field names are checkpoint keys, renames are a table beside the model.
+
+pub mod clip;
+pub mod llava;
+pub mod mask_decoder;
+pub mod mistral;
+pub mod tiny_vit;

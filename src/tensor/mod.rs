@@ -1,3 +1,31 @@
-//! The only door to `tch`, libtorch and our C++.
+//! The only door to `tch`, libtorch and our C++: the rest of the crate never names them.
+//!
+//! [`store`] holds parameters, [`weights`] reads and writes them, [`autograd`] checkpoints activations,
+//! [`ledger`] counts bytes, [`guard`] turns libtorch's panics into typed errors, [`rng`] is the only seeding point.
 
-pub use tch::{Device, Kind, Tensor, no_grad};
+pub mod adamw;
+pub mod autograd;
+pub mod dims;
+pub mod guard;
+pub mod ledger;
+mod native;
+pub mod rng;
+pub mod store;
+
+pub use dims::dims;
+pub use tch::{Device, Kind, Reduction, Tensor, no_grad};
+
+/// Bytes of one element of `kind`.
+pub fn kind_bytes(kind: Kind) -> u64 {
+    kind.elt_size_in_bytes() as u64
+}
+
+/// The device training runs on: the first CUDA card that libtorch sees, else the CPU.
+pub fn default_device() -> Device {
+    Device::cuda_if_available()
+}
+
+/// Sets how many threads libtorch's CPU kernels use.
+pub fn set_num_threads(threads: i32) {
+    tch::set_num_threads(threads);
+}

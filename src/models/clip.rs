@@ -1,0 +1,175 @@
+//! CLIP's vision tower (Radford et al. 2021; `openai/clip-vit-large-patch14-336`), up to the layer LLaVA reads.
+//!
+//! Legend: b batch, c channels, t tokens, d width, h heads. Not here: the text tower, the projection, the last layer
+//! and `post_layernorm`, which nothing reads.
+
+use crate::nn::attention::{merge_heads, split_heads};
+use crate::nn::conv::Conv2dConfig;
+use crate::nn::{Conv2d, LayerNorm, Linear, Mask, attention};
+use crate::tensor::store::{Init, Scope};
+use crate::tensor::{Tensor, dims};
+
+/// Sizes of the tower, with the names of the hub's `config.json`.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Config {
+    /// Width of the tokens.
+    pub hidden_size: i64,
+    /// Width of the MLP.
+    pub intermediate_size: i64,
+    /// Layers in the checkpoint; all but the last are run.
+    pub num_hidden_layers: i64,
+    /// Attention heads.
+    pub num_attention_heads: i64,
+    /// Side of the square input, pixels.
+    pub image_size: i64,
+    /// Side of a patch, pixels.
+    pub patch_size: i64,
+    /// Epsilon of the layer norms.
+    #[serde(default = "default_eps")]
+    pub layer_norm_eps: f64,
+}
+
+fn default_eps() -> f64 {
+    1e-5
+}
+
+impl Config {
+    /// `openai/clip-vit-large-patch14-336`.
+    pub fn vit_l_14_336() -> Self {
+        Self {
+            hidden_size: 1024,
+            intermediate_size: 4096,
+            num_hidden_layers: 24,
+            num_attention_heads: 16,
+            image_size: 336,
+            patch_size: 14,
+            layer_norm_eps: 1e-5,
+        }
+    }
+
+    /// Patch tokens of one image.
+    pub fn num_patches(&self) -> i64 {
+        (self.image_size / self.patch_size).pow(2)
+    }
+}
+
+#[derive(Debug)]
+struct Attention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    out_proj: Linear,
+    num_heads: i64,
+}
+
+impl Attention {
+    fn new(scope: &Scope, config: &Config) -> Self {
+        let d = config.hidden_size;
+        let linear = |name: &str| Linear::new(&scope.sub(name), d, d);
+        Self {
+            q_proj: linear("q_proj"),
+            k_proj: linear("k_proj"),
+            v_proj: linear("v_proj"),
+            out_proj: linear("out_proj"),
+            num_heads: config.num_attention_heads,
+        }
+    }
+
+    fn forward(&self, xs: &Tensor) -> Tensor {
+        let [q, k, v] =
+            [&self.q_proj, &self.k_proj, &self.v_proj].map(|p| split_heads(&p.forward(xs, false), self.num_heads));
+        self.out_proj.forward(&merge_heads(&attention(&q, &k, &v, &Mask::None, 0.0)), false)
+    }
+}
+
+#[derive(Debug)]
+struct Mlp {
+    fc1: Linear,
+    fc2: Linear,
+}
+
+impl Mlp {
+    fn forward(&self, xs: &Tensor) -> Tensor {
+        let xs = self.fc1.forward(xs, false);
+        let xs = &xs * (&xs * 1.702).sigmoid(); // quick-GELU
+        self.fc2.forward(&xs, false)
+    }
+}
+
+#[derive(Debug)]
+struct Layer {
+    layer_norm1: LayerNorm,
+    self_attn: Attention,
+    layer_norm2: LayerNorm,
+    mlp: Mlp,
+}
+
+impl Layer {
+    fn new(scope: &Scope, config: &Config) -> Self {
+        let (d, wide, eps) = (config.hidden_size, config.intermediate_size, config.layer_norm_eps);
+        let mlp = scope.sub("mlp");
+        Self {
+            layer_norm1: LayerNorm::new(&scope.sub("layer_norm1"), d, eps),
+            self_attn: Attention::new(&scope.sub("self_attn"), config),
+            layer_norm2: LayerNorm::new(&scope.sub("layer_norm2"), d, eps),
+            mlp: Mlp { fc1: Linear::new(&mlp.sub("fc1"), d, wide), fc2: Linear::new(&mlp.sub("fc2"), wide, d) },
+        }
+    }
+
+    fn forward(&self, xs: &Tensor) -> Tensor {
+        let xs = xs + self.self_attn.forward(&self.layer_norm1.forward(xs));
+        &xs + self.mlp.forward(&self.layer_norm2.forward(&xs))
+    }
+}
+
+/// The tower without its last layer.
+#[derive(Debug)]
+pub struct ClipVision {
+    class_embedding: Tensor,
+    patch_embedding: Conv2d,
+    position_embedding: Tensor,
+    pre_layrnorm: LayerNorm,
+    layers: Vec<Layer>,
+}
+
+impl ClipVision {
+    /// `scope` ends where `vision_model` begins.
+    pub fn new(scope: &Scope, config: &Config) -> Self {
+        let model = scope.sub("vision_model");
+        let embeddings = model.sub("embeddings");
+        let d = config.hidden_size;
+        let patches = Conv2dConfig { stride: config.patch_size, ..Conv2dConfig::new(3, d, config.patch_size) };
+        let normal = Init::Normal { std: 0.02 };
+        let layers = model.sub("encoder").sub("layers");
+        Self {
+            class_embedding: embeddings.param("class_embedding", &[d], normal),
+            patch_embedding: Conv2d::no_bias(&embeddings.sub("patch_embedding"), patches),
+            position_embedding: embeddings.sub("position_embedding").param(
+                "weight",
+                &[config.num_patches() + 1, d],
+                normal,
+            ),
+            // the checkpoint spells it so
+            pre_layrnorm: LayerNorm::new(&model.sub("pre_layrnorm"), d, config.layer_norm_eps),
+            layers: (0..config.num_hidden_layers - 1).map(|i| Layer::new(&layers.sub(i), config)).collect(),
+        }
+    }
+
+    /// Patch tokens of the last but one layer.
+    ///
+    /// # Shapes
+    /// `images [b, 3, s, s]`, normalised, in the compute dtype, to `[b, (s / patch)^2, d]`.
+    pub fn forward(&self, images: &Tensor) -> Tensor {
+        let [b, _c, _h, _w] = dims(images);
+        let kind = images.kind();
+        let patches = self.patch_embedding.forward(images).flatten(2, 3).transpose(1, 2);
+        let d = patches.size()[2];
+        let class = self.class_embedding.to_kind(kind).expand([b, 1, d], false);
+        let xs = Tensor::cat(&[&class, &patches], 1) + self.position_embedding.to_kind(kind);
+        let mut xs = self.pre_layrnorm.forward(&xs);
+        for layer in &self.layers {
+            xs = layer.forward(&xs);
+        }
+        xs.narrow(1, 1, xs.size()[1] - 1)
+    }
+}

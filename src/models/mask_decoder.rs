@@ -1,0 +1,279 @@
+//! PRS-Med's mask decoder (`PromptedMaskDecoder` v5 and v6, Trinh et al. 2025): image cells attend to the language
+//! model's states, then convolutions make a mask.
+//!
+//! Legend: b batch, n image cells (h w, row-major), t prompt tokens, d prompt width, c image channels.
+//!
+//! The odd parts are the published ones and kept for its checkpoints: a 1x1 convolution with padding 1 whose ring is the
+//! bias and enters the instance norm, an FFN without an outer residual, no positions anywhere, a norm (`ffn.norm1`) that
+//! nothing uses. Optional additions: padding of the prompt can be masked, and dropout on attention probabilities can be
+//! left out, which keeps the fused kernel.
+
+use crate::nn::attention::{merge_heads, split_heads};
+use crate::nn::conv::Conv2dConfig;
+use crate::nn::{Conv2d, InstanceNorm2d, LayerNorm, Linear, Mask, attention};
+use crate::tensor::store::{Init, Scope};
+use crate::tensor::{Tensor, dims};
+
+/// Which published decoder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Version {
+    /// Normalised image cells and prompts, residual around the cross-attention; 70 keys.
+    V5,
+    /// Neither; 66 keys.
+    V6,
+}
+
+/// Sizes and choices of the decoder.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Published variant.
+    pub version: Version,
+    /// Width of the language model's states.
+    pub prompt_dim: i64,
+    /// Channels of the image embedding.
+    pub image_dim: i64,
+    /// Width of the prompt MLP.
+    pub hidden_dim: i64,
+    /// Heads of the cross-attention.
+    pub cross_heads: i64,
+    /// Heads of the self-attention.
+    pub self_heads: i64,
+    /// Width of the encoder layer's feed-forward part.
+    pub feed_forward_dim: i64,
+    /// Dropout of the encoder layer (residual branches, feed-forward), 0..1.
+    pub dropout: f64,
+    /// Also drop attention probabilities (as published); costs the fused kernel and about 4 GB a sample at 64x64 cells.
+    pub attention_dropout: bool,
+    /// Initial value of the biases that the original sets to 1.
+    pub initial_bias: f64,
+}
+
+impl Config {
+    /// The published v5 beside a 4096-wide language model.
+    pub fn published() -> Self {
+        Self {
+            version: Version::V5,
+            prompt_dim: 4096,
+            image_dim: 256,
+            hidden_dim: 512,
+            cross_heads: 8,
+            self_heads: 16,
+            feed_forward_dim: 512,
+            dropout: 0.1,
+            attention_dropout: true,
+            initial_bias: 1.0,
+        }
+    }
+}
+
+/// PyTorch's `MultiheadAttention`: fused input projection `in_proj_weight [3c, c]`.
+#[derive(Debug)]
+struct MultiheadAttention {
+    in_proj_weight: Tensor,
+    in_proj_bias: Tensor,
+    out_proj: Linear,
+    num_heads: i64,
+}
+
+impl MultiheadAttention {
+    fn new(scope: &Scope, dim: i64, num_heads: i64, bias: f64) -> Self {
+        let out = (Init::XavierUniform, Some(Init::Const(bias)));
+        Self {
+            in_proj_weight: scope.param("in_proj_weight", &[3 * dim, dim], Init::XavierUniform),
+            in_proj_bias: scope.param("in_proj_bias", &[3 * dim], Init::Const(bias)),
+            out_proj: Linear::with_init(&scope.sub("out_proj"), dim, dim, out.0, out.1),
+            num_heads,
+        }
+    }
+
+    fn forward(&self, query: &Tensor, key_value: &Tensor, mask: &Mask, dropout: f64) -> Tensor {
+        let kind = query.kind();
+        let (weight, bias) = (self.in_proj_weight.to_kind(kind), self.in_proj_bias.to_kind(kind));
+        let c = weight.size()[1];
+        let part = |xs: &Tensor, first: i64, parts: i64| {
+            xs.linear(&weight.narrow(0, first * c, parts * c), Some(&bias.narrow(0, first * c, parts * c)))
+        };
+        let q = split_heads(&part(query, 0, 1), self.num_heads);
+        let kv = part(key_value, 1, 2);
+        let k = split_heads(&kv.narrow(2, 0, c), self.num_heads);
+        let v = split_heads(&kv.narrow(2, c, c), self.num_heads);
+        self.out_proj.forward(&merge_heads(&attention(&q, &k, &v, mask, dropout)), false)
+    }
+}
+
+/// PyTorch's post-norm `TransformerEncoderLayer`.
+#[derive(Debug)]
+struct EncoderLayer {
+    self_attn: MultiheadAttention,
+    linear1: Linear,
+    linear2: Linear,
+    norm1: LayerNorm,
+    norm2: LayerNorm,
+}
+
+impl EncoderLayer {
+    fn new(scope: &Scope, config: &Config) -> Self {
+        let (c, wide, bias) = (config.image_dim, config.feed_forward_dim, Init::Const(config.initial_bias));
+        let xavier = Init::XavierUniform;
+        Self {
+            self_attn: MultiheadAttention::new(&scope.sub("self_attn"), c, config.self_heads, config.initial_bias),
+            linear1: Linear::with_init(&scope.sub("linear1"), c, wide, xavier, Some(bias)),
+            linear2: Linear::with_init(&scope.sub("linear2"), wide, c, xavier, Some(bias)),
+            norm1: LayerNorm::new(&scope.sub("norm1"), c, 1e-5),
+            norm2: LayerNorm::new(&scope.sub("norm2"), c, 1e-5),
+        }
+    }
+
+    fn forward(&self, xs: &Tensor, dropout: f64, attention_dropout: f64) -> Tensor {
+        let drop = |ys: Tensor| if dropout > 0.0 { ys.dropout(dropout, true) } else { ys };
+        let attended = self.self_attn.forward(xs, xs, &Mask::None, attention_dropout);
+        let xs = self.norm1.forward(&(xs + drop(attended)));
+        let wide = drop(self.linear1.forward(&xs, false).relu());
+        self.norm2.forward(&(&xs + drop(self.linear2.forward(&wide, false))))
+    }
+}
+
+#[derive(Debug)]
+struct Ffn {
+    fc1: Linear,
+    fc2: Linear,
+    norm: LayerNorm,
+    _norm1: LayerNorm,
+}
+
+impl Ffn {
+    fn forward(&self, xs: &Tensor) -> Tensor {
+        let ys = self.fc1.forward(xs, false).relu() + xs;
+        self.norm.forward(&self.fc2.forward(&ys, false).relu())
+    }
+}
+
+#[derive(Debug)]
+struct BasicBlock {
+    conv1: Conv2d,
+    bn1: InstanceNorm2d,
+    conv2: Conv2d,
+    bn2: InstanceNorm2d,
+    conv3: Conv2d,
+}
+
+impl BasicBlock {
+    fn new(scope: &Scope, in_dim: i64, out_dim: i64) -> Self {
+        let conv = |name: &str, i, o, kernel, padding| {
+            Conv2d::new(&scope.sub(name), Conv2dConfig { padding, ..Conv2dConfig::new(i, o, kernel) })
+        };
+        Self {
+            conv1: conv("conv1", in_dim, in_dim, 3, 1),
+            bn1: InstanceNorm2d::new(&scope.sub("bn1"), in_dim),
+            conv2: conv("conv2", in_dim, out_dim, 1, 1),
+            bn2: InstanceNorm2d::new(&scope.sub("bn2"), out_dim),
+            conv3: conv("conv3", out_dim, out_dim, 3, 0),
+        }
+    }
+
+    fn forward(&self, xs: &Tensor) -> Tensor {
+        let ys = self.bn1.forward(&self.conv1.forward(xs)).relu() + xs;
+        self.conv3.forward(&self.bn2.forward(&self.conv2.forward(&ys)))
+    }
+}
+
+/// Image embedding and prompt states to mask logits.
+#[derive(Debug)]
+pub struct MaskDecoder {
+    prompt_projection: (Linear, LayerNorm, Linear, LayerNorm),
+    attn: MultiheadAttention,
+    norm1: LayerNorm,
+    ffn: Ffn,
+    encoder_layer: EncoderLayer,
+    mask_generation: [BasicBlock; 3],
+    out_dec: Conv2d,
+    input_norms: Option<(LayerNorm, LayerNorm)>,
+    config: Config,
+}
+
+impl MaskDecoder {
+    /// `scope` is the root of `mask_decoder.pth`.
+    pub fn new(scope: &Scope, config: &Config) -> Self {
+        let (c, bias) = (config.image_dim, Init::Const(config.initial_bias));
+        let xavier = |s: &Scope, i, o, b| Linear::with_init(s, i, o, Init::XavierUniform, Some(b));
+        let (prompt, ffn, blocks) = (scope.sub("prompt_projection"), scope.sub("ffn"), scope.sub("mask_generation"));
+        Self {
+            prompt_projection: (
+                xavier(&prompt.sub(0), config.prompt_dim, config.hidden_dim, bias),
+                LayerNorm::with_bias(&prompt.sub(1), config.hidden_dim, 1e-5, config.initial_bias),
+                xavier(&prompt.sub(3), config.hidden_dim, c, bias),
+                LayerNorm::with_bias(&prompt.sub(4), c, 1e-5, config.initial_bias),
+            ),
+            attn: MultiheadAttention::new(&scope.sub("attn"), c, config.cross_heads, config.initial_bias),
+            norm1: LayerNorm::new(&scope.sub("norm1"), c, 1e-5),
+            ffn: Ffn {
+                fc1: xavier(&ffn.sub("fc1"), c, c, bias),
+                fc2: xavier(&ffn.sub("fc2"), c, c, Init::Const(0.0)),
+                norm: LayerNorm::new(&ffn.sub("norm"), c, 1e-5),
+                _norm1: LayerNorm::new(&ffn.sub("norm1"), c, 1e-5),
+            },
+            encoder_layer: EncoderLayer::new(&scope.sub("encoder_layer"), config),
+            mask_generation: [(c, c), (c, c / 2), (c / 2, c / 4)]
+                .iter()
+                .enumerate()
+                .map(|(i, (from, to))| BasicBlock::new(&blocks.sub(i), *from, *to))
+                .collect::<Vec<_>>()
+                .try_into()
+                .expect("three blocks"),
+            out_dec: Conv2d::with_init(
+                &scope.sub("out_dec"),
+                Conv2dConfig::new(c / 4, 1, 1),
+                Init::XavierUniform,
+                Some(Init::Const(0.0)),
+            ),
+            input_norms: (config.version == Version::V5).then(|| {
+                (
+                    LayerNorm::new(&scope.sub("image_norm"), c, 1e-5),
+                    LayerNorm::new(&scope.sub("prompt_norm"), c, 1e-5),
+                )
+            }),
+            config: config.clone(),
+        }
+    }
+
+    /// Logits at the resolution of the embedding.
+    ///
+    /// # Shapes
+    /// `image [b, c, h, w]`; `prompt [b, t, d]`; `keep [b, t]` bool, true = a real token (`None`: all are used);
+    /// result `[b, 1, h, w]`, logits.
+    pub fn forward(&self, image: &Tensor, prompt: &Tensor, keep: Option<&Tensor>, train: bool) -> Tensor {
+        let [b, c, h, w] = dims(image);
+        let (proj0, norm0, proj1, norm1) = &self.prompt_projection;
+        let prompt = norm0.forward(&proj0.forward(prompt, false)).relu();
+        let prompt = norm1.forward(&proj1.forward(&prompt, false)).relu();
+        let cells = image.flatten(2, 3).transpose(1, 2);
+        let keep = keep.map(|keep| keep.unsqueeze(1).unsqueeze(1));
+        let mask = keep.as_ref().map_or(Mask::None, Mask::Keep);
+        let xs = if let Some((image_norm, prompt_norm)) = &self.input_norms {
+            let cells = image_norm.forward(&cells);
+            self.norm1.forward(&(self.attn.forward(&cells, &prompt_norm.forward(&prompt), &mask, 0.0) + &cells))
+        } else {
+            self.norm1.forward(&self.attn.forward(&cells, &prompt, &mask, 0.0))
+        };
+        let dropout = if train { self.config.dropout } else { 0.0 };
+        let attention_dropout = if self.config.attention_dropout { dropout } else { 0.0 };
+        let xs = self.ffn.forward(&self.encoder_layer.forward(&xs, dropout, attention_dropout));
+        let mut xs = xs.transpose(1, 2).reshape([b, c, h, w]) + image;
+        for block in &self.mask_generation {
+            xs = block.forward(&xs);
+        }
+        self.out_dec.forward(&xs)
+    }
+}
+
+/// Bilinear, corner-aligned enlargement of logits to the image's size.
+///
+/// # Shapes
+/// `[b, 1, h, w]` to `[b, 1, 16 h, 16 w]`, fp32.
+pub fn enlarge(logits: &Tensor) -> Tensor {
+    let [_b, _one, h, w] = dims(logits);
+    let stride = crate::models::tiny_vit::STRIDE;
+    logits.to_kind(crate::tensor::Kind::Float).upsample_bilinear2d([h * stride, w * stride], true, None, None)
+}

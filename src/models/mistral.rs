@@ -1,0 +1,314 @@
+//! Mistral decoder (Jiang et al. 2023; transformers' `MistralForCausalLM`), with LoRA on q, k, v, o.
+//!
+//! Legend: b batch, t tokens, s keys, d width, h heads, g key-value heads. No sliding window: LLaVA-Med v1.5 sets it to
+//! null. Frozen weights use HF keys (`model.layers.0...`), adapters PEFT keys (`base_model.model.model.layers.0...`).
+
+use crate::nn::attention::{merge_heads, split_heads};
+use crate::nn::rope::Rope;
+use crate::nn::{Embedding, Linear, LoraConfig, Mask, RmsNorm, attention};
+use crate::tensor::autograd::checkpoint;
+use crate::tensor::store::{Init, Scope};
+use crate::tensor::{Tensor, dims, no_grad};
+use std::rc::Rc;
+
+/// Sizes of the decoder, with the names of the hub's `config.json`.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Config {
+    /// Width d.
+    pub hidden_size: i64,
+    /// Width of the MLP.
+    pub intermediate_size: i64,
+    /// Layers.
+    pub num_hidden_layers: i64,
+    /// Query heads h.
+    pub num_attention_heads: i64,
+    /// Key-value heads g; divides h.
+    pub num_key_value_heads: i64,
+    /// Pieces of the vocabulary.
+    pub vocab_size: i64,
+    /// Base of the rotary angles.
+    pub rope_theta: f64,
+    /// Epsilon of the norms.
+    pub rms_norm_eps: f64,
+    /// Standard deviation of random weights.
+    #[serde(default = "default_range")]
+    pub initializer_range: f64,
+}
+
+fn default_range() -> f64 {
+    0.02
+}
+
+impl Config {
+    /// `microsoft/llava-med-v1.5-mistral-7b`.
+    pub fn mistral_7b() -> Self {
+        Self {
+            hidden_size: 4096,
+            intermediate_size: 14336,
+            num_hidden_layers: 32,
+            num_attention_heads: 32,
+            num_key_value_heads: 8,
+            vocab_size: 32000,
+            rope_theta: 1e6,
+            rms_norm_eps: 1e-5,
+            initializer_range: 0.02,
+        }
+    }
+
+    /// Width of one head.
+    pub fn head_dim(&self) -> i64 {
+        self.hidden_size / self.num_attention_heads
+    }
+}
+
+/// Keys and values of the tokens seen so far, `[b, g, capacity, head_dim]` for each layer.
+#[derive(Debug)]
+pub struct KvCache {
+    layers: Vec<Option<(Tensor, Tensor)>>,
+    len: i64,
+    capacity: i64,
+}
+
+impl KvCache {
+    /// Room for `capacity` tokens.
+    pub fn new(config: &Config, capacity: i64) -> Self {
+        Self { layers: (0..config.num_hidden_layers).map(|_| None).collect(), len: 0, capacity }
+    }
+
+    /// Tokens held.
+    pub fn len(&self) -> i64 {
+        self.len
+    }
+
+    /// Whether no token is held.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    fn extend(&mut self, layer: usize, k: &Tensor, v: &Tensor) -> (Tensor, Tensor) {
+        let [b, g, t, d] = dims(k);
+        let (len, capacity) = (self.len, self.capacity);
+        let (keys, values) = self.layers[layer].get_or_insert_with(|| {
+            let empty = || Tensor::empty([b, g, capacity, d], (k.kind(), k.device()));
+            (empty(), empty())
+        });
+        keys.narrow(2, len, t).copy_(k);
+        values.narrow(2, len, t).copy_(v);
+        (keys.narrow(2, 0, len + t), values.narrow(2, 0, len + t))
+    }
+}
+
+#[derive(Debug)]
+struct Attention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    num_heads: i64,
+    num_kv_heads: i64,
+}
+
+impl Attention {
+    fn new(scope: &Scope, lora: Option<(&Scope, &LoraConfig)>, config: &Config) -> Self {
+        let d = config.hidden_size;
+        let kv = config.num_key_value_heads * config.head_dim();
+        let init = Init::Normal { std: config.initializer_range };
+        let linear = |name: &str, in_dim: i64, out_dim: i64| {
+            let base = Linear::no_bias(&scope.sub(name), in_dim, out_dim, init);
+            match lora {
+                Some((lora_scope, lora_config)) => base.with_lora(&lora_scope.sub(name), lora_config),
+                None => base,
+            }
+        };
+        Self {
+            q_proj: linear("q_proj", d, d),
+            k_proj: linear("k_proj", d, kv),
+            v_proj: linear("v_proj", d, kv),
+            o_proj: linear("o_proj", d, d),
+            num_heads: config.num_attention_heads,
+            num_kv_heads: config.num_key_value_heads,
+        }
+    }
+
+    fn forward(&self, xs: &Tensor, run: &Run, cache: Option<(usize, &mut KvCache)>) -> Tensor {
+        let q = split_heads(&self.q_proj.forward(xs, run.train), self.num_heads);
+        let k = split_heads(&self.k_proj.forward(xs, run.train), self.num_kv_heads);
+        let v = split_heads(&self.v_proj.forward(xs, run.train), self.num_kv_heads);
+        let (q, k) = (run.rope.rotate(&q), run.rope.rotate(&k));
+        let (k, v) = match cache {
+            Some((layer, cache)) => cache.extend(layer, &k, &v),
+            None => (k, v),
+        };
+        self.o_proj.forward(&merge_heads(&attention(&q, &k, &v, &run.mask(), 0.0)), run.train)
+    }
+}
+
+#[derive(Debug)]
+struct Mlp {
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
+}
+
+impl Mlp {
+    fn new(scope: &Scope, config: &Config) -> Self {
+        let (d, wide) = (config.hidden_size, config.intermediate_size);
+        let init = Init::Normal { std: config.initializer_range };
+        let linear = |name: &str, i: i64, o: i64| Linear::no_bias(&scope.sub(name), i, o, init);
+        Self {
+            gate_proj: linear("gate_proj", d, wide),
+            up_proj: linear("up_proj", d, wide),
+            down_proj: linear("down_proj", wide, d),
+        }
+    }
+
+    fn forward(&self, xs: &Tensor) -> Tensor {
+        let gated = self.gate_proj.forward(xs, false).silu() * self.up_proj.forward(xs, false);
+        self.down_proj.forward(&gated, false)
+    }
+}
+
+#[derive(Debug)]
+struct Layer {
+    input_layernorm: RmsNorm,
+    self_attn: Attention,
+    post_attention_layernorm: RmsNorm,
+    mlp: Mlp,
+}
+
+impl Layer {
+    fn forward(&self, xs: &Tensor, run: &Run, cache: Option<(usize, &mut KvCache)>) -> Tensor {
+        let xs = xs + self.self_attn.forward(&self.input_layernorm.forward(xs), run, cache);
+        &xs + self.mlp.forward(&self.post_attention_layernorm.forward(&xs))
+    }
+}
+
+/// What all layers of one pass share.
+#[derive(Debug)]
+struct Run {
+    rope: Rope,
+    keep: Option<Tensor>,
+    causal: bool,
+    train: bool,
+}
+
+impl Run {
+    fn mask(&self) -> Mask<'_> {
+        match (&self.keep, self.causal) {
+            (Some(keep), _) => Mask::Keep(keep),
+            (None, true) => Mask::Causal,
+            (None, false) => Mask::None,
+        }
+    }
+}
+
+/// How a training or evaluation pass runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pass {
+    /// Dropout on.
+    pub train: bool,
+    /// Keep only the inputs of each layer and run it again in the backward pass.
+    pub checkpoint: bool,
+}
+
+/// The decoder with its embedding and head.
+#[derive(Debug)]
+pub struct Mistral {
+    embed_tokens: Embedding,
+    layers: Vec<Rc<Layer>>,
+    norm: RmsNorm,
+    lm_head: Linear,
+    config: Config,
+}
+
+impl Mistral {
+    /// `scope` ends where `model` and `lm_head` begin; adapters are made at the root of `lora.0`.
+    pub fn new(scope: &Scope, lora: Option<(&Scope, &LoraConfig)>, config: &Config) -> Self {
+        let model = scope.sub("model");
+        let d = config.hidden_size;
+        let adapters = lora.map(|(s, c)| (s.sub("base_model").sub("model").sub("model").sub("layers"), c));
+        let layer = |i: i64| {
+            let scope = model.sub("layers").sub(i);
+            let adapter = adapters.as_ref().map(|(s, c)| (s.sub(i).sub("self_attn"), *c));
+            Rc::new(Layer {
+                input_layernorm: RmsNorm::new(&scope.sub("input_layernorm"), d, config.rms_norm_eps),
+                self_attn: Attention::new(&scope.sub("self_attn"), adapter.as_ref().map(|(s, c)| (s, *c)), config),
+                post_attention_layernorm: RmsNorm::new(&scope.sub("post_attention_layernorm"), d, config.rms_norm_eps),
+                mlp: Mlp::new(&scope.sub("mlp"), config),
+            })
+        };
+        let init = Init::Normal { std: config.initializer_range };
+        Self {
+            embed_tokens: Embedding::new(&model.sub("embed_tokens"), config.vocab_size, d, config.initializer_range),
+            layers: (0..config.num_hidden_layers).map(layer).collect(),
+            norm: RmsNorm::new(&model.sub("norm"), d, config.rms_norm_eps),
+            lm_head: Linear::no_bias(&scope.sub("lm_head"), d, config.vocab_size, init),
+            config: config.clone(),
+        }
+    }
+
+    /// Sizes.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// # Shapes
+    /// `ids [b, t]` (i64) to `[b, t, d]`.
+    pub fn embed(&self, ids: &Tensor) -> Tensor {
+        self.embed_tokens.forward(ids)
+    }
+
+    /// States after the final norm.
+    ///
+    /// # Shapes
+    /// `embeds [b, t, d]`; `keep [b, t]` bool, true = a real token (`None`: right-padding may be left unmasked, since
+    /// causal attention hides it from every real token); result `[b, t, d]`.
+    pub fn forward(&self, embeds: &Tensor, keep: Option<&Tensor>, pass: Pass) -> Tensor {
+        let [_b, t, _d] = dims(embeds);
+        let device = embeds.device();
+        let run = Rc::new(Run {
+            rope: Rope::new(self.config.head_dim(), self.config.rope_theta, 0, t, device),
+            keep: keep.map(|keep| {
+                let causal = Tensor::ones([t, t], (crate::tensor::Kind::Bool, device)).tril(0);
+                keep.unsqueeze(1).unsqueeze(1).logical_and(&causal)
+            }),
+            causal: true,
+            train: pass.train,
+        });
+        let mut xs = embeds.shallow_clone();
+        for layer in &self.layers {
+            xs = if pass.checkpoint {
+                let (layer, run) = (Rc::clone(layer), Rc::clone(&run));
+                checkpoint(&[&xs], move |inputs| layer.forward(&inputs[0], &run, None))
+            } else {
+                layer.forward(&xs, &run, None)
+            };
+        }
+        self.norm.forward(&xs)
+    }
+
+    /// States of the next tokens, growing `cache`; no gradient.
+    ///
+    /// # Shapes
+    /// `embeds [b, t, d]` to `[b, t, d]`; with a cache that is not empty, `t` must be 1.
+    pub fn forward_cached(&self, embeds: &Tensor, cache: &mut KvCache) -> Tensor {
+        let [_b, t, _d] = dims(embeds);
+        assert!(t == 1 || cache.is_empty(), "a prompt goes into an empty cache, later tokens one by one");
+        no_grad(|| {
+            let rope = Rope::new(self.config.head_dim(), self.config.rope_theta, cache.len(), t, embeds.device());
+            let run = Run { rope, keep: None, causal: t > 1, train: false };
+            let mut xs = embeds.shallow_clone();
+            for (i, layer) in self.layers.iter().enumerate() {
+                xs = layer.forward(&xs, &run, Some((i, cache)));
+            }
+            cache.len += t;
+            self.norm.forward(&xs)
+        })
+    }
+
+    /// # Shapes
+    /// `states [..., d]` after the final norm to `[..., vocab]`.
+    pub fn logits(&self, states: &Tensor) -> Tensor {
+        self.lm_head.forward(states, false)
+    }
+}

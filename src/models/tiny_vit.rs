@@ -1,0 +1,331 @@
+//! TinyViT as SAM's `vit_t` image encoder, with its neck (Wu et al. 2022; MobileSAM and TinySAM checkpoints).
+//!
+//! Legend: b batch, c channels, h w rows and columns of the map, t tokens.
+//!
+//! Deviations from the published code: the attention biases are gathered at every pass (the original's cached copy goes
+//! stale), the unused classifier (`norm_head`, `head`) is left out, and the map's size follows the image's.
+
+use crate::nn::attention::split_heads;
+use crate::nn::conv::Conv2dConfig;
+use crate::nn::{BatchStatistics, Conv2d, Conv2dBn, LayerNorm, LayerNorm2d, Linear, Mask, attention};
+use crate::tensor::autograd::checkpoint;
+use crate::tensor::store::{Init, Scope};
+use crate::tensor::{Tensor, dims};
+use std::rc::Rc;
+
+/// Sizes of the encoder.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Channels of the four stages.
+    pub embed_dims: [i64; 4],
+    /// Blocks of the four stages.
+    pub depths: [i64; 4],
+    /// Heads of the four stages; the first is unused (convolutions).
+    pub num_heads: [i64; 4],
+    /// Sides of the attention windows; the first is unused.
+    pub window_sizes: [i64; 4],
+    /// Channels of the embedding.
+    pub out_dim: i64,
+}
+
+impl Config {
+    /// SAM's `vit_t` (TinyViT-5M).
+    pub fn vit_t() -> Self {
+        Self {
+            embed_dims: [64, 128, 160, 320],
+            depths: [2, 2, 6, 2],
+            num_heads: [2, 4, 5, 10],
+            window_sizes: [7, 7, 14, 7],
+            out_dim: 256,
+        }
+    }
+
+    /// Strides of the three reductions; the last keeps the map.
+    const MERGE_STRIDES: [i64; 3] = [2, 2, 1];
+}
+
+/// Pixels of the image under one cell of the embedding.
+pub const STRIDE: i64 = 16;
+
+/// Inverted bottleneck: 1x1, depthwise 3x3, 1x1, residual.
+#[derive(Debug)]
+struct MbConv {
+    conv1: Conv2dBn,
+    conv2: Conv2dBn,
+    conv3: Conv2dBn,
+}
+
+impl MbConv {
+    fn new(scope: &Scope, dim: i64) -> Self {
+        let wide = 4 * dim;
+        Self {
+            conv1: Conv2dBn::new(&scope.sub("conv1"), Conv2dConfig::new(dim, wide, 1), 1.0),
+            conv2: Conv2dBn::new(&scope.sub("conv2"), depthwise(wide, 1), 1.0),
+            conv3: Conv2dBn::new(&scope.sub("conv3"), Conv2dConfig::new(wide, dim, 1), 0.0),
+        }
+    }
+
+    fn forward(&self, xs: &Tensor, statistics: BatchStatistics) -> Tensor {
+        let ys = self.conv1.forward(xs, statistics).gelu("none");
+        let ys = self.conv2.forward(&ys, statistics).gelu("none");
+        (self.conv3.forward(&ys, statistics) + xs).gelu("none")
+    }
+}
+
+fn depthwise(dim: i64, stride: i64) -> Conv2dConfig {
+    Conv2dConfig { stride, padding: 1, groups: dim, ..Conv2dConfig::new(dim, dim, 3) }
+}
+
+/// Reduction between stages.
+#[derive(Debug)]
+struct PatchMerging {
+    conv1: Conv2dBn,
+    conv2: Conv2dBn,
+    conv3: Conv2dBn,
+}
+
+impl PatchMerging {
+    fn new(scope: &Scope, dim: i64, out_dim: i64, stride: i64) -> Self {
+        Self {
+            conv1: Conv2dBn::new(&scope.sub("conv1"), Conv2dConfig::new(dim, out_dim, 1), 1.0),
+            conv2: Conv2dBn::new(&scope.sub("conv2"), depthwise(out_dim, stride), 1.0),
+            conv3: Conv2dBn::new(&scope.sub("conv3"), Conv2dConfig::new(out_dim, out_dim, 1), 1.0),
+        }
+    }
+
+    fn forward(&self, xs: &Tensor, statistics: BatchStatistics) -> Tensor {
+        let xs = self.conv1.forward(xs, statistics).gelu("none");
+        let xs = self.conv2.forward(&xs, statistics).gelu("none");
+        self.conv3.forward(&xs, statistics)
+    }
+}
+
+/// Attention inside windows with a learned bias for each absolute offset.
+#[derive(Debug)]
+struct Attention {
+    norm: LayerNorm,
+    qkv: Linear,
+    proj: Linear,
+    attention_biases: Tensor,
+    offsets: Tensor,
+    num_heads: i64,
+}
+
+impl Attention {
+    fn new(scope: &Scope, dim: i64, num_heads: i64, window: i64) -> Self {
+        let offsets: Vec<i64> = (0..window * window)
+            .flat_map(|p| (0..window * window).map(move |q| (p, q)))
+            .map(|(p, q)| (p / window - q / window).abs() * window + (p % window - q % window).abs())
+            .collect();
+        Self {
+            norm: LayerNorm::new(&scope.sub("norm"), dim, 1e-5),
+            qkv: Linear::new(&scope.sub("qkv"), dim, 3 * dim),
+            proj: Linear::new(&scope.sub("proj"), dim, dim),
+            attention_biases: scope.param("attention_biases", &[num_heads, window * window], Init::Const(0.0)),
+            offsets: Tensor::from_slice(&offsets).to_device(scope.device()),
+            num_heads,
+        }
+    }
+
+    /// `xs [windows, t, c]` to the same.
+    fn forward(&self, xs: &Tensor) -> Tensor {
+        let [n, t, c] = dims(xs);
+        let head = c / self.num_heads;
+        let qkv = split_heads(&self.qkv.forward(&self.norm.forward(xs), false), self.num_heads);
+        // the weight rows are interleaved per head as (q, k, v)
+        let [q, k, v] = [0, 1, 2].map(|part| qkv.narrow(3, part * head, head));
+        let bias = self.attention_biases.index_select(1, &self.offsets).view([1, self.num_heads, t, t]);
+        let ys = attention(&q, &k, &v, &Mask::Bias(&bias.to_kind(xs.kind())), 0.0);
+        self.proj.forward(&ys.transpose(1, 2).reshape([n, t, c]), false)
+    }
+}
+
+#[derive(Debug)]
+struct Mlp {
+    norm: LayerNorm,
+    fc1: Linear,
+    fc2: Linear,
+}
+
+impl Mlp {
+    fn new(scope: &Scope, dim: i64) -> Self {
+        Self {
+            norm: LayerNorm::new(&scope.sub("norm"), dim, 1e-5),
+            fc1: Linear::new(&scope.sub("fc1"), dim, 4 * dim),
+            fc2: Linear::new(&scope.sub("fc2"), 4 * dim, dim),
+        }
+    }
+
+    fn forward(&self, xs: &Tensor) -> Tensor {
+        self.fc2.forward(&self.fc1.forward(&self.norm.forward(xs), false).gelu("none"), false)
+    }
+}
+
+/// Windowed attention, depthwise convolution, MLP.
+#[derive(Debug)]
+struct TinyVitBlock {
+    attn: Attention,
+    local_conv: Conv2dBn,
+    mlp: Mlp,
+    window: i64,
+}
+
+impl TinyVitBlock {
+    fn new(scope: &Scope, dim: i64, num_heads: i64, window: i64) -> Self {
+        Self {
+            attn: Attention::new(&scope.sub("attn"), dim, num_heads, window),
+            local_conv: Conv2dBn::new(&scope.sub("local_conv"), depthwise(dim, 1), 1.0),
+            mlp: Mlp::new(&scope.sub("mlp"), dim),
+            window,
+        }
+    }
+
+    /// `xs [b, c, h, w]` to the same.
+    fn forward(&self, xs: &Tensor, statistics: BatchStatistics) -> Tensor {
+        let [_b, _c, h, w] = dims(xs);
+        let maps = xs.permute([0, 2, 3, 1]);
+        let maps = &maps + self.windowed(&maps, h, w);
+        let xs = self.local_conv.forward(&maps.permute([0, 3, 1, 2]), statistics);
+        let maps = xs.permute([0, 2, 3, 1]);
+        (&maps + self.mlp.forward(&maps)).permute([0, 3, 1, 2])
+    }
+
+    /// Attention of `[b, h, w, c]` in windows. Cells added to fill the last windows are not masked, as published: after
+    /// the norm they equal its bias and take part in the softmax.
+    fn windowed(&self, maps: &Tensor, h: i64, w: i64) -> Tensor {
+        let [b, _h, _w, c] = dims(maps);
+        let side = self.window;
+        if h == side && w == side {
+            return self.attn.forward(&maps.reshape([b, h * w, c])).view([b, h, w, c]);
+        }
+        let (down, right) = ((side - h % side) % side, (side - w % side) % side);
+        let (rows, columns) = ((h + down) / side, (w + right) / side);
+        let windows = maps
+            .constant_pad_nd([0, 0, 0, right, 0, down])
+            .view([b, rows, side, columns, side, c])
+            .transpose(2, 3)
+            .reshape([b * rows * columns, side * side, c]);
+        self.attn
+            .forward(&windows)
+            .view([b, rows, columns, side, side, c])
+            .transpose(2, 3)
+            .reshape([b, h + down, w + right, c])
+            .narrow(1, 0, h)
+            .narrow(2, 0, w)
+    }
+}
+
+#[derive(Debug)]
+enum Block {
+    Conv(MbConv),
+    Attention(TinyVitBlock),
+}
+
+impl Block {
+    fn forward(&self, xs: &Tensor, statistics: BatchStatistics) -> Tensor {
+        match self {
+            Self::Conv(block) => block.forward(xs, statistics),
+            Self::Attention(block) => block.forward(xs, statistics),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Stage {
+    blocks: Vec<Rc<Block>>,
+    downsample: Option<PatchMerging>,
+}
+
+#[derive(Debug)]
+struct Neck {
+    reduce: Conv2d,
+    norm1: LayerNorm2d,
+    conv: Conv2d,
+    norm2: LayerNorm2d,
+}
+
+/// How a pass of the encoder runs.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Pass {
+    /// Where batch normalisation takes its statistics from.
+    pub statistics: BatchStatistics,
+    /// Keep only the inputs of each block and run it again in the backward pass. Ignored with batch statistics, which a
+    /// second run would move twice.
+    pub checkpoint: bool,
+}
+
+/// The image encoder.
+#[derive(Debug)]
+pub struct TinyVit {
+    patch_embed: [Conv2dBn; 2],
+    layers: Vec<Stage>,
+    neck: Neck,
+}
+
+impl TinyVit {
+    /// `scope` ends where `patch_embed` begins (after `image_encoder.` in a TinySAM file).
+    pub fn new(scope: &Scope, config: &Config) -> Self {
+        let dims = config.embed_dims;
+        let patch = scope.sub("patch_embed").sub("seq");
+        let stride_2 =
+            |in_dim, out_dim| Conv2dConfig { stride: 2, padding: 1, ..Conv2dConfig::new(in_dim, out_dim, 3) };
+        let layers = scope.sub("layers");
+        let neck = scope.sub("neck");
+        let wide = Conv2dConfig { padding: 1, ..Conv2dConfig::new(config.out_dim, config.out_dim, 3) };
+        Self {
+            patch_embed: [
+                Conv2dBn::new(&patch.sub(0), stride_2(3, dims[0] / 2), 1.0),
+                Conv2dBn::new(&patch.sub(2), stride_2(dims[0] / 2, dims[0]), 1.0),
+            ],
+            layers: (0..4).map(|i| Self::stage(&layers.sub(i), config, i)).collect(),
+            neck: Neck {
+                reduce: Conv2d::no_bias(&neck.sub(0), Conv2dConfig::new(dims[3], config.out_dim, 1)),
+                norm1: LayerNorm2d::new(&neck.sub(1), config.out_dim, 1e-6),
+                conv: Conv2d::no_bias(&neck.sub(2), wide),
+                norm2: LayerNorm2d::new(&neck.sub(3), config.out_dim, 1e-6),
+            },
+        }
+    }
+
+    fn stage(scope: &Scope, config: &Config, i: usize) -> Stage {
+        let dim = config.embed_dims[i];
+        let blocks = (0..config.depths[i]).map(|j| {
+            let scope = scope.sub("blocks").sub(j);
+            Rc::new(if i == 0 {
+                Block::Conv(MbConv::new(&scope, dim))
+            } else {
+                Block::Attention(TinyVitBlock::new(&scope, dim, config.num_heads[i], config.window_sizes[i]))
+            })
+        });
+        let blocks = blocks.collect();
+        let downsample = (i < 3).then(|| {
+            PatchMerging::new(&scope.sub("downsample"), dim, config.embed_dims[i + 1], Config::MERGE_STRIDES[i])
+        });
+        Stage { blocks, downsample }
+    }
+
+    /// # Shapes
+    /// `images [b, 3, s, s]`, normalised, in the compute dtype, to `[b, out_dim, s / 16, s / 16]`.
+    pub fn forward(&self, images: &Tensor, pass: Pass) -> Tensor {
+        let [_b, _c, _h, _w] = dims(images);
+        let statistics = pass.statistics;
+        let xs = self.patch_embed[0].forward(images, statistics).gelu("none");
+        let mut xs = self.patch_embed[1].forward(&xs, statistics);
+        for stage in &self.layers {
+            for block in &stage.blocks {
+                xs = if pass.checkpoint && statistics == BatchStatistics::Running {
+                    let block = Rc::clone(block);
+                    checkpoint(&[&xs], move |inputs| block.forward(&inputs[0], statistics))
+                } else {
+                    block.forward(&xs, statistics)
+                };
+            }
+            if let Some(downsample) = &stage.downsample {
+                xs = downsample.forward(&xs, statistics);
+            }
+        }
+        let xs = self.neck.norm1.forward(&self.neck.reduce.forward(&xs));
+        self.neck.norm2.forward(&self.neck.conv.forward(&xs))
+    }
+}

@@ -1,0 +1,137 @@
+//! Convolutions.
+
+use super::cast;
+use crate::tensor::store::{Init, Scope};
+use crate::tensor::{Kind, Tensor, dims, no_grad};
+
+/// Geometry of a square convolution.
+#[derive(Debug, Clone, Copy)]
+pub struct Conv2dConfig {
+    /// Input channels.
+    pub in_dim: i64,
+    /// Output channels.
+    pub out_dim: i64,
+    /// Side of the kernel.
+    pub kernel: i64,
+    /// Step.
+    pub stride: i64,
+    /// Zero rows and columns added on each side.
+    pub padding: i64,
+    /// Channel groups; `in_dim` for a depthwise convolution.
+    pub groups: i64,
+}
+
+impl Conv2dConfig {
+    /// Stride 1, no padding, one group.
+    pub fn new(in_dim: i64, out_dim: i64, kernel: i64) -> Self {
+        Self { in_dim, out_dim, kernel, stride: 1, padding: 0, groups: 1 }
+    }
+
+    fn shape(&self) -> [i64; 4] {
+        [self.out_dim, self.in_dim / self.groups, self.kernel, self.kernel]
+    }
+}
+
+/// 2-d convolution.
+#[derive(Debug)]
+pub struct Conv2d {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    config: Conv2dConfig,
+}
+
+impl Conv2d {
+    /// PyTorch's default initialisation, with a bias.
+    pub fn new(scope: &Scope, config: Conv2dConfig) -> Self {
+        let bias = super::linear::fan_in_bias(config.in_dim / config.groups * config.kernel * config.kernel);
+        Self::with_init(scope, config, Init::FanIn, Some(bias))
+    }
+
+    /// PyTorch's default initialisation, without a bias.
+    pub fn no_bias(scope: &Scope, config: Conv2dConfig) -> Self {
+        Self::with_init(scope, config, Init::FanIn, None)
+    }
+
+    /// Chosen initialisers; no bias when `bias` is `None`.
+    pub fn with_init(scope: &Scope, config: Conv2dConfig, weight: Init, bias: Option<Init>) -> Self {
+        Self {
+            weight: scope.param("weight", &config.shape(), weight),
+            bias: bias.map(|init| scope.param("bias", &[config.out_dim], init)),
+            config,
+        }
+    }
+
+    /// # Shapes
+    /// `xs [b, in, h, w]` to `[b, out, h', w']`.
+    pub fn forward(&self, xs: &Tensor) -> Tensor {
+        let [_b, _c, _h, _w] = dims(xs);
+        let Conv2dConfig { stride, padding, groups, .. } = self.config;
+        let kind = xs.kind();
+        let bias = self.bias.as_ref().map(|b| cast(b, kind));
+        xs.conv2d(&cast(&self.weight, kind), bias.as_ref(), [stride; 2], [padding; 2], [1, 1], groups)
+    }
+}
+
+/// Where batch normalisation takes its mean and variance from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum BatchStatistics {
+    /// The running ones, unchanged.
+    Running,
+    /// Those of the batch; the running ones move towards them by this fraction (0..1).
+    Batch {
+        /// Fraction of the way, PyTorch's `momentum` (default 0.1).
+        momentum: f64,
+    },
+}
+
+/// Convolution without a bias followed by batch normalisation (TinyViT's `Conv2d_BN`, children `c` and `bn`).
+#[derive(Debug)]
+pub struct Conv2dBn {
+    conv: Conv2d,
+    weight: Tensor,
+    bias: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    num_batches_tracked: Tensor,
+}
+
+impl Conv2dBn {
+    /// `bn_weight` is the initial scale (0 at the end of residual branches).
+    pub fn new(scope: &Scope, config: Conv2dConfig, bn_weight: f64) -> Self {
+        let bn = scope.sub("bn");
+        let dim = [config.out_dim];
+        Self {
+            conv: Conv2d::no_bias(&scope.sub("c"), config),
+            weight: bn.param("weight", &dim, Init::Const(bn_weight)),
+            bias: bn.param("bias", &dim, Init::Const(0.0)),
+            running_mean: bn.buffer("running_mean", &dim, 0.0, Kind::Float),
+            running_var: bn.buffer("running_var", &dim, 1.0, Kind::Float),
+            num_batches_tracked: bn.buffer("num_batches_tracked", &[], 0.0, Kind::Int64),
+        }
+    }
+
+    /// # Shapes
+    /// `xs [b, in, h, w]` to `[b, out, h', w']`.
+    pub fn forward(&self, xs: &Tensor, statistics: BatchStatistics) -> Tensor {
+        let ys = self.conv.forward(xs);
+        let (train, momentum) = match statistics {
+            BatchStatistics::Running => (false, 0.1),
+            BatchStatistics::Batch { momentum } => {
+                no_grad(|| {
+                    let _ = self.num_batches_tracked.shallow_clone().g_add_scalar_(1);
+                });
+                (true, momentum)
+            }
+        };
+        ys.batch_norm(
+            Some(&self.weight),
+            Some(&self.bias),
+            Some(&self.running_mean),
+            Some(&self.running_var),
+            train,
+            momentum,
+            1e-5,
+            true,
+        )
+    }
+}

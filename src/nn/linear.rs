@@ -1,0 +1,110 @@
+//! Linear layers, with an optional low-rank adapter.
+//!
+//! LoRA: Hu et al. 2021; keys and scaling as the `peft` library has them (`lora_A.weight [r, in]`,
+//! `lora_B.weight [out, r]`, scale alpha / r, A = Kaiming-uniform, B = 0).
+
+use super::cast;
+use crate::tensor::Tensor;
+use crate::tensor::store::{Init, Scope};
+
+/// Low-rank adapters of the language model.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LoraConfig {
+    /// Rank r; 1 or more. Memory of adapters, gradients and optimizer grows with it.
+    pub rank: i64,
+    /// Scale numerator: the adapter's output is multiplied by alpha / r.
+    pub alpha: f64,
+    /// Dropout on the adapter's input while training, 0..1.
+    pub dropout: f64,
+}
+
+/// `x -> scale * B(A(dropout(x)))`.
+#[derive(Debug)]
+pub struct Lora {
+    lora_a: Tensor,
+    lora_b: Tensor,
+    scale: f64,
+    dropout: f64,
+}
+
+impl Lora {
+    /// Adapter of a `[out_dim, in_dim]` weight; `scope` ends at the adapted layer's name.
+    pub fn new(scope: &Scope, in_dim: i64, out_dim: i64, config: &LoraConfig) -> Self {
+        #[expect(clippy::cast_precision_loss, reason = "ranks are small")]
+        let (rank, fan_in) = (config.rank as f64, in_dim as f64);
+        // kaiming_uniform(a = sqrt 5) has bound sqrt(6 / ((1 + 5) fan_in))
+        let bound = 1.0 / fan_in.sqrt();
+        Self {
+            lora_a: scope.param("lora_A.weight", &[config.rank, in_dim], Init::Uniform { bound }),
+            lora_b: scope.param("lora_B.weight", &[out_dim, config.rank], Init::Const(0.0)),
+            scale: config.alpha / rank,
+            dropout: config.dropout,
+        }
+    }
+
+    fn forward(&self, xs: &Tensor, train: bool) -> Tensor {
+        let kind = xs.kind();
+        let dropped = if train && self.dropout > 0.0 { xs.dropout(self.dropout, true) } else { xs.shallow_clone() };
+        let low = dropped.linear(&cast(&self.lora_a, kind), None::<&Tensor>);
+        // scaling the narrow side is cheaper than the wide one
+        let low = if (self.scale - 1.0).abs() > 0.0 { low * self.scale } else { low };
+        low.linear(&cast(&self.lora_b, kind), None::<&Tensor>)
+    }
+}
+
+/// `y = x W^T + b (+ adapter)`.
+#[derive(Debug)]
+pub struct Linear {
+    weight: Tensor,
+    bias: Option<Tensor>,
+    lora: Option<Lora>,
+}
+
+impl Linear {
+    /// Weight `[out_dim, in_dim]` and bias `[out_dim]`, PyTorch's default initialisation.
+    pub fn new(scope: &Scope, in_dim: i64, out_dim: i64) -> Self {
+        Self::with_init(scope, in_dim, out_dim, Init::FanIn, Some(fan_in_bias(in_dim)))
+    }
+
+    /// As [`Linear::new`] without a bias.
+    pub fn no_bias(scope: &Scope, in_dim: i64, out_dim: i64, init: Init) -> Self {
+        Self::with_init(scope, in_dim, out_dim, init, None)
+    }
+
+    /// Chosen initialisers; no bias when `bias` is `None`.
+    pub fn with_init(scope: &Scope, in_dim: i64, out_dim: i64, weight: Init, bias: Option<Init>) -> Self {
+        Self {
+            weight: scope.param("weight", &[out_dim, in_dim], weight),
+            bias: bias.map(|init| scope.param("bias", &[out_dim], init)),
+            lora: None,
+        }
+    }
+
+    /// Adds an adapter whose tensors live at `scope`.
+    #[must_use]
+    pub fn with_lora(mut self, scope: &Scope, config: &LoraConfig) -> Self {
+        let size = self.weight.size();
+        self.lora = Some(Lora::new(scope, size[1], size[0], config));
+        self
+    }
+
+    /// # Shapes
+    /// `xs [..., in]` to `[..., out]`, in the dtype of `xs`.
+    pub fn forward(&self, xs: &Tensor, train: bool) -> Tensor {
+        let kind = xs.kind();
+        let bias = self.bias.as_ref().map(|b| cast(b, kind));
+        let ys = xs.linear(&cast(&self.weight, kind), bias.as_ref());
+        match &self.lora {
+            Some(lora) => ys + lora.forward(xs, train),
+            None => ys,
+        }
+    }
+}
+
+/// PyTorch's default bias: uniform with bound 1/sqrt(fan_in).
+pub fn fan_in_bias(fan_in: i64) -> Init {
+    #[expect(clippy::cast_precision_loss, reason = "layer widths are small")]
+    let bound = 1.0 / (fan_in as f64).sqrt();
+    Init::Uniform { bound }
+}

@@ -1,0 +1,36 @@
+//! Rotary position embedding (Su et al. 2021), the half-split ("rotate half") convention of transformers, angles in
+//! fp32.
+
+use crate::tensor::{Device, Kind, Tensor, dims};
+
+/// Cosines and sines of a run of positions, `[t, d]` fp32.
+#[derive(Debug)]
+pub struct Rope {
+    cos: Tensor,
+    sin: Tensor,
+}
+
+impl Rope {
+    /// Tables for positions `start..start + t` of heads of width `head_dim`.
+    pub fn new(head_dim: i64, theta: f64, start: i64, t: i64, device: Device) -> Self {
+        let options = (Kind::Float, device);
+        #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
+        let exponent = Tensor::arange_start_step(0, head_dim, 2, (Kind::Int64, device)).to_kind(Kind::Float)
+            / head_dim as f64;
+        let inverse = Tensor::full([1], theta, options).pow(&exponent).reciprocal();
+        let positions = Tensor::arange_start(start, start + t, (Kind::Int64, device)).to_kind(Kind::Float);
+        let angles = positions.unsqueeze(1) * inverse.unsqueeze(0);
+        let angles = Tensor::cat(&[&angles, &angles], 1);
+        Self { cos: angles.cos(), sin: angles.sin() }
+    }
+
+    /// # Shapes
+    /// `xs [b, h, t, d]` to the same.
+    pub fn rotate(&self, xs: &Tensor) -> Tensor {
+        let [_b, _h, _t, d] = dims(xs);
+        let kind = xs.kind();
+        let half = d / 2;
+        let turned = Tensor::cat(&[&xs.narrow(3, half, half).neg(), &xs.narrow(3, 0, half)], 3);
+        xs * self.cos.to_kind(kind) + turned * self.sin.to_kind(kind)
+    }
+}

@@ -1,0 +1,125 @@
+//! Activation checkpointing: keep the inputs of a segment, run it again in the backward pass.
+//!
+//! The segment's random numbers (dropout) are repeated, because the generator's state is restored before the second
+//! run. Gradients reach the segment's parameters directly. Chen et al. 2016, "Training deep nets with sublinear memory
+//! cost".
+
+use super::native::{self, RawTensor};
+use super::{Tensor, guard};
+use std::ffi::{CString, c_char, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+type Closure = Box<dyn Fn(&[Tensor]) -> Tensor>;
+
+/// `segment(inputs)`, keeping only `inputs` for the backward pass.
+///
+/// The segment must give the same result for the same inputs and generator state, and is called twice. It may own
+/// shallow clones of parameters.
+///
+/// # Panics
+/// As the segment does.
+pub fn checkpoint(inputs: &[&Tensor], segment: impl Fn(&[Tensor]) -> Tensor + 'static) -> Tensor {
+    let closure: Box<Closure> = Box::new(Box::new(segment));
+    let mut pointers: Vec<RawTensor> = inputs.iter().map(|t| native::raw(t)).collect();
+    let mut out = std::ptr::null_mut();
+    // SAFETY: the callee owns the closure and drops it with `drop_closure`; the inputs outlive the call; libtorch runs
+    // the closure in the backward pass on one thread at a time while the caller of `backward` waits.
+    let outcome = unsafe {
+        native::check(native::prsmed_checkpoint(
+            Box::into_raw(closure).cast(),
+            run_closure,
+            drop_closure,
+            pointers.as_mut_ptr(),
+            i64::try_from(pointers.len()).expect("a handful of inputs"),
+            &raw mut out,
+        ))
+    };
+    if let Err(error) = outcome {
+        error.raise();
+    }
+    // SAFETY: on success `out` is an owned tensor.
+    unsafe { native::owned(out) }
+}
+
+extern "C" fn run_closure(data: *mut c_void, inputs: *mut RawTensor, count: i64, error: *mut *mut c_char) -> RawTensor {
+    let outcome = catch_unwind(AssertUnwindSafe(|| {
+        // SAFETY: `data` is the box made in `checkpoint`, alive until `drop_closure`.
+        let closure = unsafe { &*data.cast::<Closure>() };
+        let inputs: Vec<Tensor> = (0..usize::try_from(count).expect("not negative"))
+            .map(|i| {
+                // SAFETY: the callee passes `count` valid tensors; `shallow_clone` makes our own handle and the
+                // borrowed one is forgotten, not freed.
+                unsafe {
+                    let borrowed = std::mem::ManuallyDrop::new(native::owned(*inputs.add(i)));
+                    borrowed.shallow_clone()
+                }
+            })
+            .collect();
+        closure(&inputs)
+    }));
+    match outcome {
+        Ok(out) => {
+            // tch has no `into_raw`: hand over a second handle to the same tensor.
+            let out = std::mem::ManuallyDrop::new(out);
+            native::raw(&out)
+        }
+        Err(panic) => {
+            let text = guard::error_of(panic).to_string().replace('\0', " ");
+            let text = CString::new(text).unwrap_or_default();
+            // SAFETY: `error` is a valid place for one pointer; `strdup` gives memory that C++ frees.
+            unsafe { *error = libc::strdup(text.as_ptr()) };
+            std::ptr::null_mut()
+        }
+    }
+}
+
+extern "C" fn drop_closure(data: *mut c_void) {
+    // SAFETY: called exactly once with the pointer made in `checkpoint`.
+    drop(unsafe { Box::from_raw(data.cast::<Closure>()) });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::{Device, Kind, rng};
+
+    fn gradients(checkpointed: bool) -> (Tensor, Tensor, Tensor) {
+        rng::seed(3);
+        let weight = Tensor::randn([6, 6], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let xs = Tensor::randn([4, 6], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let captured = weight.shallow_clone();
+        let segment = move |inputs: &[Tensor]| inputs[0].matmul(&captured).gelu("none").dropout(0.5, true);
+        let ys = if checkpointed { checkpoint(&[&xs], segment) } else { segment(&[xs.shallow_clone()]) };
+        let ys = ys.dropout(0.5, true);
+        ys.square().sum(Kind::Float).backward();
+        (ys.detach(), weight.grad(), xs.grad())
+    }
+
+    #[test]
+    fn gradients_and_dropout_repeat_exactly() {
+        let plain = gradients(false);
+        let checkpointed = gradients(true);
+        assert_eq!(plain.0, checkpointed.0);
+        assert_eq!(plain.1, checkpointed.1);
+        assert_eq!(plain.2, checkpointed.2);
+    }
+
+    #[test]
+    fn parameters_get_gradients_when_no_input_needs_one() {
+        let weight = Tensor::ones([3, 3], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let captured = weight.shallow_clone();
+        let xs = Tensor::ones([1, 3], (Kind::Float, Device::Cpu));
+        checkpoint(&[&xs], move |i| i[0].matmul(&captured)).sum(Kind::Float).backward();
+        assert_eq!(weight.grad(), Tensor::ones([3, 3], (Kind::Float, Device::Cpu)));
+    }
+
+    #[test]
+    fn a_failure_inside_keeps_its_type() {
+        let error = guard::guard(|| {
+            let xs = Tensor::ones([2, 3], (Kind::Float, Device::Cpu));
+            Ok(checkpoint(&[&xs], |i| i[0].matmul(&i[0])))
+        })
+        .unwrap_err();
+        assert!(matches!(error, crate::Error::Shape { .. }), "{error:?}");
+    }
+}

@@ -1,0 +1,15 @@
+//! Shape destructuring that checks: `let [b, t, d] = dims(&xs)`.
+
+use super::Tensor;
+
+/// The sizes of `xs`, which must have exactly `N` dimensions.
+///
+/// # Panics
+/// When the rank differs; [`super::guard`] turns that into [`crate::Error::Shape`].
+pub fn dims<const N: usize>(xs: &Tensor) -> [i64; N] {
+    let size = xs.size();
+    match <[i64; N]>::try_from(size.as_slice()) {
+        Ok(dims) => dims,
+        Err(_) => panic!("shape mismatch: expected {N} dimensions, got {size:?}"),
+    }
+}

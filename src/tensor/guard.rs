@@ -1,0 +1,96 @@
+//! The one place where libtorch's panics become typed errors.
+//!
+//! Model code uses tch's panicking operators, so that it reads like the paper. tch panics in Rust after the C++ call
+//! has returned, so unwinding is sound. libtorch reports failures as text; out of memory and shape errors are
+//! recognised by that text, here and nowhere else.
+
+use crate::{Error, Result};
+use std::any::Any;
+use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Once;
+
+/// A typed error travelling through a panic.
+pub(super) struct Raised(pub(super) Error);
+
+thread_local! {
+    static GUARDED: Cell<u32> = const { Cell::new(0) };
+}
+
+/// Runs `work`; a panic inside becomes [`Error::OutOfMemory`], [`Error::Shape`] or [`Error::Torch`].
+///
+/// # Errors
+/// What `work` returns, or the converted panic.
+pub fn guard<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
+    mute_guarded_panics();
+    GUARDED.with(|depth| depth.set(depth.get() + 1));
+    let outcome = catch_unwind(AssertUnwindSafe(work));
+    GUARDED.with(|depth| depth.set(depth.get() - 1));
+    outcome.unwrap_or_else(|panic| Err(error_of(panic)))
+}
+
+/// The error a caught panic stands for.
+pub(super) fn error_of(panic: Box<dyn Any + Send>) -> Error {
+    match panic.downcast::<Raised>() {
+        Ok(raised) => raised.0,
+        Err(panic) => {
+            let text = panic
+                .downcast_ref::<String>()
+                .cloned()
+                .or_else(|| panic.downcast_ref::<&str>().map(|s| (*s).to_owned()))
+                .unwrap_or_else(|| "a panic without a message".to_owned());
+            classify(&text)
+        }
+    }
+}
+
+/// libtorch's text as a typed error.
+pub(super) fn classify(text: &str) -> Error {
+    let text = text.strip_prefix("called `Result::unwrap()` on an `Err` value: ").unwrap_or(text);
+    let text = text.strip_prefix("Torch(\"").and_then(|t| t.strip_suffix("\")")).unwrap_or(text);
+    let first = text.split("\\n").next().unwrap_or(text).lines().next().unwrap_or(text).trim();
+    let reason = first.split("Exception raised from").next().unwrap_or(first).trim().to_owned();
+    let lower = reason.to_lowercase();
+    if ["out of memory", "can't allocate memory", "not enough memory", "bad_alloc"].iter().any(|s| lower.contains(s)) {
+        Error::OutOfMemory { reason }
+    } else if ["shape", "size mismatch", "sizes of tensors", "must match the size", "dimension", "cannot be multiplied"]
+        .iter()
+        .any(|s| lower.contains(s))
+    {
+        Error::Shape { reason }
+    } else {
+        Error::Torch { reason }
+    }
+}
+
+fn mute_guarded_panics() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let default = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            if GUARDED.with(Cell::get) == 0 {
+                default(info);
+            }
+        }));
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::{Device, Kind, Tensor};
+
+    #[test]
+    fn a_shape_error_is_typed() {
+        let xs = Tensor::zeros([2, 3], (Kind::Float, Device::Cpu));
+        let error = guard(|| Ok(xs.matmul(&xs))).unwrap_err();
+        assert!(matches!(&error, Error::Shape { reason } if reason.contains("2x3")), "{error:?}");
+    }
+
+    #[test]
+    fn running_out_of_memory_is_typed() {
+        let error = guard(|| Ok(Tensor::zeros([1 << 40, 1 << 10], (Kind::Float, Device::Cpu)))).unwrap_err();
+        assert!(matches!(error, Error::OutOfMemory { .. }), "{error:?}");
+        assert!(error.hint().contains("micro_batch"));
+    }
+}

@@ -1,0 +1,123 @@
+//! The allocation ledger: how many bytes of tensors live now, and the most that ever lived, by category.
+//!
+//! Counts what libtorch's CPU allocator hands out (tensor bytes, not the allocator's rounding). CUDA tensors are not
+//! counted here. [`install`] once, before the first tensor.
+
+use super::{Tensor, native};
+use crate::units::Bytes;
+use std::sync::Once;
+
+/// What a tensor is for; the category of the thread that allocates it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+#[repr(i32)]
+pub enum Category {
+    /// Intermediate results and what autograd saves of them.
+    Activations = 0,
+    /// Weights that are not trained.
+    Frozen = 1,
+    /// Weights that are trained (fp32 masters).
+    Trainable = 2,
+    /// Gradients of trained weights.
+    Gradients = 3,
+    /// Optimizer state.
+    Optimizer = 4,
+    /// Moving average of the trained weights.
+    Ema = 5,
+    /// Batches.
+    Inputs = 6,
+    /// Buffers of checkpoint reading and writing.
+    Workspace = 7,
+}
+
+const CATEGORIES: [(Category, &str); 8] = [
+    (Category::Activations, "activations"),
+    (Category::Frozen, "frozen"),
+    (Category::Trainable, "trainable"),
+    (Category::Gradients, "gradients"),
+    (Category::Optimizer, "optimizer"),
+    (Category::Ema, "ema"),
+    (Category::Inputs, "inputs"),
+    (Category::Workspace, "workspace"),
+];
+
+/// Bytes of tensors at one moment.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Usage {
+    /// Live now.
+    pub allocated: Bytes,
+    /// The most that ever lived since the start or [`reset_peak`].
+    pub allocated_peak: Bytes,
+    /// By category: live now, and its share at the moment of the overall peak.
+    pub categories: Vec<CategoryUsage>,
+}
+
+/// One category's share.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct CategoryUsage {
+    /// Name in `snake_case`.
+    pub name: &'static str,
+    /// Live now.
+    pub allocated: Bytes,
+    /// This category's own maximum.
+    pub own_peak: Bytes,
+    /// Its bytes when the total was at its maximum.
+    pub at_peak: Bytes,
+}
+
+/// Puts the counting allocator in front of libtorch's CPU allocator; later calls do nothing.
+pub fn install() {
+    static ONCE: Once = Once::new();
+    // SAFETY: replaces a global pointer; blocks made before keep their own deleter.
+    ONCE.call_once(|| unsafe { native::prsmed_ledger_install() });
+}
+
+/// While it lives, allocations of this thread count for a category.
+#[derive(Debug)]
+pub struct Entered(i32);
+
+/// Enters `category` on this thread until the result is dropped.
+#[must_use]
+pub fn enter(category: Category) -> Entered {
+    // SAFETY: sets a thread-local integer.
+    Entered(unsafe { native::prsmed_ledger_enter(category as i32) })
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // SAFETY: sets a thread-local integer.
+        unsafe { native::prsmed_ledger_enter(self.0) };
+    }
+}
+
+/// Moves the bytes of `tensor` to `category` (gradients are born among activations).
+pub fn recategorize(tensor: &Tensor, category: Category) {
+    if tensor.device() == super::Device::Cpu && tensor.defined() {
+        // SAFETY: the tensor outlives the call; foreign storages are left alone by the callee.
+        unsafe { native::prsmed_ledger_move(native::raw(tensor), category as i32) };
+    }
+}
+
+/// Bytes now and at the peak; all zero when [`install`] was never called.
+pub fn usage() -> Usage {
+    let mut raw = [0_u64; 2 + 3 * CATEGORIES.len()];
+    // SAFETY: the callee writes exactly that many numbers.
+    unsafe { native::prsmed_ledger_read(raw.as_mut_ptr()) };
+    let categories = CATEGORIES
+        .iter()
+        .enumerate()
+        .map(|(i, (_, name))| CategoryUsage {
+            name,
+            allocated: Bytes(raw[2 + i]),
+            own_peak: Bytes(raw[2 + CATEGORIES.len() + i]),
+            at_peak: Bytes(raw[2 + 2 * CATEGORIES.len() + i]),
+        })
+        .collect();
+    Usage { allocated: Bytes(raw[0]), allocated_peak: Bytes(raw[1]), categories }
+}
+
+/// Starts a new peak from what lives now.
+pub fn reset_peak() {
+    // SAFETY: touches the ledger's own counters under its lock.
+    unsafe { native::prsmed_ledger_reset_peak() };
+}

@@ -1,0 +1,136 @@
+// Activation checkpointing as a `torch::autograd::Function` that calls back into Rust.
+#include "native.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+
+// Runs the segment: reads `count` inputs, returns a new output tensor or nullptr with `*error` set (strdup'ed).
+using Segment = torch::Tensor* (*)(void* closure, torch::Tensor** inputs, int64_t count, char** error);
+using Drop = void (*)(void* closure);
+
+struct Closure : torch::CustomClassHolder {
+  Closure(void* data, Segment run, Drop drop) : data(data), run(run), drop(drop) {}
+  ~Closure() override { drop(data); }
+  torch::Tensor call(variable_list inputs) {
+    std::vector<torch::Tensor*> pointers;
+    for (auto& input : inputs) pointers.push_back(&input);
+    char* error = nullptr;
+    torch::Tensor* out = run(data, pointers.data(), static_cast<int64_t>(pointers.size()), &error);
+    if (out == nullptr) {
+      std::string text = error ? error : "the checkpointed segment failed";
+      free(error);
+      throw std::runtime_error(text);
+    }
+    torch::Tensor result = std::move(*out);
+    delete out;
+    return result;
+  }
+  void* data;
+  Segment run;
+  Drop drop;
+};
+
+// Dropout inside the segment must draw the same numbers twice.
+struct Rng {
+  torch::Tensor cpu = at::detail::getDefaultCPUGenerator().get_state();
+  torch::Tensor device;
+  int64_t index = -1;
+
+  explicit Rng(const variable_list& inputs) {
+    for (const auto& input : inputs) {
+      if (input.is_cuda()) {
+        index = input.get_device();
+        device = generator().get_state();
+        return;
+      }
+    }
+  }
+  at::Generator generator() const {
+    return at::globalContext().defaultGenerator(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(index)));
+  }
+  void restore() const {
+    at::Generator host = at::detail::getDefaultCPUGenerator();
+    host.set_state(cpu);
+    if (index < 0) return;
+    at::Generator other = generator();
+    other.set_state(device);
+  }
+};
+
+struct Checkpoint : torch::autograd::Function<Checkpoint> {
+  static Variable forward(AutogradContext* ctx, c10::intrusive_ptr<Closure> closure, Variable anchor,
+                          at::TensorList inputs) {
+    (void)anchor;  // makes the output require a gradient even when no input does (frozen embeddings before LoRA)
+    variable_list list(inputs.begin(), inputs.end());
+    Rng rng(list);
+    ctx->saved_data["closure"] = c10::IValue::make_capsule(closure);
+    ctx->saved_data["cpu"] = rng.cpu;
+    ctx->saved_data["index"] = rng.index;
+    if (rng.index >= 0) ctx->saved_data["device"] = rng.device;
+    ctx->save_for_backward(list);
+    return closure->call(list);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    auto inputs = ctx->get_saved_variables();
+    variable_list leaves;
+    for (auto& input : inputs) {
+      auto leaf = input.detach();
+      leaf.set_requires_grad(input.requires_grad());
+      leaves.push_back(leaf);
+    }
+    auto closure = c10::static_intrusive_pointer_cast<Closure>(ctx->saved_data["closure"].toCapsule());
+    Rng now(inputs);
+    Rng then = now;
+    then.cpu = ctx->saved_data["cpu"].toTensor();
+    if (then.index >= 0) then.device = ctx->saved_data["device"].toTensor();
+    torch::Tensor out;
+    then.restore();
+    try {
+      at::AutoGradMode enable(true);
+      out = closure->call(leaves);
+    } catch (...) {
+      now.restore();
+      throw;
+    }
+    now.restore();
+    if (out.requires_grad()) torch::autograd::backward({out}, {grads[0]});
+    variable_list result = {Variable(), Variable()};  // closure, anchor
+    for (auto& leaf : leaves) result.push_back(leaf.grad());
+    return result;
+  }
+};
+
+}  // namespace
+
+extern "C" {
+
+char* prsmed_checkpoint(void* data, Segment run, Drop drop, torch::Tensor** inputs, int64_t count, torch::Tensor** out) {
+  auto closure = c10::make_intrusive<Closure>(data, run, drop);
+  PRSMED_TRY({
+    variable_list list;
+    for (int64_t i = 0; i < count; ++i) list.push_back(*inputs[i]);
+    auto anchor = torch::empty({0}, torch::requires_grad());
+    *out = new torch::Tensor(Checkpoint::apply(closure, anchor, at::TensorList(list)));
+  })
+}
+
+char* prsmed_rng_state(torch::Tensor** out) {
+  PRSMED_TRY(*out = new torch::Tensor(at::detail::getDefaultCPUGenerator().get_state()))
+}
+
+char* prsmed_set_rng_state(torch::Tensor* state) {
+  PRSMED_TRY({
+    at::Generator host = at::detail::getDefaultCPUGenerator();
+    host.set_state(*state);
+  })
+}
+
+void prsmed_free_message(char* text) { free(text); }
+}
