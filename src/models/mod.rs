@@ -4,4 +4,5 @@ pub mod clip;
 pub mod llava;
 pub mod mask_decoder;
 pub mod mistral;
+pub mod prsmed;
 pub mod tiny_vit;

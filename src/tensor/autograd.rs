@@ -1,4 +1,4 @@
-//! Activation checkpointing: keep the inputs of a segment, run it again in the backward pass.
+//! Gradients: dropping them, and activation checkpointing: keep the inputs of a segment, run it again in the backward pass.
 //!
 //! The segment's random numbers (dropout) are repeated, because the generator's state is restored before the second
 //! run. Gradients reach the segment's parameters directly. Chen et al. 2016, "Training deep nets with sublinear memory
@@ -39,6 +39,12 @@ pub fn checkpoint(inputs: &[&Tensor], segment: impl Fn(&[Tensor]) -> Tensor + 's
     }
     // SAFETY: on success `out` is an owned tensor.
     unsafe { native::owned(out) }
+}
+
+/// Drops the gradient of a leaf, so that its memory is free and the optimizer skips it until the next backward pass.
+pub fn clear_grad(tensor: &Tensor) {
+    // SAFETY: resets a member of a live tensor.
+    unsafe { native::prsmed_clear_grad(native::raw(tensor)) };
 }
 
 extern "C" fn run_closure(data: *mut c_void, inputs: *mut RawTensor, count: i64, error: *mut *mut c_char) -> RawTensor {

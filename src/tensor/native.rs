@@ -36,6 +36,7 @@ unsafe extern "C" {
         count: i64,
         settings: *const f64,
     ) -> *mut c_char;
+    pub(super) fn prsmed_clear_grad(tensor: RawTensor);
     fn prsmed_free_message(text: *mut c_char);
 }
 

@@ -1,1 +1,162 @@
-//! The training engine; knows only the `Task` trait.
+//! The training engine: accumulation, precision, optimizer, schedule, moving average, checkpoints, resume.
+//!
+//! It knows only the [`Task`] trait. Read [`run`] from top to bottom for what a training run is.
+
+pub mod checkpoint;
+pub mod ema;
+pub mod optimizer;
+pub mod precision;
+pub mod records;
+pub mod run;
+pub mod schedule;
+
+pub use run::{Outcome, run};
+
+use crate::Result;
+use crate::tensor::Tensor;
+use crate::tensor::weights::atomic::Staged;
+use precision::Precision;
+
+/// A tensor that is trained: fp32, requires a gradient.
+#[derive(Debug)]
+pub struct Parameter {
+    /// `FILE/KEY`.
+    pub name: String,
+    /// The master copy.
+    pub tensor: Tensor,
+}
+
+/// How much of an effective batch something is; losses are averaged over the whole batch, not over micro-batches.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct Weight {
+    /// Images with their question.
+    pub samples: f64,
+    /// Supervised text tokens.
+    pub tokens: f64,
+}
+
+impl std::iter::Sum for Weight {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::default(), |a, b| Self { samples: a.samples + b.samples, tokens: a.tokens + b.tokens })
+    }
+}
+
+/// The loss of one micro-batch, already scaled to its share of the effective batch.
+#[derive(Debug)]
+pub struct Loss {
+    /// Scalar to differentiate.
+    pub total: Tensor,
+    /// Named parts as scalars without a graph, same scaling.
+    pub parts: Vec<(&'static str, Tensor)>,
+}
+
+/// A validation result.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Validation {
+    /// What "best" means; higher is better.
+    pub score: f64,
+    /// Named values for the records.
+    pub values: Vec<(String, f64)>,
+}
+
+/// The micro-batches of one optimizer step after another.
+pub type Batches<'a, B> = Box<dyn Iterator<Item = Result<Vec<B>>> + 'a>;
+
+/// What a training job must offer.
+pub trait Task {
+    /// One micro-batch.
+    type Batch;
+
+    /// All trained tensors, always in the same order.
+    fn parameters(&self) -> Vec<Parameter>;
+
+    /// Optimizer steps of one epoch.
+    fn steps_per_epoch(&self) -> u64;
+
+    /// The effective batches of `epoch` from step `first` on. Depends on the task's seed and these numbers alone.
+    ///
+    /// # Errors
+    /// When reading cannot start; items carry errors of single samples.
+    fn batches(&self, epoch: u64, first: u64) -> Result<Batches<'_, Self::Batch>>;
+
+    /// How much of the effective batch `batch` is.
+    fn weight(&self, batch: &Self::Batch) -> Weight;
+
+    /// The loss of `batch` as its share of an effective batch weighing `whole`.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    fn loss(&self, batch: &Self::Batch, whole: Weight, epoch: u64) -> Result<Loss>;
+
+    /// Scores the current weights; `None` when there is nothing to validate on.
+    ///
+    /// # Errors
+    /// As [`Task::loss`].
+    fn validate(&self, observer: &dyn crate::event::Observer) -> Result<Option<Validation>>;
+
+    /// Writes weights and everything needed to use them into a checkpoint folder.
+    ///
+    /// # Errors
+    /// [`crate::Error::Io`].
+    fn save(&self, folder: &mut Staged) -> Result<()>;
+
+    /// Reads weights back from a checkpoint folder.
+    ///
+    /// # Errors
+    /// [`crate::Error::Weights`].
+    fn load(&self, folder: &std::path::Path) -> Result<()>;
+}
+
+/// Settings of the engine (`train.*`).
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainConfig {
+    /// Samples in one forward and backward pass, 1 or more. Activations grow with it.
+    pub micro_batch: usize,
+    /// Micro-batches per optimizer step, 1 or more. The effective batch is `micro_batch * accumulation`.
+    pub accumulation: usize,
+    /// Passes over the training rows.
+    pub epochs: u64,
+    /// Stop after this many optimizer steps; 0 = no limit.
+    pub max_steps: u64,
+    /// Save `last/` every so many optimizer steps; 0 = after each epoch only.
+    pub checkpoint_every_steps: u64,
+    /// Validate every so many epochs; 0 = never.
+    pub validate_every_epochs: u64,
+    /// Stop after this many validations without a better score; 0 = never.
+    pub patience: u64,
+    /// Peak learning rate.
+    pub learning_rate: f64,
+    /// Learning rate at the end of the cosine.
+    pub min_learning_rate: f64,
+    /// Part of all steps spent warming up, 0..1.
+    pub warmup_frac: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// AdamW's first-moment decay.
+    pub beta1: f64,
+    /// AdamW's second-moment decay.
+    pub beta2: f64,
+    /// AdamW's epsilon.
+    pub epsilon: f64,
+    /// Largest gradient norm; larger ones are scaled down. 0 = no clipping.
+    pub clip_norm: f64,
+    /// Seed of everything random.
+    pub seed: u64,
+    /// Dtypes: `fp32`, `bf16` or `fp16`.
+    pub precision: Precision,
+    /// What the forward pass keeps for the backward pass.
+    pub checkpointing: Checkpointing,
+    /// Decay of the moving average of the weights, 0..1; 0 = none. Costs one more fp32 copy of the trained weights.
+    pub ema_decay: f64,
+}
+
+/// Activation checkpointing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Checkpointing {
+    /// Keep all activations: fastest, largest.
+    None,
+    /// Keep the inputs of each layer of the language model and each block of the image encoder; run them twice.
+    Full,
+}

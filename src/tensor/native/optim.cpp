@@ -25,3 +25,6 @@ extern "C" char* prsmed_fused_adamw(torch::Tensor** params, torch::Tensor** grad
                       /*amsgrad=*/false, /*maximize=*/false);
   })
 }
+
+// Makes the gradient undefined, so that its memory is free and AdamW skips the parameter.
+extern "C" void prsmed_clear_grad(torch::Tensor* tensor) { tensor->mutable_grad().reset(); }

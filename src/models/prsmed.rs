@@ -1,0 +1,214 @@
+//! PRS-Med assembled (Trinh et al. 2025, `huyquoctrinh/PRS-Med`): the only file that knows all parts.
+//!
+//! ```text
+//! clip image -> ClipVision -> Projector --+
+//! text ids -> embedding ------------------+-> splice -> Mistral (+LoRA) -> states -> logits (answer)
+//!                                                                            |
+//! sam image  -> TinyVit -> embedding ----------------------------------------+-> MaskDecoder -> mask logits
+//!                              +-> ClassHead -> modality logits
+//! ```
+//!
+//! Every part's tensors live in a [`Store`] of their own, named as in its checkpoint file.
+
+use crate::models::llava::Projector;
+use crate::models::mask_decoder::{self, MaskDecoder};
+use crate::models::tiny_vit::{self, TinyVit};
+use crate::models::{clip, mistral};
+use crate::nn::linear::Linear;
+use crate::nn::{BatchStatistics, LoraConfig};
+use crate::tensor::store::{Init, Role, Scope, Store, StoreOptions};
+use crate::tensor::{Device, Kind, Tensor, dims, no_grad};
+
+/// Sizes of all parts.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Vision tower of the language model.
+    pub clip: clip::Config,
+    /// Language model.
+    pub llm: mistral::Config,
+    /// Its adapters.
+    pub lora: LoraConfig,
+    /// Image encoder of the segmenter.
+    pub encoder: tiny_vit::Config,
+    /// Mask decoder.
+    pub decoder: mask_decoder::Config,
+    /// Modality classes.
+    pub num_classes: i64,
+}
+
+/// Where and in which dtypes a model is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BuildOptions {
+    /// Device of every tensor.
+    pub device: Device,
+    /// Dtype of frozen weights.
+    pub stored: Kind,
+    /// Dtype of the arithmetic; fp32 masters are cast to it where they are used.
+    pub compute: Kind,
+    /// Run the initialisers (`false`: a checkpoint fills every tensor).
+    pub initialise: bool,
+    /// Train the language model, tower and projector too (they are frozen otherwise).
+    pub train_base: bool,
+}
+
+/// The tensors of each part, named as in its file.
+#[derive(Debug)]
+pub struct Stores {
+    /// Language model, projector and vision tower, keys of the LLaVA-Med shards.
+    pub base: Store,
+    /// Adapters, PEFT keys.
+    pub lora_adapter: Store,
+    /// TinyViT, keys below `image_encoder.`.
+    pub image_encoder: Store,
+    /// Mask decoder.
+    pub mask_decoder: Store,
+    /// Modality head.
+    pub cls: Store,
+}
+
+impl Stores {
+    /// `(file name, store)` of every part.
+    pub fn parts(&self) -> [(&'static str, &Store); 5] {
+        [
+            ("base", &self.base),
+            ("lora_adapter", &self.lora_adapter),
+            ("image_encoder", &self.image_encoder),
+            ("mask_decoder", &self.mask_decoder),
+            ("cls", &self.cls),
+        ]
+    }
+}
+
+/// Where the vision tower lives inside the LLaVA-Med shards.
+pub const TOWER_PREFIX: &str = "model.vision_tower.vision_tower.";
+
+const PIXEL_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
+const PIXEL_STD: [f32; 3] = [0.229, 0.224, 0.225];
+
+/// The whole model.
+#[derive(Debug)]
+pub struct PrsMed {
+    clip: clip::ClipVision,
+    projector: Projector,
+    llm: mistral::Mistral,
+    encoder: TinyVit,
+    decoder: MaskDecoder,
+    class_head: Linear,
+    stores: Stores,
+    config: Config,
+    options: BuildOptions,
+}
+
+impl PrsMed {
+    /// Builds all parts.
+    pub fn new(config: &Config, options: BuildOptions) -> Self {
+        let store = || {
+            Store::new(StoreOptions {
+                device: options.device,
+                frozen_kind: options.stored,
+                initialise: options.initialise,
+            })
+        };
+        let stores = Stores {
+            base: store(),
+            lora_adapter: store(),
+            image_encoder: store(),
+            mask_decoder: store(),
+            cls: store(),
+        };
+        let base = stores.base.root(if options.train_base { Role::Trainable } else { Role::Frozen });
+        let trained = |store: &Store| store.root(Role::Trainable);
+        let lora: Scope = trained(&stores.lora_adapter);
+        let tower = base.sub("model").sub("vision_tower").sub("vision_tower");
+        let head = trained(&stores.cls).sub(2);
+        Self {
+            clip: clip::ClipVision::new(&tower, &config.clip),
+            projector: Projector::new(
+                &base.sub("model").sub("mm_projector"),
+                config.clip.hidden_size,
+                config.llm.hidden_size,
+            ),
+            llm: mistral::Mistral::new(&base, Some((&lora, &config.lora)), &config.llm),
+            encoder: TinyVit::new(&trained(&stores.image_encoder), &config.encoder),
+            decoder: MaskDecoder::new(&trained(&stores.mask_decoder), &config.decoder),
+            class_head: Linear::with_init(
+                &head,
+                config.encoder.out_dim,
+                config.num_classes,
+                Init::XavierUniform,
+                Some(Init::Const(config.decoder.initial_bias)),
+            ),
+            stores,
+            config: config.clone(),
+            options,
+        }
+    }
+
+    /// Sizes.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Device and dtypes.
+    pub fn options(&self) -> BuildOptions {
+        self.options
+    }
+
+    /// All tensors by file.
+    pub fn stores(&self) -> &Stores {
+        &self.stores
+    }
+
+    /// The language model.
+    pub fn llm(&self) -> &mistral::Mistral {
+        &self.llm
+    }
+
+    /// Image tokens for the language model; no gradient while the base is frozen.
+    ///
+    /// # Shapes
+    /// `clip_image [b, 3, s, s]` normalised, to `[b, (s / patch)^2, d]`.
+    pub fn image_tokens(&self, clip_image: &Tensor) -> Tensor {
+        let run = || self.projector.forward(&self.clip.forward(&self.input(clip_image)));
+        if self.options.train_base { run() } else { no_grad(run) }
+    }
+
+    /// Image embedding of the segmenter.
+    ///
+    /// # Shapes
+    /// `sam_image [b, 3, s, s]` u8, to `[b, c, s / 16, s / 16]`.
+    pub fn embed_image(&self, sam_image: &Tensor, pass: tiny_vit::Pass) -> Tensor {
+        let [_b, _c, _h, _w] = dims(sam_image);
+        let channel = |values: [f32; 3]| Tensor::from_slice(&values).view([1, 3, 1, 1]).to_device(self.options.device);
+        let pixels = sam_image.to_device(self.options.device).to_kind(Kind::Float) / 255.0;
+        let pixels = (pixels - channel(PIXEL_MEAN)) / channel(PIXEL_STD);
+        self.encoder.forward(&self.input(&pixels), pass)
+    }
+
+    /// Mask logits at the image's size.
+    ///
+    /// # Shapes
+    /// `embedding [b, c, h, w]`, `states [b, t, d]`, `keep [b, t]` bool (true = use), to `[b, 1, 16 h, 16 w]` fp32.
+    pub fn mask_logits(&self, embedding: &Tensor, states: &Tensor, keep: Option<&Tensor>, train: bool) -> Tensor {
+        mask_decoder::enlarge(&self.decoder.forward(embedding, states, keep, train))
+    }
+
+    /// Modality logits.
+    ///
+    /// # Shapes
+    /// `embedding [b, c, h, w]` to `[b, classes]` fp32.
+    pub fn class_logits(&self, embedding: &Tensor) -> Tensor {
+        let pooled = embedding.mean_dim([2, 3].as_slice(), false, embedding.kind());
+        self.class_head.forward(&pooled, false).to_kind(Kind::Float)
+    }
+
+    /// Statistics for a pass that changes nothing.
+    pub fn evaluation_pass() -> tiny_vit::Pass {
+        tiny_vit::Pass { statistics: BatchStatistics::Running, checkpoint: false }
+    }
+
+    fn input(&self, xs: &Tensor) -> Tensor {
+        xs.to_device(self.options.device).to_kind(self.options.compute)
+    }
+}

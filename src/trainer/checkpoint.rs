@@ -1,0 +1,70 @@
+//! What resume needs beside the task's own files: `trainer.safetensors` (optimizer moments, moving average) and
+//! `trainer.json` (progress).
+//!
+//! Random numbers need no saving: every step seeds the generators from the run's seed and its own number.
+
+use super::ema::Ema;
+use super::optimizer::AdamW;
+use super::precision::Scaler;
+use crate::tensor::weights::Archive;
+use crate::tensor::weights::atomic::Staged;
+use crate::tensor::{Tensor, no_grad};
+use crate::{Error, Result};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+const TENSORS: &str = "trainer.safetensors";
+const PROGRESS: &str = "trainer.json";
+
+/// How far a run is.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Progress {
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Best validation score so far.
+    pub best_score: Option<f64>,
+    /// Validations since the best one.
+    pub without_gain: u64,
+    /// The loss scaler.
+    pub scaler: Scaler,
+    /// Steps of one epoch when this was written; another number means other data or batch sizes.
+    pub steps_per_epoch: u64,
+}
+
+/// Writes progress and optimizer state into a checkpoint folder.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn save(folder: &mut Staged, progress: &Progress, optimizer: &AdamW, ema: Option<&Ema>) -> Result<()> {
+    let mut tensors = optimizer.state();
+    if let Some(ema) = ema {
+        tensors.extend(ema.state(optimizer.params()));
+    }
+    let named: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    folder.write_tensors(TENSORS, &named, &BTreeMap::new())?;
+    let json = serde_json::to_vec_pretty(progress).expect("plain numbers serialise");
+    folder.write_bytes(PROGRESS, &json)
+}
+
+/// Reads progress and optimizer state back.
+///
+/// # Errors
+/// [`Error::Weights`] when a file is missing or does not fit; [`Error::Io`].
+pub fn load(folder: &Path, optimizer: &mut AdamW, ema: Option<&mut Ema>) -> Result<Progress> {
+    let path = folder.join(PROGRESS);
+    let text = std::fs::read(&path).map_err(Error::io(&path, "read"))?;
+    let progress: Progress = serde_json::from_slice(&text).map_err(|e| {
+        Error::weights(&path, format!("not a training state: {e}"), "resume from another checkpoint folder")
+    })?;
+    let archive = Archive::open(&folder.join(TENSORS))?;
+    optimizer.restore(|name| if archive.contains(name) { archive.read(name).map(Some) } else { Ok(None) })?;
+    if let Some(ema) = ema {
+        for (name, mut target) in ema.targets(optimizer.params()) {
+            // a run that turns the average on later starts it at the weights
+            if archive.contains(&name) {
+                no_grad(|| archive.copy_into(&name, &mut target))?;
+            }
+        }
+    }
+    Ok(progress)
+}

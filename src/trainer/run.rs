@@ -1,0 +1,268 @@
+//! One training run, from the first step or from a checkpoint to the end.
+
+use super::checkpoint::{self, Progress};
+use super::ema::Ema;
+use super::optimizer::AdamW;
+use super::precision::Scaler;
+use super::{Loss, Task, TrainConfig, Validation, Weight, schedule};
+use crate::event::{Event, Observer, StepReport};
+use crate::tensor::weights::atomic::{self, Staged};
+use crate::tensor::{Kind, Tensor, guard, ledger, no_grad, rng};
+use crate::{Error, Result};
+use rand::RngCore;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Outcome {
+    /// Optimizer steps done in all, earlier sessions included.
+    pub steps: u64,
+    /// Best validation score.
+    pub best_score: Option<f64>,
+    /// Whether patience ran out.
+    pub stopped_early: bool,
+    /// Steps done by this call.
+    pub steps_now: u64,
+    /// Samples seen by this call.
+    pub samples_now: u64,
+    /// Seconds this call spent in training steps.
+    pub train_seconds: f64,
+}
+
+/// What a run is given besides its task.
+pub struct Session<'a> {
+    /// The engine's settings.
+    pub config: &'a TrainConfig,
+    /// The run folder; gets `last/` and `best/`.
+    pub folder: &'a Path,
+    /// Continue from `last/`.
+    pub resume: bool,
+    /// Hears about everything.
+    pub observer: &'a dyn Observer,
+    /// Set by Ctrl-C: the run saves and ends with [`Error::Interrupted`].
+    pub interrupt: &'a AtomicBool,
+}
+
+impl std::fmt::Debug for Session<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("folder", &self.folder).field("resume", &self.resume).finish_non_exhaustive()
+    }
+}
+
+struct Engine<'a, T: Task> {
+    task: &'a T,
+    session: &'a Session<'a>,
+    optimizer: AdamW,
+    ema: Option<Ema>,
+    progress: Progress,
+    total_steps: u64,
+}
+
+/// Trains `task` to the end of its epochs.
+///
+/// # Errors
+/// [`Error::Interrupted`] after saving; [`Error::Diverged`]; whatever data, weights and libtorch say.
+pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
+    let mut engine = Engine::start(task, session)?;
+    let steps_per_epoch = engine.progress.steps_per_epoch;
+    let mut outcome = Outcome { best_score: engine.progress.best_score, ..Outcome::default() };
+    let phase = Event::Started { phase: "train".into(), total: engine.total_steps, unit: "steps" };
+    session.observer.on(&phase);
+    while engine.progress.step < engine.total_steps && !outcome.stopped_early {
+        let epoch = engine.progress.step / steps_per_epoch;
+        for batch in task.batches(epoch, engine.progress.step % steps_per_epoch)? {
+            let report = engine.step(&batch?, epoch)?;
+            outcome.count(&report);
+            session.observer.on(&Event::Step(report));
+            let ended = engine.progress.step >= engine.total_steps;
+            let epoch_ended = ended || engine.progress.step.is_multiple_of(steps_per_epoch);
+            if epoch_ended {
+                outcome.stopped_early = engine.validate(epoch, ended)?;
+            }
+            let interrupted = session.interrupt.load(Ordering::SeqCst);
+            if epoch_ended || interrupted || engine.save_is_due() {
+                engine.save("last")?;
+            }
+            if interrupted && !ended {
+                return Err(Error::Interrupted);
+            }
+            if ended || outcome.stopped_early {
+                break;
+            }
+        }
+    }
+    session.observer.on(&Event::Finished);
+    Ok(Outcome { steps: engine.progress.step, best_score: engine.progress.best_score, ..outcome })
+}
+
+impl Outcome {
+    fn count(&mut self, report: &StepReport) {
+        self.steps_now += 1;
+        self.samples_now += report.samples;
+        self.train_seconds += report.elapsed.as_secs_f64();
+    }
+}
+
+impl<'a, T: Task> Engine<'a, T> {
+    fn start(task: &'a T, session: &'a Session<'a>) -> Result<Self> {
+        let config = session.config;
+        let steps_per_epoch = task.steps_per_epoch();
+        let all = config.epochs * steps_per_epoch;
+        let total_steps = if config.max_steps > 0 { all.min(config.max_steps) } else { all };
+        let mut optimizer = AdamW::new(task.parameters(), config);
+        let last = session.folder.join("last");
+        let fresh = Progress {
+            step: 0,
+            best_score: None,
+            without_gain: 0,
+            scaler: Scaler::new(config.precision),
+            steps_per_epoch,
+        };
+        if !session.resume {
+            let ema = (config.ema_decay > 0.0).then(|| Ema::new(config.ema_decay, optimizer.params()));
+            return Ok(Self { task, session, optimizer, ema, progress: fresh, total_steps });
+        }
+        let folder = atomic::readable_folder(&last)?;
+        atomic::verify_folder(&folder)?;
+        task.load(&folder)?;
+        let mut ema = (config.ema_decay > 0.0).then(|| Ema::new(config.ema_decay, optimizer.params()));
+        let progress = checkpoint::load(&folder, &mut optimizer, ema.as_mut())?;
+        if progress.steps_per_epoch != steps_per_epoch {
+            let reason = format!(
+                "this run had {} steps an epoch, the data and batch sizes given now make {steps_per_epoch}",
+                progress.steps_per_epoch
+            );
+            let hint = "resume with the same data, `train.micro_batch` and `train.accumulation`, or start a new run";
+            return Err(Error::weights(last, reason, hint));
+        }
+        session.observer.on(&Event::Note(format!("resumed at step {} of {total_steps}", progress.step)));
+        Ok(Self { task, session, optimizer, ema, progress, total_steps })
+    }
+
+    /// One optimizer step over the micro-batches of an effective batch.
+    fn step(&mut self, batches: &[T::Batch], epoch: u64) -> Result<StepReport> {
+        let start = Instant::now();
+        let config = self.session.config;
+        let step = self.progress.step;
+        rng::seed(rng::stream(config.seed, "step", &[step]).next_u64());
+        let whole: Weight = batches.iter().map(|batch| self.task.weight(batch)).sum();
+        let mut losses: Vec<(&'static str, Tensor)> = Vec::new();
+        for batch in batches {
+            let Loss { total, parts } = guard::guard(|| self.task.loss(batch, whole, epoch))?;
+            guard::guard(|| {
+                self.progress.scaler.scale(&total).backward();
+                Ok(())
+            })?;
+            add_up(&mut losses, parts, total.detach());
+        }
+        let losses: Vec<(String, f64)> =
+            losses.iter().map(|(name, value)| ((*name).to_owned(), value.double_value(&[]))).collect();
+        let grad_norm = self.update(step, &losses)?;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of samples")]
+        let samples = whole.samples as u64;
+        Ok(StepReport {
+            step: self.progress.step,
+            total_steps: self.total_steps,
+            epoch,
+            losses,
+            learning_rate: schedule::learning_rate(config, step, self.total_steps),
+            grad_norm,
+            samples,
+            elapsed: start.elapsed(),
+            allocated_peak: ledger::usage().allocated_peak.0,
+        })
+    }
+
+    /// Unscales, clips and applies the gradients; returns their norm.
+    fn update(&mut self, step: u64, losses: &[(String, f64)]) -> Result<f64> {
+        let config = self.session.config;
+        let gradients = self.optimizer.measure(self.progress.scaler.unscale_factor());
+        let finite = gradients.norm.is_finite();
+        let usable = self.progress.scaler.update(finite);
+        if usable && finite {
+            let learning_rate = schedule::learning_rate(config, step, self.total_steps);
+            self.optimizer.step(learning_rate, gradients)?;
+        } else if usable || self.progress.scaler.exhausted() {
+            let parts: Vec<String> = losses.iter().map(|(name, value)| format!("{name} {value}")).collect();
+            let reason = format!(
+                "step {}: the gradient norm is {} ({}); `last/` holds the state before",
+                step + 1,
+                gradients.norm,
+                parts.join(", ")
+            );
+            return Err(Error::Diverged { reason });
+        } else {
+            self.optimizer.clear();
+            self.session.observer.on(&Event::Note(format!("step {}: fp16 overflow, scale halved", step + 1)));
+        }
+        self.progress.step += 1;
+        if let Some(ema) = &mut self.ema {
+            ema.update(self.progress.step, self.optimizer.params());
+        }
+        Ok(gradients.norm)
+    }
+
+    /// Validates at the end of an epoch and keeps the best; `true` when patience ran out.
+    fn validate(&mut self, epoch: u64, ended: bool) -> Result<bool> {
+        let config = self.session.config;
+        let due = config.validate_every_epochs > 0 && (ended || (epoch + 1).is_multiple_of(config.validate_every_epochs));
+        if !due {
+            return Ok(false);
+        }
+        // `best/` and its score belong to the moving average when there is one
+        self.swap_ema();
+        let outcome = self.validate_and_keep();
+        self.swap_ema();
+        outcome
+    }
+
+    fn validate_and_keep(&mut self) -> Result<bool> {
+        let session = self.session;
+        let Some(Validation { score, values }) = no_grad(|| self.task.validate(session.observer))? else {
+            return Ok(false);
+        };
+        session.observer.on(&Event::Validated { step: self.progress.step, values });
+        if self.progress.best_score.is_none_or(|best| score > best) {
+            self.progress.best_score = Some(score);
+            self.progress.without_gain = 0;
+            self.save("best")?;
+        } else {
+            self.progress.without_gain += 1;
+        }
+        Ok(session.config.patience > 0 && self.progress.without_gain >= session.config.patience)
+    }
+
+    fn swap_ema(&mut self) {
+        if let Some(ema) = &mut self.ema {
+            ema.swap(self.optimizer.params());
+        }
+    }
+
+    fn save_is_due(&self) -> bool {
+        let every = self.session.config.checkpoint_every_steps;
+        every > 0 && self.progress.step.is_multiple_of(every)
+    }
+
+    fn save(&self, name: &'static str) -> Result<()> {
+        let path = self.session.folder.join(name);
+        let _category = ledger::enter(ledger::Category::Workspace);
+        let mut folder = Staged::begin(&path)?;
+        self.task.save(&mut folder)?;
+        checkpoint::save(&mut folder, &self.progress, &self.optimizer, self.ema.as_ref())?;
+        folder.publish()?;
+        self.session.observer.on(&Event::Saved { path, best: name == "best" });
+        Ok(())
+    }
+}
+
+fn add_up(sums: &mut Vec<(&'static str, Tensor)>, parts: Vec<(&'static str, Tensor)>, total: Tensor) {
+    for (name, value) in parts.into_iter().chain([("total", total)]) {
+        let value = value.to_kind(Kind::Double);
+        match sums.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, sum)) => *sum = &*sum + value,
+            None => sums.push((name, value)),
+        }
+    }
+}
