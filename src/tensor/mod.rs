@@ -11,6 +11,7 @@ pub mod ledger;
 mod native;
 pub mod rng;
 pub mod store;
+pub mod weights;
 
 pub use dims::dims;
 pub use tch::{Device, Kind, Reduction, Tensor, no_grad};

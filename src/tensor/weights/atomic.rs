@@ -1,0 +1,541 @@
+//! Files and folders that are either the old ones or complete new ones, whatever happens in between.
+//!
+//! A file is written under a temporary name in its own folder, synced, renamed, and the folder is synced.
+//!
+//! A folder (a checkpoint) is written as `DIR.tmp-…`, with a manifest of SHA-256 sums in `checksums.json`. When all of
+//! it is on disk, [`Staged::publish`]
+//!
+//! 1. renames `DIR` to `DIR.previous` (when there is one),
+//! 2. renames `DIR.tmp-…` to `DIR`,
+//! 3. deletes `DIR.previous`,
+//!
+//! and syncs the parent folder after each step. At every moment `DIR` or, between 1 and 2, `DIR.previous` is complete.
+//! [`readable_folder`] finds it; [`recover_folder`] (called by the next [`Staged::begin`]) puts it back in place and
+//! clears away what a crash left. One process at a time may write `DIR`.
+
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+use tch::{Device, Tensor, no_grad};
+
+use super::safetensors::dtype_name;
+use super::torch;
+use crate::error::{Error, Result};
+
+/// The manifest's name inside a published folder.
+pub const CHECKSUMS: &str = "checksums.json";
+
+/// Bytes handed to the system (and to the checksum) at a time.
+const CHUNK: usize = 4 << 20;
+
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+struct Sum {
+    bytes: u64,
+    sha256: String,
+}
+
+#[derive(Debug, Default, serde::Serialize, serde::Deserialize)]
+struct Manifest {
+    files: BTreeMap<String, Sum>,
+}
+
+/// Writes `tensors` to the safetensors file `path`, atomically.
+///
+/// Tensors are streamed one by one (from any device, strided ones are laid out), no second copy of all is made.
+/// `metadata` goes into the header beside `format = pt`, which Python's `transformers` asks for.
+///
+/// # Errors
+/// [`Error::Io`] from the file system; [`Error::Weights`] for a type the format lacks or a repeated name.
+pub fn write_safetensors<N: AsRef<str>>(
+    path: &Path,
+    tensors: &[(N, &Tensor)],
+    metadata: &BTreeMap<String, String>,
+) -> Result<()> {
+    write_with(path, |out| stream(path, out, tensors, metadata)).map(drop)
+}
+
+/// Writes `bytes` to `path`, atomically.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn write_bytes(path: &Path, bytes: &[u8]) -> Result<()> {
+    write_with(path, |out| out.write_all(bytes).map_err(Error::io(path, "write"))).map(drop)
+}
+
+/// A checkpoint folder in the making; dropped without [`Staged::publish`] it leaves nothing behind.
+#[derive(Debug)]
+pub struct Staged {
+    target: PathBuf,
+    temporary: PathBuf,
+    manifest: Manifest,
+}
+
+impl Staged {
+    /// Starts a new content for the folder `target`, after [`recover_folder`].
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn begin(target: &Path) -> Result<Self> {
+        recover_folder(target)?;
+        let parent = parent(target);
+        fs::create_dir_all(&parent).map_err(Error::io(&parent, "create"))?;
+        let prefix = beside(target, ".tmp-");
+        let temporary = tempfile::Builder::new()
+            .prefix(prefix.file_name().unwrap_or_default())
+            .tempdir_in(&parent)
+            .map_err(Error::io(&parent, "create a folder in"))?
+            .keep();
+        let staged = Self { target: target.to_owned(), temporary, manifest: Manifest::default() };
+        // A temporary folder is private to its owner; a checkpoint is as readable as its neighbours.
+        let mode = fs::metadata(&parent).map_err(Error::io(&parent, "read"))?.permissions();
+        fs::set_permissions(&staged.temporary, mode).map_err(Error::io(&staged.temporary, "set the mode of"))?;
+        Ok(staged)
+    }
+
+    /// Where to write files that the methods below do not write.
+    pub fn path(&self) -> &Path {
+        &self.temporary
+    }
+
+    /// Writes a safetensors file `name` (may contain `/`); see [`write_safetensors`].
+    ///
+    /// # Errors
+    /// As [`write_safetensors`].
+    pub fn write_tensors<N: AsRef<str>>(
+        &mut self,
+        name: &str,
+        tensors: &[(N, &Tensor)],
+        metadata: &BTreeMap<String, String>,
+    ) -> Result<()> {
+        let path = self.prepare(name)?;
+        let sum = write_with(&path, |out| stream(&path, out, tensors, metadata))?;
+        self.manifest.files.insert(name.to_owned(), sum);
+        Ok(())
+    }
+
+    /// Writes a file `name` (may contain `/`).
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn write_bytes(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        let path = self.prepare(name)?;
+        let sum = write_with(&path, |out| out.write_all(bytes).map_err(Error::io(&path, "write")))?;
+        self.manifest.files.insert(name.to_owned(), sum);
+        Ok(())
+    }
+
+    fn prepare(&self, name: &str) -> Result<PathBuf> {
+        let path = self.temporary.join(name);
+        let folder = parent(&path);
+        fs::create_dir_all(&folder).map_err(Error::io(folder, "create"))?;
+        Ok(path)
+    }
+
+    /// Adds the manifest, syncs everything and makes this the content of the target, by the protocol of the module.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; the previous content is then still in place.
+    pub fn publish(mut self) -> Result<()> {
+        for name in files_under(&self.temporary)? {
+            if !self.manifest.files.contains_key(&name) {
+                let path = self.temporary.join(&name);
+                let sum = sum_of(&path)?;
+                sync(&path)?;
+                self.manifest.files.insert(name, sum);
+            }
+        }
+        let manifest = serde_json::to_vec_pretty(&self.manifest).expect("a map of strings is JSON");
+        write_bytes(&self.temporary.join(CHECKSUMS), &manifest)?;
+        sync_tree(&self.temporary)?;
+
+        let previous = beside(&self.target, ".previous");
+        let parent = parent(&self.target);
+        let replaces = self.target.exists();
+        if replaces {
+            fs::rename(&self.target, &previous).map_err(Error::io(&self.target, "rename"))?;
+            sync(&parent)?;
+        }
+        if let Err(error) = fs::rename(&self.temporary, &self.target) {
+            if replaces {
+                fs::rename(&previous, &self.target).map_err(Error::io(&previous, "rename"))?;
+            }
+            return Err(Error::io(&self.temporary, "rename")(error));
+        }
+        sync(&parent)?;
+        if replaces {
+            fs::remove_dir_all(&previous).map_err(Error::io(&previous, "delete"))?;
+            sync(&parent)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        // After `publish` there is nothing under this name; after an error the next `begin` clears what stays.
+        let _ = fs::remove_dir_all(&self.temporary);
+    }
+}
+
+/// The folder to read for `target`: itself, or `DIR.previous` when a crash hit between the two renames. Changes nothing.
+///
+/// # Errors
+/// [`Error::Weights`] when there is neither.
+pub fn readable_folder(target: &Path) -> Result<PathBuf> {
+    let previous = beside(target, ".previous");
+    if target.is_dir() {
+        Ok(target.to_owned())
+    } else if previous.is_dir() {
+        Ok(previous)
+    } else {
+        Err(Error::weights(target, "there is no such folder", "check the path, or train first"))
+    }
+}
+
+/// Puts the last complete content of `target` in place and deletes what a crash left beside it. For the writer only.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn recover_folder(target: &Path) -> Result<()> {
+    let (previous, parent) = (beside(target, ".previous"), parent(target));
+    if !parent.is_dir() {
+        return Ok(());
+    }
+    if previous.is_dir() {
+        if target.is_dir() {
+            fs::remove_dir_all(&previous).map_err(Error::io(&previous, "delete"))?;
+        } else {
+            fs::rename(&previous, target).map_err(Error::io(&previous, "rename"))?;
+        }
+        sync(&parent)?;
+    }
+    let prefix = beside(target, ".tmp-");
+    let prefix = prefix.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    for entry in fs::read_dir(&parent).map_err(Error::io(&parent, "list"))? {
+        let entry = entry.map_err(Error::io(&parent, "list"))?;
+        let path = entry.path();
+        if entry.file_name().to_string_lossy().starts_with(&prefix) && path.is_dir() {
+            fs::remove_dir_all(&path).map_err(Error::io(&path, "delete"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks every file of a published folder against its manifest.
+///
+/// # Errors
+/// [`Error::Weights`] naming each file that is missing, of another size or content, or when there is no manifest.
+pub fn verify_folder(folder: &Path) -> Result<()> {
+    const HINT: &str = "use another checkpoint of the run (`last` or `best`), or copy this one again";
+    let path = folder.join(CHECKSUMS);
+    let text = match fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(Error::weights(folder, format!("has no `{CHECKSUMS}`, so it is no complete checkpoint"), HINT));
+        }
+        text => text.map_err(Error::io(&path, "read"))?,
+    };
+    let manifest: Manifest =
+        serde_json::from_slice(&text).map_err(|error| Error::weights(&path, format!("is damaged: {error}"), HINT))?;
+    let mut wrong = Vec::new();
+    for (name, expected) in &manifest.files {
+        let path = folder.join(name);
+        match fs::metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => wrong.push(format!("`{name}` is missing")),
+            Err(error) => return Err(Error::io(&path, "read")(error)),
+            Ok(found) if found.len() != expected.bytes => {
+                wrong.push(format!("`{name}` has {} bytes, expected {}", found.len(), expected.bytes));
+            }
+            Ok(_) if sum_of(&path)? != *expected => wrong.push(format!("`{name}` has another content (SHA-256)")),
+            Ok(_) => {}
+        }
+    }
+    if wrong.is_empty() { Ok(()) } else { Err(Error::weights(folder, wrong.join("; "), HINT)) }
+}
+
+/// Counts and hashes what passes through.
+struct Summing<W> {
+    inner: W,
+    hash: Sha256,
+    bytes: u64,
+}
+
+impl<W: Write> Write for Summing<W> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        let written = self.inner.write(buffer)?;
+        self.hash.update(&buffer[..written]);
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+impl<W> Summing<W> {
+    fn new(inner: W) -> Self {
+        Self { inner, hash: Sha256::new(), bytes: 0 }
+    }
+
+    fn sum(self) -> Sum {
+        use std::fmt::Write as _;
+        let mut sha256 = String::with_capacity(64);
+        for byte in self.hash.finalize() {
+            write!(sha256, "{byte:02x}").expect("writing to a string cannot fail");
+        }
+        Sum { bytes: self.bytes, sha256 }
+    }
+}
+
+/// Runs `fill` on a temporary file beside `path`, then syncs and renames it.
+fn write_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<Sum> {
+    let folder = parent(path);
+    let name = beside(path, ".tmp-");
+    let temporary = tempfile::Builder::new()
+        .prefix(name.file_name().unwrap_or_default())
+        .make_in(&folder, |path| OpenOptions::new().write(true).create_new(true).open(path))
+        .map_err(Error::io(&folder, "create a file in"))?;
+    let (file, temporary) = temporary.into_parts();
+    let mut out = Summing::new(&file);
+    fill(&mut out)?;
+    let sum = out.sum();
+    file.sync_all().map_err(Error::io(path, "write"))?;
+    temporary.persist(path).map_err(|error| Error::io(path, "rename")(error.error))?;
+    sync(&folder)?;
+    Ok(sum)
+}
+
+fn stream<N: AsRef<str>>(
+    path: &Path,
+    out: &mut dyn Write,
+    tensors: &[(N, &Tensor)],
+    metadata: &BTreeMap<String, String>,
+) -> Result<()> {
+    let mut seen = HashSet::new();
+    if let Some((name, _)) = tensors.iter().find(|(name, _)| !seen.insert(name.as_ref())) {
+        return Err(Error::weights(path, format!("would hold `{}` twice", name.as_ref()), "rename one of the tensors"));
+    }
+    // Wide types first, so that every tensor starts at a multiple of its element size.
+    let mut order: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_ref(), *tensor)).collect();
+    order.sort_by_key(|(name, tensor)| (std::cmp::Reverse(tensor.kind().elt_size_in_bytes()), *name));
+
+    out.write_all(&header(path, &order, metadata)?).map_err(Error::io(path, "write"))?;
+    for (_, tensor) in order {
+        let flat =
+            no_grad(|| tensor.f_detach()?.f_to_device(Device::Cpu)?.f_contiguous()).map_err(|error| torch(&error))?;
+        let length = flat.numel() * flat.kind().elt_size_in_bytes();
+        if length == 0 {
+            continue;
+        }
+        // SAFETY: `flat` is contiguous on the CPU, holds `length` bytes and outlives the slice.
+        let bytes = unsafe { std::slice::from_raw_parts(flat.data_ptr().cast::<u8>().cast_const(), length) };
+        for chunk in bytes.chunks(CHUNK) {
+            out.write_all(chunk).map_err(Error::io(path, "write"))?;
+        }
+    }
+    Ok(())
+}
+
+/// The length-prefixed JSON header, padded with spaces to a multiple of eight bytes.
+fn header(path: &Path, order: &[(&str, &Tensor)], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
+    let mut pairs = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    pairs.extend(metadata.clone());
+    let mut fields = serde_json::Map::new();
+    fields.insert("__metadata__".into(), serde_json::json!(pairs));
+    let mut at = 0;
+    for (name, tensor) in order {
+        let kind = tensor.kind();
+        let dtype = dtype_name(kind).ok_or_else(|| {
+            Error::weights(path, format!("`{name}` has the type {kind:?}, which safetensors lacks"), "convert it first")
+        })?;
+        let end = at + tensor.numel() * kind.elt_size_in_bytes();
+        let field = serde_json::json!({ "dtype": dtype, "shape": tensor.size(), "data_offsets": [at, end] });
+        fields.insert((*name).to_owned(), field);
+        at = end;
+    }
+    let mut json = serde_json::to_vec(&fields).expect("a map of strings is JSON");
+    json.resize(json.len().next_multiple_of(8), b' ');
+    let mut header = (json.len() as u64).to_le_bytes().to_vec();
+    header.append(&mut json);
+    Ok(header)
+}
+
+fn sum_of(path: &Path) -> Result<Sum> {
+    let mut reader = BufReader::with_capacity(CHUNK, File::open(path).map_err(Error::io(path, "open"))?);
+    let mut summing = Summing::new(io::sink());
+    io::copy(&mut reader.by_ref(), &mut summing).map_err(Error::io(path, "read"))?;
+    Ok(summing.sum())
+}
+
+/// Names of all files below `folder`, with `/` between the parts.
+fn files_under(folder: &Path) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
+        let entry = entry.map_err(Error::io(folder, "list"))?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if entry.path().is_dir() {
+            names.extend(files_under(&entry.path())?.into_iter().map(|inner| format!("{name}/{inner}")));
+        } else {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn sync_tree(folder: &Path) -> Result<()> {
+    for entry in fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
+        let path = entry.map_err(Error::io(folder, "list"))?.path();
+        if path.is_dir() {
+            sync_tree(&path)?;
+        }
+    }
+    sync(folder)
+}
+
+fn sync(path: &Path) -> Result<()> {
+    File::open(path).and_then(|file| file.sync_all()).map_err(Error::io(path, "sync"))
+}
+
+fn parent(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => PathBuf::from("."),
+        Some(parent) => parent.to_owned(),
+        None => path.to_owned(),
+    }
+}
+
+/// `path` with `suffix` after its whole name.
+fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name: OsString = path.file_name().unwrap_or_default().to_owned();
+    name.push(suffix);
+    path.with_file_name(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Kind;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let mut names: Vec<String> =
+            fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    fn publish(target: &Path, content: &str) {
+        let mut staged = Staged::begin(target).unwrap();
+        staged.write_bytes("state.txt", content.as_bytes()).unwrap();
+        let tensor = Tensor::ones([3], (Kind::Float, Device::Cpu));
+        staged.write_tensors("part/x.safetensors", &[("a", &tensor)], &BTreeMap::new()).unwrap();
+        fs::write(staged.path().join("other.txt"), "written by hand").unwrap();
+        staged.publish().unwrap();
+    }
+
+    fn state(target: &Path) -> String {
+        fs::read_to_string(readable_folder(target).unwrap().join("state.txt")).unwrap()
+    }
+
+    #[test]
+    fn publishing_replaces_the_whole_folder_and_leaves_nothing_beside_it() {
+        let run = tempfile::tempdir().unwrap();
+        let last = run.path().join("last");
+        assert!(readable_folder(&last).is_err());
+        for content in ["one", "two"] {
+            publish(&last, content);
+            assert_eq!(state(&last), content);
+            assert_eq!(names(run.path()), ["last"]);
+            verify_folder(&last).unwrap();
+        }
+        assert_eq!(names(&last), [CHECKSUMS, "other.txt", "part", "state.txt"]);
+    }
+
+    #[test]
+    fn a_dropped_or_killed_writer_keeps_the_old_content() {
+        let run = tempfile::tempdir().unwrap();
+        let last = run.path().join("last");
+        publish(&last, "one");
+        let mut staged = Staged::begin(&last).unwrap();
+        staged.write_bytes("state.txt", b"two").unwrap();
+        drop(staged);
+        assert_eq!((state(&last).as_str(), names(run.path())), ("one", vec!["last".to_owned()]));
+
+        // Killed while writing: the half-written folder stays until the next writer comes.
+        fs::create_dir(run.path().join("last.tmp-dead")).unwrap();
+        assert_eq!(state(&last), "one");
+        publish(&last, "two");
+        assert_eq!(names(run.path()), ["last"]);
+    }
+
+    #[test]
+    fn a_crash_between_any_two_steps_is_recovered() {
+        let run = tempfile::tempdir().unwrap();
+        let (last, previous) = (run.path().join("last"), run.path().join("last.previous"));
+        // After step 1: only the previous one has its full name.
+        publish(&last, "one");
+        fs::rename(&last, &previous).unwrap();
+        fs::create_dir(run.path().join("last.tmp-dead")).unwrap();
+        assert_eq!(state(&last), "one");
+        recover_folder(&last).unwrap();
+        assert_eq!((state(&last).as_str(), names(run.path())), ("one", vec!["last".to_owned()]));
+        // After step 2: both are there, the new one counts.
+        fs::rename(&last, &previous).unwrap();
+        publish_beside(&last, "two");
+        assert_eq!(state(&last), "two");
+        recover_folder(&last).unwrap();
+        assert_eq!((state(&last).as_str(), names(run.path())), ("two", vec!["last".to_owned()]));
+    }
+
+    fn publish_beside(last: &Path, content: &str) {
+        fs::create_dir(last).unwrap();
+        fs::write(last.join("state.txt"), content).unwrap();
+    }
+
+    #[test]
+    fn verification_names_every_bad_file() {
+        let run = tempfile::tempdir().unwrap();
+        let last = run.path().join("last");
+        publish(&last, "one");
+        fs::write(last.join("state.txt"), "two").unwrap();
+        fs::write(last.join("other.txt"), "longer than it was before").unwrap();
+        fs::remove_file(last.join("part/x.safetensors")).unwrap();
+        let text = verify_folder(&last).unwrap_err().to_string();
+        for part in ["`state.txt` has another content", "`other.txt` has 25 bytes", "`part/x.safetensors` is missing"] {
+            assert!(text.contains(part), "{text}");
+        }
+        fs::remove_file(last.join(CHECKSUMS)).unwrap();
+        assert!(verify_folder(&last).unwrap_err().to_string().contains("no complete checkpoint"));
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error_with_a_remedy() {
+        let full = Path::new("/dev/full");
+        if !full.exists() {
+            return;
+        }
+        let tensor = Tensor::ones([3], (Kind::Float, Device::Cpu));
+        let mut out = OpenOptions::new().write(true).open(full).unwrap();
+        let error = stream(full, &mut out, &[("a", &tensor)], &BTreeMap::new()).unwrap_err();
+        assert!(matches!(&error, Error::Io { action: "write", .. }), "{error}");
+        assert!(error.hint().contains("free some space"), "{}", error.hint());
+    }
+
+    #[test]
+    fn a_failed_write_leaves_the_old_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("x.json");
+        write_bytes(&file, b"old").unwrap();
+        let result = write_with(&file, |out| {
+            out.write_all(b"half").unwrap();
+            Err(Error::Interrupted)
+        });
+        assert!(result.is_err());
+        assert_eq!(fs::read(&file).unwrap(), b"old");
+        assert_eq!(names(folder.path()), ["x.json"]);
+    }
+}

@@ -1,0 +1,464 @@
+//! A reader for the pickles inside PyTorch files that never executes anything (the semantics of `weights_only=True`).
+//!
+//! It knows dictionaries, lists, tuples, numbers, strings, `OrderedDict` and the functions that rebuild tensors and
+//! parameters from storages. A pickle that names anything else is refused.
+//! Opcodes: Python's `pickletools`; tensors: `torch/_utils.py`, `torch/_weights_only_unpickler.py`.
+
+use std::collections::HashMap;
+use std::rc::Rc;
+
+use tch::Kind;
+
+/// Why a pickle was refused, for a message that continues "`FILE`: ".
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    /// It names a function or class that is not on the list.
+    Executes(String),
+    /// It is damaged or uses what no state dict needs.
+    Malformed(String),
+}
+
+type Result<T> = std::result::Result<T, Refusal>;
+
+fn malformed<T>(reason: impl Into<String>) -> Result<T> {
+    Err(Refusal::Malformed(reason.into()))
+}
+
+/// A flat run of elements in `data/KEY` of the archive.
+#[derive(Debug, Clone)]
+pub(super) struct Storage {
+    pub(super) kind: Kind,
+    pub(super) key: Rc<str>,
+    pub(super) num_elements: i64,
+}
+
+/// A view into a storage, in elements.
+#[derive(Debug, Clone)]
+pub(super) struct TensorRef {
+    pub(super) storage: Rc<Storage>,
+    pub(super) offset: i64,
+    pub(super) shape: Vec<i64>,
+    pub(super) strides: Vec<i64>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Function {
+    OrderedDict,
+    RebuildTensor,
+    RebuildParameter,
+    Storage(Kind),
+}
+
+/// A value; containers are indices into the [`Pickle`], so that no depth or cycle of a hostile file can hurt.
+#[derive(Debug, Clone)]
+pub(super) enum Value {
+    None,
+    Int(i64),
+    /// Booleans, floats and bytes nobody here looks at.
+    Other,
+    Str(Rc<str>),
+    Tuple(usize),
+    List(usize),
+    Dict(usize),
+    Storage(Rc<Storage>),
+    Tensor(Rc<TensorRef>),
+    Function(Function),
+}
+
+/// A read pickle: the containers and the value on top.
+#[derive(Debug)]
+pub(super) struct Pickle {
+    dicts: Vec<Vec<(Value, Value)>>,
+    pub(super) top: Value,
+}
+
+impl Pickle {
+    /// Reads a whole pickle.
+    pub(super) fn read(bytes: &[u8]) -> Result<Self> {
+        let mut machine = Machine { bytes, ..Machine::default() };
+        let top = machine.run()?;
+        Ok(Self { dicts: machine.dicts, top })
+    }
+
+    /// The pairs of a dictionary.
+    pub(super) fn dict(&self, value: &Value) -> Option<&[(Value, Value)]> {
+        if let Value::Dict(index) = value { Some(&self.dicts[*index]) } else { None }
+    }
+}
+
+#[derive(Default)]
+struct Machine<'a> {
+    bytes: &'a [u8],
+    at: usize,
+    stack: Vec<Value>,
+    marks: Vec<usize>,
+    memo: HashMap<u64, Value>,
+    sequences: Vec<Vec<Value>>,
+    dicts: Vec<Vec<(Value, Value)>>,
+}
+
+impl Machine<'_> {
+    fn run(&mut self) -> Result<Value> {
+        loop {
+            let opcode = self.take(1)?[0];
+            match opcode {
+                b'.' => return self.pop(),
+                b'(' => self.marks.push(self.stack.len()),
+                b'0' => drop(self.pop()?),
+                b'1' => drop(self.pop_mark()?),
+                b'}' | b']' | b')' | b't' | b'l' | b'd' | 0x85..=0x87 => self.container(opcode)?,
+                b'a' | b'e' | b's' | b'u' => self.fill(opcode)?,
+                b'q' | b'r' | 0x94 | b'h' | b'j' => self.memo(opcode)?,
+                b'c' | 0x93 | b'R' | b'b' | b'Q' => self.object(opcode)?,
+                _ => {
+                    let value = self.scalar(opcode)?;
+                    self.stack.extend(value);
+                }
+            }
+        }
+    }
+
+    fn take(&mut self, count: usize) -> Result<&[u8]> {
+        let end = self.at.checked_add(count).filter(|&end| end <= self.bytes.len());
+        let Some(end) = end else { return malformed("its pickle ends early") };
+        let from = std::mem::replace(&mut self.at, end);
+        Ok(&self.bytes[from..end])
+    }
+
+    fn number(&mut self, width: usize) -> Result<u64> {
+        let mut bytes = [0; 8];
+        bytes[..width].copy_from_slice(self.take(width)?);
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn line(&mut self) -> Result<String> {
+        let rest = &self.bytes[self.at..];
+        let Some(length) = rest.iter().position(|&b| b == b'\n') else { return malformed("its pickle ends early") };
+        let text = String::from_utf8_lossy(&rest[..length]).into_owned();
+        self.at += length + 1;
+        Ok(text)
+    }
+
+    fn text(&mut self, width: usize) -> Result<Value> {
+        let Ok(length) = usize::try_from(self.number(width)?) else { return malformed("a string is too long") };
+        match std::str::from_utf8(self.take(length)?) {
+            Ok(text) => Ok(Value::Str(text.into())),
+            Err(_) => malformed("a string is not UTF-8"),
+        }
+    }
+
+    fn skip(&mut self, width: usize) -> Result<Value> {
+        let Ok(length) = usize::try_from(self.number(width)?) else { return malformed("a value is too long") };
+        self.take(length)?;
+        Ok(Value::Other)
+    }
+
+    fn pop(&mut self) -> Result<Value> {
+        // Values below the last mark belong to the container being built.
+        if self.stack.len() <= self.marks.last().copied().unwrap_or(0) {
+            return malformed("its pickle takes from an empty stack");
+        }
+        Ok(self.stack.pop().expect("the length was checked"))
+    }
+
+    fn pop_mark(&mut self) -> Result<Vec<Value>> {
+        let Some(mark) = self.marks.pop() else { return malformed("its pickle lacks a mark") };
+        Ok(self.stack.split_off(mark))
+    }
+
+    /// Constants; `None` for the opcodes that only frame.
+    fn scalar(&mut self, opcode: u8) -> Result<Option<Value>> {
+        Ok(Some(match opcode {
+            0x80 => {
+                let protocol = self.take(1)?[0];
+                if protocol > 5 {
+                    return malformed(format!("its pickle has the unknown protocol {protocol}"));
+                }
+                return Ok(None);
+            }
+            0x95 => {
+                self.take(8)?;
+                return Ok(None);
+            }
+            b'N' => Value::None,
+            0x88 | 0x89 => Value::Other,
+            b'K' => Value::Int(i64::from(self.take(1)?[0])),
+            b'M' => Value::Int(self.number(2)?.cast_signed()),
+            #[expect(clippy::cast_possible_truncation, reason = "four bytes were read")]
+            b'J' => Value::Int(i64::from((self.number(4)? as u32).cast_signed())),
+            0x8a => {
+                let length = usize::from(self.take(1)?[0]);
+                let bytes = self.take(length)?;
+                if length > 8 {
+                    Value::Other
+                } else {
+                    let negative = bytes.last().is_some_and(|b| b & 0x80 != 0);
+                    let mut wide = [if negative { 0xff } else { 0 }; 8];
+                    wide[..length].copy_from_slice(bytes);
+                    Value::Int(i64::from_le_bytes(wide))
+                }
+            }
+            b'G' => {
+                self.take(8)?;
+                Value::Other
+            }
+            0x8c => self.text(1)?,
+            b'X' => self.text(4)?,
+            0x8d => self.text(8)?,
+            b'U' | b'C' => self.skip(1)?,
+            b'T' | b'B' => self.skip(4)?,
+            0x8e => self.skip(8)?,
+            other => return malformed(format!("its pickle uses opcode 0x{other:02x}, which no state dict needs")),
+        }))
+    }
+
+    fn container(&mut self, opcode: u8) -> Result<()> {
+        let value = match opcode {
+            b'}' => self.new_dict(Vec::new()),
+            b']' => self.new_list(Vec::new()),
+            b')' => self.new_tuple(Vec::new()),
+            b'd' => {
+                let items = self.pop_mark()?;
+                let pairs = pairs(items)?;
+                self.new_dict(pairs)
+            }
+            b'l' => {
+                let items = self.pop_mark()?;
+                self.new_list(items)
+            }
+            b't' => {
+                let items = self.pop_mark()?;
+                self.new_tuple(items)
+            }
+            _ => {
+                let mut items = Vec::new();
+                for _ in 0..=(opcode - 0x85) {
+                    items.push(self.pop()?);
+                }
+                items.reverse();
+                self.new_tuple(items)
+            }
+        };
+        self.stack.push(value);
+        Ok(())
+    }
+
+    fn new_dict(&mut self, pairs: Vec<(Value, Value)>) -> Value {
+        self.dicts.push(pairs);
+        Value::Dict(self.dicts.len() - 1)
+    }
+
+    fn new_list(&mut self, items: Vec<Value>) -> Value {
+        self.sequences.push(items);
+        Value::List(self.sequences.len() - 1)
+    }
+
+    fn new_tuple(&mut self, items: Vec<Value>) -> Value {
+        self.sequences.push(items);
+        Value::Tuple(self.sequences.len() - 1)
+    }
+
+    fn fill(&mut self, opcode: u8) -> Result<()> {
+        let items = match opcode {
+            b'a' => vec![self.pop()?],
+            b's' => {
+                let value = self.pop()?;
+                vec![self.pop()?, value]
+            }
+            _ => self.pop_mark()?,
+        };
+        match (opcode, self.stack.last()) {
+            (b'a' | b'e', Some(&Value::List(index))) => self.sequences[index].extend(items),
+            (b's' | b'u', Some(&Value::Dict(index))) => self.dicts[index].extend(pairs(items)?),
+            _ => return malformed("its pickle adds items to what is no list or dictionary"),
+        }
+        Ok(())
+    }
+
+    fn memo(&mut self, opcode: u8) -> Result<()> {
+        let key = match opcode {
+            b'q' | b'h' => self.number(1)?,
+            b'r' | b'j' => self.number(4)?,
+            _ => self.memo.len() as u64,
+        };
+        if matches!(opcode, b'h' | b'j') {
+            let Some(value) = self.memo.get(&key) else { return malformed("its pickle reads an unset memo") };
+            self.stack.push(value.clone());
+        } else {
+            let Some(value) = self.stack.last() else { return malformed("its pickle takes from an empty stack") };
+            self.memo.insert(key, value.clone());
+        }
+        Ok(())
+    }
+
+    fn object(&mut self, opcode: u8) -> Result<()> {
+        let value = match opcode {
+            b'c' => {
+                let (module, name) = (self.line()?, self.line()?);
+                Value::Function(allowed(&module, &name)?)
+            }
+            0x93 => {
+                let (name, module) = (self.pop()?, self.pop()?);
+                let (Value::Str(module), Value::Str(name)) = (module, name) else {
+                    return malformed("its pickle names a function by what is no string");
+                };
+                Value::Function(allowed(&module, &name)?)
+            }
+            b'R' => {
+                let arguments = self.pop()?;
+                let function = self.pop()?;
+                self.call(&function, &arguments)?
+            }
+            b'b' => {
+                // The state of an `OrderedDict` is `_metadata` (module versions); nothing else has one here.
+                self.pop()?;
+                match self.stack.last() {
+                    Some(Value::Dict(_)) => return Ok(()),
+                    _ => return malformed("its pickle sets the state of what is no dictionary"),
+                }
+            }
+            _ => {
+                let id = self.pop()?;
+                self.storage(&id)?
+            }
+        };
+        self.stack.push(value);
+        Ok(())
+    }
+
+    fn items(&self, value: &Value) -> Result<&[Value]> {
+        match value {
+            Value::Tuple(index) | Value::List(index) => Ok(&self.sequences[*index]),
+            _ => malformed("its pickle has something else where a tuple belongs"),
+        }
+    }
+
+    fn integers(&self, value: &Value) -> Result<Vec<i64>> {
+        self.items(value)?
+            .iter()
+            .map(|item| if let Value::Int(i) = item { Ok(*i) } else { malformed("a shape or stride is no integer") })
+            .collect()
+    }
+
+    /// `('storage', torch.FloatStorage, '0', 'cpu', 1536)`
+    fn storage(&self, id: &Value) -> Result<Value> {
+        match self.items(id)? {
+            [Value::Str(tag), Value::Function(kind), Value::Str(key), Value::Str(_device), Value::Int(count)]
+                if &**tag == "storage" =>
+            {
+                let Function::Storage(kind) = *kind else {
+                    return malformed("a storage has no element type");
+                };
+                Ok(Value::Storage(Rc::new(Storage { kind, key: key.clone(), num_elements: *count })))
+            }
+            _ => malformed("a persistent id is no storage"),
+        }
+    }
+
+    fn call(&mut self, function: &Value, arguments: &Value) -> Result<Value> {
+        let Value::Function(function) = function else {
+            return malformed("its pickle calls what is no function");
+        };
+        let arguments = self.items(arguments)?;
+        match (function, arguments) {
+            (Function::OrderedDict, []) => Ok(self.new_dict(Vec::new())),
+            (Function::OrderedDict, [list]) => {
+                let mut pairs = Vec::new();
+                for pair in self.items(list)? {
+                    let [key, value] = self.items(pair)? else {
+                        return malformed("an `OrderedDict` is built from what are no pairs");
+                    };
+                    pairs.push((key.clone(), value.clone()));
+                }
+                Ok(self.new_dict(pairs))
+            }
+            (Function::RebuildTensor, [Value::Storage(storage), Value::Int(offset), shape, strides, ..]) => {
+                let (shape, strides) = (self.integers(shape)?, self.integers(strides)?);
+                let tensor = TensorRef { storage: storage.clone(), offset: *offset, shape, strides };
+                Ok(Value::Tensor(Rc::new(tensor)))
+            }
+            (Function::RebuildParameter, [tensor @ Value::Tensor(_), ..]) => Ok(tensor.clone()),
+            _ => malformed("its pickle calls a known function with unknown arguments"),
+        }
+    }
+}
+
+fn pairs(items: Vec<Value>) -> Result<Vec<(Value, Value)>> {
+    if !items.len().is_multiple_of(2) {
+        return malformed("a dictionary has a key without a value");
+    }
+    let mut items = items.into_iter();
+    let mut pairs = Vec::with_capacity(items.len() / 2);
+    while let (Some(key), Some(value)) = (items.next(), items.next()) {
+        pairs.push((key, value));
+    }
+    Ok(pairs)
+}
+
+fn allowed(module: &str, name: &str) -> Result<Function> {
+    Ok(match (module, name) {
+        ("collections", "OrderedDict") => Function::OrderedDict,
+        ("torch._utils", "_rebuild_tensor_v2") => Function::RebuildTensor,
+        ("torch._utils", "_rebuild_parameter") => Function::RebuildParameter,
+        ("torch", "FloatStorage") => Function::Storage(Kind::Float),
+        ("torch", "DoubleStorage") => Function::Storage(Kind::Double),
+        ("torch", "HalfStorage") => Function::Storage(Kind::Half),
+        ("torch", "BFloat16Storage") => Function::Storage(Kind::BFloat16),
+        ("torch", "LongStorage") => Function::Storage(Kind::Int64),
+        ("torch", "IntStorage") => Function::Storage(Kind::Int),
+        ("torch", "ShortStorage") => Function::Storage(Kind::Int16),
+        ("torch", "CharStorage") => Function::Storage(Kind::Int8),
+        ("torch", "ByteStorage") => Function::Storage(Kind::Uint8),
+        ("torch", "BoolStorage") => Function::Storage(Kind::Bool),
+        _ => return Err(Refusal::Executes(format!("{module}.{name}"))),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn any_other_function_is_refused_by_name() {
+        // `os.system("true")`, as protocol 0 writes it.
+        let refusal = Pickle::read(b"cos\nsystem\n(U\x04true\x85R.").unwrap_err();
+        assert_eq!(refusal, Refusal::Executes("os.system".into()));
+        // The same through STACK_GLOBAL.
+        let refusal = Pickle::read(b"\x80\x04\x8c\x05posix\x8c\x06system\x93.").unwrap_err();
+        assert_eq!(refusal, Refusal::Executes("posix.system".into()));
+    }
+
+    #[test]
+    fn every_prefix_of_a_pickle_is_malformed_and_never_a_panic() {
+        // {"a": [1, 300, -2, None, True, 2**40], "b": (1.5, b"x")} with protocol 4.
+        let whole: &[u8] =
+            b"\x80\x04}\x94(\x8c\x01a\x94]\x94(K\x01M\x2c\x01J\xfe\xff\xff\xffN\x88\x8a\x06\0\0\0\0\0\x01e\
+            \x8c\x01bG?\xf8\0\0\0\0\0\0C\x01x\x86u.";
+        let mut machine = Machine { bytes: whole, ..Machine::default() };
+        assert!(matches!(machine.run().unwrap(), Value::Dict(0)));
+        let [(_, list), (_, tuple)] = machine.dicts[0].as_slice() else { panic!("two pairs") };
+        let list = machine.items(list).unwrap();
+        assert!(matches!(
+            list,
+            [Value::Int(1), Value::Int(300), Value::Int(-2), Value::None, Value::Other, Value::Int(n)]
+                if *n == 1 << 40
+        ));
+        assert!(matches!(machine.items(tuple).unwrap(), [Value::Other, Value::Other]));
+        for end in 0..whole.len() {
+            assert!(matches!(Pickle::read(&whole[..end]), Err(Refusal::Malformed(_))), "prefix of {end} bytes");
+        }
+    }
+
+    #[test]
+    fn changed_bytes_give_a_value_or_a_refusal() {
+        let whole = b"\x80\x02ccollections\nOrderedDict\nq\0)Rq\x01(X\x01\0\0\0aq\x02K\x01u}q\x03X\x01\0\0\0bK\x02sb.";
+        assert!(Pickle::read(whole).is_ok());
+        for at in 0..whole.len() {
+            for byte in 0..=255 {
+                let mut changed = *whole;
+                changed[at] = byte;
+                let _ = Pickle::read(&changed);
+            }
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! PyTorch's zip format (`.pth`, `.pt`, `pytorch_model.bin`), read without executing its pickle.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{Cursor, Read};
+use std::ops::Range;
+use std::path::Path;
+
+use zip::{CompressionMethod, ZipArchive};
+
+use super::pickle::{Pickle, Refusal, TensorRef, Value};
+use super::{Entries, Entry, TensorInfo};
+use crate::error::{Error, Result};
+
+/// Under these a training checkpoint keeps its state dict.
+const INNER: [&str; 5] = ["state_dict", "model_state_dict", "model", "module", "net"];
+
+const RESAVE: &str = "load it in PyTorch and write it again with `torch.save(model.state_dict(), FILE)`";
+const AGAIN: &str = "the file is incomplete or damaged: download or copy it again";
+
+/// Whether this is a zip archive or a bare pickle or tar as old PyTorch wrote them.
+pub(super) fn looks_like(bytes: &[u8]) -> bool {
+    is_zip(bytes) || is_legacy(bytes)
+}
+
+fn is_zip(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"PK")
+}
+
+fn is_legacy(bytes: &[u8]) -> bool {
+    matches!(bytes, [0x80, 1..=5, ..]) || bytes.get(257..262) == Some(b"ustar")
+}
+
+/// The tensors of a file in the order of its state dict.
+pub(super) fn entries(file: &Path, bytes: &[u8]) -> Result<Entries> {
+    if !is_zip(bytes) {
+        return Err(Error::weights(
+            file,
+            "is in the format PyTorch wrote before 1.6, a bare pickle, which is not read here",
+            "load it in PyTorch (`torch.load(FILE, weights_only=True)`) and write it again with `torch.save`",
+        ));
+    }
+    let (pickle, parts) = open(file, bytes)?;
+    let pickle = Pickle::read(&pickle).map_err(|refusal| match refusal {
+        Refusal::Executes(name) => Error::weights(
+            file,
+            format!("refuses to execute `{name}`: only tensors are read from a pickle"),
+            format!("if you trust the file, {RESAVE}"),
+        ),
+        Refusal::Malformed(reason) => Error::weights(file, reason, AGAIN),
+    })?;
+    let mut found = Vec::new();
+    let mut seen = HashSet::new();
+    for (name, tensor) in state_dict(file, &pickle)? {
+        let entry =
+            place(&tensor, &parts).map_err(|reason| Error::weights(file, format!("`{name}` {reason}"), AGAIN))?;
+        if !seen.insert(name.clone()) {
+            return Err(Error::weights(file, format!("holds `{name}` twice"), RESAVE));
+        }
+        found.push((name, entry));
+    }
+    Ok(found)
+}
+
+/// Where in the file each `data/KEY` lies.
+type Parts = HashMap<String, Range<usize>>;
+
+/// The pickle's bytes and the place of every storage.
+fn open(file: &Path, bytes: &[u8]) -> Result<(Vec<u8>, Parts)> {
+    let zip_error = |error: zip::result::ZipError| {
+        Error::weights(file, format!("is not a complete zip archive ({} bytes): {error}", bytes.len()), AGAIN)
+    };
+    let mut zip = ZipArchive::new(Cursor::new(bytes)).map_err(zip_error)?;
+    let name = zip
+        .file_names()
+        .filter(|name| *name == "data.pkl" || name.ends_with("/data.pkl"))
+        .min_by_key(|name| name.len())
+        .map(str::to_owned)
+        .ok_or_else(|| {
+            Error::weights(file, "is a zip archive without `data.pkl`, so not a PyTorch file", "name a PyTorch file")
+        })?;
+    let prefix = name.trim_end_matches("data.pkl").to_owned();
+
+    let mut pickle = Vec::new();
+    let mut entry = zip.by_name(&name).map_err(zip_error)?;
+    entry.read_to_end(&mut pickle).map_err(|error| Error::weights(file, format!("`{name}`: {error}"), AGAIN))?;
+    drop(entry);
+
+    if let Ok(mut order) = zip.by_name(&format!("{prefix}byteorder")) {
+        let mut text = String::new();
+        order
+            .read_to_string(&mut text)
+            .map_err(|error| Error::weights(file, format!("`byteorder`: {error}"), AGAIN))?;
+        if text.trim() != "little" {
+            return Err(Error::weights(file, format!("has the byte order `{}`", text.trim()), RESAVE));
+        }
+    }
+    let mut parts = HashMap::new();
+    for index in 0..zip.len() {
+        let entry = zip.by_index_raw(index).map_err(zip_error)?;
+        let Some(key) = entry.name().strip_prefix(&prefix).and_then(|name| name.strip_prefix("data/")) else {
+            continue;
+        };
+        if entry.compression() != CompressionMethod::Stored {
+            return Err(Error::weights(file, format!("stores `{}` compressed", entry.name()), RESAVE));
+        }
+        let range = usize::try_from(entry.data_start()).ok().zip(usize::try_from(entry.size()).ok());
+        let range = range.and_then(|(start, size)| Some(start..start.checked_add(size)?));
+        let Some(range) = range.filter(|range| range.end <= bytes.len()) else {
+            return Err(Error::weights(file, format!("`{}` reaches past its end", entry.name()), AGAIN));
+        };
+        parts.insert(key.to_owned(), range);
+    }
+    Ok((pickle, parts))
+}
+
+/// The named tensors: the dictionary itself, or the one inside a training checkpoint.
+fn state_dict(file: &Path, pickle: &Pickle) -> Result<Vec<(String, std::rc::Rc<TensorRef>)>> {
+    let refuse = |reason: String| Err(Error::weights(file, reason, RESAVE));
+    let Some(top) = pickle.dict(&pickle.top) else {
+        return refuse("holds no dictionary of tensors".into());
+    };
+    let direct = tensors(top);
+    if !direct.is_empty() {
+        return Ok(direct);
+    }
+    let inner: Vec<(&str, Vec<_>)> = top
+        .iter()
+        .filter_map(|(key, value)| Some((text(key)?, tensors(pickle.dict(value)?))))
+        .filter(|(_, tensors)| !tensors.is_empty())
+        .collect();
+    let named = INNER.iter().find_map(|name| inner.iter().position(|(key, _)| key == name));
+    let position = if inner.len() == 1 { Some(0) } else { named };
+    if let Some(position) = position {
+        return Ok(inner.into_iter().nth(position).map(|(_, tensors)| tensors).unwrap_or_default());
+    }
+    let keys: Vec<&str> = top.iter().filter_map(|(key, _)| text(key)).collect();
+    refuse(format!("holds no state dict (its keys: `{}`)", keys.join("`, `")))
+}
+
+fn tensors(pairs: &[(Value, Value)]) -> Vec<(String, std::rc::Rc<TensorRef>)> {
+    pairs
+        .iter()
+        .filter_map(|(key, value)| match (key, value) {
+            (Value::Str(key), Value::Tensor(tensor)) => Some((key.to_string(), tensor.clone())),
+            _ => None,
+        })
+        .collect()
+}
+
+fn text(value: &Value) -> Option<&str> {
+    if let Value::Str(text) = value { Some(text) } else { None }
+}
+
+/// Checks the view against its storage; the reason continues "`NAME` ".
+fn place(tensor: &TensorRef, parts: &Parts) -> std::result::Result<Entry, String> {
+    let TensorRef { storage, offset, shape, strides } = tensor;
+    let part = parts.get(&*storage.key).ok_or_else(|| format!("lies in `data/{}`, which is missing", storage.key))?;
+    let size = storage.kind.elt_size_in_bytes();
+    let bounds = || {
+        if shape.len() != strides.len() || shape.iter().chain(strides).chain([offset]).any(|&n| n < 0) {
+            return None;
+        }
+        let numel = shape.iter().try_fold(1_i64, |n, &d| n.checked_mul(d))?;
+        let last = shape.iter().zip(strides).try_fold(0_i64, |sum, (&d, &s)| sum.checked_add((d - 1).checked_mul(s)?));
+        let elements = if numel == 0 { 0 } else { last?.checked_add(1)? };
+        let end = usize::try_from(offset.checked_add(elements)?).ok()?;
+        let in_storage = end <= usize::try_from(storage.num_elements).ok()?;
+        let in_part = end.checked_mul(size)? <= part.len();
+        (in_storage && in_part).then_some((usize::try_from(elements).ok()?, usize::try_from(*offset).ok()?))
+    };
+    let (elements, offset) = bounds().ok_or_else(|| {
+        format!(
+            "of shape {shape:?} and strides {strides:?} reaches past its storage of {} elements ({} bytes)",
+            storage.num_elements,
+            part.len()
+        )
+    })?;
+    let info = TensorInfo { kind: storage.kind, shape: shape.clone() };
+    let strides = if in_order(shape, strides) { None } else { Some(strides.clone()) };
+    Ok(Entry { file: 0, info, strides, start: part.start + offset * size, span: elements * size })
+}
+
+fn in_order(shape: &[i64], strides: &[i64]) -> bool {
+    let mut expected = 1_i64;
+    shape.iter().zip(strides).rev().all(|(&d, &s)| {
+        let fits = d == 1 || s == expected;
+        expected = expected.saturating_mul(d);
+        fits
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Kind;
+
+    use super::super::pickle::Storage;
+    use super::*;
+
+    #[test]
+    fn order_ignores_strides_of_single_dimensions() {
+        assert!(in_order(&[2, 1, 3], &[3, 99, 1]));
+        assert!(in_order(&[], &[]));
+        assert!(!in_order(&[2, 3], &[1, 2]));
+        assert!(!in_order(&[2, 3], &[0, 1]));
+    }
+
+    #[test]
+    fn views_past_their_storage_are_refused() {
+        let parts = HashMap::from([("0".to_owned(), 100..196)]);
+        let place_of = |elements, offset, shape: &[i64], strides: &[i64]| {
+            let storage = Storage { kind: Kind::Float, key: "0".into(), num_elements: elements };
+            let (shape, strides) = (shape.to_vec(), strides.to_vec());
+            place(&TensorRef { storage: storage.into(), offset, shape, strides }, &parts)
+        };
+        let entry = place_of(24, 2, &[2, 3], &[6, 1]).unwrap();
+        assert_eq!((entry.start, entry.span), (108, 36));
+        assert!(place_of(24, 0, &[4, 6], &[6, 1]).is_ok());
+        for (elements, offset, shape, strides) in [
+            (23, 0, [4, 6], [6, 1]),
+            (30, 1, [4, 6], [6, 1]),
+            (24, -1, [4, 6], [6, 1]),
+            (24, 0, [4, -6], [6, 1]),
+            (24, 0, [4, 6], [-6, 1]),
+            (24, 0, [i64::MAX, 2], [i64::MAX, 1]),
+            (i64::MAX, i64::MAX, [2, 2], [1, 1]),
+        ] {
+            let reason = place_of(elements, offset, &shape, &strides).unwrap_err();
+            assert!(reason.contains("reaches past its storage"), "{reason}");
+        }
+        assert!(place_of(24, 0, &[4, 6], &[6]).is_err());
+    }
+}

@@ -1,0 +1,173 @@
+//! Headers of `.safetensors` files, `*.index.json` and what a checkpoint folder may hold.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::{Component, Path, PathBuf};
+
+use safetensors::tensor::{Dtype, Metadata, SafeTensors};
+use tch::Kind;
+
+use super::{Archive, Entries, Entry, TensorInfo};
+use crate::error::{Error, Result};
+use crate::units::Bytes;
+
+const AGAIN: &str = "the file is incomplete: delete it and download or copy it again";
+
+/// Names a checkpoint folder may use for its weights, best first.
+const MAIN_FILES: [&str; 5] = [
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "adapter_model.safetensors",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+];
+
+/// The file to open in a checkpoint folder.
+pub(super) fn main_file(folder: &Path) -> Result<PathBuf> {
+    MAIN_FILES.iter().map(|name| folder.join(name)).find(|file| file.exists()).ok_or_else(|| {
+        Error::weights(
+            folder,
+            format!("holds none of `{}`", MAIN_FILES.join("`, `")),
+            "name a checkpoint folder or the weight file itself",
+        )
+    })
+}
+
+/// The tensors of one file in file order, and its string metadata.
+pub(super) fn entries(file: &Path, bytes: &[u8]) -> Result<(Entries, HashMap<String, String>)> {
+    let (data_start, header) = header(file, bytes)?;
+    let mut found = Vec::new();
+    for name in header.offset_keys() {
+        let info = header.info(&name).expect("the name was listed by the same header");
+        let kind = kind_of(info.dtype).ok_or_else(|| {
+            Error::weights(
+                file,
+                format!("`{name}` has the type {:?}, which is not supported", info.dtype),
+                "convert the checkpoint to bf16, f16 or f32",
+            )
+        })?;
+        let shape =
+            info.shape.iter().map(|&d| i64::try_from(d)).collect::<Result<_, _>>().map_err(|_| {
+                Error::weights(file, format!("`{name}` has the impossible shape {:?}", info.shape), AGAIN)
+            })?;
+        let (from, to) = info.data_offsets;
+        let info = TensorInfo { kind, shape };
+        found.push((name, Entry { file: 0, info, strides: None, start: data_start + from, span: to - from }));
+    }
+    Ok((found, header.metadata().clone().unwrap_or_default()))
+}
+
+fn header(file: &Path, bytes: &[u8]) -> Result<(usize, Metadata)> {
+    let error = match SafeTensors::read_metadata(bytes) {
+        Ok((length, header)) => return Ok((8 + length, header)),
+        Err(error) => error,
+    };
+    let found = bytes.len() as u64;
+    if let Some(expected) = expected_size(bytes)
+        && expected != found
+    {
+        let what = if found < expected { "is truncated" } else { "has bytes after its last tensor" };
+        return Err(Error::weights(
+            file,
+            format!("{what}: expected {expected} bytes ({}), found {found} ({})", Bytes(expected), Bytes(found)),
+            AGAIN,
+        ));
+    }
+    Err(Error::weights(
+        file,
+        format!("is not a readable safetensors file ({found} bytes): {error}"),
+        "check that it is a `.safetensors` file and download or copy it again",
+    ))
+}
+
+/// The size the header promises; for a file cut inside its header at least the header's end; `None` when even that is
+/// nonsense.
+fn expected_size(bytes: &[u8]) -> Option<u64> {
+    let length = u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?);
+    if length > 100_000_000 {
+        return None;
+    }
+    let end = 8 + usize::try_from(length).ok()?;
+    let Some(header) = bytes.get(8..end) else { return Some(end as u64) };
+    let header: Metadata = serde_json::from_slice(header).ok()?;
+    Some((end + header.data_len()) as u64)
+}
+
+fn kind_of(dtype: Dtype) -> Option<Kind> {
+    Some(match dtype {
+        Dtype::BOOL => Kind::Bool,
+        Dtype::U8 => Kind::Uint8,
+        Dtype::I8 => Kind::Int8,
+        Dtype::I16 => Kind::Int16,
+        Dtype::I32 => Kind::Int,
+        Dtype::I64 => Kind::Int64,
+        Dtype::F16 => Kind::Half,
+        Dtype::BF16 => Kind::BFloat16,
+        Dtype::F32 => Kind::Float,
+        Dtype::F64 => Kind::Double,
+        _ => return None,
+    })
+}
+
+/// The name of `kind` in a safetensors header.
+pub(super) fn dtype_name(kind: Kind) -> Option<&'static str> {
+    Some(match kind {
+        Kind::Bool => "BOOL",
+        Kind::Uint8 => "U8",
+        Kind::Int8 => "I8",
+        Kind::Int16 => "I16",
+        Kind::Int => "I32",
+        Kind::Int64 => "I64",
+        Kind::Half => "F16",
+        Kind::BFloat16 => "BF16",
+        Kind::Float => "F32",
+        Kind::Double => "F64",
+        _ => return None,
+    })
+}
+
+#[derive(serde::Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+/// Adds every shard an index names and checks that each holds what the index promises.
+pub(super) fn open_index(archive: &mut Archive, file: &Path) -> Result<()> {
+    let text = std::fs::read(file).map_err(Error::io(file, "read"))?;
+    let index: Index = serde_json::from_slice(&text)
+        .map_err(|error| Error::weights(file, format!("is not a shard index: {error}"), "download or copy it again"))?;
+    let folder = file.parent().unwrap_or(Path::new("."));
+    let mut shards: BTreeMap<&str, HashSet<&str>> = BTreeMap::new();
+    for (name, shard) in &index.weight_map {
+        let mut parts = Path::new(shard).components();
+        if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
+            return Err(Error::weights(
+                file,
+                format!("places `{name}` in `{shard}`, which is not a file beside the index"),
+                "do not use this checkpoint: an index names files of its own folder only",
+            ));
+        }
+        shards.entry(shard).or_default().insert(name);
+    }
+    let missing: Vec<&str> = shards.keys().copied().filter(|shard| !folder.join(shard).exists()).collect();
+    if !missing.is_empty() {
+        return Err(Error::weights(
+            file,
+            format!("{} of {} shards are missing: `{}`", missing.len(), shards.len(), missing.join("`, `")),
+            "download or copy the missing shards into the same folder",
+        ));
+    }
+    for (shard, promised) in shards {
+        let path = folder.join(shard);
+        let held: HashSet<String> = archive.add_file(&path)?.into_iter().collect();
+        let mut absent: Vec<&str> = promised.into_iter().filter(|name| !held.contains(*name)).collect();
+        if !absent.is_empty() {
+            absent.sort_unstable();
+            return Err(Error::weights(
+                path,
+                format!("lacks {} tensors that the index promises: `{}`", absent.len(), absent.join("`, `")),
+                "index and shard belong to different revisions: download both again",
+            ));
+        }
+    }
+    Ok(())
+}

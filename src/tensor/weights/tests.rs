@@ -1,0 +1,336 @@
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::*;
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pth").join(name)
+}
+
+fn shared(name: &str) -> Option<PathBuf> {
+    let root = std::env::var_os("PRSMED_SHARED")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
+    let path = root.join(name);
+    if path.exists() {
+        return Some(path);
+    }
+    #[expect(clippy::print_stderr, reason = "a skipped test must be visible")]
+    {
+        eprintln!("skipped: {} is absent", path.display());
+    }
+    None
+}
+
+fn values(tensor: &Tensor) -> Vec<f64> {
+    Vec::try_from(tensor.to_kind(Kind::Double).contiguous().view(-1)).unwrap()
+}
+
+fn write(path: &Path, tensors: &[(&str, &Tensor)]) {
+    write_safetensors(path, tensors, &BTreeMap::new()).unwrap();
+}
+
+fn message(result: Result<Archive>) -> String {
+    let error = result.unwrap_err();
+    assert!(!error.hint().is_empty(), "no hint: {error}");
+    error.to_string()
+}
+
+const KINDS: [Kind; 10] = [
+    Kind::Double,
+    Kind::Float,
+    Kind::Half,
+    Kind::BFloat16,
+    Kind::Int64,
+    Kind::Int,
+    Kind::Int16,
+    Kind::Int8,
+    Kind::Uint8,
+    Kind::Bool,
+];
+
+#[test]
+fn safetensors_round_trip_in_every_kind() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.safetensors");
+    let tensors: Vec<(String, Tensor)> = KINDS
+        .iter()
+        .map(|&kind| (format!("{kind:?}"), Tensor::from_slice(&[0_i64, 1, 3, 0, 1, 2]).to_kind(kind).view([2, 3])))
+        .chain([("strided".to_owned(), Tensor::arange(6, (Kind::Float, Device::Cpu)).view([2, 3]).tr())])
+        .chain([("empty".to_owned(), Tensor::zeros([0, 4], (Kind::Float, Device::Cpu)))])
+        .chain([("scalar".to_owned(), Tensor::from(1.5_f32))])
+        .collect();
+    let pairs: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    write_safetensors(&file, &pairs, &BTreeMap::from([("step".to_owned(), "7".to_owned())])).unwrap();
+
+    let archive = Archive::open(&file).unwrap();
+    assert_eq!(archive.names().len(), tensors.len());
+    assert_eq!(archive.metadata()["format"], "pt");
+    assert_eq!(archive.metadata()["step"], "7");
+    for (name, tensor) in &tensors {
+        let read = archive.read(name).unwrap();
+        assert_eq!((read.kind(), read.size()), (tensor.kind(), tensor.size()), "{name}");
+        assert_eq!(values(&read), values(tensor), "{name}");
+    }
+    // The crate of the format agrees about the file.
+    let bytes = fs::read(&file).unwrap();
+    assert_eq!(::safetensors::SafeTensors::deserialize(&bytes).unwrap().len(), tensors.len());
+    assert!(write_safetensors(&file, &[("a", &tensors[0].1), ("a", &tensors[1].1)], &BTreeMap::new()).is_err());
+}
+
+#[test]
+fn copy_converts_and_crosses_chunks_into_leaves_and_strided_targets() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.safetensors");
+    let count = i64::try_from(CHUNK / 4).unwrap() * 2 + 5;
+    let long = Tensor::arange(count, (Kind::Int, Device::Cpu));
+    let square = Tensor::arange(6, (Kind::Float, Device::Cpu)).view([2, 3]);
+    write(&file, &[("long", &long), ("square", &square)]);
+    let archive = Archive::open(&file).unwrap();
+
+    let mut wide = Tensor::zeros([count], (Kind::Int64, Device::Cpu));
+    archive.copy_into("long", &mut wide).unwrap();
+    assert!(wide.equal(&long.to_kind(Kind::Int64)));
+
+    let mut leaf = Tensor::zeros([2, 3], (Kind::BFloat16, Device::Cpu)).set_requires_grad(true);
+    archive.copy_into("square", &mut leaf).unwrap();
+    assert_eq!(values(&leaf.detach()), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+    assert!(leaf.requires_grad() && leaf.is_leaf());
+
+    let mut turned = Tensor::zeros([3, 2], (Kind::Float, Device::Cpu)).tr();
+    archive.copy_into("square", &mut turned).unwrap();
+    assert!(turned.equal(&square));
+
+    let error = archive.copy_into("square", &mut wide).unwrap_err().to_string();
+    assert!(error.contains("`square` has shape [2, 3], expected"), "{error}");
+    assert!(archive.read("none").unwrap_err().to_string().contains("no tensor `none`"));
+}
+
+#[test]
+fn tensors_at_odd_offsets_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.safetensors");
+    let header = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}}"#;
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend(header);
+    bytes.push(9);
+    bytes.extend([1.5_f32.to_le_bytes(), (-2.0_f32).to_le_bytes()].concat());
+    fs::write(&file, bytes).unwrap();
+    assert_eq!(values(&Archive::open(&file).unwrap().read("b").unwrap()), [1.5, -2.0]);
+}
+
+#[test]
+fn damaged_safetensors_say_what_is_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.safetensors");
+    write(&file, &[("a", &Tensor::zeros([100], (Kind::Float, Device::Cpu)))]);
+    let whole = fs::read(&file).unwrap();
+    for end in 0..whole.len() {
+        fs::write(&file, &whole[..end]).unwrap();
+        let text = message(Archive::open(&file));
+        let said = if end < 8 { "is not a readable safetensors file" } else { "is truncated: expected" };
+        assert!(text.contains(said) && text.contains("x.safetensors"), "{end}: {text}");
+    }
+    fs::write(&file, &whole[..whole.len() - 1]).unwrap();
+    let text = message(Archive::open(&file));
+    assert!(text.contains(&format!("expected {} bytes", whole.len())), "{text}");
+    assert!(text.contains(&format!("found {} (", whole.len() - 1)), "{text}");
+
+    fs::write(&file, [&whole[..], &[0]].concat()).unwrap();
+    assert!(message(Archive::open(&file)).contains("bytes after its last tensor"));
+    fs::write(&file, "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n").unwrap();
+    assert!(message(Archive::open(&file)).contains("Git LFS pointer"));
+    fs::write(&file, [0xff; 64]).unwrap();
+    assert!(message(Archive::open(&file)).contains("not a readable safetensors file"));
+}
+
+fn sharded(folder: &Path) -> (Tensor, Tensor) {
+    let (a, b) = (Tensor::from_slice(&[1.0_f32, 2.0]), Tensor::from_slice(&[3.0_f32]));
+    write(&folder.join("model-1.safetensors"), &[("a", &a)]);
+    write(&folder.join("model-2.safetensors"), &[("b", &b)]);
+    let index = r#"{"metadata":{"total_size":12},"weight_map":{"a":"model-1.safetensors","b":"model-2.safetensors"}}"#;
+    fs::write(folder.join("model.safetensors.index.json"), index).unwrap();
+    (a, b)
+}
+
+#[test]
+fn a_sharded_folder_is_one_archive_and_every_shard_is_checked() {
+    let temp = tempfile::tempdir().unwrap();
+    let folder = temp.path();
+    assert!(message(Archive::open(folder)).contains("holds none of"));
+    let (a, b) = sharded(folder);
+    let archive = Archive::open(folder).unwrap();
+    assert_eq!(archive.names(), ["a", "b"]);
+    assert!(archive.read("a").unwrap().equal(&a) && archive.read("b").unwrap().equal(&b));
+
+    let shard = folder.join("model-2.safetensors");
+    let whole = fs::read(&shard).unwrap();
+    fs::write(&shard, &whole[..whole.len() - 2]).unwrap();
+    let text = message(Archive::open(folder));
+    assert!(text.contains("model-2.safetensors: is truncated"), "{text}");
+
+    write(&shard, &[("c", &b)]);
+    let text = message(Archive::open(folder));
+    assert!(text.contains("model-2.safetensors: lacks 1 tensors that the index promises: `b`"), "{text}");
+
+    write(&shard, &[("b", &b), ("a", &a)]);
+    assert!(message(Archive::open(folder)).contains("`a` is already in"));
+
+    fs::remove_file(&shard).unwrap();
+    assert!(message(Archive::open(folder)).contains("1 of 2 shards are missing: `model-2.safetensors`"));
+
+    for evil in ["../x.safetensors", "/etc/passwd", "a/b", ""] {
+        let index = format!(r#"{{"weight_map":{{"a":"{evil}"}}}}"#);
+        fs::write(folder.join("model.safetensors.index.json"), index).unwrap();
+        assert!(message(Archive::open(folder)).contains("not a file beside the index"), "{evil}");
+    }
+    fs::write(folder.join("model.safetensors.index.json"), "{").unwrap();
+    assert!(message(Archive::open(folder)).contains("is not a shard index"));
+}
+
+#[test]
+fn pth_views_share_storages_and_keep_their_strides() {
+    let archive = Archive::open(&fixture("views.pth")).unwrap();
+    let base = Tensor::arange(24, (Kind::Float, Device::Cpu)).view([4, 6]);
+    assert!(archive.read("whole").unwrap().equal(&base));
+    assert!(archive.read("transposed").unwrap().equal(&base.tr()));
+    assert!(archive.read("inner").unwrap().equal(&base.narrow(0, 1, 2).narrow(1, 2, 3)));
+    assert!(archive.read("every_second").unwrap().equal(&base.slice(1, 0, 6, 2)));
+    assert_eq!(values(&archive.read("expanded").unwrap()), [7.0; 6]);
+    assert_eq!(values(&archive.read("scalar").unwrap()), [2.5]);
+    assert_eq!(archive.read("empty").unwrap().size(), [0, 3]);
+    assert_eq!(values(&archive.read("parameter").unwrap()), [1.0, -1.0]);
+    assert_eq!(archive.names()[0], "whole");
+    let mut target = Tensor::zeros([6, 4], (Kind::Double, Device::Cpu));
+    archive.copy_into("transposed", &mut target).unwrap();
+    assert_eq!(values(&target), values(&base.tr()));
+}
+
+#[test]
+fn pth_holds_every_kind() {
+    let archive = Archive::open(&fixture("kinds.pth")).unwrap();
+    let kinds: Vec<Kind> = archive.names().iter().map(|name| archive.info(name).unwrap().kind).collect();
+    assert_eq!(kinds, KINDS);
+    for (name, kind) in archive.names().iter().zip(kinds) {
+        let last = if kind == Kind::Bool { 1.0 } else { 3.0 };
+        assert_eq!(values(&archive.read(name).unwrap()), [0.0, 1.0, last], "{name}");
+    }
+}
+
+#[test]
+fn the_state_dict_of_a_training_checkpoint_is_found() {
+    let archive = Archive::open(&fixture("nested.pth")).unwrap();
+    assert_eq!(archive.names(), ["weight", "bias"]);
+    assert_eq!(values(&archive.read("bias").unwrap()), [10.0, 20.0]);
+}
+
+#[test]
+fn pth_files_that_are_more_than_tensors_are_refused() {
+    let text = message(Archive::open(&fixture("malicious.pth")));
+    assert!(text.contains("refuses to execute `posix.system`"), "{text}");
+    assert!(!Path::new("/tmp/prsmed_was_executed").exists());
+    let text = message(Archive::open(&fixture("module.pth")));
+    assert!(text.contains("refuses to execute `torch.nn.modules.linear.Linear`"), "{text}");
+    assert!(message(Archive::open(&fixture("legacy.pth"))).contains("before 1.6"));
+    let text = message(Archive::open(&fixture("no_tensors.pth")));
+    assert!(text.contains("holds no state dict (its keys: `epoch`, `note`)"), "{text}");
+}
+
+#[test]
+fn damaged_pth_files_are_refused_without_a_panic() {
+    let temp = tempfile::tempdir().unwrap();
+    let file = temp.path().join("x.pth");
+    let whole = fs::read(fixture("views.pth")).unwrap();
+    for end in (0..whole.len()).step_by(7) {
+        fs::write(&file, &whole[..end]).unwrap();
+        assert!(Archive::open(&file).is_err(), "{end} bytes");
+    }
+    // One changed byte of the pickle no longer fits its check sum.
+    let at = whole.windows(2).position(|pair| pair == b"K\x18").unwrap();
+    let mut changed = whole.clone();
+    changed[at + 1] = 0x17;
+    fs::write(&file, &changed).unwrap();
+    let text = message(Archive::open(&file));
+    assert!(text.contains("data.pkl`: Invalid checksum"), "{text}");
+}
+
+#[test]
+fn a_load_reports_every_kind_of_mismatch() {
+    let temp = tempfile::tempdir().unwrap();
+    let file = temp.path().join("x.safetensors");
+    let one = Tensor::ones([2], (Kind::Float, Device::Cpu));
+    write(&file, &[("used", &one), ("wrong", &one), ("dead", &one), ("known.dead", &one)]);
+    let zeros = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
+    let mut targets = [("used", zeros(&[2])), ("wrong", zeros(&[3])), ("absent", zeros(&[1]))];
+    let report = Archive::open(&file).unwrap().load(&mut targets, |name| name.starts_with("known.")).unwrap();
+    assert_eq!(report.loaded, ["used"]);
+    assert_eq!(report.missing, ["absent"]);
+    assert_eq!(report.unexpected, ["dead"]);
+    assert_eq!(report.ignored, ["known.dead"]);
+    assert_eq!(report.mis_shaped, [MisShaped { name: "wrong".into(), expected: vec![3], got: vec![2] }]);
+    assert_eq!(values(&targets[0].1), [1.0, 1.0]);
+    assert!(report.into_result(&file).is_err());
+}
+
+#[test]
+fn the_recorded_run_folder_is_read() {
+    let Some(run) = shared("reference/oracle/run") else { return };
+    let counts = [("image_encoder.pth", 741), ("mask_decoder.pth", 70), ("cls.pth", 2)];
+    for (name, count) in counts {
+        assert_eq!(Archive::open(&run.join(name)).unwrap().names().len(), count, "{name}");
+    }
+    let encoder = Archive::open(&run.join("image_encoder.pth")).unwrap();
+    let twice: Vec<&String> = encoder.names().iter().filter(|name| name.starts_with("image_encoder.")).collect();
+    assert_eq!(twice.len(), 302);
+    for name in twice {
+        let (one, other) = (encoder.read(name).unwrap(), encoder.read(&format!("sam.{name}")).unwrap());
+        assert!(one.equal(&other), "{name}");
+    }
+    let decoder = Archive::open(&run.join("mask_decoder.pth")).unwrap();
+    assert_eq!(decoder.info("attn.in_proj_weight").unwrap().shape, [768, 256]);
+    let class = Archive::open(&run.join("cls.pth")).unwrap();
+    assert_eq!(class.info("2.weight").unwrap(), &TensorInfo { kind: Kind::Float, shape: vec![6, 256] });
+    assert!(class.read("2.weight").unwrap().abs().sum(Kind::Double).double_value(&[]) > 0.0);
+    assert_eq!(Archive::open(&run.join("lora_adapter")).unwrap().names().len(), 56);
+}
+
+#[test]
+fn the_recorded_shards_are_read() {
+    let Some(base) = shared("reference/oracle/base") else { return };
+    let archive = Archive::open(&base.join("llava-med-v1.5-mistral-7b")).unwrap();
+    assert_eq!(archive.info("lm_head.weight").unwrap().kind, Kind::BFloat16);
+    for name in archive.names() {
+        let tensor = archive.read(name).unwrap();
+        assert!(tensor.isfinite().all().int64_value(&[]) == 1, "{name}");
+    }
+    assert!(
+        Archive::open(&base.join("clip-vit-large-patch14-336"))
+            .unwrap()
+            .contains("vision_model.embeddings.class_embedding")
+    );
+}
+
+/// Resident bytes of this process that are mapped from files.
+#[cfg(target_os = "linux")]
+fn resident_file_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("RssFile")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() * 1024
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_copy_leaves_no_mapped_pages_behind() {
+    let temp = tempfile::tempdir().unwrap();
+    let file = temp.path().join("x.safetensors");
+    let size = 192_i64 << 20;
+    write(&file, &[("a", &Tensor::ones([size], (Kind::Uint8, Device::Cpu)))]);
+    let mut target = Tensor::zeros([size], (Kind::Uint8, Device::Cpu));
+    let archive = Archive::open(&file).unwrap();
+    let before = resident_file_bytes();
+    archive.copy_into("a", &mut target).unwrap();
+    let grown = resident_file_bytes().saturating_sub(before);
+    // Other tests of this process map files too, but none of this size.
+    assert!(grown < 120 << 20, "{grown} bytes of the file stay resident");
+    assert_eq!(target.sum(Kind::Int64).int64_value(&[]), size);
+}
