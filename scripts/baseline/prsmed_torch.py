@@ -1,0 +1,101 @@
+"""Time and memory of one PRS-Med training step or prediction in PyTorch, as the published code does it; one JSON line on stdout.
+
+    prsmed_torch.py train-step --sizes mid.json --steps 3 --warmup 1 --precision fp32 --passes 2 --dropout on --threads 2
+    prsmed_torch.py predict --sizes mid.json --new-tokens 8
+
+The published code also carries dead LoRA adapters on CLIP and (in `train.py`) runs under anomaly detection; both are left out here,
+which favours this baseline.
+"""
+
+import argparse
+import contextlib
+import json
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from torch_modules.prsmed import PrsMed, losses, random_batch  # noqa: E402
+
+
+def autocast(precision):
+    return torch.autocast("cpu", dtype=torch.bfloat16) if precision == "bf16" else contextlib.nullcontext()
+
+
+def train_step(model, optimizer, batch, options):
+    with autocast(options.precision):
+        outputs = model(batch, options.passes)
+    values = losses(outputs, batch)
+    values["loss.total"].backward()
+    torch.nn.utils.clip_grad_norm_(model.trained(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return {k: v.item() for k, v in values.items()}
+
+
+def measure(work, options):
+    """Seconds of each repeat after the warm-up, and what the last one returned."""
+    seconds, last = [], None
+    for i in range(options.warmup + options.steps):
+        start = time.perf_counter()
+        last = work()
+        if i >= options.warmup:
+            seconds.append(time.perf_counter() - start)
+    return seconds, last
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("command", choices=["train-step", "predict"])
+    parser.add_argument("--sizes", type=Path, required=True, help="JSON with the model's sizes, see tiny.json")
+    parser.add_argument("--steps", type=int, default=3, help="timed repeats")
+    parser.add_argument("--warmup", type=int, default=1, help="repeats before them that are not timed")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="bf16 = autocast over fp32 weights")
+    parser.add_argument("--passes", type=int, choices=[1, 2], default=2, help="language-model passes of a training step; the original does 2")
+    parser.add_argument("--dropout", choices=["on", "off"], default="on", help="LoRA 0.1 and decoder 0.1, or none")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--new-tokens", type=int, default=8)
+    parser.add_argument("--batch", type=int, help="overrides the file's batch size")
+    return parser.parse_args()
+
+
+def main():
+    options = parse()
+    sizes = json.loads(options.sizes.read_text())
+    sizes["batch"] = options.batch or sizes["batch"]
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    rss_before = psutil.Process().memory_info().rss
+    model, batch = PrsMed(sizes, dropout=options.dropout == "on"), random_batch(sizes)
+    rss_model = psutil.Process().memory_info().rss
+    if options.command == "train-step":
+        model.train()
+        optimizer = torch.optim.AdamW(model.trained(), lr=1e-4, eps=1e-6, weight_decay=1e-5)
+        seconds, values = measure(lambda: train_step(model, optimizer, batch, options), options)
+    else:
+        model.eval()
+
+        def work():
+            with autocast(options.precision):
+                answer, mask = model.predict(batch, options.new_tokens)
+            return {"new_tokens": answer.shape[1], "mask_mean": mask.float().mean().item()}
+
+        seconds, values = measure(work, options)
+    result = {
+        "command": options.command, "sizes": options.sizes.stem, "batch": sizes["batch"], "precision": options.precision,
+        "passes": options.passes, "dropout": options.dropout, "threads": options.threads, "torch": torch.__version__,
+        "seconds": [round(s, 4) for s in seconds], "median_seconds": round(statistics.median(seconds), 4),
+        "rss_before_model_bytes": rss_before, "rss_with_model_bytes": rss_model,
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "trained_parameters": sum(p.numel() for p in model.trained()), "parameters": sum(p.numel() for p in model.parameters()), **values,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
