@@ -1,5 +1,7 @@
 //! Scores of masks and answers: pure functions on slices, no tensors, no files.
 
+pub mod porter;
 pub mod segmentation;
 pub mod structure;
+pub mod text;
 pub mod threshold_average;
