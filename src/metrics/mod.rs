@@ -1,7 +1,9 @@
 //! Scores of masks and answers: pure functions on slices, no tensors, no files.
 
 pub mod porter;
+pub mod position;
 pub mod segmentation;
 pub mod structure;
+pub mod table;
 pub mod text;
 pub mod threshold_average;

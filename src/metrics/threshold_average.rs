@@ -267,6 +267,29 @@ pub struct ThresholdScores {
     pub mae: f64,
 }
 
+impl ThresholdScores {
+    /// The macro mean over groups, as the reference averages its classes; `None` for no groups.
+    #[expect(clippy::cast_precision_loss, reason = "group counts are tiny")]
+    pub fn macro_mean(groups: &[Self]) -> Option<Self> {
+        let n = (!groups.is_empty()).then_some(groups.len() as f64)?;
+        let mean = |part: fn(&Self) -> f64| groups.iter().map(part).sum::<f64>() / n;
+        let weighted: Vec<f64> = groups.iter().filter_map(|group| group.weighted_fm).collect();
+        Some(Self {
+            mean_dic: mean(|g| g.mean_dic),
+            max_dic: mean(|g| g.max_dic),
+            mean_iou: mean(|g| g.mean_iou),
+            max_iou: mean(|g| g.max_iou),
+            mean_sen: mean(|g| g.mean_sen),
+            mean_spe: mean(|g| g.mean_spe),
+            mean_em: mean(|g| g.mean_em),
+            max_em: mean(|g| g.max_em),
+            sm: mean(|g| g.sm),
+            weighted_fm: (!weighted.is_empty()).then(|| weighted.iter().sum::<f64>() / weighted.len() as f64),
+            mae: mean(|g| g.mae),
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use rand::{Rng, SeedableRng};
