@@ -44,42 +44,49 @@ fn word(text: &str) -> Option<Word> {
     })
 }
 
-/// The place that `text` names: the first two neighbouring place words that go together (`upper left`,
-/// `center-right`), else the first one alone. `None` when there is no place word.
+/// The place that `text` names: the first that is said of the image (`upper left part`, `center of`, a place before a
+/// comma), two neighbouring words before a single one; else the first two neighbouring words whatever follows them.
+/// `None` when there is no place word.
 pub fn first_place(text: &str) -> Option<Place> {
-    let lower = text.to_lowercase();
-    let texts: Vec<&str> = lower.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty()).collect();
-    let words: Vec<Option<Word>> = texts.iter().map(|text| word(text)).collect();
-    let pair = words.windows(2).find_map(|pair| match (pair[0]?, pair[1]?) {
+    let lower = text.to_lowercase().replace('-', " ");
+    let pieces: Vec<&str> = lower.split_whitespace().collect();
+    let words: Vec<Option<Word>> =
+        pieces.iter().map(|piece| word(piece.trim_matches(|c: char| !c.is_alphanumeric()))).collect();
+    let of_the_image = |last: usize| {
+        pieces[last].ends_with(|c: char| !c.is_alphanumeric())
+            || pieces.get(last + 1).is_none_or(|next| OF_THE_IMAGE.contains(&next.trim_end_matches(['.', ',', ';'])))
+    };
+    let pairs = || words.windows(2).enumerate().filter_map(|(i, pair)| Some((i + 1, both(pair[0]?, pair[1]?)?)));
+    let mut lone = words.iter().enumerate().filter_map(|(i, word)| Some((i, alone((*word)?))));
+    pairs()
+        .find(|(last, _)| of_the_image(*last))
+        .or_else(|| lone.find(|(last, _)| of_the_image(*last)))
+        .or_else(|| pairs().next())
+        .map(|(_, place)| place)
+}
+
+/// Words after a place word that show it to be about the image; `left lung`, `upper lobe`, `middle ear` are anatomy.
+const OF_THE_IMAGE: [&str; 24] = [
+    "part", "side", "corner", "region", "half", "third", "edge", "area", "portion", "zone", "section", "quadrant",
+    "position", "location", "of", "in", "and", "at", "with", "it", "its", "the", "is", "covering",
+];
+
+fn both(first: Word, second: Word) -> Option<Place> {
+    Some(match (first, second) {
         (Word::Vertical(vertical), Word::Horizontal(horizontal))
-        | (Word::Horizontal(horizontal), Word::Vertical(vertical)) => Some(Place { vertical, horizontal }),
-        (Word::Vertical(vertical), Word::Center) | (Word::Center, Word::Vertical(vertical)) => {
-            Some(Place { vertical, horizontal: Third::Middle })
-        }
-        (Word::Horizontal(horizontal), Word::Center) | (Word::Center, Word::Horizontal(horizontal)) => {
-            Some(Place { vertical: Third::Middle, horizontal })
-        }
-        _ => None,
-    });
-    pair.or_else(|| {
-        words.iter().enumerate().find_map(|(i, word)| match (*word)? {
-            _ if !speaks_of_the_image(texts.get(i + 1).copied()) => None,
-            Word::Vertical(vertical) => Some(Place { vertical, horizontal: Third::Middle }),
-            Word::Horizontal(horizontal) => Some(Place { vertical: Third::Middle, horizontal }),
-            Word::Center => Some(Place { vertical: Third::Middle, horizontal: Third::Middle }),
-        })
+        | (Word::Horizontal(horizontal), Word::Vertical(vertical)) => Place { vertical, horizontal },
+        (Word::Vertical(_) | Word::Horizontal(_), Word::Center) => alone(first),
+        (Word::Center, Word::Vertical(_) | Word::Horizontal(_)) => alone(second),
+        _ => return None,
     })
 }
 
-/// Whether a lone place word is about the image, by the word after it: `left part` and `left.` are, `left lung`,
-/// `upper lobe` and `middle ear` are anatomy.
-fn speaks_of_the_image(next: Option<&str>) -> bool {
-    const NOUNS: [&str; 14] = [
-        "part", "side", "corner", "region", "half", "third", "edge", "area", "portion", "zone", "section", "quadrant",
-        "position", "location",
-    ];
-    const LINKS: [&str; 12] = ["of", "in", "and", "at", "on", "with", "it", "its", "the", "is", "as", "covering"];
-    next.is_none_or(|next| NOUNS.contains(&next) || LINKS.contains(&next))
+fn alone(word: Word) -> Place {
+    match word {
+        Word::Vertical(vertical) => Place { vertical, horizontal: Third::Middle },
+        Word::Horizontal(horizontal) => Place { vertical: Third::Middle, horizontal },
+        Word::Center => Place { vertical: Third::Middle, horizontal: Third::Middle },
+    }
 }
 
 /// Whether an answer names the place of a label (`upper left`); `None` when the label names no place, so that it cannot
@@ -108,6 +115,8 @@ mod tests {
         assert_eq!(first_place("at the bottom"), place(Last, Middle));
         assert_eq!(first_place("middle left"), place(Middle, First));
         assert_eq!(first_place("the right lung, upper left"), place(First, First));
+        assert_eq!(first_place("the left lower lobe, in the center right part"), place(Middle, Last));
+        assert_eq!(first_place("it is the upper left lesion"), place(First, First));
         assert_eq!(first_place("the right lung lies in the center"), place(Middle, Middle));
         assert_eq!(first_place("there is a nevus"), None);
     }
