@@ -1,1 +1,9 @@
-//! Pure functions on arrays.
+//! Scores of masks and answers: pure functions on slices, no tensors, no files.
+
+pub mod porter;
+pub mod position;
+pub mod segmentation;
+pub mod structure;
+pub mod table;
+pub mod text;
+pub mod threshold_average;

@@ -1,0 +1,250 @@
+//! Dice and IoU of one threshold: per image, pooled over pixels, and soft. Not the threshold-averaged scores of the
+//! reference, which are in [`threshold_average`](crate::metrics::threshold_average).
+//!
+//! When prediction and truth are both empty the scores are 1: nothing was to be found and nothing was. When only one of
+//! them is empty they are 0.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// A pixel is foreground when its probability is above this.
+pub const THRESHOLD: f32 = 0.5;
+
+/// Pixel counts of a binary prediction against a binary truth; adding two of them pools their pixels.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PixelCounts {
+    /// Foreground in both.
+    pub both: u64,
+    /// Foreground in the prediction.
+    pub predicted: u64,
+    /// Foreground in the truth.
+    pub truth: u64,
+    /// All pixels.
+    pub pixels: u64,
+}
+
+impl PixelCounts {
+    /// Counts pixels with probability above `threshold` against `truth`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the lengths differ.
+    pub fn of(probabilities: &[f32], truth: &[bool], threshold: f32) -> Result<Self> {
+        same_length(probabilities.len(), truth.len())?;
+        let mut counts = Self { pixels: probabilities.len() as u64, ..Self::default() };
+        for (&probability, &is_truth) in probabilities.iter().zip(truth) {
+            let is_predicted = probability > threshold;
+            counts.both += u64::from(is_predicted && is_truth);
+            counts.predicted += u64::from(is_predicted);
+            counts.truth += u64::from(is_truth);
+        }
+        Ok(counts)
+    }
+
+    /// `2 both / (predicted + truth)`; 1 when both masks are empty.
+    #[expect(clippy::cast_precision_loss, reason = "pixel counts are far below 2^53")]
+    pub fn dice(&self) -> f64 {
+        let sum = self.predicted + self.truth;
+        if sum == 0 { 1.0 } else { 2.0 * self.both as f64 / sum as f64 }
+    }
+
+    /// `both / union`; 1 when both masks are empty.
+    #[expect(clippy::cast_precision_loss, reason = "pixel counts are far below 2^53")]
+    pub fn iou(&self) -> f64 {
+        let union = self.predicted + self.truth - self.both;
+        if union == 0 { 1.0 } else { self.both as f64 / union as f64 }
+    }
+}
+
+impl std::ops::AddAssign for PixelCounts {
+    fn add_assign(&mut self, other: Self) {
+        self.both += other.both;
+        self.predicted += other.predicted;
+        self.truth += other.truth;
+        self.pixels += other.pixels;
+    }
+}
+
+/// The scores of one image.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct ImageScore {
+    /// Counts at [`THRESHOLD`].
+    pub counts: PixelCounts,
+    /// Dice at [`THRESHOLD`].
+    pub dice: f64,
+    /// IoU at [`THRESHOLD`].
+    pub iou: f64,
+    /// [`soft_dice`] of the probabilities.
+    pub soft_dice: f64,
+}
+
+impl ImageScore {
+    /// Scores probabilities in `0..=1` against a truth of the same size.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the lengths differ.
+    pub fn of(probabilities: &[f32], truth: &[bool]) -> Result<Self> {
+        let counts = PixelCounts::of(probabilities, truth, THRESHOLD)?;
+        let (mut product, mut sum) = (0.0, 0.0);
+        for (&p, &t) in probabilities.iter().zip(truth) {
+            product += if t { f64::from(p) } else { 0.0 };
+            sum += f64::from(p) + f64::from(u8::from(t));
+        }
+        Ok(Self { counts, dice: counts.dice(), iou: counts.iou(), soft_dice: soft_ratio(product, sum) })
+    }
+}
+
+/// Soft Dice of one image without a threshold: `(2 Σ p t + 1e-6) / (Σ p + Σ t + 1e-6)`, as the reference's trainer
+/// reports it. `truth` may be soft too (an interpolated mask). Two empty masks give 1.
+///
+/// # Errors
+/// [`Error::Shape`] when the lengths differ.
+pub fn soft_dice(probabilities: &[f32], truth: &[f32]) -> Result<f64> {
+    same_length(probabilities.len(), truth.len())?;
+    let (mut product, mut sum) = (0.0, 0.0);
+    for (&p, &t) in probabilities.iter().zip(truth) {
+        product += f64::from(p) * f64::from(t);
+        sum += f64::from(p) + f64::from(t);
+    }
+    Ok(soft_ratio(product, sum))
+}
+
+fn soft_ratio(product: f64, sum: f64) -> f64 {
+    (2.0 * product + 1e-6) / (sum + 1e-6)
+}
+
+/// Sums over the images of one group (a modality, or everything).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct SegmentationSums {
+    /// Images added.
+    pub images: u64,
+    /// Sum of the Dice of each image.
+    pub dice: f64,
+    /// Sum of the IoU of each image.
+    pub iou: f64,
+    /// Sum of the soft Dice of each image.
+    pub soft_dice: f64,
+    /// All pixels of all images.
+    pub pooled: PixelCounts,
+}
+
+impl SegmentationSums {
+    /// Adds one image.
+    pub fn add(&mut self, score: &ImageScore) {
+        self.images += 1;
+        self.dice += score.dice;
+        self.iou += score.iou;
+        self.soft_dice += score.soft_dice;
+        self.pooled += score.counts;
+    }
+
+    /// Adds another group's images.
+    pub fn merge(&mut self, other: &Self) {
+        self.images += other.images;
+        self.dice += other.dice;
+        self.iou += other.iou;
+        self.soft_dice += other.soft_dice;
+        self.pooled += other.pooled;
+    }
+
+    /// Means over images; `None` when there are none.
+    #[expect(clippy::cast_precision_loss, reason = "image counts are far below 2^53")]
+    pub fn means(&self) -> Option<SegmentationMeans> {
+        let images = (self.images > 0).then_some(self.images as f64)?;
+        Some(SegmentationMeans { dice: self.dice / images, iou: self.iou / images, soft_dice: self.soft_dice / images })
+    }
+}
+
+/// Means over images, or over the means of groups.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct SegmentationMeans {
+    /// Mean Dice at 0.5.
+    pub dice: f64,
+    /// Mean IoU at 0.5.
+    pub iou: f64,
+    /// Mean soft Dice.
+    pub soft_dice: f64,
+}
+
+impl SegmentationMeans {
+    /// The macro mean: every group counts the same, whatever its number of images; `None` for no groups.
+    #[expect(clippy::cast_precision_loss, reason = "group counts are tiny")]
+    pub fn macro_mean(groups: impl IntoIterator<Item = Self>) -> Option<Self> {
+        let (mut count, mut sum) = (0_u64, Self { dice: 0.0, iou: 0.0, soft_dice: 0.0 });
+        for group in groups {
+            count += 1;
+            sum.dice += group.dice;
+            sum.iou += group.iou;
+            sum.soft_dice += group.soft_dice;
+        }
+        let n = (count > 0).then_some(count as f64)?;
+        Some(Self { dice: sum.dice / n, iou: sum.iou / n, soft_dice: sum.soft_dice / n })
+    }
+}
+
+/// [`Error::Shape`] unless a prediction and its truth have the same number of pixels.
+pub(super) fn same_length(prediction: usize, truth: usize) -> Result<()> {
+    if prediction == truth {
+        return Ok(());
+    }
+    Err(Error::Shape { reason: format!("the prediction has {prediction} pixels, the truth {truth}") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dice_and_iou_of_a_known_overlap() {
+        let score = ImageScore::of(&[0.9, 0.8, 0.2, 0.5], &[true, false, true, false]).unwrap();
+        assert_eq!(score.counts, PixelCounts { both: 1, predicted: 2, truth: 2, pixels: 4 });
+        assert!((score.dice - 0.5).abs() < 1e-12);
+        assert!((score.iou - 1.0 / 3.0).abs() < 1e-12);
+        let expected = (2.0 * (f64::from(0.9_f32) + f64::from(0.2_f32)) + 1e-6) / (2.4 + 2.0 + 1e-6);
+        assert!((score.soft_dice - expected).abs() < 1e-6, "{} {expected}", score.soft_dice);
+    }
+
+    #[test]
+    fn empty_masks() {
+        let both = ImageScore::of(&[0.0; 4], &[false; 4]).unwrap();
+        assert_eq!((both.dice, both.iou, both.soft_dice), (1.0, 1.0, 1.0));
+        let missed = ImageScore::of(&[0.0; 4], &[true, false, false, false]).unwrap();
+        assert_eq!((missed.dice, missed.iou), (0.0, 0.0));
+        let invented = ImageScore::of(&[0.9, 0.0, 0.0, 0.0], &[false; 4]).unwrap();
+        assert_eq!((invented.dice, invented.iou), (0.0, 0.0));
+    }
+
+    #[test]
+    fn not_a_number_is_background() {
+        let counts = PixelCounts::of(&[f32::NAN, 0.9], &[true, true], THRESHOLD).unwrap();
+        assert_eq!((counts.predicted, counts.both), (1, 1));
+    }
+
+    #[test]
+    fn soft_dice_takes_soft_truth() {
+        let value = soft_dice(&[0.5, 1.0], &[0.5, 0.0]).unwrap();
+        assert!((value - (0.5 + 1e-6) / (2.0 + 1e-6)).abs() < 1e-12);
+    }
+
+    #[test]
+    fn macro_and_pooled_differ_when_groups_do() {
+        let good = ImageScore::of(&[1.0; 9], &[true; 9]).unwrap();
+        let bad = ImageScore::of(&[0.0], &[true]).unwrap();
+        let (mut first, mut second) = (SegmentationSums::default(), SegmentationSums::default());
+        first.add(&good);
+        first.add(&good);
+        second.add(&bad);
+        let means = SegmentationMeans::macro_mean([first, second].iter().filter_map(SegmentationSums::means)).unwrap();
+        assert!((means.dice - 0.5).abs() < 1e-12, "two groups, one perfect");
+        first.merge(&second);
+        assert!((first.means().unwrap().dice - 2.0 / 3.0).abs() < 1e-12, "three images, two perfect");
+        assert!((first.pooled.dice() - 36.0 / 37.0).abs() < 1e-12, "19 truth pixels, 18 found");
+        assert_eq!(SegmentationSums::default().means(), None);
+    }
+
+    #[test]
+    fn different_sizes_are_an_error() {
+        let error = ImageScore::of(&[0.0; 3], &[false; 4]).unwrap_err();
+        assert_eq!(error.to_string(), "the prediction has 3 pixels, the truth 4");
+    }
+}

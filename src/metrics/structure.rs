@@ -1,0 +1,302 @@
+//! The saliency scores beside Dice and IoU that the reference's evaluation prints: mean absolute error, structure
+//! measure, enhanced-alignment measure, weighted F.
+//!
+//! Sources: Fan et al. 2017 (structure measure), Fan et al. 2018 (enhanced alignment), Margolin et al. 2014 (weighted
+//! F), all as PRS-Med's `eval_functions.py` writes them; the nearest-foreground transform follows SciPy's (Maurer et
+//! al. 2003) with its tie-breaking, because the weighted F copies values from the chosen pixel.
+//! Deviations: an empty quadrant of the structure measure is skipped, an empty truth has no weighted F (NaN there).
+
+/// What numpy calls `finfo(float64).eps`.
+const EPS: f64 = f64::EPSILON;
+
+/// A map in `0..=1` and its binary truth, row by row.
+#[derive(Debug, Clone)]
+pub struct Pair {
+    map: Vec<f64>,
+    truth: Vec<bool>,
+    width: usize,
+    height: usize,
+}
+
+impl Pair {
+    /// From an 8-bit map. `prediction` and `truth` have the same length, a multiple of `width`; the caller checked it.
+    pub(super) fn new(prediction: &[u8], truth: &[bool], width: usize) -> Self {
+        let map = prediction.iter().map(|&level| f64::from(level) / 255.0).collect();
+        Self { map, truth: truth.to_vec(), width, height: truth.len() / width }
+    }
+
+    /// Mean of `|map - truth|`.
+    pub fn mean_absolute_error(&self) -> f64 {
+        mean(self.map.iter().zip(&self.truth).map(|(p, &t)| (p - as_f64(t)).abs()))
+    }
+
+    /// Structure measure with alpha 0.5.
+    pub fn structure_measure(&self) -> f64 {
+        let share = mean(self.truth.iter().map(|&t| as_f64(t)));
+        let level = mean(self.map.iter().copied());
+        if share == 0.0 {
+            return 1.0 - level;
+        }
+        if self.truth.iter().all(|&t| t) {
+            return level;
+        }
+        let foreground = object_similarity(self.map.iter().zip(&self.truth).filter(|(_, t)| **t).map(|(p, _)| *p));
+        let background =
+            object_similarity(self.map.iter().zip(&self.truth).filter(|(_, t)| !**t).map(|(p, _)| 1.0 - p));
+        let object = share * foreground + (1.0 - share) * background;
+        (0.5 * object + 0.5 * self.region_similarity()).max(0.0)
+    }
+
+    /// Similarity of the four quadrants around the truth's centroid, weighted by their area.
+    #[expect(clippy::cast_precision_loss, reason = "pixel counts are far below 2^53")]
+    fn region_similarity(&self) -> f64 {
+        let (row, column) = self.centroid();
+        let mut sum = 0.0;
+        for rows in [0..row, row..self.height] {
+            for columns in [0..column, column..self.width] {
+                let block: Vec<(f64, f64)> = rows
+                    .clone()
+                    .flat_map(|y| columns.clone().map(move |x| y * self.width + x))
+                    .map(|i| (self.map[i], as_f64(self.truth[i])))
+                    .collect();
+                if !block.is_empty() {
+                    sum += similarity(&block) * block.len() as f64 / self.map.len() as f64;
+                }
+            }
+        }
+        sum
+    }
+
+    /// Row and column of the truth's centre of mass, rounded half to even.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "image sides are small and not negative"
+    )]
+    fn centroid(&self) -> (usize, usize) {
+        let hits = || (0..self.truth.len()).filter(|&i| self.truth[i]);
+        let row = mean(hits().map(|i| (i / self.width) as f64)).round_ties_even();
+        let column = mean(hits().map(|i| (i % self.width) as f64)).round_ties_even();
+        (row as usize, column as usize)
+    }
+
+    /// Weighted F (beta 1): errors are smoothed inside the object (Gaussian 7x7, sigma 5) and weigh less the nearer the
+    /// object they lie. `None` when the truth is empty.
+    pub fn weighted_f(&self) -> Option<f64> {
+        let nearest = nearest_foreground(&self.truth, self.width)?;
+        let error: Vec<f64> = self.map.iter().zip(&self.truth).map(|(p, &t)| (p - as_f64(t)).abs()).collect();
+        let spread: Vec<f64> = nearest.iter().map(|&i| error[i]).collect();
+        let smooth = self.smoothed_inside(&spread);
+        let (mut inside, mut outside, mut count) = (0.0, 0.0, 0.0);
+        for (i, &is_truth) in self.truth.iter().enumerate() {
+            if is_truth {
+                count += 1.0;
+                inside += if smooth[i] < error[i] { smooth[i] } else { error[i] };
+            } else {
+                outside += error[i] * (2.0 - (0.5_f64.ln() / 5.0 * self.distance(i, nearest[i])).exp());
+            }
+        }
+        let hits = count - inside;
+        let recall = 1.0 - inside / count;
+        let precision = hits / (hits + outside + EPS);
+        Some(2.0 * recall * precision / (recall + precision + EPS))
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "image sides are small")]
+    fn distance(&self, a: usize, b: usize) -> f64 {
+        let down = (a / self.width).abs_diff(b / self.width) as f64;
+        let right = (a % self.width).abs_diff(b % self.width) as f64;
+        down.hypot(right)
+    }
+
+    /// The 7x7 Gaussian of `values` at the pixels of the object (0 elsewhere, where nobody reads it); the border pixel
+    /// repeats outside the picture.
+    fn smoothed_inside(&self, values: &[f64]) -> Vec<f64> {
+        let kernel = gaussian();
+        let clamped = |i: usize, offset: usize, len: usize| (i + offset).saturating_sub(3).min(len - 1);
+        let at = |i: usize| {
+            let (y, x) = (i / self.width, i % self.width);
+            let mut sum = 0.0;
+            for (dy, row) in kernel.iter().enumerate() {
+                let start = clamped(y, dy, self.height) * self.width;
+                for (dx, weight) in row.iter().enumerate() {
+                    sum += weight * values[start + clamped(x, dx, self.width)];
+                }
+            }
+            sum
+        };
+        (0..values.len()).map(|i| if self.truth[i] { at(i) } else { 0.0 }).collect()
+    }
+}
+
+/// Enhanced-alignment measure of a binary map from its pixel counts: all pixels of one of the four cases (map, truth)
+/// have the same alignment.
+pub(super) fn enhanced_alignment(both: f64, predicted: f64, truth: f64, pixels: f64) -> f64 {
+    let total = if truth == 0.0 {
+        pixels - predicted
+    } else if truth >= pixels {
+        predicted
+    } else {
+        let (mean_map, mean_truth) = (predicted / pixels, truth / pixels);
+        let cell = |count: f64, map: f64, truth: f64| {
+            let (a, b) = (map - mean_map, truth - mean_truth);
+            let alignment = 2.0 * (a * b) / (b * b + a * a + EPS);
+            count * (alignment + 1.0) * (alignment + 1.0) / 4.0
+        };
+        cell(both, 1.0, 1.0)
+            + cell(predicted - both, 1.0, 0.0)
+            + cell(truth - both, 0.0, 1.0)
+            + cell(pixels - predicted - truth + both, 0.0, 0.0)
+    };
+    total / (pixels - 1.0 + EPS)
+}
+
+fn as_f64(truth: bool) -> f64 {
+    f64::from(u8::from(truth))
+}
+
+#[expect(clippy::cast_precision_loss, reason = "pixel counts are far below 2^53")]
+fn mean(values: impl Iterator<Item = f64>) -> f64 {
+    let (mut count, mut sum) = (0_u64, 0.0);
+    for value in values {
+        count += 1;
+        sum += value;
+    }
+    if count == 0 { 0.0 } else { sum / count as f64 }
+}
+
+fn object_similarity(values: impl Iterator<Item = f64> + Clone) -> f64 {
+    let level = mean(values.clone());
+    let deviation = mean(values.map(|v| (v - level) * (v - level))).sqrt();
+    2.0 * level / (level * level + 1.0 + deviation + EPS)
+}
+
+/// The structural similarity of a block of (map, truth) pairs.
+#[expect(clippy::cast_precision_loss, reason = "pixel counts are far below 2^53")]
+fn similarity(block: &[(f64, f64)]) -> f64 {
+    let (x, y) = (mean(block.iter().map(|v| v.0)), mean(block.iter().map(|v| v.1)));
+    let divisor = block.len() as f64 - 1.0 + EPS;
+    let (mut xx, mut yy, mut xy) = (0.0, 0.0, 0.0);
+    for (p, t) in block {
+        xx += (p - x) * (p - x) / divisor;
+        yy += (t - y) * (t - y) / divisor;
+        xy += (p - x) * (t - y) / divisor;
+    }
+    let alpha = 4.0 * x * y * xy;
+    let beta = (x * x + y * y) * (xx + yy);
+    if alpha != 0.0 {
+        alpha / (beta + EPS)
+    } else if beta == 0.0 {
+        1.0
+    } else {
+        0.0
+    }
+}
+
+fn gaussian() -> [[f64; 7]; 7] {
+    let offset = [-3.0_f64, -2.0, -1.0, 0.0, 1.0, 2.0, 3.0];
+    let mut kernel = offset.map(|y| offset.map(|x| (-((x * x + y * y) / 50.0)).exp()));
+    let sum: f64 = kernel.iter().flatten().sum();
+    kernel.iter_mut().flatten().for_each(|weight| *weight /= sum);
+    kernel
+}
+
+/// Row and column of a foreground pixel.
+type Site = (i64, i64);
+
+/// For each pixel the index of its nearest foreground pixel; `None` when there is no foreground. First along columns,
+/// then along rows, as SciPy's `distance_transform_edt(return_indices=True)` goes, so that ties fall the same way.
+#[expect(clippy::cast_possible_wrap, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "image sides")]
+fn nearest_foreground(truth: &[bool], width: usize) -> Option<Vec<usize>> {
+    truth.iter().any(|&t| t).then_some(())?;
+    let height = truth.len() / width;
+    let mut sites: Vec<Option<Site>> =
+        (0..truth.len()).map(|i| truth[i].then_some(((i / width) as i64, (i % width) as i64))).collect();
+    let mut line = Vec::with_capacity(height.max(width));
+    for x in 0..width {
+        line.clear();
+        line.extend((0..height).map(|y| sites[y * width + x]));
+        nearest_on_line(&mut line, |site| (site.0, site.1 - x as i64));
+        for (y, site) in line.iter().enumerate() {
+            sites[y * width + x] = *site;
+        }
+    }
+    for y in 0..height {
+        line.clear();
+        line.extend_from_slice(&sites[y * width..(y + 1) * width]);
+        nearest_on_line(&mut line, |site| (site.1, site.0 - y as i64));
+        sites[y * width..(y + 1) * width].copy_from_slice(&line);
+    }
+    sites.iter().map(|site| site.map(|(y, x)| y as usize * width + x as usize)).collect()
+}
+
+/// Replaces each pixel's site on one line by the nearest of the line's sites. `place` gives a site's coordinate along
+/// the line and its offset from the line.
+#[expect(clippy::cast_possible_wrap, reason = "image sides")]
+fn nearest_on_line(line: &mut [Option<Site>], place: impl Fn(Site) -> (i64, i64)) {
+    let mut kept: Vec<Site> = Vec::new();
+    for site in line.iter().copied().flatten() {
+        let (w, w_off) = place(site);
+        // The middle of three sites goes when the bisectors with its neighbours leave it no part of the line.
+        while let [.., first, second] = kept[..] {
+            let ((u, u_off), (v, v_off)) = (place(first), place(second));
+            let (a, b) = (v - u, w - v);
+            let c = a + b;
+            if c * v_off * v_off - b * u_off * u_off - a * w_off * w_off - a * b * c <= 0 {
+                break;
+            }
+            kept.pop();
+        }
+        kept.push(site);
+    }
+    let squared = |site: Site, i: usize| {
+        let (along, off) = place(site);
+        let along = along - i as i64;
+        along * along + off * off
+    };
+    let mut current = 0;
+    for (i, pixel) in line.iter_mut().enumerate() {
+        while current + 1 < kept.len() && squared(kept[current], i) > squared(kept[current + 1], i) {
+            current += 1;
+        }
+        *pixel = kept.get(current).copied();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_nearest_foreground_pixel_is_nearest() {
+        let width = 23;
+        let truth: Vec<bool> = (0..23 * 17).map(|i| i * 7 % 31 == 0).collect();
+        let nearest = nearest_foreground(&truth, width).unwrap();
+        for (i, &found) in nearest.iter().enumerate() {
+            assert!(truth[found]);
+            let squared = |j: usize| (i / width).abs_diff(j / width).pow(2) + (i % width).abs_diff(j % width).pow(2);
+            let best = (0..truth.len()).filter(|&j| truth[j]).map(squared).min().unwrap();
+            assert_eq!(squared(found), best, "pixel {i}");
+        }
+        assert_eq!(nearest_foreground(&[false; 6], 3), None);
+    }
+
+    #[test]
+    fn a_perfect_map_scores_one() {
+        let truth: Vec<bool> = (0..400).map(|i| (5..12).contains(&(i / 20)) && (3..9).contains(&(i % 20))).collect();
+        let levels: Vec<u8> = truth.iter().map(|&t| if t { 255 } else { 0 }).collect();
+        let pair = Pair::new(&levels, &truth, 20);
+        assert!((pair.structure_measure() - 1.0).abs() < 1e-9, "{}", pair.structure_measure());
+        assert!((pair.weighted_f().unwrap() - 1.0).abs() < 1e-9);
+        assert!(pair.mean_absolute_error().abs() < 1e-12);
+    }
+
+    #[test]
+    fn a_corner_object_has_no_empty_quadrant_trouble() {
+        let mut truth = vec![false; 64];
+        truth[0] = true;
+        let pair = Pair::new(&[9; 64], &truth, 8);
+        assert!(pair.structure_measure().is_finite());
+    }
+}

@@ -1,0 +1,305 @@
+//! An evaluation's sums, their summary (for `--json`) and its plain-text table. Prints nothing.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+use crate::metrics::position;
+use crate::metrics::segmentation::{ImageScore, SegmentationMeans, SegmentationSums};
+use crate::metrics::text::TextScores;
+use crate::metrics::threshold_average::{ThresholdScores, ThresholdSums};
+
+/// Sums over the samples of one modality.
+#[derive(Debug, Clone, Default)]
+pub struct GroupSums {
+    segmentation: SegmentationSums,
+    thresholds: ThresholdSums,
+    positions_right: u64,
+    positions: u64,
+    text: TextScores,
+    answers: u64,
+}
+
+impl GroupSums {
+    /// Adds one mask: probabilities at the truth's own `size` (width, height), for every score.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) when the sizes do not agree.
+    pub fn add_mask(&mut self, probabilities: &[f32], truth: &[bool], size: (usize, usize)) -> Result<ImageScore> {
+        let score = ImageScore::of(probabilities, truth)?;
+        self.thresholds.add(probabilities, size, truth, size)?;
+        self.segmentation.add(&score);
+        Ok(score)
+    }
+
+    /// Adds one answer: its text scores, and whether it names the place of `label`, where there is one. Returns both.
+    pub fn add_answer(&mut self, answer: &str, reference: &str, label: Option<&str>) -> (TextScores, Option<bool>) {
+        let scores = TextScores::of(answer, reference);
+        self.text.bleu += scores.bleu;
+        self.text.rouge1 += scores.rouge1;
+        self.text.meteor_exact_stem += scores.meteor_exact_stem;
+        self.answers += 1;
+        let right = label.and_then(|label| position::is_right(answer, label));
+        if let Some(right) = right {
+            self.positions += 1;
+            self.positions_right += u64::from(right);
+        }
+        (scores, right)
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.segmentation.merge(&other.segmentation);
+        self.thresholds.merge(&other.thresholds);
+        self.positions += other.positions;
+        self.positions_right += other.positions_right;
+        self.text.bleu += other.text.bleu;
+        self.text.rouge1 += other.text.rouge1;
+        self.text.meteor_exact_stem += other.text.meteor_exact_stem;
+        self.answers += other.answers;
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "sample counts are far below 2^53")]
+    fn row(&self, name: &str) -> EvalRow {
+        let answers = self.answers as f64;
+        EvalRow {
+            name: name.to_owned(),
+            images: self.segmentation.images,
+            segmentation: self.segmentation.means(),
+            thresholds: self.thresholds.scores(),
+            position_accuracy: (self.positions > 0).then(|| self.positions_right as f64 / self.positions as f64),
+            text: (self.answers > 0).then(|| TextScores {
+                bleu: self.text.bleu / answers,
+                rouge1: self.text.rouge1 / answers,
+                meteor_exact_stem: self.text.meteor_exact_stem / answers,
+            }),
+        }
+    }
+}
+
+/// Sums of a whole evaluation, by modality.
+#[derive(Debug, Clone, Default)]
+pub struct EvalSums {
+    groups: BTreeMap<String, GroupSums>,
+}
+
+impl EvalSums {
+    /// The sums of one modality, empty at first.
+    pub fn group(&mut self, modality: &str) -> &mut GroupSums {
+        self.groups.entry(modality.to_owned()).or_default()
+    }
+
+    /// What was found so far.
+    pub fn summary(&self) -> EvalSummary {
+        let mut all = GroupSums::default();
+        self.groups.values().for_each(|group| all.merge(group));
+        let modalities: Vec<EvalRow> = self.groups.iter().map(|(name, group)| group.row(name)).collect();
+        EvalSummary {
+            macro_mean: macro_mean(&modalities),
+            all_images: all.row("all images"),
+            pooled: Pooled { dice: all.segmentation.pooled.dice(), iou: all.segmentation.pooled.iou() },
+            modalities,
+        }
+    }
+}
+
+/// One line of the table: a modality, or a mean.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EvalRow {
+    /// Modality, `macro mean` or `all images`.
+    pub name: String,
+    /// Masks scored.
+    pub images: u64,
+    /// Scores at 0.5 and soft Dice; `None` without masks.
+    pub segmentation: Option<SegmentationMeans>,
+    /// The reference's threshold-averaged scores; `None` without masks.
+    pub thresholds: Option<ThresholdScores>,
+    /// Share (0..=1) of answers that name the right place; `None` when no label named one.
+    pub position_accuracy: Option<f64>,
+    /// Mean text scores; `None` without answers.
+    pub text: Option<TextScores>,
+}
+
+/// Dice and IoU at 0.5 over all pixels of all images together.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Pooled {
+    /// Pooled Dice.
+    pub dice: f64,
+    /// Pooled IoU.
+    pub iou: f64,
+}
+
+/// The result of an evaluation. Its [`Display`](fmt::Display) is the table.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct EvalSummary {
+    /// One row a modality, by name.
+    pub modalities: Vec<EvalRow>,
+    /// Mean of the modality rows: each modality counts the same. Each column's mean is over the rows that have it.
+    pub macro_mean: EvalRow,
+    /// Mean over all samples: each sample counts the same.
+    pub all_images: EvalRow,
+    /// Over all pixels.
+    pub pooled: Pooled,
+}
+
+fn macro_mean(rows: &[EvalRow]) -> EvalRow {
+    let thresholds: Vec<ThresholdScores> = rows.iter().filter_map(|row| row.thresholds).collect();
+    let text: Vec<TextScores> = rows.iter().filter_map(|row| row.text).collect();
+    let text_mean = |part: fn(&TextScores) -> f64| mean(text.iter().map(part));
+    EvalRow {
+        name: "macro mean".into(),
+        images: rows.iter().map(|row| row.images).sum(),
+        segmentation: SegmentationMeans::macro_mean(rows.iter().filter_map(|row| row.segmentation)),
+        thresholds: ThresholdScores::macro_mean(&thresholds),
+        position_accuracy: mean(rows.iter().filter_map(|row| row.position_accuracy)),
+        text: text_mean(|t| t.bleu).map(|bleu| TextScores {
+            bleu,
+            rouge1: text_mean(|t| t.rouge1).unwrap_or_default(),
+            meteor_exact_stem: text_mean(|t| t.meteor_exact_stem).unwrap_or_default(),
+        }),
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "row counts are tiny")]
+fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let values: Vec<f64> = values.collect();
+    (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
+}
+
+const HEADER: [&str; 13] = [
+    "modality",
+    "images",
+    "Dice",
+    "IoU",
+    "soft Dice",
+    "meanDic",
+    "meanIoU",
+    "maxDic",
+    "MAE",
+    "position",
+    "BLEU",
+    "ROUGE-1",
+    "METEOR*",
+];
+
+impl EvalRow {
+    fn cells(&self) -> Vec<String> {
+        let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| format!("{v:.4}"));
+        let (seg, thr, text) = (self.segmentation, self.thresholds, self.text);
+        let mut cells = vec![self.name.clone(), self.images.to_string()];
+        cells.extend([
+            number(seg.map(|s| s.dice)),
+            number(seg.map(|s| s.iou)),
+            number(seg.map(|s| s.soft_dice)),
+            number(thr.map(|t| t.mean_dic)),
+            number(thr.map(|t| t.mean_iou)),
+            number(thr.map(|t| t.max_dic)),
+            number(thr.map(|t| t.mae)),
+            number(self.position_accuracy),
+            number(text.map(|t| t.bleu)),
+            number(text.map(|t| t.rouge1)),
+            number(text.map(|t| t.meteor_exact_stem)),
+        ]);
+        cells
+    }
+}
+
+impl fmt::Display for EvalSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rows: Vec<Vec<String>> = self.modalities.iter().map(EvalRow::cells).collect();
+        let rule = rows.len();
+        rows.extend([self.macro_mean.cells(), self.all_images.cells()]);
+        f.write_str(&aligned(&HEADER, &rows, Some(rule)))?;
+        writeln!(f, "pooled over pixels: Dice {:.4}, IoU {:.4}", self.pooled.dice, self.pooled.iou)?;
+        writeln!(
+            f,
+            "Dice and IoU at 0.5; meanDic, meanIoU, maxDic, MAE as the reference averages over 256 thresholds"
+        )?;
+        writeln!(f, "* exact and stem matches, no synonyms")
+    }
+}
+
+/// Lines of aligned columns, the first to the left, the others to the right, with a rule below the header and before
+/// row `rule`.
+pub fn aligned(header: &[&str], rows: &[Vec<String>], rule: Option<usize>) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+        cells.chain([header[column].chars().count()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..header.len()).map(width).collect();
+    let line = |cells: &[&str]| {
+        let mut text = String::new();
+        for (column, (cell, &width)) in cells.iter().zip(&widths).enumerate() {
+            if column == 0 {
+                text.push_str(cell);
+                text.extend(std::iter::repeat_n(' ', width - cell.chars().count()));
+            } else {
+                text.extend(std::iter::repeat_n(' ', 2 + width - cell.chars().count()));
+                text.push_str(cell);
+            }
+        }
+        text.trim_end().to_owned() + "\n"
+    };
+    let ruler = "-".repeat(widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1)) + "\n";
+    let mut out = line(header) + &ruler;
+    for (i, row) in rows.iter().enumerate() {
+        if rule == Some(i) && i > 0 {
+            out += &ruler;
+        }
+        out += &line(&row.iter().map(String::as_str).collect::<Vec<_>>());
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary() -> EvalSummary {
+        let mut sums = EvalSums::default();
+        let truth = [true, true, false, false];
+        sums.group("skin").add_mask(&[1.0, 1.0, 0.0, 0.0], &truth, (2, 2)).unwrap();
+        sums.group("skin").add_mask(&[1.0, 0.0, 0.0, 0.0], &truth, (2, 2)).unwrap();
+        sums.group("lung_CT").add_mask(&[0.0, 0.0, 0.0, 1.0], &truth, (2, 2)).unwrap();
+        let reference = "The lesion lies in the upper left part of the image.";
+        sums.group("skin").add_answer(reference, reference, Some("upper left"));
+        sums.group("skin").add_answer("It lies at the bottom.", reference, Some("upper left"));
+        sums.summary()
+    }
+
+    #[test]
+    fn means_by_group_and_over_all() {
+        let summary = summary();
+        let dice = |row: &EvalRow| row.segmentation.unwrap().dice;
+        let names: Vec<&str> = summary.modalities.iter().map(|row| row.name.as_str()).collect();
+        assert_eq!(names, ["lung_CT", "skin"]);
+        assert!((dice(&summary.modalities[1]) - 5.0 / 6.0).abs() < 1e-12);
+        assert!((dice(&summary.macro_mean) - 5.0 / 12.0).abs() < 1e-12);
+        assert!((dice(&summary.all_images) - 5.0 / 9.0).abs() < 1e-12);
+        assert!((summary.pooled.dice - 6.0 / 10.0).abs() < 1e-12, "{:?}", summary.pooled);
+        assert_eq!(summary.modalities[1].position_accuracy, Some(0.5));
+        assert_eq!(summary.modalities[0].text, None);
+        assert_eq!(summary.macro_mean.position_accuracy, Some(0.5), "a modality without answers does not count");
+    }
+
+    #[test]
+    fn the_summary_survives_json() {
+        let text = serde_json::to_string(&summary()).unwrap();
+        assert!(text.contains("\"meanDic\"") && text.contains("\"macro_mean\""));
+        assert_eq!(serde_json::from_str::<EvalSummary>(&text).unwrap().to_string(), summary().to_string());
+    }
+
+    #[test]
+    fn columns_line_up() {
+        let table = summary().to_string();
+        let lines: Vec<&str> = table.lines().collect();
+        assert_eq!(lines.len(), 2 + 2 + 1 + 2 + 3, "{table}");
+        let end_of_dice = lines[0].find("Dice").unwrap() + 4;
+        for line in [lines[2], lines[3], lines[5], lines[6]] {
+            let cell = &line[..end_of_dice];
+            assert!(cell.ends_with(|c: char| c.is_ascii_digit()) && !cell.ends_with(' '), "{table}");
+        }
+        assert!(EvalSums::default().summary().to_string().contains("macro mean"), "an empty evaluation prints too");
+    }
+}

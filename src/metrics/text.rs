@@ -1,0 +1,317 @@
+//! How close a generated answer is to the reference answer: BLEU, ROUGE-1, METEOR, one pair at a time.
+//!
+//! Sources: Hugging Face `evaluate`'s `bleu` (order 4, no smoothing, tokenizer 13a), `rouge_score` 0.1.2 with its
+//! stemmer, `nltk.translate.meteor_score`.
+//! Deviations: METEOR has the exact and the stem stage but no WordNet synonyms, hence its name; its sentences are
+//! split at a period before a capital letter instead of by nltk's trained model.
+
+use std::collections::HashMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::metrics::porter::stem;
+
+/// Largest n-gram of [`bleu`].
+const BLEU_ORDER: usize = 4;
+
+/// The three scores of one answer, or their means; each in `0..=1`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct TextScores {
+    /// [`bleu`].
+    pub bleu: f64,
+    /// [`rouge1_f1`].
+    pub rouge1: f64,
+    /// [`meteor_exact_stem`].
+    pub meteor_exact_stem: f64,
+}
+
+impl TextScores {
+    /// Scores one answer.
+    pub fn of(answer: &str, reference: &str) -> Self {
+        Self {
+            bleu: bleu(answer, reference),
+            rouge1: rouge1_f1(answer, reference),
+            meteor_exact_stem: meteor_exact_stem(answer, reference),
+        }
+    }
+}
+
+/// BLEU of one sentence with orders 1 to 4 and no smoothing: an answer without a common 4-gram scores 0, however good
+/// its words are, and so does every reference or answer of fewer than four tokens.
+pub fn bleu(answer: &str, reference: &str) -> f64 {
+    let (answer, reference) = (tokens_13a(answer), tokens_13a(reference));
+    let mut log_sum = 0.0;
+    for order in 1..=BLEU_ORDER {
+        let matches = overlap(answer.windows(order), reference.windows(order));
+        if matches == 0 {
+            return 0.0;
+        }
+        log_sum += (as_f64(matches) / as_f64(answer.len() + 1 - order)).ln() / 4.0;
+    }
+    let ratio = as_f64(answer.len()) / as_f64(reference.len());
+    let brevity = if ratio > 1.0 { 1.0 } else { (1.0 - 1.0 / ratio).exp() };
+    log_sum.exp() * brevity
+}
+
+/// ROUGE-1 F1 with stemming; symmetric in its arguments.
+pub fn rouge1_f1(answer: &str, reference: &str) -> f64 {
+    let (answer, reference) = (rouge_tokens(answer), rouge_tokens(reference));
+    let matches = as_f64(overlap(answer.iter(), reference.iter()));
+    let precision = matches / as_f64(answer.len().max(1));
+    let recall = matches / as_f64(reference.len().max(1));
+    if precision + recall > 0.0 { 2.0 * precision * recall / (precision + recall) } else { 0.0 }
+}
+
+/// METEOR (alpha 0.9, beta 3, gamma 0.5) over exact, then stem matches; case does not matter.
+pub fn meteor_exact_stem(answer: &str, reference: &str) -> f64 {
+    let lower = |text: &str| words(text).into_iter().map(|word| word.to_lowercase()).collect::<Vec<_>>();
+    meteor_of_words(&lower(answer), &lower(reference))
+}
+
+fn meteor_of_words(answer: &[String], reference: &[String]) -> f64 {
+    let mut pairs = Vec::new();
+    let (mut left, mut right): (Vec<usize>, Vec<usize>) = ((0..answer.len()).collect(), (0..reference.len()).collect());
+    match_words(answer, reference, &mut left, &mut right, &mut pairs);
+    let stems = |words: &[String]| words.iter().map(|word| stem(word)).collect::<Vec<_>>();
+    match_words(&stems(answer), &stems(reference), &mut left, &mut right, &mut pairs);
+    if pairs.is_empty() {
+        return 0.0;
+    }
+    pairs.sort_unstable();
+    let breaks = pairs.windows(2).filter(|w| w[1].0 != w[0].0 + 1 || w[1].1 != w[0].1 + 1).count();
+    let matches = as_f64(pairs.len());
+    let precision = matches / as_f64(answer.len());
+    let recall = matches / as_f64(reference.len());
+    let mean = precision * recall / (0.9 * precision + 0.1 * recall);
+    let fragmentation = as_f64(breaks + 1) / matches;
+    (1.0 - 0.5 * fragmentation.powi(3)) * mean
+}
+
+/// Pairs equal words, the last of the answer with the last free one of the reference, and removes them from the free
+/// positions `left` and `right`.
+fn match_words(
+    answer: &[String],
+    reference: &[String],
+    left: &mut Vec<usize>,
+    right: &mut Vec<usize>,
+    pairs: &mut Vec<(usize, usize)>,
+) {
+    for position in (0..left.len()).rev() {
+        let i = left[position];
+        if let Some(other) = right.iter().rposition(|&j| reference[j] == answer[i]) {
+            pairs.push((i, right.remove(other)));
+            left.remove(position);
+        }
+    }
+}
+
+/// How many items two sequences share, each counted as often as it is in both.
+fn overlap<T: std::hash::Hash + Eq>(a: impl Iterator<Item = T>, b: impl Iterator<Item = T>) -> usize {
+    let mut free: HashMap<T, usize> = HashMap::new();
+    for item in b {
+        *free.entry(item).or_default() += 1;
+    }
+    a.filter(|item| free.get_mut(item).is_some_and(|n| n.checked_sub(1).map(|less| *n = less).is_some())).count()
+}
+
+#[expect(clippy::cast_precision_loss, reason = "token counts are small")]
+fn as_f64(count: usize) -> f64 {
+    count as f64
+}
+
+/// The tokens of mteval-v13a as `sacrebleu` and `evaluate` cut them.
+fn tokens_13a(text: &str) -> Vec<String> {
+    let mut text = text.replace("<skipped>", "").replace("-\n", "").replace('\n', " ");
+    for (entity, character) in [("&quot;", "\""), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">")] {
+        text = text.replace(entity, character);
+    }
+    let mut spaced = String::with_capacity(text.len() * 2);
+    for c in format!(" {text} ").chars() {
+        // The classes {-~ [-` space-& (-+ :-@ and /: all ASCII punctuation except ' , - .
+        if matches!(c, '{'..='~' | '['..='`' | ' '..='&' | '('..='+' | ':'..='@' | '/') {
+            spaced.extend([' ', c, ' ']);
+        } else {
+            spaced.push(c);
+        }
+    }
+    let spaced = space_pairs(&spaced, |a, b| !a.is_ascii_digit() && ['.', ','].contains(&b), |a, b| [a, ' ', b, ' ']);
+    let spaced = space_pairs(&spaced, |a, b| ['.', ','].contains(&a) && !b.is_ascii_digit(), |a, b| [' ', a, ' ', b]);
+    let spaced = space_pairs(&spaced, |a, b| a.is_ascii_digit() && b == '-', |a, b| [a, ' ', b, ' ']);
+    spaced.split(is_python_space).filter(|token| !token.is_empty()).map(str::to_owned).collect()
+}
+
+/// Rewrites each pair of neighbours that fits, from left to right, without overlaps.
+fn space_pairs(text: &str, fits: impl Fn(char, char) -> bool, spaced: impl Fn(char, char) -> [char; 4]) -> String {
+    let mut out = String::with_capacity(text.len() * 2);
+    let mut rest = text.chars().peekable();
+    while let Some(a) = rest.next() {
+        match rest.peek() {
+            Some(&b) if fits(a, b) => {
+                out.extend(spaced(a, b));
+                rest.next();
+            }
+            _ => out.push(a),
+        }
+    }
+    out
+}
+
+/// Python's `str.split()` also cuts at the four ASCII separators.
+fn is_python_space(c: char) -> bool {
+    c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
+}
+
+fn rouge_tokens(text: &str) -> Vec<String> {
+    text.to_lowercase()
+        .split(|c: char| !(c.is_ascii_lowercase() || c.is_ascii_digit()))
+        .filter(|token| !token.is_empty())
+        .map(|token| if token.len() > 3 { stem(token) } else { token.to_owned() })
+        .collect()
+}
+
+/// Words as nltk's `word_tokenize` cuts plain English: punctuation apart, clitics (`n't`, `'s`) apart, hyphens and
+/// decimals kept, the period apart at the end of a sentence only.
+fn words(text: &str) -> Vec<String> {
+    let pieces: Vec<&str> = text.split_whitespace().collect();
+    let mut out = Vec::new();
+    for (i, piece) in pieces.iter().enumerate() {
+        let ends_sentence = pieces.get(i + 1).is_none_or(|next| next.chars().next().is_some_and(char::is_uppercase));
+        split_piece(piece, ends_sentence, &mut out);
+    }
+    out
+}
+
+fn split_piece(piece: &str, ends_sentence: bool, out: &mut Vec<String>) {
+    let core = piece.trim_start_matches(is_detached);
+    out.extend(piece[..piece.len() - core.len()].chars().map(String::from));
+    let mut core = core;
+    let mut tail: Vec<String> = Vec::new();
+    while let Some(last) = core.chars().next_back() {
+        let ellipsis = core.len() - core.trim_end_matches('.').len();
+        if ellipsis > 1 {
+            tail.push(".".repeat(ellipsis));
+            core = &core[..core.len() - ellipsis];
+        } else if is_detached(last) || last == '\'' || last == '.' && ends_sentence && !is_abbreviation(core) {
+            tail.push(last.to_string());
+            core = &core[..core.len() - last.len_utf8()];
+        } else {
+            break;
+        }
+    }
+    split_inside(core, out);
+    out.extend(tail.into_iter().rev());
+}
+
+/// Always a token of its own at the border of a word.
+fn is_detached(c: char) -> bool {
+    matches!(c, ',' | ':' | ';' | '?' | '!' | '%' | '(' | ')' | '[' | ']' | '{' | '}' | '"' | '#' | '$' | '&' | '@')
+        || matches!(c, '*' | '<' | '>' | '`' | '“' | '”' | '‘' | '’' | '«' | '»' | '\u{2012}'..='\u{2015}')
+}
+
+fn is_abbreviation(word: &str) -> bool {
+    let stem = word.trim_end_matches('.').to_lowercase();
+    matches!(stem.as_str(), "dr" | "mr" | "mrs" | "ms" | "prof" | "vs" | "e.g" | "i.e" | "fig")
+}
+
+/// Punctuation and clitics inside a word.
+fn split_inside(core: &str, out: &mut Vec<String>) {
+    let mut word = String::new();
+    let mut rest = core.chars().peekable();
+    let mut previous = None;
+    while let Some(c) = rest.next() {
+        // `1,5` and `10:30` stay together.
+        let number = matches!(c, ',' | ':') && rest.peek().is_some_and(char::is_ascii_digit);
+        if is_detached(c) && !number {
+            push_clitic(&word, out);
+            word.clear();
+            out.push(c.to_string());
+        } else if c == '-' && previous == Some('-') {
+            word.pop();
+            push_clitic(&word, out);
+            word.clear();
+            out.push("--".into());
+        } else {
+            word.push(c);
+        }
+        previous = Some(c);
+    }
+    push_clitic(&word, out);
+}
+
+fn push_clitic(word: &str, out: &mut Vec<String>) {
+    if word.is_empty() {
+        return;
+    }
+    let lower = word.to_ascii_lowercase();
+    if lower == "cannot" {
+        out.extend([word[..3].to_owned(), word[3..].to_owned()]);
+        return;
+    }
+    let clitic = ["n't", "'s", "'m", "'d", "'ll", "'re", "'ve"].into_iter().find(|c| lower.ends_with(c));
+    let cut = word.len() - clitic.map_or(0, str::len);
+    if cut == 0 || cut == word.len() {
+        out.push(word.to_owned());
+    } else {
+        out.extend([word[..cut].to_owned(), word[cut..].to_owned()]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    #[derive(Deserialize)]
+    struct Fixture {
+        pairs: Vec<Pair>,
+        stems: BTreeMap<String, String>,
+    }
+
+    #[derive(Deserialize)]
+    struct Pair {
+        answer: String,
+        reference: String,
+        answer_13a: Vec<String>,
+        answer_words: Vec<String>,
+        bleu: f64,
+        rouge1: f64,
+        meteor_exact_stem: f64,
+    }
+
+    fn fixture() -> Fixture {
+        serde_json::from_str(include_str!("../../tests/fixtures/text_scores.json")).unwrap()
+    }
+
+    #[test]
+    fn scores_equal_the_python_packages() {
+        let pairs = fixture().pairs;
+        assert!(pairs.len() > 20 && pairs.iter().filter(|pair| pair.bleu > 0.0).count() > 8);
+        for pair in pairs {
+            let context = format!("{:?} / {:?}", pair.answer, pair.reference);
+            assert_eq!(tokens_13a(&pair.answer), pair.answer_13a, "{context}");
+            assert_eq!(words(&pair.answer), pair.answer_words, "{context}");
+            let scores = TextScores::of(&pair.answer, &pair.reference);
+            assert!((scores.bleu - pair.bleu).abs() < 1e-9, "BLEU {} {}: {context}", scores.bleu, pair.bleu);
+            assert!((scores.rouge1 - pair.rouge1).abs() < 1e-12, "ROUGE {} {}: {context}", scores.rouge1, pair.rouge1);
+            let (found, expected) = (scores.meteor_exact_stem, pair.meteor_exact_stem);
+            assert!((found - expected).abs() < 1e-12, "METEOR {found} {expected}: {context}");
+        }
+    }
+
+    #[test]
+    fn stems_equal_nltk() {
+        let stems = fixture().stems;
+        assert!(stems.len() > 1000);
+        let wrong: Vec<_> = stems.iter().filter(|(word, expected)| stem(word) != **expected).collect();
+        assert!(wrong.is_empty(), "{wrong:?}");
+    }
+
+    #[test]
+    fn short_and_empty_answers() {
+        assert_eq!(TextScores::of("", "the upper left"), TextScores::default());
+        assert_eq!(TextScores::of("", ""), TextScores::default());
+        assert!(bleu("upper left", "upper left").abs() < 1e-12, "no 4-gram, no smoothing");
+        assert!((rouge1_f1("upper left", "left upper") - 1.0).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,452 @@
+//! The scores that the reference's evaluation calls mean Dice, mean IoU and so on: averages over 256 thresholds of an
+//! 8-bit map that was stretched to its full range first. They are not Dice at 0.5: a perfect binary map whose
+//! foreground covers 4 % scores 0.9964, because the last threshold, 0, counts every pixel as foreground.
+//!
+//! Source: PRS-Med `evaluation/segmentation` (after UACANet's `run/Eval.py`).
+//! Deviations: where that code divides by an empty set and spoils a whole modality with NaN, the image is left out of
+//! that one mean (`weighted_f`, for an empty truth) or the empty quadrant is (`structure`). The exhaustive passes over
+//! pixels are replaced by one 256-bin histogram; a test compares the two.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+use crate::metrics::segmentation::same_length;
+use crate::metrics::structure;
+
+/// Number of thresholds: 1, 254/255, ..., 0.
+pub const NUM_THRESHOLDS: usize = 256;
+
+/// Stretches a probability map to 0..=255 by its own minimum and maximum, rounding half to even, all in fp32, as the
+/// reference writes its prediction PNGs. NaN becomes 0.
+pub fn stretch_8bit(probabilities: &[f32]) -> Vec<u8> {
+    let low = probabilities.iter().copied().fold(f32::INFINITY, f32::min);
+    let high = probabilities.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let range = high - low + 1e-8;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in 0..=255; `as` saturates, NaN is 0")]
+    probabilities.iter().map(|p| ((p - low) / range * 255.0).round_ties_even() as u8).collect()
+}
+
+/// Nearest-neighbour resize with OpenCV's choice of source pixel: `floor(x * source / target)`, no half-pixel offset.
+/// Sizes are `(width, height)`.
+///
+/// # Errors
+/// [`Error::Shape`] when `pixels` is not `from.0 * from.1` long or either size is empty.
+pub fn resize_nearest(pixels: &[u8], from: (usize, usize), to: (usize, usize)) -> Result<Vec<u8>> {
+    if from.0 * from.1 != pixels.len() || pixels.is_empty() || to.0 * to.1 == 0 {
+        let reason = format!("cannot resize {} pixels as {}x{} to {}x{}", pixels.len(), from.0, from.1, to.0, to.1);
+        return Err(Error::Shape { reason });
+    }
+    let (columns, rows) = (nearest_indices(from.0, to.0), nearest_indices(from.1, to.1));
+    Ok(rows.iter().flat_map(|y| columns.iter().map(move |x| pixels[y * from.0 + x])).collect())
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "image sides are small and not negative"
+)]
+fn nearest_indices(from: usize, to: usize) -> Vec<usize> {
+    // Two divisions, not one: OpenCV inverts the scale it was given, and the floor sees that rounding.
+    let scale = 1.0 / (to as f64 / from as f64);
+    (0..to).map(|i| ((i as f64 * scale).floor() as usize).min(from - 1)).collect()
+}
+
+/// The thresholds in the reference's order and with its rounding (`numpy.linspace(1, 0, 256)`).
+fn threshold(index: usize) -> f64 {
+    if index == NUM_THRESHOLDS - 1 {
+        return 0.0;
+    }
+    #[expect(clippy::cast_precision_loss, reason = "index < 256")]
+    let index = index as f64;
+    index * (-1.0 / 255.0) + 1.0
+}
+
+/// For each threshold the smallest 8-bit level with `level / 255 >= threshold`, decided in the same doubles as there.
+fn first_levels() -> [usize; NUM_THRESHOLDS] {
+    std::array::from_fn(|index| {
+        let threshold = threshold(index);
+        (0..=255_u8).position(|level| f64::from(level) / 255.0 >= threshold).unwrap_or(256)
+    })
+}
+
+/// What one threshold gives for one image.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+struct AtThreshold {
+    dice: f64,
+    iou: f64,
+    sensitivity: f64,
+    specificity: f64,
+    enhanced: f64,
+}
+
+impl AtThreshold {
+    /// `both`, `predicted`, `truth`, `pixels` are pixel counts. Without any overlap everything but the E-measure is 0,
+    /// the specificity included: the reference's rule.
+    fn of(both: f64, predicted: f64, truth: f64, pixels: f64) -> Self {
+        let enhanced = structure::enhanced_alignment(both, predicted, truth, pixels);
+        if both == 0.0 {
+            return Self { enhanced, ..Self::default() };
+        }
+        Self {
+            dice: 2.0 * both / (truth + predicted),
+            iou: both / (truth + predicted - both),
+            sensitivity: both / truth,
+            specificity: specificity(both, predicted, truth, pixels),
+            enhanced,
+        }
+    }
+}
+
+fn specificity(both: f64, predicted: f64, truth: f64, pixels: f64) -> f64 {
+    let negatives = pixels - truth;
+    let true_negatives = negatives - (predicted - both);
+    // Without any negative pixel the reference divides 0 by 0.
+    if negatives == 0.0 { 0.0 } else { true_negatives / negatives }
+}
+
+/// Sums of the threshold curves over images; the reference averages over images first, over thresholds second.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ThresholdSums {
+    images: u64,
+    curve: Vec<AtThreshold>,
+    mae: f64,
+    structure: f64,
+    weighted_f: f64,
+    weighted_f_images: u64,
+}
+
+impl Default for ThresholdSums {
+    fn default() -> Self {
+        Self {
+            images: 0,
+            curve: vec![AtThreshold::default(); NUM_THRESHOLDS],
+            mae: 0.0,
+            structure: 0.0,
+            weighted_f: 0.0,
+            weighted_f_images: 0,
+        }
+    }
+}
+
+impl ThresholdSums {
+    /// Adds one image: its probability map of any size, and its truth of `truth_size` (width, height). Stretches the
+    /// map to 8 bit and resizes it to the truth, as the reference's two programs do.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when a slice does not have the size given with it.
+    pub fn add(
+        &mut self,
+        probabilities: &[f32],
+        size: (usize, usize),
+        truth: &[bool],
+        truth_size: (usize, usize),
+    ) -> Result<()> {
+        let prediction = resize_nearest(&stretch_8bit(probabilities), size, truth_size)?;
+        self.add_8bit(&prediction, truth, truth_size.0)
+    }
+
+    /// Adds one image whose map is already 8 bit and of the truth's size. `width` is the number of columns.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] when the lengths differ or are no multiple of `width`.
+    pub fn add_8bit(&mut self, prediction: &[u8], truth: &[bool], width: usize) -> Result<()> {
+        same_length(prediction.len(), truth.len())?;
+        if truth.is_empty() || width == 0 || !truth.len().is_multiple_of(width) {
+            let reason = format!("{} pixels are no picture of width {width}", truth.len());
+            return Err(Error::Shape { reason });
+        }
+        for (sum, one) in self.curve.iter_mut().zip(curve_of(prediction, truth)) {
+            sum.dice += one.dice;
+            sum.iou += one.iou;
+            sum.sensitivity += one.sensitivity;
+            sum.specificity += one.specificity;
+            sum.enhanced += one.enhanced;
+        }
+        let map = structure::Pair::new(prediction, truth, width);
+        self.images += 1;
+        self.mae += map.mean_absolute_error();
+        self.structure += map.structure_measure();
+        if let Some(value) = map.weighted_f() {
+            self.weighted_f += value;
+            self.weighted_f_images += 1;
+        }
+        Ok(())
+    }
+
+    /// Adds another group's images.
+    pub fn merge(&mut self, other: &Self) {
+        for (sum, one) in self.curve.iter_mut().zip(&other.curve) {
+            sum.dice += one.dice;
+            sum.iou += one.iou;
+            sum.sensitivity += one.sensitivity;
+            sum.specificity += one.specificity;
+            sum.enhanced += one.enhanced;
+        }
+        self.images += other.images;
+        self.mae += other.mae;
+        self.structure += other.structure;
+        self.weighted_f += other.weighted_f;
+        self.weighted_f_images += other.weighted_f_images;
+    }
+
+    /// The scores of the images added so far; `None` when there are none.
+    #[expect(clippy::cast_precision_loss, reason = "image and threshold counts are small")]
+    pub fn scores(&self) -> Option<ThresholdScores> {
+        let images = (self.images > 0).then_some(self.images as f64)?;
+        let mean = |part: fn(&AtThreshold) -> f64| {
+            self.curve.iter().map(|at| part(at) / images).sum::<f64>() / NUM_THRESHOLDS as f64
+        };
+        let max = |part: fn(&AtThreshold) -> f64| self.curve.iter().map(|at| part(at) / images).fold(0.0, f64::max);
+        Some(ThresholdScores {
+            mean_dic: mean(|at| at.dice),
+            max_dic: max(|at| at.dice),
+            mean_iou: mean(|at| at.iou),
+            max_iou: max(|at| at.iou),
+            mean_sen: mean(|at| at.sensitivity),
+            mean_spe: mean(|at| at.specificity),
+            mean_em: mean(|at| at.enhanced),
+            max_em: max(|at| at.enhanced),
+            sm: self.structure / images,
+            weighted_fm: (self.weighted_f_images > 0).then(|| self.weighted_f / self.weighted_f_images as f64),
+            mae: self.mae / images,
+        })
+    }
+}
+
+fn curve_of(prediction: &[u8], truth: &[bool]) -> impl Iterator<Item = AtThreshold> {
+    let (mut all, mut inside) = ([0_u64; 257], [0_u64; 257]);
+    for (&level, &is_truth) in prediction.iter().zip(truth) {
+        all[usize::from(level)] += 1;
+        inside[usize::from(level)] += u64::from(is_truth);
+    }
+    for level in (0..256).rev() {
+        all[level] += all[level + 1];
+        inside[level] += inside[level + 1];
+    }
+    #[expect(clippy::cast_precision_loss, reason = "pixel counts are far below 2^53")]
+    first_levels()
+        .into_iter()
+        .map(move |level| AtThreshold::of(inside[level] as f64, all[level] as f64, inside[0] as f64, all[0] as f64))
+}
+
+/// Scores under the reference's own names (serialized that way too).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct ThresholdScores {
+    /// Dice, mean over images, then over the 256 thresholds.
+    #[serde(rename = "meanDic")]
+    pub mean_dic: f64,
+    /// Dice at the threshold that is best on these very images.
+    #[serde(rename = "maxDic")]
+    pub max_dic: f64,
+    /// IoU, mean over images, then thresholds.
+    #[serde(rename = "meanIoU")]
+    pub mean_iou: f64,
+    /// IoU at the best threshold.
+    #[serde(rename = "maxIoU")]
+    pub max_iou: f64,
+    /// Sensitivity, mean over images, then thresholds.
+    #[serde(rename = "meanSen")]
+    pub mean_sen: f64,
+    /// Specificity (0 where nothing overlaps), mean over images, then thresholds.
+    #[serde(rename = "meanSpe")]
+    pub mean_spe: f64,
+    /// Enhanced-alignment measure, mean over images, then thresholds.
+    #[serde(rename = "meanEm")]
+    pub mean_em: f64,
+    /// Enhanced-alignment measure at the best threshold.
+    #[serde(rename = "maxEm")]
+    pub max_em: f64,
+    /// Structure measure, alpha 0.5.
+    #[serde(rename = "Sm")]
+    pub sm: f64,
+    /// Weighted F measure over the images whose truth is not empty; `None` when there are none.
+    #[serde(rename = "wFm")]
+    pub weighted_fm: Option<f64>,
+    /// Mean absolute error of the stretched map.
+    pub mae: f64,
+}
+
+impl ThresholdScores {
+    /// The macro mean over groups, as the reference averages its classes; `None` for no groups.
+    #[expect(clippy::cast_precision_loss, reason = "group counts are tiny")]
+    pub fn macro_mean(groups: &[Self]) -> Option<Self> {
+        let n = (!groups.is_empty()).then_some(groups.len() as f64)?;
+        let mean = |part: fn(&Self) -> f64| groups.iter().map(part).sum::<f64>() / n;
+        let weighted: Vec<f64> = groups.iter().filter_map(|group| group.weighted_fm).collect();
+        Some(Self {
+            mean_dic: mean(|g| g.mean_dic),
+            max_dic: mean(|g| g.max_dic),
+            mean_iou: mean(|g| g.mean_iou),
+            max_iou: mean(|g| g.max_iou),
+            mean_sen: mean(|g| g.mean_sen),
+            mean_spe: mean(|g| g.mean_spe),
+            mean_em: mean(|g| g.mean_em),
+            max_em: mean(|g| g.max_em),
+            sm: mean(|g| g.sm),
+            weighted_fm: (!weighted.is_empty()).then(|| weighted.iter().sum::<f64>() / weighted.len() as f64),
+            mae: mean(|g| g.mae),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rand::{Rng, SeedableRng};
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+
+    /// The definition, pixel by pixel and threshold by threshold.
+    fn direct(prediction: &[u8], truth: &[bool]) -> Vec<AtThreshold> {
+        (0..NUM_THRESHOLDS)
+            .map(|index| {
+                let (mut tp, mut fp, mut tn, mut false_negative) = (0.0, 0.0, 0.0, 0.0);
+                for (&level, &is_truth) in prediction.iter().zip(truth) {
+                    match (f64::from(level) / 255.0 >= threshold(index), is_truth) {
+                        (true, true) => tp += 1.0,
+                        (true, false) => fp += 1.0,
+                        (false, true) => false_negative += 1.0,
+                        (false, false) => tn += 1.0,
+                    }
+                }
+                let enhanced =
+                    structure::enhanced_alignment(tp, tp + fp, tp + false_negative, tp + fp + tn + false_negative);
+                if tp == 0.0 {
+                    return AtThreshold { enhanced, ..AtThreshold::default() };
+                }
+                AtThreshold {
+                    dice: 2.0 * tp / (2.0 * tp + fp + false_negative),
+                    iou: tp / (tp + fp + false_negative),
+                    sensitivity: tp / (tp + false_negative),
+                    specificity: tn / (tn + fp),
+                    enhanced,
+                }
+            })
+            .collect()
+    }
+
+    fn scores_of(probabilities: &[f32], truth: &[bool], width: usize) -> ThresholdScores {
+        let mut sums = ThresholdSums::default();
+        let size = (width, truth.len() / width);
+        sums.add(probabilities, size, truth, size).unwrap();
+        sums.scores().unwrap()
+    }
+
+    #[test]
+    fn the_histogram_equals_the_definition() {
+        let mut rng = ChaCha8Rng::seed_from_u64(7);
+        for round in 0..4 {
+            let truth: Vec<bool> = (0..40 * 30).map(|_| rng.random_bool(0.3)).collect();
+            let prediction: Vec<u8> = (0..40 * 30).map(|_| if round == 0 { 3 } else { rng.random() }).collect();
+            for (index, (fast, slow)) in curve_of(&prediction, &truth).zip(direct(&prediction, &truth)).enumerate() {
+                for (a, b) in [
+                    (fast.dice, slow.dice),
+                    (fast.iou, slow.iou),
+                    (fast.sensitivity, slow.sensitivity),
+                    (fast.specificity, slow.specificity),
+                    (fast.enhanced, slow.enhanced),
+                ] {
+                    assert!((a - b).abs() < 1e-12, "round {round}, threshold {index}: {fast:?} {slow:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_published_examples() {
+        // 4 % foreground.
+        let truth: Vec<bool> = (0..10_000).map(|i| i % 25 == 0).collect();
+        let perfect: Vec<f32> = truth.iter().map(|&t| f32::from(u8::from(t))).collect();
+        let scores = scores_of(&perfect, &truth, 100);
+        assert!((scores.mean_dic - 0.9964).abs() < 5e-5, "{}", scores.mean_dic);
+        assert!((scores.max_dic - 1.0).abs() < 1e-12 && scores.mae.abs() < 1e-12);
+        // A right but soft map: stretching rescues it.
+        let soft: Vec<f32> = truth.iter().map(|&t| if t { 0.6 } else { 0.4 }).collect();
+        assert!((scores_of(&soft, &truth, 100).mean_dic - 0.9964).abs() < 5e-5);
+        let mut unstretched = ThresholdSums::default();
+        let levels: Vec<u8> = truth.iter().map(|&t| if t { 153 } else { 102 }).collect();
+        unstretched.add_8bit(&levels, &truth, 100).unwrap();
+        let mean = unstretched.scores().unwrap().mean_dic;
+        assert!((mean - 0.23).abs() < 5e-3, "{mean}");
+    }
+
+    #[test]
+    fn nothing_in_common_zeroes_the_specificity_too() {
+        let at = AtThreshold::of(0.0, 10.0, 20.0, 100.0);
+        assert_eq!((at.dice, at.specificity), (0.0, 0.0));
+        assert!(at.enhanced > 0.0);
+    }
+
+    #[test]
+    fn the_mean_is_over_images_first() {
+        let truth = [true, false, false, false];
+        let mut both = ThresholdSums::default();
+        both.add_8bit(&[255, 0, 0, 0], &truth, 2).unwrap();
+        let mut other = ThresholdSums::default();
+        other.add_8bit(&[0, 255, 0, 0], &truth, 2).unwrap();
+        both.merge(&other);
+        let scores = both.scores().unwrap();
+        // At threshold 0 both images have Dice 0.4; above it 1 and 0.
+        assert!((scores.mean_dic - (255.0 * 0.5 + 0.4) / 256.0).abs() < 1e-12);
+        assert!((scores.max_dic - 0.5).abs() < 1e-12);
+    }
+
+    #[test]
+    fn stretching_and_resizing() {
+        assert_eq!(stretch_8bit(&[0.25, 0.5, 0.75]), [0, 128, 255]);
+        assert_eq!(stretch_8bit(&[0.7; 3]), [0, 0, 0]);
+        assert_eq!(resize_nearest(&[1, 2, 3, 4], (2, 2), (4, 1)).unwrap(), [1, 1, 2, 2]);
+        assert_eq!(resize_nearest(&[1, 2, 3, 4, 5], (5, 1), (3, 1)).unwrap(), [1, 2, 4]);
+        assert!(resize_nearest(&[1, 2, 3], (2, 2), (1, 1)).is_err());
+    }
+
+    #[test]
+    fn empty_truth_gives_finite_scores() {
+        let scores = scores_of(&[0.0, 0.3, 0.5, 1.0], &[false; 4], 2);
+        assert_eq!((scores.mean_dic, scores.weighted_fm), (0.0, None));
+        assert!(scores.sm.is_finite() && scores.mean_em.is_finite());
+    }
+
+    #[derive(Deserialize)]
+    struct Fixture {
+        cases: Vec<Case>,
+        all: std::collections::BTreeMap<String, f64>,
+    }
+
+    #[derive(Deserialize)]
+    struct Case {
+        name: String,
+        width: usize,
+        levels: Vec<u8>,
+        truth: Vec<u8>,
+        #[serde(flatten)]
+        expected: ThresholdScores,
+    }
+
+    #[test]
+    fn equal_to_numpy_and_scipy() {
+        let fixture: Fixture =
+            serde_json::from_str(include_str!("../../tests/fixtures/segmentation_scores.json")).unwrap();
+        assert!(fixture.cases.len() >= 5);
+        let mut all = ThresholdSums::default();
+        for case in &fixture.cases {
+            let truth: Vec<bool> = case.truth.iter().map(|&t| t == 1).collect();
+            let mut one = ThresholdSums::default();
+            one.add_8bit(&case.levels, &truth, case.width).unwrap();
+            all.merge(&one);
+            let found = serde_json::to_value(one.scores().unwrap()).unwrap();
+            let expected = serde_json::to_value(case.expected).unwrap();
+            for (key, value) in expected.as_object().unwrap() {
+                match (value.as_f64(), found[key].as_f64()) {
+                    (Some(a), Some(b)) => assert!((a - b).abs() < 1e-10, "{} {key}: expected {a}, got {b}", case.name),
+                    (a, b) => assert_eq!(a, b, "{} {key}", case.name),
+                }
+            }
+        }
+        let found = serde_json::to_value(all.scores().unwrap()).unwrap();
+        for (key, value) in &fixture.all {
+            assert!((found[key].as_f64().unwrap() - value).abs() < 1e-10, "{key}");
+        }
+    }
+}
