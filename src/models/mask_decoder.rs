@@ -229,10 +229,7 @@ impl MaskDecoder {
                 Some(Init::Const(0.0)),
             ),
             input_norms: (config.version == Version::V5).then(|| {
-                (
-                    LayerNorm::new(&scope.sub("image_norm"), c, 1e-5),
-                    LayerNorm::new(&scope.sub("prompt_norm"), c, 1e-5),
-                )
+                (LayerNorm::new(&scope.sub("image_norm"), c, 1e-5), LayerNorm::new(&scope.sub("prompt_norm"), c, 1e-5))
             }),
             config: config.clone(),
         }

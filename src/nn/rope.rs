@@ -15,8 +15,8 @@ impl Rope {
     pub fn new(head_dim: i64, theta: f64, start: i64, t: i64, device: Device) -> Self {
         let options = (Kind::Float, device);
         #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
-        let exponent = Tensor::arange_start_step(0, head_dim, 2, (Kind::Int64, device)).to_kind(Kind::Float)
-            / head_dim as f64;
+        let exponent =
+            Tensor::arange_start_step(0, head_dim, 2, (Kind::Int64, device)).to_kind(Kind::Float) / head_dim as f64;
         let inverse = Tensor::full([1], theta, options).pow(&exponent).reciprocal();
         let positions = Tensor::arange_start(start, start + t, (Kind::Int64, device)).to_kind(Kind::Float);
         let angles = positions.unsqueeze(1) * inverse.unsqueeze(0);

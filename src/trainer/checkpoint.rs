@@ -7,7 +7,7 @@ use super::ema::Ema;
 use super::optimizer::AdamW;
 use super::precision::Scaler;
 use crate::tensor::weights::Archive;
-use crate::tensor::weights::atomic::Staged;
+use crate::tensor::weights::Staged;
 use crate::tensor::{Tensor, no_grad};
 use crate::{Error, Result};
 use std::collections::BTreeMap;

@@ -14,7 +14,7 @@ pub use run::{Outcome, run};
 
 use crate::Result;
 use crate::tensor::Tensor;
-use crate::tensor::weights::atomic::Staged;
+use crate::tensor::weights::Staged;
 use precision::Precision;
 
 /// A tensor that is trained: fp32, requires a gradient.

@@ -95,8 +95,7 @@ impl AdamW {
                 Some(Slot { param: &self.params[*i].tensor, grad, first, second, step })
             })
             .collect();
-        let step =
-            Step { learning_rate, betas: self.betas, weight_decay: self.weight_decay, epsilon: self.epsilon };
+        let step = Step { learning_rate, betas: self.betas, weight_decay: self.weight_decay, epsilon: self.epsilon };
         adamw::fused(&slots, step)?;
         self.clear();
         Ok(())
@@ -132,7 +131,8 @@ impl AdamW {
         let _category = ledger::enter(ledger::Category::Optimizer);
         for (param, state) in self.params.iter().zip(&mut self.states) {
             let device = param.tensor.device();
-            let mut take = |what: &str| Ok::<_, Error>(read(&format!("{what}.{}", param.name))?.map(|t| t.to_device(device)));
+            let mut take =
+                |what: &str| Ok::<_, Error>(read(&format!("{what}.{}", param.name))?.map(|t| t.to_device(device)));
             let (first, second, step) = (take("first")?, take("second")?, take("step")?);
             let (Some(first), Some(second), Some(step)) = (first, second, step) else {
                 *state = None;

@@ -6,7 +6,7 @@ use super::optimizer::AdamW;
 use super::precision::Scaler;
 use super::{Loss, Task, TrainConfig, Validation, Weight, schedule};
 use crate::event::{Event, Observer, StepReport};
-use crate::tensor::weights::atomic::{self, Staged};
+use crate::tensor::weights::{self, Staged};
 use crate::tensor::{Kind, Tensor, guard, ledger, no_grad, rng};
 use crate::{Error, Result};
 use rand::RngCore;
@@ -124,8 +124,8 @@ impl<'a, T: Task> Engine<'a, T> {
             let ema = (config.ema_decay > 0.0).then(|| Ema::new(config.ema_decay, optimizer.params()));
             return Ok(Self { task, session, optimizer, ema, progress: fresh, total_steps });
         }
-        let folder = atomic::readable_folder(&last)?;
-        atomic::verify_folder(&folder)?;
+        let folder = weights::readable_folder(&last)?;
+        weights::verify_folder(&folder)?;
         task.load(&folder)?;
         let mut ema = (config.ema_decay > 0.0).then(|| Ema::new(config.ema_decay, optimizer.params()));
         let progress = checkpoint::load(&folder, &mut optimizer, ema.as_mut())?;
@@ -207,7 +207,8 @@ impl<'a, T: Task> Engine<'a, T> {
     /// Validates at the end of an epoch and keeps the best; `true` when patience ran out.
     fn validate(&mut self, epoch: u64, ended: bool) -> Result<bool> {
         let config = self.session.config;
-        let due = config.validate_every_epochs > 0 && (ended || (epoch + 1).is_multiple_of(config.validate_every_epochs));
+        let due =
+            config.validate_every_epochs > 0 && (ended || (epoch + 1).is_multiple_of(config.validate_every_epochs));
         if !due {
             return Ok(false);
         }
