@@ -1,1 +1,13 @@
-//! The PRS-Med task.
+//! The PRS-Med task: its loss, training task, run folders, prediction, evaluation, trace.
+//!
+//! Read [`step`] first: one pass of the model over a micro-batch, the same for training, evaluation and trace.
+
+pub mod loss;
+pub mod semantics;
+pub mod setup;
+pub mod step;
+pub mod trace;
+pub mod weights;
+
+pub use semantics::Semantics;
+pub use setup::{Assembly, ModelConfig};

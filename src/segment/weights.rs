@@ -1,0 +1,405 @@
+//! Which file fills which part: LLaVA-Med shards, TinySAM checkpoints, run folders (ours and the original's).
+//!
+//! Renames and known leftovers are here, beside each other:
+//!
+//! | part | stored as | leftovers that may stay unused |
+//! |---|---|---|
+//! | language model, projector | LLaVA-Med keys | `rotary_emb.inv_freq`, `position_ids` |
+//! | tower | inside LLaVA-Med, or `vision_model.` of a CLIP repository | the last layer, `post_layernorm`, the text tower |
+//! | adapters | PEFT keys | adapters of the frozen CLIP tower, which never got a gradient |
+//! | image encoder | TinySAM keys, `image_encoder.` or bare | classifier, SAM's prompt encoder and decoder, `sam.` doubles |
+
+use super::setup::{Assembly, Build, Description, ModelConfig, RANDOM, RunOverrides, pixels};
+use super::{Semantics, setup};
+use crate::models::prsmed::{self, PrsMed, TOWER_PREFIX};
+use crate::models::{clip, mask_decoder, mistral, tiny_vit};
+use crate::nn::LoraConfig;
+use crate::tensor::store::Store;
+use crate::tensor::weights::{Archive, LoadReport, Staged};
+use crate::tensor::{Tensor, ledger};
+use crate::{Error, Result};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// What a checkpoint folder says about itself.
+pub const DESCRIPTION: &str = "model.json";
+const ADAPTER: &str = "lora_adapter/adapter_model.safetensors";
+
+/// Local files of the parts that have weights.
+#[derive(Debug)]
+pub struct Found {
+    /// Folder of the language model.
+    pub base: Option<PathBuf>,
+    tower: Option<PathBuf>,
+    /// File or folder of the image encoder.
+    pub image_encoder: Option<PathBuf>,
+}
+
+impl Found {
+    /// Looks up (and downloads) what the settings name.
+    ///
+    /// # Errors
+    /// [`Error::Hub`], or [`Error::Weights`] for a path that does not exist.
+    pub fn locate(config: &ModelConfig, build: Build) -> Result<Self> {
+        let find = |spec: &str| if spec == RANDOM || spec.is_empty() { Ok(None) } else { (build.locate)(spec).map(Some) };
+        Ok(Self {
+            base: find(&config.base)?,
+            tower: find(&config.vision_tower)?,
+            image_encoder: find(&config.image_encoder)?.map(|path| single_file(&path)).transpose()?,
+        })
+    }
+
+    /// Sizes of tower and language model as their folders state them.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] for a folder without a readable `config.json`.
+    pub fn base_sizes(&self) -> Result<Option<(clip::Config, mistral::Config)>> {
+        let Some(base) = &self.base else { return Ok(None) };
+        let llm = read_json(&base.join("config.json"))?;
+        let clip = match &self.tower {
+            Some(tower) => tower_config(tower)?,
+            None => tower_sizes(&Archive::open(base)?)?,
+        };
+        Ok(Some((clip, llm)))
+    }
+
+    /// Fills the parts; returns the reports of parts that did not fit when that is allowed.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] listing every key that does not fit.
+    pub fn load(&self, model: &PrsMed, allow_partial: bool) -> Result<Vec<String>> {
+        let mut warnings = Vec::new();
+        let stores = model.stores();
+        if let Some(base) = &self.base {
+            settle(load_base(base, self.tower.as_deref(), &stores.base)?, base, allow_partial, &mut warnings)?;
+        }
+        if let Some(file) = &self.image_encoder {
+            settle(load_image_encoder(file, &stores.image_encoder)?, file, allow_partial, &mut warnings)?;
+        }
+        Ok(warnings)
+    }
+}
+
+fn settle(report: LoadReport, path: &Path, allow_partial: bool, warnings: &mut Vec<String>) -> Result<()> {
+    if allow_partial && !report.is_clean() {
+        warnings.push(format!("{}: {report}", path.display()));
+        return Ok(());
+    }
+    report.into_result(path).map(drop)
+}
+
+fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
+    let text = std::fs::read(path).map_err(Error::io(path, "read"))?;
+    serde_json::from_slice(&text)
+        .map_err(|e| Error::weights(path, e.to_string(), "use the `config.json` of the model's own repository"))
+}
+
+/// A CLIP repository's `config.json` holds the tower alone or beside the text tower.
+fn tower_config(folder: &Path) -> Result<clip::Config> {
+    let path = folder.join("config.json");
+    let mut json: serde_json::Value = read_json(&path)?;
+    if let Some(vision) = json.get_mut("vision_config") {
+        json = vision.take();
+    }
+    serde_json::from_value(json)
+        .map_err(|e| Error::weights(path, e.to_string(), "use the repository of a CLIP vision tower"))
+}
+
+/// LLaVA's `config.json` does not describe the tower inside its shards: the shapes do (heads are 64 wide in every CLIP).
+fn tower_sizes(archive: &Archive) -> Result<clip::Config> {
+    let shape = |key: &str| {
+        let name = format!("{TOWER_PREFIX}vision_model.{key}");
+        archive.info(&name).map(|info| info.shape.clone()).ok_or_else(|| {
+            let hint = "give the CLIP repository as `model.vision_tower` (`--vision-tower`)";
+            Error::weights(archive.path(), format!("no vision tower inside: `{name}` is missing"), hint)
+        })
+    };
+    let patches = shape("embeddings.patch_embedding.weight")?;
+    let positions = shape("embeddings.position_embedding.weight")?[0] - 1;
+    let layers = (0..).take_while(|i| shape(&format!("encoder.layers.{i}.layer_norm1.weight")).is_ok()).count();
+    let side = (0..).find(|side| side * side >= positions).unwrap_or(0);
+    Ok(clip::Config {
+        hidden_size: patches[0],
+        intermediate_size: shape("encoder.layers.0.mlp.fc1.weight")?[0],
+        num_hidden_layers: i64::try_from(layers).expect("a few layers"),
+        num_attention_heads: (patches[0] / 64).max(1),
+        image_size: side * patches[2],
+        patch_size: patches[2],
+        layer_norm_eps: 1e-5,
+    })
+}
+
+fn targets(store: &Store, rename: impl Fn(&str) -> Option<String>) -> Vec<(String, Tensor)> {
+    store.entries().into_iter().filter_map(|e| Some((rename(&e.name)?, e.tensor))).collect()
+}
+
+fn load_base(base: &Path, tower: Option<&Path>, store: &Store) -> Result<LoadReport> {
+    let archive = Archive::open(base)?;
+    let inside = |name: &str| name.starts_with(TOWER_PREFIX);
+    let separate = tower.is_some();
+    let mut own = targets(store, |name| (!separate || !inside(name)).then(|| name.to_owned()));
+    let leftover = |name: &str| {
+        name.ends_with("inv_freq")
+            || name.ends_with("position_ids")
+            || inside(name) && (separate || is_unused_tower(name, &own_layers(store)))
+    };
+    let mut report = archive.load(&mut own, leftover)?;
+    if let Some(tower) = tower {
+        let archive = Archive::open(tower)?;
+        let mut own = targets(store, |name| name.strip_prefix(TOWER_PREFIX).map(str::to_owned));
+        let layers = own_layers(store);
+        report.merge(archive.load(&mut own, |name| {
+            !name.starts_with("vision_model.") || name.ends_with("position_ids") || is_unused_tower(name, &layers)
+        })?);
+    }
+    Ok(report)
+}
+
+/// The first tower layer that is not built, as it appears in a key.
+fn own_layers(store: &Store) -> String {
+    let count = store.entries().iter().filter(|e| e.name.ends_with(".layer_norm1.weight")).count();
+    format!("vision_model.encoder.layers.{count}.")
+}
+
+fn is_unused_tower(name: &str, first_unused_layer: &str) -> bool {
+    name.contains("vision_model.post_layernorm.") || name.contains(first_unused_layer)
+}
+
+fn load_image_encoder(file: &Path, store: &Store) -> Result<LoadReport> {
+    let archive = Archive::open(file)?;
+    let prefixed = archive.names().iter().any(|name| name.starts_with("image_encoder."));
+    let prefix = if prefixed { "image_encoder." } else { "" };
+    let mut own = targets(store, |name| Some(format!("{prefix}{name}")));
+    archive.load(&mut own, |name| {
+        let bare = name.strip_prefix("image_encoder.").unwrap_or(name);
+        bare.starts_with("norm_head.")
+            || bare.starts_with("head.")
+            || prefixed && ["sam.", "prompt_encoder.", "mask_decoder."].iter().any(|p| name.starts_with(p))
+    })
+}
+
+/// A file, or the only weight file of a folder.
+fn single_file(path: &Path) -> Result<PathBuf> {
+    if !path.is_dir() {
+        return Ok(path.to_owned());
+    }
+    let entries = std::fs::read_dir(path).map_err(Error::io(path, "read"))?;
+    let files: Vec<PathBuf> = entries
+        .filter_map(|entry| entry.ok().map(|e| e.path()))
+        .filter(|p| p.extension().is_some_and(|e| e == "pth" || e == "pt" || e == "safetensors"))
+        .collect();
+    match files.as_slice() {
+        [file] => Ok(file.clone()),
+        _ => Err(Error::weights(
+            path,
+            format!("holds {} weight files where one is expected", files.len()),
+            "name the TinySAM file itself, for example `tinysam_42.3.pth`",
+        )),
+    }
+}
+
+/// The file of a part in a run folder: ours (`.safetensors`) or the original's (`.pth`).
+fn part_file(folder: &Path, part: &str) -> PathBuf {
+    let ours = folder.join(format!("{part}.safetensors"));
+    if ours.exists() { ours } else { folder.join(format!("{part}.pth")) }
+}
+
+/// Whether `folder` was written by the original code.
+pub fn is_published(folder: &Path) -> bool {
+    !folder.join(DESCRIPTION).exists() && folder.join("mask_decoder.pth").exists()
+}
+
+/// Sizes and settings of a folder written by the original code, from its shapes.
+///
+/// # Errors
+/// [`Error::Config`] without a base; [`Error::Weights`] for unreadable parts.
+pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Description> {
+    let base = overrides.base.clone().ok_or_else(|| {
+        let hint = "add `--base hub:microsoft/llava-med-v1.5-mistral-7b`, or a folder with its files";
+        Error::config("--base", "a published run folder does not say where its language model is", hint)
+    })?;
+    let semantics = overrides.semantics.unwrap_or(Semantics::Reference);
+    let adapter: serde_json::Value = read_json(&folder.join("lora_adapter/adapter_config.json"))?;
+    let number = |key: &str, default: f64| adapter.get(key).and_then(serde_json::Value::as_f64).unwrap_or(default);
+    #[expect(clippy::cast_possible_truncation, reason = "a rank")]
+    let lora = LoraConfig {
+        rank: number("r", 16.0) as i64,
+        alpha: number("lora_alpha", 16.0),
+        dropout: number("lora_dropout", 0.1),
+    };
+    let decoder = Archive::open(&part_file(folder, "mask_decoder"))?;
+    let dims = |name: &str| {
+        decoder.info(name).map(|info| info.shape.clone()).ok_or_else(|| {
+            Error::weights(decoder.path(), format!("`{name}` is missing"), "use a `mask_decoder.pth` of PRS-Med v5 or v6")
+        })
+    };
+    let first = dims("prompt_projection.0.weight")?;
+    let decoder = mask_decoder::Config {
+        version: if decoder.contains("image_norm.weight") { mask_decoder::Version::V5 } else { mask_decoder::Version::V6 },
+        prompt_dim: first[1],
+        hidden_dim: first[0],
+        image_dim: dims("norm1.weight")?[0],
+        feed_forward_dim: dims("encoder_layer.linear1.weight")?[0],
+        attention_dropout: semantics.drops_attention(),
+        ..mask_decoder::Config::published()
+    };
+    let model = ModelConfig {
+        semantics,
+        image_size: 1024,
+        base,
+        vision_tower: overrides.vision_tower.clone().unwrap_or_default(),
+        image_encoder: RANDOM.into(),
+        train_base: false,
+        batch_norm: setup::BatchNorm::Batch,
+        decoder: decoder.version,
+        decoder_dropout: decoder.dropout,
+        text_loss_weight: 1.0,
+        class_loss_weight: 0.5,
+        class_loss_epochs: 5,
+        max_text_tokens: 512,
+        sizes: None,
+    };
+    let (clip, llm) = Found::locate(&model, build)?.base_sizes()?.expect("a base was given");
+    let cls = part_file(folder, "cls");
+    let num_classes = if cls.exists() {
+        Archive::open(&cls)?.info("2.bias").map_or(PUBLISHED_MODALITIES.len() as i64, |info| info.shape[0])
+    } else {
+        PUBLISHED_MODALITIES.len() as i64
+    };
+    let sizes = prsmed::Config { clip, llm, lora, encoder: tiny_vit::Config::vit_t(), decoder, num_classes };
+    let modalities = PUBLISHED_MODALITIES.iter().map(|m| (*m).to_owned()).collect();
+    Ok(Description { format: 1, pixels: pixels(&model, &sizes), model, sizes, modalities })
+}
+
+/// Classes of the published models, index = label.
+const PUBLISHED_MODALITIES: [&str; 6] = [
+    "brain_tumors_ct_scan",
+    "breast_tumors_ct_scan",
+    "lung_CT",
+    "lung_Xray",
+    "skin_rgbimage",
+    "polyp_endoscopy",
+];
+
+/// Fills `model` from a checkpoint folder and the base it names.
+///
+/// # Errors
+/// [`Error::Weights`] listing every key that does not fit.
+pub fn load_run(folder: &Path, description: &Description, model: &PrsMed, build: Build) -> Result<Vec<String>> {
+    let mut warnings = Vec::new();
+    let stores = model.stores();
+    let own_base = folder.join("base");
+    let (base, tower) = if own_base.is_dir() {
+        (own_base, None)
+    } else {
+        let config = ModelConfig { image_encoder: RANDOM.into(), ..description.model.clone() };
+        let found = Found::locate(&config, build)?;
+        let base = found.base.ok_or_else(|| {
+            let hint = "copy the whole checkpoint folder, or give `--base`";
+            Error::weights(folder, "its base had random weights and `base/` is missing", hint)
+        })?;
+        (base, found.tower)
+    };
+    settle(load_base(&base, tower.as_deref(), &stores.base)?, &base, build.allow_partial, &mut warnings)?;
+    load_parts(folder, model, build.allow_partial, &mut warnings)?;
+    Ok(warnings)
+}
+
+/// Fills adapters, encoder, decoder and class head (which old published folders lack).
+///
+/// # Errors
+/// [`Error::Weights`] listing every key that does not fit.
+pub fn load_parts(folder: &Path, model: &PrsMed, allow_partial: bool, warnings: &mut Vec<String>) -> Result<()> {
+    let stores = model.stores();
+    let adapter = folder.join(ADAPTER);
+    let report = Archive::open(&adapter)?
+        .load(&mut targets(&stores.lora_adapter, |n| Some(n.to_owned())), |name| name.contains("vision_tower"))?;
+    settle(report, &adapter, allow_partial, warnings)?;
+    let encoder = part_file(folder, "image_encoder");
+    settle(load_image_encoder(&encoder, &stores.image_encoder)?, &encoder, allow_partial, warnings)?;
+    for (part, store) in [("mask_decoder", &stores.mask_decoder), ("cls", &stores.cls)] {
+        let file = part_file(folder, part);
+        if part == "cls" && !file.exists() && is_published(folder) {
+            warnings.push(format!("{}: no class head; its output is not meaningful", folder.display()));
+            continue;
+        }
+        let report = Archive::open(&file)?.load(&mut targets(store, |n| Some(n.to_owned())), |_| false)?;
+        settle(report, &file, allow_partial, warnings)?;
+    }
+    Ok(())
+}
+
+/// Fills the base of a run that trains it (or started it at random) from a checkpoint.
+///
+/// # Errors
+/// [`Error::Weights`] listing every key that does not fit.
+pub fn load_own_base(folder: &Path, model: &PrsMed) -> Result<()> {
+    let base = folder.join("base");
+    if base.is_dir() {
+        load_base(&base, None, &model.stores().base)?.into_result(&base)?;
+    }
+    Ok(())
+}
+
+/// Writes a checkpoint folder: adapters for Python's `peft`, the other parts as safetensors, tokenizer, description.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn save(folder: &mut Staged, assembly: &Assembly) -> Result<()> {
+    let _category = ledger::enter(ledger::Category::Workspace);
+    let Assembly { model, tokenizer, description, .. } = assembly;
+    let stores = model.stores();
+    let mut write = |name: &str, store: &Store| {
+        let entries = store.entries();
+        let tensors: Vec<(&str, &Tensor)> = entries.iter().map(|e| (e.name.as_str(), &e.tensor)).collect();
+        folder.write_tensors(name, &tensors, &BTreeMap::new())
+    };
+    write(ADAPTER, &stores.lora_adapter)?;
+    write("image_encoder.safetensors", &stores.image_encoder)?;
+    write("mask_decoder.safetensors", &stores.mask_decoder)?;
+    write("cls.safetensors", &stores.cls)?;
+    let random_base = description.model.base == RANDOM;
+    if random_base {
+        write("base/model.safetensors", &stores.base)?;
+    }
+    let json = |value: &serde_json::Value| serde_json::to_vec_pretty(value).expect("plain values serialise");
+    let llm = base_config(description);
+    if random_base {
+        folder.write_bytes("base/config.json", &json(&llm))?;
+    }
+    folder.write_bytes("base.json", &json(&llm))?;
+    folder.write_bytes("lora_adapter/adapter_config.json", &json(&adapter_config(description)))?;
+    folder.write_bytes(DESCRIPTION, &serde_json::to_vec_pretty(description).expect("plain values serialise"))?;
+    tokenizer.save(&folder.path().join("tokenizer"))
+}
+
+/// The language model's sizes as transformers' `config.json` has them.
+fn base_config(description: &Description) -> serde_json::Value {
+    let mut json = serde_json::to_value(&description.sizes.llm).expect("plain numbers serialise");
+    json["model_type"] = "mistral".into();
+    json["architectures"] = serde_json::json!(["MistralForCausalLM"]);
+    json["head_dim"] = description.sizes.llm.head_dim().into();
+    json["sliding_window"] = serde_json::Value::Null;
+    json["hidden_act"] = "silu".into();
+    json["tie_word_embeddings"] = false.into();
+    json["vision_config"] = serde_json::to_value(&description.sizes.clip).expect("plain numbers serialise");
+    json
+}
+
+/// What Python's `peft` reads. The pattern adapts the language model only, never a CLIP tower inside the same model.
+fn adapter_config(description: &Description) -> serde_json::Value {
+    let lora = description.sizes.lora;
+    serde_json::json!({
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": description.model.base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": lora.dropout,
+        "target_modules": r"(model\.)*layers\.\d+\.self_attn\.(q|k|v|o)_proj",
+        "bias": "none",
+        "fan_in_fan_out": false,
+        "inference_mode": true,
+        "modules_to_save": null,
+    })
+}
