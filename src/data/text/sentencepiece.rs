@@ -1,8 +1,8 @@
 //! `tokenizer.model` (a SentencePiece BPE model, a protocol buffer) as a `tokenizer.json`.
 //!
 //! Source: `sentencepiece_model.proto`; `LlamaConverter` and `generate_merges` in transformers'
-//! `convert_slow_tokenizer.py`, legacy behaviour (a `▁` before every text). The model's own normalizer is not applied,
-//! as there: Llama's is the identity.
+//! `convert_slow_tokenizer.py` of release 4.42 (later ones order merges of equal score differently), legacy behaviour
+//! (a `▁` before every text). The model's own normalizer is not applied, as there: Llama's is the identity.
 
 use std::collections::HashMap;
 
@@ -54,8 +54,7 @@ pub(super) fn convert(bytes: &[u8]) -> Result<Value> {
     Ok(llama_json(&texts, &merges, &added))
 }
 
-/// Every way to cut a piece into two pieces, best score first; ties by longer left part, longer right part, id of the
-/// piece, ids of the parts.
+/// Every way to cut a piece into two pieces, best score first; ties by id of the piece, then ids of the parts.
 fn merges<'a>(pieces: &'a [Piece], ids: &HashMap<&str, usize>) -> Vec<(&'a str, &'a str)> {
     let mut found = Vec::new();
     for piece in pieces {
@@ -63,14 +62,14 @@ fn merges<'a>(pieces: &'a [Piece], ids: &HashMap<&str, usize>) -> Vec<(&'a str, 
         for (cut, _) in piece.text.char_indices().skip(1) {
             let (left, right) = piece.text.split_at(cut);
             if let (Some(&l), Some(&r)) = (ids.get(left), ids.get(right)) {
-                local.push(((l, r), (piece.score, left.chars().count(), right.chars().count()), (left, right)));
+                local.push(((l, r), piece.score, (left, right)));
             }
         }
         local.sort_by_key(|(ids, ..)| *ids);
         found.extend(local);
     }
     // Stable, so equal keys keep the order of the loop above.
-    found.sort_by(|(_, a, _), (_, b, _)| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)).then(b.2.cmp(&a.2)));
+    found.sort_by(|(_, a, _), (_, b, _)| b.total_cmp(a));
     found.into_iter().map(|(_, _, merge)| merge).collect()
 }
 
