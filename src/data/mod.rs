@@ -1,1 +1,2 @@
 //! Files -> samples -> batches.
+pub mod text;

@@ -1,0 +1,332 @@
+//! Text to token ids and back: the Llama-style tokenizer of LLaVA-Med and the prompt of PRS-Med around it.
+//!
+//! A training text is `<image>\n### User: {question} \n### Assistant: \n{answer}`. It is cut at `<image>`, each part is
+//! tokenized on its own (with `<s>` and a leading `▁`), all but the first `<s>` are dropped and [`IMAGE_TOKEN`] goes
+//! between the parts. The newline before the answer is a byte piece that merges with nothing, so the ids up to the
+//! answer do not depend on the answer; this is checked, because generation starts from them.
+//!
+//! Source: `llava/mm_utils.py::tokenizer_image_token` and PRS-Med's data loader. Deviations: a literal `<image>` inside
+//! a question stays text (the original would splice a second image); the end-of-sequence id can be appended.
+
+mod sentencepiece;
+mod train;
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use tokenizers::Tokenizer;
+
+use crate::error::{Error, Result};
+use crate::tensor::weights::write_bytes;
+
+/// The id that marks the place of the image in a sequence; no piece has it.
+pub const IMAGE_TOKEN: i64 = -200;
+
+const UNK: &str = "<unk>";
+const BOS: &str = "<s>";
+const EOS: &str = "</s>";
+
+/// A Llama-style tokenizer: BPE with byte fallback, `<s>` before every text.
+#[derive(Debug, Clone)]
+pub struct TextTokenizer {
+    inner: Tokenizer,
+    /// `tokenizer_config.json`, as opened or as Python needs it.
+    config: Value,
+    bos: i64,
+    eos: i64,
+    vocab_size: i64,
+}
+
+impl TextTokenizer {
+    /// Opens `folder/tokenizer.json`, or converts `folder/tokenizer.model` (SentencePiece BPE) as `transformers` does.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] when neither is there or readable, or when `<s>` and `</s>` are not used as Llama's are.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let (fast, slow) = (folder.join("tokenizer.json"), folder.join("tokenizer.model"));
+        let (path, inner) = if fast.exists() {
+            let bytes = std::fs::read(&fast).map_err(Error::io(&fast, "read"))?;
+            let inner = Tokenizer::from_bytes(bytes).map_err(|error| damaged(&fast, &*error))?;
+            (fast, inner)
+        } else if slow.exists() {
+            let bytes = std::fs::read(&slow).map_err(Error::io(&slow, "read"))?;
+            let inner = sentencepiece::convert(&bytes)
+                .and_then(|json| parse(&json))
+                .map_err(|reason| Error::weights(&slow, reason, "download or copy it again"))?;
+            (slow, inner)
+        } else {
+            return Err(Error::weights(
+                folder,
+                "holds neither `tokenizer.json` nor `tokenizer.model`",
+                "name the folder of the tokenizer, or copy one of the two files into it",
+            ));
+        };
+        let config_path = folder.join("tokenizer_config.json");
+        let config = match std::fs::read(&config_path) {
+            Ok(text) => serde_json::from_slice(&text).map_err(|error| damaged(&config_path, &error))?,
+            Err(_) => default_config(),
+        };
+        Self::new(inner, config, &path)
+    }
+
+    /// Trains a small tokenizer of the same kind: `<unk>` 0, `<s>` 1, `</s>` 2, 256 byte pieces, characters, merges.
+    ///
+    /// The result depends on the texts alone, not on their order. Merges stay inside words (with the space before
+    /// them); newlines, digits and punctuation marks are never merged. Fewer than `vocab_size` pieces come out when
+    /// every word is a piece before that.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when `vocab_size` leaves no room for characters.
+    pub fn train(texts: &[&str], vocab_size: usize) -> Result<Self> {
+        let json = train::train(texts, vocab_size)?;
+        let inner = parse(&json).expect("a trained vocabulary holds every piece its merges name");
+        Self::new(inner, default_config(), Path::new("tokenizer.json"))
+    }
+
+    fn new(mut inner: Tokenizer, config: Value, path: &Path) -> Result<Self> {
+        // A file may carry the truncation or padding of whoever saved it last.
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|error| damaged(path, &*error))?;
+        let special = |token: &str| {
+            inner.token_to_id(token).map(i64::from).ok_or_else(|| {
+                Error::weights(path, format!("has no piece `{token}`"), "use the tokenizer of a Llama or Mistral model")
+            })
+        };
+        let (bos, eos) = (special(BOS)?, special(EOS)?);
+        let vocab_size = inner.get_vocab(true).into_values().max().map_or(0, |id| i64::from(id) + 1);
+        let this = Self { inner, config, bos, eos, vocab_size };
+        let probe = this.encode("a")?;
+        if probe.first() != Some(&bos) || probe.last() == Some(&eos) {
+            return Err(Error::weights(
+                path,
+                format!("does not put `{BOS}` (and nothing else) around a text, as Llama's tokenizer does"),
+                "use the tokenizer of a Llama or Mistral model",
+            ));
+        }
+        Ok(this)
+    }
+
+    /// Writes `tokenizer.json`, `tokenizer_config.json` and `special_tokens_map.json` for Python's `transformers`.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn save(&self, folder: &Path) -> Result<()> {
+        for (name, content) in self.files()? {
+            write_bytes(&folder.join(name), content.as_bytes())?;
+        }
+        Ok(())
+    }
+
+    /// What [`TextTokenizer::save`] writes: file names and contents.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] when the tokenizer cannot be written as JSON.
+    pub fn files(&self) -> Result<[(&'static str, String); 3]> {
+        let path = PathBuf::from("tokenizer.json");
+        let json = self.inner.to_string(true).map_err(|error| damaged(&path, &*error))?;
+        let map = json!({ "bos_token": BOS, "eos_token": EOS, "pad_token": UNK, "unk_token": UNK });
+        Ok([
+            ("tokenizer.json", json),
+            ("tokenizer_config.json", format!("{:#}", self.config)),
+            ("special_tokens_map.json", format!("{map:#}")),
+        ])
+    }
+
+    /// Number of ids; every id is below it.
+    pub fn vocab_size(&self) -> i64 {
+        self.vocab_size
+    }
+
+    /// The id of `<s>`.
+    pub fn bos(&self) -> i64 {
+        self.bos
+    }
+
+    /// The id of `</s>`.
+    pub fn eos(&self) -> i64 {
+        self.eos
+    }
+
+    /// The ids of one text: `<s>` and its pieces, the first with a leading `▁`.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] when the tokenizer has no piece for something and no `<unk>`.
+    pub fn encode(&self, text: &str) -> Result<Vec<i64>> {
+        let encoding = self.inner.encode_fast(text, true).map_err(|error| damaged(Path::new("tokenizer"), &*error))?;
+        Ok(encoding.get_ids().iter().map(|&id| i64::from(id)).collect())
+    }
+
+    /// The text of ids; special tokens, image marks and ids outside the vocabulary are left out.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] from a decoder that does not fit its vocabulary.
+    pub fn decode(&self, ids: &[i64]) -> Result<String> {
+        let ids: Vec<u32> = ids.iter().filter_map(|&id| u32::try_from(id).ok()).collect();
+        self.inner.decode(&ids, true).map_err(|error| damaged(Path::new("tokenizer"), &*error))
+    }
+
+    /// `<s>`, the image and the pieces of `text`.
+    fn after_image(&self, text: &str) -> Result<Vec<i64>> {
+        let pieces = self.encode(text)?;
+        Ok([self.bos, IMAGE_TOKEN].into_iter().chain(pieces.into_iter().skip(1)).collect())
+    }
+}
+
+/// Decodes a growing answer and gives out what is certain, for showing it as it is generated.
+#[derive(Debug, Clone, Default)]
+pub struct AnswerStream {
+    ids: Vec<i64>,
+    shown: usize,
+}
+
+impl AnswerStream {
+    /// Adds an id; returns the new text, empty while a character is still incomplete.
+    ///
+    /// # Errors
+    /// As [`TextTokenizer::decode`].
+    pub fn push(&mut self, tokenizer: &TextTokenizer, id: i64) -> Result<String> {
+        self.ids.push(id);
+        let text = tokenizer.decode(&self.ids)?;
+        if text.ends_with('\u{fffd}') {
+            return Ok(String::new());
+        }
+        let new = text.get(self.shown..).unwrap_or_default().to_owned();
+        self.shown = text.len();
+        Ok(new)
+    }
+}
+
+/// A sequence around one image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PromptIds {
+    /// `<s>`, [`IMAGE_TOKEN`], template and question, answer.
+    pub ids: Vec<i64>,
+    /// `ids[answer_start..]` is the answer (with `</s>` if asked for).
+    pub answer_start: usize,
+}
+
+/// The ids of question and answer as PRS-Med trains on them.
+///
+/// # Errors
+/// [`Error::Weights`] when the tokenizer merges pieces across the newline before the answer.
+pub fn training_prompt(tok: &TextTokenizer, question: &str, answer: &str, with_eos: bool) -> Result<PromptIds> {
+    let PromptIds { ids: prompt, answer_start } = question_prompt(tok, question)?;
+    let mut ids = tok.after_image(&(template(question) + answer))?;
+    if !ids.starts_with(&prompt) {
+        return Err(Error::weights(
+            "tokenizer",
+            "merges the newline before an answer with what follows, so a prompt would depend on its answer",
+            "use the tokenizer of LLaVA-Med or another one with byte fallback for newlines",
+        ));
+    }
+    if with_eos {
+        ids.push(tok.eos);
+    }
+    Ok(PromptIds { ids, answer_start })
+}
+
+/// The ids up to the answer: a prefix of [`training_prompt`]'s for every answer.
+///
+/// # Errors
+/// As [`TextTokenizer::encode`].
+pub fn question_prompt(tok: &TextTokenizer, question: &str) -> Result<PromptIds> {
+    let ids = tok.after_image(&template(question))?;
+    Ok(PromptIds { answer_start: ids.len(), ids })
+}
+
+/// The ids of `<image> \n{question}`, the question-only form of older PRS-Med versions.
+///
+/// # Errors
+/// As [`TextTokenizer::encode`].
+pub fn reference_question_ids(tok: &TextTokenizer, question: &str) -> Result<Vec<i64>> {
+    tok.after_image(&format!(" \n{question}"))
+}
+
+fn template(question: &str) -> String {
+    format!("\n### User: {question} \n### Assistant: \n")
+}
+
+/// The answer in a generated text: without template headers, a following turn and newlines.
+pub fn clean_answer(text: &str) -> String {
+    let mut rest = text.trim();
+    while let Some(header) = rest.strip_prefix("###") {
+        let header = header.trim_start();
+        let Some(after) = ["Assistant:", "User:"].iter().find_map(|name| header.strip_prefix(name)) else { break };
+        rest = after.trim_start();
+    }
+    let answer = rest.split("###").next().unwrap_or_default();
+    answer.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+fn damaged(path: &Path, error: &(dyn std::error::Error + 'static)) -> Error {
+    Error::weights(path, error.to_string(), "use the tokenizer files of the checkpoint")
+}
+
+fn parse(json: &Value) -> Result<Tokenizer, String> {
+    serde_json::to_vec(json)
+        .map_err(|error| error.to_string())
+        .and_then(|bytes| Tokenizer::from_bytes(bytes).map_err(|error| error.to_string()))
+}
+
+/// What Python's `transformers` needs beside `tokenizer.json`.
+fn default_config() -> Value {
+    json!({
+        "bos_token": BOS,
+        "clean_up_tokenization_spaces": false,
+        "eos_token": EOS,
+        "model_max_length": 2048,
+        "pad_token": UNK,
+        "padding_side": "right",
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "unk_token": UNK,
+    })
+}
+
+/// `tokenizer.json` of a Llama tokenizer with these pieces (in id order) and merges (best first); `added` are the ids of
+/// control (special) and user-defined pieces.
+fn llama_json(pieces: &[&str], merges: &[(&str, &str)], added: &[(usize, bool)]) -> Value {
+    let vocab: serde_json::Map<String, Value> =
+        pieces.iter().enumerate().map(|(id, piece)| ((*piece).to_owned(), json!(id))).collect();
+    let added: Vec<Value> = added
+        .iter()
+        .map(|&(id, special)| {
+            json!({ "id": id, "content": pieces[id], "single_word": false, "lstrip": false, "rstrip": false,
+                    "normalized": false, "special": special })
+        })
+        .collect();
+    let bos = vocab.get(BOS).cloned().unwrap_or(json!(1));
+    json!({
+        "version": "1.0",
+        "truncation": null,
+        "padding": null,
+        "added_tokens": added,
+        "normalizer": { "type": "Sequence", "normalizers": [
+            { "type": "Prepend", "prepend": "▁" },
+            { "type": "Replace", "pattern": { "String": " " }, "content": "▁" },
+        ]},
+        "pre_tokenizer": null,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{ "SpecialToken": { "id": BOS, "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }],
+            "pair": [
+                { "SpecialToken": { "id": BOS, "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } },
+                { "SpecialToken": { "id": BOS, "type_id": 1 } }, { "Sequence": { "id": "B", "type_id": 1 } },
+            ],
+            "special_tokens": { BOS: { "id": BOS, "ids": [bos], "tokens": [BOS] } },
+        },
+        "decoder": { "type": "Sequence", "decoders": [
+            { "type": "Replace", "pattern": { "String": "▁" }, "content": " " },
+            { "type": "ByteFallback" },
+            { "type": "Fuse" },
+            { "type": "Strip", "content": " ", "start": 1, "stop": 0 },
+        ]},
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": UNK, "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "ignore_merges": false,
+            "vocab": vocab, "merges": merges,
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,243 @@
+use std::fs;
+
+use super::*;
+use crate::tensor::weights::Archive;
+
+fn shared(name: &str) -> Option<PathBuf> {
+    let root = std::env::var_os("PRSMED_SHARED")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
+    let path = root.join("reference/oracle").join(name);
+    if path.exists() {
+        return Some(path);
+    }
+    skipped(&format!("{} is absent", path.display()));
+    None
+}
+
+#[expect(clippy::print_stderr, reason = "a skipped test must be visible")]
+fn skipped(why: &str) {
+    eprintln!("skipped: {why}");
+}
+
+const BASE: &str = "base/llava-med-v1.5-mistral-7b";
+
+const TEXTS: [&str; 22] = [
+    "",
+    " ",
+    "  ",
+    "\n",
+    "\n\n\n",
+    "a",
+    " a",
+    "Where is the tumour located in this CT medical image?",
+    "two  spaces   three    four     eight         end  ",
+    "\n### User: What? \n### Assistant: \nThe lesion (BI-RADS 3).",
+    "tabs\tand\r\nwindows lines",
+    "Größe, café, naïve, tumour’s – “quoted”",
+    "腫瘍は左上にあります。 Опухоль слева. الورم في اليسار",
+    "🩻🧠 emoji 👩‍⚕️ with joiners 🇨🇭",
+    "math ≤ ≥ ± µm² 10⁻³ ½",
+    "0123456789 3.14159 1e-5 2024-05-17",
+    "<s> literal </s> specials <unk> inside <image> text",
+    "<0x0A> is not a newline",
+    "▁already▁escaped ▁ mix",
+    "CamelCaseWords_and_snake_case and UPPERCASE",
+    "\u{0} control \u{7f} \u{feff} \u{200b} \u{a0}",
+    "supercalifragilisticexpialidocious pneumonoultramicroscopicsilicovolcanoconiosis",
+];
+
+#[test]
+fn the_converted_model_equals_the_fast_tokenizer() {
+    let Some(base) = shared(BASE) else { return };
+    let fast = TextTokenizer::open(&base).unwrap();
+    let temp = tempfile::tempdir().unwrap();
+    fs::copy(base.join("tokenizer.model"), temp.path().join("tokenizer.model")).unwrap();
+    let converted = TextTokenizer::open(temp.path()).unwrap();
+    assert_eq!(converted.vocab_size(), 32000);
+    // Not only on these texts: the whole files say the same.
+    let json = |tokenizer: &TextTokenizer| -> Value { serde_json::from_str(&tokenizer.files().unwrap()[0].1).unwrap() };
+    let (fast_json, converted_json) = (json(&fast), json(&converted));
+    assert_eq!(fast_json["model"]["merges"].as_array().unwrap().len(), 58980);
+    assert!(fast_json == converted_json, "the files differ");
+    for text in TEXTS {
+        let ids = converted.encode(text).unwrap();
+        assert_eq!(ids, fast.encode(text).unwrap(), "{text:?}");
+        assert_eq!(converted.decode(&ids).unwrap(), fast.decode(&ids).unwrap());
+    }
+    assert_eq!(converted.decode(&converted.encode(TEXTS[13]).unwrap()).unwrap(), TEXTS[13]);
+}
+
+#[test]
+fn prompts_have_the_published_ids() {
+    let Some(base) = shared(BASE) else { return };
+    let tok = TextTokenizer::open(&base).unwrap();
+    let prompt = training_prompt(&tok, "Where is it?", "Left.", false).unwrap();
+    assert_eq!(prompt.ids[..7], [1, IMAGE_TOKEN, 28705, 13, 27332, 1247, 28747]);
+    let header = [28705, 13, 27332, 21631, 28747, 28705, 13];
+    assert_eq!(prompt.ids[prompt.answer_start - 7..prompt.answer_start], header);
+    assert_eq!(tok.decode(&prompt.ids[prompt.answer_start..]).unwrap(), "Left.");
+    assert_eq!(reference_question_ids(&tok, "Where is it?").unwrap()[..4], [1, IMAGE_TOKEN, 259, 13]);
+    let with_eos = training_prompt(&tok, "Where is it?", "Left.", true).unwrap();
+    assert_eq!(with_eos.ids, [&prompt.ids[..], &[2]].concat());
+    for answer in TEXTS {
+        let question = question_prompt(&tok, answer).unwrap();
+        let whole = training_prompt(&tok, answer, answer, false).unwrap();
+        assert_eq!(question.answer_start, question.ids.len());
+        assert!(whole.ids.starts_with(&question.ids), "{answer:?}");
+    }
+}
+
+#[test]
+fn the_recorded_data_set_has_the_recorded_ids() {
+    let (Some(base), Some(folder)) = (shared(BASE), shared("preprocess")) else { return };
+    let tok = TextTokenizer::open(&base).unwrap();
+    let expected = Archive::open(&folder.join("expected.safetensors")).unwrap();
+    let ids = |name: &str| -> Vec<i64> { Vec::try_from(expected.read(name).unwrap().view(-1)).unwrap() };
+    let mut compared = 0;
+    for csv in ["a.csv", "b.csv"] {
+        let mut reader = csv::Reader::from_path(folder.join("dataset/annotation").join(csv)).unwrap();
+        for row in reader.records() {
+            let row = row.unwrap();
+            if row.iter().any(str::is_empty) || &row[4] != "train" {
+                continue;
+            }
+            let class = row[0].split('/').next().unwrap();
+            let prompt = training_prompt(&tok, &row[2], &row[3], false).unwrap();
+            assert_eq!(prompt.ids, ids(&format!("{class}.text_ids")), "{class}");
+            assert_eq!(
+                reference_question_ids(&tok, &row[2]).unwrap(),
+                ids(&format!("{class}.question_ids")),
+                "{class}"
+            );
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 6);
+}
+
+fn corpus() -> Vec<String> {
+    let mut texts = Vec::new();
+    for organ in ["brain", "breast", "lung", "polyp", "skin"] {
+        for place in ["upper left", "center", "lower right"] {
+            texts.push(format!("\n### User: Where is the {organ} lesion in this image? \n### Assistant: \n"));
+            texts.push(format!("The {organ} lesion is located in the {place} of the image."));
+        }
+    }
+    texts
+}
+
+fn trained() -> TextTokenizer {
+    let corpus = corpus();
+    TextTokenizer::train(&corpus.iter().map(String::as_str).collect::<Vec<_>>(), 512).unwrap()
+}
+
+#[test]
+fn a_trained_tokenizer_makes_words_single_pieces() {
+    let tok = trained();
+    assert!(tok.vocab_size() <= 512 && tok.vocab_size() > 259);
+    assert_eq!((tok.bos(), tok.eos()), (1, 2));
+    // <s>, seven words, the full stop.
+    assert_eq!(tok.encode("The brain lesion is located in the.").unwrap().len(), 1 + 7 + 1);
+    let prompt = training_prompt(&tok, "Where is the lung lesion in this image?", "center", true).unwrap();
+    assert_eq!(tok.decode(&prompt.ids[prompt.answer_start..]).unwrap(), "center");
+    for text in TEXTS {
+        let (question, whole) = (question_prompt(&tok, text), training_prompt(&tok, text, text, false));
+        assert!(whole.unwrap().ids.starts_with(&question.unwrap().ids), "{text:?}");
+    }
+    for text in [TEXTS[8], TEXTS[9], TEXTS[12], TEXTS[13]] {
+        assert_eq!(tok.decode(&tok.encode(text).unwrap()).unwrap(), text);
+    }
+    assert!(TextTokenizer::train(&["a"], 259).unwrap_err().to_string().contains("no room"));
+}
+
+#[test]
+fn training_depends_on_the_texts_alone() {
+    let (one, mut reversed) = (trained(), corpus());
+    reversed.reverse();
+    let other = TextTokenizer::train(&reversed.iter().map(String::as_str).collect::<Vec<_>>(), 512).unwrap();
+    assert_eq!(one.files().unwrap(), other.files().unwrap());
+}
+
+#[test]
+fn a_saved_tokenizer_opens_again() {
+    let (tok, temp) = (trained(), tempfile::tempdir().unwrap());
+    tok.save(temp.path()).unwrap();
+    let again = TextTokenizer::open(temp.path()).unwrap();
+    assert_eq!(tok.files().unwrap(), again.files().unwrap());
+    for text in TEXTS {
+        assert_eq!(tok.encode(text).unwrap(), again.encode(text).unwrap());
+    }
+}
+
+#[test]
+fn python_reads_a_saved_tokenizer_alike() {
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
+    if !python.exists() {
+        return skipped(".venv is absent");
+    }
+    let (tok, temp) = (trained(), tempfile::tempdir().unwrap());
+    tok.save(temp.path()).unwrap();
+    let code = "import json, sys\nfrom transformers import AutoTokenizer\nt = AutoTokenizer.from_pretrained(sys.argv[1])\n\
+                print(json.dumps([t(x).input_ids for x in json.loads(sys.argv[2])]))";
+    let texts: Vec<&str> = TEXTS.into_iter().filter(|text| !text.contains('\0')).collect();
+    let output = std::process::Command::new(python)
+        .args(["-c", code])
+        .arg(temp.path())
+        .arg(serde_json::to_string(&texts).unwrap())
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    if error.contains("ModuleNotFoundError") {
+        return skipped("transformers is not installed in .venv");
+    }
+    assert!(output.status.success(), "{error}");
+    let ids: Vec<Vec<i64>> = serde_json::from_slice(&output.stdout).unwrap();
+    let ours: Vec<Vec<i64>> = texts.iter().map(|text| tok.encode(text).unwrap()).collect();
+    assert_eq!(ids, ours);
+}
+
+#[test]
+fn a_folder_without_a_tokenizer_or_with_a_broken_one_says_so() {
+    let temp = tempfile::tempdir().unwrap();
+    let error = TextTokenizer::open(temp.path()).unwrap_err();
+    assert!(error.to_string().contains("neither `tokenizer.json` nor `tokenizer.model`"), "{error}");
+    fs::write(temp.path().join("tokenizer.model"), "nonsense").unwrap();
+    let error = TextTokenizer::open(temp.path()).unwrap_err();
+    assert!(error.to_string().contains("tokenizer.model"), "{error}");
+    fs::write(temp.path().join("tokenizer.json"), "{}").unwrap();
+    assert!(TextTokenizer::open(temp.path()).unwrap_err().to_string().contains("tokenizer.json"));
+    // A tokenizer that adds no `<s>`.
+    let mut json: Value = serde_json::from_str(&trained().files().unwrap()[0].1).unwrap();
+    json["post_processor"] = Value::Null;
+    fs::write(temp.path().join("tokenizer.json"), json.to_string()).unwrap();
+    let error = TextTokenizer::open(temp.path()).unwrap_err();
+    assert!(error.to_string().contains("does not put `<s>`"), "{error}");
+}
+
+#[test]
+fn a_streamed_answer_is_the_answer() {
+    let tok = trained();
+    let text = "The lung lesion 🩻 is there.";
+    let ids = tok.encode(text).unwrap();
+    let (mut stream, mut shown) = (AnswerStream::default(), String::new());
+    for id in ids {
+        let new = stream.push(&tok, id).unwrap();
+        assert!(!new.contains('\u{fffd}'));
+        shown += &new;
+    }
+    assert_eq!(shown, text);
+}
+
+#[test]
+fn answers_are_cleaned_of_template_remains() {
+    for (text, clean) in [
+        ("It is left.", "It is left."),
+        (" It is\nleft. \n", "It is left."),
+        ("### Assistant: \nIt is left.", "It is left."),
+        ("It is left. \n### User: And now? \n### Assistant: Right.", "It is left."),
+        ("### Assistant: ### Assistant: ok", "ok"),
+        ("", ""),
+    ] {
+        assert_eq!(clean_answer(text), clean, "{text:?}");
+    }
+}
