@@ -1,1 +1,3 @@
 //! The training engine; knows only the `Task` trait.
+
+pub mod records;
