@@ -1,1 +1,3 @@
 //! Files -> samples -> batches.
+
+pub mod picture;
