@@ -1,2 +1,4 @@
 //! Files -> samples -> batches.
+
+pub mod picture;
 pub mod text;

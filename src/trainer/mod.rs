@@ -1,3 +1,4 @@
+<<<<<<< HEAD
 //! The training engine: accumulation, precision, optimizer, schedule, moving average, checkpoints, resume.
 //!
 //! It knows only the [`Task`] trait. Read [`run`] from top to bottom for what a training run is.
@@ -160,3 +161,8 @@ pub enum Checkpointing {
     /// Keep the inputs of each layer of the language model and each block of the image encoder; run them twice.
     Full,
 }
+=======
+//! The training engine; knows only the `Task` trait.
+
+pub mod records;
+>>>>>>> metrics

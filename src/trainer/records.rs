@@ -1,1 +1,205 @@
-//! Records.
+//! What a run writes down about itself: `metrics.jsonl` (one object a line) and a TensorBoard event file beside it. Not
+//! its progress on the screen, which is the observer's.
+
+mod event_file;
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value, json};
+
+pub use event_file::EventFile;
+
+use crate::error::{Error, Result};
+use crate::event::StepReport;
+
+/// Name of the JSON lines file in a run folder.
+pub const METRICS_FILE: &str = "metrics.jsonl";
+
+/// The records of one run; every call is on disk (in the system's hands) when it returns.
+#[derive(Debug)]
+pub struct Records {
+    lines: File,
+    path: PathBuf,
+    events: EventFile,
+}
+
+impl Records {
+    /// Opens the records in `folder`, which exists. With `resumed_step` (optimizer steps already done) the lines of
+    /// later steps go, and a line torn by a crash too; without it an older `metrics.jsonl` is replaced.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Data`] for a line that is no record and not the last.
+    pub fn open(folder: &Path, resumed_step: Option<u64>) -> Result<Self> {
+        let path = folder.join(METRICS_FILE);
+        let kept = match resumed_step {
+            Some(step) if path.exists() => lines_until(&path, step)?,
+            _ => String::new(),
+        };
+        // Renamed into place, so that a crash here loses nothing.
+        let partial = folder.join(format!("{METRICS_FILE}.partial"));
+        fs::write(&partial, kept).map_err(Error::io(&partial, "write"))?;
+        fs::rename(&partial, &path).map_err(Error::io(&path, "write"))?;
+        let lines = File::options().append(true).open(&path).map_err(Error::io(&path, "write"))?;
+        Ok(Self { lines, path, events: EventFile::create(folder, resumed_step.map(|step| step + 1))? })
+    }
+
+    /// Records one optimizer step.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn step(&mut self, report: &StepReport) -> Result<()> {
+        let seconds = report.elapsed.as_secs_f64();
+        #[expect(clippy::cast_precision_loss, reason = "for display")]
+        let (samples, peak) = (report.samples as f64, report.allocated_peak as f64);
+        let images_per_s = if seconds > 0.0 { samples / seconds } else { 0.0 };
+        self.line(&json!({
+            "kind": "step",
+            "step": report.step,
+            "epoch": report.epoch,
+            "losses": object(&report.losses),
+            "learning_rate": report.learning_rate,
+            "grad_norm": report.grad_norm,
+            "samples": report.samples,
+            "seconds": seconds,
+            "images_per_s": images_per_s,
+            "allocated_peak": report.allocated_peak,
+        }))?;
+        let mut scalars: Vec<(String, f64)> =
+            report.losses.iter().map(|(name, value)| (format!("loss/{name}"), *value)).collect();
+        scalars.extend([
+            ("train/learning_rate".into(), report.learning_rate),
+            ("train/grad_norm".into(), report.grad_norm),
+            ("train/images_per_s".into(), images_per_s),
+            ("memory/allocated_peak_bytes".into(), peak),
+        ]);
+        self.events.scalars(report.step, &scalars)
+    }
+
+    /// Records a validation after `step` optimizer steps.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn validation(&mut self, step: u64, values: &[(String, f64)]) -> Result<()> {
+        self.line(&json!({ "kind": "validation", "step": step, "values": object(values) }))?;
+        let scalars: Vec<(String, f64)> = values.iter().map(|(name, value)| (format!("val/{name}"), *value)).collect();
+        self.events.scalars(step, &scalars)
+    }
+
+    fn line(&mut self, value: &Value) -> Result<()> {
+        // One write a line: a crash tears at most the last.
+        self.lines.write_all(format!("{value}\n").as_bytes()).map_err(Error::io(&self.path, "write"))
+    }
+}
+
+/// A JSON object; NaN and infinities, which JSON lacks, become null.
+fn object(values: &[(String, f64)]) -> Value {
+    Value::Object(values.iter().map(|(name, value)| (name.clone(), json!(value))).collect::<Map<_, _>>())
+}
+
+/// The lines of a metrics file up to and including `step`.
+fn lines_until(path: &Path, step: u64) -> Result<String> {
+    let bytes = fs::read(path).map_err(Error::io(path, "read"))?;
+    // A torn line may end inside a character.
+    let text = String::from_utf8_lossy(&bytes);
+    let mut kept = String::with_capacity(text.len());
+    for (number, line) in (1_u64..).zip(text.split_inclusive('\n')) {
+        let is_torn = !line.ends_with('\n');
+        let parsed: Option<Value> = serde_json::from_str(line).ok();
+        match parsed.as_ref().and_then(|value| value.get("step")).and_then(Value::as_u64) {
+            Some(found) if found <= step && !is_torn => kept.push_str(line),
+            Some(_) => {}
+            None if is_torn => {}
+            None => {
+                let hint = "remove that line, or move the file away to start a new one";
+                return Err(Error::data_line(path, number, "this line is no record of a step", hint));
+            }
+        }
+    }
+    Ok(kept)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn report(step: u64) -> StepReport {
+        StepReport {
+            step,
+            total_steps: 10,
+            losses: vec![("seg".into(), 0.5), ("total".into(), f64::NAN)],
+            learning_rate: 1e-4,
+            samples: 8,
+            elapsed: Duration::from_secs(2),
+            allocated_peak: 1 << 20,
+            ..StepReport::default()
+        }
+    }
+
+    fn steps(folder: &Path) -> Vec<(String, u64)> {
+        let text = fs::read_to_string(folder.join(METRICS_FILE)).unwrap();
+        text.lines()
+            .map(|line| {
+                let value: Value = serde_json::from_str(line).unwrap();
+                (value["kind"].as_str().unwrap().to_owned(), value["step"].as_u64().unwrap())
+            })
+            .collect()
+    }
+
+    fn a_run(folder: &Path) {
+        let mut records = Records::open(folder, None).unwrap();
+        for step in 1..=4 {
+            records.step(&report(step)).unwrap();
+        }
+        records.validation(4, &[("dice".into(), 0.75)]).unwrap();
+        records.step(&report(5)).unwrap();
+    }
+
+    #[test]
+    fn lines_hold_the_step() {
+        let folder = tempfile::tempdir().unwrap();
+        a_run(folder.path());
+        let text = fs::read_to_string(folder.path().join(METRICS_FILE)).unwrap();
+        let first: Value = serde_json::from_str(text.lines().next().unwrap()).unwrap();
+        assert_eq!(first["losses"], json!({ "seg": 0.5, "total": null }));
+        assert_eq!(first["images_per_s"], json!(4.0));
+        let validation: Value = serde_json::from_str(text.lines().nth(4).unwrap()).unwrap();
+        assert_eq!(validation, json!({ "kind": "validation", "step": 4, "values": { "dice": 0.75 } }));
+    }
+
+    #[test]
+    fn resuming_forgets_later_steps_and_a_torn_line() {
+        let folder = tempfile::tempdir().unwrap();
+        a_run(folder.path());
+        let path = folder.path().join(METRICS_FILE);
+        let mut file = File::options().append(true).open(&path).unwrap();
+        file.write_all(b"{\"kind\": \"step\", \"step\": 3, \"loss\xc3").unwrap();
+        let mut records = Records::open(folder.path(), Some(4)).unwrap();
+        records.step(&report(5)).unwrap();
+        let expected = [("step", 1), ("step", 2), ("step", 3), ("step", 4), ("validation", 4), ("step", 5)];
+        assert_eq!(steps(folder.path()), expected.map(|(kind, step)| (kind.to_owned(), step)));
+    }
+
+    #[test]
+    fn a_new_run_starts_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        a_run(folder.path());
+        Records::open(folder.path(), None).unwrap();
+        assert_eq!(steps(folder.path()), []);
+    }
+
+    #[test]
+    fn a_foreign_line_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        a_run(folder.path());
+        let path = folder.path().join(METRICS_FILE);
+        let text = fs::read_to_string(&path).unwrap();
+        fs::write(&path, text.replacen('{', "hello {", 1)).unwrap();
+        let error = Records::open(folder.path(), Some(4)).unwrap_err();
+        assert_eq!(error.to_string(), format!("{}:1: this line is no record of a step", path.display()));
+        assert!(!error.hint().is_empty());
+    }
+}
