@@ -39,14 +39,15 @@ def train_step(model, optimizer, batch, options):
 
 
 def measure(work, options):
-    """Seconds of each repeat after the warm-up, and what the last one returned."""
-    seconds, last = [], None
+    """Seconds and processor seconds (all threads) of each repeat after the warm-up, and what the last one returned."""
+    seconds, processor, last = [], [], None
     for i in range(options.warmup + options.steps):
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         last = work()
         if i >= options.warmup:
-            seconds.append(time.perf_counter() - start)
-    return seconds, last
+            seconds.append(round(time.perf_counter() - start, 4))
+            processor.append(round(time.process_time() - used, 4))
+    return seconds, processor, last
 
 
 def parse():
@@ -76,7 +77,7 @@ def main():
     if options.command == "train-step":
         model.train()
         optimizer = torch.optim.AdamW(model.trained(), lr=1e-4, eps=1e-6, weight_decay=1e-5)
-        seconds, values = measure(lambda: train_step(model, optimizer, batch, options), options)
+        seconds, processor, values = measure(lambda: train_step(model, optimizer, batch, options), options)
     else:
         model.eval()
 
@@ -85,11 +86,11 @@ def main():
                 answer, mask = model.predict(batch, options.new_tokens)
             return {"new_tokens": answer.shape[1], "mask_mean": mask.float().mean().item()}
 
-        seconds, values = measure(work, options)
+        seconds, processor, values = measure(work, options)
     result = {
         "command": options.command, "sizes": options.sizes.stem, "batch": sizes["batch"], "precision": options.precision,
         "passes": options.passes, "dropout": options.dropout, "threads": options.threads, "torch": torch.__version__,
-        "seconds": [round(s, 4) for s in seconds], "median_seconds": round(statistics.median(seconds), 4),
+        "seconds": seconds, "median_seconds": round(statistics.median(seconds), 4), "processor_seconds": processor,
         "rss_before_model_bytes": rss_before, "rss_with_model_bytes": rss_model,
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "trained_parameters": sum(p.numel() for p in model.trained()), "parameters": sum(p.numel() for p in model.parameters()), **values,

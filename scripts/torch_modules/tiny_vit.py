@@ -123,12 +123,13 @@ class Stage(nn.Module):
 class LayerNorm2d(nn.Module):
     def __init__(self, dim):
         super().__init__()
+        self.eps = 1e-6
         self.weight = nn.Parameter(torch.ones(dim))
         self.bias = nn.Parameter(torch.zeros(dim))
 
     def forward(self, xs):
         centred = xs - xs.mean(1, keepdim=True)
-        xs = centred / torch.sqrt(centred.pow(2).mean(1, keepdim=True) + 1e-6)
+        xs = centred / torch.sqrt(centred.pow(2).mean(1, keepdim=True) + self.eps)
         return self.weight[:, None, None] * xs + self.bias[:, None, None]
 
 
