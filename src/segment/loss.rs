@@ -49,7 +49,7 @@ pub fn structure(logits: &Tensor, mask: &Tensor, semantics: Semantics) -> Tensor
     let intersection = sum(&(&weighted * mask));
     let union = sum(&weighted) + sum(&(mask * &weights)) - &intersection;
     let iou: Tensor = (&intersection + 1.0) / (union + 1.0);
-    bce + (1.0 - iou).sum(Kind::Float)
+    bce + (iou.neg() + 1.0).sum(Kind::Float)
 }
 
 /// Cross-entropy summed over tokens, in fp32.

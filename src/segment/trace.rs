@@ -76,7 +76,7 @@ pub fn run(assembly: &Assembly, inputs: &Inputs, steps: usize, config: &TrainCon
             .iter()
             .flat_map(|(file, store)| store.entries().into_iter().map(move |e| (*file, e)))
             .filter(|(_, e)| role(e.role))
-            .map(|(file, e)| Parameter { name: format!("{file}/{}", e.name), tensor: e.tensor })
+            .map(|(file, e)| Parameter { name: recorded_name(file, &e.name), tensor: e.tensor })
             .collect()
     };
     let mut optimizer = AdamW::new(named(|role| role == Role::Trainable), config);
@@ -120,6 +120,11 @@ pub fn run(assembly: &Assembly, inputs: &Inputs, steps: usize, config: &TrainCon
         record.push((format!("param_after{steps}.{}", param.name), param.tensor.detach()));
     }
     Ok(record)
+}
+
+/// `FILE/KEY` with the key of the original's file, where the encoder's keys are prefixed.
+fn recorded_name(file: &str, key: &str) -> String {
+    if file == "image_encoder" { format!("{file}/image_encoder.{key}") } else { format!("{file}/{key}") }
 }
 
 const PARTS: [&str; 4] = ["text", "mask", "class", "total"];

@@ -1,4 +1,3 @@
-<<<<<<< HEAD
 //! The training engine: accumulation, precision, optimizer, schedule, moving average, checkpoints, resume.
 //!
 //! It knows only the [`Task`] trait. Read [`run`] from top to bottom for what a training run is.
@@ -161,8 +160,3 @@ pub enum Checkpointing {
     /// Keep the inputs of each layer of the language model and each block of the image encoder; run them twice.
     Full,
 }
-=======
-//! The training engine; knows only the `Task` trait.
-
-pub mod records;
->>>>>>> metrics
