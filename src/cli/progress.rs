@@ -128,13 +128,14 @@ impl Progress {
         let seconds = report.elapsed.as_secs_f64();
         let smoothed = state.step_seconds.map_or(seconds, |before| 0.9 * before + 0.1 * seconds);
         state.step_seconds = Some(smoothed);
-        let text = step_text(report, smoothed);
+        let (losses, pace) = (loss_text(report), pace_text(report, smoothed));
         if let Some(phase) = state.phases.last_mut() {
             phase.done = report.step;
             if let Some(bar) = &phase.bar {
                 bar.set_length(report.total_steps);
                 bar.set_position(report.step);
-                bar.set_message(text);
+                // Two lines: one would not fit 80 columns.
+                bar.set_message(format!("{pace}\n  {losses}"));
                 return;
             }
         }
@@ -142,7 +143,8 @@ impl Progress {
             || report.step.is_multiple_of(self.style.every_steps.max(1))
             || report.step == report.total_steps;
         if is_due {
-            self.say(state, &format!("step {}/{}  epoch {}  {text}", report.step, report.total_steps, report.epoch));
+            let StepReport { step, total_steps, epoch, .. } = report;
+            self.say(state, &format!("step {step}/{total_steps}  epoch {epoch}  {losses}  {pace}"));
         }
     }
 
@@ -234,37 +236,32 @@ fn bar_style(total: u64, unit: &str, color: bool) -> ProgressStyle {
     let template = match (unit, total) {
         ("bytes", 0) => "{prefix} {spinner} {bytes} {bytes_per_sec}".to_owned(),
         ("bytes", _) => format!("{{prefix}} {bar} {{bytes}}/{{total_bytes}} {{bytes_per_sec}} ETA {{eta}}"),
-        ("steps", _) => format!("{{prefix}} {bar} {{pos}}/{{len}} {{wide_msg}}"),
+        ("steps", _) => format!("{{prefix}} {bar} {{pos}}/{{len}} {{msg}}"),
         (_, 0) => "{prefix} {spinner} {pos} {msg}".to_owned(),
         (unit, _) => format!("{{prefix}} {bar} {{pos}}/{{len}} {unit} {{per_sec}} ETA {{eta}}"),
     };
     ProgressStyle::with_template(&template).expect("the template is well-formed").progress_chars("━━╌")
 }
 
-/// The parts of a step's line that a bar shows too. `step_seconds` is the smoothed time of a step.
-fn step_text(report: &StepReport, step_seconds: f64) -> String {
-    let total = report.losses.iter().find(|(name, _)| name == "total").map(|(_, value)| *value);
-    let parts: Vec<String> = report
-        .losses
-        .iter()
-        .filter(|(name, _)| name != "total")
-        .map(|(name, value)| format!("{name} {value:.4}"))
-        .collect();
-    let loss = match (total, parts.is_empty()) {
-        (Some(total), true) => format!("loss {total:.4}"),
-        (Some(total), false) => format!("loss {total:.4} ({})", parts.join(", ")),
+/// Loss, its parts and the learning rate.
+fn loss_text(report: &StepReport) -> String {
+    let (total, parts): (Vec<_>, Vec<_>) = report.losses.iter().partition(|(name, _)| name == "total");
+    let parts: Vec<String> = parts.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
+    let loss = match (total.first(), parts.is_empty()) {
+        (Some((_, total)), true) => format!("loss {total:.4}"),
+        (Some((_, total)), false) => format!("loss {total:.4} ({})", parts.join(", ")),
         (None, _) => parts.join(", "),
     };
+    format!("{loss}  lr {:.2e}", report.learning_rate)
+}
+
+/// Speed, memory and the time left; `step_seconds` is the smoothed time of a step.
+fn pace_text(report: &StepReport, step_seconds: f64) -> String {
     #[expect(clippy::cast_precision_loss, reason = "for display")]
     let left = report.total_steps.saturating_sub(report.step) as f64 * step_seconds;
     let left = Duration::try_from_secs_f64(left).unwrap_or_default();
-    format!(
-        "{loss}  lr {:.2e}  {:.1} images/s  peak {}  ETA {}",
-        report.learning_rate,
-        records::images_per_s(report),
-        Bytes(report.allocated_peak),
-        clock(left)
-    )
+    let peak = Bytes(report.allocated_peak);
+    format!("{:.1} images/s  peak {peak}  ETA {}", records::images_per_s(report), clock(left))
 }
 
 fn advance_line(name: &str, done: u64, total: u64, unit: &str, elapsed: Duration) -> String {
