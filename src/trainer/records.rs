@@ -50,29 +50,14 @@ impl Records {
     /// # Errors
     /// [`Error::Io`].
     pub fn step(&mut self, report: &StepReport) -> Result<()> {
-        let seconds = report.elapsed.as_secs_f64();
-        #[expect(clippy::cast_precision_loss, reason = "for display")]
-        let (samples, peak) = (report.samples as f64, report.allocated_peak as f64);
-        let images_per_s = if seconds > 0.0 { samples / seconds } else { 0.0 };
-        self.line(&json!({
-            "kind": "step",
-            "step": report.step,
-            "epoch": report.epoch,
-            "losses": object(&report.losses),
-            "learning_rate": report.learning_rate,
-            "grad_norm": report.grad_norm,
-            "samples": report.samples,
-            "seconds": seconds,
-            "images_per_s": images_per_s,
-            "allocated_peak": report.allocated_peak,
-        }))?;
+        self.line(&step_line(report))?;
         let mut scalars: Vec<(String, f64)> =
             report.losses.iter().map(|(name, value)| (format!("loss/{name}"), *value)).collect();
         scalars.extend([
             ("train/learning_rate".into(), report.learning_rate),
             ("train/grad_norm".into(), report.grad_norm),
-            ("train/images_per_s".into(), images_per_s),
-            ("memory/allocated_peak_bytes".into(), peak),
+            ("train/images_per_s".into(), images_per_s(report)),
+            ("memory/allocated_peak_bytes".into(), as_f64(report.allocated_peak)),
         ]);
         self.events.scalars(report.step, &scalars)
     }
@@ -82,7 +67,7 @@ impl Records {
     /// # Errors
     /// [`Error::Io`].
     pub fn validation(&mut self, step: u64, values: &[(String, f64)]) -> Result<()> {
-        self.line(&json!({ "kind": "validation", "step": step, "values": object(values) }))?;
+        self.line(&validation_line(step, values))?;
         let scalars: Vec<(String, f64)> = values.iter().map(|(name, value)| (format!("val/{name}"), *value)).collect();
         self.events.scalars(step, &scalars)
     }
@@ -91,6 +76,39 @@ impl Records {
         // One write a line: a crash tears at most the last.
         self.lines.write_all(format!("{value}\n").as_bytes()).map_err(Error::io(&self.path, "write"))
     }
+}
+
+/// One optimizer step as a JSON object, `"kind": "step"`.
+pub fn step_line(report: &StepReport) -> Value {
+    json!({
+        "kind": "step",
+        "step": report.step,
+        "total_steps": report.total_steps,
+        "epoch": report.epoch,
+        "losses": object(&report.losses),
+        "learning_rate": report.learning_rate,
+        "grad_norm": report.grad_norm,
+        "samples": report.samples,
+        "seconds": report.elapsed.as_secs_f64(),
+        "images_per_s": images_per_s(report),
+        "allocated_peak": report.allocated_peak,
+    })
+}
+
+/// One validation as a JSON object, `"kind": "validation"`.
+pub fn validation_line(step: u64, values: &[(String, f64)]) -> Value {
+    json!({ "kind": "validation", "step": step, "values": object(values) })
+}
+
+/// Samples per second of one step; 0 when it took no time.
+pub fn images_per_s(report: &StepReport) -> f64 {
+    let seconds = report.elapsed.as_secs_f64();
+    if seconds > 0.0 { as_f64(report.samples) / seconds } else { 0.0 }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for display")]
+fn as_f64(count: u64) -> f64 {
+    count as f64
 }
 
 /// A JSON object; NaN and infinities, which JSON lacks, become null.

@@ -1,0 +1,134 @@
+//! Standard output, the only place that writes to it: text for people, or with `--json` one object a line.
+
+use std::fmt::Display;
+use std::io::{ErrorKind, Write};
+use std::sync::{Mutex, PoisonError};
+
+use serde::Serialize;
+
+use crate::error::{Error, Result};
+
+/// Where a command's data goes. Commands call both the text and the record methods; the mode picks.
+pub struct Output {
+    /// `None` once the reader went away.
+    sink: Mutex<Option<Box<dyn Write + Send>>>,
+    is_json: bool,
+}
+
+impl Output {
+    /// Standard output.
+    pub fn stdout(is_json: bool) -> Self {
+        Self::to(Box::new(std::io::stdout()), is_json)
+    }
+
+    /// Any writer.
+    pub fn to(sink: Box<dyn Write + Send>, is_json: bool) -> Self {
+        Self { sink: Mutex::new(Some(sink)), is_json }
+    }
+
+    /// Whether this is `--json`.
+    pub fn is_json(&self) -> bool {
+        self.is_json
+    }
+
+    /// Writes a line of text, or lines; nothing with `--json`.
+    ///
+    /// # Errors
+    /// [`Error::Io`], but not when the reader closed the pipe: the work goes on then without a listener.
+    pub fn line(&self, text: impl Display) -> Result<()> {
+        let text = text.to_string();
+        if self.is_json { Ok(()) } else { self.write(&format!("{}\n", text.trim_end_matches('\n'))) }
+    }
+
+    /// Writes a piece of a line at once; nothing with `--json`.
+    ///
+    /// # Errors
+    /// As [`line`](Self::line).
+    pub fn piece(&self, text: &str) -> Result<()> {
+        if self.is_json { Ok(()) } else { self.write(text) }
+    }
+
+    /// Writes one object on one line; nothing without `--json`.
+    ///
+    /// # Errors
+    /// As [`line`](Self::line).
+    pub fn record(&self, value: &impl Serialize) -> Result<()> {
+        if !self.is_json {
+            return Ok(());
+        }
+        let text = serde_json::to_string(value).map_err(|error| Error::io("standard output", "write")(error.into()))?;
+        self.write(&(text + "\n"))
+    }
+
+    fn write(&self, text: &str) -> Result<()> {
+        let mut sink = self.sink.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(writer) = sink.as_mut() else { return Ok(()) };
+        match writer.write_all(text.as_bytes()).and_then(|()| writer.flush()) {
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => {
+                *sink = None;
+                Ok(())
+            }
+            result => result.map_err(Error::io("standard output", "write")),
+        }
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    /// A writer whose text can be looked at.
+    #[derive(Clone, Default)]
+    pub(in crate::cli) struct Shared(Arc<Mutex<Vec<u8>>>);
+
+    impl Shared {
+        pub(in crate::cli) fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
+
+    impl Write for Shared {
+        fn write(&mut self, data: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(data);
+            Ok(data.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn the_mode_picks() {
+        for (is_json, expected) in [(false, "Dice 0.9\na b"), (true, "{\"dice\":0.9}\n")] {
+            let shared = Shared::default();
+            let output = Output::to(Box::new(shared.clone()), is_json);
+            output.line("Dice 0.9\n").unwrap();
+            output.piece("a ").unwrap();
+            output.piece("b").unwrap();
+            output.record(&serde_json::json!({ "dice": 0.9 })).unwrap();
+            assert_eq!(shared.text(), expected);
+        }
+    }
+
+    #[test]
+    fn a_closed_pipe_is_no_error_and_a_full_disk_is() {
+        struct Failing(ErrorKind);
+        impl Write for Failing {
+            fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+                Err(self.0.into())
+            }
+
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let closed = Output::to(Box::new(Failing(ErrorKind::BrokenPipe)), false);
+        closed.line("one").unwrap();
+        closed.line("two").unwrap();
+        let full = Output::to(Box::new(Failing(ErrorKind::StorageFull)), false);
+        assert_eq!(full.line("one").unwrap_err().to_string(), "standard output: cannot write");
+    }
+}

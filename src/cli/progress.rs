@@ -1,0 +1,394 @@
+//! The observer of the commands: bars on a terminal, lines elsewhere, both on standard error; events as objects on
+//! standard output with `--json`.
+
+use std::io::Write;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Value, json};
+
+use crate::cli::output::Output;
+use crate::event::{Event, Observer, StepReport};
+use crate::trainer::records;
+use crate::units::Bytes;
+
+/// Without a terminal a phase that is not made of training steps says how far it is this often.
+const LINE_EVERY: Duration = Duration::from_secs(10);
+
+/// How progress is shown.
+#[derive(Debug, Clone, Copy)]
+pub struct Style {
+    /// Whether standard error is a terminal.
+    pub is_terminal: bool,
+    /// Whether colours are wanted (a terminal, and no `NO_COLOR`).
+    pub color: bool,
+    /// Without a terminal: a line every so many training steps, from 1.
+    pub every_steps: u64,
+}
+
+/// Shows events as they come. Losing a line of progress is no reason to stop work: errors of standard error are
+/// ignored, one of standard output is said once.
+pub struct Progress {
+    style: Style,
+    output: Arc<Output>,
+    bars: MultiProgress,
+    state: Mutex<State>,
+}
+
+struct State {
+    lines: Box<dyn Write + Send>,
+    phases: Vec<Phase>,
+    /// Smoothed seconds of a training step.
+    step_seconds: Option<f64>,
+    output_failed: bool,
+    /// Whether generated text is on standard output without a newline after it.
+    answering: bool,
+}
+
+struct Phase {
+    name: String,
+    total: u64,
+    unit: &'static str,
+    done: u64,
+    started: Instant,
+    last_line: Instant,
+    bar: Option<ProgressBar>,
+}
+
+impl Progress {
+    /// Progress on standard error, data on `output`.
+    pub fn new(style: Style, output: Arc<Output>) -> Self {
+        Self::to(Box::new(std::io::stderr()), style, output)
+    }
+
+    /// Progress on any writer (bars still go to standard error).
+    pub fn to(lines: Box<dyn Write + Send>, style: Style, output: Arc<Output>) -> Self {
+        let target = if style.is_terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let state = State { lines, phases: Vec::new(), step_seconds: None, output_failed: false, answering: false };
+        Self { style, output, bars: MultiProgress::with_draw_target(target), state: Mutex::new(state) }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn say(&self, state: &mut State, text: &str) {
+        // Bars step aside while the line is written.
+        self.bars.suspend(|| {
+            let _ = writeln!(state.lines, "{text}").and_then(|()| state.lines.flush());
+        });
+    }
+
+    fn labelled(&self, label: &str, code: &str, text: &str) -> String {
+        if self.style.color { format!("\x1b[1;{code}m{label}\x1b[0m {text}") } else { format!("{label} {text}") }
+    }
+
+    fn start(&self, state: &mut State, name: &str, total: u64, unit: &'static str) {
+        let bar = self.style.is_terminal.then(|| {
+            let bar = self.bars.add(ProgressBar::new(total).with_style(bar_style(total, unit, self.style.color)));
+            bar.set_prefix(name.to_owned());
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar
+        });
+        if bar.is_none() {
+            let amount = if total == 0 { String::new() } else { format!(": {}", amount(total, unit)) };
+            self.say(state, &format!("{name}{amount}"));
+        }
+        let now = Instant::now();
+        state.phases.push(Phase { name: name.to_owned(), total, unit, done: 0, started: now, last_line: now, bar });
+    }
+
+    fn advance(&self, state: &mut State, done: u64) {
+        let Some(phase) = state.phases.last_mut() else { return };
+        phase.done = done;
+        if let Some(bar) = &phase.bar {
+            bar.set_position(done);
+        } else if phase.last_line.elapsed() >= LINE_EVERY {
+            phase.last_line = Instant::now();
+            let line = advance_line(&phase.name, done, phase.total, phase.unit, phase.started.elapsed());
+            self.say(state, &line);
+        }
+    }
+
+    fn finish(&self, state: &mut State) {
+        let Some(phase) = state.phases.pop() else { return };
+        if let Some(bar) = &phase.bar {
+            bar.finish_and_clear();
+            self.bars.remove(bar);
+        }
+        let elapsed = phase.started.elapsed();
+        // On a terminal the bar of a short phase just goes.
+        if phase.bar.is_none() || elapsed >= Duration::from_secs(2) {
+            self.say(state, &format!("{}: done in {}", phase.name, clock(elapsed)));
+        }
+    }
+
+    fn step(&self, state: &mut State, report: &StepReport) {
+        let seconds = report.elapsed.as_secs_f64();
+        let smoothed = state.step_seconds.map_or(seconds, |before| 0.9 * before + 0.1 * seconds);
+        state.step_seconds = Some(smoothed);
+        let (losses, pace) = (loss_text(report), pace_text(report, smoothed));
+        if let Some(phase) = state.phases.last_mut() {
+            phase.done = report.step;
+            if let Some(bar) = &phase.bar {
+                bar.set_length(report.total_steps);
+                bar.set_position(report.step);
+                // Two lines: one would not fit 80 columns.
+                bar.set_message(format!("{pace}\n  {losses}"));
+                return;
+            }
+        }
+        let is_due = report.step == 1
+            || report.step.is_multiple_of(self.style.every_steps.max(1))
+            || report.step == report.total_steps;
+        if is_due {
+            let StepReport { step, total_steps, epoch, .. } = report;
+            self.say(state, &format!("step {step}/{total_steps}  epoch {epoch}  {losses}  {pace}"));
+        }
+    }
+
+    fn token(&self, state: &mut State, text: &str) {
+        if self.output.is_json() {
+            return;
+        }
+        // A bar and an answer cannot share a terminal's line.
+        for phase in &mut state.phases {
+            if let Some(bar) = phase.bar.take() {
+                bar.finish_and_clear();
+                self.bars.remove(&bar);
+            }
+        }
+        state.answering = true;
+        let result = self.output.piece(text);
+        self.said_once(state, result);
+    }
+
+    fn said_once(&self, state: &mut State, result: crate::Result<()>) {
+        if let Err(error) = result
+            && !std::mem::replace(&mut state.output_failed, true)
+        {
+            self.say(state, &self.labelled("warning:", "33", &error.to_string()));
+        }
+    }
+}
+
+impl Observer for Progress {
+    fn on(&self, event: &Event) {
+        let mut state = self.state();
+        if let Some(value) = record(event) {
+            let result = self.output.record(&value);
+            self.said_once(&mut state, result);
+        }
+        if state.answering && !matches!(event, Event::Token(_)) {
+            state.answering = false;
+            let result = self.output.piece("\n");
+            self.said_once(&mut state, result);
+        }
+        let state = &mut *state;
+        match event {
+            Event::Started { phase, total, unit } => self.start(state, phase, *total, unit),
+            Event::Advanced { done } => self.advance(state, *done),
+            Event::Finished => self.finish(state),
+            Event::Step(report) => self.step(state, report),
+            Event::Validated { step, values } => {
+                let values: Vec<String> = values.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
+                self.say(state, &format!("validation after step {step}: {}", values.join(", ")));
+            }
+            Event::Saved { path, best } => {
+                self.say(state, &format!("saved {}{}", path.display(), if *best { " (best so far)" } else { "" }));
+            }
+            Event::Token(text) => self.token(state, text),
+            Event::Note(text) => self.say(state, &self.labelled("note:", "36", text)),
+            Event::Warning(text) => self.say(state, &self.labelled("warning:", "33", text)),
+        }
+    }
+}
+
+impl Drop for Progress {
+    /// Leaves no half bar and no half line behind, whatever ended the command.
+    fn drop(&mut self) {
+        let mut state = self.state();
+        for bar in state.phases.drain(..).filter_map(|phase| phase.bar) {
+            bar.finish_and_clear();
+        }
+        if std::mem::take(&mut state.answering) {
+            let _ = self.output.piece("\n");
+        }
+    }
+}
+
+/// What `--json` writes for an event; `None` for what only a screen needs.
+fn record(event: &Event) -> Option<Value> {
+    Some(match event {
+        Event::Started { .. } | Event::Advanced { .. } | Event::Finished => return None,
+        Event::Step(report) => records::step_line(report),
+        Event::Validated { step, values } => records::validation_line(*step, values),
+        Event::Saved { path, best } => json!({ "kind": "saved", "path": path, "best": best }),
+        Event::Token(text) => json!({ "kind": "token", "text": text }),
+        Event::Note(text) => json!({ "kind": "note", "text": text }),
+        Event::Warning(text) => json!({ "kind": "warning", "text": text }),
+    })
+}
+
+fn bar_style(total: u64, unit: &str, color: bool) -> ProgressStyle {
+    let bar = if color { "{bar:24.cyan/238}" } else { "{bar:24}" };
+    let template = match (unit, total) {
+        ("bytes", 0) => "{prefix} {spinner} {bytes} {bytes_per_sec}".to_owned(),
+        ("bytes", _) => format!("{{prefix}} {bar} {{bytes}}/{{total_bytes}} {{bytes_per_sec}} ETA {{eta}}"),
+        ("steps", _) => format!("{{prefix}} {bar} {{pos}}/{{len}} {{msg}}"),
+        (_, 0) => "{prefix} {spinner} {pos} {msg}".to_owned(),
+        (unit, _) => format!("{{prefix}} {bar} {{pos}}/{{len}} {unit} {{per_sec}} ETA {{eta}}"),
+    };
+    ProgressStyle::with_template(&template).expect("the template is well-formed").progress_chars("━━╌")
+}
+
+/// Loss, its parts and the learning rate.
+fn loss_text(report: &StepReport) -> String {
+    let (total, parts): (Vec<_>, Vec<_>) = report.losses.iter().partition(|(name, _)| name == "total");
+    let parts: Vec<String> = parts.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
+    let loss = match (total.first(), parts.is_empty()) {
+        (Some((_, total)), true) => format!("loss {total:.4}"),
+        (Some((_, total)), false) => format!("loss {total:.4} ({})", parts.join(", ")),
+        (None, _) => parts.join(", "),
+    };
+    format!("{loss}  lr {:.2e}", report.learning_rate)
+}
+
+/// Speed, memory and the time left; `step_seconds` is the smoothed time of a step.
+fn pace_text(report: &StepReport, step_seconds: f64) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "for display")]
+    let left = report.total_steps.saturating_sub(report.step) as f64 * step_seconds;
+    let left = Duration::try_from_secs_f64(left).unwrap_or_default();
+    let peak = Bytes(report.allocated_peak);
+    format!("{:.1} images/s  peak {peak}  ETA {}", records::images_per_s(report), clock(left))
+}
+
+fn advance_line(name: &str, done: u64, total: u64, unit: &str, elapsed: Duration) -> String {
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "a rate for display"
+    )]
+    let rate = (done as f64 / elapsed.as_secs_f64().max(1e-9)) as u64;
+    let of_total = if total == 0 { String::new() } else { format!(" of {}", amount(total, unit)) };
+    format!("{name}: {}{of_total}, {}/s", amount(done, unit), amount(rate, unit))
+}
+
+fn amount(count: u64, unit: &str) -> String {
+    if unit == "bytes" { Bytes(count).to_string() } else { format!("{count} {unit}") }
+}
+
+/// `8s`, `4m 10s`, `2h 05m`.
+fn clock(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, s) => format!("{s}s"),
+        (0, m, s) => format!("{m}m {s:02}s"),
+        (h, m, _) => format!("{h}h {m:02}m"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::output::tests::Shared;
+
+    fn progress(is_terminal: bool, is_json: bool) -> (Progress, Shared, Shared) {
+        let (lines, data) = (Shared::default(), Shared::default());
+        let style = Style { is_terminal, color: false, every_steps: 10 };
+        let output = Arc::new(Output::to(Box::new(data.clone()), is_json));
+        (Progress::to(Box::new(lines.clone()), style, output), lines, data)
+    }
+
+    fn report(step: u64) -> StepReport {
+        StepReport {
+            step,
+            total_steps: 25,
+            losses: vec![("seg".into(), 0.3), ("llm".into(), 0.2), ("total".into(), 0.5)],
+            learning_rate: 1e-4,
+            samples: 4,
+            elapsed: Duration::from_secs(20),
+            allocated_peak: 3 << 29,
+            ..StepReport::default()
+        }
+    }
+
+    #[test]
+    fn lines_every_n_steps_and_the_last() {
+        let (progress, lines, data) = progress(false, false);
+        progress.on(&Event::Started { phase: "train".into(), total: 25, unit: "steps" });
+        for step in 1..=25 {
+            progress.on(&Event::Step(report(step)));
+        }
+        progress.on(&Event::Validated { step: 25, values: vec![("dice".into(), 0.9)] });
+        progress.on(&Event::Saved { path: "runs/a/best".into(), best: true });
+        progress.on(&Event::Finished);
+        let text = lines.text();
+        let steps: Vec<&str> = text.lines().filter(|line| line.starts_with("step ")).collect();
+        let expected = "step 10/25  epoch 0  loss 0.5000 (seg 0.3000, llm 0.2000)  lr 1.00e-4  0.2 images/s  \
+                        peak 1.50 GiB  ETA 5m 00s";
+        assert_eq!(steps[1], expected);
+        assert_eq!(steps.iter().map(|line| &line[5..7]).collect::<Vec<_>>(), ["1/", "10", "20", "25"]);
+        assert!(text.starts_with("train: 25 steps\n"), "{text}");
+        assert!(
+            text.ends_with(
+                "validation after step 25: dice 0.9000\nsaved runs/a/best (best so far)\ntrain: done in 0s\n"
+            ),
+            "{text}"
+        );
+        assert_eq!(data.text(), "");
+    }
+
+    #[test]
+    fn json_lines_on_standard_output() {
+        let (progress, lines, data) = progress(false, true);
+        progress.on(&Event::Step(report(3)));
+        progress.on(&Event::Token("upper".into()));
+        progress.on(&Event::Warning("odd".into()));
+        let values: Vec<Value> = data.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(
+            values.iter().map(|v| v["kind"].as_str().unwrap()).collect::<Vec<_>>(),
+            ["step", "token", "warning"]
+        );
+        assert_eq!(values[0]["losses"]["total"], json!(0.5));
+        assert_eq!(lines.text(), "warning: odd\n");
+    }
+
+    #[test]
+    fn an_answer_streams_and_ends_its_line() {
+        let (progress, lines, data) = progress(false, false);
+        progress.on(&Event::Token("upper".into()));
+        assert_eq!(data.text(), "upper", "not held back");
+        progress.on(&Event::Token(" left".into()));
+        progress.on(&Event::Note("mask written".into()));
+        assert_eq!((data.text().as_str(), lines.text().as_str()), ("upper left\n", "note: mask written\n"));
+        progress.on(&Event::Token("x".into()));
+        drop(progress);
+        assert_eq!(data.text(), "upper left\nx\n");
+    }
+
+    #[test]
+    fn bars_take_every_phase_and_lines_go_between() {
+        let (progress, lines, _data) = progress(true, false);
+        for (total, unit) in [(10, "bytes"), (0, "bytes"), (10, "steps"), (0, "files"), (10, "images")] {
+            progress.on(&Event::Started { phase: "phase".into(), total, unit });
+            progress.on(&Event::Advanced { done: 5 });
+            progress.on(&Event::Step(report(5)));
+        }
+        progress.on(&Event::Warning("odd".into()));
+        for _ in 0..6 {
+            progress.on(&Event::Finished);
+        }
+        assert_eq!(lines.text(), "warning: odd\n");
+    }
+
+    #[test]
+    fn amounts_rates_and_times() {
+        let line = advance_line("download", 3 << 29, 3 << 30, "bytes", Duration::from_secs(3));
+        assert_eq!(line, "download: 1.50 GiB of 3.00 GiB, 512.00 MiB/s");
+        assert_eq!(advance_line("check", 50, 0, "images", Duration::from_secs(10)), "check: 50 images, 5 images/s");
+        assert_eq!([9, 250, 7500].map(|s| clock(Duration::from_secs(s))), ["9s", "4m 10s", "2h 05m"]);
+    }
+}

@@ -1,0 +1,111 @@
+//! How a command ends: its exit code, and its error on standard error.
+
+use std::io::{self, Write};
+
+use crate::error::Error;
+
+/// What a command that ran to its end has to say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Done.
+    Done,
+    /// It ran, and the answer is no: bad rows found, does not fit.
+    No,
+}
+
+/// 0 done, 1 the answer is no, 2 could not run, 130 interrupted.
+pub fn exit_code(result: &anyhow::Result<Outcome>) -> u8 {
+    match result {
+        Ok(Outcome::Done) => 0,
+        Ok(Outcome::No) => 1,
+        Err(error) if is_interrupt(error) => 130,
+        Err(_) => 2,
+    }
+}
+
+/// Writes an error with its causes and the next thing to do.
+///
+/// ```text
+/// error: cannot train
+/// caused by: runs/a/last: cannot write
+/// caused by: No space left on device (os error 28)
+/// hint: free some space on that disk and run the same command again; finished work is kept
+/// ```
+///
+/// # Errors
+/// What `out` says.
+pub fn write_error(out: &mut dyn Write, error: &anyhow::Error, color: bool) -> io::Result<()> {
+    let label = |name: &str, code: &str| if color { format!("\x1b[1;{code}m{name}\x1b[0m") } else { name.to_owned() };
+    if is_interrupt(error) {
+        writeln!(out, "{}", label("interrupted", "33"))?;
+    } else {
+        let mut said = error.to_string();
+        writeln!(out, "{} {said}", label("error:", "31"))?;
+        for cause in error.chain().skip(1).map(ToString::to_string) {
+            // Some errors repeat their source in their own words.
+            if !said.contains(&cause) {
+                writeln!(out, "{} {cause}", label("caused by:", "31"))?;
+                said = cause;
+            }
+        }
+    }
+    match find(error).map(Error::hint).filter(|hint| !hint.is_empty()) {
+        Some(hint) => writeln!(out, "{} {hint}", label("hint:", "36")),
+        None => Ok(()),
+    }
+}
+
+fn is_interrupt(error: &anyhow::Error) -> bool {
+    matches!(find(error), Some(Error::Interrupted))
+}
+
+/// The library's error inside, under any context.
+fn find(error: &anyhow::Error) -> Option<&Error> {
+    error.chain().find_map(|cause| cause.downcast_ref::<Error>())
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::Context;
+
+    use super::*;
+
+    fn written(error: &anyhow::Error, color: bool) -> String {
+        let mut out = Vec::new();
+        write_error(&mut out, error, color).unwrap();
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn message_causes_and_hint() {
+        let full = io::Error::from(io::ErrorKind::StorageFull);
+        let error = Err::<(), _>(Error::io("runs/a/last", "write")(full)).context("cannot train").unwrap_err();
+        assert_eq!(
+            written(&error, false),
+            "error: cannot train\ncaused by: runs/a/last: cannot write\ncaused by: no storage space\n\
+             hint: free some space on that disk and run the same command again; finished work is kept\n"
+        );
+        assert_eq!(exit_code(&Err(error)), 2);
+    }
+
+    #[test]
+    fn an_error_without_a_hint_has_no_hint_line() {
+        let error = anyhow::anyhow!("odd");
+        assert_eq!(written(&error, false), "error: odd\n");
+        assert_eq!(written(&error, true), "\x1b[1;31merror:\x1b[0m odd\n");
+    }
+
+    #[test]
+    fn a_repeated_cause_is_said_once() {
+        let error = anyhow::anyhow!("line 3 is bad").context("bad file: line 3 is bad");
+        assert_eq!(written(&error, false), "error: bad file: line 3 is bad\n");
+    }
+
+    #[test]
+    fn an_interrupt_is_no_error() {
+        let error = anyhow::Error::from(Error::Interrupted).context("while training");
+        assert_eq!(written(&error, false), "interrupted\nhint: continue with `--resume`\n");
+        assert_eq!(exit_code(&Err(error)), 130);
+        assert_eq!((exit_code(&Ok(Outcome::Done)), exit_code(&Ok(Outcome::No))), (0, 1));
+    }
+}
