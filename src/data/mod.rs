@@ -1,1 +1,25 @@
 //! Files -> samples -> batches.
+//!
+//! ```text
+//! manifest (CSV rows) -> split -> order (row lists) -> loader: decode -> jitter -> image -> sample -> batch
+//!      \-> check (every bad row)
+//! ```
+//!
+//! This level knows files, pixels and text; it knows no model. Text becomes ids through [`loader::TextEncoder`].
+
+pub mod annotation;
+pub mod batch;
+pub mod check;
+pub mod decode;
+pub mod image;
+pub mod jitter;
+pub mod loader;
+pub mod manifest;
+pub mod order;
+pub mod sample;
+pub mod split;
+
+mod random;
+
+#[cfg(test)]
+mod fixture;

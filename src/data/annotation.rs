@@ -1,0 +1,318 @@
+//! CSV files -> rows: columns, paths and splits are checked, pictures are found by name, nothing is decoded.
+//!
+//! Columns `image_path` (the path of the *mask*, relative to the root, `\` allowed), `question`, `answer` and `split` are
+//! needed, `position` is read where present, others are ignored. Texts are kept verbatim; UTF-8 with or without a BOM.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::path::{Component, Path, PathBuf};
+use std::{fs, io};
+
+use super::manifest::{BadRow, Problem, Row, Split};
+use crate::error::{Error, Result};
+
+/// Extensions of readable pictures, in the order of preference when several pictures have the same name.
+pub const EXTENSIONS: [&str; 5] = ["png", "jpg", "jpeg", "tif", "tiff"];
+
+const COLUMNS_HINT: &str = "the first line must name the columns `image_path`, `question`, `answer` and `split` (`position` and others are optional)";
+
+/// The CSV files of a data root, sorted by name.
+///
+/// # Errors
+/// [`Error::Data`] when a folder is missing or holds no CSV file; [`Error::Io`].
+pub fn files(root: &Path, annotations: Option<&Path>) -> Result<Vec<PathBuf>> {
+    if !root.is_dir() {
+        return Err(Error::data(root, "the data root is not a folder", "check `--data-root`"));
+    }
+    let folder = match annotations {
+        Some(given) if given.is_file() => return Ok(vec![given.to_path_buf()]),
+        Some(given) if given.is_dir() => given.to_path_buf(),
+        Some(given) => {
+            return Err(Error::data(given, "the annotations are not there", "check `--annotations`"));
+        }
+        None => ["annotations", "annotation"]
+            .map(|name| root.join(name))
+            .into_iter()
+            .find(|path| path.is_dir())
+            .ok_or_else(|| {
+                Error::data(
+                    root,
+                    "the data root has neither `annotations` nor `annotation` inside",
+                    "name the folder of the CSV files with `--annotations DIR`",
+                )
+            })?,
+    };
+    let mut files = Vec::new();
+    for entry in fs::read_dir(&folder).map_err(Error::io(&folder, "read"))? {
+        let path = entry.map_err(Error::io(&folder, "read"))?.path();
+        let hidden = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+        if !hidden && path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv")) {
+            files.push(path);
+        }
+    }
+    if files.is_empty() {
+        return Err(Error::data(folder, "there is no CSV file in this folder", "check `--annotations`"));
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Reads the files in order: usable rows, and the others with what is wrong.
+///
+/// # Errors
+/// [`Error::Data`] for a missing column; [`Error::Io`] when a file or folder cannot be read.
+pub fn read(root: &Path, files: &[PathBuf]) -> Result<(Vec<Row>, Vec<BadRow>)> {
+    let mut reader = Reader { root, folders: HashMap::new(), seen: HashMap::new(), rows: Vec::new(), bad: Vec::new() };
+    for file in files {
+        reader.file(file)?;
+    }
+    Ok((reader.rows, reader.bad))
+}
+
+/// Where the columns of one file are.
+struct Columns {
+    image_path: usize,
+    question: usize,
+    answer: usize,
+    split: usize,
+    position: Option<usize>,
+    count: usize,
+}
+
+impl Columns {
+    fn find(file: &Path, header: &csv::ByteRecord) -> Result<Self> {
+        let names: Vec<String> = header.iter().map(|name| String::from_utf8_lossy(name).trim().to_owned()).collect();
+        let find = |column: &str| names.iter().position(|name| name.eq_ignore_ascii_case(column));
+        let need = |column: &str| {
+            find(column).ok_or_else(|| {
+                let found = names.join(",");
+                let hint = if names.len() == 1 && found.contains([';', '\t']) {
+                    format!("separate the cells by commas; {COLUMNS_HINT}")
+                } else {
+                    COLUMNS_HINT.to_owned()
+                };
+                Error::data_line(file, 1, format!("column `{column}` is missing; the header is `{found}`"), hint)
+            })
+        };
+        Ok(Self {
+            image_path: need("image_path")?,
+            question: need("question")?,
+            answer: need("answer")?,
+            split: need("split")?,
+            position: find("position"),
+            count: names.len(),
+        })
+    }
+}
+
+type Refusal = (Problem, String);
+
+struct Reader<'a> {
+    root: &'a Path,
+    /// File names by stem, of every picture folder met so far.
+    folders: HashMap<PathBuf, HashMap<String, Vec<String>>>,
+    /// First place of each mask, question and answer: file name and line.
+    seen: HashMap<(PathBuf, String, String), (PathBuf, u64)>,
+    rows: Vec<Row>,
+    bad: Vec<BadRow>,
+}
+
+impl Reader<'_> {
+    fn file(&mut self, file: &Path) -> Result<()> {
+        let bytes = fs::read(file).map_err(Error::io(file, "read"))?;
+        let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+        let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(bytes);
+        let unreadable = |error: csv::Error| Error::data(file, error.to_string(), "write the file as UTF-8 CSV");
+        let columns = Columns::find(file, reader.byte_headers().map_err(unreadable)?)?;
+        let mut record = csv::ByteRecord::new();
+        let mut lines = Lines { bytes, byte: 0, line: 1 };
+        while reader.read_byte_record(&mut record).map_err(unreadable)? {
+            let line = lines.at(record.position().map_or(0, csv::Position::byte));
+            match self.row(file, line, &columns, &record)? {
+                Ok(row) => self.rows.push(row),
+                Err((problem, reason)) => self.bad.push(BadRow { csv: file.to_path_buf(), line, problem, reason }),
+            }
+        }
+        Ok(())
+    }
+
+    fn row(
+        &mut self,
+        file: &Path,
+        line: u64,
+        columns: &Columns,
+        record: &csv::ByteRecord,
+    ) -> Result<Result<Row, Refusal>> {
+        let texts = match texts(columns, record) {
+            Ok(texts) => texts,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let (mask, modality) = match mask_of(&texts.mask) {
+            Ok(found) => found,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        let mask_path = self.root.join(&mask);
+        if !mask_path.is_file() {
+            return Ok(Err((Problem::MissingMask, format!("mask `{}` is missing", mask.display()))));
+        }
+        let image_path = match self.image_of(&mask)? {
+            Ok(path) => path,
+            Err(refusal) => return Ok(Err(refusal)),
+        };
+        match self.seen.entry((mask, texts.question.clone(), texts.answer.clone())) {
+            Entry::Occupied(first) => {
+                let (csv, first_line) = first.get();
+                let name = csv.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                return Ok(Err((Problem::Duplicate, format!("repeats the row in line {first_line} of `{name}`"))));
+            }
+            Entry::Vacant(place) => {
+                place.insert((file.to_path_buf(), line));
+            }
+        }
+        Ok(Ok(Row {
+            csv: file.to_path_buf(),
+            line,
+            modality,
+            mask_path,
+            image_path,
+            question: texts.question,
+            answer: texts.answer,
+            position: texts.position,
+            split: texts.split,
+        }))
+    }
+
+    /// The picture of a mask: `*_masks` -> `*_images` in the folder, `_Segmentation` taken off the name, any readable extension.
+    fn image_of(&mut self, mask: &Path) -> Result<Result<PathBuf, Refusal>> {
+        let folder: PathBuf = mask.parent().into_iter().flat_map(Path::components).map(image_folder).collect();
+        let names = match self.folders.entry(folder.clone()) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => place.insert(pictures(&self.root.join(&folder))?),
+        };
+        let stem = mask.file_stem().unwrap_or_default().to_string_lossy();
+        let short = stem.replace("_Segmentation", "");
+        let own = mask.extension().unwrap_or_default();
+        let found = names.get(&short).or_else(|| names.get(stem.as_ref())).and_then(|names| {
+            names.iter().min_by_key(|name| {
+                let extension = Path::new(name.as_str()).extension().unwrap_or_default();
+                let rank = EXTENSIONS.iter().position(|known| extension.eq_ignore_ascii_case(known));
+                (!extension.eq_ignore_ascii_case(own), rank, name.as_str())
+            })
+        });
+        Ok(match found {
+            Some(name) => Ok(self.root.join(&folder).join(name)),
+            None => Err((
+                Problem::MissingImage,
+                format!("no image `{short}` ({}) in `{}`", EXTENSIONS.join(", "), folder.display()),
+            )),
+        })
+    }
+}
+
+/// Line numbers of ascending byte positions. The reader's own ones are too low after `\r\n` and empty lines, because it
+/// leaves the rest of a line end to the next record.
+struct Lines<'a> {
+    bytes: &'a [u8],
+    byte: usize,
+    line: u64,
+}
+
+impl Lines<'_> {
+    fn at(&mut self, start: u64) -> u64 {
+        let start = usize::try_from(start).unwrap_or(usize::MAX);
+        while self.byte < self.bytes.len() && (self.byte < start || matches!(self.bytes[self.byte], b'\r' | b'\n')) {
+            self.line += u64::from(self.bytes[self.byte] == b'\n');
+            self.byte += 1;
+        }
+        self.line
+    }
+}
+
+struct Texts {
+    mask: String,
+    question: String,
+    answer: String,
+    position: Option<String>,
+    split: Split,
+}
+
+fn texts(columns: &Columns, record: &csv::ByteRecord) -> Result<Texts, Refusal> {
+    if record.len() != columns.count {
+        let reason = format!(
+            "{} cells where the header has {}; a text with a comma must stand in double quotes",
+            record.len(),
+            columns.count
+        );
+        return Err((Problem::ColumnCount, reason));
+    }
+    let cell = |index: usize, column: &str| -> Result<String, Refusal> {
+        let text = std::str::from_utf8(&record[index])
+            .map_err(|_| (Problem::NotUtf8, format!("column `{column}` is not UTF-8")))?;
+        if text.trim().is_empty() {
+            return Err((Problem::EmptyCell, format!("column `{column}` is empty")));
+        }
+        Ok(text.to_owned())
+    };
+    let mask = cell(columns.image_path, "image_path")?;
+    let question = cell(columns.question, "question")?;
+    let answer = cell(columns.answer, "answer")?;
+    let position = columns.position.map(|index| cell(index, "position")).transpose()?;
+    let word = cell(columns.split, "split")?;
+    let split = Split::parse(&word)
+        .ok_or_else(|| (Problem::UnknownSplit, format!("split `{}` is none of `train`, `val`, `test`", word.trim())))?;
+    let position = position.map(|text| text.trim().to_owned());
+    Ok(Texts { mask: mask.trim().replace('\\', "/"), question, answer, position, split })
+}
+
+/// The mask's path below the root, and its class folder.
+fn mask_of(text: &str) -> Result<(PathBuf, String), Refusal> {
+    let bad = |what: &str| Err((Problem::BadPath, format!("mask path `{text}` {what}")));
+    let mut parts = Vec::new();
+    for part in Path::new(text).components() {
+        match part {
+            Component::Normal(name) => parts.push(name),
+            Component::CurDir => {}
+            _ => return bad("leaves the data root"),
+        }
+    }
+    let Some((_, folders)) = parts.split_last() else { return bad("has no class folder") };
+    let Some(class) = folders.first().filter(|name| !is_mask_folder(&name.to_string_lossy())) else {
+        return bad("has no class folder");
+    };
+    if !folders.iter().any(|name| is_mask_folder(&name.to_string_lossy())) {
+        return bad("has no `*_masks` folder");
+    }
+    Ok((parts.iter().collect(), class.to_string_lossy().into_owned()))
+}
+
+fn is_mask_folder(name: &str) -> bool {
+    name == "masks" || name.ends_with("_masks")
+}
+
+fn image_folder(part: Component<'_>) -> PathBuf {
+    let name = part.as_os_str().to_string_lossy();
+    if is_mask_folder(&name) {
+        PathBuf::from(format!("{}images", &name[..name.len() - "masks".len()]))
+    } else {
+        PathBuf::from(part.as_os_str())
+    }
+}
+
+/// The pictures of a folder by stem; a folder that is not there has none.
+fn pictures(folder: &Path) -> Result<HashMap<String, Vec<String>>> {
+    let mut names: HashMap<String, Vec<String>> = HashMap::new();
+    let entries = match fs::read_dir(folder) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(names),
+        Err(error) => return Err(Error::io(folder, "read")(error)),
+    };
+    for entry in entries {
+        let path = entry.map_err(Error::io(folder, "read"))?.path();
+        let known = path.extension().is_some_and(|own| EXTENSIONS.iter().any(|name| own.eq_ignore_ascii_case(name)));
+        if let (true, Some(stem), Some(name)) = (known, path.file_stem(), path.file_name()) {
+            let name = name.to_string_lossy().into_owned();
+            names.entry(stem.to_string_lossy().into_owned()).or_default().push(name);
+        }
+    }
+    Ok(names)
+}

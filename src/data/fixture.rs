@@ -1,0 +1,61 @@
+//! Small data roots for the tests of this folder.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use ::image::{GrayImage, Luma, Rgb, RgbImage};
+
+/// A data root in a temporary folder.
+pub(crate) struct Root(tempfile::TempDir);
+
+impl Root {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().expect("a temporary folder"))
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// The path of a file below the root; its folder exists afterwards.
+    pub(crate) fn file(&self, name: &str) -> PathBuf {
+        let path = self.path().join(name);
+        std::fs::create_dir_all(path.parent().expect("a folder")).expect("created");
+        path
+    }
+
+    pub(crate) fn csv(&self, name: &str, text: &str) {
+        std::fs::write(self.file(&format!("annotations/{name}")), text).expect("written");
+    }
+
+    pub(crate) fn mask(&self, name: &str, width: u32, height: u32, value: impl Fn(u32, u32) -> u8) {
+        GrayImage::from_fn(width, height, |x, y| Luma([value(x, y)])).save(self.file(name)).expect("written");
+    }
+
+    /// A coloured ramp, different for every name.
+    pub(crate) fn image(&self, name: &str, width: u32, height: u32) {
+        let tint = name.bytes().fold(0_u8, u8::wrapping_add);
+        let byte = |value: u32| u8::try_from(value % 256).expect("below 256");
+        RgbImage::from_fn(width, height, |x, y| Rgb([byte(x * 9), byte(y * 7), tint]))
+            .save(self.file(name))
+            .expect("written");
+    }
+
+    /// `CLASS/SPLIT_images/NAME.png` (12x8) and its mask with a block on the upper left.
+    pub(crate) fn pair(&self, class: &str, split: &str, name: &str) {
+        self.image(&format!("{class}/{split}_images/{name}.png"), 12, 8);
+        self.mask(&format!("{class}/{split}_masks/{name}.png"), 12, 8, |x, y| if x < 5 && y < 3 { 255 } else { 0 });
+    }
+}
+
+/// A path in the shared folder beside the checkout, or a visible note that the test was skipped.
+pub(crate) fn shared(name: &str) -> Option<PathBuf> {
+    let base = std::env::var_os("PRSMED_SHARED")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
+    let path = base.join(name);
+    if path.exists() {
+        return Some(path);
+    }
+    let _ = writeln!(std::io::stderr(), "skipped: `{}` is not there (set PRSMED_SHARED)", path.display());
+    None
+}

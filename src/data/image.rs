@@ -1,0 +1,264 @@
+//! Pixels -> model inputs: the two preprocessings of PRS-Med and the mask target, as bytes in CHW order.
+//!
+//! Source: the PRS-Med data code (LLaVA's `expand2square` and CLIP's processor; Pillow's `resize`). Deviations: the CLIP
+//! picture is padded at a fixed offset instead of one drawn at random, masks may be thresholded, and a mask stored as
+//! 0/1 is read as 0/255. Aspect ratio: kept by padding for CLIP, not kept for SAM, as in the original.
+//!
+//! Everything stays bytes until a batch is made: a cached or prefetched sample is four times smaller so.
+
+use ::image::{DynamicImage, GrayImage, RgbImage};
+use fast_image_resize::images::{Image, ImageRef};
+use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// Channel means of CLIP's inputs, on a scale of 0..=1.
+pub const CLIP_MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
+/// Channel standard deviations of CLIP's inputs, on a scale of 0..=1.
+pub const CLIP_STD: [f32; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
+/// What CLIP's square is padded with: `floor(255 * CLIP_MEAN)`.
+pub const CLIP_PAD: [u8; 3] = [122, 116, 104];
+
+/// How a mask becomes a target.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MaskMode {
+    /// Resized with antialiasing and left soft at the borders, as the original does.
+    Soft,
+    /// Every pixel 0 or 1: foreground is decided at the mask's own size ([`foreground`]), resized with antialiasing and
+    /// cut at one half. A target so small that this would erase it becomes every pixel that it touches.
+    #[default]
+    Binary,
+}
+
+/// Where the picture lies inside CLIP's square, for a difference `d` of its sides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PadOffset {
+    /// `floor(d / 2)`.
+    #[default]
+    Centre,
+    /// `floor(d / 2) + 1`: the other of the two offsets between which the original draws.
+    CentrePlusOne,
+}
+
+/// Sizes and choices of the preprocessing; what a trained run must keep.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PixelConfig {
+    /// Side of the CLIP input in pixels (336 for ViT-L/14-336).
+    pub clip_size: u32,
+    /// Side of the SAM input and of the mask target in pixels (1024 in the original).
+    pub sam_size: u32,
+    /// Soft or binary target.
+    pub mask: MaskMode,
+    /// Place of the picture inside CLIP's square.
+    pub pad_offset: PadOffset,
+}
+
+/// The CLIP input before normalisation: padded to a square, resized bicubically. Returns `3 * size * size` bytes, CHW.
+///
+/// # Errors
+/// [`Error::Shape`] for a picture or `size` of 0 pixels.
+pub fn clip_pixels(picture: &DynamicImage, size: u32, offset: PadOffset) -> Result<Vec<u8>> {
+    let (width, height) = (picture.width(), picture.height());
+    if width == height {
+        return planes(picture, size, FilterType::CatmullRom);
+    }
+    let side = width.max(height);
+    let gap = width.abs_diff(height);
+    let shift = i64::from(gap / 2 + u32::from(offset == PadOffset::CentrePlusOne));
+    let (x, y) = if width > height { (0, shift) } else { (shift, 0) };
+    let mut square = RgbImage::from_pixel(side, side, ::image::Rgb(CLIP_PAD));
+    ::image::imageops::replace(&mut square, &picture.to_rgb8(), x, y);
+    planes(&DynamicImage::ImageRgb8(square), size, FilterType::CatmullRom)
+}
+
+/// The SAM input before normalisation: stretched to `size x size` bilinearly. Returns `3 * size * size` bytes, CHW.
+///
+/// # Errors
+/// [`Error::Shape`] for a picture or `size` of 0 pixels.
+pub fn sam_pixels(picture: &DynamicImage, size: u32) -> Result<Vec<u8>> {
+    planes(picture, size, FilterType::Bilinear)
+}
+
+/// The mask target: `size * size` bytes, 255 = all foreground.
+///
+/// # Errors
+/// [`Error::Shape`] for a mask or `size` of 0 pixels.
+pub fn mask_pixels(mask: &GrayImage, size: u32, mode: MaskMode) -> Result<Vec<u8>> {
+    match mode {
+        MaskMode::Soft if mask.iter().max() == Some(&1) => soft(&foreground(mask), size),
+        MaskMode::Soft => soft(mask, size),
+        MaskMode::Binary => {
+            let foreground = foreground(mask);
+            let mut target = soft(&foreground, size)?;
+            for value in &mut target {
+                *value = if *value >= 128 { 255 } else { 0 };
+            }
+            if target.iter().all(|&value| value == 0) {
+                touch(&foreground, size, &mut target);
+            }
+            Ok(target)
+        }
+    }
+}
+
+/// The foreground of a mask at its own size, 0 or 255.
+///
+/// Above half of the mask's largest value is foreground, so 0/1, 0/255 and antialiased masks all work. A mask whose
+/// largest value is below 16 is a label map: every label but 0 is foreground.
+pub fn foreground(mask: &GrayImage) -> GrayImage {
+    let most = u16::from(mask.iter().copied().max().unwrap_or(0));
+    let mut cut = mask.clone();
+    for value in cut.iter_mut() {
+        let set = if most < 16 { *value > 0 } else { 2 * u16::from(*value) > most };
+        *value = if set { 255 } else { 0 };
+    }
+    cut
+}
+
+/// Bytes in CHW order -> CLIP's normalised values.
+///
+/// # Shapes
+/// `pixels` holds any number of pictures of three equal planes of `plane` bytes.
+pub fn normalise_clip(pixels: &[u8], plane: usize) -> Vec<f32> {
+    let tables: [Vec<f32>; 3] = std::array::from_fn(|channel| {
+        (0..=255_u8).map(|byte| (f32::from(byte) / 255.0 - CLIP_MEAN[channel]) / CLIP_STD[channel]).collect()
+    });
+    let mut values = Vec::with_capacity(pixels.len());
+    for (index, bytes) in pixels.chunks(plane.max(1)).enumerate() {
+        let table = &tables[index % 3];
+        values.extend(bytes.iter().map(|&byte| table[usize::from(byte)]));
+    }
+    values
+}
+
+/// Sets the target pixels in which a foreground pixel lies.
+fn touch(foreground: &GrayImage, size: u32, target: &mut [u8]) {
+    let (width, height) = (u64::from(foreground.width()), u64::from(foreground.height()));
+    let size = u64::from(size);
+    for (x, y, _) in foreground.enumerate_pixels().filter(|(_, _, value)| value.0[0] > 0) {
+        let (column, row) = (u64::from(x) * size / width, u64::from(y) * size / height);
+        if let Some(value) = usize::try_from(row * size + column).ok().and_then(|at| target.get_mut(at)) {
+            *value = 255;
+        }
+    }
+}
+
+fn soft(mask: &GrayImage, size: u32) -> Result<Vec<u8>> {
+    resize(mask.as_raw(), (mask.width(), mask.height()), PixelType::U8, size, FilterType::Bilinear)
+}
+
+/// Resizes to a square and takes the channels apart; a grey picture is resized once and repeated.
+fn planes(picture: &DynamicImage, size: u32, filter: FilterType) -> Result<Vec<u8>> {
+    let sides = (picture.width(), picture.height());
+    if let Some(grey) = picture.as_luma8() {
+        return Ok(resize(grey.as_raw(), sides, PixelType::U8, size, filter)?.repeat(3));
+    }
+    let converted;
+    let rgb = if let Some(rgb) = picture.as_rgb8() {
+        rgb
+    } else {
+        converted = picture.to_rgb8();
+        &converted
+    };
+    let pixels = resize(rgb.as_raw(), sides, PixelType::U8x3, size, filter)?;
+    let mut planes = Vec::with_capacity(pixels.len());
+    for channel in 0..3 {
+        planes.extend(pixels.iter().skip(channel).step_by(3));
+    }
+    Ok(planes)
+}
+
+fn resize(
+    bytes: &[u8],
+    (width, height): (u32, u32),
+    kind: PixelType,
+    size: u32,
+    filter: FilterType,
+) -> Result<Vec<u8>> {
+    if width == 0 || height == 0 || size == 0 {
+        return Err(Error::Shape { reason: format!("cannot resize {width}x{height} pixels to {size}x{size}") });
+    }
+    let fail =
+        |reason: String| Error::Shape { reason: format!("resizing {width}x{height} to {size}x{size}: {reason}") };
+    let source = ImageRef::new(width, height, bytes, kind).map_err(|error| fail(error.to_string()))?;
+    let mut target = Image::new(size, size, kind);
+    let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(filter)).use_alpha(false);
+    Resizer::new().resize(&source, &mut target, &options).map_err(|error| fail(error.to_string()))?;
+    Ok(target.into_vec())
+}
+
+#[cfg(test)]
+mod tests {
+    use ::image::{Luma, Rgb};
+
+    use super::*;
+
+    #[test]
+    fn the_square_is_padded_at_the_chosen_offset() {
+        let picture = DynamicImage::ImageRgb8(RgbImage::from_pixel(6, 3, Rgb([1, 2, 3])));
+        let rows = |offset| {
+            let bytes = clip_pixels(&picture, 6, offset).expect("sized");
+            (0..6).map(|row| bytes[row * 6]).collect::<Vec<_>>()
+        };
+        assert_eq!(rows(PadOffset::Centre), [122, 1, 1, 1, 122, 122]);
+        assert_eq!(rows(PadOffset::CentrePlusOne), [122, 122, 1, 1, 1, 122]);
+        let tall = DynamicImage::ImageLuma8(GrayImage::from_pixel(3, 4, Luma([9])));
+        let bytes = clip_pixels(&tall, 4, PadOffset::CentrePlusOne).expect("sized");
+        assert_eq!(bytes[..4], [122, 9, 9, 9]);
+        assert_eq!(bytes[16..20], [116, 9, 9, 9]);
+        assert_eq!(bytes[32..36], [104, 9, 9, 9]);
+    }
+
+    #[test]
+    fn binary_masks_accept_every_way_of_writing_foreground() {
+        for (off, on) in [(0_u8, 1_u8), (0, 255), (0, 200), (0, 3)] {
+            let mask = GrayImage::from_fn(8, 8, |x, _| Luma([if x < 4 { on } else { off }]));
+            let target = mask_pixels(&mask, 16, MaskMode::Binary).expect("sized");
+            assert!(target.iter().enumerate().all(|(i, &v)| v == if i % 16 < 8 { 255 } else { 0 }), "{off}/{on}");
+        }
+        let labels = GrayImage::from_fn(4, 1, |x, _| Luma([u8::try_from(x).expect("small")]));
+        assert_eq!(foreground(&labels).as_raw(), &[0, 255, 255, 255]);
+        let soft_edge = GrayImage::from_fn(4, 1, |x, _| Luma([[0, 100, 128, 255][x as usize]]));
+        assert_eq!(foreground(&soft_edge).as_raw(), &[0, 0, 255, 255]);
+    }
+
+    #[test]
+    fn a_tiny_target_survives_and_an_empty_one_stays_empty() {
+        let dot = GrayImage::from_fn(64, 64, |x, y| Luma([if (x, y) == (20, 40) { 255 } else { 0 }]));
+        let target = mask_pixels(&dot, 8, MaskMode::Binary).expect("sized");
+        assert_eq!(target.iter().position(|&v| v == 255), Some(5 * 8 + 2));
+        assert_eq!(target.iter().filter(|&&v| v == 255).count(), 1);
+        // So small that antialiasing rounds it to zero everywhere.
+        let speck = GrayImage::from_fn(512, 512, |x, y| Luma([u8::from((x, y) == (511, 0))]));
+        assert_eq!(mask_pixels(&speck, 4, MaskMode::Binary).expect("sized").iter().position(|&v| v == 255), Some(3));
+        let empty = mask_pixels(&GrayImage::new(64, 64), 8, MaskMode::Binary).expect("sized");
+        assert!(empty.iter().all(|&v| v == 0));
+    }
+
+    #[test]
+    fn soft_masks_read_zero_one_as_black_and_white() {
+        let of = |on: u8| GrayImage::from_fn(4, 4, |x, _| Luma([if x < 2 { on } else { 0 }]));
+        let target = |on| mask_pixels(&of(on), 2, MaskMode::Soft).expect("sized");
+        assert_eq!(target(1), target(255));
+        assert!(target(1)[0] > 200 && target(1)[1] < 55, "{:?}", target(1));
+    }
+
+    #[test]
+    fn normalisation_is_per_channel() {
+        let values = normalise_clip(&[0, 255, 0, 255, 0, 255], 2);
+        for channel in 0..3 {
+            assert!((values[2 * channel] + CLIP_MEAN[channel] / CLIP_STD[channel]).abs() < 1e-6);
+            assert!((values[2 * channel + 1] - (1.0 - CLIP_MEAN[channel]) / CLIP_STD[channel]).abs() < 1e-6);
+        }
+    }
+
+    #[test]
+    fn nothing_to_resize_is_an_error() {
+        let error = mask_pixels(&GrayImage::new(0, 3), 8, MaskMode::Soft).expect_err("no pixels");
+        assert_eq!(error.to_string(), "cannot resize 0x3 pixels to 8x8");
+    }
+}

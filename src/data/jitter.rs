@@ -1,0 +1,480 @@
+//! Flips and quarter turns of a sample that also turn the words of its text, or are refused.
+//!
+//! A text is rewritten only where its meaning is certain: a phrase of `left right upper lower top bottom` (with `center`,
+//! `centre`, `central`, `middle`) that is followed by a place and the picture (`upper left part of the image`, `left side of
+//! this chest X-ray`), by the picture (`top of the image`), or by `corner` alone with both directions (`top left corner`).
+//! A position label may also be just the phrase. Everything else that names a direction is refused, and the sample stays
+//! as it is: `left lung`, `right-sided`, `upper lobe`, `left side` without a picture, `above`, `superior`, `lateral`,
+//! `clockwise`, coordinates. Left and right of a patient cannot be told from those of the picture by their words, so the
+//! rule errs on the side of refusing. One of the eight symmetries of a square is drawn for each (seed, epoch, row).
+
+use ::image::{DynamicImage, GrayImage};
+use rand::Rng;
+
+use super::manifest::Row;
+use super::random;
+
+/// A mirroring of left and right, then quarter turns clockwise: the eight symmetries of a square.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Transform {
+    mirrored: bool,
+    turns: u8,
+}
+
+impl Transform {
+    /// Changes nothing.
+    pub const IDENTITY: Self = Self { mirrored: false, turns: 0 };
+    /// Left and right exchanged.
+    pub const MIRROR: Self = Self { mirrored: true, turns: 0 };
+    /// Top and bottom exchanged.
+    pub const FLIP: Self = Self { mirrored: true, turns: 2 };
+    /// One quarter turn clockwise.
+    pub const QUARTER: Self = Self { mirrored: false, turns: 1 };
+
+    /// All eight, the identity first.
+    pub fn all() -> [Self; 8] {
+        std::array::from_fn(|index| Self { mirrored: index >= 4, turns: [0, 1, 2, 3][index % 4] })
+    }
+
+    /// Turns a picture.
+    pub fn picture(self, picture: DynamicImage) -> DynamicImage {
+        let picture = if self.mirrored { picture.fliph() } else { picture };
+        match self.turns {
+            1 => picture.rotate90(),
+            2 => picture.rotate180(),
+            3 => picture.rotate270(),
+            _ => picture,
+        }
+    }
+
+    /// Turns a mask.
+    pub fn mask(self, mask: GrayImage) -> GrayImage {
+        if self == Self::IDENTITY { mask } else { self.picture(DynamicImage::ImageLuma8(mask)).into_luma8() }
+    }
+
+    /// Where a direction points afterwards; (-1, -1) is the upper left.
+    fn direction(self, (h, v): (i8, i8)) -> (i8, i8) {
+        let mut to = if self.mirrored { (-h, v) } else { (h, v) };
+        for _ in 0..self.turns {
+            to = (-to.1, to.0);
+        }
+        to
+    }
+}
+
+/// The turned row and how its pixels must be turned, drawn for (seed, epoch, row); `None` when it stays as it is, because
+/// the identity was drawn or its text cannot be rewritten safely.
+pub fn apply(row: &Row, seed: u64, epoch: u64, index: u64) -> Option<(Row, Transform)> {
+    let transform = Transform::all()[random::stream("jitter", &[seed, epoch, index]).random_range(0..8)];
+    if transform == Transform::IDENTITY {
+        return None;
+    }
+    turn_row(row, transform).map(|row| (row, transform))
+}
+
+/// The row with its texts rewritten; `None` when one of them cannot be rewritten safely.
+pub fn turn_row(row: &Row, transform: Transform) -> Option<Row> {
+    let all = [Some(&row.question), Some(&row.answer), row.position.as_ref()];
+    let plain = all
+        .into_iter()
+        .flatten()
+        .any(|text| words(text).iter().any(|word| matches!(word.lower.as_str(), "top" | "bottom")));
+    let style = if plain { ["top", "bottom"] } else { ["upper", "lower"] };
+    Some(Row {
+        question: turn_text(&row.question, transform, style)?,
+        answer: turn_text(&row.answer, transform, style)?,
+        position: match &row.position {
+            Some(label) => Some(turn_label(label, transform, style).or_else(|| turn_text(label, transform, style))?),
+            None => None,
+        },
+        ..row.clone()
+    })
+}
+
+const CENTRES: [&str; 4] = ["center", "centre", "central", "middle"];
+const DIRECTIONS: [&str; 6] = ["left", "right", "upper", "lower", "top", "bottom"];
+const PLACES: [&str; 16] = [
+    "part", "side", "region", "corner", "area", "half", "quadrant", "portion", "edge", "zone", "section", "third",
+    "border", "margin", "end", "segment",
+];
+const PICTURES: [&str; 12] = [
+    "image",
+    "picture",
+    "scan",
+    "slice",
+    "photograph",
+    "photo",
+    "radiograph",
+    "ray",
+    "frame",
+    "view",
+    "mammogram",
+    "ultrasound",
+];
+/// Words that name a direction or a place without being one of the phrases above.
+const REFUSED: [&str; 46] = [
+    "above",
+    "below",
+    "beneath",
+    "under",
+    "underneath",
+    "beside",
+    "down",
+    "downward",
+    "downwards",
+    "upward",
+    "upwards",
+    "higher",
+    "horizontal",
+    "horizontally",
+    "vertical",
+    "vertically",
+    "diagonal",
+    "diagonally",
+    "superior",
+    "inferior",
+    "anterior",
+    "posterior",
+    "lateral",
+    "medial",
+    "cranial",
+    "caudal",
+    "dorsal",
+    "ventral",
+    "clock",
+    "clockwise",
+    "counterclockwise",
+    "anticlockwise",
+    "mid",
+    "north",
+    "south",
+    "east",
+    "west",
+    "coordinate",
+    "coordinates",
+    "row",
+    "column",
+    "width",
+    "height",
+    "wide",
+    "tall",
+    "box",
+];
+
+struct Word {
+    start: usize,
+    end: usize,
+    lower: String,
+}
+
+fn words(text: &str) -> Vec<Word> {
+    let mut words: Vec<Word> = Vec::new();
+    let mut open = false;
+    for (at, c) in text.char_indices() {
+        let inside = c.is_alphanumeric();
+        if inside && !open {
+            words.push(Word { start: at, end: at, lower: String::new() });
+        }
+        if let (true, Some(word)) = (inside, words.last_mut()) {
+            word.end = at + c.len_utf8();
+            word.lower.extend(c.to_lowercase());
+        }
+        open = inside;
+    }
+    words
+}
+
+/// A phrase of direction words: `words[first..=last]`.
+struct Phrase {
+    first: usize,
+    last: usize,
+    horizontal: i8,
+    vertical: i8,
+    centre: Option<usize>,
+}
+
+impl Phrase {
+    /// The longest phrase from `first` on; `None` when it contradicts itself (`left right`).
+    fn read(text: &str, words: &[Word], first: usize) -> Option<Self> {
+        let mut phrase = Self { first, last: first, horizontal: 0, vertical: 0, centre: None };
+        for (index, word) in words.iter().enumerate().skip(first) {
+            let known = DIRECTIONS.contains(&word.lower.as_str()) || CENTRES.contains(&word.lower.as_str());
+            if !known || (index > first && !joined(text, words, index)) {
+                break;
+            }
+            let free = match word.lower.as_str() {
+                "left" | "right" => std::mem::replace(&mut phrase.horizontal, side(&word.lower)) == 0,
+                "upper" | "lower" | "top" | "bottom" => std::mem::replace(&mut phrase.vertical, side(&word.lower)) == 0,
+                _ => phrase.centre.replace(index).is_none(),
+            };
+            if !free || index - first > 1 {
+                return None;
+            }
+            phrase.last = index;
+        }
+        Some(phrase)
+    }
+
+    fn is_centre(&self) -> bool {
+        self.horizontal == 0 && self.vertical == 0
+    }
+
+    /// The phrase after the transform. `noun`: one direction alone stands for a place (`top of the image`).
+    fn turned(&self, text: &str, words: &[Word], transform: Transform, style: [&str; 2], noun: bool) -> String {
+        let (h, v) = transform.direction((self.horizontal, self.vertical));
+        let style = if noun && self.first == self.last { ["top", "bottom"] } else { style };
+        let vertical = if v < 0 { style[0] } else { style[1] };
+        let horizontal = if h < 0 { "left" } else { "right" };
+        let centre = self.centre.map_or("center", |index| words[index].lower.as_str());
+        let gap = if self.first < self.last { &text[words[self.first].end..words[self.last].start] } else { " " };
+        let turned = match (h != 0, v != 0) {
+            (true, true) => format!("{vertical}{gap}{horizontal}"),
+            (true, false) if self.centre.is_some() => format!("{centre}{gap}{horizontal}"),
+            (false, true) if self.centre.is_some() => format!("{vertical}{gap}{centre}"),
+            (true, false) => horizontal.to_owned(),
+            _ => vertical.to_owned(),
+        };
+        if text[words[self.first].start..].starts_with(char::is_uppercase) {
+            return turned[..1].to_uppercase() + &turned[1..];
+        }
+        turned
+    }
+}
+
+fn side(word: &str) -> i8 {
+    if matches!(word, "left" | "upper" | "top") { -1 } else { 1 }
+}
+
+/// Whether only a space or a hyphen stands between a word and the one before it.
+fn joined(text: &str, words: &[Word], index: usize) -> bool {
+    index > 0 && words.get(index).is_some_and(|word| matches!(&text[words[index - 1].end..word.start], " " | "-"))
+}
+
+/// Where a phrase is certain to speak of the picture: `Some(noun)`, see [`Phrase::turned`].
+fn certain(text: &str, words: &[Word], phrase: &Phrase) -> Option<bool> {
+    // `a lower left` could become `a upper left`.
+    if phrase.first > 0 && matches!(words[phrase.first - 1].lower.as_str(), "a" | "an") {
+        return None;
+    }
+    let is = |index: usize, names: &[&str]| {
+        joined(text, words, index) && words.get(index).is_some_and(|word| names.contains(&word.lower.as_str()))
+    };
+    let place = is(phrase.last + 1, &PLACES);
+    let of = phrase.last + 1 + usize::from(place);
+    if !is(of, &["of"]) {
+        let corner = is(phrase.last + 1, &["corner"]) && phrase.horizontal != 0 && phrase.vertical != 0;
+        return corner.then_some(false);
+    }
+    if !is(of + 1, &["the", "this", "that"]) {
+        return None;
+    }
+    // `of this chest X-ray`: up to three words that describe the picture, none of which starts another place.
+    for index in of + 2..of + 6 {
+        if is(index, &PICTURES) {
+            let after = index + 1;
+            let goes_on =
+                words.get(after).is_some_and(|_| text[words[index].end..].starts_with(['\'', '\u{2019}', '-']))
+                    || is(after, &CENTRES)
+                    || is(after, &DIRECTIONS)
+                    || is(after, &PLACES);
+            return (!goes_on || is(after, &PICTURES)).then_some(!place);
+        }
+        if !joined(text, words, index) || is(index, &["in", "on", "of", "at", "from", "to", "and", "or", "within"]) {
+            return None;
+        }
+    }
+    None
+}
+
+fn turn_text(text: &str, transform: Transform, style: [&str; 2]) -> Option<String> {
+    if text.contains('[') {
+        return None;
+    }
+    let words = words(text);
+    let mut turned = String::with_capacity(text.len());
+    let (mut copied, mut index) = (0, 0);
+    while let Some(word) = words.get(index) {
+        let name = word.lower.as_str();
+        if DIRECTIONS.contains(&name) || CENTRES.contains(&name) {
+            let phrase = Phrase::read(text, &words, index)?;
+            if !phrase.is_centre() {
+                let noun = certain(text, &words, &phrase)?;
+                turned.push_str(&text[copied..word.start]);
+                turned.push_str(&phrase.turned(text, &words, transform, style, noun));
+                copied = words[phrase.last].end;
+            }
+            index = phrase.last + 1;
+            continue;
+        }
+        // `leftmost`, `right-sided` (as two words it fails above), `topmost`.
+        if REFUSED.contains(&name) || DIRECTIONS.iter().any(|direction| name.starts_with(direction)) {
+            return None;
+        }
+        index += 1;
+    }
+    turned.push_str(&text[copied..]);
+    Some(turned)
+}
+
+/// A label that is nothing but a phrase (`upper left`, `center`).
+fn turn_label(label: &str, transform: Transform, style: [&str; 2]) -> Option<String> {
+    let label = label.trim();
+    let words = words(label);
+    let phrase = Phrase::read(label, &words, 0).filter(|phrase| {
+        phrase.last + 1 == words.len() && words[0].start == 0 && words[phrase.last].end == label.len()
+    })?;
+    // Words that are no phrase leave `first == last` with no direction: only a real centre word may pass.
+    if phrase.is_centre() {
+        return phrase.centre.map(|_| label.to_owned());
+    }
+    Some(phrase.turned(label, &words, transform, style, false))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use ::image::Luma;
+
+    use super::*;
+    use crate::data::manifest::Split;
+
+    fn row(question: &str, answer: &str, position: Option<&str>) -> Row {
+        Row {
+            csv: PathBuf::from("a.csv"),
+            line: 2,
+            modality: "ct".into(),
+            mask_path: PathBuf::from("m.png"),
+            image_path: PathBuf::from("i.png"),
+            question: question.into(),
+            answer: answer.into(),
+            position: position.map(str::to_owned),
+            split: Split::Train,
+        }
+    }
+
+    fn turned(text: &str, transform: Transform) -> Option<String> {
+        turn_row(&row("where?", text, None), transform).map(|row| row.answer)
+    }
+
+    #[test]
+    fn certain_phrases_follow_the_picture() {
+        let cases = [
+            ("in the upper left part of the image.", Transform::MIRROR, "in the upper right part of the image."),
+            ("in the upper left part of the image.", Transform::FLIP, "in the lower left part of the image."),
+            ("in the upper left part of the image.", Transform::QUARTER, "in the upper right part of the image."),
+            (
+                "in the center left part of the image: there",
+                Transform::QUARTER,
+                "in the upper center part of the image: there",
+            ),
+            ("in the upper center part of the image", Transform::QUARTER, "in the center right part of the image"),
+            ("Upper left part of this chest X-ray.", Transform::QUARTER, "Upper right part of this chest X-ray."),
+            ("Top of the image", Transform::QUARTER, "Right of the image"),
+            ("the right of the image", Transform::QUARTER, "the bottom of the image"),
+            ("near the top left corner.", Transform::FLIP, "near the bottom left corner."),
+            ("the left-lower quadrant of the scan", Transform::MIRROR, "the lower-right quadrant of the scan"),
+            ("in the center of the image", Transform::QUARTER, "in the center of the image"),
+            ("a nevus, 2 cm", Transform::FLIP, "a nevus, 2 cm"),
+        ];
+        for (text, transform, expected) in cases {
+            assert_eq!(turned(text, transform).as_deref(), Some(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn uncertain_texts_are_refused() {
+        for text in [
+            "the left lung",
+            "right-sided effusion",
+            "the upper lobe",
+            "on the left side.",
+            "left side of the chest in this image",
+            "right middle lobe of the lung",
+            "left of the image center",
+            "upper outer quadrant of the breast",
+            "the leftmost lesion",
+            "above the diaphragm",
+            "at 3 o'clock",
+            "in a lower left part of the image",
+            "the box [1, 2, 3, 4]",
+            "left or right?",
+            "the upper part of the left lung in the image",
+            "top left, bottom right",
+            "a lateral view",
+            "upper right quadrant of the abdomen",
+            "left part of the image's frame",
+            "left part; of the image",
+            "left right part of the image",
+        ] {
+            for transform in Transform::all().into_iter().skip(1) {
+                assert_eq!(turned(text, transform), None, "{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn one_refused_text_refuses_the_row() {
+        let sure = "in the upper left part of the image";
+        assert!(turn_row(&row("Where is the left lung?", sure, Some("upper left")), Transform::MIRROR).is_none());
+        assert!(turn_row(&row("Where?", sure, Some("left lung")), Transform::MIRROR).is_none());
+        let good = turn_row(&row("Where?", sure, Some("upper left")), Transform::MIRROR).expect("certain");
+        assert_eq!(good.position.as_deref(), Some("upper right"));
+    }
+
+    #[test]
+    fn labels_turn_and_keep_the_words_of_their_set() {
+        let label =
+            |label: &str, transform| turn_row(&row("q", "a", Some(label)), transform).and_then(|row| row.position);
+        assert_eq!(label("center", Transform::QUARTER).as_deref(), Some("center"));
+        assert_eq!(label("center right", Transform::QUARTER).as_deref(), Some("lower center"));
+        assert_eq!(label("bottom right", Transform::QUARTER).as_deref(), Some("bottom left"));
+        assert_eq!(label("lower left", Transform::FLIP).as_deref(), Some("upper left"));
+        assert_eq!(label("position of lung_CT", Transform::FLIP).as_deref(), Some("position of lung_CT"));
+        assert_eq!(label("upper left lobe", Transform::FLIP), None);
+    }
+
+    #[test]
+    fn four_quarters_and_two_mirrors_are_nothing() {
+        let text = "in the center left part of the image";
+        let once = |text: &str, transform| turned(text, transform).expect("certain");
+        let mut four = text.to_owned();
+        for _ in 0..4 {
+            four = once(&four, Transform::QUARTER);
+        }
+        assert_eq!(four, text);
+        assert_eq!(once(&once(text, Transform::MIRROR), Transform::MIRROR), text);
+    }
+
+    #[test]
+    fn words_point_where_the_pixels_went() {
+        // A dot in each of the eight outer cells of a 3x3 picture, its cell named, then turned.
+        let name = |x: u32, y: u32| -> String {
+            match (["left", "center", "right"][x as usize], ["upper", "center", "lower"][y as usize]) {
+                ("center", vertical) => format!("{vertical} center"),
+                (horizontal, "center") => format!("center {horizontal}"),
+                (horizontal, vertical) => format!("{vertical} {horizontal}"),
+            }
+        };
+        for transform in Transform::all() {
+            for (x, y) in (0..9).map(|cell| (cell % 3, cell / 3)).filter(|&cell| cell != (1, 1)) {
+                let mask = GrayImage::from_fn(3, 3, |u, v| Luma([u8::from((u, v) == (x, y))]));
+                let mask = transform.mask(mask);
+                let (u, v, _) = mask.enumerate_pixels().find(|(_, _, value)| value.0[0] == 1).expect("the dot");
+                let style = ["upper", "lower"];
+                assert_eq!(turn_label(&name(x, y), transform, style), Some(name(u, v)), "{transform:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_draw_depends_on_seed_epoch_and_row_and_reaches_all_eight() {
+        let row = row("Where?", "in the upper left part of the image", None);
+        let draw = |seed, epoch, index| apply(&row, seed, epoch, index).map(|(_, transform)| transform);
+        assert_eq!(draw(1, 2, 3), draw(1, 2, 3));
+        let seen: std::collections::HashSet<_> = (0..200).map(|index| draw(1, 0, index)).collect();
+        assert_eq!(seen.len(), 8, "seven turns and the identity");
+        assert!((0..50).any(|index| draw(1, 0, index) != draw(1, 1, index)));
+        assert!((0..50).any(|index| draw(1, 0, index) != draw(2, 0, index)));
+    }
+}

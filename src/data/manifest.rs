@@ -1,0 +1,368 @@
+//! The rows of a data root in PRS-Med's layout, checked as far as that is possible without decoding a picture.
+//!
+//! ```text
+//! ROOT/CLASS/{train,val,test}_{images,masks}/NAME.EXT      ROOT/annotations/*.csv  (or `annotation/`, or a folder given)
+//! ```
+//!
+//! Deviations from the original loader: `val` rows are kept, the class is the first folder of the path and not a
+//! substring of it, and a row with an empty cell is an error (or skipped on request) instead of vanishing silently.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use super::annotation;
+use crate::error::{Error, Result};
+
+/// The classes of the published six-class checkpoints in the order of their class head; see [`Manifest::with_modalities`].
+pub const REFERENCE_CLASSES: [&str; 6] =
+    ["brain_tumors_ct_scan", "breast_tumors_ct_scan", "lung_CT", "lung_Xray", "skin_rgbimage", "polyp_endoscopy"];
+
+/// What a row is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Split {
+    /// Gradient steps.
+    Train,
+    /// Choice of the best checkpoint.
+    Val,
+    /// Reported results only.
+    Test,
+}
+
+impl Split {
+    /// All splits, in the order they are printed.
+    pub const ALL: [Self; 3] = [Self::Train, Self::Val, Self::Test];
+
+    /// The word used in CSV files and flags.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Train => "train",
+            Self::Val => "val",
+            Self::Test => "test",
+        }
+    }
+
+    /// The split of a word, surrounding spaces and case ignored.
+    pub fn parse(word: &str) -> Option<Self> {
+        let word = word.trim();
+        Self::ALL.into_iter().find(|split| word.eq_ignore_ascii_case(split.name()))
+    }
+}
+
+impl fmt::Display for Split {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// One question and answer about one target in one image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// The CSV file the row stands in.
+    pub csv: PathBuf,
+    /// 1-based line of `csv` where the row starts.
+    pub line: u64,
+    /// The class folder: first folder of the mask path.
+    pub modality: String,
+    /// Absolute or root-joined path of the mask.
+    pub mask_path: PathBuf,
+    /// The picture that belongs to the mask.
+    pub image_path: PathBuf,
+    /// What is asked, verbatim.
+    pub question: String,
+    /// What is to be answered, verbatim.
+    pub answer: String,
+    /// The position label (`upper left`, a sentence, ...), where the CSV has that column.
+    pub position: Option<String>,
+    /// What the row is used for.
+    pub split: Split,
+}
+
+/// What is wrong with a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Problem {
+    /// More or fewer cells than the header.
+    ColumnCount,
+    /// A cell is not UTF-8.
+    NotUtf8,
+    /// A needed cell holds nothing but spaces.
+    EmptyCell,
+    /// The split is none of `train`, `val`, `test`.
+    UnknownSplit,
+    /// The mask path has no class folder, no `*_masks` folder, or leaves the data root.
+    BadPath,
+    /// The mask is not there.
+    MissingMask,
+    /// No picture belongs to the mask.
+    MissingImage,
+    /// The same mask, question and answer stand in an earlier row.
+    Duplicate,
+    /// The picture cannot be decoded.
+    UndecodableImage,
+    /// The mask cannot be decoded.
+    UndecodableMask,
+    /// Picture and mask differ in size.
+    SizeMismatch,
+    /// No pixel of the mask is set.
+    EmptyMask,
+}
+
+/// A row that cannot be used, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct BadRow {
+    /// The CSV file.
+    pub csv: PathBuf,
+    /// 1-based line of `csv`.
+    pub line: u64,
+    /// The kind of trouble.
+    pub problem: Problem,
+    /// The trouble in words, with the file or value at fault.
+    pub reason: String,
+}
+
+/// How [`Manifest::open_with`] treats rows that cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct OpenOptions {
+    /// Leave bad rows out, as the original does, instead of refusing the data set.
+    pub skip_bad: bool,
+}
+
+/// The usable rows of a data root.
+#[derive(Debug, Clone)]
+pub struct Manifest {
+    /// The folder that holds the class folders.
+    pub root: PathBuf,
+    /// The rows, in the order of the CSV files' names and lines.
+    pub rows: Vec<Row>,
+    /// The classes; the index is the class label. Sorted by name unless [`Manifest::with_modalities`] set them.
+    pub modalities: Vec<String>,
+}
+
+impl Manifest {
+    /// Reads all rows; `annotations` is a folder of CSV files or one CSV file, by default `annotations/` or `annotation/` in `root`.
+    ///
+    /// # Errors
+    /// [`Error::Data`] for a missing folder or column, and for the first bad row, with the number of bad rows;
+    /// [`Error::Io`] when a file cannot be read.
+    pub fn open(root: &Path, annotations: Option<&Path>) -> Result<Self> {
+        Self::open_with(root, annotations, OpenOptions::default())
+    }
+
+    /// [`Manifest::open`] with a choice about bad rows.
+    ///
+    /// # Errors
+    /// As [`Manifest::open`]; with `skip_bad` bad rows are errors only when no good one is left.
+    pub fn open_with(root: &Path, annotations: Option<&Path>, options: OpenOptions) -> Result<Self> {
+        let (manifest, bad) = Self::read(root, annotations)?;
+        let Some(first) = bad.first() else { return Ok(manifest) };
+        if options.skip_bad && !manifest.rows.is_empty() {
+            return Ok(manifest);
+        }
+        let count = match bad.len() {
+            1 => "the only bad row".to_owned(),
+            n => format!("the first of {n} bad rows"),
+        };
+        Err(Error::data_line(
+            &first.csv,
+            first.line,
+            format!("{} ({count})", first.reason),
+            format!("list all of them with `prsmed data check {}`, then mend or remove the rows", root.display()),
+        ))
+    }
+
+    /// The good rows and the bad ones, before any picture is decoded.
+    ///
+    /// # Errors
+    /// [`Error::Data`] for a missing folder or column or when there is no row at all; [`Error::Io`].
+    pub fn read(root: &Path, annotations: Option<&Path>) -> Result<(Self, Vec<BadRow>)> {
+        let files = annotation::files(root, annotations)?;
+        let (rows, bad) = annotation::read(root, &files)?;
+        if rows.is_empty() && bad.is_empty() {
+            return Err(Error::data(
+                files.first().map_or(root, PathBuf::as_path),
+                "there is no row below the header",
+                "add one line for each question: `CLASS/train_masks/NAME.png,question,answer,train`",
+            ));
+        }
+        let classes: BTreeSet<&str> = rows.iter().map(|row| row.modality.as_str()).collect();
+        let modalities = classes.into_iter().map(str::to_owned).collect();
+        Ok((Self { root: root.to_path_buf(), rows, modalities }, bad))
+    }
+
+    /// The same rows with the class labels of a trained run (or [`REFERENCE_CLASSES`]).
+    ///
+    /// # Errors
+    /// [`Error::Data`] when a row's class is not among `modalities`.
+    pub fn with_modalities(mut self, modalities: Vec<String>) -> Result<Self> {
+        if let Some(row) = self.rows.iter().find(|row| !modalities.contains(&row.modality)) {
+            return Err(Error::data_line(
+                &row.csv,
+                row.line,
+                format!("class `{}` is unknown; the classes are `{}`", row.modality, modalities.join("`, `")),
+                "use a data root with the classes of the run, or train a run that knows this class",
+            ));
+        }
+        self.modalities = modalities;
+        Ok(self)
+    }
+
+    /// The class label of a class folder.
+    pub fn label(&self, modality: &str) -> Option<usize> {
+        self.modalities.iter().position(|name| name == modality)
+    }
+
+    /// Indices of the rows of one split, ascending.
+    pub fn rows_of(&self, split: Split) -> Vec<usize> {
+        (0..self.rows.len()).filter(|&index| self.rows[index].split == split).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::fixture::{Root, shared};
+
+    fn reason(root: &Root) -> String {
+        Manifest::open(root.path(), None).expect_err("a bad row").to_string()
+    }
+
+    #[test]
+    fn one_row_is_read_with_its_image_class_and_line() {
+        let root = Root::new();
+        root.pair("ct", "train", "a");
+        root.csv(
+            "a.csv",
+            "split,extra,answer,image_path,question\ntrain,x,\"up, left\",ct\\train_masks\\a.png,where?\n",
+        );
+        let manifest = Manifest::open(root.path(), None).expect("good");
+        let row = &manifest.rows[0];
+        assert_eq!((row.line, row.split, row.modality.as_str()), (2, Split::Train, "ct"));
+        assert_eq!(row.answer, "up, left");
+        assert_eq!(row.position, None);
+        assert_eq!(row.image_path, root.path().join("ct/train_images/a.png"));
+        assert_eq!(manifest.modalities, ["ct"]);
+    }
+
+    #[test]
+    fn bom_crlf_and_multi_line_cells_are_read() {
+        let root = Root::new();
+        root.pair("ct", "train", "a");
+        root.csv(
+            "a.csv",
+            "\u{feff}image_path,question,answer,position,split\r\nct/train_masks/a.png,\"q\r\nq\",a,left,train\r\nct/train_masks/a.png,q2,a,left,test\r\n",
+        );
+        let manifest = Manifest::open(root.path(), None).expect("good");
+        assert_eq!(manifest.rows.iter().map(|row| row.line).collect::<Vec<_>>(), [2, 4]);
+        assert_eq!(manifest.rows[0].question, "q\r\nq");
+        assert_eq!(manifest.rows[1].position.as_deref(), Some("left"));
+    }
+
+    #[test]
+    fn a_missing_column_names_the_file_and_the_header_found() {
+        let root = Root::new();
+        root.csv("b.csv", "image_path,question,reply,split\n");
+        let error = Manifest::open(root.path(), None).expect_err("no answer column");
+        assert!(
+            error
+                .to_string()
+                .ends_with("b.csv:1: column `answer` is missing; the header is `image_path,question,reply,split`"),
+            "{error}"
+        );
+        assert!(error.hint().contains("`image_path`, `question`, `answer` and `split`"), "{}", error.hint());
+        root.csv("b.csv", "image_path;question;answer;split\n");
+        assert!(Manifest::open(root.path(), None).expect_err("semicolons").hint().contains("commas"));
+    }
+
+    #[test]
+    fn bad_rows_are_counted_and_the_first_is_named() {
+        let root = Root::new();
+        root.pair("ct", "train", "a");
+        root.csv(
+            "a.csv",
+            "image_path,question,answer,split\nct/train_masks/a.png,q, ,train\nct/train_masks/a.png,q,a,training\nct/train_masks/a.png,q,a,train\n",
+        );
+        let text = reason(&root);
+        assert!(text.ends_with("a.csv:2: column `answer` is empty (the first of 2 bad rows)"), "{text}");
+        let manifest =
+            Manifest::open_with(root.path(), None, OpenOptions { skip_bad: true }).expect("one good row is left");
+        assert_eq!(manifest.rows.len(), 1);
+    }
+
+    #[test]
+    fn each_kind_of_bad_row_says_what_is_wrong() {
+        let cases = [
+            ("ct/train_masks/a.png,q,a,training", Problem::UnknownSplit, "split `training` is none of"),
+            ("ct/train_masks/none.png,q,a,train", Problem::MissingMask, "mask `ct/train_masks/none.png` is missing"),
+            (
+                "ct/train_masks/lonely.png,q,a,train",
+                Problem::MissingImage,
+                "no image `lonely` (png, jpg, jpeg, tif, tiff) in `ct/train_images`",
+            ),
+            ("../ct/train_masks/a.png,q,a,train", Problem::BadPath, "leaves the data root"),
+            ("train_masks/a.png,q,a,train", Problem::BadPath, "has no class folder"),
+            ("ct/other/a.png,q,a,train", Problem::BadPath, "has no `*_masks` folder"),
+            ("ct/train_masks/a.png,q,a", Problem::ColumnCount, "3 cells where the header has 4"),
+            ("ct/train_masks/a.png,q0,a,test", Problem::Duplicate, "repeats the row in line 2 of `a.csv`"),
+        ];
+        let root = Root::new();
+        root.pair("ct", "train", "a");
+        root.mask("ct/train_masks/lonely.png", 8, 8, |_, _| 255);
+        for (line, problem, words) in cases {
+            root.csv("a.csv", &format!("image_path,question,answer,split\nct/train_masks/a.png,q0,a,train\n{line}\n"));
+            let (_, bad) = Manifest::read(root.path(), None).expect("readable");
+            assert_eq!(bad.len(), 1, "{line}: {bad:?}");
+            assert_eq!((bad[0].problem, bad[0].line), (problem, 3), "{line}");
+            assert!(bad[0].reason.contains(words), "{line}: {}", bad[0].reason);
+        }
+    }
+
+    #[test]
+    fn missing_folders_say_where_was_looked() {
+        let root = Root::new();
+        let error = Manifest::open(root.path(), None).expect_err("no annotations");
+        assert!(error.to_string().contains("has neither `annotations` nor `annotation`"), "{error}");
+        let error = Manifest::open(Path::new("/nowhere"), None).expect_err("no root");
+        assert_eq!(error.to_string(), "/nowhere: the data root is not a folder");
+        root.csv("a.csv", "image_path,question,answer,split\n");
+        let error = Manifest::open(root.path(), None).expect_err("no rows");
+        assert!(error.to_string().contains("there is no row below the header"), "{error}");
+    }
+
+    #[test]
+    fn isic_names_and_other_extensions_find_their_image() {
+        let root = Root::new();
+        root.mask("skin/test_masks/ISIC_1_Segmentation.png", 8, 8, |_, _| 255);
+        root.image("skin/test_images/ISIC_1.JPG", 8, 8);
+        root.csv("a.csv", "image_path,question,answer,split\nskin/test_masks/ISIC_1_Segmentation.png,q,a,test\n");
+        let manifest = Manifest::open(root.path(), None).expect("good");
+        assert_eq!(manifest.rows[0].image_path, root.path().join("skin/test_images/ISIC_1.JPG"));
+    }
+
+    #[test]
+    fn unknown_classes_of_a_run_are_refused() {
+        let root = Root::new();
+        root.pair("ct", "train", "a");
+        root.csv("a.csv", "image_path,question,answer,split\nct/train_masks/a.png,q,a,train\n");
+        let manifest = Manifest::open(root.path(), None).expect("good");
+        let known = manifest.clone().with_modalities(vec!["mr".into(), "ct".into()]).expect("known");
+        assert_eq!(known.label("ct"), Some(1));
+        let error = manifest.with_modalities(vec!["mr".into()]).expect_err("unknown");
+        assert!(error.to_string().contains("class `ct` is unknown; the classes are `mr`"), "{error}");
+    }
+
+    #[test]
+    fn the_recorded_data_set_needs_skip_bad() {
+        let Some(folder) = shared("reference/oracle/preprocess/dataset") else { return };
+        let (data, csvs) = (folder.join("data"), folder.join("annotation"));
+        let error = Manifest::open(&data, Some(&csvs)).expect_err("an empty cell");
+        assert!(error.to_string().contains("a.csv:5: column `position` is empty (the first of 2 bad rows)"), "{error}");
+        let manifest = Manifest::open_with(&data, Some(&csvs), OpenOptions { skip_bad: true }).expect("six rows");
+        assert_eq!(manifest.rows.len(), 6);
+        let manifest = manifest.with_modalities(REFERENCE_CLASSES.map(str::to_owned).to_vec()).expect("the six");
+        assert_eq!(manifest.label("polyp_endoscopy"), Some(5));
+    }
+}

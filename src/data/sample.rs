@@ -1,0 +1,80 @@
+//! One row -> ids and pixels; every file is decoded once for both image branches.
+
+use std::sync::Arc;
+
+use super::decode;
+use super::image::{PixelConfig, clip_pixels, mask_pixels, sam_pixels};
+use super::jitter::Transform;
+use super::manifest::Row;
+use crate::error::{Error, Result};
+
+/// The pixels of one image and mask, as bytes; see [`PixelConfig`] for the sizes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pixels {
+    /// `[3, C, C]`, before CLIP's normalisation.
+    pub clip: Vec<u8>,
+    /// `[3, S, S]`.
+    pub sam: Vec<u8>,
+    /// `[1, S, S]`, 255 = foreground.
+    pub mask: Vec<u8>,
+}
+
+impl Pixels {
+    /// Decodes, turns and resizes.
+    ///
+    /// # Errors
+    /// [`Error::Data`] when a file is missing or corrupt or the two differ in size; [`Error::Io`].
+    pub fn load(row: &Row, config: &PixelConfig, transform: Transform) -> Result<Self> {
+        let picture = decode::picture(&row.image_path)?;
+        let mask = decode::mask(&row.mask_path)?;
+        let sizes = ((picture.width(), picture.height()), (mask.width(), mask.height()));
+        if sizes.0 != sizes.1 {
+            return Err(Error::data(
+                &row.mask_path,
+                size_mismatch(sizes.0, sizes.1),
+                "export image and mask at one size",
+            ));
+        }
+        let picture = transform.picture(picture);
+        let mask = transform.mask(mask);
+        Ok(Self {
+            clip: clip_pixels(&picture, config.clip_size, config.pad_offset)?,
+            sam: sam_pixels(&picture, config.sam_size)?,
+            mask: mask_pixels(&mask, config.sam_size, config.mask)?,
+        })
+    }
+
+    /// Bytes held.
+    pub fn bytes(&self) -> usize {
+        self.clip.len() + self.sam.len() + self.mask.len()
+    }
+}
+
+pub(super) fn size_mismatch(image: (u32, u32), mask: (u32, u32)) -> String {
+    format!("the mask is {}x{} pixels but its image is {}x{}", mask.0, mask.1, image.0, image.1)
+}
+
+/// One row ready to be put into a batch.
+#[derive(Debug, Clone)]
+pub struct Sample {
+    /// Index into the manifest's rows.
+    pub row: usize,
+    /// Class label.
+    pub label: usize,
+    /// Token ids, one of them the image's placeholder.
+    pub ids: Vec<i64>,
+    /// `ids[answer_start..]` is the answer.
+    pub answer_start: usize,
+    /// The pixels, possibly shared with the cache.
+    pub pixels: Arc<Pixels>,
+}
+
+/// An error of a row's files, told with the row.
+pub(super) fn at_row(row: &Row, error: &Error) -> Error {
+    let hint = match error.hint() {
+        hint if hint.is_empty() => "mend or remove the row".to_owned(),
+        hint => hint,
+    };
+    let cause = std::error::Error::source(error).map_or_else(String::new, |cause| format!(": {cause}"));
+    Error::data_line(&row.csv, row.line, format!("{error}{cause}"), hint)
+}

@@ -1,0 +1,213 @@
+//! Cuts a missing `val` split from `train`, by picture and not by row.
+//!
+//! Rows whose image files have the same bytes form a group, whatever their names: several targets of one picture, or
+//! copies of it, never lie on both sides. Within each class the groups are ordered by a hash of seed and content, so the
+//! cut depends on neither paths nor the order of the rows.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use rayon::prelude::*;
+use sha2::{Digest, Sha256};
+
+use super::manifest::{Manifest, Split};
+use crate::error::{Error, Result};
+
+/// The SHA-256 of an image file.
+pub(super) type Content = [u8; 32];
+
+pub(super) fn content(path: &Path) -> Result<Content> {
+    Ok(Sha256::digest(fs::read(path).map_err(Error::io(path, "read"))?).into())
+}
+
+/// What [`ensure_val`] moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Cut {
+    /// Different pictures that `train` had before.
+    pub pictures: usize,
+    /// Different pictures that are `val` now.
+    pub val_pictures: usize,
+    /// Rows that are `val` now.
+    pub val_rows: usize,
+}
+
+/// Moves about `fraction` of each class's training pictures to `val`, at least one where a class has two; `None`
+/// when the data set has `val` rows of its own, which are then left alone.
+///
+/// # Errors
+/// [`Error::Config`] for a fraction outside 0..1 (both excluded), [`Error::Data`] when fewer than two training pictures
+/// exist, [`Error::Io`] when an image cannot be read.
+pub fn ensure_val(manifest: &mut Manifest, fraction: f64, seed: u64) -> Result<Option<Cut>> {
+    if manifest.rows.iter().any(|row| row.split == Split::Val) {
+        return Ok(None);
+    }
+    if !(fraction > 0.0 && fraction < 1.0) {
+        return Err(Error::config(
+            "data.val_fraction",
+            format!("{fraction} is not between 0 and 1"),
+            "use for example 0.1",
+        ));
+    }
+    let train = manifest.rows_of(Split::Train);
+    let groups = groups(manifest, &train)?;
+    let mut classes: BTreeMap<&str, Vec<(Content, Content)>> = BTreeMap::new();
+    for (content, rows) in &groups {
+        // A picture that lies in several classes counts for the first by name.
+        let class = rows.iter().map(|&row| manifest.rows[row].modality.as_str()).min().unwrap_or_default();
+        let mut rank = Sha256::new();
+        rank.update(seed.to_le_bytes());
+        rank.update(content);
+        classes.entry(class).or_default().push((rank.finalize().into(), *content));
+    }
+    let mut chosen = Vec::new();
+    for ranked in classes.values_mut() {
+        ranked.sort_unstable();
+        chosen.extend(ranked.iter().take(share(ranked.len(), fraction)).map(|(_, content)| *content));
+    }
+    if chosen.is_empty() {
+        if groups.len() < 2 {
+            return Err(Error::data(
+                &manifest.root,
+                format!("no `val` can be cut from {} training picture(s)", groups.len()),
+                "add pictures, or rows with the split `val`",
+            ));
+        }
+        // Every class has one picture: the first of all by rank.
+        chosen.extend(classes.values().flatten().min().map(|(_, content)| *content));
+    }
+    let moved: Vec<usize> = chosen.iter().flat_map(|content| groups[content].iter().copied()).collect();
+    for &row in &moved {
+        manifest.rows[row].split = Split::Val;
+    }
+    Ok(Some(Cut { pictures: groups.len(), val_pictures: chosen.len(), val_rows: moved.len() }))
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a share of a count, clamped to it"
+)]
+fn share(count: usize, fraction: f64) -> usize {
+    if count < 2 { 0 } else { ((count as f64 * fraction).round() as usize).clamp(1, count - 1) }
+}
+
+/// Rows by the content of their image.
+fn groups(manifest: &Manifest, rows: &[usize]) -> Result<BTreeMap<Content, Vec<usize>>> {
+    let mut by_path: BTreeMap<&PathBuf, Vec<usize>> = BTreeMap::new();
+    for &row in rows {
+        by_path.entry(&manifest.rows[row].image_path).or_default().push(row);
+    }
+    let contents: Vec<(Content, Vec<usize>)> =
+        by_path.into_par_iter().map(|(path, rows)| Ok((content(path)?, rows))).collect::<Result<_>>()?;
+    let mut groups: BTreeMap<Content, Vec<usize>> = BTreeMap::new();
+    for (content, rows) in contents {
+        groups.entry(content).or_default().extend(rows);
+    }
+    Ok(groups)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::fmt::Write;
+
+    use super::*;
+    use crate::data::fixture::{Root, shared};
+
+    /// Ten pictures of each of two classes with two rows each; `ct/0` exists again as `ct/copy`.
+    fn root(reversed: bool) -> Root {
+        let root = Root::new();
+        let mut lines = Vec::new();
+        for class in ["ct", "mr"] {
+            for index in 0..10 {
+                root.pair(class, "train", &index.to_string());
+                for question in 0..2 {
+                    lines.push(format!("{class}/train_masks/{index}.png,q{question},a,train"));
+                }
+            }
+        }
+        root.pair("ct", "train", "copy");
+        fs::copy(root.file("ct/train_images/0.png"), root.file("ct/train_images/copy.png")).expect("copied");
+        lines.push("ct/train_masks/copy.png,q,a,train".into());
+        if reversed {
+            lines.reverse();
+        }
+        let mut text = "image_path,question,answer,split\n".to_owned();
+        for line in lines {
+            writeln!(text, "{line}").expect("a string");
+        }
+        root.csv("a.csv", &text);
+        root
+    }
+
+    fn val(root: &Root, seed: u64) -> (Cut, BTreeSet<(PathBuf, String)>) {
+        let mut manifest = Manifest::open(root.path(), None).expect("good");
+        let cut = ensure_val(&mut manifest, 0.2, seed).expect("cut").expect("no val of its own");
+        let rows = manifest.rows_of(Split::Val).into_iter().map(|row| &manifest.rows[row]);
+        (
+            cut,
+            rows.map(|row| (row.mask_path.strip_prefix(root.path()).expect("inside").into(), row.question.clone()))
+                .collect(),
+        )
+    }
+
+    #[test]
+    fn the_cut_depends_on_seed_and_content_only() {
+        let (first, second) = (root(false), root(true));
+        assert_eq!(val(&first, 1), val(&second, 1));
+        assert!((2..6).any(|seed| val(&first, seed).1 != val(&first, 1).1));
+        let (cut, rows) = val(&first, 1);
+        assert_eq!((cut.pictures, cut.val_pictures, cut.val_rows), (20, 4, rows.len()));
+        for class in ["ct", "mr"] {
+            let pictures: BTreeSet<_> =
+                rows.iter().map(|(mask, _)| mask).filter(|mask| mask.starts_with(class)).collect();
+            assert!((2..=3).contains(&pictures.len()), "{class}: {pictures:?}");
+        }
+    }
+
+    #[test]
+    fn copies_of_a_picture_stay_together() {
+        let root = root(false);
+        let mut moved = 0;
+        for seed in 0..20 {
+            let (_, rows) = val(&root, seed);
+            let has = |name: &str| rows.iter().any(|(mask, _)| mask.ends_with(name));
+            assert_eq!(has("ct/train_masks/0.png"), has("ct/train_masks/copy.png"), "seed {seed}");
+            moved += usize::from(has("copy.png"));
+        }
+        assert!(moved > 0, "no seed moved the copied picture, so nothing was tested");
+    }
+
+    #[test]
+    fn an_own_val_is_kept_and_bad_requests_are_refused() {
+        let root = root(false);
+        let mut manifest = Manifest::open(root.path(), None).expect("good");
+        let error = ensure_val(&mut manifest, 1.0, 0).expect_err("everything");
+        assert_eq!(error.to_string(), "`data.val_fraction`: 1 is not between 0 and 1");
+        manifest.rows[3].split = Split::Val;
+        assert_eq!(ensure_val(&mut manifest, 0.2, 0).expect("left alone"), None);
+        assert_eq!(manifest.rows_of(Split::Val), [3]);
+        manifest.rows.truncate(2);
+        let error = ensure_val(&mut manifest, 0.2, 0).expect_err("one picture");
+        assert!(error.to_string().ends_with("no `val` can be cut from 1 training picture(s)"), "{error}");
+    }
+
+    #[test]
+    fn the_real_set_has_no_picture_on_both_sides() {
+        let Some(folder) = shared("data/real") else { return };
+        let mut manifest = Manifest::open(&folder, None).expect("good");
+        assert_eq!((manifest.rows.len(), manifest.modalities.len()), (360, 9));
+        let train = manifest.rows_of(Split::Train).len();
+        let cut = ensure_val(&mut manifest, 0.1, 0).expect("cut").expect("no val of its own");
+        let sides = |split| -> BTreeSet<Content> {
+            let rows = manifest.rows_of(split);
+            rows.iter().map(|&row| content(&manifest.rows[row].image_path).expect("read")).collect()
+        };
+        assert!(sides(Split::Val).is_disjoint(&sides(Split::Train)));
+        assert_eq!(sides(Split::Val).len(), cut.val_pictures);
+        assert_eq!(manifest.rows_of(Split::Train).len() + cut.val_rows, train);
+        assert!(cut.val_pictures >= 9, "every class has at least one: {cut:?}");
+    }
+}
