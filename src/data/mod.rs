@@ -16,12 +16,12 @@ pub mod jitter;
 pub mod loader;
 pub mod manifest;
 pub mod order;
+pub mod picture;
 pub mod sample;
 pub mod split;
+pub mod text;
 
 mod random;
 
 #[cfg(test)]
 mod fixture;
-pub mod picture;
-pub mod text;

@@ -2,10 +2,13 @@
 //!
 //! Read [`step`] first: one pass of the model over a micro-batch, the same for training, evaluation and trace.
 
+pub mod evaluate;
 pub mod loss;
+pub mod predict;
 pub mod semantics;
 pub mod setup;
 pub mod step;
+pub mod task;
 pub mod trace;
 pub mod weights;
 

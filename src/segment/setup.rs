@@ -10,6 +10,7 @@ use crate::nn::LoraConfig;
 use crate::tensor::{Device, Kind, rng};
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// What `base` and `image_encoder` say for random weights.
 pub const RANDOM: &str = "random";
@@ -99,7 +100,7 @@ pub struct Assembly {
     /// The model.
     pub model: PrsMed,
     /// Its tokenizer.
-    pub tokenizer: TextTokenizer,
+    pub tokenizer: Arc<TextTokenizer>,
     /// What a checkpoint of it will say.
     pub description: Description,
     /// Keys that did not fit, when that was allowed.
@@ -157,7 +158,7 @@ pub fn create(
     rng::seed(build.seed);
     let model = PrsMed::new(&description.sizes, build_options(config, build, true));
     let warnings = found.load(&model, build.allow_partial)?;
-    Ok(Assembly { model, tokenizer, description, warnings })
+    Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, warnings })
 }
 
 /// What a run folder's reader may override.
@@ -192,7 +193,7 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Ass
     let model = PrsMed::new(&description.sizes, build_options(&description.model, build, false));
     let warnings = weights::load_run(folder, &description, &model, build)?;
     let tokenizer = TextTokenizer::open(&folder.join("tokenizer"))?;
-    Ok(Assembly { model, tokenizer, description, warnings })
+    Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, warnings })
 }
 
 /// Reads `model.json`.

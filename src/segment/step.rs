@@ -7,7 +7,7 @@ use crate::data::batch::Batch;
 use crate::models::llava::{IMAGE_TOKEN, Splice};
 use crate::models::prsmed::PrsMed;
 use crate::models::{mistral, tiny_vit};
-use crate::tensor::{Kind, Tensor};
+use crate::tensor::{Kind, Tensor, dims};
 use crate::trainer::Weight;
 
 /// What a pass needs, with texts as host ids so that the splice costs no device round trip.
@@ -143,8 +143,30 @@ pub struct Losses {
 
 /// Computes all three.
 pub fn losses(model: &PrsMed, inputs: &Inputs, outputs: &Outputs, semantics: Semantics, whole: Weight) -> Losses {
+    let device = outputs.mask_logits.device();
+    let (logits, labels) = supervised_logits(model, inputs, outputs, semantics);
+    let mask = inputs.mask.to_device(device).to_kind(Kind::Float);
+    Losses {
+        text: loss::text(&logits, &labels) / whole.tokens.max(1.0),
+        mask: loss::structure(&outputs.mask_logits, &mask, semantics) / whole.samples,
+        class: loss::class(&outputs.class_logits, &inputs.class_label.to_device(device)) / whole.samples,
+    }
+}
+
+/// Supervised tokens whose most likely prediction is right, and all supervised tokens.
+pub fn tokens_right(model: &PrsMed, inputs: &Inputs, outputs: &Outputs, semantics: Semantics) -> (f64, f64) {
+    let (logits, labels) = supervised_logits(model, inputs, outputs, semantics);
+    let right = logits.argmax(-1, false).eq_tensor(&labels).sum(Kind::Double).double_value(&[]);
+    (right, inputs.weight(semantics).tokens)
+}
+
+/// `lm_head` at supervised positions only.
+///
+/// # Shapes
+/// Logits `[n, vocab]` in the compute dtype, labels `[n]` i64.
+fn supervised_logits(model: &PrsMed, inputs: &Inputs, outputs: &Outputs, semantics: Semantics) -> (Tensor, Tensor) {
     let device = outputs.states.device();
-    let [b, t, d] = crate::tensor::dims(&outputs.states);
+    let [b, t, d] = dims(&outputs.states);
     let (mut positions, mut labels) = (Vec::new(), Vec::new());
     for (row, text) in inputs.texts.iter().enumerate() {
         let first = i64::try_from(row).expect("small") * t;
@@ -156,11 +178,5 @@ pub fn losses(model: &PrsMed, inputs: &Inputs, outputs: &Outputs, semantics: Sem
     }
     let states = outputs.states.reshape([b * t, d]);
     let states = states.index_select(0, &Tensor::from_slice(&positions).to_device(device));
-    let text = loss::text(&model.llm().logits(&states), &Tensor::from_slice(&labels).to_device(device));
-    let mask = inputs.mask.to_device(device).to_kind(Kind::Float);
-    Losses {
-        text: text / whole.tokens.max(1.0),
-        mask: loss::structure(&outputs.mask_logits, &mask, semantics) / whole.samples,
-        class: loss::class(&outputs.class_logits, &inputs.class_label.to_device(device)) / whole.samples,
-    }
+    (model.llm().logits(&states), Tensor::from_slice(&labels).to_device(device))
 }

@@ -370,7 +370,10 @@ pub fn save(folder: &mut Staged, assembly: &Assembly) -> Result<()> {
     folder.write_bytes("base.json", &json(&llm))?;
     folder.write_bytes("lora_adapter/adapter_config.json", &json(&adapter_config(description)))?;
     folder.write_bytes(DESCRIPTION, &serde_json::to_vec_pretty(description).expect("plain values serialise"))?;
-    tokenizer.save(&folder.path().join("tokenizer"))
+    for (name, text) in tokenizer.files()? {
+        folder.write_bytes(&format!("tokenizer/{name}"), text.as_bytes())?;
+    }
+    Ok(())
 }
 
 /// The language model's sizes as transformers' `config.json` has them.

@@ -4,6 +4,7 @@ use super::checkpoint::{self, Progress};
 use super::ema::Ema;
 use super::optimizer::AdamW;
 use super::precision::Scaler;
+use super::records::Records;
 use super::{Loss, Task, TrainConfig, Validation, Weight, schedule};
 use crate::event::{Event, Observer, StepReport};
 use crate::tensor::weights::{self, Staged};
@@ -57,6 +58,7 @@ struct Engine<'a, T: Task> {
     optimizer: AdamW,
     ema: Option<Ema>,
     progress: Progress,
+    records: Records,
     total_steps: u64,
 }
 
@@ -75,6 +77,7 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
         for batch in task.batches(epoch, engine.progress.step % steps_per_epoch)? {
             let report = engine.step(&batch?, epoch)?;
             outcome.count(&report);
+            engine.records.step(&report)?;
             session.observer.on(&Event::Step(report));
             let ended = engine.progress.step >= engine.total_steps;
             let epoch_ended = ended || engine.progress.step.is_multiple_of(steps_per_epoch);
@@ -122,7 +125,8 @@ impl<'a, T: Task> Engine<'a, T> {
         };
         if !session.resume {
             let ema = (config.ema_decay > 0.0).then(|| Ema::new(config.ema_decay, optimizer.params()));
-            return Ok(Self { task, session, optimizer, ema, progress: fresh, total_steps });
+            let records = Records::open(session.folder, None)?;
+            return Ok(Self { task, session, optimizer, ema, progress: fresh, records, total_steps });
         }
         let folder = weights::readable_folder(&last)?;
         weights::verify_folder(&folder)?;
@@ -138,7 +142,8 @@ impl<'a, T: Task> Engine<'a, T> {
             return Err(Error::weights(last, reason, hint));
         }
         session.observer.on(&Event::Note(format!("resumed at step {} of {total_steps}", progress.step)));
-        Ok(Self { task, session, optimizer, ema, progress, total_steps })
+        let records = Records::open(session.folder, Some(progress.step))?;
+        Ok(Self { task, session, optimizer, ema, progress, records, total_steps })
     }
 
     /// One optimizer step over the micro-batches of an effective batch.
@@ -224,6 +229,7 @@ impl<'a, T: Task> Engine<'a, T> {
         let Some(Validation { score, values }) = no_grad(|| self.task.validate(session.observer))? else {
             return Ok(false);
         };
+        self.records.validation(self.progress.step, &values)?;
         session.observer.on(&Event::Validated { step: self.progress.step, values });
         if self.progress.best_score.is_none_or(|best| score > best) {
             self.progress.best_score = Some(score);

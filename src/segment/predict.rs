@@ -1,0 +1,116 @@
+//! One picture and one question: an answer, and a mask at the picture's own size.
+//!
+//! The prompt goes through the language model once; its states make the mask and its key-value cache starts the answer.
+
+use super::setup::Assembly;
+use super::task::values;
+use crate::data::image::{clip_pixels, normalise_clip, sam_pixels};
+use crate::data::text::{self, AnswerStream};
+use crate::models::llava::Splice;
+use crate::models::mistral::KvCache;
+use crate::models::prsmed::PrsMed;
+use crate::tensor::{Device, Kind, Tensor, guard, ledger, no_grad};
+use crate::{Error, Result};
+use image::DynamicImage;
+
+/// What to look at and what to ask.
+#[derive(Debug)]
+pub struct Request<'a> {
+    /// 8-bit grey or RGB.
+    pub picture: &'a DynamicImage,
+    /// The question, without template.
+    pub question: &'a str,
+    /// Longest answer in tokens.
+    pub max_new_tokens: usize,
+}
+
+/// What the model says.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Prediction {
+    /// The answer, cleaned of template remains.
+    pub answer: String,
+    /// Tokens generated, the end token included.
+    pub new_tokens: usize,
+    /// Mask probabilities at the picture's size, row-major.
+    pub mask: Vec<f32>,
+    /// `(width, height)` in pixels.
+    pub size: (u32, u32),
+    /// Probability of each modality class, in the order of the run's classes.
+    pub classes: Vec<f32>,
+}
+
+/// Answers `request`; `on_text` hears the answer piece by piece.
+///
+/// # Errors
+/// [`Error::Config`] for an empty question; typed errors of libtorch.
+pub fn predict(assembly: &Assembly, request: &Request, mut on_text: impl FnMut(&str)) -> Result<Prediction> {
+    if request.question.trim().is_empty() {
+        return Err(Error::config("--question", "the question is empty", "ask for example: Where is the lesion?"));
+    }
+    no_grad(|| guard::guard(|| run(assembly, request, &mut on_text)))
+}
+
+fn run(assembly: &Assembly, request: &Request, on_text: &mut dyn FnMut(&str)) -> Result<Prediction> {
+    let Assembly { model, tokenizer, description, .. } = assembly;
+    let (clip_image, sam_image) = pixels(assembly, request.picture)?;
+    let prompt = text::question_prompt(tokenizer, request.question)?;
+    let image = model.image_tokens(&clip_image);
+    let splice = Splice::new(vec![prompt.ids], image.size()[1]);
+    let embeds = splice.embed(&image, |ids| model.llm().embed(ids));
+    let capacity = splice.len + i64::try_from(request.max_new_tokens).unwrap_or(i64::MAX / 2);
+    let mut cache = KvCache::new(model.llm().config(), capacity);
+    let states = model.llm().forward_cached(&embeds, &mut cache);
+
+    let embedding = model.embed_image(&sam_image, PrsMed::evaluation_pass());
+    let logits = model.mask_logits(&embedding, &states, None, false);
+    let size = (request.picture.width(), request.picture.height());
+    let own_size = [i64::from(size.1), i64::from(size.0)];
+    let mask = values(&logits.upsample_bilinear2d(own_size, false, None, None).sigmoid());
+    let classes = values(&model.class_logits(&embedding).softmax(-1, Kind::Float));
+
+    let last = states.narrow(1, splice.len - 1, 1);
+    let (answer, new_tokens) = generate(assembly, last, &mut cache, request.max_new_tokens, on_text)?;
+    debug_assert_eq!(classes.len(), description.modalities.len());
+    Ok(Prediction { answer, new_tokens, mask, size, classes })
+}
+
+/// Greedy decoding from the state of the prompt's last token.
+fn generate(
+    assembly: &Assembly,
+    mut state: Tensor,
+    cache: &mut KvCache,
+    max_new_tokens: usize,
+    on_text: &mut dyn FnMut(&str),
+) -> Result<(String, usize)> {
+    let Assembly { model, tokenizer, .. } = assembly;
+    let mut stream = AnswerStream::default();
+    let mut ids = Vec::new();
+    while ids.len() < max_new_tokens {
+        let next = model.llm().logits(&state).argmax(-1, false).int64_value(&[0, 0]);
+        ids.push(next);
+        if next == tokenizer.eos() {
+            break;
+        }
+        on_text(&stream.push(tokenizer, next)?);
+        if ids.len() < max_new_tokens {
+            let token = Tensor::from_slice(&[next]).view([1, 1]).to_device(state.device());
+            let embeds = model.llm().embed(&token).to_kind(state.kind());
+            state = model.llm().forward_cached(&embeds, cache);
+        }
+    }
+    Ok((text::clean_answer(&tokenizer.decode(&ids)?), ids.len()))
+}
+
+fn pixels(assembly: &Assembly, picture: &DynamicImage) -> Result<(Tensor, Tensor)> {
+    let _category = ledger::enter(ledger::Category::Inputs);
+    let config = assembly.description.pixels;
+    let clip = clip_pixels(picture, config.clip_size, config.pad_offset)?;
+    let clip = normalise_clip(&clip, (config.clip_size * config.clip_size) as usize);
+    let sam = sam_pixels(picture, config.sam_size)?;
+    let device: Device = assembly.model.options().device;
+    let square = |side: u32| [1, 3, i64::from(side), i64::from(side)];
+    Ok((
+        Tensor::from_slice(&clip).view(square(config.clip_size)).to_device(device),
+        Tensor::from_slice(&sam).view(square(config.sam_size)).to_device(device),
+    ))
+}

@@ -1,0 +1,320 @@
+//! Training PRS-Med: rows of a data root as a [`Task`] for the engine.
+
+use super::setup::{Assembly, BatchNorm};
+use super::step::{self, Inputs, Pass};
+use super::weights;
+use crate::data::loader::{Loader, LoaderOptions, Source, TextEncoder};
+use crate::data::manifest::{Manifest, Row, Split};
+use crate::data::order;
+use crate::data::text::{self, TextTokenizer};
+use crate::event::{Event, Observer};
+use crate::metrics::segmentation::ImageScore;
+use crate::models::{mistral, tiny_vit};
+use crate::nn::BatchStatistics;
+use crate::segment::Semantics;
+use crate::tensor::store::Role;
+use crate::tensor::weights::Staged;
+use crate::tensor::{Kind, Tensor, guard, ledger, no_grad};
+use crate::trainer::{Batches, Checkpointing, Loss, Parameter, Task, TrainConfig, Validation, Weight};
+use crate::{Error, Result};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Settings of the input pipeline (`data.*`).
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataConfig {
+    /// Decoding threads; 0 = one for each core, at most 8.
+    pub workers: usize,
+    /// Micro-batches made ahead.
+    pub prefetch: usize,
+    /// Host memory for preprocessed pictures, MiB; 0 = decode every epoch.
+    pub cache_mib: usize,
+    /// Flip and turn training samples whose text allows it (left/right/upper/lower follow).
+    pub augment: bool,
+    /// Part of the training pictures cut for validation when the CSV has no `val` rows, 0..1.
+    pub val_frac: f64,
+    /// Most rows used for validation; 0 = all.
+    pub max_val_rows: usize,
+}
+
+/// Makes token ids of rows as the semantics wants them.
+#[derive(Debug)]
+pub struct Encoder {
+    /// The model's tokenizer.
+    pub tokenizer: Arc<TextTokenizer>,
+    /// Decides on the end token.
+    pub semantics: Semantics,
+    /// Longer texts are cut.
+    pub max_tokens: usize,
+}
+
+impl TextEncoder for Encoder {
+    fn encode(&self, row: &Row) -> Result<(Vec<i64>, usize)> {
+        let with_eos = self.semantics.labels_answer_only();
+        let prompt = text::training_prompt(&self.tokenizer, &row.question, &row.answer, with_eos)?;
+        if prompt.answer_start >= self.max_tokens {
+            let reason = format!("the question has {} ids, the limit is {}", prompt.answer_start, self.max_tokens);
+            return Err(Error::data_line(
+                &row.csv,
+                row.line,
+                reason,
+                "shorten the question or raise `model.max_text_tokens`",
+            ));
+        }
+        let mut ids = prompt.ids;
+        ids.truncate(self.max_tokens);
+        Ok((ids, prompt.answer_start))
+    }
+}
+
+/// A model, its data and the settings of its training.
+pub struct SegmentTask {
+    assembly: Assembly,
+    train: Arc<Source>,
+    plain: Arc<Source>,
+    rows: Vec<usize>,
+    lengths: Vec<usize>,
+    val_rows: Vec<usize>,
+    config: TrainConfig,
+    data: DataConfig,
+    /// The resolved configuration, written into every checkpoint.
+    resolved: String,
+}
+
+impl std::fmt::Debug for SegmentTask {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SegmentTask").field("rows", &self.rows.len()).finish_non_exhaustive()
+    }
+}
+
+impl SegmentTask {
+    /// Trains `assembly` on the train rows of `manifest`.
+    ///
+    /// # Errors
+    /// [`Error::Data`] without train rows, or for a row whose text cannot be encoded.
+    pub fn new(
+        assembly: Assembly,
+        manifest: Arc<Manifest>,
+        config: TrainConfig,
+        data: DataConfig,
+        resolved: String,
+    ) -> Result<Self> {
+        let model = &assembly.description.model;
+        let encoder = Arc::new(Encoder {
+            tokenizer: Arc::clone(&assembly.tokenizer),
+            semantics: model.semantics,
+            max_tokens: model.max_text_tokens,
+        });
+        let source = || {
+            Source::new(Arc::clone(&manifest), encoder.clone(), assembly.description.pixels)
+                .with_cache(data.cache_mib << 20)
+        };
+        let plain = Arc::new(source());
+        let train = if data.augment { Arc::new(source().with_jitter(config.seed)) } else { Arc::clone(&plain) };
+        let rows = manifest.rows_of(Split::Train);
+        if rows.is_empty() {
+            let hint = "give at least one row the split `train`";
+            return Err(Error::data(&manifest.root, "there are no training rows", hint));
+        }
+        let lengths = plain.text_lengths(&rows)?;
+        let mut val_rows = manifest.rows_of(Split::Val);
+        if data.max_val_rows > 0 {
+            val_rows.truncate(data.max_val_rows);
+        }
+        Ok(Self { assembly, train, plain, rows, lengths, val_rows, config, data, resolved })
+    }
+
+    /// The model and its description.
+    pub fn assembly(&self) -> &Assembly {
+        &self.assembly
+    }
+
+    /// Measures the running statistics of an encoder with random weights on a few training pictures, layer after layer
+    /// in one pass, so that frozen batch normalisation normalises. Does nothing for loaded encoders.
+    ///
+    /// # Errors
+    /// [`Error::Data`] from a sample.
+    pub fn calibrate(&self) -> Result<()> {
+        const PICTURES: usize = 8;
+        let model = &self.assembly.description.model;
+        if model.batch_norm != BatchNorm::Frozen || model.image_encoder != super::setup::RANDOM {
+            return Ok(());
+        }
+        let order = order::epoch_batches(&self.rows, &self.lengths, self.config.seed, 0, PICTURES);
+        let Some(first) = order.into_iter().next() else { return Ok(()) };
+        let batch = self.load(&self.plain, vec![first], 0, 0)?.next();
+        let Some(batch) = batch.transpose()? else { return Ok(()) };
+        let statistics = BatchStatistics::Batch { momentum: 1.0 };
+        guard::guard(|| {
+            no_grad(|| {
+                self.assembly
+                    .model
+                    .embed_image(&batch.sam_image, tiny_vit::Pass { statistics, checkpoint: false })
+            });
+            Ok(())
+        })
+    }
+
+    fn effective_batch(&self) -> usize {
+        self.config.micro_batch * self.config.accumulation
+    }
+
+    fn load(&self, source: &Arc<Source>, batches: Vec<Vec<usize>>, epoch: u64, skip: usize) -> Result<Loader> {
+        let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+        let workers = if self.data.workers == 0 { cores.min(8) } else { self.data.workers };
+        let options = LoaderOptions { workers, prefetch: self.data.prefetch, epoch, skip };
+        Loader::start(Arc::clone(source), batches, options)
+    }
+
+    fn pass(&self) -> Pass {
+        let checkpoint = self.config.checkpointing == Checkpointing::Full;
+        let statistics = match self.assembly.description.model.batch_norm {
+            BatchNorm::Frozen => BatchStatistics::Running,
+            BatchNorm::Batch => BatchStatistics::Batch { momentum: 0.1 },
+        };
+        Pass {
+            llm: mistral::Pass { train: true, checkpoint },
+            encoder: tiny_vit::Pass { statistics, checkpoint },
+            decoder_dropout: true,
+        }
+    }
+
+    fn semantics(&self) -> Semantics {
+        self.assembly.description.model.semantics
+    }
+}
+
+impl Task for SegmentTask {
+    type Batch = Inputs;
+
+    fn parameters(&self) -> Vec<Parameter> {
+        let parts = self.assembly.model.stores().parts();
+        let trained = parts.iter().flat_map(|(file, store)| {
+            let entries = store.entries().into_iter().filter(|e| e.role == Role::Trainable);
+            entries.map(move |e| Parameter { name: format!("{file}/{}", e.name), tensor: e.tensor })
+        });
+        trained.collect()
+    }
+
+    fn steps_per_epoch(&self) -> u64 {
+        self.rows.len().div_ceil(self.effective_batch()) as u64
+    }
+
+    fn batches(&self, epoch: u64, first: u64) -> Result<Batches<'_, Inputs>> {
+        let steps = order::epoch_batches(&self.rows, &self.lengths, self.config.seed, epoch, self.effective_batch());
+        let skip = usize::try_from(first).unwrap_or(usize::MAX).min(steps.len());
+        let steps = &steps[skip..];
+        let micro = self.config.micro_batch;
+        let counts: Vec<usize> = steps.iter().map(|step| step.len().div_ceil(micro)).collect();
+        let micros = steps.iter().flat_map(|step| step.chunks(micro).map(<[usize]>::to_vec)).collect();
+        let mut loader = self.load(&self.train, micros, epoch, 0)?;
+        let semantics = self.semantics();
+        Ok(Box::new(counts.into_iter().map(move |count| {
+            let _category = ledger::enter(ledger::Category::Inputs);
+            loader.by_ref().take(count).map(|batch| Ok(Inputs::from_batch(&batch?, semantics))).collect()
+        })))
+    }
+
+    fn weight(&self, batch: &Inputs) -> Weight {
+        batch.weight(self.semantics())
+    }
+
+    fn loss(&self, inputs: &Inputs, whole: Weight, epoch: u64) -> Result<Loss> {
+        let (model, semantics) = (&self.assembly.model, self.semantics());
+        let settings = &self.assembly.description.model;
+        let outputs = step::forward(model, inputs, semantics, self.pass());
+        let parts = step::losses(model, inputs, &outputs, semantics, whole);
+        let mut total = &parts.mask + &parts.text * settings.text_loss_weight;
+        if epoch < settings.class_loss_epochs {
+            total += &parts.class * settings.class_loss_weight;
+        }
+        let parts = vec![("mask", parts.mask.detach()), ("text", parts.text.detach()), ("class", parts.class.detach())];
+        Ok(Loss { total, parts })
+    }
+
+    /// Dice at 0.5, IoU and the share of answer tokens that the teacher-forced model puts first; the score is the mean
+    /// of Dice and that share.
+    fn validate(&self, observer: &dyn Observer) -> Result<Option<Validation>> {
+        if self.val_rows.is_empty() {
+            return Ok(None);
+        }
+        let total = self.val_rows.len() as u64;
+        observer.on(&Event::Started { phase: "validate".into(), total, unit: "images" });
+        let mut sums = Sums::default();
+        let batches = order::plain_batches(&self.val_rows, self.config.micro_batch);
+        for batch in self.load(&self.plain, batches, 0, 0)? {
+            let inputs = Inputs::from_batch(&batch?, self.semantics());
+            guard::guard(|| self.score(&inputs, &mut sums))?;
+            observer.on(&Event::Advanced { done: sums.images });
+        }
+        observer.on(&Event::Finished);
+        let mean = sums.means();
+        let values = ["dice", "iou", "token_accuracy", "loss_text", "loss_mask"];
+        Ok(Some(Validation {
+            score: f64::midpoint(mean[0], mean[2]),
+            values: values.iter().zip(mean).map(|(name, value)| ((*name).to_owned(), value)).collect(),
+        }))
+    }
+
+    fn save(&self, folder: &mut Staged) -> Result<()> {
+        weights::save(folder, &self.assembly)?;
+        folder.write_bytes("config.toml", self.resolved.as_bytes())
+    }
+
+    fn load(&self, folder: &Path) -> Result<()> {
+        let mut warnings = Vec::new();
+        weights::load_parts(folder, &self.assembly.model, false, &mut warnings)?;
+        weights::load_own_base(folder, &self.assembly.model)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Sums {
+    images: u64,
+    dice: f64,
+    iou: f64,
+    tokens: f64,
+    tokens_right: f64,
+    text: f64,
+    mask: f64,
+}
+
+impl Sums {
+    fn means(&self) -> [f64; 5] {
+        #[expect(clippy::cast_precision_loss, reason = "a count of images")]
+        let images = (self.images as f64).max(1.0);
+        let tokens = self.tokens.max(1.0);
+        [self.dice / images, self.iou / images, self.tokens_right / tokens, self.text / tokens, self.mask / images]
+    }
+}
+
+impl SegmentTask {
+    fn score(&self, inputs: &Inputs, sums: &mut Sums) -> Result<()> {
+        let (model, semantics) = (&self.assembly.model, self.semantics());
+        let outputs = step::forward(model, inputs, semantics, Pass::evaluation());
+        let one = Weight { samples: 1.0, tokens: 1.0 };
+        let losses = step::losses(model, inputs, &outputs, semantics, one);
+        sums.text += losses.text.double_value(&[]);
+        sums.mask += losses.mask.double_value(&[]);
+        let (right, tokens) = step::tokens_right(model, inputs, &outputs, semantics);
+        sums.tokens_right += right;
+        sums.tokens += tokens;
+        let probability = outputs.mask_logits.sigmoid();
+        for i in 0..i64::try_from(inputs.texts.len()).expect("a few samples") {
+            let prediction = values(&probability.get(i));
+            let truth: Vec<bool> = values(&inputs.mask.get(i)).iter().map(|v| *v > 0.5).collect();
+            let score = ImageScore::of(&prediction, &truth)?;
+            sums.dice += score.dice;
+            sums.iou += score.iou;
+            sums.images += 1;
+        }
+        Ok(())
+    }
+}
+
+/// A tensor's elements in row-major order.
+pub(super) fn values(tensor: &Tensor) -> Vec<f32> {
+    let flat = tensor.to_device(crate::tensor::Device::Cpu).to_kind(Kind::Float).reshape([-1]);
+    Vec::<f32>::try_from(&flat).expect("a flat fp32 tensor")
+}
