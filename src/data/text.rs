@@ -246,7 +246,7 @@ fn template(question: &str) -> String {
     format!("\n### User: {question} \n### Assistant: \n")
 }
 
-/// The answer in a generated text: without template headers, a following turn and newlines.
+/// The answer in a generated text: without template headers and a following turn, white space as single spaces.
 pub fn clean_answer(text: &str) -> String {
     let mut rest = text.trim();
     while let Some(header) = rest.strip_prefix("###") {

@@ -86,14 +86,13 @@ impl Staged {
         let prefix = beside(target, ".tmp-");
         let temporary = tempfile::Builder::new()
             .prefix(prefix.file_name().unwrap_or_default())
-            .tempdir_in(&parent)
+            // Not `tempdir_in`: that makes it private to its owner, a checkpoint is as readable as the user's other files.
+            .make_in(&parent, |path| fs::create_dir(path))
             .map_err(Error::io(&parent, "create a folder in"))?
-            .keep();
-        let staged = Self { target: target.to_owned(), temporary, manifest: Manifest::default() };
-        // A temporary folder is private to its owner; a checkpoint is as readable as its neighbours.
-        let mode = fs::metadata(&parent).map_err(Error::io(&parent, "read"))?.permissions();
-        fs::set_permissions(&staged.temporary, mode).map_err(Error::io(&staged.temporary, "set the mode of"))?;
-        Ok(staged)
+            .into_temp_path()
+            .keep()
+            .map_err(|error| Error::io(&parent, "create a folder in")(error.error))?;
+        Ok(Self { target: target.to_owned(), temporary, manifest: Manifest::default() })
     }
 
     /// Where to write files that the methods below do not write.
@@ -167,7 +166,8 @@ impl Staged {
         }
         sync(&parent)?;
         if replaces {
-            fs::remove_dir_all(&previous).map_err(Error::io(&previous, "delete"))?;
+            // The new content is in place; what cannot be deleted now is cleared by the next `begin`.
+            let _ = fs::remove_dir_all(&previous);
             sync(&parent)?;
         }
         Ok(())

@@ -208,6 +208,12 @@ impl Archive {
             ));
         } else if !named_safetensors && pth::looks_like(&bytes) {
             (pth::entries(file, &bytes)?, HashMap::new())
+        } else if file.extension().is_some_and(|e| e == "pth" || e == "pt" || e == "bin") {
+            return Err(Error::weights(
+                file,
+                format!("is not a PyTorch file ({} bytes)", bytes.len()),
+                "the file is empty, incomplete or something else: download or copy it again",
+            ));
         } else {
             safetensors::entries(file, &bytes)?
         };

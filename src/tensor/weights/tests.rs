@@ -15,11 +15,13 @@ fn shared(name: &str) -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }
-    #[expect(clippy::print_stderr, reason = "a skipped test must be visible")]
-    {
-        eprintln!("skipped: {} is absent", path.display());
-    }
+    skipped(&format!("{} is absent", path.display()));
     None
+}
+
+#[expect(clippy::print_stderr, reason = "a skipped test must be visible")]
+fn skipped(why: &str) {
+    eprintln!("skipped: {why}");
 }
 
 fn values(tensor: &Tensor) -> Vec<f64> {
@@ -245,6 +247,8 @@ fn damaged_pth_files_are_refused_without_a_panic() {
         fs::write(&file, &whole[..end]).unwrap();
         assert!(Archive::open(&file).is_err(), "{end} bytes");
     }
+    fs::write(&file, "").unwrap();
+    assert!(message(Archive::open(&file)).contains("is not a PyTorch file (0 bytes)"));
     // One changed byte of the pickle no longer fits its check sum.
     let at = whole.windows(2).position(|pair| pair == b"K\x18").unwrap();
     let mut changed = whole.clone();
@@ -307,6 +311,32 @@ fn the_recorded_shards_are_read() {
         Archive::open(&base.join("clip-vit-large-patch14-336"))
             .unwrap()
             .contains("vision_model.embeddings.class_embedding")
+    );
+}
+
+#[test]
+fn python_reads_what_is_written() {
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
+    if !python.exists() {
+        return skipped(".venv is absent");
+    }
+    let temp = tempfile::tempdir().unwrap();
+    let file = temp.path().join("x.safetensors");
+    let wide = Tensor::from_slice(&[1.5_f32, -2.0, 3.0, 4.0]).view([2, 2]);
+    let (narrow, flag) = (wide.to_kind(Kind::BFloat16).tr(), wide.gt(0.0));
+    write(&file, &[("flag", &flag), ("narrow", &narrow), ("wide", &wide)]);
+    let code = "import sys\nfrom safetensors import safe_open\nf = safe_open(sys.argv[1], 'pt')\n\
+                print(f.metadata(), [(k, str(f.get_tensor(k).dtype), f.get_tensor(k).tolist()) for k in sorted(f.keys())])";
+    let output = std::process::Command::new(python).args(["-c", code]).arg(&file).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    if error.contains("ModuleNotFoundError") {
+        return skipped("safetensors is not installed in .venv");
+    }
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout).trim(),
+        "{'format': 'pt'} [('flag', 'torch.bool', [[True, False], [True, True]]), \
+         ('narrow', 'torch.bfloat16', [[1.5, 3.0], [-2.0, 4.0]]), ('wide', 'torch.float32', [[1.5, -2.0], [3.0, 4.0]])]",
+        "{error}"
     );
 }
 

@@ -1,0 +1,98 @@
+//! Where the hub and its cache are.
+
+use std::path::{Path, PathBuf};
+
+const ENDPOINT: &str = "https://huggingface.co";
+
+/// The settings Python's client takes from the environment.
+#[derive(Clone, PartialEq, Eq)]
+pub struct HubOptions {
+    /// Base address of the hub (`HF_ENDPOINT`).
+    pub endpoint: String,
+    /// Access token (`HF_TOKEN`, or the file a login has written).
+    pub token: Option<String>,
+    /// The folder of `models--owner--name` folders (`HF_HUB_CACHE`, `HF_HOME/hub`).
+    pub cache_dir: PathBuf,
+    /// Use the cache only (`HF_HUB_OFFLINE`).
+    pub offline: bool,
+}
+
+impl HubOptions {
+    /// Options with a cache folder and the public hub, without a token.
+    pub fn new(cache_dir: impl Into<PathBuf>) -> Self {
+        Self { endpoint: ENDPOINT.into(), token: None, cache_dir: cache_dir.into(), offline: false }
+    }
+
+    /// Options from environment variables, by the rules of Python's `huggingface_hub`.
+    ///
+    /// `var` looks a variable up; empty values count as unset.
+    pub fn from_vars(var: impl Fn(&str) -> Option<String>) -> Self {
+        let var = |name: &str| var(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
+        let path = |name: &str| var(name).map(PathBuf::from);
+        let user = || path("HOME").or_else(|| path("USERPROFILE")).unwrap_or_else(|| ".".into());
+        let home = path("HF_HOME")
+            .unwrap_or_else(|| path("XDG_CACHE_HOME").unwrap_or_else(|| user().join(".cache")).join("huggingface"));
+        let cache = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE"));
+        let token_file = path("HF_TOKEN_PATH").unwrap_or_else(|| home.join("token"));
+        let is_true = |name: &str| {
+            var(name).is_some_and(|value| matches!(value.to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE"))
+        };
+        let implicit = || if is_true("HF_HUB_DISABLE_IMPLICIT_TOKEN") { None } else { token_in(&token_file) };
+        Self {
+            endpoint: var("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into()),
+            token: var("HF_TOKEN").or_else(|| var("HUGGING_FACE_HUB_TOKEN")).or_else(implicit),
+            cache_dir: cache.unwrap_or_else(|| home.join("hub")),
+            offline: is_true("HF_HUB_OFFLINE"),
+        }
+    }
+}
+
+impl std::fmt::Debug for HubOptions {
+    /// Without the token: options end up in logs.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("HubOptions")
+            .field("endpoint", &self.endpoint)
+            .field("token", &self.token.as_ref().map(|_| "..."))
+            .field("cache_dir", &self.cache_dir)
+            .field("offline", &self.offline)
+            .finish()
+    }
+}
+
+fn token_in(file: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(file).ok()?;
+    Some(text.trim().to_owned()).filter(|token| !token.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn from(pairs: &[(&str, &str)]) -> HubOptions {
+        HubOptions::from_vars(|name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+    }
+
+    #[test]
+    fn variables_mean_what_they_mean_in_python() {
+        let options = from(&[("HOME", "/h")]);
+        assert_eq!(options.cache_dir, Path::new("/h/.cache/huggingface/hub"));
+        assert_eq!((options.endpoint.as_str(), options.token, options.offline), (ENDPOINT, None, false));
+        assert_eq!(from(&[("XDG_CACHE_HOME", "/x")]).cache_dir, Path::new("/x/huggingface/hub"));
+        assert_eq!(from(&[("HF_HOME", "/f"), ("HOME", "/h")]).cache_dir, Path::new("/f/hub"));
+        assert_eq!(from(&[("HF_HOME", "/f"), ("HF_HUB_CACHE", "/c")]).cache_dir, Path::new("/c"));
+        assert_eq!(from(&[("HF_ENDPOINT", "http://x"), ("HF_TOKEN", " t ")]).token.unwrap(), "t");
+        assert!(from(&[("HF_HUB_OFFLINE", "true")]).offline);
+        assert!(!from(&[("HF_HUB_OFFLINE", "0")]).offline);
+    }
+
+    #[test]
+    fn a_login_is_found_and_never_printed() {
+        let home = tempfile::tempdir().unwrap();
+        std::fs::write(home.path().join("token"), "secret\n").unwrap();
+        let folder = home.path().to_str().unwrap();
+        let options = from(&[("HF_HOME", folder)]);
+        assert_eq!(options.token.as_deref(), Some("secret"));
+        assert!(!format!("{options:?}").contains("secret"));
+        assert_eq!(from(&[("HF_HOME", folder), ("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")]).token, None);
+    }
+}
