@@ -1,6 +1,142 @@
-//! Commands.
+//! Commands: standard output is data, standard error is progress and errors, exit codes are in [`report`].
 
 pub mod env;
 pub mod output;
 pub mod progress;
 pub mod report;
+
+mod eval;
+mod predict;
+mod trace;
+mod train;
+
+use crate::event::Observer as _;
+use crate::hub::{Files, HubOptions};
+use crate::tensor::ledger;
+use crate::{Error, hub};
+use clap::{Parser, Subcommand};
+use env::Env;
+use output::Output;
+use progress::{Progress, Style};
+use report::Outcome;
+use std::ffi::OsString;
+use std::io::IsTerminal;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Train, evaluate and use PRS-Med: an image and a question give a mask and an answer.
+#[derive(Debug, Parser)]
+#[command(name = "prsmed", version, about, max_term_width = 100)]
+struct Cli {
+    /// Write one JSON object a line on standard output instead of text
+    #[arg(long, global = true)]
+    json: bool,
+    /// Say nothing on standard error but errors
+    #[arg(short, long, global = true)]
+    quiet: bool,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Train on a data root
+    Train(Box<train::Args>),
+    /// Score a run on a data root: Dice, IoU, answers, positions
+    Eval(eval::Args),
+    /// Answer a question about an image and segment what it asks for
+    Predict(predict::Args),
+    /// Record deterministic training steps on given tensors
+    Trace(trace::Args),
+}
+
+/// What commands share.
+struct Context {
+    env: Env,
+    output: Arc<Output>,
+    progress: Box<dyn crate::event::Observer>,
+    interrupt: Arc<AtomicBool>,
+}
+
+/// Runs the command line `args` (program name first) and returns the exit code.
+pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => {
+            let _ = error.print();
+            return u8::try_from(error.exit_code()).unwrap_or(2);
+        }
+    };
+    ledger::install();
+    let env = Env::read();
+    let is_terminal = std::io::stderr().is_terminal();
+    let color = is_terminal && !env.no_color;
+    let output = Arc::new(Output::stdout(cli.json));
+    let style = Style { is_terminal, color, every_steps: 10 };
+    let progress: Box<dyn crate::event::Observer> = if cli.quiet {
+        Box::new(crate::event::Silent)
+    } else {
+        Box::new(Progress::new(style, Arc::clone(&output)))
+    };
+    let context = Context { env, output, progress, interrupt: Arc::default() };
+    listen_for_interrupts(&context);
+    let result = guarded(|| dispatch(cli.command, &context));
+    if let Err(error) = &result {
+        let _ = report::write_error(&mut std::io::stderr(), error, color);
+    }
+    report::exit_code(&result)
+}
+
+fn dispatch(command: Command, context: &Context) -> anyhow::Result<Outcome> {
+    match command {
+        Command::Train(args) => train::run(&args, context),
+        Command::Eval(args) => eval::run(&args, context),
+        Command::Predict(args) => predict::run(&args, context),
+        Command::Trace(args) => trace::run(&args, context),
+    }
+}
+
+/// A bug must not show a backtrace: it becomes an error that asks for a report.
+fn guarded(work: impl FnOnce() -> anyhow::Result<Outcome>) -> anyhow::Result<Outcome> {
+    std::panic::set_hook(Box::new(|_| ()));
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        Err(anyhow::anyhow!("internal error, please report it with the command line: {text}"))
+    })
+}
+
+/// The first Ctrl-C asks the work to save and stop, the second ends the process.
+fn listen_for_interrupts(context: &Context) {
+    let flag = Arc::clone(&context.interrupt);
+    let listening = ctrlc::set_handler(move || {
+        if flag.swap(true, Ordering::SeqCst) {
+            // SAFETY: ends the process without running destructors; files are replaced atomically.
+            unsafe { libc::_exit(130) };
+        }
+    });
+    if let Err(error) = listening {
+        context.progress.on(&crate::event::Event::Warning(format!("Ctrl-C will not save: {error}")));
+    }
+}
+
+impl Context {
+    /// A `hub:` name or a path as a local path.
+    fn locate(&self, spec: &str) -> crate::Result<PathBuf> {
+        if spec.starts_with("hub:") {
+            return hub::resolve(spec, &Files::Checkpoint, &self.hub_options(), self.progress.as_ref());
+        }
+        let path = PathBuf::from(spec);
+        if path.exists() {
+            return Ok(path);
+        }
+        let hint = "check the path, or write `hub:owner/name` for a repository";
+        Err(Error::weights(path, "there is no such file or folder", hint))
+    }
+
+    fn hub_options(&self) -> HubOptions {
+        HubOptions::from_vars(|name| self.env.var(name))
+    }
+}

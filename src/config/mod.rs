@@ -1,1 +1,298 @@
-//! Presets and overrides.
+//! Presets and overrides -> [`RunConfig`], with the origin of every value. Nobody below imports this module.
+//!
+//! A preset states every value. A config file overlays a preset (its own `preset = "NAME"` line, the one asked for, or
+//! the default), `--set key=value` overlays both. Misspelt keys are refused with the nearest one that exists.
+
+use crate::nn::LoraConfig;
+use crate::segment::ModelConfig;
+use crate::segment::task::DataConfig;
+use crate::trainer::TrainConfig;
+use crate::{Error, Result};
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use toml::{Table, Value};
+
+/// Presets that the binary carries: name, text.
+pub const PRESETS: [(&str, &str); 2] =
+    [("tiny", include_str!("../../configs/tiny.toml")), ("full", include_str!("../../configs/full.toml"))];
+
+/// Everything a training run is told.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunConfig {
+    /// The model and its semantics.
+    pub model: ModelConfig,
+    /// Adapters of the language model.
+    pub lora: LoraConfig,
+    /// The engine.
+    pub train: TrainConfig,
+    /// The input pipeline.
+    pub data: DataConfig,
+}
+
+/// A config and where each value came from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Resolved {
+    /// The values.
+    pub config: RunConfig,
+    /// Dotted key -> `preset tiny`, `FILE`, `--set`.
+    pub origins: BTreeMap<String, String>,
+}
+
+/// Where values come from, weakest first.
+#[derive(Debug, Clone, Default)]
+pub struct Sources {
+    /// Preset name.
+    pub preset: Option<String>,
+    /// Used when neither the caller nor the file names a preset.
+    pub default_preset: String,
+    /// TOML file over the preset.
+    pub file: Option<PathBuf>,
+    /// `key=value` pairs over both, with the flag they came from.
+    pub sets: Vec<(String, String)>,
+}
+
+impl Sources {
+    /// Merges all sources and checks the result.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming the key; [`Error::Io`] for the file.
+    pub fn resolve(&self) -> Result<Resolved> {
+        let mut file_table = match &self.file {
+            Some(path) => read_file(path)?,
+            None => Table::new(),
+        };
+        let named = file_table.remove("preset").map(|v| v.as_str().map(str::to_owned).unwrap_or_default());
+        let name = self.preset.clone().or(named).unwrap_or_else(|| self.default_preset.clone());
+        let mut table = preset(&name)?;
+        let mut origins = BTreeMap::new();
+        note_origins(&table, "", &format!("preset {name}"), &mut origins);
+        if let Some(path) = &self.file {
+            overlay(&mut table, file_table, "", &path.display().to_string(), &mut origins)?;
+        }
+        for (assignment, flag) in &self.sets {
+            let (key, value) = assignment.split_once('=').ok_or_else(|| {
+                Error::config(flag, format!("`{assignment}` is not `key=value`"), "write for example `--set train.epochs=5`")
+            })?;
+            let patch = nested(key.trim(), parse_value(value.trim()));
+            overlay(&mut table, patch, "", flag, &mut origins)?;
+        }
+        let config: RunConfig = Value::Table(table).try_into().map_err(|e: toml::de::Error| {
+            let text = e.message().to_owned();
+            Error::config("config", text, "compare with `configs/tiny.toml`, which states every key")
+        })?;
+        check(&config)?;
+        Ok(Resolved { config, origins })
+    }
+}
+
+impl Resolved {
+    /// The config as TOML with each value's origin as a comment, ready for `--config`.
+    ///
+    /// # Panics
+    /// Never: plain values serialise.
+    pub fn to_toml(&self) -> String {
+        let text = toml::to_string(&self.config).expect("plain values serialise");
+        let mut out = String::from("# Resolved by prsmed; usable with `prsmed train --config`.\n");
+        let mut section = String::new();
+        for line in text.lines() {
+            if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
+                name.clone_into(&mut section);
+            }
+            let origin = line.split_once(" = ").and_then(|(key, _)| self.origins.get(&format!("{section}.{key}")));
+            match origin {
+                Some(origin) => writeln!(out, "{line}  # {origin}"),
+                None => writeln!(out, "{line}"),
+            }
+            .expect("writing to a string");
+        }
+        out
+    }
+}
+
+fn preset(name: &str) -> Result<Table> {
+    let names: Vec<&str> = PRESETS.iter().map(|(name, _)| *name).collect();
+    let (_, text) = PRESETS.iter().find(|(known, _)| *known == name).ok_or_else(|| {
+        Error::config("--preset", format!("there is no preset `{name}`"), format!("use one of {}", names.join(", ")))
+    })?;
+    Ok(text.parse::<Table>().expect("the embedded presets are parsed by a test"))
+}
+
+fn read_file(path: &Path) -> Result<Table> {
+    let text = std::fs::read_to_string(path).map_err(Error::io(path, "read"))?;
+    text.parse::<Table>().map_err(|e| {
+        let line = e.span().map_or(1, |span| text[..span.start].lines().count().max(1) as u64);
+        Error::data_line(path, line, e.message().to_owned(), "mend the TOML; `configs/tiny.toml` shows the form")
+    })
+}
+
+/// A value as TOML, else a bare string.
+fn parse_value(text: &str) -> Value {
+    format!("v = {text}")
+        .parse::<Table>()
+        .ok()
+        .and_then(|mut table| table.remove("v"))
+        .unwrap_or_else(|| Value::String(text.to_owned()))
+}
+
+fn nested(key: &str, value: Value) -> Table {
+    match key.split_once('.') {
+        Some((head, rest)) => Table::from_iter([(head.to_owned(), Value::Table(nested(rest, value)))]),
+        None => Table::from_iter([(key.to_owned(), value)]),
+    }
+}
+
+fn join(prefix: &str, key: &str) -> String {
+    if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") }
+}
+
+fn note_origins(table: &Table, prefix: &str, origin: &str, origins: &mut BTreeMap<String, String>) {
+    for (key, value) in table {
+        let path = join(prefix, key);
+        match value {
+            Value::Table(inner) => note_origins(inner, &path, origin, origins),
+            _ => {
+                origins.insert(path, origin.to_owned());
+            }
+        }
+    }
+}
+
+/// Puts `patch` over `table`; keys that the preset does not state are misspelt, except the optional `model.sizes`.
+fn overlay(
+    table: &mut Table,
+    patch: Table,
+    prefix: &str,
+    origin: &str,
+    origins: &mut BTreeMap<String, String>,
+) -> Result<()> {
+    for (key, value) in patch {
+        let path = join(prefix, &key);
+        if path.starts_with("model.sizes") && !table.contains_key(&key) {
+            table.insert(key, value);
+            origins.insert(path, origin.to_owned());
+            continue;
+        }
+        match (table.get_mut(&key), value) {
+            (Some(Value::Table(inner)), Value::Table(patch)) => overlay(inner, patch, &path, origin, origins)?,
+            (Some(slot), value) => {
+                *slot = widen(slot, value);
+                origins.insert(path, origin.to_owned());
+            }
+            (None, _) => return Err(unknown_key(&path, origin, origins)),
+        }
+    }
+    Ok(())
+}
+
+/// `1` is a fine value for a real number.
+fn widen(slot: &Value, value: Value) -> Value {
+    match (slot, &value) {
+        #[expect(clippy::cast_precision_loss, reason = "settings are small numbers")]
+        (Value::Float(_), Value::Integer(n)) => Value::Float(*n as f64),
+        _ => value,
+    }
+}
+
+fn unknown_key(path: &str, origin: &str, known: &BTreeMap<String, String>) -> Error {
+    let nearest = known.keys().max_by(|a, b| {
+        strsim::jaro_winkler(a, path).total_cmp(&strsim::jaro_winkler(b, path))
+    });
+    let hint = nearest.map_or_else(String::new, |key| format!("did you mean `{key}`?"));
+    Error::config(path, format!("there is no such setting ({origin})"), hint)
+}
+
+fn check(config: &RunConfig) -> Result<()> {
+    let train = &config.train;
+    let positive = [
+        ("train.micro_batch", train.micro_batch as u64),
+        ("train.accumulation", train.accumulation as u64),
+        ("train.epochs", train.epochs),
+        ("data.prefetch", config.data.prefetch as u64),
+        ("model.max_text_tokens", config.model.max_text_tokens as u64),
+    ];
+    for (key, value) in positive {
+        if value == 0 {
+            return Err(Error::config(key, "must be 1 or more, got 0", "use 1 or more"));
+        }
+    }
+    let fractions = [
+        ("train.warmup_frac", train.warmup_frac),
+        ("train.beta1", train.beta1),
+        ("train.beta2", train.beta2),
+        ("train.ema_decay", train.ema_decay),
+        ("lora.dropout", config.lora.dropout),
+        ("model.decoder_dropout", config.model.decoder_dropout),
+        ("data.val_frac", config.data.val_frac),
+    ];
+    for (key, value) in fractions {
+        if !(0.0..1.0).contains(&value) {
+            return Err(Error::config(key, format!("must lie in 0..1, got {value}"), "use a number from 0 to below 1"));
+        }
+    }
+    let reals = [
+        ("train.learning_rate", train.learning_rate),
+        ("train.min_learning_rate", train.min_learning_rate),
+        ("train.weight_decay", train.weight_decay),
+        ("train.clip_norm", train.clip_norm),
+        ("model.text_loss_weight", config.model.text_loss_weight),
+        ("model.class_loss_weight", config.model.class_loss_weight),
+    ];
+    for (key, value) in reals {
+        if !value.is_finite() || value < 0.0 {
+            return Err(Error::config(key, format!("must be 0 or more, got {value}"), "use a finite number, 0 or more"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sources(sets: &[&str]) -> Sources {
+        Sources {
+            preset: Some("tiny".into()),
+            sets: sets.iter().map(|s| ((*s).to_owned(), "--set".to_owned())).collect(),
+            ..Sources::default()
+        }
+    }
+
+    #[test]
+    fn every_preset_resolves_and_round_trips() {
+        for (name, _) in PRESETS {
+            let resolved = Sources { preset: Some(name.into()), ..Sources::default() }.resolve().unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            let file = folder.path().join("config.toml");
+            std::fs::write(&file, resolved.to_toml()).unwrap();
+            let again = Sources { preset: Some(name.into()), file: Some(file), ..Sources::default() }.resolve().unwrap();
+            assert_eq!(again.config, resolved.config, "{name}");
+        }
+    }
+
+    #[test]
+    fn sets_win_and_their_origin_is_kept() {
+        let resolved = sources(&["train.micro_batch=3", "train.learning_rate=1", "model.base=hub:a/b"]).resolve().unwrap();
+        assert_eq!(resolved.config.train.micro_batch, 3);
+        assert!((resolved.config.train.learning_rate - 1.0).abs() < 1e-12);
+        assert_eq!(resolved.config.model.base, "hub:a/b");
+        assert_eq!(resolved.origins["train.micro_batch"], "--set");
+        assert!(resolved.to_toml().contains("micro_batch = 3  # --set"));
+    }
+
+    #[test]
+    fn a_misspelt_key_names_the_nearest() {
+        let error = sources(&["train.micro_bacth=3"]).resolve().unwrap_err();
+        assert_eq!(error.hint(), "did you mean `train.micro_batch`?");
+    }
+
+    #[test]
+    fn bad_values_name_their_key() {
+        for (set, key) in [("train.micro_batch=0", "train.micro_batch"), ("lora.dropout=1.5", "lora.dropout")] {
+            let error = sources(&[set]).resolve().unwrap_err();
+            assert!(matches!(&error, Error::Config { key: k, .. } if k == key), "{error}");
+        }
+        assert!(sources(&["train.precision=fp64"]).resolve().unwrap_err().to_string().contains("fp64"));
+    }
+}

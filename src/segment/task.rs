@@ -147,11 +147,8 @@ impl SegmentTask {
         let Some(batch) = batch.transpose()? else { return Ok(()) };
         let statistics = BatchStatistics::Batch { momentum: 1.0 };
         guard::guard(|| {
-            no_grad(|| {
-                self.assembly
-                    .model
-                    .embed_image(&batch.sam_image, tiny_vit::Pass { statistics, checkpoint: false })
-            });
+            let pass = tiny_vit::Pass { statistics, checkpoint: false };
+            let _embedding = no_grad(|| self.assembly.model.embed_image(&batch.sam_image, pass));
             Ok(())
         })
     }
