@@ -106,15 +106,14 @@ impl Source {
             reason: format!("class `{}` is not among `{}`", row.modality, self.manifest.modalities.join("`, `")),
         })?;
         let key = (self.pairs[index], transform);
-        let pixels = match self.cache.as_ref().and_then(|cache| cache.get(key)) {
-            Some(pixels) => pixels,
-            None => {
-                let pixels = Arc::new(Pixels::load(row, &self.config, transform)?);
-                if let Some(cache) = &self.cache {
-                    cache.put(key, &pixels);
-                }
-                pixels
+        let pixels = if let Some(pixels) = self.cache.as_ref().and_then(|cache| cache.get(key)) {
+            pixels
+        } else {
+            let pixels = Arc::new(Pixels::load(row, &self.config, transform)?);
+            if let Some(cache) = &self.cache {
+                cache.put(key, &pixels);
             }
+            pixels
         };
         Ok(Sample { row: index, label, ids, answer_start, pixels })
     }

@@ -16,6 +16,7 @@ pub mod jitter;
 pub mod loader;
 pub mod manifest;
 pub mod order;
+pub mod resample;
 pub mod sample;
 pub mod split;
 
