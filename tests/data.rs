@@ -274,10 +274,12 @@ fn workers_stay_within_the_prefetch_and_stop_when_dropped() {
     assert_eq!(loader.next().expect("a batch").expect("good").rows, [0]);
     std::thread::sleep(Duration::from_millis(300));
     let ahead = encoder.asked.load(Ordering::Relaxed);
-    assert!((2..=5).contains(&ahead), "{ahead} samples were made for one batch taken and three ahead");
+    assert!((1..=4).contains(&ahead), "{ahead} samples were made for one batch taken and three ahead");
     assert!(loader.waited() > Duration::ZERO);
     assert_eq!(loader.remaining(), 89);
     drop(loader);
+    // A sample that was being made may still end.
+    std::thread::sleep(Duration::from_millis(100));
     let stopped = encoder.asked.load(Ordering::Relaxed);
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(encoder.asked.load(Ordering::Relaxed), stopped, "work went on after the drop");
@@ -322,7 +324,10 @@ fn errors_name_the_row_and_end_the_loader() {
 #[test]
 fn lengths_are_those_of_the_encoder() {
     let root = pictures(1);
-    let (source, _) = source(root.path(), Bytes::default());
+    let (source, encoder) = source(root.path(), Bytes::default());
+    let by_closure =
+        Source::new(Arc::new(source.manifest().clone()), Arc::new(move |row: &Row| encoder.encode(row)), CONFIG);
+    assert_eq!(by_closure.text_lengths(&[2]).expect("encoded"), source.text_lengths(&[2]).expect("encoded"));
     let lengths = source.text_lengths(&[2, 0]).expect("encoded");
     assert_eq!(lengths[0] - lengths[1], "where where ".len());
     let batch = source.sample(0, 0).expect("a sample");

@@ -29,6 +29,12 @@ pub trait TextEncoder: Send + Sync {
     fn encode(&self, row: &Row) -> Result<(Vec<i64>, usize)>;
 }
 
+impl<F: Fn(&Row) -> Result<(Vec<i64>, usize)> + Send + Sync> TextEncoder for F {
+    fn encode(&self, row: &Row) -> Result<(Vec<i64>, usize)> {
+        self(row)
+    }
+}
+
 /// Everything that turns a row index into a sample; shared by the loaders of all epochs.
 pub struct Source {
     manifest: Arc<Manifest>,
