@@ -10,8 +10,7 @@ mod predict;
 mod trace;
 mod train;
 
-use crate::event::Observer as _;
-use crate::hub::{Files, HubOptions};
+use crate::hub::Files;
 use crate::tensor::ledger;
 use crate::{Error, hub};
 use clap::{Parser, Subcommand};
@@ -75,11 +74,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let color = is_terminal && !env.no_color;
     let output = Arc::new(Output::stdout(cli.json));
     let style = Style { is_terminal, color, every_steps: 10 };
-    let progress: Box<dyn crate::event::Observer> = if cli.quiet {
-        Box::new(crate::event::Silent)
-    } else {
-        Box::new(Progress::new(style, Arc::clone(&output)))
-    };
+    let progress: Box<dyn crate::event::Observer> =
+        if cli.quiet { Box::new(crate::event::Silent) } else { Box::new(Progress::new(style, Arc::clone(&output))) };
     let context = Context { env, output, progress, interrupt: Arc::default() };
     listen_for_interrupts(&context);
     let result = guarded(|| dispatch(cli.command, &context));
@@ -126,7 +122,7 @@ impl Context {
     /// A `hub:` name or a path as a local path.
     fn locate(&self, spec: &str) -> crate::Result<PathBuf> {
         if spec.starts_with("hub:") {
-            return hub::resolve(spec, &Files::Checkpoint, &self.hub_options(), self.progress.as_ref());
+            return hub::resolve(spec, &Files::Checkpoint, &self.env.hub, self.progress.as_ref());
         }
         let path = PathBuf::from(spec);
         if path.exists() {
@@ -134,9 +130,5 @@ impl Context {
         }
         let hint = "check the path, or write `hub:owner/name` for a repository";
         Err(Error::weights(path, "there is no such file or folder", hint))
-    }
-
-    fn hub_options(&self) -> HubOptions {
-        HubOptions::from_vars(|name| self.env.var(name))
     }
 }

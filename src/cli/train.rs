@@ -6,9 +6,9 @@ use crate::config::{Resolved, RunConfig, Sources};
 use crate::data::manifest::Manifest;
 use crate::data::split;
 use crate::event::Event;
+use crate::segment::Assembly;
 use crate::segment::setup::{self, Build, RunOverrides};
 use crate::segment::task::SegmentTask;
-use crate::segment::{Assembly, weights};
 use crate::tensor::weights::{readable_folder, write_bytes};
 use crate::tensor::{self, Device, ledger};
 use crate::trainer::run::Session;
@@ -159,7 +159,10 @@ fn read_data(args: &Args, config: &RunConfig, context: &Context) -> Result<Manif
         && config.data.val_frac > 0.0
         && let Some(cut) = split::ensure_val(&mut manifest, config.data.val_frac, config.train.seed)?
     {
-        context.progress.on(&Event::Note(format!("no `val` rows: {cut}")));
+        context.progress.on(&Event::Note(format!(
+            "no `val` rows: {} of {} training pictures ({} rows) are kept for validation",
+            cut.val_pictures, cut.pictures, cut.val_rows
+        )));
     }
     Ok(manifest)
 }
@@ -176,14 +179,14 @@ fn build(config: &RunConfig, manifest: &Manifest, checkpoint: Option<&Path>, con
     if let Some(folder) = checkpoint {
         let assembly = setup::open(folder, &RunOverrides::default(), build)?;
         if assembly.description.modalities != manifest.modalities {
-            let reason = format!("its classes are {:?}, the data has {:?}", assembly.description.modalities, manifest.modalities);
+            let reason = format!(
+                "its classes are {:?}, the data has {:?}",
+                assembly.description.modalities, manifest.modalities
+            );
             return Err(Error::weights(folder, reason, "resume with the data the run was started on"));
         }
         return Ok(assembly);
     }
     let texts: Vec<&str> = manifest.rows.iter().flat_map(|row| [row.question.as_str(), row.answer.as_str()]).collect();
-    let template = crate::data::text::TEMPLATE_WORDS;
-    let texts: Vec<&str> = texts.into_iter().chain(template).collect();
-    let _ = weights::DESCRIPTION;
     setup::create(&config.model, config.lora, &manifest.modalities, &texts, build)
 }

@@ -73,7 +73,11 @@ impl Sources {
         }
         for (assignment, flag) in &self.sets {
             let (key, value) = assignment.split_once('=').ok_or_else(|| {
-                Error::config(flag, format!("`{assignment}` is not `key=value`"), "write for example `--set train.epochs=5`")
+                Error::config(
+                    flag,
+                    format!("`{assignment}` is not `key=value`"),
+                    "write for example `--set train.epochs=5`",
+                )
             })?;
             let patch = nested(key.trim(), parse_value(value.trim()));
             overlay(&mut table, patch, "", flag, &mut origins)?;
@@ -196,9 +200,7 @@ fn widen(slot: &Value, value: Value) -> Value {
 }
 
 fn unknown_key(path: &str, origin: &str, known: &BTreeMap<String, String>) -> Error {
-    let nearest = known.keys().max_by(|a, b| {
-        strsim::jaro_winkler(a, path).total_cmp(&strsim::jaro_winkler(b, path))
-    });
+    let nearest = known.keys().max_by(|a, b| strsim::jaro_winkler(a, path).total_cmp(&strsim::jaro_winkler(b, path)));
     let hint = nearest.map_or_else(String::new, |key| format!("did you mean `{key}`?"));
     Error::config(path, format!("there is no such setting ({origin})"), hint)
 }
@@ -241,7 +243,11 @@ fn check(config: &RunConfig) -> Result<()> {
     ];
     for (key, value) in reals {
         if !value.is_finite() || value < 0.0 {
-            return Err(Error::config(key, format!("must be 0 or more, got {value}"), "use a finite number, 0 or more"));
+            return Err(Error::config(
+                key,
+                format!("must be 0 or more, got {value}"),
+                "use a finite number, 0 or more",
+            ));
         }
     }
     Ok(())
@@ -266,14 +272,16 @@ mod tests {
             let folder = tempfile::tempdir().unwrap();
             let file = folder.path().join("config.toml");
             std::fs::write(&file, resolved.to_toml()).unwrap();
-            let again = Sources { preset: Some(name.into()), file: Some(file), ..Sources::default() }.resolve().unwrap();
+            let again =
+                Sources { preset: Some(name.into()), file: Some(file), ..Sources::default() }.resolve().unwrap();
             assert_eq!(again.config, resolved.config, "{name}");
         }
     }
 
     #[test]
     fn sets_win_and_their_origin_is_kept() {
-        let resolved = sources(&["train.micro_batch=3", "train.learning_rate=1", "model.base=hub:a/b"]).resolve().unwrap();
+        let resolved =
+            sources(&["train.micro_batch=3", "train.learning_rate=1", "model.base=hub:a/b"]).resolve().unwrap();
         assert_eq!(resolved.config.train.micro_batch, 3);
         assert!((resolved.config.train.learning_rate - 1.0).abs() < 1e-12);
         assert_eq!(resolved.config.model.base, "hub:a/b");

@@ -73,7 +73,7 @@ pub fn check(root: &Path, annotations: Option<&Path>, observer: &dyn Observer) -
     }
     observer.on(&Event::Started { phase: "check".into(), total: pairs.len() as u64, unit: "images" });
     let done = Mutex::new(0_u64);
-    let looked_at: Vec<(Vec<usize>, Result<Content, (Problem, String)>)> = pairs
+    let looked_at: Vec<(Vec<usize>, Look)> = pairs
         .into_par_iter()
         .map(|((image, mask), rows)| {
             let found = look(image, mask);
@@ -112,8 +112,11 @@ pub fn check(root: &Path, annotations: Option<&Path>, observer: &dyn Observer) -
     })
 }
 
-/// Decodes a pair of files; the content of the image, or what is wrong.
-fn look(image: &Path, mask: &Path) -> Result<Content, (Problem, String)> {
+/// The content of the image, or what is wrong with the pair.
+type Look = Result<Content, (Problem, String)>;
+
+/// Decodes a pair of files.
+fn look(image: &Path, mask: &Path) -> Look {
     let picture = decode::picture(image).map_err(|error| (Problem::UndecodableImage, told(&error)))?;
     let pixels = decode::mask(mask).map_err(|error| (Problem::UndecodableMask, told(&error)))?;
     let sizes = ((picture.width(), picture.height()), pixels.dimensions());

@@ -32,13 +32,13 @@ impl Root {
         GrayImage::from_fn(width, height, |x, y| Luma([value(x, y)])).save(self.file(name)).expect("written");
     }
 
-    /// A coloured ramp, different for every name.
+    /// A coloured ramp; its first pixel is different for every name.
     pub(crate) fn image(&self, name: &str, width: u32, height: u32) {
-        let tint = name.bytes().fold(0_u8, u8::wrapping_add);
+        let tint = name.bytes().fold(0_u32, |hash, byte| hash.wrapping_mul(257).wrapping_add(u32::from(byte)));
         let byte = |value: u32| u8::try_from(value % 256).expect("below 256");
-        RgbImage::from_fn(width, height, |x, y| Rgb([byte(x * 9), byte(y * 7), tint]))
-            .save(self.file(name))
-            .expect("written");
+        let mut picture = RgbImage::from_fn(width, height, |x, y| Rgb([byte(x * 9), byte(y * 7), byte(x + y)]));
+        picture.put_pixel(0, 0, Rgb([byte(tint), byte(tint >> 8), byte(tint >> 16)]));
+        picture.save(self.file(name)).expect("written");
     }
 
     /// `CLASS/SPLIT_images/NAME.png` (12x8) and its mask with a block on the upper left.

@@ -7,16 +7,15 @@
 //! Everything stays bytes until a batch is made: a cached or prefetched sample is four times smaller so.
 
 use ::image::{DynamicImage, GrayImage, RgbImage};
-use fast_image_resize::images::{Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 use serde::{Deserialize, Serialize};
 
+use super::resample::{self, Filter};
 use crate::error::{Error, Result};
 
 /// Channel means of CLIP's inputs, on a scale of 0..=1.
 pub const CLIP_MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
 /// Channel standard deviations of CLIP's inputs, on a scale of 0..=1.
-pub const CLIP_STD: [f32; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
+pub const CLIP_STD: [f32; 3] = [0.268_629_54, 0.261_302_6, 0.275_777_1];
 /// What CLIP's square is padded with: `floor(255 * CLIP_MEAN)`.
 pub const CLIP_PAD: [u8; 3] = [122, 116, 104];
 
@@ -64,7 +63,7 @@ pub struct PixelConfig {
 pub fn clip_pixels(picture: &DynamicImage, size: u32, offset: PadOffset) -> Result<Vec<u8>> {
     let (width, height) = (picture.width(), picture.height());
     if width == height {
-        return planes(picture, size, FilterType::CatmullRom);
+        return planes(picture, size, Filter::Bicubic);
     }
     let side = width.max(height);
     let gap = width.abs_diff(height);
@@ -72,7 +71,7 @@ pub fn clip_pixels(picture: &DynamicImage, size: u32, offset: PadOffset) -> Resu
     let (x, y) = if width > height { (0, shift) } else { (shift, 0) };
     let mut square = RgbImage::from_pixel(side, side, ::image::Rgb(CLIP_PAD));
     ::image::imageops::replace(&mut square, &picture.to_rgb8(), x, y);
-    planes(&DynamicImage::ImageRgb8(square), size, FilterType::CatmullRom)
+    planes(&DynamicImage::ImageRgb8(square), size, Filter::Bicubic)
 }
 
 /// The SAM input before normalisation: stretched to `size x size` bilinearly. Returns `3 * size * size` bytes, CHW.
@@ -80,7 +79,7 @@ pub fn clip_pixels(picture: &DynamicImage, size: u32, offset: PadOffset) -> Resu
 /// # Errors
 /// [`Error::Shape`] for a picture or `size` of 0 pixels.
 pub fn sam_pixels(picture: &DynamicImage, size: u32) -> Result<Vec<u8>> {
-    planes(picture, size, FilterType::Bilinear)
+    planes(picture, size, Filter::Bilinear)
 }
 
 /// The mask target: `size * size` bytes, 255 = all foreground.
@@ -148,14 +147,14 @@ fn touch(foreground: &GrayImage, size: u32, target: &mut [u8]) {
 }
 
 fn soft(mask: &GrayImage, size: u32) -> Result<Vec<u8>> {
-    resize(mask.as_raw(), (mask.width(), mask.height()), PixelType::U8, size, FilterType::Bilinear)
+    square(mask.as_raw(), mask.dimensions(), size, Filter::Bilinear)
 }
 
-/// Resizes to a square and takes the channels apart; a grey picture is resized once and repeated.
-fn planes(picture: &DynamicImage, size: u32, filter: FilterType) -> Result<Vec<u8>> {
+/// Takes the channels apart and resizes each to a square; a grey picture is resized once and repeated.
+fn planes(picture: &DynamicImage, size: u32, filter: Filter) -> Result<Vec<u8>> {
     let sides = (picture.width(), picture.height());
     if let Some(grey) = picture.as_luma8() {
-        return Ok(resize(grey.as_raw(), sides, PixelType::U8, size, filter)?.repeat(3));
+        return Ok(square(grey.as_raw(), sides, size, filter)?.repeat(3));
     }
     let converted;
     let rgb = if let Some(rgb) = picture.as_rgb8() {
@@ -164,31 +163,20 @@ fn planes(picture: &DynamicImage, size: u32, filter: FilterType) -> Result<Vec<u
         converted = picture.to_rgb8();
         &converted
     };
-    let pixels = resize(rgb.as_raw(), sides, PixelType::U8x3, size, filter)?;
-    let mut planes = Vec::with_capacity(pixels.len());
+    let mut planes = Vec::with_capacity(3 * size as usize * size as usize);
     for channel in 0..3 {
-        planes.extend(pixels.iter().skip(channel).step_by(3));
+        let plane: Vec<u8> = rgb.as_raw().iter().skip(channel).step_by(3).copied().collect();
+        planes.extend(square(&plane, sides, size, filter)?);
     }
     Ok(planes)
 }
 
-fn resize(
-    bytes: &[u8],
-    (width, height): (u32, u32),
-    kind: PixelType,
-    size: u32,
-    filter: FilterType,
-) -> Result<Vec<u8>> {
+fn square(bytes: &[u8], (width, height): (u32, u32), size: u32, filter: Filter) -> Result<Vec<u8>> {
     if width == 0 || height == 0 || size == 0 {
         return Err(Error::Shape { reason: format!("cannot resize {width}x{height} pixels to {size}x{size}") });
     }
-    let fail =
-        |reason: String| Error::Shape { reason: format!("resizing {width}x{height} to {size}x{size}: {reason}") };
-    let source = ImageRef::new(width, height, bytes, kind).map_err(|error| fail(error.to_string()))?;
-    let mut target = Image::new(size, size, kind);
-    let options = ResizeOptions::new().resize_alg(ResizeAlg::Convolution(filter)).use_alpha(false);
-    Resizer::new().resize(&source, &mut target, &options).map_err(|error| fail(error.to_string()))?;
-    Ok(target.into_vec())
+    let side = size as usize;
+    Ok(resample::plane(bytes, (width as usize, height as usize), (side, side), filter))
 }
 
 #[cfg(test)]
@@ -231,7 +219,7 @@ mod tests {
         let dot = GrayImage::from_fn(64, 64, |x, y| Luma([if (x, y) == (20, 40) { 255 } else { 0 }]));
         let target = mask_pixels(&dot, 8, MaskMode::Binary).expect("sized");
         assert_eq!(target.iter().position(|&v| v == 255), Some(5 * 8 + 2));
-        assert_eq!(target.iter().filter(|&&v| v == 255).count(), 1);
+        assert_eq!(target.iter().rposition(|&v| v == 255), Some(5 * 8 + 2), "and nowhere else");
         // So small that antialiasing rounds it to zero everywhere.
         let speck = GrayImage::from_fn(512, 512, |x, y| Luma([u8::from((x, y) == (511, 0))]));
         assert_eq!(mask_pixels(&speck, 4, MaskMode::Binary).expect("sized").iter().position(|&v| v == 255), Some(3));

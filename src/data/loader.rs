@@ -29,6 +29,12 @@ pub trait TextEncoder: Send + Sync {
     fn encode(&self, row: &Row) -> Result<(Vec<i64>, usize)>;
 }
 
+impl<F: Fn(&Row) -> Result<(Vec<i64>, usize)> + Send + Sync> TextEncoder for F {
+    fn encode(&self, row: &Row) -> Result<(Vec<i64>, usize)> {
+        self(row)
+    }
+}
+
 /// Everything that turns a row index into a sample; shared by the loaders of all epochs.
 pub struct Source {
     manifest: Arc<Manifest>,
@@ -106,15 +112,14 @@ impl Source {
             reason: format!("class `{}` is not among `{}`", row.modality, self.manifest.modalities.join("`, `")),
         })?;
         let key = (self.pairs[index], transform);
-        let pixels = match self.cache.as_ref().and_then(|cache| cache.get(key)) {
-            Some(pixels) => pixels,
-            None => {
-                let pixels = Arc::new(Pixels::load(row, &self.config, transform)?);
-                if let Some(cache) = &self.cache {
-                    cache.put(key, &pixels);
-                }
-                pixels
+        let pixels = if let Some(pixels) = self.cache.as_ref().and_then(|cache| cache.get(key)) {
+            pixels
+        } else {
+            let pixels = Arc::new(Pixels::load(row, &self.config, transform)?);
+            if let Some(cache) = &self.cache {
+                cache.put(key, &pixels);
             }
+            pixels
         };
         Ok(Sample { row: index, label, ids, answer_start, pixels })
     }

@@ -17,6 +17,7 @@ pub mod loader;
 pub mod manifest;
 pub mod order;
 pub mod picture;
+pub mod resample;
 pub mod sample;
 pub mod split;
 pub mod text;

@@ -6,7 +6,7 @@ use crate::data::manifest::{Manifest, Row};
 use crate::data::{decode, image as pixels, picture};
 use crate::event::{Event, Observer};
 use crate::metrics::segmentation::ImageScore;
-use crate::metrics::table::{EvalSums, EvalSummary};
+use crate::metrics::table::{EvalSummary, EvalSums};
 use crate::metrics::text::TextScores;
 use crate::{Error, Result};
 use image::{DynamicImage, GrayImage, RgbImage};

@@ -177,8 +177,11 @@ pub struct RunOverrides {
 /// # Errors
 /// [`Error::Weights`] when the folder is neither, or incomplete.
 pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Assembly> {
-    let mut description =
-        if weights::is_published(folder) { weights::describe_published(folder, overrides, build)? } else { describe(folder)? };
+    let mut description = if weights::is_published(folder) {
+        weights::describe_published(folder, overrides, build)?
+    } else {
+        describe(folder)?
+    };
     if let Some(base) = &overrides.base {
         description.model.base.clone_from(base);
     }
@@ -203,7 +206,8 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Ass
 pub fn describe(folder: &Path) -> Result<Description> {
     let path = folder.join(weights::DESCRIPTION);
     let hint = "give a run folder made by `prsmed train`, its `last/` or `best/`, or a published PRS-Med folder";
-    let text = std::fs::read(&path).map_err(|e| Error::weights(folder, format!("not a checkpoint folder ({e})"), hint))?;
+    let text =
+        std::fs::read(&path).map_err(|e| Error::weights(folder, format!("not a checkpoint folder ({e})"), hint))?;
     serde_json::from_slice(&text).map_err(|e| Error::weights(&path, e.to_string(), hint))
 }
 
@@ -243,10 +247,10 @@ fn model_sizes(
         None => sizes(config)?.encoder.clone(),
     };
     let published = mask_decoder::Config::published();
-    let (hidden_dim, heads) = config.sizes.as_ref().map_or(
-        (published.hidden_dim, [published.cross_heads, published.self_heads]),
-        |s| (s.decoder_hidden_dim, s.decoder_heads),
-    );
+    let (hidden_dim, heads) =
+        config.sizes.as_ref().map_or((published.hidden_dim, [published.cross_heads, published.self_heads]), |s| {
+            (s.decoder_hidden_dim, s.decoder_heads)
+        });
     let decoder = mask_decoder::Config {
         version: config.decoder,
         prompt_dim: llm.hidden_size,
@@ -278,7 +282,11 @@ fn check(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
         if part > 0 && whole > 0 && whole % part == 0 {
             return Ok(());
         }
-        Err(Error::config(key, format!("{what}: {whole} is not a positive multiple of {part}"), "change one of the two"))
+        Err(Error::config(
+            key,
+            format!("{what}: {whole} is not a positive multiple of {part}"),
+            "change one of the two",
+        ))
     };
     divides("model.image_size", "pixels and the encoder's stride", config.image_size, tiny_vit::STRIDE)?;
     divides("model.sizes.clip", "image and patch", sizes.clip.image_size, sizes.clip.patch_size)?;
@@ -297,7 +305,11 @@ fn check(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
         divides("model.sizes.encoder", "channels and heads", dim, heads)?;
     }
     if sizes.lora.rank < 1 {
-        return Err(Error::config("lora.rank", format!("{} is not a rank", sizes.lora.rank), "use 1 or more, usually 16"));
+        return Err(Error::config(
+            "lora.rank",
+            format!("{} is not a rank", sizes.lora.rank),
+            "use 1 or more, usually 16",
+        ));
     }
     if config.train_base && config.base != RANDOM {
         let hint = "set `model.train_base=false`: LoRA adapts the base";

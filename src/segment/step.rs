@@ -112,8 +112,8 @@ pub fn forward(model: &PrsMed, inputs: &Inputs, semantics: Semantics, pass: Pass
     let embeds = splice.embed(&image, |ids| model.llm().embed(ids));
     let padded = (0..inputs.texts.len()).any(|row| splice.row_len(row) < splice.len);
     // causal attention hides right-padding from real tokens; only `reference` reads the padding's own states
-    let keep = (padded && !semantics.hides_answer())
-        .then(|| splice.keep_before(embeds.device(), |row| splice.row_len(row)));
+    let keep =
+        (padded && !semantics.hides_answer()).then(|| splice.keep_before(embeds.device(), |row| splice.row_len(row)));
     let states = model.llm().forward(&embeds, keep.as_ref(), pass.llm);
     let embedding = model.embed_image(&inputs.sam_image, pass.encoder);
     let mask_logits = if semantics.hides_answer() {

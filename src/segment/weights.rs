@@ -11,6 +11,7 @@
 
 use super::setup::{Assembly, Build, Description, ModelConfig, RANDOM, RunOverrides, pixels};
 use super::{Semantics, setup};
+use crate::data::manifest::REFERENCE_CLASSES;
 use crate::models::prsmed::{self, PrsMed, TOWER_PREFIX};
 use crate::models::{clip, mask_decoder, mistral, tiny_vit};
 use crate::nn::LoraConfig;
@@ -41,7 +42,8 @@ impl Found {
     /// # Errors
     /// [`Error::Hub`], or [`Error::Weights`] for a path that does not exist.
     pub fn locate(config: &ModelConfig, build: Build) -> Result<Self> {
-        let find = |spec: &str| if spec == RANDOM || spec.is_empty() { Ok(None) } else { (build.locate)(spec).map(Some) };
+        let find =
+            |spec: &str| if spec == RANDOM || spec.is_empty() { Ok(None) } else { (build.locate)(spec).map(Some) };
         Ok(Self {
             base: find(&config.base)?,
             tower: find(&config.vision_tower)?,
@@ -230,12 +232,20 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
     let decoder = Archive::open(&part_file(folder, "mask_decoder"))?;
     let dims = |name: &str| {
         decoder.info(name).map(|info| info.shape.clone()).ok_or_else(|| {
-            Error::weights(decoder.path(), format!("`{name}` is missing"), "use a `mask_decoder.pth` of PRS-Med v5 or v6")
+            Error::weights(
+                decoder.path(),
+                format!("`{name}` is missing"),
+                "use a `mask_decoder.pth` of PRS-Med v5 or v6",
+            )
         })
     };
     let first = dims("prompt_projection.0.weight")?;
     let decoder = mask_decoder::Config {
-        version: if decoder.contains("image_norm.weight") { mask_decoder::Version::V5 } else { mask_decoder::Version::V6 },
+        version: if decoder.contains("image_norm.weight") {
+            mask_decoder::Version::V5
+        } else {
+            mask_decoder::Version::V6
+        },
         prompt_dim: first[1],
         hidden_dim: first[0],
         image_dim: dims("norm1.weight")?[0],
@@ -262,24 +272,14 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
     let (clip, llm) = Found::locate(&model, build)?.base_sizes()?.expect("a base was given");
     let cls = part_file(folder, "cls");
     let num_classes = if cls.exists() {
-        Archive::open(&cls)?.info("2.bias").map_or(PUBLISHED_MODALITIES.len() as i64, |info| info.shape[0])
+        Archive::open(&cls)?.info("2.bias").map_or(REFERENCE_CLASSES.len() as i64, |info| info.shape[0])
     } else {
-        PUBLISHED_MODALITIES.len() as i64
+        REFERENCE_CLASSES.len() as i64
     };
     let sizes = prsmed::Config { clip, llm, lora, encoder: tiny_vit::Config::vit_t(), decoder, num_classes };
-    let modalities = PUBLISHED_MODALITIES.iter().map(|m| (*m).to_owned()).collect();
+    let modalities = REFERENCE_CLASSES.iter().map(|m| (*m).to_owned()).collect();
     Ok(Description { format: 1, pixels: pixels(&model, &sizes), model, sizes, modalities })
 }
-
-/// Classes of the published models, index = label.
-const PUBLISHED_MODALITIES: [&str; 6] = [
-    "brain_tumors_ct_scan",
-    "breast_tumors_ct_scan",
-    "lung_CT",
-    "lung_Xray",
-    "skin_rgbimage",
-    "polyp_endoscopy",
-];
 
 /// Fills `model` from a checkpoint folder and the base it names.
 ///

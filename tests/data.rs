@@ -1,0 +1,355 @@
+//! The data level as a user of the library sees it: preprocessing against Pillow, and the loader.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use prsmed::data::decode;
+use prsmed::data::image::{
+    CLIP_STD, MaskMode, PadOffset, PixelConfig, clip_pixels, mask_pixels, normalise_clip, sam_pixels,
+};
+use prsmed::data::loader::{Loader, LoaderOptions, Source, TextEncoder};
+use prsmed::data::manifest::{Manifest, OpenOptions, REFERENCE_CLASSES, Row, Split};
+use prsmed::tensor::{Kind, Tensor};
+use prsmed::{Error, Result};
+use safetensors::SafeTensors;
+
+fn shared(name: &str) -> Option<PathBuf> {
+    let base = std::env::var_os("PRSMED_SHARED")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
+    let path = base.join(name);
+    if path.exists() {
+        return Some(path);
+    }
+    let _ = writeln!(std::io::stderr(), "skipped: `{}` is not there (set PRSMED_SHARED)", path.display());
+    None
+}
+
+/// Differences in 1/255 between what was made and what was recorded.
+#[derive(Default)]
+struct Differences {
+    count: usize,
+    off: usize,
+    beyond: usize,
+    most: f64,
+}
+
+impl Differences {
+    fn of(pairs: impl Iterator<Item = (f64, f64)>) -> Self {
+        let mut found = Self::default();
+        for (ours, theirs) in pairs {
+            let difference = (ours - theirs).abs();
+            found.count += 1;
+            found.off += usize::from(difference > 0.5);
+            found.beyond += usize::from(difference > 1.01);
+            found.most = found.most.max(difference);
+        }
+        found
+    }
+
+    fn bytes(ours: &[u8], theirs: &[u8]) -> Self {
+        assert_eq!(ours.len(), theirs.len());
+        Self::of(ours.iter().zip(theirs).map(|(&a, &b)| (f64::from(a), f64::from(b))))
+    }
+
+    /// Within 1/255 everywhere, and equal for `equal` of the pixels.
+    fn assert(&self, name: &str, equal: f64) {
+        assert!(self.count > 0, "{name}: nothing was compared");
+        let share =
+            1.0 - f64::from(u32::try_from(self.off).expect("few")) / f64::from(u32::try_from(self.count).expect("few"));
+        assert!(
+            self.beyond == 0 && share >= equal,
+            "{name}: {} of {} pixels differ, {} by more than 1/255, one by {}/255",
+            self.off,
+            self.count,
+            self.beyond,
+            self.most
+        );
+    }
+}
+
+/// Rows from 1 and columns from 2, every fourth, of planes of `side * side` bytes.
+fn thinned(planes: &[u8], side: usize) -> Vec<u8> {
+    let rows = planes.chunks(side).enumerate().filter(|(row, _)| row % side % 4 == 1);
+    rows.flat_map(|(_, row)| row.iter().skip(2).step_by(4).copied()).collect()
+}
+
+#[test]
+fn preprocessing_equals_what_the_original_recorded() {
+    let Some(folder) = shared("reference/oracle/preprocess") else { return };
+    let bytes = std::fs::read(folder.join("expected.safetensors")).expect("read");
+    let expected = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let data = folder.join("dataset/data");
+    let manifest = Manifest::open_with(&data, Some(&folder.join("dataset/annotation")), OpenOptions { skip_bad: true })
+        .expect("rows");
+    let manifest = manifest.with_modalities(REFERENCE_CLASSES.map(str::to_owned).to_vec()).expect("the six");
+    assert_eq!(manifest.rows.len(), 6);
+    for row in &manifest.rows {
+        let tensor = |name: &str| expected.tensor(&format!("{}.{name}", row.modality)).expect("recorded");
+        let picture = decode::picture(&row.image_path).expect("decoded");
+
+        let clip = clip_pixels(&picture, 336, PadOffset::CentrePlusOne).expect("sized");
+        let halves = tensor("clip_image");
+        let theirs = halves.data().chunks(2).map(|pair| half::f16::from_le_bytes([pair[0], pair[1]]).to_f32());
+        let scale = CLIP_STD.map(|std| 255.0 * f64::from(std));
+        let pairs =
+            normalise_clip(&clip, 336 * 336).into_iter().zip(theirs).enumerate().map(|(index, (ours, theirs))| {
+                let scale = scale[index / (336 * 336)];
+                (f64::from(ours) * scale, f64::from(theirs) * scale)
+            });
+        Differences::of(pairs).assert(&format!("{}.clip_image", row.modality), 1.0);
+
+        let sam = sam_pixels(&picture, 1024).expect("sized");
+        let theirs = tensor("sam_image_u8@rows1::4,cols2::4");
+        Differences::bytes(&thinned(&sam, 1024), theirs.data()).assert(&format!("{}.sam_image", row.modality), 1.0);
+
+        let mask = decode::mask(&row.mask_path).expect("decoded");
+        let soft = mask_pixels(&mask, 1024, MaskMode::Soft).expect("sized");
+        let theirs = tensor("mask_u8@rows1::4,cols2::4");
+        Differences::bytes(&thinned(&soft, 1024), theirs.data()).assert(&format!("{}.mask", row.modality), 1.0);
+
+        let label = tensor("class_label").data().first().copied().map(usize::from);
+        assert_eq!(manifest.label(&row.modality), label, "{}", row.modality);
+    }
+}
+
+#[test]
+fn odd_sizes_and_kinds_equal_pillow() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/preprocess");
+    let bytes = std::fs::read(folder.join("expected.safetensors")).expect("read");
+    let expected = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let names: BTreeSet<&str> = expected.names().into_iter().filter_map(|name| name.strip_suffix(".sam")).collect();
+    assert_eq!(names.len(), 16);
+    for name in names {
+        let tensor = |kind: &str| expected.tensor(&format!("{name}.{kind}")).expect("recorded").data().to_vec();
+        let picture = decode::picture(&folder.join(name)).expect("decoded");
+        let mask = decode::mask(&folder.join(name)).expect("decoded");
+        // Pillow 13 resizes the columns first where that is cheaper, older versions (and ours) always the rows; the bytes
+        // between the passes are rounded then, which moves some results by 1/255.
+        let equal = if matches!(name, "grey_37x50.tiff" | "rgb_40x61.png") { 0.75 } else { 1.0 };
+        let clip = clip_pixels(&picture, 33, PadOffset::Centre).expect("sized");
+        Differences::bytes(&clip, &tensor("clip")).assert(&format!("{name}.clip"), 1.0);
+        Differences::bytes(&sam_pixels(&picture, 32).expect("sized"), &tensor("sam"))
+            .assert(&format!("{name}.sam"), equal);
+        let soft = mask_pixels(&mask, 32, MaskMode::Soft).expect("sized");
+        Differences::bytes(&soft, &tensor("mask")).assert(&format!("{name}.mask"), equal);
+    }
+}
+
+/// A data root with `count` coloured pictures of one class, three rows each.
+fn pictures(count: usize) -> tempfile::TempDir {
+    let root = tempfile::tempdir().expect("a folder");
+    for folder in ["annotations", "ct/train_images", "ct/train_masks"] {
+        std::fs::create_dir_all(root.path().join(folder)).expect("created");
+    }
+    let mut csv = "image_path,question,answer,position,split\n".to_owned();
+    for index in 0..count {
+        let tint = u8::try_from(index % 256).expect("a byte");
+        let picture = image::RgbImage::from_fn(24, 16, |x, y| {
+            image::Rgb([tint, if x < 12 { 200 } else { 10 }, u8::try_from(y).expect("small")])
+        });
+        picture.save(root.path().join(format!("ct/train_images/{index}.png"))).expect("written");
+        let mask = image::GrayImage::from_fn(24, 16, |x, y| image::Luma([if x < 6 && y < 6 { 255 } else { 0 }]));
+        mask.save(root.path().join(format!("ct/train_masks/{index}.png"))).expect("written");
+        for question in 0..3 {
+            let words = "where ".repeat(question + 1);
+            writeln!(csv, "ct/train_masks/{index}.png,{words},In the upper left part of the image.,upper left,train")
+                .expect("a string");
+        }
+    }
+    std::fs::write(root.path().join("annotations/ct.csv"), csv).expect("written");
+    root
+}
+
+/// One id for each byte; counts how often it was asked, and fails or panics on request.
+#[derive(Default)]
+struct Bytes {
+    asked: AtomicUsize,
+    fails_at_line: Option<u64>,
+    panics_at_line: Option<u64>,
+}
+
+impl TextEncoder for Bytes {
+    fn encode(&self, row: &Row) -> Result<(Vec<i64>, usize)> {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        if self.fails_at_line == Some(row.line) {
+            return Err(Error::weights("tokenizer.json", "no piece for this text", "train another tokenizer"));
+        }
+        assert_ne!(self.panics_at_line, Some(row.line), "a panic that the test asked for");
+        let mut ids = vec![1, -200];
+        ids.extend(row.question.bytes().map(i64::from));
+        let start = ids.len();
+        ids.extend(row.answer.bytes().map(i64::from));
+        Ok((ids, start))
+    }
+}
+
+const CONFIG: PixelConfig =
+    PixelConfig { clip_size: 28, sam_size: 32, mask: MaskMode::Binary, pad_offset: PadOffset::Centre };
+const OPTIONS: LoaderOptions = LoaderOptions { workers: 2, prefetch: 2, epoch: 0, skip: 0 };
+
+fn source(root: &Path, encoder: Bytes) -> (Source, Arc<Bytes>) {
+    let manifest = Manifest::open(root, None).expect("good rows");
+    let encoder = Arc::new(encoder);
+    (Source::new(Arc::new(manifest), Arc::clone(&encoder) as Arc<dyn TextEncoder>, CONFIG), encoder)
+}
+
+/// Everything a batch holds, as text that can be compared.
+fn contents(source: &Arc<Source>, batches: &[Vec<usize>], options: LoaderOptions) -> Vec<String> {
+    let loader = Loader::start(Arc::clone(source), batches.to_vec(), options).expect("started");
+    loader
+        .map(|batch| {
+            let batch = batch.expect("good rows");
+            let sum = |tensor: &Tensor| {
+                let flat = tensor.to_kind(Kind::Double).reshape([-1]);
+                let places = Tensor::arange(flat.size()[0], (Kind::Double, prsmed::tensor::Device::Cpu));
+                format!("{:?} {}", tensor.size(), (flat * (places + 1.0).sqrt()).sum(Kind::Double).double_value(&[]))
+            };
+            let tensors = [
+                &batch.text_ids,
+                &batch.text_mask,
+                &batch.clip_image,
+                &batch.sam_image,
+                &batch.mask,
+                &batch.class_label,
+            ];
+            format!("{:?} {:?} {:?}", batch.rows, batch.answer_start, tensors.map(sum))
+        })
+        .collect()
+}
+
+#[test]
+fn batches_depend_on_neither_workers_nor_cache_nor_prefetch() {
+    let root = pictures(12);
+    let rows: Vec<usize> = (0..36).rev().collect();
+    let batches = prsmed::data::order::plain_batches(&rows, 5);
+    for jitter in [false, true] {
+        let make = |cache: usize| {
+            let (source, _) = source(root.path(), Bytes::default());
+            let source = if jitter { source.with_jitter(3) } else { source };
+            Arc::new(if cache > 0 { source.with_cache(cache) } else { source })
+        };
+        let plain = contents(&make(0), &batches, OPTIONS);
+        assert_eq!(plain.len(), 8);
+        for (workers, prefetch, cache) in [(1, 1, 0), (4, 7, 0), (2, 2, 20_000), (2, 2, 1 << 30)] {
+            let options = LoaderOptions { workers, prefetch, ..OPTIONS };
+            let source = make(cache);
+            assert_eq!(
+                contents(&source, &batches, options),
+                plain,
+                "{workers} workers, {prefetch} ahead, cache {cache}"
+            );
+            assert_eq!(contents(&source, &batches, options), plain, "the second time, with what the cache holds");
+        }
+        let later = contents(&make(0), &batches, LoaderOptions { epoch: 1, ..OPTIONS });
+        assert_eq!(later != plain, jitter, "only jitter changes with the epoch");
+    }
+}
+
+#[test]
+fn a_resumed_loader_does_not_read_what_it_skips() {
+    let root = pictures(8);
+    let batches = prsmed::data::order::plain_batches(&(0..24).collect::<Vec<_>>(), 4);
+    let (whole, _) = source(root.path(), Bytes::default());
+    let whole = contents(&Arc::new(whole), &batches, OPTIONS);
+    let (rest, encoder) = source(root.path(), Bytes::default());
+    // Files of skipped rows are not even opened.
+    std::fs::remove_file(root.path().join("ct/train_images/0.png")).expect("removed");
+    let rest = contents(&Arc::new(rest), &batches, LoaderOptions { skip: 4, ..OPTIONS });
+    assert_eq!(rest, whole[4..]);
+    assert_eq!(encoder.asked.load(Ordering::Relaxed), 8);
+}
+
+#[test]
+fn workers_stay_within_the_prefetch_and_stop_when_dropped() {
+    let root = pictures(30);
+    let (source, encoder) = source(root.path(), Bytes::default());
+    let batches = prsmed::data::order::plain_batches(&(0..90).collect::<Vec<_>>(), 1);
+    let options = LoaderOptions { prefetch: 3, ..OPTIONS };
+    let mut loader = Loader::start(Arc::new(source), batches, options).expect("started");
+    assert_eq!(loader.next().expect("a batch").expect("good").rows, [0]);
+    std::thread::sleep(Duration::from_millis(300));
+    let ahead = encoder.asked.load(Ordering::Relaxed);
+    assert!((1..=4).contains(&ahead), "{ahead} samples were made for one batch taken and three ahead");
+    assert!(loader.waited() > Duration::ZERO);
+    assert_eq!(loader.remaining(), 89);
+    drop(loader);
+    // A sample that was being made may still end.
+    std::thread::sleep(Duration::from_millis(100));
+    let stopped = encoder.asked.load(Ordering::Relaxed);
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(encoder.asked.load(Ordering::Relaxed), stopped, "work went on after the drop");
+}
+
+fn first_error(root: &Path, encoder: Bytes) -> (usize, Error) {
+    let (source, _) = source(root, encoder);
+    let batches = prsmed::data::order::plain_batches(&(0..12).collect::<Vec<_>>(), 2);
+    let results: Vec<_> = Loader::start(Arc::new(source), batches, OPTIONS).expect("started").collect();
+    let good = results.len() - 1;
+    let error = results.into_iter().find_map(std::result::Result::err).expect("an error");
+    (good, error)
+}
+
+#[test]
+fn errors_name_the_row_and_end_the_loader() {
+    let root = pictures(4);
+    std::fs::write(root.path().join("ct/train_images/2.png"), b"not a picture").expect("written");
+    let (good, error) = first_error(root.path(), Bytes::default());
+    let text = error.to_string();
+    assert_eq!(good, 3, "the rows before it are handed out");
+    assert!(text.contains("ct.csv:8: ") && text.ends_with("2.png: is not a PNG, JPEG or TIFF picture"), "{text}");
+    assert_eq!(error.hint(), "convert it to PNG");
+
+    let root = pictures(4);
+    let (good, error) = first_error(root.path(), Bytes { fails_at_line: Some(4), ..Bytes::default() });
+    let text = error.to_string();
+    assert_eq!(good, 1);
+    assert!(text.contains("ct.csv:4: tokenizer.json: no piece for this text"), "{text}");
+    assert_eq!(error.hint(), "train another tokenizer");
+
+    let (good, error) = first_error(root.path(), Bytes { panics_at_line: Some(6), ..Bytes::default() });
+    assert_eq!(good, 2);
+    assert!(error.to_string().contains("a data worker stopped"), "{error}");
+
+    let small = image::GrayImage::from_pixel(20, 16, image::Luma([255]));
+    small.save(root.path().join("ct/train_masks/0.png")).expect("written");
+    let (_, error) = first_error(root.path(), Bytes::default());
+    assert!(error.to_string().ends_with("0.png: the mask is 20x16 pixels but its image is 24x16"), "{error}");
+}
+
+#[test]
+fn lengths_are_those_of_the_encoder() {
+    let root = pictures(1);
+    let (source, encoder) = source(root.path(), Bytes::default());
+    let by_closure =
+        Source::new(Arc::new(source.manifest().clone()), Arc::new(move |row: &Row| encoder.encode(row)), CONFIG);
+    assert_eq!(by_closure.text_lengths(&[2]).expect("encoded"), source.text_lengths(&[2]).expect("encoded"));
+    let lengths = source.text_lengths(&[2, 0]).expect("encoded");
+    assert_eq!(lengths[0] - lengths[1], "where where ".len());
+    let batch = source.sample(0, 0).expect("a sample");
+    assert_eq!((batch.label, batch.ids.len(), batch.answer_start), (0, lengths[1], 2 + "where ".len()));
+}
+
+#[test]
+fn the_real_set_loads_whole() {
+    let Some(folder) = shared("data/real") else { return };
+    let (source, _) = source(&folder, Bytes::default());
+    let rows = source.manifest().rows_of(Split::Test);
+    assert!(rows.len() > 50, "{} test rows", rows.len());
+    let lengths = source.text_lengths(&rows).expect("encoded");
+    let batches = prsmed::data::order::epoch_batches(&rows, &lengths, 0, 0, 8);
+    let source = Arc::new(source);
+    let mut seen = Vec::new();
+    for batch in Loader::start(Arc::clone(&source), batches, OPTIONS).expect("started") {
+        let batch = batch.expect("good rows");
+        let covered = batch.mask.flatten(1, -1).sum_dim_intlist([1_i64].as_slice(), false, Kind::Float);
+        assert!(covered.min().double_value(&[]) > 0.0, "a target vanished in {:?}", batch.rows);
+        seen.extend(batch.rows);
+    }
+    seen.sort_unstable();
+    assert_eq!(seen, rows);
+}
