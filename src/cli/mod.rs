@@ -5,6 +5,7 @@ pub mod output;
 pub mod progress;
 pub mod report;
 
+mod data;
 mod eval;
 mod predict;
 mod trace;
@@ -47,6 +48,9 @@ enum Command {
     Eval(eval::Args),
     /// Answer a question about an image and segment what it asks for
     Predict(predict::Args),
+    /// Check, make or import data roots
+    #[command(subcommand)]
+    Data(data::Command),
     /// Record deterministic training steps on given tensors
     Trace(trace::Args),
 }
@@ -90,6 +94,7 @@ fn dispatch(command: Command, context: &Context) -> anyhow::Result<Outcome> {
         Command::Train(args) => train::run(&args, context),
         Command::Eval(args) => eval::run(&args, context),
         Command::Predict(args) => predict::run(&args, context),
+        Command::Data(command) => data::run(&command, context),
         Command::Trace(args) => trace::run(&args, context),
     }
 }

@@ -16,10 +16,13 @@ pub mod jitter;
 pub mod loader;
 pub mod manifest;
 pub mod order;
+pub mod phantom;
 pub mod picture;
+pub mod position;
 pub mod resample;
 pub mod sample;
 pub mod split;
+pub mod templates;
 pub mod text;
 
 mod random;
