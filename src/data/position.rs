@@ -295,12 +295,12 @@ fn word(text: &str) -> Option<Word> {
     })
 }
 
-/// Two neighbouring words as a place. `left upper` is none: that order names anatomy (`the left upper lobe`).
+/// Two neighbouring words as a place. `left upper` is none: that order names anatomy (`the right middle lobe`).
 fn two_words(first: &Word, second: &Word) -> Option<Position> {
     let (row, column) = match (first, second) {
         (Word::Row(row), Word::Column(column)) => (*row, *column),
-        (Word::Row(row), Word::Center) | (Word::Center, Word::Row(row)) => (*row, Column::Center),
-        (Word::Column(column), Word::Center) | (Word::Center, Word::Column(column)) => (Row::Center, *column),
+        (Word::Row(row), Word::Center) => (*row, Column::Center),
+        (Word::Center, Word::Column(column)) => (Row::Center, *column),
         (Word::Center, Word::Center) => (Row::Center, Column::Center),
         _ => return None,
     };

@@ -31,9 +31,26 @@ impl Plane {
         }
     }
 
+    /// As [`Plane::paint`], within `reach` of a point only.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to the picture")]
+    #[expect(clippy::cast_precision_loss, reason = "picture sides are far below 2^24")]
+    pub(super) fn paint_near(&mut self, at: (f32, f32), reach: f32, paint: impl Fn(f32, f32, usize, f32) -> f32) {
+        let size = self.size;
+        let pixel = |at: f32| (at * size as f32).clamp(0.0, size as f32) as usize;
+        let columns = pixel(at.0 - reach)..pixel(at.0 + reach + 1.0 / size as f32);
+        for row in pixel(at.1 - reach)..pixel(at.1 + reach + 1.0 / size as f32) {
+            let y = unit(row, size);
+            for column in columns.clone() {
+                let index = row * size + column;
+                self.values[index] = paint(unit(column, size), y, index, self.values[index]);
+            }
+        }
+    }
+
     /// Lays `value` over the picture where `shape` covers it, with an edge `soft` wide.
     pub(super) fn lay(&mut self, shape: &Oval, value: f32, soft: f32) {
-        self.paint(|x, y, _, old| mix(old, value, shape.cover(x, y, soft)));
+        let reach = shape.rx.max(shape.ry) * shape.spread() + soft;
+        self.paint_near((shape.x, shape.y), reach, |x, y, _, old| mix(old, value, shape.cover(x, y, soft)));
     }
 }
 
@@ -67,6 +84,11 @@ pub(super) struct Oval {
 impl Oval {
     pub(super) fn new(x: f32, y: f32, rx: f32, ry: f32) -> Self {
         Self { x, y, rx, ry, angle: 0.0, power: 2.0 }
+    }
+
+    /// How far the outline reaches beyond the larger radius, at most: up to the corner of the box when turned.
+    fn spread(&self) -> f32 {
+        if self.power > 2.0 { std::f32::consts::SQRT_2 } else { 1.0 }
     }
 
     pub(super) fn turned(self, angle: f32) -> Self {
@@ -105,7 +127,7 @@ impl Oval {
 
     /// 1 inside, 0 outside, a ramp `soft` wide between.
     pub(super) fn cover(&self, x: f32, y: f32, soft: f32) -> f32 {
-        let reach = self.rx.max(self.ry) + soft;
+        let reach = self.rx.max(self.ry) * self.spread() + soft;
         if (x - self.x).abs() > reach || (y - self.y).abs() > reach {
             return 0.0;
         }

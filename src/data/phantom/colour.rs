@@ -77,8 +77,8 @@ pub(super) fn polyp_endoscopy(lesions: &[&Lesion], size: usize, rng: &mut ChaCha
         let gleam = Oval::new(oval.x - 0.35 * radius, oval.y - 0.4 * radius, 0.2 * radius, 0.12 * radius).turned(-0.7);
         photo.blend([1.0, 0.98, 0.95], &map(size, |x, y, _| 0.9 * gleam.cover(x, y, 0.012)));
     }
-    let gleams = noise(size, (20.0, 26.0), 1, rng);
-    photo.blend([1.0, 0.97, 0.94], &map(size, |_, _, i| 0.85 * smooth(0.47, 0.52, gleams.values[i])));
+    let gleams = noise(size, (14.0, 18.0), 2, rng);
+    photo.blend([1.0, 0.97, 0.94], &map(size, |_, _, i| 0.85 * smooth(0.50, 0.56, gleams.values[i])));
     let view = Oval::new(0.5, 0.5, 0.51, 0.51).power(3.4);
     photo
         .shade(&map(size, |x, y, _| view.cover(x, y, 0.02) * (1.06 - 0.35 * ((x - 0.5).hypot(y - 0.5) / 0.6).powi(2))));
@@ -102,17 +102,24 @@ pub(super) fn skin_dermoscopy(lesions: &[&Lesion], size: usize, rng: &mut ChaCha
             1.0 + inside * (0.08 - 0.26 * net + 0.18 * cloud.values[i])
         }));
     }
+    photo.blend([0.16, 0.11, 0.09], &hairs(size, rng));
+    photo.shade(&map(size, |x, y, _| 1.04 - 0.30 * smooth(0.45, 0.75, (x - 0.5).hypot(y - 0.5))));
+    photo.add_grain(0.012, size, rng)
+}
+
+/// How much of every pixel a few bent hairs cover.
+fn hairs(size: usize, rng: &mut ChaCha8Rng) -> Plane {
+    let mut cover = Plane::filled(size, 0.0);
     for _ in 0..9 {
         let (x, y, angle) = (vary(0.0, 1.0, rng), vary(0.0, 1.0, rng), vary(0.0, TAU, rng));
         let (bend, length, width) = (vary(-0.9, 0.9, rng), vary(0.12, 0.4, rng), vary(0.004, 0.0065, rng));
         let (sin, cos) = angle.sin_cos();
-        let hair = map(size, |u, v, _| {
+        cover.paint_near((x, y), 1.2 * length, |u, v, _, old| {
             let along = (u - x) * cos + (v - y) * sin;
             let across = (v - y) * cos - (u - x) * sin;
-            0.75 * bump(bend * along * along, width, across) * (1.0 - smooth(length - 0.03, length, along.abs()))
+            let hair = bump(bend * along * along, width, across) * (1.0 - smooth(length - 0.03, length, along.abs()));
+            old.max(0.75 * hair)
         });
-        photo.blend([0.16, 0.11, 0.09], &hair);
     }
-    photo.shade(&map(size, |x, y, _| 1.04 - 0.30 * smooth(0.45, 0.75, (x - 0.5).hypot(y - 0.5))));
-    photo.add_grain(0.012, size, rng)
+    cover
 }

@@ -13,7 +13,10 @@ const EDGE: f32 = 0.018;
 fn lay_lesions(plane: &mut Plane, lesions: &[&Lesion], bright: f32, dark: f32, texture: &Plane) {
     for lesion in lesions {
         let level = if lesion.brighter { bright } else { dark };
-        plane.paint(|x, y, i, old| mix(old, level + 0.05 * texture.values[i], lesion.cover(x, y, EDGE)));
+        let at = (lesion.oval.x, lesion.oval.y);
+        plane.paint_near(at, lesion.reach(EDGE), |x, y, i, old| {
+            mix(old, level + 0.05 * texture.values[i], lesion.cover(x, y, EDGE))
+        });
     }
 }
 
@@ -172,12 +175,13 @@ pub(super) fn breast_ultrasound(lesions: &[&Lesion], size: usize, rng: &mut ChaC
         plane.paint(|u, y, _, old| old * (1.0 - 0.22 * bump(x + 0.05 * (y - 0.5), width, u) * smooth(0.2, 0.5, y)));
     }
     for lesion in lesions {
-        let (oval, dark) = (lesion.oval, !lesion.brighter);
+        let oval = lesion.oval;
+        let gain = if lesion.brighter { -0.30 } else { 0.40 };
         plane.paint(|x, y, _, old| {
             // Behind a lesion the beam is stronger (echo-poor) or weaker (echo-rich).
             let behind = bump(oval.x, oval.rx, x) * smooth(oval.y, oval.y + 0.5 * oval.ry, y);
             let fade = 1.0 - smooth(oval.y + oval.ry, oval.y + 3.0 * oval.ry, y);
-            old * (1.0 + if dark { 0.25 } else { -0.20 } * behind * fade)
+            old * (1.0 + gain * behind * fade)
         });
     }
     lay_lesions(&mut plane, lesions, 0.88, 0.07, &tissue);

@@ -46,9 +46,14 @@ impl Lesion {
         (self.oval.rx * self.oval.ry).sqrt()
     }
 
+    /// Beyond this distance from the centre its ramp of width `soft` has ended.
+    pub(super) fn reach(&self, soft: f32) -> f32 {
+        self.oval.rx.max(self.oval.ry) * 1.4 + soft
+    }
+
     /// 1 inside, 0 outside, 0.5 on the mask's outline; the ramp is `soft` wide.
     pub(super) fn cover(&self, x: f32, y: f32, soft: f32) -> f32 {
-        let reach = self.oval.rx.max(self.oval.ry) * 1.4 + soft;
+        let reach = self.reach(soft);
         if (x - self.oval.x).abs() > reach || (y - self.oval.y).abs() > reach {
             return 0.0;
         }
@@ -57,7 +62,7 @@ impl Lesion {
 
     /// 0 or 255 for every pixel.
     pub(super) fn mask(&self, size: u32) -> GrayImage {
-        let reach = self.oval.rx.max(self.oval.ry) * 1.4;
+        let reach = self.reach(0.0);
         GrayImage::from_fn(size, size, |column, row| {
             let (x, y) = (unit(column as usize, size as usize), unit(row as usize, size as usize));
             let near = (x - self.oval.x).abs() < reach && (y - self.oval.y).abs() < reach;

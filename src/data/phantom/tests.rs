@@ -167,16 +167,6 @@ fn options_out_of_range_are_named() {
 }
 
 #[test]
-fn speed_is_within_reach_of_the_quick_start() {
-    let folder = tempfile::tempdir().unwrap();
-    let started = Instant::now();
-    let options = PhantomOptions { count: 24, ..PhantomOptions::default() };
-    generate(folder.path(), &options, &Silent).unwrap();
-    let each = started.elapsed() / 24;
-    assert!(each.as_millis() < 1000, "{each:?} a picture");
-}
-
-#[test]
 #[ignore = "sheet"]
 fn sheet() {
     let out = std::path::PathBuf::from(std::env::var_os("SHEET").unwrap());
