@@ -33,8 +33,8 @@ fn quadrants_follow_the_box() {
 
 #[test]
 fn near_ends_at_a_fifth_of_the_width() {
-    assert_eq!(quadrant_of(100, 100, (30, 49, 30, 49)).1, false);
-    assert_eq!(quadrant_of(100, 100, (31, 49, 31, 49)).1, true);
+    assert!(!quadrant_of(100, 100, (30, 49, 30, 49)).1);
+    assert!(quadrant_of(100, 100, (31, 49, 31, 49)).1);
 }
 
 #[test]
@@ -86,14 +86,14 @@ fn the_longest_phrase_wins() {
 fn real_labels_are_recomputed_and_found_in_the_answers() {
     let shared = std::env::var_os("PRSMED_SHARED")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
-    let root = [shared.clone(), PathBuf::from("/work/shared")].iter().map(|s| s.join("data/real")).find(|r| r.is_dir());
-    let Some(root) = root else {
+    let root = shared.join("data/real");
+    if !root.is_dir() {
         #[expect(clippy::print_stderr, reason = "a skipped test must be visible")]
         {
             eprintln!("skipped: no data/real below {}", shared.display());
         }
         return;
-    };
+    }
     let (mut rows, mut wrong_masks, mut wrong_answers) = (0, Vec::new(), Vec::new());
     for file in std::fs::read_dir(root.join("annotations")).unwrap() {
         let mut csv = csv::Reader::from_path(file.unwrap().path()).unwrap();

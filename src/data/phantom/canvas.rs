@@ -122,7 +122,7 @@ impl Oval {
         let (dx, dy) = (x - self.x, y - self.y);
         let u = ((dx * cos + dy * sin) / self.rx).abs();
         let v = ((dy * cos - dx * sin) / self.ry).abs();
-        if self.power == 2.0 { u.hypot(v) } else { (u.powf(self.power) + v.powf(self.power)).powf(1.0 / self.power) }
+        if self.power <= 2.0 { u.hypot(v) } else { (u.powf(self.power) + v.powf(self.power)).powf(1.0 / self.power) }
     }
 
     /// 1 inside, 0 outside, a ramp `soft` wide between.

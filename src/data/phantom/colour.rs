@@ -78,7 +78,7 @@ pub(super) fn polyp_endoscopy(lesions: &[&Lesion], size: usize, rng: &mut ChaCha
         photo.blend([1.0, 0.98, 0.95], &map(size, |x, y, _| 0.9 * gleam.cover(x, y, 0.012)));
     }
     let gleams = noise(size, (14.0, 18.0), 2, rng);
-    photo.blend([1.0, 0.97, 0.94], &map(size, |_, _, i| 0.85 * smooth(0.50, 0.56, gleams.values[i])));
+    photo.blend([1.0, 0.97, 0.94], &map(size, |_, _, i| 0.85 * smooth(0.58, 0.64, gleams.values[i])));
     let view = Oval::new(0.5, 0.5, 0.51, 0.51).power(3.4);
     photo
         .shade(&map(size, |x, y, _| view.cover(x, y, 0.02) * (1.06 - 0.35 * ((x - 0.5).hypot(y - 0.5) / 0.6).powi(2))));

@@ -197,7 +197,7 @@ impl Room {
     fn ordered(&self, first: Placed, second: Placed, contrast: Contrast, rng: &mut ChaCha8Rng) -> Option<[Placed; 2]> {
         let margin = f64::from(SIDE_MARGIN_FRAC) * f64::from(self.size_px);
         let by = |gap: f64, margin: f64, first: Placed, second: Placed| {
-            (gap.abs() >= margin).then(|| if gap > 0.0 { [first, second] } else { [second, first] })
+            (gap.abs() >= margin).then_some(if gap > 0.0 { [first, second] } else { [second, first] })
         };
         let (a, b) = (&first.region, &second.region);
         match contrast {

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
-use std::time::Instant;
 
 use super::*;
 use crate::data::position::{find_position, grid, whole};
@@ -70,6 +69,7 @@ fn a_picture_does_not_depend_on_how_many_there_are() {
 }
 
 #[test]
+#[expect(clippy::cast_precision_loss, reason = "pixel counts of small pictures")]
 fn every_row_is_true_and_unambiguous() {
     let folder = tempfile::tempdir().unwrap();
     let options = PhantomOptions { rows_per_lesion: 2, ..options(120, 1) };
@@ -164,14 +164,4 @@ fn options_out_of_range_are_named() {
         refuse(PhantomOptions { two_lesion_frac: f64::NAN, ..PhantomOptions::default() }).contains("`two_lesion_frac`")
     );
     assert!(!folder.path().join("new").exists());
-}
-
-#[test]
-#[ignore = "sheet"]
-fn sheet() {
-    let out = std::path::PathBuf::from(std::env::var_os("SHEET").unwrap());
-    let started = Instant::now();
-    let options = PhantomOptions { count: 60, seed: 4, ..PhantomOptions::default() };
-    generate(&out, &options, &Silent).unwrap();
-    eprintln!("{:?}", started.elapsed());
 }
