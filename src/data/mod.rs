@@ -19,6 +19,7 @@ pub mod order;
 pub mod phantom;
 pub mod picture;
 pub mod position;
+pub mod prepare;
 pub mod resample;
 pub mod sample;
 pub mod split;

@@ -1,0 +1,222 @@
+//! The lesions of a phantom: an ellipse with a smooth irregular outline, placed so that its labels are unambiguous.
+
+use std::f32::consts::TAU;
+
+use image::{GrayImage, Luma};
+use rand::Rng;
+use rand::seq::IndexedRandom;
+use rand_chacha::ChaCha8Rng;
+
+use super::canvas::{Oval, unit};
+use crate::data::position::{self, Column, Position, Region, Row};
+
+/// Distance that a lesion's centroid keeps from the borders of its grid cell, of the image side.
+pub const CELL_MARGIN_FRAC: f32 = 0.04;
+/// Two lesions told apart by side are at least this far apart along that side, of the image side.
+pub const SIDE_MARGIN_FRAC: f32 = 0.25;
+/// Two lesions told apart by size differ at least by this factor in area.
+pub const AREA_RATIO: f64 = 1.7;
+/// Gap between the outlines of two lesions, of the image side.
+const GAP_FRAC: f32 = 0.04;
+
+/// Shape and place of one lesion.
+#[derive(Debug, Clone)]
+pub(super) struct Lesion {
+    pub(super) oval: Oval,
+    /// Amplitude and phase of the outline's waves, from two a turn.
+    waves: [(f32, f32); 4],
+    pub(super) brighter: bool,
+}
+
+impl Lesion {
+    /// 0 in the centre, 1 on the outline, in the lesion's own irregular shape.
+    pub(super) fn depth(&self, x: f32, y: f32) -> f32 {
+        let turn = (y - self.oval.y).atan2(x - self.oval.x);
+        let mut radius = 1.0;
+        let mut waves = 2.0;
+        for (amplitude, phase) in self.waves {
+            radius += amplitude * (waves * turn + phase).cos();
+            waves += 1.0;
+        }
+        self.oval.depth(x, y) / radius
+    }
+
+    /// Mean radius.
+    pub(super) fn radius(&self) -> f32 {
+        (self.oval.rx * self.oval.ry).sqrt()
+    }
+
+    /// Beyond this distance from the centre its ramp of width `soft` has ended.
+    pub(super) fn reach(&self, soft: f32) -> f32 {
+        self.oval.rx.max(self.oval.ry) * 1.4 + soft
+    }
+
+    /// 1 inside, 0 outside, 0.5 on the mask's outline; the ramp is `soft` wide.
+    pub(super) fn cover(&self, x: f32, y: f32, soft: f32) -> f32 {
+        let reach = self.reach(soft);
+        if (x - self.oval.x).abs() > reach || (y - self.oval.y).abs() > reach {
+            return 0.0;
+        }
+        ((1.0 - self.depth(x, y)) * self.radius() / soft + 0.5).clamp(0.0, 1.0)
+    }
+
+    /// 0 or 255 for every pixel.
+    pub(super) fn mask(&self, size: u32) -> GrayImage {
+        let reach = self.reach(0.0);
+        GrayImage::from_fn(size, size, |column, row| {
+            let (x, y) = (unit(column as usize, size as usize), unit(row as usize, size as usize));
+            let near = (x - self.oval.x).abs() < reach && (y - self.oval.y).abs() < reach;
+            Luma([if near && self.depth(x, y) < 1.0 { 255 } else { 0 }])
+        })
+    }
+
+    fn outline(&self) -> impl Iterator<Item = (f32, f32)> {
+        (0_u8..32).map(|step| {
+            let (sin, cos) = (f32::from(step) / 32.0 * TAU).sin_cos();
+            let depth = self.depth(self.oval.x + cos, self.oval.y + sin);
+            (self.oval.x + cos / depth, self.oval.y + sin / depth)
+        })
+    }
+
+    fn touches(&self, other: &Self) -> bool {
+        let gap = 1.0 + GAP_FRAC / other.oval.rx.min(other.oval.ry);
+        self.outline().any(|(x, y)| other.depth(x, y) < gap)
+    }
+}
+
+/// What tells two lesions of an image apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Contrast {
+    LeftRight,
+    UpperLower,
+    Brightness,
+    Size,
+}
+
+impl Contrast {
+    /// The words for the first and the second lesion of a pair.
+    pub(super) fn words(self) -> [&'static str; 2] {
+        match self {
+            Self::LeftRight => ["left", "right"],
+            Self::UpperLower => ["upper", "lower"],
+            Self::Brightness => ["brighter", "darker"],
+            Self::Size => ["larger", "smaller"],
+        }
+    }
+}
+
+/// Where and how large lesions may be.
+pub(super) struct Room {
+    /// Holds every lesion entirely.
+    pub(super) inside: Oval,
+    pub(super) size_px: u32,
+}
+
+/// A lesion with its mask and what is known from the mask.
+pub(super) struct Placed {
+    pub(super) lesion: Lesion,
+    pub(super) mask: GrayImage,
+    pub(super) region: Region,
+    pub(super) position: Position,
+}
+
+const TRIES: usize = 2000;
+
+impl Room {
+    fn draw(&self, cell: Position, radii: (f32, f32), rng: &mut ChaCha8Rng) -> Option<Placed> {
+        let radius = rng.random_range(radii.0..=radii.1);
+        let stretch = rng.random_range(1.0_f32..1.3).sqrt();
+        let start = |third: f32| third / 3.0 + CELL_MARGIN_FRAC;
+        let length = 1.0 / 3.0 - 2.0 * CELL_MARGIN_FRAC;
+        let column = [Column::Left, Column::Center, Column::Right].iter().position(|&c| c == cell.column);
+        let row = [Row::Upper, Row::Center, Row::Lower].iter().position(|&r| r == cell.row);
+        let third = |index: Option<usize>| index.map_or(1.0, |i| [0.0, 1.0, 2.0][i]);
+        let x = start(third(column)) + rng.random_range(0.0..length);
+        let y = start(third(row)) + rng.random_range(0.0..length);
+        let oval = Oval::new(x, y, radius * stretch, radius / stretch).turned(rng.random_range(0.0..TAU));
+        let waves = [0.05_f32, 0.045, 0.03, 0.02].map(|most| (rng.random_range(0.0..most), rng.random_range(0.0..TAU)));
+        let lesion = Lesion { oval, waves, brighter: true };
+        if lesion.outline().any(|(x, y)| self.inside.depth(x, y) > 1.0 || !in_picture(x) || !in_picture(y)) {
+            return None;
+        }
+        self.measure(lesion).filter(|placed| self.clear_of_borders(&placed.region) && placed.position == cell)
+    }
+
+    fn measure(&self, lesion: Lesion) -> Option<Placed> {
+        let mask = lesion.mask(self.size_px);
+        let region = position::whole(&mask)?;
+        let position = position::grid(&region, (self.size_px, self.size_px));
+        Some(Placed { lesion, mask, region, position })
+    }
+
+    fn clear_of_borders(&self, region: &Region) -> bool {
+        let (x, y) = region.centroid_px;
+        [x, y].into_iter().all(|centre| {
+            let at = (centre + 0.5) / f64::from(self.size_px);
+            [1.0 / 3.0, 2.0 / 3.0].into_iter().all(|border| (at - border).abs() >= f64::from(CELL_MARGIN_FRAC))
+        })
+    }
+
+    /// One lesion in `cell`, or elsewhere if the room does not hold it there; `None` after many tries.
+    pub(super) fn one(&self, cell: Position, rng: &mut ChaCha8Rng) -> Option<Placed> {
+        for attempt in 0..TRIES {
+            let cell = if attempt < TRIES / 2 { cell } else { any_cell(rng) };
+            // Corners of round rooms only hold small ones: try the smaller end again and again.
+            let most = if attempt % 2 == 0 { 0.20 } else { 0.13 };
+            if let Some(placed) = self.draw(cell, (0.11, most), rng) {
+                return Some(placed);
+            }
+        }
+        None
+    }
+
+    /// Two lesions told apart by `contrast`; its first word names the first of them. `None` after many tries.
+    pub(super) fn two(&self, cell: Position, contrast: Contrast, rng: &mut ChaCha8Rng) -> Option<[Placed; 2]> {
+        for attempt in 0..TRIES {
+            let first_cell = if attempt < TRIES / 2 { cell } else { any_cell(rng) };
+            let (first_radii, second_radii) = match contrast {
+                Contrast::Size if rng.random() => ((0.155, 0.20), (0.11, 0.12)),
+                Contrast::Size => ((0.11, 0.12), (0.155, 0.20)),
+                _ => ((0.11, 0.155), (0.11, 0.155)),
+            };
+            let Some(first) = self.draw(first_cell, first_radii, rng) else { continue };
+            let Some(second) = self.draw(any_cell(rng), second_radii, rng) else { continue };
+            if first.position == second.position
+                || first.lesion.touches(&second.lesion)
+                || second.lesion.touches(&first.lesion)
+            {
+                continue;
+            }
+            if let Some(pair) = self.ordered(first, second, contrast, rng) {
+                return Some(pair);
+            }
+        }
+        None
+    }
+
+    fn ordered(&self, first: Placed, second: Placed, contrast: Contrast, rng: &mut ChaCha8Rng) -> Option<[Placed; 2]> {
+        let margin = f64::from(SIDE_MARGIN_FRAC) * f64::from(self.size_px);
+        let by = |gap: f64, margin: f64, first: Placed, second: Placed| {
+            (gap.abs() >= margin).then_some(if gap > 0.0 { [first, second] } else { [second, first] })
+        };
+        let (a, b) = (&first.region, &second.region);
+        match contrast {
+            Contrast::LeftRight => by(b.centroid_px.0 - a.centroid_px.0, margin, first, second),
+            Contrast::UpperLower => by(b.centroid_px.1 - a.centroid_px.1, margin, first, second),
+            Contrast::Size => {
+                #[expect(clippy::cast_precision_loss, reason = "pixel counts stay far below 2^53")]
+                let ratio = (a.area_px as f64 / b.area_px as f64).ln();
+                by(ratio, AREA_RATIO.ln(), first, second)
+            }
+            Contrast::Brightness => by(if rng.random() { 1.0 } else { -1.0 }, 0.5, first, second),
+        }
+    }
+}
+
+fn in_picture(at: f32) -> bool {
+    (0.01..0.99).contains(&at)
+}
+
+fn any_cell(rng: &mut ChaCha8Rng) -> Position {
+    *Position::ALL.choose(rng).expect("nine cells")
+}

@@ -1,0 +1,386 @@
+//! Synthetic pictures of six modalities with one or two lesions, questions, masks and answers, as a data root.
+//!
+//! It models the look of the modalities, no physics and no patients. Layout as PRS-Med's: `MODALITY/{train,val,test}_
+//! {images,masks}/` and `annotations/MODALITY.csv`, where `image_path` names the mask. A picture with two lesions has
+//! the masks `NAME_a.png` and `NAME_b.png`; since an image is found by its mask's stem, the same picture stands under
+//! both stems (a hard link where the file system allows it), and both are in the same split.
+//!
+//! A picture depends on the seed and its index alone; only its split depends on how many there are. The same options
+//! give the same bytes. `phantom.json` is written last: it marks a complete data root and holds the options.
+
+mod canvas;
+mod colour;
+mod grey;
+mod lesion;
+mod modality;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use image::codecs::jpeg::JpegEncoder;
+use image::{DynamicImage, GrayImage, RgbImage};
+use rand::seq::{IndexedRandom, SliceRandom};
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use self::canvas::Plane;
+pub use self::lesion::{AREA_RATIO, CELL_MARGIN_FRAC, SIDE_MARGIN_FRAC};
+use self::lesion::{Contrast, Placed};
+use self::modality::Modality;
+use crate::data::position::{Position, Zones};
+use crate::data::templates::{self, Templates, Words};
+use crate::event::{Event, Observer};
+use crate::{Error, Result};
+
+/// What to make.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PhantomOptions {
+    /// Number of different pictures, at least 1.
+    pub count: usize,
+    /// Seed of everything.
+    pub seed: u64,
+    /// Side of the square pictures in pixels, 32..=2048.
+    pub image_size_px: u32,
+    /// Part of the pictures with two lesions, 0..=1.
+    pub two_lesion_frac: f64,
+    /// Rows (different questions) for each lesion, 1..=4.
+    pub rows_per_lesion: usize,
+    /// Part of the pictures for validation, 0..=1.
+    pub val_frac: f64,
+    /// Part of the pictures for the test, 0..=1, at most what `val_frac` leaves.
+    pub test_frac: f64,
+}
+
+impl Default for PhantomOptions {
+    fn default() -> Self {
+        Self {
+            count: 600,
+            seed: 0,
+            image_size_px: 256,
+            two_lesion_frac: 0.5,
+            rows_per_lesion: 1,
+            val_frac: 0.1,
+            test_frac: 0.1,
+        }
+    }
+}
+
+/// What was made.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PhantomReport {
+    /// Different pictures.
+    pub images: usize,
+    /// Of these, pictures with two lesions.
+    pub two_lesion_images: usize,
+    /// Rows of all annotation files.
+    pub rows: usize,
+    /// Rows by modality folder and split.
+    pub rows_by_modality: BTreeMap<String, BTreeMap<String, usize>>,
+}
+
+/// What `phantom.json` holds.
+#[derive(Serialize, Deserialize)]
+struct Marker {
+    options: PhantomOptions,
+    report: PhantomReport,
+}
+
+const MARKER: &str = "phantom.json";
+
+/// One line of an annotation file.
+struct Line {
+    mask_path: String,
+    question: String,
+    answer: String,
+    position: String,
+}
+
+/// Makes the data root `out`, which must not exist or be empty; one made with the same options is left as it is.
+///
+/// # Errors
+/// [`Error::Config`] for options out of range, [`Error::Data`] when `out` holds something else, [`Error::Io`] when a
+/// file cannot be written.
+pub fn generate(out: &Path, options: &PhantomOptions, observer: &dyn Observer) -> Result<PhantomReport> {
+    check(options)?;
+    if let Some(report) = already_there(out, options)? {
+        observer.on(&Event::Note(format!("{} already holds these phantoms", out.display())));
+        return Ok(report);
+    }
+    let splits = splits(options);
+    make_folders(out, &splits)?;
+    let templates = Templates::embedded();
+    observer.on(&Event::Started { phase: "make phantoms".into(), total: options.count as u64, unit: "images" });
+    let done = AtomicU64::new(0);
+    let lines = (0..options.count)
+        .into_par_iter()
+        .map(|index| {
+            let lines = make(out, index, splits[index], options, &templates)?;
+            observer.on(&Event::Advanced { done: done.fetch_add(1, Ordering::Relaxed) + 1 });
+            Ok(lines)
+        })
+        .collect::<Result<Vec<Vec<Line>>>>()?;
+    let report = write_annotations(out, &splits, &lines, options)?;
+    let marker = Marker { options: options.clone(), report };
+    let text = serde_json::to_string_pretty(&marker).expect("numbers and strings always serialise") + "\n";
+    let path = out.join(MARKER);
+    std::fs::write(&path, text).map_err(Error::io(&path, "write"))?;
+    observer.on(&Event::Finished);
+    Ok(marker.report)
+}
+
+fn check(options: &PhantomOptions) -> Result<()> {
+    let bad = |key: &str, value: &dyn std::fmt::Display, range: &str| {
+        Err(Error::config(key, format!("{value} is out of range"), format!("give {range}")))
+    };
+    let frac = |value: f64| (0.0..=1.0).contains(&value);
+    match options {
+        o if o.count == 0 => bad("count", &o.count, "at least 1"),
+        o if !(32..=2048).contains(&o.image_size_px) => bad("image_size_px", &o.image_size_px, "32 to 2048 pixels"),
+        o if !frac(o.two_lesion_frac) => bad("two_lesion_frac", &o.two_lesion_frac, "0 to 1"),
+        o if !(1..=4).contains(&o.rows_per_lesion) => bad("rows_per_lesion", &o.rows_per_lesion, "1 to 4"),
+        o if !frac(o.val_frac) => bad("val_frac", &o.val_frac, "0 to 1"),
+        o if !frac(o.test_frac) || o.val_frac + o.test_frac > 1.0 => {
+            bad("test_frac", &o.test_frac, "0 to 1, together with `val_frac` at most 1")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn already_there(out: &Path, options: &PhantomOptions) -> Result<Option<PhantomReport>> {
+    let mut entries = match std::fs::read_dir(out) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(Error::io(out, "read")(error)),
+    };
+    let marker = std::fs::read_to_string(out.join(MARKER)).ok();
+    let marker = marker.and_then(|text| serde_json::from_str::<Marker>(&text).ok());
+    match marker {
+        Some(marker) if marker.options == *options => Ok(Some(marker.report)),
+        Some(_) => {
+            Err(Error::data(out, "holds phantoms made with other options", "give another folder or remove this one"))
+        }
+        None if entries.next().is_none() => Ok(None),
+        None => Err(Error::data(
+            out,
+            "is not empty and holds no complete phantoms",
+            "give a new folder, or remove this one if an earlier run was interrupted",
+        )),
+    }
+}
+
+fn modality_of(index: usize) -> Modality {
+    Modality::ALL[index % Modality::ALL.len()]
+}
+
+/// The generator of a purpose: `stream` 0 is for the splits, 1.. for cells, 2^32.. for pictures.
+fn generator(seed: u64, stream: u64) -> ChaCha8Rng {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(stream);
+    rng
+}
+
+/// The split of every picture: shuffled within each modality, exact fractions over all.
+fn splits(options: &PhantomOptions) -> Vec<&'static str> {
+    let mut rng = generator(options.seed, 0);
+    let kinds = Modality::ALL.len();
+    let mut queues: Vec<Vec<usize>> = (0..kinds).map(|kind| (kind..options.count).step_by(kinds).collect()).collect();
+    for queue in &mut queues {
+        queue.shuffle(&mut rng);
+    }
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
+    let part = |frac: f64| (options.count as f64 * frac).round() as usize;
+    let (test, val) = (part(options.test_frac), part(options.val_frac));
+    let mut splits = vec!["train"; options.count];
+    let turns = (0..options.count.div_ceil(kinds)).flat_map(|turn| queues.iter().filter_map(move |q| q.get(turn)));
+    for (place, &index) in turns.enumerate() {
+        if place < test {
+            splits[index] = "test";
+        } else if place < test + val {
+            splits[index] = "val";
+        }
+    }
+    splits
+}
+
+/// Whether picture `index` has two lesions, and how many of its modality with as many lesions came before.
+fn plan(index: usize, frac: f64) -> (bool, usize) {
+    let (kind, turn) = (index % Modality::ALL.len(), index / Modality::ALL.len());
+    // Modalities start at different places of the pattern, so that few pictures show both kinds too.
+    #[expect(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "small counts"
+    )]
+    let twos_before = |turn: usize| ((turn as f64 + kind as f64 * 0.618) * frac).floor() as usize;
+    let (before, after) = (twos_before(turn), twos_before(turn + 1));
+    let twos = before - twos_before(0);
+    if after > before { (true, twos) } else { (false, turn - twos) }
+}
+
+/// The cell of the first lesion: nine pictures of a kind cover the nine cells, in shuffled order.
+fn cell(seed: u64, index: usize, two: bool, number: usize) -> Position {
+    let kind = (index % Modality::ALL.len() * 2 + usize::from(two)) as u64;
+    let mut cells = Position::ALL;
+    cells.shuffle(&mut generator(seed, 1 + kind + 12 * (number / 9) as u64));
+    cells[number % 9]
+}
+
+fn place(
+    modality: Modality,
+    options: &PhantomOptions,
+    index: usize,
+    rng: &mut ChaCha8Rng,
+) -> Option<(Vec<Placed>, Option<Contrast>)> {
+    let (two, number) = plan(index, options.two_lesion_frac);
+    let cell = cell(options.seed, index, two, number);
+    let room = modality.room(options.image_size_px);
+    let usual_is_bright = modality.usual_is_bright();
+    if !two {
+        let mut placed = room.one(cell, rng)?;
+        placed.lesion.brighter = usual_is_bright;
+        return Some((vec![placed], None));
+    }
+    // Mostly sides; brightness only where both looks stand out.
+    let sides = [Contrast::LeftRight, Contrast::UpperLower, Contrast::LeftRight, Contrast::UpperLower];
+    let contrast = match rng.random_range(0..10) {
+        0 if modality.has_two_looks() => Contrast::Brightness,
+        1 => Contrast::Size,
+        _ => *sides.choose(rng).expect("not empty"),
+    };
+    let [mut first, mut second] = room.two(cell, contrast, rng)?;
+    let brightness = contrast == Contrast::Brightness;
+    first.lesion.brighter = brightness || usual_is_bright;
+    second.lesion.brighter = !brightness && usual_is_bright;
+    Some((vec![first, second], Some(contrast)))
+}
+
+fn make(out: &Path, index: usize, split: &str, options: &PhantomOptions, templates: &Templates) -> Result<Vec<Line>> {
+    let mut rng = generator(options.seed, (1 << 32) + index as u64);
+    let modality = modality_of(index);
+    let Some((placed, contrast)) = place(modality, options, index, &mut rng) else {
+        return Err(Error::config(
+            "image_size_px",
+            format!("no room for the lesions of picture {index}"),
+            "give larger pictures or another seed",
+        ));
+    };
+    let lesions: Vec<_> = placed.iter().map(|placed| &placed.lesion).collect();
+    let planes = modality.draw(&lesions, options.image_size_px as usize, &mut rng);
+    let folder = |what: &str| format!("{}/{split}_{what}", modality.folder());
+    let mut lines = Vec::new();
+    let mut first_image: Option<PathBuf> = None;
+    for (number, placed) in placed.iter().enumerate() {
+        let suffix = if contrast.is_some() { ["_a", "_b"][number] } else { "" };
+        let stem = format!("phantom_{index:05}{suffix}");
+        let image_path = out.join(folder("images")).join(format!("{stem}.{}", modality.extension()));
+        match &first_image {
+            None => write_image(&image_path, &planes, options.image_size_px)?,
+            Some(first) => link(first, &image_path)?,
+        }
+        first_image.get_or_insert(image_path);
+        let mask_path = format!("{}/{stem}.png", folder("masks"));
+        save(&out.join(&mask_path), &DynamicImage::ImageLuma8(placed.mask.clone()))?;
+        let zone = placed.position.label(Zones::Grid);
+        let words = Words {
+            target: "lesion",
+            image: "image",
+            zone: &zone,
+            which: contrast.map_or("", |contrast| contrast.words()[number]),
+            ..Words::default()
+        };
+        let section = if contrast.is_some() { &templates.pair } else { &templates.one };
+        for (question, answer) in templates::draw(section, options.rows_per_lesion, &mut rng) {
+            lines.push(Line {
+                mask_path: mask_path.clone(),
+                question: words.fill(question),
+                answer: words.fill(answer),
+                position: zone.clone(),
+            });
+        }
+    }
+    Ok(lines)
+}
+
+fn make_folders(out: &Path, splits: &[&str]) -> Result<()> {
+    let mut folders = vec![out.join("annotations")];
+    for (index, split) in splits.iter().enumerate() {
+        for what in ["images", "masks"] {
+            folders.push(out.join(modality_of(index).folder()).join(format!("{split}_{what}")));
+        }
+    }
+    folders.sort();
+    folders.dedup();
+    folders.iter().try_for_each(|folder| std::fs::create_dir_all(folder).map_err(Error::io(folder, "create")))
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to 0..=255")]
+fn byte(value: f32) -> u8 {
+    (value.clamp(0.0, 1.0) * 255.0).round() as u8
+}
+
+fn write_image(path: &Path, planes: &[Plane], size: u32) -> Result<()> {
+    let pixels: Vec<u8> =
+        (0..planes[0].values.len()).flat_map(|i| planes.iter().map(move |p| byte(p.values[i]))).collect();
+    let image = if planes.len() == 1 {
+        GrayImage::from_raw(size, size, pixels).map(DynamicImage::ImageLuma8)
+    } else {
+        RgbImage::from_raw(size, size, pixels).map(DynamicImage::ImageRgb8)
+    };
+    save(path, &image.expect("a plane holds size x size values"))
+}
+
+fn save(path: &Path, image: &DynamicImage) -> Result<()> {
+    let mut bytes = std::io::Cursor::new(Vec::new());
+    let encoded = if path.extension().is_some_and(|extension| extension == "jpg") {
+        image.write_with_encoder(JpegEncoder::new_with_quality(&mut bytes, 92))
+    } else {
+        image.write_to(&mut bytes, image::ImageFormat::Png)
+    };
+    encoded.map_err(|error| Error::data(path, format!("cannot encode: {error}"), "report this as a defect"))?;
+    std::fs::write(path, bytes.into_inner()).map_err(Error::io(path, "write"))
+}
+
+fn link(from: &Path, to: &Path) -> Result<()> {
+    if std::fs::hard_link(from, to).is_err() {
+        std::fs::copy(from, to).map_err(Error::io(to, "write"))?;
+    }
+    Ok(())
+}
+
+fn write_annotations(
+    out: &Path,
+    splits: &[&str],
+    lines: &[Vec<Line>],
+    options: &PhantomOptions,
+) -> Result<PhantomReport> {
+    let mut report = PhantomReport {
+        images: options.count,
+        two_lesion_images: (0..options.count).filter(|&index| plan(index, options.two_lesion_frac).0).count(),
+        ..PhantomReport::default()
+    };
+    for (kind, modality) in Modality::ALL.into_iter().enumerate().take(options.count) {
+        let path = out.join("annotations").join(format!("{}.csv", modality.folder()));
+        let failed = |error: csv::Error| Error::io(&path, "write")(error.into());
+        let mut csv = csv::WriterBuilder::new().from_path(&path).map_err(failed)?;
+        csv.write_record(["image_path", "question", "answer", "position", "split"]).map_err(failed)?;
+        let by_split = report.rows_by_modality.entry(modality.folder().to_owned()).or_default();
+        for index in (kind..options.count).step_by(Modality::ALL.len()) {
+            for line in &lines[index] {
+                let record = [&line.mask_path, &line.question, &line.answer, &line.position, splits[index]];
+                csv.write_record(record).map_err(failed)?;
+                *by_split.entry(splits[index].to_owned()).or_default() += 1;
+                report.rows += 1;
+            }
+        }
+        csv.flush().map_err(Error::io(&path, "write"))?;
+    }
+    Ok(report)
+}
+
+#[cfg(test)]
+mod tests;

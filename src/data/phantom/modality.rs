@@ -1,0 +1,88 @@
+//! The six kinds of pictures: what is drawn behind, on and over the lesions.
+
+use rand::Rng;
+use rand_chacha::ChaCha8Rng;
+
+use super::canvas::{Oval, Plane};
+use super::lesion::{Lesion, Room};
+use super::{colour, grey};
+
+/// A kind of picture; the order is the order in which images take turns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Modality {
+    AbdomenCt,
+    BrainMri,
+    LungXray,
+    BreastUltrasound,
+    PolypEndoscopy,
+    SkinDermoscopy,
+}
+
+impl Modality {
+    pub(super) const ALL: [Self; 6] = [
+        Self::AbdomenCt,
+        Self::BrainMri,
+        Self::LungXray,
+        Self::BreastUltrasound,
+        Self::PolypEndoscopy,
+        Self::SkinDermoscopy,
+    ];
+
+    /// Folder of the data root and stem of the annotation file.
+    pub(super) fn folder(self) -> &'static str {
+        match self {
+            Self::AbdomenCt => "abdomen_CT",
+            Self::BrainMri => "brain_MRI",
+            Self::LungXray => "lung_Xray",
+            Self::BreastUltrasound => "breast_ultrasound",
+            Self::PolypEndoscopy => "polyp_endoscopy",
+            Self::SkinDermoscopy => "skin_dermoscopy",
+        }
+    }
+
+    /// Colour photographs are JPEG files, as in real collections; the rest is 8-bit grey PNG.
+    pub(super) fn extension(self) -> &'static str {
+        match self {
+            Self::PolypEndoscopy | Self::SkinDermoscopy => "jpg",
+            _ => "png",
+        }
+    }
+
+    /// Whether lesions come in two brightnesses that both stand out.
+    pub(super) fn has_two_looks(self) -> bool {
+        !matches!(self, Self::LungXray | Self::PolypEndoscopy)
+    }
+
+    /// Whether the usual look is the brighter one.
+    pub(super) fn usual_is_bright(self) -> bool {
+        matches!(self, Self::AbdomenCt | Self::BrainMri)
+    }
+
+    /// Where lesions may be.
+    pub(super) fn room(self, size_px: u32) -> Room {
+        let inside = match self {
+            Self::AbdomenCt => Oval::new(0.5, 0.5, 0.47, 0.45).power(2.6),
+            Self::BrainMri => Oval::new(0.5, 0.5, 0.45, 0.465).power(2.2),
+            Self::PolypEndoscopy => Oval::new(0.5, 0.5, 0.49, 0.49).power(3.0),
+            Self::LungXray | Self::BreastUltrasound | Self::SkinDermoscopy => Oval::new(0.5, 0.5, 0.5, 0.5).power(30.0),
+        };
+        Room { inside, size_px }
+    }
+
+    /// Draws the picture with its lesions: one channel, or red, green and blue.
+    pub(super) fn draw(self, lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng) -> Vec<Plane> {
+        match self {
+            Self::AbdomenCt => vec![grey::abdomen_ct(lesions, size, rng)],
+            Self::BrainMri => vec![grey::brain_mri(lesions, size, rng)],
+            Self::LungXray => vec![grey::lung_xray(lesions, size, rng)],
+            Self::BreastUltrasound => vec![grey::breast_ultrasound(lesions, size, rng)],
+            Self::PolypEndoscopy => colour::polyp_endoscopy(lesions, size, rng),
+            Self::SkinDermoscopy => colour::skin_dermoscopy(lesions, size, rng),
+        }
+    }
+}
+
+/// A number between, for what varies from patient to patient.
+pub(super) fn vary(from: f32, to: f32, rng: &mut ChaCha8Rng) -> f32 {
+    rng.random_range(from..=to)
+}

@@ -1,0 +1,347 @@
+//! Where a mask lies in its image, in words, and which place a free answer names.
+//!
+//! Pure functions; sides are those of the image, not of the patient. Two divisions exist: the quadrants with a centre
+//! of PRS-Med's data pipeline (`top left` ... `center`) and a 3x3 grid (`upper left`, `upper center`, ..., `center`).
+//! Both are cells of one [`Position`], so `top left` and `upper left` are the same place.
+//! Deviation: components are numbered by their first pixel in reading order, where OpenCV scans 2x2 blocks.
+
+use std::fmt;
+
+use image::GrayImage;
+
+/// A vertical third.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Row {
+    /// The upper third, or the upper half in quadrants.
+    Upper,
+    /// The middle third.
+    Center,
+    /// The lower third, or the lower half in quadrants.
+    Lower,
+}
+
+/// A horizontal third.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Column {
+    /// The left third of the image, or its left half in quadrants.
+    Left,
+    /// The middle third.
+    Center,
+    /// The right third of the image, or its right half in quadrants.
+    Right,
+}
+
+/// A cell of the 3x3 grid; quadrants use its corners and its middle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Position {
+    /// Upper, center or lower.
+    pub row: Row,
+    /// Left, center or right.
+    pub column: Column,
+}
+
+impl Position {
+    /// The nine cells in reading order.
+    pub const ALL: [Self; 9] = {
+        const fn at(row: Row, column: Column) -> Position {
+            Position { row, column }
+        }
+        [
+            at(Row::Upper, Column::Left),
+            at(Row::Upper, Column::Center),
+            at(Row::Upper, Column::Right),
+            at(Row::Center, Column::Left),
+            at(Row::Center, Column::Center),
+            at(Row::Center, Column::Right),
+            at(Row::Lower, Column::Left),
+            at(Row::Lower, Column::Center),
+            at(Row::Lower, Column::Right),
+        ]
+    };
+
+    /// The label in the words of `zones`: `upper left` (grid) or `top left` (quadrants); the middle is `center`.
+    pub fn label(self, zones: Zones) -> String {
+        let row = match (self.row, zones) {
+            (Row::Upper, Zones::Grid) => "upper",
+            (Row::Lower, Zones::Grid) => "lower",
+            (Row::Upper, Zones::Quadrants) => "top",
+            (Row::Lower, Zones::Quadrants) => "bottom",
+            (Row::Center, _) => "center",
+        };
+        let column = match self.column {
+            Column::Left => "left",
+            Column::Center => "center",
+            Column::Right => "right",
+        };
+        if self.row == Row::Center && self.column == Column::Center {
+            return "center".to_owned();
+        }
+        format!("{row} {column}")
+    }
+}
+
+impl fmt::Display for Position {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.label(Zones::Grid))
+    }
+}
+
+/// How an image is divided into named places.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Zones {
+    /// Four quadrants and the centre, as PRS-Med's pipeline divides.
+    Quadrants,
+    /// A 3x3 grid.
+    #[default]
+    Grid,
+}
+
+/// Bounding box in pixels, both ends included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PixelBox {
+    /// Leftmost column.
+    pub left: u32,
+    /// Topmost row.
+    pub top: u32,
+    /// Rightmost column.
+    pub right: u32,
+    /// Lowest row.
+    pub bottom: u32,
+}
+
+/// A set of foreground pixels, summed up: a whole mask or one connected component.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Region {
+    /// Number of pixels, at least 1.
+    pub area_px: u64,
+    /// Mean of the pixel indices along x and y.
+    pub centroid_px: (f64, f64),
+    /// Smallest box that holds all pixels.
+    pub bounds: PixelBox,
+}
+
+/// Sums from which a [`Region`] is made.
+struct Sums {
+    area: u64,
+    x: u64,
+    y: u64,
+    bounds: PixelBox,
+}
+
+impl Sums {
+    fn new(x: u32, y: u32) -> Self {
+        Self { area: 0, x: 0, y: 0, bounds: PixelBox { left: x, top: y, right: x, bottom: y } }
+    }
+
+    fn add(&mut self, x: u32, y: u32) {
+        self.area += 1;
+        self.x += u64::from(x);
+        self.y += u64::from(y);
+        self.bounds.left = self.bounds.left.min(x);
+        self.bounds.right = self.bounds.right.max(x);
+        self.bounds.top = self.bounds.top.min(y);
+        self.bounds.bottom = self.bounds.bottom.max(y);
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "sums of pixel indices stay far below 2^53")]
+    fn region(&self) -> Region {
+        let area = self.area as f64;
+        Region { area_px: self.area, centroid_px: (self.x as f64 / area, self.y as f64 / area), bounds: self.bounds }
+    }
+}
+
+/// All foreground (value above 0) of `mask`; `None` when it is empty.
+pub fn whole(mask: &GrayImage) -> Option<Region> {
+    let mut sums: Option<Sums> = None;
+    for (x, y, pixel) in mask.enumerate_pixels() {
+        if pixel.0[0] > 0 {
+            sums.get_or_insert_with(|| Sums::new(x, y)).add(x, y);
+        }
+    }
+    sums.map(|sums| sums.region())
+}
+
+/// The 8-connected components of the foreground, in reading order of their first pixel.
+pub fn components(mask: &GrayImage) -> Vec<Region> {
+    let (width, height) = mask.dimensions();
+    let mut todo: Vec<bool> = mask.as_raw().iter().map(|&value| value > 0).collect();
+    let index = |x: u32, y: u32| y as usize * width as usize + x as usize;
+    let mut regions = Vec::new();
+    let mut stack = Vec::new();
+    for (x, y, _) in mask.enumerate_pixels() {
+        if !std::mem::take(&mut todo[index(x, y)]) {
+            continue;
+        }
+        let mut sums = Sums::new(x, y);
+        stack.push((x, y));
+        while let Some((x, y)) = stack.pop() {
+            sums.add(x, y);
+            for ny in y.saturating_sub(1)..(y + 2).min(height) {
+                for nx in x.saturating_sub(1)..(x + 2).min(width) {
+                    if std::mem::take(&mut todo[index(nx, ny)]) {
+                        stack.push((nx, ny));
+                    }
+                }
+            }
+        }
+        regions.push(sums.region());
+    }
+    regions
+}
+
+/// The grid cell of a region's centroid in an image of `size_px` (width, height).
+pub fn grid(region: &Region, size_px: (u32, u32)) -> Position {
+    // A pixel's middle lies half a pixel after its index.
+    let third = |centre: f64, length: u32| (centre + 0.5) / f64::from(length) * 3.0;
+    let (x, y) = (third(region.centroid_px.0, size_px.0), third(region.centroid_px.1, size_px.1));
+    let row = if y < 1.0 {
+        Row::Upper
+    } else if y < 2.0 {
+        Row::Center
+    } else {
+        Row::Lower
+    };
+    let column = if x < 1.0 {
+        Column::Left
+    } else if x < 2.0 {
+        Column::Center
+    } else {
+        Column::Right
+    };
+    Position { row, column }
+}
+
+/// A quadrant and whether the region is close to the middle of the image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Quadrant {
+    /// A corner cell or the middle one.
+    pub position: Position,
+    /// The box centre is nearer to the image centre than 0.2 of the width, or the box contains the image centre.
+    pub near: bool,
+}
+
+fn holds_middle(bounds: &PixelBox, size_px: (u32, u32)) -> bool {
+    let (x, y) = (size_px.0 / 2, size_px.1 / 2);
+    (bounds.left..=bounds.right).contains(&x) && (bounds.top..=bounds.bottom).contains(&y)
+}
+
+fn corner(left: bool, upper: bool) -> Position {
+    Position {
+        row: if upper { Row::Upper } else { Row::Lower },
+        column: if left { Column::Left } else { Column::Right },
+    }
+}
+
+/// PRS-Med's rule for a bounding box: `center` when it contains the image centre, else the quadrant of the box centre.
+pub fn quadrant(region: &Region, size_px: (u32, u32)) -> Quadrant {
+    let bounds = &region.bounds;
+    if holds_middle(bounds, size_px) {
+        return Quadrant { position: Position { row: Row::Center, column: Column::Center }, near: true };
+    }
+    let (x, y) = (u32::midpoint(bounds.left, bounds.right), u32::midpoint(bounds.top, bounds.bottom));
+    let (middle_x, middle_y) = (size_px.0 / 2, size_px.1 / 2);
+    let distance = (f64::from(x) - f64::from(middle_x)).hypot(f64::from(y) - f64::from(middle_y));
+    Quadrant { position: corner(x < middle_x, y < middle_y), near: distance < 0.2 * f64::from(size_px.0) }
+}
+
+/// PRS-Med's rule for one of several components: the quadrant of its centroid, marked when it reaches the middle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ComponentZone {
+    /// A corner cell.
+    pub position: Position,
+    /// Its box contains the image centre: the label gets the suffix ` center`.
+    pub reaches_middle: bool,
+}
+
+impl ComponentZone {
+    /// `top left`, or `top left center` when the component reaches the middle.
+    pub fn label(&self) -> String {
+        let suffix = if self.reaches_middle { " center" } else { "" };
+        self.position.label(Zones::Quadrants) + suffix
+    }
+}
+
+/// The zone of one component by its centroid.
+pub fn component_zone(region: &Region, size_px: (u32, u32)) -> ComponentZone {
+    let (x, y) = region.centroid_px;
+    ComponentZone {
+        position: corner(x < f64::from(size_px.0 / 2), y < f64::from(size_px.1 / 2)),
+        reaches_middle: holds_middle(&region.bounds, size_px),
+    }
+}
+
+/// The zones of the first and the last component (two lungs); they coincide when there is one, `None` without any.
+pub fn two_components(mask: &GrayImage) -> Option<(ComponentZone, ComponentZone)> {
+    let regions = components(mask);
+    let zone = |region| component_zone(region, mask.dimensions());
+    Some((zone(regions.first()?), zone(regions.last()?)))
+}
+
+enum Word {
+    Row(Row),
+    Column(Column),
+    Center,
+}
+
+fn word(text: &str) -> Option<Word> {
+    Some(match text.to_ascii_lowercase().as_str() {
+        "upper" | "top" => Word::Row(Row::Upper),
+        "lower" | "bottom" => Word::Row(Row::Lower),
+        "left" => Word::Column(Column::Left),
+        "right" => Word::Column(Column::Right),
+        "center" | "centre" | "middle" | "central" => Word::Center,
+        _ => return None,
+    })
+}
+
+/// Two neighbouring words as a place. `left upper` is none: that order names anatomy (`the right middle lobe`).
+fn two_words(first: &Word, second: &Word) -> Option<Position> {
+    let (row, column) = match (first, second) {
+        (Word::Row(row), Word::Column(column)) => (*row, *column),
+        (Word::Row(row), Word::Center) => (*row, Column::Center),
+        (Word::Center, Word::Column(column)) => (Row::Center, *column),
+        (Word::Center, Word::Center) => (Row::Center, Column::Center),
+        _ => return None,
+    };
+    Some(Position { row, column })
+}
+
+/// Every place named by two words, in order; else every bare `center`.
+///
+/// Words of one phrase are separated by spaces or hyphens only. `left` or `upper` alone name a side, not a place.
+pub fn find_positions(text: &str) -> Vec<Position> {
+    let mut pairs = Vec::new();
+    let mut centers = Vec::new();
+    // Whatever else stands between two words ends a phrase.
+    for phrase in text.split(|c: char| !(c.is_alphanumeric() || c == ' ' || c == '-' || c == '\u{2011}')) {
+        let words: Vec<Option<Word>> =
+            phrase.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty()).map(word).collect();
+        let mut at = 0;
+        while at < words.len() {
+            if let (Some(first), Some(Some(second))) = (&words[at], words.get(at + 1))
+                && let Some(position) = two_words(first, second)
+            {
+                pairs.push(position);
+                at += 2;
+                continue;
+            }
+            if let Some(Word::Center) = &words[at] {
+                centers.push(Position { row: Row::Center, column: Column::Center });
+            }
+            at += 1;
+        }
+    }
+    if pairs.is_empty() { centers } else { pairs }
+}
+
+/// The place a free answer names: the longest phrase wins (`upper center` over `center`), then the first.
+///
+/// `top` is `upper`, `bottom` is `lower`, `middle` is `center`; labels of both [`Zones`] are understood.
+pub fn find_position(text: &str) -> Option<Position> {
+    find_positions(text).first().copied()
+}
+
+#[cfg(test)]
+#[path = "position_tests.rs"]
+mod tests;

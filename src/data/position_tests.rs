@@ -1,0 +1,116 @@
+//! Tests of `position.rs`, the last one on the real data set.
+
+use std::path::PathBuf;
+
+use image::{GrayImage, Luma};
+
+use super::*;
+
+fn mask(width: u32, height: u32, boxes: &[(u32, u32, u32, u32)]) -> GrayImage {
+    GrayImage::from_fn(width, height, |x, y| {
+        Luma([u8::from(boxes.iter().any(|&(l, t, r, b)| (l..=r).contains(&x) && (t..=b).contains(&y)))])
+    })
+}
+
+fn quadrant_of(width: u32, height: u32, bounds: (u32, u32, u32, u32)) -> (String, bool) {
+    let mask = mask(width, height, &[bounds]);
+    let zone = quadrant(&whole(&mask).unwrap(), mask.dimensions());
+    (zone.position.label(Zones::Quadrants), zone.near)
+}
+
+#[test]
+fn quadrants_follow_the_box() {
+    assert_eq!(quadrant_of(100, 80, (5, 5, 10, 10)), ("top left".into(), false));
+    assert_eq!(quadrant_of(100, 80, (80, 5, 90, 10)), ("top right".into(), false));
+    assert_eq!(quadrant_of(100, 80, (5, 60, 10, 70)), ("bottom left".into(), false));
+    assert_eq!(quadrant_of(100, 80, (40, 42, 44, 44)), ("bottom left".into(), true));
+    assert_eq!(quadrant_of(100, 80, (52, 41, 60, 50)), ("bottom right".into(), true));
+    // The box contains (50, 40).
+    assert_eq!(quadrant_of(100, 80, (0, 0, 50, 40)), ("center".into(), true));
+    // A box centre on the middle column counts as right, on the middle row as bottom.
+    assert_eq!(quadrant_of(100, 80, (49, 0, 51, 4)), ("top right".into(), false));
+}
+
+#[test]
+fn near_ends_at_a_fifth_of_the_width() {
+    assert!(!quadrant_of(100, 100, (30, 49, 30, 49)).1);
+    assert!(quadrant_of(100, 100, (31, 49, 31, 49)).1);
+}
+
+#[test]
+fn components_touch_at_corners_and_come_in_reading_order() {
+    let mask = mask(10, 10, &[(6, 1, 7, 2), (8, 3, 9, 3), (0, 2, 1, 8)]);
+    let found = components(&mask);
+    assert_eq!(found.iter().map(|r| r.area_px).collect::<Vec<_>>(), [6, 14]);
+    assert_eq!(found[1].bounds, PixelBox { left: 0, top: 2, right: 1, bottom: 8 });
+    assert_eq!(found[1].centroid_px, (0.5, 5.0));
+    let (first, last) = two_components(&mask).unwrap();
+    assert_eq!((first.label().as_str(), last.label().as_str()), ("top right", "bottom left"));
+    assert_eq!(two_components(&GrayImage::new(4, 4)), None);
+}
+
+#[test]
+fn a_component_over_the_middle_gets_the_suffix() {
+    let mask = mask(100, 100, &[(10, 10, 55, 60)]);
+    let (first, last) = two_components(&mask).unwrap();
+    assert_eq!(first, last);
+    assert_eq!(first.label(), "top left center");
+    assert_eq!(find_position(&first.label()).unwrap().label(Zones::Quadrants), "top left");
+}
+
+#[test]
+fn labels_are_found_again_in_both_vocabularies() {
+    for position in Position::ALL {
+        assert_eq!(find_position(&position.label(Zones::Grid)), Some(position));
+        assert_eq!(find_position(&format!("It is in the {} part.", position.label(Zones::Quadrants))), Some(position));
+    }
+}
+
+#[test]
+fn the_longest_phrase_wins() {
+    let find = |text| find_position(text).map(|p| p.to_string());
+    assert_eq!(find("The left lesion is in the center of the image.").as_deref(), Some("center"));
+    assert_eq!(find("In the center? No, in the lower center.").as_deref(), Some("lower center"));
+    assert_eq!(find("The right lesion lies in the Top-Middle part").as_deref(), Some("upper center"));
+    assert_eq!(find("the patient's left lung, shown in the center right part").as_deref(), Some("center right"));
+    assert_eq!(find("the left upper lobe, in the center right part").as_deref(), Some("center right"));
+    assert_eq!(find("left upper zone"), None);
+    assert_eq!(find("the lesion is on the left"), None);
+    assert_eq!(find("centered nowhere"), None);
+    assert_eq!(find("lower, right"), None);
+    let both = find_positions("one in the upper left and one in the bottom right");
+    assert_eq!(both.iter().map(ToString::to_string).collect::<Vec<_>>(), ["upper left", "lower right"]);
+}
+
+#[test]
+fn real_labels_are_recomputed_and_found_in_the_answers() {
+    let shared = std::env::var_os("PRSMED_SHARED")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
+    let root = shared.join("data/real");
+    if !root.is_dir() {
+        #[expect(clippy::print_stderr, reason = "a skipped test must be visible")]
+        {
+            eprintln!("skipped: no data/real below {}", shared.display());
+        }
+        return;
+    }
+    let (mut rows, mut wrong_masks, mut wrong_answers) = (0, Vec::new(), Vec::new());
+    for file in std::fs::read_dir(root.join("annotations")).unwrap() {
+        let mut csv = csv::Reader::from_path(file.unwrap().path()).unwrap();
+        for row in csv.records() {
+            let row = row.unwrap();
+            let mask = image::open(root.join(&row[0])).unwrap().to_luma8();
+            let zone = grid(&whole(&mask).unwrap(), mask.dimensions()).label(Zones::Grid);
+            rows += 1;
+            if zone != row[3] {
+                wrong_masks.push(format!("{}: {zone}, said {}", &row[0], &row[3]));
+            }
+            if find_position(&row[2]).map(|p| p.to_string()).as_deref() != Some(&row[3]) {
+                wrong_answers.push(format!("{}: {}", &row[0], &row[2]));
+            }
+        }
+    }
+    assert!(rows >= 180, "only {rows} rows were read");
+    assert!(wrong_masks.len() * 100 <= rows, "{} of {rows}:\n{}", wrong_masks.len(), wrong_masks.join("\n"));
+    assert!(wrong_answers.is_empty(), "{} of {rows}:\n{}", wrong_answers.len(), wrong_answers.join("\n"));
+}

@@ -1,0 +1,472 @@
+//! Makes a data root of PRS-Med's layout from a folder of images and a folder of masks.
+//!
+//! Positions are read from the masks, questions and answers are drawn from templates. It knows no patients: where
+//! several images show the same one, split them by hand. Several regions are described together by one place (the box
+//! of all for quadrants, the centroid of all for the grid), or, with [`Several::Regions`] and exactly two of them, by
+//! two places. Deviation from PRS-Med's pipeline: it names the first and the last of any number of regions.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use image::{ColorType, DynamicImage, GrayImage};
+use rand::SeedableRng;
+use rand::seq::{IndexedRandom, SliceRandom};
+use rand_chacha::ChaCha8Rng;
+use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
+
+use crate::data::position::{self, Region, Zones};
+use crate::data::templates::{self, Templates, Words};
+use crate::event::{Event, Observer};
+use crate::{Error, Result};
+
+/// Endings that a mask's stem may have beyond its image's stem, compared without case.
+pub const MASK_SUFFIXES: [&str; 6] = ["_mask", "_masks", "_segmentation", "_seg", "_label", "_gt"];
+const EXTENSIONS: [&str; 5] = ["png", "jpg", "jpeg", "tif", "tiff"];
+/// Regions smaller than this part of the foreground are specks of the drawing tool and are not counted.
+const SPECK_FRAC: f64 = 0.01;
+
+/// How several separate regions of a mask are described.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Several {
+    /// By one place for all, and their number.
+    #[default]
+    Together,
+    /// Two regions by two places; other numbers together.
+    Regions,
+}
+
+/// What to make of which folders.
+#[derive(Debug, Clone)]
+pub struct PrepareOptions {
+    /// Folder of images (PNG, JPEG, TIFF), not searched deeper.
+    pub images: PathBuf,
+    /// Folder of masks; may be the same one when the masks have a suffix of [`MASK_SUFFIXES`].
+    pub masks: PathBuf,
+    /// Name of the modality: folder and annotation file in `out`, class of the images.
+    pub modality: String,
+    /// The data root; may hold other modalities.
+    pub out: PathBuf,
+    /// Which places there are.
+    pub zones: Zones,
+    /// How several regions are described.
+    pub several: Several,
+    /// What the mask shows, in the words of question and answer (`lesion`).
+    pub target: String,
+    /// What the image is, in these words (`image`, `chest X-ray`).
+    pub image_word: String,
+    /// Rows (different questions) for each image, at least 1; no more than the templates have questions.
+    pub rows_per_image: usize,
+    /// Part of the images for validation, 0..=1.
+    pub val_frac: f64,
+    /// Part of the images for the test, 0..=1, at most what `val_frac` leaves.
+    pub test_frac: f64,
+    /// Seed of splits and sentences.
+    pub seed: u64,
+    /// Template file; the embedded one without.
+    pub templates: Option<PathBuf>,
+}
+
+impl PrepareOptions {
+    /// Options for these folders: grid, regions together, two rows, 80/10/10, `lesion` in an `image`.
+    pub fn new(
+        images: impl Into<PathBuf>,
+        masks: impl Into<PathBuf>,
+        modality: impl Into<String>,
+        out: impl Into<PathBuf>,
+    ) -> Self {
+        Self {
+            images: images.into(),
+            masks: masks.into(),
+            modality: modality.into(),
+            out: out.into(),
+            zones: Zones::Grid,
+            several: Several::Together,
+            target: "lesion".into(),
+            image_word: "image".into(),
+            rows_per_image: 2,
+            val_frac: 0.1,
+            test_frac: 0.1,
+            seed: 0,
+            templates: None,
+        }
+    }
+}
+
+/// A file that is not in the data root, and why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Skipped {
+    /// The file.
+    pub path: PathBuf,
+    /// Why it was left out.
+    pub reason: String,
+}
+
+/// What was made.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct PrepareReport {
+    /// Images in the data root.
+    pub images: usize,
+    /// Rows of the annotation file.
+    pub rows: usize,
+    /// Images by split.
+    pub images_by_split: BTreeMap<String, usize>,
+    /// What was left out, by path.
+    pub skipped: Vec<Skipped>,
+}
+
+struct Pair {
+    stem: String,
+    image: PathBuf,
+    mask: PathBuf,
+}
+
+/// What is known of a usable pair.
+struct Sample {
+    stem: String,
+    image: PathBuf,
+    mask_png: Vec<u8>,
+    place: Place,
+}
+
+/// The words of a mask's place.
+#[derive(Debug, PartialEq, Eq)]
+struct Place {
+    zone: String,
+    second_zone: Option<String>,
+    /// Regions described together.
+    count: usize,
+    /// Quadrants: close to the middle; `None` where nothing is to be said.
+    near: Option<bool>,
+}
+
+/// Writes `out/MODALITY/{train,val,test}_{images,masks}/` and, last, `out/annotations/MODALITY.csv`.
+///
+/// Images are copied byte for byte; masks become 8-bit PNGs of 0 and 255 under the image's stem. Nothing that exists
+/// is written over. Pairs that cannot be used are listed in the report with the reason.
+///
+/// # Errors
+/// [`Error::Config`] for options out of range or a bad template file, [`Error::Data`] when the modality exists in
+/// `out`, a stem is ambiguous or no pair is usable, [`Error::Io`] when a folder cannot be read or written.
+pub fn prepare(options: &PrepareOptions, observer: &dyn Observer) -> Result<PrepareReport> {
+    let templates = match &options.templates {
+        Some(path) => Templates::open(path)?,
+        None => Templates::embedded(),
+    };
+    check(options, &templates)?;
+    let (pairs, mut skipped) = pairs(&options.images, &options.masks)?;
+    observer.on(&Event::Started { phase: "read masks".into(), total: pairs.len() as u64, unit: "images" });
+    let done = AtomicU64::new(0);
+    let read: Vec<std::result::Result<Sample, Skipped>> = pairs
+        .into_par_iter()
+        .map(|pair| {
+            let sample = read(pair, options);
+            observer.on(&Event::Advanced { done: done.fetch_add(1, Ordering::Relaxed) + 1 });
+            sample
+        })
+        .collect();
+    observer.on(&Event::Finished);
+    let mut samples = Vec::new();
+    for result in read {
+        match result {
+            Ok(sample) => samples.push(sample),
+            Err(skip) => skipped.push(skip),
+        }
+    }
+    skipped.sort_by(|a, b| a.path.cmp(&b.path));
+    if samples.is_empty() {
+        let first =
+            skipped.first().map_or_else(String::new, |s| format!("; first: {}: {}", s.path.display(), s.reason));
+        return Err(Error::data(
+            &options.images,
+            format!("no usable pair of image and mask with `{}`{first}", options.masks.display()),
+            format!("a mask has its image's stem, with one of {} or without", MASK_SUFFIXES.join(", ")),
+        ));
+    }
+    let splits = splits(samples.len(), options);
+    write(&samples, &splits, options, observer)?;
+    let rows = annotate(&samples, &splits, options, &templates)?;
+    let mut report = PrepareReport { images: samples.len(), rows, skipped, ..PrepareReport::default() };
+    for split in splits {
+        *report.images_by_split.entry(split.to_owned()).or_default() += 1;
+    }
+    Ok(report)
+}
+
+fn check(options: &PrepareOptions, templates: &Templates) -> Result<()> {
+    let name = &options.modality;
+    let legal = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    if name.is_empty() || name.starts_with('.') || name == "annotations" || !name.chars().all(legal) {
+        return Err(Error::config(
+            "modality",
+            format!("`{name}` is no folder name"),
+            "use letters, digits, `_`, `-` and `.`, as in `lung_CT`; not `annotations`",
+        ));
+    }
+    let frac = |value: f64| (0.0..=1.0).contains(&value);
+    if !frac(options.val_frac) || !frac(options.test_frac) || options.val_frac + options.test_frac > 1.0 {
+        return Err(Error::config(
+            "val_frac, test_frac",
+            format!("{} and {} are out of range", options.val_frac, options.test_frac),
+            "give two numbers from 0 to 1 with a sum of at most 1",
+        ));
+    }
+    if !(1..=templates.one.len()).contains(&options.rows_per_image) {
+        return Err(Error::config(
+            "rows_per_image",
+            format!("{} is out of range", options.rows_per_image),
+            format!("give 1 to {}, the number of questions among the templates", templates.one.len()),
+        ));
+    }
+    for (key, word) in [("target", &options.target), ("image_word", &options.image_word)] {
+        if word.trim().is_empty() || word.contains(['{', '}', '\n']) || position::find_position(word).is_some() {
+            return Err(Error::config(
+                key,
+                format!("`{word}` cannot stand in a sentence about a position"),
+                "give a short noun phrase that names no place, as in `lung tumor`",
+            ));
+        }
+    }
+    for path in [options.out.join(name), annotation_path(options)] {
+        if path.exists() {
+            return Err(Error::data(
+                path,
+                "already exists; nothing was written",
+                "give another modality name or data root, or remove the old one first",
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn annotation_path(options: &PrepareOptions) -> PathBuf {
+    options.out.join("annotations").join(format!("{}.csv", options.modality))
+}
+
+/// The stem without its mask suffix, if it has one.
+fn without_suffix(stem: &str) -> Option<&str> {
+    MASK_SUFFIXES.iter().find_map(|suffix| {
+        let (head, tail) = stem.split_at_checked(stem.len().checked_sub(suffix.len())?)?;
+        (!head.is_empty() && tail.eq_ignore_ascii_case(suffix)).then_some(head)
+    })
+}
+
+/// Image files of a folder by stem, in order of their names.
+fn list(folder: &Path, skipped: &mut Vec<Skipped>) -> Result<Vec<(String, PathBuf)>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "read"))? {
+        let path = entry.map_err(Error::io(folder, "read"))?.path();
+        if path.is_dir() {
+            continue;
+        }
+        let extension = path.extension().and_then(OsStr::to_str).map(str::to_ascii_lowercase);
+        match path.file_stem().and_then(OsStr::to_str) {
+            Some(stem) if extension.is_some_and(|e| EXTENSIONS.contains(&e.as_str())) => {
+                found.push((stem.to_owned(), path));
+            }
+            _ => skipped.push(Skipped { path, reason: "not a PNG, JPEG or TIFF file".into() }),
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// One file for each key; two are an error that names both.
+fn unique(files: impl IntoIterator<Item = (String, PathBuf)>, what: &str) -> Result<BTreeMap<String, PathBuf>> {
+    let mut unique = BTreeMap::new();
+    for (stem, path) in files {
+        if let Some(other) = unique.insert(stem.clone(), path.clone()) {
+            return Err(Error::data(
+                path,
+                format!("`{}` is a second {what} for the stem `{stem}`", other.display()),
+                format!("keep one {what} for each image; merge several masks into one"),
+            ));
+        }
+    }
+    Ok(unique)
+}
+
+fn pairs(image_folder: &Path, mask_folder: &Path) -> Result<(Vec<Pair>, Vec<Skipped>)> {
+    let mut skipped = Vec::new();
+    let mut images = list(image_folder, &mut skipped)?;
+    let mut masks;
+    if image_folder.canonicalize().ok() == mask_folder.canonicalize().ok() {
+        (masks, images) = images.into_iter().partition(|(stem, _)| without_suffix(stem).is_some());
+    } else {
+        masks = list(mask_folder, &mut skipped)?;
+    }
+    let images = unique(images, "image")?;
+    for (stem, _) in &mut masks {
+        // An image's own name may end like a suffix; then the full stem is meant.
+        if let Some(head) = without_suffix(stem).filter(|_| !images.contains_key(stem.as_str())) {
+            *stem = head.to_owned();
+        }
+    }
+    let mut masks = unique(masks, "mask")?;
+    let mut pairs = Vec::new();
+    for (stem, image) in images {
+        match masks.remove(&stem) {
+            Some(mask) => pairs.push(Pair { stem, image, mask }),
+            None => skipped.push(Skipped { path: image, reason: "no mask with this stem".into() }),
+        }
+    }
+    skipped.extend(masks.into_values().map(|path| Skipped { path, reason: "no image with this stem".into() }));
+    Ok((pairs, skipped))
+}
+
+fn read(pair: Pair, options: &PrepareOptions) -> std::result::Result<Sample, Skipped> {
+    let Pair { stem, image, mask: mask_path } = pair;
+    let skip = |path: &Path, reason: String| Skipped { path: path.to_owned(), reason };
+    // The whole image is decoded: a truncated file is found now, not in the middle of a training.
+    let decode = |path: &Path| {
+        let reader = image::ImageReader::open(path).and_then(image::ImageReader::with_guessed_format);
+        let decoded = reader.map_err(image::ImageError::IoError).and_then(image::ImageReader::decode);
+        decoded.map_err(|error| skip(path, format!("cannot be read: {error}")))
+    };
+    let (picture, mask) = (decode(&image)?, decode(&mask_path)?);
+    let (found, expected) = ((mask.width(), mask.height()), (picture.width(), picture.height()));
+    if found != expected {
+        let reason = format!("is {} x {} pixels, its image {} x {}", found.0, found.1, expected.0, expected.1);
+        return Err(skip(&mask_path, reason));
+    }
+    let mask = binary(&mask);
+    let Some(place) = describe(&mask, options.zones, options.several) else {
+        return Err(skip(&mask_path, "the mask is empty".into()));
+    };
+    let mut bytes = std::io::Cursor::new(Vec::new());
+    let encoded = mask.write_to(&mut bytes, image::ImageFormat::Png);
+    encoded.map_err(|error| skip(&mask_path, format!("cannot be written as PNG: {error}")))?;
+    Ok(Sample { stem, image, mask_png: bytes.into_inner(), place })
+}
+
+/// 0 and 255: above half of the range, or above 0 when nothing reaches half of it (0/1 masks, label maps).
+fn binary(mask: &DynamicImage) -> GrayImage {
+    let eight_bit = matches!(mask.color(), ColorType::L8 | ColorType::La8 | ColorType::Rgb8 | ColorType::Rgba8);
+    let (width, height) = (mask.width(), mask.height());
+    let (values, half): (Vec<u16>, u16) = if eight_bit {
+        (mask.to_luma8().into_raw().into_iter().map(u16::from).collect(), 127)
+    } else {
+        (mask.to_luma16().into_raw(), 32767)
+    };
+    let threshold = if values.iter().any(|&value| value > half) { half } else { 0 };
+    let pixels = values.into_iter().map(|value| if value > threshold { 255 } else { 0 }).collect();
+    GrayImage::from_raw(width, height, pixels).expect("one value for each pixel")
+}
+
+fn describe(mask: &GrayImage, zones: Zones, several: Several) -> Option<Place> {
+    let size = mask.dimensions();
+    let whole = position::whole(mask)?;
+    #[expect(clippy::cast_precision_loss, reason = "pixel counts stay far below 2^53")]
+    let speck = |region: &Region| (region.area_px as f64) < SPECK_FRAC * whole.area_px as f64;
+    let mut regions = position::components(mask);
+    regions.retain(|region| !speck(region));
+    let count = regions.len().max(1);
+    if let (Several::Regions, [first, last]) = (several, regions.as_slice()) {
+        let label = |region: &Region| match zones {
+            Zones::Grid => position::grid(region, size).label(zones),
+            Zones::Quadrants => position::component_zone(region, size).label(),
+        };
+        let (zone, second_zone) = (label(first), label(last));
+        if zone != second_zone {
+            return Some(Place { zone, second_zone: Some(second_zone), count: 1, near: None });
+        }
+    }
+    Some(match zones {
+        Zones::Grid => {
+            let zone = position::grid(&whole, size).label(zones);
+            Place { zone, second_zone: None, count, near: None }
+        }
+        Zones::Quadrants => {
+            let quadrant = position::quadrant(&whole, size);
+            let zone = quadrant.position.label(zones);
+            let near = (zone != "center").then_some(quadrant.near);
+            Place { zone, second_zone: None, count, near }
+        }
+    })
+}
+
+/// The split of every sample, exact fractions in shuffled order.
+fn splits(count: usize, options: &PrepareOptions) -> Vec<&'static str> {
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
+    let part = |frac: f64| (count as f64 * frac).round() as usize;
+    let (test, val) = (part(options.test_frac), part(options.val_frac));
+    let mut splits: Vec<_> = (0..count)
+        .map(|place| match place {
+            _ if place < test => "test",
+            _ if place < test + val => "val",
+            _ => "train",
+        })
+        .collect();
+    splits.shuffle(&mut ChaCha8Rng::seed_from_u64(options.seed));
+    splits
+}
+
+fn write(samples: &[Sample], splits: &[&str], options: &PrepareOptions, observer: &dyn Observer) -> Result<()> {
+    let root = options.out.join(&options.modality);
+    for split in splits.iter().copied().collect::<std::collections::BTreeSet<_>>() {
+        for what in ["images", "masks"] {
+            let folder = root.join(format!("{split}_{what}"));
+            std::fs::create_dir_all(&folder).map_err(Error::io(&folder, "create"))?;
+        }
+    }
+    observer.on(&Event::Started { phase: "copy images".into(), total: samples.len() as u64, unit: "images" });
+    for (number, (sample, split)) in samples.iter().zip(splits).enumerate() {
+        let name = sample.image.file_name().expect("listed files have names");
+        let image = root.join(format!("{split}_images")).join(name);
+        std::fs::copy(&sample.image, &image).map_err(Error::io(&image, "write"))?;
+        let mask = root.join(format!("{split}_masks")).join(format!("{}.png", sample.stem));
+        std::fs::write(&mask, &sample.mask_png).map_err(Error::io(&mask, "write"))?;
+        observer.on(&Event::Advanced { done: number as u64 + 1 });
+    }
+    observer.on(&Event::Finished);
+    Ok(())
+}
+
+fn annotate(samples: &[Sample], splits: &[&str], options: &PrepareOptions, templates: &Templates) -> Result<usize> {
+    let path = annotation_path(options);
+    let folder = options.out.join("annotations");
+    std::fs::create_dir_all(&folder).map_err(Error::io(&folder, "create"))?;
+    let failed = |error: csv::Error| Error::io(&path, "write")(error.into());
+    let mut csv = csv::Writer::from_path(&path).map_err(failed)?;
+    csv.write_record(["image_path", "question", "answer", "position", "split"]).map_err(failed)?;
+    let mut rows = 0;
+    for (number, (sample, split)) in samples.iter().zip(splits).enumerate() {
+        let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
+        rng.set_stream(1 + number as u64);
+        let Place { zone, second_zone, count, near } = &sample.place;
+        let words = Words {
+            target: &options.target,
+            image: &options.image_word,
+            zone,
+            second_zone: second_zone.as_deref().unwrap_or_default(),
+            which: "",
+            count: *count,
+        };
+        let place = second_zone.as_ref().map_or_else(|| zone.clone(), |second| format!("{zone} and {second}"));
+        let mask_path = format!("{}/{split}_masks/{}.png", options.modality, sample.stem);
+        for (question, answer) in templates::draw(&templates.one, options.rows_per_image, &mut rng) {
+            let answer = match second_zone {
+                Some(_) => templates.regions.answers.choose(&mut rng).map_or(answer, String::as_str),
+                None => answer,
+            };
+            let mut answer = words.fill(answer);
+            if *count > 1 {
+                answer = answer + " " + &words.fill(&templates.extra.areas);
+            }
+            if let Some(near) = near {
+                answer = answer + " " + &words.fill(if *near { &templates.extra.near } else { &templates.extra.far });
+            }
+            csv.write_record([&mask_path, &words.fill(question), &answer, &place, *split]).map_err(failed)?;
+            rows += 1;
+        }
+    }
+    csv.flush().map_err(Error::io(&path, "write"))?;
+    Ok(rows)
+}
+
+#[cfg(test)]
+#[path = "prepare_tests.rs"]
+mod tests;

@@ -1,0 +1,237 @@
+//! Tests of `prepare.rs` on folders made for them.
+
+use std::fs;
+
+use image::{ImageBuffer, Luma};
+
+use super::*;
+use crate::data::position::{find_position, find_positions};
+use crate::event::Silent;
+
+struct Folders {
+    _keep: tempfile::TempDir,
+    images: PathBuf,
+    masks: PathBuf,
+    out: PathBuf,
+}
+
+fn folders() -> Folders {
+    let keep = tempfile::tempdir().unwrap();
+    let [images, masks, out] = ["images", "masks", "out"].map(|name| keep.path().join(name));
+    fs::create_dir(&images).unwrap();
+    fs::create_dir(&masks).unwrap();
+    Folders { _keep: keep, images, masks, out }
+}
+
+impl Folders {
+    fn image(&self, name: &str) {
+        GrayImage::from_pixel(60, 40, Luma([90])).save(self.images.join(name)).unwrap();
+    }
+
+    /// A mask with boxes (left, top, right, bottom) of `value`.
+    fn mask(&self, name: &str, value: u8, boxes: &[(u32, u32, u32, u32)]) {
+        mask(value, boxes).save(self.masks.join(name)).unwrap();
+    }
+
+    fn options(&self) -> PrepareOptions {
+        PrepareOptions::new(&self.images, &self.masks, "lung_CT", &self.out)
+    }
+
+    fn rows(&self) -> Vec<[String; 5]> {
+        let mut csv = csv::Reader::from_path(self.out.join("annotations/lung_CT.csv")).unwrap();
+        csv.records().map(|row| [0, 1, 2, 3, 4].map(|i| row.as_ref().unwrap()[i].to_owned())).collect()
+    }
+}
+
+fn mask(value: u8, boxes: &[(u32, u32, u32, u32)]) -> GrayImage {
+    GrayImage::from_fn(60, 40, |x, y| {
+        let inside = boxes.iter().any(|&(l, t, r, b)| (l..=r).contains(&x) && (t..=b).contains(&y));
+        Luma([if inside { value } else { 0 }])
+    })
+}
+
+#[test]
+fn pairs_are_found_by_stem_and_the_rest_is_listed() {
+    let f = folders();
+    for name in ["a.png", "b.jpg", "c.tif", "alone.png", "empty.png", "small.png", "torn.png", "kept_seg.png"] {
+        f.image(name);
+    }
+    f.mask("a.png", 255, &[(2, 2, 9, 9)]);
+    f.mask("b_mask.png", 1, &[(50, 30, 58, 38)]);
+    f.mask("c_Segmentation.png", 255, &[(28, 18, 32, 22)]);
+    f.mask("kept_seg.png", 255, &[(28, 2, 32, 6)]);
+    f.mask("empty_seg.png", 255, &[]);
+    f.mask("nobody.png", 255, &[(1, 1, 2, 2)]);
+    f.mask("torn.png", 255, &[(1, 1, 2, 2)]);
+    GrayImage::from_pixel(30, 40, Luma([255])).save(f.masks.join("small.png")).unwrap();
+    let torn = fs::read(f.images.join("torn.png")).unwrap();
+    fs::write(f.images.join("torn.png"), &torn[..torn.len() / 2]).unwrap();
+    fs::write(f.images.join("notes.txt"), "x").unwrap();
+    let report = prepare(&f.options(), &Silent).unwrap();
+    assert_eq!((report.images, report.rows), (4, 8));
+    let reason = |name: &str| {
+        let skip = report.skipped.iter().find(|skip| skip.path.ends_with(name));
+        skip.map(|skip| skip.reason.as_str()).unwrap_or_default()
+    };
+    assert_eq!(report.skipped.len(), 6);
+    assert_eq!(reason("images/alone.png"), "no mask with this stem");
+    assert_eq!(reason("masks/nobody.png"), "no image with this stem");
+    assert_eq!(reason("masks/empty_seg.png"), "the mask is empty");
+    assert_eq!(reason("masks/small.png"), "is 30 x 40 pixels, its image 60 x 40");
+    assert!(reason("images/torn.png").starts_with("cannot be read"));
+    assert_eq!(reason("images/notes.txt"), "not a PNG, JPEG or TIFF file");
+    let places: BTreeMap<_, _> = f.rows().into_iter().map(|[path, _, _, place, _]| (path, place)).collect();
+    let place =
+        |stem: &str| places.iter().find(|(path, _)| path.ends_with(&format!("/{stem}.png"))).unwrap().1.as_str();
+    assert_eq!(
+        [place("a"), place("b"), place("c"), place("kept_seg")],
+        ["upper left", "lower right", "center", "upper center"]
+    );
+    for [path, question, answer, place, split] in f.rows() {
+        assert!(!question.contains('{') && find_position(&answer).unwrap().to_string() == place, "{answer}");
+        let mask = image::open(f.out.join(&path)).unwrap();
+        assert_eq!(mask.color(), ColorType::L8);
+        assert!(mask.to_luma8().as_raw().iter().all(|&value| value == 0 || value == 255));
+        assert!(path.starts_with(&format!("lung_CT/{split}_masks/")));
+    }
+    let copied = fs::read_dir(f.out.join("lung_CT/train_images")).unwrap().map(|entry| entry.unwrap().path());
+    for copy in copied.collect::<Vec<_>>() {
+        assert_eq!(fs::read(&copy).unwrap(), fs::read(f.images.join(copy.file_name().unwrap())).unwrap());
+    }
+}
+
+#[test]
+fn nothing_is_written_over() {
+    let f = folders();
+    f.image("a.png");
+    f.mask("a.png", 255, &[(2, 2, 9, 9)]);
+    prepare(&f.options(), &Silent).unwrap();
+    let again = prepare(&f.options(), &Silent).unwrap_err();
+    assert!(again.to_string().contains("already exists; nothing was written"), "{again}");
+    let other = PrepareOptions { modality: "brain".into(), ..f.options() };
+    assert_eq!(prepare(&other, &Silent).unwrap().images, 1);
+}
+
+#[test]
+fn one_folder_for_both_works_with_suffixes() {
+    let f = folders();
+    f.image("a.png");
+    f.image("b.png");
+    mask(255, &[(2, 2, 9, 9)]).save(f.images.join("a_mask.png")).unwrap();
+    mask(255, &[(2, 2, 9, 9)]).save(f.images.join("b_mask.png")).unwrap();
+    let report = prepare(&PrepareOptions { masks: f.images.clone(), ..f.options() }, &Silent).unwrap();
+    assert_eq!((report.images, report.skipped.len()), (2, 0));
+}
+
+#[test]
+fn ambiguous_stems_and_useless_folders_are_errors() {
+    let f = folders();
+    let nothing = prepare(&f.options(), &Silent).unwrap_err();
+    assert!(nothing.to_string().contains("no usable pair") && nothing.hint().contains("_segmentation"), "{nothing}");
+    f.image("a.png");
+    f.mask("a.png", 255, &[(2, 2, 9, 9)]);
+    f.mask("a_mask.png", 255, &[(2, 2, 9, 9)]);
+    let twice = prepare(&f.options(), &Silent).unwrap_err();
+    assert!(twice.to_string().contains("second mask for the stem `a`"), "{twice}");
+    f.image("a.jpg");
+    let twice = prepare(&f.options(), &Silent).unwrap_err();
+    assert!(twice.to_string().contains("second image for the stem `a`"), "{twice}");
+    let missing = prepare(&PrepareOptions { masks: f.out.join("no"), ..f.options() }, &Silent).unwrap_err();
+    assert!(missing.to_string().contains("cannot read"), "{missing}");
+    assert!(!f.out.exists());
+}
+
+#[test]
+fn options_out_of_range_are_named() {
+    let f = folders();
+    let refuse = |change: &dyn Fn(&mut PrepareOptions)| {
+        let mut options = f.options();
+        change(&mut options);
+        prepare(&options, &Silent).unwrap_err().to_string()
+    };
+    for name in ["", "a/b", "..", "annotations"] {
+        assert!(refuse(&|o| o.modality = name.into()).contains("is no folder name"));
+    }
+    assert!(refuse(&|o| o.val_frac = 0.95).contains("`val_frac, test_frac`"));
+    assert!(refuse(&|o| o.rows_per_image = 0).contains("`rows_per_image`"));
+    assert!(refuse(&|o| o.target = "upper left lobe".into()).contains("`target`"));
+    assert!(refuse(&|o| o.templates = Some(f.out.join("no.toml"))).contains("cannot read"));
+}
+
+#[test]
+fn several_regions_are_described_together_or_as_two() {
+    let both = mask(255, &[(2, 2, 12, 12), (45, 28, 55, 38)]);
+    let place = |zones, several| describe(&both, zones, several).unwrap();
+    let together = place(Zones::Grid, Several::Together);
+    assert_eq!((together.zone.as_str(), together.count), ("center", 2));
+    let two = place(Zones::Grid, Several::Regions);
+    assert_eq!((two.zone.as_str(), two.second_zone.as_deref()), ("upper left", Some("lower right")));
+    let two = place(Zones::Quadrants, Several::Regions);
+    assert_eq!((two.zone.as_str(), two.second_zone.as_deref()), ("top left", Some("bottom right")));
+    assert_eq!(place(Zones::Quadrants, Several::Together).zone, "center");
+    let mut speckled = mask(255, &[(2, 2, 21, 21)]);
+    speckled.put_pixel(50, 35, Luma([255]));
+    let one = describe(&speckled, Zones::Quadrants, Several::Regions).unwrap();
+    assert_eq!((one.count, one.second_zone), (1, None));
+    assert_eq!(describe(&mask(255, &[]), Zones::Grid, Several::Together), None);
+}
+
+#[test]
+fn quadrant_answers_say_how_far() {
+    let f = folders();
+    for (stem, bounds) in [("far", (2, 2, 6, 6)), ("near", (22, 14, 27, 18)), ("mid", (25, 15, 35, 25))] {
+        f.image(&format!("{stem}.png"));
+        f.mask(&format!("{stem}.png"), 255, &[bounds]);
+    }
+    let options = PrepareOptions { zones: Zones::Quadrants, rows_per_image: 1, ..f.options() };
+    prepare(&options, &Silent).unwrap();
+    let rows = f.rows();
+    let answer = |stem: &str| rows.iter().find(|row| row[0].contains(stem)).map(|row| row[2].as_str()).unwrap();
+    assert!(answer("far").contains("top left") && answer("far").contains("far from the middle"));
+    assert!(answer("near").contains("top left") && answer("near").contains("close to the middle"));
+    assert!(answer("mid").contains("center") && !answer("mid").contains("middle"));
+}
+
+#[test]
+fn two_zones_stand_in_answer_and_position() {
+    let f = folders();
+    f.image("a.png");
+    f.mask("a.png", 255, &[(2, 2, 12, 12), (45, 28, 55, 38)]);
+    prepare(&PrepareOptions { several: Several::Regions, ..f.options() }, &Silent).unwrap();
+    for [_, _, answer, place, _] in f.rows() {
+        assert_eq!(place, "upper left and lower right");
+        assert_eq!(find_positions(&answer), find_positions(&place));
+    }
+}
+
+#[test]
+fn masks_of_any_depth_become_binary() {
+    let deep =
+        |values: [u16; 3]| DynamicImage::from(ImageBuffer::<Luma<u16>, _>::from_raw(3, 1, values.to_vec()).unwrap());
+    assert_eq!(binary(&deep([0, 1, 2])).into_raw(), [0, 255, 255]);
+    assert_eq!(binary(&deep([0, 30_000, 65_535])).into_raw(), [0, 0, 255]);
+    let shallow = |values: [u8; 3]| DynamicImage::from(GrayImage::from_raw(3, 1, values.to_vec()).unwrap());
+    assert_eq!(binary(&shallow([0, 1, 1])).into_raw(), [0, 255, 255]);
+    assert_eq!(binary(&shallow([3, 120, 250])).into_raw(), [0, 0, 255]);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_root() {
+    let f = folders();
+    for number in 0..20 {
+        f.image(&format!("{number}.png"));
+        f.mask(&format!("{number}.png"), 255, &[(number, 2, number + 9, 9)]);
+    }
+    let csv = |out: &str, seed| {
+        let options = PrepareOptions { out: f.out.join(out), seed, ..f.options() };
+        let report = prepare(&options, &Silent).unwrap();
+        assert_eq!(
+            report.images_by_split,
+            BTreeMap::from([("test".into(), 2), ("train".into(), 16), ("val".into(), 2)])
+        );
+        fs::read_to_string(f.out.join(out).join("annotations/lung_CT.csv")).unwrap()
+    };
+    let first = csv("a", 5);
+    assert_eq!(first, csv("b", 5));
+    assert_ne!(first, csv("c", 6));
+}
