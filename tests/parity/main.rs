@@ -4,3 +4,4 @@
 
 mod clip;
 mod fixture;
+mod mistral;
