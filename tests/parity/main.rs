@@ -4,4 +4,5 @@
 
 mod clip;
 mod fixture;
+mod lora;
 mod mistral;
