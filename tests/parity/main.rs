@@ -6,3 +6,4 @@ mod clip;
 mod fixture;
 mod lora;
 mod mistral;
+mod tiny_vit;
