@@ -5,5 +5,6 @@
 mod clip;
 mod fixture;
 mod lora;
+mod mask_decoder;
 mod mistral;
 mod tiny_vit;
