@@ -2,6 +2,7 @@
 //!
 //! The values under `tests/fixtures/parity` come from `scripts/fixtures/*.py`. A missing fixture fails the test.
 
+mod adamw;
 mod clip;
 mod fixture;
 mod lora;
