@@ -81,3 +81,24 @@ fn adamw_agrees() {
 fn adamw_restored_before_the_fourth_step_agrees() {
     run(Some(3));
 }
+
+#[test]
+fn the_first_step_decays_and_moves_by_the_learning_rate() {
+    // the fixture's decay (lr * wd = 1e-9) is lost in rounding: a large one here, against the closed form
+    let mut config = config(&Fixture::open("adamw"));
+    (config.learning_rate, config.weight_decay, config.epsilon, config.clip_norm) = (0.01, 0.5, 1e-3, 0.0);
+    let start = [2.0_f64, -1.0, 0.5, 3.0, -4.0];
+    let grads = [0.3_f64, 0.001, -2.0, 50.0, -0.01];
+    let params = start.map(|p| leaf(&Tensor::from(p), Kind::Float));
+    let mut adamw = optimizer(&params, &config);
+    for (param, grad) in params.iter().zip(grads) {
+        (param * grad).backward();
+    }
+    let gradients = adamw.measure(1.0);
+    adamw.step(config.learning_rate, gradients).expect("a step");
+    for ((param, start), grad) in params.iter().zip(start).zip(grads) {
+        let want = start * (1.0 - 0.01 * 0.5) - 0.01 * grad / (grad.abs() + 1e-3);
+        let got = param.double_value(&[]);
+        assert!((got - want).abs() < 1e-6, "from {start} with gradient {grad}: {got}, expected {want}");
+    }
+}
