@@ -1,0 +1,11 @@
+//! Our models against the published implementations: same weights, same inputs, same outputs and gradients.
+//!
+//! The values under `tests/fixtures/parity` come from `scripts/fixtures/*.py`. A missing fixture fails the test.
+
+mod adamw;
+mod clip;
+mod fixture;
+mod lora;
+mod mask_decoder;
+mod mistral;
+mod tiny_vit;
