@@ -1,5 +1,7 @@
 //! A recorded step of the original Python PRS-Med, reproduced (`trace.md` beside the recording states the tolerances).
 
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test fails by panicking and says what it skips")]
+
 use prsmed::Result;
 use prsmed::segment::setup::{Build, RunOverrides};
 use prsmed::segment::{Semantics, setup, trace};

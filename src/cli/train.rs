@@ -77,7 +77,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     for warning in &assembly.warnings {
         context.progress.on(&Event::Warning(warning.clone()));
     }
-    let task = SegmentTask::new(assembly, Arc::new(manifest), config.train.clone(), config.data.clone(), toml.clone())?;
+    let task =
+        SegmentTask::new(assembly, &Arc::new(manifest), config.train.clone(), config.data.clone(), toml.clone())?;
     if resume_from.is_none() {
         task.calibrate()?;
     }

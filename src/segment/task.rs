@@ -95,7 +95,7 @@ impl SegmentTask {
     /// [`Error::Data`] without train rows, or for a row whose text cannot be encoded.
     pub fn new(
         assembly: Assembly,
-        manifest: Arc<Manifest>,
+        manifest: &Arc<Manifest>,
         config: TrainConfig,
         data: DataConfig,
         resolved: String,
@@ -107,7 +107,7 @@ impl SegmentTask {
             max_tokens: model.max_text_tokens,
         });
         let source = || {
-            Source::new(Arc::clone(&manifest), encoder.clone(), assembly.description.pixels)
+            Source::new(Arc::clone(manifest), encoder.clone(), assembly.description.pixels)
                 .with_cache(data.cache_mib << 20)
         };
         let plain = Arc::new(source());

@@ -24,6 +24,8 @@ use std::path::{Path, PathBuf};
 
 /// What a checkpoint folder says about itself.
 pub const DESCRIPTION: &str = "model.json";
+/// More layers than any published tower has.
+const MOST_LAYERS: usize = 1000;
 const ADAPTER: &str = "lora_adapter/adapter_model.safetensors";
 
 /// Local files of the parts that have weights.
@@ -118,8 +120,9 @@ fn tower_sizes(archive: &Archive) -> Result<clip::Config> {
     };
     let patches = shape("embeddings.patch_embedding.weight")?;
     let positions = shape("embeddings.position_embedding.weight")?[0] - 1;
-    let layers = (0..).take_while(|i| shape(&format!("encoder.layers.{i}.layer_norm1.weight")).is_ok()).count();
-    let side = (0..).find(|side| side * side >= positions).unwrap_or(0);
+    let layers =
+        (0..MOST_LAYERS).take_while(|i| shape(&format!("encoder.layers.{i}.layer_norm1.weight")).is_ok()).count();
+    let side = (0..=positions).find(|side| side * side >= positions).unwrap_or(0);
     Ok(clip::Config {
         hidden_size: patches[0],
         intermediate_size: shape("encoder.layers.0.mlp.fc1.weight")?[0],
@@ -271,11 +274,8 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
     };
     let (clip, llm) = Found::locate(&model, build)?.base_sizes()?.expect("a base was given");
     let cls = part_file(folder, "cls");
-    let num_classes = if cls.exists() {
-        Archive::open(&cls)?.info("2.bias").map_or(REFERENCE_CLASSES.len() as i64, |info| info.shape[0])
-    } else {
-        REFERENCE_CLASSES.len() as i64
-    };
+    let stored = if cls.exists() { Archive::open(&cls)?.info("2.bias").map(|info| info.shape[0]) } else { None };
+    let num_classes = stored.unwrap_or(i64::try_from(REFERENCE_CLASSES.len()).expect("six"));
     let sizes = prsmed::Config { clip, llm, lora, encoder: tiny_vit::Config::vit_t(), decoder, num_classes };
     let modalities = REFERENCE_CLASSES.iter().map(|m| (*m).to_owned()).collect();
     Ok(Description { format: 1, pixels: pixels(&model, &sizes), model, sizes, modalities })

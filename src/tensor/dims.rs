@@ -8,8 +8,6 @@ use super::Tensor;
 /// When the rank differs; [`super::guard`] turns that into [`crate::Error::Shape`].
 pub fn dims<const N: usize>(xs: &Tensor) -> [i64; N] {
     let size = xs.size();
-    match <[i64; N]>::try_from(size.as_slice()) {
-        Ok(dims) => dims,
-        Err(_) => panic!("shape mismatch: expected {N} dimensions, got {size:?}"),
-    }
+    let dims = <[i64; N]>::try_from(size.as_slice());
+    dims.unwrap_or_else(|_| panic!("shape mismatch: expected {N} dimensions, got {size:?}"))
 }

@@ -143,6 +143,7 @@ pub struct Scope {
 
 impl Scope {
     /// The path extended by `name`.
+    #[must_use]
     pub fn sub(&self, name: impl std::fmt::Display) -> Self {
         Self { store: self.store.clone(), prefix: format!("{}{name}.", self.prefix), role: self.role }
     }
