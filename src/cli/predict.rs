@@ -7,7 +7,7 @@ use crate::event::Event;
 use crate::segment::predict::{Prediction, Request, predict};
 use crate::segment::setup::{self, Build, RunOverrides};
 use crate::segment::{Assembly, Semantics, evaluate};
-use crate::tensor::weights::readable_folder;
+use crate::tensor::weights::{CHECKSUMS, readable_folder, verify_folder};
 use crate::tensor::{self, ledger};
 use crate::trainer::precision::Precision;
 use crate::{Error, Result};
@@ -56,6 +56,10 @@ fn parse_precision(text: &str) -> std::result::Result<Precision, String> {
 impl RunArgs {
     pub(super) fn open(&self, context: &Context) -> Result<Assembly> {
         let folder = checkpoint_of(&self.run)?;
+        // Folders written by the original code have no checksums.
+        if folder.join(CHECKSUMS).exists() {
+            verify_folder(&folder)?;
+        }
         let device = tensor::default_device();
         let default = if device == tensor::Device::Cpu { Precision::Fp32 } else { Precision::Bf16 };
         let overrides = RunOverrides {
