@@ -43,7 +43,7 @@ impl RootArgs {
     pub(super) fn open(&self) -> Result<Manifest> {
         let root = self.data_root.as_deref().ok_or_else(|| {
             let hint = "add `--data-root DIR`; to try the tool, make one with `prsmed data phantom phantoms`";
-            Error::config("--data-root", "no data root is given", hint)
+            Error::config("--data-root", "is needed", hint)
         })?;
         Manifest::open_with(root, self.annotations.as_deref(), OpenOptions { skip_bad: self.skip_bad_rows })
     }

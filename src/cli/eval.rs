@@ -1,9 +1,9 @@
 //! `prsmed eval`.
 
-use super::Context;
 use super::data::RootArgs;
 use super::predict::RunArgs;
 use super::report::Outcome;
+use super::{Context, make_folder};
 use crate::Error;
 use crate::data::manifest::{Manifest, Split};
 use crate::segment::evaluate;
@@ -46,6 +46,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         return Err(no_rows(&manifest, split).into());
     }
     let assembly = args.run.open(context)?;
+    let out = args.out.clone().unwrap_or_else(|| args.run.run.join(format!("eval-{}", split.name())));
+    make_folder("--out", &out)?;
     let manifest = manifest.with_modalities(assembly.description.modalities.clone())?;
     let evaluation = evaluate::evaluate(
         &assembly,
@@ -55,7 +57,6 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         context.progress.as_ref(),
         &context.interrupt,
     )?;
-    let out = args.out.clone().unwrap_or_else(|| args.run.run.join(format!("eval-{}", split.name())));
     evaluation.write(&out)?;
     context.output.line(&evaluation.summary)?;
     context.output.line(format!("report in {}", out.display()))?;

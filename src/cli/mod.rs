@@ -23,7 +23,7 @@ use report::Outcome;
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -61,7 +61,7 @@ enum Command {
 
 impl Command {
     fn saves_on_interrupt(&self) -> bool {
-        matches!(self, Self::Train(_) | Self::Eval(_))
+        matches!(self, Self::Train(_))
     }
 }
 
@@ -133,6 +133,16 @@ fn listen_for_interrupts(context: &Context, saves: bool) {
     if let Err(error) = listening {
         context.progress.on(&crate::event::Event::Warning(format!("Ctrl-C will not save: {error}")));
     }
+}
+
+/// Makes the folder of a command's results and tries it, before the expensive work.
+fn make_folder(flag: &str, folder: &Path) -> crate::Result<()> {
+    if folder.exists() && !folder.is_dir() {
+        let reason = format!("`{}` is a file", folder.display());
+        return Err(Error::config(flag, reason, "choose another folder"));
+    }
+    std::fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
+    tempfile::tempfile_in(folder).map(drop).map_err(Error::io(folder, "write"))
 }
 
 impl Context {

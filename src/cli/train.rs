@@ -1,8 +1,8 @@
 //! `prsmed train`.
 
-use super::Context;
 use super::data::RootArgs;
 use super::report::Outcome;
+use super::{Context, make_folder};
 use crate::config::{Resolved, RunConfig, Sources};
 use crate::data::manifest::Manifest;
 use crate::data::split;
@@ -65,7 +65,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let resume_from = checkpoint_to_resume(args, context)?;
     let manifest = read_data(args, &resolved.config, context)?;
-    make_run_folder(&args.out)?;
+    make_folder("--out", &args.out)?;
     let toml = resolved.to_toml();
     let config = resolved.config;
     let assembly = build(&config, &manifest, resume_from.as_deref(), context).context("cannot set up the model")?;
@@ -144,12 +144,6 @@ fn checkpoint_to_resume(args: &Args, context: &Context) -> Result<Option<PathBuf
         return Err(Error::config("--out", format!("`{}` already holds a run", out.display()), hint));
     }
     Ok(None)
-}
-
-/// Makes the run folder and tries it, before the expensive work.
-fn make_run_folder(out: &Path) -> Result<()> {
-    std::fs::create_dir_all(out).map_err(Error::io(out, "create"))?;
-    tempfile::tempfile_in(out).map(drop).map_err(Error::io(out, "write"))
 }
 
 fn read_data(args: &Args, config: &RunConfig, context: &Context) -> Result<Manifest> {
