@@ -2,19 +2,116 @@
 
 use super::Context;
 use super::report::Outcome;
+use crate::data::check::{self, Count, Leak, Report};
+use crate::data::manifest::{Manifest, OpenOptions, Split};
 use crate::data::phantom::{self, PhantomOptions};
+use crate::event::Event;
+use crate::{Error, Result};
+use serde_json::json;
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
+    /// Look for rows that cannot be used, count the others
+    Check(CheckArgs),
     /// Make a data root of synthetic pictures with lesions, questions and answers
     Phantom(PhantomArgs),
 }
 
 pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcome> {
     match command {
+        Command::Check(args) => check_root(args, context),
         Command::Phantom(args) => make_phantoms(args, context),
     }
+}
+
+/// Where the rows of a training or an evaluation are.
+#[derive(Debug, clap::Args)]
+pub(super) struct RootArgs {
+    /// Folder with one folder for each modality, and `annotations/` (needed)
+    #[arg(long, value_name = "DIR")]
+    data_root: Option<PathBuf>,
+    /// Folder with the CSV files, or one CSV file, when they are not in the data root
+    #[arg(long, value_name = "DIR")]
+    annotations: Option<PathBuf>,
+    /// Leave out rows that cannot be used instead of refusing the data set
+    #[arg(long)]
+    skip_bad_rows: bool,
+}
+
+impl RootArgs {
+    pub(super) fn open(&self) -> Result<Manifest> {
+        let root = self.data_root.as_deref().ok_or_else(|| {
+            let hint = "add `--data-root DIR`; to try the tool, make one with `prsmed data phantom phantoms`";
+            Error::config("--data-root", "is needed", hint)
+        })?;
+        Manifest::open_with(root, self.annotations.as_deref(), OpenOptions { skip_bad: self.skip_bad_rows })
+    }
+}
+
+/// Reads every row and decodes every image and mask, changes nothing, and lists each row that cannot be used with its
+/// file, line and reason: missing or corrupt image or mask, size mismatch, empty mask, empty text, unknown split,
+/// duplicate. Then counts the usable rows. Ends with exit code 1 when a row is bad.
+///
+/// A picture that occurs in several splits is a warning: scores on it are not scores on unseen data.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  prsmed data check data
+  prsmed data check data --annotations csv
+  prsmed data check data --json | jq '.bad[].reason'")]
+pub(super) struct CheckArgs {
+    /// Folder with one folder for each modality, and `annotations/`
+    #[arg(value_name = "DIR")]
+    root: PathBuf,
+    /// Folder with the CSV files, or one CSV file [default: `annotations` in DIR]
+    #[arg(long, value_name = "DIR")]
+    annotations: Option<PathBuf>,
+}
+
+fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
+    let report = check::check(&args.root, args.annotations.as_deref(), context.progress.as_ref())?;
+    for bad in &report.bad {
+        context.output.line(format!("{}:{}: {}", bad.csv.display(), bad.line, bad.reason))?;
+    }
+    for leak in &report.leaks {
+        context.progress.on(&Event::Warning(leak_text(leak)));
+    }
+    context.output.line(count_table(&report))?;
+    let mut record = json!({ "kind": "result", "good": report.is_good() });
+    if let (Some(record), serde_json::Value::Object(fields)) = (record.as_object_mut(), serde_json::to_value(&report)?)
+    {
+        record.extend(fields);
+    }
+    context.output.record(&record)?;
+    Ok(if report.is_good() { Outcome::Done } else { Outcome::No })
+}
+
+fn leak_text(leak: &Leak) -> String {
+    let splits: Vec<&str> = leak.splits.iter().map(|split| split.name()).collect();
+    let images: Vec<String> = leak.images.iter().map(|path| path.display().to_string()).collect();
+    format!("one picture in {}: {}", splits.join(" and "), images.join(", "))
+}
+
+/// Usable rows by modality and split, their sums, and what was found.
+fn count_table(report: &Report) -> String {
+    let width = report.counts.iter().map(|count| count.modality.chars().count()).max().unwrap_or(0).max(8);
+    let row = |name: &str, [a, b, c, d]: [String; 4]| format!("{name:<width$}{a:>8}{b:>8}{c:>8}{d:>8}\n");
+    let numbers = |count: &Count| {
+        let Count { train, val, test, .. } = *count;
+        [train, val, test, train + val + test].map(|number| number.to_string())
+    };
+    let [train, val, test] = Split::ALL.map(|split| split.name().to_owned());
+    let mut text = row("modality", [train, val, test, "all".into()]);
+    let mut sum = Count { modality: "all".into(), ..Count::default() };
+    for count in &report.counts {
+        text += &row(&count.modality, numbers(count));
+        sum.train += count.train;
+        sum.val += count.val;
+        sum.test += count.test;
+    }
+    text += &row(&sum.modality, numbers(&sum));
+    let bad = if report.is_good() { "no bad row".into() } else { format!("{} bad", report.bad.len()) };
+    format!("{text}{} rows of {} images, {bad}", report.rows, report.images)
 }
 
 /// Makes synthetic CT-, MRI-, X-ray-, ultrasound-, endoscopy- and skin-like pictures with one or two lesions. The same

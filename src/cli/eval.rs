@@ -1,10 +1,11 @@
 //! `prsmed eval`.
 
-use super::Context;
+use super::data::RootArgs;
 use super::predict::RunArgs;
 use super::report::Outcome;
+use super::{Context, make_folder};
 use crate::Error;
-use crate::data::manifest::{Manifest, OpenOptions, Split};
+use crate::data::manifest::{Manifest, Split};
 use crate::segment::evaluate;
 use serde_json::json;
 use std::path::PathBuf;
@@ -16,12 +17,8 @@ use std::path::PathBuf;
 pub(super) struct Args {
     #[command(flatten)]
     run: RunArgs,
-    /// Folder with one folder for each modality, and `annotations/`
-    #[arg(long, value_name = "DIR")]
-    data_root: PathBuf,
-    /// Folder with the CSV files, when they are not in the data root
-    #[arg(long, value_name = "DIR")]
-    annotations: Option<PathBuf>,
+    #[command(flatten)]
+    data: RootArgs,
     /// Rows to score: train, val or test
     #[arg(long, default_value = "test")]
     split: String,
@@ -34,17 +31,13 @@ pub(super) struct Args {
     /// Where to write the report [default: `eval-SPLIT` in the run folder]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Leave out rows that cannot be used instead of refusing the data set
-    #[arg(long)]
-    skip_bad_rows: bool,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let split = Split::parse(&args.split).ok_or_else(|| {
         Error::config("--split", format!("there is no split `{}`", args.split), "use train, val or test")
     })?;
-    let options = OpenOptions { skip_bad: args.skip_bad_rows };
-    let manifest = Manifest::open_with(&args.data_root, args.annotations.as_deref(), options)?;
+    let manifest = args.data.open()?;
     let mut rows = manifest.rows_of(split);
     if args.limit > 0 {
         rows.truncate(args.limit);
@@ -53,6 +46,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         return Err(no_rows(&manifest, split).into());
     }
     let assembly = args.run.open(context)?;
+    let out = args.out.clone().unwrap_or_else(|| args.run.run.join(format!("eval-{}", split.name())));
+    make_folder("--out", &out)?;
     let manifest = manifest.with_modalities(assembly.description.modalities.clone())?;
     let evaluation = evaluate::evaluate(
         &assembly,
@@ -62,7 +57,6 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         context.progress.as_ref(),
         &context.interrupt,
     )?;
-    let out = args.out.clone().unwrap_or_else(|| args.run.run.join(format!("eval-{}", split.name())));
     evaluation.write(&out)?;
     context.output.line(&evaluation.summary)?;
     context.output.line(format!("report in {}", out.display()))?;

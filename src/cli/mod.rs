@@ -7,13 +7,14 @@ pub mod report;
 
 mod data;
 mod eval;
+mod hub;
 mod predict;
 mod trace;
 mod train;
 
+use crate::Error;
 use crate::hub::Files;
 use crate::tensor::ledger;
-use crate::{Error, hub};
 use clap::{Parser, Subcommand};
 use env::Env;
 use output::Output;
@@ -22,7 +23,7 @@ use report::Outcome;
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -51,8 +52,17 @@ enum Command {
     /// Check, make or import data roots
     #[command(subcommand)]
     Data(data::Command),
+    /// Download weights, or list what a repository holds
+    #[command(subcommand)]
+    Hub(hub::Command),
     /// Record deterministic training steps on given tensors
     Trace(trace::Args),
+}
+
+impl Command {
+    fn saves_on_interrupt(&self) -> bool {
+        matches!(self, Self::Train(_))
+    }
 }
 
 /// What commands share.
@@ -81,7 +91,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let progress: Box<dyn crate::event::Observer> =
         if cli.quiet { Box::new(crate::event::Silent) } else { Box::new(Progress::new(style, Arc::clone(&output))) };
     let context = Context { env, output, progress, interrupt: Arc::default() };
-    listen_for_interrupts(&context);
+    listen_for_interrupts(&context, cli.command.saves_on_interrupt());
     let result = guarded(|| dispatch(cli.command, &context));
     if let Err(error) = &result {
         let _ = report::write_error(&mut std::io::stderr(), error, color);
@@ -95,6 +105,7 @@ fn dispatch(command: Command, context: &Context) -> anyhow::Result<Outcome> {
         Command::Eval(args) => eval::run(&args, context),
         Command::Predict(args) => predict::run(&args, context),
         Command::Data(command) => data::run(&command, context),
+        Command::Hub(command) => hub::run(&command, context),
         Command::Trace(args) => trace::run(&args, context),
     }
 }
@@ -109,11 +120,12 @@ fn guarded(work: impl FnOnce() -> anyhow::Result<Outcome>) -> anyhow::Result<Out
     })
 }
 
-/// The first Ctrl-C asks the work to save and stop, the second ends the process.
-fn listen_for_interrupts(context: &Context) {
+/// Where something can be saved, the first Ctrl-C asks the work to save and stop, and the second ends the process;
+/// elsewhere the first does.
+fn listen_for_interrupts(context: &Context, saves: bool) {
     let flag = Arc::clone(&context.interrupt);
     let listening = ctrlc::set_handler(move || {
-        if flag.swap(true, Ordering::SeqCst) {
+        if flag.swap(true, Ordering::SeqCst) || !saves {
             // SAFETY: ends the process without running destructors; files are replaced atomically.
             unsafe { libc::_exit(130) };
         }
@@ -123,11 +135,21 @@ fn listen_for_interrupts(context: &Context) {
     }
 }
 
+/// Makes the folder of a command's results and tries it, before the expensive work.
+fn make_folder(flag: &str, folder: &Path) -> crate::Result<()> {
+    if folder.exists() && !folder.is_dir() {
+        let reason = format!("`{}` is a file", folder.display());
+        return Err(Error::config(flag, reason, "choose another folder"));
+    }
+    std::fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
+    tempfile::tempfile_in(folder).map(drop).map_err(Error::io(folder, "write"))
+}
+
 impl Context {
     /// A `hub:` name or a path as a local path.
     fn locate(&self, spec: &str) -> crate::Result<PathBuf> {
         if spec.starts_with("hub:") {
-            return hub::resolve(spec, &Files::Checkpoint, &self.env.hub, self.progress.as_ref());
+            return crate::hub::resolve(spec, &Files::Checkpoint, &self.env.hub, self.progress.as_ref());
         }
         let path = PathBuf::from(spec);
         if path.exists() {

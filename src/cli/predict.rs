@@ -7,7 +7,7 @@ use crate::event::Event;
 use crate::segment::predict::{Prediction, Request, predict};
 use crate::segment::setup::{self, Build, RunOverrides};
 use crate::segment::{Assembly, Semantics, evaluate};
-use crate::tensor::weights::readable_folder;
+use crate::tensor::weights::{CHECKSUMS, readable_folder, verify_folder};
 use crate::tensor::{self, ledger};
 use crate::trainer::precision::Precision;
 use crate::{Error, Result};
@@ -56,6 +56,10 @@ fn parse_precision(text: &str) -> std::result::Result<Precision, String> {
 impl RunArgs {
     pub(super) fn open(&self, context: &Context) -> Result<Assembly> {
         let folder = checkpoint_of(&self.run)?;
+        // Folders written by the original code have no checksums.
+        if folder.join(CHECKSUMS).exists() {
+            verify_folder(&folder)?;
+        }
         let device = tensor::default_device();
         let default = if device == tensor::Device::Cpu { Precision::Fp32 } else { Precision::Bf16 };
         let overrides = RunOverrides {
@@ -88,8 +92,14 @@ fn checkpoint_of(run: &Path) -> Result<PathBuf> {
             "give the folder that `prsmed train --out` wrote",
         ));
     }
-    let inside = ["best", "last"].into_iter().find_map(|name| readable_folder(&run.join(name)).ok());
-    Ok(inside.unwrap_or_else(|| run.to_owned()))
+    if let Some(inside) = ["best", "last"].into_iter().find_map(|name| readable_folder(&run.join(name)).ok()) {
+        return Ok(inside);
+    }
+    if ["model.json", "mask_decoder.pth"].iter().any(|name| run.join(name).exists()) {
+        return Ok(run.to_owned());
+    }
+    let hint = "give the folder that `prsmed train --out` wrote, or a published PRS-Med folder";
+    Err(Error::weights(run, "is no run folder: neither `best/` nor `last/` is inside", hint))
 }
 
 /// Answers a question about an image, and writes the mask of what it asks for at the image's own size.
@@ -117,9 +127,14 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+    if !args.image.is_file() {
+        let reason = format!("there is no file `{}`", args.image.display());
+        return Err(Error::config("--image", reason, "give a PNG, JPEG or TIFF file").into());
+    }
     let image = decode::picture(&args.image)?;
-    let outputs = [&args.mask_out, &args.overlay_out];
-    outputs.into_iter().flatten().try_for_each(|path| check_writable(path))?;
+    // A mask in JPEG would not be 0 and 255.
+    args.mask_out.iter().try_for_each(|path| check_writable("--mask-out", path, &["png"]))?;
+    args.overlay_out.iter().try_for_each(|path| check_writable("--overlay-out", path, &["png", "jpg", "jpeg"]))?;
     let assembly = args.run.open(context)?;
     let request = Request { picture: &image, question: &args.question, max_new_tokens: args.max_new_tokens };
     let stream = |piece: &str| context.progress.on(&Event::Token(piece.to_owned()));
@@ -160,13 +175,18 @@ fn finish(context: &Context, assembly: &Assembly, prediction: &Prediction, args:
 }
 
 /// Refuses an output path before the expensive work.
-fn check_writable(path: &Path) -> Result<()> {
+fn check_writable(flag: &str, path: &Path, extensions: &[&str]) -> Result<()> {
     let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if parent.is_dir() {
+    if !parent.is_dir() {
+        let reason = format!("`{}` is not a folder", parent.display());
+        return Err(Error::config(flag, reason, "make the folder first, or choose another path"));
+    }
+    let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+    if extensions.contains(&extension.as_str()) {
         return Ok(());
     }
-    let reason = format!("`{}` is not a folder", parent.display());
-    Err(Error::config(path.display().to_string(), reason, "make the folder first, or choose another path"))
+    let hint = format!("use a name that ends in `.{}`", extensions.join("` or `."));
+    Err(Error::config(flag, format!("`{}` is no name of a picture to write", path.display()), hint))
 }
 
 fn unwritable(path: &Path, error: image::ImageError) -> Error {

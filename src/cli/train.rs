@@ -1,7 +1,8 @@
 //! `prsmed train`.
 
-use super::Context;
+use super::data::RootArgs;
 use super::report::Outcome;
+use super::{Context, make_folder};
 use crate::config::{Resolved, RunConfig, Sources};
 use crate::data::manifest::Manifest;
 use crate::data::split;
@@ -9,7 +10,7 @@ use crate::event::Event;
 use crate::segment::Assembly;
 use crate::segment::setup::{self, Build, RunOverrides};
 use crate::segment::task::SegmentTask;
-use crate::tensor::weights::{readable_folder, write_bytes};
+use crate::tensor::weights::{readable_folder, verify_folder, write_bytes};
 use crate::tensor::{self, Device, ledger};
 use crate::trainer::run::Session;
 use crate::{Error, Result, trainer};
@@ -27,12 +28,8 @@ use std::sync::Arc;
   prsmed train --data-root data --out runs/a --resume
   prsmed train --data-root data --preset full --set model.image_encoder=tinysam_42.3.pth --precision bf16")]
 pub(super) struct Args {
-    /// Folder with one folder for each modality, and `annotations/`
-    #[arg(long, value_name = "DIR")]
-    data_root: PathBuf,
-    /// Folder with the CSV files, when they are not in the data root
-    #[arg(long, value_name = "DIR")]
-    annotations: Option<PathBuf>,
+    #[command(flatten)]
+    data: RootArgs,
     /// Named settings: tiny, full
     #[arg(long, value_name = "NAME")]
     preset: Option<String>,
@@ -54,9 +51,6 @@ pub(super) struct Args {
     /// Same as `--set train.precision=P`: fp32, bf16 or fp16
     #[arg(long, value_name = "P")]
     precision: Option<String>,
-    /// Leave out rows that cannot be used instead of refusing the data set
-    #[arg(long)]
-    skip_bad_rows: bool,
     /// Print the resolved settings as TOML and stop
     #[arg(long)]
     print_config: bool,
@@ -69,8 +63,9 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         context.output.record(&resolved.config)?;
         return Ok(Outcome::Done);
     }
-    let resume_from = prepare_folder(args, context)?;
+    let resume_from = checkpoint_to_resume(args, context)?;
     let manifest = read_data(args, &resolved.config, context)?;
+    make_folder("--out", &args.out)?;
     let toml = resolved.to_toml();
     let config = resolved.config;
     let assembly = build(&config, &manifest, resume_from.as_deref(), context).context("cannot set up the model")?;
@@ -133,10 +128,9 @@ fn resolve(args: &Args) -> Result<Resolved> {
     Sources { preset: args.preset.clone(), default_preset: default_preset.into(), file, sets }.resolve()
 }
 
-/// Makes the run folder; returns the checkpoint to resume from.
-fn prepare_folder(args: &Args, context: &Context) -> Result<Option<PathBuf>> {
+/// The checkpoint to resume from. A run that is there already is continued on request only.
+fn checkpoint_to_resume(args: &Args, context: &Context) -> Result<Option<PathBuf>> {
     let out = &args.out;
-    std::fs::create_dir_all(out).map_err(Error::io(out, "create"))?;
     let last = out.join("last");
     let checkpoint = readable_folder(&last).ok();
     if args.resume {
@@ -154,8 +148,7 @@ fn prepare_folder(args: &Args, context: &Context) -> Result<Option<PathBuf>> {
 }
 
 fn read_data(args: &Args, config: &RunConfig, context: &Context) -> Result<Manifest> {
-    let options = crate::data::manifest::OpenOptions { skip_bad: args.skip_bad_rows };
-    let mut manifest = Manifest::open_with(&args.data_root, args.annotations.as_deref(), options)?;
+    let mut manifest = args.data.open()?;
     if config.train.validate_every_epochs > 0
         && config.data.val_frac > 0.0
         && let Some(cut) = split::ensure_val(&mut manifest, config.data.val_frac, config.train.seed)?
@@ -178,6 +171,7 @@ fn build(config: &RunConfig, manifest: &Manifest, checkpoint: Option<&Path>, con
         allow_partial: false,
     };
     if let Some(folder) = checkpoint {
+        verify_folder(folder)?;
         let assembly = setup::open(folder, &RunOverrides::default(), build)?;
         if assembly.description.modalities != manifest.modalities {
             let reason = format!(

@@ -65,7 +65,8 @@ impl Sources {
         };
         let named = file_table.remove("preset").map(|v| v.as_str().map(str::to_owned).unwrap_or_default());
         let name = self.preset.clone().or(named).unwrap_or_else(|| self.default_preset.clone());
-        let mut table = preset(&name)?;
+        let preset = preset(&name)?;
+        let mut table = preset.clone();
         let mut origins = BTreeMap::new();
         note_origins(&table, "", &format!("preset {name}"), &mut origins);
         if let Some(path) = &self.file {
@@ -82,10 +83,8 @@ impl Sources {
             let patch = nested(key.trim(), parse_value(value.trim()));
             overlay(&mut table, patch, "", flag, &mut origins)?;
         }
-        let config: RunConfig = Value::Table(table).try_into().map_err(|e: toml::de::Error| {
-            let text = e.message().to_owned();
-            Error::config("config", text, "compare with `configs/tiny.toml`, which states every key")
-        })?;
+        let config = typed(&table).map_err(|reason| bad_value(&reason, &table, &preset, &origins))?;
+        refuse_unread(&config, &origins)?;
         check(&config)?;
         Ok(Resolved { config, origins })
     }
@@ -199,6 +198,67 @@ fn widen(slot: &Value, value: Value) -> Value {
     }
 }
 
+/// The table as settings, or what serde says about the first value that is wrong.
+fn typed(table: &Table) -> Result<RunConfig, String> {
+    Value::Table(table.clone()).try_into().map_err(|error: toml::de::Error| {
+        let numbers = [("usize", "a whole number, 0 or more"), ("u64", "a whole number, 0 or more")];
+        let numbers =
+            numbers.into_iter().chain([("i64", "a whole number"), ("f64", "a number"), ("struct", "a table")]);
+        let text = error.message().to_owned();
+        numbers
+            .fold(text, |text, (kind, words)| text.replace(&format!("expected {kind}"), &format!("expected {words}")))
+    })
+}
+
+/// Serde does not say which value is wrong: it is the one that, put back as the preset has it, changes what it says.
+fn bad_value(reason: &str, table: &Table, preset: &Table, origins: &BTreeMap<String, String>) -> Error {
+    let is_at_fault = |key: &str| {
+        let mut mended = table.clone();
+        replace(&mut mended, key, value_at(preset, key).cloned());
+        typed(&mended).err().is_none_or(|now| now != reason)
+    };
+    let culprit = origins.iter().find(|(key, origin)| !origin.starts_with("preset ") && is_at_fault(key));
+    let Some((key, origin)) = culprit else {
+        return Error::config("config", reason, "compare with `prsmed train --print-config`");
+    };
+    let show = "`prsmed train --print-config` shows all settings";
+    let hint = match value_at(preset, key) {
+        Some(value) if !value.is_table() => format!("the preset has `{value}`; {show}"),
+        _ => show.to_owned(),
+    };
+    Error::config(key, format!("{reason} ({origin})"), hint)
+}
+
+fn value_at<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
+    match key.split_once('.') {
+        Some((head, rest)) => value_at(table.get(head)?.as_table()?, rest),
+        None => table.get(key),
+    }
+}
+
+fn replace(table: &mut Table, key: &str, value: Option<Value>) {
+    match (key.split_once('.'), value) {
+        (Some((head, rest)), value) => {
+            if let Some(inner) = table.get_mut(head).and_then(Value::as_table_mut) {
+                replace(inner, rest, value);
+            }
+        }
+        (None, Some(value)) => drop(table.insert(key.to_owned(), value)),
+        (None, None) => drop(table.remove(key)),
+    }
+}
+
+/// Sizes are read as leniently as a model's `config.json`, which holds more than is needed; a setting is not.
+fn refuse_unread(config: &RunConfig, origins: &BTreeMap<String, String>) -> Result<()> {
+    let read = Table::try_from(config).expect("plain values serialise");
+    let mut known = BTreeMap::new();
+    note_origins(&read, "", "", &mut known);
+    match origins.iter().find(|(key, _)| !known.contains_key(*key)) {
+        Some((key, origin)) => Err(unknown_key(key, origin, &known)),
+        None => Ok(()),
+    }
+}
+
 fn unknown_key(path: &str, origin: &str, known: &BTreeMap<String, String>) -> Error {
     let nearest = known.keys().max_by(|a, b| strsim::jaro_winkler(a, path).total_cmp(&strsim::jaro_winkler(b, path)));
     let hint = nearest.map_or_else(String::new, |key| format!("did you mean `{key}`?"));
@@ -301,6 +361,24 @@ mod tests {
             let error = sources(&[set]).resolve().unwrap_err();
             assert!(matches!(&error, Error::Config { key: k, .. } if k == key), "{error}");
         }
-        assert!(sources(&["train.precision=fp64"]).resolve().unwrap_err().to_string().contains("fp64"));
+        let wrong = |sets: &[&str]| sources(sets).resolve().unwrap_err();
+        let error = wrong(&["train.epochs=3", "train.micro_batch=many", "lora.rank=2"]);
+        assert_eq!(
+            error.to_string(),
+            "`train.micro_batch`: invalid type: string \"many\", expected a whole number, 0 or more (--set)"
+        );
+        assert!(error.hint().starts_with("the preset has `8`; "), "{}", error.hint());
+        let error = wrong(&["train.precision=fp64"]).to_string();
+        assert!(error.starts_with("`train.precision`: unknown variant `fp64`, expected one of `fp32`"), "{error}");
+        assert!(wrong(&["model=3"]).to_string().starts_with("`model`: invalid type"));
+    }
+
+    #[test]
+    fn sizes_are_no_place_for_unknown_keys() {
+        for set in ["model.sizes.clip.hiden_size=3", "model.sizes.vocab=9"] {
+            let error = sources(&[set]).resolve().unwrap_err();
+            assert!(error.to_string().contains(set.split_once('=').unwrap().0), "{error}");
+        }
+        assert_eq!(sources(&["model.sizes.llm.initializer_range=0.1"]).resolve().unwrap().config.model.image_size, 256);
     }
 }

@@ -22,7 +22,8 @@ const COLUMNS_HINT: &str = "the first line must name the columns `image_path`, `
 /// [`Error::Data`] when a folder is missing or holds no CSV file; [`Error::Io`].
 pub fn files(root: &Path, annotations: Option<&Path>) -> Result<Vec<PathBuf>> {
     if !root.is_dir() {
-        return Err(Error::data(root, "the data root is not a folder", "check `--data-root`"));
+        let hint = "check the path; a data root holds one folder for each modality, and `annotations/`";
+        return Err(Error::data(root, "the data root is not a folder", hint));
     }
     let folder = match annotations {
         Some(given) if given.is_file() => return Ok(vec![given.to_path_buf()]),

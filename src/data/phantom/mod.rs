@@ -138,10 +138,10 @@ fn check(options: &PhantomOptions) -> Result<()> {
     };
     let frac = |value: f64| (0.0..=1.0).contains(&value);
     match options {
-        o if o.count == 0 => bad("count", &o.count, "at least 1"),
-        o if !(32..=2048).contains(&o.image_size_px) => bad("image_size_px", &o.image_size_px, "32 to 2048 pixels"),
-        o if !frac(o.two_lesion_frac) => bad("two_lesion_frac", &o.two_lesion_frac, "0 to 1"),
-        o if !(1..=4).contains(&o.rows_per_lesion) => bad("rows_per_lesion", &o.rows_per_lesion, "1 to 4"),
+        o if o.count == 0 => bad("--count", &o.count, "at least 1"),
+        o if !(32..=2048).contains(&o.image_size_px) => bad("--image-size", &o.image_size_px, "32 to 2048 pixels"),
+        o if !frac(o.two_lesion_frac) => bad("--two-lesions", &o.two_lesion_frac, "0 to 1"),
+        o if !(1..=4).contains(&o.rows_per_lesion) => bad("--questions", &o.rows_per_lesion, "1 to 4"),
         o if !frac(o.val_frac) => bad("val_frac", &o.val_frac, "0 to 1"),
         o if !frac(o.test_frac) || o.val_frac + o.test_frac > 1.0 => {
             bad("test_frac", &o.test_frac, "0 to 1, together with `val_frac` at most 1")
