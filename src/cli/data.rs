@@ -5,6 +5,8 @@ use super::report::Outcome;
 use crate::data::check::{self, Count, Leak, Report};
 use crate::data::manifest::{Manifest, OpenOptions, Split};
 use crate::data::phantom::{self, PhantomOptions};
+use crate::data::position::Zones;
+use crate::data::prepare::{self, PrepareOptions, Several};
 use crate::event::Event;
 use crate::{Error, Result};
 use serde_json::json;
@@ -14,6 +16,8 @@ use std::path::PathBuf;
 pub(super) enum Command {
     /// Look for rows that cannot be used, count the others
     Check(CheckArgs),
+    /// Make a data root from plain folders of images and masks, with questions and answers
+    Prepare(PrepareArgs),
     /// Make a data root of synthetic pictures with lesions, questions and answers
     Phantom(PhantomArgs),
 }
@@ -21,6 +25,7 @@ pub(super) enum Command {
 pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcome> {
     match command {
         Command::Check(args) => check_root(args, context),
+        Command::Prepare(args) => prepare_root(args, context),
         Command::Phantom(args) => make_phantoms(args, context),
     }
 }
@@ -154,6 +159,89 @@ fn make_phantoms(args: &PhantomArgs, context: &Context) -> anyhow::Result<Outcom
         report.two_lesion_images,
         report.rows,
         args.out.display()
+    ))?;
+    context.output.record(&report)?;
+    Ok(Outcome::Done)
+}
+
+/// Makes a data root from a folder of images and a folder of masks: pairs them by name (a mask may end in `_mask`,
+/// `_seg` or `_Segmentation`), cuts the splits, and writes questions and answers about the place of what the mask shows.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example:
+  prsmed data prepare --images scans --masks labels --modality skin --target nevus --image-word \"skin image\" --out data")]
+pub(super) struct PrepareArgs {
+    /// Folder of images: PNG, JPEG or TIFF
+    #[arg(long, value_name = "DIR")]
+    images: PathBuf,
+    /// Folder of masks, foreground above 0
+    #[arg(long, value_name = "DIR")]
+    masks: PathBuf,
+    /// Folder name and class of these images
+    #[arg(long, value_name = "NAME")]
+    modality: String,
+    /// Data root; may hold other modalities
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// What the mask shows, as questions call it
+    #[arg(long, value_name = "WORDS", default_value = "lesion")]
+    target: String,
+    /// What the image is, as questions call it
+    #[arg(long, value_name = "WORDS", default_value = "image")]
+    image_word: String,
+    /// Places: `grid` (3x3) or `quadrants` (as PRS-Med's data)
+    #[arg(long, value_name = "NAME", default_value = "grid")]
+    zones: String,
+    /// Describe several regions by the two largest instead of all together
+    #[arg(long)]
+    regions: bool,
+    /// Questions for each image
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    questions: usize,
+    /// Part of the images for validation, 0..1
+    #[arg(long, value_name = "F", default_value_t = 0.1)]
+    val_frac: f64,
+    /// Part of the images for the test, 0..1
+    #[arg(long, value_name = "F", default_value_t = 0.1)]
+    test_frac: f64,
+    /// Seed of splits and sentences
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Sentences to use instead of the built-in ones (TOML)
+    #[arg(long, value_name = "FILE")]
+    templates: Option<PathBuf>,
+}
+
+fn prepare_root(args: &PrepareArgs, context: &Context) -> anyhow::Result<Outcome> {
+    let zones = match args.zones.as_str() {
+        "grid" => Zones::Grid,
+        "quadrants" => Zones::Quadrants,
+        other => {
+            let reason = format!("there are no zones `{other}`");
+            return Err(Error::config("--zones", reason, "use grid or quadrants").into());
+        }
+    };
+    let options = PrepareOptions {
+        zones,
+        several: if args.regions { Several::Regions } else { Several::Together },
+        target: args.target.clone(),
+        image_word: args.image_word.clone(),
+        rows_per_image: args.questions,
+        val_frac: args.val_frac,
+        test_frac: args.test_frac,
+        seed: args.seed,
+        templates: args.templates.clone(),
+        ..PrepareOptions::new(&args.images, &args.masks, &args.modality, &args.out)
+    };
+    let report = prepare::prepare(&options, context.progress.as_ref())?;
+    for skipped in &report.skipped {
+        context.progress.on(&Event::Warning(format!("{}: left out, {}", skipped.path.display(), skipped.reason)));
+    }
+    context.output.line(format!(
+        "{} images, {} questions in {}; {} files left out",
+        report.images,
+        report.rows,
+        args.out.display(),
+        report.skipped.len()
     ))?;
     context.output.record(&report)?;
     Ok(Outcome::Done)

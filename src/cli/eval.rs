@@ -7,6 +7,7 @@ use super::{Context, make_folder};
 use crate::Error;
 use crate::data::manifest::{Manifest, Split};
 use crate::segment::evaluate;
+use crate::segment::task::spread;
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -22,7 +23,7 @@ pub(super) struct Args {
     /// Rows to score: train, val or test
     #[arg(long, default_value = "test")]
     split: String,
-    /// Score only the first N rows; 0 = all
+    /// Score only N rows, spread evenly over the split; 0 = all
     #[arg(long, value_name = "N", default_value_t = 0)]
     limit: usize,
     /// Longest answer in tokens
@@ -38,10 +39,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         Error::config("--split", format!("there is no split `{}`", args.split), "use train, val or test")
     })?;
     let manifest = args.data.open()?;
-    let mut rows = manifest.rows_of(split);
-    if args.limit > 0 {
-        rows.truncate(args.limit);
-    }
+    let rows = spread(manifest.rows_of(split), args.limit);
     if rows.is_empty() {
         return Err(no_rows(&manifest, split).into());
     }

@@ -27,6 +27,13 @@ pub struct Config {
     /// Epsilon of the layer norms.
     #[serde(default = "default_eps")]
     pub layer_norm_eps: f64,
+    /// Standard deviation of random class and position embeddings.
+    #[serde(default = "default_range")]
+    pub initializer_range: f64,
+}
+
+fn default_range() -> f64 {
+    0.02
 }
 
 fn default_eps() -> f64 {
@@ -44,6 +51,7 @@ impl Config {
             image_size: 336,
             patch_size: 14,
             layer_norm_eps: 1e-5,
+            initializer_range: default_range(),
         }
     }
 
@@ -139,7 +147,7 @@ impl ClipVision {
         let embeddings = model.sub("embeddings");
         let d = config.hidden_size;
         let patches = Conv2dConfig { stride: config.patch_size, ..Conv2dConfig::new(3, d, config.patch_size) };
-        let normal = Init::Normal { std: 0.02 };
+        let normal = Init::Normal { std: config.initializer_range };
         let layers = model.sub("encoder").sub("layers");
         Self {
             class_embedding: embeddings.param("class_embedding", &[d], normal),

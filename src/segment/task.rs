@@ -34,6 +34,8 @@ pub struct DataConfig {
     pub augment: bool,
     /// Part of the training pictures cut for validation when the CSV has no `val` rows, 0..1.
     pub val_frac: f64,
+    /// Most training rows, spread evenly over all of them; 0 = all. For trying whether a model can fit a few samples.
+    pub max_train_rows: usize,
     /// Most rows used for validation; 0 = all.
     pub max_val_rows: usize,
 }
@@ -112,16 +114,13 @@ impl SegmentTask {
         };
         let plain = Arc::new(source());
         let train = if data.augment { Arc::new(source().with_jitter(config.seed)) } else { Arc::clone(&plain) };
-        let rows = manifest.rows_of(Split::Train);
+        let rows = spread(manifest.rows_of(Split::Train), data.max_train_rows);
         if rows.is_empty() {
             let hint = "give at least one row the split `train`";
             return Err(Error::data(&manifest.root, "there are no training rows", hint));
         }
         let lengths = plain.text_lengths(&rows)?;
-        let mut val_rows = manifest.rows_of(Split::Val);
-        if data.max_val_rows > 0 {
-            val_rows.truncate(data.max_val_rows);
-        }
+        let val_rows = spread(manifest.rows_of(Split::Val), data.max_val_rows);
         Ok(Self { assembly, train, plain, rows, lengths, val_rows, config, data, resolved })
     }
 
@@ -264,6 +263,14 @@ impl Task for SegmentTask {
         weights::load_parts(folder, &self.assembly.model, false, &mut warnings)?;
         weights::load_own_base(folder, &self.assembly.model)
     }
+}
+
+/// At most `limit` of `rows`, evenly spread; all of them for 0.
+pub fn spread(rows: Vec<usize>, limit: usize) -> Vec<usize> {
+    if limit == 0 || limit >= rows.len() {
+        return rows;
+    }
+    (0..limit).map(|i| rows[i * rows.len() / limit]).collect()
 }
 
 #[derive(Debug, Default)]

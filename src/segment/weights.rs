@@ -131,6 +131,7 @@ fn tower_sizes(archive: &Archive) -> Result<clip::Config> {
         image_size: side * patches[2],
         patch_size: patches[2],
         layer_norm_eps: 1e-5,
+        initializer_range: 0.02,
     })
 }
 

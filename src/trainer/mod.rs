@@ -1,6 +1,6 @@
 //! The training engine: accumulation, precision, optimizer, schedule, moving average, checkpoints, resume.
 //!
-//! It knows only the [`Task`] trait. Read [`run`] from top to bottom for what a training run is.
+//! It knows only the [`Task`] trait. Read [`run()`] from top to bottom for what a training run is.
 
 pub mod checkpoint;
 pub mod ema;
