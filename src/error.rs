@@ -141,6 +141,9 @@ impl Error {
                 std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
                     "free some space on that disk and run the same command again; finished work is kept".into()
                 }
+                std::io::ErrorKind::FileTooLarge => {
+                    "files of this size are not allowed there: raise `ulimit -f`, or choose another disk".into()
+                }
                 _ => String::new(),
             },
             Self::Shape { .. } => "check that the config and the weights belong together".into(),

@@ -82,6 +82,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
             return u8::try_from(error.exit_code()).unwrap_or(2);
         }
     };
+    // SAFETY: ignoring a signal touches no memory. A file that grows over a limit is then an error, not the end.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     ledger::install();
     let env = Env::read();
     let is_terminal = std::io::stderr().is_terminal();

@@ -146,6 +146,17 @@ fn checkpoint_to_resume(args: &Args, context: &Context) -> Result<Option<PathBuf
     Ok(None)
 }
 
+/// Only `last/` is resumed from.
+fn suggest_best(error: Error) -> Error {
+    match error {
+        Error::Weights { path, reason, .. } => {
+            let hint = "put a copy of the run's `best/` in its place and resume from there, or copy it again";
+            Error::weights(path, reason, hint)
+        }
+        other => other,
+    }
+}
+
 fn read_data(args: &Args, config: &RunConfig, context: &Context) -> Result<Manifest> {
     let mut manifest = args.data.open()?;
     if config.train.validate_every_epochs > 0
@@ -170,7 +181,7 @@ fn build(config: &RunConfig, manifest: &Manifest, checkpoint: Option<&Path>, con
         allow_partial: false,
     };
     if let Some(folder) = checkpoint {
-        verify_folder(folder)?;
+        verify_folder(folder).map_err(suggest_best)?;
         let assembly = setup::open(folder, &RunOverrides::default(), build)?;
         if assembly.description.modalities != manifest.modalities {
             let reason = format!(
