@@ -102,7 +102,9 @@ fn checkpoint_of(run: &Path) -> Result<PathBuf> {
     Err(Error::weights(run, "is no run folder: neither `best/` nor `last/` is inside", hint))
 }
 
-/// Answers a question about an image, and writes the mask of what it asks for at the image's own size.
+/// Answer a question about an image and segment what it asks for
+///
+/// The answer is printed as it is generated. The mask has the image's own size.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  prsmed predict runs/a --image scan.png --question \"Where is the lesion?\" \\
       --mask-out mask.png --overlay-out overlay.png")]

@@ -19,14 +19,16 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Trains PRS-Med on a data root and leaves a run folder with `last/` and `best/`, each complete in itself.
+/// Train on a data root
+///
+/// Leaves a run folder with `last/` and `best/`, each complete in itself. Ctrl-C saves and stops; `--resume` goes on.
 ///
 /// Without `--preset` and `--config` the preset `full` is used where there is a CUDA card, else `tiny`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed train --data-root data --preset tiny --out runs/a
   prsmed train --data-root data --out runs/a --resume
-  prsmed train --data-root data --preset full --set model.image_encoder=tinysam_42.3.pth --precision bf16")]
+  prsmed train --data-root data --preset full --set model.image_encoder=tinysam_42.3.pth")]
 pub(super) struct Args {
     #[command(flatten)]
     data: RootArgs,
