@@ -136,10 +136,15 @@ impl Error {
             | Self::Weights { hint, .. }
             | Self::Hub { hint, .. } => hint.clone(),
             Self::Io { source, path, .. } => match source.kind() {
-                std::io::ErrorKind::NotFound => format!("check the path `{}`", path.display()),
+                std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
+                    format!("check the path `{}`", path.display())
+                }
                 std::io::ErrorKind::PermissionDenied => "check the file's owner and permissions".into(),
                 std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
                     "free some space on that disk and run the same command again; finished work is kept".into()
+                }
+                std::io::ErrorKind::FileTooLarge => {
+                    "files of this size are not allowed there: raise `ulimit -f`, or choose another disk".into()
                 }
                 _ => String::new(),
             },

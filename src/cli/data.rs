@@ -12,13 +12,11 @@ use crate::{Error, Result};
 use serde_json::json;
 use std::path::PathBuf;
 
+/// Check or make data roots
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
-    /// Look for rows that cannot be used, count the others
     Check(CheckArgs),
-    /// Make a data root from plain folders of images and masks, with questions and answers
     Prepare(PrepareArgs),
-    /// Make a data root of synthetic pictures with lesions, questions and answers
     Phantom(PhantomArgs),
 }
 
@@ -54,6 +52,8 @@ impl RootArgs {
     }
 }
 
+/// Look for rows that cannot be used, count the others
+///
 /// Reads every row and decodes every image and mask, changes nothing, and lists each row that cannot be used with its
 /// file, line and reason: missing or corrupt image or mask, size mismatch, empty mask, empty text, unknown split,
 /// duplicate. Then counts the usable rows. Ends with exit code 1 when a row is bad.
@@ -119,7 +119,9 @@ fn count_table(report: &Report) -> String {
     format!("{text}{} rows of {} images, {bad}", report.rows, report.images)
 }
 
-/// Makes synthetic CT-, MRI-, X-ray-, ultrasound-, endoscopy- and skin-like pictures with one or two lesions. The same
+/// Make a data root of synthetic pictures with lesions, questions and answers
+///
+/// CT-, MRI-, X-ray-, ultrasound-, endoscopy- and skin-like pictures with one or two lesions. The same
 /// seed gives the same bytes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  prsmed data phantom phantoms --count 600 --seed 1")]

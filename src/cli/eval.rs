@@ -11,8 +11,11 @@ use crate::segment::task::spread;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Scores a run: Dice and IoU at 0.5 (per image, by modality, pooled), the published threshold averages, positions and
-/// texts of the generated answers. Writes `summary.json`, `samples.csv` and `overlays.png`.
+/// Score a run on a data root: masks, positions, answers
+///
+/// Dice and IoU at 0.5 (per image, by modality, pooled), the published threshold averages, positions and
+/// texts of the generated answers. Prints a table; writes `summary.json`, `samples.csv` and
+/// `overlays.png`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  prsmed eval runs/a --data-root data --split test")]
 pub(super) struct Args {

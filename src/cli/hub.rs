@@ -6,13 +6,13 @@ use crate::hub::{self, Files};
 use crate::units::Bytes;
 use serde_json::json;
 
+/// Download weights, or list what a repository holds
+///
 /// Files go to the cache of the Python client, which both share. Read from the environment, as that client does:
 /// HF_HOME (the cache), HF_TOKEN (private and gated repositories), HF_ENDPOINT (a mirror), HF_HUB_OFFLINE=1 (cache only).
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
-    /// Download a repository and print its local folder
     Get(GetArgs),
-    /// List the files of a repository or folder with their sizes
     Ls(LsArgs),
 }
 
@@ -23,7 +23,9 @@ pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcom
     }
 }
 
-/// Downloads what is missing and prints the local folder. A cut download goes on where it stopped.
+/// Download a repository and print its local folder
+///
+/// What is there already is not downloaded again; a cut download goes on where it stopped.
 ///
 /// Without `--include` these are fetched: every `.json`, `tokenizer.model`, and the `.safetensors` files (where there
 /// are none, `.bin`, `.pth` and `.pt`).
@@ -41,7 +43,9 @@ pub(super) struct GetArgs {
     include: Vec<String>,
 }
 
-/// Lists names and sizes, and the total. Downloads nothing.
+/// List the files of a repository or folder with their sizes
+///
+/// Downloads nothing.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  prsmed hub ls hub:openai/clip-vit-large-patch14-336")]
 pub(super) struct LsArgs {

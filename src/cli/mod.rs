@@ -32,30 +32,25 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[command(name = "prsmed", version, about, max_term_width = 100)]
 struct Cli {
     /// Write one JSON object a line on standard output instead of text
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 900)]
     json: bool,
     /// Say nothing on standard error but errors
-    #[arg(short, long, global = true)]
+    #[arg(short, long, global = true, display_order = 901)]
     quiet: bool,
     #[command(subcommand)]
     command: Command,
 }
 
+// Their summaries are the first lines of the documentation of their arguments.
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Train on a data root
     Train(Box<train::Args>),
-    /// Score a run on a data root: Dice, IoU, answers, positions
     Eval(eval::Args),
-    /// Answer a question about an image and segment what it asks for
     Predict(predict::Args),
-    /// Check, make or import data roots
     #[command(subcommand)]
     Data(data::Command),
-    /// Download weights, or list what a repository holds
     #[command(subcommand)]
     Hub(hub::Command),
-    /// Record deterministic training steps on given tensors
     Trace(trace::Args),
 }
 
@@ -82,6 +77,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
             return u8::try_from(error.exit_code()).unwrap_or(2);
         }
     };
+    // SAFETY: ignoring a signal touches no memory. A file that grows over a limit is then an error, not the end.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     ledger::install();
     let env = Env::read();
     let is_terminal = std::io::stderr().is_terminal();

@@ -102,7 +102,9 @@ fn checkpoint_of(run: &Path) -> Result<PathBuf> {
     Err(Error::weights(run, "is no run folder: neither `best/` nor `last/` is inside", hint))
 }
 
-/// Answers a question about an image, and writes the mask of what it asks for at the image's own size.
+/// Answer a question about an image and segment what it asks for
+///
+/// The answer is printed as it is generated. The mask has the image's own size.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  prsmed predict runs/a --image scan.png --question \"Where is the lesion?\" \\
       --mask-out mask.png --overlay-out overlay.png")]
@@ -143,10 +145,10 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let mut mask = picture::probability_picture(&prediction.mask, width, height)?;
     mask.iter_mut().for_each(|value| *value = if *value > 127 { 255 } else { 0 });
     if let Some(path) = &args.mask_out {
-        mask.save(path).map_err(|e| unwritable(path, e))?;
+        picture::save(&mask.into(), path)?;
     }
     if let Some(path) = &args.overlay_out {
-        evaluate::overlay(&image, &prediction, None)?.save(path).map_err(|e| unwritable(path, e))?;
+        picture::save(&evaluate::overlay(&image, &prediction, None)?.into(), path)?;
     }
     finish(context, &assembly, &prediction, args)
 }
@@ -187,11 +189,4 @@ fn check_writable(flag: &str, path: &Path, extensions: &[&str]) -> Result<()> {
     }
     let hint = format!("use a name that ends in `.{}`", extensions.join("` or `."));
     Err(Error::config(flag, format!("`{}` is no name of a picture to write", path.display()), hint))
-}
-
-fn unwritable(path: &Path, error: image::ImageError) -> Error {
-    match error {
-        image::ImageError::IoError(source) => Error::Io { path: path.to_owned(), action: "write", source },
-        other => Error::config(path.display().to_string(), other.to_string(), "use a name ending in `.png`"),
-    }
 }

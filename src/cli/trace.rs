@@ -11,7 +11,9 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-/// Records deterministic training steps on given tensors, to compare machines, versions or implementations.
+/// Record deterministic training steps on given tensors
+///
+/// To compare machines, versions or implementations.
 ///
 /// Inputs (safetensors): `text_ids [b, l]` (-200 marks the image), `text_mask [b, l]`, `clip_image [b, 3, c, c]`
 /// (normalised), `sam_image_u8 [b, 3, s, s]`, `mask_u8 [b, 1, s, s]`, `class_label [b]`, and optionally `answer_start [b]`.
@@ -20,6 +22,7 @@ use std::path::PathBuf;
 /// step; `steps.loss.*`, `steps.grad_norm` and `param_afterN.FILE/KEY` after N steps of AdamW (learning rate 1e-4, weight
 /// decay 1e-5, epsilon 1e-6, gradient norm clipped to 1). Train mode, every dropout 0.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "Example:\n  prsmed trace runs/a --inputs inputs.safetensors --out trace.safetensors")]
 pub(super) struct Args {
     #[command(flatten)]
     run: RunArgs,

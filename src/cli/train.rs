@@ -19,14 +19,16 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Trains PRS-Med on a data root and leaves a run folder with `last/` and `best/`, each complete in itself.
+/// Train on a data root
+///
+/// Leaves a run folder with `last/` and `best/`, each complete in itself. Ctrl-C saves and stops; `--resume` goes on.
 ///
 /// Without `--preset` and `--config` the preset `full` is used where there is a CUDA card, else `tiny`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed train --data-root data --preset tiny --out runs/a
   prsmed train --data-root data --out runs/a --resume
-  prsmed train --data-root data --preset full --set model.image_encoder=tinysam_42.3.pth --precision bf16")]
+  prsmed train --data-root data --preset full --set model.image_encoder=tinysam_42.3.pth")]
 pub(super) struct Args {
     #[command(flatten)]
     data: RootArgs,
@@ -147,6 +149,17 @@ fn checkpoint_to_resume(args: &Args, context: &Context) -> Result<Option<PathBuf
     Ok(None)
 }
 
+/// Only `last/` is resumed from.
+fn suggest_best(error: Error) -> Error {
+    match error {
+        Error::Weights { path, reason, .. } => {
+            let hint = "put a copy of the run's `best/` in its place and resume from there, or copy it again";
+            Error::weights(path, reason, hint)
+        }
+        other => other,
+    }
+}
+
 fn read_data(args: &Args, config: &RunConfig, context: &Context) -> Result<Manifest> {
     let mut manifest = args.data.open()?;
     if config.train.validate_every_epochs > 0
@@ -171,7 +184,7 @@ fn build(config: &RunConfig, manifest: &Manifest, checkpoint: Option<&Path>, con
         allow_partial: false,
     };
     if let Some(folder) = checkpoint {
-        verify_folder(folder)?;
+        verify_folder(folder).map_err(suggest_best)?;
         let assembly = setup::open(folder, &RunOverrides::default(), build)?;
         if assembly.description.modalities != manifest.modalities {
             let reason = format!(

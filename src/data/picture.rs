@@ -6,12 +6,15 @@
 
 mod lettering;
 
+use std::io::Cursor;
 use std::ops::Range;
+use std::path::Path;
 
 use image::imageops::{self, FilterType};
-use image::{GrayImage, Rgb, RgbImage};
+use image::{DynamicImage, GrayImage, ImageError, ImageFormat, Rgb, RgbImage};
 
 use crate::error::{Error, Result};
+use crate::tensor::weights::write_bytes;
 use lettering::Lettering;
 
 /// Fill and outline of the prediction.
@@ -22,6 +25,22 @@ pub const TRUTH_COLOR: Rgb<u8> = Rgb([255, 214, 0]);
 const FILL_ALPHA: f32 = 0.35;
 /// A pixel of a mask is foreground from this level on.
 const FOREGROUND: u8 = 128;
+
+/// Writes a picture, atomically, in the format of the path's extension: `png`, `jpg` or `jpeg`.
+///
+/// # Errors
+/// [`Error::Config`] for another extension; [`Error::Io`].
+pub fn save(picture: &DynamicImage, path: &Path) -> Result<()> {
+    // Not the crate's own saving: it drops a buffered writer without asking whether the last bytes arrived.
+    let refused = |error: ImageError| {
+        let hint = "use a name that ends in `.png` or `.jpg`";
+        Error::config(path.display().to_string(), error.to_string(), hint)
+    };
+    let mut bytes = Cursor::new(Vec::new());
+    let format = ImageFormat::from_path(path).map_err(refused)?;
+    picture.write_to(&mut bytes, format).map_err(refused)?;
+    write_bytes(path, bytes.get_ref())
+}
 
 /// An 8-bit picture of a probability map, row by row; NaN is 0.
 ///

@@ -139,11 +139,7 @@ impl Evaluation {
         writer.flush().map_err(Error::io(&path, "write"))?;
         let path = folder.join("overlays.png");
         let sheet = picture::sheet(&self.tiles, COLUMNS, "worst and best by Dice");
-        sheet.save(&path).map_err(|e| Error::Io {
-            path: path.clone(),
-            action: "write",
-            source: std::io::Error::other(e),
-        })
+        picture::save(&sheet.into(), &path)
     }
 }
 

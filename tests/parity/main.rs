@@ -6,6 +6,7 @@ mod adamw;
 mod clip;
 mod fixture;
 mod lora;
+mod losses;
 mod mask_decoder;
 mod mistral;
 mod tiny_vit;

@@ -291,8 +291,14 @@ impl<W> Summing<W> {
     }
 }
 
-/// Runs `fill` on a temporary file beside `path`, then syncs and renames it.
+/// Runs `fill` on a temporary file beside `path`, then syncs and renames it. A device or pipe is written to itself.
 fn write_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<Sum> {
+    if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
+        let file = OpenOptions::new().write(true).open(path).map_err(Error::io(path, "open"))?;
+        let mut out = Summing::new(&file);
+        fill(&mut out)?;
+        return Ok(out.sum());
+    }
     let folder = parent(path);
     let name = beside(path, ".tmp-");
     let temporary = tempfile::Builder::new()
@@ -523,6 +529,19 @@ mod tests {
         let error = stream(full, &mut out, &[("a", &tensor)], &BTreeMap::new()).unwrap_err();
         assert!(matches!(&error, Error::Io { action: "write", .. }), "{error}");
         assert!(error.hint().contains("free some space"), "{}", error.hint());
+    }
+
+    #[test]
+    fn a_device_is_written_to_and_not_replaced() {
+        let full = Path::new("/dev/full");
+        if !full.exists() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let link = folder.path().join("link");
+        std::os::unix::fs::symlink(full, &link).unwrap();
+        assert!(write_bytes(&link, b"x").unwrap_err().hint().contains("free some space"));
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink() && names(folder.path()) == ["link"]);
     }
 
     #[test]

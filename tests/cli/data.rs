@@ -1,0 +1,243 @@
+//! Data roots that cannot be used: `data check` lists every bad row, `train` refuses.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use image::{GrayImage, Luma};
+
+use crate::support::{copy, done, objects, path, phantoms, prsmed, refused, run, told, train};
+
+/// A copy of the phantoms with one training row to break.
+struct Broken {
+    root: PathBuf,
+    /// Relative to the root, and the line in it.
+    csv: String,
+    line: usize,
+    image: String,
+    mask: String,
+}
+
+impl Broken {
+    /// The row's image has the extension `kind`.
+    fn new(name: &str, kind: &str) -> Self {
+        let root = copy(phantoms(), name);
+        let mut tables: Vec<PathBuf> =
+            fs::read_dir(root.join("annotations")).unwrap().map(|entry| entry.unwrap().path()).collect();
+        tables.sort();
+        for csv in tables {
+            let text = fs::read_to_string(&csv).unwrap();
+            for (line, row) in (1..).zip(text.lines()) {
+                let mask = row.split(',').next().unwrap().to_owned();
+                let image = Path::new(&mask.replace("_masks", "_images")).with_extension(kind);
+                if mask.contains("/train_masks/") && root.join(&image).is_file() {
+                    let csv = csv.strip_prefix(&root).unwrap().display().to_string();
+                    return Self { image: image.display().to_string(), mask, csv, line, root };
+                }
+            }
+        }
+        panic!("no {kind} image among the phantoms");
+    }
+
+    fn file(&self, relative: &str) -> PathBuf {
+        self.root.join(relative)
+    }
+
+    /// Replaces text in the row.
+    fn edit(&self, change: impl Fn(&str) -> String) {
+        let csv = self.file(&self.csv);
+        let text = fs::read_to_string(&csv).unwrap();
+        let lines: Vec<String> = (1..)
+            .zip(text.lines())
+            .map(|(line, row)| if line == self.line { change(row) } else { row.to_owned() })
+            .collect();
+        fs::write(csv, lines.join("\n") + "\n").unwrap();
+    }
+
+    /// `data check` lists exactly this row, with `reason`, in text and as JSON, and ends with 1.
+    fn is_reported(&self, reason: &str) {
+        let ran = run(prsmed().args(["data", "check"]).arg(&self.root));
+        let expected = format!("{}/{}:{}: {reason}", self.root.display(), self.csv, self.line);
+        assert_eq!((ran.stdout.lines().next(), ran.code), (Some(expected.as_str()), Some(1)), "{}", ran.stderr);
+        assert!(ran.stdout.ends_with(", 1 bad\n"), "{}", ran.stdout);
+        let ran = run(prsmed().args(["--json", "data", "check"]).arg(&self.root));
+        let found = objects(&ran.stdout);
+        assert_eq!((ran.code, found.len(), &found[0]["good"]), (Some(1), 1, &false.into()));
+        assert_eq!((&found[0]["bad"][0]["reason"], &found[0]["bad"][0]["line"]), (&reason.into(), &self.line.into()));
+    }
+
+    /// `train` names the row, why, and what to do.
+    fn is_refused(&self, reason: &str, hint: &str) {
+        let out = path("refused-by-train").join(self.root.file_name().unwrap());
+        let ran = run(&mut train(&self.root, &out, &["train.epochs=1"]));
+        let root = format!("~/{}", self.root.file_name().unwrap().to_str().unwrap());
+        let reason = reason.replace(self.root.to_str().unwrap(), &root);
+        let expected = format!("error: {root}/{}:{}: {reason}\nhint: {}", self.csv, self.line, hint.replace("ROOT", &root));
+        assert_eq!((told(&ran), ran.code), (expected, Some(2)));
+    }
+
+    fn at(&self, relative: &str) -> String {
+        self.file(relative).display().to_string()
+    }
+}
+
+const LIST: &str = "list all of them with `prsmed data check ROOT`, then mend or remove the rows";
+const REPLACE: &str = "replace the file or remove its row";
+
+#[test]
+fn a_missing_data_root() {
+    let hint = "hint: check the path; a data root holds one folder for each modality, and `annotations/`";
+    let message = format!("error: ~/nowhere: the data root is not a folder\n{hint}");
+    refused(prsmed().args(["data", "check"]).arg(path("nowhere")), &message);
+    refused(&mut train(&path("nowhere"), &path("never"), &[]), &message);
+    assert!(!path("never").exists(), "a refused run leaves no folder");
+}
+
+#[test]
+fn no_data_root_at_all() {
+    refused(
+        prsmed().args(["train", "--out", "never"]),
+        "error: `--data-root`: is needed\n\
+         hint: add `--data-root DIR`; to try the tool, make one with `prsmed data phantom phantoms`",
+    );
+}
+
+#[test]
+fn missing_annotations() {
+    let root = copy(phantoms(), "no-annotations");
+    fs::remove_dir_all(root.join("annotations")).unwrap();
+    refused(
+        &mut train(&root, &path("never"), &[]),
+        "error: ~/no-annotations: the data root has neither `annotations` nor `annotation` inside\n\
+         hint: name the folder of the CSV files with `--annotations DIR`",
+    );
+    refused(
+        train(&root, &path("never"), &[]).arg("--annotations").arg(path("none")),
+        "error: ~/none: the annotations are not there\nhint: check `--annotations`",
+    );
+    done(prsmed().args(["data", "check"]).arg(root).arg("--annotations").arg(phantoms().join("annotations")));
+}
+
+#[test]
+fn a_wrong_column() {
+    let broken = Broken::new("wrong-column", "png");
+    let csv = broken.file(&broken.csv);
+    fs::write(&csv, fs::read_to_string(&csv).unwrap().replacen("answer", "reply", 1)).unwrap();
+    let message = format!(
+        "error: ~/wrong-column/{}:1: column `answer` is missing; the header is `image_path,question,reply,position,split`\n\
+         hint: the first line must name the columns `image_path`, `question`, `answer` and `split` (`position` and others are optional)",
+        broken.csv
+    );
+    refused(&mut train(&broken.root, &path("never"), &[]), &message);
+    refused(prsmed().args(["data", "check"]).arg(&broken.root), &message);
+}
+
+#[test]
+fn a_missing_image() {
+    let broken = Broken::new("missing-image", "png");
+    fs::remove_file(broken.file(&broken.image)).unwrap();
+    let image = Path::new(&broken.image);
+    let reason = format!(
+        "no image `{}` (png, jpg, jpeg, tif, tiff) in `{}`",
+        image.file_stem().unwrap().display(),
+        image.parent().unwrap().display()
+    );
+    broken.is_reported(&reason);
+    broken.is_refused(&format!("{reason} (the only bad row)"), LIST);
+}
+
+#[test]
+fn a_corrupt_png() {
+    let broken = Broken::new("corrupt-png", "png");
+    let mut bytes = fs::read(broken.file(&broken.image)).unwrap();
+    bytes.truncate(bytes.len() / 2);
+    fs::write(broken.file(&broken.image), bytes).unwrap();
+    let reason = format!("{}: cannot be decoded: unexpected end of file", broken.at(&broken.image));
+    broken.is_reported(&reason);
+    broken.is_refused(&reason, REPLACE);
+}
+
+#[test]
+fn a_truncated_jpeg() {
+    let broken = Broken::new("truncated-jpeg", "jpg");
+    let mut bytes = fs::read(broken.file(&broken.image)).unwrap();
+    bytes.truncate(bytes.len() * 2 / 3);
+    fs::write(broken.file(&broken.image), bytes).unwrap();
+    let reason = format!("{}: cannot be decoded: the JPEG is truncated", broken.at(&broken.image));
+    broken.is_reported(&reason);
+    broken.is_refused(&reason, REPLACE);
+}
+
+#[test]
+fn a_mask_of_another_size() {
+    let broken = Broken::new("size-mismatch", "png");
+    GrayImage::from_pixel(32, 48, Luma([255])).save(broken.file(&broken.mask)).unwrap();
+    let reason = format!("{}: the mask is 32x48 pixels but its image is 64x64", broken.at(&broken.mask));
+    broken.is_reported(&reason);
+    broken.is_refused(&reason, "use the mask that was drawn on this image");
+}
+
+#[test]
+fn an_empty_mask() {
+    let broken = Broken::new("empty-mask", "png");
+    GrayImage::new(64, 64).save(broken.file(&broken.mask)).unwrap();
+    broken.is_reported(&format!("{}: no pixel of the mask is set", broken.at(&broken.mask)));
+}
+
+#[test]
+fn an_unknown_split() {
+    let broken = Broken::new("unknown-split", "png");
+    broken.edit(|row| row.replace(",train", ",training"));
+    let reason = "split `training` is none of `train`, `val`, `test`";
+    broken.is_reported(reason);
+    broken.is_refused(&format!("{reason} (the only bad row)"), LIST);
+    let out = path("skipped-row");
+    done(train(&broken.root, &out, &["train.max_steps=1"]).arg("--skip-bad-rows"));
+}
+
+#[test]
+fn an_empty_text_and_a_duplicate_are_bad_rows() {
+    let broken = Broken::new("empty-text", "png");
+    broken.edit(|row| format!("{},,an answer,center,train", row.split(',').next().unwrap()));
+    broken.is_reported("column `question` is empty");
+    let broken = Broken::new("duplicate", "png");
+    let csv = broken.file(&broken.csv);
+    let text = fs::read_to_string(&csv).unwrap();
+    let row = text.lines().nth(broken.line - 1).unwrap();
+    fs::write(&csv, format!("{text}{row}\n")).unwrap();
+    let name = csv.file_name().unwrap().display().to_string();
+    let reason = format!("repeats the row in line {} of `{name}`", broken.line);
+    Broken { line: text.lines().count() + 1, ..broken }.is_reported(&reason);
+}
+
+#[test]
+fn a_picture_in_two_splits_is_a_warning() {
+    let broken = Broken::new("leak", "png");
+    let name = "brain_MRI/test_images/leak.png";
+    fs::copy(broken.file(&broken.image), broken.file(name)).unwrap();
+    fs::copy(broken.file(&broken.mask), broken.file("brain_MRI/test_masks/leak.png")).unwrap();
+    let csv = broken.file(&broken.csv);
+    let text = fs::read_to_string(&csv).unwrap();
+    fs::write(&csv, format!("{text}brain_MRI/test_masks/leak.png,Where?,There.,center,test\n")).unwrap();
+    let ran = run(prsmed().args(["data", "check"]).arg(&broken.root));
+    assert_eq!(ran.code, Some(0), "{}", ran.stdout);
+    assert!(ran.stderr.contains("warning: one picture in train and test: "), "{}", ran.stderr);
+    assert!(ran.stderr.contains(&broken.image) && ran.stderr.contains(name), "{}", ran.stderr);
+}
+
+#[test]
+fn a_good_root_is_counted() {
+    let text = done(prsmed().args(["data", "check"]).arg(phantoms()));
+    insta::assert_snapshot!(text, @"");
+}
+
+#[test]
+fn phantoms_are_not_written_over_something_else() {
+    refused(
+        prsmed().args(["data", "phantom", "--count", "3"]).arg(phantoms()),
+        "error: ~/phantoms: holds phantoms made with other options\nhint: give another folder or remove this one",
+    );
+    refused(
+        prsmed().args(["data", "phantom", "never", "--image-size", "7"]),
+        "error: `--image-size`: 7 is out of range\nhint: give 32 to 2048 pixels",
+    );
+}

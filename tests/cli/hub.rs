@@ -1,0 +1,48 @@
+//! `prsmed hub` without a hub: folders, refusals. Downloads are in the library's own suite.
+
+use std::fs;
+
+use crate::support::{done, folder, objects, prsmed, refused};
+
+#[test]
+fn a_folder_is_listed_and_is_its_own_place() {
+    let folder = folder("repository");
+    fs::write(folder.join("config.json"), "{}").unwrap();
+    fs::write(folder.join("model.safetensors"), vec![0; 1536]).unwrap();
+    insta::assert_snapshot!(done(prsmed().args(["hub", "ls"]).arg(&folder)), @r"
+         2 B  config.json
+    1.50 KiB  model.safetensors
+    1.50 KiB  in 2 files
+    ");
+    let found = objects(&done(prsmed().args(["--json", "hub", "ls"]).arg(&folder)));
+    assert_eq!((&found[0]["total_bytes"], &found[0]["files"][0]["bytes"]), (&1538.into(), &2.into()));
+    assert_eq!(done(prsmed().args(["hub", "get"]).arg(&folder)), format!("{}\n", folder.display()));
+}
+
+#[test]
+fn what_is_no_repository() {
+    refused(
+        prsmed().args(["hub", "ls", "hub:name"]),
+        "error: `hub:name`: is no repository of the hub\nhint: write `hub:owner/name` or `hub:owner/name@revision`",
+    );
+    refused(
+        prsmed().args(["hub", "get", "owner/name"]),
+        "error: owner/name: there is no such file or folder\n\
+         hint: check the path; a repository of the hub is written `hub:owner/name`",
+    );
+}
+
+#[test]
+fn no_connection_and_no_cache() {
+    refused(
+        prsmed().args(["hub", "get", "hub:owner/name"]).env("HF_HUB_OFFLINE", "1"),
+        "error: `hub:owner/name`: is not in the cache `~/hf/hub`\n\
+         hint: unset HF_HUB_OFFLINE, or run `prsmed hub get` where there is a connection and copy the cache",
+    );
+    // Nothing listens on the discard port.
+    refused(
+        prsmed().args(["hub", "ls", "hub:owner/name"]).env("HF_ENDPOINT", "http://127.0.0.1:9"),
+        "error: `hub:owner/name`: `http://127.0.0.1:9` cannot be reached: io: Connection refused (os error 111)\n\
+         hint: check the network, the proxy and HF_ENDPOINT, or name a local folder",
+    );
+}

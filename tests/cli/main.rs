@@ -1,0 +1,13 @@
+//! The real binary: what it says, what it refuses and how, and what is left of a run that is stopped.
+//!
+//! Folders are made below cargo's own temporary folder and cleared when the suite starts.
+
+#![expect(clippy::unwrap_used, reason = "a test panics where an application would report")]
+
+mod checkpoints;
+mod data;
+mod help;
+mod hub;
+mod runs;
+mod settings;
+mod support;

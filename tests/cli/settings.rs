@@ -1,0 +1,126 @@
+//! Settings that are refused: before anything is read or written.
+
+use std::fs;
+
+use crate::support::{done, folder, path, phantoms, prsmed, refused, train};
+
+const ALL: &str = "`prsmed train --print-config` shows all settings";
+
+fn set(assignment: &str, message: &str) {
+    refused(&mut train(phantoms(), &path("never"), &[assignment]), message);
+    assert!(!path("never").exists());
+}
+
+#[test]
+fn a_misspelt_key() {
+    set(
+        "train.micro_bacth=3",
+        "error: `train.micro_bacth`: there is no such setting (--set)\nhint: did you mean `train.micro_batch`?",
+    );
+    set(
+        "model.sizes.clip.hiden_size=3",
+        "error: `model.sizes.clip.hiden_size`: there is no such setting (--set)\n\
+         hint: did you mean `model.sizes.clip.hidden_size`?",
+    );
+}
+
+#[test]
+fn a_bad_value() {
+    set("train.epochs=0", "error: `train.epochs`: must be 1 or more, got 0\nhint: use 1 or more");
+    let message = "error: `train.micro_batch`: invalid type: string \"many\", expected a whole number, 0 or more (--set)";
+    set("train.micro_batch=many", &format!("{message}\nhint: the preset has `8`; {ALL}"));
+    let message = "error: `model.semantics`: unknown variant `refrence`, expected `reference` or `corrected` (--set)";
+    set("model.semantics=refrence", &format!("{message}\nhint: the preset has `\"corrected\"`; {ALL}"));
+    set(
+        "train.epochs",
+        "error: `--set`: `train.epochs` is not `key=value`\nhint: write for example `--set train.epochs=5`",
+    );
+    refused(
+        train(phantoms(), &path("never"), &[]).args(["--precision", "fp64"]),
+        &format!(
+            "error: `train.precision`: unknown variant `fp64`, expected one of `fp32`, `bf16`, `fp16` (--precision)\n\
+             hint: the preset has `\"fp32\"`; {ALL}"
+        ),
+    );
+}
+
+#[test]
+fn a_size_that_does_not_fit() {
+    refused(
+        &mut train(phantoms(), &path("odd-size"), &["model.image_size=50"]),
+        "error: cannot set up the model\n\
+         caused by: `model.image_size`: pixels and the encoder's stride: 50 is not a positive multiple of 16\n\
+         hint: change one of the two",
+    );
+}
+
+#[test]
+fn an_unknown_preset() {
+    refused(
+        prsmed().args(["train", "--preset", "tinny", "--data-root"]).arg(phantoms()),
+        "error: `--preset`: there is no preset `tinny`\nhint: use one of tiny, full",
+    );
+}
+
+#[test]
+fn a_broken_config_file() {
+    let folder = folder("configs");
+    let with = |name: &str, text: &str| {
+        let file = folder.join(name);
+        fs::write(&file, text).unwrap();
+        let mut command = prsmed();
+        command.args(["train", "--data-root"]).arg(phantoms()).arg("--config").arg(file);
+        command
+    };
+    refused(
+        &mut with("broken.toml", "[train]\nepochs = [\n"),
+        "error: ~/configs/broken.toml:2: unclosed array, expected `]`\n\
+         hint: mend the TOML; `configs/tiny.toml` shows the form",
+    );
+    refused(
+        &mut with("misspelt.toml", "[train]\nepoch = 3\n"),
+        "error: `train.epoch`: there is no such setting (~/configs/misspelt.toml)\nhint: did you mean `train.epochs`?",
+    );
+    refused(
+        &mut with("value.toml", "preset = \"tiny\"\n[lora]\nrank = \"big\"\n"),
+        &format!(
+            "error: `lora.rank`: invalid type: string \"big\", expected a whole number (~/configs/value.toml)\n\
+             hint: the preset has `16`; {ALL}"
+        ),
+    );
+    refused(
+        prsmed().args(["train", "--config"]).arg(folder.join("none.toml")),
+        "error: ~/configs/none.toml: cannot read\ncaused by: No such file or directory (os error 2)\n\
+         hint: check the path `~/configs/none.toml`",
+    );
+}
+
+#[test]
+fn the_resolved_settings_are_shown_and_can_be_used() {
+    let text = done(prsmed().args(["train", "--print-config", "--preset", "tiny", "--seed", "7"]));
+    assert!(text.contains("seed = 7  # --seed"), "{text}");
+    let file = folder("shown").join("config.toml");
+    fs::write(&file, &text).unwrap();
+    let again = done(prsmed().args(["train", "--print-config", "--config"]).arg(file));
+    assert!(again.contains("seed = 7"), "{again}");
+}
+
+#[test]
+fn an_output_folder_that_cannot_be() {
+    let file = folder("in-the-way").join("file");
+    fs::write(&file, "").unwrap();
+    refused(
+        &mut train(phantoms(), &file, &[]),
+        "error: `--out`: `~/in-the-way/file` is a file\nhint: choose another folder",
+    );
+    refused(
+        &mut train(phantoms(), &file.join("run"), &[]),
+        "error: ~/in-the-way/file/run: cannot create\ncaused by: Not a directory (os error 20)\n\
+         hint: check the path `~/in-the-way/file/run`",
+    );
+    refused(
+        prsmed().args(["data", "phantom"]).arg(file.join("phantoms")),
+        "error: ~/in-the-way/file/phantoms: cannot read\ncaused by: Not a directory (os error 20)\n\
+         hint: check the path `~/in-the-way/file/phantoms`",
+    );
+}

@@ -1,0 +1,183 @@
+//! Runs the binary; makes and breaks data roots and runs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+
+/// What a command left behind.
+pub(crate) struct Ran {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// The folder of this suite, empty at first.
+fn home() -> &'static Path {
+    static HOME: OnceLock<PathBuf> = OnceLock::new();
+    HOME.get_or_init(|| {
+        let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("cli");
+        let _ = fs::remove_dir_all(&home);
+        fs::create_dir_all(&home).unwrap();
+        home
+    })
+}
+
+/// A path inside the suite's folder; nothing is there yet.
+pub(crate) fn path(name: &str) -> PathBuf {
+    home().join(name)
+}
+
+/// A new folder.
+pub(crate) fn folder(name: &str) -> PathBuf {
+    let folder = path(name);
+    fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// The binary in the suite's folder, with an environment that does not depend on who runs the tests.
+pub(crate) fn prsmed() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_prsmed"));
+    command.current_dir(home()).stdin(Stdio::null());
+    command.env("OMP_NUM_THREADS", "1").env("COLUMNS", "100").env("RUST_BACKTRACE", "1").env("HF_HOME", path("hf"));
+    for name in ["HF_ENDPOINT", "HF_TOKEN", "HF_HUB_OFFLINE", "HF_HUB_CACHE"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// Runs to the end. Whatever happens, nobody sees a panic.
+pub(crate) fn run(command: &mut Command) -> Ran {
+    let output = command.output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    let ran = Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) };
+    for word in ["panicked", "stack backtrace", "RUST_BACKTRACE", "internal error"] {
+        assert!(!ran.stderr.contains(word) && !ran.stdout.contains(word), "{}", ran.stderr);
+    }
+    ran
+}
+
+/// Runs a command that must work; returns standard output.
+pub(crate) fn done(command: &mut Command) -> String {
+    let ran = run(command);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    ran.stdout
+}
+
+/// Runs a command that must be refused with exit code 2, nothing on standard output, and `expected` (the error and
+/// everything after it) on standard error. The suite's folder is written `~`.
+pub(crate) fn refused(command: &mut Command, expected: &str) {
+    let ran = run(command);
+    assert_eq!((told(&ran).as_str(), ran.code, ran.stdout.as_str()), (expected, Some(2), ""));
+}
+
+/// The error and everything after it on standard error, without what differs between machines.
+pub(crate) fn told(ran: &Ran) -> String {
+    let start = ran.stderr.find("error: ").unwrap_or_else(|| panic!("no error, {:?}: {}", ran.code, ran.stderr));
+    ran.stderr[start..].replace(home().to_str().unwrap(), "~").trim_end().to_owned()
+}
+
+/// 16 small phantoms; shared, not to be changed.
+pub(crate) fn phantoms() -> &'static Path {
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        let root = path("phantoms");
+        done(prsmed().args(["data", "phantom", "--count", "16", "--image-size", "64", "--seed", "3"]).arg(&root));
+        root
+    })
+}
+
+/// `train` on a data root with settings that make a step take a fraction of a second.
+pub(crate) fn train(root: &Path, out: &Path, sets: &[&str]) -> Command {
+    let mut command = prsmed();
+    command.args(["train", "--preset", "tiny", "--data-root"]).arg(root).arg("--out").arg(out);
+    for set in ["model.image_size=64", "train.micro_batch=2", "train.checkpoint_every_steps=1"].iter().chain(sets) {
+        command.args(["--set", set]);
+    }
+    command
+}
+
+/// Steps of [`trained`].
+pub(crate) const STEPS: &str = "train.max_steps=6";
+
+/// A run of six steps; shared, not to be changed. With what it wrote on standard output under `--json`.
+pub(crate) fn trained() -> &'static (PathBuf, String) {
+    static RUN: OnceLock<(PathBuf, String)> = OnceLock::new();
+    RUN.get_or_init(|| {
+        let run = path("trained");
+        let stdout = done(train(phantoms(), &run, &[STEPS]).arg("--json"));
+        (run, stdout)
+    })
+}
+
+/// A copy of a folder.
+pub(crate) fn copy(from: &Path, name: &str) -> PathBuf {
+    let to = path(name);
+    copy_into(from, &to);
+    to
+}
+
+fn copy_into(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_into(&entry.path(), &target);
+        } else {
+            fs::copy(entry.path(), target).unwrap();
+        }
+    }
+}
+
+/// All files below `folder` that end in `.safetensors`, with their bytes, by name.
+pub(crate) fn weights(folder: &Path) -> Vec<(String, Vec<u8>)> {
+    let mut found = Vec::new();
+    let mut left = vec![folder.to_owned()];
+    while let Some(next) = left.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                left.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "safetensors") {
+                let name = path.strip_prefix(folder).unwrap().display().to_string();
+                found.push((name, fs::read(path).unwrap()));
+            }
+        }
+    }
+    found.sort();
+    assert!(found.len() > 3, "no checkpoint in {}", folder.display());
+    found
+}
+
+/// Names of the files that differ between two checkpoint folders.
+pub(crate) fn differing(a: &Path, b: &Path) -> Vec<String> {
+    let (a, b) = (weights(a), weights(b));
+    let names = |files: &[(String, Vec<u8>)]| files.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&a), names(&b));
+    a.into_iter().zip(b).filter(|(a, b)| a != b).map(|(a, _)| a.0).collect()
+}
+
+/// Every line of `text` as a JSON object.
+pub(crate) fn objects(text: &str) -> Vec<Value> {
+    let objects: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(!objects.is_empty() && objects.iter().all(Value::is_object), "{text}");
+    objects
+}
+
+/// A limit on the size of the files a command writes, as a stand-in for a full disk.
+pub(crate) fn limit_file_size(command: &mut Command, bytes: u64) {
+    use std::os::unix::process::CommandExt;
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+    let set = move || {
+        // SAFETY: `limit` is a plain structure that lives here; the call allocates nothing.
+        match unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: between fork and exec only the system call above is made.
+    unsafe { command.pre_exec(set) };
+}

@@ -1,0 +1,48 @@
+//! The losses of both semantics against PyTorch: values and gradients of the logits.
+
+use crate::fixture::{Fixture, leaf};
+use prsmed::segment::{Semantics, loss};
+use prsmed::tensor::{Kind, Tensor};
+
+fn check(prefix: &str) {
+    let fixture = Fixture::open("losses");
+    let mut case = fixture.case(prefix);
+    let input = |name: &str| fixture.input(&format!("{prefix}.{name}"));
+    for (name, semantics) in [("reference", Semantics::Reference), ("corrected", Semantics::Corrected)] {
+        let logits = leaf(&input("mask_logits"), Kind::Float);
+        let samples = logits.size()[0];
+        let value = loss::structure(&logits, &input("mask"), semantics) / samples;
+        value.backward();
+        case.check(&format!("{name}.loss"), &value);
+        case.check(&format!("{name}.grad.mask_logits"), &logits.grad());
+        // its two parts are recorded for reading; their sum is what is compared
+        case.compared_elsewhere(&format!("{name}.bce"));
+        case.compared_elsewhere(&format!("{name}.weighted_iou"));
+    }
+    let logits = leaf(&input("text_logits"), Kind::Float);
+    let [b, t, vocab] = prsmed::tensor::dims(&logits);
+    // a state predicts the token after it
+    let labels = input("labels").narrow(1, 1, t - 1).reshape([-1]);
+    let tokens = labels.ne(-100).sum(Kind::Int64).int64_value(&[]);
+    let value = loss::text(&logits.narrow(1, 0, t - 1).reshape([b * (t - 1), vocab]), &labels) / tokens;
+    value.backward();
+    case.check("text.loss", &value);
+    case.check("grad.text_logits", &logits.grad());
+
+    let logits = leaf(&input("class_logits"), Kind::Float);
+    let value: Tensor = loss::class(&logits, &input("class_label")) / b;
+    value.backward();
+    case.check("class.loss", &value);
+    case.check("grad.class_logits", &logits.grad());
+    case.finish();
+}
+
+#[test]
+fn square_maps_with_an_empty_and_a_soft_mask() {
+    check("a");
+}
+
+#[test]
+fn maps_that_are_not_square() {
+    check("b");
+}
