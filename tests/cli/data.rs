@@ -71,7 +71,8 @@ impl Broken {
         let ran = run(&mut train(&self.root, &out, &["train.epochs=1"]));
         let root = format!("~/{}", self.root.file_name().unwrap().to_str().unwrap());
         let reason = reason.replace(self.root.to_str().unwrap(), &root);
-        let expected = format!("error: {root}/{}:{}: {reason}\nhint: {}", self.csv, self.line, hint.replace("ROOT", &root));
+        let expected =
+            format!("error: {root}/{}:{}: {reason}\nhint: {}", self.csv, self.line, hint.replace("ROOT", &root));
         assert_eq!((told(&ran), ran.code), (expected, Some(2)));
     }
 
