@@ -27,7 +27,8 @@ fn a_misspelt_key() {
 #[test]
 fn a_bad_value() {
     set("train.epochs=0", "error: `train.epochs`: must be 1 or more, got 0\nhint: use 1 or more");
-    let message = "error: `train.micro_batch`: invalid type: string \"many\", expected a whole number, 0 or more (--set)";
+    let message =
+        "error: `train.micro_batch`: invalid type: string \"many\", expected a whole number, 0 or more (--set)";
     set("train.micro_batch=many", &format!("{message}\nhint: the preset has `8`; {ALL}"));
     let message = "error: `model.semantics`: unknown variant `refrence`, expected `reference` or `corrected` (--set)";
     set("model.semantics=refrence", &format!("{message}\nhint: the preset has `\"corrected\"`; {ALL}"));

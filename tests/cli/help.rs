@@ -1,0 +1,98 @@
+//! What `--help` teaches.
+
+use crate::support::{done, prsmed, run};
+
+const COMMANDS: [&[&str]; 9] = [
+    &["train"],
+    &["eval"],
+    &["predict"],
+    &["trace"],
+    &["data", "check"],
+    &["data", "phantom"],
+    &["data"],
+    &["hub", "get"],
+    &["hub", "ls"],
+];
+
+#[test]
+fn every_command_explains_itself() {
+    for command in COMMANDS {
+        let text = done(prsmed().args(command).arg("--help"));
+        assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+        assert!(text.contains(&format!("Usage: prsmed {} ", command.join(" "))), "{text}");
+        assert!(text.contains("Example") || command == ["data"], "no example: {text}");
+        let (summary, _) = text.split_once('\n').unwrap();
+        assert!(summary.len() > 10 && !summary.ends_with('.'), "{summary}");
+        assert!(done(prsmed().args(command).arg("-h")).starts_with(summary));
+    }
+}
+
+#[test]
+fn prsmed_alone_shows_the_commands() {
+    let ran = run(&mut prsmed());
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""));
+    assert_eq!(ran.stderr, done(prsmed().arg("--help")));
+    insta::assert_snapshot!(ran.stderr, @r"
+    Train, evaluate and use PRS-Med: an image and a question give a mask and an answer
+
+    Usage: prsmed [OPTIONS] <COMMAND>
+
+    Commands:
+      train    Train on a data root
+      eval     Score a run on a data root: masks, positions, answers
+      predict  Answer a question about an image and segment what it asks for
+      data     Check or make data roots
+      hub      Download weights, or list what a repository holds
+      trace    Record deterministic training steps on given tensors
+      help     Print this message or the help of the given subcommand(s)
+
+    Options:
+          --json     Write one JSON object a line on standard output instead of text
+      -q, --quiet    Say nothing on standard error but errors
+      -h, --help     Print help
+      -V, --version  Print version
+    ");
+}
+
+#[test]
+fn the_help_of_train() {
+    insta::assert_snapshot!(done(prsmed().args(["train", "-h"])), @r"
+    Train on a data root
+
+    Usage: prsmed train [OPTIONS]
+
+    Options:
+          --data-root <DIR>    Folder with one folder for each modality, and `annotations/` (needed)
+          --annotations <DIR>  Folder with the CSV files, or one CSV file, when they are not in the data
+                               root
+          --skip-bad-rows      Leave out rows that cannot be used instead of refusing the data set
+          --preset <NAME>      Named settings: tiny, full
+          --config <FILE>      TOML file over the preset
+          --set <KEY=VALUE>    One setting, for example `train.micro_batch=4`; may be repeated
+          --out <DIR>          Run folder [default: runs/train]
+          --resume             Continue from `last/` in the run folder
+          --seed <N>           Same as `--set train.seed=N`
+          --precision <P>      Same as `--set train.precision=P`: fp32, bf16 or fp16
+          --print-config       Print the resolved settings as TOML and stop
+          --json               Write one JSON object a line on standard output instead of text
+      -q, --quiet              Say nothing on standard error but errors
+      -h, --help               Print help (see more with '--help')
+
+    Examples:
+      prsmed train --data-root data --preset tiny --out runs/a
+      prsmed train --data-root data --out runs/a --resume
+      prsmed train --data-root data --preset full --set model.image_encoder=tinysam_42.3.pth
+    ");
+}
+
+#[test]
+fn the_version() {
+    assert_eq!(done(prsmed().arg("--version")), format!("prsmed {}\n", env!("CARGO_PKG_VERSION")));
+}
+
+#[test]
+fn a_misspelt_command_is_met_with_the_nearest() {
+    let ran = run(prsmed().arg("trian"));
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.contains("unrecognized subcommand 'trian'") && ran.stderr.contains("'train'"), "{}", ran.stderr);
+}

@@ -1,0 +1,120 @@
+//! Runs that are repeated, stopped and killed.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant, SystemTime};
+
+use serde_json::Value;
+
+use crate::support::{STEPS, differing, done, objects, path, phantoms, prsmed, run, train, trained};
+
+#[test]
+fn json_lines_of_a_run() {
+    let lines = objects(&trained().1);
+    let steps = lines.iter().filter(|line| line["kind"] == "step").count();
+    let result = lines.last().unwrap();
+    assert_eq!((steps, &result["kind"], &result["steps"]), (6, &"result".into(), &6.into()));
+    assert!(result["memory"]["measured"]["allocated_peak"].as_u64().unwrap() > 0, "{result}");
+    for name in ["last", "best"] {
+        assert!(trained().0.join(name).join("checksums.json").is_file());
+    }
+}
+
+#[test]
+fn json_lines_of_use() {
+    let (run, _) = trained();
+    let mut eval = prsmed();
+    eval.args(["--json", "eval", "--limit", "2", "--max-new-tokens", "2", "--split", "train", "--data-root"]);
+    let lines = objects(&done(eval.arg(phantoms()).arg(run).arg("--out").arg(path("report"))));
+    assert_eq!((&lines.last().unwrap()["rows"], lines.last().unwrap()["summary"].is_object()), (&2.into(), true));
+    for name in ["summary.json", "samples.csv", "overlays.png"] {
+        assert!(path("report").join(name).is_file(), "{name}");
+    }
+    let image = std::fs::read_dir(phantoms().join("brain_MRI/train_images")).unwrap().next().unwrap().unwrap().path();
+    let mut predict = prsmed();
+    predict.args(["--json", "predict", "--question", "Where is the lesion?", "--max-new-tokens", "2", "--image"]);
+    predict.arg(image).arg(run).arg("--mask-out").arg(path("mask.png"));
+    let lines = objects(&done(&mut predict));
+    assert!(lines.last().unwrap()["answer"].is_string());
+    let mask = image::open(path("mask.png")).unwrap().into_luma8();
+    assert_eq!(mask.dimensions(), (64, 64));
+    assert!(mask.pixels().all(|pixel| matches!(pixel.0, [0 | 255])));
+}
+
+#[test]
+fn a_seed_decides_everything_and_the_workers_nothing() {
+    let (run, _) = trained();
+    for workers in [1, 4] {
+        let out = path(&format!("workers-{workers}"));
+        done(&mut train(phantoms(), &out, &[STEPS, &format!("data.workers={workers}")]));
+        assert_eq!(differing(&out.join("last"), &run.join("last")), [""; 0], "{workers} workers");
+    }
+    let other = path("other-seed");
+    done(train(phantoms(), &other, &[STEPS]).args(["--seed", "1"]));
+    assert!(differing(&other.join("last"), &run.join("last")).contains(&"mask_decoder.safetensors".to_owned()));
+}
+
+/// Starts a command and waits until `kind` was reported `count` times.
+fn start_until(command: &mut Command, kind: &str, count: usize) -> Child {
+    let mut child = command.arg("--json").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+    let is_wanted = |line: &String| serde_json::from_str::<Value>(line).unwrap()["kind"] == kind;
+    let found = lines.map(Result::unwrap).filter(is_wanted).take(count).count();
+    assert_eq!(found, count, "the run ended early");
+    child
+}
+
+fn signal(child: &Child, number: i32) {
+    let id = i32::try_from(child.id()).unwrap();
+    // SAFETY: sends a signal to a child that was not waited for, so the id is still its own.
+    assert_eq!(unsafe { libc::kill(id, number) }, 0);
+}
+
+fn step_of(checkpoint: &Path) -> u64 {
+    let text = std::fs::read_to_string(checkpoint.join("trainer.json")).unwrap();
+    serde_json::from_str::<Value>(&text).unwrap()["step"].as_u64().unwrap()
+}
+
+#[test]
+fn ctrl_c_saves_and_the_run_goes_on_later() {
+    let out = path("interrupted");
+    let sets = ["train.epochs=1000", "train.checkpoint_every_steps=0", "train.validate_every_epochs=0"];
+    let child = start_until(&mut train(phantoms(), &out, &sets), "step", 3);
+    signal(&child, libc::SIGINT);
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(said.ends_with("interrupted\nhint: continue with `--resume`\n"), "{said}");
+    let step = step_of(&out.join("last"));
+    assert!(step >= 3);
+    let until = format!("train.max_steps={}", step + 2);
+    let ran = run(train(phantoms(), &out, &sets).args(["--set", &until, "--resume"]));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains(&format!("note: resumed at step {step} of {}", step + 2)), "{}", ran.stderr);
+    assert_eq!(step_of(&out.join("last")), step + 2);
+}
+
+#[test]
+fn ctrl_c_ends_what_cannot_be_saved_at_once() {
+    let mut child = prsmed().args(["data", "phantom", "many", "--count", "100000"]).spawn().unwrap();
+    let started = Instant::now();
+    while !path("many").exists() && started.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    signal(&child, libc::SIGINT);
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn a_killed_run_ends_with_the_same_bytes() {
+    let out = path("killed");
+    let mut child = start_until(&mut train(phantoms(), &out, &[STEPS]), "saved", 2);
+    // Anywhere in a step or in the writing of a checkpoint.
+    let moment = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().subsec_nanos() % 150;
+    std::thread::sleep(Duration::from_millis(u64::from(moment)));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    done(train(phantoms(), &out, &[STEPS]).arg("--resume"));
+    assert_eq!(differing(&out.join("last"), &trained().0.join("last")), [""; 0], "killed after {moment} ms");
+}
