@@ -255,12 +255,6 @@ pub struct Pass {
     pub checkpoint: bool,
 }
 
-/// The same tensor with the channels of a pixel side by side in memory: the convolutions keep that order, and the
-/// permutations around attention and norms become free.
-fn channels_last(xs: &Tensor) -> Tensor {
-    xs.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2])
-}
-
 /// The image encoder.
 #[derive(Debug)]
 pub struct TinyVit {
@@ -316,8 +310,7 @@ impl TinyVit {
     pub fn forward(&self, images: &Tensor, pass: Pass) -> Tensor {
         let [_b, _c, _h, _w] = dims(images);
         let statistics = pass.statistics;
-        let images = channels_last(images);
-        let xs = self.patch_embed[0].forward(&images, statistics).gelu("none");
+        let xs = self.patch_embed[0].forward(images, statistics).gelu("none");
         let mut xs = self.patch_embed[1].forward(&xs, statistics);
         for stage in &self.layers {
             for block in &stage.blocks {
