@@ -96,8 +96,12 @@ fn distance(a: &Trained, b: &Trained, part: &str) -> f64 {
     (difference / size).sqrt()
 }
 
-const PARTS: [&str; 4] =
-    ["lora_adapter/adapter_model.safetensors", "image_encoder.safetensors", "mask_decoder.safetensors", "cls.safetensors"];
+const PARTS: [&str; 4] = [
+    "lora_adapter/adapter_model.safetensors",
+    "image_encoder.safetensors",
+    "mask_decoder.safetensors",
+    "cls.safetensors",
+];
 
 #[test]
 fn accumulating_four_equals_a_batch_of_four() {
