@@ -166,11 +166,13 @@ fn make_phantoms(args: &PhantomArgs, context: &Context) -> anyhow::Result<Outcom
     Ok(Outcome::Done)
 }
 
-/// Makes a data root from a folder of images and a folder of masks: pairs them by name (a mask may end in `_mask`,
-/// `_seg` or `_Segmentation`), cuts the splits, and writes questions and answers about the place of what the mask shows.
+/// Make a data root from plain folders of images and masks
+///
+/// Pairs them by name (a mask may end in `_mask`, `_seg` or `_Segmentation`), cuts the splits, and writes questions and
+/// answers about the place of what the mask shows.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:
-  prsmed data prepare --images scans --masks labels --modality skin --target nevus --image-word \"skin image\" --out data")]
+  prsmed data prepare --images scans --masks labels --modality skin --target nevus --out data")]
 pub(super) struct PrepareArgs {
     /// Folder of images: PNG, JPEG or TIFF
     #[arg(long, value_name = "DIR")]

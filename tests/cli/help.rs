@@ -2,12 +2,13 @@
 
 use crate::support::{done, prsmed, run};
 
-const COMMANDS: [&[&str]; 9] = [
+const COMMANDS: [&[&str]; 10] = [
     &["train"],
     &["eval"],
     &["predict"],
     &["trace"],
     &["data", "check"],
+    &["data", "prepare"],
     &["data", "phantom"],
     &["data"],
     &["hub", "get"],
