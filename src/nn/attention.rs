@@ -1,6 +1,6 @@
 //! Scaled dot-product attention: the one door to libtorch's fused kernels.
 
-use crate::tensor::{Tensor, dims};
+use crate::tensor::{Device, Tensor, dims};
 
 /// Which keys a query sees.
 #[derive(Debug)]
@@ -28,11 +28,12 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, mask: &Mask, dropout: f64) 
         Mask::Causal => (None, true),
         Mask::Keep(mask) | Mask::Bias(mask) => (Some(*mask), false),
     };
-    if h == g {
-        return Tensor::scaled_dot_product_attention(q, k, v, mask, dropout, causal, None, false);
+    if mask.is_some() && h != g && q.device() != Device::Cpu {
+        // CUDA's fused kernels take grouped queries or a mask, not both
+        let (k, v) = (repeat_heads(k, h / g), repeat_heads(v, h / g));
+        return Tensor::scaled_dot_product_attention(q, &k, &v, mask, dropout, causal, None, false);
     }
-    let (k, v) = (repeat_heads(k, h / g), repeat_heads(v, h / g));
-    Tensor::scaled_dot_product_attention(q, &k, &v, mask, dropout, causal, None, false)
+    Tensor::scaled_dot_product_attention(q, k, v, mask, dropout, causal, None, h != g)
 }
 
 /// `[b, g, s, d]` to `[b, g * times, s, d]`, each head `times` times in a row.

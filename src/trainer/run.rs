@@ -75,7 +75,7 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
     while engine.progress.step < engine.total_steps && !outcome.stopped_early {
         let epoch = engine.progress.step / steps_per_epoch;
         for batch in task.batches(epoch, engine.progress.step % steps_per_epoch)? {
-            let report = engine.step(&batch?, epoch)?;
+            let report = batch.and_then(|batch| engine.step(&batch, epoch)).or_else(|error| engine.rescue(error))?;
             outcome.count(&report);
             engine.records.step(&report)?;
             session.observer.on(&Event::Step(report));
@@ -245,6 +245,15 @@ impl<'a, T: Task> Engine<'a, T> {
         if let Some(ema) = &mut self.ema {
             ema.swap(self.optimizer.params());
         }
+    }
+
+    /// Keeps what is done when a later step fails: the weights are still those of the last good step.
+    fn rescue(&self, error: Error) -> Result<StepReport> {
+        if !matches!(error, Error::Io { .. }) && self.progress.step > 0 {
+            self.optimizer.clear();
+            self.save("last")?;
+        }
+        Err(error)
     }
 
     fn save_is_due(&self) -> bool {
