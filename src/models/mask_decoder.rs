@@ -5,7 +5,7 @@
 //!
 //! The odd parts are the published ones and kept for its checkpoints: a 1x1 convolution with padding 1 whose ring is the
 //! bias and enters the instance norm, an FFN without an outer residual, no positions anywhere, a norm (`ffn.norm1`) that
-//! nothing uses. Optional additions: cells can carry their position, padding of the prompt can be masked, and dropout on attention probabilities can be
+//! nothing uses. Optional additions: padding of the prompt can be masked, and dropout on attention probabilities can be
 //! left out, which keeps the fused kernel.
 
 use crate::nn::attention::{merge_heads, split_heads};
@@ -48,10 +48,6 @@ pub struct Config {
     pub attention_dropout: bool,
     /// Initial value of the biases that the original sets to 1.
     pub initial_bias: f64,
-    /// Add fixed 2-d sine positions to the image cells. The published decoder has none, so it can tell two like objects
-    /// apart only by what the encoder lets through about their place. No parameters: the keys stay the same.
-    #[serde(default)]
-    pub positions: bool,
 }
 
 impl Config {
@@ -68,7 +64,6 @@ impl Config {
             dropout: 0.1,
             attention_dropout: true,
             initial_bias: 1.0,
-            positions: false,
         }
     }
 }
@@ -253,12 +248,11 @@ impl MaskDecoder {
         let cells = image.flatten(2, 3).transpose(1, 2);
         let keep = keep.map(|keep| keep.unsqueeze(1).unsqueeze(1));
         let mask = keep.as_ref().map_or(Mask::None, Mask::Keep);
-        let place = |cells: Tensor| if self.config.positions { cells + sine_positions(h, w, image) } else { cells };
         let xs = if let Some((image_norm, prompt_norm)) = &self.input_norms {
-            let cells = place(image_norm.forward(&cells));
+            let cells = image_norm.forward(&cells);
             self.norm1.forward(&(self.attn.forward(&cells, &prompt_norm.forward(&prompt), &mask, 0.0) + &cells))
         } else {
-            self.norm1.forward(&self.attn.forward(&place(cells), &prompt, &mask, 0.0))
+            self.norm1.forward(&self.attn.forward(&cells, &prompt, &mask, 0.0))
         };
         let dropout = if train { self.config.dropout } else { 0.0 };
         let attention_dropout = if self.config.attention_dropout { dropout } else { 0.0 };
@@ -269,27 +263,6 @@ impl MaskDecoder {
         }
         self.out_dec.forward(&xs)
     }
-}
-
-/// Sines and cosines of row and column at octaves from half a turn over the map upwards, a quarter of the channels each.
-///
-/// # Shapes
-/// `[1, h w, c]` for an image `[b, c, h, w]`, in its dtype.
-fn sine_positions(h: i64, w: i64, image: &Tensor) -> Tensor {
-    let [_b, c, _h, _w] = dims(image);
-    let options = (Kind::Float, image.device());
-    let octaves = c / 4;
-    #[expect(clippy::cast_precision_loss, reason = "sides are small")]
-    let axis = |n: i64| (Tensor::arange(n, options) + 0.5) * (std::f64::consts::PI / n as f64);
-    // octaves repeat after the finest useful one, so that no channel aliases
-    let frequency = Tensor::full([1], 2.0, options).pow(&Tensor::arange(octaves, options).remainder(5.0));
-    let turn = |n: i64| axis(n).unsqueeze(1) * frequency.unsqueeze(0); // [n, octaves]
-    let (rows, columns) = (turn(h).unsqueeze(1), turn(w).unsqueeze(0));
-    let grid = |xs: Tensor| xs.expand([h, w, octaves], false);
-    let all = [grid(rows.sin()), grid(rows.cos()), grid(columns.sin()), grid(columns.cos())];
-    let missing = Tensor::zeros([h, w, c - 4 * octaves], options);
-    let all: Vec<&Tensor> = all.iter().chain([&missing]).collect();
-    Tensor::cat(&all, 2).view([1, h * w, c]).to_kind(image.kind())
 }
 
 /// Bilinear, corner-aligned enlargement of logits to the image's size.

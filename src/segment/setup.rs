@@ -36,8 +36,6 @@ pub struct ModelConfig {
     pub batch_norm: BatchNorm,
     /// Published decoder: `v5` or `v6`.
     pub decoder: mask_decoder::Version,
-    /// Give the decoder's image cells their position, which the published decoder lacks; needs training with it.
-    pub decoder_positions: bool,
     /// Dropout of the decoder, 0..1.
     pub decoder_dropout: f64,
     /// Factor of the text loss.
@@ -264,7 +262,6 @@ fn model_sizes(
         dropout: config.decoder_dropout,
         attention_dropout: config.semantics.drops_attention(),
         initial_bias: config.semantics.initial_bias(),
-        positions: config.decoder_positions,
     };
     let num_classes = i64::try_from(num_classes).expect("a handful of modalities");
     Ok(prsmed::Config { clip, llm, lora, encoder, decoder, num_classes })

@@ -266,7 +266,6 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
         train_base: false,
         batch_norm: setup::BatchNorm::Batch,
         decoder: decoder.version,
-        decoder_positions: false,
         decoder_dropout: decoder.dropout,
         text_loss_weight: 1.0,
         class_loss_weight: 0.5,

@@ -44,6 +44,10 @@ pub fn set_state(state: &Tensor) -> Result<()> {
     unsafe { native::check(native::prsmed_set_rng_state(native::raw(state))) }
 }
 
+/// Tests that draw from libtorch's one generator take turns.
+#[cfg(test)]
+pub(super) static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -51,6 +55,7 @@ mod tests {
 
     #[test]
     fn a_restored_state_repeats_the_numbers() {
+        let _turn = TURN.lock();
         seed(7);
         let state = state().unwrap();
         let first = Tensor::rand([8], (Kind::Float, Device::Cpu));

@@ -190,6 +190,7 @@ mod tests {
 
     #[test]
     fn names_roles_and_initialisers() {
+        let _turn = crate::tensor::rng::TURN.lock();
         let store = Store::new(StoreOptions { frozen_kind: Kind::BFloat16, ..StoreOptions::cpu() });
         let trained = store.root(Role::Trainable).sub("layers").sub(3).param("weight", &[4, 5], Init::FanIn);
         let frozen = store.root(Role::Frozen).param("bias", &[2], Init::Const(1.0));

