@@ -20,10 +20,11 @@
 //! | 3 | `models` `data` `metrics` |
 //! | 2 | `nn` `hub` |
 //! | 1 | `tensor` |
-//! | 0 | `error` `units` `event` |
+//! | 0 | `error` `units` `event` `place` |
 
 pub mod error;
 pub mod event;
+pub mod place;
 pub mod units;
 
 pub mod tensor;

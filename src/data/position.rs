@@ -1,101 +1,12 @@
-//! Where a mask lies in its image, in words, and which place a free answer names.
+//! Where a mask lies in its image.
 //!
 //! Pure functions; sides are those of the image, not of the patient. Two divisions exist: the quadrants with a centre
-//! of PRS-Med's data pipeline (`top left` ... `center`) and a 3x3 grid (`upper left`, `upper center`, ..., `center`).
-//! Both are cells of one [`Position`], so `top left` and `upper left` are the same place.
+//! of PRS-Med's data pipeline and a 3x3 grid; both are cells of one [`Position`].
 //! Deviation: components are numbered by their first pixel in reading order, where OpenCV scans 2x2 blocks.
-
-use std::fmt;
 
 use image::GrayImage;
 
-/// A vertical third.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Row {
-    /// The upper third, or the upper half in quadrants.
-    Upper,
-    /// The middle third.
-    Center,
-    /// The lower third, or the lower half in quadrants.
-    Lower,
-}
-
-/// A horizontal third.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Column {
-    /// The left third of the image, or its left half in quadrants.
-    Left,
-    /// The middle third.
-    Center,
-    /// The right third of the image, or its right half in quadrants.
-    Right,
-}
-
-/// A cell of the 3x3 grid; quadrants use its corners and its middle.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Position {
-    /// Upper, center or lower.
-    pub row: Row,
-    /// Left, center or right.
-    pub column: Column,
-}
-
-impl Position {
-    /// The nine cells in reading order.
-    pub const ALL: [Self; 9] = {
-        const fn at(row: Row, column: Column) -> Position {
-            Position { row, column }
-        }
-        [
-            at(Row::Upper, Column::Left),
-            at(Row::Upper, Column::Center),
-            at(Row::Upper, Column::Right),
-            at(Row::Center, Column::Left),
-            at(Row::Center, Column::Center),
-            at(Row::Center, Column::Right),
-            at(Row::Lower, Column::Left),
-            at(Row::Lower, Column::Center),
-            at(Row::Lower, Column::Right),
-        ]
-    };
-
-    /// The label in the words of `zones`: `upper left` (grid) or `top left` (quadrants); the middle is `center`.
-    pub fn label(self, zones: Zones) -> String {
-        let row = match (self.row, zones) {
-            (Row::Upper, Zones::Grid) => "upper",
-            (Row::Lower, Zones::Grid) => "lower",
-            (Row::Upper, Zones::Quadrants) => "top",
-            (Row::Lower, Zones::Quadrants) => "bottom",
-            (Row::Center, _) => "center",
-        };
-        let column = match self.column {
-            Column::Left => "left",
-            Column::Center => "center",
-            Column::Right => "right",
-        };
-        if self.row == Row::Center && self.column == Column::Center {
-            return "center".to_owned();
-        }
-        format!("{row} {column}")
-    }
-}
-
-impl fmt::Display for Position {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.label(Zones::Grid))
-    }
-}
-
-/// How an image is divided into named places.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Zones {
-    /// Four quadrants and the centre, as PRS-Med's pipeline divides.
-    Quadrants,
-    /// A 3x3 grid.
-    #[default]
-    Grid,
-}
+pub use crate::place::{Column, Position, Row, Zones};
 
 /// Bounding box in pixels, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -276,70 +187,6 @@ pub fn two_components(mask: &GrayImage) -> Option<(ComponentZone, ComponentZone)
     let regions = components(mask);
     let zone = |region| component_zone(region, mask.dimensions());
     Some((zone(regions.first()?), zone(regions.last()?)))
-}
-
-enum Word {
-    Row(Row),
-    Column(Column),
-    Center,
-}
-
-fn word(text: &str) -> Option<Word> {
-    Some(match text.to_ascii_lowercase().as_str() {
-        "upper" | "top" => Word::Row(Row::Upper),
-        "lower" | "bottom" => Word::Row(Row::Lower),
-        "left" => Word::Column(Column::Left),
-        "right" => Word::Column(Column::Right),
-        "center" | "centre" | "middle" | "central" => Word::Center,
-        _ => return None,
-    })
-}
-
-/// Two neighbouring words as a place. `left upper` is none: that order names anatomy (`the right middle lobe`).
-fn two_words(first: &Word, second: &Word) -> Option<Position> {
-    let (row, column) = match (first, second) {
-        (Word::Row(row), Word::Column(column)) => (*row, *column),
-        (Word::Row(row), Word::Center) => (*row, Column::Center),
-        (Word::Center, Word::Column(column)) => (Row::Center, *column),
-        (Word::Center, Word::Center) => (Row::Center, Column::Center),
-        _ => return None,
-    };
-    Some(Position { row, column })
-}
-
-/// Every place named by two words, in order; else every bare `center`.
-///
-/// Words of one phrase are separated by spaces or hyphens only. `left` or `upper` alone name a side, not a place.
-pub fn find_positions(text: &str) -> Vec<Position> {
-    let mut pairs = Vec::new();
-    let mut centers = Vec::new();
-    // Whatever else stands between two words ends a phrase.
-    for phrase in text.split(|c: char| !(c.is_alphanumeric() || c == ' ' || c == '-' || c == '\u{2011}')) {
-        let words: Vec<Option<Word>> =
-            phrase.split(|c: char| !c.is_alphanumeric()).filter(|w| !w.is_empty()).map(word).collect();
-        let mut at = 0;
-        while at < words.len() {
-            if let (Some(first), Some(Some(second))) = (&words[at], words.get(at + 1))
-                && let Some(position) = two_words(first, second)
-            {
-                pairs.push(position);
-                at += 2;
-                continue;
-            }
-            if let Some(Word::Center) = &words[at] {
-                centers.push(Position { row: Row::Center, column: Column::Center });
-            }
-            at += 1;
-        }
-    }
-    if pairs.is_empty() { centers } else { pairs }
-}
-
-/// The place a free answer names: the longest phrase wins (`upper center` over `center`), then the first.
-///
-/// `top` is `upper`, `bottom` is `lower`, `middle` is `center`; labels of both [`Zones`] are understood.
-pub fn find_position(text: &str) -> Option<Position> {
-    find_positions(text).first().copied()
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use image::{GrayImage, Luma};
 
 use super::*;
+use crate::place::first_place;
 
 fn mask(width: u32, height: u32, boxes: &[(u32, u32, u32, u32)]) -> GrayImage {
     GrayImage::from_fn(width, height, |x, y| {
@@ -55,31 +56,7 @@ fn a_component_over_the_middle_gets_the_suffix() {
     let (first, last) = two_components(&mask).unwrap();
     assert_eq!(first, last);
     assert_eq!(first.label(), "top left center");
-    assert_eq!(find_position(&first.label()).unwrap().label(Zones::Quadrants), "top left");
-}
-
-#[test]
-fn labels_are_found_again_in_both_vocabularies() {
-    for position in Position::ALL {
-        assert_eq!(find_position(&position.label(Zones::Grid)), Some(position));
-        assert_eq!(find_position(&format!("It is in the {} part.", position.label(Zones::Quadrants))), Some(position));
-    }
-}
-
-#[test]
-fn the_longest_phrase_wins() {
-    let find = |text| find_position(text).map(|p| p.to_string());
-    assert_eq!(find("The left lesion is in the center of the image.").as_deref(), Some("center"));
-    assert_eq!(find("In the center? No, in the lower center.").as_deref(), Some("lower center"));
-    assert_eq!(find("The right lesion lies in the Top-Middle part").as_deref(), Some("upper center"));
-    assert_eq!(find("the patient's left lung, shown in the center right part").as_deref(), Some("center right"));
-    assert_eq!(find("the left upper lobe, in the center right part").as_deref(), Some("center right"));
-    assert_eq!(find("left upper zone"), None);
-    assert_eq!(find("the lesion is on the left"), None);
-    assert_eq!(find("centered nowhere"), None);
-    assert_eq!(find("lower, right"), None);
-    let both = find_positions("one in the upper left and one in the bottom right");
-    assert_eq!(both.iter().map(ToString::to_string).collect::<Vec<_>>(), ["upper left", "lower right"]);
+    assert_eq!(first_place(&first.label()).unwrap().label(Zones::Quadrants), "top left");
 }
 
 #[test]
@@ -105,7 +82,7 @@ fn real_labels_are_recomputed_and_found_in_the_answers() {
             if zone != row[3] {
                 wrong_masks.push(format!("{}: {zone}, said {}", &row[0], &row[3]));
             }
-            if find_position(&row[2]).map(|p| p.to_string()).as_deref() != Some(&row[3]) {
+            if first_place(&row[2]).map(|p| p.to_string()).as_deref() != Some(&row[3]) {
                 wrong_answers.push(format!("{}: {}", &row[0], &row[2]));
             }
         }

@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::data::position::{self, Region, Zones};
 use crate::data::templates::{self, Templates, Words};
 use crate::event::{Event, Observer};
+use crate::place::first_place;
 use crate::{Error, Result};
 
 /// Endings that a mask's stem may have beyond its image's stem, compared without case.
@@ -222,7 +223,7 @@ fn check(options: &PrepareOptions, templates: &Templates) -> Result<()> {
         ));
     }
     for (key, word) in [("target", &options.target), ("image_word", &options.image_word)] {
-        if word.trim().is_empty() || word.contains(['{', '}', '\n']) || position::find_position(word).is_some() {
+        if word.trim().is_empty() || word.contains(['{', '}', '\n']) || first_place(word).is_some() {
             return Err(Error::config(
                 key,
                 format!("`{word}` cannot stand in a sentence about a position"),

@@ -5,8 +5,8 @@ use std::fs;
 use image::{ImageBuffer, Luma};
 
 use super::*;
-use crate::data::position::{find_position, find_positions};
 use crate::event::Silent;
+use crate::place::first_place;
 
 struct Folders {
     _keep: tempfile::TempDir,
@@ -88,7 +88,7 @@ fn pairs_are_found_by_stem_and_the_rest_is_listed() {
         ["upper left", "lower right", "center", "upper center"]
     );
     for [path, question, answer, place, split] in f.rows() {
-        assert!(!question.contains('{') && find_position(&answer).unwrap().to_string() == place, "{answer}");
+        assert!(!question.contains('{') && first_place(&answer).unwrap().to_string() == place, "{answer}");
         let mask = image::open(f.out.join(&path)).unwrap();
         assert_eq!(mask.color(), ColorType::L8);
         assert!(mask.to_luma8().as_raw().iter().all(|&value| value == 0 || value == 255));
@@ -200,7 +200,7 @@ fn two_zones_stand_in_answer_and_position() {
     prepare(&PrepareOptions { several: Several::Regions, ..f.options() }, &Silent).unwrap();
     for [_, _, answer, place, _] in f.rows() {
         assert_eq!(place, "upper left and lower right");
-        assert_eq!(find_positions(&answer), find_positions(&place));
+        assert!(answer.contains("upper left") && answer.contains("lower right"), "{answer}");
     }
 }
 

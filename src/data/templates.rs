@@ -180,7 +180,7 @@ fn known(text: &str, allowed: &[&str]) -> std::result::Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::{EMBEDDED, Templates, Words};
-    use crate::data::position::{Position, Zones, find_position};
+    use crate::place::{Position, Zones, first_place};
 
     #[test]
     fn embedded_answers_name_the_zone_so_that_it_is_found_again() {
@@ -196,11 +196,11 @@ mod tests {
                     for answer in templates.one.iter().chain(&templates.pair).flat_map(|t| &t.answers) {
                         let text = words.fill(answer) + " " + &words.fill(&templates.extra.areas);
                         assert!(text.contains(&label) && !text.contains('{'), "{text}");
-                        assert_eq!(find_position(&text), Some(position), "{text}");
+                        assert_eq!(first_place(&text), Some(position), "{text}");
                     }
                     for extra in [&templates.extra.near, &templates.extra.far] {
                         let text = words.fill(&templates.one[0].answers[0]) + " " + &words.fill(extra);
-                        assert_eq!(find_position(&text), Some(position), "{text}");
+                        assert_eq!(first_place(&text), Some(position), "{text}");
                     }
                 }
             }

@@ -1,7 +1,6 @@
 //! Scores of masks and answers: pure functions on slices, no tensors, no files.
 
 pub mod porter;
-pub mod position;
 pub mod segmentation;
 pub mod structure;
 pub mod table;

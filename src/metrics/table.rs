@@ -6,10 +6,16 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::metrics::position;
 use crate::metrics::segmentation::{ImageScore, SegmentationMeans, SegmentationSums};
 use crate::metrics::text::TextScores;
 use crate::metrics::threshold_average::{ThresholdScores, ThresholdSums};
+use crate::place::first_place;
+
+/// Whether an answer names the place of a label (`upper left`); `None` when the label names no place, so that it cannot
+/// be judged. An answer without a place is wrong.
+fn is_right(answer: &str, label: &str) -> Option<bool> {
+    first_place(label).map(|expected| first_place(answer) == Some(expected))
+}
 
 /// Sums over the samples of one modality.
 #[derive(Debug, Clone, Default)]
@@ -41,7 +47,7 @@ impl GroupSums {
         self.text.rouge1 += scores.rouge1;
         self.text.meteor_exact_stem += scores.meteor_exact_stem;
         self.answers += 1;
-        let right = label.and_then(|label| position::is_right(answer, label));
+        let right = label.and_then(|label| is_right(answer, label));
         if let Some(right) = right {
             self.positions += 1;
             self.positions_right += u64::from(right);
@@ -255,6 +261,14 @@ pub fn aligned(header: &[&str], rows: &[Vec<String>], rule: Option<usize>) -> St
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_is_right_when_it_names_the_labels_place() {
+        assert_eq!(is_right("the polyp lies in the center left part of the image", "center left"), Some(true));
+        assert_eq!(is_right("the polyp lies in the center left part of the image", "center"), Some(false));
+        assert_eq!(is_right("no idea", "upper left"), Some(false));
+        assert_eq!(is_right("upper left", "liver"), None);
+    }
 
     fn summary() -> EvalSummary {
         let mut sums = EvalSums::default();

@@ -67,9 +67,9 @@ impl MbConv {
     }
 
     fn forward(&self, xs: &Tensor, statistics: BatchStatistics) -> Tensor {
-        let ys = self.conv1.forward(xs, statistics).gelu("none");
-        let ys = self.conv2.forward(&ys, statistics).gelu("none");
-        (self.conv3.forward(&ys, statistics) + xs).gelu("none")
+        let ys = self.conv1.forward(xs, statistics);
+        let ys = self.conv2.forward_gelu(&ys, statistics);
+        (self.conv3.forward_gelu(&ys, statistics) + xs).gelu("none")
     }
 }
 
@@ -95,9 +95,9 @@ impl PatchMerging {
     }
 
     fn forward(&self, xs: &Tensor, statistics: BatchStatistics) -> Tensor {
-        let xs = self.conv1.forward(xs, statistics).gelu("none");
-        let xs = self.conv2.forward(&xs, statistics).gelu("none");
-        self.conv3.forward(&xs, statistics)
+        let xs = self.conv1.forward(xs, statistics);
+        let xs = self.conv2.forward_gelu(&xs, statistics);
+        self.conv3.forward_gelu(&xs, statistics)
     }
 }
 
@@ -158,7 +158,7 @@ impl Mlp {
     }
 
     fn forward(&self, xs: &Tensor) -> Tensor {
-        self.fc2.forward(&self.fc1.forward(&self.norm.forward(xs), false).gelu("none"), false)
+        self.fc2.forward_gelu(&self.fc1.forward(&self.norm.forward(xs), false))
     }
 }
 
@@ -310,8 +310,8 @@ impl TinyVit {
     pub fn forward(&self, images: &Tensor, pass: Pass) -> Tensor {
         let [_b, _c, _h, _w] = dims(images);
         let statistics = pass.statistics;
-        let xs = self.patch_embed[0].forward(images, statistics).gelu("none");
-        let mut xs = self.patch_embed[1].forward(&xs, statistics);
+        let xs = self.patch_embed[0].forward(images, statistics);
+        let mut xs = self.patch_embed[1].forward_gelu(&xs, statistics);
         for stage in &self.layers {
             for block in &stage.blocks {
                 xs = if pass.checkpoint && statistics == BatchStatistics::Running {

@@ -1,6 +1,7 @@
 //! Convolutions.
 
 use super::cast;
+use crate::tensor::autograd::gelu_conv2d;
 use crate::tensor::store::{Init, Scope};
 use crate::tensor::{Kind, Tensor, dims, no_grad};
 
@@ -84,6 +85,8 @@ pub enum BatchStatistics {
     },
 }
 
+const EPSILON: f64 = 1e-5;
+
 /// Convolution without a bias followed by batch normalisation (TinyViT's `Conv2d_BN`, children `c` and `bn`).
 #[derive(Debug)]
 pub struct Conv2dBn {
@@ -113,25 +116,45 @@ impl Conv2dBn {
     /// # Shapes
     /// `xs [b, in, h, w]` to `[b, out, h', w']`.
     pub fn forward(&self, xs: &Tensor, statistics: BatchStatistics) -> Tensor {
-        let ys = self.conv.forward(xs);
-        let (train, momentum) = match statistics {
-            BatchStatistics::Running => (false, 0.1),
-            BatchStatistics::Batch { momentum } => {
-                no_grad(|| {
-                    let _ = self.num_batches_tracked.shallow_clone().g_add_scalar_(1);
-                });
-                (true, momentum)
+        match statistics {
+            BatchStatistics::Running => {
+                let (weight, bias) = self.folded(xs.kind());
+                let Conv2dConfig { stride, padding, groups, .. } = self.conv.config;
+                xs.conv2d(&weight, Some(&bias), [stride; 2], [padding; 2], [1, 1], groups)
             }
-        };
-        ys.batch_norm(
-            Some(&self.weight),
-            Some(&self.bias),
-            Some(&self.running_mean),
-            Some(&self.running_var),
-            train,
-            momentum,
-            1e-5,
-            true,
-        )
+            BatchStatistics::Batch { momentum } => self.normalised(&self.conv.forward(xs), momentum),
+        }
+    }
+
+    /// `forward(gelu(xs))`; with running statistics only `xs` is kept for the backward pass.
+    ///
+    /// # Shapes
+    /// As [`Conv2dBn::forward`].
+    pub fn forward_gelu(&self, xs: &Tensor, statistics: BatchStatistics) -> Tensor {
+        match statistics {
+            BatchStatistics::Running => {
+                let (weight, bias) = self.folded(xs.kind());
+                let Conv2dConfig { stride, padding, groups, .. } = self.conv.config;
+                gelu_conv2d(xs, &weight, &bias, stride, padding, groups)
+            }
+            BatchStatistics::Batch { .. } => self.forward(&xs.gelu("none"), statistics),
+        }
+    }
+
+    /// Weight and bias of the convolution with the running statistics' normalisation inside: one map less to keep, and
+    /// gradients reach the norm's scale and bias through these small tensors.
+    fn folded(&self, kind: Kind) -> (Tensor, Tensor) {
+        let scale = &self.weight * (&self.running_var + EPSILON).rsqrt();
+        let bias = &self.bias - &self.running_mean * &scale;
+        let weight = cast(&self.conv.weight, Kind::Float) * scale.view([-1, 1, 1, 1]);
+        (cast(&weight, kind), cast(&bias, kind))
+    }
+
+    fn normalised(&self, ys: &Tensor, momentum: f64) -> Tensor {
+        no_grad(|| {
+            let _ = self.num_batches_tracked.shallow_clone().g_add_scalar_(1);
+        });
+        let (weight, bias) = (Some(&self.weight), Some(&self.bias));
+        ys.batch_norm(weight, bias, Some(&self.running_mean), Some(&self.running_var), true, momentum, EPSILON, true)
     }
 }

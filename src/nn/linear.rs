@@ -5,6 +5,7 @@
 
 use super::cast;
 use crate::tensor::Tensor;
+use crate::tensor::autograd::gelu_linear;
 use crate::tensor::store::{Init, Scope};
 
 /// Low-rank adapters of the language model.
@@ -99,6 +100,16 @@ impl Linear {
             Some(lora) => ys + lora.forward(xs, train),
             None => ys,
         }
+    }
+
+    /// `forward(gelu(xs))` of a layer with a bias and no adapter; only `xs` is kept for the backward pass.
+    ///
+    /// # Panics
+    /// When the layer has no bias or has an adapter.
+    pub fn forward_gelu(&self, xs: &Tensor) -> Tensor {
+        assert!(self.lora.is_none(), "an adapter needs the GELU itself");
+        let bias = self.bias.as_ref().expect("a layer with a bias");
+        gelu_linear(xs, &cast(&self.weight, xs.kind()), &cast(bias, xs.kind()))
     }
 }
 

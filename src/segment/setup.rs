@@ -38,6 +38,10 @@ pub struct ModelConfig {
     pub decoder: mask_decoder::Version,
     /// Dropout of the decoder, 0..1.
     pub decoder_dropout: f64,
+    /// Add fixed positions to the decoder's image cells; the published decoder has none. Helps to tell the left lesion
+    /// from the right one when training from random weights.
+    #[serde(default)]
+    pub decoder_positions: bool,
     /// Factor of the text loss.
     pub text_loss_weight: f64,
     /// Factor of the class loss.
@@ -261,6 +265,7 @@ fn model_sizes(
         feed_forward_dim: 2 * encoder.out_dim,
         dropout: config.decoder_dropout,
         attention_dropout: config.semantics.drops_attention(),
+        positions: config.decoder_positions,
         initial_bias: config.semantics.initial_bias(),
     };
     let num_classes = i64::try_from(num_classes).expect("a handful of modalities");
@@ -288,6 +293,9 @@ fn check(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
             "change one of the two",
         ))
     };
+    if config.decoder_positions {
+        divides("model.sizes.encoder.out_dim", "channels and the four parts of positions", sizes.decoder.image_dim, 4)?;
+    }
     divides("model.image_size", "pixels and the encoder's stride", config.image_size, tiny_vit::STRIDE)?;
     divides("model.sizes.clip", "image and patch", sizes.clip.image_size, sizes.clip.patch_size)?;
     divides("model.sizes.clip", "width and heads", sizes.clip.hidden_size, sizes.clip.num_attention_heads)?;

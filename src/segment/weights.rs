@@ -267,6 +267,7 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
         batch_norm: setup::BatchNorm::Batch,
         decoder: decoder.version,
         decoder_dropout: decoder.dropout,
+        decoder_positions: false,
         text_loss_weight: 1.0,
         class_loss_weight: 0.5,
         class_loss_epochs: 5,

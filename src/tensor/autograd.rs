@@ -1,8 +1,9 @@
-//! Gradients: dropping them, and activation checkpointing: keep the inputs of a segment, run it again in the backward pass.
+//! Gradients: dropping them, and keeping less for them.
 //!
-//! The segment's random numbers (dropout) are repeated, because the generator's state is restored before the second
-//! run. Gradients reach the segment's parameters directly. Chen et al. 2016, "Training deep nets with sublinear memory
-//! cost".
+//! [`checkpoint`] keeps the inputs of a segment and runs it again in the backward pass. The segment's random numbers
+//! (dropout) are repeated, because the generator's state is restored before the second run; gradients reach the
+//! segment's parameters directly. Chen et al. 2016, "Training deep nets with sublinear memory cost".
+//! [`gelu_conv2d`] and [`gelu_linear`] compute only the GELU again, which is cheap enough to do always.
 
 use super::native::{self, RawTensor};
 use super::{Tensor, guard};
@@ -21,20 +22,45 @@ type Closure = Box<dyn Fn(&[Tensor]) -> Tensor>;
 pub fn checkpoint(inputs: &[&Tensor], segment: impl Fn(&[Tensor]) -> Tensor + 'static) -> Tensor {
     let closure: Box<Closure> = Box::new(Box::new(segment));
     let mut pointers: Vec<RawTensor> = inputs.iter().map(|t| native::raw(t)).collect();
-    let mut out = std::ptr::null_mut();
+    let count = i64::try_from(pointers.len()).expect("a handful of inputs");
+    let closure = Box::into_raw(closure).cast();
     // SAFETY: the callee owns the closure and drops it with `drop_closure`; the inputs outlive the call; libtorch runs
     // the closure in the backward pass on one thread at a time while the caller of `backward` waits.
-    let outcome = unsafe {
-        native::check(native::prsmed_checkpoint(
-            Box::into_raw(closure).cast(),
-            run_closure,
-            drop_closure,
-            pointers.as_mut_ptr(),
-            i64::try_from(pointers.len()).expect("a handful of inputs"),
-            &raw mut out,
-        ))
-    };
-    if let Err(error) = outcome {
+    result(|out| unsafe {
+        native::prsmed_checkpoint(closure, run_closure, drop_closure, pointers.as_mut_ptr(), count, out)
+    })
+}
+
+/// `gelu(xs).conv2d(weight, bias, ..)`, keeping `xs` for the backward pass and not its GELU (exact form).
+///
+/// # Shapes
+/// `xs [b, in, h, w]`, `weight [out, in / groups, k, k]`, `bias [out]` to `[b, out, h', w']`; one dtype.
+///
+/// # Panics
+/// As libtorch's operators do.
+pub fn gelu_conv2d(xs: &Tensor, weight: &Tensor, bias: &Tensor, stride: i64, padding: i64, groups: i64) -> Tensor {
+    let [xs, weight, bias] = [xs, weight, bias].map(native::raw);
+    // SAFETY: three live tensors are borrowed for the call; it writes one owned tensor on success.
+    result(|out| unsafe { native::prsmed_gelu_conv(xs, weight, bias, stride, padding, groups, out) })
+}
+
+/// `gelu(xs).linear(weight, bias)`, keeping `xs` for the backward pass and not its GELU (exact form).
+///
+/// # Shapes
+/// `xs [.., in]`, `weight [out, in]`, `bias [out]` to `[.., out]`; one dtype.
+///
+/// # Panics
+/// As libtorch's operators do.
+pub fn gelu_linear(xs: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
+    let [xs, weight, bias] = [xs, weight, bias].map(native::raw);
+    // SAFETY: as above.
+    result(|out| unsafe { native::prsmed_gelu_linear(xs, weight, bias, out) })
+}
+
+fn result(call: impl FnOnce(*mut RawTensor) -> *mut c_char) -> Tensor {
+    let mut out = std::ptr::null_mut();
+    // SAFETY: `call` gives what a `prsmed_*` function returned: null, or a message to free.
+    if let Err(error) = unsafe { native::check(call(&raw mut out)) } {
         error.raise();
     }
     // SAFETY: on success `out` is an owned tensor.
@@ -100,6 +126,40 @@ mod tests {
         let ys = ys.dropout(0.5, true);
         ys.square().sum(Kind::Float).backward();
         (ys.detach(), weight.grad(), xs.grad())
+    }
+
+    #[test]
+    fn a_gelu_computed_again_gives_libtorchs_gradients() {
+        let _turn = rng::TURN.lock();
+        rng::seed(5);
+        let leaf = |shape: &[i64]| Tensor::randn(shape, (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let run = |inputs: &[&Tensor; 3], forward: &dyn Fn(&[&Tensor; 3]) -> Tensor| {
+            inputs.map(clear_grad);
+            let ys = forward(inputs);
+            ys.square().sum(Kind::Float).backward();
+            let mut all = vec![ys.detach()];
+            all.extend(inputs.iter().map(|t| t.grad()));
+            all
+        };
+        let same =
+            |inputs: [Tensor; 3], ours: &dyn Fn(&[&Tensor; 3]) -> Tensor, theirs: &dyn Fn(&[&Tensor; 3]) -> Tensor| {
+                let inputs = inputs.each_ref();
+                for (a, b) in run(&inputs, ours).iter().zip(run(&inputs, theirs)) {
+                    let error = (a - &b).norm().double_value(&[]) / b.norm().double_value(&[]);
+                    assert!(error < 1e-6, "{error}");
+                }
+            };
+        for (groups, stride, kernel) in [(1, 1, 1), (4, 2, 3), (1, 2, 3)] {
+            let padding = kernel / 2;
+            same(
+                [leaf(&[2, 4, 6, 5]), leaf(&[8, 4 / groups, kernel, kernel]), leaf(&[8])],
+                &|i| gelu_conv2d(i[0], i[1], i[2], stride, padding, groups),
+                &|i| i[0].gelu("none").conv2d(i[1], Some(i[2]), [stride; 2], [padding; 2], [1, 1], groups),
+            );
+        }
+        same([leaf(&[2, 3, 4]), leaf(&[6, 4]), leaf(&[6])], &|i| gelu_linear(i[0], i[1], i[2]), &|i| {
+            i[0].gelu("none").linear(i[1], Some(i[2]))
+        });
     }
 
     #[test]

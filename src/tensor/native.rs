@@ -25,6 +25,21 @@ unsafe extern "C" {
         count: i64,
         out: *mut RawTensor,
     ) -> *mut c_char;
+    pub(super) fn prsmed_gelu_conv(
+        xs: RawTensor,
+        weight: RawTensor,
+        bias: RawTensor,
+        stride: i64,
+        padding: i64,
+        groups: i64,
+        out: *mut RawTensor,
+    ) -> *mut c_char;
+    pub(super) fn prsmed_gelu_linear(
+        xs: RawTensor,
+        weight: RawTensor,
+        bias: RawTensor,
+        out: *mut RawTensor,
+    ) -> *mut c_char;
     pub(super) fn prsmed_rng_state(out: *mut RawTensor) -> *mut c_char;
     pub(super) fn prsmed_set_rng_state(state: RawTensor) -> *mut c_char;
     pub(super) fn prsmed_fused_adamw(

@@ -19,6 +19,7 @@ fn build(fixture: &Fixture) -> (Store, MaskDecoder) {
         feed_forward_dim: number("encoder_ff_dim"),
         dropout: given["dropout"].as_f64().expect("dropout"),
         attention_dropout: true,
+        positions: false,
         initial_bias: 1.0,
     };
     let store = store();

@@ -5,8 +5,9 @@ use std::fs;
 use std::path::Path;
 
 use super::*;
-use crate::data::position::{find_position, grid, whole};
+use crate::data::position::{grid, whole};
 use crate::event::Silent;
+use crate::place::first_place;
 
 fn options(count: usize, seed: u64) -> PhantomOptions {
     PhantomOptions { count, seed, image_size_px: 96, ..PhantomOptions::default() }
@@ -83,7 +84,7 @@ fn every_row_is_true_and_unambiguous() {
         assert!(mask.as_raw().iter().all(|&value| value == 0 || value == 255), "{path}");
         let region = whole(&mask).unwrap();
         assert_eq!(grid(&region, mask.dimensions()).to_string(), *position, "{path}");
-        assert!(answer.contains(position.as_str()) && find_position(answer).unwrap().to_string() == *position);
+        assert!(answer.contains(position.as_str()) && first_place(answer).unwrap().to_string() == *position);
         assert!(path.contains(&format!("/{split}_masks/")));
         let area = region.area_px as f64 / 96.0 / 96.0;
         assert!((0.03..0.15).contains(&area), "{path}: {area}");

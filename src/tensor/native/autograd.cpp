@@ -1,4 +1,5 @@
-// Activation checkpointing as a `torch::autograd::Function` that calls back into Rust.
+// Functions whose backward pass keeps less than libtorch's own: checkpointed segments that call back into Rust, and
+// convolutions and linear maps of a GELU that compute the GELU again.
 #include "native.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -107,9 +108,61 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
   }
 };
 
+// conv(gelu(x)): keeps x alone, where libtorch keeps x for the GELU's gradient and gelu(x) for the weight's.
+struct GeluConv : torch::autograd::Function<GeluConv> {
+  static Variable forward(AutogradContext* ctx, Variable x, Variable weight, Variable bias, int64_t stride,
+                          int64_t padding, int64_t groups) {
+    ctx->save_for_backward({x, weight});
+    ctx->saved_data["stride"] = stride;
+    ctx->saved_data["padding"] = padding;
+    ctx->saved_data["groups"] = groups;
+    return at::conv2d(at::gelu(x), weight, bias, stride, padding, 1, groups);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const auto &x = saved[0], &weight = saved[1];
+    const int64_t stride = ctx->saved_data["stride"].toInt(), padding = ctx->saved_data["padding"].toInt();
+    const std::array<bool, 3> needs = {ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2)};
+    auto [gx, gw, gb] = at::convolution_backward(grads[0], at::gelu(x), weight, at::IntArrayRef{weight.size(0)},
+                                                 {stride, stride}, {padding, padding}, {1, 1}, false, {0, 0},
+                                                 ctx->saved_data["groups"].toInt(), needs);
+    if (gx.defined()) gx = at::gelu_backward(gx, x);
+    return {gx, gw, gb, Variable(), Variable(), Variable()};
+  }
+};
+
+// linear(gelu(x)), likewise.
+struct GeluLinear : torch::autograd::Function<GeluLinear> {
+  static Variable forward(AutogradContext* ctx, Variable x, Variable weight, Variable bias) {
+    ctx->save_for_backward({x, weight});
+    return at::linear(at::gelu(x), weight, bias);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const auto &x = saved[0], &weight = saved[1];
+    const auto grad = grads[0].reshape({-1, weight.size(0)});
+    Variable gx, gw, gb;
+    if (ctx->needs_input_grad(1)) gw = grad.t().mm(at::gelu(x).reshape({-1, weight.size(1)}));
+    if (ctx->needs_input_grad(2)) gb = grad.sum(0);
+    if (ctx->needs_input_grad(0)) gx = at::gelu_backward(grad.mm(weight).view(x.sizes()), x);
+    return {gx, gw, gb};
+  }
+};
+
 }  // namespace
 
 extern "C" {
+
+char* prsmed_gelu_conv(torch::Tensor* x, torch::Tensor* weight, torch::Tensor* bias, int64_t stride, int64_t padding,
+                       int64_t groups, torch::Tensor** out) {
+  PRSMED_TRY(*out = new torch::Tensor(GeluConv::apply(*x, *weight, *bias, stride, padding, groups)))
+}
+
+char* prsmed_gelu_linear(torch::Tensor* x, torch::Tensor* weight, torch::Tensor* bias, torch::Tensor** out) {
+  PRSMED_TRY(*out = new torch::Tensor(GeluLinear::apply(*x, *weight, *bias)))
+}
 
 char* prsmed_checkpoint(void* data, Segment run, Drop drop, torch::Tensor** inputs, int64_t count, torch::Tensor** out) {
   auto closure = c10::make_intrusive<Closure>(data, run, drop);
