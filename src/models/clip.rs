@@ -5,9 +5,9 @@
 
 use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::conv::Conv2dConfig;
-use crate::nn::{Conv2d, LayerNorm, Linear, Mask, attention};
+use crate::nn::{Conv2d, LayerNorm, Linear, Mask, attention, sine_positions};
 use crate::tensor::store::{Init, Scope};
-use crate::tensor::{Tensor, dims};
+use crate::tensor::{Tensor, dims, no_grad};
 
 /// Sizes of the tower, with the names of the hub's `config.json`.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -27,7 +27,7 @@ pub struct Config {
     /// Epsilon of the layer norms.
     #[serde(default = "default_eps")]
     pub layer_norm_eps: f64,
-    /// Standard deviation of random class and position embeddings.
+    /// Scale of class and position embeddings that start without a checkpoint (positions: fixed sines, then trained).
     #[serde(default = "default_range")]
     pub initializer_range: f64,
 }
@@ -149,14 +149,18 @@ impl ClipVision {
         let patches = Conv2dConfig { stride: config.patch_size, ..Conv2dConfig::new(3, d, config.patch_size) };
         let normal = Init::Normal { std: config.initializer_range };
         let layers = model.sub("encoder").sub("layers");
+        let position_embedding =
+            embeddings.sub("position_embedding").param("weight", &[config.num_patches() + 1, d], normal);
+        if scope.initialises() && d % 4 == 0 {
+            // from random weights, rows and columns need not be learnt cell by cell
+            let side = config.image_size / config.patch_size;
+            let places = sine_positions(side, side, d) * (2.0_f64.sqrt() * config.initializer_range);
+            no_grad(|| position_embedding.narrow(0, 1, config.num_patches()).copy_(&places));
+        }
         Self {
             class_embedding: embeddings.param("class_embedding", &[d], normal),
             patch_embedding: Conv2d::no_bias(&embeddings.sub("patch_embedding"), patches),
-            position_embedding: embeddings.sub("position_embedding").param(
-                "weight",
-                &[config.num_patches() + 1, d],
-                normal,
-            ),
+            position_embedding,
             // the checkpoint spells it so
             pre_layrnorm: LayerNorm::new(&model.sub("pre_layrnorm"), d, config.layer_norm_eps),
             layers: (0..config.num_hidden_layers - 1).map(|i| Layer::new(&layers.sub(i), config)).collect(),

@@ -11,7 +11,7 @@
 
 use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::conv::Conv2dConfig;
-use crate::nn::{Conv2d, InstanceNorm2d, LayerNorm, Linear, Mask, attention};
+use crate::nn::{Conv2d, InstanceNorm2d, LayerNorm, Linear, Mask, attention, sine_positions};
 use crate::tensor::store::{Init, Scope};
 use crate::tensor::{Kind, Tensor, dims};
 
@@ -253,7 +253,13 @@ impl MaskDecoder {
         let cells = image.flatten(2, 3).transpose(1, 2);
         let keep = keep.map(|keep| keep.unsqueeze(1).unsqueeze(1));
         let mask = keep.as_ref().map_or(Mask::None, Mask::Keep);
-        let placed = |cells: Tensor| if self.config.positions { &cells + sine_positions(&cells, h, w) } else { cells };
+        let placed = |cells: Tensor| {
+            if self.config.positions {
+                &cells + sine_positions(h, w, c).to_device(cells.device()).to_kind(cells.kind())
+            } else {
+                cells
+            }
+        };
         let xs = if let Some((image_norm, prompt_norm)) = &self.input_norms {
             let cells = placed(image_norm.forward(&cells));
             self.norm1.forward(&(self.attn.forward(&cells, &prompt_norm.forward(&prompt), &mask, 0.0) + &cells))
@@ -271,24 +277,6 @@ impl MaskDecoder {
     }
 }
 
-/// Sines and cosines of each cell's row and column, a quarter of the channels each, half a period to 1/64 across the map.
-///
-/// # Shapes
-/// `like [b, h w, c]` gives dtype, device and `c`, a multiple of 4; result `[h w, c]`.
-fn sine_positions(like: &Tensor, h: i64, w: i64) -> Tensor {
-    let [_b, _n, c] = dims(like);
-    let options = (Kind::Float, like.device());
-    let quarter = c / 4;
-    let frequency = Tensor::linspace(0.0, -(32.0_f64.ln()), quarter, options).exp() * std::f64::consts::PI;
-    let axis = |cells: i64| {
-        let half = 1.0 - 1.0 / f64::from(i32::try_from(cells).expect("a few hundred cells"));
-        Tensor::linspace(-half, half, cells, options).unsqueeze(-1) * &frequency
-    };
-    let rows = axis(h).unsqueeze(1).expand([h, w, quarter], false);
-    let columns = axis(w).unsqueeze(0).expand([h, w, quarter], false);
-    Tensor::cat(&[rows.sin(), rows.cos(), columns.sin(), columns.cos()], -1).view([h * w, c]).to_kind(like.kind())
-}
-
 /// Bilinear, corner-aligned enlargement of logits to the image's size.
 ///
 /// # Shapes
@@ -297,23 +285,4 @@ pub fn enlarge(logits: &Tensor) -> Tensor {
     let [_b, _one, h, w] = dims(logits);
     let stride = crate::models::tiny_vit::STRIDE;
     logits.to_kind(Kind::Float).upsample_bilinear2d([h * stride, w * stride], true, None, None)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::tensor::Device;
-
-    #[test]
-    fn every_cell_has_its_own_position() {
-        let like = Tensor::zeros([1, 12 * 16, 32], (Kind::Float, Device::Cpu));
-        let positions = sine_positions(&like, 12, 16);
-        assert_eq!(positions.size(), [12 * 16, 32]);
-        let distances =
-            Tensor::cdist(&positions, &positions, 2.0, None) + Tensor::eye(12 * 16, (Kind::Float, Device::Cpu)) * 9.0;
-        assert!(distances.min().double_value(&[]) > 0.1);
-        // the middle of the map is 0: sines of mirrored cells are opposite
-        let sines = positions.narrow(1, 0, 8);
-        assert!((sines.get(0) + sines.get(12 * 16 - 1)).abs().max().double_value(&[]) < 1e-5);
-    }
 }

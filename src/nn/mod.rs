@@ -6,6 +6,7 @@ pub mod conv;
 pub mod embedding;
 pub mod linear;
 pub mod norm;
+pub mod position;
 pub mod rope;
 
 pub use attention::{Mask, attention};
@@ -13,6 +14,7 @@ pub use conv::{BatchStatistics, Conv2d, Conv2dBn};
 pub use embedding::Embedding;
 pub use linear::{Linear, Lora, LoraConfig};
 pub use norm::{InstanceNorm2d, LayerNorm, LayerNorm2d, RmsNorm};
+pub use position::sine_positions;
 
 use crate::tensor::{Kind, Tensor};
 

@@ -134,7 +134,9 @@ mod tests {
         rng::seed(5);
         let leaf = |shape: &[i64]| Tensor::randn(shape, (Kind::Float, Device::Cpu)).set_requires_grad(true);
         let run = |inputs: &[&Tensor; 3], forward: &dyn Fn(&[&Tensor; 3]) -> Tensor| {
-            inputs.map(clear_grad);
+            for input in inputs {
+                clear_grad(input);
+            }
             let ys = forward(inputs);
             ys.square().sum(Kind::Float).backward();
             let mut all = vec![ys.detach()];

@@ -153,6 +153,11 @@ impl Scope {
         self.store.options.device
     }
 
+    /// Whether initialisers run.
+    pub fn initialises(&self) -> bool {
+        self.store.options.initialise
+    }
+
     /// Makes the parameter `name` with this scope's role.
     pub fn param(&self, name: &str, shape: &[i64], init: Init) -> Tensor {
         let (kind, category) = match self.role {
