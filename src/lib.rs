@@ -15,6 +15,7 @@
 //! |---|---|
 //! | 8 | `cli` |
 //! | 7 | `config` |
+//! | 6 | `plan` |
 //! | 5 | `segment` |
 //! | 4 | `trainer` |
 //! | 3 | `models` `data` `metrics` |
@@ -39,6 +40,8 @@ pub mod models;
 pub mod trainer;
 
 pub mod segment;
+
+pub mod plan;
 
 pub mod config;
 

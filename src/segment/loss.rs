@@ -9,17 +9,25 @@ const WINDOW: i64 = 31;
 
 /// Boundary weights of a mask, `1..=6`.
 ///
-/// The 31x31 mean counts zero padding, so that foreground at the border weighs more, as published. It is separable,
-/// which costs 62 additions a pixel instead of 961.
+/// The 31x31 mean counts zero padding, so that foreground at the border weighs more, as published. It is separable, and
+/// a window's sum is the difference of two running sums: a handful of additions a pixel instead of 961.
 ///
 /// # Shapes
-/// `mask [b, 1, h, w]` to the same.
+/// `mask [b, 1, h, w]` fp32 to the same.
 pub fn boundary_weights(mask: &Tensor) -> Tensor {
-    let half = WINDOW / 2;
+    let [_b, _one, h, w] = dims(mask);
+    let window_sum = |xs: &Tensor, dim: i64, length: i64| {
+        let sums = xs.cumsum(dim, Kind::Float);
+        sums.narrow(dim, WINDOW, length) - sums.narrow(dim, 0, length)
+    };
     no_grad(|| {
-        let rows = mask.avg_pool2d([1, WINDOW], [1, 1], [0, half], false, true, None);
-        let mean = rows.avg_pool2d([WINDOW, 1], [1, 1], [half, 0], false, true, None);
-        (mean - mask).abs_() * 5.0 + 1.0
+        // one more row and column before the first window's, so that its running sum starts at 0
+        let half = WINDOW / 2;
+        let padded = mask.constant_pad_nd([half + 1, half, half + 1, half]);
+        let sums = window_sum(&window_sum(&padded, 2, h), 3, w);
+        #[expect(clippy::cast_precision_loss, reason = "31 squared")]
+        let area = (WINDOW * WINDOW) as f64;
+        (sums / area - mask).abs_() * 5.0 + 1.0
     })
 }
 

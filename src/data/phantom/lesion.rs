@@ -11,7 +11,7 @@ use super::canvas::{Oval, unit};
 use crate::data::position::{self, Column, Position, Region, Row};
 
 /// Distance that a lesion's centroid keeps from the borders of its grid cell, of the image side.
-pub const CELL_MARGIN_FRAC: f32 = 0.04;
+pub const CELL_MARGIN_FRAC: f32 = 0.07;
 /// Two lesions told apart by side are at least this far apart along that side, of the image side.
 pub const SIDE_MARGIN_FRAC: f32 = 0.25;
 /// Two lesions told apart by size differ at least by this factor in area.

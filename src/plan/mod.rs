@@ -1,0 +1,9 @@
+//! Memory of a task on a card: what cards offer, what libtorch's caching allocator makes of allocations, pictures of both.
+//!
+//! Knows no model.
+
+pub mod allocator;
+pub mod cards;
+pub mod detect;
+pub mod device_terms;
+pub mod timeline;
