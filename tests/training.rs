@@ -17,14 +17,22 @@ use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
-/// Keeps the loss of every step.
+/// Keeps the loss of every step, and the first step whose gradients overflowed (fp16).
 #[derive(Default)]
-struct Losses(Mutex<Vec<f64>>);
+struct Losses {
+    totals: Mutex<Vec<f64>>,
+    first_skipped: Mutex<Option<usize>>,
+}
 
 impl Observer for Losses {
     fn on(&self, event: &Event) {
-        if let Event::Step(report) = event {
-            self.0.lock().unwrap().push(report.losses.iter().find(|(name, _)| name == "total").unwrap().1);
+        let mut totals = self.totals.lock().unwrap();
+        match event {
+            Event::Step(report) => totals.push(report.losses.iter().find(|(name, _)| name == "total").unwrap().1),
+            Event::Note(text) if text.contains("fp16 overflow") => {
+                self.first_skipped.lock().unwrap().get_or_insert(totals.len());
+            }
+            _ => (),
         }
     }
 }
@@ -32,6 +40,7 @@ impl Observer for Losses {
 struct Trained {
     folder: tempfile::TempDir,
     losses: Vec<f64>,
+    first_skipped: Option<usize>,
 }
 
 impl Trained {
@@ -79,7 +88,8 @@ fn train_on(device: Device, sets: &[&str]) -> Trained {
         interrupt: &AtomicBool::new(false),
     };
     trainer::run(&task, &session).unwrap();
-    Trained { folder, losses: losses.0.into_inner().unwrap() }
+    let Losses { totals, first_skipped } = losses;
+    Trained { folder, losses: totals.into_inner().unwrap(), first_skipped: first_skipped.into_inner().unwrap() }
 }
 
 fn train(sets: &[&str]) -> Trained {
@@ -136,8 +146,9 @@ fn half_precisions_train_like_fp32() {
     let full = train(&[]);
     for precision in ["bf16", "fp16"] {
         let half = train(&[&format!("train.precision={precision}")]);
-        // fp16 skips the steps in which its scaler still looks for a scale that does not overflow
-        let comparable = if precision == "fp16" { 1 } else { full.losses.len() };
+        // fp16 skips steps while its scaler looks for a scale that does not overflow; weights differ from then on
+        let comparable = half.first_skipped.map_or(full.losses.len(), |step| step + 1);
+        assert!(precision == "fp16" || half.first_skipped.is_none());
         for (a, b) in half.losses.iter().zip(&full.losses).take(comparable) {
             assert!((a - b).abs() <= 0.05 * b, "{precision}: losses {:?} and {:?}", half.losses, full.losses);
         }

@@ -28,7 +28,7 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, mask: &Mask, dropout: f64) 
         Mask::Causal => (None, true),
         Mask::Keep(mask) | Mask::Bias(mask) => (Some(*mask), false),
     };
-    if mask.is_some() && h != g && q.device() != Device::Cpu {
+    if mask.is_some() && h != g && matches!(q.device(), Device::Cuda(_)) {
         // CUDA's fused kernels take grouped queries or a mask, not both
         let (k, v) = (repeat_heads(k, h / g), repeat_heads(v, h / g));
         return Tensor::scaled_dot_product_attention(q, &k, &v, mask, dropout, causal, None, false);

@@ -6,4 +6,5 @@ pub mod allocator;
 pub mod cards;
 pub mod detect;
 pub mod device_terms;
+pub mod rehearse;
 pub mod timeline;

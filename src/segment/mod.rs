@@ -5,6 +5,7 @@
 pub mod evaluate;
 pub mod loss;
 pub mod predict;
+pub mod rehearsal;
 pub mod semantics;
 pub mod setup;
 pub mod step;

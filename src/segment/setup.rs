@@ -235,6 +235,26 @@ fn sizes(config: &ModelConfig) -> Result<&Sizes> {
     })
 }
 
+/// The sizes that settings ask for, without reading weights or asking a network: a part that is named (not `random`) has
+/// its published sizes, LLaVA-Med v1.5 and TinySAM.
+///
+/// # Errors
+/// [`Error::Config`] for random parts without sizes, and for sizes that do not fit.
+pub fn planned_sizes(config: &ModelConfig, lora: LoraConfig, num_classes: usize) -> Result<prsmed::Config> {
+    let (clip, llm) = if config.base == RANDOM {
+        let sizes = sizes(config)?;
+        let vocab_size = i64::try_from(sizes.vocab_size).expect("a vocabulary");
+        (sizes.clip.clone(), mistral::Config { vocab_size, ..sizes.llm.clone() })
+    } else {
+        (clip::Config::vit_l_14_336(), mistral::Config::mistral_7b())
+    };
+    let published = config.image_encoder != RANDOM;
+    let encoder = if published { tiny_vit::Config::vit_t() } else { sizes(config)?.encoder.clone() };
+    let sizes = assembled_sizes(config, lora, num_classes, (clip, llm, encoder));
+    check(config, &sizes)?;
+    Ok(sizes)
+}
+
 fn model_sizes(
     config: &ModelConfig,
     lora: LoraConfig,
@@ -250,6 +270,15 @@ fn model_sizes(
         Some(_) => tiny_vit::Config::vit_t(),
         None => sizes(config)?.encoder.clone(),
     };
+    Ok(assembled_sizes(config, lora, num_classes, (clip, llm, encoder)))
+}
+
+fn assembled_sizes(
+    config: &ModelConfig,
+    lora: LoraConfig,
+    num_classes: usize,
+    (clip, llm, encoder): (clip::Config, mistral::Config, tiny_vit::Config),
+) -> prsmed::Config {
     let published = mask_decoder::Config::published();
     let (hidden_dim, heads) =
         config.sizes.as_ref().map_or((published.hidden_dim, [published.cross_heads, published.self_heads]), |s| {
@@ -269,7 +298,7 @@ fn model_sizes(
         initial_bias: config.semantics.initial_bias(),
     };
     let num_classes = i64::try_from(num_classes).expect("a handful of modalities");
-    Ok(prsmed::Config { clip, llm, lora, encoder, decoder, num_classes })
+    prsmed::Config { clip, llm, lora, encoder, decoder, num_classes }
 }
 
 /// The preprocessing a model needs.

@@ -1,6 +1,6 @@
 //! Training PRS-Med: rows of a data root as a [`Task`] for the engine.
 
-use super::setup::{Assembly, BatchNorm};
+use super::setup::{Assembly, BatchNorm, ModelConfig};
 use super::step::{self, Inputs, Pass};
 use super::weights;
 use crate::data::loader::{Loader, LoaderOptions, Source, TextEncoder};
@@ -9,6 +9,7 @@ use crate::data::order;
 use crate::data::text::{self, TextTokenizer};
 use crate::event::{Event, Observer};
 use crate::metrics::segmentation::ImageScore;
+use crate::models::prsmed::PrsMed;
 use crate::models::{mistral, tiny_vit};
 use crate::nn::BatchStatistics;
 use crate::segment::Semantics;
@@ -163,19 +164,6 @@ impl SegmentTask {
         Loader::start(Arc::clone(source), batches, options)
     }
 
-    fn pass(&self) -> Pass {
-        let checkpoint = self.config.checkpointing == Checkpointing::Full;
-        let statistics = match self.assembly.description.model.batch_norm {
-            BatchNorm::Frozen => BatchStatistics::Running,
-            BatchNorm::Batch => BatchStatistics::Batch { momentum: 0.1 },
-        };
-        Pass {
-            llm: mistral::Pass { train: true, checkpoint },
-            encoder: tiny_vit::Pass { statistics, checkpoint },
-            decoder_dropout: true,
-        }
-    }
-
     fn semantics(&self) -> Semantics {
         self.assembly.description.model.semantics
     }
@@ -185,12 +173,7 @@ impl Task for SegmentTask {
     type Batch = Inputs;
 
     fn parameters(&self) -> Vec<Parameter> {
-        let parts = self.assembly.model.stores().parts();
-        let trained = parts.iter().flat_map(|(file, store)| {
-            let entries = store.entries().into_iter().filter(|e| e.role == Role::Trainable);
-            entries.map(move |e| Parameter { name: format!("{file}/{}", e.name), tensor: e.tensor })
-        });
-        trained.collect()
+        parameters(&self.assembly.model)
     }
 
     fn steps_per_epoch(&self) -> u64 {
@@ -217,16 +200,8 @@ impl Task for SegmentTask {
     }
 
     fn loss(&self, inputs: &Inputs, whole: Weight, epoch: u64) -> Result<Loss> {
-        let (model, semantics) = (&self.assembly.model, self.semantics());
-        let settings = &self.assembly.description.model;
-        let outputs = step::forward(model, inputs, semantics, self.pass());
-        let parts = step::losses(model, inputs, &outputs, semantics, whole);
-        let mut total = &parts.mask + &parts.text * settings.text_loss_weight;
-        if epoch < settings.class_loss_epochs {
-            total += &parts.class * settings.class_loss_weight;
-        }
-        let parts = vec![("mask", parts.mask.detach()), ("text", parts.text.detach()), ("class", parts.class.detach())];
-        Ok(Loss { total, parts })
+        let Assembly { model, description, .. } = &self.assembly;
+        Ok(loss(model, &description.model, training_pass(&description.model, &self.config), inputs, whole, epoch))
     }
 
     /// Dice at 0.5, IoU and the share of answer tokens that the teacher-forced model puts first; the score is the mean
@@ -263,6 +238,49 @@ impl Task for SegmentTask {
         weights::load_parts(folder, &self.assembly.model, false, &mut warnings)?;
         weights::load_own_base(folder, &self.assembly.model)
     }
+}
+
+/// How training runs the model.
+pub(super) fn training_pass(model: &ModelConfig, train: &TrainConfig) -> Pass {
+    let checkpoint = train.checkpointing == Checkpointing::Full;
+    let statistics = match model.batch_norm {
+        BatchNorm::Frozen => BatchStatistics::Running,
+        BatchNorm::Batch => BatchStatistics::Batch { momentum: 0.1 },
+    };
+    Pass {
+        llm: mistral::Pass { train: true, checkpoint },
+        encoder: tiny_vit::Pass { statistics, checkpoint },
+        decoder_dropout: true,
+    }
+}
+
+/// Everything `model` trains, by file and key.
+pub(super) fn parameters(model: &PrsMed) -> Vec<Parameter> {
+    let parts = model.stores().parts();
+    let trained = parts.iter().flat_map(|(file, store)| {
+        let entries = store.entries().into_iter().filter(|e| e.role == Role::Trainable);
+        entries.map(move |e| Parameter { name: format!("{file}/{}", e.name), tensor: e.tensor })
+    });
+    trained.collect()
+}
+
+/// The training loss of `inputs` as their share of an effective batch weighing `whole`.
+pub(super) fn loss(
+    model: &PrsMed,
+    settings: &ModelConfig,
+    pass: Pass,
+    inputs: &Inputs,
+    whole: Weight,
+    epoch: u64,
+) -> Loss {
+    let outputs = step::forward(model, inputs, settings.semantics, pass);
+    let parts = step::losses(model, inputs, &outputs, settings.semantics, whole);
+    let mut total = &parts.mask + &parts.text * settings.text_loss_weight;
+    if epoch < settings.class_loss_epochs {
+        total += &parts.class * settings.class_loss_weight;
+    }
+    let parts = vec![("mask", parts.mask.detach()), ("text", parts.text.detach()), ("class", parts.class.detach())];
+    Loss { total, parts }
 }
 
 /// At most `limit` of `rows`, evenly spread; all of them for 0.

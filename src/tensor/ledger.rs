@@ -92,10 +92,15 @@ impl Drop for Entered {
 
 /// Moves the bytes of `tensor` to `category` (gradients are born among activations).
 pub fn recategorize(tensor: &Tensor, category: Category) {
-    if tensor.device() == super::Device::Cpu && tensor.defined() {
-        // SAFETY: the tensor outlives the call; foreign storages are left alone by the callee.
-        unsafe { native::prsmed_ledger_move(native::raw(tensor), category as i32) };
+    if !tensor.defined() {
+        return;
     }
+    // SAFETY: the tensor outlives the call; foreign storages are left alone by the callees.
+    match tensor.device() {
+        super::Device::Cpu => unsafe { native::prsmed_ledger_move(native::raw(tensor), category as i32) },
+        super::META => unsafe { native::prsmed_meta_move(native::raw(tensor), category as i32) },
+        _ => false,
+    };
 }
 
 /// Bytes now and at the peak; all zero when [`install`] was never called.

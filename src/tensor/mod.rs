@@ -1,20 +1,24 @@
 //! The only door to `tch`, libtorch and our C++: the rest of the crate never names them.
 //!
 //! [`store`] holds parameters, [`weights`] reads and writes them, [`autograd`] checkpoints activations,
-//! [`ledger`] counts bytes, [`guard`] turns libtorch's panics into typed errors, [`rng`] is the only seeding point.
+//! [`ledger`] counts bytes, [`meta`] runs without memory, [`guard`] turns libtorch's panics into typed errors, [`rng`] is the only seeding point.
 
 pub mod adamw;
 pub mod autograd;
 pub mod dims;
 pub mod guard;
 pub mod ledger;
+pub mod meta;
 mod native;
 pub mod rng;
 pub mod store;
 pub mod weights;
 
 pub use dims::dims;
+pub use meta::META;
 pub use tch::{Device, Kind, Reduction, Tensor, no_grad};
+
+use crate::Result;
 
 /// Bytes of one element of `kind`.
 pub fn kind_bytes(kind: Kind) -> u64 {

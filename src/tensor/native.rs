@@ -17,6 +17,8 @@ unsafe extern "C" {
     pub(super) fn prsmed_ledger_read(out: *mut u64);
     pub(super) fn prsmed_ledger_reset_peak();
     pub(super) fn prsmed_ledger_move(tensor: RawTensor, category: i32) -> bool;
+    pub(super) fn prsmed_meta_install() -> *mut c_char;
+    pub(super) fn prsmed_meta_move(tensor: RawTensor, category: i32) -> bool;
     pub(super) fn prsmed_checkpoint(
         closure: *mut c_void,
         run: Segment,

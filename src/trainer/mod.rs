@@ -107,6 +107,12 @@ pub trait Task {
     fn load(&self, folder: &std::path::Path) -> Result<()>;
 }
 
+/// A task that can be run without data, to plan its memory or to measure it.
+pub trait Rehearse: Task {
+    /// A micro-batch of full size whose numbers mean nothing.
+    fn example(&self) -> Self::Batch;
+}
+
 /// Settings of the engine (`train.*`).
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]

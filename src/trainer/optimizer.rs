@@ -6,7 +6,7 @@
 use super::{Parameter, TrainConfig};
 use crate::tensor::adamw::{self, Slot, Step};
 use crate::tensor::autograd::clear_grad;
-use crate::tensor::{Device, Kind, Tensor, ledger, no_grad};
+use crate::tensor::{Device, Kind, Tensor, ledger, meta, no_grad};
 use crate::{Error, Result};
 
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl AdamW {
                     grad.norm()
                 })
                 .collect();
-            let norm = if norms.is_empty() { 0.0 } else { Tensor::stack(&norms, 0).norm().double_value(&[]) };
+            let norm = if norms.is_empty() { 0.0 } else { meta::number(&Tensor::stack(&norms, 0).norm()) };
             Gradients { norm }
         })
     }

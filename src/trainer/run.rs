@@ -152,16 +152,7 @@ impl<'a, T: Task> Engine<'a, T> {
         let config = self.session.config;
         let step = self.progress.step;
         rng::seed(rng::stream(config.seed, "step", &[step]).next_u64());
-        let whole: Weight = batches.iter().map(|batch| self.task.weight(batch)).sum();
-        let mut losses: Vec<(&'static str, Tensor)> = Vec::new();
-        for batch in batches {
-            let Loss { total, parts } = guard::guard(|| self.task.loss(batch, whole, epoch))?;
-            guard::guard(|| {
-                self.progress.scaler.scale(&total).backward();
-                Ok(())
-            })?;
-            add_up(&mut losses, parts, total.detach());
-        }
+        let (whole, losses) = accumulate(self.task, batches, &self.progress.scaler, epoch)?;
         let losses: Vec<(String, f64)> =
             losses.iter().map(|(name, value)| ((*name).to_owned(), value.double_value(&[]))).collect();
         let grad_norm = self.update(step, &losses)?;
@@ -271,6 +262,31 @@ impl<'a, T: Task> Engine<'a, T> {
         self.session.observer.on(&Event::Saved { path, best: name == "best" });
         Ok(())
     }
+}
+
+/// Forward and backward passes over the micro-batches of one optimizer step; gradients stay in the parameters.
+///
+/// Returns the weight of the effective batch and its losses, scalars on the task's device.
+///
+/// # Errors
+/// As [`Task::loss`].
+pub fn accumulate<T: Task>(
+    task: &T,
+    batches: &[T::Batch],
+    scaler: &Scaler,
+    epoch: u64,
+) -> Result<(Weight, Vec<(&'static str, Tensor)>)> {
+    let whole: Weight = batches.iter().map(|batch| task.weight(batch)).sum();
+    let mut losses: Vec<(&'static str, Tensor)> = Vec::new();
+    for batch in batches {
+        let Loss { total, parts } = guard::guard(|| task.loss(batch, whole, epoch))?;
+        guard::guard(|| {
+            scaler.scale(&total).backward();
+            Ok(())
+        })?;
+        add_up(&mut losses, parts, total.detach());
+    }
+    Ok((whole, losses))
 }
 
 fn add_up(sums: &mut Vec<(&'static str, Tensor)>, parts: Vec<(&'static str, Tensor)>, total: Tensor) {

@@ -181,6 +181,11 @@ extern "C" {
 
 void prsmed_ledger_install() { c10::SetCPUAllocator(&allocator, 255); }
 
+// For the meta device's allocator.
+void prsmed_ledger_add(int32_t category, uint64_t bytes) { add(category, bytes); }
+void prsmed_ledger_remove(int32_t category, uint64_t bytes) { remove(category, bytes); }
+int32_t prsmed_ledger_category() { return current_category; }
+
 int32_t prsmed_ledger_enter(int32_t category) {
   int32_t before = current_category;
   current_category = category;
