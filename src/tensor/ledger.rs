@@ -95,12 +95,14 @@ pub fn recategorize(tensor: &Tensor, category: Category) {
     if !tensor.defined() {
         return;
     }
-    // SAFETY: the tensor outlives the call; foreign storages are left alone by the callees.
-    match tensor.device() {
-        super::Device::Cpu => unsafe { native::prsmed_ledger_move(native::raw(tensor), category as i32) },
-        super::META => unsafe { native::prsmed_meta_move(native::raw(tensor), category as i32) },
-        _ => false,
-    };
+    let device = tensor.device();
+    if device == super::Device::Cpu {
+        // SAFETY: the tensor outlives the call; foreign storages are left alone by the callee.
+        unsafe { native::prsmed_ledger_move(native::raw(tensor), category as i32) };
+    } else if device == super::META {
+        // SAFETY: as above.
+        unsafe { native::prsmed_meta_move(native::raw(tensor), category as i32) };
+    }
 }
 
 /// Bytes now and at the peak; all zero when [`install`] was never called.
