@@ -69,6 +69,12 @@ struct Kept {
     kept += capacity;
   }
 
+  // `take` counted a block that could not be made.
+  void give_up(size_t capacity) {
+    std::lock_guard<std::mutex> guard(lock);
+    live -= capacity;
+  }
+
   void release_all() {
     std::lock_guard<std::mutex> guard(lock);
     while (!order.empty()) release_oldest();
@@ -100,8 +106,10 @@ void* large_block(size_t& capacity) {
   void* base = nullptr;
   if (posix_memalign(&base, page, capacity) != 0) {
     kept().release_all();
-    TORCH_CHECK(posix_memalign(&base, page, capacity) == 0, "DefaultCPUAllocator: not enough memory: you tried to allocate ",
-                capacity, " bytes.");
+    if (posix_memalign(&base, page, capacity) != 0) {
+      kept().give_up(capacity);
+      TORCH_CHECK(false, "DefaultCPUAllocator: not enough memory: you tried to allocate ", capacity, " bytes.");
+    }
   }
   if (page == kHugePage) madvise(base, capacity, MADV_HUGEPAGE);
   return base;
@@ -203,13 +211,6 @@ void prsmed_ledger_read(uint64_t* out) {
     out[2 + kCategories + i] = l.peak[i];
     out[2 + 2 * kCategories + i] = l.at_peak[i];
   }
-}
-
-// Gives kept blocks back to the system; what lives sets the new bound for keeping.
-void prsmed_ledger_trim() {
-  kept().release_all();
-  std::lock_guard<std::mutex> guard(kept().lock);
-  kept().live_peak = kept().live;
 }
 
 void prsmed_ledger_reset_peak() {
