@@ -25,6 +25,8 @@ fn main() {
         .opt_level(2)
         .debug(false)
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
+        // as libtorch was built: some of its classes have more members without it
+        .define("NDEBUG", None)
         .include(&include)
         .include(include.join("torch/csrc/api/include"))
         .flag("-isystem")

@@ -3,8 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use prsmed::config::{RunConfig, Sources};
-use prsmed::plan::rehearse::{self, Phase};
+use prsmed::plan::rehearse::{self, Job, Measured, Phase};
 use prsmed::segment::rehearsal::{Example, Rehearsal};
+use prsmed::tensor::meta::Target;
 use prsmed::tensor::{Device, META, ledger, meta, set_num_threads};
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -37,12 +38,21 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example) {
         one("model.sizes.encoder.out_dim", &["32", "64"]),
     ];
     let text_tokens = rng.random_range(12..60);
-    (sets, Example { text_tokens, answer_tokens: rng.random_range(2..text_tokens - 4), num_classes: 6 })
+    (sets, Example { text_tokens, answer_tokens: rng.random_range(2..text_tokens - 4), num_classes: 6, new_tokens: 4 })
 }
 
 fn phases(config: &RunConfig, example: Example, device: Device) -> Vec<Phase> {
     let build = || Rehearsal::new(&config.model, config.lora, &config.train, example, device);
-    rehearse::phases(&config.train, build).unwrap()
+    let jobs = [Job::Train, Job::Eval, Job::Predict];
+    let of = |job| {
+        if device == META {
+            return rehearse::phases(&rehearse::plan(job, &config.train, Target::Cpu, build).unwrap());
+        }
+        let mut meter = Measured::begin();
+        rehearse::rehearse(job, &config.train, &build, &mut meter).unwrap();
+        meter.finish()
+    };
+    jobs.into_iter().flat_map(of).collect()
 }
 
 /// One test, because the ledger is one for the process. One thread, because scratch of libtorch's threads overlaps by
@@ -61,7 +71,7 @@ fn planned_equals_measured() {
         let config = sources.resolve().unwrap().config;
         let planned = phases(&config, example, META);
         let measured = phases(&config, example, Device::Cpu);
-        assert_eq!(planned.len(), 4);
+        assert_eq!(planned.len(), 10);
         assert!(measured.iter().all(|phase| phase.allocated_peak.0 > 1_000_000), "{measured:?}");
         for (plan, truth) in planned.iter().zip(&measured) {
             if plan != truth {

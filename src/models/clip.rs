@@ -7,7 +7,7 @@ use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::conv::Conv2dConfig;
 use crate::nn::{Conv2d, LayerNorm, Linear, Mask, attention, sine_positions};
 use crate::tensor::store::{Init, Scope};
-use crate::tensor::{Tensor, dims, no_grad};
+use crate::tensor::{Tensor, dims, no_grad, scope};
 
 /// Sizes of the tower, with the names of the hub's `config.json`.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -179,7 +179,8 @@ impl ClipVision {
         let class = self.class_embedding.to_kind(kind).expand([b, 1, d], false);
         let xs = Tensor::cat(&[&class, &patches], 1) + self.position_embedding.to_kind(kind);
         let mut xs = self.pre_layrnorm.forward(&xs);
-        for layer in &self.layers {
+        for (i, layer) in self.layers.iter().enumerate() {
+            let _scope = scope::enter_at("layers", i);
             xs = layer.forward(&xs);
         }
         xs.narrow(1, 1, xs.size()[1] - 1)

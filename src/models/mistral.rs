@@ -8,7 +8,7 @@ use crate::nn::rope::Rope;
 use crate::nn::{Embedding, Linear, LoraConfig, Mask, RmsNorm, attention};
 use crate::tensor::autograd::checkpoint;
 use crate::tensor::store::{Init, Scope};
-use crate::tensor::{Tensor, dims, no_grad};
+use crate::tensor::{Tensor, dims, no_grad, scope};
 use std::rc::Rc;
 
 /// Sizes of the decoder, with the names of the hub's `config.json`.
@@ -178,7 +178,12 @@ struct Layer {
 
 impl Layer {
     fn forward(&self, xs: &Tensor, run: &Run, cache: Option<(usize, &mut KvCache)>) -> Tensor {
-        let xs = xs + self.self_attn.forward(&self.input_layernorm.forward(xs), run, cache);
+        let attended = {
+            let _scope = scope::enter("self_attn");
+            self.self_attn.forward(&self.input_layernorm.forward(xs), run, cache)
+        };
+        let xs = xs + attended;
+        let _scope = scope::enter("mlp");
         &xs + self.mlp.forward(&self.post_attention_layernorm.forward(&xs))
     }
 }
@@ -228,6 +233,7 @@ impl Mistral {
         let d = config.hidden_size;
         let adapters = lora.map(|(s, c)| (s.sub("base_model").sub("model").sub("model").sub("layers"), c));
         let layer = |i: i64| {
+            let _scope = scope::enter_at("layers", usize::try_from(i).expect("a layer"));
             let scope = model.sub("layers").sub(i);
             let adapter = adapters.as_ref().map(|(s, c)| (s.sub(i).sub("self_attn"), *c));
             Rc::new(Layer {
@@ -265,6 +271,7 @@ impl Mistral {
     /// causal attention hides it from every real token); result `[b, t, d]`.
     pub fn forward(&self, embeds: &Tensor, keep: Option<&Tensor>, pass: Pass) -> Tensor {
         let [_b, t, _d] = dims(embeds);
+        let _scope = scope::enter("llm");
         let device = embeds.device();
         let run = Rc::new(Run {
             rope: Rope::new(self.config.head_dim(), self.config.rope_theta, 0, t, device),
@@ -276,7 +283,8 @@ impl Mistral {
             train: pass.train,
         });
         let mut xs = embeds.shallow_clone();
-        for layer in &self.layers {
+        for (i, layer) in self.layers.iter().enumerate() {
+            let _scope = scope::enter_at("layers", i);
             xs = if pass.checkpoint {
                 let (layer, run) = (Rc::clone(layer), Rc::clone(&run));
                 checkpoint(&[&xs], move |inputs| layer.forward(&inputs[0], &run, None))
@@ -293,12 +301,14 @@ impl Mistral {
     /// `embeds [b, t, d]` to `[b, t, d]`; with a cache that is not empty, `t` must be 1.
     pub fn forward_cached(&self, embeds: &Tensor, cache: &mut KvCache) -> Tensor {
         let [_b, t, _d] = dims(embeds);
+        let _scope = scope::enter("llm");
         assert!(t == 1 || cache.is_empty(), "a prompt goes into an empty cache, later tokens one by one");
         no_grad(|| {
             let rope = Rope::new(self.config.head_dim(), self.config.rope_theta, cache.len(), t, embeds.device());
             let run = Run { rope, keep: None, causal: t > 1, train: false };
             let mut xs = embeds.shallow_clone();
             for (i, layer) in self.layers.iter().enumerate() {
+                let _scope = scope::enter_at("layers", i);
                 xs = layer.forward(&xs, &run, Some((i, cache)));
             }
             cache.len += t;
@@ -309,6 +319,8 @@ impl Mistral {
     /// # Shapes
     /// `states [..., d]` after the final norm to `[..., vocab]`.
     pub fn logits(&self, states: &Tensor) -> Tensor {
+        let _llm = scope::enter("llm");
+        let _head = scope::enter("lm_head");
         self.lm_head.forward(states, false)
     }
 }

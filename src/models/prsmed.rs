@@ -17,7 +17,7 @@ use crate::models::{clip, mistral};
 use crate::nn::linear::Linear;
 use crate::nn::{BatchStatistics, LoraConfig};
 use crate::tensor::store::{Init, Role, Scope, Store, StoreOptions};
-use crate::tensor::{Device, Kind, Tensor, dims, no_grad};
+use crate::tensor::{Device, Kind, Tensor, dims, no_grad, scope};
 
 /// Sizes of all parts.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -86,6 +86,12 @@ pub const TOWER_PREFIX: &str = "model.vision_tower.vision_tower.";
 const PIXEL_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 const PIXEL_STD: [f32; 3] = [0.229, 0.224, 0.225];
 
+/// Runs `f` in a module scope.
+fn within<T>(name: &'static str, f: impl FnOnce() -> T) -> T {
+    let _scope = scope::enter(name);
+    f()
+}
+
 /// The whole model.
 #[derive(Debug)]
 pub struct PrsMed {
@@ -122,27 +128,18 @@ impl PrsMed {
         let lora: Scope = trained(&stores.lora_adapter);
         let tower = base.sub("model").sub("vision_tower").sub("vision_tower");
         let head = trained(&stores.cls).sub(2);
-        Self {
-            clip: clip::ClipVision::new(&tower, &config.clip),
-            projector: Projector::new(
-                &base.sub("model").sub("mm_projector"),
-                config.clip.hidden_size,
-                config.llm.hidden_size,
-            ),
-            llm: mistral::Mistral::new(&base, Some((&lora, &config.lora)), &config.llm),
-            encoder: TinyVit::new(&trained(&stores.image_encoder), &config.encoder),
-            decoder: MaskDecoder::new(&trained(&stores.mask_decoder), &config.decoder),
-            class_head: Linear::with_init(
-                &head,
-                config.encoder.out_dim,
-                config.num_classes,
-                Init::XavierUniform,
-                Some(Init::Const(config.decoder.initial_bias)),
-            ),
-            stores,
-            config: config.clone(),
-            options,
-        }
+        let (tower_width, width) = (config.clip.hidden_size, config.llm.hidden_size);
+        let clip = within("vision_tower", || clip::ClipVision::new(&tower, &config.clip));
+        let mm_projector = base.sub("model").sub("mm_projector");
+        let projector = within("projector", || Projector::new(&mm_projector, tower_width, width));
+        let llm = within("llm", || mistral::Mistral::new(&base, Some((&lora, &config.lora)), &config.llm));
+        let encoder = within("image_encoder", || TinyVit::new(&trained(&stores.image_encoder), &config.encoder));
+        let decoder = within("mask_decoder", || MaskDecoder::new(&trained(&stores.mask_decoder), &config.decoder));
+        let class_head = within("class_head", || {
+            let bias = Some(Init::Const(config.decoder.initial_bias));
+            Linear::with_init(&head, config.encoder.out_dim, config.num_classes, Init::XavierUniform, bias)
+        });
+        Self { clip, projector, llm, encoder, decoder, class_head, stores, config: config.clone(), options }
     }
 
     /// Sizes.
@@ -170,7 +167,10 @@ impl PrsMed {
     /// # Shapes
     /// `clip_image [b, 3, s, s]` normalised, to `[b, (s / patch)^2, d]`.
     pub fn image_tokens(&self, clip_image: &Tensor) -> Tensor {
-        let run = || self.projector.forward(&self.clip.forward(&self.input(clip_image)));
+        let run = || {
+            let features = within("vision_tower", || self.clip.forward(&self.input(clip_image)));
+            within("projector", || self.projector.forward(&features))
+        };
         if self.options.train_base { run() } else { no_grad(run) }
     }
 
@@ -180,6 +180,7 @@ impl PrsMed {
     /// `sam_image [b, 3, s, s]` u8, to `[b, c, s / 16, s / 16]`.
     pub fn embed_image(&self, sam_image: &Tensor, pass: tiny_vit::Pass) -> Tensor {
         let [_b, _c, _h, _w] = dims(sam_image);
+        let _scope = scope::enter("image_encoder");
         let channel = |values: [f32; 3]| Tensor::from_slice(&values).view([1, 3, 1, 1]).to_device(self.options.device);
         let pixels = sam_image.to_device(self.options.device).to_kind(Kind::Float) / 255.0;
         let pixels = (pixels - channel(PIXEL_MEAN)) / channel(PIXEL_STD);
@@ -191,6 +192,7 @@ impl PrsMed {
     /// # Shapes
     /// `embedding [b, c, h, w]`, `states [b, t, d]`, `keep [b, t]` bool (true = use), to `[b, 1, 16 h, 16 w]` fp32.
     pub fn mask_logits(&self, embedding: &Tensor, states: &Tensor, keep: Option<&Tensor>, train: bool) -> Tensor {
+        let _scope = scope::enter("mask_decoder");
         mask_decoder::enlarge(&self.decoder.forward(embedding, states, keep, train))
     }
 
@@ -199,6 +201,7 @@ impl PrsMed {
     /// # Shapes
     /// `embedding [b, c, h, w]` to `[b, classes]` fp32.
     pub fn class_logits(&self, embedding: &Tensor) -> Tensor {
+        let _scope = scope::enter("class_head");
         let pooled = embedding.mean_dim([2, 3].as_slice(), false, embedding.kind());
         self.class_head.forward(&pooled, false).to_kind(Kind::Float)
     }

@@ -10,7 +10,7 @@ use crate::nn::conv::Conv2dConfig;
 use crate::nn::{BatchStatistics, Conv2d, Conv2dBn, LayerNorm, LayerNorm2d, Linear, Mask, attention};
 use crate::tensor::autograd::checkpoint;
 use crate::tensor::store::{Init, Scope};
-use crate::tensor::{Tensor, dims};
+use crate::tensor::{Tensor, dims, scope};
 use std::rc::Rc;
 
 /// Sizes of the encoder.
@@ -312,8 +312,10 @@ impl TinyVit {
         let statistics = pass.statistics;
         let xs = self.patch_embed[0].forward(images, statistics);
         let mut xs = self.patch_embed[1].forward_gelu(&xs, statistics);
-        for stage in &self.layers {
-            for block in &stage.blocks {
+        for (i, stage) in self.layers.iter().enumerate() {
+            let _scope = scope::enter_at("layers", i);
+            for (j, block) in stage.blocks.iter().enumerate() {
+                let _scope = scope::enter_at("blocks", j);
                 xs = if pass.checkpoint && statistics == BatchStatistics::Running {
                     let block = Rc::clone(block);
                     checkpoint(&[&xs], move |inputs| block.forward(&inputs[0], statistics))

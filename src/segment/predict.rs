@@ -9,7 +9,7 @@ use crate::data::text::{self, AnswerStream};
 use crate::models::llava::Splice;
 use crate::models::mistral::KvCache;
 use crate::models::prsmed::PrsMed;
-use crate::tensor::{Device, Kind, Tensor, guard, ledger, no_grad};
+use crate::tensor::{Device, Kind, Tensor, guard, ledger, meta, no_grad};
 use crate::{Error, Result};
 use image::DynamicImage;
 
@@ -52,56 +52,70 @@ pub fn predict(assembly: &Assembly, request: &Request, mut on_text: impl FnMut(&
 
 fn run(assembly: &Assembly, request: &Request, on_text: &mut dyn FnMut(&str)) -> Result<Prediction> {
     let Assembly { model, tokenizer, description, .. } = assembly;
-    let (clip_image, sam_image) = pixels(assembly, request.picture)?;
+    let images = pixels(assembly, request.picture)?;
     let prompt = text::question_prompt(tokenizer, request.question)?;
-    let image = model.image_tokens(&clip_image);
-    let splice = Splice::new(vec![prompt.ids], image.size()[1]);
+    let size = (request.picture.width(), request.picture.height());
+    let mut stream = AnswerStream::default();
+    let mut ids = Vec::new();
+    let Parts { mask, classes } = answer(model, &images, prompt.ids, size, request.max_new_tokens, &mut |id| {
+        ids.push(id);
+        if id == tokenizer.eos() {
+            return Ok(false);
+        }
+        on_text(&stream.push(tokenizer, id)?);
+        Ok(true)
+    })?;
+    debug_assert_eq!(classes.len(), description.modalities.len());
+    let answer = text::clean_answer(&tokenizer.decode(&ids)?);
+    Ok(Prediction { answer, new_tokens: ids.len(), mask, size, classes })
+}
+
+/// What is left of a prompt's states.
+pub(super) struct Parts {
+    mask: Vec<f32>,
+    classes: Vec<f32>,
+}
+
+/// Mask and classes of one prompt, then greedy decoding until `go_on` says no to a token or `max_new_tokens` are made.
+///
+/// `images` are [`clip, sam`] as [`PrsMed::image_tokens`] and [`PrsMed::embed_image`] take them; `size` is
+/// `(width, height)` of the mask.
+pub(super) fn answer(
+    model: &PrsMed,
+    images: &[Tensor; 2],
+    ids: Vec<i64>,
+    size: (u32, u32),
+    max_new_tokens: usize,
+    go_on: &mut dyn FnMut(i64) -> Result<bool>,
+) -> Result<Parts> {
+    let [clip_image, sam_image] = images;
+    let image = model.image_tokens(clip_image);
+    let splice = Splice::new(vec![ids], image.size()[1]);
     let embeds = splice.embed(&image, |ids| model.llm().embed(ids));
-    let capacity = splice.len + i64::try_from(request.max_new_tokens).unwrap_or(i64::MAX / 2);
+    let capacity = splice.len + i64::try_from(max_new_tokens).unwrap_or(i64::MAX / 2);
     let mut cache = KvCache::new(model.llm().config(), capacity);
     let states = model.llm().forward_cached(&embeds, &mut cache);
 
-    let embedding = model.embed_image(&sam_image, PrsMed::evaluation_pass());
+    let embedding = model.embed_image(sam_image, PrsMed::evaluation_pass());
     let logits = model.mask_logits(&embedding, &states, None, false);
-    let size = (request.picture.width(), request.picture.height());
     let own_size = [i64::from(size.1), i64::from(size.0)];
     let mask = values(&logits.upsample_bilinear2d(own_size, false, None, None).sigmoid());
     let classes = values(&model.class_logits(&embedding).softmax(-1, Kind::Float));
 
-    let last = states.narrow(1, splice.len - 1, 1);
-    let (answer, new_tokens) = generate(assembly, last, &mut cache, request.max_new_tokens, on_text)?;
-    debug_assert_eq!(classes.len(), description.modalities.len());
-    Ok(Prediction { answer, new_tokens, mask, size, classes })
-}
-
-/// Greedy decoding from the state of the prompt's last token.
-fn generate(
-    assembly: &Assembly,
-    mut state: Tensor,
-    cache: &mut KvCache,
-    max_new_tokens: usize,
-    on_text: &mut dyn FnMut(&str),
-) -> Result<(String, usize)> {
-    let Assembly { model, tokenizer, .. } = assembly;
-    let mut stream = AnswerStream::default();
-    let mut ids = Vec::new();
-    while ids.len() < max_new_tokens {
-        let next = model.llm().logits(&state).argmax(-1, false).int64_value(&[0, 0]);
-        ids.push(next);
-        if next == tokenizer.eos() {
+    let mut state = states.narrow(1, splice.len - 1, 1);
+    for made in 1..=max_new_tokens {
+        let next = meta::index(&model.llm().logits(&state).argmax(-1, false));
+        if !go_on(next)? || made == max_new_tokens {
             break;
         }
-        on_text(&stream.push(tokenizer, next)?);
-        if ids.len() < max_new_tokens {
-            let token = Tensor::from_slice(&[next]).view([1, 1]).to_device(state.device());
-            let embeds = model.llm().embed(&token).to_kind(state.kind());
-            state = model.llm().forward_cached(&embeds, cache);
-        }
+        let token = Tensor::from_slice(&[next]).view([1, 1]).to_device(state.device());
+        let embeds = model.llm().embed(&token).to_kind(state.kind());
+        state = model.llm().forward_cached(&embeds, &mut cache);
     }
-    Ok((text::clean_answer(&tokenizer.decode(&ids)?), ids.len()))
+    Ok(Parts { mask, classes })
 }
 
-fn pixels(assembly: &Assembly, picture: &DynamicImage) -> Result<(Tensor, Tensor)> {
+fn pixels(assembly: &Assembly, picture: &DynamicImage) -> Result<[Tensor; 2]> {
     let _category = ledger::enter(ledger::Category::Inputs);
     let config = assembly.description.pixels;
     let clip = clip_pixels(picture, config.clip_size, config.pad_offset)?;
@@ -109,8 +123,8 @@ fn pixels(assembly: &Assembly, picture: &DynamicImage) -> Result<(Tensor, Tensor
     let sam = sam_pixels(picture, config.sam_size)?;
     let device: Device = assembly.model.options().device;
     let square = |side: u32| [1, 3, i64::from(side), i64::from(side)];
-    Ok((
+    Ok([
         Tensor::from_slice(&clip).view(square(config.clip_size)).to_device(device),
         Tensor::from_slice(&sam).view(square(config.sam_size)).to_device(device),
-    ))
+    ])
 }

@@ -1,11 +1,10 @@
 //! The training task without data: example batches of given sizes, for planning memory and for measuring it.
 //!
-//! It runs the same functions as [`super::task::SegmentTask`]; only the numbers in the batches mean nothing. It cannot be
-//! saved, loaded or resumed.
+//! It runs the same functions as [`super::task::SegmentTask`]; only the numbers in the batches mean nothing.
 
 use super::setup::{self, ModelConfig};
-use super::step::{self, Inputs, Pass};
-use super::task;
+use super::step::Inputs;
+use super::{predict, task, weights};
 use crate::event::Observer;
 use crate::models::llava::IMAGE_TOKEN;
 use crate::models::prsmed::{BuildOptions, PrsMed};
@@ -25,12 +24,14 @@ pub struct Example {
     pub answer_tokens: usize,
     /// Modality classes.
     pub num_classes: usize,
+    /// Tokens of a generated answer.
+    pub new_tokens: usize,
 }
 
 impl Example {
     /// A long question and answer of PRS-Med's data, six modalities.
     pub fn published() -> Self {
-        Self { text_tokens: 64, answer_tokens: 28, num_classes: 6 }
+        Self { text_tokens: 64, answer_tokens: 28, num_classes: 6, new_tokens: 8 }
     }
 }
 
@@ -69,6 +70,14 @@ impl Rehearsal {
     }
 }
 
+impl Rehearsal {
+    /// `tokens` ids with the image's one in second place.
+    fn text(&self, tokens: usize) -> Vec<i64> {
+        let known = self.model.config().llm.vocab_size.min(300);
+        (0_i64..).take(tokens).map(|i| if i == 1 { IMAGE_TOKEN } else { 3 + i % (known - 3) }).collect()
+    }
+}
+
 fn no_data<T>() -> Result<T> {
     Err(Error::config("rehearsal", "it has no data", "use a task with a data root"))
 }
@@ -99,23 +108,18 @@ impl Task for Rehearsal {
 
     fn validate(&self, _observer: &dyn Observer) -> Result<Option<Validation>> {
         let inputs = self.example();
-        guard::guard(|| {
-            no_grad(|| {
-                let semantics = self.settings.semantics;
-                let outputs = step::forward(&self.model, &inputs, semantics, Pass::evaluation());
-                let losses = step::losses(&self.model, &inputs, &outputs, semantics, self.weight(&inputs));
-                drop((losses, outputs.mask_logits.sigmoid()));
-            });
-            Ok(None)
-        })
+        let mut sums = task::Sums::default();
+        guard::guard(|| task::score(&self.model, self.settings.semantics, &inputs, &mut sums, |_, _, _| Ok(())))?;
+        Ok(None)
     }
 
-    fn save(&self, _folder: &mut Staged) -> Result<()> {
-        no_data()
+    fn save(&self, folder: &mut Staged) -> Result<()> {
+        weights::save_tensors(folder, &self.model, self.settings.base == setup::RANDOM)
     }
 
-    fn load(&self, _folder: &Path) -> Result<()> {
-        no_data()
+    fn load(&self, folder: &Path) -> Result<()> {
+        weights::load_parts(folder, &self.model, false, &mut Vec::new())?;
+        weights::load_own_base(folder, &self.model)
     }
 }
 
@@ -126,9 +130,7 @@ impl Rehearse for Rehearsal {
         let batch = i64::try_from(self.train.micro_batch).expect("a small batch");
         let (clip, side) = (sizes.clip.image_size, self.settings.image_size);
         let Example { text_tokens, answer_tokens, .. } = self.example;
-        let known = sizes.llm.vocab_size.min(300);
-        let text = (0_i64..).take(text_tokens).map(|i| if i == 1 { IMAGE_TOKEN } else { 3 + i % (known - 3) });
-        let text: Vec<i64> = text.collect();
+        let text = self.text(text_tokens);
         Inputs {
             answer_start: vec![text_tokens - answer_tokens; self.train.micro_batch],
             texts: vec![text; self.train.micro_batch],
@@ -137,5 +139,23 @@ impl Rehearse for Rehearsal {
             mask: Tensor::zeros([batch, 1, side, side], (Kind::Float, device)),
             class_label: Tensor::zeros([batch], (Kind::Int64, device)),
         }
+    }
+    fn predict(&self) -> Result<()> {
+        let device = self.model.options().device;
+        let (clip, side) = (self.model.config().clip.image_size, self.settings.image_size);
+        let images = {
+            let _category = ledger::enter(ledger::Category::Inputs);
+            [
+                Tensor::zeros([1, 3, clip, clip], (Kind::Float, device)),
+                Tensor::zeros([1, 3, side, side], (Kind::Uint8, device)),
+            ]
+        };
+        let Example { text_tokens, answer_tokens, new_tokens, .. } = self.example;
+        let text = self.text(text_tokens - answer_tokens);
+        let side = u32::try_from(side).expect("a picture's side");
+        guard::guard(|| {
+            no_grad(|| predict::answer(&self.model, &images, text, (side, side), new_tokens, &mut |_| Ok(true)))
+        })?;
+        Ok(())
     }
 }

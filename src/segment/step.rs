@@ -7,7 +7,7 @@ use crate::data::batch::Batch;
 use crate::models::llava::{IMAGE_TOKEN, Splice};
 use crate::models::prsmed::PrsMed;
 use crate::models::{mistral, tiny_vit};
-use crate::tensor::{Kind, Tensor, dims};
+use crate::tensor::{Kind, Tensor, dims, meta, scope};
 use crate::trainer::Weight;
 
 /// What a pass needs, with texts as host ids so that the splice costs no device round trip.
@@ -144,6 +144,7 @@ pub struct Losses {
 /// Computes all three.
 pub fn losses(model: &PrsMed, inputs: &Inputs, outputs: &Outputs, semantics: Semantics, whole: Weight) -> Losses {
     let device = outputs.mask_logits.device();
+    let _scope = scope::enter("losses");
     let (logits, labels) = supervised_logits(model, inputs, outputs, semantics);
     let mask = inputs.mask.to_device(device).to_kind(Kind::Float);
     Losses {
@@ -156,8 +157,8 @@ pub fn losses(model: &PrsMed, inputs: &Inputs, outputs: &Outputs, semantics: Sem
 /// Supervised tokens whose most likely prediction is right, and all supervised tokens.
 pub fn tokens_right(model: &PrsMed, inputs: &Inputs, outputs: &Outputs, semantics: Semantics) -> (f64, f64) {
     let (logits, labels) = supervised_logits(model, inputs, outputs, semantics);
-    let right = logits.argmax(-1, false).eq_tensor(&labels).sum(Kind::Double).double_value(&[]);
-    (right, inputs.weight(semantics).tokens)
+    let right = logits.argmax(-1, false).eq_tensor(&labels).sum(Kind::Double);
+    (meta::number(&right), inputs.weight(semantics).tokens)
 }
 
 /// `lm_head` at supervised positions only.

@@ -15,7 +15,7 @@ use crate::nn::BatchStatistics;
 use crate::segment::Semantics;
 use crate::tensor::store::Role;
 use crate::tensor::weights::Staged;
-use crate::tensor::{Kind, Tensor, guard, ledger, no_grad};
+use crate::tensor::{Kind, META, Tensor, guard, ledger, meta, no_grad};
 use crate::trainer::{Batches, Checkpointing, Loss, Parameter, Task, TrainConfig, Validation, Weight};
 use crate::{Error, Result};
 use std::path::Path;
@@ -291,8 +291,33 @@ pub fn spread(rows: Vec<usize>, limit: usize) -> Vec<usize> {
     (0..limit).map(|i| rows[i * rows.len() / limit]).collect()
 }
 
+/// Adds what a batch of validation says to `sums`; `image` hears the mask probabilities and the truth of each sample.
+pub(super) fn score(
+    model: &PrsMed,
+    semantics: Semantics,
+    inputs: &Inputs,
+    sums: &mut Sums,
+    mut image: impl FnMut(Vec<f32>, Vec<bool>, &mut Sums) -> Result<()>,
+) -> Result<()> {
+    let outputs = step::forward(model, inputs, semantics, Pass::evaluation());
+    let one = Weight { samples: 1.0, tokens: 1.0 };
+    let losses = step::losses(model, inputs, &outputs, semantics, one);
+    sums.text += meta::number(&losses.text);
+    sums.mask += meta::number(&losses.mask);
+    let (right, tokens) = step::tokens_right(model, inputs, &outputs, semantics);
+    sums.tokens_right += right;
+    sums.tokens += tokens;
+    let probability = outputs.mask_logits.sigmoid();
+    for i in 0..i64::try_from(inputs.texts.len()).expect("a few samples") {
+        let truth = values(&inputs.mask.get(i)).iter().map(|v| *v > 0.5).collect();
+        image(values(&probability.get(i)), truth, sums)?;
+    }
+    Ok(())
+}
+
+/// Sums over validation samples.
 #[derive(Debug, Default)]
-struct Sums {
+pub(super) struct Sums {
     images: u64,
     dice: f64,
     iou: f64,
@@ -313,30 +338,21 @@ impl Sums {
 
 impl SegmentTask {
     fn score(&self, inputs: &Inputs, sums: &mut Sums) -> Result<()> {
-        let (model, semantics) = (&self.assembly.model, self.semantics());
-        let outputs = step::forward(model, inputs, semantics, Pass::evaluation());
-        let one = Weight { samples: 1.0, tokens: 1.0 };
-        let losses = step::losses(model, inputs, &outputs, semantics, one);
-        sums.text += losses.text.double_value(&[]);
-        sums.mask += losses.mask.double_value(&[]);
-        let (right, tokens) = step::tokens_right(model, inputs, &outputs, semantics);
-        sums.tokens_right += right;
-        sums.tokens += tokens;
-        let probability = outputs.mask_logits.sigmoid();
-        for i in 0..i64::try_from(inputs.texts.len()).expect("a few samples") {
-            let prediction = values(&probability.get(i));
-            let truth: Vec<bool> = values(&inputs.mask.get(i)).iter().map(|v| *v > 0.5).collect();
+        score(&self.assembly.model, self.semantics(), inputs, sums, |prediction, truth, sums| {
             let score = ImageScore::of(&prediction, &truth)?;
             sums.dice += score.dice;
             sums.iou += score.iou;
             sums.images += 1;
-        }
-        Ok(())
+            Ok(())
+        })
     }
 }
 
-/// A tensor's elements in row-major order.
+/// A tensor's elements in row-major order; none of a meta tensor.
 pub(super) fn values(tensor: &Tensor) -> Vec<f32> {
     let flat = tensor.to_device(crate::tensor::Device::Cpu).to_kind(Kind::Float).reshape([-1]);
+    if flat.device() == META {
+        return Vec::new();
+    }
     Vec::<f32>::try_from(&flat).expect("a flat fp32 tensor")
 }

@@ -348,22 +348,9 @@ pub fn load_own_base(folder: &Path, model: &PrsMed) -> Result<()> {
 /// # Errors
 /// [`Error::Io`].
 pub fn save(folder: &mut Staged, assembly: &Assembly) -> Result<()> {
-    let _category = ledger::enter(ledger::Category::Workspace);
     let Assembly { model, tokenizer, description, .. } = assembly;
-    let stores = model.stores();
-    let mut write = |name: &str, store: &Store| {
-        let entries = store.entries();
-        let tensors: Vec<(&str, &Tensor)> = entries.iter().map(|e| (e.name.as_str(), &e.tensor)).collect();
-        folder.write_tensors(name, &tensors, &BTreeMap::new())
-    };
-    write(ADAPTER, &stores.lora_adapter)?;
-    write("image_encoder.safetensors", &stores.image_encoder)?;
-    write("mask_decoder.safetensors", &stores.mask_decoder)?;
-    write("cls.safetensors", &stores.cls)?;
     let random_base = description.model.base == RANDOM;
-    if random_base {
-        write("base/model.safetensors", &stores.base)?;
-    }
+    save_tensors(folder, model, random_base)?;
     let json = |value: &serde_json::Value| serde_json::to_vec_pretty(value).expect("plain values serialise");
     let llm = base_config(description);
     if random_base {
@@ -379,6 +366,25 @@ pub fn save(folder: &mut Staged, assembly: &Assembly) -> Result<()> {
 }
 
 /// The language model's sizes as transformers' `config.json` has them.
+/// Writes the tensors of a checkpoint folder; those of the base only when they exist nowhere else.
+pub(super) fn save_tensors(folder: &mut Staged, model: &PrsMed, with_base: bool) -> Result<()> {
+    let _category = ledger::enter(ledger::Category::Workspace);
+    let stores = model.stores();
+    let mut write = |name: &str, store: &Store| {
+        let entries = store.entries();
+        let tensors: Vec<(&str, &Tensor)> = entries.iter().map(|e| (e.name.as_str(), &e.tensor)).collect();
+        folder.write_tensors(name, &tensors, &BTreeMap::new())
+    };
+    write(ADAPTER, &stores.lora_adapter)?;
+    write("image_encoder.safetensors", &stores.image_encoder)?;
+    write("mask_decoder.safetensors", &stores.mask_decoder)?;
+    write("cls.safetensors", &stores.cls)?;
+    if with_base {
+        write("base/model.safetensors", &stores.base)?;
+    }
+    Ok(())
+}
+
 fn base_config(description: &Description) -> serde_json::Value {
     let mut json = serde_json::to_value(&description.sizes.llm).expect("plain numbers serialise");
     json["model_type"] = "mistral".into();

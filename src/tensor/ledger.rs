@@ -30,7 +30,8 @@ pub enum Category {
     Workspace = 7,
 }
 
-const CATEGORIES: [(Category, &str); 8] = [
+/// All categories with their names, in the order of their numbers.
+pub const CATEGORIES: [(Category, &str); 8] = [
     (Category::Activations, "activations"),
     (Category::Frozen, "frozen"),
     (Category::Trainable, "trainable"),
@@ -121,6 +122,31 @@ pub fn usage() -> Usage {
         })
         .collect();
     Usage { allocated: Bytes(raw[0]), allocated_peak: Bytes(raw[1]), categories }
+}
+
+/// A live block of at least 1 MiB.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct LargeBlock {
+    /// Its size.
+    pub bytes: Bytes,
+    /// What it is for.
+    pub category: &'static str,
+    /// Module that asked for it (`llm.layers.7.mlp`).
+    pub scope: String,
+}
+
+/// The `count` largest live blocks, largest first.
+pub fn largest(count: usize) -> Vec<LargeBlock> {
+    let mut raw = vec![native::RawBlock::default(); count];
+    // SAFETY: the callee writes at most `count` blocks and says how many.
+    let found = unsafe { native::prsmed_ledger_largest(raw.as_mut_ptr(), i64::try_from(count).unwrap_or(i64::MAX)) };
+    raw.truncate(usize::try_from(found).unwrap_or(0));
+    let block = |raw: &native::RawBlock| LargeBlock {
+        bytes: Bytes(raw.bytes),
+        category: usize::try_from(raw.category).ok().and_then(|i| CATEGORIES.get(i)).map_or("", |(_, name)| name),
+        scope: super::scope::path(super::scope::Scope(raw.scope)),
+    };
+    raw.iter().map(block).collect()
 }
 
 /// Starts a new peak from what lives now.

@@ -15,7 +15,31 @@ pub fn install() -> Result<()> {
     unsafe { native::check(native::prsmed_meta_install()) }
 }
 
+/// The only integer in a tensor of one element; 1 for a meta tensor, which has none.
+pub fn index(scalar: &Tensor) -> i64 {
+    if scalar.device() == META { 1 } else { scalar.reshape([-1]).int64_value(&[0]) }
+}
+
 /// The number in a scalar; 1 for a meta scalar, which has none.
 pub fn number(scalar: &Tensor) -> f64 {
     if scalar.device() == META { 1.0 } else { scalar.double_value(&[]) }
+}
+
+/// Whose kernels the meta device imitates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// libtorch's CPU kernels.
+    Cpu,
+    /// libtorch's CUDA kernels.
+    Cuda,
+}
+
+/// While it lives, its thread plans for a target.
+#[derive(Debug)]
+pub struct EnteredTarget;
+
+/// Plans for `target` on this thread until the result is dropped.
+#[must_use]
+pub fn enter_target(_target: Target) -> EnteredTarget {
+    EnteredTarget
 }

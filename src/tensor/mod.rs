@@ -1,7 +1,8 @@
 //! The only door to `tch`, libtorch and our C++: the rest of the crate never names them.
 //!
 //! [`store`] holds parameters, [`weights`] reads and writes them, [`autograd`] checkpoints activations,
-//! [`ledger`] counts bytes, [`meta`] runs without memory, [`guard`] turns libtorch's panics into typed errors, [`rng`] is the only seeding point.
+//! [`ledger`] counts bytes, [`meta`] runs without memory, [`trace`] writes down what runs there, [`scope`] names the modules,
+//! [`guard`] turns libtorch's panics into typed errors, [`rng`] is the only seeding point.
 
 pub mod adamw;
 pub mod autograd;
@@ -11,7 +12,9 @@ pub mod ledger;
 pub mod meta;
 mod native;
 pub mod rng;
+pub mod scope;
 pub mod store;
+pub mod trace;
 pub mod weights;
 
 pub use dims::dims;

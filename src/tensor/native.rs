@@ -11,12 +11,65 @@ pub(super) type Segment = extern "C" fn(*mut c_void, *mut RawTensor, i64, *mut *
 /// Drops a checkpointed segment.
 pub(super) type DropSegment = extern "C" fn(*mut c_void);
 
+/// A change of a block, as `native/trace.cpp` writes it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RawEvent {
+    pub bytes: u64,
+    pub block: u32,
+    pub scope: u32,
+    pub op: u16,
+    pub category: u8,
+    pub kind: u8,
+    padding: u32,
+}
+
+/// What an operator cost, as `native/trace.cpp` writes it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RawCost {
+    pub flops: f64,
+    pub bytes: f64,
+    pub scope: u32,
+    pub event: u32,
+    pub op: u16,
+    pub element_bytes: u8,
+    pub backward: u8,
+    padding: u32,
+}
+
+/// The trace so far.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RawTraceView {
+    pub events: *const RawEvent,
+    pub num_events: u64,
+    pub costs: *const RawCost,
+    pub num_costs: u64,
+}
+
+/// A live block of the ledger.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct RawBlock {
+    pub bytes: u64,
+    pub category: i32,
+    pub scope: u32,
+}
+
 unsafe extern "C" {
     pub(super) fn prsmed_ledger_install();
     pub(super) fn prsmed_ledger_enter(category: i32) -> i32;
     pub(super) fn prsmed_ledger_read(out: *mut u64);
     pub(super) fn prsmed_ledger_reset_peak();
     pub(super) fn prsmed_ledger_move(tensor: RawTensor, category: i32) -> bool;
+    pub(super) fn prsmed_ledger_largest(out: *mut RawBlock, count: i64) -> i64;
+    pub(super) fn prsmed_scope() -> u32;
+    pub(super) fn prsmed_scope_set(next: u32) -> u32;
+    pub(super) fn prsmed_trace_begin(counts_host: bool) -> *mut c_char;
+    pub(super) fn prsmed_trace_view(out: *mut RawTraceView);
+    pub(super) fn prsmed_trace_name(index: u64) -> *const c_char;
+    pub(super) fn prsmed_trace_end();
     pub(super) fn prsmed_meta_install() -> *mut c_char;
     pub(super) fn prsmed_meta_move(tensor: RawTensor, category: i32) -> bool;
     pub(super) fn prsmed_checkpoint(

@@ -36,14 +36,28 @@ pub struct Progress {
 /// # Errors
 /// [`Error::Io`].
 pub fn save(folder: &mut Staged, progress: &Progress, optimizer: &AdamW, ema: Option<&Ema>) -> Result<()> {
+    save_tensors(folder, optimizer, ema)?;
+    let json = serde_json::to_vec_pretty(progress).expect("plain numbers serialise");
+    folder.write_bytes(PROGRESS, &json)
+}
+
+/// Writes optimizer moments and the moving average.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn save_tensors(folder: &mut Staged, optimizer: &AdamW, ema: Option<&Ema>) -> Result<()> {
+    let tensors = state(optimizer, ema);
+    let named: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    folder.write_tensors(TENSORS, &named, &BTreeMap::new())
+}
+
+/// Optimizer moments and the moving average, as they are named in the file.
+pub fn state(optimizer: &AdamW, ema: Option<&Ema>) -> Vec<(String, Tensor)> {
     let mut tensors = optimizer.state();
     if let Some(ema) = ema {
         tensors.extend(ema.state(optimizer.params()));
     }
-    let named: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
-    folder.write_tensors(TENSORS, &named, &BTreeMap::new())?;
-    let json = serde_json::to_vec_pretty(progress).expect("plain numbers serialise");
-    folder.write_bytes(PROGRESS, &json)
+    tensors
 }
 
 /// Reads progress and optimizer state back.

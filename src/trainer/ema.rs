@@ -1,7 +1,7 @@
 //! Exponential moving average of the trained weights, used for validation and `best/`.
 
 use super::Parameter;
-use crate::tensor::{Tensor, ledger, no_grad};
+use crate::tensor::{Tensor, ledger, no_grad, scope};
 
 /// The average, in the order of the parameters.
 #[derive(Debug)]
@@ -13,13 +13,14 @@ pub struct Ema {
 impl Ema {
     /// Starts at the current weights.
     pub fn new(decay: f64, params: &[Parameter]) -> Self {
-        let _category = ledger::enter(ledger::Category::Ema);
+        let _place = (ledger::enter(ledger::Category::Ema), scope::enter("ema"));
         Self { decay, average: no_grad(|| params.iter().map(|p| p.tensor.detach().copy()).collect()) }
     }
 
     /// Moves the average towards the weights after step `step` (from 1); early steps weigh more, so that the random
     /// start is forgotten.
     pub fn update(&mut self, step: u64, params: &[Parameter]) {
+        let _scope = scope::enter("ema");
         #[expect(clippy::cast_precision_loss, reason = "step counts are far below 2^52")]
         let step = step as f64;
         let decay = self.decay.min((1.0 + step) / (10.0 + step));

@@ -111,6 +111,12 @@ pub trait Task {
 pub trait Rehearse: Task {
     /// A micro-batch of full size whose numbers mean nothing.
     fn example(&self) -> Self::Batch;
+
+    /// Uses the trained weights once as users do, on an example of full size.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    fn predict(&self) -> crate::Result<()>;
 }
 
 /// Settings of the engine (`train.*`).

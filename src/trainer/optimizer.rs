@@ -6,7 +6,7 @@
 use super::{Parameter, TrainConfig};
 use crate::tensor::adamw::{self, Slot, Step};
 use crate::tensor::autograd::clear_grad;
-use crate::tensor::{Device, Kind, Tensor, ledger, meta, no_grad};
+use crate::tensor::{Device, Kind, Tensor, ledger, meta, no_grad, scope};
 use crate::{Error, Result};
 
 #[derive(Debug)]
@@ -55,6 +55,7 @@ impl AdamW {
 
     /// Multiplies all gradients by `factor` and measures their global norm.
     pub fn measure(&self, factor: f64) -> Gradients {
+        let _scope = scope::enter("optimizer");
         no_grad(|| {
             let norms: Vec<Tensor> = self
                 .gradients()
@@ -76,6 +77,7 @@ impl AdamW {
     /// # Errors
     /// [`Error::Torch`] from libtorch.
     pub fn step(&mut self, learning_rate: f64, gradients: Gradients) -> Result<()> {
+        let _scope = scope::enter("optimizer");
         let clip = if self.clip_norm > 0.0 { (self.clip_norm / (gradients.norm + 1e-6)).min(1.0) } else { 1.0 };
         let with_grad: Vec<(usize, Tensor)> = self.gradients().collect();
         no_grad(|| {

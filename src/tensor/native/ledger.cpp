@@ -5,6 +5,7 @@
 // is touched anew (a third of a step on CPU). Kept blocks never add to the process's peak: before a new block is
 // made, kept ones are given back until what lives and what is kept stay below the most that ever lived.
 #include "native.h"
+#include "trace.h"
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
@@ -28,8 +29,12 @@ constexpr size_t kGranularity = 64 << 10;
 struct Header {
   uint64_t bytes;
   uint64_t capacity;  // of a large block, header included; 0 for others
+  Header *before, *after;  // live large blocks are in a list, for reports
   int32_t category;
+  uint32_t scope;     // module that asked for it
+  PrsmedTag tag;      // its block in a plan's trace
 };
+static_assert(sizeof(Header) <= kHeader);
 
 // Large blocks that nobody uses, by capacity; `order` lists them oldest first.
 struct Kept {
@@ -122,6 +127,7 @@ struct Ledger {
   uint64_t total = 0;
   uint64_t total_peak = 0;
   uint64_t at_peak[kCategories] = {};
+  Header large = {0, 0, &large, &large, 0, 0, {}};  // ends of the list of live large blocks
 };
 
 Ledger& ledger() {
@@ -150,13 +156,29 @@ void remove(int32_t category, uint64_t bytes) {
   l.total -= bytes;
 }
 
+void enlist(Header* header) {
+  auto& l = ledger();
+  std::lock_guard<std::mutex> guard(l.lock);
+  header->before = l.large.before;
+  header->after = &l.large;
+  l.large.before->after = header;
+  l.large.before = header;
+}
+void delist(Header* header) {
+  std::lock_guard<std::mutex> guard(ledger().lock);
+  header->before->after = header->after;
+  header->after->before = header->before;
+}
+
 Header* header_of(void* data) { return reinterpret_cast<Header*>(static_cast<char*>(data) - kHeader); }
 
 void release(void* data) {
   if (data == nullptr) return;
   Header* header = header_of(data);
   remove(header->category, header->bytes);
+  if (header->tag.trace != 0) prsmed_trace_release(header->tag);
   if (header->capacity > 0) {
+    delist(header);
     kept().put(header, header->capacity);
   } else {
     c10::free_cpu(header);
@@ -173,7 +195,10 @@ struct CountingAllocator final : c10::Allocator {
     header->bytes = bytes;
     header->capacity = capacity;
     header->category = current_category;
+    header->scope = prsmed_scope();
+    header->tag = prsmed_trace_counts_host() ? prsmed_trace_allocate(bytes, header->category) : PrsmedTag{};
     add(header->category, bytes);
+    if (capacity > 0) enlist(header);
     char* data = base + kHeader;
     return {data, data, &release, device};
   }
@@ -229,11 +254,27 @@ bool prsmed_ledger_move(torch::Tensor* tensor, int32_t category) {
   const uint64_t bytes = header->bytes;
   remove(header->category, bytes);
   header->category = category;
+  if (header->tag.trace != 0) prsmed_trace_move(header->tag, category);
   auto& l = ledger();
   std::lock_guard<std::mutex> guard(l.lock);
   l.current[category] += bytes;
   l.total += bytes;
   if (l.current[category] > l.peak[category]) l.peak[category] = l.current[category];
   return true;
+}
+
+struct PrsmedBlock { uint64_t bytes; int32_t category; uint32_t scope; };
+// The `count` largest live blocks of at least 1 MiB, largest first; returns how many there are of them.
+int64_t prsmed_ledger_largest(PrsmedBlock* out, int64_t count) {
+  auto& l = ledger();
+  std::lock_guard<std::mutex> guard(l.lock);
+  std::multimap<uint64_t, Header*> found;
+  for (Header* header = l.large.after; header != &l.large; header = header->after) {
+    found.emplace(header->bytes, header);
+    if (found.size() > static_cast<size_t>(count)) found.erase(found.begin());
+  }
+  int64_t written = 0;
+  for (auto it = found.rbegin(); it != found.rend(); ++it) out[written++] = {it->first, it->second->category, it->second->scope};
+  return written;
 }
 }

@@ -1,6 +1,7 @@
 // The dry run: libtorch's meta device with an allocator that counts and kernels that allocate what the CPU's allocate.
 // Every kernel here was compared, event for event, with what libtorch 2.11 does on the CPU.
 #include "mirror.h"
+#include "trace.h"
 
 #include <torch/library.h>
 #include <torch/torch.h>
@@ -29,20 +30,23 @@ int64_t _fused_sdp_choice_cpp(const Tensor&, const Tensor&, const Tensor&, const
 namespace {
 using at::Tensor; using OptT = std::optional<Tensor>;
 
-// One ledger counts CPU and meta: numbers wrapped for an operator are CPU tensors on both devices.
-// A block's context is its size and category, so that nothing is allocated on the host.
-void* context(uint64_t bytes, int32_t category) { return reinterpret_cast<void*>(bytes << 4 | static_cast<uint64_t>(category)); }
-void release(void* block) {
-  const auto word = reinterpret_cast<uint64_t>(block);
-  if (word != 0) prsmed_ledger_remove(static_cast<int32_t>(word & 15), word >> 4);
+// While a trace runs on this thread blocks are its events; else the ledger counts them.
+struct Block { uint64_t bytes; int32_t category; PrsmedTag tag; };
+void release(void* context) {
+  if (context == nullptr) return;
+  auto* block = static_cast<Block*>(context);
+  if (block->tag.trace != 0) prsmed_trace_release(block->tag);
+  else prsmed_ledger_remove(block->category, block->bytes);
+  delete block;
 }
 struct CountingMeta final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     const auto device = c10::Device(c10::kMeta);
     if (bytes == 0) return {nullptr, nullptr, &release, device};
-    const int32_t category = prsmed_ledger_category();
-    prsmed_ledger_add(category, bytes);
-    return {nullptr, context(bytes, category), &release, device};
+    auto* block = new Block{bytes, prsmed_ledger_category(), {}};
+    if (prsmed_trace_active()) block->tag = prsmed_trace_allocate(bytes, block->category);
+    else prsmed_ledger_add(block->category, bytes);
+    return {nullptr, block, &release, device};
   }
   c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
   void copy_data(void*, const void*, size_t) const override {}
@@ -412,12 +416,16 @@ char* prsmed_meta_install() {
 
 // Moves a meta tensor's storage to another category; true when it is counted here.
 bool prsmed_meta_move(at::Tensor* tensor, int32_t category) {
-  auto& pointer = const_cast<c10::DataPtr&>(tensor->storage().data_ptr());
+  const auto& pointer = tensor->storage().data_ptr();
   if (!tensor->is_meta() || pointer.get_deleter() != &release || pointer.get_context() == nullptr) return false;
-  const uint64_t bytes = reinterpret_cast<uint64_t>(pointer.get_context()) >> 4;
-  release(pointer.release_context());
-  prsmed_ledger_add(category, bytes);
-  pointer = c10::DataPtr(nullptr, context(bytes, category), &release, c10::Device(c10::kMeta));
+  auto* block = static_cast<Block*>(pointer.get_context());
+  if (block->tag.trace != 0) {
+    prsmed_trace_move(block->tag, category);
+  } else {
+    prsmed_ledger_remove(block->category, block->bytes);
+    prsmed_ledger_add(category, block->bytes);
+  }
+  block->category = category;
   return true;
 }
 }

@@ -123,6 +123,7 @@ struct Recording {
 Recipe learn(const c10::OperatorHandle& op, const std::vector<c10::IValue>& arguments) {
   at::AutoDispatchBelowAutograd below;
   Recording recording;
+  at::RecordFunctionGuard unobserved(false);
   std::vector<Tensor> ghosts;
   auto haunted = [&] {
     ghosts.clear();
@@ -236,6 +237,7 @@ int64_t transient_peak(const std::string& key, const std::function<void()>& run)
   if (found != peaks.end()) return found->second;
   at::AutoDispatchBelowAutograd below;
   Recording recording;
+  at::RecordFunctionGuard unobserved(false);
   auto& r = Recorder::get();
   r.clear();
   run();

@@ -25,6 +25,7 @@ use tch::{Device, Tensor, no_grad};
 use super::safetensors::dtype_name;
 use super::torch;
 use crate::error::{Error, Result};
+use crate::tensor::META;
 
 /// The manifest's name inside a published folder.
 pub const CHECKSUMS: &str = "checksums.json";
@@ -72,6 +73,7 @@ pub struct Staged {
     target: PathBuf,
     temporary: PathBuf,
     manifest: Manifest,
+    nowhere: bool,
 }
 
 impl Staged {
@@ -92,7 +94,12 @@ impl Staged {
             .into_temp_path()
             .keep()
             .map_err(|error| Error::io(&parent, "create a folder in")(error.error))?;
-        Ok(Self { target: target.to_owned(), temporary, manifest: Manifest::default() })
+        Ok(Self { target: target.to_owned(), temporary, manifest: Manifest::default(), nowhere: false })
+    }
+
+    /// A folder that takes everything and keeps nothing, to plan or measure the memory of saving.
+    pub fn nowhere() -> Self {
+        Self { target: PathBuf::new(), temporary: PathBuf::new(), manifest: Manifest::default(), nowhere: true }
     }
 
     /// Where to write files that the methods below do not write.
@@ -110,6 +117,9 @@ impl Staged {
         tensors: &[(N, &Tensor)],
         metadata: &BTreeMap<String, String>,
     ) -> Result<()> {
+        if self.nowhere {
+            return stream(Path::new(name), &mut io::sink(), tensors, metadata);
+        }
         let path = self.prepare(name)?;
         let sum = write_with(&path, |out| stream(&path, out, tensors, metadata))?;
         self.manifest.files.insert(name.to_owned(), sum);
@@ -121,6 +131,9 @@ impl Staged {
     /// # Errors
     /// [`Error::Io`].
     pub fn write_bytes(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        if self.nowhere {
+            return Ok(());
+        }
         let path = self.prepare(name)?;
         let sum = write_with(&path, |out| out.write_all(bytes).map_err(Error::io(&path, "write")))?;
         self.manifest.files.insert(name.to_owned(), sum);
@@ -139,6 +152,9 @@ impl Staged {
     /// # Errors
     /// [`Error::Io`]; the previous content is then still in place.
     pub fn publish(mut self) -> Result<()> {
+        if self.nowhere {
+            return Ok(());
+        }
         for name in files_under(&self.temporary)? {
             if !self.manifest.files.contains_key(&name) {
                 let path = self.temporary.join(&name);
@@ -176,6 +192,9 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
+        if self.nowhere {
+            return;
+        }
         // After `publish` there is nothing under this name; after an error the next `begin` clears what stays.
         let _ = fs::remove_dir_all(&self.temporary);
     }
@@ -334,7 +353,7 @@ fn stream<N: AsRef<str>>(
         let flat =
             no_grad(|| tensor.f_detach()?.f_to_device(Device::Cpu)?.f_contiguous()).map_err(|error| torch(&error))?;
         let length = flat.numel() * flat.kind().elt_size_in_bytes();
-        if length == 0 {
+        if length == 0 || flat.device() == META {
             continue;
         }
         // SAFETY: `flat` is contiguous on the CPU, holds `length` bytes and outlives the slice.

@@ -1,0 +1,294 @@
+// The trace: events of one thread's allocations and the cost of its operators, with the module scope of each.
+//
+// Costs: floating-point operations of matrix products, convolutions and attention (a multiplication and an addition are
+// two), bytes that an operator reads and writes. Views and allocations are free. An operator that calls others counts for
+// nothing itself, except those with operations of their own (see `flops_of`), whose inner calls count for nothing.
+#include "trace.h"
+
+#include "native.h"
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace {
+
+struct Event {
+  uint64_t bytes;
+  uint32_t block;
+  uint32_t scope;
+  uint16_t op;       // index into the names
+  uint8_t category;
+  uint8_t kind;      // 0 allocate, 1 release, 2 move to `category`
+  uint32_t padding = 0;
+};
+
+struct Cost {
+  double flops, bytes;
+  uint32_t scope;
+  uint32_t event;    // number of events before it ended
+  uint16_t op;
+  uint8_t element_bytes;  // of the first floating-point input
+  uint8_t backward;
+  uint32_t padding = 0;
+};
+
+enum class Kind : uint8_t { kFree, kPlain, kProduct, kConvolution, kConvolutionBackward, kAttention, kAttentionBackward };
+
+struct Traits { uint16_t name; Kind kind; };
+
+struct Frame {
+  uint16_t op;
+  Kind kind;
+  bool inner = false;   // it called operators that count
+  bool silent = false;  // part of one that counts as a whole
+  double flops = 0, bytes = 0;
+  uint8_t element_bytes = 0;
+};
+
+struct Trace {
+  uint32_t serial;
+  bool counts_host;
+  std::vector<Event> events;
+  std::vector<Cost> costs;
+  std::vector<std::string> names;
+  std::unordered_map<std::string, uint16_t> numbers;
+  std::unordered_map<const void*, Traits> known;
+  std::vector<Frame> frames;
+  std::vector<std::pair<uint64_t, uint32_t>> scopes;  // from this sequence number of autograd on: this scope
+  std::vector<uint32_t> outer;                        // scopes to come back to after a node of the backward pass
+  uint32_t blocks = 0;
+  at::CallbackHandle forward = 0, backward = 0;
+
+  uint16_t number(const std::string& name) {
+    auto [found, fresh] = numbers.emplace(name, static_cast<uint16_t>(names.size()));
+    if (fresh) names.push_back(name);
+    return found->second;
+  }
+  uint16_t current() const { return frames.empty() ? 0 : frames.back().op; }
+};
+
+thread_local std::unique_ptr<Trace> active;
+thread_local uint32_t scope = 0;
+
+Kind kind_of(const c10::FunctionSchema& schema) {
+  const std::string_view name = schema.name();
+  for (auto* free : {"aten::empty", "aten::new_empty", "aten::resize_", "aten::contiguous", "aten::to", "aten::_to_copy",
+                     "aten::is_", "aten::set_", "aten::result_type", "aten::detach", "aten::reshape", "aten::_unsafe_view",
+                     "aten::_reshape", "aten::scalar_tensor", "aten::lift", "aten::requires_grad"})
+    if (name.rfind(free, 0) == 0 && name != "aten::_to_copy") return Kind::kFree;
+  for (auto* product : {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::addmv", "aten::mv", "aten::dot"})
+    if (name == product) return Kind::kProduct;
+  if (name.find("convolution_backward") != name.npos) return Kind::kConvolutionBackward;
+  if (name == "aten::convolution" || name == "aten::_convolution" || name == "aten::cudnn_convolution") return Kind::kConvolution;
+  if (name.rfind("aten::_scaled_dot_product", 0) == 0 && name.find("math") == name.npos)
+    return name.find("backward") == name.npos ? Kind::kAttention : Kind::kAttentionBackward;
+  const auto& arguments = schema.arguments();
+  if (!arguments.empty() && arguments[0].alias_info() != nullptr && !arguments[0].alias_info()->isWrite()) return Kind::kFree;
+  return Kind::kPlain;
+}
+
+const Traits& traits(const at::RecordFunction& call) {
+  const auto schema = call.operator_schema();
+  const void* key = schema ? static_cast<const void*>(call.name()) : nullptr;
+  auto found = active->known.find(key);
+  if (found != active->known.end()) return found->second;
+  const Traits fresh{active->number(call.name()), schema ? kind_of(*schema) : Kind::kFree};
+  return active->known.emplace(key, fresh).first->second;
+}
+
+template <class F> void each_tensor(const c10::IValue& value, F f) {
+  if (value.isTensor()) {
+    const at::Tensor& t = value.toTensor();
+    if (t.defined()) f(t);
+  } else if (value.isTensorList()) {
+    for (const at::Tensor& t : value.toTensorList()) f(t);
+  }
+}
+double touched(const at::Tensor& t) {
+  const double all = static_cast<double>(t.numel()) * static_cast<double>(t.element_size());
+  return t.has_storage() ? std::min(all, static_cast<double>(t.storage().nbytes())) : all;  // expanded tensors
+}
+
+std::vector<const at::Tensor*> tensors_of(c10::ArrayRef<const c10::IValue> inputs) {
+  std::vector<const at::Tensor*> found;
+  for (const auto& input : inputs)
+    if (input.isTensor() && input.toTensor().defined()) found.push_back(&input.toTensor());
+  return found;
+}
+
+double flops_of(Kind kind, std::string_view name, c10::ArrayRef<const c10::IValue> inputs) {
+  auto tensors = tensors_of(inputs);
+  if (kind == Kind::kProduct) {
+    if (tensors.size() < 2) return 0;
+    const at::Tensor& a = *tensors[tensors.size() >= 3 ? 1 : 0];
+    const at::Tensor& b = *tensors[tensors.size() >= 3 ? 2 : 1];
+    return 2.0 * a.numel() * (b.dim() >= 2 ? b.size(-1) : 1);
+  }
+  if (kind == Kind::kConvolution && tensors.size() >= 2 && inputs.size() >= 7) {
+    // output positions x what one costs; `inputs`: input, weight, bias, stride, padding, dilation, transposed, ...
+    const at::Tensor &x = *tensors[0], &w = *tensors[1];
+    if (inputs[6].isBool() && inputs[6].toBool()) return 2.0 * x.numel() * w.numel() / w.size(0);
+    double places = x.size(0);
+    const auto stride = inputs[3].toIntVector(), padding = inputs[4].toIntVector();
+    for (int64_t i = 2; i < x.dim(); ++i) {
+      const auto s = stride[std::min<size_t>(i - 2, stride.size() - 1)], p = padding[std::min<size_t>(i - 2, padding.size() - 1)];
+      places *= (x.size(i) + 2 * p - w.size(i)) / s + 1;
+    }
+    return 2.0 * places * w.numel();
+  }
+  if (kind == Kind::kConvolutionBackward && tensors.size() >= 3) {
+    const at::Tensor &g = *tensors[0], &x = *tensors[1], &w = *tensors[2];
+    const bool transposed = inputs.size() > 7 && inputs[7].isBool() && inputs[7].toBool();
+    const double once = transposed ? 2.0 * x.numel() * w.numel() / w.size(0) : 2.0 * g.numel() * w.numel() / w.size(0);
+    double parts = 2;
+    if (!inputs.empty() && inputs.back().isBoolList()) {
+      const auto wanted = inputs.back().toBoolList();
+      parts = (wanted.size() > 0 && wanted[0] ? 1 : 0) + (wanted.size() > 1 && wanted[1] ? 1 : 0);
+    }
+    return parts * once;
+  }
+  if ((kind == Kind::kAttention || kind == Kind::kAttentionBackward) && tensors.size() >= 3) {
+    const bool back = kind == Kind::kAttentionBackward;
+    const at::Tensor &q = *tensors[back ? 1 : 0], &k = *tensors[back ? 2 : 1];
+    if (q.dim() < 4) return 0;
+    bool causal = false;
+    if (!back || name.find("backward") != name.npos)
+      for (const auto& input : inputs) if (input.isBool() && input.toBool() && &input != &inputs.back()) causal = true;
+    const double products = back ? 5 : 2;  // the backward pass computes the scores again
+    return products * 2.0 * q.numel() * k.size(-2) * (causal ? 0.5 : 1.0);
+  }
+  return 0;
+}
+
+std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& call) {
+  if (!active) return nullptr;
+  const Traits& known = traits(call);
+  Frame frame{known.name, known.kind};
+  if (!active->frames.empty()) {
+    Frame& parent = active->frames.back();
+    if (known.kind == Kind::kFree) frame.op = parent.op;  // a block belongs to the operator that asked for it
+    frame.silent = parent.silent || parent.kind > Kind::kPlain;
+    if (frame.silent) frame.op = parent.op;
+  }
+  if (!frame.silent && known.kind != Kind::kFree) {
+    if (!active->frames.empty()) active->frames.back().inner = true;
+    const auto inputs = call.inputs();
+    for (const auto& input : inputs)
+      each_tensor(input, [&](const at::Tensor& t) {
+        frame.bytes += touched(t);
+        if (frame.element_bytes == 0 && at::isFloatingType(t.scalar_type())) frame.element_bytes = t.element_size();
+      });
+    if (known.kind > Kind::kPlain) frame.flops = flops_of(known.kind, call.name(), inputs);
+  }
+  active->frames.push_back(frame);
+  return nullptr;
+}
+
+void leave(const at::RecordFunction& call, at::ObserverContext*) {
+  if (!active || active->frames.empty()) return;
+  Frame frame = active->frames.back();
+  active->frames.pop_back();
+  if (frame.silent || frame.kind == Kind::kFree || (frame.inner && frame.kind == Kind::kPlain)) {
+    // what an inner operator did is its caller's too
+    if (frame.inner && !active->frames.empty()) active->frames.back().inner = true;
+    return;
+  }
+  for (const auto& output : call.outputs()) each_tensor(output, [&](const at::Tensor& t) { frame.bytes += touched(t); });
+  active->costs.push_back({frame.flops, frame.bytes, scope, static_cast<uint32_t>(active->events.size()), frame.op,
+                           frame.element_bytes, !active->outer.empty()});
+}
+
+// A node of the backward pass belongs to the scope in which the forward pass made it.
+std::unique_ptr<at::ObserverContext> enter_node(const at::RecordFunction& node) {
+  if (!active) return nullptr;
+  active->outer.push_back(scope);
+  const auto& scopes = active->scopes;
+  if (node.seqNr() >= 0 && !scopes.empty()) {
+    auto after = std::upper_bound(scopes.begin(), scopes.end(), static_cast<uint64_t>(node.seqNr()),
+                                  [](uint64_t number, const auto& entry) { return number < entry.first; });
+    if (after != scopes.begin()) scope = std::prev(after)->second;
+  }
+  return nullptr;
+}
+void leave_node(const at::RecordFunction&, at::ObserverContext*) {
+  if (!active || active->outer.empty()) return;
+  scope = active->outer.back();
+  active->outer.pop_back();
+}
+
+}  // namespace
+
+extern "C" {
+
+bool prsmed_trace_active() { return active != nullptr; }
+bool prsmed_trace_counts_host() { return active != nullptr && active->counts_host; }
+
+PrsmedTag prsmed_trace_allocate(uint64_t bytes, int32_t category) {
+  const uint32_t block = active->blocks++;
+  active->events.push_back({bytes, block, scope, active->current(), static_cast<uint8_t>(category), 0});
+  return {active->serial, block};
+}
+void prsmed_trace_release(PrsmedTag tag) {
+  if (!active || tag.trace != active->serial) return;
+  active->events.push_back({0, tag.block, scope, active->current(), 0, 1});
+}
+void prsmed_trace_move(PrsmedTag tag, int32_t category) {
+  if (!active || tag.trace != active->serial) return;
+  active->events.push_back({0, tag.block, scope, active->current(), static_cast<uint8_t>(category), 2});
+}
+
+uint32_t prsmed_scope() { return scope; }
+// Enters a scope; returns the one before.
+uint32_t prsmed_scope_set(uint32_t next) {
+  const uint32_t before = scope;
+  scope = next;
+  if (active && next != before) active->scopes.emplace_back(at::sequence_number::peek(), next);
+  return before;
+}
+
+// Starts a trace on this thread; one that runs is dropped.
+char* prsmed_trace_begin(bool counts_host) {
+  PRSMED_TRY({
+    static std::atomic<uint32_t> last{0};
+    active = std::make_unique<Trace>();
+    active->serial = ++last;
+    active->counts_host = counts_host;
+    active->number("");
+    active->scopes.emplace_back(0, scope);
+    active->forward = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(enter, leave).needsInputs(true).needsOutputs(true).scopes({at::RecordScope::FUNCTION}));
+    active->backward = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(enter_node, leave_node).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+  })
+}
+
+struct PrsmedTraceView {
+  const Event* events;
+  uint64_t num_events;
+  const Cost* costs;
+  uint64_t num_costs;
+};
+// What was written down so far; valid until the next tensor operation.
+void prsmed_trace_view(PrsmedTraceView* out) {
+  *out = active ? PrsmedTraceView{active->events.data(), active->events.size(), active->costs.data(), active->costs.size()}
+                : PrsmedTraceView{nullptr, 0, nullptr, 0};
+}
+// Name of an operator, or nullptr past the last.
+const char* prsmed_trace_name(uint64_t index) {
+  return active && index < active->names.size() ? active->names[index].c_str() : nullptr;
+}
+void prsmed_trace_end() {
+  if (!active) return;
+  at::removeCallback(active->forward);
+  at::removeCallback(active->backward);
+  active.reset();
+}
+}

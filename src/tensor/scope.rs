@@ -1,0 +1,107 @@
+//! The module scope of a thread (`llm.layers.7.self_attn`): names what allocates and computes, for plans and profiles.
+//!
+//! A node of the backward pass has the scope in which the forward pass made it, while a trace or a profile runs.
+
+use super::native;
+use std::collections::HashMap;
+use std::sync::{LazyLock, Mutex, MutexGuard};
+
+/// A scope's number; 0 is the outermost, without a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Scope(pub u32);
+
+#[derive(Debug, Default)]
+struct Table {
+    numbers: HashMap<(u32, &'static str, i64), u32>,
+    /// Whole paths; the first is that of scope 1.
+    paths: Vec<String>,
+}
+
+static TABLE: LazyLock<Mutex<Table>> = LazyLock::new(Mutex::default);
+
+fn table() -> MutexGuard<'static, Table> {
+    TABLE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// While it lives, its thread is in a scope.
+#[derive(Debug)]
+pub struct Entered {
+    before: u32,
+}
+
+/// Enters `name` below the current scope until the result is dropped.
+#[must_use]
+pub fn enter(name: &'static str) -> Entered {
+    below(name, -1)
+}
+
+/// Enters `name.index` below the current scope.
+#[must_use]
+pub fn enter_at(name: &'static str, index: usize) -> Entered {
+    below(name, i64::try_from(index).expect("few layers"))
+}
+
+fn below(name: &'static str, index: i64) -> Entered {
+    // SAFETY: reads a thread-local integer.
+    let parent = unsafe { native::prsmed_scope() };
+    let mut table = table();
+    let known = table.numbers.get(&(parent, name, index)).copied();
+    let number = known.unwrap_or_else(|| {
+        let mut path = path_in(&table, parent);
+        if !path.is_empty() {
+            path.push('.');
+        }
+        path.push_str(name);
+        if index >= 0 {
+            path = format!("{path}.{index}");
+        }
+        table.paths.push(path);
+        let number = u32::try_from(table.paths.len()).expect("few modules");
+        table.numbers.insert((parent, name, index), number);
+        number
+    });
+    drop(table);
+    // SAFETY: sets a thread-local integer.
+    Entered { before: unsafe { native::prsmed_scope_set(number) } }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // SAFETY: sets a thread-local integer.
+        unsafe { native::prsmed_scope_set(self.before) };
+    }
+}
+
+fn path_in(table: &Table, scope: u32) -> String {
+    match scope.checked_sub(1) {
+        Some(index) => table.paths.get(index as usize).cloned().unwrap_or_default(),
+        None => String::new(),
+    }
+}
+
+/// The path of `scope`; empty for the outermost.
+pub fn path(scope: Scope) -> String {
+    path_in(&table(), scope.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scopes_nest_and_are_left() {
+        // SAFETY: reads a thread-local integer.
+        let now = || path(Scope(unsafe { native::prsmed_scope() }));
+        {
+            let _llm = enter("llm");
+            for _ in 0..2 {
+                let _layer = enter_at("layers", 7);
+                assert_eq!(now(), "llm.layers.7");
+                let _attention = enter("self_attn");
+                assert_eq!(now(), "llm.layers.7.self_attn");
+            }
+            assert_eq!(now(), "llm");
+        }
+        assert_eq!(now(), "");
+    }
+}

@@ -1,0 +1,203 @@
+//! A record of what one thread allocates and computes, for plans: on the meta device a whole training step without memory.
+//!
+//! On [`super::META`] tensors are events of the trace of their thread and not of the [`super::ledger`] while one runs.
+
+use super::native::{self, RawCost, RawEvent, RawTraceView};
+use super::scope::Scope;
+use std::ffi::CStr;
+use std::marker::PhantomData;
+
+/// What happened to a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// It came to life with this many bytes.
+    Allocate(u64),
+    /// It was released.
+    Release,
+    /// It counts for another category from now on.
+    Move,
+}
+
+/// One change of one block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event {
+    /// Number of the block, from 0 in order of allocation.
+    pub block: u32,
+    /// What happened.
+    pub change: Change,
+    /// Index into [`super::ledger::CATEGORIES`]; 0 for releases.
+    pub category: u8,
+    /// Index into [`Trace::ops`]; 0 when no operator ran.
+    pub op: u16,
+    /// Module that was running.
+    pub scope: Scope,
+}
+
+/// What one operator computed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Cost {
+    /// Floating-point operations of products, convolutions and attention; a multiply-add is two.
+    pub flops: f64,
+    /// Bytes read and written.
+    pub bytes: f64,
+    /// Bytes of one number of its inputs: 2 for bf16 and fp16, 4 for fp32.
+    pub element_bytes: u8,
+    /// Whether it is part of a backward pass.
+    pub backward: bool,
+    /// Index into [`Trace::ops`].
+    pub op: u16,
+    /// Module that was running, of the forward pass for both passes.
+    pub scope: Scope,
+    /// Events that had happened when it ended.
+    pub event: u32,
+}
+
+/// Everything between [`begin`] and [`Recording::finish`].
+#[derive(Debug, Clone, Default)]
+pub struct Trace {
+    /// Changes of blocks in order of time.
+    pub events: Vec<Event>,
+    /// Operators in order of time.
+    pub costs: Vec<Cost>,
+    /// Names of operators (`aten::mm`); the first is empty.
+    pub ops: Vec<String>,
+    /// Named moments: name, events and costs so far.
+    pub marks: Vec<(&'static str, usize, usize)>,
+}
+
+/// A trace in the making, of this thread alone.
+#[derive(Debug)]
+pub struct Recording {
+    marks: Vec<(&'static str, usize, usize)>,
+    thread: PhantomData<*const ()>,
+}
+
+/// Starts a trace on this thread. With `counts_host`, CPU tensors are part of it: they are when the CPU is planned.
+///
+/// # Errors
+/// [`crate::Error::Torch`] from libtorch.
+pub fn begin(counts_host: bool) -> crate::Result<Recording> {
+    // SAFETY: starts thread-local bookkeeping.
+    unsafe { native::check(native::prsmed_trace_begin(counts_host))? };
+    Ok(Recording { marks: Vec::new(), thread: PhantomData })
+}
+
+impl Recording {
+    /// Names this moment.
+    pub fn mark(&mut self, name: &'static str) {
+        let view = view();
+        self.marks.push((name, count(view.num_events), count(view.num_costs)));
+    }
+
+    /// Ends the trace.
+    pub fn finish(mut self) -> Trace {
+        let view = view();
+        // SAFETY: the view is of this thread's trace, which runs until `self` is dropped, and nothing is traced meanwhile.
+        let (events, costs) = unsafe {
+            (
+                slice(view.events, count(view.num_events)).iter().map(Event::from).collect(),
+                slice(view.costs, count(view.num_costs)).iter().map(Cost::from).collect(),
+            )
+        };
+        let ops = (0..)
+            .map_while(|index| {
+                // SAFETY: gives null past the last name, else a string that lives as long as the trace.
+                let name = unsafe { native::prsmed_trace_name(index) };
+                // SAFETY: as above.
+                (!name.is_null()).then(|| unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned())
+            })
+            .collect();
+        Trace { events, costs, ops, marks: std::mem::take(&mut self.marks) }
+    }
+}
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        // SAFETY: ends thread-local bookkeeping; `self` is not `Send`.
+        unsafe { native::prsmed_trace_end() };
+    }
+}
+
+fn view() -> RawTraceView {
+    let mut view = RawTraceView { events: std::ptr::null(), num_events: 0, costs: std::ptr::null(), num_costs: 0 };
+    // SAFETY: the callee fills the structure.
+    unsafe { native::prsmed_trace_view(&raw mut view) };
+    view
+}
+
+fn count(number: u64) -> usize {
+    usize::try_from(number).expect("it is in memory")
+}
+
+/// # Safety
+/// `start` must be null or point to `len` values that live and stay unchanged while the result is used.
+unsafe fn slice<'a, T>(start: *const T, len: usize) -> &'a [T] {
+    // SAFETY: the caller's promise.
+    if start.is_null() { &[] } else { unsafe { std::slice::from_raw_parts(start, len) } }
+}
+
+impl From<&RawEvent> for Event {
+    fn from(raw: &RawEvent) -> Self {
+        let change = match raw.kind {
+            0 => Change::Allocate(raw.bytes),
+            1 => Change::Release,
+            _ => Change::Move,
+        };
+        Self { block: raw.block, change, category: raw.category, op: raw.op, scope: Scope(raw.scope) }
+    }
+}
+
+impl From<&RawCost> for Cost {
+    fn from(raw: &RawCost) -> Self {
+        Self {
+            flops: raw.flops,
+            bytes: raw.bytes,
+            element_bytes: raw.element_bytes,
+            backward: raw.backward != 0,
+            op: raw.op,
+            scope: Scope(raw.scope),
+            event: raw.event,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::{Kind, META, Tensor, ledger, meta, scope};
+
+    #[test]
+    fn blocks_costs_and_scopes_of_a_small_step() {
+        ledger::install();
+        meta::install().unwrap();
+        let mut recording = begin(false).unwrap();
+        let weight = Tensor::zeros([8, 4], (Kind::Float, META)).set_requires_grad(true);
+        recording.mark("forward");
+        let loss = {
+            let _scope = scope::enter("llm");
+            let xs = Tensor::zeros([2, 4], (Kind::Float, META));
+            xs.matmul(&weight.tr()).relu().sum(Kind::Float)
+        };
+        recording.mark("backward");
+        loss.backward();
+        let trace = recording.finish();
+        let first = trace.events[0];
+        assert_eq!((first.block, first.change), (0, Change::Allocate(8 * 4 * 4)));
+        let products: Vec<&Cost> = trace.costs.iter().filter(|c| trace.ops[usize::from(c.op)] == "aten::mm").collect();
+        // x w^T, and in the backward pass the gradient of w
+        assert_eq!(products.len(), 2);
+        for product in &products {
+            assert_eq!(
+                (product.flops, product.bytes),
+                (2.0 * 2.0 * 4.0 * 8.0, 4.0 * (2.0 * 4.0 + 4.0 * 8.0 + 2.0 * 8.0))
+            );
+            assert_eq!(scope::path(product.scope), "llm");
+        }
+        assert_eq!((products[0].backward, products[1].backward), (false, true));
+        assert_eq!(trace.marks[0], ("forward", 1, 1));
+        let made = trace.events.iter().filter(|e| matches!(e.change, Change::Allocate(_))).count();
+        let gone = trace.events.iter().filter(|e| e.change == Change::Release).count();
+        // weight, its gradient and the loss are alive
+        assert_eq!(made - gone, 3, "{:?}", trace.events);
+    }
+}
