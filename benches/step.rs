@@ -146,7 +146,7 @@ fn parts(model: &PrsMed, inputs: &Inputs, options: &Options) -> Value {
 
 fn pass(options: &Options) -> Pass {
     Pass {
-        llm: mistral::Pass { train: true, checkpoint: options.checkpoint },
+        llm: mistral::Pass { train: true, checkpoint: if options.checkpoint { usize::MAX } else { 0 } },
         encoder: tiny_vit::Pass { statistics: BatchStatistics::Running, checkpoint: options.checkpoint },
         decoder_dropout: true,
     }

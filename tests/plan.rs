@@ -4,7 +4,9 @@
 
 use prsmed::config::{RunConfig, Sources};
 use prsmed::plan::rehearse::{self, Job, Measured, Phase};
+use prsmed::plan::replay::{self, PhaseMemory};
 use prsmed::segment::rehearsal::{Example, Rehearsal};
+use prsmed::segment::setup;
 use prsmed::tensor::meta::Target;
 use prsmed::tensor::{Device, META, ledger, meta, set_num_threads};
 use rand::seq::IndexedRandom;
@@ -17,9 +19,9 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example) {
     let sets = vec![
         one("model.image_size", &["64", "80", "128"]),
         one("train.micro_batch", &["1", "2", "3"]),
-        one("train.accumulation", &["1", "2"]),
+        one("train.accumulation", &["1", "2", "4"]),
         one("train.precision", &["fp32", "bf16"]),
-        one("train.checkpointing", &["none", "full"]),
+        one("train.checkpointing", &["none", "full", "0", "1", "2"]),
         one("train.ema_decay", &["0.0", "0.9"]),
         one("lora.rank", &["2", "8", "16"]),
         one("lora.dropout", &["0.0", "0.1"]),
@@ -42,11 +44,16 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example) {
 }
 
 fn phases(config: &RunConfig, example: Example, device: Device) -> Vec<Phase> {
-    let build = || Rehearsal::new(&config.model, config.lora, &config.train, example, device);
+    let sizes = setup::planned_sizes(&config.model, config.lora, example.num_classes).unwrap();
+    let build = || Rehearsal::new(&config.model, &sizes, &config.train, example, device);
     let jobs = [Job::Train, Job::Eval, Job::Predict];
     let of = |job| {
         if device == META {
-            return rehearse::phases(&rehearse::plan(job, &config.train, Target::Cpu, build).unwrap());
+            let trace = rehearse::plan(job, &config.train, Target::Cpu, build).unwrap().trace;
+            let phases = replay::phases(&trace, replay::Device::Cpu).into_iter();
+            let phase =
+                |p: PhaseMemory| Phase { name: p.name, allocated_peak: p.allocated_peak, categories: p.categories };
+            return phases.map(phase).collect();
         }
         let mut meter = Measured::begin();
         rehearse::rehearse(job, &config.train, &build, &mut meter).unwrap();

@@ -8,7 +8,10 @@ pub mod report;
 mod data;
 mod eval;
 mod hub;
+mod plan;
 mod predict;
+mod preset;
+mod solve;
 mod trace;
 mod train;
 
@@ -47,6 +50,9 @@ enum Command {
     Train(Box<train::Args>),
     Eval(eval::Args),
     Predict(predict::Args),
+    Plan(plan::Args),
+    Preset(preset::Args),
+    Solve(solve::Args),
     #[command(subcommand)]
     Data(data::Command),
     #[command(subcommand)]
@@ -101,6 +107,9 @@ fn dispatch(command: Command, context: &Context) -> anyhow::Result<Outcome> {
         Command::Train(args) => train::run(&args, context),
         Command::Eval(args) => eval::run(&args, context),
         Command::Predict(args) => predict::run(&args, context),
+        Command::Plan(args) => plan::run(&args, context),
+        Command::Preset(args) => preset::run(&args, context),
+        Command::Solve(args) => solve::run(&args, context),
         Command::Data(command) => data::run(&command, context),
         Command::Hub(command) => hub::run(&command, context),
         Command::Trace(args) => trace::run(&args, context),

@@ -3,6 +3,8 @@
 //! A preset states every value. A config file overlays a preset (its own `preset = "NAME"` line, the one asked for, or
 //! the default), `--set key=value` overlays both. Misspelt keys are refused with the nearest one that exists.
 
+pub mod planned;
+
 use crate::nn::LoraConfig;
 use crate::segment::ModelConfig;
 use crate::segment::task::DataConfig;

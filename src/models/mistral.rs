@@ -212,8 +212,8 @@ impl Run {
 pub struct Pass {
     /// Dropout on.
     pub train: bool,
-    /// Keep only the inputs of each layer and run it again in the backward pass.
-    pub checkpoint: bool,
+    /// Keep only the inputs of this many first layers and run them again in the backward pass.
+    pub checkpoint: usize,
 }
 
 /// The decoder with its embedding and head.
@@ -285,7 +285,7 @@ impl Mistral {
         let mut xs = embeds.shallow_clone();
         for (i, layer) in self.layers.iter().enumerate() {
             let _scope = scope::enter_at("layers", i);
-            xs = if pass.checkpoint {
+            xs = if i < pass.checkpoint {
                 let (layer, run) = (Rc::clone(layer), Rc::clone(&run));
                 checkpoint(&[&xs], move |inputs| layer.forward(&inputs[0], &run, None))
             } else {

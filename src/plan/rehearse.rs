@@ -5,8 +5,7 @@
 
 use crate::Result;
 use crate::event::Silent;
-use crate::tensor::ledger::CATEGORIES;
-use crate::tensor::trace::{Change, Recording, Trace};
+use crate::tensor::trace::{Recording, Trace};
 use crate::tensor::weights::Staged;
 use crate::tensor::{Kind, META, Tensor, ledger, meta, no_grad, trace};
 use crate::trainer::ema::Ema;
@@ -17,7 +16,7 @@ use crate::units::Bytes;
 use std::collections::HashMap;
 
 /// What is rehearsed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Job {
     /// A training run: load, first step, step, evaluation, saving, resuming.
@@ -28,7 +27,7 @@ pub enum Job {
     Predict,
 }
 
-/// Memory of one phase.
+/// Measured memory of one phase; [`super::replay::PhaseMemory`] is the planned one.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Phase {
     /// `load`, `first step` (optimizer state appears), `step`, `evaluate`, `save`, `resume`, `predict`.
@@ -93,6 +92,31 @@ impl Meter for Measured {
     }
 }
 
+/// A job that ran on [`META`].
+#[derive(Debug)]
+pub struct Rehearsed {
+    /// What ran.
+    pub job: Job,
+    /// What it allocated and computed.
+    pub trace: Trace,
+    /// Micro-batches of a step, and those that ran.
+    micro_batches: (usize, usize),
+}
+
+impl Rehearsed {
+    /// How often the micro-batches that ran make a step.
+    #[expect(clippy::cast_precision_loss, reason = "small counts")]
+    pub fn repeats(&self) -> f64 {
+        match self.job {
+            Job::Train => self.micro_batches.0 as f64 / self.micro_batches.1 as f64,
+            Job::Eval | Job::Predict => 1.0,
+        }
+    }
+}
+
+/// Micro-batches of a step that a plan runs: from the second one on gradients exist and nothing new happens.
+const PLANNED_MICRO_BATCHES: usize = 2;
+
 /// Plans `job`: runs it on [`META`] as `target` would.
 ///
 /// # Errors
@@ -102,12 +126,13 @@ pub fn plan<T: Rehearse>(
     config: &TrainConfig,
     target: meta::Target,
     build: impl Fn() -> Result<T>,
-) -> Result<Trace> {
+) -> Result<Rehearsed> {
     meta::install()?;
     let _target = meta::enter_target(target);
     let mut recording = trace::begin(target == meta::Target::Cpu)?;
-    rehearse(job, config, &build, &mut recording)?;
-    Ok(recording.finish())
+    let shown = config.accumulation.min(PLANNED_MICRO_BATCHES);
+    run_phases(job, config, shown, &build, &mut recording)?;
+    Ok(Rehearsed { job, trace: recording.finish(), micro_batches: (config.accumulation, shown) })
 }
 
 /// Runs the phases of `job` with tasks that `build` makes.
@@ -120,9 +145,19 @@ pub fn rehearse<T: Rehearse>(
     build: &impl Fn() -> Result<T>,
     meter: &mut impl Meter,
 ) -> Result<()> {
+    run_phases(job, config, config.accumulation, build, meter)
+}
+
+fn run_phases<T: Rehearse>(
+    job: Job,
+    config: &TrainConfig,
+    shown: usize,
+    build: &impl Fn() -> Result<T>,
+    meter: &mut impl Meter,
+) -> Result<()> {
     match job {
         Job::Train => {
-            let state = train(config, build, meter)?;
+            let state = train(config, shown, build, meter)?;
             meter.begin("resume");
             resume(config, build, &state)
         }
@@ -146,6 +181,7 @@ type SavedState = HashMap<String, Vec<i64>>;
 
 fn train<T: Rehearse>(
     config: &TrainConfig,
+    shown: usize,
     build: &impl Fn() -> Result<T>,
     meter: &mut impl Meter,
 ) -> Result<SavedState> {
@@ -157,7 +193,7 @@ fn train<T: Rehearse>(
     for name in ["first step", "step"] {
         meter.begin(name);
         let batches: Vec<T::Batch> = (0..config.accumulation).map(|_| task.example()).collect();
-        let (_whole, losses) = run::accumulate(&task, &batches, &scaler, 0)?;
+        let (_whole, losses) = run::accumulate(&task, &batches[..shown], &scaler, 0)?;
         drop(losses);
         let gradients = optimizer.measure(scaler.unscale_factor());
         optimizer.step(config.learning_rate, gradients)?;
@@ -195,43 +231,4 @@ fn swap(ema: &mut Option<Ema>, optimizer: &AdamW) {
     if let Some(ema) = ema {
         ema.swap(optimizer.params());
     }
-}
-
-/// Peaks of the marked phases of a trace.
-pub fn phases(trace: &Trace) -> Vec<Phase> {
-    let mut live = vec![(0_u64, 0_u8); 0];
-    let (mut total, mut by_category) = (0_u64, [0_u64; CATEGORIES.len()]);
-    let mut phases = Vec::new();
-    let ends = trace.marks.iter().skip(1).map(|mark| mark.1).chain([trace.events.len()]);
-    for (&(name, start, _), end) in trace.marks.iter().zip(ends) {
-        let (mut peak, mut at_peak) = (total, by_category);
-        for event in &trace.events[start..end] {
-            let block = event.block as usize;
-            match event.change {
-                Change::Allocate(bytes) => {
-                    live.resize(live.len().max(block + 1), (0, 0));
-                    live[block] = (bytes, event.category);
-                    total += bytes;
-                    by_category[usize::from(event.category)] += bytes;
-                    if total > peak {
-                        (peak, at_peak) = (total, by_category);
-                    }
-                }
-                Change::Release => {
-                    let (bytes, category) = live[block];
-                    total -= bytes;
-                    by_category[usize::from(category)] -= bytes;
-                }
-                Change::Move => {
-                    let (bytes, category) = live[block];
-                    by_category[usize::from(category)] -= bytes;
-                    by_category[usize::from(event.category)] += bytes;
-                    live[block].1 = event.category;
-                }
-            }
-        }
-        let categories = CATEGORIES.iter().zip(at_peak).map(|((_, name), bytes)| (*name, Bytes(bytes))).collect();
-        phases.push(Phase { name, allocated_peak: Bytes(peak), categories });
-    }
-    phases
 }

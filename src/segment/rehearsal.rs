@@ -7,8 +7,7 @@ use super::step::Inputs;
 use super::{predict, task, weights};
 use crate::event::Observer;
 use crate::models::llava::IMAGE_TOKEN;
-use crate::models::prsmed::{BuildOptions, PrsMed};
-use crate::nn::LoraConfig;
+use crate::models::prsmed::{self, BuildOptions, PrsMed};
 use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, Tensor, guard, ledger, no_grad};
 use crate::trainer::{Batches, Loss, Parameter, Rehearse, Task, TrainConfig, Validation, Weight};
@@ -45,18 +44,17 @@ pub struct Rehearsal {
 }
 
 impl Rehearsal {
-    /// Builds the model on `device`; on [`crate::tensor::META`] nothing is allocated but counted.
+    /// Builds a model of `sizes` on `device`; on [`crate::tensor::META`] nothing is allocated but counted.
     ///
     /// # Errors
-    /// [`Error::Config`] as [`setup::planned_sizes`].
+    /// Typed errors of libtorch.
     pub fn new(
         settings: &ModelConfig,
-        lora: LoraConfig,
+        sizes: &prsmed::Config,
         train: &TrainConfig,
         example: Example,
         device: Device,
     ) -> Result<Self> {
-        let sizes = setup::planned_sizes(settings, lora, example.num_classes)?;
         let kind = train.precision.kind();
         let options = BuildOptions {
             device,
@@ -65,7 +63,7 @@ impl Rehearsal {
             initialise: settings.base == setup::RANDOM && settings.image_encoder == setup::RANDOM,
             train_base: settings.train_base,
         };
-        let model = guard::guard(|| Ok(PrsMed::new(&sizes, options)))?;
+        let model = guard::guard(|| Ok(PrsMed::new(sizes, options)))?;
         Ok(Self { model, settings: settings.clone(), train: train.clone(), example })
     }
 }

@@ -16,7 +16,7 @@ use crate::segment::Semantics;
 use crate::tensor::store::Role;
 use crate::tensor::weights::Staged;
 use crate::tensor::{Kind, META, Tensor, guard, ledger, meta, no_grad};
-use crate::trainer::{Batches, Checkpointing, Loss, Parameter, Task, TrainConfig, Validation, Weight};
+use crate::trainer::{Batches, Loss, Parameter, Task, TrainConfig, Validation, Weight};
 use crate::{Error, Result};
 use std::path::Path;
 use std::sync::Arc;
@@ -242,14 +242,13 @@ impl Task for SegmentTask {
 
 /// How training runs the model.
 pub(super) fn training_pass(model: &ModelConfig, train: &TrainConfig) -> Pass {
-    let checkpoint = train.checkpointing == Checkpointing::Full;
     let statistics = match model.batch_norm {
         BatchNorm::Frozen => BatchStatistics::Running,
         BatchNorm::Batch => BatchStatistics::Batch { momentum: 0.1 },
     };
     Pass {
-        llm: mistral::Pass { train: true, checkpoint },
-        encoder: tiny_vit::Pass { statistics, checkpoint },
+        llm: mistral::Pass { train: true, checkpoint: train.checkpointing.llm_layers() },
+        encoder: tiny_vit::Pass { statistics, checkpoint: train.checkpointing.of_encoder() },
         decoder_dropout: true,
     }
 }

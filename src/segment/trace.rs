@@ -65,7 +65,7 @@ pub fn run(assembly: &Assembly, inputs: &Inputs, steps: usize, config: &TrainCon
     let semantics = assembly.description.model.semantics;
     let model = &assembly.model;
     let pass = Pass {
-        llm: mistral::Pass { train: false, checkpoint: false },
+        llm: mistral::Pass { train: false, checkpoint: 0 },
         encoder: tiny_vit::Pass { statistics: BatchStatistics::Batch { momentum: 0.1 }, checkpoint: false },
         decoder_dropout: false,
     };

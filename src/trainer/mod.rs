@@ -157,18 +157,78 @@ pub struct TrainConfig {
     pub seed: u64,
     /// Dtypes: `fp32`, `bf16` or `fp16`.
     pub precision: Precision,
-    /// What the forward pass keeps for the backward pass.
+    /// What the forward pass keeps for the backward pass: `"none"` (all), `"full"` (layer inputs only), or a number: the
+    /// encoder's blocks and that many layers of the language model keep their inputs only. Less memory, more time.
     pub checkpointing: Checkpointing,
     /// Decay of the moving average of the weights, 0..1; 0 = none. Costs one more fp32 copy of the trained weights.
     pub ema_decay: f64,
 }
 
-/// Activation checkpointing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
+/// Activation checkpointing: `"none"`, `"full"`, or a number of layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Checkpointing {
     /// Keep all activations: fastest, largest.
     None,
-    /// Keep the inputs of each layer of the language model and each block of the image encoder; run them twice.
+    /// Keep the inputs of each block of the image encoder and of this many first layers of the language model; run them
+    /// twice.
+    Layers(usize),
+    /// The same for every layer of the language model.
     Full,
+}
+
+impl Checkpointing {
+    /// Layers of the language model that are run twice.
+    pub fn llm_layers(self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Layers(layers) => layers,
+            Self::Full => usize::MAX,
+        }
+    }
+
+    /// Whether the blocks of the image encoder are run twice.
+    pub fn of_encoder(self) -> bool {
+        self != Self::None
+    }
+}
+
+impl serde::Serialize for Checkpointing {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        match self {
+            Self::None => serializer.serialize_str("none"),
+            Self::Layers(layers) => serializer.serialize_u64(*layers as u64),
+            Self::Full => serializer.serialize_str("full"),
+        }
+    }
+}
+
+impl<'de> serde::Deserialize<'de> for Checkpointing {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct Visitor;
+        impl serde::de::Visitor<'_> for Visitor {
+            type Value = Checkpointing;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+                f.write_str("`none`, `full` or a number of layers")
+            }
+
+            fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<Checkpointing, E> {
+                match text {
+                    "none" => Ok(Checkpointing::None),
+                    "full" => Ok(Checkpointing::Full),
+                    other => Err(E::unknown_variant(other, &["none", "full", "a number of layers"])),
+                }
+            }
+
+            fn visit_i64<E: serde::de::Error>(self, layers: i64) -> std::result::Result<Checkpointing, E> {
+                let layers = usize::try_from(layers);
+                layers.map(Checkpointing::Layers).map_err(|_| E::custom("a number of layers is 0 or more"))
+            }
+
+            fn visit_u64<E: serde::de::Error>(self, layers: u64) -> std::result::Result<Checkpointing, E> {
+                self.visit_i64(i64::try_from(layers).unwrap_or(-1))
+            }
+        }
+        deserializer.deserialize_any(Visitor)
+    }
 }

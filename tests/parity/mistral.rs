@@ -60,7 +60,7 @@ fn mistral_agrees() {
     for prefix in ["a", "b", "c"] {
         let (store, model) = build(&fixture);
         let embeds = embeds(&fixture, prefix, &model, Kind::Float);
-        let out = forward(&fixture, prefix, &model, &embeds, Pass { train: true, checkpoint: false });
+        let out = forward(&fixture, prefix, &model, &embeds, Pass { train: true, checkpoint: 0 });
         out.scalar(&fixture, prefix).backward();
         let mut case = fixture.case(prefix);
         case.check("last_hidden", &out.hidden);

@@ -1,0 +1,187 @@
+//! `prsmed plan`, and how commands name settings and machines to plan for.
+
+use super::Context;
+use super::report::Outcome;
+use crate::config::planned::{Remedy, remedies};
+use crate::config::{RunConfig, Sources};
+use crate::event::Event;
+use crate::plan::device_terms::Facts;
+use crate::plan::host::Host;
+use crate::plan::rehearse::Job;
+use crate::plan::report::{Machine, Plan};
+use crate::plan::{cards, detect, replay, timeline};
+use crate::tensor::weights::write_bytes;
+use crate::{Error, Result};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+/// Settings to plan.
+#[derive(Debug, clap::Args)]
+pub(super) struct SettingsArgs {
+    /// Named settings: tiny, full, cpu, gpu-24gb, ... [default: full]
+    #[arg(long, value_name = "NAME")]
+    pub(super) preset: Option<String>,
+    /// TOML file over the preset
+    #[arg(long, value_name = "FILE")]
+    pub(super) config: Option<PathBuf>,
+    /// One setting, for example `train.micro_batch=4`; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(super) sets: Vec<String>,
+}
+
+impl SettingsArgs {
+    /// The settings with those of flags over them.
+    pub(super) fn resolve(&self, flags: Vec<(String, String)>) -> Result<RunConfig> {
+        let mut sets: Vec<(String, String)> = self.sets.iter().map(|set| (set.clone(), "--set".to_owned())).collect();
+        sets.extend(flags);
+        let sources =
+            Sources { preset: self.preset.clone(), default_preset: "full".into(), file: self.config.clone(), sets };
+        Ok(sources.resolve()?.config)
+    }
+}
+
+/// The machine to plan for.
+#[derive(Debug, clap::Args)]
+pub(super) struct MachineArgs {
+    /// A size (24gb), a card ("RTX 4090"), `cpu`, or `auto`: the first card that this process may use, else the CPU
+    #[arg(long, value_name = "CARD", default_value = "auto")]
+    pub(super) gpu: String,
+}
+
+impl MachineArgs {
+    pub(super) fn machine(&self, context: &Context) -> Result<Machine> {
+        match self.gpu.as_str() {
+            "auto" => Ok(detected(context)),
+            "cpu" => Ok(Machine::Cpu(Host::detect())),
+            named => {
+                let budget = cards::find(named).map_err(|error| {
+                    let hint = error.hint();
+                    Error::config("--gpu", error.to_string(), hint)
+                })?;
+                Ok(Machine::Cuda(budget, Facts::default()))
+            }
+        }
+    }
+}
+
+/// The first device that this process may use, with what others hold on it; without any, the CPU.
+pub(super) fn detected(context: &Context) -> Machine {
+    let devices = detect::detect(context.env.cuda_visible_devices.as_deref());
+    let Some(first) = devices.first() else { return Machine::Cpu(Host::detect()) };
+    if let [_, others @ ..] = devices.as_slice()
+        && !others.is_empty()
+    {
+        let note = format!("{} cards: planning for the first, {}; training uses one", devices.len(), first.name);
+        context.progress.on(&Event::Note(note));
+    }
+    Machine::Cuda(first.budget(), Facts { other_processes: first.in_use(), ..Facts::default() })
+}
+
+/// Say what a job needs, before it runs
+///
+/// The job's own code runs without memory, weights, GPU or network, and every allocation is counted. Three columns:
+/// what tensors hold (allocated), what libtorch's allocator holds for them (reserved), what the driver shows (device).
+/// On the CPU all texts are planned as long as `model.max_text_tokens`; the last column is resident memory.
+///
+/// Exit code 0 when it fits, 1 when it does not; then the changes that would help are listed, each planned.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  prsmed plan --preset full --gpu 24gb
+  prsmed plan --config my.toml --gpu \"RTX 4090\" --timeline step.html
+  prsmed plan --preset full --gpu 16gb --task predict --json")]
+pub(super) struct Args {
+    #[command(flatten)]
+    settings: SettingsArgs,
+    #[command(flatten)]
+    machine: MachineArgs,
+    /// What to plan
+    #[arg(long, value_enum, default_value_t = Task::Train)]
+    task: Task,
+    /// Write a picture of memory over the job: .svg, or .html with a readout under the pointer
+    #[arg(long, value_name = "FILE")]
+    timeline: Option<PathBuf>,
+}
+
+/// Jobs by their command.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Task {
+    /// Load, steps, evaluation, saving and resuming
+    Train,
+    /// Validation batches
+    Eval,
+    /// One picture and its question
+    Predict,
+}
+
+pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+    let picture = args.timeline.as_deref().map(picture_kind).transpose()?;
+    let config = args.settings.resolve(Vec::new())?;
+    let machine = args.machine.machine(context)?;
+    let job = match args.task {
+        Task::Train => Job::Train,
+        Task::Eval => Job::Eval,
+        Task::Predict => Job::Predict,
+    };
+    let rehearsed = config.rehearse(job, config.longest_example(), machine.target())?;
+    let plan = Plan::of(&rehearsed, &machine);
+    if let (Some(path), Some(kind)) = (&args.timeline, picture) {
+        let title = format!("{} on {}: peak {}", title(job), plan.budget.device, plan.allocated_peak);
+        let timeline = replay::timeline(&rehearsed.trace, title, Some(plan.budget.bytes.0));
+        let text = match kind {
+            Picture::Svg => timeline::svg(&timeline),
+            Picture::Html => timeline::html(&timeline),
+        };
+        write_bytes(path, text.as_bytes())?;
+    }
+    context.output.line(plan.table())?;
+    let helping = if plan.fits { Vec::new() } else { remedies(&config, job, &machine, &plan)? };
+    if !plan.fits {
+        context.output.line(remedy_lines(&helping))?;
+    }
+    let mut record = serde_json::to_value(&plan)?;
+    record["kind"] = json!("plan");
+    record["remedies"] = json!(helping);
+    context.output.record(&record)?;
+    Ok(if plan.fits { Outcome::Done } else { Outcome::No })
+}
+
+fn title(job: Job) -> &'static str {
+    match job {
+        Job::Train => "Training",
+        Job::Eval => "Evaluation",
+        Job::Predict => "Prediction",
+    }
+}
+
+/// Changes as lines, the most useful first.
+pub(super) fn remedy_lines(remedies: &[Remedy]) -> String {
+    let mut lines = vec!["changes that save memory:".to_owned()];
+    for remedy in remedies {
+        let verdict = if remedy.fits { "fits" } else { "still too large" };
+        lines.push(format!(
+            "  --set {}: saves {}, then {} ({verdict}); {}",
+            remedy.change.replace(' ', " --set "),
+            remedy.saves,
+            remedy.device_peak,
+            remedy.cost
+        ));
+    }
+    lines.join("\n")
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Picture {
+    Svg,
+    Html,
+}
+
+fn picture_kind(path: &Path) -> Result<Picture> {
+    match path.extension().and_then(|extension| extension.to_str()) {
+        Some("svg") => Ok(Picture::Svg),
+        Some("html") => Ok(Picture::Html),
+        _ => {
+            let reason = format!("`{}` is neither .svg nor .html", path.display());
+            Err(Error::config("--timeline", reason, "name a file such as step.html"))
+        }
+    }
+}

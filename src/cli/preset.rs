@@ -1,0 +1,140 @@
+//! `prsmed preset`: the fastest settings that fit a card.
+
+use super::Context;
+use super::plan::{MachineArgs, SettingsArgs};
+use super::report::Outcome;
+use crate::config::RunConfig;
+use crate::config::planned::{Searched, preset_toml};
+use crate::event::Event;
+use crate::plan::report::Machine;
+use crate::plan::search::{Candidate, Found, Space, search};
+use serde_json::json;
+
+/// Find settings that train the full model on a card
+///
+/// Searches micro-batch and accumulation (their product stays the effective batch) and activation checkpointing, by whole
+/// plans, and prints TOML for `prsmed train --config` on standard output; the plan and the runner-up go to standard
+/// error. Results of training do not depend on what is searched; a smaller picture is tried only when nothing fits with
+/// the one asked for, and that is said.
+///
+/// Exit code 1 when no settings fit.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  prsmed preset --gpu 24gb > my.toml
+  prsmed train --data-root data --config my.toml
+  prsmed preset --gpu \"RTX A6000\" --effective-batch 16 --image-size 512")]
+pub(super) struct Args {
+    #[command(flatten)]
+    settings: SettingsArgs,
+    #[command(flatten)]
+    machine: MachineArgs,
+    /// Samples of an optimizer step
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=4096))]
+    effective_batch: u16,
+    /// Side of the segmenter's picture in pixels, a multiple of 16 [default: as the settings say, smaller if need be]
+    #[arg(long, value_name = "N")]
+    image_size: Option<i64>,
+    /// speed: fastest step; quality: also a moving average of the weights, and never a smaller picture
+    #[arg(long, value_enum, default_value_t = Objective::Speed)]
+    objective: Objective,
+}
+
+/// What the search is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Objective {
+    Speed,
+    Quality,
+}
+
+/// Part of a card that a preset leaves free: plans have not been compared with a GPU yet.
+pub(super) const HEADROOM_FRAC: f64 = 0.03;
+
+pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+    let mut flags = Vec::new();
+    if let Some(side) = args.image_size {
+        flags.push((format!("model.image_size={side}"), "--image-size".to_owned()));
+    }
+    if args.objective == Objective::Quality {
+        flags.push(("train.ema_decay=0.999".to_owned(), "--objective".to_owned()));
+    }
+    let config = args.settings.resolve(flags)?;
+    let machine = args.machine.machine(context)?;
+    let may_shrink = args.image_size.is_none() && args.objective == Objective::Speed;
+    let found = search_for(&config, &machine, usize::from(args.effective_batch), may_shrink)?;
+    let device = machine.offer().device;
+    let Some(best) = found.fitting.first() else {
+        context.output.line(nothing_fits(&found, &device))?;
+        context.output.record(&json!({ "kind": "preset", "fits": false, "smallest": found.smallest }))?;
+        return Ok(Outcome::No);
+    };
+    let toml = preset_toml(&config.with(&best.choice), &best.plan);
+    context.output.line(&toml)?;
+    let mut notes = vec![best.plan.table()];
+    if best.choice.image_size < config.model.image_size {
+        let (wanted, now) = (config.model.image_size, best.choice.image_size);
+        notes.push(format!("nothing fits with pictures of {wanted} pixels: these have {now}, masks become coarser"));
+    }
+    if let Some(second) = found.fitting.get(1) {
+        notes.push(format!("runner-up: {}", described(second)));
+    }
+    notes.push(format!("best of {} settings, {} of them planned", found.considered, found.planned));
+    context.progress.on(&Event::Note(notes.join("\n")));
+    context.output.record(&json!({
+        "kind": "preset",
+        "fits": true,
+        "choice": best.choice,
+        "plan": best.plan,
+        "runner_up": found.fitting.get(1),
+        "considered": found.considered,
+        "planned": found.planned,
+        "toml": toml,
+    }))?;
+    Ok(Outcome::Done)
+}
+
+/// The search that `prsmed preset` and `prsmed train` do.
+pub(super) fn search_for(
+    config: &RunConfig,
+    machine: &Machine,
+    effective_batch: usize,
+    may_shrink: bool,
+) -> crate::Result<Found> {
+    let wanted = config.model.image_size;
+    let smaller = [768, 512].into_iter().filter(|side| may_shrink && *side < wanted);
+    let space = Space {
+        effective_batch,
+        image_sizes: std::iter::once(wanted).chain(smaller).collect(),
+        headroom_frac: HEADROOM_FRAC,
+    };
+    search(&Searched::new(config, machine)?, &space)
+}
+
+/// Why there is no preset, and what would help.
+pub(super) fn nothing_fits(found: &Found, device: &str) -> String {
+    let least = found.smallest.as_ref().map_or_else(String::new, |smallest| {
+        format!(
+            "; the smallest settings need {} of {} ({})",
+            smallest.plan.device_peak,
+            smallest.plan.budget.bytes,
+            described(smallest)
+        )
+    });
+    format!(
+        "no settings fit {device}{least}\nthe frozen weights alone take most of it: smaller cards need them in 4 bits, \
+         which prsmed does not have yet; `prsmed solve --for gpu` names the smallest card"
+    )
+}
+
+fn described(candidate: &Candidate) -> String {
+    let choice = &candidate.choice;
+    let checkpointing = match choice.checkpointing {
+        crate::trainer::Checkpointing::None => "no checkpointing".to_owned(),
+        crate::trainer::Checkpointing::Layers(layers) => format!("encoder and {layers} layers checkpointed"),
+        crate::trainer::Checkpointing::Full => "full checkpointing".to_owned(),
+    };
+    let time = candidate.plan.time.map_or_else(String::new, |time| format!(", {:.2} s a step", time.seconds));
+    format!(
+        "micro-batch {} x {}, {checkpointing}, {} pixels: {}{time}",
+        choice.micro_batch, choice.accumulation, choice.image_size, candidate.plan.device_peak
+    )
+}

@@ -1,0 +1,229 @@
+//! Plans of a [`RunConfig`]: rehearsals with its longest texts, the search's view of it, and what to change when it is too
+//! large.
+
+use super::RunConfig;
+use crate::Result;
+use crate::plan::rehearse::{self, Job, Rehearsed};
+use crate::plan::report::{Machine, Plan};
+use crate::plan::search::{Choice, Problem};
+use crate::segment::rehearsal::{Example, Rehearsal};
+use crate::segment::setup;
+use crate::tensor::META;
+use crate::tensor::meta::Target;
+use crate::trainer::Checkpointing;
+use crate::trainer::precision::Precision;
+use crate::units::Bytes;
+
+/// Modality classes of a plan without data.
+const CLASSES: usize = 6;
+/// Ids of the template around question and answer, and a few of the question.
+const TEMPLATE_TOKENS: usize = 24;
+/// Tokens that a planned prediction generates; later ones need no more memory.
+const NEW_TOKENS: usize = 4;
+
+impl RunConfig {
+    /// The longest batch that these settings allow: every text as long as `model.max_text_tokens`.
+    pub fn longest_example(&self) -> Example {
+        let text_tokens = self.model.max_text_tokens.max(TEMPLATE_TOKENS + 2);
+        Example {
+            text_tokens,
+            answer_tokens: text_tokens - TEMPLATE_TOKENS,
+            num_classes: CLASSES,
+            new_tokens: NEW_TOKENS,
+        }
+    }
+
+    /// Runs `job` with these settings on the meta device.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] for sizes that do not fit.
+    pub fn rehearse(&self, job: Job, example: Example, target: Target) -> Result<Rehearsed> {
+        let sizes = setup::planned_sizes(&self.model, self.lora, example.num_classes)?;
+        rehearse::plan(job, &self.train, target, || Rehearsal::new(&self.model, &sizes, &self.train, example, META))
+    }
+
+    /// The plan of `job` with the longest texts.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] for sizes that do not fit.
+    pub fn plan(&self, job: Job, machine: &Machine) -> Result<Plan> {
+        Ok(Plan::of(&self.rehearse(job, self.longest_example(), machine.target())?, machine))
+    }
+
+    /// These settings with those of `choice`.
+    #[must_use]
+    pub fn with(&self, choice: &Choice) -> Self {
+        let mut config = self.clone();
+        config.model.image_size = choice.image_size;
+        config.train.micro_batch = choice.micro_batch;
+        config.train.accumulation = choice.accumulation;
+        config.train.checkpointing = choice.checkpointing;
+        config
+    }
+}
+
+/// Settings whose training is searched for a machine.
+#[derive(Debug)]
+pub struct Searched<'a> {
+    /// Everything that the search leaves alone.
+    pub config: &'a RunConfig,
+    /// What it must fit.
+    pub machine: &'a Machine,
+    /// Layers of its language model.
+    llm_layers: usize,
+}
+
+impl<'a> Searched<'a> {
+    /// # Errors
+    /// [`crate::Error::Config`] for sizes that do not fit.
+    pub fn new(config: &'a RunConfig, machine: &'a Machine) -> Result<Self> {
+        let sizes = setup::planned_sizes(&config.model, config.lora, CLASSES)?;
+        let llm_layers = usize::try_from(sizes.llm.num_hidden_layers).unwrap_or(0);
+        Ok(Self { config, machine, llm_layers })
+    }
+}
+
+impl Problem for Searched<'_> {
+    fn plan(&self, choice: &Choice) -> Result<Plan> {
+        self.config.with(choice).plan(Job::Train, self.machine)
+    }
+
+    fn llm_layers(&self) -> usize {
+        self.llm_layers
+    }
+
+    fn parallel(&self) -> bool {
+        // the CPU's operators are learnt by one thread at a time
+        self.machine.target() == Target::Cuda
+    }
+}
+
+/// A change that makes a job smaller.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Remedy {
+    /// `--set` assignments.
+    pub change: String,
+    /// Bytes that the device peak loses.
+    pub saves: Bytes,
+    /// The device peak then.
+    pub device_peak: Bytes,
+    /// Whether it fits then.
+    pub fits: bool,
+    /// What it costs.
+    pub cost: String,
+    /// Whether results stay the same (up to rounding).
+    pub keeps_results: bool,
+}
+
+/// Changes that save memory, each planned by itself and all of the harmless ones together: those that keep the results
+/// first, then by what they save.
+///
+/// # Errors
+/// What planning says.
+pub fn remedies(config: &RunConfig, job: Job, machine: &Machine, plan: &Plan) -> Result<Vec<Remedy>> {
+    let mut found = Vec::new();
+    let mut harmless = (config.clone(), Vec::new());
+    for change in changes(config, job) {
+        let mut changed = config.clone();
+        (change.apply)(&mut changed);
+        if change.keeps_results {
+            (change.apply)(&mut harmless.0);
+            harmless.1.push(change.text.clone());
+        }
+        found.push(remedy(&changed, job, machine, plan, change)?);
+    }
+    if harmless.1.len() > 1 {
+        let (changed, texts) = harmless;
+        let change = Change { text: texts.join(" "), cost: "time only", keeps_results: true, apply: Box::new(|_| ()) };
+        found.push(remedy(&changed, job, machine, plan, change)?);
+    }
+    found.retain(|remedy| remedy.saves.0 > 0);
+    found.sort_by_key(|remedy| (!remedy.keeps_results, std::cmp::Reverse(remedy.saves)));
+    Ok(found)
+}
+
+fn remedy(config: &RunConfig, job: Job, machine: &Machine, plan: &Plan, change: Change) -> Result<Remedy> {
+    let then = config.plan(job, machine)?;
+    let slower = match (plan.time, then.time) {
+        (Some(now), Some(then)) if job == Job::Train && now.seconds > 0.0 => {
+            let ratio = then.seconds / now.seconds;
+            if (ratio - 1.0).abs() < 0.005 { String::new() } else { format!(", a step takes {ratio:.2} of the time") }
+        }
+        _ => String::new(),
+    };
+    Ok(Remedy {
+        change: change.text,
+        saves: Bytes(plan.device_peak.0.saturating_sub(then.device_peak.0)),
+        device_peak: then.device_peak,
+        fits: then.fits,
+        cost: format!("{}{slower}", change.cost),
+        keeps_results: change.keeps_results,
+    })
+}
+
+struct Change {
+    text: String,
+    cost: &'static str,
+    keeps_results: bool,
+    apply: Box<dyn Fn(&mut RunConfig)>,
+}
+
+/// What could be changed.
+fn changes(config: &RunConfig, job: Job) -> Vec<Change> {
+    let mut found = Vec::new();
+    let mut add = |text: String, cost, keeps_results, apply: Box<dyn Fn(&mut RunConfig)>| {
+        found.push(Change { text, cost, keeps_results, apply });
+    };
+    let train = &config.train;
+    if job == Job::Train && train.checkpointing != Checkpointing::Full {
+        let text = "train.checkpointing=full".into();
+        add(text, "layers run twice", true, Box::new(|c| c.train.checkpointing = Checkpointing::Full));
+    }
+    if job != Job::Predict && train.micro_batch > 1 {
+        let whole = train.micro_batch * train.accumulation;
+        let text = format!("train.micro_batch=1 train.accumulation={whole}");
+        let apply = move |c: &mut RunConfig| (c.train.micro_batch, c.train.accumulation) = (1, whole);
+        add(text, "the same effective batch in smaller parts", true, Box::new(apply));
+    }
+    if train.precision == Precision::Fp32 {
+        let apply = |c: &mut RunConfig| c.train.precision = Precision::Bf16;
+        add("train.precision=bf16".into(), "frozen weights and arithmetic in bf16", false, Box::new(apply));
+    }
+    if job == Job::Train && train.ema_decay > 0.0 {
+        let apply = |c: &mut RunConfig| c.train.ema_decay = 0.0;
+        add("train.ema_decay=0".into(), "no moving average for validation and best/", false, Box::new(apply));
+    }
+    if config.model.max_text_tokens > 128 {
+        let apply = |c: &mut RunConfig| c.model.max_text_tokens = 128;
+        add("model.max_text_tokens=128".into(), "longer texts are cut", false, Box::new(apply));
+    }
+    for side in [768, 512] {
+        if config.model.image_size > side {
+            let apply = move |c: &mut RunConfig| c.model.image_size = side;
+            add(format!("model.image_size={side}"), "coarser masks", false, Box::new(apply));
+        }
+    }
+    if config.lora.rank > 4 {
+        let rank = config.lora.rank / 2;
+        let apply = move |c: &mut RunConfig| c.lora.rank = rank;
+        add(format!("lora.rank={rank}"), "smaller adapters", false, Box::new(apply));
+    }
+    found
+}
+
+/// Settings as TOML for `prsmed train --config`, with their plan in comments.
+///
+/// # Panics
+/// Never: plain values serialise.
+pub fn preset_toml(config: &RunConfig, plan: &Plan) -> String {
+    let mut lines =
+        vec![format!("# prsmed preset for {} ({}).", plan.budget.device, plan.budget.bytes), "#".to_owned()];
+    lines.extend(plan.table().lines().map(|line| format!("# {line}").trim_end().to_owned()));
+    if config.model.image_encoder != setup::RANDOM {
+        lines.push("#".to_owned());
+        lines.push("# `model.image_encoder` is the TinySAM file: put its path here.".to_owned());
+    }
+    lines.push(String::new());
+    lines.push(toml::to_string(config).expect("plain values serialise"));
+    lines.join("\n")
+}
