@@ -328,7 +328,7 @@ fn lengths_are_those_of_the_encoder() {
     let by_closure =
         Source::new(Arc::new(source.manifest().clone()), Arc::new(move |row: &Row| encoder.encode(row)), CONFIG);
     assert_eq!(by_closure.text_lengths(&[2]).expect("encoded"), source.text_lengths(&[2]).expect("encoded"));
-    let lengths = source.text_lengths(&[2, 0]).expect("encoded");
+    let lengths: Vec<usize> = source.text_lengths(&[2, 0]).expect("encoded").iter().map(|t| t.tokens).collect();
     assert_eq!(lengths[0] - lengths[1], "where where ".len());
     let batch = source.sample(0, 0).expect("a sample");
     assert_eq!((batch.label, batch.ids.len(), batch.answer_start), (0, lengths[1], 2 + "where ".len()));
@@ -340,7 +340,7 @@ fn the_real_set_loads_whole() {
     let (source, _) = source(&folder, Bytes::default());
     let rows = source.manifest().rows_of(Split::Test);
     assert!(rows.len() > 50, "{} test rows", rows.len());
-    let lengths = source.text_lengths(&rows).expect("encoded");
+    let lengths: Vec<usize> = source.text_lengths(&rows).expect("encoded").iter().map(|t| t.tokens).collect();
     let batches = prsmed::data::order::epoch_batches(&rows, &lengths, 0, 0, 8);
     let source = Arc::new(source);
     let mut seen = Vec::new();

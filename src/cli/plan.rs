@@ -11,6 +11,7 @@ use crate::plan::rehearse::Job;
 use crate::plan::report::{Machine, Plan};
 use crate::plan::{cards, detect, replay, timeline};
 use crate::tensor::weights::write_bytes;
+use crate::tensor::{Device, default_device};
 use crate::{Error, Result};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -64,8 +65,13 @@ impl MachineArgs {
     }
 }
 
+/// The machine that training in this process runs on.
+pub(super) fn training_machine(context: &Context) -> Machine {
+    if default_device() == Device::Cpu { Machine::Cpu(Host::detect()) } else { detected(context) }
+}
+
 /// The first device that this process may use, with what others hold on it; without any, the CPU.
-pub(super) fn detected(context: &Context) -> Machine {
+fn detected(context: &Context) -> Machine {
     let devices = detect::detect(context.env.cuda_visible_devices.as_deref());
     let Some(first) = devices.first() else { return Machine::Cpu(Host::detect()) };
     if let [_, others @ ..] = devices.as_slice()

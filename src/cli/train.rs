@@ -2,17 +2,22 @@
 
 use super::data::RootArgs;
 use super::report::Outcome;
-use super::{Context, make_folder};
+use super::{Context, make_folder, plan, preset};
+use crate::config::planned::remedies;
 use crate::config::{Resolved, RunConfig, Sources};
 use crate::data::manifest::Manifest;
 use crate::data::split;
-use crate::event::Event;
+use crate::event::{Event, Observer};
+use crate::plan::rehearse::Job;
+use crate::plan::report::{Machine, Plan};
 use crate::segment::Assembly;
 use crate::segment::setup::{self, Build, RunOverrides};
 use crate::segment::task::SegmentTask;
 use crate::tensor::weights::{readable_folder, verify_folder, write_bytes};
 use crate::tensor::{self, Device, ledger};
+use crate::trainer::Checkpointing;
 use crate::trainer::run::Session;
+use crate::units::Bytes;
 use crate::{Error, Result, trainer};
 use anyhow::Context as _;
 use serde_json::json;
@@ -23,7 +28,9 @@ use std::sync::Arc;
 ///
 /// Leaves a run folder with `last/` and `best/`, each complete in itself. Ctrl-C saves and stops; `--resume` goes on.
 ///
-/// Without `--preset` and `--config` the preset `full` is used where there is a CUDA card, else `tiny`.
+/// Memory is planned before anything is loaded, and what cannot fit is refused (`--no-plan` starts it all the same).
+/// Without `--preset` and `--config` the fastest settings of the full model that fit this machine's card are searched;
+/// without a card the preset `tiny` is used.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed train --data-root data --preset tiny --out runs/a
@@ -32,7 +39,7 @@ use std::sync::Arc;
 pub(super) struct Args {
     #[command(flatten)]
     data: RootArgs,
-    /// Named settings: tiny, full
+    /// Named settings: tiny, full, cpu, gpu-24gb, ...
     #[arg(long, value_name = "NAME")]
     preset: Option<String>,
     /// TOML file over the preset
@@ -53,13 +60,16 @@ pub(super) struct Args {
     /// Same as `--set train.precision=P`: fp32, bf16 or fp16
     #[arg(long, value_name = "P")]
     precision: Option<String>,
+    /// Do not plan memory before the run, and start even what would not fit
+    #[arg(long)]
+    no_plan: bool,
     /// Print the resolved settings as TOML and stop
     #[arg(long)]
     print_config: bool,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let resolved = resolve(args)?;
+    let resolved = resolve(args, context)?;
     if args.print_config {
         context.output.line(resolved.to_toml())?;
         context.output.record(&resolved.config)?;
@@ -68,6 +78,10 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let resume_from = checkpoint_to_resume(args, context)?;
     let manifest = read_data(args, &resolved.config, context)?;
     make_folder("--out", &args.out)?;
+    let machine = plan::training_machine(context);
+    if !args.no_plan {
+        refuse_what_cannot_fit(&resolved.config, &machine, context)?;
+    }
     let toml = resolved.to_toml();
     let config = resolved.config;
     let assembly = build(&config, &manifest, resume_from.as_deref(), context).context("cannot set up the model")?;
@@ -80,11 +94,13 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         task.calibrate()?;
     }
     write_bytes(&args.out.join("config.toml"), toml.as_bytes())?;
+    let planned = if args.no_plan { None } else { Some(plan_of_data(&config, &task, &machine)?) };
+    let observer = PlanCheck { inner: context.progress.as_ref(), planned: planned.as_ref().map(|p| p.allocated_peak) };
     let session = Session {
         config: &config.train,
         folder: &args.out,
         resume: resume_from.is_some(),
-        observer: context.progress.as_ref(),
+        observer: &observer,
         interrupt: &context.interrupt,
     };
     let outcome = trainer::run(&task, &session)?;
@@ -107,12 +123,59 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         "stopped_early": outcome.stopped_early,
         "images_per_s": images_per_s,
         "train_seconds": outcome.train_seconds,
-        "memory": { "measured": usage },
+        "memory": { "measured": usage, "planned": planned },
     }))?;
     Ok(Outcome::Done)
 }
 
-fn resolve(args: &Args) -> Result<Resolved> {
+/// Says what the longest texts that the settings allow need, and stops when that cannot fit.
+fn refuse_what_cannot_fit(config: &RunConfig, machine: &Machine, context: &Context) -> Result<()> {
+    let plan = config.plan(Job::Train, machine)?;
+    context.progress.on(&Event::Note(format!("memory plan for the longest texts allowed\n{}", plan.table())));
+    if plan.fits {
+        return Ok(());
+    }
+    let remedies = remedies(config, Job::Train, machine, &plan)?;
+    context.progress.on(&Event::Note(plan::remedy_lines(&remedies)));
+    let helps = remedies.iter().find(|remedy| remedy.fits).map_or_else(
+        || "`prsmed preset` searches for settings that fit".to_owned(),
+        |remedy| format!("`--set {}` fits", remedy.change.replace(' ', " --set ")),
+    );
+    let hint = format!("{helps}; `--no-plan` starts all the same");
+    Err(Error::config("train", plan.verdict(), hint))
+}
+
+/// The plan with the data's own longest texts and the model's own sizes.
+fn plan_of_data(config: &RunConfig, task: &SegmentTask, machine: &Machine) -> Result<Plan> {
+    let sizes = &task.assembly().description.sizes;
+    Ok(Plan::of(&config.rehearse_sized(Job::Train, sizes, task.longest(), machine.target())?, machine))
+}
+
+/// Compares the plan with what the first steps took.
+struct PlanCheck<'a> {
+    inner: &'a dyn Observer,
+    planned: Option<Bytes>,
+}
+
+/// By then the optimizer's state exists and a step after that has run.
+const SETTLED_STEPS: u64 = 3;
+
+impl Observer for PlanCheck<'_> {
+    fn on(&self, event: &Event) {
+        self.inner.on(event);
+        let (Event::Step(report), Some(Bytes(planned))) = (event, self.planned) else { return };
+        if report.step == SETTLED_STEPS && report.allocated_peak > 0 {
+            #[expect(clippy::cast_precision_loss, reason = "two digits are shown")]
+            let percent = (report.allocated_peak as f64 / planned as f64 - 1.0) * 100.0;
+            let measured = Bytes(report.allocated_peak);
+            let text =
+                format!("tensors at their peak: planned {}, measured {measured} ({percent:+.1} %)", Bytes(planned));
+            self.inner.on(&Event::Note(text));
+        }
+    }
+}
+
+fn resolve(args: &Args, context: &Context) -> Result<Resolved> {
     let saved = args.out.join("config.toml");
     // a resumed run keeps its settings unless told otherwise
     let file = match &args.config {
@@ -126,8 +189,51 @@ fn resolve(args: &Args) -> Result<Resolved> {
             sets.push((format!("train.{name}={value}"), format!("--{name}")));
         }
     }
-    let default_preset = if tensor::default_device() == Device::Cpu { "tiny" } else { "full" };
-    Sources { preset: args.preset.clone(), default_preset: default_preset.into(), file, sets }.resolve()
+    let nothing_asked = args.preset.is_none() && file.is_none();
+    if nothing_asked && tensor::default_device() != Device::Cpu {
+        return preset_for_this_card(sets, context);
+    }
+    if nothing_asked {
+        let text = "no graphics card: preset `tiny`, a small model from random weights; `--preset cpu` trains the full \
+                    model in host memory, slowly";
+        context.progress.on(&Event::Note(text.into()));
+    }
+    Sources { preset: args.preset.clone(), default_preset: "tiny".into(), file, sets }.resolve()
+}
+
+/// The fastest settings of the full model for the card of this machine.
+fn preset_for_this_card(mut sets: Vec<(String, String)>, context: &Context) -> Result<Resolved> {
+    const EFFECTIVE_BATCH: usize = 8;
+    let resolve =
+        |sets: Vec<(String, String)>| Sources { default_preset: "full".into(), sets, ..Sources::default() }.resolve();
+    let full = resolve(sets.clone())?;
+    let machine = plan::training_machine(context);
+    let found = preset::search_for(&full.config, &machine, EFFECTIVE_BATCH, true)?;
+    let Some(best) = found.fitting.first() else {
+        let reason = preset::nothing_fits(&found, &machine.offer().device);
+        return Err(Error::config(
+            "train",
+            reason,
+            "use a larger card, or `--preset` and `--no-plan` to try all the same",
+        ));
+    };
+    let config = full.config.with(&best.choice);
+    let chosen = [
+        ("model.image_size", config.model.image_size.to_string()),
+        ("train.micro_batch", config.train.micro_batch.to_string()),
+        ("train.accumulation", config.train.accumulation.to_string()),
+        (
+            "train.checkpointing",
+            match config.train.checkpointing {
+                Checkpointing::None => "none".into(),
+                Checkpointing::Layers(layers) => layers.to_string(),
+                Checkpointing::Full => "full".into(),
+            },
+        ),
+    ];
+    let card = machine.offer().device;
+    sets.extend(chosen.map(|(key, value)| (format!("{key}={value}"), format!("preset for {card}"))));
+    resolve(sets)
 }
 
 /// The checkpoint to resume from. A run that is there already is continued on request only.

@@ -3,6 +3,7 @@
 
 use super::RunConfig;
 use crate::Result;
+use crate::models::prsmed;
 use crate::plan::rehearse::{self, Job, Rehearsed};
 use crate::plan::report::{Machine, Plan};
 use crate::plan::search::{Choice, Problem};
@@ -39,7 +40,21 @@ impl RunConfig {
     /// [`crate::Error::Config`] for sizes that do not fit.
     pub fn rehearse(&self, job: Job, example: Example, target: Target) -> Result<Rehearsed> {
         let sizes = setup::planned_sizes(&self.model, self.lora, example.num_classes)?;
-        rehearse::plan(job, &self.train, target, || Rehearsal::new(&self.model, &sizes, &self.train, example, META))
+        self.rehearse_sized(job, &sizes, example, target)
+    }
+
+    /// The same for a model whose sizes are known.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    pub fn rehearse_sized(
+        &self,
+        job: Job,
+        sizes: &prsmed::Config,
+        example: Example,
+        target: Target,
+    ) -> Result<Rehearsed> {
+        rehearse::plan(job, &self.train, target, || Rehearsal::new(&self.model, sizes, &self.train, example, META))
     }
 
     /// The plan of `job` with the longest texts.

@@ -46,6 +46,15 @@ pub struct Source {
     pairs: Vec<usize>,
 }
 
+/// Sizes of a row's text in ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TextLength {
+    /// Question, template and answer, the image's id counted once.
+    pub tokens: usize,
+    /// Of these, the answer's.
+    pub answer_tokens: usize,
+}
+
 impl Source {
     /// A source without jitter and without cache.
     pub fn new(manifest: Arc<Manifest>, encoder: Arc<dyn TextEncoder>, config: PixelConfig) -> Self {
@@ -84,11 +93,12 @@ impl Source {
     ///
     /// # Errors
     /// [`Error::Data`] naming the row whose text cannot be encoded.
-    pub fn text_lengths(&self, rows: &[usize]) -> Result<Vec<usize>> {
+    pub fn text_lengths(&self, rows: &[usize]) -> Result<Vec<TextLength>> {
         rows.par_iter()
             .map(|&index| {
                 let row = &self.manifest.rows[index];
-                Ok(self.encoder.encode(row).map_err(|error| at_row(row, &error))?.0.len())
+                let (ids, answer_start) = self.encoder.encode(row).map_err(|error| at_row(row, &error))?;
+                Ok(TextLength { tokens: ids.len(), answer_tokens: ids.len().saturating_sub(answer_start) })
             })
             .collect()
     }

@@ -1,5 +1,6 @@
 //! Training PRS-Med: rows of a data root as a [`Task`] for the engine.
 
+use super::rehearsal::Example;
 use super::setup::{Assembly, BatchNorm, ModelConfig};
 use super::step::{self, Inputs, Pass};
 use super::weights;
@@ -78,6 +79,7 @@ pub struct SegmentTask {
     plain: Arc<Source>,
     rows: Vec<usize>,
     lengths: Vec<usize>,
+    longest: Example,
     val_rows: Vec<usize>,
     config: TrainConfig,
     data: DataConfig,
@@ -120,9 +122,21 @@ impl SegmentTask {
             let hint = "give at least one row the split `train`";
             return Err(Error::data(&manifest.root, "there are no training rows", hint));
         }
-        let lengths = plain.text_lengths(&rows)?;
+        let texts = plain.text_lengths(&rows)?;
+        let longest = Example {
+            text_tokens: texts.iter().map(|text| text.tokens).max().unwrap_or(0),
+            answer_tokens: texts.iter().map(|text| text.answer_tokens).max().unwrap_or(0),
+            num_classes: manifest.modalities.len(),
+            new_tokens: 1,
+        };
+        let lengths = texts.iter().map(|text| text.tokens).collect();
         let val_rows = spread(manifest.rows_of(Split::Val), data.max_val_rows);
-        Ok(Self { assembly, train, plain, rows, lengths, val_rows, config, data, resolved })
+        Ok(Self { assembly, train, plain, rows, lengths, longest, val_rows, config, data, resolved })
+    }
+
+    /// The longest texts of the training rows.
+    pub fn longest(&self) -> Example {
+        self.longest
     }
 
     /// The model and its description.
