@@ -18,6 +18,9 @@ unsafe extern "C" {
     pub(super) fn prsmed_ledger_reset_peak();
     pub(super) fn prsmed_ledger_move(tensor: RawTensor, category: i32) -> bool;
     pub(super) fn prsmed_meta_install() -> *mut c_char;
+    pub(super) fn prsmed_meta_target(target: i32) -> i32;
+    pub(super) fn prsmed_meta_target_now() -> i32;
+    pub(super) fn prsmed_meta_card(capability: i32, multiprocessors: i32);
     pub(super) fn prsmed_meta_move(tensor: RawTensor, category: i32) -> bool;
     pub(super) fn prsmed_checkpoint(
         closure: *mut c_void,
