@@ -5,6 +5,7 @@
 
 pub mod adamw;
 pub mod autograd;
+pub mod device;
 pub mod dims;
 pub mod guard;
 pub mod ledger;

@@ -11,6 +11,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+mod cuda;
 mod full;
 
 /// The ledger is one for the process, so that only one test may run at a time. One thread, because scratch of libtorch's

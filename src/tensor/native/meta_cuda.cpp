@@ -328,6 +328,12 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   return at::empty(at::infer_size(condition.sizes(), at::infer_size(a.sizes(), b.sizes())), meta_of(type));
 }
 
+Tensor& where_out(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& out) {
+  auto cast = [&](const Tensor& t) { return t.scalar_type() == out.scalar_type() || t.is_cpu() ? t : t.to(out.scalar_type()); };
+  auto ac = cast(a), bc = cast(b);
+  out.resize_(at::infer_size(condition.sizes(), at::infer_size(a.sizes(), b.sizes())));
+  return out;
+}
 Tensor& abs_out(const Tensor& x, Tensor& out) {
   out.resize_(x.sizes());
   return out;
@@ -480,6 +486,7 @@ void install(torch::Library& m) {
   both<&native_dropout_backward>(m, "native_dropout_backward");
   both<&embedding_backward>(m, "embedding_dense_backward");
   both<&where>(m, "where.self");
+  both<&where_out>(m, "where.self_out");
   both<&abs_out>(m, "abs.out");
   both<&log_sigmoid>(m, "log_sigmoid_forward");
   both<&log_sigmoid_backward>(m, "log_sigmoid_backward");
