@@ -1,7 +1,8 @@
 //! The only door to `tch`, libtorch and our C++: the rest of the crate never names them.
 //!
 //! [`store`] holds parameters, [`weights`] reads and writes them, [`autograd`] checkpoints activations,
-//! [`ledger`] counts bytes, [`meta`] runs without memory, [`guard`] turns libtorch's panics into typed errors, [`rng`] is the only seeding point.
+//! [`ledger`] counts bytes, [`meta`] runs without memory, [`device`] reads what a CUDA device's allocator counts,
+//! [`guard`] turns libtorch's panics into typed errors, [`rng`] is the only seeding point.
 
 pub mod adamw;
 pub mod autograd;

@@ -1,5 +1,5 @@
-//! Single operators planned for CUDA: bytes that stay and most bytes at once, worked out by hand from libtorch's sources
-//! (below `aten/src/ATen/native`), and the same operators on a card where there is one.
+//! Single operators planned for CUDA: bytes that stay and most bytes at once, worked out by hand from libtorch's
+//! sources (below `aten/src/ATen/native`), and the same operators on a card where there is one.
 
 use super::ready;
 use prsmed::nn::attention::{self, Mask};
@@ -110,6 +110,10 @@ fn attention_cases() -> Vec<Case> {
         },
         // transformers/cuda/attention.cu, _efficient_attention_forward: log-sum-exp for 64 rows
         case("efficient fp32", 50_176 + 2048, 52_224, |on| attend([2, 4, 49, 32], 4, FP32, on, false)),
+        // transformers/cuda/sdp_utils.cpp: grouped queries are not for that kernel, so keys and values are repeated
+        case("efficient fp32, grouped queries", 3 * 32_768 + 1024, 99_328, |on| {
+            attend([1, 4, 64, 32], 2, FP32, on, true)
+        }),
         // attention_backward.cu: ones, three gradients; delta beside the workspace of mem_eff_attention/kernel_backward.h
         case("efficient backward fp32", 3 * 50_176 - 2048, 4 * 50_176 + 1568 + 131_200, |on| {
             let (ys, leaves) = self_attention([2, 4, 49, 32], 4, FP32, on, &Mask::None);

@@ -5,8 +5,8 @@ use std::time::Instant;
 
 const GIB: f64 = 1_073_741_824.0;
 
-/// Prints times and peaks; nothing to compare with. `PRESETS` (by commas) and `SETS` (`key=value ...` by semicolons) choose
-/// others than the full task as it is.
+/// Prints times and peaks; nothing to compare with. `PRESETS` (by commas) and `SETS` (`key=value ...` by semicolons)
+/// choose others than the full task as it is.
 #[test]
 #[ignore = "prints"]
 #[expect(clippy::print_stderr, clippy::cast_precision_loss, reason = "it shows numbers")]

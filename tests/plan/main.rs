@@ -14,8 +14,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 mod cuda;
 mod full;
 
-/// The ledger is one for the process, so that only one test may run at a time. One thread, because scratch of libtorch's
-/// threads overlaps by chance.
+/// The ledger is one for the process, so that only one test may run at a time. One thread, because scratch of
+/// libtorch's threads overlaps by chance.
 fn ready() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

@@ -28,8 +28,8 @@ bool reusable(const Tensor& t);
 bool accumulating();
 // libtorch's formula of the node being evaluated works in place on real devices and out of place on meta.
 bool in_place_node();
-// Composite functions that add in place on real devices and out of place on meta ("tensor subclass like"): inside them an
-// addition gives back its first operand where nobody else holds it.
+// Composite functions that add in place on real devices and out of place on meta ("tensor subclass like"): inside them
+// an addition gives back its first operand where nobody else holds it.
 bool in_place_sums();
 struct InPlaceSums {
   InPlaceSums();

@@ -1,9 +1,9 @@
-// What libtorch 2.11's CUDA kernels allocate through the caching allocator, repeated on the meta device: outputs, what is
-// kept for the backward pass, temporaries. Each kernel names the file of libtorch that it follows (below aten/src/ATen,
-// `native/` left out).
+// What libtorch 2.11's CUDA kernels allocate through the caching allocator, repeated on the meta device: outputs, what
+// is kept for the backward pass, temporaries. Each kernel names the file of libtorch that it follows (below
+// aten/src/ATen, `native/` left out).
 //
-// Not here, because they are terms of the device and not of an operator: workspaces of cuBLAS (cublasLt shares them) and
-// of cuDNN's convolutions. Left out as too small to matter: staging buffers of reductions that several blocks share
+// Not here, because they are terms of the device and not of an operator: workspaces of cuBLAS (cublasLt shares them)
+// and of cuDNN's convolutions. Left out as too small to matter: staging buffers of reductions that several blocks share
 // (cuda/Reduce.cuh: a partial result for each block and output, only where the grid does not fill the card, so at most
 // some hundred KiB for a moment), and sums over channels within batch norms of channels-last maps.
 // Assumed: attention by flash, memory-efficient or math kernels in this order. On compute capability 9.0 and 10.0
@@ -39,7 +39,7 @@ bool has(const OptT& t) { return t && t->defined(); }
 at::ScalarType accumulated(const Tensor& t) { return reduced(t) ? at::kFloat : t.scalar_type(); }
 at::TensorOptions fp32(const Tensor& like) { return like.options().dtype(at::kFloat); }
 
-// ---- attention: transformers/attention.cpp, transformers/cuda/{sdp_utils.cpp,attention.cu,attention_backward.cu} ----
+// ---- attention: transformers/attention.cpp, transformers/cuda/{sdp_utils.cpp,attention.cu,attention_backward.cu} ---
 enum class Backend { Flash, Efficient, Math };
 
 struct Heads {
@@ -58,7 +58,9 @@ Backend choose(const Tensor& q, const Tensor& k, const Tensor& v, const OptT& ma
   if (q.dim() != 4 || k.dim() != 4 || v.dim() != 4) return Backend::Math;
   const Heads heads(q, k, v, gqa);
   const int64_t width = q.size(-1);
-  auto inner = [](const Tensor& t, bool ignore_single) { return t.stride(-1) == 1 || (ignore_single && t.size(-1) == 1); };
+  auto inner = [](const Tensor& t, bool ignore_single) {
+    return t.stride(-1) == 1 || (ignore_single && t.size(-1) == 1);
+  };
   const int32_t sm = card().capability;
   const bool trains = at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
   const bool too_wide = trains && ((sm >= 86 && sm <= 89) || sm >= 120) &&
@@ -95,8 +97,7 @@ int64_t flash_splits(int64_t blocks, int64_t width, int64_t keys) {
   return 1;
 }
 
-using FlashOut =
-    std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>;
+using FlashOut = std::tuple<Tensor, Tensor, Tensor, Tensor, c10::SymInt, c10::SymInt, Tensor, Tensor, Tensor>;
 
 // flash_attn/flash_api.cpp, mha_fwd
 FlashOut flash(const Tensor& q, const Tensor& k, const Tensor& v, double p, bool, bool, std::optional<double>) {
@@ -176,9 +177,10 @@ int64_t efficient_workspace(const Tensor& q, const Tensor& k, const Tensor& v) {
 }
 
 // transformers/cuda/attention_backward.cu, _efficient_attention_backward
-std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(
-    const Tensor& g, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& bias, const Tensor& out,
-    const Tensor&, const Tensor&, const Tensor&, double, std::array<bool, 4> mask, bool, std::optional<double>) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> efficient_backward(const Tensor& g, const Tensor& q, const Tensor& k,
+                                                              const Tensor& v, const Tensor& bias, const Tensor& out,
+                                                              const Tensor&, const Tensor&, const Tensor&, double,
+                                                              std::array<bool, 4> mask, bool, std::optional<double>) {
   if (!g.defined()) return {};
   const int64_t b = q.size(0), h = q.size(1), t = q.size(2);
   auto gc = g.transpose(1, 2).contiguous();
@@ -220,7 +222,7 @@ Tensor aligned_bias(const Tensor& bias, const Tensor& q, const Tensor& k) {
   return result.expand({q.size(0), q.size(1), q.size(2), k.size(2)});
 }
 
-// ---- convolutions: Convolution.cpp, cudnn/ConvShared.cpp, cuda/DepthwiseConv2d.cu ----------------------------------
+// ---- convolutions: Convolution.cpp, cudnn/ConvShared.cpp, cuda/DepthwiseConv2d.cu ---------------------------------
 // A depthwise convolution of a contiguous map has a kernel of libtorch's own; it allocates as cuDNN's does.
 at::MemoryFormat conv_format(const Tensor& x, const Tensor& w) {
   const auto last = at::MemoryFormat::ChannelsLast;
@@ -236,10 +238,10 @@ Tensor convolution(const Tensor& x, const Tensor& w, const OptT&, c10::SymIntArr
     if (numbers.size() == 1) numbers.resize(x.dim() - 2, numbers[0]);
     return numbers;
   };
-  auto sizes = transposed ? at::native::conv_input_size(x.sizes(), w.sizes(), ints(padding), ints(output_padding),
-                                                        ints(stride), ints(dilation), groups.expect_int())
-                          : at::native::conv_output_size(x.sizes(), w.sizes(), ints(padding), ints(stride),
-                                                         ints(dilation));
+  auto sizes = transposed
+                   ? at::native::conv_input_size(x.sizes(), w.sizes(), ints(padding), ints(output_padding),
+                                                 ints(stride), ints(dilation), groups.expect_int())
+                   : at::native::conv_output_size(x.sizes(), w.sizes(), ints(padding), ints(stride), ints(dilation));
   const auto format = conv_format(x, w);
   auto xc = x.contiguous(format);
   auto y = at::empty(sizes, x.options(), format);
@@ -269,7 +271,7 @@ Three convolution_backward(const Tensor& g, const Tensor& x, const Tensor& w, at
   return {dx, dw, db};
 }
 
-// ---- norms: cuda/Normalization.cu; cudnn/BatchNorm.cpp for fp32, which allocates the same beside its workspace -------
+// ---- norms: cuda/Normalization.cu; cudnn/BatchNorm.cpp for fp32, which allocates the same beside its workspace ----
 Three batch_norm(const Tensor& x, const OptT&, const OptT&, const OptT&, const OptT&, bool train, double, double) {
   auto y = at::empty_like(x);
   auto options = x.options().dtype(accumulated(x));
@@ -287,7 +289,7 @@ Three batch_norm_backward(const Tensor&, const Tensor& x, const OptT& w, const O
   return {dx, dw, db};
 }
 
-// ---- dropout: cuda/Dropout.cu --------------------------------------------------------------------------------------
+// ---- dropout: cuda/Dropout.cu -------------------------------------------------------------------------------------
 std::tuple<Tensor, Tensor> native_dropout(const Tensor& x, double, std::optional<bool>) {
   auto mask = at::empty_like(x, x.options().dtype(at::kBool));
   return {at::empty_like(x), mask};
@@ -296,8 +298,10 @@ Tensor native_dropout_backward(const Tensor& g, const Tensor&, double) {
   return at::empty_like(g, g.options(), g.suggest_memory_format());
 }
 
-// ---- the rest --------------------------------------------------------------------------------------------------------
-Tensor mean(const Tensor& x, at::OptionalIntArrayRef dims, bool keep, Kind t) { return at::meta::mean(x, dims, keep, t); }
+// ---- the rest -----------------------------------------------------------------------------------------------------
+Tensor mean(const Tensor& x, at::OptionalIntArrayRef dims, bool keep, Kind t) {
+  return at::meta::mean(x, dims, keep, t);
+}
 Tensor cumsum(const Tensor& x, int64_t dim, Kind t) {
   auto wide = t && *t != x.scalar_type() ? x.to(*t) : x;
   return at::meta::cumsum(x, dim, t);
@@ -329,7 +333,9 @@ Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
 }
 
 Tensor& where_out(const Tensor& condition, const Tensor& a, const Tensor& b, Tensor& out) {
-  auto cast = [&](const Tensor& t) { return t.scalar_type() == out.scalar_type() || t.is_cpu() ? t : t.to(out.scalar_type()); };
+  auto cast = [&](const Tensor& t) {
+    return t.scalar_type() == out.scalar_type() || t.is_cpu() ? t : t.to(out.scalar_type());
+  };
   auto ac = cast(a), bc = cast(b);
   out.resize_(at::infer_size(condition.sizes(), at::infer_size(a.sizes(), b.sizes())));
   return out;
@@ -343,9 +349,9 @@ std::tuple<Tensor, Tensor> log_sigmoid(const Tensor& x) { return {at::empty_like
 Tensor log_sigmoid_backward(const Tensor& g, const Tensor&, const Tensor&) { return at::empty_like(g); }
 
 // A boxed kernel: `Kernel` for CUDA, the mirror for the CPU.
-template <auto Kernel> void or_mirror(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  static const auto* kernel =
-      new c10::KernelFunction(c10::KernelFunction::makeFromUnboxedRuntimeFunction(Kernel));
+template <auto Kernel>
+void or_mirror(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  static const auto* kernel = new c10::KernelFunction(c10::KernelFunction::makeFromUnboxedRuntimeFunction(Kernel));
   if (!for_cuda()) return mirror(op, stack);
   kernel->callBoxed(op, c10::DispatchKeySet(c10::DispatchKey::Meta), stack);
 }
@@ -354,7 +360,8 @@ std::unordered_set<std::string>& described() {
   static auto* names = new std::unordered_set<std::string>;
   return *names;
 }
-template <auto Kernel> void both(torch::Library& m, const char* name) {
+template <auto Kernel>
+void both(torch::Library& m, const char* name) {
   described().insert(std::string("aten::") + name);
   m.impl(name, torch::CppFunction::makeFromBoxedFunction<&or_mirror<Kernel>>());
 }
@@ -365,7 +372,8 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const OptT& 
   const auto backend = choose(q, k, v, mask, dropout, causal, gqa);
   OptT bias = mask;
   if (has(mask) && mask->scalar_type() == at::kBool)
-    bias = at::where(mask->logical_not(), -std::numeric_limits<double>::infinity(), at::scalar_tensor(0.0, q.options()));
+    bias =
+        at::where(mask->logical_not(), -std::numeric_limits<double>::infinity(), at::scalar_tensor(0.0, q.options()));
   switch (backend) {
     case Backend::Flash: {
       const int64_t width = q.size(-1);
@@ -377,13 +385,12 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const OptT& 
     case Backend::Efficient: {
       const bool trains = at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
       if (has(bias)) bias = aligned_bias(*bias, q, k);
-      return std::get<0>(
-          at::_scaled_dot_product_efficient_attention(q, k, v, bias, trains, dropout, causal, scale));
+      return std::get<0>(at::_scaled_dot_product_efficient_attention(q, k, v, bias, trains, dropout, causal, scale));
     }
     default: {
       InPlaceSums guard;
-      return std::get<0>(at::native::_scaled_dot_product_attention_math(q, k, v, bias, dropout, causal, std::nullopt,
-                                                                        scale, gqa));
+      return std::get<0>(
+          at::native::_scaled_dot_product_attention_math(q, k, v, bias, dropout, causal, std::nullopt, scale, gqa));
     }
   }
 }
@@ -431,17 +438,17 @@ Tensor dropout(const Tensor& x, double p, bool train) {
   return at::native::dropout(x, p, train);
 }
 
-// ---- elementwise: kernels for CUDA cast operands as they read them (TensorIterator.cpp) -------------------------------
-#define PRSMED_BINARY(NAME)                                                                                           \
-  Tensor NAME(const Tensor& a, const Tensor& b) {                                                                     \
-    if (in_place_node()) {                                                                                            \
-      const auto common = at::result_type(a, b);                                                                      \
-      const auto size = at::infer_size(a.sizes(), b.sizes());                                                         \
-      if (a.scalar_type() == common && a.sizes() == size && reusable(a)) return a;                                    \
-      if (b.scalar_type() == common && b.sizes() == size && reusable(b)) return b;                                    \
-    }                                                                                                                 \
-    return at::meta::NAME(a, b);                                                                                      \
-  }                                                                                                                   \
+// ---- elementwise: kernels for CUDA cast operands as they read them (TensorIterator.cpp) ---------------------------
+#define PRSMED_BINARY(NAME)                                                        \
+  Tensor NAME(const Tensor& a, const Tensor& b) {                                  \
+    if (in_place_node()) {                                                         \
+      const auto common = at::result_type(a, b);                                   \
+      const auto size = at::infer_size(a.sizes(), b.sizes());                      \
+      if (a.scalar_type() == common && a.sizes() == size && reusable(a)) return a; \
+      if (b.scalar_type() == common && b.sizes() == size && reusable(b)) return b; \
+    }                                                                              \
+    return at::meta::NAME(a, b);                                                   \
+  }                                                                                \
   Tensor& NAME##_(Tensor& a, const Tensor& b) { return at::meta::NAME##_(a, b); }
 PRSMED_BINARY(mul)
 PRSMED_BINARY(div)
@@ -465,7 +472,7 @@ Tensor sum(const Tensor& x, at::OptionalIntArrayRef dims, bool keep, Kind t) {
   return out;
 }
 
-// ---- matrix products: cuda/Blas.cpp; their workspace belongs to the handle ----------------------------------------------
+// ---- matrix products: cuda/Blas.cpp; their workspace belongs to the handle ----------------------------------------
 Tensor mm(const Tensor& a, const Tensor& b) { return at::meta::mm(a, b); }
 Tensor bmm(const Tensor& a, const Tensor& b) { return at::meta::bmm(a, b); }
 Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar& beta, const at::Scalar& alpha) {
