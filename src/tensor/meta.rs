@@ -1,6 +1,6 @@
-//! The meta device: tensors with sizes and no memory. The ledger counts them, and each operator allocates on it exactly what
-//! libtorch's kernel of the [`Target`] would (`native/meta_cpu.cpp`, `native/meta_cuda.cpp`), so that a rehearsed step
-//! has the peak of a real one.
+//! The meta device: tensors with sizes and no memory. The ledger counts them, and each operator allocates on it exactly
+//! what libtorch's kernel of the [`Target`] would (`native/meta_cpu.cpp`, `native/meta_cuda.cpp`), so that a rehearsed
+//! step has the peak of a real one.
 
 use super::{Device, Result, Tensor, native};
 use std::marker::PhantomData;
@@ -22,7 +22,8 @@ pub fn install() -> Result<()> {
 pub enum Target {
     /// libtorch's CPU kernels; compared with them byte for byte.
     Cpu,
-    /// libtorch's CUDA kernels on a card of compute capability 8.0 or more.
+    /// libtorch's CUDA kernels on a card of compute capability 8.0 or more, after libtorch's sources; not yet compared
+    /// with a card.
     Cuda,
 }
 

@@ -114,7 +114,8 @@ fn attention_cases() -> Vec<Case> {
         case("efficient fp32, grouped queries", 3 * 32_768 + 1024, 99_328, |on| {
             attend([1, 4, 64, 32], 2, FP32, on, true)
         }),
-        // attention_backward.cu: ones, three gradients; delta beside the workspace of mem_eff_attention/kernel_backward.h
+        // attention_backward.cu: ones, three gradients; delta beside the workspace of
+        // mem_eff_attention/kernel_backward.h
         case("efficient backward fp32", 3 * 50_176 - 2048, 4 * 50_176 + 1568 + 131_200, |on| {
             let (ys, leaves) = self_attention([2, 4, 49, 32], 4, FP32, on, &Mask::None);
             backward(ys, leaves, [])

@@ -1,6 +1,7 @@
 // What libtorch 2.11's CUDA kernels allocate through the caching allocator, repeated on the meta device: outputs, what
 // is kept for the backward pass, temporaries. Each kernel names the file of libtorch that it follows (below
-// aten/src/ATen, `native/` left out).
+// aten/src/ATen, `native/` left out). Not yet compared with a card: tests/plan/cuda.rs does so where there is one. The
+// texts read are those of versions around 2.11; what depends on the version was looked up in libtorch_cuda.so 2.11.0.
 //
 // Not here, because they are terms of the device and not of an operator: workspaces of cuBLAS (cublasLt shares them)
 // and of cuDNN's convolutions. Left out as too small to matter: staging buffers of reductions that several blocks share
