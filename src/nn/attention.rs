@@ -1,6 +1,6 @@
 //! Scaled dot-product attention: the one door to libtorch's fused kernels.
 
-use crate::tensor::{Device, Tensor, dims};
+use crate::tensor::{Kind, Tensor, dims, meta};
 
 /// Which keys a query sees.
 #[derive(Debug)]
@@ -28,8 +28,8 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, mask: &Mask, dropout: f64) 
         Mask::Causal => (None, true),
         Mask::Keep(mask) | Mask::Bias(mask) => (Some(*mask), false),
     };
-    if mask.is_some() && h != g && matches!(q.device(), Device::Cuda(_)) {
-        // CUDA's fused kernels take grouped queries or a mask, not both
+    if h != g && meta::runs_as_cuda(q) && (mask.is_some() || q.kind() == Kind::Float) {
+        // of CUDA's fused kernels only flash attention takes grouped queries, and it takes neither a mask nor fp32
         let (k, v) = (repeat_heads(k, h / g), repeat_heads(v, h / g));
         return Tensor::scaled_dot_product_attention(q, &k, &v, mask, dropout, causal, None, false);
     }

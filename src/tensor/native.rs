@@ -71,7 +71,11 @@ unsafe extern "C" {
     pub(super) fn prsmed_trace_name(index: u64) -> *const c_char;
     pub(super) fn prsmed_trace_end();
     pub(super) fn prsmed_meta_install() -> *mut c_char;
+    pub(super) fn prsmed_meta_target(target: i32) -> i32;
+    pub(super) fn prsmed_meta_target_now() -> i32;
+    pub(super) fn prsmed_meta_card(capability: i32, multiprocessors: i32);
     pub(super) fn prsmed_meta_move(tensor: RawTensor, category: i32) -> bool;
+    pub(super) fn prsmed_device_usage(index: i32, reset: bool, out: *mut u64) -> *mut c_char;
     pub(super) fn prsmed_checkpoint(
         closure: *mut c_void,
         run: Segment,

@@ -12,6 +12,21 @@ use prsmed::tensor::{Device, META, ledger, meta, set_num_threads};
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+mod cuda;
+mod full;
+
+/// The ledger is one for the process, so that only one test may run at a time. One thread, because scratch of
+/// libtorch's threads overlaps by chance.
+fn ready() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    ledger::install();
+    meta::install().unwrap();
+    set_num_threads(1);
+    alone
+}
 
 /// A configuration and its example, drawn from everything that changes memory.
 fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example) {
@@ -62,13 +77,9 @@ fn phases(config: &RunConfig, example: Example, device: Device) -> Vec<Phase> {
     jobs.into_iter().flat_map(of).collect()
 }
 
-/// One test, because the ledger is one for the process. One thread, because scratch of libtorch's threads overlaps by
-/// chance.
 #[test]
 fn planned_equals_measured() {
-    ledger::install();
-    meta::install().unwrap();
-    set_num_threads(1);
+    let _alone = ready();
     let mut rng = ChaCha8Rng::seed_from_u64(7);
     let mut different = Vec::new();
     for _ in 0..60 {
