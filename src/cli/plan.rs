@@ -153,7 +153,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 
 fn title(job: Job) -> &'static str {
     match job {
-        Job::Train => "Training",
+        Job::Train | Job::Steps => "Training",
         Job::Eval => "Evaluation",
         Job::Predict => "Prediction",
     }

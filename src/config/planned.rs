@@ -103,6 +103,10 @@ impl Problem for Searched<'_> {
         self.config.with(choice).plan(Job::Train, self.machine)
     }
 
+    fn steps(&self, choice: &Choice) -> Result<Plan> {
+        self.config.with(choice).plan(Job::Steps, self.machine)
+    }
+
     fn llm_layers(&self) -> usize {
         self.llm_layers
     }

@@ -21,6 +21,8 @@ use std::collections::HashMap;
 pub enum Job {
     /// A training run: load, first step, step, evaluation, saving, resuming.
     Train,
+    /// Its steps alone, without the time they take.
+    Steps,
     /// Validation of loaded weights.
     Eval,
     /// One picture and its question.
@@ -108,7 +110,7 @@ impl Rehearsed {
     #[expect(clippy::cast_precision_loss, reason = "small counts")]
     pub fn repeats(&self) -> f64 {
         match self.job {
-            Job::Train => self.micro_batches.0 as f64 / self.micro_batches.1 as f64,
+            Job::Train | Job::Steps => self.micro_batches.0 as f64 / self.micro_batches.1 as f64,
             Job::Eval | Job::Predict => 1.0,
         }
     }
@@ -129,9 +131,12 @@ pub fn plan<T: Rehearse>(
 ) -> Result<Rehearsed> {
     meta::install()?;
     let _target = meta::enter_target(target);
-    let mut recording = trace::begin(target == meta::Target::Cpu)?;
+    let options = trace::Options { counts_host: target == meta::Target::Cpu, costs: job != Job::Steps };
+    let mut recording = trace::begin(options)?;
     let shown = config.accumulation.min(PLANNED_MICRO_BATCHES);
-    run_phases(job, config, shown, &build, &mut recording)?;
+    // batches wait on the host: on the CPU, where that is the device, all of them count
+    let loaded = if target == meta::Target::Cpu { config.accumulation } else { shown };
+    run_phases(job, config, Batches { loaded, shown }, &build, &mut recording)?;
     Ok(Rehearsed { job, trace: recording.finish(), micro_batches: (config.accumulation, shown) })
 }
 
@@ -145,22 +150,30 @@ pub fn rehearse<T: Rehearse>(
     build: &impl Fn() -> Result<T>,
     meter: &mut impl Meter,
 ) -> Result<()> {
-    run_phases(job, config, config.accumulation, build, meter)
+    run_phases(job, config, Batches { loaded: config.accumulation, shown: config.accumulation }, build, meter)
+}
+
+/// Micro-batches of a step that are made, and those that are run.
+#[derive(Debug, Clone, Copy)]
+struct Batches {
+    loaded: usize,
+    shown: usize,
 }
 
 fn run_phases<T: Rehearse>(
     job: Job,
     config: &TrainConfig,
-    shown: usize,
+    count: Batches,
     build: &impl Fn() -> Result<T>,
     meter: &mut impl Meter,
 ) -> Result<()> {
     match job {
         Job::Train => {
-            let state = train(config, shown, build, meter)?;
+            let state = train(config, count, true, build, meter)?;
             meter.begin("resume");
             resume(config, build, &state)
         }
+        Job::Steps => train(config, count, false, build, meter).map(drop),
         Job::Eval => {
             meter.begin("load");
             let task = build()?;
@@ -181,7 +194,8 @@ type SavedState = HashMap<String, Vec<i64>>;
 
 fn train<T: Rehearse>(
     config: &TrainConfig,
-    shown: usize,
+    count: Batches,
+    whole: bool,
     build: &impl Fn() -> Result<T>,
     meter: &mut impl Meter,
 ) -> Result<SavedState> {
@@ -192,14 +206,17 @@ fn train<T: Rehearse>(
     let scaler = Scaler::new(config.precision);
     for name in ["first step", "step"] {
         meter.begin(name);
-        let batches: Vec<T::Batch> = (0..config.accumulation).map(|_| task.example()).collect();
-        let (_whole, losses) = run::accumulate(&task, &batches[..shown], &scaler, 0)?;
+        let batches: Vec<T::Batch> = (0..count.loaded).map(|_| task.example()).collect();
+        let (_weight, losses) = run::accumulate(&task, &batches[..count.shown], &scaler, 0)?;
         drop(losses);
         let gradients = optimizer.measure(scaler.unscale_factor());
         optimizer.step(config.learning_rate, gradients)?;
         if let Some(ema) = &mut ema {
             ema.update(1, optimizer.params());
         }
+    }
+    if !whole {
+        return Ok(SavedState::new());
     }
     meter.begin("evaluate");
     swap(&mut ema, &optimizer);

@@ -126,7 +126,7 @@ impl Plan {
         if let Some(time) = self.time {
             let bound = if time.host_bound { ", held back by the host" } else { "" };
             let what = match self.job {
-                Job::Train => "an optimizer step",
+                Job::Train | Job::Steps => "an optimizer step",
                 Job::Eval => "a validation batch",
                 Job::Predict => "a prediction",
             };
@@ -177,6 +177,7 @@ impl Machine {
         let Self::Cuda(budget, _) = self else { return None };
         let phase = match job {
             Job::Train => "step",
+            Job::Steps => return None,
             Job::Eval => "evaluate",
             Job::Predict => "predict",
         };

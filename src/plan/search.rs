@@ -31,6 +31,12 @@ pub trait Problem: Sync {
     /// What the task says.
     fn plan(&self, choice: &Choice) -> Result<Plan>;
 
+    /// Its steps alone, without times.
+    ///
+    /// # Errors
+    /// What the task says.
+    fn steps(&self, choice: &Choice) -> Result<Plan>;
+
     /// Layers of the language model, for selective checkpointing.
     fn llm_layers(&self) -> usize;
 
@@ -98,9 +104,9 @@ pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
     let micro_batches: Vec<usize> =
         (1..=space.effective_batch).filter(|micro| space.effective_batch.is_multiple_of(*micro)).collect();
     let planned = AtomicUsize::new(0);
-    let plan = |choice: Choice| {
+    let steps = |choice: Choice| {
         planned.fetch_add(1, Ordering::Relaxed);
-        problem.plan(&choice).map(|plan| Candidate { choice, plan })
+        problem.steps(&choice).map(|plan| Candidate { choice, plan })
     };
     let fits = |candidate: &Candidate| has_headroom(&candidate.plan, space.headroom_frac);
     let mut smallest: Option<Candidate> = None;
@@ -108,42 +114,52 @@ pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
     let mut considered = 0;
     for &image_size in &space.image_sizes {
         considered += micro_batches.len() * levels.len();
-        let at = |micro_batch: usize, level: usize| {
-            let accumulation = space.effective_batch / micro_batch;
-            plan(Choice { image_size, micro_batch, accumulation, checkpointing: levels[level] })
+        let choice = |micro_batch: usize, level: usize| Choice {
+            image_size,
+            micro_batch,
+            accumulation: space.effective_batch / micro_batch,
+            checkpointing: levels[level],
         };
-        // with everything run twice: which micro-batches fit at all?
-        let mut possible = Vec::new();
-        for &micro_batch in &micro_batches {
-            let least = at(micro_batch, levels.len() - 1)?;
-            if !fits(&least) {
-                if smallest.as_ref().is_none_or(|known| least.plan.device_peak < known.plan.device_peak) {
-                    smallest = Some(least);
-                }
-                break;
+        // with everything run twice: how many of the micro-batches fit at all?
+        let mut least = None;
+        let possible = largest(0..=micro_batches.len(), |count| {
+            let Some(last) = count.checked_sub(1) else { return Ok(true) };
+            let candidate = steps(choice(micro_batches[last], levels.len() - 1))?;
+            let fits = fits(&candidate);
+            if last == 0 && !fits {
+                least = Some(candidate);
             }
-            possible.push(least);
+            Ok(fits)
+        })?;
+        if let Some(least) = least
+            && smallest.as_ref().is_none_or(|known| least.plan.device_peak < known.plan.device_peak)
+        {
+            smallest = Some(least);
         }
-        let best_of = |full: &Candidate| -> Result<Candidate> {
-            let micro_batch = full.choice.micro_batch;
-            let (mut below, mut best) = (0, full.clone());
-            let mut above = levels.len() - 1;
-            while below < above {
-                let middle = usize::midpoint(below, above);
-                let candidate = at(micro_batch, middle)?;
+        let best_of = |&micro_batch: &usize| -> Result<Option<Candidate>> {
+            let (mut low, mut high) = (0, levels.len() - 1);
+            while low < high {
+                let middle = usize::midpoint(low, high);
+                if fits(&steps(choice(micro_batch, middle))?) { high = middle } else { low = middle + 1 }
+            }
+            // the other phases rarely need more than a step; where they do, more is run twice
+            for level in high..levels.len() {
+                let choice = choice(micro_batch, level);
+                let candidate = Candidate { choice, plan: problem.plan(&choice)? };
+                planned.fetch_add(1, Ordering::Relaxed);
                 if fits(&candidate) {
-                    (above, best) = (middle, candidate);
-                } else {
-                    below = middle + 1;
+                    return Ok(Some(candidate));
                 }
             }
-            Ok(best)
+            Ok(None)
         };
-        fitting = if problem.parallel() {
+        let possible = &micro_batches[..possible.unwrap_or(0)];
+        let best: Vec<Option<Candidate>> = if problem.parallel() {
             possible.par_iter().map(best_of).collect::<Result<_>>()?
         } else {
             possible.iter().map(best_of).collect::<Result<_>>()?
         };
+        fitting = best.into_iter().flatten().collect();
         if !fitting.is_empty() {
             break;
         }

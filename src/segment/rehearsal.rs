@@ -9,7 +9,7 @@ use crate::event::Observer;
 use crate::models::llava::IMAGE_TOKEN;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
 use crate::tensor::weights::Staged;
-use crate::tensor::{Device, Kind, Tensor, guard, ledger, no_grad};
+use crate::tensor::{Device, Kind, META, Tensor, guard, ledger, meta, no_grad};
 use crate::trainer::{Batches, Loss, Parameter, Rehearse, Task, TrainConfig, Validation, Weight};
 use crate::{Error, Result};
 use std::path::Path;
@@ -69,11 +69,25 @@ impl Rehearsal {
 }
 
 impl Rehearsal {
+    /// Where batches wait: on the host, which for a rehearsed CPU is the meta device too.
+    fn input_device(&self) -> Device {
+        match self.model.options().device {
+            META if meta::target() == meta::Target::Cpu => META,
+            _ => Device::Cpu,
+        }
+    }
+
     /// `tokens` ids with the image's one in second place.
     fn text(&self, tokens: usize) -> Vec<i64> {
         let known = self.model.config().llm.vocab_size.min(300);
         (0_i64..).take(tokens).map(|i| if i == 1 { IMAGE_TOKEN } else { 3 + i % (known - 3) }).collect()
     }
+}
+
+/// A picture of zeros; on the host of a rehearsed card its memory is never touched.
+fn blank<const N: usize>(shape: [i64; N], kind: Kind, device: Device) -> Tensor {
+    let is_rehearsed = meta::target() == meta::Target::Cuda;
+    if is_rehearsed { Tensor::empty(shape, (kind, device)) } else { Tensor::zeros(shape, (kind, device)) }
 }
 
 fn no_data<T>() -> Result<T> {
@@ -124,7 +138,7 @@ impl Task for Rehearsal {
 impl Rehearse for Rehearsal {
     fn example(&self) -> Inputs {
         let _category = ledger::enter(ledger::Category::Inputs);
-        let (device, sizes) = (self.model.options().device, self.model.config());
+        let (device, sizes) = (self.input_device(), self.model.config());
         let batch = i64::try_from(self.train.micro_batch).expect("a small batch");
         let (clip, side) = (sizes.clip.image_size, self.settings.image_size);
         let Example { text_tokens, answer_tokens, .. } = self.example;
@@ -132,21 +146,18 @@ impl Rehearse for Rehearsal {
         Inputs {
             answer_start: vec![text_tokens - answer_tokens; self.train.micro_batch],
             texts: vec![text; self.train.micro_batch],
-            clip_image: Tensor::zeros([batch, 3, clip, clip], (Kind::Float, device)),
-            sam_image: Tensor::zeros([batch, 3, side, side], (Kind::Uint8, device)),
-            mask: Tensor::zeros([batch, 1, side, side], (Kind::Float, device)),
+            clip_image: blank([batch, 3, clip, clip], Kind::Float, device),
+            sam_image: blank([batch, 3, side, side], Kind::Uint8, device),
+            mask: blank([batch, 1, side, side], Kind::Float, device),
             class_label: Tensor::zeros([batch], (Kind::Int64, device)),
         }
     }
     fn predict(&self) -> Result<()> {
-        let device = self.model.options().device;
+        let device = self.input_device();
         let (clip, side) = (self.model.config().clip.image_size, self.settings.image_size);
         let images = {
             let _category = ledger::enter(ledger::Category::Inputs);
-            [
-                Tensor::zeros([1, 3, clip, clip], (Kind::Float, device)),
-                Tensor::zeros([1, 3, side, side], (Kind::Uint8, device)),
-            ]
+            [blank([1, 3, clip, clip], Kind::Float, device), blank([1, 3, side, side], Kind::Uint8, device)]
         };
         let Example { text_tokens, answer_tokens, new_tokens, .. } = self.example;
         let text = self.text(text_tokens - answer_tokens);

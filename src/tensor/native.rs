@@ -66,7 +66,7 @@ unsafe extern "C" {
     pub(super) fn prsmed_ledger_largest(out: *mut RawBlock, count: i64) -> i64;
     pub(super) fn prsmed_scope() -> u32;
     pub(super) fn prsmed_scope_set(next: u32) -> u32;
-    pub(super) fn prsmed_trace_begin(counts_host: bool) -> *mut c_char;
+    pub(super) fn prsmed_trace_begin(counts_host: bool, costs: bool) -> *mut c_char;
     pub(super) fn prsmed_trace_view(out: *mut RawTraceView);
     pub(super) fn prsmed_trace_name(index: u64) -> *const c_char;
     pub(super) fn prsmed_trace_end();

@@ -72,13 +72,22 @@ pub struct Recording {
     thread: PhantomData<*const ()>,
 }
 
-/// Starts a trace on this thread. With `counts_host`, CPU tensors are part of it: they are when the CPU is planned.
+/// What a trace writes down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// CPU tensors are part of it: they are when the CPU is planned.
+    pub counts_host: bool,
+    /// Names and costs of operators; takes about as long again.
+    pub costs: bool,
+}
+
+/// Starts a trace on this thread.
 ///
 /// # Errors
 /// [`crate::Error::Torch`] from libtorch.
-pub fn begin(counts_host: bool) -> crate::Result<Recording> {
+pub fn begin(options: Options) -> crate::Result<Recording> {
     // SAFETY: starts thread-local bookkeeping.
-    unsafe { native::check(native::prsmed_trace_begin(counts_host))? };
+    unsafe { native::check(native::prsmed_trace_begin(options.counts_host, options.costs))? };
     Ok(Recording { marks: Vec::new(), thread: PhantomData })
 }
 
@@ -170,7 +179,7 @@ mod tests {
     fn blocks_costs_and_scopes_of_a_small_step() {
         ledger::install();
         meta::install().unwrap();
-        let mut recording = begin(false).unwrap();
+        let mut recording = begin(Options { counts_host: false, costs: true }).unwrap();
         let weight = Tensor::zeros([8, 4], (Kind::Float, META)).set_requires_grad(true);
         recording.mark("forward");
         let loss = {

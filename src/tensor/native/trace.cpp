@@ -95,13 +95,13 @@ Kind kind_of(const c10::FunctionSchema& schema) {
   return Kind::kPlain;
 }
 
+// The name's address tells overloads apart; asking for the schema would copy it.
 const Traits& traits(const at::RecordFunction& call) {
-  const auto schema = call.operator_schema();
-  const void* key = schema ? static_cast<const void*>(call.name()) : nullptr;
-  auto found = active->known.find(key);
+  auto found = active->known.find(call.name());
   if (found != active->known.end()) return found->second;
+  const auto schema = call.operator_schema();
   const Traits fresh{active->number(call.name()), schema ? kind_of(*schema) : Kind::kFree};
-  return active->known.emplace(key, fresh).first->second;
+  return active->known.emplace(call.name(), fresh).first->second;
 }
 
 template <class F> void each_tensor(const c10::IValue& value, F f) {
@@ -254,8 +254,8 @@ uint32_t prsmed_scope_set(uint32_t next) {
   return before;
 }
 
-// Starts a trace on this thread; one that runs is dropped.
-char* prsmed_trace_begin(bool counts_host) {
+// Starts a trace on this thread; one that runs is dropped. Without `costs` operators have neither names nor costs.
+char* prsmed_trace_begin(bool counts_host, bool costs) {
   PRSMED_TRY({
     static std::atomic<uint32_t> last{0};
     active = std::make_unique<Trace>();
@@ -263,8 +263,12 @@ char* prsmed_trace_begin(bool counts_host) {
     active->counts_host = counts_host;
     active->number("");
     active->scopes.emplace_back(0, scope);
-    active->forward = at::addThreadLocalCallback(
-        at::RecordFunctionCallback(enter, leave).needsInputs(true).needsOutputs(true).scopes({at::RecordScope::FUNCTION}));
+    if (costs) {
+      active->forward = at::addThreadLocalCallback(at::RecordFunctionCallback(enter, leave)
+                                                       .needsInputs(true)
+                                                       .needsOutputs(true)
+                                                       .scopes({at::RecordScope::FUNCTION}));
+    }
     active->backward = at::addThreadLocalCallback(
         at::RecordFunctionCallback(enter_node, leave_node).scopes({at::RecordScope::BACKWARD_FUNCTION}));
   })
@@ -287,7 +291,7 @@ const char* prsmed_trace_name(uint64_t index) {
 }
 void prsmed_trace_end() {
   if (!active) return;
-  at::removeCallback(active->forward);
+  if (active->forward != 0) at::removeCallback(active->forward);
   at::removeCallback(active->backward);
   active.reset();
 }
