@@ -1,5 +1,6 @@
 //! How long work reports: jobs emit [`Event`]s to an [`Observer`]; nothing below `cli` prints.
 
+use crate::units::Bytes;
 use std::time::Duration;
 
 /// Something a job wants its user to know.
@@ -23,6 +24,8 @@ pub enum Event {
     Finished,
     /// One optimizer step ended.
     Step(StepReport),
+    /// The memory of a profiled step.
+    Memory(MemoryReport),
     /// A validation pass ended: named values, already averaged.
     Validated {
         /// Optimizer steps done so far.
@@ -66,6 +69,29 @@ pub struct StepReport {
     pub elapsed: Duration,
     /// Peak of allocated tensor bytes since the start of the run.
     pub allocated_peak: u64,
+}
+
+/// The memory of one profiled phase.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct MemoryReport {
+    /// `first step` (optimizer state appears) or `step`.
+    pub phase: String,
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Bytes of live tensors when it ended.
+    pub allocated: Bytes,
+    /// The most that lived at once in it.
+    pub allocated_peak: Bytes,
+    /// Bytes that the device's allocator held when it ended.
+    pub reserved: Bytes,
+    /// The most that it held.
+    pub reserved_peak: Bytes,
+    /// Resident host memory of the process when it ended.
+    pub resident: Bytes,
+    /// Used bytes of the card by all processes, where it is one and the driver says.
+    pub device_used: Option<Bytes>,
+    /// `allocated_peak` by category; empty where they are not known.
+    pub categories_at_peak: Vec<(&'static str, Bytes)>,
 }
 
 /// Receives the events of a job, possibly from several threads.

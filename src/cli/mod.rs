@@ -8,6 +8,7 @@ pub mod report;
 mod data;
 mod eval;
 mod hub;
+mod memory;
 mod predict;
 mod trace;
 mod train;
@@ -85,13 +86,18 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let color = is_terminal && !env.no_color;
     let output = Arc::new(Output::stdout(cli.json));
     let style = Style { is_terminal, color, every_steps: 10 };
-    let progress: Box<dyn crate::event::Observer> =
+    let inner: Box<dyn crate::event::Observer> =
         if cli.quiet { Box::new(crate::event::Silent) } else { Box::new(Progress::new(style, Arc::clone(&output))) };
+    let last = memory::LastProfile::default();
+    let progress = Box::new(memory::Remembering { inner, last: Arc::clone(&last) });
     let context = Context { env, output, progress, interrupt: Arc::default() };
     listen_for_interrupts(&context, cli.command.saves_on_interrupt());
     let result = guarded(|| dispatch(cli.command, &context));
     if let Err(error) = &result {
         let _ = report::write_error(&mut std::io::stderr(), error, color);
+        if let Some(error) = report::find(error) {
+            let _ = memory::report(error, &last, &mut std::io::stderr(), &context.output);
+        }
     }
     report::exit_code(&result)
 }

@@ -1,6 +1,7 @@
 //! `prsmed train`.
 
 use super::data::RootArgs;
+use super::memory::ProfileArgs;
 use super::report::Outcome;
 use super::{Context, make_folder};
 use crate::config::{Resolved, RunConfig, Sources};
@@ -28,6 +29,7 @@ use std::sync::Arc;
 #[command(after_help = "Examples:
   prsmed train --data-root data --preset tiny --out runs/a
   prsmed train --data-root data --out runs/a --resume
+  prsmed train --data-root data --out runs/a --profile-memory every=100
   prsmed train --data-root data --preset full --set model.image_encoder=tinysam_42.3.pth")]
 pub(super) struct Args {
     #[command(flatten)]
@@ -56,10 +58,13 @@ pub(super) struct Args {
     /// Print the resolved settings as TOML and stop
     #[arg(long)]
     print_config: bool,
+    #[command(flatten)]
+    profile: ProfileArgs,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let resolved = resolve(args)?;
+    let profile = args.profile.settings(&args.out)?;
     if args.print_config {
         context.output.line(resolved.to_toml())?;
         context.output.record(&resolved.config)?;
@@ -68,6 +73,9 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let resume_from = checkpoint_to_resume(args, context)?;
     let manifest = read_data(args, &resolved.config, context)?;
     make_folder("--out", &args.out)?;
+    if let Some(profile) = &profile {
+        profile.check()?;
+    }
     let toml = resolved.to_toml();
     let config = resolved.config;
     let assembly = build(&config, &manifest, resume_from.as_deref(), context).context("cannot set up the model")?;
@@ -84,6 +92,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         config: &config.train,
         folder: &args.out,
         resume: resume_from.is_some(),
+        profile: profile.as_ref(),
         observer: context.progress.as_ref(),
         interrupt: &context.interrupt,
     };
@@ -107,7 +116,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         "stopped_early": outcome.stopped_early,
         "images_per_s": images_per_s,
         "train_seconds": outcome.train_seconds,
-        "memory": { "measured": usage },
+        "memory": { "measured": usage, "profile": profile.map(|profile| profile.out) },
     }))?;
     Ok(Outcome::Done)
 }

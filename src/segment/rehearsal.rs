@@ -11,6 +11,7 @@ use crate::models::prsmed::{BuildOptions, PrsMed};
 use crate::nn::LoraConfig;
 use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, Tensor, guard, ledger, no_grad};
+use crate::trainer::profile::Component;
 use crate::trainer::{Batches, Loss, Parameter, Rehearse, Task, TrainConfig, Validation, Weight};
 use crate::{Error, Result};
 use std::path::Path;
@@ -87,6 +88,10 @@ impl Task for Rehearsal {
 
     fn parameters(&self) -> Vec<Parameter> {
         task::parameters(&self.model)
+    }
+
+    fn components(&self) -> Vec<Component> {
+        task::components(&self.model)
     }
 
     fn steps_per_epoch(&self) -> u64 {

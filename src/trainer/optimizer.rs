@@ -53,6 +53,11 @@ impl AdamW {
         &self.params
     }
 
+    /// Where the trained tensors are.
+    pub fn device(&self) -> Device {
+        self.params.first().map_or(Device::Cpu, |param| param.tensor.device())
+    }
+
     /// Multiplies all gradients by `factor` and measures their global norm.
     pub fn measure(&self, factor: f64) -> Gradients {
         let _scope = scope::enter("optimizer");
