@@ -170,13 +170,15 @@ mod tests {
             largest: vec![LargeBlock { bytes: Bytes(1 << 30), category: "frozen", scope: "llm".into() }],
         };
         let mut out = Vec::new();
-        Report { failure: Some(failure), last: None }.write(&mut out).unwrap();
+        let last = MemoryReport { step: 4, allocated: Bytes(1024), ..MemoryReport::default() };
+        Report { failure: Some(failure), last: Some(last) }.write(&mut out).unwrap();
         assert_eq!(
             String::from_utf8(out).unwrap(),
             "asked for: 3.00 GiB more (activations, llm.layers.7)\n\
              at that moment: tensors 5.00 GiB, reserved 6.00 GiB\n\
              by category: frozen 4.00 GiB, activations 1.00 GiB\n\
-             largest tensors:\n    1.00 GiB  frozen       llm\n"
+             largest tensors:\n    1.00 GiB  frozen       llm\n\
+             last profile: memory at step 4: tensors 1.00 KiB, reserved 0 B, process 0 B; peak 0 B\n"
         );
     }
 
