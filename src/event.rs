@@ -1,6 +1,5 @@
 //! How long work reports: jobs emit [`Event`]s to an [`Observer`]; nothing below `cli` prints.
 
-use crate::units::Bytes;
 use std::time::Duration;
 
 /// Something a job wants its user to know.
@@ -71,7 +70,7 @@ pub struct StepReport {
     pub allocated_peak: u64,
 }
 
-/// The memory of one profiled phase.
+/// The memory of one profiled phase, bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct MemoryReport {
     /// `first step` (optimizer state appears) or `step`.
@@ -79,19 +78,19 @@ pub struct MemoryReport {
     /// Optimizer steps done.
     pub step: u64,
     /// Bytes of live tensors when it ended.
-    pub allocated: Bytes,
+    pub allocated: u64,
     /// The most that lived at once in it.
-    pub allocated_peak: Bytes,
+    pub allocated_peak: u64,
     /// Bytes that the device's allocator held when it ended.
-    pub reserved: Bytes,
+    pub reserved: u64,
     /// The most that it held.
-    pub reserved_peak: Bytes,
+    pub reserved_peak: u64,
     /// Resident host memory of the process when it ended.
-    pub resident: Bytes,
+    pub resident: u64,
     /// Used bytes of the card by all processes, where it is one and the driver says.
-    pub device_used: Option<Bytes>,
+    pub device_used: Option<u64>,
     /// `allocated_peak` by category; empty where they are not known.
-    pub categories_at_peak: Vec<(&'static str, Bytes)>,
+    pub categories_at_peak: Vec<(&'static str, u64)>,
 }
 
 /// Receives the events of a job, possibly from several threads.

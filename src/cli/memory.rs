@@ -170,7 +170,7 @@ mod tests {
             largest: vec![LargeBlock { bytes: Bytes(1 << 30), category: "frozen", scope: "llm".into() }],
         };
         let mut out = Vec::new();
-        let last = MemoryReport { step: 4, allocated: Bytes(1024), ..MemoryReport::default() };
+        let last = MemoryReport { step: 4, allocated: 1024, ..MemoryReport::default() };
         Report { failure: Some(failure), last: Some(last) }.write(&mut out).unwrap();
         assert_eq!(
             String::from_utf8(out).unwrap(),

@@ -268,11 +268,14 @@ fn pace_text(report: &StepReport, step_seconds: f64) -> String {
 
 /// Levels after a profiled step, and its peak with the largest categories.
 pub(super) fn memory_text(report: &MemoryReport) -> String {
-    let MemoryReport { step, allocated, allocated_peak, reserved, resident, .. } = report;
-    let system = report.device_used.map_or_else(|| format!("process {resident}"), |used| format!("card {used}"));
-    let shares = shares_text(&report.categories_at_peak, 3);
+    let MemoryReport { step, allocated, allocated_peak, reserved, resident, device_used, .. } = report;
+    let [allocated, peak, reserved] = [allocated, allocated_peak, reserved].map(|bytes| Bytes(*bytes));
+    let system =
+        device_used.map_or_else(|| format!("process {}", Bytes(*resident)), |used| format!("card {}", Bytes(used)));
+    let shares: Vec<_> = report.categories_at_peak.iter().map(|(name, bytes)| (*name, Bytes(*bytes))).collect();
+    let shares = shares_text(&shares, 3);
     let of_peak = if shares.is_empty() { String::new() } else { format!(" ({shares})") };
-    format!("memory at step {step}: tensors {allocated}, reserved {reserved}, {system}; peak {allocated_peak}{of_peak}")
+    format!("memory at step {step}: tensors {allocated}, reserved {reserved}, {system}; peak {peak}{of_peak}")
 }
 
 /// The `count` largest categories, largest first.
@@ -410,6 +413,30 @@ mod tests {
             progress.on(&Event::Finished);
         }
         assert_eq!(lines.text(), "warning: odd\n");
+    }
+
+    #[test]
+    fn a_profiled_step_is_one_line_with_its_largest_categories() {
+        let (progress, lines, data) = progress(false, true);
+        let categories =
+            [("inputs", 1 << 20), ("activations", 3 << 29), ("ema", 0), ("frozen", 1 << 30), ("trainable", 9)];
+        progress.on(&Event::Memory(MemoryReport {
+            phase: "step".into(),
+            step: 100,
+            allocated: 1 << 30,
+            allocated_peak: 5 << 29,
+            reserved: 3 << 30,
+            device_used: Some(4 << 30),
+            categories_at_peak: categories.to_vec(),
+            ..MemoryReport::default()
+        }));
+        assert_eq!(
+            lines.text(),
+            "memory at step 100: tensors 1.00 GiB, reserved 3.00 GiB, card 4.00 GiB; peak 2.50 GiB (activations 1.50 GiB, \
+             frozen 1.00 GiB, inputs 1.00 MiB)\n"
+        );
+        let line: Value = serde_json::from_str(&data.text()).unwrap();
+        assert_eq!((&line["kind"], &line["allocated_peak"]), (&json!("memory"), &json!(5_u64 << 29)));
     }
 
     #[test]

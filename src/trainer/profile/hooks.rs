@@ -117,12 +117,12 @@ fn report(phase: &Phase) -> MemoryReport {
     MemoryReport {
         phase: phase.name.clone(),
         step: phase.step,
-        allocated: phase.allocated,
-        allocated_peak: phase.allocated_peak,
-        reserved: phase.reserved,
-        reserved_peak: phase.reserved_peak,
-        resident: phase.system.resident,
-        device_used: phase.system.device_used,
-        categories_at_peak: phase.categories.clone(),
+        allocated: phase.allocated.0,
+        allocated_peak: phase.allocated_peak.0,
+        reserved: phase.reserved.0,
+        reserved_peak: phase.reserved_peak.0,
+        resident: phase.system.resident.0,
+        device_used: phase.system.device_used.map(|bytes| bytes.0),
+        categories_at_peak: phase.categories.iter().map(|(name, bytes)| (*name, bytes.0)).collect(),
     }
 }
