@@ -66,7 +66,18 @@ fn a_profile_of_a_run_goes_on_when_it_is_resumed() {
     assert_eq!(labels, ["forward", "backward", "optimizer", "ema"]);
     let deltas: Vec<i64> = marks.iter().map(|mark| mark["allocated_delta"].as_i64().unwrap()).collect();
     assert!(deltas[0] > 0 && deltas[1] < 0, "activations come and go: {deltas:?}");
-    check_components(&kinds(&lines, "components")[0]);
+    let components = kinds(&lines, "components").remove(0);
+    check_components(&components);
+    // the parts make up what the ledger counted after that step
+    let sum = |fields: &[&str]| -> u64 {
+        let parts = components["components"].as_array().unwrap();
+        parts.iter().flat_map(|part| fields.iter().map(|field| number(&part[*field]))).sum()
+    };
+    let after =
+        phases.iter().find(|phase| phase["name"] == "first step").unwrap()["categories_after"].as_array().unwrap();
+    let category = |name: &str| number(&after.iter().find(|pair| pair[0] == name).unwrap()[1]);
+    assert_eq!(sum(&["parameter_bytes", "buffer_bytes"]), category("trainable") + category("frozen"));
+    assert_eq!((sum(&["optimizer_bytes"]), sum(&["ema_bytes"])), (category("optimizer"), category("ema")));
 
     let resumed = objects(&done(profiled(&out, STEPS).args(["--resume", "--json"])));
     let more = objects(&fs::read_to_string(&file).unwrap());
