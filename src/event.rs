@@ -23,6 +23,8 @@ pub enum Event {
     Finished,
     /// One optimizer step ended.
     Step(StepReport),
+    /// The memory of a profiled step.
+    Memory(MemoryReport),
     /// A validation pass ended: named values, already averaged.
     Validated {
         /// Optimizer steps done so far.
@@ -66,6 +68,29 @@ pub struct StepReport {
     pub elapsed: Duration,
     /// Peak of allocated tensor bytes since the start of the run.
     pub allocated_peak: u64,
+}
+
+/// The memory of one profiled phase, bytes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
+pub struct MemoryReport {
+    /// `first step` (optimizer state appears) or `step`.
+    pub phase: String,
+    /// Optimizer steps done.
+    pub step: u64,
+    /// Bytes of live tensors when it ended.
+    pub allocated: u64,
+    /// The most that lived at once in it.
+    pub allocated_peak: u64,
+    /// Bytes that the device's allocator held when it ended.
+    pub reserved: u64,
+    /// The most that it held.
+    pub reserved_peak: u64,
+    /// Resident host memory of the process when it ended.
+    pub resident: u64,
+    /// Used bytes of the card by all processes, where it is one and the driver says.
+    pub device_used: Option<u64>,
+    /// `allocated_peak` by category; empty where they are not known.
+    pub categories_at_peak: Vec<(&'static str, u64)>,
 }
 
 /// Receives the events of a job, possibly from several threads.

@@ -1,7 +1,6 @@
 //! The `prsmed` binary.
 
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    ExitCode::from(prsmed::cli::run(std::env::args_os()))
+fn main() {
+    let code = prsmed::cli::run(std::env::args_os());
+    prsmed::cli::leave(code)
 }

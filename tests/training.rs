@@ -84,6 +84,7 @@ fn train_on(device: Device, sets: &[&str]) -> Trained {
         config: &config.train,
         folder: folder.path(),
         resume: false,
+        profile: None,
         observer: &losses,
         interrupt: &AtomicBool::new(false),
     };

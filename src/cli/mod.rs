@@ -8,6 +8,7 @@ pub mod report;
 mod data;
 mod eval;
 mod hub;
+mod memory;
 mod plan;
 mod predict;
 mod preset;
@@ -91,15 +92,27 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let color = is_terminal && !env.no_color;
     let output = Arc::new(Output::stdout(cli.json));
     let style = Style { is_terminal, color, every_steps: 10 };
-    let progress: Box<dyn crate::event::Observer> =
+    let inner: Box<dyn crate::event::Observer> =
         if cli.quiet { Box::new(crate::event::Silent) } else { Box::new(Progress::new(style, Arc::clone(&output))) };
+    let last = memory::LastProfile::default();
+    let progress = Box::new(memory::Remembering { inner, last: Arc::clone(&last) });
     let context = Context { env, output, progress, interrupt: Arc::default() };
     listen_for_interrupts(&context, cli.command.saves_on_interrupt());
     let result = guarded(|| dispatch(cli.command, &context));
     if let Err(error) = &result {
         let _ = report::write_error(&mut std::io::stderr(), error, color);
+        if let Some(error) = report::find(error) {
+            let _ = memory::report(error, &last, &mut std::io::stderr(), &context.output);
+        }
     }
     report::exit_code(&result)
+}
+
+/// Ends the process without the destructors of libtorch's tables, which would touch 100 MB of memory for nothing. Everything
+/// was written and flushed by then.
+pub fn leave(code: u8) -> ! {
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(i32::from(code)) }
 }
 
 fn dispatch(command: Command, context: &Context) -> anyhow::Result<Outcome> {

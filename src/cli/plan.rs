@@ -128,7 +128,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         Task::Eval => Job::Eval,
         Task::Predict => Job::Predict,
     };
-    let rehearsed = config.rehearse(job, config.longest_example(), machine.target())?;
+    let rehearsed = config.rehearse(job, config.longest_example(), machine.target(), true)?;
     let plan = Plan::of(&rehearsed, &machine);
     if let (Some(path), Some(kind)) = (&args.timeline, picture) {
         let title = format!("{} on {}: peak {}", title(job), plan.budget.device, plan.allocated_peak);
@@ -153,7 +153,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 
 fn title(job: Job) -> &'static str {
     match job {
-        Job::Train | Job::Steps => "Training",
+        Job::Train | Job::Step => "Training",
         Job::Eval => "Evaluation",
         Job::Predict => "Prediction",
     }

@@ -9,7 +9,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
 use crate::cli::output::Output;
-use crate::event::{Event, Observer, StepReport};
+use crate::event::{Event, MemoryReport, Observer, StepReport};
 use crate::trainer::records;
 use crate::units::Bytes;
 
@@ -191,6 +191,7 @@ impl Observer for Progress {
             Event::Advanced { done } => self.advance(state, *done),
             Event::Finished => self.finish(state),
             Event::Step(report) => self.step(state, report),
+            Event::Memory(report) => self.say(state, &memory_text(report)),
             Event::Validated { step, values } => {
                 let values: Vec<String> = values.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
                 self.say(state, &format!("validation after step {step}: {}", values.join(", ")));
@@ -223,6 +224,7 @@ fn record(event: &Event) -> Option<Value> {
     Some(match event {
         Event::Started { .. } | Event::Advanced { .. } | Event::Finished => return None,
         Event::Step(report) => records::step_line(report),
+        Event::Memory(report) => memory_line(report),
         Event::Validated { step, values } => records::validation_line(*step, values),
         Event::Saved { path, best } => json!({ "kind": "saved", "path": path, "best": best }),
         Event::Token(text) => json!({ "kind": "token", "text": text }),
@@ -262,6 +264,35 @@ fn pace_text(report: &StepReport, step_seconds: f64) -> String {
     let left = Duration::try_from_secs_f64(left).unwrap_or_default();
     let peak = Bytes(report.allocated_peak);
     format!("{:.1} images/s  peak {peak}  ETA {}", records::images_per_s(report), clock(left))
+}
+
+/// Levels after a profiled step, and its peak with the largest categories.
+pub(super) fn memory_text(report: &MemoryReport) -> String {
+    let MemoryReport { step, allocated, allocated_peak, reserved, resident, device_used, .. } = report;
+    let [allocated, peak, reserved] = [allocated, allocated_peak, reserved].map(|bytes| Bytes(*bytes));
+    let system =
+        device_used.map_or_else(|| format!("process {}", Bytes(*resident)), |used| format!("card {}", Bytes(used)));
+    let shares: Vec<_> = report.categories_at_peak.iter().map(|(name, bytes)| (*name, Bytes(*bytes))).collect();
+    let shares = shares_text(&shares, 3);
+    let of_peak = if shares.is_empty() { String::new() } else { format!(" ({shares})") };
+    format!("memory at step {step}: tensors {allocated}, reserved {reserved}, {system}; peak {peak}{of_peak}")
+}
+
+/// The `count` largest categories, largest first.
+pub(super) fn shares_text(shares: &[(&'static str, Bytes)], count: usize) -> String {
+    let mut shares: Vec<_> = shares.iter().filter(|(_, bytes)| bytes.0 > 0).collect();
+    shares.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let shares: Vec<String> = shares.iter().take(count).map(|(name, bytes)| format!("{name} {bytes}")).collect();
+    shares.join(", ")
+}
+
+/// A profiled step as a JSON object, `"kind": "memory"`.
+fn memory_line(report: &MemoryReport) -> Value {
+    let mut line = json!({ "kind": "memory" });
+    if let (Some(line), Ok(Value::Object(fields))) = (line.as_object_mut(), serde_json::to_value(report)) {
+        line.extend(fields);
+    }
+    line
 }
 
 fn advance_line(name: &str, done: u64, total: u64, unit: &str, elapsed: Duration) -> String {
@@ -382,6 +413,30 @@ mod tests {
             progress.on(&Event::Finished);
         }
         assert_eq!(lines.text(), "warning: odd\n");
+    }
+
+    #[test]
+    fn a_profiled_step_is_one_line_with_its_largest_categories() {
+        let (progress, lines, data) = progress(false, true);
+        let categories =
+            [("inputs", 1 << 20), ("activations", 3 << 29), ("ema", 0), ("frozen", 1 << 30), ("trainable", 9)];
+        progress.on(&Event::Memory(MemoryReport {
+            phase: "step".into(),
+            step: 100,
+            allocated: 1 << 30,
+            allocated_peak: 5 << 29,
+            reserved: 3 << 30,
+            device_used: Some(4 << 30),
+            categories_at_peak: categories.to_vec(),
+            ..MemoryReport::default()
+        }));
+        assert_eq!(
+            lines.text(),
+            "memory at step 100: tensors 1.00 GiB, reserved 3.00 GiB, card 4.00 GiB; peak 2.50 GiB (activations 1.50 GiB, \
+             frozen 1.00 GiB, inputs 1.00 MiB)\n"
+        );
+        let line: Value = serde_json::from_str(&data.text()).unwrap();
+        assert_eq!((&line["kind"], &line["allocated_peak"]), (&json!("memory"), &json!(5_u64 << 29)));
     }
 
     #[test]

@@ -60,7 +60,7 @@ fn is_interrupt(error: &anyhow::Error) -> bool {
 }
 
 /// The library's error inside, under any context.
-fn find(error: &anyhow::Error) -> Option<&Error> {
+pub fn find(error: &anyhow::Error) -> Option<&Error> {
     error.chain().find_map(|cause| cause.downcast_ref::<Error>())
 }
 

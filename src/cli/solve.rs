@@ -98,7 +98,7 @@ fn with(config: &RunConfig, unknown: Unknown, value: usize) -> RunConfig {
 
 /// One rehearsal serves every card: only the device's own terms differ.
 fn smallest_card(config: &RunConfig, context: &Context) -> anyhow::Result<Outcome> {
-    let rehearsed = config.rehearse(Job::Train, config.longest_example(), Target::Cuda)?;
+    let rehearsed = config.rehearse(Job::Train, config.longest_example(), Target::Cuda, false)?;
     let needs_bf16 = config.train.precision == crate::trainer::precision::Precision::Bf16;
     let mut cards: Vec<&'static Card> =
         cards::all().iter().filter(|card| card.unsupported.is_none() && (card.bf16 || !needs_bf16)).collect();

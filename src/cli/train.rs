@@ -1,6 +1,7 @@
 //! `prsmed train`.
 
 use super::data::RootArgs;
+use super::memory::ProfileArgs;
 use super::report::Outcome;
 use super::{Context, make_folder, plan, preset};
 use crate::config::planned::remedies;
@@ -35,6 +36,7 @@ use std::sync::Arc;
 #[command(after_help = "Examples:
   prsmed train --data-root data --preset tiny --out runs/a
   prsmed train --data-root data --out runs/a --resume
+  prsmed train --data-root data --out runs/a --profile-memory every=100
   prsmed train --data-root data --preset full --set model.image_encoder=tinysam_42.3.pth")]
 pub(super) struct Args {
     #[command(flatten)]
@@ -66,10 +68,13 @@ pub(super) struct Args {
     /// Print the resolved settings as TOML and stop
     #[arg(long)]
     print_config: bool,
+    #[command(flatten)]
+    profile: ProfileArgs,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let resolved = resolve(args, context)?;
+    let profile = args.profile.settings(&args.out)?;
     if args.print_config {
         context.output.line(resolved.to_toml())?;
         context.output.record(&resolved.config)?;
@@ -78,6 +83,9 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let resume_from = checkpoint_to_resume(args, context)?;
     let manifest = read_data(args, &resolved.config, context)?;
     make_folder("--out", &args.out)?;
+    if let Some(profile) = &profile {
+        profile.check()?;
+    }
     let machine = plan::training_machine(context);
     if !args.no_plan {
         refuse_what_cannot_fit(&resolved.config, &machine, context)?;
@@ -100,6 +108,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         config: &config.train,
         folder: &args.out,
         resume: resume_from.is_some(),
+        profile: profile.as_ref(),
         observer: &observer,
         interrupt: &context.interrupt,
     };
@@ -123,7 +132,11 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         "stopped_early": outcome.stopped_early,
         "images_per_s": images_per_s,
         "train_seconds": outcome.train_seconds,
-        "memory": { "measured": usage, "planned": planned },
+        "memory": {
+            "measured": usage,
+            "planned": planned,
+            "profile": profile.map(|profile| profile.out),
+        },
     }))?;
     Ok(Outcome::Done)
 }
@@ -148,7 +161,7 @@ fn refuse_what_cannot_fit(config: &RunConfig, machine: &Machine, context: &Conte
 /// The plan with the data's own longest texts and the model's own sizes.
 fn plan_of_data(config: &RunConfig, task: &SegmentTask, machine: &Machine) -> Result<Plan> {
     let sizes = &task.assembly().description.sizes;
-    Ok(Plan::of(&config.rehearse_sized(Job::Train, sizes, task.longest(), machine.target())?, machine))
+    Ok(Plan::of(&config.rehearse_sized(Job::Train, sizes, task.longest(), machine.target(), true)?, machine))
 }
 
 /// Compares the plan with what the first steps took.

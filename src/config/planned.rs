@@ -6,7 +6,7 @@ use crate::Result;
 use crate::models::prsmed;
 use crate::plan::rehearse::{self, Job, Rehearsed};
 use crate::plan::report::{Machine, Plan};
-use crate::plan::search::{Choice, Problem};
+use crate::plan::search::{Choice, Effort, Problem};
 use crate::segment::rehearsal::{Example, Rehearsal};
 use crate::segment::setup;
 use crate::tensor::META;
@@ -34,13 +34,13 @@ impl RunConfig {
         }
     }
 
-    /// Runs `job` with these settings on the meta device.
+    /// Runs `job` with these settings on the meta device; `costs` as in [`rehearse::plan`].
     ///
     /// # Errors
     /// [`crate::Error::Config`] for sizes that do not fit.
-    pub fn rehearse(&self, job: Job, example: Example, target: Target) -> Result<Rehearsed> {
+    pub fn rehearse(&self, job: Job, example: Example, target: Target, costs: bool) -> Result<Rehearsed> {
         let sizes = setup::planned_sizes(&self.model, self.lora, example.num_classes)?;
-        self.rehearse_sized(job, &sizes, example, target)
+        self.rehearse_sized(job, &sizes, example, target, costs)
     }
 
     /// The same for a model whose sizes are known.
@@ -53,8 +53,11 @@ impl RunConfig {
         sizes: &prsmed::Config,
         example: Example,
         target: Target,
+        costs: bool,
     ) -> Result<Rehearsed> {
-        rehearse::plan(job, &self.train, target, || Rehearsal::new(&self.model, sizes, &self.train, example, META))
+        rehearse::plan(job, &self.train, target, costs, || {
+            Rehearsal::new(&self.model, sizes, &self.train, example, META)
+        })
     }
 
     /// The plan of `job` with the longest texts.
@@ -62,7 +65,7 @@ impl RunConfig {
     /// # Errors
     /// [`crate::Error::Config`] for sizes that do not fit.
     pub fn plan(&self, job: Job, machine: &Machine) -> Result<Plan> {
-        Ok(Plan::of(&self.rehearse(job, self.longest_example(), machine.target())?, machine))
+        Ok(Plan::of(&self.rehearse(job, self.longest_example(), machine.target(), true)?, machine))
     }
 
     /// These settings with those of `choice`.
@@ -99,12 +102,15 @@ impl<'a> Searched<'a> {
 }
 
 impl Problem for Searched<'_> {
-    fn plan(&self, choice: &Choice) -> Result<Plan> {
-        self.config.with(choice).plan(Job::Train, self.machine)
-    }
-
-    fn steps(&self, choice: &Choice) -> Result<Plan> {
-        self.config.with(choice).plan(Job::Steps, self.machine)
+    fn plan(&self, choice: &Choice, effort: Effort) -> Result<Plan> {
+        let config = self.config.with(choice);
+        let (job, costs) = match effort {
+            Effort::Memory => (Job::Step, false),
+            Effort::Time => (Job::Step, true),
+            Effort::Whole => (Job::Train, true),
+        };
+        let rehearsed = config.rehearse(job, config.longest_example(), self.machine.target(), costs)?;
+        Ok(Plan::of(&rehearsed, self.machine))
     }
 
     fn llm_layers(&self) -> usize {

@@ -21,8 +21,8 @@ use std::collections::HashMap;
 pub enum Job {
     /// A training run: load, first step, step, evaluation, saving, resuming.
     Train,
-    /// Its steps alone, without the time they take.
-    Steps,
+    /// A step of it alone, with everything that lives then.
+    Step,
     /// Validation of loaded weights.
     Eval,
     /// One picture and its question.
@@ -110,7 +110,7 @@ impl Rehearsed {
     #[expect(clippy::cast_precision_loss, reason = "small counts")]
     pub fn repeats(&self) -> f64 {
         match self.job {
-            Job::Train | Job::Steps => self.micro_batches.0 as f64 / self.micro_batches.1 as f64,
+            Job::Train | Job::Step => self.micro_batches.0 as f64 / self.micro_batches.1 as f64,
             Job::Eval | Job::Predict => 1.0,
         }
     }
@@ -119,7 +119,8 @@ impl Rehearsed {
 /// Micro-batches of a step that a plan runs: from the second one on gradients exist and nothing new happens.
 const PLANNED_MICRO_BATCHES: usize = 2;
 
-/// Plans `job`: runs it on [`META`] as `target` would.
+/// Plans `job`: runs it on [`META`] as `target` would. Without `costs` in half the time, but with neither the names nor the
+/// times of operators.
 ///
 /// # Errors
 /// What the task says.
@@ -127,11 +128,12 @@ pub fn plan<T: Rehearse>(
     job: Job,
     config: &TrainConfig,
     target: meta::Target,
+    costs: bool,
     build: impl Fn() -> Result<T>,
 ) -> Result<Rehearsed> {
     meta::install()?;
     let _target = meta::enter_target(target);
-    let options = trace::Options { counts_host: target == meta::Target::Cpu, costs: job != Job::Steps };
+    let options = trace::Options { counts_host: target == meta::Target::Cpu, costs };
     let mut recording = trace::begin(options)?;
     let shown = config.accumulation.min(PLANNED_MICRO_BATCHES);
     // batches wait on the host: on the CPU, where that is the device, all of them count
@@ -173,7 +175,7 @@ fn run_phases<T: Rehearse>(
             meter.begin("resume");
             resume(config, build, &state)
         }
-        Job::Steps => train(config, count, false, build, meter).map(drop),
+        Job::Step => train(config, count, false, build, meter).map(drop),
         Job::Eval => {
             meter.begin("load");
             let task = build()?;
@@ -204,7 +206,10 @@ fn train<T: Rehearse>(
     let mut optimizer = AdamW::new(task.parameters(), config);
     let mut ema = average(config, &optimizer);
     let scaler = Scaler::new(config.precision);
-    for name in ["first step", "step"] {
+    if !whole {
+        optimizer.make_moments();
+    }
+    for name in if whole { ["first step", "step"].as_slice() } else { &["step"] } {
         meter.begin(name);
         let batches: Vec<T::Batch> = (0..count.loaded).map(|_| task.example()).collect();
         let (_weight, losses) = run::accumulate(&task, &batches[..count.shown], &scaler, 0)?;

@@ -126,7 +126,7 @@ impl Plan {
         if let Some(time) = self.time {
             let bound = if time.host_bound { ", held back by the host" } else { "" };
             let what = match self.job {
-                Job::Train | Job::Steps => "an optimizer step",
+                Job::Train | Job::Step => "an optimizer step",
                 Job::Eval => "a validation batch",
                 Job::Predict => "a prediction",
             };
@@ -176,11 +176,13 @@ impl Machine {
     fn time(&self, job: Job, rehearsed: &Rehearsed) -> Option<PhaseTime> {
         let Self::Cuda(budget, _) = self else { return None };
         let phase = match job {
-            Job::Train => "step",
-            Job::Steps => return None,
+            Job::Train | Job::Step => "step",
             Job::Eval => "evaluate",
             Job::Predict => "predict",
         };
+        if rehearsed.trace.costs.is_empty() {
+            return None;
+        }
         time::phase(&rehearsed.trace, phase, rehearsed.repeats(), &budget.rates)
     }
 }

@@ -1,8 +1,9 @@
 //! Finds the fastest settings that fit a device, and the largest value of one setting that does.
 //!
-//! Every answer is a whole plan, nothing is interpolated. More checkpointing needs less memory and more time, and a larger
-//! micro-batch needs more memory: so for each micro-batch the least checkpointing that fits is found by bisection, and
-//! micro-batches beyond the first that does not fit at all are not planned.
+//! Every answer is a whole plan, nothing is interpolated. What is left out cannot win: more checkpointing needs less memory
+//! and more time, so for each micro-batch the least that fits is found by bisection; a larger micro-batch needs more
+//! memory, so those beyond the first that does not fit are not planned; and of those that fit without checkpointing only the
+//! largest is, because it reads the weights the least often and starts the fewest operators.
 
 use super::report::Plan;
 use crate::Result;
@@ -23,19 +24,24 @@ pub struct Choice {
     pub checkpointing: Checkpointing,
 }
 
+/// How much of a job is planned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effort {
+    /// The memory of a step.
+    Memory,
+    /// Memory and time of a step.
+    Time,
+    /// Every phase.
+    Whole,
+}
+
 /// A job whose settings are searched.
 pub trait Problem: Sync {
     /// The plan of the job with these settings.
     ///
     /// # Errors
     /// What the task says.
-    fn plan(&self, choice: &Choice) -> Result<Plan>;
-
-    /// Its steps alone, without times.
-    ///
-    /// # Errors
-    /// What the task says.
-    fn steps(&self, choice: &Choice) -> Result<Plan>;
+    fn plan(&self, choice: &Choice, effort: Effort) -> Result<Plan>;
 
     /// Layers of the language model, for selective checkpointing.
     fn llm_layers(&self) -> usize;
@@ -73,7 +79,7 @@ impl Candidate {
 /// What a search found.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Found {
-    /// The fastest settings that fit, then the other ones that no setting here beats in both time and memory.
+    /// The fastest settings that fit, and the runner-up with another micro-batch.
     pub fitting: Vec<Candidate>,
     /// Without any: the settings that need the least.
     pub smallest: Option<Candidate>,
@@ -95,81 +101,134 @@ pub fn has_headroom(plan: &Plan, headroom_frac: f64) -> bool {
     plan.device_peak.0 as f64 <= plan.budget.bytes.0 as f64 * (1.0 - headroom_frac)
 }
 
+/// A search under way.
+struct Search<'a> {
+    problem: &'a dyn Problem,
+    space: &'a Space,
+    levels: Vec<Checkpointing>,
+    micro_batches: Vec<usize>,
+    planned: AtomicUsize,
+}
+
+impl Search<'_> {
+    fn candidate(&self, place: Place, effort: Effort) -> Result<Candidate> {
+        self.planned.fetch_add(1, Ordering::Relaxed);
+        let micro_batch = self.micro_batches[place.micro_batch];
+        let choice = Choice {
+            image_size: place.image_size,
+            micro_batch,
+            accumulation: self.space.effective_batch / micro_batch,
+            checkpointing: self.levels[place.level],
+        };
+        Ok(Candidate { choice, plan: self.problem.plan(&choice, effort)? })
+    }
+
+    fn fits(&self, place: Place) -> Result<bool> {
+        Ok(self.has_headroom(&self.candidate(place, Effort::Memory)?))
+    }
+
+    fn has_headroom(&self, candidate: &Candidate) -> bool {
+        has_headroom(&candidate.plan, self.space.headroom_frac)
+    }
+
+    /// The first micro-batches of these that fit at a level.
+    fn fitting(&self, count: usize, image_size: i64, level: usize) -> Result<usize> {
+        let found = largest(0..=count, |count| match count.checked_sub(1) {
+            Some(micro_batch) => self.fits(Place { image_size, micro_batch, level }),
+            None => Ok(true),
+        })?;
+        Ok(found.unwrap_or(0))
+    }
+
+    /// The least checkpointing of a micro-batch that fits with all of it, with its time.
+    fn least(&self, image_size: i64, micro_batch: usize, needs_none: bool) -> Result<(Place, Candidate)> {
+        let (mut low, mut high) = (1, if needs_none { 0 } else { self.levels.len() - 1 });
+        while low < high {
+            let level = usize::midpoint(low, high);
+            if self.fits(Place { image_size, micro_batch, level })? { high = level } else { low = level + 1 }
+        }
+        let place = Place { image_size, micro_batch, level: high };
+        Ok((place, self.candidate(place, Effort::Time)?))
+    }
+
+    /// The whole plan of `place`, or where another phase needs more than its step of the first level above that fits.
+    fn whole(&self, place: Place) -> Result<Option<Candidate>> {
+        for level in place.level..self.levels.len() {
+            let candidate = self.candidate(Place { level, ..place }, Effort::Whole)?;
+            if self.has_headroom(&candidate) {
+                return Ok(Some(candidate));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The fastest settings for pictures of this size, fastest first.
+    fn best(&self, image_size: i64) -> Result<Vec<Candidate>> {
+        let possible = self.fitting(self.micro_batches.len(), image_size, self.levels.len() - 1)?;
+        let unhindered = self.fitting(possible, image_size, 0)?;
+        let worthwhile: Vec<usize> = (unhindered.saturating_sub(1)..possible).collect();
+        let least = |micro_batch: &usize| self.least(image_size, *micro_batch, *micro_batch < unhindered);
+        let mut found: Vec<(Place, Candidate)> = if self.problem.parallel() {
+            worthwhile.par_iter().map(least).collect::<Result<_>>()?
+        } else {
+            worthwhile.iter().map(least).collect::<Result<_>>()?
+        };
+        found.sort_by(|(_, a), (_, b)| {
+            // without times: fewer passes first
+            a.seconds().total_cmp(&b.seconds()).then_with(|| b.choice.micro_batch.cmp(&a.choice.micro_batch))
+        });
+        let mut whole = Vec::new();
+        for (place, _) in found {
+            whole.extend(self.whole(place)?);
+            if whole.len() == KEPT {
+                break;
+            }
+        }
+        whole.sort_by(|a, b| a.seconds().total_cmp(&b.seconds()));
+        Ok(whole)
+    }
+}
+
+/// The best settings and the runner-up.
+const KEPT: usize = 2;
+
+/// Settings of a search, by index.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    image_size: i64,
+    micro_batch: usize,
+    level: usize,
+}
+
 /// The fastest settings of `space` that fit.
 ///
 /// # Errors
 /// What planning says.
 pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
-    let levels = levels(problem.llm_layers());
-    let micro_batches: Vec<usize> =
-        (1..=space.effective_batch).filter(|micro| space.effective_batch.is_multiple_of(*micro)).collect();
-    let planned = AtomicUsize::new(0);
-    let steps = |choice: Choice| {
-        planned.fetch_add(1, Ordering::Relaxed);
-        problem.steps(&choice).map(|plan| Candidate { choice, plan })
+    let all = 1..=space.effective_batch;
+    let search = Search {
+        problem,
+        space,
+        levels: levels(problem.llm_layers()),
+        micro_batches: all.filter(|micro| space.effective_batch.is_multiple_of(*micro)).collect(),
+        planned: AtomicUsize::new(0),
     };
-    let fits = |candidate: &Candidate| has_headroom(&candidate.plan, space.headroom_frac);
-    let mut smallest: Option<Candidate> = None;
-    let mut fitting: Vec<Candidate> = Vec::new();
-    let mut considered = 0;
+    let (mut fitting, mut considered) = (Vec::new(), 0);
     for &image_size in &space.image_sizes {
-        considered += micro_batches.len() * levels.len();
-        let choice = |micro_batch: usize, level: usize| Choice {
-            image_size,
-            micro_batch,
-            accumulation: space.effective_batch / micro_batch,
-            checkpointing: levels[level],
-        };
-        // with everything run twice: how many of the micro-batches fit at all?
-        let mut least = None;
-        let possible = largest(0..=micro_batches.len(), |count| {
-            let Some(last) = count.checked_sub(1) else { return Ok(true) };
-            let candidate = steps(choice(micro_batches[last], levels.len() - 1))?;
-            let fits = fits(&candidate);
-            if last == 0 && !fits {
-                least = Some(candidate);
-            }
-            Ok(fits)
-        })?;
-        if let Some(least) = least
-            && smallest.as_ref().is_none_or(|known| least.plan.device_peak < known.plan.device_peak)
-        {
-            smallest = Some(least);
-        }
-        let best_of = |&micro_batch: &usize| -> Result<Option<Candidate>> {
-            let (mut low, mut high) = (0, levels.len() - 1);
-            while low < high {
-                let middle = usize::midpoint(low, high);
-                if fits(&steps(choice(micro_batch, middle))?) { high = middle } else { low = middle + 1 }
-            }
-            // the other phases rarely need more than a step; where they do, more is run twice
-            for level in high..levels.len() {
-                let choice = choice(micro_batch, level);
-                let candidate = Candidate { choice, plan: problem.plan(&choice)? };
-                planned.fetch_add(1, Ordering::Relaxed);
-                if fits(&candidate) {
-                    return Ok(Some(candidate));
-                }
-            }
-            Ok(None)
-        };
-        let possible = &micro_batches[..possible.unwrap_or(0)];
-        let best: Vec<Option<Candidate>> = if problem.parallel() {
-            possible.par_iter().map(best_of).collect::<Result<_>>()?
-        } else {
-            possible.iter().map(best_of).collect::<Result<_>>()?
-        };
-        fitting = best.into_iter().flatten().collect();
+        considered += search.micro_batches.len() * search.levels.len();
+        fitting = search.best(image_size)?;
         if !fitting.is_empty() {
             break;
         }
     }
-    fitting.sort_by(|a, b| {
-        let time = a.seconds().total_cmp(&b.seconds());
-        // without times: fewer passes, then less run twice
-        time.then_with(|| b.choice.micro_batch.cmp(&a.choice.micro_batch))
-    });
-    Ok(Found { fitting, smallest, considered, planned: planned.into_inner() })
+    let smallest = match space.image_sizes.last() {
+        Some(&image_size) if fitting.is_empty() => {
+            let place = Place { image_size, micro_batch: 0, level: search.levels.len() - 1 };
+            Some(search.candidate(place, Effort::Whole)?)
+        }
+        _ => None,
+    };
+    Ok(Found { fitting, smallest, considered, planned: search.planned.into_inner() })
 }
 
 /// The largest number in `range` for which `fits`, when every smaller one fits too; `None` when not even the first does.

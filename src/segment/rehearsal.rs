@@ -10,6 +10,7 @@ use crate::models::llava::IMAGE_TOKEN;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
 use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, META, Tensor, guard, ledger, meta, no_grad};
+use crate::trainer::profile::Component;
 use crate::trainer::{Batches, Loss, Parameter, Rehearse, Task, TrainConfig, Validation, Weight};
 use crate::{Error, Result};
 use std::path::Path;
@@ -99,6 +100,10 @@ impl Task for Rehearsal {
 
     fn parameters(&self) -> Vec<Parameter> {
         task::parameters(&self.model)
+    }
+
+    fn components(&self) -> Vec<Component> {
+        task::components(&self.model)
     }
 
     fn steps_per_epoch(&self) -> u64 {

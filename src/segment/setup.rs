@@ -7,7 +7,7 @@ use crate::data::text::TextTokenizer;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
 use crate::models::{clip, mask_decoder, mistral, tiny_vit};
 use crate::nn::LoraConfig;
-use crate::tensor::{Device, Kind, rng};
+use crate::tensor::{Device, Kind, guard, rng};
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -160,7 +160,7 @@ pub fn create(
         sizes,
     };
     rng::seed(build.seed);
-    let model = PrsMed::new(&description.sizes, build_options(config, build, true));
+    let model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build_options(config, build, true))))?;
     let warnings = found.load(&model, build.allow_partial)?;
     Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, warnings })
 }
@@ -197,7 +197,7 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Ass
         description.sizes.decoder.attention_dropout = semantics.drops_attention();
         description.pixels = pixels(&description.model, &description.sizes);
     }
-    let model = PrsMed::new(&description.sizes, build_options(&description.model, build, false));
+    let model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build_options(&description.model, build, false))))?;
     let warnings = weights::load_run(folder, &description, &model, build)?;
     let tokenizer = TextTokenizer::open(&folder.join("tokenizer"))?;
     Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, warnings })

@@ -10,13 +10,14 @@ use crate::data::order;
 use crate::data::text::{self, TextTokenizer};
 use crate::event::{Event, Observer};
 use crate::metrics::segmentation::ImageScore;
-use crate::models::prsmed::PrsMed;
+use crate::models::prsmed::{PrsMed, TOWER_PREFIX};
 use crate::models::{mistral, tiny_vit};
 use crate::nn::BatchStatistics;
 use crate::segment::Semantics;
-use crate::tensor::store::Role;
+use crate::tensor::store::{Entry, Role};
 use crate::tensor::weights::Staged;
 use crate::tensor::{Kind, META, Tensor, guard, ledger, meta, no_grad};
+use crate::trainer::profile::Component;
 use crate::trainer::{Batches, Loss, Parameter, Task, TrainConfig, Validation, Weight};
 use crate::{Error, Result};
 use std::path::Path;
@@ -190,6 +191,10 @@ impl Task for SegmentTask {
         parameters(&self.assembly.model)
     }
 
+    fn components(&self) -> Vec<Component> {
+        components(&self.assembly.model)
+    }
+
     fn steps_per_epoch(&self) -> u64 {
         self.rows.len().div_ceil(self.effective_batch()) as u64
     }
@@ -275,6 +280,36 @@ pub(super) fn parameters(model: &PrsMed) -> Vec<Parameter> {
         entries.map(move |e| Parameter { name: format!("{file}/{}", e.name), tensor: e.tensor })
     });
     trained.collect()
+}
+
+/// Parts of the model, by the module scope they run in.
+const PARTS: [&str; 7] =
+    ["llm", "projector", "vision_tower", "lora_adapter", "image_encoder", "mask_decoder", "class_head"];
+
+/// The part that `key` of a file belongs to.
+fn part_of<'a>(file: &'a str, key: &str) -> &'a str {
+    match file {
+        "base" if key.starts_with(TOWER_PREFIX) => "vision_tower",
+        "base" if key.starts_with("model.mm_projector.") => "projector",
+        "base" => "llm",
+        "cls" => "class_head",
+        own => own,
+    }
+}
+
+/// All tensors of `model` by part, named as [`parameters`] are.
+pub(super) fn components(model: &PrsMed) -> Vec<Component> {
+    let mut components: Vec<Component> = PARTS.map(|name| Component { name, entries: Vec::new() }).into();
+    for (file, store) in model.stores().parts() {
+        for entry in store.entries() {
+            let part = part_of(file, &entry.name);
+            let entry = Entry { name: format!("{file}/{}", entry.name), ..entry };
+            if let Some(component) = components.iter_mut().find(|component| component.name == part) {
+                component.entries.push(entry);
+            }
+        }
+    }
+    components
 }
 
 /// The training loss of `inputs` as their share of an effective batch weighing `whole`.

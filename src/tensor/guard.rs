@@ -48,10 +48,12 @@ pub(super) fn error_of(panic: Box<dyn Any + Send>) -> Error {
 pub(super) fn classify(text: &str) -> Error {
     let text = text.strip_prefix("called `Result::unwrap()` on an `Err` value: ").unwrap_or(text);
     let text = text.strip_prefix("Torch(\"").and_then(|t| t.strip_suffix("\")")).unwrap_or(text);
+    // a checkpointed segment passes on what was classified inside
+    let text = text.strip_prefix("out of memory: ").unwrap_or(text);
     let first = text.split("\\n").next().unwrap_or(text).lines().next().unwrap_or(text).trim();
     let reason = first.split("Exception raised from").next().unwrap_or(first).trim().to_owned();
     let lower = reason.to_lowercase();
-    if ["out of memory", "can't allocate memory", "not enough memory", "bad_alloc"].iter().any(|s| lower.contains(s)) {
+    if is_out_of_memory(&lower) {
         Error::OutOfMemory { reason }
     } else if ["shape", "size mismatch", "sizes of tensors", "must match the size", "dimension", "cannot be multiplied"]
         .iter()
@@ -63,6 +65,21 @@ pub(super) fn classify(text: &str) -> Error {
     }
 }
 
+/// Whether libtorch's words, in lowercase, say that memory ran out.
+fn is_out_of_memory(lower: &str) -> bool {
+    ["out of memory", "can't allocate memory", "not enough memory", "bad_alloc"].iter().any(|s| lower.contains(s))
+}
+
+/// A panic is the earliest that Rust hears of a card without memory: nothing on this side is freed yet. (The ledger
+/// writes its own failures down earlier still.)
+fn note_card_failure(payload: &(dyn Any + Send)) {
+    let text = payload.downcast_ref::<String>().map(|text| text.to_lowercase());
+    let raised = payload.downcast_ref::<Raised>().map(|raised| raised.0.to_string());
+    if text.or(raised).is_some_and(|text| is_out_of_memory(&text) && text.contains("cuda")) {
+        super::memory::note_card_failure();
+    }
+}
+
 fn mute_guarded_panics() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -70,6 +87,8 @@ fn mute_guarded_panics() {
         std::panic::set_hook(Box::new(move |info| {
             if GUARDED.with(Cell::get) == 0 {
                 default(info);
+            } else {
+                note_card_failure(info.payload());
             }
         }));
     });
@@ -89,6 +108,7 @@ mod tests {
 
     #[test]
     fn running_out_of_memory_is_typed() {
+        let _turn = crate::tensor::ledger::TURN.lock();
         let error = guard(|| Ok(Tensor::zeros([1 << 40, 1 << 10], (Kind::Float, Device::Cpu)))).unwrap_err();
         assert!(matches!(error, Error::OutOfMemory { .. }), "{error:?}");
         assert!(error.hint().contains("micro_batch"));

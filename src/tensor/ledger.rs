@@ -141,12 +141,21 @@ pub fn largest(count: usize) -> Vec<LargeBlock> {
     // SAFETY: the callee writes at most `count` blocks and says how many.
     let found = unsafe { native::prsmed_ledger_largest(raw.as_mut_ptr(), i64::try_from(count).unwrap_or(i64::MAX)) };
     raw.truncate(usize::try_from(found).unwrap_or(0));
-    let block = |raw: &native::RawBlock| LargeBlock {
-        bytes: Bytes(raw.bytes),
-        category: usize::try_from(raw.category).ok().and_then(|i| CATEGORIES.get(i)).map_or("", |(_, name)| name),
-        scope: super::scope::path(super::scope::Scope(raw.scope)),
-    };
-    raw.iter().map(block).collect()
+    raw.iter().map(LargeBlock::from).collect()
+}
+
+impl From<&native::RawBlock> for LargeBlock {
+    fn from(raw: &native::RawBlock) -> Self {
+        Self { bytes: Bytes(raw.bytes), category: category_name(raw.category), scope: scope_path(raw.scope) }
+    }
+}
+
+fn category_name(number: i32) -> &'static str {
+    usize::try_from(number).ok().and_then(|i| CATEGORIES.get(i)).map_or("", |(_, name)| name)
+}
+
+fn scope_path(number: u32) -> String {
+    super::scope::path(super::scope::Scope(number))
 }
 
 /// Starts a new peak from what lives now.
@@ -154,3 +163,96 @@ pub fn reset_peak() {
     // SAFETY: touches the ledger's own counters under its lock.
     unsafe { native::prsmed_ledger_reset_peak() };
 }
+
+/// Bytes by category, in the order of [`CATEGORIES`].
+pub type Shares = Vec<(&'static str, Bytes)>;
+
+fn shares(raw: &[u64]) -> Shares {
+    CATEGORIES.iter().zip(raw).map(|((_, name), bytes)| (*name, Bytes(*bytes))).collect()
+}
+
+/// Peaks since [`begin_window`], which leave those of [`usage`] alone, and what is taken from the system.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Window {
+    /// Taken from the system now: live blocks with header and rounding, and freed ones that are kept for reuse.
+    pub reserved: Bytes,
+    /// The most that was ever taken.
+    pub reserved_peak: Bytes,
+    /// The most that was taken in the window.
+    pub window_reserved_peak: Bytes,
+    /// The most that lived in the window.
+    pub window_peak: Bytes,
+    /// Its parts.
+    pub at_window_peak: Shares,
+}
+
+/// The window so far; all zero when [`install`] was never called.
+pub fn window() -> Window {
+    let mut raw = [0_u64; 4 + CATEGORIES.len()];
+    // SAFETY: the callee writes exactly that many numbers.
+    unsafe { native::prsmed_ledger_read_window(raw.as_mut_ptr()) };
+    Window {
+        reserved: Bytes(raw[0]),
+        reserved_peak: Bytes(raw[1]),
+        window_reserved_peak: Bytes(raw[2]),
+        window_peak: Bytes(raw[3]),
+        at_window_peak: shares(&raw[4..]),
+    }
+}
+
+/// Starts a new window from what lives now; one for the process.
+pub fn begin_window() {
+    // SAFETY: touches the ledger's own counters under its lock.
+    unsafe { native::prsmed_ledger_begin_window() };
+}
+
+/// Gives freed blocks that are kept for reuse back to the system; returns their bytes.
+pub fn release_kept() -> Bytes {
+    // SAFETY: frees blocks that nobody uses, under the lock of their list.
+    Bytes(unsafe { native::prsmed_ledger_release_kept() })
+}
+
+/// What lived when a tensor could not be allocated: written down before anything was freed.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct Failure {
+    /// Bytes of the tensor, where they are known.
+    pub requested: Option<Bytes>,
+    /// What it was for.
+    pub category: Option<&'static str>,
+    /// Module that asked for it; empty outside of modules.
+    pub scope: String,
+    /// Bytes that lived.
+    pub allocated: Bytes,
+    /// Bytes taken from the system.
+    pub reserved: Bytes,
+    /// What lived, by category; empty where categories are not known.
+    pub categories: Shares,
+    /// The largest live blocks, at most 10, largest first.
+    pub largest: Vec<LargeBlock>,
+}
+
+/// The first failure since [`clear_failure`]; later ones (in tidying up) are its consequences.
+pub fn failure() -> Option<Failure> {
+    let mut raw = native::RawFailure::default();
+    // SAFETY: the callee fills the structure when it returns true.
+    let failed = unsafe { native::prsmed_ledger_failure(&raw mut raw) };
+    failed.then(|| Failure {
+        requested: Some(Bytes(raw.requested)),
+        category: Some(category_name(raw.category)),
+        scope: scope_path(raw.scope),
+        allocated: Bytes(raw.allocated),
+        reserved: Bytes(raw.reserved),
+        categories: shares(&raw.categories),
+        largest: raw.largest.iter().take(usize::try_from(raw.num_largest).unwrap_or(0)).map(LargeBlock::from).collect(),
+    })
+}
+
+/// Forgets a failure that was dealt with.
+pub fn clear_failure() {
+    // SAFETY: touches the ledger's own flag under its lock.
+    unsafe { native::prsmed_ledger_clear_failure() };
+}
+
+/// Tests that read windows, failures or large changes of the ledger take turns: it is one for the process.
+#[cfg(test)]
+pub(crate) static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());

@@ -1,15 +1,16 @@
 //! The only door to `tch`, libtorch and our C++: the rest of the crate never names them.
 //!
 //! [`store`] holds parameters, [`weights`] reads and writes them, [`autograd`] checkpoints activations,
-//! [`ledger`] counts bytes, [`meta`] runs without memory, [`trace`] writes down what runs there, [`scope`] names the modules,
-//! [`device`] reads what a CUDA device's allocator counts, [`guard`] turns libtorch's panics into typed errors, [`rng`] is the only seeding point.
+//! [`ledger`] counts bytes, [`memory`] reads a device's, [`meta`] runs without memory, [`trace`] writes down what runs
+//! there, [`scope`] names the modules, [`guard`] turns libtorch's panics into typed errors, [`rng`] is the only seeding
+//! point.
 
 pub mod adamw;
 pub mod autograd;
-pub mod device;
 pub mod dims;
 pub mod guard;
 pub mod ledger;
+pub mod memory;
 pub mod meta;
 mod native;
 pub mod rng;

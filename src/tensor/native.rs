@@ -57,6 +57,32 @@ pub(super) struct RawBlock {
     pub scope: u32,
 }
 
+/// What lived when a block could not be made, as `native/ledger.cpp` writes it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct RawFailure {
+    pub requested: u64,
+    pub allocated: u64,
+    pub reserved: u64,
+    pub categories: [u64; 8],
+    pub category: i32,
+    pub scope: u32,
+    pub num_largest: i64,
+    pub largest: [RawBlock; 10],
+}
+
+/// A card's memory, as `native/memory.cpp` writes it, bytes.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct RawDeviceMemory {
+    pub allocated: u64,
+    pub allocated_peak: u64,
+    pub reserved: u64,
+    pub reserved_peak: u64,
+    pub free: u64,
+    pub total: u64,
+}
+
 unsafe extern "C" {
     pub(super) fn prsmed_ledger_install();
     pub(super) fn prsmed_ledger_enter(category: i32) -> i32;
@@ -64,6 +90,17 @@ unsafe extern "C" {
     pub(super) fn prsmed_ledger_reset_peak();
     pub(super) fn prsmed_ledger_move(tensor: RawTensor, category: i32) -> bool;
     pub(super) fn prsmed_ledger_largest(out: *mut RawBlock, count: i64) -> i64;
+    pub(super) fn prsmed_ledger_read_window(out: *mut u64);
+    pub(super) fn prsmed_ledger_begin_window();
+    pub(super) fn prsmed_ledger_release_kept() -> u64;
+    pub(super) fn prsmed_ledger_failure(out: *mut RawFailure) -> bool;
+    pub(super) fn prsmed_ledger_clear_failure();
+    pub(super) fn prsmed_device_memory(index: i32, out: *mut RawDeviceMemory) -> *mut c_char;
+    pub(super) fn prsmed_device_reset_peaks(index: i32) -> *mut c_char;
+    pub(super) fn prsmed_device_release_cache() -> *mut c_char;
+    pub(super) fn prsmed_scope_follow() -> *mut c_char;
+    pub(super) fn prsmed_scope_unfollow();
+    pub(super) fn prsmed_scope_forget();
     pub(super) fn prsmed_scope() -> u32;
     pub(super) fn prsmed_scope_set(next: u32) -> u32;
     pub(super) fn prsmed_trace_begin(counts_host: bool, costs: bool) -> *mut c_char;
@@ -75,7 +112,6 @@ unsafe extern "C" {
     pub(super) fn prsmed_meta_target_now() -> i32;
     pub(super) fn prsmed_meta_card(capability: i32, multiprocessors: i32);
     pub(super) fn prsmed_meta_move(tensor: RawTensor, category: i32) -> bool;
-    pub(super) fn prsmed_device_usage(index: i32, reset: bool, out: *mut u64) -> *mut c_char;
     pub(super) fn prsmed_checkpoint(
         closure: *mut c_void,
         run: Segment,

@@ -4,6 +4,7 @@
 
 use super::native;
 use std::collections::HashMap;
+use std::marker::PhantomData;
 use std::sync::{LazyLock, Mutex, MutexGuard};
 
 /// A scope's number; 0 is the outermost, without a name.
@@ -72,11 +73,49 @@ impl Drop for Entered {
     }
 }
 
+/// While it lives, the nodes of this thread's backward passes have the scopes of their forward passes (CPU; on a card
+/// another thread runs them).
+#[derive(Debug)]
+pub struct Followed {
+    thread: PhantomData<*const ()>,
+}
+
+/// Follows the backward passes of this thread until the result is dropped. May be nested, also with a trace.
+///
+/// # Errors
+/// [`crate::Error::Torch`] from libtorch.
+pub fn follow_backward() -> crate::Result<Followed> {
+    // SAFETY: starts thread-local bookkeeping.
+    unsafe { native::check(native::prsmed_scope_follow())? };
+    Ok(Followed { thread: PhantomData })
+}
+
+impl Followed {
+    /// Forgets the graphs made so far, so that a long run's bookkeeping stays small. Call it between steps.
+    pub fn forget(&self) {
+        // SAFETY: shrinks thread-local bookkeeping.
+        unsafe { native::prsmed_scope_forget() };
+    }
+}
+
+impl Drop for Followed {
+    fn drop(&mut self) {
+        // SAFETY: ends thread-local bookkeeping; `self` is not `Send`.
+        unsafe { native::prsmed_scope_unfollow() };
+    }
+}
+
 fn path_in(table: &Table, scope: u32) -> String {
     match scope.checked_sub(1) {
         Some(index) => table.paths.get(index as usize).cloned().unwrap_or_default(),
         None => String::new(),
     }
+}
+
+/// The path of this thread's scope; empty for the outermost.
+pub fn current() -> String {
+    // SAFETY: reads a thread-local integer.
+    path(Scope(unsafe { native::prsmed_scope() }))
 }
 
 /// The path of `scope`; empty for the outermost.
@@ -87,11 +126,12 @@ pub fn path(scope: Scope) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::autograd::clear_grad;
+    use crate::tensor::{Device, Kind, Tensor, ledger};
 
     #[test]
     fn scopes_nest_and_are_left() {
-        // SAFETY: reads a thread-local integer.
-        let now = || path(Scope(unsafe { native::prsmed_scope() }));
+        let now = current;
         {
             let _llm = enter("llm");
             for _ in 0..2 {
@@ -103,5 +143,30 @@ mod tests {
             assert_eq!(now(), "llm");
         }
         assert_eq!(now(), "");
+    }
+
+    #[test]
+    fn a_block_of_the_backward_pass_has_the_scope_of_its_forward_pass() {
+        ledger::install();
+        // its gradient is the only block of 2 MiB made in this scope
+        let weight = Tensor::ones([512, 1024], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let scope_of_gradient = || {
+            let loss = {
+                let _scope = enter("followed");
+                weight.matmul(&Tensor::ones([1024, 3], (Kind::Float, Device::Cpu))).sum(Kind::Float)
+            };
+            clear_grad(&weight);
+            loss.backward();
+            let bytes = crate::units::Bytes(512 * 1024 * 4);
+            let blocks = ledger::largest(1000).into_iter().filter(|block| block.bytes == bytes);
+            blocks.map(|block| block.scope).filter(|scope| scope == "followed").count()
+        };
+        assert_eq!(scope_of_gradient(), 0, "nobody follows");
+        let followed = follow_backward().unwrap();
+        assert_eq!(scope_of_gradient(), 1);
+        followed.forget();
+        assert_eq!(scope_of_gradient(), 1, "a later graph is followed too");
+        drop(followed);
+        assert_eq!(scope_of_gradient(), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! The training engine: accumulation, precision, optimizer, schedule, moving average, checkpoints, resume.
+//! The training engine: accumulation, precision, optimizer, schedule, moving average, checkpoints, resume, memory profile.
 //!
 //! It knows only the [`Task`] trait. Read [`run()`] from top to bottom for what a training run is.
 
@@ -6,6 +6,7 @@ pub mod checkpoint;
 pub mod ema;
 pub mod optimizer;
 pub mod precision;
+pub mod profile;
 pub mod records;
 pub mod run;
 pub mod schedule;
@@ -14,8 +15,10 @@ pub use run::{Outcome, run};
 
 use crate::Result;
 use crate::tensor::Tensor;
+use crate::tensor::store::{Entry, Role};
 use crate::tensor::weights::Staged;
 use precision::Precision;
+use profile::Component;
 
 /// A tensor that is trained: fp32, requires a gradient.
 #[derive(Debug)]
@@ -69,6 +72,12 @@ pub trait Task {
 
     /// All trained tensors, always in the same order.
     fn parameters(&self) -> Vec<Parameter>;
+
+    /// The parts of the model for a memory profile: by default one, of the trained tensors alone.
+    fn components(&self) -> Vec<Component> {
+        let entry = |p: Parameter| Entry { name: p.name, tensor: p.tensor, role: Role::Trainable };
+        vec![Component { name: "model", entries: self.parameters().into_iter().map(entry).collect() }]
+    }
 
     /// Optimizer steps of one epoch.
     fn steps_per_epoch(&self) -> u64;

@@ -53,6 +53,11 @@ impl AdamW {
         &self.params
     }
 
+    /// Where the trained tensors are.
+    pub fn device(&self) -> Device {
+        self.params.first().map_or(Device::Cpu, |param| param.tensor.device())
+    }
+
     /// Multiplies all gradients by `factor` and measures their global norm.
     pub fn measure(&self, factor: f64) -> Gradients {
         let _scope = scope::enter("optimizer");
@@ -101,6 +106,13 @@ impl AdamW {
         adamw::fused(&slots, step)?;
         self.clear();
         Ok(())
+    }
+
+    /// Makes the moments of every parameter now, as its first gradient would.
+    pub fn make_moments(&mut self) {
+        for (param, state) in self.params.iter().zip(&mut self.states) {
+            state.get_or_insert_with(|| State::new(&param.tensor));
+        }
     }
 
     /// Drops all gradients.

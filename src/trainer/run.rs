@@ -4,6 +4,7 @@ use super::checkpoint::{self, Progress};
 use super::ema::Ema;
 use super::optimizer::AdamW;
 use super::precision::Scaler;
+use super::profile::{self, Hooks};
 use super::records::Records;
 use super::{Loss, Task, TrainConfig, Validation, Weight, schedule};
 use crate::event::{Event, Observer, StepReport};
@@ -40,6 +41,8 @@ pub struct Session<'a> {
     pub folder: &'a Path,
     /// Continue from `last/`.
     pub resume: bool,
+    /// Profile the memory; costs nothing when `None`.
+    pub profile: Option<&'a profile::Settings>,
     /// Hears about everything.
     pub observer: &'a dyn Observer,
     /// Set by Ctrl-C: the run saves and ends with [`Error::Interrupted`].
@@ -59,6 +62,7 @@ struct Engine<'a, T: Task> {
     ema: Option<Ema>,
     progress: Progress,
     records: Records,
+    profile: Hooks<'a>,
     total_steps: u64,
 }
 
@@ -67,7 +71,7 @@ struct Engine<'a, T: Task> {
 /// # Errors
 /// [`Error::Interrupted`] after saving; [`Error::Diverged`]; whatever data, weights and libtorch say.
 pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
-    let mut engine = Engine::start(task, session)?;
+    let mut engine = guard::guard(|| Engine::start(task, session))?;
     let steps_per_epoch = engine.progress.steps_per_epoch;
     let mut outcome = Outcome { best_score: engine.progress.best_score, ..Outcome::default() };
     let phase = Event::Started { phase: "train".into(), total: engine.total_steps, unit: "steps" };
@@ -75,7 +79,8 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
     while engine.progress.step < engine.total_steps && !outcome.stopped_early {
         let epoch = engine.progress.step / steps_per_epoch;
         for batch in task.batches(epoch, engine.progress.step % steps_per_epoch)? {
-            let report = batch.and_then(|batch| engine.step(&batch, epoch)).or_else(|error| engine.rescue(error))?;
+            let report = batch.and_then(|batch| guard::guard(|| engine.step(&batch, epoch)));
+            let report = report.or_else(|error| engine.rescue(error))?;
             outcome.count(&report);
             engine.records.step(&report)?;
             session.observer.on(&Event::Step(report));
@@ -126,7 +131,8 @@ impl<'a, T: Task> Engine<'a, T> {
         if !session.resume {
             let ema = (config.ema_decay > 0.0).then(|| Ema::new(config.ema_decay, optimizer.params()));
             let records = Records::open(session.folder, None)?;
-            return Ok(Self { task, session, optimizer, ema, progress: fresh, records, total_steps });
+            let profile = Hooks::start(session.profile, session.observer, optimizer.device(), None)?;
+            return Ok(Self { task, session, optimizer, ema, progress: fresh, records, profile, total_steps });
         }
         let folder = weights::readable_folder(&last)?;
         weights::verify_folder(&folder)?;
@@ -143,7 +149,8 @@ impl<'a, T: Task> Engine<'a, T> {
         }
         session.observer.on(&Event::Note(format!("resumed at step {} of {total_steps}", progress.step)));
         let records = Records::open(session.folder, Some(progress.step))?;
-        Ok(Self { task, session, optimizer, ema, progress, records, total_steps })
+        let profile = Hooks::start(session.profile, session.observer, optimizer.device(), Some(progress.step))?;
+        Ok(Self { task, session, optimizer, ema, progress, records, profile, total_steps })
     }
 
     /// One optimizer step over the micro-batches of an effective batch.
@@ -152,10 +159,17 @@ impl<'a, T: Task> Engine<'a, T> {
         let config = self.session.config;
         let step = self.progress.step;
         rng::seed(rng::stream(config.seed, "step", &[step]).next_u64());
-        let (whole, losses) = accumulate(self.task, batches, &self.progress.scaler, epoch)?;
+        self.profile.begin_step(step)?;
+        let mark = &mut |label| self.profile.mark(label);
+        let (whole, losses) = accumulate_marked(self.task, batches, &self.progress.scaler, epoch, mark)?;
+        self.profile.gradients(self.optimizer.params());
         let losses: Vec<(String, f64)> =
             losses.iter().map(|(name, value)| ((*name).to_owned(), value.double_value(&[]))).collect();
         let grad_norm = self.update(step, &losses)?;
+        let state = || {
+            [self.optimizer.state(), self.ema.as_ref().map_or_else(Vec::new, |ema| ema.state(self.optimizer.params()))]
+        };
+        self.profile.end_step(self.progress.step, self.task, state)?;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of samples")]
         let samples = whole.samples as u64;
         Ok(StepReport {
@@ -180,6 +194,7 @@ impl<'a, T: Task> Engine<'a, T> {
         if usable && finite {
             let learning_rate = schedule::learning_rate(config, step, self.total_steps);
             self.optimizer.step(learning_rate, gradients)?;
+            self.profile.mark("optimizer")?;
         } else if usable || self.progress.scaler.exhausted() {
             let parts: Vec<String> = losses.iter().map(|(name, value)| format!("{name} {value}")).collect();
             let reason = format!(
@@ -196,6 +211,7 @@ impl<'a, T: Task> Engine<'a, T> {
         self.progress.step += 1;
         if let Some(ema) = &mut self.ema {
             ema.update(self.progress.step, self.optimizer.params());
+            self.profile.mark("ema")?;
         }
         Ok(gradients.norm)
     }
@@ -208,6 +224,7 @@ impl<'a, T: Task> Engine<'a, T> {
         if !due {
             return Ok(false);
         }
+        self.profile.begin("evaluate", self.progress.step)?;
         // `best/` and its score belong to the moving average when there is one
         self.swap_ema();
         let outcome = self.validate_and_keep();
@@ -217,9 +234,9 @@ impl<'a, T: Task> Engine<'a, T> {
 
     fn validate_and_keep(&mut self) -> Result<bool> {
         let session = self.session;
-        let Some(Validation { score, values }) = no_grad(|| self.task.validate(session.observer))? else {
-            return Ok(false);
-        };
+        let validation = guard::guard(|| no_grad(|| self.task.validate(session.observer)))?;
+        self.profile.end(self.progress.step)?;
+        let Some(Validation { score, values }) = validation else { return Ok(false) };
         self.records.validation(self.progress.step, &values)?;
         session.observer.on(&Event::Validated { step: self.progress.step, values });
         if self.progress.best_score.is_none_or(|best| score > best) {
@@ -239,7 +256,7 @@ impl<'a, T: Task> Engine<'a, T> {
     }
 
     /// Keeps what is done when a later step fails: the weights are still those of the last good step.
-    fn rescue(&self, error: Error) -> Result<StepReport> {
+    fn rescue(&mut self, error: Error) -> Result<StepReport> {
         if !matches!(error, Error::Io { .. }) && self.progress.step > 0 {
             self.optimizer.clear();
             self.save("last")?;
@@ -252,15 +269,21 @@ impl<'a, T: Task> Engine<'a, T> {
         every > 0 && self.progress.step.is_multiple_of(every)
     }
 
-    fn save(&self, name: &'static str) -> Result<()> {
+    fn save(&mut self, name: &'static str) -> Result<()> {
         let path = self.session.folder.join(name);
-        let _category = ledger::enter(ledger::Category::Workspace);
-        let mut folder = Staged::begin(&path)?;
-        self.task.save(&mut folder)?;
-        checkpoint::save(&mut folder, &self.progress, &self.optimizer, self.ema.as_ref())?;
-        folder.publish()?;
+        self.profile.begin("save", self.progress.step)?;
+        guard::guard(|| self.write(&path))?;
+        self.profile.end(self.progress.step)?;
         self.session.observer.on(&Event::Saved { path, best: name == "best" });
         Ok(())
+    }
+
+    fn write(&self, path: &Path) -> Result<()> {
+        let _category = ledger::enter(ledger::Category::Workspace);
+        let mut folder = Staged::begin(path)?;
+        self.task.save(&mut folder)?;
+        checkpoint::save(&mut folder, &self.progress, &self.optimizer, self.ema.as_ref())?;
+        folder.publish()
     }
 }
 
@@ -276,14 +299,27 @@ pub fn accumulate<T: Task>(
     scaler: &Scaler,
     epoch: u64,
 ) -> Result<(Weight, Vec<(&'static str, Tensor)>)> {
+    accumulate_marked(task, batches, scaler, epoch, &mut |_| Ok(()))
+}
+
+/// As [`accumulate`]; calls `mark` after each `forward` and each `backward`.
+fn accumulate_marked<T: Task>(
+    task: &T,
+    batches: &[T::Batch],
+    scaler: &Scaler,
+    epoch: u64,
+    mark: &mut dyn FnMut(&'static str) -> Result<()>,
+) -> Result<(Weight, Vec<(&'static str, Tensor)>)> {
     let whole: Weight = batches.iter().map(|batch| task.weight(batch)).sum();
     let mut losses: Vec<(&'static str, Tensor)> = Vec::new();
     for batch in batches {
         let Loss { total, parts } = guard::guard(|| task.loss(batch, whole, epoch))?;
+        mark("forward")?;
         guard::guard(|| {
             scaler.scale(&total).backward();
             Ok(())
         })?;
+        mark("backward")?;
         add_up(&mut losses, parts, total.detach());
     }
     Ok((whole, losses))

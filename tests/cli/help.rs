@@ -63,25 +63,31 @@ fn the_help_of_train() {
     Usage: prsmed train [OPTIONS]
 
     Options:
-          --data-root <DIR>    Folder with one folder for each modality, and `annotations/` (needed)
-          --annotations <DIR>  Folder with the CSV files, or one CSV file, when they are not in the data
-                               root
-          --skip-bad-rows      Leave out rows that cannot be used instead of refusing the data set
-          --preset <NAME>      Named settings: tiny, full
-          --config <FILE>      TOML file over the preset
-          --set <KEY=VALUE>    One setting, for example `train.micro_batch=4`; may be repeated
-          --out <DIR>          Run folder [default: runs/train]
-          --resume             Continue from `last/` in the run folder
-          --seed <N>           Same as `--set train.seed=N`
-          --precision <P>      Same as `--set train.precision=P`: fp32, bf16 or fp16
-          --print-config       Print the resolved settings as TOML and stop
-          --json               Write one JSON object a line on standard output instead of text
-      -q, --quiet              Say nothing on standard error but errors
-      -h, --help               Print help (see more with '--help')
+          --data-root <DIR>           Folder with one folder for each modality, and `annotations/`
+                                      (needed)
+          --annotations <DIR>         Folder with the CSV files, or one CSV file, when they are not in
+                                      the data root
+          --skip-bad-rows             Leave out rows that cannot be used instead of refusing the data
+                                      set
+          --preset <NAME>             Named settings: tiny, full
+          --config <FILE>             TOML file over the preset
+          --set <KEY=VALUE>           One setting, for example `train.micro_batch=4`; may be repeated
+          --out <DIR>                 Run folder [default: runs/train]
+          --resume                    Continue from `last/` in the run folder
+          --seed <N>                  Same as `--set train.seed=N`
+          --precision <P>             Same as `--set train.precision=P`: fp32, bf16 or fp16
+          --print-config              Print the resolved settings as TOML and stop
+          --profile-memory <every=N>  Profile the memory of the first and of every N-th step
+          --profile-out <FILE>        Where to write that profile [default: memory.jsonl in the run
+                                      folder]
+          --json                      Write one JSON object a line on standard output instead of text
+      -q, --quiet                     Say nothing on standard error but errors
+      -h, --help                      Print help (see more with '--help')
 
     Examples:
       prsmed train --data-root data --preset tiny --out runs/a
       prsmed train --data-root data --out runs/a --resume
+      prsmed train --data-root data --out runs/a --profile-memory every=100
       prsmed train --data-root data --preset full --set model.image_encoder=tinysam_42.3.pth
     ");
 }

@@ -8,6 +8,7 @@ mod checkpoints;
 mod data;
 mod help;
 mod hub;
+mod memory;
 mod runs;
 mod settings;
 mod support;

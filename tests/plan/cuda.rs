@@ -3,7 +3,7 @@
 
 use super::ready;
 use prsmed::nn::attention::{self, Mask};
-use prsmed::tensor::{Device, Kind, META, Tensor, device, ledger, meta};
+use prsmed::tensor::{Device, Kind, META, Tensor, ledger, memory, meta};
 
 /// The measured part, which keeps its operands; what it returns lives on.
 type Work = Box<dyn FnMut() -> Vec<Tensor>>;
@@ -366,9 +366,10 @@ fn operators_on_cuda_as_planned() {
         .filter_map(|case| {
             let (live, peak) = planned(case);
             let mut work = (case.prepare)(card);
-            let before = device::usage(0, true).unwrap().allocated.0;
+            memory::begin_window(card).unwrap();
+            let before = memory::read(card).unwrap().allocated.0;
             let kept = work();
-            let now = device::usage(0, true).unwrap();
+            let now = memory::read(card).unwrap();
             drop(kept);
             let (real_live, real_peak) =
                 (now.allocated.0.cast_signed() - before.cast_signed(), now.allocated_peak.0 - before);

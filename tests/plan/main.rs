@@ -64,7 +64,7 @@ fn phases(config: &RunConfig, example: Example, device: Device) -> Vec<Phase> {
     let jobs = [Job::Train, Job::Eval, Job::Predict];
     let of = |job| {
         if device == META {
-            let trace = rehearse::plan(job, &config.train, Target::Cpu, build).unwrap().trace;
+            let trace = rehearse::plan(job, &config.train, Target::Cpu, false, build).unwrap().trace;
             let phases = replay::phases(&trace, replay::Device::Cpu).into_iter();
             let phase =
                 |p: PhaseMemory| Phase { name: p.name, allocated_peak: p.allocated_peak, categories: p.categories };

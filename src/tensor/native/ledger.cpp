@@ -9,8 +9,10 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/impl/alloc_cpu.h>
+#include <malloc.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <list>
 #include <map>
@@ -35,6 +37,114 @@ struct Header {
   PrsmedTag tag;      // its block in a plan's trace
 };
 static_assert(sizeof(Header) <= kHeader);
+
+struct PrsmedBlock { uint64_t bytes; int32_t category; uint32_t scope; };
+
+constexpr int kReported = 10;
+// What lived when a block could not be made, before the failure unwinds anything.
+struct PrsmedFailure {
+  uint64_t requested, allocated, reserved;
+  uint64_t categories[kCategories];
+  int32_t category;
+  uint32_t scope;
+  int64_t num_largest;
+  PrsmedBlock largest[kReported];
+};
+
+struct Ledger {
+  std::mutex lock;
+  uint64_t current[kCategories] = {};
+  uint64_t peak[kCategories] = {};
+  uint64_t total = 0;
+  uint64_t total_peak = 0;
+  uint64_t at_peak[kCategories] = {};
+  // Peaks since `prsmed_ledger_begin_window`, beside those above, which a profile must leave alone.
+  uint64_t window_peak = 0;
+  uint64_t at_window_peak[kCategories] = {};
+  // Bytes taken from the system: live blocks with their headers and rounding, and kept ones.
+  uint64_t reserved = 0, reserved_peak = 0, window_reserved_peak = 0;
+  Header large = {0, 0, &large, &large, 0, 0, {}};  // ends of the list of live large blocks
+  bool failed = false;
+  PrsmedFailure failure = {};
+
+  void hold(uint64_t bytes) {
+    reserved += bytes;
+    reserved_peak = std::max(reserved_peak, reserved);
+    window_reserved_peak = std::max(window_reserved_peak, reserved);
+  }
+};
+
+Ledger& ledger() {
+  static Ledger* instance = new Ledger;  // never destroyed: tensors may outlive static destructors
+  return *instance;
+}
+
+thread_local int32_t current_category = 0;
+
+// `held` bytes come from the system with it.
+void add(int32_t category, uint64_t bytes, uint64_t held = 0) {
+  auto& l = ledger();
+  std::lock_guard<std::mutex> guard(l.lock);
+  l.current[category] += bytes;
+  l.total += bytes;
+  if (l.current[category] > l.peak[category]) l.peak[category] = l.current[category];
+  if (l.total > l.total_peak) {
+    l.total_peak = l.total;
+    std::copy(l.current, l.current + kCategories, l.at_peak);
+  }
+  if (l.total > l.window_peak) {
+    l.window_peak = l.total;
+    std::copy(l.current, l.current + kCategories, l.at_window_peak);
+  }
+  if (held > 0) l.hold(held);
+}
+
+void remove(int32_t category, uint64_t bytes, uint64_t held = 0) {
+  auto& l = ledger();
+  std::lock_guard<std::mutex> guard(l.lock);
+  l.current[category] -= bytes;
+  l.total -= bytes;
+  l.reserved -= held;
+}
+
+void hold(uint64_t bytes) {
+  std::lock_guard<std::mutex> guard(ledger().lock);
+  ledger().hold(bytes);
+}
+void give_back(uint64_t bytes) {
+  std::lock_guard<std::mutex> guard(ledger().lock);
+  ledger().reserved -= bytes;
+}
+
+// The `count` largest live large blocks, largest first, without allocating; the caller holds the lock.
+int64_t largest_of(const Ledger& l, PrsmedBlock* out, int64_t count) {
+  int64_t found = 0;
+  for (const Header* header = l.large.after; header != &l.large; header = header->after) {
+    int64_t at = found;
+    while (at > 0 && out[at - 1].bytes < header->bytes) --at;
+    if (at == count) continue;
+    found = std::min(found + 1, count);
+    std::copy_backward(out + at, out + found - 1, out + found);
+    out[at] = {header->bytes, header->category, header->scope};
+  }
+  return found;
+}
+
+// The first failure stays until it is cleared: later ones are its consequences.
+void note_failure(uint64_t requested) {
+  auto& l = ledger();
+  std::lock_guard<std::mutex> guard(l.lock);
+  if (l.failed) return;
+  l.failed = true;
+  auto& f = l.failure;
+  f.requested = requested;
+  f.allocated = l.total;
+  f.reserved = l.reserved;
+  std::copy(l.current, l.current + kCategories, f.categories);
+  f.category = current_category;
+  f.scope = prsmed_scope();
+  f.num_largest = largest_of(l, f.largest, kReported);
+}
 
 // Large blocks that nobody uses, by capacity; `order` lists them oldest first.
 struct Kept {
@@ -80,9 +190,12 @@ struct Kept {
     live -= capacity;
   }
 
-  void release_all() {
+  // Gives all back to the system; returns how many bytes that were.
+  size_t release_all() {
     std::lock_guard<std::mutex> guard(lock);
+    const size_t before = kept;
     while (!order.empty()) release_oldest();
+    return before;
   }
 
  private:
@@ -94,6 +207,7 @@ struct Kept {
   void release_oldest() {
     auto block = order.front();
     void* base = block->second.base;
+    give_back(block->first);
     forget(block);
     free(base);
   }
@@ -116,44 +230,19 @@ void* large_block(size_t& capacity) {
       TORCH_CHECK(false, "DefaultCPUAllocator: not enough memory: you tried to allocate ", capacity, " bytes.");
     }
   }
+  hold(capacity);
   if (page == kHugePage) madvise(base, capacity, MADV_HUGEPAGE);
   return base;
 }
 
-struct Ledger {
-  std::mutex lock;
-  uint64_t current[kCategories] = {};
-  uint64_t peak[kCategories] = {};
-  uint64_t total = 0;
-  uint64_t total_peak = 0;
-  uint64_t at_peak[kCategories] = {};
-  Header large = {0, 0, &large, &large, 0, 0, {}};  // ends of the list of live large blocks
-};
-
-Ledger& ledger() {
-  static Ledger* instance = new Ledger;  // never destroyed: tensors may outlive static destructors
-  return *instance;
-}
-
-thread_local int32_t current_category = 0;
-
-void add(int32_t category, uint64_t bytes) {
-  auto& l = ledger();
-  std::lock_guard<std::mutex> guard(l.lock);
-  l.current[category] += bytes;
-  l.total += bytes;
-  if (l.current[category] > l.peak[category]) l.peak[category] = l.current[category];
-  if (l.total > l.total_peak) {
-    l.total_peak = l.total;
-    std::copy(l.current, l.current + kCategories, l.at_peak);
+// A block of `bytes` and its header; `capacity` is 0 for a small one.
+char* block(size_t bytes, size_t& capacity) {
+  try {
+    return static_cast<char*>(capacity > 0 ? large_block(capacity) : c10::alloc_cpu(bytes + kHeader));
+  } catch (...) {
+    note_failure(bytes);
+    throw;
   }
-}
-
-void remove(int32_t category, uint64_t bytes) {
-  auto& l = ledger();
-  std::lock_guard<std::mutex> guard(l.lock);
-  l.current[category] -= bytes;
-  l.total -= bytes;
 }
 
 void enlist(Header* header) {
@@ -175,7 +264,7 @@ Header* header_of(void* data) { return reinterpret_cast<Header*>(static_cast<cha
 void release(void* data) {
   if (data == nullptr) return;
   Header* header = header_of(data);
-  remove(header->category, header->bytes);
+  remove(header->category, header->bytes, header->capacity > 0 ? 0 : header->bytes + kHeader);
   if (header->tag.trace != 0) prsmed_trace_release(header->tag);
   if (header->capacity > 0) {
     delist(header);
@@ -190,14 +279,14 @@ struct CountingAllocator final : c10::Allocator {
     const auto device = c10::Device(c10::DeviceType::CPU);
     if (bytes == 0) return {nullptr, nullptr, &release, device};
     size_t capacity = bytes + kHeader >= kLarge ? bytes + kHeader : 0;
-    char* base = static_cast<char*>(capacity > 0 ? large_block(capacity) : c10::alloc_cpu(bytes + kHeader));
+    char* base = block(bytes, capacity);
     auto* header = reinterpret_cast<Header*>(base);
     header->bytes = bytes;
     header->capacity = capacity;
     header->category = current_category;
     header->scope = prsmed_scope();
     header->tag = prsmed_trace_counts_host() ? prsmed_trace_allocate(bytes, header->category) : PrsmedTag{};
-    add(header->category, bytes);
+    add(header->category, bytes, capacity > 0 ? 0 : bytes + kHeader);
     if (capacity > 0) enlist(header);
     char* data = base + kHeader;
     return {data, data, &release, device};
@@ -263,18 +352,48 @@ bool prsmed_ledger_move(torch::Tensor* tensor, int32_t category) {
   return true;
 }
 
-struct PrsmedBlock { uint64_t bytes; int32_t category; uint32_t scope; };
 // The `count` largest live blocks of at least 1 MiB, largest first; returns how many there are of them.
 int64_t prsmed_ledger_largest(PrsmedBlock* out, int64_t count) {
+  std::lock_guard<std::mutex> guard(ledger().lock);
+  return largest_of(ledger(), out, count);
+}
+
+// out: reserved now, its peak, its peak in the window, the allocated peak in the window, kCategories at that peak
+void prsmed_ledger_read_window(uint64_t* out) {
   auto& l = ledger();
   std::lock_guard<std::mutex> guard(l.lock);
-  std::multimap<uint64_t, Header*> found;
-  for (Header* header = l.large.after; header != &l.large; header = header->after) {
-    found.emplace(header->bytes, header);
-    if (found.size() > static_cast<size_t>(count)) found.erase(found.begin());
-  }
-  int64_t written = 0;
-  for (auto it = found.rbegin(); it != found.rend(); ++it) out[written++] = {it->first, it->second->category, it->second->scope};
-  return written;
+  out[0] = l.reserved;
+  out[1] = l.reserved_peak;
+  out[2] = l.window_reserved_peak;
+  out[3] = l.window_peak;
+  std::copy(l.at_window_peak, l.at_window_peak + kCategories, out + 4);
+}
+
+// Starts new window peaks from what lives now; the overall ones stay.
+void prsmed_ledger_begin_window() {
+  auto& l = ledger();
+  std::lock_guard<std::mutex> guard(l.lock);
+  l.window_peak = l.total;
+  l.window_reserved_peak = l.reserved;
+  std::copy(l.current, l.current + kCategories, l.at_window_peak);
+}
+
+// Gives kept blocks back to the system; returns their bytes.
+uint64_t prsmed_ledger_release_kept() {
+  const uint64_t released = kept().release_all();
+  malloc_trim(0);
+  return released;
+}
+
+// The first failure since the last `prsmed_ledger_clear_failure`; false without one.
+bool prsmed_ledger_failure(PrsmedFailure* out) {
+  auto& l = ledger();
+  std::lock_guard<std::mutex> guard(l.lock);
+  if (l.failed) *out = l.failure;
+  return l.failed;
+}
+void prsmed_ledger_clear_failure() {
+  std::lock_guard<std::mutex> guard(ledger().lock);
+  ledger().failed = false;
 }
 }

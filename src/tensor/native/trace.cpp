@@ -62,10 +62,8 @@ struct Trace {
   std::unordered_map<std::string, uint16_t> numbers;
   std::unordered_map<const void*, Traits> known;
   std::vector<Frame> frames;
-  std::vector<std::pair<uint64_t, uint32_t>> scopes;  // from this sequence number of autograd on: this scope
-  std::vector<uint32_t> outer;                        // scopes to come back to after a node of the backward pass
   uint32_t blocks = 0;
-  at::CallbackHandle forward = 0, backward = 0;
+  at::CallbackHandle forward = 0;
 
   uint16_t number(const std::string& name) {
     auto [found, fresh] = numbers.emplace(name, static_cast<uint16_t>(names.size()));
@@ -77,6 +75,21 @@ struct Trace {
 
 thread_local std::unique_ptr<Trace> active;
 thread_local uint32_t scope = 0;
+
+// Scopes in this thread's backward passes, while a trace or a profile follows them.
+struct Nodes {
+  uint32_t followers = 0;
+  std::vector<std::pair<uint64_t, uint32_t>> scopes;  // from this sequence number of autograd on: this scope
+  std::vector<uint32_t> outer;                        // scopes to come back to after a node of the backward pass
+  at::CallbackHandle handle = 0;
+
+  void entered(uint32_t next) {
+    const uint64_t from = at::sequence_number::peek();
+    if (!scopes.empty() && scopes.back().first == from) scopes.back().second = next;
+    else scopes.emplace_back(from, next);
+  }
+};
+thread_local Nodes nodes;
 
 Kind kind_of(const c10::FunctionSchema& schema) {
   const std::string_view name = schema.name();
@@ -203,14 +216,13 @@ void leave(const at::RecordFunction& call, at::ObserverContext*) {
   }
   for (const auto& output : call.outputs()) each_tensor(output, [&](const at::Tensor& t) { frame.bytes += touched(t); });
   active->costs.push_back({frame.flops, frame.bytes, scope, static_cast<uint32_t>(active->events.size()), frame.op,
-                           frame.element_bytes, !active->outer.empty()});
+                           frame.element_bytes, !nodes.outer.empty()});
 }
 
 // A node of the backward pass belongs to the scope in which the forward pass made it.
 std::unique_ptr<at::ObserverContext> enter_node(const at::RecordFunction& node) {
-  if (!active) return nullptr;
-  active->outer.push_back(scope);
-  const auto& scopes = active->scopes;
+  nodes.outer.push_back(scope);
+  const auto& scopes = nodes.scopes;
   if (node.seqNr() >= 0 && !scopes.empty()) {
     auto after = std::upper_bound(scopes.begin(), scopes.end(), static_cast<uint64_t>(node.seqNr()),
                                   [](uint64_t number, const auto& entry) { return number < entry.first; });
@@ -219,9 +231,23 @@ std::unique_ptr<at::ObserverContext> enter_node(const at::RecordFunction& node) 
   return nullptr;
 }
 void leave_node(const at::RecordFunction&, at::ObserverContext*) {
-  if (!active || active->outer.empty()) return;
-  scope = active->outer.back();
-  active->outer.pop_back();
+  if (nodes.outer.empty()) return;
+  scope = nodes.outer.back();
+  nodes.outer.pop_back();
+}
+
+void follow() {
+  if (nodes.followers++ > 0) return;
+  nodes.scopes.assign(1, {0, scope});
+  nodes.outer.clear();
+  nodes.handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(enter_node, leave_node).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+}
+void unfollow() {
+  if (--nodes.followers > 0) return;
+  at::removeCallback(nodes.handle);
+  nodes.scopes.clear();
+  nodes.outer.clear();
 }
 
 }  // namespace
@@ -250,27 +276,35 @@ uint32_t prsmed_scope() { return scope; }
 uint32_t prsmed_scope_set(uint32_t next) {
   const uint32_t before = scope;
   scope = next;
-  if (active && next != before) active->scopes.emplace_back(at::sequence_number::peek(), next);
+  if (nodes.followers > 0 && next != before) nodes.entered(next);
   return before;
 }
 
+// Gives the nodes of this thread's backward passes their scopes, until `prsmed_scope_unfollow`.
+char* prsmed_scope_follow() { PRSMED_TRY(follow()) }
+void prsmed_scope_unfollow() { unfollow(); }
+// Forgets the scopes of graphs made so far; a trace needs them to its end.
+void prsmed_scope_forget() {
+  if (nodes.followers > 0 && !active) nodes.scopes.assign(1, {0, scope});
+}
+
+void prsmed_trace_end();
 // Starts a trace on this thread; one that runs is dropped. Without `costs` operators have neither names nor costs.
 char* prsmed_trace_begin(bool counts_host, bool costs) {
   PRSMED_TRY({
     static std::atomic<uint32_t> last{0};
+    prsmed_trace_end();
     active = std::make_unique<Trace>();
     active->serial = ++last;
     active->counts_host = counts_host;
     active->number("");
-    active->scopes.emplace_back(0, scope);
     if (costs) {
       active->forward = at::addThreadLocalCallback(at::RecordFunctionCallback(enter, leave)
                                                        .needsInputs(true)
                                                        .needsOutputs(true)
                                                        .scopes({at::RecordScope::FUNCTION}));
     }
-    active->backward = at::addThreadLocalCallback(
-        at::RecordFunctionCallback(enter_node, leave_node).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+    follow();
   })
 }
 
@@ -292,7 +326,7 @@ const char* prsmed_trace_name(uint64_t index) {
 void prsmed_trace_end() {
   if (!active) return;
   if (active->forward != 0) at::removeCallback(active->forward);
-  at::removeCallback(active->backward);
+  unfollow();
   active.reset();
 }
 }

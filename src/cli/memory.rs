@@ -1,0 +1,195 @@
+//! Memory for users: the flags of a profile, and the report after memory ran out.
+
+use super::output::Output;
+use super::progress::{memory_text, shares_text};
+use crate::event::{Event, MemoryReport, Observer};
+use crate::tensor::ledger::Failure;
+use crate::tensor::memory;
+use crate::trainer::profile::{PROFILE_FILE, Settings};
+use crate::{Error, Result};
+use serde_json::{Value, json};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Flags of commands that train.
+#[derive(Debug, clap::Args)]
+pub(super) struct ProfileArgs {
+    /// Profile the memory of the first and of every N-th step
+    ///
+    /// Writes JSON lines, one object each, told apart by `kind`: `phase` (peak by category, as `plan` has it), `mark`
+    /// (levels and growth after forward, backward, optimizer, ...), `components` (weights, gradients and optimizer state of
+    /// each part of the model), `leak` (the level after a phase keeps growing). Evaluations and saves are profiled always.
+    /// All numbers are bytes.
+    #[arg(long, value_name = "every=N")]
+    profile_memory: Option<String>,
+    /// Where to write that profile [default: memory.jsonl in the run folder]
+    #[arg(long, value_name = "FILE")]
+    profile_out: Option<PathBuf>,
+}
+
+impl ProfileArgs {
+    /// What was asked for; the file's default is in `run`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for another spelling, or a file without a profile.
+    pub(super) fn settings(&self, run: &Path) -> Result<Option<Settings>> {
+        let Some(text) = &self.profile_memory else {
+            return match &self.profile_out {
+                Some(_) => {
+                    Err(Error::config("--profile-out", "no profile is asked for", "add `--profile-memory every=100`"))
+                }
+                None => Ok(None),
+            };
+        };
+        let every_steps = text.strip_prefix("every=").and_then(|count| count.parse().ok()).filter(|count| *count > 0);
+        let every_steps = every_steps.ok_or_else(|| {
+            let hint = "write for example `--profile-memory every=100`: the first and every 100th step";
+            Error::config("--profile-memory", format!("`{text}` is not `every=N` with N 1 or more"), hint)
+        })?;
+        let out = self.profile_out.clone().unwrap_or_else(|| run.join(PROFILE_FILE));
+        Ok(Some(Settings { every_steps, out }))
+    }
+}
+
+/// The last profiled step, for a report when memory runs out later.
+pub(super) type LastProfile = Arc<Mutex<Option<MemoryReport>>>;
+
+/// Passes events on and keeps the last profiled step.
+pub(super) struct Remembering {
+    pub(super) inner: Box<dyn Observer>,
+    pub(super) last: LastProfile,
+}
+
+impl Observer for Remembering {
+    fn on(&self, event: &Event) {
+        if let Event::Memory(report) = event {
+            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(report.clone());
+        }
+        self.inner.on(event);
+    }
+}
+
+/// Everything known about memory that ran out.
+#[derive(Debug, Default)]
+struct Report {
+    /// What lived at the moment.
+    failure: Option<Failure>,
+    /// The last profiled step before.
+    last: Option<MemoryReport>,
+}
+
+/// After an error that says so: what lived when memory ran out, on `out` and as `"kind": "out_of_memory"`.
+///
+/// # Errors
+/// What `out` and `output` say.
+pub(super) fn report(error: &Error, last: &LastProfile, out: &mut dyn Write, output: &Output) -> anyhow::Result<()> {
+    if !matches!(error, Error::OutOfMemory { .. }) {
+        return Ok(());
+    }
+    let last = last.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let report = Report { failure: memory::failure(), last };
+    report.write(out)?;
+    output.record(&report.record(error))?;
+    Ok(())
+}
+
+impl Report {
+    fn write(&self, out: &mut dyn Write) -> io::Result<()> {
+        if let Some(failure) = &self.failure {
+            write_failure(out, failure)?;
+        }
+        match &self.last {
+            Some(last) => writeln!(out, "last profile: {}", memory_text(last)),
+            None => Ok(()),
+        }
+    }
+
+    fn record(&self, error: &Error) -> Value {
+        json!({
+            "kind": "out_of_memory",
+            "reason": error.to_string(),
+            "failure": self.failure,
+            "last_profile": self.last,
+        })
+    }
+}
+
+fn write_failure(out: &mut dyn Write, failure: &Failure) -> io::Result<()> {
+    let Failure { requested, category, scope, allocated, reserved, categories, largest } = failure;
+    let of = |category: &str| if scope.is_empty() { category.to_owned() } else { format!("{category}, {scope}") };
+    let asked = requested.map_or_else(String::new, |bytes| format!("{bytes} more ({})", of(category.unwrap_or(""))));
+    if !asked.is_empty() {
+        writeln!(out, "asked for: {asked}")?;
+    }
+    writeln!(out, "at that moment: tensors {allocated}, reserved {reserved}")?;
+    if !categories.is_empty() {
+        writeln!(out, "by category: {}", shares_text(categories, categories.len()))?;
+    }
+    if !largest.is_empty() {
+        writeln!(out, "largest tensors:")?;
+    }
+    for block in largest {
+        writeln!(out, "  {:>10}  {:<11}  {}", block.bytes.to_string(), block.category, block.scope)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::ledger::LargeBlock;
+    use crate::units::Bytes;
+
+    fn args(memory: Option<&str>, out: Option<&str>) -> Result<Option<Settings>> {
+        let args = ProfileArgs { profile_memory: memory.map(str::to_owned), profile_out: out.map(PathBuf::from) };
+        args.settings(Path::new("run"))
+    }
+
+    #[test]
+    fn one_spelling() {
+        let settings = args(Some("every=7"), None).unwrap().unwrap();
+        assert_eq!(settings, Settings { every_steps: 7, out: "run/memory.jsonl".into() });
+        assert_eq!(args(Some("every=7"), Some("a")).unwrap().unwrap().out, Path::new("a"));
+        assert_eq!(args(None, None).unwrap(), None);
+        for wrong in ["7", "every=0", "every=", "every=x", "every=-1", "steps=7", "all"] {
+            assert!(matches!(args(Some(wrong), None), Err(Error::Config { .. })), "{wrong}");
+        }
+        assert!(matches!(args(None, Some("a")), Err(Error::Config { .. })));
+    }
+
+    #[test]
+    fn the_report_of_a_failure() {
+        let failure = Failure {
+            requested: Some(Bytes(3 << 30)),
+            category: Some("activations"),
+            scope: "llm.layers.7".into(),
+            allocated: Bytes(5 << 30),
+            reserved: Bytes(6 << 30),
+            categories: vec![("activations", Bytes(1 << 30)), ("frozen", Bytes(4 << 30)), ("ema", Bytes(0))],
+            largest: vec![LargeBlock { bytes: Bytes(1 << 30), category: "frozen", scope: "llm".into() }],
+        };
+        let mut out = Vec::new();
+        let last = MemoryReport { step: 4, allocated: 1024, ..MemoryReport::default() };
+        Report { failure: Some(failure), last: Some(last) }.write(&mut out).unwrap();
+        assert_eq!(
+            String::from_utf8(out).unwrap(),
+            "asked for: 3.00 GiB more (activations, llm.layers.7)\n\
+             at that moment: tensors 5.00 GiB, reserved 6.00 GiB\n\
+             by category: frozen 4.00 GiB, activations 1.00 GiB\n\
+             largest tensors:\n    1.00 GiB  frozen       llm\n\
+             last profile: memory at step 4: tensors 1.00 KiB, reserved 0 B, process 0 B; peak 0 B\n"
+        );
+    }
+
+    #[test]
+    fn the_last_profiled_step_is_kept_and_passed_on() {
+        let last = LastProfile::default();
+        let observer = Remembering { inner: Box::new(crate::event::Silent), last: Arc::clone(&last) };
+        for step in [1, 5] {
+            observer.on(&Event::Memory(MemoryReport { step, ..MemoryReport::default() }));
+        }
+        observer.on(&Event::Note("x".into()));
+        assert_eq!(last.lock().unwrap().as_ref().unwrap().step, 5);
+    }
+}

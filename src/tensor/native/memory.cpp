@@ -1,0 +1,44 @@
+// What the caching allocator of a card holds. Through its interface in c10, which needs no CUDA headers.
+#include "native.h"
+
+#include <c10/core/CachingDeviceAllocator.h>
+
+namespace {
+
+c10::DeviceAllocator& allocator() {
+  auto* found = c10::getDeviceAllocator(c10::DeviceType::CUDA);
+  TORCH_CHECK(found->initialized(), "no CUDA card is in use");
+  return *found;
+}
+
+struct PrsmedDeviceMemory { uint64_t allocated, allocated_peak, reserved, reserved_peak, free, total; };
+
+PrsmedDeviceMemory memory_of(c10::DeviceIndex device) {
+  const auto stats = allocator().getDeviceStats(device);
+  const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto& allocated = stats.allocated_bytes[all];
+  const auto& reserved = stats.reserved_bytes[all];
+  auto bytes = [](int64_t count) { return static_cast<uint64_t>(count); };
+  PrsmedDeviceMemory out = {bytes(allocated.current), bytes(allocated.peak), bytes(reserved.current), bytes(reserved.peak), 0, 0};
+  try {
+    std::tie(out.free, out.total) = allocator().getMemoryInfo(device);
+  } catch (const c10::Error&) {  // not every allocator can ask the driver
+  }
+  return out;
+}
+
+}  // namespace
+
+extern "C" {
+
+// `free` and `total` are the driver's, for all processes; 0 where the allocator cannot ask it.
+char* prsmed_device_memory(int32_t index, PrsmedDeviceMemory* out) {
+  PRSMED_TRY(*out = memory_of(static_cast<c10::DeviceIndex>(index)))
+}
+
+char* prsmed_device_reset_peaks(int32_t index) {
+  PRSMED_TRY(allocator().resetPeakStats(static_cast<c10::DeviceIndex>(index)))
+}
+
+char* prsmed_device_release_cache() { PRSMED_TRY(allocator().emptyCache()) }
+}

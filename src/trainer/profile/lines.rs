@@ -1,0 +1,68 @@
+//! The profile's file: one JSON object a line.
+
+use crate::{Error, Result};
+use serde_json::Value;
+use std::fs::{self, File};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug)]
+pub(super) struct Lines {
+    file: File,
+    path: PathBuf,
+}
+
+impl Lines {
+    /// Goes on after the last whole line with `append`; a crash may have torn the one after it.
+    pub(super) fn open(path: &Path, append: bool) -> Result<Self> {
+        let mut file = File::options();
+        let file = file.create(true).append(true).open(path).map_err(Error::io(path, "write"))?;
+        let keep = if append { whole(&fs::read(path).map_err(Error::io(path, "read"))?) } else { 0 };
+        file.set_len(keep).map_err(Error::io(path, "write"))?;
+        Ok(Self { file, path: path.to_owned() })
+    }
+
+    /// In the system's hands when it returns.
+    pub(super) fn write(&mut self, value: &Value) -> Result<()> {
+        self.file.write_all(format!("{value}\n").as_bytes()).map_err(Error::io(&self.path, "write"))
+    }
+
+    /// The fields of `head`, then those of `body`.
+    pub(super) fn write_both(&mut self, head: &Value, body: &impl serde::Serialize) -> Result<()> {
+        let mut line = head.clone();
+        let body = serde_json::to_value(body).map_err(|error| Error::io(&self.path, "write")(error.into()))?;
+        if let (Some(line), Value::Object(body)) = (line.as_object_mut(), body) {
+            line.extend(body);
+        }
+        self.write(&line)
+    }
+}
+
+/// Bytes up to and with the last newline.
+fn whole(bytes: &[u8]) -> u64 {
+    bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at as u64 + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn appends_after_the_last_whole_line_and_otherwise_starts_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("memory.jsonl");
+        Lines::open(&path, false).unwrap().write_both(&json!({ "kind": "a" }), &json!({ "b": 1 })).unwrap();
+        fs::write(&path, fs::read_to_string(&path).unwrap() + "{\"torn\": ").unwrap();
+        Lines::open(&path, true).unwrap().write(&json!({ "kind": "c" })).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "{\"kind\":\"a\",\"b\":1}\n{\"kind\":\"c\"}\n");
+        Lines::open(&path, false).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "");
+    }
+
+    #[test]
+    fn a_missing_folder_is_an_error_with_the_path() {
+        let error = Lines::open(Path::new("/nowhere/memory.jsonl"), false).unwrap_err();
+        assert_eq!(error.to_string(), "/nowhere/memory.jsonl: cannot write");
+    }
+}

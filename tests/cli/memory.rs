@@ -1,0 +1,200 @@
+//! Memory: profiles of runs, and what is said when it runs out.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::support::{STEPS, done, objects, path, phantoms, refused, run, told, train};
+
+fn kinds(lines: &[Value], kind: &str) -> Vec<Value> {
+    lines.iter().filter(|line| line["kind"] == kind).cloned().collect()
+}
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
+}
+
+fn profiled(out: &Path, steps: &str) -> Command {
+    let mut command = train(phantoms(), out, &[steps, "train.ema_decay=0.5"]);
+    command.args(["--profile-memory", "every=3"]);
+    command
+}
+
+fn check_components(line: &Value) {
+    let parts = line["components"].as_array().unwrap();
+    let names: Vec<&str> = parts.iter().map(|part| part["name"].as_str().unwrap()).collect();
+    let expected = ["llm", "projector", "vision_tower", "lora_adapter", "image_encoder", "mask_decoder", "class_head"];
+    assert_eq!(names, expected);
+    for part in parts {
+        let bytes = |field: &str| number(&part[field]);
+        assert!(number(&part["parameters"]) > 0, "{part}");
+        // fp32 all; some trained weights get no gradient, and then no optimizer state
+        assert_eq!(bytes("parameter_bytes"), 4 * number(&part["parameters"]), "{part}");
+        assert_eq!(bytes("ema_bytes"), 4 * number(&part["trainable"]), "{part}");
+        assert!(bytes("gradient_bytes") <= 4 * number(&part["trainable"]), "{part}");
+        assert!(bytes("optimizer_bytes") >= 2 * bytes("gradient_bytes"), "{part}");
+    }
+    assert!(number(&parts[0]["gradient_bytes"]) > 0 && number(&parts[4]["buffer_bytes"]) > 0, "{line}");
+}
+
+#[test]
+fn a_profile_of_a_run_goes_on_when_it_is_resumed() {
+    let out = path("profiled");
+    let said = run(&mut profiled(&out, "train.max_steps=4"));
+    assert_eq!(said.code, Some(0), "{}", said.stderr);
+    let shown: Vec<&str> = said.stderr.lines().filter(|line| line.starts_with("memory at step ")).collect();
+    assert_eq!(shown.len(), 2, "the first and the third: {}", said.stderr);
+    assert!(shown[0].starts_with("memory at step 1: tensors ") && shown[0].contains("optimizer "), "{shown:?}");
+    assert!(shown[1].starts_with("memory at step 3: tensors ") && shown[1].contains("activations "), "{shown:?}");
+    let file = out.join("memory.jsonl");
+    let lines = objects(&fs::read_to_string(&file).unwrap());
+    let phases = kinds(&lines, "phase");
+    let steps: Vec<(&str, u64)> = phases.iter().map(|p| (p["name"].as_str().unwrap(), number(&p["step"]))).collect();
+    for expected in [("load", 0), ("first step", 1), ("save", 2), ("step", 3), ("evaluate", 4), ("save", 4)] {
+        assert!(steps.contains(&expected), "{expected:?} in {steps:?}");
+    }
+    for phase in &phases {
+        let sum: u64 = phase["categories"].as_array().unwrap().iter().map(|pair| number(&pair[1])).sum();
+        assert_eq!(sum, number(&phase["allocated_peak"]), "{phase}");
+        assert!(number(&phase["system"]["resident"]) > number(&phase["allocated"]), "{phase}");
+    }
+    let marks: Vec<Value> = kinds(&lines, "mark").into_iter().filter(|mark| mark["step"] == 2).collect();
+    let labels: Vec<&str> = marks.iter().map(|mark| mark["label"].as_str().unwrap()).collect();
+    assert_eq!(labels, ["forward", "backward", "optimizer", "ema"]);
+    let deltas: Vec<i64> = marks.iter().map(|mark| mark["allocated_delta"].as_i64().unwrap()).collect();
+    assert!(deltas[0] > 0 && deltas[1] < 0, "activations come and go: {deltas:?}");
+    let components = kinds(&lines, "components").remove(0);
+    check_components(&components);
+    // the parts make up what the ledger counted after that step
+    let sum = |fields: &[&str]| -> u64 {
+        let parts = components["components"].as_array().unwrap();
+        parts.iter().flat_map(|part| fields.iter().map(|field| number(&part[*field]))).sum()
+    };
+    let after =
+        phases.iter().find(|phase| phase["name"] == "first step").unwrap()["categories_after"].as_array().unwrap();
+    let category = |name: &str| number(&after.iter().find(|pair| pair[0] == name).unwrap()[1]);
+    assert_eq!(sum(&["parameter_bytes", "buffer_bytes"]), category("trainable") + category("frozen"));
+    assert_eq!((sum(&["optimizer_bytes"]), sum(&["ema_bytes"])), (category("optimizer"), category("ema")));
+
+    let resumed = objects(&done(profiled(&out, STEPS).args(["--resume", "--json"])));
+    let more = objects(&fs::read_to_string(&file).unwrap());
+    assert_eq!(more[..lines.len()], lines);
+    assert!(kinds(&more[lines.len()..], "phase").iter().any(|phase| phase["name"] == "resume"));
+    let result = resumed.last().unwrap();
+    assert_eq!(result["memory"]["profile"].as_str(), file.to_str());
+    // the overall peak is the highest of all phases of the session: profiling does not reset it
+    let highest = kinds(&more[lines.len()..], "phase").iter().map(|phase| number(&phase["allocated_peak"])).max();
+    assert!(number(&result["memory"]["measured"]["allocated_peak"]) >= highest.unwrap());
+    assert_eq!(kinds(&resumed, "memory").len(), 2, "the first of the session and the sixth");
+}
+
+#[test]
+fn a_profile_changes_no_number() {
+    let (plain, profiled) = (path("without-profile"), path("with-profile"));
+    done(&mut train(phantoms(), &plain, &["train.max_steps=2"]));
+    let elsewhere = path("elsewhere.jsonl");
+    let mut command = train(phantoms(), &profiled, &["train.max_steps=2"]);
+    done(command.args(["--profile-memory", "every=1", "--profile-out"]).arg(&elsewhere));
+    assert_eq!(crate::support::differing(&plain.join("last"), &profiled.join("last")), [""; 0]);
+    assert!(elsewhere.is_file() && !profiled.join("memory.jsonl").exists() && !plain.join("memory.jsonl").exists());
+}
+
+#[test]
+fn other_spellings_are_refused() {
+    let with = |flags: &[&str], message: &str| {
+        refused(train(phantoms(), &path("never-profiled"), &[]).args(flags), message);
+        assert!(!path("never-profiled").exists());
+    };
+    for wrong in ["100", "every=0", "steps=5"] {
+        let message = format!(
+            "error: `--profile-memory`: `{wrong}` is not `every=N` with N 1 or more\n\
+             hint: write for example `--profile-memory every=100`: the first and every 100th step"
+        );
+        with(&["--profile-memory", wrong], &message);
+    }
+    with(
+        &["--profile-out", "a.jsonl"],
+        "error: `--profile-out`: no profile is asked for\nhint: add `--profile-memory every=100`",
+    );
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_said_before_the_work() {
+    let mut command = train(phantoms(), &path("unwritable-profile"), &[]);
+    command.args(["--profile-memory", "every=1", "--profile-out"]).arg(path("no/such/folder/a.jsonl"));
+    let ran = run(&mut command);
+    assert!(told(&ran).starts_with("error: ~/no/such/folder/a.jsonl: cannot write\n"), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("train: "), "{}", ran.stderr);
+}
+
+#[test]
+fn a_model_that_is_too_large_says_what_it_asked_for() {
+    // one weight of 2^40 x 128 numbers in fp32
+    let sets = ["model.sizes.llm.intermediate_size=1099511627776"];
+    let ran = run(train(phantoms(), &path("too-large"), &sets).arg("--json"));
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.contains("out of memory: "), "{}", ran.stderr);
+    assert!(ran.stderr.contains("\nasked for: 524288.00 GiB more (trainable, llm"), "{}", ran.stderr);
+    let line = objects(&ran.stdout).pop().unwrap();
+    assert_eq!((&line["kind"], number(&line["failure"]["requested"])), (&"out_of_memory".into(), 1 << 49));
+}
+
+/// Private memory of a small run after its first step, as the kernel counts it for the limit below.
+fn private_bytes_of_a_small_run() -> u64 {
+    let out = path("small-run");
+    let mut command = train(phantoms(), &out, &["train.epochs=1000", "train.validate_every_epochs=0"]);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let started = Instant::now();
+    while !out.join("last/trainer.json").exists() && started.elapsed() < Duration::from_secs(120) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let kib = status.lines().find_map(|line| line.strip_prefix("VmData:")?.split_whitespace().next());
+    kib.unwrap().parse::<u64>().unwrap() << 10
+}
+
+fn limit_private_memory(command: &mut Command, bytes: u64) {
+    use std::os::unix::process::CommandExt;
+    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
+    let set = move || {
+        // SAFETY: `limit` is a plain structure that lives here; the call allocates nothing.
+        match unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) } {
+            0 => Ok(()),
+            _ => Err(std::io::Error::last_os_error()),
+        }
+    };
+    // SAFETY: between fork and exec only the system call above is made.
+    unsafe { command.pre_exec(set) };
+}
+
+#[test]
+fn a_step_that_runs_out_of_memory_shows_what_lived_then() {
+    // Blocks of 96 MiB, so that where the limit is met enough is left for what is not a tensor; one batch, so that no
+    // other is being made meanwhile.
+    let sets = ["model.image_size=1024", "train.micro_batch=8", "data.max_train_rows=8", "train.epochs=1"];
+    let mut command = train(phantoms(), &path("out-of-memory"), &sets);
+    limit_private_memory(&mut command, private_bytes_of_a_small_run() + (150 << 20));
+    let ran = run(command.args(["--json", "--profile-memory", "every=1"]));
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    let report = told(&ran);
+    assert!(report.starts_with("error: out of memory: "), "{report}");
+    assert!(report.contains("\nhint: lower `train.micro_batch`"), "{report}");
+    for part in ["\nasked for: ", "\nat that moment: tensors ", "\nby category: ", "\nlargest tensors:\n  "] {
+        assert!(report.contains(part), "{part:?} in {report}");
+    }
+    let line = objects(&ran.stdout).pop().unwrap();
+    assert_eq!(line["kind"], "out_of_memory", "{line}");
+    // written down before the step's tensors were freed
+    let failure = &line["failure"];
+    let activations = failure["categories"].as_array().unwrap().iter().find(|pair| pair[0] == "activations").unwrap();
+    assert!(number(&activations[1]) > 100 << 20, "{failure}");
+    let largest = failure["largest"].as_array().unwrap();
+    assert_eq!((number(&largest[0]["bytes"]), &largest[0]["category"]), (96 << 20, &"activations".into()), "{failure}");
+    assert!(largest[0]["scope"].as_str().unwrap().starts_with("image_encoder"), "{failure}");
+    assert!(largest.len() <= 10 && report.lines().filter(|line| line.contains("MiB  activations")).count() > 0);
+}
