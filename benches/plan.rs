@@ -29,15 +29,17 @@ fn best(mut work: impl FnMut()) -> f64 {
     (0..5).map(|_| once(&mut work)).fold(f64::INFINITY, f64::min)
 }
 
-fn peak_rss() -> u64 {
+/// A line of the process's status, bytes.
+fn status(key: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with(key)).unwrap_or_default();
     line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
 fn main() {
     ledger::install();
-    let rss_before = peak_rss();
+    let rss_before = status("VmHWM:");
+    let anonymous_before = status("RssAnon:");
     let budget = cards::find("141gb").expect("a size");
     let machine = Machine::Cuda(budget, Facts::default());
     let config = full(&[]);
@@ -70,7 +72,10 @@ fn main() {
             "operators": rehearsed.trace.costs.len(),
             "search": { "seconds": seconds, "considered": found.considered, "planned": found.planned },
             "rss_before": rss_before,
-            "rss_peak": peak_rss(),
+            "rss_peak": status("VmHWM:"),
+            "anonymous_before": anonymous_before,
+            "anonymous_after": status("RssAnon:"),
+            "files_after": status("RssFile:"),
         })
     );
 }

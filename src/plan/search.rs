@@ -2,14 +2,16 @@
 //!
 //! Every answer is a whole plan, nothing is interpolated. What is left out cannot win: more checkpointing needs less memory
 //! and more time, so for each micro-batch the least that fits is found by bisection; a larger micro-batch needs more
-//! memory, so those beyond the first that does not fit are not planned; and of those that fit without checkpointing only the
-//! largest is, because it reads the weights the least often and starts the fewest operators.
+//! memory, so those beyond the first that does not fit are not planned; of those that fit without checkpointing only the two
+//! largest are, because they read the weights the least often and start the fewest operators; and a micro-batch that with the
+//! least amount of checkpointing is already slower than settings that fit is not planned further.
 
 use super::report::Plan;
 use crate::Result;
 use crate::trainer::Checkpointing;
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Settings that the search may set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -166,13 +168,31 @@ impl Search<'_> {
     fn best(&self, image_size: i64) -> Result<Vec<Candidate>> {
         let possible = self.fitting(self.micro_batches.len(), image_size, self.levels.len() - 1)?;
         let unhindered = self.fitting(possible, image_size, 0)?;
-        let worthwhile: Vec<usize> = (unhindered.saturating_sub(1)..possible).collect();
-        let least = |micro_batch: &usize| self.least(image_size, *micro_batch, *micro_batch < unhindered);
-        let mut found: Vec<(Place, Candidate)> = if self.problem.parallel() {
-            worthwhile.par_iter().map(least).collect::<Result<_>>()?
-        } else {
-            worthwhile.iter().map(least).collect::<Result<_>>()?
+        let worthwhile: Vec<usize> = (unhindered.saturating_sub(KEPT)..possible).collect();
+        let fastest = Mutex::new(f64::INFINITY);
+        // none for a micro-batch that even with the next to no checkpointing is slower than what is known to fit
+        let least = |&micro_batch: &usize| -> Result<Option<(Place, Candidate)>> {
+            let needs_none = micro_batch < unhindered;
+            if !needs_none {
+                let bound = self.candidate(Place { image_size, micro_batch, level: 1 }, Effort::Time)?.seconds();
+                if bound > 0.0 && bound >= *lock(&fastest) {
+                    return Ok(None);
+                }
+            }
+            let found = self.least(image_size, micro_batch, needs_none)?;
+            let mut fastest = lock(&fastest);
+            *fastest = fastest.min(found.1.seconds());
+            Ok(Some(found))
         };
+        let (first, rest) = worthwhile.split_at(worthwhile.len().min(KEPT));
+        let in_order = |some: &[usize]| some.iter().map(least).collect::<Result<Vec<_>>>();
+        let mut found = in_order(first)?;
+        found.extend(if self.problem.parallel() {
+            rest.par_iter().map(least).collect::<Result<Vec<_>>>()?
+        } else {
+            in_order(rest)?
+        });
+        let mut found: Vec<(Place, Candidate)> = found.into_iter().flatten().collect();
         found.sort_by(|(_, a), (_, b)| {
             // without times: fewer passes first
             a.seconds().total_cmp(&b.seconds()).then_with(|| b.choice.micro_batch.cmp(&a.choice.micro_batch))
@@ -187,6 +207,10 @@ impl Search<'_> {
         whole.sort_by(|a, b| a.seconds().total_cmp(&b.seconds()));
         Ok(whole)
     }
+}
+
+fn lock(fastest: &Mutex<f64>) -> MutexGuard<'_, f64> {
+    fastest.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The best settings and the runner-up.
