@@ -9,7 +9,7 @@ use crate::plan::device_terms::Facts;
 use crate::plan::host::Host;
 use crate::plan::rehearse::Job;
 use crate::plan::report::{Machine, Plan};
-use crate::plan::{cards, detect, replay, timeline};
+use crate::plan::{detect, replay, timeline};
 use crate::tensor::weights::write_bytes;
 use crate::tensor::{Device, default_device};
 use crate::{Error, Result};
@@ -44,7 +44,8 @@ impl SettingsArgs {
 /// The machine to plan for.
 #[derive(Debug, clap::Args)]
 pub(super) struct MachineArgs {
-    /// A size (24gb), a card ("RTX 4090"), `cpu`, or `auto`: the first card that this process may use, else the CPU
+    /// A size (24gb), a card ("RTX 4090"), `cpu`, a host with that much memory (cpu:24gb), or `auto`: the first card that
+    /// this process may use, else the CPU
     #[arg(long, value_name = "CARD", default_value = "auto")]
     pub(super) gpu: String,
 }
@@ -53,14 +54,10 @@ impl MachineArgs {
     pub(super) fn machine(&self, context: &Context) -> Result<Machine> {
         match self.gpu.as_str() {
             "auto" => Ok(detected(context)),
-            "cpu" => Ok(Machine::Cpu(Host::detect())),
-            named => {
-                let budget = cards::find(named).map_err(|error| {
-                    let hint = error.hint();
-                    Error::config("--gpu", error.to_string(), hint)
-                })?;
-                Ok(Machine::Cuda(budget, Facts::default()))
-            }
+            named => Machine::named(named).map_err(|error| {
+                let hint = error.hint();
+                Error::config("--gpu", error.to_string(), hint)
+            }),
         }
     }
 }

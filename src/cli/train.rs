@@ -98,6 +98,10 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let task =
         SegmentTask::new(assembly, &Arc::new(manifest), config.train.clone(), config.data.clone(), toml.clone())?;
+    if task.longest().text_tokens >= config.model.max_text_tokens {
+        let text = "some answers are cut: their texts have more ids than `model.max_text_tokens`";
+        context.progress.on(&Event::Warning(text.into()));
+    }
     if resume_from.is_none() {
         task.calibrate()?;
     }

@@ -16,8 +16,16 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 /// Presets that the binary carries: name, text.
-pub const PRESETS: [(&str, &str); 2] =
-    [("tiny", include_str!("../../configs/tiny.toml")), ("full", include_str!("../../configs/full.toml"))];
+pub const PRESETS: [(&str, &str); 8] = [
+    ("tiny", include_str!("../../configs/tiny.toml")),
+    ("full", include_str!("../../configs/full.toml")),
+    ("cpu", include_str!("../../configs/cpu.toml")),
+    ("gpu-24gb", include_str!("../../configs/gpu-24gb.toml")),
+    ("gpu-40gb", include_str!("../../configs/gpu-40gb.toml")),
+    ("gpu-48gb", include_str!("../../configs/gpu-48gb.toml")),
+    ("gpu-80gb", include_str!("../../configs/gpu-80gb.toml")),
+    ("gpu-141gb", include_str!("../../configs/gpu-141gb.toml")),
+];
 
 /// Everything a training run is told.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]

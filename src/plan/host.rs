@@ -26,9 +26,14 @@ impl Host {
             line.split_whitespace().nth(1)?.parse::<u64>().ok()
         };
         let available = kib("MemAvailable:").map_or(u64::MAX >> 1, |kib| kib << 10);
+        Self { note: "what the system says is available now".into(), ..Self::of_size(Bytes(available)) }
+    }
+
+    /// A host that offers `available` bytes.
+    pub fn of_size(available: Bytes) -> Self {
         Self {
-            available: Bytes(available),
-            note: "what the system says is available now".into(),
+            available,
+            note: "as given".into(),
             terms: vec![Term {
                 name: "libraries",
                 bytes: BASE,

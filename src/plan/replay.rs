@@ -2,7 +2,7 @@
 
 use super::allocator::{Block, CachingAllocator, Pool, Settings};
 use super::device_terms::Term;
-use crate::tensor::ledger::CATEGORIES;
+use crate::tensor::ledger::{CATEGORIES, Category};
 use crate::tensor::scope::{self, Scope};
 use crate::tensor::trace::{Change, Event, Trace};
 use crate::units::Bytes;
@@ -189,47 +189,56 @@ pub fn scopes_at(trace: &Trace, at: usize, depth: usize) -> Vec<(String, Bytes)>
 /// Memory after each event by category, phases, and the operators around the highest point, for a picture.
 pub fn timeline(trace: &Trace, title: String, budget: Option<u64>) -> super::timeline::Timeline {
     use super::timeline::{Peak, Point, Timeline};
+    // what stays the same lies below
+    const ORDER: [Category; CATEGORIES.len()] = [
+        Category::Frozen,
+        Category::Trainable,
+        Category::Optimizer,
+        Category::Ema,
+        Category::Gradients,
+        Category::Workspace,
+        Category::Inputs,
+        Category::Activations,
+    ];
     let mut live = Live::default();
     let mut points = Vec::with_capacity(trace.events.len());
     for event in &trace.events {
         live.apply(event);
-        points.push(Point { bytes: live.by_category.to_vec() });
+        points.push(Point { bytes: ORDER.iter().map(|category| live.by_category[*category as usize]).collect() });
     }
     let at = (0..points.len()).max_by_key(|i| (points[*i].total(), usize::MAX - i)).unwrap_or(0);
     Timeline {
-        categories: CATEGORIES.iter().map(|(_, name)| (*name).to_owned()).collect(),
+        categories: ORDER.iter().map(|category| CATEGORIES[*category as usize].1.to_owned()).collect(),
         phases: trace.marks.iter().map(|(name, event, _)| ((*name).to_owned(), *event)).collect(),
         title,
         budget,
-        peak: Peak { at, ops: changes_around(trace, at) },
+        peak: Peak { at, ops: changes_around(trace, at, points.get(at).map_or(0, Point::total)) },
         points,
     }
 }
 
-/// Changes of memory around event `at` by operator: name, scope, bytes gained.
-fn changes_around(trace: &Trace, at: usize) -> Vec<(String, String, i64)> {
-    const EVENTS: usize = 60;
-    let first = at.saturating_sub(EVENTS);
+/// The large changes of memory around event `at` by operator: name, scope, bytes gained.
+fn changes_around(trace: &Trace, at: usize, total: u64) -> Vec<(String, String, i64)> {
+    const EACH_SIDE: usize = 8;
+    const LARGE_FRAC: u64 = 2000;
     let sizes = sizes_of_blocks(trace);
-    let mut ops: Vec<(String, String, i64)> = Vec::new();
-    for event in &trace.events[first.min(trace.events.len())..(at + EVENTS / 2).min(trace.events.len())] {
-        let bytes = i64::try_from(sizes[event.block as usize]).unwrap_or(i64::MAX);
-        let change = match event.change {
-            Change::Allocate(_) => bytes,
-            Change::Release => -bytes,
-            Change::Move => continue,
+    let change = |index: usize| {
+        let event = trace.events[index];
+        let bytes = sizes[event.block as usize];
+        let is_large = bytes >= total / LARGE_FRAC;
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        let (bytes, op) = match event.change {
+            Change::Allocate(_) => (bytes, trace.ops[usize::from(event.op)].trim_start_matches("aten::")),
+            Change::Release => (-bytes, "(release)"),
+            Change::Move => return None,
         };
-        let op = match trace.ops[usize::from(event.op)].as_str() {
-            "" => "(release)",
-            name => name.trim_start_matches("aten::"),
-        };
-        let path = scope::path(event.scope);
-        match ops.last_mut() {
-            Some(last) if last.0 == op && last.1 == path => last.2 += change,
-            _ => ops.push((op.to_owned(), path, change)),
-        }
-    }
-    ops
+        let op = if op.is_empty() { "(allocation)" } else { op };
+        is_large.then(|| (op.to_owned(), scope::path(event.scope), bytes))
+    };
+    let mut before: Vec<_> = (0..=at).rev().filter_map(change).take(EACH_SIDE).collect();
+    before.reverse();
+    let after = (at + 1..trace.events.len()).filter_map(change).take(EACH_SIDE);
+    before.into_iter().chain(after).collect()
 }
 
 fn sizes_of_blocks(trace: &Trace) -> Vec<u64> {

@@ -1,6 +1,6 @@
 //! The plan of a job: three columns of memory for every phase (tensors, allocator, device), time, and a verdict.
 
-use super::cards::Budget;
+use super::cards::{self, Budget};
 use super::device_terms::{Facts, Term, device_terms};
 use super::host;
 use super::rehearse::{Job, Rehearsed};
@@ -151,6 +151,19 @@ impl Plan {
 }
 
 impl Machine {
+    /// The machine that `text` names: a card or a size as [`cards::find`] takes them, `cpu` for this host, `cpu:24gb` for
+    /// one with that much memory.
+    ///
+    /// # Errors
+    /// As [`cards::find`].
+    pub fn named(text: &str) -> Result<Self, cards::NotFound> {
+        match text.split_once(':') {
+            None if text == "cpu" => Ok(Self::Cpu(host::Host::detect())),
+            Some(("cpu", size)) => Ok(Self::Cpu(host::Host::of_size(Bytes(cards::find(size)?.marketing_bytes)))),
+            _ => Ok(Self::Cuda(cards::find(text)?, Facts::default())),
+        }
+    }
+
     /// Whose operators a plan for it imitates.
     pub fn target(&self) -> Target {
         match self {
@@ -164,7 +177,7 @@ impl Machine {
         match self {
             Self::Cuda(budget, _) => {
                 let device = budget.card.map_or_else(
-                    || format!("{} GB", budget.marketing_bytes.div_ceil(super::cards::GIB)),
+                    || format!("{} GB", budget.marketing_bytes.div_ceil(cards::GIB)),
                     |card| card.name.clone(),
                 );
                 Offer { device, bytes: Bytes(budget.total_bytes), note: budget.note.clone() }

@@ -9,6 +9,7 @@ mod data;
 mod help;
 mod hub;
 mod memory;
+mod plan;
 mod runs;
 mod settings;
 mod support;

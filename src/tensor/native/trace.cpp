@@ -113,7 +113,8 @@ const Traits& traits(const at::RecordFunction& call) {
   auto found = active->known.find(call.name());
   if (found != active->known.end()) return found->second;
   const auto schema = call.operator_schema();
-  const Traits fresh{active->number(call.name()), schema ? kind_of(*schema) : Kind::kFree};
+  // observers without a schema are the engine's own, around a node's operators
+  const Traits fresh = schema ? Traits{active->number(call.name()), kind_of(*schema)} : Traits{0, Kind::kFree};
   return active->known.emplace(call.name(), fresh).first->second;
 }
 

@@ -1,0 +1,188 @@
+//! Plans, presets and what they refuse. No card is needed: cards are named.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::support::{done, path, phantoms, prsmed, refused, run, told, train, trained};
+use serde_json::Value;
+
+fn preset(card: &str) -> Command {
+    let mut command = prsmed();
+    command.args(["preset", "--gpu", card]);
+    command
+}
+
+fn plan(arguments: &[&str]) -> Command {
+    let mut command = prsmed();
+    command.arg("plan").args(arguments);
+    command
+}
+
+fn json(text: &str) -> Value {
+    serde_json::from_str(text.lines().last().unwrap()).unwrap()
+}
+
+fn config(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("configs").join(name)).unwrap()
+}
+
+#[test]
+fn committed_presets_are_what_the_search_gives_and_fit() {
+    for card in ["24gb", "40gb", "48gb", "80gb", "141gb"] {
+        let given = done(&mut preset(card));
+        assert_eq!(given, config(&format!("gpu-{card}.toml")), "{card}: run scripts/presets");
+        done(&mut plan(&["--preset", &format!("gpu-{card}"), "--gpu", card]));
+    }
+}
+
+#[test]
+fn plans_in_comments_are_those_of_the_presets() {
+    for (preset, host, prefix) in [("cpu", "cpu:24gb", "# "), ("tiny", "cpu:8gb", "#   ")] {
+        let table = done(&mut plan(&["--preset", preset, "--gpu", host]));
+        let text = config(&format!("{preset}.toml"));
+        for line in table.lines() {
+            let comment = format!("{prefix}{line}");
+            assert!(
+                text.lines().any(|known| known == comment.trim_end()),
+                "{preset}: `{comment}`: run scripts/presets"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_larger_card_is_never_slower() {
+    let mut before = f64::INFINITY;
+    for size in [24, 28, 32, 40, 48, 64, 80, 96, 141, 192] {
+        let found = json(&done(preset(&format!("{size}gb")).arg("--json")));
+        let seconds = found["plan"]["time"]["seconds"].as_f64().unwrap();
+        assert!(found["plan"]["fits"].as_bool().unwrap() && seconds <= before, "{size} GB: {seconds} after {before}");
+        before = seconds;
+    }
+}
+
+#[test]
+fn cards_too_small_are_told_what_is_missing() {
+    for card in ["8gb", "11gb", "12gb", "16gb", "RTX 4080"] {
+        let ran = run(&mut preset(card));
+        assert_eq!(ran.code, Some(1), "{card}: {}", ran.stderr);
+        assert!(ran.stdout.starts_with("no settings fit ") && ran.stdout.contains("4 bits"), "{card}: {}", ran.stdout);
+    }
+}
+
+#[test]
+fn a_preset_can_be_planned_as_a_file() {
+    let file = path("my.toml");
+    fs::write(&file, done(preset("24gb").args(["--effective-batch", "6"]))).unwrap();
+    let told = done(plan(&["--gpu", "24gb", "--json", "--config"]).arg(&file));
+    let told = json(&told);
+    let peaks = ["allocated_peak", "reserved_peak", "device_peak"].map(|name| told[name].as_u64().unwrap());
+    assert!(peaks[0] < peaks[1] && peaks[1] < peaks[2], "{peaks:?}");
+    assert_eq!(told["fits"], true);
+    let phases: Vec<&str> = told["phases"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();
+    assert_eq!(phases, ["load", "first step", "step", "evaluate", "save", "resume"]);
+    for (column, peak) in ["allocated_peak", "reserved_peak", "device_peak"].iter().zip(peaks) {
+        let highest = told["phases"].as_array().unwrap().iter().map(|p| p[*column].as_u64().unwrap()).max();
+        assert_eq!(highest, Some(peak), "{column}");
+    }
+    let text = fs::read_to_string(&file).unwrap();
+    let read: toml::Table = text.parse().unwrap();
+    let train = read["train"].as_table().unwrap();
+    let number = |key: &str| train[key].as_integer().unwrap();
+    assert_eq!(number("micro_batch") * number("accumulation"), 6);
+}
+
+#[test]
+fn what_does_not_fit_gets_changes_that_help() {
+    let ran = run(&mut plan(&["--preset", "full", "--gpu", "24gb", "--set", "train.checkpointing=none", "--json"]));
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    let told = json(&ran.stdout);
+    assert_eq!(told["fits"], false);
+    let remedies = told["remedies"].as_array().unwrap();
+    let first = &remedies[0];
+    assert!(first["keeps_results"].as_bool().unwrap() && first["fits"].as_bool().unwrap(), "{remedies:?}");
+    // what is promised holds
+    let mut sets: Vec<&str> = vec!["--preset", "full", "--gpu", "24gb", "--set", "train.checkpointing=none", "--json"];
+    let change = first["change"].as_str().unwrap();
+    sets.extend(change.split(' ').flat_map(|set| ["--set", set]));
+    let then = json(&done(&mut plan(&sets)));
+    assert_eq!(then["device_peak"], first["device_peak"]);
+    let saved = told["device_peak"].as_u64().unwrap() - then["device_peak"].as_u64().unwrap();
+    assert_eq!(first["saves"].as_u64(), Some(saved));
+}
+
+#[test]
+fn names_that_do_not_exist() {
+    refused(
+        &mut preset("RTX 4091"),
+        "error: `--gpu`: `RTX 4091` is neither a known card nor a size such as `24gb`\n\
+         hint: did you mean `RTX 4090`, `RTX 4070`, `RTX 4080`? a memory size such as `24gb` always works",
+    );
+    let file = path("misspelt.toml");
+    fs::write(&file, "[train]\nmicro_bach = 2\n").unwrap();
+    let ran = run(plan(&["--gpu", "24gb", "--config"]).arg(&file));
+    assert_eq!(ran.code, Some(2));
+    assert!(told(&ran).ends_with("hint: did you mean `train.micro_batch`?"), "{}", ran.stderr);
+    let ran = run(&mut plan(&["--gpu", "24gb", "--timeline", "step.png"]));
+    assert_eq!(ran.code, Some(2));
+    assert!(told(&ran).contains("neither .svg nor .html"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_picture_of_the_plan() {
+    for (name, start) in [("plan.svg", "<svg"), ("plan.html", "<!")] {
+        let file = path(name);
+        done(plan(&["--preset", "tiny", "--gpu", "24gb", "--timeline"]).arg(&file));
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(text.starts_with(start), "{}", &text[..60]);
+        for word in ["activations", "first step", "evaluate", "image_encoder"] {
+            assert!(text.contains(word), "{name} lacks {word}");
+        }
+    }
+}
+
+#[test]
+fn the_largest_value_that_fits() {
+    let solve = |what: &str, more: &[&str]| {
+        let mut command = prsmed();
+        command.args(["solve", "--gpu", "24gb", "--for", what, "--json"]).args(more);
+        json(&done(&mut command))["value"].clone()
+    };
+    for (what, key) in [("micro-batch", "train.micro_batch"), ("tokens", "model.max_text_tokens")] {
+        let value = solve(what, &[]).as_u64().unwrap();
+        for (value, code) in [(value, 0), (value + 1, 1)] {
+            let set = format!("{key}={value}");
+            let ran = run(&mut plan(&["--preset", "full", "--gpu", "24gb", "--set", &set]));
+            assert_eq!(ran.code, Some(code), "{set}: {}", ran.stdout);
+        }
+    }
+    let card = solve("gpu", &[]);
+    let gpu = card.as_str().unwrap();
+    done(&mut plan(&["--preset", "full", "--gpu", gpu]));
+    let ran = run(prsmed().args(["solve", "--gpu", "8gb", "--for", "micro-batch"]));
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    assert!(ran.stdout.starts_with("not even train.micro_batch=1 fits 8 GB"), "{}", ran.stdout);
+}
+
+#[test]
+fn training_says_what_was_planned_and_what_was_measured() {
+    let result = json(&trained().1);
+    let memory = &result["memory"];
+    let [planned, measured] = ["planned", "measured"].map(|side| memory[side]["allocated_peak"].as_f64().unwrap());
+    assert!((measured / planned - 1.0).abs() < 0.02, "planned {planned}, measured {measured}");
+    let out = path("unplanned");
+    let stdout = done(train(phantoms(), &out, &["train.max_steps=1"]).args(["--no-plan", "--json"]));
+    assert!(json(&stdout)["memory"]["planned"].is_null());
+}
+
+#[test]
+fn training_refuses_what_cannot_fit() {
+    // all micro-batches of a step wait in host memory: this many need a terabyte
+    let ran = run(&mut train(phantoms(), &path("too-large"), &["train.accumulation=1000000"]));
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    let error = told(&ran);
+    assert!(error.starts_with("error: `train`: does not fit the CPU: "), "{error}");
+    assert!(error.contains("`--no-plan` starts all the same"), "{error}");
+    assert!(!path("too-large").join("last").exists());
+}
