@@ -7,7 +7,7 @@ use crate::Result;
 use crate::event::Silent;
 use crate::tensor::trace::{Recording, Trace};
 use crate::tensor::weights::Staged;
-use crate::tensor::{Kind, META, Tensor, ledger, meta, no_grad, trace};
+use crate::tensor::{Device, Kind, META, Tensor, ledger, memory, meta, no_grad, trace};
 use crate::trainer::ema::Ema;
 use crate::trainer::optimizer::AdamW;
 use crate::trainer::precision::Scaler;
@@ -36,61 +36,80 @@ pub struct Phase {
     pub name: &'static str,
     /// The most bytes of tensors that lived at once, above what lived before the task.
     pub allocated_peak: Bytes,
-    /// That peak by category.
+    /// The most bytes that the allocator held in all.
+    pub reserved_peak: Bytes,
+    /// Used bytes of the card by all processes when the phase ended; `None` on the CPU.
+    pub device_used: Option<Bytes>,
+    /// That peak by category; empty on a card.
     pub categories: Vec<(&'static str, Bytes)>,
 }
 
 /// Hears where phases begin.
 pub trait Meter {
     /// A phase begins; the one before has ended.
-    fn begin(&mut self, phase: &'static str);
+    ///
+    /// # Errors
+    /// When the device's memory cannot be read.
+    fn begin(&mut self, phase: &'static str) -> Result<()>;
 }
 
 impl Meter for Recording {
-    fn begin(&mut self, phase: &'static str) {
+    fn begin(&mut self, phase: &'static str) -> Result<()> {
         self.mark(phase);
+        Ok(())
     }
 }
 
-/// Reads the ledger: for tasks on the CPU.
+/// Reads a device's memory: for tasks that really run.
 #[derive(Debug)]
 pub struct Measured {
-    before: ledger::Usage,
+    device: Device,
+    before: memory::Reading,
     current: Option<&'static str>,
     phases: Vec<Phase>,
 }
 
 impl Measured {
-    /// Starts from what lives now. Nothing else may allocate tensors meanwhile.
-    pub fn begin() -> Self {
+    /// Starts from what lives now on `device`. Nothing else may allocate tensors there meanwhile.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`] for a card that is not in use.
+    pub fn begin(device: Device) -> Result<Self> {
         ledger::install();
-        Self { before: ledger::usage(), current: None, phases: Vec::new() }
+        Ok(Self { device, before: memory::read(device)?, current: None, phases: Vec::new() })
     }
 
     /// The phases that ran.
-    pub fn finish(mut self) -> Vec<Phase> {
-        self.end();
-        self.phases
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub fn finish(mut self) -> Result<Vec<Phase>> {
+        self.end()?;
+        Ok(self.phases)
     }
 
-    fn end(&mut self) {
-        let Some(name) = self.current.take() else { return };
-        let now = ledger::usage();
+    fn end(&mut self) -> Result<()> {
+        let Some(name) = self.current.take() else { return Ok(()) };
+        let now = memory::read(self.device)?;
         let above = |now: Bytes, before: Bytes| Bytes(now.0.saturating_sub(before.0));
-        let categories = now.categories.iter().zip(&self.before.categories);
+        let categories = now.categories_at_peak.iter().zip(&self.before.categories);
         self.phases.push(Phase {
             name,
             allocated_peak: above(now.allocated_peak, self.before.allocated),
-            categories: categories.map(|(now, before)| (now.name, above(now.at_peak, before.allocated))).collect(),
+            reserved_peak: now.reserved_peak,
+            device_used: now.system.device_used,
+            categories: categories.map(|(now, before)| (now.0, above(now.1, before.1))).collect(),
         });
+        Ok(())
     }
 }
 
 impl Meter for Measured {
-    fn begin(&mut self, phase: &'static str) {
-        self.end();
-        ledger::reset_peak();
+    fn begin(&mut self, phase: &'static str) -> Result<()> {
+        self.end()?;
+        memory::begin_window(self.device)?;
         self.current = Some(phase);
+        Ok(())
     }
 }
 
@@ -172,20 +191,20 @@ fn run_phases<T: Rehearse>(
     match job {
         Job::Train => {
             let state = train(config, count, true, build, meter)?;
-            meter.begin("resume");
+            meter.begin("resume")?;
             resume(config, build, &state)
         }
         Job::Step => train(config, count, false, build, meter).map(drop),
         Job::Eval => {
-            meter.begin("load");
+            meter.begin("load")?;
             let task = build()?;
-            meter.begin("evaluate");
+            meter.begin("evaluate")?;
             no_grad(|| task.validate(&Silent)).map(drop)
         }
         Job::Predict => {
-            meter.begin("load");
+            meter.begin("load")?;
             let task = build()?;
-            meter.begin("predict");
+            meter.begin("predict")?;
             task.predict()
         }
     }
@@ -201,7 +220,7 @@ fn train<T: Rehearse>(
     build: &impl Fn() -> Result<T>,
     meter: &mut impl Meter,
 ) -> Result<SavedState> {
-    meter.begin("load");
+    meter.begin("load")?;
     let task = build()?;
     let mut optimizer = AdamW::new(task.parameters(), config);
     let mut ema = average(config, &optimizer);
@@ -210,7 +229,7 @@ fn train<T: Rehearse>(
         optimizer.make_moments();
     }
     for name in if whole { ["first step", "step"].as_slice() } else { &["step"] } {
-        meter.begin(name);
+        meter.begin(name)?;
         let batches: Vec<T::Batch> = (0..count.loaded).map(|_| task.example()).collect();
         let (_weight, losses) = run::accumulate(&task, &batches[..count.shown], &scaler, 0)?;
         drop(losses);
@@ -223,11 +242,11 @@ fn train<T: Rehearse>(
     if !whole {
         return Ok(SavedState::new());
     }
-    meter.begin("evaluate");
+    meter.begin("evaluate")?;
     swap(&mut ema, &optimizer);
     no_grad(|| task.validate(&Silent))?;
     swap(&mut ema, &optimizer);
-    meter.begin("save");
+    meter.begin("save")?;
     let _category = ledger::enter(ledger::Category::Workspace);
     let mut folder = Staged::nowhere();
     task.save(&mut folder)?;

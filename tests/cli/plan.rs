@@ -178,8 +178,8 @@ fn training_says_what_was_planned_and_what_was_measured() {
 
 #[test]
 fn training_refuses_what_cannot_fit() {
-    // all micro-batches of a step wait in host memory: this many need a terabyte
-    let ran = run(&mut train(phantoms(), &path("too-large"), &["train.accumulation=1000000"]));
+    // all micro-batches of a step wait in host memory: this many need 70 GB
+    let ran = run(&mut train(phantoms(), &path("too-large"), &["train.accumulation=20000", "model.image_size=512"]));
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     let error = told(&ran);
     assert!(error.starts_with("error: `train`: does not fit the CPU: "), "{error}");

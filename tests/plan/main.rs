@@ -3,12 +3,13 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use prsmed::config::{RunConfig, Sources};
-use prsmed::plan::rehearse::{self, Job, Measured, Phase};
+use prsmed::plan::rehearse::{self, Job, Measured};
 use prsmed::plan::replay::{self, PhaseMemory};
 use prsmed::segment::rehearsal::{Example, Rehearsal};
 use prsmed::segment::setup;
 use prsmed::tensor::meta::Target;
 use prsmed::tensor::{Device, META, ledger, meta, set_num_threads};
+use prsmed::units::Bytes;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -16,6 +17,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 mod cuda;
 mod full;
+mod gpu;
+mod recorded;
 
 /// The ledger is one for the process, so that only one test may run at a time. One thread, because scratch of
 /// libtorch's threads overlaps by chance.
@@ -27,6 +30,9 @@ fn ready() -> MutexGuard<'static, ()> {
     set_num_threads(1);
     alone
 }
+
+/// A phase, its peak, and that by category.
+type Peak = (&'static str, Bytes, Vec<(&'static str, Bytes)>);
 
 /// A configuration and its example, drawn from everything that changes memory.
 fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example) {
@@ -58,21 +64,25 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example) {
     (sets, Example { text_tokens, answer_tokens: rng.random_range(2..text_tokens - 4), num_classes: 6, new_tokens: 4 })
 }
 
-fn phases(config: &RunConfig, example: Example, device: Device) -> Vec<Phase> {
+/// A preset with `key=value` settings by spaces.
+fn config_of(preset: &str, sets: &str) -> RunConfig {
+    let sets = sets.split_whitespace().map(|set| (set.to_owned(), "--set".to_owned())).collect();
+    Sources { preset: Some(preset.into()), sets, ..Sources::default() }.resolve().unwrap().config
+}
+
+fn phases(config: &RunConfig, example: Example, device: Device) -> Vec<Peak> {
     let sizes = setup::planned_sizes(&config.model, config.lora, example.num_classes).unwrap();
     let build = || Rehearsal::new(&config.model, &sizes, &config.train, example, device);
     let jobs = [Job::Train, Job::Eval, Job::Predict];
-    let of = |job| {
+    let of = |job| -> Vec<Peak> {
         if device == META {
             let trace = rehearse::plan(job, &config.train, Target::Cpu, false, build).unwrap().trace;
             let phases = replay::phases(&trace, replay::Device::Cpu).into_iter();
-            let phase =
-                |p: PhaseMemory| Phase { name: p.name, allocated_peak: p.allocated_peak, categories: p.categories };
-            return phases.map(phase).collect();
+            return phases.map(|p: PhaseMemory| (p.name, p.allocated_peak, p.categories)).collect();
         }
-        let mut meter = Measured::begin();
+        let mut meter = Measured::begin(device).unwrap();
         rehearse::rehearse(job, &config.train, &build, &mut meter).unwrap();
-        meter.finish()
+        meter.finish().unwrap().into_iter().map(|p| (p.name, p.allocated_peak, p.categories)).collect()
     };
     jobs.into_iter().flat_map(of).collect()
 }
@@ -90,7 +100,7 @@ fn planned_equals_measured() {
         let planned = phases(&config, example, META);
         let measured = phases(&config, example, Device::Cpu);
         assert_eq!(planned.len(), 10);
-        assert!(measured.iter().all(|phase| phase.allocated_peak.0 > 1_000_000), "{measured:?}");
+        assert!(measured.iter().all(|phase| phase.1.0 > 1_000_000), "{measured:?}");
         for (plan, truth) in planned.iter().zip(&measured) {
             if plan != truth {
                 different.push(format!("{sets:?} {example:?}\n  planned {plan:?}\n  measured {truth:?}"));
