@@ -15,7 +15,7 @@ use crate::segment::Assembly;
 use crate::segment::setup::{self, Build, RunOverrides};
 use crate::segment::task::SegmentTask;
 use crate::tensor::weights::{readable_folder, verify_folder, write_bytes};
-use crate::tensor::{self, Device, ledger};
+use crate::tensor::{self, Device, ledger, memory};
 use crate::trainer::Checkpointing;
 use crate::trainer::run::Session;
 use crate::units::Bytes;
@@ -88,7 +88,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let machine = plan::training_machine(context);
     if !args.no_plan {
-        refuse_what_cannot_fit(&resolved.config, &machine, context)?;
+        refuse_what_cannot_fit(&resolved.config.with_cache_for(&manifest)?, &machine, context)?;
     }
     let toml = resolved.to_toml();
     let config = resolved.config;
@@ -96,6 +96,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     for warning in &assembly.warnings {
         context.progress.on(&Event::Warning(warning.clone()));
     }
+    let planned_config = config.with_cache_for(&manifest)?;
     let task =
         SegmentTask::new(assembly, &Arc::new(manifest), config.train.clone(), config.data.clone(), toml.clone())?;
     if task.longest().text_tokens >= config.model.max_text_tokens {
@@ -106,7 +107,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         task.calibrate()?;
     }
     write_bytes(&args.out.join("config.toml"), toml.as_bytes())?;
-    let planned = if args.no_plan { None } else { Some(plan_of_data(&config, &task, &machine)?) };
+    let planned = if args.no_plan { None } else { Some(plan_of_data(&planned_config, &task, &machine)?) };
     let observer = PlanCheck { inner: context.progress.as_ref(), planned: planned.as_ref().map(|p| p.allocated_peak) };
     let session = Session {
         config: &config.train,
@@ -137,12 +138,22 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         "images_per_s": images_per_s,
         "train_seconds": outcome.train_seconds,
         "memory": {
-            "measured": usage,
+            "measured": measured()?,
             "planned": planned,
             "profile": profile.map(|profile| profile.out),
         },
     }))?;
     Ok(Outcome::Done)
+}
+
+/// The ledger's figures, and the most resident memory of this process with what it had before its first tensor.
+fn measured() -> Result<serde_json::Value> {
+    let reading = memory::read(Device::Cpu)?;
+    let mut measured = serde_json::to_value(ledger::usage()).expect("plain values serialise");
+    measured["reserved_peak"] = json!(ledger::window().reserved_peak);
+    measured["resident_peak"] = json!(reading.system.resident_peak);
+    measured["resident_at_start"] = json!(memory::at_start());
+    Ok(measured)
 }
 
 /// Says what the longest texts that the settings allow need, and stops when that cannot fit.
