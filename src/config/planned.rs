@@ -140,12 +140,23 @@ pub struct Remedy {
     pub keeps_results: bool,
 }
 
+impl Remedy {
+    /// The change as flags.
+    pub fn flags(&self) -> String {
+        format!("--set {}", self.change.replace(' ', " --set "))
+    }
+
+    /// Everything in one line.
+    pub fn line(&self) -> String {
+        let verdict = if self.fits { "fits" } else { "still too large" };
+        let (flags, cost) = (self.flags(), &self.cost);
+        format!("{flags}: saves {}, then {} ({verdict}); {cost}", self.saves, self.device_peak)
+    }
+}
+
 /// Changes that save memory, each planned by itself and all of the harmless ones together: those that keep the results
 /// first, then by what they save.
-///
-/// # Errors
-/// What planning says.
-pub fn remedies(config: &RunConfig, job: Job, machine: &Machine, plan: &Plan) -> Result<Vec<Remedy>> {
+pub fn remedies(config: &RunConfig, job: Job, machine: &Machine, plan: &Plan) -> Vec<Remedy> {
     let mut found = Vec::new();
     let mut harmless = (config.clone(), Vec::new());
     for change in changes(config, job) {
@@ -155,16 +166,17 @@ pub fn remedies(config: &RunConfig, job: Job, machine: &Machine, plan: &Plan) ->
             (change.apply)(&mut harmless.0);
             harmless.1.push(change.text.clone());
         }
-        found.push(remedy(&changed, job, machine, plan, change)?);
+        // a change that cannot be planned is no remedy
+        found.extend(remedy(&changed, job, machine, plan, change).ok());
     }
     if harmless.1.len() > 1 {
         let (changed, texts) = harmless;
         let change = Change { text: texts.join(" "), cost: "time only", keeps_results: true, apply: Box::new(|_| ()) };
-        found.push(remedy(&changed, job, machine, plan, change)?);
+        found.extend(remedy(&changed, job, machine, plan, change).ok());
     }
     found.retain(|remedy| remedy.saves.0 > 0);
     found.sort_by_key(|remedy| (!remedy.keeps_results, std::cmp::Reverse(remedy.saves)));
-    Ok(found)
+    found
 }
 
 fn remedy(config: &RunConfig, job: Job, machine: &Machine, plan: &Plan, change: Change) -> Result<Remedy> {
