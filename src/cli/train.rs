@@ -149,7 +149,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 fn refuse_what_cannot_fit(config: &RunConfig, machine: &Machine, context: &Context) -> Result<()> {
     let plan = match config.plan(Job::Train, machine) {
         // setting up the model says more about what is wrong with its files
-        Err(Error::Weights { .. }) => return Ok(()),
+        Err(Error::Weights { .. } | Error::Io { .. }) => return Ok(()),
         // the CPU's operators are tried one by one to learn what they need
         Err(error @ Error::OutOfMemory { .. }) => {
             context.progress.on(&Event::Warning(format!("no memory plan: {error}")));
