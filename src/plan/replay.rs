@@ -143,16 +143,13 @@ pub fn phases(trace: &Trace, device: Device) -> Vec<PhaseMemory> {
         };
         for (index, event) in trace.events[start..end].iter().enumerate() {
             live.apply(event);
-            let (allocated, reserved) = match &mut cache {
-                Some(cache) => {
-                    cache.apply(event);
-                    let stats = cache.allocator.stats();
-                    (stats.allocated, stats.reserved)
-                }
-                None => {
-                    apply(&mut host, event);
-                    (live.total, host.reserved())
-                }
+            let (allocated, reserved) = if let Some(cache) = &mut cache {
+                cache.apply(event);
+                let stats = cache.allocator.stats();
+                (stats.allocated, stats.reserved)
+            } else {
+                apply(&mut host, event);
+                (live.total, host.reserved())
             };
             peak.reserved_peak.0 = peak.reserved_peak.0.max(reserved);
             if allocated > peak.allocated_peak.0 {
@@ -248,7 +245,8 @@ fn changes_around(trace: &Trace, at: usize, total: u64) -> Vec<(String, String, 
             Change::Release => (-bytes, "(release)"),
             Change::Move => return None,
         };
-        let op = if op.is_empty() { "(allocation)" } else { op };
+        // the engine's own nodes around operators say nothing
+        let op = if op.is_empty() || op.starts_with("autograd::") { "(allocation)" } else { op };
         is_large.then(|| (op.to_owned(), scope::path(event.scope), bytes))
     };
     let mut before: Vec<_> = (0..=at).rev().filter_map(change).take(EACH_SIDE).collect();
