@@ -88,6 +88,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     // SAFETY: ignoring a signal touches no memory. A file that grows over a limit is then an error, not the end.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     ledger::install();
+    crate::tensor::use_flash_attention();
     let env = Env::read();
     let is_terminal = std::io::stderr().is_terminal();
     let color = is_terminal && !env.no_color;
