@@ -2,7 +2,11 @@
 
 use super::output::Output;
 use super::progress::{memory_text, shares_text};
+use crate::config::RunConfig;
+use crate::config::planned::{Remedy, remedies};
 use crate::event::{Event, MemoryReport, Observer};
+use crate::plan::rehearse::Job;
+use crate::plan::report::{Machine, Plan};
 use crate::tensor::ledger::Failure;
 use crate::tensor::memory;
 use crate::trainer::profile::{PROFILE_FILE, Settings};
@@ -10,7 +14,7 @@ use crate::{Error, Result};
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Flags of commands that train.
 #[derive(Debug, clap::Args)]
@@ -52,19 +56,40 @@ impl ProfileArgs {
     }
 }
 
-/// The last profiled step, for a report when memory runs out later.
-pub(super) type LastProfile = Arc<Mutex<Option<MemoryReport>>>;
+/// What was known before, for a report when memory runs out later.
+#[derive(Debug, Default)]
+pub(super) struct Known {
+    /// The last profiled step.
+    last: Option<MemoryReport>,
+    /// The run as it was planned.
+    planned: Option<(RunConfig, Machine, Plan)>,
+}
+
+/// Shared by the commands and the end of the process.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Memory(Arc<Mutex<Known>>);
+
+impl Memory {
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps the plan of a run that starts.
+    pub(super) fn remember(&self, config: &RunConfig, machine: &Machine, plan: &Plan) {
+        self.known().planned = Some((config.clone(), machine.clone(), plan.clone()));
+    }
+}
 
 /// Passes events on and keeps the last profiled step.
 pub(super) struct Remembering {
     pub(super) inner: Box<dyn Observer>,
-    pub(super) last: LastProfile,
+    pub(super) memory: Memory,
 }
 
 impl Observer for Remembering {
     fn on(&self, event: &Event) {
         if let Event::Memory(report) = event {
-            *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(report.clone());
+            self.memory.known().last = Some(report.clone());
         }
         self.inner.on(event);
     }
@@ -77,18 +102,26 @@ struct Report {
     failure: Option<Failure>,
     /// The last profiled step before.
     last: Option<MemoryReport>,
+    /// What was planned.
+    plan: Option<Plan>,
+    /// The change that helps most without changing results.
+    suggestion: Option<Remedy>,
 }
 
 /// After an error that says so: what lived when memory ran out, on `out` and as `"kind": "out_of_memory"`.
 ///
 /// # Errors
 /// What `out` and `output` say.
-pub(super) fn report(error: &Error, last: &LastProfile, out: &mut dyn Write, output: &Output) -> anyhow::Result<()> {
+pub(super) fn report(error: &Error, memory: &Memory, out: &mut dyn Write, output: &Output) -> anyhow::Result<()> {
     if !matches!(error, Error::OutOfMemory { .. }) {
         return Ok(());
     }
-    let last = last.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let report = Report { failure: memory::failure(), last };
+    let mut known = memory.known();
+    let mut report = Report { failure: memory::failure(), last: known.last.take(), ..Report::default() };
+    if let Some((config, machine, plan)) = known.planned.take() {
+        report.suggestion = remedies(&config, Job::Train, &machine, &plan).into_iter().next();
+        report.plan = Some(plan);
+    }
     report.write(out)?;
     output.record(&report.record(error))?;
     Ok(())
@@ -99,10 +132,16 @@ impl Report {
         if let Some(failure) = &self.failure {
             write_failure(out, failure)?;
         }
-        match &self.last {
-            Some(last) => writeln!(out, "last profile: {}", memory_text(last)),
-            None => Ok(()),
+        if let Some(last) = &self.last {
+            writeln!(out, "last profile: {}", memory_text(last))?;
         }
+        if let Some(plan) = &self.plan {
+            writeln!(out, "the plan was:\n{}", plan.table())?;
+        }
+        if let Some(remedy) = &self.suggestion {
+            writeln!(out, "try first: {}", remedy.line())?;
+        }
+        Ok(())
     }
 
     fn record(&self, error: &Error) -> Value {
@@ -111,6 +150,8 @@ impl Report {
             "reason": error.to_string(),
             "failure": self.failure,
             "last_profile": self.last,
+            "plan": self.plan,
+            "suggestion": self.suggestion,
         })
     }
 }
@@ -171,7 +212,7 @@ mod tests {
         };
         let mut out = Vec::new();
         let last = MemoryReport { step: 4, allocated: 1024, ..MemoryReport::default() };
-        Report { failure: Some(failure), last: Some(last) }.write(&mut out).unwrap();
+        Report { failure: Some(failure), last: Some(last), ..Report::default() }.write(&mut out).unwrap();
         assert_eq!(
             String::from_utf8(out).unwrap(),
             "asked for: 3.00 GiB more (activations, llm.layers.7)\n\
@@ -184,12 +225,12 @@ mod tests {
 
     #[test]
     fn the_last_profiled_step_is_kept_and_passed_on() {
-        let last = LastProfile::default();
-        let observer = Remembering { inner: Box::new(crate::event::Silent), last: Arc::clone(&last) };
+        let memory = Memory::default();
+        let observer = Remembering { inner: Box::new(crate::event::Silent), memory: memory.clone() };
         for step in [1, 5] {
             observer.on(&Event::Memory(MemoryReport { step, ..MemoryReport::default() }));
         }
         observer.on(&Event::Note("x".into()));
-        assert_eq!(last.lock().unwrap().as_ref().unwrap().step, 5);
+        assert_eq!(memory.known().last.as_ref().unwrap().step, 5);
     }
 }

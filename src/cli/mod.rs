@@ -72,6 +72,7 @@ struct Context {
     env: Env,
     output: Arc<Output>,
     progress: Box<dyn crate::event::Observer>,
+    memory: memory::Memory,
     interrupt: Arc<AtomicBool>,
 }
 
@@ -96,15 +97,15 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let style = Style { is_terminal, color, every_steps: 10 };
     let inner: Box<dyn crate::event::Observer> =
         if cli.quiet { Box::new(crate::event::Silent) } else { Box::new(Progress::new(style, Arc::clone(&output))) };
-    let last = memory::LastProfile::default();
-    let progress = Box::new(memory::Remembering { inner, last: Arc::clone(&last) });
-    let context = Context { env, output, progress, interrupt: Arc::default() };
+    let memory = memory::Memory::default();
+    let progress = Box::new(memory::Remembering { inner, memory: memory.clone() });
+    let context = Context { env, output, progress, memory, interrupt: Arc::default() };
     listen_for_interrupts(&context, cli.command.saves_on_interrupt());
     let result = guarded(|| dispatch(cli.command, &context));
     if let Err(error) = &result {
         let _ = report::write_error(&mut std::io::stderr(), error, color);
         if let Some(error) = report::find(error) {
-            let _ = memory::report(error, &last, &mut std::io::stderr(), &context.output);
+            let _ = memory::report(error, &context.memory, &mut std::io::stderr(), &context.output);
         }
     }
     report::exit_code(&result)

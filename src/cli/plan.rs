@@ -5,13 +5,14 @@ use super::report::Outcome;
 use crate::config::planned::{Remedy, remedies};
 use crate::config::{RunConfig, Sources};
 use crate::event::Event;
+use crate::plan::cards::{self, Budget};
 use crate::plan::device_terms::Facts;
 use crate::plan::host::Host;
 use crate::plan::rehearse::Job;
 use crate::plan::report::{Machine, Plan};
 use crate::plan::{detect, replay, timeline};
 use crate::tensor::weights::write_bytes;
-use crate::tensor::{Device, default_device};
+use crate::tensor::{Device, Kind, Tensor, default_device, memory};
 use crate::{Error, Result};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -70,7 +71,9 @@ pub(super) fn training_machine(context: &Context) -> Machine {
 /// The first device that this process may use, with what others hold on it; without any, the CPU.
 fn detected(context: &Context) -> Machine {
     let devices = detect::detect(context.env.cuda_visible_devices.as_deref());
-    let Some(first) = devices.first() else { return Machine::Cpu(Host::detect()) };
+    let Some(first) = devices.first() else {
+        return seen_by_libtorch().unwrap_or_else(|| Machine::Cpu(Host::detect()));
+    };
     if let [_, others @ ..] = devices.as_slice()
         && !others.is_empty()
     {
@@ -78,6 +81,20 @@ fn detected(context: &Context) -> Machine {
         context.progress.on(&Event::Note(note));
     }
     Machine::Cuda(first.budget(), Facts { other_processes: first.in_use(), ..Facts::default() })
+}
+
+/// The card that libtorch uses, where the driver's management library is missing.
+fn seen_by_libtorch() -> Option<Machine> {
+    let device = default_device();
+    if device == Device::Cpu {
+        return None;
+    }
+    let _in_use = Tensor::zeros([1], (Kind::Float, device));
+    let system = memory::read(device).ok()?.system;
+    let (total, used) = (system.device_total?.0, system.device_used?.0);
+    let like = cards::find(&format!("{}gb", total.div_ceil(cards::GIB))).ok()?;
+    let budget = Budget { total_bytes: total, note: "what libtorch says".into(), ..like };
+    Some(Machine::Cuda(budget, Facts { other_processes: used, ..Facts::default() }))
 }
 
 /// Say what a job needs, before it runs
@@ -137,7 +154,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         write_bytes(path, text.as_bytes())?;
     }
     context.output.line(plan.table())?;
-    let helping = if plan.fits { Vec::new() } else { remedies(&config, job, &machine, &plan)? };
+    let helping = if plan.fits { Vec::new() } else { remedies(&config, job, &machine, &plan) };
     if !plan.fits {
         context.output.line(remedy_lines(&helping))?;
     }
@@ -159,16 +176,7 @@ fn title(job: Job) -> &'static str {
 /// Changes as lines, the most useful first.
 pub(super) fn remedy_lines(remedies: &[Remedy]) -> String {
     let mut lines = vec!["changes that save memory:".to_owned()];
-    for remedy in remedies {
-        let verdict = if remedy.fits { "fits" } else { "still too large" };
-        lines.push(format!(
-            "  --set {}: saves {}, then {} ({verdict}); {}",
-            remedy.change.replace(' ', " --set "),
-            remedy.saves,
-            remedy.device_peak,
-            remedy.cost
-        ));
-    }
+    lines.extend(remedies.iter().map(|remedy| format!("  {}", remedy.line())));
     lines.join("\n")
 }
 

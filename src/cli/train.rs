@@ -88,7 +88,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let machine = plan::training_machine(context);
     if !args.no_plan {
-        refuse_what_cannot_fit(&resolved.config.with_cache_for(&manifest)?, &machine, context)?;
+        refuse_what_cannot_fit(&resolved.config.with_cache_for(&manifest), &machine, context)?;
     }
     let toml = resolved.to_toml();
     let config = resolved.config;
@@ -96,7 +96,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     for warning in &assembly.warnings {
         context.progress.on(&Event::Warning(warning.clone()));
     }
-    let planned_config = config.with_cache_for(&manifest)?;
+    let planned_config = config.with_cache_for(&manifest);
     let task =
         SegmentTask::new(assembly, &Arc::new(manifest), config.train.clone(), config.data.clone(), toml.clone())?;
     if task.longest().text_tokens >= config.model.max_text_tokens {
@@ -107,7 +107,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         task.calibrate()?;
     }
     write_bytes(&args.out.join("config.toml"), toml.as_bytes())?;
-    let planned = if args.no_plan { None } else { Some(plan_of_data(&planned_config, &task, &machine)?) };
+    let planned = if args.no_plan { None } else { plan_of_data(&planned_config, &task, &machine).ok() };
     let observer = PlanCheck { inner: context.progress.as_ref(), planned: planned.as_ref().map(|p| p.allocated_peak) };
     let session = Session {
         config: &config.train,
@@ -158,16 +158,26 @@ fn measured() -> Result<serde_json::Value> {
 
 /// Says what the longest texts that the settings allow need, and stops when that cannot fit.
 fn refuse_what_cannot_fit(config: &RunConfig, machine: &Machine, context: &Context) -> Result<()> {
-    let plan = config.plan(Job::Train, machine)?;
+    let plan = match config.plan(Job::Train, machine) {
+        // setting up the model says more about what is wrong with its files
+        Err(Error::Weights { .. } | Error::Io { .. }) => return Ok(()),
+        // the CPU's operators are tried one by one to learn what they need
+        Err(error @ Error::OutOfMemory { .. }) => {
+            context.progress.on(&Event::Warning(format!("no memory plan: {error}")));
+            return Ok(());
+        }
+        plan => plan?,
+    };
     context.progress.on(&Event::Note(format!("memory plan for the longest texts allowed\n{}", plan.table())));
     if plan.fits {
+        context.memory.remember(config, machine, &plan);
         return Ok(());
     }
-    let remedies = remedies(config, Job::Train, machine, &plan)?;
+    let remedies = remedies(config, Job::Train, machine, &plan);
     context.progress.on(&Event::Note(plan::remedy_lines(&remedies)));
     let helps = remedies.iter().find(|remedy| remedy.fits).map_or_else(
         || "`prsmed preset` searches for settings that fit".to_owned(),
-        |remedy| format!("`--set {}` fits", remedy.change.replace(' ', " --set ")),
+        |remedy| format!("`{}` fits", remedy.flags()),
     );
     let hint = format!("{helps}; `--no-plan` starts all the same");
     Err(Error::config("train", plan.verdict(), hint))

@@ -3,8 +3,8 @@
 
 use super::RunConfig;
 use crate::Result;
-use crate::models::prsmed;
 use crate::data::manifest::{Manifest, Split};
+use crate::models::prsmed;
 use crate::plan::rehearse::{self, Buffers, Job, Rehearsed};
 use crate::plan::report::{Machine, Plan};
 use crate::plan::search::{Choice, Effort, Problem};
@@ -80,13 +80,13 @@ impl RunConfig {
     }
 
     /// These settings with no more memory for preprocessed pictures than a run on `manifest` fills.
-    ///
-    /// # Errors
-    /// [`crate::Error::Config`] for sizes that do not fit.
-    #[must_use = "returns the changed settings"]
-    pub fn with_cache_for(&self, manifest: &Manifest) -> Result<Self> {
+    #[must_use]
+    pub fn with_cache_for(&self, manifest: &Manifest) -> Self {
         const TURNED: usize = 8;
-        let sizes = setup::planned_sizes(&self.model, self.lora, manifest.modalities.len())?;
+        // building the model says what is wrong with its sizes
+        let Ok(sizes) = setup::planned_sizes(&self.model, self.lora, manifest.modalities.len()) else {
+            return self.clone();
+        };
         let pixels = setup::pixels(&self.model, &sizes);
         let rows = task::spread(manifest.rows_of(Split::Train), self.data.max_train_rows);
         let held_out = task::spread(manifest.rows_of(Split::Val), self.data.max_val_rows);
@@ -104,7 +104,7 @@ impl RunConfig {
         let kept = if self.data.augment { kept } else { both.min(seen.saturating_add(pictures(&held_out))) };
         let mut config = self.clone();
         config.data.cache_mib = self.data.cache_mib.min((kept * pixels.kept_bytes()).div_ceil(1 << 20));
-        Ok(config)
+        config
     }
 
     /// The plan of `job` with the longest texts.
@@ -187,12 +187,23 @@ pub struct Remedy {
     pub keeps_results: bool,
 }
 
+impl Remedy {
+    /// The change as flags.
+    pub fn flags(&self) -> String {
+        format!("--set {}", self.change.replace(' ', " --set "))
+    }
+
+    /// Everything in one line.
+    pub fn line(&self) -> String {
+        let verdict = if self.fits { "fits" } else { "still too large" };
+        let (flags, cost) = (self.flags(), &self.cost);
+        format!("{flags}: saves {}, then {} ({verdict}); {cost}", self.saves, self.device_peak)
+    }
+}
+
 /// Changes that save memory, each planned by itself and all of the harmless ones together: those that keep the results
 /// first, then by what they save.
-///
-/// # Errors
-/// What planning says.
-pub fn remedies(config: &RunConfig, job: Job, machine: &Machine, plan: &Plan) -> Result<Vec<Remedy>> {
+pub fn remedies(config: &RunConfig, job: Job, machine: &Machine, plan: &Plan) -> Vec<Remedy> {
     let mut found = Vec::new();
     let mut harmless = (config.clone(), Vec::new());
     for change in changes(config, job) {
@@ -202,16 +213,17 @@ pub fn remedies(config: &RunConfig, job: Job, machine: &Machine, plan: &Plan) ->
             (change.apply)(&mut harmless.0);
             harmless.1.push(change.text.clone());
         }
-        found.push(remedy(&changed, job, machine, plan, change)?);
+        // a change that cannot be planned is no remedy
+        found.extend(remedy(&changed, job, machine, plan, change).ok());
     }
     if harmless.1.len() > 1 {
         let (changed, texts) = harmless;
         let change = Change { text: texts.join(" "), cost: "time only", keeps_results: true, apply: Box::new(|_| ()) };
-        found.push(remedy(&changed, job, machine, plan, change)?);
+        found.extend(remedy(&changed, job, machine, plan, change).ok());
     }
     found.retain(|remedy| remedy.saves.0 > 0);
     found.sort_by_key(|remedy| (!remedy.keeps_results, std::cmp::Reverse(remedy.saves)));
-    Ok(found)
+    found
 }
 
 fn remedy(config: &RunConfig, job: Job, machine: &Machine, plan: &Plan, change: Change) -> Result<Remedy> {

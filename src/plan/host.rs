@@ -80,7 +80,11 @@ impl Host {
             term("threads", THREAD * self.threads.saturating_sub(1), measured("each thread from the second on")),
             term("bf16 kernels", half, measured("oneDNN's kernels for bf16 and fp16")),
             term("batches ahead", buffers.ahead, "data.prefetch micro-batches of pixels and masks".into()),
-            term("picture cache", buffers.cache, "data.cache_mib, or the pictures of the run where they are fewer".into()),
+            term(
+                "picture cache",
+                buffers.cache,
+                "data.cache_mib, or the pictures of the run where they are fewer".into(),
+            ),
         ]
     }
 }

@@ -171,7 +171,12 @@ pub fn plan<T: Rehearse>(
     // batches wait on the host: on the CPU, where that is the device, all of them count
     let loaded = if target == meta::Target::Cpu { config.accumulation } else { shown };
     run_phases(job, config, Batches { loaded, shown }, &build, &mut recording)?;
-    Ok(Rehearsed { job, trace: recording.finish(), micro_batches: (config.accumulation, shown), buffers: Buffers::default() })
+    Ok(Rehearsed {
+        job,
+        trace: recording.finish(),
+        micro_batches: (config.accumulation, shown),
+        buffers: Buffers::default(),
+    })
 }
 
 /// Runs the phases of `job` with tasks that `build` makes.

@@ -248,7 +248,8 @@ fn changes_around(trace: &Trace, at: usize, total: u64) -> Vec<(String, String, 
             Change::Release => (-bytes, "(release)"),
             Change::Move => return None,
         };
-        let op = if op.is_empty() { "(allocation)" } else { op };
+        // the engine's own nodes around operators say nothing
+        let op = if op.is_empty() || op.starts_with("autograd::") { "(allocation)" } else { op };
         is_large.then(|| (op.to_owned(), scope::path(event.scope), bytes))
     };
     let mut before: Vec<_> = (0..=at).rev().filter_map(change).take(EACH_SIDE).collect();

@@ -164,6 +164,11 @@ impl Search<'_> {
         Ok(None)
     }
 
+    /// `work` on every item, side by side where the problem allows it.
+    fn each<T: Sync, R: Send>(&self, items: &[T], work: impl Fn(&T) -> Result<R> + Send + Sync) -> Result<Vec<R>> {
+        if self.problem.parallel() { items.par_iter().map(work).collect() } else { items.iter().map(work).collect() }
+    }
+
     /// The fastest settings for pictures of this size, fastest first.
     fn best(&self, image_size: i64) -> Result<Vec<Candidate>> {
         let possible = self.fitting(self.micro_batches.len(), image_size, self.levels.len() - 1)?;
@@ -185,24 +190,20 @@ impl Search<'_> {
             Ok(Some(found))
         };
         let (first, rest) = worthwhile.split_at(worthwhile.len().min(KEPT));
-        let in_order = |some: &[usize]| some.iter().map(least).collect::<Result<Vec<_>>>();
-        let mut found = in_order(first)?;
-        found.extend(if self.problem.parallel() {
-            rest.par_iter().map(least).collect::<Result<Vec<_>>>()?
-        } else {
-            in_order(rest)?
-        });
-        let mut found: Vec<(Place, Candidate)> = found.into_iter().flatten().collect();
+        let mut found: Vec<(Place, Candidate)> = self.each(first, least)?.into_iter().flatten().collect();
+        found.extend(self.each(rest, least)?.into_iter().flatten());
         found.sort_by(|(_, a), (_, b)| {
             // without times: fewer passes first
             a.seconds().total_cmp(&b.seconds()).then_with(|| b.choice.micro_batch.cmp(&a.choice.micro_batch))
         });
-        let mut whole = Vec::new();
-        for (place, _) in found {
-            whole.extend(self.whole(place)?);
+        let (first, rest) = found.split_at(found.len().min(KEPT));
+        let mut whole: Vec<Candidate> =
+            self.each(first, |(place, _)| self.whole(*place))?.into_iter().flatten().collect();
+        for (place, _) in rest {
             if whole.len() == KEPT {
                 break;
             }
+            whole.extend(self.whole(*place)?);
         }
         whole.sort_by(|a, b| a.seconds().total_cmp(&b.seconds()));
         Ok(whole)

@@ -42,6 +42,7 @@ pub struct Rehearsal {
     settings: ModelConfig,
     train: TrainConfig,
     example: Example,
+    shorter: usize,
 }
 
 impl Rehearsal {
@@ -65,11 +66,16 @@ impl Rehearsal {
             train_base: settings.train_base,
         };
         let model = guard::guard(|| Ok(PrsMed::new(sizes, options)))?;
-        Ok(Self { model, settings: settings.clone(), train: train.clone(), example })
+        Ok(Self { model, settings: settings.clone(), train: train.clone(), example, shorter: 0 })
     }
-}
 
-impl Rehearsal {
+    /// Batches whose texts, except the first, have `ids` fewer, half of them before the answer; rows are padded then.
+    #[must_use]
+    pub fn with_shorter_rows(mut self, ids: usize) -> Self {
+        self.shorter = ids;
+        self
+    }
+
     /// Where batches wait: on the host, which for a rehearsed CPU is the meta device too.
     fn input_device(&self) -> Device {
         match self.model.options().device {
@@ -151,10 +157,12 @@ impl Rehearse for Rehearsal {
         let batch = i64::try_from(self.train.micro_batch).expect("a small batch");
         let (clip, side) = (sizes.clip.image_size, self.settings.image_size);
         let Example { text_tokens, answer_tokens, .. } = self.example;
-        let text = self.text(text_tokens);
+        let answer_start = text_tokens - answer_tokens;
+        let shorter = |row: usize| if row == 0 { 0 } else { self.shorter };
+        let rows = 0..self.train.micro_batch;
         Inputs {
-            answer_start: vec![text_tokens - answer_tokens; self.train.micro_batch],
-            texts: vec![text; self.train.micro_batch],
+            answer_start: rows.clone().map(|row| answer_start - shorter(row) / 2).collect(),
+            texts: rows.map(|row| self.text(text_tokens - shorter(row))).collect(),
             clip_image: blank([batch, 3, clip, clip], Kind::Float, device),
             sam_image: blank([batch, 3, side, side], Kind::Uint8, device),
             mask: blank([batch, 1, side, side], Kind::Float, device),

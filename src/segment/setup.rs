@@ -235,18 +235,20 @@ fn sizes(config: &ModelConfig) -> Result<&Sizes> {
     })
 }
 
-/// The sizes that settings ask for, without reading weights or asking a network: a part that is named (not `random`) has
-/// its published sizes, LLaVA-Med v1.5 and TinySAM.
+/// The sizes that settings ask for, without reading weights or asking a network: a base in a folder has the sizes that it
+/// states, one on the hub the published ones of LLaVA-Med v1.5, an image encoder with weights those of TinySAM.
 ///
 /// # Errors
-/// [`Error::Config`] for random parts without sizes, and for sizes that do not fit.
+/// [`Error::Config`] for random parts without sizes, and for sizes that do not fit; [`Error::Weights`] for a base that is
+/// not there or does not state its sizes.
 pub fn planned_sizes(config: &ModelConfig, lora: LoraConfig, num_classes: usize) -> Result<prsmed::Config> {
     let (clip, llm) = if config.base == RANDOM {
         let sizes = sizes(config)?;
         let vocab_size = i64::try_from(sizes.vocab_size).expect("a vocabulary");
         (sizes.clip.clone(), mistral::Config { vocab_size, ..sizes.llm.clone() })
     } else {
-        (clip::Config::vit_l_14_336(), mistral::Config::mistral_7b())
+        let published = || (clip::Config::vit_l_14_336(), mistral::Config::mistral_7b());
+        Found::local(config)?.base_sizes()?.unwrap_or_else(published)
     };
     let published = config.image_encoder != RANDOM;
     let encoder = if published { tiny_vit::Config::vit_t() } else { sizes(config)?.encoder.clone() };

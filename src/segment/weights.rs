@@ -67,6 +67,19 @@ impl Found {
         Ok(Some((clip, llm)))
     }
 
+    /// The folders that the settings name, as far as they are on this machine.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] for a path that does not exist.
+    pub fn local(config: &ModelConfig) -> Result<Self> {
+        let find = |spec: &str| match PathBuf::from(spec) {
+            _ if spec == RANDOM || spec.is_empty() || spec.starts_with("hub:") => Ok(None),
+            path if path.exists() => Ok(Some(path)),
+            path => Err(Error::weights(path, "there is no such file or folder", "check the path")),
+        };
+        Ok(Self { base: find(&config.base)?, tower: find(&config.vision_tower)?, image_encoder: None })
+    }
+
     /// Fills the parts; returns the reports of parts that did not fit when that is allowed.
     ///
     /// # Errors

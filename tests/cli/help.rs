@@ -2,10 +2,13 @@
 
 use crate::support::{done, prsmed, run};
 
-const COMMANDS: [&[&str]; 10] = [
+const COMMANDS: [&[&str]; 13] = [
     &["train"],
     &["eval"],
     &["predict"],
+    &["plan"],
+    &["preset"],
+    &["solve"],
     &["trace"],
     &["data", "check"],
     &["data", "prepare"],
@@ -42,6 +45,9 @@ fn prsmed_alone_shows_the_commands() {
       train    Train on a data root
       eval     Score a run on a data root: masks, positions, answers
       predict  Answer a question about an image and segment what it asks for
+      plan     Say what a job needs, before it runs
+      preset   Find settings that train the full model on a card
+      solve    Find the largest value that fits a card, or the smallest card
       data     Check or make data roots
       hub      Download weights, or list what a repository holds
       trace    Record deterministic training steps on given tensors
@@ -69,13 +75,15 @@ fn the_help_of_train() {
                                       the data root
           --skip-bad-rows             Leave out rows that cannot be used instead of refusing the data
                                       set
-          --preset <NAME>             Named settings: tiny, full
+          --preset <NAME>             Named settings: tiny, full, cpu, gpu-24gb, ...
           --config <FILE>             TOML file over the preset
           --set <KEY=VALUE>           One setting, for example `train.micro_batch=4`; may be repeated
           --out <DIR>                 Run folder [default: runs/train]
           --resume                    Continue from `last/` in the run folder
           --seed <N>                  Same as `--set train.seed=N`
           --precision <P>             Same as `--set train.precision=P`: fp32, bf16 or fp16
+          --no-plan                   Do not plan memory before the run, and start even what would not
+                                      fit
           --print-config              Print the resolved settings as TOML and stop
           --profile-memory <every=N>  Profile the memory of the first and of every N-th step
           --profile-out <FILE>        Where to write that profile [default: memory.jsonl in the run

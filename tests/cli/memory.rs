@@ -134,7 +134,7 @@ fn a_file_that_cannot_be_written_is_said_before_the_work() {
 fn a_model_that_is_too_large_says_what_it_asked_for() {
     // one weight of 2^40 x 128 numbers in fp32
     let sets = ["model.sizes.llm.intermediate_size=1099511627776"];
-    let ran = run(train(phantoms(), &path("too-large"), &sets).arg("--json"));
+    let ran = run(train(phantoms(), &path("too-large"), &sets).args(["--json", "--no-plan"]));
     assert_eq!(ran.code, Some(2));
     assert!(ran.stderr.contains("out of memory: "), "{}", ran.stderr);
     assert!(ran.stderr.contains("\nasked for: 524288.00 GiB more (trainable, llm"), "{}", ran.stderr);
@@ -146,7 +146,7 @@ fn a_model_that_is_too_large_says_what_it_asked_for() {
 fn private_bytes_of_a_small_run() -> u64 {
     let out = path("small-run");
     let mut command = train(phantoms(), &out, &["train.epochs=1000", "train.validate_every_epochs=0"]);
-    let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = command.arg("--no-plan").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let started = Instant::now();
     while !out.join("last/trainer.json").exists() && started.elapsed() < Duration::from_secs(120) {
         std::thread::sleep(Duration::from_millis(20));
@@ -179,7 +179,7 @@ fn a_step_that_runs_out_of_memory_shows_what_lived_then() {
     let sets = ["model.image_size=1024", "train.micro_batch=8", "data.max_train_rows=8", "train.epochs=1"];
     let mut command = train(phantoms(), &path("out-of-memory"), &sets);
     limit_private_memory(&mut command, private_bytes_of_a_small_run() + (150 << 20));
-    let ran = run(command.args(["--json", "--profile-memory", "every=1"]));
+    let ran = run(command.args(["--json", "--no-plan", "--profile-memory", "every=1"]));
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     let report = told(&ran);
     assert!(report.starts_with("error: out of memory: "), "{report}");

@@ -117,7 +117,7 @@ fn names_that_do_not_exist() {
     refused(
         &mut preset("RTX 4091"),
         "error: `--gpu`: `RTX 4091` is neither a known card nor a size such as `24gb`\n\
-         hint: did you mean `RTX 4090`, `RTX 4070`, `RTX 4080`? a memory size such as `24gb` always works",
+         hint: did you mean `RTX 4090`, `RTX 3090`, `RTX 4070`? a memory size such as `24gb` always works",
     );
     let file = path("misspelt.toml");
     fs::write(&file, "[train]\nmicro_bach = 2\n").unwrap();
@@ -136,7 +136,7 @@ fn a_picture_of_the_plan() {
         done(plan(&["--preset", "tiny", "--gpu", "24gb", "--timeline"]).arg(&file));
         let text = fs::read_to_string(&file).unwrap();
         assert!(text.starts_with(start), "{}", &text[..60]);
-        for word in ["activations", "first step", "evaluate", "image_encoder"] {
+        for word in ["activations", "first step", "evaluate", "operations around the peak"] {
             assert!(text.contains(word), "{name} lacks {word}");
         }
     }

@@ -49,8 +49,7 @@ fn a_bad_value() {
 fn a_size_that_does_not_fit() {
     refused(
         &mut train(phantoms(), &path("odd-size"), &["model.image_size=50"]),
-        "error: cannot set up the model\n\
-         caused by: `model.image_size`: pixels and the encoder's stride: 50 is not a positive multiple of 16\n\
+        "error: `model.image_size`: pixels and the encoder's stride: 50 is not a positive multiple of 16\n\
          hint: change one of the two",
     );
 }
@@ -59,7 +58,7 @@ fn a_size_that_does_not_fit() {
 fn an_unknown_preset() {
     refused(
         prsmed().args(["train", "--preset", "tinny", "--data-root"]).arg(phantoms()),
-        "error: `--preset`: there is no preset `tinny`\nhint: use one of tiny, full",
+        "error: `--preset`: there is no preset `tinny`\nhint: use one of tiny, full, cpu, gpu-24gb, gpu-40gb, gpu-48gb, gpu-80gb, gpu-141gb",
     );
 }
 

@@ -1,12 +1,10 @@
 //! Single operators planned for CUDA: bytes that stay and most bytes at once, worked out by hand from libtorch's
 //! sources (below `aten/src/ATen/native`), and the same operators on a card where there is one.
 
+use super::operands::{BF16, FP32, Work, backward, forward, heads, leaf, zeros};
 use super::ready;
 use prsmed::nn::attention::{self, Mask};
 use prsmed::tensor::{Device, Kind, META, Tensor, ledger, memory, meta};
-
-/// The measured part, which keeps its operands; what it returns lives on.
-type Work = Box<dyn FnMut() -> Vec<Tensor>>;
 
 struct Case {
     name: &'static str,
@@ -22,36 +20,6 @@ struct Case {
 
 fn case(name: &'static str, live: i64, peak: u64, prepare: fn(Device) -> Work) -> Case {
     Case { name, prepare, live, peak, by_card: false }
-}
-
-const BF16: Kind = Kind::BFloat16;
-const FP32: Kind = Kind::Float;
-
-fn zeros(size: &[i64], kind: Kind, device: Device) -> Tensor {
-    Tensor::zeros(size, (kind, device))
-}
-
-fn leaf(size: &[i64], kind: Kind, device: Device) -> Tensor {
-    zeros(size, kind, device).set_requires_grad(true)
-}
-
-/// `[b, h, t, d]`, in memory `[b, t, h, d]`, as a projection's output is split; it and its leaf.
-fn heads(size: [i64; 4], kind: Kind, device: Device) -> (Tensor, Tensor) {
-    let [b, h, t, d] = size;
-    let xs = leaf(&[b, t, h, d], kind, device);
-    (xs.transpose(1, 2), xs)
-}
-
-fn forward(mut work: impl FnMut() -> Tensor + 'static) -> Work {
-    Box::new(move || vec![work()])
-}
-
-/// Gradients of `leaves`; the gradient of `ys`, ones, lives meanwhile, and so do `others`.
-fn backward<const N: usize>(ys: Tensor, leaves: Vec<Tensor>, others: [Tensor; N]) -> Work {
-    Box::new(move || {
-        let _operands = &others;
-        Tensor::run_backward(&[&ys], &leaves, false, false)
-    })
 }
 
 fn self_attention(size: [i64; 4], groups: i64, kind: Kind, device: Device, mask: &Mask) -> (Tensor, Vec<Tensor>) {

@@ -31,7 +31,7 @@ fn full_for_cuda() {
             let sources = Sources { preset: Some(preset.into()), sets: pairs, ..Sources::default() };
             let config = sources.resolve().unwrap().config;
             let start = Instant::now();
-            let planned = phases(&config, Example::published(), META);
+            let planned = phases(&config, Example::published(), 0, META);
             let milliseconds = start.elapsed().as_secs_f64() * 1e3;
             let peaks = planned.iter().map(|p| format!("{} {:.3}", p.0, p.1.0 as f64 / GIB));
             eprintln!("{}: {milliseconds:.0} ms; GiB: {}", sets.join(" "), peaks.collect::<Vec<_>>().join(", "));

@@ -9,6 +9,10 @@
 #include "meta.h"
 
 #include <ATen/record_function.h>
+#include <ATen/ops/_log_softmax_meta_dispatch.h>
+#include <ATen/ops/_log_softmax_backward_data_meta_dispatch.h>
+#include <ATen/ops/_softmax_backward_data_meta_dispatch.h>
+#include <ATen/ops/_softmax_meta_dispatch.h>
 #include <ATen/ops/dropout_native.h>
 #include <ATen/ops/linear_native.h>
 #include <ATen/ops/to_native.h>
@@ -82,6 +86,17 @@ Tensor index_select(const Tensor& x, int64_t d, const Tensor& i) {
   auto s = x.sizes().vec();
   if (!s.empty()) s[at::maybe_wrap_dim(d, x.dim())] = i.numel();
   return at::empty(s, x.options());
+}
+// SoftMax.cpp and cuda/SoftMax.cu make their inputs contiguous.
+template <auto Kernel> Tensor softmax_backward(const Tensor& g, const Tensor& y, int64_t dim, at::ScalarType t) {
+  auto out = Kernel(g, y, dim, t);
+  auto gc = g.contiguous(), yc = y.contiguous();
+  return out;
+}
+template <auto Kernel> Tensor softmax(const Tensor& x, int64_t dim, bool half_to_float) {
+  auto out = Kernel(x, dim, half_to_float);
+  auto copy = x.contiguous();
+  return out;
 }
 Tensor relu(const Tensor& x) { return at::empty_like(x); }
 void adamw(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::TensorList, double,
@@ -167,12 +182,18 @@ void by_hand(torch::Library& m) {
   m.impl("add.Tensor", PRSMED_EITHER(add));
   m.impl("add_.Tensor", PRSMED_EITHER(add_));
   m.impl("sub.Tensor", PRSMED_EITHER(sub));
+  m.impl("sub_.Tensor", PRSMED_EITHER(sub_));
   m.impl("mul.Tensor", PRSMED_EITHER(mul));
   m.impl("mul.out", PRSMED_EITHER(mul_out));
   m.impl("mul_.Tensor", PRSMED_EITHER(mul_));
   m.impl("div.Tensor", PRSMED_EITHER(div));
   m.impl("div_.Tensor", PRSMED_EITHER(div_));
   m.impl("relu", relu);
+  m.impl("gelu_backward", PRSMED_EITHER(gelu_backward));
+  m.impl("_softmax_backward_data", softmax_backward<&at::meta::_softmax_backward_data>);
+  m.impl("_log_softmax_backward_data", softmax_backward<&at::meta::_log_softmax_backward_data>);
+  m.impl("_softmax", softmax<&at::meta::_softmax>);
+  m.impl("_log_softmax", softmax<&at::meta::_log_softmax>);
   m.impl("sum.dim_IntList", PRSMED_EITHER(sum));
   m.impl("resize_", resize_);
   m.impl("mm", PRSMED_EITHER(mm));

@@ -50,11 +50,13 @@ using Kind = std::optional<at::ScalarType>;
   Tensor add(const Tensor& a, const Tensor& b, const at::Scalar& alpha);                                              \
   Tensor& add_(Tensor& a, const Tensor& b, const at::Scalar& alpha);                                                  \
   Tensor sub(const Tensor& a, const Tensor& b, const at::Scalar& alpha);                                              \
+  Tensor& sub_(Tensor& a, const Tensor& b, const at::Scalar& alpha);                                                  \
   Tensor mul(const Tensor& a, const Tensor& b);                                                                       \
   Tensor& mul_(Tensor& a, const Tensor& b);                                                                           \
   Tensor& mul_out(const Tensor& a, const Tensor& b, Tensor& out);                                                     \
   Tensor div(const Tensor& a, const Tensor& b);                                                                       \
   Tensor& div_(Tensor& a, const Tensor& b);                                                                           \
+  Tensor gelu_backward(const Tensor& g, const Tensor& x, std::string_view form);                                      \
   Tensor sum(const Tensor& x, at::OptionalIntArrayRef dims, bool keep, Kind t);                                       \
   Tensor mm(const Tensor& a, const Tensor& b);                                                                        \
   Tensor bmm(const Tensor& a, const Tensor& b);                                                                       \

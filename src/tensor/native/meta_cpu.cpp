@@ -5,11 +5,13 @@
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/OpMathType.h>
+#include <ATen/native/ReduceOpsUtils.h>
 #include <ATen/ops/_scaled_dot_product_attention_math_native.h>
 #include <ATen/ops/add_meta_dispatch.h>
 #include <ATen/ops/addmm_meta_dispatch.h>
 #include <ATen/ops/bmm_meta_dispatch.h>
 #include <ATen/ops/div_meta_dispatch.h>
+#include <ATen/ops/gelu_backward_meta_dispatch.h>
 #include <ATen/ops/mm_meta_dispatch.h>
 #include <ATen/ops/mul_meta_dispatch.h>
 #include <ATen/ops/sub_meta_dispatch.h>
@@ -151,6 +153,12 @@ Tensor promoted(const Tensor& t, at::ScalarType common) {
   if (t.is_meta()) return at::empty_like(t, t.options().dtype(common));
   return at::empty({}, meta_of(common));  // a wrapped number
 }
+// In place, an operand of another dtype than the common one is read from a copy and written through another.
+void cast_in_place(const Tensor& a, const Tensor& b) {
+  const auto common = at::result_type(a, b);
+  auto pb = promoted(b, common);
+  if (a.scalar_type() != common) hold(2 * a.numel() * c10::elementSize(common));
+}
 #define BINARY(NAME)                                                               \
   Tensor NAME(const Tensor& a, const Tensor& b) {                                  \
     auto common = at::result_type(a, b);                                           \
@@ -164,8 +172,8 @@ Tensor promoted(const Tensor& t, at::ScalarType common) {
     return at::meta::NAME(pa, pb);                                                 \
   }                                                                                \
   Tensor& NAME##_(Tensor& a, const Tensor& b) {                                    \
-    auto pb = promoted(b, at::result_type(a, b));                                  \
-    return at::meta::NAME##_(a, pb);                                               \
+    cast_in_place(a, b);                                                           \
+    return at::meta::NAME##_(a, b);                                                \
   }
 BINARY(mul)
 BINARY(div)
@@ -189,8 +197,12 @@ Tensor add(const Tensor& a, const Tensor& b, const at::Scalar& alpha) {
   return at::meta::add(pa, pb, alpha);
 }
 Tensor& add_(Tensor& a, const Tensor& b, const at::Scalar& alpha) {
-  auto pb = promoted(b, at::result_type(a, b));
-  return at::meta::add_(a, pb, alpha);
+  cast_in_place(a, b);
+  return at::meta::add_(a, b, alpha);
+}
+Tensor& sub_(Tensor& a, const Tensor& b, const at::Scalar& alpha) {
+  cast_in_place(a, b);
+  return at::meta::sub_(a, b, alpha);
 }
 Tensor sub(const Tensor& a, const Tensor& b, const at::Scalar& alpha) {
   auto common = at::result_type(a, b);
@@ -199,11 +211,31 @@ Tensor sub(const Tensor& a, const Tensor& b, const at::Scalar& alpha) {
   auto pa = promoted(a, common), pb = promoted(b, common);
   return at::meta::sub(pa, pb, alpha);
 }
+// Activation.cpp: oneDNN, where it takes the dtype, wants a gradient that lies as the input does.
+Tensor gelu_backward(const Tensor& g, const Tensor& x, std::string_view form) {
+  auto out = at::meta::gelu_backward(g, x, form);
+  if (form == "none" && x.numel() > 1 && x.is_contiguous() && !g.is_contiguous()) {
+    constexpr int64_t n = 16;
+    auto line = [&](int64_t stride) { return ghost({n}, {stride}, x.scalar_type()); };
+    const auto peak = transient_peak(std::string("gelu backward ") + c10::toString(x.scalar_type()),
+                                     [&] { at::gelu_backward(line(0), line(1), "none"); });
+    if (peak > n * c10::elementSize(x.scalar_type())) hold(x.nbytes());
+  }
+  return out;
+}
 // ---- reductions ---------------------------------------------------------------------------------------------------
+// ReduceOps.cpp, should_use_acc_buffer: over two dimensions that do not become one, reduced precision is summed in fp32.
+bool sums_in_fp32(const Tensor& x, const Tensor& out, at::OptionalIntArrayRef dims, bool keep) {
+  if (!reduced(out) || x.numel() == 0) return false;
+  auto ghost_of = [](const Tensor& t) { return ghost(t.sizes(), t.strides(), t.scalar_type()); };
+  auto loop = at::meta::make_reduction(ghost_of(x), ghost_of(out), dims, keep, out.scalar_type());
+  return loop.ndim() >= 2 && loop.strides(0)[0] == 0 && loop.strides(0)[1] == 0;
+}
 Tensor sum(const Tensor& x, at::OptionalIntArrayRef dims, bool keep, std::optional<at::ScalarType> t) {
   auto out = at::meta::sum(x, dims, keep, t);
-  if (out.scalar_type() != x.scalar_type())
-    at::empty_like(x, x.options().dtype(out.scalar_type()));  // the CPU casts the whole input
+  const bool casts = out.scalar_type() != x.scalar_type();
+  if (casts) at::empty_like(x, x.options().dtype(out.scalar_type()));  // the CPU casts the whole input
+  if (!casts && sums_in_fp32(x, out, dims, keep)) hold((x.numel() + out.numel()) * 4);
   return out;
 }
 
@@ -223,6 +255,17 @@ void cut_scratch(const Tensor& a, const Tensor& b) {
   const int64_t out = ga.numel() / ga.size(-1) * gb.size(-1) * 2;
   hold(product_scratch("product", {ga, gb}, out, [&] { at::matmul(ga, gb); }));
 }
+// LinearAlgebra.cpp, addmm_impl_cpu_ (BLAS): a matrix whose rows and columns both have gaps or overlap is copied.
+bool regular(const Tensor& t) {
+  const int64_t rows = t.size(-2), columns = t.size(-1), down = t.stride(-2), right = t.stride(-1);
+  return (right == 1 && down >= std::max<int64_t>(1, columns)) || (down == 1 && right >= std::max<int64_t>(1, rows));
+}
+void copy_irregular(const Tensor& a, const Tensor& b) {
+  int64_t copied = 0;
+  for (auto* t : {&a, &b})
+    if (!regular(*t)) copied += t->size(-2) * t->size(-1) * t->element_size();
+  hold(copied);
+}
 torch::jit::Stack& mirrored_call(const char* name, torch::jit::Stack& stack) {
   mirror(c10::Dispatcher::singleton().findSchemaOrThrow(name, ""), &stack);
   return stack;
@@ -232,13 +275,17 @@ Tensor mm(const Tensor& a, const Tensor& b) {
   if (reduced(a) && whole(a, b)) return mirrored_call("aten::mm", s)[0].toTensor();
   auto out = at::meta::mm(a, b);
   if (reduced(a)) cut_scratch(a, b);
+  else copy_irregular(a, b);
   return out;
 }
 Tensor bmm(const Tensor& a, const Tensor& b) {
   torch::jit::Stack s{a, b};
   if (reduced(a) && whole(a, b)) return mirrored_call("aten::bmm", s)[0].toTensor();
   auto out = at::meta::bmm(a, b);
+  // small ones are loops, others one product after another unless MKL takes them all
+  constexpr int64_t kLoops = 400;
   if (reduced(a)) cut_scratch(a, b);
+  else if (a.size(1) * a.size(2) * b.size(2) >= kLoops) copy_irregular(a, b);
   return out;
 }
 Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar& beta, const at::Scalar& alpha) {
@@ -246,6 +293,7 @@ Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar
   if (reduced(a) && whole(a, b)) return mirrored_call("aten::addmm", s)[0].toTensor();
   auto out = at::meta::addmm(c, a, b, beta, alpha);
   if (reduced(a)) cut_scratch(a, b);
+  else copy_irregular(a, b);
   return out;
 }
 

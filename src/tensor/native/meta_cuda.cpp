@@ -21,6 +21,7 @@
 #include <ATen/ops/cumsum_meta_dispatch.h>
 #include <ATen/ops/div_meta_dispatch.h>
 #include <ATen/ops/dropout_native.h>
+#include <ATen/ops/gelu_backward_meta_dispatch.h>
 #include <ATen/ops/mean_meta_dispatch.h>
 #include <ATen/ops/mm_meta_dispatch.h>
 #include <ATen/ops/mul_meta_dispatch.h>
@@ -460,9 +461,14 @@ Tensor add(const Tensor& a, const Tensor& b, const at::Scalar& alpha) {
   return at::meta::add(a, b, alpha);
 }
 Tensor& add_(Tensor& a, const Tensor& b, const at::Scalar& alpha) { return at::meta::add_(a, b, alpha); }
+Tensor& sub_(Tensor& a, const Tensor& b, const at::Scalar& alpha) { return at::meta::sub_(a, b, alpha); }
 Tensor sub(const Tensor& a, const Tensor& b, const at::Scalar& alpha) {
   if (in_place_node() && reusable(a)) return a;
   return at::meta::sub(a, b, alpha);
+}
+
+Tensor gelu_backward(const Tensor& g, const Tensor& x, std::string_view form) {
+  return at::meta::gelu_backward(g, x, form);
 }
 
 // ReduceOps.cpp and cuda/ReduceSumProdKernel.cu: sums of half precision to fp32 cast as they read, others cast first

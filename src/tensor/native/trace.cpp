@@ -108,8 +108,10 @@ Kind kind_of(const c10::FunctionSchema& schema) {
   return Kind::kPlain;
 }
 
-// The name's address tells overloads apart; asking for the schema would copy it.
-const Traits& traits(const at::RecordFunction& call) {
+// The address of an operator's name tells overloads apart; asking for the schema would copy it. The engine makes its
+// nodes' names anew each time.
+Traits traits(const at::RecordFunction& call) {
+  if (std::string_view(call.name()).rfind("autograd::", 0) == 0) return {active->number(call.name()), Kind::kFree};
   auto found = active->known.find(call.name());
   if (found != active->known.end()) return found->second;
   const auto schema = call.operator_schema();
@@ -184,7 +186,7 @@ double flops_of(Kind kind, std::string_view name, c10::ArrayRef<const c10::IValu
 
 std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& call) {
   if (!active) return nullptr;
-  const Traits& known = traits(call);
+  const Traits known = traits(call);
   Frame frame{known.name, known.kind};
   if (!active->frames.empty()) {
     Frame& parent = active->frames.back();

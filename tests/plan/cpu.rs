@@ -1,0 +1,178 @@
+//! Every operator alone: planned bytes equal measured bytes on the CPU, and no operator that the product runs is without
+//! a case.
+
+use super::operands::{BF16, FP32, Work, leaf, zeros};
+use super::*;
+use prsmed::tensor::trace::{self, Change, Trace};
+use prsmed::tensor::{Kind, Tensor};
+use std::collections::BTreeSet;
+
+mod coverage;
+mod elementwise;
+mod factories;
+mod maps;
+mod products;
+mod reductions;
+
+const FP16: Kind = Kind::Half;
+const FLOATS: [Kind; 3] = [FP32, BF16, FP16];
+
+/// One operator on operands of one kind.
+struct Case {
+    /// As a trace names it: `aten::mm`.
+    op: &'static str,
+    what: String,
+    /// Prepares the operands on a device.
+    prepare: Box<dyn Fn(Device) -> Work>,
+}
+
+fn case(op: &'static str, what: impl Into<String>, prepare: impl Fn(Device) -> Work + 'static) -> Case {
+    Case { op, what: what.into(), prepare: Box::new(prepare) }
+}
+
+/// How an operand lies in memory.
+#[derive(Debug, Clone, Copy)]
+enum Layout {
+    Contiguous,
+    Transposed,
+    Expanded,
+}
+
+const LAYOUTS: [Layout; 3] = [Layout::Contiguous, Layout::Transposed, Layout::Expanded];
+
+/// `[12, 40, 64]` in a layout, and the leaf that it is a view of.
+fn laid(layout: Layout, kind: Kind, on: Device) -> (Tensor, Tensor) {
+    let (leaf, xs) = match layout {
+        Layout::Contiguous => {
+            let leaf = leaf(&[12, 40, 64], kind, on);
+            (leaf.shallow_clone(), leaf)
+        }
+        Layout::Transposed => {
+            let leaf = leaf(&[12, 64, 40], kind, on);
+            (leaf.shallow_clone(), leaf.transpose(1, 2))
+        }
+        Layout::Expanded => {
+            let leaf = leaf(&[12, 1, 64], kind, on);
+            (leaf.shallow_clone(), leaf.expand([12, 40, 64], false))
+        }
+    };
+    (xs, leaf)
+}
+
+/// The forward pass without a graph.
+fn plain(f: impl Fn() -> Tensor + 'static) -> Work {
+    Box::new(move || vec![no_grad(&f)])
+}
+
+/// The forward pass and the gradients of `leaves`, which live on with the result.
+fn trained(leaves: Vec<Tensor>, f: impl Fn() -> Tensor + 'static) -> Work {
+    Box::new(move || {
+        let ys = f();
+        let mut kept = Tensor::run_backward(&[&ys], &leaves, false, false);
+        kept.push(ys);
+        kept
+    })
+}
+
+/// Without a graph, with one, and with one whose gradient is a single number for all; named by `what`.
+fn passes<F: Fn() -> Tensor + 'static>(
+    op: &'static str,
+    what: &str,
+    prepare: impl Fn(Device) -> (Vec<Tensor>, F) + Clone + 'static,
+) -> [Case; 3] {
+    let [second, third] = [prepare.clone(), prepare.clone()];
+    [
+        case(op, what, move |on| plain(prepare(on).1)),
+        case(op, format!("{what}, trained"), move |on| {
+            let (leaves, f) = second(on);
+            trained(leaves, f)
+        }),
+        case(op, format!("{what}, trained by its sum"), move |on| {
+            let (leaves, f) = third(on);
+            trained(leaves, move || {
+                let ys = f();
+                ys.sum(ys.kind())
+            })
+        }),
+    ]
+}
+
+fn cases() -> Vec<Case> {
+    let groups = [products::cases(), maps::cases(), reductions::cases(), elementwise::cases(), factories::cases()];
+    groups.into_iter().flatten().collect()
+}
+
+/// Bytes that live more than before, and the most above those before.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Bytes {
+    live: i64,
+    peak: i64,
+}
+
+fn measured(case: &Case) -> Bytes {
+    let mut work = (case.prepare)(Device::Cpu);
+    ledger::reset_peak();
+    let before = ledger::usage().allocated.0.cast_signed();
+    let kept = work();
+    let now = ledger::usage();
+    drop(kept);
+    Bytes { live: now.allocated.0.cast_signed() - before, peak: now.allocated_peak.0.cast_signed() - before }
+}
+
+/// On the meta device, with the operators that allocated or computed.
+fn planned(case: &Case) -> (Bytes, BTreeSet<String>) {
+    let mut recording = trace::begin(trace::Options { counts_host: true, costs: true }).unwrap();
+    let mut work = (case.prepare)(META);
+    recording.mark("work");
+    let kept = work();
+    let trace = recording.finish();
+    drop(kept);
+    let (_, first_event, first_cost) = trace.marks[0];
+    let mut sizes = Vec::new();
+    let (mut live, mut before, mut peak) = (0_i64, 0, 0);
+    for (index, event) in trace.events.iter().enumerate() {
+        if index == first_event {
+            (before, peak) = (live, live);
+        }
+        match event.change {
+            Change::Allocate(bytes) => {
+                sizes.push(bytes.cast_signed());
+                live += bytes.cast_signed();
+            }
+            Change::Release => live -= sizes[event.block as usize],
+            Change::Move => {}
+        }
+        peak = peak.max(live);
+    }
+    if trace.events.len() == first_event {
+        (before, peak) = (live, live);
+    }
+    (Bytes { live: live - before, peak: peak - before }, working(&trace, first_event, first_cost))
+}
+
+/// Names of what allocated from one event on, or computed from one cost on.
+fn working(trace: &Trace, first_event: usize, first_cost: usize) -> BTreeSet<String> {
+    let allocating = trace.events[first_event..].iter().filter(|event| matches!(event.change, Change::Allocate(_)));
+    let numbers = allocating.map(|event| event.op).chain(trace.costs[first_cost..].iter().map(|cost| cost.op));
+    let names: BTreeSet<String> = numbers.map(|op| trace.ops[usize::from(op)].clone()).collect();
+    // what ran outside of operators has no name
+    names.into_iter().filter(|name| !name.is_empty()).collect()
+}
+
+#[test]
+fn every_operator_planned_equals_measured() {
+    let _alone = ready();
+    let cases = cases();
+    assert!(cases.len() > 3000, "{}", cases.len());
+    let mut wrong = Vec::new();
+    for case in &cases {
+        let ((plan, names), truth) = (planned(case), measured(case));
+        if plan != truth {
+            wrong.push(format!("{} ({}): planned {plan:?}, measured {truth:?}", case.op, case.what));
+        }
+        if !names.contains(case.op) {
+            wrong.push(format!("{} ({}): it is not among {names:?}", case.op, case.what));
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {}:\n{}", wrong.len(), cases.len(), wrong.join("\n"));
+}

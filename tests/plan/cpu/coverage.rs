@@ -1,0 +1,66 @@
+//! Every operator that a job of the product runs has a case.
+
+use super::*;
+
+/// Settings that together run all code of the models.
+const VARIANTS: [(&str, &[&str]); 9] = [
+    ("tiny", &[]),
+    ("tiny", &["train.accumulation=2", "train.checkpointing=2", "model.batch_norm=batch", "lora.dropout=0.1"]),
+    ("tiny", &["train.precision=bf16", "train.checkpointing=full", "model.decoder=v6", "model.train_base=false"]),
+    (
+        "tiny",
+        &["train.precision=bf16", "model.semantics=reference", "model.decoder_dropout=0.1", "train.ema_decay=0.9"],
+    ),
+    (
+        "tiny",
+        &["train.precision=fp16", "train.accumulation=2", "model.batch_norm=batch", "model.decoder_positions=false"],
+    ),
+    ("tiny", &["train.precision=fp16", "train.checkpointing=full", "model.semantics=reference", "lora.dropout=0.1"]),
+    ("tiny", &["model.semantics=reference", "model.decoder_dropout=0.1", "train.checkpointing=1", "lora.alpha=8.0"]),
+    ("full", &["train.checkpointing=full"]),
+    ("full", &["model.decoder=v6", "train.precision=fp32"]),
+];
+
+/// Names of what allocates or computes in a job.
+fn of_job(config: &RunConfig, job: Job, shorter: usize) -> BTreeSet<String> {
+    let example = Example { text_tokens: 20, answer_tokens: 8, num_classes: 6, new_tokens: 4 };
+    let sizes = setup::planned_sizes(&config.model, config.lora, example.num_classes).unwrap();
+    let build = || Ok(Rehearsal::new(&config.model, &sizes, &config.train, example, META)?.with_shorter_rows(shorter));
+    let trace = rehearse::plan(job, &config.train, Target::Cpu, true, build).unwrap().trace;
+    working(&trace, 0, 0)
+}
+
+fn of_product() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for (preset, sets) in VARIANTS {
+        let all = sets.iter().chain(&["model.image_size=128", "train.micro_batch=2"]);
+        let pairs = all.map(|set| ((*set).to_owned(), "--set".to_owned())).collect();
+        let sources = Sources { preset: Some(preset.into()), sets: pairs, ..Sources::default() };
+        let config = sources.resolve().unwrap().config;
+        // a whole run of the large preset has nothing that one of the small has not
+        let longest = if preset == "full" { Job::Step } else { Job::Train };
+        for job in [longest, Job::Eval, Job::Predict] {
+            for shorter in if job == Job::Predict { 0..1 } else { 0..3 } {
+                names.append(&mut of_job(&config, job, 2 * shorter));
+            }
+        }
+    }
+    names
+}
+
+#[test]
+fn every_operator_of_the_product_has_a_case() {
+    let _alone = ready();
+    let cases = cases();
+    let named: BTreeSet<&str> = cases.iter().map(|case| case.op).collect();
+    let seen: BTreeSet<String> = cases.iter().flat_map(|case| planned(case).1).collect();
+    let product = of_product();
+    assert!(product.len() > 80, "{product:?}");
+    // what only the backward pass of another operator runs, and what the engine does between operators
+    let inside = |name: &str| name.contains("backward") || name.starts_with("autograd::");
+    let missing: Vec<&String> = product
+        .iter()
+        .filter(|name| if inside(name) { !seen.contains(*name) } else { !named.contains(name.as_str()) })
+        .collect();
+    assert!(missing.is_empty(), "no case for {missing:#?}");
+}
