@@ -87,6 +87,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     };
     // SAFETY: ignoring a signal touches no memory. A file that grows over a limit is then an error, not the end.
     unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+    // SAFETY: no thread was started and no operator ran.
+    unsafe { crate::tensor::memory::bound_kernel_caches() };
     ledger::install();
     crate::tensor::use_flash_attention();
     let env = Env::read();

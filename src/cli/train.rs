@@ -89,7 +89,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let machine = plan::training_machine(context);
     if !args.no_plan {
-        refuse_what_cannot_fit(&resolved.config, &machine, context)?;
+        refuse_what_cannot_fit(&resolved.config.with_cache_for(&manifest), &machine, context)?;
     }
     let toml = resolved.to_toml();
     let config = resolved.config;
@@ -97,6 +97,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     for warning in &assembly.warnings {
         context.progress.on(&Event::Warning(warning.clone()));
     }
+    let planned_config = config.with_cache_for(&manifest);
     let task =
         SegmentTask::new(assembly, &Arc::new(manifest), config.train.clone(), config.data.clone(), toml.clone())?;
     if task.longest().text_tokens >= config.model.max_text_tokens {
@@ -107,7 +108,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         task.calibrate()?;
     }
     write_bytes(&args.out.join("config.toml"), toml.as_bytes())?;
-    let planned = if args.no_plan { None } else { plan_of_data(&config, &task, &machine, context) };
+    let planned = if args.no_plan { None } else { plan_of_data(&planned_config, &task, &machine, context) };
     let observer = PlanCheck {
         inner: context.progress.as_ref(),
         planned: planned.as_ref().map(|plan| plan.allocated_peak),
@@ -123,8 +124,6 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     };
     let outcome = trainer::run(&task, &session)?;
     let peak = memory::overall_peak(tensor::default_device());
-    let mut measured = serde_json::to_value(ledger::usage())?;
-    measured["allocated_peak"] = json!(peak);
     #[expect(clippy::cast_precision_loss, reason = "counts are small")]
     let images_per_s = outcome.samples_now as f64 / outcome.train_seconds.max(1e-9);
     context.output.line(format!(
@@ -144,12 +143,24 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         "images_per_s": images_per_s,
         "train_seconds": outcome.train_seconds,
         "memory": {
-            "measured": measured,
+            "measured": measured()?,
             "planned": planned,
             "profile": profile.map(|profile| profile.out),
         },
     }))?;
     Ok(Outcome::Done)
+}
+
+/// The ledger's figures, and the most resident memory of this process with what it had before its first tensor.
+fn measured() -> Result<serde_json::Value> {
+    let reading = memory::read(Device::Cpu)?;
+    let mut measured = serde_json::to_value(ledger::usage()).expect("plain values serialise");
+    // on a card its own allocator's
+    measured["allocated_peak"] = json!(memory::overall_peak(tensor::default_device()));
+    measured["reserved_peak"] = json!(ledger::window().reserved_peak);
+    measured["resident_peak"] = json!(reading.system.resident_peak);
+    measured["resident_at_start"] = json!(memory::at_start());
+    Ok(measured)
 }
 
 /// Says what the longest texts that the settings allow need, and stops when that cannot fit.

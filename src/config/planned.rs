@@ -2,18 +2,21 @@
 //! large.
 
 use super::RunConfig;
+use crate::data::manifest::{Manifest, Split};
 use crate::models::prsmed;
-use crate::plan::rehearse::{self, Job, Rehearsed};
+use crate::plan::rehearse::{self, Buffers, Job, Rehearsed};
 use crate::plan::report::{Machine, Plan};
 use crate::plan::search::{Choice, Effort, Problem};
 use crate::segment::rehearsal::{Example, Rehearsal};
 use crate::segment::setup::{self, BatchNorm};
+use crate::segment::task;
 use crate::tensor::META;
 use crate::tensor::meta::Target;
 use crate::trainer::Checkpointing;
 use crate::trainer::precision::Precision;
 use crate::units::Bytes;
 use crate::{Error, Result};
+use std::collections::HashSet;
 
 /// Modality classes of a plan without data.
 const CLASSES: usize = 6;
@@ -60,9 +63,54 @@ impl RunConfig {
             return Err(Error::config("train.precision", reason, "set `train.precision=fp16`"));
         }
         machine.stand_for();
-        rehearse::plan(job, &self.train, machine.target(), costs, || {
+        let mut rehearsed = rehearse::plan(job, &self.train, machine.target(), costs, || {
             Rehearsal::new(&self.model, sizes, &self.train, example, META)
-        })
+        })?;
+        rehearsed.buffers = self.buffers(job, sizes);
+        Ok(rehearsed)
+    }
+
+    /// What `job` takes besides tensors when its input pipeline is full.
+    fn buffers(&self, job: Job, sizes: &prsmed::Config) -> Buffers {
+        let pixels = setup::pixels(&self.model, sizes);
+        let half_precision = self.train.precision != Precision::Fp32;
+        match job {
+            Job::Train | Job::Step | Job::Eval => Buffers {
+                half_precision,
+                ahead: (self.data.prefetch.max(1) * self.train.micro_batch * pixels.collated_bytes()) as u64,
+                // with jitter, training and validation keep pictures of their own
+                cache: ((self.data.cache_mib << 20) * if self.data.augment { 2 } else { 1 }) as u64,
+            },
+            Job::Predict => Buffers { half_precision, ..Buffers::default() },
+        }
+    }
+
+    /// These settings with no more memory for preprocessed pictures than a run on `manifest` fills.
+    #[must_use]
+    pub fn with_cache_for(&self, manifest: &Manifest) -> Self {
+        const TURNED: usize = 8;
+        // building the model says what is wrong with its sizes
+        let Ok(sizes) = setup::planned_sizes(&self.model, self.lora, manifest.modalities.len()) else {
+            return self.clone();
+        };
+        let pixels = setup::pixels(&self.model, &sizes);
+        let rows = task::spread(manifest.rows_of(Split::Train), self.data.max_train_rows);
+        let held_out = task::spread(manifest.rows_of(Split::Val), self.data.max_val_rows);
+        let pictures = |rows: &[usize]| {
+            let rows = rows.iter().map(|row| &manifest.rows[*row]);
+            rows.map(|row| (&row.image_path, &row.mask_path)).collect::<HashSet<_>>().len()
+        };
+        let seen = match usize::try_from(self.train.max_steps) {
+            Ok(steps @ 1..) => steps.saturating_mul(self.train.micro_batch * self.train.accumulation),
+            _ => usize::MAX,
+        };
+        let versions = if self.data.augment { TURNED } else { 1 };
+        let kept = (pictures(&rows) * versions).min(seen).max(pictures(&held_out));
+        let both = pictures(&[rows.as_slice(), &held_out].concat());
+        let kept = if self.data.augment { kept } else { both.min(seen.saturating_add(pictures(&held_out))) };
+        let mut config = self.clone();
+        config.data.cache_mib = self.data.cache_mib.min((kept * pixels.kept_bytes()).div_ceil(1 << 20));
+        config
     }
 
     /// The plan of `job` with the longest texts.

@@ -56,6 +56,25 @@ pub struct PixelConfig {
     pub pad_offset: PadOffset,
 }
 
+impl PixelConfig {
+    /// Bytes of a sample's pixels when they are kept for later: bytes of three CLIP planes, three SAM planes and a mask.
+    pub fn kept_bytes(&self) -> usize {
+        let (clip, sam) = self.planes();
+        3 * clip + 4 * sam
+    }
+
+    /// Bytes of a sample's pixels in a batch that waits: CLIP's and the mask as f32.
+    pub fn collated_bytes(&self) -> usize {
+        let (clip, sam) = self.planes();
+        12 * clip + 7 * sam
+    }
+
+    fn planes(&self) -> (usize, usize) {
+        let plane = |side: u32| side as usize * side as usize;
+        (plane(self.clip_size), plane(self.sam_size))
+    }
+}
+
 /// The CLIP input before normalisation: padded to a square, resized bicubically. Returns `3 * size * size` bytes, CHW.
 ///
 /// # Errors

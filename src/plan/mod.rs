@@ -7,6 +7,7 @@ pub mod cards;
 pub mod detect;
 pub mod device_terms;
 pub mod host;
+pub mod host_allocator;
 pub mod rehearse;
 pub mod replay;
 pub mod report;

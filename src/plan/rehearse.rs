@@ -122,6 +122,19 @@ pub struct Rehearsed {
     pub trace: Trace,
     /// Micro-batches of a step, and those that ran.
     micro_batches: (usize, usize),
+    /// Buffers of its data; none without data.
+    pub buffers: Buffers,
+}
+
+/// What a run takes of the host's memory besides tensors: bytes of its input pipeline, and which kernels it needs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Buffers {
+    /// Micro-batches made ahead.
+    pub ahead: u64,
+    /// Preprocessed pictures kept for later epochs.
+    pub cache: u64,
+    /// Whether it computes in bf16 or fp16.
+    pub half_precision: bool,
 }
 
 impl Rehearsed {
@@ -158,7 +171,12 @@ pub fn plan<T: Rehearse>(
     // batches wait on the host: on the CPU, where that is the device, all of them count
     let loaded = if target == meta::Target::Cpu { config.accumulation } else { shown };
     run_phases(job, config, Batches { loaded, shown }, &build, &mut recording)?;
-    Ok(Rehearsed { job, trace: recording.finish(), micro_batches: (config.accumulation, shown) })
+    Ok(Rehearsed {
+        job,
+        trace: recording.finish(),
+        micro_batches: (config.accumulation, shown),
+        buffers: Buffers::default(),
+    })
 }
 
 /// Runs the phases of `job` with tasks that `build` makes.

@@ -2,6 +2,7 @@
 
 use super::allocator::{Block, CachingAllocator, Pool, Settings};
 use super::device_terms::Term;
+use super::host_allocator::HostAllocator;
 use crate::tensor::ledger::{CATEGORIES, Category};
 use crate::tensor::scope::{self, Scope};
 use crate::tensor::trace::{Change, Event, Trace};
@@ -16,7 +17,7 @@ pub struct PhaseMemory {
     /// The most bytes that tensors held: on CUDA as the caching allocator counts them (multiples of 512), with the
     /// library workspaces that come from it.
     pub allocated_peak: Bytes,
-    /// The most bytes that the allocator held from the device; on the CPU the same as `allocated_peak`.
+    /// The most bytes that the allocator held from the device or, on the CPU, from the system.
     pub reserved_peak: Bytes,
     /// Bytes of tensors at the peak by category.
     pub categories: Vec<(&'static str, Bytes)>,
@@ -28,7 +29,7 @@ pub struct PhaseMemory {
 /// How a trace is replayed.
 #[derive(Debug, Clone, Copy)]
 pub enum Device<'a> {
-    /// Tensor bytes as they are.
+    /// Tensor bytes as they are, reserved by the counting allocator.
     Cpu,
     /// Through libtorch's caching allocator, which also holds the reserved ones of these terms from the start.
     Cuda(&'a [Term]),
@@ -108,10 +109,19 @@ impl Cache {
     }
 }
 
+fn apply(host: &mut HostAllocator, event: &Event) {
+    match event.change {
+        Change::Allocate(bytes) => host.allocate(event.block as usize, bytes),
+        Change::Release => host.free(event.block as usize),
+        Change::Move => {}
+    }
+}
+
 /// The memory of every phase. A phase that begins with nothing alive begins in a new process.
 pub fn phases(trace: &Trace, device: Device) -> Vec<PhaseMemory> {
     let mut live = Live::default();
     let mut cache = None;
+    let mut host = HostAllocator::default();
     let ends = trace.marks.iter().skip(1).map(|mark| mark.1).chain([trace.events.len()]);
     let mut phases = Vec::new();
     for (&(name, start, _), end) in trace.marks.iter().zip(ends) {
@@ -120,23 +130,26 @@ pub fn phases(trace: &Trace, device: Device) -> Vec<PhaseMemory> {
         {
             cache = Some(Cache::new(terms));
         }
+        if live.total == 0 {
+            host = HostAllocator::default();
+        }
         let before = cache.as_ref().map(|cache| cache.allocator.stats());
         let mut peak = PhaseMemory {
             name,
             allocated_peak: Bytes(before.map_or(live.total, |stats| stats.allocated)),
-            reserved_peak: Bytes(before.map_or(live.total, |stats| stats.reserved)),
+            reserved_peak: Bytes(before.map_or(host.reserved(), |stats| stats.reserved)),
             categories: live.categories(),
             peak_event: start,
         };
         for (index, event) in trace.events[start..end].iter().enumerate() {
             live.apply(event);
-            let (allocated, reserved) = match &mut cache {
-                Some(cache) => {
-                    cache.apply(event);
-                    let stats = cache.allocator.stats();
-                    (stats.allocated, stats.reserved)
-                }
-                None => (live.total, live.total),
+            let (allocated, reserved) = if let Some(cache) = &mut cache {
+                cache.apply(event);
+                let stats = cache.allocator.stats();
+                (stats.allocated, stats.reserved)
+            } else {
+                apply(&mut host, event);
+                (live.total, host.reserved())
             };
             peak.reserved_peak.0 = peak.reserved_peak.0.max(reserved);
             if allocated > peak.allocated_peak.0 {

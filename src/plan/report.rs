@@ -74,14 +74,19 @@ impl Plan {
         let Rehearsed { job, trace, .. } = rehearsed;
         let terms = match machine {
             Machine::Cuda(budget, facts) => device_terms(budget, facts),
-            Machine::Cpu(host) => host.terms.clone(),
+            Machine::Cpu(_) => Vec::new(),
         };
         let device = match machine {
             Machine::Cuda(..) => replay::Device::Cuda(&terms),
             Machine::Cpu(_) => replay::Device::Cpu,
         };
+        let memory = replay::phases(trace, device);
+        let terms = match machine {
+            Machine::Cuda(..) => terms,
+            Machine::Cpu(host) => host.terms(&rehearsed.buffers),
+        };
         let outside: u64 = terms.iter().filter(|term| !term.reserved).map(|term| term.bytes).sum();
-        let phases: Vec<PhasePlan> = replay::phases(trace, device)
+        let phases: Vec<PhasePlan> = memory
             .into_iter()
             .map(|memory| PhasePlan { device_peak: Bytes(memory.reserved_peak.0 + outside), memory })
             .collect();

@@ -146,17 +146,19 @@ impl SegmentTask {
     }
 
     /// Measures the running statistics of an encoder with random weights on a few training pictures, layer after layer
-    /// in one pass, so that frozen batch normalisation normalises. Does nothing for loaded encoders.
+    /// in one pass, so that frozen batch normalisation normalises: on eight up to 512 pixels, on fewer above, which would take
+    /// more memory than a step. Does nothing for loaded encoders.
     ///
     /// # Errors
     /// [`Error::Data`] from a sample.
     pub fn calibrate(&self) -> Result<()> {
-        const PICTURES: usize = 8;
+        const PIXELS: i64 = 8 * 512 * 512;
         let model = &self.assembly.description.model;
+        let pictures = usize::try_from(PIXELS / (model.image_size * model.image_size)).unwrap_or(0).clamp(2, 8);
         if model.batch_norm != BatchNorm::Frozen || model.image_encoder != super::setup::RANDOM {
             return Ok(());
         }
-        let order = order::epoch_batches(&self.rows, &self.lengths, self.config.seed, 0, PICTURES);
+        let order = order::epoch_batches(&self.rows, &self.lengths, self.config.seed, 0, pictures);
         let Some(first) = order.into_iter().next() else { return Ok(()) };
         let batch = self.load(&self.plain, vec![first], 0, 0)?.next();
         let Some(batch) = batch.transpose()? else { return Ok(()) };

@@ -66,11 +66,15 @@ pub struct CategoryUsage {
     pub at_peak: Bytes,
 }
 
-/// Puts the counting allocator in front of libtorch's CPU allocator; later calls do nothing.
+/// Puts the counting allocator in front of libtorch's CPU allocator, and has malloc give large buffers back when they are
+/// freed; later calls do nothing.
 pub fn install() {
     static ONCE: Once = Once::new();
-    // SAFETY: replaces a global pointer; blocks made before keep their own deleter.
-    ONCE.call_once(|| unsafe { native::prsmed_ledger_install() });
+    ONCE.call_once(|| {
+        super::memory::at_start();
+        // SAFETY: replaces a global pointer; blocks made before keep their own deleter.
+        unsafe { native::prsmed_ledger_install() }
+    });
 }
 
 /// While it lives, allocations of this thread count for a category.
@@ -124,7 +128,7 @@ pub fn usage() -> Usage {
     Usage { allocated: Bytes(raw[0]), allocated_peak: Bytes(raw[1]), categories }
 }
 
-/// A live block of at least 1 MiB.
+/// A live block of at least 128 KiB.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct LargeBlock {
     /// Its size.

@@ -8,7 +8,7 @@ use crate::units::Bytes;
 use crate::{Error, Result};
 use ledger::{Failure, Shares};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// A device's memory at one moment. Peaks are those since the last [`begin_window`].
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
@@ -118,6 +118,27 @@ pub fn release_cache(device: Device) -> Result<Bytes> {
     // SAFETY: frees blocks that no tensor uses.
     unsafe { native::check(native::prsmed_device_release_cache())? };
     Ok(Bytes(before.0.saturating_sub(read(device)?.reserved.0)))
+}
+
+/// Resident memory of this process when it first asked, which [`ledger::install`] does: before the first tensor. Zero on
+/// systems without `/proc`.
+pub fn at_start() -> Bytes {
+    static START: OnceLock<Bytes> = OnceLock::new();
+    *START.get_or_init(|| process().unwrap_or_default().resident)
+}
+
+/// Bounds what oneDNN and libtorch keep of prepared kernels, 1,024 each otherwise: texts of many lengths fill that with half a
+/// GiB in bf16, and steps are no faster for it. What the environment says stays.
+///
+/// # Safety
+/// No other thread may run, and no operator may have run.
+pub unsafe fn bound_kernel_caches() {
+    for (name, kernels) in [("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128"), ("LRU_CACHE_CAPACITY", "16")] {
+        if std::env::var_os(name).is_none() {
+            // SAFETY: nobody reads the environment meanwhile, as the caller promises.
+            unsafe { std::env::set_var(name, kernels) };
+        }
+    }
 }
 
 static CARD_FAILURE: Mutex<Option<Failure>> = Mutex::new(None);

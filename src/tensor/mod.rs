@@ -42,6 +42,11 @@ pub fn use_flash_attention() {
     unsafe { native::prsmed_flash_attention() };
 }
 
+/// How many threads libtorch's CPU kernels use.
+pub fn num_threads() -> u64 {
+    u64::try_from(tch::get_num_threads()).unwrap_or(1).max(1)
+}
+
 /// Sets how many threads libtorch's CPU kernels use.
 pub fn set_num_threads(threads: i32) {
     tch::set_num_threads(threads);

@@ -10,6 +10,7 @@ mod help;
 mod hub;
 mod memory;
 mod plan;
+mod resident;
 mod runs;
 mod settings;
 mod support;

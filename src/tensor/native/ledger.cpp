@@ -3,7 +3,8 @@
 //
 // A training step allocates the same large maps again and again. Given back to the system, each costs page faults when it
 // is touched anew (a third of a step on CPU). Kept blocks never add to the process's peak: before a new block is
-// made, kept ones are given back until what lives and what is kept stay below the most that ever lived.
+// made, kept ones are given back until what lives and what is kept stay below the most that ever lived. Large blocks are
+// mapped, not taken from malloc: what they cost is their size in pages, which plan/host_allocator.rs imitates.
 #include "native.h"
 #include "trace.h"
 
@@ -23,8 +24,10 @@ namespace {
 constexpr size_t kHeader = 64;  // c10::gAlignment: the data stays aligned as libtorch's kernels expect
 constexpr int kCategories = 8;
 
-constexpr size_t kLarge = 1 << 20;      // blocks from here on are kept for reuse
+constexpr size_t kLarge = 128 << 10;    // blocks from here on are mapped and kept for reuse
+constexpr size_t kCoarse = 1 << 20;     // blocks from here on are multiples of kGranularity, those below of a page
 constexpr size_t kHuge = 8 << 20;       // blocks from here on lie on 2 MiB pages
+constexpr size_t kPage = 4 << 10;
 constexpr size_t kHugePage = 2 << 20;
 constexpr size_t kGranularity = 64 << 10;
 
@@ -146,6 +149,20 @@ void note_failure(uint64_t requested) {
   f.num_largest = largest_of(l, f.largest, kReported);
 }
 
+// Pages from the system, at a multiple of 2 MiB for huge blocks; null when there are none.
+void* map(size_t capacity) {
+  const size_t slack = capacity >= kHuge ? kHugePage - kPage : 0;
+  void* mapped = mmap(nullptr, capacity + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return nullptr;
+  if (slack == 0) return mapped;
+  char* first = static_cast<char*>(mapped);
+  char* base = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(first) + slack) & ~(uintptr_t{kHugePage} - 1));
+  if (base > first) munmap(first, base - first);
+  if (base < first + slack) munmap(base + capacity, first + slack - base);
+  madvise(base, capacity, MADV_HUGEPAGE);
+  return base;
+}
+
 // Large blocks that nobody uses, by capacity; `order` lists them oldest first.
 struct Kept {
   struct Block {
@@ -207,9 +224,10 @@ struct Kept {
   void release_oldest() {
     auto block = order.front();
     void* base = block->second.base;
-    give_back(block->first);
+    const size_t capacity = block->first;
+    give_back(capacity);
     forget(block);
-    free(base);
+    munmap(base, capacity);
   }
 };
 
@@ -219,19 +237,19 @@ Kept& kept() {
 }
 
 void* large_block(size_t& capacity) {
-  const size_t page = capacity >= kHuge ? kHugePage : kGranularity;
-  capacity = (capacity + kGranularity - 1) / kGranularity * kGranularity;
+  const size_t unit = capacity >= kCoarse ? kGranularity : kPage;
+  capacity = (capacity + unit - 1) / unit * unit;
   if (void* base = kept().take(capacity)) return base;
-  void* base = nullptr;
-  if (posix_memalign(&base, page, capacity) != 0) {
+  void* base = map(capacity);
+  if (base == nullptr) {
     kept().release_all();
-    if (posix_memalign(&base, page, capacity) != 0) {
-      kept().give_up(capacity);
-      TORCH_CHECK(false, "DefaultCPUAllocator: not enough memory: you tried to allocate ", capacity, " bytes.");
-    }
+    base = map(capacity);
+  }
+  if (base == nullptr) {
+    kept().give_up(capacity);
+    TORCH_CHECK(false, "DefaultCPUAllocator: not enough memory: you tried to allocate ", capacity, " bytes.");
   }
   hold(capacity);
-  if (page == kHugePage) madvise(base, capacity, MADV_HUGEPAGE);
   return base;
 }
 
@@ -301,7 +319,14 @@ CountingAllocator allocator;
 
 extern "C" {
 
-void prsmed_ledger_install() { c10::SetCPUAllocator(&allocator, 255); }
+// Buffers of 128 KiB and more that are not tensors go back to the system when they are freed: by default malloc keeps them
+// from the second time on, up to 32 MiB each, in as many arenas as threads compete.
+void prsmed_ledger_install() {
+  mallopt(M_MMAP_THRESHOLD, kLarge);
+  mallopt(M_TRIM_THRESHOLD, 1 << 20);
+  mallopt(M_ARENA_MAX, 2);
+  c10::SetCPUAllocator(&allocator, 255);
+}
 
 // For the meta device's allocator.
 void prsmed_ledger_add(int32_t category, uint64_t bytes) { add(category, bytes); }
@@ -351,7 +376,7 @@ bool prsmed_ledger_move(torch::Tensor* tensor, int32_t category) {
   return true;
 }
 
-// The `count` largest live blocks of at least 1 MiB, largest first; returns how many there are of them.
+// The `count` largest live blocks of at least 128 KiB, largest first; returns how many there are of them.
 int64_t prsmed_ledger_largest(PrsmedBlock* out, int64_t count) {
   std::lock_guard<std::mutex> guard(ledger().lock);
   return largest_of(ledger(), out, count);
