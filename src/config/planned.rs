@@ -100,8 +100,12 @@ impl RunConfig {
             let rows = rows.iter().map(|row| &manifest.rows[*row]);
             rows.map(|row| (&row.image_path, &row.mask_path)).collect::<HashSet<_>>().len()
         };
+        // calibration reads eight; when the last step is done, batches for the next ones are there
         let seen = match usize::try_from(self.train.max_steps) {
-            Ok(steps @ 1..) => steps.saturating_mul(self.train.micro_batch * self.train.accumulation),
+            Ok(steps @ 1..) => {
+                let batches = steps.saturating_mul(self.train.accumulation).saturating_add(self.data.prefetch.max(1));
+                batches.saturating_mul(self.train.micro_batch).saturating_add(8)
+            }
             _ => usize::MAX,
         };
         let versions = if self.data.augment { TURNED } else { 1 };
