@@ -10,7 +10,6 @@ use prsmed::plan::rehearse::Job;
 use prsmed::plan::report::{Machine, Plan};
 use prsmed::plan::search::{Space, search};
 use prsmed::tensor::ledger;
-use prsmed::tensor::meta::Target;
 use serde_json::json;
 use std::time::Instant;
 
@@ -53,11 +52,11 @@ fn main() {
         times.push((
             name,
             best(|| {
-                drop(config.rehearse(job, config.longest_example(), Target::Cuda, job != Job::Step).expect("a plan"));
+                drop(config.rehearse(job, config.longest_example(), &machine, job != Job::Step).expect("a plan"));
             }),
         ));
     }
-    let rehearsed = config.rehearse(Job::Train, config.longest_example(), Target::Cuda, true).expect("a plan");
+    let rehearsed = config.rehearse(Job::Train, config.longest_example(), &machine, true).expect("a plan");
     times.push(("replay and report", best(|| drop(Plan::of(&rehearsed, &machine)))));
     let space = Space { effective_batch: 5040, image_sizes: vec![1024], headroom_frac: 0.03 };
     let start = Instant::now();

@@ -90,6 +90,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     // SAFETY: no thread was started and no operator ran.
     unsafe { crate::tensor::memory::bound_kernel_caches() };
     ledger::install();
+    crate::tensor::use_flash_attention();
     let env = Env::read();
     let is_terminal = std::io::stderr().is_terminal();
     let color = is_terminal && !env.no_color;

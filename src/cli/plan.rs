@@ -127,9 +127,9 @@ pub(super) struct Args {
 enum Task {
     /// Load, steps, evaluation, saving and resuming
     Train,
-    /// Validation batches
+    /// Validation batches of a training run (`prsmed eval` answers row by row, as predict)
     Eval,
-    /// One picture and its question
+    /// One picture of the model's size, the longest question, an answer of 128 tokens
     Predict,
 }
 
@@ -142,7 +142,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         Task::Eval => Job::Eval,
         Task::Predict => Job::Predict,
     };
-    let rehearsed = config.rehearse(job, config.longest_example(), machine.target(), true)?;
+    let rehearsed = config.rehearse(job, config.longest_example(), &machine, true)?;
     let plan = Plan::of(&rehearsed, &machine);
     if let (Some(path), Some(kind)) = (&args.timeline, picture) {
         let title = format!("{} on {}: peak {}", title(job), plan.budget.device, plan.allocated_peak);

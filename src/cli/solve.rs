@@ -10,12 +10,15 @@ use crate::plan::device_terms::Facts;
 use crate::plan::rehearse::Job;
 use crate::plan::report::{Machine, Plan};
 use crate::plan::search::largest;
-use crate::tensor::meta::Target;
+use crate::trainer::precision::Precision;
 use serde_json::json;
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 /// Find the largest value that fits a card, or the smallest card
 ///
-/// Everything else stays as the settings say. The answer is exact for the plan: the next larger value does not fit.
+/// Everything else stays as the settings say. The next larger value does not fit (for picture sizes and texts a still
+/// larger one may, where rounding helps it). Nothing of the card is left free.
 ///
 /// Exit code 1 when not even the smallest value fits.
 #[derive(Debug, clap::Args)]
@@ -96,17 +99,23 @@ fn with(config: &RunConfig, unknown: Unknown, value: usize) -> RunConfig {
     config
 }
 
-/// One rehearsal serves every card: only the device's own terms differ.
+/// One rehearsal serves every card of an architecture: beyond it only the device's own terms differ.
 fn smallest_card(config: &RunConfig, context: &Context) -> anyhow::Result<Outcome> {
-    let rehearsed = config.rehearse(Job::Train, config.longest_example(), Target::Cuda, false)?;
-    let needs_bf16 = config.train.precision == crate::trainer::precision::Precision::Bf16;
+    let needs_bf16 = config.train.precision == Precision::Bf16;
     let mut cards: Vec<&'static Card> =
         cards::all().iter().filter(|card| card.unsupported.is_none() && (card.bf16 || !needs_bf16)).collect();
     cards.sort_by_key(|card| (card.gb, card.total_bytes()));
+    let mut rehearsals = HashMap::new();
     let mut least = None;
     for card in cards {
         let machine = Machine::Cuda(card.budget(card.memory_source.clone()), Facts::default());
-        let plan = Plan::of(&rehearsed, &machine);
+        let rehearsed = match rehearsals.entry(card.capability) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(place) => {
+                place.insert(config.rehearse(Job::Train, config.longest_example(), &machine, false)?)
+            }
+        };
+        let plan = Plan::of(rehearsed, &machine);
         if plan.fits {
             context.output.line(format!("{} ({} GB)\n{}", card.name, card.gb, plan.verdict()))?;
             context.output.record(&json!({ "kind": "solve", "key": "gpu", "value": card.name, "plan": plan }))?;

@@ -24,6 +24,7 @@ use anyhow::Context as _;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Train on a data root
 ///
@@ -107,8 +108,12 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         task.calibrate()?;
     }
     write_bytes(&args.out.join("config.toml"), toml.as_bytes())?;
-    let planned = if args.no_plan { None } else { plan_of_data(&planned_config, &task, &machine).ok() };
-    let observer = PlanCheck { inner: context.progress.as_ref(), planned: planned.as_ref().map(|p| p.allocated_peak) };
+    let planned = if args.no_plan { None } else { plan_of_data(&planned_config, &task, &machine, context) };
+    let observer = PlanCheck {
+        inner: context.progress.as_ref(),
+        planned: planned.as_ref().map(|plan| plan.allocated_peak),
+        steps: AtomicU64::new(0),
+    };
     let session = Session {
         config: &config.train,
         folder: &args.out,
@@ -118,13 +123,13 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         interrupt: &context.interrupt,
     };
     let outcome = trainer::run(&task, &session)?;
-    let usage = ledger::usage();
+    let peak = memory::overall_peak(tensor::default_device());
     #[expect(clippy::cast_precision_loss, reason = "counts are small")]
     let images_per_s = outcome.samples_now as f64 / outcome.train_seconds.max(1e-9);
     context.output.line(format!(
         "trained {} steps at {images_per_s:.2} images/s, peak of tensors {}; best score {}; {}",
         outcome.steps,
-        usage.allocated_peak,
+        peak,
         outcome.best_score.map_or_else(|| "not measured".to_owned(), |score| format!("{score:.4}")),
         args.out.display()
     ))?;
@@ -150,6 +155,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 fn measured() -> Result<serde_json::Value> {
     let reading = memory::read(Device::Cpu)?;
     let mut measured = serde_json::to_value(ledger::usage()).expect("plain values serialise");
+    // on a card its own allocator's
+    measured["allocated_peak"] = json!(memory::overall_peak(tensor::default_device()));
     measured["reserved_peak"] = json!(ledger::window().reserved_peak);
     measured["resident_peak"] = json!(reading.system.resident_peak);
     measured["resident_at_start"] = json!(memory::at_start());
@@ -184,15 +191,23 @@ fn refuse_what_cannot_fit(config: &RunConfig, machine: &Machine, context: &Conte
 }
 
 /// The plan with the data's own longest texts and the model's own sizes.
-fn plan_of_data(config: &RunConfig, task: &SegmentTask, machine: &Machine) -> Result<Plan> {
+fn plan_of_data(config: &RunConfig, task: &SegmentTask, machine: &Machine, context: &Context) -> Option<Plan> {
     let sizes = &task.assembly().description.sizes;
-    Ok(Plan::of(&config.rehearse_sized(Job::Train, sizes, task.longest(), machine.target(), true)?, machine))
+    match config.rehearse_sized(Job::Train, sizes, task.longest(), machine, true) {
+        Ok(rehearsed) => Some(Plan::of(&rehearsed, machine)),
+        Err(error) => {
+            context.progress.on(&Event::Warning(format!("no memory plan of this data: {error}")));
+            None
+        }
+    }
 }
 
 /// Compares the plan with what the first steps took.
 struct PlanCheck<'a> {
     inner: &'a dyn Observer,
     planned: Option<Bytes>,
+    /// Steps of this call.
+    steps: AtomicU64,
 }
 
 /// By then the optimizer's state exists and a step after that has run.
@@ -202,7 +217,9 @@ impl Observer for PlanCheck<'_> {
     fn on(&self, event: &Event) {
         self.inner.on(event);
         let (Event::Step(report), Some(Bytes(planned))) = (event, self.planned) else { return };
-        if report.step == SETTLED_STEPS && report.allocated_peak > 0 {
+        let done = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
+        let is_last = report.step == report.total_steps && done < SETTLED_STEPS;
+        if (done == SETTLED_STEPS || is_last) && report.allocated_peak > 0 {
             #[expect(clippy::cast_precision_loss, reason = "two digits are shown")]
             let percent = (report.allocated_peak as f64 / planned as f64 - 1.0) * 100.0;
             let measured = Bytes(report.allocated_peak);
@@ -240,7 +257,7 @@ fn resolve(args: &Args, context: &Context) -> Result<Resolved> {
 }
 
 /// The fastest settings of the full model for the card of this machine.
-fn preset_for_this_card(mut sets: Vec<(String, String)>, context: &Context) -> Result<Resolved> {
+fn preset_for_this_card(sets: Vec<(String, String)>, context: &Context) -> Result<Resolved> {
     const EFFECTIVE_BATCH: usize = 8;
     let resolve =
         |sets: Vec<(String, String)>| Sources { default_preset: "full".into(), sets, ..Sources::default() }.resolve();
@@ -270,8 +287,11 @@ fn preset_for_this_card(mut sets: Vec<(String, String)>, context: &Context) -> R
         ),
     ];
     let card = machine.offer().device;
-    sets.extend(chosen.map(|(key, value)| (format!("{key}={value}"), format!("preset for {card}"))));
-    resolve(sets)
+    // what the user sets wins; the plan that follows says whether it fits
+    let mut all: Vec<_> =
+        chosen.map(|(key, value)| (format!("{key}={value}"), format!("preset for {card}"))).into_iter().collect();
+    all.extend(sets);
+    resolve(all)
 }
 
 /// The checkpoint to resume from. A run that is there already is continued on request only.

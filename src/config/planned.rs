@@ -2,27 +2,28 @@
 //! large.
 
 use super::RunConfig;
-use crate::Result;
 use crate::data::manifest::{Manifest, Split};
 use crate::models::prsmed;
 use crate::plan::rehearse::{self, Buffers, Job, Rehearsed};
 use crate::plan::report::{Machine, Plan};
 use crate::plan::search::{Choice, Effort, Problem};
 use crate::segment::rehearsal::{Example, Rehearsal};
-use crate::segment::{setup, task};
+use crate::segment::setup::{self, BatchNorm};
+use crate::segment::task;
 use crate::tensor::META;
 use crate::tensor::meta::Target;
 use crate::trainer::Checkpointing;
 use crate::trainer::precision::Precision;
 use crate::units::Bytes;
+use crate::{Error, Result};
 use std::collections::HashSet;
 
 /// Modality classes of a plan without data.
 const CLASSES: usize = 6;
 /// Ids of the template around question and answer, and a few of the question.
 const TEMPLATE_TOKENS: usize = 24;
-/// Tokens that a planned prediction generates; later ones need no more memory.
-const NEW_TOKENS: usize = 4;
+/// Longest answer of a planned prediction: the default of `prsmed predict`.
+const NEW_TOKENS: usize = 128;
 
 impl RunConfig {
     /// The longest batch that these settings allow: every text as long as `model.max_text_tokens`.
@@ -40,9 +41,9 @@ impl RunConfig {
     ///
     /// # Errors
     /// [`crate::Error::Config`] for sizes that do not fit.
-    pub fn rehearse(&self, job: Job, example: Example, target: Target, costs: bool) -> Result<Rehearsed> {
+    pub fn rehearse(&self, job: Job, example: Example, machine: &Machine, costs: bool) -> Result<Rehearsed> {
         let sizes = setup::planned_sizes(&self.model, self.lora, example.num_classes)?;
-        self.rehearse_sized(job, &sizes, example, target, costs)
+        self.rehearse_sized(job, &sizes, example, machine, costs)
     }
 
     /// The same for a model whose sizes are known.
@@ -54,10 +55,15 @@ impl RunConfig {
         job: Job,
         sizes: &prsmed::Config,
         example: Example,
-        target: Target,
+        machine: &Machine,
         costs: bool,
     ) -> Result<Rehearsed> {
-        let mut rehearsed = rehearse::plan(job, &self.train, target, costs, || {
+        if self.train.precision == Precision::Bf16 && !machine.has_bf16() {
+            let reason = format!("{} has no bf16", machine.offer().device);
+            return Err(Error::config("train.precision", reason, "set `train.precision=fp16`"));
+        }
+        machine.stand_for();
+        let mut rehearsed = rehearse::plan(job, &self.train, machine.target(), costs, || {
             Rehearsal::new(&self.model, sizes, &self.train, example, META)
         })?;
         rehearsed.buffers = self.buffers(job, sizes);
@@ -116,7 +122,7 @@ impl RunConfig {
     /// # Errors
     /// [`crate::Error::Config`] for sizes that do not fit.
     pub fn plan(&self, job: Job, machine: &Machine) -> Result<Plan> {
-        Ok(Plan::of(&self.rehearse(job, self.longest_example(), machine.target(), true)?, machine))
+        Ok(Plan::of(&self.rehearse(job, self.longest_example(), machine, true)?, machine))
     }
 
     /// These settings with those of `choice`.
@@ -160,7 +166,7 @@ impl Problem for Searched<'_> {
             Effort::Time => (Job::Step, true),
             Effort::Whole => (Job::Train, true),
         };
-        let rehearsed = config.rehearse(job, config.longest_example(), self.machine.target(), costs)?;
+        let rehearsed = config.rehearse(job, config.longest_example(), self.machine, costs)?;
         Ok(Plan::of(&rehearsed, self.machine))
     }
 
@@ -210,7 +216,9 @@ impl Remedy {
 pub fn remedies(config: &RunConfig, job: Job, machine: &Machine, plan: &Plan) -> Vec<Remedy> {
     let mut found = Vec::new();
     let mut harmless = (config.clone(), Vec::new());
-    for change in changes(config, job) {
+    for mut change in changes(config, job) {
+        // statistics of a batch depend on its size
+        change.keeps_results &= config.model.batch_norm == BatchNorm::Frozen || !change.text.contains("micro_batch");
         let mut changed = config.clone();
         (change.apply)(&mut changed);
         if change.keeps_results {

@@ -31,7 +31,7 @@ pub struct PhaseMemory {
 pub enum Device<'a> {
     /// Tensor bytes as they are, reserved by the counting allocator.
     Cpu,
-    /// Through libtorch's caching allocator, which also holds the reserved ones of these terms from a job's first step on.
+    /// Through libtorch's caching allocator, which also holds the reserved ones of these terms from the start.
     Cuda(&'a [Term]),
 }
 

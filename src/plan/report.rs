@@ -6,7 +6,7 @@ use super::host;
 use super::rehearse::{Job, Rehearsed};
 use super::replay::{self, PhaseMemory};
 use super::time::{self, PhaseTime};
-use crate::tensor::meta::Target;
+use crate::tensor::meta::{self, Target};
 use crate::units::Bytes;
 
 /// What a job will run on.
@@ -64,6 +64,8 @@ pub struct Plan {
     pub fits: bool,
     /// One optimizer step (one validation batch, one prediction); none on the CPU.
     pub time: Option<PhaseTime>,
+    /// Floating-point operations of that; 0 when they were not counted.
+    pub flops: f64,
 }
 
 impl Plan {
@@ -103,6 +105,7 @@ impl Plan {
             fits: device_peak <= budget.bytes,
             budget,
             time: machine.time(*job, rehearsed),
+            flops: time::flops(&rehearsed.trace, phase_of(*job), rehearsed.repeats()),
             terms,
             phases,
         }
@@ -177,6 +180,24 @@ impl Machine {
         }
     }
 
+    /// Whether its products know bf16.
+    pub fn has_bf16(&self) -> bool {
+        match self {
+            Self::Cuda(budget, _) => budget.rates.bf16,
+            Self::Cpu(_) => true,
+        }
+    }
+
+    /// From now on this thread's plans for CUDA choose kernels as this card does.
+    pub fn stand_for(&self) {
+        /// Multiprocessors of an A100; the table of cards has no column for them.
+        const MULTIPROCESSORS: i32 = 108;
+        if let Self::Cuda(Budget { capability: (major, minor), .. }, _) = self {
+            let number = i32::try_from(10 * major + minor).unwrap_or(i32::MAX);
+            meta::set_card(number, MULTIPROCESSORS);
+        }
+    }
+
     /// What it offers.
     pub fn offer(&self) -> Offer {
         match self {
@@ -193,15 +214,19 @@ impl Machine {
 
     fn time(&self, job: Job, rehearsed: &Rehearsed) -> Option<PhaseTime> {
         let Self::Cuda(budget, _) = self else { return None };
-        let phase = match job {
-            Job::Train | Job::Step => "step",
-            Job::Eval => "evaluate",
-            Job::Predict => "predict",
-        };
         if rehearsed.trace.costs.is_empty() {
             return None;
         }
-        time::phase(&rehearsed.trace, phase, rehearsed.repeats(), &budget.rates)
+        time::phase(&rehearsed.trace, phase_of(job), rehearsed.repeats(), &budget.rates)
+    }
+}
+
+/// The phase whose time counts.
+fn phase_of(job: Job) -> &'static str {
+    match job {
+        Job::Train | Job::Step => "step",
+        Job::Eval => "evaluate",
+        Job::Predict => "predict",
     }
 }
 

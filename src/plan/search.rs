@@ -1,7 +1,7 @@
 //! Finds the fastest settings that fit a device, and the largest value of one setting that does.
 //!
-//! Every answer is a whole plan, nothing is interpolated. What is left out cannot win: more checkpointing needs less memory
-//! and more time, so for each micro-batch the least that fits is found by bisection; a larger micro-batch needs more
+//! Every answer is a whole plan, nothing is interpolated. What is left out is not expected to win: more checkpointing needs
+//! less memory and more time, so for each micro-batch the least that fits is found by bisection; a larger micro-batch needs more
 //! memory, so those beyond the first that does not fit are not planned; of those that fit without checkpointing only the two
 //! largest are, because they read the weights the least often and start the fewest operators; and a micro-batch that with the
 //! least amount of checkpointing is already slower than settings that fit is not planned further.
@@ -192,10 +192,7 @@ impl Search<'_> {
         let (first, rest) = worthwhile.split_at(worthwhile.len().min(KEPT));
         let mut found: Vec<(Place, Candidate)> = self.each(first, least)?.into_iter().flatten().collect();
         found.extend(self.each(rest, least)?.into_iter().flatten());
-        found.sort_by(|(_, a), (_, b)| {
-            // without times: fewer passes first
-            a.seconds().total_cmp(&b.seconds()).then_with(|| b.choice.micro_batch.cmp(&a.choice.micro_batch))
-        });
+        found.sort_by(|(_, a), (_, b)| faster(a, b));
         let (first, rest) = found.split_at(found.len().min(KEPT));
         let mut whole: Vec<Candidate> =
             self.each(first, |(place, _)| self.whole(*place))?.into_iter().flatten().collect();
@@ -205,9 +202,22 @@ impl Search<'_> {
             }
             whole.extend(self.whole(*place)?);
         }
-        whole.sort_by(|a, b| a.seconds().total_cmp(&b.seconds()));
+        // a phase other than the step decided: take what needs the least
+        for micro_batch in (0..if whole.is_empty() { possible } else { 0 }).rev() {
+            whole.extend(self.whole(Place { image_size, micro_batch, level: self.levels.len() - 1 })?);
+            if !whole.is_empty() {
+                break;
+            }
+        }
+        whole.sort_by(faster);
         Ok(whole)
     }
+}
+
+/// Orders by time; on the CPU, whose rates nobody states, by operations and then by the number of passes.
+fn faster(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
+    let time = a.seconds().total_cmp(&b.seconds()).then_with(|| a.plan.flops.total_cmp(&b.plan.flops));
+    time.then_with(|| b.choice.micro_batch.cmp(&a.choice.micro_batch))
 }
 
 fn lock(fastest: &Mutex<f64>) -> MutexGuard<'_, f64> {

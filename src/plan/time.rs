@@ -58,6 +58,14 @@ pub fn phase(trace: &Trace, name: &str, repeats: f64, rates: &Rates) -> Option<P
     Some(PhaseTime { operators, seconds: card.max(host), host_bound: host > card, ..time })
 }
 
+/// The operations of the phase `name`, counted as [`phase`] does; 0 without costs.
+pub fn flops(trace: &Trace, name: &str, repeats: f64) -> f64 {
+    let Some(place) = trace.marks.iter().position(|mark| mark.0 == name) else { return 0.0 };
+    let end = trace.marks.get(place + 1).map_or(trace.costs.len(), |mark| mark.2);
+    // the optimizer multiplies no matrices
+    repeats * trace.costs[trace.marks[place].2..end].iter().map(|cost| cost.flops).sum::<f64>()
+}
+
 fn seconds(cost: &Cost, trace: &Trace, rates: &Rates) -> f64 {
     let memory = cost.bytes / (BANDWIDTH * rates.bandwidth);
     let name = &trace.ops[usize::from(cost.op)];

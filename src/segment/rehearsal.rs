@@ -24,7 +24,7 @@ pub struct Example {
     pub answer_tokens: usize,
     /// Modality classes.
     pub num_classes: usize,
-    /// Tokens of a generated answer.
+    /// Longest generated answer in tokens, for which a prediction's cache has room.
     pub new_tokens: usize,
 }
 
@@ -101,6 +101,9 @@ fn blank<const N: usize>(shape: [i64; N], kind: Kind, device: Device) -> Tensor 
     }
 }
 
+/// Tokens that a rehearsed prediction generates; the next ones do the same.
+const SHOWN_TOKENS: usize = 3;
+
 fn no_data<T>() -> Result<T> {
     Err(Error::config("rehearsal", "it has no data", "use a task with a data root"))
 }
@@ -176,12 +179,16 @@ impl Rehearse for Rehearsal {
             let _category = ledger::enter(ledger::Category::Inputs);
             [blank([1, 3, clip, clip], Kind::Float, device), blank([1, 3, side, side], Kind::Uint8, device)]
         };
-        let Example { text_tokens, answer_tokens, new_tokens, .. } = self.example;
-        let text = self.text(text_tokens - answer_tokens);
+        let Example { text_tokens, new_tokens, .. } = self.example;
+        let text = self.text(text_tokens);
         let side = u32::try_from(side).expect("a picture's side");
-        guard::guard(|| {
-            no_grad(|| predict::answer(&self.model, &images, text, (side, side), new_tokens, &mut |_| Ok(true)))
-        })?;
+        // the cache has its full size from the first token on
+        let mut made = 0;
+        let mut go_on = |_| {
+            made += 1;
+            Ok(made < SHOWN_TOKENS)
+        };
+        guard::guard(|| no_grad(|| predict::answer(&self.model, &images, text, (side, side), new_tokens, &mut go_on)))?;
         Ok(())
     }
 }

@@ -7,6 +7,7 @@ use super::{Device, ledger};
 use crate::units::Bytes;
 use crate::{Error, Result};
 use ledger::{Failure, Shares};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// A device's memory at one moment. Peaks are those since the last [`begin_window`].
@@ -77,6 +78,20 @@ pub fn read(device: Device) -> Result<Reading> {
     })
 }
 
+/// Highest peak of closed windows of a card, bytes.
+static CARD_PEAK: AtomicU64 = AtomicU64::new(0);
+
+/// The most bytes of tensors that lived at once on `device` since the process started; 0 for a card that is not in use.
+pub fn overall_peak(device: Device) -> Bytes {
+    match device {
+        Device::Cuda(_) => {
+            let now = read(device).map_or(0, |reading| reading.allocated_peak.0);
+            Bytes(CARD_PEAK.fetch_max(now, Ordering::Relaxed).max(now))
+        }
+        _ => ledger::usage().allocated_peak,
+    }
+}
+
 /// Starts new peaks from what lives now. The ledger's overall peak stays; a card has no other peak than these.
 ///
 /// # Errors
@@ -86,6 +101,7 @@ pub fn begin_window(device: Device) -> Result<()> {
         ledger::begin_window();
         return Ok(());
     };
+    overall_peak(device);
     // SAFETY: resets counters of libtorch's allocator.
     unsafe { native::check(native::prsmed_device_reset_peaks(card(index)?)) }
 }

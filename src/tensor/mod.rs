@@ -35,6 +35,13 @@ pub fn default_device() -> Device {
     Device::cuda_if_available()
 }
 
+/// Keeps cuDNN's attention off, which libtorch may prefer on Hopper and Blackwell: its workspace follows from no source, so
+/// that no plan could hold. Call it before the first attention on a card.
+pub fn use_flash_attention() {
+    // SAFETY: sets a flag of libtorch's context.
+    unsafe { native::prsmed_flash_attention() };
+}
+
 /// How many threads libtorch's CPU kernels use.
 pub fn num_threads() -> u64 {
     u64::try_from(tch::get_num_threads()).unwrap_or(1).max(1)

@@ -135,6 +135,7 @@ unsafe extern "C" {
         bias: RawTensor,
         out: *mut RawTensor,
     ) -> *mut c_char;
+    pub(super) fn prsmed_flash_attention();
     pub(super) fn prsmed_rng_state(out: *mut RawTensor) -> *mut c_char;
     pub(super) fn prsmed_set_rng_state(state: RawTensor) -> *mut c_char;
     pub(super) fn prsmed_fused_adamw(

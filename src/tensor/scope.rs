@@ -28,6 +28,8 @@ fn table() -> MutexGuard<'static, Table> {
 #[derive(Debug)]
 pub struct Entered {
     before: u32,
+    /// The scope is the thread's.
+    stays: PhantomData<*const ()>,
 }
 
 /// Enters `name` below the current scope until the result is dropped.
@@ -63,7 +65,7 @@ fn below(name: &'static str, index: i64) -> Entered {
     });
     drop(table);
     // SAFETY: sets a thread-local integer.
-    Entered { before: unsafe { native::prsmed_scope_set(number) } }
+    Entered { before: unsafe { native::prsmed_scope_set(number) }, stays: PhantomData }
 }
 
 impl Drop for Entered {

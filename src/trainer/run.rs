@@ -9,7 +9,7 @@ use super::records::Records;
 use super::{Loss, Task, TrainConfig, Validation, Weight, schedule};
 use crate::event::{Event, Observer, StepReport};
 use crate::tensor::weights::{self, Staged};
-use crate::tensor::{Kind, Tensor, guard, ledger, no_grad, rng};
+use crate::tensor::{Kind, Tensor, guard, ledger, memory, no_grad, rng};
 use crate::{Error, Result};
 use rand::RngCore;
 use std::path::Path;
@@ -181,7 +181,7 @@ impl<'a, T: Task> Engine<'a, T> {
             grad_norm,
             samples,
             elapsed: start.elapsed(),
-            allocated_peak: ledger::usage().allocated_peak.0,
+            allocated_peak: memory::overall_peak(self.optimizer.device()).0,
         })
     }
 

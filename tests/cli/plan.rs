@@ -54,7 +54,7 @@ fn plans_in_comments_are_those_of_the_presets() {
 #[test]
 fn a_larger_card_is_never_slower() {
     let mut before = f64::INFINITY;
-    for size in [24, 28, 32, 40, 48, 64, 80, 96, 141, 192] {
+    for size in [18, 24, 32, 40, 48, 64, 80, 96, 141, 192] {
         let found = json(&done(preset(&format!("{size}gb")).arg("--json")));
         let seconds = found["plan"]["time"]["seconds"].as_f64().unwrap();
         assert!(found["plan"]["fits"].as_bool().unwrap() && seconds <= before, "{size} GB: {seconds} after {before}");
@@ -67,7 +67,8 @@ fn cards_too_small_are_told_what_is_missing() {
     for card in ["8gb", "11gb", "12gb", "16gb", "RTX 4080"] {
         let ran = run(&mut preset(card));
         assert_eq!(ran.code, Some(1), "{card}: {}", ran.stderr);
-        assert!(ran.stdout.starts_with("no settings fit ") && ran.stdout.contains("4 bits"), "{card}: {}", ran.stdout);
+        assert_eq!(ran.stdout, "", "{card}");
+        assert!(ran.stderr.contains("no settings fit ") && ran.stderr.contains("4 bits"), "{card}: {}", ran.stderr);
     }
 }
 

@@ -8,7 +8,7 @@ use prsmed::plan::replay::{self, PhaseMemory};
 use prsmed::segment::rehearsal::{Example, Rehearsal};
 use prsmed::segment::setup;
 use prsmed::tensor::meta::Target;
-use prsmed::tensor::{Device, META, ledger, meta, no_grad, set_num_threads};
+use prsmed::tensor::{Device, META, ledger, meta, no_grad, set_num_threads, use_flash_attention};
 use prsmed::units::Bytes;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -30,6 +30,7 @@ fn ready() -> MutexGuard<'static, ()> {
     ledger::install();
     meta::install().unwrap();
     set_num_threads(1);
+    use_flash_attention();
     alone
 }
 

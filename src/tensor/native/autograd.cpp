@@ -174,6 +174,8 @@ char* prsmed_checkpoint(void* data, Segment run, Drop drop, torch::Tensor** inpu
   })
 }
 
+void prsmed_flash_attention() { at::globalContext().setSDPUseCuDNN(false); }
+
 char* prsmed_rng_state(torch::Tensor** out) {
   PRSMED_TRY(*out = new torch::Tensor(at::detail::getDefaultCPUGenerator().get_state()))
 }

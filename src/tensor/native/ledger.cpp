@@ -366,13 +366,12 @@ bool prsmed_ledger_move(torch::Tensor* tensor, int32_t category) {
   Header* header = header_of(pointer.get_context());
   if (header->category == category) return true;
   const uint64_t bytes = header->bytes;
-  remove(header->category, bytes);
-  header->category = category;
   if (header->tag.trace != 0) prsmed_trace_move(header->tag, category);
   auto& l = ledger();
   std::lock_guard<std::mutex> guard(l.lock);
+  l.current[header->category] -= bytes;
   l.current[category] += bytes;
-  l.total += bytes;
+  header->category = category;
   if (l.current[category] > l.peak[category]) l.peak[category] = l.current[category];
   return true;
 }

@@ -8,7 +8,7 @@
 // (cuda/Reduce.cuh: a partial result for each block and output, only where the grid does not fill the card, so at most
 // some hundred KiB for a moment), and sums over channels within batch norms of channels-last maps.
 // Assumed: attention by flash, memory-efficient or math kernels in this order. On compute capability 9.0 and 10.0
-// libtorch 2.11 prefers cuDNN's attention, unless `TORCH_CUDNN_SDPA_DEPRIORITIZED` is set, which plans presume.
+// libtorch 2.11 prefers cuDNN's attention, which `prsmed_flash_attention` (autograd.cpp) turns off.
 #include "meta.h"
 #include "mirror.h"
 

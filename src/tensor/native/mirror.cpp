@@ -82,6 +82,7 @@ struct Recipe {
   std::vector<std::pair<size_t, Out>> resized;  // arguments (of out variants) that got a new storage
 };
 std::unordered_map<std::string, Recipe> recipes;
+std::recursive_mutex learning;  // one operator at a time, of one thread
 std::unordered_map<std::string, int64_t> peaks;
 
 void describe(std::ostream& s, const Tensor& t) {
@@ -183,12 +184,10 @@ void mirror(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     each_tensor(a, [&](const Tensor& t) { describe(key, t); tensors.push_back(t); });
     if (!any && !a.isDevice() && !a.isGenerator()) key << a << ';';
   }
+  std::lock_guard<std::recursive_mutex> guard(learning);
   auto found = recipes.find(key.str());
   if (found == recipes.end()) {
-    static const bool tell = getenv("PRSMED_MIRROR_LOG") != nullptr;
-    const auto start = std::chrono::steady_clock::now();
     found = recipes.emplace(key.str(), learn(op, arguments)).first;
-    if (tell) fprintf(stderr, "mirror %8.2f ms %s\n", std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count(), key.str().c_str());
   }
   const Recipe& recipe = found->second;
 
@@ -233,6 +232,7 @@ void mirror(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
 
 int64_t transient_peak(const std::string& key, const std::function<void()>& run) {
   auto full = key + std::to_string(at::get_num_threads());
+  std::lock_guard<std::recursive_mutex> guard(learning);
   auto found = peaks.find(full);
   if (found != peaks.end()) return found->second;
   at::AutoDispatchBelowAutograd below;
