@@ -146,15 +146,15 @@ impl SegmentTask {
     }
 
     /// Measures the running statistics of an encoder with random weights on a few training pictures, layer after layer
-    /// in one pass, so that frozen batch normalisation normalises. Does nothing for loaded encoders. Two pictures for each of a
-    /// micro-batch, at most eight: without gradients that takes less memory than a step.
+    /// in one pass, so that frozen batch normalisation normalises: on eight up to 512 pixels, on fewer above to save memory,
+    /// whatever the micro-batch, which changes no result. Does nothing for loaded encoders.
     ///
     /// # Errors
     /// [`Error::Data`] from a sample.
     pub fn calibrate(&self) -> Result<()> {
-        const MOST: usize = 8;
+        const PIXELS: i64 = 8 * 512 * 512;
         let model = &self.assembly.description.model;
-        let pictures = (2 * self.config.micro_batch).min(MOST);
+        let pictures = usize::try_from(PIXELS / model.image_size.pow(2).max(1)).unwrap_or(0).clamp(2, 8);
         if model.batch_norm != BatchNorm::Frozen || model.image_encoder != super::setup::RANDOM {
             return Ok(());
         }
