@@ -178,7 +178,7 @@ fn a_step_that_runs_out_of_memory_shows_what_lived_then() {
     // other is being made meanwhile.
     let sets = ["model.image_size=1024", "train.micro_batch=8", "data.max_train_rows=8", "train.epochs=1"];
     let mut command = train(phantoms(), &path("out-of-memory"), &sets);
-    limit_private_memory(&mut command, private_bytes_of_a_small_run() + (150 << 20));
+    limit_private_memory(&mut command, private_bytes_of_a_small_run() + (300 << 20));
     let ran = run(command.args(["--json", "--no-plan", "--profile-memory", "every=1"]));
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     let report = told(&ran);
