@@ -194,7 +194,8 @@ fn a_step_that_runs_out_of_memory_shows_what_lived_then() {
     let activations = failure["categories"].as_array().unwrap().iter().find(|pair| pair[0] == "activations").unwrap();
     assert!(number(&activations[1]) > 100 << 20, "{failure}");
     let largest = failure["largest"].as_array().unwrap();
-    assert_eq!((number(&largest[0]["bytes"]), &largest[0]["category"]), (96 << 20, &"activations".into()), "{failure}");
+    assert!(number(&largest[0]["bytes"]) >= 96 << 20, "{failure}");
+    assert_eq!(largest[0]["category"], "activations", "{failure}");
     assert!(largest[0]["scope"].as_str().unwrap().starts_with("image_encoder"), "{failure}");
     assert!(largest.len() <= 10 && report.lines().filter(|line| line.contains("MiB  activations")).count() > 0);
 }
