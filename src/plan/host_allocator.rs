@@ -1,7 +1,7 @@
 //! What the counting allocator of CPU tensors takes from the system, imitated block by block.
 //!
 //! `tensor/native/ledger.cpp` is the original; both must change together. Blocks
-//! from [`LARGE`] on are mapped and kept for reuse; what is kept never lifts the total above the most that ever lived.
+//! from `LARGE` on are mapped and kept for reuse; what is kept never lifts the total above the most that ever lived.
 
 use std::collections::{BTreeMap, BTreeSet};
 
