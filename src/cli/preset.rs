@@ -9,6 +9,7 @@ use crate::event::Event;
 use crate::plan::report::Machine;
 use crate::plan::search::{Candidate, Found, Space, search};
 use crate::segment::setup::BatchNorm;
+use crate::tensor::meta::Target;
 use serde_json::json;
 
 /// Find settings that train the full model on a card
@@ -61,6 +62,11 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let config = args.settings.resolve(flags)?;
     let machine = args.machine.machine(context)?;
+    if machine.target() == Target::Cpu {
+        let text =
+            "planning for the CPU: its operators are learnt by running each once, about a minute for the full model";
+        context.progress.on(&Event::Note(text.into()));
+    }
     let may_shrink = args.image_size.is_none() && args.objective == Objective::Speed;
     let own = config.train.micro_batch * config.train.accumulation;
     let found = search_for(&config, &machine, args.effective_batch.map_or(own, usize::from), may_shrink)?;

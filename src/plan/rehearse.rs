@@ -240,6 +240,9 @@ fn train<T: Rehearse>(
 ) -> Result<SavedState> {
     meter.begin("load")?;
     let task = build()?;
+    if whole {
+        task.calibrate()?;
+    }
     let mut optimizer = AdamW::new(task.parameters(), config);
     let mut ema = average(config, &optimizer);
     let scaler = Scaler::new(config.precision);

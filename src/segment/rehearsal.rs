@@ -172,6 +172,17 @@ impl Rehearse for Rehearsal {
             class_label: Tensor::zeros([batch], (Kind::Int64, device)),
         }
     }
+
+    fn calibrate(&self) -> Result<()> {
+        let Some(pictures) = task::calibration_pictures(&self.settings) else { return Ok(()) };
+        let pictures = i64::try_from(pictures).expect("a few pictures");
+        let (device, side) = (self.input_device(), self.settings.image_size);
+        let clip = self.model.config().clip.image_size;
+        let _clip_image = blank([pictures, 3, clip, clip], Kind::Float, device);
+        let _mask = blank([pictures, 1, side, side], Kind::Float, device);
+        task::calibrate(&self.model, &blank([pictures, 3, side, side], Kind::Uint8, device))
+    }
+
     fn predict(&self) -> Result<()> {
         let device = self.input_device();
         let (clip, side) = (self.model.config().clip.image_size, self.settings.image_size);

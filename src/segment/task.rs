@@ -146,28 +146,17 @@ impl SegmentTask {
     }
 
     /// Measures the running statistics of an encoder with random weights on a few training pictures, layer after layer
-    /// in one pass, so that frozen batch normalisation normalises: on eight up to 512 pixels, on fewer above to save memory,
-    /// whatever the micro-batch, which changes no result. Does nothing for loaded encoders.
+    /// in one pass, so that frozen batch normalisation normalises. Does nothing for loaded encoders.
     ///
     /// # Errors
     /// [`Error::Data`] from a sample.
     pub fn calibrate(&self) -> Result<()> {
-        const PIXELS: i64 = 8 * 512 * 512;
-        let model = &self.assembly.description.model;
-        let pictures = usize::try_from(PIXELS / model.image_size.pow(2).max(1)).unwrap_or(0).clamp(2, 8);
-        if model.batch_norm != BatchNorm::Frozen || model.image_encoder != super::setup::RANDOM {
-            return Ok(());
-        }
+        let Some(pictures) = calibration_pictures(&self.assembly.description.model) else { return Ok(()) };
         let order = order::epoch_batches(&self.rows, &self.lengths, self.config.seed, 0, pictures);
         let Some(first) = order.into_iter().next() else { return Ok(()) };
         let batch = self.load(&self.plain, vec![first], 0, 0)?.next();
         let Some(batch) = batch.transpose()? else { return Ok(()) };
-        let statistics = BatchStatistics::Batch { momentum: 1.0 };
-        guard::guard(|| {
-            let pass = tiny_vit::Pass { statistics, checkpoint: false };
-            let _embedding = no_grad(|| self.assembly.model.embed_image(&batch.sam_image, pass));
-            Ok(())
-        })
+        calibrate(&self.assembly.model, &batch.sam_image)
     }
 
     fn effective_batch(&self) -> usize {
@@ -259,6 +248,24 @@ impl Task for SegmentTask {
         weights::load_parts(folder, &self.assembly.model, false, &mut warnings)?;
         weights::load_own_base(folder, &self.assembly.model)
     }
+}
+
+/// Pictures that an encoder of random weights is calibrated on, `None` where it is not: eight up to 512 pixels, fewer above to
+/// save memory. It must not depend on the micro-batch, which changes no result.
+pub(super) fn calibration_pictures(model: &ModelConfig) -> Option<usize> {
+    const PIXELS: i64 = 8 * 512 * 512;
+    let random = model.batch_norm == BatchNorm::Frozen && model.image_encoder == super::setup::RANDOM;
+    random.then(|| usize::try_from(PIXELS / model.image_size.pow(2).max(1)).unwrap_or(0).clamp(2, 8))
+}
+
+/// Sets the encoder's running statistics to those of `sam_image`.
+pub(super) fn calibrate(model: &PrsMed, sam_image: &Tensor) -> Result<()> {
+    let statistics = BatchStatistics::Batch { momentum: 1.0 };
+    guard::guard(|| {
+        let pass = tiny_vit::Pass { statistics, checkpoint: false };
+        let _embedding = no_grad(|| model.embed_image(sam_image, pass));
+        Ok(())
+    })
 }
 
 /// How training runs the model.

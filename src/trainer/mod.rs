@@ -121,6 +121,12 @@ pub trait Rehearse: Task {
     /// A micro-batch of full size whose numbers mean nothing.
     fn example(&self) -> Self::Batch;
 
+    /// What a new run does to new weights before its first step.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    fn calibrate(&self) -> crate::Result<()>;
+
     /// Uses the trained weights once as users do, on an example of full size.
     ///
     /// # Errors

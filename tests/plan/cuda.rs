@@ -318,7 +318,6 @@ fn operators_planned_for_cuda() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Needs `TORCH_CUDNN_SDPA_DEPRIORITIZED=1` on cards of compute capability 9.0 and 10.0: the plan has flash attention.
 #[test]
 #[ignore = "needs CUDA"]
 fn operators_on_cuda_as_planned() {

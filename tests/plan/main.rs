@@ -17,7 +17,6 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 mod cpu;
 mod cuda;
-mod full;
 mod gpu;
 mod operands;
 mod recorded;
