@@ -1,10 +1,15 @@
-//! `prsmed` trains, evaluates and uses PRS-Med: an image and a question give a mask and an answer.
+//! `prsmed` trains, evaluates and uses PRS-Med (an image and a question give a mask and an answer), and makes new
+//! image+mask pairs for it with Stable Diffusion.
 //!
 //! ```text
 //! files -> data -> batch -> segment (task) -> trainer -> run folder -> segment::predict / evaluate
 //!                             |
 //!        models: clip -> projector -> mistral (+LoRA) -> hidden states --+
 //!                tiny_vit -> image embedding ----------------------------+-> mask_decoder -> mask
+//!
+//! train rows -> augment (prompt, latents, denoise, decode, paste) -> filter -> a data root of its own
+//!                  |
+//!        models::diffusion: text, unet (+controlnet), vae, sampler
 //! ```
 //!
 //! # Levels
@@ -13,9 +18,10 @@
 //!
 //! | level | modules |
 //! |---|---|
-//! | 8 | `cli` |
-//! | 7 | `config` |
-//! | 6 | `plan` |
+//! | 9 | `cli` |
+//! | 8 | `config` |
+//! | 7 | `plan` |
+//! | 6 | `augment` |
 //! | 5 | `segment` |
 //! | 4 | `trainer` |
 //! | 3 | `models` `data` `metrics` |
@@ -40,6 +46,8 @@ pub mod models;
 pub mod trainer;
 
 pub mod segment;
+
+pub mod augment;
 
 pub mod plan;
 

@@ -10,6 +10,7 @@
 pub mod annotation;
 pub mod batch;
 pub mod check;
+pub mod classical;
 pub mod decode;
 pub mod image;
 pub mod jitter;

@@ -8,6 +8,7 @@
 //! Source: `llava/mm_utils.py::tokenizer_image_token` and PRS-Med's data loader. Deviations: a literal `<image>` inside
 //! a question stays text (the original would splice a second image); the end-of-sequence id can be appended.
 
+pub mod clip_bpe;
 mod sentencepiece;
 mod train;
 

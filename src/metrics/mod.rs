@@ -1,5 +1,7 @@
 //! Scores of masks and answers: pure functions on slices, no tensors, no files.
 
+pub mod distance;
+pub mod paired;
 pub mod porter;
 pub mod segmentation;
 pub mod structure;

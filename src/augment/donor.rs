@@ -1,0 +1,1 @@
+//! Masks of other pictures, moved to a new place.

@@ -1,0 +1,1 @@
+//! Writes pairs as a data root.

@@ -1,0 +1,1 @@
+//! Which pixels stay: held regions, decoys, colour match, pasting back.

@@ -1,0 +1,11 @@
+//! New image+mask pairs from diffusion models: made, filtered, judged.
+//!
+//! Read [`generate`] first: sources and prompts -> latents -> pictures with held labels -> a data root.
+
+pub mod donor;
+pub mod export;
+pub mod filter;
+pub mod hold;
+pub mod prompt;
+pub mod quality;
+pub mod study;

@@ -1,0 +1,1 @@
+//! Quality numbers of a set of pictures.

@@ -1,0 +1,1 @@
+//! Does it help? Trainings with and without, compared.

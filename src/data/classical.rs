@@ -1,0 +1,1 @@
+//! Classical augmentation: flips, rotations, elastic deformation, intensity, noise, blur, gamma.

@@ -1,0 +1,1 @@
+//! Paired comparisons with intervals.

@@ -1,0 +1,1 @@
+//! Residual blocks, transformer blocks and resampling that UNet, ControlNet and VAE share.

@@ -1,0 +1,1 @@
+//! ControlNet (Zhang et al. 2023).

@@ -1,0 +1,1 @@
+//! Low-rank adapters of diffusion models, read from files.

@@ -1,0 +1,1 @@
+//! Noise schedule and samplers as pure functions.

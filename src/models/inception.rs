@@ -1,0 +1,1 @@
+//! InceptionV3 as the features of FID and KID.
