@@ -9,4 +9,5 @@ mod lora;
 mod losses;
 mod mask_decoder;
 mod mistral;
+mod samplers;
 mod tiny_vit;
