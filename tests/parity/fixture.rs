@@ -90,7 +90,7 @@ impl Fixture {
     }
 }
 
-fn archive(path: &Path) -> Archive {
+pub(crate) fn archive(path: &Path) -> Archive {
     Archive::open(path).unwrap_or_else(|e| panic!("fixture {}: {e}", path.display()))
 }
 

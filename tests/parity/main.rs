@@ -6,6 +6,7 @@ mod adamw;
 mod clip;
 mod fixture;
 mod lora;
+mod lora_files;
 mod losses;
 mod mask_decoder;
 mod mistral;

@@ -1,1 +1,261 @@
-//! Low-rank adapters of diffusion models, read from files.
+//! Low-rank adapters of diffusion models (Hu et al. 2021), read from files in every naming in use and added to weights.
+//!
+//! Sources: the loaders of diffusers 0.42 and peft 0.21, kohya's sd-scripts. Not read: DoRA, LoHa, LoKr, adapter biases;
+//! files that hold any of these are refused, not read in part. Deviation: an adapter for a module that the model lacks is
+//! an error; diffusers leaves it out.
+
+mod names;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use crate::tensor::store::Store;
+use crate::tensor::weights::Archive;
+use crate::tensor::{Kind, Tensor, no_grad};
+use crate::{Error, Result};
+use names::Part;
+
+/// Key of a safetensors header under which diffusers keeps PEFT's settings.
+const METADATA: &str = "lora_adapter_metadata";
+
+/// The network an adapter belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Component {
+    /// The denoising UNet.
+    Unet,
+    /// The (first) text tower.
+    TextEncoder,
+    /// SDXL's second text tower.
+    TextEncoder2,
+}
+
+impl Component {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Unet, Self::TextEncoder, Self::TextEncoder2];
+
+    /// Its folder in a model repository.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Unet => "unet",
+            Self::TextEncoder => "text_encoder",
+            Self::TextEncoder2 => "text_encoder_2",
+        }
+    }
+}
+
+/// The low-rank change of one module: `scale · up · down` is added to its weight.
+#[derive(Debug)]
+pub struct Adapter {
+    /// The network.
+    pub component: Component,
+    /// Dotted path of the module inside the network, as diffusers names it, without `.weight`.
+    pub module: String,
+    /// `[rank, in]`, or `[rank, in, kh, kw]` for a convolution.
+    pub down: Tensor,
+    /// `[out, rank]`, or `[out, rank, 1, 1]` for a convolution.
+    pub up: Tensor,
+    /// Alpha over rank.
+    pub scale: f64,
+}
+
+/// What [`merge`] did.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MergeReport {
+    /// Names of the weights that were changed, in the order of the adapters.
+    pub changed: Vec<String>,
+}
+
+/// Reads the adapters of `path`: a `.safetensors` file, or a PEFT folder with `adapter_config.json`.
+///
+/// Sorted by component and module. The scale comes from `.alpha` tensors, else from the header or `adapter_config.json`,
+/// else it is 1.
+///
+/// # Errors
+/// [`Error::Io`] and [`Error::Weights`] for files that cannot be read, that hold anything but adapters, or adapters with
+/// a missing or mis-shaped half.
+pub fn read(path: &Path) -> Result<Vec<Adapter>> {
+    let archive = Archive::open(path)?;
+    let settings = Settings::of(&archive)?;
+    let wrong = |reason: String| Error::weights(path, reason, "use a LoRA file of diffusers, peft or kohya's scripts");
+    let mut found: BTreeMap<(Component, String), Halves> = BTreeMap::new();
+    let mut unknown = Vec::new();
+    for key in archive.names() {
+        let Some((component, module, part)) = names::read(key) else {
+            unknown.push(format!("`{key}`"));
+            continue;
+        };
+        let halves = found.entry((component, module)).or_default();
+        let slot = match part {
+            Part::Down => &mut halves.down,
+            Part::Up => &mut halves.up,
+            Part::Alpha => &mut halves.alpha,
+        };
+        if slot.replace(archive.read(key)?).is_some() {
+            return Err(wrong(format!("holds the module of `{key}` twice, under two namings")));
+        }
+    }
+    if !unknown.is_empty() || found.is_empty() {
+        let some: Vec<String> = unknown.iter().take(3).cloned().collect();
+        return Err(wrong(if some.is_empty() {
+            "holds no adapters".into()
+        } else {
+            format!("{} tensors are no parts of LoRA adapters: {} ...", unknown.len(), some.join(", "))
+        }));
+    }
+    let built = found.into_iter().map(|((component, module), halves)| {
+        let place = format!("{}.{module}", component.name());
+        halves.adapter(component, module, &settings).map_err(|reason| wrong(format!("`{place}` {reason}")))
+    });
+    built.collect()
+}
+
+/// The tensors of one module.
+#[derive(Default)]
+struct Halves {
+    down: Option<Tensor>,
+    up: Option<Tensor>,
+    alpha: Option<Tensor>,
+}
+
+impl Halves {
+    fn adapter(self, component: Component, module: String, settings: &Settings) -> Result<Adapter, String> {
+        let (Some(down), Some(up)) = (self.down, self.up) else {
+            return Err("lacks one of its two matrices".into());
+        };
+        let (a, b) = (down.size(), up.size());
+        let fits = a.len() >= 2 && b.len() >= 2 && a[0] == b[1] && a[0] > 0 && b[2..].iter().all(|&side| side == 1);
+        if !fits {
+            return Err(format!("has matrices of shapes {a:?} and {b:?}, which do not multiply"));
+        }
+        #[expect(clippy::cast_precision_loss, reason = "a rank is small")]
+        let rank = a[0] as f64;
+        let scale = match self.alpha {
+            Some(alpha) if alpha.numel() == 1 => alpha.to_kind(Kind::Double).reshape([1]).double_value(&[0]) / rank,
+            Some(alpha) => return Err(format!("has an alpha of shape {:?}, which is no number", alpha.size())),
+            None => settings.scale(component, &module, rank)?,
+        };
+        Ok(Adapter { component, module, down, up, scale })
+    }
+}
+
+/// PEFT's settings that came with a file, for each component or for all (`None`).
+#[derive(Default)]
+struct Settings {
+    by_component: HashMap<Option<Component>, Map<String, Value>>,
+}
+
+impl Settings {
+    fn of(archive: &Archive) -> Result<Self> {
+        let mut this = Self::default();
+        let path = archive.path();
+        let damaged = |place: &Path, error: serde_json::Error| {
+            Error::weights(place, format!("the settings of its adapters: {error}"), "download or copy it again")
+        };
+        let beside = if path.is_dir() { path.to_owned() } else { path.with_file_name("") };
+        let card = beside.join("adapter_config.json");
+        let peft = path.is_dir() || path.file_stem().is_some_and(|stem| stem == "adapter_model");
+        if peft && card.exists() {
+            let text = std::fs::read(&card).map_err(Error::io(&card, "read"))?;
+            this.by_component.insert(None, serde_json::from_slice(&text).map_err(|error| damaged(&card, error))?);
+        }
+        let Some(text) = archive.metadata().get(METADATA) else { return Ok(this) };
+        let all: Map<String, Value> = serde_json::from_str(text).map_err(|error| damaged(path, error))?;
+        for (key, value) in all {
+            // `text_encoder.r`; a key without a component counts for all.
+            let named = key.split_once('.').and_then(|(name, rest)| {
+                Some((Component::ALL.into_iter().find(|component| component.name() == name)?, rest))
+            });
+            let (component, key) = named.map_or((None, key.as_str()), |(component, rest)| (Some(component), rest));
+            this.by_component.entry(component).or_default().insert(key.to_owned(), value);
+        }
+        Ok(this)
+    }
+
+    fn scale(&self, component: Component, module: &str, rank: f64) -> Result<f64, String> {
+        let maps = [Some(component), None].map(|key| self.by_component.get(&key));
+        let Some(settings) = maps.into_iter().flatten().next() else { return Ok(1.0) };
+        let is = |key: &str| settings.get(key).and_then(Value::as_bool).unwrap_or(false);
+        if is("use_dora") {
+            return Err("is a DoRA adapter, which is not supported".into());
+        }
+        let own = settings.get("alpha_pattern").and_then(Value::as_object).into_iter().flatten();
+        let own = own.filter(|(pattern, _)| is_tail(module, pattern)).find_map(|(_, alpha)| alpha.as_f64());
+        let Some(alpha) = own.or_else(|| settings.get("lora_alpha").and_then(Value::as_f64)) else { return Ok(1.0) };
+        Ok(alpha / if is("use_rslora") { rank.sqrt() } else { rank })
+    }
+}
+
+/// Whether `tail` is `module` or its last words.
+fn is_tail(module: &str, tail: &str) -> bool {
+    module.strip_suffix(tail).is_some_and(|before| before.is_empty() || before.ends_with('.'))
+}
+
+/// Adds `strength · scale · up · down` of every adapter to the weights of `store`, in fp32, and stores the sum in the
+/// type the weight has. Nothing is changed when any adapter does not fit. The caller picks the adapters of the store's
+/// component.
+///
+/// # Errors
+/// [`Error::Config`] naming the nearest module when the model has no such module, or the shapes when they differ.
+pub fn merge<'a>(store: &Store, adapters: impl IntoIterator<Item = &'a Adapter>, strength: f64) -> Result<MergeReport> {
+    let weights: HashMap<String, Tensor> =
+        store.entries().into_iter().map(|entry| (entry.name, entry.tensor)).collect();
+    let mut planned = Vec::new();
+    for adapter in adapters {
+        let name = weight_name(&weights, adapter)?;
+        let weight = &weights[&name];
+        let size = weight.size();
+        let (out, rank) = (adapter.up.size()[0], adapter.down.size()[0]);
+        let inside: i64 = size.iter().skip(1).product();
+        let kernel = adapter.down.size()[2..].iter().any(|&side| side != 1);
+        let fits = size.len() >= 2
+            && size[0] == out
+            && adapter.down.size()[1] == size[1]
+            && inside * rank == adapter.down.size().iter().product::<i64>()
+            && (!kernel || adapter.down.size()[2..] == size[2..]);
+        if !fits {
+            let shapes = format!("{:?} and {:?}", adapter.down.size(), adapter.up.size());
+            return Err(Error::config(
+                "lora",
+                format!("the adapter of `{}` has matrices {shapes}, its weight is {size:?}", adapter.module),
+                "use a LoRA that was trained for this model",
+            ));
+        }
+        planned.push((name, adapter));
+    }
+    no_grad(|| {
+        for (name, adapter) in &planned {
+            let weight = &weights[name];
+            let matrix =
+                |half: &Tensor| half.to_device(weight.device()).to_kind(Kind::Float).reshape([half.size()[0], -1]);
+            let change = matrix(&adapter.up).matmul(&matrix(&adapter.down)).reshape(weight.size());
+            let sum = weight.to_kind(Kind::Float) + change * (strength * adapter.scale);
+            weight.shallow_clone().copy_(&sum);
+        }
+    });
+    Ok(MergeReport { changed: planned.into_iter().map(|(name, _)| name).collect() })
+}
+
+/// The weight an adapter changes; text towers are stored with and without `text_model.`.
+fn weight_name(weights: &HashMap<String, Tensor>, adapter: &Adapter) -> Result<String> {
+    let module = &adapter.module;
+    let mut names = vec![format!("{module}.weight")];
+    if adapter.component != Component::Unet {
+        names.push(format!("text_model.{module}.weight"));
+        names.extend(module.strip_prefix("text_model.").map(|bare| format!("{bare}.weight")));
+    }
+    if let Some(name) = names.iter().find(|name| weights.contains_key(*name)) {
+        return Ok(name.clone());
+    }
+    let near = |name: &str| strsim::jaro_winkler(name, &names[0]);
+    let nearest = weights.keys().filter_map(|name| name.strip_suffix(".weight"));
+    let nearest = nearest.max_by(|a, b| near(a).total_cmp(&near(b)).then_with(|| b.cmp(a))).unwrap_or("nothing");
+    Err(Error::config(
+        "lora",
+        format!("the {} has no module `{module}`; the nearest is `{nearest}`", adapter.component.name()),
+        "use a LoRA that was trained for this model",
+    ))
+}

@@ -1,0 +1,213 @@
+use std::path::PathBuf;
+
+use super::*;
+use crate::tensor::store::{Init, Role, StoreOptions};
+use crate::tensor::weights::write_safetensors;
+use crate::tensor::{Device, dims};
+
+const QUERY: &str = "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_q";
+const OUT: &str = "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_out.0";
+const PROJ: &str = "up_blocks.0.attentions.2.proj_in";
+const CONV: &str = "down_blocks.1.resnets.0.conv1";
+const RANK: i64 = 2;
+const ALPHA: f64 = 1.0;
+
+/// The modules of a model that never was: two linear layers, a convolution with a kernel of 1 and one of 3.
+const SHAPES: [(&str, &[i64]); 4] = [(QUERY, &[4, 6]), (OUT, &[4, 4]), (PROJ, &[4, 3, 1, 1]), (CONV, &[5, 3, 3, 3])];
+
+fn counted(shape: &[i64], step: f64) -> Tensor {
+    let count: i64 = shape.iter().product();
+    (Tensor::arange(count, (Kind::Float, Device::Cpu)) * step - 1.0).reshape(shape)
+}
+
+fn store(kind: Kind) -> Store {
+    let store = Store::new(StoreOptions { frozen_kind: kind, ..StoreOptions::cpu() });
+    for (module, shape) in SHAPES {
+        let mut weight = store.root(Role::Frozen).sub(module).param("weight", shape, Init::Const(0.0));
+        weight.copy_(&counted(shape, 0.125));
+    }
+    store
+}
+
+/// `down` and `up` of a weight of this shape; a convolution of 1 has flat matrices, as some writers have it.
+fn halves(shape: &[i64]) -> (Tensor, Tensor) {
+    let kernel = if shape.len() == 4 && shape[2] == 3 { &shape[2..] } else { &[] };
+    let down = counted(&[&[RANK, shape[1]], kernel].concat(), 0.1);
+    let ones = vec![1; kernel.len()];
+    (down, counted(&[&[shape[0], RANK], &ones[..]].concat(), 0.2))
+}
+
+/// What the weights must be after a merge, computed element by element.
+fn merged(shape: &[i64], strength: f64) -> Tensor {
+    let (down, up) = halves(shape);
+    let (down, up) = (down.reshape([RANK, -1]), up.reshape([-1, RANK]));
+    let [_, inside] = dims(&down);
+    let mut rows = Vec::new();
+    for o in 0..shape[0] {
+        for i in 0..inside {
+            let product: f64 = (0..RANK).map(|r| up.double_value(&[o, r]) * down.double_value(&[r, i])).sum();
+            rows.push(counted(shape, 0.125).reshape([-1]).double_value(&[o * inside + i]) + strength * product);
+        }
+    }
+    Tensor::from_slice(&rows).to_kind(Kind::Float).reshape(shape)
+}
+
+/// A file of adapters for all modules; `name` gives the key of a part of a module.
+fn write(name: impl Fn(&str, Part) -> String, alpha: bool, header: &[(&str, String)]) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("lora.safetensors");
+    let mut tensors = Vec::new();
+    for (module, shape) in SHAPES {
+        let (down, up) = halves(shape);
+        tensors.push((name(module, Part::Down), down));
+        tensors.push((name(module, Part::Up), up));
+        if alpha {
+            tensors.push((name(module, Part::Alpha), Tensor::from(ALPHA).to_kind(Kind::Float)));
+        }
+    }
+    let named: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    let header = header.iter().map(|(key, value)| ((*key).to_owned(), value.clone())).collect();
+    write_safetensors(&path, &named, &header).unwrap();
+    (folder, path)
+}
+
+fn peft(module: &str, part: Part) -> String {
+    let end = if part == Part::Down { "A" } else { "B" };
+    format!("unet.{module}.lora_{end}.weight")
+}
+
+fn assert_merged(what: &str, path: &Path, total: f64) {
+    let adapters = read(path).unwrap();
+    assert_eq!(adapters.len(), SHAPES.len(), "{what}");
+    let store = store(Kind::Float);
+    let strength = 0.5;
+    let report = merge(&store, &adapters, strength).unwrap();
+    assert_eq!(report.changed.len(), SHAPES.len(), "{what}");
+    for (module, shape) in SHAPES {
+        let (got, want) = (store.get(&format!("{module}.weight")).unwrap(), merged(shape, strength * total));
+        assert!((got - want).abs().max().double_value(&[]) < 1e-5, "{what}: {module}");
+    }
+}
+
+#[test]
+fn every_naming_gives_the_same_weights() {
+    let scale = ALPHA / 2.0;
+    let end = |part| match part {
+        Part::Down => "down.weight",
+        Part::Up => "up.weight",
+        Part::Alpha => unreachable!("written by kohya's names only"),
+    };
+    let old = |module: &str, part| format!("unet.{module}.lora.{}", end(part));
+    let (_folder, path) = write(old, false, &[]);
+    assert_merged("older diffusers", &path, 1.0);
+    let (_folder, path) = write(peft, false, &[]);
+    assert_merged("peft without settings", &path, 1.0);
+    let wrapped = |module: &str, part| peft(module, part).replacen("unet.", "base_model.model.", 1);
+    let (_folder, path) = write(wrapped, false, &[]);
+    assert_merged("peft's own wrapper", &path, 1.0);
+    let header = format!(r#"{{"unet.r": 2, "unet.lora_alpha": {ALPHA}, "unet.use_rslora": false}}"#);
+    let (_folder, path) = write(peft, false, &[(METADATA, header)]);
+    assert_merged("peft with settings", &path, scale);
+    let kohya = |module: &str, part| {
+        let flat = module.replace('.', "_");
+        match part {
+            Part::Alpha => format!("lora_unet_{flat}.alpha"),
+            part => format!("lora_unet_{flat}.lora_{}", end(part)),
+        }
+    };
+    let (_folder, path) = write(kohya, true, &[]);
+    assert_merged("kohya", &path, scale);
+    let original = |module: &str, part| {
+        let key = kohya(module, part);
+        key.replace("down_blocks_1_attentions_0", "input_blocks_4_1")
+            .replace("up_blocks_0_attentions_2", "output_blocks_2_1")
+            .replace("down_blocks_1_resnets_0_conv1", "input_blocks_4_0_in_layers_2")
+    };
+    let (_folder, path) = write(original, true, &[]);
+    assert_merged("kohya with the original blocks", &path, scale);
+}
+
+#[test]
+fn a_peft_folder_has_its_settings_beside_it() {
+    let (folder, path) = write(|module, part| peft(module, part).replacen("unet.", "base_model.model.", 1), false, &[]);
+    let file = folder.path().join("adapter_model.safetensors");
+    std::fs::rename(path, &file).unwrap();
+    let card = r#"{"r": 2, "lora_alpha": 6, "use_rslora": false, "alpha_pattern": {"attn1.to_q": 4}}"#;
+    std::fs::write(folder.path().join("adapter_config.json"), card).unwrap();
+    for place in [folder.path(), &file] {
+        for adapter in read(place).unwrap() {
+            let want = if adapter.module == QUERY { 2.0 } else { 3.0 };
+            assert_eq!(adapter.scale, want, "{}", adapter.module);
+        }
+    }
+    let card = r#"{"r": 2, "lora_alpha": 6, "use_rslora": true}"#;
+    std::fs::write(folder.path().join("adapter_config.json"), card).unwrap();
+    assert!(read(&file).unwrap().iter().all(|adapter| (adapter.scale - 6.0 / 2_f64.sqrt()).abs() < 1e-12));
+    std::fs::write(folder.path().join("adapter_config.json"), r#"{"use_dora": true}"#).unwrap();
+    assert!(read(&file).unwrap_err().to_string().contains("DoRA"));
+}
+
+#[test]
+fn sums_are_formed_in_full_width_and_stored_narrow() {
+    let (_folder, path) = write(peft, false, &[]);
+    let store = store(Kind::BFloat16);
+    merge(&store, &read(&path).unwrap(), 0.5).unwrap();
+    for (module, shape) in SHAPES {
+        let got = store.get(&format!("{module}.weight")).unwrap();
+        assert_eq!(got.kind(), Kind::BFloat16);
+        let base = counted(shape, 0.125).to_kind(Kind::BFloat16).to_kind(Kind::Float);
+        let want = (merged(shape, 0.5) - counted(shape, 0.125) + base).to_kind(Kind::BFloat16);
+        let step = want.to_kind(Kind::Float).abs().max().double_value(&[]) / 256.0;
+        assert!((got - want).to_kind(Kind::Float).abs().max().double_value(&[]) <= step, "{module}");
+    }
+}
+
+#[test]
+fn text_towers_with_and_without_their_outer_name() {
+    let module = "text_model.encoder.layers.0.self_attn.q_proj";
+    for stored in [module, module.trim_start_matches("text_model.")] {
+        let store = Store::new(StoreOptions::cpu());
+        let _weight = store.root(Role::Frozen).sub(stored).param("weight", &[3, 3], Init::Const(0.0));
+        let (down, up) = halves(&[3, 3]);
+        let adapter = Adapter { component: Component::TextEncoder2, module: module.into(), down, up, scale: 1.0 };
+        let report = merge(&store, [&adapter], 1.0).unwrap();
+        assert_eq!(report.changed, [format!("{stored}.weight")]);
+    }
+}
+
+#[test]
+fn a_module_the_model_lacks_is_named_and_nothing_is_changed() {
+    let (_folder, path) = write(peft, false, &[]);
+    let mut adapters = read(&path).unwrap();
+    let last = adapters.last_mut().unwrap();
+    last.module = last.module.replace("proj_in", "proj_im");
+    let store = store(Kind::Float);
+    let error = merge(&store, &adapters, 1.0).unwrap_err().to_string();
+    assert!(error.contains("proj_im") && error.contains(&format!("`{PROJ}`")), "{error}");
+    for (module, shape) in SHAPES {
+        assert_eq!(store.get(&format!("{module}.weight")).unwrap(), counted(shape, 0.125), "{module}");
+    }
+    adapters.last_mut().unwrap().module = CONV.into();
+    let error = merge(&store, &adapters, 1.0).unwrap_err().to_string();
+    assert!(error.contains("[5, 3, 3, 3]"), "{error}");
+}
+
+#[test]
+fn files_that_are_no_plain_adapters_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("other.safetensors");
+    let (two, wide) = (counted(&[2, 4], 0.1), counted(&[4, 3], 0.1));
+    let key = |end: &str| format!("lora_unet_conv_in.{end}");
+    for (tensors, word) in [
+        (vec![(key("hada_w1_a"), &two)], "hada_w1_a"),
+        (vec![(key("lora_down.weight"), &two)], "lacks one"),
+        (vec![(key("lora_down.weight"), &two), (key("lora_up.weight"), &wide)], "do not multiply"),
+        (vec![(key("dora_scale"), &two), (key("lora_down.weight"), &two)], "dora_scale"),
+        (vec![("unet.conv_in.lora_A.weight".into(), &two), (key("lora_down.weight"), &two)], "twice"),
+        (vec![("lora_unet_input_blocks_0_1_proj_in.lora_down.weight".into(), &two)], "input_blocks_0_1"),
+    ] {
+        write_safetensors(&path, &tensors, &BTreeMap::new()).unwrap();
+        let error = read(&path).unwrap_err();
+        assert!(matches!(error, Error::Weights { .. }) && error.to_string().contains(word), "{error}");
+    }
+}
