@@ -2,10 +2,14 @@
 //!
 //! Read [`generate`] first: sources and prompts -> latents -> pictures with held labels -> a data root.
 
+pub mod blueprint;
 pub mod donor;
 pub mod export;
 pub mod filter;
 pub mod hold;
+pub mod pipeline;
 pub mod prompt;
 pub mod quality;
+pub mod rehearsal;
+pub mod settings;
 pub mod study;

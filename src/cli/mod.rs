@@ -5,6 +5,7 @@ pub mod output;
 pub mod progress;
 pub mod report;
 
+mod augment;
 mod data;
 mod eval;
 mod hub;
@@ -55,6 +56,8 @@ enum Command {
     Preset(preset::Args),
     Solve(solve::Args),
     #[command(subcommand)]
+    Augment(augment::Command),
+    #[command(subcommand)]
     Data(data::Command),
     #[command(subcommand)]
     Hub(hub::Command),
@@ -63,7 +66,7 @@ enum Command {
 
 impl Command {
     fn saves_on_interrupt(&self) -> bool {
-        matches!(self, Self::Train(_))
+        matches!(self, Self::Train(_) | Self::Augment(_))
     }
 }
 
@@ -127,6 +130,7 @@ fn dispatch(command: Command, context: &Context) -> anyhow::Result<Outcome> {
         Command::Plan(args) => plan::run(&args, context),
         Command::Preset(args) => preset::run(&args, context),
         Command::Solve(args) => solve::run(&args, context),
+        Command::Augment(command) => augment::run(&command, context),
         Command::Data(command) => data::run(&command, context),
         Command::Hub(command) => hub::run(&command, context),
         Command::Trace(args) => trace::run(&args, context),

@@ -3,7 +3,7 @@
 use super::Context;
 use super::report::Outcome;
 use crate::config::planned::{Remedy, remedies};
-use crate::config::{RunConfig, Sources};
+use crate::config::{AugmentRun, RunConfig, Sources};
 use crate::event::Event;
 use crate::plan::cards::{self, Budget};
 use crate::plan::device_terms::Facts;
@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 /// Settings to plan.
 #[derive(Debug, clap::Args)]
 pub(super) struct SettingsArgs {
-    /// Named settings: tiny, full, cpu, gpu-24gb, ... [default: full]
+    /// Named settings: tiny, full, cpu, gpu-24gb, ... [default: full; `augment` for that task]
     #[arg(long, value_name = "NAME")]
     pub(super) preset: Option<String>,
     /// TOML file over the preset
@@ -39,6 +39,15 @@ impl SettingsArgs {
         let sources =
             Sources { preset: self.preset.clone(), default_preset: "full".into(), file: self.config.clone(), sets };
         Ok(sources.resolve()?.config)
+    }
+
+    /// The same for making pairs.
+    pub(super) fn resolve_augment(&self, flags: Vec<(String, String)>) -> Result<AugmentRun> {
+        let mut sets: Vec<(String, String)> = self.sets.iter().map(|set| (set.clone(), "--set".to_owned())).collect();
+        sets.extend(flags);
+        let sources =
+            Sources { preset: self.preset.clone(), default_preset: "augment".into(), file: self.config.clone(), sets };
+        Ok(sources.resolve_as()?.config)
     }
 }
 
@@ -108,7 +117,8 @@ fn seen_by_libtorch() -> Option<Machine> {
 #[command(after_help = "Examples:
   prsmed plan --preset full --gpu 24gb
   prsmed plan --config my.toml --gpu \"RTX 4090\" --timeline step.html
-  prsmed plan --preset full --gpu 16gb --task predict --json")]
+  prsmed plan --preset full --gpu 16gb --task predict --json
+  prsmed plan --task augment --gpu 12gb --set augment.batch=4")]
 pub(super) struct Args {
     #[command(flatten)]
     settings: SettingsArgs,
@@ -131,19 +141,33 @@ enum Task {
     Eval,
     /// One picture of the model's size, the longest question, an answer of 128 tokens
     Predict,
+    /// A batch of new pictures (settings of `prsmed augment`, preset `augment`)
+    Augment,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let picture = args.timeline.as_deref().map(picture_kind).transpose()?;
-    let config = args.settings.resolve(Vec::new())?;
     let machine = args.machine.machine(context)?;
     let job = match args.task {
         Task::Train => Job::Train,
         Task::Eval => Job::Eval,
         Task::Predict => Job::Predict,
+        Task::Augment => Job::Augment,
     };
-    let rehearsed = config.rehearse(job, config.longest_example(), &machine, true)?;
-    let plan = Plan::of(&rehearsed, &machine);
+    let (rehearsed, plan, helping) = if job == Job::Augment {
+        let run = args.settings.resolve_augment(Vec::new())?;
+        let blueprint = super::augment::planned_blueprint(&run, context)?;
+        let rehearsed = run.rehearse(&blueprint, 2, &machine, true)?;
+        let plan = Plan::of(&rehearsed, &machine);
+        let helping = if plan.fits { Vec::new() } else { run.remedies(&blueprint, &machine, &plan) };
+        (rehearsed, plan, helping)
+    } else {
+        let config = args.settings.resolve(Vec::new())?;
+        let rehearsed = config.rehearse(job, config.longest_example(), &machine, true)?;
+        let plan = Plan::of(&rehearsed, &machine);
+        let helping = if plan.fits { Vec::new() } else { remedies(&config, job, &machine, &plan) };
+        (rehearsed, plan, helping)
+    };
     if let (Some(path), Some(kind)) = (&args.timeline, picture) {
         let title = format!("{} on {}: peak {}", title(job), plan.budget.device, plan.allocated_peak);
         let timeline = replay::timeline(&rehearsed.trace, title, Some(plan.budget.bytes.0));
@@ -154,7 +178,6 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         write_bytes(path, text.as_bytes())?;
     }
     context.output.line(plan.table())?;
-    let helping = if plan.fits { Vec::new() } else { remedies(&config, job, &machine, &plan) };
     if !plan.fits {
         context.output.line(remedy_lines(&helping))?;
     }
@@ -170,6 +193,7 @@ fn title(job: Job) -> &'static str {
         Job::Train | Job::Step => "Training",
         Job::Eval => "Evaluation",
         Job::Predict => "Prediction",
+        Job::Augment => "Generation",
     }
 }
 

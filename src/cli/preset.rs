@@ -5,6 +5,7 @@ use super::plan::{MachineArgs, SettingsArgs};
 use super::report::Outcome;
 use crate::config::RunConfig;
 use crate::config::planned::{Searched, preset_toml};
+use crate::config::planned_augment::augment_toml;
 use crate::event::Event;
 use crate::plan::report::Machine;
 use crate::plan::search::{Candidate, Found, Space, search};
@@ -25,7 +26,8 @@ use serde_json::json;
 #[command(after_help = "Examples:
   prsmed preset --gpu 24gb > my.toml
   prsmed train --data-root data --config my.toml
-  prsmed preset --gpu \"RTX A6000\" --effective-batch 16 --image-size 512")]
+  prsmed preset --gpu \"RTX A6000\" --effective-batch 16 --image-size 512
+  prsmed preset --task augment --gpu 8gb > augment.toml")]
 pub(super) struct Args {
     #[command(flatten)]
     settings: SettingsArgs,
@@ -37,9 +39,19 @@ pub(super) struct Args {
     /// Side of the segmenter's picture in pixels, a multiple of 16 [default: as the settings say, smaller if need be]
     #[arg(long, value_name = "N")]
     image_size: Option<i64>,
+    /// train: the full model; augment: making image+mask pairs, the largest batch that fits
+    #[arg(long, value_enum, default_value_t = Task::Train)]
+    task: Task,
     /// speed: fastest step; quality: also a moving average of the weights, and never a smaller picture
     #[arg(long, value_enum, default_value_t = Objective::Speed)]
     objective: Objective,
+}
+
+/// Whose settings are searched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Task {
+    Train,
+    Augment,
 }
 
 /// What the search is for.
@@ -53,6 +65,9 @@ enum Objective {
 pub(super) const HEADROOM_FRAC: f64 = 0.03;
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+    if args.task == Task::Augment {
+        return augment(args, context);
+    }
     let mut flags = Vec::new();
     if let Some(side) = args.image_size {
         flags.push((format!("model.image_size={side}"), "--image-size".to_owned()));
@@ -101,6 +116,32 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         "planned": found.planned,
         "toml": toml,
     }))?;
+    Ok(Outcome::Done)
+}
+
+/// The largest batch of the generator that fits.
+fn augment(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+    let side = args.image_size.map(|side| (format!("augment.image_size={side}"), "--image-size".to_owned()));
+    let run = args.settings.resolve_augment(side.into_iter().collect())?;
+    let machine = args.machine.machine(context)?;
+    let blueprint = super::augment::planned_blueprint(&run, context)?;
+    let Some((fitted, plan)) = run.fitted(&blueprint, &machine, HEADROOM_FRAC)? else {
+        let least = run.plan(&blueprint, &machine)?;
+        let helping = run.remedies(&blueprint, &machine, &least);
+        let text = format!(
+            "no batch fits {} with 3 % of it left free: {}\n{}",
+            machine.offer().device,
+            least.verdict(),
+            super::plan::remedy_lines(&helping)
+        );
+        context.progress.on(&Event::Warning(text));
+        context.output.record(&json!({ "kind": "preset", "fits": false, "smallest": least, "remedies": helping }))?;
+        return Ok(Outcome::No);
+    };
+    let toml = augment_toml(&fitted, &plan);
+    context.output.line(&toml)?;
+    context.progress.on(&Event::Note(plan.table()));
+    context.output.record(&json!({ "kind": "preset", "fits": true, "settings": fitted, "plan": plan, "toml": toml }))?;
     Ok(Outcome::Done)
 }
 

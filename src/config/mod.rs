@@ -1,10 +1,14 @@
-//! Presets and overrides -> [`RunConfig`], with the origin of every value. Nobody below imports this module.
+//! Presets and overrides -> [`RunConfig`] or [`AugmentRun`], with the origin of every value. Nobody below imports this
+//! module.
 //!
 //! A preset states every value. A config file overlays a preset (its own `preset = "NAME"` line, the one asked for, or
 //! the default), `--set key=value` overlays both. Misspelt keys are refused with the nearest one that exists.
 
 pub mod planned;
+pub mod planned_augment;
 
+use crate::augment::settings::AugmentConfig;
+use crate::augment::filter::Thresholds;
 use crate::nn::LoraConfig;
 use crate::segment::ModelConfig;
 use crate::segment::task::DataConfig;
@@ -41,11 +45,57 @@ pub struct RunConfig {
     pub data: DataConfig,
 }
 
+/// Everything that making image+mask pairs is told.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AugmentRun {
+    /// The generator.
+    pub augment: AugmentConfig,
+    /// Which pairs are good enough.
+    pub filter: Thresholds,
+}
+
+/// Settings that presets, files and flags make together.
+pub trait Settings: serde::Serialize + serde::de::DeserializeOwned {
+    /// Presets that the binary carries: name, text.
+    const PRESETS: &'static [(&'static str, &'static str)];
+    /// The command that prints all settings.
+    const PRINTS: &'static str;
+
+    /// Refuses values out of range.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming the key.
+    fn check(&self) -> Result<()>;
+}
+
+impl Settings for RunConfig {
+    const PRESETS: &'static [(&'static str, &'static str)] = &PRESETS;
+    const PRINTS: &'static str = "prsmed train --print-config";
+
+    fn check(&self) -> Result<()> {
+        check(self)
+    }
+}
+
+impl Settings for AugmentRun {
+    const PRESETS: &'static [(&'static str, &'static str)] = &[
+        ("augment", include_str!("../../configs/augment.toml")),
+        ("tiny", include_str!("../../configs/augment-tiny.toml")),
+    ];
+    const PRINTS: &'static str = "prsmed augment generate --print-config";
+
+    fn check(&self) -> Result<()> {
+        self.augment.check()?;
+        self.filter.check()
+    }
+}
+
 /// A config and where each value came from.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Resolved {
+pub struct Resolved<T = RunConfig> {
     /// The values.
-    pub config: RunConfig,
+    pub config: T,
     /// Dotted key -> `preset tiny`, `FILE`, `--set`.
     pub origins: BTreeMap<String, String>,
 }
@@ -64,18 +114,26 @@ pub struct Sources {
 }
 
 impl Sources {
+    /// [`Self::resolve_as`] for training.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn resolve(&self) -> Result<Resolved> {
+        self.resolve_as()
+    }
+
     /// Merges all sources and checks the result.
     ///
     /// # Errors
     /// [`Error::Config`] naming the key; [`Error::Io`] for the file.
-    pub fn resolve(&self) -> Result<Resolved> {
+    pub fn resolve_as<T: Settings>(&self) -> Result<Resolved<T>> {
         let mut file_table = match &self.file {
             Some(path) => read_file(path)?,
             None => Table::new(),
         };
         let named = file_table.remove("preset").map(|v| v.as_str().map(str::to_owned).unwrap_or_default());
         let name = self.preset.clone().or(named).unwrap_or_else(|| self.default_preset.clone());
-        let preset = preset(&name)?;
+        let preset = preset::<T>(&name)?;
         let mut table = preset.clone();
         let mut origins = BTreeMap::new();
         note_origins(&table, "", &format!("preset {name}"), &mut origins);
@@ -93,21 +151,21 @@ impl Sources {
             let patch = nested(key.trim(), parse_value(value.trim()));
             overlay(&mut table, patch, "", flag, &mut origins)?;
         }
-        let config = typed(&table).map_err(|reason| bad_value(&reason, &table, &preset, &origins))?;
+        let config: T = typed(&table).map_err(|reason| bad_value::<T>(&reason, &table, &preset, &origins))?;
         refuse_unread(&config, &origins)?;
-        check(&config)?;
+        config.check()?;
         Ok(Resolved { config, origins })
     }
 }
 
-impl Resolved {
+impl<T: Settings> Resolved<T> {
     /// The config as TOML with each value's origin as a comment, ready for `--config`.
     ///
     /// # Panics
     /// Never: plain values serialise.
     pub fn to_toml(&self) -> String {
         let text = toml::to_string(&self.config).expect("plain values serialise");
-        let mut out = String::from("# Resolved by prsmed; usable with `prsmed train --config`.\n");
+        let mut out = String::from("# Resolved by prsmed; usable with `--config`.\n");
         let mut section = String::new();
         for line in text.lines() {
             if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
@@ -124,9 +182,9 @@ impl Resolved {
     }
 }
 
-fn preset(name: &str) -> Result<Table> {
-    let names: Vec<&str> = PRESETS.iter().map(|(name, _)| *name).collect();
-    let (_, text) = PRESETS.iter().find(|(known, _)| *known == name).ok_or_else(|| {
+fn preset<T: Settings>(name: &str) -> Result<Table> {
+    let names: Vec<&str> = T::PRESETS.iter().map(|(name, _)| *name).collect();
+    let (_, text) = T::PRESETS.iter().find(|(known, _)| *known == name).ok_or_else(|| {
         Error::config("--preset", format!("there is no preset `{name}`"), format!("use one of {}", names.join(", ")))
     })?;
     Ok(text.parse::<Table>().expect("the embedded presets are parsed by a test"))
@@ -209,7 +267,7 @@ fn widen(slot: &Value, value: Value) -> Value {
 }
 
 /// The table as settings, or what serde says about the first value that is wrong.
-fn typed(table: &Table) -> Result<RunConfig, String> {
+fn typed<T: Settings>(table: &Table) -> Result<T, String> {
     Value::Table(table.clone()).try_into().map_err(|error: toml::de::Error| {
         let numbers = [("usize", "a whole number, 0 or more"), ("u64", "a whole number, 0 or more")];
         let numbers =
@@ -221,20 +279,20 @@ fn typed(table: &Table) -> Result<RunConfig, String> {
 }
 
 /// Serde does not say which value is wrong: it is the one that, put back as the preset has it, changes what it says.
-fn bad_value(reason: &str, table: &Table, preset: &Table, origins: &BTreeMap<String, String>) -> Error {
+fn bad_value<T: Settings>(reason: &str, table: &Table, preset: &Table, origins: &BTreeMap<String, String>) -> Error {
     let is_at_fault = |key: &str| {
         let mut mended = table.clone();
         replace(&mut mended, key, value_at(preset, key).cloned());
-        typed(&mended).err().is_none_or(|now| now != reason)
+        typed::<T>(&mended).err().is_none_or(|now| now != reason)
     };
     let culprit = origins.iter().find(|(key, origin)| !origin.starts_with("preset ") && is_at_fault(key));
     let Some((key, origin)) = culprit else {
-        return Error::config("config", reason, "compare with `prsmed train --print-config`");
+        return Error::config("config", reason, format!("compare with `{}`", T::PRINTS));
     };
-    let show = "`prsmed train --print-config` shows all settings";
+    let show = format!("`{}` shows all settings", T::PRINTS);
     let hint = match value_at(preset, key) {
         Some(value) if !value.is_table() => format!("the preset has `{value}`; {show}"),
-        _ => show.to_owned(),
+        _ => show,
     };
     Error::config(key, format!("{reason} ({origin})"), hint)
 }
@@ -259,7 +317,7 @@ fn replace(table: &mut Table, key: &str, value: Option<Value>) {
 }
 
 /// Sizes are read as leniently as a model's `config.json`, which holds more than is needed; a setting is not.
-fn refuse_unread(config: &RunConfig, origins: &BTreeMap<String, String>) -> Result<()> {
+fn refuse_unread(config: &impl Settings, origins: &BTreeMap<String, String>) -> Result<()> {
     let read = Table::try_from(config).expect("plain values serialise");
     let mut known = BTreeMap::new();
     note_origins(&read, "", "", &mut known);

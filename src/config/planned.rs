@@ -81,7 +81,7 @@ impl RunConfig {
                 // with jitter, training and validation keep pictures of their own
                 cache: ((self.data.cache_mib << 20) * if self.data.augment { 2 } else { 1 }) as u64,
             },
-            Job::Predict => Buffers { half_precision, ..Buffers::default() },
+            Job::Predict | Job::Augment => Buffers { half_precision, ..Buffers::default() },
         }
     }
 

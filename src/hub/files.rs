@@ -16,6 +16,59 @@ pub enum Files<'a> {
     /// A model: every `.json` and `tokenizer.model`, and the `.safetensors` files, or where there are none the PyTorch
     /// files (`.bin`, `.pth`, `.pt`).
     Checkpoint,
+    /// A pipeline in diffusers' layout (or a single network of one): configs, tokenizer files and one set of safetensors
+    /// for each network, of this variant (`fp16`) where there is one.
+    Diffusers(&'a str),
+}
+
+/// Networks of a pipeline that are used; its safety checker is not.
+const NETWORKS: [&str; 5] = ["unet", "vae", "text_encoder", "text_encoder_2", "controlnet"];
+/// Other folders whose files are read.
+const TEXTS: [&str; 4] = ["scheduler", "tokenizer", "tokenizer_2", ""];
+
+/// The weight files of `variant` among the names of one folder: its own, else the plain ones.
+pub fn of_variant<'a>(names: &[&'a str], variant: &str) -> Vec<&'a str> {
+    // `model.safetensors`, `model-00001-of-00002.safetensors`, `model.fp16-00001-of-00002.safetensors`
+    let variant_of = |name: &str| -> Option<String> {
+        let stem = name.strip_suffix(".safetensors")?;
+        let stem = stem.split_once("-0").map_or(stem, |(stem, _)| stem);
+        let rest = stem.strip_prefix("diffusion_pytorch_model").or_else(|| stem.strip_prefix("model"))?;
+        Some(rest.trim_start_matches('.').to_owned())
+    };
+    let of = |wanted: &str| -> Vec<&'a str> {
+        names.iter().copied().filter(|name| variant_of(name).is_some_and(|variant| variant == wanted)).collect()
+    };
+    let own = if variant.is_empty() { Vec::new() } else { of(variant) };
+    if own.is_empty() { of("") } else { own }
+}
+
+fn diffusers(files: &[RemoteFile], variant: &str) -> Vec<RemoteFile> {
+    let is_pipeline = files.iter().any(|file| file.name == "model_index.json");
+    let mut folders: Vec<&str> = NETWORKS.to_vec();
+    if !is_pipeline {
+        folders.push("");
+    }
+    let mut chosen = Vec::new();
+    let in_folder = |folder: &str| -> Vec<&RemoteFile> {
+        files.iter().filter(|file| file.name.rsplit_once('/').map_or("", |(parent, _)| parent) == folder).collect()
+    };
+    for folder in &folders {
+        let inside = in_folder(folder);
+        let base = |file: &RemoteFile| file.name.rsplit_once('/').map_or(file.name.clone(), |(_, name)| name.to_owned());
+        let bases: Vec<String> = inside.iter().map(|file| base(file)).collect();
+        let names: Vec<&str> = bases.iter().map(String::as_str).collect();
+        let weights = of_variant(&names, variant);
+        let wanted = |name: &str| weights.contains(&name) || name.ends_with(".json");
+        chosen.extend(inside.iter().zip(&bases).filter(|(_, name)| wanted(name)).map(|(file, _)| (*file).clone()));
+    }
+    if !chosen.iter().any(|file| file.name.ends_with(".safetensors")) {
+        return Vec::new();
+    }
+    for folder in TEXTS.iter().filter(|folder| is_pipeline || !folder.is_empty()) {
+        let texts = [".json", ".txt"];
+        chosen.extend(in_folder(folder).into_iter().filter(|f| texts.iter().any(|end| f.name.ends_with(end))).cloned());
+    }
+    chosen
 }
 
 const CONFIGS: [&str; 2] = ["*.json", "tokenizer.model"];
@@ -44,6 +97,7 @@ impl Files<'_> {
                 chosen.append(&mut weights);
                 chosen
             }
+            Self::Diffusers(variant) => diffusers(files, variant),
         }
     }
 
@@ -59,6 +113,7 @@ impl fmt::Display for Files<'_> {
             Self::All => write!(f, "files"),
             Self::Matching(patterns) => write!(f, "`{}`", patterns.join("`, `")),
             Self::Checkpoint => write!(f, "weights (`*.safetensors`, `*.bin`, `*.pth`)"),
+            Self::Diffusers(_) => write!(f, "a diffusers pipeline (`unet/*.safetensors`, `vae/`, `text_encoder/`, ...)"),
         }
     }
 }
@@ -117,6 +172,28 @@ mod tests {
         assert_eq!(names(Files::Checkpoint, &held), ["config.json", "a/config.json", "model.safetensors"]);
         assert_eq!(names(Files::Checkpoint, &["config.json", "pytorch_model.bin"]).len(), 2);
         assert!(names(Files::Checkpoint, &["config.json", "x.h5"]).is_empty());
+        let pipeline = [
+            "model_index.json",
+            "sd_xl_base_1.0.safetensors",
+            "unet/config.json",
+            "unet/diffusion_pytorch_model.safetensors",
+            "unet/diffusion_pytorch_model.fp16.safetensors",
+            "vae/config.json",
+            "vae/diffusion_pytorch_model.safetensors",
+            "safety_checker/model.safetensors",
+            "tokenizer/merges.txt",
+        ];
+        let rest = ["vae/config.json", "vae/diffusion_pytorch_model.safetensors", "tokenizer/merges.txt", "model_index.json"];
+        let chosen = |unet: &str| {
+            let unet = format!("unet/diffusion_pytorch_model{unet}.safetensors");
+            let head = ["unet/config.json".to_owned(), unet].into_iter();
+            head.chain(rest.iter().map(|name| (*name).to_owned())).collect::<Vec<_>>()
+        };
+        assert_eq!(names(Files::Diffusers("fp16"), &pipeline), chosen(".fp16"));
+        assert_eq!(names(Files::Diffusers(""), &pipeline), chosen(""));
+        let single = ["config.json", "diffusion_pytorch_model.safetensors", "model.onnx"];
+        assert_eq!(names(Files::Diffusers("fp16"), &single), single[..2]);
+        assert!(names(Files::Diffusers(""), &["config.json", "README.md"]).is_empty());
         assert!(matches("a*b*c", "a-b-b-c") && !matches("a*b*c", "a-c") && matches("*", ""));
     }
 }

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
 use hf_hub::{Cache, Repo, RepoType};
 
-pub use files::Files;
+pub use files::{Files, of_variant};
 pub use options::HubOptions;
 pub use spec::Spec;
 

@@ -1,7 +1,7 @@
 //! CLIP's vision tower (Radford et al. 2021; `openai/clip-vit-large-patch14-336`), up to the layer LLaVA reads.
 //!
-//! Legend: b batch, c channels, t tokens, d width, h heads. Not here: the text tower, the projection, the last layer
-//! and `post_layernorm`, which nothing reads.
+//! Legend: b batch, c channels, t tokens, d width, h heads. Not here: the projection, the last layer and
+//! `post_layernorm`, which nothing reads; the text towers are `diffusion::text`, made of the same layers.
 
 use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::conv::Conv2dConfig;
@@ -55,10 +55,49 @@ impl Config {
         }
     }
 
+    fn layer(&self) -> LayerConfig {
+        LayerConfig {
+            dim: self.hidden_size,
+            mlp_dim: self.intermediate_size,
+            num_heads: self.num_attention_heads,
+            eps: self.layer_norm_eps,
+            activation: Activation::QuickGelu,
+        }
+    }
+
     /// Patch tokens of one image.
     pub fn num_patches(&self) -> i64 {
         (self.image_size / self.patch_size).pow(2)
     }
+}
+
+/// What an MLP applies between its two layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activation {
+    /// `x sigmoid(1.702 x)`.
+    QuickGelu,
+    /// GELU by the error function.
+    Gelu,
+}
+
+impl Activation {
+    fn apply(self, xs: &Tensor) -> Tensor {
+        match self {
+            Self::QuickGelu => xs * (xs * 1.702).sigmoid(),
+            Self::Gelu => xs.gelu("none"),
+        }
+    }
+}
+
+/// Sizes of one layer of either tower.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LayerConfig {
+    pub(super) dim: i64,
+    pub(super) mlp_dim: i64,
+    pub(super) num_heads: i64,
+    pub(super) eps: f64,
+    pub(super) activation: Activation,
 }
 
 #[derive(Debug)]
@@ -71,22 +110,22 @@ struct Attention {
 }
 
 impl Attention {
-    fn new(scope: &Scope, config: &Config) -> Self {
-        let d = config.hidden_size;
+    fn new(scope: &Scope, config: LayerConfig) -> Self {
+        let d = config.dim;
         let linear = |name: &str| Linear::new(&scope.sub(name), d, d);
         Self {
             q_proj: linear("q_proj"),
             k_proj: linear("k_proj"),
             v_proj: linear("v_proj"),
             out_proj: linear("out_proj"),
-            num_heads: config.num_attention_heads,
+            num_heads: config.num_heads,
         }
     }
 
-    fn forward(&self, xs: &Tensor) -> Tensor {
+    fn forward(&self, xs: &Tensor, mask: &Mask) -> Tensor {
         let [q, k, v] =
             [&self.q_proj, &self.k_proj, &self.v_proj].map(|p| split_heads(&p.forward(xs, false), self.num_heads));
-        self.out_proj.forward(&merge_heads(&attention(&q, &k, &v, &Mask::None, 0.0)), false)
+        self.out_proj.forward(&merge_heads(&attention(&q, &k, &v, mask, 0.0)), false)
     }
 }
 
@@ -94,18 +133,19 @@ impl Attention {
 struct Mlp {
     fc1: Linear,
     fc2: Linear,
+    activation: Activation,
 }
 
 impl Mlp {
     fn forward(&self, xs: &Tensor) -> Tensor {
-        let xs = self.fc1.forward(xs, false);
-        let xs = &xs * (&xs * 1.702).sigmoid(); // quick-GELU
+        let xs = self.activation.apply(&self.fc1.forward(xs, false));
         self.fc2.forward(&xs, false)
     }
 }
 
+/// A transformer layer, normalised before attention and MLP.
 #[derive(Debug)]
-struct Layer {
+pub(super) struct Layer {
     layer_norm1: LayerNorm,
     self_attn: Attention,
     layer_norm2: LayerNorm,
@@ -113,19 +153,21 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(scope: &Scope, config: &Config) -> Self {
-        let (d, wide, eps) = (config.hidden_size, config.intermediate_size, config.layer_norm_eps);
+    pub(super) fn new(scope: &Scope, config: LayerConfig) -> Self {
+        let LayerConfig { dim, mlp_dim, eps, activation, .. } = config;
         let mlp = scope.sub("mlp");
+        let (fc1, fc2) = (Linear::new(&mlp.sub("fc1"), dim, mlp_dim), Linear::new(&mlp.sub("fc2"), mlp_dim, dim));
         Self {
-            layer_norm1: LayerNorm::new(&scope.sub("layer_norm1"), d, eps),
+            layer_norm1: LayerNorm::new(&scope.sub("layer_norm1"), dim, eps),
             self_attn: Attention::new(&scope.sub("self_attn"), config),
-            layer_norm2: LayerNorm::new(&scope.sub("layer_norm2"), d, eps),
-            mlp: Mlp { fc1: Linear::new(&mlp.sub("fc1"), d, wide), fc2: Linear::new(&mlp.sub("fc2"), wide, d) },
+            layer_norm2: LayerNorm::new(&scope.sub("layer_norm2"), dim, eps),
+            mlp: Mlp { fc1, fc2, activation },
         }
     }
 
-    fn forward(&self, xs: &Tensor) -> Tensor {
-        let xs = xs + self.self_attn.forward(&self.layer_norm1.forward(xs));
+    /// `xs [b, t, d]` to the same.
+    pub(super) fn forward(&self, xs: &Tensor, mask: &Mask) -> Tensor {
+        let xs = xs + self.self_attn.forward(&self.layer_norm1.forward(xs), mask);
         &xs + self.mlp.forward(&self.layer_norm2.forward(&xs))
     }
 }
@@ -163,7 +205,7 @@ impl ClipVision {
             position_embedding,
             // the checkpoint spells it so
             pre_layrnorm: LayerNorm::new(&model.sub("pre_layrnorm"), d, config.layer_norm_eps),
-            layers: (0..config.num_hidden_layers - 1).map(|i| Layer::new(&layers.sub(i), config)).collect(),
+            layers: (0..config.num_hidden_layers - 1).map(|i| Layer::new(&layers.sub(i), config.layer())).collect(),
         }
     }
 
@@ -181,7 +223,7 @@ impl ClipVision {
         let mut xs = self.pre_layrnorm.forward(&xs);
         for (i, layer) in self.layers.iter().enumerate() {
             let _scope = scope::enter_at("layers", i);
-            xs = layer.forward(&xs);
+            xs = layer.forward(&xs, &Mask::None);
         }
         xs.narrow(1, 1, xs.size()[1] - 1)
     }

@@ -13,7 +13,7 @@ pub use attention::{Mask, attention};
 pub use conv::{BatchStatistics, Conv2d, Conv2dBn};
 pub use embedding::Embedding;
 pub use linear::{Linear, Lora, LoraConfig};
-pub use norm::{InstanceNorm2d, LayerNorm, LayerNorm2d, RmsNorm};
+pub use norm::{GroupNorm, InstanceNorm2d, LayerNorm, LayerNorm2d, RmsNorm};
 pub use position::sine_positions;
 
 use crate::tensor::{Kind, Tensor};

@@ -52,6 +52,35 @@ impl LayerNorm2d {
     }
 }
 
+/// Normalisation over groups of channels with all their places (Wu & He 2018).
+#[derive(Debug)]
+pub struct GroupNorm {
+    weight: Tensor,
+    bias: Tensor,
+    groups: i64,
+    eps: f64,
+}
+
+impl GroupNorm {
+    /// Weight 1, bias 0; `groups` divides `channels`.
+    pub fn new(scope: &Scope, groups: i64, channels: i64, eps: f64) -> Self {
+        Self {
+            weight: scope.param("weight", &[channels], Init::Const(1.0)),
+            bias: scope.param("bias", &[channels], Init::Const(0.0)),
+            groups,
+            eps,
+        }
+    }
+
+    /// # Shapes
+    /// `xs [b, c, h, w]` to the same.
+    pub fn forward(&self, xs: &Tensor) -> Tensor {
+        let [_b, _c, _h, _w] = dims(xs);
+        let kind = xs.kind();
+        xs.group_norm(self.groups, Some(cast(&self.weight, kind)), Some(cast(&self.bias, kind)), self.eps, true)
+    }
+}
+
 /// Root-mean-square normalisation (Zhang & Sennrich 2019), computed in fp32 as transformers' Mistral does.
 #[derive(Debug)]
 pub struct RmsNorm {

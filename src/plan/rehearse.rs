@@ -27,6 +27,8 @@ pub enum Job {
     Eval,
     /// One picture and its question.
     Predict,
+    /// A batch of new pictures: prompts, weights, pictures to latents, denoising, latents to pictures.
+    Augment,
 }
 
 /// Measured memory of one phase; [`super::replay::PhaseMemory`] is the planned one.
@@ -143,9 +145,39 @@ impl Rehearsed {
     pub fn repeats(&self) -> f64 {
         match self.job {
             Job::Train | Job::Step => self.micro_batches.0 as f64 / self.micro_batches.1 as f64,
+            Job::Augment => self.micro_batches.0 as f64 / self.micro_batches.1.max(1) as f64,
             Job::Eval | Job::Predict => 1.0,
         }
     }
+}
+
+/// Denoising steps of a batch, and those that a rehearsal runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Steps {
+    /// Of a whole trajectory.
+    pub whole: usize,
+    /// Of the rehearsal.
+    pub shown: usize,
+}
+
+/// Plans a job that walks its phases itself: `walk` runs it on [`META`] as `target` would and says where a phase begins.
+///
+/// # Errors
+/// What the job says.
+pub fn plan_walk(
+    job: Job,
+    steps: Steps,
+    target: meta::Target,
+    costs: bool,
+    walk: impl FnOnce(&mut dyn FnMut(&'static str) -> Result<()>) -> Result<()>,
+) -> Result<Rehearsed> {
+    meta::install()?;
+    let _target = meta::enter_target(target);
+    let options = trace::Options { counts_host: target == meta::Target::Cpu, costs };
+    let mut recording = trace::begin(options)?;
+    walk(&mut |phase| recording.begin(phase))?;
+    let trace = recording.finish();
+    Ok(Rehearsed { job, trace, micro_batches: (steps.whole, steps.shown), buffers: Buffers::default() })
 }
 
 /// Micro-batches of a step that a plan runs: from the second one on gradients exist and nothing new happens.
@@ -225,6 +257,7 @@ fn run_phases<T: Rehearse>(
             meter.begin("predict")?;
             task.predict()
         }
+        Job::Augment => unreachable!("it walks its phases itself"),
     }
 }
 

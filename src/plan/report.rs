@@ -137,6 +137,7 @@ impl Plan {
                 Job::Train | Job::Step => "an optimizer step",
                 Job::Eval => "a validation batch",
                 Job::Predict => "a prediction",
+                Job::Augment => "denoising a batch",
             };
             let (seconds, tera) = (time.seconds, time.flops / 1e12);
             lines.push(format!("{what}: {seconds:.2} s predicted, {tera:.1} TFLOP{bound}"));
@@ -227,6 +228,7 @@ fn phase_of(job: Job) -> &'static str {
         Job::Train | Job::Step => "step",
         Job::Eval => "evaluate",
         Job::Predict => "predict",
+        Job::Augment => "denoise",
     }
 }
 

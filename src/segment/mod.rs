@@ -3,6 +3,7 @@
 //! Read [`step`] first: one pass of the model over a micro-batch, the same for training, evaluation and trace.
 
 pub mod evaluate;
+pub mod fit;
 pub mod loss;
 pub mod predict;
 pub mod rehearsal;

@@ -10,5 +10,6 @@ mod lora_files;
 mod losses;
 mod mask_decoder;
 mod mistral;
+mod pipelines;
 mod samplers;
 mod tiny_vit;

@@ -15,6 +15,7 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+mod augment;
 mod cpu;
 mod cuda;
 mod gpu;

@@ -1,1 +1,179 @@
-//! ControlNet (Zhang et al. 2023).
+//! ControlNet (Zhang et al. 2023): a copy of the UNet's down path that reads a picture and steers the UNet.
+//!
+//! Source: diffusers' `controlnet.py`. Not here: guess mode, pooling of conditions.
+
+use super::block::{conv3, zero_conv};
+use super::fields::{positive, refused};
+use super::unet::{self, Conditioning, Residuals, Trunk};
+use crate::error::Result;
+use crate::nn::Conv2d;
+use crate::nn::conv::Conv2dConfig;
+use crate::tensor::store::Scope;
+use crate::tensor::{Tensor, dims, scope};
+
+/// Sizes of the network, with the names and defaults of diffusers' `config.json`.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Config {
+    /// Channels of the picture.
+    #[serde(default = "default_conditioning_channels")]
+    pub conditioning_channels: i64,
+    /// Channels while the picture shrinks to the latents; each after the first halves the sides.
+    #[serde(default = "default_embedding_channels")]
+    pub conditioning_embedding_out_channels: Vec<i64>,
+    /// `rgb` or `bgr`.
+    #[serde(default = "default_order")]
+    pub controlnet_conditioning_channel_order: String,
+    /// What it has in common with the UNet it steers.
+    #[serde(flatten)]
+    pub unet: unet::Config,
+}
+
+fn default_conditioning_channels() -> i64 {
+    3
+}
+
+fn default_embedding_channels() -> Vec<i64> {
+    vec![16, 32, 96, 256]
+}
+
+fn default_order() -> String {
+    "rgb".into()
+}
+
+impl Config {
+    /// That of a UNet whose picture is eight times as wide as the latents.
+    pub fn of(unet: unet::Config) -> Self {
+        Self {
+            conditioning_channels: default_conditioning_channels(),
+            conditioning_embedding_out_channels: default_embedding_channels(),
+            controlnet_conditioning_channel_order: default_order(),
+            unet,
+        }
+    }
+
+    /// For [`unet::Config::tiny`] and [`super::vae::Config::tiny`]: the picture is twice as wide as the latents.
+    pub fn tiny() -> Self {
+        Self { conditioning_embedding_out_channels: vec![16, 32], ..Self::of(unet::Config::tiny()) }
+    }
+
+    /// # Errors
+    /// [`crate::Error::Config`] naming the field (`controlnet.…`) that asks for another network, or sizes that do not
+    /// fit together.
+    pub fn check(&self) -> Result<()> {
+        self.unet.check_trunk("controlnet")?;
+        positive("controlnet.conditioning_channels", self.conditioning_channels)?;
+        let key = "controlnet.conditioning_embedding_out_channels";
+        if self.conditioning_embedding_out_channels.is_empty() {
+            return refused(key, "is empty");
+        }
+        self.conditioning_embedding_out_channels.iter().try_for_each(|value| positive(key, *value))?;
+        match self.controlnet_conditioning_channel_order.as_str() {
+            "rgb" | "bgr" => Ok(()),
+            other => refused(
+                "controlnet.controlnet_conditioning_channel_order",
+                format!("is `{other}`, supported is `rgb` or `bgr`"),
+            ),
+        }
+    }
+
+    /// Channels of each map that the down path stores.
+    fn skips(&self) -> Vec<i64> {
+        let channels = &self.unet.block_out_channels;
+        let mut all = vec![channels[0]];
+        for (i, dim) in channels.iter().enumerate() {
+            let count = self.unet.layers_per_block + i64::from(i + 1 < channels.len());
+            all.extend((0..count).map(|_| *dim));
+        }
+        all
+    }
+}
+
+/// Shrinks the picture to the size of the latents.
+#[derive(Debug)]
+struct ConditioningEmbedding {
+    conv_in: Conv2d,
+    blocks: Vec<Conv2d>,
+    conv_out: Conv2d,
+}
+
+impl ConditioningEmbedding {
+    fn new(scope: &Scope, config: &Config) -> Self {
+        let channels = &config.conditioning_embedding_out_channels;
+        let blocks = scope.sub("blocks");
+        let pairs = channels.windows(2).enumerate().flat_map(|(i, pair)| {
+            let wide = Conv2dConfig { stride: 2, padding: 1, ..Conv2dConfig::new(pair[0], pair[1], 3) };
+            [conv3(&blocks.sub(2 * i), pair[0], pair[0]), Conv2d::new(&blocks.sub(2 * i + 1), wide)]
+        });
+        let last = channels[channels.len() - 1];
+        let out = Conv2dConfig { padding: 1, ..Conv2dConfig::new(last, config.unet.block_out_channels[0], 3) };
+        Self {
+            conv_in: conv3(&scope.sub("conv_in"), config.conditioning_channels, channels[0]),
+            blocks: pairs.collect(),
+            conv_out: zero_conv(&scope.sub("conv_out"), out),
+        }
+    }
+
+    fn forward(&self, image: &Tensor) -> Tensor {
+        let xs = self.conv_in.forward(image).silu();
+        let xs = self.blocks.iter().fold(xs, |xs, conv| conv.forward(&xs).silu());
+        self.conv_out.forward(&xs)
+    }
+}
+
+/// The network.
+#[derive(Debug)]
+pub struct ControlNet {
+    trunk: Trunk,
+    controlnet_cond_embedding: ConditioningEmbedding,
+    controlnet_down_blocks: Vec<Conv2d>,
+    controlnet_mid_block: Conv2d,
+    reversed: bool,
+}
+
+impl ControlNet {
+    /// `scope` is the root of the file; `config` was checked.
+    pub fn new(scope: &Scope, config: &Config) -> Self {
+        let zero = |scope: &Scope, dim: i64| zero_conv(scope, Conv2dConfig::new(dim, dim, 1));
+        let (skips, down) = (config.skips(), scope.sub("controlnet_down_blocks"));
+        Self {
+            trunk: Trunk::new(scope, &config.unet),
+            controlnet_cond_embedding: ConditioningEmbedding::new(&scope.sub("controlnet_cond_embedding"), config),
+            controlnet_down_blocks: skips.iter().enumerate().map(|(i, dim)| zero(&down.sub(i), *dim)).collect(),
+            controlnet_mid_block: zero(&scope.sub("controlnet_mid_block"), skips[skips.len() - 1]),
+            reversed: config.controlnet_conditioning_channel_order == "bgr",
+        }
+    }
+
+    /// What to add to the UNet's maps.
+    ///
+    /// # Shapes
+    /// `sample [b, c, h, w]` in the compute dtype, `timesteps [b]` fp32, `image [b, 3, 8h, 8w]` in 0..1.
+    ///
+    /// # Panics
+    /// Without [`Conditioning::added`] when the config [`unet::Config::is_sdxl`].
+    pub fn forward(
+        &self,
+        sample: &Tensor,
+        timesteps: &Tensor,
+        conditioning: &Conditioning,
+        image: &Tensor,
+        scale: f64,
+    ) -> Residuals {
+        let [_b, _c, _h, _w] = dims(sample);
+        let kind = sample.kind();
+        let context = conditioning.context.to_kind(kind);
+        let image = if self.reversed { image.flip([1]) } else { image.shallow_clone() };
+        let time = self.trunk.time(timesteps, conditioning, kind);
+        let embedded = {
+            let _scope = scope::enter("controlnet_cond_embedding");
+            self.controlnet_cond_embedding.forward(&image.to_kind(kind))
+        };
+        let xs = self.trunk.conv_in.forward(sample) + embedded;
+        let (skips, mid) = self.trunk.forward(&xs, &time, &context);
+        let outputs = self.controlnet_down_blocks.iter().zip(&skips);
+        Residuals {
+            down: outputs.map(|(conv, skip)| conv.forward(skip) * scale).collect(),
+            mid: self.controlnet_mid_block.forward(&mid) * scale,
+        }
+    }
+}

@@ -3,6 +3,7 @@
 
 pub mod block;
 pub mod controlnet;
+pub mod fields;
 pub mod lora;
 pub mod sampler;
 pub mod text;

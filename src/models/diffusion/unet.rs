@@ -1,1 +1,615 @@
-//! The denoising UNet.
+//! The denoising UNet of Stable Diffusion 1, 2 and SDXL (Rombach et al. 2022; Podell et al. 2023).
+//!
+//! Source: diffusers' `unet_2d_condition.py`; the same sizes and keys, only what these families use ([`Config::check`]
+//! refuses the rest). Deviation: `upcast_attention` acts on fp16 alone. Legend: b batch, c channels, h and w the sides of
+//! the latents, d width of the text.
+
+use super::block::{
+    Downsample, Norm, Resnet, TimeEmbedding, Transformer2d, TransformerConfig, Upsample, conv3, sinusoid,
+};
+use super::fields::{PerBlock, block_types, check_others, multiple, positive, refused};
+use crate::error::Result;
+use crate::nn::{Conv2d, GroupNorm};
+use crate::tensor::store::Scope;
+use crate::tensor::{Kind, Tensor, dims, scope};
+use serde_json::{Map, Value, json};
+
+/// Sizes of the network, with the names and defaults of diffusers' `unet/config.json`; lists go from the highest
+/// resolution to the lowest.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct Config {
+    /// Side of the latents the model was trained on.
+    pub sample_size: Option<i64>,
+    /// Channels of the input: 4; 9 with mask and masked latents.
+    pub in_channels: i64,
+    /// Channels of the prediction.
+    pub out_channels: i64,
+    /// `CrossAttnDownBlock2D` or `DownBlock2D`.
+    pub down_block_types: Vec<String>,
+    /// `UpBlock2D` or `CrossAttnUpBlock2D`, from the lowest resolution to the highest.
+    pub up_block_types: Vec<String>,
+    /// Channels; the first is also the width of the time's sinusoid.
+    pub block_out_channels: Vec<i64>,
+    /// Residual blocks of a down block; an up block has one more.
+    pub layers_per_block: i64,
+    /// Groups of the group norms.
+    pub norm_num_groups: i64,
+    /// Epsilon of the group norms outside transformers.
+    pub norm_eps: f64,
+    /// Width of the text.
+    pub cross_attention_dim: i64,
+    /// Layers of each transformer.
+    pub transformer_layers_per_block: PerBlock,
+    /// Heads, in spite of the name, unless `num_attention_heads` is given.
+    pub attention_head_dim: PerBlock,
+    /// Heads.
+    pub num_attention_heads: Option<PerBlock>,
+    /// Linear layers around transformer blocks instead of 1x1 convolutions.
+    pub use_linear_projection: bool,
+    /// Attention in fp32 when the rest is fp16.
+    pub upcast_attention: Option<bool>,
+    /// `text_time` for SDXL: a pooled text and sizes are added to the time.
+    pub addition_embed_type: Option<String>,
+    /// Width of the sinusoid of each size.
+    pub addition_time_embed_dim: Option<i64>,
+    /// Width of the pooled text and all sinusoids of sizes together.
+    pub projection_class_embeddings_input_dim: Option<i64>,
+    /// All other fields.
+    #[serde(flatten)]
+    pub other: Map<String, Value>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            sample_size: None,
+            in_channels: 4,
+            out_channels: 4,
+            down_block_types: types(&[CROSS_DOWN, CROSS_DOWN, CROSS_DOWN, DOWN]),
+            up_block_types: types(&[UP, CROSS_UP, CROSS_UP, CROSS_UP]),
+            block_out_channels: vec![320, 640, 1280, 1280],
+            layers_per_block: 2,
+            norm_num_groups: 32,
+            norm_eps: 1e-5,
+            cross_attention_dim: 1280,
+            transformer_layers_per_block: PerBlock::All(1),
+            attention_head_dim: PerBlock::All(8),
+            num_attention_heads: None,
+            use_linear_projection: false,
+            upcast_attention: None,
+            addition_embed_type: None,
+            addition_time_embed_dim: None,
+            projection_class_embeddings_input_dim: None,
+            other: Map::new(),
+        }
+    }
+}
+
+const CROSS_DOWN: &str = "CrossAttnDownBlock2D";
+const DOWN: &str = "DownBlock2D";
+const CROSS_UP: &str = "CrossAttnUpBlock2D";
+const UP: &str = "UpBlock2D";
+const TEXT_TIME: &str = "text_time";
+
+fn types(names: &[&str]) -> Vec<String> {
+    names.iter().map(ToString::to_string).collect()
+}
+
+impl Config {
+    /// Stable Diffusion 1.5.
+    pub fn sd15() -> Self {
+        Self { sample_size: Some(64), cross_attention_dim: 768, ..Self::default() }
+    }
+
+    /// Stable Diffusion 2.1, 768 pixels.
+    pub fn sd21() -> Self {
+        Self {
+            sample_size: Some(96),
+            cross_attention_dim: 1024,
+            attention_head_dim: PerBlock::Each(vec![5, 10, 20, 20]),
+            use_linear_projection: true,
+            upcast_attention: Some(true),
+            ..Self::default()
+        }
+    }
+
+    /// SDXL base.
+    pub fn sdxl() -> Self {
+        Self {
+            sample_size: Some(128),
+            down_block_types: types(&[DOWN, CROSS_DOWN, CROSS_DOWN]),
+            up_block_types: types(&[CROSS_UP, CROSS_UP, UP]),
+            block_out_channels: vec![320, 640, 1280],
+            cross_attention_dim: 2048,
+            transformer_layers_per_block: PerBlock::Each(vec![1, 2, 10]),
+            attention_head_dim: PerBlock::Each(vec![5, 10, 20]),
+            use_linear_projection: true,
+            addition_embed_type: Some(TEXT_TIME.into()),
+            addition_time_embed_dim: Some(256),
+            projection_class_embeddings_input_dim: Some(2816),
+            ..Self::default()
+        }
+    }
+
+    /// About a million parameters, for tests and trials.
+    pub fn tiny() -> Self {
+        Self {
+            sample_size: Some(16),
+            down_block_types: types(&[CROSS_DOWN, DOWN]),
+            up_block_types: types(&[UP, CROSS_UP]),
+            block_out_channels: vec![32, 64],
+            norm_num_groups: 8,
+            cross_attention_dim: 32,
+            ..Self::default()
+        }
+    }
+
+    /// Whether the network needs [`Conditioning::added`].
+    pub fn is_sdxl(&self) -> bool {
+        self.addition_embed_type.as_deref() == Some(TEXT_TIME)
+    }
+
+    /// # Errors
+    /// [`crate::Error::Config`] naming the field (`unet.…`) that asks for another network, or sizes that do not fit
+    /// together.
+    pub fn check(&self) -> Result<()> {
+        self.check_trunk("unet")?;
+        positive("unet.out_channels", self.out_channels)?;
+        block_types("unet.up_block_types", &self.up_block_types, &[CROSS_UP, UP], self.block_out_channels.len())
+    }
+
+    /// [`Config::check`] of what a ControlNet has too.
+    pub(super) fn check_trunk(&self, network: &str) -> Result<()> {
+        let key = |field: &str| format!("{network}.{field}");
+        let blocks = self.block_out_channels.len();
+        check_others(network, &self.other, &supported())?;
+        if blocks == 0 {
+            return refused(&key("block_out_channels"), "is empty");
+        }
+        block_types(&key("down_block_types"), &self.down_block_types, &[CROSS_DOWN, DOWN], blocks)?;
+        for (field, value) in [
+            ("in_channels", self.in_channels),
+            ("layers_per_block", self.layers_per_block),
+            ("cross_attention_dim", self.cross_attention_dim),
+        ] {
+            positive(&key(field), value)?;
+        }
+        self.transformer_layers_per_block.check(&key("transformer_layers_per_block"), blocks)?;
+        let field = if self.num_attention_heads.is_some() { "num_attention_heads" } else { "attention_head_dim" };
+        self.heads().check(&key(field), blocks)?;
+        for (i, channels) in self.block_out_channels.iter().enumerate() {
+            multiple(&key("block_out_channels"), *channels, self.norm_num_groups)?;
+            if i + 1 == blocks || self.down_block_types[i] == CROSS_DOWN {
+                multiple(&key("block_out_channels"), *channels, self.heads().at(i))?;
+            }
+        }
+        multiple(&key("block_out_channels"), self.block_out_channels[0], 2)?;
+        self.check_added(network)
+    }
+
+    fn check_added(&self, network: &str) -> Result<()> {
+        let key = |field: &str| format!("{network}.{field}");
+        match self.addition_embed_type.as_deref() {
+            None => Ok(()),
+            Some(TEXT_TIME) => {
+                multiple(&key("addition_time_embed_dim"), self.addition_time_embed_dim.unwrap_or(0), 2)?;
+                let width = self.projection_class_embeddings_input_dim.unwrap_or(0);
+                positive(&key("projection_class_embeddings_input_dim"), width)
+            }
+            Some(other) => refused(&key("addition_embed_type"), format!("is `{other}`, supported is `{TEXT_TIME}`")),
+        }
+    }
+
+    fn heads(&self) -> &PerBlock {
+        self.num_attention_heads.as_ref().unwrap_or(&self.attention_head_dim)
+    }
+
+    fn time_dim(&self) -> i64 {
+        4 * self.block_out_channels[0]
+    }
+
+    fn norm(&self) -> Norm {
+        Norm { groups: self.norm_num_groups, eps: self.norm_eps }
+    }
+
+    /// The transformers of resolution `block`.
+    fn transformer(&self, block: usize) -> TransformerConfig {
+        TransformerConfig {
+            dim: self.block_out_channels[block],
+            num_heads: self.heads().at(block),
+            num_layers: self.transformer_layers_per_block.at(block),
+            context_dim: self.cross_attention_dim,
+            groups: self.norm_num_groups,
+            linear: self.use_linear_projection,
+            upcast: self.upcast_attention == Some(true),
+        }
+    }
+}
+
+/// The values that other fields may have; a list holds alternatives.
+fn supported() -> Vec<(&'static str, Value)> {
+    let null = || json!([null]);
+    let off = || json!([null, false]);
+    vec![
+        ("act_fn", json!(["silu", "swish"])),
+        ("attention_type", json!("default")),
+        ("center_input_sample", off()),
+        ("class_embed_type", null()),
+        ("class_embeddings_concat", off()),
+        ("conv_in_kernel", json!(3)),
+        ("conv_out_kernel", json!(3)),
+        ("cross_attention_norm", null()),
+        ("downsample_padding", json!(1)),
+        ("dual_cross_attention", off()),
+        ("encoder_hid_dim", null()),
+        ("encoder_hid_dim_type", null()),
+        ("flip_sin_to_cos", json!(true)),
+        ("freq_shift", json!(0)),
+        ("global_pool_conditions", off()),
+        ("mid_block_only_cross_attention", off()),
+        ("mid_block_scale_factor", json!(1)),
+        ("mid_block_type", json!("UNetMidBlock2DCrossAttn")),
+        ("num_class_embeds", null()),
+        ("only_cross_attention", off()),
+        ("resnet_out_scale_factor", json!(1)),
+        ("resnet_skip_time_act", off()),
+        ("resnet_time_scale_shift", json!("default")),
+        ("reverse_transformer_layers_per_block", null()),
+        ("time_cond_proj_dim", null()),
+        ("time_embedding_act_fn", null()),
+        ("time_embedding_dim", null()),
+        ("time_embedding_type", json!("positional")),
+        ("timestep_post_act", null()),
+    ]
+}
+
+/// What the prediction depends on besides the latents and the time.
+#[derive(Debug)]
+pub struct Conditioning {
+    /// Text, `[b, 77, d]`.
+    pub context: Tensor,
+    /// For SDXL alone.
+    pub added: Option<Added>,
+}
+
+/// SDXL's second conditioning.
+#[derive(Debug)]
+pub struct Added {
+    /// Pooled text, `[b, 1280]`.
+    pub pooled: Tensor,
+    /// Original height and width, crop top and left, target height and width, `[b, 6]`, fp32, pixels.
+    pub time_ids: Tensor,
+}
+
+/// What a ControlNet adds.
+#[derive(Debug)]
+pub struct Residuals {
+    /// To the stored maps of the down path, `conv_in`'s first.
+    pub down: Vec<Tensor>,
+    /// To the map after the mid block.
+    pub mid: Tensor,
+}
+
+#[derive(Debug)]
+struct DownBlock {
+    resnets: Vec<Resnet>,
+    /// Empty without attention.
+    attentions: Vec<Transformer2d>,
+    downsample: Option<Downsample>,
+}
+
+impl DownBlock {
+    fn new(scope: &Scope, config: &Config, i: usize) -> Self {
+        let channels = &config.block_out_channels;
+        let (before, dim) = (channels[i.saturating_sub(1)], channels[i]);
+        let (resnets, attentions) = (scope.sub("resnets"), scope.sub("attentions"));
+        let layers = 0..config.layers_per_block;
+        let transformers = if config.down_block_types[i] == CROSS_DOWN { layers.clone() } else { 0..0 };
+        Self {
+            resnets: layers
+                .map(|j| {
+                    let in_dim = if j == 0 { before } else { dim };
+                    Resnet::new(&resnets.sub(j), in_dim, dim, Some(config.time_dim()), config.norm())
+                })
+                .collect(),
+            attentions: transformers.map(|j| Transformer2d::new(&attentions.sub(j), config.transformer(i))).collect(),
+            downsample: (i + 1 < channels.len())
+                .then(|| Downsample::new(&scope.sub("downsamplers").sub(0), dim, false)),
+        }
+    }
+
+    /// Stores every map in `skips` and returns the last.
+    fn forward(&self, xs: &Tensor, time: &Tensor, context: &Tensor, skips: &mut Vec<Tensor>) -> Tensor {
+        let mut xs = xs.shallow_clone();
+        for (j, resnet) in self.resnets.iter().enumerate() {
+            xs = layer(resnet, self.attentions.get(j), &xs, time, context, j);
+            skips.push(xs.shallow_clone());
+        }
+        if let Some(downsample) = &self.downsample {
+            xs = downsample.forward(&xs);
+            skips.push(xs.shallow_clone());
+        }
+        xs
+    }
+}
+
+/// Residual block `j` and the transformer behind it.
+fn layer(
+    resnet: &Resnet,
+    attention: Option<&Transformer2d>,
+    xs: &Tensor,
+    time: &Tensor,
+    context: &Tensor,
+    j: usize,
+) -> Tensor {
+    let xs = {
+        let _scope = scope::enter_at("resnets", j);
+        resnet.forward(xs, Some(time))
+    };
+    let Some(attention) = attention else { return xs };
+    let _scope = scope::enter_at("attentions", j);
+    attention.forward(&xs, context)
+}
+
+#[derive(Debug)]
+struct MidBlock {
+    resnets: [Resnet; 2],
+    attention: Transformer2d,
+}
+
+impl MidBlock {
+    fn new(scope: &Scope, config: &Config) -> Self {
+        let last = config.block_out_channels.len() - 1;
+        let dim = config.block_out_channels[last];
+        let resnets = scope.sub("resnets");
+        Self {
+            resnets: [0, 1].map(|j| Resnet::new(&resnets.sub(j), dim, dim, Some(config.time_dim()), config.norm())),
+            attention: Transformer2d::new(&scope.sub("attentions").sub(0), config.transformer(last)),
+        }
+    }
+
+    fn forward(&self, xs: &Tensor, time: &Tensor, context: &Tensor) -> Tensor {
+        let xs = layer(&self.resnets[0], Some(&self.attention), xs, time, context, 0);
+        layer(&self.resnets[1], None, &xs, time, context, 1)
+    }
+}
+
+/// Time embedding, down path and mid block: what UNet and ControlNet share.
+#[derive(Debug)]
+pub(super) struct Trunk {
+    pub(super) conv_in: Conv2d,
+    time_embedding: TimeEmbedding,
+    add_embedding: Option<TimeEmbedding>,
+    down_blocks: Vec<DownBlock>,
+    mid_block: MidBlock,
+    time_channels: i64,
+    size_channels: i64,
+}
+
+impl Trunk {
+    pub(super) fn new(scope: &Scope, config: &Config) -> Self {
+        let (channels, time_dim) = (config.block_out_channels[0], config.time_dim());
+        let down_blocks = scope.sub("down_blocks");
+        let added = config.projection_class_embeddings_input_dim.filter(|_| config.is_sdxl());
+        Self {
+            conv_in: conv3(&scope.sub("conv_in"), config.in_channels, channels),
+            time_embedding: TimeEmbedding::new(&scope.sub("time_embedding"), channels, time_dim),
+            add_embedding: added.map(|width| TimeEmbedding::new(&scope.sub("add_embedding"), width, time_dim)),
+            down_blocks: (0..config.block_out_channels.len())
+                .map(|i| DownBlock::new(&down_blocks.sub(i), config, i))
+                .collect(),
+            mid_block: MidBlock::new(&scope.sub("mid_block"), config),
+            time_channels: channels,
+            size_channels: config.addition_time_embed_dim.unwrap_or(0),
+        }
+    }
+
+    /// `timesteps [b]` to SiLU of the time embedding, `[b, time_dim]` in `kind`; every residual block starts with that
+    /// SiLU.
+    pub(super) fn time(&self, timesteps: &Tensor, conditioning: &Conditioning, kind: Kind) -> Tensor {
+        let mut time = self.time_embedding.forward(&sinusoid(timesteps, self.time_channels).to_kind(kind));
+        if let Some(embedding) = &self.add_embedding {
+            let added = conditioning.added.as_ref().expect("SDXL needs the pooled text and the sizes");
+            let [b, _n] = dims(&added.time_ids);
+            let sizes = sinusoid(&added.time_ids.flatten(0, 1), self.size_channels).reshape([b, -1]);
+            let joined = Tensor::cat(&[added.pooled.to_kind(kind), sizes.to_kind(kind)], -1);
+            time = time + embedding.forward(&joined);
+        }
+        time.silu()
+    }
+
+    /// From the map after `conv_in` to the stored maps, that one first, and the map after the mid block.
+    pub(super) fn forward(&self, xs: &Tensor, time: &Tensor, context: &Tensor) -> (Vec<Tensor>, Tensor) {
+        let mut skips = vec![xs.shallow_clone()];
+        let mut xs = xs.shallow_clone();
+        for (i, block) in self.down_blocks.iter().enumerate() {
+            let _scope = scope::enter_at("down_blocks", i);
+            xs = block.forward(&xs, time, context, &mut skips);
+        }
+        let _scope = scope::enter("mid_block");
+        let mid = self.mid_block.forward(&xs, time, context);
+        (skips, mid)
+    }
+}
+
+#[derive(Debug)]
+struct UpBlock {
+    resnets: Vec<Resnet>,
+    /// Empty without attention.
+    attentions: Vec<Transformer2d>,
+    upsample: Option<Upsample>,
+}
+
+impl UpBlock {
+    /// Block `i`, counted from the lowest resolution.
+    fn new(scope: &Scope, config: &Config, i: usize) -> Self {
+        let channels = &config.block_out_channels;
+        let last = channels.len() - 1;
+        // as the resolutions are counted elsewhere
+        let place = last - i;
+        let (dim, before, higher) = (channels[place], channels[last.min(place + 1)], channels[place.saturating_sub(1)]);
+        let (resnets, attentions) = (scope.sub("resnets"), scope.sub("attentions"));
+        let layers = 0..=config.layers_per_block;
+        let transformers = if config.up_block_types[i] == CROSS_UP { config.layers_per_block + 1 } else { 0 };
+        Self {
+            resnets: layers
+                .map(|j| {
+                    let skip = if j == config.layers_per_block { higher } else { dim };
+                    let in_dim = if j == 0 { before } else { dim } + skip;
+                    Resnet::new(&resnets.sub(j), in_dim, dim, Some(config.time_dim()), config.norm())
+                })
+                .collect(),
+            attentions: (0..transformers)
+                .map(|j| Transformer2d::new(&attentions.sub(j), config.transformer(place)))
+                .collect(),
+            upsample: (place > 0).then(|| Upsample::new(&scope.sub("upsamplers").sub(0), dim)),
+        }
+    }
+
+    /// Takes its maps from the end of `skips`.
+    fn forward(&self, xs: &Tensor, time: &Tensor, context: &Tensor, skips: &mut Vec<Tensor>) -> Tensor {
+        let mut xs = xs.shallow_clone();
+        for (j, resnet) in self.resnets.iter().enumerate() {
+            let skip = skips.pop().expect("as many maps as residual blocks");
+            xs = layer(resnet, self.attentions.get(j), &Tensor::cat(&[xs, skip], 1), time, context, j);
+        }
+        if let Some(upsample) = &self.upsample {
+            // twice the size; at odd sizes the next stored map tells
+            let [_b, _c, h, w] = dims(skips.last().expect("a map of the next block"));
+            xs = upsample.forward(&xs, (h, w));
+        }
+        xs
+    }
+}
+
+/// The network.
+#[derive(Debug)]
+pub struct Unet {
+    trunk: Trunk,
+    up_blocks: Vec<UpBlock>,
+    conv_norm_out: GroupNorm,
+    conv_out: Conv2d,
+}
+
+impl Unet {
+    /// `scope` is the root of the file; `config` was checked.
+    pub fn new(scope: &Scope, config: &Config) -> Self {
+        let channels = config.block_out_channels[0];
+        let up_blocks = scope.sub("up_blocks");
+        Self {
+            trunk: Trunk::new(scope, config),
+            up_blocks: (0..config.block_out_channels.len())
+                .map(|i| UpBlock::new(&up_blocks.sub(i), config, i))
+                .collect(),
+            conv_norm_out: GroupNorm::new(
+                &scope.sub("conv_norm_out"),
+                config.norm_num_groups,
+                channels,
+                config.norm_eps,
+            ),
+            conv_out: conv3(&scope.sub("conv_out"), channels, config.out_channels),
+        }
+    }
+
+    /// Predicts noise (or velocity) of `sample`.
+    ///
+    /// # Shapes
+    /// `sample [b, c, h, w]` in the compute dtype, `timesteps [b]` fp32, to `[b, out_channels, h, w]`.
+    ///
+    /// # Panics
+    /// Without [`Conditioning::added`] when [`Config::is_sdxl`].
+    pub fn forward(
+        &self,
+        sample: &Tensor,
+        timesteps: &Tensor,
+        conditioning: &Conditioning,
+        residuals: Option<&Residuals>,
+    ) -> Tensor {
+        let [_b, _c, _h, _w] = dims(sample);
+        let kind = sample.kind();
+        let context = conditioning.context.to_kind(kind);
+        let time = self.trunk.time(timesteps, conditioning, kind);
+        let (mut skips, mut xs) = self.trunk.forward(&self.trunk.conv_in.forward(sample), &time, &context);
+        if let Some(residuals) = residuals {
+            assert_eq!(residuals.down.len(), skips.len(), "a ControlNet of another UNet");
+            for (skip, residual) in skips.iter_mut().zip(&residuals.down) {
+                *skip = &*skip + residual;
+            }
+            xs = xs + &residuals.mid;
+        }
+        for (i, block) in self.up_blocks.iter().enumerate() {
+            let _scope = scope::enter_at("up_blocks", i);
+            xs = block.forward(&xs, &time, &context, &mut skips);
+        }
+        self.conv_out.forward(&self.conv_norm_out.forward(&xs).silu())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The fields of `stabilityai/stable-diffusion-xl-base-1.0` that matter.
+    const SDXL: &str = r#"{"_class_name": "UNet2DConditionModel", "act_fn": "silu", "addition_embed_type": "text_time",
+        "addition_time_embed_dim": 256, "attention_head_dim": [5, 10, 20], "block_out_channels": [320, 640, 1280],
+        "center_input_sample": false, "class_embed_type": null, "cross_attention_dim": 2048,
+        "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"], "flip_sin_to_cos": true,
+        "freq_shift": 0, "in_channels": 4, "mid_block_scale_factor": 1, "mid_block_type": "UNetMidBlock2DCrossAttn",
+        "norm_eps": 1e-05, "num_attention_heads": null, "only_cross_attention": false,
+        "projection_class_embeddings_input_dim": 2816, "resnet_out_scale_factor": 1.0, "sample_size": 128,
+        "transformer_layers_per_block": [1, 2, 10], "upcast_attention": null, "use_linear_projection": true,
+        "up_block_types": ["CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"]}"#;
+
+    fn parsed(text: &str) -> Config {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn a_published_config_is_read() {
+        let config = parsed(SDXL);
+        config.check().unwrap();
+        assert!(config.is_sdxl() && !Config::sd15().is_sdxl());
+        assert_eq!(Config { other: Map::new(), ..config }, Config::sdxl());
+        // an old file, without most fields
+        assert_eq!(parsed(r#"{"cross_attention_dim": 768, "sample_size": 64}"#), Config::sd15());
+        for config in [Config::sd15(), Config::sd21(), Config::sdxl(), Config::tiny()] {
+            config.check().unwrap();
+        }
+    }
+
+    #[test]
+    fn another_network_is_refused_by_field() {
+        for (field, value) in [
+            ("only_cross_attention", "true"),
+            ("only_cross_attention", "[false, true, false]"),
+            ("dual_cross_attention", "true"),
+            ("class_embed_type", "\"timestep\""),
+            ("mid_block_type", "\"UNetMidBlock2D\""),
+            ("time_cond_proj_dim", "256"),
+            ("encoder_hid_dim_type", "\"text_proj\""),
+            ("addition_embed_type", "\"image\""),
+            ("norm_num_groups", "33"),
+            ("norm_num_groups", "0"),
+            ("attention_head_dim", "[8]"),
+            ("attention_head_dim", "7"),
+            ("num_attention_heads", "[8, 8]"),
+            ("block_out_channels", "[]"),
+            ("down_block_types", "[\"DownBlock2D\", \"AttnDownBlock2D\", \"DownBlock2D\", \"DownBlock2D\"]"),
+            ("up_block_types", "[\"UpBlock2D\"]"),
+            ("transformer_layers_per_block", "[1, 0, 1, 1]"),
+            ("layers_per_block", "-1"),
+        ] {
+            let error = parsed(&format!("{{\"{field}\": {value}}}")).check().unwrap_err().to_string();
+            let key = match (field, value) {
+                // they are told by the channels that they do not divide
+                ("norm_num_groups", _) | ("attention_head_dim", "7") => "block_out_channels",
+                _ => field,
+            };
+            assert!(error.starts_with(&format!("`unet.{key}`")), "{field} = {value}: {error}");
+        }
+        parsed(r#"{"only_cross_attention": [false, false, false, false], "resnet_out_scale_factor": 1}"#)
+            .check()
+            .unwrap();
+    }
+}

@@ -79,6 +79,14 @@ Tensor linear(const Tensor& x, const Tensor& w, const OptT& b) {
   InPlaceSums guard;
   return at::native::linear(x, w, b);
 }
+// group_norm.cpp: on the CPU a channels-last map stays one; the composite function asks the device.
+Tensor group_norm(const Tensor& x, int64_t groups, const OptT& w, const OptT& b, double eps, bool) {
+  auto xc = for_cuda() ? x.contiguous() : x.contiguous(x.suggest_memory_format());
+  auto flat = [](const OptT& t) { return t && t->defined() ? t->contiguous() : Tensor(); };
+  auto wc = flat(w), bc = flat(b);
+  const int64_t n = x.size(0), c = x.size(1), area = x.numel() / std::max<int64_t>(n * c, 1);
+  return std::get<0>(at::native_group_norm(xc, wc, bc, n, c, area, groups, eps));
+}
 Tensor index_select_backward(const Tensor& g, c10::SymIntArrayRef sizes, int64_t dim, const Tensor& index) {
   return at::zeros(C10_AS_INTARRAYREF_SLOW(sizes), g.options()).index_add_(dim, index, g);
 }
@@ -171,6 +179,7 @@ void composite(torch::Library& m) {
   m.impl("scaled_dot_product_attention", PRSMED_EITHER(attention));
   m.impl("dropout", &Either<&dropout, &cuda::dropout>::call);
   m.impl("linear", linear);
+  m.impl("group_norm", group_norm);
   m.impl("index_select_backward", index_select_backward);
 }
 void by_hand(torch::Library& m) {

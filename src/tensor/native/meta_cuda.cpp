@@ -350,6 +350,19 @@ Tensor& abs_out(const Tensor& x, Tensor& out) {
 std::tuple<Tensor, Tensor> log_sigmoid(const Tensor& x) { return {at::empty_like(x), at::empty({0}, x.options())}; }
 Tensor log_sigmoid_backward(const Tensor& g, const Tensor&, const Tensor&) { return at::empty_like(g); }
 
+// group_norm.cpp and cuda/group_norm_kernel.cu, GroupNormKernelImplInternal: a scale and a shift for each channel
+Three group_norm(const Tensor& x, const OptT& w, const OptT& b, c10::SymInt batch, c10::SymInt channels,
+                 c10::SymInt pixels, int64_t groups, double) {
+  const int64_t n = batch.expect_int(), c = channels.expect_int(), area = pixels.expect_int();
+  auto y = at::empty_like(x);
+  const auto type = has(w) && w->scalar_type() != x.scalar_type() ? w->scalar_type() : x.scalar_type();
+  auto mean = at::empty({n, groups}, x.options().dtype(type)), rstd = at::empty({n, groups}, x.options().dtype(type));
+  if (area > 1 && (has(w) || has(b))) {
+    auto a = at::empty({n, c}, x.options().dtype(accumulated(x))), shift = at::empty_like(a);
+  }
+  return {y, mean, rstd};
+}
+
 // A boxed kernel: `Kernel` for CUDA, the mirror for the CPU.
 template <auto Kernel>
 void or_mirror(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
@@ -496,6 +509,7 @@ void install(torch::Library& m) {
   both<&cumsum>(m, "cumsum");
   both<&batch_norm>(m, "native_batch_norm");
   both<&batch_norm_backward>(m, "native_batch_norm_backward");
+  both<&group_norm>(m, "native_group_norm");
   both<&native_dropout>(m, "native_dropout");
   both<&native_dropout_backward>(m, "native_dropout_backward");
   both<&embedding_backward>(m, "embedding_dense_backward");

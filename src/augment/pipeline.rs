@@ -1,0 +1,490 @@
+//! From prompts and pictures to pictures: encode prompts, encode, denoise, decode.
+//!
+//! Networks run in one dtype (bf16 by default), latents and the sampler's arithmetic are fp32. Prompts are encoded once,
+//! before the other networks are loaded, and the text encoders are dropped. Legend: b batch, s side of the latents,
+//! S side of the pictures.
+//!
+//! Deviation from diffusers: latents are not rounded to the networks' dtype after each step; a held region is held also
+//! for 9-channel inpainting networks.
+
+use super::blueprint::{Blueprint, Part};
+use super::settings::{AugmentConfig, Decode};
+use crate::data::text::clip_bpe::ClipTokenizer;
+use crate::models::diffusion::controlnet::ControlNet;
+use crate::models::diffusion::lora::{self, Adapter};
+use crate::models::diffusion::sampler::{History, Sampler};
+use crate::models::diffusion::text::ClipText;
+use crate::models::diffusion::unet::{Added, Conditioning, Unet};
+use crate::models::diffusion::vae::Vae;
+use crate::tensor::store::{Store, StoreOptions};
+use crate::tensor::{Device, Kind, META, Tensor, dims, guard, ledger, meta, no_grad, rng, scope};
+use crate::{Error, Result};
+
+/// What a prompt says to the networks.
+#[derive(Debug)]
+pub struct Embedding {
+    /// `[77, d]`
+    context: Tensor,
+    /// SDXL: `[p]`
+    pooled: Option<Tensor>,
+}
+
+/// The numbers of texts in a list of prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PromptPair {
+    /// What is wanted.
+    pub positive: usize,
+    /// What is not; unused without guidance.
+    pub negative: usize,
+}
+
+/// Where and in which dtype networks live.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    /// Of every tensor.
+    pub device: Device,
+    /// Of UNet, ControlNet and text encoders.
+    pub kind: Kind,
+    /// Of random weights.
+    pub seed: u64,
+}
+
+impl Place {
+    fn store(self, blueprint: &Blueprint, kind: Kind) -> Store {
+        let initialise = blueprint.weights == super::blueprint::Weights::Random;
+        Store::new(StoreOptions { device: self.device, frozen_kind: kind, initialise })
+    }
+
+    /// Builds a network and fills it.
+    fn network<T>(
+        self,
+        blueprint: &Blueprint,
+        part: Part,
+        kind: Kind,
+        build: impl FnOnce(&crate::tensor::store::Scope) -> T,
+    ) -> Result<(T, Store)> {
+        let store = self.store(blueprint, kind);
+        // each network has the same random weights whatever was built before it
+        rng::seed(self.seed);
+        let network = guard::guard(|| Ok(no_grad(|| build(&store.root(part.role())))))?;
+        if self.device != META {
+            blueprint.fill(part, &store)?;
+        }
+        Ok((network, store))
+    }
+}
+
+/// Ids of `texts` for each text encoder, and the texts that were cut.
+///
+/// # Errors
+/// What the tokenizer says.
+pub fn tokenize(tokenizers: &[ClipTokenizer], texts: &[String]) -> Result<(Vec<Vec<Vec<i64>>>, Vec<usize>)> {
+    let mut cut = Vec::new();
+    let mut ids = vec![Vec::new(); tokenizers.len()];
+    for (index, text) in texts.iter().enumerate() {
+        for (tokenizer, ids) in tokenizers.iter().zip(&mut ids) {
+            let encoded = tokenizer.encode(text)?;
+            if encoded.truncated && cut.last() != Some(&index) {
+                cut.push(index);
+            }
+            ids.push(encoded.ids);
+        }
+    }
+    Ok((ids, cut))
+}
+
+/// Encodes texts, one after another, and drops the encoders. `ids` are those of [`tokenize`]; an empty text is all zeros
+/// where the pipeline wants that. `adapters` change the encoders first.
+///
+/// # Errors
+/// [`Error::Weights`]; typed errors of libtorch.
+pub fn encode_prompts(
+    blueprint: &Blueprint,
+    place: Place,
+    ids: &[Vec<Vec<i64>>],
+    is_empty: &[bool],
+    adapters: &[(Vec<Adapter>, f64)],
+) -> Result<Vec<Embedding>> {
+    let sdxl = blueprint.unet.is_sdxl();
+    let mut contexts: Vec<Vec<Tensor>> = (0..is_empty.len()).map(|_| Vec::new()).collect();
+    let mut pooled: Vec<Option<Tensor>> = (0..is_empty.len()).map(|_| None).collect();
+    for (number, config) in blueprint.texts.iter().enumerate() {
+        let projects = sdxl && number == 1;
+        let part = Part::Text(number);
+        let (encoder, store) = place.network(blueprint, part, place.kind, |scope| {
+            ClipText::new(scope, config, projects)
+        })?;
+        let component = if number == 0 { lora::Component::TextEncoder } else { lora::Component::TextEncoder2 };
+        merge(&store, component, adapters)?;
+        let _scope = scope::enter_at("text_encoder", number);
+        for (text, ids) in ids[number].iter().enumerate() {
+            guard::guard(|| {
+                no_grad(|| {
+                    let ids = on(place.device, &Tensor::from_slice(ids).view([1, -1]));
+                    let out = encoder.forward(&ids);
+                    let context = if sdxl { out.penultimate } else { out.last };
+                    contexts[text].push(context.squeeze_dim(0).copy());
+                    if projects {
+                        pooled[text] = out.pooled.map(|p| p.squeeze_dim(0).copy());
+                    }
+                });
+                Ok(())
+            })?;
+        }
+    }
+    let joined = contexts.into_iter().zip(pooled).zip(is_empty).map(|((context, pooled), &empty)| {
+        let context = match context.as_slice() {
+            [one] => one.shallow_clone(),
+            several => Tensor::cat(several, -1),
+        };
+        if empty && blueprint.zero_without_negative {
+            return Embedding { context: context.zeros_like(), pooled: pooled.map(|p| p.zeros_like()) };
+        }
+        Embedding { context, pooled }
+    });
+    guard::guard(|| Ok(no_grad(|| joined.collect())))
+}
+
+/// What a batch is made from.
+#[derive(Debug)]
+pub struct Batch {
+    /// `[b, 3, S, S]` fp32 in -1..=1; none for `mask_to_image`.
+    pub pixels: Option<Tensor>,
+    /// `[b, 1, s, s]` fp32, 1 = made new; none where everything is.
+    pub repaint: Option<Tensor>,
+    /// Whether latents outside `repaint` are held at every step (diffusers does not for inpainting networks).
+    pub holds: bool,
+    /// `[b, 3, S, S]` fp32 in 0..=1, for the ControlNet.
+    pub control: Option<Tensor>,
+    /// `[b, 4, s, s]` fp32, see [`Generator::noise`].
+    pub noise: Tensor,
+    /// One for each picture.
+    pub prompts: Vec<PromptPair>,
+}
+
+/// The networks that turn noise into pictures.
+pub struct Generator {
+    blueprint: Blueprint,
+    config: AugmentConfig,
+    place: Place,
+    unet: Unet,
+    controlnet: Option<ControlNet>,
+    vae: Vae,
+    vae_kind: Kind,
+    sampler: Sampler,
+    // the tensors of the networks
+    _stores: Vec<Store>,
+}
+
+impl std::fmt::Debug for Generator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Generator").field("family", &self.blueprint.family()).finish_non_exhaustive()
+    }
+}
+
+/// `tensor` on the device; on the meta device only its sizes.
+fn on(device: Device, tensor: &Tensor) -> Tensor {
+    if device == META { Tensor::empty(tensor.size(), (tensor.kind(), META)) } else { tensor.to_device(device) }
+}
+
+fn merge(store: &Store, component: lora::Component, adapters: &[(Vec<Adapter>, f64)]) -> Result<()> {
+    for (adapters, strength) in adapters {
+        let own: Vec<&Adapter> = adapters.iter().filter(|adapter| adapter.component == component).collect();
+        if !own.is_empty() {
+            lora::merge(store, own, *strength)?;
+        }
+    }
+    Ok(())
+}
+
+impl Generator {
+    /// Loads UNet, autoencoder and, where there is one, ControlNet.
+    ///
+    /// # Errors
+    /// [`Error::Weights`]; [`Error::Config`] for a sampler that the model does not allow; [`Error::OutOfMemory`].
+    pub fn load(
+        blueprint: &Blueprint,
+        config: &AugmentConfig,
+        place: Place,
+        adapters: &[(Vec<Adapter>, f64)],
+    ) -> Result<Self> {
+        let mut scheduler = blueprint.scheduler.clone();
+        let kind = match config.sampler.kind() {
+            Some((kind, karras)) => {
+                scheduler.use_karras_sigmas = karras;
+                kind
+            }
+            None => blueprint.sampler,
+        };
+        let sampler = Sampler::new(kind, &scheduler, config.steps)?;
+        let vae_kind = Self::vae_kind(blueprint, place.kind);
+        let (vae, vae_store) = place.network(blueprint, Part::Vae, vae_kind, |scope| Vae::new(scope, &blueprint.vae))?;
+        let (unet, unet_store) =
+            place.network(blueprint, Part::Unet, place.kind, |scope| Unet::new(scope, &blueprint.unet))?;
+        merge(&unet_store, lora::Component::Unet, adapters)?;
+        let mut stores = vec![vae_store, unet_store];
+        let mut controlnet = None;
+        if let Some(sizes) = &blueprint.controlnet {
+            let (network, store) =
+                place.network(blueprint, Part::ControlNet, place.kind, |scope| ControlNet::new(scope, sizes))?;
+            controlnet = Some(network);
+            stores.push(store);
+        }
+        Ok(Self {
+            blueprint: blueprint.clone(),
+            config: config.clone(),
+            place,
+            unet,
+            controlnet,
+            vae,
+            vae_kind,
+            sampler,
+            _stores: stores,
+        })
+    }
+
+    /// SDXL's autoencoder overflows in fp16.
+    fn vae_kind(blueprint: &Blueprint, kind: Kind) -> Kind {
+        if kind == Kind::Half && blueprint.vae.force_upcast { Kind::Float } else { kind }
+    }
+
+    /// Pixels of one latent cell.
+    pub fn cell_px(&self) -> i64 {
+        self.blueprint.vae.downscale()
+    }
+
+    /// Side of the latents.
+    fn side(&self) -> i64 {
+        self.config.image_size / self.cell_px()
+    }
+
+    /// Makes a batch of pictures; `on_step` hears every denoising step.
+    ///
+    /// # Shapes
+    /// To `[b, S, S, 3]` bytes on the host.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`], other typed errors of libtorch, [`Error::Diverged`] when a picture is not finite.
+    pub fn sample(&self, batch: &Batch, embeddings: &[Embedding], on_step: impl FnMut()) -> Result<Tensor> {
+        guard::guard(|| no_grad(|| Ok(bytes(&self.render(batch, embeddings, on_step)?))))
+    }
+
+    /// The same, not rounded.
+    ///
+    /// # Shapes
+    /// To `[b, 3, S, S]` fp32 in -1..=1 and a little beyond.
+    ///
+    /// # Errors
+    /// As [`Self::sample`].
+    pub fn render(&self, batch: &Batch, embeddings: &[Embedding], mut on_step: impl FnMut()) -> Result<Tensor> {
+        guard::guard(|| {
+            no_grad(|| {
+                let start = self.start(batch);
+                let latents = self.denoise(batch, start, embeddings, &mut on_step);
+                self.decode(&latents)
+            })
+        })
+    }
+
+    /// Latents of the batch's pictures, and where the trajectory begins.
+    pub(super) fn start(&self, batch: &Batch) -> Start {
+        let _scope = scope::enter("encode");
+        let noise = &batch.noise;
+        let [b, _c, side, _] = dims(noise);
+        let clean = batch.pixels.as_ref().map(|pixels| self.encode(pixels));
+        let masked = (self.blueprint.inpaints()).then(|| match (&batch.pixels, &batch.repaint) {
+            (Some(pixels), Some(repaint)) => {
+                let keep = 1.0 - repaint.upsample_nearest2d(size(pixels), None, None);
+                let latents = self.encode(&(pixels * keep));
+                Tensor::cat(&[&repaint.shallow_clone(), &latents], 1)
+            }
+            _ => {
+                let everything = Tensor::ones([b, 1, side, side], (Kind::Float, self.place.device));
+                let grey = Tensor::zeros(
+                    [b, 3, self.config.image_size, self.config.image_size],
+                    (Kind::Float, self.place.device),
+                );
+                Tensor::cat(&[&everything, &self.encode(&grey)], 1)
+            }
+        });
+        let starts_clean = clean.is_some();
+        let first = if starts_clean { self.sampler.start_index(self.config.strength) } else { 0 };
+        let is_pure = !starts_clean || (self.config.strength >= 1.0 && first == 0);
+        let start = match &clean {
+            Some(clean) if !is_pure => self.sampler.add_noise(clean, noise, first),
+            _ => noise * self.sampler.init_noise_scale(),
+        };
+        Start { first, start, clean: clean.filter(|_| batch.holds), masked }
+    }
+
+    fn encode(&self, pixels: &Tensor) -> Tensor {
+        let pixels = pixels.to_kind(self.vae_kind);
+        let mean = match self.config.decode() {
+            Decode::Whole | Decode::Auto => self.vae.encode(&pixels).mean,
+            Decode::Sliced => {
+                let each = (0..pixels.size()[0]).map(|i| self.vae.encode(&pixels.narrow(0, i, 1)).mean);
+                Tensor::cat(&each.collect::<Vec<_>>(), 0)
+            }
+            Decode::Tiled => {
+                let each = (0..pixels.size()[0])
+                    .map(|i| self.vae.encode_tiled(&pixels.narrow(0, i, 1), self.config.tile_px).mean);
+                Tensor::cat(&each.collect::<Vec<_>>(), 0)
+            }
+        };
+        mean.to_kind(Kind::Float) * self.blueprint.vae.scaling_factor
+    }
+
+    /// Noise of each picture's own seed, so that it does not depend on what else is in the batch.
+    ///
+    /// # Shapes
+    /// To `[b, 4, s, s]` fp32.
+    pub fn noise(&self, seeds: &[u64]) -> Tensor {
+        let _category = ledger::enter(ledger::Category::Inputs);
+        let (channels, side) = (self.blueprint.vae.latent_channels, self.side());
+        let host = if self.place.device == META && meta::target() == meta::Target::Cpu { META } else { Device::Cpu };
+        let each = seeds.iter().map(|&seed| {
+            rng::seed(seed);
+            Tensor::randn([1, channels, side, side], (Kind::Float, host))
+        });
+        let noise = Tensor::cat(&each.collect::<Vec<_>>(), 0);
+        if self.place.device == META && host != META { on(META, &noise) } else { noise.to_device(self.place.device) }
+    }
+
+    fn conditioning(&self, prompts: &[PromptPair], embeddings: &[Embedding]) -> Conditioning {
+        let mut rows: Vec<usize> = Vec::new();
+        if self.config.is_guided() {
+            rows.extend(prompts.iter().map(|pair| pair.negative));
+        }
+        rows.extend(prompts.iter().map(|pair| pair.positive));
+        let device = self.place.device;
+        let stacked = |of: &dyn Fn(&Embedding) -> Tensor| {
+            let rows: Vec<Tensor> = rows.iter().map(|&row| of(&embeddings[row])).collect();
+            Tensor::stack(&rows, 0).to_device(device)
+        };
+        let context = stacked(&|e| e.context.shallow_clone());
+        let added = embeddings.first().and_then(|e| e.pooled.as_ref()).map(|_| {
+            let pooled = stacked(&|e| e.pooled.as_ref().expect("all or none").shallow_clone());
+            #[expect(clippy::cast_precision_loss, reason = "sides of pictures")]
+            let side = self.config.image_size as f32;
+            let ids = Tensor::from_slice(&[side, side, 0.0, 0.0, side, side]).repeat([rows.len() as i64, 1]);
+            Added { pooled, time_ids: on(device, &ids) }
+        });
+        Conditioning { context, added }
+    }
+
+    pub(super) fn denoise(
+        &self,
+        batch: &Batch,
+        start: Start,
+        embeddings: &[Embedding],
+        on_step: &mut dyn FnMut(),
+    ) -> Tensor {
+        let _scope = scope::enter("denoise");
+        let Start { first, start: mut latents, clean, masked } = start;
+        let conditioning = self.conditioning(&batch.prompts, embeddings);
+        let doubled = |xs: &Tensor| if self.config.is_guided() { Tensor::cat(&[xs, xs], 0) } else { xs.shallow_clone() };
+        let control = batch.control.as_ref().map(|image| doubled(&image.to_kind(self.place.kind)));
+        let masked = masked.map(|masked| doubled(&masked.to_kind(self.place.kind)));
+        let mut history = History::default();
+        for (i, &time) in self.sampler.timesteps().iter().enumerate().skip(first) {
+            let input = doubled(&self.sampler.scale_model_input(&latents, i).to_kind(self.place.kind));
+            let times = Tensor::full([input.size()[0]], time, (Kind::Float, self.place.device));
+            let residuals = match (&self.controlnet, &control) {
+                (Some(network), Some(image)) => {
+                    Some(network.forward(&input, &times, &conditioning, image, self.config.control_scale))
+                }
+                _ => None,
+            };
+            let input = match &masked {
+                Some(masked) => Tensor::cat(&[&input, masked], 1),
+                None => input,
+            };
+            let output = self.unet.forward(&input, &times, &conditioning, residuals.as_ref()).to_kind(Kind::Float);
+            drop((input, residuals));
+            latents = self.sampler.step(i, &self.guided(&output), &latents, &mut history);
+            if let (Some(repaint), Some(clean)) = (&batch.repaint, &clean) {
+                let held = self.sampler.add_noise(clean, &batch.noise, i + 1);
+                latents = &held + (latents - &held) * repaint;
+            }
+            on_step();
+        }
+        latents
+    }
+
+    fn guided(&self, output: &Tensor) -> Tensor {
+        if !self.config.is_guided() {
+            return output.shallow_clone();
+        }
+        let halves = output.chunk(2, 0);
+        &halves[0] + (&halves[1] - &halves[0]) * self.config.guidance
+    }
+
+    /// Pictures of latents, `[b, 3, S, S]` fp32.
+    pub(super) fn decode(&self, latents: &Tensor) -> Result<Tensor> {
+        let _scope = scope::enter("decode");
+        let latents = latents / self.blueprint.vae.scaling_factor;
+        let pixels = self.pixels(&self.vae, &latents, self.vae_kind);
+        if is_finite(&pixels) {
+            return Ok(pixels);
+        }
+        drop(pixels);
+        if self.vae_kind == Kind::Float {
+            let hint = "the networks do not fit together";
+            return Err(Error::Diverged { reason: format!("a generated picture is not finite: {hint}") });
+        }
+        // fp16, and on some cards bf16, overflow inside the decoder
+        let (vae, _store) =
+            self.place.network(&self.blueprint, Part::Vae, Kind::Float, |scope| Vae::new(scope, &self.blueprint.vae))?;
+        let pixels = self.pixels(&vae, &latents, Kind::Float);
+        if is_finite(&pixels) {
+            return Ok(pixels);
+        }
+        Err(Error::Diverged { reason: "a generated picture is not finite, in fp32 neither: use `augment.precision=bf16`".into() })
+    }
+
+    /// `[b, 3, S, S]` fp32 in -1..=1 and a little beyond.
+    fn pixels(&self, vae: &Vae, latents: &Tensor, kind: Kind) -> Tensor {
+        let latents = latents.to_kind(kind);
+        let pixels = match self.config.decode() {
+            Decode::Whole | Decode::Auto => vae.decode(&latents),
+            Decode::Sliced => vae.decode_sliced(&latents),
+            Decode::Tiled => {
+                let each = (0..latents.size()[0]).map(|i| vae.decode_tiled(&latents.narrow(0, i, 1), self.config.tile_px));
+                Tensor::cat(&each.collect::<Vec<_>>(), 0)
+            }
+        };
+        pixels.to_kind(Kind::Float)
+    }
+}
+
+/// Where a trajectory begins.
+#[derive(Debug)]
+pub(super) struct Start {
+    /// First step that runs.
+    first: usize,
+    /// Latents with the noise of that step.
+    start: Tensor,
+    /// Latents of the picture, where they are held.
+    clean: Option<Tensor>,
+    /// Mask and latents of the masked picture, `[b, 5, s, s]`, for inpainting networks.
+    masked: Option<Tensor>,
+}
+
+fn size(pixels: &Tensor) -> [i64; 2] {
+    let [_, _, h, w] = dims(pixels);
+    [h, w]
+}
+
+fn is_finite(pixels: &Tensor) -> bool {
+    // a sum is finite when every term is, and NaN or infinite otherwise: no map of flags is needed
+    let sum = meta::number(&pixels.sum(Kind::Float));
+    sum.is_finite()
+}
+
+/// `[b, 3, S, S]` in -1..=1 to `[b, S, S, 3]` bytes on the host.
+pub(super) fn bytes(pixels: &Tensor) -> Tensor {
+    let _category = ledger::enter(ledger::Category::Activations);
+    let scaled = (pixels * 127.5 + 127.5).clamp(0.0, 255.0).round();
+    let bytes = scaled.to_kind(Kind::Uint8).permute([0, 2, 3, 1]).contiguous();
+    if bytes.device() == META { bytes } else { bytes.to_device(Device::Cpu) }
+}

@@ -1,0 +1,107 @@
+//! Generation: planned bytes equal measured bytes on the CPU, in every phase, for settings drawn at random.
+
+use super::*;
+use prsmed::augment::blueprint::Blueprint;
+use prsmed::augment::rehearsal::{PHASES, Rehearsal as Generation};
+use prsmed::augment::settings::AugmentConfig;
+use prsmed::config::AugmentRun;
+use prsmed::plan::rehearse::{Meter, Steps};
+use prsmed::plan::report::{Machine, Plan};
+
+fn settings(sets: &[String]) -> AugmentConfig {
+    let pairs = sets.iter().map(|set| (set.clone(), "--set".to_owned())).collect();
+    let sources = Sources { preset: Some("tiny".into()), sets: pairs, ..Sources::default() };
+    sources.resolve_as::<AugmentRun>().unwrap().config.augment
+}
+
+fn draw_settings(rng: &mut ChaCha8Rng) -> (Vec<String>, &'static str, usize) {
+    let mut one = |key: &str, values: &[&str]| format!("augment.{key}={}", values.choose(rng).unwrap());
+    let sets = vec![
+        one("mode", &["keep_lesion", "insert_lesion", "mask_to_image", "img2img"]),
+        one("image_size", &["64", "128", "192"]),
+        one("batch", &["1", "2", "3"]),
+        one("precision", &["fp32", "bf16", "fp16"]),
+        one("decode", &["whole", "sliced", "tiled", "auto"]),
+        one("guidance", &["1", "5"]),
+        one("steps", &["1", "2", "5"]),
+        one("strength", &["0.4", "1"]),
+        one("sampler", &["euler", "ddim", "dpm++2m", "dpm++2m-karras"]),
+        "augment.tile_px=64".to_owned(),
+    ];
+    let family = ["tiny", "tiny-sdxl", "tiny-inpaint"].choose(rng).unwrap();
+    (sets, family, rng.random_range(1..4))
+}
+
+/// Small networks of the families that differ in memory.
+fn blueprint(family: &str, config: &AugmentConfig) -> Blueprint {
+    let control = config.mode == prsmed::augment::settings::Mode::MaskToImage;
+    let mut blueprint = Blueprint::random("tiny", control).unwrap();
+    match family {
+        "tiny-sdxl" => blueprint = Blueprint::random("tiny-sdxl", control).unwrap(),
+        "tiny-inpaint" => blueprint.unet.in_channels = 9,
+        _ => {}
+    }
+    blueprint
+}
+
+fn walked(config: &AugmentConfig, blueprint: &Blueprint, prompts: usize, device: Device) -> Vec<Peak> {
+    let generation = Generation { config, blueprint, prompts, device };
+    if device == META {
+        let steps = Steps { whole: config.steps, shown: config.steps };
+        let planned =
+            rehearse::plan_walk(Job::Augment, steps, Target::Cpu, false, |begin| generation.walk(begin)).unwrap();
+        let phases = replay::phases(&planned.trace, replay::Device::Cpu).into_iter();
+        return phases.map(|p| (p.name, p.allocated_peak, p.categories)).collect();
+    }
+    let mut meter = Measured::begin(device).unwrap();
+    generation.walk(&mut |phase| meter.begin(phase)).unwrap();
+    meter.finish().unwrap().into_iter().map(|p| (p.name, p.allocated_peak, p.categories)).collect()
+}
+
+#[test]
+fn generation_planned_equals_measured() {
+    let _alone = ready();
+    let mut rng = ChaCha8Rng::seed_from_u64(11);
+    let mut different = Vec::new();
+    for _ in 0..40 {
+        let (sets, family, prompts) = draw_settings(&mut rng);
+        let config = settings(&sets);
+        let blueprint = blueprint(family, &config);
+        let planned = walked(&config, &blueprint, prompts, META);
+        let measured = walked(&config, &blueprint, prompts, Device::Cpu);
+        assert_eq!(planned.iter().map(|phase| phase.0).collect::<Vec<_>>(), PHASES);
+        assert!(measured.iter().all(|phase| phase.1.0 > 100_000), "{measured:?}");
+        for (plan, truth) in planned.iter().zip(&measured) {
+            if plan != truth {
+                different.push(format!("{sets:?} {family} {prompts}\n  planned {plan:?}\n  measured {truth:?}"));
+            }
+        }
+    }
+    assert!(different.is_empty(), "{} phases differ:\n{}", different.len(), different.join("\n"));
+}
+
+/// Sizes of the published models on cards, without weights: plans are made, grow with the batch, and the least settings
+/// of SDXL fit small cards.
+#[test]
+fn published_sizes_are_planned_for_cards() {
+    let _alone = ready();
+    let run = |sets: &[&str]| {
+        let pairs = sets.iter().map(|set| ((*set).to_owned(), "--set".to_owned())).collect();
+        let sources = Sources { preset: Some("augment".into()), sets: pairs, ..Sources::default() };
+        sources.resolve_as::<AugmentRun>().unwrap().config
+    };
+    let machine = |name: &str| Machine::named(name).unwrap();
+    let plan = |run: &AugmentRun, card: &str| -> Plan {
+        run.plan(&run.planned_blueprint().unwrap(), &machine(card)).unwrap()
+    };
+    let peak = |sets: &[&str]| plan(&run(sets), "24gb").device_peak;
+    let [one, four] = ["augment.batch=1", "augment.batch=4"].map(|batch| peak(&[batch, "augment.model=random:sdxl"]));
+    assert!(one < four, "{one} {four}");
+    assert!(one.0 > 5 << 30 && four.0 < 24 << 30, "{one} {four}");
+    let sd15 = peak(&["augment.model=random:sd15", "augment.image_size=512"]);
+    assert!(sd15 < one, "{sd15}");
+    let small = run(&["augment.model=random:sdxl"]);
+    let fitted = small.fitted(&small.planned_blueprint().unwrap(), &machine("8gb"), 0.03).unwrap();
+    let (fitted, plan) = fitted.expect("SDXL fits 8 GB");
+    assert!(plan.fits && fitted.augment.batch >= 1, "{plan:?}");
+}
