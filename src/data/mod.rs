@@ -19,6 +19,7 @@ pub mod manifest;
 pub mod order;
 pub mod phantom;
 pub mod picture;
+pub mod plot;
 pub mod position;
 pub mod prepare;
 pub mod resample;

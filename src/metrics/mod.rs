@@ -1,6 +1,8 @@
-//! Scores of masks and answers: pure functions on slices, no tensors, no files.
+//! Scores of masks and answers, distances and comparisons: pure functions, no files. [`distance`] and [`neighbours`] take
+//! feature tensors, the others slices.
 
 pub mod distance;
+pub mod neighbours;
 pub mod paired;
 pub mod porter;
 pub mod segmentation;

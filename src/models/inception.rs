@@ -1,1 +1,320 @@
-//! InceptionV3 as the features of FID and KID.
+//! InceptionV3 as the features of FID and KID: the 2048 values behind its last pooling (Szegedy et al. 2016).
+//!
+//! Source: `FIDInceptionV3` of pytorch-fid, whose weights `pt_inception-2015-12-05-6726825d.pth` are the TensorFlow
+//! network's of 2015; FID values are comparable with these weights only. Keys are torchvision's
+//! (`Mixed_5b.branch1x1.conv.weight`). Where that network differs from torchvision's: average pools do not count their
+//! padding, and the last block's pool takes maxima.
+//! Deviations: no classifier (`fc`), and widths may be divided for tests.
+//!
+//! Legend: b batch, c channels, h w rows and columns.
+
+use crate::nn::cast;
+use crate::tensor::store::{Init, Scope};
+use crate::tensor::{Tensor, dims, no_grad};
+
+/// Where the published weights are when no place is given: a repository whose [`WEIGHTS_FILE`] is pytorch-fid's.
+pub const WEIGHTS: &str = "hub:RaphaelLiu/EvalCrafter-Models";
+
+/// The name of pytorch-fid's file; it is published on `github.com/mseitzer/pytorch-fid`, release `fid_weights`.
+pub const WEIGHTS_FILE: &str = "pt_inception-2015-12-05-6726825d.pth";
+
+/// Side of the network's input in pixels.
+pub const SIZE: i64 = 299;
+
+/// Epsilon of every batch normalisation.
+const EPSILON: f64 = 1e-3;
+
+/// Sizes of the network.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Config {
+    /// Every width is divided by this; 1 for the published network. A divisor of 16.
+    pub divisor: i64,
+}
+
+impl Config {
+    /// The published sizes.
+    pub fn published() -> Self {
+        Self { divisor: 1 }
+    }
+
+    /// Width of the features: 2048 as published.
+    pub fn out_dim(self) -> i64 {
+        2048 / self.divisor
+    }
+}
+
+/// Convolution, batch normalisation with running statistics, ReLU.
+#[derive(Debug)]
+struct Conv {
+    weight: Tensor,
+    /// Scale, bias, mean and variance of the normalisation.
+    norm: [Tensor; 4],
+    stride: i64,
+    padding: [i64; 2],
+}
+
+impl Conv {
+    fn forward(&self, xs: &Tensor) -> Tensor {
+        let kind = xs.kind();
+        let ys = xs.conv2d(&cast(&self.weight, kind), None::<Tensor>, [self.stride; 2], self.padding, [1, 1], 1);
+        let [weight, bias, mean, variance] = &self.norm;
+        ys.batch_norm(Some(weight), Some(bias), Some(mean), Some(variance), false, 0.0, EPSILON, true).relu()
+    }
+}
+
+/// Makes the convolutions of one path of a block; widths are the published ones.
+struct Maker<'a> {
+    scope: &'a Scope,
+    divisor: i64,
+}
+
+impl Maker<'_> {
+    fn conv(&self, name: &str, [in_dim, out_dim]: [i64; 2], kernel: [i64; 2], stride: i64, padding: [i64; 2]) -> Conv {
+        let scope = self.scope.sub(name);
+        let norm = scope.sub("bn");
+        // the picture's three channels are what they are
+        let in_dim = if in_dim == 3 { 3 } else { in_dim / self.divisor };
+        let out_dim = out_dim / self.divisor;
+        let line = |name: &str, value: f64| norm.param(name, &[out_dim], Init::Const(value));
+        Conv {
+            weight: scope.sub("conv").param("weight", &[out_dim, in_dim, kernel[0], kernel[1]], Init::FanIn),
+            norm: [line("weight", 1.0), line("bias", 0.0), line("running_mean", 0.0), line("running_var", 1.0)],
+            stride,
+            padding,
+        }
+    }
+
+    /// Stride 1 and the padding that keeps the map's size.
+    fn same(&self, name: &str, in_dim: i64, out_dim: i64, kernel: [i64; 2]) -> Conv {
+        self.conv(name, [in_dim, out_dim], kernel, 1, kernel.map(|side| side / 2))
+    }
+
+    fn one(&self, name: &str, in_dim: i64, out_dim: i64) -> Conv {
+        self.same(name, in_dim, out_dim, [1, 1])
+    }
+
+    /// 3x3, stride 2, no padding.
+    fn halving(&self, name: &str, in_dim: i64, out_dim: i64) -> Conv {
+        self.conv(name, [in_dim, out_dim], [3, 3], 2, [0, 0])
+    }
+}
+
+/// Convolutions one after the other.
+type Chain = Vec<Conv>;
+
+fn run(chain: &[Conv], xs: &Tensor) -> Tensor {
+    chain.iter().fold(xs.shallow_clone(), |xs, conv| conv.forward(&xs))
+}
+
+/// What a block's pooled path does to its input.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Pool {
+    /// Mean of 3x3, padding not counted.
+    Mean,
+    /// Largest of 3x3.
+    Max,
+    /// Largest of 3x3, stride 2.
+    Halving,
+}
+
+impl Pool {
+    fn forward(self, xs: &Tensor) -> Tensor {
+        match self {
+            Self::Mean => xs.avg_pool2d([3, 3], [1, 1], [1, 1], false, false, None),
+            Self::Max => xs.max_pool2d([3, 3], [1, 1], [1, 1], [1, 1], false),
+            Self::Halving => xs.max_pool2d([3, 3], [2, 2], [0, 0], [1, 1], false),
+        }
+    }
+}
+
+/// A path of a block: convolutions, and at its end perhaps two next to each other.
+#[derive(Debug)]
+struct Branch {
+    chain: Chain,
+    fork: Option<[Conv; 2]>,
+}
+
+impl Branch {
+    fn forward(&self, xs: &Tensor) -> Tensor {
+        let xs = run(&self.chain, xs);
+        match &self.fork {
+            Some(sides) => Tensor::cat(&sides.each_ref().map(|conv| conv.forward(&xs)), 1),
+            None => xs,
+        }
+    }
+}
+
+/// A `Mixed_*` block: branches, then a pooled path, their channels in this order.
+#[derive(Debug)]
+struct Block {
+    branches: Vec<Branch>,
+    pool: Pool,
+    branch_pool: Option<Conv>,
+}
+
+impl Block {
+    fn new(chains: Vec<Chain>, pool: Pool, branch_pool: Option<Conv>) -> Self {
+        let branches = chains.into_iter().map(|chain| Branch { chain, fork: None }).collect();
+        Self { branches, pool, branch_pool }
+    }
+
+    /// `Mixed_5b`, `5c`, `5d`: 1x1, 5x5 and two 3x3.
+    fn inception_a(make: &Maker, dim: i64, pooled: i64) -> Self {
+        let chains = vec![
+            vec![make.one("branch1x1", dim, 64)],
+            vec![make.one("branch5x5_1", dim, 48), make.same("branch5x5_2", 48, 64, [5, 5])],
+            vec![
+                make.one("branch3x3dbl_1", dim, 64),
+                make.same("branch3x3dbl_2", 64, 96, [3, 3]),
+                make.same("branch3x3dbl_3", 96, 96, [3, 3]),
+            ],
+        ];
+        Self::new(chains, Pool::Mean, Some(make.one("branch_pool", dim, pooled)))
+    }
+
+    /// `Mixed_6a`: halves the map.
+    fn inception_b(make: &Maker, dim: i64) -> Self {
+        let chains = vec![
+            vec![make.halving("branch3x3", dim, 384)],
+            vec![
+                make.one("branch3x3dbl_1", dim, 64),
+                make.same("branch3x3dbl_2", 64, 96, [3, 3]),
+                make.halving("branch3x3dbl_3", 96, 96),
+            ],
+        ];
+        Self::new(chains, Pool::Halving, None)
+    }
+
+    /// `Mixed_6b` to `6e`: 7x7 as rows and columns, `mid` channels inside.
+    fn inception_c(make: &Maker, mid: i64) -> Self {
+        let (row, column) = ([1, 7], [7, 1]);
+        let chains = vec![
+            vec![make.one("branch1x1", 768, 192)],
+            vec![
+                make.one("branch7x7_1", 768, mid),
+                make.same("branch7x7_2", mid, mid, row),
+                make.same("branch7x7_3", mid, 192, column),
+            ],
+            vec![
+                make.one("branch7x7dbl_1", 768, mid),
+                make.same("branch7x7dbl_2", mid, mid, column),
+                make.same("branch7x7dbl_3", mid, mid, row),
+                make.same("branch7x7dbl_4", mid, mid, column),
+                make.same("branch7x7dbl_5", mid, 192, row),
+            ],
+        ];
+        Self::new(chains, Pool::Mean, Some(make.one("branch_pool", 768, 192)))
+    }
+
+    /// `Mixed_7a`: halves the map.
+    fn inception_d(make: &Maker) -> Self {
+        let chains = vec![
+            vec![make.one("branch3x3_1", 768, 192), make.halving("branch3x3_2", 192, 320)],
+            vec![
+                make.one("branch7x7x3_1", 768, 192),
+                make.same("branch7x7x3_2", 192, 192, [1, 7]),
+                make.same("branch7x7x3_3", 192, 192, [7, 1]),
+                make.halving("branch7x7x3_4", 192, 192),
+            ],
+        ];
+        Self::new(chains, Pool::Halving, None)
+    }
+
+    /// `Mixed_7b`, `7c`: 3x3 as a row beside a column.
+    fn inception_e(make: &Maker, dim: i64, pool: Pool) -> Self {
+        let fork = |a: &str, b: &str| Some([make.same(a, 384, 384, [1, 3]), make.same(b, 384, 384, [3, 1])]);
+        let branches = vec![
+            Branch { chain: vec![make.one("branch1x1", dim, 320)], fork: None },
+            Branch { chain: vec![make.one("branch3x3_1", dim, 384)], fork: fork("branch3x3_2a", "branch3x3_2b") },
+            Branch {
+                chain: vec![make.one("branch3x3dbl_1", dim, 448), make.same("branch3x3dbl_2", 448, 384, [3, 3])],
+                fork: fork("branch3x3dbl_3a", "branch3x3dbl_3b"),
+            },
+        ];
+        Self { branches, pool, branch_pool: Some(make.one("branch_pool", dim, 192)) }
+    }
+
+    fn forward(&self, xs: &Tensor) -> Tensor {
+        let mut parts: Vec<Tensor> = self.branches.iter().map(|branch| branch.forward(xs)).collect();
+        let pooled = self.pool.forward(xs);
+        parts.push(self.branch_pool.as_ref().map_or_else(|| pooled.shallow_clone(), |conv| conv.forward(&pooled)));
+        Tensor::cat(&parts, 1)
+    }
+}
+
+/// The network up to its last pooling.
+#[derive(Debug)]
+pub struct Inception {
+    /// `Conv2d_1a_3x3`, `2a`, `2b`.
+    stem: Chain,
+    /// `Conv2d_3b_1x1`, `4a_3x3`.
+    middle: Chain,
+    mixed: Vec<Block>,
+}
+
+impl Inception {
+    /// The published sizes.
+    pub fn new(scope: &Scope) -> Self {
+        Self::with_config(scope, Config::published())
+    }
+
+    /// Chosen sizes.
+    pub fn with_config(scope: &Scope, Config { divisor }: Config) -> Self {
+        let root = Maker { scope, divisor };
+        let stem = vec![
+            root.halving("Conv2d_1a_3x3", 3, 32),
+            root.conv("Conv2d_2a_3x3", [32, 32], [3, 3], 1, [0, 0]),
+            root.same("Conv2d_2b_3x3", 32, 64, [3, 3]),
+        ];
+        let middle = vec![root.one("Conv2d_3b_1x1", 64, 80), root.conv("Conv2d_4a_3x3", [80, 192], [3, 3], 1, [0, 0])];
+        let mut mixed = Vec::new();
+        let mut add = |name: &str, make: &dyn Fn(&Maker) -> Block| {
+            mixed.push(make(&Maker { scope: &scope.sub(name), divisor }));
+        };
+        add("Mixed_5b", &|make| Block::inception_a(make, 192, 32));
+        add("Mixed_5c", &|make| Block::inception_a(make, 256, 64));
+        add("Mixed_5d", &|make| Block::inception_a(make, 288, 64));
+        add("Mixed_6a", &|make| Block::inception_b(make, 288));
+        add("Mixed_6b", &|make| Block::inception_c(make, 128));
+        add("Mixed_6c", &|make| Block::inception_c(make, 160));
+        add("Mixed_6d", &|make| Block::inception_c(make, 160));
+        add("Mixed_6e", &|make| Block::inception_c(make, 192));
+        add("Mixed_7a", &Block::inception_d);
+        add("Mixed_7b", &|make| Block::inception_e(make, 1280, Pool::Mean));
+        add("Mixed_7c", &|make| Block::inception_e(make, 2048, Pool::Max));
+        Self { stem, middle, mixed }
+    }
+
+    /// The features; gradients are not recorded.
+    ///
+    /// # Shapes
+    /// `images [b, 3, h, w]` in 0..=1 to `[b, 2048 / divisor]`, in the dtype and on the device of the weights.
+    pub fn features(&self, images: &Tensor) -> Tensor {
+        let [_b, _c, _h, _w] = dims(images);
+        no_grad(|| {
+            let weight = &self.stem[0].weight;
+            let images = images.to_device(weight.device()).to_kind(weight.kind());
+            let xs = run(&self.stem, &(resized(&images) * 2.0 - 1.0));
+            let xs = run(&self.middle, &Pool::Halving.forward(&xs));
+            let xs = self.mixed.iter().fold(Pool::Halving.forward(&xs), |xs, block| block.forward(&xs));
+            xs.mean_dim([2, 3].as_slice(), false, xs.kind())
+        })
+    }
+}
+
+/// Pictures at the network's size, bilinear without antialiasing; those of that size stay as they are.
+///
+/// # Shapes
+/// `images [b, 3, h, w]` to `[b, 3, 299, 299]`.
+pub fn resized(images: &Tensor) -> Tensor {
+    let [_b, _c, h, w] = dims(images);
+    if h == SIZE && w == SIZE {
+        return images.shallow_clone();
+    }
+    images.upsample_bilinear2d([SIZE, SIZE], false, None, None)
+}
+
+/// Keys of the published file that have no place here.
+pub fn is_unused(key: &str) -> bool {
+    key.starts_with("fc.") || key.starts_with("AuxLogits.") || key.ends_with(".num_batches_tracked")
+}

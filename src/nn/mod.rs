@@ -19,6 +19,6 @@ pub use position::sine_positions;
 use crate::tensor::{Kind, Tensor};
 
 /// `tensor` in `kind`; no copy when it already is.
-fn cast(tensor: &Tensor, kind: Kind) -> Tensor {
+pub(crate) fn cast(tensor: &Tensor, kind: Kind) -> Tensor {
     if tensor.kind() == kind { tensor.shallow_clone() } else { tensor.to_kind(kind) }
 }

@@ -46,7 +46,7 @@ pub fn set_state(state: &Tensor) -> Result<()> {
 
 /// Tests that draw from libtorch's one generator take turns.
 #[cfg(test)]
-pub(super) static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+pub(crate) static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 #[cfg(test)]
 mod tests {

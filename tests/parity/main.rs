@@ -5,6 +5,7 @@
 mod adamw;
 mod clip;
 mod fixture;
+mod inception;
 mod lora;
 mod lora_files;
 mod losses;

@@ -2,6 +2,8 @@
 
 use std::fmt::Write as _;
 
+pub(super) use crate::data::plot::escaped;
+
 /// Okabe and Ito's colours, a grey and a violet, so ordered that neighbours differ in brightness too.
 const COLOURS: [&str; 9] =
     ["#0072b2", "#f0e442", "#009e73", "#cc79a7", "#d55e00", "#56b4e9", "#8c8c8c", "#e69f00", "#6a3d9a"];
@@ -160,24 +162,6 @@ pub(super) fn amount(bytes: u64) -> String {
 #[expect(clippy::cast_precision_loss, reason = "a thousandth of a pixel does not show")]
 pub(super) fn float(value: u64) -> f64 {
     value as f64
-}
-
-/// Text as it may stand in SVG and HTML; characters that XML forbids become U+FFFD.
-pub(super) fn escaped(text: &str) -> String {
-    let mut safe = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => safe.push_str("&amp;"),
-            '<' => safe.push_str("&lt;"),
-            '>' => safe.push_str("&gt;"),
-            '"' => safe.push_str("&quot;"),
-            '\'' => safe.push_str("&#39;"),
-            '\t' | '\n' | '\r' => safe.push(' '),
-            '\0'..='\x1f' | '\u{fffe}' | '\u{ffff}' => safe.push('\u{fffd}'),
-            _ => safe.push(c),
-        }
-    }
-    safe
 }
 
 /// About how many pixels a sans-serif text takes.

@@ -1,4 +1,4 @@
-//! Named tensors on disk: reads safetensors (single, sharded) and PyTorch's zipped `.pth`, writes safetensors atomically.
+//! Named tensors on disk: reads safetensors (single, sharded) and PyTorch's `.pth`, writes safetensors atomically.
 //!
 //! Files are mapped and copied tensor by tensor; the copied pages are handed back to the system at once, so loading a
 //! model needs little host memory beyond the model itself. A mapped file must not be truncated by someone else while it
@@ -67,7 +67,7 @@ pub struct Archive {
 }
 
 impl Archive {
-    /// Opens a `.safetensors` file, a `.pth`/`.pt`/`.bin` file in PyTorch's zip format, a `*.index.json`, or a folder
+    /// Opens a `.safetensors` file, a `.pth`/`.pt`/`.bin` file of PyTorch 0.4 or later, a `*.index.json`, or a folder
     /// that holds `model.safetensors`, `model.safetensors.index.json` with its shards, `adapter_model.safetensors`,
     /// `pytorch_model.bin` or `pytorch_model.bin.index.json` (the first of these that exists).
     ///

@@ -65,19 +65,36 @@ pub(super) enum Value {
     Function(Function),
 }
 
-/// A read pickle: the containers and the value on top.
+/// A read pickle: the containers, the storages it names and the value on top.
 #[derive(Debug)]
 pub(super) struct Pickle {
     dicts: Vec<Vec<(Value, Value)>>,
+    sequences: Vec<Vec<Value>>,
+    pub(super) storages: Vec<Rc<Storage>>,
     pub(super) top: Value,
 }
 
 impl Pickle {
     /// Reads a whole pickle.
     pub(super) fn read(bytes: &[u8]) -> Result<Self> {
+        Self::read_first(bytes).map(|(pickle, _)| pickle)
+    }
+
+    /// Reads the pickle that `bytes` begin with; also how many bytes it takes.
+    pub(super) fn read_first(bytes: &[u8]) -> Result<(Self, usize)> {
         let mut machine = Machine { bytes, ..Machine::default() };
         let top = machine.run()?;
-        Ok(Self { dicts: machine.dicts, top })
+        let Machine { at, dicts, sequences, storages, .. } = machine;
+        Ok((Self { dicts, sequences, storages, top }, at))
+    }
+
+    /// The strings of a list of strings.
+    pub(super) fn strings(&self, value: &Value) -> Option<Vec<&str>> {
+        let Value::List(index) = value else { return None };
+        self.sequences[*index]
+            .iter()
+            .map(|item| if let Value::Str(text) = item { Some(&**text) } else { None })
+            .collect()
     }
 
     /// The pairs of a dictionary.
@@ -95,6 +112,7 @@ struct Machine<'a> {
     memo: HashMap<u64, Value>,
     sequences: Vec<Vec<Value>>,
     dicts: Vec<Vec<(Value, Value)>>,
+    storages: Vec<Rc<Storage>>,
 }
 
 impl Machine<'_> {
@@ -340,19 +358,29 @@ impl Machine<'_> {
             .collect()
     }
 
-    /// `('storage', torch.FloatStorage, '0', 'cpu', 1536)`
-    fn storage(&self, id: &Value) -> Result<Value> {
-        match self.items(id)? {
-            [Value::Str(tag), Value::Function(kind), Value::Str(key), Value::Str(_device), Value::Int(count)]
-                if &**tag == "storage" =>
-            {
-                let Function::Storage(kind) = *kind else {
-                    return malformed("a storage has no element type");
-                };
-                Ok(Value::Storage(Rc::new(Storage { kind, key: key.clone(), num_elements: *count })))
-            }
-            _ => malformed("a persistent id is no storage"),
+    /// `('storage', torch.FloatStorage, '0', 'cpu', 1536)`; before PyTorch 1.6 with `None` behind it.
+    fn storage(&mut self, id: &Value) -> Result<Value> {
+        let items = self.items(id)?;
+        let [
+            Value::Str(tag),
+            Value::Function(kind),
+            Value::Str(key),
+            Value::Str(_device),
+            Value::Int(count),
+            rest @ ..,
+        ] = items
+        else {
+            return malformed("a persistent id is no storage");
+        };
+        if &**tag != "storage" || !matches!(rest, [] | [Value::None]) {
+            return malformed("a persistent id is no storage");
         }
+        let Function::Storage(kind) = *kind else {
+            return malformed("a storage has no element type");
+        };
+        let storage = Rc::new(Storage { kind, key: key.clone(), num_elements: *count });
+        self.storages.push(storage.clone());
+        Ok(Value::Storage(storage))
     }
 
     fn call(&mut self, function: &Value, arguments: &Value) -> Result<Value> {

@@ -1,4 +1,5 @@
-//! PyTorch's zip format (`.pth`, `.pt`, `pytorch_model.bin`), read without executing its pickle.
+//! PyTorch's files (`.pth`, `.pt`, `pytorch_model.bin`), read without executing their pickles: the zip format and the one
+//! before 1.6, pickles followed by the storages.
 
 use std::collections::{HashMap, HashSet};
 use std::io::{Cursor, Read};
@@ -17,37 +18,43 @@ const INNER: [&str; 5] = ["state_dict", "model_state_dict", "model", "module", "
 const RESAVE: &str = "load it in PyTorch and write it again with `torch.save(model.state_dict(), FILE)`";
 const AGAIN: &str = "the file is incomplete or damaged: download or copy it again";
 
-/// Whether this is a zip archive or a bare pickle or tar as old PyTorch wrote them.
+/// What a file from before PyTorch 1.6 begins with: a pickle of its magic number.
+const LEGACY: [u8; 15] = [0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, b'.'];
+
+/// Whether this is a zip archive, or a bare pickle or tar as old PyTorch wrote them.
 pub(super) fn looks_like(bytes: &[u8]) -> bool {
-    is_zip(bytes) || is_legacy(bytes)
+    is_zip(bytes) || matches!(bytes, [0x80, 1..=5, ..]) || bytes.get(257..262) == Some(b"ustar")
 }
 
 fn is_zip(bytes: &[u8]) -> bool {
     bytes.starts_with(b"PK")
 }
 
-fn is_legacy(bytes: &[u8]) -> bool {
-    matches!(bytes, [0x80, 1..=5, ..]) || bytes.get(257..262) == Some(b"ustar")
-}
-
-/// The tensors of a file in the order of its state dict.
-pub(super) fn entries(file: &Path, bytes: &[u8]) -> Result<Entries> {
-    if !is_zip(bytes) {
-        return Err(Error::weights(
-            file,
-            "is in the format PyTorch wrote before 1.6, a bare pickle, which is not read here",
-            "load it in PyTorch (`torch.load(FILE, weights_only=True)`) and write it again with `torch.save`",
-        ));
-    }
-    let (pickle, parts) = open(file, bytes)?;
-    let pickle = Pickle::read(&pickle).map_err(|refusal| match refusal {
+fn refused(file: &Path) -> impl Fn(Refusal) -> Error + '_ {
+    move |refusal| match refusal {
         Refusal::Executes(name) => Error::weights(
             file,
             format!("refuses to execute `{name}`: only tensors are read from a pickle"),
             format!("if you trust the file, {RESAVE}"),
         ),
         Refusal::Malformed(reason) => Error::weights(file, reason, AGAIN),
-    })?;
+    }
+}
+
+/// The tensors of a file in the order of its state dict.
+pub(super) fn entries(file: &Path, bytes: &[u8]) -> Result<Entries> {
+    let (pickle, parts) = if is_zip(bytes) {
+        let (pickle, parts) = open(file, bytes)?;
+        (Pickle::read(&pickle).map_err(refused(file))?, parts)
+    } else if bytes.starts_with(&LEGACY) {
+        open_legacy(bytes).map_err(refused(file))?
+    } else {
+        return Err(Error::weights(
+            file,
+            "is a bare pickle or a tar archive, not a file of PyTorch 0.4 or later",
+            "load it in PyTorch (`torch.load(FILE, weights_only=True)`) and write it again with `torch.save`",
+        ));
+    };
     let mut found = Vec::new();
     let mut seen = HashSet::new();
     for (name, tensor) in state_dict(file, &pickle)? {
@@ -111,6 +118,33 @@ fn open(file: &Path, bytes: &[u8]) -> Result<(Vec<u8>, Parts)> {
         parts.insert(key.to_owned(), range);
     }
     Ok((pickle, parts))
+}
+
+/// The pickle and the place of every storage of a file from before PyTorch 1.6: pickles of a magic number, a version, the
+/// system's sizes, the object and the storages' keys, then for each key its element count (8 bytes) and its elements.
+fn open_legacy(bytes: &[u8]) -> std::result::Result<(Pickle, Parts), Refusal> {
+    let short = || Refusal::Malformed("its storages end early".into());
+    let mut at = LEGACY.len();
+    let mut next = || {
+        let (pickle, length) = Pickle::read_first(&bytes[at..])?;
+        at += length;
+        Ok::<_, Refusal>(pickle)
+    };
+    let (_version, _system, object, keys) = (next()?, next()?, next()?, next()?);
+    let keys = keys.strings(&keys.top).ok_or_else(|| Refusal::Malformed("its list of storages is none".into()))?;
+    let kinds: HashMap<&str, usize> =
+        object.storages.iter().map(|storage| (&*storage.key, storage.kind.elt_size_in_bytes())).collect();
+    let mut parts = HashMap::new();
+    for key in keys {
+        let size = *kinds.get(key).ok_or_else(|| Refusal::Malformed(format!("it names no storage `{key}`")))?;
+        let count = bytes.get(at..at.saturating_add(8)).and_then(|count| count.try_into().ok()).ok_or_else(short)?;
+        let length = usize::try_from(u64::from_le_bytes(count)).ok().and_then(|count| count.checked_mul(size));
+        let start = at + 8;
+        let end = length.and_then(|length| start.checked_add(length)).filter(|&end| end <= bytes.len());
+        at = end.ok_or_else(short)?;
+        parts.insert(key.to_owned(), start..at);
+    }
+    Ok((object, parts))
 }
 
 /// The named tensors: the dictionary itself, or the one inside a training checkpoint.

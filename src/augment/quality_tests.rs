@@ -1,0 +1,155 @@
+use super::*;
+use crate::event::Silent;
+use crate::models::inception::Config;
+use crate::nn::LoraConfig;
+use crate::segment::setup::{self, Build, ModelConfig};
+use crate::tensor::weights::write_safetensors;
+use image::{Luma, Rgb, RgbImage};
+
+static GO_ON: AtomicBool = AtomicBool::new(false);
+
+fn pictures(files: &[PathBuf], batch: usize) -> Pictures<'_> {
+    Pictures { files, area: None, batch, observer: &Silent, interrupt: &GO_ON }
+}
+
+/// Five pictures of different sizes, the last grey.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let byte = |value: u32| u8::try_from(value % 256).unwrap();
+    let picture = |n: u32| {
+        let path = folder.join(format!("{n}.png"));
+        if n == 4 {
+            GrayImage::from_fn(33, 40, |x, y| Luma([byte(x * y)])).save(&path).unwrap();
+        } else {
+            let pixel = |x: u32, y: u32| Rgb([byte(x * (5 + n)), byte(y * 7), byte(x + y * n)]);
+            RgbImage::from_fn(48 + 8 * n, 64, pixel).save(&path).unwrap();
+        }
+        path
+    };
+    (0..5).map(picture).collect()
+}
+
+fn assembly() -> Assembly {
+    let preset: toml::Table = toml::from_str(include_str!("../../configs/tiny.toml")).unwrap();
+    let config: ModelConfig = preset["model"].clone().try_into().unwrap();
+    let locate = |_: &str| -> Result<PathBuf> { unreachable!("random weights") };
+    let build = Build { device: Device::Cpu, kind: Kind::Float, seed: 3, locate: &locate, allow_partial: false };
+    let lora = LoraConfig { rank: 2, alpha: 2.0, dropout: 0.0 };
+    setup::create(&config, lora, &["skin".to_owned()], &["where is the lesion"], build).unwrap()
+}
+
+fn distance_of(a: &Tensor, b: &Tensor) -> f64 {
+    ((a - b).norm() / b.norm()).double_value(&[])
+}
+
+#[test]
+fn the_encoders_features_are_its_embeddings_mean() {
+    let folder = tempfile::tempdir().unwrap();
+    let files = files(folder.path());
+    let _turn = crate::tensor::rng::TURN.lock();
+    let assembly = assembly();
+    let all = encoder_features(&assembly, &pictures(&files, 5)).unwrap();
+    assert_eq!(all.size(), [5, 32]);
+    let again = encoder_features(&assembly, &pictures(&files, 2)).unwrap();
+    assert!(distance_of(&again, &all) < 1e-5, "batches change the features");
+
+    let whole = |_: usize| Ok(GrayImage::from_pixel(50, 20, Luma([1])));
+    let found = encoder_features(&assembly, &Pictures { area: Some(&whole), ..pictures(&files, 2) }).unwrap();
+    assert!(distance_of(&found, &all) < 1e-5, "the whole area is the whole picture");
+
+    let half = |left: bool| {
+        move |_: usize| Ok(GrayImage::from_fn(64, 64, |x, _| Luma([if (x < 32) == left { 9 } else { 0 }])))
+    };
+    let side = |left: bool| {
+        let area = half(left);
+        encoder_features(&assembly, &Pictures { area: Some(&area), ..pictures(&files, 3) }).unwrap()
+    };
+    let (left, right) = (side(true), side(false));
+    assert!(distance_of(&left, &right) > 1e-3, "halves differ");
+    assert!(distance_of(&((left + right) / 2.0), &all) < 1e-5, "two halves make the whole");
+
+    let none = |_: usize| Ok(GrayImage::new(8, 8));
+    let error = encoder_features(&assembly, &Pictures { area: Some(&none), ..pictures(&files, 3) }).unwrap_err();
+    assert!(error.to_string().ends_with("0.png: the area to compare is empty"), "{error}");
+}
+
+#[test]
+fn inceptions_features_of_files() {
+    let _turn = crate::tensor::rng::TURN.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let files = files(folder.path());
+    let store = Store::new(StoreOptions::cpu());
+    let model = Inception::with_config(&store.root(Role::Frozen), Config { divisor: 16 });
+    let all = inception_features(&model, &pictures(&files, 2)).unwrap();
+    assert_eq!(all.size(), [5, 128]);
+    let one = decode::picture(&files[1]).unwrap();
+    let direct = model.features(&unit_pixels(&one));
+    assert!(distance_of(&all.narrow(0, 1, 1), &direct) < 1e-5);
+    let stop = AtomicBool::new(true);
+    let stopped = inception_features(&model, &Pictures { interrupt: &stop, ..pictures(&files, 2) });
+    assert!(matches!(stopped, Err(Error::Interrupted)));
+    assert!(inception_features(&model, &pictures(&[], 2)).is_err());
+}
+
+#[test]
+fn weights_are_read_and_strangers_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::new(StoreOptions { initialise: false, ..StoreOptions::cpu() });
+    let _model = Inception::new(&store.root(Role::Frozen));
+    for entry in store.entries() {
+        let _ = entry.tensor.shallow_clone().fill_(0.01);
+    }
+    let unused = Tensor::zeros([3], (Kind::Float, Device::Cpu));
+    let entries = store.entries();
+    let mut tensors: Vec<(&str, &Tensor)> = entries.iter().map(|e| (e.name.as_str(), &e.tensor)).collect();
+    tensors.push(("fc.bias", &unused));
+    tensors.push(("Conv2d_1a_3x3.bn.num_batches_tracked", &unused));
+    let path = folder.path().join("inception.safetensors");
+    write_safetensors(&path, &tensors, &std::collections::BTreeMap::new()).unwrap();
+    let model = open_inception(&path, Device::Cpu).unwrap();
+    let features = model.features(&Tensor::full([1, 3, 20, 20], 0.5, (Kind::Float, Device::Cpu)));
+    assert_eq!(features.size(), [1, 2048]);
+
+    let path = folder.path().join("other.safetensors");
+    write_safetensors(&path, &tensors[1..4], &std::collections::BTreeMap::new()).unwrap();
+    let error = open_inception(&path, Device::Cpu).unwrap_err();
+    assert!(error.to_string().contains("missing"), "{error}");
+    std::fs::write(folder.path().join(inception::WEIGHTS_FILE), [0x80, 2, 0x8a, 0x0a]).unwrap();
+    let error = open_inception(folder.path(), Device::Cpu).unwrap_err();
+    assert!(error.to_string().contains(inception::WEIGHTS_FILE) && error.hint().contains("torch.save"), "{error}");
+}
+
+fn waves(rows: i64, shift: f64) -> Tensor {
+    let i = Tensor::arange(rows * 3, (Kind::Double, Device::Cpu)).view([rows, 3]);
+    (&i * &i * 0.37 + shift).sin() + shift
+}
+
+#[test]
+fn a_report_has_every_modality_and_the_yardstick() {
+    let set = |skin: &Tensor, lung: i64| {
+        ByModality::from([("skin".to_owned(), skin.shallow_clone()), ("lung".to_owned(), waves(lung, 0.1))])
+    };
+    let real = set(&waves(40, 0.0), 3);
+    let made = set(&waves(30, 2.0), 9);
+    let mut report = Report::default();
+    report.add(&Source::Inception, &real, ("synthetic", &made), 0).unwrap();
+    report.add(&Source::Encoder("tinysam".into()), &real, ("synthetic", &made), 0).unwrap();
+    let apart = ByModality::from([("skin".to_owned(), waves(25, 0.0)), ("eye".to_owned(), waves(25, 0.0))]);
+    report.add(&Source::Inception, &real, ("real test", &apart), 0).unwrap();
+    assert_eq!(report.rows.len(), 12);
+    let row = |modality: &str, other: &str, metric: &str| {
+        let found = report.rows.iter().find(|r| r.modality == modality && r.other == other && r.metric == metric);
+        found.unwrap_or_else(|| panic!("{modality} {other} {metric}: {report}"))
+    };
+    let fid = row("skin", "synthetic", "FID");
+    assert!(fid.low.is_none() && fid.warning.as_deref().is_some_and(|w| w.contains("2048")));
+    let kid = row("skin", "synthetic", "KID");
+    assert!(kid.low < kid.value && kid.value < kid.high && kid.warning.is_none());
+    assert!(kid.value > row("skin", "real test", "KID").value);
+    assert!(row("skin", "synthetic", "MMD[tinysam]").value.is_some());
+    assert_eq!(row("lung", "synthetic", "KID[tinysam]").value, None);
+    assert_eq!(row("eye", "real test", "FID").n_real, 0);
+    let text = report.to_string();
+    assert!(text.contains("* biased upwards: fewer than 2048 pictures") && text.contains("* fewer than 4"), "{text}");
+    let json = serde_json::to_string(&report).unwrap();
+    assert_eq!(serde_json::from_str::<Report>(&json).unwrap().to_string(), text);
+}

@@ -1,0 +1,172 @@
+//! Nearest rows among features, and quantiles: what decides that a picture is far from all real ones or a copy of one.
+
+use super::distance::{checked, square_distances};
+use crate::tensor::{Kind, Tensor, dims, guard, no_grad};
+use crate::{Error, Result};
+
+/// Rows compared at a time, so that the matrix of distances stays small.
+const ROWS: i64 = 512;
+
+/// For each row of `query [n, d]` the mean Euclidean distance to its `k` nearest rows of `reference [m, d]`.
+///
+/// # Errors
+/// [`Error::Shape`] for different widths, no rows, `k` outside `1..=m`, or values that are not finite.
+pub fn knn_distance(query: &Tensor, reference: &Tensor, k: i64) -> Result<Vec<f64>> {
+    rows(query, reference, &Choice::Nearest(k), false)
+}
+
+/// As [`knn_distance`] of `features [m, d]` to each other: no row is its own neighbour.
+///
+/// # Errors
+/// As [`knn_distance`], `k` in `1..m`.
+pub fn knn_distance_within(features: &Tensor, k: i64) -> Result<Vec<f64>> {
+    rows(features, features, &Choice::Nearest(k), true)
+}
+
+/// For each row of `query [n, d]` the largest cosine to a row of `reference [m, d]`, -1..=1; 0 for a row of zeros.
+///
+/// # Errors
+/// [`Error::Shape`] for different widths, no rows, or values that are not finite.
+pub fn max_cosine(query: &Tensor, reference: &Tensor) -> Result<Vec<f64>> {
+    rows(query, reference, &Choice::Cosine, false)
+}
+
+/// As [`max_cosine`] of `features [m, d]` to each other: no row is compared with itself.
+///
+/// # Errors
+/// As [`max_cosine`]; at least 2 rows.
+pub fn max_cosine_within(features: &Tensor) -> Result<Vec<f64>> {
+    rows(features, features, &Choice::Cosine, true)
+}
+
+enum Choice {
+    Nearest(i64),
+    Cosine,
+}
+
+fn rows(query: &Tensor, reference: &Tensor, choice: &Choice, within: bool) -> Result<Vec<f64>> {
+    let (query, reference) = checked(query, reference, 1)?;
+    let others = dims::<2>(&reference)[0] - i64::from(within);
+    let k = if let Choice::Nearest(k) = choice { *k } else { 1 };
+    if !(1..=others).contains(&k) {
+        return Err(Error::Shape { reason: format!("{k} neighbours were asked for among {others}") });
+    }
+    no_grad(|| {
+        guard::guard(|| {
+            let mut found = Vec::new();
+            for first in (0..dims::<2>(&query)[0]).step_by(usize::try_from(ROWS).expect("small")) {
+                let part = query.narrow(0, first, ROWS.min(dims::<2>(&query)[0] - first));
+                let values = match choice {
+                    Choice::Nearest(k) => nearest(&part, &reference, *k, within.then_some(first)),
+                    Choice::Cosine => largest_cosine(&part, &reference, within.then_some(first)),
+                };
+                found.extend(Vec::<f64>::try_from(values).expect("a row of fp64"));
+            }
+            Ok(found)
+        })
+    })
+}
+
+fn nearest(query: &Tensor, reference: &Tensor, k: i64, own: Option<i64>) -> Tensor {
+    let squares = without_own(square_distances(query, reference), own, f64::INFINITY);
+    let (smallest, _) = squares.topk(k, 1, false, false);
+    smallest.sqrt().mean_dim([1].as_slice(), false, Kind::Double)
+}
+
+fn largest_cosine(query: &Tensor, reference: &Tensor, own: Option<i64>) -> Tensor {
+    let unit = |xs: &Tensor| xs / xs.norm_scalaropt_dim(2, [1], true).clamp_min(f64::MIN_POSITIVE);
+    let cosines = unit(query).matmul(&unit(reference).tr()).clamp(-1.0, 1.0);
+    without_own(cosines, own, f64::NEG_INFINITY).amax([1], false)
+}
+
+/// Row `i` is the same picture as column `own + i`, which gets `value`.
+fn without_own(matrix: Tensor, own: Option<i64>, value: f64) -> Tensor {
+    let Some(first) = own else { return matrix };
+    let _ = matrix.diagonal(first, 0, 1).fill_(value);
+    matrix
+}
+
+/// The `q` quantile (0..=1) of `values`, linear between neighbours as numpy's; `None` without values or with one that
+/// is not a number.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a place inside a slice"
+)]
+pub fn quantile(values: &[f64], q: f64) -> Option<f64> {
+    if values.is_empty() || values.iter().any(|v| v.is_nan()) || !(0.0..=1.0).contains(&q) {
+        return None;
+    }
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let place = q * (sorted.len() - 1) as f64;
+    let (low, high) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
+    let part = place.fract();
+    Some(if part == 0.0 { low } else { low + (high - low) * part })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(rows: &[[f64; 2]]) -> Tensor {
+        Tensor::from_slice(rows.as_flattened()).view([-1, 2])
+    }
+
+    #[test]
+    fn distances_and_cosines_by_hand() {
+        let reference = table(&[[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]]);
+        let query = table(&[[0.0, 0.0], [6.0, 8.0]]);
+        assert_eq!(knn_distance(&query, &reference, 1).unwrap(), [0.0, 5.0]);
+        let two = knn_distance(&query, &reference, 2).unwrap();
+        assert!(
+            (two[0] - 0.5).abs() < 1e-12 && (two[1] - f64::midpoint(5.0, 85.0_f64.sqrt())).abs() < 1e-12,
+            "{two:?}"
+        );
+        let within = knn_distance_within(&reference, 1).unwrap();
+        assert!((within[0] - 1.0).abs() < 1e-12 && (within[1] - 18.0_f64.sqrt()).abs() < 1e-12, "{within:?}");
+        let cosines = max_cosine(&query, &reference).unwrap();
+        assert!(cosines[0].abs() < 1e-12 && (cosines[1] - 1.0).abs() < 1e-12, "{cosines:?}");
+        let within = max_cosine_within(&table(&[[1.0, 0.0], [1.0, 1.0], [-1.0, 0.0]])).unwrap();
+        assert!((within[0] - 0.5_f64.sqrt()).abs() < 1e-12 && (within[2] + 0.5_f64.sqrt()).abs() < 1e-12, "{within:?}");
+    }
+
+    #[test]
+    fn parts_do_not_change_the_result() {
+        let values: Vec<f64> = (0..2 * 1300).map(|i| (f64::from(i) * 0.7).sin() * f64::from(i % 37)).collect();
+        let all = Tensor::from_slice(&values).view([-1, 2]);
+        let within = knn_distance_within(&all, 3).unwrap();
+        assert_eq!(within.len(), 1300);
+        let row = |i: usize| [values[2 * i], values[2 * i + 1]];
+        for i in [0, 511, 512, 1299] {
+            let [x, y] = row(i);
+            let others = (0..1300).filter(|&j| j != i).map(|j| (row(j)[0] - x).hypot(row(j)[1] - y));
+            let mut others: Vec<f64> = others.collect();
+            others.sort_by(f64::total_cmp);
+            let want = others[..3].iter().sum::<f64>() / 3.0;
+            assert!((within[i] - want).abs() < 1e-6, "row {i}: {} instead of {want}", within[i]);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_compared_is_refused() {
+        let two = table(&[[0.0, 0.0], [1.0, 1.0]]);
+        assert!(knn_distance(&two, &two, 3).is_err() && knn_distance(&two, &two, 0).is_err());
+        assert!(knn_distance_within(&two, 2).is_err() && knn_distance_within(&two, 1).is_ok());
+        assert!(max_cosine(&two, &Tensor::from_slice(&[1.0]).view([1, 1])).is_err());
+        assert!(max_cosine(&two, &table(&[[f64::NAN, 0.0]])).is_err());
+    }
+
+    #[test]
+    fn quantiles_lie_between_neighbours() {
+        let values = [4.0, 1.0, 3.0, 2.0];
+        assert_eq!(quantile(&values, 0.0), Some(1.0));
+        assert_eq!(quantile(&values, 1.0), Some(4.0));
+        assert_eq!(quantile(&values, 0.5), Some(2.5));
+        assert!((quantile(&values, 0.9).unwrap() - 3.7).abs() < 1e-12);
+        assert_eq!(quantile(&[], 0.5), None);
+        assert_eq!(quantile(&[1.0, f64::NAN], 0.5), None);
+        assert_eq!(quantile(&[1.0], 1.5), None);
+    }
+}
