@@ -53,6 +53,19 @@ fn parse_precision(text: &str) -> std::result::Result<Precision, String> {
     }
 }
 
+/// The model of a run folder, as its settings say.
+pub(super) fn open_run(run: &Path, context: &Context) -> Result<Assembly> {
+    let as_it_is = RunArgs {
+        run: run.to_path_buf(),
+        base: None,
+        vision_tower: None,
+        semantics: None,
+        precision: None,
+        allow_partial: false,
+    };
+    as_it_is.open(context)
+}
+
 impl RunArgs {
     pub(super) fn open(&self, context: &Context) -> Result<Assembly> {
         let folder = checkpoint_of(&self.run)?;

@@ -2,16 +2,19 @@
 
 use super::{SettingsArgs, blueprint};
 use crate::augment::blueprint::Blueprint;
-use crate::augment::export::{LoraUse, sha256};
+use crate::augment::export::{Export, LoraUse, sha256};
+use crate::augment::filter::judge::{Judged, Judges};
 use crate::augment::generate::{Generation, Summary};
 use crate::augment::settings::Mode;
 use crate::cli::data::RootArgs;
 use crate::cli::report::Outcome;
 use crate::cli::{Context, make_folder, plan};
 use crate::config::AugmentRun;
+use crate::data::manifest::Manifest;
 use crate::event::Event;
 use crate::models::diffusion::lora::{self, Adapter};
 use crate::plan::report::Plan;
+use crate::segment::fit::Surroundings;
 use crate::tensor::{self, memory};
 use crate::units::Bytes;
 use crate::{Error, Result};
@@ -59,6 +62,9 @@ pub(super) struct Args {
     /// Same as `--set augment.seed=N`
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
+    /// Also have trained judges filter the pairs when all are made: the folder that `prsmed augment filter` filled
+    #[arg(long, value_name = "DIR", conflicts_with = "no_filter")]
+    judges: Option<PathBuf>,
     /// Keep every pair
     #[arg(long)]
     no_filter: bool,
@@ -98,16 +104,33 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     };
     let texts = generation.texts()?.texts.len();
     let planned = if args.no_plan { None } else { Some(refuse_what_cannot_fit(&run, &blueprint, texts, context)?) };
+    let judges = args.judges.as_deref().map(Judges::open).transpose()?;
     let summary = generation.run()?;
     let measured = memory::overall_peak(tensor::default_device());
     context.output.line(told(&summary, planned.as_ref(), measured, &args.out))?;
+    let judged = judges.map(|judges| judge(&judges, &manifest, args, &run, context)).transpose()?;
     context.output.record(&json!({
         "kind": "result",
         "out": args.out,
         "summary": summary,
+        "judged": judged,
         "memory": { "planned": planned, "measured": measured },
     }))?;
     Ok(Outcome::Done)
+}
+
+/// With the generator gone: its memory and theirs are never needed together.
+fn judge(judges: &Judges, real: &Manifest, args: &Args, run: &AugmentRun, context: &Context) -> Result<Judged> {
+    let locate = |spec: &str| context.locate(spec);
+    let around = Surroundings {
+        device: tensor::default_device(),
+        locate: &locate,
+        observer: context.progress.as_ref(),
+        interrupt: &context.interrupt,
+    };
+    let judged = judges.judge(real, &mut Export::open(&args.out)?, &run.filter, 0, around)?;
+    context.output.line(super::filter::told(&judged, &args.out))?;
+    Ok(judged)
 }
 
 fn flags(args: &Args) -> Vec<(String, String)> {
