@@ -4,6 +4,8 @@
 
 mod adamw;
 mod clip;
+mod diffusion;
+mod diffusion_keys;
 mod fixture;
 mod inception;
 mod lora;

@@ -97,7 +97,7 @@ impl Resnet {
     pub(super) fn forward(&self, xs: &Tensor, time: Option<&Tensor>) -> Tensor {
         let mut ys = self.conv1.forward(&self.norm1.forward(xs).silu());
         if let (Some(proj), Some(time)) = (&self.time_emb_proj, time) {
-            ys = ys + proj.forward(time, false).unsqueeze(-1).unsqueeze(-1);
+            ys += proj.forward(time, false).unsqueeze(-1).unsqueeze(-1);
         }
         let ys = self.conv2.forward(&self.norm2.forward(&ys).silu());
         match &self.conv_shortcut {

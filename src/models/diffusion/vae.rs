@@ -82,7 +82,7 @@ impl Config {
 
     /// Two resolutions (a latent is 2 pixels wide), for tests and trials.
     pub fn tiny() -> Self {
-        Self { norm_num_groups: 8, ..Self::sized(&[16, 32], 1) }
+        Self { norm_num_groups: 8, ..Self::sized(&[16, 32], 2) }
     }
 
     fn sized(channels: &[i64], layers_per_block: i64) -> Self {
