@@ -7,6 +7,7 @@ pub mod donor;
 pub mod export;
 pub mod filter;
 pub mod hold;
+pub mod mode;
 pub mod pipeline;
 pub mod prompt;
 pub mod quality;

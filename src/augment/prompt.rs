@@ -1,1 +1,475 @@
 //! Prompts from modality and text.
+//!
+//! The embedded file `prompts.toml` explains itself and is the model for files of one's own. A class without a section
+//! of its own is described by the words of its folder name and of the row's question.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use rand::Rng;
+use rand::seq::IndexedRandom;
+use serde::Deserialize;
+
+use super::mode::Mode;
+use crate::data::manifest::Row;
+use crate::place::{Zones, first_place};
+use crate::{Error, Result};
+
+const EMBEDDED: &str = include_str!("prompts.toml");
+/// A description is cut after this many words: CLIP reads 77 tokens.
+const MOST_WORDS: usize = 25;
+
+/// What the model is asked for, and what it is kept from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prompt {
+    /// The prompt.
+    pub positive: String,
+    /// The negative prompt; may be empty.
+    pub negative: String,
+}
+
+/// Words and prompts of one class; what is missing is taken from the default.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Section {
+    /// How the picture was taken (`{modality}`).
+    pub modality: Option<String>,
+    /// What is looked for (`{target}`), where the row's question does not say it.
+    pub target: Option<String>,
+    /// What the picture is (`{image}`), where the row's question does not say it.
+    pub image: Option<String>,
+    /// Prompts for repainting what surrounds the target (`keep_lesion`); they should not ask for a second target.
+    pub surroundings: Vec<String>,
+    /// Prompts for painting a target (`edit_lesion`, `insert_lesion`).
+    pub targets: Vec<String>,
+    /// Prompts for whole pictures (`mask_to_image`, `img2img`).
+    pub whole: Vec<String>,
+    /// Negative prompts.
+    pub negatives: Vec<String>,
+}
+
+impl Section {
+    fn prompts(&self, mode: Mode) -> &[String] {
+        match mode {
+            Mode::KeepLesion => &self.surroundings,
+            Mode::EditLesion | Mode::InsertLesion => &self.targets,
+            Mode::MaskToImage | Mode::Img2img => &self.whole,
+        }
+    }
+}
+
+/// All prompts of one file.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Prompts {
+    default: Section,
+    #[serde(default)]
+    class: BTreeMap<String, Section>,
+}
+
+/// The words that fill a prompt; `None` where the row does not have them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Words {
+    /// `{modality}`.
+    pub modality: String,
+    /// `{target}`.
+    pub target: String,
+    /// `{image}`.
+    pub image: String,
+    /// `{place}`: where the target is, as in `upper left`.
+    pub place: Option<String>,
+    /// `{description}`: the first sentence of the answer.
+    pub description: Option<String>,
+}
+
+impl Words {
+    /// `template` with all placeholders replaced; `None` when the row lacks one.
+    fn fill(&self, template: &str) -> Option<String> {
+        let mut text = template.to_owned();
+        for (name, word) in [
+            ("{modality}", Some(&self.modality)),
+            ("{target}", Some(&self.target)),
+            ("{image}", Some(&self.image)),
+            ("{place}", self.place.as_ref()),
+            ("{description}", self.description.as_ref()),
+        ] {
+            if text.contains(name) {
+                text = text.replace(name, word?);
+            }
+        }
+        Some(text)
+    }
+}
+
+impl Prompts {
+    /// The prompts that are part of the program.
+    pub fn embedded() -> Self {
+        toml::from_str(EMBEDDED).expect("a unit test parses the embedded prompts")
+    }
+
+    /// Reads a file of the embedded one's form.
+    ///
+    /// # Errors
+    /// [`Error::Io`] when it cannot be read, [`Error::Config`] when it is no TOML of that form, has an unknown key or
+    /// placeholder, an empty prompt, or no default that every row can fill.
+    pub fn open(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).map_err(Error::io(path, "read"))?;
+        let bad = |reason: String| {
+            Error::config(
+                path.display().to_string(),
+                reason,
+                "start from the program's own `src/augment/prompts.toml`; its head explains the placeholders",
+            )
+        };
+        let prompts: Self = toml::from_str(&text).map_err(|error| bad(error.to_string()))?;
+        prompts.check().map_err(bad)?;
+        Ok(prompts)
+    }
+
+    fn check(&self) -> std::result::Result<(), String> {
+        let named = std::iter::once(("[default]".to_owned(), &self.default))
+            .chain(self.class.iter().map(|(name, section)| (format!("[class.{name}]"), section)));
+        for (name, section) in named {
+            for word in [&section.modality, &section.target, &section.image].into_iter().flatten() {
+                if word.trim().is_empty() || word.contains(['{', '}']) {
+                    return Err(format!("`{name}`: `{word}` is no word to fill a prompt with"));
+                }
+            }
+            let lists = [
+                ("surroundings", &section.surroundings),
+                ("targets", &section.targets),
+                ("whole", &section.whole),
+                ("negatives", &section.negatives),
+            ];
+            for (list, prompts) in lists {
+                for prompt in prompts {
+                    known(prompt).map_err(|reason| format!("`{name}`, `{list}`: {reason}"))?;
+                }
+                let anyone = |prompt: &String| !prompt.contains("{place}") && !prompt.contains("{description}");
+                let needed = name == "[default]" || !prompts.is_empty();
+                if needed && list != "negatives" && !prompts.iter().any(anyone) {
+                    return Err(format!(
+                        "`{name}`, `{list}`: one prompt must do without `{{place}}` and `{{description}}`, which not every row has"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The words of a row: from its question, else from its class's section, else from the class's folder name.
+    pub fn words(&self, row: &Row) -> Words {
+        let class = self.class.get(&row.modality);
+        let given = |get: fn(&Section) -> &Option<String>| {
+            class.and_then(|section| get(section).clone()).or_else(|| get(&self.default).clone())
+        };
+        let (folder_target, folder_image) = folder_words(&row.modality);
+        let image = image_of(&row.question)
+            .or_else(|| class.and_then(|section| section.image.clone()))
+            .or_else(|| folder_image.clone())
+            .or_else(|| self.default.image.clone())
+            .unwrap_or_else(|| "medical image".to_owned());
+        Words {
+            modality: class
+                .and_then(|section| section.modality.clone())
+                .or(folder_image)
+                .or_else(|| given(|section| &section.modality))
+                .unwrap_or_else(|| image.clone()),
+            target: target_of(&row.question)
+                .or_else(|| class.and_then(|section| section.target.clone()))
+                .or(folder_target)
+                .or_else(|| self.default.target.clone())
+                .unwrap_or_else(|| "lesion".to_owned()),
+            image,
+            place: [row.position.as_deref(), Some(row.answer.as_str())]
+                .into_iter()
+                .flatten()
+                .find_map(first_place)
+                .map(|place| place.label(Zones::Grid)),
+            description: description(&row.answer),
+        }
+    }
+
+    /// A prompt for a row, drawn among those that the row can fill.
+    pub fn for_row(&self, row: &Row, mode: Mode, rng: &mut impl Rng) -> Prompt {
+        let words = self.words(row);
+        let class = self.class.get(&row.modality);
+        let own = class.map_or(&[][..], |section| section.prompts(mode));
+        let prompts = if own.is_empty() { self.default.prompts(mode) } else { own };
+        let negatives = class.map(|section| &section.negatives).filter(|own| !own.is_empty());
+        let negatives = negatives.unwrap_or(&self.default.negatives);
+        let mut draw = |templates: &[String]| {
+            let filled: Vec<String> = templates.iter().filter_map(|template| words.fill(template)).collect();
+            filled.choose(rng).cloned().unwrap_or_default()
+        };
+        Prompt { positive: draw(prompts), negative: draw(negatives) }
+    }
+}
+
+fn known(text: &str) -> std::result::Result<(), String> {
+    if text.trim().is_empty() {
+        return Err("a prompt is empty".to_owned());
+    }
+    for part in text.split('{').skip(1) {
+        let name = part.split('}').next().unwrap_or_default();
+        if !["modality", "target", "image", "place", "description"].contains(&name) {
+            return Err(format!("`{text}`: the placeholder `{{{name}}}` is not known"));
+        }
+    }
+    Ok(())
+}
+
+/// Words after which a target's name ends.
+const AFTER_TARGET: [&str; 12] =
+    ["in", "on", "at", "located", "appear", "appears", "visible", "seen", "shown", "and", "lie", "lies"];
+const BEFORE_TARGET: [&str; 9] = [
+    "segment the ",
+    "where is the ",
+    "where are the ",
+    "does the ",
+    "do the ",
+    "outline the ",
+    "point out the ",
+    "find the ",
+    "is there a ",
+];
+
+/// What a question asks for (`polyp` in `Where is the polyp located in this image?`), in lower case.
+pub fn target_of(question: &str) -> Option<String> {
+    let lower = question.to_lowercase();
+    let start = BEFORE_TARGET.iter().filter_map(|before| Some(lower.find(before)? + before.len())).min()?;
+    let words: Vec<&str> = lower[start..]
+        .split_whitespace()
+        .take_while(|word| !AFTER_TARGET.contains(&word.trim_end_matches(['?', '.', ','])))
+        .collect();
+    // More is no name but a sentence that is built in another way.
+    ((1..=6).contains(&words.len()) && !words.iter().any(|word| word.contains(['?', '.', ',', ';'])))
+        .then(|| words.join(" "))
+}
+
+/// What a question calls the picture (`chest X-ray` in `... in this chest X-ray?`).
+fn image_of(question: &str) -> Option<String> {
+    let start = question.find("in this ")? + "in this ".len();
+    let mut words = Vec::new();
+    for word in question[start..].split_whitespace() {
+        let bare = word.trim_end_matches(['?', '.', ',']);
+        if ["and", "appear", "show", "shows"].contains(&bare) || first_word_of_a_clause(bare) {
+            break;
+        }
+        words.push(bare);
+        if bare.len() < word.len() {
+            break;
+        }
+    }
+    ((1..=5).contains(&words.len())).then(|| words.join(" "))
+}
+
+fn first_word_of_a_clause(word: &str) -> bool {
+    ["does", "do", "is", "are", "that", "which", "where"].contains(&word)
+}
+
+/// The first sentence of an answer without its full stop, cut after [`MOST_WORDS`].
+fn description(answer: &str) -> Option<String> {
+    let sentence = answer.split(['.', ';', '\n']).next()?.trim();
+    let words: Vec<&str> = sentence.split_whitespace().take(MOST_WORDS).collect();
+    (!words.is_empty()).then(|| words.join(" "))
+}
+
+/// Names of pictures by the last words of a class folder.
+const FOLDER_IMAGES: [(&str, &str); 16] = [
+    ("ct scan", "CT scan"),
+    ("mri scan", "MRI scan"),
+    ("ct", "CT slice"),
+    ("mri", "MRI scan"),
+    ("mr", "MRI scan"),
+    ("xray", "X-ray"),
+    ("x ray", "X-ray"),
+    ("mammography", "mammogram"),
+    ("ultrasound", "ultrasound image"),
+    ("us", "ultrasound image"),
+    ("rgbimage", "photograph"),
+    ("dermoscopy", "dermoscopic image"),
+    ("endoscopy", "endoscopy image"),
+    ("colonoscopy", "colonoscopy image"),
+    ("fundus", "fundus photograph"),
+    ("histology", "histology image"),
+];
+/// Nouns of a class folder that name a target.
+const FOLDER_TARGETS: [&str; 10] =
+    ["tumor", "tumour", "polyp", "lesion", "nodule", "cyst", "cancer", "ulcer", "stone", "fracture"];
+
+/// Target and picture as a folder name tells them: `brain_tumors_ct_scan` is (`brain tumor`, `brain CT scan`).
+fn folder_words(folder: &str) -> (Option<String>, Option<String>) {
+    let lower = folder.replace(['_', '-', '.'], " ").to_lowercase();
+    let lower = lower.trim();
+    let Some((rest, image)) = FOLDER_IMAGES.iter().find_map(|(ending, image)| {
+        let rest = lower.strip_suffix(ending)?;
+        (rest.is_empty() || rest.ends_with(' ')).then(|| (rest.trim(), *image))
+    }) else {
+        return (None, None);
+    };
+    let singular = |word: &str| FOLDER_TARGETS.iter().find(|target| word.trim_end_matches('s') == **target).copied();
+    let mut organ = Vec::new();
+    let mut target = None;
+    for word in rest.split_whitespace() {
+        match singular(word) {
+            Some(name) => target = Some(name),
+            None => organ.push(word),
+        }
+    }
+    let organ = organ.join(" ");
+    let with_organ = |noun: &str| format!("{organ} {noun}").trim().to_owned();
+    (target.map(&with_organ), Some(with_organ(image)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use rand::SeedableRng;
+    use rand_chacha::ChaCha8Rng;
+
+    use super::*;
+    use crate::data::manifest::Split;
+
+    fn row(modality: &str, question: &str, answer: &str, position: Option<&str>) -> Row {
+        Row {
+            csv: PathBuf::new(),
+            line: 2,
+            modality: modality.to_owned(),
+            mask_path: PathBuf::new(),
+            image_path: PathBuf::new(),
+            question: question.to_owned(),
+            answer: answer.to_owned(),
+            position: position.map(str::to_owned),
+            split: Split::Train,
+        }
+    }
+
+    fn rng() -> ChaCha8Rng {
+        ChaCha8Rng::seed_from_u64(0)
+    }
+
+    #[test]
+    fn targets_and_pictures_are_read_from_questions() {
+        for (question, target, image) in [
+            ("Where is the aorta located in this abdominal CT slice?", Some("aorta"), Some("abdominal CT slice")),
+            (
+                "Please segment the right middle lobe of the lung in this chest CT slice and describe its position.",
+                Some("right middle lobe of the lung"),
+                Some("chest CT slice"),
+            ),
+            ("In which region of this chest X-ray does the opacity appear?", Some("opacity"), None),
+            (
+                "Is there a polyp visible in this colonoscopy image, and if so, where is it?",
+                Some("polyp"),
+                Some("colonoscopy image"),
+            ),
+            (
+                "I need to find the fetal head in this fetal ultrasound image. Where should I look?",
+                Some("fetal head"),
+                Some("fetal ultrasound image"),
+            ),
+            ("What abnormality can be seen in this chest X-ray, and where is it?", None, Some("chest X-ray")),
+            ("Segment the lesion and describe its position.", Some("lesion"), None),
+            ("where?", None, None),
+        ] {
+            assert_eq!(target_of(question).as_deref(), target, "{question}");
+            assert_eq!(image_of(question).as_deref(), image, "{question}");
+        }
+    }
+
+    #[test]
+    fn folder_names_are_words() {
+        for (folder, target, image) in [
+            ("brain_tumors_ct_scan", Some("brain tumor"), Some("brain CT scan")),
+            ("polyp_endoscopy", Some("polyp"), Some("endoscopy image")),
+            ("skin_rgbimage", None, Some("skin photograph")),
+            ("lung_Xray", None, Some("lung X-ray")),
+            ("abdomen_CT", None, Some("abdomen CT slice")),
+            ("retina_fundus", None, Some("retina fundus photograph")),
+            ("plus", None, None),
+        ] {
+            let found = folder_words(folder);
+            assert_eq!((found.0.as_deref(), found.1.as_deref()), (target, image), "{folder}");
+        }
+    }
+
+    #[test]
+    fn every_class_and_mode_has_prompts_that_are_filled() {
+        let prompts = Prompts::embedded();
+        prompts.check().unwrap();
+        let classes: Vec<&str> =
+            prompts.class.keys().map(String::as_str).chain(["unheard_of", "liver_tumors_mri"]).collect();
+        assert!(crate::data::manifest::REFERENCE_CLASSES.iter().all(|class| prompts.class.contains_key(*class)));
+        let mut rng = rng();
+        for class in classes {
+            for mode in Mode::ALL {
+                for (answer, position) in
+                    [("It is in the upper left part of the image.", Some("upper left")), ("?", None)]
+                {
+                    let row = row(class, "where?", answer, position);
+                    for _ in 0..20 {
+                        let Prompt { positive, negative } = prompts.for_row(&row, mode, &mut rng);
+                        assert!(!positive.trim().is_empty() && !negative.trim().is_empty(), "{class} {mode}");
+                        assert!(!positive.contains(['{', '}']) && !negative.contains(['{', '}']), "{positive}");
+                        assert!(positive.split_whitespace().count() <= 45, "{positive}");
+                    }
+                }
+            }
+        }
+        let liver = prompts.words(&row("liver_tumors_mri", "where?", "x", None));
+        assert_eq!((liver.target.as_str(), liver.image.as_str()), ("liver tumor", "liver MRI scan"));
+    }
+
+    #[test]
+    fn the_question_decides_before_the_class() {
+        let prompts = Prompts::embedded();
+        let words = prompts.words(&row(
+            "abdomen_CT",
+            "Where is the spleen located in this abdominal CT slice?",
+            "The spleen is in the center right part of the image. It is large.",
+            None,
+        ));
+        assert_eq!((words.target.as_str(), words.image.as_str()), ("spleen", "abdominal CT slice"));
+        assert_eq!(words.place.as_deref(), Some("center right"));
+        assert_eq!(words.description.as_deref(), Some("The spleen is in the center right part of the image"));
+    }
+
+    #[test]
+    fn equal_seeds_give_equal_prompts() {
+        let prompts = Prompts::embedded();
+        let row = row("polyp_endoscopy", "where?", "x", None);
+        let draw = || prompts.for_row(&row, Mode::KeepLesion, &mut rng());
+        assert_eq!(draw(), draw());
+    }
+
+    #[test]
+    fn a_bad_file_is_refused_with_its_reason() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("p.toml");
+        assert!(Prompts::open(&path).is_err());
+        let open = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            Prompts::open(&path).map_err(|error| error.to_string())
+        };
+        let good = "[default]\nsurroundings = ['a']\ntargets = ['b {target}']\nwhole = ['c']\n";
+        let prompts = open(good).unwrap();
+        let row = row("plus", "Where is the cyst in this scan?", "x", None);
+        assert_eq!(prompts.for_row(&row, Mode::InsertLesion, &mut rng()).positive, "b cyst");
+        assert_eq!(prompts.for_row(&row, Mode::InsertLesion, &mut rng()).negative, "");
+        for (text, reason) in [
+            (good.replace("{target}", "{organ}"), "`{organ}` is not known"),
+            (good.replace("whole", "hole"), "hole"),
+            (good.replace("'c'", "'c {place}'"), "do without `{place}`"),
+            (good.replace("'c'", ""), "do without `{place}`"),
+            (good.replace("'c'", "' '"), "a prompt is empty"),
+            (format!("{good}[class.x]\ntarget = ' '\n"), "is no word"),
+            (format!("{good}[classes.x]\n"), "classes"),
+            (String::new(), "default"),
+        ] {
+            let error = open(&text).expect_err(&text);
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+}

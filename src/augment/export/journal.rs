@@ -1,0 +1,117 @@
+//! One JSON object per line and pair, appended so that a crash costs no more than the line being written.
+//!
+//! A line counts when its line end is there. Each is written with one call, flushed and synced before the next pair is
+//! begun; what a crash left of a last line is cut off when the journal is opened again. One process may write.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use super::record::Record;
+use crate::error::{Error, Result};
+
+/// The journal of a data root.
+#[derive(Debug)]
+pub struct Journal {
+    path: PathBuf,
+    file: File,
+    records: Vec<Record>,
+    done: BTreeSet<u64>,
+}
+
+impl Journal {
+    /// Opens or begins a journal; a last line without its end is cut off.
+    ///
+    /// # Errors
+    /// [`Error::Data`] for a complete line that is no record or repeats an index, [`Error::Io`].
+    pub fn open(path: &Path) -> Result<Self> {
+        let existed = path.exists();
+        let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
+        let mut file = options.open(path).map_err(Error::io(path, "open"))?;
+        let bytes = fs::read(path).map_err(Error::io(path, "read"))?;
+        let complete = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        if complete < bytes.len() {
+            file.set_len(complete as u64).map_err(Error::io(path, "truncate"))?;
+            file.sync_all().map_err(Error::io(path, "write"))?;
+        }
+        file.seek(SeekFrom::Start(complete as u64)).map_err(Error::io(path, "read"))?;
+        if !existed && let Some(folder) = path.parent() {
+            // The name itself must survive a crash.
+            let opened = File::open(folder).map_err(Error::io(folder, "open"))?;
+            opened.sync_all().map_err(Error::io(folder, "write"))?;
+        }
+        let mut journal = Self { path: path.to_path_buf(), file, records: Vec::new(), done: BTreeSet::new() };
+        for (line, text) in (1..).zip(bytes[..complete].split(|&byte| byte == b'\n')) {
+            if !text.is_empty() {
+                journal.read_line(line, text)?;
+            }
+        }
+        Ok(journal)
+    }
+
+    fn read_line(&mut self, line: u64, text: &[u8]) -> Result<()> {
+        let bad = |reason: String| {
+            Error::data_line(&self.path, line, reason, "restore the file, or begin a new data root in another folder")
+        };
+        let record: Record = serde_json::from_slice(text).map_err(|error| bad(format!("is no record: {error}")))?;
+        if !self.done.insert(record.index) {
+            return Err(bad(format!("the pair {} has a line already", record.index)));
+        }
+        self.records.push(record);
+        Ok(())
+    }
+
+    /// All records, in the order of the lines.
+    pub fn records(&self) -> &[Record] {
+        &self.records
+    }
+
+    /// The indices of the pairs that have a line, accepted or not.
+    pub fn done(&self) -> &BTreeSet<u64> {
+        &self.done
+    }
+
+    /// Whether a record may be appended.
+    ///
+    /// # Errors
+    /// [`Error::Data`] when its index has a line, its texts are none or have an empty cell while it is accepted, it is
+    /// rejected without a reason, or a name is not fit for a file.
+    pub fn check(&self, record: &Record) -> Result<()> {
+        let bad = |reason: String| Err(Error::data(&self.path, format!("pair {}: {reason}", record.index), ""));
+        if self.done.contains(&record.index) {
+            return bad("it has a line already".to_owned());
+        }
+        for name in [&record.name, &record.class] {
+            if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
+                return bad(format!("`{name}` is no name of a file"));
+            }
+        }
+        if ["rejected", "annotations", "annotation"].contains(&record.class.as_str()) {
+            return bad(format!("a class cannot be named `{}`", record.class));
+        }
+        if record.accepted && (record.texts.is_empty() || record.texts.iter().any(super::Text::has_empty_cell)) {
+            return bad("it has no text, or one with an empty cell".to_owned());
+        }
+        if record.accepted != record.reason.is_empty() {
+            return bad("a reason belongs to rejected pairs, and to each of them".to_owned());
+        }
+        Ok(())
+    }
+
+    /// Appends a record and waits until it is on disk.
+    ///
+    /// # Errors
+    /// As [`Journal::check`]; [`Error::Io`].
+    pub fn append(&mut self, record: Record) -> Result<()> {
+        self.check(&record)?;
+        let failed = |error: std::io::Error| Error::io(&self.path, "write")(error);
+        let mut line = serde_json::to_vec(&record).map_err(|error| failed(error.into()))?;
+        line.push(b'\n');
+        self.file.write_all(&line).and_then(|()| self.file.flush()).map_err(failed)?;
+        self.file.sync_data().map_err(Error::io(&self.path, "write"))?;
+        self.done.insert(record.index);
+        self.records.push(record);
+        Ok(())
+    }
+}

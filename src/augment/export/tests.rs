@@ -1,0 +1,250 @@
+use std::collections::BTreeSet;
+use std::io::Write;
+
+use image::Luma;
+use rand::SeedableRng;
+use rand_chacha::ChaCha8Rng;
+
+use super::*;
+use crate::augment::mode::Paste;
+use crate::data::check::check;
+use crate::data::manifest::Manifest;
+use crate::data::phantom::{PhantomOptions, generate};
+use crate::event::Silent;
+
+fn record(index: u64, class: &str, accepted: bool) -> Record {
+    Record {
+        index,
+        name: name(Path::new("ISIC_7_Segmentation.png"), Mode::KeepLesion, index),
+        class: class.to_owned(),
+        source_image: "s.png".into(),
+        source_sha256: "00".to_owned(),
+        mode: Mode::KeepLesion,
+        paste: Paste::Exact,
+        model: "m".to_owned(),
+        model_sha256: "11".to_owned(),
+        loras: vec![LoraUse { name: "l".to_owned(), sha256: "22".to_owned(), scale: 0.5 }],
+        prompt: "p".to_owned(),
+        negative: String::new(),
+        seed: u64::MAX,
+        steps: 30,
+        guidance: 7.5,
+        strength: 0.6,
+        sampler: "ddim".to_owned(),
+        donor: None,
+        mask_transform: None,
+        rim_px: 12.5,
+        decoys: vec![[1, 2, 3, 4]],
+        texts: vec![Text::new("Where?", "Here, \"there\"\nand everywhere.", "upper left")],
+        scores: [("dice".to_owned(), 0.9)].into(),
+        accepted,
+        reason: if accepted { String::new() } else { "dice 0.1 is below 0.8".to_owned() },
+    }
+}
+
+#[test]
+fn a_root_of_phantom_pairs_is_read_and_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (folder.path().join("from"), folder.path().join("to"));
+    let options =
+        PhantomOptions { count: 12, image_size_px: 48, val_frac: 0.2, test_frac: 0.0, ..PhantomOptions::default() };
+    generate(&from, &options, &Silent).unwrap();
+    let source = Manifest::open(&from, None).unwrap();
+    let templates = Templates::embedded();
+    let mut rng = ChaCha8Rng::seed_from_u64(0);
+    let mut export = Export::open(&to).unwrap();
+    let rows: Vec<&Row> = source.rows.iter().filter(|row| row.split == Split::Train).collect();
+    assert!(rows.len() > 8);
+    for (index, row) in (0..).zip(&rows) {
+        let picture = decode::picture(&row.image_path).unwrap().into_rgb8();
+        let mask = decode::mask(&row.mask_path).unwrap();
+        let accepted = index % 4 != 3;
+        let moved = index % 2 == 1;
+        let mode = if moved { Mode::InsertLesion } else { Mode::KeepLesion };
+        let text = if moved {
+            texts_of_mask(row, &mask, ("lesion", "scan"), &templates, &mut rng).unwrap()
+        } else {
+            texts_of_row(row, &mask).unwrap()
+        };
+        let record = Record {
+            name: name(&row.image_path, mode, index),
+            source_image: row.image_path.clone(),
+            source_sha256: sha256(&row.image_path).unwrap(),
+            mode,
+            // The same text twice is one row.
+            texts: vec![text.clone(), text],
+            ..record(index, &row.modality, accepted)
+        };
+        let mask_source = if moved { MaskSource::Made(&mask) } else { MaskSource::Unchanged(&row.mask_path) };
+        let (image_path, mask_path) = export.paths(&record);
+        export.write(&picture, mask_source, record).unwrap();
+        assert_eq!(decode::picture(&image_path).unwrap().into_rgb8(), picture);
+        assert_eq!(foreground(&decode::mask(&mask_path).unwrap()), foreground(&mask));
+        if !moved {
+            assert_eq!(fs::read(&mask_path).unwrap(), fs::read(&row.mask_path).unwrap(), "copied byte for byte");
+        }
+    }
+    let accepted = (0..rows.len()).filter(|index| index % 4 != 3).count();
+    assert_eq!(export.write_annotations().unwrap(), accepted);
+    assert_eq!(export.write_annotations().unwrap(), accepted, "written again from the journal");
+
+    let made = Manifest::open(&to, None).unwrap();
+    assert_eq!(made.rows.len(), accepted);
+    assert!(made.rows.iter().all(|row| row.split == Split::Train && row.position.is_some()));
+    let report = check(&to, None, &Silent).unwrap();
+    assert!(report.is_good() && report.leaks.is_empty(), "{:?}", report.bad);
+    assert_eq!(report.images, accepted, "rejected pictures are out of sight");
+    assert_eq!(Export::open(&to).unwrap().journal().records(), export.journal().records());
+    // No cell is empty in any column.
+    for file in fs::read_dir(to.join("annotations")).unwrap() {
+        let mut reader = csv::Reader::from_path(file.unwrap().path()).unwrap();
+        assert_eq!(reader.headers().unwrap().len(), 7);
+        for row in reader.records() {
+            let row = row.unwrap();
+            assert!(row.iter().all(|cell| !cell.trim().is_empty()), "{row:?}");
+            assert!(!row[0].contains('\\') && row[0].contains("/train_masks/"), "{row:?}");
+        }
+    }
+}
+
+#[test]
+fn positions_come_from_the_row_or_the_mask() {
+    let mask = GrayImage::from_fn(90, 90, |x, y| Luma([u8::from(x > 70 && y < 20) * 255]));
+    let row = |answer: &str, position: Option<&str>| Row {
+        csv: PathBuf::new(),
+        line: 2,
+        modality: "ct".to_owned(),
+        mask_path: PathBuf::new(),
+        image_path: PathBuf::new(),
+        question: "Where?".to_owned(),
+        answer: answer.to_owned(),
+        position: position.map(str::to_owned),
+        split: Split::Train,
+    };
+    let at = |row: &Row| texts_of_row(row, &mask).unwrap().position;
+    assert_eq!(at(&row("x", Some("center"))), "center");
+    assert_eq!(at(&row("It is in the lower left part of the image.", Some(" "))), "lower left");
+    assert_eq!(at(&row("x", None)), "upper right");
+    assert!(texts_of_row(&row("x", None), &GrayImage::new(4, 4)).is_err());
+    let mut rng = ChaCha8Rng::seed_from_u64(0);
+    for (answer, place) in [("in the bottom left", "top right"), ("in the lower left", "upper right")] {
+        let words = ("cyst", "scan");
+        let text = texts_of_mask(&row(answer, None), &mask, words, &Templates::embedded(), &mut rng).unwrap();
+        assert_eq!(text.position, place);
+        assert!(text.answer.contains(place) && text.answer.contains("cyst"), "{}", text.answer);
+    }
+}
+
+#[test]
+fn names_have_no_meaning_to_loaders() {
+    let mut names = BTreeSet::new();
+    for (index, source) in [
+        "ISIC_0001_Segmentation.png",
+        "a/IsIc_7.jpg",
+        "is_segmentationic_1.png",
+        "train_masks.png",
+        "x y.é.png",
+        "isic",
+        ".png",
+        "_SEGMENTATION.png",
+    ]
+    .iter()
+    .enumerate()
+    {
+        let name = name(Path::new(source), Mode::InsertLesion, index as u64);
+        let lower = name.to_lowercase();
+        for word in ["isic", "_segmentation", "train_masks"] {
+            assert!(!lower.contains(word), "{source}: {name}");
+        }
+        assert!(name.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c)), "{name}");
+        assert!(name.ends_with(&format!("_insert_lesion_{index:06}")), "{name}");
+        names.insert(name);
+    }
+    assert_eq!(names.len(), 8);
+    assert!(name(Path::new(&"a".repeat(250)), Mode::Img2img, 3).len() < 130);
+}
+
+#[test]
+fn a_torn_line_is_cut_off_and_made_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(JOURNAL);
+    let mut journal = Journal::open(&path).unwrap();
+    for index in [4, 0] {
+        journal.append(record(index, "ct", index == 0)).unwrap();
+    }
+    drop(journal);
+    let complete = fs::read(&path).unwrap();
+    let third = {
+        let mut line = serde_json::to_vec(&record(9, "ct", true)).unwrap();
+        line.push(b'\n');
+        line
+    };
+    for cut in [1, 10, third.len() - 2, third.len() - 1] {
+        fs::write(&path, [&complete[..], &third[..cut]].concat()).unwrap();
+        let mut journal = Journal::open(&path).unwrap();
+        assert_eq!(journal.done(), &BTreeSet::from([0, 4]), "{cut} bytes of a line");
+        assert_eq!(fs::read(&path).unwrap(), complete);
+        journal.append(record(9, "ct", true)).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), [&complete[..], &third[..]].concat());
+    }
+    let journal = Journal::open(&path).unwrap();
+    let read: Vec<Record> = [4, 0, 9].map(|index| record(index, "ct", index != 4)).to_vec();
+    assert_eq!(journal.records(), read);
+}
+
+#[test]
+fn bad_lines_and_bad_records_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(JOURNAL);
+    let mut journal = Journal::open(&path).unwrap();
+    journal.append(record(0, "ct", true)).unwrap();
+    let mut refused = |record: Record| journal.append(record).unwrap_err().to_string();
+    assert!(refused(record(0, "ct", true)).contains("has a line already"));
+    assert!(refused(record(1, "../ct", true)).contains("no name of a file"));
+    assert!(refused(record(1, "rejected", true)).contains("cannot be named"));
+    assert!(refused(Record { reason: String::new(), ..record(1, "ct", false) }).contains("a reason belongs"));
+    assert!(refused(Record { texts: vec![Text::new("q", " ", "p")], ..record(1, "ct", true) }).contains("empty cell"));
+    assert!(refused(Record { texts: vec![], ..record(1, "ct", true) }).contains("no text"));
+    let mut file = fs::OpenOptions::new().append(true).open(&path).unwrap();
+    file.write_all(b"{\"index\": 1}\n").unwrap();
+    let error = Journal::open(&path).unwrap_err().to_string();
+    assert!(error.contains("manifest.jsonl:2: is no record"), "{error}");
+}
+
+#[test]
+fn scores_that_are_no_numbers_are_read_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(JOURNAL);
+    let scores = [("a".to_owned(), f64::NAN), ("b".to_owned(), f64::INFINITY), ("c".to_owned(), 0.25)].into();
+    Journal::open(&path).unwrap().append(Record { scores, ..record(0, "ct", true) }).unwrap();
+    let read = Journal::open(&path).unwrap();
+    let scores = &read.records()[0].scores;
+    assert!(scores["a"].is_nan() && scores["b"].is_nan());
+    assert_eq!(scores["c"], 0.25);
+}
+
+#[test]
+fn foreign_roots_and_wrong_sizes_are_refused_and_jpeg_masks_become_png() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("annotations")).unwrap();
+    assert!(Export::open(folder.path()).unwrap_err().to_string().contains("without `manifest.jsonl`"));
+    let root = folder.path().join("new");
+    let mut export = Export::open(&root).unwrap();
+    let picture = RgbImage::from_pixel(32, 24, image::Rgb([9, 8, 7]));
+    let small = GrayImage::new(8, 8);
+    assert!(export.write(&picture, MaskSource::Made(&small), record(0, "ct", true)).is_err());
+    assert!(export.journal().records().is_empty(), "nothing is recorded of a pair that was not written");
+    let path = folder.path().join("m.jpg");
+    GrayImage::from_fn(32, 24, |x, _| Luma([u8::from(x > 15) * 255])).save(&path).unwrap();
+    export.write(&picture, MaskSource::Unchanged(&path), record(0, "ct", true)).unwrap();
+    let (_, written) = export.paths(&record(0, "ct", true));
+    assert!(fs::read(&written).unwrap().starts_with(b"\x89PNG"));
+    assert_eq!(decode::mask(&written).unwrap(), decode::mask(&path).unwrap());
+    // A class that has nothing left loses its file.
+    fs::create_dir_all(root.join("annotations")).unwrap();
+    fs::write(root.join("annotations/us.csv"), "old").unwrap();
+    export.write(&picture, MaskSource::Made(&GrayImage::new(32, 24)), record(1, "us", false)).unwrap();
+    assert_eq!(export.write_annotations().unwrap(), 1);
+    assert!(!root.join("annotations/us.csv").exists());
+    assert!(root.join("rejected/us").join(format!("{}_mask.png", record(1, "us", false).name)).exists());
+}

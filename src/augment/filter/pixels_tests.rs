@@ -1,0 +1,160 @@
+use image::Luma;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use super::*;
+use crate::augment::hold::{Frame, HoldOptions, paste_exact};
+
+fn rng(seed: u64) -> ChaCha8Rng {
+    ChaCha8Rng::seed_from_u64(seed)
+}
+
+/// A smooth picture with some noise, different for each seed.
+fn tissue(seed: u64, shift: u8) -> RgbImage {
+    let mut rng = rng(seed);
+    let (a, b) = (rng.random_range(0.02..0.06), rng.random_range(0.02..0.06));
+    RgbImage::from_fn(160, 120, |x, y| {
+        let wave = 30.0 * ((f64::from(x) * a).sin() + (f64::from(y) * b).cos());
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and 255")]
+        let level = (110.0 + wave + rng.random_range(-4.0..4.0)) as u8;
+        Rgb([level + shift; 3])
+    })
+}
+
+fn label() -> GrayImage {
+    GrayImage::from_fn(160, 120, |x, y| Luma([u8::from(x.abs_diff(80) < 12 && y.abs_diff(60) < 9) * 255]))
+}
+
+fn hold(seed: u64) -> Hold {
+    let frame = Frame::new((160, 120), 256).unwrap();
+    let options = HoldOptions { rim_min_px: 16.0, rim_max_px: 40.0, ..HoldOptions::default() };
+    Hold::draw(&label(), None, &frame, &options, &mut rng(seed)).unwrap()
+}
+
+fn real() -> Real {
+    let pictures: Vec<RgbImage> = (0..12).map(|seed| tissue(seed, 0)).collect();
+    let seams: Vec<Seam> = pictures.iter().zip(0..).map(|(p, seed)| seam(p, &hold(seed)).unwrap()).collect();
+    let of = |get: fn(&Seam) -> f64| Spread::of(&seams.iter().map(get).collect::<Vec<_>>());
+    let medians: Vec<f64> = pictures.iter().map(|picture| median_inside(picture, &label()).unwrap()).collect();
+    let thumbnails: Vec<Thumbnail> = pictures.iter().map(Thumbnail::of).collect();
+    let similarity_max = quantile(&pair_similarities(&thumbnails, &full_weights()), 0.999);
+    Real {
+        median: Spread::of(&medians),
+        seam_jump: of(|seam| seam.jump),
+        seam_step: of(|seam| seam.step),
+        thumbnails,
+        similarity_max,
+    }
+}
+
+#[test]
+fn blank_and_clipped_pictures_are_told() {
+    let flat = RgbImage::from_pixel(10, 10, Rgb([90; 3]));
+    assert_eq!(spread(&flat), 0.0);
+    let halves = RgbImage::from_fn(10, 10, |x, _| Rgb([if x < 5 { 0 } else { 255 }; 3]));
+    assert!((spread(&halves) - 0.5).abs() < 0.01);
+    assert_eq!(clipped(&halves), 1.0);
+    assert_eq!(clipped(&flat), 0.0);
+    assert_eq!(clipped(&RgbImage::from_pixel(4, 4, Rgb([255, 3, 3]))), 1.0, "one channel is enough");
+    assert_eq!(clipped(&RgbImage::from_pixel(4, 4, Rgb([0, 3, 3]))), 0.0, "no blue in red tissue is no fault");
+    let dark = RgbImage::from_fn(10, 10, |x, _| Rgb([if x < 5 { 0 } else { 90 }; 3]));
+    assert_eq!((clipped_more(&dark, &dark), clipped_more(&halves, &dark)), (0.0, 0.5));
+    assert_eq!(not_finite(&[1.0, f32::NAN, f32::INFINITY, 0.0]), 0.5);
+}
+
+#[test]
+fn the_median_is_that_of_the_masked_pixels() {
+    let picture = RgbImage::from_fn(20, 20, |x, _| Rgb([if x < 10 { 51 } else { 204 }; 3]));
+    let mask = GrayImage::from_fn(20, 20, |x, y| Luma([u8::from(x >= 9 && y < 5)]));
+    assert!((median_inside(&picture, &mask).unwrap() - 0.8).abs() < 1e-6);
+    assert_eq!(median_inside(&picture, &GrayImage::new(20, 20)), None);
+    assert_eq!(median_inside(&picture, &GrayImage::new(5, 20)), None);
+}
+
+#[test]
+fn seams_are_measured_across_the_ramp() {
+    let hold = hold(1);
+    let flat = RgbImage::from_pixel(160, 120, Rgb([100; 3]));
+    let brighter = RgbImage::from_pixel(160, 120, Rgb([151; 3]));
+    let none = seam(&flat, &hold).unwrap();
+    assert_eq!((none.jump, none.step), (0.0, 0.0));
+    // A tint of 51 levels behind a ramp: all of the jump, spread over several steps.
+    let ramped = seam(&paste_exact(&flat, &brighter, &hold).unwrap(), &hold).unwrap();
+    assert!((ramped.jump - 0.2).abs() < 0.02, "{ramped:?} ramp {}", hold.ramp_px);
+    assert!(ramped.step < 0.6 * ramped.jump, "{ramped:?} ramp {}", hold.ramp_px);
+    // Without a ramp the step is the jump.
+    let mut hard = brighter.clone();
+    for ((pixel, original), held) in hard.pixels_mut().zip(flat.pixels()).zip(hold.held.iter()) {
+        if *held > 0 {
+            *pixel = *original;
+        }
+    }
+    let hard = seam(&hard, &hold).unwrap();
+    assert!((hard.jump - 0.2).abs() < 0.02 && hard.step > 0.1, "{hard:?}");
+    assert!(hard.step > 1.5 * ramped.step, "{hard:?} {ramped:?}");
+    let everything = Hold { held: GrayImage::from_pixel(160, 120, Luma([255])), ..hold.clone() };
+    assert_eq!(seam(&flat, &everything), None);
+    assert_eq!(seam(&RgbImage::new(3, 3), &hold), None);
+}
+
+#[test]
+fn copies_are_similar_whatever_their_brightness_and_only_where_repainted() {
+    let (one, other) = (tissue(1, 0), tissue(2, 0));
+    let (a, b) = (Thumbnail::of(&one), Thumbnail::of(&other));
+    let all = full_weights();
+    assert!(a.similarity(&Thumbnail::of(&tissue(1, 30)), &all) > 0.999);
+    assert!(a.similarity(&b, &all) < 0.95, "{}", a.similarity(&b, &all));
+    let inverted = RgbImage::from_fn(160, 120, |x, y| Rgb(one.get_pixel(x, y).0.map(|value| 255 - value)));
+    assert!(a.similarity(&Thumbnail::of(&inverted), &all) < -0.999);
+    // The left half of one, the right half of the other.
+    let mixed = RgbImage::from_fn(160, 120, |x, y| *(if x < 80 { &one } else { &other }).get_pixel(x, y));
+    let left = Hold { held: GrayImage::from_fn(160, 120, |x, _| Luma([u8::from(x >= 80) * 255])), ..hold(1) };
+    let weights = repaint_weights(&left);
+    assert_eq!(weights.iter().sum::<f32>(), 288.0);
+    let (nearest, similarity) = Thumbnail::of(&mixed).nearest(&[b.clone(), a.clone()], &weights).unwrap();
+    assert_eq!(nearest, 1);
+    assert!(similarity > 0.999, "{similarity}");
+    assert_eq!(a.similarity(&Thumbnail::of(&RgbImage::new(5, 3)), &all), 0.0, "black, and smaller than the grid");
+    assert_eq!(a.nearest(&[], &all), None);
+}
+
+#[test]
+fn good_pairs_pass_and_each_fault_has_its_reason() {
+    let (source, mask, hold, real) = (tissue(100, 0), label(), hold(100), real());
+    let verdict_of = |generated: &RgbImage, real: &Real| {
+        let result = paste_exact(&source, generated, &hold).unwrap();
+        let candidate = Candidate { source: &source, result: &result, mask: &mask, hold: Some(&hold) };
+        let mut verdict = Verdict::new();
+        judge(&candidate, real, &Thresholds::default(), &mut verdict);
+        verdict
+    };
+    // A change of the source's texture with the source's brightness along the rim.
+    let mut noisy = source.clone();
+    let mut random = rng(9);
+    noisy.iter_mut().for_each(|value| *value = value.saturating_add(random.random_range(0..4)));
+    let good = verdict_of(&noisy, &real);
+    assert!(good.accepted, "{}", good.reason());
+    assert_eq!(
+        good.scores.keys().map(String::as_str).collect::<Vec<_>>(),
+        ["clipped_more", "median", "pixel_similarity", "seam_jump", "seam_step", "spread"]
+    );
+    let failed = |verdict: Verdict, name: &str| {
+        assert!(
+            !verdict.accepted && verdict.reasons.iter().any(|r| r.starts_with(name)),
+            "{name}: {}",
+            verdict.reason()
+        );
+    };
+    failed(verdict_of(&RgbImage::from_pixel(160, 120, Rgb([255; 3])), &real), "clipped_more");
+    let tinted = RgbImage::from_fn(160, 120, |x, y| Rgb(source.get_pixel(x, y).0.map(|v| v.saturating_add(60))));
+    failed(verdict_of(&tinted, &real), "seam_jump");
+    let train = Real { thumbnails: vec![Thumbnail::of(&noisy)], similarity_max: Some(0.99), ..real.clone() };
+    failed(verdict_of(&noisy, &train), "pixel_similarity");
+    let bright = Real { median: Spread::of(&[0.9, 0.91, 0.92, 0.93]), ..real.clone() };
+    failed(verdict_of(&noisy, &bright), "median");
+    let mut blank = Verdict::new();
+    let flat = RgbImage::from_pixel(160, 120, Rgb([100; 3]));
+    let candidate = Candidate { source: &source, result: &flat, mask: &mask, hold: None };
+    judge(&candidate, &real, &Thresholds::default(), &mut blank);
+    failed(blank, "spread");
+}
