@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use prsmed::data::classical::Augment;
 use prsmed::data::decode;
 use prsmed::data::image::{
     CLIP_STD, MaskMode, PadOffset, PixelConfig, clip_pixels, mask_pixels, normalise_clip, sam_pixels,
@@ -227,10 +228,10 @@ fn batches_depend_on_neither_workers_nor_cache_nor_prefetch() {
     let root = pictures(12);
     let rows: Vec<usize> = (0..36).rev().collect();
     let batches = prsmed::data::order::plain_batches(&rows, 5);
-    for jitter in [false, true] {
+    for augment in [Augment::None, Augment::Turn, Augment::Classical] {
         let make = |cache: usize| {
             let (source, _) = source(root.path(), Bytes::default());
-            let source = if jitter { source.with_jitter(3) } else { source };
+            let source = source.with_augment(augment, 3);
             Arc::new(if cache > 0 { source.with_cache(cache) } else { source })
         };
         let plain = contents(&make(0), &batches, OPTIONS);
@@ -246,7 +247,7 @@ fn batches_depend_on_neither_workers_nor_cache_nor_prefetch() {
             assert_eq!(contents(&source, &batches, options), plain, "the second time, with what the cache holds");
         }
         let later = contents(&make(0), &batches, LoaderOptions { epoch: 1, ..OPTIONS });
-        assert_eq!(later != plain, jitter, "only jitter changes with the epoch");
+        assert_eq!(later != plain, augment != Augment::None, "only augmentation changes with the epoch");
     }
 }
 

@@ -50,6 +50,23 @@ impl RootArgs {
         })?;
         Manifest::open_with(root, self.annotations.as_deref(), OpenOptions { skip_bad: self.skip_bad_rows })
     }
+
+    /// The rows of [`RootArgs::open`] with those of extra roots as synthetic rows.
+    pub(super) fn open_with_extra(&self, extra: &[PathBuf]) -> Result<Manifest> {
+        let mut manifest = self.open()?;
+        let mut known: Vec<PathBuf> = self.data_root.iter().filter_map(|root| root.canonicalize().ok()).collect();
+        for root in extra {
+            let place = root.canonicalize().unwrap_or_else(|_| root.clone());
+            if known.contains(&place) {
+                let reason = format!("`{}` is given twice", root.display());
+                return Err(Error::config("--extra", reason, "name every data root once"));
+            }
+            known.push(place);
+            let rows = Manifest::open_with(root, None, OpenOptions { skip_bad: self.skip_bad_rows })?;
+            manifest = manifest.with_extra(rows)?;
+        }
+        Ok(manifest)
+    }
 }
 
 /// Look for rows that cannot be used, count the others

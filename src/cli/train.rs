@@ -37,11 +37,18 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[command(after_help = "Examples:
   prsmed train --data-root data --preset tiny --out runs/a
   prsmed train --data-root data --out runs/a --resume
+  prsmed train --data-root data --extra made --synthetic-ratio 0.5 --out runs/b
   prsmed train --data-root data --out runs/a --profile-memory every=100
   prsmed train --data-root data --preset full --set model.image_encoder=tinysam_42.3.pth")]
 pub(super) struct Args {
     #[command(flatten)]
     data: RootArgs,
+    /// Data root of synthetic training rows, for example from `prsmed augment`; may be repeated
+    #[arg(long, value_name = "DIR")]
+    extra: Vec<PathBuf>,
+    /// Same as `--set data.synthetic_ratio=R`: synthetic rows for each real one in an epoch, or all
+    #[arg(long, value_name = "R")]
+    synthetic_ratio: Option<String>,
     /// Named settings: tiny, full, cpu, gpu-24gb, ...
     #[arg(long, value_name = "NAME")]
     preset: Option<String>,
@@ -100,6 +107,10 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let planned_config = config.with_cache_for(&manifest);
     let task =
         SegmentTask::new(assembly, &Arc::new(manifest), config.train.clone(), config.data.clone(), toml.clone())?;
+    if let (real, synthetic @ 1..) = task.rows_of_an_epoch() {
+        let text = format!("an epoch has {real} real rows and {synthetic} synthetic ones");
+        context.progress.on(&Event::Note(text));
+    }
     if task.longest().text_tokens >= config.model.max_text_tokens {
         let text = "some answers are cut: their texts have more ids than `model.max_text_tokens`";
         context.progress.on(&Event::Warning(text.into()));
@@ -244,6 +255,9 @@ fn resolve(args: &Args, context: &Context) -> Result<Resolved> {
             sets.push((format!("train.{name}={value}"), format!("--{name}")));
         }
     }
+    if let Some(ratio) = &args.synthetic_ratio {
+        sets.push((format!("data.synthetic_ratio={ratio}"), "--synthetic-ratio".to_owned()));
+    }
     let nothing_asked = args.preset.is_none() && file.is_none();
     if nothing_asked && tensor::default_device() != Device::Cpu {
         return preset_for_this_card(sets, context);
@@ -325,7 +339,7 @@ fn suggest_best(error: Error) -> Error {
 }
 
 fn read_data(args: &Args, config: &RunConfig, context: &Context) -> Result<Manifest> {
-    let mut manifest = args.data.open()?;
+    let mut manifest = args.data.open_with_extra(&args.extra)?;
     if config.train.validate_every_epochs > 0
         && config.data.val_frac > 0.0
         && let Some(cut) = split::ensure_val(&mut manifest, config.data.val_frac, config.train.seed)?

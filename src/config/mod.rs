@@ -361,6 +361,10 @@ fn check(config: &RunConfig) -> Result<()> {
             return Err(Error::config(key, format!("must lie in 0..1, got {value}"), "use a number from 0 to below 1"));
         }
     }
+    if !(0.0..=1.0).contains(&config.data.synthetic_until) {
+        let reason = format!("must lie in 0..=1, got {}", config.data.synthetic_until);
+        return Err(Error::config("data.synthetic_until", reason, "use a number from 0 to 1"));
+    }
     let reals = [
         ("train.learning_rate", train.learning_rate),
         ("train.min_learning_rate", train.min_learning_rate),
@@ -439,6 +443,22 @@ mod tests {
         let error = wrong(&["train.precision=fp64"]).to_string();
         assert!(error.starts_with("`train.precision`: unknown variant `fp64`, expected one of `fp32`"), "{error}");
         assert!(wrong(&["model=3"]).to_string().starts_with("`model`: invalid type"));
+    }
+
+    #[test]
+    fn settings_of_augmentation_and_of_synthetic_rows() {
+        use crate::data::classical::Augment;
+        use crate::data::mix::Ratio;
+        let data = |sets: &[&str]| sources(sets).resolve().map(|resolved| (resolved.config.data, resolved.origins));
+        let (given, origins) = data(&["data.augment=true", "data.synthetic_ratio=1"]).unwrap();
+        assert_eq!((given.augment, given.synthetic_ratio), (Augment::Turn, Ratio::PerReal(1.0)));
+        assert_eq!(origins["data.synthetic_ratio"], "--set");
+        let (given, _) = data(&["data.augment=classical", "data.synthetic_ratio=all"]).unwrap();
+        assert_eq!((given.augment, given.synthetic_ratio), (Augment::Classical, Ratio::All));
+        let refused = |set: &str| data(&[set]).unwrap_err().to_string();
+        assert!(refused("data.augment=some").starts_with("`data.augment`: invalid value: string \"some\""));
+        assert!(refused("data.synthetic_ratio=-1").starts_with("`data.synthetic_ratio`: invalid value"));
+        assert_eq!(refused("data.synthetic_until=1.5"), "`data.synthetic_until`: must lie in 0..=1, got 1.5");
     }
 
     #[test]

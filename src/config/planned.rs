@@ -2,6 +2,7 @@
 //! large.
 
 use super::RunConfig;
+use crate::data::classical::Augment;
 use crate::data::manifest::{Manifest, Split};
 use crate::models::prsmed;
 use crate::plan::rehearse::{self, Buffers, Job, Rehearsed};
@@ -79,7 +80,7 @@ impl RunConfig {
                 half_precision,
                 ahead: (self.data.prefetch.max(1) * self.train.micro_batch * pixels.collated_bytes()) as u64,
                 // with jitter, training and validation keep pictures of their own
-                cache: ((self.data.cache_mib << 20) * if self.data.augment { 2 } else { 1 }) as u64,
+                cache: ((self.data.cache_mib << 20) * if self.data.augment == Augment::Turn { 2 } else { 1 }) as u64,
             },
             Job::Predict | Job::Augment => Buffers { half_precision, ..Buffers::default() },
         }
@@ -94,7 +95,10 @@ impl RunConfig {
             return self.clone();
         };
         let pixels = setup::pixels(&self.model, &sizes);
-        let rows = task::spread(manifest.rows_of(Split::Train), self.data.max_train_rows);
+        let mut rows = task::spread(manifest.rows_of(Split::Train), self.data.max_train_rows);
+        if self.data.synthetic_ratio.rows(rows.len(), usize::MAX) > 0 {
+            rows.extend(manifest.synthetic_rows());
+        }
         let held_out = task::spread(manifest.rows_of(Split::Val), self.data.max_val_rows);
         let pictures = |rows: &[usize]| {
             let rows = rows.iter().map(|row| &manifest.rows[*row]);
@@ -108,10 +112,16 @@ impl RunConfig {
             }
             _ => usize::MAX,
         };
-        let versions = if self.data.augment { TURNED } else { 1 };
-        let kept = (pictures(&rows) * versions).min(seen).max(pictures(&held_out));
-        let both = pictures(&[rows.as_slice(), &held_out].concat());
-        let kept = if self.data.augment { kept } else { both.min(seen.saturating_add(pictures(&held_out))) };
+        let trained = pictures(&rows).min(seen);
+        let kept = match self.data.augment {
+            Augment::None => {
+                let both = pictures(&[rows.as_slice(), &held_out].concat());
+                both.min(seen.saturating_add(pictures(&held_out)))
+            }
+            Augment::Turn => (pictures(&rows) * TURNED).min(seen).max(pictures(&held_out)),
+            // only validation keeps pictures, and calibration its few
+            Augment::Classical => trained.min(8).saturating_add(pictures(&held_out)),
+        };
         let mut config = self.clone();
         config.data.cache_mib = self.data.cache_mib.min((kept * pixels.kept_bytes()).div_ceil(1 << 20));
         config

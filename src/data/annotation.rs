@@ -180,6 +180,7 @@ impl Reader<'_> {
             answer: texts.answer,
             position: texts.position,
             split: texts.split,
+            synthetic: false,
         }))
     }
 

@@ -1,1 +1,440 @@
-//! Classical augmentation: flips, rotations, elastic deformation, intensity, noise, blur, gamma.
+//! Classical augmentation: turns, small rotations, scale, elastic deformation, brightness, contrast, gamma, noise, blur.
+//!
+//! Picture and mask move together and the text follows: turns by [`jitter`], the rest by [`restate`]. Where a text cannot
+//! follow with certainty, or the mask loses more than a fifth of its area, the sample keeps its geometry and only its
+//! intensities change. Everything is drawn for (seed, epoch, row). The image is continued by its border, the mask by 0.
+
+use std::fmt;
+
+use ::image::{DynamicImage, GrayImage, Luma, RgbImage};
+use rand::Rng;
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+use super::image::foreground;
+use super::manifest::Row;
+use super::restate::restate;
+use super::{jitter, random};
+
+/// How training samples are changed (`data.augment`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Augment {
+    /// Not at all.
+    #[default]
+    None,
+    /// Flips and quarter turns, where the text allows it.
+    Turn,
+    /// Flips, turns, small rotations, scale, elastic deformation, intensities, noise and blur.
+    Classical,
+}
+
+impl<'de> Deserialize<'de> for Augment {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(AugmentVisitor)
+    }
+}
+
+struct AugmentVisitor;
+
+impl Visitor<'_> for AugmentVisitor {
+    type Value = Augment;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("`none`, `turn` or `classical`")
+    }
+
+    /// The setting's earlier form.
+    fn visit_bool<E: de::Error>(self, turn: bool) -> Result<Augment, E> {
+        Ok(if turn { Augment::Turn } else { Augment::None })
+    }
+
+    fn visit_str<E: de::Error>(self, name: &str) -> Result<Augment, E> {
+        match name {
+            "none" => Ok(Augment::None),
+            "turn" => Ok(Augment::Turn),
+            "classical" => Ok(Augment::Classical),
+            other => Err(E::invalid_value(de::Unexpected::Str(other), &self)),
+        }
+    }
+}
+
+/// Part of the samples that are rotated, scaled and deformed.
+const BENT_FRAC: f64 = 0.75;
+/// Largest rotation, degrees.
+const ROTATION_DEG: f32 = 15.0;
+/// Range of the scale; below it a mask loses a fifth of its area.
+const SCALE: [f32; 2] = [0.92, 1.12];
+/// Largest elastic displacement, part of the shorter side.
+const ELASTIC_FRAC: f32 = 0.025;
+/// Cells of the grid of displacements along each side.
+const ELASTIC_CELLS: usize = 4;
+/// Least part of a mask's area that must remain.
+const KEPT_AREA_FRAC: f64 = 0.8;
+/// Range of the contrast factor.
+const CONTRAST: [f32; 2] = [0.8, 1.25];
+/// Largest change of brightness, 0..=255.
+const BRIGHTNESS: f32 = 25.0;
+/// Range of gamma.
+const GAMMA: [f32; 2] = [0.8, 1.25];
+/// Largest standard deviation of the noise, 0..=255.
+const NOISE: f32 = 8.0;
+/// Largest standard deviation of the blur, part of the shorter side.
+const BLUR_FRAC: f32 = 0.004;
+
+/// The changed row, picture and mask, drawn for (seed, epoch, row).
+pub fn apply(
+    row: &Row,
+    picture: DynamicImage,
+    mask: GrayImage,
+    [seed, epoch, index]: [u64; 3],
+) -> (Row, DynamicImage, GrayImage) {
+    let mut random = random::stream("classical", &[seed, epoch, index]);
+    let (row, picture, mask) = match jitter::apply(row, seed, epoch, index) {
+        Some((row, turn)) => (row, turn.picture(picture), turn.mask(mask)),
+        None => (row.clone(), picture, mask),
+    };
+    let warp = Warp::draw((picture.width(), picture.height()), &mut random);
+    let bent = if random.random_bool(BENT_FRAC) { bend(&row, &mask, &warp) } else { None };
+    let (row, picture, mask) = match bent {
+        Some((row, mask)) => (row, warp.picture(&picture), mask),
+        None => (row, picture, mask),
+    };
+    (row, intensity(picture, &mut random), mask)
+}
+
+/// The row and the mask after a warp; `None` when the text cannot follow or too much of the mask is lost.
+fn bend(row: &Row, mask: &GrayImage, warp: &Warp) -> Option<(Row, GrayImage)> {
+    let bent = warp.mask(mask);
+    let area = |mask: &GrayImage| foreground(mask).iter().filter(|value| **value > 0).count();
+    #[expect(clippy::cast_precision_loss, reason = "pixel counts stay far below 2^53")]
+    let is_kept = area(&bent) as f64 >= KEPT_AREA_FRAC * area(mask) as f64;
+    if !is_kept {
+        return None;
+    }
+    Some((restate(row, mask, &bent, None).ok()?, bent))
+}
+
+/// A rotation about the middle, a scale and a smooth displacement.
+#[derive(Debug, Clone)]
+struct Warp {
+    /// Width and height, pixels.
+    size: (f32, f32),
+    /// Cosine and sine of the angle, divided by the scale.
+    turn: (f32, f32),
+    /// Displacements in pixels at the corners of the grid's cells, 0 on the border.
+    grid: Vec<(f32, f32)>,
+}
+
+const CORNERS: usize = ELASTIC_CELLS + 1;
+
+#[expect(clippy::cast_precision_loss, reason = "picture sides are far below 2^24")]
+fn real(side: u32) -> f32 {
+    side as f32
+}
+
+impl Warp {
+    fn draw(size: (u32, u32), random: &mut impl Rng) -> Self {
+        let angle = random.random_range(-ROTATION_DEG..=ROTATION_DEG).to_radians();
+        let scale = random.random_range(SCALE[0]..=SCALE[1]);
+        let size = (real(size.0), real(size.1));
+        let reach = ELASTIC_FRAC * size.0.min(size.1) * random.random::<f32>();
+        let inner = 1..ELASTIC_CELLS;
+        let grid = (0..CORNERS * CORNERS)
+            .map(|corner| {
+                let mut by = || random.random_range(-1.0..=1.0_f32) * reach;
+                let drawn = (by(), by());
+                let is_inside = inner.contains(&(corner % CORNERS)) && inner.contains(&(corner / CORNERS));
+                if is_inside { drawn } else { (0.0, 0.0) }
+            })
+            .collect();
+        Self { size, turn: (angle.cos() / scale, angle.sin() / scale), grid }
+    }
+
+    /// Where the new pixel at (x, y) comes from; a pixel's middle lies half a pixel after its index.
+    fn source(&self, x: u32, y: u32) -> (f32, f32) {
+        let at = (real(x) + 0.5, real(y) + 0.5);
+        let moved = self.displacement(at);
+        let middle = (self.size.0 / 2.0, self.size.1 / 2.0);
+        let from = (at.0 - middle.0 + moved.0, at.1 - middle.1 + moved.1);
+        let (cos, sin) = self.turn;
+        (middle.0 + cos * from.0 + sin * from.1, middle.1 - sin * from.0 + cos * from.1)
+    }
+
+    /// Smooth between the corners of the grid.
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "cells")]
+    fn displacement(&self, at: (f32, f32)) -> (f32, f32) {
+        let split = |at: f32, length: f32| {
+            let at = at / length * ELASTIC_CELLS as f32;
+            let cell = (at as usize).min(ELASTIC_CELLS - 1);
+            let t = (at - cell as f32).clamp(0.0, 1.0);
+            (cell, t * t * (3.0 - 2.0 * t))
+        };
+        let ((column, tx), (row, ty)) = (split(at.0, self.size.0), split(at.1, self.size.1));
+        let corner = |down: usize, right: usize| self.grid[(row + down) * CORNERS + column + right];
+        let mix = |a: (f32, f32), b: (f32, f32), t: f32| (a.0 + (b.0 - a.0) * t, a.1 + (b.1 - a.1) * t);
+        mix(mix(corner(0, 0), corner(0, 1), tx), mix(corner(1, 0), corner(1, 1), tx), ty)
+    }
+
+    /// Bilinear, continued by the border.
+    fn picture(&self, picture: &DynamicImage) -> DynamicImage {
+        if let Some(grey) = picture.as_luma8() {
+            let (width, height) = grey.dimensions();
+            let bytes = self.sampled::<1>(grey.as_raw(), (width, height));
+            return DynamicImage::ImageLuma8(GrayImage::from_raw(width, height, bytes).expect("the same size"));
+        }
+        let colour = picture.to_rgb8();
+        let (width, height) = colour.dimensions();
+        let bytes = self.sampled::<3>(colour.as_raw(), (width, height));
+        DynamicImage::ImageRgb8(RgbImage::from_raw(width, height, bytes).expect("the same size"))
+    }
+
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to the picture and to a byte")]
+    fn sampled<const CHANNELS: usize>(&self, bytes: &[u8], (width, height): (u32, u32)) -> Vec<u8> {
+        let last = (real(width.saturating_sub(1)), real(height.saturating_sub(1)));
+        let mut out = Vec::with_capacity(bytes.len());
+        for y in 0..height {
+            for x in 0..width {
+                let (u, v) = self.source(x, y);
+                let (u, v) = ((u - 0.5).clamp(0.0, last.0), (v - 0.5).clamp(0.0, last.1));
+                let (left, top) = (u as u32, v as u32);
+                let (right, low) = ((left + 1).min(width - 1), (top + 1).min(height - 1));
+                let (tx, ty) = (u.fract(), v.fract());
+                for channel in 0..CHANNELS {
+                    let value = |x: u32, y: u32| {
+                        f32::from(bytes[(y as usize * width as usize + x as usize) * CHANNELS + channel])
+                    };
+                    let upper = value(left, top) * (1.0 - tx) + value(right, top) * tx;
+                    let lower = value(left, low) * (1.0 - tx) + value(right, low) * tx;
+                    out.push((upper * (1.0 - ty) + lower * ty).round() as u8);
+                }
+            }
+        }
+        out
+    }
+
+    /// The nearest pixel, 0 outside.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative here")]
+    fn mask(&self, mask: &GrayImage) -> GrayImage {
+        GrayImage::from_fn(mask.width(), mask.height(), |x, y| {
+            let (u, v) = self.source(x, y);
+            let is_inside = u >= 0.0 && v >= 0.0;
+            is_inside.then(|| mask.get_pixel_checked(u as u32, v as u32)).flatten().copied().unwrap_or(Luma([0]))
+        })
+    }
+}
+
+/// Blur, brightness, contrast, gamma and noise; a grey picture stays grey.
+fn intensity(picture: DynamicImage, random: &mut impl Rng) -> DynamicImage {
+    let blur = BLUR_FRAC * real(picture.width().min(picture.height())) * random.random_range(0.25..=1.0_f32);
+    let picture = if random.random_bool(0.25) { picture.blur(blur.max(0.1)) } else { picture };
+    let contrast = random.random_range(CONTRAST[0]..=CONTRAST[1]);
+    let brightness = random.random_range(-BRIGHTNESS..=BRIGHTNESS);
+    let gamma = random.random_range(GAMMA[0]..=GAMMA[1]);
+    let noise = if random.random_bool(0.4) { NOISE * random.random::<f32>() } else { 0.0 };
+    let toned: [f32; 256] = std::array::from_fn(|level| {
+        let level = f32::from(u8::try_from(level).expect("256 levels"));
+        let lit = (127.5 + (level - 127.5) * contrast + brightness).clamp(0.0, 255.0);
+        255.0 * (lit / 255.0).powf(gamma)
+    });
+    match picture {
+        DynamicImage::ImageLuma8(mut grey) => {
+            tone(&mut grey, 1, &toned, noise, random);
+            DynamicImage::ImageLuma8(grey)
+        }
+        other => {
+            let mut colour = other.into_rgb8();
+            tone(&mut colour, 3, &toned, noise, random);
+            DynamicImage::ImageRgb8(colour)
+        }
+    }
+}
+
+/// Looks every byte up; one noise value for all channels of a pixel.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates")]
+fn tone(bytes: &mut [u8], channels: usize, toned: &[f32; 256], noise: f32, random: &mut impl Rng) {
+    for pixel in bytes.chunks_exact_mut(channels) {
+        let grain = if noise > 0.0 { noise * normal(random) } else { 0.0 };
+        for value in pixel {
+            *value = (toned[usize::from(*value)] + grain).round() as u8;
+        }
+    }
+}
+
+/// Close to a standard normal number: the sum of four bytes has mean 510 and variance 4 (256^2 - 1) / 12.
+fn normal(random: &mut impl Rng) -> f32 {
+    let sum: u16 = random.random::<u32>().to_le_bytes().into_iter().map(u16::from).sum();
+    (f32::from(sum) - 510.0) / 147.8
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::data::fixture::shared;
+    use crate::data::manifest::{Manifest, Split};
+    use crate::data::position::{self, Zones};
+    use crate::data::sample::decoded;
+
+    fn row(answer: &str, position: &str) -> Row {
+        Row {
+            csv: PathBuf::from("a.csv"),
+            line: 2,
+            modality: "ct".into(),
+            mask_path: PathBuf::from("m.png"),
+            image_path: PathBuf::from("i.png"),
+            question: "Where is the lesion?".into(),
+            answer: answer.into(),
+            position: Some(position.into()),
+            split: Split::Train,
+            synthetic: false,
+        }
+    }
+
+    /// A disc in a 120x90 mask.
+    fn disc(x: u32, y: u32, radius: u32) -> GrayImage {
+        GrayImage::from_fn(120, 90, |u, v| {
+            let inside = u.abs_diff(x).pow(2) + v.abs_diff(y).pow(2) <= radius.pow(2);
+            Luma([if inside { 255 } else { 0 }])
+        })
+    }
+
+    fn told(mask: &GrayImage) -> Row {
+        let label = grid(mask);
+        let place = if label == "center" { label.clone() } else { format!("{label} part") };
+        row(&format!("The lesion is in the {place} of the image."), &label)
+    }
+
+    fn grid(mask: &GrayImage) -> String {
+        position::grid(&position::whole(mask).unwrap(), mask.dimensions()).label(Zones::Grid)
+    }
+
+    #[test]
+    fn text_and_pixels_follow_together() {
+        let mask = disc(35, 33, 12);
+        let row = told(&mask);
+        let (mut places, mut bent) = (std::collections::HashSet::new(), 0);
+        for epoch in 0..100 {
+            let picture = DynamicImage::ImageLuma8(mask.clone());
+            let (new, picture, changed) = apply(&row, picture, mask.clone(), [1, epoch, 7]);
+            assert_eq!(new, told(&changed), "epoch {epoch}");
+            places.insert(grid(&changed));
+            // the disc is the only bright thing of the picture
+            let grey = picture.into_luma8();
+            let cut = u8::midpoint(*grey.iter().max().unwrap(), *grey.iter().min().unwrap());
+            let pairs = || grey.iter().zip(changed.iter()).map(|(value, mask)| (*value > cut, *mask > 0));
+            let (both, any) = (pairs().filter(|p| p.0 && p.1).count(), pairs().filter(|p| p.0 || p.1).count());
+            assert!(both * 100 >= any * 88, "epoch {epoch}: {both} of {any}");
+            let area = changed.iter().filter(|value| **value > 0).count();
+            bent += usize::from(area != mask.iter().filter(|value| **value > 0).count());
+        }
+        assert!(places.len() > 4 && bent > 40, "{places:?}, {bent} bent");
+    }
+
+    #[test]
+    fn a_text_that_cannot_follow_keeps_the_geometry() {
+        let mask = disc(35, 33, 12);
+        let row = row("The leftmost lesion is there.", "upper left");
+        let picture = || {
+            DynamicImage::ImageRgb8(RgbImage::from_fn(120, 90, |x, y| {
+                ::image::Rgb([x, y, 90].map(|v| u8::try_from(v).unwrap()))
+            }))
+        };
+        let mut changed = 0;
+        for epoch in 0..30 {
+            let (new, lit, kept) = apply(&row, picture(), mask.clone(), [1, epoch, 7]);
+            assert_eq!((&new, &kept), (&row, &mask));
+            changed += usize::from(lit != picture());
+        }
+        assert!(changed > 20, "intensities change");
+    }
+
+    #[test]
+    fn a_mask_that_would_leave_the_picture_stays() {
+        // at the corner of the picture a rotation turns it out
+        let (mask, row) = (disc(0, 0, 10), row("x", "upper left"));
+        let mut random = random::stream("test", &[1]);
+        let (mut kept, mut refused) = (0, 0);
+        for _ in 0..100 {
+            match bend(&row, &mask, &Warp::draw((120, 90), &mut random)) {
+                Some((_, bent)) => {
+                    let area = |mask: &GrayImage| mask.iter().filter(|value| **value > 0).count();
+                    assert!(area(&bent) * 10 >= area(&mask) * 8);
+                    kept += 1;
+                }
+                None => refused += 1,
+            }
+        }
+        assert!(kept > 0 && refused > 20, "{kept} kept, {refused} refused");
+    }
+
+    #[test]
+    fn the_draw_depends_on_seed_epoch_and_row_only() {
+        let mask = disc(60, 45, 20);
+        let row = told(&mask);
+        let draw = |numbers| apply(&row, DynamicImage::ImageLuma8(mask.clone()), mask.clone(), numbers);
+        assert_eq!(draw([1, 2, 3]), draw([1, 2, 3]));
+        for other in [[2, 2, 3], [1, 3, 3], [1, 2, 4]] {
+            assert_ne!(draw([1, 2, 3]).1, draw(other).1);
+        }
+    }
+
+    #[test]
+    fn the_border_continues_the_picture_and_not_the_mask() {
+        let mut warp = Warp::draw((40, 40), &mut random::stream("test", &[1]));
+        warp.grid.fill((0.0, 0.0));
+        // half the size: the corners come from outside
+        warp.turn = (2.0, 0.0);
+        let white = GrayImage::from_pixel(40, 40, Luma([200]));
+        assert_eq!(warp.picture(&DynamicImage::ImageLuma8(white.clone())).into_luma8(), white);
+        let mask = warp.mask(&white);
+        assert_eq!((mask.get_pixel(5, 5).0[0], mask.get_pixel(20, 20).0[0]), (0, 200));
+        assert_eq!(mask.iter().filter(|value| **value > 0).count(), 400);
+    }
+
+    #[test]
+    fn real_rows_stay_true() {
+        let Some(folder) = shared("data/real") else { return };
+        let manifest = Manifest::open(&folder, None).unwrap();
+        let (mut moved, mut bent) = (0, 0);
+        for (index, row) in manifest.rows.iter().enumerate().step_by(STEP) {
+            let (_, mask) = decoded(row).unwrap();
+            let (width, height) = mask.dimensions();
+            let warp = Warp::draw((width, height), &mut random::stream("test", &[index as u64]));
+            if let Some((told, mask)) = bend(row, &mask, &warp) {
+                assert_eq!(told.position, Some(grid(&mask)));
+                assert!(told.answer.contains(&grid(&mask)));
+                moved += usize::from(told.position != row.position);
+                bent += 1;
+            }
+        }
+        assert_eq!((bent, moved), BENT);
+    }
+
+    /// This is slow unoptimised.
+    const STEP: usize = 12;
+    /// Of the real rows looked at: how many follow a warp, and how many of these get another place.
+    const BENT: (usize, usize) = (30, 4);
+
+    #[test]
+    fn the_setting_is_a_word_or_its_earlier_form() {
+        #[derive(Serialize, Deserialize)]
+        struct Holder {
+            augment: Augment,
+        }
+        let read = |text: &str| toml::from_str::<Holder>(text).map(|holder| holder.augment);
+        for (text, augment) in [
+            ("augment = \"none\"", Augment::None),
+            ("augment = false", Augment::None),
+            ("augment = \"turn\"", Augment::Turn),
+            ("augment = true", Augment::Turn),
+            ("augment = \"classical\"", Augment::Classical),
+        ] {
+            assert_eq!(read(text).unwrap(), augment);
+        }
+        let error = read("augment = \"more\"").err().unwrap().to_string();
+        assert!(error.contains("expected `none`, `turn` or `classical`"), "{error}");
+        assert_eq!(toml::to_string(&Holder { augment: Augment::Turn }).unwrap(), "augment = \"turn\"\n");
+    }
+}

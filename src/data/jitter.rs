@@ -91,9 +91,9 @@ pub fn turn_row(row: &Row, transform: Transform) -> Option<Row> {
     })
 }
 
-const CENTRES: [&str; 4] = ["center", "centre", "central", "middle"];
-const DIRECTIONS: [&str; 6] = ["left", "right", "upper", "lower", "top", "bottom"];
-const PLACES: [&str; 16] = [
+pub(super) const CENTRES: [&str; 4] = ["center", "centre", "central", "middle"];
+pub(super) const DIRECTIONS: [&str; 6] = ["left", "right", "upper", "lower", "top", "bottom"];
+pub(super) const PLACES: [&str; 16] = [
     "part", "side", "region", "corner", "area", "half", "quadrant", "portion", "edge", "zone", "section", "third",
     "border", "margin", "end", "segment",
 ];
@@ -112,7 +112,7 @@ const PICTURES: [&str; 12] = [
     "ultrasound",
 ];
 /// Words that name a direction or a place without being one of the phrases above.
-const REFUSED: [&str; 46] = [
+pub(super) const REFUSED: [&str; 46] = [
     "above",
     "below",
     "beneath",
@@ -161,13 +161,14 @@ const REFUSED: [&str; 46] = [
     "box",
 ];
 
-struct Word {
-    start: usize,
-    end: usize,
-    lower: String,
+/// A run of letters and digits, and where it stands in the text.
+pub(super) struct Word {
+    pub(super) start: usize,
+    pub(super) end: usize,
+    pub(super) lower: String,
 }
 
-fn words(text: &str) -> Vec<Word> {
+pub(super) fn words(text: &str) -> Vec<Word> {
     let mut words: Vec<Word> = Vec::new();
     let mut open = false;
     for (at, c) in text.char_indices() {
@@ -185,17 +186,17 @@ fn words(text: &str) -> Vec<Word> {
 }
 
 /// A phrase of direction words: `words[first..=last]`.
-struct Phrase {
-    first: usize,
-    last: usize,
-    horizontal: i8,
-    vertical: i8,
-    centre: Option<usize>,
+pub(super) struct Phrase {
+    pub(super) first: usize,
+    pub(super) last: usize,
+    pub(super) horizontal: i8,
+    pub(super) vertical: i8,
+    pub(super) centre: Option<usize>,
 }
 
 impl Phrase {
     /// The longest phrase from `first` on; `None` when it contradicts itself (`left right`).
-    fn read(text: &str, words: &[Word], first: usize) -> Option<Self> {
+    pub(super) fn read(text: &str, words: &[Word], first: usize) -> Option<Self> {
         let mut phrase = Self { first, last: first, horizontal: 0, vertical: 0, centre: None };
         for (index, word) in words.iter().enumerate().skip(first) {
             let known = DIRECTIONS.contains(&word.lower.as_str()) || CENTRES.contains(&word.lower.as_str());
@@ -215,7 +216,7 @@ impl Phrase {
         Some(phrase)
     }
 
-    fn is_centre(&self) -> bool {
+    pub(super) fn is_centre(&self) -> bool {
         self.horizontal == 0 && self.vertical == 0
     }
 
@@ -246,12 +247,12 @@ fn side(word: &str) -> i8 {
 }
 
 /// Whether only a space or a hyphen stands between a word and the one before it.
-fn joined(text: &str, words: &[Word], index: usize) -> bool {
+pub(super) fn joined(text: &str, words: &[Word], index: usize) -> bool {
     index > 0 && words.get(index).is_some_and(|word| matches!(&text[words[index - 1].end..word.start], " " | "-"))
 }
 
 /// Where a phrase is certain to speak of the picture: `Some(noun)`, see [`Phrase::turned`].
-fn certain(text: &str, words: &[Word], phrase: &Phrase) -> Option<bool> {
+pub(super) fn certain(text: &str, words: &[Word], phrase: &Phrase) -> Option<bool> {
     // `a lower left` could become `a upper left`.
     if phrase.first > 0 && matches!(words[phrase.first - 1].lower.as_str(), "a" | "an") {
         return None;
@@ -350,6 +351,7 @@ mod tests {
             answer: answer.into(),
             position: position.map(str::to_owned),
             split: Split::Train,
+            synthetic: false,
         }
     }
 

@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::batch::{Batch, Collated};
+use super::classical::{self, Augment};
 use super::image::PixelConfig;
 use super::jitter::{self, Transform};
 use super::manifest::{Manifest, Row};
-use super::sample::{Pixels, Sample, at_row};
+use super::sample::{Pixels, Sample, at_row, decoded};
 use crate::error::{Error, Result};
 
 /// Makes token ids of a row's question and answer.
@@ -40,7 +41,8 @@ pub struct Source {
     manifest: Arc<Manifest>,
     encoder: Arc<dyn TextEncoder>,
     config: PixelConfig,
-    jitter_seed: Option<u64>,
+    augment: Augment,
+    seed: u64,
     cache: Option<Cache>,
     /// For each row the first row with the same image and mask.
     pairs: Vec<usize>,
@@ -62,17 +64,24 @@ impl Source {
         let pairs = (manifest.rows.iter().enumerate())
             .map(|(index, row)| *first.entry((&row.image_path, &row.mask_path)).or_insert(index))
             .collect();
-        Self { manifest, encoder, config, jitter_seed: None, cache: None, pairs }
+        Self { manifest, encoder, config, augment: Augment::None, seed: 0, cache: None, pairs }
     }
 
     /// Flips and turns samples whose text allows it, anew every epoch.
     #[must_use]
-    pub fn with_jitter(mut self, seed: u64) -> Self {
-        self.jitter_seed = Some(seed);
+    pub fn with_jitter(self, seed: u64) -> Self {
+        self.with_augment(Augment::Turn, seed)
+    }
+
+    /// Changes samples anew every epoch; what is drawn depends on `seed`, epoch and row.
+    #[must_use]
+    pub fn with_augment(mut self, augment: Augment, seed: u64) -> Self {
+        (self.augment, self.seed) = (augment, seed);
         self
     }
 
-    /// Keeps preprocessed pixels in memory until `limit` bytes are used; what came first stays.
+    /// Keeps preprocessed pixels in memory until `limit` bytes are used; what came first stays. Classical augmentation
+    /// makes other pixels every time: they are never kept.
     #[must_use]
     pub fn with_cache(mut self, limit: usize) -> Self {
         self.cache = Some(Cache { limit, held: Mutex::default() });
@@ -111,16 +120,33 @@ impl Source {
         let row = self.manifest.rows.get(index).ok_or_else(|| Error::Shape {
             reason: format!("row {index} was asked for, the data set has {}", self.manifest.rows.len()),
         })?;
-        let turned = self.jitter_seed.and_then(|seed| jitter::apply(row, seed, epoch, index as u64));
+        if self.augment == Augment::Classical {
+            return self.classical(row, index, epoch).map_err(|error| at_row(row, &error));
+        }
+        let is_turned = self.augment == Augment::Turn;
+        let turned = is_turned.then(|| jitter::apply(row, self.seed, epoch, index as u64)).flatten();
         let (row, transform) = turned.as_ref().map_or((row, Transform::IDENTITY), |(row, turn)| (row, *turn));
         self.make(row, index, transform).map_err(|error| at_row(row, &error))
     }
 
+    /// The text depends on the mask here, so files come first.
+    fn classical(&self, row: &Row, index: usize, epoch: u64) -> Result<Sample> {
+        let (picture, mask) = decoded(row)?;
+        let (row, picture, mask) = classical::apply(row, picture, mask, [self.seed, epoch, index as u64]);
+        let (ids, answer_start) = self.encoder.encode(&row)?;
+        let pixels = Arc::new(Pixels::of(&picture, &mask, &self.config)?);
+        Ok(Sample { row: index, label: self.label(&row)?, ids, answer_start, pixels })
+    }
+
+    fn label(&self, row: &Row) -> Result<usize> {
+        self.manifest.label(&row.modality).ok_or_else(|| Error::Shape {
+            reason: format!("class `{}` is not among `{}`", row.modality, self.manifest.modalities.join("`, `")),
+        })
+    }
+
     fn make(&self, row: &Row, index: usize, transform: Transform) -> Result<Sample> {
         let (ids, answer_start) = self.encoder.encode(row)?;
-        let label = self.manifest.label(&row.modality).ok_or_else(|| Error::Shape {
-            reason: format!("class `{}` is not among `{}`", row.modality, self.manifest.modalities.join("`, `")),
-        })?;
+        let label = self.label(row)?;
         let key = (self.pairs[index], transform);
         let pixels = if let Some(pixels) = self.cache.as_ref().and_then(|cache| cache.get(key)) {
             pixels

@@ -79,6 +79,8 @@ pub struct Row {
     pub position: Option<String>,
     /// What the row is used for.
     pub split: Split,
+    /// From an extra data root: used for training only, never to choose or report.
+    pub synthetic: bool,
 }
 
 /// What is wrong with a row.
@@ -215,9 +217,32 @@ impl Manifest {
         self.modalities.iter().position(|name| name == modality)
     }
 
-    /// Indices of the rows of one split, ascending.
+    /// Indices of the real rows of one split, ascending.
     pub fn rows_of(&self, split: Split) -> Vec<usize> {
-        (0..self.rows.len()).filter(|&index| self.rows[index].split == split).collect()
+        (0..self.rows.len()).filter(|&index| self.rows[index].split == split && !self.rows[index].synthetic).collect()
+    }
+
+    /// Indices of the rows from extra data roots, ascending; none of them is in [`Manifest::rows_of`].
+    pub fn synthetic_rows(&self) -> Vec<usize> {
+        (0..self.rows.len()).filter(|&index| self.rows[index].synthetic).collect()
+    }
+
+    /// The rows of `extra` behind these, marked as synthetic. Classes and indices of the rows here stay as they are.
+    ///
+    /// # Errors
+    /// [`Error::Data`] for the first row of `extra` that is no `train` row or whose class is unknown here.
+    pub fn with_extra(mut self, extra: Self) -> Result<Self> {
+        if let Some(row) = extra.rows.iter().find(|row| row.split != Split::Train) {
+            return Err(Error::data_line(
+                &row.csv,
+                row.line,
+                format!("split `{}` in an extra data root, which may hold `train` rows only", row.split),
+                "give the root that holds real `val` and `test` rows as `--data-root`, or remove these rows",
+            ));
+        }
+        let extra = extra.with_modalities(self.modalities.clone())?;
+        self.rows.extend(extra.rows.into_iter().map(|row| Row { synthetic: true, ..row }));
+        Ok(self)
     }
 }
 
@@ -352,6 +377,27 @@ mod tests {
         assert_eq!(known.label("ct"), Some(1));
         let error = manifest.with_modalities(vec!["mr".into()]).expect_err("unknown");
         assert!(error.to_string().contains("class `ct` is unknown; the classes are `mr`"), "{error}");
+    }
+
+    #[test]
+    fn extra_rows_are_marked_and_belong_to_no_split() {
+        let (real, made) = (Root::new(), Root::new());
+        for root in [&real, &made] {
+            root.pair("ct", "train", "a");
+            root.csv("a.csv", "image_path,question,answer,split\nct/train_masks/a.png,q,a,train\n");
+        }
+        let open = |root: &Root| Manifest::open(root.path(), None).expect("good");
+        let both = open(&real).with_extra(open(&made)).expect("train rows of a known class");
+        assert_eq!((both.rows_of(Split::Train), both.synthetic_rows()), (vec![0], vec![1]));
+        assert!(both.rows[1].mask_path.starts_with(made.path()));
+        let mut held_out = open(&made);
+        held_out.rows[0].split = Split::Test;
+        let error = open(&real).with_extra(held_out).expect_err("a test row").to_string();
+        assert!(error.contains("a.csv:2: split `test` in an extra data root"), "{error}");
+        let mut other = open(&made);
+        other.rows[0].modality = "mr".into();
+        let error = open(&real).with_extra(other).expect_err("a new class").to_string();
+        assert!(error.contains("a.csv:2: class `mr` is unknown; the classes are `ct`"), "{error}");
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! batch is predictable. Micro-batches are cut from an effective batch by the trainer, so neither their size nor the
 //! number of workers changes what an optimizer step sees.
 
+use rand::Rng;
 use rand::seq::SliceRandom;
 
 use super::random;
@@ -23,11 +24,20 @@ pub fn epoch_batches(
     epoch: u64,
     effective_batch: usize,
 ) -> Vec<Vec<usize>> {
+    arranged(rows, lengths, &mut random::stream("order", &[seed, epoch]), effective_batch)
+}
+
+/// [`epoch_batches`] with random numbers of the caller's.
+pub(super) fn arranged(
+    rows: &[usize],
+    lengths: &[usize],
+    random: &mut impl Rng,
+    effective_batch: usize,
+) -> Vec<Vec<usize>> {
     assert_eq!(rows.len(), lengths.len(), "one length for each row");
     let size = effective_batch.max(1);
-    let mut random = random::stream("order", &[seed, epoch]);
     let mut order: Vec<usize> = (0..rows.len()).collect();
-    order.shuffle(&mut random);
+    order.shuffle(random);
     let mut rest = order.split_off(order.len() - order.len() % size);
     for window in order.chunks_mut(WINDOW * size) {
         window.sort_by_key(|&index| lengths[index]);
@@ -35,7 +45,7 @@ pub fn epoch_batches(
     rest.sort_by_key(|&index| lengths[index]);
     let pick = |indices: &[usize]| indices.iter().map(|&index| rows[index]).collect::<Vec<_>>();
     let mut batches: Vec<Vec<usize>> = order.chunks(size).map(pick).collect();
-    batches.shuffle(&mut random);
+    batches.shuffle(random);
     if !rest.is_empty() {
         batches.push(pick(&rest));
     }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use ::image::{DynamicImage, GrayImage};
+
 use super::decode;
 use super::image::{PixelConfig, clip_pixels, mask_pixels, sam_pixels};
 use super::jitter::Transform;
@@ -23,24 +25,21 @@ impl Pixels {
     /// Decodes, turns and resizes.
     ///
     /// # Errors
-    /// [`Error::Data`] when a file is missing or corrupt or the two differ in size; [`Error::Io`].
+    /// As [`decoded`].
     pub fn load(row: &Row, config: &PixelConfig, transform: Transform) -> Result<Self> {
-        let picture = decode::picture(&row.image_path)?;
-        let mask = decode::mask(&row.mask_path)?;
-        let sizes = ((picture.width(), picture.height()), (mask.width(), mask.height()));
-        if sizes.0 != sizes.1 {
-            return Err(Error::data(
-                &row.mask_path,
-                size_mismatch(sizes.0, sizes.1),
-                "export image and mask at one size",
-            ));
-        }
-        let picture = transform.picture(picture);
-        let mask = transform.mask(mask);
+        let (picture, mask) = decoded(row)?;
+        Self::of(&transform.picture(picture), &transform.mask(mask), config)
+    }
+
+    /// Resizes one picture and its mask for both branches.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] for a picture of 0 pixels.
+    pub fn of(picture: &DynamicImage, mask: &GrayImage, config: &PixelConfig) -> Result<Self> {
         Ok(Self {
-            clip: clip_pixels(&picture, config.clip_size, config.pad_offset)?,
-            sam: sam_pixels(&picture, config.sam_size)?,
-            mask: mask_pixels(&mask, config.sam_size, config.mask)?,
+            clip: clip_pixels(picture, config.clip_size, config.pad_offset)?,
+            sam: sam_pixels(picture, config.sam_size)?,
+            mask: mask_pixels(mask, config.sam_size, config.mask)?,
         })
     }
 
@@ -48,6 +47,20 @@ impl Pixels {
     pub fn bytes(&self) -> usize {
         self.clip.len() + self.sam.len() + self.mask.len()
     }
+}
+
+/// The picture and the mask of a row as they are stored.
+///
+/// # Errors
+/// [`Error::Data`] when a file is missing or corrupt or the two differ in size; [`Error::Io`].
+pub fn decoded(row: &Row) -> Result<(DynamicImage, GrayImage)> {
+    let picture = decode::picture(&row.image_path)?;
+    let mask = decode::mask(&row.mask_path)?;
+    let sizes = ((picture.width(), picture.height()), (mask.width(), mask.height()));
+    if sizes.0 != sizes.1 {
+        return Err(Error::data(&row.mask_path, size_mismatch(sizes.0, sizes.1), "export image and mask at one size"));
+    }
+    Ok((picture, mask))
 }
 
 pub(super) fn size_mismatch(image: (u32, u32), mask: (u32, u32)) -> String {

@@ -33,7 +33,7 @@ pub struct Cut {
 }
 
 /// Moves about `fraction` of each class's training pictures to `val`, at least one where a class has two; `None`
-/// when the data set has `val` rows of its own, which are then left alone.
+/// when the data set has `val` rows of its own, which are then left alone. Rows of extra data roots are neither counted nor moved.
 ///
 /// # Errors
 /// [`Error::Config`] for a fraction outside 0..1 (both excluded), [`Error::Data`] when fewer than two training pictures
@@ -192,6 +192,18 @@ mod tests {
         manifest.rows.truncate(2);
         let error = ensure_val(&mut manifest, 0.2, 0).expect_err("one picture");
         assert!(error.to_string().ends_with("no `val` can be cut from 1 training picture(s)"), "{error}");
+    }
+
+    #[test]
+    fn extra_rows_change_nothing_and_are_not_moved() {
+        let (root, extra) = (root(false), root(true));
+        let open = |root: &Root| Manifest::open(root.path(), None).expect("good");
+        let mut alone = open(&root);
+        let mut both = open(&root).with_extra(open(&extra)).expect("train rows");
+        let cuts = [&mut alone, &mut both].map(|manifest| ensure_val(manifest, 0.2, 3).expect("cut"));
+        assert_eq!(cuts[0], cuts[1]);
+        assert_eq!(alone.rows_of(Split::Val), both.rows_of(Split::Val));
+        assert!(both.rows.iter().all(|row| !row.synthetic || row.split == Split::Train));
     }
 
     #[test]

@@ -4,8 +4,10 @@ use super::rehearsal::Example;
 use super::setup::{Assembly, BatchNorm, ModelConfig};
 use super::step::{self, Inputs, Pass};
 use super::weights;
-use crate::data::loader::{Loader, LoaderOptions, Source, TextEncoder};
+use crate::data::classical::Augment;
+use crate::data::loader::{Loader, LoaderOptions, Source, TextEncoder, TextLength};
 use crate::data::manifest::{Manifest, Row, Split};
+use crate::data::mix::{Lengths, Mix, Ratio};
 use crate::data::order;
 use crate::data::text::{self, TextTokenizer};
 use crate::event::{Event, Observer};
@@ -33,8 +35,13 @@ pub struct DataConfig {
     pub prefetch: usize,
     /// Host memory for preprocessed pictures, MiB; 0 = decode every epoch.
     pub cache_mib: usize,
-    /// Flip and turn training samples whose text allows it (left/right/upper/lower follow).
-    pub augment: bool,
+    /// Changes of training samples, new every epoch: none, turn (flips and quarter turns) or classical (also rotation,
+    /// scale, elastic deformation, intensities). Texts follow; where they cannot, the geometry stays.
+    pub augment: Augment,
+    /// Synthetic rows (of extra data roots) for each real row of an epoch, or `all` of them.
+    pub synthetic_ratio: Ratio,
+    /// Part of the training after which only real rows are used, 0..=1.
+    pub synthetic_until: f64,
     /// Part of the training pictures cut for validation when the CSV has no `val` rows, 0..1.
     pub val_frac: f64,
     /// Most training rows, spread evenly over all of them; 0 = all. For trying whether a model can fit a few samples.
@@ -78,8 +85,9 @@ pub struct SegmentTask {
     assembly: Assembly,
     train: Arc<Source>,
     plain: Arc<Source>,
-    rows: Vec<usize>,
-    lengths: Vec<usize>,
+    /// Real training rows.
+    rows: Lengths,
+    mix: Mix,
     longest: Example,
     val_rows: Vec<usize>,
     config: TrainConfig,
@@ -90,15 +98,16 @@ pub struct SegmentTask {
 
 impl std::fmt::Debug for SegmentTask {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SegmentTask").field("rows", &self.rows.len()).finish_non_exhaustive()
+        f.debug_struct("SegmentTask").field("rows", &self.rows.rows.len()).finish_non_exhaustive()
     }
 }
 
 impl SegmentTask {
-    /// Trains `assembly` on the train rows of `manifest`.
+    /// Trains `assembly` on the train rows of `manifest` and on its synthetic rows.
     ///
     /// # Errors
-    /// [`Error::Data`] without train rows, or for a row whose text cannot be encoded.
+    /// [`Error::Data`] without train rows, or for a row whose text cannot be encoded; [`Error::Config`] when synthetic rows
+    /// would leave a step without a real one.
     pub fn new(
         assembly: Assembly,
         manifest: &Arc<Manifest>,
@@ -117,22 +126,38 @@ impl SegmentTask {
                 .with_cache(data.cache_mib << 20)
         };
         let plain = Arc::new(source());
-        let train = if data.augment { Arc::new(source().with_jitter(config.seed)) } else { Arc::clone(&plain) };
+        let train = match data.augment {
+            Augment::None => Arc::clone(&plain),
+            augment => Arc::new(source().with_augment(augment, config.seed)),
+        };
         let rows = spread(manifest.rows_of(Split::Train), data.max_train_rows);
         if rows.is_empty() {
             let hint = "give at least one row the split `train`";
             return Err(Error::data(&manifest.root, "there are no training rows", hint));
         }
-        let texts = plain.text_lengths(&rows)?;
+        let synthetic = match data.synthetic_ratio.rows(rows.len(), usize::MAX) {
+            0 => Vec::new(),
+            _ => manifest.synthetic_rows(),
+        };
+        let (mut texts, more) = (plain.text_lengths(&rows)?, plain.text_lengths(&synthetic)?);
+        let tokens = |texts: &[TextLength]| texts.iter().map(|text| text.tokens).collect();
+        let rows = Lengths { lengths: tokens(&texts), rows };
+        let synthetic = Lengths { lengths: tokens(&more), rows: synthetic };
+        let effective_batch = config.micro_batch * config.accumulation;
+        let mix = Mix::new(rows.clone(), synthetic, data.synthetic_ratio, effective_batch, config.seed)?.with_real_end(
+            data.synthetic_until,
+            config.epochs,
+            config.max_steps,
+        );
+        texts.extend(more);
         let longest = Example {
             text_tokens: texts.iter().map(|text| text.tokens).max().unwrap_or(0),
             answer_tokens: texts.iter().map(|text| text.answer_tokens).max().unwrap_or(0),
             num_classes: manifest.modalities.len(),
             new_tokens: 1,
         };
-        let lengths = texts.iter().map(|text| text.tokens).collect();
         let val_rows = spread(manifest.rows_of(Split::Val), data.max_val_rows);
-        Ok(Self { assembly, train, plain, rows, lengths, longest, val_rows, config, data, resolved })
+        Ok(Self { assembly, train, plain, rows, mix, longest, val_rows, config, data, resolved })
     }
 
     /// The longest texts of the training rows.
@@ -152,15 +177,16 @@ impl SegmentTask {
     /// [`Error::Data`] from a sample.
     pub fn calibrate(&self) -> Result<()> {
         let Some(pictures) = calibration_pictures(&self.assembly.description.model) else { return Ok(()) };
-        let order = order::epoch_batches(&self.rows, &self.lengths, self.config.seed, 0, pictures);
+        let order = order::epoch_batches(&self.rows.rows, &self.rows.lengths, self.config.seed, 0, pictures);
         let Some(first) = order.into_iter().next() else { return Ok(()) };
         let batch = self.load(&self.plain, vec![first], 0, 0)?.next();
         let Some(batch) = batch.transpose()? else { return Ok(()) };
         calibrate(&self.assembly.model, &batch.sam_image)
     }
 
-    fn effective_batch(&self) -> usize {
-        self.config.micro_batch * self.config.accumulation
+    /// Real training rows, and the synthetic ones of an epoch.
+    pub fn rows_of_an_epoch(&self) -> (usize, usize) {
+        (self.rows.rows.len(), self.mix.synthetic_rows())
     }
 
     fn load(&self, source: &Arc<Source>, batches: Vec<Vec<usize>>, epoch: u64, skip: usize) -> Result<Loader> {
@@ -187,11 +213,11 @@ impl Task for SegmentTask {
     }
 
     fn steps_per_epoch(&self) -> u64 {
-        self.rows.len().div_ceil(self.effective_batch()) as u64
+        self.mix.steps_per_epoch()
     }
 
     fn batches(&self, epoch: u64, first: u64) -> Result<Batches<'_, Inputs>> {
-        let steps = order::epoch_batches(&self.rows, &self.lengths, self.config.seed, epoch, self.effective_batch());
+        let steps = self.mix.batches(epoch);
         let skip = usize::try_from(first).unwrap_or(usize::MAX).min(steps.len());
         let steps = &steps[skip..];
         let micro = self.config.micro_batch;

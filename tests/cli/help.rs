@@ -75,6 +75,10 @@ fn the_help_of_train() {
                                       the data root
           --skip-bad-rows             Leave out rows that cannot be used instead of refusing the data
                                       set
+          --extra <DIR>               Data root of synthetic training rows, for example from `prsmed
+                                      augment`; may be repeated
+          --synthetic-ratio <R>       Same as `--set data.synthetic_ratio=R`: synthetic rows for each
+                                      real one in an epoch, or all
           --preset <NAME>             Named settings: tiny, full, cpu, gpu-24gb, ...
           --config <FILE>             TOML file over the preset
           --set <KEY=VALUE>           One setting, for example `train.micro_batch=4`; may be repeated
@@ -95,6 +99,7 @@ fn the_help_of_train() {
     Examples:
       prsmed train --data-root data --preset tiny --out runs/a
       prsmed train --data-root data --out runs/a --resume
+      prsmed train --data-root data --extra made --synthetic-ratio 0.5 --out runs/b
       prsmed train --data-root data --out runs/a --profile-memory every=100
       prsmed train --data-root data --preset full --set model.image_encoder=tinysam_42.3.pth
     ");

@@ -6,6 +6,7 @@
 
 mod checkpoints;
 mod data;
+mod extra;
 mod help;
 mod hub;
 mod memory;

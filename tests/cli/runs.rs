@@ -56,7 +56,7 @@ fn a_seed_decides_everything_and_the_workers_nothing() {
 }
 
 /// Starts a command and waits until `kind` was reported `count` times.
-fn start_until(command: &mut Command, kind: &str, count: usize) -> Child {
+pub(crate) fn start_until(command: &mut Command, kind: &str, count: usize) -> Child {
     let mut child = command.arg("--json").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
     let is_wanted = |line: &String| serde_json::from_str::<Value>(line).unwrap()["kind"] == kind;
