@@ -138,10 +138,8 @@ impl Blueprint {
     fn check(&self, root: &Path) -> Result<()> {
         let context: i64 = self.texts.iter().map(|text| text.hidden_size).sum();
         if context != self.unet.cross_attention_dim {
-            let reason = format!(
-                "its text encoders are {context} wide, its UNet expects {}",
-                self.unet.cross_attention_dim
-            );
+            let reason =
+                format!("its text encoders are {context} wide, its UNet expects {}", self.unet.cross_attention_dim);
             return Err(Error::weights(root, reason, "copy or download the whole pipeline again"));
         }
         if !matches!(self.unet.in_channels, 4 | 9) {
@@ -172,9 +170,11 @@ impl Blueprint {
     /// [`Error::Weights`] for missing or damaged files.
     pub fn tokenizers(&self) -> Result<Vec<ClipTokenizer>> {
         match &self.weights {
-            Weights::Random => {
-                self.texts.iter().map(|text| ClipTokenizer::bytes(usize::try_from(text.vocab_size).unwrap_or(0))).collect()
-            }
+            Weights::Random => self
+                .texts
+                .iter()
+                .map(|text| ClipTokenizer::bytes(usize::try_from(text.vocab_size).unwrap_or(0)))
+                .collect(),
             Weights::Files { root, .. } => {
                 let folders = ["tokenizer", "tokenizer_2"];
                 self.texts.iter().zip(folders).map(|(_, folder)| ClipTokenizer::open(&root.join(folder))).collect()

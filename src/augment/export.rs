@@ -25,7 +25,7 @@ pub use self::journal::Journal;
 pub use self::record::{LoraUse, Record, Text};
 
 use super::hold::is_grey;
-use super::mode::Mode;
+use super::settings::Mode;
 use crate::data::decode;
 use crate::data::image::foreground;
 use crate::data::manifest::{Row, Split};
@@ -70,6 +70,35 @@ impl Export {
         }
         fs::create_dir_all(root).map_err(Error::io(root, "create"))?;
         Ok(Self { root: root.to_path_buf(), journal: Journal::open(&journal)? })
+    }
+
+    /// The folder.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Puts `records` in the place of those in the journal (same pairs, new verdicts) and moves files to where they then
+    /// belong. A run that was stopped on the way is made good by the next one.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Data`] when files of a pair are nowhere.
+    pub fn revise(&mut self, records: Vec<Record>) -> Result<()> {
+        for record in &records {
+            let (image, mask) = self.paths(record);
+            let (old_image, old_mask) = self.paths(&Record { accepted: !record.accepted, ..record.clone() });
+            for (path, old) in [(image, old_image), (mask, old_mask)] {
+                if path.exists() {
+                    continue;
+                }
+                if !old.exists() {
+                    return Err(Error::data(path, "is missing", "make the pairs again in another folder"));
+                }
+                let folder = path.parent().unwrap_or(&self.root);
+                fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
+                fs::rename(&old, &path).map_err(Error::io(&old, "move"))?;
+            }
+        }
+        self.journal.replace(records)
     }
 
     /// What was written so far.
@@ -221,7 +250,7 @@ pub fn name(source: &Path, mode: Mode, index: u64) -> String {
     {
         name.replace_range(at..at + found.len(), with);
     }
-    format!("{}_{mode}_{index:06}", if name.is_empty() { "pair" } else { &name })
+    format!("{}_{}_{index:06}", if name.is_empty() { "pair" } else { &name }, mode.name())
 }
 
 /// The texts of a pair whose mask is the source's: the row's own, with the mask's grid cell where the row has no position.

@@ -111,9 +111,8 @@ pub fn encode_prompts(
     for (number, config) in blueprint.texts.iter().enumerate() {
         let projects = sdxl && number == 1;
         let part = Part::Text(number);
-        let (encoder, store) = place.network(blueprint, part, place.kind, |scope| {
-            ClipText::new(scope, config, projects)
-        })?;
+        let (encoder, store) =
+            place.network(blueprint, part, place.kind, |scope| ClipText::new(scope, config, projects))?;
         let component = if number == 0 { lora::Component::TextEncoder } else { lora::Component::TextEncoder2 };
         merge(&store, component, adapters)?;
         let _scope = scope::enter_at("text_encoder", number);
@@ -218,7 +217,8 @@ impl Generator {
         };
         let sampler = Sampler::new(kind, &scheduler, config.steps)?;
         let vae_kind = Self::vae_kind(blueprint, place.kind);
-        let (vae, vae_store) = place.network(blueprint, Part::Vae, vae_kind, |scope| Vae::new(scope, &blueprint.vae))?;
+        let (vae, vae_store) =
+            place.network(blueprint, Part::Vae, vae_kind, |scope| Vae::new(scope, &blueprint.vae))?;
         let (unet, unet_store) =
             place.network(blueprint, Part::Unet, place.kind, |scope| Unet::new(scope, &blueprint.unet))?;
         merge(&unet_store, lora::Component::Unet, adapters)?;
@@ -382,7 +382,8 @@ impl Generator {
         let _scope = scope::enter("denoise");
         let Start { first, start: mut latents, clean, masked } = start;
         let conditioning = self.conditioning(&batch.prompts, embeddings);
-        let doubled = |xs: &Tensor| if self.config.is_guided() { Tensor::cat(&[xs, xs], 0) } else { xs.shallow_clone() };
+        let doubled =
+            |xs: &Tensor| if self.config.is_guided() { Tensor::cat(&[xs, xs], 0) } else { xs.shallow_clone() };
         let control = batch.control.as_ref().map(|image| doubled(&image.to_kind(self.place.kind)));
         let masked = masked.map(|masked| doubled(&masked.to_kind(self.place.kind)));
         let mut history = History::default();
@@ -433,13 +434,16 @@ impl Generator {
             return Err(Error::Diverged { reason: format!("a generated picture is not finite: {hint}") });
         }
         // fp16, and on some cards bf16, overflow inside the decoder
-        let (vae, _store) =
-            self.place.network(&self.blueprint, Part::Vae, Kind::Float, |scope| Vae::new(scope, &self.blueprint.vae))?;
+        let (vae, _store) = self
+            .place
+            .network(&self.blueprint, Part::Vae, Kind::Float, |scope| Vae::new(scope, &self.blueprint.vae))?;
         let pixels = self.pixels(&vae, &latents, Kind::Float);
         if is_finite(&pixels) {
             return Ok(pixels);
         }
-        Err(Error::Diverged { reason: "a generated picture is not finite, in fp32 neither: use `augment.precision=bf16`".into() })
+        Err(Error::Diverged {
+            reason: "a generated picture is not finite, in fp32 neither: use `augment.precision=bf16`".into(),
+        })
     }
 
     /// `[b, 3, S, S]` fp32 in -1..=1 and a little beyond.
@@ -449,7 +453,8 @@ impl Generator {
             Decode::Whole | Decode::Auto => vae.decode(&latents),
             Decode::Sliced => vae.decode_sliced(&latents),
             Decode::Tiled => {
-                let each = (0..latents.size()[0]).map(|i| vae.decode_tiled(&latents.narrow(0, i, 1), self.config.tile_px));
+                let each =
+                    (0..latents.size()[0]).map(|i| vae.decode_tiled(&latents.narrow(0, i, 1), self.config.tile_px));
                 Tensor::cat(&each.collect::<Vec<_>>(), 0)
             }
         };

@@ -137,8 +137,7 @@ impl Study<'_> {
     fn pairs_of(&self, pictures: &HashSet<PathBuf>) -> Result<(Manifest, usize)> {
         let root = &self.synthetic.root;
         let journal = Journal::open(&root.join(super::export::JOURNAL))?;
-        let real: HashSet<String> =
-            pictures.iter().map(|path| super::export::sha256(path)).collect::<Result<_>>()?;
+        let real: HashSet<String> = pictures.iter().map(|path| super::export::sha256(path)).collect::<Result<_>>()?;
         let of_these: HashSet<String> = journal
             .records()
             .iter()
@@ -305,7 +304,9 @@ impl Report {
         };
         let groups = self.synthetic.iter().map(|c| c.group.as_str());
         let lines: Vec<Line> = groups
-            .flat_map(|group| arms.iter().filter_map(move |(arm, all)| Some((*arm, all.iter().find(|c| c.group == group)?))))
+            .flat_map(|group| {
+                arms.iter().filter_map(move |(arm, all)| Some((*arm, all.iter().find(|c| c.group == group)?)))
+            })
             .map(|(arm, c)| line(arm, c))
             .collect();
         plot::forest("Against real pictures alone", "difference in Dice", &lines)
@@ -319,7 +320,10 @@ struct Quiet<'a> {
 
 impl Observer for Quiet<'_> {
     fn on(&self, event: &Event) {
-        if matches!(event, Event::Warning(_) | Event::Started { .. } | Event::Advanced { .. } | Event::Finished | Event::Step(_)) {
+        if matches!(
+            event,
+            Event::Warning(_) | Event::Started { .. } | Event::Advanced { .. } | Event::Finished | Event::Step(_)
+        ) {
             self.inner.on(event);
         }
     }

@@ -7,8 +7,8 @@
 pub mod planned;
 pub mod planned_augment;
 
-use crate::augment::settings::AugmentConfig;
 use crate::augment::filter::Thresholds;
+use crate::augment::settings::AugmentConfig;
 use crate::nn::LoraConfig;
 use crate::segment::ModelConfig;
 use crate::segment::task::DataConfig;

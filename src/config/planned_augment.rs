@@ -34,13 +34,7 @@ impl AugmentRun {
     ///
     /// # Errors
     /// [`Error::Config`] for a precision that the machine does not have.
-    pub fn rehearse(
-        &self,
-        blueprint: &Blueprint,
-        prompts: usize,
-        machine: &Machine,
-        costs: bool,
-    ) -> Result<Rehearsed> {
+    pub fn rehearse(&self, blueprint: &Blueprint, prompts: usize, machine: &Machine, costs: bool) -> Result<Rehearsed> {
         if self.augment.precision == Precision::Bf16 && !machine.has_bf16() {
             let reason = format!("{} has no bf16", machine.offer().device);
             return Err(Error::config("augment.precision", reason, "set `augment.precision=fp16`"));
@@ -135,7 +129,12 @@ impl AugmentRun {
 
 /// Steps of a batch, and those that its plan runs.
 fn planned_steps(config: &AugmentConfig) -> Steps {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "step counts")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        clippy::cast_precision_loss,
+        reason = "step counts"
+    )]
     let run = ((config.steps as f64 * config.strength) as usize).clamp(1, config.steps);
     Steps { whole: run, shown: run.min(SHOWN_STEPS) }
 }
@@ -160,8 +159,10 @@ fn family_of(model: &str) -> &'static str {
 /// # Panics
 /// Never: plain values serialise.
 pub fn augment_toml(run: &AugmentRun, plan: &Plan) -> String {
-    let mut lines =
-        vec![format!("# prsmed preset --task augment for {} ({}).", plan.budget.device, plan.budget.bytes), "#".to_owned()];
+    let mut lines = vec![
+        format!("# prsmed preset --task augment for {} ({}).", plan.budget.device, plan.budget.bytes),
+        "#".to_owned(),
+    ];
     lines.extend(plan.table().lines().map(|line| format!("# {line}").trim_end().to_owned()));
     lines.push(String::new());
     lines.push(toml::to_string(run).expect("plain values serialise"));

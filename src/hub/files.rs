@@ -54,7 +54,8 @@ fn diffusers(files: &[RemoteFile], variant: &str) -> Vec<RemoteFile> {
     };
     for folder in &folders {
         let inside = in_folder(folder);
-        let base = |file: &RemoteFile| file.name.rsplit_once('/').map_or(file.name.clone(), |(_, name)| name.to_owned());
+        let base =
+            |file: &RemoteFile| file.name.rsplit_once('/').map_or(file.name.clone(), |(_, name)| name.to_owned());
         let bases: Vec<String> = inside.iter().map(|file| base(file)).collect();
         let names: Vec<&str> = bases.iter().map(String::as_str).collect();
         let weights = of_variant(&names, variant);
@@ -113,7 +114,9 @@ impl fmt::Display for Files<'_> {
             Self::All => write!(f, "files"),
             Self::Matching(patterns) => write!(f, "`{}`", patterns.join("`, `")),
             Self::Checkpoint => write!(f, "weights (`*.safetensors`, `*.bin`, `*.pth`)"),
-            Self::Diffusers(_) => write!(f, "a diffusers pipeline (`unet/*.safetensors`, `vae/`, `text_encoder/`, ...)"),
+            Self::Diffusers(_) => {
+                write!(f, "a diffusers pipeline (`unet/*.safetensors`, `vae/`, `text_encoder/`, ...)")
+            }
         }
     }
 }
@@ -183,7 +186,8 @@ mod tests {
             "safety_checker/model.safetensors",
             "tokenizer/merges.txt",
         ];
-        let rest = ["vae/config.json", "vae/diffusion_pytorch_model.safetensors", "tokenizer/merges.txt", "model_index.json"];
+        let rest =
+            ["vae/config.json", "vae/diffusion_pytorch_model.safetensors", "tokenizer/merges.txt", "model_index.json"];
         let chosen = |unet: &str| {
             let unet = format!("unet/diffusion_pytorch_model{unet}.safetensors");
             let head = ["unet/config.json".to_owned(), unet].into_iter();

@@ -94,8 +94,7 @@ pub fn fit(recipe: &Recipe, manifest: &Arc<Manifest>, folder: &Path, around: Sur
     std::fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
     let resume = readable_folder(&folder.join("last")).ok();
     let assembly = assemble(recipe, manifest, resume.as_deref(), around)?;
-    let task =
-        SegmentTask::new(assembly, manifest, recipe.train.clone(), recipe.data.clone(), recipe.text.clone())?;
+    let task = SegmentTask::new(assembly, manifest, recipe.train.clone(), recipe.data.clone(), recipe.text.clone())?;
     if resume.is_none() {
         guard::guard(|| task.calibrate())?;
     }

@@ -195,8 +195,7 @@ fn held_latents_agree() {
 
 #[test]
 fn controlnet_agrees() {
-    let batch =
-        |expected: &Archive, noise| Batch { control: Some(expected.read("control").unwrap()), ..plain(noise) };
+    let batch = |expected: &Archive, noise| Batch { control: Some(expected.read("control").unwrap()), ..plain(noise) };
     compare("controlnet", Mode::MaskToImage, batch, false);
 }
 

@@ -91,9 +91,8 @@ fn published_sizes_are_planned_for_cards() {
         sources.resolve_as::<AugmentRun>().unwrap().config
     };
     let machine = |name: &str| Machine::named(name).unwrap();
-    let plan = |run: &AugmentRun, card: &str| -> Plan {
-        run.plan(&run.planned_blueprint().unwrap(), &machine(card)).unwrap()
-    };
+    let plan =
+        |run: &AugmentRun, card: &str| -> Plan { run.plan(&run.planned_blueprint().unwrap(), &machine(card)).unwrap() };
     let peak = |sets: &[&str]| plan(&run(sets), "24gb").device_peak;
     let [one, four] = ["augment.batch=1", "augment.batch=4"].map(|batch| peak(&[batch, "augment.model=random:sdxl"]));
     assert!(one < four, "{one} {four}");

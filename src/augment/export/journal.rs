@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 
 use super::record::Record;
 use crate::error::{Error, Result};
+use crate::tensor::weights::write_bytes;
 
 /// The journal of a data root.
 #[derive(Debug)]
@@ -96,6 +97,21 @@ impl Journal {
         if record.accepted != record.reason.is_empty() {
             return bad("a reason belongs to rejected pairs, and to each of them".to_owned());
         }
+        Ok(())
+    }
+
+    /// Puts `records` in the place of all lines, atomically.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub(super) fn replace(&mut self, records: Vec<Record>) -> Result<()> {
+        let mut bytes = Vec::new();
+        for record in &records {
+            serde_json::to_writer(&mut bytes, record).map_err(|error| Error::io(&self.path, "write")(error.into()))?;
+            bytes.push(b'\n');
+        }
+        write_bytes(&self.path, &bytes)?;
+        *self = Self::open(&self.path)?;
         Ok(())
     }
 

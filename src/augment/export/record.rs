@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::augment::donor::Transform;
-use crate::augment::mode::{Mode, Paste};
+use crate::augment::settings::{Mode, Paste};
 
 /// An adapter that took part.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

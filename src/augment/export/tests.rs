@@ -6,7 +6,7 @@ use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
-use crate::augment::mode::Paste;
+use crate::augment::settings::Paste;
 use crate::data::check::check;
 use crate::data::manifest::Manifest;
 use crate::data::phantom::{PhantomOptions, generate};

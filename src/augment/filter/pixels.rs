@@ -5,8 +5,9 @@
 
 use image::{GrayImage, Rgb, RgbImage};
 
-use super::verdict::{Spread, Thresholds, Verdict, quantile};
+use super::verdict::{Spread, Thresholds, Verdict};
 use crate::augment::hold::{Hold, squared_distances};
+use crate::metrics::neighbours::quantile;
 
 /// Brightness of each pixel, row by row.
 pub fn luma(picture: &RgbImage) -> Vec<f32> {

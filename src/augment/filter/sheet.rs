@@ -3,9 +3,13 @@
 use image::{GrayImage, RgbImage};
 
 use super::verdict::Verdict;
+use crate::augment::export::Export;
+use crate::data::decode;
 use crate::data::image::foreground;
-use crate::data::picture::{Tile, overlay, sheet};
+use crate::data::picture::{self, Tile, overlay, sheet};
 use crate::error::Result;
+use crate::segment::task::spread;
+use std::path::Path;
 
 /// One line of a contact sheet.
 #[derive(Debug, Clone, Copy)]
@@ -42,6 +46,47 @@ pub fn contact_sheet(items: &[Item], title: &str) -> Result<RgbImage> {
         tiles.push(Tile { image: outlined(item.result)?, caption: "label in the result".to_owned() });
     }
     Ok(sheet(&tiles, 4, title))
+}
+
+/// A pair as a preview shows it: name, source, label, result, verdict.
+pub type Shown = (String, RgbImage, GrayImage, RgbImage, Verdict);
+
+/// Writes a sheet of `pairs`.
+///
+/// # Errors
+/// [`crate::Error::Shape`] as [`contact_sheet`]; [`crate::Error::Io`].
+pub fn save(pairs: &[Shown], title: &str, path: &Path) -> Result<()> {
+    let items: Vec<Item> = pairs
+        .iter()
+        .map(|(name, source, mask, result, verdict)| Item { name, source, mask, result, verdict })
+        .collect();
+    picture::save(&contact_sheet(&items, title)?.into(), path)
+}
+
+/// Pairs on the sheet of a data root.
+const SHOWN: usize = 16;
+
+/// Writes a sheet of pairs spread over a data root, accepted and rejected.
+///
+/// # Errors
+/// [`crate::Error::Data`] for a picture that cannot be read; as [`save`].
+pub fn of_root(export: &Export, path: &Path) -> Result<()> {
+    let records = export.journal().records();
+    let mut shown = Vec::new();
+    for i in spread((0..records.len()).collect(), SHOWN) {
+        let record = &records[i];
+        let (image, mask) = export.paths(record);
+        let source = decode::picture(&record.source_image)?.to_rgb8();
+        let result = decode::picture(&image)?.to_rgb8();
+        let reasons = record.reason.split("; ").filter(|reason| !reason.is_empty()).map(str::to_owned).collect();
+        let verdict = Verdict { scores: record.scores.clone(), accepted: record.accepted, reasons };
+        shown.push((record.name.clone(), source, foreground(&decode::mask(&mask)?), result, verdict));
+    }
+    if shown.is_empty() {
+        return Ok(());
+    }
+    let accepted = records.iter().filter(|record| record.accepted).count();
+    save(&shown, &format!("{} of {} pairs, {accepted} accepted in all", shown.len(), records.len()), path)
 }
 
 /// The verdict as a caption: the reasons when rejected, else the first scores.

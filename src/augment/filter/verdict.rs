@@ -156,21 +156,6 @@ impl Spread {
     }
 }
 
-/// The value below which this part of the values lies (between neighbours: linear); `None` without finite values.
-#[expect(
-    clippy::cast_precision_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "an index below the number of values"
-)]
-pub fn quantile(values: &[f64], part: f64) -> Option<f64> {
-    let mut values: Vec<f64> = values.iter().copied().filter(|value| value.is_finite()).collect();
-    values.sort_by(f64::total_cmp);
-    let at = part.clamp(0.0, 1.0) * (values.len().checked_sub(1)?) as f64;
-    let (low, high) = (values[at.floor() as usize], values[at.ceil() as usize]);
-    Some(low + (high - low) * at.fract())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -194,15 +179,6 @@ mod tests {
         let mut alone = Verdict::new();
         alone.within("median", 9.0, &Spread::of(&[1.0, 1.0]), 3.0);
         assert!(alone.accepted, "two values are no spread");
-    }
-
-    #[test]
-    fn quantiles_lie_between_neighbours() {
-        let values = [3.0, 1.0, f64::NAN, 2.0];
-        assert_eq!(quantile(&values, 0.0), Some(1.0));
-        assert_eq!(quantile(&values, 0.75), Some(2.5));
-        assert_eq!(quantile(&values, 1.0), Some(3.0));
-        assert_eq!(quantile(&[f64::NAN], 0.5), None);
     }
 
     #[test]
