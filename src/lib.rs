@@ -53,6 +53,6 @@ pub mod plan;
 
 pub mod config;
 
-// pub mod cli;
+pub mod cli;
 
 pub use error::{Error, Result};

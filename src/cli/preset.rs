@@ -141,7 +141,9 @@ fn augment(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let toml = augment_toml(&fitted, &plan);
     context.output.line(&toml)?;
     context.progress.on(&Event::Note(plan.table()));
-    context.output.record(&json!({ "kind": "preset", "fits": true, "settings": fitted, "plan": plan, "toml": toml }))?;
+    context
+        .output
+        .record(&json!({ "kind": "preset", "fits": true, "settings": fitted, "plan": plan, "toml": toml }))?;
     Ok(Outcome::Done)
 }
 

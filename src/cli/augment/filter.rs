@@ -82,7 +82,9 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let judges = Judges::train(&real, &recipe, usize::from(args.folds), &folder, around)?;
     let judged = judges.judge(&real, &mut export, &thresholds, args.keep, around)?;
     context.output.line(told(&judged, &args.synthetic))?;
-    context.output.record(&json!({ "kind": "result", "out": args.synthetic, "judged": judged, "thresholds": thresholds }))?;
+    context
+        .output
+        .record(&json!({ "kind": "result", "out": args.synthetic, "judged": judged, "thresholds": thresholds }))?;
     Ok(Outcome::Done)
 }
 
@@ -109,7 +111,11 @@ fn thresholds(folder: &Path, sets: &[String]) -> Result<Thresholds> {
     for set in sets {
         let wrong = |reason: String| {
             let known: Vec<String> = values.keys().map(|key| format!("`{key}`")).collect();
-            Error::config("--threshold", reason, format!("write for example `dice_min=0.7`; there are {}", known.join(", ")))
+            Error::config(
+                "--threshold",
+                reason,
+                format!("write for example `dice_min=0.7`; there are {}", known.join(", ")),
+            )
         };
         let (key, value) = set.split_once('=').ok_or_else(|| wrong(format!("`{set}` is not `key=value`")))?;
         let number: f64 = value.parse().map_err(|_| wrong(format!("`{value}` is no number")))?;

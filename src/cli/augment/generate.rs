@@ -156,7 +156,11 @@ fn read_loras(specs: &[String], context: &Context) -> Result<(Adapters, Vec<Lora
         let (path, strength) = match spec.rsplit_once('=') {
             Some((path, number)) => {
                 let strength: f64 = number.parse().map_err(|_| {
-                    Error::config("--lora", format!("`{number}` is no strength"), "write for example `file.safetensors=0.8`")
+                    Error::config(
+                        "--lora",
+                        format!("`{number}` is no strength"),
+                        "write for example `file.safetensors=0.8`",
+                    )
                 })?;
                 (path, strength)
             }
@@ -165,7 +169,7 @@ fn read_loras(specs: &[String], context: &Context) -> Result<(Adapters, Vec<Lora
         let file = context.locate(path)?;
         let sum = if file.is_file() { sha256(&file)? } else { String::new() };
         adapters.push((lora::read(&file)?, strength));
-        uses.push(LoraUse { file: path.to_owned(), sha256: sum, strength });
+        uses.push(LoraUse { name: path.to_owned(), sha256: sum, scale: strength });
     }
     Ok((adapters, uses))
 }
