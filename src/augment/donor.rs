@@ -25,10 +25,10 @@ pub struct Bank {
 }
 
 impl Bank {
-    /// The masks of all `train` rows, each once.
+    /// The masks of all `train` rows of real pictures, each once.
     pub fn new<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Self {
         let mut masks: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
-        for row in rows.into_iter().filter(|row| row.split == Split::Train) {
+        for row in rows.into_iter().filter(|row| row.split == Split::Train && !row.synthetic) {
             masks.entry(row.modality.clone()).or_default().push(row.mask_path.clone());
         }
         for paths in masks.values_mut() {
@@ -438,6 +438,7 @@ mod tests {
                 answer: words(),
                 position: None,
                 split,
+                synthetic: false,
             }
         };
         let rows = [
@@ -446,6 +447,7 @@ mod tests {
             row("b.png", "ct", Split::Train),
             row("c.png", "ct", Split::Test),
             row("d.png", "us", Split::Train),
+            Row { synthetic: true, ..row("e.png", "ct", Split::Train) },
         ];
         let bank = Bank::new(&rows);
         assert_eq!((bank.len("ct"), bank.len("us"), bank.len("xr")), (2, 1, 0));

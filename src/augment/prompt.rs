@@ -343,6 +343,7 @@ mod tests {
             answer: answer.to_owned(),
             position: position.map(str::to_owned),
             split: Split::Train,
+            synthetic: false,
         }
     }
 

@@ -120,6 +120,7 @@ fn positions_come_from_the_row_or_the_mask() {
         answer: answer.to_owned(),
         position: position.map(str::to_owned),
         split: Split::Train,
+        synthetic: false,
     };
     let at = |row: &Row| texts_of_row(row, &mask).unwrap().position;
     assert_eq!(at(&row("x", Some("center"))), "center");
@@ -240,11 +241,17 @@ fn foreign_roots_and_wrong_sizes_are_refused_and_jpeg_masks_become_png() {
     let (_, written) = export.paths(&record(0, "ct", true));
     assert!(fs::read(&written).unwrap().starts_with(b"\x89PNG"));
     assert_eq!(decode::mask(&written).unwrap(), decode::mask(&path).unwrap());
+    // A PNG that our encoder would write in another way.
+    let path = folder.path().join("m.png");
+    RgbImage::from_fn(32, 24, |x, _| image::Rgb([u8::from(x > 15) * 255; 3])).save(&path).unwrap();
+    export.write(&picture, MaskSource::Unchanged(&path), record(2, "ct", true)).unwrap();
+    let (_, written) = export.paths(&record(2, "ct", true));
+    assert_eq!(fs::read(&written).unwrap(), fs::read(&path).unwrap(), "copied byte for byte");
     // A class that has nothing left loses its file.
     fs::create_dir_all(root.join("annotations")).unwrap();
     fs::write(root.join("annotations/us.csv"), "old").unwrap();
     export.write(&picture, MaskSource::Made(&GrayImage::new(32, 24)), record(1, "us", false)).unwrap();
-    assert_eq!(export.write_annotations().unwrap(), 1);
+    assert_eq!(export.write_annotations().unwrap(), 2);
     assert!(!root.join("annotations/us.csv").exists());
     assert!(root.join("rejected/us").join(format!("{}_mask.png", record(1, "us", false).name)).exists());
 }

@@ -59,13 +59,13 @@ impl Thresholds {
             ("cosine_quantile", self.cosine_quantile),
         ] {
             if !(0.0..=1.0).contains(&value) {
-                let key = format!("augment.filter.{key}");
+                let key = format!("filter.{key}");
                 return Err(Error::config(key, format!("{value} is out of range"), "give a number from 0 to 1"));
             }
         }
         if !(self.sigma > 0.0 && self.sigma.is_finite()) {
             let reason = format!("{} is out of range", self.sigma);
-            return Err(Error::config("augment.filter.sigma", reason, "give a positive number, for example 3"));
+            return Err(Error::config("filter.sigma", reason, "give a positive number, for example 3"));
         }
         Ok(())
     }
