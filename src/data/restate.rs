@@ -385,8 +385,11 @@ impl Change<'_> {
         if new.position.row == place::Row::Center {
             let stop = text[end..].find('.').map_or(text.len(), |at| end + at + 1);
             let begin = text[..start].rfind(". ").map(|at| at + 1).ok_or_else(refused)?;
+            let tail = text[end..stop].trim_end_matches('.');
+            let is_plain = tail.chars().all(|c| c.is_alphabetic() || " -".contains(c))
+                && ![" and ", " but "].iter().any(|more| tail.contains(more));
             return match text[begin..start].trim() {
-                "It is" => Ok(Some((begin..stop, String::new()))),
+                "It is" if is_plain => Ok(Some((begin..stop, String::new()))),
                 _ => Err(refused()),
             };
         }

@@ -155,6 +155,9 @@ fn closeness_shares_and_counts_follow() {
     assert!(told_place(&text("far from"), &near, &far).is_err(), "not true of the old mask");
     let middle = told_place(&text("close to"), &near, &blocks(14, &[(38, 38)]));
     assert_eq!(middle, Ok("It is in the center of the image.".into()));
+    let longer =
+        text("close to").replace("middle of the image", "middle of the image and covers about 1% of the image");
+    assert!(told_place(&longer, &near, &blocks(14, &[(38, 38)])).is_err(), "more would go with the sentence");
 
     let share = "It lies in the upper left part of the image and covers about 1% of the image.";
     let large = blocks(25, &[(1, 1)]);
