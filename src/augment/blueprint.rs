@@ -12,6 +12,7 @@ use crate::tensor::weights::Archive;
 use crate::{Error, Result};
 use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
+use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 /// Sizes and rules of a generator, without weights.
@@ -194,7 +195,11 @@ impl Blueprint {
                 digest_file(&file, &mut hash)?;
             }
         }
-        Ok(hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect())
+        let mut digits = String::new();
+        for byte in hash.finalize().iter().take(16) {
+            let _ = write!(digits, "{byte:02x}");
+        }
+        Ok(digits)
     }
 
     fn parts(&self) -> Vec<Part> {

@@ -28,7 +28,7 @@ use super::hold::is_grey;
 use super::settings::Mode;
 use crate::data::decode;
 use crate::data::image::foreground;
-use crate::data::manifest::{Row, Split};
+use crate::data::manifest::{Manifest, Row, Split};
 use crate::data::position;
 use crate::data::templates::{self, Templates, Words};
 use crate::error::{Error, Result};
@@ -82,8 +82,8 @@ impl Export {
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Data`] when files of a pair are nowhere.
-    pub fn revise(&mut self, records: Vec<Record>) -> Result<()> {
-        for record in &records {
+    pub fn revise(&mut self, records: &[Record]) -> Result<()> {
+        for record in records {
             let (image, mask) = self.paths(record);
             let (old_image, old_mask) = self.paths(&Record { accepted: !record.accepted, ..record.clone() });
             for (path, old) in [(image, old_image), (mask, old_mask)] {
@@ -168,6 +168,40 @@ impl Export {
         }
         Ok(rows)
     }
+}
+
+/// Takes out synthetic rows of `manifest` whose source is now a picture of `val` or `test` (a `val` that was cut from the
+/// training rows, for example), as far as the manifests of their data roots say it; returns their number.
+///
+/// # Errors
+/// [`Error::Io`]; [`Error::Data`] for a damaged manifest.
+pub fn drop_pairs_of_held_out(manifest: &mut Manifest) -> Result<usize> {
+    let roots: BTreeSet<PathBuf> = manifest
+        .synthetic_rows()
+        .into_iter()
+        .filter_map(|row| Some(manifest.rows[row].mask_path.ancestors().nth(3)?.join(JOURNAL)))
+        .filter(|journal| journal.exists())
+        .collect();
+    if roots.is_empty() {
+        return Ok(0);
+    }
+    let held_out: BTreeSet<&Path> = manifest
+        .rows
+        .iter()
+        .filter(|row| !row.synthetic && row.split != Split::Train)
+        .map(|row| row.image_path.as_path())
+        .collect();
+    let sums: BTreeSet<String> = held_out.into_iter().map(sha256).collect::<Result<_>>()?;
+    let mut leaking: BTreeSet<PathBuf> = BTreeSet::new();
+    for path in roots {
+        let root = path.parent().unwrap_or(&path).to_path_buf();
+        for record in Journal::open(&path)?.records().iter().filter(|record| sums.contains(&record.source_sha256)) {
+            leaking.insert(root.join(&record.class).join("train_masks").join(format!("{}.png", record.name)));
+        }
+    }
+    let before = manifest.rows.len();
+    manifest.rows.retain(|row| !row.synthetic || !leaking.contains(&row.mask_path));
+    Ok(before - manifest.rows.len())
 }
 
 /// The bytes of one annotation file and its number of rows.

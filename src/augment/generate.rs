@@ -98,7 +98,11 @@ pub struct Summary {
 #[derive(Debug)]
 struct Source<'a> {
     image: &'a Path,
+    /// SHA-256 of its file.
+    sha256: String,
     mask: &'a Path,
+    /// Other masks of the same picture: what a text compares the lesion with must stay too.
+    companions: Vec<&'a Path>,
     rows: Vec<&'a Row>,
 }
 
@@ -113,12 +117,21 @@ fn sources(manifest: &Manifest, limit: usize) -> Result<Vec<Source<'_>>> {
     let mut found: Vec<Source> = Vec::new();
     let mut places: HashMap<(&Path, &Path), usize> = HashMap::new();
     for row in manifest.rows.iter().filter(|row| row.split == Split::Train) {
-        let key = (row.image_path.as_path(), row.mask_path.as_path());
-        let place = *places.entry(key).or_insert_with(|| {
-            found.push(Source { image: &row.image_path, mask: &row.mask_path, rows: Vec::new() });
+        let (image, mask) = (row.image_path.as_path(), row.mask_path.as_path());
+        let place = *places.entry((image, mask)).or_insert_with(|| {
+            found.push(Source { image, sha256: String::new(), mask, companions: Vec::new(), rows: Vec::new() });
             found.len() - 1
         });
         found[place].rows.push(row);
+    }
+    let sums: Vec<String> = found.par_iter().map(|source| export::sha256(source.image)).collect::<Result<_>>()?;
+    let mut of_picture: HashMap<&str, Vec<&Path>> = HashMap::new();
+    for (source, sum) in found.iter().zip(&sums) {
+        of_picture.entry(sum).or_default().push(source.mask);
+    }
+    for (source, sum) in found.iter_mut().zip(&sums) {
+        source.companions = of_picture[sum.as_str()].iter().copied().filter(|mask| *mask != source.mask).collect();
+        source.sha256.clone_from(sum);
     }
     if limit > 0 {
         found.truncate(limit);
@@ -342,9 +355,10 @@ impl Generation<'_> {
             }
             let record = work.record(prepared, &verdict);
             let source = &work.sources[prepared.source];
-            let mask = match prepared.label_is_new {
-                false => MaskSource::Unchanged(source.mask),
-                true => MaskSource::Made(&prepared.label),
+            let mask = if prepared.label_is_new {
+                MaskSource::Made(&prepared.label)
+            } else {
+                MaskSource::Unchanged(source.mask)
             };
             export.write(&picture, mask, record)?;
             state.made += 1;
@@ -455,13 +469,14 @@ impl Work<'_> {
         match self.config.mode {
             Mode::KeepLesion => {
                 let field = field_of_view(&this.picture);
-                this.hold = Some(Hold::draw(&this.label, Some(&field), &this.frame, &options, &mut rng)?);
+                let kept = with_companions(&this.label, &source.companions)?;
+                this.hold = Some(Hold::draw(&kept, Some(&field), &this.frame, &options, &mut rng)?);
             }
             Mode::EditLesion => this.hold = Some(Hold::around(&this.label, &this.frame, &mut rng)?),
             Mode::InsertLesion => self.insert(source, &mut this, &mut rng)?,
             Mode::MaskToImage | Mode::Img2img => {}
         }
-        this.texts = self.texts_of(source, &this, &mut rng)?;
+        this.texts = texts_of(source, &this, &mut rng)?;
         Ok(this)
     }
 
@@ -471,8 +486,9 @@ impl Work<'_> {
         let (path, mask) = bank.draw(source.class(), source.mask, rng)?;
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let mut field = field_of_view(&this.picture);
-        // a new lesion next to the old one, not over it
-        for (valid, own) in field.iter_mut().zip(this.label.iter()) {
+        // a new lesion next to the old ones, not over them
+        let kept = with_companions(&this.label, &source.companions)?;
+        for (valid, own) in field.iter_mut().zip(kept.iter()) {
             if *own > 0 {
                 *valid = 0;
             }
@@ -489,26 +505,6 @@ impl Work<'_> {
             Err(reason) => this.failure = Some(reason),
         }
         Ok(())
-    }
-
-    fn texts_of(&self, source: &Source, this: &Prepared, rng: &mut rand_chacha::ChaCha8Rng) -> Result<Vec<Text>> {
-        if !this.label_is_new {
-            return source.rows.iter().map(|row| export::texts_of_row(row, &this.label)).collect();
-        }
-        let before = foreground(&decode::mask(source.mask)?);
-        let templates = Templates::embedded();
-        let prompts = Prompts::embedded();
-        let mut texts = Vec::new();
-        for row in &source.rows {
-            texts.push(match restate::restate(row, &before, &this.label, None) {
-                Ok(row) => export::texts_of_row(&row, &this.label)?,
-                Err(_) => {
-                    let words = prompts.words(row);
-                    export::texts_of_mask(row, &this.label, (&words.target, &words.image), &templates, rng)?
-                }
-            });
-        }
-        Ok(texts)
     }
 
     /// The picture at its own size with what was held, and what the filter says.
@@ -552,7 +548,7 @@ impl Work<'_> {
             name: export::name(source.image, config.mode, prepared.index as u64),
             class: source.class().to_owned(),
             source_image: source.image.to_path_buf(),
-            source_sha256: export::sha256(source.image).unwrap_or_default(),
+            source_sha256: source.sha256.clone(),
             mode: config.mode,
             paste: config.paste,
             model: config.model.clone(),
@@ -569,7 +565,7 @@ impl Work<'_> {
                 .and_then(|name| name.as_str().map(str::to_owned))
                 .unwrap_or_default(),
             donor: prepared.donor.as_ref().map(|placed| placed.donor.clone()),
-            mask_transform: prepared.donor.as_ref().map(|placed| placed.transform.clone()),
+            mask_transform: prepared.donor.as_ref().map(|placed| placed.transform),
             rim_px: hold.map_or(0.0, |hold| hold.rim_px),
             decoys: boxes.unwrap_or_default(),
             texts: prepared.texts.clone(),
@@ -578,6 +574,26 @@ impl Work<'_> {
             reason: verdict.reason(),
         }
     }
+}
+
+/// The rows of a pair: the source's own, or told of the new mask.
+fn texts_of(source: &Source, this: &Prepared, rng: &mut rand_chacha::ChaCha8Rng) -> Result<Vec<Text>> {
+    if !this.label_is_new {
+        return source.rows.iter().map(|row| export::texts_of_row(row, &this.label)).collect();
+    }
+    let before = foreground(&decode::mask(source.mask)?);
+    let templates = Templates::embedded();
+    let prompts = Prompts::embedded();
+    let mut texts = Vec::new();
+    for row in &source.rows {
+        texts.push(if let Ok(row) = restate::restate(row, &before, &this.label, None) {
+            export::texts_of_row(&row, &this.label)?
+        } else {
+            let words = prompts.words(row);
+            export::texts_of_mask(row, &this.label, (&words.target, &words.image), &templates, rng)?
+        });
+    }
+    Ok(texts)
 }
 
 fn stream(config: &AugmentConfig, purpose: &str, index: u64) -> rand_chacha::ChaCha8Rng {
@@ -619,6 +635,20 @@ struct Prepared {
     texts: Vec<Text>,
     /// Why it cannot become a pair.
     failure: Option<String>,
+}
+
+/// The label with other masks of the same picture; those of another size are left out.
+fn with_companions(label: &GrayImage, companions: &[&Path]) -> Result<GrayImage> {
+    let mut kept = label.clone();
+    for path in companions {
+        let other = foreground(&decode::mask(path)?);
+        if other.dimensions() == kept.dimensions() {
+            for (kept, other) in kept.iter_mut().zip(other.iter()) {
+                *kept = (*kept).max(*other);
+            }
+        }
+    }
+    Ok(kept)
 }
 
 /// `[3, h, w]` in -1..=1.

@@ -74,11 +74,14 @@ impl Place {
     }
 }
 
-/// Ids of `texts` for each text encoder, and the texts that were cut.
+/// Ids of texts: of each text encoder, of each text, [`crate::data::text::clip_bpe::CONTEXT`] each.
+pub type TextIds = Vec<Vec<Vec<i64>>>;
+
+/// Ids of `texts`, and the texts that were cut.
 ///
 /// # Errors
 /// What the tokenizer says.
-pub fn tokenize(tokenizers: &[ClipTokenizer], texts: &[String]) -> Result<(Vec<Vec<Vec<i64>>>, Vec<usize>)> {
+pub fn tokenize(tokenizers: &[ClipTokenizer], texts: &[String]) -> Result<(TextIds, Vec<usize>)> {
     let mut cut = Vec::new();
     let mut ids = vec![Vec::new(); tokenizers.len()];
     for (index, text) in texts.iter().enumerate() {
@@ -292,13 +295,12 @@ impl Generator {
         let noise = &batch.noise;
         let [b, _c, side, _] = dims(noise);
         let clean = batch.pixels.as_ref().map(|pixels| self.encode(pixels));
-        let masked = (self.blueprint.inpaints()).then(|| match (&batch.pixels, &batch.repaint) {
-            (Some(pixels), Some(repaint)) => {
+        let masked = (self.blueprint.inpaints()).then(|| {
+            if let (Some(pixels), Some(repaint)) = (&batch.pixels, &batch.repaint) {
                 let keep = 1.0 - repaint.upsample_nearest2d(size(pixels), None, None);
                 let latents = self.encode(&(pixels * keep));
                 Tensor::cat(&[&repaint.shallow_clone(), &latents], 1)
-            }
-            _ => {
+            } else {
                 let everything = Tensor::ones([b, 1, side, side], (Kind::Float, self.place.device));
                 let grey = Tensor::zeros(
                     [b, 3, self.config.image_size, self.config.image_size],
@@ -366,7 +368,8 @@ impl Generator {
             let pooled = stacked(&|e| e.pooled.as_ref().expect("all or none").shallow_clone());
             #[expect(clippy::cast_precision_loss, reason = "sides of pictures")]
             let side = self.config.image_size as f32;
-            let ids = Tensor::from_slice(&[side, side, 0.0, 0.0, side, side]).repeat([rows.len() as i64, 1]);
+            let ids = Tensor::from_slice(&[side, side, 0.0, 0.0, side, side])
+                .repeat([i64::try_from(rows.len()).expect("a small batch"), 1]);
             Added { pooled, time_ids: on(device, &ids) }
         });
         Conditioning { context, added }

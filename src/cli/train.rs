@@ -4,6 +4,7 @@ use super::data::RootArgs;
 use super::memory::ProfileArgs;
 use super::report::Outcome;
 use super::{Context, make_folder, plan, preset};
+use crate::augment::export;
 use crate::config::planned::remedies;
 use crate::config::{Resolved, RunConfig, Sources};
 use crate::data::manifest::Manifest;
@@ -12,9 +13,9 @@ use crate::event::{Event, Observer};
 use crate::plan::rehearse::Job;
 use crate::plan::report::{Machine, Plan};
 use crate::segment::Assembly;
-use crate::segment::setup::{self, Build, RunOverrides};
+use crate::segment::fit::{self, Recipe, Surroundings};
 use crate::segment::task::SegmentTask;
-use crate::tensor::weights::{readable_folder, verify_folder, write_bytes};
+use crate::tensor::weights::{readable_folder, write_bytes};
 use crate::tensor::{self, Device, ledger, memory};
 use crate::trainer::Checkpointing;
 use crate::trainer::run::Session;
@@ -100,7 +101,14 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let toml = resolved.to_toml();
     let config = resolved.config;
-    let assembly = build(&config, &manifest, resume_from.as_deref(), context).context("cannot set up the model")?;
+    let recipe = Recipe {
+        model: config.model.clone(),
+        lora: config.lora,
+        train: config.train.clone(),
+        data: config.data.clone(),
+        text: toml.clone(),
+    };
+    let assembly = build(&recipe, &manifest, resume_from.as_deref(), context).context("cannot set up the model")?;
     for warning in &assembly.warnings {
         context.progress.on(&Event::Warning(warning.clone()));
     }
@@ -134,6 +142,17 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         interrupt: &context.interrupt,
     };
     let outcome = trainer::run(&task, &session)?;
+    tell(&outcome, planned, profile.map(|profile| profile.out), args, context)
+}
+
+/// The run's result.
+fn tell(
+    outcome: &trainer::Outcome,
+    planned: Option<Plan>,
+    profile: Option<PathBuf>,
+    args: &Args,
+    context: &Context,
+) -> anyhow::Result<Outcome> {
     let peak = memory::overall_peak(tensor::default_device());
     #[expect(clippy::cast_precision_loss, reason = "counts are small")]
     let images_per_s = outcome.samples_now as f64 / outcome.train_seconds.max(1e-9);
@@ -156,7 +175,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         "memory": {
             "measured": measured()?,
             "planned": planned,
-            "profile": profile.map(|profile| profile.out),
+            "profile": profile,
         },
     }))?;
     Ok(Outcome::Done)
@@ -327,17 +346,6 @@ fn checkpoint_to_resume(args: &Args, context: &Context) -> Result<Option<PathBuf
     Ok(None)
 }
 
-/// Only `last/` is resumed from.
-fn suggest_best(error: Error) -> Error {
-    match error {
-        Error::Weights { path, reason, .. } => {
-            let hint = "put a copy of the run's `best/` in its place and resume from there, or copy it again";
-            Error::weights(path, reason, hint)
-        }
-        other => other,
-    }
-}
-
 fn read_data(args: &Args, config: &RunConfig, context: &Context) -> Result<Manifest> {
     let mut manifest = args.data.open_with_extra(&args.extra)?;
     if config.train.validate_every_epochs > 0
@@ -349,30 +357,21 @@ fn read_data(args: &Args, config: &RunConfig, context: &Context) -> Result<Manif
             cut.val_pictures, cut.pictures, cut.val_rows
         )));
     }
+    let left_out = export::drop_pairs_of_held_out(&mut manifest)?;
+    if left_out > 0 {
+        let text = format!("{left_out} synthetic rows are left out: their sources are validation or test pictures");
+        context.progress.on(&Event::Note(text));
+    }
     Ok(manifest)
 }
 
-fn build(config: &RunConfig, manifest: &Manifest, checkpoint: Option<&Path>, context: &Context) -> Result<Assembly> {
+fn build(recipe: &Recipe, manifest: &Manifest, checkpoint: Option<&Path>, context: &Context) -> Result<Assembly> {
     let locate = |spec: &str| context.locate(spec);
-    let build = Build {
+    let around = Surroundings {
         device: tensor::default_device(),
-        kind: config.train.precision.kind(),
-        seed: config.train.seed,
         locate: &locate,
-        allow_partial: false,
+        observer: context.progress.as_ref(),
+        interrupt: &context.interrupt,
     };
-    if let Some(folder) = checkpoint {
-        verify_folder(folder).map_err(suggest_best)?;
-        let assembly = setup::open(folder, &RunOverrides::default(), build)?;
-        if assembly.description.modalities != manifest.modalities {
-            let reason = format!(
-                "its classes are {:?}, the data has {:?}",
-                assembly.description.modalities, manifest.modalities
-            );
-            return Err(Error::weights(folder, reason, "resume with the data the run was started on"));
-        }
-        return Ok(assembly);
-    }
-    let texts: Vec<&str> = manifest.rows.iter().flat_map(|row| [row.question.as_str(), row.answer.as_str()]).collect();
-    setup::create(&config.model, config.lora, &manifest.modalities, &texts, build)
+    fit::assemble(recipe, manifest, checkpoint, around)
 }

@@ -57,8 +57,8 @@ impl AugmentRun {
         Ok(Plan::of(&self.rehearse(blueprint, PROMPTS, machine, true)?, machine))
     }
 
-    /// The largest batch, whole decoding where that fits, that leaves `headroom_frac` of the machine free: settings with
-    /// their plan, or `None` when nothing fits.
+    /// The fastest batch that leaves `headroom_frac` of the machine free, the smallest of those that are as fast; pictures
+    /// are decoded all at once where that fits, else one by one, else in tiles. `None` when nothing fits.
     ///
     /// # Errors
     /// As [`Self::rehearse`].
@@ -77,14 +77,19 @@ impl AugmentRun {
                 continue;
             }
             let largest = search::largest(1..=MOST, |batch| Ok(fits(&with(batch, decode), false)?.is_some()))?;
-            let Some(batch) = largest else { continue };
-            // decoding all at once is faster where it costs nothing
-            for decode in [Decode::Whole, decode] {
-                let run = with(batch, decode);
-                if let Some(plan) = fits(&run, true)? {
-                    return Ok(Some((run, plan)));
+            let Some(largest) = largest else { continue };
+            let mut found = Vec::new();
+            let sizes = std::iter::successors(Some(1), |size| Some(size * 2)).take_while(|&size| size < largest);
+            for batch in sizes.chain([largest]) {
+                for decode in [Decode::Whole, decode] {
+                    let run = with(batch, decode);
+                    if let Some(plan) = fits(&run, true)? {
+                        found.push((run, plan));
+                        break;
+                    }
                 }
             }
+            return Ok(as_fast_as_the_fastest(found));
         }
         Ok(None)
     }
@@ -125,6 +130,18 @@ impl AugmentRun {
         found.sort_by_key(|remedy| (!remedy.keeps_results, std::cmp::Reverse(remedy.saves)));
         found
     }
+}
+
+/// The first whose time for a picture is at most 2 % above the best; without times the last, the largest batch.
+fn as_fast_as_the_fastest(found: Vec<(AugmentRun, Plan)>) -> Option<(AugmentRun, Plan)> {
+    #[expect(clippy::cast_precision_loss, reason = "batch sizes")]
+    let seconds = |(run, plan): &(AugmentRun, Plan)| plan.time.map(|time| time.seconds / run.augment.batch as f64);
+    let best = found.iter().filter_map(seconds).min_by(f64::total_cmp);
+    let chosen = match best {
+        Some(best) => found.iter().position(|candidate| seconds(candidate).is_some_and(|s| s <= best * 1.02))?,
+        None => found.len().checked_sub(1)?,
+    };
+    found.into_iter().nth(chosen)
 }
 
 /// Steps of a batch, and those that its plan runs.

@@ -59,7 +59,7 @@ fn diffusers(files: &[RemoteFile], variant: &str) -> Vec<RemoteFile> {
         let bases: Vec<String> = inside.iter().map(|file| base(file)).collect();
         let names: Vec<&str> = bases.iter().map(String::as_str).collect();
         let weights = of_variant(&names, variant);
-        let wanted = |name: &str| weights.contains(&name) || name.ends_with(".json");
+        let wanted = |name: &str| weights.contains(&name) || matches("*.json", name);
         chosen.extend(inside.iter().zip(&bases).filter(|(_, name)| wanted(name)).map(|(file, _)| (*file).clone()));
     }
     if !chosen.iter().any(|file| file.name.ends_with(".safetensors")) {

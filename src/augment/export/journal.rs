@@ -104,9 +104,9 @@ impl Journal {
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub(super) fn replace(&mut self, records: Vec<Record>) -> Result<()> {
+    pub(super) fn replace(&mut self, records: &[Record]) -> Result<()> {
         let mut bytes = Vec::new();
-        for record in &records {
+        for record in records {
             serde_json::to_writer(&mut bytes, record).map_err(|error| Error::io(&self.path, "write")(error.into()))?;
             bytes.push(b'\n');
         }

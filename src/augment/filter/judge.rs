@@ -33,6 +33,8 @@ use std::sync::atomic::Ordering;
 const FOLDS: &str = "folds.json";
 /// Neighbours whose mean distance counts.
 const NEIGHBOURS: i64 = 5;
+/// Fewer real pictures of a class than this have no distances worth a limit.
+const LEAST: usize = 6;
 /// Part of the label's equivalent diameter around it that may be segmented too without counting as outside.
 const MARGIN_FRAC: f64 = 0.1;
 /// Names of the scores of this file; a second run replaces them.
@@ -169,7 +171,7 @@ impl Judges {
         }
         around.observer.on(&Event::Finished);
         drop_the_easiest(&mut records, &agreement, thresholds, keep);
-        export.revise(records)?;
+        export.revise(&records)?;
         let rows = export.write_annotations()?;
         sheet::of_root(export, &export.root().join(crate::augment::generate::SHEET))?;
         let all: Vec<f64> = agreement.into_values().flatten().collect();
@@ -356,7 +358,7 @@ fn nearness(
             .iter()
             .filter(|row| row.split == Split::Train && row.modality == class && seen.insert(&row.mask_path))
             .collect();
-        if rows.len() as i64 <= NEIGHBOURS {
+        if rows.len() < LEAST {
             continue;
         }
         let pairs = rows.iter().map(|row| (row.image_path.clone(), row.mask_path.clone())).collect::<Vec<_>>();

@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
   prsmed augment filter --data-root data --synthetic data-new --preset gpu-24gb
   prsmed augment filter --data-root data --synthetic data-new --judges judges --keep 300
   prsmed augment filter --data-root data --synthetic data-new --threshold dice_min=0.7")]
-pub(super) struct Args {
+pub(in crate::cli) struct Args {
     #[command(flatten)]
     data: RootArgs,
     /// Data root of synthetic pairs

@@ -36,7 +36,7 @@ use std::path::PathBuf;
   prsmed augment generate --data-root data --out data-new --model hub:stabilityai/stable-diffusion-xl-base-1.0
   prsmed augment generate --data-root data --out data-new --model sd15/ --lora polyps.safetensors --set augment.image_size=512
   prsmed augment generate --data-root phantoms --out more --preset tiny --per-image 2 --limit 20")]
-pub(super) struct Args {
+pub(in crate::cli) struct Args {
     #[command(flatten)]
     data: RootArgs,
     /// The new data root

@@ -26,7 +26,7 @@ use std::path::{Path, PathBuf};
   prsmed augment quality --data-root data --synthetic data-new
   prsmed augment quality --data-root data --synthetic data-new --inception pt_inception-2015-12-05-6726825d.pth
   prsmed augment quality --data-root data --synthetic data-new --run runs/a")]
-pub(super) struct Args {
+pub(in crate::cli) struct Args {
     #[command(flatten)]
     data: RootArgs,
     /// Data root of synthetic pairs

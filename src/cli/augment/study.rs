@@ -26,7 +26,7 @@ use std::path::PathBuf;
 #[command(after_help = "Examples:
   prsmed augment study --data-root data --extra data-new --out study --preset gpu-24gb --limit-real 100
   prsmed augment study --data-root phantoms --extra more --out study --preset tiny --steps 200 --limit-real 60")]
-pub(super) struct Args {
+pub(in crate::cli) struct Args {
     #[command(flatten)]
     data: RootArgs,
     /// Data root of synthetic pairs, made by `prsmed augment generate` from the same data root
