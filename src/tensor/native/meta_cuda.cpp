@@ -29,6 +29,7 @@
 #include <ATen/ops/sum_meta_dispatch.h>
 #include <ATen/ops/upsample_bilinear2d_backward_meta_dispatch.h>
 #include <ATen/ops/upsample_bilinear2d_meta_dispatch.h>
+#include <ATen/ops/upsample_nearest2d_meta_dispatch.h>
 
 #include <unordered_set>
 
@@ -312,6 +313,12 @@ Tensor bilinear(const Tensor& x, c10::SymIntArrayRef size, bool corners, std::op
                 std::optional<double> sw) {
   return at::meta::upsample_bilinear2d(x, C10_AS_INTARRAYREF_SLOW(size), corners, sh, sw);
 }
+// cuda/UpSampleNearest2d.cu: a channels-last input stays one, others are made contiguous
+Tensor nearest(const Tensor& x, c10::SymIntArrayRef size, std::optional<double> sh, std::optional<double> sw) {
+  auto out = at::meta::upsample_nearest2d(x, C10_AS_INTARRAYREF_SLOW(size), sh, sw);
+  auto xc = x.contiguous(out.suggest_memory_format());
+  return out;
+}
 Tensor bilinear_backward(const Tensor& g, c10::SymIntArrayRef size, c10::SymIntArrayRef from, bool corners,
                          std::optional<double> sh, std::optional<double> sw) {
   auto dx = at::meta::upsample_bilinear2d_backward(g, C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(from),
@@ -503,6 +510,7 @@ void install(torch::Library& m) {
   both<&convolution>(m, "convolution");
   both<&convolution_backward>(m, "convolution_backward");
   both<&mean>(m, "mean.dim");
+  both<&nearest>(m, "upsample_nearest2d");
   both<&bilinear>(m, "upsample_bilinear2d");
   both<&bilinear_backward>(m, "upsample_bilinear2d_backward");
   both<&index_add_>(m, "index_add_");

@@ -1,6 +1,11 @@
 //! Every operator that a job of the product runs has a case.
 
 use super::*;
+use prsmed::augment::blueprint::Blueprint;
+use prsmed::augment::rehearsal::Rehearsal as Generation;
+use prsmed::augment::settings::Mode;
+use prsmed::config::AugmentRun;
+use prsmed::plan::rehearse::Steps;
 
 /// Settings that together run all code of the models.
 const VARIANTS: [(&str, &[&str]); 9] = [
@@ -48,14 +53,43 @@ fn of_product() -> BTreeSet<String> {
     names
 }
 
+/// Generators whose code differs, with settings that differ.
+fn of_generation() -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    for family in ["tiny", "tiny-sdxl"] {
+        for sets in [
+            &["augment.mode=keep_lesion", "augment.sampler=euler", "augment.decode=tiled"][..],
+            &["augment.mode=mask_to_image", "augment.sampler=ddim", "augment.decode=whole", "augment.precision=bf16"],
+            &["augment.mode=img2img", "augment.sampler=dpm++2m", "augment.decode=sliced", "augment.precision=fp16"],
+        ] {
+            let all = sets.iter().chain(&["augment.image_size=128", "augment.batch=2"]);
+            let pairs = all.map(|set| ((*set).to_owned(), "--set".to_owned())).collect();
+            let sources = Sources { preset: Some("tiny".into()), sets: pairs, ..Sources::default() };
+            let config = sources.resolve_as::<AugmentRun>().unwrap().config.augment;
+            for channels in [4, 9] {
+                let mut blueprint = Blueprint::random(family, config.mode == Mode::MaskToImage).unwrap();
+                blueprint.unet.in_channels = channels;
+                let generation = Generation { config: &config, blueprint: &blueprint, prompts: 2, device: META };
+                let steps = Steps { whole: config.steps, shown: config.steps };
+                let walk = rehearse::plan_walk(Job::Augment, steps, Target::Cpu, true, |begin| generation.walk(begin));
+                names.append(&mut working(&walk.unwrap().trace, 0, 0));
+            }
+        }
+    }
+    names
+}
+
 #[test]
 fn every_operator_of_the_product_has_a_case() {
     let _alone = ready();
     let cases = cases();
     let named: BTreeSet<&str> = cases.iter().map(|case| case.op).collect();
     let seen: BTreeSet<String> = cases.iter().flat_map(|case| planned(case).1).collect();
-    let product = of_product();
+    let mut product = of_product();
     assert!(product.len() > 80, "{product:?}");
+    let mut generation = of_generation();
+    assert!(generation.contains("aten::native_group_norm"), "{generation:?}");
+    product.append(&mut generation);
     // what only the backward pass of another operator runs, and what the engine does between operators
     let inside = |name: &str| name.contains("backward") || name.starts_with("autograd::");
     let missing: Vec<&String> = product

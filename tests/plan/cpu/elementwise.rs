@@ -15,10 +15,25 @@ fn unary(op: &'static str, what: &str, f: fn(&Tensor) -> Tensor) -> Vec<Case> {
     cases
 }
 
+/// As generation runs it: nothing is trained.
+fn without_graph(op: &'static str, f: fn(&Tensor) -> Tensor) -> Vec<Case> {
+    let each = FLOATS.into_iter().flat_map(|kind| LAYOUTS.map(|layout| (kind, layout)));
+    each.map(|(kind, layout)| {
+        case(op, format!("{kind:?} {layout:?}"), move |on| {
+            let (xs, _) = laid(layout, kind, on);
+            plain(move || f(&xs))
+        })
+    })
+    .collect()
+}
+
 fn functions() -> Vec<Case> {
     let groups = [
         unary("aten::abs", "", Tensor::abs),
         unary("aten::abs", "in place", |xs| (xs * 2.0).abs_()),
+        without_graph("aten::clamp", |xs| xs.clamp(0.0, 255.0)),
+        without_graph("aten::round", Tensor::round),
+        without_graph("aten::cumprod", |xs| xs.cumprod(-1, xs.kind())),
         unary("aten::cos", "", Tensor::cos),
         unary("aten::sin", "", Tensor::sin),
         unary("aten::exp", "", Tensor::exp),

@@ -13,6 +13,7 @@ fn new_tensors() -> Vec<Case> {
         made("aten::arange", "with steps", |on| Tensor::arange_start_step(0, 64, 2, (Kind::Int64, on))),
         made("aten::linspace", "fp32", |on| Tensor::linspace(0.0, 1.0, 300, (FP32, on))),
         made("aten::linspace", "on the host", |_| Tensor::linspace(0.0, 1.0, 300, (FP32, Device::Cpu))),
+        made("aten::randn", "fp32", |on| Tensor::randn([1, 4, 16, 16], (FP32, on))),
         made("aten::ones", "bools", |on| Tensor::ones([64, 64], (Kind::Bool, on))),
         made("aten::zero_", "of none", |on| Tensor::zeros([0, 64], (FP32, on))),
     ];

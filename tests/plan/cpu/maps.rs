@@ -103,6 +103,40 @@ fn map_norms() -> Vec<Case> {
     cases
 }
 
+/// Norms over groups of channels: the forward pass alone, as generation runs it.
+fn group_norms() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (kind, last) in FLOATS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
+        for size in [[3, 32, 15, 15], [1, 16, 64, 64], [2, 64, 1, 1]] {
+            let channels = size[1];
+            cases.push(case(
+                "aten::native_group_norm",
+                format!("{size:?} {kind:?}, channels last {last}"),
+                move |on| {
+                    let (xs, _) = map(size, last, kind, on);
+                    let [w, b] = [0; 2].map(|_| zeros(&[channels], kind, on));
+                    plain(move || xs.group_norm(8, Some(&w), Some(&b), 1e-5, true))
+                },
+            ));
+        }
+    }
+    cases
+}
+
+fn nearest() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (kind, last) in FLOATS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {
+        for scale in [2, 8] {
+            let what = format!("by {scale} {kind:?}, channels last {last}");
+            cases.push(case("aten::upsample_nearest2d", what, move |on| {
+                let (xs, _) = map([2, 16, 9, 8], last, kind, on);
+                plain(move || xs.upsample_nearest2d([9 * scale, 8 * scale], None, None))
+            }));
+        }
+    }
+    cases
+}
+
 fn layer_norms() -> Vec<Case> {
     let mut cases = Vec::new();
     for (kind, layout) in FLOATS.into_iter().flat_map(|kind| LAYOUTS.map(|layout| (kind, layout))) {
@@ -164,5 +198,5 @@ fn sizes() -> Vec<Case> {
 }
 
 pub(super) fn cases() -> Vec<Case> {
-    [convolutions(), map_norms(), layer_norms(), sizes()].into_iter().flatten().collect()
+    [convolutions(), map_norms(), group_norms(), layer_norms(), nearest(), sizes()].into_iter().flatten().collect()
 }
