@@ -176,8 +176,9 @@ impl ClipText {
         }
         let last = self.final_layer_norm.forward(&xs);
         let pooled = self.text_projection.as_ref().map(|projection| {
-            let place = self.end(ids).view([-1, 1, 1]).expand([-1, 1, last.size()[2]], false);
-            projection.forward(&last.gather(1, &place, false).squeeze_dim(1), false)
+            let [b, t, d] = dims(&last);
+            let firsts = Tensor::arange(b, (Kind::Int64, last.device())) * t;
+            projection.forward(&last.reshape([b * t, d]).index_select(0, &(self.end(ids) + firsts)), false)
         });
         TextOutput { last, penultimate, pooled }
     }

@@ -170,10 +170,6 @@ fn look_ups() -> Vec<Case> {
                 (vec![xs], f)
             }));
         }
-        cases.push(case("aten::gather", format!("{kind:?}"), move |on| {
-            let (xs, places) = (zeros(&[2, 77, 64], kind, on), zeros(&[2, 1, 1], Kind::Int64, on));
-            plain(move || xs.gather(1, &places.expand([-1, -1, 64], false), false))
-        }));
         cases.push(case("aten::index_add_", format!("{kind:?}"), move |on| {
             let (xs, ys) = (zeros(&[60, 300], kind, on), zeros(&[50, 300], kind, on));
             let rows = zeros(&[50], Kind::Int64, on);
