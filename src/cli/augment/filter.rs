@@ -60,7 +60,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
             .sets
             .iter()
             .map(|set| (set.clone(), "--set".to_owned()))
-            .chain(args.steps.map(|steps| (format!("train.max_steps={steps}"), "--steps".to_owned())))
+            .chain(args.steps.into_iter().flat_map(steps))
             .collect(),
     };
     let resolved = sources.resolve()?;
@@ -86,6 +86,11 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         .output
         .record(&json!({ "kind": "result", "out": args.synthetic, "judged": judged, "thresholds": thresholds }))?;
     Ok(Outcome::Done)
+}
+
+/// Settings of exactly so many steps: an epoch has one or more.
+fn steps(count: u64) -> [(String, String); 2] {
+    ["max_steps", "epochs"].map(|key| (format!("train.{key}={count}"), "--steps".to_owned()))
 }
 
 /// The pairs of a folder that `prsmed augment generate` wrote.
