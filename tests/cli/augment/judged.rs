@@ -59,7 +59,7 @@ fn without_fold(folds: &BTreeMap<String, usize>, fold: usize) -> PathBuf {
         let (header, lines) = text.split_once('\n').unwrap();
         let is_seen = |line: &&str| line.ends_with(",train") && !unseen.iter().any(|mask| line.starts_with(mask));
         let kept = std::iter::once(header).chain(lines.lines().filter(is_seen));
-        fs::write(&csv, kept.map(|line| format!("{line}\n")).collect::<String>()).unwrap();
+        fs::write(&csv, kept.collect::<Vec<_>>().join("\n") + "\n").unwrap();
     }
     root
 }
