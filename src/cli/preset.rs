@@ -22,7 +22,7 @@ use serde_json::json;
 /// smaller picture is tried only when nothing fits with the one asked for, and that is said. 3 % of the card stay free.
 /// On the CPU, whose rates nobody states, settings with the fewest operations count as the fastest.
 ///
-/// With `--task augment` the largest batch of `prsmed augment generate` is searched, and how latents become pixels.
+/// With `--task augment` the fastest batch of `prsmed augment generate` is searched, and how latents become pixels.
 ///
 /// Exit code 1 and nothing on standard output when no settings fit.
 #[derive(Debug, clap::Args)]
@@ -43,7 +43,7 @@ pub(super) struct Args {
     /// need be]
     #[arg(long, value_name = "N")]
     image_size: Option<i64>,
-    /// train: the full model; augment: making image+mask pairs, the largest batch that fits
+    /// train: the full model; augment: making image+mask pairs, the fastest batch that fits
     #[arg(long, value_enum, default_value_t = Task::Train)]
     task: Task,
     /// For training. speed: fastest step; quality: also a moving average of the weights, and never a smaller picture
@@ -123,10 +123,10 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// The largest batch of the generator that fits.
+/// The fastest batch of the generator that fits.
 fn augment(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if args.effective_batch.is_some() {
-        let hint = "leave it out: the largest batch that fits is searched";
+        let hint = "leave it out: the fastest batch that fits is searched";
         return Err(Error::config("--effective-batch", "is for training, not for `--task augment`", hint).into());
     }
     let side = args.image_size.map(|side| (format!("augment.image_size={side}"), "--image-size".to_owned()));

@@ -64,6 +64,6 @@ fn what_is_of_training_only_is_refused() {
     refused(
         prsmed().args(["preset", "--task", "augment", "--gpu", "8gb", "--effective-batch", "8"]),
         "error: `--effective-batch`: is for training, not for `--task augment`\n\
-         hint: leave it out: the largest batch that fits is searched",
+         hint: leave it out: the fastest batch that fits is searched",
     );
 }
