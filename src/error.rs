@@ -156,7 +156,7 @@ impl Error {
             }
             Self::Torch { .. } => String::new(),
             Self::Diverged { .. } => "lower `train.learning_rate`, or use `--precision bf16` instead of fp16".into(),
-            Self::Interrupted => "continue with `--resume`".into(),
+            Self::Interrupted => "the same command goes on where it stopped; `prsmed train` needs `--resume`".into(),
         }
     }
 }

@@ -221,6 +221,11 @@ impl Generation<'_> {
         }
         let rows = export.write_annotations()?;
         self.write_sheet(&export)?;
+        // of this run only, where everything else is the same after a stop
+        let preview = self.out.join(PREVIEW);
+        if preview.exists() {
+            std::fs::remove_file(&preview).map_err(Error::io(&preview, "remove"))?;
+        }
         #[expect(clippy::cast_precision_loss, reason = "picture counts")]
         let images_per_s = state.sampled as f64 / state.seconds.max(1e-9);
         let mut summary = summary(&export, rows);
@@ -439,7 +444,7 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Everything of a pair that needs no netself.
+    /// Everything of a pair that needs no network.
     fn prepare(&self, index: usize) -> Result<Prepared> {
         let number = index / self.config.per_image;
         let source = &self.sources[number];

@@ -47,7 +47,7 @@ pub struct AugmentConfig {
     pub decode: Decode,
     /// Side of the tiles of `decode = "tiled"`, pixels; a multiple of 64.
     pub tile_px: i64,
-    /// Write a preview sheet after every so many pictures; 0 = never.
+    /// Write `preview.png` after every so many pictures until all are made; 0 = never.
     pub preview_every: usize,
     /// Prompts, a TOML file of `src/augment/prompts.toml`'s form; empty = the embedded ones.
     pub prompts: String,

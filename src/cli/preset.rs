@@ -3,6 +3,7 @@
 use super::Context;
 use super::plan::{MachineArgs, SettingsArgs};
 use super::report::Outcome;
+use crate::Error;
 use crate::config::RunConfig;
 use crate::config::planned::{Searched, preset_toml};
 use crate::config::planned_augment::augment_toml;
@@ -13,13 +14,15 @@ use crate::segment::setup::BatchNorm;
 use crate::tensor::meta::Target;
 use serde_json::json;
 
-/// Find settings that train the full model on a card
+/// Find settings for a card: to train the full model, or to make pairs
 ///
 /// Searches micro-batch and accumulation (their product stays the effective batch) and activation checkpointing, by whole
 /// plans, and prints TOML for `prsmed train --config` on standard output; the plan and the runner-up go to standard
 /// error. Results of training do not depend on what is searched (but for `model.batch_norm=batch`, which is said); a
 /// smaller picture is tried only when nothing fits with the one asked for, and that is said. 3 % of the card stay free.
 /// On the CPU, whose rates nobody states, settings with the fewest operations count as the fastest.
+///
+/// With `--task augment` the fastest batch of `prsmed augment generate` is searched, and how latents become pixels.
 ///
 /// Exit code 1 and nothing on standard output when no settings fit.
 #[derive(Debug, clap::Args)]
@@ -33,16 +36,17 @@ pub(super) struct Args {
     settings: SettingsArgs,
     #[command(flatten)]
     machine: MachineArgs,
-    /// Samples of an optimizer step [default: micro-batch times accumulation of the settings; 8 of `full`]
+    /// Samples of an optimizer step, for training [default: micro-batch times accumulation of the settings; 8 of `full`]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8192))]
     effective_batch: Option<u16>,
-    /// Side of the segmenter's picture in pixels, a multiple of 16 [default: as the settings say, smaller if need be]
+    /// Side of the picture in pixels, a multiple of 16, of 64 for pairs [default: as the settings say; for training smaller if
+    /// need be]
     #[arg(long, value_name = "N")]
     image_size: Option<i64>,
-    /// train: the full model; augment: making image+mask pairs, the largest batch that fits
+    /// train: the full model; augment: making image+mask pairs, the fastest batch that fits
     #[arg(long, value_enum, default_value_t = Task::Train)]
     task: Task,
-    /// speed: fastest step; quality: also a moving average of the weights, and never a smaller picture
+    /// For training. speed: fastest step; quality: also a moving average of the weights, and never a smaller picture
     #[arg(long, value_enum, default_value_t = Objective::Speed)]
     objective: Objective,
 }
@@ -119,8 +123,12 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// The largest batch of the generator that fits.
+/// The fastest batch of the generator that fits.
 fn augment(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+    if args.effective_batch.is_some() {
+        let hint = "leave it out: the fastest batch that fits is searched";
+        return Err(Error::config("--effective-batch", "is for training, not for `--task augment`", hint).into());
+    }
     let side = args.image_size.map(|side| (format!("augment.image_size={side}"), "--image-size".to_owned()));
     let run = args.settings.resolve_augment(side.into_iter().collect())?;
     let machine = args.machine.machine(context)?;

@@ -104,7 +104,8 @@ mod tests {
     #[test]
     fn an_interrupt_is_no_error() {
         let error = anyhow::Error::from(Error::Interrupted).context("while training");
-        assert_eq!(written(&error, false), "interrupted\nhint: continue with `--resume`\n");
+        let text = "interrupted\nhint: the same command goes on where it stopped; `prsmed train` needs `--resume`\n";
+        assert_eq!(written(&error, false), text);
         assert_eq!(exit_code(&Err(error)), 130);
         assert_eq!((exit_code(&Ok(Outcome::Done)), exit_code(&Ok(Outcome::No))), (0, 1));
     }

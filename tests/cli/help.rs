@@ -2,7 +2,7 @@
 
 use crate::support::{done, prsmed, run};
 
-const COMMANDS: [&[&str]; 13] = [
+const COMMANDS: [&[&str]; 18] = [
     &["train"],
     &["eval"],
     &["predict"],
@@ -10,6 +10,11 @@ const COMMANDS: [&[&str]; 13] = [
     &["preset"],
     &["solve"],
     &["trace"],
+    &["augment"],
+    &["augment", "generate"],
+    &["augment", "filter"],
+    &["augment", "quality"],
+    &["augment", "study"],
     &["data", "check"],
     &["data", "prepare"],
     &["data", "phantom"],
@@ -46,8 +51,9 @@ fn prsmed_alone_shows_the_commands() {
       eval     Score a run on a data root: masks, positions, answers
       predict  Answer a question about an image and segment what it asks for
       plan     Say what a job needs, before it runs
-      preset   Find settings that train the full model on a card
+      preset   Find settings for a card: to train the full model, or to make pairs
       solve    Find the largest value that fits a card, or the smallest card
+      augment  Make image+mask pairs from Stable Diffusion, filter them, prove whether they help
       data     Check or make data roots
       hub      Download weights, or list what a repository holds
       trace    Record deterministic training steps on given tensors
@@ -102,6 +108,33 @@ fn the_help_of_train() {
       prsmed train --data-root data --extra made --synthetic-ratio 0.5 --out runs/b
       prsmed train --data-root data --out runs/a --profile-memory every=100
       prsmed train --data-root data --preset full --set model.image_encoder=tinysam_42.3.pth
+    ");
+}
+
+#[test]
+fn the_help_of_augment() {
+    insta::assert_snapshot!(done(prsmed().args(["augment", "-h"])), @r"
+    Make image+mask pairs from Stable Diffusion, filter them, prove whether they help
+
+    Usage: prsmed augment [OPTIONS] <COMMAND>
+
+    Commands:
+      generate  Make image+mask pairs from the train rows of a data root
+      filter    Judge synthetic pairs with cross-fitted segmenters
+      quality   Measure how near synthetic pictures are to real ones: FID, KID, MMD
+      study     Prove whether synthetic pairs help: trainings with and without them, compared
+      help      Print this message or the help of the given subcommand(s)
+
+    Options:
+          --json   Write one JSON object a line on standard output instead of text
+      -q, --quiet  Say nothing on standard error but errors
+      -h, --help   Print help (see more with '--help')
+
+    Examples, in this order:
+      prsmed augment generate --data-root data --out pairs
+      prsmed augment filter --data-root data --synthetic pairs --preset gpu-24gb
+      prsmed augment study --data-root data --extra pairs --preset gpu-24gb
+      prsmed train --data-root data --extra pairs --out runs/a
     ");
 }
 

@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test panics where an application would report")]
 
+mod augment;
 mod checkpoints;
 mod data;
 mod extra;

@@ -65,7 +65,7 @@ pub(crate) fn start_until(command: &mut Command, kind: &str, count: usize) -> Ch
     child
 }
 
-fn signal(child: &Child, number: i32) {
+pub(crate) fn signal(child: &Child, number: i32) {
     let id = i32::try_from(child.id()).unwrap();
     // SAFETY: sends a signal to a child that was not waited for, so the id is still its own.
     assert_eq!(unsafe { libc::kill(id, number) }, 0);
@@ -85,7 +85,12 @@ fn ctrl_c_saves_and_the_run_goes_on_later() {
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(130), "{said}");
-    assert!(said.ends_with("interrupted\nhint: continue with `--resume`\n"), "{said}");
+    assert!(
+        said.ends_with(
+            "interrupted\nhint: the same command goes on where it stopped; `prsmed train` needs `--resume`\n"
+        ),
+        "{said}"
+    );
     let step = step_of(&out.join("last"));
     assert!(step >= 3);
     let until = format!("train.max_steps={}", step + 2);

@@ -1,6 +1,7 @@
 //! Runs the binary; makes and breaks data roots and runs.
 
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -77,6 +78,18 @@ pub(crate) fn refused(command: &mut Command, expected: &str) {
 pub(crate) fn told(ran: &Ran) -> String {
     let start = ran.stderr.find("error: ").unwrap_or_else(|| panic!("no error, {:?}: {}", ran.code, ran.stderr));
     ran.stderr[start..].replace(home().to_str().unwrap(), "~").trim_end().to_owned()
+}
+
+/// Something of the shared folder, when it is there; says so when not.
+pub(crate) fn shared(name: &str) -> Option<PathBuf> {
+    let base = std::env::var_os("PRSMED_SHARED")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
+    let path = base.join(name);
+    if path.exists() {
+        return Some(path);
+    }
+    let _ = writeln!(std::io::stderr(), "skipped: `{}` is not there (set PRSMED_SHARED)", path.display());
+    None
 }
 
 /// 16 small phantoms; shared, not to be changed.

@@ -1,14 +1,13 @@
 //! `prsmed augment filter`.
 
+use super::SegmenterArgs;
 use crate::augment::export::Export;
 use crate::augment::filter::Thresholds;
 use crate::augment::filter::judge::{Judged, Judges};
 use crate::augment::generate::SETTINGS;
 use crate::cli::data::RootArgs;
-use crate::cli::plan::SettingsArgs;
 use crate::cli::report::Outcome;
 use crate::cli::{Context, make_folder};
-use crate::config::Sources;
 use crate::segment::fit::{Recipe, Surroundings};
 use crate::{Error, Result, tensor};
 use serde_json::{Value, json};
@@ -22,9 +21,9 @@ use std::path::{Path, PathBuf};
 /// contact sheet of the pairs are rewritten; rejected pairs move to rejected/. Running it again judges again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  prsmed augment filter --data-root data --synthetic data-new --preset gpu-24gb
-  prsmed augment filter --data-root data --synthetic data-new --judges judges --keep 300
-  prsmed augment filter --data-root data --synthetic data-new --threshold dice_min=0.7")]
+  prsmed augment filter --data-root data --synthetic pairs --preset gpu-24gb
+  prsmed augment filter --data-root data --synthetic pairs --judges judges --keep 300
+  prsmed augment filter --data-root data --synthetic pairs --threshold dice_min=0.7")]
 pub(in crate::cli) struct Args {
     #[command(flatten)]
     data: RootArgs,
@@ -38,7 +37,7 @@ pub(in crate::cli) struct Args {
     #[arg(long, value_name = "K", default_value_t = 3, value_parser = clap::value_parser!(u8).range(2..=10))]
     folds: u8,
     #[command(flatten)]
-    settings: SettingsArgs,
+    settings: SegmenterArgs,
     /// Optimizer steps of each judge [default: those of the settings]
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
@@ -51,19 +50,7 @@ pub(in crate::cli) struct Args {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let sources = Sources {
-        preset: args.settings.preset.clone(),
-        default_preset: "tiny".into(),
-        file: args.settings.config.clone(),
-        sets: args
-            .settings
-            .sets
-            .iter()
-            .map(|set| (set.clone(), "--set".to_owned()))
-            .chain(args.steps.into_iter().flat_map(steps))
-            .collect(),
-    };
-    let resolved = sources.resolve()?;
+    let resolved = args.settings.resolve(args.steps.into_iter().flat_map(steps))?;
     let text = resolved.to_toml();
     let config = resolved.config;
     let real = args.data.open()?;

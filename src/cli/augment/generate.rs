@@ -33,9 +33,9 @@ use std::path::PathBuf;
 /// made; OUT/contact_sheet.png shows some. The same command goes on after a stop and ends with the same files.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  prsmed augment generate --data-root data --out data-new --model hub:stabilityai/stable-diffusion-xl-base-1.0
-  prsmed augment generate --data-root data --out data-new --model sd15/ --lora polyps.safetensors --set augment.image_size=512
-  prsmed augment generate --data-root phantoms --out more --preset tiny --per-image 2 --limit 20")]
+  prsmed augment generate --data-root data --out pairs --lora polyps.safetensors=0.8
+  prsmed augment generate --data-root data --out pairs --model sd15/ --set augment.image_size=512
+  prsmed augment generate --data-root phantoms --out pairs --preset tiny --limit 20")]
 pub(in crate::cli) struct Args {
     #[command(flatten)]
     data: RootArgs,
@@ -47,13 +47,13 @@ pub(in crate::cli) struct Args {
     /// How pairs are made [default: keep_lesion]
     #[arg(long, value_enum)]
     mode: Option<Mode>,
-    /// New pictures for each source picture
+    /// New pictures for each source picture [default: 2]
     #[arg(long, value_name = "N")]
     per_image: Option<usize>,
     /// First N source pictures; 0 = all
     #[arg(long, value_name = "N", default_value_t = 0)]
     limit: usize,
-    /// A folder in diffusers' layout, hub:owner/name[@rev], or random:tiny|sd15|sd21|sdxl
+    /// A folder in diffusers' layout, hub:owner/name[@rev], or random:tiny|sd15|sd21|sdxl [default: SDXL, from the hub]
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
     /// LoRA file, with `=STRENGTH` behind it where that is not 1; may be repeated

@@ -10,12 +10,20 @@ use super::report::Outcome;
 use crate::Result;
 use crate::augment::blueprint::Blueprint;
 use crate::augment::settings::RANDOM;
-use crate::config::{AugmentRun, Resolved, Sources};
+use crate::config::{AugmentRun, Resolved, RunConfig, Sources};
 use crate::hub::Files;
 use std::path::PathBuf;
 
 /// Make image+mask pairs from Stable Diffusion, filter them, prove whether they help
+///
+/// The label of a pair is known because the lesion, or its mask, is a real one. What looks real need not help: `study`
+/// tells, before pairs are trained on.
 #[derive(Debug, clap::Subcommand)]
+#[command(after_help = "Examples, in this order:
+  prsmed augment generate --data-root data --out pairs
+  prsmed augment filter --data-root data --synthetic pairs --preset gpu-24gb
+  prsmed augment study --data-root data --extra pairs --preset gpu-24gb
+  prsmed train --data-root data --extra pairs --out runs/a")]
 pub(super) enum Command {
     Generate(Box<generate::Args>),
     Filter(Box<filter::Args>),
@@ -54,6 +62,30 @@ impl SettingsArgs {
         let sources =
             Sources { preset: self.preset.clone(), default_preset: "augment".into(), file: self.config.clone(), sets };
         sources.resolve_as()
+    }
+}
+
+/// Settings of the segmenters that are trained on the way.
+#[derive(Debug, clap::Args)]
+struct SegmenterArgs {
+    /// Named settings of the segmenter: tiny, full, cpu, gpu-24gb, ... [default: tiny]
+    #[arg(long, value_name = "NAME")]
+    preset: Option<String>,
+    /// TOML file over the preset
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// One setting, for example `train.micro_batch=4`; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+}
+
+impl SegmenterArgs {
+    /// The settings with those of flags over them.
+    fn resolve(&self, flags: impl IntoIterator<Item = (String, String)>) -> Result<Resolved<RunConfig>> {
+        let sets = self.sets.iter().map(|set| (set.clone(), "--set".to_owned())).chain(flags).collect();
+        let sources =
+            Sources { preset: self.preset.clone(), default_preset: "tiny".into(), file: self.config.clone(), sets };
+        sources.resolve()
     }
 }
 

@@ -23,9 +23,9 @@ use std::path::{Path, PathBuf};
 /// whether pairs help.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  prsmed augment quality --data-root data --synthetic data-new
-  prsmed augment quality --data-root data --synthetic data-new --inception pt_inception-2015-12-05-6726825d.pth
-  prsmed augment quality --data-root data --synthetic data-new --run runs/a")]
+  prsmed augment quality --data-root data --synthetic pairs
+  prsmed augment quality --data-root data --synthetic pairs --inception pt_inception.pth
+  prsmed augment quality --data-root data --synthetic pairs --run runs/a")]
 pub(in crate::cli) struct Args {
     #[command(flatten)]
     data: RootArgs,

@@ -1,11 +1,11 @@
 //! `prsmed augment study`.
 
+use super::SegmenterArgs;
 use crate::augment::study::Study;
 use crate::cli::data::RootArgs;
-use crate::cli::plan::SettingsArgs;
 use crate::cli::report::Outcome;
 use crate::cli::{Context, make_folder};
-use crate::config::{RunConfig, Sources};
+use crate::config::RunConfig;
 use crate::data::manifest::Manifest;
 use crate::event::Event;
 use crate::metrics::paired::Verdict;
@@ -24,8 +24,8 @@ use std::path::PathBuf;
 /// Exit code 0 when the gain over real pictures alone excludes 0, else 1. A stopped study goes on where it was.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  prsmed augment study --data-root data --extra data-new --out study --preset gpu-24gb --limit-real 100
-  prsmed augment study --data-root phantoms --extra more --out study --preset tiny --steps 200 --limit-real 60")]
+  prsmed augment study --data-root data --extra pairs --preset gpu-24gb --limit-real 100
+  prsmed augment study --data-root phantoms --extra pairs --out study --steps 200 --seeds 5")]
 pub(in crate::cli) struct Args {
     #[command(flatten)]
     data: RootArgs,
@@ -36,7 +36,7 @@ pub(in crate::cli) struct Args {
     #[arg(long, value_name = "DIR", default_value = "runs/study")]
     out: PathBuf,
     #[command(flatten)]
-    settings: SettingsArgs,
+    settings: SegmenterArgs,
     /// Optimizer steps of every training [default: those of the settings on the real pictures]
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
@@ -58,15 +58,8 @@ pub(in crate::cli) struct Args {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let sets = args.settings.sets.iter().map(|set| (set.clone(), "--set".to_owned()));
-    let ratio_set = (format!("data.synthetic_ratio={}", args.synthetic_ratio), "--synthetic-ratio".to_owned());
-    let sources = Sources {
-        preset: args.settings.preset.clone(),
-        default_preset: "tiny".into(),
-        file: args.settings.config.clone(),
-        sets: sets.chain([ratio_set]).collect(),
-    };
-    let resolved = sources.resolve()?;
+    let ratio = (format!("data.synthetic_ratio={}", args.synthetic_ratio), "--synthetic-ratio".to_owned());
+    let resolved = args.settings.resolve([ratio])?;
     let text = resolved.to_toml();
     let config = resolved.config;
     let real = args.data.open()?;

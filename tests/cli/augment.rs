@@ -1,0 +1,363 @@
+//! `prsmed augment generate`: what the pairs are, that a seed decides all of them, and what a stop leaves behind.
+
+mod judged;
+mod models;
+mod plans;
+mod refusals;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use image::{GrayImage, RgbImage};
+use prsmed::data::decode;
+use prsmed::data::manifest::{Manifest, Split};
+use serde_json::Value;
+
+use crate::runs::signal;
+use crate::support::{done, folder, objects, path, phantoms, prsmed, run, shared};
+
+/// Pictures for each source in these tests.
+const PER_IMAGE: usize = 2;
+
+/// A command that makes small pairs of random weights.
+fn generate(root: &Path, out: &Path, more: &[&str]) -> Command {
+    let mut command = prsmed();
+    command.args(["augment", "generate", "--preset", "tiny", "--data-root"]).arg(root).arg("--out").arg(out);
+    command.args(["--set", "augment.image_size=64", "--set", "augment.steps=3"]).args(more);
+    command
+}
+
+/// Pairs of all phantoms; shared, not to be changed.
+fn made() -> &'static Path {
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        let root = path("pairs");
+        done(&mut generate(phantoms(), &root, &[]));
+        root
+    })
+}
+
+/// Every file below a folder, by name.
+fn tree(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut left = vec![folder.to_owned()];
+    while let Some(next) = left.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                left.push(path);
+            } else {
+                let name = path.strip_prefix(folder).unwrap().display().to_string();
+                found.insert(name, fs::read(path).unwrap());
+            }
+        }
+    }
+    found
+}
+
+fn assert_same_tree(a: &Path, b: &Path) {
+    let (a, b) = (tree(a), tree(b));
+    assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>());
+    let differing: Vec<_> = a.iter().filter(|(name, bytes)| b[*name] != **bytes).map(|(name, _)| name).collect();
+    assert!(differing.is_empty(), "{differing:?}");
+}
+
+fn journal(root: &Path) -> Vec<Value> {
+    objects(&fs::read_to_string(root.join("manifest.jsonl")).unwrap())
+}
+
+fn word<'a>(record: &'a Value, key: &str) -> &'a str {
+    record[key].as_str().unwrap()
+}
+
+/// Picture and mask of a pair, in the data root or among the rejected.
+fn files(root: &Path, record: &Value) -> (PathBuf, PathBuf) {
+    let (class, name) = (word(record, "class"), word(record, "name"));
+    if record["accepted"] == true {
+        let class = root.join(class);
+        return (class.join(format!("train_images/{name}.png")), class.join(format!("train_masks/{name}.png")));
+    }
+    let folder = root.join("rejected").join(class);
+    (folder.join(format!("{name}.png")), folder.join(format!("{name}_mask.png")))
+}
+
+fn picture(path: &Path) -> RgbImage {
+    decode::picture(path).unwrap().to_rgb8()
+}
+
+/// Masks of each train picture of a data root.
+fn masks_of(root: &Path, annotations: Option<&Path>) -> BTreeMap<PathBuf, Vec<PathBuf>> {
+    let mut found: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
+    for row in Manifest::open(root, annotations).unwrap().rows {
+        if row.split == Split::Train {
+            let masks = found.entry(row.image_path).or_default();
+            if !masks.contains(&row.mask_path) {
+                masks.push(row.mask_path);
+            }
+        }
+    }
+    found
+}
+
+/// The grid cell of a mask's centre of mass, in words: thirds of the picture, with nothing of the product's.
+fn cell(mask: &GrayImage) -> String {
+    let most = mask.pixels().map(|p| p.0[0]).max().unwrap();
+    let (mut n, mut sum_x, mut sum_y) = (0.0, 0.0, 0.0);
+    for (x, y, pixel) in mask.enumerate_pixels() {
+        if u16::from(pixel.0[0]) * 2 > u16::from(most) {
+            n += 1.0;
+            sum_x += f64::from(x) + 0.5;
+            sum_y += f64::from(y) + 0.5;
+        }
+    }
+    let third = |sum: f64, side: u32, names: [&'static str; 3]| {
+        let part = sum / n / f64::from(side);
+        names[if part < 1.0 / 3.0 { 0 } else { 1 + usize::from(part >= 2.0 / 3.0) }]
+    };
+    let row = third(sum_y, mask.height(), ["upper", "center", "lower"]);
+    let column = third(sum_x, mask.width(), ["left", "center", "right"]);
+    if (row, column) == ("center", "center") { "center".into() } else { format!("{row} {column}") }
+}
+
+/// The one place that a sentence names.
+fn named_place(text: &str) -> String {
+    let cells = ["upper left", "upper center", "upper right", "center left", "center right"];
+    let more = ["lower left", "lower center", "lower right"];
+    let named: Vec<&str> = cells.into_iter().chain(more).filter(|cell| text.contains(cell)).collect();
+    match named.as_slice() {
+        [] if text.contains("center") => "center".into(),
+        [one] => (*one).to_owned(),
+        _ => panic!("{named:?} in `{text}`"),
+    }
+}
+
+/// The rows of a root's annotations: mask file, position, answer.
+fn rows(root: &Path) -> Vec<[String; 3]> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(root.join("annotations")).unwrap() {
+        let mut reader = csv::Reader::from_path(entry.unwrap().path()).unwrap();
+        let header = reader.headers().unwrap().clone();
+        let at = |name: &str| header.iter().position(|column| column == name).unwrap();
+        let columns = [at("image_path"), at("position"), at("answer")];
+        for row in reader.records() {
+            let row = row.unwrap();
+            found.push(columns.map(|column| row[column].to_owned()));
+        }
+    }
+    assert!(!found.is_empty());
+    found
+}
+
+/// Positions and answers follow from the masks alone, and no name has a meaning for the original loader.
+fn assert_rows_are_true(root: &Path) {
+    for [mask, position, answer] in rows(root) {
+        let found = cell(&decode::mask(&root.join(&mask)).unwrap());
+        assert_eq!((position.as_str(), named_place(&answer)), (found.as_str(), found.clone()), "{mask}: {answer}");
+        assert!(!mask.contains("ISIC") && !mask.contains("_Segmentation"), "{mask}");
+    }
+    done(prsmed().args(["data", "check"]).arg(root));
+}
+
+/// Pixels of the label are the source's, its file is the source's; around it there is something new. Returns the number
+/// of pairs whose picture has several masks.
+fn assert_lesions_are_kept(masks: &BTreeMap<PathBuf, Vec<PathBuf>>, root: &Path) -> usize {
+    let (mut changed, mut several) = (0, 0);
+    for record in journal(root) {
+        let from = PathBuf::from(word(&record, "source_image"));
+        let (image, mask) = files(root, &record);
+        let bytes = fs::read(&mask).unwrap();
+        assert!(masks[&from].iter().any(|own| fs::read(own).unwrap() == bytes), "{}", mask.display());
+        // Texts may compare the lesion with others of the picture: those stay too.
+        let source = fs::read(&from).unwrap();
+        let copies = masks.iter().filter(|(image, _)| fs::read(image).unwrap() == source);
+        let labels: Vec<GrayImage> = copies.flat_map(|(_, own)| own).map(|own| decode::mask(own).unwrap()).collect();
+        several += usize::from(labels.len() > 1);
+        let is_label = |at: usize| labels.iter().any(|label| label.as_raw()[at] > 0);
+        let (old, new) = (picture(&from), picture(&image));
+        assert_eq!(old.dimensions(), new.dimensions());
+        let mut others = 0;
+        for (at, (old, new)) in old.pixels().zip(new.pixels()).enumerate() {
+            assert!(old == new || !is_label(at), "{}", image.display());
+            others += usize::from(old != new);
+        }
+        changed += usize::from(others * 10 > new.pixels().len());
+    }
+    assert!(changed * 2 > journal(root).len(), "{changed} pictures changed");
+    several
+}
+
+#[test]
+fn kept_lesions_are_those_of_the_sources() {
+    let masks = masks_of(phantoms(), None);
+    assert!(assert_lesions_are_kept(&masks, made()) > 0, "no phantom has two lesions");
+    assert_rows_are_true(made());
+    let sources: usize = masks.values().map(Vec::len).sum();
+    assert_eq!(journal(made()).len(), sources * PER_IMAGE);
+    assert!(made().join("contact_sheet.png").is_file());
+}
+
+/// The rows of the first train mask of each class, as annotations of their own.
+fn one_of_each_class(annotations: &Path) -> PathBuf {
+    let few = folder("few-of-real");
+    for entry in fs::read_dir(annotations).unwrap() {
+        let file = entry.unwrap().path();
+        let mut reader = csv::Reader::from_path(&file).unwrap();
+        let mut writer = csv::Writer::from_path(few.join(file.file_name().unwrap())).unwrap();
+        writer.write_record(reader.headers().unwrap()).unwrap();
+        let rows: Vec<csv::StringRecord> = reader.records().map(Result::unwrap).collect();
+        let first = rows.iter().find(|row| row.iter().any(|cell| cell == "train")).unwrap();
+        for row in rows.iter().filter(|row| row[0] == first[0]) {
+            writer.write_record(row).unwrap();
+        }
+    }
+    few
+}
+
+#[test]
+fn kept_lesions_of_real_pictures() {
+    let Some(real) = shared("data/real") else { return };
+    let few = one_of_each_class(&real.join("annotations"));
+    let masks = masks_of(&real, Some(&few));
+    assert!(masks.keys().any(|file| file.to_string_lossy().contains("ISIC_")), "{masks:?}");
+    let root = path("pairs-of-real");
+    done(generate(&real, &root, &["--per-image", "1"]).arg("--annotations").arg(&few));
+    assert_eq!(journal(&root).len(), masks.values().map(Vec::len).sum::<usize>());
+    assert_lesions_are_kept(&masks, &root);
+    assert_rows_are_true(&root);
+}
+
+/// Pixels of a mask that another lacks.
+fn added(own: &GrayImage, mask: &GrayImage) -> Vec<(f64, f64)> {
+    let is_new = |(x, y): &(u32, u32)| mask.get_pixel(*x, *y).0[0] > 0 && own.get_pixel(*x, *y).0[0] == 0;
+    let all = (0..mask.height()).flat_map(|y| (0..mask.width()).map(move |x| (x, y)));
+    all.filter(is_new).map(|(x, y)| (f64::from(x), f64::from(y))).collect()
+}
+
+/// Pixels beyond the widest rim and its ramp, 16 pixels of the network each: all of them must be the source's.
+fn unchanged_far_from(new: &[(f64, f64)], old: &RgbImage, made: &RgbImage) -> usize {
+    assert!(!new.is_empty() && old != made);
+    let mut far = 0;
+    for (x, y, pixel) in old.enumerate_pixels() {
+        let (x64, y64) = (f64::from(x), f64::from(y));
+        if new.iter().all(|(nx, ny)| (nx - x64).hypot(ny - y64) > 33.0) {
+            assert_eq!(pixel, made.get_pixel(x, y), "{x}, {y}");
+            far += 1;
+        }
+    }
+    far
+}
+
+#[test]
+fn inserted_lesions_change_masks_and_texts() {
+    let root = path("pairs-inserted");
+    done(&mut generate(phantoms(), &root, &["--mode", "insert_lesion", "--no-filter"]));
+    assert_rows_are_true(&root);
+    let masks = masks_of(phantoms(), None);
+    let (mut moved, mut far) = (0, 0);
+    for record in journal(&root).iter().filter(|record| record["accepted"] == true) {
+        let from = PathBuf::from(word(record, "source_image"));
+        let (image, mask) = files(&root, record);
+        let mask = decode::mask(&mask).unwrap();
+        let holds = |own: &PathBuf| {
+            let own = decode::mask(own).unwrap();
+            own.pixels().zip(mask.pixels()).all(|(own, new)| own.0[0] == 0 || new.0[0] == 255)
+        };
+        let own = masks[&from].iter().find(|own| holds(own)).unwrap();
+        let own = decode::mask(own).unwrap();
+        assert!(own != mask && word(record, "donor").starts_with("phantom_"), "{record}");
+        moved += usize::from(cell(&own) != cell(&mask));
+        far += unchanged_far_from(&added(&own, &mask), &picture(&from), &picture(&image));
+    }
+    assert!(far > 1000, "{far} pixels are far from new lesions");
+    assert!(moved > 0, "no text had to change");
+}
+
+#[test]
+fn a_seed_decides_every_byte() {
+    let again = path("pairs-again");
+    done(&mut generate(phantoms(), &again, &[]));
+    assert_same_tree(&again, made());
+    let other = path("pairs-of-another-seed");
+    done(&mut generate(phantoms(), &other, &["--seed", "1"]));
+    for (a, b) in journal(&other).iter().zip(journal(made())) {
+        let pictures = [files(&other, a).0, files(made(), &b).0].map(|file| fs::read(file).unwrap());
+        assert!(a["name"] == b["name"] && pictures[0] != pictures[1], "{a}");
+    }
+}
+
+/// Lines of a journal that may not be there yet.
+fn lines(root: &Path) -> usize {
+    fs::read_to_string(root.join("manifest.jsonl")).map_or(0, |text| text.lines().count())
+}
+
+/// Starts to make pairs and waits until some are there.
+fn start_until_some(out: &Path) -> Child {
+    let mut command = generate(phantoms(), out, &[]);
+    let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let started = Instant::now();
+    while lines(out) < 3 {
+        assert!(started.elapsed() < Duration::from_secs(60), "nothing is made");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    child
+}
+
+#[test]
+fn killed_generation_ends_with_the_same_bytes() {
+    let out = path("pairs-killed");
+    let mut child = start_until_some(&out);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let all = journal(made()).len();
+    let before = lines(&out);
+    assert!(before < all, "it was killed too late");
+    let ran = run(generate(phantoms(), &out, &[]).arg("--json"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let result = objects(&ran.stdout).pop().unwrap();
+    let made_now = result["summary"]["made_now"].as_u64().unwrap();
+    assert!(made_now > 0 && made_now <= u64::try_from(all - before + 1).unwrap(), "{result}");
+    assert_same_tree(&out, made());
+}
+
+#[test]
+fn ctrl_c_leaves_pairs_that_can_be_used() {
+    let out = path("pairs-interrupted");
+    let child = start_until_some(&out);
+    signal(&child, libc::SIGINT);
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(130), "{said}");
+    assert!(said.contains("interrupted\nhint: the same command goes on where it stopped"), "{said}");
+    assert!(lines(&out) < journal(made()).len(), "it was stopped too late");
+    assert_rows_are_true(&out);
+    done(&mut generate(phantoms(), &out, &[]));
+    assert_same_tree(&out, made());
+}
+
+#[test]
+fn planned_memory_is_measured_memory() {
+    let settings: [&[&str]; 2] = [
+        &["--set", "augment.batch=4"],
+        &[
+            "--mode",
+            "mask_to_image",
+            "--set",
+            "augment.batch=2",
+            "--set",
+            "augment.precision=bf16",
+            "--set",
+            "augment.decode=whole",
+        ],
+    ];
+    for (number, sets) in settings.into_iter().enumerate() {
+        let out = path(&format!("pairs-measured-{number}"));
+        let result = done(generate(phantoms(), &out, sets).args(["--limit", "6", "--json"]));
+        let memory = objects(&result).pop().unwrap()["memory"].clone();
+        assert!(memory["measured"].as_u64().unwrap() > 1_000_000, "{memory}");
+        assert_eq!(memory["planned"]["allocated_peak"], memory["measured"], "{sets:?}");
+    }
+}

@@ -1,0 +1,69 @@
+//! Plans and presets of making pairs.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::support::{done, objects, path, prsmed, refused, run};
+
+fn last(text: &str) -> Value {
+    objects(text).pop().unwrap()
+}
+
+#[test]
+fn a_preset_for_a_small_card_can_be_used() {
+    let toml = done(prsmed().args(["preset", "--task", "augment", "--gpu", "8gb"]));
+    assert!(toml.starts_with("# prsmed preset --task augment for 8 GB"), "{toml}");
+    let file = path("augment-8gb.toml");
+    fs::write(&file, &toml).unwrap();
+    let mut used = prsmed();
+    used.args(["augment", "generate", "--data-root", "data", "--out", "new", "--print-config", "--config"]).arg(&file);
+    let shown: toml::Table = done(&mut used).parse().unwrap();
+    assert_eq!(toml.parse::<toml::Table>().unwrap(), shown);
+    let mut plan = prsmed();
+    plan.args(["plan", "--task", "augment", "--gpu", "8gb", "--json", "--config"]).arg(&file);
+    let plan = last(&done(&mut plan));
+    let [peak, budget] = [&plan["device_peak"], &plan["budget"]["bytes"]].map(|bytes| bytes.as_f64().unwrap());
+    assert!(plan["fits"] == true && peak < 0.97 * budget, "{plan}");
+}
+
+#[test]
+fn a_card_too_small_is_told_what_would_help() {
+    let ran = run(prsmed().args(["preset", "--task", "augment", "--gpu", "4gb", "--json"]));
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    let told = last(&ran.stdout);
+    assert_eq!((&told["kind"], &told["fits"]), (&"preset".into(), &false.into()));
+    assert!(!told["remedies"].as_array().unwrap().is_empty(), "{told}");
+    let ran = run(prsmed().args(["preset", "--task", "augment", "--gpu", "4gb"]));
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{}", ran.stderr);
+    let said = "changes that save memory:";
+    assert!(ran.stderr.contains("no batch fits 4 GB") && ran.stderr.contains(said), "{}", ran.stderr);
+}
+
+#[test]
+fn a_plan_has_phases_and_a_time() {
+    let plan = last(&done(prsmed().args(["plan", "--task", "augment", "--gpu", "24gb", "--json"])));
+    let phases: Vec<&str> = plan["phases"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();
+    assert_eq!(phases, ["encode prompts", "load", "encode", "denoise", "decode"]);
+    assert!(plan["fits"] == true && plan["time"]["seconds"].as_f64().unwrap() > 0.0, "{plan}");
+    let large = ["--set", "augment.batch=64", "--set", "augment.decode=whole"];
+    let ran = run(prsmed().args(["plan", "--task", "augment", "--gpu", "24gb", "--json"]).args(large));
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    let told = last(&ran.stdout);
+    let first = &told["remedies"][0];
+    let change = first["change"].as_str().unwrap();
+    let mut then = prsmed();
+    then.args(["plan", "--task", "augment", "--gpu", "24gb", "--json"]).args(large);
+    then.args(change.split(' ').flat_map(|set| ["--set", set]));
+    // What is promised holds.
+    assert_eq!(last(&run(&mut then).stdout)["device_peak"], first["device_peak"], "{first}");
+}
+
+#[test]
+fn what_is_of_training_only_is_refused() {
+    refused(
+        prsmed().args(["preset", "--task", "augment", "--gpu", "8gb", "--effective-batch", "8"]),
+        "error: `--effective-batch`: is for training, not for `--task augment`\n\
+         hint: leave it out: the fastest batch that fits is searched",
+    );
+}
