@@ -58,7 +58,7 @@ impl Export {
     /// Opens or begins the data root `root`.
     ///
     /// # Errors
-    /// As [`Journal::open`]; [`Error::Data`] when `root` holds annotations but no journal: it is somebody's data set.
+    /// As [`Journal::open`]; [`Error::Io`]; [`Error::Data`] when `root` holds annotations but no journal: it is somebody's data set.
     pub fn open(root: &Path) -> Result<Self> {
         let journal = root.join(JOURNAL);
         if !journal.exists() && ["annotations", "annotation"].iter().any(|name| root.join(name).exists()) {
@@ -69,7 +69,12 @@ impl Export {
             ));
         }
         fs::create_dir_all(root).map_err(Error::io(root, "create"))?;
-        Ok(Self { root: root.to_path_buf(), journal: Journal::open(&journal)? })
+        let this = Self { root: root.to_path_buf(), journal: Journal::open(&journal)? };
+        // a revision that was stopped has moved files already
+        for record in this.journal.records() {
+            this.settle(record)?;
+        }
+        Ok(this)
     }
 
     /// The folder.
@@ -78,27 +83,35 @@ impl Export {
     }
 
     /// Puts `records` in the place of those in the journal (same pairs, new verdicts) and moves files to where they then
-    /// belong. A run that was stopped on the way is made good by the next one.
+    /// belong. What was stopped on the way is undone by [`Self::open`].
     ///
     /// # Errors
     /// [`Error::Io`]; [`Error::Data`] when files of a pair are nowhere.
     pub fn revise(&mut self, records: &[Record]) -> Result<()> {
         for record in records {
-            let (image, mask) = self.paths(record);
-            let (old_image, old_mask) = self.paths(&Record { accepted: !record.accepted, ..record.clone() });
-            for (path, old) in [(image, old_image), (mask, old_mask)] {
-                if path.exists() {
-                    continue;
-                }
-                if !old.exists() {
-                    return Err(Error::data(path, "is missing", "make the pairs again in another folder"));
-                }
-                let folder = path.parent().unwrap_or(&self.root);
-                fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
-                fs::rename(&old, &path).map_err(Error::io(&old, "move"))?;
+            if let Some(missing) = self.settle(record)? {
+                return Err(Error::data(missing, "is missing", "make the pairs again in another folder"));
             }
         }
         self.journal.replace(records)
+    }
+
+    /// Moves a pair's files to where its verdict wants them; a file that is nowhere, if any.
+    fn settle(&self, record: &Record) -> Result<Option<PathBuf>> {
+        let (image, mask) = self.paths(record);
+        let (old_image, old_mask) = self.paths(&Record { accepted: !record.accepted, ..record.clone() });
+        for (path, old) in [(image, old_image), (mask, old_mask)] {
+            if path.exists() {
+                continue;
+            }
+            if !old.exists() {
+                return Ok(Some(path));
+            }
+            let folder = path.parent().unwrap_or(&self.root);
+            fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
+            fs::rename(&old, &path).map_err(Error::io(&old, "move"))?;
+        }
+        Ok(None)
     }
 
     /// What was written so far.

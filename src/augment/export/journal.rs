@@ -31,7 +31,7 @@ impl Journal {
         let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
         let mut file = options.open(path).map_err(Error::io(path, "open"))?;
         let bytes = fs::read(path).map_err(Error::io(path, "read"))?;
-        let complete = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        let complete = complete_len(&bytes);
         if complete < bytes.len() {
             file.set_len(complete as u64).map_err(Error::io(path, "truncate"))?;
             file.sync_all().map_err(Error::io(path, "write"))?;
@@ -42,25 +42,21 @@ impl Journal {
             let opened = File::open(folder).map_err(Error::io(folder, "open"))?;
             opened.sync_all().map_err(Error::io(folder, "write"))?;
         }
-        let mut journal = Self { path: path.to_path_buf(), file, records: Vec::new(), done: BTreeSet::new() };
-        for (line, text) in (1..).zip(bytes[..complete].split(|&byte| byte == b'\n')) {
-            if !text.is_empty() {
-                journal.read_line(line, text)?;
-            }
-        }
-        Ok(journal)
+        let (records, done) = parse(path, &bytes[..complete])?;
+        Ok(Self { path: path.to_path_buf(), file, records, done })
     }
 
-    fn read_line(&mut self, line: u64, text: &[u8]) -> Result<()> {
-        let bad = |reason: String| {
-            Error::data_line(&self.path, line, reason, "restore the file, or begin a new data root in another folder")
-        };
-        let record: Record = serde_json::from_slice(text).map_err(|error| bad(format!("is no record: {error}")))?;
-        if !self.done.insert(record.index) {
-            return Err(bad(format!("the pair {} has a line already", record.index)));
+    /// The records of a journal that is there, which another process may be writing: nothing is changed.
+    ///
+    /// # Errors
+    /// As [`Self::open`]; [`Error::Data`] when there is none.
+    pub fn read(path: &Path) -> Result<Vec<Record>> {
+        if !path.exists() {
+            let hint = "give a folder that `prsmed augment generate --out` wrote";
+            return Err(Error::data(path, "is not there: the folder holds no pairs", hint));
         }
-        self.records.push(record);
-        Ok(())
+        let bytes = fs::read(path).map_err(Error::io(path, "read"))?;
+        Ok(parse(path, &bytes[..complete_len(&bytes)])?.0)
     }
 
     /// All records, in the order of the lines.
@@ -130,4 +126,25 @@ impl Journal {
         self.records.push(record);
         Ok(())
     }
+}
+
+/// Length of the lines that have their ends.
+fn complete_len(bytes: &[u8]) -> usize {
+    bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1)
+}
+
+/// The records of complete lines and their indices.
+fn parse(path: &Path, bytes: &[u8]) -> Result<(Vec<Record>, BTreeSet<u64>)> {
+    let (mut records, mut done) = (Vec::new(), BTreeSet::new());
+    for (line, text) in (1..).zip(bytes.split(|&byte| byte == b'\n')).filter(|(_, text)| !text.is_empty()) {
+        let bad = |reason: String| {
+            Error::data_line(path, line, reason, "restore the file, or begin a new data root in another folder")
+        };
+        let record: Record = serde_json::from_slice(text).map_err(|error| bad(format!("is no record: {error}")))?;
+        if !done.insert(record.index) {
+            return Err(bad(format!("the pair {} has a line already", record.index)));
+        }
+        records.push(record);
+    }
+    Ok((records, done))
 }

@@ -255,3 +255,38 @@ fn foreign_roots_and_wrong_sizes_are_refused_and_jpeg_masks_become_png() {
     assert!(!root.join("annotations/us.csv").exists());
     assert!(root.join("rejected/us").join(format!("{}_mask.png", record(1, "us", false).name)).exists());
 }
+
+#[test]
+fn a_revision_that_was_stopped_among_the_files_is_undone() {
+    let folder = tempfile::tempdir().unwrap();
+    let mask = GrayImage::from_pixel(8, 6, Luma([255]));
+    let mut export = Export::open(folder.path()).unwrap();
+    for index in 0..2 {
+        export.write(&RgbImage::new(8, 6), MaskSource::Made(&mask), record(index, "ct", true)).unwrap();
+    }
+    let rejected = |index| record(index, "ct", false);
+    // killed after the first pair's picture was moved
+    let (from, to) = (export.paths(&record(0, "ct", true)).0, export.paths(&rejected(0)).0);
+    fs::create_dir_all(to.parent().unwrap()).unwrap();
+    fs::rename(&from, &to).unwrap();
+    drop(export);
+    let mut export = Export::open(folder.path()).unwrap();
+    assert!(from.exists() && !to.exists(), "files are where the journal says");
+    export.revise(&[rejected(0), record(1, "ct", true)]).unwrap();
+    assert!(!from.exists() && to.exists());
+    fs::remove_file(&to).unwrap();
+    let mut export = Export::open(folder.path()).expect("rejected pictures may be thrown away");
+    assert!(export.revise(&[record(0, "ct", true), record(1, "ct", true)]).is_err());
+}
+
+#[test]
+fn reading_a_journal_changes_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join(JOURNAL);
+    assert!(Journal::read(&path).is_err() && !path.exists(), "a foreign folder stays foreign");
+    Journal::open(&path).unwrap().append(record(0, "ct", true)).unwrap();
+    fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"index\":1").unwrap();
+    let before = fs::read(&path).unwrap();
+    assert_eq!(Journal::read(&path).unwrap().len(), 1);
+    assert_eq!(fs::read(&path).unwrap(), before);
+}

@@ -4,9 +4,10 @@
 //! [`super::Thresholds`]. Sources: the filter of MAISI (intensity), otherwise our own.
 
 use image::{GrayImage, Rgb, RgbImage};
+use rayon::prelude::*;
 
 use super::verdict::{Spread, Thresholds, Verdict};
-use crate::augment::hold::{Hold, squared_distances};
+use crate::augment::hold::{Hold, Side, squared_distances};
 use crate::metrics::neighbours::quantile;
 
 /// Brightness of each pixel, row by row.
@@ -195,10 +196,15 @@ pub fn full_weights() -> Vec<f32> {
     vec![1.0; (THUMBNAIL * THUMBNAIL) as usize]
 }
 
-/// Similarities of every pair of thumbnails, for the quantile of [`Thresholds::cosine_quantile`].
-pub fn pair_similarities(thumbnails: &[Thumbnail], weights: &[f32]) -> Vec<f64> {
-    let pairs = thumbnails.iter().enumerate();
-    pairs.flat_map(|(at, one)| thumbnails[at + 1..].iter().map(move |other| one.similarity(other, weights))).collect()
+/// Each thumbnail's similarity to the most similar other one, for the quantile of [`Thresholds::cosine_quantile`]. A
+/// result is compared with its nearest too; a quantile over all pairs would call ever more results copies the more
+/// pictures there are.
+pub fn nearest_similarities(thumbnails: &[Thumbnail], weights: &[f32]) -> Vec<f64> {
+    let nearest = |(at, one): (usize, &Thumbnail)| {
+        let others = thumbnails.iter().enumerate().filter(|(other, _)| *other != at);
+        others.map(|(_, other)| one.similarity(other, weights)).max_by(f64::total_cmp)
+    };
+    thumbnails.par_iter().enumerate().filter_map(nearest).collect()
 }
 
 /// Means over the cells of a grid; a cell smaller than a pixel has that pixel's value.
@@ -233,7 +239,7 @@ pub struct Real {
     pub seam_step: Spread,
     /// Thumbnails of the train pictures.
     pub thumbnails: Vec<Thumbnail>,
-    /// Similarity that a result must not exceed: a quantile of [`pair_similarities`]; `None` judges none.
+    /// Similarity that a result must not exceed: a quantile of [`nearest_similarities`]; `None` judges none.
     pub similarity_max: Option<f64>,
 }
 
@@ -250,6 +256,9 @@ pub struct Candidate<'a> {
     pub hold: Option<&'a Hold>,
 }
 
+/// Least part of the picture around a kept lesion that must be new: with less the pair is its source again.
+const REPAINTED_MIN: f64 = 0.01;
+
 /// All tests of this file, added to `verdict`. Seams are judged only upwards: a border may be smoother than real edges.
 pub fn judge(candidate: &Candidate, real: &Real, thresholds: &Thresholds, verdict: &mut Verdict) {
     let Candidate { source, result, mask, hold } = *candidate;
@@ -258,6 +267,9 @@ pub fn judge(candidate: &Candidate, real: &Real, thresholds: &Thresholds, verdic
     match median_inside(result, mask) {
         Some(median) => verdict.within("median", median, &real.median, thresholds.sigma),
         None => verdict.refuse("the mask is empty or of another size"),
+    }
+    if let Some(hold) = hold.filter(|hold| hold.side == Side::Held) {
+        verdict.at_least("repainted", hold.repaint_frac(), REPAINTED_MIN);
     }
     if let Some(Seam { jump, step }) = hold.and_then(|hold| seam(result, hold)) {
         for (name, value, spread) in [("seam_jump", jump, real.seam_jump), ("seam_step", step, real.seam_step)] {

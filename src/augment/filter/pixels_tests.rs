@@ -37,7 +37,7 @@ fn real() -> Real {
     let of = |get: fn(&Seam) -> f64| Spread::of(&seams.iter().map(get).collect::<Vec<_>>());
     let medians: Vec<f64> = pictures.iter().map(|picture| median_inside(picture, &label()).unwrap()).collect();
     let thumbnails: Vec<Thumbnail> = pictures.iter().map(Thumbnail::of).collect();
-    let similarity_max = quantile(&pair_similarities(&thumbnails, &full_weights()), 0.999);
+    let similarity_max = quantile(&nearest_similarities(&thumbnails, &full_weights()), 0.999);
     Real {
         median: Spread::of(&medians),
         seam_jump: of(|seam| seam.jump),
@@ -136,7 +136,7 @@ fn good_pairs_pass_and_each_fault_has_its_reason() {
     assert!(good.accepted, "{}", good.reason());
     assert_eq!(
         good.scores.keys().map(String::as_str).collect::<Vec<_>>(),
-        ["clipped_more", "median", "pixel_similarity", "seam_jump", "seam_step", "spread"]
+        ["clipped_more", "median", "pixel_similarity", "repainted", "seam_jump", "seam_step", "spread"]
     );
     let failed = |verdict: Verdict, name: &str| {
         assert!(
@@ -157,4 +157,31 @@ fn good_pairs_pass_and_each_fault_has_its_reason() {
     let candidate = Candidate { source: &source, result: &flat, mask: &mask, hold: None };
     judge(&candidate, &real, &Thresholds::default(), &mut blank);
     failed(blank, "spread");
+}
+
+#[test]
+fn new_pictures_are_no_copies_however_many_real_ones_there_are() {
+    let noise = |seed: u64| {
+        let mut rng = rng(seed);
+        Thumbnail::of(&RgbImage::from_fn(24, 24, |_, _| Rgb([rng.random_range(0..=255_u8); 3])))
+    };
+    let real: Vec<Thumbnail> = (0..300).map(noise).collect();
+    let weights = full_weights();
+    let most = quantile(&nearest_similarities(&real, &weights), 0.999).unwrap();
+    let is_copy = |one: &Thumbnail| one.nearest(&real, &weights).unwrap().1 > most;
+    let called = (1000..1100).filter(|&seed| is_copy(&noise(seed))).count();
+    assert!(called <= 3, "{called} of 100 unrelated pictures are called copies");
+    assert!(is_copy(&real[7]));
+    assert!(nearest_similarities(&real[..1], &weights).is_empty());
+}
+
+#[test]
+fn a_pair_in_which_nothing_is_new_is_refused() {
+    let picture = tissue(3, 0);
+    let whole = Hold { held: GrayImage::from_pixel(160, 120, Luma([255])), ..hold(1) };
+    let mask = label();
+    let candidate = Candidate { source: &picture, result: &picture, mask: &mask, hold: Some(&whole) };
+    let mut verdict = Verdict::new();
+    judge(&candidate, &real(), &Thresholds::default(), &mut verdict);
+    assert!(verdict.reason().starts_with("repainted 0.0000 is below"), "{}", verdict.reason());
 }

@@ -1,6 +1,6 @@
 //! What real training pictures of a class measure, the yardstick of the pixel tests.
 
-use super::pixels::{Real, Seam, Thumbnail, full_weights, median_inside, pair_similarities, seam};
+use super::pixels::{Real, Seam, Thumbnail, full_weights, median_inside, nearest_similarities, seam};
 use super::{Spread, Thresholds};
 use crate::Result;
 use crate::augment::hold::{Frame, Hold, HoldOptions};
@@ -32,7 +32,7 @@ pub fn real(pictures: &[(&Path, &Path)], side: u32, thresholds: &Thresholds, see
     let medians: Vec<f64> = measured.iter().filter_map(|m| m.0).collect();
     let seams: Vec<Seam> = measured.iter().filter_map(|m| m.1).collect();
     let thumbnails: Vec<Thumbnail> = measured.into_iter().map(|m| m.2).collect();
-    let similar = pair_similarities(&thumbnails, &full_weights());
+    let similar = nearest_similarities(&thumbnails, &full_weights());
     Ok(Real {
         median: Spread::of(&medians),
         seam_jump: Spread::of(&seams.iter().map(|seam| seam.jump).collect::<Vec<_>>()),
