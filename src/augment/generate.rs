@@ -616,7 +616,9 @@ fn rows_sha256(sources: &[Source], prompts: &[String]) -> String {
             }
         }
     }
-    prompts.iter().for_each(|prompt| add(prompt.as_bytes()));
+    for prompt in prompts {
+        add(prompt.as_bytes());
+    }
     format!("{:x}", hash.finalize())
 }
 

@@ -142,14 +142,14 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         interrupt: &context.interrupt,
     };
     let outcome = trainer::run(&task, &session)?;
-    tell(&outcome, planned, profile.map(|profile| profile.out), args, context)
+    tell(&outcome, planned.as_ref(), profile.as_ref().map(|profile| profile.out.as_path()), args, context)
 }
 
 /// The run's result.
 fn tell(
     outcome: &trainer::Outcome,
-    planned: Option<Plan>,
-    profile: Option<PathBuf>,
+    planned: Option<&Plan>,
+    profile: Option<&Path>,
     args: &Args,
     context: &Context,
 ) -> anyhow::Result<Outcome> {

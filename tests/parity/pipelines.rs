@@ -3,6 +3,8 @@
 //! Weights are closed-form: they are made here, written to safetensors files in the folder's layout, and read back by the
 //! product's own loader.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use prsmed::augment::blueprint::{Blueprint, Part};
 use prsmed::augment::pipeline::{Batch, Generator, Place, PromptPair, encode_prompts, tokenize};
 use prsmed::augment::settings::{AugmentConfig, Decode, Mode, SamplerChoice};
@@ -88,7 +90,11 @@ fn copy(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).unwrap() {
         let path = entry.unwrap().path();
         let target = to.join(path.file_name().unwrap());
-        if path.is_dir() { copy(&path, &target) } else { drop(std::fs::copy(&path, &target).unwrap()) }
+        if path.is_dir() {
+            copy(&path, &target)
+        } else {
+            let _bytes = std::fs::copy(&path, &target).unwrap();
+        }
     }
 }
 
