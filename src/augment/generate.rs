@@ -8,7 +8,10 @@ use super::donor::{self, Bank, DonorOptions, Placed};
 use super::export::{self, Export, LoraUse, MaskSource, Record, Text};
 use super::filter::pixels::{self, Candidate, Real};
 use super::filter::{Thresholds, Verdict, survey};
-use super::hold::{CELL, ColourMatch, Frame, Hold, HoldOptions, field_of_view, paste_exact, paste_vae};
+use super::hold::{
+    AROUND_MAX_PX, CELL, ColourMatch, Frame, Hold, HoldOptions, dilate, field_of_view, paste_exact, paste_vae,
+};
+use super::kept::same_settings;
 use super::pipeline::{Batch, Embedding, Generator, Place, PromptPair, encode_prompts, tokenize};
 use super::prompt::Prompts;
 use super::settings::{AugmentConfig, Mode, Paste};
@@ -19,15 +22,15 @@ use crate::data::restate;
 use crate::data::templates::Templates;
 use crate::event::{Event, Observer};
 use crate::models::diffusion::lora::Adapter;
-use crate::tensor::weights::write_bytes;
-use crate::tensor::{Device, Tensor, dims, ledger, rng};
+use crate::tensor::{Device, Tensor, dims, guard, ledger, rng};
 use crate::{Error, Result};
 use image::{GrayImage, RgbImage};
 use rand::Rng;
 use rayon::prelude::*;
 use serde_json::json;
+use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -189,7 +192,7 @@ impl Generation<'_> {
         let texts = self.texts()?;
         let model_sha256 = self.blueprint.digest()?;
         let mut export = Export::open(self.out)?;
-        self.check_settings(&sources, &model_sha256)?;
+        self.check_settings(&sources, &texts, &model_sha256)?;
         let all = sources.len() * self.config.per_image;
         let missing = |export: &Export| -> Vec<usize> {
             (0..all).filter(|index| !export.journal().done().contains(&(*index as u64))).collect()
@@ -236,32 +239,20 @@ impl Generation<'_> {
     }
 
     /// Refuses to mix pairs of different settings; writes them down at the first run.
-    fn check_settings(&self, sources: &[Source], model_sha256: &str) -> Result<()> {
-        let path = self.out.join(SETTINGS);
-        let batch_free = AugmentConfig { preview_every: 0, ..self.config.clone() };
+    fn check_settings(&self, sources: &[Source], texts: &Texts, model_sha256: &str) -> Result<()> {
+        let preview_free = AugmentConfig { preview_every: 0, ..self.config.clone() };
         let now = json!({
             "format": 1,
-            "augment": batch_free,
+            "augment": preview_free,
             "filter": self.thresholds,
             "filters": self.filters,
             "model_sha256": model_sha256,
             "loras": self.loras,
-            "data_root": self.manifest.root,
+            "data_root": absolute(&self.manifest.root),
             "sources": sources.len(),
+            "rows_sha256": rows_sha256(sources, &texts.texts),
         });
-        if path.exists() {
-            let text = std::fs::read(&path).map_err(Error::io(&path, "read"))?;
-            let before: serde_json::Value = serde_json::from_slice(&text)
-                .map_err(|error| Error::data(&path, error.to_string(), "choose another `--out`"))?;
-            if before != now {
-                let differs = difference(&before, &now);
-                let reason = format!("`{}` holds pairs of other settings ({differs})", self.out.display());
-                return Err(Error::config("--out", reason, "choose another `--out`, or the settings of the first run"));
-            }
-            return Ok(());
-        }
-        let text = serde_json::to_vec_pretty(&now).expect("plain values serialise");
-        write_bytes(&path, &text)
+        same_settings(&self.out.join(SETTINGS), &now, ("--out", "pairs"))
     }
 
     /// What real pictures of each class measure.
@@ -336,7 +327,7 @@ impl Generation<'_> {
         state: &mut State,
     ) -> Result<()> {
         let prepared: Vec<Prepared> = indices.par_iter().map(|&index| work.prepare(index)).collect::<Result<_>>()?;
-        let batch = self.tensors(work, networks.generator, &prepared);
+        let batch = guard::guard(|| Ok(self.tensors(work, networks.generator, &prepared)))?;
         let started = Instant::now();
         let pictures = networks.generator.sample(&batch, networks.embeddings, || ())?;
         state.seconds += started.elapsed().as_secs_f64();
@@ -439,7 +430,7 @@ struct Work<'a> {
 }
 
 impl Work<'_> {
-    /// Everything of a pair that needs no netself.
+    /// Everything of a pair that needs no network.
     fn prepare(&self, index: usize) -> Result<Prepared> {
         let number = index / self.config.per_image;
         let source = &self.sources[number];
@@ -486,10 +477,11 @@ impl Work<'_> {
         let (path, mask) = bank.draw(source.class(), source.mask, rng)?;
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let mut field = field_of_view(&this.picture);
-        // a new lesion next to the old ones, not over them
+        // nothing of the old ones is repainted
         let kept = with_companions(&this.label, &source.companions)?;
-        for (valid, own) in field.iter_mut().zip(kept.iter()) {
-            if *own > 0 {
+        let taken = dilate(&kept, (AROUND_MAX_PX * this.frame.pixels_per_model_pixel()).max(1.0));
+        for (valid, taken) in field.iter_mut().zip(taken.iter()) {
+            if *taken > 0 {
                 *valid = 0;
             }
         }
@@ -547,7 +539,7 @@ impl Work<'_> {
             index: prepared.index as u64,
             name: export::name(source.image, config.mode, prepared.index as u64),
             class: source.class().to_owned(),
-            source_image: source.image.to_path_buf(),
+            source_image: absolute(source.image),
             source_sha256: source.sha256.clone(),
             mode: config.mode,
             paste: config.paste,
@@ -594,6 +586,33 @@ fn texts_of(source: &Source, this: &Prepared, rng: &mut rand_chacha::ChaCha8Rng)
         });
     }
     Ok(texts)
+}
+
+/// The path from the root of the file system: pairs are judged from other folders too.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
+}
+
+/// What pairs are numbered by: pictures, masks and texts of all sources in their order, and the prompts.
+fn rows_sha256(sources: &[Source], prompts: &[String]) -> String {
+    let mut hash = Sha256::new();
+    let mut add = |part: &[u8]| {
+        hash.update((part.len() as u64).to_le_bytes());
+        hash.update(part);
+    };
+    for source in sources {
+        add(source.sha256.as_bytes());
+        for mask in std::iter::once(&source.mask).chain(&source.companions) {
+            add(mask.file_name().unwrap_or_default().as_encoded_bytes());
+        }
+        for row in &source.rows {
+            for text in [&row.modality, &row.question, &row.answer, row.position.as_ref().unwrap_or(&String::new())] {
+                add(text.as_bytes());
+            }
+        }
+    }
+    prompts.iter().for_each(|prompt| add(prompt.as_bytes()));
+    format!("{:x}", hash.finalize())
 }
 
 fn stream(config: &AugmentConfig, purpose: &str, index: u64) -> rand_chacha::ChaCha8Rng {
@@ -667,21 +686,6 @@ fn split(pictures: &Tensor) -> Vec<RgbImage> {
             RgbImage::from_raw(side(w), side(h), bytes).expect("a whole picture")
         })
         .collect()
-}
-
-/// The first setting that differs.
-fn difference(before: &serde_json::Value, now: &serde_json::Value) -> String {
-    let (Some(a), Some(b)) = (before.as_object(), now.as_object()) else {
-        return format!("{before} before, {now} now");
-    };
-    for (key, value) in b {
-        match a.get(key) {
-            Some(other) if other == value => {}
-            Some(other) if value.is_object() => return format!("{key}.{}", difference(other, value)),
-            other => return format!("{key} was {}, is {value}", other.unwrap_or(&serde_json::Value::Null)),
-        }
-    }
-    "the layout of the file".into()
 }
 
 fn summary(export: &Export, rows: usize) -> Summary {

@@ -87,6 +87,9 @@ impl HoldOptions {
     }
 }
 
+/// Widest rim that [`Hold::around`] repaints around a new lesion, in model pixels.
+pub const AROUND_MAX_PX: f64 = 16.0;
+
 /// Which side of the border the sampler must get in full, see [`Hold::latent_mask`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
@@ -162,7 +165,7 @@ impl Hold {
     pub fn around(donor: &GrayImage, frame: &Frame, rng: &mut impl Rng) -> Result<Self> {
         frame.check("donor mask", donor.dimensions())?;
         let unit = frame.pixels_per_model_pixel();
-        let rim_px = (rng.random_range(8.0..=16.0) * unit).max(1.0);
+        let rim_px = (rng.random_range(8.0..=AROUND_MAX_PX) * unit).max(1.0);
         let repaint = dilate(&foreground(donor), rim_px);
         let mut held = repaint;
         held.iter_mut().for_each(|value| *value = 255 - *value);

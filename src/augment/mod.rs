@@ -8,6 +8,7 @@ pub mod export;
 pub mod filter;
 pub mod generate;
 pub mod hold;
+mod kept;
 pub mod pipeline;
 pub mod prompt;
 pub mod quality;

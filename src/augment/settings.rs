@@ -194,6 +194,11 @@ impl AugmentConfig {
         if !(0.0..=1.0).contains(&strength) || strength == 0.0 {
             return wrong("strength", format!("must be above 0 and at most 1, got {strength}"), "0.4 to 0.8 are usual");
         }
+        #[expect(clippy::cast_precision_loss, reason = "at most 1000 steps")]
+        if self.mode != Mode::MaskToImage && strength * (self.steps as f64) < 1.0 {
+            let reason = format!("{strength} of {} steps is less than one step: nothing would be made", self.steps);
+            return wrong("strength", reason, "raise it, or `augment.steps`");
+        }
         if !(1.0..=50.0).contains(&self.guidance) {
             return wrong("guidance", format!("must lie in 1..=50, got {}", self.guidance), "3 to 7.5 are usual");
         }
