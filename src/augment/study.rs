@@ -6,7 +6,8 @@
 //! longer. A synthetic pair counts only when its source is among the real pictures of the study: pairs of others would
 //! bring in pictures that the real arm does not have.
 
-use super::export::Journal;
+use super::export::{Journal, sha256};
+use super::kept::same_settings;
 use crate::data::classical::Augment;
 use crate::data::manifest::{Manifest, Row, Split};
 use crate::data::mix::Ratio;
@@ -18,7 +19,9 @@ use crate::segment::fit::{self, Recipe, Surroundings};
 use crate::segment::task::spread;
 use crate::tensor::weights::write_bytes;
 use crate::{Error, Result};
-use std::collections::{BTreeMap, HashSet};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -86,6 +89,8 @@ pub struct Report {
     pub synthetic_pictures: usize,
     /// Rows that were scored.
     pub test_rows: usize,
+    /// Pictures of these rows; the scores of a picture's rows are averaged before anything is compared.
+    pub test_pictures: usize,
     /// Mean Dice of every run: arm -> one value for each seed.
     pub runs: BTreeMap<&'static str, Vec<f64>>,
     /// Classical against real, by class and over all.
@@ -107,13 +112,14 @@ impl Study<'_> {
         let (rows, pictures) = limited(self.real, self.limit_real);
         let real = Manifest { rows, ..self.real.clone() };
         let (synthetic, pairs) = self.pairs_of(&pictures)?;
-        let both = Arc::new(real.clone().with_extra(synthetic)?);
+        let both = Arc::new(real.clone().with_extra(synthetic.clone())?);
         let real = Arc::new(real);
         let test = spread(self.real.rows_of(Split::Test), self.limit_test);
         if test.is_empty() {
             let hint = "give some rows the split `test`: a study is scored on real pictures that no arm has seen";
             return Err(Error::data(&self.real.root, "there are no `test` rows", hint));
         }
+        self.check_settings(&real, &synthetic, &test)?;
         let seeds: Vec<u64> = (0..self.seeds.1 as u64).map(|i| self.seeds.0 + i).collect();
         let runs = Arm::ALL.len() * seeds.len();
         let mut scores: BTreeMap<&'static str, Vec<Vec<f64>>> = BTreeMap::new();
@@ -133,15 +139,36 @@ impl Study<'_> {
         Ok(report)
     }
 
+    /// Refuses to mix runs of different settings or rows; more seeds are welcome.
+    fn check_settings(&self, real: &Manifest, synthetic: &Manifest, test: &[usize]) -> Result<()> {
+        let mut hash = Sha256::new();
+        let train = real.rows.iter().filter(|row| row.split == Split::Train);
+        for row in train.chain(&synthetic.rows).chain(test.iter().map(|&i| &self.real.rows[i])) {
+            hash.update(format!("{:?}", (&row.modality, row.mask_path.file_name(), &row.question, &row.answer)));
+        }
+        let now = json!({
+            "format": 1,
+            "steps": self.steps,
+            "limit_real": self.limit_real,
+            "limit_test": self.limit_test,
+            "synthetic_ratio": self.ratio,
+            "rows_sha256": format!("{:x}", hash.finalize()),
+            "recipe": self.recipe.text,
+        });
+        std::fs::create_dir_all(self.out).map_err(Error::io(self.out, "create"))?;
+        same_settings(&self.out.join("settings.json"), &now, ("--out", "runs"))
+    }
+
     /// Accepted pairs whose sources are among `pictures`, and their number.
     fn pairs_of(&self, pictures: &HashSet<PathBuf>) -> Result<(Manifest, usize)> {
         let root = &self.synthetic.root;
-        let journal = Journal::open(&root.join(super::export::JOURNAL))?;
-        let real: HashSet<String> = pictures.iter().map(|path| super::export::sha256(path)).collect::<Result<_>>()?;
-        let of_these: HashSet<String> = journal
-            .records()
+        let records = Journal::read(&root.join(super::export::JOURNAL))?;
+        // by name too: the copy of a picture may have a mask that the real arm does not see
+        let key = |path: &Path, sum: String| (path.file_name().map(ToOwned::to_owned), sum);
+        let real: HashSet<_> = pictures.iter().map(|path| Ok(key(path, sha256(path)?))).collect::<Result<_>>()?;
+        let of_these: HashSet<String> = records
             .iter()
-            .filter(|record| record.accepted && real.contains(&record.source_sha256))
+            .filter(|record| record.accepted && real.contains(&key(&record.source_image, record.source_sha256.clone())))
             .map(|record| record.name.clone())
             .collect();
         let is_ours = |row: &&Row| row.mask_path.file_stem().is_some_and(|s| of_these.contains(&*s.to_string_lossy()));
@@ -197,7 +224,16 @@ impl Study<'_> {
         seeds: Vec<u64>,
         (real_pictures, synthetic_pictures): (usize, usize),
     ) -> Result<Report> {
-        let groups: Vec<String> = test.iter().map(|&row| self.real.rows[row].modality.clone()).collect();
+        // a picture with several masks may lie there once for each
+        let pictures: Vec<String> =
+            test.iter().map(|&row| sha256(&self.real.rows[row].image_path)).collect::<Result<_>>()?;
+        let scores: BTreeMap<&'static str, Vec<Vec<f64>>> = scores
+            .iter()
+            .map(|(arm, runs)| (*arm, runs.iter().map(|dice| by_picture(&pictures, dice)).collect()))
+            .collect();
+        let mut seen = HashSet::new();
+        let firsts = test.iter().zip(&pictures).filter(|(_, picture)| seen.insert(*picture));
+        let groups: Vec<String> = firsts.map(|(&row, _)| self.real.rows[row].modality.clone()).collect();
         let compare = |baseline: Arm, other: Arm| {
             let (baseline, other) = (&scores[baseline.name()], &scores[other.name()]);
             paired::compare(&Scores { groups: &groups, baseline, other }, self.seeds.0)
@@ -211,6 +247,7 @@ impl Study<'_> {
             real_pictures,
             synthetic_pictures,
             test_rows: test.len(),
+            test_pictures: groups.len(),
             runs: scores.iter().map(|(arm, runs)| (*arm, runs.iter().map(mean).collect())).collect(),
             classical: compare(Arm::Real, Arm::Classical)?,
             verdict: synthetic.last().map_or(Verdict::NoGain, |all| all.verdict),
@@ -225,6 +262,27 @@ impl Study<'_> {
         write_bytes(&self.out.join("study.svg"), report.svg().as_bytes())?;
         write_bytes(&self.out.join("study.txt"), report.table().as_bytes())
     }
+}
+
+/// The mean of each picture's scores, in the order of their first rows: rows about one picture are no independent
+/// samples, and intervals over them would be too narrow.
+fn by_picture(pictures: &[String], scores: &[f64]) -> Vec<f64> {
+    let mut places: HashMap<&str, usize> = HashMap::new();
+    let mut sums: Vec<(f64, f64)> = Vec::new();
+    for (picture, score) in pictures.iter().zip(scores) {
+        let place = *places.entry(picture).or_insert(sums.len());
+        if place == sums.len() {
+            sums.push((0.0, 0.0));
+        }
+        sums[place].0 += score;
+        sums[place].1 += 1.0;
+    }
+    sums.into_iter().map(|(sum, count)| sum / count).collect()
+}
+
+/// Training rows of a study that uses `limit` real pictures.
+pub fn training_rows(manifest: &Manifest, limit: usize) -> usize {
+    limited(manifest, limit).0.iter().filter(|row| row.split == Split::Train).count()
 }
 
 /// Rows of at most `limit` training pictures, spread evenly over each class, with all rows of the other splits; and the
@@ -253,11 +311,12 @@ impl Report {
     /// The table for people.
     pub fn table(&self) -> String {
         let mut out = format!(
-            "{} steps, {} seeds, {} real and {} synthetic training pictures, {} test rows\n\n",
+            "{} steps, {} seeds, {} real and {} synthetic training pictures, {} test pictures with {} rows\n\n",
             self.steps,
             self.seeds.len(),
             self.real_pictures,
             self.synthetic_pictures,
+            self.test_pictures,
             self.test_rows
         );
         let parts = [
@@ -326,5 +385,16 @@ impl Observer for Quiet<'_> {
         ) {
             self.inner.on(event);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_a_picture_are_one_sample() {
+        let pictures = ["b", "a", "b", "b"].map(str::to_owned);
+        assert_eq!(by_picture(&pictures, &[0.0, 0.5, 0.3, 0.6]), [0.3, 0.5]);
     }
 }

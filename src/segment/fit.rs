@@ -61,8 +61,9 @@ pub fn assemble(recipe: &Recipe, manifest: &Manifest, resume: Option<&Path>, aro
         allow_partial: false,
     };
     let Some(folder) = resume else {
-        let texts: Vec<&str> =
-            manifest.rows.iter().flat_map(|row| [row.question.as_str(), row.answer.as_str()]).collect();
+        // without the extra rows: a run with them starts from the model of the run without
+        let real = manifest.rows.iter().filter(|row| !row.synthetic);
+        let texts: Vec<&str> = real.flat_map(|row| [row.question.as_str(), row.answer.as_str()]).collect();
         return setup::create(&recipe.model, recipe.lora, &manifest.modalities, &texts, build);
     };
     verify_folder(folder).map_err(suggest_best)?;

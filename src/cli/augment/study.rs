@@ -1,6 +1,6 @@
 //! `prsmed augment study`.
 
-use crate::augment::study::Study;
+use crate::augment::study::{self, Study};
 use crate::cli::data::RootArgs;
 use crate::cli::plan::SettingsArgs;
 use crate::cli::report::Outcome;
@@ -111,7 +111,7 @@ fn steps(args: &Args, config: &RunConfig, real: &Manifest) -> Result<u64> {
         }
         return Ok(steps);
     }
-    let rows = real.rows_of(crate::data::manifest::Split::Train).len();
+    let rows = study::training_rows(real, args.limit_real);
     let batch = config.train.micro_batch * config.train.accumulation;
     let whole = rows.div_ceil(batch.max(1)) as u64 * config.train.epochs;
     Ok(if config.train.max_steps > 0 { whole.min(config.train.max_steps) } else { whole }.max(1))
