@@ -214,6 +214,7 @@ impl Generation<'_> {
                 sources: &sources,
                 texts: &texts,
                 real: &real,
+                bank: Bank::new(sources.iter().flat_map(|source| source.rows.iter().copied())),
                 model_sha256,
             };
             let networks = Networks { generator: &generator, embeddings: &embeddings };
@@ -431,6 +432,8 @@ struct Work<'a> {
     sources: &'a [Source<'a>],
     texts: &'a Texts,
     real: &'a HashMap<String, Real>,
+    /// Masks to insert.
+    bank: Bank,
     model_sha256: String,
 }
 
@@ -478,8 +481,7 @@ impl Work<'_> {
 
     /// Adds a donor's mask to the picture's own.
     fn insert(&self, source: &Source, this: &mut Prepared, rng: &mut rand_chacha::ChaCha8Rng) -> Result<()> {
-        let bank = Bank::new(self.sources.iter().flat_map(|source| source.rows.iter().copied()));
-        let (path, mask) = bank.draw(source.class(), source.mask, rng)?;
+        let (path, mask) = self.bank.draw(source.class(), source.mask, rng)?;
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let mut field = field_of_view(&this.picture);
         // nothing of the old ones is repainted
@@ -526,9 +528,6 @@ impl Work<'_> {
         if let Some(real) = self.real.get(self.sources[prepared.source].class()) {
             let candidate =
                 Candidate { source: original, result: &picture, mask: &prepared.label, hold: hold.as_ref() };
-            // a varied picture is near its source by intention
-            let varied = Real { similarity_max: None, ..real.clone() };
-            let real = if self.config.mode == Mode::Img2img { &varied } else { real };
             pixels::judge(&candidate, real, self.thresholds, &mut verdict);
         }
         Ok((picture, verdict))

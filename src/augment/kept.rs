@@ -10,7 +10,7 @@ use std::path::Path;
 ///
 /// # Errors
 /// [`Error::Config`] naming the first setting that differs; [`Error::Data`] for a damaged file; [`Error::Io`].
-pub(super) fn same_settings(path: &Path, now: &Value, (flag, what): (&str, &str)) -> Result<()> {
+pub(in crate::augment) fn same_settings(path: &Path, now: &Value, (flag, what): (&str, &str)) -> Result<()> {
     if !path.exists() {
         return write_bytes(path, &serde_json::to_vec_pretty(now).expect("plain values serialise"));
     }

@@ -125,9 +125,9 @@ pub fn encode_prompts(
                     let ids = on(place.device, &Tensor::from_slice(ids).view([1, -1]));
                     let out = encoder.forward(&ids);
                     let context = if sdxl { out.penultimate } else { out.last };
-                    contexts[text].push(context.squeeze_dim(0).copy());
+                    contexts[text].push(to_host(&context.squeeze_dim(0)));
                     if projects {
-                        pooled[text] = out.pooled.map(|p| p.squeeze_dim(0).copy());
+                        pooled[text] = out.pooled.map(|p| to_host(&p.squeeze_dim(0)));
                     }
                 });
                 Ok(())
@@ -187,6 +187,16 @@ impl std::fmt::Debug for Generator {
 /// `tensor` on the device; on the meta device only its sizes.
 fn on(device: Device, tensor: &Tensor) -> Tensor {
     if device == META { Tensor::empty(tensor.size(), (tensor.kind(), META)) } else { tensor.to_device(device) }
+}
+
+/// A copy where it does not take the card's memory; nobody counts the host of a rehearsed card.
+fn to_host(tensor: &Tensor) -> Tensor {
+    match tensor.device() {
+        Device::Cpu => tensor.copy(),
+        META if meta::target() == meta::Target::Cpu => tensor.copy(),
+        META => Tensor::empty(tensor.size(), (tensor.kind(), Device::Cpu)),
+        _ => tensor.to_device(Device::Cpu),
+    }
 }
 
 fn merge(store: &Store, component: lora::Component, adapters: &[(Vec<Adapter>, f64)]) -> Result<()> {
@@ -361,7 +371,8 @@ impl Generator {
         let device = self.place.device;
         let stacked = |of: &dyn Fn(&Embedding) -> Tensor| {
             let rows: Vec<Tensor> = rows.iter().map(|&row| of(&embeddings[row])).collect();
-            Tensor::stack(&rows, 0).to_device(device)
+            let stacked = Tensor::stack(&rows, 0);
+            if stacked.device() == device { stacked } else { on(device, &stacked) }
         };
         let context = stacked(&|e| e.context.shallow_clone());
         let added = embeddings.first().and_then(|e| e.pooled.as_ref()).map(|_| {

@@ -110,11 +110,12 @@ impl Study<'_> {
     /// [`Error::Data`] without test rows or without pairs of these sources; as [`fit::fit`]; [`Error::Interrupted`].
     pub fn run(&self, around: Surroundings) -> Result<Report> {
         let (rows, pictures) = limited(self.real, self.limit_real);
-        let real = Manifest { rows, ..self.real.clone() };
+        let real = self.repeated(&Manifest { rows, ..self.real.clone() });
         let (synthetic, pairs) = self.pairs_of(&pictures)?;
+        let synthetic = self.repeated(&synthetic);
         let both = Arc::new(real.clone().with_extra(synthetic.clone())?);
         let real = Arc::new(real);
-        let test = spread(self.real.rows_of(Split::Test), self.limit_test);
+        let test = spread(self.unseen_test_rows(around.observer)?, self.limit_test);
         if test.is_empty() {
             let hint = "give some rows the split `test`: a study is scored on real pictures that no arm has seen";
             return Err(Error::data(&self.real.root, "there are no `test` rows", hint));
@@ -137,6 +138,44 @@ impl Study<'_> {
         let report = self.report(&scores, &test, seeds, (pictures.len(), pairs))?;
         self.write(&report)?;
         Ok(report)
+    }
+
+    /// The training rows so often that no epoch ends within a training: the short last batch of an epoch would give the
+    /// arm with fewer rows fewer samples for a step.
+    fn repeated(&self, manifest: &Manifest) -> Manifest {
+        let train = &self.recipe.train;
+        let needed =
+            usize::try_from(self.steps).unwrap_or(usize::MAX).saturating_mul(train.micro_batch * train.accumulation);
+        let once: Vec<Row> = manifest.rows.iter().filter(|row| row.split == Split::Train).cloned().collect();
+        let times = needed.div_ceil(once.len().max(1)) + 1;
+        let mut rows: Vec<Row> = manifest.rows.iter().filter(|row| row.split != Split::Train).cloned().collect();
+        for _ in 0..times {
+            rows.extend(once.iter().cloned());
+        }
+        Manifest { rows, ..manifest.clone() }
+    }
+
+    /// Test rows whose pictures are not training pictures too.
+    fn unseen_test_rows(&self, observer: &dyn Observer) -> Result<Vec<usize>> {
+        let sums_of = |split: Split| -> Result<HashSet<String>> {
+            let pictures: HashSet<&PathBuf> =
+                self.real.rows_of(split).into_iter().map(|row| &self.real.rows[row].image_path).collect();
+            pictures.into_iter().map(|path| sha256(path)).collect()
+        };
+        let seen = sums_of(Split::Train)?;
+        let all = self.real.rows_of(Split::Test);
+        let mut kept = Vec::new();
+        for &row in &all {
+            if !seen.contains(&sha256(&self.real.rows[row].image_path)?) {
+                kept.push(row);
+            }
+        }
+        if kept.len() < all.len() {
+            let text =
+                format!("{} test rows show pictures that are training pictures too: left out", all.len() - kept.len());
+            observer.on(&Event::Warning(text));
+        }
+        Ok(kept)
     }
 
     /// Refuses to mix runs of different settings or rows; more seeds are welcome.
@@ -283,6 +322,13 @@ fn by_picture(pictures: &[String], scores: &[f64]) -> Vec<f64> {
 /// Training rows of a study that uses `limit` real pictures.
 pub fn training_rows(manifest: &Manifest, limit: usize) -> usize {
     limited(manifest, limit).0.iter().filter(|row| row.split == Split::Train).count()
+}
+
+/// The data of a study with `limit` real training pictures (0 = all): what pairs for it may be made from and judged by.
+#[must_use]
+pub fn limited_to(manifest: Manifest, limit: usize) -> Manifest {
+    let (rows, _) = limited(&manifest, limit);
+    Manifest { rows, ..manifest }
 }
 
 /// Rows of at most `limit` training pictures, spread evenly over each class, with all rows of the other splits; and the

@@ -64,14 +64,17 @@ impl AugmentRun {
     /// As [`Self::rehearse`].
     pub fn fitted(&self, blueprint: &Blueprint, machine: &Machine, headroom_frac: f64) -> Result<Option<(Self, Plan)>> {
         let with = |batch: usize, decode: Decode| {
-            let augment = AugmentConfig { batch, decode, ..self.augment.clone() };
+            // tiles of half the side where the side is one tile
+            let half = (self.augment.image_size / 2).max(64) / 64 * 64;
+            let tile_px = if decode == Decode::Tiled { self.augment.tile_px.min(half) } else { self.augment.tile_px };
+            let augment = AugmentConfig { batch, decode, tile_px, ..self.augment.clone() };
             Self { augment, ..self.clone() }
         };
         let fits = |run: &Self, costs: bool| -> Result<Option<Plan>> {
             let plan = Plan::of(&run.rehearse(blueprint, PROMPTS, machine, costs)?, machine);
             Ok(search::has_headroom(&plan, headroom_frac).then_some(plan))
         };
-        let tiles = self.augment.image_size > self.augment.tile_px;
+        let tiles = self.augment.image_size >= 128;
         for decode in [Decode::Sliced, Decode::Tiled] {
             if decode == Decode::Tiled && !tiles {
                 continue;

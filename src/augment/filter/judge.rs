@@ -8,6 +8,7 @@
 use super::{Thresholds, Verdict, sheet};
 use crate::augment::export::{Export, Record, sha256};
 use crate::augment::hold::dilate;
+use crate::augment::kept::same_settings;
 use crate::augment::quality::{self, Pictures};
 use crate::augment::settings::Mode;
 use crate::data::decode;
@@ -24,6 +25,7 @@ use crate::tensor::{Kind, Tensor, rng};
 use crate::{Error, Result};
 use image::GrayImage;
 use rand::seq::SliceRandom;
+use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -94,6 +96,8 @@ impl Judges {
             return Err(Error::config("--judges", reason, "choose another folder"));
         }
         std::fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
+        let settings = json!({ "format": 1, "folds": count, "recipe": recipe.text });
+        same_settings(&folder.join("settings.json"), &settings, ("--judges", "judges"))?;
         write_bytes(&folder.join(FOLDS), &serde_json::to_vec_pretty(&folds).expect("plain values serialise"))?;
         let this = Self { folder: folder.to_path_buf(), folds, count };
         let sums = sums(real)?;
@@ -158,7 +162,7 @@ impl Judges {
                 let dice = score(&assembly, &row.image_path, &decode::mask(&row.mask_path)?, &row.question)?.0;
                 agreement.entry(row.modality.clone()).or_default().push(dice);
             }
-            let features = nearness(&assembly, real, export, (&records, &own), thresholds, around)?;
+            let features = nearness(&assembly, real, &sums, export, (&records, &own), thresholds, around)?;
             for &i in &own {
                 if around.interrupt.load(Ordering::SeqCst) {
                     return Err(Error::Interrupted);
@@ -341,6 +345,7 @@ struct Nearness {
 fn nearness(
     assembly: &Assembly,
     real: &Manifest,
+    sums: &HashMap<PathBuf, String>,
     export: &Export,
     (records, own): (&[Record], &[usize]),
     thresholds: &Thresholds,
@@ -366,7 +371,21 @@ fn nearness(
         let pairs = members.iter().map(|&i| export.paths(&records[i])).collect::<Vec<_>>();
         let query = features(assembly, mode, &pairs, around)?;
         let distances = knn_distance(&query, &reference, NEIGHBOURS)?;
-        let cosines = max_cosine(&query, &reference)?;
+        let own_picture =
+            |i: &usize| rows.iter().position(|row| sums.get(&row.image_path) == Some(&records[*i].source_sha256));
+        let cosines = members
+            .iter()
+            .enumerate()
+            .map(|(at, i)| {
+                // its own source shares a layout with it, and what is held
+                let at = i64::try_from(at).expect("a few pairs");
+                let own = own_picture(i);
+                let others: Vec<i64> =
+                    (0_i64..).zip(0..rows.len()).filter(|(_, row)| Some(*row) != own).map(|(row, _)| row).collect();
+                let others = reference.index_select(0, &Tensor::from_slice(&others));
+                Ok(max_cosine(&query.narrow(0, at, 1), &others)?[0])
+            })
+            .collect::<Result<Vec<f64>>>()?;
         let distance_max = quantile(&knn_distance_within(&reference, NEIGHBOURS)?, thresholds.knn_quantile);
         let cosine_max = quantile(&max_cosine_within(&reference)?, thresholds.cosine_quantile);
         for ((i, distance), cosine) in members.into_iter().zip(distances).zip(cosines) {

@@ -178,10 +178,9 @@ impl Thumbnail {
         if aa > 1e-9 && bb > 1e-9 { ab / (aa * bb).sqrt() } else { 0.0 }
     }
 
-    /// The most similar of `others` and its similarity; `None` without any.
-    pub fn nearest(&self, others: &[Self], weights: &[f32]) -> Option<(usize, f64)> {
-        let similarities = others.iter().map(|other| self.similarity(other, weights));
-        similarities.enumerate().max_by(|a, b| a.1.total_cmp(&b.1))
+    /// The similarity of the most similar of `others`; `None` without any.
+    pub fn nearest(&self, others: &[&Self], weights: &[f32]) -> Option<f64> {
+        others.iter().map(|other| self.similarity(other, weights)).max_by(f64::total_cmp)
     }
 }
 
@@ -281,7 +280,11 @@ pub fn judge(candidate: &Candidate, real: &Real, thresholds: &Thresholds, verdic
         }
     }
     let weights = hold.map_or_else(full_weights, repaint_weights);
-    if let Some((_, similarity)) = Thumbnail::of(result).nearest(&real.thumbnails, &weights) {
+    let (own, result) = (Thumbnail::of(source), Thumbnail::of(result));
+    // a part of the noise schedule leaves the source's layout: that is no copy of another picture
+    verdict.note("source_similarity", result.similarity(&own, &weights));
+    let others: Vec<&Thumbnail> = real.thumbnails.iter().filter(|other| **other != own).collect();
+    if let Some(similarity) = result.nearest(&others, &weights) {
         match real.similarity_max {
             Some(most) => verdict.at_most("pixel_similarity", similarity, most),
             None => verdict.note("pixel_similarity", similarity),

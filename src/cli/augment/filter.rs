@@ -5,6 +5,7 @@ use crate::augment::export::Export;
 use crate::augment::filter::Thresholds;
 use crate::augment::filter::judge::{Judged, Judges};
 use crate::augment::generate::SETTINGS;
+use crate::augment::study;
 use crate::cli::data::RootArgs;
 use crate::cli::report::Outcome;
 use crate::cli::{Context, make_folder};
@@ -41,6 +42,9 @@ pub(in crate::cli) struct Args {
     /// Optimizer steps of each judge [default: those of the settings]
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
+    /// Use N real training pictures, spread evenly over each class, as `augment study --limit-real N` does; 0 = all
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    limit_real: usize,
     /// Keep at most N pairs: the ones that are too easy go first; 0 = all
     #[arg(long, value_name = "N", default_value_t = 0)]
     keep: usize,
@@ -53,7 +57,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let resolved = args.settings.resolve(args.steps.into_iter().flat_map(steps))?;
     let text = resolved.to_toml();
     let config = resolved.config;
-    let real = args.data.open()?;
+    let real = study::limited_to(args.data.open()?, args.limit_real);
     let thresholds = thresholds(&args.synthetic, &args.thresholds)?;
     let mut export = existing(&args.synthetic)?;
     let folder = args.judges.clone().unwrap_or_else(|| args.synthetic.join("judges"));

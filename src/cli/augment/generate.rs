@@ -6,6 +6,7 @@ use crate::augment::export::{Export, LoraUse, sha256};
 use crate::augment::filter::judge::{Judged, Judges};
 use crate::augment::generate::{Generation, Summary};
 use crate::augment::settings::Mode;
+use crate::augment::study;
 use crate::cli::data::RootArgs;
 use crate::cli::report::Outcome;
 use crate::cli::{Context, make_folder, plan};
@@ -53,6 +54,9 @@ pub(in crate::cli) struct Args {
     /// First N source pictures; 0 = all
     #[arg(long, value_name = "N", default_value_t = 0)]
     limit: usize,
+    /// Use N real training pictures, spread evenly over each class, as `augment study --limit-real N` does; 0 = all
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    limit_real: usize,
     /// A folder in diffusers' layout, hub:owner/name[@rev], or random:tiny|sd15|sd21|sdxl [default: SDXL, from the hub]
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
@@ -84,7 +88,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Done);
     }
     let run = resolved.config;
-    let manifest = args.data.open()?;
+    let manifest = study::limited_to(args.data.open()?, args.limit_real);
     make_folder("--out", &args.out)?;
     let (adapters, loras) = read_loras(&args.loras, context)?;
     let blueprint = blueprint(&run, context)?;
