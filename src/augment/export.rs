@@ -61,7 +61,8 @@ impl Export {
     /// As [`Journal::open`]; [`Error::Io`]; [`Error::Data`] when `root` holds annotations but no journal: it is somebody's data set.
     pub fn open(root: &Path) -> Result<Self> {
         let journal = root.join(JOURNAL);
-        if !journal.exists() && ["annotations", "annotation"].iter().any(|name| root.join(name).exists()) {
+        let existed = journal.exists();
+        if !existed && ["annotations", "annotation"].iter().any(|name| root.join(name).exists()) {
             return Err(Error::data(
                 root,
                 format!("is a data root without `{JOURNAL}`; nothing was written"),
@@ -73,6 +74,9 @@ impl Export {
         // a revision that was stopped has moved files already
         for record in this.journal.records() {
             this.settle(record)?;
+        }
+        if existed {
+            remove_unfinished(root, 3)?;
         }
         Ok(this)
     }
@@ -215,6 +219,23 @@ pub fn drop_pairs_of_held_out(manifest: &mut Manifest) -> Result<usize> {
     let before = manifest.rows.len();
     manifest.rows.retain(|row| !row.synthetic || !leaking.contains(&row.mask_path));
     Ok(before - manifest.rows.len())
+}
+
+/// Removes files that a stopped run was writing: `NAME.tmp-...`, in `folder` and so many levels of folders below it.
+fn remove_unfinished(folder: &Path, levels: usize) -> Result<()> {
+    const WRITTEN: [&str; 4] = [".png.tmp-", ".csv.tmp-", ".json.tmp-", ".jsonl.tmp-"];
+    for entry in fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
+        let path = entry.map_err(Error::io(folder, "list"))?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if path.is_dir() {
+            if levels > 0 {
+                remove_unfinished(&path, levels - 1)?;
+            }
+        } else if WRITTEN.iter().any(|part| name.contains(part)) {
+            fs::remove_file(&path).map_err(Error::io(&path, "remove"))?;
+        }
+    }
+    Ok(())
 }
 
 /// The bytes of one annotation file and its number of rows.

@@ -315,6 +315,8 @@ fn killed_generation_ends_with_the_same_bytes() {
     let all = journal(made()).len();
     let before = lines(&out);
     assert!(before < all, "it was killed too late");
+    // What the moment of the kill may have left.
+    fs::write(out.join("abdomen_CT/train_images/cut_off.png.tmp-a1B2c3"), "half a picture").unwrap();
     let ran = run(generate(phantoms(), &out, &[]).arg("--json"));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let result = objects(&ran.stdout).pop().unwrap();

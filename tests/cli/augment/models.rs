@@ -125,7 +125,7 @@ fn a_folder_a_hub_and_its_cache_make_the_same_pairs() {
     let pairs = files_of(&from_folder);
     assert!(pairs.len() > 10);
     let sum = journal(&from_folder)[0]["model_sha256"].as_str().unwrap().to_owned();
-    assert_eq!(sum.len(), 32);
+    assert_eq!(sum.len(), 64);
     let address = serve(&model);
     let from_hub = path("pairs-of-a-hub");
     let hub = ["--limit", "3", "--model", "hub:owner/name"];
