@@ -3,34 +3,30 @@
 //! Every random choice of a pair comes from the run's seed and the pair's index alone, and batches are the same in every
 //! run, so that a killed run goes on with what is missing and ends with the same files.
 
+mod pair;
+
+use self::pair::{Prepared, Source, Work, absolute, side_of, stream};
 use super::blueprint::Blueprint;
-use super::donor::{self, Bank, DonorOptions, Placed};
-use super::export::{self, Export, LoraUse, MaskSource, Record, Text};
-use super::filter::pixels::{self, Candidate, Real};
+use super::donor::Bank;
+use super::export::{self, Export, LoraUse, MaskSource};
+use super::filter::pixels::Real;
 use super::filter::{Thresholds, Verdict, survey};
-use super::hold::{
-    AROUND_MAX_PX, CELL, ColourMatch, Frame, Hold, HoldOptions, dilate, field_of_view, paste_exact, paste_vae,
-};
+use super::hold::CELL;
 use super::kept::same_settings;
 use super::pipeline::{Batch, Embedding, Generator, Place, PromptPair, encode_prompts, tokenize};
 use super::prompt::Prompts;
-use super::settings::{AugmentConfig, Mode, Paste};
-use crate::data::decode;
-use crate::data::image::foreground;
-use crate::data::manifest::{Manifest, Row, Split};
-use crate::data::restate;
-use crate::data::templates::Templates;
+use super::settings::{AugmentConfig, Mode};
+use crate::data::manifest::{Manifest, Split};
 use crate::event::{Event, Observer};
 use crate::models::diffusion::lora::Adapter;
-use crate::tensor::{Device, Tensor, dims, guard, ledger, rng};
+use crate::tensor::{Device, Tensor, dims, guard, ledger};
 use crate::{Error, Result};
 use image::{GrayImage, RgbImage};
-use rand::Rng;
 use rayon::prelude::*;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -95,24 +91,6 @@ pub struct Summary {
     pub images_per_s: f64,
     /// Pictures at once at the end: less than asked for after running out of memory.
     pub batch: usize,
-}
-
-/// A train picture with its mask and all rows about them.
-#[derive(Debug)]
-struct Source<'a> {
-    image: &'a Path,
-    /// SHA-256 of its file.
-    sha256: String,
-    mask: &'a Path,
-    /// Other masks of the same picture: what a text compares the lesion with must stay too.
-    companions: Vec<&'a Path>,
-    rows: Vec<&'a Row>,
-}
-
-impl Source<'_> {
-    fn class(&self) -> &str {
-        &self.rows[0].modality
-    }
 }
 
 /// Train pictures of a manifest in the order of their first rows.
@@ -424,177 +402,18 @@ impl Generation<'_> {
     }
 }
 
-/// The part of the job that needs no network, and runs on many threads.
-struct Work<'a> {
-    config: &'a AugmentConfig,
-    thresholds: &'a Thresholds,
-    loras: &'a [LoraUse],
-    sources: &'a [Source<'a>],
-    texts: &'a Texts,
-    real: &'a HashMap<String, Real>,
-    /// Masks to insert.
-    bank: Bank,
-    model_sha256: String,
+struct Networks<'a> {
+    generator: &'a Generator,
+    embeddings: &'a [Embedding],
 }
 
-impl Work<'_> {
-    /// Everything of a pair that needs no network.
-    fn prepare(&self, index: usize) -> Result<Prepared> {
-        let number = index / self.config.per_image;
-        let source = &self.sources[number];
-        let mut rng = stream(self.config, "augment", index as u64);
-        let seed = rng.random();
-        let picture = decode::picture(source.image)?.to_rgb8();
-        let own = foreground(&decode::mask(source.mask)?);
-        if own.dimensions() != picture.dimensions() {
-            let reason = format!("the mask is {:?}, its image {:?}", own.dimensions(), picture.dimensions());
-            return Err(Error::data(source.mask, reason, "export image and mask at one size"));
-        }
-        let frame = Frame::new(picture.dimensions(), side_of(self.config)?)?;
-        let options = HoldOptions::default();
-        let mut this = Prepared {
-            index,
-            source: number,
-            seed,
-            frame,
-            picture,
-            label: own,
-            label_is_new: false,
-            hold: None,
-            donor: None,
-            texts: Vec::new(),
-            failure: None,
-        };
-        match self.config.mode {
-            Mode::KeepLesion => {
-                let field = field_of_view(&this.picture);
-                let kept = with_companions(&this.label, &source.companions)?;
-                this.hold = Some(Hold::draw(&kept, Some(&field), &this.frame, &options, &mut rng)?);
-            }
-            Mode::EditLesion => this.hold = Some(Hold::around(&this.label, &this.frame, &mut rng)?),
-            Mode::InsertLesion => self.insert(source, &mut this, &mut rng)?,
-            Mode::MaskToImage | Mode::Img2img => {}
-        }
-        this.texts = texts_of(source, &this, &mut rng)?;
-        Ok(this)
-    }
-
-    /// Adds a donor's mask to the picture's own.
-    fn insert(&self, source: &Source, this: &mut Prepared, rng: &mut rand_chacha::ChaCha8Rng) -> Result<()> {
-        let (path, mask) = self.bank.draw(source.class(), source.mask, rng)?;
-        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let mut field = field_of_view(&this.picture);
-        // nothing of the old ones is repainted
-        let kept = with_companions(&this.label, &source.companions)?;
-        let taken = dilate(&kept, (AROUND_MAX_PX * this.frame.pixels_per_model_pixel()).max(1.0));
-        for (valid, taken) in field.iter_mut().zip(taken.iter()) {
-            if *taken > 0 {
-                *valid = 0;
-            }
-        }
-        match donor::place(&foreground(&mask), &name, &field, &DonorOptions::default(), rng) {
-            Ok(placed) => {
-                this.hold = Some(Hold::around(&placed.mask, &this.frame, rng)?);
-                for (own, new) in this.label.iter_mut().zip(placed.mask.iter()) {
-                    *own = (*own).max(*new);
-                }
-                this.label_is_new = true;
-                this.donor = Some(placed);
-            }
-            Err(reason) => this.failure = Some(reason),
-        }
-        Ok(())
-    }
-
-    /// The picture at its own size with what was held, and what the filter says.
-    fn finish(&self, prepared: &Prepared, square: &RgbImage) -> Result<(RgbImage, Verdict)> {
-        let Prepared { picture: original, hold, .. } = prepared;
-        let generated = prepared.frame.to_picture(square)?;
-        let picture = match (hold, self.config.paste) {
-            (Some(hold), paste) => {
-                let generated = ColourMatch::fit(original, &generated, hold)?.apply(&generated);
-                if paste == Paste::Exact {
-                    paste_exact(original, &generated, hold)?
-                } else {
-                    paste_vae(original, &generated)
-                }
-            }
-            (None, _) => paste_vae(original, &generated),
-        };
-        let mut verdict = Verdict::new();
-        if let Some(reason) = &prepared.failure {
-            verdict.refuse(reason.clone());
-        }
-        if let Some(real) = self.real.get(self.sources[prepared.source].class()) {
-            let candidate =
-                Candidate { source: original, result: &picture, mask: &prepared.label, hold: hold.as_ref() };
-            pixels::judge(&candidate, real, self.thresholds, &mut verdict);
-        }
-        Ok((picture, verdict))
-    }
-
-    fn record(&self, prepared: &Prepared, verdict: &Verdict) -> Record {
-        let config = self.config;
-        let source = &self.sources[prepared.source];
-        let pair = self.texts.pairs[prepared.index];
-        let hold = prepared.hold.as_ref();
-        let boxes = hold.map(|hold| hold.decoys.iter().map(|b| [b.left, b.top, b.right, b.bottom]).collect());
-        Record {
-            index: prepared.index as u64,
-            name: export::name(source.image, config.mode, prepared.index as u64),
-            class: source.class().to_owned(),
-            source_image: absolute(source.image),
-            source_sha256: source.sha256.clone(),
-            mode: config.mode,
-            paste: config.paste,
-            model: config.model.clone(),
-            model_sha256: self.model_sha256.clone(),
-            loras: self.loras.to_vec(),
-            prompt: self.texts.texts[pair.positive].clone(),
-            negative: self.texts.texts[pair.negative].clone(),
-            seed: prepared.seed,
-            steps: u32::try_from(config.steps).unwrap_or(u32::MAX),
-            guidance: config.guidance,
-            strength: config.strength,
-            sampler: serde_json::to_value(config.sampler)
-                .ok()
-                .and_then(|name| name.as_str().map(str::to_owned))
-                .unwrap_or_default(),
-            donor: prepared.donor.as_ref().map(|placed| placed.donor.clone()),
-            mask_transform: prepared.donor.as_ref().map(|placed| placed.transform),
-            rim_px: hold.map_or(0.0, |hold| hold.rim_px),
-            decoys: boxes.unwrap_or_default(),
-            texts: prepared.texts.clone(),
-            scores: verdict.scores.clone(),
-            accepted: verdict.accepted,
-            reason: verdict.reason(),
-        }
-    }
-}
-
-/// The rows of a pair: the source's own, or told of the new mask.
-fn texts_of(source: &Source, this: &Prepared, rng: &mut rand_chacha::ChaCha8Rng) -> Result<Vec<Text>> {
-    if !this.label_is_new {
-        return source.rows.iter().map(|row| export::texts_of_row(row, &this.label)).collect();
-    }
-    let before = foreground(&decode::mask(source.mask)?);
-    let templates = Templates::embedded();
-    let prompts = Prompts::embedded();
-    let mut texts = Vec::new();
-    for row in &source.rows {
-        texts.push(if let Ok(row) = restate::restate(row, &before, &this.label, None) {
-            export::texts_of_row(&row, &this.label)?
-        } else {
-            let words = prompts.words(row);
-            export::texts_of_mask(row, &this.label, (&words.target, &words.image), &templates, rng)?
-        });
-    }
-    Ok(texts)
-}
-
-/// The path from the root of the file system: pairs are judged from other folders too.
-fn absolute(path: &Path) -> PathBuf {
-    std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
+struct State {
+    batch: usize,
+    made: usize,
+    /// Pictures that networks made, and how long that took.
+    sampled: usize,
+    seconds: f64,
+    preview: Vec<(String, RgbImage, GrayImage, RgbImage, Verdict)>,
 }
 
 /// What pairs are numbered by: pictures, masks and texts of all sources in their order, and the prompts.
@@ -619,61 +438,6 @@ fn rows_sha256(sources: &[Source], prompts: &[String]) -> String {
         add(prompt.as_bytes());
     }
     format!("{:x}", hash.finalize())
-}
-
-fn stream(config: &AugmentConfig, purpose: &str, index: u64) -> rand_chacha::ChaCha8Rng {
-    rng::stream(config.seed, purpose, &[index])
-}
-
-fn side_of(config: &AugmentConfig) -> Result<u32> {
-    u32::try_from(config.image_size).map_err(|_| {
-        Error::config("augment.image_size", format!("{} is no side", config.image_size), "use 512 or 1024")
-    })
-}
-
-struct Networks<'a> {
-    generator: &'a Generator,
-    embeddings: &'a [Embedding],
-}
-
-struct State {
-    batch: usize,
-    made: usize,
-    /// Pictures that networks made, and how long that took.
-    sampled: usize,
-    seconds: f64,
-    preview: Vec<(String, RgbImage, GrayImage, RgbImage, Verdict)>,
-}
-
-/// A pair before the networks see it.
-struct Prepared {
-    index: usize,
-    source: usize,
-    seed: u64,
-    frame: Frame,
-    picture: RgbImage,
-    /// The pair's own, 0 or 255.
-    label: GrayImage,
-    label_is_new: bool,
-    hold: Option<Hold>,
-    donor: Option<Placed>,
-    texts: Vec<Text>,
-    /// Why it cannot become a pair.
-    failure: Option<String>,
-}
-
-/// The label with other masks of the same picture; those of another size are left out.
-fn with_companions(label: &GrayImage, companions: &[&Path]) -> Result<GrayImage> {
-    let mut kept = label.clone();
-    for path in companions {
-        let other = foreground(&decode::mask(path)?);
-        if other.dimensions() == kept.dimensions() {
-            for (kept, other) in kept.iter_mut().zip(other.iter()) {
-                *kept = (*kept).max(*other);
-            }
-        }
-    }
-    Ok(kept)
 }
 
 /// `[3, h, w]` in -1..=1.

@@ -91,7 +91,7 @@ fn copy(from: &Path, to: &Path) {
         let path = entry.unwrap().path();
         let target = to.join(path.file_name().unwrap());
         if path.is_dir() {
-            copy(&path, &target)
+            copy(&path, &target);
         } else {
             let _bytes = std::fs::copy(&path, &target).unwrap();
         }

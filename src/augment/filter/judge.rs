@@ -162,7 +162,7 @@ impl Judges {
                 let dice = score(&assembly, &row.image_path, &decode::mask(&row.mask_path)?, &row.question)?.0;
                 agreement.entry(row.modality.clone()).or_default().push(dice);
             }
-            let features = nearness(&assembly, real, &sums, export, (&records, &own), thresholds, around)?;
+            let features = nearness(&assembly, (real, &sums), export, (&records, &own), thresholds, around)?;
             for &i in &own {
                 if around.interrupt.load(Ordering::SeqCst) {
                     return Err(Error::Interrupted);
@@ -344,8 +344,7 @@ struct Nearness {
 /// class. Real pictures are compared with their nearest too, so that the limits are of the same kind.
 fn nearness(
     assembly: &Assembly,
-    real: &Manifest,
-    sums: &HashMap<PathBuf, String>,
+    (real, sums): (&Manifest, &HashMap<PathBuf, String>),
     export: &Export,
     (records, own): (&[Record], &[usize]),
     thresholds: &Thresholds,
