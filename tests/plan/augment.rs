@@ -23,7 +23,7 @@ fn draw_settings(rng: &mut ChaCha8Rng) -> (Vec<String>, &'static str, usize) {
         one("precision", &["fp32", "bf16", "fp16"]),
         one("decode", &["whole", "sliced", "tiled", "auto"]),
         one("guidance", &["1", "5"]),
-        one("steps", &["1", "2", "5"]),
+        one("steps", &["3", "4", "5"]),
         one("strength", &["0.4", "1"]),
         one("sampler", &["euler", "ddim", "dpm++2m", "dpm++2m-karras"]),
         "augment.tile_px=64".to_owned(),

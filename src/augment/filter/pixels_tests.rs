@@ -137,7 +137,16 @@ fn good_pairs_pass_and_each_fault_has_its_reason() {
     assert!(good.accepted, "{}", good.reason());
     assert_eq!(
         good.scores.keys().map(String::as_str).collect::<Vec<_>>(),
-        ["clipped_more", "median", "pixel_similarity", "repainted", "seam_jump", "seam_step", "spread"]
+        [
+            "clipped_more",
+            "median",
+            "pixel_similarity",
+            "repainted",
+            "seam_jump",
+            "seam_step",
+            "source_similarity",
+            "spread"
+        ]
     );
     let failed = |verdict: Verdict, name: &str| {
         assert!(
