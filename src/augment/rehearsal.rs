@@ -7,10 +7,13 @@ use super::pipeline::{Batch, Generator, Place, PromptPair, bytes, encode_prompts
 use super::settings::{AugmentConfig, Mode};
 use crate::Result;
 use crate::data::text::clip_bpe::CONTEXT;
+use crate::segment::rehearsal::Judging;
 use crate::tensor::{Device, Kind, META, Tensor, guard, ledger, meta, no_grad};
 
 /// Names of the phases, in order.
 pub const PHASES: [&str; 5] = ["encode prompts", "load", "encode", "denoise", "decode"];
+/// The phase after them, where judges filter the pairs.
+pub const FILTER: &str = "filter";
 
 /// Steps that a plan runs: the sampler's memory of earlier steps is full then, and every later step is like the last.
 pub const SHOWN_STEPS: usize = 3;
@@ -24,6 +27,8 @@ pub struct Rehearsal<'a> {
     pub blueprint: &'a Blueprint,
     /// Different texts that are encoded.
     pub prompts: usize,
+    /// Judges that filter the pairs when the generator is gone.
+    pub judging: Option<&'a Judging>,
     /// Where.
     pub device: Device,
 }
@@ -55,7 +60,13 @@ impl Rehearsal<'_> {
                 drop((pictures, pixels, latents, batch));
                 Ok(())
             })
-        })
+        })?;
+        drop((generator, embeddings));
+        if let Some(judging) = self.judging {
+            begin(FILTER)?;
+            judging.rehearse(device)?;
+        }
+        Ok(())
     }
 
     fn batch(&self, generator: &Generator, texts: usize) -> Batch {

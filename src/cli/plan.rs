@@ -157,7 +157,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let (rehearsed, plan, helping) = if job == Job::Augment {
         let run = args.settings.resolve_augment(Vec::new())?;
         let blueprint = super::augment::planned_blueprint(&run, context)?;
-        let rehearsed = run.rehearse(&blueprint, 2, &machine, true)?;
+        let rehearsed = run.rehearse(&blueprint, (2, None), &machine, true)?;
         let plan = Plan::of(&rehearsed, &machine);
         let helping = if plan.fits { Vec::new() } else { run.remedies(&blueprint, &machine, &plan) };
         (rehearsed, plan, helping)

@@ -194,7 +194,7 @@ fn measured() -> Result<serde_json::Value> {
 }
 
 /// Says what the longest texts that the settings allow need, and stops when that cannot fit.
-fn refuse_what_cannot_fit(config: &RunConfig, machine: &Machine, context: &Context) -> Result<()> {
+pub(super) fn refuse_what_cannot_fit(config: &RunConfig, machine: &Machine, context: &Context) -> Result<()> {
     let plan = match config.plan(Job::Train, machine) {
         // setting up the model says more about what is wrong with its files
         Err(Error::Weights { .. } | Error::Io { .. }) => return Ok(()),

@@ -8,6 +8,7 @@ use crate::augment::settings::{AugmentConfig, Decode, Mode};
 use crate::plan::rehearse::{self, Buffers, Job, Rehearsed, Steps};
 use crate::plan::report::{Machine, Plan};
 use crate::plan::search;
+use crate::segment::rehearsal::Judging;
 use crate::tensor::META;
 use crate::trainer::precision::Precision;
 use crate::units::Bytes;
@@ -30,11 +31,18 @@ impl AugmentRun {
         Blueprint::random(size, control || !self.augment.controlnet.is_empty())
     }
 
-    /// Runs a batch of these settings on the meta device; `prompts` different texts are encoded first.
+    /// Runs a batch of these settings on the meta device; `prompts` different texts are encoded first, `judging` filters
+    /// the pairs at the end.
     ///
     /// # Errors
     /// [`Error::Config`] for a precision that the machine does not have.
-    pub fn rehearse(&self, blueprint: &Blueprint, prompts: usize, machine: &Machine, costs: bool) -> Result<Rehearsed> {
+    pub fn rehearse(
+        &self,
+        blueprint: &Blueprint,
+        (prompts, judging): (usize, Option<&Judging>),
+        machine: &Machine,
+        costs: bool,
+    ) -> Result<Rehearsed> {
         if self.augment.precision == Precision::Bf16 && !machine.has_bf16() {
             let reason = format!("{} has no bf16", machine.offer().device);
             return Err(Error::config("augment.precision", reason, "set `augment.precision=fp16`"));
@@ -42,7 +50,7 @@ impl AugmentRun {
         machine.stand_for();
         let run = planned_steps(&self.augment);
         let shown = AugmentConfig { steps: run.shown, strength: 1.0, ..self.augment.clone() };
-        let rehearsal = Rehearsal { config: &shown, blueprint, prompts, device: META };
+        let rehearsal = Rehearsal { config: &shown, blueprint, prompts, judging, device: META };
         let mut rehearsed =
             rehearse::plan_walk(Job::Augment, run, machine.target(), costs, |begin| rehearsal.walk(begin))?;
         rehearsed.buffers = Buffers { half_precision: self.augment.precision != Precision::Fp32, ..Buffers::default() };
@@ -54,7 +62,7 @@ impl AugmentRun {
     /// # Errors
     /// As [`Self::rehearse`].
     pub fn plan(&self, blueprint: &Blueprint, machine: &Machine) -> Result<Plan> {
-        Ok(Plan::of(&self.rehearse(blueprint, PROMPTS, machine, true)?, machine))
+        Ok(Plan::of(&self.rehearse(blueprint, (PROMPTS, None), machine, true)?, machine))
     }
 
     /// The fastest batch that leaves `headroom_frac` of the machine free, the smallest of those that are as fast; pictures
@@ -71,7 +79,7 @@ impl AugmentRun {
             Self { augment, ..self.clone() }
         };
         let fits = |run: &Self, costs: bool| -> Result<Option<Plan>> {
-            let plan = Plan::of(&run.rehearse(blueprint, PROMPTS, machine, costs)?, machine);
+            let plan = Plan::of(&run.rehearse(blueprint, (PROMPTS, None), machine, costs)?, machine);
             Ok(search::has_headroom(&plan, headroom_frac).then_some(plan))
         };
         let tiles = self.augment.image_size >= 128;

@@ -104,6 +104,64 @@ fn blank<const N: usize>(shape: [i64; N], kind: Kind, device: Device) -> Tensor 
 /// Tokens that a rehearsed prediction generates; the next ones do the same.
 const SHOWN_TOKENS: usize = 3;
 
+/// What having pictures judged by a trained model takes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Judging {
+    /// The model's settings.
+    pub model: ModelConfig,
+    /// Its sizes.
+    pub sizes: prsmed::Config,
+    /// Dtype of frozen weights and arithmetic.
+    pub kind: Kind,
+    /// Ids of the longest question, the image's one included.
+    pub question_tokens: usize,
+    /// Width and height of the largest picture.
+    pub picture: (u32, u32),
+    /// Pictures whose features are computed at once; 0 = none are.
+    pub batch: usize,
+    /// Real pictures of a class, whose features are kept to compare with.
+    pub reference: usize,
+}
+
+impl Judging {
+    /// Loads the model on `device` (nothing but sizes on [`META`]), predicts one mask, computes features of one batch.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    pub fn rehearse(&self, device: Device) -> Result<()> {
+        let options = BuildOptions {
+            device,
+            stored: self.kind,
+            compute: self.kind,
+            initialise: false,
+            train_base: self.model.train_base,
+        };
+        let model = guard::guard(|| Ok(PrsMed::new(&self.sizes, options)))?;
+        let input = if device == META && meta::target() == meta::Target::Cpu { META } else { Device::Cpu };
+        let (clip, side) = (self.sizes.clip.image_size, self.model.image_size);
+        let images = || {
+            let _category = ledger::enter(ledger::Category::Inputs);
+            [blank([1, 3, clip, clip], Kind::Float, input), blank([1, 3, side, side], Kind::Uint8, input)]
+        };
+        let known = self.sizes.llm.vocab_size.min(300);
+        let text = (0_i64..).take(self.question_tokens).map(|i| if i == 1 { IMAGE_TOKEN } else { 3 + i % (known - 3) });
+        let text: Vec<i64> = text.collect();
+        guard::guard(|| {
+            no_grad(|| {
+                drop(predict::answer(&model, &images(), text, self.picture, 1, &mut |_| Ok(true))?);
+                if self.batch == 0 {
+                    return Ok(());
+                }
+                let [count, kept] = [self.batch, self.reference].map(|n| i64::try_from(n).expect("counts of pictures"));
+                let _reference = blank([kept, self.sizes.encoder.out_dim], Kind::Float, input);
+                let pictures = blank([count, 3, side, side], Kind::Uint8, input);
+                let _features = model.embed_image(&pictures, PrsMed::evaluation_pass()).to_kind(Kind::Float);
+                Ok(())
+            })
+        })
+    }
+}
+
 fn no_data<T>() -> Result<T> {
     Err(Error::config("rehearsal", "it has no data", "use a task with a data root"))
 }

@@ -45,7 +45,7 @@ fn blueprint(family: &str, config: &AugmentConfig) -> Blueprint {
 }
 
 fn walked(config: &AugmentConfig, blueprint: &Blueprint, prompts: usize, device: Device) -> Vec<Peak> {
-    let generation = Generation { config, blueprint, prompts, device };
+    let generation = Generation { config, blueprint, prompts, judging: None, device };
     if device == META {
         let steps = Steps { whole: config.steps, shown: config.steps };
         let planned =

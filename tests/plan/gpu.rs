@@ -73,11 +73,12 @@ fn generation_on_cuda_as_planned() {
         let sources = Sources { preset: Some("tiny".into()), sets: pairs, ..Sources::default() };
         let run: AugmentRun = sources.resolve_as().unwrap().config;
         let blueprint = run.planned_blueprint().unwrap();
-        let planned = run.rehearse(&blueprint, PROMPTS, &machine, false).unwrap();
+        let planned = run.rehearse(&blueprint, (PROMPTS, None), &machine, false).unwrap();
         let (plan, tensors) = (Plan::of(&planned, &machine), Plan::of(&planned, &tensors_alone));
         memory::release_cache(Device::Cuda(0)).unwrap();
         let device = Device::Cuda(0);
-        let generation = Generation { config: &run.augment, blueprint: &blueprint, prompts: PROMPTS, device };
+        let generation =
+            Generation { config: &run.augment, blueprint: &blueprint, prompts: PROMPTS, judging: None, device };
         let mut meter = Measured::begin(device).unwrap();
         generation.walk(&mut |phase| meter.begin(phase)).unwrap();
         let measured = meter.finish().unwrap();

@@ -14,14 +14,16 @@ use crate::augment::settings::Mode;
 use crate::data::decode;
 use crate::data::image::foreground;
 use crate::data::manifest::{Manifest, Row, Split};
+use crate::data::text::{self, TextTokenizer};
 use crate::event::Event;
 use crate::metrics::neighbours::{knn_distance, knn_distance_within, max_cosine, max_cosine_within, quantile};
 use crate::segment::Assembly;
 use crate::segment::fit::{self, Recipe, Surroundings};
 use crate::segment::predict::{Request, predict};
-use crate::segment::setup::{self, Build, RunOverrides};
+use crate::segment::rehearsal::Judging;
+use crate::segment::setup::{self, Build, Description, RunOverrides};
 use crate::tensor::weights::{readable_folder, verify_folder, write_bytes};
-use crate::tensor::{Kind, Tensor, rng};
+use crate::tensor::{Device, Kind, Tensor, rng};
 use crate::{Error, Result};
 use image::GrayImage;
 use rand::seq::SliceRandom;
@@ -37,6 +39,8 @@ const FOLDS: &str = "folds.json";
 const NEIGHBOURS: i64 = 5;
 /// Fewer real pictures of a class than this have no distances worth a limit.
 const LEAST: usize = 6;
+/// Pictures whose features are computed at once.
+const FEATURES: usize = 8;
 /// Part of the label's equivalent diameter around it that may be segmented too without counting as outside.
 const MARGIN_FRAC: f64 = 0.1;
 /// Names of the scores of this file; a second run replaces them.
@@ -119,6 +123,35 @@ impl Judges {
         Ok(this)
     }
 
+    /// What judging pairs made from `real` takes.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] for damaged judges; [`Error::Data`] for a picture whose size cannot be read.
+    pub fn judging(&self, real: &Manifest, device: Device) -> Result<Judging> {
+        let folder = readable_folder(&self.run(0).join("last"))?;
+        let description = setup::describe(&folder)?;
+        let tokenizer = TextTokenizer::open(&folder.join("tokenizer"))?;
+        let mut seen = BTreeSet::new();
+        let mut classes: BTreeMap<&str, usize> = BTreeMap::new();
+        let (mut question_tokens, mut picture) = (0, (1, 1));
+        for row in real.rows.iter().filter(|row| row.split == Split::Train) {
+            if !seen.insert((&row.image_path, &row.mask_path)) {
+                continue;
+            }
+            *classes.entry(&row.modality).or_default() += 1;
+            question_tokens = question_tokens.max(text::question_prompt(&tokenizer, &row.question)?.ids.len());
+            let size = image::image_dimensions(&row.image_path)
+                .map_err(|error| Error::data(&row.image_path, error.to_string(), "mend or remove the row"))?;
+            if u64::from(size.0) * u64::from(size.1) > u64::from(picture.0) * u64::from(picture.1) {
+                picture = size;
+            }
+        }
+        let reference = classes.into_values().filter(|&pictures| pictures >= LEAST).max().unwrap_or(0);
+        let batch = reference.min(FEATURES);
+        let Description { model, sizes, .. } = description;
+        Ok(Judging { model, sizes, kind: kind_on(device), question_tokens, picture, batch, reference })
+    }
+
     fn run(&self, judge: usize) -> PathBuf {
         self.folder.join(format!("fold-{judge}"))
     }
@@ -126,7 +159,7 @@ impl Judges {
     fn assembly(&self, judge: usize, around: Surroundings) -> Result<Assembly> {
         let folder = readable_folder(&self.run(judge).join("last"))?;
         verify_folder(&folder)?;
-        let kind = if around.device == crate::tensor::Device::Cpu { Kind::Float } else { Kind::BFloat16 };
+        let kind = kind_on(around.device);
         let build = Build { device: around.device, kind, seed: 0, locate: around.locate, allow_partial: false };
         setup::open(&folder, &RunOverrides::default(), build)
     }
@@ -208,6 +241,11 @@ impl Judges {
         };
         real.rows.iter().filter(is_wanted).collect()
     }
+}
+
+/// Dtype of a judge's frozen weights and arithmetic.
+fn kind_on(device: Device) -> Kind {
+    if device == Device::Cpu { Kind::Float } else { Kind::BFloat16 }
 }
 
 /// SHA-256 of every training picture.
@@ -411,7 +449,7 @@ fn features(assembly: &Assembly, mode: Mode, pairs: &[(PathBuf, PathBuf)], aroun
     let pictures = Pictures {
         files: &files,
         area: of_a_part.then_some(&area),
-        batch: 8,
+        batch: FEATURES,
         observer: &crate::event::Silent,
         interrupt: around.interrupt,
     };

@@ -8,7 +8,8 @@ use crate::augment::generate::SETTINGS;
 use crate::augment::study;
 use crate::cli::data::RootArgs;
 use crate::cli::report::Outcome;
-use crate::cli::{Context, make_folder};
+use crate::cli::train::refuse_what_cannot_fit;
+use crate::cli::{Context, make_folder, plan};
 use crate::segment::fit::{Recipe, Surroundings};
 use crate::{Error, Result, tensor};
 use serde_json::{Value, json};
@@ -51,6 +52,9 @@ pub(in crate::cli) struct Args {
     /// One limit, for example `dice_min=0.7`, over those that the pairs were made with; may be repeated
     #[arg(long = "threshold", value_name = "KEY=VALUE")]
     thresholds: Vec<String>,
+    /// Do not plan the memory of the trainings, and start even what would not fit
+    #[arg(long)]
+    no_plan: bool,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
@@ -62,6 +66,9 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let mut export = existing(&args.synthetic)?;
     let folder = args.judges.clone().unwrap_or_else(|| args.synthetic.join("judges"));
     make_folder("--judges", &folder)?;
+    if !args.no_plan {
+        refuse_what_cannot_fit(&config.with_cache_for(&real), &plan::training_machine(context), context)?;
+    }
     let locate = |spec: &str| context.locate(spec);
     let around = Surroundings {
         device: tensor::default_device(),

@@ -16,6 +16,7 @@ use crate::event::Event;
 use crate::models::diffusion::lora::{self, Adapter};
 use crate::plan::report::Plan;
 use crate::segment::fit::Surroundings;
+use crate::segment::rehearsal::Judging;
 use crate::tensor::{self, memory};
 use crate::units::Bytes;
 use crate::{Error, Result};
@@ -106,19 +107,24 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         observer: context.progress.as_ref(),
         interrupt: &context.interrupt,
     };
-    let texts = generation.texts()?.texts.len();
-    let planned = if args.no_plan { None } else { Some(refuse_what_cannot_fit(&run, &blueprint, texts, context)?) };
     let judges = args.judges.as_deref().map(Judges::open).transpose()?;
+    let judging = judges.as_ref().map(|judges| judges.judging(&manifest, generation.device)).transpose()?;
+    let texts = generation.texts()?.texts.len();
+    let planned = if args.no_plan {
+        None
+    } else {
+        Some(refuse_what_cannot_fit(&run, &blueprint, (texts, judging.as_ref()), context)?)
+    };
     let summary = generation.run()?;
-    let measured = memory::overall_peak(tensor::default_device());
-    context.output.line(told(&summary, planned.as_ref(), measured, &args.out))?;
+    let device = tensor::default_device();
+    context.output.line(told(&summary, planned.as_ref(), memory::overall_peak(device), &args.out))?;
     let judged = judges.map(|judges| judge(&judges, &manifest, args, &run, context)).transpose()?;
     context.output.record(&json!({
         "kind": "result",
         "out": args.out,
         "summary": summary,
         "judged": judged,
-        "memory": { "planned": planned, "measured": measured },
+        "memory": { "planned": planned, "measured": memory::overall_peak(device) },
     }))?;
     Ok(Outcome::Done)
 }
@@ -179,9 +185,14 @@ fn read_loras(specs: &[String], context: &Context) -> Result<(Adapters, Vec<Lora
 }
 
 /// The plan of exactly this job; stops when it cannot fit.
-fn refuse_what_cannot_fit(run: &AugmentRun, blueprint: &Blueprint, texts: usize, context: &Context) -> Result<Plan> {
+fn refuse_what_cannot_fit(
+    run: &AugmentRun,
+    blueprint: &Blueprint,
+    needs: (usize, Option<&Judging>),
+    context: &Context,
+) -> Result<Plan> {
     let machine = plan::training_machine(context);
-    let plan = Plan::of(&run.rehearse(blueprint, texts, &machine, true)?, &machine);
+    let plan = Plan::of(&run.rehearse(blueprint, needs, &machine, true)?, &machine);
     context.progress.on(&Event::Note(format!("memory plan of a batch of {}\n{}", run.augment.batch, plan.table())));
     if plan.fits {
         return Ok(plan);

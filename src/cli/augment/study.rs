@@ -4,7 +4,8 @@ use super::SegmenterArgs;
 use crate::augment::study::{self, Study};
 use crate::cli::data::RootArgs;
 use crate::cli::report::Outcome;
-use crate::cli::{Context, make_folder};
+use crate::cli::train::refuse_what_cannot_fit;
+use crate::cli::{Context, make_folder, plan};
 use crate::config::RunConfig;
 use crate::data::manifest::Manifest;
 use crate::event::Event;
@@ -55,6 +56,9 @@ pub(in crate::cli) struct Args {
     /// Synthetic rows for each real one, or `all`
     #[arg(long, value_name = "R", default_value = "0.5")]
     synthetic_ratio: String,
+    /// Do not plan the memory of the trainings, and start even what would not fit
+    #[arg(long)]
+    no_plan: bool,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
@@ -65,6 +69,9 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let real = args.data.open()?;
     let synthetic = Manifest::open(&args.extra, None)?;
     make_folder("--out", &args.out)?;
+    if !args.no_plan {
+        refuse_what_cannot_fit(&config.with_cache_for(&real), &plan::training_machine(context), context)?;
+    }
     let ratio = config.data.synthetic_ratio;
     let steps = steps(args, &config, &real)?;
     let recipe = Recipe { model: config.model, lora: config.lora, train: config.train, data: config.data, text };

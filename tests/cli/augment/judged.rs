@@ -9,7 +9,7 @@ use std::time::Instant;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-use super::{assert_rows_are_true, files, journal, made, tree, word};
+use super::{assert_rows_are_true, files, generate, journal, made, tree, word};
 use crate::support::{copy, differing, done, objects, path, phantoms, prsmed, run, train, trained};
 
 /// Settings of a segmenter whose steps take a fraction of a second.
@@ -106,6 +106,42 @@ fn judges_see_only_pairs_of_unseen_sources() {
         }
     }
     assert!(differing.is_empty(), "{differing:?}");
+    judged_while_made(&pairs.join("judges"));
+}
+
+/// Judges of the preset's own size are larger than the small generator.
+#[test]
+fn judging_takes_the_memory_that_was_planned() {
+    let real = path("phantoms-for-large-judges");
+    done(prsmed().args(["data", "phantom", "--count", "60", "--image-size", "64"]).arg(&real));
+    let pairs = path("pairs-for-large-judges");
+    // enough of a class that features are compared, and a batch of them is full
+    let limits = ["--limit", "6", "--per-image", "4"];
+    done(generate(&real, &pairs, &limits).arg("--no-filter"));
+    let mut command = prsmed();
+    command.args(["augment", "filter", "--data-root"]).arg(&real).arg("--synthetic").arg(&pairs);
+    done(command.args(["--preset", "tiny", "--folds", "2", "--steps", "1", "--no-plan", "--json"]));
+    let out = path("pairs-by-large-judges");
+    let judges = pairs.join("judges");
+    let text = done(generate(&real, &out, &limits).args(["--json", "--judges"]).arg(judges));
+    let memory = last(&text)["memory"].clone();
+    assert_eq!(memory["planned"]["peak_phase"], "filter", "{memory}");
+    assert_eq!(memory["planned"]["allocated_peak"], memory["measured"], "{memory}");
+}
+
+/// `--judges` filters what was just made, in memory that the plan knows.
+fn judged_while_made(judges: &Path) {
+    let out = path("pairs-judged-while-made");
+    let text = done(generate(phantoms(), &out, &[]).args(["--limit", "4", "--json", "--judges"]).arg(judges));
+    let result = last(&text);
+    let memory = &result["memory"];
+    let phases = memory["planned"]["phases"].as_array().unwrap();
+    assert_eq!(phases.last().unwrap()["name"], "filter");
+    assert_eq!(memory["planned"]["allocated_peak"], memory["measured"], "{memory}");
+    assert_eq!(result["judged"]["unknown"], 0);
+    for record in journal(&out) {
+        assert!(record["scores"]["dice"].as_f64().is_some(), "{record}");
+    }
 }
 
 #[test]

@@ -69,7 +69,8 @@ fn of_generation() -> BTreeSet<String> {
             for channels in [4, 9] {
                 let mut blueprint = Blueprint::random(family, config.mode == Mode::MaskToImage).unwrap();
                 blueprint.unet.in_channels = channels;
-                let generation = Generation { config: &config, blueprint: &blueprint, prompts: 2, device: META };
+                let generation =
+                    Generation { config: &config, blueprint: &blueprint, prompts: 2, judging: None, device: META };
                 let steps = Steps { whole: config.steps, shown: config.steps };
                 let walk = rehearse::plan_walk(Job::Augment, steps, Target::Cpu, true, |begin| generation.walk(begin));
                 names.append(&mut working(&walk.unwrap().trace, 0, 0));
