@@ -198,55 +198,6 @@ mod tests {
         Tensor::zeros([mib << 20], (Kind::Uint8, Device::Cpu))
     }
 
-    /// Other tests of this process allocate too, but far less than these blocks.
-    const NOISE: u64 = 24 * MIB;
-
-    fn about(bytes: Bytes, mib: u64) -> bool {
-        bytes.0.abs_diff(mib * MIB) < NOISE
-    }
-
-    #[test]
-    fn a_window_has_peaks_of_its_own() {
-        let _turn = ledger::TURN.lock();
-        ledger::install();
-        release_cache(Device::Cpu).unwrap();
-        let before = read(Device::Cpu).unwrap();
-        let above = |now: Bytes, before: Bytes| Bytes(now.0.saturating_sub(before.0));
-        let overall = {
-            let _huge = block(400);
-            ledger::usage().allocated_peak
-        };
-        begin_window(Device::Cpu).unwrap();
-        let first = {
-            let _large = block(200);
-            read(Device::Cpu).unwrap()
-        };
-        let second = read(Device::Cpu).unwrap();
-        assert!(about(above(first.allocated, before.allocated), 200), "{first:?}");
-        assert!(about(above(second.allocated, before.allocated), 0), "{second:?}");
-        assert!(about(above(second.allocated_peak, before.allocated), 200), "{second:?}");
-        let at_peak: u64 = second.categories_at_peak.iter().map(|(_, bytes)| bytes.0).sum();
-        assert_eq!(at_peak, second.allocated_peak.0);
-        assert!(ledger::usage().allocated_peak >= overall, "the overall peak stays");
-        assert!(second.system.resident.0 > 0 && second.system.resident_peak >= second.system.resident);
-    }
-
-    #[test]
-    fn kept_blocks_are_reserved_until_they_are_released() {
-        let _turn = ledger::TURN.lock();
-        ledger::install();
-        release_cache(Device::Cpu).unwrap();
-        let before = read(Device::Cpu).unwrap();
-        drop(block(300));
-        let kept = read(Device::Cpu).unwrap();
-        assert!(about(Bytes(kept.reserved.0 - before.reserved.0), 300), "{before:?} {kept:?}");
-        assert!(kept.reserved >= kept.allocated && kept.reserved_peak >= kept.reserved);
-        let released = release_cache(Device::Cpu).unwrap();
-        assert!(about(released, 300), "{released}");
-        let after = read(Device::Cpu).unwrap();
-        assert!(about(Bytes(after.reserved.0.abs_diff(before.reserved.0)), 0), "{before:?} {after:?}");
-    }
-
     #[test]
     fn the_kernel_counts_in_kib() {
         let status = "Name:\tprsmed\nVmPeak:\t  99 kB\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\nThreads:\t3\n";

@@ -20,6 +20,7 @@ mod cpu;
 mod cuda;
 mod gpu;
 mod operands;
+mod readings;
 mod recorded;
 
 /// The ledger is one for the process, so that only one test may run at a time. One thread, because scratch of
