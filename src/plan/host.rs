@@ -8,7 +8,7 @@
 //! Constants were measured on 2026-11-21 with libtorch 2.11 (the CUDA build, whose libraries are loaded on a CPU too), glibc
 //! 2.36, one and two threads: `VmHWM` less base, reserved and buffers; the table is in `benches/RESULTS.md`. They
 //! hold because three things are bounded (`ledger.cpp` and [`memory::bound_kernel_caches`]): malloc gives buffers of 128 KiB
-//! and more back at once, arenas are two, and oneDNN keeps 128 kernels. Before, runs of one setting differed by 25 MiB and
+//! and more back at once, arenas are two, and oneDNN keeps 256 kernels (128 when the constants were measured; 256 take 2 MiB more in fp32, 17 in bf16). Before, runs of one setting differed by 25 MiB and
 //! bf16 grew by 1 MiB a step.
 //!
 //! Not modelled: weights that are read from mapped files (their pages are given back behind the reader), pictures in work.
