@@ -265,7 +265,7 @@ impl Blueprint {
         for file in &files {
             let archive = Archive::open(file)?;
             for stored in archive.names() {
-                if is_leftover(stored) {
+                if text::is_leftover(stored) {
                     continue;
                 }
                 let name = part.current_name(stored);
@@ -358,10 +358,6 @@ impl Part {
     pub fn role(self) -> Role {
         Role::Frozen
     }
-}
-
-fn is_leftover(name: &str) -> bool {
-    name.ends_with("position_ids")
 }
 
 /// Copies `stored`; a 1x1 convolution fits a linear layer and the other way round.

@@ -67,12 +67,6 @@ impl Source {
         Self { manifest, encoder, config, augment: Augment::None, seed: 0, cache: None, pairs }
     }
 
-    /// Flips and turns samples whose text allows it, anew every epoch.
-    #[must_use]
-    pub fn with_jitter(self, seed: u64) -> Self {
-        self.with_augment(Augment::Turn, seed)
-    }
-
     /// Changes samples anew every epoch; what is drawn depends on `seed`, epoch and row.
     #[must_use]
     pub fn with_augment(mut self, augment: Augment, seed: u64) -> Self {

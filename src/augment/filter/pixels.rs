@@ -16,12 +16,6 @@ pub fn luma(picture: &RgbImage) -> Vec<f32> {
     picture.pixels().map(of).collect()
 }
 
-/// Part of the values that are no finite numbers, 0..=1; for a decoded picture before it becomes bytes.
-#[expect(clippy::cast_precision_loss, reason = "counts of values")]
-pub fn not_finite(values: &[f32]) -> f64 {
-    values.iter().filter(|value| !value.is_finite()).count() as f64 / values.len().max(1) as f64
-}
-
 /// Standard deviation of the brightness.
 pub fn spread(picture: &RgbImage) -> f64 {
     let values: Vec<f64> = luma(picture).into_iter().map(f64::from).collect();
