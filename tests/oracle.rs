@@ -25,7 +25,8 @@ fn recorded_optimizer() -> TrainConfig {
     let text = r#"{"micro_batch":2,"accumulation":1,"epochs":1,"max_steps":0,"checkpoint_every_steps":0,
         "validate_every_epochs":0,"patience":0,"learning_rate":1e-4,"min_learning_rate":0,"warmup_frac":0,
         "weight_decay":1e-5,"beta1":0.9,"beta2":0.999,"epsilon":1e-6,"clip_norm":1.0,"seed":0,"precision":"fp32",
-        "checkpointing":"none","ema_decay":0}"#;
+        "checkpointing":"none","checkpoint_encoder":"none","checkpoint_decoder":false,"optimizer":"adamw",
+        "offload_optimizer":false,"step_in_backward":false,"graph":"off","fused_kernels":"off","ema_decay":0}"#;
     serde_json::from_str(text).unwrap()
 }
 

@@ -135,7 +135,12 @@ fn accumulating_four_equals_a_batch_of_four() {
 #[test]
 fn checkpointing_changes_nothing_but_memory() {
     let plain = train(&["lora.dropout=0.1", "model.decoder_dropout=0.1"]);
-    let checkpointed = train(&["lora.dropout=0.1", "model.decoder_dropout=0.1", "train.checkpointing=full"]);
+    let checkpointed = train(&[
+        "lora.dropout=0.1",
+        "model.decoder_dropout=0.1",
+        "train.checkpointing=full",
+        "train.checkpoint_encoder=full",
+    ]);
     for part in PARTS {
         let error = distance(&plain, &checkpointed, part);
         assert!(error <= 1e-5, "{part} differs by {error:.2e}");

@@ -340,6 +340,7 @@ fn check(config: &RunConfig) -> Result<()> {
         ("train.accumulation", train.accumulation as u64),
         ("train.epochs", train.epochs),
         ("data.prefetch", config.data.prefetch as u64),
+        ("data.questions_per_picture", config.data.questions_per_picture as u64),
         ("model.max_text_tokens", config.model.max_text_tokens as u64),
     ];
     for (key, value) in positive {

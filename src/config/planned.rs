@@ -143,6 +143,10 @@ impl RunConfig {
         config.train.micro_batch = choice.micro_batch;
         config.train.accumulation = choice.accumulation;
         config.train.checkpointing = choice.checkpointing;
+        config.train.checkpoint_encoder = match choice.checkpointing {
+            Checkpointing::None => Checkpointing::None,
+            _ => Checkpointing::Full,
+        };
         config
     }
 }
@@ -282,8 +286,11 @@ fn changes(config: &RunConfig, job: Job) -> Vec<Change> {
     };
     let train = &config.train;
     if job == Job::Train && train.checkpointing != Checkpointing::Full {
-        let text = "train.checkpointing=full".into();
-        add(text, "layers run twice", true, Box::new(|c| c.train.checkpointing = Checkpointing::Full));
+        let text = "train.checkpointing=full train.checkpoint_encoder=full".into();
+        let apply = |c: &mut RunConfig| {
+            (c.train.checkpointing, c.train.checkpoint_encoder) = (Checkpointing::Full, Checkpointing::Full);
+        };
+        add(text, "layers run twice", true, Box::new(apply));
     }
     if job != Job::Predict && train.micro_batch > 1 {
         let whole = train.micro_batch * train.accumulation;

@@ -20,6 +20,19 @@ pub struct LoraConfig {
     pub dropout: f64,
 }
 
+/// How frozen weights of linear layers are stored (Dettmers et al. 2023, QLoRA).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Quantization {
+    /// As they are.
+    #[default]
+    None,
+    /// 4-bit `NormalFloat`, one fp32 scale for each block of 64 weights: 4.5 bits a weight.
+    Nf4,
+    /// The same with the scales in 8 bits, blocks of 256: 4.127 bits a weight.
+    Nf4Double,
+}
+
 /// `x -> scale * B(A(dropout(x)))`.
 #[derive(Debug)]
 pub struct Lora {

@@ -12,7 +12,7 @@ pub mod rope;
 pub use attention::{Mask, attention};
 pub use conv::{BatchStatistics, Conv2d, Conv2dBn};
 pub use embedding::Embedding;
-pub use linear::{Linear, Lora, LoraConfig};
+pub use linear::{Linear, Lora, LoraConfig, Quantization};
 pub use norm::{GroupNorm, InstanceNorm2d, LayerNorm, LayerNorm2d, RmsNorm};
 pub use position::sine_positions;
 

@@ -6,7 +6,7 @@ use crate::data::image::PixelConfig;
 use crate::data::text::TextTokenizer;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
 use crate::models::{clip, mask_decoder, mistral, tiny_vit};
-use crate::nn::LoraConfig;
+use crate::nn::{LoraConfig, Quantization};
 use crate::tensor::{Device, Kind, guard, rng};
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -30,6 +30,11 @@ pub struct ModelConfig {
     pub vision_tower: String,
     /// TinySAM weights: a file, a folder, `hub:...`, or `random`.
     pub image_encoder: String,
+    /// How the frozen layers of the language model are stored: `none` (in the dtype of `train.precision`), `nf4` (4 bits and
+    /// a scale for each 64 weights), `nf4-double` (the scales in 8 bits too). Embeddings, norms, head, projector and tower
+    /// stay as they are.
+    #[serde(default)]
+    pub quantization: Quantization,
     /// Train the language model, tower and projector too. Sensible only when they start from random weights.
     pub train_base: bool,
     /// Where batch normalisation takes its statistics from while training.

@@ -25,6 +25,18 @@ use crate::{Error, Result};
 use std::path::Path;
 use std::sync::Arc;
 
+/// Where features of the frozen vision tower are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CacheVision {
+    /// Nowhere: computed in every step.
+    Off,
+    /// In host memory, until the run ends.
+    Ram,
+    /// In a memory-mapped file of the cache folder, for later runs too.
+    Disk,
+}
+
 /// Settings of the input pipeline (`data.*`).
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -35,6 +47,11 @@ pub struct DataConfig {
     pub prefetch: usize,
     /// Host memory for preprocessed pictures, MiB; 0 = decode every epoch.
     pub cache_mib: usize,
+    /// Most questions about one picture that share its features in one sequence, 1 or more; `train.micro_batch` counts
+    /// pictures then. Needs batch normalisation with frozen statistics.
+    pub questions_per_picture: usize,
+    /// Keep what the frozen vision tower says about a picture: off, ram (this run) or disk (for later runs too).
+    pub cache_vision: CacheVision,
     /// Changes of training samples, new every epoch: none, turn (flips and quarter turns) or classical (also rotation,
     /// scale, elastic deformation, intensities). Texts follow; where they cannot, the geometry stays.
     pub augment: Augment,
@@ -301,8 +318,8 @@ pub(super) fn training_pass(model: &ModelConfig, train: &TrainConfig) -> Pass {
         BatchNorm::Batch => BatchStatistics::Batch { momentum: 0.1 },
     };
     Pass {
-        llm: mistral::Pass { train: true, checkpoint: train.checkpointing.llm_layers() },
-        encoder: tiny_vit::Pass { statistics, checkpoint: train.checkpointing.of_encoder() },
+        llm: mistral::Pass { train: true, checkpoint: train.checkpointing.layers() },
+        encoder: tiny_vit::Pass { statistics, checkpoint: train.checkpoint_encoder.layers() > 0 },
         decoder_dropout: true,
     }
 }

@@ -14,7 +14,7 @@ use super::{Semantics, setup};
 use crate::data::manifest::REFERENCE_CLASSES;
 use crate::models::prsmed::{self, PrsMed, TOWER_PREFIX};
 use crate::models::{clip, mask_decoder, mistral, tiny_vit};
-use crate::nn::LoraConfig;
+use crate::nn::{LoraConfig, Quantization};
 use crate::tensor::store::Store;
 use crate::tensor::weights::{Archive, LoadReport, Staged};
 use crate::tensor::{Tensor, ledger};
@@ -276,6 +276,7 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
         base,
         vision_tower: overrides.vision_tower.clone().unwrap_or_default(),
         image_encoder: RANDOM.into(),
+        quantization: Quantization::None,
         train_base: false,
         batch_norm: setup::BatchNorm::Batch,
         decoder: decoder.version,

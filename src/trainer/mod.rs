@@ -138,7 +138,8 @@ pub trait Rehearse: Task {
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrainConfig {
-    /// Samples in one forward and backward pass, 1 or more. Activations grow with it.
+    /// Pictures in one forward and backward pass, 1 or more, each with up to `data.questions_per_picture` questions.
+    /// Activations grow with it.
     pub micro_batch: usize,
     /// Micro-batches per optimizer step, 1 or more. The effective batch is `micro_batch * accumulation`.
     pub accumulation: usize,
@@ -172,11 +173,50 @@ pub struct TrainConfig {
     pub seed: u64,
     /// Dtypes: `fp32`, `bf16` or `fp16`.
     pub precision: Precision,
-    /// What the forward pass keeps for the backward pass: `"none"` (all), `"full"` (layer inputs only), or a number: the
-    /// encoder's blocks and that many layers of the language model keep their inputs only. Less memory, more time.
+    /// What the language model keeps for the backward pass: `"none"` (all), `"full"` (layer inputs only), or a number: that
+    /// many layers keep their inputs only and are run twice. Less memory, more time.
     pub checkpointing: Checkpointing,
+    /// The same for the blocks of the image encoder, the first ones (with the largest maps) first.
+    pub checkpoint_encoder: Checkpointing,
+    /// The same for the mask decoder: all of it or nothing.
+    pub checkpoint_decoder: bool,
+    /// `"adamw"` (moments in fp32) or `"adamw8bit"` (moments of large tensors in 8 bits).
+    pub optimizer: OptimizerKind,
+    /// Keep the optimizer's moments in host memory and bring them over for each step.
+    pub offload_optimizer: bool,
+    /// Step each parameter as soon as its gradient is complete and drop the gradient: needs `accumulation` 1 and no
+    /// clipping.
+    pub step_in_backward: bool,
+    /// Record a step's kernels once and replay them: `"auto"` (where a measured comparison in the first steps wins), `"on"`
+    /// or `"off"`.
+    pub graph: Switch,
+    /// Kernels of our own in place of chains of libtorch's: `"auto"` (where they are measured to be faster), `"on"` or
+    /// `"off"`. Cards only.
+    pub fused_kernels: Switch,
     /// Decay of the moving average of the weights, 0..1; 0 = none. Costs one more fp32 copy of the trained weights.
     pub ema_decay: f64,
+}
+
+/// Which optimizer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerKind {
+    /// Moments in fp32: 8 bytes a trained weight.
+    AdamW,
+    /// Moments of tensors with 4096 elements or more in 8 bits, one scale for each 256 (Dettmers et al. 2022).
+    AdamW8bit,
+}
+
+/// Whether something is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Switch {
+    /// Where it is measured to be better.
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
 }
 
 /// Activation checkpointing: `"none"`, `"full"`, or a number of layers.
@@ -184,26 +224,20 @@ pub struct TrainConfig {
 pub enum Checkpointing {
     /// Keep all activations: fastest, largest.
     None,
-    /// Keep the inputs of each block of the image encoder and of this many first layers of the language model; run them
-    /// twice.
+    /// Keep the inputs of this many first layers and run them twice.
     Layers(usize),
-    /// The same for every layer of the language model.
+    /// The same for every layer.
     Full,
 }
 
 impl Checkpointing {
-    /// Layers of the language model that are run twice.
-    pub fn llm_layers(self) -> usize {
+    /// Layers that are run twice.
+    pub fn layers(self) -> usize {
         match self {
             Self::None => 0,
             Self::Layers(layers) => layers,
             Self::Full => usize::MAX,
         }
-    }
-
-    /// Whether the blocks of the image encoder are run twice.
-    pub fn of_encoder(self) -> bool {
-        self != Self::None
     }
 }
 

@@ -4,7 +4,9 @@ use crate::tensor::weights::Staged;
 use crate::tensor::{Kind, Tensor, scope};
 use crate::trainer::precision::Precision;
 use crate::trainer::run::Session;
-use crate::trainer::{Batches, Checkpointing, Loss, Parameter, Task, TrainConfig, Validation, Weight, run};
+use crate::trainer::{
+    Batches, Checkpointing, Loss, OptimizerKind, Parameter, Switch, Task, TrainConfig, Validation, Weight, run,
+};
 use std::cell::RefCell;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -184,6 +186,13 @@ fn config(epochs: u64) -> TrainConfig {
         seed: 0,
         precision: Precision::Fp32,
         checkpointing: Checkpointing::None,
+        checkpoint_encoder: Checkpointing::None,
+        checkpoint_decoder: false,
+        optimizer: OptimizerKind::AdamW,
+        offload_optimizer: false,
+        step_in_backward: false,
+        graph: Switch::Off,
+        fused_kernels: Switch::Off,
         ema_decay: 0.5,
     }
 }

@@ -4,7 +4,7 @@ use crate::fixture::{Fixture, leaf};
 use prsmed::tensor::{Kind, Tensor};
 use prsmed::trainer::optimizer::AdamW;
 use prsmed::trainer::precision::Precision;
-use prsmed::trainer::{Checkpointing, Parameter, TrainConfig};
+use prsmed::trainer::{Checkpointing, OptimizerKind, Parameter, Switch, TrainConfig};
 
 const NAMES: [&str; 5] = ["matrix", "bias", "kernel", "scalar", "late"];
 const STEPS: usize = 5;
@@ -30,6 +30,13 @@ fn config(fixture: &Fixture) -> TrainConfig {
         seed: 0,
         precision: Precision::Fp32,
         checkpointing: Checkpointing::None,
+        checkpoint_encoder: Checkpointing::None,
+        checkpoint_decoder: false,
+        optimizer: OptimizerKind::AdamW,
+        offload_optimizer: false,
+        step_in_backward: false,
+        graph: Switch::Off,
+        fused_kernels: Switch::Off,
         ema_decay: 0.0,
     }
 }

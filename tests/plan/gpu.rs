@@ -19,7 +19,7 @@ const LIBRARIES: u64 = 200 << 20;
 const SETTINGS: [(&str, &str); 6] = [
     ("tiny", "train.precision=fp32"),
     ("tiny", "train.precision=bf16 train.accumulation=2 train.ema_decay=0.9"),
-    ("full", "train.micro_batch=1 train.accumulation=2 train.checkpointing=full"),
+    ("full", "train.micro_batch=1 train.accumulation=2 train.checkpointing=full train.checkpoint_encoder=full"),
     ("full", "train.micro_batch=1 train.accumulation=1 train.checkpointing=none"),
     ("full", "train.micro_batch=4 train.accumulation=1 train.checkpointing=16"),
     ("full", "train.micro_batch=8 train.accumulation=1 train.checkpointing=none model.image_size=512"),

@@ -48,6 +48,7 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
         one("train.accumulation", &["1", "2", "4"]),
         one("train.precision", &["fp32", "bf16", "fp16"]),
         one("train.checkpointing", &["none", "full", "0", "1", "2"]),
+        one("train.checkpoint_encoder", &["none", "full"]),
         one("train.ema_decay", &["0.0", "0.9"]),
         one("lora.rank", &["2", "8", "16"]),
         one("lora.dropout", &["0.0", "0.1"]),

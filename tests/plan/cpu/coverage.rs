@@ -11,7 +11,16 @@ use prsmed::plan::rehearse::Steps;
 const VARIANTS: [(&str, &[&str]); 9] = [
     ("tiny", &[]),
     ("tiny", &["train.accumulation=2", "train.checkpointing=2", "model.batch_norm=batch", "lora.dropout=0.1"]),
-    ("tiny", &["train.precision=bf16", "train.checkpointing=full", "model.decoder=v6", "model.train_base=false"]),
+    (
+        "tiny",
+        &[
+            "train.precision=bf16",
+            "train.checkpointing=full",
+            "train.checkpoint_encoder=full",
+            "model.decoder=v6",
+            "model.train_base=false",
+        ],
+    ),
     (
         "tiny",
         &["train.precision=bf16", "model.semantics=reference", "model.decoder_dropout=0.1", "train.ema_decay=0.9"],
@@ -20,9 +29,18 @@ const VARIANTS: [(&str, &[&str]); 9] = [
         "tiny",
         &["train.precision=fp16", "train.accumulation=2", "model.batch_norm=batch", "model.decoder_positions=false"],
     ),
-    ("tiny", &["train.precision=fp16", "train.checkpointing=full", "model.semantics=reference", "lora.dropout=0.1"]),
+    (
+        "tiny",
+        &[
+            "train.precision=fp16",
+            "train.checkpointing=full",
+            "train.checkpoint_encoder=full",
+            "model.semantics=reference",
+            "lora.dropout=0.1",
+        ],
+    ),
     ("tiny", &["model.semantics=reference", "model.decoder_dropout=0.1", "train.checkpointing=1", "lora.alpha=8.0"]),
-    ("full", &["train.checkpointing=full"]),
+    ("full", &["train.checkpointing=full", "train.checkpoint_encoder=full"]),
     ("full", &["model.decoder=v6", "train.precision=fp32"]),
 ];
 
