@@ -8,19 +8,25 @@ use crate::config::RunConfig;
 use crate::config::planned::{Searched, preset_toml};
 use crate::config::planned_augment::augment_toml;
 use crate::event::Event;
+use crate::nn::Quantization;
 use crate::plan::report::Machine;
-use crate::plan::search::{Candidate, Found, Space, search};
+use crate::plan::search::{Candidate, Choice, Compromise, Found, Space, search};
 use crate::segment::setup::BatchNorm;
 use crate::tensor::meta::Target;
+use crate::trainer::{Checkpointing, OptimizerKind};
 use serde_json::json;
 
 /// Find settings for a card: to train the full model, or to make pairs
 ///
-/// Searches micro-batch and accumulation (their product stays the effective batch) and activation checkpointing, by whole
-/// plans, and prints TOML for `prsmed train --config` on standard output; the plan and the runner-up go to standard
-/// error. Results of training do not depend on what is searched (but for `model.batch_norm=batch`, which is said); a
-/// smaller picture is tried only when nothing fits with the one asked for, and that is said. 3 % of the card stay free.
-/// On the CPU, whose rates nobody states, settings with the fewest operations count as the fastest.
+/// Searches micro-batch and accumulation (the effective batch stays), whether questions about one picture share it, what
+/// is run twice in the backward pass (layers of the language model, the image encoder, the mask decoder) and whether the
+/// optimizer's moments are on the host, by whole plans, and prints TOML for `prsmed train --config` on standard output;
+/// the plan and the runner-up go to standard error. Results of training do not depend on these (but for
+/// `model.batch_norm=batch`, which is said).
+///
+/// Only when nothing fits so, frozen layers in 4 bits (`model.quantization`) are tried, then moments in 8 bits
+/// (`train.optimizer`), then smaller pictures, and that is said. 3 % of the card stay free. On the CPU, whose rates nobody
+/// states, settings with the fewest operations count as the fastest.
 ///
 /// With `--task augment` the fastest batch of `prsmed augment generate` is searched, and how latents become pixels.
 ///
@@ -36,7 +42,7 @@ pub(super) struct Args {
     settings: SettingsArgs,
     #[command(flatten)]
     machine: MachineArgs,
-    /// Samples of an optimizer step, for training [default: micro-batch times accumulation of the settings; 8 of `full`]
+    /// Samples of an optimizer step, for training [default: micro-batch times accumulation times questions of the settings]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8192))]
     effective_batch: Option<u16>,
     /// Side of the picture in pixels, a multiple of 16, of 64 for pairs [default: as the settings say; for training smaller if
@@ -87,7 +93,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         context.progress.on(&Event::Note(text.into()));
     }
     let may_shrink = args.image_size.is_none() && args.objective == Objective::Speed;
-    let own = config.train.micro_batch * config.train.accumulation;
+    let own = config.train.micro_batch * config.train.accumulation * config.data.questions_per_picture;
     let found = search_for(&config, &machine, args.effective_batch.map_or(own, usize::from), may_shrink)?;
     let device = machine.offer().device;
     let Some(best) = found.fitting.first() else {
@@ -98,6 +104,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let toml = preset_toml(&config.with(&best.choice), &best.plan);
     context.output.line(&toml)?;
     let mut notes = vec![best.plan.table()];
+    notes.extend(compromises(&config, &best.choice.compromise));
     if best.choice.image_size < config.model.image_size {
         let (wanted, now) = (config.model.image_size, best.choice.image_size);
         notes.push(format!("nothing fits with pictures of {wanted} pixels: these have {now}, masks become coarser"));
@@ -162,14 +169,28 @@ pub(super) fn search_for(
     effective_batch: usize,
     may_shrink: bool,
 ) -> crate::Result<Found> {
-    let wanted = config.model.image_size;
+    let (wanted, packed) = (config.model.image_size, config.data.questions_per_picture);
     let smaller = [768, 512].into_iter().filter(|side| may_shrink && *side < wanted);
     let space = Space {
         effective_batch,
+        questions: if packed > 1 { vec![packed, 1] } else { vec![1] },
         image_sizes: std::iter::once(wanted).chain(smaller).collect(),
         headroom_frac: HEADROOM_FRAC,
     };
     search(&Searched::new(config, machine)?, &space)
+}
+
+/// What was changed that changes the arithmetic.
+fn compromises(config: &RunConfig, compromise: &Compromise) -> Vec<String> {
+    let mut notes = Vec::new();
+    if compromise.quantization != config.model.quantization {
+        let scales = if compromise.quantization == Quantization::Nf4Double { ", their scales in 8" } else { "" };
+        notes.push(format!("nothing fits otherwise: the language model's frozen layers are in 4 bits{scales}"));
+    }
+    if compromise.optimizer != config.train.optimizer {
+        notes.push("nothing fits otherwise: the optimizer's moments are in 8 bits".to_owned());
+    }
+    notes
 }
 
 /// Why there is no preset, and what would help.
@@ -183,21 +204,47 @@ pub(super) fn nothing_fits(found: &Found, device: &str) -> String {
         )
     });
     format!(
-        "no settings fit {device} with 3 % of it left free{least}\nthe frozen weights take most of it: smaller cards need \
-         them in 4 bits, which prsmed does not have yet; `prsmed solve --for gpu` names the smallest card"
+        "no settings fit {device} with 3 % of it left free{least}\nshorter texts, smaller pictures or adapters of a lower rank \
+         need less; `prsmed solve --for gpu` names the smallest card"
     )
 }
 
 fn described(candidate: &Candidate) -> String {
     let choice = &candidate.choice;
-    let checkpointing = match choice.checkpointing {
-        crate::trainer::Checkpointing::None => "no checkpointing".to_owned(),
-        crate::trainer::Checkpointing::Layers(layers) => format!("encoder and {layers} layers checkpointed"),
-        crate::trainer::Checkpointing::Full => "full checkpointing".to_owned(),
-    };
+    let Choice { saving, compromise, .. } = choice;
+    let mut twice = Vec::new();
+    if saving.checkpoint_encoder != Checkpointing::None {
+        twice.push("encoder".to_owned());
+    }
+    match saving.checkpointing {
+        Checkpointing::None => {}
+        Checkpointing::Layers(layers) => twice.push(format!("{layers} layers")),
+        Checkpointing::Full => twice.push("all layers".to_owned()),
+    }
+    if saving.checkpoint_decoder {
+        twice.push("decoder".to_owned());
+    }
+    let mut parts =
+        vec![if twice.is_empty() { "no checkpointing".into() } else { format!("{} checkpointed", twice.join(", ")) }];
+    if saving.offload_optimizer {
+        parts.push("moments on the host".to_owned());
+    }
+    match compromise.quantization {
+        Quantization::None => {}
+        Quantization::Nf4 => parts.push("frozen layers in 4 bits".to_owned()),
+        Quantization::Nf4Double => parts.push("frozen layers in 4 bits, scales in 8".to_owned()),
+    }
+    if compromise.optimizer == OptimizerKind::AdamW8bit {
+        parts.push("moments in 8 bits".to_owned());
+    }
     let time = candidate.plan.time.map_or_else(String::new, |time| format!(", {:.2} s a step", time.seconds));
     format!(
-        "micro-batch {} x {}, {checkpointing}, {} pixels: {}{time}",
-        choice.micro_batch, choice.accumulation, choice.image_size, candidate.plan.device_peak
+        "micro-batch {} x {} with {} questions a picture, {}, {} pixels: {}{time}",
+        choice.micro_batch,
+        choice.accumulation,
+        choice.questions,
+        parts.join(", "),
+        choice.image_size,
+        candidate.plan.device_peak
     )
 }

@@ -7,7 +7,7 @@ use crate::data::manifest::{Manifest, Split};
 use crate::models::prsmed;
 use crate::plan::rehearse::{self, Buffers, Job, Rehearsed};
 use crate::plan::report::{Machine, Plan};
-use crate::plan::search::{Choice, Effort, Problem};
+use crate::plan::search::{Choice, Compromise, Effort, Problem, Saving};
 use crate::segment::rehearsal::{Example, Rehearsal};
 use crate::segment::setup::{self, BatchNorm};
 use crate::segment::task;
@@ -142,11 +142,13 @@ impl RunConfig {
         config.model.image_size = choice.image_size;
         config.train.micro_batch = choice.micro_batch;
         config.train.accumulation = choice.accumulation;
-        config.train.checkpointing = choice.checkpointing;
-        config.train.checkpoint_encoder = match choice.checkpointing {
-            Checkpointing::None => Checkpointing::None,
-            _ => Checkpointing::Full,
-        };
+        config.data.questions_per_picture = choice.questions;
+        config.train.checkpointing = choice.saving.checkpointing;
+        config.train.checkpoint_encoder = choice.saving.checkpoint_encoder;
+        config.train.checkpoint_decoder = choice.saving.checkpoint_decoder;
+        config.train.offload_optimizer = choice.saving.offload_optimizer;
+        config.train.optimizer = choice.compromise.optimizer;
+        config.model.quantization = choice.compromise.quantization;
         config
     }
 }
@@ -184,8 +186,14 @@ impl Problem for Searched<'_> {
         Ok(Plan::of(&rehearsed, self.machine))
     }
 
-    fn llm_layers(&self) -> usize {
-        self.llm_layers
+    fn savings(&self) -> Vec<Saving> {
+        Saving::ladder(self.llm_layers)
+    }
+
+    fn compromises(&self) -> Vec<Compromise> {
+        let (model, train) = (&self.config.model, &self.config.train);
+        let wanted = Compromise { quantization: model.quantization, optimizer: train.optimizer };
+        Compromise::ladder(wanted, !model.train_base)
     }
 
     fn parallel(&self) -> bool {

@@ -1,14 +1,19 @@
 //! Finds the fastest settings that fit a device, and the largest value of one setting that does.
 //!
-//! Every answer is a whole plan, nothing is interpolated. What is left out is not expected to win: more checkpointing needs
-//! less memory and more time, so for each micro-batch the least that fits is found by bisection; a larger micro-batch needs more
-//! memory, so those beyond the first that does not fit are not planned; of those that fit without checkpointing only the two
-//! largest are, because they read the weights the least often and start the fewest operators; and a micro-batch that with the
-//! least amount of checkpointing is already slower than settings that fit is not planned further.
+//! Every answer is a whole plan, nothing is interpolated. What changes no result ([`Saving`]: running layers twice, moments on
+//! the host) is searched first; what changes the arithmetic ([`Compromise`]) is tried only when nothing fits without it, and
+//! smaller pictures only when nothing fits with all of that.
+//!
+//! What is left out is not expected to win: every next saving needs less memory and more time, so for each micro-batch the
+//! first that fits is found by bisection; a larger micro-batch needs more memory, so those beyond the first that does not fit
+//! are not planned; of those that fit without any saving only the two largest are, because they read the weights the least
+//! often and start the fewest operators; and a micro-batch that with the first saving is already slower than settings that fit
+//! is not planned further.
 
 use super::report::Plan;
 use crate::Result;
-use crate::trainer::Checkpointing;
+use crate::nn::Quantization;
+use crate::trainer::{Checkpointing, OptimizerKind};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,12 +23,89 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 pub struct Choice {
     /// Side of the segmenter's picture, pixels.
     pub image_size: i64,
-    /// Samples of a forward and backward pass.
+    /// Most questions about one picture in one sequence.
+    pub questions: usize,
+    /// Pictures of a forward and backward pass.
     pub micro_batch: usize,
     /// Micro-batches of an optimizer step.
     pub accumulation: usize,
-    /// What is run twice.
+    /// What saves memory and changes no result.
+    #[serde(flatten)]
+    pub saving: Saving,
+    /// What saves memory and changes the arithmetic.
+    #[serde(flatten)]
+    pub compromise: Compromise,
+}
+
+impl Choice {
+    /// Samples of an optimizer step, when every picture has as many questions as are packed.
+    pub fn samples(&self) -> usize {
+        self.questions * self.micro_batch * self.accumulation
+    }
+}
+
+/// Less memory for more time, same results.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Saving {
+    /// Layers of the language model that are run twice.
     pub checkpointing: Checkpointing,
+    /// Blocks of the image encoder that are.
+    pub checkpoint_encoder: Checkpointing,
+    /// Whether the mask decoder is.
+    pub checkpoint_decoder: bool,
+    /// Whether the optimizer's moments are on the host.
+    pub offload_optimizer: bool,
+}
+
+impl Saving {
+    /// All there are for a language model of `layers` layers, the cheapest first.
+    pub fn ladder(layers: usize) -> Vec<Self> {
+        let none = Self {
+            checkpointing: Checkpointing::None,
+            checkpoint_encoder: Checkpointing::None,
+            checkpoint_decoder: false,
+            offload_optimizer: false,
+        };
+        let encoder = Self { checkpoint_encoder: Checkpointing::Full, ..none };
+        let partly = (1..layers).map(|layers| Self { checkpointing: Checkpointing::Layers(layers), ..encoder });
+        let full = Self { checkpointing: Checkpointing::Full, ..encoder };
+        let decoder = Self { checkpoint_decoder: true, ..full };
+        let offloaded = Self { offload_optimizer: true, ..decoder };
+        [none, encoder].into_iter().chain(partly).chain([full, decoder, offloaded]).collect()
+    }
+}
+
+/// Less memory for coarser numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Compromise {
+    /// How frozen layers are stored.
+    pub quantization: Quantization,
+    /// How moments are.
+    pub optimizer: OptimizerKind,
+}
+
+impl Compromise {
+    /// What may follow when nothing fits with `wanted`, the least first; `wanted` is the first. Weights that are trained are
+    /// never quantized.
+    pub fn ladder(wanted: Self, may_quantize: bool) -> Vec<Self> {
+        let mut found = vec![wanted];
+        let mut add = |next: Self| {
+            if found.last() != Some(&next) {
+                found.push(next);
+            }
+        };
+        let mut now = wanted;
+        if may_quantize && now.quantization == Quantization::None {
+            now.quantization = Quantization::Nf4;
+            add(now);
+        }
+        if may_quantize {
+            now.quantization = Quantization::Nf4Double;
+            add(now);
+        }
+        add(Self { optimizer: OptimizerKind::AdamW8bit, ..now });
+        found
+    }
 }
 
 /// How much of a job is planned.
@@ -45,8 +127,11 @@ pub trait Problem: Sync {
     /// What the task says.
     fn plan(&self, choice: &Choice, effort: Effort) -> Result<Plan>;
 
-    /// Layers of the language model, for selective checkpointing.
-    fn llm_layers(&self) -> usize;
+    /// Savings, the cheapest first.
+    fn savings(&self) -> Vec<Saving>;
+
+    /// What the settings ask for, then what may follow when nothing fits.
+    fn compromises(&self) -> Vec<Compromise>;
 
     /// Whether plans may be made on several threads.
     fn parallel(&self) -> bool;
@@ -55,8 +140,10 @@ pub trait Problem: Sync {
 /// What is searched.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Space {
-    /// Samples of an optimizer step: micro-batch times accumulation.
+    /// Samples of an optimizer step; with several questions about a picture, the next number of pictures that gives as many.
     pub effective_batch: usize,
+    /// Numbers of questions that may share a picture.
+    pub questions: Vec<usize>,
     /// Sides of the segmenter's picture, best first; a later one is tried only when nothing fits with the ones before.
     pub image_sizes: Vec<i64>,
     /// Part of the budget that stays free, 0..1.
@@ -73,8 +160,15 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    fn seconds(&self) -> f64 {
-        self.plan.time.map_or(0.0, |time| time.seconds)
+    /// Predicted seconds for each sample.
+    #[expect(clippy::cast_precision_loss, reason = "a count of samples")]
+    pub fn seconds(&self) -> f64 {
+        self.plan.time.map_or(0.0, |time| time.seconds / self.choice.samples() as f64)
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "a count of samples")]
+    fn flops(&self) -> f64 {
+        self.plan.flops / self.choice.samples() as f64
     }
 }
 
@@ -91,25 +185,24 @@ pub struct Found {
     pub planned: usize,
 }
 
-/// Amounts of checkpointing, the least first.
-fn levels(layers: usize) -> Vec<Checkpointing> {
-    let partly = (0..layers).map(Checkpointing::Layers);
-    [Checkpointing::None].into_iter().chain(partly).chain([Checkpointing::Full]).collect()
-}
-
 /// Whether `plan` leaves the wanted part of its budget free.
 #[expect(clippy::cast_precision_loss, reason = "sizes in bytes lie far below 2^53")]
 pub fn has_headroom(plan: &Plan, headroom_frac: f64) -> bool {
     plan.device_peak.0 as f64 <= plan.budget.bytes.0 as f64 * (1.0 - headroom_frac)
 }
 
-/// A search under way.
+/// A search under way, of what stays the same in all of its settings.
 struct Search<'a> {
     problem: &'a dyn Problem,
-    space: &'a Space,
-    levels: Vec<Checkpointing>,
+    headroom_frac: f64,
+    image_size: i64,
+    compromise: Compromise,
+    questions: usize,
+    /// Pictures of a step.
+    pictures: usize,
+    savings: &'a [Saving],
     micro_batches: Vec<usize>,
-    planned: AtomicUsize,
+    planned: &'a AtomicUsize,
 }
 
 impl Search<'_> {
@@ -117,10 +210,12 @@ impl Search<'_> {
         self.planned.fetch_add(1, Ordering::Relaxed);
         let micro_batch = self.micro_batches[place.micro_batch];
         let choice = Choice {
-            image_size: place.image_size,
+            image_size: self.image_size,
+            questions: self.questions,
             micro_batch,
-            accumulation: self.space.effective_batch / micro_batch,
-            checkpointing: self.levels[place.level],
+            accumulation: self.pictures / micro_batch,
+            saving: self.savings[place.saving],
+            compromise: self.compromise,
         };
         Ok(Candidate { choice, plan: self.problem.plan(&choice, effort)? })
     }
@@ -130,33 +225,33 @@ impl Search<'_> {
     }
 
     fn has_headroom(&self, candidate: &Candidate) -> bool {
-        has_headroom(&candidate.plan, self.space.headroom_frac)
+        has_headroom(&candidate.plan, self.headroom_frac)
     }
 
-    /// The first micro-batches of these that fit at a level.
-    fn fitting(&self, count: usize, image_size: i64, level: usize) -> Result<usize> {
+    /// The first micro-batches of these that fit with a saving.
+    fn fitting(&self, count: usize, saving: usize) -> Result<usize> {
         let found = largest(0..=count, |count| match count.checked_sub(1) {
-            Some(micro_batch) => self.fits(Place { image_size, micro_batch, level }),
+            Some(micro_batch) => self.fits(Place { micro_batch, saving }),
             None => Ok(true),
         })?;
         Ok(found.unwrap_or(0))
     }
 
-    /// The least checkpointing of a micro-batch that fits with all of it, with its time.
-    fn least(&self, image_size: i64, micro_batch: usize, needs_none: bool) -> Result<(Place, Candidate)> {
-        let (mut low, mut high) = (1, if needs_none { 0 } else { self.levels.len() - 1 });
+    /// The cheapest saving with which a micro-batch fits that fits with all of them, with its time.
+    fn cheapest(&self, micro_batch: usize, needs_none: bool) -> Result<(Place, Candidate)> {
+        let (mut low, mut high) = (1, if needs_none { 0 } else { self.savings.len() - 1 });
         while low < high {
-            let level = usize::midpoint(low, high);
-            if self.fits(Place { image_size, micro_batch, level })? { high = level } else { low = level + 1 }
+            let saving = usize::midpoint(low, high);
+            if self.fits(Place { micro_batch, saving })? { high = saving } else { low = saving + 1 }
         }
-        let place = Place { image_size, micro_batch, level: high };
+        let place = Place { micro_batch, saving: high };
         Ok((place, self.candidate(place, Effort::Time)?))
     }
 
-    /// The whole plan of `place`, or where another phase needs more than its step of the first level above that fits.
+    /// The whole plan of `place`, or where another phase needs more than its step of the first saving above that fits.
     fn whole(&self, place: Place) -> Result<Option<Candidate>> {
-        for level in place.level..self.levels.len() {
-            let candidate = self.candidate(Place { level, ..place }, Effort::Whole)?;
+        for saving in place.saving..self.savings.len() {
+            let candidate = self.candidate(Place { saving, ..place }, Effort::Whole)?;
             if self.has_headroom(&candidate) {
                 return Ok(Some(candidate));
             }
@@ -169,29 +264,30 @@ impl Search<'_> {
         if self.problem.parallel() { items.par_iter().map(work).collect() } else { items.iter().map(work).collect() }
     }
 
-    /// The fastest settings for pictures of this size, fastest first.
-    fn best(&self, image_size: i64) -> Result<Vec<Candidate>> {
-        let possible = self.fitting(self.micro_batches.len(), image_size, self.levels.len() - 1)?;
-        let unhindered = self.fitting(possible, image_size, 0)?;
+    /// The fastest settings, fastest first.
+    fn best(&self) -> Result<Vec<Candidate>> {
+        let last = self.savings.len() - 1;
+        let possible = self.fitting(self.micro_batches.len(), last)?;
+        let unhindered = self.fitting(possible, 0)?;
         let worthwhile: Vec<usize> = (unhindered.saturating_sub(KEPT)..possible).collect();
         let fastest = Mutex::new(f64::INFINITY);
-        // none for a micro-batch that even with the next to no checkpointing is slower than what is known to fit
-        let least = |&micro_batch: &usize| -> Result<Option<(Place, Candidate)>> {
+        // none for a micro-batch that even with the next to no saving is slower than what is known to fit
+        let cheapest = |&micro_batch: &usize| -> Result<Option<(Place, Candidate)>> {
             let needs_none = micro_batch < unhindered;
             if !needs_none {
-                let bound = self.candidate(Place { image_size, micro_batch, level: 1 }, Effort::Time)?.seconds();
+                let bound = self.candidate(Place { micro_batch, saving: 1 }, Effort::Time)?.seconds();
                 if bound > 0.0 && bound >= *lock(&fastest) {
                     return Ok(None);
                 }
             }
-            let found = self.least(image_size, micro_batch, needs_none)?;
+            let found = self.cheapest(micro_batch, needs_none)?;
             let mut fastest = lock(&fastest);
             *fastest = fastest.min(found.1.seconds());
             Ok(Some(found))
         };
         let (first, rest) = worthwhile.split_at(worthwhile.len().min(KEPT));
-        let mut found: Vec<(Place, Candidate)> = self.each(first, least)?.into_iter().flatten().collect();
-        found.extend(self.each(rest, least)?.into_iter().flatten());
+        let mut found: Vec<(Place, Candidate)> = self.each(first, cheapest)?.into_iter().flatten().collect();
+        found.extend(self.each(rest, cheapest)?.into_iter().flatten());
         found.sort_by(|(_, a), (_, b)| faster(a, b));
         let (first, rest) = found.split_at(found.len().min(KEPT));
         let mut whole: Vec<Candidate> =
@@ -204,19 +300,18 @@ impl Search<'_> {
         }
         // a phase other than the step decided: take what needs the least
         for micro_batch in (0..if whole.is_empty() { possible } else { 0 }).rev() {
-            whole.extend(self.whole(Place { image_size, micro_batch, level: self.levels.len() - 1 })?);
+            whole.extend(self.whole(Place { micro_batch, saving: last })?);
             if !whole.is_empty() {
                 break;
             }
         }
-        whole.sort_by(faster);
         Ok(whole)
     }
 }
 
 /// Orders by time; on the CPU, whose rates nobody states, by operations and then by the number of passes.
 fn faster(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
-    let time = a.seconds().total_cmp(&b.seconds()).then_with(|| a.plan.flops.total_cmp(&b.plan.flops));
+    let time = a.seconds().total_cmp(&b.seconds()).then_with(|| a.flops().total_cmp(&b.flops()));
     time.then_with(|| b.choice.micro_batch.cmp(&a.choice.micro_batch))
 }
 
@@ -230,9 +325,8 @@ const KEPT: usize = 2;
 /// Settings of a search, by index.
 #[derive(Debug, Clone, Copy)]
 struct Place {
-    image_size: i64,
     micro_batch: usize,
-    level: usize,
+    saving: usize,
 }
 
 /// The fastest settings of `space` that fit.
@@ -240,30 +334,45 @@ struct Place {
 /// # Errors
 /// What planning says.
 pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
-    let all = 1..=space.effective_batch;
-    let search = Search {
-        problem,
-        space,
-        levels: levels(problem.llm_layers()),
-        micro_batches: all.filter(|micro| space.effective_batch.is_multiple_of(*micro)).collect(),
-        planned: AtomicUsize::new(0),
+    let (savings, compromises, planned) = (problem.savings(), problem.compromises(), AtomicUsize::new(0));
+    let stage = |image_size: i64, compromise: Compromise, questions: usize| {
+        let pictures = space.effective_batch.div_ceil(questions);
+        Search {
+            problem,
+            headroom_frac: space.headroom_frac,
+            image_size,
+            compromise,
+            questions,
+            pictures,
+            savings: &savings,
+            micro_batches: (1..=pictures).filter(|micro| pictures.is_multiple_of(*micro)).collect(),
+            planned: &planned,
+        }
     };
     let (mut fitting, mut considered) = (Vec::new(), 0);
-    for &image_size in &space.image_sizes {
-        considered += search.micro_batches.len() * search.levels.len();
-        fitting = search.best(image_size)?;
-        if !fitting.is_empty() {
-            break;
+    'found: for &image_size in &space.image_sizes {
+        for &compromise in &compromises {
+            for &questions in &space.questions {
+                let search = stage(image_size, compromise, questions);
+                considered += search.micro_batches.len() * savings.len();
+                fitting.extend(search.best()?);
+            }
+            if !fitting.is_empty() {
+                break 'found;
+            }
         }
     }
-    let smallest = match space.image_sizes.last() {
-        Some(&image_size) if fitting.is_empty() => {
-            let place = Place { image_size, micro_batch: 0, level: search.levels.len() - 1 };
-            Some(search.candidate(place, Effort::Whole)?)
+    fitting.sort_by(faster);
+    fitting.truncate(KEPT);
+    let least = (space.image_sizes.last(), compromises.last(), space.questions.iter().min());
+    let smallest = match least {
+        (Some(&image_size), Some(&compromise), Some(&questions)) if fitting.is_empty() => {
+            let search = stage(image_size, compromise, questions);
+            Some(search.candidate(Place { micro_batch: 0, saving: savings.len() - 1 }, Effort::Whole)?)
         }
         _ => None,
     };
-    Ok(Found { fitting, smallest, considered, planned: search.planned.into_inner() })
+    Ok(Found { fitting, smallest, considered, planned: planned.into_inner() })
 }
 
 /// The largest number in `range` for which `fits`, when every smaller one fits too; `None` when not even the first does.
@@ -316,9 +425,26 @@ mod tests {
     }
 
     #[test]
-    fn checkpointing_grows_from_nothing_to_everything() {
-        let levels = levels(2);
-        let expected = [Checkpointing::None, Checkpointing::Layers(0), Checkpointing::Layers(1), Checkpointing::Full];
-        assert_eq!(levels, expected);
+    fn savings_grow_from_nothing_to_everything() {
+        let ladder = Saving::ladder(2);
+        let layers: Vec<Checkpointing> = ladder.iter().map(|saving| saving.checkpointing).collect();
+        let full = Checkpointing::Full;
+        assert_eq!(layers, [Checkpointing::None, Checkpointing::None, Checkpointing::Layers(1), full, full, full]);
+        assert!(ladder.iter().skip(1).all(|saving| saving.checkpoint_encoder == full));
+        assert_eq!(ladder.iter().filter(|saving| saving.checkpoint_decoder).count(), 2);
+        assert_eq!(ladder.iter().filter(|saving| saving.offload_optimizer).count(), 1);
+    }
+
+    #[test]
+    fn compromises_begin_with_what_is_wanted() {
+        let wanted = Compromise { quantization: Quantization::None, optimizer: OptimizerKind::AdamW };
+        let all = Compromise::ladder(wanted, true);
+        let [nf4, double] = [Quantization::Nf4, Quantization::Nf4Double];
+        let quantized = |quantization| Compromise { quantization, ..wanted };
+        let last = Compromise { optimizer: OptimizerKind::AdamW8bit, ..quantized(double) };
+        assert_eq!(all, [wanted, quantized(nf4), quantized(double), last]);
+        assert_eq!(Compromise::ladder(last, true), [last]);
+        let trained = Compromise::ladder(wanted, false);
+        assert_eq!(trained, [wanted, Compromise { optimizer: OptimizerKind::AdamW8bit, ..wanted }]);
     }
 }
