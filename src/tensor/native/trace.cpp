@@ -258,6 +258,12 @@ void unfollow() {
 extern "C" {
 
 bool prsmed_trace_active() { return active != nullptr; }
+
+void prsmed_trace_cost(const char* name, double flops, double bytes, uint8_t element_bytes) {
+  if (!active) return;
+  active->costs.push_back({flops, bytes, scope, static_cast<uint32_t>(active->events.size()), active->number(name),
+                           element_bytes, !nodes.outer.empty()});
+}
 bool prsmed_trace_counts_host() { return active != nullptr && active->counts_host; }
 
 PrsmedTag prsmed_trace_allocate(uint64_t bytes, int32_t category) {

@@ -12,4 +12,6 @@ PrsmedTag prsmed_trace_allocate(uint64_t bytes, int32_t category);
 void prsmed_trace_release(PrsmedTag tag);
 void prsmed_trace_move(PrsmedTag tag, int32_t category);
 uint32_t prsmed_scope();           // module scope of this thread
+// What a loop of our own costs (libtorch's operators are counted by themselves); `name` lives for ever.
+void prsmed_trace_cost(const char* name, double flops, double bytes, uint8_t element_bytes);
 }
