@@ -310,7 +310,9 @@ impl TinyVit {
     pub fn forward(&self, images: &Tensor, pass: Pass) -> Tensor {
         let [_b, _c, _h, _w] = dims(images);
         let statistics = pass.statistics;
-        let xs = self.patch_embed[0].forward(images, statistics);
+        // channels last in memory, which all convolutions then keep: oneDNN and cuDNN need not rearrange their maps
+        let images = images.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2]);
+        let xs = self.patch_embed[0].forward(&images, statistics);
         let mut xs = self.patch_embed[1].forward_gelu(&xs, statistics);
         for (i, stage) in self.layers.iter().enumerate() {
             let _scope = scope::enter_at("layers", i);
