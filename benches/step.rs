@@ -11,6 +11,7 @@ use prsmed::models::prsmed::{BuildOptions, Config, PrsMed};
 use prsmed::models::{clip, mask_decoder, mistral, tiny_vit};
 use prsmed::nn::{BatchStatistics, LoraConfig};
 use prsmed::segment::Semantics;
+use prsmed::segment::layout::Layout;
 use prsmed::segment::step::{self, Inputs, Pass};
 use prsmed::tensor::store::Role;
 use prsmed::tensor::{Device, Kind, Tensor, ledger, no_grad, rng, set_num_threads};
@@ -83,16 +84,22 @@ fn config(options: &Options) -> Config {
     Config { clip, llm, lora: LoraConfig { rank: 16, alpha: 16.0, dropout }, encoder, decoder, num_classes: 6 }
 }
 
+/// Ids of a text and where its answer begins.
+fn text(options: &Options) -> (Vec<i64>, usize) {
+    let tokens = options.sizes["text_tokens"].as_i64().expect("text_tokens");
+    let text = (0..tokens).map(|i| if i == 1 { IMAGE_TOKEN } else { 3 + i % 500 }).collect();
+    (text, usize::try_from(tokens * 2 / 3).expect("small"))
+}
+
 fn inputs(options: &Options, config: &Config) -> Inputs {
     let batch = options.batch.or(options.sizes["batch"].as_i64()).unwrap_or(1);
     let side = options.sizes["sam_image_size"].as_i64().expect("sam_image_size");
-    let tokens = options.sizes["text_tokens"].as_i64().expect("text_tokens");
-    let text: Vec<i64> = (0..tokens).map(|i| if i == 1 { IMAGE_TOKEN } else { 3 + i % 500 }).collect();
+    let (text, answer) = text(options);
     let c = config.clip.image_size;
-    let answer = usize::try_from(tokens * 2 / 3).expect("small");
+    let rows = usize::try_from(batch).expect("small");
+    let (texts, answers, groups) = (vec![text; rows], vec![answer; rows], vec![1; rows]);
     Inputs {
-        answer_start: (0..batch).map(|_| answer).collect(),
-        texts: (0..batch).map(|_| text.clone()).collect(),
+        layout: Layout::new(texts, &answers, &groups, options.semantics, config.clip.num_patches()),
         clip_image: Tensor::randn([batch, 3, c, c], (Kind::Float, Device::Cpu)),
         sam_image: Tensor::randint(256, [batch, 3, side, side], (Kind::Uint8, Device::Cpu)),
         mask: Tensor::rand([batch, 1, side, side], (Kind::Float, Device::Cpu)).gt(0.7).to_kind(Kind::Float),
@@ -180,14 +187,14 @@ fn main() {
     for i in 0..options.warmup + options.steps {
         let elapsed = time(|| match options.command.as_str() {
             "train-step" => {
-                let outputs = step::forward(&model, &inputs, options.semantics, pass(&options));
-                let whole = inputs.weight(options.semantics);
-                let losses = step::losses(&model, &inputs, &outputs, options.semantics, whole);
+                let inputs = inputs.to_device(Device::Cpu, inputs.weight());
+                let outputs = step::forward(&model, &inputs, pass(&options));
+                let losses = step::losses(&model, &inputs, &outputs);
                 (losses.mask + losses.text + losses.class * 0.5).backward();
                 let gradients = optimizer.measure(1.0);
                 optimizer.step(1e-4, gradients).expect("a step");
             }
-            _ => no_grad(|| predict(&model, &inputs, options.new_tokens)),
+            _ => no_grad(|| predict(&model, &inputs, &options)),
         });
         if i >= options.warmup {
             seconds.push(elapsed);
@@ -208,17 +215,20 @@ fn main() {
 }
 
 /// The prompt once, for the mask and the first answer token, then one token after the other.
-fn predict(model: &PrsMed, inputs: &Inputs, new_tokens: usize) {
-    let image = model.image_tokens(&inputs.clip_image.narrow(0, 0, 1));
-    let text = inputs.texts[0][..inputs.answer_start[0]].to_vec();
-    let splice = prsmed::models::llava::Splice::new(vec![text], image.size()[1]);
-    let embeds = splice.embed(&image, |ids| model.llm().embed(ids));
-    let capacity = splice.len + i64::try_from(new_tokens).expect("small");
+fn predict(model: &PrsMed, inputs: &Inputs, options: &Options) {
+    let new_tokens = options.new_tokens;
+    let (text, answer) = text(options);
+    let layout =
+        Layout::new(vec![text[..answer].to_vec()], &[answer], &[1], options.semantics, model.num_image_tokens());
+    let places = layout.to_device(Device::Cpu);
+    let embeds = step::embeds(model, &inputs.clip_image.narrow(0, 0, 1), &places);
+    let length = embeds.size()[1];
+    let capacity = length + i64::try_from(new_tokens).expect("small");
     let mut cache = mistral::KvCache::new(model.llm().config(), capacity);
     let states = model.llm().forward_cached(&embeds, &mut cache);
     let embedding = model.embed_image(&inputs.sam_image.narrow(0, 0, 1), PrsMed::evaluation_pass());
     let _mask = model.mask_logits(&embedding, &states, None, false).sigmoid();
-    let mut state = states.narrow(1, splice.len - 1, 1);
+    let mut state = states.narrow(1, length - 1, 1);
     for i in 0..new_tokens {
         let next = model.llm().logits(&state).argmax(-1, false);
         if i + 1 < new_tokens {

@@ -39,7 +39,8 @@ pub(super) struct Args {
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let assembly = args.run.open(context)?;
-    let inputs = trace::read_inputs(&args.inputs, assembly.description.model.semantics)?;
+    let (semantics, image_tokens) = (assembly.description.model.semantics, assembly.model.num_image_tokens());
+    let inputs = trace::read_inputs(&args.inputs, semantics, image_tokens)?;
     let mut config = Sources { preset: Some("full".into()), ..Sources::default() }.resolve()?.config.train;
     (config.learning_rate, config.weight_decay, config.epsilon, config.clip_norm) = (1e-4, 1e-5, 1e-6, 1.0);
     let record = trace::run(&assembly, &inputs, args.steps, &config)?;

@@ -24,6 +24,8 @@ pub struct Batch {
     pub class_label: Tensor,
     /// Indices into the manifest's rows.
     pub rows: Vec<usize>,
+    /// Samples of each picture, in their order.
+    pub groups: Vec<usize>,
 }
 
 impl Batch {
@@ -49,6 +51,7 @@ impl Batch {
             mask: self.mask.to_device(device),
             class_label: self.class_label.to_device(device),
             rows: self.rows.clone(),
+            groups: self.groups.clone(),
         }
     }
 }
@@ -127,6 +130,7 @@ impl Collated {
             sam_image: Tensor::from_slice(&self.sam).view([count, 3, sam, sam]),
             mask: Tensor::from_slice(&self.mask).view([count, 1, sam, sam]),
             class_label: Tensor::from_slice(&self.labels),
+            groups: vec![1; self.rows.len()],
             rows: self.rows,
         }
     }

@@ -7,7 +7,7 @@ use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::conv::Conv2dConfig;
 use crate::nn::{Conv2d, LayerNorm, Linear, Mask, attention, sine_positions};
 use crate::tensor::store::{Init, Scope};
-use crate::tensor::{Tensor, dims, no_grad, scope};
+use crate::tensor::{Device, Tensor, dims, no_grad, scope};
 
 /// Sizes of the tower, with the names of the hub's `config.json`.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -196,7 +196,7 @@ impl ClipVision {
         if scope.initialises() && d % 4 == 0 {
             // from random weights, rows and columns need not be learnt cell by cell
             let side = config.image_size / config.patch_size;
-            let places = sine_positions(side, side, d) * (2.0_f64.sqrt() * config.initializer_range);
+            let places = sine_positions(side, side, d, Device::Cpu) * (2.0_f64.sqrt() * config.initializer_range);
             no_grad(|| position_embedding.narrow(0, 1, config.num_patches()).copy_(&places));
         }
         Self {

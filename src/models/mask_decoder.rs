@@ -255,7 +255,7 @@ impl MaskDecoder {
         let mask = keep.as_ref().map_or(Mask::None, Mask::Keep);
         let placed = |cells: Tensor| {
             if self.config.positions {
-                &cells + sine_positions(h, w, c).to_device(cells.device()).to_kind(cells.kind())
+                &cells + sine_positions(h, w, c, cells.device()).to_kind(cells.kind())
             } else {
                 cells
             }

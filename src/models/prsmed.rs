@@ -101,6 +101,8 @@ pub struct PrsMed {
     encoder: TinyVit,
     decoder: MaskDecoder,
     class_head: Linear,
+    /// Mean and standard deviation of the channels, `[1, 3, 1, 1]` fp32.
+    pixel_statistics: [Tensor; 2],
     stores: Stores,
     config: Config,
     options: BuildOptions,
@@ -139,7 +141,10 @@ impl PrsMed {
             let bias = Some(Init::Const(config.decoder.initial_bias));
             Linear::with_init(&head, config.encoder.out_dim, config.num_classes, Init::XavierUniform, bias)
         });
-        Self { clip, projector, llm, encoder, decoder, class_head, stores, config: config.clone(), options }
+        let pixel_statistics = [PIXEL_MEAN, PIXEL_STD]
+            .map(|values| Tensor::from_slice(&values).view([1, 3, 1, 1]).to_device(options.device));
+        let config = config.clone();
+        Self { clip, projector, llm, encoder, decoder, class_head, pixel_statistics, stores, config, options }
     }
 
     /// Sizes.
@@ -162,6 +167,11 @@ impl PrsMed {
         &self.llm
     }
 
+    /// Tokens that a picture becomes for the language model.
+    pub fn num_image_tokens(&self) -> i64 {
+        self.config.clip.num_patches()
+    }
+
     /// Image tokens for the language model; no gradient while the base is frozen.
     ///
     /// # Shapes
@@ -181,9 +191,9 @@ impl PrsMed {
     pub fn embed_image(&self, sam_image: &Tensor, pass: tiny_vit::Pass) -> Tensor {
         let [_b, _c, _h, _w] = dims(sam_image);
         let _scope = scope::enter("image_encoder");
-        let channel = |values: [f32; 3]| Tensor::from_slice(&values).view([1, 3, 1, 1]).to_device(self.options.device);
         let pixels = sam_image.to_device(self.options.device).to_kind(Kind::Float) / 255.0;
-        let pixels = (pixels - channel(PIXEL_MEAN)) / channel(PIXEL_STD);
+        let [mean, std] = &self.pixel_statistics;
+        let pixels = (pixels - mean) / std;
         self.encoder.forward(&self.input(&pixels), pass)
     }
 

@@ -6,9 +6,9 @@ use crate::tensor::{Device, Kind, Tensor};
 /// map. Cells are in row-major order, values in -1..=1.
 ///
 /// # Shapes
-/// `[h w, c]` fp32 on the CPU; `c` is a multiple of 4.
-pub fn sine_positions(h: i64, w: i64, c: i64) -> Tensor {
-    let options = (Kind::Float, Device::Cpu);
+/// `[h w, c]` fp32; `c` is a multiple of 4.
+pub fn sine_positions(h: i64, w: i64, c: i64, device: Device) -> Tensor {
+    let options = (Kind::Float, device);
     let quarter = c / 4;
     let frequency = Tensor::linspace(0.0, -(32.0_f64.ln()), quarter, options).exp() * std::f64::consts::PI;
     let axis = |cells: i64| {
@@ -26,7 +26,7 @@ mod tests {
 
     #[test]
     fn every_cell_has_its_own_position() {
-        let positions = sine_positions(12, 16, 32);
+        let positions = sine_positions(12, 16, 32, Device::Cpu);
         assert_eq!(positions.size(), [12 * 16, 32]);
         let distances = Tensor::cdist(&positions, &positions, 2.0, None);
         let distances = distances + Tensor::eye(12 * 16, (Kind::Float, Device::Cpu)) * 9.0;

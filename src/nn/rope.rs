@@ -3,7 +3,7 @@
 
 use crate::tensor::{Device, Kind, Tensor, dims};
 
-/// Cosines and sines of a run of positions, `[t, d]` fp32.
+/// Cosines and sines of positions, `[t, d]` or `[b, 1, t, d]` fp32.
 #[derive(Debug)]
 pub struct Rope {
     cos: Tensor,
@@ -13,14 +13,20 @@ pub struct Rope {
 impl Rope {
     /// Tables for positions `start..start + t` of heads of width `head_dim`.
     pub fn new(head_dim: i64, theta: f64, start: i64, t: i64, device: Device) -> Self {
-        let options = (Kind::Float, device);
+        Self::at(head_dim, theta, &Tensor::arange_start(start, start + t, (Kind::Int64, device)))
+    }
+
+    /// Tables for given positions, `[t]` or for each sequence `[b, t]`, i64.
+    pub fn at(head_dim: i64, theta: f64, positions: &Tensor) -> Self {
+        let device = positions.device();
         #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
         let exponent =
             Tensor::arange_start_step(0, head_dim, 2, (Kind::Int64, device)).to_kind(Kind::Float) / head_dim as f64;
-        let inverse = Tensor::full([1], theta, options).pow(&exponent).reciprocal();
-        let positions = Tensor::arange_start(start, start + t, (Kind::Int64, device)).to_kind(Kind::Float);
-        let angles = positions.unsqueeze(1) * inverse.unsqueeze(0);
-        let angles = Tensor::cat(&[&angles, &angles], 1);
+        let inverse = Tensor::full([1], theta, (Kind::Float, device)).pow(&exponent).reciprocal();
+        let angles = positions.to_kind(Kind::Float).unsqueeze(-1) * inverse;
+        let angles = Tensor::cat(&[&angles, &angles], -1);
+        // one table for all heads
+        let angles = if positions.dim() == 2 { angles.unsqueeze(1) } else { angles };
         Self { cos: angles.cos(), sin: angles.sin() }
     }
 

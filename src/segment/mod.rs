@@ -4,6 +4,7 @@
 
 pub mod evaluate;
 pub mod fit;
+pub mod layout;
 pub mod loss;
 pub mod predict;
 pub mod rehearsal;

@@ -2,14 +2,16 @@
 //!
 //! The prompt goes through the language model once; its states make the mask and its key-value cache starts the answer.
 
+use super::Semantics;
+use super::layout::Layout;
 use super::setup::Assembly;
+use super::step;
 use super::task::values;
 use crate::data::image::{clip_pixels, normalise_clip, sam_pixels};
 use crate::data::text::{self, AnswerStream};
-use crate::models::llava::Splice;
 use crate::models::mistral::KvCache;
 use crate::models::prsmed::PrsMed;
-use crate::tensor::{Device, Kind, Tensor, guard, ledger, meta, no_grad};
+use crate::tensor::{Device, Kind, Tensor, dims, guard, ledger, meta, no_grad};
 use crate::{Error, Result};
 use image::DynamicImage;
 
@@ -89,10 +91,15 @@ pub(super) fn answer(
     go_on: &mut dyn FnMut(i64) -> Result<bool>,
 ) -> Result<Parts> {
     let [clip_image, sam_image] = images;
-    let image = model.image_tokens(clip_image);
-    let splice = Splice::new(vec![ids], image.size()[1]);
-    let embeds = splice.embed(&image, |ids| model.llm().embed(ids));
-    let capacity = splice.len + i64::try_from(max_new_tokens).unwrap_or(i64::MAX / 2);
+    let prompt = [ids.len()];
+    let layout = Layout::new(vec![ids], &prompt, &[1], Semantics::Corrected, model.num_image_tokens());
+    let places = {
+        let _category = ledger::enter(ledger::Category::Inputs);
+        layout.to_device(model.options().device)
+    };
+    let embeds = step::embeds(model, clip_image, &places);
+    let [_one, length, _d] = dims(&embeds);
+    let capacity = length + i64::try_from(max_new_tokens).unwrap_or(i64::MAX / 2);
     let mut cache = KvCache::new(model.llm().config(), capacity);
     let states = model.llm().forward_cached(&embeds, &mut cache);
 
@@ -102,7 +109,7 @@ pub(super) fn answer(
     let mask = values(&logits.upsample_bilinear2d(own_size, false, None, None).sigmoid());
     let classes = values(&model.class_logits(&embedding).softmax(-1, Kind::Float));
 
-    let mut state = states.narrow(1, splice.len - 1, 1);
+    let mut state = states.narrow(1, length - 1, 1);
     for made in 1..=max_new_tokens {
         let next = meta::index(&model.llm().logits(&state).argmax(-1, false));
         if !go_on(next)? || made == max_new_tokens {

@@ -2,6 +2,7 @@
 //!
 //! It runs the same functions as [`super::task::SegmentTask`]; only the numbers in the batches mean nothing.
 
+use super::layout::Layout;
 use super::setup::{self, ModelConfig};
 use super::step::Inputs;
 use super::{predict, task, weights};
@@ -186,7 +187,7 @@ impl Task for Rehearsal {
     }
 
     fn weight(&self, batch: &Inputs) -> Weight {
-        batch.weight(self.settings.semantics)
+        batch.weight()
     }
 
     fn loss(&self, inputs: &Inputs, whole: Weight, epoch: u64) -> Result<Loss> {
@@ -197,7 +198,7 @@ impl Task for Rehearsal {
     fn validate(&self, _observer: &dyn Observer) -> Result<Option<Validation>> {
         let inputs = self.example();
         let mut sums = task::Sums::default();
-        guard::guard(|| task::score(&self.model, self.settings.semantics, &inputs, &mut sums, |_, _, _| Ok(())))?;
+        guard::guard(|| task::score(&self.model, &inputs, &mut sums, |_, _, _| Ok(())))?;
         Ok(None)
     }
 
@@ -221,9 +222,12 @@ impl Rehearse for Rehearsal {
         let answer_start = text_tokens - answer_tokens;
         let shorter = |row: usize| if row == 0 { 0 } else { self.shorter };
         let rows = 0..self.train.micro_batch;
+        let answer_starts: Vec<usize> = rows.clone().map(|row| answer_start - shorter(row) / 2).collect();
+        let texts: Vec<Vec<i64>> = rows.map(|row| self.text(text_tokens - shorter(row))).collect();
+        let groups = vec![1; texts.len()];
+        let image_tokens = self.model.num_image_tokens();
         Inputs {
-            answer_start: rows.clone().map(|row| answer_start - shorter(row) / 2).collect(),
-            texts: rows.map(|row| self.text(text_tokens - shorter(row))).collect(),
+            layout: Layout::new(texts, &answer_starts, &groups, self.settings.semantics, image_tokens),
             clip_image: blank([batch, 3, clip, clip], Kind::Float, device),
             sam_image: blank([batch, 3, side, side], Kind::Uint8, device),
             mask: blank([batch, 1, side, side], Kind::Float, device),

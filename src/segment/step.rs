@@ -1,44 +1,47 @@
 //! One pass of the model over a micro-batch: **one** language-model forward serves the text loss and the mask.
 //!
-//! Legend: b batch, t spliced tokens, d width of the language model, n supervised tokens.
+//! What a pass needs of the host is decided before ([`Layout`]) and put on the device once ([`Inputs::to_device`]): the
+//! pass itself uses tensors of known shapes only.
+//!
+//! Legend: b pictures, q questions, s sequences, t tokens of a sequence, d width of the language model, n supervised
+//! tokens.
 
+use super::layout::{Layout, Places};
 use super::{Semantics, loss};
 use crate::data::batch::Batch;
-use crate::models::llava::{IMAGE_TOKEN, Splice};
 use crate::models::prsmed::PrsMed;
-use crate::models::{mistral, tiny_vit};
-use crate::tensor::{Kind, Tensor, dims, meta, scope};
+use crate::models::{llava, mistral, tiny_vit};
+use crate::tensor::{Device, Kind, Tensor, dims, ledger, meta, scope};
 use crate::trainer::Weight;
 
-/// What a pass needs, with texts as host ids so that the splice costs no device round trip.
+/// A micro-batch on the host.
 #[derive(Debug)]
 pub struct Inputs {
-    /// Real ids of each sample, one [`IMAGE_TOKEN`] in each.
-    pub texts: Vec<Vec<i64>>,
-    /// Index in each text where the answer begins (its length when there is none).
-    pub answer_start: Vec<usize>,
+    /// Where ids, images, prompts and labels stand.
+    pub layout: Layout,
     /// `[b, 3, c, c]` f32, normalised.
     pub clip_image: Tensor,
     /// `[b, 3, s, s]` u8.
     pub sam_image: Tensor,
-    /// `[b, 1, s, s]` f32 in 0..=1.
+    /// `[q, 1, s, s]` f32 in 0..=1.
     pub mask: Tensor,
-    /// `[b]` i64.
+    /// `[q]` i64.
     pub class_label: Tensor,
 }
 
 impl Inputs {
-    /// From a collated batch.
+    /// From a collated batch; a picture becomes `image_tokens` tokens.
     ///
     /// # Panics
     /// When the batch's tensors do not have the documented types.
-    pub fn from_batch(batch: &Batch, semantics: Semantics) -> Self {
-        let ids = Vec::<Vec<i64>>::try_from(&batch.text_ids).expect("text_ids is i64 [b, l]");
-        let mask = Vec::<Vec<bool>>::try_from(&batch.text_mask).expect("text_mask is bool [b, l]");
-        let answer_start = batch.answer_start.iter().map(|&s| usize::try_from(s).expect("not negative")).collect();
+    pub fn from_batch(batch: &Batch, semantics: Semantics, image_tokens: i64) -> Self {
+        let ids = Vec::<Vec<i64>>::try_from(&batch.text_ids).expect("text_ids is i64 [q, l]");
+        let mask = Vec::<Vec<bool>>::try_from(&batch.text_mask).expect("text_mask is bool [q, l]");
+        let start = |start: &i64| usize::try_from(*start).expect("not negative");
+        let answer_starts: Vec<usize> = batch.answer_start.iter().map(start).collect();
+        let texts = real_ids(&ids, &mask, semantics);
         Self {
-            texts: real_ids(&ids, &mask, semantics),
-            answer_start,
+            layout: Layout::new(texts, &answer_starts, &batch.groups, semantics, image_tokens),
             clip_image: batch.clip_image.shallow_clone(),
             sam_image: batch.sam_image.shallow_clone(),
             mask: batch.mask.shallow_clone(),
@@ -46,19 +49,55 @@ impl Inputs {
         }
     }
 
-    /// Images and supervised tokens.
-    pub fn weight(&self, semantics: Semantics) -> Weight {
-        let tokens: usize = (0..self.texts.len()).map(|row| self.supervised(row, semantics).count()).sum();
+    /// Questions and supervised tokens.
+    pub fn weight(&self) -> Weight {
         #[expect(clippy::cast_precision_loss, reason = "counts are small")]
-        let (samples, tokens) = (self.texts.len() as f64, tokens as f64);
+        let (samples, tokens) = (self.layout.questions() as f64, self.layout.tokens() as f64);
         Weight { samples, tokens }
     }
 
-    /// Indices of the ids of `row` that the text loss covers.
-    fn supervised(&self, row: usize, semantics: Semantics) -> impl Iterator<Item = usize> {
-        let text = &self.texts[row];
-        let first = if semantics.labels_answer_only() { self.answer_start[row].max(1) } else { 1 };
-        (first..text.len()).filter(|&i| text[i] != IMAGE_TOKEN)
+    /// Everything that a pass needs, as the share of an effective batch weighing `whole`.
+    pub fn to_device(&self, device: Device, whole: Weight) -> Prepared {
+        let _category = ledger::enter(ledger::Category::Inputs);
+        #[expect(clippy::cast_possible_truncation, reason = "counts far below 2^24")]
+        let whole = [whole.tokens.max(1.0) as f32, whole.samples as f32];
+        Prepared {
+            places: self.layout.to_device(device),
+            semantics: self.layout.semantics(),
+            clip_image: self.clip_image.to_device(device),
+            sam_image: self.sam_image.to_device(device),
+            mask: self.mask.to_device(device),
+            class_label: self.class_label.to_device(device),
+            whole: Tensor::from_slice(&whole).to_device(device),
+        }
+    }
+}
+
+/// A micro-batch on the model's device: all that a pass reads besides the weights.
+#[derive(Debug)]
+pub struct Prepared {
+    /// Where ids, images, prompts and labels stand.
+    pub places: Places,
+    /// The arithmetic.
+    pub semantics: Semantics,
+    /// `[b, 3, c, c]` f32, normalised.
+    pub clip_image: Tensor,
+    /// `[b, 3, s, s]` u8.
+    pub sam_image: Tensor,
+    /// `[q, 1, s, s]` f32 in 0..=1.
+    pub mask: Tensor,
+    /// `[q]` i64.
+    pub class_label: Tensor,
+    /// Supervised tokens (at least 1) and samples of the effective batch, `[2]` f32.
+    pub whole: Tensor,
+}
+
+impl Prepared {
+    /// All tensors; micro-batches of the same kind and sizes have the same number of them, of the same shapes.
+    pub fn tensors(&self) -> Vec<&Tensor> {
+        let mut all = self.places.tensors();
+        all.extend([&self.clip_image, &self.sam_image, &self.mask, &self.class_label, &self.whole]);
+        all
     }
 }
 
@@ -94,43 +133,53 @@ impl Pass {
 /// What a pass gives.
 #[derive(Debug)]
 pub struct Outputs {
-    /// States after the final norm, `[b, t, d]`.
+    /// States after the final norm, `[s, t, d]`.
     pub states: Tensor,
     /// `[b, c, h, w]`.
     pub embedding: Tensor,
-    /// `[b, 1, s, s]` fp32.
+    /// `[q, 1, s, s]` fp32.
     pub mask_logits: Tensor,
-    /// `[b, classes]` fp32.
+    /// `[q, classes]` fp32.
     pub class_logits: Tensor,
-    splice: Splice,
 }
 
 /// Runs the model once.
-pub fn forward(model: &PrsMed, inputs: &Inputs, semantics: Semantics, pass: Pass) -> Outputs {
-    let image = model.image_tokens(&inputs.clip_image);
-    let splice = Splice::new(inputs.texts.clone(), image.size()[1]);
-    let embeds = splice.embed(&image, |ids| model.llm().embed(ids));
-    let padded = (0..inputs.texts.len()).any(|row| splice.row_len(row) < splice.len);
-    // causal attention hides right-padding from real tokens; only `reference` reads the padding's own states
-    let keep =
-        (padded && !semantics.hides_answer()).then(|| splice.keep_before(embeds.device(), |row| splice.row_len(row)));
-    let states = model.llm().forward(&embeds, keep.as_ref(), pass.llm);
+pub fn forward(model: &PrsMed, inputs: &Prepared, pass: Pass) -> Outputs {
+    let places = &inputs.places;
+    let embeds = embeds(model, &inputs.clip_image, places);
+    let states = model.llm().forward_seen(&embeds, places.sight(), pass.llm);
     let embedding = model.embed_image(&inputs.sam_image, pass.encoder);
-    let mask_logits = if semantics.hides_answer() {
-        let end = |row: usize| splice.position(row, inputs.answer_start[row]);
-        let longest = (0..inputs.texts.len()).map(end).max().unwrap_or(splice.len);
-        let prompt = states.narrow(1, 0, longest);
-        let ragged = (0..inputs.texts.len()).any(|row| end(row) < longest);
-        let keep = ragged.then(|| splice.keep_before(states.device(), end).narrow(1, 0, longest));
-        model.mask_logits(&embedding, &prompt, keep.as_ref(), pass.decoder_dropout)
-    } else {
-        model.mask_logits(&embedding, &states, None, pass.decoder_dropout)
+    let mask_logits = {
+        let embedding = of_questions(&embedding, places);
+        match &places.prompt {
+            Some(prompt) => {
+                let [q, l] = dims(prompt);
+                let [_s, _t, d] = dims(&states);
+                let prompt = states.flatten(0, 1).index_select(0, &prompt.flatten(0, 1)).view([q, l, d]);
+                model.mask_logits(&embedding, &prompt, places.prompt_keep.as_ref(), pass.decoder_dropout)
+            }
+            None => model.mask_logits(&embedding, &states, None, pass.decoder_dropout),
+        }
     };
-    let class_logits = model.class_logits(&embedding);
-    Outputs { states, embedding, mask_logits, class_logits, splice }
+    let class_logits = of_questions(&model.class_logits(&embedding), places);
+    Outputs { states, embedding, mask_logits, class_logits }
 }
 
-/// The three losses of a pass, as shares of an effective batch weighing `whole`.
+/// Embedded ids with the image's tokens among them.
+///
+/// # Shapes
+/// `clip_image [b, 3, c, c]` to `[s, t, d]`.
+pub fn embeds(model: &PrsMed, clip_image: &Tensor, places: &Places) -> Tensor {
+    let image = model.image_tokens(clip_image);
+    llava::splice(&model.llm().embed(&places.ids), &image, &places.index)
+}
+
+/// What belongs to pictures, for each question: `[b, ..]` to `[q, ..]`.
+fn of_questions(xs: &Tensor, places: &Places) -> Tensor {
+    places.pictures.as_ref().map_or_else(|| xs.shallow_clone(), |pictures| xs.index_select(0, pictures))
+}
+
+/// The three losses of a pass, as shares of an effective batch.
 #[derive(Debug)]
 pub struct Losses {
     /// Cross-entropy of the answer, mean over the effective batch's supervised tokens.
@@ -142,42 +191,25 @@ pub struct Losses {
 }
 
 /// Computes all three.
-pub fn losses(model: &PrsMed, inputs: &Inputs, outputs: &Outputs, semantics: Semantics, whole: Weight) -> Losses {
-    let device = outputs.mask_logits.device();
+pub fn losses(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> Losses {
     let _scope = scope::enter("losses");
-    let (logits, labels) = supervised_logits(model, inputs, outputs, semantics);
-    let mask = inputs.mask.to_device(device).to_kind(Kind::Float);
+    let logits = supervised_logits(model, inputs, outputs);
+    let (tokens, samples) = (inputs.whole.get(0), inputs.whole.get(1));
     Losses {
-        text: loss::text(&logits, &labels) / whole.tokens.max(1.0),
-        mask: loss::structure(&outputs.mask_logits, &mask, semantics) / whole.samples,
-        class: loss::class(&outputs.class_logits, &inputs.class_label.to_device(device)) / whole.samples,
+        text: loss::text(&logits, &inputs.places.labels) / tokens,
+        mask: loss::structure(&outputs.mask_logits, &inputs.mask, inputs.semantics) / &samples,
+        class: loss::class(&outputs.class_logits, &inputs.class_label) / &samples,
     }
 }
 
-/// Supervised tokens whose most likely prediction is right, and all supervised tokens.
-pub fn tokens_right(model: &PrsMed, inputs: &Inputs, outputs: &Outputs, semantics: Semantics) -> (f64, f64) {
-    let (logits, labels) = supervised_logits(model, inputs, outputs, semantics);
-    let right = logits.argmax(-1, false).eq_tensor(&labels).sum(Kind::Double);
-    (meta::number(&right), inputs.weight(semantics).tokens)
+/// Supervised tokens whose most likely prediction is right.
+pub fn tokens_right(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> f64 {
+    let logits = supervised_logits(model, inputs, outputs);
+    let right = logits.argmax(-1, false).eq_tensor(&inputs.places.labels).sum(Kind::Double);
+    meta::number(&right)
 }
 
-/// `lm_head` at supervised positions only.
-///
-/// # Shapes
-/// Logits `[n, vocab]` in the compute dtype, labels `[n]` i64.
-fn supervised_logits(model: &PrsMed, inputs: &Inputs, outputs: &Outputs, semantics: Semantics) -> (Tensor, Tensor) {
-    let device = outputs.states.device();
-    let [b, t, d] = dims(&outputs.states);
-    let (mut positions, mut labels) = (Vec::new(), Vec::new());
-    for (row, text) in inputs.texts.iter().enumerate() {
-        let first = i64::try_from(row).expect("small") * t;
-        for index in inputs.supervised(row, semantics) {
-            // the state just before a token predicts it
-            positions.push(first + outputs.splice.position(row, index) - 1);
-            labels.push(text[index]);
-        }
-    }
-    let states = outputs.states.reshape([b * t, d]);
-    let states = states.index_select(0, &Tensor::from_slice(&positions).to_device(device));
-    (model.llm().logits(&states), Tensor::from_slice(&labels).to_device(device))
+/// `lm_head` at supervised positions only: `[n, vocab]` in the compute dtype.
+fn supervised_logits(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> Tensor {
+    model.llm().logits(&outputs.states.flatten(0, 1).index_select(0, &inputs.places.supervised))
 }

@@ -241,15 +241,15 @@ impl Task for SegmentTask {
         let counts: Vec<usize> = steps.iter().map(|step| step.len().div_ceil(micro)).collect();
         let micros = steps.iter().flat_map(|step| step.chunks(micro).map(<[usize]>::to_vec)).collect();
         let mut loader = self.load(&self.train, micros, epoch, 0)?;
-        let semantics = self.semantics();
+        let (semantics, image_tokens) = (self.semantics(), self.assembly.model.num_image_tokens());
         Ok(Box::new(counts.into_iter().map(move |count| {
             let _category = ledger::enter(ledger::Category::Inputs);
-            loader.by_ref().take(count).map(|batch| Ok(Inputs::from_batch(&batch?, semantics))).collect()
+            loader.by_ref().take(count).map(|batch| Ok(Inputs::from_batch(&batch?, semantics, image_tokens))).collect()
         })))
     }
 
     fn weight(&self, batch: &Inputs) -> Weight {
-        batch.weight(self.semantics())
+        batch.weight()
     }
 
     fn loss(&self, inputs: &Inputs, whole: Weight, epoch: u64) -> Result<Loss> {
@@ -268,7 +268,7 @@ impl Task for SegmentTask {
         let mut sums = Sums::default();
         let batches = order::plain_batches(&self.val_rows, self.config.micro_batch);
         for batch in self.load(&self.plain, batches, 0, 0)? {
-            let inputs = Inputs::from_batch(&batch?, self.semantics());
+            let inputs = Inputs::from_batch(&batch?, self.semantics(), self.assembly.model.num_image_tokens());
             guard::guard(|| self.score(&inputs, &mut sums))?;
             observer.on(&Event::Advanced { done: sums.images });
         }
@@ -373,8 +373,9 @@ pub(super) fn loss(
     whole: Weight,
     epoch: u64,
 ) -> Loss {
-    let outputs = step::forward(model, inputs, settings.semantics, pass);
-    let parts = step::losses(model, inputs, &outputs, settings.semantics, whole);
+    let inputs = inputs.to_device(model.options().device, whole);
+    let outputs = step::forward(model, &inputs, pass);
+    let parts = step::losses(model, &inputs, &outputs);
     let mut total = &parts.mask + &parts.text * settings.text_loss_weight;
     if epoch < settings.class_loss_epochs {
         total += &parts.class * settings.class_loss_weight;
@@ -394,21 +395,20 @@ pub fn spread(rows: Vec<usize>, limit: usize) -> Vec<usize> {
 /// Adds what a batch of validation says to `sums`; `image` hears the mask probabilities and the truth of each sample.
 pub(super) fn score(
     model: &PrsMed,
-    semantics: Semantics,
     inputs: &Inputs,
     sums: &mut Sums,
     mut image: impl FnMut(Vec<f32>, Vec<bool>, &mut Sums) -> Result<()>,
 ) -> Result<()> {
-    let outputs = step::forward(model, inputs, semantics, Pass::evaluation());
     let one = Weight { samples: 1.0, tokens: 1.0 };
-    let losses = step::losses(model, inputs, &outputs, semantics, one);
+    let prepared = inputs.to_device(model.options().device, one);
+    let outputs = step::forward(model, &prepared, Pass::evaluation());
+    let losses = step::losses(model, &prepared, &outputs);
     sums.text += meta::number(&losses.text);
     sums.mask += meta::number(&losses.mask);
-    let (right, tokens) = step::tokens_right(model, inputs, &outputs, semantics);
-    sums.tokens_right += right;
-    sums.tokens += tokens;
+    sums.tokens_right += step::tokens_right(model, &prepared, &outputs);
+    sums.tokens += inputs.weight().tokens;
     let probability = outputs.mask_logits.sigmoid();
-    for i in 0..i64::try_from(inputs.texts.len()).expect("a few samples") {
+    for i in 0..i64::try_from(inputs.layout.questions()).expect("a few samples") {
         let truth = values(&inputs.mask.get(i)).iter().map(|v| *v > 0.5).collect();
         image(values(&probability.get(i)), truth, sums)?;
     }
@@ -438,7 +438,7 @@ impl Sums {
 
 impl SegmentTask {
     fn score(&self, inputs: &Inputs, sums: &mut Sums) -> Result<()> {
-        score(&self.assembly.model, self.semantics(), inputs, sums, |prediction, truth, sums| {
+        score(&self.assembly.model, inputs, sums, |prediction, truth, sums| {
             let score = ImageScore::of(&prediction, &truth)?;
             sums.dice += score.dice;
             sums.iou += score.iou;

@@ -1,6 +1,7 @@
 //! `trace`: deterministic steps on given tensors, everything recorded. It is how two machines, versions or
 //! implementations are compared.
 
+use super::layout::Layout;
 use super::step::{self, Inputs, Pass};
 use super::{Assembly, Semantics};
 use crate::models::{mistral, tiny_vit};
@@ -14,17 +15,18 @@ use crate::{Error, Result};
 use std::path::Path;
 
 /// Reads the input tensors of a trace (`text_ids`, `text_mask`, `clip_image`, `sam_image_u8`, `mask_u8`, `class_label`,
-/// optionally `answer_start`).
+/// optionally `answer_start`); a picture becomes `image_tokens` tokens.
 ///
 /// # Errors
 /// [`Error::Weights`] for a missing tensor.
-pub fn read_inputs(path: &Path, semantics: Semantics) -> Result<Inputs> {
+pub fn read_inputs(path: &Path, semantics: Semantics, image_tokens: i64) -> Result<Inputs> {
     let archive = Archive::open(path)?;
     guard::guard(|| {
         let ids = matrix::<i64>(&archive.read("text_ids")?.to_kind(Kind::Int64))?;
         let mask = matrix::<bool>(&archive.read("text_mask")?.to_kind(Kind::Bool))?;
         let texts = step::real_ids(&ids, &mask, semantics);
-        let answer_start = if archive.contains("answer_start") {
+        let groups = vec![1; texts.len()];
+        let answer_start: Vec<usize> = if archive.contains("answer_start") {
             let starts = archive.read("answer_start")?.to_kind(Kind::Int64);
             Vec::<i64>::try_from(&starts)
                 .map_err(|e| Error::Shape { reason: e.to_string() })?
@@ -37,8 +39,7 @@ pub fn read_inputs(path: &Path, semantics: Semantics) -> Result<Inputs> {
         };
         let mask = archive.read("mask_u8")?;
         Ok(Inputs {
-            texts,
-            answer_start,
+            layout: Layout::new(texts, &answer_start, &groups, semantics, image_tokens),
             clip_image: archive.read("clip_image")?.to_kind(Kind::Float),
             sam_image: archive.read("sam_image_u8")?,
             mask: mask.to_kind(Kind::Float) / 255.0,
@@ -62,7 +63,6 @@ where
 /// # Errors
 /// Typed errors of libtorch.
 pub fn run(assembly: &Assembly, inputs: &Inputs, steps: usize, config: &TrainConfig) -> Result<Vec<(String, Tensor)>> {
-    let semantics = assembly.description.model.semantics;
     let model = &assembly.model;
     let pass = Pass {
         llm: mistral::Pass { train: false, checkpoint: 0 },
@@ -84,8 +84,9 @@ pub fn run(assembly: &Assembly, inputs: &Inputs, steps: usize, config: &TrainCon
     let mut losses: Vec<[f64; 4]> = Vec::new();
     let mut norms = Vec::new();
     for number in 0..steps {
-        let outputs = guard::guard(|| Ok(step::forward(model, inputs, semantics, pass)))?;
-        let parts = step::losses(model, inputs, &outputs, semantics, inputs.weight(semantics));
+        let prepared = inputs.to_device(model.options().device, inputs.weight());
+        let outputs = guard::guard(|| Ok(step::forward(model, &prepared, pass)))?;
+        let parts = step::losses(model, &prepared, &outputs);
         let total = &parts.mask + &parts.class * assembly.description.model.class_loss_weight + &parts.text;
         guard::guard(|| {
             total.backward();
