@@ -6,6 +6,7 @@ pub mod evaluate;
 pub mod fit;
 pub mod loss;
 pub mod predict;
+mod quantized;
 pub mod rehearsal;
 pub mod semantics;
 pub mod setup;
