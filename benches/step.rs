@@ -9,7 +9,7 @@
 use prsmed::models::llava::IMAGE_TOKEN;
 use prsmed::models::prsmed::{BuildOptions, Config, PrsMed};
 use prsmed::models::{clip, mask_decoder, mistral, tiny_vit};
-use prsmed::nn::{BatchStatistics, LoraConfig};
+use prsmed::nn::{BatchStatistics, LoraConfig, Quantization};
 use prsmed::segment::Semantics;
 use prsmed::segment::layout::Layout;
 use prsmed::segment::step::{self, Inputs, Pass};
@@ -179,6 +179,8 @@ fn main() {
             compute: options.kind,
             initialise: true,
             train_base: false,
+            quantization: Quantization::None,
+            loads_base: false,
         },
     );
     let inputs = inputs(&options, &config);

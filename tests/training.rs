@@ -2,11 +2,12 @@
 
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test fails by panicking and says what it skips")]
 
+use prsmed::Error;
 use prsmed::config::Sources;
 use prsmed::data::manifest::Manifest;
 use prsmed::data::phantom::{self, PhantomOptions};
 use prsmed::event::{Event, Observer, Silent};
-use prsmed::segment::setup::{self, Build};
+use prsmed::segment::setup::{self, Build, RunOverrides};
 use prsmed::segment::task::SegmentTask;
 use prsmed::tensor::weights::Archive;
 use prsmed::tensor::{Device, Kind, Tensor};
@@ -14,7 +15,7 @@ use prsmed::trainer;
 use prsmed::trainer::run::Session;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 /// Keeps the loss of every step, and the first step whose gradients overflowed (fp16).
@@ -22,13 +23,21 @@ use std::sync::{Arc, Mutex};
 struct Losses {
     totals: Mutex<Vec<f64>>,
     first_skipped: Mutex<Option<usize>>,
+    /// Asks the run to stop after this many steps; 0 = never.
+    stop_after: usize,
+    interrupt: AtomicBool,
 }
 
 impl Observer for Losses {
     fn on(&self, event: &Event) {
         let mut totals = self.totals.lock().unwrap();
         match event {
-            Event::Step(report) => totals.push(report.losses.iter().find(|(name, _)| name == "total").unwrap().1),
+            Event::Step(report) => {
+                totals.push(report.losses.iter().find(|(name, _)| name == "total").unwrap().1);
+                if totals.len() == self.stop_after {
+                    self.interrupt.store(true, Ordering::SeqCst);
+                }
+            }
             Event::Note(text) if text.contains("fp16 overflow") => {
                 self.first_skipped.lock().unwrap().get_or_insert(totals.len());
             }
@@ -66,6 +75,29 @@ static TURN: Mutex<()> = Mutex::new(());
 fn train_on(device: Device, sets: &[&str]) -> Trained {
     let _turn = TURN.lock();
     let (_data, manifest) = data();
+    let folder = tempfile::tempdir().unwrap();
+    let (losses, _) = run_in(folder.path(), device, manifest, sets, None, Part::Whole);
+    let Losses { totals, first_skipped, .. } = losses;
+    Trained { folder, losses: totals.into_inner().unwrap(), first_skipped: first_skipped.into_inner().unwrap() }
+}
+
+/// Which part of a run is run.
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    Whole,
+    Until(usize),
+    Resumed,
+}
+
+/// Trains in `folder`, or goes on there; also gives what the load warned of.
+fn run_in(
+    folder: &Path,
+    device: Device,
+    manifest: Manifest,
+    sets: &[&str],
+    cache: Option<&Path>,
+    part: Part,
+) -> (Losses, Vec<String>) {
     let common = ["model.image_size=64", "train.max_steps=4", "train.warmup_frac=0", "train.validate_every_epochs=0"];
     let sets = common.iter().chain(sets).map(|s| ((*s).to_owned(), "--set".to_owned())).collect();
     let sources = Sources { preset: Some("tiny".into()), sets, ..Sources::default() };
@@ -73,24 +105,35 @@ fn train_on(device: Device, sets: &[&str]) -> Trained {
     let texts: Vec<&str> = manifest.rows.iter().flat_map(|r| [r.question.as_str(), r.answer.as_str()]).collect();
     let locate = |spec: &str| Ok(PathBuf::from(spec));
     let kind = config.train.precision.kind();
-    let build = Build { device, kind, seed: 5, locate: &locate, allow_partial: false };
-    let assembly = setup::create(&config.model, config.lora, &manifest.modalities, &texts, build).unwrap();
+    let build = Build { device, kind, seed: 5, locate: &locate, allow_partial: false, cache };
+    let resume = part == Part::Resumed;
+    let assembly = if resume {
+        setup::open(&folder.join("last"), &RunOverrides::default(), build).unwrap()
+    } else {
+        setup::create(&config.model, config.lora, &manifest.modalities, &texts, build).unwrap()
+    };
+    let warnings = assembly.warnings.clone();
     let task =
         SegmentTask::new(assembly, &Arc::new(manifest), config.train.clone(), config.data, String::new()).unwrap();
-    task.calibrate().unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let losses = Losses::default();
+    if !resume {
+        task.calibrate().unwrap();
+    }
+    let stop_after = if let Part::Until(steps) = part { steps } else { 0 };
+    let losses = Losses { stop_after, ..Losses::default() };
     let session = Session {
         config: &config.train,
-        folder: folder.path(),
-        resume: false,
+        folder,
+        resume,
         profile: None,
         observer: &losses,
-        interrupt: &AtomicBool::new(false),
+        interrupt: &losses.interrupt,
     };
-    trainer::run(&task, &session).unwrap();
-    let Losses { totals, first_skipped } = losses;
-    Trained { folder, losses: totals.into_inner().unwrap(), first_skipped: first_skipped.into_inner().unwrap() }
+    match trainer::run(&task, &session) {
+        Ok(_) => assert!(stop_after == 0, "it was to stop"),
+        Err(Error::Interrupted) if stop_after > 0 => (),
+        Err(error) => panic!("{error}"),
+    }
+    (losses, warnings)
 }
 
 fn train(sets: &[&str]) -> Trained {
@@ -191,6 +234,146 @@ fn a_run_loads_in_python() {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{text}");
+}
+
+/// A folder like a language model's repository: the base of a short training of everything, with its tokenizer.
+fn trained_base(folder: &Path) {
+    let run = train(&["train.max_steps=40", "train.epochs=40"]);
+    let last = run.folder.path().join("last");
+    for from in ["base", "tokenizer"] {
+        for entry in std::fs::read_dir(last.join(from)).unwrap() {
+            let entry = entry.unwrap();
+            std::fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+        }
+    }
+}
+
+/// Largest relative distance of two loss curves, each the mean of five steps.
+fn band(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+    a.chunks(5).zip(b.chunks(5)).map(|(a, b)| (mean(a) - mean(b)).abs() / mean(b)).fold(0.0, f64::max)
+}
+
+#[test]
+fn quantized_weights_train_like_dense_ones() {
+    let base = tempfile::tempdir().unwrap();
+    trained_base(base.path());
+    let base = format!("model.base={}", base.path().display());
+    let run = |scheme: &str| {
+        let scheme = format!("model.quantization={scheme}");
+        let more = ["model.train_base=false", "train.precision=bf16", "train.max_steps=60", "train.epochs=60"];
+        train(&[&more[..], &[base.as_str(), scheme.as_str()]].concat()).losses
+    };
+    let dense = run("none");
+    assert_eq!(dense.len(), 60);
+    assert!(dense[59] < 0.8 * dense[0], "the task can be learnt: {dense:?}");
+    for scheme in ["nf4", "nf4-double"] {
+        let losses = run(scheme);
+        let error = band(&losses, &dense);
+        eprintln!("{scheme}: within {error:.4} of bf16; from {:.4} to {:.4}, bf16 to {:.4}", losses[0], losses[59], dense[59]);
+        assert!(error > 0.0 && error < 0.1, "{scheme}: {losses:?} and {dense:?}");
+    }
+}
+
+/// A run with random quantized weights saves their pieces, reads them back and goes on as if it had not stopped.
+#[test]
+fn a_quantized_random_base_is_saved_and_read_back() {
+    let _turn = TURN.lock();
+    for scheme in ["nf4", "nf4-double"] {
+        let scheme = format!("model.quantization={scheme}");
+        let [whole, parts] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let go = |folder: &Path, part: Part| {
+            let (_data, manifest) = data();
+            let sets = ["model.train_base=false", scheme.as_str(), "train.epochs=2"];
+            run_in(folder, Device::Cpu, manifest, &sets, None, part).0.totals.into_inner().unwrap()
+        };
+        let uninterrupted = go(whole.path(), Part::Whole);
+        assert_eq!(uninterrupted.len(), 4);
+        let mut resumed = go(parts.path(), Part::Until(2));
+        resumed.extend(go(parts.path(), Part::Resumed));
+        assert_eq!(resumed, uninterrupted);
+        let archive = |folder: &Path| Archive::open(&folder.join("last/base")).unwrap();
+        let (a, b) = (archive(whole.path()), archive(parts.path()));
+        let matrices = a.names().iter().filter(|name| a.is_quantized(name)).count();
+        assert_eq!(matrices, 3 * 7, "{:?}", a.names());
+        assert!(a.names().iter().all(|name| a.read(name).unwrap() == b.read(name).unwrap()));
+        // opened again it holds the same pieces, and saves them again
+        let locate = |spec: &str| Ok(PathBuf::from(spec));
+        let build = Build {
+            device: Device::Cpu,
+            kind: Kind::Float,
+            seed: 9,
+            locate: &locate,
+            allow_partial: false,
+            cache: None,
+        };
+        let again = setup::open(&whole.path().join("last"), &RunOverrides::default(), build).unwrap();
+        for (name, matrix) in again.model.stores().base.quantized() {
+            for (key, piece) in matrix.pieces() {
+                assert_eq!(piece, &a.read(&format!("{name}{key}")).unwrap(), "{name}{key}");
+            }
+        }
+    }
+}
+
+/// A base in bf16 is quantized once; later loads read what was kept, unless it is damaged or of other files.
+#[test]
+fn quantized_weights_are_kept_for_later_loads() {
+    let base = tempfile::tempdir().unwrap();
+    trained_base(base.path());
+    let cache = tempfile::tempdir().unwrap();
+    let folder = format!("model.base={}", base.path().display());
+    let sets = ["model.train_base=false", "model.quantization=nf4-double", folder.as_str()];
+    let sets = sets.iter().map(|s| ((*s).to_owned(), "--set".to_owned())).collect();
+    let config = Sources { preset: Some("tiny".into()), sets, ..Sources::default() }.resolve().unwrap().config;
+    let locate = |spec: &str| Ok(PathBuf::from(spec));
+    let load = |cache: Option<&Path>| {
+        let _turn = TURN.lock();
+        let build =
+            Build { device: Device::Cpu, kind: Kind::BFloat16, seed: 5, locate: &locate, allow_partial: false, cache };
+        let assembly = setup::create(&config.model, config.lora, &["ct".to_owned()], &[], build).unwrap();
+        let pieces: Vec<Tensor> = assembly
+            .model
+            .stores()
+            .base
+            .quantized()
+            .iter()
+            .flat_map(|(_, matrix)| matrix.pieces().into_iter().map(|(_, piece)| piece.copy()).collect::<Vec<_>>())
+            .collect();
+        (pieces, assembly.warnings)
+    };
+    let (fresh, warnings) = load(None);
+    assert_eq!((fresh.len(), warnings.len()), (3 * 7 * 6, 0));
+    let expect = |said: &str| {
+        let (pieces, warnings) = load(Some(cache.path()));
+        assert!(pieces == fresh, "other pieces");
+        match said {
+            "" => assert!(warnings.is_empty(), "{warnings:?}"),
+            said => assert!(warnings.len() == 1 && warnings[0].contains(said), "{warnings:?}"),
+        }
+    };
+    expect("");
+    let kept = std::fs::read_dir(cache.path().join("nf4")).unwrap().next().unwrap().unwrap().path();
+    let tensors = kept.join("model.safetensors");
+    let written = |path: &Path| std::fs::metadata(path).unwrap().modified().unwrap();
+    let first = written(&tensors);
+    expect("");
+    assert_eq!(written(&tensors), first, "it is read, not made again");
+    let mut bytes = std::fs::read(&tensors).unwrap();
+    let last = bytes.len() - 9;
+    bytes[last] ^= 1;
+    std::fs::write(&tensors, &bytes).unwrap();
+    expect("another content");
+    expect("");
+    let source = base.path().join("model.safetensors");
+    let file = std::fs::File::options().write(true).open(&source).unwrap();
+    file.set_modified(std::time::SystemTime::now() + std::time::Duration::from_secs(9)).unwrap();
+    expect("other files");
+    expect("");
+    // nothing can be written below a file
+    let (pieces, warnings) = load(Some(&source));
+    assert!(pieces == fresh && warnings.len() == 1 && warnings[0].contains("not kept"), "{warnings:?}");
 }
 
 #[test]

@@ -1,12 +1,15 @@
 //! The only reader of environment variables.
 
 use crate::hub::HubOptions;
+use std::path::PathBuf;
 
 /// What the environment says.
 #[derive(Debug)]
 pub struct Env {
     /// `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`: as Python's `huggingface_hub` reads them.
     pub hub: HubOptions,
+    /// Folder for what later runs can use again: `PRSMED_CACHE`, else `XDG_CACHE_HOME/prsmed` or `~/.cache/prsmed`.
+    pub cache: Option<PathBuf>,
     /// `CUDA_VISIBLE_DEVICES`: the devices that this process may use.
     pub cuda_visible_devices: Option<String>,
     /// `NO_COLOR` is set and not empty.
@@ -17,7 +20,10 @@ impl Env {
     /// The environment of this process.
     pub fn read() -> Self {
         let var = |name: &str| std::env::var(name).ok();
+        let folder = |name: &str| var(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let user = || folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")));
         Self {
+            cache: folder("PRSMED_CACHE").or_else(|| user().map(|user| user.join("prsmed"))),
             hub: HubOptions::from_vars(var),
             cuda_visible_devices: var("CUDA_VISIBLE_DEVICES"),
             no_color: var("NO_COLOR").is_some_and(|value| !value.is_empty()),

@@ -87,6 +87,7 @@ impl RunArgs {
             seed: 0,
             locate: &locate,
             allow_partial: self.allow_partial,
+            cache: context.env.cache.as_deref(),
         };
         let assembly = setup::open(&folder, &overrides, build)?;
         for warning in &assembly.warnings {

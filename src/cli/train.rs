@@ -370,6 +370,7 @@ fn build(recipe: &Recipe, manifest: &Manifest, checkpoint: Option<&Path>, contex
     let around = Surroundings {
         device: tensor::default_device(),
         locate: &locate,
+        cache: context.env.cache.as_deref(),
         observer: context.progress.as_ref(),
         interrupt: &context.interrupt,
     };

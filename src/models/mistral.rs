@@ -114,7 +114,7 @@ impl Attention {
         let kv = config.num_key_value_heads * config.head_dim();
         let init = Init::Normal { std: config.initializer_range };
         let linear = |name: &str, in_dim: i64, out_dim: i64| {
-            let base = Linear::no_bias(&scope.sub(name), in_dim, out_dim, init);
+            let base = Linear::packed(&scope.sub(name), in_dim, out_dim, init);
             match lora {
                 Some((lora_scope, lora_config)) => base.with_lora(&lora_scope.sub(name), lora_config),
                 None => base,
@@ -154,7 +154,7 @@ impl Mlp {
     fn new(scope: &Scope, config: &Config) -> Self {
         let (d, wide) = (config.hidden_size, config.intermediate_size);
         let init = Init::Normal { std: config.initializer_range };
-        let linear = |name: &str, i: i64, o: i64| Linear::no_bias(&scope.sub(name), i, o, init);
+        let linear = |name: &str, i: i64, o: i64| Linear::packed(&scope.sub(name), i, o, init);
         Self {
             gate_proj: linear("gate_proj", d, wide),
             up_proj: linear("up_proj", d, wide),
@@ -277,7 +277,7 @@ pub struct Mistral {
 }
 
 impl Mistral {
-    /// `scope` ends where `model` and `lm_head` begin; adapters are made at the root of `lora.0`.
+    /// `scope` ends where `model` and `lm_head` begin; where it is quantized, the matrices of the layers are. Adapters are made at the root of `lora.0`.
     pub fn new(scope: &Scope, lora: Option<(&Scope, &LoraConfig)>, config: &Config) -> Self {
         let model = scope.sub("model");
         let d = config.hidden_size;

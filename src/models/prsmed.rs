@@ -15,7 +15,7 @@ use crate::models::mask_decoder::{self, MaskDecoder};
 use crate::models::tiny_vit::{self, TinyVit};
 use crate::models::{clip, mistral};
 use crate::nn::linear::Linear;
-use crate::nn::{BatchStatistics, LoraConfig};
+use crate::nn::{BatchStatistics, LoraConfig, Quantization};
 use crate::tensor::store::{Init, Role, Scope, Store, StoreOptions};
 use crate::tensor::{Device, Kind, Tensor, dims, no_grad, scope};
 
@@ -50,6 +50,10 @@ pub struct BuildOptions {
     pub initialise: bool,
     /// Train the language model, tower and projector too (they are frozen otherwise).
     pub train_base: bool,
+    /// How the matrices of the language model's layers are stored while they are frozen.
+    pub quantization: Quantization,
+    /// Files fill the base: quantized matrices do not get random values first.
+    pub loads_base: bool,
 }
 
 /// The tensors of each part, named as in its file.
@@ -134,7 +138,8 @@ impl PrsMed {
         let clip = within("vision_tower", || clip::ClipVision::new(&tower, &config.clip));
         let mm_projector = base.sub("model").sub("mm_projector");
         let projector = within("projector", || Projector::new(&mm_projector, tower_width, width));
-        let llm = within("llm", || mistral::Mistral::new(&base, Some((&lora, &config.lora)), &config.llm));
+        let layers = base.quantized(options.quantization, !options.loads_base);
+        let llm = within("llm", || mistral::Mistral::new(&layers, Some((&lora, &config.lora)), &config.llm));
         let encoder = within("image_encoder", || TinyVit::new(&trained(&stores.image_encoder), &config.encoder));
         let decoder = within("mask_decoder", || MaskDecoder::new(&trained(&stores.mask_decoder), &config.decoder));
         let class_head = within("class_head", || {

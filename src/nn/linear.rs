@@ -1,4 +1,4 @@
-//! Linear layers, with an optional low-rank adapter.
+//! Linear layers, dense or with a frozen weight in 4 bits, with an optional low-rank adapter.
 //!
 //! LoRA: Hu et al. 2021; keys and scaling as the `peft` library has them (`lora_A.weight [r, in]`,
 //! `lora_B.weight [out, r]`, scale alpha / r, A = Kaiming-uniform, B = 0).
@@ -6,7 +6,9 @@
 use super::cast;
 use crate::tensor::Tensor;
 use crate::tensor::autograd::gelu_linear;
-use crate::tensor::store::{Init, Scope};
+use crate::tensor::store::{Init, Matrix, Scope};
+
+pub use crate::tensor::nf4::Quantization;
 
 /// Low-rank adapters of the language model.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -18,19 +20,6 @@ pub struct LoraConfig {
     pub alpha: f64,
     /// Dropout on the adapter's input while training, 0..1.
     pub dropout: f64,
-}
-
-/// How frozen weights of linear layers are stored (Dettmers et al. 2023, QLoRA).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Quantization {
-    /// As they are.
-    #[default]
-    None,
-    /// 4-bit `NormalFloat`, one fp32 scale for each block of 64 weights: 4.5 bits a weight.
-    Nf4,
-    /// The same with the scales in 8 bits, blocks of 256: 4.127 bits a weight.
-    Nf4Double,
 }
 
 /// `x -> scale * B(A(dropout(x)))`.
@@ -70,7 +59,7 @@ impl Lora {
 /// `y = x W^T + b (+ adapter)`.
 #[derive(Debug)]
 pub struct Linear {
-    weight: Tensor,
+    weight: Matrix,
     bias: Option<Tensor>,
     lora: Option<Lora>,
 }
@@ -86,10 +75,15 @@ impl Linear {
         Self::with_init(scope, in_dim, out_dim, init, None)
     }
 
+    /// As [`Linear::no_bias`]; the weight is in 4 bits where the scope says so ([`Scope::quantized`]).
+    pub fn packed(scope: &Scope, in_dim: i64, out_dim: i64, init: Init) -> Self {
+        Self { weight: scope.matrix("weight", [out_dim, in_dim], init), bias: None, lora: None }
+    }
+
     /// Chosen initialisers; no bias when `bias` is `None`.
     pub fn with_init(scope: &Scope, in_dim: i64, out_dim: i64, weight: Init, bias: Option<Init>) -> Self {
         Self {
-            weight: scope.param("weight", &[out_dim, in_dim], weight),
+            weight: Matrix::Dense(scope.param("weight", &[out_dim, in_dim], weight)),
             bias: bias.map(|init| scope.param("bias", &[out_dim], init)),
             lora: None,
         }
@@ -98,31 +92,40 @@ impl Linear {
     /// Adds an adapter whose tensors live at `scope`.
     #[must_use]
     pub fn with_lora(mut self, scope: &Scope, config: &LoraConfig) -> Self {
-        let size = self.weight.size();
-        self.lora = Some(Lora::new(scope, size[1], size[0], config));
+        let [out_dim, in_dim] = self.weight.shape();
+        self.lora = Some(Lora::new(scope, in_dim, out_dim, config));
         self
     }
 
     /// # Shapes
     /// `xs [..., in]` to `[..., out]`, in the dtype of `xs`.
     pub fn forward(&self, xs: &Tensor, train: bool) -> Tensor {
-        let kind = xs.kind();
-        let bias = self.bias.as_ref().map(|b| cast(b, kind));
-        let ys = xs.linear(&cast(&self.weight, kind), bias.as_ref());
+        let ys = self.product(xs);
         match &self.lora {
             Some(lora) => ys + lora.forward(xs, train),
             None => ys,
         }
     }
 
+    /// The layer without its adapter.
+    fn product(&self, xs: &Tensor) -> Tensor {
+        let kind = xs.kind();
+        let bias = self.bias.as_ref().map(|b| cast(b, kind));
+        match &self.weight {
+            Matrix::Dense(weight) => xs.linear(&cast(weight, kind), bias.as_ref()),
+            Matrix::Nf4(weight) => weight.linear(xs, bias.as_ref()),
+        }
+    }
+
     /// `forward(gelu(xs))` of a layer with a bias and no adapter; only `xs` is kept for the backward pass.
     ///
     /// # Panics
-    /// When the layer has no bias or has an adapter.
+    /// When the layer has no bias, has an adapter or a weight in 4 bits.
     pub fn forward_gelu(&self, xs: &Tensor) -> Tensor {
         assert!(self.lora.is_none(), "an adapter needs the GELU itself");
         let bias = self.bias.as_ref().expect("a layer with a bias");
-        gelu_linear(xs, &cast(&self.weight, xs.kind()), &cast(bias, xs.kind()))
+        let Matrix::Dense(weight) = &self.weight else { panic!("a dense weight") };
+        gelu_linear(xs, &cast(weight, xs.kind()), &cast(bias, xs.kind()))
     }
 }
 

@@ -36,6 +36,8 @@ pub struct Surroundings<'a> {
     pub device: Device,
     /// Turns `hub:...` into a local folder.
     pub locate: &'a dyn Fn(&str) -> Result<PathBuf>,
+    /// Folder for what later loads can use again; `None` keeps nothing.
+    pub cache: Option<&'a Path>,
     /// Hears about everything.
     pub observer: &'a dyn Observer,
     /// Set by Ctrl-C: the run saves and ends with [`Error::Interrupted`].
@@ -59,6 +61,7 @@ pub fn assemble(recipe: &Recipe, manifest: &Manifest, resume: Option<&Path>, aro
         seed: recipe.train.seed,
         locate: around.locate,
         allow_partial: false,
+        cache: around.cache,
     };
     let Some(folder) = resume else {
         // without the extra rows: a run with them starts from the model of the run without

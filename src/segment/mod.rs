@@ -7,6 +7,7 @@ pub mod fit;
 pub mod layout;
 pub mod loss;
 pub mod predict;
+mod quantized;
 pub mod rehearsal;
 pub mod semantics;
 pub mod setup;

@@ -65,8 +65,17 @@ impl Rehearsal {
             compute: kind,
             initialise: settings.base == setup::RANDOM && settings.image_encoder == setup::RANDOM,
             train_base: settings.train_base,
+            quantization: settings.quantization,
+            loads_base: settings.base != setup::RANDOM,
         };
         let model = guard::guard(|| Ok(PrsMed::new(sizes, options)))?;
+        if !options.initialise {
+            let stored = weights::stored_kind(settings).unwrap_or(kind);
+            guard::guard(|| {
+                model.stores().base.quantized().iter().for_each(|(_, matrix)| matrix.rehearse_reading(stored));
+                Ok(())
+            })?;
+        }
         Ok(Self { model, settings: settings.clone(), train: train.clone(), example, shorter: 0 })
     }
 
@@ -136,6 +145,8 @@ impl Judging {
             compute: self.kind,
             initialise: false,
             train_base: self.model.train_base,
+            quantization: self.model.quantization,
+            loads_base: true,
         };
         let model = guard::guard(|| Ok(PrsMed::new(&self.sizes, options)))?;
         let input = if device == META && meta::target() == meta::Target::Cpu { META } else { Device::Cpu };

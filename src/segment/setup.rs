@@ -129,6 +129,8 @@ pub struct Build<'a> {
     pub locate: &'a dyn Fn(&str) -> Result<PathBuf>,
     /// Go on when keys are missing, unexpected or mis-shaped.
     pub allow_partial: bool,
+    /// Folder for what later loads can use again (quantized weights); `None` keeps nothing.
+    pub cache: Option<&'a Path>,
 }
 
 impl std::fmt::Debug for Build<'_> {
@@ -166,7 +168,7 @@ pub fn create(
     };
     rng::seed(build.seed);
     let model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build_options(config, build, true))))?;
-    let warnings = found.load(&model, build.allow_partial)?;
+    let warnings = found.load(&model, build)?;
     Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, warnings })
 }
 
@@ -227,6 +229,8 @@ fn build_options(config: &ModelConfig, build: Build, initialise: bool) -> BuildO
         compute: build.kind,
         initialise,
         train_base: config.train_base,
+        quantization: config.quantization,
+        loads_base: config.base != RANDOM,
     }
 }
 
@@ -358,6 +362,11 @@ fn check(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
     if config.train_base && config.base != RANDOM {
         let hint = "set `model.train_base=false`: LoRA adapts the base";
         return Err(Error::config("model.train_base", "the base has pretrained weights", hint));
+    }
+    if config.train_base && config.quantization != Quantization::None {
+        let reason = format!("`{}` weights are frozen, `model.train_base` trains them", config.quantization.name());
+        let hint = "set `model.train_base=false`, or `model.quantization=none`";
+        return Err(Error::config("model.quantization", reason, hint));
     }
     Ok(())
 }

@@ -9,6 +9,7 @@
 //! | adapters | PEFT keys | adapters of the frozen CLIP tower, which never got a gradient |
 //! | image encoder | TinySAM keys, `image_encoder.` or bare | classifier, SAM's prompt encoder and decoder, `sam.` doubles |
 
+use super::quantized::Cached;
 use super::setup::{Assembly, Build, Description, ModelConfig, RANDOM, RunOverrides, pixels};
 use super::{Semantics, setup};
 use crate::data::manifest::REFERENCE_CLASSES;
@@ -17,9 +18,9 @@ use crate::models::{clip, mask_decoder, mistral, tiny_vit};
 use crate::nn::{LoraConfig, Quantization};
 use crate::tensor::store::Store;
 use crate::tensor::weights::{Archive, LoadReport, Staged};
-use crate::tensor::{Tensor, ledger};
+use crate::tensor::{Kind, Tensor, ledger};
 use crate::{Error, Result};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
 /// What a checkpoint folder says about itself.
@@ -84,11 +85,13 @@ impl Found {
     ///
     /// # Errors
     /// [`Error::Weights`] listing every key that does not fit.
-    pub fn load(&self, model: &PrsMed, allow_partial: bool) -> Result<Vec<String>> {
+    pub fn load(&self, model: &PrsMed, build: Build) -> Result<Vec<String>> {
         let mut warnings = Vec::new();
+        let allow_partial = build.allow_partial;
         let stores = model.stores();
         if let Some(base) = &self.base {
-            settle(load_base(base, self.tower.as_deref(), &stores.base)?, base, allow_partial, &mut warnings)?;
+            let report = load_base(base, self.tower.as_deref(), &stores.base, build.cache, &mut warnings)?;
+            settle(report, base, allow_partial, &mut warnings)?;
         }
         if let Some(file) = &self.image_encoder {
             settle(load_image_encoder(file, &stores.image_encoder)?, file, allow_partial, &mut warnings)?;
@@ -138,7 +141,8 @@ fn tower_sizes(archive: &Archive) -> Result<clip::Config> {
     let side = (0..=positions).find(|side| side * side >= positions).unwrap_or(0);
     Ok(clip::Config {
         hidden_size: patches[0],
-        intermediate_size: shape("encoder.layers.0.mlp.fc1.weight")?[0],
+        // a matrix in 4 bits has another shape, its bias has not
+        intermediate_size: shape("encoder.layers.0.mlp.fc1.bias")?[0],
         num_hidden_layers: i64::try_from(layers).expect("a few layers"),
         num_attention_heads: (patches[0] / 64).max(1),
         image_size: side * patches[2],
@@ -148,21 +152,55 @@ fn tower_sizes(archive: &Archive) -> Result<clip::Config> {
     })
 }
 
+/// The tensors of `store` by their keys in a file, without the pieces of matrices in 4 bits.
 fn targets(store: &Store, rename: impl Fn(&str) -> Option<String>) -> Vec<(String, Tensor)> {
-    store.entries().into_iter().filter_map(|e| Some((rename(&e.name)?, e.tensor))).collect()
+    let matrices = store.quantized();
+    let pieces: HashSet<String> = matrices
+        .iter()
+        .flat_map(|(name, matrix)| matrix.pieces().into_iter().map(move |(key, _)| format!("{name}{key}")))
+        .collect();
+    let dense = store.entries().into_iter().filter(|e| !pieces.contains(&e.name));
+    dense.filter_map(|e| Some((rename(&e.name)?, e.tensor))).collect()
 }
 
-fn load_base(base: &Path, tower: Option<&Path>, store: &Store) -> Result<LoadReport> {
+/// Dtype of the base's matrices in its files, as far as they are here; LLaVA-Med's are bf16. `None` for a random base.
+pub(super) fn stored_kind(config: &ModelConfig) -> Option<Kind> {
+    if config.base == RANDOM {
+        return None;
+    }
+    let archive = Found::local(config).ok()?.base.and_then(|base| Archive::open(&base).ok());
+    let info = archive.as_ref().and_then(|archive| archive.info("model.layers.0.mlp.down_proj.weight"));
+    let stored = info.map(|info| info.kind).filter(|kind| matches!(kind, Kind::Half | Kind::Float));
+    Some(stored.unwrap_or(Kind::BFloat16))
+}
+
+fn load_base(
+    base: &Path,
+    tower: Option<&Path>,
+    store: &Store,
+    cache: Option<&Path>,
+    warnings: &mut Vec<String>,
+) -> Result<LoadReport> {
     let archive = Archive::open(base)?;
+    let matrices = store.quantized();
+    let dense = matrices.iter().any(|(name, _)| !archive.is_quantized(name));
+    let cached = cache.filter(|_| dense).and_then(|folder| Cached::of(base, &archive, matrices[0].1.scheme(), folder));
+    let is_cached = cached.as_ref().is_some_and(|cached| cached.load(&matrices, warnings));
+    let wanted = if is_cached { &[] } else { matrices.as_slice() };
+    let names: HashSet<&str> = matrices.iter().map(|(name, _)| name.as_str()).collect();
     let inside = |name: &str| name.starts_with(TOWER_PREFIX);
     let separate = tower.is_some();
     let mut own = targets(store, |name| (!separate || !inside(name)).then(|| name.to_owned()));
     let leftover = |name: &str| {
         name.ends_with("inv_freq")
             || name.ends_with("position_ids")
+            || names.contains(name)
             || inside(name) && (separate || is_unused_tower(name, &own_layers(store)))
     };
-    let mut report = archive.load(&mut own, leftover)?;
+    let mut report = archive.load_with(&mut own, wanted, leftover)?;
+    if let Some(cached) = cached.filter(|_| !is_cached && report.missing.is_empty() && report.mis_shaped.is_empty()) {
+        cached.store(&matrices, warnings);
+    }
     if let Some(tower) = tower {
         let archive = Archive::open(tower)?;
         let mut own = targets(store, |name| name.strip_prefix(TOWER_PREFIX).map(str::to_owned));
@@ -316,7 +354,8 @@ pub fn load_run(folder: &Path, description: &Description, model: &PrsMed, build:
         })?;
         (base, found.tower)
     };
-    settle(load_base(&base, tower.as_deref(), &stores.base)?, &base, build.allow_partial, &mut warnings)?;
+    let report = load_base(&base, tower.as_deref(), &stores.base, build.cache, &mut warnings)?;
+    settle(report, &base, build.allow_partial, &mut warnings)?;
     load_parts(folder, model, build.allow_partial, &mut warnings)?;
     Ok(warnings)
 }
@@ -352,7 +391,7 @@ pub fn load_parts(folder: &Path, model: &PrsMed, allow_partial: bool, warnings: 
 pub fn load_own_base(folder: &Path, model: &PrsMed) -> Result<()> {
     let base = folder.join("base");
     if base.is_dir() {
-        load_base(&base, None, &model.stores().base)?.into_result(&base)?;
+        load_base(&base, None, &model.stores().base, None, &mut Vec::new())?.into_result(&base)?;
     }
     Ok(())
 }
@@ -407,6 +446,15 @@ fn base_config(description: &Description) -> serde_json::Value {
     json["sliding_window"] = serde_json::Value::Null;
     json["hidden_act"] = "silu".into();
     json["tie_word_embeddings"] = false.into();
+    if description.model.quantization != Quantization::None {
+        json["quantization_config"] = serde_json::json!({
+            "quant_method": "bitsandbytes",
+            "load_in_4bit": true,
+            "bnb_4bit_quant_type": "nf4",
+            "bnb_4bit_use_double_quant": description.model.quantization == Quantization::Nf4Double,
+            "bnb_4bit_quant_storage": "uint8",
+        });
+    }
     json["vision_config"] = serde_json::to_value(&description.sizes.clip).expect("plain numbers serialise");
     json
 }

@@ -1,6 +1,6 @@
 //! The only door to `tch`, libtorch and our C++: the rest of the crate never names them.
 //!
-//! [`store`] holds parameters, [`weights`] reads and writes them, [`autograd`] checkpoints activations,
+//! [`store`] holds parameters, [`nf4`] matrices in 4 bits, [`weights`] reads and writes them, [`autograd`] checkpoints activations,
 //! [`ledger`] counts bytes, [`memory`] reads a device's, [`meta`] runs without memory, [`trace`] writes down what runs
 //! there, [`scope`] names the modules, [`guard`] turns libtorch's panics into typed errors, [`rng`] is the only seeding
 //! point.
@@ -13,6 +13,7 @@ pub mod ledger;
 pub mod memory;
 pub mod meta;
 mod native;
+pub mod nf4;
 pub mod rng;
 pub mod scope;
 pub mod store;

@@ -83,6 +83,19 @@ pub(super) struct RawDeviceMemory {
     pub total: u64,
 }
 
+/// A 4-bit matrix, as `native/nf4.cpp` takes it; null where scales are not nested.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RawNf4 {
+    pub packed: RawTensor,
+    pub absmax: RawTensor,
+    pub nested_absmax: RawTensor,
+    pub nested_map: RawTensor,
+    pub offset: f64,
+    pub rows: i64,
+    pub cols: i64,
+}
+
 unsafe extern "C" {
     pub(super) fn prsmed_ledger_install();
     pub(super) fn prsmed_ledger_enter(category: i32) -> i32;
@@ -132,6 +145,20 @@ unsafe extern "C" {
     pub(super) fn prsmed_gelu_linear(
         xs: RawTensor,
         weight: RawTensor,
+        bias: RawTensor,
+        out: *mut RawTensor,
+    ) -> *mut c_char;
+    pub(super) fn prsmed_nf4_values(out: *mut f32);
+    pub(super) fn prsmed_nf4_quantize(dense: RawTensor, into: *const RawNf4, offset: *mut f64) -> *mut c_char;
+    pub(super) fn prsmed_nf4_dequantize(
+        weight: *const RawNf4,
+        kind: i32,
+        composed: bool,
+        out: *mut RawTensor,
+    ) -> *mut c_char;
+    pub(super) fn prsmed_nf4_linear(
+        xs: RawTensor,
+        weight: *const RawNf4,
         bias: RawTensor,
         out: *mut RawTensor,
     ) -> *mut c_char;

@@ -3,6 +3,7 @@
 //! A model is built from [`Scope`]s that walk the same path as the checkpoint's keys. One [`Store`] holds the tensors of
 //! one file of a checkpoint. Trained tensors are stored in fp32 (the master copy) and cast where they are used.
 
+use super::nf4::{Nf4, Quantization};
 use super::{Device, Kind, Tensor, ledger};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -90,22 +91,43 @@ impl StoreOptions {
     }
 }
 
+/// A weight matrix: of floating-point numbers, or frozen in 4 bits.
+#[derive(Debug)]
+pub enum Matrix {
+    /// `[out, in]`.
+    Dense(Tensor),
+    /// Its pieces.
+    Nf4(Rc<Nf4>),
+}
+
+impl Matrix {
+    /// `[out, in]`.
+    pub fn shape(&self) -> [i64; 2] {
+        match self {
+            Self::Dense(weight) => super::dims(weight),
+            Self::Nf4(weight) => weight.shape(),
+        }
+    }
+}
+
 /// All tensors of one checkpoint file, in the order they were made.
 #[derive(Debug, Clone)]
 pub struct Store {
     entries: Rc<RefCell<Vec<Entry>>>,
+    /// Matrices in 4 bits by name; their pieces are among the entries.
+    quantized: Rc<RefCell<Vec<(String, Rc<Nf4>)>>>,
     options: StoreOptions,
 }
 
 impl Store {
     /// An empty store.
     pub fn new(options: StoreOptions) -> Self {
-        Self { entries: Rc::default(), options }
+        Self { entries: Rc::default(), quantized: Rc::default(), options }
     }
 
     /// The root path, making tensors of `role`.
     pub fn root(&self, role: Role) -> Scope {
-        Scope { store: self.clone(), prefix: String::new(), role }
+        Scope { store: self.clone(), prefix: String::new(), role, quantization: Quantization::None, fills: true }
     }
 
     /// Calls `visit` for every entry.
@@ -113,7 +135,12 @@ impl Store {
         self.entries.borrow().iter().for_each(&mut visit);
     }
 
-    /// Shallow clones of all tensors with their names and roles.
+    /// The matrices in 4 bits with the names that their dense forms would have.
+    pub fn quantized(&self) -> Vec<(String, Rc<Nf4>)> {
+        self.quantized.borrow().clone()
+    }
+
+    /// Shallow clones of all tensors with their names and roles; a matrix in 4 bits has several, see [`Nf4::pieces`].
     pub fn entries(&self) -> Vec<Entry> {
         self.entries
             .borrow()
@@ -139,13 +166,23 @@ pub struct Scope {
     store: Store,
     prefix: String,
     role: Role,
+    quantization: Quantization,
+    /// Whether the initialisers of quantized matrices run.
+    fills: bool,
 }
 
 impl Scope {
     /// The path extended by `name`.
     #[must_use]
     pub fn sub(&self, name: impl std::fmt::Display) -> Self {
-        Self { store: self.store.clone(), prefix: format!("{}{name}.", self.prefix), role: self.role }
+        Self { prefix: format!("{}{name}.", self.prefix), ..self.clone() }
+    }
+
+    /// The same path, below which frozen matrices ([`Scope::matrix`]) are stored so; without `fills` their initialisers
+    /// do not run.
+    #[must_use]
+    pub fn quantized(&self, quantization: Quantization, fills: bool) -> Self {
+        Self { quantization, fills, ..self.clone() }
     }
 
     /// The device tensors are made on.
@@ -165,6 +202,28 @@ impl Scope {
             Role::Trainable | Role::Buffer => (Kind::Float, ledger::Category::Trainable),
         };
         self.insert(name, shape, init, (kind, category), self.role)
+    }
+
+    /// Makes the matrix `name`; its random values are those of the dense one, quantized.
+    pub fn matrix(&self, name: &str, shape: [i64; 2], init: Init) -> Matrix {
+        if self.quantization == Quantization::None || self.role != Role::Frozen {
+            return Matrix::Dense(self.param(name, &shape, init));
+        }
+        let options = self.store.options;
+        let matrix = Rc::new(Nf4::empty(shape, self.quantization == Quantization::Nf4Double, options.device));
+        if options.initialise && self.fills {
+            let _category = ledger::enter(ledger::Category::Workspace);
+            let mut dense = Tensor::empty(shape, (options.frozen_kind, options.device));
+            super::no_grad(|| init.fill(&mut dense));
+            matrix.quantize(&dense);
+        }
+        let name = format!("{}{name}", self.prefix);
+        for (key, piece) in matrix.pieces() {
+            let entry = Entry { name: format!("{name}{key}"), tensor: piece.shallow_clone(), role: Role::Frozen };
+            self.store.entries.borrow_mut().push(entry);
+        }
+        self.store.quantized.borrow_mut().push((name, Rc::clone(&matrix)));
+        Matrix::Nf4(matrix)
     }
 
     /// Makes a buffer: never trained, changed by the forward pass, saved.

@@ -13,6 +13,7 @@ mod lora_files;
 mod losses;
 mod mask_decoder;
 mod mistral;
+mod nf4;
 mod pipelines;
 mod samplers;
 mod tiny_vit;

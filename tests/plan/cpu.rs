@@ -12,6 +12,7 @@ mod elementwise;
 mod factories;
 mod maps;
 mod products;
+mod quantized;
 mod reductions;
 
 const FP16: Kind = Kind::Half;
@@ -98,7 +99,14 @@ fn passes<F: Fn() -> Tensor + 'static>(
 }
 
 fn cases() -> Vec<Case> {
-    let groups = [products::cases(), maps::cases(), reductions::cases(), elementwise::cases(), factories::cases()];
+    let groups = [
+        products::cases(),
+        quantized::cases(),
+        maps::cases(),
+        reductions::cases(),
+        elementwise::cases(),
+        factories::cases(),
+    ];
     groups.into_iter().flatten().collect()
 }
 

@@ -20,6 +20,7 @@ mod cpu;
 mod cuda;
 mod gpu;
 mod operands;
+mod quantized;
 mod readings;
 mod recorded;
 
@@ -42,7 +43,7 @@ type Peak = (&'static str, Bytes, Vec<(&'static str, Bytes)>);
 /// memory.
 fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
     let mut one = |key: &str, values: &[&str]| format!("{key}={}", values.choose(rng).unwrap());
-    let sets = vec![
+    let mut sets = vec![
         one("model.image_size", &["64", "80", "128"]),
         one("train.micro_batch", &["1", "2", "3"]),
         one("train.accumulation", &["1", "2", "4"]),
@@ -66,6 +67,10 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
         one("model.sizes.encoder.window_sizes", &["[7,8,16,8]", "[7,7,14,7]"]),
         one("model.sizes.encoder.out_dim", &["32", "64"]),
     ];
+    if sets.contains(&"model.train_base=false".to_owned()) {
+        // what is trained is not quantized
+        sets.push(one("model.quantization", &["none", "nf4", "nf4-double"]));
+    }
     let text_tokens = rng.random_range(12..60);
     let answer_tokens = rng.random_range(2..text_tokens - 4);
     (sets, Example { text_tokens, answer_tokens, num_classes: 6, new_tokens: 4 }, rng.random_range(0..5))

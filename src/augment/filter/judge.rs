@@ -160,7 +160,8 @@ impl Judges {
         let folder = readable_folder(&self.run(judge).join("last"))?;
         verify_folder(&folder)?;
         let kind = kind_on(around.device);
-        let build = Build { device: around.device, kind, seed: 0, locate: around.locate, allow_partial: false };
+        let Surroundings { device, locate, cache, .. } = around;
+        let build = Build { device, kind, seed: 0, locate, allow_partial: false, cache };
         setup::open(&folder, &RunOverrides::default(), build)
     }
 

@@ -73,6 +73,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let around = Surroundings {
         device: tensor::default_device(),
         locate: &locate,
+        cache: context.env.cache.as_deref(),
         observer: context.progress.as_ref(),
         interrupt: &context.interrupt,
     };

@@ -135,6 +135,7 @@ fn judge(judges: &Judges, real: &Manifest, args: &Args, run: &AugmentRun, contex
     let around = Surroundings {
         device: tensor::default_device(),
         locate: &locate,
+        cache: context.env.cache.as_deref(),
         observer: context.progress.as_ref(),
         interrupt: &context.interrupt,
     };

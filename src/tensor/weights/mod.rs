@@ -9,6 +9,7 @@
 mod atomic;
 mod pickle;
 mod pth;
+mod quantized;
 mod report;
 mod safetensors;
 
@@ -23,6 +24,8 @@ pub use atomic::{CHECKSUMS, Staged, readable_folder, recover_folder, verify_fold
 pub use report::{LoadReport, MisShaped};
 
 use crate::error::{Error, Result};
+use crate::tensor::nf4::Nf4;
+use std::rc::Rc;
 
 /// Bytes copied between two returns of mapped pages to the system.
 const CHUNK: usize = 32 << 20;
@@ -113,6 +116,11 @@ impl Archive {
         self.entries.contains_key(name)
     }
 
+    /// The files that hold the tensors.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|file| file.path.as_path())
+    }
+
     /// Type and shape of `name`, without reading it.
     pub fn info(&self, name: &str) -> Option<&TensorInfo> {
         self.entries.get(name).map(|entry| &entry.info)
@@ -158,13 +166,39 @@ impl Archive {
     pub fn load<N: AsRef<str>>(
         &self,
         targets: &mut [(N, Tensor)],
+        ignore: impl FnMut(&str) -> bool,
+    ) -> Result<LoadReport> {
+        self.load_with(targets, &[], ignore)
+    }
+
+    /// As [`Archive::load`] with matrices in 4 bits, by the names of their dense forms: dense ones are quantized as they
+    /// are read, one after the other. Where a target is dense and the file is in 4 bits, it is made dense. A matrix that
+    /// is missing or of another shape is reported and zero.
+    ///
+    /// # Errors
+    /// As [`Archive::load`], and [`Error::Weights`] for a 4-bit matrix that is not bitsandbytes' NF4.
+    pub fn load_with<N: AsRef<str>>(
+        &self,
+        targets: &mut [(N, Tensor)],
+        matrices: &[(String, Rc<Nf4>)],
         mut ignore: impl FnMut(&str) -> bool,
     ) -> Result<LoadReport> {
         let mut report = LoadReport::default();
         let mut wanted = std::collections::HashSet::new();
+        for (name, matrix) in matrices {
+            wanted.insert(name.clone());
+            self.fill_quantized(name, matrix, &mut report)?;
+        }
         for (name, target) in targets {
             let name = name.as_ref();
             wanted.insert(name.to_owned());
+            if let Some(state) = self.quantized_state(name)?
+                && state.shape == target.size()
+            {
+                self.fill_dense(name, &state, target)?;
+                report.loaded.push(name.to_owned());
+                continue;
+            }
             match self.info(name) {
                 None => report.missing.push(name.to_owned()),
                 Some(info) if info.shape != target.size() => report.mis_shaped.push(MisShaped {
@@ -178,7 +212,8 @@ impl Archive {
                 }
             }
         }
-        for name in self.names.iter().filter(|name| !wanted.contains(*name)) {
+        let belongs = |name: &str| quantized::weight_of(name).is_some_and(|weight| wanted.contains(weight));
+        for name in self.names.iter().filter(|name| !wanted.contains(*name) && !belongs(name)) {
             if ignore(name) { report.ignored.push(name.clone()) } else { report.unexpected.push(name.clone()) }
         }
         Ok(report)

@@ -8,7 +8,7 @@ use prsmed::config::AugmentRun;
 use prsmed::plan::rehearse::Steps;
 
 /// Settings that together run all code of the models.
-const VARIANTS: [(&str, &[&str]); 9] = [
+const VARIANTS: [(&str, &[&str]); 10] = [
     ("tiny", &[]),
     ("tiny", &["train.accumulation=2", "train.checkpointing=2", "model.batch_norm=batch", "lora.dropout=0.1"]),
     (
@@ -40,6 +40,16 @@ const VARIANTS: [(&str, &[&str]); 9] = [
         ],
     ),
     ("tiny", &["model.semantics=reference", "model.decoder_dropout=0.1", "train.checkpointing=1", "lora.alpha=8.0"]),
+    (
+        "tiny",
+        &[
+            "train.precision=bf16",
+            "model.train_base=false",
+            "model.quantization=nf4-double",
+            "train.checkpointing=1",
+            "lora.dropout=0.1",
+        ],
+    ),
     ("full", &["train.checkpointing=full", "train.checkpoint_encoder=full"]),
     ("full", &["model.decoder=v6", "train.precision=fp32"]),
 ];

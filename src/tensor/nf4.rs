@@ -1,0 +1,324 @@
+//! Frozen matrices in 4-bit `NormalFloat` (Dettmers et al. 2023, QLoRA), with the numbers, the layout and the keys of the
+//! `bitsandbytes` package.
+//!
+//! A block of 64 weights in row order shares one scale, its largest magnitude; a weight is the nearest of 16 published
+//! values times the scale. Scales are fp32, or 8 bits in blocks of 256 around their mean (double quantization).
+//!
+//! | piece | key below `X.weight` | holds |
+//! |---|---|---|
+//! | codes | | u8 `[n / 2, 1]`, the first of two in the high half |
+//! | scales | `.absmax` | fp32 `[n / 64]`, or their u8 codes |
+//! | values of the codes | `.quant_map` | fp32 `[16]`, on the host |
+//! | scales of the scales | `.nested_absmax` | fp32 `[n / 64 / 256]` |
+//! | values of their codes | `.nested_quant_map` | fp32 `[256]` |
+//! | sizes, offset of the scales | `.quant_state.bitsandbytes__nf4` | JSON as u8, on the host |
+//!
+//! Deviations: the JSON is padded with spaces to one length, so that the size of a file follows from the sizes of the
+//! model; codes of scales are the nearest ones, as in the package's CUDA and portable kernels (its own CPU kernel misses
+//! about 2 in 1000 by one code).
+
+use super::native::{self, RawNf4, RawTensor};
+use super::{Device, Kind, META, Tensor, ledger, meta, no_grad};
+use std::cell::Cell;
+use std::ffi::c_char;
+
+/// How frozen weights of linear layers are stored (Dettmers et al. 2023, QLoRA).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Quantization {
+    /// As they are.
+    #[default]
+    None,
+    /// 4-bit `NormalFloat`, one fp32 scale for each block of 64 weights: 4.5 bits a weight.
+    Nf4,
+    /// The same with the scales in 8 bits, blocks of 256: 4.127 bits a weight.
+    Nf4Double,
+}
+
+impl Quantization {
+    /// The name in settings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Nf4 => "nf4",
+            Self::Nf4Double => "nf4-double",
+        }
+    }
+}
+
+/// Weights of a block.
+pub const BLOCK: i64 = 64;
+/// Scales of a block of scales.
+pub const NESTED_BLOCK: i64 = 256;
+/// Length of the JSON piece, spaces included.
+const STATE_BYTES: usize = 256;
+
+/// Key of the JSON piece below the weight's.
+pub const STATE: &str = ".quant_state.bitsandbytes__nf4";
+
+/// A frozen matrix in 4 bits.
+#[derive(Debug)]
+pub struct Nf4 {
+    shape: [i64; 2],
+    packed: Tensor,
+    absmax: Tensor,
+    quant_map: Tensor,
+    nested: Option<Nested>,
+    state: Tensor,
+    /// Mean of the scales, which their codes do not hold.
+    offset: Cell<f64>,
+}
+
+#[derive(Debug)]
+struct Nested {
+    absmax: Tensor,
+    quant_map: Tensor,
+}
+
+/// What the JSON piece says.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct State {
+    quant_type: String,
+    blocksize: i64,
+    dtype: String,
+    /// `[rows, columns]` of the matrix.
+    pub shape: Vec<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nested_blocksize: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nested_dtype: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    nested_offset: Option<f64>,
+}
+
+impl State {
+    /// Reads the piece.
+    ///
+    /// # Errors
+    /// What is wrong with it, as a sentence.
+    pub fn parse(bytes: &[u8]) -> std::result::Result<Self, String> {
+        let state: Self = serde_json::from_slice(bytes).map_err(|error| format!("is not its JSON: {error}"))?;
+        let nested = [state.nested_blocksize.is_some(), state.nested_offset.is_some()];
+        if state.quant_type != "nf4" || state.blocksize != BLOCK {
+            return Err(format!("says `{}` in blocks of {}", state.quant_type, state.blocksize));
+        }
+        if state.shape.len() != 2 || state.shape.iter().any(|&dim| !(1..1 << 31).contains(&dim)) {
+            return Err(format!("says the shape {:?}", state.shape));
+        }
+        if nested[0] != nested[1] || state.nested_blocksize.is_some_and(|size| size != NESTED_BLOCK) {
+            return Err(format!("says blocks of {:?} scales", state.nested_blocksize));
+        }
+        Ok(state)
+    }
+
+    /// How the scales are stored.
+    pub fn scheme(&self) -> Quantization {
+        if self.nested_offset.is_some() { Quantization::Nf4Double } else { Quantization::Nf4 }
+    }
+}
+
+impl Nf4 {
+    /// Room for a `shape` matrix on `device`; `is_double` for scales in 8 bits. It holds nothing yet.
+    pub fn empty(shape: [i64; 2], is_double: bool, device: Device) -> Self {
+        let _category = ledger::enter(ledger::Category::Frozen);
+        let blocks = (shape[0] * shape[1] + BLOCK - 1) / BLOCK;
+        let codes = Tensor::empty([(shape[0] * shape[1] + 1) / 2, 1], (Kind::Uint8, device));
+        let absmax = Tensor::empty([blocks], (if is_double { Kind::Uint8 } else { Kind::Float }, device));
+        let nested = is_double.then(|| Nested {
+            absmax: Tensor::empty([(blocks + NESTED_BLOCK - 1) / NESTED_BLOCK], (Kind::Float, device)),
+            quant_map: Tensor::empty([256], (Kind::Float, device)),
+        });
+        let quant_map = Tensor::empty([16], (Kind::Float, Device::Cpu));
+        let state = Tensor::empty([i64::try_from(STATE_BYTES).expect("a short text")], (Kind::Uint8, Device::Cpu));
+        Self { shape, packed: codes, absmax, quant_map, nested, state, offset: Cell::new(0.0) }
+    }
+
+    /// Rows and columns.
+    pub fn shape(&self) -> [i64; 2] {
+        self.shape
+    }
+
+    /// How the scales are stored.
+    pub fn scheme(&self) -> Quantization {
+        if self.nested.is_some() { Quantization::Nf4Double } else { Quantization::Nf4 }
+    }
+
+    /// The pieces with their keys below the weight's own.
+    pub fn pieces(&self) -> Vec<(&'static str, &Tensor)> {
+        let mut pieces = vec![("", &self.packed), (".absmax", &self.absmax), (".quant_map", &self.quant_map)];
+        if let Some(nested) = &self.nested {
+            pieces.extend([(".nested_absmax", &nested.absmax), (".nested_quant_map", &nested.quant_map)]);
+        }
+        pieces.push((STATE, &self.state));
+        pieces
+    }
+
+    /// Fills it from a dense matrix; the arithmetic is the host's, so that all devices hold the same codes.
+    ///
+    /// # Shapes
+    /// `dense` has this matrix's shape, in bf16, fp16 or fp32, on any device.
+    ///
+    /// # Panics
+    /// For another shape.
+    pub fn quantize(&self, dense: &Tensor) {
+        assert_eq!(dense.size(), self.shape, "shape mismatch: a matrix to quantize");
+        let device = self.packed.device();
+        if device == META || (device == Device::Cpu && dense.device() == Device::Cpu) {
+            self.quantize_here(dense);
+            return;
+        }
+        let host = Self::empty(self.shape, self.nested.is_some(), Device::Cpu);
+        host.quantize_here(&dense.to_device(Device::Cpu));
+        no_grad(|| {
+            for ((_, to), (_, from)) in self.pieces().into_iter().zip(host.pieces()) {
+                to.shallow_clone().copy_(from);
+            }
+        });
+        self.offset.set(host.offset.get());
+    }
+
+    fn quantize_here(&self, dense: &Tensor) {
+        let mut offset = 0.0;
+        let into = self.raw();
+        // SAFETY: the pieces live as long as `self`, have the sizes that the callee fills, and lie where `dense` does.
+        let message = unsafe { native::prsmed_nf4_quantize(native::raw(dense), &raw const into, &raw mut offset) };
+        raise(message);
+        self.offset.set(offset);
+        let state = State {
+            quant_type: "nf4".into(),
+            blocksize: BLOCK,
+            dtype: dtype_name(dense.kind()).into(),
+            shape: self.shape.to_vec(),
+            nested_blocksize: self.nested.as_ref().map(|_| NESTED_BLOCK),
+            nested_dtype: self.nested.as_ref().map(|_| "float32".into()),
+            nested_offset: self.nested.as_ref().map(|_| offset),
+        };
+        let mut text = serde_json::to_vec(&state).expect("plain values serialise");
+        assert!(text.len() <= STATE_BYTES, "the state of a matrix is too long");
+        text.resize(STATE_BYTES, b' ');
+        write(&self.state, &text);
+        let mut values = [0_f32; 16];
+        // SAFETY: the callee writes 16 numbers.
+        unsafe { native::prsmed_nf4_values(values.as_mut_ptr()) };
+        write(&self.quant_map, &values);
+    }
+
+    /// Takes over what a file's JSON piece says, once the other pieces are filled.
+    ///
+    /// # Errors
+    /// What does not fit, as a sentence.
+    pub fn adopt(&self, state: &State) -> std::result::Result<(), String> {
+        if state.shape != self.shape || state.scheme() != self.scheme() {
+            return Err(format!("is `{}` of {:?}", state.scheme().name(), state.shape));
+        }
+        let mut values = [0_f32; 16];
+        // SAFETY: the callee writes 16 numbers.
+        unsafe { native::prsmed_nf4_values(values.as_mut_ptr()) };
+        let stored = Vec::<f32>::try_from(&self.quant_map).unwrap_or_default();
+        if stored.len() != 16 || stored.iter().zip(values).any(|(a, b)| (a - b).abs() > 1e-6) {
+            return Err("has other values than NF4's".into());
+        }
+        self.offset.set(state.nested_offset.unwrap_or(0.0));
+        let mut text = serde_json::to_vec(state).expect("plain values serialise");
+        text.resize(STATE_BYTES.max(text.len()), b' ');
+        write(&self.state, &text[..STATE_BYTES]);
+        Ok(())
+    }
+
+    /// The dense matrix in `kind` (bf16, fp16 or fp32): the one door to it; a card's own kernel is registered behind it.
+    pub fn dequantize(&self, kind: Kind) -> Tensor {
+        self.dequantize_by(kind, false)
+    }
+
+    /// As [`Nf4::dequantize`] from libtorch's operators: what cards without a kernel use, and what kernels are compared with.
+    pub fn dequantize_composed(&self, kind: Kind) -> Tensor {
+        self.dequantize_by(kind, true)
+    }
+
+    fn dequantize_by(&self, kind: Kind, composed: bool) -> Tensor {
+        let (weight, kind) = (self.raw(), scalar_type(kind));
+        // SAFETY: the pieces live as long as `self`; one owned tensor is written on success.
+        result(|out| unsafe { native::prsmed_nf4_dequantize(&raw const weight, kind, composed, out) })
+    }
+
+    /// `xs W^T (+ bias)`; the backward pass makes the dense matrix again and keeps neither it nor `xs`. No gradient for W.
+    ///
+    /// # Shapes
+    /// `xs [.., columns]` to `[.., rows]` in the dtype of `xs`; `bias [rows]` in the same.
+    ///
+    /// # Panics
+    /// As libtorch's operators do.
+    pub fn linear(&self, xs: &Tensor, bias: Option<&Tensor>) -> Tensor {
+        let weight = self.raw();
+        let bias = bias.map_or(std::ptr::null_mut(), native::raw);
+        // SAFETY: as above; the graph holds the pieces by handles of its own.
+        result(|out| unsafe { native::prsmed_nf4_linear(native::raw(xs), &raw const weight, bias, out) })
+    }
+
+    fn raw(&self) -> RawNf4 {
+        let null = std::ptr::null_mut();
+        RawNf4 {
+            packed: native::raw(&self.packed),
+            absmax: native::raw(&self.absmax),
+            nested_absmax: self.nested.as_ref().map_or(null, |nested| native::raw(&nested.absmax)),
+            nested_map: self.nested.as_ref().map_or(null, |nested| native::raw(&nested.quant_map)),
+            offset: self.offset.get(),
+            rows: self.shape[0],
+            cols: self.shape[1],
+        }
+    }
+
+    /// What quantizing it from a file holds besides the result: for plans.
+    pub fn rehearse_reading(&self, stored: Kind) {
+        let device = self.packed.device();
+        if device == META && meta::target() == meta::Target::Cuda || matches!(device, Device::Cuda(_)) {
+            return; // the host's
+        }
+        let dense = {
+            let _category = ledger::enter(ledger::Category::Workspace);
+            Tensor::empty(self.shape, (stored, device))
+        };
+        self.quantize(&dense);
+    }
+}
+
+fn scalar_type(kind: Kind) -> i32 {
+    match kind {
+        Kind::Half => 5,
+        Kind::BFloat16 => 15,
+        _ => 6,
+    }
+}
+
+fn dtype_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Half => "float16",
+        Kind::BFloat16 => "bfloat16",
+        _ => "float32",
+    }
+}
+
+fn raise(message: *mut c_char) {
+    // SAFETY: null, or a message that the native layer made.
+    if let Err(error) = unsafe { native::check(message) } {
+        error.raise();
+    }
+}
+
+fn result(call: impl FnOnce(*mut RawTensor) -> *mut c_char) -> Tensor {
+    let mut out = std::ptr::null_mut();
+    raise(call(&raw mut out));
+    // SAFETY: on success `out` is an owned tensor.
+    unsafe { native::owned(out) }
+}
+
+/// Writes host numbers into a host tensor of that many bytes.
+fn write<T: Copy>(tensor: &Tensor, values: &[T]) {
+    assert_eq!(tensor.device(), Device::Cpu, "a host tensor");
+    assert_eq!(tensor.numel() * tensor.kind().elt_size_in_bytes(), size_of_val(values), "the tensor's size");
+    // SAFETY: the tensor is contiguous (made by `empty`), on the host and has that many bytes.
+    unsafe {
+        let to = tensor.data_ptr().cast::<u8>();
+        std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), to, size_of_val(values));
+    }
+}

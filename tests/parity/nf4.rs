@@ -1,0 +1,91 @@
+//! Matrices in 4 bits: codes, scales, states and dense values of bitsandbytes, to the last bit.
+
+use super::fixture::archive;
+use prsmed::tensor::nf4::{Nf4, Quantization, STATE};
+use prsmed::tensor::weights::Archive;
+use prsmed::tensor::{Device, Kind, Tensor};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+const MATRICES: [&str; 5] = ["whole", "blocks", "ragged", "odd", "thresholds"];
+const SCHEMES: [(&str, bool); 2] = [("nf4", false), ("nf4-double", true)];
+const KINDS: [(&str, Kind); 3] = [("bf16", Kind::BFloat16), ("fp16", Kind::Half), ("fp32", Kind::Float)];
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parity/nf4")
+}
+
+fn state(bytes: &Tensor) -> Value {
+    serde_json::from_slice(&Vec::<u8>::try_from(bytes).unwrap()).unwrap()
+}
+
+/// Every stored matrix with ours of the same values: name in the file, ours.
+fn each(mut check: impl FnMut(&str, &Nf4, &Archive)) {
+    let inputs = archive(&folder().join("inputs.safetensors"));
+    let expected = archive(&folder().join("expected.safetensors"));
+    for name in MATRICES {
+        let dense = inputs.read(name).unwrap();
+        let size = dense.size();
+        for (scheme, is_double) in SCHEMES {
+            let ours = Nf4::empty([size[0], size[1]], is_double, Device::Cpu);
+            ours.quantize(&dense);
+            check(&format!("{scheme}/{name}"), &ours, &expected);
+        }
+    }
+}
+
+#[test]
+fn codes_scales_and_states_are_those_of_bitsandbytes() {
+    let mut compared = 0;
+    each(|name, ours, expected| {
+        for (key, piece) in ours.pieces() {
+            let theirs = expected.read(&format!("{name}{key}")).unwrap();
+            if key == STATE {
+                assert_eq!(state(piece), state(&theirs), "{name}");
+            } else {
+                assert_eq!(piece, &theirs, "{name}{key}");
+            }
+            compared += 1;
+        }
+    });
+    assert_eq!(compared, 5 * (4 + 6));
+}
+
+#[test]
+fn dense_values_are_those_of_bitsandbytes() {
+    each(|name, ours, expected| {
+        for (label, kind) in KINDS {
+            let theirs = expected.read(&format!("{name}@{label}")).unwrap();
+            assert_eq!(theirs.kind(), kind);
+            assert_eq!(ours.dequantize(kind), theirs, "{name} in {label}");
+            assert_eq!(ours.dequantize_composed(kind), theirs, "{name} in {label}, composed");
+        }
+    });
+}
+
+/// The package's own files are read: the same pieces, and dense targets get the dense values.
+#[test]
+fn files_of_bitsandbytes_are_read() {
+    each(|name, ours, expected| {
+        let [rows, columns] = ours.shape();
+        let is_double = ours.scheme() == Quantization::Nf4Double;
+        let read = Rc::new(Nf4::empty([rows, columns], is_double, Device::Cpu));
+        let other = Rc::new(Nf4::empty([rows, columns], !is_double, Device::Cpu));
+        let mut dense = [(name.to_owned(), Tensor::zeros([rows, columns], (Kind::Float, Device::Cpu)))];
+        let mut none: [(String, Tensor); 0] = [];
+        let matrix = [(name.to_owned(), Rc::clone(&read))];
+        let report = expected.load_with(&mut none, &matrix, |_| true).unwrap();
+        assert_eq!((report.loaded, report.is_clean()), (vec![name.to_owned()], true));
+        expected.load_with(&mut none, &[(name.to_owned(), Rc::clone(&other))], |_| true).unwrap();
+        expected.load_with(&mut dense, &[], |_| true).unwrap();
+        let values = ours.dequantize(Kind::Float);
+        assert_eq!(read.dequantize(Kind::Float), values);
+        assert_eq!(dense[0].1, values);
+        // the other scheme has the same codes, and scales that differ by less than the 8 bits of one
+        assert_eq!(other.pieces()[0].1, ours.pieces()[0].1, "{name}");
+        for ((key, a), (_, b)) in read.pieces().into_iter().zip(ours.pieces()).filter(|((key, _), _)| *key != STATE) {
+            assert_eq!(a, b, "{name}{key}");
+        }
+    });
+}

@@ -1,0 +1,93 @@
+//! What quantized weights take: their own bytes, and one dense matrix while they are read.
+
+use super::*;
+use prsmed::tensor::nf4::Nf4;
+use prsmed::tensor::weights::{Archive, write_safetensors};
+use prsmed::tensor::{Kind, Tensor};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+const SHAPES: [[i64; 2]; 4] = [[256, 256], [1024, 512], [512, 1024], [64, 256]];
+
+fn bytes_of(matrix: &Nf4) -> u64 {
+    matrix.pieces().iter().map(|(_, t)| t.numel() as u64 * prsmed::tensor::kind_bytes(t.kind())).sum()
+}
+
+/// A folder of shards, each with the matrices; the index comes with it.
+fn shards(folder: &std::path::Path) -> Vec<String> {
+    let mut map = serde_json::Map::new();
+    for shard in 0..3 {
+        let file = format!("model-{shard}.safetensors");
+        let tensors: Vec<(String, Tensor)> = SHAPES
+            .iter()
+            .enumerate()
+            .map(|(i, shape)| (format!("{shard}.{i}.weight"), Tensor::randn(shape, (Kind::BFloat16, Device::Cpu))))
+            .collect();
+        let borrowed: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+        write_safetensors(&folder.join(&file), &borrowed, &BTreeMap::new()).unwrap();
+        map.extend(tensors.iter().map(|(name, _)| (name.clone(), file.clone().into())));
+    }
+    let index = serde_json::json!({ "weight_map": map });
+    std::fs::write(folder.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    map.keys().cloned().collect()
+}
+
+#[test]
+fn quantizing_shards_holds_one_dense_matrix() {
+    let _alone = ready();
+    let folder = tempfile::tempdir().unwrap();
+    let names = shards(folder.path());
+    for is_double in [false, true] {
+        let archive = Archive::open(folder.path()).unwrap();
+        ledger::reset_peak();
+        let before = ledger::usage().allocated.0;
+        let matrices: Vec<(String, Rc<Nf4>)> = names
+            .iter()
+            .map(|name| {
+                let shape = &archive.info(name).unwrap().shape;
+                (name.clone(), Rc::new(Nf4::empty([shape[0], shape[1]], is_double, Device::Cpu)))
+            })
+            .collect();
+        let mut none: [(String, Tensor); 0] = [];
+        let report = archive.load_with(&mut none, &matrices, |_| false).unwrap();
+        assert!(report.is_clean(), "{report}");
+        let usage = ledger::usage();
+        let result: u64 = matrices.iter().map(|(_, matrix)| bytes_of(matrix)).sum();
+        assert_eq!(usage.allocated.0 - before, result);
+        let largest = 1024 * 512 * 2;
+        // while the largest is read: its scales in fp32 and their sum, before they are codes
+        let scales = if is_double { 1024 * 512 / 64 * 4 + 4 } else { 0 };
+        assert_eq!(usage.allocated_peak.0 - before, result + largest + scales, "double {is_double}");
+    }
+}
+
+#[test]
+fn weights_take_4_and_an_eighth_bits() {
+    for (is_double, bits) in [(false, 4.5), (true, 4.127)] {
+        let matrix = Nf4::empty([1024, 4096], is_double, Device::Cpu);
+        // two maps and a text of 256 bytes do not count at full size
+        let small = 16 * 4 + 256 + if is_double { 256 * 4 } else { 0 };
+        let per_weight = (bytes_of(&matrix) - small) as f64 * 8.0 / (1024.0 * 4096.0);
+        assert!((per_weight - bits).abs() < 1e-3, "{per_weight}");
+    }
+}
+
+/// The peak of a step falls by more than the weights: no input of a frozen product is kept.
+#[test]
+fn a_step_keeps_no_dense_weight() {
+    let _alone = ready();
+    let example = Example { text_tokens: 24, answer_tokens: 8, num_classes: 6, new_tokens: 4 };
+    let step = |scheme: &str| {
+        let sets = format!("model.train_base=false model.image_size=64 train.precision=bf16 model.quantization={scheme}");
+        let config = config_of("tiny", &sets);
+        let phases = phases(&config, example, 0, META);
+        let step = phases.into_iter().find(|(name, ..)| *name == "step").unwrap();
+        step.2.into_iter().map(|(name, bytes)| (name, bytes.0)).collect::<BTreeMap<_, _>>()
+    };
+    let (dense, nf4, double) = (step("none"), step("nf4"), step("nf4-double"));
+    assert!(dense["frozen"] > nf4["frozen"] && nf4["frozen"] > double["frozen"], "{dense:?} {nf4:?} {double:?}");
+    let weights = 3 * (128 * 128 * 2 + 64 * 128 * 2 + 256 * 128 * 3);
+    assert_eq!(dense["frozen"] - nf4["frozen"], weights * 2 - weights / 2 - weights / 64 * 4 - 21 * (64 + 256));
+    // one matrix is dense at a time
+    assert!(nf4["activations"] <= dense["activations"] + 256 * 128 * 2, "{dense:?} {nf4:?}");
+}
