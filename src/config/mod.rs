@@ -20,10 +20,13 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 /// Presets that the binary carries: name, text.
-pub const PRESETS: [(&str, &str); 8] = [
+pub const PRESETS: [(&str, &str); 11] = [
     ("tiny", include_str!("../../configs/tiny.toml")),
     ("full", include_str!("../../configs/full.toml")),
     ("cpu", include_str!("../../configs/cpu.toml")),
+    ("gpu-8gb", include_str!("../../configs/gpu-8gb.toml")),
+    ("gpu-12gb", include_str!("../../configs/gpu-12gb.toml")),
+    ("gpu-16gb", include_str!("../../configs/gpu-16gb.toml")),
     ("gpu-24gb", include_str!("../../configs/gpu-24gb.toml")),
     ("gpu-40gb", include_str!("../../configs/gpu-40gb.toml")),
     ("gpu-48gb", include_str!("../../configs/gpu-48gb.toml")),

@@ -58,7 +58,7 @@ fn a_size_that_does_not_fit() {
 fn an_unknown_preset() {
     refused(
         prsmed().args(["train", "--preset", "tinny", "--data-root"]).arg(phantoms()),
-        "error: `--preset`: there is no preset `tinny`\nhint: use one of tiny, full, cpu, gpu-24gb, gpu-40gb, gpu-48gb, gpu-80gb, gpu-141gb",
+        "error: `--preset`: there is no preset `tinny`\nhint: use one of tiny, full, cpu, gpu-8gb, gpu-12gb, gpu-16gb, gpu-24gb, gpu-40gb, gpu-48gb, gpu-80gb, gpu-141gb",
     );
 }
 
