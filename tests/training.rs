@@ -2,11 +2,11 @@
 
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test fails by panicking and says what it skips")]
 
-use prsmed::config::Sources;
+use prsmed::config::{RunConfig, Sources};
 use prsmed::data::manifest::Manifest;
 use prsmed::data::phantom::{self, PhantomOptions};
 use prsmed::event::{Event, Observer, Silent};
-use prsmed::segment::setup::{self, Build};
+use prsmed::segment::setup::{self, Assembly, Build};
 use prsmed::segment::task::SegmentTask;
 use prsmed::tensor::weights::Archive;
 use prsmed::tensor::{Device, Kind, Tensor};
@@ -16,6 +16,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
+
+#[path = "training/packing.rs"]
+mod packing;
 
 /// Keeps the loss of every step, and the first step whose gradients overflowed (fp16).
 #[derive(Default)]
@@ -51,9 +54,20 @@ impl Trained {
 }
 
 fn data() -> (tempfile::TempDir, Manifest) {
+    data_with(1)
+}
+
+/// So many questions about each lesion, and one or two lesions in a picture.
+fn data_with(questions: usize) -> (tempfile::TempDir, Manifest) {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("data");
-    let options = PhantomOptions { count: 18, seed: 3, image_size_px: 64, ..PhantomOptions::default() };
+    let options = PhantomOptions {
+        count: 18,
+        seed: 3,
+        image_size_px: 64,
+        rows_per_lesion: questions,
+        ..PhantomOptions::default()
+    };
     phantom::generate(&root, &options, &Silent).unwrap();
     let manifest = Manifest::open(&root, None).unwrap();
     (folder, manifest)
@@ -62,19 +76,31 @@ fn data() -> (tempfile::TempDir, Manifest) {
 /// libtorch has one generator for all threads: trainings take turns.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Four steps of a tiny model at 64 pixels with `sets` over the preset.
-fn train_on(device: Device, sets: &[&str]) -> Trained {
-    let _turn = TURN.lock();
-    let (_data, manifest) = data();
+/// The tiny preset at 64 pixels with `sets` over it.
+fn config_of(sets: &[&str]) -> RunConfig {
     let common = ["model.image_size=64", "train.max_steps=4", "train.warmup_frac=0", "train.validate_every_epochs=0"];
     let sets = common.iter().chain(sets).map(|s| ((*s).to_owned(), "--set".to_owned())).collect();
     let sources = Sources { preset: Some("tiny".into()), sets, ..Sources::default() };
-    let config = sources.resolve().unwrap().config;
+    sources.resolve().unwrap().config
+}
+
+fn assemble(config: &RunConfig, manifest: &Manifest, device: Device) -> Assembly {
     let texts: Vec<&str> = manifest.rows.iter().flat_map(|r| [r.question.as_str(), r.answer.as_str()]).collect();
     let locate = |spec: &str| Ok(PathBuf::from(spec));
     let kind = config.train.precision.kind();
     let build = Build { device, kind, seed: 5, locate: &locate, allow_partial: false };
-    let assembly = setup::create(&config.model, config.lora, &manifest.modalities, &texts, build).unwrap();
+    setup::create(&config.model, config.lora, &manifest.modalities, &texts, build).unwrap()
+}
+
+/// Four steps of a tiny model at 64 pixels with `sets` over the preset.
+fn train_on(device: Device, sets: &[&str]) -> Trained {
+    train_with(device, sets, data())
+}
+
+fn train_with(device: Device, sets: &[&str], (_data, manifest): (tempfile::TempDir, Manifest)) -> Trained {
+    let _turn = TURN.lock();
+    let config = config_of(sets);
+    let assembly = assemble(&config, &manifest, device);
     let task =
         SegmentTask::new(assembly, &Arc::new(manifest), config.train.clone(), config.data, String::new()).unwrap();
     task.calibrate().unwrap();
@@ -129,6 +155,24 @@ fn accumulating_four_equals_a_batch_of_four() {
         let error = distance(&split, &whole, part);
         eprintln!("{part}: {error:.2e}");
         assert!(error <= 1e-6, "{part} differs by {error:.2e} after {} steps", whole.losses.len());
+    }
+}
+
+#[test]
+fn questions_of_a_picture_train_together_as_they_do_alone() {
+    // the whole data set is one step, so that both runs see the same rows in it
+    let whole = ["train.micro_batch=4", "train.accumulation=50", "train.epochs=2", "train.max_steps=2"];
+    let run = |questions: &str| train_with(Device::Cpu, &[whole.as_slice(), &[questions]].concat(), data_with(2));
+    let (single, packed) = (run("data.questions_per_picture=1"), run("data.questions_per_picture=3"));
+    assert_eq!(packed.losses.len(), 2);
+    for (a, b) in packed.losses.iter().zip(&single.losses) {
+        assert!((a - b).abs() <= 1e-5 * b.abs(), "losses {:?} and {:?}", packed.losses, single.losses);
+    }
+    for part in PARTS {
+        let error = distance(&packed, &single, part);
+        eprintln!("{part}: {error:.2e}");
+        assert!(error <= 1e-5, "{part} differs by {error:.2e}");
+        assert!(error > 0.0, "nothing was packed");
     }
 }
 

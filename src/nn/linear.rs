@@ -5,7 +5,7 @@
 
 use super::cast;
 use crate::tensor::Tensor;
-use crate::tensor::autograd::gelu_linear;
+use crate::tensor::autograd::{gelu_linear, linear_cross_entropy};
 use crate::tensor::store::{Init, Scope};
 
 /// Low-rank adapters of the language model.
@@ -113,6 +113,18 @@ impl Linear {
             Some(lora) => ys + lora.forward(xs, train),
             None => ys,
         }
+    }
+
+    /// Cross-entropy of `forward(xs)` of a layer without bias and adapter, summed, in fp32; `chunk` rows at a time.
+    ///
+    /// # Shapes
+    /// `xs [n, in]`, `labels [n]` i64 in `0..out`, negative = ignored; a scalar.
+    ///
+    /// # Panics
+    /// When the layer has a bias or an adapter.
+    pub fn cross_entropy(&self, xs: &Tensor, labels: &Tensor, chunk: i64) -> Tensor {
+        assert!(self.bias.is_none() && self.lora.is_none(), "a plain head");
+        linear_cross_entropy(xs, &self.weight, labels, chunk)
     }
 
     /// `forward(gelu(xs))` of a layer with a bias and no adapter; only `xs` is kept for the backward pass.

@@ -42,7 +42,7 @@ type Peak = (&'static str, Bytes, Vec<(&'static str, Bytes)>);
 /// memory.
 fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
     let mut one = |key: &str, values: &[&str]| format!("{key}={}", values.choose(rng).unwrap());
-    let sets = vec![
+    let mut sets = vec![
         one("model.image_size", &["64", "80", "128"]),
         one("train.micro_batch", &["1", "2", "3"]),
         one("train.accumulation", &["1", "2", "4"]),
@@ -66,9 +66,12 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
         one("model.sizes.encoder.window_sizes", &["[7,8,16,8]", "[7,7,14,7]"]),
         one("model.sizes.encoder.out_dim", &["32", "64"]),
     ];
+    let can_pack = !sets.iter().any(|set| set == "model.semantics=reference" || set == "model.batch_norm=batch");
+    let questions = if can_pack { rng.random_range(1..4) } else { 1 };
+    sets.push(format!("data.questions_per_picture={questions}"));
     let text_tokens = rng.random_range(12..60);
     let answer_tokens = rng.random_range(2..text_tokens - 4);
-    (sets, Example { text_tokens, answer_tokens, num_classes: 6, new_tokens: 4 }, rng.random_range(0..5))
+    (sets, Example { text_tokens, answer_tokens, num_classes: 6, new_tokens: 4, questions }, rng.random_range(0..5))
 }
 
 /// A preset with `key=value` settings by spaces.
