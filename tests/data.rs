@@ -13,8 +13,10 @@ use prsmed::data::decode;
 use prsmed::data::image::{
     CLIP_STD, MaskMode, PadOffset, PixelConfig, clip_pixels, mask_pixels, normalise_clip, sam_pixels,
 };
+use prsmed::data::jitter::Transform;
 use prsmed::data::loader::{Loader, LoaderOptions, Source, TextEncoder};
 use prsmed::data::manifest::{Manifest, OpenOptions, REFERENCE_CLASSES, Row, Split};
+use prsmed::data::sample::Pixels;
 use prsmed::tensor::{Kind, Tensor};
 use prsmed::{Error, Result};
 use safetensors::SafeTensors;
@@ -191,7 +193,7 @@ impl TextEncoder for Bytes {
 
 const CONFIG: PixelConfig =
     PixelConfig { clip_size: 28, sam_size: 32, mask: MaskMode::Binary, pad_offset: PadOffset::Centre };
-const OPTIONS: LoaderOptions = LoaderOptions { workers: 2, prefetch: 2, epoch: 0, skip: 0 };
+const OPTIONS: LoaderOptions = LoaderOptions { workers: 2, prefetch: 2, epoch: 0, skip: 0, questions: 1 };
 
 fn source(root: &Path, encoder: Bytes) -> (Source, Arc<Bytes>) {
     let manifest = Manifest::open(root, None).expect("good rows");
@@ -248,6 +250,40 @@ fn batches_depend_on_neither_workers_nor_cache_nor_prefetch() {
         }
         let later = contents(&make(0), &batches, LoaderOptions { epoch: 1, ..OPTIONS });
         assert_eq!(later != plain, augment != Augment::None, "only augmentation changes with the epoch");
+    }
+}
+
+#[test]
+fn rows_of_a_picture_share_it_and_how_it_is_changed() {
+    let root = pictures(4);
+    for augment in [Augment::None, Augment::Turn, Augment::Classical] {
+        let (source, _) = source(root.path(), Bytes::default());
+        let source = Arc::new(source.with_augment(augment, 3));
+        // three rows each; an order in which they do not follow each other
+        let rows: Vec<usize> = (0..3).flat_map(|question| (0..4).map(move |picture| 3 * picture + question)).collect();
+        let groups = source.by_picture(&rows, 2);
+        assert_eq!(groups[..5], [vec![0, 1], vec![3, 4], vec![6, 7], vec![9, 10], vec![2]]);
+        let mut changed = 0;
+        for epoch in 0..6 {
+            for (whole, rest) in groups[..4].iter().zip(&groups[4..]) {
+                let samples =
+                    [source.group(whole, epoch).expect("good"), source.group(rest, epoch).expect("good")].concat();
+                assert_eq!(
+                    samples.iter().map(|sample| sample.row).collect::<Vec<_>>(),
+                    [whole.as_slice(), rest].concat()
+                );
+                assert!(samples.iter().all(|sample| sample.pixels == samples[0].pixels), "{augment:?}");
+                let plain =
+                    Pixels::load(&source.manifest().rows[whole[0]], &CONFIG, Transform::IDENTITY).expect("good");
+                changed += usize::from(*samples[0].pixels != plain);
+            }
+        }
+        assert_eq!(changed > 12, augment != Augment::None, "{changed} changed");
+        let options = LoaderOptions { questions: 2, ..OPTIONS };
+        let mut loader = Loader::start(Arc::clone(&source), vec![rows[..7].to_vec()], options).expect("started");
+        let batch = loader.next().expect("a batch").expect("good");
+        assert_eq!((batch.groups, batch.rows), (vec![2, 2, 2, 1], vec![0, 1, 3, 4, 6, 7, 9]));
+        assert_eq!((batch.clip_image.size()[0], batch.mask.size()[0]), (4, 7));
     }
 }
 

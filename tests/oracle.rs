@@ -39,7 +39,8 @@ fn record(semantics: Semantics, steps: usize) -> Option<(Vec<(String, Tensor)>, 
         semantics: Some(semantics),
     };
     let locate = |spec: &str| -> Result<PathBuf> { Ok(PathBuf::from(spec)) };
-    let build = Build { device: Device::Cpu, kind: Kind::Float, seed: 0, locate: &locate, allow_partial: false, cache: None };
+    let build =
+        Build { device: Device::Cpu, kind: Kind::Float, seed: 0, locate: &locate, allow_partial: false, cache: None };
     let assembly = setup::open(&oracle.join("run"), &overrides, build).unwrap();
     let inputs =
         trace::read_inputs(&oracle.join("inputs.safetensors"), semantics, assembly.model.num_image_tokens()).unwrap();

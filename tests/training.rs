@@ -3,11 +3,11 @@
 #![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test fails by panicking and says what it skips")]
 
 use prsmed::Error;
-use prsmed::config::Sources;
+use prsmed::config::{RunConfig, Sources};
 use prsmed::data::manifest::Manifest;
 use prsmed::data::phantom::{self, PhantomOptions};
 use prsmed::event::{Event, Observer, Silent};
-use prsmed::segment::setup::{self, Build, RunOverrides};
+use prsmed::segment::setup::{self, Assembly, Build, RunOverrides};
 use prsmed::segment::task::SegmentTask;
 use prsmed::tensor::weights::Archive;
 use prsmed::tensor::{Device, Kind, Tensor};
@@ -17,6 +17,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+
+#[path = "training/packing.rs"]
+mod packing;
 
 /// Keeps the loss of every step, and the first step whose gradients overflowed (fp16).
 #[derive(Default)]
@@ -60,9 +63,20 @@ impl Trained {
 }
 
 fn data() -> (tempfile::TempDir, Manifest) {
+    data_with(1)
+}
+
+/// So many questions about each lesion, and one or two lesions in a picture.
+fn data_with(questions: usize) -> (tempfile::TempDir, Manifest) {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("data");
-    let options = PhantomOptions { count: 18, seed: 3, image_size_px: 64, ..PhantomOptions::default() };
+    let options = PhantomOptions {
+        count: 18,
+        seed: 3,
+        image_size_px: 64,
+        rows_per_lesion: questions,
+        ..PhantomOptions::default()
+    };
     phantom::generate(&root, &options, &Silent).unwrap();
     let manifest = Manifest::open(&root, None).unwrap();
     (folder, manifest)
@@ -71,10 +85,31 @@ fn data() -> (tempfile::TempDir, Manifest) {
 /// libtorch has one generator for all threads: trainings take turns.
 static TURN: Mutex<()> = Mutex::new(());
 
+/// The tiny preset at 64 pixels with `sets` over it.
+fn config_of(sets: &[&str]) -> RunConfig {
+    let common = ["model.image_size=64", "train.max_steps=4", "train.warmup_frac=0", "train.validate_every_epochs=0"];
+    let sets = common.iter().chain(sets).map(|s| ((*s).to_owned(), "--set".to_owned())).collect();
+    let sources = Sources { preset: Some("tiny".into()), sets, ..Sources::default() };
+    sources.resolve().unwrap().config
+}
+
+fn build<'a>(config: &RunConfig, device: Device, cache: Option<&'a Path>) -> Build<'a> {
+    let locate = &|spec: &str| Ok(PathBuf::from(spec));
+    Build { device, kind: config.train.precision.kind(), seed: 5, locate, allow_partial: false, cache }
+}
+
+fn assemble(config: &RunConfig, manifest: &Manifest, build: Build) -> Assembly {
+    let texts: Vec<&str> = manifest.rows.iter().flat_map(|r| [r.question.as_str(), r.answer.as_str()]).collect();
+    setup::create(&config.model, config.lora, &manifest.modalities, &texts, build).unwrap()
+}
+
 /// Four steps of a tiny model at 64 pixels with `sets` over the preset.
 fn train_on(device: Device, sets: &[&str]) -> Trained {
+    train_with(device, sets, data())
+}
+
+fn train_with(device: Device, sets: &[&str], (_data, manifest): (tempfile::TempDir, Manifest)) -> Trained {
     let _turn = TURN.lock();
-    let (_data, manifest) = data();
     let folder = tempfile::tempdir().unwrap();
     let (losses, _) = run_in(folder.path(), device, manifest, sets, None, Part::Whole);
     let Losses { totals, first_skipped, .. } = losses;
@@ -98,19 +133,12 @@ fn run_in(
     cache: Option<&Path>,
     part: Part,
 ) -> (Losses, Vec<String>) {
-    let common = ["model.image_size=64", "train.max_steps=4", "train.warmup_frac=0", "train.validate_every_epochs=0"];
-    let sets = common.iter().chain(sets).map(|s| ((*s).to_owned(), "--set".to_owned())).collect();
-    let sources = Sources { preset: Some("tiny".into()), sets, ..Sources::default() };
-    let config = sources.resolve().unwrap().config;
-    let texts: Vec<&str> = manifest.rows.iter().flat_map(|r| [r.question.as_str(), r.answer.as_str()]).collect();
-    let locate = |spec: &str| Ok(PathBuf::from(spec));
-    let kind = config.train.precision.kind();
-    let build = Build { device, kind, seed: 5, locate: &locate, allow_partial: false, cache };
+    let config = config_of(sets);
     let resume = part == Part::Resumed;
     let assembly = if resume {
-        setup::open(&folder.join("last"), &RunOverrides::default(), build).unwrap()
+        setup::open(&folder.join("last"), &RunOverrides::default(), build(&config, device, cache)).unwrap()
     } else {
-        setup::create(&config.model, config.lora, &manifest.modalities, &texts, build).unwrap()
+        assemble(&config, &manifest, build(&config, device, cache))
     };
     let warnings = assembly.warnings.clone();
     let task =
@@ -172,6 +200,24 @@ fn accumulating_four_equals_a_batch_of_four() {
         let error = distance(&split, &whole, part);
         eprintln!("{part}: {error:.2e}");
         assert!(error <= 1e-6, "{part} differs by {error:.2e} after {} steps", whole.losses.len());
+    }
+}
+
+#[test]
+fn questions_of_a_picture_train_together_as_they_do_alone() {
+    // the whole data set is one step, so that both runs see the same rows in it
+    let whole = ["train.micro_batch=4", "train.accumulation=50", "train.epochs=2", "train.max_steps=2"];
+    let run = |questions: &str| train_with(Device::Cpu, &[whole.as_slice(), &[questions]].concat(), data_with(2));
+    let (single, packed) = (run("data.questions_per_picture=1"), run("data.questions_per_picture=3"));
+    assert_eq!(packed.losses.len(), 2);
+    for (a, b) in packed.losses.iter().zip(&single.losses) {
+        assert!((a - b).abs() <= 1e-5 * b.abs(), "losses {:?} and {:?}", packed.losses, single.losses);
+    }
+    for part in PARTS {
+        let error = distance(&packed, &single, part);
+        eprintln!("{part}: {error:.2e}");
+        assert!(error <= 1e-5, "{part} differs by {error:.2e}");
+        assert!(error > 0.0, "nothing was packed");
     }
 }
 
@@ -271,7 +317,10 @@ fn quantized_weights_train_like_dense_ones() {
     for scheme in ["nf4", "nf4-double"] {
         let losses = run(scheme);
         let error = band(&losses, &dense);
-        eprintln!("{scheme}: within {error:.4} of bf16; from {:.4} to {:.4}, bf16 to {:.4}", losses[0], losses[59], dense[59]);
+        eprintln!(
+            "{scheme}: within {error:.4} of bf16; from {:.4} to {:.4}, bf16 to {:.4}",
+            losses[0], losses[59], dense[59]
+        );
         assert!(error > 0.0 && error < 0.1, "{scheme}: {losses:?} and {dense:?}");
     }
 }

@@ -11,6 +11,7 @@ use crate::augment::filter::Thresholds;
 use crate::augment::settings::AugmentConfig;
 use crate::nn::LoraConfig;
 use crate::segment::ModelConfig;
+use crate::segment::setup::BatchNorm;
 use crate::segment::task::DataConfig;
 use crate::trainer::TrainConfig;
 use crate::{Error, Result};
@@ -351,6 +352,7 @@ fn check(config: &RunConfig) -> Result<()> {
             return Err(Error::config(key, "must be 1 or more, got 0", "use 1 or more"));
         }
     }
+    check_packing(config)?;
     let fractions = [
         ("train.warmup_frac", train.warmup_frac),
         ("train.beta1", train.beta1),
@@ -385,6 +387,21 @@ fn check(config: &RunConfig) -> Result<()> {
                 "use a finite number, 0 or more",
             ));
         }
+    }
+    Ok(())
+}
+
+/// Several questions in one sequence need a decoder that reads prompts only and samples that do not depend on each other.
+fn check_packing(config: &RunConfig) -> Result<()> {
+    let key = "data.questions_per_picture";
+    let questions = config.data.questions_per_picture;
+    if questions > 1 && !config.model.semantics.hides_answer() {
+        let reason = format!("{questions} questions share a sequence, but `reference` shows the decoder all of it");
+        return Err(Error::config(key, reason, "set it to 1, or use `model.semantics=corrected`"));
+    }
+    if questions > 1 && config.model.batch_norm == BatchNorm::Batch {
+        let reason = format!("{questions} questions share a picture, which changes the statistics of a batch");
+        return Err(Error::config(key, reason, "set it to 1, or use `model.batch_norm=frozen`"));
     }
     Ok(())
 }
@@ -447,6 +464,20 @@ mod tests {
         let error = wrong(&["train.precision=fp64"]).to_string();
         assert!(error.starts_with("`train.precision`: unknown variant `fp64`, expected one of `fp32`"), "{error}");
         assert!(wrong(&["model=3"]).to_string().starts_with("`model`: invalid type"));
+    }
+
+    #[test]
+    fn questions_share_a_picture_only_where_that_changes_nothing() {
+        let set = |other: &str| sources(&["data.questions_per_picture=3", other]).resolve();
+        assert_eq!(set("model.batch_norm=frozen").unwrap().config.data.questions_per_picture, 3);
+        for (other, remedy) in [
+            ("model.semantics=reference", "`model.semantics=corrected`"),
+            ("model.batch_norm=batch", "`model.batch_norm=frozen`"),
+        ] {
+            let error = set(other).unwrap_err();
+            assert!(matches!(&error, Error::Config { key, .. } if key == "data.questions_per_picture"), "{error}");
+            assert!(error.hint().contains(remedy), "{}", error.hint());
+        }
     }
 
     #[test]

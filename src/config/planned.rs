@@ -35,6 +35,7 @@ impl RunConfig {
             answer_tokens: text_tokens - TEMPLATE_TOKENS,
             num_classes: CLASSES,
             new_tokens: NEW_TOKENS,
+            questions: self.data.questions_per_picture,
         }
     }
 
@@ -78,7 +79,9 @@ impl RunConfig {
         match job {
             Job::Train | Job::Step | Job::Eval => Buffers {
                 half_precision,
-                ahead: (self.data.prefetch.max(1) * self.train.micro_batch * pixels.collated_bytes()) as u64,
+                ahead: (self.data.prefetch.max(1)
+                    * self.train.micro_batch
+                    * pixels.collated_bytes(self.data.questions_per_picture)) as u64,
                 // with jitter, training and validation keep pictures of their own
                 cache: ((self.data.cache_mib << 20) * if self.data.augment == Augment::Turn { 2 } else { 1 }) as u64,
             },
@@ -108,7 +111,9 @@ impl RunConfig {
         let seen = match usize::try_from(self.train.max_steps) {
             Ok(steps @ 1..) => {
                 let batches = steps.saturating_mul(self.train.accumulation).saturating_add(self.data.prefetch.max(1));
-                batches.saturating_mul(self.train.micro_batch).saturating_add(8)
+                // questions about one picture may have masks of their own
+                let rows = self.train.micro_batch.saturating_mul(self.data.questions_per_picture);
+                batches.saturating_mul(rows).saturating_add(8)
             }
             _ => usize::MAX,
         };

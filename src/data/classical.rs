@@ -2,7 +2,7 @@
 //!
 //! Picture and mask move together and the text follows: turns by [`jitter`], the rest by [`restate`]. Where a text cannot
 //! follow with certainty, or the mask loses more than a fifth of its area, the sample keeps its geometry and only its
-//! intensities change. Everything is drawn for (seed, epoch, row). The image is continued by its border, the mask by 0.
+//! intensities change. Everything is drawn for (seed, epoch, row or picture). The image is continued by its border, the mask by 0.
 
 use std::fmt;
 
@@ -82,25 +82,30 @@ const NOISE: f32 = 8.0;
 /// Largest standard deviation of the blur, part of the shorter side.
 const BLUR_FRAC: f32 = 0.004;
 
-/// The changed row, picture and mask, drawn for (seed, epoch, row).
+/// The changed picture with its rows and their masks, drawn for (seed, epoch, key). The geometry changes for all rows or for
+/// none.
 pub fn apply(
-    row: &Row,
     picture: DynamicImage,
-    mask: GrayImage,
-    [seed, epoch, index]: [u64; 3],
-) -> (Row, DynamicImage, GrayImage) {
-    let mut random = random::stream("classical", &[seed, epoch, index]);
-    let (row, picture, mask) = match jitter::apply(row, seed, epoch, index) {
-        Some((row, turn)) => (row, turn.picture(picture), turn.mask(mask)),
-        None => (row.clone(), picture, mask),
+    rows: &[&Row],
+    masks: Vec<GrayImage>,
+    [seed, epoch, key]: [u64; 3],
+) -> (DynamicImage, Vec<(Row, GrayImage)>) {
+    let mut random = random::stream("classical", &[seed, epoch, key]);
+    let (picture, rows) = match jitter::apply(rows, seed, epoch, key) {
+        Some((rows, turn)) => {
+            let masks = masks.into_iter().map(|mask| turn.mask(mask));
+            (turn.picture(picture), rows.into_iter().zip(masks).collect())
+        }
+        None => (picture, rows.iter().map(|row| (*row).clone()).zip(masks).collect::<Vec<_>>()),
     };
     let warp = Warp::draw((picture.width(), picture.height()), &mut random);
-    let bent = if random.random_bool(BENT_FRAC) { bend(&row, &mask, &warp) } else { None };
-    let (row, picture, mask) = match bent {
-        Some((row, mask)) => (row, warp.picture(&picture), mask),
-        None => (row, picture, mask),
+    let is_bent = random.random_bool(BENT_FRAC);
+    let bent = || rows.iter().map(|(row, mask)| bend(row, mask, &warp)).collect::<Option<Vec<_>>>();
+    let (picture, rows) = match is_bent.then(bent).flatten() {
+        Some(rows) => (warp.picture(&picture), rows),
+        None => (picture, rows),
     };
-    (row, intensity(picture, &mut random), mask)
+    (intensity(picture, &mut random), rows)
 }
 
 /// The row and the mask after a warp; `None` when the text cannot follow or too much of the mask is lost.
@@ -276,6 +281,13 @@ mod tests {
     use crate::data::manifest::{Manifest, Split};
     use crate::data::position::{self, Zones};
     use crate::data::sample::decoded;
+
+    /// One row by itself.
+    fn apply(row: &Row, picture: DynamicImage, mask: GrayImage, numbers: [u64; 3]) -> (Row, DynamicImage, GrayImage) {
+        let (picture, mut rows) = super::apply(picture, &[row], vec![mask], numbers);
+        let (row, mask) = rows.pop().unwrap();
+        (row, picture, mask)
+    }
 
     fn row(answer: &str, position: &str) -> Row {
         Row {

@@ -64,9 +64,9 @@ impl PixelConfig {
     }
 
     /// Bytes of a sample's pixels in a batch that waits: CLIP's and the mask as f32.
-    pub fn collated_bytes(&self) -> usize {
+    pub fn collated_bytes(&self, questions: usize) -> usize {
         let (clip, sam) = self.planes();
-        12 * clip + 7 * sam
+        12 * clip + (3 + 4 * questions) * sam
     }
 
     fn planes(&self) -> (usize, usize) {

@@ -6,7 +6,7 @@
 //! A position label may also be just the phrase. Everything else that names a direction is refused, and the sample stays
 //! as it is: `left lung`, `right-sided`, `upper lobe`, `left side` without a picture, `above`, `superior`, `lateral`,
 //! `clockwise`, coordinates. Left and right of a patient cannot be told from those of the picture by their words, so the
-//! rule errs on the side of refusing. One of the eight symmetries of a square is drawn for each (seed, epoch, row).
+//! rule errs on the side of refusing. One of the eight symmetries of a square is drawn for each (seed, epoch, row or picture).
 
 use ::image::{DynamicImage, GrayImage};
 use rand::Rng;
@@ -62,14 +62,15 @@ impl Transform {
     }
 }
 
-/// The turned row and how its pixels must be turned, drawn for (seed, epoch, row); `None` when it stays as it is, because
-/// the identity was drawn or its text cannot be rewritten safely.
-pub fn apply(row: &Row, seed: u64, epoch: u64, index: u64) -> Option<(Row, Transform)> {
-    let transform = Transform::all()[random::stream("jitter", &[seed, epoch, index]).random_range(0..8)];
+/// The turned rows of one picture and how its pixels must be turned, drawn for (seed, epoch, key); `None` when all stay as
+/// they are, because the identity was drawn or one of their texts cannot be rewritten safely.
+pub fn apply(rows: &[&Row], seed: u64, epoch: u64, key: u64) -> Option<(Vec<Row>, Transform)> {
+    let transform = Transform::all()[random::stream("jitter", &[seed, epoch, key]).random_range(0..8)];
     if transform == Transform::IDENTITY {
         return None;
     }
-    turn_row(row, transform).map(|row| (row, transform))
+    let turned: Option<Vec<Row>> = rows.iter().map(|row| turn_row(row, transform)).collect();
+    turned.map(|rows| (rows, transform))
 }
 
 /// The row with its texts rewritten; `None` when one of them cannot be rewritten safely.
@@ -472,7 +473,7 @@ mod tests {
     #[test]
     fn the_draw_depends_on_seed_epoch_and_row_and_reaches_all_eight() {
         let row = row("Where?", "in the upper left part of the image", None);
-        let draw = |seed, epoch, index| apply(&row, seed, epoch, index).map(|(_, transform)| transform);
+        let draw = |seed, epoch, index| apply(&[&row], seed, epoch, index).map(|(_, transform)| transform);
         assert_eq!(draw(1, 2, 3), draw(1, 2, 3));
         let seen: std::collections::HashSet<_> = (0..200).map(|index| draw(1, 0, index)).collect();
         assert_eq!(seen.len(), 8, "seven turns and the identity");

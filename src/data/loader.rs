@@ -18,7 +18,7 @@ use super::classical::{self, Augment};
 use super::image::PixelConfig;
 use super::jitter::{self, Transform};
 use super::manifest::{Manifest, Row};
-use super::sample::{Pixels, Sample, at_row, decoded};
+use super::sample::{Pixels, Sample, at_row, decoded, mask_of};
 use crate::error::{Error, Result};
 
 /// Makes token ids of a row's question and answer.
@@ -46,6 +46,8 @@ pub struct Source {
     cache: Option<Cache>,
     /// For each row the first row with the same image and mask.
     pairs: Vec<usize>,
+    /// For each row the first row with the same image.
+    pictures: Vec<usize>,
 }
 
 /// Sizes of a row's text in ids.
@@ -60,14 +62,16 @@ pub struct TextLength {
 impl Source {
     /// A source without jitter and without cache.
     pub fn new(manifest: Arc<Manifest>, encoder: Arc<dyn TextEncoder>, config: PixelConfig) -> Self {
-        let mut first = HashMap::new();
-        let pairs = (manifest.rows.iter().enumerate())
-            .map(|(index, row)| *first.entry((&row.image_path, &row.mask_path)).or_insert(index))
-            .collect();
-        Self { manifest, encoder, config, augment: Augment::None, seed: 0, cache: None, pairs }
+        let (mut first_pair, mut first_picture) = (HashMap::new(), HashMap::new());
+        let rows = || manifest.rows.iter().enumerate();
+        let pairs =
+            rows().map(|(index, row)| *first_pair.entry((&row.image_path, &row.mask_path)).or_insert(index)).collect();
+        let pictures = rows().map(|(index, row)| *first_picture.entry(&row.image_path).or_insert(index)).collect();
+        Self { manifest, encoder, config, augment: Augment::None, seed: 0, cache: None, pairs, pictures }
     }
 
-    /// Changes samples anew every epoch; what is drawn depends on `seed`, epoch and row.
+    /// Changes samples anew every epoch; what is drawn depends on `seed`, epoch and row (or
+    /// picture).
     #[must_use]
     pub fn with_augment(mut self, augment: Augment, seed: u64) -> Self {
         (self.augment, self.seed) = (augment, seed);
@@ -106,30 +110,93 @@ impl Source {
             .collect()
     }
 
+    /// `rows` by picture, at most `most` in a group: groups in the order of their first rows, rows in their order.
+    pub fn by_picture(&self, rows: &[usize], most: usize) -> Vec<Vec<usize>> {
+        let mut groups: Vec<Vec<usize>> = Vec::new();
+        let mut open = HashMap::new();
+        for &row in rows {
+            let group = open.entry(self.pictures[row]).or_insert(usize::MAX);
+            match groups.get_mut(*group).filter(|group| group.len() < most) {
+                Some(rows) => rows.push(row),
+                None => {
+                    *group = groups.len();
+                    groups.push(vec![row]);
+                }
+            }
+        }
+        groups
+    }
+
     /// One row as a sample.
     ///
     /// # Errors
     /// [`Error::Data`] naming the row's CSV file and line.
     pub fn sample(&self, index: usize, epoch: u64) -> Result<Sample> {
-        let row = self.manifest.rows.get(index).ok_or_else(|| Error::Shape {
-            reason: format!("row {index} was asked for, the data set has {}", self.manifest.rows.len()),
-        })?;
-        if self.augment == Augment::Classical {
-            return self.classical(row, index, epoch).map_err(|error| at_row(row, &error));
-        }
-        let is_turned = self.augment == Augment::Turn;
-        let turned = is_turned.then(|| jitter::apply(row, self.seed, epoch, index as u64)).flatten();
-        let (row, transform) = turned.as_ref().map_or((row, Transform::IDENTITY), |(row, turn)| (row, *turn));
-        self.make(row, index, transform).map_err(|error| at_row(row, &error))
+        let mut samples = self.samples(&[index], index as u64, epoch)?;
+        samples.pop().ok_or_else(|| Error::Shape { reason: "a row without a sample".into() })
     }
 
-    /// The text depends on the mask here, so files come first.
-    fn classical(&self, row: &Row, index: usize, epoch: u64) -> Result<Sample> {
-        let (picture, mask) = decoded(row)?;
-        let (row, picture, mask) = classical::apply(row, picture, mask, [self.seed, epoch, index as u64]);
-        let (ids, answer_start) = self.encoder.encode(&row)?;
-        let pixels = Arc::new(Pixels::of(&picture, &mask, &self.config)?);
-        Ok(Sample { row: index, label: self.label(&row)?, ids, answer_start, pixels })
+    /// Rows of one picture as samples that show it the same way.
+    ///
+    /// # Errors
+    /// As [`Self::sample`].
+    pub fn group(&self, indices: &[usize], epoch: u64) -> Result<Vec<Sample>> {
+        let key = indices.first().and_then(|&index| self.pictures.get(index)).copied().unwrap_or(0);
+        self.samples(indices, key as u64, epoch)
+    }
+
+    /// `key` is what augmentation draws by.
+    fn samples(&self, indices: &[usize], key: u64, epoch: u64) -> Result<Vec<Sample>> {
+        let row = |&index: &usize| {
+            self.manifest.rows.get(index).ok_or_else(|| Error::Shape {
+                reason: format!("row {index} was asked for, the data set has {}", self.manifest.rows.len()),
+            })
+        };
+        let rows = indices.iter().map(row).collect::<Result<Vec<&Row>>>()?;
+        if self.augment == Augment::Classical {
+            return self.classical(indices, &rows, key, epoch);
+        }
+        let is_turned = self.augment == Augment::Turn;
+        let turned = is_turned.then(|| jitter::apply(&rows, self.seed, epoch, key)).flatten();
+        let (rows, transform) =
+            turned.as_ref().map_or((rows, Transform::IDENTITY), |(rows, turn)| (rows.iter().collect(), *turn));
+        let mut samples = Vec::with_capacity(indices.len());
+        for (row, &index) in rows.into_iter().zip(indices) {
+            let pixels = self.known_pixels(&samples, index);
+            samples.push(self.make(row, index, transform, pixels).map_err(|error| at_row(row, &error))?);
+        }
+        Ok(samples)
+    }
+
+    /// The texts depend on the masks here, so files come first.
+    fn classical(&self, indices: &[usize], rows: &[&Row], key: u64, epoch: u64) -> Result<Vec<Sample>> {
+        let Some((first, others)) = rows.split_first() else { return Ok(Vec::new()) };
+        let (picture, mask) = decoded(first).map_err(|error| at_row(first, &error))?;
+        let mut masks = vec![mask];
+        for row in others {
+            masks.push(mask_of(row, &picture).map_err(|error| at_row(row, &error))?);
+        }
+        let (picture, changed) = classical::apply(picture, rows, masks, [self.seed, epoch, key]);
+        let mut samples = Vec::with_capacity(indices.len());
+        for ((row, mask), &index) in changed.iter().zip(indices) {
+            let make = || {
+                let (ids, answer_start) = self.encoder.encode(row)?;
+                let pixels = match self.known_pixels(&samples, index) {
+                    Some(pixels) => pixels,
+                    None => Arc::new(Pixels::of(&picture, mask, &self.config)?),
+                };
+                Ok(Sample { row: index, label: self.label(row)?, ids, answer_start, pixels })
+            };
+            let sample = make().map_err(|error| at_row(row, &error))?;
+            samples.push(sample);
+        }
+        Ok(samples)
+    }
+
+    /// The pixels of an earlier sample of the same image and mask.
+    fn known_pixels(&self, samples: &[Sample], index: usize) -> Option<Arc<Pixels>> {
+        let same = samples.iter().find(|sample| self.pairs[sample.row] == self.pairs[index]);
+        same.map(|sample| Arc::clone(&sample.pixels))
     }
 
     fn label(&self, row: &Row) -> Result<usize> {
@@ -138,11 +205,12 @@ impl Source {
         })
     }
 
-    fn make(&self, row: &Row, index: usize, transform: Transform) -> Result<Sample> {
+    fn make(&self, row: &Row, index: usize, transform: Transform, known: Option<Arc<Pixels>>) -> Result<Sample> {
         let (ids, answer_start) = self.encoder.encode(row)?;
         let label = self.label(row)?;
         let key = (self.pairs[index], transform);
-        let pixels = if let Some(pixels) = self.cache.as_ref().and_then(|cache| cache.get(key)) {
+        let cached = || self.cache.as_ref().and_then(|cache| cache.get(key));
+        let pixels = if let Some(pixels) = known.or_else(cached) {
             pixels
         } else {
             let pixels = Arc::new(Pixels::load(row, &self.config, transform)?);
@@ -188,6 +256,8 @@ pub struct LoaderOptions {
     pub epoch: u64,
     /// Batches at the start of the list that are left out without being read (resume).
     pub skip: usize,
+    /// Most rows of one picture that become one group of a batch; 1 = every row has its picture for itself.
+    pub questions: usize,
 }
 
 type Slot = Receiver<Result<Collated>>;
@@ -221,7 +291,7 @@ impl Loader {
         let flag = Arc::clone(&stop);
         let feeder = std::thread::Builder::new()
             .name("data-feeder".into())
-            .spawn(move || feed(&pool, &source, batches.into_iter().skip(options.skip), options.epoch, &sender, &flag))
+            .spawn(move || feed(&pool, &source, batches.into_iter().skip(options.skip), options, &sender, &flag))
             .map_err(|error| refused(error.to_string()))?;
         Ok(Self { queue: Some(queue), feeder: Some(feeder), stop, waited: Duration::ZERO, left })
     }
@@ -252,7 +322,7 @@ fn feed(
     pool: &rayon::ThreadPool,
     source: &Arc<Source>,
     batches: impl Iterator<Item = Vec<usize>>,
-    epoch: u64,
+    options: LoaderOptions,
     queue: &SyncSender<Slot>,
     stop: &Arc<AtomicBool>,
 ) {
@@ -264,7 +334,7 @@ fn feed(
         let (source, stop) = (Arc::clone(source), Arc::clone(stop));
         // First in, first out: the batch that is needed next must not wait for later ones.
         pool.spawn_fifo(move || {
-            if let Some(result) = collate(&source, &rows, epoch, &stop) {
+            if let Some(result) = collate(&source, &rows, options, &stop) {
                 // The consumer may be gone; then nobody misses the batch.
                 let _ = done.send(result);
             }
@@ -276,10 +346,17 @@ fn feed(
 }
 
 /// `None` when the loader was dropped meanwhile.
-fn collate(source: &Source, rows: &[usize], epoch: u64, stop: &AtomicBool) -> Option<Result<Collated>> {
-    let samples: Vec<Option<Result<Sample>>> =
-        rows.par_iter().map(|&row| (!stop.load(Ordering::Relaxed)).then(|| source.sample(row, epoch))).collect();
-    let samples: Option<Result<Vec<Sample>>> = samples.into_iter().collect();
+fn collate(source: &Source, rows: &[usize], options: LoaderOptions, stop: &AtomicBool) -> Option<Result<Collated>> {
+    let LoaderOptions { epoch, questions, .. } = options;
+    let make = |group: &Vec<usize>| match group.as_slice() {
+        [row] if questions <= 1 => source.sample(*row, epoch).map(|sample| vec![sample]),
+        rows => source.group(rows, epoch),
+    };
+    let groups =
+        if questions > 1 { source.by_picture(rows, questions) } else { rows.iter().map(|row| vec![*row]).collect() };
+    let samples: Vec<Option<Result<Vec<Sample>>>> =
+        groups.par_iter().map(|group| (!stop.load(Ordering::Relaxed)).then(|| make(group))).collect();
+    let samples: Option<Result<Vec<Vec<Sample>>>> = samples.into_iter().collect();
     Some(samples?.and_then(|samples| Collated::new(&samples, source.config)))
 }
 

@@ -154,6 +154,11 @@ impl Mix {
         self.share
     }
 
+    /// Synthetic rows that epochs are drawn from.
+    pub fn all_synthetic_rows(&self) -> usize {
+        self.synthetic.rows.len()
+    }
+
     /// Optimizer steps of every epoch.
     pub fn steps_per_epoch(&self) -> u64 {
         (self.real.rows.len() + self.share).div_ceil(self.effective_batch) as u64

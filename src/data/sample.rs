@@ -55,12 +55,21 @@ impl Pixels {
 /// [`Error::Data`] when a file is missing or corrupt or the two differ in size; [`Error::Io`].
 pub fn decoded(row: &Row) -> Result<(DynamicImage, GrayImage)> {
     let picture = decode::picture(&row.image_path)?;
+    let mask = mask_of(row, &picture)?;
+    Ok((picture, mask))
+}
+
+/// The mask of a row whose picture is known.
+///
+/// # Errors
+/// As [`decoded`].
+pub(super) fn mask_of(row: &Row, picture: &DynamicImage) -> Result<GrayImage> {
     let mask = decode::mask(&row.mask_path)?;
     let sizes = ((picture.width(), picture.height()), (mask.width(), mask.height()));
     if sizes.0 != sizes.1 {
         return Err(Error::data(&row.mask_path, size_mismatch(sizes.0, sizes.1), "export image and mask at one size"));
     }
-    Ok((picture, mask))
+    Ok(mask)
 }
 
 pub(super) fn size_mismatch(image: (u32, u32), mask: (u32, u32)) -> String {

@@ -98,6 +98,9 @@ impl KvCache {
     }
 }
 
+/// Most logits of the head that live at once: 16 MiB in fp32, 131 tokens of a vocabulary of 32000.
+const HEAD_ELEMENTS: i64 = 1 << 22;
+
 #[derive(Debug)]
 struct Attention {
     q_proj: Linear,
@@ -368,6 +371,34 @@ impl Mistral {
             cache.len += t;
             self.norm.forward(&xs)
         })
+    }
+
+    /// Cross-entropy of the tokens that `states` predict, summed, in fp32. Logits live a chunk at a time.
+    ///
+    /// # Shapes
+    /// `states [n, d]` after the final norm, `labels [n]` i64, negative = ignored; a scalar.
+    pub fn cross_entropy(&self, states: &Tensor, labels: &Tensor) -> Tensor {
+        let _llm = scope::enter("llm");
+        let _head = scope::enter("lm_head");
+        self.lm_head.cross_entropy(states, labels, self.head_chunk())
+    }
+
+    /// How many of `states` predict their label best, f64 scalar. Logits live a chunk at a time.
+    ///
+    /// # Shapes
+    /// As [`Self::cross_entropy`].
+    pub fn count_right(&self, states: &Tensor, labels: &Tensor) -> Tensor {
+        let mut right = Tensor::zeros([], (Kind::Double, states.device()));
+        let chunk = self.head_chunk();
+        for (states, labels) in states.split(chunk, 0).iter().zip(labels.split(chunk, 0)) {
+            right += self.logits(states).argmax(-1, false).eq_tensor(&labels).sum(Kind::Double);
+        }
+        right
+    }
+
+    /// States whose logits may live at once.
+    fn head_chunk(&self) -> i64 {
+        (HEAD_ELEMENTS / self.config.vocab_size).max(1)
     }
 
     /// # Shapes

@@ -5,7 +5,7 @@
 
 use super::cast;
 use crate::tensor::Tensor;
-use crate::tensor::autograd::gelu_linear;
+use crate::tensor::autograd::{gelu_linear, linear_cross_entropy};
 use crate::tensor::store::{Init, Matrix, Scope};
 
 pub use crate::tensor::nf4::Quantization;
@@ -115,6 +115,19 @@ impl Linear {
             Matrix::Dense(weight) => xs.linear(&cast(weight, kind), bias.as_ref()),
             Matrix::Nf4(weight) => weight.linear(xs, bias.as_ref()),
         }
+    }
+
+    /// Cross-entropy of `forward(xs)` of a layer without bias and adapter, summed, in fp32; `chunk` rows at a time.
+    ///
+    /// # Shapes
+    /// `xs [n, in]`, `labels [n]` i64 in `0..out`, negative = ignored; a scalar.
+    ///
+    /// # Panics
+    /// When the layer has a bias, an adapter or a weight in 4 bits.
+    pub fn cross_entropy(&self, xs: &Tensor, labels: &Tensor, chunk: i64) -> Tensor {
+        assert!(self.bias.is_none() && self.lora.is_none(), "a plain head");
+        let Matrix::Dense(weight) = &self.weight else { panic!("a dense weight") };
+        linear_cross_entropy(xs, weight, labels, chunk)
     }
 
     /// `forward(gelu(xs))` of a layer with a bias and no adapter; only `xs` is kept for the backward pass.

@@ -1,4 +1,5 @@
-//! PRS-Med's losses, as sums over samples or tokens: the caller divides by the effective batch.
+//! PRS-Med's losses of masks and classes, as sums over samples: the caller divides by the effective batch. (The text's is
+//! [`crate::tensor::autograd::linear_cross_entropy`].)
 //!
 //! Legend: p logits, m mask in 0..=1, w boundary weight `1 + 5 |avgpool31(m) - m|`, s sigmoid.
 
@@ -58,14 +59,6 @@ pub fn structure(logits: &Tensor, mask: &Tensor, semantics: Semantics) -> Tensor
     let union = sum(&weighted) + sum(&(mask * &weights)) - &intersection;
     let iou: Tensor = (&intersection + 1.0) / (union + 1.0);
     bce + (iou.neg() + 1.0).sum(Kind::Float)
-}
-
-/// Cross-entropy summed over tokens, in fp32.
-///
-/// # Shapes
-/// `logits [n, vocab]`, `labels [n]` i64 to a scalar.
-pub fn text(logits: &Tensor, labels: &Tensor) -> Tensor {
-    logits.to_kind(Kind::Float).cross_entropy_loss(labels, None::<&Tensor>, Reduction::Sum, -100, 0.0)
 }
 
 /// Cross-entropy of the modality, summed over samples.

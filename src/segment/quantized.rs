@@ -90,7 +90,9 @@ impl Cached {
         let _category = ledger::enter(ledger::Category::Workspace);
         let tensors: Vec<(String, &Tensor)> = matrices
             .iter()
-            .flat_map(|(name, matrix)| matrix.pieces().into_iter().map(move |(key, piece)| (format!("{name}{key}"), piece)))
+            .flat_map(|(name, matrix)| {
+                matrix.pieces().into_iter().map(move |(key, piece)| (format!("{name}{key}"), piece))
+            })
             .collect();
         let mut folder = Staged::begin(&self.folder)?;
         folder.write_tensors(TENSORS, &tensors, &BTreeMap::new())?;

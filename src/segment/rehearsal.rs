@@ -27,12 +27,14 @@ pub struct Example {
     pub num_classes: usize,
     /// Longest generated answer in tokens, for which a prediction's cache has room.
     pub new_tokens: usize,
+    /// Questions about each picture.
+    pub questions: usize,
 }
 
 impl Example {
     /// A long question and answer of PRS-Med's data, six modalities.
     pub fn published() -> Self {
-        Self { text_tokens: 64, answer_tokens: 28, num_classes: 6, new_tokens: 8 }
+        Self { text_tokens: 64, answer_tokens: 28, num_classes: 6, new_tokens: 8, questions: 1 }
     }
 }
 
@@ -91,6 +93,29 @@ impl Rehearsal {
         match self.model.options().device {
             META if meta::target() == meta::Target::Cpu => META,
             _ => Device::Cpu,
+        }
+    }
+
+    /// A micro-batch of pictures with `questions` each.
+    fn batch(&self, questions: usize) -> Inputs {
+        let _category = ledger::enter(ledger::Category::Inputs);
+        let (device, sizes) = (self.input_device(), self.model.config());
+        let pictures = self.train.micro_batch;
+        let rows = pictures * questions;
+        let [b, q] = [pictures, rows].map(|count| i64::try_from(count).expect("a small batch"));
+        let (clip, side) = (sizes.clip.image_size, self.settings.image_size);
+        let Example { text_tokens, answer_tokens, .. } = self.example;
+        let answer_start = text_tokens - answer_tokens;
+        let shorter = |row: usize| if row == 0 { 0 } else { self.shorter };
+        let answer_starts: Vec<usize> = (0..rows).map(|row| answer_start - shorter(row) / 2).collect();
+        let texts = (0..rows).map(|row| self.text(text_tokens - shorter(row))).collect();
+        let (semantics, image_tokens) = (self.settings.semantics, self.model.num_image_tokens());
+        Inputs {
+            layout: Layout::new(texts, &answer_starts, &vec![questions; pictures], semantics, image_tokens),
+            clip_image: blank([b, 3, clip, clip], Kind::Float, device),
+            sam_image: blank([b, 3, side, side], Kind::Uint8, device),
+            mask: blank([q, 1, side, side], Kind::Float, device),
+            class_label: Tensor::zeros([q], (Kind::Int64, device)),
         }
     }
 
@@ -207,7 +232,8 @@ impl Task for Rehearsal {
     }
 
     fn validate(&self, _observer: &dyn Observer) -> Result<Option<Validation>> {
-        let inputs = self.example();
+        // validation is not packed
+        let inputs = self.batch(1);
         let mut sums = task::Sums::default();
         guard::guard(|| task::score(&self.model, &inputs, &mut sums, |_, _, _| Ok(())))?;
         Ok(None)
@@ -225,25 +251,7 @@ impl Task for Rehearsal {
 
 impl Rehearse for Rehearsal {
     fn example(&self) -> Inputs {
-        let _category = ledger::enter(ledger::Category::Inputs);
-        let (device, sizes) = (self.input_device(), self.model.config());
-        let batch = i64::try_from(self.train.micro_batch).expect("a small batch");
-        let (clip, side) = (sizes.clip.image_size, self.settings.image_size);
-        let Example { text_tokens, answer_tokens, .. } = self.example;
-        let answer_start = text_tokens - answer_tokens;
-        let shorter = |row: usize| if row == 0 { 0 } else { self.shorter };
-        let rows = 0..self.train.micro_batch;
-        let answer_starts: Vec<usize> = rows.clone().map(|row| answer_start - shorter(row) / 2).collect();
-        let texts: Vec<Vec<i64>> = rows.map(|row| self.text(text_tokens - shorter(row))).collect();
-        let groups = vec![1; texts.len()];
-        let image_tokens = self.model.num_image_tokens();
-        Inputs {
-            layout: Layout::new(texts, &answer_starts, &groups, self.settings.semantics, image_tokens),
-            clip_image: blank([batch, 3, clip, clip], Kind::Float, device),
-            sam_image: blank([batch, 3, side, side], Kind::Uint8, device),
-            mask: blank([batch, 1, side, side], Kind::Float, device),
-            class_label: Tensor::zeros([batch], (Kind::Int64, device)),
-        }
+        self.batch(self.example.questions)
     }
 
     fn calibrate(&self) -> Result<()> {

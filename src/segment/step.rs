@@ -11,7 +11,7 @@ use super::{Semantics, loss};
 use crate::data::batch::Batch;
 use crate::models::prsmed::PrsMed;
 use crate::models::{llava, mistral, tiny_vit};
-use crate::tensor::{Device, Kind, Tensor, dims, ledger, meta, scope};
+use crate::tensor::{Device, Tensor, dims, ledger, meta, scope};
 use crate::trainer::Weight;
 
 /// A micro-batch on the host.
@@ -193,10 +193,10 @@ pub struct Losses {
 /// Computes all three.
 pub fn losses(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> Losses {
     let _scope = scope::enter("losses");
-    let logits = supervised_logits(model, inputs, outputs);
+    let text = model.llm().cross_entropy(&supervised(inputs, outputs), &inputs.places.labels);
     let (tokens, samples) = (inputs.whole.get(0), inputs.whole.get(1));
     Losses {
-        text: loss::text(&logits, &inputs.places.labels) / tokens,
+        text: text / tokens,
         mask: loss::structure(&outputs.mask_logits, &inputs.mask, inputs.semantics) / &samples,
         class: loss::class(&outputs.class_logits, &inputs.class_label) / &samples,
     }
@@ -204,12 +204,10 @@ pub fn losses(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> Losses {
 
 /// Supervised tokens whose most likely prediction is right.
 pub fn tokens_right(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> f64 {
-    let logits = supervised_logits(model, inputs, outputs);
-    let right = logits.argmax(-1, false).eq_tensor(&inputs.places.labels).sum(Kind::Double);
-    meta::number(&right)
+    meta::number(&model.llm().count_right(&supervised(inputs, outputs), &inputs.places.labels))
 }
 
-/// `lm_head` at supervised positions only: `[n, vocab]` in the compute dtype.
-fn supervised_logits(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> Tensor {
-    model.llm().logits(&outputs.states.flatten(0, 1).index_select(0, &inputs.places.supervised))
+/// States that predict supervised tokens, `[n, d]`.
+fn supervised(inputs: &Prepared, outputs: &Outputs) -> Tensor {
+    outputs.states.flatten(0, 1).index_select(0, &inputs.places.supervised)
 }

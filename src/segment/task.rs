@@ -22,6 +22,7 @@ use crate::tensor::{Kind, META, Tensor, guard, ledger, meta, no_grad};
 use crate::trainer::profile::Component;
 use crate::trainer::{Batches, Loss, Parameter, Task, TrainConfig, Validation, Weight};
 use crate::{Error, Result};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -104,6 +105,9 @@ pub struct SegmentTask {
     plain: Arc<Source>,
     /// Real training rows.
     rows: Lengths,
+    /// Real and synthetic rows by picture: what an epoch puts in order.
+    groups: Vec<Vec<usize>>,
+    /// The order of epochs; its rows are indices of groups.
     mix: Mix,
     longest: Example,
     val_rows: Vec<usize>,
@@ -161,20 +165,21 @@ impl SegmentTask {
         let rows = Lengths { lengths: tokens(&texts), rows };
         let synthetic = Lengths { lengths: tokens(&more), rows: synthetic };
         let effective_batch = config.micro_batch * config.accumulation;
-        let mix = Mix::new(rows.clone(), synthetic, data.synthetic_ratio, effective_batch, config.seed)?.with_real_end(
-            data.synthetic_until,
-            config.epochs,
-            config.max_steps,
-        );
+        let mut groups = Vec::new();
+        let real_groups = grouped(&plain, &rows, data.questions_per_picture, &mut groups);
+        let synthetic_groups = grouped(&plain, &synthetic, data.questions_per_picture, &mut groups);
+        let mix = Mix::new(real_groups, synthetic_groups, data.synthetic_ratio, effective_batch, config.seed)?
+            .with_real_end(data.synthetic_until, config.epochs, config.max_steps);
         texts.extend(more);
         let longest = Example {
             text_tokens: texts.iter().map(|text| text.tokens).max().unwrap_or(0),
             answer_tokens: texts.iter().map(|text| text.answer_tokens).max().unwrap_or(0),
             num_classes: manifest.modalities.len(),
             new_tokens: 1,
+            questions: data.questions_per_picture,
         };
         let val_rows = spread(manifest.rows_of(Split::Val), data.max_val_rows);
-        Ok(Self { assembly, train, plain, rows, mix, longest, val_rows, config, data, resolved })
+        Ok(Self { assembly, train, plain, rows, groups, mix, longest, val_rows, config, data, resolved })
     }
 
     /// The longest texts of the training rows.
@@ -196,20 +201,23 @@ impl SegmentTask {
         let Some(pictures) = calibration_pictures(&self.assembly.description.model) else { return Ok(()) };
         let order = order::epoch_batches(&self.rows.rows, &self.rows.lengths, self.config.seed, 0, pictures);
         let Some(first) = order.into_iter().next() else { return Ok(()) };
-        let batch = self.load(&self.plain, vec![first], 0, 0)?.next();
+        let batch = self.load(&self.plain, vec![first], 0, 1)?.next();
         let Some(batch) = batch.transpose()? else { return Ok(()) };
         calibrate(&self.assembly.model, &batch.sam_image)
     }
 
-    /// Real training rows, and the synthetic ones of an epoch.
+    /// Real training rows, and the synthetic ones of an epoch (their mean over epochs).
     pub fn rows_of_an_epoch(&self) -> (usize, usize) {
-        (self.rows.rows.len(), self.mix.synthetic_rows())
+        let real = self.rows.rows.len();
+        let all: usize = self.groups.iter().map(Vec::len).sum();
+        (real, (all - real) * self.mix.synthetic_rows() / self.mix.all_synthetic_rows().max(1))
     }
 
-    fn load(&self, source: &Arc<Source>, batches: Vec<Vec<usize>>, epoch: u64, skip: usize) -> Result<Loader> {
+    /// Batches of rows, of which up to `questions` share a picture.
+    fn load(&self, source: &Arc<Source>, batches: Vec<Vec<usize>>, epoch: u64, questions: usize) -> Result<Loader> {
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         let workers = if self.data.workers == 0 { cores.min(8) } else { self.data.workers };
-        let options = LoaderOptions { workers, prefetch: self.data.prefetch, epoch, skip };
+        let options = LoaderOptions { workers, prefetch: self.data.prefetch, epoch, skip: 0, questions };
         Loader::start(Arc::clone(source), batches, options)
     }
 
@@ -239,8 +247,9 @@ impl Task for SegmentTask {
         let steps = &steps[skip..];
         let micro = self.config.micro_batch;
         let counts: Vec<usize> = steps.iter().map(|step| step.len().div_ceil(micro)).collect();
-        let micros = steps.iter().flat_map(|step| step.chunks(micro).map(<[usize]>::to_vec)).collect();
-        let mut loader = self.load(&self.train, micros, epoch, 0)?;
+        let rows = |groups: &[usize]| groups.iter().flat_map(|group| &self.groups[*group]).copied().collect();
+        let micros = steps.iter().flat_map(|step| step.chunks(micro).map(rows)).collect();
+        let mut loader = self.load(&self.train, micros, epoch, self.data.questions_per_picture)?;
         let (semantics, image_tokens) = (self.semantics(), self.assembly.model.num_image_tokens());
         Ok(Box::new(counts.into_iter().map(move |count| {
             let _category = ledger::enter(ledger::Category::Inputs);
@@ -267,7 +276,7 @@ impl Task for SegmentTask {
         observer.on(&Event::Started { phase: "validate".into(), total, unit: "images" });
         let mut sums = Sums::default();
         let batches = order::plain_batches(&self.val_rows, self.config.micro_batch);
-        for batch in self.load(&self.plain, batches, 0, 0)? {
+        for batch in self.load(&self.plain, batches, 0, 1)? {
             let inputs = Inputs::from_batch(&batch?, self.semantics(), self.assembly.model.num_image_tokens());
             guard::guard(|| self.score(&inputs, &mut sums))?;
             observer.on(&Event::Advanced { done: sums.images });
@@ -446,6 +455,19 @@ impl SegmentTask {
             Ok(())
         })
     }
+}
+
+/// Adds `rows` by picture to `groups`; the groups' numbers and their ids.
+fn grouped(source: &Source, rows: &Lengths, most: usize, groups: &mut Vec<Vec<usize>>) -> Lengths {
+    let first = groups.len();
+    if most > 1 {
+        groups.extend(source.by_picture(&rows.rows, most));
+    } else {
+        groups.extend(rows.rows.iter().map(|row| vec![*row]));
+    }
+    let tokens: HashMap<usize, usize> = rows.rows.iter().copied().zip(rows.lengths.iter().copied()).collect();
+    let length = |group: &Vec<usize>| group.iter().map(|row| tokens[row]).sum();
+    Lengths { rows: (first..groups.len()).collect(), lengths: groups[first..].iter().map(length).collect() }
 }
 
 /// A tensor's elements in row-major order; none of a meta tensor.

@@ -4,6 +4,7 @@
 //! (dropout) are repeated, because the generator's state is restored before the second run; gradients reach the
 //! segment's parameters directly. Chen et al. 2016, "Training deep nets with sublinear memory cost".
 //! [`gelu_conv2d`] and [`gelu_linear`] compute only the GELU again, which is cheap enough to do always.
+//! [`linear_cross_entropy`] keeps gradients in place of logits.
 
 use super::native::{self, RawTensor};
 use super::{Tensor, guard};
@@ -55,6 +56,21 @@ pub fn gelu_linear(xs: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
     let [xs, weight, bias] = [xs, weight, bias].map(native::raw);
     // SAFETY: as above.
     result(|out| unsafe { native::prsmed_gelu_linear(xs, weight, bias, out) })
+}
+
+/// Cross-entropy of `rows.linear(weight)`, summed, in fp32. At most `chunk` rows of logits live at a time, and none is kept
+/// for the backward pass: gradients are made in the forward pass, in the dtypes of `rows` and `weight`.
+///
+/// # Shapes
+/// `rows [n, d]`, `weight [vocab, d]` (cast to the dtype of `rows`), `labels [n]` i64, negative = ignored; a scalar.
+///
+/// # Panics
+/// As libtorch's operators do, and for a `chunk` below 1.
+pub fn linear_cross_entropy(rows: &Tensor, weight: &Tensor, labels: &Tensor, chunk: i64) -> Tensor {
+    assert!(chunk > 0, "a chunk has rows");
+    let [rows, weight, labels] = [rows, weight, labels].map(native::raw);
+    // SAFETY: three live tensors are borrowed for the call; it writes one owned tensor on success.
+    result(|out| unsafe { native::prsmed_linear_cross_entropy(rows, weight, labels, chunk, out) })
 }
 
 fn result(call: impl FnOnce(*mut RawTensor) -> *mut c_char) -> Tensor {
@@ -162,6 +178,57 @@ mod tests {
         same([leaf(&[2, 3, 4]), leaf(&[6, 4]), leaf(&[6])], &|i| gelu_linear(i[0], i[1], i[2]), &|i| {
             i[0].gelu("none").linear(i[1], Some(i[2]))
         });
+    }
+
+    /// Loss and gradients of rows and weight, by ours in chunks and by libtorch's cross-entropy.
+    fn cross_entropies(kind: Kind, weight_kind: Kind, chunk: i64) -> [Vec<Tensor>; 2] {
+        let _turn = rng::TURN.lock();
+        rng::seed(9);
+        let leaf = |shape: &[i64], kind| {
+            Tensor::randn(shape, (Kind::Float, Device::Cpu)).to_kind(kind).detach().set_requires_grad(true)
+        };
+        let (rows, weight) = (leaf(&[7, 12], kind), leaf(&[50, 12], weight_kind));
+        let labels = Tensor::from_slice(&[3_i64, 49, -100, 0, 17, -100, 3]);
+        let run = |loss: &dyn Fn() -> Tensor| {
+            clear_grad(&rows);
+            clear_grad(&weight);
+            let loss = loss();
+            // a factor, as averaging and loss scaling have
+            (&loss * 0.25).backward();
+            vec![loss.detach(), rows.grad(), weight.grad()]
+        };
+        let ours = run(&|| linear_cross_entropy(&rows, &weight, &labels, chunk));
+        let theirs = run(&|| {
+            let logits = rows.linear(&weight.to_kind(kind), None::<&Tensor>).to_kind(Kind::Float);
+            logits.cross_entropy_loss(&labels, None::<&Tensor>, crate::tensor::Reduction::Sum, -100, 0.0)
+        });
+        [ours, theirs]
+    }
+
+    #[test]
+    fn a_chunked_cross_entropy_agrees_with_libtorchs() {
+        let check = |[ours, theirs]: [Vec<Tensor>; 2], tolerance: f64, what: &str| {
+            for (a, b) in ours.iter().zip(&theirs) {
+                assert_eq!((a.kind(), a.size()), (b.kind(), b.size()));
+                let (a, b) = (a.to_kind(Kind::Double), b.to_kind(Kind::Double));
+                let error = (a - &b).norm().double_value(&[]) / b.norm().double_value(&[]);
+                assert!(error < tolerance, "{what}: {error:.1e}");
+            }
+        };
+        for chunk in [1, 2, 3, 7, 100] {
+            check(cross_entropies(Kind::Float, Kind::Float, chunk), 1e-6, &format!("fp32, {chunk}"));
+            check(cross_entropies(Kind::BFloat16, Kind::BFloat16, chunk), 1e-2, &format!("bf16, {chunk}"));
+            check(cross_entropies(Kind::BFloat16, Kind::Float, chunk), 1e-2, &format!("bf16, fp32 weight, {chunk}"));
+        }
+    }
+
+    #[test]
+    fn ignored_labels_alone_give_zeros() {
+        let rows = Tensor::ones([2, 3], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let weight = Tensor::ones([4, 3], (Kind::Float, Device::Cpu));
+        let loss = linear_cross_entropy(&rows, &weight, &Tensor::from_slice(&[-100_i64, -100]), 1);
+        loss.backward();
+        assert_eq!((loss.double_value(&[]), rows.grad()), (0.0, Tensor::zeros([2, 3], (Kind::Float, Device::Cpu))));
     }
 
     #[test]

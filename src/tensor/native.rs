@@ -162,6 +162,13 @@ unsafe extern "C" {
         bias: RawTensor,
         out: *mut RawTensor,
     ) -> *mut c_char;
+    pub(super) fn prsmed_linear_cross_entropy(
+        rows: RawTensor,
+        weight: RawTensor,
+        labels: RawTensor,
+        chunk: i64,
+        out: *mut RawTensor,
+    ) -> *mut c_char;
     pub(super) fn prsmed_flash_attention();
     pub(super) fn prsmed_rng_state(out: *mut RawTensor) -> *mut c_char;
     pub(super) fn prsmed_set_rng_state(state: RawTensor) -> *mut c_char;

@@ -56,9 +56,13 @@ fn worth(found: &Value) -> (usize, f64) {
     let choice = &found["choice"];
     let quantization = choice["quantization"].as_str().unwrap();
     let coarser = ["none", "nf4", "nf4-double"].iter().position(|name| *name == quantization).unwrap();
-    let samples: f64 = ["questions", "micro_batch", "accumulation"].map(|key| choice[key].as_f64().unwrap()).iter().product();
+    let samples: f64 =
+        ["questions", "micro_batch", "accumulation"].map(|key| choice[key].as_f64().unwrap()).iter().product();
     assert_eq!(choice["image_size"], 1024, "{choice}");
-    (coarser + usize::from(choice["optimizer"] != "adamw"), found["plan"]["time"]["seconds"].as_f64().unwrap() / samples)
+    (
+        coarser + usize::from(choice["optimizer"] != "adamw"),
+        found["plan"]["time"]["seconds"].as_f64().unwrap() / samples,
+    )
 }
 
 #[test]

@@ -71,9 +71,12 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
         // what is trained is not quantized
         sets.push(one("model.quantization", &["none", "nf4", "nf4-double"]));
     }
+    let can_pack = !sets.iter().any(|set| set == "model.semantics=reference" || set == "model.batch_norm=batch");
+    let questions = if can_pack { rng.random_range(1..4) } else { 1 };
+    sets.push(format!("data.questions_per_picture={questions}"));
     let text_tokens = rng.random_range(12..60);
     let answer_tokens = rng.random_range(2..text_tokens - 4);
-    (sets, Example { text_tokens, answer_tokens, num_classes: 6, new_tokens: 4 }, rng.random_range(0..5))
+    (sets, Example { text_tokens, answer_tokens, num_classes: 6, new_tokens: 4, questions }, rng.random_range(0..5))
 }
 
 /// A preset with `key=value` settings by spaces.

@@ -78,7 +78,8 @@ fn a_step_keeps_no_dense_weight() {
     let _alone = ready();
     let example = Example { text_tokens: 24, answer_tokens: 8, num_classes: 6, new_tokens: 4 };
     let step = |scheme: &str| {
-        let sets = format!("model.train_base=false model.image_size=64 train.precision=bf16 model.quantization={scheme}");
+        let sets =
+            format!("model.train_base=false model.image_size=64 train.precision=bf16 model.quantization={scheme}");
         let config = config_of("tiny", &sets);
         let phases = phases(&config, example, 0, META);
         let step = phases.into_iter().find(|(name, ..)| *name == "step").unwrap();

@@ -8,7 +8,7 @@ use prsmed::config::AugmentRun;
 use prsmed::plan::rehearse::Steps;
 
 /// Settings that together run all code of the models.
-const VARIANTS: [(&str, &[&str]); 10] = [
+const VARIANTS: [(&str, &[&str]); 12] = [
     ("tiny", &[]),
     ("tiny", &["train.accumulation=2", "train.checkpointing=2", "model.batch_norm=batch", "lora.dropout=0.1"]),
     (
@@ -50,13 +50,21 @@ const VARIANTS: [(&str, &[&str]); 10] = [
             "lora.dropout=0.1",
         ],
     ),
+    ("tiny", &["data.questions_per_picture=3", "train.precision=bf16", "train.checkpointing=full"]),
+    ("tiny", &["data.questions_per_picture=2", "model.train_base=false", "train.precision=fp32"]),
     ("full", &["train.checkpointing=full", "train.checkpoint_encoder=full"]),
     ("full", &["model.decoder=v6", "train.precision=fp32"]),
 ];
 
 /// Names of what allocates or computes in a job.
 fn of_job(config: &RunConfig, job: Job, shorter: usize) -> BTreeSet<String> {
-    let example = Example { text_tokens: 20, answer_tokens: 8, num_classes: 6, new_tokens: 4 };
+    let example = Example {
+        text_tokens: 20,
+        answer_tokens: 8,
+        num_classes: 6,
+        new_tokens: 4,
+        questions: config.data.questions_per_picture,
+    };
     let sizes = setup::planned_sizes(&config.model, config.lora, example.num_classes).unwrap();
     let build = || Ok(Rehearsal::new(&config.model, &sizes, &config.train, example, META)?.with_shorter_rows(shorter));
     let trace = rehearse::plan(job, &config.train, Target::Cpu, true, build).unwrap().trace;

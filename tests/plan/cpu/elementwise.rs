@@ -166,6 +166,28 @@ fn comparisons() -> Vec<Case> {
         let (rows, causal) = (zeros(&[2, 1, 1, 64], Kind::Bool, on), zeros(&[64, 64], Kind::Bool, on));
         plain(move || rows.logical_and(&causal))
     }));
+    for kind in FLOATS {
+        cases.push(case("aten::triu_", format!("{kind:?}"), move |on| {
+            let xs = zeros(&[2, 1, 64, 64], kind, on);
+            plain(move || xs.shallow_clone().triu_(1))
+        }));
+        cases.push(case("aten::masked_fill_", format!("{kind:?}"), move |on| {
+            let (xs, hidden) = (zeros(&[2, 1, 64, 64], kind, on), zeros(&[2, 64, 64], Kind::Bool, on));
+            plain(move || xs.shallow_clone().masked_fill_(&hidden.unsqueeze(1), f64::NEG_INFINITY))
+        }));
+    }
+    cases.push(case("aten::ne", "blocks of tokens", |on| {
+        let (keys, queries) = (zeros(&[2, 1, 64], Kind::Int64, on), zeros(&[2, 64, 1], Kind::Int64, on));
+        plain(move || keys.ne_tensor(&queries))
+    }));
+    cases.push(case("aten::ne", "a number", |on| {
+        let xs = zeros(&[2, 1, 64], Kind::Int64, on);
+        plain(move || xs.ne(0))
+    }));
+    cases.push(case("aten::logical_and", "of blocks", |on| {
+        let (keys, both) = (zeros(&[2, 1, 64], Kind::Bool, on), zeros(&[2, 64, 64], Kind::Bool, on));
+        plain(move || keys.logical_and(&both))
+    }));
     cases.push(case("aten::tril", "of bools", |on| {
         let xs = zeros(&[64, 64], Kind::Bool, on);
         plain(move || xs.tril(0))

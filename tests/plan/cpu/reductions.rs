@@ -2,6 +2,7 @@
 
 use super::*;
 use prsmed::tensor::Reduction;
+use prsmed::tensor::autograd::linear_cross_entropy;
 
 fn of_layouts(op: &'static str, what: &str, f: fn(&Tensor) -> Tensor) -> Vec<Case> {
     let mut cases = Vec::new();
@@ -56,6 +57,10 @@ fn choices() -> Vec<Case> {
     cases
 }
 
+/// What the cross-entropy of chunks is made of.
+const CHUNKED: [&str; 7] =
+    ["aten::amax", "aten::clamp_min", "aten::exp_", "aten::gather", "aten::ge", "aten::log", "aten::scatter_add_"];
+
 fn losses() -> Vec<Case> {
     let mut cases = Vec::new();
     for (kind, wide) in [(FP32, FP32), (BF16, BF16), (BF16, FP32), (FP16, FP32)] {
@@ -66,6 +71,23 @@ fn losses() -> Vec<Case> {
                 (vec![xs.shallow_clone()], move || {
                     xs.to_kind(wide).cross_entropy_loss(&labels, None::<&Tensor>, Reduction::Sum, -100, 0.0)
                 })
+            }));
+        }
+    }
+    // of chunks of a linear map's outputs, with a trained and with a frozen weight
+    let kinds = [(FP32, FP32), (BF16, BF16), (FP16, FP16), (BF16, FP32), (FP16, FP32)];
+    for (op, (kind, weight_kind)) in CHUNKED.into_iter().flat_map(|op| kinds.map(|kinds| (op, kinds))) {
+        for (chunk, is_trained) in [(3, true), (3, false), (100, true), (100, false)] {
+            let what = format!("linear cross entropy {kind:?} {weight_kind:?} by {chunk}, trained head: {is_trained}");
+            cases.extend(passes(op, &what, move |on| {
+                let (xs, labels) = (leaf(&[70, 64], kind, on), zeros(&[70], Kind::Int64, on));
+                let weight = zeros(&[1024, 64], weight_kind, on).set_requires_grad(is_trained);
+                let leaves = if is_trained {
+                    vec![xs.shallow_clone(), weight.shallow_clone()]
+                } else {
+                    vec![xs.shallow_clone()]
+                };
+                (leaves, move || linear_cross_entropy(&xs, &weight, &labels, chunk))
             }));
         }
     }

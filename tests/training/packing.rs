@@ -1,0 +1,135 @@
+//! Questions that share a sequence, and padding: losses and gradients are those of single samples.
+
+use super::{TURN, assemble, build, config_of, data};
+use prsmed::models::llava::IMAGE_TOKEN;
+use prsmed::models::prsmed::PrsMed;
+use prsmed::models::{mistral, tiny_vit};
+use prsmed::nn::BatchStatistics;
+use prsmed::segment::Semantics;
+use prsmed::segment::layout::{Layout, Sizes};
+use prsmed::segment::step::{self, Inputs, Pass};
+use prsmed::tensor::autograd::clear_grad;
+use prsmed::tensor::store::Role;
+use prsmed::tensor::{Device, Kind, Tensor, no_grad, rng};
+use std::collections::BTreeMap;
+
+/// Questions of each picture.
+const GROUPS: [usize; 3] = [3, 1, 2];
+/// Ids before the answer (the image's included) and of the answer, of each question.
+const LENGTHS: [(usize, usize); 6] = [(9, 4), (5, 1), (14, 6), (7, 3), (6, 5), (11, 2)];
+
+fn texts() -> (Vec<Vec<i64>>, Vec<usize>) {
+    let text = |number: usize, length: usize| {
+        let ids = (0..length).map(|i| 3 + i64::try_from((7 * i + 31 * number) % 200).unwrap());
+        let mut ids: Vec<i64> = ids.collect();
+        (ids[0], ids[1]) = (1, IMAGE_TOKEN);
+        ids
+    };
+    let texts = LENGTHS.iter().enumerate().map(|(number, (prompt, answer))| text(number, prompt + answer));
+    (texts.collect(), LENGTHS.iter().map(|(prompt, _)| *prompt).collect())
+}
+
+/// The same questions: with a picture for each group, or with one for each question.
+fn inputs(model: &PrsMed, is_packed: bool) -> Inputs {
+    rng::seed(11);
+    let options = (Kind::Float, Device::Cpu);
+    let clip = model.config().clip.image_size;
+    let (pictures, questions) = (3, 6);
+    let clip_image = Tensor::randn([pictures, 3, clip, clip], options);
+    let sam_image = Tensor::randint(256, [pictures, 3, 64, 64], (Kind::Uint8, Device::Cpu));
+    let mask = Tensor::rand([questions, 1, 64, 64], options).gt(0.7).to_kind(Kind::Float);
+    let class_label = Tensor::from_slice(&[0_i64, 0, 0, 2, 1, 1]);
+    let (texts, answer_starts) = texts();
+    let layout = |groups: &[usize]| {
+        Layout::new(texts.clone(), &answer_starts, groups, Semantics::Corrected, model.num_image_tokens())
+    };
+    if is_packed {
+        return Inputs { layout: layout(&GROUPS), clip_image, sam_image, mask, class_label };
+    }
+    let owners = Tensor::from_slice(&[0_i64, 0, 0, 1, 2, 2]);
+    let [clip_image, sam_image] = [clip_image, sam_image].map(|images| images.index_select(0, &owners));
+    Inputs { layout: layout(&[1; 6]), clip_image, sam_image, mask, class_label }
+}
+
+fn trained(model: &PrsMed) -> Vec<(String, Tensor)> {
+    let parts = model.stores().parts();
+    let all = parts.iter().flat_map(|(file, store)| store.entries().into_iter().map(move |e| (*file, e)));
+    let trained = all.filter(|(_, e)| e.role == Role::Trainable);
+    trained.map(|(file, e)| (format!("{file}/{}", e.name), e.tensor)).collect()
+}
+
+/// Losses and gradients of everything trained, without dropout.
+fn gradients(model: &PrsMed, inputs: &Inputs, checkpoint: usize) -> Vec<(String, Tensor)> {
+    let pass = Pass {
+        llm: mistral::Pass { train: false, checkpoint },
+        encoder: tiny_vit::Pass { statistics: BatchStatistics::Running, checkpoint: false },
+        decoder_dropout: false,
+    };
+    let trained = trained(model);
+    for (_, tensor) in &trained {
+        clear_grad(tensor);
+    }
+    let prepared = inputs.to_device(Device::Cpu, inputs.weight());
+    let outputs = step::forward(model, &prepared, pass);
+    let losses = step::losses(model, &prepared, &outputs);
+    (&losses.text + &losses.mask + &losses.class).backward();
+    let mut all = vec![
+        ("text".to_owned(), losses.text.detach()),
+        ("mask".to_owned(), losses.mask.detach()),
+        ("class".to_owned(), losses.class.detach()),
+    ];
+    all.extend(trained.into_iter().map(|(name, tensor)| (name, tensor.grad())).filter(|(_, grad)| grad.defined()));
+    all
+}
+
+/// Relative L2 distance of losses and of each part's gradients: 1e-5. Single gradients that cancel lose digits: 1e-4, of the
+/// part's where they are far smaller (some are 0 but for rounding).
+fn assert_same(what: &str, got: &[(String, Tensor)], want: &[(String, Tensor)]) {
+    assert!(want.len() > 100 && got.len() == want.len(), "{} and {} tensors", got.len(), want.len());
+    let norm = |tensor: &Tensor| tensor.to_kind(Kind::Double).norm().double_value(&[]);
+    let mut parts: BTreeMap<&str, (f64, f64)> = BTreeMap::new();
+    for ((name, a), (other, b)) in got.iter().zip(want) {
+        assert_eq!((name, a.size()), (other, b.size()));
+        let part = parts.entry(name.split('/').next().unwrap()).or_default();
+        part.0 += norm(&(a - b)).powi(2);
+        part.1 += norm(b).powi(2);
+    }
+    for ((name, a), (_, b)) in got.iter().zip(want) {
+        let whole = parts[name.split('/').next().unwrap()].1.sqrt();
+        let error = norm(&(a - b)) / norm(b).max(1e-3 * whole);
+        assert!(error <= 1e-4, "{what}: {name} differs by {error:.1e}");
+    }
+    for (part, (difference, size)) in parts {
+        let error = (difference / size).sqrt();
+        eprintln!("{what}: {part} {error:.1e}");
+        assert!(error <= 1e-5, "{what}: {part} differs by {error:.1e}");
+    }
+}
+
+#[test]
+fn packed_and_padded_batches_have_the_gradients_of_single_questions() {
+    let _turn = TURN.lock();
+    let (_data, manifest) = data();
+    for decoder in ["model.decoder=v5", "model.decoder=v6"] {
+        let config = config_of(&[decoder]);
+        let assembly = assemble(&config, &manifest, build(&config, Device::Cpu, None));
+        let model = &assembly.model;
+        for (name, tensor) in trained(model) {
+            if name.contains("lora_B") {
+                // otherwise the other half of the adapter has no gradient
+                let _filled = no_grad(|| tensor.shallow_clone().normal_(0.0, 0.05));
+            }
+        }
+        let (single, packed) = (inputs(model, false), inputs(model, true));
+        assert!(packed.layout.is_packed() && packed.layout.sequences() == 3);
+        let want = gradients(model, &single, 0);
+        assert_same(&format!("{decoder} packed"), &gradients(model, &packed, 0), &want);
+        assert_same(&format!("{decoder} packed, run twice"), &gradients(model, &packed, 2), &want);
+        for inputs in [single, packed] {
+            let sizes = inputs.layout.needed().rounded_up(Sizes { sequence: 32, supervised: 16, prompt: 32 });
+            assert_ne!(sizes, inputs.layout.needed());
+            let inputs = Inputs { layout: inputs.layout.padded_to(sizes), ..inputs };
+            assert_same(&format!("{decoder} padded to {sizes:?}"), &gradients(model, &inputs, 0), &want);
+        }
+    }
+}
