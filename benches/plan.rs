@@ -58,7 +58,7 @@ fn main() {
     }
     let rehearsed = config.rehearse(Job::Train, config.longest_example(), &machine, true).expect("a plan");
     times.push(("replay and report", best(|| drop(Plan::of(&rehearsed, &machine)))));
-    let space = Space { effective_batch: 5040, image_sizes: vec![1024], headroom_frac: 0.03 };
+    let space = Space { effective_batch: 5040, questions: vec![1], image_sizes: vec![1024], headroom_frac: 0.03 };
     let start = Instant::now();
     let problem = Searched::new(&config, &machine).expect("sizes");
     let found = search(&problem, &space).expect("plans");

@@ -76,7 +76,7 @@ fn weights_take_4_and_an_eighth_bits() {
 #[test]
 fn a_step_keeps_no_dense_weight() {
     let _alone = ready();
-    let example = Example { text_tokens: 24, answer_tokens: 8, num_classes: 6, new_tokens: 4 };
+    let example = Example { text_tokens: 24, answer_tokens: 8, num_classes: 6, new_tokens: 4, questions: 1 };
     let step = |scheme: &str| {
         let sets =
             format!("model.train_base=false model.image_size=64 train.precision=bf16 model.quantization={scheme}");
