@@ -100,9 +100,9 @@ fn inputs(options: &Options, config: &Config) -> Inputs {
     let (texts, answers, groups) = (vec![text; rows], vec![answer; rows], vec![1; rows]);
     Inputs {
         layout: Layout::new(texts, &answers, &groups, options.semantics, config.clip.num_patches()),
-        clip_image: Tensor::randn([batch, 3, c, c], (Kind::Float, Device::Cpu)),
+        sight: Tensor::randint(256, [batch, 3, c, c], (Kind::Uint8, Device::Cpu)).into(),
         sam_image: Tensor::randint(256, [batch, 3, side, side], (Kind::Uint8, Device::Cpu)),
-        mask: Tensor::rand([batch, 1, side, side], (Kind::Float, Device::Cpu)).gt(0.7).to_kind(Kind::Float),
+        mask: Tensor::rand([batch, 1, side, side], (Kind::Float, Device::Cpu)).gt(0.7).to_kind(Kind::Uint8) * 255,
         class_label: Tensor::zeros([batch], (Kind::Int64, Device::Cpu)),
     }
 }
@@ -128,7 +128,7 @@ fn time(mut work: impl FnMut()) -> f64 {
 
 fn parts(model: &PrsMed, inputs: &Inputs, options: &Options) -> Value {
     let mut tokens = None;
-    let clip = time(|| tokens = Some(model.image_tokens(&inputs.clip_image)));
+    let clip = time(|| tokens = Some(model.image_tokens(&inputs.sight.prepare(model))));
     let tokens = tokens.expect("just made");
     let pass = pass(options);
     let ids = Tensor::from_slice(&[3_i64]);
@@ -144,7 +144,9 @@ fn parts(model: &PrsMed, inputs: &Inputs, options: &Options) -> Value {
     let decoder = time(|| logits = Some(model.mask_logits(&embedding, &states, None, true)));
     let logits = logits.expect("just made");
     let mut loss = None;
-    let mask_loss = time(|| loss = Some(prsmed::segment::loss::structure(&logits, &inputs.mask, options.semantics)));
+    let mask_loss = time(|| {
+        loss = Some(prsmed::segment::loss::structure(&logits, &inputs.target(logits.device()), options.semantics))
+    });
     let decoder_backward = time(|| loss.as_ref().expect("just made").backward());
     json!({ "clip": clip, "llm": llm, "llm_backward": llm_backward, "encoder": encoder,
         "encoder_backward": encoder_backward, "decoder": decoder, "mask_loss": mask_loss,
@@ -189,7 +191,7 @@ fn main() {
     for i in 0..options.warmup + options.steps {
         let elapsed = time(|| match options.command.as_str() {
             "train-step" => {
-                let inputs = inputs.to_device(Device::Cpu, inputs.weight());
+                let inputs = inputs.to_device(&model, inputs.weight());
                 let outputs = step::forward(&model, &inputs, pass(&options));
                 let losses = step::losses(&model, &inputs, &outputs);
                 (losses.mask + losses.text + losses.class * 0.5).backward();
@@ -223,7 +225,7 @@ fn predict(model: &PrsMed, inputs: &Inputs, options: &Options) {
     let layout =
         Layout::new(vec![text[..answer].to_vec()], &[answer], &[1], options.semantics, model.num_image_tokens());
     let places = layout.to_device(Device::Cpu);
-    let embeds = step::embeds(model, &inputs.clip_image.narrow(0, 0, 1), &places);
+    let embeds = step::embeds(model, &inputs.sight.prepare(model).narrow(0, 0, 1), &places);
     let length = embeds.size()[1];
     let capacity = length + i64::try_from(new_tokens).expect("small");
     let mut cache = mistral::KvCache::new(model.llm().config(), capacity);

@@ -64,10 +64,20 @@ pub struct StepReport {
     pub grad_norm: f64,
     /// Samples in this step (micro-batch x accumulation).
     pub samples: u64,
-    /// Wall time of the step.
+    /// Wall time of the step, `data_wait` included.
     pub elapsed: Duration,
+    /// Of it, the time before the step in which its data was not there yet.
+    pub data_wait: Duration,
     /// Peak of allocated tensor bytes since the start of the run.
     pub allocated_peak: u64,
+}
+
+impl StepReport {
+    /// Part of the step's time that went into waiting for data, 0..=1.
+    pub fn data_wait_share(&self) -> f64 {
+        let elapsed = self.elapsed.as_secs_f64();
+        if elapsed > 0.0 { self.data_wait.as_secs_f64() / elapsed } else { 0.0 }
+    }
 }
 
 /// The memory of one profiled phase, bytes.

@@ -8,16 +8,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use prsmed::data::batch::{ClipInput, View};
 use prsmed::data::classical::Augment;
 use prsmed::data::decode;
-use prsmed::data::image::{
-    CLIP_STD, MaskMode, PadOffset, PixelConfig, clip_pixels, mask_pixels, normalise_clip, sam_pixels,
-};
+use prsmed::data::features::{FeatureShape, Features, key_of};
+use prsmed::data::image::{MaskMode, PadOffset, PixelConfig, clip_pixels, mask_pixels, sam_pixels};
 use prsmed::data::jitter::Transform;
 use prsmed::data::loader::{Loader, LoaderOptions, Source, TextEncoder};
 use prsmed::data::manifest::{Manifest, OpenOptions, REFERENCE_CLASSES, Row, Split};
 use prsmed::data::sample::Pixels;
-use prsmed::tensor::{Kind, Tensor};
+use prsmed::models::clip;
+use prsmed::tensor::{Device, Kind, Tensor};
 use prsmed::{Error, Result};
 use safetensors::SafeTensors;
 
@@ -81,6 +82,23 @@ fn thinned(planes: &[u8], side: usize) -> Vec<u8> {
     rows.flat_map(|(_, row)| row.iter().skip(2).step_by(4).copied()).collect()
 }
 
+/// What the vision tower computes with: the model normalises the bytes on its device.
+fn normalised(clip: &[u8], side: i64) -> Vec<f32> {
+    let pixels = Tensor::from_slice(clip).view([1, 3, side, side]);
+    let values = clip::normalise(&pixels, &clip::pixel_statistics(Device::Cpu));
+    Vec::try_from(values.reshape([-1])).expect("flat fp32")
+}
+
+#[test]
+fn normalisation_on_the_device_equals_that_of_the_host() {
+    let bytes: Vec<u8> = (0..=255).cycle().take(3 * 16 * 16).collect();
+    for (index, (byte, value)) in bytes.iter().zip(normalised(&bytes, 16)).enumerate() {
+        let channel = index / 256;
+        let expected = (f32::from(*byte) / 255.0 - clip::PIXEL_MEAN[channel]) / clip::PIXEL_STD[channel];
+        assert!((value - expected).abs() <= 1e-6 * expected.abs().max(1.0), "byte {byte}: {value}, not {expected}");
+    }
+}
+
 #[test]
 fn preprocessing_equals_what_the_original_recorded() {
     let Some(folder) = shared("reference/oracle/preprocess") else { return };
@@ -98,12 +116,12 @@ fn preprocessing_equals_what_the_original_recorded() {
         let clip = clip_pixels(&picture, 336, PadOffset::CentrePlusOne).expect("sized");
         let halves = tensor("clip_image");
         let theirs = halves.data().chunks(2).map(|pair| half::f16::from_le_bytes([pair[0], pair[1]]).to_f32());
-        let scale = CLIP_STD.map(|std| 255.0 * f64::from(std));
-        let pairs =
-            normalise_clip(&clip, 336 * 336).into_iter().zip(theirs).enumerate().map(|(index, (ours, theirs))| {
-                let scale = scale[index / (336 * 336)];
-                (f64::from(ours) * scale, f64::from(theirs) * scale)
-            });
+        let scale = clip::PIXEL_STD.map(|std| 255.0 * f64::from(std));
+        let ours = normalised(&clip, 336);
+        let pairs = ours.into_iter().zip(theirs).enumerate().map(|(index, (ours, theirs))| {
+            let scale = scale[index / (336 * 336)];
+            (f64::from(ours) * scale, f64::from(theirs) * scale)
+        });
         Differences::of(pairs).assert(&format!("{}.clip_image", row.modality), 1.0);
 
         let sam = sam_pixels(&picture, 1024).expect("sized");
@@ -209,17 +227,12 @@ fn contents(source: &Arc<Source>, batches: &[Vec<usize>], options: LoaderOptions
             let batch = batch.expect("good rows");
             let sum = |tensor: &Tensor| {
                 let flat = tensor.to_kind(Kind::Double).reshape([-1]);
-                let places = Tensor::arange(flat.size()[0], (Kind::Double, prsmed::tensor::Device::Cpu));
+                let places = Tensor::arange(flat.size()[0], (Kind::Double, Device::Cpu));
                 format!("{:?} {}", tensor.size(), (flat * (places + 1.0).sqrt()).sum(Kind::Double).double_value(&[]))
             };
-            let tensors = [
-                &batch.text_ids,
-                &batch.text_mask,
-                &batch.clip_image,
-                &batch.sam_image,
-                &batch.mask,
-                &batch.class_label,
-            ];
+            let ClipInput::Pixels(clip_image) = &batch.clip else { panic!("no features are kept") };
+            let tensors =
+                [&batch.text_ids, &batch.text_mask, clip_image, &batch.sam_image, &batch.mask, &batch.class_label];
             format!("{:?} {:?} {:?}", batch.rows, batch.answer_start, tensors.map(sum))
         })
         .collect()
@@ -283,7 +296,7 @@ fn rows_of_a_picture_share_it_and_how_it_is_changed() {
         let mut loader = Loader::start(Arc::clone(&source), vec![rows[..7].to_vec()], options).expect("started");
         let batch = loader.next().expect("a batch").expect("good");
         assert_eq!((batch.groups, batch.rows), (vec![2, 2, 2, 1], vec![0, 1, 3, 4, 6, 7, 9]));
-        assert_eq!((batch.clip_image.size()[0], batch.mask.size()[0]), (4, 7));
+        assert_eq!((batch.sam_image.size()[0], batch.mask.size()[0]), (4, 7));
     }
 }
 
@@ -320,6 +333,81 @@ fn workers_stay_within_the_prefetch_and_stop_when_dropped() {
     let stopped = encoder.asked.load(Ordering::Relaxed);
     std::thread::sleep(Duration::from_millis(200));
     assert_eq!(encoder.asked.load(Ordering::Relaxed), stopped, "work went on after the drop");
+}
+
+/// How each picture of the batches comes: new (with the key of its pixels) or as features (with their first byte).
+fn seen(source: &Arc<Source>, epoch: u64) -> Vec<Result<[u8; 32], u8>> {
+    let batches = prsmed::data::order::plain_batches(&(0..36).collect::<Vec<_>>(), 4);
+    let loader = Loader::start(Arc::clone(source), batches, LoaderOptions { epoch, ..OPTIONS }).expect("started");
+    let views = loader.flat_map(|batch| match batch.expect("good rows").clip {
+        ClipInput::Views(views) => views,
+        ClipInput::Pixels(_) => panic!("features are kept"),
+    });
+    let view = |view| match view {
+        View::New { key, pixels } => {
+            let bytes = Vec::<u8>::try_from(pixels.reshape([-1])).expect("bytes");
+            assert_eq!((pixels.size(), key), (vec![1, 3, 28, 28], key_of(&bytes)));
+            Ok(key)
+        }
+        View::Features(features) => {
+            assert_eq!((features.size(), features.kind()), (vec![1, 2, 3], Kind::Uint8));
+            Err(u8::try_from(features.int64_value(&[0, 0, 0])).expect("a byte"))
+        }
+    };
+    views.map(view).collect()
+}
+
+#[test]
+fn pictures_whose_features_are_kept_come_without_pixels() {
+    let root = pictures(12);
+    let features = || Arc::new(Features::in_memory(FeatureShape { tokens: 2, width: 3, kind: Kind::Uint8 }, 1 << 20));
+    for (augment, cache) in [(Augment::None, 0), (Augment::None, 1 << 30), (Augment::Turn, 0), (Augment::Classical, 0)]
+    {
+        let kept = features();
+        let (source, _) = source(root.path(), Bytes::default());
+        let source = source.with_augment(augment, 3).with_cache(cache).with_features(Arc::clone(&kept));
+        let source = Arc::new(source);
+        let keys: Vec<[u8; 32]> = seen(&source, 0).into_iter().map(|new| new.expect("nothing is kept")).collect();
+        let distinct: BTreeSet<[u8; 32]> = keys.iter().copied().collect();
+        // three questions about each of twelve pictures, which are turned apart
+        assert!(
+            if augment == Augment::None { distinct.len() == 12 } else { distinct.len() > 12 },
+            "{}",
+            distinct.len()
+        );
+        for (number, key) in keys.iter().enumerate() {
+            kept.put(key, &[u8::try_from(number).expect("36 rows"); 6]);
+        }
+        // the first question that showed a picture gave its features
+        let first =
+            |key| keys.iter().position(|other| other == key).and_then(|at| u8::try_from(at).ok()).expect("kept");
+        let known: Vec<_> = keys.iter().map(|key| Err(first(key))).collect();
+        assert_eq!(seen(&source, 0), known, "{augment:?}");
+        if augment != Augment::None {
+            assert!(seen(&source, 1).iter().any(std::result::Result::is_ok), "another turn is another picture");
+        }
+    }
+}
+
+#[test]
+fn batches_that_are_there_can_be_taken_before_they_are_asked_for() {
+    let root = pictures(12);
+    let (source, _) = source(root.path(), Bytes::default());
+    let batches = prsmed::data::order::plain_batches(&(0..36).collect::<Vec<_>>(), 5);
+    let mut loader = Loader::start(Arc::new(source), batches, OPTIONS).expect("started");
+    let mut rows = Vec::new();
+    while loader.remaining() > 0 {
+        let ready = (0..500).any(|_| {
+            std::thread::sleep(Duration::from_millis(10));
+            loader.ready(3)
+        });
+        assert!(ready, "three batches, or all that are left");
+        let before = loader.waited();
+        rows.extend(loader.by_ref().take(2).flat_map(|batch| batch.expect("good rows").rows));
+        assert!(loader.waited() < before + Duration::from_millis(5), "they are there");
+    }
+    assert!(loader.ready(1) && loader.next().is_none());
+    assert_eq!(rows, (0..36).collect::<Vec<_>>());
 }
 
 fn first_error(root: &Path, encoder: Bytes) -> (usize, Error) {

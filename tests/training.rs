@@ -8,6 +8,7 @@ use prsmed::data::manifest::Manifest;
 use prsmed::data::phantom::{self, PhantomOptions};
 use prsmed::event::{Event, Observer, Silent};
 use prsmed::segment::setup::{self, Assembly, Build, RunOverrides};
+use prsmed::segment::sight;
 use prsmed::segment::task::SegmentTask;
 use prsmed::tensor::weights::Archive;
 use prsmed::tensor::{Device, Kind, Tensor};
@@ -29,6 +30,7 @@ struct Losses {
     /// Asks the run to stop after this many steps; 0 = never.
     stop_after: usize,
     interrupt: AtomicBool,
+    notes: Mutex<Vec<String>>,
 }
 
 impl Observer for Losses {
@@ -41,6 +43,7 @@ impl Observer for Losses {
                     self.interrupt.store(true, Ordering::SeqCst);
                 }
             }
+            Event::Note(text) if text.contains("vision features") => self.notes.lock().unwrap().push(text.clone()),
             Event::Note(text) if text.contains("fp16 overflow") => {
                 self.first_skipped.lock().unwrap().get_or_insert(totals.len());
             }
@@ -52,6 +55,7 @@ impl Observer for Losses {
 struct Trained {
     folder: tempfile::TempDir,
     losses: Vec<f64>,
+    notes: Vec<String>,
     first_skipped: Option<usize>,
 }
 
@@ -112,8 +116,20 @@ fn train_with(device: Device, sets: &[&str], (_data, manifest): (tempfile::TempD
     let _turn = TURN.lock();
     let folder = tempfile::tempdir().unwrap();
     let (losses, _) = run_in(folder.path(), device, manifest, sets, None, Part::Whole);
-    let Losses { totals, first_skipped, .. } = losses;
-    Trained { folder, losses: totals.into_inner().unwrap(), first_skipped: first_skipped.into_inner().unwrap() }
+    let Losses { totals, first_skipped, notes, .. } = losses;
+    let notes = notes.into_inner().unwrap();
+    Trained { folder, losses: totals.into_inner().unwrap(), notes, first_skipped: first_skipped.into_inner().unwrap() }
+}
+
+/// Four steps or more on the CPU with vision features in the folder `cache`, where `sets` say so.
+fn train_keeping(sets: &[&str], cache: &Path) -> Trained {
+    let _turn = TURN.lock();
+    let (_data, manifest) = data();
+    let folder = tempfile::tempdir().unwrap();
+    let (losses, _) = run_in(folder.path(), Device::Cpu, manifest, sets, Some(cache), Part::Whole);
+    let Losses { totals, first_skipped, notes, .. } = losses;
+    let notes = notes.into_inner().unwrap();
+    Trained { folder, losses: totals.into_inner().unwrap(), notes, first_skipped: first_skipped.into_inner().unwrap() }
 }
 
 /// Which part of a run is run.
@@ -141,13 +157,14 @@ fn run_in(
         assemble(&config, &manifest, build(&config, device, cache))
     };
     let warnings = assembly.warnings.clone();
-    let task =
-        SegmentTask::new(assembly, &Arc::new(manifest), config.train.clone(), config.data, String::new()).unwrap();
+    let stop_after = if let Part::Until(steps) = part { steps } else { 0 };
+    let losses = Losses { stop_after, ..Losses::default() };
+    let kept = sight::keep(&assembly, &config.data, cache, &losses).unwrap();
+    let (train, data) = (config.train.clone(), config.data);
+    let task = SegmentTask::new(assembly, &Arc::new(manifest), train, data, String::new(), kept).unwrap();
     if !resume {
         task.calibrate().unwrap();
     }
-    let stop_after = if let Part::Until(steps) = part { steps } else { 0 };
-    let losses = Losses { stop_after, ..Losses::default() };
     let session = Session {
         config: &config.train,
         folder,
@@ -234,6 +251,79 @@ fn checkpointing_changes_nothing_but_memory() {
         let error = distance(&plain, &checkpointed, part);
         assert!(error <= 1e-5, "{part} differs by {error:.2e}");
     }
+}
+
+/// Six steps in two or more epochs: from the second on every picture was seen before.
+const TWO_EPOCHS: [&str; 6] = [
+    "model.train_base=false",
+    "train.max_steps=6",
+    "train.epochs=3",
+    "train.micro_batch=3",
+    "train.accumulation=2",
+    "train.validate_every_epochs=1",
+];
+
+#[test]
+fn kept_vision_features_change_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let with = |sets: &[&str]| train_keeping(&[&TWO_EPOCHS, sets].concat(), folder.path());
+    let off = with(&[]);
+    let ram = with(&["data.cache_vision=ram"]);
+    assert_eq!(off.losses.len(), 6);
+    for (a, b) in ram.losses.iter().zip(&off.losses) {
+        assert!((a - b).abs() <= 1e-6 * b.abs(), "losses {:?} and {:?}", ram.losses, off.losses);
+    }
+    for part in PARTS {
+        let error = distance(&ram, &off, part);
+        assert!(error <= 1e-5, "{part} differs by {error:.2e}");
+    }
+    // what is kept, where, and when changes nothing at all
+    let little = with(&["data.cache_vision=ram", "data.cache_vision_mib=0"]);
+    let first = with(&["data.cache_vision=disk"]);
+    let second = with(&["data.cache_vision=disk"]);
+    assert!(first.notes[0].contains(": 0 pictures"), "{:?}", first.notes);
+    assert!(!second.notes[0].contains(": 0 pictures"), "{:?}", second.notes);
+    for (run, what) in [(&little, "no room"), (&first, "an empty file"), (&second, "a full file")] {
+        assert_eq!(run.losses, ram.losses, "{what}");
+        for part in PARTS {
+            assert_eq!(distance(run, &ram, part), 0.0, "{what}: {part}");
+        }
+    }
+    let turned = with(&["data.cache_vision=disk", "data.augment=turn"]);
+    let plain = with(&["data.augment=turn"]);
+    for (a, b) in turned.losses.iter().zip(&plain.losses) {
+        assert!((a - b).abs() <= 1e-6 * b.abs(), "turned: losses {:?} and {:?}", turned.losses, plain.losses);
+    }
+}
+
+#[test]
+fn another_tower_dtype_or_size_finds_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let disk = [&TWO_EPOCHS[..], &["data.cache_vision=disk"]].concat();
+    let first = train_keeping(&disk, folder.path());
+    let half = train_keeping(&[&disk[..], &["train.precision=bf16"]].concat(), folder.path());
+    let size = train_keeping(&[&disk[..], &["model.sizes.clip.image_size=112"]].concat(), folder.path());
+    let layers = train_keeping(&[&disk[..], &["model.sizes.clip.num_hidden_layers=2"]].concat(), folder.path());
+    for run in [&first, &half, &size, &layers] {
+        assert!(run.notes[0].contains(": 0 pictures"), "{:?}", run.notes);
+    }
+    assert_eq!(std::fs::read_dir(folder.path().join("vision")).unwrap().count(), 4);
+    let classical = [&disk[..], &["data.augment=classical"]].concat();
+    assert!(train_keeping(&classical, folder.path()).notes[0].contains("not kept: classical"));
+}
+
+#[test]
+fn steps_record_how_long_they_waited_for_data() {
+    let run = train(&[]);
+    let text = std::fs::read_to_string(run.folder.path().join("metrics.jsonl")).unwrap();
+    let mut steps = 0;
+    for line in text.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        let (waited, all) = (line["data_wait_seconds"].as_f64().unwrap(), line["seconds"].as_f64().unwrap());
+        assert!(waited > 0.0 && waited < all, "{line}");
+        steps += 1;
+    }
+    assert_eq!(steps, 4);
 }
 
 #[test]

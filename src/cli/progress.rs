@@ -263,7 +263,9 @@ fn pace_text(report: &StepReport, step_seconds: f64) -> String {
     let left = report.total_steps.saturating_sub(report.step) as f64 * step_seconds;
     let left = Duration::try_from_secs_f64(left).unwrap_or_default();
     let peak = Bytes(report.allocated_peak);
-    format!("{:.1} images/s  peak {peak}  ETA {}", records::images_per_s(report), clock(left))
+    let waited = report.data_wait_share() * 100.0;
+    let waited = if waited >= 1.0 { format!("  data wait {waited:.0} %") } else { String::new() };
+    format!("{:.1} images/s{waited}  peak {peak}  ETA {}", records::images_per_s(report), clock(left))
 }
 
 /// Levels after a profiled step, and its peak with the largest categories.
@@ -370,6 +372,13 @@ mod tests {
             "{text}"
         );
         assert_eq!(data.text(), "");
+    }
+
+    #[test]
+    fn waiting_for_data_is_shown_from_one_percent_on() {
+        let of = |seconds| pace_text(&StepReport { data_wait: Duration::from_secs_f64(seconds), ..report(3) }, 20.0);
+        assert!(of(5.0).starts_with("0.2 images/s  data wait 25 %  peak"), "{}", of(5.0));
+        assert!(!of(0.1).contains("wait"));
     }
 
     #[test]

@@ -12,9 +12,9 @@ use crate::data::split;
 use crate::event::{Event, Observer};
 use crate::plan::rehearse::Job;
 use crate::plan::report::{Machine, Plan};
-use crate::segment::Assembly;
 use crate::segment::fit::{self, Recipe, Surroundings};
 use crate::segment::task::SegmentTask;
+use crate::segment::{Assembly, sight};
 use crate::tensor::weights::{readable_folder, write_bytes};
 use crate::tensor::{self, Device, ledger, memory};
 use crate::trainer::Checkpointing;
@@ -113,8 +113,13 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         context.progress.on(&Event::Warning(warning.clone()));
     }
     let planned_config = config.with_cache_for(&manifest);
-    let task =
-        SegmentTask::new(assembly, &Arc::new(manifest), config.train.clone(), config.data.clone(), toml.clone())?;
+    let kept = sight::keep(&assembly, &config.data, context.env.cache.as_deref(), context.progress.as_ref())?;
+    if kept.is_some() {
+        let most = Bytes((planned_config.data.cache_vision_mib as u64) << 20);
+        context.progress.on(&Event::Note(format!("pictures of this run fill at most {most} of vision features")));
+    }
+    let (train, data) = (config.train.clone(), config.data.clone());
+    let task = SegmentTask::new(assembly, &Arc::new(manifest), train, data, toml.clone(), kept)?;
     if let (real, synthetic @ 1..) = task.rows_of_an_epoch() {
         let text = format!("an epoch has {real} real rows and {synthetic} synthetic ones");
         context.progress.on(&Event::Note(text));
@@ -156,8 +161,9 @@ fn tell(
     let peak = memory::overall_peak(tensor::default_device());
     #[expect(clippy::cast_precision_loss, reason = "counts are small")]
     let images_per_s = outcome.samples_now as f64 / outcome.train_seconds.max(1e-9);
+    let waited = outcome.data_wait_seconds / outcome.train_seconds.max(1e-9) * 100.0;
     context.output.line(format!(
-        "trained {} steps at {images_per_s:.2} images/s, peak of tensors {}; best score {}; {}",
+        "trained {} steps at {images_per_s:.2} images/s, data wait {waited:.0} %, peak of tensors {}; best score {}; {}",
         outcome.steps,
         peak,
         outcome.best_score.map_or_else(|| "not measured".to_owned(), |score| format!("{score:.4}")),
@@ -172,6 +178,7 @@ fn tell(
         "stopped_early": outcome.stopped_early,
         "images_per_s": images_per_s,
         "train_seconds": outcome.train_seconds,
+        "data_wait_seconds": outcome.data_wait_seconds,
         "memory": {
             "measured": measured()?,
             "planned": planned,

@@ -10,9 +10,9 @@ pub mod planned_augment;
 use crate::augment::filter::Thresholds;
 use crate::augment::settings::AugmentConfig;
 use crate::nn::LoraConfig;
-use crate::segment::ModelConfig;
 use crate::segment::setup::BatchNorm;
 use crate::segment::task::DataConfig;
+use crate::segment::{ModelConfig, sight};
 use crate::trainer::TrainConfig;
 use crate::{Error, Result};
 use std::collections::BTreeMap;
@@ -353,6 +353,7 @@ fn check(config: &RunConfig) -> Result<()> {
         }
     }
     check_packing(config)?;
+    sight::refuse_trained_tower(&config.data, config.model.train_base)?;
     let fractions = [
         ("train.warmup_frac", train.warmup_frac),
         ("train.beta1", train.beta1),

@@ -10,7 +10,8 @@ use crate::plan::report::{Machine, Plan};
 use crate::plan::search::{Choice, Compromise, Effort, Problem, Saving};
 use crate::segment::rehearsal::{Example, Rehearsal};
 use crate::segment::setup::{self, BatchNorm};
-use crate::segment::task;
+use crate::segment::sight;
+use crate::segment::task::{self, CacheVision};
 use crate::tensor::META;
 use crate::tensor::meta::Target;
 use crate::trainer::Checkpointing;
@@ -64,9 +65,11 @@ impl RunConfig {
             let reason = format!("{} has no bf16", machine.offer().device);
             return Err(Error::config("train.precision", reason, "set `train.precision=fp16`"));
         }
+        sight::refuse_trained_tower(&self.data, self.model.train_base)?;
         machine.stand_for();
         let mut rehearsed = rehearse::plan(job, &self.train, machine.target(), costs, || {
-            Rehearsal::new(&self.model, sizes, &self.train, example, META)
+            let rehearsal = Rehearsal::new(&self.model, sizes, &self.train, example, META)?;
+            Ok(rehearsal.keeping_features(job != Job::Eval && self.data.keeps_features()))
         })?;
         rehearsed.buffers = self.buffers(job, sizes);
         Ok(rehearsed)
@@ -76,12 +79,19 @@ impl RunConfig {
     fn buffers(&self, job: Job, sizes: &prsmed::Config) -> Buffers {
         let pixels = setup::pixels(&self.model, sizes);
         let half_precision = self.train.precision != Precision::Fp32;
+        let kept =
+            if self.data.keeps_features() && job != Job::Eval { self.data.cache_vision } else { CacheVision::Off };
+        // features in memory are shared by those who wait with them
+        let read = match kept {
+            CacheVision::Disk => sight::feature_shape(&sizes.clip, self.train.precision.kind()).bytes(),
+            CacheVision::Off | CacheVision::Ram => 0,
+        };
+        let sample = pixels.collated_bytes(self.data.questions_per_picture) + read;
         match job {
             Job::Train | Job::Step | Job::Eval => Buffers {
                 half_precision,
-                ahead: (self.data.prefetch.max(1)
-                    * self.train.micro_batch
-                    * pixels.collated_bytes(self.data.questions_per_picture)) as u64,
+                ahead: (self.data.prefetch.max(1) * self.train.micro_batch * sample) as u64,
+                features: if kept == CacheVision::Ram { (self.data.cache_vision_mib as u64) << 20 } else { 0 },
                 // with jitter, training and validation keep pictures of their own
                 cache: ((self.data.cache_mib << 20) * if self.data.augment == Augment::Turn { 2 } else { 1 }) as u64,
             },
@@ -128,7 +138,12 @@ impl RunConfig {
             Augment::Classical => trained.min(8).saturating_add(pictures(&held_out)),
         };
         let mut config = self.clone();
-        config.data.cache_mib = self.data.cache_mib.min((kept * pixels.kept_bytes()).div_ceil(1 << 20));
+        let mib = |bytes: usize| bytes.div_ceil(1 << 20);
+        config.data.cache_mib = self.data.cache_mib.min(mib(kept * pixels.kept_bytes()));
+        let features = sight::feature_shape(&sizes.clip, self.train.precision.kind()).bytes();
+        let turns = if self.data.augment == Augment::Turn { TURNED } else { 1 };
+        let shown = (pictures(&rows) * turns).min(seen).saturating_add(pictures(&held_out));
+        config.data.cache_vision_mib = self.data.cache_vision_mib.min(mib(shown.saturating_mul(features)));
         config
     }
 

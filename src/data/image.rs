@@ -4,7 +4,8 @@
 //! picture is padded at a fixed offset instead of one drawn at random, masks may be thresholded, and a mask stored as
 //! 0/1 is read as 0/255. Aspect ratio: kept by padding for CLIP, not kept for SAM, as in the original.
 //!
-//! Everything stays bytes until a batch is made: a cached or prefetched sample is four times smaller so.
+//! Everything stays bytes until it is on the model's device, which normalises: what is kept, waits and moves is four times
+//! smaller so.
 
 use ::image::{DynamicImage, GrayImage, RgbImage};
 use serde::{Deserialize, Serialize};
@@ -12,11 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::resample::{self, Filter};
 use crate::error::{Error, Result};
 
-/// Channel means of CLIP's inputs, on a scale of 0..=1.
-pub const CLIP_MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
-/// Channel standard deviations of CLIP's inputs, on a scale of 0..=1.
-pub const CLIP_STD: [f32; 3] = [0.268_629_54, 0.261_302_6, 0.275_777_1];
-/// What CLIP's square is padded with: `floor(255 * CLIP_MEAN)`.
+/// What CLIP's square is padded with: `floor(255 * mean)` of its channels.
 pub const CLIP_PAD: [u8; 3] = [122, 116, 104];
 
 /// How a mask becomes a target.
@@ -57,16 +54,16 @@ pub struct PixelConfig {
 }
 
 impl PixelConfig {
-    /// Bytes of a sample's pixels when they are kept for later: bytes of three CLIP planes, three SAM planes and a mask.
+    /// Bytes of a sample's pixels, kept for later or in a batch that waits: three CLIP planes, three SAM planes and a mask.
     pub fn kept_bytes(&self) -> usize {
         let (clip, sam) = self.planes();
         3 * clip + 4 * sam
     }
 
-    /// Bytes of a sample's pixels in a batch that waits: CLIP's and the mask as f32.
+    /// Bytes of a picture's pixels in a batch that waits, with the masks of `questions`.
     pub fn collated_bytes(&self, questions: usize) -> usize {
         let (clip, sam) = self.planes();
-        12 * clip + (3 + 4 * questions) * sam
+        3 * clip + (3 + questions) * sam
     }
 
     fn planes(&self) -> (usize, usize) {
@@ -135,22 +132,6 @@ pub fn foreground(mask: &GrayImage) -> GrayImage {
         *value = if set { 255 } else { 0 };
     }
     cut
-}
-
-/// Bytes in CHW order -> CLIP's normalised values.
-///
-/// # Shapes
-/// `pixels` holds any number of pictures of three equal planes of `plane` bytes.
-pub fn normalise_clip(pixels: &[u8], plane: usize) -> Vec<f32> {
-    let tables: [Vec<f32>; 3] = std::array::from_fn(|channel| {
-        (0..=255_u8).map(|byte| (f32::from(byte) / 255.0 - CLIP_MEAN[channel]) / CLIP_STD[channel]).collect()
-    });
-    let mut values = Vec::with_capacity(pixels.len());
-    for (index, bytes) in pixels.chunks(plane.max(1)).enumerate() {
-        let table = &tables[index % 3];
-        values.extend(bytes.iter().map(|&byte| table[usize::from(byte)]));
-    }
-    values
 }
 
 /// Sets the target pixels in which a foreground pixel lies.
@@ -252,15 +233,6 @@ mod tests {
         let target = |on| mask_pixels(&of(on), 2, MaskMode::Soft).expect("sized");
         assert_eq!(target(1), target(255));
         assert!(target(1)[0] > 200 && target(1)[1] < 55, "{:?}", target(1));
-    }
-
-    #[test]
-    fn normalisation_is_per_channel() {
-        let values = normalise_clip(&[0, 255, 0, 255, 0, 255], 2);
-        for channel in 0..3 {
-            assert!((values[2 * channel] + CLIP_MEAN[channel] / CLIP_STD[channel]).abs() < 1e-6);
-            assert!((values[2 * channel + 1] - (1.0 - CLIP_MEAN[channel]) / CLIP_STD[channel]).abs() < 1e-6);
-        }
     }
 
     #[test]

@@ -4,9 +4,9 @@
 //! bounded, so at most `prefetch` batches are in work or waiting. What is handed out depends on the lists, the seed and
 //! the epoch, never on the number of workers.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,6 +15,7 @@ use rayon::prelude::*;
 
 use super::batch::{Batch, Collated};
 use super::classical::{self, Augment};
+use super::features::{self, FeatureShape, Features, Seen};
 use super::image::PixelConfig;
 use super::jitter::{self, Transform};
 use super::manifest::{Manifest, Row};
@@ -44,6 +45,7 @@ pub struct Source {
     augment: Augment,
     seed: u64,
     cache: Option<Cache>,
+    vision: Option<Vision>,
     /// For each row the first row with the same image and mask.
     pairs: Vec<usize>,
     /// For each row the first row with the same image.
@@ -67,7 +69,7 @@ impl Source {
         let pairs =
             rows().map(|(index, row)| *first_pair.entry((&row.image_path, &row.mask_path)).or_insert(index)).collect();
         let pictures = rows().map(|(index, row)| *first_picture.entry(&row.image_path).or_insert(index)).collect();
-        Self { manifest, encoder, config, augment: Augment::None, seed: 0, cache: None, pairs, pictures }
+        Self { manifest, encoder, config, augment: Augment::None, seed: 0, cache: None, vision: None, pairs, pictures }
     }
 
     /// Changes samples anew every epoch; what is drawn depends on `seed`, epoch and row (or
@@ -84,6 +86,18 @@ impl Source {
     pub fn with_cache(mut self, limit: usize) -> Self {
         self.cache = Some(Cache { limit, held: Mutex::default() });
         self
+    }
+
+    /// Looks up what the vision tower has said about pictures: samples come without CLIP's pixels where it is known.
+    #[must_use]
+    pub fn with_features(mut self, features: Arc<Features>) -> Self {
+        self.vision = Some(Vision { features, keys: Mutex::default() });
+        self
+    }
+
+    /// Size of a picture's features, where they are kept.
+    pub fn feature_shape(&self) -> Option<FeatureShape> {
+        self.vision.as_ref().map(|vision| vision.features.shape())
     }
 
     /// The rows.
@@ -185,7 +199,8 @@ impl Source {
                     Some(pixels) => pixels,
                     None => Arc::new(Pixels::of(&picture, mask, &self.config)?),
                 };
-                Ok(Sample { row: index, label: self.label(row)?, ids, answer_start, pixels })
+                let seen = self.vision.as_ref().map(|vision| vision.of(features::key_of(&pixels.clip)));
+                Ok(Sample { row: index, label: self.label(row)?, ids, answer_start, pixels, seen })
             };
             let sample = make().map_err(|error| at_row(row, &error))?;
             samples.push(sample);
@@ -209,17 +224,54 @@ impl Source {
         let (ids, answer_start) = self.encoder.encode(row)?;
         let label = self.label(row)?;
         let key = (self.pairs[index], transform);
-        let cached = || self.cache.as_ref().and_then(|cache| cache.get(key));
-        let pixels = if let Some(pixels) = known.or_else(cached) {
-            pixels
-        } else {
-            let pixels = Arc::new(Pixels::load(row, &self.config, transform)?);
-            if let Some(cache) = &self.cache {
-                cache.put(key, &pixels);
-            }
-            pixels
+        let seen = self.vision.as_ref().and_then(|vision| vision.known(key));
+        let pixels = match known.filter(|pixels| seen.is_some() || !pixels.clip.is_empty()) {
+            Some(pixels) => pixels,
+            None => self.pixels(row, key, seen.is_some())?,
         };
-        Ok(Sample { row: index, label, ids, answer_start, pixels })
+        let seen = match (&self.vision, seen) {
+            (Some(vision), None) => Some(vision.remember(key, &pixels.clip)),
+            (_, seen) => seen,
+        };
+        Ok(Sample { row: index, label, ids, answer_start, pixels, seen })
+    }
+
+    /// From the cache or the files; without CLIP's where that saves work.
+    fn pixels(&self, row: &Row, key: Key, without_clip: bool) -> Result<Arc<Pixels>> {
+        let cached = self.cache.as_ref().and_then(|cache| cache.get(key));
+        if let Some(pixels) = cached.filter(|pixels| without_clip || !pixels.clip.is_empty()) {
+            return Ok(pixels);
+        }
+        let load = if without_clip { Pixels::load_for_segmenter } else { Pixels::load };
+        let pixels = Arc::new(load(row, &self.config, key.1)?);
+        if let Some(cache) = &self.cache {
+            cache.put(key, &pixels);
+        }
+        Ok(pixels)
+    }
+}
+
+/// Kept vision features, and the keys of pictures that were loaded before.
+struct Vision {
+    features: Arc<Features>,
+    keys: Mutex<HashMap<Key, features::Key>>,
+}
+
+impl Vision {
+    fn of(&self, picture: features::Key) -> Seen {
+        self.features.get(&picture).map_or(Seen::New(picture), Seen::Features)
+    }
+
+    /// The features of a picture that was loaded before; `None` when its pixels are needed.
+    fn known(&self, key: Key) -> Option<Seen> {
+        let picture = *self.keys.lock().unwrap_or_else(PoisonError::into_inner).get(&key)?;
+        self.features.get(&picture).map(Seen::Features)
+    }
+
+    fn remember(&self, key: Key, clip: &[u8]) -> Seen {
+        let picture = features::key_of(clip);
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner).insert(key, picture);
+        self.of(picture)
     }
 }
 
@@ -250,7 +302,7 @@ impl Cache {
 pub struct LoaderOptions {
     /// Worker threads, at least 1.
     pub workers: usize,
-    /// Batches in work or waiting, at least 1; each holds about `13 C^2 + 7 S^2` bytes a sample.
+    /// Batches in work or waiting, at least 1; each holds about `3 C^2 + 4 S^2` bytes a sample.
     pub prefetch: usize,
     /// Epoch, for the jitter.
     pub epoch: u64,
@@ -265,6 +317,10 @@ type Slot = Receiver<Result<Collated>>;
 /// Hands out the batches of a list in order; ends after the first error.
 pub struct Loader {
     queue: Option<Receiver<Slot>>,
+    /// The place of the next batch, when it was taken from the queue before the batch was there.
+    slot: Option<Slot>,
+    /// Batches that were taken before they were asked for.
+    arrived: VecDeque<Result<Collated>>,
     feeder: Option<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
     waited: Duration,
@@ -293,12 +349,39 @@ impl Loader {
             .name("data-feeder".into())
             .spawn(move || feed(&pool, &source, batches.into_iter().skip(options.skip), options, &sender, &flag))
             .map_err(|error| refused(error.to_string()))?;
-        Ok(Self { queue: Some(queue), feeder: Some(feeder), stop, waited: Duration::ZERO, left })
+        let (feeder, waited) = (Some(feeder), Duration::ZERO);
+        Ok(Self { queue: Some(queue), slot: None, arrived: VecDeque::new(), feeder, stop, waited, left })
     }
 
     /// Time spent waiting for batches so far: near zero when the workers keep up.
     pub fn waited(&self) -> Duration {
         self.waited
+    }
+
+    /// Whether the next `count` batches (or all that are left) are there, so that nobody would wait for them.
+    pub fn ready(&mut self, count: usize) -> bool {
+        while self.arrived.len() < count.min(self.left) {
+            if self.slot.is_none() {
+                self.slot = self.queue.as_ref().and_then(|queue| queue.try_recv().ok());
+            }
+            let Some(slot) = &self.slot else { return false };
+            match slot.try_recv() {
+                Ok(result) => self.arrived.push_back(result),
+                Err(TryRecvError::Empty) => return false,
+                Err(TryRecvError::Disconnected) => self.arrived.push_back(Err(stopped())),
+            }
+            self.slot = None;
+        }
+        true
+    }
+
+    /// The next batch; waits for it.
+    fn take_next(&mut self) -> Result<Collated> {
+        if let Some(result) = self.arrived.pop_front() {
+            return result;
+        }
+        let slot = self.slot.take().or_else(|| self.queue.as_ref().and_then(|queue| queue.recv().ok()));
+        slot.and_then(|slot| slot.recv().ok()).unwrap_or_else(|| Err(stopped()))
     }
 
     /// Batches still to come.
@@ -310,12 +393,17 @@ impl Loader {
         self.stop.store(true, Ordering::Relaxed);
         self.left = 0;
         // Closing the queue wakes a feeder that waits for room in it.
-        self.queue = None;
+        (self.queue, self.slot) = (None, None);
+        self.arrived.clear();
         if let Some(feeder) = self.feeder.take() {
             // A panic of the feeder was printed by its thread; there is nothing to add here.
             let _ = feeder.join();
         }
     }
+}
+
+fn stopped() -> Error {
+    Error::Shape { reason: "a data worker stopped without a result; its message stands above".into() }
 }
 
 fn feed(
@@ -357,7 +445,7 @@ fn collate(source: &Source, rows: &[usize], options: LoaderOptions, stop: &Atomi
     let samples: Vec<Option<Result<Vec<Sample>>>> =
         groups.par_iter().map(|group| (!stop.load(Ordering::Relaxed)).then(|| make(group))).collect();
     let samples: Option<Result<Vec<Vec<Sample>>>> = samples.into_iter().collect();
-    Some(samples?.and_then(|samples| Collated::new(&samples, source.config)))
+    Some(samples?.and_then(|samples| Collated::new(&samples, source.config, source.feature_shape())))
 }
 
 impl Iterator for Loader {
@@ -368,12 +456,9 @@ impl Iterator for Loader {
             return None;
         }
         let start = Instant::now();
-        let result = self.queue.as_ref().and_then(|queue| queue.recv().ok()).and_then(|slot| slot.recv().ok());
+        let result = self.take_next();
         self.waited += start.elapsed();
         self.left -= 1;
-        let result = result.unwrap_or_else(|| {
-            Err(Error::Shape { reason: "a data worker stopped without a result; its message stands above".into() })
-        });
         if result.is_err() {
             self.finish();
         }

@@ -12,6 +12,7 @@ pub mod batch;
 pub mod check;
 pub mod classical;
 pub mod decode;
+pub mod features;
 pub mod image;
 pub mod jitter;
 pub mod loader;

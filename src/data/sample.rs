@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ::image::{DynamicImage, GrayImage};
 
 use super::decode;
+use super::features::Seen;
 use super::image::{PixelConfig, clip_pixels, mask_pixels, sam_pixels};
 use super::jitter::Transform;
 use super::manifest::Row;
@@ -13,7 +14,7 @@ use crate::error::{Error, Result};
 /// The pixels of one image and mask, as bytes; see [`PixelConfig`] for the sizes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pixels {
-    /// `[3, C, C]`, before CLIP's normalisation.
+    /// `[3, C, C]`, before CLIP's normalisation; empty where the picture's features are known.
     pub clip: Vec<u8>,
     /// `[3, S, S]`.
     pub sam: Vec<u8>,
@@ -31,13 +32,27 @@ impl Pixels {
         Self::of(&transform.picture(picture), &transform.mask(mask), config)
     }
 
+    /// The same without CLIP's picture: for one whose features are known.
+    ///
+    /// # Errors
+    /// As [`decoded`].
+    pub fn load_for_segmenter(row: &Row, config: &PixelConfig, transform: Transform) -> Result<Self> {
+        let (picture, mask) = decoded(row)?;
+        Self::for_segmenter(&transform.picture(picture), &transform.mask(mask), config)
+    }
+
     /// Resizes one picture and its mask for both branches.
     ///
     /// # Errors
     /// [`Error::Shape`] for a picture of 0 pixels.
     pub fn of(picture: &DynamicImage, mask: &GrayImage, config: &PixelConfig) -> Result<Self> {
+        let clip = clip_pixels(picture, config.clip_size, config.pad_offset)?;
+        Ok(Self { clip, ..Self::for_segmenter(picture, mask, config)? })
+    }
+
+    fn for_segmenter(picture: &DynamicImage, mask: &GrayImage, config: &PixelConfig) -> Result<Self> {
         Ok(Self {
-            clip: clip_pixels(picture, config.clip_size, config.pad_offset)?,
+            clip: Vec::new(),
             sam: sam_pixels(picture, config.sam_size)?,
             mask: mask_pixels(mask, config.sam_size, config.mask)?,
         })
@@ -89,6 +104,8 @@ pub struct Sample {
     pub answer_start: usize,
     /// The pixels, possibly shared with the cache.
     pub pixels: Arc<Pixels>,
+    /// What is known of the picture's vision features; `None` where none are kept.
+    pub seen: Option<Seen>,
 }
 
 /// An error of a row's files, told with the row.

@@ -7,7 +7,7 @@ use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::conv::Conv2dConfig;
 use crate::nn::{Conv2d, LayerNorm, Linear, Mask, attention, sine_positions};
 use crate::tensor::store::{Init, Scope};
-use crate::tensor::{Device, Tensor, dims, no_grad, scope};
+use crate::tensor::{Device, Kind, Tensor, dims, no_grad, scope};
 
 /// Sizes of the tower, with the names of the hub's `config.json`.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -170,6 +170,24 @@ impl Layer {
         let xs = xs + self.self_attn.forward(&self.layer_norm1.forward(xs), mask);
         &xs + self.mlp.forward(&self.layer_norm2.forward(&xs))
     }
+}
+
+/// Channel means of its pictures, on a scale of 0..=1.
+pub const PIXEL_MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
+/// Channel standard deviations of its pictures, on a scale of 0..=1.
+pub const PIXEL_STD: [f32; 3] = [0.268_629_54, 0.261_302_6, 0.275_777_1];
+
+/// The channels' means and standard deviations as tensors, `[1, 3, 1, 1]` fp32.
+pub fn pixel_statistics(device: Device) -> [Tensor; 2] {
+    [PIXEL_MEAN, PIXEL_STD].map(|values| Tensor::from_slice(&values).view([1, 3, 1, 1]).to_device(device))
+}
+
+/// The tower's pictures as its numbers.
+///
+/// # Shapes
+/// `pixels [b, 3, s, s]` u8 and the statistics on one device; result `[b, 3, s, s]` fp32.
+pub fn normalise(pixels: &Tensor, [mean, std]: &[Tensor; 2]) -> Tensor {
+    (pixels.to_kind(Kind::Float) / 255.0 - mean) / std
 }
 
 /// The tower without its last layer.

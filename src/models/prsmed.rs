@@ -107,6 +107,8 @@ pub struct PrsMed {
     class_head: Linear,
     /// Mean and standard deviation of the channels, `[1, 3, 1, 1]` fp32.
     pixel_statistics: [Tensor; 2],
+    /// The same of the tower's pictures.
+    clip_statistics: [Tensor; 2],
     stores: Stores,
     config: Config,
     options: BuildOptions,
@@ -148,8 +150,20 @@ impl PrsMed {
         });
         let pixel_statistics = [PIXEL_MEAN, PIXEL_STD]
             .map(|values| Tensor::from_slice(&values).view([1, 3, 1, 1]).to_device(options.device));
-        let config = config.clone();
-        Self { clip, projector, llm, encoder, decoder, class_head, pixel_statistics, stores, config, options }
+        let clip_statistics = clip::pixel_statistics(options.device);
+        Self {
+            clip,
+            projector,
+            llm,
+            encoder,
+            decoder,
+            class_head,
+            pixel_statistics,
+            clip_statistics,
+            stores,
+            config: config.clone(),
+            options,
+        }
     }
 
     /// Sizes.
@@ -180,12 +194,29 @@ impl PrsMed {
     /// Image tokens for the language model; no gradient while the base is frozen.
     ///
     /// # Shapes
-    /// `clip_image [b, 3, s, s]` normalised, to `[b, (s / patch)^2, d]`.
-    pub fn image_tokens(&self, clip_image: &Tensor) -> Tensor {
-        let run = || {
-            let features = within("vision_tower", || self.clip.forward(&self.input(clip_image)));
-            within("projector", || self.projector.forward(&features))
-        };
+    /// `clip`: pictures `[b, 3, s, s]`, u8 or normalised floats, or what [`Self::see`] said about them, `[b, p, w]`; to
+    /// `[b, p, d]` with `p = (s / patch)^2`.
+    pub fn image_tokens(&self, clip: &Tensor) -> Tensor {
+        let seen = (clip.dim() == 4).then(|| self.see(clip));
+        self.frozen_or_trained("projector", || self.projector.forward(seen.as_ref().unwrap_or(clip)))
+    }
+
+    /// What the vision tower says about pictures, before the projector; no gradient while the base is frozen.
+    ///
+    /// # Shapes
+    /// `clip_image [b, 3, s, s]`, u8 or normalised floats, to `[b, (s / patch)^2, w]` in the compute dtype.
+    pub fn see(&self, clip_image: &Tensor) -> Tensor {
+        self.frozen_or_trained("vision_tower", || {
+            let pixels = clip_image.to_device(self.options.device);
+            let pixels =
+                if pixels.kind() == Kind::Uint8 { clip::normalise(&pixels, &self.clip_statistics) } else { pixels };
+            self.clip.forward(&self.input(&pixels))
+        })
+    }
+
+    /// Runs a part of the base.
+    fn frozen_or_trained(&self, part: &'static str, run: impl FnOnce() -> Tensor) -> Tensor {
+        let run = || within(part, run);
         if self.options.train_base { run() } else { no_grad(run) }
     }
 

@@ -34,7 +34,7 @@ pub enum Job {
 /// Measured memory of one phase; [`super::replay::PhaseMemory`] is the planned one.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Phase {
-    /// `load`, `first step` (optimizer state appears), `step`, `evaluate`, `save`, `resume`, `predict`.
+    /// `load`, `first step` (optimizer state appears), `new pictures` (a step that keeps something for `step`), `step`, `evaluate`, `save`, `resume`, `predict`.
     pub name: &'static str,
     /// The most bytes of tensors that lived at once, above what lived before the task.
     pub allocated_peak: Bytes,
@@ -135,6 +135,8 @@ pub struct Buffers {
     pub ahead: u64,
     /// Preprocessed pictures kept for later epochs.
     pub cache: u64,
+    /// Vision features kept for later epochs.
+    pub features: u64,
     /// Whether it computes in bf16 or fp16.
     pub half_precision: bool,
 }
@@ -179,6 +181,9 @@ pub fn plan_walk(
     let trace = recording.finish();
     Ok(Rehearsed { job, trace, micro_batches: (steps.whole, steps.shown), buffers: Buffers::default() })
 }
+
+/// A later step of the first epoch, where what is kept of a batch has to be made first.
+const NEW_PICTURES: &str = "new pictures";
 
 /// Micro-batches of a step that a plan runs: from the second one on gradients exist and nothing new happens.
 const PLANNED_MICRO_BATCHES: usize = 2;
@@ -282,9 +287,17 @@ fn train<T: Rehearse>(
     if !whole {
         optimizer.make_moments();
     }
-    for name in if whole { ["first step", "step"].as_slice() } else { &["step"] } {
+    let mut steps = if whole { vec![("first step", false)] } else { Vec::new() };
+    if task.keeps() {
+        steps.push((NEW_PICTURES, false));
+    }
+    steps.push(("step", task.keeps()));
+    for (name, seen) in steps {
         meter.begin(name)?;
-        let batches: Vec<T::Batch> = (0..count.loaded).map(|_| task.example()).collect();
+        let (loaded, ahead) =
+            if task.sends_ahead() { (config.accumulation, config.accumulation) } else { (count.loaded, 0) };
+        let batches: Vec<T::Batch> = (0..loaded).map(|_| task.example(seen)).collect();
+        let _next: Vec<T::Batch> = (0..ahead).map(|_| task.example(seen)).collect();
         let (_weight, losses) = run::accumulate(&task, &batches[..count.shown], &scaler, 0)?;
         drop(losses);
         let gradients = optimizer.measure(scaler.unscale_factor());

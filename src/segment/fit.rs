@@ -1,6 +1,7 @@
 //! A whole training from settings and rows: for jobs that train several models.
 
 use super::setup::{self, Assembly, Build, ModelConfig, RunOverrides};
+use super::sight;
 use super::task::{DataConfig, SegmentTask};
 use crate::data::manifest::Manifest;
 use crate::event::Observer;
@@ -98,7 +99,9 @@ pub fn fit(recipe: &Recipe, manifest: &Arc<Manifest>, folder: &Path, around: Sur
     std::fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
     let resume = readable_folder(&folder.join("last")).ok();
     let assembly = assemble(recipe, manifest, resume.as_deref(), around)?;
-    let task = SegmentTask::new(assembly, manifest, recipe.train.clone(), recipe.data.clone(), recipe.text.clone())?;
+    let kept = sight::keep(&assembly, &recipe.data, around.cache, around.observer)?;
+    let task =
+        SegmentTask::new(assembly, manifest, recipe.train.clone(), recipe.data.clone(), recipe.text.clone(), kept)?;
     if resume.is_none() {
         guard::guard(|| task.calibrate())?;
     }

@@ -2,6 +2,7 @@
 //!
 //! Read [`step`] first: one pass of the model over a micro-batch, the same for training, evaluation and trace.
 
+mod ahead;
 pub mod evaluate;
 pub mod fit;
 pub mod layout;
@@ -11,6 +12,7 @@ mod quantized;
 pub mod rehearsal;
 pub mod semantics;
 pub mod setup;
+pub mod sight;
 pub mod step;
 pub mod task;
 pub mod trace;

@@ -7,7 +7,7 @@ use super::layout::Layout;
 use super::setup::Assembly;
 use super::step;
 use super::task::values;
-use crate::data::image::{clip_pixels, normalise_clip, sam_pixels};
+use crate::data::image::{clip_pixels, sam_pixels};
 use crate::data::text::{self, AnswerStream};
 use crate::models::mistral::KvCache;
 use crate::models::prsmed::PrsMed;
@@ -126,7 +126,6 @@ fn pixels(assembly: &Assembly, picture: &DynamicImage) -> Result<[Tensor; 2]> {
     let _category = ledger::enter(ledger::Category::Inputs);
     let config = assembly.description.pixels;
     let clip = clip_pixels(picture, config.clip_size, config.pad_offset)?;
-    let clip = normalise_clip(&clip, (config.clip_size * config.clip_size) as usize);
     let sam = sam_pixels(picture, config.sam_size)?;
     let device: Device = assembly.model.options().device;
     let square = |side: u32| [1, 3, i64::from(side), i64::from(side)];

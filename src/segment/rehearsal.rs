@@ -4,8 +4,11 @@
 
 use super::layout::Layout;
 use super::setup::{self, ModelConfig};
+use super::sight::{Sight, feature_shape};
 use super::step::Inputs;
 use super::{predict, task, weights};
+use crate::data::batch::{ClipInput, View};
+use crate::data::features::FeatureShape;
 use crate::event::Observer;
 use crate::models::llava::IMAGE_TOKEN;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
@@ -46,6 +49,7 @@ pub struct Rehearsal {
     train: TrainConfig,
     example: Example,
     shorter: usize,
+    keeping: bool,
 }
 
 impl Rehearsal {
@@ -78,7 +82,7 @@ impl Rehearsal {
                 Ok(())
             })?;
         }
-        Ok(Self { model, settings: settings.clone(), train: train.clone(), example, shorter: 0 })
+        Ok(Self { model, settings: settings.clone(), train: train.clone(), example, shorter: 0, keeping: false })
     }
 
     /// Batches whose texts, except the first, have `ids` fewer, half of them before the answer; rows are padded then.
@@ -86,6 +90,32 @@ impl Rehearsal {
     pub fn with_shorter_rows(mut self, ids: usize) -> Self {
         self.shorter = ids;
         self
+    }
+
+    /// With vision features kept, if `keeping`.
+    #[must_use]
+    pub fn keeping_features(mut self, keeping: bool) -> Self {
+        self.keeping = keeping;
+        self
+    }
+
+    /// `count` pictures for the tower, on `device`; `seen` where it has seen them before.
+    fn sight(&self, count: i64, seen: bool, device: Device) -> Sight {
+        let clip = &self.model.config().clip;
+        let pictures = |count| blank([count, 3, clip.image_size, clip.image_size], Kind::Uint8, device);
+        if !self.keeping {
+            return pictures(count).into();
+        }
+        let FeatureShape { tokens, width, kind } = feature_shape(clip, self.model.options().compute);
+        let view = |_| {
+            if seen {
+                View::Features(blank([1, tokens, width], kind, device))
+            } else {
+                View::New { key: [0; 32], pixels: pictures(1) }
+            }
+        };
+        let views = (0..count).map(view);
+        Sight::new(ClipInput::Views(views.collect()), None)
     }
 
     /// Where batches wait: on the host, which for a rehearsed CPU is the meta device too.
@@ -97,13 +127,12 @@ impl Rehearsal {
     }
 
     /// A micro-batch of pictures with `questions` each.
-    fn batch(&self, questions: usize) -> Inputs {
+    fn batch(&self, questions: usize, seen: bool, device: Device) -> Inputs {
         let _category = ledger::enter(ledger::Category::Inputs);
-        let (device, sizes) = (self.input_device(), self.model.config());
         let pictures = self.train.micro_batch;
         let rows = pictures * questions;
         let [b, q] = [pictures, rows].map(|count| i64::try_from(count).expect("a small batch"));
-        let (clip, side) = (sizes.clip.image_size, self.settings.image_size);
+        let side = self.settings.image_size;
         let Example { text_tokens, answer_tokens, .. } = self.example;
         let answer_start = text_tokens - answer_tokens;
         let shorter = |row: usize| if row == 0 { 0 } else { self.shorter };
@@ -112,9 +141,9 @@ impl Rehearsal {
         let (semantics, image_tokens) = (self.settings.semantics, self.model.num_image_tokens());
         Inputs {
             layout: Layout::new(texts, &answer_starts, &vec![questions; pictures], semantics, image_tokens),
-            clip_image: blank([b, 3, clip, clip], Kind::Float, device),
+            sight: self.sight(b, seen, device),
             sam_image: blank([b, 3, side, side], Kind::Uint8, device),
-            mask: blank([q, 1, side, side], Kind::Float, device),
+            mask: blank([q, 1, side, side], Kind::Uint8, device),
             class_label: Tensor::zeros([q], (Kind::Int64, device)),
         }
     }
@@ -128,7 +157,7 @@ impl Rehearsal {
 
 /// A picture of zeros; one number stands for all of it on the host of a rehearsed card, whose memory nobody counts.
 fn blank<const N: usize>(shape: [i64; N], kind: Kind, device: Device) -> Tensor {
-    let is_rehearsed = meta::target() == meta::Target::Cuda;
+    let is_rehearsed = meta::target() == meta::Target::Cuda && device == Device::Cpu;
     if is_rehearsed {
         Tensor::zeros([1_i64; N], (kind, device)).expand(shape, false)
     } else {
@@ -178,7 +207,7 @@ impl Judging {
         let (clip, side) = (self.sizes.clip.image_size, self.model.image_size);
         let images = || {
             let _category = ledger::enter(ledger::Category::Inputs);
-            [blank([1, 3, clip, clip], Kind::Float, input), blank([1, 3, side, side], Kind::Uint8, input)]
+            [blank([1, 3, clip, clip], Kind::Uint8, input), blank([1, 3, side, side], Kind::Uint8, input)]
         };
         let known = self.sizes.llm.vocab_size.min(300);
         let text = (0_i64..).take(self.question_tokens).map(|i| if i == 1 { IMAGE_TOKEN } else { 3 + i % (known - 3) });
@@ -232,8 +261,8 @@ impl Task for Rehearsal {
     }
 
     fn validate(&self, _observer: &dyn Observer) -> Result<Option<Validation>> {
-        // validation is not packed
-        let inputs = self.batch(1);
+        // validation is not packed, and the first one has new pictures
+        let inputs = self.batch(1, false, self.input_device());
         let mut sums = task::Sums::default();
         guard::guard(|| task::score(&self.model, &inputs, &mut sums, |_, _, _| Ok(())))?;
         Ok(None)
@@ -250,17 +279,27 @@ impl Task for Rehearsal {
 }
 
 impl Rehearse for Rehearsal {
-    fn example(&self) -> Inputs {
-        self.batch(self.example.questions)
+    fn example(&self, seen: bool) -> Inputs {
+        self.batch(self.example.questions, seen, self.model.options().device)
+    }
+
+    fn sends_ahead(&self) -> bool {
+        match self.model.options().device {
+            META => meta::target() == meta::Target::Cuda,
+            device => device != Device::Cpu,
+        }
+    }
+
+    fn keeps(&self) -> bool {
+        self.keeping
     }
 
     fn calibrate(&self) -> Result<()> {
         let Some(pictures) = task::calibration_pictures(&self.settings) else { return Ok(()) };
         let pictures = i64::try_from(pictures).expect("a few pictures");
         let (device, side) = (self.input_device(), self.settings.image_size);
-        let clip = self.model.config().clip.image_size;
-        let _clip_image = blank([pictures, 3, clip, clip], Kind::Float, device);
-        let _mask = blank([pictures, 1, side, side], Kind::Float, device);
+        let _sight = self.sight(pictures, false, device);
+        let _mask = blank([pictures, 1, side, side], Kind::Uint8, device);
         task::calibrate(&self.model, &blank([pictures, 3, side, side], Kind::Uint8, device))
     }
 
@@ -269,7 +308,7 @@ impl Rehearse for Rehearsal {
         let (clip, side) = (self.model.config().clip.image_size, self.settings.image_size);
         let images = {
             let _category = ledger::enter(ledger::Category::Inputs);
-            [blank([1, 3, clip, clip], Kind::Float, device), blank([1, 3, side, side], Kind::Uint8, device)]
+            [blank([1, 3, clip, clip], Kind::Uint8, device), blank([1, 3, side, side], Kind::Uint8, device)]
         };
         let Example { text_tokens, new_tokens, .. } = self.example;
         let text = self.text(text_tokens);

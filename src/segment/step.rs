@@ -7,34 +7,37 @@
 //! tokens.
 
 use super::layout::{Layout, Places};
+use super::sight::{Kept, Sight};
 use super::{Semantics, loss};
 use crate::data::batch::Batch;
 use crate::models::prsmed::PrsMed;
 use crate::models::{llava, mistral, tiny_vit};
-use crate::tensor::{Device, Tensor, dims, ledger, meta, scope};
+use crate::tensor::transfer::Flight;
+use crate::tensor::{Device, Kind, Tensor, dims, ledger, meta, scope};
 use crate::trainer::Weight;
+use std::sync::Arc;
 
 /// A micro-batch on the host.
 #[derive(Debug)]
 pub struct Inputs {
     /// Where ids, images, prompts and labels stand.
     pub layout: Layout,
-    /// `[b, 3, c, c]` f32, normalised.
-    pub clip_image: Tensor,
+    /// What the vision tower says about the pictures.
+    pub sight: Sight,
     /// `[b, 3, s, s]` u8.
     pub sam_image: Tensor,
-    /// `[q, 1, s, s]` f32 in 0..=1.
+    /// `[q, 1, s, s]` u8, 255 = foreground.
     pub mask: Tensor,
     /// `[q]` i64.
     pub class_label: Tensor,
 }
 
 impl Inputs {
-    /// From a collated batch; a picture becomes `image_tokens` tokens.
+    /// From a collated batch; a picture becomes `image_tokens` tokens. What the tower says of new pictures goes to `kept`.
     ///
     /// # Panics
     /// When the batch's tensors do not have the documented types.
-    pub fn from_batch(batch: &Batch, semantics: Semantics, image_tokens: i64) -> Self {
+    pub fn from_batch(batch: Batch, semantics: Semantics, image_tokens: i64, kept: Option<&Arc<Kept>>) -> Self {
         let ids = Vec::<Vec<i64>>::try_from(&batch.text_ids).expect("text_ids is i64 [q, l]");
         let mask = Vec::<Vec<bool>>::try_from(&batch.text_mask).expect("text_mask is bool [q, l]");
         let start = |start: &i64| usize::try_from(*start).expect("not negative");
@@ -42,11 +45,28 @@ impl Inputs {
         let texts = real_ids(&ids, &mask, semantics);
         Self {
             layout: Layout::new(texts, &answer_starts, &batch.groups, semantics, image_tokens),
-            clip_image: batch.clip_image.shallow_clone(),
-            sam_image: batch.sam_image.shallow_clone(),
-            mask: batch.mask.shallow_clone(),
-            class_label: batch.class_label.shallow_clone(),
+            sight: Sight::new(batch.clip, kept.cloned()),
+            sam_image: batch.sam_image,
+            mask: batch.mask,
+            class_label: batch.class_label,
         }
+    }
+
+    /// The same on a card, once `flight` has landed.
+    #[must_use]
+    pub fn send(self, flight: &mut Flight) -> Self {
+        Self {
+            layout: self.layout,
+            sight: self.sight.send(flight),
+            sam_image: flight.send(&self.sam_image),
+            mask: flight.send(&self.mask),
+            class_label: flight.send(&self.class_label),
+        }
+    }
+
+    /// The targets on `device`, `[q, 1, s, s]` f32 in 0..=1.
+    pub fn target(&self, device: Device) -> Tensor {
+        self.mask.to_device(device).to_kind(Kind::Float) / 255.0
     }
 
     /// Questions and supervised tokens.
@@ -57,16 +77,18 @@ impl Inputs {
     }
 
     /// Everything that a pass needs, as the share of an effective batch weighing `whole`.
-    pub fn to_device(&self, device: Device, whole: Weight) -> Prepared {
+    pub fn to_device(&self, model: &PrsMed, whole: Weight) -> Prepared {
+        let device = model.options().device;
+        let clip = self.sight.prepare(model);
         let _category = ledger::enter(ledger::Category::Inputs);
         #[expect(clippy::cast_possible_truncation, reason = "counts far below 2^24")]
         let whole = [whole.tokens.max(1.0) as f32, whole.samples as f32];
         Prepared {
             places: self.layout.to_device(device),
             semantics: self.layout.semantics(),
-            clip_image: self.clip_image.to_device(device),
+            clip,
             sam_image: self.sam_image.to_device(device),
-            mask: self.mask.to_device(device),
+            mask: self.target(device),
             class_label: self.class_label.to_device(device),
             whole: Tensor::from_slice(&whole).to_device(device),
         }
@@ -80,8 +102,8 @@ pub struct Prepared {
     pub places: Places,
     /// The arithmetic.
     pub semantics: Semantics,
-    /// `[b, 3, c, c]` f32, normalised.
-    pub clip_image: Tensor,
+    /// What [`PrsMed::image_tokens`] takes: pictures `[b, 3, c, c]`, or kept features `[b, p, w]`.
+    pub clip: Tensor,
     /// `[b, 3, s, s]` u8.
     pub sam_image: Tensor,
     /// `[q, 1, s, s]` f32 in 0..=1.
@@ -96,7 +118,7 @@ impl Prepared {
     /// All tensors; micro-batches of the same kind and sizes have the same number of them, of the same shapes.
     pub fn tensors(&self) -> Vec<&Tensor> {
         let mut all = self.places.tensors();
-        all.extend([&self.clip_image, &self.sam_image, &self.mask, &self.class_label, &self.whole]);
+        all.extend([&self.clip, &self.sam_image, &self.mask, &self.class_label, &self.whole]);
         all
     }
 }
@@ -146,7 +168,7 @@ pub struct Outputs {
 /// Runs the model once.
 pub fn forward(model: &PrsMed, inputs: &Prepared, pass: Pass) -> Outputs {
     let places = &inputs.places;
-    let embeds = embeds(model, &inputs.clip_image, places);
+    let embeds = embeds(model, &inputs.clip, places);
     let states = model.llm().forward_seen(&embeds, places.sight(), pass.llm);
     let embedding = model.embed_image(&inputs.sam_image, pass.encoder);
     let mask_logits = {
@@ -168,9 +190,9 @@ pub fn forward(model: &PrsMed, inputs: &Prepared, pass: Pass) -> Outputs {
 /// Embedded ids with the image's tokens among them.
 ///
 /// # Shapes
-/// `clip_image [b, 3, c, c]` to `[s, t, d]`.
-pub fn embeds(model: &PrsMed, clip_image: &Tensor, places: &Places) -> Tensor {
-    let image = model.image_tokens(clip_image);
+/// `clip` as [`PrsMed::image_tokens`] takes it, to `[s, t, d]`.
+pub fn embeds(model: &PrsMed, clip: &Tensor, places: &Places) -> Tensor {
+    let image = model.image_tokens(clip);
     llava::splice(&model.llm().embed(&places.ids), &image, &places.index)
 }
 

@@ -1,7 +1,9 @@
 //! Training PRS-Med: rows of a data root as a [`Task`] for the engine.
 
+use super::ahead::Ahead;
 use super::rehearsal::Example;
 use super::setup::{Assembly, BatchNorm, ModelConfig};
+use super::sight::Kept;
 use super::step::{self, Inputs, Pass};
 use super::weights;
 use crate::data::classical::Augment;
@@ -18,7 +20,7 @@ use crate::nn::BatchStatistics;
 use crate::segment::Semantics;
 use crate::tensor::store::{Entry, Role};
 use crate::tensor::weights::Staged;
-use crate::tensor::{Kind, META, Tensor, guard, ledger, meta, no_grad};
+use crate::tensor::{Device, Kind, META, Tensor, guard, meta, no_grad};
 use crate::trainer::profile::Component;
 use crate::trainer::{Batches, Loss, Parameter, Task, TrainConfig, Validation, Weight};
 use crate::{Error, Result};
@@ -42,7 +44,8 @@ pub enum CacheVision {
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataConfig {
-    /// Decoding threads; 0 = one for each core, at most 8.
+    /// Decoding threads; 0 = one for each core, at most 8, where a card computes, and [`workers`] of them where they share the
+    /// cores with the arithmetic.
     pub workers: usize,
     /// Micro-batches made ahead.
     pub prefetch: usize,
@@ -53,6 +56,9 @@ pub struct DataConfig {
     pub questions_per_picture: usize,
     /// Keep what the frozen vision tower says about a picture: off, ram (this run) or disk (for later runs too).
     pub cache_vision: CacheVision,
+    /// Most MiB of vision features, in memory or in the file; what came first stays.
+    #[serde(default = "cache_vision_mib")]
+    pub cache_vision_mib: usize,
     /// Changes of training samples, new every epoch: none, turn (flips and quarter turns) or classical (also rotation,
     /// scale, elastic deformation, intensities). Texts follow; where they cannot, the geometry stays.
     pub augment: Augment,
@@ -66,6 +72,11 @@ pub struct DataConfig {
     pub max_train_rows: usize,
     /// Most rows used for validation; 0 = all.
     pub max_val_rows: usize,
+}
+
+/// Room for 3600 pictures of LLaVA-Med's tower in bf16.
+fn cache_vision_mib() -> usize {
+    4096
 }
 
 /// Makes token ids of rows as the semantics wants them.
@@ -111,6 +122,7 @@ pub struct SegmentTask {
     mix: Mix,
     longest: Example,
     val_rows: Vec<usize>,
+    kept: Option<Arc<Kept>>,
     config: TrainConfig,
     data: DataConfig,
     /// The resolved configuration, written into every checkpoint.
@@ -124,7 +136,8 @@ impl std::fmt::Debug for SegmentTask {
 }
 
 impl SegmentTask {
-    /// Trains `assembly` on the train rows of `manifest` and on its synthetic rows.
+    /// Trains `assembly` on the train rows of `manifest` and on its synthetic rows, with `kept` vision features where
+    /// [`super::sight::keep`] gave some.
     ///
     /// # Errors
     /// [`Error::Data`] without train rows, or for a row whose text cannot be encoded; [`Error::Config`] when synthetic rows
@@ -135,6 +148,7 @@ impl SegmentTask {
         config: TrainConfig,
         data: DataConfig,
         resolved: String,
+        kept: Option<Kept>,
     ) -> Result<Self> {
         let model = &assembly.description.model;
         let encoder = Arc::new(Encoder {
@@ -142,9 +156,14 @@ impl SegmentTask {
             semantics: model.semantics,
             max_tokens: model.max_text_tokens,
         });
+        let kept = kept.map(Arc::new);
         let source = || {
-            Source::new(Arc::clone(manifest), encoder.clone(), assembly.description.pixels)
-                .with_cache(data.cache_mib << 20)
+            let source = Source::new(Arc::clone(manifest), encoder.clone(), assembly.description.pixels)
+                .with_cache(data.cache_mib << 20);
+            match &kept {
+                Some(kept) => source.with_features(Arc::clone(kept.features())),
+                None => source,
+            }
         };
         let plain = Arc::new(source());
         let train = match data.augment {
@@ -179,7 +198,7 @@ impl SegmentTask {
             questions: data.questions_per_picture,
         };
         let val_rows = spread(manifest.rows_of(Split::Val), data.max_val_rows);
-        Ok(Self { assembly, train, plain, rows, groups, mix, longest, val_rows, config, data, resolved })
+        Ok(Self { assembly, train, plain, rows, groups, mix, longest, val_rows, kept, config, data, resolved })
     }
 
     /// The longest texts of the training rows.
@@ -216,7 +235,8 @@ impl SegmentTask {
     /// Batches of rows, of which up to `questions` share a picture.
     fn load(&self, source: &Arc<Source>, batches: Vec<Vec<usize>>, epoch: u64, questions: usize) -> Result<Loader> {
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
-        let workers = if self.data.workers == 0 { cores.min(8) } else { self.data.workers };
+        let device = self.assembly.model.options().device;
+        let workers = if self.data.workers == 0 { workers(device, cores) } else { self.data.workers };
         let options = LoaderOptions { workers, prefetch: self.data.prefetch, epoch, skip: 0, questions };
         Loader::start(Arc::clone(source), batches, options)
     }
@@ -249,12 +269,10 @@ impl Task for SegmentTask {
         let counts: Vec<usize> = steps.iter().map(|step| step.len().div_ceil(micro)).collect();
         let rows = |groups: &[usize]| groups.iter().flat_map(|group| &self.groups[*group]).copied().collect();
         let micros = steps.iter().flat_map(|step| step.chunks(micro).map(rows)).collect();
-        let mut loader = self.load(&self.train, micros, epoch, self.data.questions_per_picture)?;
+        let loader = self.load(&self.train, micros, epoch, self.data.questions_per_picture)?;
         let (semantics, image_tokens) = (self.semantics(), self.assembly.model.num_image_tokens());
-        Ok(Box::new(counts.into_iter().map(move |count| {
-            let _category = ledger::enter(ledger::Category::Inputs);
-            loader.by_ref().take(count).map(|batch| Ok(Inputs::from_batch(&batch?, semantics, image_tokens))).collect()
-        })))
+        let inputs = move |batch| Inputs::from_batch(batch, semantics, image_tokens, self.kept.as_ref());
+        Ok(Box::new(Ahead::new(loader, counts, inputs, self.assembly.model.options().device)))
     }
 
     fn weight(&self, batch: &Inputs) -> Weight {
@@ -277,7 +295,8 @@ impl Task for SegmentTask {
         let mut sums = Sums::default();
         let batches = order::plain_batches(&self.val_rows, self.config.micro_batch);
         for batch in self.load(&self.plain, batches, 0, 1)? {
-            let inputs = Inputs::from_batch(&batch?, self.semantics(), self.assembly.model.num_image_tokens());
+            let image_tokens = self.assembly.model.num_image_tokens();
+            let inputs = Inputs::from_batch(batch?, self.semantics(), image_tokens, self.kept.as_ref());
             guard::guard(|| self.score(&inputs, &mut sums))?;
             observer.on(&Event::Advanced { done: sums.images });
         }
@@ -290,6 +309,10 @@ impl Task for SegmentTask {
         }))
     }
 
+    fn note(&self) -> Option<String> {
+        self.kept.as_ref()?.told()
+    }
+
     fn save(&self, folder: &mut Staged) -> Result<()> {
         weights::save(folder, &self.assembly)?;
         folder.write_bytes("config.toml", self.resolved.as_bytes())
@@ -300,6 +323,11 @@ impl Task for SegmentTask {
         weights::load_parts(folder, &self.assembly.model, false, &mut warnings)?;
         weights::load_own_base(folder, &self.assembly.model)
     }
+}
+
+/// Decoding threads where the settings leave them open. On the CPU they take time from the arithmetic, which uses every core.
+pub fn workers(device: Device, cores: usize) -> usize {
+    if device == Device::Cpu { (cores / 4).clamp(1, 8) } else { cores.clamp(1, 8) }
 }
 
 /// Pictures that an encoder of random weights is calibrated on, `None` where it is not: eight up to 512 pixels, fewer above to
@@ -382,7 +410,7 @@ pub(super) fn loss(
     whole: Weight,
     epoch: u64,
 ) -> Loss {
-    let inputs = inputs.to_device(model.options().device, whole);
+    let inputs = inputs.to_device(model, whole);
     let outputs = step::forward(model, &inputs, pass);
     let parts = step::losses(model, &inputs, &outputs);
     let mut total = &parts.mask + &parts.text * settings.text_loss_weight;
@@ -409,7 +437,7 @@ pub(super) fn score(
     mut image: impl FnMut(Vec<f32>, Vec<bool>, &mut Sums) -> Result<()>,
 ) -> Result<()> {
     let one = Weight { samples: 1.0, tokens: 1.0 };
-    let prepared = inputs.to_device(model.options().device, one);
+    let prepared = inputs.to_device(model, one);
     let outputs = step::forward(model, &prepared, Pass::evaluation());
     let losses = step::losses(model, &prepared, &outputs);
     sums.text += meta::number(&losses.text);
@@ -418,7 +446,7 @@ pub(super) fn score(
     sums.tokens += inputs.weight().tokens;
     let probability = outputs.mask_logits.sigmoid();
     for i in 0..i64::try_from(inputs.layout.questions()).expect("a few samples") {
-        let truth = values(&inputs.mask.get(i)).iter().map(|v| *v > 0.5).collect();
+        let truth = values(&inputs.mask.get(i)).iter().map(|byte| *byte > 127.5).collect();
         image(values(&probability.get(i)), truth, sums)?;
     }
     Ok(())

@@ -37,12 +37,11 @@ pub fn read_inputs(path: &Path, semantics: Semantics, image_tokens: i64) -> Resu
             // without a mark, the second half of each text stands in for the answer
             texts.iter().map(|text| text.len().div_ceil(2).max(2)).collect()
         };
-        let mask = archive.read("mask_u8")?;
         Ok(Inputs {
             layout: Layout::new(texts, &answer_start, &groups, semantics, image_tokens),
-            clip_image: archive.read("clip_image")?.to_kind(Kind::Float),
+            sight: archive.read("clip_image")?.to_kind(Kind::Float).into(),
             sam_image: archive.read("sam_image_u8")?,
-            mask: mask.to_kind(Kind::Float) / 255.0,
+            mask: archive.read("mask_u8")?,
             class_label: archive.read("class_label")?.to_kind(Kind::Int64),
         })
     })
@@ -84,7 +83,7 @@ pub fn run(assembly: &Assembly, inputs: &Inputs, steps: usize, config: &TrainCon
     let mut losses: Vec<[f64; 4]> = Vec::new();
     let mut norms = Vec::new();
     for number in 0..steps {
-        let prepared = inputs.to_device(model.options().device, inputs.weight());
+        let prepared = inputs.to_device(model, inputs.weight());
         let outputs = guard::guard(|| Ok(step::forward(model, &prepared, pass)))?;
         let parts = step::losses(model, &prepared, &outputs);
         let total = &parts.mask + &parts.class * assembly.description.model.class_loss_weight + &parts.text;

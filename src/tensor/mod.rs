@@ -18,6 +18,7 @@ pub mod rng;
 pub mod scope;
 pub mod store;
 pub mod trace;
+pub mod transfer;
 pub mod weights;
 
 pub use dims::dims;

@@ -182,6 +182,13 @@ unsafe extern "C" {
         settings: *const f64,
     ) -> *mut c_char;
     pub(super) fn prsmed_clear_grad(tensor: RawTensor);
+    pub(super) fn prsmed_transfer_send(
+        host: RawTensor,
+        index: i32,
+        out: *mut RawTensor,
+        arrival: *mut *mut c_void,
+    ) -> *mut c_char;
+    pub(super) fn prsmed_transfer_land(arrival: *mut c_void) -> *mut c_char;
     fn prsmed_free_message(text: *mut c_char);
 }
 

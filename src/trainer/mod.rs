@@ -10,6 +10,7 @@ pub mod profile;
 pub mod records;
 pub mod run;
 pub mod schedule;
+mod waiting;
 
 pub use run::{Outcome, run};
 
@@ -97,6 +98,11 @@ pub trait Task {
     /// Typed errors of libtorch.
     fn loss(&self, batch: &Self::Batch, whole: Weight, epoch: u64) -> Result<Loss>;
 
+    /// Something that happened in the last step and is worth a line, once.
+    fn note(&self) -> Option<String> {
+        None
+    }
+
     /// Scores the current weights; `None` when there is nothing to validate on.
     ///
     /// # Errors
@@ -118,8 +124,19 @@ pub trait Task {
 
 /// A task that can be run without data, to plan its memory or to measure it.
 pub trait Rehearse: Task {
-    /// A micro-batch of full size whose numbers mean nothing.
-    fn example(&self) -> Self::Batch;
+    /// A micro-batch of full size whose numbers mean nothing; `seen` = the task has kept what it can of such a batch from an
+    /// epoch before.
+    fn example(&self, seen: bool) -> Self::Batch;
+
+    /// Whether the batches of the next step are on the device while a step runs.
+    fn sends_ahead(&self) -> bool {
+        false
+    }
+
+    /// Whether a step on batches that were seen before takes another way.
+    fn keeps(&self) -> bool {
+        false
+    }
 
     /// What a new run does to new weights before its first step.
     ///

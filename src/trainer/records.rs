@@ -57,6 +57,7 @@ impl Records {
             ("train/learning_rate".into(), report.learning_rate),
             ("train/grad_norm".into(), report.grad_norm),
             ("train/images_per_s".into(), images_per_s(report)),
+            ("train/data_wait_share".into(), report.data_wait_share()),
             ("memory/allocated_peak_bytes".into(), as_f64(report.allocated_peak)),
         ]);
         self.events.scalars(report.step, &scalars)
@@ -90,6 +91,7 @@ pub fn step_line(report: &StepReport) -> Value {
         "grad_norm": report.grad_norm,
         "samples": report.samples,
         "seconds": report.elapsed.as_secs_f64(),
+        "data_wait_seconds": report.data_wait.as_secs_f64(),
         "images_per_s": images_per_s(report),
         "allocated_peak": report.allocated_peak,
     })

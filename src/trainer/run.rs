@@ -6,6 +6,7 @@ use super::optimizer::AdamW;
 use super::precision::Scaler;
 use super::profile::{self, Hooks};
 use super::records::Records;
+use super::waiting::Waiting;
 use super::{Loss, Task, TrainConfig, Validation, Weight, schedule};
 use crate::event::{Event, Observer, StepReport};
 use crate::tensor::weights::{self, Staged};
@@ -14,7 +15,7 @@ use crate::{Error, Result};
 use rand::RngCore;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// How a run ended.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -31,6 +32,8 @@ pub struct Outcome {
     pub samples_now: u64,
     /// Seconds this call spent in training steps.
     pub train_seconds: f64,
+    /// Of these, seconds in which a step's data was not there yet.
+    pub data_wait_seconds: f64,
 }
 
 /// What a run is given besides its task.
@@ -62,6 +65,7 @@ struct Engine<'a, T: Task> {
     ema: Option<Ema>,
     progress: Progress,
     records: Records,
+    waiting: Waiting,
     profile: Hooks<'a>,
     total_steps: u64,
 }
@@ -78,12 +82,14 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
     session.observer.on(&phase);
     while engine.progress.step < engine.total_steps && !outcome.stopped_early {
         let epoch = engine.progress.step / steps_per_epoch;
-        for batch in task.batches(epoch, engine.progress.step % steps_per_epoch)? {
+        let mut batches = task.batches(epoch, engine.progress.step % steps_per_epoch)?;
+        while let (Some(batch), data_wait) = timed(|| batches.next()) {
             let report = batch.and_then(|batch| guard::guard(|| engine.step(&batch, epoch)));
-            let report = report.or_else(|error| engine.rescue(error))?;
+            let mut report = report.or_else(|error| engine.rescue(error))?;
+            report.data_wait = data_wait;
+            report.elapsed += data_wait;
             outcome.count(&report);
-            engine.records.step(&report)?;
-            session.observer.on(&Event::Step(report));
+            engine.tell(report)?;
             let ended = engine.progress.step >= engine.total_steps;
             let epoch_ended = ended || engine.progress.step.is_multiple_of(steps_per_epoch);
             if epoch_ended {
@@ -105,11 +111,18 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
     Ok(Outcome { steps: engine.progress.step, best_score: engine.progress.best_score, ..outcome })
 }
 
+/// What `work` gives, and how long it took.
+fn timed<T>(work: impl FnOnce() -> T) -> (T, Duration) {
+    let start = Instant::now();
+    (work(), start.elapsed())
+}
+
 impl Outcome {
     fn count(&mut self, report: &StepReport) {
         self.steps_now += 1;
         self.samples_now += report.samples;
         self.train_seconds += report.elapsed.as_secs_f64();
+        self.data_wait_seconds += report.data_wait.as_secs_f64();
     }
 }
 
@@ -132,7 +145,8 @@ impl<'a, T: Task> Engine<'a, T> {
             let ema = (config.ema_decay > 0.0).then(|| Ema::new(config.ema_decay, optimizer.params()));
             let records = Records::open(session.folder, None)?;
             let profile = Hooks::start(session.profile, session.observer, optimizer.device(), None)?;
-            return Ok(Self { task, session, optimizer, ema, progress: fresh, records, profile, total_steps });
+            let waiting = Waiting::default();
+            return Ok(Self { task, session, optimizer, ema, progress: fresh, records, waiting, profile, total_steps });
         }
         let folder = weights::readable_folder(&last)?;
         weights::verify_folder(&folder)?;
@@ -150,7 +164,20 @@ impl<'a, T: Task> Engine<'a, T> {
         session.observer.on(&Event::Note(format!("resumed at step {} of {total_steps}", progress.step)));
         let records = Records::open(session.folder, Some(progress.step))?;
         let profile = Hooks::start(session.profile, session.observer, optimizer.device(), Some(progress.step))?;
-        Ok(Self { task, session, optimizer, ema, progress, records, profile, total_steps })
+        let waiting = Waiting::default();
+        Ok(Self { task, session, optimizer, ema, progress, records, waiting, profile, total_steps })
+    }
+
+    /// Writes a step down and reports it.
+    fn tell(&mut self, report: StepReport) -> Result<()> {
+        self.records.step(&report)?;
+        let waited = self.waiting.add(&report);
+        let observer = self.session.observer;
+        observer.on(&Event::Step(report));
+        for note in waited.into_iter().chain(self.task.note()) {
+            observer.on(&Event::Note(note));
+        }
+        Ok(())
     }
 
     /// One optimizer step over the micro-batches of an effective batch.
@@ -181,6 +208,7 @@ impl<'a, T: Task> Engine<'a, T> {
             grad_norm,
             samples,
             elapsed: start.elapsed(),
+            data_wait: Duration::ZERO,
             allocated_peak: memory::overall_peak(self.optimizer.device()).0,
         })
     }

@@ -66,7 +66,14 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
         one("model.sizes.encoder.depths", &["[1,1,1,1]", "[2,2,2,2]"]),
         one("model.sizes.encoder.window_sizes", &["[7,8,16,8]", "[7,7,14,7]"]),
         one("model.sizes.encoder.out_dim", &["32", "64"]),
+        one("data.cache_vision", &["off", "ram"]),
     ];
+    if sets.contains(&"data.cache_vision=ram".to_owned()) {
+        // features are kept of a frozen tower only
+        for set in &mut sets {
+            *set = set.replace("train_base=true", "train_base=false");
+        }
+    }
     if sets.contains(&"model.train_base=false".to_owned()) {
         // what is trained is not quantized
         sets.push(one("model.quantization", &["none", "nf4", "nf4-double"]));
@@ -87,8 +94,10 @@ fn config_of(preset: &str, sets: &str) -> RunConfig {
 
 fn phases(config: &RunConfig, example: Example, shorter: usize, device: Device) -> Vec<Peak> {
     let sizes = setup::planned_sizes(&config.model, config.lora, example.num_classes).unwrap();
-    let build =
-        || Ok(Rehearsal::new(&config.model, &sizes, &config.train, example, device)?.with_shorter_rows(shorter));
+    let build = || {
+        let rehearsal = Rehearsal::new(&config.model, &sizes, &config.train, example, device)?;
+        Ok(rehearsal.with_shorter_rows(shorter).keeping_features(config.data.keeps_features()))
+    };
     let jobs = [Job::Train, Job::Eval, Job::Predict];
     let of = |job| -> Vec<Peak> {
         if device == META {
@@ -115,7 +124,7 @@ fn planned_equals_measured() {
         let config = sources.resolve().unwrap().config;
         let planned = phases(&config, example, shorter, META);
         let measured = phases(&config, example, shorter, Device::Cpu);
-        assert_eq!(planned.len(), 10);
+        assert_eq!(planned.len(), if config.data.keeps_features() { 11 } else { 10 });
         assert!(measured.iter().all(|phase| phase.1.0 > 1_000_000), "{measured:?}");
         for (plan, truth) in planned.iter().zip(&measured) {
             if plan != truth {

@@ -37,18 +37,18 @@ fn inputs(model: &PrsMed, is_packed: bool) -> Inputs {
     let (pictures, questions) = (3, 6);
     let clip_image = Tensor::randn([pictures, 3, clip, clip], options);
     let sam_image = Tensor::randint(256, [pictures, 3, 64, 64], (Kind::Uint8, Device::Cpu));
-    let mask = Tensor::rand([questions, 1, 64, 64], options).gt(0.7).to_kind(Kind::Float);
+    let mask = Tensor::rand([questions, 1, 64, 64], options).gt(0.7).to_kind(Kind::Uint8) * 255;
     let class_label = Tensor::from_slice(&[0_i64, 0, 0, 2, 1, 1]);
     let (texts, answer_starts) = texts();
     let layout = |groups: &[usize]| {
         Layout::new(texts.clone(), &answer_starts, groups, Semantics::Corrected, model.num_image_tokens())
     };
     if is_packed {
-        return Inputs { layout: layout(&GROUPS), clip_image, sam_image, mask, class_label };
+        return Inputs { layout: layout(&GROUPS), sight: clip_image.into(), sam_image, mask, class_label };
     }
     let owners = Tensor::from_slice(&[0_i64, 0, 0, 1, 2, 2]);
     let [clip_image, sam_image] = [clip_image, sam_image].map(|images| images.index_select(0, &owners));
-    Inputs { layout: layout(&[1; 6]), clip_image, sam_image, mask, class_label }
+    Inputs { layout: layout(&[1; 6]), sight: clip_image.into(), sam_image, mask, class_label }
 }
 
 fn trained(model: &PrsMed) -> Vec<(String, Tensor)> {
@@ -69,7 +69,7 @@ fn gradients(model: &PrsMed, inputs: &Inputs, checkpoint: usize) -> Vec<(String,
     for (_, tensor) in &trained {
         clear_grad(tensor);
     }
-    let prepared = inputs.to_device(Device::Cpu, inputs.weight());
+    let prepared = inputs.to_device(model, inputs.weight());
     let outputs = step::forward(model, &prepared, pass);
     let losses = step::losses(model, &prepared, &outputs);
     (&losses.text + &losses.mask + &losses.class).backward();

@@ -8,7 +8,7 @@ use prsmed::config::AugmentRun;
 use prsmed::plan::rehearse::Steps;
 
 /// Settings that together run all code of the models.
-const VARIANTS: [(&str, &[&str]); 12] = [
+const VARIANTS: [(&str, &[&str]); 13] = [
     ("tiny", &[]),
     ("tiny", &["train.accumulation=2", "train.checkpointing=2", "model.batch_norm=batch", "lora.dropout=0.1"]),
     (
@@ -52,6 +52,7 @@ const VARIANTS: [(&str, &[&str]); 12] = [
     ),
     ("tiny", &["data.questions_per_picture=3", "train.precision=bf16", "train.checkpointing=full"]),
     ("tiny", &["data.questions_per_picture=2", "model.train_base=false", "train.precision=fp32"]),
+    ("tiny", &["data.cache_vision=ram", "model.train_base=false", "train.precision=bf16"]),
     ("full", &["train.checkpointing=full", "train.checkpoint_encoder=full"]),
     ("full", &["model.decoder=v6", "train.precision=fp32"]),
 ];
@@ -66,7 +67,10 @@ fn of_job(config: &RunConfig, job: Job, shorter: usize) -> BTreeSet<String> {
         questions: config.data.questions_per_picture,
     };
     let sizes = setup::planned_sizes(&config.model, config.lora, example.num_classes).unwrap();
-    let build = || Ok(Rehearsal::new(&config.model, &sizes, &config.train, example, META)?.with_shorter_rows(shorter));
+    let build = || {
+        let rehearsal = Rehearsal::new(&config.model, &sizes, &config.train, example, META)?;
+        Ok(rehearsal.with_shorter_rows(shorter).keeping_features(config.data.keeps_features()))
+    };
     let trace = rehearse::plan(job, &config.train, Target::Cpu, true, build).unwrap().trace;
     working(&trace, 0, 0)
 }

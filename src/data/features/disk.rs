@@ -1,0 +1,224 @@
+//! The file of kept features: one for each tower, only ever appended to.
+//!
+//! ```text
+//! header   64 bytes: magic, version, bytes of a record's features, identity of the tower, check
+//! record   64 bytes: key, check of the features, check of these 64 bytes, zeros; then the features, padded to 64 bytes
+//! record   ...
+//! ```
+//!
+//! Records have one length, so the index is rebuilt from their heads alone, and a damaged one hides none behind it. A head
+//! whose check fails is no record; features whose check fails are found when they are read, and made anew. A tail that is
+//! no record (a crash while writing) is cut off by the next process that writes. Files of another version are replaced.
+//!
+//! One process writes: it holds the system's lock on the file, which goes with the process however it ends. Bytes are read
+//! by position, not mapped: a mapping of a file that is cut by somebody else kills the process, and the system keeps pages
+//! of both alike.
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use sha2::{Digest, Sha256};
+
+use super::{Identity, Key};
+use crate::error::{Error, Result};
+
+const MAGIC: &[u8; 8] = b"PRSMEDVF";
+/// Changes with the layout, the preprocessing and what the tower computes.
+const VERSION: u32 = 1;
+const BLOCK: usize = 64;
+
+/// An open file of features.
+#[derive(Debug)]
+pub(super) struct File {
+    path: PathBuf,
+    identity: Identity,
+    /// Bytes of a picture's features.
+    length: usize,
+    file: Arc<fs::File>,
+    index: HashMap<Key, u64>,
+    /// Where the next record goes; `None` when this process does not write.
+    end: Option<u64>,
+}
+
+/// Where a picture's features are; reads without the index.
+pub(super) struct Reader {
+    file: Arc<fs::File>,
+    at: u64,
+    length: usize,
+    key: Key,
+    identity: Identity,
+}
+
+impl Reader {
+    /// The features, when they are whole.
+    pub(super) fn read(&self) -> Option<Vec<u8>> {
+        let mut head = [0; BLOCK];
+        self.file.read_exact_at(&mut head, self.at).ok()?;
+        let mut bytes = vec![0; self.length];
+        self.file.read_exact_at(&mut bytes, self.at + BLOCK as u64).ok()?;
+        (head == record_head(&self.identity, &self.key, &bytes)).then_some(bytes)
+    }
+}
+
+impl File {
+    /// Opens or makes the file of `identity`.
+    pub(super) fn open(folder: &Path, identity: &Identity, length: usize) -> Result<Self> {
+        fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
+        let path = folder.join(name_of(identity));
+        let file = fs::File::options().read(true).write(true).create(true).truncate(false).open(&path);
+        let (file, writes) = match file {
+            Ok(file) => {
+                let writes = file.try_lock().is_ok();
+                (file, writes)
+            }
+            // a cache on a read-only disk serves what it has
+            Err(_) if path.exists() => (fs::File::open(&path).map_err(Error::io(&path, "read"))?, false),
+            Err(error) => return Err(Error::io(&path, "create")(error)),
+        };
+        let file = Arc::new(file);
+        let mut opened = Self { path, identity: *identity, length, file, index: HashMap::new(), end: None };
+        let end = opened.build_index().map_err(Error::io(&opened.path, "read"))?;
+        if writes {
+            opened.end = Some(end);
+            opened.begin(end).map_err(Error::io(&opened.path, "write"))?;
+        }
+        Ok(opened)
+    }
+
+    /// Reads the heads of all records; returns where the last good one ends (0 when the file's own head is not ours).
+    fn build_index(&mut self) -> std::io::Result<u64> {
+        let mut head = [0; BLOCK];
+        if self.file.read_exact_at(&mut head, 0).is_err() || head != self.file_head() {
+            return Ok(0);
+        }
+        let stride = self.stride();
+        let records = (self.file.metadata()?.len() - BLOCK as u64) / stride;
+        let mut end = BLOCK as u64;
+        for record in 0..records {
+            let at = BLOCK as u64 + record * stride;
+            self.file.read_exact_at(&mut head, at)?;
+            if let Some(key) = key_in(&self.identity, &head) {
+                self.index.insert(key, at);
+                end = at + stride;
+            }
+        }
+        Ok(end)
+    }
+
+    /// Cuts off what is behind the records, and writes the head of a new file.
+    fn begin(&mut self, end: u64) -> std::io::Result<()> {
+        self.file.set_len(end)?;
+        if end == 0 {
+            self.file.write_all_at(&self.file_head(), 0)?;
+            self.end = Some(BLOCK as u64);
+        }
+        Ok(())
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    /// Whether this process adds features.
+    pub(super) fn writes(&self) -> bool {
+        self.end.is_some()
+    }
+
+    pub(super) fn reader(&self, key: &Key) -> Option<Reader> {
+        let at = *self.index.get(key)?;
+        let (file, identity) = (Arc::clone(&self.file), self.identity);
+        Some(Reader { file, at, length: self.length, key: *key, identity })
+    }
+
+    /// Leaves a damaged record out.
+    pub(super) fn forget(&mut self, key: &Key) {
+        self.index.remove(key);
+    }
+
+    /// Adds a record; says once why no more are written.
+    pub(super) fn append(&mut self, key: &Key, bytes: &[u8]) -> Option<String> {
+        let at = self.end?;
+        if self.index.contains_key(key) {
+            return None;
+        }
+        let mut record = Vec::with_capacity(usize::try_from(self.stride()).unwrap_or(0));
+        record.extend(record_head(&self.identity, key, bytes));
+        record.extend(bytes);
+        record.resize(record.len().next_multiple_of(BLOCK), 0);
+        match self.file.write_all_at(&record, at) {
+            Ok(()) => {
+                self.index.insert(*key, at);
+                self.end = Some(at + self.stride());
+                None
+            }
+            Err(error) => {
+                // half a record: the next process would cut it off too
+                let _ = self.file.set_len(at);
+                self.end = None;
+                let path = self.path.display();
+                Some(format!("no more vision features are written to {path} ({error}); those there are still used"))
+            }
+        }
+    }
+
+    fn stride(&self) -> u64 {
+        (BLOCK + self.length.next_multiple_of(BLOCK)) as u64
+    }
+
+    fn file_head(&self) -> [u8; BLOCK] {
+        let mut head = [0; BLOCK];
+        head[..8].copy_from_slice(MAGIC);
+        head[8..12].copy_from_slice(&VERSION.to_le_bytes());
+        head[12..20].copy_from_slice(&(self.length as u64).to_le_bytes());
+        head[20..52].copy_from_slice(&self.identity);
+        let check = Sha256::digest(&head[..52]);
+        head[52..].copy_from_slice(&check[..12]);
+        head
+    }
+}
+
+/// Name of the file of a tower.
+pub(super) fn name_of(identity: &Identity) -> String {
+    let mut name = String::new();
+    for byte in &identity[..12] {
+        // writing to a string cannot fail
+        let _ = write!(name, "{byte:02x}");
+    }
+    name + ".features"
+}
+
+/// Head of the record of `key`: it says whose features follow, and how to tell that they are whole.
+fn record_head(identity: &Identity, key: &Key, bytes: &[u8]) -> [u8; BLOCK] {
+    let mut head = [0; BLOCK];
+    head[..32].copy_from_slice(key);
+    head[32..48].copy_from_slice(&Sha256::digest(bytes)[..16]);
+    let check = head_check(identity, &head);
+    head[48..].copy_from_slice(&check);
+    head
+}
+
+fn head_check(identity: &Identity, head: &[u8; BLOCK]) -> [u8; 16] {
+    let sum = Sha256::new().chain_update(identity).chain_update(&head[..48]).finalize();
+    sum[..16].try_into().expect("sixteen of thirty-two bytes")
+}
+
+/// The key in a record's head, when it is one.
+fn key_in(identity: &Identity, head: &[u8; BLOCK]) -> Option<Key> {
+    (head[48..] == head_check(identity, head)).then(|| head[..32].try_into().expect("thirty-two bytes"))
+}
+
+#[cfg(test)]
+impl File {
+    /// Goes on with another file; returns the one before.
+    pub(super) fn swap_file(&mut self, file: Arc<fs::File>) -> Arc<fs::File> {
+        std::mem::replace(&mut self.file, file)
+    }
+}

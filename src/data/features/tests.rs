@@ -1,0 +1,174 @@
+use std::fs;
+
+use super::*;
+
+const SHAPE: FeatureShape = FeatureShape { tokens: 3, width: 5, kind: Kind::BFloat16 };
+const TOWER: Identity = [7; 32];
+const LIMIT: u64 = 1 << 20;
+
+fn features(number: u8) -> (Key, Vec<u8>) {
+    (key_of(&[number]), vec![number; SHAPE.bytes()])
+}
+
+fn open(folder: &Path) -> Features {
+    Features::on_disk(folder, &TOWER, SHAPE, LIMIT).unwrap()
+}
+
+/// The one file in `folder`.
+fn file(folder: &Path) -> std::path::PathBuf {
+    let mut files = fs::read_dir(folder).unwrap();
+    let only = files.next().unwrap().unwrap().path();
+    assert!(files.next().is_none());
+    only
+}
+
+/// A file with the features of pictures 0..`count`.
+fn filled(count: u8) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = open(folder.path());
+    for number in 0..count {
+        let (key, bytes) = features(number);
+        assert_eq!(kept.put(&key, &bytes), None);
+    }
+    folder
+}
+
+/// Which of 0..10 are served, all of them right.
+fn served(kept: &Features) -> Vec<u8> {
+    (0..10)
+        .filter(|&number| {
+            let (key, bytes) = features(number);
+            kept.get(&key).is_some_and(|found| {
+                assert_eq!(*found, *bytes, "picture {number}");
+                true
+            })
+        })
+        .collect()
+}
+
+#[test]
+fn memory_serves_what_came_first_within_its_limit() {
+    let kept = Features::in_memory(SHAPE, 2 * SHAPE.bytes() as u64 + 1);
+    for number in 0..4 {
+        let (key, bytes) = features(number);
+        kept.put(&key, &bytes);
+        kept.put(&key, &vec![99; SHAPE.bytes()]);
+    }
+    assert_eq!((served(&kept), kept.len()), (vec![0, 1], 2));
+}
+
+#[test]
+fn a_later_run_finds_what_was_kept() {
+    let folder = filled(3);
+    let kept = open(folder.path());
+    assert_eq!(served(&kept), [0, 1, 2]);
+    let (key, bytes) = features(5);
+    kept.put(&key, &bytes);
+    drop(kept);
+    assert_eq!(served(&open(folder.path())), [0, 1, 2, 5]);
+}
+
+#[test]
+fn another_tower_or_size_finds_nothing() {
+    let folder = filled(3);
+    let other = Features::on_disk(folder.path(), &[8; 32], SHAPE, LIMIT).unwrap();
+    assert_eq!(served(&other), [0_u8; 0]);
+    // even where the file has its name: another length of features is another file's content
+    let path = file_of(folder.path(), &TOWER);
+    fs::copy(&path, file_of(folder.path(), &[8; 32])).unwrap();
+    drop(other);
+    assert!(Features::on_disk(folder.path(), &[8; 32], SHAPE, LIMIT).unwrap().is_empty());
+    let wide = FeatureShape { width: 6, ..SHAPE };
+    assert!(Features::on_disk(folder.path(), &TOWER, wide, LIMIT).unwrap().is_empty());
+}
+
+fn file_of(folder: &Path, identity: &Identity) -> std::path::PathBuf {
+    folder.join(disk::name_of(identity))
+}
+
+#[test]
+fn a_cut_file_keeps_its_whole_records_and_grows_again() {
+    let whole = fs::read(file(filled(3).path())).unwrap();
+    for length in 0..whole.len() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = file_of(folder.path(), &TOWER);
+        fs::write(&path, &whole[..length]).unwrap();
+        let kept = open(folder.path());
+        let records = length.saturating_sub(64) / 128;
+        assert_eq!(served(&kept).len(), records, "{length} bytes");
+        for number in 0..3 {
+            let (key, bytes) = features(number);
+            assert_eq!(kept.put(&key, &bytes), None);
+        }
+        drop(kept);
+        assert!(fs::read(&path).unwrap() == whole, "{length} bytes, written again");
+    }
+}
+
+#[test]
+fn a_damaged_record_is_a_miss_and_hides_no_other() {
+    let folder = filled(3);
+    let path = file(folder.path());
+    let whole = fs::read(&path).unwrap();
+    // the second record: its key, its checks, its features
+    for at in [64 + 128, 64 + 128 + 40, 64 + 128 + 50, 64 + 128 + 64, 64 + 128 + 64 + 29] {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        let kept = open(folder.path());
+        assert_eq!(served(&kept), [0, 2], "byte {at}");
+        let (key, bytes) = features(1);
+        kept.put(&key, &bytes);
+        assert_eq!(served(&kept), [0, 1, 2]);
+        drop(kept);
+        assert_eq!(served(&open(folder.path())), [0, 1, 2]);
+    }
+    // zeros where a crash left nothing
+    fs::write(&path, [&whole[..64 + 256], &[0; 128]].concat()).unwrap();
+    assert_eq!(served(&open(folder.path())), [0, 1]);
+}
+
+#[test]
+fn a_second_process_only_reads() {
+    let folder = filled(2);
+    let first = open(folder.path());
+    // a lock belongs to the open file, so a second one in this process is as good as another process
+    let second = open(folder.path());
+    assert!(second.describe().contains("only reads") && !first.describe().contains("only reads"));
+    let (key, bytes) = features(4);
+    second.put(&key, &bytes);
+    assert_eq!((served(&first), served(&second)), (vec![0, 1], vec![0, 1]));
+    first.put(&key, &bytes);
+    assert_eq!((served(&first), served(&second)), (vec![0, 1, 4], vec![0, 1]));
+    drop((first, second));
+    let third = open(folder.path());
+    assert_eq!(served(&third), [0, 1, 4]);
+    assert!(!third.describe().contains("only reads"), "the lock went with its owner");
+}
+
+#[test]
+fn the_limit_holds_and_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let kept = Features::on_disk(folder.path(), &TOWER, SHAPE, 2 * SHAPE.bytes() as u64).unwrap();
+    for number in 0..4 {
+        let (key, bytes) = features(number);
+        kept.put(&key, &bytes);
+    }
+    assert_eq!(served(&kept), [0, 1]);
+    assert!(kept.describe().contains("2 pictures, room for 2 of 30 B"), "{}", kept.describe());
+}
+
+#[test]
+fn a_full_disk_is_told_once_and_what_is_there_stays() {
+    let Ok(full) = fs::File::options().write(true).open("/dev/full") else { panic!("Linux has /dev/full") };
+    let folder = filled(2);
+    let kept = open(folder.path());
+    let Place::Disk(inner) = &kept.place else { unreachable!() };
+    let own = inner.lock().unwrap().swap_file(Arc::new(full));
+    let (key, bytes) = features(4);
+    let told = kept.put(&key, &bytes).expect("a note");
+    assert!(told.contains("No space left"), "{told}");
+    assert_eq!(kept.put(&key, &bytes), None, "once");
+    inner.lock().unwrap().swap_file(own);
+    assert_eq!(served(&kept), [0, 1]);
+}

@@ -1,0 +1,67 @@
+// Copies from the host to a card beside the arithmetic: from pinned memory, on a stream of their own. Through c10's
+// interface to devices, which needs no CUDA headers.
+#include "native.h"
+
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <map>
+#include <mutex>
+
+namespace {
+
+// One stream for each card, taken from the pool once.
+c10::Stream copy_stream(const c10::impl::VirtualGuardImpl& guard, c10::Device device) {
+  static std::mutex mutex;
+  static std::map<c10::DeviceIndex, c10::Stream> streams;
+  std::lock_guard<std::mutex> lock(mutex);
+  auto found = streams.find(device.index());
+  if (found == streams.end()) found = streams.emplace(device.index(), guard.getStreamFromGlobalPool(device)).first;
+  return found->second;
+}
+
+struct Arrival {
+  c10::Event event;
+  c10::Device device;
+};
+
+torch::Tensor* send(const torch::Tensor& host, int32_t index, void** arrival) {
+  const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index));
+  const c10::impl::VirtualGuardImpl guard(device.type());
+  const auto stream = copy_stream(guard, device);
+  const auto current = guard.getStream(device);
+  auto pinned = at::empty(host.sizes(), host.options().pinned_memory(true));
+  pinned.copy_(host);
+  // made on the arithmetic's stream, so that its memory is that of all other tensors; the copy waits for who had it before
+  auto there = at::empty(host.sizes(), host.options().device(device));
+  c10::Event free_event(device.type());
+  free_event.record(current);
+  free_event.block(stream);
+  auto arrived = std::make_unique<Arrival>(Arrival{c10::Event(device.type()), device});
+  {
+    c10::StreamGuard on(stream);
+    there.copy_(pinned, /*non_blocking=*/true);  // libtorch keeps `pinned` until the copy is done
+    arrived->event.record(stream);
+  }
+  *arrival = arrived.release();
+  return new torch::Tensor(there);
+}
+
+}  // namespace
+
+extern "C" {
+
+// A copy of `host` on card `index`; it may be used after `prsmed_transfer_land(*arrival)`.
+char* prsmed_transfer_send(torch::Tensor* host, int32_t index, torch::Tensor** out, void** arrival) {
+  PRSMED_TRY(*out = send(*host, index, arrival))
+}
+
+// From now on the arithmetic waits for the copy (the host does not); frees `arrival`.
+char* prsmed_transfer_land(void* arrival) {
+  PRSMED_TRY({
+    const std::unique_ptr<Arrival> arrived(static_cast<Arrival*>(arrival));
+    arrived->event.block(c10::impl::VirtualGuardImpl(arrived->device.type()).getStream(arrived->device));
+  })
+}
+}
