@@ -18,6 +18,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+#[path = "training/engine.rs"]
+mod engine;
 #[path = "training/packing.rs"]
 mod packing;
 
@@ -29,6 +31,7 @@ struct Losses {
     /// Asks the run to stop after this many steps; 0 = never.
     stop_after: usize,
     interrupt: AtomicBool,
+    notes: Mutex<Vec<String>>,
 }
 
 impl Observer for Losses {
@@ -41,6 +44,7 @@ impl Observer for Losses {
                     self.interrupt.store(true, Ordering::SeqCst);
                 }
             }
+            Event::Note(text) if !text.contains("fp16 overflow") => self.notes.lock().unwrap().push(text.clone()),
             Event::Note(text) if text.contains("fp16 overflow") => {
                 self.first_skipped.lock().unwrap().get_or_insert(totals.len());
             }

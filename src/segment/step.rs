@@ -13,6 +13,7 @@ use crate::models::prsmed::PrsMed;
 use crate::models::{llava, mistral, tiny_vit};
 use crate::tensor::{Device, Tensor, dims, ledger, meta, scope};
 use crate::trainer::Weight;
+use std::ops::Range;
 
 /// A micro-batch on the host.
 #[derive(Debug)]
@@ -46,6 +47,28 @@ impl Inputs {
             sam_image: batch.sam_image.shallow_clone(),
             mask: batch.mask.shallow_clone(),
             class_label: batch.class_label.shallow_clone(),
+        }
+    }
+
+    /// The same pictures in order, at most `most` (1 or more) together; tensors are views.
+    pub fn split(&self, most: usize) -> Vec<Self> {
+        let (pictures, most) = (self.layout.pictures(), most.max(1));
+        (0..pictures).step_by(most).map(|first| self.part(first..pictures.min(first + most))).collect()
+    }
+
+    /// The pictures of `range` with their questions.
+    fn part(&self, range: Range<usize>) -> Self {
+        let of = |tensor: &Tensor, range: &Range<usize>| {
+            let [first, count] = [range.start, range.len()].map(|n| i64::try_from(n).expect("a few samples"));
+            tensor.narrow(0, first, count)
+        };
+        let questions = self.layout.questions_of(&range);
+        Self {
+            layout: self.layout.part(&range),
+            clip_image: of(&self.clip_image, &range),
+            sam_image: of(&self.sam_image, &range),
+            mask: of(&self.mask, &questions),
+            class_label: of(&self.class_label, &questions),
         }
     }
 
