@@ -195,8 +195,8 @@ fn main() {
                 let outputs = step::forward(&model, &inputs, pass(&options));
                 let losses = step::losses(&model, &inputs, &outputs);
                 (losses.mask + losses.text + losses.class * 0.5).backward();
-                let gradients = optimizer.measure(1.0);
-                optimizer.step(1e-4, gradients).expect("a step");
+                let gradients = optimizer.measure(1.0).expect("a norm");
+                optimizer.step(1e-4, &gradients).expect("a step");
             }
             _ => no_grad(|| predict(&model, &inputs, &options)),
         });

@@ -21,9 +21,45 @@ impl fmt::Display for Bytes {
     }
 }
 
+impl std::str::FromStr for Bytes {
+    type Err = String;
+
+    /// `512mib`, `24gb`, `1.5 GiB`, `4096`: units are binary.
+    fn from_str(text: &str) -> Result<Self, String> {
+        const UNITS: [(&str, u32); 9] = [
+            ("kib", 10),
+            ("mib", 20),
+            ("gib", 30),
+            ("kb", 10),
+            ("mb", 20),
+            ("gb", 30),
+            ("k", 10),
+            ("m", 20),
+            ("g", 30),
+        ];
+        let lower = text.trim().to_lowercase();
+        let found = UNITS.iter().find_map(|(unit, power)| Some((lower.strip_suffix(unit)?, *power)));
+        let (number, power) = found.unwrap_or((lower.strip_suffix('b').unwrap_or(&lower), 0));
+        let bytes = number.trim().parse::<f64>().ok().map(|number| number * f64::from(1_u32 << power));
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
+        match bytes.filter(|bytes| (1.0..1e18).contains(bytes)) {
+            Some(bytes) => Ok(Self(bytes as u64)),
+            None => Err(format!("`{text}` is no size such as `24gb` or `512mib`")),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::Bytes;
+
+    #[test]
+    fn sizes_are_read_in_binary_units() {
+        let of = |text: &str| text.parse::<Bytes>();
+        assert_eq!(of("24gb"), Ok(Bytes(24 << 30)));
+        assert_eq!((of("1.5 GiB"), of("512m"), of("7")), (Ok(Bytes(3 << 29)), Ok(Bytes(512 << 20)), Ok(Bytes(7))));
+        assert!(of("much").is_err() && of("-3gb").is_err() && of("0").is_err());
+    }
 
     #[test]
     fn bytes_print_in_binary_units() {

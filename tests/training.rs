@@ -19,6 +19,8 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+#[path = "training/engine.rs"]
+mod engine;
 #[path = "training/packing.rs"]
 mod packing;
 
@@ -43,7 +45,7 @@ impl Observer for Losses {
                     self.interrupt.store(true, Ordering::SeqCst);
                 }
             }
-            Event::Note(text) if text.contains("vision features") => self.notes.lock().unwrap().push(text.clone()),
+            Event::Note(text) if !text.contains("fp16 overflow") => self.notes.lock().unwrap().push(text.clone()),
             Event::Note(text) if text.contains("fp16 overflow") => {
                 self.first_skipped.lock().unwrap().get_or_insert(totals.len());
             }

@@ -74,6 +74,9 @@ pub(super) struct Args {
     /// Do not plan memory before the run, and start even what would not fit
     #[arg(long)]
     no_plan: bool,
+    /// Most that tensors may take, for example 20gb; plans ignore it
+    #[arg(long, value_name = "SIZE")]
+    memory_limit: Option<Bytes>,
     /// Print the resolved settings as TOML and stop
     #[arg(long)]
     print_config: bool,
@@ -96,6 +99,9 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         profile.check()?;
     }
     let machine = plan::training_machine(context);
+    if let Some(limit) = args.memory_limit {
+        limit_memory(limit, &machine)?;
+    }
     if !args.no_plan {
         refuse_what_cannot_fit(&resolved.config.with_cache_for(&manifest), &machine, context)?;
     }
@@ -150,6 +156,12 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     tell(&outcome, planned.as_ref(), profile.as_ref().map(|profile| profile.out.as_path()), args, context)
 }
 
+/// Before the first tensor on a card.
+fn limit_memory(limit: Bytes, machine: &Machine) -> Result<()> {
+    let total = if let Machine::Cuda(budget, _) = machine { Bytes(budget.total_bytes) } else { limit };
+    memory::set_limit(tensor::default_device(), limit, total)
+}
+
 /// The run's result.
 fn tell(
     outcome: &trainer::Outcome,
@@ -162,8 +174,11 @@ fn tell(
     #[expect(clippy::cast_precision_loss, reason = "counts are small")]
     let images_per_s = outcome.samples_now as f64 / outcome.train_seconds.max(1e-9);
     let waited = outcome.data_wait_seconds / outcome.train_seconds.max(1e-9) * 100.0;
+    let smaller = outcome
+        .reduced_micro_batch
+        .map_or_else(String::new, |most| format!(", micro-batches of {most} after memory ran out with larger ones"));
     context.output.line(format!(
-        "trained {} steps at {images_per_s:.2} images/s, data wait {waited:.0} %, peak of tensors {}; best score {}; {}",
+        "trained {} steps at {images_per_s:.2} images/s, data wait {waited:.0} %, peak of tensors {}{smaller}; best score {}; {}",
         outcome.steps,
         peak,
         outcome.best_score.map_or_else(|| "not measured".to_owned(), |score| format!("{score:.4}")),
@@ -176,6 +191,7 @@ fn tell(
         "steps_now": outcome.steps_now,
         "best_score": outcome.best_score,
         "stopped_early": outcome.stopped_early,
+        "reduced_micro_batch": outcome.reduced_micro_batch,
         "images_per_s": images_per_s,
         "train_seconds": outcome.train_seconds,
         "data_wait_seconds": outcome.data_wait_seconds,

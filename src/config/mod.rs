@@ -14,6 +14,7 @@ use crate::segment::setup::BatchNorm;
 use crate::segment::task::DataConfig;
 use crate::segment::{ModelConfig, sight};
 use crate::trainer::TrainConfig;
+use crate::trainer::precision::Precision;
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -389,7 +390,24 @@ fn check(config: &RunConfig) -> Result<()> {
             ));
         }
     }
-    Ok(())
+    check_step_in_backward(train)
+}
+
+/// A parameter that is stepped as soon as its gradient is there knows no other gradient.
+fn check_step_in_backward(train: &TrainConfig) -> Result<()> {
+    let conflicts = [
+        (train.accumulation > 1, "a gradient of several micro-batches", "train.accumulation=1"),
+        (train.clip_norm > 0.0, "clipping by the norm of all gradients", "train.clip_norm=0"),
+        (train.precision == Precision::Fp16, "the loss scaling of fp16", "train.precision=bf16"),
+    ];
+    match conflicts.into_iter().find(|(conflict, ..)| train.step_in_backward && *conflict) {
+        Some((_, what, remedy)) => {
+            let reason = format!("parameters are stepped before {what} is complete");
+            let hint = format!("add `--set {remedy}`, or leave it off");
+            Err(Error::config("train.step_in_backward", reason, hint))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Several questions in one sequence need a decoder that reads prompts only and samples that do not depend on each other.
@@ -477,6 +495,22 @@ mod tests {
         ] {
             let error = set(other).unwrap_err();
             assert!(matches!(&error, Error::Config { key, .. } if key == "data.questions_per_picture"), "{error}");
+            assert!(error.hint().contains(remedy), "{}", error.hint());
+        }
+    }
+
+    #[test]
+    fn stepping_in_the_backward_pass_excludes_what_needs_all_gradients() {
+        let fitting =
+            ["train.step_in_backward=true", "train.accumulation=1", "train.clip_norm=0", "train.precision=bf16"];
+        assert!(sources(&fitting).resolve().is_ok());
+        for (set, remedy) in [
+            ("train.accumulation=2", "train.accumulation=1"),
+            ("train.clip_norm=1", "train.clip_norm=0"),
+            ("train.precision=fp16", "train.precision=bf16"),
+        ] {
+            let error = sources(&[&fitting[..], &[set]].concat()).resolve().unwrap_err();
+            assert!(error.to_string().starts_with("`train.step_in_backward`"), "{error}");
             assert!(error.hint().contains(remedy), "{}", error.hint());
         }
     }

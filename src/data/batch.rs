@@ -65,6 +65,17 @@ pub enum View {
     },
 }
 
+impl View {
+    /// The same tensors.
+    #[must_use]
+    pub fn shared(&self) -> Self {
+        match self {
+            Self::Features(features) => Self::Features(features.shallow_clone()),
+            Self::New { key, pixels } => Self::New { key: *key, pixels: pixels.shallow_clone() },
+        }
+    }
+}
+
 /// A batch before it becomes tensors: workers make these, so that tensors are allocated by the consumer's thread only and
 /// a measured memory peak does not depend on how far ahead the workers are.
 #[derive(Debug)]

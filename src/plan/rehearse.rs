@@ -266,8 +266,8 @@ fn run_phases<T: Rehearse>(
     }
 }
 
-/// Names and shapes of what a checkpoint holds besides the task's own tensors.
-type SavedState = HashMap<String, Vec<i64>>;
+/// Names, shapes and dtypes of what a checkpoint holds besides the task's own tensors.
+type SavedState = HashMap<String, (Vec<i64>, Kind)>;
 
 fn train<T: Rehearse>(
     config: &TrainConfig,
@@ -298,10 +298,14 @@ fn train<T: Rehearse>(
             if task.sends_ahead() { (config.accumulation, config.accumulation) } else { (count.loaded, 0) };
         let batches: Vec<T::Batch> = (0..loaded).map(|_| task.example(seen)).collect();
         let _next: Vec<T::Batch> = (0..ahead).map(|_| task.example(seen)).collect();
-        let (_weight, losses) = run::accumulate(&task, &batches[..count.shown], &scaler, 0)?;
-        drop(losses);
-        let gradients = optimizer.measure(scaler.unscale_factor());
-        optimizer.step(config.learning_rate, gradients)?;
+        let accumulate = || run::accumulate(&task, &batches[..count.shown], &scaler, 0);
+        if config.step_in_backward {
+            let _done = optimizer.step_during(config.learning_rate, accumulate)?;
+        } else {
+            let _accumulated = accumulate()?;
+            let gradients = optimizer.measure(scaler.unscale_factor())?;
+            optimizer.step(config.learning_rate, &gradients)?;
+        }
         if let Some(ema) = &mut ema {
             ema.update(1, optimizer.params());
         }
@@ -319,7 +323,7 @@ fn train<T: Rehearse>(
     task.save(&mut folder)?;
     checkpoint::save_tensors(&mut folder, &optimizer, ema.as_ref())?;
     let state = checkpoint::state(&optimizer, ema.as_ref());
-    Ok(state.into_iter().map(|(name, tensor)| (name, tensor.size())).collect())
+    Ok(state.into_iter().map(|(name, tensor)| (name, (tensor.size(), tensor.kind()))).collect())
 }
 
 /// A new process that reads everything back.
@@ -328,7 +332,15 @@ fn resume<T: Rehearse>(config: &TrainConfig, build: &impl Fn() -> Result<T>, sta
     let mut optimizer = AdamW::new(task.parameters(), config);
     let _ema = average(config, &optimizer);
     let device = optimizer.params().first().map_or(META, |param| param.tensor.device());
-    optimizer.restore(|name| Ok(state.get(name).map(|shape| Tensor::empty(shape, (Kind::Float, device)))))
+    // moments that stay on the host of a rehearsed card: nobody counts them
+    let stays = config.offload_optimizer && device == META && meta::target() == meta::Target::Cuda;
+    let read = |(shape, kind): &(Vec<i64>, Kind)| {
+        if stays && !shape.is_empty() {
+            return Tensor::zeros(vec![1; shape.len()], (*kind, Device::Cpu)).expand(shape, false);
+        }
+        Tensor::empty(shape, (*kind, device))
+    };
+    optimizer.restore(|name| Ok(state.get(name).map(read)))
 }
 
 fn average(config: &TrainConfig, optimizer: &AdamW) -> Option<Ema> {

@@ -12,6 +12,7 @@ use super::Semantics;
 use crate::models::llava::IMAGE_TOKEN;
 use crate::models::mistral::Sight;
 use crate::tensor::{Device, Tensor};
+use std::ops::Range;
 
 /// One text about one picture.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -146,6 +147,24 @@ impl Layout {
             self.needed
         );
         Self { sizes, is_padded: true, ..self.clone() }
+    }
+
+    /// The pictures of `range` with their questions; padded to the same sizes where this is.
+    #[must_use]
+    pub fn part(&self, range: &Range<usize>) -> Self {
+        let questions = &self.questions[self.questions_of(range)];
+        let texts = questions.iter().map(|question| question.text.clone()).collect();
+        let starts: Vec<usize> = questions.iter().map(|question| question.answer_start).collect();
+        let count = |picture| questions.iter().filter(|question| question.picture == picture).count();
+        let groups: Vec<usize> = range.clone().map(count).collect();
+        let part = Self::new(texts, &starts, &groups, self.semantics, to_i64(self.image_tokens));
+        if self.is_padded { part.padded_to(self.sizes) } else { part }
+    }
+
+    /// The questions of the pictures of `range`, which stand one after another.
+    pub fn questions_of(&self, range: &Range<usize>) -> Range<usize> {
+        let before = |picture: usize| self.questions.partition_point(|question| question.picture < picture);
+        before(range.start)..before(range.end)
     }
 
     /// What fits without padding.
@@ -461,6 +480,18 @@ mod tests {
         let layout = layout(Semantics::Reference, &[1, 1, 1]);
         assert_eq!(layout.needed().supervised, 3 + 2 + 1);
         assert_eq!(layout.real().iter().filter(|real| **real).count(), 6 + 5 + 4);
+    }
+
+    #[test]
+    fn parts_keep_whole_pictures_and_padding() {
+        let whole = layout(Semantics::Corrected, &[2, 0, 1]);
+        assert_eq!([0..1, 1..2, 1..3].map(|pictures| whole.questions_of(&pictures)), [0..2, 2..2, 2..3]);
+        let texts = |of: &[&[i64]]| of.iter().map(|text| text.to_vec()).collect();
+        let first = Layout::new(texts(&PACKED[..2]), &[4, 3], &[2], Semantics::Corrected, 2);
+        assert_eq!(whole.part(&(0..1)), first);
+        assert_eq!(whole.part(&(0..1)).tokens() + whole.part(&(1..3)).tokens(), whole.tokens());
+        let sizes = whole.needed().rounded_up(Sizes { sequence: 16, supervised: 4, prompt: 8 });
+        assert_eq!(whole.padded_to(sizes).part(&(1..3)).sizes(), sizes);
     }
 
     #[test]

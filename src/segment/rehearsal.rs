@@ -260,6 +260,10 @@ impl Task for Rehearsal {
         Ok(task::loss(&self.model, &self.settings, pass, inputs, whole, epoch))
     }
 
+    fn split(&self, inputs: &Inputs, most: usize) -> Option<Vec<Inputs>> {
+        Some(inputs.split(most))
+    }
+
     fn validate(&self, _observer: &dyn Observer) -> Result<Option<Validation>> {
         // validation is not packed, and the first one has new pictures
         let inputs = self.batch(1, false, self.input_device());

@@ -18,6 +18,7 @@ use crate::tensor::transfer::Flight;
 use crate::tensor::{Device, Kind, Tensor, ledger, no_grad};
 use crate::{Error, Result};
 use sha2::{Digest, Sha256};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -99,6 +100,18 @@ impl Sight {
         let mut features: Vec<Tensor> = views.iter().map(|view| self.features(model, view)).collect();
         let _category = ledger::enter(ledger::Category::Inputs);
         if features.len() == 1 { features.remove(0) } else { Tensor::cat(&features, 0) }
+    }
+
+    /// The pictures of `range`; tensors are views.
+    pub(super) fn part(&self, range: &Range<usize>) -> Self {
+        let input = match &self.input {
+            ClipInput::Pixels(pictures) => {
+                let [first, count] = [range.start, range.len()].map(|n| i64::try_from(n).expect("a few pictures"));
+                ClipInput::Pixels(pictures.narrow(0, first, count))
+            }
+            ClipInput::Views(views) => ClipInput::Views(views[range.clone()].iter().map(View::shared).collect()),
+        };
+        Self { input, kept: self.kept.clone() }
     }
 
     /// The same on a card, once `flight` has landed.

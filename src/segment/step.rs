@@ -15,6 +15,7 @@ use crate::models::{llava, mistral, tiny_vit};
 use crate::tensor::transfer::Flight;
 use crate::tensor::{Device, Kind, Tensor, dims, ledger, meta, scope};
 use crate::trainer::Weight;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A micro-batch on the host.
@@ -67,6 +68,28 @@ impl Inputs {
     /// The targets on `device`, `[q, 1, s, s]` f32 in 0..=1.
     pub fn target(&self, device: Device) -> Tensor {
         self.mask.to_device(device).to_kind(Kind::Float) / 255.0
+    }
+
+    /// The same pictures in order, at most `most` (1 or more) together; tensors are views.
+    pub fn split(&self, most: usize) -> Vec<Self> {
+        let (pictures, most) = (self.layout.pictures(), most.max(1));
+        (0..pictures).step_by(most).map(|first| self.part(first..pictures.min(first + most))).collect()
+    }
+
+    /// The pictures of `range` with their questions.
+    fn part(&self, range: Range<usize>) -> Self {
+        let of = |tensor: &Tensor, range: &Range<usize>| {
+            let [first, count] = [range.start, range.len()].map(|n| i64::try_from(n).expect("a few samples"));
+            tensor.narrow(0, first, count)
+        };
+        let questions = self.layout.questions_of(&range);
+        Self {
+            layout: self.layout.part(&range),
+            sight: self.sight.part(&range),
+            sam_image: of(&self.sam_image, &range),
+            mask: of(&self.mask, &questions),
+            class_label: of(&self.class_label, &questions),
+        }
     }
 
     /// Questions and supervised tokens.

@@ -22,9 +22,10 @@ use crate::tensor::store::{Entry, Role};
 use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, META, Tensor, guard, meta, no_grad};
 use crate::trainer::profile::Component;
+use crate::trainer::recovery::Fitting;
 use crate::trainer::{Batches, Loss, Parameter, Task, TrainConfig, Validation, Weight};
 use crate::{Error, Result};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -127,6 +128,8 @@ pub struct SegmentTask {
     data: DataConfig,
     /// The resolved configuration, written into every checkpoint.
     resolved: String,
+    /// Pictures of a validation batch.
+    validated_at_once: Fitting,
 }
 
 impl std::fmt::Debug for SegmentTask {
@@ -198,7 +201,22 @@ impl SegmentTask {
             questions: data.questions_per_picture,
         };
         let val_rows = spread(manifest.rows_of(Split::Val), data.max_val_rows);
-        Ok(Self { assembly, train, plain, rows, groups, mix, longest, val_rows, kept, config, data, resolved })
+        let validated_at_once = Fitting::new(config.micro_batch);
+        Ok(Self {
+            assembly,
+            train,
+            plain,
+            rows,
+            groups,
+            mix,
+            longest,
+            val_rows,
+            kept,
+            config,
+            data,
+            resolved,
+            validated_at_once,
+        })
     }
 
     /// The longest texts of the training rows.
@@ -284,6 +302,10 @@ impl Task for SegmentTask {
         Ok(loss(model, &description.model, training_pass(&description.model, &self.config), inputs, whole, epoch))
     }
 
+    fn split(&self, inputs: &Inputs, most: usize) -> Option<Vec<Inputs>> {
+        Some(inputs.split(most))
+    }
+
     /// Dice at 0.5, IoU and the share of answer tokens that the teacher-forced model puts first; the score is the mean
     /// of Dice and that share.
     fn validate(&self, observer: &dyn Observer) -> Result<Option<Validation>> {
@@ -297,7 +319,7 @@ impl Task for SegmentTask {
         for batch in self.load(&self.plain, batches, 0, 1)? {
             let image_tokens = self.assembly.model.num_image_tokens();
             let inputs = Inputs::from_batch(batch?, self.semantics(), image_tokens, self.kept.as_ref());
-            guard::guard(|| self.score(&inputs, &mut sums))?;
+            self.score_what_fits(inputs, &mut sums, observer)?;
             observer.on(&Event::Advanced { done: sums.images });
         }
         observer.on(&Event::Finished);
@@ -453,7 +475,7 @@ pub(super) fn score(
 }
 
 /// Sums over validation samples.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Sums {
     images: u64,
     dice: f64,
@@ -474,6 +496,30 @@ impl Sums {
 }
 
 impl SegmentTask {
+    /// Scores a batch; where memory runs out, in halves, and later batches too.
+    fn score_what_fits(&self, inputs: Inputs, sums: &mut Sums, observer: &dyn Observer) -> Result<()> {
+        let mut open = VecDeque::from([inputs]);
+        while let Some(part) = open.pop_front() {
+            let most = self.validated_at_once.most();
+            if part.layout.pictures() > most {
+                part.split(most).into_iter().rev().for_each(|part| open.push_front(part));
+                continue;
+            }
+            let before = *sums;
+            match guard::guard(|| self.score(&part, sums)) {
+                Err(Error::OutOfMemory { reason }) => {
+                    *sums = before;
+                    let smaller = self.validated_at_once.halve(reason, self.assembly.model.options().device)?;
+                    let text = format!("validation: {}; it goes on with batches of {}", smaller.what, smaller.most);
+                    observer.on(&Event::Note(text));
+                    open.push_front(part);
+                }
+                outcome => outcome?,
+            }
+        }
+        Ok(())
+    }
+
     fn score(&self, inputs: &Inputs, sums: &mut Sums) -> Result<()> {
         score(&self.assembly.model, inputs, sums, |prediction, truth, sums| {
             let score = ImageScore::of(&prediction, &truth)?;

@@ -92,7 +92,7 @@ pub fn run(assembly: &Assembly, inputs: &Inputs, steps: usize, config: &TrainCon
             Ok(())
         })?;
         let values = [&parts.text, &parts.mask, &parts.class, &total].map(|t| t.double_value(&[]));
-        let gradients = optimizer.measure(1.0);
+        let gradients = optimizer.measure(1.0)?;
         if number == 0 {
             record.push(("llm_last_hidden".to_owned(), outputs.states.detach()));
             record.push(("image_embedding".to_owned(), outputs.embedding.detach()));
@@ -109,8 +109,8 @@ pub fn run(assembly: &Assembly, inputs: &Inputs, steps: usize, config: &TrainCon
             }
         }
         losses.push(values);
-        norms.push(gradients.norm);
-        optimizer.step(config.learning_rate, gradients)?;
+        norms.push(gradients.norm());
+        optimizer.step(config.learning_rate, &gradients)?;
     }
     for (i, name) in PARTS.iter().enumerate() {
         record.push((format!("steps.loss.{name}"), series(losses.iter().map(|step| step[i]))));

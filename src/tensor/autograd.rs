@@ -3,11 +3,13 @@
 //! [`checkpoint`] keeps the inputs of a segment and runs it again in the backward pass. The segment's random numbers
 //! (dropout) are repeated, because the generator's state is restored before the second run; gradients reach the
 //! segment's parameters directly. Chen et al. 2016, "Training deep nets with sublinear memory cost".
+//! [`with_gradient_hooks`] uses gradients while the backward pass goes on.
 //! [`gelu_conv2d`] and [`gelu_linear`] compute only the GELU again, which is cheap enough to do always.
 //! [`linear_cross_entropy`] keeps gradients in place of logits.
 
 use super::native::{self, RawTensor};
 use super::{Tensor, guard};
+use crate::Result;
 use std::ffi::{CString, c_char, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -87,6 +89,58 @@ fn result(call: impl FnOnce(*mut RawTensor) -> *mut c_char) -> Tensor {
 pub fn clear_grad(tensor: &Tensor) {
     // SAFETY: resets a member of a live tensor.
     unsafe { native::prsmed_clear_grad(native::raw(tensor)) };
+}
+
+/// Runs `backward` and calls `work(index)` for each of `params` as soon as its gradient is complete, inside the backward pass.
+/// `work` may change the parameter and drop the gradient. A parameter whose gradient comes in several parts (from segments of
+/// [`checkpoint`] that share it) is called for several times.
+///
+/// # Errors
+/// What `backward` and `work` say; an error of `work` ends the backward pass.
+pub fn with_gradient_hooks<T>(
+    params: &[Tensor],
+    work: impl FnMut(usize) -> Result<()>,
+    backward: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let mut hooks = Hooks { params, work: Box::new(work), failure: None };
+    let data: *mut Hooks = &raw mut hooks;
+    let hooked = params.iter().enumerate().try_for_each(|(index, param)| {
+        let index = i64::try_from(index).expect("fewer parameters than 2^63");
+        // SAFETY: the hooks are taken off below, before `hooks` is dropped; libtorch calls them on one thread at a time
+        // while the caller of `backward` waits.
+        unsafe { native::check(native::prsmed_hook_gradient(native::raw(param), run_hook, data.cast(), index)) }
+    });
+    let outcome = hooked.and_then(|()| guard::guard(backward));
+    // SAFETY: resets a member of live tensors.
+    params.iter().for_each(|param| unsafe { native::prsmed_unhook_gradient(native::raw(param)) });
+    // SAFETY: nobody else has the pointer any more.
+    match unsafe { (*data).failure.take() } {
+        Some(failure) => Err(failure),
+        None => outcome,
+    }
+}
+
+struct Hooks<'a> {
+    params: &'a [Tensor],
+    work: Box<dyn FnMut(usize) -> Result<()> + 'a>,
+    /// The first error of `work`, which libtorch would turn into text.
+    failure: Option<crate::Error>,
+}
+
+extern "C" fn run_hook(data: *mut c_void, index: i64) -> *mut c_char {
+    // SAFETY: `data` is the structure of `with_gradient_hooks`, which waits; nobody else uses it meanwhile.
+    let hooks = unsafe { &mut *data.cast::<Hooks>() };
+    let index = usize::try_from(index).expect("an index");
+    debug_assert!(index < hooks.params.len());
+    match guard::guard(|| (hooks.work)(index)) {
+        Ok(()) => std::ptr::null_mut(),
+        Err(error) => {
+            let text = CString::new(error.to_string().replace('\0', " ")).unwrap_or_default();
+            hooks.failure.get_or_insert(error);
+            // SAFETY: copies a NUL-terminated string; C++ frees it.
+            unsafe { libc::strdup(text.as_ptr()) }
+        }
+    }
 }
 
 extern "C" fn run_closure(data: *mut c_void, inputs: *mut RawTensor, count: i64, error: *mut *mut c_char) -> RawTensor {

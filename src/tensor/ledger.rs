@@ -162,6 +162,13 @@ fn scope_path(number: u32) -> String {
     super::scope::path(super::scope::Scope(number))
 }
 
+/// From now on CPU tensors of no more than `limit` may live at once (`None`: as many as the machine has room for); beyond,
+/// allocations fail as on a full machine. Needs [`install`].
+pub fn set_limit(limit: Option<Bytes>) {
+    // SAFETY: sets a number under the ledger's lock.
+    unsafe { native::prsmed_ledger_set_limit(limit.map_or(u64::MAX, |bytes| bytes.0)) };
+}
+
 /// Starts a new peak from what lives now.
 pub fn reset_peak() {
     // SAFETY: touches the ledger's own counters under its lock.

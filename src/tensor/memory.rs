@@ -120,6 +120,22 @@ pub fn release_cache(device: Device) -> Result<Bytes> {
     Ok(Bytes(before.0.saturating_sub(read(device)?.reserved.0)))
 }
 
+/// Lets tensors of this process take no more than `limit`: live bytes on the CPU, what the caching allocator reserves of a card
+/// of `total` bytes. Call it before the card is first used.
+///
+/// # Errors
+/// [`Error::Torch`] from libtorch.
+pub fn set_limit(device: Device, limit: Bytes, total: Bytes) -> Result<()> {
+    if !matches!(device, Device::Cuda(_)) {
+        ledger::set_limit(Some(limit));
+        return Ok(());
+    }
+    #[expect(clippy::cast_precision_loss, reason = "a share of a card")]
+    let share = (limit.0 as f64 / total.0.max(1) as f64).clamp(0.0, 1.0);
+    // SAFETY: changes a setting of libtorch's allocator.
+    unsafe { native::check(native::prsmed_device_limit(share)) }
+}
+
 /// Resident memory of this process when it first asked, which [`ledger::install`] does: before the first tensor. Zero on
 /// systems without `/proc`.
 pub fn at_start() -> Bytes {

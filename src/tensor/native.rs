@@ -11,6 +11,35 @@ pub(super) type Segment = extern "C" fn(*mut c_void, *mut RawTensor, i64, *mut *
 /// Drops a checkpointed segment.
 pub(super) type DropSegment = extern "C" fn(*mut c_void);
 
+/// Handles the gradient of a numbered parameter; a message of `strdup` when it cannot: see `native/hooks.cpp`.
+pub(super) type GradientWork = extern "C" fn(*mut c_void, i64) -> *mut c_char;
+
+/// A parameter of an AdamW step, as `native/optim.cpp` reads it.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RawSlot {
+    pub param: RawTensor,
+    pub grad: RawTensor,
+    pub step: RawTensor,
+    pub state: [RawTensor; 4],
+}
+
+/// Numbers of an AdamW step, as `native/optim.cpp` reads them.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RawAdamw {
+    pub learning_rate: f64,
+    pub beta1: f64,
+    pub beta2: f64,
+    pub weight_decay: f64,
+    pub epsilon: f64,
+    pub rate: RawTensor,
+    pub skip: RawTensor,
+    pub signed_map: RawTensor,
+    pub unsigned_map: RawTensor,
+    pub piece: i64,
+}
+
 /// A change of a block, as `native/trace.cpp` writes it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
@@ -108,6 +137,8 @@ unsafe extern "C" {
     pub(super) fn prsmed_ledger_release_kept() -> u64;
     pub(super) fn prsmed_ledger_failure(out: *mut RawFailure) -> bool;
     pub(super) fn prsmed_ledger_clear_failure();
+    pub(super) fn prsmed_ledger_set_limit(bytes: u64);
+    pub(super) fn prsmed_device_limit(fraction: f64) -> *mut c_char;
     pub(super) fn prsmed_device_memory(index: i32, out: *mut RawDeviceMemory) -> *mut c_char;
     pub(super) fn prsmed_device_reset_peaks(index: i32) -> *mut c_char;
     pub(super) fn prsmed_device_release_cache() -> *mut c_char;
@@ -172,15 +203,28 @@ unsafe extern "C" {
     pub(super) fn prsmed_flash_attention();
     pub(super) fn prsmed_rng_state(out: *mut RawTensor) -> *mut c_char;
     pub(super) fn prsmed_set_rng_state(state: RawTensor) -> *mut c_char;
-    pub(super) fn prsmed_fused_adamw(
-        params: *mut RawTensor,
+    pub(super) fn prsmed_gradient_norm(
         grads: *mut RawTensor,
-        first: *mut RawTensor,
-        second: *mut RawTensor,
-        steps: *mut RawTensor,
         count: i64,
-        settings: *const f64,
+        factor: f64,
+        out: *mut RawTensor,
     ) -> *mut c_char;
+    pub(super) fn prsmed_gradient_verdict(norm: RawTensor, clip_norm: f64, out: *mut RawTensor) -> *mut c_char;
+    pub(super) fn prsmed_clip_gradients(grads: *mut RawTensor, count: i64, verdict: RawTensor) -> *mut c_char;
+    pub(super) fn prsmed_adamw_step(slots: *const RawSlot, count: i64, numbers: *const RawAdamw) -> *mut c_char;
+    #[cfg(test)]
+    pub(super) fn prsmed_adamw8_composed(slot: *const RawSlot, numbers: *const RawAdamw) -> *mut c_char;
+    pub(super) fn prsmed_encode8(values: RawTensor, map: RawTensor, codes: RawTensor, scales: RawTensor)
+    -> *mut c_char;
+    pub(super) fn prsmed_decode8(codes: RawTensor, scales: RawTensor, map: RawTensor, values: RawTensor)
+    -> *mut c_char;
+    pub(super) fn prsmed_hook_gradient(
+        tensor: RawTensor,
+        work: GradientWork,
+        data: *mut c_void,
+        index: i64,
+    ) -> *mut c_char;
+    pub(super) fn prsmed_unhook_gradient(tensor: RawTensor);
     pub(super) fn prsmed_clear_grad(tensor: RawTensor);
     pub(super) fn prsmed_transfer_send(
         host: RawTensor,

@@ -8,6 +8,7 @@ pub mod optimizer;
 pub mod precision;
 pub mod profile;
 pub mod records;
+pub mod recovery;
 pub mod run;
 pub mod schedule;
 mod waiting;
@@ -100,6 +101,12 @@ pub trait Task {
 
     /// Something that happened in the last step and is worth a line, once.
     fn note(&self) -> Option<String> {
+        None
+    }
+
+    /// The same samples in the same order as batches of at most `most`, in the unit of [`TrainConfig::micro_batch`]: what is
+    /// tried when memory runs out. `None` for a task whose batches cannot be split.
+    fn split(&self, _batch: &Self::Batch, _most: usize) -> Option<Vec<Self::Batch>> {
         None
     }
 
@@ -199,10 +206,12 @@ pub struct TrainConfig {
     pub checkpoint_decoder: bool,
     /// `"adamw"` (moments in fp32) or `"adamw8bit"` (moments of large tensors in 8 bits).
     pub optimizer: OptimizerKind,
-    /// Keep the optimizer's moments in host memory and bring them over for each step.
+    /// Keep the optimizer's moments in host memory and bring them over for each step, piece by piece. On the CPU it is the
+    /// same memory and nothing changes.
     pub offload_optimizer: bool,
-    /// Step each parameter as soon as its gradient is complete and drop the gradient: needs `accumulation` 1 and no
-    /// clipping.
+    /// Step each parameter as soon as its gradient is complete and drop the gradient: needs `accumulation` 1, no clipping
+    /// and another precision than fp16. A gradient that is not finite ends the run; as other weights were stepped by
+    /// then, `last/` stays the one saved before.
     pub step_in_backward: bool,
     /// Record a step's kernels once and replay them: `"auto"` (where a measured comparison in the first steps wins), `"on"`
     /// or `"off"`.

@@ -1,37 +1,59 @@
 //! AdamW over all trained tensors, with clipping by the global norm.
 //!
 //! As in PyTorch, tensors without a gradient are skipped (no decay either), and every other one is decayed, norms and
-//! biases included.
+//! biases included. A step does not wait for the device: gradients that are not finite change nothing, and what their norm
+//! was is read when the host wants to know ([`Gradients::norm`]).
+//!
+//! Moments are in fp32 or, those of large tensors, in 8 bits; on the device or in host memory (on the CPU that is the same
+//! memory, and offloading changes nothing). A checkpoint of one kind resumes as the other: its moments are converted.
 
-use super::{Parameter, TrainConfig};
-use crate::tensor::adamw::{self, Slot, Step};
-use crate::tensor::autograd::clear_grad;
-use crate::tensor::{Device, Kind, Tensor, ledger, meta, no_grad, scope};
+use super::{OptimizerKind, Parameter, TrainConfig};
+use crate::tensor::adamw::{self, Coded, Maps, Moments, Rate, Slot, Step};
+use crate::tensor::autograd::{clear_grad, with_gradient_hooks};
+use crate::tensor::{Device, Kind, Tensor, ledger, meta, scope};
 use crate::{Error, Result};
 
 #[derive(Debug)]
 struct State {
-    first: Tensor,
-    second: Tensor,
+    moments: Moments,
     step: Tensor,
 }
 
-/// Parameters and their moments (fp32). A moment is made at its parameter's first step.
+/// Parameters and their moments. A moment is made at its parameter's first step.
 #[derive(Debug)]
 pub struct AdamW {
     params: Vec<Parameter>,
     states: Vec<Option<State>>,
+    /// What codes mean, from the first moments in 8 bits on.
+    maps: Option<Maps>,
     betas: (f64, f64),
     weight_decay: f64,
     epsilon: f64,
     clip_norm: f64,
+    in_8_bits: bool,
+    on_host: bool,
+    torn: bool,
 }
 
-/// What a step did.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// What is known of a step's gradients, on the device.
+#[derive(Debug)]
 pub struct Gradients {
-    /// Global norm before clipping.
-    pub norm: f64,
+    /// Global norm before clipping, an fp32 scalar.
+    pub on_device: Tensor,
+    /// fp32 `[2]`: the factor that clips, and 1 where the norm is not finite.
+    verdict: Tensor,
+}
+
+impl Gradients {
+    /// The global norm before clipping. Waits for the device and for the step after it.
+    pub fn norm(&self) -> f64 {
+        meta::number(&self.on_device)
+    }
+
+    /// 1 where nothing may change, an fp32 scalar on the device.
+    pub fn skip(&self) -> Tensor {
+        self.verdict.select(0, 1)
+    }
 }
 
 impl AdamW {
@@ -41,10 +63,14 @@ impl AdamW {
         Self {
             params,
             states,
+            maps: None,
             betas: (config.beta1, config.beta2),
             weight_decay: config.weight_decay,
             epsilon: config.epsilon,
             clip_norm: config.clip_norm,
+            in_8_bits: config.optimizer == OptimizerKind::AdamW8bit,
+            on_host: config.offload_optimizer,
+            torn: false,
         }
     }
 
@@ -58,61 +84,160 @@ impl AdamW {
         self.params.first().map_or(Device::Cpu, |param| param.tensor.device())
     }
 
-    /// Multiplies all gradients by `factor` and measures their global norm.
-    pub fn measure(&self, factor: f64) -> Gradients {
-        let _scope = scope::enter("optimizer");
-        no_grad(|| {
-            let norms: Vec<Tensor> = self
-                .gradients()
-                .map(|(_, mut grad)| {
-                    ledger::recategorize(&grad, ledger::Category::Gradients);
-                    if (factor - 1.0).abs() > 0.0 {
-                        let _ = grad.g_mul_scalar_(factor);
-                    }
-                    grad.norm()
-                })
-                .collect();
-            let norm = if norms.is_empty() { 0.0 } else { meta::number(&Tensor::stack(&norms, 0).norm()) };
-            Gradients { norm }
-        })
+    /// Whether a step began to change weights and did not end: they are those of no step then.
+    pub fn is_torn(&self) -> bool {
+        self.torn
     }
 
-    /// Clips by the measured norm, steps, and drops the gradients.
+    /// Multiplies all gradients by `factor`, measures their global norm and decides on clipping.
     ///
     /// # Errors
-    /// [`Error::Torch`] from libtorch.
-    pub fn step(&mut self, learning_rate: f64, gradients: Gradients) -> Result<()> {
+    /// Typed errors of libtorch.
+    pub fn measure(&self, factor: f64) -> Result<Gradients> {
         let _scope = scope::enter("optimizer");
-        let clip = if self.clip_norm > 0.0 { (self.clip_norm / (gradients.norm + 1e-6)).min(1.0) } else { 1.0 };
+        let grads: Vec<Tensor> = self.gradients().map(|(_, grad)| grad).collect();
+        for grad in &grads {
+            ledger::recategorize(grad, ledger::Category::Gradients);
+        }
+        let on_device = if grads.is_empty() {
+            Tensor::zeros([] as [i64; 0], (Kind::Float, self.device()))
+        } else {
+            adamw::norm(&grads, factor)?
+        };
+        let verdict = adamw::verdict(&on_device, self.clip_norm)?;
+        Ok(Gradients { on_device, verdict })
+    }
+
+    /// Clips by the measured norm, steps, and drops the gradients; changes no weight when the norm is not finite.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch. When they leave weights behind that are those of no step, [`Self::is_torn`] says so.
+    pub fn step(&mut self, learning_rate: f64, gradients: &Gradients) -> Result<()> {
+        self.step_at(Rate::Number(learning_rate), gradients)
+    }
+
+    /// Measures and steps as [`Self::measure`] and [`Self::step`] do, with a learning rate on the device (a scalar, fp32 on a
+    /// card): a step that can be recorded, since it needs nothing of the host and gives it nothing to wait for.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    pub fn step_on_device(&mut self, learning_rate: &Tensor, factor: f64) -> Result<Gradients> {
+        let gradients = self.measure(factor)?;
+        self.step_at(Rate::OnDevice(learning_rate), &gradients)?;
+        Ok(gradients)
+    }
+
+    fn step_at(&mut self, rate: Rate, gradients: &Gradients) -> Result<()> {
+        let _scope = scope::enter("optimizer");
         let with_grad: Vec<(usize, Tensor)> = self.gradients().collect();
-        no_grad(|| {
-            for (i, grad) in &with_grad {
-                if clip < 1.0 {
-                    let _ = grad.shallow_clone().g_mul_scalar_(clip);
-                }
-                let state = self.states[*i].get_or_insert_with(|| State::new(grad));
-                let _ = state.step.g_add_scalar_(1.0);
-            }
-        });
-        let slots: Vec<Slot> = with_grad
-            .iter()
-            .filter_map(|(i, grad)| {
-                let state = self.states[*i].as_ref()?;
-                let State { first, second, step } = state;
-                Some(Slot { param: &self.params[*i].tensor, grad, first, second, step })
-            })
-            .collect();
-        let step = Step { learning_rate, betas: self.betas, weight_decay: self.weight_decay, epsilon: self.epsilon };
-        adamw::fused(&slots, step)?;
+        if self.clip_norm > 0.0 {
+            let grads: Vec<Tensor> = with_grad.iter().map(|(_, grad)| grad.shallow_clone()).collect();
+            adamw::clip(&grads, &gradients.verdict)?;
+        }
+        for (index, _) in &with_grad {
+            self.prepare(*index);
+        }
+        self.torn = true;
+        self.apply(&with_grad, rate, &gradients.skip())?;
+        self.torn = false;
         self.clear();
         Ok(())
     }
 
+    /// Runs `backward` and steps each parameter as soon as its gradient is complete, then drops the gradient. Gradients are
+    /// not clipped; one that is not finite is dropped alone. The norms are those of all gradients together.
+    ///
+    /// # Errors
+    /// What `backward` says; [`Error::Torch`] for a parameter whose gradient comes in parts, as of one that several checkpointed
+    /// segments share. [`Self::is_torn`] then says whether a parameter was stepped before.
+    pub fn step_during<T>(
+        &mut self,
+        learning_rate: f64,
+        backward: impl FnOnce() -> Result<T>,
+    ) -> Result<(T, Gradients)> {
+        let params: Vec<Tensor> = self.params.iter().map(|param| param.tensor.shallow_clone()).collect();
+        let mut norms: Vec<Option<Tensor>> = params.iter().map(|_| None).collect();
+        let outcome = with_gradient_hooks(
+            &params,
+            |index| {
+                if norms[index].is_some() {
+                    let name = &self.params[index].name;
+                    let reason = format!("the gradient of `{name}` comes in parts: set `train.step_in_backward=false`");
+                    return Err(Error::Torch { reason });
+                }
+                norms[index] = Some(self.step_one(index, learning_rate)?);
+                Ok(())
+            },
+            backward,
+        )?;
+        let _scope = scope::enter("optimizer");
+        let norms: Vec<Tensor> = norms.into_iter().flatten().collect();
+        let on_device = if norms.is_empty() {
+            Tensor::zeros([] as [i64; 0], (Kind::Float, self.device()))
+        } else {
+            crate::tensor::no_grad(|| Tensor::stack(&norms, 0).norm())
+        };
+        let verdict = adamw::verdict(&on_device, 0.0)?;
+        Ok((outcome, Gradients { on_device, verdict }))
+    }
+
+    /// The weights are those of a whole step again, after [`Self::step_during`] gave finite gradients.
+    pub fn mend(&mut self) {
+        self.torn = false;
+    }
+
+    /// Steps one parameter and drops its gradient; the gradient's norm.
+    fn step_one(&mut self, index: usize, learning_rate: f64) -> Result<Tensor> {
+        let _scope = scope::enter("optimizer");
+        let grad = self.params[index].tensor.grad();
+        ledger::recategorize(&grad, ledger::Category::Gradients);
+        self.prepare(index);
+        let norm = crate::tensor::no_grad(|| grad.norm());
+        let verdict = adamw::verdict(&norm, 0.0)?;
+        self.torn = true;
+        self.apply(&[(index, grad)], Rate::Number(learning_rate), &verdict.select(0, 1))?;
+        clear_grad(&self.params[index].tensor);
+        Ok(norm)
+    }
+
+    /// Makes the state of a parameter, where it has none.
+    fn prepare(&mut self, index: usize) {
+        let param = &self.params[index].tensor;
+        if self.states[index].is_none() {
+            if adamw::in_8_bits(param, self.in_8_bits) && self.maps.is_none() {
+                self.maps = Some(Maps::new(param.device()));
+            }
+            self.states[index] = Some(State::new(param, self.in_8_bits, self.on_host));
+        }
+    }
+
+    /// Steps parameters that have a state.
+    fn apply(&self, with_grad: &[(usize, Tensor)], rate: Rate, skip: &Tensor) -> Result<()> {
+        let slots: Vec<Slot> = with_grad
+            .iter()
+            .filter_map(|(index, grad)| {
+                let State { moments, step } = self.states[*index].as_ref()?;
+                Some(Slot { param: &self.params[*index].tensor, grad, moments, step })
+            })
+            .collect();
+        // on the CPU moments in host memory are where the parameters are
+        let is_apart = self.on_host && meta::runs_as_cuda(skip);
+        let _category = is_apart.then(|| ledger::enter(ledger::Category::Optimizer));
+        let step = Step {
+            rate,
+            betas: self.betas,
+            weight_decay: self.weight_decay,
+            epsilon: self.epsilon,
+            skip,
+            maps: self.maps.as_ref(),
+            piece: if is_apart { adamw::PIECE } else { 0 },
+        };
+        adamw::step(&slots, step)
+    }
+
     /// Makes the moments of every parameter now, as its first gradient would.
     pub fn make_moments(&mut self) {
-        for (param, state) in self.params.iter().zip(&mut self.states) {
-            state.get_or_insert_with(|| State::new(&param.tensor));
-        }
+        (0..self.params.len()).for_each(|index| self.prepare(index));
     }
 
     /// Drops all gradients.
@@ -124,12 +249,13 @@ impl AdamW {
         self.params.iter().enumerate().map(|(i, p)| (i, p.tensor.grad())).filter(|(_, grad)| grad.defined())
     }
 
-    /// The moments as named tensors: `first.NAME`, `second.NAME`, `step.NAME`.
+    /// The moments as named tensors: `first.NAME`, `second.NAME` and `step.NAME`, or `first_codes.NAME`,
+    /// `first_scales.NAME` and so on for moments in 8 bits.
     pub fn state(&self) -> Vec<(String, Tensor)> {
         let mut out = Vec::new();
         for (param, state) in self.params.iter().zip(&self.states) {
-            if let Some(State { first, second, step }) = state {
-                for (what, tensor) in [("first", first), ("second", second), ("step", step)] {
+            if let Some(State { moments, step }) = state {
+                for (what, tensor) in moments.named().into_iter().chain([("step", step)]) {
                     out.push((format!("{what}.{}", param.name), tensor.shallow_clone()));
                 }
             }
@@ -137,44 +263,86 @@ impl AdamW {
         out
     }
 
-    /// Takes moments back from `read(name)`; a parameter without stored moments starts without.
+    /// Takes moments back from `read(name)`; a parameter without stored moments starts without. Moments that are stored
+    /// otherwise than this optimizer keeps them are converted.
     ///
     /// # Errors
     /// What `read` says, and [`Error::Shape`] when a moment does not fit its parameter.
     pub fn restore(&mut self, mut read: impl FnMut(&str) -> Result<Option<Tensor>>) -> Result<()> {
         let _category = ledger::enter(ledger::Category::Optimizer);
-        for (param, state) in self.params.iter().zip(&mut self.states) {
-            let device = param.tensor.device();
-            let mut take =
-                |what: &str| Ok::<_, Error>(read(&format!("{what}.{}", param.name))?.map(|t| t.to_device(device)));
-            let (first, second, step) = (take("first")?, take("second")?, take("step")?);
-            let (Some(first), Some(second), Some(step)) = (first, second, step) else {
-                *state = None;
+        for index in 0..self.params.len() {
+            let Parameter { name, tensor: param } = &self.params[index];
+            let stored = Stored { name, param, read: &mut read }.moments()?;
+            let step = read(&format!("step.{name}"))?;
+            let (Some(stored), Some(step)) = (stored, step) else {
+                self.states[index] = None;
                 continue;
             };
-            if first.size() != param.tensor.size() || second.size() != param.tensor.size() {
-                let reason = format!(
-                    "optimizer state of `{}` has shape {:?}, expected {:?}",
-                    param.name,
-                    first.size(),
-                    param.tensor.size()
-                );
-                return Err(Error::Shape { reason });
+            let eight = adamw::in_8_bits(param, self.in_8_bits);
+            if eight && self.maps.is_none() {
+                self.maps = Some(Maps::new(param.device()));
             }
-            *state = Some(State { first, second, step });
+            let moments = converted(stored, eight)?.placed(param.device(), self.on_host);
+            self.states[index] = Some(State { moments, step: step.to_device(param.device()) });
         }
         Ok(())
     }
 }
 
-impl State {
-    fn new(like: &Tensor) -> Self {
-        let _category = ledger::enter(ledger::Category::Optimizer);
-        let device: Device = like.device();
-        Self {
-            first: like.zeros_like(),
-            second: like.zeros_like(),
-            step: Tensor::zeros([] as [i64; 0], (Kind::Float, device)),
+/// Moments of one parameter in a checkpoint.
+struct Stored<'a, R> {
+    name: &'a str,
+    param: &'a Tensor,
+    read: &'a mut R,
+}
+
+impl<R: FnMut(&str) -> Result<Option<Tensor>>> Stored<'_, R> {
+    fn moments(&mut self) -> Result<Option<Moments>> {
+        let size = self.param.size();
+        if let (Some(first), Some(second)) = (self.take("first", &size)?, self.take("second", &size)?) {
+            return Ok(Some(Moments::Full([first, second])));
         }
+        let (first, second) =
+            (self.coded(["first_codes", "first_scales"])?, self.coded(["second_codes", "second_scales"])?);
+        Ok(first.zip(second).map(|(first, second)| Moments::Eight([first, second])))
+    }
+
+    fn coded(&mut self, names: [&str; 2]) -> Result<Option<Coded>> {
+        let scales = [adamw::blocks(self.param.numel())];
+        let (codes, scales) = (self.take(names[0], &self.param.size())?, self.take(names[1], &scales)?);
+        Ok(codes.zip(scales).map(|(codes, scales)| Coded { codes, scales }))
+    }
+
+    fn take(&mut self, what: &str, size: &[i64]) -> Result<Option<Tensor>> {
+        let Some(tensor) = (self.read)(&format!("{what}.{}", self.name))? else { return Ok(None) };
+        if tensor.size() != size {
+            let reason = format!("optimizer state of `{}` has shape {:?}, expected {size:?}", self.name, tensor.size());
+            return Err(Error::Shape { reason });
+        }
+        Ok(Some(tensor))
+    }
+}
+
+/// Moments as an optimizer keeps them; those of a checkpoint are on the CPU.
+fn converted(stored: Moments, eight: bool) -> Result<Moments> {
+    match (stored, eight) {
+        (Moments::Full([first, second]), true) => {
+            let maps = Maps::new(Device::Cpu);
+            let codes = [Coded::encode(&first, &maps.signed)?, Coded::encode(&second, &maps.unsigned)?];
+            Ok(Moments::Eight(codes))
+        }
+        (Moments::Eight([first, second]), false) => {
+            let maps = Maps::new(Device::Cpu);
+            Ok(Moments::Full([first.decode(&maps.signed)?, second.decode(&maps.unsigned)?]))
+        }
+        (fitting, _) => Ok(fitting),
+    }
+}
+
+impl State {
+    fn new(param: &Tensor, eight: bool, on_host: bool) -> Self {
+        let _category = ledger::enter(ledger::Category::Optimizer);
+        let step = Tensor::zeros([] as [i64; 0], (Kind::Float, param.device()));
+        Self { moments: Moments::zeros(param, eight, on_host), step }
     }
 }

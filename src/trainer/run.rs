@@ -2,10 +2,11 @@
 
 use super::checkpoint::{self, Progress};
 use super::ema::Ema;
-use super::optimizer::AdamW;
+use super::optimizer::{AdamW, Gradients};
 use super::precision::Scaler;
 use super::profile::{self, Hooks};
 use super::records::Records;
+use super::recovery::{self, Fitting};
 use super::waiting::Waiting;
 use super::{Loss, Task, TrainConfig, Validation, Weight, schedule};
 use crate::event::{Event, Observer, StepReport};
@@ -34,6 +35,8 @@ pub struct Outcome {
     pub train_seconds: f64,
     /// Of these, seconds in which a step's data was not there yet.
     pub data_wait_seconds: f64,
+    /// The micro-batch that memory allowed in the end, where it is smaller than configured.
+    pub reduced_micro_batch: Option<usize>,
 }
 
 /// What a run is given besides its task.
@@ -68,6 +71,10 @@ struct Engine<'a, T: Task> {
     waiting: Waiting,
     profile: Hooks<'a>,
     total_steps: u64,
+    /// Samples of a micro-batch.
+    fitting: Fitting,
+    /// Steps done in `last/`.
+    saved: Option<u64>,
 }
 
 /// Trains `task` to the end of its epochs.
@@ -108,7 +115,8 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
         }
     }
     session.observer.on(&Event::Finished);
-    Ok(Outcome { steps: engine.progress.step, best_score: engine.progress.best_score, ..outcome })
+    let (steps, best_score) = (engine.progress.step, engine.progress.best_score);
+    Ok(Outcome { steps, best_score, reduced_micro_batch: engine.fitting.reduced(), ..outcome })
 }
 
 /// What `work` gives, and how long it took.
@@ -133,6 +141,7 @@ impl<'a, T: Task> Engine<'a, T> {
         let all = config.epochs * steps_per_epoch;
         let total_steps = if config.max_steps > 0 { all.min(config.max_steps) } else { all };
         let mut optimizer = AdamW::new(task.parameters(), config);
+        let fitting = Fitting::new(config.micro_batch);
         let last = session.folder.join("last");
         let fresh = Progress {
             step: 0,
@@ -145,8 +154,20 @@ impl<'a, T: Task> Engine<'a, T> {
             let ema = (config.ema_decay > 0.0).then(|| Ema::new(config.ema_decay, optimizer.params()));
             let records = Records::open(session.folder, None)?;
             let profile = Hooks::start(session.profile, session.observer, optimizer.device(), None)?;
-            let waiting = Waiting::default();
-            return Ok(Self { task, session, optimizer, ema, progress: fresh, records, waiting, profile, total_steps });
+            let (progress, saved, waiting) = (fresh, None, Waiting::default());
+            return Ok(Self {
+                task,
+                session,
+                optimizer,
+                ema,
+                progress,
+                records,
+                waiting,
+                profile,
+                total_steps,
+                fitting,
+                saved,
+            });
         }
         let folder = weights::readable_folder(&last)?;
         weights::verify_folder(&folder)?;
@@ -164,8 +185,8 @@ impl<'a, T: Task> Engine<'a, T> {
         session.observer.on(&Event::Note(format!("resumed at step {} of {total_steps}", progress.step)));
         let records = Records::open(session.folder, Some(progress.step))?;
         let profile = Hooks::start(session.profile, session.observer, optimizer.device(), Some(progress.step))?;
-        let waiting = Waiting::default();
-        Ok(Self { task, session, optimizer, ema, progress, records, waiting, profile, total_steps })
+        let (saved, waiting) = (Some(progress.step), Waiting::default());
+        Ok(Self { task, session, optimizer, ema, progress, records, waiting, profile, total_steps, fitting, saved })
     }
 
     /// Writes a step down and reports it.
@@ -180,19 +201,71 @@ impl<'a, T: Task> Engine<'a, T> {
         Ok(())
     }
 
-    /// One optimizer step over the micro-batches of an effective batch.
+    /// One optimizer step over the micro-batches of an effective batch; where memory runs out, again with smaller ones.
     fn step(&mut self, batches: &[T::Batch], epoch: u64) -> Result<StepReport> {
         let start = Instant::now();
+        loop {
+            let parts = self.parts(batches);
+            match guard::guard(|| self.attempt(parts.as_deref().unwrap_or(batches), epoch, start)) {
+                Err(Error::OutOfMemory { reason }) => self.shrink(reason, batches)?,
+                outcome => return outcome,
+            }
+        }
+    }
+
+    /// The batches in smaller parts, once that was found to be necessary.
+    fn parts(&self, batches: &[T::Batch]) -> Option<Vec<T::Batch>> {
+        let most = self.fitting.reduced()?;
+        let parts: Option<Vec<Vec<T::Batch>>> = batches.iter().map(|batch| self.task.split(batch, most)).collect();
+        parts.map(|parts| parts.into_iter().flatten().collect())
+    }
+
+    /// Drops what a step left that ran out of memory, and makes micro-batches smaller.
+    fn shrink(&mut self, reason: String, batches: &[T::Batch]) -> Result<()> {
+        if self.optimizer.is_torn() {
+            let reason = format!("{reason}; some weights were stepped before, {}", self.what_last_holds());
+            return Err(Error::OutOfMemory { reason });
+        }
+        if batches.first().is_none_or(|batch| self.task.split(batch, 1).is_none()) {
+            return Err(Error::OutOfMemory { reason });
+        }
+        self.optimizer.clear();
+        let halved = self.fitting.halve(reason, self.optimizer.device())?;
+        let text = format!(
+            "step {}: {}; it is repeated with micro-batches of {}, the effective batch stays; next time: `{}`",
+            self.progress.step + 1,
+            halved.what,
+            halved.most,
+            recovery::remedy(self.session.config, halved.most)
+        );
+        self.session.observer.on(&Event::Note(text));
+        Ok(())
+    }
+
+    /// An optimizer step that may run out of memory.
+    fn attempt(&mut self, batches: &[T::Batch], epoch: u64, start: Instant) -> Result<StepReport> {
         let config = self.session.config;
         let step = self.progress.step;
         rng::seed(rng::stream(config.seed, "step", &[step]).next_u64());
         self.profile.begin_step(step)?;
-        let mark = &mut |label| self.profile.mark(label);
-        let (whole, losses) = accumulate_marked(self.task, batches, &self.progress.scaler, epoch, mark)?;
-        self.profile.gradients(self.optimizer.params());
+        let learning_rate = schedule::learning_rate(config, step, self.total_steps);
+        let Self { task, optimizer, profile, progress, .. } = &mut *self;
+        let mark = &mut |label| profile.mark(label);
+        // one that was split has several gradients to add up
+        let ((whole, losses), gradients) = if config.step_in_backward && batches.len() == 1 {
+            let backward = || accumulate_marked(*task, batches, &progress.scaler, epoch, mark);
+            optimizer.step_during(learning_rate, backward)?
+        } else {
+            let accumulated = accumulate_marked(*task, batches, &progress.scaler, epoch, mark)?;
+            profile.gradients(optimizer.params());
+            let gradients = optimizer.measure(progress.scaler.unscale_factor())?;
+            optimizer.step(learning_rate, &gradients)?;
+            (accumulated, gradients)
+        };
+        profile.mark("optimizer")?;
         let losses: Vec<(String, f64)> =
             losses.iter().map(|(name, value)| ((*name).to_owned(), value.double_value(&[]))).collect();
-        let grad_norm = self.update(step, &losses)?;
+        let grad_norm = self.settle(step, &losses, &gradients)?;
         let state = || {
             [self.optimizer.state(), self.ema.as_ref().map_or_else(Vec::new, |ema| ema.state(self.optimizer.params()))]
         };
@@ -204,7 +277,7 @@ impl<'a, T: Task> Engine<'a, T> {
             total_steps: self.total_steps,
             epoch,
             losses,
-            learning_rate: schedule::learning_rate(config, step, self.total_steps),
+            learning_rate,
             grad_norm,
             samples,
             elapsed: start.elapsed(),
@@ -213,27 +286,22 @@ impl<'a, T: Task> Engine<'a, T> {
         })
     }
 
-    /// Unscales, clips and applies the gradients; returns their norm.
-    fn update(&mut self, step: u64, losses: &[(String, f64)]) -> Result<f64> {
-        let config = self.session.config;
-        let gradients = self.optimizer.measure(self.progress.scaler.unscale_factor());
-        let finite = gradients.norm.is_finite();
-        let usable = self.progress.scaler.update(finite);
-        if usable && finite {
-            let learning_rate = schedule::learning_rate(config, step, self.total_steps);
-            self.optimizer.step(learning_rate, gradients)?;
-            self.profile.mark("optimizer")?;
+    /// Looks at what the step did, which changed nothing when its gradients were not finite; returns their norm.
+    fn settle(&mut self, step: u64, losses: &[(String, f64)], gradients: &Gradients) -> Result<f64> {
+        let norm = gradients.norm();
+        let usable = self.progress.scaler.update(norm.is_finite());
+        if norm.is_finite() {
+            self.optimizer.mend();
         } else if usable || self.progress.scaler.exhausted() {
             let parts: Vec<String> = losses.iter().map(|(name, value)| format!("{name} {value}")).collect();
-            let reason = format!(
-                "step {}: the gradient norm is {} ({}); `last/` holds the state before",
-                step + 1,
-                gradients.norm,
-                parts.join(", ")
-            );
+            let kept = if self.optimizer.is_torn() {
+                format!("weights with other gradients were stepped before, {}", self.what_last_holds())
+            } else {
+                "`last/` holds the state before".to_owned()
+            };
+            let reason = format!("step {}: the gradient norm is {norm} ({}); {kept}", step + 1, parts.join(", "));
             return Err(Error::Diverged { reason });
         } else {
-            self.optimizer.clear();
             self.session.observer.on(&Event::Note(format!("step {}: fp16 overflow, scale halved", step + 1)));
         }
         self.progress.step += 1;
@@ -241,7 +309,14 @@ impl<'a, T: Task> Engine<'a, T> {
             ema.update(self.progress.step, self.optimizer.params());
             self.profile.mark("ema")?;
         }
-        Ok(gradients.norm)
+        Ok(norm)
+    }
+
+    fn what_last_holds(&self) -> String {
+        match self.saved {
+            Some(step) => format!("`last/` holds the state after step {step}"),
+            None => "nothing is saved yet".to_owned(),
+        }
     }
 
     /// Validates at the end of an epoch and keeps the best; `true` when patience ran out.
@@ -285,9 +360,14 @@ impl<'a, T: Task> Engine<'a, T> {
 
     /// Keeps what is done when a later step fails: the weights are still those of the last good step.
     fn rescue(&mut self, error: Error) -> Result<StepReport> {
-        if !matches!(error, Error::Io { .. }) && self.progress.step > 0 {
+        // weights in the middle of a step are worth nothing
+        if !matches!(error, Error::Io { .. }) && self.progress.step > 0 && !self.optimizer.is_torn() {
             self.optimizer.clear();
-            self.save("last")?;
+            match self.save("last") {
+                // the first failure is the cause
+                Ok(()) | Err(Error::OutOfMemory { .. }) => (),
+                Err(other) => return Err(other),
+            }
         }
         Err(error)
     }
@@ -302,6 +382,9 @@ impl<'a, T: Task> Engine<'a, T> {
         self.profile.begin("save", self.progress.step)?;
         guard::guard(|| self.write(&path))?;
         self.profile.end(self.progress.step)?;
+        if name == "last" {
+            self.saved = Some(self.progress.step);
+        }
         self.session.observer.on(&Event::Saved { path, best: name == "best" });
         Ok(())
     }
@@ -362,3 +445,7 @@ fn add_up(sums: &mut Vec<(&'static str, Tensor)>, parts: Vec<(&'static str, Tens
         }
     }
 }
+
+#[cfg(test)]
+#[path = "run_tests.rs"]
+mod tests;

@@ -94,6 +94,7 @@ fn the_help_of_train() {
           --precision <P>             Same as `--set train.precision=P`: fp32, bf16 or fp16
           --no-plan                   Do not plan memory before the run, and start even what would not
                                       fit
+          --memory-limit <SIZE>       Most that tensors may take, for example 20gb; plans ignore it
           --print-config              Print the resolved settings as TOML and stop
           --profile-memory <every=N>  Profile the memory of the first and of every N-th step
           --profile-out <FILE>        Where to write that profile [default: memory.jsonl in the run

@@ -3,6 +3,7 @@
 //! The values under `tests/fixtures/parity` come from `scripts/fixtures/*.py`. A missing fixture fails the test.
 
 mod adamw;
+mod adamw8bit;
 mod clip;
 mod diffusion;
 mod diffusion_keys;

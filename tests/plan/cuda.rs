@@ -2,9 +2,11 @@
 //! sources (below `aten/src/ATen/native`), and the same operators on a card where there is one.
 
 use super::operands::{BF16, FP32, Work, backward, forward, heads, leaf, zeros};
-use super::ready;
+use super::{config_of, ready};
 use prsmed::nn::attention::{self, Mask};
 use prsmed::tensor::{Device, Kind, META, Tensor, ledger, memory, meta};
+use prsmed::trainer::Parameter;
+use prsmed::trainer::optimizer::AdamW;
 
 struct Case {
     name: &'static str,
@@ -316,6 +318,53 @@ fn operators_planned_for_cuda() {
         .map(|(case, found)| format!("{}: expected {:?}, planned {found:?}", case.name, (case.live, case.peak)))
         .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Bytes of the optimizer that live after a step of two parameters, and the most at once in a second step.
+fn optimizer_on_a_card(sets: &str) -> (u64, u64) {
+    let _target = meta::enter_target(meta::Target::Cuda);
+    let config = config_of("tiny", &format!("train.clip_norm=1 {sets}")).train;
+    // three pieces from host memory, and a small one
+    let params = [(3 << 20) - 4096, 1000].map(|size| leaf(&[size], FP32, META));
+    let named = params.iter().zip(["large", "small"]);
+    let named = named.map(|(tensor, name)| Parameter { name: name.into(), tensor: tensor.shallow_clone() });
+    let mut optimizer = AdamW::new(named.collect(), &config);
+    let share = || ledger::usage().categories.into_iter().find(|category| category.name == "optimizer").unwrap();
+    let before = share().allocated.0;
+    let mut peak = 0;
+    for _ in 0..2 {
+        for param in &params {
+            param.sum(FP32).backward();
+        }
+        ledger::reset_peak();
+        let gradients = optimizer.measure(1.0).unwrap();
+        optimizer.step(1e-3, &gradients).unwrap();
+        peak = share().own_peak.0 - before;
+    }
+    (share().allocated.0 - before, peak)
+}
+
+#[test]
+fn moments_in_host_memory_leave_two_pieces_on_the_card() {
+    let _alone = ready();
+    let (large, small): (u64, u64) = ((3 << 20) - 4096, 1000);
+    let counts = 2 * 4;
+    let (held, peak) = optimizer_on_a_card("");
+    assert_eq!((held, peak), (8 * (large + small) + counts, held), "moments in fp32");
+    let (held, peak) = optimizer_on_a_card("train.offload_optimizer=true");
+    // on this host one number stands for each tensor of that one
+    let stand_ins = 4 * 4;
+    assert_eq!(held, counts + stand_ins);
+    assert_eq!(peak, held + 2 * (8 << 20), "two pieces of 1 Mi elements");
+    let maps = 2 * 1024;
+    let (held, _) = optimizer_on_a_card("train.optimizer=adamw8bit");
+    assert_eq!(held, 2 * (large + large / 256 * 4) + 8 * small + maps + counts, "codes and scales");
+    let (held, peak) = optimizer_on_a_card("train.optimizer=adamw8bit train.offload_optimizer=true");
+    let stand_ins = 2 * (1 + 4) + 2 * 4;
+    assert_eq!(held, counts + maps + stand_ins);
+    // codes and scales of a piece, twice, and what libtorch's operators need for 1 Mi elements
+    let staged = 2 * 2 * ((1 << 20) + (16 << 10));
+    assert!((held + staged..held + staged + (48 << 20)).contains(&peak), "{held} {peak}");
 }
 
 #[test]

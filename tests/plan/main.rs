@@ -51,6 +51,9 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
         one("train.checkpointing", &["none", "full", "0", "1", "2"]),
         one("train.checkpoint_encoder", &["none", "full"]),
         one("train.ema_decay", &["0.0", "0.9"]),
+        one("train.optimizer", &["adamw", "adamw8bit"]),
+        one("train.offload_optimizer", &["false", "true"]),
+        one("train.step_in_backward", &["false", "true"]),
         one("lora.rank", &["2", "8", "16"]),
         one("lora.dropout", &["0.0", "0.1"]),
         one("model.train_base", &["true", "false"]),
@@ -81,6 +84,10 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
     let can_pack = !sets.iter().any(|set| set == "model.semantics=reference" || set == "model.batch_norm=batch");
     let questions = if can_pack { rng.random_range(1..4) } else { 1 };
     sets.push(format!("data.questions_per_picture={questions}"));
+    if sets.iter().any(|set| set == "train.step_in_backward=true") {
+        sets.retain(|set| !set.starts_with("train.accumulation=") && set != "train.precision=fp16");
+        sets.extend(["train.accumulation=1", "train.clip_norm=0"].map(str::to_owned));
+    }
     let text_tokens = rng.random_range(12..60);
     let answer_tokens = rng.random_range(2..text_tokens - 4);
     (sets, Example { text_tokens, answer_tokens, num_classes: 6, new_tokens: 4, questions }, rng.random_range(0..5))

@@ -69,6 +69,7 @@ struct Ledger {
   Header large = {0, 0, &large, &large, 0, 0, {}};  // ends of the list of live large blocks
   bool failed = false;
   PrsmedFailure failure = {};
+  uint64_t limit = UINT64_MAX;  // bytes that may live at once
 
   void hold(uint64_t bytes) {
     reserved += bytes;
@@ -253,9 +254,18 @@ void* large_block(size_t& capacity) {
   return base;
 }
 
+// Fails as a full machine does where `bytes` more would live than are allowed.
+void check_limit(size_t bytes) {
+  auto& l = ledger();
+  std::lock_guard<std::mutex> guard(l.lock);
+  TORCH_CHECK(l.total + bytes <= l.limit, "DefaultCPUAllocator: not enough memory: you tried to allocate ", bytes,
+              " bytes where ", l.total, " of ", l.limit, " are in use.");
+}
+
 // A block of `bytes` and its header; `capacity` is 0 for a small one.
 char* block(size_t bytes, size_t& capacity) {
   try {
+    check_limit(bytes);
     return static_cast<char*>(capacity > 0 ? large_block(capacity) : c10::alloc_cpu(bytes + kHeader));
   } catch (...) {
     note_failure(bytes);
@@ -326,6 +336,12 @@ void prsmed_ledger_install() {
   mallopt(M_TRIM_THRESHOLD, 1 << 20);
   mallopt(M_ARENA_MAX, 2);
   c10::SetCPUAllocator(&allocator, 255);
+}
+
+// From now on no more than `bytes` may live at once.
+void prsmed_ledger_set_limit(uint64_t bytes) {
+  std::lock_guard<std::mutex> guard(ledger().lock);
+  ledger().limit = bytes;
 }
 
 // For the meta device's allocator.

@@ -1,7 +1,10 @@
 // What the caching allocator of a card holds. Through its interface in c10, which needs no CUDA headers.
 #include "native.h"
 
+#include <c10/core/AllocatorConfig.h>
 #include <c10/core/CachingDeviceAllocator.h>
+
+#include <sstream>
 
 namespace {
 
@@ -38,6 +41,15 @@ char* prsmed_device_memory(int32_t index, PrsmedDeviceMemory* out) {
 
 char* prsmed_device_reset_peaks(int32_t index) {
   PRSMED_TRY(allocator().resetPeakStats(static_cast<c10::DeviceIndex>(index)))
+}
+
+// The share of the card's memory that the caching allocator may take; before the card is first used.
+char* prsmed_device_limit(double fraction) {
+  PRSMED_TRY({
+    std::ostringstream text;
+    text << "per_process_memory_fraction:" << fraction;
+    c10::CachingAllocator::setAllocatorSettings(text.str());
+  })
 }
 
 char* prsmed_device_release_cache() { PRSMED_TRY(allocator().emptyCache()) }

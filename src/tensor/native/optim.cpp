@@ -1,30 +1,290 @@
-// libtorch's fused AdamW, which tch does not wrap (it takes lists and returns nothing).
+// AdamW steps on lists of parameters: libtorch's fused one (which tch does not wrap), the one with moments in 8 bits, and
+// moments that wait in host memory. Nothing here waits for the card: whether gradients are finite and how far they are
+// clipped are tensors.
 #include "native.h"
+#include "optim.h"
 
+#include <ATen/ops/_foreach_add.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/_fused_adamw.h>
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "meta.h"
 
 namespace {
-std::vector<at::Tensor> list(torch::Tensor** tensors, int64_t count) {
-  std::vector<at::Tensor> result;
+using at::Tensor;
+
+// A parameter with its state: moments in fp32 (`state` 0 and 1), or codes and scales of the first and of the second.
+struct PrsmedSlot { Tensor *param, *grad, *step, *state[4]; };
+
+struct PrsmedAdamw {
+  double learning_rate, beta1, beta2, weight_decay, epsilon;
+  Tensor *rate, *skip, *signed_map, *unsigned_map;  // null where there is none
+  int64_t piece;  // elements that are brought over at once; 0: the moments are where the parameters are
+};
+
+std::vector<Tensor> list(Tensor** tensors, int64_t count) {
+  std::vector<Tensor> result;
   for (int64_t i = 0; i < count; ++i) result.push_back(*tensors[i]);
   return result;
 }
+bool runs_as_cuda(const Tensor& t) { return t.is_cuda() || (t.is_meta() && prsmed::for_cuda()); }
+bool has(const Tensor* t) { return t != nullptr && t->defined(); }
+
+void step32(std::vector<Tensor> p, std::vector<Tensor> g, std::vector<Tensor> m, std::vector<Tensor> v,
+            std::vector<Tensor> steps, const PrsmedAdamw& n) {
+  if (p.empty()) return;
+  const auto skip = has(n.skip) ? std::optional<Tensor>(*n.skip) : std::nullopt;
+  if (has(n.rate) && p[0].is_cuda())
+    return at::_fused_adamw_(p, g, m, v, {}, steps, *n.rate, n.beta1, n.beta2, n.weight_decay, n.epsilon, false, false, {}, skip);
+  const double rate = has(n.rate) && p[0].is_cpu() ? n.rate->item<double>() : n.learning_rate;
+  at::_fused_adamw_(p, g, m, v, {}, steps, rate, n.beta1, n.beta2, n.weight_decay, n.epsilon, false, false, {}, skip);
+}
+
+bool in_8_bits(const PrsmedSlot& slot) { return slot.state[2] != nullptr; }
+
+Tensor flat(const Tensor& t) {
+  TORCH_CHECK(t.is_contiguous(), "a trained tensor is not contiguous");
+  return t.view({-1});
+}
+
+// A gradient lies as its parameter does; a contiguous one is not copied.
+Tensor flat_gradient(const Tensor& grad) { return grad.contiguous().view({-1}); }
+
+using State = std::array<Tensor, 4>;
+
+void step8(const PrsmedSlot& slot, const Tensor& param, const Tensor& grad, const State& s, const PrsmedAdamw& n) {
+  auto maybe = [](const Tensor* t) { return has(t) ? *t : Tensor(); };
+  prsmed::step8({param, grad, s[0], s[1], s[2], s[3], *slot.step, *n.signed_map, *n.unsigned_map, maybe(n.rate),
+                 maybe(n.skip), n.learning_rate, n.beta1, n.beta2, n.weight_decay, n.epsilon});
+}
+
+// Moments and parameters in one memory.
+void in_place(const PrsmedSlot* slots, int64_t count, const PrsmedAdamw& n) {
+  std::vector<Tensor> p, g, m, v, steps;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto& s = slots[i];
+    if (in_8_bits(s)) {
+      State state;
+      for (int k = 0; k < 4; ++k) state[k] = flat(*s.state[k]);
+      step8(s, flat(*s.param), flat_gradient(*s.grad), state, n);
+      continue;
+    }
+    p.push_back(*s.param);
+    g.push_back(*s.grad);
+    m.push_back(*s.state[0]);
+    v.push_back(*s.state[1]);
+    steps.push_back(*s.step);
+  }
+  step32(p, g, m, v, steps, n);
+}
+
+// ---- moments in host memory -------------------------------------------------------------------------------------
+constexpr int64_t kBlock = 256;
+
+// Elements `begin..begin + count` of a parameter.
+struct Piece { const PrsmedSlot* slot; int64_t begin, count; };
+
+// A part of a state tensor that belongs to a piece: elements, or one for each block of 256.
+struct Part { int64_t begin, count, bytes; };
+int parts_of(const PrsmedSlot& slot) { return in_8_bits(slot) ? 4 : 2; }
+Part part(const Piece& piece, int which) {
+  const bool scales = in_8_bits(*piece.slot) && which % 2 == 1;
+  const int64_t begin = scales ? piece.begin / kBlock : piece.begin;
+  const int64_t count = scales ? (piece.count + kBlock - 1) / kBlock : piece.count;
+  return {begin, count, count * static_cast<int64_t>(piece.slot->state[which]->element_size())};
+}
+int64_t padded(int64_t bytes) { return (bytes + 511) / 512 * 512; }
+int64_t bytes_of(const Piece& piece) {
+  int64_t bytes = 0;
+  for (int k = 0; k < parts_of(*piece.slot); ++k) bytes += padded(part(piece, k).bytes);
+  return bytes;
+}
+
+// The state of a piece inside a staging buffer.
+State staged(const Piece& piece, const Tensor& buffer) {
+  State state;
+  int64_t at = 0;
+  for (int k = 0; k < parts_of(*piece.slot); ++k) {
+    const auto p = part(piece, k);
+    state[k] = buffer.narrow(0, at, p.bytes).view(piece.slot->state[k]->scalar_type());
+    at += padded(p.bytes);
+  }
+  return state;
+}
+
+// Copies between host and card beside the card's work; on other devices everything is in order anyway.
+class Lanes {
+ public:
+  explicit Lanes(at::Device device) : device_(device), cuda_(device.is_cuda()) {
+    if (!cuda_) return;
+    c10::impl::VirtualGuardImpl impl(device.type());
+    work_ = impl.getStream(device);
+    static thread_local std::optional<c10::Stream> own;
+    if (!own || own->device() != device) own = impl.getStreamFromGlobalPool(device, false);
+    copies_ = own;
+    after(*work_, *copies_);
+  }
+  template <class F> void copy(F f) const {
+    if (!cuda_) return f();
+    c10::StreamGuard guard(*copies_);
+    f();
+  }
+  void work_waits_for_copies() const { if (cuda_) after(*copies_, *work_); }
+  void copies_wait_for_work() const { if (cuda_) after(*work_, *copies_); }
+  // What was copied until now, for work to wait for while later copies run.
+  std::optional<c10::Event> mark_copies() const {
+    if (!cuda_) return std::nullopt;
+    c10::Event event(device_.type());
+    event.record(*copies_);
+    return event;
+  }
+  void work_waits_for(std::optional<c10::Event>& event) const { if (event) event->block(*work_); }
+
+ private:
+  void after(const c10::Stream& first, const c10::Stream& then) const {
+    c10::Event event(device_.type());
+    event.record(first);
+    event.block(then);
+  }
+  at::Device device_;
+  bool cuda_;
+  std::optional<c10::Stream> work_, copies_;
+};
+
+// Piece by piece: while one is updated, the next is brought over. Two buffers.
+void offloaded(const PrsmedSlot* slots, int64_t count, const PrsmedAdamw& n) {
+  TORCH_CHECK(n.piece % kBlock == 0, "pieces end where blocks do");
+  std::vector<Piece> pieces;
+  int64_t bytes = 0;
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t begin = 0; begin < slots[i].param->numel(); begin += n.piece) {
+      pieces.push_back({slots + i, begin, std::min(n.piece, slots[i].param->numel() - begin)});
+      bytes = std::max(bytes, bytes_of(pieces.back()));
+    }
+  if (pieces.empty()) return;
+  const auto& like = *slots[0].param;
+  const bool is_real = !like.is_meta();
+  const Tensor buffers[2] = {at::empty({bytes}, like.options().dtype(at::kByte)), at::empty({bytes}, like.options().dtype(at::kByte))};
+  const Lanes lanes(like.device());
+  auto host = [](const Piece& piece, int k) { const auto p = part(piece, k); return flat(*piece.slot->state[k]).narrow(0, p.begin, p.count); };
+  std::optional<c10::Event> ready[2];
+  auto bring = [&](size_t i) {
+    if (!is_real) return;
+    const auto state = staged(pieces[i], buffers[i % 2]);
+    lanes.copy([&] { for (int k = 0; k < parts_of(*pieces[i].slot); ++k) state[k].copy_(host(pieces[i], k), /*non_blocking=*/true); });
+    ready[i % 2] = lanes.mark_copies();
+  };
+  bring(0);
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (i + 1 < pieces.size()) bring(i + 1);
+    const auto& piece = pieces[i];
+    const auto& slot = *piece.slot;
+    lanes.work_waits_for(ready[i % 2]);
+    const auto state = staged(piece, buffers[i % 2]);
+    const auto param = flat(*slot.param).narrow(0, piece.begin, piece.count);
+    const auto grad = flat_gradient(*slot.grad).narrow(0, piece.begin, piece.count);
+    if (in_8_bits(slot)) step8(slot, param, grad, state, n);
+    else step32({param}, {grad}, {state[0]}, {state[1]}, {*slot.step}, n);
+    lanes.copies_wait_for_work();
+    if (is_real) lanes.copy([&] { for (int k = 0; k < parts_of(slot); ++k) host(piece, k).copy_(state[k], true); });
+  }
+  lanes.work_waits_for_copies();
+}
+
+// More steps done, where one is done.
+void count_steps(const PrsmedSlot* slots, int64_t count, const Tensor* skip) {
+  if (count == 0 || slots[0].step->is_meta()) return;
+  std::vector<Tensor> steps;
+  for (int64_t i = 0; i < count; ++i) steps.push_back(*slots[i].step);
+  if (steps[0].is_cpu()) {
+    if (has(skip) && skip->item<float>() == 1) return;
+    for (auto& step : steps) *step.data_ptr<float>() += 1;
+  } else if (has(skip)) {
+    at::_foreach_add_(steps, 1 - *skip);
+  } else {
+    at::_foreach_add_(steps, at::Scalar(1));
+  }
+}
 }  // namespace
 
-extern "C" char* prsmed_fused_adamw(torch::Tensor** params, torch::Tensor** grads, torch::Tensor** first,
-                                    torch::Tensor** second, torch::Tensor** steps, int64_t count,
-                                    const double* settings /* lr, beta1, beta2, weight decay, eps */) {
+extern "C" {
+
+// Multiplies gradients by `factor` and takes the norm over all of them.
+char* prsmed_gradient_norm(Tensor** grads, int64_t count, double factor, Tensor** out) {
   PRSMED_TRY({
     at::NoGradGuard guard;
-    auto p = list(params, count);
-    auto g = list(grads, count);
-    auto m = list(first, count);
-    auto v = list(second, count);
-    auto s = list(steps, count);
-    at::_fused_adamw_(p, g, m, v, {}, s, settings[0], settings[1], settings[2], settings[3], settings[4],
-                      /*amsgrad=*/false, /*maximize=*/false);
+    auto all = list(grads, count);
+    const bool as_cuda = runs_as_cuda(all.at(0));
+    if (factor != 1 && as_cuda) at::_foreach_mul_(all, at::Scalar(factor));
+    if (factor != 1 && !as_cuda) for (auto& g : all) g.mul_(factor);
+    std::vector<Tensor> norms;
+    if (as_cuda) norms = at::_foreach_norm(all, 2);
+    else for (auto& g : all) norms.push_back(g.norm());
+    *out = new Tensor(at::stack(norms).norm());
+  })
+}
+
+// `out`: fp32 `[2]`, by how much gradients of this norm are multiplied so that it is at most `clip_norm` (0: no limit), and 1
+// where it is not finite.
+char* prsmed_gradient_verdict(Tensor* norm, double clip_norm, Tensor** out) {
+  PRSMED_TRY({
+    at::NoGradGuard guard;
+    auto verdict = at::empty({2}, norm->options());
+    *out = new Tensor(verdict);
+    if (norm->is_cpu()) {
+      const double value = *norm->const_data_ptr<float>();
+      const bool finite = std::isfinite(value);
+      const double clip = clip_norm > 0 && finite ? std::min(clip_norm / (value + 1e-6), 1.0) : 1.0;
+      verdict.data_ptr<float>()[0] = static_cast<float>(clip);
+      verdict.data_ptr<float>()[1] = finite ? 0.0F : 1.0F;
+    } else if (!norm->is_meta()) {
+      const auto clip = clip_norm > 0 ? (clip_norm / (norm->to(at::kDouble) + 1e-6)).clamp_max(1) : at::ones({}, norm->options());
+      verdict[0].copy_(clip);
+      verdict[1].copy_(norm->isfinite().logical_not());
+    }
+  })
+}
+
+// Clips gradients by a verdict.
+char* prsmed_clip_gradients(Tensor** grads, int64_t count, Tensor* verdict) {
+  PRSMED_TRY({
+    at::NoGradGuard guard;
+    auto all = list(grads, count);
+    if (all.empty() || verdict->is_meta()) return nullptr;
+    const auto clip = verdict->select(0, 0);
+    if (!verdict->is_cpu()) at::_foreach_mul_(all, clip);
+    else if (clip.item<float>() < 1) for (auto& g : all) g.mul_(clip.item<float>());
+  })
+}
+
+// One step of all slots.
+char* prsmed_adamw_step(const PrsmedSlot* slots, int64_t count, const PrsmedAdamw* numbers) {
+  PRSMED_TRY({
+    at::NoGradGuard guard;
+    count_steps(slots, count, numbers->skip);
+    if (numbers->piece > 0) offloaded(slots, count, *numbers);
+    else in_place(slots, count, *numbers);
+    for (int64_t i = 0; i < count; ++i)
+      if (in_8_bits(slots[i])) slots[i].param->unsafeGetTensorImpl()->bump_version();
+  })
+}
+
+// The same as libtorch's operators do it, wherever the tensors are: to compare kernels with.
+char* prsmed_adamw8_composed(const PrsmedSlot* slot, const PrsmedAdamw* n) {
+  PRSMED_TRY({
+    at::NoGradGuard guard;
+    count_steps(slot, 1, n->skip);
+    prsmed::step8_composed({flat(*slot->param), flat_gradient(*slot->grad), flat(*slot->state[0]), flat(*slot->state[1]),
+                            flat(*slot->state[2]), flat(*slot->state[3]), *slot->step, *n->signed_map, *n->unsigned_map,
+                            has(n->rate) ? *n->rate : Tensor(), has(n->skip) ? *n->skip : Tensor(), n->learning_rate,
+                            n->beta1, n->beta2, n->weight_decay, n->epsilon});
   })
 }
 
 // Makes the gradient undefined, so that its memory is free and AdamW skips the parameter.
-extern "C" void prsmed_clear_grad(torch::Tensor* tensor) { tensor->mutable_grad().reset(); }
+void prsmed_clear_grad(Tensor* tensor) { tensor->mutable_grad().reset(); }
+}

@@ -8,8 +8,18 @@ use prsmed::config::AugmentRun;
 use prsmed::plan::rehearse::Steps;
 
 /// Settings that together run all code of the models.
-const VARIANTS: [(&str, &[&str]); 13] = [
+const VARIANTS: [(&str, &[&str]); 14] = [
     ("tiny", &[]),
+    (
+        "tiny",
+        &[
+            "train.optimizer=adamw8bit",
+            "train.offload_optimizer=true",
+            "train.step_in_backward=true",
+            "train.accumulation=1",
+            "train.clip_norm=0",
+        ],
+    ),
     ("tiny", &["train.accumulation=2", "train.checkpointing=2", "model.batch_norm=batch", "lora.dropout=0.1"]),
     (
         "tiny",

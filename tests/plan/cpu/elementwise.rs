@@ -1,7 +1,7 @@
 //! Arithmetic number by number, in place and not, casts and copies.
 
 use super::*;
-use prsmed::tensor::adamw::{self, Slot, Step};
+use prsmed::tensor::adamw::{self, Maps, Moments, Rate, Slot, Step};
 
 /// One operand, every dtype and layout, without and with a graph.
 fn unary(op: &'static str, what: &str, f: fn(&Tensor) -> Tensor) -> Vec<Case> {
@@ -87,28 +87,34 @@ fn in_place(op: &'static str, f: fn(&mut Tensor, &Tensor) -> Tensor) -> Vec<Case
     cases
 }
 
+/// Two steps of two parameters, with moments in fp32 or in 8 bits.
+fn adamw_steps(eight: bool, on: Device) -> Work {
+    let params = [0; 2].map(|_| zeros(&[300, 41], FP32, on));
+    let grads = [0; 2].map(|_| zeros(&[300, 41], FP32, on));
+    let steps = [0; 2].map(|_| zeros(&[], FP32, on));
+    let moments = params.each_ref().map(|param| Moments::zeros(param, eight, false));
+    let maps = Maps::new(on);
+    Box::new(move || {
+        let norm = adamw::norm(&grads, 0.5).unwrap();
+        let verdict = adamw::verdict(&norm, 1.0).unwrap();
+        adamw::clip(&grads, &verdict).unwrap();
+        let skip = verdict.select(0, 1);
+        let (rate, maps) = (Rate::Number(1e-3), Some(&maps));
+        let step = Step { rate, betas: (0.9, 0.95), weight_decay: 0.1, epsilon: 1e-6, skip: &skip, maps, piece: 0 };
+        let slot = |i: usize| Slot { param: &params[i], grad: &grads[i], moments: &moments[i], step: &steps[i] };
+        adamw::step(&[slot(0), slot(1)], step).unwrap();
+        vec![norm]
+    })
+}
+
 fn arithmetic() -> Vec<Case> {
     let mut cases = vec![
         case("aten::lerp_", "towards weights", |on| {
             let (xs, ys) = (zeros(&[300, 40], FP32, on), leaf(&[300, 40], FP32, on));
             plain(move || xs.shallow_clone().lerp_(&ys.detach(), 0.5))
         }),
-        case("aten::_fused_adamw_", "two parameters", |on| {
-            let tensors = [0; 2].map(|_| [0; 4].map(|_| zeros(&[300, 40], FP32, on)));
-            let steps = [0; 2].map(|_| zeros(&[], FP32, on));
-            Box::new(move || {
-                let slots = tensors.iter().zip(&steps).map(|([param, grad, first, second], step)| Slot {
-                    param,
-                    grad,
-                    first,
-                    second,
-                    step,
-                });
-                let step = Step { learning_rate: 1e-3, betas: (0.9, 0.95), weight_decay: 0.1, epsilon: 1e-6 };
-                adamw::fused(&slots.collect::<Vec<_>>(), step).unwrap();
-                Vec::new()
-            })
-        }),
+        case("aten::_fused_adamw_", "two parameters", |on| adamw_steps(false, on)),
+        case("prsmed::adamw8", "two parameters", |on| adamw_steps(true, on)),
         case("aten::add", "of whole numbers", |on| {
             let (xs, ys) = (zeros(&[300], Kind::Int64, on), zeros(&[1], Kind::Int64, on));
             plain(move || &xs + &ys)
