@@ -4,7 +4,7 @@ only Python's own library; diffusers is used when this Python has it, and the ta
     python3 scripts/generation_check.py OUT            SDXL, 1024 pixels, 30 steps, bf16, on a card
     python3 scripts/generation_check.py --dry OUT      the same path at tiny sizes on the CPU: numbers mean nothing
 
-PRSMED names the binary (default: target/release/prsmed, else target/debug/prsmed). Writes OUT/generation.jsonl and a table,
+PRSMED names the binary (default: target/gpu/prsmed, else target/release/prsmed, else target/debug/prsmed). Writes OUT/generation.jsonl and a table,
 OUT/generation.md, for benches/RESULTS.md.
 """
 
@@ -33,6 +33,13 @@ class Driver:
 
     def __init__(self):
         self.has_card = shutil.which("nvidia-smi") is not None and subprocess.run(self.QUERY, capture_output=True).returncode == 0
+
+    @classmethod
+    def none(cls):
+        """Looks at no card."""
+        driver = cls.__new__(cls)
+        driver.has_card = False
+        return driver
 
     def __enter__(self):
         self.peak = 0
@@ -75,7 +82,7 @@ def records(text):
 
 def find_binary():
     """The binary, and the environment in which it finds a libtorch: its own, or this machine's PyTorch."""
-    places = [os.environ["PRSMED"]] if "PRSMED" in os.environ else ["target/release/prsmed", "target/debug/prsmed"]
+    places = [os.environ["PRSMED"]] if "PRSMED" in os.environ else [f"target/{folder}/prsmed" for folder in ("gpu", "release", "debug")]
     binary = next((str(ROOT / place) for place in places if os.access(ROOT / place, os.X_OK)), None)
     if binary is None:
         raise SystemExit(f"no binary at {' or '.join(places)}: build first (cargo build), or name one in PRSMED")
@@ -96,7 +103,7 @@ def numbers_of(plan):
     return {**peaks, "seconds": (plan["time"] or {}).get("seconds")}
 
 
-def ours(case, batch, out, binary, environment, driver):
+def ours(case, batch, out, binary, environment, driver, batches):
     folder = out / f"made-{batch}"
     shutil.rmtree(folder, ignore_errors=True)
     sets = {
@@ -114,21 +121,21 @@ def ours(case, batch, out, binary, environment, driver):
     if not plan["fits"]:
         return {**row, "failed": "does not fit, by its plan"}
     command = [binary, "--json", "augment", "generate", "--data-root", str(out / "phantoms"), "--out", str(folder), *settings]
-    code, text, err, peak = measured(driver, [*command, "--limit", str(BATCHES * batch), "--no-filter"], environment)
+    code, text, err, peak = measured(driver, [*command, "--limit", str(batches * batch), "--no-filter"], environment)
     results = [record for record in records(text) if record.get("kind") == "result"]
     if code != 0 or not results:
         return {**row, "failed": f"exit code {code}: {err.strip()[-500:]}"}
     summary, memory = results[0]["summary"], results[0]["memory"]
-    if (summary["made_now"], summary["batch"]) != (BATCHES * batch, batch):
+    if (summary["made_now"], summary["batch"]) != (batches * batch, batch):
         return {**row, "failed": f"made {summary['made_now']} pictures in batches of {summary['batch']}: out of memory, or too few phantoms"}
     # of exactly this job: it knows how many texts there are
     row["planned"] = numbers_of(memory["planned"])
     return {**row, "seconds": batch / summary["images_per_s"], "allocated_peak": memory["measured"], "device_peak": peak}
 
 
-def theirs(case, batch, driver):
+def theirs(case, batch, driver, batches):
     command = [sys.executable, str(ROOT / "scripts/baseline/sdxl_diffusers.py"), "--size", case["size"], "--precision", case["precision"]]
-    for key, value in {"side": case["side"], "steps": case["steps"], "batch": batch, "batches": BATCHES}.items():
+    for key, value in {"side": case["side"], "steps": case["steps"], "batch": batch, "batches": batches}.items():
         command += [f"--{key}", str(value)]
     code, text, err, peak = measured(driver, command)
     row = {"who": "diffusers", "batch": batch}
@@ -143,7 +150,7 @@ def gib(count):
     return "-" if count is None else f"{count / 2**30:.2f}"
 
 
-def table(rows, case, driver):
+def table(rows, case, driver, batches):
     """What benches/RESULTS.md takes."""
     machine = platform.processor() or platform.machine()
     if driver.has_card:
@@ -154,7 +161,7 @@ def table(rows, case, driver):
     what = f"random:{case['size']}, {case['side']} pixels, {case['steps']} steps, guidance, {case['precision']}, sliced decoding"
     seen = "driver" if driver.has_card else "resident (no card)"
     lines = [
-        f"{what}; mean of {BATCHES} batches, the first included. {machine}; {told}; {datetime.date.today()}. GiB:",
+        f"{what}; mean of {batches} batches, the first included. {machine}; {told}; {datetime.date.today()}. GiB:",
         "",
         f"| who | batch | s a batch | planned s | tensors | planned | {seen} | planned |",
         "|---|---|---|---|---|---|---|---|",
@@ -175,6 +182,7 @@ def table(rows, case, driver):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--dry", action="store_true", help="tiny sizes, on the CPU")
+    parser.add_argument("--batches", type=int, default=BATCHES, help="of each size")
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
     case = DRY if args.dry else FULL
@@ -187,7 +195,7 @@ def main():
         raise SystemExit("nvidia-smi shows no card: `--dry` runs the same path on the CPU")
     binary, environment = find_binary()
     args.out.mkdir(parents=True, exist_ok=True)
-    pictures = BATCHES * max(case["sizes"])
+    pictures = args.batches * max(case["sizes"])
     # three of four phantoms or more are train pictures
     phantoms = [binary, "--quiet", "data", "phantom", str(args.out / "phantoms"), "--count", str(2 * pictures), "--image-size", "128"]
     shutil.rmtree(args.out / "phantoms", ignore_errors=True)
@@ -195,10 +203,10 @@ def main():
     rows = []
     with (args.out / "generation.jsonl").open("w") as lines:
         for batch in case["sizes"]:
-            for row in (ours(case, batch, args.out, binary, environment, driver), theirs(case, batch, driver)):
+            for row in (ours(case, batch, args.out, binary, environment, driver, args.batches), theirs(case, batch, driver, args.batches)):
                 rows.append(row)
                 print(json.dumps(row), file=lines, flush=True)
-    text = table(rows, case, driver)
+    text = table(rows, case, driver, args.batches)
     (args.out / "generation.md").write_text(text + "\n")
     print(text)
     broken = [row for row in rows if "failed" in row and not row["failed"].startswith("NOT MEASURED")]

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from baseline.sizes import load as load_sizes  # noqa: E402
 from torch_modules.prsmed import PrsMed, losses  # noqa: E402
 
 TOLERANCE = {"llm_last_hidden": 2e-5, "image_embedding": 5e-5, "mask_logits": 1e-4, "class_logits": 1e-5, "loss": 1e-5,
@@ -22,7 +23,7 @@ def sizes(oracle):
     names = ("hidden_size intermediate_size num_hidden_layers num_attention_heads num_key_value_heads vocab_size rope_theta rms_norm_eps "
              "sliding_window max_position_embeddings tie_word_embeddings").split()
     clip = json.loads((oracle / "base/clip-vit-large-patch14-336/config.json").read_text())["vision_config"]
-    real = json.loads((Path(__file__).parent / "mid.json").read_text())
+    real = load_sizes(Path(__file__).parent / "mid.toml")
     return {"clip": clip, "llm": {k: llm[k] for k in names}, "tiny_vit": real["tiny_vit"]}
 
 

@@ -1,7 +1,8 @@
 """Time and memory of one PRS-Med training step or prediction in PyTorch, as the published code does it; one JSON line on stdout.
 
-    prsmed_torch.py train-step --sizes mid.json --steps 3 --warmup 1 --precision fp32 --passes 2 --dropout on --threads 2
-    prsmed_torch.py predict --sizes mid.json --new-tokens 8
+    prsmed_torch.py train-step --sizes mid.toml --steps 3 --warmup 1 --precision fp32 --passes 2 --dropout on --threads 2
+    prsmed_torch.py train-step --sizes mid.toml --questions 3
+    prsmed_torch.py predict --sizes mid.toml --new-tokens 8
 
 The published code also carries dead LoRA adapters on CLIP and (in `train.py`) runs under anomaly detection; both are left out here,
 which favours this baseline.
@@ -20,6 +21,7 @@ import psutil
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from baseline.sizes import load as load_sizes  # noqa: E402
 from torch_modules.prsmed import PrsMed, losses, random_batch  # noqa: E402
 
 
@@ -28,10 +30,15 @@ def autocast(precision):
 
 
 def train_step(model, optimizer, batch, options):
-    with autocast(options.precision):
-        outputs = model(batch, options.passes)
-    values = losses(outputs, batch)
-    values["loss.total"].backward()
+    rows = len(batch["mask"])
+    at_once = options.rows_at_once or rows
+    for first in range(0, rows, at_once):
+        part = {name: value[first:first + at_once] for name, value in batch.items()}
+        with autocast(options.precision):
+            outputs = model(part, options.passes)
+        values = losses(outputs, part)
+        (values["loss.total"] * len(part["mask"]) / rows).backward()
+        del outputs
     torch.nn.utils.clip_grad_norm_(model.trained(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
@@ -53,7 +60,7 @@ def measure(work, options):
 def parse():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["train-step", "predict"])
-    parser.add_argument("--sizes", type=Path, required=True, help="JSON with the model's sizes, see tiny.json")
+    parser.add_argument("--sizes", type=Path, required=True, help="configuration that states the model's sizes, see tiny.toml")
     parser.add_argument("--steps", type=int, default=3, help="timed repeats")
     parser.add_argument("--warmup", type=int, default=1, help="repeats before them that are not timed")
     parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32", help="bf16 = autocast over fp32 weights")
@@ -61,18 +68,23 @@ def parse():
     parser.add_argument("--dropout", choices=["on", "off"], default="on", help="LoRA 0.1 and decoder 0.1, or none")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--new-tokens", type=int, default=8)
-    parser.add_argument("--batch", type=int, help="overrides the file's batch size")
+    parser.add_argument("--batch", type=int, default=1, help="pictures of a step")
+    parser.add_argument("--questions", type=int, default=1, help="questions about each, in rows that repeat the picture")
+    parser.add_argument("--rows-at-once", type=int, default=0, help="fewer rows in a forward and backward pass; 0 = all, as the original")
+    parser.add_argument("--text-tokens", type=int, default=50, help="ids of a text, the image's one included")
+    parser.add_argument("--limit-gib", type=float, help="fail beyond this much memory instead of pushing others out")
     return parser.parse_args()
 
 
 def main():
     options = parse()
-    sizes = json.loads(options.sizes.read_text())
-    sizes["batch"] = options.batch or sizes["batch"]
+    sizes = load_sizes(options.sizes)
+    if options.limit_gib:
+        resource.setrlimit(resource.RLIMIT_DATA, (int(options.limit_gib * 2**30),) * 2)
     torch.set_num_threads(options.threads)
     torch.manual_seed(0)
     rss_before = psutil.Process().memory_info().rss
-    model, batch = PrsMed(sizes, dropout=options.dropout == "on"), random_batch(sizes)
+    model, batch = PrsMed(sizes, dropout=options.dropout == "on"), random_batch(sizes, options.batch, options.questions, options.text_tokens)
     rss_model = psutil.Process().memory_info().rss
     if options.command == "train-step":
         model.train()
@@ -88,7 +100,8 @@ def main():
 
         seconds, processor, values = measure(work, options)
     result = {
-        "command": options.command, "sizes": options.sizes.stem, "batch": sizes["batch"], "precision": options.precision,
+        "command": options.command, "sizes": options.sizes.stem, "batch": options.batch, "questions": options.questions, "rows_at_once": options.rows_at_once,
+        "samples": options.batch * options.questions, "precision": options.precision,
         "passes": options.passes, "dropout": options.dropout, "threads": options.threads, "torch": torch.__version__,
         "seconds": seconds, "median_seconds": round(statistics.median(seconds), 4), "processor_seconds": processor,
         "rss_before_model_bytes": rss_before, "rss_with_model_bytes": rss_model,

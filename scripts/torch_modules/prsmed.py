@@ -18,7 +18,7 @@ IMAGE_TOKEN, BOS = -200, 1
 
 
 class PrsMed(nn.Module):
-    """`sizes` is the JSON of `scripts/baseline/*.json`; `dropout` switches LoRA's and the decoder's (both 0.1)."""
+    """`sizes` as `scripts/baseline/sizes.py` reads them; `dropout` switches LoRA's and the decoder's (both 0.1)."""
 
     def __init__(self, sizes, dropout=True):
         super().__init__()
@@ -93,10 +93,12 @@ def losses(outputs, batch):
     return {"loss.text": text, "loss.mask": mask, "loss.class": classes, "loss.total": mask + 0.5 * classes + text}
 
 
-def random_batch(sizes, seed=0):
-    """A batch of random pictures and text; `text_tokens` counts the image placeholder once, as in the sequence length `n + patches - 1`."""
+def random_batch(sizes, pictures, questions, text_tokens, seed=0):
+    """Random pictures, and for each as many random texts in rows of their own that repeat the picture, as the original's loader
+    makes them; `text_tokens` counts the image placeholder once, as in the sequence length `text_tokens + patches - 1`."""
     rng = torch.Generator().manual_seed(seed)
-    b, n, side = sizes["batch"], sizes["text_tokens"], sizes["sam_image_size"]
+    b, n, side = pictures * questions, text_tokens, sizes["sam_image_size"]
+    repeated = lambda channels, side: torch.randn(pictures, channels, side, side, generator=rng).repeat_interleave(questions, 0)
     clip_side = sizes["clip"]["image_size"]
     ids = torch.randint(3, sizes["llm"]["vocab_size"], (b, n), generator=rng)
     ids[:, 0], ids[:, 1] = BOS, IMAGE_TOKEN
@@ -105,8 +107,8 @@ def random_batch(sizes, seed=0):
     return {
         "text_ids": ids,
         "text_mask": torch.ones_like(ids, dtype=torch.bool),
-        "clip_image": torch.randn(b, 3, clip_side, clip_side, generator=rng),
-        "sam_image": torch.randn(b, 3, side, side, generator=rng),
+        "clip_image": repeated(3, clip_side),
+        "sam_image": repeated(3, side),
         "mask": disc.expand(b, 1, side, side).contiguous(),
         "class_label": torch.randint(0, sizes.get("classes", 6), (b,), generator=rng),
     }

@@ -6,6 +6,7 @@ pub mod progress;
 pub mod report;
 
 mod augment;
+mod bench;
 mod data;
 mod eval;
 mod hub;
@@ -55,6 +56,7 @@ enum Command {
     Plan(plan::Args),
     Preset(preset::Args),
     Solve(solve::Args),
+    Bench(Box<bench::Args>),
     #[command(subcommand)]
     Augment(augment::Command),
     #[command(subcommand)]
@@ -66,7 +68,7 @@ enum Command {
 
 impl Command {
     fn saves_on_interrupt(&self) -> bool {
-        matches!(self, Self::Train(_) | Self::Augment(_))
+        matches!(self, Self::Train(_) | Self::Bench(_) | Self::Augment(_))
     }
 }
 
@@ -130,6 +132,7 @@ fn dispatch(command: Command, context: &Context) -> anyhow::Result<Outcome> {
         Command::Plan(args) => plan::run(&args, context),
         Command::Preset(args) => preset::run(&args, context),
         Command::Solve(args) => solve::run(&args, context),
+        Command::Bench(args) => bench::run(&args, context),
         Command::Augment(command) => augment::run(&command, context),
         Command::Data(command) => data::run(&command, context),
         Command::Hub(command) => hub::run(&command, context),

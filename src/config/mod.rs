@@ -246,8 +246,11 @@ fn overlay(
     for (key, value) in patch {
         let path = join(prefix, &key);
         if path.starts_with("model.sizes") && !table.contains_key(&key) {
+            match &value {
+                Value::Table(inner) => note_origins(inner, &path, origin, origins),
+                _ => drop(origins.insert(path, origin.to_owned())),
+            }
             table.insert(key, value);
-            origins.insert(path, origin.to_owned());
             continue;
         }
         match (table.get_mut(&key), value) {
@@ -529,6 +532,27 @@ mod tests {
         assert!(refused("data.augment=some").starts_with("`data.augment`: invalid value: string \"some\""));
         assert!(refused("data.synthetic_ratio=-1").starts_with("`data.synthetic_ratio`: invalid value"));
         assert_eq!(refused("data.synthetic_until=1.5"), "`data.synthetic_until`: must lie in 0..=1, got 1.5");
+    }
+
+    #[test]
+    fn sizes_may_come_from_a_file_over_a_preset_without() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("sizes.toml");
+        let table = |sizes: &Value| {
+            let random = [("base", "random"), ("image_encoder", "random")].map(|(k, v)| (k.to_owned(), v.into()));
+            let model = random.into_iter().chain([("sizes".to_owned(), sizes.clone())]).collect::<Table>();
+            Table::from_iter([("model".to_owned(), Value::Table(model))])
+        };
+        let resolve = |sizes: &Value| {
+            std::fs::write(&file, table(sizes).to_string()).unwrap();
+            Sources { preset: Some("full".into()), file: Some(file.clone()), ..Sources::default() }.resolve()
+        };
+        let mut sizes = preset::<RunConfig>("tiny").unwrap()["model"]["sizes"].clone();
+        let found = resolve(&sizes).unwrap();
+        assert_eq!(found.config.model.sizes, sources(&[]).resolve().unwrap().config.model.sizes);
+        assert_eq!(found.origins["model.sizes.clip.hidden_size"], file.display().to_string());
+        sizes["clip"].as_table_mut().unwrap().insert("hiden_size".into(), 3.into());
+        assert!(resolve(&sizes).unwrap_err().to_string().contains("model.sizes.clip.hiden_size"));
     }
 
     #[test]

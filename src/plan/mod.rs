@@ -8,6 +8,7 @@ pub mod detect;
 pub mod device_terms;
 pub mod host;
 pub mod host_allocator;
+pub mod matmul;
 pub mod rehearse;
 pub mod replay;
 pub mod report;

@@ -60,10 +60,18 @@ pub fn phase(trace: &Trace, name: &str, repeats: f64, rates: &Rates) -> Option<P
 
 /// The operations of the phase `name`, counted as [`phase`] does; 0 without costs.
 pub fn flops(trace: &Trace, name: &str, repeats: f64) -> f64 {
+    flops_where(trace, name, repeats, |_| true)
+}
+
+/// Of these, the ones of modules whose path `keep`s them.
+pub fn flops_where(trace: &Trace, name: &str, repeats: f64, keep: impl Fn(&str) -> bool) -> f64 {
     let Some(place) = trace.marks.iter().position(|mark| mark.0 == name) else { return 0.0 };
     let end = trace.marks.get(place + 1).map_or(trace.costs.len(), |mark| mark.2);
+    let mut kept: HashMap<Scope, bool> = HashMap::new();
+    let costs = trace.costs[trace.marks[place].2..end].iter();
+    let costs = costs.filter(|cost| *kept.entry(cost.scope).or_insert_with(|| keep(&scope::path(cost.scope))));
     // the optimizer multiplies no matrices
-    repeats * trace.costs[trace.marks[place].2..end].iter().map(|cost| cost.flops).sum::<f64>()
+    repeats * costs.map(|cost| cost.flops).sum::<f64>()
 }
 
 fn seconds(cost: &Cost, trace: &Trace, rates: &Rates) -> f64 {

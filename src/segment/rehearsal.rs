@@ -5,8 +5,9 @@
 use super::layout::Layout;
 use super::setup::{self, ModelConfig};
 use super::sight::{Sight, feature_shape};
-use super::step::Inputs;
+use super::step::{self, Inputs};
 use super::{predict, task, weights};
+use crate::Result;
 use crate::data::batch::{ClipInput, View};
 use crate::data::features::FeatureShape;
 use crate::event::Observer;
@@ -16,7 +17,6 @@ use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, META, Tensor, guard, ledger, meta, no_grad};
 use crate::trainer::profile::Component;
 use crate::trainer::{Batches, Loss, Parameter, Rehearse, Task, TrainConfig, Validation, Weight};
-use crate::{Error, Result};
 use std::path::Path;
 
 /// Sizes of the example batches.
@@ -50,10 +50,13 @@ pub struct Rehearsal {
     example: Example,
     shorter: usize,
     keeping: bool,
+    steps: u64,
+    language_alone: bool,
 }
 
 impl Rehearsal {
-    /// Builds a model of `sizes` on `device`; on [`crate::tensor::META`] nothing is allocated but counted.
+    /// Builds a model of `sizes` on `device`; on [`crate::tensor::META`] nothing is allocated but counted. Parts with weights
+    /// are left as they come, for a checkpoint to fill.
     ///
     /// # Errors
     /// Typed errors of libtorch.
@@ -64,15 +67,41 @@ impl Rehearsal {
         example: Example,
         device: Device,
     ) -> Result<Self> {
+        let initialise = settings.base == setup::RANDOM && settings.image_encoder == setup::RANDOM;
+        Self::build(settings, sizes, train, example, (device, initialise))
+    }
+
+    /// The same with random values in every part, for steps that really run. A checkpoint of it leaves out the base.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    pub fn random(
+        settings: &ModelConfig,
+        sizes: &prsmed::Config,
+        train: &TrainConfig,
+        example: Example,
+        device: Device,
+    ) -> Result<Self> {
+        let settings = ModelConfig { base: NOT_KEPT.into(), ..settings.clone() };
+        Self::build(&settings, sizes, train, example, (device, true))
+    }
+
+    fn build(
+        settings: &ModelConfig,
+        sizes: &prsmed::Config,
+        train: &TrainConfig,
+        example: Example,
+        (device, initialise): (Device, bool),
+    ) -> Result<Self> {
         let kind = train.precision.kind();
         let options = BuildOptions {
             device,
             stored: kind,
             compute: kind,
-            initialise: settings.base == setup::RANDOM && settings.image_encoder == setup::RANDOM,
+            initialise,
             train_base: settings.train_base,
             quantization: settings.quantization,
-            loads_base: settings.base != setup::RANDOM,
+            loads_base: !initialise && settings.base != setup::RANDOM,
         };
         let model = guard::guard(|| Ok(PrsMed::new(sizes, options)))?;
         if !options.initialise {
@@ -82,7 +111,36 @@ impl Rehearsal {
                 Ok(())
             })?;
         }
-        Ok(Self { model, settings: settings.clone(), train: train.clone(), example, shorter: 0, keeping: false })
+        let (settings, train) = (settings.clone(), train.clone());
+        Ok(Self { model, settings, train, example, shorter: 0, keeping: false, steps: 1, language_alone: false })
+    }
+
+    /// With `steps` optimizer steps in an epoch, each of new examples; from the second one on the task has seen their like.
+    #[must_use]
+    pub fn with_steps(mut self, steps: u64) -> Self {
+        self.steps = steps;
+        self
+    }
+
+    /// Trains the adapters of the language model on its own loss, with zeros in place of the image's tokens; everything else
+    /// stands by.
+    #[must_use]
+    pub fn language_alone(mut self) -> Self {
+        self.language_alone = true;
+        self
+    }
+
+    /// Tokens of `inputs` that pass the language model.
+    pub fn tokens(&self, inputs: &Inputs) -> u64 {
+        (inputs.layout.sequences() * inputs.layout.sizes().sequence) as u64
+    }
+
+    /// The text loss of the language model alone.
+    fn language_loss(&self, inputs: &Inputs, whole: Weight) -> Loss {
+        let pass = task::training_pass(&self.settings, &self.train).llm;
+        let prepared = inputs.to_device(&self.model, whole);
+        let total = step::language_loss(&self.model, &prepared, inputs.layout.pictures(), pass);
+        Loss { parts: vec![("text", total.detach())], total }
     }
 
     /// Batches whose texts, except the first, have `ids` fewer, half of them before the answer; rows are padded then.
@@ -228,15 +286,16 @@ impl Judging {
     }
 }
 
-fn no_data<T>() -> Result<T> {
-    Err(Error::config("rehearsal", "it has no data", "use a task with a data root"))
-}
+/// The base of a model that is gone when the process ends.
+const NOT_KEPT: &str = "not kept";
 
 impl Task for Rehearsal {
     type Batch = Inputs;
 
     fn parameters(&self) -> Vec<Parameter> {
-        task::parameters(&self.model)
+        let mut all = task::parameters(&self.model);
+        all.retain(|parameter| !self.language_alone || parameter.name.starts_with("lora_adapter/"));
+        all
     }
 
     fn components(&self) -> Vec<Component> {
@@ -244,11 +303,17 @@ impl Task for Rehearsal {
     }
 
     fn steps_per_epoch(&self) -> u64 {
-        1
+        self.steps
     }
 
-    fn batches(&self, _epoch: u64, _first: u64) -> Result<Batches<'_, Inputs>> {
-        no_data()
+    fn batches(&self, _epoch: u64, first: u64) -> Result<Batches<'_, Inputs>> {
+        let make = |step| (0..self.train.accumulation).map(|_| self.example(step > 0)).collect();
+        let mut ahead: Option<Vec<Inputs>> = None;
+        Ok(Box::new((first..self.steps).map(move |step| {
+            let batches = ahead.take().unwrap_or_else(|| make(step));
+            ahead = self.sends_ahead().then(|| make(step + 1));
+            Ok(batches)
+        })))
     }
 
     fn weight(&self, batch: &Inputs) -> Weight {
@@ -256,6 +321,9 @@ impl Task for Rehearsal {
     }
 
     fn loss(&self, inputs: &Inputs, whole: Weight, epoch: u64) -> Result<Loss> {
+        if self.language_alone {
+            return Ok(self.language_loss(inputs, whole));
+        }
         let pass = task::training_pass(&self.settings, &self.train);
         Ok(task::loss(&self.model, &self.settings, pass, inputs, whole, epoch))
     }

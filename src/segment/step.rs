@@ -238,21 +238,36 @@ pub struct Losses {
 /// Computes all three.
 pub fn losses(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> Losses {
     let _scope = scope::enter("losses");
-    let text = model.llm().cross_entropy(&supervised(inputs, outputs), &inputs.places.labels);
-    let (tokens, samples) = (inputs.whole.get(0), inputs.whole.get(1));
+    let text = text_loss(model, inputs, &outputs.states);
+    let samples = inputs.whole.get(1);
     Losses {
-        text: text / tokens,
+        text,
         mask: loss::structure(&outputs.mask_logits, &inputs.mask, inputs.semantics) / &samples,
         class: loss::class(&outputs.class_logits, &inputs.class_label) / &samples,
     }
 }
 
-/// Supervised tokens whose most likely prediction is right.
-pub fn tokens_right(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> f64 {
-    meta::number(&model.llm().count_right(&supervised(inputs, outputs), &inputs.places.labels))
+/// Cross-entropy of the answers from states `[s, t, d]`, as a share of the effective batch.
+fn text_loss(model: &PrsMed, inputs: &Prepared, states: &Tensor) -> Tensor {
+    model.llm().cross_entropy(&supervised(inputs, states), &inputs.places.labels) / inputs.whole.get(0)
 }
 
-/// States that predict supervised tokens, `[n, d]`.
-fn supervised(inputs: &Prepared, outputs: &Outputs) -> Tensor {
-    outputs.states.flatten(0, 1).index_select(0, &inputs.places.supervised)
+/// The text loss of the language model alone, which sees zeros in place of `pictures`.
+pub fn language_loss(model: &PrsMed, inputs: &Prepared, pictures: usize, pass: mistral::Pass) -> Tensor {
+    let options = model.options();
+    let count = i64::try_from(pictures).expect("a small batch");
+    let shape = [count, model.num_image_tokens(), model.llm().config().hidden_size];
+    let image = Tensor::zeros(shape, (options.compute, options.device));
+    let embeds = llava::splice(&model.llm().embed(&inputs.places.ids), &image, &inputs.places.index);
+    text_loss(model, inputs, &model.llm().forward_seen(&embeds, inputs.places.sight(), pass))
+}
+
+/// Supervised tokens whose most likely prediction is right.
+pub fn tokens_right(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> f64 {
+    meta::number(&model.llm().count_right(&supervised(inputs, &outputs.states), &inputs.places.labels))
+}
+
+/// States that predict supervised tokens, of states `[s, t, d]`: `[n, d]`.
+fn supervised(inputs: &Prepared, states: &Tensor) -> Tensor {
+    states.flatten(0, 1).index_select(0, &inputs.places.supervised)
 }

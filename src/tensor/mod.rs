@@ -44,6 +44,13 @@ pub fn use_flash_attention() {
     unsafe { native::prsmed_flash_attention() };
 }
 
+/// Waits until a card has done what it was given; the CPU has already.
+pub fn synchronize(device: Device) {
+    if let Device::Cuda(index) = device {
+        tch::Cuda::synchronize(i64::try_from(index).expect("few cards"));
+    }
+}
+
 /// How many threads libtorch's CPU kernels use.
 pub fn num_threads() -> u64 {
     u64::try_from(tch::get_num_threads()).unwrap_or(1).max(1)

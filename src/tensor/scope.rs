@@ -2,10 +2,12 @@
 //!
 //! A node of the backward pass has the scope in which the forward pass made it, while a trace or a profile runs.
 
-use super::native;
+use super::{Device, native, synchronize};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::marker::PhantomData;
 use std::sync::{LazyLock, Mutex, MutexGuard};
+use std::time::Instant;
 
 /// A scope's number; 0 is the outermost, without a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -28,6 +30,8 @@ fn table() -> MutexGuard<'static, Table> {
 #[derive(Debug)]
 pub struct Entered {
     before: u32,
+    /// When an outermost scope was entered under a [`Stopwatch`].
+    since: Option<(&'static str, Instant)>,
     /// The scope is the thread's.
     stays: PhantomData<*const ()>,
 }
@@ -64,14 +68,67 @@ fn below(name: &'static str, index: i64) -> Entered {
         number
     });
     drop(table);
+    let since = if parent == 0 { now_watched().map(|now| (name, now)) } else { None };
     // SAFETY: sets a thread-local integer.
-    Entered { before: unsafe { native::prsmed_scope_set(number) }, stays: PhantomData }
+    Entered { before: unsafe { native::prsmed_scope_set(number) }, since, stays: PhantomData }
 }
 
 impl Drop for Entered {
     fn drop(&mut self) {
         // SAFETY: sets a thread-local integer.
         unsafe { native::prsmed_scope_set(self.before) };
+        if let Some((name, since)) = self.since
+            && let Some(now) = now_watched()
+        {
+            WATCHED.with_borrow_mut(|watched| {
+                let Some((_, parts)) = watched else { return };
+                let seconds = (now - since).as_secs_f64();
+                match parts.iter_mut().find(|(known, _)| *known == name) {
+                    Some((_, sum)) => *sum += seconds,
+                    None => parts.push((name, seconds)),
+                }
+            });
+        }
+    }
+}
+
+/// Seconds of outermost scopes, in the order they were first entered.
+pub type Parts = Vec<(&'static str, f64)>;
+
+thread_local! {
+    static WATCHED: RefCell<Option<(Device, Parts)>> = const { RefCell::new(None) };
+}
+
+/// The time when the device has done everything so far; `None` when nobody measures.
+fn now_watched() -> Option<Instant> {
+    let device = WATCHED.with_borrow(|watched| watched.as_ref().map(|(device, _)| *device))?;
+    synchronize(device);
+    Some(Instant::now())
+}
+
+/// While it lives, its thread's outermost scopes are timed, and a card is waited for at each of their ends.
+#[derive(Debug)]
+pub struct Stopwatch {
+    thread: PhantomData<*const ()>,
+}
+
+impl Stopwatch {
+    /// Starts with no times; an earlier one of this thread ends.
+    #[must_use]
+    pub fn start(device: Device) -> Self {
+        WATCHED.set(Some((device, Parts::new())));
+        Self { thread: PhantomData }
+    }
+
+    /// The times since the start or the last call.
+    pub fn take(&self) -> Parts {
+        WATCHED.with_borrow_mut(|watched| watched.as_mut().map_or_else(Parts::new, |(_, parts)| std::mem::take(parts)))
+    }
+}
+
+impl Drop for Stopwatch {
+    fn drop(&mut self) {
+        WATCHED.set(None);
     }
 }
 
@@ -145,6 +202,26 @@ mod tests {
             assert_eq!(now(), "llm");
         }
         assert_eq!(now(), "");
+    }
+
+    #[test]
+    fn outermost_scopes_are_timed_while_somebody_watches() {
+        let nap = |name| {
+            let _scope = enter(name);
+            let _inner = enter("inner");
+            std::thread::sleep(std::time::Duration::from_millis(2));
+        };
+        nap("unseen");
+        let watch = Stopwatch::start(Device::Cpu);
+        ["one", "two", "one"].into_iter().for_each(nap);
+        let parts = watch.take();
+        assert_eq!(parts.iter().map(|part| part.0).collect::<Vec<_>>(), ["one", "two"]);
+        assert!(parts[0].1 >= 0.004 && parts[1].1 >= 0.002, "{parts:?}");
+        assert!(watch.take().is_empty());
+        let late = enter("late");
+        drop(watch);
+        drop(late);
+        assert!(Stopwatch::start(Device::Cpu).take().is_empty());
     }
 
     #[test]

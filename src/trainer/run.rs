@@ -414,7 +414,10 @@ pub fn accumulate<T: Task>(
 }
 
 /// As [`accumulate`]; calls `mark` after each `forward` and each `backward`.
-fn accumulate_marked<T: Task>(
+///
+/// # Errors
+/// As [`accumulate`], and what `mark` says.
+pub fn accumulate_marked<T: Task>(
     task: &T,
     batches: &[T::Batch],
     scaler: &Scaler,

@@ -2,13 +2,14 @@
 
 use crate::support::{done, prsmed, run};
 
-const COMMANDS: [&[&str]; 18] = [
+const COMMANDS: [&[&str]; 19] = [
     &["train"],
     &["eval"],
     &["predict"],
     &["plan"],
     &["preset"],
     &["solve"],
+    &["bench"],
     &["trace"],
     &["augment"],
     &["augment", "generate"],
@@ -53,6 +54,7 @@ fn prsmed_alone_shows_the_commands() {
       plan     Say what a job needs, before it runs
       preset   Find settings for a card: to train the full model, or to make pairs
       solve    Find the largest value that fits a card, or the smallest card
+      bench    Time real training steps, with their memory and use of the processor
       augment  Make image+mask pairs from Stable Diffusion, filter them, prove whether they help
       data     Check or make data roots
       hub      Download weights, or list what a repository holds

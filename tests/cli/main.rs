@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test panics where an application would report")]
 
 mod augment;
+mod bench;
 mod checkpoints;
 mod data;
 mod extra;

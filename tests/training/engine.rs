@@ -19,7 +19,7 @@ const TRAINER: &str = "trainer.safetensors";
 fn task(device: Device, config: &RunConfig, manifest: Manifest) -> SegmentTask {
     let assembly = assemble(config, &manifest, build(config, device, None));
     let (train, data) = (config.train.clone(), config.data.clone());
-    let task = SegmentTask::new(assembly, &Arc::new(manifest), train, data, String::new()).unwrap();
+    let task = SegmentTask::new(assembly, &Arc::new(manifest), train, data, String::new(), None).unwrap();
     task.calibrate().unwrap();
     task
 }

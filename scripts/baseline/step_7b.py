@@ -1,0 +1,175 @@
+"""Time and memory of one training step of the whole model in PyTorch + transformers + peft on a card, at the sizes of the published one,
+with random weights: what our step is measured against there. One JSON line for each variant on stdout.
+
+    step_7b.py --mode eager --batch 8 --text-tokens 192 --answer-tokens 168
+    step_7b.py --size tiny --device cpu --mode compile --steps 1        the same path, numbers mean nothing
+
+`llm`: Mistral with LoRA (rank 16 on q, k, v, o) alone, zeros for the image. `all`: with CLIP, TinyViT and decoder, as scripts/torch_modules
+has them. Written to be fast: one language-model pass, logits at supervised positions alone, frozen weights in bf16, trained ones in fp32
+under autocast, scaled-dot-product attention, frozen batch norms, fused AdamW; `compile` runs torch.compile over each layer of the language
+model and of CLIP and over the image encoder.
+"""
+
+import argparse
+import gc
+import json
+import resource
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from baseline.sizes import load as load_sizes  # noqa: E402
+
+try:
+    import peft  # noqa: F401
+    import transformers
+
+    from torch_modules.losses import structure_loss
+    from torch_modules.prsmed import PrsMed
+except ImportError as error:
+    print(f"transformers and peft cannot be used here: {error}", file=sys.stderr)
+    raise SystemExit(3)
+
+PUBLISHED_LLM = {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "vocab_size": 32000, "rope_theta": 1e6, "rms_norm_eps": 1e-5, "sliding_window": None, "max_position_embeddings": 32768,
+}
+
+
+def build(options, device):
+    """The model in `device`'s memory: frozen parts in the dtype of the arithmetic, trained ones in fp32."""
+    folder = Path(__file__).parent
+    sizes = load_sizes(folder / ("mid.toml" if options.size == "7b" else "tiny.toml"))
+    if options.size == "7b":
+        sizes["llm"] = PUBLISHED_LLM
+    torch.set_default_dtype(options.kind)
+    with device:
+        model = PrsMed(sizes, dropout=options.dropout == "on")
+    torch.set_default_dtype(torch.float32)
+    for part in (model.image_encoder, model.mask_decoder, model.cls):
+        part.float()
+    for parameter in model.trained():
+        parameter.data = parameter.data.float()
+    model.train()
+    for module in model.image_encoder.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm):
+            module.eval()
+    return model, sizes
+
+
+def compiled(model):
+    """Layer by layer: all layers of a kind share one compilation."""
+    inner = model.llm.get_base_model()
+    for layer in inner.model.layers:
+        layer.compile()
+    tower = model.vision_tower
+    for layer in getattr(tower, "vision_model", tower).encoder.layers:
+        layer.compile()
+    model.image_encoder.compile()
+
+
+def inputs(sizes, options, device):
+    """As `prsmed bench` makes them: equal texts with the image in second place, and pictures without content."""
+    b, n, side, clip = options.batch, options.text_tokens, sizes["sam_image_size"], sizes["clip"]["image_size"]
+    return {
+        "ids": torch.arange(n, device=device).remainder(297).add(3).expand(b, n),
+        "clip": torch.zeros(b, 3, clip, clip, device=device),
+        "sam": torch.zeros(b, 3, side, side, device=device),
+        "mask": torch.zeros(b, 1, side, side, device=device),
+        "label": torch.zeros(b, dtype=torch.long, device=device),
+        "patches": (clip // sizes["clip"]["patch_size"]) ** 2,
+    }
+
+
+def language_states(model, batch, image, options):
+    """States after the final norm, and the text loss over the answers."""
+    inner = model.llm.get_base_model()
+    text = inner.get_input_embeddings()(batch["ids"])
+    embeds = torch.cat([text[:, :1], image.to(text.dtype), text[:, 2:]], 1)
+    states = inner.model(inputs_embeds=embeds, use_cache=False).last_hidden_state
+    answer = options.answer_tokens
+    logits = inner.lm_head(states[:, -answer - 1 : -1]).float()
+    labels = batch["ids"][:, -answer:]
+    return states, torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def loss_of(model, batch, part, options):
+    width = model.llm.get_base_model().config.hidden_size
+    if part == "llm":
+        image = torch.zeros(options.batch, batch["patches"], width, device=batch["ids"].device)
+        return language_states(model, batch, image, options)[1]
+    with torch.no_grad():
+        features = model.vision_tower(batch["clip"], output_hidden_states=True).hidden_states[-2][:, 1:]
+        image = model.mm_projector(features)
+    states, text = language_states(model, batch, image, options)
+    embedding = model.image_encoder(batch["sam"])
+    prompt = states[:, : states.shape[1] - options.answer_tokens]
+    mask = structure_loss(model.mask_decoder(embedding, prompt).float(), batch["mask"], "corrected")
+    return text + mask + 0.5 * torch.nn.functional.cross_entropy(model.cls(embedding).float(), batch["label"])
+
+
+def run(model, batch, part, options, device):
+    cuda = device.type == "cuda"
+    trained = [p for name, p in model.named_parameters() if p.requires_grad and (part == "all" or name.startswith("llm."))]
+    optimizer = torch.optim.AdamW(trained, lr=0.0, eps=1e-6, weight_decay=1e-5, fused=True)
+    seconds = []
+    for i in range(options.warmup + options.steps):
+        if cuda:
+            torch.cuda.synchronize()
+            if i == options.warmup:
+                torch.cuda.reset_peak_memory_stats()
+        start = time.perf_counter()
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=options.kind == torch.bfloat16):
+            loss = loss_of(model, batch, part, options)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(trained, 1.0, foreach=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        value = loss.item()
+        if cuda:
+            torch.cuda.synchronize()
+        if i >= options.warmup:
+            seconds.append(time.perf_counter() - start)
+    tokens = options.batch * (options.text_tokens - 1 + batch["patches"])
+    return {
+        "kind": "torch", "mode": options.mode, "part": part, "batch": options.batch, "tokens": tokens, "loss": value,
+        "seconds": [round(s, 5) for s in seconds], "median_seconds": statistics.median(seconds),
+        "allocated_peak": torch.cuda.max_memory_allocated() if cuda else None,
+        "reserved_peak": torch.cuda.max_memory_reserved() if cuda else None,
+        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "versions": {m.__name__: m.__version__ for m in (torch, transformers, peft)},
+    }
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=("7b", "tiny"), default="7b")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--mode", choices=("eager", "compile"), default="eager")
+    parser.add_argument("--parts", default="llm,all")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--text-tokens", type=int, default=192)
+    parser.add_argument("--answer-tokens", type=int, default=168)
+    parser.add_argument("--dropout", choices=("on", "off"), default="on")
+    parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--warmup", type=int, default=2)
+    options = parser.parse_args()
+    options.kind = torch.bfloat16 if options.precision == "bf16" else torch.float32
+    device = torch.device(options.device)
+    torch.manual_seed(0)
+    model, sizes = build(options, device)
+    batch = inputs(sizes, options, device)
+    if options.mode == "compile":
+        compiled(model)
+    for part in options.parts.split(","):
+        print(json.dumps(run(model, batch, part, options, device)), flush=True)
+        gc.collect()
+
+
+if __name__ == "__main__":
+    main()
