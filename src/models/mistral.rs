@@ -7,6 +7,7 @@ use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::rope::Rope;
 use crate::nn::{Embedding, Linear, LoraConfig, Mask, RmsNorm, attention};
 use crate::tensor::autograd::checkpoint;
+use crate::tensor::functions::swiglu;
 use crate::tensor::store::{Init, Scope};
 use crate::tensor::{Device, Kind, Tensor, dims, no_grad, scope};
 use std::rc::Rc;
@@ -134,10 +135,9 @@ impl Attention {
     }
 
     fn forward(&self, xs: &Tensor, run: &Run, cache: Option<(usize, &mut KvCache)>) -> Tensor {
-        let q = split_heads(&self.q_proj.forward(xs, run.train), self.num_heads);
-        let k = split_heads(&self.k_proj.forward(xs, run.train), self.num_kv_heads);
+        let q = split_heads(&run.rope.rotate(self.q_proj.forward(xs, run.train)), self.num_heads);
+        let k = split_heads(&run.rope.rotate(self.k_proj.forward(xs, run.train)), self.num_kv_heads);
         let v = split_heads(&self.v_proj.forward(xs, run.train), self.num_kv_heads);
-        let (q, k) = (run.rope.rotate(&q), run.rope.rotate(&k));
         let (k, v) = match cache {
             Some((layer, cache)) => cache.extend(layer, &k, &v),
             None => (k, v),
@@ -166,7 +166,7 @@ impl Mlp {
     }
 
     fn forward(&self, xs: &Tensor) -> Tensor {
-        let gated = self.gate_proj.forward(xs, false).silu() * self.up_proj.forward(xs, false);
+        let gated = swiglu(self.gate_proj.forward(xs, false), &self.up_proj.forward(xs, false));
         self.down_proj.forward(&gated, false)
     }
 }
@@ -181,13 +181,17 @@ struct Layer {
 
 impl Layer {
     fn forward(&self, xs: &Tensor, run: &Run, cache: Option<(usize, &mut KvCache)>) -> Tensor {
+        // nothing needs the output of a projection itself: sums and rotations are made in its memory
         let attended = {
             let _scope = scope::enter("self_attn");
-            self.self_attn.forward(&self.input_layernorm.forward(xs), run, cache)
+            let mut attended = self.self_attn.forward(&self.input_layernorm.forward(xs), run, cache);
+            attended += xs;
+            attended
         };
-        let xs = xs + attended;
         let _scope = scope::enter("mlp");
-        &xs + self.mlp.forward(&self.post_attention_layernorm.forward(&xs))
+        let mut xs = self.mlp.forward(&self.post_attention_layernorm.forward(&attended));
+        xs += attended;
+        xs
     }
 }
 
@@ -333,12 +337,13 @@ impl Mistral {
     pub fn forward_seen(&self, embeds: &Tensor, sight: Sight, pass: Pass) -> Tensor {
         let [_b, t, _d] = dims(embeds);
         let _scope = scope::enter("llm");
-        let (head_dim, theta, device) = (self.config.head_dim(), self.config.rope_theta, embeds.device());
+        let device = embeds.device();
+        let (head_dim, theta, kind) = (self.config.head_dim(), self.config.rope_theta, embeds.kind());
         let rope = match sight {
-            Sight::Packed { positions, .. } => Rope::at(head_dim, theta, positions),
-            Sight::Causal | Sight::Padded(_) => Rope::new(head_dim, theta, 0, t, device),
+            Sight::Packed { positions, .. } => Rope::at(head_dim, theta, positions, kind),
+            Sight::Causal | Sight::Padded(_) => self.rope(0, t, embeds),
         };
-        let run = Rc::new(Run { rope, mask: sight.mask(t, embeds.kind(), device), train: pass.train });
+        let run = Rc::new(Run { rope, mask: sight.mask(t, kind, device), train: pass.train });
         let mut xs = embeds.shallow_clone();
         for (i, layer) in self.layers.iter().enumerate() {
             let _scope = scope::enter_at("layers", i);
@@ -352,6 +357,11 @@ impl Mistral {
         self.norm.forward(&xs)
     }
 
+    fn rope(&self, start: i64, t: i64, embeds: &Tensor) -> Rope {
+        let place = (embeds.kind(), embeds.device());
+        Rope::new(self.config.head_dim(), self.config.rope_theta, start, t, place)
+    }
+
     /// States of the next tokens, growing `cache`; no gradient.
     ///
     /// # Shapes
@@ -361,7 +371,7 @@ impl Mistral {
         let _scope = scope::enter("llm");
         assert!(t == 1 || cache.is_empty(), "a prompt goes into an empty cache, later tokens one by one");
         no_grad(|| {
-            let rope = Rope::new(self.config.head_dim(), self.config.rope_theta, cache.len(), t, embeds.device());
+            let rope = self.rope(cache.len(), t, embeds);
             let run = Run { rope, mask: if t > 1 { OwnMask::Causal } else { OwnMask::None }, train: false };
             let mut xs = embeds.shallow_clone();
             for (i, layer) in self.layers.iter().enumerate() {

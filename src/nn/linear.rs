@@ -6,6 +6,7 @@
 use super::cast;
 use crate::tensor::Tensor;
 use crate::tensor::autograd::{gelu_linear, linear_cross_entropy};
+use crate::tensor::functions::LowRank;
 use crate::tensor::store::{Init, Matrix, Scope};
 
 pub use crate::tensor::nf4::Quantization;
@@ -14,7 +15,7 @@ pub use crate::tensor::nf4::Quantization;
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoraConfig {
-    /// Rank r; 1 or more. Memory of adapters, gradients and optimizer grows with it.
+    /// Rank r; 1 or more (0 in what `prsmed merge` writes: no adapters). Memory of adapters, gradients and optimizer grows with it.
     pub rank: i64,
     /// Scale numerator: the adapter's output is multiplied by alpha / r.
     pub alpha: f64,
@@ -46,13 +47,10 @@ impl Lora {
         }
     }
 
-    fn forward(&self, xs: &Tensor, train: bool) -> Tensor {
-        let kind = xs.kind();
-        let dropped = if train && self.dropout > 0.0 { xs.dropout(self.dropout, true) } else { xs.shallow_clone() };
-        let low = dropped.linear(&cast(&self.lora_a, kind), None::<&Tensor>);
-        // scaling the narrow side is cheaper than the wide one
-        let low = if (self.scale - 1.0).abs() > 0.0 { low * self.scale } else { low };
-        low.linear(&cast(&self.lora_b, kind), None::<&Tensor>)
+    /// Adds the adapter's output of `xs` to `ys`, the adapted layer's own output, in its memory.
+    fn add_to(&self, ys: Tensor, xs: &Tensor, train: bool) -> Tensor {
+        let dropout = if train { self.dropout } else { 0.0 };
+        LowRank { a: &self.lora_a, b: &self.lora_b, scale: self.scale, dropout }.add_to(ys, xs)
     }
 }
 
@@ -102,7 +100,7 @@ impl Linear {
     pub fn forward(&self, xs: &Tensor, train: bool) -> Tensor {
         let ys = self.product(xs);
         match &self.lora {
-            Some(lora) => ys + lora.forward(xs, train),
+            Some(lora) => lora.add_to(ys, xs, train),
             None => ys,
         }
     }

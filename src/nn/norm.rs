@@ -1,8 +1,9 @@
 //! Normalisation layers.
 
 use super::cast;
+use crate::tensor::functions::rms_norm;
 use crate::tensor::store::{Init, Scope};
-use crate::tensor::{Kind, Tensor, dims};
+use crate::tensor::{Tensor, dims};
 
 /// Layer normalisation over the last dimension (Ba et al. 2016).
 #[derive(Debug)]
@@ -97,10 +98,7 @@ impl RmsNorm {
     /// # Shapes
     /// `xs [..., dim]` to the same.
     pub fn forward(&self, xs: &Tensor) -> Tensor {
-        let wide = cast(xs, Kind::Float);
-        let variance = wide.square().mean_dim([-1].as_slice(), true, Kind::Float);
-        let normed = cast(&(wide * (variance + self.eps).rsqrt()), xs.kind());
-        normed * cast(&self.weight, xs.kind())
+        rms_norm(xs, &self.weight, self.eps)
     }
 }
 

@@ -1,9 +1,10 @@
 //! Rotary position embedding (Su et al. 2021), the half-split ("rotate half") convention of transformers, angles in
 //! fp32.
 
+use crate::tensor::functions::rotate;
 use crate::tensor::{Device, Kind, Tensor, dims};
 
-/// Cosines and sines of positions, `[t, d]` or `[b, 1, t, d]` fp32.
+/// Cosines and sines of positions, `[t, d / 2]` or `[b, t, d / 2]`.
 #[derive(Debug)]
 pub struct Rope {
     cos: Tensor,
@@ -11,32 +12,28 @@ pub struct Rope {
 }
 
 impl Rope {
-    /// Tables for positions `start..start + t` of heads of width `head_dim`.
-    pub fn new(head_dim: i64, theta: f64, start: i64, t: i64, device: Device) -> Self {
-        Self::at(head_dim, theta, &Tensor::arange_start(start, start + t, (Kind::Int64, device)))
+    /// Tables for positions `start..start + t` of heads of width `head_dim`, in `kind`.
+    pub fn new(head_dim: i64, theta: f64, start: i64, t: i64, (kind, device): (Kind, Device)) -> Self {
+        Self::at(head_dim, theta, &Tensor::arange_start(start, start + t, (Kind::Int64, device)), kind)
     }
 
-    /// Tables for given positions, `[t]` or for each sequence `[b, t]`, i64.
-    pub fn at(head_dim: i64, theta: f64, positions: &Tensor) -> Self {
+    /// Tables for given positions, `[t]` or for each sequence `[b, t]`, i64; in `kind`.
+    pub fn at(head_dim: i64, theta: f64, positions: &Tensor, kind: Kind) -> Self {
         let device = positions.device();
         #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
         let exponent =
             Tensor::arange_start_step(0, head_dim, 2, (Kind::Int64, device)).to_kind(Kind::Float) / head_dim as f64;
         let inverse = Tensor::full([1], theta, (Kind::Float, device)).pow(&exponent).reciprocal();
         let angles = positions.to_kind(Kind::Float).unsqueeze(-1) * inverse;
-        let angles = Tensor::cat(&[&angles, &angles], -1);
-        // one table for all heads
-        let angles = if positions.dim() == 2 { angles.unsqueeze(1) } else { angles };
-        Self { cos: angles.cos(), sin: angles.sin() }
+        Self { cos: angles.cos().to_kind(kind), sin: angles.sin().to_kind(kind) }
     }
 
+    /// Turns every head of `xs`, in its memory, which nobody else may need.
+    ///
     /// # Shapes
-    /// `xs [b, h, t, d]` to the same.
-    pub fn rotate(&self, xs: &Tensor) -> Tensor {
-        let [_b, _h, _t, d] = dims(xs);
-        let kind = xs.kind();
-        let half = d / 2;
-        let turned = Tensor::cat(&[&xs.narrow(3, half, half).neg(), &xs.narrow(3, 0, half)], 3);
-        xs * self.cos.to_kind(kind) + turned * self.sin.to_kind(kind)
+    /// `xs [b, t, h d]` to the same, in the dtype of the tables.
+    pub fn rotate(&self, xs: Tensor) -> Tensor {
+        let [_b, _t, _width] = dims(&xs);
+        rotate(xs, &self.cos, &self.sin)
     }
 }

@@ -75,7 +75,8 @@ pub fn linear_cross_entropy(rows: &Tensor, weight: &Tensor, labels: &Tensor, chu
     result(|out| unsafe { native::prsmed_linear_cross_entropy(rows, weight, labels, chunk, out) })
 }
 
-fn result(call: impl FnOnce(*mut RawTensor) -> *mut c_char) -> Tensor {
+/// The tensor that a function of the native layer makes, or its error as a panic.
+pub(super) fn result(call: impl FnOnce(*mut RawTensor) -> *mut c_char) -> Tensor {
     let mut out = std::ptr::null_mut();
     // SAFETY: `call` gives what a `prsmed_*` function returned: null, or a message to free.
     if let Err(error) = unsafe { native::check(call(&raw mut out)) } {

@@ -200,6 +200,18 @@ unsafe extern "C" {
         chunk: i64,
         out: *mut RawTensor,
     ) -> *mut c_char;
+    pub(super) fn prsmed_rms_norm(xs: RawTensor, weight: RawTensor, eps: f64, out: *mut RawTensor) -> *mut c_char;
+    pub(super) fn prsmed_swiglu(gate: RawTensor, up: RawTensor, out: *mut RawTensor) -> *mut c_char;
+    pub(super) fn prsmed_low_rank(
+        ys: RawTensor,
+        xs: RawTensor,
+        a: RawTensor,
+        b: RawTensor,
+        scale: f64,
+        dropout: f64,
+        out: *mut RawTensor,
+    ) -> *mut c_char;
+    pub(super) fn prsmed_rotate(xs: RawTensor, cos: RawTensor, sin: RawTensor, out: *mut RawTensor) -> *mut c_char;
     pub(super) fn prsmed_flash_attention();
     pub(super) fn prsmed_rng_state(out: *mut RawTensor) -> *mut c_char;
     pub(super) fn prsmed_set_rng_state(state: RawTensor) -> *mut c_char;

@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 mod coverage;
 mod elementwise;
 mod factories;
+mod kept;
 mod maps;
 mod products;
 mod quantized;
@@ -106,6 +107,7 @@ fn cases() -> Vec<Case> {
         reductions::cases(),
         elementwise::cases(),
         factories::cases(),
+        kept::cases(),
     ];
     groups.into_iter().flatten().collect()
 }

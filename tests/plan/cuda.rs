@@ -4,6 +4,7 @@
 use super::operands::{BF16, FP32, Work, backward, forward, heads, leaf, zeros};
 use super::{config_of, ready};
 use prsmed::nn::attention::{self, Mask};
+use prsmed::tensor::functions::{LowRank, rms_norm, rotate, swiglu};
 use prsmed::tensor::{Device, Kind, META, Tensor, ledger, memory, meta};
 use prsmed::trainer::Parameter;
 use prsmed::trainer::optimizer::AdamW;
@@ -193,6 +194,42 @@ fn reduction_cases() -> Vec<Case> {
     ]
 }
 
+fn kept_cases() -> Vec<Case> {
+    const M: i64 = 1 << 20;
+    vec![
+        // native/functions.cpp: 1/root of each row in fp32 is kept
+        case("rms norm", 2 * M + 4096, 2 * M as u64 + 4096, |on| {
+            let (xs, w) = (leaf(&[1024, 1024], BF16, on), zeros(&[1024], BF16, on));
+            forward(move || rms_norm(&xs, &w, 1e-5))
+        }),
+        // ... ones; the gradient times the weight, that in fp32, a factor for each row (and its product), the result
+        case("rms norm backward", 2 * M - 4096, 10 * M as u64 + 4096, |on| {
+            let (xs, w) = (leaf(&[1024, 1024], BF16, on), zeros(&[1024], BF16, on));
+            backward(rms_norm(&xs, &w, 1e-5), vec![xs], [w])
+        }),
+        // ... gate and up are kept, the gate times 1 is one
+        case("swiglu", 4 * M, 4 << 20, |on| {
+            let (gate, up) = (leaf(&[1024, 1024], BF16, on), leaf(&[1024, 1024], BF16, on));
+            forward(move || swiglu(&gate * 1.0, &up))
+        }),
+        case("swiglu in place", 0, 0, |on| {
+            let (gate, up) = (zeros(&[1024, 1024], BF16, on), zeros(&[1024, 1024], BF16, on));
+            forward(move || swiglu(gate.shallow_clone(), &up))
+        }),
+        // ... a mask of bools and the masked input come and go; 1024 x 16 stay, the factors' casts do not
+        case("low rank", 2 * M + 32_768, 2 * M as u64 + 3 * M as u64, |on| {
+            let (xs, a, b) = (leaf(&[1024, 1024], BF16, on), leaf(&[16, 1024], FP32, on), leaf(&[1024, 16], FP32, on));
+            let product = move |ys| LowRank { a: &a, b: &b, scale: 0.5, dropout: 0.1 }.add_to(ys, &xs);
+            forward(move || product(zeros(&[1024, 1024], BF16, on)))
+        }),
+        // ... two products of halves
+        case("rotation", 2 * M, 4 << 20, |on| {
+            let (xs, table) = (leaf(&[1, 1024, 1024], BF16, on), zeros(&[1024, 64], BF16, on));
+            forward(move || rotate(&xs * 1.0, &table, &table))
+        }),
+    ]
+}
+
 fn norm_cases() -> Vec<Case> {
     vec![
         // cuda/layer_norm_kernel.cu: mean and 1/deviation of each row in fp32
@@ -289,7 +326,15 @@ fn table_cases() -> Vec<Case> {
 }
 
 fn cases() -> Vec<Case> {
-    let groups = [attention_cases(), elementwise_cases(), reduction_cases(), norm_cases(), map_cases(), table_cases()];
+    let groups = [
+        attention_cases(),
+        elementwise_cases(),
+        kept_cases(),
+        reduction_cases(),
+        norm_cases(),
+        map_cases(),
+        table_cases(),
+    ];
     groups.into_iter().flatten().collect()
 }
 

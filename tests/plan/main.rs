@@ -19,6 +19,7 @@ mod augment;
 mod cpu;
 mod cuda;
 mod gpu;
+mod layer;
 mod operands;
 mod quantized;
 mod readings;
@@ -49,7 +50,8 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
         one("train.accumulation", &["1", "2", "4"]),
         one("train.precision", &["fp32", "bf16", "fp16"]),
         one("train.checkpointing", &["none", "full", "0", "1", "2"]),
-        one("train.checkpoint_encoder", &["none", "full"]),
+        one("train.checkpoint_encoder", &["none", "full", "1", "3"]),
+        one("train.checkpoint_decoder", &["true", "false"]),
         one("train.ema_decay", &["0.0", "0.9"]),
         one("train.optimizer", &["adamw", "adamw8bit"]),
         one("train.offload_optimizer", &["false", "true"]),

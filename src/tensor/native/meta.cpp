@@ -208,6 +208,7 @@ void by_hand(torch::Library& m) {
   m.impl("mm", PRSMED_EITHER(mm));
   m.impl("bmm", PRSMED_EITHER(bmm));
   m.impl("addmm", PRSMED_EITHER(addmm));
+  m.impl("addmm_", PRSMED_EITHER(addmm_));
   m.impl("_fused_adamw_", adamw);
 }
 // Every other one that the CPU has and meta has not; for CUDA it is a guess that the CPU's allocations are right there.

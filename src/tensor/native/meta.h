@@ -60,7 +60,8 @@ using Kind = std::optional<at::ScalarType>;
   Tensor sum(const Tensor& x, at::OptionalIntArrayRef dims, bool keep, Kind t);                                       \
   Tensor mm(const Tensor& a, const Tensor& b);                                                                        \
   Tensor bmm(const Tensor& a, const Tensor& b);                                                                       \
-  Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar& beta, const at::Scalar& alpha);
+  Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar& beta, const at::Scalar& alpha);    \
+  Tensor& addmm_(Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar& beta, const at::Scalar& alpha);
 
 namespace cpu {
 PRSMED_SHARED_KERNELS

@@ -296,5 +296,12 @@ Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar
   else copy_irregular(a, b);
   return out;
 }
+Tensor& addmm_(Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar& beta, const at::Scalar& alpha) {
+  torch::jit::Stack s{c, a, b, beta, alpha};
+  if (reduced(a) && whole(a, b)) mirrored_call("aten::addmm_", s);
+  else if (reduced(a)) cut_scratch(a, b);
+  else copy_irregular(a, b);
+  return c;
+}
 
 }  // namespace prsmed::cpu

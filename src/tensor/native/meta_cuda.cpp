@@ -506,6 +506,8 @@ Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar
   return at::meta::addmm(c, a, b, beta, alpha);
 }
 
+Tensor& addmm_(Tensor& c, const Tensor&, const Tensor&, const at::Scalar&, const at::Scalar&) { return c; }
+
 void install(torch::Library& m) {
   both<&convolution>(m, "convolution");
   both<&convolution_backward>(m, "convolution_backward");

@@ -97,7 +97,7 @@ Kind kind_of(const c10::FunctionSchema& schema) {
                      "aten::is_", "aten::set_", "aten::result_type", "aten::detach", "aten::reshape", "aten::_unsafe_view",
                      "aten::_reshape", "aten::scalar_tensor", "aten::lift", "aten::requires_grad"})
     if (name.rfind(free, 0) == 0 && name != "aten::_to_copy") return Kind::kFree;
-  for (auto* product : {"aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::addmv", "aten::mv", "aten::dot"})
+  for (auto* product : {"aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::addmv", "aten::mv", "aten::dot"})
     if (name == product) return Kind::kProduct;
   if (name.find("convolution_backward") != name.npos) return Kind::kConvolutionBackward;
   if (name == "aten::convolution" || name == "aten::_convolution" || name == "aten::cudnn_convolution") return Kind::kConvolution;

@@ -151,17 +151,6 @@ fn layer_norms() -> Vec<Case> {
             let [w, b] = [0; 2].map(|_| zeros(&[64], kind, on));
             (vec![xs_leaf], move || xs.layer_norm([64], Some(&w), Some(&b), 1e-5, true))
         }));
-        cases.extend(passes("aten::rsqrt", &format!("in a root-mean-square norm {kind:?} {layout:?}"), move |on| {
-            let (xs, xs_leaf) = laid(layout, kind, on);
-            let w = leaf(&[64], FP32, on);
-            let leaves = vec![xs_leaf, w.shallow_clone()];
-            (leaves, move || {
-                let wide = xs.to_kind(FP32);
-                let variance = wide.square().mean_dim([-1].as_slice(), true, FP32);
-                let normed = (wide * (variance + 1e-5).rsqrt()).to_kind(kind);
-                normed * w.to_kind(kind)
-            })
-        }));
     }
     cases
 }

@@ -1,0 +1,404 @@
+// Functions of the language model that keep less for the backward pass than a chain of libtorch's operators: RMSNorm,
+// SwiGLU, LoRA, rotary positions. What has no operator of libtorch is one of ours below `prsmed::`: a loop on the CPU,
+// libtorch's operators elsewhere; on meta tensors it allocates what that of the target allocates.
+#include "meta.h"
+#include "native.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
+#include <ATen/TensorIterator.h>
+
+#pragma GCC optimize("O3")
+
+namespace prsmed {
+namespace {
+using torch::autograd::AutogradContext;
+using torch::autograd::Variable;
+using torch::autograd::variable_list;
+using Two = std::tuple<Tensor, Tensor>;
+
+#define PRSMED_FLOATS(TYPE, ...) \
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, TYPE, "prsmed", __VA_ARGS__)
+
+// Whether loops run on `t`, or would in the rehearsed run.
+bool loops(const Tensor& t) { return t.is_cpu() || (t.is_meta() && !for_cuda()); }
+
+// Calls `body(first, last)` for parts of `0..rows` on libtorch's threads: its iterator walks over rows that are never read.
+template <class F>
+void each_row(int64_t rows, int64_t width, F body) {
+  if (rows == 0) return;
+  char* const origin = reinterpret_cast<char*>(64);
+  auto index = at::from_blob(origin, {rows}, at::TensorOptions(at::kByte));
+  auto iter = at::TensorIteratorConfig().check_all_same_dtype(false).add_output(index).resize_outputs(false).build();
+  iter.for_each(
+      [&](char** data, const int64_t*, int64_t count) {
+        const int64_t first = data[0] - origin;
+        body(first, first + count);
+      },
+      std::max<int64_t>(1, at::internal::GRAIN_SIZE / std::max<int64_t>(width, 1)));
+}
+
+// ---- RMSNorm: in fp32, cast, times the weight ---------------------------------------------------------------------
+// Sums in as many lanes as a vector register has.
+template <class A, class F>
+A lanes(int64_t n, F term) {
+  constexpr int64_t kLanes = 16;
+  A sums[kLanes] = {}, total = 0;
+  int64_t j = 0;
+  for (; j + kLanes <= n; j += kLanes)
+    for (int64_t l = 0; l < kLanes; ++l) sums[l] += term(j + l);
+  for (; j < n; ++j) total += term(j);
+  for (A sum : sums) total += sum;
+  return total;
+}
+
+Two rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  const auto kind = x.scalar_type();
+  const int64_t d = x.size(-1), rows = x.numel() / std::max<int64_t>(d, 1);
+  const auto w = weight.to(kind);
+  if (!loops(x)) {
+    auto rstd = at::linalg_vector_norm(x, 2, at::IntArrayRef{-1}, true, at::toOpMathType(kind));
+    rstd.mul_(rstd).div_(d).add_(eps).rsqrt_();
+    auto y = at::empty_like(x);
+    at::mul_out(y, x, rstd);
+    return {y.mul_(w), rstd};
+  }
+  const auto xc = x.contiguous();
+  auto sizes = x.sizes().vec();
+  sizes.back() = 1;
+  auto y = at::empty_like(xc), rstd = at::empty(sizes, x.options().dtype(at::toOpMathType(kind)));
+  if (x.is_meta()) return {y, rstd};
+  PRSMED_FLOATS(kind, [&] {
+    using A = at::opmath_type<scalar_t>;
+    const auto *px = xc.const_data_ptr<scalar_t>(), *pw = w.const_data_ptr<scalar_t>();
+    auto *py = y.mutable_data_ptr<scalar_t>();
+    auto *pr = rstd.mutable_data_ptr<A>();
+    each_row(rows, d, [=](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        const auto* from = px + i * d;
+        auto* to = py + i * d;
+        const A squares = lanes<A>(d, [=](int64_t j) { return static_cast<A>(from[j]) * static_cast<A>(from[j]); });
+        const A r = pr[i] = 1 / std::sqrt(squares / d + static_cast<A>(eps));
+        for (int64_t j = 0; j < d; ++j)
+          to[j] = static_cast<A>(static_cast<scalar_t>(static_cast<A>(from[j]) * r)) * static_cast<A>(pw[j]);
+      }
+    });
+  });
+  return {y, rstd};
+}
+
+// Gradients of x and of the weight, each where it is wanted.
+Two rms_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& rstd, const Tensor& weight, bool of_x,
+                      bool of_weight) {
+  const auto kind = x.scalar_type(), wide_kind = at::toOpMathType(kind);
+  const int64_t d = x.size(-1), rows = x.numel() / std::max<int64_t>(d, 1);
+  const auto w = weight.to(kind);
+  Tensor gx, gw;
+  if (!loops(x)) {
+    if (of_weight) {
+      auto normed = at::empty_like(x);
+      at::mul_out(normed, x, rstd);
+      gw = normed.mul_(grad).view({rows, d}).sum(at::IntArrayRef{0}, false, weight.scalar_type());
+    }
+    if (of_x) {
+      const auto g = grad * w;
+      auto wide = g.to(wide_kind, false, true);
+      auto factor = wide.mul_(x).mean(at::IntArrayRef{-1}, true);
+      factor.mul_(rstd).mul_(rstd).mul_(rstd).neg_();
+      at::mul_out(wide, x, factor);
+      gx = wide.addcmul_(g, rstd).to(kind);
+    }
+    return {gx, gw};
+  }
+  const auto g = grad.contiguous(), xc = x.contiguous();
+  Tensor parts;
+  if (of_x) gx = at::empty_like(xc);
+  if (of_weight) parts = at::zeros({at::get_num_threads(), d}, x.options().dtype(wide_kind));
+  if (!x.is_meta()) PRSMED_FLOATS(kind, [&] {
+    using A = at::opmath_type<scalar_t>;
+    const auto *px = xc.const_data_ptr<scalar_t>(), *pg = g.const_data_ptr<scalar_t>(),
+               *pw = w.const_data_ptr<scalar_t>();
+    const auto* pr = rstd.const_data_ptr<A>();
+    auto* to_x = of_x ? gx.mutable_data_ptr<scalar_t>() : nullptr;
+    auto* to_w = of_weight ? parts.mutable_data_ptr<A>() : nullptr;
+    each_row(rows, d, [=](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        const auto *xs = px + i * d, *gs = pg + i * d;
+        const A r = pr[i];
+        if (to_x != nullptr) {
+          auto* to = to_x + i * d;
+          auto scaled = [=](int64_t j) { return static_cast<A>(gs[j]) * static_cast<A>(pw[j]); };
+          const A dot = lanes<A>(d, [=](int64_t j) { return scaled(j) * static_cast<A>(xs[j]); });
+          const A factor = dot / d * r * r * r;
+          for (int64_t j = 0; j < d; ++j) to[j] = r * scaled(j) - factor * static_cast<A>(xs[j]);
+        }
+        if (to_w != nullptr) {
+          auto* to = to_w + at::get_thread_num() * d;
+          for (int64_t j = 0; j < d; ++j)
+            to[j] += static_cast<A>(gs[j]) * static_cast<A>(static_cast<scalar_t>(static_cast<A>(xs[j]) * r));
+        }
+      }
+    });
+  });
+  if (of_weight) gw = parts.sum(at::IntArrayRef{0}).to(weight.scalar_type());
+  return {gx, gw};
+}
+
+// ---- rotary positions ---------------------------------------------------------------------------------------------
+// `xs [b, t, h d]`, contiguous, is turned in place, head by head; `cos` and `sin [t, d / 2]` or `[b, t, d / 2]` in its
+// dtype.
+Tensor& rotate_(Tensor& xs, const Tensor& cos, const Tensor& sin, bool back) {
+  const int64_t b = xs.size(0), t = xs.size(1), half = cos.size(-1), heads = xs.size(2) / (2 * half);
+  if (!loops(xs)) {
+    const auto halves = xs.view({b, t, heads, 2, half});
+    auto first = halves.select(3, 0), second = halves.select(3, 1);
+    const auto c = cos.unsqueeze(-2), s = sin.unsqueeze(-2);
+    const auto from_first = first * s, from_second = second * s;
+    first.mul_(c);
+    second.mul_(c);
+    if (back) {
+      first.add_(from_second);
+      second.sub_(from_first);
+    } else {
+      first.sub_(from_second);
+      second.add_(from_first);
+    }
+    return xs;
+  }
+  if (xs.is_meta()) return xs;
+  PRSMED_FLOATS(xs.scalar_type(), [&] {
+    using A = at::opmath_type<scalar_t>;
+    auto* px = xs.mutable_data_ptr<scalar_t>();
+    const auto *pc = cos.const_data_ptr<scalar_t>(), *ps = sin.const_data_ptr<scalar_t>();
+    const A sign = back ? -1 : 1;
+    const int64_t tables = cos.numel() / half;
+    each_row(b * t, 2 * heads * half, [=](int64_t from, int64_t to) {
+      for (int64_t i = from; i < to; ++i) {
+        const auto *c = pc + i % tables * half, *s = ps + i % tables * half;
+        for (int64_t h = 0; h < heads; ++h) {
+          auto *first = px + (i * heads + h) * 2 * half, *second = first + half;
+          for (int64_t j = 0; j < half; ++j) {
+            const A x = first[j], y = second[j], cj = c[j], sj = sign * static_cast<A>(s[j]);
+            first[j] = x * cj - y * sj;
+            second[j] = y * cj + x * sj;
+          }
+        }
+      }
+    });
+  });
+  return xs;
+}
+
+// ---- dropout from a seed ------------------------------------------------------------------------------------------
+// Whether element `j` of a row is kept; rows have keys of their own. Wellons' `lowbias32` mixes the bits.
+struct Keep {
+  uint32_t key, threshold;
+  bool operator()(int64_t j) const {
+    uint32_t h = static_cast<uint32_t>(j) * 0x9e3779b9u + key;
+    h = (h ^ (h >> 16)) * 0x7feb352du;
+    h = (h ^ (h >> 15)) * 0x846ca68bu;
+    return (h ^ (h >> 16)) >= threshold;
+  }
+};
+// Steele et al. 2014, SplitMix64.
+uint32_t row_key(int64_t seed, int64_t row) {
+  uint64_t z = static_cast<uint64_t>(seed) + (static_cast<uint64_t>(row) + 1) * 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return static_cast<uint32_t>((z ^ (z >> 31)) >> 32);
+}
+// The same seed gives the same mask; on a card from a generator of its own.
+Tensor device_mask(const Tensor& x, double p, int64_t seed) {
+  auto mask = at::empty(x.sizes(), x.options().dtype(at::kBool));
+  if (x.is_meta()) return mask;
+  auto generator = at::globalContext().defaultGenerator(x.device()).clone();
+  generator.set_current_seed(static_cast<uint64_t>(seed));
+  return mask.bernoulli_(1 - p, generator);
+}
+void drop_rows(const Tensor& x, Tensor& y, double p, int64_t seed) {
+  if (x.is_meta()) return;
+  const int64_t d = x.size(-1), rows = x.numel() / std::max<int64_t>(d, 1);
+  const auto threshold = static_cast<uint32_t>(std::min(p * 4294967296.0, 4294967295.0));
+  PRSMED_FLOATS(x.scalar_type(), [&] {
+    const auto* px = x.const_data_ptr<scalar_t>();
+    auto* py = y.mutable_data_ptr<scalar_t>();
+    each_row(rows, d, [=](int64_t first, int64_t last) {
+      for (int64_t i = first; i < last; ++i) {
+        const Keep keep{row_key(seed, i), threshold};
+        for (int64_t j = 0; j < d; ++j) py[i * d + j] = keep(j) ? px[i * d + j] : scalar_t(0);
+      }
+    });
+  });
+}
+// Sets elements to 0 with probability `p`; nothing is scaled.
+Tensor drop(const Tensor& x, double p, int64_t seed) {
+  if (!loops(x)) return x * device_mask(x, p, seed);
+  const auto xc = x.contiguous();
+  auto y = at::empty_like(xc);
+  drop_rows(xc, y, p, seed);
+  return y;
+}
+Tensor& drop_(Tensor& x, double p, int64_t seed) {
+  if (!loops(x)) return x.mul_(device_mask(x, p, seed));
+  drop_rows(x, x, p, seed);
+  return x;
+}
+// A number of the host's generator, which checkpointing sets back before the second run.
+int64_t draw_seed(const Tensor& x) {
+  if (x.is_meta()) return 0;
+  auto generator = at::detail::getDefaultCPUGenerator();
+  auto* numbers = at::check_generator<at::CPUGeneratorImpl>(generator);
+  std::lock_guard<std::mutex> lock(numbers->mutex_);
+  return static_cast<int64_t>(numbers->random64());
+}
+
+TORCH_LIBRARY(prsmed, m) {
+  m.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
+  m.def("rms_norm_backward(Tensor grad, Tensor x, Tensor rstd, Tensor weight, bool of_x, bool of_weight) -> (Tensor, Tensor)");
+  m.def("rotate_(Tensor(a!) xs, Tensor cos, Tensor sin, bool back) -> Tensor(a!)");
+  m.def("drop(Tensor x, float p, int seed) -> Tensor");
+  m.def("drop_(Tensor(a!) x, float p, int seed) -> Tensor(a!)");
+}
+TORCH_LIBRARY_IMPL(prsmed, CompositeExplicitAutograd, m) {
+  m.impl("rms_norm", rms_norm);
+  m.impl("rms_norm_backward", rms_norm_backward);
+  m.impl("rotate_", rotate_);
+  m.impl("drop", drop);
+  m.impl("drop_", drop_);
+}
+// Calls one of the operators above as libtorch calls its own, so that a trace sees it.
+template <auto Kernel, class... A>
+decltype(auto) call(const char* name, A&&... arguments) {
+  at::AutoDispatchBelowAutograd below;
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<std::remove_pointer_t<decltype(Kernel)>>();
+  return op.call(std::forward<A>(arguments)...);
+}
+
+// ---- functions ----------------------------------------------------------------------------------------------------
+struct RmsNorm : torch::autograd::Function<RmsNorm> {
+  static Variable forward(AutogradContext* ctx, Variable x, Variable weight, double eps) {
+    auto [y, rstd] = call<&rms_norm>("prsmed::rms_norm", x, weight, eps);
+    ctx->save_for_backward({x, weight, rstd});
+    return y;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    auto [gx, gw] = call<&rms_norm_backward>("prsmed::rms_norm_backward", grads[0], saved[0], saved[2], saved[1],
+                                             ctx->needs_input_grad(0), ctx->needs_input_grad(1));
+    return {gx, gw, Variable()};
+  }
+};
+
+// silu(gate) * up, keeping the two and not the SiLU.
+struct SwiGlu : torch::autograd::Function<SwiGlu> {
+  static Variable forward(AutogradContext* ctx, Variable gate, Variable up) {
+    ctx->save_for_backward({gate, up});
+    return at::silu(gate).mul_(up);
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const auto &gate = saved[0], &up = saved[1];
+    Variable ggate, gup;
+    if (ctx->needs_input_grad(0)) {
+      ggate = grads[0] * up;
+      at::silu_backward_out(ggate, ggate, gate);
+    }
+    if (ctx->needs_input_grad(1)) gup = at::silu(gate).mul_(grads[0]);
+    return {ggate, gup};
+  }
+};
+
+// ys += scale * dropout(x) a^T b^T in place, keeping x (which other projections share), the narrow product and a seed.
+struct LowRank : torch::autograd::Function<LowRank> {
+  static Variable forward(AutogradContext* ctx, Variable ys, Variable x, Variable a, Variable b, double scale,
+                          double p) {
+    const auto kind = x.scalar_type();
+    const int64_t seed = p > 0 ? draw_seed(x) : 0;
+    const double factor = scale / (1 - p);
+    const auto rows = x.reshape({-1, x.size(-1)});
+    auto dropped = p > 0 ? call<&drop>("prsmed::drop", rows, p, seed) : rows;
+    auto low = at::mm(dropped, a.to(kind).t());
+    dropped.reset();
+    // the mask leaves numbers as they are: the narrow product is scaled
+    if (factor != 1) low.mul_(factor);
+    ys.view({-1, ys.size(-1)}).addmm_(low, b.to(kind).t());
+    ctx->mark_dirty({ys});
+    ctx->save_for_backward({x, low, a, b});
+    ctx->saved_data["seed"] = seed;
+    ctx->saved_data["p"] = p;
+    ctx->saved_data["factor"] = factor;
+    return ys;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    const auto &x = saved[0], &low = saved[1], &a = saved[2], &b = saved[3];
+    const auto kind = x.scalar_type();
+    const int64_t seed = ctx->saved_data["seed"].toInt();
+    const double p = ctx->saved_data["p"].toDouble(), factor = ctx->saved_data["factor"].toDouble();
+    const auto grad = grads[0].reshape({-1, b.size(0)});
+    const bool of_x = ctx->needs_input_grad(1), of_a = ctx->needs_input_grad(2);
+    Variable gx, ga, gb;
+    if (ctx->needs_input_grad(3)) gb = at::mm(grad.t(), low).to(b.scalar_type());
+    if (of_x || of_a) {
+      auto narrow = at::mm(grad, b.to(kind));
+      if (factor != 1) narrow.mul_(factor);
+      if (of_a) {
+        const auto rows = x.reshape({-1, x.size(-1)});
+        const auto dropped = p > 0 ? call<&drop>("prsmed::drop", rows, p, seed) : rows;
+        ga = at::mm(narrow.t(), dropped).to(a.scalar_type());
+      }
+      if (of_x) {
+        gx = at::mm(narrow, a.to(kind));
+        if (p > 0) call<&drop_>("prsmed::drop_", gx, p, seed);
+        gx = gx.view(x.sizes());
+      }
+    }
+    return {grads[0], gx, ga, gb, Variable(), Variable()};
+  }
+};
+
+struct Rotate : torch::autograd::Function<Rotate> {
+  static Variable forward(AutogradContext* ctx, Variable xs, Variable cos, Variable sin) {
+    call<&rotate_>("prsmed::rotate_", xs, cos, sin, false);
+    ctx->mark_dirty({xs});
+    ctx->save_for_backward({cos, sin});
+    return xs;
+  }
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    const auto saved = ctx->get_saved_variables();
+    auto grad = grads[0].clone(at::MemoryFormat::Contiguous);
+    call<&rotate_>("prsmed::rotate_", grad, saved[0], saved[1], true);
+    return {grad, Variable(), Variable()};
+  }
+};
+
+}  // namespace
+}  // namespace prsmed
+
+extern "C" {
+
+char* prsmed_rms_norm(torch::Tensor* x, torch::Tensor* weight, double eps, torch::Tensor** out) {
+  PRSMED_TRY(*out = new torch::Tensor(prsmed::RmsNorm::apply(*x, *weight, eps)))
+}
+
+// May write into `gate`, where no backward pass will read it.
+char* prsmed_swiglu(torch::Tensor* gate, torch::Tensor* up, torch::Tensor** out) {
+  PRSMED_TRY({
+    const bool trains = at::GradMode::is_enabled() && (gate->requires_grad() || up->requires_grad());
+    *out = new torch::Tensor(trains ? prsmed::SwiGlu::apply(*gate, *up) : at::silu_(*gate).mul_(*up));
+  })
+}
+
+char* prsmed_low_rank(torch::Tensor* ys, torch::Tensor* x, torch::Tensor* a, torch::Tensor* b, double scale, double p,
+                      torch::Tensor** out) {
+  PRSMED_TRY(*out = new torch::Tensor(prsmed::LowRank::apply(*ys, *x, *a, *b, scale, p)))
+}
+
+char* prsmed_rotate(torch::Tensor* xs, torch::Tensor* cos, torch::Tensor* sin, torch::Tensor** out) {
+  PRSMED_TRY(*out = new torch::Tensor(prsmed::Rotate::apply(*xs, *cos, *sin)))
+}
+}
