@@ -243,15 +243,18 @@ fn questions_of_a_picture_train_together_as_they_do_alone() {
 #[test]
 fn checkpointing_changes_nothing_but_memory() {
     let plain = train(&["lora.dropout=0.1", "model.decoder_dropout=0.1"]);
-    let checkpointed = train(&[
-        "lora.dropout=0.1",
-        "model.decoder_dropout=0.1",
-        "train.checkpointing=full",
-        "train.checkpoint_encoder=full",
-    ]);
-    for part in PARTS {
-        let error = distance(&plain, &checkpointed, part);
-        assert!(error <= 1e-5, "{part} differs by {error:.2e}");
+    for (layers, blocks, decoder) in [("full", "full", "true"), ("1", "3", "false"), ("none", "1", "true")] {
+        let checkpointed = train(&[
+            "lora.dropout=0.1",
+            "model.decoder_dropout=0.1",
+            &format!("train.checkpointing={layers}"),
+            &format!("train.checkpoint_encoder={blocks}"),
+            &format!("train.checkpoint_decoder={decoder}"),
+        ]);
+        for part in PARTS {
+            let error = distance(&plain, &checkpointed, part);
+            assert!(error <= 1e-5, "{part} differs by {error:.2e} with {layers}, {blocks}, {decoder}");
+        }
     }
 }
 

@@ -184,6 +184,15 @@ impl BasicBlock {
     }
 }
 
+/// How a pass of the decoder runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pass {
+    /// Dropout on.
+    pub train: bool,
+    /// Keep only the inputs and run the decoder again in the backward pass.
+    pub checkpoint: bool,
+}
+
 /// Image embedding and prompt states to mask logits.
 #[derive(Debug)]
 pub struct MaskDecoder {

@@ -16,8 +16,10 @@ use crate::models::tiny_vit::{self, TinyVit};
 use crate::models::{clip, mistral};
 use crate::nn::linear::Linear;
 use crate::nn::{BatchStatistics, LoraConfig, Quantization};
+use crate::tensor::autograd::checkpoint;
 use crate::tensor::store::{Init, Role, Scope, Store, StoreOptions};
 use crate::tensor::{Device, Kind, Tensor, dims, no_grad, scope};
+use std::rc::Rc;
 
 /// Sizes of all parts.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -27,7 +29,7 @@ pub struct Config {
     pub clip: clip::Config,
     /// Language model.
     pub llm: mistral::Config,
-    /// Its adapters.
+    /// Its adapters; none for rank 0.
     pub lora: LoraConfig,
     /// Image encoder of the segmenter.
     pub encoder: tiny_vit::Config,
@@ -103,7 +105,7 @@ pub struct PrsMed {
     projector: Projector,
     llm: mistral::Mistral,
     encoder: TinyVit,
-    decoder: MaskDecoder,
+    decoder: Rc<MaskDecoder>,
     class_head: Linear,
     /// Mean and standard deviation of the channels, `[1, 3, 1, 1]` fp32.
     pixel_statistics: [Tensor; 2],
@@ -141,7 +143,8 @@ impl PrsMed {
         let mm_projector = base.sub("model").sub("mm_projector");
         let projector = within("projector", || Projector::new(&mm_projector, tower_width, width));
         let layers = base.quantized(options.quantization, !options.loads_base);
-        let llm = within("llm", || mistral::Mistral::new(&layers, Some((&lora, &config.lora)), &config.llm));
+        let adapters = (config.lora.rank > 0).then_some((&lora, &config.lora));
+        let llm = within("llm", || mistral::Mistral::new(&layers, adapters, &config.llm));
         let encoder = within("image_encoder", || TinyVit::new(&trained(&stores.image_encoder), &config.encoder));
         let decoder = within("mask_decoder", || MaskDecoder::new(&trained(&stores.mask_decoder), &config.decoder));
         let class_head = within("class_head", || {
@@ -156,7 +159,7 @@ impl PrsMed {
             projector,
             llm,
             encoder,
-            decoder,
+            decoder: Rc::new(decoder),
             class_head,
             pixel_statistics,
             clip_statistics,
@@ -237,9 +240,23 @@ impl PrsMed {
     ///
     /// # Shapes
     /// `embedding [b, c, h, w]`, `states [b, t, d]`, `keep [b, t]` bool (true = use), to `[b, 1, 16 h, 16 w]` fp32.
-    pub fn mask_logits(&self, embedding: &Tensor, states: &Tensor, keep: Option<&Tensor>, train: bool) -> Tensor {
+    pub fn mask_logits(
+        &self,
+        embedding: &Tensor,
+        states: &Tensor,
+        keep: Option<&Tensor>,
+        pass: mask_decoder::Pass,
+    ) -> Tensor {
         let _scope = scope::enter("mask_decoder");
-        mask_decoder::enlarge(&self.decoder.forward(embedding, states, keep, train))
+        let logits = if pass.checkpoint {
+            let (decoder, keep) = (Rc::clone(&self.decoder), keep.map(Tensor::shallow_clone));
+            checkpoint(&[embedding, states], move |inputs| {
+                decoder.forward(&inputs[0], &inputs[1], keep.as_ref(), pass.train)
+            })
+        } else {
+            self.decoder.forward(embedding, states, keep, pass.train)
+        };
+        mask_decoder::enlarge(&logits)
     }
 
     /// Modality logits.
@@ -254,7 +271,7 @@ impl PrsMed {
 
     /// Statistics for a pass that changes nothing.
     pub fn evaluation_pass() -> tiny_vit::Pass {
-        tiny_vit::Pass { statistics: BatchStatistics::Running, checkpoint: false }
+        tiny_vit::Pass { statistics: BatchStatistics::Running, checkpoint: 0 }
     }
 
     fn input(&self, xs: &Tensor) -> Tensor {

@@ -234,7 +234,7 @@ impl Block {
 #[derive(Debug)]
 struct Stage {
     blocks: Vec<Rc<Block>>,
-    downsample: Option<PatchMerging>,
+    downsample: Option<Rc<PatchMerging>>,
 }
 
 #[derive(Debug)]
@@ -250,9 +250,15 @@ struct Neck {
 pub struct Pass {
     /// Where batch normalisation takes its statistics from.
     pub statistics: BatchStatistics,
-    /// Keep only the inputs of each block and run it again in the backward pass. Ignored with batch statistics, which a
-    /// second run would move twice.
-    pub checkpoint: bool,
+    /// Keep only the inputs of this many first blocks, counted over all stages, and run them again in the backward pass; so
+    /// for the reduction after a stage whose blocks are all among them. Ignored with batch statistics, which a second run
+    /// would move twice.
+    pub checkpoint: usize,
+}
+
+/// `part(xs)`; when it may run `again`, in the backward pass, it keeps `xs` alone.
+fn maybe_again(again: bool, xs: &Tensor, part: impl Fn(&Tensor) -> Tensor + 'static) -> Tensor {
+    if again { checkpoint(&[xs], move |inputs| part(&inputs[0])) } else { part(xs) }
 }
 
 /// The image encoder.
@@ -300,7 +306,8 @@ impl TinyVit {
         });
         let blocks = blocks.collect();
         let downsample = (i < 3).then(|| {
-            PatchMerging::new(&scope.sub("downsample"), dim, config.embed_dims[i + 1], Config::MERGE_STRIDES[i])
+            let strides = Config::MERGE_STRIDES;
+            Rc::new(PatchMerging::new(&scope.sub("downsample"), dim, config.embed_dims[i + 1], strides[i]))
         });
         Stage { blocks, downsample }
     }
@@ -314,19 +321,20 @@ impl TinyVit {
         let images = images.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2]);
         let xs = self.patch_embed[0].forward(&images, statistics);
         let mut xs = self.patch_embed[1].forward_gelu(&xs, statistics);
+        let mut left = if statistics == BatchStatistics::Running { pass.checkpoint } else { 0 };
         for (i, stage) in self.layers.iter().enumerate() {
             let _scope = scope::enter_at("layers", i);
+            let mut again = left > 0;
             for (j, block) in stage.blocks.iter().enumerate() {
                 let _scope = scope::enter_at("blocks", j);
-                xs = if pass.checkpoint && statistics == BatchStatistics::Running {
-                    let block = Rc::clone(block);
-                    checkpoint(&[&xs], move |inputs| block.forward(&inputs[0], statistics))
-                } else {
-                    block.forward(&xs, statistics)
-                };
+                again = left > 0;
+                left = left.saturating_sub(1);
+                let block = Rc::clone(block);
+                xs = maybe_again(again, &xs, move |xs| block.forward(xs, statistics));
             }
             if let Some(downsample) = &stage.downsample {
-                xs = downsample.forward(&xs, statistics);
+                let downsample = Rc::clone(downsample);
+                xs = maybe_again(again, &xs, move |xs| downsample.forward(xs, statistics));
             }
         }
         let xs = self.neck.norm1.forward(&self.neck.reduce.forward(&xs));

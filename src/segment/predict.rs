@@ -9,6 +9,7 @@ use super::step;
 use super::task::values;
 use crate::data::image::{clip_pixels, sam_pixels};
 use crate::data::text::{self, AnswerStream};
+use crate::models::mask_decoder;
 use crate::models::mistral::KvCache;
 use crate::models::prsmed::PrsMed;
 use crate::tensor::{Device, Kind, Tensor, dims, guard, ledger, meta, no_grad};
@@ -104,7 +105,7 @@ pub(super) fn answer(
     let states = model.llm().forward_cached(&embeds, &mut cache);
 
     let embedding = model.embed_image(sam_image, PrsMed::evaluation_pass());
-    let logits = model.mask_logits(&embedding, &states, None, false);
+    let logits = model.mask_logits(&embedding, &states, None, mask_decoder::Pass::default());
     let own_size = [i64::from(size.1), i64::from(size.0)];
     let mask = values(&logits.upsample_bilinear2d(own_size, false, None, None).sigmoid());
     let classes = values(&model.class_logits(&embedding).softmax(-1, Kind::Float));

@@ -11,7 +11,7 @@ use super::sight::{Kept, Sight};
 use super::{Semantics, loss};
 use crate::data::batch::Batch;
 use crate::models::prsmed::PrsMed;
-use crate::models::{llava, mistral, tiny_vit};
+use crate::models::{llava, mask_decoder, mistral, tiny_vit};
 use crate::tensor::transfer::Flight;
 use crate::tensor::{Device, Kind, Tensor, dims, ledger, meta, scope};
 use crate::trainer::Weight;
@@ -164,14 +164,18 @@ pub struct Pass {
     pub llm: mistral::Pass,
     /// Of the image encoder.
     pub encoder: tiny_vit::Pass,
-    /// Dropout of the mask decoder on.
-    pub decoder_dropout: bool,
+    /// Of the mask decoder.
+    pub decoder: mask_decoder::Pass,
 }
 
 impl Pass {
     /// Changes nothing, drops nothing.
     pub fn evaluation() -> Self {
-        Self { llm: mistral::Pass::default(), encoder: PrsMed::evaluation_pass(), decoder_dropout: false }
+        Self {
+            llm: mistral::Pass::default(),
+            encoder: PrsMed::evaluation_pass(),
+            decoder: mask_decoder::Pass::default(),
+        }
     }
 }
 
@@ -201,9 +205,9 @@ pub fn forward(model: &PrsMed, inputs: &Prepared, pass: Pass) -> Outputs {
                 let [q, l] = dims(prompt);
                 let [_s, _t, d] = dims(&states);
                 let prompt = states.flatten(0, 1).index_select(0, &prompt.flatten(0, 1)).view([q, l, d]);
-                model.mask_logits(&embedding, &prompt, places.prompt_keep.as_ref(), pass.decoder_dropout)
+                model.mask_logits(&embedding, &prompt, places.prompt_keep.as_ref(), pass.decoder)
             }
-            None => model.mask_logits(&embedding, &states, None, pass.decoder_dropout),
+            None => model.mask_logits(&embedding, &states, None, pass.decoder),
         }
     };
     let class_logits = of_questions(&model.class_logits(&embedding), places);

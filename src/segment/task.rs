@@ -15,7 +15,7 @@ use crate::data::text::{self, TextTokenizer};
 use crate::event::{Event, Observer};
 use crate::metrics::segmentation::ImageScore;
 use crate::models::prsmed::{PrsMed, TOWER_PREFIX};
-use crate::models::{mistral, tiny_vit};
+use crate::models::{mask_decoder, mistral, tiny_vit};
 use crate::nn::BatchStatistics;
 use crate::segment::Semantics;
 use crate::tensor::store::{Entry, Role};
@@ -364,7 +364,7 @@ pub(super) fn calibration_pictures(model: &ModelConfig) -> Option<usize> {
 pub(super) fn calibrate(model: &PrsMed, sam_image: &Tensor) -> Result<()> {
     let statistics = BatchStatistics::Batch { momentum: 1.0 };
     guard::guard(|| {
-        let pass = tiny_vit::Pass { statistics, checkpoint: false };
+        let pass = tiny_vit::Pass { statistics, checkpoint: 0 };
         let _embedding = no_grad(|| model.embed_image(sam_image, pass));
         Ok(())
     })
@@ -378,8 +378,8 @@ pub(super) fn training_pass(model: &ModelConfig, train: &TrainConfig) -> Pass {
     };
     Pass {
         llm: mistral::Pass { train: true, checkpoint: train.checkpointing.layers() },
-        encoder: tiny_vit::Pass { statistics, checkpoint: train.checkpoint_encoder.layers() > 0 },
-        decoder_dropout: true,
+        encoder: tiny_vit::Pass { statistics, checkpoint: train.checkpoint_encoder.layers() },
+        decoder: mask_decoder::Pass { train: true, checkpoint: train.checkpoint_decoder },
     }
 }
 

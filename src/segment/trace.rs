@@ -4,7 +4,7 @@
 use super::layout::Layout;
 use super::step::{self, Inputs, Pass};
 use super::{Assembly, Semantics};
-use crate::models::{mistral, tiny_vit};
+use crate::models::{mask_decoder, mistral, tiny_vit};
 use crate::nn::BatchStatistics;
 use crate::tensor::store::Role;
 use crate::tensor::weights::Archive;
@@ -65,8 +65,8 @@ pub fn run(assembly: &Assembly, inputs: &Inputs, steps: usize, config: &TrainCon
     let model = &assembly.model;
     let pass = Pass {
         llm: mistral::Pass { train: false, checkpoint: 0 },
-        encoder: tiny_vit::Pass { statistics: BatchStatistics::Batch { momentum: 0.1 }, checkpoint: false },
-        decoder_dropout: false,
+        encoder: tiny_vit::Pass { statistics: BatchStatistics::Batch { momentum: 0.1 }, checkpoint: 0 },
+        decoder: mask_decoder::Pass::default(),
     };
     let named = |role: fn(Role) -> bool| -> Vec<Parameter> {
         model

@@ -27,6 +27,7 @@ const VARIANTS: [(&str, &[&str]); 14] = [
             "train.precision=bf16",
             "train.checkpointing=full",
             "train.checkpoint_encoder=full",
+            "train.checkpoint_decoder=true",
             "model.decoder=v6",
             "model.train_base=false",
         ],
