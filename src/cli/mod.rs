@@ -11,6 +11,7 @@ mod data;
 mod eval;
 mod hub;
 mod memory;
+mod merge;
 mod plan;
 mod predict;
 mod preset;
@@ -53,6 +54,7 @@ enum Command {
     Train(Box<train::Args>),
     Eval(eval::Args),
     Predict(predict::Args),
+    Merge(merge::Args),
     Plan(plan::Args),
     Preset(preset::Args),
     Solve(solve::Args),
@@ -129,6 +131,7 @@ fn dispatch(command: Command, context: &Context) -> anyhow::Result<Outcome> {
         Command::Train(args) => train::run(&args, context),
         Command::Eval(args) => eval::run(&args, context),
         Command::Predict(args) => predict::run(&args, context),
+        Command::Merge(args) => merge::run(&args, context),
         Command::Plan(args) => plan::run(&args, context),
         Command::Preset(args) => preset::run(&args, context),
         Command::Solve(args) => solve::run(&args, context),

@@ -44,7 +44,7 @@ fn parse_semantics(text: &str) -> std::result::Result<Semantics, String> {
     }
 }
 
-fn parse_precision(text: &str) -> std::result::Result<Precision, String> {
+pub(super) fn parse_precision(text: &str) -> std::result::Result<Precision, String> {
     match text {
         "fp32" => Ok(Precision::Fp32),
         "bf16" => Ok(Precision::Bf16),
@@ -98,7 +98,7 @@ impl RunArgs {
 }
 
 /// The checkpoint folder that `run` stands for.
-fn checkpoint_of(run: &Path) -> Result<PathBuf> {
+pub(super) fn checkpoint_of(run: &Path) -> Result<PathBuf> {
     if !run.is_dir() {
         return Err(Error::weights(
             run,

@@ -1,4 +1,4 @@
-//! The PRS-Med task: its loss, training task, run folders, prediction, evaluation, trace.
+//! The PRS-Med task: its loss, training task, run folders and their merging, prediction, evaluation, trace.
 //!
 //! Read [`step`] first: one pass of the model over a micro-batch, the same for training, evaluation and trace.
 
@@ -7,6 +7,7 @@ pub mod evaluate;
 pub mod fit;
 pub mod layout;
 pub mod loss;
+pub mod merge;
 pub mod predict;
 mod quantized;
 pub mod rehearsal;

@@ -188,6 +188,18 @@ pub struct RunOverrides {
 /// # Errors
 /// [`Error::Weights`] when the folder is neither, or incomplete.
 pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Assembly> {
+    let description = described(folder, overrides, build)?;
+    let model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build_options(&description.model, build, false))))?;
+    let warnings = weights::load_run(folder, &description, &model, build)?;
+    let tokenizer = TextTokenizer::open(&folder.join("tokenizer"))?;
+    Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, warnings })
+}
+
+/// What a checkpoint folder, ours or a published one, says about itself, with `overrides`.
+///
+/// # Errors
+/// [`Error::Weights`] when the folder is neither.
+pub(super) fn described(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Description> {
     let mut description = if weights::is_published(folder) {
         weights::describe_published(folder, overrides, build)?
     } else {
@@ -204,10 +216,7 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Ass
         description.sizes.decoder.attention_dropout = semantics.drops_attention();
         description.pixels = pixels(&description.model, &description.sizes);
     }
-    let model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build_options(&description.model, build, false))))?;
-    let warnings = weights::load_run(folder, &description, &model, build)?;
-    let tokenizer = TextTokenizer::open(&folder.join("tokenizer"))?;
-    Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, warnings })
+    Ok(description)
 }
 
 /// Reads `model.json`.

@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 pub const DESCRIPTION: &str = "model.json";
 /// More layers than any published tower has.
 const MOST_LAYERS: usize = 1000;
-const ADAPTER: &str = "lora_adapter/adapter_model.safetensors";
+pub(super) const ADAPTER: &str = "lora_adapter/adapter_model.safetensors";
 
 /// Local files of the parts that have weights.
 #[derive(Debug)]
@@ -256,7 +256,7 @@ fn single_file(path: &Path) -> Result<PathBuf> {
 }
 
 /// The file of a part in a run folder: ours (`.safetensors`) or the original's (`.pth`).
-fn part_file(folder: &Path, part: &str) -> PathBuf {
+pub(super) fn part_file(folder: &Path, part: &str) -> PathBuf {
     let ours = folder.join(format!("{part}.safetensors"));
     if ours.exists() { ours } else { folder.join(format!("{part}.pth")) }
 }
@@ -342,34 +342,43 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
 pub fn load_run(folder: &Path, description: &Description, model: &PrsMed, build: Build) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
     let stores = model.stores();
-    let own_base = folder.join("base");
-    let (base, tower) = if own_base.is_dir() {
-        (own_base, None)
-    } else {
-        let config = ModelConfig { image_encoder: RANDOM.into(), ..description.model.clone() };
-        let found = Found::locate(&config, build)?;
-        let base = found.base.ok_or_else(|| {
-            let hint = "copy the whole checkpoint folder, or give `--base`";
-            Error::weights(folder, "its base had random weights and `base/` is missing", hint)
-        })?;
-        (base, found.tower)
-    };
+    let (base, tower) = base_of(folder, description, build)?;
     let report = load_base(&base, tower.as_deref(), &stores.base, build.cache, &mut warnings)?;
     settle(report, &base, build.allow_partial, &mut warnings)?;
     load_parts(folder, model, build.allow_partial, &mut warnings)?;
     Ok(warnings)
 }
 
-/// Fills adapters, encoder, decoder and class head (which old published folders lack).
+/// The folder of a checkpoint's language model: its own `base/`, else the one it names; and of a separate tower.
+///
+/// # Errors
+/// [`Error::Weights`] and [`Error::Hub`] when there is none.
+pub(super) fn base_of(folder: &Path, description: &Description, build: Build) -> Result<(PathBuf, Option<PathBuf>)> {
+    let own_base = folder.join("base");
+    if own_base.is_dir() {
+        return Ok((own_base, None));
+    }
+    let config = ModelConfig { image_encoder: RANDOM.into(), ..description.model.clone() };
+    let found = Found::locate(&config, build)?;
+    let base = found.base.ok_or_else(|| {
+        let hint = "copy the whole checkpoint folder, or give `--base`";
+        Error::weights(folder, "its base had random weights and `base/` is missing", hint)
+    })?;
+    Ok((base, found.tower))
+}
+
+/// Fills adapters (where there are any), encoder, decoder and class head (which old published folders lack).
 ///
 /// # Errors
 /// [`Error::Weights`] listing every key that does not fit.
 pub fn load_parts(folder: &Path, model: &PrsMed, allow_partial: bool, warnings: &mut Vec<String>) -> Result<()> {
     let stores = model.stores();
-    let adapter = folder.join(ADAPTER);
-    let report = Archive::open(&adapter)?
-        .load(&mut targets(&stores.lora_adapter, |n| Some(n.to_owned())), |name| name.contains("vision_tower"))?;
-    settle(report, &adapter, allow_partial, warnings)?;
+    let mut adapters = targets(&stores.lora_adapter, |n| Some(n.to_owned()));
+    if !adapters.is_empty() {
+        let adapter = folder.join(ADAPTER);
+        let report = Archive::open(&adapter)?.load(&mut adapters, |name| name.contains("vision_tower"))?;
+        settle(report, &adapter, allow_partial, warnings)?;
+    }
     let encoder = part_file(folder, "image_encoder");
     settle(load_image_encoder(&encoder, &stores.image_encoder)?, &encoder, allow_partial, warnings)?;
     for (part, store) in [("mask_decoder", &stores.mask_decoder), ("cls", &stores.cls)] {
@@ -418,7 +427,6 @@ pub fn save(folder: &mut Staged, assembly: &Assembly) -> Result<()> {
     Ok(())
 }
 
-/// The language model's sizes as transformers' `config.json` has them.
 /// Writes the tensors of a checkpoint folder; those of the base only when they exist nowhere else.
 pub(super) fn save_tensors(folder: &mut Staged, model: &PrsMed, with_base: bool) -> Result<()> {
     let _category = ledger::enter(ledger::Category::Workspace);
@@ -438,7 +446,8 @@ pub(super) fn save_tensors(folder: &mut Staged, model: &PrsMed, with_base: bool)
     Ok(())
 }
 
-fn base_config(description: &Description) -> serde_json::Value {
+/// The language model's sizes as transformers' `config.json` has them.
+pub(super) fn base_config(description: &Description) -> serde_json::Value {
     let mut json = serde_json::to_value(&description.sizes.llm).expect("plain numbers serialise");
     json["model_type"] = "mistral".into();
     json["architectures"] = serde_json::json!(["MistralForCausalLM"]);

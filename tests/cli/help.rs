@@ -6,6 +6,7 @@ const COMMANDS: [&[&str]; 19] = [
     &["train"],
     &["eval"],
     &["predict"],
+    &["merge"],
     &["plan"],
     &["preset"],
     &["solve"],
@@ -51,6 +52,7 @@ fn prsmed_alone_shows_the_commands() {
       train    Train on a data root
       eval     Score a run on a data root: masks, positions, answers
       predict  Answer a question about an image and segment what it asks for
+      merge    Fold a run's adapters into its language model
       plan     Say what a job needs, before it runs
       preset   Find settings for a card: to train the full model, or to make pairs
       solve    Find the largest value that fits a card, or the smallest card

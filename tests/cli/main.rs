@@ -12,6 +12,7 @@ mod extra;
 mod help;
 mod hub;
 mod memory;
+mod merge;
 mod plan;
 mod resident;
 mod runs;

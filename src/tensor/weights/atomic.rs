@@ -13,25 +13,20 @@
 //! [`readable_folder`] finds it; [`recover_folder`] (called by the next [`Staged::begin`]) puts it back in place and
 //! clears away what a crash left. One process at a time may write `DIR`.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
-use tch::{Device, Tensor, no_grad};
+use tch::Tensor;
 
-use super::safetensors::dtype_name;
-use super::torch;
+use super::stream::{CHUNK, Spec, all as stream, one_by_one};
 use crate::error::{Error, Result};
-use crate::tensor::META;
 
 /// The manifest's name inside a published folder.
 pub const CHECKSUMS: &str = "checksums.json";
-
-/// Bytes handed to the system (and to the checksum) at a time.
-const CHUNK: usize = 4 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct Sum {
@@ -122,6 +117,22 @@ impl Staged {
         }
         let path = self.prepare(name)?;
         let sum = write_with(&path, |out| stream(&path, out, tensors, metadata))?;
+        self.manifest.files.insert(name.to_owned(), sum);
+        Ok(())
+    }
+
+    /// Writes a safetensors file `name` (may contain `/`) of tensors that `read` makes one after another, as `specs` promise.
+    ///
+    /// # Errors
+    /// As [`write_safetensors`]; those of `read`.
+    pub fn write_one_by_one(
+        &mut self,
+        name: &str,
+        specs: &[Spec],
+        read: &mut dyn FnMut(&str) -> Result<Tensor>,
+    ) -> Result<()> {
+        let path = self.prepare(name)?;
+        let sum = write_with(&path, |out| one_by_one(&path, out, specs, &BTreeMap::new(), read))?;
         self.manifest.files.insert(name.to_owned(), sum);
         Ok(())
     }
@@ -334,61 +345,6 @@ fn write_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> Result<()>) -> R
     Ok(sum)
 }
 
-fn stream<N: AsRef<str>>(
-    path: &Path,
-    out: &mut dyn Write,
-    tensors: &[(N, &Tensor)],
-    metadata: &BTreeMap<String, String>,
-) -> Result<()> {
-    let mut seen = HashSet::new();
-    if let Some((name, _)) = tensors.iter().find(|(name, _)| !seen.insert(name.as_ref())) {
-        return Err(Error::weights(path, format!("would hold `{}` twice", name.as_ref()), "rename one of the tensors"));
-    }
-    // Wide types first, so that every tensor starts at a multiple of its element size.
-    let mut order: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_ref(), *tensor)).collect();
-    order.sort_by_key(|(name, tensor)| (std::cmp::Reverse(tensor.kind().elt_size_in_bytes()), *name));
-
-    out.write_all(&header(path, &order, metadata)?).map_err(Error::io(path, "write"))?;
-    for (_, tensor) in order {
-        let flat =
-            no_grad(|| tensor.f_detach()?.f_to_device(Device::Cpu)?.f_contiguous()).map_err(|error| torch(&error))?;
-        let length = flat.numel() * flat.kind().elt_size_in_bytes();
-        if length == 0 || flat.device() == META {
-            continue;
-        }
-        // SAFETY: `flat` is contiguous on the CPU, holds `length` bytes and outlives the slice.
-        let bytes = unsafe { std::slice::from_raw_parts(flat.data_ptr().cast::<u8>().cast_const(), length) };
-        for chunk in bytes.chunks(CHUNK) {
-            out.write_all(chunk).map_err(Error::io(path, "write"))?;
-        }
-    }
-    Ok(())
-}
-
-/// The length-prefixed JSON header, padded with spaces to a multiple of eight bytes.
-fn header(path: &Path, order: &[(&str, &Tensor)], metadata: &BTreeMap<String, String>) -> Result<Vec<u8>> {
-    let mut pairs = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
-    pairs.extend(metadata.clone());
-    let mut fields = serde_json::Map::new();
-    fields.insert("__metadata__".into(), serde_json::json!(pairs));
-    let mut at = 0;
-    for (name, tensor) in order {
-        let kind = tensor.kind();
-        let dtype = dtype_name(kind).ok_or_else(|| {
-            Error::weights(path, format!("`{name}` has the type {kind:?}, which safetensors lacks"), "convert it first")
-        })?;
-        let end = at + tensor.numel() * kind.elt_size_in_bytes();
-        let field = serde_json::json!({ "dtype": dtype, "shape": tensor.size(), "data_offsets": [at, end] });
-        fields.insert((*name).to_owned(), field);
-        at = end;
-    }
-    let mut json = serde_json::to_vec(&fields).expect("a map of strings is JSON");
-    json.resize(json.len().next_multiple_of(8), b' ');
-    let mut header = (json.len() as u64).to_le_bytes().to_vec();
-    header.append(&mut json);
-    Ok(header)
-}
-
 fn sum_of(path: &Path) -> Result<Sum> {
     let mut reader = BufReader::with_capacity(CHUNK, File::open(path).map_err(Error::io(path, "open"))?);
     let mut summing = Summing::new(io::sink());
@@ -444,7 +400,7 @@ fn beside(path: &Path, suffix: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::Kind;
+    use crate::tensor::{Device, Kind};
 
     fn names(folder: &Path) -> Vec<String> {
         let mut names: Vec<String> =

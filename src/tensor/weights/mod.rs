@@ -12,6 +12,7 @@ mod pth;
 mod quantized;
 mod report;
 mod safetensors;
+mod stream;
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -22,6 +23,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 pub use atomic::{CHECKSUMS, Staged, readable_folder, recover_folder, verify_folder, write_bytes, write_safetensors};
 pub use report::{LoadReport, MisShaped};
+pub use stream::Spec;
 
 use crate::error::{Error, Result};
 use crate::tensor::nf4::Nf4;

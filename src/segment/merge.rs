@@ -1,0 +1,265 @@
+//! A run without adapters: `W + scale B A`, computed in fp32, in place of every adapted weight `W`.
+//!
+//! The result is a checkpoint folder whose `base/` holds language model, projector and tower as transformers reads a
+//! Mistral (`config.json`, tokenizer, shards; the other keys it leaves), and whose description says rank 0. Tensors are
+//! read, changed and written one at a time.
+
+use super::setup::{self, Build, Description, RunOverrides};
+use super::weights::{ADAPTER, DESCRIPTION, base_config, base_of, part_file};
+use crate::data::text::TextTokenizer;
+use crate::event::{Event, Observer};
+use crate::models::prsmed::TOWER_PREFIX;
+use crate::nn::Quantization;
+use crate::tensor::weights::{Archive, Spec, Staged};
+use crate::tensor::{Device, Kind, Tensor, guard, no_grad};
+use crate::{Error, Result};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// How a run is merged.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where base and tower are, when not where the run says.
+    pub overrides: RunOverrides,
+    /// Dtype of the written base; `None`: as each tensor is stored.
+    pub kind: Option<Kind>,
+    /// Most bytes of a shard, unless one tensor alone has more.
+    pub shard_bytes: u64,
+}
+
+/// What was written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Merged {
+    /// Weights that had an adapter.
+    pub adapters: usize,
+    /// Files of the base.
+    pub shards: usize,
+    /// Their tensors, bytes.
+    pub bytes: u64,
+}
+
+/// Writes the run in `folder` without adapters to `out`, which must not exist.
+///
+/// # Errors
+/// [`Error::Config`] when `out` exists or the run has no adapters; [`Error::Weights`] for keys that do not fit, and as
+/// [`setup::open`]; [`Error::Io`].
+pub fn merge(folder: &Path, out: &Path, settings: &Settings, build: Build, observer: &dyn Observer) -> Result<Merged> {
+    if out.exists() {
+        return Err(Error::config("OUT", format!("`{}` exists", out.display()), "choose another folder"));
+    }
+    let description = setup::described(folder, &settings.overrides, build)?;
+    if description.sizes.lora.rank == 0 {
+        let hint = "use it as it is: `prsmed predict` and `prsmed eval` take it";
+        return Err(Error::config("RUN", "it has no adapters, it was merged already", hint));
+    }
+    let base = Base::open(folder, &description, build)?;
+    let tokenizer = TextTokenizer::open(&folder.join("tokenizer"))?;
+    let mut staged = Staged::begin(out)?;
+    let merged = base.write(&mut staged, settings, observer)?;
+    write_parts(folder, &description, &mut staged)?;
+    let description = without_adapters(description);
+    let mut config = base_config(&description);
+    if let Some(name) = settings.kind.and_then(torch_name) {
+        config["torch_dtype"] = name.into();
+    }
+    let json = |value: &serde_json::Value| serde_json::to_vec_pretty(value).expect("plain values serialise");
+    staged.write_bytes("base/config.json", &json(&config))?;
+    staged.write_bytes("base.json", &json(&config))?;
+    staged.write_bytes(DESCRIPTION, &serde_json::to_vec_pretty(&description).expect("plain values serialise"))?;
+    for (name, text) in tokenizer.files()? {
+        staged.write_bytes(&format!("tokenizer/{name}"), text.as_bytes())?;
+        staged.write_bytes(&format!("base/{name}"), text.as_bytes())?;
+    }
+    staged.publish()?;
+    Ok(merged)
+}
+
+fn without_adapters(mut description: Description) -> Description {
+    description.sizes.lora.rank = 0;
+    description.model.train_base = false;
+    description.model.quantization = Quantization::None;
+    description.model.vision_tower = String::new();
+    description
+}
+
+/// How transformers calls a dtype.
+fn torch_name(kind: Kind) -> Option<&'static str> {
+    match kind {
+        Kind::Float => Some("float32"),
+        Kind::BFloat16 => Some("bfloat16"),
+        Kind::Half => Some("float16"),
+        _ => None,
+    }
+}
+
+/// The stored weights of a run's language model, projector and tower with the adapters that change them.
+struct Base {
+    archive: Archive,
+    tower: Option<Archive>,
+    adapters: Archive,
+    scale: f64,
+}
+
+impl Base {
+    fn open(folder: &Path, description: &Description, build: Build) -> Result<Self> {
+        let (base, tower) = base_of(folder, description, build)?;
+        let lora = description.sizes.lora;
+        #[expect(clippy::cast_precision_loss, reason = "a rank is small")]
+        let scale = lora.alpha / lora.rank as f64;
+        Ok(Self {
+            archive: Archive::open(&base)?,
+            tower: tower.map(|tower| Archive::open(&tower)).transpose()?,
+            adapters: Archive::open(&folder.join(ADAPTER))?,
+            scale,
+        })
+    }
+
+    /// The archive that `key` is read from, and its name there.
+    fn place<'a>(&'a self, key: &'a str) -> (&'a Archive, &'a str) {
+        match (&self.tower, key.strip_prefix(TOWER_PREFIX)) {
+            (Some(tower), Some(name)) => (tower, name),
+            _ => (&self.archive, key),
+        }
+    }
+
+    /// All keys but known leftovers; a separate tower stands for one inside the base.
+    fn keys(&self) -> Vec<String> {
+        let own = self.archive.names().iter().filter(|n| self.tower.is_none() || !n.starts_with(TOWER_PREFIX));
+        let tower = self.tower.iter().flat_map(Archive::names).filter(|name| name.starts_with("vision_model."));
+        let keys = own.cloned().chain(tower.map(|name| format!("{TOWER_PREFIX}{name}")));
+        keys.filter(|key| !key.ends_with("inv_freq") && !key.ends_with("position_ids")).collect()
+    }
+
+    /// Names of the two factors of a weight's adapter.
+    fn factors(&self, key: &str) -> Option<[String; 2]> {
+        let layer = key.strip_suffix(".weight")?;
+        let [a, b] = ["lora_A", "lora_B"].map(|part| format!("base_model.model.{layer}.{part}.weight"));
+        (self.adapters.contains(&a) && self.adapters.contains(&b)).then_some([a, b])
+    }
+
+    /// What is written for `key`, in `kind`.
+    fn read(&self, key: &str, kind: Kind) -> Result<Tensor> {
+        let (archive, name) = self.place(key);
+        let weight = archive.read(name)?;
+        let Some([a, b]) = self.factors(key) else { return guard::guard(|| Ok(weight.to_kind(kind))) };
+        let [a, b] = [self.adapters.read(&a)?, self.adapters.read(&b)?].map(|factor| factor.to_kind(Kind::Float));
+        let (rows, columns) = (b.size().first().copied(), a.size().last().copied());
+        if [rows, columns] != [weight.size().first().copied(), weight.size().last().copied()] {
+            let reason = format!("the adapter of `{key}` is {rows:?} x {columns:?}, the weight {:?}", weight.size());
+            return Err(Error::weights(self.adapters.path(), reason, "give the base that the run was trained on"));
+        }
+        guard::guard(|| Ok(no_grad(|| (weight.to_kind(Kind::Float) + b.matmul(&a) * self.scale).to_kind(kind))))
+    }
+
+    fn specs(&self, kind: Option<Kind>) -> Result<Vec<Spec>> {
+        let spec = |key: String| {
+            let (archive, name) = self.place(&key);
+            let info = archive.info(name).ok_or_else(|| {
+                Error::weights(archive.path(), format!("there is no tensor `{name}`"), "give the run's own base")
+            })?;
+            let stored = info.kind;
+            let float = matches!(stored, Kind::Float | Kind::BFloat16 | Kind::Half | Kind::Double);
+            let kind = kind.filter(|_| float).unwrap_or(stored);
+            let shape = info.shape.clone();
+            Ok(Spec { name: key, kind, shape })
+        };
+        self.keys().into_iter().map(spec).collect()
+    }
+
+    /// Every adapter of the language model must change a weight.
+    fn check_adapters(&self, adapted: usize) -> Result<()> {
+        let stored = |name: &&String| name.ends_with("lora_A.weight") && !name.contains("vision_tower");
+        let stored = self.adapters.names().iter().filter(stored).count();
+        if stored == adapted && stored > 0 {
+            return Ok(());
+        }
+        let reason = format!("{adapted} of its {stored} adapters fit a weight of {}", self.archive.path().display());
+        Err(Error::weights(self.adapters.path(), reason, "give the base that the run was trained on"))
+    }
+
+    fn write(&self, staged: &mut Staged, settings: &Settings, observer: &dyn Observer) -> Result<Merged> {
+        let specs = self.specs(settings.kind)?;
+        let adapters = specs.iter().filter(|spec| self.factors(&spec.name).is_some()).count();
+        self.check_adapters(adapters)?;
+        let bytes = specs.iter().map(Spec::bytes).sum();
+        let shards = shards(specs, settings.shard_bytes);
+        observer.on(&Event::Started { phase: "merge".into(), total: bytes, unit: "bytes" });
+        let mut done = 0;
+        let mut places = BTreeMap::new();
+        for (i, specs) in shards.iter().enumerate() {
+            let file = match shards.len() {
+                1 => "model.safetensors".to_owned(),
+                count => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
+            };
+            let of: BTreeMap<&str, &Spec> = specs.iter().map(|spec| (spec.name.as_str(), spec)).collect();
+            staged.write_one_by_one(&format!("base/{file}"), specs, &mut |name| {
+                let tensor = self.read(name, of[name].kind)?;
+                done += of[name].bytes();
+                observer.on(&Event::Advanced { done });
+                Ok(tensor)
+            })?;
+            places.extend(specs.iter().map(|spec| (spec.name.clone(), file.clone())));
+        }
+        observer.on(&Event::Finished);
+        if shards.len() > 1 {
+            let index = serde_json::json!({ "metadata": { "total_size": bytes }, "weight_map": places });
+            let index = serde_json::to_vec_pretty(&index).expect("plain values serialise");
+            staged.write_bytes("base/model.safetensors.index.json", &index)?;
+        }
+        Ok(Merged { adapters, shards: shards.len(), bytes })
+    }
+}
+
+/// Parts of at most `most` bytes, in order.
+fn shards(specs: Vec<Spec>, most: u64) -> Vec<Vec<Spec>> {
+    let (mut shards, mut held) = (vec![Vec::new()], 0);
+    for spec in specs {
+        let bytes = spec.bytes();
+        if held > 0 && held + bytes > most {
+            shards.push(Vec::new());
+            held = 0;
+        }
+        held += bytes;
+        shards.last_mut().expect("at least one").push(spec);
+    }
+    shards
+}
+
+/// Image encoder, decoder and class head as they are; a class head of zeros for old published folders, which have none.
+fn write_parts(folder: &Path, description: &Description, staged: &mut Staged) -> Result<()> {
+    for part in ["image_encoder", "mask_decoder", "cls"] {
+        let file = part_file(folder, part);
+        let target = format!("{part}.safetensors");
+        if part == "cls" && !file.exists() {
+            let sizes = &description.sizes;
+            let options = (Kind::Float, Device::Cpu);
+            let weight = Tensor::zeros([sizes.num_classes, sizes.encoder.out_dim], options);
+            let bias = Tensor::zeros([sizes.num_classes], options);
+            staged.write_tensors(&target, &[("2.weight", &weight), ("2.bias", &bias)], &BTreeMap::new())?;
+            continue;
+        }
+        let archive = Archive::open(&file)?;
+        let spec = |name: &String| {
+            let info = archive.info(name).expect("a listed name");
+            Spec { name: name.clone(), kind: info.kind, shape: info.shape.clone() }
+        };
+        let specs: Vec<Spec> = archive.names().iter().map(spec).collect();
+        staged.write_one_by_one(&target, &specs, &mut |name| archive.read(name))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_are_small_and_complete() {
+        let spec = |i: i64| Spec { name: i.to_string(), kind: Kind::Half, shape: vec![i, 5] };
+        let of = |most| shards((1..6).map(spec).collect(), most);
+        let sizes = |most| of(most).iter().map(|shard| shard.iter().map(Spec::bytes).sum::<u64>()).collect::<Vec<_>>();
+        assert_eq!(sizes(1000), [150]);
+        assert_eq!(sizes(60), [60, 40, 50]);
+        assert_eq!(sizes(1), [10, 20, 30, 40, 50]);
+    }
+}

@@ -1,0 +1,105 @@
+//! Adapters folded into the language model.
+
+use prsmed::event::Silent;
+use prsmed::segment::merge::{Settings, merge};
+use prsmed::segment::predict::{Prediction, Request, predict};
+use prsmed::segment::setup::{self, Build, RunOverrides};
+use prsmed::tensor::weights::{Archive, write_safetensors};
+use prsmed::tensor::{Device, Kind, Tensor};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use crate::support::{copy, done, objects, path, phantoms, prsmed, refused, trained};
+
+fn locate(spec: &str) -> prsmed::Result<PathBuf> {
+    Ok(PathBuf::from(spec))
+}
+
+fn build(kind: Kind) -> Build<'static> {
+    Build { device: Device::Cpu, kind, seed: 0, locate: &locate, allow_partial: false }
+}
+
+fn picture() -> PathBuf {
+    std::fs::read_dir(phantoms().join("brain_MRI/train_images")).unwrap().next().unwrap().unwrap().path()
+}
+
+fn prediction(folder: &Path) -> Prediction {
+    let assembly = setup::open(folder, &RunOverrides::default(), build(Kind::Float)).unwrap();
+    let picture = prsmed::data::decode::picture(&picture()).unwrap();
+    let request = Request { picture: &picture, question: "Where is the lesion?", max_new_tokens: 6 };
+    predict(&assembly, &request, |_| ()).unwrap()
+}
+
+/// A checkpoint whose adapters matter: second factors that are far from 0.
+fn strong(name: &str) -> PathBuf {
+    let folder = copy(&trained().0.join("best"), name);
+    let file = folder.join("lora_adapter/adapter_model.safetensors");
+    let archive = Archive::open(&file).unwrap();
+    let tensor = |name: &String| {
+        let tensor = archive.read(name).unwrap();
+        if !name.contains("lora_B") {
+            return (name.clone(), tensor);
+        }
+        let count = i64::try_from(tensor.numel()).unwrap();
+        let waves = (Tensor::arange(count, (Kind::Float, Device::Cpu)) * 1.7).sin() * 0.05;
+        (name.clone(), waves.view(tensor.size().as_slice()))
+    };
+    let tensors: Vec<(String, Tensor)> = archive.names().iter().map(tensor).collect();
+    drop(archive);
+    let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+    write_safetensors(&file, &tensors, &BTreeMap::new()).unwrap();
+    folder
+}
+
+fn furthest(a: &[f32], b: &[f32]) -> f32 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
+}
+
+#[test]
+fn a_merged_run_says_what_the_run_says() {
+    let run = strong("strong");
+    let out = path("strong-merged");
+    let settings = Settings { overrides: RunOverrides::default(), kind: None, shard_bytes: 300_000 };
+    let merged = merge(&run, &out, &settings, build(Kind::Float), &Silent).unwrap();
+    let (before, after) = (prediction(&run), prediction(&out));
+    assert_eq!((&before.answer, before.new_tokens), (&after.answer, after.new_tokens));
+    assert!(furthest(&before.mask, &after.mask) <= 1e-5 && furthest(&before.classes, &after.classes) <= 1e-5);
+    let without = prediction(&trained().0.join("best"));
+    assert!(furthest(&before.mask, &without.mask) > 1e-4, "the adapters do not matter");
+    // every adapted weight, in shards with an index
+    let [base, folded] = [&run, &out].map(|folder| Archive::open(&folder.join("base")).unwrap());
+    let changed = folded.names().iter().filter(|name| folded.read(name).unwrap() != base.read(name).unwrap()).count();
+    let description = setup::describe(&out).unwrap();
+    let adapters = 4 * usize::try_from(description.sizes.llm.num_hidden_layers).unwrap();
+    assert_eq!((changed, merged.adapters, folded.names().len()), (adapters, adapters, base.names().len()));
+    assert!(merged.shards > 2 && out.join("base/model.safetensors.index.json").is_file());
+    let error = merge(&out, &path("again"), &settings, build(Kind::Float), &Silent).unwrap_err();
+    assert!(error.to_string().contains("no adapters"), "{error}");
+}
+
+#[test]
+fn the_command_merges_and_refuses() {
+    let (run, _) = trained();
+    let out = path("merged");
+    let lines = objects(&done(prsmed().args(["--json", "merge"]).arg(run).arg(&out).args(["--dtype", "bf16"])));
+    let result = lines.last().unwrap();
+    assert_eq!((&result["kind"], &result["files"], &result["dtype"]), (&"result".into(), &1.into(), &"bf16".into()));
+    let config: Value = serde_json::from_slice(&std::fs::read(out.join("base/config.json")).unwrap()).unwrap();
+    assert_eq!((&config["model_type"], &config["torch_dtype"]), (&"mistral".into(), &"bfloat16".into()));
+    let archive = Archive::open(&out.join("base")).unwrap();
+    let info = archive.info("model.layers.0.self_attn.q_proj.weight").unwrap();
+    assert_eq!(info.kind, Kind::BFloat16);
+    assert!(out.join("base/tokenizer.json").exists() || out.join("base/tokenizer.model").exists());
+    let mut predict = prsmed();
+    predict.args(["--json", "predict", "--question", "Where is the lesion?", "--max-new-tokens", "2", "--image"]);
+    let lines = objects(&done(predict.arg(picture()).arg(&out)));
+    assert!(lines.last().unwrap()["answer"].is_string());
+    refused(prsmed().arg("merge").arg(run).arg(&out), "error: `OUT`: `~/merged` exists\nhint: choose another folder");
+    refused(
+        prsmed().args(["merge", "nothing", "other"]),
+        "error: nothing: there is no such run folder\nhint: give the folder that `prsmed train --out` wrote",
+    );
+    assert!(!path("other").exists());
+}
