@@ -52,7 +52,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         shard_bytes: SHARD_BYTES,
     };
     let locate = |spec: &str| context.locate(spec);
-    let build = Build { device: Device::Cpu, kind: Kind::Float, seed: 0, locate: &locate, allow_partial: false };
+    let build =
+        Build { device: Device::Cpu, kind: Kind::Float, seed: 0, locate: &locate, allow_partial: false, cache: None };
     let merged = merge(&folder, &args.out, &settings, build, context.progress.as_ref())?;
     let plural = if merged.shards == 1 { "" } else { "s" };
     let (bytes, out) = (Bytes(merged.bytes), args.out.display());

@@ -118,7 +118,9 @@ fn a_preset_can_be_planned_as_a_file() {
 
 #[test]
 fn what_does_not_fit_gets_changes_that_help() {
-    let ran = run(&mut plan(&["--preset", "full", "--gpu", "24gb", "--set", "train.checkpointing=none", "--json"]));
+    let kept = ["--set", "train.checkpointing=none", "--set", "train.micro_batch=8", "--json"];
+    let mut sets: Vec<&str> = ["--preset", "full", "--gpu", "24gb"].into_iter().chain(kept).collect();
+    let ran = run(&mut plan(&sets));
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     let told = json(&ran.stdout);
     assert_eq!(told["fits"], false);
@@ -126,7 +128,6 @@ fn what_does_not_fit_gets_changes_that_help() {
     let first = &remedies[0];
     assert!(first["keeps_results"].as_bool().unwrap() && first["fits"].as_bool().unwrap(), "{remedies:?}");
     // what is promised holds
-    let mut sets: Vec<&str> = vec!["--preset", "full", "--gpu", "24gb", "--set", "train.checkpointing=none", "--json"];
     let change = first["change"].as_str().unwrap();
     sets.extend(change.split(' ').flat_map(|set| ["--set", set]));
     let then = json(&done(&mut plan(&sets)));

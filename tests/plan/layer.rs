@@ -169,7 +169,15 @@ fn a_frozen_vision_tower_keeps_nothing() {
     for train_base in [false, true] {
         let config = config_of("tiny", &format!("model.train_base={train_base}"));
         let sizes = setup::planned_sizes(&config.model, config.lora, 6).unwrap();
-        let options = BuildOptions { device: META, stored: BF16, compute: BF16, initialise: false, train_base };
+        let options = BuildOptions {
+            device: META,
+            stored: BF16,
+            compute: BF16,
+            initialise: false,
+            train_base,
+            loads_base: true,
+            quantization: prsmed::nn::Quantization::None,
+        };
         let model = PrsMed::new(&sizes, options);
         let side = sizes.clip.image_size;
         let image = zeros(&[2, 3, side, side], FP32, META);
