@@ -56,7 +56,6 @@ impl LowRank<'_> {
     ///
     /// # Panics
     /// As libtorch's operators do.
-    #[must_use]
     pub fn add_to(&self, ys: Tensor, xs: &Tensor) -> Tensor {
         let Self { a, b, scale, dropout } = *self;
         // SAFETY: as above; `ys` is the callee's to overwrite.

@@ -128,6 +128,7 @@ fn composed(config: &Config, kind: Kind) -> i64 {
 }
 
 #[test]
+#[expect(clippy::print_stdout, reason = "bytes for who asks with --nocapture")]
 fn a_layer_keeps_at_most_three_fifths_of_its_chain() {
     let _alone = ready();
     let full = Config::mistral_7b();

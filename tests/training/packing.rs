@@ -3,7 +3,7 @@
 use super::{TURN, assemble, build, config_of, data};
 use prsmed::models::llava::IMAGE_TOKEN;
 use prsmed::models::prsmed::PrsMed;
-use prsmed::models::{mistral, tiny_vit};
+use prsmed::models::{mask_decoder, mistral, tiny_vit};
 use prsmed::nn::BatchStatistics;
 use prsmed::segment::Semantics;
 use prsmed::segment::layout::{Layout, Sizes};
@@ -62,8 +62,8 @@ fn trained(model: &PrsMed) -> Vec<(String, Tensor)> {
 fn gradients(model: &PrsMed, inputs: &Inputs, checkpoint: usize) -> Vec<(String, Tensor)> {
     let pass = Pass {
         llm: mistral::Pass { train: false, checkpoint },
-        encoder: tiny_vit::Pass { statistics: BatchStatistics::Running, checkpoint: false },
-        decoder_dropout: false,
+        encoder: tiny_vit::Pass { statistics: BatchStatistics::Running, checkpoint: 0 },
+        decoder: mask_decoder::Pass::default(),
     };
     let trained = trained(model);
     for (_, tensor) in &trained {
