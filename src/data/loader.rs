@@ -130,12 +130,11 @@ impl Source {
         let mut open = HashMap::new();
         for &row in rows {
             let group = open.entry(self.pictures[row]).or_insert(usize::MAX);
-            match groups.get_mut(*group).filter(|group| group.len() < most) {
-                Some(rows) => rows.push(row),
-                None => {
-                    *group = groups.len();
-                    groups.push(vec![row]);
-                }
+            if let Some(rows) = groups.get_mut(*group).filter(|group| group.len() < most) {
+                rows.push(row);
+            } else {
+                *group = groups.len();
+                groups.push(vec![row]);
             }
         }
         groups

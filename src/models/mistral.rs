@@ -257,8 +257,10 @@ impl Sight<'_> {
                 let [b, _t] = dims(blocks);
                 let (queries, keys) = (blocks.unsqueeze(2), blocks.unsqueeze(1));
                 let other = keys.ne(0).logical_and(&keys.ne_tensor(&queries));
-                let mut bias = Tensor::full([b, 1, t, t], f64::NEG_INFINITY, (kind, device)).triu_(1);
-                OwnMask::Bias(bias.masked_fill_(&other.unsqueeze(1), f64::NEG_INFINITY))
+                // rows start at multiples of 8 numbers: CUDA's kernel would copy the bias for every layer otherwise
+                let stride = (t + 7) / 8 * 8;
+                let later = Tensor::full([b, 1, t, stride], f64::NEG_INFINITY, (kind, device)).triu_(1);
+                OwnMask::Bias(later.narrow(3, 0, t).masked_fill_(&other.unsqueeze(1), f64::NEG_INFINITY))
             }
         }
     }
