@@ -10,10 +10,12 @@ use prsmed::event::{Event, Observer, Silent};
 use prsmed::segment::setup::{self, Assembly, Build, RunOverrides};
 use prsmed::segment::sight;
 use prsmed::segment::task::SegmentTask;
-use prsmed::tensor::weights::Archive;
+use prsmed::tensor::nf4::Nf4;
+use prsmed::tensor::weights::{Archive, write_safetensors};
 use prsmed::tensor::{Device, Kind, Tensor};
 use prsmed::trainer;
 use prsmed::trainer::run::Session;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -392,32 +394,57 @@ fn trained_base(folder: &Path) {
 /// Largest relative distance of two loss curves, each the mean of five steps.
 fn band(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
-    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
-    a.chunks(5).zip(b.chunks(5)).map(|(a, b)| (mean(a) - mean(b)).abs() / mean(b)).fold(0.0, f64::max)
+    let sum = |losses: &[f64]| losses.iter().sum::<f64>();
+    a.chunks(5).zip(b.chunks(5)).map(|(a, b)| (sum(a) - sum(b)).abs() / sum(b)).fold(0.0, f64::max)
 }
 
+/// `base` with the matrices of its layers as they are once quantized, in fp32.
+fn dequantized(base: &Path, folder: &Path) {
+    for entry in std::fs::read_dir(base).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), folder.join(entry.file_name())).unwrap();
+    }
+    let archive = Archive::open(base).unwrap();
+    let tensors: Vec<(&str, Tensor)> = archive
+        .names()
+        .iter()
+        .map(|name| {
+            let tensor = archive.read(name).unwrap();
+            if !(name.starts_with("model.layers.") && name.ends_with("_proj.weight")) {
+                return (name.as_str(), tensor);
+            }
+            let size = tensor.size();
+            let matrix = Nf4::empty([size[0], size[1]], true, Device::Cpu);
+            matrix.quantize(&tensor);
+            (name.as_str(), matrix.dequantize(Kind::Float))
+        })
+        .collect();
+    let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (*name, tensor)).collect();
+    write_safetensors(&folder.join("model.safetensors"), &tensors, &BTreeMap::new()).unwrap();
+}
+
+/// Exactly like dense weights of the same values, and within 5 % of the weights that were quantized (measured: 2.0 %;
+/// bf16 is within 0.3 % of fp32). All of them draw the same random numbers for what is trained.
 #[test]
 fn quantized_weights_train_like_dense_ones() {
-    let base = tempfile::tempdir().unwrap();
+    let [base, rounded] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     trained_base(base.path());
-    let base = format!("model.base={}", base.path().display());
-    let run = |scheme: &str| {
+    dequantized(base.path(), rounded.path());
+    let run = |base: &Path, scheme: &str, steps: &str| {
+        let base = format!("model.base={}", base.display());
         let scheme = format!("model.quantization={scheme}");
-        let more = ["model.train_base=false", "train.precision=bf16", "train.max_steps=60", "train.epochs=60"];
-        train(&[&more[..], &[base.as_str(), scheme.as_str()]].concat()).losses
+        let more = ["model.train_base=false", "train.precision=bf16", "train.epochs=60", &base, &scheme, steps];
+        train(&more).losses
     };
-    let dense = run("none");
+    let few = "train.max_steps=6";
+    assert_eq!(run(base.path(), "nf4-double", few), run(rounded.path(), "none", few));
+    let all = "train.max_steps=60";
+    let (quantized, dense) = (run(base.path(), "nf4-double", all), run(base.path(), "none", all));
     assert_eq!(dense.len(), 60);
-    assert!(dense[59] < 0.8 * dense[0], "the task can be learnt: {dense:?}");
-    for scheme in ["nf4", "nf4-double"] {
-        let losses = run(scheme);
-        let error = band(&losses, &dense);
-        eprintln!(
-            "{scheme}: within {error:.4} of bf16; from {:.4} to {:.4}, bf16 to {:.4}",
-            losses[0], losses[59], dense[59]
-        );
-        assert!(error > 0.0 && error < 0.1, "{scheme}: {losses:?} and {dense:?}");
-    }
+    assert!(dense[59] < 0.8 * dense[0] && quantized[59] < 0.8 * quantized[0], "{dense:?} {quantized:?}");
+    let error = band(&quantized, &dense);
+    eprintln!("within {error:.4}: from {:.4} to {:.4}, dense to {:.4}", quantized[0], quantized[59], dense[59]);
+    assert!(error > 0.0 && error < 0.05, "{quantized:?} and {dense:?}");
 }
 
 /// A run with random quantized weights saves their pieces, reads them back and goes on as if it had not stopped.

@@ -54,7 +54,7 @@ pub struct BuildOptions {
     pub train_base: bool,
     /// How the matrices of the language model's layers are stored while they are frozen.
     pub quantization: Quantization,
-    /// Files fill the base: quantized matrices do not get random values first.
+    /// Files fill the base: the matrices of its layers draw no random numbers first.
     pub loads_base: bool,
 }
 

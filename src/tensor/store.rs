@@ -110,12 +110,15 @@ impl Matrix {
     }
 }
 
+/// Matrices in 4 bits by the names of their dense forms.
+type Quantized = Vec<(String, Rc<Nf4>)>;
+
 /// All tensors of one checkpoint file, in the order they were made.
 #[derive(Debug, Clone)]
 pub struct Store {
     entries: Rc<RefCell<Vec<Entry>>>,
     /// Matrices in 4 bits by name; their pieces are among the entries.
-    quantized: Rc<RefCell<Vec<(String, Rc<Nf4>)>>>,
+    quantized: Rc<RefCell<Quantized>>,
     options: StoreOptions,
 }
 
@@ -178,8 +181,8 @@ impl Scope {
         Self { prefix: format!("{}{name}.", self.prefix), ..self.clone() }
     }
 
-    /// The same path, below which frozen matrices ([`Scope::matrix`]) are stored so; without `fills` their initialisers
-    /// do not run.
+    /// The same path, below which frozen matrices ([`Scope::matrix`]) are stored so; without `fills` no matrix draws
+    /// random numbers.
     #[must_use]
     pub fn quantized(&self, quantization: Quantization, fills: bool) -> Self {
         Self { quantization, fills, ..self.clone() }
@@ -207,6 +210,8 @@ impl Scope {
     /// Makes the matrix `name`; its random values are those of the dense one, quantized.
     pub fn matrix(&self, name: &str, shape: [i64; 2], init: Init) -> Matrix {
         if self.quantization == Quantization::None || self.role != Role::Frozen {
+            // zero where a file fills it: the random numbers of all other parameters are then the same in every scheme
+            let init = if self.fills { init } else { Init::Const(0.0) };
             return Matrix::Dense(self.param(name, &shape, init));
         }
         let options = self.store.options;

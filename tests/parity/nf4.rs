@@ -16,8 +16,8 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parity/nf4")
 }
 
-fn state(bytes: &Tensor) -> Value {
-    serde_json::from_slice(&Vec::<u8>::try_from(bytes).unwrap()).unwrap()
+fn state_of(bytes: &Tensor) -> Value {
+    serde_json::from_slice(&Vec::<u8>::try_from(bytes).expect("bytes")).expect("JSON")
 }
 
 /// Every stored matrix with ours of the same values: name in the file, ours.
@@ -25,7 +25,7 @@ fn each(mut check: impl FnMut(&str, &Nf4, &Archive)) {
     let inputs = archive(&folder().join("inputs.safetensors"));
     let expected = archive(&folder().join("expected.safetensors"));
     for name in MATRICES {
-        let dense = inputs.read(name).unwrap();
+        let dense = inputs.read(name).expect("an input");
         let size = dense.size();
         for (scheme, is_double) in SCHEMES {
             let ours = Nf4::empty([size[0], size[1]], is_double, Device::Cpu);
@@ -42,7 +42,7 @@ fn codes_scales_and_states_are_those_of_bitsandbytes() {
         for (key, piece) in ours.pieces() {
             let theirs = expected.read(&format!("{name}{key}")).unwrap();
             if key == STATE {
-                assert_eq!(state(piece), state(&theirs), "{name}");
+                assert_eq!(state_of(piece), state_of(&theirs), "{name}");
             } else {
                 assert_eq!(piece, &theirs, "{name}{key}");
             }
@@ -76,7 +76,7 @@ fn files_of_bitsandbytes_are_read() {
         let mut none: [(String, Tensor); 0] = [];
         let matrix = [(name.to_owned(), Rc::clone(&read))];
         let report = expected.load_with(&mut none, &matrix, |_| true).unwrap();
-        assert!(report.is_clean());
+        assert!(report.is_clean(), "{report}");
         assert_eq!(report.loaded, [name]);
         expected.load_with(&mut none, &[(name.to_owned(), Rc::clone(&other))], |_| true).unwrap();
         expected.load_with(&mut dense, &[], |_| true).unwrap();

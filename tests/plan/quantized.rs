@@ -1,6 +1,7 @@
 //! What quantized weights take: their own bytes, and one dense matrix while they are read.
 
 use super::*;
+use prsmed::Error;
 use prsmed::tensor::nf4::Nf4;
 use prsmed::tensor::weights::{Archive, write_safetensors};
 use prsmed::tensor::{Kind, Tensor};
@@ -67,28 +68,51 @@ fn weights_take_4_and_an_eighth_bits() {
         let matrix = Nf4::empty([1024, 4096], is_double, Device::Cpu);
         // two maps and a text of 256 bytes do not count at full size
         let small = 16 * 4 + 256 + if is_double { 256 * 4 } else { 0 };
+        #[expect(clippy::cast_precision_loss, reason = "a few megabytes")]
         let per_weight = (bytes_of(&matrix) - small) as f64 * 8.0 / (1024.0 * 4096.0);
         assert!((per_weight - bits).abs() < 1e-3, "{per_weight}");
     }
 }
 
-/// The peak of a step falls by more than the weights: no input of a frozen product is kept.
+/// A graph holds neither the dense matrix nor the input of the product.
 #[test]
-fn a_step_keeps_no_dense_weight() {
+fn a_product_keeps_its_result_alone() {
+    let _alone = ready();
+    let (rows, columns, tokens) = (256_i64, 128_i64, 40_i64);
+    let leaf = Tensor::randn([tokens, columns], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+    let matrix = Nf4::empty([rows, columns], true, Device::Cpu);
+    matrix.quantize(&Tensor::randn([rows, columns], (Kind::Float, Device::Cpu)));
+    let before = ledger::usage().allocated.0;
+    let ys = matrix.linear(&leaf.neg(), None);
+    assert_eq!(ledger::usage().allocated.0 - before, (tokens * rows * 4).cast_unsigned());
+    ys.sum(Kind::Float).backward();
+    assert!(leaf.grad().defined());
+}
+
+/// Frozen bytes of the whole model fall by what the matrices of its layers take less.
+#[test]
+fn a_model_takes_less_by_its_layers() {
     let _alone = ready();
     let example = Example { text_tokens: 24, answer_tokens: 8, num_classes: 6, new_tokens: 4, questions: 1 };
-    let step = |scheme: &str| {
+    let frozen = |scheme: &str| {
         let sets =
             format!("model.train_base=false model.image_size=64 train.precision=bf16 model.quantization={scheme}");
-        let config = config_of("tiny", &sets);
-        let phases = phases(&config, example, 0, META);
+        let phases = phases(&config_of("tiny", &sets), example, 0, META);
         let step = phases.into_iter().find(|(name, ..)| *name == "step").unwrap();
-        step.2.into_iter().map(|(name, bytes)| (name, bytes.0)).collect::<BTreeMap<_, _>>()
+        step.2.into_iter().find(|(name, _)| *name == "frozen").unwrap().1.0
     };
-    let (dense, nf4, double) = (step("none"), step("nf4"), step("nf4-double"));
-    assert!(dense["frozen"] > nf4["frozen"] && nf4["frozen"] > double["frozen"], "{dense:?} {nf4:?} {double:?}");
-    let weights = 3 * (128 * 128 * 2 + 64 * 128 * 2 + 256 * 128 * 3);
-    assert_eq!(dense["frozen"] - nf4["frozen"], weights * 2 - weights / 2 - weights / 64 * 4 - 21 * (64 + 256));
-    // one matrix is dense at a time
-    assert!(nf4["activations"] <= dense["activations"] + 256 * 128 * 2, "{dense:?} {nf4:?}");
+    let (layers, matrices) = (3, 3 * 7);
+    let weights = layers * (2 * 128 * 128 + 2 * 64 * 128 + 3 * 256 * 128);
+    assert_eq!(
+        frozen("none") - frozen("nf4"),
+        weights * 2 - weights / 2 - weights / 64 * 4 - matrices * (16 * 4 + 256)
+    );
+}
+
+#[test]
+fn trained_weights_are_not_quantized() {
+    let config = config_of("tiny", "model.train_base=true model.quantization=nf4");
+    let error = setup::planned_sizes(&config.model, config.lora, 6).unwrap_err();
+    assert!(matches!(&error, Error::Config { .. }) && error.to_string().contains("model.quantization"), "{error}");
+    assert!(error.hint().contains("model.train_base=false"), "{}", error.hint());
 }
