@@ -1,16 +1,17 @@
 //! The only door to `tch`, libtorch and our C++: the rest of the crate never names them.
 //!
 //! [`store`] holds parameters, [`nf4`] matrices in 4 bits, [`weights`] reads and writes them, [`autograd`] checkpoints
-//! activations, [`functions`] keep less,
-//! [`ledger`] counts bytes, [`memory`] reads a device's, [`meta`] runs without memory, [`trace`] writes down what runs
+//! activations, [`functions`] keep less for gradients, [`ledger`] counts bytes, [`memory`] reads a device's, [`meta`] runs without memory, [`trace`] writes down what runs
 //! there, [`scope`] names the modules, [`guard`] turns libtorch's panics into typed errors, [`rng`] is the only seeding
-//! point.
+//! point, [`graph`] records kernels and replays them, [`kernels`] are our own.
 
 pub mod adamw;
 pub mod autograd;
 pub mod dims;
 pub mod functions;
+pub mod graph;
 pub mod guard;
+pub mod kernels;
 pub mod ledger;
 pub mod memory;
 pub mod meta;
