@@ -317,8 +317,12 @@ impl TinyVit {
     pub fn forward(&self, images: &Tensor, pass: Pass) -> Tensor {
         let [_b, _c, _h, _w] = dims(images);
         let statistics = pass.statistics;
-        // channels last in memory, which all convolutions then keep: oneDNN and cuDNN need not rearrange their maps
-        let images = images.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2]);
+        // channels last in memory, which all convolutions then keep: oneDNN and cuDNN need not rearrange their maps. Not with
+        // statistics of the batch, which libtorch's CPU sums up less exactly in that order.
+        let images = match statistics {
+            BatchStatistics::Running => images.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2]),
+            BatchStatistics::Batch { .. } => images.shallow_clone(),
+        };
         let xs = self.patch_embed[0].forward(&images, statistics);
         let mut xs = self.patch_embed[1].forward_gelu(&xs, statistics);
         let mut left = if statistics == BatchStatistics::Running { pass.checkpoint } else { 0 };

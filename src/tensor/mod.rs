@@ -26,9 +26,15 @@ pub mod weights;
 
 pub use dims::dims;
 pub use meta::META;
-pub use tch::{Device, Kind, Reduction, Tensor, no_grad};
+pub use tch::{Device, Kind, Reduction, Tensor};
 
 use crate::Result;
+
+/// Runs `work` without recording gradients on this thread; recording is as before when it returns or panics.
+pub fn no_grad<T>(work: impl FnOnce() -> T) -> T {
+    let _guard = tch::no_grad_guard();
+    work()
+}
 
 /// Bytes of one element of `kind`.
 pub fn kind_bytes(kind: Kind) -> u64 {
@@ -62,4 +68,18 @@ pub fn num_threads() -> u64 {
 /// Sets how many threads libtorch's CPU kernels use.
 pub fn set_num_threads(threads: i32) {
     tch::set_num_threads(threads);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gradients_are_recorded_again_after_a_panic() {
+        let weight = Tensor::ones([1], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let outcome = guard::guard(|| -> Result<()> { no_grad(|| panic!("out of memory")) });
+        assert!(outcome.is_err());
+        assert!((&weight * 2.0).requires_grad());
+        assert!(!no_grad(|| &weight * 2.0).requires_grad());
+    }
 }
