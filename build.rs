@@ -1,6 +1,7 @@
 //! Compiles the native layer (`src/tensor/native/*.cpp`) against the libtorch that `torch-sys` found, and links so that
 //! the binary finds that libtorch at run time without `LD_LIBRARY_PATH`.
 
+use std::fmt::Write;
 use std::path::PathBuf;
 use std::{env, fs};
 
@@ -18,8 +19,17 @@ fn main() {
         .filter_map(|entry| entry.ok().map(|e| e.path()))
         .filter(|path| path.extension().is_some_and(|e| e == "cpp"))
         .collect();
+    sources.push(embed_kernels());
     sources.sort();
-    cc::Build::new()
+    let cuda = lib.join("libtorch_cuda.so").exists();
+    let mut build = cc::Build::new();
+    let headers = lib.join("../../nvidia/cu13/include");
+    if cuda && headers.exists() {
+        // the wheel's CUDA headers, and the one that it leaves out
+        build.define("PRSMED_CUDA", None).include("src/tensor/native/cuda");
+        build.flag("-isystem").flag(headers.to_str().expect("the libtorch path is UTF-8"));
+    }
+    build
         .cpp(true)
         .std("c++17")
         .opt_level(2)
@@ -40,8 +50,29 @@ fn main() {
     println!("cargo:rustc-link-lib=dylib=torch");
     println!("cargo:rustc-link-lib=dylib=torch_cpu");
     println!("cargo:rustc-link-lib=dylib=c10");
-    if lib.join("libtorch_cuda.so").exists() {
-        // Without this the linker drops the CUDA library (nothing names a symbol of it) and CUDA is reported absent.
-        println!("cargo:rustc-link-arg=-Wl,--no-as-needed,-ltorch_cuda,--as-needed");
+    if cuda {
+        // Without this the linker drops the CUDA library and CUDA is reported absent.
+        println!("cargo:rustc-link-arg=-Wl,--no-as-needed,-ltorch_cuda,-lc10_cuda,--as-needed");
     }
+}
+
+/// Writes the CUDA sources as strings of a C++ file, so that the binary carries what it compiles at run time.
+fn embed_kernels() -> PathBuf {
+    let mut names: Vec<String> = fs::read_dir("src/tensor/native/kernels")
+        .expect("src/tensor/native/kernels is part of the source tree")
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| name != "emulate.h")
+        .collect();
+    names.sort();
+    let written = "a string can be written to";
+    let mut text = "#include <cstddef>\nstruct PrsmedKernelSource { const char *name, *text; };\n".to_owned();
+    text += "extern const PrsmedKernelSource prsmed_kernel_sources[] = {\n";
+    for name in &names {
+        let source = fs::read_to_string(format!("src/tensor/native/kernels/{name}")).expect("a kernel's source");
+        writeln!(text, "{{\"{name}\", R\"PRSMED({source})PRSMED\"}},").expect(written);
+    }
+    writeln!(text, "}};\nextern const size_t prsmed_kernel_source_count = {};", names.len()).expect(written);
+    let path = PathBuf::from(env::var("OUT_DIR").expect("cargo sets OUT_DIR")).join("kernel_sources.cpp");
+    fs::write(&path, text).expect("OUT_DIR can be written");
+    path
 }

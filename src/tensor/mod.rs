@@ -4,13 +4,15 @@
 //! activations, [`functions`] keep less,
 //! [`ledger`] counts bytes, [`memory`] reads a device's, [`meta`] runs without memory, [`trace`] writes down what runs
 //! there, [`scope`] names the modules, [`guard`] turns libtorch's panics into typed errors, [`rng`] is the only seeding
-//! point.
+//! point, [`graph`] records kernels and replays them, [`kernels`] are our own.
 
 pub mod adamw;
 pub mod autograd;
 pub mod dims;
 pub mod functions;
+pub mod graph;
 pub mod guard;
+pub mod kernels;
 pub mod ledger;
 pub mod memory;
 pub mod meta;

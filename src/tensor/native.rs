@@ -248,6 +248,48 @@ unsafe extern "C" {
     fn prsmed_free_message(text: *mut c_char);
 }
 
+// Captures of CUDA graphs (`native/graph.cpp`), seeds of captured steps (`native/seeds.cpp`), kernels of our own
+// (`native/kernels.cpp`, `native/kernels_runtime.cpp`, `native/kernels_emulated.cpp`).
+unsafe extern "C" {
+    pub(super) fn prsmed_graph_pool(out: *mut u64) -> *mut c_char;
+    pub(super) fn prsmed_stream_enter(device: i32) -> *mut c_char;
+    pub(super) fn prsmed_stream_leave(device: i32) -> *mut c_char;
+    pub(super) fn prsmed_synchronize(device: i32) -> *mut c_char;
+    pub(super) fn prsmed_graph_begin(device: i32, pool: *const u64, out: *mut *mut c_void) -> *mut c_char;
+    pub(super) fn prsmed_graph_end(graph: *mut c_void) -> *mut c_char;
+    pub(super) fn prsmed_graph_abandon(graph: *mut c_void);
+    pub(super) fn prsmed_graph_replay(graph: *mut c_void) -> *mut c_char;
+    pub(super) fn prsmed_graph_free(graph: *mut c_void);
+    pub(super) fn prsmed_set_grad(tensor: RawTensor, grad: RawTensor);
+    pub(super) fn prsmed_seeds_record(places: RawTensor) -> i64;
+    pub(super) fn prsmed_seeds_draw(places: RawTensor, count: i64) -> *mut c_char;
+    pub(super) fn prsmed_kernels_mode(mode: i32);
+    pub(super) fn prsmed_kernels_run(
+        name: *const c_char,
+        own: bool,
+        inputs: *mut RawTensor,
+        count: i64,
+        number: f64,
+        out: *mut RawTensor,
+        out_count: *mut i64,
+    ) -> *mut c_char;
+    pub(super) fn prsmed_kernels_time(
+        name: *const c_char,
+        inputs: *mut RawTensor,
+        count: i64,
+        number: f64,
+        seconds: *mut f64,
+    ) -> *mut c_char;
+    pub(super) fn prsmed_kernels_choices() -> *mut c_char;
+    pub(super) fn prsmed_kernels_compile(capability: i32, bytes: *mut u64, binary: *mut bool) -> *mut c_char;
+    pub(super) fn prsmed_kernels_folder(path: *const c_char);
+    pub(super) fn prsmed_kernels_unavailable() -> *mut c_char;
+    #[cfg(test)]
+    pub(super) fn prsmed_kernels_emulate(on: bool);
+    #[cfg(test)]
+    pub(super) fn prsmed_seeds_example(place: *mut i64) -> i64;
+}
+
 /// The pointer tch holds for `tensor`; valid while the tensor lives.
 pub(super) fn raw(tensor: &Tensor) -> RawTensor {
     tensor.as_ptr().cast_mut().cast()
@@ -275,6 +317,18 @@ pub(super) unsafe fn check(message: *mut c_char) -> Result<()> {
     // SAFETY: as above.
     unsafe { prsmed_free_message(message) };
     Err(super::guard::classify(&text))
+}
+
+/// A text of the native layer that is no error.
+///
+/// # Safety
+/// As [`check`], and not null.
+pub(super) unsafe fn text(message: *mut c_char) -> String {
+    // SAFETY: a NUL-terminated string from `strdup`, freed exactly once below.
+    let text = unsafe { CStr::from_ptr(message).to_string_lossy().into_owned() };
+    // SAFETY: as above.
+    unsafe { prsmed_free_message(message) };
+    text
 }
 
 impl Error {

@@ -1,5 +1,7 @@
 // Functions whose backward pass keeps less than libtorch's own: checkpointed segments that call back into Rust, and
 // convolutions and linear maps of a GELU that compute the GELU again.
+#include "graph.h"
+#include "kernels.h"
 #include "native.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -41,13 +43,16 @@ struct Closure : torch::CustomClassHolder {
 struct Rng {
   torch::Tensor cpu = at::detail::getDefaultCPUGenerator().get_state();
   torch::Tensor device;
+  // in a captured step: how many numbers it has handed out, in place of the card's generator, which cannot be read then
+  std::optional<uint64_t> captured;
   int64_t index = -1;
 
   explicit Rng(const variable_list& inputs) {
     for (const auto& input : inputs) {
       if (input.is_cuda()) {
         index = input.get_device();
-        device = generator().get_state();
+        if (prsmed::kernels::capturing(input)) captured = prsmed::captured_offset(input.device().index());
+        else device = generator().get_state();
         return;
       }
     }
@@ -59,6 +64,10 @@ struct Rng {
     at::Generator host = at::detail::getDefaultCPUGenerator();
     host.set_state(cpu);
     if (index < 0) return;
+    if (captured) {
+      prsmed::set_captured_offset(static_cast<c10::DeviceIndex>(index), *captured);
+      return;
+    }
     at::Generator other = generator();
     other.set_state(device);
   }
@@ -73,7 +82,8 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     ctx->saved_data["closure"] = c10::IValue::make_capsule(closure);
     ctx->saved_data["cpu"] = rng.cpu;
     ctx->saved_data["index"] = rng.index;
-    if (rng.index >= 0) ctx->saved_data["device"] = rng.device;
+    if (rng.captured) ctx->saved_data["captured"] = static_cast<int64_t>(*rng.captured);
+    else if (rng.index >= 0) ctx->saved_data["device"] = rng.device;
     ctx->save_for_backward(list);
     return closure->call(list);
   }
@@ -90,7 +100,8 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     Rng now(inputs);
     Rng then = now;
     then.cpu = ctx->saved_data["cpu"].toTensor();
-    if (then.index >= 0) then.device = ctx->saved_data["device"].toTensor();
+    if (then.captured) then.captured = static_cast<uint64_t>(ctx->saved_data["captured"].toInt());
+    else if (then.index >= 0) then.device = ctx->saved_data["device"].toTensor();
     torch::Tensor out;
     then.restore();
     try {

@@ -2,6 +2,7 @@
 // codes to a byte, the first in the high half; scales optionally in 8 bits, blocks of 256, around their mean.
 #include "nf4.h"
 
+#include "kernels.h"
 #include "meta.h"
 #include "native.h"
 
@@ -258,8 +259,7 @@ at::Tensor dequantize_op(const at::Tensor& packed, const at::Tensor& absmax, con
   auto out = at::empty({rows, cols}, packed.options().dtype(kind));
   if (packed.is_meta()) return out;
   if (packed.is_cpu()) dequantize_on_cpu(w, out);
-  else if (packed.is_cuda() && nf4_cuda_kernel() != nullptr) nf4_cuda_kernel()(w, out);
-  else dequantize_composed(w, out);
+  else if (!kernels::nf4({w.packed, w.absmax, w.nested_absmax, w.nested_map, w.offset}, out)) dequantize_composed(w, out);
   return out;
 }
 
@@ -305,11 +305,6 @@ struct Nf4Linear : torch::autograd::Function<Nf4Linear> {
 }  // namespace
 
 const float* nf4_values() { return kValues.data(); }
-
-Nf4Kernel& nf4_cuda_kernel() {
-  static Nf4Kernel kernel = nullptr;
-  return kernel;
-}
 
 at::Tensor nf4_dequantize(const Nf4& w, at::ScalarType kind) {
   using Op = at::Tensor(const at::Tensor&, const at::Tensor&, const OptT&, const OptT&, double, int64_t, int64_t,

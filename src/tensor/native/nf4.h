@@ -20,12 +20,8 @@ struct Nf4 {
 // The published 16 values, in the order of their codes.
 const float* nf4_values();
 
-// Writes the dense matrix into `out` [rows, cols] (bf16, fp16 or fp32), which lies on the weight's card. Null until a
-// kernel for cards is set: the composed form runs then. A kernel must allocate nothing: plans for cards count `out` alone.
-using Nf4Kernel = void (*)(const Nf4& weight, at::Tensor& out);
-Nf4Kernel& nf4_cuda_kernel();
-
-// The dense matrix in `kind`: one allocation, of the result.
+// The dense matrix in `kind`: one allocation, of the result. On a card by a kernel of ours, by libtorch's operators where that
+// cannot run.
 at::Tensor nf4_dequantize(const Nf4& weight, at::ScalarType kind);
 // The same from libtorch's operators, on any device; holds up to about 60 MiB besides the result.
 at::Tensor nf4_dequantize_composed(const Nf4& weight, at::ScalarType kind);

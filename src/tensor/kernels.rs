@@ -1,0 +1,207 @@
+//! Kernels of our own for CUDA cards: RMSNorm, rotary embedding, SwiGLU, NF4 weights, dropout from a seed, masks of packed
+//! rows (`native/kernels/*.cu`). The binary carries their sources; NVRTC, which comes with libtorch's wheel, compiles them
+//! for the card at hand. Layers reach them in the native layer (`native/kernels.h`); each has a twin of libtorch's operators.
+//!
+//! Without a card their arithmetic is tested as C++ that emulates a card's threads, and NVRTC compiles them all the same.
+
+use super::native::{self, RawTensor};
+use super::{Device, Kind, Tensor, guard};
+use crate::units::Bytes;
+use crate::{Error, Result};
+use std::ffi::CString;
+use std::path::Path;
+
+/// When kernels of our own run on a card.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// Where they are faster, by a comparison the first time that a size is met.
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+/// Compute capabilities that the kernels are made for: Turing, Ampere, Ada, Hopper, Blackwell.
+pub const CAPABILITIES: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
+
+/// Sets the mode of the whole process; [`Mode::Off`] until then.
+pub fn set_mode(mode: Mode) {
+    // SAFETY: sets a number.
+    unsafe { native::prsmed_kernels_mode(mode as i32) };
+}
+
+/// Keeps compiled kernels in `folder`, so that the next process need not compile them.
+pub fn set_folder(folder: &Path) {
+    if let Ok(path) = CString::new(folder.as_os_str().as_encoded_bytes()) {
+        // SAFETY: a NUL-terminated string, copied by the callee.
+        unsafe { native::prsmed_kernels_folder(path.as_ptr()) };
+    }
+}
+
+/// Why kernels cannot run on this machine; `None` where they can.
+pub fn unavailable() -> Option<String> {
+    // SAFETY: the callee gives a text of its own.
+    let reason = unsafe { native::text(native::prsmed_kernels_unavailable()) };
+    (!reason.is_empty()).then_some(reason)
+}
+
+/// What NVRTC made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Compiled {
+    /// Size of the code.
+    pub code: Bytes,
+    /// The card's own code, and not PTX that its driver compiles again.
+    pub is_native: bool,
+}
+
+/// Compiles all kernels for a compute capability (80 for 8.0). Needs NVRTC and no card.
+///
+/// # Errors
+/// [`Error::Torch`] without NVRTC, or with the compiler's words.
+pub fn compile(capability: u32) -> Result<Compiled> {
+    let capability = i32::try_from(capability).map_err(|_| unknown("compute capability"))?;
+    let (mut bytes, mut is_native) = (0, false);
+    // SAFETY: the callee writes two values.
+    unsafe { native::check(native::prsmed_kernels_compile(capability, &raw mut bytes, &raw mut is_native))? };
+    Ok(Compiled { code: Bytes(bytes), is_native })
+}
+
+/// One of two ways to compute something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    /// Our kernel.
+    Own,
+    /// libtorch's operators.
+    Chain,
+}
+
+/// Runs an operation by name; what its tensors and number are, `operations` in `native/kernels.cpp` says.
+///
+/// # Errors
+/// [`Error::Torch`] for unknown names, and for tensors that the kernel does not take.
+pub fn run(name: &str, way: Way, inputs: &[Tensor], number: f64) -> Result<Vec<Tensor>> {
+    let name = CString::new(name).map_err(|_| unknown("kernel"))?;
+    let mut pointers: Vec<RawTensor> = inputs.iter().map(native::raw).collect();
+    let (mut out, mut count) = ([std::ptr::null_mut(); 2], 0);
+    guard::guard(|| {
+        // SAFETY: live tensors; the callee writes at most two tensors and how many.
+        unsafe {
+            native::check(native::prsmed_kernels_run(
+                name.as_ptr(),
+                way == Way::Own,
+                pointers.as_mut_ptr(),
+                i64::try_from(inputs.len()).map_err(|_| unknown("kernel"))?,
+                number,
+                out.as_mut_ptr(),
+                &raw mut count,
+            ))?;
+        }
+        let count = usize::try_from(count).map_err(|_| unknown("kernel"))?;
+        // SAFETY: that many pointers were set to tensors of ours.
+        Ok(out.iter().take(count).map(|pointer| unsafe { native::owned(*pointer) }).collect())
+    })
+}
+
+/// Microseconds of one call.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Timing {
+    /// The operation, its dtype and its size.
+    pub name: String,
+    /// Of our kernel.
+    pub own_us: f64,
+    /// Of libtorch's operators.
+    pub chain_us: f64,
+}
+
+/// What [`Mode::Auto`] measured so far: it keeps the faster one.
+pub fn choices() -> Vec<Timing> {
+    // SAFETY: the callee gives a text of its own.
+    let text = unsafe { native::text(native::prsmed_kernels_choices()) };
+    let timing = |line: &str| {
+        let mut fields = line.split('\t');
+        let (name, own_us, chain_us) = (fields.next()?, fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+        Some(Timing { name: name.to_owned(), own_us, chain_us })
+    };
+    text.lines().filter_map(timing).collect()
+}
+
+/// Times every kernel against libtorch's operators at sizes of a 7B model with 1,024 tokens, in bf16. [`Mode::On`] must be set.
+///
+/// # Errors
+/// [`Error::Torch`] without a card.
+pub fn measure(device: Device) -> Result<Vec<Timing>> {
+    let cases = guard::guard(|| Ok(cases(1024, 4096, 14336, Kind::BFloat16, device)))?;
+    cases
+        .into_iter()
+        // its twin is a loop on the host
+        .filter(|case| case.name != "dropout")
+        .map(|Case { name, inputs, number }| {
+            let c_name = CString::new(name).map_err(|_| unknown("kernel"))?;
+            let mut pointers: Vec<RawTensor> = inputs.iter().map(native::raw).collect();
+            let (count, mut seconds) = (i64::try_from(inputs.len()).map_err(|_| unknown("kernel"))?, [0.0; 2]);
+            // SAFETY: live tensors; the callee writes two numbers.
+            unsafe {
+                native::check(native::prsmed_kernels_time(
+                    c_name.as_ptr(),
+                    pointers.as_mut_ptr(),
+                    count,
+                    number,
+                    seconds.as_mut_ptr(),
+                ))?;
+            }
+            let name = format!("{name} {:?}", inputs[0].size());
+            Ok(Timing { name, own_us: seconds[0] * 1e6, chain_us: seconds[1] * 1e6 })
+        })
+        .collect()
+}
+
+/// An operation with tensors to run it on.
+#[derive(Debug)]
+struct Case {
+    name: &'static str,
+    inputs: Vec<Tensor>,
+    number: f64,
+}
+
+/// Every operation on random tensors: `rows` tokens of width `dim` (even), an MLP of width `wide`.
+fn cases(rows: i64, dim: i64, wide: i64, kind: Kind, device: Device) -> Vec<Case> {
+    let random = |sizes: &[i64]| Tensor::randn(sizes, (Kind::Float, device)).to_kind(kind);
+    let fp32 = |sizes: &[i64]| Tensor::randn(sizes, (Kind::Float, device));
+    let bytes = |count: i64| Tensor::randint(256, [count], (Kind::Uint8, device));
+    let copies = |tensors: &[&Tensor]| tensors.iter().map(|t| t.shallow_clone()).collect::<Vec<_>>();
+    let (x, weight, dy) = (random(&[rows, dim]), random(&[dim]), random(&[rows, dim]));
+    let rstd = (x.to_kind(Kind::Float).square().mean_dim([-1].as_slice(), true, Kind::Float) + 1e-5).rsqrt();
+    let head = if dim % 128 == 0 { 128 } else { dim };
+    let angles = fp32(&[rows, head / 2]);
+    let (cos, sin, heads) = (angles.cos().to_kind(kind), angles.sin().to_kind(kind), random(&[2, rows, dim]));
+    let (gate, up, dgated) = (random(&[rows, wide]), random(&[rows, wide]), random(&[rows, wide]));
+    let (count, blocks) = (rows * wide, (rows * wide + 63) / 64);
+    let (codes, like) = (bytes((count + 1) / 2), Tensor::empty([rows, wide], (kind, device)));
+    let nested = fp32(&[(blocks + 255) / 256]).abs();
+    let places = 2 * rows.min(512);
+    let segments: Tensor = (Tensor::arange(places, (Kind::Int64, device)) + 1).remainder(5) - 1;
+    let segments = segments.view([2, -1]);
+    let case = |name, inputs, number| Case { name, inputs, number };
+    vec![
+        case("rms_norm", copies(&[&x, &weight]), 1e-5),
+        case("rms_norm_backward", copies(&[&dy, &x, &weight, &rstd]), 0.0),
+        case("rms_norm_weight_grad", copies(&[&dy, &x, &weight, &rstd]), 0.0),
+        case("rotary", copies(&[&heads, &cos, &sin]), 0.0),
+        case("rotary_backward", copies(&[&heads, &cos, &sin]), 0.0),
+        case("dropout", copies(&[&x]), 0.3),
+        case("swiglu", copies(&[&gate, &up]), 0.0),
+        case("swiglu_backward", copies(&[&dgated, &gate, &up]), 0.0),
+        case("nf4", copies(&[&codes, &like, &fp32(&[blocks]).abs()]), 0.0),
+        case("nf4", copies(&[&codes, &like, &bytes(blocks), &nested, &fp32(&[256])]), 0.05),
+        case("packed_mask", copies(&[&segments]), 0.0),
+    ]
+}
+
+fn unknown(what: &str) -> Error {
+    Error::Torch { reason: format!("there is no such {what}") }
+}
+
+#[cfg(test)]
+#[path = "kernels_tests.rs"]
+mod tests;

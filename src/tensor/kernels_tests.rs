@@ -1,0 +1,163 @@
+use super::*;
+use crate::tensor::rng;
+
+/// Our kernels on the CPU, with a card's threads emulated, until dropped. Of this thread.
+struct Emulated;
+
+impl Emulated {
+    fn begin() -> Self {
+        // SAFETY: sets a pointer of this thread.
+        unsafe { native::prsmed_kernels_emulate(true) };
+        Self
+    }
+}
+
+impl Drop for Emulated {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { native::prsmed_kernels_emulate(false) };
+    }
+}
+
+/// Largest relative difference of numbers that are rounded once more or less.
+fn tolerance(kind: Kind) -> f64 {
+    match kind {
+        Kind::BFloat16 => 2.0_f64.powi(-7),
+        Kind::Half => 2.0_f64.powi(-10),
+        _ => 1e-5,
+    }
+}
+
+fn assert_close(own: &Tensor, chain: &Tensor, kind: Kind, what: &str) {
+    assert_eq!((own.size(), own.kind()), (chain.size(), chain.kind()), "{what}");
+    let (own, chain) = (own.to_kind(Kind::Double), chain.to_kind(Kind::Double));
+    // sums of products of both signs: an error as large as that of their terms
+    let bound = (chain.abs() + chain.abs().mean(Kind::Double)) * tolerance(kind);
+    let wrong = (&own - &chain).abs().gt_tensor(&bound).sum(Kind::Int64).int64_value(&[]);
+    assert_eq!(wrong, 0, "{what}: {wrong} of {} differ", own.numel());
+    assert!(own.isfinite().all().int64_value(&[]) == 1, "{what} is not finite");
+}
+
+fn compare(rows: i64, dim: i64, wide: i64, kind: Kind, device: Device) {
+    for Case { name, inputs, number } in cases(rows, dim, wide, kind, device) {
+        let what = format!("{name} of {rows} x {dim} ({wide}) in {kind:?}");
+        let own = run(name, Way::Own, &inputs, number).unwrap();
+        let chain = run(name, Way::Chain, &inputs, number).unwrap();
+        assert_eq!(own.len(), chain.len(), "{what}");
+        own.iter().zip(&chain).for_each(|(own, chain)| assert_close(own, chain, kind, &what));
+        // a few numbers may all be zero; more are only where nothing was computed
+        assert!(
+            own[0].numel() < 16 || own[0].to_kind(Kind::Double).abs().sum(Kind::Double).double_value(&[]) > 0.0,
+            "{what}"
+        );
+    }
+}
+
+/// Odd sizes take one element at a time, multiples of eight take packs; 300 and 1,028 end within a warp and within a pack.
+const SHAPES: [(i64, i64, i64); 8] =
+    [(1, 2, 1), (3, 6, 5), (2, 8, 16), (5, 38, 63), (1, 128, 64), (7, 300, 65), (2, 1028, 129), (3, 2048, 5504)];
+
+#[test]
+fn kernels_compute_what_libtorch_computes() {
+    let (_turn, _emulated) = (rng::TURN.lock(), Emulated::begin());
+    rng::seed(11);
+    for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
+        for (rows, dim, wide) in SHAPES {
+            compare(rows, dim, wide, kind, Device::Cpu);
+        }
+    }
+}
+
+#[test]
+fn elementwise_kernels_are_equal_to_the_bit() {
+    let (_turn, _emulated) = (rng::TURN.lock(), Emulated::begin());
+    rng::seed(12);
+    for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
+        for Case { name, inputs, number } in cases(9, 120, 200, kind, Device::Cpu) {
+            if ["rotary", "rotary_backward", "dropout", "nf4", "packed_mask"].contains(&name) {
+                let own = run(name, Way::Own, &inputs, number).unwrap();
+                assert_eq!(own, run(name, Way::Chain, &inputs, number).unwrap(), "{name} in {kind:?}");
+            }
+        }
+    }
+}
+
+/// Halves of one projection, as of a fused gate and up; tables of each sequence; every second row.
+#[test]
+fn strided_tensors_and_tables_of_each_sequence_are_taken() {
+    let _emulated = Emulated::begin();
+    let options = (Kind::BFloat16, Device::Cpu);
+    let both = Tensor::randn([2, 5, 48], options);
+    let inputs = [both.narrow(2, 0, 24), both.narrow(2, 24, 24)];
+    let [own, chain] = [Way::Own, Way::Chain].map(|way| run("swiglu", way, &inputs, 0.0).unwrap());
+    assert_close(&own[0], &chain[0], Kind::BFloat16, "swiglu of halves");
+    let angles = Tensor::randn([2, 5, 8], (Kind::Float, Device::Cpu));
+    let tables = [angles.cos().to_kind(Kind::BFloat16), angles.sin().to_kind(Kind::BFloat16)];
+    let inputs = [Tensor::randn([2, 5, 48], options), tables[0].shallow_clone(), tables[1].shallow_clone()];
+    let [own, chain] = [Way::Own, Way::Chain].map(|way| run("rotary", way, &inputs, 0.0).unwrap());
+    assert_eq!(own, chain);
+}
+
+#[test]
+fn tensors_that_a_kernel_cannot_take_are_left_to_libtorch() {
+    let inputs = [Tensor::randn([4, 8], (Kind::Float, Device::Cpu)), Tensor::ones([8], (Kind::Float, Device::Cpu))];
+    assert!(run("rms_norm", Way::Own, &inputs, 1e-5).is_err(), "not on the CPU");
+    let _emulated = Emulated::begin();
+    assert!(run("rms_norm", Way::Own, &inputs, 1e-5).is_ok());
+    let doubles = inputs.map(|tensor| tensor.to_kind(Kind::Double));
+    assert!(run("rms_norm", Way::Own, &doubles, 1e-5).is_err(), "not in fp64");
+    let turned =
+        [Tensor::randn([8, 4], (Kind::Float, Device::Cpu)).tr(), Tensor::ones([8], (Kind::Float, Device::Cpu))];
+    assert!(run("rms_norm", Way::Own, &turned, 1e-5).is_err(), "not transposed");
+    assert!(run("nothing", Way::Own, &turned, 0.0).is_err());
+}
+
+#[test]
+fn nvrtc_compiles_every_kernel_for_every_card() {
+    for capability in CAPABILITIES {
+        let compiled = compile(capability).unwrap();
+        assert!(compiled.is_native && compiled.code > Bytes(10_000), "{capability}: {compiled:?}");
+    }
+    // a card between two that the compiler knows gets PTX of the lower one; older ones are refused
+    assert!(!compile(125).unwrap().is_native);
+    assert!(compile(50).is_err());
+}
+
+#[test]
+fn compiled_kernels_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    set_folder(folder.path());
+    let first = compile(80).unwrap();
+    let files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
+    assert!(files.iter().any(|file| file.to_string_lossy().contains("sm_80")), "{files:?}");
+    assert_eq!(compile(80).unwrap(), first);
+    set_folder(Path::new(""));
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn kernels_of_a_card_compute_what_libtorch_computes() {
+    set_mode(Mode::On);
+    assert_eq!(unavailable(), None);
+    for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
+        for (rows, dim, wide) in SHAPES.into_iter().chain([(1024, 4096, 14336)]) {
+            compare(rows, dim, wide, kind, Device::Cuda(0));
+        }
+    }
+    set_mode(Mode::Off);
+}
+
+#[test]
+#[ignore = "needs CUDA"]
+fn kernels_are_timed() {
+    set_mode(Mode::On);
+    let timings = measure(Device::Cuda(0)).unwrap();
+    set_mode(Mode::Off);
+    let table: Vec<String> =
+        timings.iter().map(|t| format!("{:40} {:9.1} us  libtorch {:9.1} us", t.name, t.own_us, t.chain_us)).collect();
+    #[expect(clippy::print_stderr, reason = "the numbers are what this is run for")]
+    {
+        eprintln!("{}", table.join("\n"));
+    }
+    assert!(timings.iter().all(|t| t.own_us > 0.0 && t.chain_us > 0.0));
+}

@@ -1,0 +1,18 @@
+// Stands for the toolkit's file of this name, which the torch wheel leaves out: as the host compiler sees it, the keywords of
+// device code mean nothing.
+#pragma once
+#define CUDARTAPI
+#define CUDARTAPI_CDECL
+#define __host__
+#define __device__
+#define __global__
+#define __shared__
+#define __constant__
+#define __managed__
+#define __align__(n) __attribute__((aligned(n)))
+#define __location__(a)
+#define __device_builtin__
+#define __device_builtin_texture_type__
+#define __device_builtin_surface_type__
+#define __cudart_builtin__
+#define __builtin_align__(n) __align__(n)

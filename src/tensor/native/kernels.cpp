@@ -1,0 +1,474 @@
+// The host's side of the kernels: what they can take, sizes, grids and results; and which of two ways is the faster.
+#include "kernels.h"
+
+#include <algorithm>
+#include <atomic>
+#include <map>
+#include <mutex>
+
+#include "kernels/args.h"
+#include "meta.h"
+#include "native.h"
+
+namespace prsmed::kernels {
+
+namespace {
+
+constexpr uint32_t threads = 256;
+// More blocks than any card runs at once; kernels over elements stride over the rest.
+constexpr int64_t most_blocks = 1 << 16;
+constexpr int64_t weight_grad_chunks = 64;
+
+std::atomic<int32_t> mode_now{static_cast<int32_t>(Mode::Off)};
+thread_local Launcher launcher_now = nullptr;
+
+Mode mode() { return static_cast<Mode>(mode_now.load(std::memory_order_relaxed)); }
+
+const char* suffix(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat: return "_fp32";
+    case at::kBFloat16: return "_bf16";
+    case at::kHalf: return "_fp16";
+    default: return nullptr;
+  }
+}
+
+// Elements that a thread of a wide kernel takes at once.
+int64_t width(at::ScalarType dtype) { return dtype == at::kFloat ? 4 : 8; }
+
+bool aligned(const Tensor& tensor) { return tensor.is_meta() || reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0; }
+
+uint32_t blocks(int64_t count, int64_t each) {
+  return static_cast<uint32_t>(std::clamp<int64_t>((count + each * threads - 1) / (each * threads), 1, most_blocks));
+}
+
+template <class Args>
+void launch(const std::string& op, at::ScalarType dtype, bool wide, Grid grid, const Args& args, const Tensor& like) {
+  if (like.is_meta()) return;
+  const std::string name = op + suffix(dtype) + (wide ? "_wide" : "");
+  (launcher_now ? launcher_now : launch_on_card)(name.c_str(), grid, threads, &args, sizeof(args), like);
+}
+
+bool same(const Tensor& a, const Tensor& b) { return a.device() == b.device() && a.scalar_type() == b.scalar_type(); }
+
+uint32_t threshold_of(double p) { return static_cast<uint32_t>(std::min(p * 4294967296.0, 4294967295.0)); }
+
+template <class T> T* pointer(const Tensor& tensor) {
+  return tensor.defined() && !tensor.is_meta() ? static_cast<T*>(tensor.mutable_data_ptr()) : nullptr;
+}
+
+struct Rows {
+  int64_t rows, dim;
+  bool wide;
+};
+
+std::optional<Rows> rows_of(const Tensor& x, const Tensor& weight) {
+  if (!usable(x) || !suffix(x.scalar_type()) || x.dim() < 1 || x.numel() == 0 || !same(x, weight)) return {};
+  const int64_t dim = x.size(-1);
+  if (weight.numel() != dim || !x.is_contiguous() || !weight.is_contiguous()) return {};
+  return Rows{x.numel() / dim, dim, dim % width(x.scalar_type()) == 0 && aligned(x) && aligned(weight)};
+}
+
+// The stride of rows when all leading dimensions can be seen as one, -1 otherwise.
+int64_t row_stride(const Tensor& x) {
+  if (x.dim() == 0 || x.stride(-1) != 1) return -1;
+  if (x.is_contiguous()) return x.size(-1);
+  int64_t stride = -1, expected = -1;
+  for (int64_t d = x.dim() - 2; d >= 0; --d) {
+    if (x.size(d) == 1) continue;
+    if (stride < 0) stride = x.stride(d);
+    else if (x.stride(d) != expected) return -1;
+    expected = x.stride(d) * x.size(d);
+  }
+  return stride < 0 ? x.size(-1) : stride;
+}
+
+std::optional<SwigluArgs> swiglu_args(const Tensor& gate, const Tensor& up) {
+  if (!usable(gate) || !suffix(gate.scalar_type()) || !same(gate, up) || gate.sizes() != up.sizes()) return {};
+  SwigluArgs args{};
+  args.gate_row = row_stride(gate), args.up_row = row_stride(up);
+  if (gate.numel() == 0 || args.gate_row < 0 || args.up_row < 0) return {};
+  args.cols = gate.size(-1), args.rows = gate.numel() / args.cols;
+  args.gate = pointer<void>(gate), args.up = pointer<void>(up);
+  return args;
+}
+
+bool swiglu_wide(const SwigluArgs& a, const Tensor& gate, const Tensor& up) {
+  const int64_t each = width(gate.scalar_type());
+  return a.cols % each == 0 && a.gate_row % each == 0 && a.up_row % each == 0 && aligned(gate) && aligned(up);
+}
+
+}  // namespace
+
+namespace {
+
+// Whether a kernel could run on `x`, wanted or not.
+bool runs_on(const Tensor& x) {
+  if (launcher_now) return x.is_cpu();
+  return x.is_cuda() && unavailable().empty() && loaded(x);
+}
+
+}  // namespace
+
+bool usable(const Tensor& x) {
+  if (!launcher_now && mode() == Mode::Off) return false;
+  if (x.is_meta()) return mode() == Mode::On && prsmed::for_cuda();
+  return runs_on(x);
+}
+
+void use_launcher(Launcher launcher) { launcher_now = launcher; }
+
+std::optional<std::pair<Tensor, Tensor>> rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  const auto rows = rows_of(x, weight);
+  if (!rows) return {};
+  auto sizes = x.sizes().vec();
+  sizes.back() = 1;
+  auto y = at::empty(x.sizes(), x.options());
+  auto rstd = at::empty(sizes, x.options().dtype(at::kFloat));
+  RmsNormArgs args{};
+  args.x = pointer<void>(x), args.weight = pointer<void>(weight), args.y = pointer<void>(y);
+  args.rstd = pointer<float>(rstd);
+  args.rows = rows->rows, args.dim = rows->dim, args.eps = static_cast<float>(eps);
+  launch("rms_norm_forward", x.scalar_type(), rows->wide, {static_cast<uint32_t>(rows->rows)}, args, x);
+  return std::pair(y, rstd);
+}
+
+std::optional<Tensor> rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+  const auto rows = rows_of(x, weight);
+  if (!rows || !same(dy, x) || dy.sizes() != x.sizes() || !rstd.is_contiguous()) return {};
+  const auto grad = dy.contiguous();
+  auto dx = at::empty(x.sizes(), x.options());
+  RmsNormArgs args{};
+  args.x = pointer<void>(x), args.weight = pointer<void>(weight), args.dy = pointer<void>(grad);
+  args.y = pointer<void>(dx), args.rstd = pointer<float>(rstd);
+  args.rows = rows->rows, args.dim = rows->dim;
+  const bool wide = rows->wide && aligned(grad);
+  launch("rms_norm_backward", x.scalar_type(), wide, {static_cast<uint32_t>(rows->rows)}, args, x);
+  return dx;
+}
+
+std::optional<Tensor> rms_norm_weight_grad(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+  const auto rows = rows_of(x, weight);
+  if (!rows || !same(dy, x) || dy.sizes() != x.sizes() || !rstd.is_contiguous()) return {};
+  const auto grad = dy.contiguous();
+  const int64_t chunks = std::min(rows->rows, weight_grad_chunks);
+  auto partial = at::empty({chunks, rows->dim}, x.options().dtype(at::kFloat));
+  RmsNormArgs args{};
+  args.x = pointer<void>(x), args.dy = pointer<void>(grad), args.rstd = pointer<float>(rstd);
+  args.partial = pointer<float>(partial), args.rows = rows->rows, args.dim = rows->dim;
+  const bool wide = rows->wide && aligned(grad);
+  const int64_t each = wide ? width(x.scalar_type()) : 1;
+  const auto across = static_cast<uint32_t>((rows->dim + each * threads - 1) / (each * threads));
+  launch("rms_norm_weight_grad", x.scalar_type(), wide, {across, static_cast<uint32_t>(chunks)}, args, x);
+  return partial.sum(0).to(weight.scalar_type()).view_as(weight);
+}
+
+bool rotate_(const Tensor& xs, const Tensor& cos, const Tensor& sin, bool back) {
+  const auto dtype = xs.scalar_type();
+  if (!usable(xs) || !suffix(dtype) || xs.dim() != 3 || xs.numel() == 0 || xs.stride(2) != 1) return false;
+  const int64_t b = xs.size(0), t = xs.size(1), half = cos.size(-1), each = width(dtype);
+  const bool shared = cos.numel() == t * half;
+  const bool fits = same(cos, xs) && same(sin, xs) && cos.is_contiguous() && sin.is_contiguous() && cos.sizes() == sin.sizes() &&
+                    (shared || cos.numel() == b * t * half) && xs.size(2) % (2 * half) == 0;
+  if (!fits) return false;
+  RotaryArgs args{};
+  args.x = pointer<void>(xs), args.cos = pointer<void>(cos), args.sin = pointer<void>(sin);
+  args.half = half, args.heads = xs.size(2) / (2 * half), args.tokens = t, args.pairs = xs.numel() / 2;
+  args.x_batch = xs.stride(0), args.x_token = xs.stride(1), args.table_batch = shared ? 0 : t * half, args.backward = back;
+  const bool wide = half % each == 0 && args.x_batch % each == 0 && args.x_token % each == 0 && aligned(xs) && aligned(cos) &&
+                    aligned(sin);
+  launch("rotary", dtype, wide, {blocks(args.pairs, wide ? each : 1)}, args, xs);
+  return true;
+}
+
+bool drop(const Tensor& x, const Tensor& y, double p, int64_t seed) {
+  const auto dtype = x.scalar_type();
+  if (!usable(x) || !suffix(dtype) || !same(x, y) || x.sizes() != y.sizes() || !x.is_contiguous() || !y.is_contiguous()) return false;
+  if (x.numel() == 0) return true;
+  DropoutArgs args{};
+  args.x = pointer<void>(x), args.y = pointer<void>(y), args.count = x.numel(), args.dim = x.size(-1);
+  args.seed = seed, args.seed_at = reinterpret_cast<const long long*>(x.is_meta() ? nullptr : seed_on_device(seed));
+  args.threshold = threshold_of(p);
+  const bool wide = args.dim % width(dtype) == 0 && aligned(x) && aligned(y);
+  launch("dropout", dtype, wide, {blocks(args.count, wide ? width(dtype) : 1)}, args, x);
+  return true;
+}
+
+std::optional<Tensor> swiglu(const Tensor& gate, const Tensor& up) {
+  auto args = swiglu_args(gate, up);
+  if (!args) return {};
+  auto y = at::empty(gate.sizes(), gate.options());
+  args->y = pointer<void>(y);
+  const bool wide = swiglu_wide(*args, gate, up);
+  const auto grid = blocks(gate.numel(), wide ? width(gate.scalar_type()) : 1);
+  launch("swiglu_forward", gate.scalar_type(), wide, {grid}, *args, gate);
+  return y;
+}
+
+std::optional<std::pair<Tensor, Tensor>> swiglu_backward(const Tensor& dy, const Tensor& gate, const Tensor& up) {
+  auto args = swiglu_args(gate, up);
+  if (!args || !same(dy, gate) || dy.sizes() != gate.sizes()) return {};
+  const auto grad = dy.contiguous();
+  auto dgate = at::empty(gate.sizes(), gate.options()), dup = at::empty(up.sizes(), up.options());
+  args->dy = pointer<void>(grad), args->dgate = pointer<void>(dgate), args->dup = pointer<void>(dup);
+  const bool wide = swiglu_wide(*args, gate, up) && aligned(grad);
+  const auto grid = blocks(gate.numel(), wide ? width(gate.scalar_type()) : 1);
+  launch("swiglu_backward", gate.scalar_type(), wide, {grid}, *args, gate);
+  return std::pair(dgate, dup);
+}
+
+bool nf4(const Codes& weight, const Tensor& out) {
+  if (!runs_on(out) || !suffix(out.scalar_type()) || !weight.codes.is_contiguous() || !out.is_contiguous()) return false;
+  Nf4Args args{};
+  args.codes = pointer<unsigned char>(weight.codes), args.y = pointer<void>(out), args.count = out.numel();
+  args.block_bits = 6;
+  if (weight.nested.defined()) {
+    args.scales = pointer<unsigned char>(weight.absmax), args.map = pointer<float>(weight.map);
+    args.nested = pointer<float>(weight.nested), args.offset = static_cast<float>(weight.offset);
+  } else {
+    args.absmax = pointer<float>(weight.absmax);
+  }
+  const int64_t each = width(out.scalar_type());
+  const bool wide = args.count % each == 0 && aligned(out) && aligned(weight.codes);
+  if (args.count > 0) launch("nf4", out.scalar_type(), wide, {blocks(args.count, wide ? each : 2)}, args, out);
+  return true;
+}
+
+std::optional<Tensor> packed_mask(const Tensor& segments) {
+  if (!usable(segments) || segments.scalar_type() != at::kLong || segments.dim() != 2 || !segments.is_contiguous()) return {};
+  const int64_t b = segments.size(0), t = segments.size(1);
+  auto mask = at::empty({b, 1, t, t}, segments.options().dtype(at::kBool));
+  MaskArgs args{};
+  args.segments = reinterpret_cast<const long long*>(pointer<int64_t>(segments));
+  args.mask = pointer<unsigned char>(mask), args.tokens = t, args.count = b * t * t;
+  if (args.count > 0 && !mask.is_meta())
+    (launcher_now ? launcher_now : launch_on_card)("packed_mask", {blocks(args.count, 1)}, threads, &args, sizeof(args), mask);
+  return mask;
+}
+
+namespace composed {
+
+std::pair<Tensor, Tensor> rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  const auto wide = x.to(at::kFloat);
+  const auto rstd = (wide.square().mean({-1}, true) + eps).rsqrt();
+  return {(wide * rstd).to(x.scalar_type()) * weight, rstd};
+}
+
+Tensor rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+  const auto g = (dy * weight).to(at::kFloat);
+  const auto n = x.to(at::kFloat) * rstd;
+  return (rstd * (g - n * (g * n).mean({-1}, true))).to(x.scalar_type());
+}
+
+Tensor rms_norm_weight_grad(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+  const auto n = (x.to(at::kFloat) * rstd).to(x.scalar_type()).to(at::kFloat);
+  return (dy.to(at::kFloat) * n).reshape({-1, weight.numel()}).sum(0).to(weight.scalar_type()).view_as(weight);
+}
+
+void rotate_(const Tensor& xs, const Tensor& cos, const Tensor& sin, bool back) {
+  const int64_t b = xs.size(0), t = xs.size(1), half = cos.size(-1);
+  const auto halves = xs.view({b, t, xs.size(2) / (2 * half), 2, half});
+  const auto first = halves.select(3, 0), second = halves.select(3, 1);
+  const auto c = cos.view({-1, t, 1, half}), s = back ? sin.view({-1, t, 1, half}).neg() : sin.view({-1, t, 1, half});
+  const auto from_first = first * s, from_second = second * s;
+  first.mul_(c).sub_(from_second);
+  second.mul_(c).add_(from_first);
+}
+
+// Element by element on the host: what the kernel must repeat.
+Tensor drop(const Tensor& x, double p, int64_t seed) {
+  const int64_t dim = x.size(-1);
+  auto keep = at::empty({x.numel()}, at::kBool);
+  for (int64_t i = 0; i < x.numel(); ++i) {
+    uint64_t z = static_cast<uint64_t>(seed) + (static_cast<uint64_t>(i / dim) + 1) * 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    uint32_t h = static_cast<uint32_t>(i % dim) * 0x9e3779b9u + static_cast<uint32_t>((z ^ (z >> 31)) >> 32);
+    h = (h ^ (h >> 16)) * 0x7feb352du;
+    h = (h ^ (h >> 15)) * 0x846ca68bu;
+    keep.mutable_data_ptr<bool>()[i] = (h ^ (h >> 16)) >= threshold_of(p);
+  }
+  return x * keep.view(x.sizes()).to(x.device());
+}
+
+Tensor swiglu(const Tensor& gate, const Tensor& up) { return at::silu(gate) * up; }
+
+std::pair<Tensor, Tensor> swiglu_backward(const Tensor& dy, const Tensor& gate, const Tensor& up) {
+  return {at::silu_backward(dy * up, gate), dy * at::silu(gate)};
+}
+
+Tensor nf4(const Codes& weight, const Tensor& like) {
+  static constexpr float values[16] = {
+      -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
+      -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f,
+      0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+  const int64_t count = like.numel();
+  const auto high = weight.codes.bitwise_right_shift(4), low = weight.codes.bitwise_and(15);
+  const auto codes = at::stack({high, low}, -1).reshape({-1}).narrow(0, 0, count);
+  auto absmax = weight.absmax;
+  if (weight.nested.defined()) {
+    const auto scales = weight.map.index_select(0, absmax.to(at::kLong));
+    absmax = scales * weight.nested.repeat_interleave(256).narrow(0, 0, scales.numel()) + weight.offset;
+  }
+  const auto table = at::tensor(at::ArrayRef<float>(values), at::kFloat).to(like.device());
+  const auto dense = table.index_select(0, codes.to(at::kLong)) * absmax.repeat_interleave(64).narrow(0, 0, count);
+  return dense.to(like.scalar_type()).view(like.sizes());
+}
+
+Tensor packed_mask(const Tensor& segments) {
+  const int64_t t = segments.size(1);
+  const auto key = segments.unsqueeze(1), query = segments.unsqueeze(2);
+  const auto causal = at::ones({t, t}, segments.options().dtype(at::kBool)).tril();
+  return key.eq(0).logical_or(key.gt(0).logical_and(key.eq(query))).logical_and(causal).unsqueeze(1);
+}
+
+}  // namespace composed
+
+namespace {
+
+struct Choice { double own, chain; };
+std::mutex choices_lock;
+std::map<std::string, Choice> choices;
+
+// Sizes within a factor of two are one class.
+std::string class_of(const char* op, const Tensor& x) {
+  int64_t class_size = 1;
+  while (class_size < x.numel()) class_size *= 2;
+  return std::string(op) + (suffix(x.scalar_type()) ? suffix(x.scalar_type()) : "") + " of " + std::to_string(class_size);
+}
+
+}  // namespace
+
+bool prefer(const char* op, const Tensor& x, const std::function<void()>& own, const std::function<void()>& chain) {
+  if (launcher_now || x.is_meta() || mode() == Mode::On) return true;
+  const auto key = class_of(op, x);
+  {
+    std::lock_guard<std::mutex> guard(choices_lock);
+    const auto known = choices.find(key);
+    if (known != choices.end()) return known->second.own < known->second.chain;
+  }
+  if (capturing(x)) return true;
+  const Choice choice{seconds_on_card(x, own), seconds_on_card(x, chain)};
+  std::lock_guard<std::mutex> guard(choices_lock);
+  choices[key] = choice;
+  return choice.own < choice.chain;
+}
+
+namespace {
+
+using Way = std::function<std::vector<Tensor>(const std::vector<Tensor>&, double)>;
+
+template <class T> std::vector<Tensor> required(std::optional<T> result) {
+  TORCH_CHECK(result.has_value(), "the kernel does not take these tensors");
+  if constexpr (std::is_same_v<T, Tensor>) return {*result};
+  else return {result->first, result->second};
+}
+
+std::vector<Tensor> listed(const Tensor& tensor) { return {tensor}; }
+std::vector<Tensor> listed(const std::pair<Tensor, Tensor>& pair) { return {pair.first, pair.second}; }
+
+// codes, the weight (for its sizes and dtype), absmax; with double quantization also nested and map, and the number.
+Codes codes_of(const std::vector<Tensor>& in, double offset) {
+  Codes weight{in.at(0), in.at(2), {}, {}, offset};
+  if (in.size() > 3) weight.nested = in.at(3), weight.map = in.at(4);
+  return weight;
+}
+
+using Inputs = const std::vector<Tensor>&;
+
+std::vector<Tensor> turned(Inputs in, bool back, bool own) {
+  const auto xs = in.at(0).clone();
+  if (!own) composed::rotate_(xs, in.at(1), in.at(2), back);
+  else TORCH_CHECK(rotate_(xs, in.at(1), in.at(2), back), "the kernel does not take these tensors");
+  return {xs};
+}
+
+// Every operation with its inputs in the order of its function above: own, chain.
+const std::map<std::string, std::pair<Way, Way>>& operations() {
+  static const std::map<std::string, std::pair<Way, Way>> all = {
+      {"rms_norm", {[](Inputs i, double eps) { return required(rms_norm(i.at(0), i.at(1), eps)); },
+                    [](Inputs i, double eps) { return listed(composed::rms_norm(i.at(0), i.at(1), eps)); }}},
+      {"rms_norm_backward",
+       {[](Inputs i, double) { return required(rms_norm_backward(i.at(0), i.at(1), i.at(2), i.at(3))); },
+        [](Inputs i, double) { return listed(composed::rms_norm_backward(i.at(0), i.at(1), i.at(2), i.at(3))); }}},
+      {"rms_norm_weight_grad",
+       {[](Inputs i, double) { return required(rms_norm_weight_grad(i.at(0), i.at(1), i.at(2), i.at(3))); },
+        [](Inputs i, double) { return listed(composed::rms_norm_weight_grad(i.at(0), i.at(1), i.at(2), i.at(3))); }}},
+      {"rotary", {[](Inputs i, double) { return turned(i, false, true); }, [](Inputs i, double) { return turned(i, false, false); }}},
+      {"rotary_backward", {[](Inputs i, double) { return turned(i, true, true); }, [](Inputs i, double) { return turned(i, true, false); }}},
+      {"dropout", {[](Inputs i, double p) {
+                     auto y = at::empty_like(i.at(0));
+                     TORCH_CHECK(drop(i[0], y, p, 7), "the kernel does not take these tensors");
+                     return listed(y);
+                   },
+                   [](Inputs i, double p) { return listed(composed::drop(i.at(0), p, 7)); }}},
+      {"swiglu", {[](Inputs i, double) { return required(swiglu(i.at(0), i.at(1))); },
+                  [](Inputs i, double) { return listed(composed::swiglu(i.at(0), i.at(1))); }}},
+      {"swiglu_backward", {[](Inputs i, double) { return required(swiglu_backward(i.at(0), i.at(1), i.at(2))); },
+                           [](Inputs i, double) { return listed(composed::swiglu_backward(i.at(0), i.at(1), i.at(2))); }}},
+      {"nf4", {[](Inputs i, double offset) {
+                 auto out = at::empty_like(i.at(1));
+                 TORCH_CHECK(nf4(codes_of(i, offset), out), "the kernel does not take these tensors");
+                 return listed(out);
+               },
+               [](Inputs i, double offset) { return listed(composed::nf4(codes_of(i, offset), i.at(1))); }}},
+      {"packed_mask", {[](Inputs i, double) { return required(packed_mask(i.at(0))); },
+                       [](Inputs i, double) { return listed(composed::packed_mask(i.at(0))); }}},
+  };
+  return all;
+}
+
+const std::pair<Way, Way>& operation(const char* name) {
+  const auto found = operations().find(name);
+  TORCH_CHECK(found != operations().end(), "there is no kernel `", name, "`");
+  return found->second;
+}
+
+std::vector<Tensor> tensors(Tensor** inputs, int64_t count) {
+  std::vector<Tensor> list;
+  for (int64_t i = 0; i < count; ++i) list.push_back(*inputs[i]);
+  return list;
+}
+
+}  // namespace
+
+}  // namespace prsmed::kernels
+
+namespace kernels = prsmed::kernels;
+
+extern "C" {
+
+void prsmed_kernels_mode(int32_t mode) { kernels::mode_now.store(mode, std::memory_order_relaxed); }
+
+// Runs an operation (own or libtorch's chain); room for two results. Returns how many through `out_count`.
+char* prsmed_kernels_run(const char* name, bool own, torch::Tensor** inputs, int64_t count, double number,
+                         torch::Tensor** out, int64_t* out_count) {
+  PRSMED_TRY({
+    at::NoGradGuard no_grad;
+    const auto& ways = kernels::operation(name);
+    const auto results = (own ? ways.first : ways.second)(kernels::tensors(inputs, count), number);
+    *out_count = static_cast<int64_t>(results.size());
+    for (size_t i = 0; i < results.size(); ++i) out[i] = new torch::Tensor(results[i]);
+  })
+}
+
+// Seconds of one call by each way, on a card.
+char* prsmed_kernels_time(const char* name, torch::Tensor** inputs, int64_t count, double number, double* seconds) {
+  PRSMED_TRY({
+    at::NoGradGuard no_grad;
+    const auto& ways = kernels::operation(name);
+    const auto list = kernels::tensors(inputs, count);
+    seconds[0] = kernels::seconds_on_card(list.at(0), [&] { ways.first(list, number); });
+    seconds[1] = kernels::seconds_on_card(list.at(0), [&] { ways.second(list, number); });
+  })
+}
+
+// What was measured and chosen, a line each: name, microseconds of ours, microseconds of libtorch's, tabs between.
+char* prsmed_kernels_choices() {
+  std::lock_guard<std::mutex> guard(kernels::choices_lock);
+  std::string text;
+  for (const auto& [key, choice] : kernels::choices)
+    text += key + "\t" + std::to_string(choice.own * 1e6) + "\t" + std::to_string(choice.chain * 1e6) + "\n";
+  return prsmed_message(text.c_str());
+}
+}

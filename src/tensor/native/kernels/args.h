@@ -1,0 +1,57 @@
+// What the kernels are given: one struct each, the same for NVRTC, for the host that fills it, and for the emulation.
+// Sizes count elements; strides count elements.
+#pragma once
+
+struct RmsNormArgs {
+  const void* x;       // [rows, dim]
+  const void* weight;  // [dim]
+  const void* dy;      // [rows, dim], backward only
+  void* y;             // [rows, dim]: the output, or the gradient of x
+  float* rstd;         // [rows]: 1 / sqrt(mean(x^2) + eps), written forward, read backward
+  float* partial;      // [chunks, dim]: the weight's gradient before the sum over chunks
+  long long rows, dim;
+  float eps;
+};
+
+struct RotaryArgs {
+  void* x;                              // [b, t, h 2 half], turned in place; strides of batch and token below
+  const void *cos, *sin;                // [t, half] or [b, t, half], contiguous
+  long long heads, tokens, half, pairs; // pairs = b t h half
+  long long x_batch, x_token;
+  long long table_batch;                // 0 where all rows share the table
+  int backward;
+};
+
+struct DropoutArgs {
+  const void* x;              // [rows, dim]
+  void* y;                    // the same; may be x
+  const long long* seed_at;   // where the seed is; null = `seed`
+  long long seed;
+  long long count, dim;
+  unsigned threshold;         // the probability of being dropped, of 2^32
+};
+
+struct SwigluArgs {
+  const void *gate, *up;       // [rows, cols] with strides of rows
+  const void* dy;              // [rows, cols] contiguous, backward only
+  void *y, *dgate, *dup;       // [rows, cols] contiguous
+  long long rows, cols, gate_row, up_row;
+};
+
+struct Nf4Args {
+  const unsigned char* codes;   // two to a byte, the first in the high half
+  const float* absmax;          // one to a block; null with double quantization
+  const unsigned char* scales;  // double quantization: codes of absmax
+  const float* map;             // [256]: what these codes stand for
+  const float* nested;          // one to 256 blocks
+  void* y;                      // [count]
+  long long count;
+  int block_bits;               // log2 of a block's elements
+  float offset;
+};
+
+struct MaskArgs {
+  const long long* segments;  // [b, t]: 0 the shared prefix, i > 0 question i, below 0 padding
+  unsigned char* mask;        // [b, t, t]: whether row may see column
+  long long tokens, count;    // count = b t t
+};

@@ -1,0 +1,36 @@
+// Weights of 4 bits (Dettmers et al. 2023) back to numbers, in the layout of bitsandbytes: two codes to a byte, the first
+// in the high half; a scale for each block, itself in 8 bits with double quantization.
+#include "args.h"
+#include "device.cuh"
+
+__constant__ float nf4_values[16] = {
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f, -0.18477343022823334f,
+    -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
+    0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+
+// A thread writes V elements, an even number that divides a block, or the pair at the odd end.
+template <typename T, int V> __device__ void nf4(const Nf4Args& a) {
+  constexpr int N = V == 1 ? 2 : V;
+  __shared__ float table[16];
+  if (threadIdx.x < 16) table[threadIdx.x] = nf4_values[threadIdx.x];
+  __syncthreads();
+  T* y = static_cast<T*>(a.y);
+  for (long long i = global_thread() * N; i < a.count; i += all_threads() * N) {
+    const long long block = i >> a.block_bits;
+    const float scale = a.absmax ? a.absmax[block] : a.map[a.scales[block]] * a.nested[block >> 8] + a.offset;
+    const auto codes = load<unsigned char, N / 2>(a.codes + i / 2);
+    Pack<T, N> out;
+    for (int v = 0; v < N; v += 2) {
+      out.at[v] = narrow<T>(table[codes.at[v / 2] >> 4] * scale);
+      out.at[v + 1] = narrow<T>(table[codes.at[v / 2] & 15] * scale);
+    }
+    if (V > 1) {
+      store<T, N>(y + i, out);
+    } else {
+      y[i] = out.at[0];
+      if (i + 1 < a.count) y[i + 1] = out.at[1];
+    }
+  }
+}
+
+PRSMED_EACH_TYPE(nf4, nf4, Nf4Args)

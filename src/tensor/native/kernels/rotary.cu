@@ -1,0 +1,25 @@
+// Rotary embedding (Su et al. 2021) in place, halves as in transformers: [x1 c - x2 s, x2 c + x1 s], each product rounded as
+// libtorch's operators would round it. Backward turns the other way.
+#include "args.h"
+#include "device.cuh"
+
+template <typename T, int V> __device__ void rotary(const RotaryArgs& a) {
+  for (long long i = global_thread() * V; i < a.pairs; i += all_threads() * V) {
+    const long long column = i % a.half, head = i / a.half % a.heads;
+    const long long token = i / a.half / a.heads % a.tokens, batch = i / a.half / a.heads / a.tokens;
+    T* x = static_cast<T*>(a.x) + batch * a.x_batch + token * a.x_token + head * 2 * a.half + column;
+    const long long at = batch * a.table_batch + token * a.half + column;
+    const auto cs = load<T, V>(static_cast<const T*>(a.cos) + at), ss = load<T, V>(static_cast<const T*>(a.sin) + at);
+    auto x1 = load<T, V>(x), x2 = load<T, V>(x + a.half);
+    for (int v = 0; v < V; ++v) {
+      const float c = widen(cs.at[v]), s = a.backward ? -widen(ss.at[v]) : widen(ss.at[v]);
+      const float u1 = widen(x1.at[v]), u2 = widen(x2.at[v]);
+      x1.at[v] = narrow<T>(rounded<T>(u1 * c) - rounded<T>(u2 * s));
+      x2.at[v] = narrow<T>(rounded<T>(u2 * c) + rounded<T>(u1 * s));
+    }
+    store<T, V>(x, x1);
+    store<T, V>(x + a.half, x2);
+  }
+}
+
+PRSMED_EACH_TYPE(rotary, rotary, RotaryArgs)
