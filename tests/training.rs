@@ -23,6 +23,8 @@ use std::sync::{Arc, Mutex};
 
 #[path = "training/engine.rs"]
 mod engine;
+#[path = "training/graphs.rs"]
+mod graphs;
 #[path = "training/packing.rs"]
 mod packing;
 
@@ -176,6 +178,7 @@ fn run_in(
         profile: None,
         observer: &losses,
         interrupt: &losses.interrupt,
+        has_room_for_graphs: false,
     };
     match trainer::run(&task, &session) {
         Ok(_) => assert!(stop_after == 0, "it was to stop"),

@@ -151,6 +151,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         profile: profile.as_ref(),
         observer: &observer,
         interrupt: &context.interrupt,
+        has_room_for_graphs: planned.as_ref().is_some_and(|plan| plan.has_room_for_graphs),
     };
     let outcome = trainer::run(&task, &session)?;
     tell(&outcome, planned.as_ref(), profile.as_ref().map(|profile| profile.out.as_path()), args, context)

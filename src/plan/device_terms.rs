@@ -120,7 +120,13 @@ pub fn device_terms(budget: &Budget, facts: &Facts) -> Vec<Term> {
             "0 with one GPU; else 544 MB for two and 688 MB for more A100s with NVLink, nccl issue 964, taken as MiB; \
              not measured here",
         ),
-        row("CUDA graph pool", facts.graph_pool, true, "as given by the plan; 0 without graphs"),
+        row(
+            "CUDA graph pool",
+            facts.graph_pool,
+            true,
+            "activations and workspaces of a step in a pool of their own, through the model of the caching allocator \
+             (`replay::graph_pool`); 0 without graphs; not measured here",
+        ),
         row(
             "display and other processes",
             facts.other_processes + if facts.display { DISPLAY_MIB * MIB } else { 0 },

@@ -11,7 +11,7 @@ use crate::tensor::{Device, Kind, META, Tensor, ledger, memory, meta, no_grad, t
 use crate::trainer::ema::Ema;
 use crate::trainer::optimizer::AdamW;
 use crate::trainer::precision::Scaler;
-use crate::trainer::{Rehearse, TrainConfig, checkpoint, run};
+use crate::trainer::{Rehearse, Switch, TrainConfig, checkpoint, run};
 use crate::units::Bytes;
 use std::collections::HashMap;
 
@@ -126,6 +126,8 @@ pub struct Rehearsed {
     micro_batches: (usize, usize),
     /// Buffers of its data; none without data.
     pub buffers: Buffers,
+    /// Whether passes are recorded for sure (`train.graph = "on"`).
+    pub records_passes: bool,
 }
 
 /// What a run takes of the host's memory besides tensors: bytes of its input pipeline, and which kernels it needs.
@@ -179,7 +181,8 @@ pub fn plan_walk(
     let mut recording = trace::begin(options)?;
     walk(&mut |phase| recording.begin(phase))?;
     let trace = recording.finish();
-    Ok(Rehearsed { job, trace, micro_batches: (steps.whole, steps.shown), buffers: Buffers::default() })
+    let buffers = Buffers::default();
+    Ok(Rehearsed { job, trace, micro_batches: (steps.whole, steps.shown), buffers, records_passes: false })
 }
 
 /// A later step of the first epoch, where what is kept of a batch has to be made first.
@@ -213,6 +216,7 @@ pub fn plan<T: Rehearse>(
         trace: recording.finish(),
         micro_batches: (config.accumulation, shown),
         buffers: Buffers::default(),
+        records_passes: config.graph == Switch::On,
     })
 }
 

@@ -163,6 +163,35 @@ pub fn phases(trace: &Trace, device: Device) -> Vec<PhaseMemory> {
     phases
 }
 
+/// What the private pool of recorded passes (`train.graph`) holds: the most that the caching allocator reserves for the
+/// activations and workspaces of a step alone. All recordings share the pool, and a recording's blocks are free when it has
+/// run, so the largest bucket decides; the default pool keeps what passes that are not recorded took from it.
+pub fn graph_pool(trace: &Trace) -> Bytes {
+    let Some(step) = trace.marks.iter().position(|mark| mark.0 == "step") else { return Bytes(0) };
+    let start = trace.marks[step].1;
+    let end = trace.marks.get(step + 1).map_or(trace.events.len(), |mark| mark.1);
+    let is_captured =
+        |category: u8| [Category::Activations, Category::Workspace].iter().any(|kind| *kind as u8 == category);
+    let mut allocator = CachingAllocator::new(Settings::default());
+    let mut blocks: HashMap<u32, Block> = HashMap::new();
+    for event in &trace.events[start..end] {
+        match event.change {
+            Change::Allocate(bytes) if is_captured(event.category) => {
+                if let Ok(block) = allocator.allocate(bytes, 0, Pool::Private(0)) {
+                    blocks.insert(event.block, block);
+                }
+            }
+            Change::Release => {
+                if let Some(block) = blocks.remove(&event.block) {
+                    allocator.free(block);
+                }
+            }
+            Change::Allocate(_) | Change::Move => {}
+        }
+    }
+    Bytes(allocator.stats().reserved)
+}
+
 /// What lives after event `at`, summed over `key`, largest first.
 fn alive_by<K: std::hash::Hash + Eq + Ord>(trace: &Trace, at: usize, key: impl Fn(&Event) -> K) -> Vec<(K, u64)> {
     let mut born: HashMap<u32, (&Event, u64)> = HashMap::new();
@@ -290,6 +319,16 @@ mod tests {
             ops: vec![String::new()],
             marks: vec![("load", 0, 0), ("step", 2, 0), ("resume", 7, 0)],
         }
+    }
+
+    #[test]
+    fn recorded_passes_have_a_pool_for_a_step_s_activations() {
+        // 2 MiB of activations open a segment of 20 MiB; what was there before the step and gradients lie outside
+        assert_eq!(graph_pool(&trace()), Bytes(20 << 20));
+        let mut other = trace();
+        other.events[4].category = Category::Gradients as u8;
+        assert_eq!(graph_pool(&other), Bytes(0));
+        assert_eq!(graph_pool(&Trace { marks: Vec::new(), ..trace() }), Bytes(0));
     }
 
     #[test]

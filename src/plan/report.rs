@@ -66,13 +66,20 @@ pub struct Plan {
     pub time: Option<PhaseTime>,
     /// Floating-point operations of that; 0 when they were not counted.
     pub flops: f64,
+    /// Whether passes may be recorded: what that takes is part of the plan, or fits beside it.
+    #[serde(skip)]
+    pub has_room_for_graphs: bool,
 }
 
 impl Plan {
     /// The plan of a rehearsed job on `machine`.
     pub fn of(rehearsed: &Rehearsed, machine: &Machine) -> Self {
         let Rehearsed { job, trace, .. } = rehearsed;
+        let graph_pool = replay::graph_pool(trace).0;
         let terms = match machine {
+            Machine::Cuda(budget, facts) if rehearsed.records_passes => {
+                device_terms(budget, &Facts { graph_pool, ..*facts })
+            }
             Machine::Cuda(budget, facts) => device_terms(budget, facts),
             Machine::Cpu(_) => Vec::new(),
         };
@@ -103,6 +110,7 @@ impl Plan {
             peak_phase,
             scopes: replay::scopes_at(trace, peak_event, 2),
             fits: device_peak <= budget.bytes,
+            has_room_for_graphs: rehearsed.records_passes || device_peak.0 + graph_pool <= budget.bytes.0,
             budget,
             time: machine.time(*job, rehearsed),
             flops: time::flops(&rehearsed.trace, phase_of(*job), rehearsed.repeats()),

@@ -112,6 +112,7 @@ pub fn fit(recipe: &Recipe, manifest: &Arc<Manifest>, folder: &Path, around: Sur
         profile: None,
         observer: around.observer,
         interrupt: around.interrupt,
+        has_room_for_graphs: false,
     };
     trainer::run(&task, &session)?;
     Ok(task)

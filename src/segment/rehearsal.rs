@@ -15,6 +15,7 @@ use crate::models::llava::IMAGE_TOKEN;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
 use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, META, Tensor, guard, ledger, meta, no_grad};
+use crate::trainer::graph::Recordable;
 use crate::trainer::profile::Component;
 use crate::trainer::{Batches, Loss, Parameter, Rehearse, Task, TrainConfig, Validation, Weight};
 use std::path::Path;
@@ -326,6 +327,11 @@ impl Task for Rehearsal {
         }
         let pass = task::training_pass(&self.settings, &self.train);
         Ok(task::loss(&self.model, &self.settings, pass, inputs, whole, epoch))
+    }
+
+    fn recordable(&self, inputs: &Inputs, whole: Weight, epoch: u64) -> Result<Option<Recordable<'_>>> {
+        let pass = task::training_pass(&self.settings, &self.train);
+        Ok(task::recordable(&self.model, &self.settings, pass, inputs, whole, epoch))
     }
 
     fn split(&self, inputs: &Inputs, most: usize) -> Option<Vec<Inputs>> {

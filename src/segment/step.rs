@@ -101,14 +101,30 @@ impl Inputs {
 
     /// Everything that a pass needs, as the share of an effective batch weighing `whole`.
     pub fn to_device(&self, model: &PrsMed, whole: Weight) -> Prepared {
+        self.prepared(&self.layout, model, whole)
+    }
+
+    /// The same with another layout of these inputs, and sharing no memory with them.
+    pub fn to_device_apart(&self, layout: &Layout, model: &PrsMed, whole: Weight) -> Prepared {
+        let prepared = self.prepared(layout, model, whole);
+        let _category = ledger::enter(ledger::Category::Inputs);
+        Prepared {
+            clip: prepared.clip.copy(),
+            sam_image: prepared.sam_image.copy(),
+            class_label: prepared.class_label.copy(),
+            ..prepared
+        }
+    }
+
+    fn prepared(&self, layout: &Layout, model: &PrsMed, whole: Weight) -> Prepared {
         let device = model.options().device;
         let clip = self.sight.prepare(model);
         let _category = ledger::enter(ledger::Category::Inputs);
         #[expect(clippy::cast_possible_truncation, reason = "counts far below 2^24")]
         let whole = [whole.tokens.max(1.0) as f32, whole.samples as f32];
         Prepared {
-            places: self.layout.to_device(device),
-            semantics: self.layout.semantics(),
+            places: layout.to_device(device),
+            semantics: layout.semantics(),
             clip,
             sam_image: self.sam_image.to_device(device),
             mask: self.target(device),

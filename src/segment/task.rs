@@ -1,10 +1,11 @@
 //! Training PRS-Med: rows of a data root as a [`Task`] for the engine.
 
 use super::ahead::Ahead;
+use super::layout::Sizes;
 use super::rehearsal::Example;
 use super::setup::{Assembly, BatchNorm, ModelConfig};
 use super::sight::Kept;
-use super::step::{self, Inputs, Pass};
+use super::step::{self, Inputs, Pass, Prepared};
 use super::weights;
 use crate::data::classical::Augment;
 use crate::data::loader::{Loader, LoaderOptions, Source, TextEncoder, TextLength};
@@ -21,6 +22,7 @@ use crate::segment::Semantics;
 use crate::tensor::store::{Entry, Role};
 use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, META, Tensor, guard, meta, no_grad};
+use crate::trainer::graph::Recordable;
 use crate::trainer::profile::Component;
 use crate::trainer::recovery::Fitting;
 use crate::trainer::{Batches, Loss, Parameter, Task, TrainConfig, Validation, Weight};
@@ -302,6 +304,12 @@ impl Task for SegmentTask {
         Ok(loss(model, &description.model, training_pass(&description.model, &self.config), inputs, whole, epoch))
     }
 
+    fn recordable(&self, inputs: &Inputs, whole: Weight, epoch: u64) -> Result<Option<Recordable<'_>>> {
+        let Assembly { model, description, .. } = &self.assembly;
+        let pass = training_pass(&description.model, &self.config);
+        Ok(recordable(model, &description.model, pass, inputs, whole, epoch))
+    }
+
     fn split(&self, inputs: &Inputs, most: usize) -> Option<Vec<Inputs>> {
         Some(inputs.split(most))
     }
@@ -433,14 +441,46 @@ pub(super) fn loss(
     epoch: u64,
 ) -> Loss {
     let inputs = inputs.to_device(model, whole);
-    let outputs = step::forward(model, &inputs, pass);
-    let parts = step::losses(model, &inputs, &outputs);
+    loss_of(model, settings, pass, &inputs, epoch < settings.class_loss_epochs)
+}
+
+fn loss_of(model: &PrsMed, settings: &ModelConfig, pass: Pass, inputs: &Prepared, learns_class: bool) -> Loss {
+    let outputs = step::forward(model, inputs, pass);
+    let parts = step::losses(model, inputs, &outputs);
     let mut total = &parts.mask + &parts.text * settings.text_loss_weight;
-    if epoch < settings.class_loss_epochs {
+    if learns_class {
         total += &parts.class * settings.class_loss_weight;
     }
     let parts = vec![("mask", parts.mask.detach()), ("text", parts.text.detach()), ("class", parts.class.detach())];
     Loss { total, parts }
+}
+
+/// Steps of the lengths of passes that are recorded, tokens.
+const BUCKETS: Sizes = Sizes { sequence: 64, supervised: 32, prompt: 64 };
+
+/// `inputs` padded to the next lengths of [`BUCKETS`]; `None` under semantics whose decoder would read the padding.
+pub(super) fn recordable<'a>(
+    model: &'a PrsMed,
+    settings: &'a ModelConfig,
+    pass: Pass,
+    inputs: &Inputs,
+    whole: Weight,
+    epoch: u64,
+) -> Option<Recordable<'a>> {
+    if !inputs.layout.semantics().hides_answer() {
+        return None;
+    }
+    let layout = inputs.layout.padded_to(inputs.layout.needed().rounded_up(BUCKETS));
+    let prepared = inputs.to_device_apart(&layout, model, whole);
+    let learns_class = epoch < settings.class_loss_epochs;
+    let inputs: Vec<Tensor> = prepared.tensors().into_iter().map(Tensor::shallow_clone).collect();
+    let mut bucket = vec![i64::from(learns_class)];
+    for tensor in &inputs {
+        bucket.push(i64::try_from(tensor.dim()).expect("a few dimensions"));
+        bucket.extend(tensor.size());
+    }
+    let loss = Box::new(move || Ok(loss_of(model, settings, pass, &prepared, learns_class)));
+    Some(Recordable { bucket, inputs, loss })
 }
 
 /// At most `limit` of `rows`, evenly spread; all of them for 0.

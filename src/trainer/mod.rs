@@ -4,6 +4,7 @@
 
 pub mod checkpoint;
 pub mod ema;
+pub mod graph;
 pub mod optimizer;
 pub mod precision;
 pub mod profile;
@@ -16,9 +17,9 @@ mod waiting;
 pub use run::{Outcome, run};
 
 use crate::Result;
-use crate::tensor::Tensor;
 use crate::tensor::store::{Entry, Role};
 use crate::tensor::weights::Staged;
+use crate::tensor::{Tensor, kernels};
 use precision::Precision;
 use profile::Component;
 
@@ -98,6 +99,16 @@ pub trait Task {
     /// # Errors
     /// Typed errors of libtorch.
     fn loss(&self, batch: &Self::Batch, whole: Weight, epoch: u64) -> Result<Loss>;
+
+    /// `batch` as tensors of a bucket's sizes, with the loss that [`Task::loss`] has for them; `None` where its pass cannot be
+    /// recorded.
+    ///
+    /// # Errors
+    /// As [`Task::loss`].
+    fn recordable(&self, batch: &Self::Batch, whole: Weight, epoch: u64) -> Result<Option<graph::Recordable<'_>>> {
+        let _ = (batch, whole, epoch);
+        Ok(None)
+    }
 
     /// Something that happened in the last step and is worth a line, once.
     fn note(&self) -> Option<String> {
@@ -243,6 +254,17 @@ pub enum Switch {
     On,
     /// Never.
     Off,
+}
+
+impl Switch {
+    /// The same for kernels of our own.
+    pub fn kernels(self) -> kernels::Mode {
+        match self {
+            Self::Auto => kernels::Mode::Auto,
+            Self::On => kernels::Mode::On,
+            Self::Off => kernels::Mode::Off,
+        }
+    }
 }
 
 /// Activation checkpointing: `"none"`, `"full"`, or a number of layers.

@@ -209,6 +209,7 @@ fn trained(task: &Toy, epochs: u64, every_steps: Option<u64>) -> (Result<run::Ou
         profile: settings.as_ref(),
         observer: &heard,
         interrupt: &AtomicBool::new(false),
+        has_room_for_graphs: false,
     };
     let outcome = run(task, &session);
     let written = settings.map_or_else(Vec::new, |settings| lines(&settings.out));

@@ -2,16 +2,17 @@
 
 use super::checkpoint::{self, Progress};
 use super::ema::Ema;
+use super::graph::Graphs;
 use super::optimizer::{AdamW, Gradients};
 use super::precision::Scaler;
 use super::profile::{self, Hooks};
 use super::records::Records;
 use super::recovery::{self, Fitting};
 use super::waiting::Waiting;
-use super::{Loss, Task, TrainConfig, Validation, Weight, schedule};
+use super::{Loss, Switch, Task, TrainConfig, Validation, Weight, schedule};
 use crate::event::{Event, Observer, StepReport};
 use crate::tensor::weights::{self, Staged};
-use crate::tensor::{Kind, Tensor, guard, ledger, memory, no_grad, rng};
+use crate::tensor::{Device, Kind, Tensor, guard, kernels, ledger, memory, no_grad, rng};
 use crate::{Error, Result};
 use rand::RngCore;
 use std::path::Path;
@@ -53,6 +54,8 @@ pub struct Session<'a> {
     pub observer: &'a dyn Observer,
     /// Set by Ctrl-C: the run saves and ends with [`Error::Interrupted`].
     pub interrupt: &'a AtomicBool,
+    /// Whether the plan leaves room for the pool of recorded passes: `train.graph = "auto"` asks.
+    pub has_room_for_graphs: bool,
 }
 
 impl std::fmt::Debug for Session<'_> {
@@ -70,6 +73,8 @@ struct Engine<'a, T: Task> {
     records: Records,
     waiting: Waiting,
     profile: Hooks<'a>,
+    graphs: Graphs<'a>,
+    kernels_told: Vec<String>,
     total_steps: u64,
     /// Samples of a micro-batch.
     fitting: Fitting,
@@ -140,7 +145,10 @@ impl<'a, T: Task> Engine<'a, T> {
         let steps_per_epoch = task.steps_per_epoch();
         let all = config.epochs * steps_per_epoch;
         let total_steps = if config.max_steps > 0 { all.min(config.max_steps) } else { all };
+        kernels::set_mode(config.fused_kernels.kernels());
         let mut optimizer = AdamW::new(task.parameters(), config);
+        let graphs = graphs(session, optimizer.device());
+        let kernels_told = Vec::new();
         let fitting = Fitting::new(config.micro_batch);
         let last = session.folder.join("last");
         let fresh = Progress {
@@ -164,6 +172,8 @@ impl<'a, T: Task> Engine<'a, T> {
                 records,
                 waiting,
                 profile,
+                graphs,
+                kernels_told,
                 total_steps,
                 fitting,
                 saved,
@@ -186,7 +196,21 @@ impl<'a, T: Task> Engine<'a, T> {
         let records = Records::open(session.folder, Some(progress.step))?;
         let profile = Hooks::start(session.profile, session.observer, optimizer.device(), Some(progress.step))?;
         let (saved, waiting) = (Some(progress.step), Waiting::default());
-        Ok(Self { task, session, optimizer, ema, progress, records, waiting, profile, total_steps, fitting, saved })
+        Ok(Self {
+            task,
+            session,
+            optimizer,
+            ema,
+            progress,
+            records,
+            waiting,
+            profile,
+            graphs,
+            kernels_told,
+            total_steps,
+            fitting,
+            saved,
+        })
     }
 
     /// Writes a step down and reports it.
@@ -230,6 +254,7 @@ impl<'a, T: Task> Engine<'a, T> {
             return Err(Error::OutOfMemory { reason });
         }
         self.optimizer.clear();
+        self.graphs.give_up("memory ran out");
         let halved = self.fitting.halve(reason, self.optimizer.device())?;
         let text = format!(
             "step {}: {}; it is repeated with micro-batches of {}, the effective batch stays; next time: `{}`",
@@ -249,20 +274,28 @@ impl<'a, T: Task> Engine<'a, T> {
         rng::seed(rng::stream(config.seed, "step", &[step]).next_u64());
         self.profile.begin_step(step)?;
         let learning_rate = schedule::learning_rate(config, step, self.total_steps);
-        let Self { task, optimizer, profile, progress, .. } = &mut *self;
+        let Self { task, session, optimizer, profile, progress, graphs, .. } = &mut *self;
         let mark = &mut |label| profile.mark(label);
         // one that was split has several gradients to add up
         let ((whole, losses), gradients) = if config.step_in_backward && batches.len() == 1 {
             let backward = || accumulate_marked(*task, batches, &progress.scaler, epoch, mark);
             optimizer.step_during(learning_rate, backward)?
         } else {
-            let accumulated = accumulate_marked(*task, batches, &progress.scaler, epoch, mark)?;
+            let accumulated = if graphs.is_on() {
+                let accumulated = graphs.accumulate(*task, batches, &progress.scaler, epoch, optimizer.params())?;
+                mark("backward")?;
+                accumulated
+            } else {
+                accumulate_marked(*task, batches, &progress.scaler, epoch, mark)?
+            };
+            graphs.take_notes().into_iter().for_each(|note| session.observer.on(&Event::Note(note)));
             profile.gradients(optimizer.params());
             let gradients = optimizer.measure(progress.scaler.unscale_factor())?;
             optimizer.step(learning_rate, &gradients)?;
             (accumulated, gradients)
         };
         profile.mark("optimizer")?;
+        self.tell_kernels();
         let losses: Vec<(String, f64)> =
             losses.iter().map(|(name, value)| ((*name).to_owned(), value.double_value(&[]))).collect();
         let grad_norm = self.settle(step, &losses, &gradients)?;
@@ -284,6 +317,22 @@ impl<'a, T: Task> Engine<'a, T> {
             data_wait: Duration::ZERO,
             allocated_peak: memory::overall_peak(self.optimizer.device()).0,
         })
+    }
+
+    /// Says which kernels the first steps chose.
+    fn tell_kernels(&mut self) {
+        /// Steps after which no new kernel is told of.
+        const TOLD_STEPS: u64 = 20;
+        if self.session.config.fused_kernels != Switch::Auto || self.progress.step > TOLD_STEPS {
+            return;
+        }
+        for kernels::Timing { name, own_us, chain_us } in kernels::choices() {
+            if !self.kernels_told.contains(&name) {
+                let text = format!("kernels: {name}: ours {own_us:.1} us, libtorch's {chain_us:.1} us");
+                self.session.observer.on(&Event::Note(text));
+                self.kernels_told.push(name);
+            }
+        }
     }
 
     /// Looks at what the step did, which changed nothing when its gradients were not finite; returns their norm.
@@ -396,6 +445,19 @@ impl<'a, T: Task> Engine<'a, T> {
         checkpoint::save(&mut folder, &self.progress, &self.optimizer, self.ema.as_ref())?;
         folder.publish()
     }
+}
+
+/// What records passes, as the settings want it; says where kernels of our own cannot run.
+fn graphs<'a>(session: &Session, device: Device) -> Graphs<'a> {
+    let config = session.config;
+    if let (Device::Cuda(_), true) = (device, config.fused_kernels != Switch::Off)
+        && let Some(reason) = kernels::unavailable()
+    {
+        session.observer.on(&Event::Warning(format!("kernels of our own are off: {reason}")));
+    }
+    // a step inside the backward pass drops gradients, recordings keep them
+    let switch = if config.step_in_backward { Switch::Off } else { config.graph };
+    Graphs::new(switch, device, session.has_room_for_graphs)
 }
 
 /// Forward and backward passes over the micro-batches of one optimizer step; gradients stay in the parameters.

@@ -123,8 +123,15 @@ fn train(task: &Toy, config: &TrainConfig, folder: &Path) -> (Result<Outcome>, V
     ledger::install();
     let _turn = rng::TURN.lock();
     let notes = Notes::default();
-    let session =
-        Session { config, folder, resume: false, profile: None, observer: &notes, interrupt: &AtomicBool::new(false) };
+    let session = Session {
+        config,
+        folder,
+        resume: false,
+        profile: None,
+        observer: &notes,
+        interrupt: &AtomicBool::new(false),
+        has_room_for_graphs: false,
+    };
     (run(task, &session), notes.0.into_inner().unwrap())
 }
 
@@ -175,6 +182,7 @@ fn memory_that_runs_out_halves_the_micro_batch_for_good() {
             profile: None,
             observer: &crate::event::Silent,
             interrupt: &AtomicBool::new(false),
+            has_room_for_graphs: false,
         };
         let _alone = rng::TURN.lock();
         run(&pieces, &session).unwrap();

@@ -39,6 +39,7 @@ fn session(
         profile: None,
         observer: losses,
         interrupt: &losses.interrupt,
+        has_room_for_graphs: false,
     };
     trainer::run(task, &session)
 }

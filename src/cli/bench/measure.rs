@@ -126,6 +126,7 @@ pub(super) fn training<T: Task>(job: Job, task: &T, train: &TrainConfig, meter: 
         profile: None,
         observer: &watch,
         interrupt: job.interrupt,
+        has_room_for_graphs: false,
     };
     if let Some(most) = trainer::run(task, &session)?.reduced_micro_batch {
         let reason = format!("micro-batches of {} do not fit, {most} did", train.micro_batch);
