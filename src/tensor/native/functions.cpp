@@ -1,6 +1,7 @@
 // Functions of the language model that keep less for the backward pass than a chain of libtorch's operators: RMSNorm,
 // SwiGLU, LoRA, rotary positions. What has no operator of libtorch is one of ours below `prsmed::`: a loop on the CPU,
 // libtorch's operators elsewhere; on meta tensors it allocates what that of the target allocates.
+#include "kernels.h"
 #include "meta.h"
 #include "native.h"
 
@@ -60,11 +61,14 @@ Two rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   const int64_t d = x.size(-1), rows = x.numel() / std::max<int64_t>(d, 1);
   const auto w = weight.to(kind);
   if (!loops(x)) {
-    auto rstd = at::linalg_vector_norm(x, 2, at::IntArrayRef{-1}, true, at::toOpMathType(kind));
-    rstd.mul_(rstd).div_(d).add_(eps).rsqrt_();
-    auto y = at::empty_like(x);
-    at::mul_out(y, x, rstd);
-    return {y.mul_(w), rstd};
+    const auto chain = [&] {
+      auto rstd = at::linalg_vector_norm(x, 2, at::IntArrayRef{-1}, true, at::toOpMathType(kind));
+      rstd.mul_(rstd).div_(d).add_(eps).rsqrt_();
+      auto y = at::empty_like(x);
+      at::mul_out(y, x, rstd);
+      return std::pair<Tensor, Tensor>(y.mul_(w), rstd);
+    };
+    return kernels::choose("rms_norm", x, [&] { return kernels::rms_norm(x, w, eps); }, chain);
   }
   const auto xc = x.contiguous();
   auto sizes = x.sizes().vec();
@@ -98,20 +102,31 @@ Two rms_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& rstd, c
   const auto w = weight.to(kind);
   Tensor gx, gw;
   if (!loops(x)) {
-    if (of_weight) {
-      auto normed = at::empty_like(x);
-      at::mul_out(normed, x, rstd);
-      gw = normed.mul_(grad).view({rows, d}).sum(at::IntArrayRef{0}, false, weight.scalar_type());
-    }
-    if (of_x) {
-      const auto g = grad * w;
-      auto wide = g.to(wide_kind, false, true);
-      auto factor = wide.mul_(x).mean(at::IntArrayRef{-1}, true);
-      factor.mul_(rstd).mul_(rstd).mul_(rstd).neg_();
-      at::mul_out(wide, x, factor);
-      gx = wide.addcmul_(g, rstd).to(kind);
-    }
-    return {gx, gw};
+    const auto own = [&]() -> std::optional<std::pair<Tensor, Tensor>> {
+      std::optional<Tensor> own_x = Tensor(), own_w = Tensor();
+      if (of_x) own_x = kernels::rms_norm_backward(grad, x, w, rstd);
+      if (of_weight) own_w = kernels::rms_norm_weight_grad(grad, x, weight, rstd);
+      if (!own_x || !own_w) return {};
+      return std::pair(*own_x, *own_w);
+    };
+    const auto chain = [&] {
+      Tensor gx, gw;
+      if (of_weight) {
+        auto normed = at::empty_like(x);
+        at::mul_out(normed, x, rstd);
+        gw = normed.mul_(grad).view({rows, d}).sum(at::IntArrayRef{0}, false, weight.scalar_type());
+      }
+      if (of_x) {
+        const auto g = grad * w;
+        auto wide = g.to(wide_kind, false, true);
+        auto factor = wide.mul_(x).mean(at::IntArrayRef{-1}, true);
+        factor.mul_(rstd).mul_(rstd).mul_(rstd).neg_();
+        at::mul_out(wide, x, factor);
+        gx = wide.addcmul_(g, rstd).to(kind);
+      }
+      return std::pair<Tensor, Tensor>(gx, gw);
+    };
+    return kernels::choose(of_weight ? "rms_norm_backward of both" : "rms_norm_backward", x, own, chain);
   }
   const auto g = grad.contiguous(), xc = x.contiguous();
   Tensor parts;
@@ -153,19 +168,24 @@ Two rms_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& rstd, c
 Tensor& rotate_(Tensor& xs, const Tensor& cos, const Tensor& sin, bool back) {
   const int64_t b = xs.size(0), t = xs.size(1), half = cos.size(-1), heads = xs.size(2) / (2 * half);
   if (!loops(xs)) {
-    const auto halves = xs.view({b, t, heads, 2, half});
-    auto first = halves.select(3, 0), second = halves.select(3, 1);
-    const auto c = cos.unsqueeze(-2), s = sin.unsqueeze(-2);
-    const auto from_first = first * s, from_second = second * s;
-    first.mul_(c);
-    second.mul_(c);
-    if (back) {
-      first.add_(from_second);
-      second.sub_(from_first);
-    } else {
-      first.sub_(from_second);
-      second.add_(from_first);
-    }
+    const auto chain = [&](const Tensor& to) {
+      const auto halves = to.view({b, t, heads, 2, half});
+      auto first = halves.select(3, 0), second = halves.select(3, 1);
+      const auto c = cos.unsqueeze(-2), s = sin.unsqueeze(-2);
+      const auto from_first = first * s, from_second = second * s;
+      first.mul_(c);
+      second.mul_(c);
+      if (back) {
+        first.add_(from_second);
+        second.sub_(from_first);
+      } else {
+        first.sub_(from_second);
+        second.add_(from_first);
+      }
+    };
+    const auto own_on_copy = [&] { kernels::rotate_(xs.clone(), cos, sin, back); };
+    const bool is_own = kernels::usable(xs) && kernels::prefer("rotary", xs, own_on_copy, [&] { chain(xs.clone()); });
+    if (!is_own || !kernels::rotate_(xs, cos, sin, back)) chain(xs);
     return xs;
   }
   if (xs.is_meta()) return xs;
@@ -214,6 +234,7 @@ uint32_t row_key(int64_t seed, int64_t row) {
 Tensor device_mask(const Tensor& x, double p, int64_t seed) {
   auto mask = at::empty(x.sizes(), x.options().dtype(at::kBool));
   if (x.is_meta()) return mask;
+  TORCH_CHECK(!kernels::capturing(x), "dropout from a seed is recorded with `train.fused_kernels` alone");
   auto generator = at::globalContext().defaultGenerator(x.device()).clone();
   generator.set_current_seed(static_cast<uint64_t>(seed));
   return mask.bernoulli_(1 - p, generator);
@@ -235,14 +256,20 @@ void drop_rows(const Tensor& x, Tensor& y, double p, int64_t seed) {
 }
 // Sets elements to 0 with probability `p`; nothing is scaled.
 Tensor drop(const Tensor& x, double p, int64_t seed) {
-  if (!loops(x)) return x * device_mask(x, p, seed);
+  if (!loops(x)) {
+    if (kernels::usable(x) && x.is_contiguous()) {
+      auto y = at::empty_like(x);
+      if (kernels::drop(x, y, p, seed)) return y;
+    }
+    return x * device_mask(x, p, seed);
+  }
   const auto xc = x.contiguous();
   auto y = at::empty_like(xc);
   drop_rows(xc, y, p, seed);
   return y;
 }
 Tensor& drop_(Tensor& x, double p, int64_t seed) {
-  if (!loops(x)) return x.mul_(device_mask(x, p, seed));
+  if (!loops(x)) return kernels::drop(x, x, p, seed) ? x : x.mul_(device_mask(x, p, seed));
   drop_rows(x, x, p, seed);
   return x;
 }
@@ -251,8 +278,13 @@ int64_t draw_seed(const Tensor& x) {
   if (x.is_meta()) return 0;
   auto generator = at::detail::getDefaultCPUGenerator();
   auto* numbers = at::check_generator<at::CPUGeneratorImpl>(generator);
-  std::lock_guard<std::mutex> lock(numbers->mutex_);
-  return static_cast<int64_t>(numbers->random64());
+  int64_t seed = 0;
+  {
+    std::lock_guard<std::mutex> lock(numbers->mutex_);
+    seed = static_cast<int64_t>(numbers->random64());
+  }
+  kernels::note_seed(seed);
+  return seed;
 }
 
 TORCH_LIBRARY(prsmed, m) {
@@ -297,12 +329,22 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
 struct SwiGlu : torch::autograd::Function<SwiGlu> {
   static Variable forward(AutogradContext* ctx, Variable gate, Variable up) {
     ctx->save_for_backward({gate, up});
-    return at::silu(gate).mul_(up);
+    return kernels::choose("swiglu", gate, [&] { return kernels::swiglu(gate, up); }, [&] { return at::silu(gate).mul_(up); });
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto saved = ctx->get_saved_variables();
     const auto &gate = saved[0], &up = saved[1];
     Variable ggate, gup;
+    if (ctx->needs_input_grad(0) && ctx->needs_input_grad(1)) {
+      const auto chain = [&] {
+        auto first = grads[0] * up;
+        at::silu_backward_out(first, first, gate);
+        return std::pair<Tensor, Tensor>(first, at::silu(gate).mul_(grads[0]));
+      };
+      auto [first, second] =
+          kernels::choose("swiglu_backward", gate, [&] { return kernels::swiglu_backward(grads[0], gate, up); }, chain);
+      return {first, second};
+    }
     if (ctx->needs_input_grad(0)) {
       ggate = grads[0] * up;
       at::silu_backward_out(ggate, ggate, gate);
