@@ -116,9 +116,10 @@ class Check:
         """A setting against none, in turn; it is kept for the sections after when it is faster."""
         rounds = 1 if self.dry else rounds
         _, record, _, _ = self.bench("--compare", setting, "--rounds", rounds, sets=self.found.get("kept", []))
-        if record["time_ratio"] < 1:
+        notes = record["with"].get("notes", [])
+        if record["time_ratio"] < 1 and not any(": off" in note for note in notes):
             self.found.setdefault("kept", []).append(setting)
-        return {key: record[key] for key in ("change", "time_ratio", "peak_ratio", "time_ratios")}
+        return {key: record[key] for key in ("change", "time_ratio", "peak_ratio", "time_ratios")} | {"notes": notes}
 
     def kernels(self):
         found = {"step": self.switch("train.fused_kernels=on"), "each": []}
@@ -207,7 +208,7 @@ class Check:
 
     def tests_beside(self):
         folder = Path(self.binary).parent
-        programs = [path for name in ("training", "plan") for path in sorted(folder.glob(f"{name}-*"))]
+        programs = [path for name in ("unit", "training", "plan") for path in sorted(folder.glob(f"{name}-*"))]
         found = [path for path in programs if path.is_file() and os.access(path, os.X_OK) and not path.suffix]
         if not found:
             raise NotHere(f"no test binaries in {folder}: scripts/gpu-pack collects them")
@@ -219,7 +220,7 @@ class Check:
     def tests(self):
         found, bad = [], []
         for test in self.tests_beside():
-            words = [] if test.name.startswith("training") else ["cuda"]
+            words = ["cuda"] if test.name.startswith("plan") else []
             code, out, err, _ = self.run([test, *words, *self.test_words()], may_fail=True)
             results = [line for line in out.splitlines() if line.startswith("test ") or line.startswith("test result") or line.endswith(": test")]
             found.append({"binary": test.name, "code": code, "results": results, "phases": [r for r in records(out) if r.get("kind") == "phase"]})

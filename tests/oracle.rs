@@ -37,6 +37,7 @@ fn record(semantics: Semantics, steps: usize) -> Option<(Vec<(String, Tensor)>, 
         base: Some(base.join("llava-med-v1.5-mistral-7b").display().to_string()),
         vision_tower: Some(base.join("clip-vit-large-patch14-336").display().to_string()),
         semantics: Some(semantics),
+        quantization: None,
     };
     let locate = |spec: &str| -> Result<PathBuf> { Ok(PathBuf::from(spec)) };
     let build =

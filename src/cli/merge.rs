@@ -47,7 +47,11 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         verify_folder(&folder)?;
     }
     let settings = Settings {
-        overrides: RunOverrides { base: args.base.clone(), vision_tower: args.vision_tower.clone(), semantics: None },
+        overrides: RunOverrides {
+            base: args.base.clone(),
+            vision_tower: args.vision_tower.clone(),
+            ..RunOverrides::default()
+        },
         kind: args.dtype.map(Precision::kind),
         shard_bytes: SHARD_BYTES,
     };

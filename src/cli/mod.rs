@@ -21,7 +21,7 @@ mod train;
 
 use crate::Error;
 use crate::hub::Files;
-use crate::tensor::ledger;
+use crate::tensor::{self, kernels, ledger};
 use clap::{Parser, Subcommand};
 use env::Env;
 use output::Output;
@@ -107,6 +107,13 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         if cli.quiet { Box::new(crate::event::Silent) } else { Box::new(Progress::new(style, Arc::clone(&output))) };
     let memory = memory::Memory::default();
     let progress = Box::new(memory::Remembering { inner, memory: memory.clone() });
+    if let (Some(cache), true) = (&env.cache, tensor::default_device() != tensor::Device::Cpu) {
+        let folder = cache.join("kernels");
+        // without it every run compiles them again
+        if std::fs::create_dir_all(&folder).is_ok() {
+            kernels::set_folder(&folder);
+        }
+    }
     let context = Context { env, output, progress, memory, interrupt: Arc::default() };
     listen_for_interrupts(&context, cli.command.saves_on_interrupt());
     let result = guarded(|| dispatch(cli.command, &context));

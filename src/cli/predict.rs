@@ -79,6 +79,7 @@ impl RunArgs {
             base: self.base.clone(),
             vision_tower: self.vision_tower.clone(),
             semantics: self.semantics,
+            quantization: None,
         };
         let locate = |spec: &str| context.locate(spec);
         let build = Build {

@@ -93,7 +93,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         context.progress.on(&Event::Note(text.into()));
     }
     let may_shrink = args.image_size.is_none() && args.objective == Objective::Speed;
-    let own = config.train.micro_batch * config.train.accumulation * config.data.questions_per_picture;
+    let own = config.samples_of_a_step();
     let found = search_for(&config, &machine, args.effective_batch.map_or(own, usize::from), may_shrink)?;
     let device = machine.offer().device;
     let Some(best) = found.fitting.first() else {

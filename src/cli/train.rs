@@ -17,7 +17,6 @@ use crate::segment::task::SegmentTask;
 use crate::segment::{Assembly, sight};
 use crate::tensor::weights::{readable_folder, write_bytes};
 use crate::tensor::{self, Device, ledger, memory};
-use crate::trainer::Checkpointing;
 use crate::trainer::run::Session;
 use crate::units::Bytes;
 use crate::{Error, Result, trainer};
@@ -315,12 +314,11 @@ fn resolve(args: &Args, context: &Context) -> Result<Resolved> {
 
 /// The fastest settings of the full model for the card of this machine.
 fn preset_for_this_card(sets: Vec<(String, String)>, context: &Context) -> Result<Resolved> {
-    const EFFECTIVE_BATCH: usize = 8;
     let resolve =
         |sets: Vec<(String, String)>| Sources { default_preset: "full".into(), sets, ..Sources::default() }.resolve();
     let full = resolve(sets.clone())?;
     let machine = plan::training_machine(context);
-    let found = preset::search_for(&full.config, &machine, EFFECTIVE_BATCH, true)?;
+    let found = preset::search_for(&full.config, &machine, full.config.samples_of_a_step(), true)?;
     let Some(best) = found.fitting.first() else {
         let reason = preset::nothing_fits(&found, &machine.offer().device);
         return Err(Error::config(
@@ -330,23 +328,10 @@ fn preset_for_this_card(sets: Vec<(String, String)>, context: &Context) -> Resul
         ));
     };
     let config = full.config.with(&best.choice);
-    let chosen = [
-        ("model.image_size", config.model.image_size.to_string()),
-        ("train.micro_batch", config.train.micro_batch.to_string()),
-        ("train.accumulation", config.train.accumulation.to_string()),
-        (
-            "train.checkpointing",
-            match config.train.checkpointing {
-                Checkpointing::None => "none".into(),
-                Checkpointing::Layers(layers) => layers.to_string(),
-                Checkpointing::Full => "full".into(),
-            },
-        ),
-    ];
     let card = machine.offer().device;
     // what the user sets wins; the plan that follows says whether it fits
-    let mut all: Vec<_> =
-        chosen.map(|(key, value)| (format!("{key}={value}"), format!("preset for {card}"))).into_iter().collect();
+    let chosen = config.changes_from(&full.config).into_iter();
+    let mut all: Vec<_> = chosen.map(|assignment| (assignment, format!("preset for {card}"))).collect();
     all.extend(sets);
     resolve(all)
 }

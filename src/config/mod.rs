@@ -13,8 +13,8 @@ use crate::nn::LoraConfig;
 use crate::segment::setup::BatchNorm;
 use crate::segment::task::DataConfig;
 use crate::segment::{ModelConfig, sight};
-use crate::trainer::TrainConfig;
 use crate::trainer::precision::Precision;
+use crate::trainer::{Switch, TrainConfig};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -93,6 +93,20 @@ impl Settings for AugmentRun {
     fn check(&self) -> Result<()> {
         self.augment.check()?;
         self.filter.check()
+    }
+}
+
+impl RunConfig {
+    /// `key=value` of every setting in which it differs from `other`.
+    ///
+    /// # Panics
+    /// Never: plain values serialise.
+    pub fn changes_from(&self, other: &Self) -> Vec<String> {
+        let [own, others] = [self, other].map(|config| Table::try_from(config).expect("plain values serialise"));
+        let mut keys = BTreeMap::new();
+        note_origins(&own, "", "", &mut keys);
+        let differing = keys.into_keys().filter(|key| value_at(&own, key) != value_at(&others, key));
+        differing.filter_map(|key| Some(format!("{key}={}", value_at(&own, &key)?))).collect()
     }
 }
 
@@ -393,6 +407,7 @@ fn check(config: &RunConfig) -> Result<()> {
             ));
         }
     }
+    check_graph(config)?;
     check_step_in_backward(train)
 }
 
@@ -408,6 +423,21 @@ fn check_step_in_backward(train: &TrainConfig) -> Result<()> {
             let reason = format!("parameters are stepped before {what} is complete");
             let hint = format!("add `--set {remedy}`, or leave it off");
             Err(Error::config("train.step_in_backward", reason, hint))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Recorded passes keep gradients at their places and pad texts.
+fn check_graph(config: &RunConfig) -> Result<()> {
+    let conflicts = [
+        (config.train.step_in_backward, "steps in the backward pass drop gradients", "train.step_in_backward=false"),
+        (!config.model.semantics.hides_answer(), "the published decoder reads padding", "model.semantics=corrected"),
+    ];
+    match conflicts.into_iter().find(|(conflict, ..)| config.train.graph == Switch::On && *conflict) {
+        Some((_, what, remedy)) => {
+            let reason = format!("passes cannot be recorded: {what}");
+            Err(Error::config("train.graph", reason, format!("add `--set {remedy}`, or set it to `auto` or `off`")))
         }
         None => Ok(()),
     }

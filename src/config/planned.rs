@@ -5,6 +5,7 @@ use super::RunConfig;
 use crate::data::classical::Augment;
 use crate::data::manifest::{Manifest, Split};
 use crate::models::prsmed;
+use crate::nn::Quantization;
 use crate::plan::rehearse::{self, Buffers, Job, Rehearsed};
 use crate::plan::report::{Machine, Plan};
 use crate::plan::search::{Choice, Compromise, Effort, Problem, Saving};
@@ -14,8 +15,8 @@ use crate::segment::sight;
 use crate::segment::task::{self, CacheVision};
 use crate::tensor::META;
 use crate::tensor::meta::Target;
-use crate::trainer::Checkpointing;
 use crate::trainer::precision::Precision;
+use crate::trainer::{Checkpointing, OptimizerKind, TrainConfig};
 use crate::units::Bytes;
 use crate::{Error, Result};
 use std::collections::HashSet;
@@ -147,6 +148,11 @@ impl RunConfig {
         config
     }
 
+    /// Samples of an optimizer step, when every picture has as many questions as are packed.
+    pub fn samples_of_a_step(&self) -> usize {
+        self.train.micro_batch * self.train.accumulation * self.data.questions_per_picture
+    }
+
     /// The plan of `job` with the longest texts.
     ///
     /// # Errors
@@ -161,6 +167,7 @@ impl RunConfig {
         let mut config = self.clone();
         config.model.image_size = choice.image_size;
         config.train.micro_batch = choice.micro_batch;
+        config.train.step_in_backward &= choice.accumulation == 1;
         config.train.accumulation = choice.accumulation;
         config.data.questions_per_picture = choice.questions;
         config.train.checkpointing = choice.saving.checkpointing;
@@ -306,6 +313,29 @@ struct Change {
     apply: Box<dyn Fn(&mut RunConfig)>,
 }
 
+/// Adds a change: its text, its cost, whether results stay the same, and the change itself.
+type Add<'a> = dyn FnMut(String, &'static str, bool, Box<dyn Fn(&mut RunConfig)>) + 'a;
+
+/// What of a training could be changed without changing its results.
+fn exact_changes(train: &TrainConfig, add: &mut Add) {
+    if train.checkpointing != Checkpointing::Full {
+        let apply = |c: &mut RunConfig| c.train.checkpointing = Checkpointing::Full;
+        add("train.checkpointing=full".into(), "the language model's layers run twice", true, Box::new(apply));
+    }
+    if train.checkpoint_encoder != Checkpointing::Full {
+        let apply = |c: &mut RunConfig| c.train.checkpoint_encoder = Checkpointing::Full;
+        add("train.checkpoint_encoder=full".into(), "the image encoder's blocks run twice", true, Box::new(apply));
+    }
+    if !train.checkpoint_decoder {
+        let apply = |c: &mut RunConfig| c.train.checkpoint_decoder = true;
+        add("train.checkpoint_decoder=true".into(), "the mask decoder runs twice", true, Box::new(apply));
+    }
+    if !train.offload_optimizer {
+        let apply = |c: &mut RunConfig| c.train.offload_optimizer = true;
+        add("train.offload_optimizer=true".into(), "moments are brought over for each step", true, Box::new(apply));
+    }
+}
+
 /// What could be changed.
 fn changes(config: &RunConfig, job: Job) -> Vec<Change> {
     let mut found = Vec::new();
@@ -313,18 +343,25 @@ fn changes(config: &RunConfig, job: Job) -> Vec<Change> {
         found.push(Change { text, cost, keeps_results, apply });
     };
     let train = &config.train;
-    if job == Job::Train && train.checkpointing != Checkpointing::Full {
-        let text = "train.checkpointing=full train.checkpoint_encoder=full".into();
-        let apply = |c: &mut RunConfig| {
-            (c.train.checkpointing, c.train.checkpoint_encoder) = (Checkpointing::Full, Checkpointing::Full);
-        };
-        add(text, "layers run twice", true, Box::new(apply));
+    if job == Job::Train {
+        exact_changes(train, &mut add);
     }
     if job != Job::Predict && train.micro_batch > 1 {
         let whole = train.micro_batch * train.accumulation;
-        let text = format!("train.micro_batch=1 train.accumulation={whole}");
-        let apply = move |c: &mut RunConfig| (c.train.micro_batch, c.train.accumulation) = (1, whole);
+        let off = if train.step_in_backward { " train.step_in_backward=false" } else { "" };
+        let text = format!("train.micro_batch=1 train.accumulation={whole}{off}");
+        let apply = move |c: &mut RunConfig| {
+            (c.train.micro_batch, c.train.accumulation, c.train.step_in_backward) = (1, whole, false);
+        };
         add(text, "the same effective batch in smaller parts", true, Box::new(apply));
+    }
+    if config.model.quantization == Quantization::None && !config.model.train_base {
+        let apply = |c: &mut RunConfig| c.model.quantization = Quantization::Nf4;
+        add("model.quantization=nf4".into(), "frozen layers in 4 bits", false, Box::new(apply));
+    }
+    if job == Job::Train && train.optimizer == OptimizerKind::AdamW {
+        let apply = |c: &mut RunConfig| c.train.optimizer = OptimizerKind::AdamW8bit;
+        add("train.optimizer=adamw8bit".into(), "the optimizer's moments in 8 bits", false, Box::new(apply));
     }
     if train.precision == Precision::Fp32 {
         let apply = |c: &mut RunConfig| c.train.precision = Precision::Bf16;

@@ -7,7 +7,7 @@ use crate::Result;
 use crate::event::Silent;
 use crate::tensor::trace::{Recording, Trace};
 use crate::tensor::weights::Staged;
-use crate::tensor::{Device, Kind, META, Tensor, ledger, memory, meta, no_grad, trace};
+use crate::tensor::{Device, Kind, META, Tensor, kernels, ledger, memory, meta, no_grad, trace};
 use crate::trainer::ema::Ema;
 use crate::trainer::optimizer::AdamW;
 use crate::trainer::precision::Scaler;
@@ -78,6 +78,10 @@ impl Measured {
     /// [`crate::Error::Torch`] for a card that is not in use.
     pub fn begin(device: Device) -> Result<Self> {
         ledger::install();
+        if device != Device::Cpu {
+            // a card's allocator can be read once it is in use
+            drop(crate::tensor::guard::guard(|| Ok(Tensor::zeros([1], (Kind::Float, device))))?);
+        }
         Ok(Self { device, before: memory::read(device)?, current: None, phases: Vec::new() })
     }
 
@@ -204,6 +208,7 @@ pub fn plan<T: Rehearse>(
     build: impl Fn() -> Result<T>,
 ) -> Result<Rehearsed> {
     meta::install()?;
+    kernels::set_mode(config.fused_kernels.kernels());
     let _target = meta::enter_target(target);
     let options = trace::Options { counts_host: target == meta::Target::Cpu, costs };
     let mut recording = trace::begin(options)?;

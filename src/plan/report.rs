@@ -6,7 +6,10 @@ use super::host;
 use super::rehearse::{Job, Rehearsed};
 use super::replay::{self, PhaseMemory};
 use super::time::{self, PhaseTime};
+use crate::tensor::ledger::{CATEGORIES, Category};
 use crate::tensor::meta::{self, Target};
+use crate::tensor::trace::Trace;
+use crate::trainer::graph::MOST_RECORDINGS;
 use crate::units::Bytes;
 
 /// What a job will run on.
@@ -75,7 +78,7 @@ impl Plan {
     /// The plan of a rehearsed job on `machine`.
     pub fn of(rehearsed: &Rehearsed, machine: &Machine) -> Self {
         let Rehearsed { job, trace, .. } = rehearsed;
-        let graph_pool = replay::graph_pool(trace).0;
+        let graph_pool = replay::graph_pool(trace).0 + recordings(trace);
         let terms = match machine {
             Machine::Cuda(budget, facts) if rehearsed.records_passes => {
                 device_terms(budget, &Facts { graph_pool, ..*facts })
@@ -228,6 +231,17 @@ impl Machine {
         }
         time::phase(&rehearsed.trace, phase_of(job), rehearsed.repeats(), &budget.rates)
     }
+}
+
+/// What recorded passes hold beside their pool: gradients that stay, and the fixed inputs of each recording.
+fn recordings(trace: &Trace) -> u64 {
+    let step = replay::phases(trace, replay::Device::Cpu).into_iter().find(|phase| phase.name == "step");
+    let of = |wanted: Category| {
+        let categories = step.iter().flat_map(|phase| &phase.categories);
+        let name = CATEGORIES[wanted as usize].1;
+        categories.filter(|(known, _)| *known == name).map(|(_, bytes)| bytes.0).sum::<u64>()
+    };
+    of(Category::Trainable) + MOST_RECORDINGS as u64 * of(Category::Inputs)
 }
 
 /// The phase whose time counts.

@@ -71,7 +71,9 @@ pub fn assemble(recipe: &Recipe, manifest: &Manifest, resume: Option<&Path>, aro
         return setup::create(&recipe.model, recipe.lora, &manifest.modalities, &texts, build);
     };
     verify_folder(folder).map_err(suggest_best)?;
-    let assembly = setup::open(folder, &RunOverrides::default(), build)?;
+    // frozen layers are read again: a run may go on with them stored in another way
+    let overrides = RunOverrides { quantization: Some(recipe.model.quantization), ..RunOverrides::default() };
+    let assembly = setup::open(folder, &overrides, build)?;
     if assembly.description.modalities != manifest.modalities {
         let reason =
             format!("its classes are {:?}, the data has {:?}", assembly.description.modalities, manifest.modalities);

@@ -106,8 +106,13 @@ impl Base {
         let lora = description.sizes.lora;
         #[expect(clippy::cast_precision_loss, reason = "a rank is small")]
         let scale = lora.alpha / lora.rank as f64;
+        let archive = Archive::open(&base)?;
+        if let Some(name) = archive.names().iter().find(|name| archive.is_quantized(name)) {
+            let hint = "give the base that it was made from: `--base WHERE`";
+            return Err(Error::weights(&base, format!("`{name}` is stored in 4 bits, which cannot be added to"), hint));
+        }
         Ok(Self {
-            archive: Archive::open(&base)?,
+            archive,
             tower: tower.map(|tower| Archive::open(&tower)).transpose()?,
             adapters: Archive::open(&folder.join(ADAPTER))?,
             scale,

@@ -181,6 +181,8 @@ pub struct RunOverrides {
     pub vision_tower: Option<String>,
     /// Another semantics.
     pub semantics: Option<Semantics>,
+    /// Another way to store the frozen layers.
+    pub quantization: Option<Quantization>,
 }
 
 /// The model of a checkpoint folder: ours, or one published by the original code.
@@ -210,6 +212,9 @@ pub(super) fn described(folder: &Path, overrides: &RunOverrides, build: Build) -
     }
     if let Some(tower) = &overrides.vision_tower {
         description.model.vision_tower.clone_from(tower);
+    }
+    if let Some(quantization) = overrides.quantization {
+        description.model.quantization = quantization;
     }
     if let Some(semantics) = overrides.semantics {
         description.model.semantics = semantics;

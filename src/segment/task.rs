@@ -65,7 +65,8 @@ pub struct DataConfig {
     /// Changes of training samples, new every epoch: none, turn (flips and quarter turns) or classical (also rotation,
     /// scale, elastic deformation, intensities). Texts follow; where they cannot, the geometry stays.
     pub augment: Augment,
-    /// Synthetic rows (of extra data roots) for each real row of an epoch, or `all` of them.
+    /// Synthetic rows (of extra data roots) for each real row of an epoch, or `all` of them. Pictures, where several questions
+    /// share one.
     pub synthetic_ratio: Ratio,
     /// Part of the training after which only real rows are used, 0..=1.
     pub synthetic_until: f64,
@@ -480,7 +481,7 @@ pub(super) fn recordable<'a>(
         bucket.extend(tensor.size());
     }
     let loss = Box::new(move || Ok(loss_of(model, settings, pass, &prepared, learns_class)));
-    Some(Recordable { bucket, inputs, loss })
+    Some(Recordable { bucket, family: u64::from(learns_class), inputs, loss })
 }
 
 /// At most `limit` of `rows`, evenly spread; all of them for 0.

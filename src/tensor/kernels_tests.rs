@@ -153,11 +153,13 @@ fn kernels_are_timed() {
     set_mode(Mode::On);
     let timings = measure(Device::Cuda(0)).unwrap();
     set_mode(Mode::Off);
-    let table: Vec<String> =
-        timings.iter().map(|t| format!("{:40} {:9.1} us  libtorch {:9.1} us", t.name, t.own_us, t.chain_us)).collect();
-    #[expect(clippy::print_stderr, reason = "the numbers are what this is run for")]
-    {
-        eprintln!("{}", table.join("\n"));
+    for timing in &timings {
+        let mut record = serde_json::to_value(timing).unwrap();
+        record["kind"] = "kernel".into();
+        #[expect(clippy::print_stdout, reason = "the numbers are what this is run for")]
+        {
+            println!("{record}");
+        }
     }
     assert!(timings.iter().all(|t| t.own_us > 0.0 && t.chain_us > 0.0));
 }

@@ -12,6 +12,7 @@
 
 use super::precision::Scaler;
 use super::{Loss, Parameter, Switch, Task, Weight};
+use crate::tensor::autograd::clear_grad;
 use crate::tensor::graph::{self, Graph, Pool, SideStream};
 use crate::tensor::{Device, Kind, Tensor, guard, kind_bytes, ledger, memory, no_grad};
 use crate::units::Bytes;
@@ -36,6 +37,8 @@ pub type Losses = Vec<(&'static str, Tensor)>;
 pub struct Recordable<'a> {
     /// Passes of one bucket start the same kernels on tensors of the same shapes.
     pub bucket: Bucket,
+    /// Passes of one family give gradients to the same parameters.
+    pub family: u64,
     /// Every tensor that `loss` reads besides weights and constants, on the device, in an order that the bucket decides.
     pub inputs: Vec<Tensor>,
     /// The loss of `inputs`: reads them whenever it is called, and nothing else that changes.
@@ -164,6 +167,7 @@ pub struct Graphs<'a> {
     recorder: Option<Box<dyn Recorder>>,
     buckets: HashMap<Bucket, State<'a>>,
     gradients: Option<Vec<Option<Tensor>>>,
+    family: Option<u64>,
     trial: Option<Trial>,
     scale: f64,
     notes: Vec<String>,
@@ -208,7 +212,15 @@ impl<'a> Graphs<'a> {
 
     /// Records nothing.
     pub fn off() -> Self {
-        Self { recorder: None, buckets: HashMap::new(), gradients: None, trial: None, scale: 1.0, notes: Vec::new() }
+        Self {
+            recorder: None,
+            buckets: HashMap::new(),
+            gradients: None,
+            family: None,
+            trial: None,
+            scale: 1.0,
+            notes: Vec::new(),
+        }
     }
 
     /// Whether passes are recorded, or may be later.
@@ -253,7 +265,10 @@ impl<'a> Graphs<'a> {
         for batch in batches {
             let recordable = if self.is_on() { guard::guard(|| task.recordable(batch, whole, epoch))? } else { None };
             let parts = match recordable {
-                Some(recordable) => self.pass(recordable, scaler, params)?,
+                Some(recordable) => {
+                    self.settle(recordable.family, params);
+                    self.pass(recordable, scaler, params)?
+                }
                 None => pass(&|| task.loss(batch, whole, epoch), scaler)?,
             };
             add_up(&mut losses, parts);
@@ -285,6 +300,15 @@ impl<'a> Graphs<'a> {
                     }
                 }
             });
+        }
+    }
+
+    /// Begins anew when other parameters get gradients from now on; a step's passes are all of one family.
+    fn settle(&mut self, family: u64, params: &[Parameter]) {
+        if self.family.replace(family).is_some_and(|before| before != family) {
+            self.buckets.clear();
+            self.gradients = None;
+            params.iter().for_each(|param| clear_grad(&param.tensor));
         }
     }
 

@@ -79,7 +79,7 @@ impl Task for Toy {
         let inputs = Self::inputs(*rows, whole);
         let fixed: Vec<Tensor> = inputs.iter().map(Tensor::shallow_clone).collect();
         let bucket = vec![inputs[0].size()[0]];
-        Ok(Some(Recordable { bucket, inputs, loss: Box::new(move || Ok(self.loss_of(&fixed))) }))
+        Ok(Some(Recordable { bucket, family: 0, inputs, loss: Box::new(move || Ok(self.loss_of(&fixed))) }))
     }
 
     fn validate(&self, _observer: &dyn Observer) -> Result<Option<Validation>> {

@@ -69,7 +69,9 @@ fn what(before: usize, reason: &str) -> String {
 
 /// Settings of a run that starts with what fits.
 pub(super) fn remedy(config: &TrainConfig, most: usize) -> String {
-    let accumulation = (config.micro_batch * config.accumulation).div_ceil(most);
+    let whole = config.micro_batch * config.accumulation;
+    let most = (1..=most).rev().find(|micro| whole.is_multiple_of(*micro)).unwrap_or(1);
+    let accumulation = whole / most;
     let off = if config.step_in_backward { " --set train.step_in_backward=false" } else { "" };
     format!("--set train.micro_batch={most} --set train.accumulation={accumulation}{off}")
 }

@@ -95,7 +95,7 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
     while engine.progress.step < engine.total_steps && !outcome.stopped_early {
         let epoch = engine.progress.step / steps_per_epoch;
         let mut batches = task.batches(epoch, engine.progress.step % steps_per_epoch)?;
-        while let (Some(batch), data_wait) = timed(|| batches.next()) {
+        while let (Some(batch), data_wait) = timed(|| guard::guard(|| batches.next().transpose()).transpose()) {
             let report = batch.and_then(|batch| guard::guard(|| engine.step(&batch, epoch)));
             let mut report = report.or_else(|error| engine.rescue(error))?;
             report.data_wait = data_wait;
@@ -450,10 +450,12 @@ impl<'a, T: Task> Engine<'a, T> {
 /// What records passes, as the settings want it; says where kernels of our own cannot run.
 fn graphs<'a>(session: &Session, device: Device) -> Graphs<'a> {
     let config = session.config;
-    if let (Device::Cuda(_), true) = (device, config.fused_kernels != Switch::Off)
+    // dropout and weights in 4 bits have one in every mode
+    if device != Device::Cpu
         && let Some(reason) = kernels::unavailable()
     {
-        session.observer.on(&Event::Warning(format!("kernels of our own are off: {reason}")));
+        let text = format!("kernels of our own are off, and plans count less than is used then: {reason}");
+        session.observer.on(&Event::Warning(text));
     }
     // a step inside the backward pass drops gradients, recordings keep them
     let switch = if config.step_in_backward { Switch::Off } else { config.graph };

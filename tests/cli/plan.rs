@@ -113,7 +113,8 @@ fn a_preset_can_be_planned_as_a_file() {
     let read: toml::Table = text.parse().unwrap();
     let train = read["train"].as_table().unwrap();
     let number = |key: &str| train[key].as_integer().unwrap();
-    assert_eq!(number("micro_batch") * number("accumulation"), 6);
+    let questions = read["data"]["questions_per_picture"].as_integer().unwrap();
+    assert_eq!(number("micro_batch") * number("accumulation") * questions, 6);
 }
 
 #[test]

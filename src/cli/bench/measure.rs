@@ -50,6 +50,8 @@ pub(super) struct Measurement {
     pub(super) resident: (Bytes, Bytes),
     /// Seconds by part of one more step.
     pub(super) parts: Option<scope::Parts>,
+    /// What was said about recorded passes and kernels of our own.
+    pub(super) notes: Vec<String>,
 }
 
 impl Measurement {
@@ -126,7 +128,7 @@ pub(super) fn training<T: Task>(job: Job, task: &T, train: &TrainConfig, meter: 
         profile: None,
         observer: &watch,
         interrupt: job.interrupt,
-        has_room_for_graphs: false,
+        has_room_for_graphs: true,
     };
     if let Some(most) = trainer::run(task, &session)?.reduced_micro_batch {
         let reason = format!("micro-batches of {} do not fit, {most} did", train.micro_batch);
@@ -144,6 +146,7 @@ pub(super) fn training<T: Task>(job: Job, task: &T, train: &TrainConfig, meter: 
         memory: seen.phase.unwrap_or_else(|| unreachable!("the last step ends it")),
         resident: resident()?,
         parts: None,
+        notes: seen.notes,
     })
 }
 
@@ -170,7 +173,16 @@ fn predictions(job: Job, task: &Rehearsal, mut meter: Measured) -> Result<Measur
     job.observer.on(&Event::Finished);
     let memory = last(meter)?;
     let resident = resident()?;
-    Ok(Measurement { seconds, wait_seconds: None, samples: 1.0, tokens: None, memory, resident, parts: None })
+    Ok(Measurement {
+        seconds,
+        wait_seconds: None,
+        samples: 1.0,
+        tokens: None,
+        memory,
+        resident,
+        parts: None,
+        notes: Vec::new(),
+    })
 }
 
 /// The phase that ends now.
@@ -237,6 +249,7 @@ struct Seen {
     meter: Option<Measured>,
     phase: Option<Phase>,
     failed: Option<Error>,
+    notes: Vec<String>,
 }
 
 impl Seen {
@@ -280,6 +293,10 @@ impl Observer for Watch<'_> {
                 self.inner.on(&Event::Advanced { done: report.step });
             }
             Event::Saved { .. } => {}
+            Event::Note(text) if text.starts_with("graphs: ") || text.starts_with("kernels: ") => {
+                self.seen().notes.push(text.clone());
+                self.inner.on(event);
+            }
             other => self.inner.on(other),
         }
     }

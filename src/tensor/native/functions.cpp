@@ -105,9 +105,9 @@ Two rms_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& rstd, c
     const auto own = [&]() -> std::optional<std::pair<Tensor, Tensor>> {
       std::optional<Tensor> own_x = Tensor(), own_w = Tensor();
       if (of_x) own_x = kernels::rms_norm_backward(grad, x, w, rstd);
-      if (of_weight) own_w = kernels::rms_norm_weight_grad(grad, x, weight, rstd);
+      if (own_x && of_weight) own_w = kernels::rms_norm_weight_grad(grad, x, w, rstd);
       if (!own_x || !own_w) return {};
-      return std::pair(*own_x, *own_w);
+      return std::pair(*own_x, of_weight ? own_w->to(weight.scalar_type()) : *own_w);
     };
     const auto chain = [&] {
       Tensor gx, gw;
@@ -183,7 +183,7 @@ Tensor& rotate_(Tensor& xs, const Tensor& cos, const Tensor& sin, bool back) {
         second.add_(from_first);
       }
     };
-    const auto own_on_copy = [&] { kernels::rotate_(xs.clone(), cos, sin, back); };
+    const auto own_on_copy = [&] { return kernels::rotate_(xs.clone(), cos, sin, back); };
     const bool is_own = kernels::usable(xs) && kernels::prefer("rotary", xs, own_on_copy, [&] { chain(xs.clone()); });
     if (!is_own || !kernels::rotate_(xs, cos, sin, back)) chain(xs);
     return xs;
@@ -234,7 +234,7 @@ uint32_t row_key(int64_t seed, int64_t row) {
 Tensor device_mask(const Tensor& x, double p, int64_t seed) {
   auto mask = at::empty(x.sizes(), x.options().dtype(at::kBool));
   if (x.is_meta()) return mask;
-  TORCH_CHECK(!kernels::capturing(x), "dropout from a seed is recorded with `train.fused_kernels` alone");
+  TORCH_CHECK(!kernels::capturing(x), "dropout from a seed is recorded with kernels of our own alone");
   auto generator = at::globalContext().defaultGenerator(x.device()).clone();
   generator.set_current_seed(static_cast<uint64_t>(seed));
   return mask.bernoulli_(1 - p, generator);
@@ -257,11 +257,12 @@ void drop_rows(const Tensor& x, Tensor& y, double p, int64_t seed) {
 // Sets elements to 0 with probability `p`; nothing is scaled.
 Tensor drop(const Tensor& x, double p, int64_t seed) {
   if (!loops(x)) {
-    if (kernels::usable(x) && x.is_contiguous()) {
-      auto y = at::empty_like(x);
-      if (kernels::drop(x, y, p, seed)) return y;
+    const auto xc = x.contiguous();
+    if (kernels::drops(xc)) {
+      auto y = at::empty_like(xc);
+      if (kernels::drop(xc, y, p, seed)) return y;
     }
-    return x * device_mask(x, p, seed);
+    return xc * device_mask(xc, p, seed);
   }
   const auto xc = x.contiguous();
   auto y = at::empty_like(xc);

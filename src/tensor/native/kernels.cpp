@@ -181,9 +181,14 @@ bool rotate_(const Tensor& xs, const Tensor& cos, const Tensor& sin, bool back) 
   return true;
 }
 
+bool drops(const Tensor& x) {
+  if (!suffix(x.scalar_type())) return false;
+  return x.is_meta() ? prsmed::for_cuda() : runs_on(x);
+}
+
 bool drop(const Tensor& x, const Tensor& y, double p, int64_t seed) {
   const auto dtype = x.scalar_type();
-  if (!usable(x) || !suffix(dtype) || !same(x, y) || x.sizes() != y.sizes() || !x.is_contiguous() || !y.is_contiguous()) return false;
+  if (!drops(x) || !same(x, y) || x.sizes() != y.sizes() || !x.is_contiguous() || !y.is_contiguous()) return false;
   if (x.numel() == 0) return true;
   DropoutArgs args{};
   args.x = pointer<void>(x), args.y = pointer<void>(y), args.count = x.numel(), args.dim = x.size(-1);
@@ -339,7 +344,7 @@ std::string class_of(const char* op, const Tensor& x) {
 
 }  // namespace
 
-bool prefer(const char* op, const Tensor& x, const std::function<void()>& own, const std::function<void()>& chain) {
+bool prefer(const char* op, const Tensor& x, const std::function<bool()>& own, const std::function<void()>& chain) {
   if (launcher_now || x.is_meta() || mode() == Mode::On) return true;
   const auto key = class_of(op, x);
   {
@@ -348,7 +353,8 @@ bool prefer(const char* op, const Tensor& x, const std::function<void()>& own, c
     if (known != choices.end()) return known->second.own < known->second.chain;
   }
   if (capturing(x)) return true;
-  const Choice choice{seconds_on_card(x, own), seconds_on_card(x, chain)};
+  if (!own()) return false;  // it does not take these tensors: others of the class may be taken
+  const Choice choice{seconds_on_card(x, [&] { (void)own(); }), seconds_on_card(x, chain)};
   std::lock_guard<std::mutex> guard(choices_lock);
   choices[key] = choice;
   return choice.own < choice.chain;

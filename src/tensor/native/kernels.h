@@ -33,6 +33,9 @@ std::optional<Tensor> rms_norm_weight_grad(const Tensor& dy, const Tensor& x, co
 // Turns `xs [b, t, h d]` in place, head by head; `cos`, `sin` `[t, d / 2]` or `[b, t, d / 2]` (ones between allowed) in its
 // dtype. Whether it did.
 bool rotate_(const Tensor& xs, const Tensor& cos, const Tensor& sin, bool back);
+// Whether `drop` takes tensors like `x`, laid out without gaps: wherever it can, whatever the mode, since only a kernel of
+// ours can be recorded with another seed for each replay.
+bool drops(const Tensor& x);
 // `y` = `x` with elements set to 0 with probability `p`; nothing is scaled. The mask follows from the seed and the place
 // alone. Whether it did.
 bool drop(const Tensor& x, const Tensor& y, double p, int64_t seed);
@@ -67,13 +70,13 @@ void note_seed(int64_t seed);
 const int64_t* seed_on_device(int64_t seed);
 
 // Whether `own` is to run for `op` on tensors like `x`. With `Mode::Auto` both are timed the first time that such a size is
-// met, outside of captures, and the faster one is kept.
-bool prefer(const char* op, const Tensor& x, const std::function<void()>& own, const std::function<void()>& chain);
+// met, outside of captures, and the faster one is kept. `own` says whether it could run.
+bool prefer(const char* op, const Tensor& x, const std::function<bool()>& own, const std::function<void()>& chain);
 
 // `own` (which gives nothing where it cannot run) or `chain`, whichever is preferred. Where a layer of ours chooses.
 template <class Own, class Chain>
 auto choose(const char* op, const Tensor& x, const Own& own, const Chain& chain) -> decltype(chain()) {
-  if (usable(x) && prefer(op, x, [&] { (void)own(); }, [&] { (void)chain(); })) {
+  if (usable(x) && prefer(op, x, [&] { return own().has_value(); }, [&] { (void)chain(); })) {
     if (auto result = own()) return *std::move(result);
   }
   return chain();
