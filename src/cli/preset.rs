@@ -104,7 +104,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let toml = preset_toml(&config.with(&best.choice), &best.plan);
     context.output.line(&toml)?;
     let mut notes = vec![best.plan.table()];
-    notes.extend(compromises(&config, &best.choice.compromise));
+    notes.extend(compromises(&config, best.choice.compromise));
     if best.choice.image_size < config.model.image_size {
         let (wanted, now) = (config.model.image_size, best.choice.image_size);
         notes.push(format!("nothing fits with pictures of {wanted} pixels: these have {now}, masks become coarser"));
@@ -181,7 +181,7 @@ pub(super) fn search_for(
 }
 
 /// What was changed that changes the arithmetic.
-fn compromises(config: &RunConfig, compromise: &Compromise) -> Vec<String> {
+fn compromises(config: &RunConfig, compromise: Compromise) -> Vec<String> {
     let mut notes = Vec::new();
     if compromise.quantization != config.model.quantization {
         let scales = if compromise.quantization == Quantization::Nf4Double { ", their scales in 8" } else { "" };

@@ -308,7 +308,9 @@ impl<'a> Graphs<'a> {
         if self.family.replace(family).is_some_and(|before| before != family) {
             self.buckets.clear();
             self.gradients = None;
-            params.iter().for_each(|param| clear_grad(&param.tensor));
+            for param in params {
+                clear_grad(&param.tensor);
+            }
         }
     }
 
