@@ -29,7 +29,7 @@ LLM_USE, SPEEDUP, PLAN_OFF = 0.45, 1.3, 0.03
 CARDS = (8, 12, 16, 24, 40, 80)
 TEXT = ["--text-tokens", "192", "--answer-tokens", "168"]
 # the whole model at published sizes, small enough for PyTorch's step on 80 GB
-FULL = dict(preset="full", sets=["train.micro_batch=4", "train.accumulation=1", "train.precision=bf16", "train.checkpointing=none",
+FULL = dict(preset="full", sets=["train.micro_batch=4", "train.accumulation=1", "data.questions_per_picture=1", "train.precision=bf16", "train.checkpointing=none",
                                  "train.checkpoint_encoder=none", "train.graph=off", "train.fused_kernels=off"], steps=6, warmup=3)
 DRY = dict(preset="tiny", sets=["model.image_size=64", "train.micro_batch=2", "train.graph=off", "train.fused_kernels=off"], steps=1, warmup=1)
 

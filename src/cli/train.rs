@@ -70,6 +70,12 @@ pub(super) struct Args {
     /// Same as `--set train.precision=P`: fp32, bf16 or fp16
     #[arg(long, value_name = "P")]
     precision: Option<String>,
+    /// Same as `--set train.graph=G`: auto, on or off
+    #[arg(long, value_name = "G")]
+    graph: Option<String>,
+    /// Same as `--set data.cache_vision=WHERE`: off, ram or disk
+    #[arg(long, value_name = "WHERE")]
+    cache_vision: Option<String>,
     /// Do not plan memory before the run, and start even what would not fit
     #[arg(long)]
     no_plan: bool,
@@ -291,14 +297,15 @@ fn resolve(args: &Args, context: &Context) -> Result<Resolved> {
         other => other.clone(),
     };
     let mut sets: Vec<(String, String)> = args.sets.iter().map(|s| (s.clone(), "--set".to_owned())).collect();
-    let flags = [("seed", args.seed.map(|s| s.to_string())), ("precision", args.precision.clone())];
-    for (name, value) in flags {
-        if let Some(value) = value {
-            sets.push((format!("train.{name}={value}"), format!("--{name}")));
-        }
-    }
-    if let Some(ratio) = &args.synthetic_ratio {
-        sets.push((format!("data.synthetic_ratio={ratio}"), "--synthetic-ratio".to_owned()));
+    let flags = [
+        ("train.seed", "--seed", args.seed.map(|seed| seed.to_string())),
+        ("train.precision", "--precision", args.precision.clone()),
+        ("train.graph", "--graph", args.graph.clone()),
+        ("data.cache_vision", "--cache-vision", args.cache_vision.clone()),
+        ("data.synthetic_ratio", "--synthetic-ratio", args.synthetic_ratio.as_ref().map(ToString::to_string)),
+    ];
+    for (key, flag, value) in flags {
+        sets.extend(value.map(|value| (format!("{key}={value}"), flag.to_owned())));
     }
     let nothing_asked = args.preset.is_none() && file.is_none();
     if nothing_asked && tensor::default_device() != Device::Cpu {

@@ -96,6 +96,8 @@ fn the_help_of_train() {
           --resume                    Continue from `last/` in the run folder
           --seed <N>                  Same as `--set train.seed=N`
           --precision <P>             Same as `--set train.precision=P`: fp32, bf16 or fp16
+          --graph <G>                 Same as `--set train.graph=G`: auto, on or off
+          --cache-vision <WHERE>      Same as `--set data.cache_vision=WHERE`: off, ram or disk
           --no-plan                   Do not plan memory before the run, and start even what would not
                                       fit
           --memory-limit <SIZE>       Most that tensors may take, for example 20gb; plans ignore it
