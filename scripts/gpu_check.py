@@ -116,7 +116,7 @@ class Check:
         """A setting against none, in turn; it is kept for the sections after when it is faster."""
         rounds = 1 if self.dry else rounds
         _, record, _, _ = self.bench("--compare", setting, "--rounds", rounds, sets=self.found.get("kept", []))
-        notes = record["with"].get("notes", [])
+        notes = [note for measured in record["with"] for note in measured.get("notes", [])]
         if record["time_ratio"] < 1 and not any(": off" in note for note in notes):
             self.found.setdefault("kept", []).append(setting)
         return {key: record[key] for key in ("change", "time_ratio", "peak_ratio", "time_ratios")} | {"notes": notes}
