@@ -147,43 +147,47 @@ impl<'a, T: Task> Engine<'a, T> {
         let total_steps = if config.max_steps > 0 { all.min(config.max_steps) } else { all };
         kernels::set_mode(config.fused_kernels.kernels());
         let mut optimizer = AdamW::new(task.parameters(), config);
-        let graphs = graphs(session, optimizer.device());
-        let kernels_told = Vec::new();
-        let fitting = Fitting::new(config.micro_batch);
-        let last = session.folder.join("last");
-        let fresh = Progress {
-            step: 0,
-            best_score: None,
-            without_gain: 0,
-            scaler: Scaler::new(config.precision),
-            steps_per_epoch,
+        let (progress, ema, done) = if session.resume {
+            let (progress, ema) = Self::resumed(task, session, &mut optimizer, steps_per_epoch)?;
+            session.observer.on(&Event::Note(format!("resumed at step {} of {total_steps}", progress.step)));
+            let done = progress.step;
+            (progress, ema, Some(done))
+        } else {
+            let scaler = Scaler::new(config.precision);
+            let fresh = Progress { step: 0, best_score: None, without_gain: 0, scaler, steps_per_epoch };
+            (fresh, average(config, &optimizer), None)
         };
-        if !session.resume {
-            let ema = (config.ema_decay > 0.0).then(|| Ema::new(config.ema_decay, optimizer.params()));
-            let records = Records::open(session.folder, None)?;
-            let profile = Hooks::start(session.profile, session.observer, optimizer.device(), None)?;
-            let (progress, saved, waiting) = (fresh, None, Waiting::default());
-            return Ok(Self {
-                task,
-                session,
-                optimizer,
-                ema,
-                progress,
-                records,
-                waiting,
-                profile,
-                graphs,
-                kernels_told,
-                total_steps,
-                fitting,
-                saved,
-            });
-        }
+        let device = optimizer.device();
+        Ok(Self {
+            task,
+            session,
+            ema,
+            progress,
+            records: Records::open(session.folder, done)?,
+            waiting: Waiting::default(),
+            profile: Hooks::start(session.profile, session.observer, device, done)?,
+            graphs: graphs(session, device),
+            kernels_told: Vec::new(),
+            total_steps,
+            fitting: Fitting::new(config.micro_batch),
+            saved: done,
+            optimizer,
+        })
+    }
+
+    /// Reads back what `last/` holds: weights and moments in place, progress and moving average as the result.
+    fn resumed(
+        task: &T,
+        session: &Session,
+        optimizer: &mut AdamW,
+        steps_per_epoch: u64,
+    ) -> Result<(Progress, Option<Ema>)> {
+        let last = session.folder.join("last");
         let folder = weights::readable_folder(&last)?;
         weights::verify_folder(&folder)?;
         task.load(&folder)?;
-        let mut ema = (config.ema_decay > 0.0).then(|| Ema::new(config.ema_decay, optimizer.params()));
-        let progress = checkpoint::load(&folder, &mut optimizer, ema.as_mut())?;
+        let mut ema = average(session.config, optimizer);
+        let progress = checkpoint::load(&folder, optimizer, ema.as_mut())?;
         if progress.steps_per_epoch != steps_per_epoch {
             let reason = format!(
                 "this run had {} steps an epoch, the data and batch sizes given now make {steps_per_epoch}",
@@ -192,25 +196,7 @@ impl<'a, T: Task> Engine<'a, T> {
             let hint = "resume with the same data, `train.micro_batch` and `train.accumulation`, or start a new run";
             return Err(Error::weights(last, reason, hint));
         }
-        session.observer.on(&Event::Note(format!("resumed at step {} of {total_steps}", progress.step)));
-        let records = Records::open(session.folder, Some(progress.step))?;
-        let profile = Hooks::start(session.profile, session.observer, optimizer.device(), Some(progress.step))?;
-        let (saved, waiting) = (Some(progress.step), Waiting::default());
-        Ok(Self {
-            task,
-            session,
-            optimizer,
-            ema,
-            progress,
-            records,
-            waiting,
-            profile,
-            graphs,
-            kernels_told,
-            total_steps,
-            fitting,
-            saved,
-        })
+        Ok((progress, ema))
     }
 
     /// Writes a step down and reports it.
@@ -445,6 +431,11 @@ impl<'a, T: Task> Engine<'a, T> {
         checkpoint::save(&mut folder, &self.progress, &self.optimizer, self.ema.as_ref())?;
         folder.publish()
     }
+}
+
+/// The moving average that the settings ask for, started at the weights.
+fn average(config: &TrainConfig, optimizer: &AdamW) -> Option<Ema> {
+    (config.ema_decay > 0.0).then(|| Ema::new(config.ema_decay, optimizer.params()))
 }
 
 /// What records passes, as the settings want it; says where kernels of our own cannot run.
