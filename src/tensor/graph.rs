@@ -80,7 +80,7 @@ impl Graph {
         let index =
             usize::try_from(pool.device).map_err(|_| Error::Torch { reason: "there is no such card".into() })?;
         let seeds = Tensor::zeros([MOST_SEEDS], (Kind::Int64, Device::Cuda(index)));
-        let numbers = rng::state()?;
+        let numbers = rng::State::take(Device::Cpu)?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the pool's two numbers are read; `raw` is set on success.
         unsafe { native::check(native::prsmed_graph_begin(pool.device, pool.id.as_ptr(), &raw mut raw))? };
@@ -90,7 +90,7 @@ impl Graph {
         let outcome = guard::guard(work);
         // SAFETY: null is documented.
         graph.num_seeds = unsafe { native::prsmed_seeds_record(std::ptr::null_mut()) };
-        rng::set_state(&numbers)?;
+        numbers.restore()?;
         match outcome {
             Ok(recorded) => {
                 // SAFETY: a graph whose recording began.
@@ -142,6 +142,17 @@ pub fn set_grad(tensor: &Tensor, grad: &Tensor) {
     unsafe { native::prsmed_set_grad(tensor, grad) };
 }
 
+/// Fills `tensors` with zeros, on a card by a few kernels for all of them.
+///
+/// # Errors
+/// [`Error::Torch`] from libtorch.
+pub fn zero(tensors: &[&Tensor]) -> Result<()> {
+    let mut raw: Vec<RawTensor> = tensors.iter().map(|tensor| native::raw(tensor)).collect();
+    let count = i64::try_from(raw.len()).expect("fewer tensors than 2^63");
+    // SAFETY: `count` live tensors.
+    guard::guard(|| unsafe { native::check(native::prsmed_zero(raw.as_mut_ptr(), count)) })
+}
+
 fn card(device: Device) -> Result<i32> {
     match device {
         Device::Cuda(index) => {
@@ -187,15 +198,15 @@ mod tests {
         assert_eq!(drawn().1, -1, "outside a recording seeds are numbers");
         // SAFETY: a live tensor, then null, as documented.
         unsafe { native::prsmed_seeds_record(native::raw(&places)) };
-        let before = rng::state().unwrap();
+        let before = rng::State::take(Device::Cpu).unwrap();
         let first = drawn();
         let second = drawn();
-        rng::set_state(&before).unwrap();
+        before.restore().unwrap();
         assert_eq!(drawn(), first, "a segment that runs twice draws its seed twice");
         // SAFETY: as above.
         assert_eq!(unsafe { native::prsmed_seeds_record(std::ptr::null_mut()) }, 2);
         assert_eq!((first.1, second.1), (0, 1));
-        rng::set_state(&before).unwrap();
+        before.restore().unwrap();
         // SAFETY: a live tensor with that many places.
         unsafe { native::check(native::prsmed_seeds_draw(native::raw(&places), 2)) }.unwrap();
         assert_eq!(Vec::<i64>::try_from(&places.narrow(0, 0, 2)).unwrap(), [first.0, second.0]);

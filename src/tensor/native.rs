@@ -213,8 +213,8 @@ unsafe extern "C" {
     ) -> *mut c_char;
     pub(super) fn prsmed_rotate(xs: RawTensor, cos: RawTensor, sin: RawTensor, out: *mut RawTensor) -> *mut c_char;
     pub(super) fn prsmed_flash_attention();
-    pub(super) fn prsmed_rng_state(out: *mut RawTensor) -> *mut c_char;
-    pub(super) fn prsmed_set_rng_state(state: RawTensor) -> *mut c_char;
+    pub(super) fn prsmed_rng_state(card: i32, out: *mut RawTensor) -> *mut c_char;
+    pub(super) fn prsmed_set_rng_state(card: i32, state: RawTensor) -> *mut c_char;
     pub(super) fn prsmed_gradient_norm(
         grads: *mut RawTensor,
         count: i64,
@@ -222,6 +222,7 @@ unsafe extern "C" {
         out: *mut RawTensor,
     ) -> *mut c_char;
     pub(super) fn prsmed_gradient_verdict(norm: RawTensor, clip_norm: f64, out: *mut RawTensor) -> *mut c_char;
+    pub(super) fn prsmed_zero(tensors: *mut RawTensor, count: i64) -> *mut c_char;
     pub(super) fn prsmed_clip_gradients(grads: *mut RawTensor, count: i64, verdict: RawTensor) -> *mut c_char;
     pub(super) fn prsmed_adamw_step(slots: *const RawSlot, count: i64, numbers: *const RawAdamw) -> *mut c_char;
     #[cfg(test)]

@@ -1,22 +1,28 @@
-//! Recording of training passes: forward and backward of a micro-batch as one CUDA graph for each bucket of sizes.
+//! Recording of training steps: forward and backward of a micro-batch as one CUDA graph for each bucket of sizes, and the
+//! optimizer's step as another.
 //!
 //! A task offers a micro-batch as tensors of a bucket's sizes and the loss that reads them ([`Recordable`]). The first passes
 //! of a bucket run as ever and warm everything up; then the pass is recorded with that micro-batch's tensors as fixed inputs,
 //! into which later micro-batches are copied. Gradients stay at their places too: they are zeroed, not dropped, and every
-//! recording adds to the same ones. Recordings share one pool of memory. The optimizer is not part of them: it is a handful of
-//! kernels for all tensors together.
+//! recording adds to the same ones, so that one recording of the optimizer's step serves all buckets. Recordings share one
+//! pool of memory. A recording's results are used once a replay has given what the pass gives ([`check`]).
 //!
-//! Whatever cannot be recorded (an operator that waits for the card, no memory) turns recording off for the rest of the run,
-//! with a note that says why, and the step goes on without. The CPU has a recorder of its own that runs the pass again on the
-//! fixed inputs: it has no gain, and tests of everything here.
+//! Whatever cannot be recorded (an operator that waits for the card, no memory), or differs, turns recording off for the rest
+//! of the run, with a note that says why, and the step goes on without. The CPU has a recorder of its own that runs the pass
+//! again on the fixed inputs: it has no gain, and tests and plans of everything here.
 
+mod check;
+pub mod recorder;
+
+use self::recorder::{Numbers, Recorder, Recording};
+use super::optimizer::{AdamW, Gradients};
 use super::precision::Scaler;
 use super::{Loss, Parameter, Switch, Task, Weight};
 use crate::tensor::autograd::clear_grad;
-use crate::tensor::graph::{self, Graph, Pool, SideStream};
-use crate::tensor::{Device, Kind, Tensor, guard, kind_bytes, ledger, memory, no_grad};
+use crate::tensor::{Device, Kind, Tensor, graph, guard, kind_bytes, ledger, memory, no_grad};
 use crate::units::Bytes;
 use crate::{Error, Result};
+use std::cell::RefCell;
 use std::collections::HashMap;
 use std::time::Instant;
 
@@ -29,9 +35,6 @@ const COMPARED: usize = 5;
 
 /// Sizes that the kernels of a pass depend on, and everything else that a recording cannot read anew.
 pub type Bucket = Vec<i64>;
-
-/// Named losses, scalars on the task's device.
-pub type Losses = Vec<(&'static str, Tensor)>;
 
 /// A micro-batch whose pass can be recorded.
 pub struct Recordable<'a> {
@@ -68,87 +71,6 @@ impl Recordable<'_> {
     }
 }
 
-/// Forward and backward of a micro-batch.
-pub type Work<'w> = dyn Fn() -> Result<Losses> + 'w;
-
-/// Makes recordings.
-pub trait Recorder {
-    /// Records `work`; nothing of it happens.
-    ///
-    /// # Errors
-    /// What cannot be recorded.
-    fn record(&mut self, work: &Work) -> Result<Box<dyn Recording>>;
-
-    /// Waits until everything that was started has happened.
-    ///
-    /// # Errors
-    /// Of the device.
-    fn wait(&self) -> Result<()>;
-}
-
-/// A recorded pass.
-pub trait Recording {
-    /// Lets what was recorded happen; `work` is what was recorded, over the same inputs.
-    ///
-    /// # Errors
-    /// Of the device.
-    fn replay(&mut self, work: &Work) -> Result<Losses>;
-}
-
-/// Records on a card, on this thread's side stream.
-#[derive(Debug)]
-struct Card {
-    pool: Pool,
-    device: Device,
-    _stream: SideStream,
-}
-
-struct OnCard {
-    graph: Graph,
-    losses: Losses,
-}
-
-impl Recorder for Card {
-    fn record(&mut self, work: &Work) -> Result<Box<dyn Recording>> {
-        // freed blocks of earlier passes make room for the pool
-        memory::release_cache(self.device)?;
-        let (graph, losses) = Graph::record(&self.pool, work)?;
-        Ok(Box::new(OnCard { graph, losses }))
-    }
-
-    fn wait(&self) -> Result<()> {
-        graph::synchronize(self.device)
-    }
-}
-
-impl Recording for OnCard {
-    fn replay(&mut self, _work: &Work) -> Result<Losses> {
-        self.graph.replay()?;
-        // the next replay, of any recording of the pool, may write over them
-        Ok(no_grad(|| self.losses.iter().map(|(name, loss)| (*name, loss.copy())).collect()))
-    }
-}
-
-/// "Records" on the CPU: a replay runs the pass again.
-#[derive(Debug)]
-struct Host;
-
-impl Recorder for Host {
-    fn record(&mut self, _work: &Work) -> Result<Box<dyn Recording>> {
-        Ok(Box::new(Self))
-    }
-
-    fn wait(&self) -> Result<()> {
-        Ok(())
-    }
-}
-
-impl Recording for Host {
-    fn replay(&mut self, work: &Work) -> Result<Losses> {
-        work()
-    }
-}
-
 enum State<'a> {
     Seen(u64),
     Recorded { batch: Recordable<'a>, recording: Box<dyn Recording>, uses: u64 },
@@ -162,10 +84,29 @@ struct Trial {
     replayed: Vec<f64>,
 }
 
+/// The recording of the optimizer's step.
+enum Stepping {
+    /// Steps with gradients at their places so far.
+    Seen(u64),
+    Recorded {
+        rate: Tensor,
+        recording: Box<dyn Recording>,
+    },
+    /// It cannot be recorded.
+    Plain,
+}
+
+/// A micro-batch's turn: its pass without recordings, and when it began.
+struct Turn<'w> {
+    plain: &'w dyn Fn() -> Result<Numbers>,
+    start: Instant,
+}
+
 /// All recordings of a run.
 pub struct Graphs<'a> {
     recorder: Option<Box<dyn Recorder>>,
     buckets: HashMap<Bucket, State<'a>>,
+    stepping: Stepping,
     gradients: Option<Vec<Option<Tensor>>>,
     family: Option<u64>,
     trial: Option<Trial>,
@@ -188,14 +129,7 @@ impl<'a> Graphs<'a> {
         if switch == Switch::Off || (switch == Switch::Auto && (!has_room || !matches!(device, Device::Cuda(_)))) {
             return graphs;
         }
-        let recorder: Result<Box<dyn Recorder>> = match device {
-            Device::Cuda(_) => guard::guard(|| {
-                let stream = SideStream::enter(device)?;
-                Ok(Box::new(Card { pool: Pool::new(device)?, device, _stream: stream }) as Box<dyn Recorder>)
-            }),
-            _ => Ok(Box::new(Host)),
-        };
-        match recorder {
+        match recorder::of(device) {
             Ok(recorder) => Self::with_recorder(switch, recorder),
             Err(error) => {
                 graphs.stop(&error.to_string());
@@ -215,6 +149,7 @@ impl<'a> Graphs<'a> {
         Self {
             recorder: None,
             buckets: HashMap::new(),
+            stepping: Stepping::Seen(0),
             gradients: None,
             family: None,
             trial: None,
@@ -258,18 +193,20 @@ impl<'a> Graphs<'a> {
         scaler: &Scaler,
         epoch: u64,
         params: &[Parameter],
-    ) -> Result<(Weight, Losses)> {
+    ) -> Result<(Weight, Numbers)> {
         let whole: Weight = batches.iter().map(|batch| task.weight(batch)).sum();
-        self.begin_step(scaler, params);
-        let mut losses = Losses::new();
+        self.begin_step(scaler, params)?;
+        let mut losses = Numbers::new();
         for batch in batches {
+            let start = self.stopwatch()?;
+            let plain = || pass(&|| task.loss(batch, whole, epoch), scaler);
             let recordable = if self.is_on() { guard::guard(|| task.recordable(batch, whole, epoch))? } else { None };
             let parts = match recordable {
                 Some(recordable) => {
                     self.settle(recordable.family, params);
-                    self.pass(recordable, scaler, params)?
+                    self.pass(recordable, Turn { plain: &plain, start }, scaler, params)?
                 }
-                None => pass(&|| task.loss(batch, whole, epoch), scaler)?,
+                None => plain()?,
             };
             add_up(&mut losses, parts);
         }
@@ -280,33 +217,50 @@ impl<'a> Graphs<'a> {
     }
 
     /// Gives every parameter that gets gradients its place for them, with zeros in it.
-    fn begin_step(&mut self, scaler: &Scaler, params: &[Parameter]) {
+    fn begin_step(&mut self, scaler: &Scaler, params: &[Parameter]) -> Result<()> {
         let scale = scaler.unscale_factor();
         if (scale - self.scale).abs() > 0.0 {
-            // the loss's scale is a constant of a recording
+            // the loss's scale is a constant of recordings
             self.scale = scale;
             for state in self.buckets.values_mut() {
                 if matches!(state, State::Recorded { .. }) {
                     *state = State::Seen(WARM_UP);
                 }
             }
+            self.stepping = Stepping::Seen(0);
         }
         if let (true, Some(gradients)) = (self.is_on(), &self.gradients) {
-            no_grad(|| {
-                for (param, grad) in params.iter().zip(gradients) {
-                    if let Some(grad) = grad {
-                        let _ = grad.shallow_clone().zero_();
-                        graph::set_grad(&param.tensor, grad);
-                    }
-                }
-            });
+            let places: Vec<&Tensor> = gradients.iter().flatten().collect();
+            graph::zero(&places)?;
         }
+        self.give_places(params);
+        Ok(())
+    }
+
+    /// Makes the places of gradients those of `params`, with what is in them.
+    fn give_places(&self, params: &[Parameter]) {
+        if let (true, Some(gradients)) = (self.is_on(), &self.gradients) {
+            for (param, place) in params.iter().zip(gradients) {
+                if let Some(place) = place {
+                    graph::set_grad(&param.tensor, place);
+                }
+            }
+        }
+    }
+
+    /// When a micro-batch began; while two ways are compared, with nothing else under way.
+    fn stopwatch(&self) -> Result<Instant> {
+        if let (Some(recorder), Some(Trial { bucket: Some(_), .. })) = (&self.recorder, &self.trial) {
+            recorder.wait()?;
+        }
+        Ok(Instant::now())
     }
 
     /// Begins anew when other parameters get gradients from now on; a step's passes are all of one family.
     fn settle(&mut self, family: u64, params: &[Parameter]) {
         if self.family.replace(family).is_some_and(|before| before != family) {
             self.buckets.clear();
+            self.stepping = Stepping::Seen(0);
             self.gradients = None;
             for param in params {
                 clear_grad(&param.tensor);
@@ -314,11 +268,11 @@ impl<'a> Graphs<'a> {
         }
     }
 
-    fn pass(&mut self, batch: Recordable<'a>, scaler: &Scaler, params: &[Parameter]) -> Result<Losses> {
+    fn pass(&mut self, batch: Recordable<'a>, turn: Turn, scaler: &Scaler, params: &[Parameter]) -> Result<Numbers> {
         let bucket = batch.bucket.clone();
         let has_places = self.gradients.is_some();
         match self.buckets.entry(bucket.clone()).or_insert(State::Seen(0)) {
-            State::Recorded { .. } => self.pass_of_recorded(&bucket, &batch, scaler),
+            State::Recorded { .. } => self.pass_of_recorded(&bucket, &batch, turn, scaler),
             State::Seen(count) => {
                 *count += 1;
                 let is_warm = *count > WARM_UP && has_places;
@@ -331,21 +285,25 @@ impl<'a> Graphs<'a> {
     }
 
     /// Replays, or while two ways are compared takes turns.
-    fn pass_of_recorded(&mut self, bucket: &Bucket, batch: &Recordable, scaler: &Scaler) -> Result<Losses> {
+    fn pass_of_recorded(
+        &mut self,
+        bucket: &Bucket,
+        batch: &Recordable,
+        turn: Turn,
+        scaler: &Scaler,
+    ) -> Result<Numbers> {
         let (Some(recorder), Some(State::Recorded { batch: fixed, recording, uses })) =
             (&self.recorder, self.buckets.get_mut(bucket))
         else {
-            return pass(&batch.loss, scaler);
+            return (turn.plain)();
         };
         *uses += 1;
         let mut trial = self.trial.as_mut().filter(|trial| trial.bucket.as_ref() == Some(bucket));
-        if trial.is_some() {
-            recorder.wait()?;
-        }
-        let start = Instant::now();
         let is_plain = trial.as_ref().is_some_and(|trial| trial.plain.len() < trial.replayed.len());
+        // without recordings there is neither padding nor a copy
+        let start = if is_plain { Instant::now() } else { turn.start };
         let losses = if is_plain {
-            pass(&batch.loss, scaler)?
+            (turn.plain)()?
         } else {
             fixed.take(batch)?;
             recording.replay(&|| pass(&fixed.loss, scaler))?
@@ -373,7 +331,7 @@ impl<'a> Graphs<'a> {
         }
     }
 
-    fn record(&mut self, batch: Recordable<'a>, scaler: &Scaler, params: &[Parameter]) -> Result<Losses> {
+    fn record(&mut self, batch: Recordable<'a>, scaler: &Scaler, params: &[Parameter]) -> Result<Numbers> {
         let Some(recorder) = &mut self.recorder else { return pass(&batch.loss, scaler) };
         let before = with_gradient(params);
         let work = || pass(&batch.loss, scaler);
@@ -384,30 +342,88 @@ impl<'a> Graphs<'a> {
                 Err(Error::Torch { reason: "a parameter got its first gradient while recording".into() })
             }
         });
-        match recorded {
-            Ok(mut recording) => {
-                let losses = recording.replay(&work)?;
-                if let Some(trial @ Trial { bucket: None, .. }) = &mut self.trial {
-                    trial.bucket = Some(batch.bucket.clone());
-                }
-                let state = State::Recorded { recording, uses: 1, batch };
-                if let State::Recorded { batch, .. } = &state {
-                    let (bucket, bytes) = (batch.bucket.clone(), batch.bytes());
-                    self.notes.push(format!("graphs: recorded bucket {bucket:?}, {bytes} of inputs"));
-                    self.buckets.insert(bucket, state);
-                }
-                Ok(losses)
-            }
+        let mut recording = match recorded {
+            Ok(recording) => recording,
             Err(error) => {
                 memory::clear_failure();
                 // what the failed recording left behind was never computed
                 for (param, had) in params.iter().zip(before) {
                     if !had {
-                        crate::tensor::autograd::clear_grad(&param.tensor);
+                        clear_grad(&param.tensor);
                     }
                 }
                 self.stop(&format!("a pass cannot be recorded: {error}"));
-                pass(&batch.loss, scaler)
+                return pass(&batch.loss, scaler);
+            }
+        };
+        let places: Vec<&Tensor> = self.gradients.iter().flatten().flatten().collect();
+        let device = batch.inputs.first().map_or(Device::Cpu, Tensor::device);
+        let check::Checked { numbers, difference } = check::first_replay(&mut *recording, &work, &places, device)?;
+        if let Some(difference) = difference {
+            self.stop(&format!("a replay is not what was recorded: {difference}"));
+            return Ok(numbers);
+        }
+        if let Some(trial @ Trial { bucket: None, .. }) = &mut self.trial {
+            trial.bucket = Some(batch.bucket.clone());
+        }
+        let (bucket, bytes) = (batch.bucket.clone(), batch.bytes());
+        self.notes.push(format!("graphs: recorded bucket {bucket:?}, {bytes} of inputs"));
+        self.buckets.insert(bucket, State::Recorded { recording, uses: 1, batch });
+        Ok(numbers)
+    }
+
+    /// Measures the gradients times `factor` and steps, as [`AdamW::measure`] and [`AdamW::step`] do; recorded once passes are
+    /// replayed for good.
+    ///
+    /// # Errors
+    /// As [`AdamW::step`].
+    pub fn step(&mut self, optimizer: &mut AdamW, learning_rate: f64, factor: f64) -> Result<Gradients> {
+        let plainly = |optimizer: &mut AdamW| {
+            let gradients = optimizer.measure(factor)?;
+            optimizer.step(learning_rate, &gradients)?;
+            Ok(gradients)
+        };
+        let replays = self.is_on() && self.trial.is_none() && self.recordings() > 0;
+        if !replays || !optimizer.can_be_recorded() {
+            return plainly(optimizer);
+        }
+        if let Stepping::Seen(count) = &mut self.stepping {
+            *count += 1;
+            if *count <= WARM_UP || !self.record_step(optimizer, factor) {
+                return plainly(optimizer);
+            }
+        }
+        let Stepping::Recorded { rate, recording } = &mut self.stepping else { return plainly(optimizer) };
+        no_grad(|| drop(rate.fill_(learning_rate)));
+        optimizer.tear();
+        let cell = RefCell::new(&mut *optimizer);
+        let numbers = recording.replay(&|| Ok(cell.borrow_mut().step_on_device(rate, factor)?.named()))?;
+        optimizer.mend();
+        optimizer.clear();
+        Gradients::from_named(numbers)
+    }
+
+    /// Whether the optimizer's step was recorded.
+    fn record_step(&mut self, optimizer: &mut AdamW, factor: f64) -> bool {
+        let Some(recorder) = &mut self.recorder else { return false };
+        let rate = optimizer.rate_on_device();
+        let cell = RefCell::new(&mut *optimizer);
+        let work = || Ok(cell.borrow_mut().step_on_device(&rate, factor)?.named());
+        let recorded = guard::guard(|| recorder.record(&work));
+        // a recording drops gradients, and does not step
+        optimizer.mend();
+        self.give_places(optimizer.params());
+        match recorded {
+            Ok(recording) => {
+                self.stepping = Stepping::Recorded { rate, recording };
+                self.notes.push("graphs: recorded the optimizer's step".to_owned());
+                true
+            }
+            Err(error) => {
+                memory::clear_failure();
+                self.stepping = Stepping::Plain;
+                self.notes.push(format!("graphs: the optimizer's step runs as ever: {error}"));
+                false
             }
         }
     }
@@ -442,6 +458,7 @@ impl<'a> Graphs<'a> {
     fn stop(&mut self, reason: &str) {
         self.notes.push(format!("graphs: off: {reason}"));
         self.buckets.clear();
+        self.stepping = Stepping::Plain;
         self.gradients = None;
         self.trial = None;
         self.recorder = None;
@@ -449,7 +466,7 @@ impl<'a> Graphs<'a> {
 }
 
 /// Forward and backward; gradients stay in the parameters.
-fn pass(loss: &dyn Fn() -> Result<Loss>, scaler: &Scaler) -> Result<Losses> {
+fn pass(loss: &dyn Fn() -> Result<Loss>, scaler: &Scaler) -> Result<Numbers> {
     let Loss { total, mut parts } = guard::guard(loss)?;
     guard::guard(|| {
         scaler.scale(&total).backward();
@@ -459,7 +476,7 @@ fn pass(loss: &dyn Fn() -> Result<Loss>, scaler: &Scaler) -> Result<Losses> {
     Ok(parts.into_iter().map(|(name, value)| (name, value.to_kind(Kind::Double))).collect())
 }
 
-fn add_up(sums: &mut Losses, parts: Losses) {
+fn add_up(sums: &mut Numbers, parts: Numbers) {
     for (name, value) in parts {
         match sums.iter_mut().find(|(known, _)| *known == name) {
             Some((_, sum)) => *sum = &*sum + value,

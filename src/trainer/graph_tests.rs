@@ -1,3 +1,4 @@
+use super::recorder::Work;
 use super::*;
 use crate::event::{Event, Observer};
 use crate::tensor::autograd::clear_grad;
@@ -21,7 +22,7 @@ struct Toy {
     weight: Tensor,
     unused: Tensor,
     steps: u64,
-    slow: Cell<Duration>,
+    slow: Rc<Cell<Duration>>,
 }
 
 impl Toy {
@@ -29,7 +30,7 @@ impl Toy {
         rng::seed(5);
         let weight = Tensor::randn([WIDTH, WIDTH], (Kind::Float, Device::Cpu)).set_requires_grad(true);
         let unused = Tensor::ones([WIDTH], (Kind::Float, Device::Cpu)).set_requires_grad(true);
-        Self { weight, unused, steps, slow: Cell::new(Duration::ZERO) }
+        Self { weight, unused, steps, slow: Rc::default() }
     }
 
     fn inputs(rows: i64, whole: Weight) -> Vec<Tensor> {
@@ -170,15 +171,29 @@ fn recorded_steps_train_as_plain_ones_do() {
         let notes = heard.notes.lock().unwrap();
         let of_bucket = |rows: i64| notes.iter().filter(|note| note.contains(&format!("bucket [{rows}]"))).count();
         assert_eq!((of_bucket(4), of_bucket(8), of_bucket(12)), (1, 1, 0), "12 rows are rare: {notes:?}");
+        assert!(notes.iter().any(|note| note.contains("recorded the optimizer's step")), "{notes:?}");
         assert!(plainly.notes.lock().unwrap().is_empty());
     }
 }
 
-/// What a test makes of a recording: refuses it, or gives constants after a while.
+/// What a test makes of a recording.
+#[derive(Clone)]
 struct Fake {
     refuses: bool,
+    /// What a replay multiplies the loss and what is added to the gradients by.
+    wrong: f64,
     takes: Duration,
+    /// How long a pass of the task takes.
+    slow: Rc<Cell<Duration>>,
     replays: Rc<Cell<usize>>,
+    weight: Rc<Tensor>,
+}
+
+impl Fake {
+    fn of(task: &Toy) -> Self {
+        let (slow, weight) = (Rc::clone(&task.slow), Rc::new(task.weight.shallow_clone()));
+        Self { refuses: false, wrong: 1.0, takes: Duration::ZERO, slow, replays: Rc::default(), weight }
+    }
 }
 
 impl Recorder for Fake {
@@ -188,7 +203,7 @@ impl Recorder for Fake {
             work()?;
             return Err(Error::Torch { reason: "it waits for the card".into() });
         }
-        Ok(Box::new(Fake { refuses: false, takes: self.takes, replays: Rc::clone(&self.replays) }))
+        Ok(Box::new(self.clone()))
     }
 
     fn wait(&self) -> Result<()> {
@@ -197,10 +212,13 @@ impl Recorder for Fake {
 }
 
 impl Recording for Fake {
-    fn replay(&mut self, _work: &Work) -> Result<Losses> {
-        std::thread::sleep(self.takes);
+    fn replay(&mut self, work: &Work) -> Result<Numbers> {
         self.replays.set(self.replays.get() + 1);
-        Ok(vec![("total", Tensor::from(1.0))])
+        let slow = self.slow.replace(self.takes);
+        let numbers = work();
+        self.slow.set(slow);
+        let _ = self.weight.grad().g_mul_scalar_(self.wrong);
+        numbers
     }
 }
 
@@ -222,7 +240,7 @@ fn steps<'a>(graphs: &mut Graphs<'a>, task: &'a Toy, rows: impl IntoIterator<Ite
 fn what_cannot_be_recorded_runs_as_ever_and_says_why() {
     let _turn = rng::TURN.lock();
     let task = Toy::new(1);
-    let fake = Fake { refuses: true, takes: Duration::ZERO, replays: Rc::default() };
+    let fake = Fake { refuses: true, ..Fake::of(&task) };
     let mut graphs = Graphs::with_recorder(Switch::On, Box::new(fake));
     rng::seed(1);
     steps(&mut graphs, &task, [4; 3]);
@@ -240,13 +258,36 @@ fn what_cannot_be_recorded_runs_as_ever_and_says_why() {
     assert_eq!(grad, task.weight.grad());
 }
 
+/// Gradients and losses of a step of two micro-batches in one bucket.
+fn two_passes<'a>(graphs: &mut Graphs<'a>, task: &'a Toy) -> (Tensor, Vec<f64>) {
+    clear(task);
+    rng::seed(4);
+    let (_, losses) = graphs.accumulate(task, &[3, 4], &Scaler::new(Precision::Fp32), 0, &task.parameters()).unwrap();
+    (task.weight.grad().copy(), losses.iter().map(|(_, loss)| loss.double_value(&[])).collect())
+}
+
+#[test]
+fn a_replay_that_differs_from_its_pass_is_not_used() {
+    let _turn = rng::TURN.lock();
+    let task = Toy::new(1);
+    let mut graphs = Graphs::with_recorder(Switch::On, Box::new(Fake { wrong: 1.1, ..Fake::of(&task) }));
+    let expected = two_passes(&mut Graphs::off(), &task);
+    for _ in 0..4 {
+        assert_eq!(two_passes(&mut graphs, &task), expected);
+    }
+    assert!(!graphs.is_on());
+    let notes = graphs.take_notes();
+    assert!(notes.len() == 1 && notes[0].contains("gradient 0 is 10.0 % off"), "{notes:?}");
+}
+
 #[test]
 fn a_comparison_decides_for_the_faster_way() {
     let _turn = rng::TURN.lock();
     for (plain_ms, replay_ms) in [(0, 20), (20, 0)] {
-        let (task, replays) = (Toy::new(1), Rc::<Cell<usize>>::default());
+        let task = Toy::new(1);
         task.slow.set(Duration::from_millis(plain_ms));
-        let fake = Fake { refuses: false, takes: Duration::from_millis(replay_ms), replays: Rc::clone(&replays) };
+        let fake = Fake { takes: Duration::from_millis(replay_ms), ..Fake::of(&task) };
+        let replays = Rc::clone(&fake.replays);
         let mut graphs = Graphs::with_recorder(Switch::Auto, Box::new(fake));
         steps(&mut graphs, &task, [4; 4]);
         assert_eq!((graphs.recordings(), replays.get()), (1, 1));

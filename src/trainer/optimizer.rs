@@ -7,6 +7,7 @@
 //! Moments are in fp32 or, those of large tensors, in 8 bits; on the device or in host memory (on the CPU that is the same
 //! memory, and offloading changes nothing). A checkpoint of one kind resumes as the other: its moments are converted.
 
+use super::graph::recorder::Numbers;
 use super::{OptimizerKind, Parameter, TrainConfig};
 use crate::tensor::adamw::{self, Coded, Maps, Moments, Rate, Slot, Step};
 use crate::tensor::autograd::{clear_grad, with_gradient_hooks};
@@ -53,6 +54,22 @@ impl Gradients {
     /// 1 where nothing may change, an fp32 scalar on the device.
     pub fn skip(&self) -> Tensor {
         self.verdict.select(0, 1)
+    }
+
+    /// As named tensors: what a recording gives.
+    pub fn named(self) -> Numbers {
+        vec![("norm", self.on_device), ("verdict", self.verdict)]
+    }
+
+    /// Back from [`Self::named`].
+    ///
+    /// # Errors
+    /// [`Error::Torch`] for other tensors.
+    pub fn from_named(numbers: Numbers) -> Result<Self> {
+        match <[_; 2]>::try_from(numbers) {
+            Ok([("norm", on_device), ("verdict", verdict)]) => Ok(Self { on_device, verdict }),
+            _ => Err(Error::Torch { reason: "a recorded step gave something else".into() }),
+        }
     }
 }
 
@@ -116,8 +133,23 @@ impl AdamW {
         self.step_at(Rate::Number(learning_rate), gradients)
     }
 
-    /// Measures and steps as [`Self::measure`] and [`Self::step`] do, with a learning rate on the device (a scalar, fp32 on a
-    /// card): a step that can be recorded, since it needs nothing of the host and gives it nothing to wait for.
+    /// Whether a step can be recorded: every parameter with a gradient has its moments, on the device.
+    pub fn can_be_recorded(&self) -> bool {
+        !self.on_host && self.gradients().all(|(index, _)| self.states[index].is_some())
+    }
+
+    /// A learning rate for [`Self::step_on_device`].
+    pub fn rate_on_device(&self) -> Tensor {
+        let _category = ledger::enter(ledger::Category::Optimizer);
+        let device = self.device();
+        // libtorch's kernels read one in fp32, its loops on the host one in fp64
+        let kind = if device == Device::Cpu { Kind::Double } else { Kind::Float };
+        Tensor::zeros([] as [i64; 0], (kind, device))
+    }
+
+    /// Measures and steps as [`Self::measure`] and [`Self::step`] do, with a learning rate on the device
+    /// ([`Self::rate_on_device`]): a step that can be recorded, since it needs nothing of the host and gives it nothing to wait
+    /// for.
     ///
     /// # Errors
     /// As [`Self::step`].
@@ -179,6 +211,11 @@ impl AdamW {
         };
         let verdict = adamw::verdict(&on_device, 0.0)?;
         Ok((outcome, Gradients { on_device, verdict }))
+    }
+
+    /// Weights change from now on, until [`Self::mend`].
+    pub fn tear(&mut self) {
+        self.torn = true;
     }
 
     /// The weights are those of a whole step again, after [`Self::step_during`] gave finite gradients.

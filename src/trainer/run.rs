@@ -230,17 +230,24 @@ impl<'a, T: Task> Engine<'a, T> {
         parts.map(|parts| parts.into_iter().flatten().collect())
     }
 
-    /// Drops what a step left that ran out of memory, and makes micro-batches smaller.
+    /// Drops what a step left that ran out of memory, and does without recordings or, where there are none, makes micro-batches
+    /// smaller.
     fn shrink(&mut self, reason: String, batches: &[T::Batch]) -> Result<()> {
         if self.optimizer.is_torn() {
             let reason = format!("{reason}; some weights were stepped before, {}", self.what_last_holds());
             return Err(Error::OutOfMemory { reason });
         }
+        if self.graphs.is_on() {
+            self.optimizer.clear();
+            self.graphs.give_up(&format!("memory ran out ({reason}), the step is repeated without"));
+            memory::clear_failure();
+            memory::release_cache(self.optimizer.device())?;
+            return Ok(());
+        }
         if batches.first().is_none_or(|batch| self.task.split(batch, 1).is_none()) {
             return Err(Error::OutOfMemory { reason });
         }
         self.optimizer.clear();
-        self.graphs.give_up("memory ran out");
         let halved = self.fitting.halve(reason, self.optimizer.device())?;
         let text = format!(
             "step {}: {}; it is repeated with micro-batches of {}, the effective batch stays; next time: `{}`",
@@ -274,10 +281,9 @@ impl<'a, T: Task> Engine<'a, T> {
             } else {
                 accumulate_marked(*task, batches, &progress.scaler, epoch, mark)?
             };
-            graphs.take_notes().into_iter().for_each(|note| session.observer.on(&Event::Note(note)));
             profile.gradients(optimizer.params());
-            let gradients = optimizer.measure(progress.scaler.unscale_factor())?;
-            optimizer.step(learning_rate, &gradients)?;
+            let gradients = graphs.step(optimizer, learning_rate, progress.scaler.unscale_factor())?;
+            graphs.take_notes().into_iter().for_each(|note| session.observer.on(&Event::Note(note)));
             (accumulated, gradients)
         };
         profile.mark("optimizer")?;

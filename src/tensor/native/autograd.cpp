@@ -162,6 +162,11 @@ struct GeluLinear : torch::autograd::Function<GeluLinear> {
   }
 };
 
+at::Generator generator_of(int32_t card) {
+  if (card < 0) return at::detail::getDefaultCPUGenerator();
+  return at::globalContext().defaultGenerator(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(card)));
+}
+
 }  // namespace
 
 extern "C" {
@@ -187,16 +192,12 @@ char* prsmed_checkpoint(void* data, Segment run, Drop drop, torch::Tensor** inpu
 
 void prsmed_flash_attention() { at::globalContext().setSDPUseCuDNN(false); }
 
-char* prsmed_rng_state(torch::Tensor** out) {
-  PRSMED_TRY(*out = new torch::Tensor(at::detail::getDefaultCPUGenerator().get_state()))
+// The state of a device's generator: of the host's for `card` -1, else of that card's.
+char* prsmed_rng_state(int32_t card, torch::Tensor** out) {
+  PRSMED_TRY(*out = new torch::Tensor(generator_of(card).get_state()))
 }
 
-char* prsmed_set_rng_state(torch::Tensor* state) {
-  PRSMED_TRY({
-    at::Generator host = at::detail::getDefaultCPUGenerator();
-    host.set_state(*state);
-  })
-}
+char* prsmed_set_rng_state(int32_t card, torch::Tensor* state) { PRSMED_TRY(generator_of(card).set_state(*state)) }
 
 void prsmed_free_message(char* text) { free(text); }
 }

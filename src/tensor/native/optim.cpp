@@ -7,6 +7,7 @@
 #include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
+#include <ATen/ops/_foreach_zero.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
@@ -258,6 +259,14 @@ char* prsmed_clip_gradients(Tensor** grads, int64_t count, Tensor* verdict) {
     const auto clip = verdict->select(0, 0);
     if (!verdict->is_cpu()) at::_foreach_mul_(all, clip);
     else if (clip.item<float>() < 1) for (auto& g : all) g.mul_(clip.item<float>());
+  })
+}
+
+// Fills tensors with zeros.
+char* prsmed_zero(Tensor** tensors, int64_t count) {
+  PRSMED_TRY({
+    at::NoGradGuard guard;
+    if (count > 0) at::_foreach_zero_(list(tensors, count));
   })
 }
 
