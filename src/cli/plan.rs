@@ -163,8 +163,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         (rehearsed, plan, helping)
     } else {
         let config = args.settings.resolve(Vec::new())?;
-        let rehearsed = config.rehearse(job, config.longest_example(), &machine, true)?;
-        let plan = Plan::of(&rehearsed, &machine);
+        let sizes = config.planned_sizes()?;
+        let (rehearsed, plan) = config.plan_sized(job, &sizes, config.longest_example(), &machine)?;
         let helping = if plan.fits { Vec::new() } else { remedies(&config, job, &machine, &plan) };
         (rehearsed, plan, helping)
     };

@@ -156,7 +156,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         profile: profile.as_ref(),
         observer: &observer,
         interrupt: &context.interrupt,
-        has_room_for_graphs: planned.as_ref().is_some_and(|plan| plan.has_room_for_graphs),
+        has_room_for_graphs: planned.as_ref().is_some_and(Plan::has_room_for_graphs),
     };
     let outcome = trainer::run(&task, &session)?;
     tell(&outcome, planned.as_ref(), profile.as_ref().map(|profile| profile.out.as_path()), args, context)
@@ -252,8 +252,8 @@ pub(super) fn refuse_what_cannot_fit(config: &RunConfig, machine: &Machine, cont
 /// The plan with the data's own longest texts and the model's own sizes.
 fn plan_of_data(config: &RunConfig, task: &SegmentTask, machine: &Machine, context: &Context) -> Option<Plan> {
     let sizes = &task.assembly().description.sizes;
-    match config.rehearse_sized(Job::Train, sizes, task.longest(), machine, true) {
-        Ok(rehearsed) => Some(Plan::of(&rehearsed, machine)),
+    match config.plan_sized(Job::Train, sizes, task.longest(), machine) {
+        Ok((_, plan)) => Some(plan),
         Err(error) => {
             context.progress.on(&Event::Warning(format!("no memory plan of this data: {error}")));
             None

@@ -16,7 +16,7 @@ use crate::segment::task::{self, CacheVision};
 use crate::tensor::META;
 use crate::tensor::meta::Target;
 use crate::trainer::precision::Precision;
-use crate::trainer::{Checkpointing, OptimizerKind, TrainConfig};
+use crate::trainer::{Checkpointing, OptimizerKind, Switch, TrainConfig};
 use crate::units::Bytes;
 use crate::{Error, Result};
 use std::collections::HashSet;
@@ -39,6 +39,14 @@ impl RunConfig {
             new_tokens: NEW_TOKENS,
             questions: self.data.questions_per_picture,
         }
+    }
+
+    /// Sizes of the model as far as settings tell.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] for sizes that do not fit.
+    pub fn planned_sizes(&self) -> Result<prsmed::Config> {
+        setup::planned_sizes(&self.model, self.lora, CLASSES)
     }
 
     /// Runs `job` with these settings on the meta device; `costs` as in [`rehearse::plan`].
@@ -91,6 +99,7 @@ impl RunConfig {
         match job {
             Job::Train | Job::Step | Job::Eval => Buffers {
                 half_precision,
+                recordings: 0,
                 ahead: (self.data.prefetch.max(1) * self.train.micro_batch * sample) as u64,
                 features: if kept == CacheVision::Ram { (self.data.cache_vision_mib as u64) << 20 } else { 0 },
                 // with jitter, training and validation keep pictures of their own
@@ -158,7 +167,31 @@ impl RunConfig {
     /// # Errors
     /// [`crate::Error::Config`] for sizes that do not fit.
     pub fn plan(&self, job: Job, machine: &Machine) -> Result<Plan> {
-        Ok(Plan::of(&self.rehearse(job, self.longest_example(), machine, true)?, machine))
+        let sizes = self.planned_sizes()?;
+        Ok(self.plan_sized(job, &sizes, self.longest_example(), machine)?.1)
+    }
+
+    /// What `job` does and its plan, for a model whose sizes are known.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    pub fn plan_sized(
+        &self,
+        job: Job,
+        sizes: &prsmed::Config,
+        example: Example,
+        machine: &Machine,
+    ) -> Result<(Rehearsed, Plan)> {
+        let rehearsed = self.rehearse_sized(job, sizes, example, machine, true)?;
+        let plan = Plan::of(&rehearsed, machine);
+        let may_record = machine.target() == Target::Cuda && self.train.records() == Switch::Auto;
+        if !may_record || !matches!(job, Job::Train | Job::Step) {
+            return Ok((rehearsed, plan));
+        }
+        let mut recording = self.clone();
+        recording.train.graph = Switch::On;
+        let recorded = Plan::of(&recording.rehearse_sized(job, sizes, example, machine, true)?, machine);
+        Ok((rehearsed, plan.or(&recorded)))
     }
 
     /// These settings with those of `choice`.
@@ -195,7 +228,7 @@ impl<'a> Searched<'a> {
     /// # Errors
     /// [`crate::Error::Config`] for sizes that do not fit.
     pub fn new(config: &'a RunConfig, machine: &'a Machine) -> Result<Self> {
-        let sizes = setup::planned_sizes(&config.model, config.lora, CLASSES)?;
+        let sizes = config.planned_sizes()?;
         let llm_layers = usize::try_from(sizes.llm.num_hidden_layers).unwrap_or(0);
         Ok(Self { config, machine, llm_layers })
     }

@@ -90,6 +90,7 @@ impl Host {
                 buffers.features,
                 "data.cache_vision_mib, or the pictures of the run where they are fewer".into(),
             ),
+            term("inputs of recordings", buffers.recordings, "of the buckets beyond the planned one".into()),
         ]
     }
 }
@@ -109,8 +110,8 @@ mod tests {
         assert_eq!(total(1, none), (346 + 42 + 20) * MIB);
         assert_eq!(total(0, none), total(1, none));
         assert_eq!(total(4, none) - total(1, none), 3 * 12 * MIB);
-        let all = Buffers { ahead: 5, cache: 7, features: 11, half_precision: true };
-        assert_eq!(total(1, all) - total(1, none), 23 + 24 * MIB);
+        let all = Buffers { ahead: 5, cache: 7, features: 11, recordings: 13, half_precision: true };
+        assert_eq!(total(1, all) - total(1, none), 36 + 24 * MIB);
     }
 
     #[test]

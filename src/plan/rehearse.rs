@@ -9,6 +9,7 @@ use crate::tensor::trace::{Recording, Trace};
 use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, META, Tensor, kernels, ledger, memory, meta, no_grad, trace};
 use crate::trainer::ema::Ema;
+use crate::trainer::graph::{Graphs, SETTLING_STEPS};
 use crate::trainer::optimizer::AdamW;
 use crate::trainer::precision::Scaler;
 use crate::trainer::{Rehearse, Switch, TrainConfig, checkpoint, run};
@@ -34,7 +35,8 @@ pub enum Job {
 /// Measured memory of one phase; [`super::replay::PhaseMemory`] is the planned one.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Phase {
-    /// `load`, `first step` (optimizer state appears), `new pictures` (a step that keeps something for `step`), `step`, `evaluate`, `save`, `resume`, `predict`.
+    /// `load`, `first step` (optimizer state appears), `record` (steps until they are recorded), `new pictures` (a step that
+    /// keeps something for `step`), `step`, `evaluate`, `save`, `resume`, `predict`.
     pub name: &'static str,
     /// The most bytes of tensors that lived at once, above what lived before the task.
     pub allocated_peak: Bytes,
@@ -130,8 +132,17 @@ pub struct Rehearsed {
     micro_batches: (usize, usize),
     /// Buffers of its data; none without data.
     pub buffers: Buffers,
-    /// Whether passes are recorded for sure (`train.graph = "on"`).
-    pub records_passes: bool,
+    /// What else is known of its steps.
+    pub steps: StepFacts,
+}
+
+/// What a rehearsal shows of steps besides what they allocate and compute.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StepFacts {
+    /// Bytes of a recording's fixed inputs, where steps are recorded.
+    pub recorded_inputs: Option<Bytes>,
+    /// Bytes that a step brings from host memory and back.
+    pub over_the_bus: Bytes,
 }
 
 /// What a run takes of the host's memory besides tensors: bytes of its input pipeline, and which kernels it needs.
@@ -143,6 +154,8 @@ pub struct Buffers {
     pub cache: u64,
     /// Vision features kept for later epochs.
     pub features: u64,
+    /// Fixed inputs of further recordings.
+    pub recordings: u64,
     /// Whether it computes in bf16 or fp16.
     pub half_precision: bool,
 }
@@ -185,10 +198,12 @@ pub fn plan_walk(
     let mut recording = trace::begin(options)?;
     walk(&mut |phase| recording.begin(phase))?;
     let trace = recording.finish();
-    let buffers = Buffers::default();
-    Ok(Rehearsed { job, trace, micro_batches: (steps.whole, steps.shown), buffers, records_passes: false })
+    let micro_batches = (steps.whole, steps.shown);
+    Ok(Rehearsed { job, trace, micro_batches, buffers: Buffers::default(), steps: StepFacts::default() })
 }
 
+/// Steps until they are recorded.
+const RECORD: &str = "record";
 /// A later step of the first epoch, where what is kept of a batch has to be made first.
 const NEW_PICTURES: &str = "new pictures";
 
@@ -215,13 +230,13 @@ pub fn plan<T: Rehearse>(
     let shown = config.accumulation.min(PLANNED_MICRO_BATCHES);
     // batches wait on the host: on the CPU, where that is the device, all of them count
     let loaded = if target == meta::Target::Cpu { config.accumulation } else { shown };
-    run_phases(job, config, Batches { loaded, shown }, &build, &mut recording)?;
+    let steps = run_phases(job, config, Batches { loaded, shown }, &build, &mut recording)?;
     Ok(Rehearsed {
         job,
         trace: recording.finish(),
         micro_batches: (config.accumulation, shown),
         buffers: Buffers::default(),
-        records_passes: config.graph == Switch::On,
+        steps,
     })
 }
 
@@ -235,7 +250,7 @@ pub fn rehearse<T: Rehearse>(
     build: &impl Fn() -> Result<T>,
     meter: &mut impl Meter,
 ) -> Result<()> {
-    run_phases(job, config, Batches { loaded: config.accumulation, shown: config.accumulation }, build, meter)
+    run_phases(job, config, Batches { loaded: config.accumulation, shown: config.accumulation }, build, meter).map(drop)
 }
 
 /// Micro-batches of a step that are made, and those that are run.
@@ -251,28 +266,30 @@ fn run_phases<T: Rehearse>(
     count: Batches,
     build: &impl Fn() -> Result<T>,
     meter: &mut impl Meter,
-) -> Result<()> {
+) -> Result<StepFacts> {
     match job {
         Job::Train => {
-            let state = train(config, count, true, build, meter)?;
+            let (state, facts) = train(config, count, true, build, meter)?;
             meter.begin("resume")?;
-            resume(config, build, &state)
+            resume(config, build, &state)?;
+            return Ok(facts);
         }
-        Job::Step => train(config, count, false, build, meter).map(drop),
+        Job::Step => return train(config, count, false, build, meter).map(|(_, facts)| facts),
         Job::Eval => {
             meter.begin("load")?;
             let task = build()?;
             meter.begin("evaluate")?;
-            no_grad(|| task.validate(&Silent)).map(drop)
+            no_grad(|| task.validate(&Silent))?;
         }
         Job::Predict => {
             meter.begin("load")?;
             let task = build()?;
             meter.begin("predict")?;
-            task.predict()
+            task.predict()?;
         }
         Job::Augment => unreachable!("it walks its phases itself"),
     }
+    Ok(StepFacts::default())
 }
 
 /// Names, shapes and dtypes of what a checkpoint holds besides the task's own tensors.
@@ -284,7 +301,7 @@ fn train<T: Rehearse>(
     whole: bool,
     build: &impl Fn() -> Result<T>,
     meter: &mut impl Meter,
-) -> Result<SavedState> {
+) -> Result<(SavedState, StepFacts)> {
     meter.begin("load")?;
     let task = build()?;
     if whole {
@@ -293,34 +310,42 @@ fn train<T: Rehearse>(
     let mut optimizer = AdamW::new(task.parameters(), config);
     let mut ema = average(config, &optimizer);
     let scaler = Scaler::new(config.precision);
+    let records = config.records() == Switch::On;
+    let mut graphs = if records { Graphs::new(Switch::On, optimizer.device(), true) } else { Graphs::off() };
     if !whole {
         optimizer.make_moments();
     }
-    let mut steps = if whole { vec![("first step", false)] } else { Vec::new() };
-    if task.keeps() {
-        steps.push((NEW_PICTURES, false));
-    }
-    steps.push(("step", task.keeps()));
-    for (name, seen) in steps {
+    for Shown { name, times, seen } in shown_steps(whole, records, task.keeps()) {
         meter.begin(name)?;
         let (loaded, ahead) =
             if task.sends_ahead() { (config.accumulation, config.accumulation) } else { (count.loaded, 0) };
-        let batches: Vec<T::Batch> = (0..loaded).map(|_| task.example(seen)).collect();
-        let _next: Vec<T::Batch> = (0..ahead).map(|_| task.example(seen)).collect();
-        let accumulate = || run::accumulate(&task, &batches[..count.shown], &scaler, 0);
-        if config.step_in_backward {
-            let _done = optimizer.step_during(config.learning_rate, accumulate)?;
-        } else {
-            let _accumulated = accumulate()?;
-            let gradients = optimizer.measure(scaler.unscale_factor())?;
-            optimizer.step(config.learning_rate, &gradients)?;
-        }
-        if let Some(ema) = &mut ema {
-            ema.update(1, optimizer.params());
+        for _ in 0..times {
+            let batches: Vec<T::Batch> = (0..loaded).map(|_| task.example(seen)).collect();
+            let _next: Vec<T::Batch> = (0..ahead).map(|_| task.example(seen)).collect();
+            // a bucket is recorded in any micro-batch of a step
+            let batches = &batches[..if name == RECORD { 1 } else { count.shown }];
+            if config.step_in_backward {
+                let accumulate = || run::accumulate(&task, batches, &scaler, 0);
+                let _done = optimizer.step_during(config.learning_rate, accumulate)?;
+            } else {
+                let _accumulated = if records {
+                    graphs.accumulate(&task, batches, &scaler, 0, optimizer.params())?
+                } else {
+                    run::accumulate(&task, batches, &scaler, 0)?
+                };
+                graphs.step(&mut optimizer, config.learning_rate, scaler.unscale_factor())?;
+            }
+            if let Some(ema) = &mut ema {
+                ema.update(1, optimizer.params());
+            }
         }
     }
+    let facts = StepFacts {
+        recorded_inputs: records.then(|| graphs.input_bytes()),
+        over_the_bus: if config.offload_optimizer { optimizer.moment_bytes() } else { Bytes(0) },
+    };
     if !whole {
-        return Ok(SavedState::new());
+        return Ok((SavedState::new(), facts));
     }
     meter.begin("evaluate")?;
     swap(&mut ema, &optimizer);
@@ -332,7 +357,22 @@ fn train<T: Rehearse>(
     task.save(&mut folder)?;
     checkpoint::save_tensors(&mut folder, &optimizer, ema.as_ref())?;
     let state = checkpoint::state(&optimizer, ema.as_ref());
-    Ok(state.into_iter().map(|(name, tensor)| (name, (tensor.size(), tensor.kind()))).collect())
+    Ok((state.into_iter().map(|(name, tensor)| (name, (tensor.size(), tensor.kind()))).collect(), facts))
+}
+
+/// A phase of steps.
+struct Shown {
+    name: &'static str,
+    times: u64,
+    /// Whether the task has seen the like of their batches.
+    seen: bool,
+}
+
+fn shown_steps(whole: bool, records: bool, keeps: bool) -> Vec<Shown> {
+    let first = whole.then_some(Shown { name: "first step", times: 1, seen: false });
+    let record = records.then_some(Shown { name: RECORD, times: SETTLING_STEPS, seen: false });
+    let new = keeps.then_some(Shown { name: NEW_PICTURES, times: 1, seen: false });
+    [first, record, new, Some(Shown { name: "step", times: 1, seen: keeps })].into_iter().flatten().collect()
 }
 
 /// A new process that reads everything back.

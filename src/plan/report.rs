@@ -3,12 +3,10 @@
 use super::cards::{self, Budget};
 use super::device_terms::{Facts, Term, device_terms};
 use super::host;
-use super::rehearse::{Job, Rehearsed};
+use super::rehearse::{Buffers, Job, Rehearsed};
 use super::replay::{self, PhaseMemory};
 use super::time::{self, PhaseTime};
-use crate::tensor::ledger::{CATEGORIES, Category};
 use crate::tensor::meta::{self, Target};
-use crate::tensor::trace::Trace;
 use crate::trainer::graph::MOST_RECORDINGS;
 use crate::units::Bytes;
 
@@ -69,21 +67,31 @@ pub struct Plan {
     pub time: Option<PhaseTime>,
     /// Floating-point operations of that; 0 when they were not counted.
     pub flops: f64,
-    /// Whether passes may be recorded: what that takes is part of the plan, or fits beside it.
-    #[serde(skip)]
-    pub has_room_for_graphs: bool,
+    /// What recorded steps need, where it is left open whether they are (`train.graph=auto`).
+    pub recorded: Option<Recorded>,
+}
+
+/// A plan's numbers with recorded steps.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct Recorded {
+    /// Highest of all phases, the pool of recordings included.
+    pub device_peak: Bytes,
+    /// Whether that is within the budget; without it nothing is recorded.
+    pub fits: bool,
+    /// Predicted seconds of an optimizer step.
+    pub seconds: Option<f64>,
 }
 
 impl Plan {
     /// The plan of a rehearsed job on `machine`.
     pub fn of(rehearsed: &Rehearsed, machine: &Machine) -> Self {
         let Rehearsed { job, trace, .. } = rehearsed;
-        let graph_pool = replay::graph_pool(trace).0 + recordings(trace);
+        let inputs = rehearsed.steps.recorded_inputs;
         let terms = match machine {
-            Machine::Cuda(budget, facts) if rehearsed.records_passes => {
-                device_terms(budget, &Facts { graph_pool, ..*facts })
+            Machine::Cuda(budget, facts) => {
+                let pool = |recorded| replay::graph_pool(trace).0 + further_inputs(recorded);
+                device_terms(budget, &Facts { graph_pool: inputs.map_or(0, pool), ..*facts })
             }
-            Machine::Cuda(budget, facts) => device_terms(budget, facts),
             Machine::Cpu(_) => Vec::new(),
         };
         let device = match machine {
@@ -93,7 +101,10 @@ impl Plan {
         let memory = replay::phases(trace, device);
         let terms = match machine {
             Machine::Cuda(..) => terms,
-            Machine::Cpu(host) => host.terms(&rehearsed.buffers),
+            Machine::Cpu(host) => {
+                let recordings = inputs.map_or(0, further_inputs);
+                host.terms(&Buffers { recordings, ..rehearsed.buffers })
+            }
         };
         let outside: u64 = terms.iter().filter(|term| !term.reserved).map(|term| term.bytes).sum();
         let phases: Vec<PhasePlan> = memory
@@ -113,13 +124,25 @@ impl Plan {
             peak_phase,
             scopes: replay::scopes_at(trace, peak_event, 2),
             fits: device_peak <= budget.bytes,
-            has_room_for_graphs: rehearsed.records_passes || device_peak.0 + graph_pool <= budget.bytes.0,
+            recorded: None,
             budget,
             time: machine.time(*job, rehearsed),
             flops: time::flops(&rehearsed.trace, phase_of(*job), rehearsed.repeats()),
             terms,
             phases,
         }
+    }
+
+    /// The same, which may turn out as `recorded`: the plan of the same steps with recordings.
+    #[must_use]
+    pub fn or(self, recorded: &Self) -> Self {
+        let (device_peak, seconds) = (recorded.device_peak, recorded.time.map(|time| time.seconds));
+        Self { recorded: Some(Recorded { device_peak, fits: recorded.fits, seconds }), ..self }
+    }
+
+    /// Whether steps may be recorded where that is left open.
+    pub fn has_room_for_graphs(&self) -> bool {
+        self.recorded.is_none_or(|recorded| recorded.fits)
     }
 
     /// The table for people.
@@ -152,6 +175,11 @@ impl Plan {
             };
             let (seconds, tera) = (time.seconds, time.flops / 1e12);
             lines.push(format!("{what}: {seconds:.2} s predicted, {tera:.1} TFLOP{bound}"));
+        }
+        if let Some(Recorded { device_peak, fits, seconds }) = self.recorded {
+            let then = if fits { "tried in the first steps" } else { "not tried: it does not fit" };
+            let time = seconds.map_or_else(String::new, |seconds| format!(", {seconds:.2} s a step predicted"));
+            lines.push(format!("recorded steps (train.graph=auto): {device_peak}{time}; {then}"));
         }
         lines.push(self.verdict());
         lines.join("\n")
@@ -229,19 +257,16 @@ impl Machine {
         if rehearsed.trace.costs.is_empty() {
             return None;
         }
-        time::phase(&rehearsed.trace, phase_of(job), rehearsed.repeats(), &budget.rates)
+        let time = time::phase(&rehearsed.trace, phase_of(job), rehearsed.repeats(), &budget.rates)?;
+        let steps = rehearsed.steps;
+        let time = time.bringing(steps.over_the_bus);
+        Some(if steps.recorded_inputs.is_some() { time.recorded() } else { time })
     }
 }
 
-/// What recorded passes hold beside their pool: gradients that stay, and the fixed inputs of each recording.
-fn recordings(trace: &Trace) -> u64 {
-    let step = replay::phases(trace, replay::Device::Cpu).into_iter().find(|phase| phase.name == "step");
-    let of = |wanted: Category| {
-        let categories = step.iter().flat_map(|phase| &phase.categories);
-        let name = CATEGORIES[wanted as usize].1;
-        categories.filter(|(known, _)| *known == name).map(|(_, bytes)| bytes.0).sum::<u64>()
-    };
-    of(Category::Trainable) + MOST_RECORDINGS as u64 * of(Category::Inputs)
+/// Bytes of the fixed inputs of recordings: a rehearsal makes one, and a run at most [`MOST_RECORDINGS`].
+fn further_inputs(recorded: Bytes) -> u64 {
+    (MOST_RECORDINGS as u64 - 1) * recorded.0
 }
 
 /// The phase whose time counts.

@@ -7,6 +7,7 @@
 use super::cards::Rates;
 use crate::tensor::scope::{self, Scope};
 use crate::tensor::trace::{Cost, Trace};
+use crate::units::Bytes;
 use std::collections::HashMap;
 
 /// Share of the tensor-core rate that large matrix products reach. Public 7B LoRA trainers reach 0.35 to 0.43 of it over a
@@ -20,6 +21,9 @@ const BANDWIDTH: f64 = 0.8;
 const LAUNCH: f64 = 3e-6;
 /// Seconds of host work for an operator: dispatch, autograd, allocation.
 const HOST: f64 = 8e-6;
+/// Bytes a second between pinned host memory and the card, in each direction: PCI Express 3.0 x16, which every listed card
+/// reaches. What is brought over is counted in full, though some of it runs beside the arithmetic.
+const BUS: f64 = 12e9;
 
 /// What a phase costs in time.
 #[derive(Debug, Clone, Copy, PartialEq, Default, serde::Serialize)]
@@ -32,8 +36,26 @@ pub struct PhaseTime {
     pub operators: f64,
     /// Predicted seconds.
     pub seconds: f64,
+    /// Those of the card alone: what a step takes whose kernels are recorded.
+    pub card_seconds: f64,
     /// Whether the host is predicted to be slower than the card.
     pub host_bound: bool,
+}
+
+impl PhaseTime {
+    /// The same with moments that are in host memory, which are brought over and back.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "sizes in bytes lie far below 2^53")]
+    pub fn bringing(self, moments: Bytes) -> Self {
+        let bus = 2.0 * moments.0 as f64 / BUS;
+        Self { seconds: self.seconds + bus, card_seconds: self.card_seconds + bus, ..self }
+    }
+
+    /// The same for recorded steps: the host starts them and waits.
+    #[must_use]
+    pub fn recorded(self) -> Self {
+        Self { seconds: self.card_seconds, host_bound: false, ..self }
+    }
 }
 
 /// The time of the phase `name` of `trace`; `None` when there is no such phase. Everything but the optimizer and the
@@ -55,7 +77,7 @@ pub fn phase(trace: &Trace, name: &str, repeats: f64, rates: &Rates) -> Option<P
         operators += factor;
     }
     let host = operators * HOST;
-    Some(PhaseTime { operators, seconds: card.max(host), host_bound: host > card, ..time })
+    Some(PhaseTime { operators, seconds: card.max(host), card_seconds: card, host_bound: host > card, ..time })
 }
 
 /// The operations of the phase `name`, counted as [`phase`] does; 0 without costs.
@@ -105,5 +127,9 @@ mod tests {
         assert!((streaming.seconds - 1e9 / (BANDWIDTH * rates.bandwidth)).abs() < 1e-9);
         let small = of(vec![cost(0.0, 1.0); 100]);
         assert!((small.seconds - 100.0 * HOST).abs() < 1e-12 && small.host_bound);
+        assert!((small.recorded().seconds - 100.0 * LAUNCH).abs() < 1e-12 && !small.recorded().host_bound);
+        let brought = small.bringing(Bytes(6_000_000_000));
+        assert!((brought.seconds - small.seconds - 1.0).abs() < 1e-9, "6 GB and back at 12 GB/s");
+        assert!((brought.recorded().seconds - small.recorded().seconds - 1.0).abs() < 1e-9);
     }
 }

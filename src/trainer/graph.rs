@@ -28,6 +28,8 @@ use std::time::Instant;
 
 /// Passes of a bucket before it is recorded.
 const WARM_UP: u64 = 3;
+/// Steps of one bucket after which its pass and the optimizer's step are recorded.
+pub const SETTLING_STEPS: u64 = 2 * WARM_UP + 2;
 /// Recordings that are kept; buckets beyond run as ever.
 pub const MOST_RECORDINGS: usize = 8;
 /// Passes of each kind that are compared with [`Switch::Auto`].

@@ -234,6 +234,13 @@ pub struct TrainConfig {
     pub ema_decay: f64,
 }
 
+impl TrainConfig {
+    /// Whether steps are recorded: one that steps inside the backward pass drops gradients, which recordings keep.
+    pub fn records(&self) -> Switch {
+        if self.step_in_backward { Switch::Off } else { self.graph }
+    }
+}
+
 /// Which optimizer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -11,7 +11,8 @@ use super::graph::recorder::Numbers;
 use super::{OptimizerKind, Parameter, TrainConfig};
 use crate::tensor::adamw::{self, Coded, Maps, Moments, Rate, Slot, Step};
 use crate::tensor::autograd::{clear_grad, with_gradient_hooks};
-use crate::tensor::{Device, Kind, Tensor, ledger, meta, scope};
+use crate::tensor::{Device, Kind, META, Tensor, kind_bytes, ledger, meta, scope};
+use crate::units::Bytes;
 use crate::{Error, Result};
 
 #[derive(Debug)]
@@ -142,8 +143,9 @@ impl AdamW {
     pub fn rate_on_device(&self) -> Tensor {
         let _category = ledger::enter(ledger::Category::Optimizer);
         let device = self.device();
+        let is_host = device == Device::Cpu || (device == META && meta::target() == meta::Target::Cpu);
         // libtorch's kernels read one in fp32, its loops on the host one in fp64
-        let kind = if device == Device::Cpu { Kind::Double } else { Kind::Float };
+        let kind = if is_host { Kind::Double } else { Kind::Float };
         Tensor::zeros([] as [i64; 0], (kind, device))
     }
 
@@ -284,6 +286,12 @@ impl AdamW {
 
     fn gradients(&self) -> impl Iterator<Item = (usize, Tensor)> {
         self.params.iter().enumerate().map(|(i, p)| (i, p.tensor.grad())).filter(|(_, grad)| grad.defined())
+    }
+
+    /// Bytes of all moments, wherever they are.
+    pub fn moment_bytes(&self) -> Bytes {
+        let moments = self.states.iter().flatten().flat_map(|state| state.moments.named());
+        Bytes(moments.map(|(_, moment)| moment.numel() as u64 * kind_bytes(moment.kind())).sum())
     }
 
     /// The moments as named tensors: `first.NAME`, `second.NAME` and `step.NAME`, or `first_codes.NAME`,

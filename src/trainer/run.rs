@@ -454,9 +454,7 @@ fn graphs<'a>(session: &Session, device: Device) -> Graphs<'a> {
         let text = format!("kernels of our own are off, and plans count less than is used then: {reason}");
         session.observer.on(&Event::Warning(text));
     }
-    // a step inside the backward pass drops gradients, recordings keep them
-    let switch = if config.step_in_backward { Switch::Off } else { config.graph };
-    Graphs::new(switch, device, session.has_room_for_graphs)
+    Graphs::new(config.records(), device, session.has_room_for_graphs)
 }
 
 /// Forward and backward passes over the micro-batches of one optimizer step; gradients stay in the parameters.

@@ -15,11 +15,11 @@ const NOTHING: f64 = 1e-3;
 
 /// What a first replay gave.
 #[derive(Debug)]
-pub struct Checked {
+pub(super) struct Checked {
     /// Of the replay or, where it differed, of the pass.
-    pub numbers: Numbers,
+    pub(super) numbers: Numbers,
     /// What differed.
-    pub difference: Option<String>,
+    pub(super) difference: Option<String>,
 }
 
 /// Runs `work`, then replays it, both from gradients of zero and the same state of `device`'s generators. What is added to
@@ -27,7 +27,7 @@ pub struct Checked {
 ///
 /// # Errors
 /// What `work` says and the device.
-pub fn first_replay(
+pub(super) fn first_replay(
     recording: &mut dyn Recording,
     work: &Work,
     gradients: &[&Tensor],

@@ -64,6 +64,7 @@ const VARIANTS: [(&str, &[&str]); 14] = [
     ("tiny", &["data.questions_per_picture=3", "train.precision=bf16", "train.checkpointing=full"]),
     ("tiny", &["data.questions_per_picture=2", "model.train_base=false", "train.precision=fp32"]),
     ("tiny", &["data.cache_vision=ram", "model.train_base=false", "train.precision=bf16"]),
+    ("tiny", &["train.graph=on", "train.optimizer=adamw8bit"]),
     ("full", &["train.checkpointing=full", "train.checkpoint_encoder=full"]),
     ("full", &["model.decoder=v6", "train.precision=fp32"]),
 ];
