@@ -12,8 +12,10 @@ use crate::nn::Quantization;
 use crate::plan::report::Machine;
 use crate::plan::search::{Candidate, Choice, Compromise, Found, Space, search};
 use crate::segment::setup::BatchNorm;
+use crate::segment::task::CacheVision;
 use crate::tensor::meta::Target;
 use crate::trainer::{Checkpointing, OptimizerKind};
+use crate::units::Bytes;
 use serde_json::json;
 
 /// Find settings for a card: to train the full model, or to make pairs
@@ -21,8 +23,10 @@ use serde_json::json;
 /// Searches micro-batch and accumulation (the effective batch stays), whether questions about one picture share it, what
 /// is run twice in the backward pass (layers of the language model, the image encoder, the mask decoder) and whether the
 /// optimizer's moments are on the host, by whole plans, and prints TOML for `prsmed train --config` on standard output;
-/// the plan and the runner-up go to standard error. Results of training do not depend on these (but for
-/// `model.batch_norm=batch`, which is said).
+/// the plan and the runner-up go to standard error. Where it changes no result, parameters may be stepped in the backward
+/// pass. Features of the frozen vision tower are kept in the cache folder; kernels of our own, and recorded steps where the
+/// host would hold the card back, are tried in the first steps of the run. Results of training do not depend on these (but
+/// for `model.batch_norm=batch`, which is said).
 ///
 /// Only when nothing fits so, frozen layers in 4 bits (`model.quantization`) are tried, then moments in 8 bits
 /// (`train.optimizer`), then smaller pictures, and that is said. 3 % of the card stay free. On the CPU, whose rates nobody
@@ -105,6 +109,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     context.output.line(&toml)?;
     let mut notes = vec![best.plan.table()];
     notes.extend(compromises(&config, best.choice.compromise));
+    notes.extend(used(&config, &config.with(&best.choice)));
     if best.choice.image_size < config.model.image_size {
         let (wanted, now) = (config.model.image_size, best.choice.image_size);
         notes.push(format!("nothing fits with pictures of {wanted} pixels: these have {now}, masks become coarser"));
@@ -171,10 +176,14 @@ pub(super) fn search_for(
 ) -> crate::Result<Found> {
     let (wanted, packed) = (config.model.image_size, config.data.questions_per_picture);
     let smaller = [768, 512].into_iter().filter(|side| may_shrink && *side < wanted);
+    let on_a_card = machine.target() == Target::Cuda;
     let space = Space {
         effective_batch,
         questions: if packed > 1 { vec![packed, 1] } else { vec![1] },
         image_sizes: std::iter::once(wanted).chain(smaller).collect(),
+        keep_features: if config.can_keep_features() { vec![true, false] } else { vec![false] },
+        record: on_a_card,
+        own_kernels: on_a_card,
         headroom_frac: HEADROOM_FRAC,
     };
     search(&Searched::new(config, machine)?, &space)
@@ -189,6 +198,25 @@ fn compromises(config: &RunConfig, compromise: Compromise) -> Vec<String> {
     }
     if compromise.optimizer != config.train.optimizer {
         notes.push("nothing fits otherwise: the optimizer's moments are in 8 bits".to_owned());
+    }
+    notes
+}
+
+/// What the settings switch on that needs a word.
+fn used(before: &RunConfig, now: &RunConfig) -> Vec<String> {
+    let mut notes = Vec::new();
+    if now.data.cache_vision == CacheVision::Disk && before.data.cache_vision == CacheVision::Off {
+        let most = Bytes((now.data.cache_vision_mib as u64) << 20);
+        notes.push(format!(
+            "`data.cache_vision=disk`: the first epoch computes what the frozen vision tower says, later ones read it from the \
+             cache folder, at most {most}"
+        ));
+    }
+    if now.train.fused_kernels != before.train.fused_kernels {
+        notes.push("`train.fused_kernels=auto`: kernels of our own, where the first steps find them faster".to_owned());
+    }
+    if now.train.step_in_backward && !before.train.step_in_backward {
+        notes.push("`train.step_in_backward=true`: each gradient is used and dropped in the backward pass".to_owned());
     }
     notes
 }
@@ -226,8 +254,17 @@ fn described(candidate: &Candidate) -> String {
     }
     let mut parts =
         vec![if twice.is_empty() { "no checkpointing".into() } else { format!("{} checkpointed", twice.join(", ")) }];
+    if saving.step_in_backward && choice.accumulation == 1 {
+        parts.push("steps in the backward pass".to_owned());
+    }
     if saving.offload_optimizer {
         parts.push("moments on the host".to_owned());
+    }
+    if choice.keep_features {
+        parts.push("vision features kept".to_owned());
+    }
+    if choice.record {
+        parts.push("steps recorded".to_owned());
     }
     match compromise.quantization {
         Quantization::None => {}

@@ -8,7 +8,7 @@ use crate::models::prsmed;
 use crate::nn::Quantization;
 use crate::plan::rehearse::{self, Buffers, Job, Rehearsed};
 use crate::plan::report::{Machine, Plan};
-use crate::plan::search::{Choice, Compromise, Effort, Problem, Saving};
+use crate::plan::search::{Choice, Compromise, Effort, Problem, Saving, Stepping};
 use crate::segment::rehearsal::{Example, Rehearsal};
 use crate::segment::setup::{self, BatchNorm};
 use crate::segment::sight;
@@ -200,7 +200,7 @@ impl RunConfig {
         let mut config = self.clone();
         config.model.image_size = choice.image_size;
         config.train.micro_batch = choice.micro_batch;
-        config.train.step_in_backward &= choice.accumulation == 1;
+        config.train.step_in_backward = choice.saving.step_in_backward && choice.accumulation == 1;
         config.train.accumulation = choice.accumulation;
         config.data.questions_per_picture = choice.questions;
         config.train.checkpointing = choice.saving.checkpointing;
@@ -209,7 +209,23 @@ impl RunConfig {
         config.train.offload_optimizer = choice.saving.offload_optimizer;
         config.train.optimizer = choice.compromise.optimizer;
         config.model.quantization = choice.compromise.quantization;
+        if choice.record && config.train.graph == Switch::Off {
+            config.train.graph = Switch::Auto;
+        }
+        if choice.own_kernels && config.train.fused_kernels == Switch::Off {
+            config.train.fused_kernels = Switch::Auto;
+        }
+        config.data.cache_vision = match (choice.keep_features, config.data.cache_vision) {
+            (false, _) => CacheVision::Off,
+            (true, CacheVision::Off) => CacheVision::Disk,
+            (true, place) => place,
+        };
         config
+    }
+
+    /// Whether vision features can be kept, and are of use in later epochs.
+    pub fn can_keep_features(&self) -> bool {
+        !self.model.train_base && self.data.augment != Augment::Classical
     }
 }
 
@@ -237,17 +253,24 @@ impl<'a> Searched<'a> {
 impl Problem for Searched<'_> {
     fn plan(&self, choice: &Choice, effort: Effort) -> Result<Plan> {
         let config = self.config.with(choice);
-        let (job, costs) = match effort {
-            Effort::Memory => (Job::Step, false),
-            Effort::Time => (Job::Step, true),
-            Effort::Whole => (Job::Train, true),
+        let costs = match effort {
+            Effort::Whole => return config.plan(Job::Train, self.machine),
+            Effort::Memory => false,
+            Effort::Time => true,
         };
-        let rehearsed = config.rehearse(job, config.longest_example(), self.machine, costs)?;
+        let rehearsed = config.rehearse(Job::Step, config.longest_example(), self.machine, costs)?;
         Ok(Plan::of(&rehearsed, self.machine))
     }
 
     fn savings(&self) -> Vec<Saving> {
-        Saving::ladder(self.llm_layers)
+        let train = &self.config.train;
+        let changes_results = train.clip_norm > 0.0 || train.precision == Precision::Fp16;
+        let stepping = match (train.step_in_backward, changes_results) {
+            (true, _) => Stepping::Wanted,
+            (false, true) => Stepping::Never,
+            (false, false) => Stepping::Possible,
+        };
+        Saving::ladder(self.llm_layers, stepping)
     }
 
     fn compromises(&self) -> Vec<Compromise> {
@@ -349,6 +372,28 @@ struct Change {
 /// Adds a change: its text, its cost, whether results stay the same, and the change itself.
 type Add<'a> = dyn FnMut(String, &'static str, bool, Box<dyn Fn(&mut RunConfig)>) + 'a;
 
+/// Stepping in the backward pass, where a step has one micro-batch.
+fn stepping_change(train: &TrainConfig, add: &mut Add) {
+    if train.step_in_backward || train.accumulation > 1 || train.precision == Precision::Fp16 {
+        return;
+    }
+    let apply = |c: &mut RunConfig| {
+        (c.train.step_in_backward, c.train.clip_norm) = (true, 0.0);
+        if c.train.graph == Switch::On {
+            c.train.graph = Switch::Off;
+        }
+    };
+    let off = if train.graph == Switch::On { " train.graph=off" } else { "" };
+    if train.clip_norm > 0.0 {
+        let text = format!("train.step_in_backward=true train.clip_norm=0{off}");
+        add(text, "each gradient is used at once, and none is clipped", false, Box::new(apply));
+    } else if train.micro_batch == 1 {
+        // larger ones can be made smaller, and a step then has several
+        let text = format!("train.step_in_backward=true{off}");
+        add(text, "each gradient is used at once", true, Box::new(apply));
+    }
+}
+
 /// What of a training could be changed without changing its results.
 fn exact_changes(train: &TrainConfig, add: &mut Add) {
     if train.checkpointing != Checkpointing::Full {
@@ -378,6 +423,15 @@ fn changes(config: &RunConfig, job: Job) -> Vec<Change> {
     let train = &config.train;
     if job == Job::Train {
         exact_changes(train, &mut add);
+        stepping_change(train, &mut add);
+        if config.data.cache_vision == CacheVision::Ram {
+            let apply = |c: &mut RunConfig| c.data.cache_vision = CacheVision::Disk;
+            add("data.cache_vision=disk".into(), "vision features in the cache folder", true, Box::new(apply));
+        }
+        if train.graph == Switch::On {
+            let apply = |c: &mut RunConfig| c.train.graph = Switch::Off;
+            add("train.graph=off".into(), "steps are not recorded", true, Box::new(apply));
+        }
     }
     if job != Job::Predict && train.micro_batch > 1 {
         let whole = train.micro_batch * train.accumulation;

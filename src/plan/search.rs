@@ -4,6 +4,10 @@
 //! the host) is searched first; what changes the arithmetic ([`Compromise`]) is tried only when nothing fits without it, and
 //! smaller pictures only when nothing fits with all of that.
 //!
+//! Two settings are never slower and take next to no memory, so that they are tried first and left out only when nothing fits
+//! with them ([`Space::keep_features`]), or tried at the end on what was found ([`Space::record`]: recorded steps are worth their
+//! memory where the host holds the card back).
+//!
 //! What is left out is not expected to win: every next saving needs less memory and more time, so for each micro-batch the
 //! first that fits is found by bisection; a larger micro-batch needs more memory, so those beyond the first that does not fit
 //! are not planned; of those that fit without any saving only the two largest are, because they read the weights the least
@@ -14,6 +18,7 @@ use super::report::Plan;
 use crate::Result;
 use crate::nn::Quantization;
 use crate::trainer::{Checkpointing, OptimizerKind};
+use crate::units::Bytes;
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -29,6 +34,12 @@ pub struct Choice {
     pub micro_batch: usize,
     /// Micro-batches of an optimizer step.
     pub accumulation: usize,
+    /// Whether what the frozen vision tower says about a picture is kept for later epochs.
+    pub keep_features: bool,
+    /// Whether recorded steps are tried in the first ones.
+    pub record: bool,
+    /// Whether kernels of our own are.
+    pub own_kernels: bool,
     /// What saves memory and changes no result.
     #[serde(flatten)]
     pub saving: Saving,
@@ -47,6 +58,8 @@ impl Choice {
 /// Less memory for more time, same results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Saving {
+    /// Whether parameters are stepped in the backward pass, in steps of one micro-batch.
+    pub step_in_backward: bool,
     /// Layers of the language model that are run twice.
     pub checkpointing: Checkpointing,
     /// Blocks of the image encoder that are.
@@ -59,20 +72,35 @@ pub struct Saving {
 
 impl Saving {
     /// All there are for a language model of `layers` layers, the cheapest first.
-    pub fn ladder(layers: usize) -> Vec<Self> {
+    pub fn ladder(layers: usize, stepping: Stepping) -> Vec<Self> {
         let none = Self {
+            step_in_backward: stepping == Stepping::Wanted,
             checkpointing: Checkpointing::None,
             checkpoint_encoder: Checkpointing::None,
             checkpoint_decoder: false,
             offload_optimizer: false,
         };
-        let encoder = Self { checkpoint_encoder: Checkpointing::Full, ..none };
+        let stepped = Self { step_in_backward: stepping != Stepping::Never, ..none };
+        let encoder = Self { checkpoint_encoder: Checkpointing::Full, ..stepped };
         let partly = (1..layers).map(|layers| Self { checkpointing: Checkpointing::Layers(layers), ..encoder });
         let full = Self { checkpointing: Checkpointing::Full, ..encoder };
         let decoder = Self { checkpoint_decoder: true, ..full };
         let offloaded = Self { offload_optimizer: true, ..decoder };
-        [none, encoder].into_iter().chain(partly).chain([full, decoder, offloaded]).collect()
+        let possible = stepping == Stepping::Possible;
+        let first = [Some(none), possible.then_some(stepped), Some(encoder)];
+        first.into_iter().flatten().chain(partly).chain([full, decoder, offloaded]).collect()
     }
+}
+
+/// Whether parameters may be stepped in the backward pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stepping {
+    /// It would change results: gradients are clipped, or scaled for fp16.
+    Never,
+    /// It changes none.
+    Possible,
+    /// The settings ask for it.
+    Wanted,
 }
 
 /// Less memory for coarser numbers.
@@ -146,6 +174,12 @@ pub struct Space {
     pub questions: Vec<usize>,
     /// Sides of the segmenter's picture, best first; a later one is tried only when nothing fits with the ones before.
     pub image_sizes: Vec<i64>,
+    /// Whether vision features may be kept; the later one is tried only when nothing fits with the first.
+    pub keep_features: Vec<bool>,
+    /// Whether steps may be recorded.
+    pub record: bool,
+    /// Whether kernels of our own may be tried.
+    pub own_kernels: bool,
     /// Part of the budget that stays free, 0..1.
     pub headroom_frac: f64,
 }
@@ -163,7 +197,9 @@ impl Candidate {
     /// Predicted seconds for each sample.
     #[expect(clippy::cast_precision_loss, reason = "a count of samples")]
     pub fn seconds(&self) -> f64 {
-        self.plan.time.map_or(0.0, |time| time.seconds / self.choice.samples() as f64)
+        let recorded = self.plan.recorded.filter(|_| self.choice.record).and_then(|recorded| recorded.seconds);
+        let seconds = recorded.or_else(|| self.plan.time.map(|time| time.seconds));
+        seconds.map_or(0.0, |seconds| seconds / self.choice.samples() as f64)
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a count of samples")]
@@ -186,9 +222,13 @@ pub struct Found {
 }
 
 /// Whether `plan` leaves the wanted part of its budget free.
-#[expect(clippy::cast_precision_loss, reason = "sizes in bytes lie far below 2^53")]
 pub fn has_headroom(plan: &Plan, headroom_frac: f64) -> bool {
-    plan.device_peak.0 as f64 <= plan.budget.bytes.0 as f64 * (1.0 - headroom_frac)
+    leaves(plan.device_peak, plan, headroom_frac)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "sizes in bytes lie far below 2^53")]
+fn leaves(peak: Bytes, plan: &Plan, headroom_frac: f64) -> bool {
+    peak.0 as f64 <= plan.budget.bytes.0 as f64 * (1.0 - headroom_frac)
 }
 
 /// A search under way, of what stays the same in all of its settings.
@@ -198,6 +238,8 @@ struct Search<'a> {
     image_size: i64,
     compromise: Compromise,
     questions: usize,
+    keep_features: bool,
+    own_kernels: bool,
     /// Pictures of a step.
     pictures: usize,
     savings: &'a [Saving],
@@ -214,6 +256,9 @@ impl Search<'_> {
             questions: self.questions,
             micro_batch,
             accumulation: self.pictures / micro_batch,
+            keep_features: self.keep_features,
+            record: false,
+            own_kernels: self.own_kernels,
             saving: self.savings[place.saving],
             compromise: self.compromise,
         };
@@ -335,7 +380,7 @@ struct Place {
 /// What planning says.
 pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
     let (savings, compromises, planned) = (problem.savings(), problem.compromises(), AtomicUsize::new(0));
-    let stage = |image_size: i64, compromise: Compromise, questions: usize| {
+    let stage = |image_size: i64, compromise: Compromise, keep_features: bool, questions: usize| {
         let pictures = space.effective_batch.div_ceil(questions);
         Search {
             problem,
@@ -343,6 +388,8 @@ pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
             image_size,
             compromise,
             questions,
+            keep_features,
+            own_kernels: space.own_kernels,
             pictures,
             savings: &savings,
             micro_batches: (1..=pictures).filter(|micro| pictures.is_multiple_of(*micro)).collect(),
@@ -352,14 +399,22 @@ pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
     let (mut fitting, mut considered) = (Vec::new(), 0);
     'found: for &image_size in &space.image_sizes {
         for &compromise in &compromises {
-            for &questions in &space.questions {
-                let search = stage(image_size, compromise, questions);
-                considered += search.micro_batches.len() * savings.len();
-                fitting.extend(search.best()?);
+            for &keep_features in &space.keep_features {
+                for &questions in &space.questions {
+                    let search = stage(image_size, compromise, keep_features, questions);
+                    considered += search.micro_batches.len() * savings.len();
+                    fitting.extend(search.best()?);
+                }
+                if !fitting.is_empty() {
+                    break 'found;
+                }
             }
-            if !fitting.is_empty() {
-                break 'found;
-            }
+        }
+    }
+    if space.record {
+        for candidate in &mut fitting {
+            considered += 1;
+            try_recorded(problem, candidate, space.headroom_frac, &planned)?;
         }
     }
     fitting.sort_by(faster);
@@ -367,12 +422,33 @@ pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
     let least = (space.image_sizes.last(), compromises.last(), space.questions.iter().min());
     let smallest = match least {
         (Some(&image_size), Some(&compromise), Some(&questions)) if fitting.is_empty() => {
-            let search = stage(image_size, compromise, questions);
+            let keeps = space.keep_features.last().is_some_and(|keeps| *keeps);
+            let search = stage(image_size, compromise, keeps, questions);
             Some(search.candidate(Place { micro_batch: 0, saving: savings.len() - 1 }, Effort::Whole)?)
         }
         _ => None,
     };
     Ok(Found { fitting, smallest, considered, planned: planned.into_inner() })
+}
+
+/// Makes `candidate` one that tries recorded steps, where the host holds its card back and they fit.
+fn try_recorded(
+    problem: &dyn Problem,
+    candidate: &mut Candidate,
+    headroom_frac: f64,
+    planned: &AtomicUsize,
+) -> Result<()> {
+    if !candidate.plan.time.is_some_and(|time| time.host_bound) {
+        return Ok(());
+    }
+    planned.fetch_add(1, Ordering::Relaxed);
+    let choice = Choice { record: true, ..candidate.choice };
+    let recorded = Candidate { choice, plan: problem.plan(&choice, Effort::Whole)? };
+    let fits = recorded.plan.recorded.is_some_and(|then| leaves(then.device_peak, &recorded.plan, headroom_frac));
+    if fits && recorded.seconds() < candidate.seconds() {
+        *candidate = recorded;
+    }
+    Ok(())
 }
 
 /// The largest number in `range` for which `fits`, when every smaller one fits too; `None` when not even the first does.
@@ -426,13 +502,18 @@ mod tests {
 
     #[test]
     fn savings_grow_from_nothing_to_everything() {
-        let ladder = Saving::ladder(2);
+        let ladder = Saving::ladder(2, Stepping::Never);
         let layers: Vec<Checkpointing> = ladder.iter().map(|saving| saving.checkpointing).collect();
         let full = Checkpointing::Full;
         assert_eq!(layers, [Checkpointing::None, Checkpointing::None, Checkpointing::Layers(1), full, full, full]);
         assert!(ladder.iter().skip(1).all(|saving| saving.checkpoint_encoder == full));
         assert_eq!(ladder.iter().filter(|saving| saving.checkpoint_decoder).count(), 2);
         assert_eq!(ladder.iter().filter(|saving| saving.offload_optimizer).count(), 1);
+        assert!(!ladder.iter().any(|saving| saving.step_in_backward));
+        let stepped =
+            |stepping| Saving::ladder(2, stepping).iter().map(|saving| saving.step_in_backward).collect::<Vec<_>>();
+        assert_eq!(stepped(Stepping::Possible), [false, true, true, true, true, true, true]);
+        assert_eq!(stepped(Stepping::Wanted), [true; 6]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use prsmed::config::AugmentRun;
 use prsmed::plan::rehearse::Steps;
 
 /// Settings that together run all code of the models.
-const VARIANTS: [(&str, &[&str]); 14] = [
+const VARIANTS: [(&str, &[&str]); 15] = [
     ("tiny", &[]),
     (
         "tiny",
