@@ -7,6 +7,7 @@ pub mod report;
 
 mod augment;
 mod bench;
+mod claim;
 mod data;
 mod eval;
 mod hub;

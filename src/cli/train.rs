@@ -1,9 +1,10 @@
 //! `prsmed train`.
 
+use super::claim::Claim;
 use super::data::RootArgs;
 use super::memory::ProfileArgs;
 use super::report::Outcome;
-use super::{Context, make_folder, plan, preset};
+use super::{Context, plan, preset};
 use crate::augment::export;
 use crate::config::planned::remedies;
 use crate::config::{Resolved, RunConfig, Sources};
@@ -97,9 +98,9 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         context.output.record(&resolved.config)?;
         return Ok(Outcome::Done);
     }
-    let resume_from = checkpoint_to_resume(args, context)?;
     let manifest = read_data(args, &resolved.config, context)?;
-    make_folder("--out", &args.out)?;
+    let _claim = Claim::on("--out", &args.out, context.progress.as_ref())?;
+    let resume_from = checkpoint_to_resume(args, context)?;
     if let Some(profile) = &profile {
         profile.check()?;
     }

@@ -7,9 +7,10 @@ use crate::augment::filter::judge::{Judged, Judges};
 use crate::augment::generate::{Generation, Summary};
 use crate::augment::settings::Mode;
 use crate::augment::study;
+use crate::cli::claim::Claim;
 use crate::cli::data::RootArgs;
 use crate::cli::report::Outcome;
-use crate::cli::{Context, make_folder, plan};
+use crate::cli::{Context, plan};
 use crate::config::AugmentRun;
 use crate::data::manifest::Manifest;
 use crate::event::Event;
@@ -90,7 +91,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let run = resolved.config;
     let manifest = study::limited_to(args.data.open()?, args.limit_real);
-    make_folder("--out", &args.out)?;
+    Export::refuse_foreign(&args.out)?;
+    let _claim = Claim::on("--out", &args.out, context.progress.as_ref())?;
     let (adapters, loras) = read_loras(&args.loras, context)?;
     let blueprint = blueprint(&run, context)?;
     let generation = Generation {

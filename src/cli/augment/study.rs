@@ -2,10 +2,11 @@
 
 use super::SegmenterArgs;
 use crate::augment::study::{self, Study};
+use crate::cli::claim::Claim;
 use crate::cli::data::RootArgs;
 use crate::cli::report::Outcome;
 use crate::cli::train::refuse_what_cannot_fit;
-use crate::cli::{Context, make_folder, plan};
+use crate::cli::{Context, plan};
 use crate::config::RunConfig;
 use crate::data::manifest::Manifest;
 use crate::event::Event;
@@ -68,7 +69,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let config = resolved.config;
     let real = args.data.open()?;
     let synthetic = Manifest::open(&args.extra, None)?;
-    make_folder("--out", &args.out)?;
+    let _claim = Claim::on("--out", &args.out, context.progress.as_ref())?;
     if !args.no_plan {
         refuse_what_cannot_fit(&config.with_cache_for(&real), &plan::training_machine(context), context)?;
     }
