@@ -140,8 +140,6 @@ fn the_rule_is_found_from_the_old_mask() {
     assert_eq!(told(None), Err(Refusal::TwoRules(pure_label("center").unwrap())));
     assert_eq!(told(Some(Zones::Grid)), Ok("center".into()));
     assert_eq!(told(Some(Zones::Quadrants)), Ok("top right".into()));
-    assert_eq!(rules_of(&row("q", "a", Some("upper center")), &old), [Zones::Grid]);
-    assert!(rules_of(&row("q", "a", Some("lower center")), &old).is_empty());
 }
 
 #[test]
