@@ -321,6 +321,7 @@ mod tests {
     use image::Luma;
 
     use super::*;
+    use crate::data::fixture;
 
     fn disc(width: u32, height: u32, middle: (u32, u32), radius: u32) -> GrayImage {
         GrayImage::from_fn(width, height, |x, y| {
@@ -416,20 +417,8 @@ mod tests {
         let row = |name: &str, modality: &str, split| {
             let mask_path = folder.path().join(name);
             disc(20, 20, (10, 10), 4).save(&mask_path).unwrap();
-            let words = || "w".to_owned();
-            let csv = PathBuf::from("a.csv");
-            Row {
-                csv,
-                line: 2,
-                modality: modality.to_owned(),
-                image_path: mask_path.clone(),
-                mask_path,
-                question: words(),
-                answer: words(),
-                position: None,
-                split,
-                synthetic: false,
-            }
+            let (modality, image_path) = (modality.to_owned(), mask_path.clone());
+            Row { modality, mask_path, image_path, split, ..fixture::row("w", "w", None) }
         };
         let rows = [
             row("a.png", "ct", Split::Train),

@@ -1,27 +1,10 @@
-use std::path::PathBuf;
-
 use ::image::Luma;
 use ::image::imageops::{flip_horizontal, rotate90, rotate180};
 
 use super::*;
 use crate::data::decode;
-use crate::data::fixture::shared;
-use crate::data::manifest::{Manifest, Split};
-
-fn row(question: &str, answer: &str, position: Option<&str>) -> Row {
-    Row {
-        csv: PathBuf::from("a.csv"),
-        line: 2,
-        modality: "ct".into(),
-        mask_path: PathBuf::from("m.png"),
-        image_path: PathBuf::from("i.png"),
-        question: question.into(),
-        answer: answer.into(),
-        position: position.map(str::to_owned),
-        split: Split::Train,
-        synthetic: false,
-    }
-}
+use crate::data::fixture::{row, shared};
+use crate::data::manifest::Manifest;
 
 /// 90x90 with blocks of `side` pixels at these corners.
 fn blocks(side: u32, corners: &[(u32, u32)]) -> GrayImage {

@@ -11,8 +11,8 @@ use crate::cli::data::RootArgs;
 use crate::cli::report::Outcome;
 use crate::cli::train::refuse_what_cannot_fit;
 use crate::cli::{Context, plan};
-use crate::segment::fit::{Recipe, Surroundings};
-use crate::{Error, Result, tensor};
+use crate::segment::fit::Recipe;
+use crate::{Error, Result};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -74,13 +74,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         refuse_what_cannot_fit(&config.with_cache_for(&real), &plan::training_machine(context), context)?;
     }
     let locate = |spec: &str| context.locate(spec);
-    let around = Surroundings {
-        device: tensor::default_device(),
-        locate: &locate,
-        cache: context.env.cache.as_deref(),
-        observer: context.progress.as_ref(),
-        interrupt: &context.interrupt,
-    };
+    let around = context.surroundings(&locate);
     let recipe = Recipe { model: config.model, lora: config.lora, train: config.train, data: config.data, text };
     let judges = Judges::train(&real, &recipe, usize::from(args.folds), &folder, around)?;
     // others may use them from here on

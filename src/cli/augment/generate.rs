@@ -16,7 +16,6 @@ use crate::data::manifest::Manifest;
 use crate::event::Event;
 use crate::models::diffusion::lora::{self, Adapter};
 use crate::plan::report::Plan;
-use crate::segment::fit::Surroundings;
 use crate::segment::rehearsal::Judging;
 use crate::tensor::{self, memory};
 use crate::units::Bytes;
@@ -134,13 +133,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 /// With the generator gone: its memory and theirs are never needed together.
 fn judge(judges: &Judges, real: &Manifest, args: &Args, run: &AugmentRun, context: &Context) -> Result<Judged> {
     let locate = |spec: &str| context.locate(spec);
-    let around = Surroundings {
-        device: tensor::default_device(),
-        locate: &locate,
-        cache: context.env.cache.as_deref(),
-        observer: context.progress.as_ref(),
-        interrupt: &context.interrupt,
-    };
+    let around = context.surroundings(&locate);
     let judged = judges.judge(real, &mut Export::open(&args.out)?, &run.filter, 0, around)?;
     context.output.line(super::filter::told(&judged, &args.out))?;
     Ok(judged)

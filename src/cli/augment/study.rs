@@ -11,8 +11,8 @@ use crate::config::RunConfig;
 use crate::data::manifest::Manifest;
 use crate::event::Event;
 use crate::metrics::paired::Verdict;
-use crate::segment::fit::{Recipe, Surroundings};
-use crate::{Error, Result, tensor};
+use crate::segment::fit::Recipe;
+use crate::{Error, Result};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -88,13 +88,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         ratio,
         out: &args.out,
     };
-    let report = study.run(Surroundings {
-        device: tensor::default_device(),
-        locate: &locate,
-        cache: context.env.cache.as_deref(),
-        observer: context.progress.as_ref(),
-        interrupt: &context.interrupt,
-    })?;
+    let report = study.run(context.surroundings(&locate))?;
     if report.seeds.len() == 1 {
         let text = "one seed says nothing of other seeds: use `--seeds 3` or more before believing a gain";
         context.progress.on(&Event::Warning(text.into()));
