@@ -7,7 +7,7 @@ use crate::data::text::clip_bpe::ClipTokenizer;
 use crate::hub::of_variant;
 use crate::models::diffusion::sampler::{self, SchedulerConfig};
 use crate::models::diffusion::{controlnet, text, unet, vae};
-use crate::tensor::store::{Role, Store};
+use crate::tensor::store::Store;
 use crate::tensor::weights::Archive;
 use crate::{Error, Result};
 use serde::de::DeserializeOwned;
@@ -352,11 +352,6 @@ impl Part {
             Self::Text(_) => text::current_name(stored),
             Self::Unet | Self::ControlNet => stored.to_owned(),
         }
-    }
-
-    /// What its tensors are for.
-    pub fn role(self) -> Role {
-        Role::Frozen
     }
 }
 

@@ -38,16 +38,6 @@ impl Bank {
         Self { masks }
     }
 
-    /// Number of masks of a modality.
-    pub fn len(&self, modality: &str) -> usize {
-        self.masks.get(modality).map_or(0, Vec::len)
-    }
-
-    /// Whether there is no mask at all.
-    pub fn is_empty(&self) -> bool {
-        self.masks.is_empty()
-    }
-
     /// A mask of the modality other than `except` (the target's own, unless it is the only one), as 0 and 255.
     ///
     /// # Errors
@@ -331,6 +321,7 @@ mod tests {
     use image::Luma;
 
     use super::*;
+    use crate::data::fixture;
 
     fn disc(width: u32, height: u32, middle: (u32, u32), radius: u32) -> GrayImage {
         GrayImage::from_fn(width, height, |x, y| {
@@ -426,20 +417,8 @@ mod tests {
         let row = |name: &str, modality: &str, split| {
             let mask_path = folder.path().join(name);
             disc(20, 20, (10, 10), 4).save(&mask_path).unwrap();
-            let words = || "w".to_owned();
-            let csv = PathBuf::from("a.csv");
-            Row {
-                csv,
-                line: 2,
-                modality: modality.to_owned(),
-                image_path: mask_path.clone(),
-                mask_path,
-                question: words(),
-                answer: words(),
-                position: None,
-                split,
-                synthetic: false,
-            }
+            let (modality, image_path) = (modality.to_owned(), mask_path.clone());
+            Row { modality, mask_path, image_path, split, ..fixture::row("w", "w", None) }
         };
         let rows = [
             row("a.png", "ct", Split::Train),
@@ -450,7 +429,9 @@ mod tests {
             Row { synthetic: true, ..row("e.png", "ct", Split::Train) },
         ];
         let bank = Bank::new(&rows);
-        assert_eq!((bank.len("ct"), bank.len("us"), bank.len("xr")), (2, 1, 0));
+        let counts: Vec<(&str, usize)> =
+            bank.masks.iter().map(|(class, masks)| (class.as_str(), masks.len())).collect();
+        assert_eq!(counts, [("ct", 2), ("us", 1)]);
         let mut rng = ChaCha8Rng::seed_from_u64(0);
         for _ in 0..10 {
             let (path, mask) = bank.draw("ct", &rows[0].mask_path, &mut rng).unwrap();

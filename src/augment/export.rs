@@ -55,20 +55,30 @@ pub struct Export {
 }
 
 impl Export {
-    /// Opens or begins the data root `root`.
+    /// Tells a data root of pairs, or what may become one, from somebody's data set.
     ///
     /// # Errors
-    /// As [`Journal::open`]; [`Error::Io`]; [`Error::Data`] when `root` holds annotations but no journal: it is somebody's data set.
-    pub fn open(root: &Path) -> Result<Self> {
-        let journal = root.join(JOURNAL);
-        let existed = journal.exists();
-        if !existed && ["annotations", "annotation"].iter().any(|name| root.join(name).exists()) {
+    /// [`Error::Data`] when `root` holds annotations but no journal.
+    pub fn refuse_foreign(root: &Path) -> Result<()> {
+        let is_data_set = ["annotations", "annotation"].iter().any(|name| root.join(name).exists());
+        if is_data_set && !root.join(JOURNAL).exists() {
             return Err(Error::data(
                 root,
                 format!("is a data root without `{JOURNAL}`; nothing was written"),
                 "give a folder of its own for the new pairs",
             ));
         }
+        Ok(())
+    }
+
+    /// Opens or begins the data root `root`.
+    ///
+    /// # Errors
+    /// As [`Self::refuse_foreign`] and [`Journal::open`]; [`Error::Io`].
+    pub fn open(root: &Path) -> Result<Self> {
+        Self::refuse_foreign(root)?;
+        let journal = root.join(JOURNAL);
+        let existed = journal.exists();
         fs::create_dir_all(root).map_err(Error::io(root, "create"))?;
         let this = Self { root: root.to_path_buf(), journal: Journal::open(&journal)? };
         // a revision that was stopped has moved files already
@@ -212,7 +222,7 @@ pub fn drop_pairs_of_held_out(manifest: &mut Manifest) -> Result<usize> {
     let mut leaking: BTreeSet<PathBuf> = BTreeSet::new();
     for path in roots {
         let root = path.parent().unwrap_or(&path).to_path_buf();
-        for record in Journal::open(&path)?.records().iter().filter(|record| sums.contains(&record.source_sha256)) {
+        for record in Journal::read(&path)?.iter().filter(|record| sums.contains(&record.source_sha256)) {
             leaking.insert(root.join(&record.class).join("train_masks").join(format!("{}.png", record.name)));
         }
     }

@@ -200,13 +200,6 @@ impl Hold {
     pub fn repaint_frac(&self) -> f64 {
         repaint_frac(&self.held)
     }
-
-    /// The repainted pixels, 0 or 255.
-    pub fn repaint(&self) -> GrayImage {
-        let mut repaint = self.held.clone();
-        repaint.iter_mut().for_each(|value| *value = 255 - *value);
-        repaint
-    }
 }
 
 /// Number of set pixels.

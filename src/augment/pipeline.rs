@@ -16,7 +16,7 @@ use crate::models::diffusion::sampler::{History, Sampler};
 use crate::models::diffusion::text::ClipText;
 use crate::models::diffusion::unet::{Added, Conditioning, Unet};
 use crate::models::diffusion::vae::Vae;
-use crate::tensor::store::{Store, StoreOptions};
+use crate::tensor::store::{Role, Store, StoreOptions};
 use crate::tensor::{Device, Kind, META, Tensor, dims, guard, ledger, meta, no_grad, rng, scope};
 use crate::{Error, Result};
 
@@ -66,7 +66,7 @@ impl Place {
         let store = self.store(blueprint, kind);
         // each network has the same random weights whatever was built before it
         rng::seed(self.seed);
-        let network = guard::guard(|| Ok(no_grad(|| build(&store.root(part.role())))))?;
+        let network = guard::guard(|| Ok(no_grad(|| build(&store.root(Role::Frozen)))))?;
         if self.device != META {
             blueprint.fill(part, &store)?;
         }

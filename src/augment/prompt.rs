@@ -11,9 +11,10 @@ use rand::seq::IndexedRandom;
 use serde::Deserialize;
 
 use super::settings::Mode;
+use crate::Result;
 use crate::data::manifest::Row;
+use crate::data::templates;
 use crate::place::{Zones, first_place};
-use crate::{Error, Result};
 
 const EMBEDDED: &str = include_str!("prompts.toml");
 /// A description is cut after this many words: CLIP reads 77 tokens.
@@ -110,20 +111,9 @@ impl Prompts {
     /// Reads a file of the embedded one's form.
     ///
     /// # Errors
-    /// [`Error::Io`] when it cannot be read, [`Error::Config`] when it is no TOML of that form, has an unknown key or
-    /// placeholder, an empty prompt, or no default that every row can fill.
+    /// As [`templates::read`], and for an unknown placeholder, an empty prompt, or no default that every row can fill.
     pub fn open(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(Error::io(path, "read"))?;
-        let bad = |reason: String| {
-            Error::config(
-                path.display().to_string(),
-                reason,
-                "start from the program's own `src/augment/prompts.toml`; its head explains the placeholders",
-            )
-        };
-        let prompts: Self = toml::from_str(&text).map_err(|error| bad(error.to_string()))?;
-        prompts.check().map_err(bad)?;
-        Ok(prompts)
+        templates::read(path, "src/augment/prompts.toml", Self::check)
     }
 
     fn check(&self) -> std::result::Result<(), String> {
@@ -324,27 +314,14 @@ fn folder_words(folder: &str) -> (Option<String>, Option<String>) {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use rand::SeedableRng;
     use rand_chacha::ChaCha8Rng;
 
     use super::*;
-    use crate::data::manifest::Split;
+    use crate::data::fixture;
 
     fn row(modality: &str, question: &str, answer: &str, position: Option<&str>) -> Row {
-        Row {
-            csv: PathBuf::new(),
-            line: 2,
-            modality: modality.to_owned(),
-            mask_path: PathBuf::new(),
-            image_path: PathBuf::new(),
-            question: question.to_owned(),
-            answer: answer.to_owned(),
-            position: position.map(str::to_owned),
-            split: Split::Train,
-            synthetic: false,
-        }
+        Row { modality: modality.to_owned(), ..fixture::row(question, answer, position) }
     }
 
     const MODES: [Mode; 5] = [Mode::KeepLesion, Mode::EditLesion, Mode::InsertLesion, Mode::MaskToImage, Mode::Img2img];

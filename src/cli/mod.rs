@@ -7,6 +7,7 @@ pub mod report;
 
 mod augment;
 mod bench;
+mod claim;
 mod data;
 mod eval;
 mod hub;
@@ -21,6 +22,7 @@ mod train;
 
 use crate::Error;
 use crate::hub::Files;
+use crate::segment::fit::Surroundings;
 use crate::tensor::{self, kernels, ledger};
 use clap::{Parser, Subcommand};
 use env::Env;
@@ -175,6 +177,11 @@ fn listen_for_interrupts(context: &Context, saves: bool) {
     }
 }
 
+/// Values of `--set` with those of other flags over them, as [`crate::config::Sources`] takes them.
+fn sets_of(sets: &[String], flags: impl IntoIterator<Item = (String, String)>) -> Vec<(String, String)> {
+    sets.iter().map(|set| (set.clone(), "--set".to_owned())).chain(flags).collect()
+}
+
 /// Makes the folder of a command's results and tries it, before the expensive work.
 fn make_folder(flag: &str, folder: &Path) -> crate::Result<()> {
     if folder.exists() && !folder.is_dir() {
@@ -186,6 +193,17 @@ fn make_folder(flag: &str, folder: &Path) -> crate::Result<()> {
 }
 
 impl Context {
+    /// Where and under whose eyes this process trains. `locate` is [`Self::locate`] of the same context.
+    fn surroundings<'a>(&'a self, locate: &'a dyn Fn(&str) -> crate::Result<PathBuf>) -> Surroundings<'a> {
+        Surroundings {
+            device: tensor::default_device(),
+            locate,
+            cache: self.env.cache.as_deref(),
+            observer: self.progress.as_ref(),
+            interrupt: &self.interrupt,
+        }
+    }
+
     /// A `hub:` name or a path as a local path.
     fn locate(&self, spec: &str) -> crate::Result<PathBuf> {
         if spec.starts_with("hub:") {

@@ -1,9 +1,9 @@
 //! `prsmed plan`, and how commands name settings and machines to plan for.
 
-use super::Context;
 use super::report::Outcome;
+use super::{Context, sets_of};
 use crate::config::planned::{Remedy, remedies};
-use crate::config::{AugmentRun, RunConfig, Sources};
+use crate::config::{AugmentRun, RunConfig, Settings, Sources};
 use crate::event::Event;
 use crate::plan::cards::{self, Budget};
 use crate::plan::device_terms::Facts;
@@ -34,20 +34,17 @@ pub(super) struct SettingsArgs {
 impl SettingsArgs {
     /// The settings with those of flags over them.
     pub(super) fn resolve(&self, flags: Vec<(String, String)>) -> Result<RunConfig> {
-        let mut sets: Vec<(String, String)> = self.sets.iter().map(|set| (set.clone(), "--set".to_owned())).collect();
-        sets.extend(flags);
-        let sources =
-            Sources { preset: self.preset.clone(), default_preset: "full".into(), file: self.config.clone(), sets };
-        Ok(sources.resolve()?.config)
+        self.resolve_as("full", flags)
     }
 
     /// The same for making pairs.
     pub(super) fn resolve_augment(&self, flags: Vec<(String, String)>) -> Result<AugmentRun> {
-        let mut sets: Vec<(String, String)> = self.sets.iter().map(|set| (set.clone(), "--set".to_owned())).collect();
-        sets.extend(flags);
-        let sources =
-            Sources { preset: self.preset.clone(), default_preset: "augment".into(), file: self.config.clone(), sets };
-        Ok(sources.resolve_as()?.config)
+        self.resolve_as("augment", flags)
+    }
+
+    fn resolve_as<T: Settings>(&self, default_preset: &str, flags: Vec<(String, String)>) -> Result<T> {
+        let (preset, file, sets) = (self.preset.clone(), self.config.clone(), sets_of(&self.sets, flags));
+        Ok(Sources { preset, default_preset: default_preset.into(), file, sets }.resolve_as()?.config)
     }
 }
 

@@ -1,9 +1,10 @@
 //! `prsmed train`.
 
+use super::claim::Claim;
 use super::data::RootArgs;
 use super::memory::ProfileArgs;
 use super::report::Outcome;
-use super::{Context, make_folder, plan, preset};
+use super::{Context, plan, preset, sets_of};
 use crate::augment::export;
 use crate::config::planned::remedies;
 use crate::config::{Resolved, RunConfig, Sources};
@@ -12,7 +13,7 @@ use crate::data::split;
 use crate::event::{Event, Observer};
 use crate::plan::rehearse::Job;
 use crate::plan::report::{Machine, Plan};
-use crate::segment::fit::{self, Recipe, Surroundings};
+use crate::segment::fit::{self, Recipe};
 use crate::segment::task::SegmentTask;
 use crate::segment::{Assembly, sight};
 use crate::tensor::weights::{readable_folder, write_bytes};
@@ -97,9 +98,9 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         context.output.record(&resolved.config)?;
         return Ok(Outcome::Done);
     }
-    let resume_from = checkpoint_to_resume(args, context)?;
     let manifest = read_data(args, &resolved.config, context)?;
-    make_folder("--out", &args.out)?;
+    let _claim = Claim::on("--out", &args.out, context.progress.as_ref())?;
+    let resume_from = checkpoint_to_resume(args, context)?;
     if let Some(profile) = &profile {
         profile.check()?;
     }
@@ -296,7 +297,7 @@ fn resolve(args: &Args, context: &Context) -> Result<Resolved> {
         None if args.resume && args.preset.is_none() && saved.exists() => Some(saved),
         other => other.clone(),
     };
-    let mut sets: Vec<(String, String)> = args.sets.iter().map(|s| (s.clone(), "--set".to_owned())).collect();
+    let mut sets = sets_of(&args.sets, []);
     let flags = [
         ("train.seed", "--seed", args.seed.map(|seed| seed.to_string())),
         ("train.precision", "--precision", args.precision.clone()),
@@ -383,12 +384,6 @@ fn read_data(args: &Args, config: &RunConfig, context: &Context) -> Result<Manif
 
 fn build(recipe: &Recipe, manifest: &Manifest, checkpoint: Option<&Path>, context: &Context) -> Result<Assembly> {
     let locate = |spec: &str| context.locate(spec);
-    let around = Surroundings {
-        device: tensor::default_device(),
-        locate: &locate,
-        cache: context.env.cache.as_deref(),
-        observer: context.progress.as_ref(),
-        interrupt: &context.interrupt,
-    };
+    let around = context.surroundings(&locate);
     fit::assemble(recipe, manifest, checkpoint, around)
 }

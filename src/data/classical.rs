@@ -274,11 +274,9 @@ fn normal(random: &mut impl Rng) -> f32 {
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use super::*;
-    use crate::data::fixture::shared;
-    use crate::data::manifest::{Manifest, Split};
+    use crate::data::fixture::{self, shared};
+    use crate::data::manifest::Manifest;
     use crate::data::position::{self, Zones};
     use crate::data::sample::decoded;
 
@@ -290,18 +288,7 @@ mod tests {
     }
 
     fn row(answer: &str, position: &str) -> Row {
-        Row {
-            csv: PathBuf::from("a.csv"),
-            line: 2,
-            modality: "ct".into(),
-            mask_path: PathBuf::from("m.png"),
-            image_path: PathBuf::from("i.png"),
-            question: "Where is the lesion?".into(),
-            answer: answer.into(),
-            position: Some(position.into()),
-            split: Split::Train,
-            synthetic: false,
-        }
+        fixture::row("Where is the lesion?", answer, Some(position))
     }
 
     /// A disc in a 120x90 mask.

@@ -1,9 +1,11 @@
-//! Small data roots for the tests of this folder.
+//! Small data roots and rows for tests.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use ::image::{GrayImage, Luma, Rgb, RgbImage};
+
+use crate::data::manifest::{Row, Split};
 
 /// A data root in a temporary folder.
 pub(crate) struct Root(tempfile::TempDir);
@@ -45,6 +47,22 @@ impl Root {
     pub(crate) fn pair(&self, class: &str, split: &str, name: &str) {
         self.image(&format!("{class}/{split}_images/{name}.png"), 12, 8);
         self.mask(&format!("{class}/{split}_masks/{name}.png"), 12, 8, |x, y| if x < 5 && y < 3 { 255 } else { 0 });
+    }
+}
+
+/// A training row of the class `ct`, with files that are not there.
+pub(crate) fn row(question: &str, answer: &str, position: Option<&str>) -> Row {
+    Row {
+        csv: PathBuf::from("a.csv"),
+        line: 2,
+        modality: "ct".into(),
+        mask_path: PathBuf::from("m.png"),
+        image_path: PathBuf::from("i.png"),
+        question: question.into(),
+        answer: answer.into(),
+        position: position.map(str::to_owned),
+        split: Split::Train,
+        synthetic: false,
     }
 }
 

@@ -334,27 +334,10 @@ fn turn_label(label: &str, transform: Transform, style: [&str; 2]) -> Option<Str
 
 #[cfg(test)]
 mod tests {
-    use std::path::PathBuf;
-
     use ::image::Luma;
 
     use super::*;
-    use crate::data::manifest::Split;
-
-    fn row(question: &str, answer: &str, position: Option<&str>) -> Row {
-        Row {
-            csv: PathBuf::from("a.csv"),
-            line: 2,
-            modality: "ct".into(),
-            mask_path: PathBuf::from("m.png"),
-            image_path: PathBuf::from("i.png"),
-            question: question.into(),
-            answer: answer.into(),
-            position: position.map(str::to_owned),
-            split: Split::Train,
-            synthetic: false,
-        }
-    }
+    use crate::data::fixture::row;
 
     fn turned(text: &str, transform: Transform) -> Option<String> {
         turn_row(&row("where?", text, None), transform).map(|row| row.answer)

@@ -34,4 +34,4 @@ pub mod text;
 mod random;
 
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;

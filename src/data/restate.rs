@@ -70,12 +70,6 @@ pub fn restate(row: &Row, old: &GrayImage, new: &GrayImage, zones: Option<Zones>
     })
 }
 
-/// The rules that give the row's place for its mask; none when the row names no single place.
-pub fn rules_of(row: &Row, mask: &GrayImage) -> Vec<Zones> {
-    let (Ok(scene), Ok(place)) = (Scene::of(mask), named_place(row)) else { return Vec::new() };
-    [Zones::Grid, Zones::Quadrants].into_iter().filter(|zones| scene.place(*zones) == place).collect()
-}
-
 /// What a mask says of its picture.
 struct Scene {
     foreground: GrayImage,

@@ -1,27 +1,10 @@
-use std::path::PathBuf;
-
 use ::image::Luma;
 use ::image::imageops::{flip_horizontal, rotate90, rotate180};
 
 use super::*;
 use crate::data::decode;
-use crate::data::fixture::shared;
-use crate::data::manifest::{Manifest, Split};
-
-fn row(question: &str, answer: &str, position: Option<&str>) -> Row {
-    Row {
-        csv: PathBuf::from("a.csv"),
-        line: 2,
-        modality: "ct".into(),
-        mask_path: PathBuf::from("m.png"),
-        image_path: PathBuf::from("i.png"),
-        question: question.into(),
-        answer: answer.into(),
-        position: position.map(str::to_owned),
-        split: Split::Train,
-        synthetic: false,
-    }
-}
+use crate::data::fixture::{row, shared};
+use crate::data::manifest::Manifest;
 
 /// 90x90 with blocks of `side` pixels at these corners.
 fn blocks(side: u32, corners: &[(u32, u32)]) -> GrayImage {
@@ -140,8 +123,6 @@ fn the_rule_is_found_from_the_old_mask() {
     assert_eq!(told(None), Err(Refusal::TwoRules(pure_label("center").unwrap())));
     assert_eq!(told(Some(Zones::Grid)), Ok("center".into()));
     assert_eq!(told(Some(Zones::Quadrants)), Ok("top right".into()));
-    assert_eq!(rules_of(&row("q", "a", Some("upper center")), &old), [Zones::Grid]);
-    assert!(rules_of(&row("q", "a", Some("lower center")), &old).is_empty());
 }
 
 #[test]

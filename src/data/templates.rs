@@ -7,6 +7,7 @@ use std::path::Path;
 use rand::Rng;
 use rand::seq::IndexedRandom;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 
 use crate::{Error, Result};
 
@@ -100,20 +101,9 @@ impl Templates {
     /// Reads a file of the embedded one's form.
     ///
     /// # Errors
-    /// [`Error::Io`] when it cannot be read, [`Error::Config`] when it is no TOML of that form, has an empty section,
-    /// an unknown placeholder, or an answer without its zone.
+    /// As [`read`], and for an empty section, an unknown placeholder, or an answer without its zone.
     pub fn open(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(Error::io(path, "read"))?;
-        let bad = |reason: String| {
-            Error::config(
-                path.display().to_string(),
-                reason,
-                "start from the program's own `src/data/templates.toml`; its head explains the placeholders",
-            )
-        };
-        let templates: Self = toml::from_str(&text).map_err(|error| bad(error.to_string()))?;
-        templates.check().map_err(bad)?;
-        Ok(templates)
+        read(path, "src/data/templates.toml", Self::check)
     }
 
     fn check(&self) -> std::result::Result<(), String> {
@@ -165,6 +155,23 @@ pub fn draw<'a>(templates: &'a [QuestionTemplate], count: usize, rng: &mut impl 
             (template.question.as_str(), answer)
         })
         .collect()
+}
+
+/// Reads a file of sentences in the form of the program's own, `example` in its source.
+///
+/// # Errors
+/// [`Error::Io`] when it cannot be read, [`Error::Config`] when it is no TOML of that form or `check` says so.
+pub fn read<T: DeserializeOwned>(
+    path: &Path,
+    example: &str,
+    check: impl FnOnce(&T) -> Result<(), String>,
+) -> Result<T> {
+    let text = std::fs::read_to_string(path).map_err(Error::io(path, "read"))?;
+    let sentences = toml::from_str(&text).map_err(|error| error.to_string());
+    sentences.and_then(|sentences| check(&sentences).map(|()| sentences)).map_err(|reason| {
+        let hint = format!("start from the program's own `{example}`; its head explains the placeholders");
+        Error::config(path.display().to_string(), reason, hint)
+    })
 }
 
 fn known(text: &str, allowed: &[&str]) -> std::result::Result<(), String> {

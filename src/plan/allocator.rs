@@ -21,7 +21,10 @@
 //! - Sizes are rounded up to equal divisions everywhere; libtorch can also do so by size. 1 PiB is out of memory; in
 //!   libtorch 1 EiB is.
 
-use std::collections::BTreeSet;
+mod blocks;
+mod expandable;
+
+use self::blocks::{BlockPool, Node};
 use std::iter::successors;
 
 /// Sizes are multiples of this (`kMinBlockSize`).
@@ -122,52 +125,6 @@ pub struct Segment {
     pub small: bool,
     /// The stream that it serves.
     pub stream: u32,
-}
-
-/// A part of a segment: live, free, or (expandable segments only) without pages.
-#[derive(Debug, Clone, Copy)]
-struct Node {
-    address: u64,
-    /// 0 in an unused place of the arena.
-    size: u64,
-    stream: u32,
-    pool: usize,
-    allocated: bool,
-    mapped: bool,
-    /// Its neighbours in the segment.
-    prev: Option<usize>,
-    next: Option<usize>,
-    /// `BlockPool::searches` when it became free.
-    freed_at: u64,
-}
-
-/// Order of search: stream, size (0 without pages), address; then the place in the arena.
-type Key = (u32, u64, u64, usize);
-
-/// The unused blocks of one kind.
-#[derive(Debug)]
-struct BlockPool {
-    owner: Pool,
-    small: bool,
-    /// Whether its memory stays reserved when the cache is emptied.
-    kept: bool,
-    /// Free blocks.
-    free: BTreeSet<Key>,
-    /// Address ranges without pages.
-    unmapped: BTreeSet<Key>,
-    /// Searches so far; counted only for garbage collection.
-    searches: u64,
-}
-
-impl BlockPool {
-    fn new(owner: Pool, small: bool) -> Self {
-        Self { owner, small, kept: false, free: BTreeSet::new(), unmapped: BTreeSet::new(), searches: 0 }
-    }
-
-    /// Unit in which an expandable segment grows and shrinks.
-    fn page(&self) -> u64 {
-        if self.small { SMALL_SEGMENT } else { LARGE_SEGMENT }
-    }
 }
 
 /// What an allocation comes down to.
@@ -348,13 +305,8 @@ impl CachingAllocator {
             free.range((request.stream, request.size, 0, 0)..).take_while(|key| key.0 == request.stream);
         let mut best = *candidates.next()?;
         if self.settings.expandable_segments {
-            // A block counts with the addresses behind it into which it could grow.
-            let room = |index: usize| {
-                let behind = self.nodes[index].next.map(|next| self.nodes[next]).filter(|next| !next.mapped);
-                self.nodes[index].size + behind.map_or(0, |next| next.size)
-            };
             for &next in candidates {
-                if room(next.3) >= room(best.3) {
+                if self.room(next.3) >= self.room(best.3) {
                     break;
                 }
                 best = next;
@@ -394,97 +346,6 @@ impl CachingAllocator {
         }
         self.stats.num_segments += 1;
         Some(self.add_range(request, request.segment, ROUND_LARGE, true))
-    }
-
-    /// Maps the lowest range of free blocks and addresses without pages that is long enough.
-    fn grow_expandable(&mut self, request: &Request) -> Option<usize> {
-        let mut index = self.find_range(request);
-        let node = self.nodes[index];
-        if !node.mapped && !self.map(index, node.size.min(request.size)) {
-            return None;
-        }
-        loop {
-            let node = self.nodes[index];
-            if node.size >= request.size {
-                self.unshelve(index);
-                return Some(index);
-            }
-            // Behind a free block that is too small are addresses without pages; once mapped, they absorb it.
-            index = node.next?;
-            let behind = self.nodes[index].size;
-            if !self.map(index, behind.min(request.size - node.size)) {
-                return None;
-            }
-        }
-    }
-
-    fn find_range(&mut self, request: &Request) -> usize {
-        let is_unused = |index: &usize| !self.nodes[*index].allocated;
-        let pool = &self.pools[request.pool];
-        let ranges = pool.unmapped.range((request.stream, 0, 0, 0)..).take_while(|key| key.0 == request.stream);
-        for &(_, _, _, index) in ranges {
-            let start = self.nodes[index].prev.filter(is_unused).unwrap_or(index);
-            let unused = successors(Some(start), |&index| self.nodes[index].next.filter(is_unused));
-            let mut room = 0;
-            if unused.map(|index| self.nodes[index].size).any(|size| {
-                room += size;
-                room >= request.size
-            }) {
-                return start;
-            }
-        }
-        let (device, page) = (self.settings.limit.map_or(ADDRESS_SPACE, |limit| limit.min(ADDRESS_SPACE)), pool.page());
-        let index = self.add_range(request, (device + device / 8).max(1).next_multiple_of(page), page, false);
-        self.shelve(index);
-        index
-    }
-
-    /// Gives pages to the first `size` bytes of a range without them, whole pages. Says whether the device had them.
-    fn map(&mut self, index: usize, size: u64) -> bool {
-        let node = self.nodes[index];
-        let mapped = size.next_multiple_of(self.pools[node.pool].page());
-        if !self.reserve(mapped) {
-            return false;
-        }
-        self.unshelve(index);
-        self.nodes[index].size = mapped;
-        if mapped < node.size {
-            self.cut_off(index, node.size - mapped);
-        }
-        self.nodes[index].mapped = true;
-        self.merge_neighbours(index);
-        self.shelve(index);
-        true
-    }
-
-    /// Returns the whole pages in a free block to the device, and the segment if nothing of it is mapped any more.
-    fn unmap(&mut self, index: usize) {
-        let node = self.nodes[index];
-        let (page, old_end) = (self.pools[node.pool].page(), node.address + node.size);
-        let (begin, end) = (node.address.next_multiple_of(page), old_end / page * page);
-        if begin >= end {
-            return;
-        }
-        self.unshelve(index);
-        self.nodes[index].size = end - node.address;
-        if old_end > end {
-            self.cut_off(index, old_end - end);
-        }
-        let mut unmapped = index;
-        if begin > node.address {
-            self.nodes[index].size = begin - node.address;
-            unmapped = self.cut_off(index, end - begin);
-            self.unshelve(unmapped);
-            self.shelve(index);
-        }
-        self.nodes[unmapped].mapped = false;
-        self.merge_neighbours(unmapped);
-        self.stats.reserved -= end - begin;
-        if self.is_whole(unmapped) {
-            self.remove(unmapped);
-        } else {
-            self.shelve(unmapped);
-        }
     }
 
     /// Releases free oversize blocks, no more than needed. Says whether that frees enough.
@@ -543,11 +404,6 @@ impl CachingAllocator {
         self.settings.max_split_size.unwrap_or(u64::MAX)
     }
 
-    /// Whether the block is all of its segment.
-    fn is_whole(&self, index: usize) -> bool {
-        self.nodes[index].prev.is_none() && self.nodes[index].next.is_none()
-    }
-
     /// Counts bytes got from the device. Says whether it has them.
     fn reserve(&mut self, bytes: u64) -> bool {
         let stats = &mut self.stats;
@@ -565,93 +421,6 @@ impl CachingAllocator {
         self.stats.reserved -= self.nodes[index].size;
         self.stats.num_segments -= 1;
         self.remove(index);
-    }
-
-    /// Joins the block, which is in no pool, with neighbours that are unused in the same way.
-    fn merge_neighbours(&mut self, index: usize) {
-        let node = self.nodes[index];
-        for other in [node.prev, node.next].into_iter().flatten() {
-            let neighbour = self.nodes[other];
-            if neighbour.allocated || neighbour.mapped != node.mapped {
-                continue;
-            }
-            self.unshelve(other);
-            self.remove(other);
-            let merged = &mut self.nodes[index];
-            merged.size += neighbour.size;
-            if node.prev == Some(other) {
-                merged.address = neighbour.address;
-                merged.prev = neighbour.prev;
-            } else {
-                merged.next = neighbour.next;
-            }
-            self.link(index);
-        }
-    }
-
-    /// Adds a block of `size` bytes behind block `index`, unused in the same way, to the pool.
-    fn cut_off(&mut self, index: usize, size: u64) -> usize {
-        let node = self.nodes[index];
-        let rest = self.add(Node { address: node.address + node.size, size, prev: Some(index), ..node });
-        self.shelve(rest);
-        rest
-    }
-
-    /// A segment that is one block, in no pool.
-    fn add_range(&mut self, request: &Request, size: u64, alignment: u64, mapped: bool) -> usize {
-        let address = self.next_address.next_multiple_of(alignment);
-        self.next_address = address + size;
-        let Request { stream, pool, .. } = *request;
-        self.add(Node { address, size, stream, pool, allocated: false, mapped, prev: None, next: None, freed_at: 0 })
-    }
-
-    fn add(&mut self, node: Node) -> usize {
-        let index = self.spare.pop().unwrap_or_else(|| {
-            self.nodes.push(node);
-            self.nodes.len() - 1
-        });
-        self.nodes[index] = node;
-        self.link(index);
-        index
-    }
-
-    fn remove(&mut self, index: usize) {
-        self.nodes[index].size = 0;
-        self.spare.push(index);
-    }
-
-    /// Tells the neighbours of the block that it is theirs.
-    fn link(&mut self, index: usize) {
-        let Node { prev, next, .. } = self.nodes[index];
-        if let Some(prev) = prev {
-            self.nodes[prev].next = Some(index);
-        }
-        if let Some(next) = next {
-            self.nodes[next].prev = Some(index);
-        }
-    }
-
-    /// Puts an unused block into its pool.
-    fn shelve(&mut self, index: usize) {
-        self.nodes[index].freed_at = self.pools[self.nodes[index].pool].searches;
-        let (shelf, key) = self.place(index);
-        shelf.insert(key);
-    }
-
-    /// Takes an unused block out of its pool.
-    fn unshelve(&mut self, index: usize) {
-        let (shelf, key) = self.place(index);
-        shelf.remove(&key);
-    }
-
-    fn place(&mut self, index: usize) -> (&mut BTreeSet<Key>, Key) {
-        let Node { address, size, stream, pool, mapped, .. } = self.nodes[index];
-        let pool = &mut self.pools[pool];
-        if mapped {
-            (&mut pool.free, (stream, size, address, index))
-        } else {
-            (&mut pool.unmapped, (stream, 0, address, index))
-        }
     }
 }
 

@@ -4,8 +4,9 @@ use crate::event::{Event, Observer};
 use crate::tensor::autograd::clear_grad;
 use crate::tensor::rng;
 use crate::tensor::weights::Staged;
+use crate::trainer::fixture::plain;
 use crate::trainer::run::{self, Session};
-use crate::trainer::{Batches, Checkpointing, OptimizerKind, TrainConfig, Validation, precision::Precision};
+use crate::trainer::{Batches, TrainConfig, Validation, precision::Precision};
 use std::cell::Cell;
 use std::path::Path;
 use std::rc::Rc;
@@ -113,34 +114,7 @@ impl Observer for Heard {
 }
 
 fn config(graph: Switch, precision: Precision) -> TrainConfig {
-    TrainConfig {
-        micro_batch: 1,
-        accumulation: 2,
-        epochs: 1,
-        max_steps: 0,
-        checkpoint_every_steps: 0,
-        validate_every_epochs: 0,
-        patience: 0,
-        learning_rate: 1e-2,
-        min_learning_rate: 0.0,
-        warmup_frac: 0.0,
-        weight_decay: 0.1,
-        beta1: 0.9,
-        beta2: 0.9,
-        epsilon: 1e-6,
-        clip_norm: 1.0,
-        seed: 0,
-        precision,
-        checkpointing: Checkpointing::None,
-        checkpoint_encoder: Checkpointing::None,
-        checkpoint_decoder: false,
-        optimizer: OptimizerKind::AdamW,
-        offload_optimizer: false,
-        step_in_backward: false,
-        graph,
-        fused_kernels: Switch::Off,
-        ema_decay: 0.5,
-    }
+    TrainConfig { accumulation: 2, weight_decay: 0.1, clip_norm: 1.0, precision, graph, ema_decay: 0.5, ..plain() }
 }
 
 fn trained(graph: Switch, precision: Precision) -> (Toy, Heard) {

@@ -14,6 +14,9 @@ pub mod run;
 pub mod schedule;
 mod waiting;
 
+#[cfg(test)]
+mod fixture;
+
 pub use run::{Outcome, run};
 
 use crate::Result;

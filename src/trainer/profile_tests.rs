@@ -2,11 +2,9 @@ use super::*;
 use crate::event::{Event, Observer};
 use crate::tensor::weights::Staged;
 use crate::tensor::{Kind, Tensor, scope};
-use crate::trainer::precision::Precision;
+use crate::trainer::fixture::plain;
 use crate::trainer::run::Session;
-use crate::trainer::{
-    Batches, Checkpointing, Loss, OptimizerKind, Parameter, Switch, Task, TrainConfig, Validation, Weight, run,
-};
+use crate::trainer::{Batches, Loss, Parameter, Task, TrainConfig, Validation, Weight, run};
 use std::cell::RefCell;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -167,34 +165,7 @@ impl Heard {
 }
 
 fn config(epochs: u64) -> TrainConfig {
-    TrainConfig {
-        micro_batch: 1,
-        accumulation: 2,
-        epochs,
-        max_steps: 0,
-        checkpoint_every_steps: 0,
-        validate_every_epochs: 1,
-        patience: 0,
-        learning_rate: 1e-3,
-        min_learning_rate: 0.0,
-        warmup_frac: 0.0,
-        weight_decay: 0.0,
-        beta1: 0.9,
-        beta2: 0.9,
-        epsilon: 1e-6,
-        clip_norm: 0.0,
-        seed: 0,
-        precision: Precision::Fp32,
-        checkpointing: Checkpointing::None,
-        checkpoint_encoder: Checkpointing::None,
-        checkpoint_decoder: false,
-        optimizer: OptimizerKind::AdamW,
-        offload_optimizer: false,
-        step_in_backward: false,
-        graph: Switch::Off,
-        fused_kernels: Switch::Off,
-        ema_decay: 0.5,
-    }
+    TrainConfig { accumulation: 2, epochs, validate_every_epochs: 1, learning_rate: 1e-3, ema_decay: 0.5, ..plain() }
 }
 
 fn trained(task: &Toy, epochs: u64, every_steps: Option<u64>) -> (Result<run::Outcome>, Heard, Vec<Value>) {

@@ -1,7 +1,7 @@
 use super::*;
 use crate::tensor::{Device, Kind};
-use crate::trainer::precision::Precision;
-use crate::trainer::{Batches, Checkpointing, OptimizerKind, Parameter, Switch};
+use crate::trainer::fixture::plain;
+use crate::trainer::{Batches, Parameter};
 use std::cell::Cell;
 use std::sync::Mutex;
 
@@ -80,31 +80,11 @@ impl Task for Toy {
 fn config(step_in_backward: bool) -> TrainConfig {
     TrainConfig {
         micro_batch: 6,
-        accumulation: 1,
-        epochs: 1,
         max_steps: 4,
         checkpoint_every_steps: 2,
-        validate_every_epochs: 0,
-        patience: 0,
-        learning_rate: 1e-2,
         min_learning_rate: 1e-2,
-        warmup_frac: 0.0,
-        weight_decay: 0.0,
-        beta1: 0.9,
-        beta2: 0.9,
-        epsilon: 1e-6,
-        clip_norm: 0.0,
-        seed: 0,
-        precision: Precision::Fp32,
-        checkpointing: Checkpointing::None,
-        checkpoint_encoder: Checkpointing::None,
-        checkpoint_decoder: false,
-        optimizer: OptimizerKind::AdamW,
-        offload_optimizer: false,
         step_in_backward,
-        graph: Switch::Off,
-        fused_kernels: Switch::Off,
-        ema_decay: 0.0,
+        ..plain()
     }
 }
 

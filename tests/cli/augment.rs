@@ -18,7 +18,7 @@ use prsmed::data::manifest::{Manifest, Split};
 use serde_json::Value;
 
 use crate::runs::signal;
-use crate::support::{done, folder, objects, path, phantoms, prsmed, run, shared};
+use crate::support::{done, folder, objects, path, phantoms, prsmed, refused, run, shared};
 
 /// Pictures for each source in these tests.
 const PER_IMAGE: usize = 2;
@@ -306,6 +306,21 @@ fn start_until_some(out: &Path) -> Child {
     child
 }
 
+/// Nobody else makes or judges pairs in a folder that a process is writing into.
+fn assert_is_taken(out: &Path, process: u32) {
+    let message = |flag: &str| {
+        format!(
+            "error: `{flag}`: another prsmed (process {process}) is writing into `~/{}`\n\
+             hint: wait until it is done, stop it, or choose another folder",
+            out.file_name().unwrap().display()
+        )
+    };
+    refused(&mut generate(phantoms(), out, &[]), &message("--out"));
+    let mut filter = prsmed();
+    filter.args(["augment", "filter", "--quiet", "--data-root"]).arg(phantoms()).arg("--synthetic").arg(out);
+    refused(&mut filter, &message("--synthetic"));
+}
+
 #[test]
 fn killed_generation_ends_with_the_same_bytes() {
     let out = path("pairs-killed");
@@ -329,6 +344,7 @@ fn killed_generation_ends_with_the_same_bytes() {
 fn ctrl_c_leaves_pairs_that_can_be_used() {
     let out = path("pairs-interrupted");
     let child = start_until_some(&out);
+    assert_is_taken(&out, child.id());
     signal(&child, libc::SIGINT);
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
 
-use crate::support::{STEPS, differing, done, objects, path, phantoms, prsmed, run, train, trained};
+use crate::support::{STEPS, differing, done, objects, path, phantoms, prsmed, refused, run, train, trained};
 
 #[test]
 fn json_lines_of_a_run() {
@@ -122,4 +122,24 @@ fn a_killed_run_ends_with_the_same_bytes() {
     child.wait().unwrap();
     done(train(phantoms(), &out, &[STEPS]).arg("--resume"));
     assert_eq!(differing(&out.join("last"), &trained().0.join("last")), [""; 0], "killed after {moment} ms");
+}
+
+#[test]
+fn one_process_at_a_time_writes_a_run() {
+    let out = path("taken");
+    let mut child = start_until(&mut train(phantoms(), &out, &["train.epochs=1000"]), "saved", 1);
+    let message = format!(
+        "error: `--out`: another prsmed (process {}) is writing into `~/taken`\n\
+         hint: wait until it is done, stop it, or choose another folder",
+        child.id()
+    );
+    let again = || train(phantoms(), &out, &[STEPS]);
+    refused(&mut again(), &message);
+    refused(again().arg("--resume"), &message);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let step = step_of(&out.join("last"));
+    let until = format!("train.max_steps={}", step + 1);
+    done(again().args(["--set", &until, "--resume"]));
+    assert_eq!(step_of(&out.join("last")), step + 1);
 }

@@ -41,24 +41,34 @@ pub(crate) fn config(fixture: &Fixture, clip_norm: f64) -> TrainConfig {
     }
 }
 
-fn optimizer(params: &[Tensor], config: &TrainConfig) -> AdamW {
-    let named = NAMES.iter().zip(params);
+/// Parameters `param.NAME` of the fixture.
+pub(crate) fn params<const N: usize>(fixture: &Fixture, names: [&str; N]) -> [Tensor; N] {
+    names.map(|name| leaf(&fixture.input(&format!("param.{name}")), Kind::Float))
+}
+
+pub(crate) fn optimizer(names: &[&str], params: &[Tensor], config: &TrainConfig) -> AdamW {
+    let named = names.iter().zip(params);
     let params = named.map(|(name, tensor)| Parameter { name: (*name).to_owned(), tensor: tensor.shallow_clone() });
     AdamW::new(params.collect(), config)
+}
+
+/// Puts the state of `adamw` into `fresh`, as a resumed run does.
+pub(crate) fn restart(adamw: &mut AdamW, mut fresh: AdamW) {
+    let saved = adamw.state();
+    let find = |name: &str| saved.iter().find(|(n, _)| n == name).map(|(_, t)| t.copy());
+    fresh.restore(|name| Ok(find(name))).expect("moments fit");
+    *adamw = fresh;
 }
 
 /// Five steps; `restart_at` puts the state into a new optimizer before that step.
 fn run(restart_at: Option<usize>) {
     let fixture = Fixture::open("adamw");
     let config = config(&fixture, fixture.numbers("max_norm")[0]);
-    let params = NAMES.map(|name| leaf(&fixture.input(&format!("param.{name}")), Kind::Float));
-    let mut adamw = optimizer(&params, &config);
+    let params = params(&fixture, NAMES);
+    let mut adamw = optimizer(&NAMES, &params, &config);
     for step in 0..STEPS {
         if restart_at == Some(step) {
-            let saved = adamw.state();
-            adamw = optimizer(&params, &config);
-            let find = |name: &str| saved.iter().find(|(n, _)| n == name).map(|(_, t)| t.copy());
-            adamw.restore(|name| Ok(find(name))).expect("moments fit");
+            restart(&mut adamw, optimizer(&NAMES, &params, &config));
         }
         for (name, param) in NAMES.iter().zip(&params) {
             let name = format!("{step}.grad.{name}");
@@ -97,7 +107,7 @@ fn the_first_step_decays_and_moves_by_the_learning_rate() {
     let start = [2.0_f64, -1.0, 0.5, 3.0, -4.0];
     let grads = [0.3_f64, 0.001, -2.0, 50.0, -0.01];
     let params = start.map(|p| leaf(&Tensor::from(p), Kind::Float));
-    let mut adamw = optimizer(&params, &config);
+    let mut adamw = optimizer(&NAMES, &params, &config);
     for (param, grad) in params.iter().zip(grads) {
         (param * grad).backward();
     }

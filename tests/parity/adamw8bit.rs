@@ -1,11 +1,10 @@
 //! AdamW with moments in 8 bits against the published algorithm, whose maps and codes come from bitsandbytes.
 
-use crate::adamw::config;
-use crate::fixture::{Fixture, leaf};
+use crate::adamw::{config, optimizer, params, restart};
+use crate::fixture::Fixture;
 use prsmed::tensor::adamw::Maps;
 use prsmed::tensor::{Device, Kind, Tensor};
-use prsmed::trainer::optimizer::AdamW;
-use prsmed::trainer::{OptimizerKind, Parameter, TrainConfig};
+use prsmed::trainer::OptimizerKind;
 
 const NAMES: [&str; 2] = ["large", "small"];
 const STEPS: usize = 12;
@@ -16,26 +15,17 @@ fn assert_equal(what: &str, got: &Tensor, want: &Tensor) {
     assert_eq!(different, 0, "{what}: {different} of {} numbers differ", want.numel());
 }
 
-fn optimizer(params: &[Tensor], config: &TrainConfig) -> AdamW {
-    let named = NAMES.iter().zip(params);
-    let params = named.map(|(name, tensor)| Parameter { name: (*name).to_owned(), tensor: tensor.shallow_clone() });
-    AdamW::new(params.collect(), config)
-}
-
 /// Twelve steps; `restart_at` puts the state into a new optimizer before that step.
 fn run(restart_at: Option<usize>) {
     let fixture = Fixture::open("adamw8bit");
     let mut config = config(&fixture, 0.0);
     config.optimizer = OptimizerKind::AdamW8bit;
-    let params = NAMES.map(|name| leaf(&fixture.input(&format!("param.{name}")), Kind::Float));
-    let mut adamw = optimizer(&params, &config);
+    let params = params(&fixture, NAMES);
+    let mut adamw = optimizer(&NAMES, &params, &config);
     let mut compared = 0;
     for step in 0..STEPS {
         if restart_at == Some(step) {
-            let saved = adamw.state();
-            adamw = optimizer(&params, &config);
-            let find = |name: &str| saved.iter().find(|(n, _)| n == name).map(|(_, t)| t.copy());
-            adamw.restore(|name| Ok(find(name))).expect("moments fit");
+            restart(&mut adamw, optimizer(&NAMES, &params, &config));
         }
         for (name, param) in NAMES.iter().zip(&params) {
             (param * fixture.input(&format!("{step}.grad.{name}"))).sum(Kind::Float).backward();

@@ -232,3 +232,26 @@ fn a_missing_and_a_foreign_tensor_are_named() {
     let error = blueprint.fill(Part::Vae, &store).unwrap_err().to_string();
     assert!(error.contains("`decoder.odd` belongs to no layer"), "{error}");
 }
+
+/// Old files call attention's layers otherwise and hold them as 1x1 convolutions.
+#[test]
+fn an_old_autoencoder_is_read() {
+    let (folder, _, _) = folder("sd15");
+    let blueprint = Blueprint::open("", folder.path(), None, "").unwrap();
+    let store = Store::new(StoreOptions { initialise: false, ..StoreOptions::cpu() });
+    let _vae = Vae::new(&store.root(Role::Frozen), &blueprint.vae);
+    let tensors = closed_form(&store);
+    let old = |(name, tensor): &(String, Tensor)| {
+        let stored = name.replace(".to_q.", ".query.").replace(".to_k.", ".key.");
+        let stored = stored.replace(".to_v.", ".value.").replace(".to_out.0.", ".proj_attn.");
+        let is_matrix = tensor.dim() == 2;
+        (stored, if is_matrix { tensor.unsqueeze(-1).unsqueeze(-1) } else { tensor.shallow_clone() })
+    };
+    let stored: Vec<(String, Tensor)> = tensors.iter().map(old).collect();
+    assert!(stored.iter().any(|(name, tensor)| name.ends_with(".query.weight") && tensor.dim() == 4));
+    write(&folder.path().join("vae/diffusion_pytorch_model.safetensors"), &stored);
+    blueprint.fill(Part::Vae, &store).unwrap();
+    for (name, tensor) in tensors {
+        assert_eq!(store.get(&name).unwrap(), tensor, "{name}");
+    }
+}

@@ -8,6 +8,7 @@ use rand_chacha::ChaCha8Rng;
 use super::*;
 use crate::augment::settings::Paste;
 use crate::data::check::check;
+use crate::data::fixture;
 use crate::data::manifest::Manifest;
 use crate::data::phantom::{PhantomOptions, generate};
 use crate::event::Silent;
@@ -110,18 +111,7 @@ fn a_root_of_phantom_pairs_is_read_and_checked() {
 #[test]
 fn positions_come_from_the_row_or_the_mask() {
     let mask = GrayImage::from_fn(90, 90, |x, y| Luma([u8::from(x > 70 && y < 20) * 255]));
-    let row = |answer: &str, position: Option<&str>| Row {
-        csv: PathBuf::new(),
-        line: 2,
-        modality: "ct".to_owned(),
-        mask_path: PathBuf::new(),
-        image_path: PathBuf::new(),
-        question: "Where?".to_owned(),
-        answer: answer.to_owned(),
-        position: position.map(str::to_owned),
-        split: Split::Train,
-        synthetic: false,
-    };
+    let row = |answer: &str, position: Option<&str>| fixture::row("Where?", answer, position);
     let at = |row: &Row| texts_of_row(row, &mask).unwrap().position;
     assert_eq!(at(&row("x", Some("center"))), "center");
     assert_eq!(at(&row("It is in the lower left part of the image.", Some(" "))), "lower left");

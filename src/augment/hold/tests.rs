@@ -147,7 +147,8 @@ fn latent_cells_of_held_pixels_and_their_neighbours_are_held() {
         let near = (1..=3).contains(&(at % 8)) && (3..=5).contains(&(at / 8));
         assert_eq!(cell, if near { 0.0 } else { 1.0 }, "{at}");
     }
-    let repainted = Hold { held: hold.repaint(), side: Side::Repainted, ..hold };
+    let all_but_the_pixel = mask(64, 64, |x, y| (x, y) != (20, 33));
+    let repainted = Hold { held: all_but_the_pixel, side: Side::Repainted, ..hold };
     let cells = repainted.latent_mask(&frame).unwrap();
     assert_eq!(cells.iter().sum::<f32>(), 1.0);
     assert_eq!(cells[4 * 8 + 2], 1.0);

@@ -6,12 +6,13 @@ use crate::augment::filter::Thresholds;
 use crate::augment::filter::judge::{Judged, Judges};
 use crate::augment::generate::SETTINGS;
 use crate::augment::study;
+use crate::cli::claim::Claim;
 use crate::cli::data::RootArgs;
 use crate::cli::report::Outcome;
 use crate::cli::train::refuse_what_cannot_fit;
-use crate::cli::{Context, make_folder, plan};
-use crate::segment::fit::{Recipe, Surroundings};
-use crate::{Error, Result, tensor};
+use crate::cli::{Context, plan};
+use crate::segment::fit::Recipe;
+use crate::{Error, Result};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -63,22 +64,21 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let config = resolved.config;
     let real = study::limited_to(args.data.open()?, args.limit_real);
     let thresholds = thresholds(&args.synthetic, &args.thresholds)?;
-    let mut export = existing(&args.synthetic)?;
+    refuse_without_pairs(&args.synthetic)?;
+    let _claim = Claim::on("--synthetic", &args.synthetic, context.progress.as_ref())?;
+    let mut export = Export::open(&args.synthetic)?;
     let folder = args.judges.clone().unwrap_or_else(|| args.synthetic.join("judges"));
-    make_folder("--judges", &folder)?;
+    let claim_on_judges =
+        (folder != args.synthetic).then(|| Claim::on("--judges", &folder, context.progress.as_ref())).transpose()?;
     if !args.no_plan {
         refuse_what_cannot_fit(&config.with_cache_for(&real), &plan::training_machine(context), context)?;
     }
     let locate = |spec: &str| context.locate(spec);
-    let around = Surroundings {
-        device: tensor::default_device(),
-        locate: &locate,
-        cache: context.env.cache.as_deref(),
-        observer: context.progress.as_ref(),
-        interrupt: &context.interrupt,
-    };
+    let around = context.surroundings(&locate);
     let recipe = Recipe { model: config.model, lora: config.lora, train: config.train, data: config.data, text };
     let judges = Judges::train(&real, &recipe, usize::from(args.folds), &folder, around)?;
+    // others may use them from here on
+    drop(claim_on_judges);
     let judged = judges.judge(&real, &mut export, &thresholds, args.keep, around)?;
     context.output.line(told(&judged, &args.synthetic))?;
     context
@@ -92,13 +92,12 @@ fn steps(count: u64) -> [(String, String); 2] {
     ["max_steps", "epochs"].map(|key| (format!("train.{key}={count}"), "--steps".to_owned()))
 }
 
-/// The pairs of a folder that `prsmed augment generate` wrote.
-pub(super) fn existing(folder: &Path) -> Result<Export> {
+fn refuse_without_pairs(folder: &Path) -> Result<()> {
     if !folder.join(crate::augment::export::JOURNAL).exists() {
         let hint = "give the folder that `prsmed augment generate --out` wrote";
         return Err(Error::data(folder, "holds no pairs", hint));
     }
-    Export::open(folder)
+    Ok(())
 }
 
 /// The limits that the pairs were made with, and those of flags over them.

@@ -7,15 +7,15 @@ use crate::augment::filter::judge::{Judged, Judges};
 use crate::augment::generate::{Generation, Summary};
 use crate::augment::settings::Mode;
 use crate::augment::study;
+use crate::cli::claim::Claim;
 use crate::cli::data::RootArgs;
 use crate::cli::report::Outcome;
-use crate::cli::{Context, make_folder, plan};
+use crate::cli::{Context, plan};
 use crate::config::AugmentRun;
 use crate::data::manifest::Manifest;
 use crate::event::Event;
 use crate::models::diffusion::lora::{self, Adapter};
 use crate::plan::report::Plan;
-use crate::segment::fit::Surroundings;
 use crate::segment::rehearsal::Judging;
 use crate::tensor::{self, memory};
 use crate::units::Bytes;
@@ -90,7 +90,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let run = resolved.config;
     let manifest = study::limited_to(args.data.open()?, args.limit_real);
-    make_folder("--out", &args.out)?;
+    Export::refuse_foreign(&args.out)?;
+    let _claim = Claim::on("--out", &args.out, context.progress.as_ref())?;
     let (adapters, loras) = read_loras(&args.loras, context)?;
     let blueprint = blueprint(&run, context)?;
     let generation = Generation {
@@ -132,13 +133,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 /// With the generator gone: its memory and theirs are never needed together.
 fn judge(judges: &Judges, real: &Manifest, args: &Args, run: &AugmentRun, context: &Context) -> Result<Judged> {
     let locate = |spec: &str| context.locate(spec);
-    let around = Surroundings {
-        device: tensor::default_device(),
-        locate: &locate,
-        cache: context.env.cache.as_deref(),
-        observer: context.progress.as_ref(),
-        interrupt: &context.interrupt,
-    };
+    let around = context.surroundings(&locate);
     let judged = judges.judge(real, &mut Export::open(&args.out)?, &run.filter, 0, around)?;
     context.output.line(super::filter::told(&judged, &args.out))?;
     Ok(judged)

@@ -5,8 +5,8 @@ mod generate;
 mod quality;
 mod study;
 
-use super::Context;
 use super::report::Outcome;
+use super::{Context, sets_of};
 use crate::Result;
 use crate::augment::blueprint::Blueprint;
 use crate::augment::settings::RANDOM;
@@ -57,8 +57,7 @@ pub(super) struct SettingsArgs {
 impl SettingsArgs {
     /// The settings with those of flags over them.
     pub(super) fn resolve(&self, flags: Vec<(String, String)>) -> Result<Resolved<AugmentRun>> {
-        let mut sets: Vec<(String, String)> = self.sets.iter().map(|set| (set.clone(), "--set".to_owned())).collect();
-        sets.extend(flags);
+        let sets = sets_of(&self.sets, flags);
         let sources =
             Sources { preset: self.preset.clone(), default_preset: "augment".into(), file: self.config.clone(), sets };
         sources.resolve_as()
@@ -82,7 +81,7 @@ struct SegmenterArgs {
 impl SegmenterArgs {
     /// The settings with those of flags over them.
     fn resolve(&self, flags: impl IntoIterator<Item = (String, String)>) -> Result<Resolved<RunConfig>> {
-        let sets = self.sets.iter().map(|set| (set.clone(), "--set".to_owned())).chain(flags).collect();
+        let sets = sets_of(&self.sets, flags);
         let sources =
             Sources { preset: self.preset.clone(), default_preset: "tiny".into(), file: self.config.clone(), sets };
         sources.resolve()

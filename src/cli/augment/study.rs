@@ -2,16 +2,17 @@
 
 use super::SegmenterArgs;
 use crate::augment::study::{self, Study};
+use crate::cli::claim::Claim;
 use crate::cli::data::RootArgs;
 use crate::cli::report::Outcome;
 use crate::cli::train::refuse_what_cannot_fit;
-use crate::cli::{Context, make_folder, plan};
+use crate::cli::{Context, plan};
 use crate::config::RunConfig;
 use crate::data::manifest::Manifest;
 use crate::event::Event;
 use crate::metrics::paired::Verdict;
-use crate::segment::fit::{Recipe, Surroundings};
-use crate::{Error, Result, tensor};
+use crate::segment::fit::Recipe;
+use crate::{Error, Result};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -68,7 +69,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let config = resolved.config;
     let real = args.data.open()?;
     let synthetic = Manifest::open(&args.extra, None)?;
-    make_folder("--out", &args.out)?;
+    let _claim = Claim::on("--out", &args.out, context.progress.as_ref())?;
     if !args.no_plan {
         refuse_what_cannot_fit(&config.with_cache_for(&real), &plan::training_machine(context), context)?;
     }
@@ -87,13 +88,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         ratio,
         out: &args.out,
     };
-    let report = study.run(Surroundings {
-        device: tensor::default_device(),
-        locate: &locate,
-        cache: context.env.cache.as_deref(),
-        observer: context.progress.as_ref(),
-        interrupt: &context.interrupt,
-    })?;
+    let report = study.run(context.surroundings(&locate))?;
     if report.seeds.len() == 1 {
         let text = "one seed says nothing of other seeds: use `--seeds 3` or more before believing a gain";
         context.progress.on(&Event::Warning(text.into()));
