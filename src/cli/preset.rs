@@ -10,7 +10,8 @@ use crate::config::planned_augment::augment_toml;
 use crate::event::Event;
 use crate::nn::Quantization;
 use crate::plan::report::Machine;
-use crate::plan::search::{Candidate, Choice, Compromise, Found, Space, search};
+use crate::plan::search::{Candidate, Choice, Compromise, Found, Space, Tried, search};
+use crate::plan::time;
 use crate::segment::setup::BatchNorm;
 use crate::segment::task::CacheVision;
 use crate::tensor::meta::Target;
@@ -24,9 +25,9 @@ use serde_json::json;
 /// is run twice in the backward pass (layers of the language model, the image encoder, the mask decoder) and whether the
 /// optimizer's moments are on the host, by whole plans, and prints TOML for `prsmed train --config` on standard output;
 /// the plan and the runner-up go to standard error. Where it changes no result, parameters may be stepped in the backward
-/// pass. Features of the frozen vision tower are kept in the cache folder; kernels of our own, and recorded steps where the
-/// host would hold the card back, are tried in the first steps of the run. Results of training do not depend on these (but
-/// for `model.batch_norm=batch`, which is said).
+/// pass. Features of the frozen vision tower are kept in the cache folder where that saves 2 % of a step's time; kernels of
+/// our own, and recorded steps where the host would hold the card back, are tried in the first steps of the run. Results of
+/// training do not depend on these (but for `model.batch_norm=batch`, which is said).
 ///
 /// Only when nothing fits so, frozen layers in 4 bits (`model.quantization`) are tried, then moments in 8 bits
 /// (`train.optimizer`), then smaller pictures, and that is said. 3 % of the card stay free. On the CPU, whose rates nobody
@@ -109,6 +110,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     context.output.line(&toml)?;
     let mut notes = vec![best.plan.table()];
     notes.extend(compromises(&config, best.choice.compromise));
+    notes.extend(best.tried.iter().map(tried));
     notes.extend(used(&config, &config.with(&best.choice)));
     if best.choice.image_size < config.model.image_size {
         let (wanted, now) = (config.model.image_size, best.choice.image_size);
@@ -181,7 +183,7 @@ pub(super) fn search_for(
         effective_batch,
         questions: if packed > 1 { vec![packed, 1] } else { vec![1] },
         image_sizes: std::iter::once(wanted).chain(smaller).collect(),
-        keep_features: if config.can_keep_features() { vec![true, false] } else { vec![false] },
+        keep_features: config.keeping_features(),
         record: on_a_card,
         own_kernels: on_a_card,
         headroom_frac: HEADROOM_FRAC,
@@ -200,6 +202,18 @@ fn compromises(config: &RunConfig, compromise: Compromise) -> Vec<String> {
         notes.push("nothing fits otherwise: the optimizer's moments are in 8 bits".to_owned());
     }
     notes
+}
+
+/// What a setting would save, and whether it is used.
+fn tried(tried: &Tried) -> String {
+    let Tried { what, saves_frac, fits, is_used } = tried;
+    let percent = saves_frac * 100.0;
+    let verdict = match (is_used, fits) {
+        (true, _) => "used",
+        (false, true) => "left out",
+        (false, false) => "left out, does not fit",
+    };
+    format!("`{what}` would save {percent:.1} % of a step's time: {verdict}")
 }
 
 /// What the settings switch on that needs a word.
@@ -274,7 +288,7 @@ fn described(candidate: &Candidate) -> String {
     if compromise.optimizer == OptimizerKind::AdamW8bit {
         parts.push("moments in 8 bits".to_owned());
     }
-    let time = candidate.plan.time.map_or_else(String::new, |time| format!(", {:.2} s a step", time.seconds));
+    let time = candidate.plan.time.map_or_else(String::new, |time| format!(", {} a step", time::text(time.seconds)));
     format!(
         "micro-batch {} x {} with {} questions a picture, {}, {} pixels: {}{time}",
         choice.micro_batch,

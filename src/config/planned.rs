@@ -8,7 +8,7 @@ use crate::models::prsmed;
 use crate::nn::Quantization;
 use crate::plan::rehearse::{self, Buffers, Job, Rehearsed};
 use crate::plan::report::{Machine, Plan};
-use crate::plan::search::{Choice, Compromise, Effort, Problem, Saving, Stepping};
+use crate::plan::search::{Choice, Compromise, Effort, Problem, Saving, Use};
 use crate::segment::rehearsal::{Example, Rehearsal};
 use crate::segment::setup::{self, BatchNorm};
 use crate::segment::sight;
@@ -223,9 +223,14 @@ impl RunConfig {
         config
     }
 
-    /// Whether vision features can be kept, and are of use in later epochs.
-    pub fn can_keep_features(&self) -> bool {
-        !self.model.train_base && self.data.augment != Augment::Classical
+    /// Whether vision features are kept, or could be and were of use in later epochs.
+    pub fn keeping_features(&self) -> Use {
+        let can = !self.model.train_base && self.data.augment != Augment::Classical;
+        match (can, self.data.keeps_features()) {
+            (_, true) => Use::Wanted,
+            (true, false) => Use::Possible,
+            (false, false) => Use::Never,
+        }
     }
 }
 
@@ -266,9 +271,9 @@ impl Problem for Searched<'_> {
         let train = &self.config.train;
         let changes_results = train.clip_norm > 0.0 || train.precision == Precision::Fp16;
         let stepping = match (train.step_in_backward, changes_results) {
-            (true, _) => Stepping::Wanted,
-            (false, true) => Stepping::Never,
-            (false, false) => Stepping::Possible,
+            (true, _) => Use::Wanted,
+            (false, true) => Use::Never,
+            (false, false) => Use::Possible,
         };
         Saving::ladder(self.llm_layers, stepping)
     }

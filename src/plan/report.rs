@@ -173,12 +173,13 @@ impl Plan {
                 Job::Predict => "a prediction",
                 Job::Augment => "denoising a batch",
             };
-            let (seconds, tera) = (time.seconds, time.flops / 1e12);
-            lines.push(format!("{what}: {seconds:.2} s predicted, {tera:.1} TFLOP{bound}"));
+            let (seconds, tera) = (time::text(time.seconds), time.flops / 1e12);
+            lines.push(format!("{what}: {seconds} predicted, {tera:.1} TFLOP{bound}"));
         }
         if let Some(Recorded { device_peak, fits, seconds }) = self.recorded {
             let then = if fits { "tried in the first steps" } else { "not tried: it does not fit" };
-            let time = seconds.map_or_else(String::new, |seconds| format!(", {seconds:.2} s a step predicted"));
+            let time =
+                seconds.map_or_else(String::new, |seconds| format!(", {} a step predicted", time::text(seconds)));
             lines.push(format!("recorded steps (train.graph=auto): {device_peak}{time}; {then}"));
         }
         lines.push(self.verdict());

@@ -4,9 +4,9 @@
 //! the host) is searched first; what changes the arithmetic ([`Compromise`]) is tried only when nothing fits without it, and
 //! smaller pictures only when nothing fits with all of that.
 //!
-//! Two settings are never slower and take next to no memory, so that they are tried first and left out only when nothing fits
-//! with them ([`Space::keep_features`]), or tried at the end on what was found ([`Space::record`]: recorded steps are worth their
-//! memory where the host holds the card back).
+//! Two settings change little of this and are tried on what was found ([`Tried`]): kept vision features, which are worth their
+//! place on the disk where the tower is a part of the step's time, and recorded steps, which are worth their memory where the
+//! host holds the card back.
 //!
 //! What is left out is not expected to win: every next saving needs less memory and more time, so for each micro-batch the
 //! first that fits is found by bisection; a larger micro-batch needs more memory, so those beyond the first that does not fit
@@ -72,30 +72,30 @@ pub struct Saving {
 
 impl Saving {
     /// All there are for a language model of `layers` layers, the cheapest first.
-    pub fn ladder(layers: usize, stepping: Stepping) -> Vec<Self> {
+    pub fn ladder(layers: usize, stepping: Use) -> Vec<Self> {
         let none = Self {
-            step_in_backward: stepping == Stepping::Wanted,
+            step_in_backward: stepping == Use::Wanted,
             checkpointing: Checkpointing::None,
             checkpoint_encoder: Checkpointing::None,
             checkpoint_decoder: false,
             offload_optimizer: false,
         };
-        let stepped = Self { step_in_backward: stepping != Stepping::Never, ..none };
+        let stepped = Self { step_in_backward: stepping != Use::Never, ..none };
         let encoder = Self { checkpoint_encoder: Checkpointing::Full, ..stepped };
         let partly = (1..layers).map(|layers| Self { checkpointing: Checkpointing::Layers(layers), ..encoder });
         let full = Self { checkpointing: Checkpointing::Full, ..encoder };
         let decoder = Self { checkpoint_decoder: true, ..full };
         let offloaded = Self { offload_optimizer: true, ..decoder };
-        let possible = stepping == Stepping::Possible;
+        let possible = stepping == Use::Possible;
         let first = [Some(none), possible.then_some(stepped), Some(encoder)];
         first.into_iter().flatten().chain(partly).chain([full, decoder, offloaded]).collect()
     }
 }
 
-/// Whether parameters may be stepped in the backward pass.
+/// Whether something may be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stepping {
-    /// It would change results: gradients are clipped, or scaled for fp16.
+pub enum Use {
+    /// It cannot be, or would change results.
     Never,
     /// It changes none.
     Possible,
@@ -174,8 +174,8 @@ pub struct Space {
     pub questions: Vec<usize>,
     /// Sides of the segmenter's picture, best first; a later one is tried only when nothing fits with the ones before.
     pub image_sizes: Vec<i64>,
-    /// Whether vision features may be kept; the later one is tried only when nothing fits with the first.
-    pub keep_features: Vec<bool>,
+    /// Whether vision features are kept.
+    pub keep_features: Use,
     /// Whether steps may be recorded.
     pub record: bool,
     /// Whether kernels of our own may be tried.
@@ -191,9 +191,41 @@ pub struct Candidate {
     pub choice: Choice,
     /// Their plan.
     pub plan: Plan,
+    /// What was tried on them at the end.
+    pub tried: Vec<Tried>,
 }
 
+/// A setting that was tried on what a search found.
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
+pub struct Tried {
+    /// The setting.
+    pub what: &'static str,
+    /// The part of a step's predicted time (on the CPU: of its operations) that it saves.
+    pub saves_frac: f64,
+    /// Whether it fits.
+    pub fits: bool,
+    /// Whether the settings have it.
+    pub is_used: bool,
+}
+
+/// The part of a step's time that a setting must save to be used.
+const WORTH: f64 = 0.02;
+
 impl Candidate {
+    /// This with `choice` in its place, where that fits and saves enough.
+    fn or(self, what: &'static str, choice: Choice, problem: &dyn Problem, headroom_frac: f64) -> Result<Self> {
+        let then = Self { choice, plan: problem.plan(&choice, Effort::Whole)?, tried: Vec::new() };
+        let part = |then: f64, now: f64| if now > 0.0 { 1.0 - then / now } else { 0.0 };
+        let by_time = part(then.seconds(), self.seconds());
+        let saves_frac = if self.plan.time.is_some() { by_time } else { part(then.flops(), self.flops()) };
+        let recorded = then.plan.recorded.filter(|_| choice.record).map(|recorded| recorded.device_peak);
+        let fits = leaves(recorded.unwrap_or(then.plan.device_peak), &then.plan, headroom_frac);
+        let is_used = fits && saves_frac >= WORTH;
+        let mut kept = if is_used { Self { tried: self.tried, ..then } } else { self };
+        kept.tried.push(Tried { what, saves_frac, fits, is_used });
+        Ok(kept)
+    }
+
     /// Predicted seconds for each sample.
     #[expect(clippy::cast_precision_loss, reason = "a count of samples")]
     pub fn seconds(&self) -> f64 {
@@ -262,7 +294,7 @@ impl Search<'_> {
             saving: self.savings[place.saving],
             compromise: self.compromise,
         };
-        Ok(Candidate { choice, plan: self.problem.plan(&choice, effort)? })
+        Ok(Candidate { choice, plan: self.problem.plan(&choice, effort)?, tried: Vec::new() })
     }
 
     fn fits(&self, place: Place) -> Result<bool> {
@@ -380,7 +412,7 @@ struct Place {
 /// What planning says.
 pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
     let (savings, compromises, planned) = (problem.savings(), problem.compromises(), AtomicUsize::new(0));
-    let stage = |image_size: i64, compromise: Compromise, keep_features: bool, questions: usize| {
+    let stage = |image_size: i64, compromise: Compromise, questions: usize| {
         let pictures = space.effective_batch.div_ceil(questions);
         Search {
             problem,
@@ -388,7 +420,7 @@ pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
             image_size,
             compromise,
             questions,
-            keep_features,
+            keep_features: space.keep_features == Use::Wanted,
             own_kernels: space.own_kernels,
             pictures,
             savings: &savings,
@@ -399,31 +431,30 @@ pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
     let (mut fitting, mut considered) = (Vec::new(), 0);
     'found: for &image_size in &space.image_sizes {
         for &compromise in &compromises {
-            for &keep_features in &space.keep_features {
-                for &questions in &space.questions {
-                    let search = stage(image_size, compromise, keep_features, questions);
-                    considered += search.micro_batches.len() * savings.len();
-                    fitting.extend(search.best()?);
-                }
-                if !fitting.is_empty() {
-                    break 'found;
-                }
+            for &questions in &space.questions {
+                let search = stage(image_size, compromise, questions);
+                considered += search.micro_batches.len() * savings.len();
+                fitting.extend(search.best()?);
+            }
+            if !fitting.is_empty() {
+                break 'found;
             }
         }
     }
-    if space.record {
-        for candidate in &mut fitting {
-            considered += 1;
-            try_recorded(problem, candidate, space.headroom_frac, &planned)?;
-        }
+    let mut tried = Vec::new();
+    for candidate in fitting {
+        let candidate = try_last(problem, space, candidate)?;
+        considered += candidate.tried.len();
+        planned.fetch_add(candidate.tried.len(), Ordering::Relaxed);
+        tried.push(candidate);
     }
+    let mut fitting = tried;
     fitting.sort_by(faster);
     fitting.truncate(KEPT);
     let least = (space.image_sizes.last(), compromises.last(), space.questions.iter().min());
     let smallest = match least {
         (Some(&image_size), Some(&compromise), Some(&questions)) if fitting.is_empty() => {
-            let keeps = space.keep_features.last().is_some_and(|keeps| *keeps);
-            let search = stage(image_size, compromise, keeps, questions);
+            let search = stage(image_size, compromise, questions);
             Some(search.candidate(Place { micro_batch: 0, saving: savings.len() - 1 }, Effort::Whole)?)
         }
         _ => None,
@@ -431,24 +462,17 @@ pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
     Ok(Found { fitting, smallest, considered, planned: planned.into_inner() })
 }
 
-/// Makes `candidate` one that tries recorded steps, where the host holds its card back and they fit.
-fn try_recorded(
-    problem: &dyn Problem,
-    candidate: &mut Candidate,
-    headroom_frac: f64,
-    planned: &AtomicUsize,
-) -> Result<()> {
-    if !candidate.plan.time.is_some_and(|time| time.host_bound) {
-        return Ok(());
+/// `candidate` with what is worth its place.
+fn try_last(problem: &dyn Problem, space: &Space, mut candidate: Candidate) -> Result<Candidate> {
+    if space.keep_features == Use::Possible {
+        let choice = Choice { keep_features: true, ..candidate.choice };
+        candidate = candidate.or("data.cache_vision=disk", choice, problem, space.headroom_frac)?;
     }
-    planned.fetch_add(1, Ordering::Relaxed);
-    let choice = Choice { record: true, ..candidate.choice };
-    let recorded = Candidate { choice, plan: problem.plan(&choice, Effort::Whole)? };
-    let fits = recorded.plan.recorded.is_some_and(|then| leaves(then.device_peak, &recorded.plan, headroom_frac));
-    if fits && recorded.seconds() < candidate.seconds() {
-        *candidate = recorded;
+    if space.record && candidate.plan.time.is_some_and(|time| time.host_bound) {
+        let choice = Choice { record: true, ..candidate.choice };
+        candidate = candidate.or("train.graph=auto", choice, problem, space.headroom_frac)?;
     }
-    Ok(())
+    Ok(candidate)
 }
 
 /// The largest number in `range` for which `fits`, when every smaller one fits too; `None` when not even the first does.
@@ -483,49 +507,5 @@ pub fn largest(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_largest_that_fits_is_found() {
-        for limit in 1..=40 {
-            let mut asked = 0;
-            let found = largest(1..=30, |n| {
-                asked += 1;
-                Ok(n < limit)
-            });
-            let expected = if limit > 1 { Some((limit - 1).min(30)) } else { None };
-            assert_eq!(found.unwrap(), expected);
-            assert!(asked <= 11, "{asked}");
-        }
-    }
-
-    #[test]
-    fn savings_grow_from_nothing_to_everything() {
-        let ladder = Saving::ladder(2, Stepping::Never);
-        let layers: Vec<Checkpointing> = ladder.iter().map(|saving| saving.checkpointing).collect();
-        let full = Checkpointing::Full;
-        assert_eq!(layers, [Checkpointing::None, Checkpointing::None, Checkpointing::Layers(1), full, full, full]);
-        assert!(ladder.iter().skip(1).all(|saving| saving.checkpoint_encoder == full));
-        assert_eq!(ladder.iter().filter(|saving| saving.checkpoint_decoder).count(), 2);
-        assert_eq!(ladder.iter().filter(|saving| saving.offload_optimizer).count(), 1);
-        assert!(!ladder.iter().any(|saving| saving.step_in_backward));
-        let stepped =
-            |stepping| Saving::ladder(2, stepping).iter().map(|saving| saving.step_in_backward).collect::<Vec<_>>();
-        assert_eq!(stepped(Stepping::Possible), [false, true, true, true, true, true, true]);
-        assert_eq!(stepped(Stepping::Wanted), [true; 6]);
-    }
-
-    #[test]
-    fn compromises_begin_with_what_is_wanted() {
-        let wanted = Compromise { quantization: Quantization::None, optimizer: OptimizerKind::AdamW };
-        let all = Compromise::ladder(wanted, true);
-        let [nf4, double] = [Quantization::Nf4, Quantization::Nf4Double];
-        let quantized = |quantization| Compromise { quantization, ..wanted };
-        let last = Compromise { optimizer: OptimizerKind::AdamW8bit, ..quantized(double) };
-        assert_eq!(all, [wanted, quantized(nf4), quantized(double), last]);
-        assert_eq!(Compromise::ladder(last, true), [last]);
-        let trained = Compromise::ladder(wanted, false);
-        assert_eq!(trained, [wanted, Compromise { optimizer: OptimizerKind::AdamW8bit, ..wanted }]);
-    }
-}
+#[path = "search_tests.rs"]
+mod tests;

@@ -96,6 +96,11 @@ pub fn flops_where(trace: &Trace, name: &str, repeats: f64, keep: impl Fn(&str) 
     repeats * costs.map(|cost| cost.flops).sum::<f64>()
 }
 
+/// Seconds for people.
+pub fn text(seconds: f64) -> String {
+    if seconds < 0.1 { format!("{:.1} ms", seconds * 1e3) } else { format!("{seconds:.2} s") }
+}
+
 fn seconds(cost: &Cost, trace: &Trace, rates: &Rates) -> f64 {
     let memory = cost.bytes / (BANDWIDTH * rates.bandwidth);
     let name = &trace.ops[usize::from(cost.op)];

@@ -66,6 +66,21 @@ fn worth(found: &Value) -> (usize, f64) {
 }
 
 #[test]
+fn what_is_tried_in_the_first_steps_is_part_of_a_preset() {
+    // kernels of a tiny model are short: the host holds a fast card back
+    let given = done(preset("H200").args(["--preset", "tiny"]));
+    assert!(given.contains("graph = \"auto\"") && given.contains("fused_kernels = \"auto\""), "{given}");
+    let line = given.lines().find(|line| line.contains("recorded steps (train.graph=auto)")).unwrap();
+    assert!(line.contains("tried in the first steps"), "{line}");
+    let frozen = ["--preset", "tiny", "--set", "model.train_base=false", "--set", "train.clip_norm=0"];
+    let given = done(preset("cpu:8gb").args(frozen));
+    assert!(given.contains("cache_vision = \"disk\"") && given.contains("graph = \"off\""), "{given}");
+    let given = done(preset("H200").args(["--preset", "full", "--effective-batch", "3", "--set", "train.clip_norm=0"]));
+    assert!(given.contains("micro_batch = 1\naccumulation = 1"), "{given}");
+    assert!(given.contains("step_in_backward = false"), "nothing has to be saved: {given}");
+}
+
+#[test]
 fn a_larger_card_is_never_worse() {
     let mut before = (usize::MAX, f64::INFINITY);
     for size in [8, 10, 11, 12, 16, 18, 24, 32, 40, 48, 64, 80, 96, 141, 192] {

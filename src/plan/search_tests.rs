@@ -1,0 +1,131 @@
+use super::*;
+use crate::plan::rehearse::Job;
+use crate::plan::report::{Offer, Recorded};
+use crate::plan::time::PhaseTime;
+
+#[test]
+fn the_largest_that_fits_is_found() {
+    for limit in 1..=40 {
+        let mut asked = 0;
+        let found = largest(1..=30, |n| {
+            asked += 1;
+            Ok(n < limit)
+        });
+        let expected = if limit > 1 { Some((limit - 1).min(30)) } else { None };
+        assert_eq!(found.unwrap(), expected);
+        assert!(asked <= 11, "{asked}");
+    }
+}
+
+#[test]
+fn savings_grow_from_nothing_to_everything() {
+    let ladder = Saving::ladder(2, Use::Never);
+    let layers: Vec<Checkpointing> = ladder.iter().map(|saving| saving.checkpointing).collect();
+    let full = Checkpointing::Full;
+    assert_eq!(layers, [Checkpointing::None, Checkpointing::None, Checkpointing::Layers(1), full, full, full]);
+    assert!(ladder.iter().skip(1).all(|saving| saving.checkpoint_encoder == full));
+    assert_eq!(ladder.iter().filter(|saving| saving.checkpoint_decoder).count(), 2);
+    assert_eq!(ladder.iter().filter(|saving| saving.offload_optimizer).count(), 1);
+    assert!(!ladder.iter().any(|saving| saving.step_in_backward));
+    let stepped =
+        |stepping| Saving::ladder(2, stepping).iter().map(|saving| saving.step_in_backward).collect::<Vec<_>>();
+    assert_eq!(stepped(Use::Possible), [false, true, true, true, true, true, true]);
+    assert_eq!(stepped(Use::Wanted), [true; 6]);
+}
+
+#[test]
+fn compromises_begin_with_what_is_wanted() {
+    let wanted = Compromise { quantization: Quantization::None, optimizer: OptimizerKind::AdamW };
+    let all = Compromise::ladder(wanted, true);
+    let [nf4, double] = [Quantization::Nf4, Quantization::Nf4Double];
+    let quantized = |quantization| Compromise { quantization, ..wanted };
+    let last = Compromise { optimizer: OptimizerKind::AdamW8bit, ..quantized(double) };
+    assert_eq!(all, [wanted, quantized(nf4), quantized(double), last]);
+    assert_eq!(Compromise::ladder(last, true), [last]);
+    let trained = Compromise::ladder(wanted, false);
+    assert_eq!(trained, [wanted, Compromise { optimizer: OptimizerKind::AdamW8bit, ..wanted }]);
+}
+
+/// Steps whose memory and time follow a rule: a picture takes 10 bytes and 10 seconds, a saving takes 3 of the bytes, kept
+/// features the part `tower` of the time, and recording 25 bytes and the host's share of the time.
+struct Rule {
+    budget: u64,
+    host_bound: bool,
+    tower: f64,
+}
+
+impl Problem for Rule {
+    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
+    fn plan(&self, choice: &Choice, _effort: Effort) -> Result<Plan> {
+        let saved = self.savings().iter().position(|saving| *saving == choice.saving).unwrap() as u64;
+        let peak = Bytes(choice.micro_batch as u64 * (10 - 3 * saved.min(3)));
+        let kept = if choice.keep_features { self.tower } else { 0.0 };
+        let card = choice.samples() as f64 * (10.0 + saved as f64) * (1.0 - kept);
+        let seconds = if self.host_bound { 2.0 * card } else { card };
+        let time = PhaseTime { seconds, card_seconds: card, host_bound: self.host_bound, ..PhaseTime::default() };
+        let with_pool = Bytes(peak.0 + 25);
+        let recorded = Recorded { device_peak: with_pool, fits: with_pool.0 <= self.budget, seconds: Some(card) };
+        Ok(Plan {
+            job: Job::Train,
+            phases: Vec::new(),
+            allocated_peak: peak,
+            reserved_peak: peak,
+            device_peak: peak,
+            peak_phase: "step",
+            scopes: Vec::new(),
+            terms: Vec::new(),
+            fits: peak.0 <= self.budget,
+            budget: Offer { device: "a card".into(), bytes: Bytes(self.budget), note: String::new() },
+            time: Some(time),
+            flops: 0.0,
+            recorded: choice.record.then_some(recorded),
+        })
+    }
+
+    fn savings(&self) -> Vec<Saving> {
+        Saving::ladder(1, Use::Never)
+    }
+
+    fn compromises(&self) -> Vec<Compromise> {
+        vec![Compromise { quantization: Quantization::None, optimizer: OptimizerKind::AdamW }]
+    }
+
+    fn parallel(&self) -> bool {
+        false
+    }
+}
+
+fn found(rule: &Rule) -> Candidate {
+    let space = Space {
+        effective_batch: 4,
+        questions: vec![1],
+        image_sizes: vec![64],
+        keep_features: Use::Possible,
+        record: true,
+        own_kernels: true,
+        headroom_frac: 0.0,
+    };
+    search(rule, &space).unwrap().fitting.remove(0)
+}
+
+#[test]
+fn the_fastest_that_fits_is_found_and_settings_are_tried_on_it() {
+    let roomy = found(&Rule { budget: 100, host_bound: true, tower: 0.5 });
+    assert_eq!((roomy.choice.micro_batch, roomy.choice.saving), (4, Saving::ladder(1, Use::Never)[0]));
+    assert!(roomy.choice.keep_features && roomy.choice.record && roomy.choice.own_kernels);
+    let saves: Vec<(f64, bool)> = roomy.tried.iter().map(|tried| (tried.saves_frac, tried.is_used)).collect();
+    assert_eq!(saves, [(0.5, true), (0.5, true)]);
+    assert!((roomy.seconds() - 5.0).abs() < 1e-12, "of the card alone, without the tower");
+}
+
+#[test]
+fn what_saves_little_or_does_not_fit_is_left_out_and_told() {
+    let tight = found(&Rule { budget: 40, host_bound: true, tower: 0.01 });
+    assert_eq!(tight.choice.micro_batch, 4);
+    assert!(!tight.choice.keep_features && !tight.choice.record);
+    let [features, recording] = tight.tried[..] else { panic!("{:?}", tight.tried) };
+    assert!(features.fits && !features.is_used && (features.saves_frac - 0.01).abs() < 1e-9);
+    assert!(!recording.fits && !recording.is_used && (recording.saves_frac - 0.5).abs() < 1e-9);
+    let busy = found(&Rule { budget: 100, host_bound: false, tower: 0.01 });
+    assert_eq!(busy.tried.len(), 1, "where the card decides nothing is recorded");
+}
