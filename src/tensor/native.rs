@@ -2,7 +2,7 @@
 
 use crate::{Error, Result};
 use std::ffi::{CStr, c_char, c_void};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 /// A `torch::Tensor*`, as tch passes it.
 pub(super) type RawTensor = *mut c_void;
@@ -212,6 +212,7 @@ unsafe extern "C" {
         out: *mut RawTensor,
     ) -> *mut c_char;
     pub(super) fn prsmed_rotate(xs: RawTensor, cos: RawTensor, sin: RawTensor, out: *mut RawTensor) -> *mut c_char;
+    pub(super) fn prsmed_packed_bias(blocks: RawTensor, kind: i32, out: *mut RawTensor) -> *mut c_char;
     pub(super) fn prsmed_flash_attention();
     pub(super) fn prsmed_rng_state(card: i32, out: *mut RawTensor) -> *mut c_char;
     pub(super) fn prsmed_set_rng_state(card: i32, state: RawTensor) -> *mut c_char;
@@ -294,6 +295,17 @@ unsafe extern "C" {
 /// The pointer tch holds for `tensor`; valid while the tensor lives.
 pub(super) fn raw(tensor: &Tensor) -> RawTensor {
     tensor.as_ptr().cast_mut().cast()
+}
+
+/// libtorch's number of a floating dtype.
+pub(super) fn scalar_type(kind: Kind) -> i32 {
+    match kind {
+        Kind::Half => 5,
+        Kind::Float => 6,
+        Kind::Double => 7,
+        Kind::BFloat16 => 15,
+        other => unreachable!("{other:?} is no floating dtype"),
+    }
 }
 
 /// Takes ownership of a tensor made by the native layer.
