@@ -4,7 +4,7 @@ use crate::{Error, Result};
 use std::ffi::{CStr, c_char, c_void};
 use tch::{Kind, Tensor};
 
-/// A `torch::Tensor*`, as tch passes it.
+/// A `at::Tensor*`, as tch passes it.
 pub(super) type RawTensor = *mut c_void;
 /// Runs a checkpointed segment: see `native/autograd.cpp`.
 pub(super) type Segment = extern "C" fn(*mut c_void, *mut RawTensor, i64, *mut *mut c_char) -> RawTensor;
@@ -311,9 +311,9 @@ pub(super) fn scalar_type(kind: Kind) -> i32 {
 /// Takes ownership of a tensor made by the native layer.
 ///
 /// # Safety
-/// `pointer` must come from `new torch::Tensor` and be owned by nobody else.
+/// `pointer` must come from `new at::Tensor` and be owned by nobody else.
 pub(super) unsafe fn owned(pointer: RawTensor) -> Tensor {
-    // SAFETY: the caller passes ownership of a `torch::Tensor*`, which is what tch stores.
+    // SAFETY: the caller passes ownership of a `at::Tensor*`, which is what tch stores.
     unsafe { Tensor::from_ptr(pointer.cast()) }
 }
 

@@ -11,6 +11,18 @@
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
 
 #pragma GCC optimize("O3")
 
@@ -438,29 +450,29 @@ struct Rotate : torch::autograd::Function<Rotate> {
 
 extern "C" {
 
-char* prsmed_rms_norm(torch::Tensor* x, torch::Tensor* weight, double eps, torch::Tensor** out) {
-  PRSMED_TRY(*out = new torch::Tensor(prsmed::RmsNorm::apply(*x, *weight, eps)))
+char* prsmed_rms_norm(at::Tensor* x, at::Tensor* weight, double eps, at::Tensor** out) {
+  PRSMED_TRY(*out = new at::Tensor(prsmed::RmsNorm::apply(*x, *weight, eps)))
 }
 
 // May write into `gate`, where no backward pass will read it.
-char* prsmed_swiglu(torch::Tensor* gate, torch::Tensor* up, torch::Tensor** out) {
+char* prsmed_swiglu(at::Tensor* gate, at::Tensor* up, at::Tensor** out) {
   PRSMED_TRY({
     const bool trains = at::GradMode::is_enabled() && (gate->requires_grad() || up->requires_grad());
-    *out = new torch::Tensor(trains ? prsmed::SwiGlu::apply(*gate, *up) : at::silu_(*gate).mul_(*up));
+    *out = new at::Tensor(trains ? prsmed::SwiGlu::apply(*gate, *up) : at::silu_(*gate).mul_(*up));
   })
 }
 
-char* prsmed_low_rank(torch::Tensor* ys, torch::Tensor* x, torch::Tensor* a, torch::Tensor* b, double scale, double p,
-                      torch::Tensor** out) {
-  PRSMED_TRY(*out = new torch::Tensor(prsmed::LowRank::apply(*ys, *x, *a, *b, scale, p)))
+char* prsmed_low_rank(at::Tensor* ys, at::Tensor* x, at::Tensor* a, at::Tensor* b, double scale, double p,
+                      at::Tensor** out) {
+  PRSMED_TRY(*out = new at::Tensor(prsmed::LowRank::apply(*ys, *x, *a, *b, scale, p)))
 }
 
-char* prsmed_rotate(torch::Tensor* xs, torch::Tensor* cos, torch::Tensor* sin, torch::Tensor** out) {
-  PRSMED_TRY(*out = new torch::Tensor(prsmed::Rotate::apply(*xs, *cos, *sin)))
+char* prsmed_rotate(at::Tensor* xs, at::Tensor* cos, at::Tensor* sin, at::Tensor** out) {
+  PRSMED_TRY(*out = new at::Tensor(prsmed::Rotate::apply(*xs, *cos, *sin)))
 }
 
-char* prsmed_packed_bias(torch::Tensor* blocks, int32_t kind, torch::Tensor** out) {
-  PRSMED_TRY(*out = new torch::Tensor(
+char* prsmed_packed_bias(at::Tensor* blocks, int32_t kind, at::Tensor** out) {
+  PRSMED_TRY(*out = new at::Tensor(
                  prsmed::call<&prsmed::packed_bias>("prsmed::packed_bias", *blocks, static_cast<at::ScalarType>(kind))))
 }
 }

@@ -1,15 +1,24 @@
 // The host's side of the kernels: what they can take, sizes, grids and results; and which of two ways is the faster.
 #include "kernels.h"
 
+#include "kernels/args.h"
+#include "meta.h"
+#include "native.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+
 #include <algorithm>
 #include <atomic>
 #include <limits>
 #include <map>
 #include <mutex>
-
-#include "kernels/args.h"
-#include "meta.h"
-#include "native.h"
 
 namespace prsmed::kernels {
 
@@ -457,19 +466,19 @@ extern "C" {
 void prsmed_kernels_mode(int32_t mode) { kernels::mode_now.store(mode, std::memory_order_relaxed); }
 
 // Runs an operation (own or libtorch's chain); room for two results. Returns how many through `out_count`.
-char* prsmed_kernels_run(const char* name, bool own, torch::Tensor** inputs, int64_t count, double number,
-                         torch::Tensor** out, int64_t* out_count) {
+char* prsmed_kernels_run(const char* name, bool own, at::Tensor** inputs, int64_t count, double number,
+                         at::Tensor** out, int64_t* out_count) {
   PRSMED_TRY({
     at::NoGradGuard no_grad;
     const auto& ways = kernels::operation(name);
     const auto results = (own ? ways.first : ways.second)(kernels::tensors(inputs, count), number);
     *out_count = static_cast<int64_t>(results.size());
-    for (size_t i = 0; i < results.size(); ++i) out[i] = new torch::Tensor(results[i]);
+    for (size_t i = 0; i < results.size(); ++i) out[i] = new at::Tensor(results[i]);
   })
 }
 
 // Seconds of one call by each way, on a card.
-char* prsmed_kernels_time(const char* name, torch::Tensor** inputs, int64_t count, double number, double* seconds) {
+char* prsmed_kernels_time(const char* name, at::Tensor** inputs, int64_t count, double number, double* seconds) {
   PRSMED_TRY({
     at::NoGradGuard no_grad;
     const auto& ways = kernels::operation(name);

@@ -2,7 +2,7 @@
 // nothing where they cannot be used (another device, dtype or layout, switched off): the caller then runs the chain, which
 // `composed` holds for most. Results of both are interchangeable between forward and backward.
 #pragma once
-#include <torch/torch.h>
+#include <ATen/core/Tensor.h>
 
 #include <functional>
 #include <optional>
