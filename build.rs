@@ -37,6 +37,8 @@ fn main() {
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
         // as libtorch was built: some of its classes have more members without it
         .define("NDEBUG", None)
+        // libtorch's headers name the operators that they need, not all that there are
+        .define("AT_PER_OPERATOR_HEADERS", None)
         .include(&include)
         .include(include.join("torch/csrc/api/include"))
         .flag("-isystem")

@@ -7,7 +7,7 @@ use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::rope::Rope;
 use crate::nn::{Embedding, Linear, LoraConfig, Mask, RmsNorm, attention};
 use crate::tensor::autograd::checkpoint;
-use crate::tensor::functions::swiglu;
+use crate::tensor::functions::{packed_bias, swiglu};
 use crate::tensor::store::{Init, Scope};
 use crate::tensor::{Device, Kind, Tensor, dims, no_grad, scope};
 use std::rc::Rc;
@@ -253,15 +253,7 @@ impl Sight<'_> {
                 let causal = Tensor::ones([t, t], (Kind::Bool, device)).tril(0);
                 OwnMask::Keep(keep.unsqueeze(1).unsqueeze(1).logical_and(&causal))
             }
-            Self::Packed { blocks, .. } => {
-                let [b, _t] = dims(blocks);
-                let (queries, keys) = (blocks.unsqueeze(2), blocks.unsqueeze(1));
-                let other = keys.ne(0).logical_and(&keys.ne_tensor(&queries));
-                // rows start at multiples of 8 numbers: CUDA's kernel would copy the bias for every layer otherwise
-                let stride = (t + 7) / 8 * 8;
-                let later = Tensor::full([b, 1, t, stride], f64::NEG_INFINITY, (kind, device)).triu_(1);
-                OwnMask::Bias(later.narrow(3, 0, t).masked_fill_(&other.unsqueeze(1), f64::NEG_INFINITY))
-            }
+            Self::Packed { blocks, .. } => OwnMask::Bias(packed_bias(blocks, kind)),
         }
     }
 }

@@ -3,9 +3,9 @@
 //! Each equals the chain that its documentation states. What no gradient needs is not kept: nothing at all when no
 //! operand requires one.
 
-use super::Tensor;
 use super::autograd::result;
 use super::native::{self, raw};
+use super::{Kind, Tensor};
 
 /// `xs / sqrt(mean(xs^2) + eps) * weight` over the last dimension: the quotient in fp32, cast to the dtype of `xs`, then the
 /// product. Keeps `xs` and a number for each row.
@@ -80,10 +80,23 @@ pub fn rotate(xs: Tensor, cos: &Tensor, sin: &Tensor) -> Tensor {
     turned
 }
 
+/// The bias of attention among texts that share a sequence: 0 where a token sees another, minus infinity elsewhere. Of those
+/// before it, and itself, a token sees the ones of block 0 and of its own block.
+///
+/// # Shapes
+/// `blocks [b, t]` i64, contiguous, to `[b, 1, t, t]` in `kind`, rows starting at multiples of 8 numbers.
+///
+/// # Panics
+/// As libtorch's operators do.
+pub fn packed_bias(blocks: &Tensor, kind: Kind) -> Tensor {
+    // SAFETY: as above.
+    result(|out| unsafe { native::prsmed_packed_bias(raw(blocks), native::scalar_type(kind), out) })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::{Device, Kind, no_grad, rng};
+    use crate::tensor::{Device, no_grad, rng};
 
     const FP64: Kind = Kind::Double;
 
@@ -247,6 +260,25 @@ mod tests {
                     (heads * twice(&cos) + turned * twice(&sin)).view([2, 5, 24])
                 };
                 assert_same(&[leaf(&[2, 5, 24], kind)], tolerance, &|l| rotate(&l[0] * 1, &cos, &sin), &theirs);
+            }
+        }
+    }
+
+    #[test]
+    fn packed_bias_shows_the_prefix_and_the_own_question() {
+        // a prefix of 3, two questions, padding; a prefix of 1, one question
+        let blocks = [[0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3], [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1_i64]];
+        let tensor = Tensor::from_slice(&blocks.concat()).view([2, 11]);
+        for kind in [FP64, Kind::Float, Kind::BFloat16, Kind::Half] {
+            let bias = packed_bias(&tensor, kind);
+            assert_eq!((bias.kind(), bias.size(), bias.stride()), (kind, vec![2, 1, 11, 11], vec![176, 176, 16, 1]));
+            for (row, blocks) in blocks.iter().enumerate() {
+                for (query, key) in (0..121).map(|place| (place / 11, place % 11)) {
+                    let sees = key <= query && [0, blocks[query]].contains(&blocks[key]);
+                    let at = [row, 0, query, key].map(|index| i64::try_from(index).expect("small"));
+                    let want = if sees { 0.0_f64 } else { f64::NEG_INFINITY };
+                    assert_eq!(bias.double_value(&at).to_bits(), want.to_bits(), "{kind:?} {at:?}");
+                }
             }
         }
     }

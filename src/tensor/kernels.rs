@@ -1,5 +1,5 @@
-//! Kernels of our own for CUDA cards: RMSNorm, rotary embedding, SwiGLU, NF4 weights, dropout from a seed, masks of packed
-//! rows (`native/kernels/*.cu`). The binary carries their sources; NVRTC, which comes with libtorch's wheel, compiles them
+//! Kernels of our own for CUDA cards: RMSNorm, rotary embedding, SwiGLU, NF4 weights, dropout from a seed, the bias of
+//! attention among packed texts (`native/kernels/*.cu`). The binary carries their sources; NVRTC, which comes with libtorch's wheel, compiles them
 //! for the card at hand. Layers reach them in the native layer (`native/kernels.h`); each has a twin of libtorch's operators.
 //!
 //! Without a card their arithmetic is tested as C++ that emulates a card's threads, and NVRTC compiles them all the same.
@@ -179,9 +179,9 @@ fn cases(rows: i64, dim: i64, wide: i64, kind: Kind, device: Device) -> Vec<Case
     let (count, blocks) = (rows * wide, (rows * wide + 63) / 64);
     let (codes, like) = (bytes((count + 1) / 2), Tensor::empty([rows, wide], (kind, device)));
     let nested = fp32(&[(blocks + 255) / 256]).abs();
-    let places = 2 * rows.min(512);
-    let segments: Tensor = (Tensor::arange(places, (Kind::Int64, device)) + 1).remainder(5) - 1;
-    let segments = segments.view([2, -1]);
+    let tokens = rows.min(512);
+    let blocks_of_tokens = Tensor::randint(4, [2, tokens], (Kind::Int64, device));
+    let bias = Tensor::empty([2, 1, tokens, tokens + wide % 8], (kind, device));
     let case = |name, inputs, number| Case { name, inputs, number };
     vec![
         case("rms_norm", copies(&[&x, &weight]), 1e-5),
@@ -194,7 +194,7 @@ fn cases(rows: i64, dim: i64, wide: i64, kind: Kind, device: Device) -> Vec<Case
         case("swiglu_backward", copies(&[&dgated, &gate, &up]), 0.0),
         case("nf4", copies(&[&codes, &like, &fp32(&[blocks]).abs()]), 0.0),
         case("nf4", copies(&[&codes, &like, &bytes(blocks), &nested, &fp32(&[256])]), 0.05),
-        case("packed_mask", copies(&[&segments]), 0.0),
+        case("packed_bias", copies(&[&blocks_of_tokens, &bias]), 0.0),
     ]
 }
 

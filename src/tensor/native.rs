@@ -2,9 +2,9 @@
 
 use crate::{Error, Result};
 use std::ffi::{CStr, c_char, c_void};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
-/// A `torch::Tensor*`, as tch passes it.
+/// A `at::Tensor*`, as tch passes it.
 pub(super) type RawTensor = *mut c_void;
 /// Runs a checkpointed segment: see `native/autograd.cpp`.
 pub(super) type Segment = extern "C" fn(*mut c_void, *mut RawTensor, i64, *mut *mut c_char) -> RawTensor;
@@ -212,6 +212,7 @@ unsafe extern "C" {
         out: *mut RawTensor,
     ) -> *mut c_char;
     pub(super) fn prsmed_rotate(xs: RawTensor, cos: RawTensor, sin: RawTensor, out: *mut RawTensor) -> *mut c_char;
+    pub(super) fn prsmed_packed_bias(blocks: RawTensor, kind: i32, out: *mut RawTensor) -> *mut c_char;
     pub(super) fn prsmed_flash_attention();
     pub(super) fn prsmed_rng_state(card: i32, out: *mut RawTensor) -> *mut c_char;
     pub(super) fn prsmed_set_rng_state(card: i32, state: RawTensor) -> *mut c_char;
@@ -296,12 +297,23 @@ pub(super) fn raw(tensor: &Tensor) -> RawTensor {
     tensor.as_ptr().cast_mut().cast()
 }
 
+/// libtorch's number of a floating dtype.
+pub(super) fn scalar_type(kind: Kind) -> i32 {
+    match kind {
+        Kind::Half => 5,
+        Kind::Float => 6,
+        Kind::Double => 7,
+        Kind::BFloat16 => 15,
+        other => unreachable!("{other:?} is no floating dtype"),
+    }
+}
+
 /// Takes ownership of a tensor made by the native layer.
 ///
 /// # Safety
-/// `pointer` must come from `new torch::Tensor` and be owned by nobody else.
+/// `pointer` must come from `new at::Tensor` and be owned by nobody else.
 pub(super) unsafe fn owned(pointer: RawTensor) -> Tensor {
-    // SAFETY: the caller passes ownership of a `torch::Tensor*`, which is what tch stores.
+    // SAFETY: the caller passes ownership of a `at::Tensor*`, which is what tch stores.
     unsafe { Tensor::from_ptr(pointer.cast()) }
 }
 

@@ -236,7 +236,7 @@ impl Nf4 {
     }
 
     fn dequantize_by(&self, kind: Kind, composed: bool) -> Tensor {
-        let (weight, kind) = (self.raw(), scalar_type(kind));
+        let (weight, kind) = (self.raw(), native::scalar_type(kind));
         // SAFETY: the pieces live as long as `self`; one owned tensor is written on success.
         result(|out| unsafe { native::prsmed_nf4_dequantize(&raw const weight, kind, composed, out) })
     }
@@ -279,14 +279,6 @@ impl Nf4 {
             Tensor::empty(self.shape, (stored, device))
         };
         self.quantize(&dense);
-    }
-}
-
-fn scalar_type(kind: Kind) -> i32 {
-    match kind {
-        Kind::Half => 5,
-        Kind::BFloat16 => 15,
-        _ => 6,
     }
 }
 

@@ -4,8 +4,8 @@
 use super::operands::{BF16, FP32, Work, backward, forward, heads, leaf, zeros};
 use super::{config_of, ready};
 use prsmed::nn::attention::{self, Mask};
-use prsmed::tensor::functions::{LowRank, rms_norm, rotate, swiglu};
-use prsmed::tensor::{Device, Kind, META, Tensor, ledger, memory, meta};
+use prsmed::tensor::functions::{LowRank, packed_bias, rms_norm, rotate, swiglu};
+use prsmed::tensor::{Device, Kind, META, Tensor, kernels, ledger, memory, meta};
 use prsmed::trainer::Parameter;
 use prsmed::trainer::optimizer::AdamW;
 
@@ -227,6 +227,11 @@ fn kept_cases() -> Vec<Case> {
             let (xs, table) = (leaf(&[1, 1024, 1024], BF16, on), zeros(&[1024, 64], BF16, on));
             forward(move || rotate(&xs * 1.0, &table, &table))
         }),
+        // ... rows of 1008; what is of another block, and which keys are not of block 0
+        case("bias of packed texts", 4 * 1001 * 1008, 4 * 1001 * 1008 + 2 * 1001 * 1001 + 2002, |on| {
+            let blocks = zeros(&[2, 1001], Kind::Int64, on);
+            forward(move || packed_bias(&blocks, BF16))
+        }),
     ]
 }
 
@@ -363,6 +368,22 @@ fn operators_planned_for_cuda() {
         .map(|(case, found)| format!("{}: expected {:?}, planned {found:?}", case.name, (case.live, case.peak)))
         .collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn kernels_of_our_own_planned_for_cuda() {
+    let _alone = ready();
+    let _target = meta::enter_target(meta::Target::Cuda);
+    meta::set_card(80, 108);
+    kernels::set_mode(kernels::Mode::On);
+    // native/kernels.cpp: the bias is written at once
+    let bias = case("bias of packed texts", 4 * 1001 * 1008, 4 * 1001 * 1008, |on| {
+        let blocks = zeros(&[2, 1001], Kind::Int64, on);
+        forward(move || packed_bias(&blocks, BF16))
+    });
+    let found = planned(&bias);
+    kernels::set_mode(kernels::Mode::Off);
+    assert_eq!(found, (bias.live, bias.peak));
 }
 
 /// Bytes of the optimizer that live after a step of two parameters, and the most at once in a second step.

@@ -6,6 +6,14 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/ops/conv2d.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/gelu.h>
+#include <ATen/ops/gelu_backward.h>
+#include <ATen/ops/linear.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 namespace {
 
@@ -14,23 +22,23 @@ using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
 // Runs the segment: reads `count` inputs, returns a new output tensor or nullptr with `*error` set (strdup'ed).
-using Segment = torch::Tensor* (*)(void* closure, torch::Tensor** inputs, int64_t count, char** error);
+using Segment = at::Tensor* (*)(void* closure, at::Tensor** inputs, int64_t count, char** error);
 using Drop = void (*)(void* closure);
 
 struct Closure : torch::CustomClassHolder {
   Closure(void* data, Segment run, Drop drop) : data(data), run(run), drop(drop) {}
   ~Closure() override { drop(data); }
-  torch::Tensor call(variable_list inputs) {
-    std::vector<torch::Tensor*> pointers;
+  at::Tensor call(variable_list inputs) {
+    std::vector<at::Tensor*> pointers;
     for (auto& input : inputs) pointers.push_back(&input);
     char* error = nullptr;
-    torch::Tensor* out = run(data, pointers.data(), static_cast<int64_t>(pointers.size()), &error);
+    at::Tensor* out = run(data, pointers.data(), static_cast<int64_t>(pointers.size()), &error);
     if (out == nullptr) {
       std::string text = error ? error : "the checkpointed segment failed";
       free(error);
       throw std::runtime_error(text);
     }
-    torch::Tensor result = std::move(*out);
+    at::Tensor result = std::move(*out);
     delete out;
     return result;
   }
@@ -41,8 +49,8 @@ struct Closure : torch::CustomClassHolder {
 
 // Dropout inside the segment must draw the same numbers twice.
 struct Rng {
-  torch::Tensor cpu = at::detail::getDefaultCPUGenerator().get_state();
-  torch::Tensor device;
+  at::Tensor cpu = at::detail::getDefaultCPUGenerator().get_state();
+  at::Tensor device;
   // in a captured step: how many numbers it has handed out, in place of the card's generator, which cannot be read then
   std::optional<uint64_t> captured;
   int64_t index = -1;
@@ -102,7 +110,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
     then.cpu = ctx->saved_data["cpu"].toTensor();
     if (then.captured) then.captured = static_cast<uint64_t>(ctx->saved_data["captured"].toInt());
     else if (then.index >= 0) then.device = ctx->saved_data["device"].toTensor();
-    torch::Tensor out;
+    at::Tensor out;
     then.restore();
     try {
       at::AutoGradMode enable(true);
@@ -171,33 +179,33 @@ at::Generator generator_of(int32_t card) {
 
 extern "C" {
 
-char* prsmed_gelu_conv(torch::Tensor* x, torch::Tensor* weight, torch::Tensor* bias, int64_t stride, int64_t padding,
-                       int64_t groups, torch::Tensor** out) {
-  PRSMED_TRY(*out = new torch::Tensor(GeluConv::apply(*x, *weight, *bias, stride, padding, groups)))
+char* prsmed_gelu_conv(at::Tensor* x, at::Tensor* weight, at::Tensor* bias, int64_t stride, int64_t padding,
+                       int64_t groups, at::Tensor** out) {
+  PRSMED_TRY(*out = new at::Tensor(GeluConv::apply(*x, *weight, *bias, stride, padding, groups)))
 }
 
-char* prsmed_gelu_linear(torch::Tensor* x, torch::Tensor* weight, torch::Tensor* bias, torch::Tensor** out) {
-  PRSMED_TRY(*out = new torch::Tensor(GeluLinear::apply(*x, *weight, *bias)))
+char* prsmed_gelu_linear(at::Tensor* x, at::Tensor* weight, at::Tensor* bias, at::Tensor** out) {
+  PRSMED_TRY(*out = new at::Tensor(GeluLinear::apply(*x, *weight, *bias)))
 }
 
-char* prsmed_checkpoint(void* data, Segment run, Drop drop, torch::Tensor** inputs, int64_t count, torch::Tensor** out) {
+char* prsmed_checkpoint(void* data, Segment run, Drop drop, at::Tensor** inputs, int64_t count, at::Tensor** out) {
   auto closure = c10::make_intrusive<Closure>(data, run, drop);
   PRSMED_TRY({
     variable_list list;
     for (int64_t i = 0; i < count; ++i) list.push_back(*inputs[i]);
-    auto anchor = torch::empty({0}, torch::requires_grad());
-    *out = new torch::Tensor(Checkpoint::apply(closure, anchor, at::TensorList(list)));
+    auto anchor = at::empty({0}).set_requires_grad(true);
+    *out = new at::Tensor(Checkpoint::apply(closure, anchor, at::TensorList(list)));
   })
 }
 
 void prsmed_flash_attention() { at::globalContext().setSDPUseCuDNN(false); }
 
 // The state of a device's generator: of the host's for `card` -1, else of that card's.
-char* prsmed_rng_state(int32_t card, torch::Tensor** out) {
-  PRSMED_TRY(*out = new torch::Tensor(generator_of(card).get_state()))
+char* prsmed_rng_state(int32_t card, at::Tensor** out) {
+  PRSMED_TRY(*out = new at::Tensor(generator_of(card).get_state()))
 }
 
-char* prsmed_set_rng_state(int32_t card, torch::Tensor* state) { PRSMED_TRY(generator_of(card).set_state(*state)) }
+char* prsmed_set_rng_state(int32_t card, at::Tensor* state) { PRSMED_TRY(generator_of(card).set_state(*state)) }
 
 void prsmed_free_message(char* text) { free(text); }
 }

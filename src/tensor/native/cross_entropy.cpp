@@ -3,6 +3,11 @@
 // Hsu et al. 2024, "Liger Kernel" (fused linear cross-entropy).
 #include "native.h"
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -58,8 +63,8 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
 
 }  // namespace
 
-extern "C" char* prsmed_linear_cross_entropy(torch::Tensor* rows, torch::Tensor* weight, torch::Tensor* labels,
-                                             int64_t chunk, torch::Tensor** out) {
-  PRSMED_TRY(*out = new torch::Tensor(LinearCrossEntropy::apply(*rows, *weight, *labels, chunk,
+extern "C" char* prsmed_linear_cross_entropy(at::Tensor* rows, at::Tensor* weight, at::Tensor* labels,
+                                             int64_t chunk, at::Tensor** out) {
+  PRSMED_TRY(*out = new at::Tensor(LinearCrossEntropy::apply(*rows, *weight, *labels, chunk,
                                                                    at::GradMode::is_enabled())))
 }

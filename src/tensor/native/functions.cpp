@@ -1,5 +1,5 @@
 // Functions of the language model that keep less for the backward pass than a chain of libtorch's operators: RMSNorm,
-// SwiGLU, LoRA, rotary positions. What has no operator of libtorch is one of ours below `prsmed::`: a loop on the CPU,
+// SwiGLU, LoRA, rotary positions; and the bias of attention among packed texts. What has no operator of libtorch is one of ours below `prsmed::`: a loop on the CPU,
 // libtorch's operators elsewhere; on meta tensors it allocates what that of the target allocates.
 #include "kernels.h"
 #include "meta.h"
@@ -11,6 +11,18 @@
 #include <ATen/OpMathType.h>
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/from_blob.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
 
 #pragma GCC optimize("O3")
 
@@ -212,6 +224,18 @@ Tensor& rotate_(Tensor& xs, const Tensor& cos, const Tensor& sin, bool back) {
   return xs;
 }
 
+// ---- attention among packed texts ---------------------------------------------------------------------------------
+// `[b, 1, t, t]` of blocks `[b, t]`: see `kernels::packed_bias`.
+Tensor packed_bias(const Tensor& blocks, at::ScalarType kind) {
+  const int64_t b = blocks.size(0), t = blocks.size(1);
+  // rows start at multiples of 8 numbers: CUDA's attention would copy the bias for every layer otherwise
+  const auto bias = at::empty({b, 1, t, (t + 7) / 8 * 8}, blocks.options().dtype(kind));
+  const auto own = [&] { return kernels::packed_bias(blocks, bias); };
+  const auto chain = [&] { kernels::composed::packed_bias(blocks, bias); };
+  if (!kernels::usable(bias) || !kernels::prefer("packed_bias", bias, own, chain) || !own()) chain();
+  return bias.narrow(3, 0, t);
+}
+
 // ---- dropout from a seed ------------------------------------------------------------------------------------------
 // Whether element `j` of a row is kept; rows have keys of their own. Wellons' `lowbias32` mixes the bits.
 struct Keep {
@@ -292,6 +316,7 @@ TORCH_LIBRARY(prsmed, m) {
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
   m.def("rms_norm_backward(Tensor grad, Tensor x, Tensor rstd, Tensor weight, bool of_x, bool of_weight) -> (Tensor, Tensor)");
   m.def("rotate_(Tensor(a!) xs, Tensor cos, Tensor sin, bool back) -> Tensor(a!)");
+  m.def("packed_bias(Tensor blocks, ScalarType kind) -> Tensor");
   m.def("drop(Tensor x, float p, int seed) -> Tensor");
   m.def("drop_(Tensor(a!) x, float p, int seed) -> Tensor(a!)");
 }
@@ -299,6 +324,7 @@ TORCH_LIBRARY_IMPL(prsmed, CompositeExplicitAutograd, m) {
   m.impl("rms_norm", rms_norm);
   m.impl("rms_norm_backward", rms_norm_backward);
   m.impl("rotate_", rotate_);
+  m.impl("packed_bias", packed_bias);
   m.impl("drop", drop);
   m.impl("drop_", drop_);
 }
@@ -424,24 +450,29 @@ struct Rotate : torch::autograd::Function<Rotate> {
 
 extern "C" {
 
-char* prsmed_rms_norm(torch::Tensor* x, torch::Tensor* weight, double eps, torch::Tensor** out) {
-  PRSMED_TRY(*out = new torch::Tensor(prsmed::RmsNorm::apply(*x, *weight, eps)))
+char* prsmed_rms_norm(at::Tensor* x, at::Tensor* weight, double eps, at::Tensor** out) {
+  PRSMED_TRY(*out = new at::Tensor(prsmed::RmsNorm::apply(*x, *weight, eps)))
 }
 
 // May write into `gate`, where no backward pass will read it.
-char* prsmed_swiglu(torch::Tensor* gate, torch::Tensor* up, torch::Tensor** out) {
+char* prsmed_swiglu(at::Tensor* gate, at::Tensor* up, at::Tensor** out) {
   PRSMED_TRY({
     const bool trains = at::GradMode::is_enabled() && (gate->requires_grad() || up->requires_grad());
-    *out = new torch::Tensor(trains ? prsmed::SwiGlu::apply(*gate, *up) : at::silu_(*gate).mul_(*up));
+    *out = new at::Tensor(trains ? prsmed::SwiGlu::apply(*gate, *up) : at::silu_(*gate).mul_(*up));
   })
 }
 
-char* prsmed_low_rank(torch::Tensor* ys, torch::Tensor* x, torch::Tensor* a, torch::Tensor* b, double scale, double p,
-                      torch::Tensor** out) {
-  PRSMED_TRY(*out = new torch::Tensor(prsmed::LowRank::apply(*ys, *x, *a, *b, scale, p)))
+char* prsmed_low_rank(at::Tensor* ys, at::Tensor* x, at::Tensor* a, at::Tensor* b, double scale, double p,
+                      at::Tensor** out) {
+  PRSMED_TRY(*out = new at::Tensor(prsmed::LowRank::apply(*ys, *x, *a, *b, scale, p)))
 }
 
-char* prsmed_rotate(torch::Tensor* xs, torch::Tensor* cos, torch::Tensor* sin, torch::Tensor** out) {
-  PRSMED_TRY(*out = new torch::Tensor(prsmed::Rotate::apply(*xs, *cos, *sin)))
+char* prsmed_rotate(at::Tensor* xs, at::Tensor* cos, at::Tensor* sin, at::Tensor** out) {
+  PRSMED_TRY(*out = new at::Tensor(prsmed::Rotate::apply(*xs, *cos, *sin)))
+}
+
+char* prsmed_packed_bias(at::Tensor* blocks, int32_t kind, at::Tensor** out) {
+  PRSMED_TRY(*out = new at::Tensor(
+                 prsmed::call<&prsmed::packed_bias>("prsmed::packed_bias", *blocks, static_cast<at::ScalarType>(kind))))
 }
 }

@@ -161,4 +161,4 @@ void prsmed_graph_free(void*) {}
 
 #endif
 
-extern "C" void prsmed_set_grad(torch::Tensor* tensor, torch::Tensor* grad) { tensor->mutable_grad() = *grad; }
+extern "C" void prsmed_set_grad(at::Tensor* tensor, at::Tensor* grad) { tensor->mutable_grad() = *grad; }

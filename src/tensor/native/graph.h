@@ -1,6 +1,6 @@
 // What other files ask about captures of CUDA graphs; whether there is one, `kernels::capturing` says.
 #pragma once
-#include <torch/torch.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 

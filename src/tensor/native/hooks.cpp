@@ -27,9 +27,9 @@ struct Hook final : torch::autograd::PostAccumulateGradHook {
 
 extern "C" {
 
-char* prsmed_hook_gradient(torch::Tensor* tensor, Work work, void* data, int64_t index) {
+char* prsmed_hook_gradient(at::Tensor* tensor, Work work, void* data, int64_t index) {
   PRSMED_TRY(torch::autograd::impl::set_post_acc_grad_hooks(*tensor, std::make_unique<Hook>(work, data, index)))
 }
 
-void prsmed_unhook_gradient(torch::Tensor* tensor) { torch::autograd::impl::set_post_acc_grad_hooks(*tensor, nullptr); }
+void prsmed_unhook_gradient(at::Tensor* tensor) { torch::autograd::impl::set_post_acc_grad_hooks(*tensor, nullptr); }
 }

@@ -1,14 +1,24 @@
 // The host's side of the kernels: what they can take, sizes, grids and results; and which of two ways is the faster.
 #include "kernels.h"
 
-#include <algorithm>
-#include <atomic>
-#include <map>
-#include <mutex>
-
 #include "kernels/args.h"
 #include "meta.h"
 #include "native.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+
+#include <algorithm>
+#include <atomic>
+#include <limits>
+#include <map>
+#include <mutex>
 
 namespace prsmed::kernels {
 
@@ -239,16 +249,16 @@ bool nf4(const Codes& weight, const Tensor& out) {
   return true;
 }
 
-std::optional<Tensor> packed_mask(const Tensor& segments) {
-  if (!usable(segments) || segments.scalar_type() != at::kLong || segments.dim() != 2 || !segments.is_contiguous()) return {};
-  const int64_t b = segments.size(0), t = segments.size(1);
-  auto mask = at::empty({b, 1, t, t}, segments.options().dtype(at::kBool));
-  MaskArgs args{};
-  args.segments = reinterpret_cast<const long long*>(pointer<int64_t>(segments));
-  args.mask = pointer<unsigned char>(mask), args.tokens = t, args.count = b * t * t;
-  if (args.count > 0 && !mask.is_meta())
-    (launcher_now ? launcher_now : launch_on_card)("packed_mask", {blocks(args.count, 1)}, threads, &args, sizeof(args), mask);
-  return mask;
+bool packed_bias(const Tensor& blocks, const Tensor& bias) {
+  const auto dtype = bias.scalar_type();
+  if (!usable(bias) || !suffix(dtype) || blocks.scalar_type() != at::kLong || blocks.device() != bias.device()) return false;
+  if (!blocks.is_contiguous() || !bias.is_contiguous() || blocks.numel() != bias.size(0) * bias.size(2)) return false;
+  PackedBiasArgs args{};
+  args.blocks = reinterpret_cast<const long long*>(pointer<int64_t>(blocks)), args.bias = pointer<void>(bias);
+  args.tokens = bias.size(2), args.row = bias.size(3), args.count = bias.numel();
+  const bool wide = args.row % width(dtype) == 0 && aligned(bias);
+  if (args.count > 0) launch("packed_bias", dtype, wide, {kernels::blocks(args.count, wide ? width(dtype) : 1)}, args, bias);
+  return true;
 }
 
 namespace composed {
@@ -320,11 +330,12 @@ Tensor nf4(const Codes& weight, const Tensor& like) {
   return dense.to(like.scalar_type()).view(like.sizes());
 }
 
-Tensor packed_mask(const Tensor& segments) {
-  const int64_t t = segments.size(1);
-  const auto key = segments.unsqueeze(1), query = segments.unsqueeze(2);
-  const auto causal = at::ones({t, t}, segments.options().dtype(at::kBool)).tril();
-  return key.eq(0).logical_or(key.gt(0).logical_and(key.eq(query))).logical_and(causal).unsqueeze(1);
+void packed_bias(const Tensor& blocks, const Tensor& bias) {
+  constexpr double hidden = -std::numeric_limits<double>::infinity();
+  const int64_t t = blocks.size(1);
+  const auto keys = blocks.unsqueeze(1), queries = blocks.unsqueeze(2);
+  const auto own = keys.ne(0), other = keys.ne(queries).logical_and_(own);
+  bias.fill_(hidden).triu_(1).narrow(3, 0, t).masked_fill_(other.unsqueeze(1), hidden);
 }
 
 }  // namespace composed
@@ -418,8 +429,16 @@ const std::map<std::string, std::pair<Way, Way>>& operations() {
                  return listed(out);
                },
                [](Inputs i, double offset) { return listed(composed::nf4(codes_of(i, offset), i.at(1))); }}},
-      {"packed_mask", {[](Inputs i, double) { return required(packed_mask(i.at(0))); },
-                       [](Inputs i, double) { return listed(composed::packed_mask(i.at(0))); }}},
+      {"packed_bias", {[](Inputs i, double) {
+                         const auto bias = at::empty_like(i.at(1));
+                         TORCH_CHECK(packed_bias(i[0], bias), "the kernel does not take these tensors");
+                         return listed(bias);
+                       },
+                       [](Inputs i, double) {
+                         const auto bias = at::empty_like(i.at(1));
+                         composed::packed_bias(i[0], bias);
+                         return listed(bias);
+                       }}},
   };
   return all;
 }
@@ -447,19 +466,19 @@ extern "C" {
 void prsmed_kernels_mode(int32_t mode) { kernels::mode_now.store(mode, std::memory_order_relaxed); }
 
 // Runs an operation (own or libtorch's chain); room for two results. Returns how many through `out_count`.
-char* prsmed_kernels_run(const char* name, bool own, torch::Tensor** inputs, int64_t count, double number,
-                         torch::Tensor** out, int64_t* out_count) {
+char* prsmed_kernels_run(const char* name, bool own, at::Tensor** inputs, int64_t count, double number,
+                         at::Tensor** out, int64_t* out_count) {
   PRSMED_TRY({
     at::NoGradGuard no_grad;
     const auto& ways = kernels::operation(name);
     const auto results = (own ? ways.first : ways.second)(kernels::tensors(inputs, count), number);
     *out_count = static_cast<int64_t>(results.size());
-    for (size_t i = 0; i < results.size(); ++i) out[i] = new torch::Tensor(results[i]);
+    for (size_t i = 0; i < results.size(); ++i) out[i] = new at::Tensor(results[i]);
   })
 }
 
 // Seconds of one call by each way, on a card.
-char* prsmed_kernels_time(const char* name, torch::Tensor** inputs, int64_t count, double number, double* seconds) {
+char* prsmed_kernels_time(const char* name, at::Tensor** inputs, int64_t count, double number, double* seconds) {
   PRSMED_TRY({
     at::NoGradGuard no_grad;
     const auto& ways = kernels::operation(name);

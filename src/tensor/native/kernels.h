@@ -2,7 +2,7 @@
 // nothing where they cannot be used (another device, dtype or layout, switched off): the caller then runs the chain, which
 // `composed` holds for most. Results of both are interchangeable between forward and backward.
 #pragma once
-#include <torch/torch.h>
+#include <ATen/core/Tensor.h>
 
 #include <functional>
 #include <optional>
@@ -46,8 +46,10 @@ std::optional<std::pair<Tensor, Tensor>> swiglu_backward(const Tensor& dy, const
 // Writes the weight that the codes stand for into `out` (bf16, fp16 or fp32, contiguous). Allocates nothing. Whether it did:
 // wherever it can, whatever the mode, since libtorch's operators need more memory than plans count.
 bool nf4(const Codes& weight, const Tensor& out);
-// `segments [b, t]` i64 (0 the shared prefix, i > 0 question i, below 0 padding) to bool `[b, 1, t, t]`, true = sees.
-std::optional<Tensor> packed_mask(const Tensor& segments);
+// Writes what `blocks [b, t]` i64 mean for attention into `bias [b, 1, t, t or more]` (contiguous): 0 where the query of a row
+// sees the key of a column, that is one of block 0 or of its own block, up to itself; minus infinity elsewhere, also where
+// no key is. Whether it did.
+bool packed_bias(const Tensor& blocks, const Tensor& bias);
 
 // The same by libtorch's operators.
 namespace composed {
@@ -59,7 +61,7 @@ Tensor drop(const Tensor& x, double p, int64_t seed);
 Tensor swiglu(const Tensor& gate, const Tensor& up);
 std::pair<Tensor, Tensor> swiglu_backward(const Tensor& dy, const Tensor& gate, const Tensor& up);
 Tensor nf4(const Codes& weight, const Tensor& like);
-Tensor packed_mask(const Tensor& segments);
+void packed_bias(const Tensor& blocks, const Tensor& bias);
 }  // namespace composed
 
 // ---- seeds of captured steps (seeds.cpp)

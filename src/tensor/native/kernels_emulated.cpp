@@ -6,8 +6,8 @@
 #include "kernels.h"
 // the kernels, after everything that the words of device code could confuse
 #include "kernels/dropout.cu"
-#include "kernels/mask.cu"
 #include "kernels/nf4.cu"
+#include "kernels/packed_bias.cu"
 #include "kernels/rms_norm.cu"
 #include "kernels/rotary.cu"
 #include "kernels/swiglu.cu"

@@ -376,7 +376,7 @@ void prsmed_ledger_reset_peak() {
 }
 
 // Moves a tensor's storage to another category; true when the ledger owns that storage.
-bool prsmed_ledger_move(torch::Tensor* tensor, int32_t category) {
+bool prsmed_ledger_move(at::Tensor* tensor, int32_t category) {
   const auto& pointer = tensor->storage().data_ptr();
   if (pointer.get_deleter() != &release || pointer.get_context() == nullptr) return false;
   Header* header = header_of(pointer.get_context());

@@ -1,23 +1,26 @@
 // The dry run: libtorch's meta device with an allocator that counts and kernels that allocate what the CPU's allocate.
 // Every kernel here was compared, event for event, with what libtorch 2.11 does on the CPU.
+#include "meta.h"
 #include "mirror.h"
+#include "native.h"
 #include "trace.h"
 
-#include <torch/library.h>
-#include <torch/torch.h>
-
-#include "meta.h"
-
-#include <ATen/record_function.h>
-#include <ATen/ops/_log_softmax_meta_dispatch.h>
 #include <ATen/ops/_log_softmax_backward_data_meta_dispatch.h>
+#include <ATen/ops/_log_softmax_meta_dispatch.h>
 #include <ATen/ops/_softmax_backward_data_meta_dispatch.h>
 #include <ATen/ops/_softmax_meta_dispatch.h>
 #include <ATen/ops/dropout_native.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/linear_native.h>
+#include <ATen/ops/native_group_norm.h>
 #include <ATen/ops/to_native.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <torch/library.h>
 
 namespace {
 using at::Tensor; using OptT = std::optional<Tensor>;
@@ -251,11 +254,10 @@ extern "C" {
 
 // Makes the dry run possible in this process; nothing changes for tensors of other devices. Call it before the first plan.
 char* prsmed_meta_install() {
-  try {
+  PRSMED_TRY({
     static bool done = (install(), true);
     (void)done;
-    return nullptr;
-  } catch (const std::exception& error) { return strdup(error.what()); }
+  })
 }
 
 // 0: this thread's meta tensors stand for the CPU's; 1: for CUDA's. Returns the former target.

@@ -1,7 +1,13 @@
 // The dry run's kernels: one set that allocates what libtorch's CPU allocates, one that allocates what its CUDA does.
 #pragma once
-#include <torch/library.h>
-#include <torch/torch.h>
+#include <ATen/core/Tensor.h>
+
+namespace c10 {
+struct OperatorName;
+}
+namespace torch {
+class Library;
+}
 
 namespace prsmed {
 using at::Tensor;

@@ -1,7 +1,10 @@
 // Runs an operator once on the CPU to learn what it allocates, and repeats that on meta ever after.
 #pragma once
-#include <torch/library.h>
-#include <torch/torch.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <functional>
+#include <string>
 
 // The ledger (ledger.cpp): allocations and releases of both devices end here.
 extern "C" void prsmed_ledger_add(int32_t category, uint64_t bytes);

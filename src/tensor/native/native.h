@@ -1,7 +1,8 @@
-// The C ABI between `src/tensor/*.rs` and libtorch. Tensors cross as `torch::Tensor*` (tch's `C_tensor*`).
+// The C ABI between `src/tensor/*.rs` and libtorch. Tensors cross as `at::Tensor*` (tch's `C_tensor*`).
+// Include what is used: reading `torch/torch.h` alone takes ten seconds and more than a gigabyte.
 // A function that can fail returns nullptr on success or a message from `prsmed_message`, freed by `prsmed_free_message`.
 #pragma once
-#include <torch/torch.h>
+#include <ATen/core/Tensor.h>
 
 #include <cstring>
 

@@ -6,8 +6,14 @@
 #include "meta.h"
 #include "native.h"
 
+#include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/sum.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
 #include <algorithm>
@@ -325,11 +331,11 @@ at::Tensor nf4_dequantize_composed(const Nf4& w, at::ScalarType kind) {
 namespace {
 // The pieces of a matrix as they cross the border; the nested two are null when scales are fp32.
 struct RawNf4 {
-  torch::Tensor *packed, *absmax, *nested_absmax, *nested_map;
+  at::Tensor *packed, *absmax, *nested_absmax, *nested_map;
   double offset;
   int64_t rows, cols;
   prsmed::Nf4 weight() const {
-    auto piece = [](torch::Tensor* t) { return t == nullptr ? at::Tensor() : *t; };
+    auto piece = [](at::Tensor* t) { return t == nullptr ? at::Tensor() : *t; };
     return {*packed, *absmax, piece(nested_absmax), piece(nested_map), offset, rows, cols};
   }
 };
@@ -341,29 +347,29 @@ extern "C" {
 void prsmed_nf4_values(float* out) { std::copy_n(prsmed::nf4_values(), 16, out); }
 
 // Fills the pieces from a dense matrix of the same device (CPU or meta), and the offset.
-char* prsmed_nf4_quantize(torch::Tensor* dense, const RawNf4* into, double* offset) {
+char* prsmed_nf4_quantize(at::Tensor* dense, const RawNf4* into, double* offset) {
   PRSMED_TRY({
     at::NoGradGuard guard;
     *offset = prsmed::quantize(dense->detach(), into->weight());
   })
 }
 
-char* prsmed_nf4_dequantize(const RawNf4* weight, int32_t kind, bool composed, torch::Tensor** out) {
+char* prsmed_nf4_dequantize(const RawNf4* weight, int32_t kind, bool composed, at::Tensor** out) {
   PRSMED_TRY({
     at::NoGradGuard guard;
     const auto type = static_cast<at::ScalarType>(kind);
-    *out = new torch::Tensor(composed ? prsmed::nf4_dequantize_composed(weight->weight(), type)
+    *out = new at::Tensor(composed ? prsmed::nf4_dequantize_composed(weight->weight(), type)
                                       : prsmed::nf4_dequantize(weight->weight(), type));
   })
 }
 
 // `bias` may be null.
-char* prsmed_nf4_linear(torch::Tensor* x, const RawNf4* weight, torch::Tensor* bias, torch::Tensor** out) {
+char* prsmed_nf4_linear(at::Tensor* x, const RawNf4* weight, at::Tensor* bias, at::Tensor** out) {
   PRSMED_TRY({
     auto held = c10::make_intrusive<prsmed::Held>(weight->weight());
-    std::optional<torch::Tensor> b;
+    std::optional<at::Tensor> b;
     if (bias != nullptr) b = *bias;
-    *out = new torch::Tensor(prsmed::Nf4Linear::apply(held, *x, b));
+    *out = new at::Tensor(prsmed::Nf4Linear::apply(held, *x, b));
   })
 }
 }

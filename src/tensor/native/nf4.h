@@ -1,6 +1,6 @@
 // 4-bit NormalFloat matrices (nf4.cpp).
 #pragma once
-#include <torch/torch.h>
+#include <ATen/core/Tensor.h>
 
 namespace prsmed {
 // Blocks of 64 weights, and of 256 of their scales.

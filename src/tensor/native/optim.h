@@ -1,6 +1,6 @@
 // AdamW with moments in 8 bits: where a fused kernel for cards may take over.
 #pragma once
-#include <torch/torch.h>
+#include <ATen/core/Tensor.h>
 
 namespace prsmed {
 

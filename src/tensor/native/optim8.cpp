@@ -4,6 +4,13 @@
 #include "optim.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/bucketize.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones_like.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/where.h>
 
 #include "meta.h"
 #include "trace.h"
@@ -190,12 +197,12 @@ void decode_all(const uint8_t* codes, const float* scales, const float* map, flo
 extern "C" {
 
 // fp32 values of the CPU as codes and scales.
-char* prsmed_encode8(torch::Tensor* values, torch::Tensor* map, torch::Tensor* codes, torch::Tensor* scales) {
+char* prsmed_encode8(at::Tensor* values, at::Tensor* map, at::Tensor* codes, at::Tensor* scales) {
   PRSMED_TRY(prsmed::encode_all(*values, prsmed::Map(*map), codes->data_ptr<uint8_t>(), scales->data_ptr<float>()))
 }
 
 // The reverse.
-char* prsmed_decode8(torch::Tensor* codes, torch::Tensor* scales, torch::Tensor* map, torch::Tensor* values) {
+char* prsmed_decode8(at::Tensor* codes, at::Tensor* scales, at::Tensor* map, at::Tensor* values) {
   PRSMED_TRY(prsmed::decode_all(codes->const_data_ptr<uint8_t>(), scales->const_data_ptr<float>(),
                                 map->const_data_ptr<float>(), values->data_ptr<float>(), values->numel()))
 }

@@ -2,6 +2,7 @@
 // draws a place on a tape on the device; before a replay the host draws as many new ones, in the same order, and writes them
 // there. Two draws of one number are one place: a checkpointed segment draws its seeds twice.
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/empty.h>
 
 #include <mutex>
 #include <unordered_map>
@@ -44,7 +45,7 @@ const int64_t* seed_on_device(int64_t seed) {
 extern "C" {
 
 // Seeds noted from now on go to `places` (i64); null ends it. Returns how many were noted since it began.
-int64_t prsmed_seeds_record(torch::Tensor* places) {
+int64_t prsmed_seeds_record(at::Tensor* places) {
   std::lock_guard<std::mutex> guard(lock);
   const int64_t noted = recording ? static_cast<int64_t>(recording->place_of.size()) : 0;
   delete recording;
@@ -68,7 +69,7 @@ int64_t prsmed_seeds_example(int64_t* place) {
 }
 
 // Draws `count` numbers of the host's generator, as the recorded step would, into the first places.
-char* prsmed_seeds_draw(torch::Tensor* places, int64_t count) {
+char* prsmed_seeds_draw(at::Tensor* places, int64_t count) {
   PRSMED_TRY({
     if (count == 0) return nullptr;
     auto generator = at::detail::getDefaultCPUGenerator();

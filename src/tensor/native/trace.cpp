@@ -8,6 +8,7 @@
 #include "native.h"
 
 #include <ATen/SequenceNumber.h>
+#include <ATen/core/function_schema.h>
 #include <ATen/record_function.h>
 
 #include <algorithm>

@@ -2,6 +2,7 @@
 // interface to devices, which needs no CUDA headers.
 #include "native.h"
 
+#include <ATen/ops/empty.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -26,7 +27,7 @@ struct Arrival {
   c10::Device device;
 };
 
-torch::Tensor* send(const torch::Tensor& host, int32_t index, void** arrival) {
+at::Tensor* send(const at::Tensor& host, int32_t index, void** arrival) {
   const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index));
   const c10::impl::VirtualGuardImpl guard(device.type());
   const auto stream = copy_stream(guard, device);
@@ -45,7 +46,7 @@ torch::Tensor* send(const torch::Tensor& host, int32_t index, void** arrival) {
     arrived->event.record(stream);
   }
   *arrival = arrived.release();
-  return new torch::Tensor(there);
+  return new at::Tensor(there);
 }
 
 }  // namespace
@@ -53,7 +54,7 @@ torch::Tensor* send(const torch::Tensor& host, int32_t index, void** arrival) {
 extern "C" {
 
 // A copy of `host` on card `index`; it may be used after `prsmed_transfer_land(*arrival)`.
-char* prsmed_transfer_send(torch::Tensor* host, int32_t index, torch::Tensor** out, void** arrival) {
+char* prsmed_transfer_send(at::Tensor* host, int32_t index, at::Tensor** out, void** arrival) {
   PRSMED_TRY(*out = send(*host, index, arrival))
 }
 

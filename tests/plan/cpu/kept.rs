@@ -1,7 +1,7 @@
 //! Functions of our own that keep less for the backward pass.
 
 use super::*;
-use prsmed::tensor::functions::{LowRank, rms_norm, rotate, swiglu};
+use prsmed::tensor::functions::{LowRank, packed_bias, rms_norm, rotate, swiglu};
 
 fn norms() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -108,6 +108,16 @@ fn rotations() -> Vec<Case> {
     cases
 }
 
+fn biases() -> Vec<Case> {
+    let of = |kind: Kind, size: [i64; 2]| {
+        case("prsmed::packed_bias", format!("{kind:?} {size:?}"), move |on| {
+            let blocks = zeros(&size, Kind::Int64, on);
+            plain(move || packed_bias(&blocks, kind))
+        })
+    };
+    FLOATS.into_iter().flat_map(|kind| [[1, 1], [2, 64], [3, 101]].map(|size| of(kind, size))).collect()
+}
+
 pub(super) fn cases() -> Vec<Case> {
-    [norms(), gates(), low_rank_products(), rotations()].into_iter().flatten().collect()
+    [norms(), gates(), low_rank_products(), rotations(), biases()].into_iter().flatten().collect()
 }

@@ -50,8 +50,8 @@ struct Nf4Args {
   float offset;
 };
 
-struct MaskArgs {
-  const long long* segments;  // [b, t]: 0 the shared prefix, i > 0 question i, below 0 padding
-  unsigned char* mask;        // [b, t, t]: whether row may see column
-  long long tokens, count;    // count = b t t
+struct PackedBiasArgs {
+  const long long* blocks;       // [b, t]: all tokens may see block 0, the others are seen by their own tokens alone
+  void* bias;                    // [b, t, row], row >= t
+  long long tokens, row, count;  // count = b t row
 };
