@@ -7,7 +7,7 @@ use crate::data::text::TextTokenizer;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
 use crate::models::{clip, mask_decoder, mistral, tiny_vit};
 use crate::nn::{LoraConfig, Quantization};
-use crate::tensor::{Device, Kind, guard, rng};
+use crate::tensor::{Device, Kind, guard, kernels, rng};
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -166,9 +166,11 @@ pub fn create(
         modalities: modalities.to_vec(),
         sizes,
     };
+    let off = kernels_of(build.device)?;
     rng::seed(build.seed);
     let model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build_options(config, build, true))))?;
-    let warnings = found.load(&model, build)?;
+    let mut warnings = found.load(&model, build)?;
+    warnings.extend(off);
     Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, warnings })
 }
 
@@ -191,8 +193,10 @@ pub struct RunOverrides {
 /// [`Error::Weights`] when the folder is neither, or incomplete.
 pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Assembly> {
     let description = described(folder, overrides, build)?;
+    let off = kernels_of(build.device)?;
     let model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build_options(&description.model, build, false))))?;
-    let warnings = weights::load_run(folder, &description, &model, build)?;
+    let mut warnings = weights::load_run(folder, &description, &model, build)?;
+    warnings.extend(off);
     let tokenizer = TextTokenizer::open(&folder.join("tokenizer"))?;
     Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, warnings })
 }
@@ -234,6 +238,13 @@ pub fn describe(folder: &Path) -> Result<Description> {
     let text =
         std::fs::read(&path).map_err(|e| Error::weights(folder, format!("not a checkpoint folder ({e})"), hint))?;
     serde_json::from_slice(&text).map_err(|e| Error::weights(&path, e.to_string(), hint))
+}
+
+/// Before the first weights in 4 bits are read by a kernel of ours: what there is to say of that.
+fn kernels_of(device: Device) -> Result<Option<String>> {
+    kernels::check(device)?;
+    let reason = if device == Device::Cpu { None } else { kernels::unavailable() };
+    Ok(reason.map(|reason| format!("kernels of our own are off: {reason}")))
 }
 
 fn build_options(config: &ModelConfig, build: Build, initialise: bool) -> BuildOptions {

@@ -5,11 +5,12 @@
 //! Without a card their arithmetic is tested as C++ that emulates a card's threads, and NVRTC compiles them all the same.
 
 use super::native::{self, RawTensor};
-use super::{Device, Kind, Tensor, guard};
+use super::{Device, Kind, Tensor, guard, rng};
 use crate::units::Bytes;
 use crate::{Error, Result};
 use std::ffi::CString;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 /// When kernels of our own run on a card.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,6 +45,80 @@ pub fn unavailable() -> Option<String> {
     // SAFETY: the callee gives a text of its own.
     let reason = unsafe { native::text(native::prsmed_kernels_unavailable()) };
     (!reason.is_empty()).then_some(reason)
+}
+
+/// Compares every kernel with libtorch's operators on small tensors of `device`, once in a process; where one differs, none
+/// runs from then on and [`unavailable`] says so. Nothing to do on the CPU. Leaves [`Mode::Off`].
+///
+/// # Errors
+/// [`Error::Torch`] from the card.
+pub fn check(device: Device) -> Result<()> {
+    static DONE: Mutex<bool> = Mutex::new(false);
+    let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
+    if *done || !matches!(device, Device::Cuda(_)) || unavailable().is_some() {
+        return Ok(());
+    }
+    let numbers = rng::State::take(device)?;
+    set_mode(Mode::On);
+    let found = first_difference(device);
+    set_mode(Mode::Off);
+    numbers.restore()?;
+    if let Some(difference) = found? {
+        refuse(&format!("on this card {difference}"));
+    }
+    *done = true;
+    Ok(())
+}
+
+/// Rows, width and an MLP's width of tensors to compare with: several blocks of a kernel, packs of eight and what is left.
+const CHECKED: [(i64, i64, i64); 2] = [(96, 256, 1384), (7, 300, 65)];
+
+/// The first kernel whose results are other ones than libtorch's.
+fn first_difference(device: Device) -> Result<Option<String>> {
+    for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
+        for (rows, dim, wide) in CHECKED {
+            for Case { name, inputs, number } in guard::guard(|| Ok(cases(rows, dim, wide, kind, device)))? {
+                let own = run(name, Way::Own, &inputs, number)?;
+                let chain = run(name, Way::Chain, &inputs, number)?;
+                for (own, chain) in own.iter().zip(&chain) {
+                    let wrong = guard::guard(|| Ok(differing(own, chain, kind)))?;
+                    if wrong > 0 {
+                        return Ok(Some(format!("`{name}` in {kind:?} gives {wrong} other numbers than libtorch")));
+                    }
+                }
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Largest relative difference of numbers that are rounded once more or less.
+fn tolerance(kind: Kind) -> f64 {
+    match kind {
+        Kind::BFloat16 => 2.0_f64.powi(-7),
+        Kind::Half => 2.0_f64.powi(-10),
+        _ => 1e-5,
+    }
+}
+
+/// Numbers of two tensors of one shape, results in `kind`, that are not the same: differ by more than rounding, or are finite
+/// in one of them alone.
+fn differing(own: &Tensor, chain: &Tensor, kind: Kind) -> i64 {
+    let (own, chain) = (own.to_kind(Kind::Double), chain.to_kind(Kind::Double));
+    // sums of products of both signs: an error as large as that of their terms
+    let finite = chain.isfinite();
+    let size = chain.nan_to_num(0.0, 0.0, 0.0).abs();
+    let bound = (&size + size.mean(Kind::Double)) * tolerance(kind);
+    let is_same = own.eq_tensor(&chain).logical_or(&(&own - &chain).abs().le_tensor(&bound).logical_and(&finite));
+    is_same.logical_not().sum(Kind::Int64).int64_value(&[])
+}
+
+/// No kernel runs from now on, for `reason`; an empty one ends that.
+fn refuse(reason: &str) {
+    if let Ok(reason) = CString::new(reason) {
+        // SAFETY: a NUL-terminated string, copied by the callee.
+        unsafe { native::prsmed_kernels_refuse(reason.as_ptr()) };
+    }
 }
 
 /// What NVRTC made.

@@ -20,25 +20,13 @@ impl Drop for Emulated {
     }
 }
 
-/// Largest relative difference of numbers that are rounded once more or less.
-fn tolerance(kind: Kind) -> f64 {
-    match kind {
-        Kind::BFloat16 => 2.0_f64.powi(-7),
-        Kind::Half => 2.0_f64.powi(-10),
-        _ => 1e-5,
-    }
-}
-
 fn bits(xs: &Tensor) -> Tensor {
     xs.view_dtype(if xs.kind() == Kind::Float { Kind::Int } else { Kind::Int16 })
 }
 
 fn assert_close(own: &Tensor, chain: &Tensor, kind: Kind, what: &str) {
     assert_eq!((own.size(), own.kind()), (chain.size(), chain.kind()), "{what}");
-    let (own, chain) = (own.to_kind(Kind::Double), chain.to_kind(Kind::Double));
-    // sums of products of both signs: an error as large as that of their terms
-    let bound = (chain.abs() + chain.abs().mean(Kind::Double)) * tolerance(kind);
-    let wrong = (&own - &chain).abs().gt_tensor(&bound).sum(Kind::Int64).int64_value(&[]);
+    let wrong = differing(own, chain, kind);
     assert_eq!(wrong, 0, "{what}: {wrong} of {} differ", own.numel());
     assert!(own.isfinite().all().int64_value(&[]) == 1, "{what} is not finite");
 }
@@ -76,6 +64,23 @@ fn kernels_compute_what_libtorch_computes() {
             compare(rows, dim, wide, kind, Device::Cpu);
         }
     }
+}
+
+#[test]
+fn a_difference_is_found_and_kernels_can_be_refused() {
+    let (_turn, _emulated) = (rng::TURN.lock(), Emulated::begin());
+    rng::seed(13);
+    assert_eq!(first_difference(Device::Cpu).unwrap(), None);
+    let [a, b] =
+        [[1.0_f32, -2.0, f32::NEG_INFINITY], [1.0, -2.001, f32::NEG_INFINITY]].map(|xs| Tensor::from_slice(&xs));
+    assert_eq!([Kind::Float, Kind::BFloat16].map(|kind| differing(&a, &b, kind)), [1, 0]);
+    let broken = Tensor::from_slice(&[f32::NAN, -2.0, 0.0]);
+    assert_eq!(differing(&broken, &a, Kind::BFloat16), 2);
+    let before = unavailable();
+    refuse("on this card `nf4` gives other numbers");
+    assert_eq!(unavailable().as_deref(), Some("on this card `nf4` gives other numbers"));
+    refuse("");
+    assert_eq!(unavailable(), before);
 }
 
 #[test]
@@ -163,8 +168,10 @@ fn compiled_kernels_are_kept() {
 #[test]
 #[ignore = "needs CUDA"]
 fn kernels_of_a_card_compute_what_libtorch_computes() {
-    set_mode(Mode::On);
     assert_eq!(unavailable(), None);
+    check(Device::Cuda(0)).unwrap();
+    assert_eq!(unavailable(), None);
+    set_mode(Mode::On);
     for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
         for (rows, dim, wide) in SHAPES.into_iter().chain([(1024, 4096, 14336)]) {
             compare(rows, dim, wide, kind, Device::Cuda(0));

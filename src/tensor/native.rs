@@ -285,6 +285,7 @@ unsafe extern "C" {
     pub(super) fn prsmed_kernels_choices() -> *mut c_char;
     pub(super) fn prsmed_kernels_compile(capability: i32, bytes: *mut u64, binary: *mut bool) -> *mut c_char;
     pub(super) fn prsmed_kernels_folder(path: *const c_char);
+    pub(super) fn prsmed_kernels_refuse(reason: *const c_char);
     pub(super) fn prsmed_kernels_unavailable() -> *mut c_char;
     #[cfg(test)]
     pub(super) fn prsmed_kernels_emulate(on: bool);

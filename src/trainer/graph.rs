@@ -5,7 +5,7 @@
 //! of a bucket run as ever and warm everything up; then the pass is recorded with that micro-batch's tensors as fixed inputs,
 //! into which later micro-batches are copied. Gradients stay at their places too: they are zeroed, not dropped, and every
 //! recording adds to the same ones, so that one recording of the optimizer's step serves all buckets. Recordings share one
-//! pool of memory. A recording's results are used once a replay has given what the pass gives ([`check`]).
+//! pool of memory. A recording's results are used once a replay has given what the pass gives.
 //!
 //! Whatever cannot be recorded (an operator that waits for the card, no memory), or differs, turns recording off for the rest
 //! of the run, with a note that says why, and the step goes on without. The CPU has a recorder of its own that runs the pass
@@ -206,7 +206,7 @@ impl<'a> Graphs<'a> {
             let parts = match recordable {
                 Some(recordable) => {
                     self.settle(recordable.family, params);
-                    self.pass(recordable, Turn { plain: &plain, start }, scaler, params)?
+                    self.pass(recordable, &Turn { plain: &plain, start }, scaler, params)?
                 }
                 None => plain()?,
             };
@@ -270,7 +270,7 @@ impl<'a> Graphs<'a> {
         }
     }
 
-    fn pass(&mut self, batch: Recordable<'a>, turn: Turn, scaler: &Scaler, params: &[Parameter]) -> Result<Numbers> {
+    fn pass(&mut self, batch: Recordable<'a>, turn: &Turn, scaler: &Scaler, params: &[Parameter]) -> Result<Numbers> {
         let bucket = batch.bucket.clone();
         let has_places = self.gradients.is_some();
         match self.buckets.entry(bucket.clone()).or_insert(State::Seen(0)) {
@@ -291,7 +291,7 @@ impl<'a> Graphs<'a> {
         &mut self,
         bucket: &Bucket,
         batch: &Recordable,
-        turn: Turn,
+        turn: &Turn,
         scaler: &Scaler,
     ) -> Result<Numbers> {
         let (Some(recorder), Some(State::Recorded { batch: fixed, recording, uses })) =

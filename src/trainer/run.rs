@@ -145,8 +145,9 @@ impl<'a, T: Task> Engine<'a, T> {
         let steps_per_epoch = task.steps_per_epoch();
         let all = config.epochs * steps_per_epoch;
         let total_steps = if config.max_steps > 0 { all.min(config.max_steps) } else { all };
-        kernels::set_mode(config.fused_kernels.kernels());
         let mut optimizer = AdamW::new(task.parameters(), config);
+        kernels::check(optimizer.device())?;
+        kernels::set_mode(config.fused_kernels.kernels());
         let (progress, ema, done) = if session.resume {
             let (progress, ema) = Self::resumed(task, session, &mut optimizer, steps_per_epoch)?;
             session.observer.on(&Event::Note(format!("resumed at step {} of {total_steps}", progress.step)));

@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <atomic>
 #include <map>
 #include <mutex>
 
@@ -303,7 +304,16 @@ void launch_on_card(const char* kernel, Grid grid, uint32_t threads, const void*
   driver().check(driver().launch(function, grid.x, grid.y, 1, threads, 1, 1, 0, stream_of(like), parameters, nullptr), kernel);
 }
 
+// Why kernels must not run though they could; empty where they may.
+std::mutex refusal_lock;
+std::string refusal;
+std::atomic<bool> refused{false};
+
 std::string unavailable() {
+  if (refused.load(std::memory_order_relaxed)) {
+    std::lock_guard<std::mutex> guard(refusal_lock);
+    return refusal;
+  }
   static const std::string reason = []() -> std::string {
     try {
       driver();
@@ -379,5 +389,12 @@ void prsmed_kernels_folder(const char* path) {
 }
 
 // Why kernels cannot run here, empty where they can.
+// From now on no kernel runs, for this reason; an empty one ends that.
+void prsmed_kernels_refuse(const char* reason) {
+  std::lock_guard<std::mutex> guard(prsmed::kernels::refusal_lock);
+  prsmed::kernels::refusal = reason;
+  prsmed::kernels::refused = !prsmed::kernels::refusal.empty();
+}
+
 char* prsmed_kernels_unavailable() { return prsmed_message(prsmed::kernels::unavailable().c_str()); }
 }
