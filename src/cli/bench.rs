@@ -19,6 +19,7 @@ use crate::segment::rehearsal::{Example, Rehearsal};
 use crate::segment::task::SegmentTask;
 use crate::segment::{setup, sight};
 use crate::tensor::{self, Device, Kind, META, memory};
+use crate::trainer::graph::settling_steps;
 use crate::trainer::precision::Precision;
 use crate::trainer::{Checkpointing, Rehearse};
 use crate::units::Bytes;
@@ -53,7 +54,7 @@ pub(super) struct Args {
     /// Timed steps
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
-    /// Steps before them
+    /// Steps before them; more where steps are recorded (`train.graph`), until they are
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
     warmup: u64,
     /// What is timed
@@ -248,7 +249,11 @@ impl Case {
     }
 
     fn measure(&self, args: &Args, device: Device, context: &Context) -> Result<Measurement> {
-        let count = Count { warmup: args.warmup, steps: args.steps };
+        let settling = match self.work {
+            Work::Train => settling_steps(self.config.train.records(), device),
+            Work::Predict => 0,
+        };
+        let count = Count { warmup: args.warmup.max(settling), steps: args.steps };
         let job = Job { device, count, observer: context.progress.as_ref(), interrupt: &context.interrupt };
         match &args.data_root {
             Some(root) => self.on_data(job, root, context),
