@@ -18,10 +18,11 @@ use crate::segment::fit::{self, Recipe, Surroundings};
 use crate::segment::rehearsal::{Example, Rehearsal};
 use crate::segment::task::SegmentTask;
 use crate::segment::{setup, sight};
+use crate::tensor::meta::Target;
 use crate::tensor::{self, Device, Kind, META, memory};
 use crate::trainer::graph::settling_steps;
 use crate::trainer::precision::Precision;
-use crate::trainer::{Checkpointing, Rehearse};
+use crate::trainer::{Checkpointing, Rehearse, Switch};
 use crate::units::Bytes;
 use crate::{Error, Result};
 use measure::{Count, Job, Measurement, median};
@@ -127,7 +128,7 @@ struct Case {
 }
 
 /// Phases of a plan that run here.
-const RUN: [&str; 4] = ["load", "first step", "step", "predict"];
+const RUN: [&str; 5] = ["load", "first step", "record", "step", "predict"];
 
 /// FLOP of a step.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
@@ -227,6 +228,18 @@ impl Case {
         Ok(Some((plan, flops)))
     }
 
+    /// Whether recorded steps fit, where that decides.
+    fn has_room_for_graphs(&self) -> Result<bool> {
+        let is_open = self.config.train.records() == Switch::Auto && self.machine.target() == Target::Cuda;
+        if !is_open || self.work != Work::Train {
+            return Ok(true);
+        }
+        let mut config = self.config.clone();
+        config.train.graph = Switch::On;
+        let recorded = Self { config, sizes: self.sizes.clone(), machine: self.machine.clone(), ..*self };
+        Ok(Plan::of(&recorded.rehearse()?, &self.machine).fits)
+    }
+
     fn flops(&self, rehearsed: Rehearsed) -> Result<Flops> {
         let executed = time::flops(&rehearsed.trace, "step", rehearsed.repeats());
         let train = &self.config.train;
@@ -254,7 +267,8 @@ impl Case {
             Work::Predict => 0,
         };
         let count = Count { warmup: args.warmup.max(settling), steps: args.steps };
-        let job = Job { device, count, observer: context.progress.as_ref(), interrupt: &context.interrupt };
+        let has_room = args.no_plan || self.has_room_for_graphs()?;
+        let job = Job { device, count, has_room, observer: context.progress.as_ref(), interrupt: &context.interrupt };
         match &args.data_root {
             Some(root) => self.on_data(job, root, context),
             None => measure::examples(job, self.work, &self.config.train, args.parts, || self.build(device)),

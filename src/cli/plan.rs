@@ -3,7 +3,7 @@
 use super::report::Outcome;
 use super::{Context, sets_of};
 use crate::config::planned::{Remedy, remedies};
-use crate::config::{AugmentRun, RunConfig, Settings, Sources};
+use crate::config::{AugmentRun, Resolved, RunConfig, Settings, Sources};
 use crate::event::Event;
 use crate::plan::cards::{self, Budget};
 use crate::plan::device_terms::Facts;
@@ -34,17 +34,22 @@ pub(super) struct SettingsArgs {
 impl SettingsArgs {
     /// The settings with those of flags over them.
     pub(super) fn resolve(&self, flags: Vec<(String, String)>) -> Result<RunConfig> {
+        Ok(self.resolved(flags)?.config)
+    }
+
+    /// The same with where each value came from.
+    pub(super) fn resolved(&self, flags: Vec<(String, String)>) -> Result<Resolved> {
         self.resolve_as("full", flags)
     }
 
     /// The same for making pairs.
     pub(super) fn resolve_augment(&self, flags: Vec<(String, String)>) -> Result<AugmentRun> {
-        self.resolve_as("augment", flags)
+        Ok(self.resolve_as("augment", flags)?.config)
     }
 
-    fn resolve_as<T: Settings>(&self, default_preset: &str, flags: Vec<(String, String)>) -> Result<T> {
+    fn resolve_as<T: Settings>(&self, default_preset: &str, flags: Vec<(String, String)>) -> Result<Resolved<T>> {
         let (preset, file, sets) = (self.preset.clone(), self.config.clone(), sets_of(&self.sets, flags));
-        Ok(Sources { preset, default_preset: default_preset.into(), file, sets }.resolve_as()?.config)
+        Sources { preset, default_preset: default_preset.into(), file, sets }.resolve_as()
     }
 }
 

@@ -4,13 +4,13 @@ use super::Context;
 use super::plan::{MachineArgs, SettingsArgs};
 use super::report::Outcome;
 use crate::Error;
-use crate::config::RunConfig;
 use crate::config::planned::{Searched, preset_toml};
 use crate::config::planned_augment::augment_toml;
+use crate::config::{Resolved, RunConfig};
 use crate::event::Event;
 use crate::nn::Quantization;
 use crate::plan::report::Machine;
-use crate::plan::search::{Candidate, Choice, Compromise, Found, Space, Tried, search};
+use crate::plan::search::{Candidate, Choice, Compromise, Found, Space, Tried, Use, search};
 use crate::plan::time;
 use crate::segment::setup::BatchNorm;
 use crate::segment::task::CacheVision;
@@ -90,7 +90,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if args.objective == Objective::Quality {
         flags.push(("train.ema_decay=0.999".to_owned(), "--objective".to_owned()));
     }
-    let config = args.settings.resolve(flags)?;
+    let resolved = args.settings.resolved(flags)?;
+    let config = &resolved.config;
     let machine = args.machine.machine(context)?;
     if machine.target() == Target::Cpu {
         let text =
@@ -99,7 +100,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let may_shrink = args.image_size.is_none() && args.objective == Objective::Speed;
     let own = config.samples_of_a_step();
-    let found = search_for(&config, &machine, args.effective_batch.map_or(own, usize::from), may_shrink)?;
+    let found = search_for(&resolved, &machine, args.effective_batch.map_or(own, usize::from), may_shrink)?;
     let device = machine.offer().device;
     let Some(best) = found.fitting.first() else {
         context.progress.on(&Event::Warning(nothing_fits(&found, &device)));
@@ -109,9 +110,9 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let toml = preset_toml(&config.with(&best.choice), &best.plan);
     context.output.line(&toml)?;
     let mut notes = vec![best.plan.table()];
-    notes.extend(compromises(&config, best.choice.compromise));
+    notes.extend(compromises(config, best.choice.compromise));
     notes.extend(best.tried.iter().map(tried));
-    notes.extend(used(&config, &config.with(&best.choice)));
+    notes.extend(used(config, &config.with(&best.choice)));
     if best.choice.image_size < config.model.image_size {
         let (wanted, now) = (config.model.image_size, best.choice.image_size);
         notes.push(format!("nothing fits with pictures of {wanted} pixels: these have {now}, masks become coarser"));
@@ -129,6 +130,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         "fits": true,
         "choice": best.choice,
         "plan": best.plan,
+        "tried": best.tried,
         "runner_up": found.fitting.get(1),
         "considered": found.considered,
         "planned": found.planned,
@@ -169,13 +171,14 @@ fn augment(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
-/// The search that `prsmed preset` and `prsmed train` do.
+/// The search that `prsmed preset` and `prsmed train` do. What is only tried stays as a flag says.
 pub(super) fn search_for(
-    config: &RunConfig,
+    resolved: &Resolved,
     machine: &Machine,
     effective_batch: usize,
     may_shrink: bool,
 ) -> crate::Result<Found> {
+    let config = &resolved.config;
     let (wanted, packed) = (config.model.image_size, config.data.questions_per_picture);
     let smaller = [768, 512].into_iter().filter(|side| may_shrink && *side < wanted);
     let on_a_card = machine.target() == Target::Cuda;
@@ -183,9 +186,12 @@ pub(super) fn search_for(
         effective_batch,
         questions: if packed > 1 { vec![packed, 1] } else { vec![1] },
         image_sizes: std::iter::once(wanted).chain(smaller).collect(),
-        keep_features: config.keeping_features(),
-        record: on_a_card,
-        own_kernels: on_a_card,
+        keep_features: match config.keeping_features() {
+            Use::Possible if resolved.is_from_a_flag("data.cache_vision") => Use::Never,
+            keeping => keeping,
+        },
+        record: on_a_card && config.model.semantics.hides_answer() && !resolved.is_from_a_flag("train.graph"),
+        own_kernels: on_a_card && !resolved.is_from_a_flag("train.fused_kernels"),
         headroom_frac: HEADROOM_FRAC,
     };
     search(&Searched::new(config, machine)?, &space)
@@ -223,11 +229,16 @@ fn used(before: &RunConfig, now: &RunConfig) -> Vec<String> {
         let most = Bytes((now.data.cache_vision_mib as u64) << 20);
         notes.push(format!(
             "`data.cache_vision=disk`: the first epoch computes what the frozen vision tower says, later ones read it from the \
-             cache folder, at most {most}"
+             cache folder, at most {most} (about {} pictures)",
+            now.pictures_kept()
         ));
     }
     if now.train.fused_kernels != before.train.fused_kernels {
         notes.push("`train.fused_kernels=auto`: kernels of our own, where the first steps find them faster".to_owned());
+    }
+    if before.train.step_in_backward && !now.train.step_in_backward {
+        let count = now.train.accumulation;
+        notes.push(format!("`train.step_in_backward` is off: a step has {count} micro-batches"));
     }
     if now.train.step_in_backward && !before.train.step_in_backward {
         notes.push("`train.step_in_backward=true`: each gradient is used and dropped in the backward pass".to_owned());
@@ -288,7 +299,7 @@ fn described(candidate: &Candidate) -> String {
     if compromise.optimizer == OptimizerKind::AdamW8bit {
         parts.push("moments in 8 bits".to_owned());
     }
-    let time = candidate.plan.time.map_or_else(String::new, |time| format!(", {} a step", time::text(time.seconds)));
+    let time = candidate.step_seconds().map_or_else(String::new, |seconds| format!(", {} a step", time::text(seconds)));
     format!(
         "micro-batch {} x {} with {} questions a picture, {}, {} pixels: {}{time}",
         choice.micro_batch,
@@ -296,6 +307,6 @@ fn described(candidate: &Candidate) -> String {
         choice.questions,
         parts.join(", "),
         choice.image_size,
-        candidate.plan.device_peak
+        candidate.device_peak()
     )
 }

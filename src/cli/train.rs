@@ -10,7 +10,7 @@ use crate::config::planned::remedies;
 use crate::config::{Resolved, RunConfig, Sources};
 use crate::data::manifest::Manifest;
 use crate::data::split;
-use crate::event::{Event, Observer};
+use crate::event::{Event, Observer, Silent};
 use crate::plan::rehearse::Job;
 use crate::plan::report::{Machine, Plan};
 use crate::segment::fit::{self, Recipe};
@@ -18,6 +18,7 @@ use crate::segment::task::SegmentTask;
 use crate::segment::{Assembly, sight};
 use crate::tensor::weights::{readable_folder, write_bytes};
 use crate::tensor::{self, Device, ledger, memory};
+use crate::trainer::graph::settling_steps;
 use crate::trainer::run::Session;
 use crate::units::Bytes;
 use crate::{Error, Result, trainer};
@@ -98,9 +99,11 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         context.output.record(&resolved.config)?;
         return Ok(Outcome::Done);
     }
+    checkpoint_to_resume(args, &Silent)?;
     let manifest = read_data(args, &resolved.config, context)?;
     let _claim = Claim::on("--out", &args.out, context.progress.as_ref())?;
-    let resume_from = checkpoint_to_resume(args, context)?;
+    // once more, where nobody else writes
+    let resume_from = checkpoint_to_resume(args, context.progress.as_ref())?;
     if let Some(profile) = &profile {
         profile.check()?;
     }
@@ -147,7 +150,12 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let planned = if args.no_plan { None } else { plan_of_data(&planned_config, &task, &machine, context) };
     let observer = PlanCheck {
         inner: context.progress.as_ref(),
-        planned: planned.as_ref().map(|plan| plan.allocated_peak),
+        // what is left open is planned without
+        planned: planned
+            .as_ref()
+            .filter(|plan| plan.recorded.is_none_or(|recorded| !recorded.fits))
+            .map(|plan| plan.allocated_peak),
+        settled: SETTLED_STEPS.max(settling_steps(config.train.records(), tensor::default_device())),
         steps: AtomicU64::new(0),
     };
     let session = Session {
@@ -266,6 +274,8 @@ fn plan_of_data(config: &RunConfig, task: &SegmentTask, machine: &Machine, conte
 struct PlanCheck<'a> {
     inner: &'a dyn Observer,
     planned: Option<Bytes>,
+    /// The step of this call that is compared.
+    settled: u64,
     /// Steps of this call.
     steps: AtomicU64,
 }
@@ -278,8 +288,8 @@ impl Observer for PlanCheck<'_> {
         self.inner.on(event);
         let (Event::Step(report), Some(Bytes(planned))) = (event, self.planned) else { return };
         let done = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
-        let is_last = report.step == report.total_steps && done < SETTLED_STEPS;
-        if (done == SETTLED_STEPS || is_last) && report.allocated_peak > 0 {
+        let is_last = report.step == report.total_steps && done < self.settled;
+        if (done == self.settled || is_last) && report.allocated_peak > 0 {
             #[expect(clippy::cast_precision_loss, reason = "two digits are shown")]
             let percent = (report.allocated_peak as f64 / planned as f64 - 1.0) * 100.0;
             let measured = Bytes(report.allocated_peak);
@@ -326,7 +336,7 @@ fn preset_for_this_card(sets: Vec<(String, String)>, context: &Context) -> Resul
         |sets: Vec<(String, String)>| Sources { default_preset: "full".into(), sets, ..Sources::default() }.resolve();
     let full = resolve(sets.clone())?;
     let machine = plan::training_machine(context);
-    let found = preset::search_for(&full.config, &machine, full.config.samples_of_a_step(), true)?;
+    let found = preset::search_for(&full, &machine, full.config.samples_of_a_step(), true)?;
     let Some(best) = found.fitting.first() else {
         let reason = preset::nothing_fits(&found, &machine.offer().device);
         return Err(Error::config(
@@ -345,14 +355,14 @@ fn preset_for_this_card(sets: Vec<(String, String)>, context: &Context) -> Resul
 }
 
 /// The checkpoint to resume from. A run that is there already is continued on request only.
-fn checkpoint_to_resume(args: &Args, context: &Context) -> Result<Option<PathBuf>> {
+fn checkpoint_to_resume(args: &Args, observer: &dyn Observer) -> Result<Option<PathBuf>> {
     let out = &args.out;
     let last = out.join("last");
     let checkpoint = readable_folder(&last).ok();
     if args.resume {
         if checkpoint.is_none() {
             let note = format!("{} holds no checkpoint yet: starting from the beginning", out.display());
-            context.progress.on(&Event::Note(note));
+            observer.on(&Event::Note(note));
         }
         return Ok(checkpoint);
     }

@@ -177,6 +177,13 @@ impl Sources {
     }
 }
 
+impl<T> Resolved<T> {
+    /// Whether a flag gave `key` its value.
+    pub fn is_from_a_flag(&self, key: &str) -> bool {
+        self.origins.get(key).is_some_and(|origin| origin.starts_with("--"))
+    }
+}
+
 impl<T: Settings> Resolved<T> {
     /// The config as TOML with each value's origin as a comment, ready for `--config`.
     ///

@@ -185,7 +185,7 @@ impl RunConfig {
         let rehearsed = self.rehearse_sized(job, sizes, example, machine, true)?;
         let plan = Plan::of(&rehearsed, machine);
         let may_record = machine.target() == Target::Cuda && self.train.records() == Switch::Auto;
-        if !may_record || !matches!(job, Job::Train | Job::Step) {
+        if !may_record || !self.model.semantics.hides_answer() || !matches!(job, Job::Train | Job::Step) {
             return Ok((rehearsed, plan));
         }
         let mut recording = self.clone();
@@ -223,9 +223,15 @@ impl RunConfig {
         config
     }
 
+    /// Pictures whose vision features `data.cache_vision_mib` holds.
+    pub fn pictures_kept(&self) -> usize {
+        let bytes = |sizes: prsmed::Config| sight::feature_shape(&sizes.clip, self.train.precision.kind()).bytes();
+        self.planned_sizes().map_or(0, |sizes| (self.data.cache_vision_mib << 20) / bytes(sizes).max(1))
+    }
+
     /// Whether vision features are kept, or could be and were of use in later epochs.
     pub fn keeping_features(&self) -> Use {
-        let can = !self.model.train_base && self.data.augment != Augment::Classical;
+        let can = !self.model.train_base && self.data.augment != Augment::Classical && self.train.epochs > 1;
         match (can, self.data.keeps_features()) {
             (_, true) => Use::Wanted,
             (true, false) => Use::Possible,
@@ -270,7 +276,9 @@ impl Problem for Searched<'_> {
     fn savings(&self) -> Vec<Saving> {
         let train = &self.config.train;
         let changes_results = train.clip_norm > 0.0 || train.precision == Precision::Fp16;
-        let stepping = match (train.step_in_backward, changes_results) {
+        // recordings keep gradients
+        let is_out = changes_results || train.graph == Switch::On;
+        let stepping = match (train.step_in_backward, is_out) {
             (true, _) => Use::Wanted,
             (false, true) => Use::Never,
             (false, false) => Use::Possible,
@@ -340,6 +348,9 @@ pub fn remedies(config: &RunConfig, job: Job, machine: &Machine, plan: &Plan) ->
     }
     if harmless.1.len() > 1 {
         let (changed, texts) = harmless;
+        let mut seen = HashSet::new();
+        let sets = texts.iter().flat_map(|text| text.split(' ')).filter(|set| seen.insert(*set));
+        let texts: Vec<&str> = sets.collect();
         let change = Change { text: texts.join(" "), cost: "time only", keeps_results: true, apply: Box::new(|_| ()) };
         found.extend(remedy(&changed, job, machine, plan, change).ok());
     }

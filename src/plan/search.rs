@@ -14,7 +14,7 @@
 //! often and start the fewest operators; and a micro-batch that with the first saving is already slower than settings that fit
 //! is not planned further.
 
-use super::report::Plan;
+use super::report::{Plan, Recorded};
 use crate::Result;
 use crate::nn::Quantization;
 use crate::trainer::{Checkpointing, OptimizerKind};
@@ -218,8 +218,7 @@ impl Candidate {
         let part = |then: f64, now: f64| if now > 0.0 { 1.0 - then / now } else { 0.0 };
         let by_time = part(then.seconds(), self.seconds());
         let saves_frac = if self.plan.time.is_some() { by_time } else { part(then.flops(), self.flops()) };
-        let recorded = then.plan.recorded.filter(|_| choice.record).map(|recorded| recorded.device_peak);
-        let fits = leaves(recorded.unwrap_or(then.plan.device_peak), &then.plan, headroom_frac);
+        let fits = leaves(then.device_peak(), &then.plan, headroom_frac);
         let is_used = fits && saves_frac >= WORTH;
         let mut kept = if is_used { Self { tried: self.tried, ..then } } else { self };
         kept.tried.push(Tried { what, saves_frac, fits, is_used });
@@ -229,9 +228,22 @@ impl Candidate {
     /// Predicted seconds for each sample.
     #[expect(clippy::cast_precision_loss, reason = "a count of samples")]
     pub fn seconds(&self) -> f64 {
-        let recorded = self.plan.recorded.filter(|_| self.choice.record).and_then(|recorded| recorded.seconds);
-        let seconds = recorded.or_else(|| self.plan.time.map(|time| time.seconds));
-        seconds.map_or(0.0, |seconds| seconds / self.choice.samples() as f64)
+        self.step_seconds().map_or(0.0, |seconds| seconds / self.choice.samples() as f64)
+    }
+
+    /// Predicted seconds of a step; recorded, where that is tried.
+    pub fn step_seconds(&self) -> Option<f64> {
+        let recorded = self.recorded().and_then(|recorded| recorded.seconds);
+        recorded.or_else(|| self.plan.time.map(|time| time.seconds))
+    }
+
+    /// What it needs at its peak; with recordings, where they are tried.
+    pub fn device_peak(&self) -> Bytes {
+        self.recorded().map_or(self.plan.device_peak, |recorded| recorded.device_peak)
+    }
+
+    fn recorded(&self) -> Option<Recorded> {
+        self.plan.recorded.filter(|_| self.choice.record)
     }
 
     #[expect(clippy::cast_precision_loss, reason = "a count of samples")]
@@ -283,15 +295,17 @@ impl Search<'_> {
     fn candidate(&self, place: Place, effort: Effort) -> Result<Candidate> {
         self.planned.fetch_add(1, Ordering::Relaxed);
         let micro_batch = self.micro_batches[place.micro_batch];
+        let (accumulation, saving) = (self.pictures / micro_batch, self.savings[place.saving]);
         let choice = Choice {
             image_size: self.image_size,
             questions: self.questions,
             micro_batch,
-            accumulation: self.pictures / micro_batch,
+            accumulation,
             keep_features: self.keep_features,
             record: false,
             own_kernels: self.own_kernels,
-            saving: self.savings[place.saving],
+            // several micro-batches have gradients to add up
+            saving: Saving { step_in_backward: saving.step_in_backward && accumulation == 1, ..saving },
             compromise: self.compromise,
         };
         Ok(Candidate { choice, plan: self.problem.plan(&choice, effort)?, tried: Vec::new() })
@@ -468,7 +482,8 @@ fn try_last(problem: &dyn Problem, space: &Space, mut candidate: Candidate) -> R
         let choice = Choice { keep_features: true, ..candidate.choice };
         candidate = candidate.or("data.cache_vision=disk", choice, problem, space.headroom_frac)?;
     }
-    if space.record && candidate.plan.time.is_some_and(|time| time.host_bound) {
+    let drops_gradients = candidate.choice.saving.step_in_backward;
+    if space.record && !drops_gradients && candidate.plan.time.is_some_and(|time| time.host_bound) {
         let choice = Choice { record: true, ..candidate.choice };
         candidate = candidate.or("train.graph=auto", choice, problem, space.headroom_frac)?;
     }

@@ -243,8 +243,9 @@ pub fn describe(folder: &Path) -> Result<Description> {
 /// Before the first weights in 4 bits are read by a kernel of ours: what there is to say of that.
 fn kernels_of(device: Device) -> Result<Option<String>> {
     kernels::check(device)?;
+    // dropout and weights in 4 bits have one in every mode
     let reason = if device == Device::Cpu { None } else { kernels::unavailable() };
-    Ok(reason.map(|reason| format!("kernels of our own are off: {reason}")))
+    Ok(reason.map(|reason| format!("kernels of our own are off, and plans count less than is used then: {reason}")))
 }
 
 fn build_options(config: &ModelConfig, build: Build, initialise: bool) -> BuildOptions {

@@ -481,7 +481,9 @@ pub(super) fn recordable<'a>(
         bucket.extend(tensor.size());
     }
     let loss = Box::new(move || Ok(loss_of(model, settings, pass, &prepared, learns_class)));
-    Some(Recordable { bucket, family: u64::from(learns_class), inputs, loss })
+    let (sequences, tokens) = (layout.sequences(), layout.sizes().sequence);
+    let label = format!("{sequences} sequences of {tokens} tokens");
+    Some(Recordable { bucket, label, family: u64::from(learns_class), inputs, loss })
 }
 
 /// At most `limit` of `rows`, evenly spread; all of them for 0.

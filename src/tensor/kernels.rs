@@ -5,7 +5,7 @@
 //! Without a card their arithmetic is tested as C++ that emulates a card's threads, and NVRTC compiles them all the same.
 
 use super::native::{self, RawTensor};
-use super::{Device, Kind, Tensor, guard, rng};
+use super::{Device, Kind, Tensor, guard, memory, rng};
 use crate::units::Bytes;
 use crate::{Error, Result};
 use std::ffi::CString;
@@ -48,10 +48,11 @@ pub fn unavailable() -> Option<String> {
 }
 
 /// Compares every kernel with libtorch's operators on small tensors of `device`, once in a process; where one differs, none
-/// runs from then on and [`unavailable`] says so. Nothing to do on the CPU. Leaves [`Mode::Off`].
+/// runs from then on and [`unavailable`] says so, as where they cannot be compiled for the card. Nothing to do on the CPU.
+/// Leaves [`Mode::Off`].
 ///
 /// # Errors
-/// [`Error::Torch`] from the card.
+/// [`Error::Torch`] from libtorch's generators.
 pub fn check(device: Device) -> Result<()> {
     static DONE: Mutex<bool> = Mutex::new(false);
     let mut done = DONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -59,12 +60,18 @@ pub fn check(device: Device) -> Result<()> {
         return Ok(());
     }
     let numbers = rng::State::take(device)?;
+    rng::seed(0);
     set_mode(Mode::On);
     let found = first_difference(device);
     set_mode(Mode::Off);
     numbers.restore()?;
-    if let Some(difference) = found? {
-        refuse(&format!("on this card {difference}"));
+    match found {
+        Ok(None) => (),
+        Ok(Some(difference)) => refuse(&format!("on this card {difference}")),
+        Err(error) => {
+            memory::clear_failure();
+            refuse(&format!("on this card they do not run: {error}"));
+        }
     }
     *done = true;
     Ok(())

@@ -51,6 +51,8 @@ pub type Bucket = Vec<i64>;
 pub struct Recordable<'a> {
     /// Passes of one bucket start the same kernels on tensors of the same shapes.
     pub bucket: Bucket,
+    /// The bucket for people: `2 sequences of 192 tokens`.
+    pub label: String,
     /// Passes of one family give gradients to the same parameters.
     pub family: u64,
     /// Every tensor that `loss` reads besides weights and constants, on the device, in an order that the bucket decides.
@@ -122,6 +124,7 @@ pub struct Graphs<'a> {
     family: Option<u64>,
     trial: Option<Trial>,
     scale: f64,
+    device: Device,
     notes: Vec<String>,
 }
 
@@ -141,7 +144,7 @@ impl<'a> Graphs<'a> {
             return graphs;
         }
         match recorder::of(device) {
-            Ok(recorder) => Self::with_recorder(switch, recorder),
+            Ok(recorder) => Self { device, ..Self::with_recorder(switch, recorder) },
             Err(error) => {
                 graphs.stop(&error.to_string());
                 graphs
@@ -165,6 +168,7 @@ impl<'a> Graphs<'a> {
             family: None,
             trial: None,
             scale: 1.0,
+            device: Device::Cpu,
             notes: Vec::new(),
         }
     }
@@ -221,7 +225,8 @@ impl<'a> Graphs<'a> {
             };
             add_up(&mut losses, parts);
         }
-        if self.is_on() && self.gradients.is_none() {
+        // of a task that offers nothing to record, gradients come and go as ever
+        if self.is_on() && self.family.is_some() && self.gradients.is_none() {
             self.gradients = Some(gradients_like(params));
         }
         Ok((whole, losses))
@@ -273,6 +278,7 @@ impl<'a> Graphs<'a> {
             self.buckets.clear();
             self.stepping = Stepping::Seen(0);
             self.gradients = None;
+            self.trial = self.trial.take().map(|_| Trial::default());
             for param in params {
                 clear_grad(&param.tensor);
             }
@@ -367,7 +373,9 @@ impl<'a> Graphs<'a> {
                 return pass(&batch.loss, scaler);
             }
         };
-        let places: Vec<&Tensor> = self.gradients.iter().flatten().flatten().collect();
+        let places = self.gradients.iter().flatten().zip(params);
+        let places: Vec<(&str, &Tensor)> =
+            places.filter_map(|(place, param)| Some((param.name.as_str(), place.as_ref()?))).collect();
         let device = batch.inputs.first().map_or(Device::Cpu, Tensor::device);
         let check::Checked { numbers, difference } = check::first_replay(&mut *recording, &work, &places, device)?;
         if let Some(difference) = difference {
@@ -377,9 +385,10 @@ impl<'a> Graphs<'a> {
         if let Some(trial @ Trial { bucket: None, .. }) = &mut self.trial {
             trial.bucket = Some(batch.bucket.clone());
         }
-        let (bucket, bytes) = (batch.bucket.clone(), batch.bytes());
-        self.notes.push(format!("graphs: recorded bucket {bucket:?}, {bytes} of inputs"));
+        let (bucket, label, bytes) = (batch.bucket.clone(), batch.label.clone(), batch.bytes());
         self.buckets.insert(bucket, State::Recorded { recording, uses: 1, batch });
+        let count = self.recordings();
+        self.notes.push(format!("graphs: recorded {label}, {bytes} of inputs, {count} in all"));
         Ok(numbers)
     }
 
@@ -406,7 +415,10 @@ impl<'a> Graphs<'a> {
         }
         let Stepping::Recorded { rate, recording } = &mut self.stepping else { return plainly(optimizer) };
         no_grad(|| drop(rate.fill_(learning_rate)));
-        optimizer.tear();
+        // a card's recording steps all weights at once
+        if let Device::Cuda(_) = optimizer.device() {
+            optimizer.tear();
+        }
         let cell = RefCell::new(&mut *optimizer);
         let numbers = recording.replay(&|| Ok(cell.borrow_mut().step_on_device(rate, factor)?.named()))?;
         optimizer.mend();
@@ -454,6 +466,9 @@ impl<'a> Graphs<'a> {
             return false;
         }
         let rarest = rarest.clone();
+        if self.trial.as_ref().is_some_and(|trial| trial.bucket.as_ref() == Some(&rarest)) {
+            self.trial = Some(Trial::default());
+        }
         self.buckets.insert(rarest, State::Seen(uses));
         true
     }
@@ -473,6 +488,10 @@ impl<'a> Graphs<'a> {
         self.gradients = None;
         self.trial = None;
         self.recorder = None;
+        // what recordings held would stay reserved
+        if let Err(error) = memory::release_cache(self.device) {
+            self.notes.push(format!("graphs: their memory stays reserved: {error}"));
+        }
     }
 }
 

@@ -24,6 +24,7 @@ struct Toy {
     unused: Tensor,
     steps: u64,
     slow: Rc<Cell<Duration>>,
+    family: Cell<u64>,
 }
 
 impl Toy {
@@ -31,7 +32,7 @@ impl Toy {
         rng::seed(5);
         let weight = Tensor::randn([WIDTH, WIDTH], (Kind::Float, Device::Cpu)).set_requires_grad(true);
         let unused = Tensor::ones([WIDTH], (Kind::Float, Device::Cpu)).set_requires_grad(true);
-        Self { weight, unused, steps, slow: Rc::default() }
+        Self { weight, unused, steps, slow: Rc::default(), family: Cell::new(0) }
     }
 
     fn inputs(rows: i64, whole: Weight) -> Vec<Tensor> {
@@ -80,8 +81,10 @@ impl Task for Toy {
     fn recordable(&self, rows: &i64, whole: Weight, _epoch: u64) -> Result<Option<Recordable<'_>>> {
         let inputs = Self::inputs(*rows, whole);
         let fixed: Vec<Tensor> = inputs.iter().map(Tensor::shallow_clone).collect();
-        let bucket = vec![inputs[0].size()[0]];
-        Ok(Some(Recordable { bucket, family: 0, inputs, loss: Box::new(move || Ok(self.loss_of(&fixed))) }))
+        let family = self.family.get();
+        let bucket = vec![inputs[0].size()[0], i64::try_from(family).unwrap()];
+        let label = format!("{} rows", bucket[0]);
+        Ok(Some(Recordable { bucket, label, family, inputs, loss: Box::new(move || Ok(self.loss_of(&fixed))) }))
     }
 
     fn validate(&self, _observer: &dyn Observer) -> Result<Option<Validation>> {
@@ -143,7 +146,8 @@ fn recorded_steps_train_as_plain_ones_do() {
         assert_eq!(plain.weight, recorded.weight);
         assert_eq!(plain.unused, recorded.unused, "no gradient, no decay");
         let notes = heard.notes.lock().unwrap();
-        let of_bucket = |rows: i64| notes.iter().filter(|note| note.contains(&format!("bucket [{rows}]"))).count();
+        let of_bucket =
+            |rows: i64| notes.iter().filter(|note| note.contains(&format!("recorded {rows} rows,"))).count();
         assert_eq!((of_bucket(4), of_bucket(8), of_bucket(12)), (1, 1, 0), "12 rows are rare: {notes:?}");
         assert!(notes.iter().any(|note| note.contains("recorded the optimizer's step")), "{notes:?}");
         assert!(plainly.notes.lock().unwrap().is_empty());
@@ -154,6 +158,9 @@ fn recorded_steps_train_as_plain_ones_do() {
 #[derive(Clone)]
 struct Fake {
     refuses: bool,
+    /// Recordings after which it refuses.
+    most: usize,
+    made: Rc<Cell<usize>>,
     /// What a replay multiplies the loss and what is added to the gradients by.
     wrong: f64,
     takes: Duration,
@@ -166,7 +173,16 @@ struct Fake {
 impl Fake {
     fn of(task: &Toy) -> Self {
         let (slow, weight) = (Rc::clone(&task.slow), Rc::new(task.weight.shallow_clone()));
-        Self { refuses: false, wrong: 1.0, takes: Duration::ZERO, slow, replays: Rc::default(), weight }
+        Self {
+            refuses: false,
+            most: usize::MAX,
+            made: Rc::default(),
+            wrong: 1.0,
+            takes: Duration::ZERO,
+            slow,
+            replays: Rc::default(),
+            weight,
+        }
     }
 }
 
@@ -177,6 +193,10 @@ impl Recorder for Fake {
             work()?;
             return Err(Error::Torch { reason: "it waits for the card".into() });
         }
+        if self.made.get() == self.most {
+            return Err(Error::Torch { reason: "it has no place".into() });
+        }
+        self.made.set(self.made.get() + 1);
         Ok(Box::new(self.clone()))
     }
 
@@ -191,7 +211,10 @@ impl Recording for Fake {
         let slow = self.slow.replace(self.takes);
         let numbers = work();
         self.slow.set(slow);
-        let _ = self.weight.grad().g_mul_scalar_(self.wrong);
+        let mut grad = self.weight.grad();
+        if grad.defined() {
+            let _ = grad.g_mul_scalar_(self.wrong);
+        }
         numbers
     }
 }
@@ -251,7 +274,7 @@ fn a_replay_that_differs_from_its_pass_is_not_used() {
     }
     assert!(!graphs.is_on());
     let notes = graphs.take_notes();
-    assert!(notes.len() == 1 && notes[0].contains("gradient 0 is 10.0 % off"), "{notes:?}");
+    assert!(notes.len() == 1 && notes[0].contains("the gradient of `toy/weight` is"), "{notes:?}");
 }
 
 #[test]
@@ -277,6 +300,63 @@ fn a_comparison_decides_for_the_faster_way() {
 }
 
 #[test]
+fn other_gradients_and_another_scale_begin_anew() {
+    let _turn = rng::TURN.lock();
+    let task = Toy::new(1);
+    let fake = Fake { takes: Duration::from_millis(1), ..Fake::of(&task) };
+    task.slow.set(Duration::from_millis(20));
+    let made = Rc::clone(&fake.made);
+    let mut graphs = Graphs::with_recorder(Switch::Auto, Box::new(fake));
+    steps(&mut graphs, &task, [4; 6]);
+    assert_eq!((graphs.recordings(), made.get()), (1, 1), "two ways are compared");
+    // the class head stops to learn in the middle of the comparison
+    task.family.set(1);
+    steps(&mut graphs, &task, [4; 5]);
+    assert_eq!((graphs.recordings(), made.get()), (1, 2));
+    steps(&mut graphs, &task, [4; 2 * COMPARED]);
+    assert!(graphs.trial.is_none(), "the comparison began anew and ended: {:?}", graphs.take_notes());
+    let mut scaler = Scaler::new(Precision::Fp16);
+    let scaled = |graphs: &mut Graphs<'_>, scaler: &Scaler| {
+        clear(&task);
+        graphs.begin_step(scaler, &task.parameters()).unwrap();
+        graphs.recordings()
+    };
+    assert_eq!(scaled(&mut graphs, &scaler), 0, "the scale is a constant of recordings");
+    steps_scaled(&mut graphs, &task, &scaler);
+    assert_eq!(scaled(&mut graphs, &scaler), 1);
+    assert!(!scaler.update(false), "an overflow");
+    assert_eq!(scaled(&mut graphs, &scaler), 0);
+}
+
+fn steps_scaled<'a>(graphs: &mut Graphs<'a>, task: &'a Toy, scaler: &Scaler) {
+    clear(task);
+    graphs.accumulate(task, &[4], scaler, 0, &task.parameters()).unwrap();
+}
+
+#[test]
+fn an_optimizer_that_cannot_be_recorded_steps_as_ever() {
+    let _turn = rng::TURN.lock();
+    let [plain, refused] = [usize::MAX, 1].map(|most| {
+        let task = Toy::new(1);
+        let fake = Fake { most, ..Fake::of(&task) };
+        let config = config(Switch::On, Precision::Fp32);
+        let mut optimizer = AdamW::new(task.parameters(), &config);
+        let mut graphs = Graphs::with_recorder(Switch::On, Box::new(fake));
+        for step in 0..12 {
+            clear(&task);
+            rng::seed(step);
+            graphs.accumulate(&task, &[4], &Scaler::new(Precision::Fp32), 0, &task.parameters()).unwrap();
+            graphs.step(&mut optimizer, 1e-2, 1.0).unwrap();
+            assert!(!optimizer.is_torn());
+        }
+        (task.weight.copy(), graphs.take_notes().join("; "))
+    });
+    assert_eq!(plain.0, refused.0);
+    assert!(plain.1.contains("recorded the optimizer's step"), "{}", plain.1);
+    assert!(refused.1.contains("the optimizer's step runs as ever: it has no place"), "{}", refused.1);
+}
+
+#[test]
 fn recordings_are_few_and_those_of_frequent_buckets() {
     let _turn = rng::TURN.lock();
     let task = Toy::new(1);
@@ -286,7 +366,7 @@ fn recordings_are_few_and_those_of_frequent_buckets() {
         steps(&mut graphs, &task, [bucket * STEP; 6]);
     }
     assert_eq!(graphs.recordings(), MOST_RECORDINGS);
-    let of_ninth = |graphs: &Graphs| matches!(graphs.buckets[&vec![(most + 1) * STEP]], State::Recorded { .. });
+    let of_ninth = |graphs: &Graphs| matches!(graphs.buckets[&vec![(most + 1) * STEP, 0]], State::Recorded { .. });
     assert!(!of_ninth(&graphs));
     steps(&mut graphs, &task, [(most + 1) * STEP; 8]);
     assert!(of_ninth(&graphs), "it came far more often than another one");

@@ -12,7 +12,7 @@ use super::waiting::Waiting;
 use super::{Loss, Switch, Task, TrainConfig, Validation, Weight, schedule};
 use crate::event::{Event, Observer, StepReport};
 use crate::tensor::weights::{self, Staged};
-use crate::tensor::{Device, Kind, Tensor, guard, kernels, ledger, memory, no_grad, rng};
+use crate::tensor::{Kind, Tensor, guard, kernels, ledger, memory, no_grad, rng};
 use crate::{Error, Result};
 use rand::RngCore;
 use std::path::Path;
@@ -146,7 +146,6 @@ impl<'a, T: Task> Engine<'a, T> {
         let all = config.epochs * steps_per_epoch;
         let total_steps = if config.max_steps > 0 { all.min(config.max_steps) } else { all };
         let mut optimizer = AdamW::new(task.parameters(), config);
-        kernels::check(optimizer.device())?;
         kernels::set_mode(config.fused_kernels.kernels());
         let (progress, ema, done) = if session.resume {
             let (progress, ema) = Self::resumed(task, session, &mut optimizer, steps_per_epoch)?;
@@ -167,7 +166,7 @@ impl<'a, T: Task> Engine<'a, T> {
             records: Records::open(session.folder, done)?,
             waiting: Waiting::default(),
             profile: Hooks::start(session.profile, session.observer, device, done)?,
-            graphs: graphs(session, device),
+            graphs: Graphs::new(config.records(), device, session.has_room_for_graphs),
             kernels_told: Vec::new(),
             total_steps,
             fitting: Fitting::new(config.micro_batch),
@@ -443,19 +442,6 @@ impl<'a, T: Task> Engine<'a, T> {
 /// The moving average that the settings ask for, started at the weights.
 fn average(config: &TrainConfig, optimizer: &AdamW) -> Option<Ema> {
     (config.ema_decay > 0.0).then(|| Ema::new(config.ema_decay, optimizer.params()))
-}
-
-/// What records passes, as the settings want it; says where kernels of our own cannot run.
-fn graphs<'a>(session: &Session, device: Device) -> Graphs<'a> {
-    let config = session.config;
-    // dropout and weights in 4 bits have one in every mode
-    if device != Device::Cpu
-        && let Some(reason) = kernels::unavailable()
-    {
-        let text = format!("kernels of our own are off, and plans count less than is used then: {reason}");
-        session.observer.on(&Event::Warning(text));
-    }
-    Graphs::new(config.records(), device, session.has_room_for_graphs)
 }
 
 /// Forward and backward passes over the micro-batches of one optimizer step; gradients stay in the parameters.

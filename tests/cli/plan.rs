@@ -78,6 +78,15 @@ fn what_is_tried_in_the_first_steps_is_part_of_a_preset() {
     let given = done(preset("H200").args(["--preset", "full", "--effective-batch", "3", "--set", "train.clip_norm=0"]));
     assert!(given.contains("micro_batch = 1\naccumulation = 1"), "{given}");
     assert!(given.contains("step_in_backward = false"), "nothing has to be saved: {given}");
+    // what a flag says stays, and what excludes recording or stepping is seen
+    let off = ["--preset", "tiny", "--set", "train.graph=off", "--set", "train.fused_kernels=off"];
+    let given = done(preset("H200").args(off));
+    assert!(given.contains("graph = \"off\"") && given.contains("fused_kernels = \"off\""), "{given}");
+    let given = done(preset("H200").args(["--preset", "tiny", "--set", "model.semantics=reference"]));
+    assert!(given.contains("graph = \"off\""), "{given}");
+    let recorded = ["--set", "train.clip_norm=0", "--set", "train.graph=on", "--effective-batch", "3"];
+    let given = done(preset("8gb").args(recorded));
+    assert!(given.contains("graph = \"on\"") && given.contains("step_in_backward = false"), "{given}");
 }
 
 #[test]

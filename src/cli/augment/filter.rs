@@ -68,8 +68,9 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let _claim = Claim::on("--synthetic", &args.synthetic, context.progress.as_ref())?;
     let mut export = Export::open(&args.synthetic)?;
     let folder = args.judges.clone().unwrap_or_else(|| args.synthetic.join("judges"));
-    let claim_on_judges =
-        (folder != args.synthetic).then(|| Claim::on("--judges", &folder, context.progress.as_ref())).transpose()?;
+    let claim_on_judges = (!is_same(&folder, &args.synthetic))
+        .then(|| Claim::on("--judges", &folder, context.progress.as_ref()))
+        .transpose()?;
     if !args.no_plan {
         refuse_what_cannot_fit(&config.with_cache_for(&real), &plan::training_machine(context), context)?;
     }
@@ -85,6 +86,14 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         .output
         .record(&json!({ "kind": "result", "out": args.synthetic, "judged": judged, "thresholds": thresholds }))?;
     Ok(Outcome::Done)
+}
+
+/// Whether two paths lead to one folder.
+fn is_same(a: &Path, b: &Path) -> bool {
+    match (a.canonicalize(), b.canonicalize()) {
+        (Ok(a), Ok(b)) => a == b,
+        _ => a == b,
+    }
 }
 
 /// Settings of exactly so many steps: an epoch has one or more.

@@ -4,7 +4,7 @@ use super::Work;
 use crate::event::{Event, Observer};
 use crate::plan::rehearse::{Measured, Meter, Phase};
 use crate::segment::rehearsal::Rehearsal;
-use crate::tensor::{Device, memory, scope, synchronize};
+use crate::tensor::{Device, kernels, memory, scope, synchronize};
 use crate::trainer::optimizer::AdamW;
 use crate::trainer::precision::Scaler;
 use crate::trainer::run::{self, Session};
@@ -29,6 +29,8 @@ pub(super) struct Count {
 pub(super) struct Job<'a> {
     pub(super) device: Device,
     pub(super) count: Count,
+    /// Whether recorded steps fit.
+    pub(super) has_room: bool,
     pub(super) observer: &'a dyn Observer,
     pub(super) interrupt: &'a AtomicBool,
 }
@@ -96,6 +98,10 @@ pub(super) fn examples(
 ) -> Result<Measurement> {
     let mut meter = Measured::begin(job.device)?;
     meter.begin("load")?;
+    kernels::check(job.device)?;
+    if let Some(reason) = (job.device != Device::Cpu).then(kernels::unavailable).flatten() {
+        job.observer.on(&Event::Warning(format!("kernels of our own are off: {reason}")));
+    }
     let task = build()?.with_steps(job.count.warmup + job.count.steps);
     let tokens = task.tokens(&task.example(true)) * train.accumulation as u64;
     if work == Work::Predict {
@@ -128,7 +134,7 @@ pub(super) fn training<T: Task>(job: Job, task: &T, train: &TrainConfig, meter: 
         profile: None,
         observer: &watch,
         interrupt: job.interrupt,
-        has_room_for_graphs: true,
+        has_room_for_graphs: job.has_room,
     };
     if let Some(most) = trainer::run(task, &session)?.reduced_micro_batch {
         let reason = format!("micro-batches of {} do not fit, {most} did", train.micro_batch);

@@ -388,7 +388,6 @@ void prsmed_kernels_folder(const char* path) {
   prsmed::kernels::folder = path;
 }
 
-// Why kernels cannot run here, empty where they can.
 // From now on no kernel runs, for this reason; an empty one ends that.
 void prsmed_kernels_refuse(const char* reason) {
   std::lock_guard<std::mutex> guard(prsmed::kernels::refusal_lock);
@@ -396,5 +395,6 @@ void prsmed_kernels_refuse(const char* reason) {
   prsmed::kernels::refused = !prsmed::kernels::refusal.empty();
 }
 
+// Why kernels cannot run here, empty where they can.
 char* prsmed_kernels_unavailable() { return prsmed_message(prsmed::kernels::unavailable().c_str()); }
 }

@@ -23,16 +23,18 @@ pub(super) struct Checked {
 }
 
 /// Runs `work`, then replays it, both from gradients of zero and the same state of `device`'s generators. What is added to
-/// `gradients` is what one pass adds: the replay or, where it differed, the pass. Holds two copies of them meanwhile.
+/// `gradients`, by parameter, is what one pass adds: the replay or, where it differed, the pass. Holds two copies of them meanwhile.
 ///
 /// # Errors
 /// What `work` says and the device.
 pub(super) fn first_replay(
     recording: &mut dyn Recording,
     work: &Work,
-    gradients: &[&Tensor],
+    gradients: &[(&str, &Tensor)],
     device: Device,
 ) -> Result<Checked> {
+    let (names, gradients): (Vec<&str>, Vec<&Tensor>) = gradients.iter().copied().unzip();
+    let gradients = gradients.as_slice();
     let state = rng::State::take(device)?;
     let before = copies(gradients);
     graph::zero(gradients)?;
@@ -41,7 +43,8 @@ pub(super) fn first_replay(
     graph::zero(gradients)?;
     state.restore()?;
     let numbers = recording.replay(work)?;
-    let difference = differing(&expected, &numbers).or_else(|| no_grad(|| differing_gradient(&by_pass, gradients)));
+    let difference =
+        differing(&expected, &numbers).or_else(|| no_grad(|| differing_gradient(&names, &by_pass, gradients)));
     let added: Vec<&Tensor> = if difference.is_some() { by_pass.iter().collect() } else { gradients.to_vec() };
     no_grad(|| {
         for ((gradient, before), added) in gradients.iter().zip(&before).zip(added) {
@@ -77,7 +80,7 @@ fn alike(a: f64, b: f64) -> bool {
 }
 
 /// The first gradient that is another one.
-fn differing_gradient(expected: &[Tensor], replayed: &[&Tensor]) -> Option<String> {
+fn differing_gradient(names: &[&str], expected: &[Tensor], replayed: &[&Tensor]) -> Option<String> {
     if expected.is_empty() {
         return None;
     }
@@ -91,8 +94,8 @@ fn differing_gradient(expected: &[Tensor], replayed: &[&Tensor]) -> Option<Strin
     };
     let found = norms.iter().zip(&differences).position(|(norm, difference)| is_other(*norm, *difference));
     found.map(|index| {
-        let percent = differences[index] / norms[index] * 100.0;
-        format!("gradient {index} is {percent:.1} % off that of the pass")
+        let (name, difference, norm) = (names[index], differences[index], norms[index]);
+        format!("the gradient of `{name}` is {difference:.3e} off that of the pass, whose norm is {norm:.3e}")
     })
 }
 
