@@ -11,7 +11,6 @@ use super::native::{self, RawTensor};
 use super::{Tensor, guard};
 use crate::Result;
 use std::ffi::{CString, c_char, c_void};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 type Closure = Box<dyn Fn(&[Tensor]) -> Tensor>;
 
@@ -145,7 +144,8 @@ extern "C" fn run_hook(data: *mut c_void, index: i64) -> *mut c_char {
 }
 
 extern "C" fn run_closure(data: *mut c_void, inputs: *mut RawTensor, count: i64, error: *mut *mut c_char) -> RawTensor {
-    let outcome = catch_unwind(AssertUnwindSafe(|| {
+    // the second run is on a thread of libtorch's when it is on a card, and nobody there guards it
+    let outcome = guard::guard(|| {
         // SAFETY: `data` is the box made in `checkpoint`, alive until `drop_closure`.
         let closure = unsafe { &*data.cast::<Closure>() };
         let inputs: Vec<Tensor> = (0..usize::try_from(count).expect("not negative"))
@@ -158,16 +158,16 @@ extern "C" fn run_closure(data: *mut c_void, inputs: *mut RawTensor, count: i64,
                 }
             })
             .collect();
-        closure(&inputs)
-    }));
+        Ok(closure(&inputs))
+    });
     match outcome {
         Ok(out) => {
             // tch has no `into_raw`: hand over a second handle to the same tensor.
             let out = std::mem::ManuallyDrop::new(out);
             native::raw(&out)
         }
-        Err(panic) => {
-            let text = guard::error_of(panic).to_string().replace('\0', " ");
+        Err(failure) => {
+            let text = failure.to_string().replace('\0', " ");
             let text = CString::new(text).unwrap_or_default();
             // SAFETY: `error` is a valid place for one pointer; `strdup` gives memory that C++ frees.
             unsafe { *error = libc::strdup(text.as_ptr()) };

@@ -7,8 +7,10 @@
 use super::native::{self, RawTensor};
 use super::{Device, Kind, Tensor, guard, rng};
 use crate::{Error, Result};
+use std::cell::RefCell;
 use std::ffi::c_void;
 use std::marker::PhantomData;
+use std::rc::{Rc, Weak};
 
 /// Seeds that a recording may draw.
 const MOST_SEEDS: i64 = 1 << 14;
@@ -16,20 +18,32 @@ const MOST_SEEDS: i64 = 1 << 14;
 /// Memory that recordings share: what one of them holds while it runs, the others use when it does not.
 #[derive(Debug)]
 pub struct Pool {
-    id: [u64; 2],
+    /// What libtorch calls it while there are recordings.
+    id: RefCell<Weak<[u64; 2]>>,
     device: i32,
 }
 
 impl Pool {
-    /// A pool on `device`, a card.
+    /// A pool on `device`.
     ///
     /// # Errors
-    /// [`Error::Torch`] without CUDA.
+    /// [`Error::Torch`] where that is no card.
     pub fn new(device: Device) -> Result<Self> {
+        Ok(Self { id: RefCell::default(), device: card(device)? })
+    }
+
+    /// libtorch's pool for one more recording, which keeps what this returns. A new one after the last recording is gone: the
+    /// old one's memory is free then, and libtorch takes no new recordings into it.
+    fn for_recording(&self) -> Result<Rc<[u64; 2]>> {
+        if let Some(id) = self.id.borrow().upgrade() {
+            return Ok(id);
+        }
         let mut id = [0; 2];
         // SAFETY: the callee writes two numbers.
         unsafe { native::check(native::prsmed_graph_pool(id.as_mut_ptr()))? };
-        Ok(Self { id, device: card(device)? })
+        let id = Rc::new(id);
+        *self.id.borrow_mut() = Rc::downgrade(&id);
+        Ok(id)
     }
 }
 
@@ -68,6 +82,7 @@ pub struct Graph {
     /// i64, on the card: where recorded kernels look for seeds.
     seeds: Tensor,
     num_seeds: i64,
+    _pool: Rc<[u64; 2]>,
 }
 
 impl Graph {
@@ -81,10 +96,11 @@ impl Graph {
             usize::try_from(pool.device).map_err(|_| Error::Torch { reason: "there is no such card".into() })?;
         let seeds = Tensor::zeros([MOST_SEEDS], (Kind::Int64, Device::Cuda(index)));
         let numbers = rng::State::take(Device::Cpu)?;
+        let id = pool.for_recording()?;
         let mut raw = std::ptr::null_mut();
         // SAFETY: the pool's two numbers are read; `raw` is set on success.
-        unsafe { native::check(native::prsmed_graph_begin(pool.device, pool.id.as_ptr(), &raw mut raw))? };
-        let mut graph = Self { raw, seeds, num_seeds: 0 };
+        unsafe { native::check(native::prsmed_graph_begin(pool.device, id.as_ptr(), &raw mut raw))? };
+        let mut graph = Self { raw, seeds, num_seeds: 0, _pool: id };
         // SAFETY: a live tensor, of which the callee keeps a copy until the second call.
         unsafe { native::prsmed_seeds_record(native::raw(&graph.seeds)) };
         let outcome = guard::guard(work);
@@ -171,6 +187,22 @@ mod tests {
         assert!(matches!(Pool::new(Device::Cpu), Err(Error::Torch { .. })));
         assert!(matches!(SideStream::enter(Device::Cpu), Err(Error::Torch { .. })));
         synchronize(Device::Cpu).unwrap();
+    }
+
+    #[test]
+    fn recordings_share_a_pool_while_there_are_any() {
+        let pool = Pool::new(Device::Cuda(0)).unwrap();
+        let first = match pool.for_recording() {
+            Ok(first) => first,
+            Err(error) => return assert!(error.to_string().contains("this libtorch has no CUDA"), "{error}"),
+        };
+        let second = pool.for_recording().unwrap();
+        assert_eq!(first, second);
+        let before = *first;
+        drop(first);
+        assert_eq!(*pool.for_recording().unwrap(), before);
+        drop(second);
+        assert_ne!(*pool.for_recording().unwrap(), before, "libtorch takes nothing into a pool that was left");
     }
 
     #[test]
@@ -268,5 +300,36 @@ mod tests {
         let (graph, ys) = Graph::record(&pool, || Ok(&xs * 3.0)).unwrap();
         graph.replay().unwrap();
         assert_eq!(ys.sum(Kind::Float).double_value(&[]), 24.0);
+        let refused = Graph::record(&pool, || Ok((&xs * 2.0).sum(Kind::Float).double_value(&[])));
+        assert!(refused.is_err(), "beside a recording that lives, too");
+        let (other, zs) = Graph::record(&pool, || Ok(&xs * 5.0)).unwrap();
+        other.replay().unwrap();
+        assert_eq!(zs.sum(Kind::Float).double_value(&[]), 40.0);
+        graph.replay().unwrap();
+    }
+
+    #[test]
+    #[ignore = "needs CUDA"]
+    fn memory_of_recordings_that_failed_or_are_gone_is_free_again() {
+        let device = Device::Cuda(0);
+        let _stream = SideStream::enter(device).unwrap();
+        let pool = Pool::new(device).unwrap();
+        let xs = Tensor::ones([64 << 20], (Kind::Uint8, device));
+        let reserved = || {
+            crate::tensor::memory::release_cache(device).unwrap();
+            crate::tensor::memory::read(device).unwrap().reserved.0
+        };
+        let before = reserved();
+        for round in 0..3 {
+            let refused = Graph::record(&pool, || Ok((&xs + 1).max().int64_value(&[])));
+            assert!(refused.is_err());
+            assert!(reserved() < before + (32 << 20), "a recording that failed holds its memory, round {round}");
+            let (graph, ys) = Graph::record(&pool, || Ok(&xs + 1)).unwrap();
+            graph.replay().unwrap();
+            assert_eq!(ys.max().int64_value(&[]), 2);
+            assert!(reserved() >= before + (64 << 20));
+            drop((graph, ys));
+            assert!(reserved() < before + (32 << 20), "recordings that are gone hold memory, round {round}");
+        }
     }
 }

@@ -30,7 +30,7 @@ pub fn guard<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
 }
 
 /// The error a caught panic stands for.
-pub(super) fn error_of(panic: Box<dyn Any + Send>) -> Error {
+fn error_of(panic: Box<dyn Any + Send>) -> Error {
     match panic.downcast::<Raised>() {
         Ok(raised) => raised.0,
         Err(panic) => {

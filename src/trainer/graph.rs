@@ -118,6 +118,9 @@ struct Turn<'w> {
 /// All recordings of a run.
 pub struct Graphs<'a> {
     recorder: Option<Box<dyn Recorder>>,
+    /// The recorder once recording ended: the run stays on its stream, since blocks of memory that were made on one stream
+    /// serve no other.
+    retired: Option<Box<dyn Recorder>>,
     buckets: HashMap<Bucket, State<'a>>,
     stepping: Stepping,
     gradients: Option<Vec<Option<Tensor>>>,
@@ -162,6 +165,7 @@ impl<'a> Graphs<'a> {
     pub fn off() -> Self {
         Self {
             recorder: None,
+            retired: None,
             buckets: HashMap::new(),
             stepping: Stepping::Seen(0),
             gradients: None,
@@ -487,7 +491,7 @@ impl<'a> Graphs<'a> {
         self.stepping = Stepping::Plain;
         self.gradients = None;
         self.trial = None;
-        self.recorder = None;
+        self.retired = self.recorder.take().or(self.retired.take());
         // what recordings held would stay reserved
         if let Err(error) = memory::release_cache(self.device) {
             self.notes.push(format!("graphs: their memory stays reserved: {error}"));

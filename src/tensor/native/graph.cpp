@@ -8,8 +8,10 @@
 #include <cuda_runtime_api.h>
 // its C++ half needs headers that the torch wheel lacks, and nothing here uses it
 #define __CUDA_RUNTIME_H__
+#include <ATen/core/CachingHostAllocator.h>
 #include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
@@ -31,28 +33,49 @@ at::CUDAGeneratorState& state_of(c10::DeviceIndex device) {
   return *(numbers->*state_member());
 }
 
-struct Recording {
-  at::cuda::CUDAGraph graph;
-  c10::DeviceIndex device;
-  at::cuda::MempoolId_t pool;
+struct Graph : at::cuda::CUDAGraph {
+  // Whether it will release its pool itself.
+  bool ended() const { return capture_ended_; }
 };
 
-// After a failure: what is left of the capture must not stay in the allocator or the generator.
-void abandon(Recording& recording) {
+struct Recording {
+  Graph graph;
+  c10::DeviceIndex device;
+  at::cuda::MempoolId_t pool;
+  bool began = false;
+};
+
+template <class F> bool worked(F attempt) {
   try {
-    recording.graph.capture_end();
+    attempt();
+    return true;
   } catch (const std::exception&) {
-    try {
-      c10::cuda::CUDACachingAllocator::endAllocateToPool(recording.device, recording.pool);
-    } catch (const std::exception&) {
-    }
-    auto& state = state_of(recording.device);
-    state.capturing_ = false;
-    state.offset_intragraph_ = 0;
+    return false;
   }
 }
 
+// After a failure: what is left of the capture must not stay in the allocators of the card and of pinned memory or in the
+// generator. `capture_end` stops at the first thing that fails, which is the first thing that it does after a kernel that cannot
+// be recorded; and a graph releases its pool only where the recording ended well.
+void abandon(Recording& recording) {
+  namespace card = c10::cuda::CUDACachingAllocator;
+  if (worked([&] { recording.graph.capture_end(); })) return;
+  auto& host = *at::getHostAllocator(at::kCUDA);
+  const bool was_under_way = worked([&] { card::endAllocateToPool(recording.device, recording.pool); });
+  worked([&] { host.end_allocate_to_pool(recording.pool); });
+  if ((was_under_way || recording.began) && !recording.graph.ended()) {
+    worked([&] { card::releasePool(recording.device, recording.pool); });
+    worked([&] { host.release_pool(recording.pool); });
+  }
+  auto& state = state_of(recording.device);
+  state.capturing_ = false;
+  state.offset_intragraph_ = 0;
+}
+
 c10::impl::VirtualGuardImpl cuda() { return c10::impl::VirtualGuardImpl(at::kCUDA); }
+
+// libtorch records the current card's current stream.
+c10::DeviceGuard current(c10::DeviceIndex device) { return c10::DeviceGuard(at::Device(at::kCUDA, device)); }
 
 }  // namespace
 
@@ -65,7 +88,7 @@ void set_captured_offset(c10::DeviceIndex device, uint64_t offset) { state_of(de
 
 extern "C" {
 
-// A pool of memory that several graphs share.
+// A pool of memory that several graphs share. Once there was a graph and there is none any more, it takes no new ones.
 char* prsmed_graph_pool(uint64_t* out) {
   PRSMED_TRY({
     const auto pool = at::cuda::graph_pool_handle();
@@ -99,6 +122,7 @@ char* prsmed_graph_begin(int32_t device, const uint64_t* pool, void** out) {
   PRSMED_TRY({
     const auto index = static_cast<c10::DeviceIndex>(device);
     cuda().synchronizeDevice(index);
+    const auto guard = current(index);
     auto recording = std::make_unique<Recording>();
     recording->device = index;
     recording->pool = at::cuda::MempoolId_t(pool[0], pool[1]);
@@ -106,6 +130,7 @@ char* prsmed_graph_begin(int32_t device, const uint64_t* pool, void** out) {
     try {
       // other threads bring data meanwhile: their calls are not part of it
       recording->graph.capture_begin(recording->pool, cudaStreamCaptureModeThreadLocal);
+      recording->began = true;
     } catch (...) {
       abandon(*recording);
       throw;
@@ -118,6 +143,7 @@ char* prsmed_graph_begin(int32_t device, const uint64_t* pool, void** out) {
 char* prsmed_graph_end(void* graph) {
   auto* recording = static_cast<Recording*>(graph);
   PRSMED_TRY({
+    const auto guard = current(recording->device);
     try {
       recording->graph.capture_end();
     } catch (...) {
@@ -127,7 +153,13 @@ char* prsmed_graph_end(void* graph) {
   })
 }
 
-void prsmed_graph_abandon(void* graph) { abandon(*static_cast<Recording*>(graph)); }
+void prsmed_graph_abandon(void* graph) {
+  auto* recording = static_cast<Recording*>(graph);
+  worked([&] {
+    const auto guard = current(recording->device);
+    abandon(*recording);
+  });
+}
 char* prsmed_graph_replay(void* graph) { PRSMED_TRY(static_cast<Recording*>(graph)->graph.replay()) }
 
 void prsmed_graph_free(void* graph) {

@@ -43,10 +43,13 @@ char* prsmed_device_reset_peaks(int32_t index) {
   PRSMED_TRY(allocator().resetPeakStats(static_cast<c10::DeviceIndex>(index)))
 }
 
-// The share of the card's memory that the caching allocator may take; before the card is first used.
+// The share of the card's memory that the caching allocator may take; before the card is first used. What was set before, as
+// by the environment (`PYTORCH_ALLOC_CONF`), is said again: libtorch forgets some of what new settings leave out.
 char* prsmed_device_limit(double fraction) {
   PRSMED_TRY({
     std::ostringstream text;
+    const auto before = c10::CachingAllocator::getAllocatorSettings();
+    if (!before.empty()) text << before << ",";
     text << "per_process_memory_fraction:" << fraction;
     c10::CachingAllocator::setAllocatorSettings(text.str());
   })
