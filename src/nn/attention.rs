@@ -1,5 +1,6 @@
 //! Scaled dot-product attention: the one door to libtorch's fused kernels.
 
+use crate::tensor::functions::Grouped;
 use crate::tensor::{Kind, Tensor, dims, meta};
 
 /// Which keys a query sees.
@@ -30,6 +31,10 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, mask: &Mask, dropout: f64) 
     };
     if h != g && meta::runs_as_cuda(q) && (mask.is_some() || q.kind() == Kind::Float) {
         // of CUDA's fused kernels only flash attention takes grouped queries, and it takes neither a mask nor fp32
+        let grouped = Grouped { q, k, v, mask, causal };
+        if dropout == 0.0 && grouped.is_leaner() {
+            return grouped.attend();
+        }
         let (k, v) = (repeat_heads(k, h / g), repeat_heads(v, h / g));
         return Tensor::scaled_dot_product_attention(q, &k, &v, mask, dropout, causal, None, false);
     }

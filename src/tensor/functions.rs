@@ -80,6 +80,55 @@ pub fn rotate(xs: Tensor, cos: &Tensor, sin: &Tensor) -> Tensor {
     turned
 }
 
+/// Attention of grouped queries: what each query head sees, and the keys and values of its group.
+#[derive(Debug, Clone, Copy)]
+pub struct Grouped<'a> {
+    /// `[b, h, t, d]`.
+    pub q: &'a Tensor,
+    /// `[b, g, s, d]`, `h` a multiple of `g`.
+    pub k: &'a Tensor,
+    /// As `k`.
+    pub v: &'a Tensor,
+    /// Broadcastable to `[b, h, t, s]`: bool (true = keep), or added to the scores in the dtype of `q`.
+    pub mask: Option<&'a Tensor>,
+    /// A query sees the keys at its own position and before; not with a mask.
+    pub causal: bool,
+}
+
+impl Grouped<'_> {
+    /// `softmax(q k^T / sqrt(d) + mask) v`, keys and values repeated for the kernel alone, in the forward pass and again in
+    /// the backward pass. Keeps `q`, `k`, `v`, `mask`, the result and a number for each row of scores; `mask` gets no
+    /// gradient.
+    ///
+    /// # Shapes
+    /// To `[b, h, t, d]`.
+    ///
+    /// # Panics
+    /// As libtorch's operators do.
+    pub fn attend(&self) -> Tensor {
+        let Self { q, k, v, mask, causal } = *self;
+        let mask = mask.map_or(std::ptr::null_mut(), raw);
+        // SAFETY: as above; the mask may be null.
+        result(|out| unsafe { native::prsmed_grouped_attention(raw(q), raw(k), raw(v), mask, causal, out) })
+    }
+
+    /// Whether [`Self::attend`] keeps less than libtorch's attention on repeated keys and values, with the same kernel: on
+    /// CUDA, where the memory-efficient one takes them, for a backward pass that asks for no gradient of the mask.
+    ///
+    /// # Panics
+    /// As libtorch's operators do.
+    pub fn is_leaner(&self) -> bool {
+        let Self { q, k, v, mask, causal } = *self;
+        let mask = mask.map_or(std::ptr::null_mut(), raw);
+        let mut is = false;
+        // SAFETY: as above; it writes a bool.
+        let answer =
+            unsafe { native::check(native::prsmed_keeps_groups(raw(q), raw(k), raw(v), mask, causal, &raw mut is)) };
+        answer.unwrap_or_else(|error| error.raise());
+        is
+    }
+}
+
 /// The bias of attention among texts that share a sequence: 0 where a token sees another, minus infinity elsewhere. Of those
 /// before it, and itself, a token sees the ones of block 0 and of its own block.
 ///
@@ -96,6 +145,7 @@ pub fn packed_bias(blocks: &Tensor, kind: Kind) -> Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::autograd::checkpoint;
     use crate::tensor::{Device, no_grad, rng};
 
     const FP64: Kind = Kind::Double;
@@ -260,6 +310,96 @@ mod tests {
                     (heads * twice(&cos) + turned * twice(&sin)).view([2, 5, 24])
                 };
                 assert_same(&[leaf(&[2, 5, 24], kind)], tolerance, &|l| rotate(&l[0] * 1, &cos, &sin), &theirs);
+            }
+        }
+    }
+
+    /// What queries of 37 tokens in 2 sequences may see, in `kind`: all, those before, a bias, one for each head, bools.
+    fn sights(heads: i64, kind: Kind, device: Device) -> [(Option<Tensor>, bool); 5] {
+        let starts = Tensor::from_slice(&[9_i64, 20, 5, 37]).view([2, 2, 1]);
+        let blocks = Tensor::arange(37, (Kind::Int64, Device::Cpu)).ge_tensor(&starts).sum_dim_intlist(
+            [1_i64].as_slice(),
+            false,
+            Kind::Int64,
+        );
+        let packed = packed_bias(&blocks.to_device(device), kind);
+        let keep = packed.eq(0.0);
+        let own = Tensor::randn([1, heads, 37, 37], (kind, device));
+        [(None, false), (None, true), (Some(packed), false), (Some(own), false), (Some(keep), false)]
+    }
+
+    /// `[b, t, h, d]` as a projection's output is split.
+    fn split(leaves: &[Tensor]) -> [Tensor; 3] {
+        [0, 1, 2].map(|i| leaves[i].transpose(1, 2))
+    }
+
+    fn grouped(leaves: &[Tensor], mask: Option<&Tensor>, causal: bool) -> Tensor {
+        let [q, k, v] = split(leaves);
+        Grouped { q: &q, k: &k, v: &v, mask, causal }.attend()
+    }
+
+    #[test]
+    fn grouped_attention_is_libtorchs() {
+        let _turn = rng::TURN.lock();
+        rng::seed(5);
+        for (kind, tolerance) in [(Kind::Float, 1e-5), (Kind::BFloat16, 1e-2)] {
+            let leaves = [6, 2, 2].map(|heads| leaf(&[2, 37, heads, 16], kind));
+            for (mask, causal) in sights(6, kind, Device::Cpu) {
+                let theirs = |l: &[Tensor]| {
+                    let [q, k, v] = split(l);
+                    Tensor::scaled_dot_product_attention(&q, &k, &v, mask.as_ref(), 0.0, causal, None, true)
+                };
+                assert_same(&leaves, tolerance, &|l| grouped(l, mask.as_ref(), causal), &theirs);
+                let again = |l: &[Tensor]| {
+                    let mask = mask.as_ref().map(Tensor::shallow_clone);
+                    checkpoint(&[&l[0], &l[1], &l[2]], move |l| grouped(l, mask.as_ref(), causal))
+                };
+                assert_same(&leaves, tolerance, &again, &theirs);
+            }
+            // frozen keys
+            let frozen = leaves[1].detach();
+            let of = |l: &[Tensor]| [l[0].shallow_clone(), frozen.shallow_clone(), l[1].shallow_clone()];
+            let theirs = |l: &[Tensor]| {
+                let [q, k, v] = split(&of(l));
+                Tensor::scaled_dot_product_attention(&q, &k, &v, None::<&Tensor>, 0.0, true, None, true)
+            };
+            let trained = [leaves[0].shallow_clone(), leaves[2].shallow_clone()];
+            assert_same(&trained, tolerance, &|l| grouped(&of(l), None, true), &theirs);
+        }
+    }
+
+    #[test]
+    #[ignore = "needs CUDA"]
+    fn grouped_attention_of_a_card_is_its_definition() {
+        let _turn = rng::TURN.lock();
+        rng::seed(6);
+        crate::tensor::use_flash_attention();
+        let card = Device::Cuda(0);
+        for (kind, tolerance) in [(Kind::Float, 1e-4), (Kind::BFloat16, 2e-2)] {
+            let leaves = [8, 2, 2].map(|heads| leaf(&[2, 37, heads, 64], kind).to_device(card).detach());
+            let leaves = leaves.map(|leaf| leaf.set_requires_grad(true));
+            for (mask, causal) in sights(8, kind, card) {
+                let [q, k, v] = split(&leaves);
+                let is_leaner = Grouped { q: &q, k: &k, v: &v, mask: mask.as_ref(), causal }.is_leaner();
+                // without a mask flash attention takes groups
+                assert_eq!(is_leaner, kind == Kind::Float || mask.is_some(), "{kind:?} {causal}");
+                let theirs = |l: &[Tensor]| {
+                    let [q, k, v] = split(l).map(|xs| xs.to_kind(FP64));
+                    let [k, v] =
+                        [k, v].map(|xs| xs.unsqueeze(2).expand([2, 2, 4, 37, 64], false).reshape([2, 8, 37, 64]));
+                    let below = Tensor::ones([37, 37], (Kind::Bool, card)).tril(0);
+                    let scores = q.matmul(&k.transpose(2, 3)) / 8.0;
+                    let scores = match &mask {
+                        Some(keep) if keep.kind() == Kind::Bool => {
+                            scores.masked_fill(&keep.logical_not(), f64::NEG_INFINITY)
+                        }
+                        Some(bias) => scores + bias,
+                        None if causal => scores.masked_fill(&below.logical_not(), f64::NEG_INFINITY),
+                        None => scores,
+                    };
+                    scores.softmax(-1, FP64).matmul(&v).to_kind(kind)
+                };
+                assert_same(&leaves, tolerance, &|l| grouped(l, mask.as_ref(), causal), &theirs);
             }
         }
     }

@@ -213,6 +213,22 @@ unsafe extern "C" {
     ) -> *mut c_char;
     pub(super) fn prsmed_rotate(xs: RawTensor, cos: RawTensor, sin: RawTensor, out: *mut RawTensor) -> *mut c_char;
     pub(super) fn prsmed_packed_bias(blocks: RawTensor, kind: i32, out: *mut RawTensor) -> *mut c_char;
+    pub(super) fn prsmed_keeps_groups(
+        q: RawTensor,
+        k: RawTensor,
+        v: RawTensor,
+        mask: RawTensor,
+        causal: bool,
+        out: *mut bool,
+    ) -> *mut c_char;
+    pub(super) fn prsmed_grouped_attention(
+        q: RawTensor,
+        k: RawTensor,
+        v: RawTensor,
+        mask: RawTensor,
+        causal: bool,
+        out: *mut RawTensor,
+    ) -> *mut c_char;
     pub(super) fn prsmed_flash_attention();
     pub(super) fn prsmed_rng_state(card: i32, out: *mut RawTensor) -> *mut c_char;
     pub(super) fn prsmed_set_rng_state(card: i32, state: RawTensor) -> *mut c_char;

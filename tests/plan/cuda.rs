@@ -5,7 +5,7 @@ use super::operands::{BF16, FP32, Work, backward, forward, heads, leaf, zeros};
 use super::{config_of, ready};
 use prsmed::nn::attention::{self, Mask};
 use prsmed::tensor::functions::{LowRank, packed_bias, rms_norm, rotate, swiglu};
-use prsmed::tensor::{Device, Kind, META, Tensor, kernels, ledger, memory, meta};
+use prsmed::tensor::{Device, Kind, META, Tensor, kernels, ledger, memory, meta, trace};
 use prsmed::trainer::Parameter;
 use prsmed::trainer::optimizer::AdamW;
 
@@ -81,15 +81,37 @@ fn attention_cases() -> Vec<Case> {
         },
         // transformers/cuda/attention.cu, _efficient_attention_forward: log-sum-exp for 64 rows
         case("efficient fp32", 50_176 + 2048, 52_224, |on| attend([2, 4, 49, 32], 4, FP32, on, false)),
-        // transformers/cuda/sdp_utils.cpp: grouped queries are not for that kernel, so keys and values are repeated
-        case("efficient fp32, grouped queries", 3 * 32_768 + 1024, 99_328, |on| {
-            attend([1, 4, 64, 32], 2, FP32, on, true)
+        // transformers/cuda/sdp_utils.cpp: grouped queries are not for that kernel, so keys and values are repeated;
+        // native/attention.cpp: for its time alone
+        case("efficient fp32, grouped queries", 32_768 + 1024, 99_328, |on| attend([1, 4, 64, 32], 2, FP32, on, true)),
+        // ... and without a backward pass, which needs no log-sum-exp
+        case("efficient fp32, grouped queries, no gradient", 32_768, 98_304, |on| {
+            let [q, k] = [4, 2].map(|groups| heads([1, groups, 64, 32], FP32, on).0.detach());
+            forward(move || attention::attention(&q, &k, &k, &Mask::Causal, 0.0))
         }),
         // attention_backward.cu: ones, three gradients; delta beside the workspace of
         // mem_eff_attention/kernel_backward.h
         case("efficient backward fp32", 3 * 50_176 - 2048, 4 * 50_176 + 1568 + 131_200, |on| {
             let (ys, leaves) = self_attention([2, 4, 49, 32], 4, FP32, on, &Mask::None);
             backward(ys, leaves, [])
+        }),
+        // ... of grouped queries: ones, repeated keys and values, their gradients and that of the queries beside the
+        // workspace; then the two sums
+        case("efficient backward fp32, grouped queries", 65_536 - 1024, 6 * 32_768 + 1024 + 65_600, |on| {
+            let (ys, leaves) = self_attention([1, 4, 64, 32], 2, FP32, on, &Mask::Causal);
+            backward(ys, leaves, [])
+        }),
+        // ... bf16, with a bias as the kernel takes it
+        case("efficient bf16 with a bias, grouped queries", 16_384 + 1024, 3 * 16_384 + 1024, |on| {
+            let (q, bias) = (heads([1, 4, 64, 32], BF16, on).0, zeros(&[1, 1, 64, 64], BF16, on));
+            let k = heads([1, 2, 64, 32], BF16, on).0;
+            forward(move || attention::attention(&q, &k, &k, &Mask::Bias(&bias), 0.0))
+        }),
+        // ... bools: the bias of them, in rows of 56, lives for the kernel's time
+        case("efficient bf16 with bools, grouped queries", 12_544 + 1024, 3 * 12_544 + 1024 + 5488, |on| {
+            let (q, keep) = (heads([1, 4, 49, 32], BF16, on).0, zeros(&[1, 1, 49, 49], Kind::Bool, on));
+            let k = heads([1, 2, 49, 32], BF16, on).0;
+            forward(move || attention::attention(&q, &k, &k, &Mask::Keep(&keep), 0.0))
         }),
         // transformers/attention.cpp, pad_bias: rows of 56
         case("efficient bf16 with a bias", 21_952 + 50_176 + 4096, 76_224, |on| {
@@ -384,6 +406,24 @@ fn kernels_of_our_own_planned_for_cuda() {
     let found = planned(&bias);
     kernels::set_mode(kernels::Mode::Off);
     assert_eq!(found, (bias.live, bias.peak));
+}
+
+/// Two products for the result, five for the gradients; half of each where the kernel looks at no later keys.
+#[test]
+fn operations_of_grouped_attention_are_counted() {
+    let _alone = ready();
+    let _target = meta::enter_target(meta::Target::Cuda);
+    let bias = zeros(&[1, 1, 64, 64], FP32, META);
+    for (mask, part) in [(Mask::Causal, 0.5), (Mask::Bias(&bias), 1.0)] {
+        let recording = trace::begin(trace::Options { counts_host: false, costs: true }).unwrap();
+        let (ys, leaves) = self_attention([1, 4, 64, 32], 2, FP32, META, &mask);
+        Tensor::run_backward(&[&ys.sum(FP32)], &leaves, false, false);
+        let trace = recording.finish();
+        let costs = trace.costs.iter().filter(|cost| trace.ops[usize::from(cost.op)].contains("attention"));
+        let found: Vec<_> = costs.map(|cost| (cost.backward, cost.flops)).collect();
+        let product = part * 2.0 * f64::from(4 * 64 * 64 * 32);
+        assert_eq!(found, [(false, 2.0 * product), (true, 5.0 * product)], "{mask:?}");
+    }
 }
 
 /// Bytes of the optimizer that live after a step of two parameters, and the most at once in a second step.

@@ -42,6 +42,12 @@ struct InPlaceSums {
   ~InPlaceSums();
 };
 
+// ---- attention.cpp, on real tensors and meta tensors alike: transformers/attention.cpp of libtorch
+// A mask of bools as one to add, of the dtype and device of `q`; others as they are.
+OptT added_mask(const OptT& mask, const Tensor& q);
+// The bias in a form whose rows start at multiples of 8 numbers, expanded to every head and query.
+Tensor aligned_bias(const Tensor& bias, const Tensor& q, const Tensor& k);
+
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 using Mask3 = std::array<bool, 3>;
 using Format = std::optional<at::MemoryFormat>;
@@ -79,6 +85,8 @@ Three flash_backward(const Tensor& g, const Tensor& q, const Tensor& k, const Te
 
 namespace cuda {
 PRSMED_SHARED_KERNELS
+// Whether attention without dropout is the memory-efficient kernel's.
+bool takes_efficient(const Tensor& q, const Tensor& k, const Tensor& v, const OptT& mask, bool causal);
 Tensor dropout(const Tensor& x, double p, bool train);
 // Kernels of operators that the CPU target mirrors, and of those that only CUDA has.
 void install(torch::Library& meta);

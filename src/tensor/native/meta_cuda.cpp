@@ -32,13 +32,11 @@
 #include <ATen/ops/mul_meta_dispatch.h>
 #include <ATen/ops/native_dropout.h>
 #include <ATen/ops/result_type.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/sub_meta_dispatch.h>
 #include <ATen/ops/sum_meta_dispatch.h>
 #include <ATen/ops/upsample_bilinear2d_backward_meta_dispatch.h>
 #include <ATen/ops/upsample_bilinear2d_meta_dispatch.h>
 #include <ATen/ops/upsample_nearest2d_meta_dispatch.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 #include <torch/library.h>
 
@@ -224,18 +222,6 @@ Tensor padded_to_8(const Tensor& x) {
   return extra == 0 ? x : at::constant_pad_nd(x, {0, extra});
 }
 
-// The bias in a form whose rows start at multiples of 8 numbers, expanded to every head and query.
-Tensor aligned_bias(const Tensor& bias, const Tensor& q, const Tensor& k) {
-  bool aligned = bias.stride(-1) == 1;
-  for (int64_t i = 0; i + 1 < bias.dim(); ++i) aligned &= bias.stride(i) % 8 == 0;
-  auto result = bias;
-  if (!aligned) {
-    const int64_t last = bias.size(-1);
-    result = at::constant_pad_nd(bias, {0, 8 - last % 8}).slice(-1, 0, last);
-  }
-  return result.expand({q.size(0), q.size(1), q.size(2), k.size(2)});
-}
-
 // ---- convolutions: Convolution.cpp, cudnn/ConvShared.cpp, cuda/DepthwiseConv2d.cu ---------------------------------
 // A depthwise convolution of a contiguous map has a kernel of libtorch's own; it allocates as cuDNN's does.
 at::MemoryFormat conv_format(const Tensor& x, const Tensor& w) {
@@ -400,13 +386,14 @@ void both(torch::Library& m, const char* name) {
 }
 }  // namespace
 
+bool takes_efficient(const Tensor& q, const Tensor& k, const Tensor& v, const OptT& mask, bool causal) {
+  return choose(q, k, v, mask, 0.0, causal, false) == Backend::Efficient;
+}
+
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const OptT& mask, double dropout, bool causal,
                  std::optional<double> scale, bool gqa) {
   const auto backend = choose(q, k, v, mask, dropout, causal, gqa);
-  OptT bias = mask;
-  if (has(mask) && mask->scalar_type() == at::kBool)
-    bias =
-        at::where(mask->logical_not(), -std::numeric_limits<double>::infinity(), at::scalar_tensor(0.0, q.options()));
+  OptT bias = added_mask(mask, q);
   switch (backend) {
     case Backend::Flash: {
       const int64_t width = q.size(-1);

@@ -176,9 +176,11 @@ double flops_of(Kind kind, std::string_view name, c10::ArrayRef<const c10::IValu
     const bool back = kind == Kind::kAttentionBackward;
     const at::Tensor &q = *tensors[back ? 1 : 0], &k = *tensors[back ? 2 : 1];
     if (q.dim() < 4) return 0;
+    // the first flag of the memory-efficient kernel says whether sums are kept
+    int flags = !back && name.find("efficient") != name.npos ? -1 : 0;
     bool causal = false;
-    if (!back || name.find("backward") != name.npos)
-      for (const auto& input : inputs) if (input.isBool() && input.toBool() && &input != &inputs.back()) causal = true;
+    for (const auto& input : inputs)
+      if (input.isBool() && &input != &inputs.back() && ++flags > 0) causal |= input.toBool();
     const double products = back ? 5 : 2;  // the backward pass computes the scores again
     return products * 2.0 * q.numel() * k.size(-2) * (causal ? 0.5 : 1.0);
   }
