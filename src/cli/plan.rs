@@ -8,11 +8,13 @@ use crate::event::Event;
 use crate::plan::cards::{self, Budget};
 use crate::plan::device_terms::Facts;
 use crate::plan::host::Host;
-use crate::plan::rehearse::Job;
+use crate::plan::rehearse::{self, Job, Measured, Phase};
 use crate::plan::report::{Machine, Plan};
 use crate::plan::{detect, replay, timeline};
+use crate::segment::rehearsal::Rehearsal;
+use crate::tensor::meta::Target;
 use crate::tensor::weights::write_bytes;
-use crate::tensor::{Device, Kind, Tensor, default_device, memory};
+use crate::tensor::{Device, Kind, Tensor, default_device, kernels, memory};
 use crate::{Error, Result};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -120,7 +122,8 @@ fn seen_by_libtorch() -> Option<Machine> {
   prsmed plan --preset full --gpu 24gb
   prsmed plan --config my.toml --gpu \"RTX 4090\" --timeline step.html
   prsmed plan --preset full --gpu 16gb --task predict --json
-  prsmed plan --task augment --gpu 12gb --set augment.batch=4")]
+  prsmed plan --task augment --gpu 12gb --set augment.batch=4
+  prsmed plan --preset gpu-24gb --measure")]
 pub(super) struct Args {
     #[command(flatten)]
     settings: SettingsArgs,
@@ -132,6 +135,9 @@ pub(super) struct Args {
     /// Write a picture of memory over the job: .svg, or .html with a readout under the pointer
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
+    /// Also run the job on this machine, with random weights, and print what each phase took beside its plan
+    #[arg(long)]
+    measure: bool,
 }
 
 /// Jobs by their command.
@@ -156,6 +162,9 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         Task::Predict => Job::Predict,
         Task::Augment => Job::Augment,
     };
+    if args.measure {
+        refuse_to_measure(job, &machine)?;
+    }
     let (rehearsed, plan, helping) = if job == Job::Augment {
         let run = args.settings.resolve_augment(Vec::new())?;
         let blueprint = super::augment::planned_blueprint(&run, context)?;
@@ -184,10 +193,61 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         context.output.line(remedy_lines(&helping))?;
     }
     let mut record = serde_json::to_value(&plan)?;
+    if args.measure {
+        let measured = measure(&args.settings.resolve(Vec::new())?, job, context)?;
+        context.output.line(beside(&plan, &measured))?;
+        record["measured"] = json!(measured);
+    }
     record["kind"] = json!("plan");
     record["remedies"] = json!(helping);
     context.output.record(&record)?;
     Ok(if plan.fits { Outcome::Done } else { Outcome::No })
+}
+
+fn refuse_to_measure(job: Job, machine: &Machine) -> Result<()> {
+    let is_here = (machine.target() == Target::Cpu) == (default_device() == Device::Cpu);
+    let reason = if job == Job::Augment {
+        "making pairs is measured by `prsmed augment generate`"
+    } else if is_here {
+        return Ok(());
+    } else {
+        "only the device of this machine can be measured"
+    };
+    Err(Error::config("--measure", reason, "leave out `--gpu`, or `--measure`"))
+}
+
+/// Runs the phases of `job` on this machine's device.
+fn measure(config: &RunConfig, job: Job, context: &Context) -> Result<Vec<Phase>> {
+    let (device, sizes, example) = (default_device(), config.planned_sizes()?, config.longest_example());
+    kernels::check(device)?;
+    kernels::set_mode(config.train.fused_kernels.kernels());
+    let build = || {
+        let task = Rehearsal::random(&config.model, &sizes, &config.train, example, device)?;
+        Ok(task.keeping_features(job != Job::Eval && config.data.keeps_features()))
+    };
+    context.progress.on(&Event::Note("running the job with random weights".into()));
+    let mut meter = Measured::begin(device)?;
+    rehearse::rehearse(job, &config.train, &build, &mut meter)?;
+    meter.finish()
+}
+
+/// Planned and measured bytes of each phase that both know.
+fn beside(plan: &Plan, measured: &[Phase]) -> String {
+    let mut lines = vec!["measured with random weights (planned):".to_owned()];
+    for phase in measured {
+        let Some(planned) = plan.phases.iter().find(|planned| planned.memory.name == phase.name) else { continue };
+        let device =
+            phase.device_used.map_or_else(String::new, |used| format!(", device {used} ({})", planned.device_peak));
+        lines.push(format!(
+            "  {}: allocated {} ({}), reserved {} ({}){device}",
+            phase.name,
+            phase.allocated_peak,
+            planned.memory.allocated_peak,
+            phase.reserved_peak,
+            planned.memory.reserved_peak
+        ));
+    }
+    lines.join("\n")
 }
 
 fn title(job: Job) -> &'static str {

@@ -381,13 +381,14 @@ fn resume<T: Rehearse>(config: &TrainConfig, build: &impl Fn() -> Result<T>, sta
     let mut optimizer = AdamW::new(task.parameters(), config);
     let _ema = average(config, &optimizer);
     let device = optimizer.params().first().map_or(META, |param| param.tensor.device());
+    let brought_to = if config.offload_optimizer && matches!(device, Device::Cuda(_)) { Device::Cpu } else { device };
     // moments that stay on the host of a rehearsed card: nobody counts them
     let stays = config.offload_optimizer && device == META && meta::target() == meta::Target::Cuda;
     let read = |(shape, kind): &(Vec<i64>, Kind)| {
         if stays && !shape.is_empty() {
             return Tensor::zeros(vec![1; shape.len()], (*kind, Device::Cpu)).expand(shape, false);
         }
-        Tensor::empty(shape, (*kind, device))
+        Tensor::empty(shape, (*kind, brought_to))
     };
     optimizer.restore(|name| Ok(state.get(name).map(read)))
 }
