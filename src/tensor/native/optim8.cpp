@@ -152,6 +152,8 @@ void step8_composed(const Adamw8& w) {
     const auto grad = rows(w.grad);
     auto m = decode(rows(w.first_codes), scales(w.first_scales), w.signed_map).mul_(w.beta1);
     m.add_(grad.mul(1 - w.beta1));
+    // what fills up the last block: its code, 0, is the least value of the signed map
+    if (blocks * kBlock != count) m.view({-1}).narrow(0, count, blocks * kBlock - count).zero_();
     auto v = decode(rows(w.second_codes), scales(w.second_scales), w.unsigned_map).mul_(w.beta2);
     v.add_(grad.mul(grad).mul_(1 - w.beta2));
     auto denominator = v.sqrt().div_(scalars.correction2).add_(w.epsilon);
