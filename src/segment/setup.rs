@@ -243,7 +243,7 @@ pub fn describe(folder: &Path) -> Result<Description> {
 /// Before the first weights in 4 bits are read by a kernel of ours: what there is to say of that.
 fn kernels_of(device: Device) -> Result<Option<String>> {
     kernels::check(device)?;
-    // dropout and weights in 4 bits have one in every mode
+    // dropout, weights in 4 bits and moments in 8 bits have one in every mode
     let reason = if device == Device::Cpu { None } else { kernels::unavailable() };
     Ok(reason.map(|reason| format!("kernels of our own are off, and plans count less than is used then: {reason}")))
 }

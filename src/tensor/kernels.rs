@@ -1,9 +1,11 @@
 //! Kernels of our own for CUDA cards: RMSNorm, rotary embedding, SwiGLU, NF4 weights, dropout from a seed, the bias of
-//! attention among packed texts (`native/kernels/*.cu`). The binary carries their sources; NVRTC, which comes with libtorch's wheel, compiles them
-//! for the card at hand. Layers reach them in the native layer (`native/kernels.h`); each has a twin of libtorch's operators.
+//! attention among packed texts, AdamW with moments in 8 bits (`native/kernels/*.cu`). The binary carries their sources;
+//! NVRTC, which comes with libtorch's wheel, compiles them for the card at hand. Layers reach them in the native layer
+//! (`native/kernels.h`); each has a twin of libtorch's operators.
 //!
 //! Without a card their arithmetic is tested as C++ that emulates a card's threads, and NVRTC compiles them all the same.
 
+use super::adamw::Maps;
 use super::native::{self, RawTensor};
 use super::{Device, Kind, Tensor, guard, memory, rng};
 use crate::units::Bytes;
@@ -158,16 +160,16 @@ pub enum Way {
     Chain,
 }
 
-/// Runs an operation by name; what its tensors and number are, `operations` in `native/kernels.cpp` says.
+/// Runs an operation by name; what its tensors and number are, `operations` in `native/kernels_operations.cpp` says.
 ///
 /// # Errors
 /// [`Error::Torch`] for unknown names, and for tensors that the kernel does not take.
 pub fn run(name: &str, way: Way, inputs: &[Tensor], number: f64) -> Result<Vec<Tensor>> {
     let name = CString::new(name).map_err(|_| unknown("kernel"))?;
     let mut pointers: Vec<RawTensor> = inputs.iter().map(native::raw).collect();
-    let (mut out, mut count) = ([std::ptr::null_mut(); 2], 0);
+    let (mut out, mut count) = ([std::ptr::null_mut(); 5], 0);
     guard::guard(|| {
-        // SAFETY: live tensors; the callee writes at most two tensors and how many.
+        // SAFETY: live tensors; the callee writes at most five tensors and how many.
         unsafe {
             native::check(native::prsmed_kernels_run(
                 name.as_ptr(),
@@ -277,7 +279,19 @@ fn cases(rows: i64, dim: i64, wide: i64, kind: Kind, device: Device) -> Vec<Case
         case("nf4", copies(&[&codes, &like, &fp32(&[blocks]).abs()]), 0.0),
         case("nf4", copies(&[&codes, &like, &bytes(blocks), &nested, &fp32(&[256])]), 0.05),
         case("packed_bias", copies(&[&blocks_of_tokens, &bias]), 0.0),
+        // fp32, whatever `kind`
+        case("adamw8", trained(rows * dim, device), 0.01),
     ]
+}
+
+/// A parameter with its gradient, moments in 8 bits, their maps and the step: what `adamw8` takes.
+fn trained(count: i64, device: Device) -> Vec<Tensor> {
+    let fp32 = |count: i64| Tensor::randn([count], (Kind::Float, device));
+    let codes = || Tensor::randint(256, [count], (Kind::Uint8, device));
+    let scales = || fp32((count + 255) / 256).abs();
+    let Maps { signed, unsigned } = Maps::new(device);
+    let step = Tensor::full([0; 0], 3.0, (Kind::Float, device));
+    vec![fp32(count), fp32(count), codes(), scales(), codes(), scales(), signed, unsigned, step]
 }
 
 fn unknown(what: &str) -> Error {

@@ -1,4 +1,5 @@
 use super::*;
+use crate::tensor::adamw::{self, Coded, Moments, Rate, Slot, Step};
 use crate::tensor::functions::packed_bias;
 use crate::tensor::rng;
 
@@ -94,6 +95,67 @@ fn elementwise_kernels_are_equal_to_the_bit() {
                 assert_eq!(own, run(name, Way::Chain, &inputs, number).unwrap(), "{name} in {kind:?}");
             }
         }
+    }
+}
+
+/// A parameter with its gradient and moments in 8 bits.
+struct Trained {
+    param: Tensor,
+    grad: Tensor,
+    moments: Moments,
+    step: Tensor,
+}
+
+impl Trained {
+    /// Views that begin at odd places; a block without a gradient where there is more than one.
+    fn new(count: i64) -> Self {
+        rng::seed(15);
+        let zeros = |count: i64, kind| Tensor::zeros([count + 3], (kind, Device::Cpu)).narrow(0, 3, count);
+        let random = || Tensor::randn([count + 1], (Kind::Float, Device::Cpu)).narrow(0, 1, count);
+        let coded = || Coded { codes: zeros(count, Kind::Uint8), scales: zeros((count + 255) / 256, Kind::Float) };
+        let (param, grad) = (random(), random() * 0.01);
+        if count > 256 {
+            let _ = grad.narrow(0, 0, 256).zero_();
+        }
+        let moments = Moments::Eight([coded(), coded()]);
+        Self { param, grad, moments, step: Tensor::zeros([0; 0], (Kind::Float, Device::Cpu)) }
+    }
+
+    fn step(&self, rate: Rate, skip: f32, maps: &Maps, piece: i64) {
+        let skip = Tensor::from(skip);
+        let settings =
+            Step { rate, betas: (0.9, 0.99), weight_decay: 0.1, epsilon: 1e-8, skip: &skip, maps: Some(maps), piece };
+        let slot = Slot { param: &self.param, grad: &self.grad, moments: &self.moments, step: &self.step };
+        adamw::step(&[slot], settings).unwrap();
+    }
+
+    fn tensors(&self) -> Vec<Tensor> {
+        let moments = self.moments.named().into_iter().map(|(_, tensor)| tensor.copy());
+        moments.chain([self.param.copy(), self.step.copy()]).collect()
+    }
+}
+
+/// Sizes that end within a block, a warp and a block of threads; whole and in pieces from host memory; rates that the host
+/// knows and others.
+#[test]
+fn steps_with_moments_in_8_bits_are_those_of_the_cpu_to_the_bit() {
+    let _turn = rng::TURN.lock();
+    let (maps, rate) = (Maps::new(Device::Cpu), Tensor::from(0.003_f32));
+    for (count, piece) in [(1, 0), (5, 0), (256, 0), (257, 0), (4099, 0), (4099, 1024)] {
+        let (own, cpu) = (Trained::new(count), Trained::new(count));
+        for (i, rate) in [Rate::Number(0.01), Rate::OnDevice(&rate), Rate::Number(0.02)].into_iter().enumerate() {
+            cpu.step(rate, 0.0, &maps, 0);
+            let before = own.tensors();
+            {
+                let _emulated = Emulated::begin();
+                own.step(rate, 0.0, &maps, piece);
+            }
+            assert_eq!(own.tensors(), cpu.tensors(), "{count} elements, step {i}");
+            assert_ne!(own.tensors(), before);
+        }
+        let _emulated = Emulated::begin();
+        own.step(Rate::Number(0.01), 1.0, &maps, piece);
+        assert_eq!(own.tensors(), cpu.tensors(), "{count} elements: a step is left out");
     }
 }
 

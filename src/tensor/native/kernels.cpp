@@ -4,6 +4,7 @@
 #include "kernels/args.h"
 #include "meta.h"
 #include "native.h"
+#include "optim.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -261,6 +262,45 @@ bool packed_bias(const Tensor& blocks, const Tensor& bias) {
   return true;
 }
 
+namespace {
+
+// Whether a kernel can read `x` as `count` numbers of `dtype` one after another, where `like` is.
+bool flat(const Tensor& x, at::ScalarType dtype, int64_t count, const Tensor& like) {
+  return x.scalar_type() == dtype && x.device() == like.device() && x.is_contiguous() && x.numel() == count;
+}
+
+bool fits(const Adamw8& w) {
+  const auto numbers = [&](const Tensor& x, int64_t count) { return flat(x, at::kFloat, count, w.param); };
+  const auto codes = [&](const Tensor& x) { return flat(x, at::kByte, w.param.numel(), w.param); };
+  const int64_t count = w.param.numel(), blocks = (count + 255) / 256;
+  return numbers(w.param, count) && numbers(w.grad, count) && codes(w.first_codes) && codes(w.second_codes) &&
+         numbers(w.first_scales, blocks) && numbers(w.second_scales, blocks) && numbers(w.step, 1) &&
+         numbers(w.signed_map, 256) && numbers(w.unsigned_map, 256) && (!w.rate.defined() || numbers(w.rate, 1)) &&
+         (!w.skip.defined() || numbers(w.skip, 1));
+}
+
+}  // namespace
+
+bool adamw8(const Adamw8& w) {
+  // a block of threads prepares numbers and maps, then goes over many blocks of 256 elements, a warp to each; emulated, two
+  // do, so that small tensors test this
+  const int64_t most = launcher_now ? 2 : 1024, each = 256 * threads / 32;
+  if (!runs_on(w.param) || !fits(w)) return false;
+  Adamw8Args args{};
+  args.param = pointer<float>(w.param), args.grad = pointer<float>(w.grad), args.count = w.param.numel();
+  args.codes[0] = pointer<unsigned char>(w.first_codes), args.codes[1] = pointer<unsigned char>(w.second_codes);
+  args.scales[0] = pointer<float>(w.first_scales), args.scales[1] = pointer<float>(w.second_scales);
+  args.map[0] = pointer<float>(w.signed_map), args.map[1] = pointer<float>(w.unsigned_map);
+  args.step = pointer<float>(w.step), args.rate_at = pointer<float>(w.rate), args.skip = pointer<float>(w.skip);
+  args.rate = w.learning_rate, args.weight_decay = w.weight_decay, args.beta1_exact = w.beta1, args.beta2_exact = w.beta2;
+  args.beta1 = static_cast<float>(w.beta1), args.rest1 = static_cast<float>(1 - w.beta1);
+  args.beta2 = static_cast<float>(w.beta2), args.rest2 = static_cast<float>(1 - w.beta2);
+  args.epsilon = static_cast<float>(w.epsilon);
+  const auto grid = static_cast<uint32_t>(std::min<int64_t>((args.count + each - 1) / each, most));
+  if (args.count > 0) launch("adamw8", at::kFloat, false, {grid}, args, w.param);
+  return true;
+}
+
 namespace composed {
 
 std::pair<Tensor, Tensor> rms_norm(const Tensor& x, const Tensor& weight, double eps) {
@@ -371,92 +411,6 @@ bool prefer(const char* op, const Tensor& x, const std::function<bool()>& own, c
   return choice.own < choice.chain;
 }
 
-namespace {
-
-using Way = std::function<std::vector<Tensor>(const std::vector<Tensor>&, double)>;
-
-template <class T> std::vector<Tensor> required(std::optional<T> result) {
-  TORCH_CHECK(result.has_value(), "the kernel does not take these tensors");
-  if constexpr (std::is_same_v<T, Tensor>) return {*result};
-  else return {result->first, result->second};
-}
-
-std::vector<Tensor> listed(const Tensor& tensor) { return {tensor}; }
-std::vector<Tensor> listed(const std::pair<Tensor, Tensor>& pair) { return {pair.first, pair.second}; }
-
-// codes, the weight (for its sizes and dtype), absmax; with double quantization also nested and map, and the number.
-Codes codes_of(const std::vector<Tensor>& in, double offset) {
-  Codes weight{in.at(0), in.at(2), {}, {}, offset};
-  if (in.size() > 3) weight.nested = in.at(3), weight.map = in.at(4);
-  return weight;
-}
-
-using Inputs = const std::vector<Tensor>&;
-
-std::vector<Tensor> turned(Inputs in, bool back, bool own) {
-  const auto xs = in.at(0).clone();
-  if (!own) composed::rotate_(xs, in.at(1), in.at(2), back);
-  else TORCH_CHECK(rotate_(xs, in.at(1), in.at(2), back), "the kernel does not take these tensors");
-  return {xs};
-}
-
-// Every operation with its inputs in the order of its function above: own, chain.
-const std::map<std::string, std::pair<Way, Way>>& operations() {
-  static const std::map<std::string, std::pair<Way, Way>> all = {
-      {"rms_norm", {[](Inputs i, double eps) { return required(rms_norm(i.at(0), i.at(1), eps)); },
-                    [](Inputs i, double eps) { return listed(composed::rms_norm(i.at(0), i.at(1), eps)); }}},
-      {"rms_norm_backward",
-       {[](Inputs i, double) { return required(rms_norm_backward(i.at(0), i.at(1), i.at(2), i.at(3))); },
-        [](Inputs i, double) { return listed(composed::rms_norm_backward(i.at(0), i.at(1), i.at(2), i.at(3))); }}},
-      {"rms_norm_weight_grad",
-       {[](Inputs i, double) { return required(rms_norm_weight_grad(i.at(0), i.at(1), i.at(2), i.at(3))); },
-        [](Inputs i, double) { return listed(composed::rms_norm_weight_grad(i.at(0), i.at(1), i.at(2), i.at(3))); }}},
-      {"rotary", {[](Inputs i, double) { return turned(i, false, true); }, [](Inputs i, double) { return turned(i, false, false); }}},
-      {"rotary_backward", {[](Inputs i, double) { return turned(i, true, true); }, [](Inputs i, double) { return turned(i, true, false); }}},
-      {"dropout", {[](Inputs i, double p) {
-                     auto y = at::empty_like(i.at(0));
-                     TORCH_CHECK(drop(i[0], y, p, 7), "the kernel does not take these tensors");
-                     return listed(y);
-                   },
-                   [](Inputs i, double p) { return listed(composed::drop(i.at(0), p, 7)); }}},
-      {"swiglu", {[](Inputs i, double) { return required(swiglu(i.at(0), i.at(1))); },
-                  [](Inputs i, double) { return listed(composed::swiglu(i.at(0), i.at(1))); }}},
-      {"swiglu_backward", {[](Inputs i, double) { return required(swiglu_backward(i.at(0), i.at(1), i.at(2))); },
-                           [](Inputs i, double) { return listed(composed::swiglu_backward(i.at(0), i.at(1), i.at(2))); }}},
-      {"nf4", {[](Inputs i, double offset) {
-                 auto out = at::empty_like(i.at(1));
-                 TORCH_CHECK(nf4(codes_of(i, offset), out), "the kernel does not take these tensors");
-                 return listed(out);
-               },
-               [](Inputs i, double offset) { return listed(composed::nf4(codes_of(i, offset), i.at(1))); }}},
-      {"packed_bias", {[](Inputs i, double) {
-                         const auto bias = at::empty_like(i.at(1));
-                         TORCH_CHECK(packed_bias(i[0], bias), "the kernel does not take these tensors");
-                         return listed(bias);
-                       },
-                       [](Inputs i, double) {
-                         const auto bias = at::empty_like(i.at(1));
-                         composed::packed_bias(i[0], bias);
-                         return listed(bias);
-                       }}},
-  };
-  return all;
-}
-
-const std::pair<Way, Way>& operation(const char* name) {
-  const auto found = operations().find(name);
-  TORCH_CHECK(found != operations().end(), "there is no kernel `", name, "`");
-  return found->second;
-}
-
-std::vector<Tensor> tensors(Tensor** inputs, int64_t count) {
-  std::vector<Tensor> list;
-  for (int64_t i = 0; i < count; ++i) list.push_back(*inputs[i]);
-  return list;
-}
-
-}  // namespace
-
 }  // namespace prsmed::kernels
 
 namespace kernels = prsmed::kernels;
@@ -464,29 +418,6 @@ namespace kernels = prsmed::kernels;
 extern "C" {
 
 void prsmed_kernels_mode(int32_t mode) { kernels::mode_now.store(mode, std::memory_order_relaxed); }
-
-// Runs an operation (own or libtorch's chain); room for two results. Returns how many through `out_count`.
-char* prsmed_kernels_run(const char* name, bool own, at::Tensor** inputs, int64_t count, double number,
-                         at::Tensor** out, int64_t* out_count) {
-  PRSMED_TRY({
-    at::NoGradGuard no_grad;
-    const auto& ways = kernels::operation(name);
-    const auto results = (own ? ways.first : ways.second)(kernels::tensors(inputs, count), number);
-    *out_count = static_cast<int64_t>(results.size());
-    for (size_t i = 0; i < results.size(); ++i) out[i] = new at::Tensor(results[i]);
-  })
-}
-
-// Seconds of one call by each way, on a card.
-char* prsmed_kernels_time(const char* name, at::Tensor** inputs, int64_t count, double number, double* seconds) {
-  PRSMED_TRY({
-    at::NoGradGuard no_grad;
-    const auto& ways = kernels::operation(name);
-    const auto list = kernels::tensors(inputs, count);
-    seconds[0] = kernels::seconds_on_card(list.at(0), [&] { ways.first(list, number); });
-    seconds[1] = kernels::seconds_on_card(list.at(0), [&] { ways.second(list, number); });
-  })
-}
 
 // What was measured and chosen, a line each: name, microseconds of ours, microseconds of libtorch's, tabs between.
 char* prsmed_kernels_choices() {

@@ -8,6 +8,10 @@
 #include <optional>
 #include <utility>
 
+namespace prsmed {
+struct Adamw8;  // optim.h
+}
+
 namespace prsmed::kernels {
 
 using at::Tensor;
@@ -50,6 +54,9 @@ bool nf4(const Codes& weight, const Tensor& out);
 // sees the key of a column, that is one of block 0 or of its own block, up to itself; minus infinity elsewhere, also where
 // no key is. Whether it did.
 bool packed_bias(const Tensor& blocks, const Tensor& bias);
+// A step of AdamW with moments in 8 bits, with the numbers of the CPU's; waits for nothing. Allocates nothing. Whether it did:
+// wherever it can, whatever the mode, as `nf4`. Its twin is `step8_composed` (optim.h).
+bool adamw8(const Adamw8& work);
 
 // The same by libtorch's operators.
 namespace composed {

@@ -5,6 +5,7 @@
 
 #include "kernels.h"
 // the kernels, after everything that the words of device code could confuse
+#include "kernels/adamw8.cu"
 #include "kernels/dropout.cu"
 #include "kernels/nf4.cu"
 #include "kernels/packed_bias.cu"

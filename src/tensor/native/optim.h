@@ -1,4 +1,4 @@
-// AdamW with moments in 8 bits: where a fused kernel for cards may take over.
+// AdamW with moments in 8 bits.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -8,16 +8,11 @@ namespace prsmed {
 struct Adamw8 {
   at::Tensor param, grad, first_codes, first_scales, second_codes, second_scales, step;
   at::Tensor signed_map, unsigned_map;  // 256 values each, ascending
-  at::Tensor rate;                      // learning rate as a scalar on the card; undefined: `learning_rate`
+  at::Tensor rate;                      // learning rate as a scalar where `param` is; undefined: `learning_rate`
   at::Tensor skip;                      // fp32 scalar, 1: change nothing; undefined: step
   double learning_rate, beta1, beta2, weight_decay, epsilon;
 };
 
-// A kernel for CUDA that does all of `Adamw8` at once and returns true, or false to leave it to libtorch's operators. Null
-// until somebody sets it.
-using Adamw8Kernel = bool (*)(const Adamw8&);
-extern Adamw8Kernel adamw8_kernel;
-
-void step8(const Adamw8& work);           // chooses
+void step8(const Adamw8& work);           // the CPU's loop, a kernel of ours, or libtorch's operators
 void step8_composed(const Adamw8& work);  // libtorch's operators, in bounded chunks
 }  // namespace prsmed

@@ -1,5 +1,7 @@
 // AdamW whose moments are 8-bit codes of a dynamic map with one scale for each block of 256 (Dettmers et al. 2022).
-// A threaded kernel for the CPU, the same step out of libtorch's operators for cards.
+// A threaded loop for the CPU; cards have a kernel (`kernels/adamw8.cu`), and the same step out of libtorch's operators where
+// it cannot run.
+#include "kernels.h"
 #include "native.h"
 #include "optim.h"
 
@@ -12,12 +14,9 @@
 #include <ATen/ops/pow.h>
 #include <ATen/ops/where.h>
 
-#include "meta.h"
 #include "trace.h"
 
 namespace prsmed {
-Adamw8Kernel adamw8_kernel = nullptr;
-
 namespace {
 using at::Tensor;
 
@@ -152,6 +151,8 @@ void step8_composed(const Adamw8& w) {
     const auto grad = rows(w.grad);
     auto m = decode(rows(w.first_codes), scales(w.first_scales), w.signed_map).mul_(w.beta1);
     m.add_(grad.mul(1 - w.beta1));
+    // what fills up the last block: its code, 0, is the least value of the signed map
+    if (blocks * kBlock != count) m.view({-1}).narrow(0, count, blocks * kBlock - count).zero_();
     auto v = decode(rows(w.second_codes), scales(w.second_scales), w.unsigned_map).mul_(w.beta2);
     v.add_(grad.mul(grad).mul_(1 - w.beta2));
     auto denominator = v.sqrt().div_(scalars.correction2).add_(w.epsilon);
@@ -169,12 +170,11 @@ void step8_composed(const Adamw8& w) {
 
 void step8(const Adamw8& work) {
   const auto device = work.param.device();
-  // read parameter and gradient, read and write codes
-  if (!for_cuda()) prsmed_trace_cost("prsmed::adamw8", 0, 16.0 * static_cast<double>(work.param.numel()), 4);
-  if (device.is_cpu()) return step_cpu(work);
-  if (device.is_meta() && !for_cuda()) return;  // the kernel above allocates nothing
-  if (device.is_cuda() && adamw8_kernel != nullptr && adamw8_kernel(work)) return;
-  step8_composed(work);
+  if (device.is_cuda() && !kernels::adamw8(work)) return step8_composed(work);
+  // reads parameter and gradient, reads and writes codes
+  prsmed_trace_cost("prsmed::adamw8", 0, 16.0 * static_cast<double>(work.param.numel()), 4);
+  // neither the loop nor the kernel allocates
+  if (device.is_cpu() && !kernels::adamw8(work)) step_cpu(work);
 }
 
 namespace {

@@ -55,3 +55,17 @@ struct PackedBiasArgs {
   void* bias;                    // [b, t, row], row >= t
   long long tokens, row, count;  // count = b t row
 };
+
+struct Adamw8Args {
+  float* param;                // [count]
+  const float* grad;           // [count]
+  unsigned char* codes[2];     // [count]: of the first moments, of the second
+  float* scales[2];            // one to 256 elements
+  const float* map[2];         // [256] each, ascending: what codes stand for
+  const float* step;           // how many steps this makes
+  const float* rate_at;        // where the learning rate is; null = `rate`
+  const float* skip;           // nothing changes where it is 1; may be null
+  double rate, weight_decay, beta1_exact, beta2_exact;
+  float beta1, rest1, beta2, rest2, epsilon;
+  long long count;
+};
