@@ -8,7 +8,7 @@ use prsmed::plan::cards;
 use prsmed::plan::device_terms::Facts;
 use prsmed::plan::rehearse::Job;
 use prsmed::plan::report::{Machine, Plan};
-use prsmed::plan::search::{Space, search};
+use prsmed::plan::search::{Space, Use, search};
 use prsmed::tensor::ledger;
 use serde_json::json;
 use std::time::Instant;
@@ -58,7 +58,15 @@ fn main() {
     }
     let rehearsed = config.rehearse(Job::Train, config.longest_example(), &machine, true).expect("a plan");
     times.push(("replay and report", best(|| drop(Plan::of(&rehearsed, &machine)))));
-    let space = Space { effective_batch: 5040, questions: vec![1], image_sizes: vec![1024], headroom_frac: 0.03 };
+    let space = Space {
+        effective_batch: 5040,
+        questions: vec![1],
+        image_sizes: vec![1024],
+        keep_features: Use::Possible,
+        record: true,
+        own_kernels: true,
+        headroom_frac: 0.03,
+    };
     let start = Instant::now();
     let problem = Searched::new(&config, &machine).expect("sizes");
     let found = search(&problem, &space).expect("plans");

@@ -5,6 +5,7 @@
 //! numbers and time. Needs the CUDA libraries that come with libtorch's wheel, and no card.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::print_stderr, reason = "bytes for who asks with --nocapture")]
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -70,15 +71,19 @@ fn bytes(value: &Value) -> f64 {
 
 const MIB: f64 = 1_048_576.0;
 
-/// Bytes that a plan has for libraries in the allocator: workspaces and an allowance for cuDNN.
-fn of_libraries(record: &Value) -> f64 {
+/// Bytes of a plan besides tensors, by name.
+fn terms(record: &Value, name: &str) -> f64 {
     let terms = record["terms"].as_array().unwrap().iter();
-    let reserved = terms.filter(|term| term["reserved"] == true && term["name"] != "CUDA graph pool");
-    reserved.map(|term| bytes(&term["bytes"])).sum()
+    terms.filter(|term| term["name"] == name).map(|term| bytes(&term["bytes"])).sum()
 }
 
-/// Phases that differ: tensors by more than 0.5 % and 4 MiB besides the workspaces of cuBLAS that are there, or what the
-/// allocator holds by more than 1 % besides what the plan has for libraries.
+/// Bytes that a plan has for libraries in the allocator: workspaces and an allowance for cuDNN.
+fn of_libraries(record: &Value) -> f64 {
+    ["cuBLAS workspaces", "cuBLASLt workspaces", "cuDNN workspace"].map(|name| terms(record, name)).iter().sum()
+}
+
+/// Phases that differ: tensors by more than 0.3 % and 2 MiB besides cuBLAS's workspace (8.1 or 32 MiB, from the first product
+/// on; the plan has two), or what the allocator holds by more than 1 % besides what the plan has for libraries.
 fn differing(record: &Value, what: &str) -> Vec<String> {
     let libraries = of_libraries(record);
     let mut wrong = Vec::new();
@@ -87,8 +92,9 @@ fn differing(record: &Value, what: &str) -> Vec<String> {
         let planned = planned.unwrap();
         let tensors = bytes(&planned["allocated_peak"]) - libraries;
         let above = bytes(&phase["allocated_peak"]) - tensors;
-        let slack = tensors * 0.005 + 4.0 * MIB;
-        let is_near = (-slack..slack + 64.0 * MIB).contains(&above);
+        let slack = tensors * 0.003 + 2.0 * MIB;
+        let workspace = terms(record, "cuBLAS workspaces") / 2.0;
+        let is_near = [0.0, workspace].iter().any(|there| (above - there).abs() <= slack);
         // the measurement resumes in the same process, a plan in a new one
         let held = bytes(&planned["reserved_peak"]) - bytes(&phase["reserved_peak"]);
         let slack = bytes(&planned["reserved_peak"]) * 0.01 + 4.0 * MIB;
@@ -112,7 +118,8 @@ fn differing(record: &Value, what: &str) -> Vec<String> {
 /// The full model with 7.24 G weights, whose memory is promised and never touched.
 #[test]
 fn presets_hold_what_they_plan() {
-    let cards = [(8, 89), (12, 89), (16, 89), (24, 89), (40, 80), (48, 89), (80, 90), (141, 90)];
+    // the others have the settings of one of these
+    let cards = [(8, 89), (24, 89), (40, 80), (80, 90)];
     let differing = |(gib, capability): (u64, u32)| {
         let preset = format!("gpu-{gib}gb");
         differing(&measured(gib, capability, &["--preset", &preset]), &preset)
