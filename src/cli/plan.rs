@@ -206,14 +206,12 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 
 fn refuse_to_measure(job: Job, machine: &Machine) -> Result<()> {
     let is_here = (machine.target() == Target::Cpu) == (default_device() == Device::Cpu);
-    let reason = if job == Job::Augment {
-        "making pairs is measured by `prsmed augment generate`"
-    } else if is_here {
-        return Ok(());
-    } else {
-        "only the device of this machine can be measured"
+    let (reason, hint) = match (job, is_here) {
+        (Job::Augment, _) => ("pairs are not measured here", "`prsmed augment generate` tells what it took"),
+        (_, true) => return Ok(()),
+        (_, false) => ("only the device of this machine can be measured", "leave out `--gpu`, or `--measure`"),
     };
-    Err(Error::config("--measure", reason, "leave out `--gpu`, or `--measure`"))
+    Err(Error::config("--measure", reason, hint))
 }
 
 /// Runs the phases of `job` on this machine's device.

@@ -162,6 +162,28 @@ fn what_does_not_fit_gets_changes_that_help() {
 }
 
 #[test]
+fn a_measured_job_takes_what_was_planned() {
+    let given = done(plan(&["--preset", "tiny", "--measure", "--json"]).env("OMP_NUM_THREADS", "1"));
+    let record = json(&given);
+    let measured = record["measured"].as_array().unwrap();
+    assert_eq!(measured.len(), 6);
+    for phase in measured {
+        let planned = record["phases"].as_array().unwrap().iter().find(|planned| planned["name"] == phase["name"]);
+        assert_eq!(planned.unwrap()["allocated_peak"], phase["allocated_peak"], "{}", phase["name"]);
+    }
+    let given = done(plan(&["--preset", "tiny", "--task", "predict", "--measure"]).env("OMP_NUM_THREADS", "1"));
+    assert!(given.contains("measured with random weights (planned):\n  load: allocated "), "{given}");
+    refused(
+        &mut plan(&["--measure", "--gpu", "24gb"]),
+        "error: `--measure`: only the device of this machine can be measured\nhint: leave out `--gpu`, or `--measure`",
+    );
+    refused(
+        &mut plan(&["--measure", "--task", "augment"]),
+        "error: `--measure`: pairs are not measured here\nhint: `prsmed augment generate` tells what it took",
+    );
+}
+
+#[test]
 fn names_that_do_not_exist() {
     refused(
         &mut preset("RTX 4091"),
