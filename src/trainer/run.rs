@@ -240,6 +240,8 @@ impl<'a, T: Task> Engine<'a, T> {
         if self.graphs.is_on() {
             self.optimizer.clear();
             self.graphs.give_up(&format!("memory ran out ({reason}), the step is repeated without"));
+            let observer = self.session.observer;
+            self.graphs.take_notes().into_iter().for_each(|note| observer.on(&Event::Note(note)));
             memory::clear_failure();
             memory::release_cache(self.optimizer.device())?;
             return Ok(());

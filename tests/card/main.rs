@@ -48,21 +48,45 @@ static CARD: LazyLock<Card> = LazyLock::new(|| {
     Card { folder }
 });
 
-/// A job measured beside its plan on a card of so many GiB.
-fn measured(gib: u64, capability: u32, arguments: &[&str]) -> Value {
+/// `prsmed` on a card of so much memory.
+fn prsmed(mib: u64, capability: u32) -> Command {
     let folder = CARD.folder.path();
     let preload = [folder.join("libcuda.so.1"), folder.join("libwithoutcudnn.so")];
     let preload: Vec<&str> = preload.iter().map(|path| path.to_str().unwrap()).collect();
     let mut command = Command::new(env!("CARGO_BIN_EXE_prsmed"));
-    command.args(["plan", "--measure", "--json", "--quiet"]).args(arguments);
     command.env("LD_PRELOAD", preload.join(" ")).env("LD_LIBRARY_PATH", folder).env("PRSMED_CACHE", folder);
-    command.env("CARD_MIB", (gib << 10).to_string()).env("CARD_CAPABILITY", capability.to_string());
-    let output = command.output().unwrap();
+    command.env("CARD_MIB", mib.to_string()).env("CARD_CAPABILITY", capability.to_string());
+    command
+}
+
+/// A job measured beside its plan on a card of so many GiB.
+fn measured(gib: u64, capability: u32, arguments: &[&str]) -> Value {
+    let mut command = prsmed(gib << 10, capability);
+    let output = command.args(["plan", "--measure", "--json", "--quiet"]).args(arguments).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
     let told = format!("{arguments:?}: {:?}\n{text}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
     let record: Value = serde_json::from_str(text.lines().last().unwrap_or_else(|| panic!("{told}"))).unwrap();
     assert!(record["measured"].is_array(), "{told}");
     record
+}
+
+/// Trains the tiny preset on sixty pictures; what was told.
+fn trained(mib: u64, sets: &[&str]) -> String {
+    let home = tempfile::tempdir().unwrap();
+    let (data, out) = (home.path().join("data"), home.path().join("run"));
+    let made = Command::new(env!("CARGO_BIN_EXE_prsmed"))
+        .args(["data", "phantom", "--count", "60", "--quiet"])
+        .arg(&data)
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let mut command = prsmed(mib, 89);
+    command.args(["train", "--preset", "tiny", "--no-plan", "--set", "train.validate_every_epochs=0"]);
+    command.args(sets.iter().flat_map(|set| ["--set", set])).arg("--data-root").arg(data).arg("--out").arg(&out);
+    let output = command.output().unwrap();
+    let told = [output.stderr, output.stdout].map(|text| String::from_utf8_lossy(&text).into_owned()).join("\n");
+    assert!(output.status.success() && out.join("last").exists(), "{told}");
+    told
 }
 
 fn bytes(value: &Value) -> f64 {
@@ -175,4 +199,28 @@ fn recorded_steps_fit_what_is_planned_for_them() {
         let first = record["measured"].as_array().unwrap().iter().find(|phase| phase["name"] == "first step").unwrap();
         assert!(bytes(&step["allocated_peak"]) < 0.9 * bytes(&first["allocated_peak"]), "a replay allocates nothing");
     }
+}
+
+#[test]
+fn memory_that_runs_out_halves_the_micro_batch() {
+    let told = trained(110, &["train.max_steps=6"]);
+    assert!(told.contains("step 1: out of memory with 8 at once"), "{told}");
+    assert!(told.contains("it is repeated with micro-batches of 4"), "{told}");
+    assert!(told.contains("trained 6 steps"), "{told}");
+}
+
+/// First without recordings, which hold memory of their own; with that the micro-batch fits.
+#[test]
+fn memory_that_runs_out_ends_recording_first() {
+    let told = trained(150, &["train.max_steps=20", "train.graph=on"]);
+    assert!(told.contains("graphs: off: memory ran out"), "{told}");
+    assert!(told.contains("trained 20 steps") && !told.contains("micro-batches of 4"), "{told}");
+}
+
+#[test]
+fn steps_are_recorded_again_when_the_class_head_has_learnt() {
+    let told = trained(8192, &["train.epochs=4", "model.class_loss_epochs=2", "train.graph=on"]);
+    let count = |words: &str| told.matches(words).count();
+    let counts = ["graphs: recorded 8 sequences", "graphs: recorded the optimizer's step", "graphs: off"].map(count);
+    assert_eq!(counts, [2, 2, 0], "{told}");
 }
