@@ -344,8 +344,11 @@ fn killed_generation_ends_with_the_same_bytes() {
 fn ctrl_c_leaves_pairs_that_can_be_used() {
     let out = path("pairs-interrupted");
     let child = start_until_some(&out);
+    // it stands still meanwhile
+    signal(&child, libc::SIGSTOP);
     assert_is_taken(&out, child.id());
     signal(&child, libc::SIGINT);
+    signal(&child, libc::SIGCONT);
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(130), "{said}");
