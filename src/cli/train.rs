@@ -99,10 +99,14 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         context.output.record(&resolved.config)?;
         return Ok(Outcome::Done);
     }
-    checkpoint_to_resume(args, &Silent)?;
+    let claim = || Claim::on("--out", &args.out, context.progress.as_ref());
+    // a run that is there is refused before the data is read; bad data leaves no folder behind
+    let early = args.out.is_dir().then(claim).transpose()?;
+    if early.is_some() {
+        checkpoint_to_resume(args, &Silent)?;
+    }
     let manifest = read_data(args, &resolved.config, context)?;
-    let _claim = Claim::on("--out", &args.out, context.progress.as_ref())?;
-    // once more, where nobody else writes
+    let _claim = early.map_or_else(claim, Ok)?;
     let resume_from = checkpoint_to_resume(args, context.progress.as_ref())?;
     if let Some(profile) = &profile {
         profile.check()?;
