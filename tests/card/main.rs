@@ -11,15 +11,13 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
-use tempfile::TempDir;
 
-/// The runtime, compiled, and our kernels compiled for the cards of this file: NVRTC does not run beside the runtime.
-struct Card {
-    folder: TempDir,
-}
-
-static CARD: LazyLock<Card> = LazyLock::new(|| {
-    let folder = tempfile::tempdir().unwrap();
+/// Folder of the runtime, compiled, and of our kernels compiled for the cards of this file: NVRTC does not run beside the
+/// runtime.
+static CARD: LazyLock<PathBuf> = LazyLock::new(|| {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("card");
+    let kernels = folder.join("kernels");
+    std::fs::create_dir_all(&kernels).unwrap();
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let torch = std::fs::canonicalize(root.join(".libtorch")).unwrap();
     let cuda = torch.parent().unwrap().join("nvidia/cu13/include");
@@ -31,7 +29,7 @@ static CARD: LazyLock<Card> = LazyLock::new(|| {
     let compile = |out: &str, more: &[&Path]| {
         let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
         command.args(["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-D_GLIBCXX_USE_CXX11_ABI=1", "-DNDEBUG", "-o"]);
-        command.arg(folder.path().join(out)).arg("-I").arg(root.join("src/tensor/native/cuda")).arg("-isystem");
+        command.arg(folder.join(out)).arg("-I").arg(root.join("src/tensor/native/cuda")).arg("-isystem");
         let done = command.arg(&cuda).arg("-I").arg(torch.join("include")).args(more).output().unwrap();
         assert!(done.status.success(), "{out}: {}", String::from_utf8_lossy(&done.stderr));
     };
@@ -39,18 +37,16 @@ static CARD: LazyLock<Card> = LazyLock::new(|| {
     let library = PathBuf::from(format!("-L{}", torch.join("lib").display()));
     let libraries = [Path::new("-ltorch_cpu"), Path::new("-lc10")];
     compile("libwithoutcudnn.so", &[&source("without_cudnn.cpp"), &library, libraries[0], libraries[1]]);
-    let kernels = folder.path().join("kernels");
-    std::fs::create_dir(&kernels).unwrap();
     prsmed::tensor::kernels::set_folder(&kernels);
     for capability in [80, 89, 90] {
         prsmed::tensor::kernels::compile(capability).unwrap();
     }
-    Card { folder }
+    folder
 });
 
 /// `prsmed` on a card of so much memory.
 fn prsmed(mib: u64, capability: u32) -> Command {
-    let folder = CARD.folder.path();
+    let folder = CARD.as_path();
     let preload = [folder.join("libcuda.so.1"), folder.join("libwithoutcudnn.so")];
     let preload: Vec<&str> = preload.iter().map(|path| path.to_str().unwrap()).collect();
     let mut command = Command::new(env!("CARGO_BIN_EXE_prsmed"));

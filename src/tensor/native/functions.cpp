@@ -1,6 +1,7 @@
 // Functions of the language model that keep less for the backward pass than a chain of libtorch's operators: RMSNorm,
-// SwiGLU, LoRA, rotary positions; and the bias of attention among packed texts. What has no operator of libtorch is one of ours below `prsmed::`: a loop on the CPU,
-// libtorch's operators elsewhere; on meta tensors it allocates what that of the target allocates.
+// SwiGLU, LoRA, rotary positions; and the bias of attention among packed texts. What has no operator of libtorch is one of
+// ours below `prsmed::`: a loop on the CPU, libtorch's operators elsewhere; on meta tensors it allocates what that of the
+// target allocates.
 #include "kernels.h"
 #include "meta.h"
 #include "native.h"
