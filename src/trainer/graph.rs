@@ -30,6 +30,11 @@ use std::time::Instant;
 const WARM_UP: u64 = 3;
 /// Steps of one bucket after which its pass and the optimizer's step are recorded.
 pub const SETTLING_STEPS: u64 = 2 * WARM_UP + 2;
+/// Recordings that are kept; buckets beyond run as ever.
+pub const MOST_RECORDINGS: usize = 8;
+/// Passes of each kind that are compared with [`Switch::Auto`].
+const COMPARED: usize = 5;
+
 /// Steps of one bucket after which `switch` has nothing left to record or to compare.
 pub fn settling_steps(switch: Switch, device: Device) -> u64 {
     match switch {
@@ -38,11 +43,6 @@ pub fn settling_steps(switch: Switch, device: Device) -> u64 {
         Switch::Auto | Switch::Off => 0,
     }
 }
-
-/// Recordings that are kept; buckets beyond run as ever.
-pub const MOST_RECORDINGS: usize = 8;
-/// Passes of each kind that are compared with [`Switch::Auto`].
-const COMPARED: usize = 5;
 
 /// Sizes that the kernels of a pass depend on, and everything else that a recording cannot read anew.
 pub type Bucket = Vec<i64>;
