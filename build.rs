@@ -1,5 +1,5 @@
-//! Compiles the native layer (`src/tensor/native/*.cpp`) against the libtorch that `torch-sys` found, and links so that
-//! the binary finds that libtorch at run time without `LD_LIBRARY_PATH`.
+//! Compiles the native layer (`src/tensor/native/*.cpp`) against the libtorch that `torch-sys` found. It sets the link
+//! options so that the binary finds this libtorch at run time without `LD_LIBRARY_PATH`.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -7,7 +7,11 @@ use std::{env, fs};
 
 fn main() {
     println!("cargo:rerun-if-changed=src/tensor/native");
+    println!("cargo:rerun-if-changed=tests/native");
     println!("cargo:rerun-if-env-changed=LIBTORCH");
+    if env::var_os("CARGO_FEATURE_DOC_ONLY").is_some() {
+        return;
+    }
     let lib = PathBuf::from(
         env::var("DEP_TCH_LIBTORCH_LIB")
             .expect("`torch-sys` did not export the libtorch folder; run `scripts/setup` first"),
@@ -20,12 +24,14 @@ fn main() {
         .filter(|path| path.extension().is_some_and(|e| e == "cpp"))
         .collect();
     sources.push(embed_kernels());
+    // Kernels as C++ for the CPU; linked only where a test names them.
+    sources.push("tests/native/kernels_emulated.cpp".into());
     sources.sort();
     let cuda = lib.join("libtorch_cuda.so").exists();
     let mut build = cc::Build::new();
     let headers = lib.join("../../nvidia/cu13/include");
     if cuda && headers.exists() {
-        // the wheel's CUDA headers, and the one that it leaves out
+        // the CUDA headers of the wheel, and one that the wheel lacks
         build.define("PRSMED_CUDA", None).include("src/tensor/native/cuda");
         build.flag("-isystem").flag(headers.to_str().expect("the libtorch path is UTF-8"));
     }
@@ -35,11 +41,12 @@ fn main() {
         .opt_level(2)
         .debug(false)
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
-        // as libtorch was built: some of its classes have more members without it
+        // libtorch was built with it; without it some of its classes have more members
         .define("NDEBUG", None)
-        // libtorch's headers name the operators that they need, not all that there are
+        // libtorch's headers then include only the operators that they need
         .define("AT_PER_OPERATOR_HEADERS", None)
         .include(&include)
+        .include("src/tensor/native")
         .include(include.join("torch/csrc/api/include"))
         .flag("-isystem")
         .flag(include.to_str().expect("the libtorch path is UTF-8"))
@@ -53,17 +60,16 @@ fn main() {
     println!("cargo:rustc-link-lib=dylib=torch_cpu");
     println!("cargo:rustc-link-lib=dylib=c10");
     if cuda {
-        // Without this the linker drops the CUDA library and CUDA is reported absent.
+        // without this the linker drops the CUDA library, and libtorch reports no CUDA
         println!("cargo:rustc-link-arg=-Wl,--no-as-needed,-ltorch_cuda,-lc10_cuda,--as-needed");
     }
 }
 
-/// Writes the CUDA sources as strings of a C++ file, so that the binary carries what it compiles at run time.
+/// Writes the CUDA sources as strings into a C++ file. The binary compiles them at run time.
 fn embed_kernels() -> PathBuf {
     let mut names: Vec<String> = fs::read_dir("src/tensor/native/kernels")
         .expect("src/tensor/native/kernels is part of the source tree")
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|name| name != "emulate.h")
         .collect();
     names.sort();
     let written = "a string can be written to";

@@ -1,12 +1,12 @@
-//! How long plans take: `cargo bench --profile dev --bench plan`. Prints one JSON object; nothing is asserted.
+//! Measures the time of planning: `cargo bench --profile dev --bench plan`. Prints one JSON object.
 
 #![expect(clippy::expect_used, clippy::print_stdout, reason = "a benchmark")]
 
 use prsmed::config::planned::Searched;
 use prsmed::config::{RunConfig, Sources};
-use prsmed::plan::cards;
-use prsmed::plan::device_terms::Facts;
-use prsmed::plan::rehearse::Job;
+use prsmed::plan::device_terms::DeviceUsage;
+use prsmed::plan::dry_run::Job;
+use prsmed::plan::gpus;
 use prsmed::plan::report::{Machine, Plan};
 use prsmed::plan::search::{Space, Use, search};
 use prsmed::tensor::ledger;
@@ -18,7 +18,7 @@ fn full(sets: &[&str]) -> RunConfig {
     Sources { preset: Some("full".into()), sets, ..Sources::default() }.resolve().expect("a preset").config
 }
 
-/// Milliseconds of `work`, the best of five.
+/// Milliseconds of `work`, the minimum of five runs.
 fn best(mut work: impl FnMut()) -> f64 {
     let once = |work: &mut dyn FnMut()| {
         let start = Instant::now();
@@ -28,7 +28,7 @@ fn best(mut work: impl FnMut()) -> f64 {
     (0..5).map(|_| once(&mut work)).fold(f64::INFINITY, f64::min)
 }
 
-/// A line of the process's status, bytes.
+/// A line of `/proc/self/status`, in bytes.
 fn status(key: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with(key)).unwrap_or_default();
@@ -39,32 +39,34 @@ fn main() {
     ledger::install();
     let rss_before = status("VmHWM:");
     let anonymous_before = status("RssAnon:");
-    let budget = cards::find("141gb").expect("a size");
-    let machine = Machine::Cuda(budget, Facts::default());
+    let budget = gpus::find("141gb").expect("a size");
+    let machine = Machine::Cuda(budget, DeviceUsage::default());
     let config = full(&[]);
     let first = Instant::now();
-    config.plan(Job::Train, &machine).expect("a plan");
+    config.plan_for(Job::Train, &machine).expect("a plan");
     let first = first.elapsed().as_secs_f64() * 1e3;
     let mut times = vec![("first plan", first)];
-    for (name, job) in
-        [("rehearse train", Job::Train), ("rehearse a step", Job::Step), ("rehearse predict", Job::Predict)]
-    {
+    for (name, job) in [
+        ("dry run of training", Job::Train),
+        ("dry run of a step", Job::Step),
+        ("dry run of a prediction", Job::Predict),
+    ] {
         times.push((
             name,
             best(|| {
-                drop(config.rehearse(job, config.longest_example(), &machine, job != Job::Step).expect("a plan"));
+                drop(config.dry_run(job, config.longest_example(), &machine, job != Job::Step).expect("a plan"));
             }),
         ));
     }
-    let rehearsed = config.rehearse(Job::Train, config.longest_example(), &machine, true).expect("a plan");
-    times.push(("replay and report", best(|| drop(Plan::of(&rehearsed, &machine)))));
+    let dry_run = config.dry_run(Job::Train, config.longest_example(), &machine, true).expect("a plan");
+    times.push(("replay and report", best(|| drop(Plan::of(&dry_run, &machine)))));
     let space = Space {
         effective_batch: 5040,
         questions: vec![1],
         image_sizes: vec![1024],
-        keep_features: Use::Possible,
-        record: true,
-        own_kernels: true,
+        cache_features: Use::Possible,
+        use_graphs: true,
+        custom_kernels: true,
         headroom_frac: 0.03,
     };
     let start = Instant::now();
@@ -75,9 +77,9 @@ fn main() {
         "{}",
         json!({
             "milliseconds": times.iter().map(|(name, ms)| json!({ *name: ms })).collect::<Vec<_>>(),
-            "events": rehearsed.trace.events.len(),
-            "operators": rehearsed.trace.costs.len(),
-            "search": { "seconds": seconds, "considered": found.considered, "planned": found.planned },
+            "events": dry_run.trace.events.len(),
+            "operators": dry_run.trace.costs.len(),
+            "search": { "seconds": seconds, "considered": found.num_considered, "planned": found.num_planned },
             "rss_before": rss_before,
             "rss_peak": status("VmHWM:"),
             "anonymous_before": anonymous_before,

@@ -1,9 +1,11 @@
-"""Writes a full-size random LLaVA-Med v1.5 (7.24 B Mistral, CLIP-L tower, projector; bf16, four shards) and a random TinySAM checkpoint.
+"""Writes a full-size LLaVA-Med v1.5 with random weights (7.24 B Mistral, CLIP-L tower, projector; bf16, four shards)
+and a random TinySAM checkpoint.
 
     full_size_shards.py OUT [--tokenizer tokenizer.model] [--layers 32]
 
-OUT gets the hub's files (shards, index, config, generation config) and `tinysam.pth`. Tensors are streamed from one random block of 64 MiB
-that starts at another place for each tensor: memory stays far below one shard. Norm weights are 1, norm biases 0, all else normal(0, 0.02).
+OUT gets the files of the Hub repository (shards, index, config, generation config) and `tinysam.pth`. Tensors are
+copied from one random block of 64 MiB, starting at a different offset for each tensor, so memory stays far below one
+shard. Norm weights are 1, norm biases 0, all others normal(0, 0.02).
 """
 
 import argparse
@@ -18,15 +20,23 @@ from torch_modules.tiny_vit import TinyVit
 SHARD_BYTES = 5_000_000_000
 HIDDEN, KV, INTERMEDIATE, VOCAB, CLIP, CLIP_MLP, CLIP_LAYERS, PATCHES = 4096, 1024, 14336, 32000, 1024, 4096, 24, 576
 CONFIG = {
-    "_name_or_path": "mistralai/Mistral-7B-Instruct-v0.2", "architectures": ["LlavaMistralForCausalLM"], "attention_dropout": 0.0,
-    "bos_token_id": 1, "eos_token_id": 2, "feature_outs": "encoder+decoder", "freeze_mm_mlp_adapter": False, "hidden_act": "silu",
-    "hidden_size": HIDDEN, "image_aspect_ratio": "pad", "img_size": 640, "initializer_range": 0.02, "intermediate_size": INTERMEDIATE,
-    "max_position_embeddings": 32768, "mm_hidden_size": CLIP, "mm_projector_lr": None, "mm_projector_type": "mlp2x_gelu",
-    "mm_use_im_patch_token": False, "mm_use_im_start_end": False, "mm_vision_select_feature": "patch", "mm_vision_select_layer": -2,
+    "_name_or_path": "mistralai/Mistral-7B-Instruct-v0.2", "architectures": ["LlavaMistralForCausalLM"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 1, "eos_token_id": 2, "feature_outs": "encoder+decoder", "freeze_mm_mlp_adapter": False,
+    "hidden_act": "silu",
+    "hidden_size": HIDDEN, "image_aspect_ratio": "pad", "img_size": 640, "initializer_range": 0.02,
+    "intermediate_size": INTERMEDIATE,
+    "max_position_embeddings": 32768, "mm_hidden_size": CLIP, "mm_projector_lr": None,
+    "mm_projector_type": "mlp2x_gelu",
+    "mm_use_im_patch_token": False, "mm_use_im_start_end": False, "mm_vision_select_feature": "patch",
+    "mm_vision_select_layer": -2,
     "mm_vision_tower": "openai/clip-vit-large-patch14-336", "model_type": "llava_mistral", "num_attention_heads": 32,
-    "num_hidden_layers": 32, "num_key_value_heads": 8, "proj_vis_to_txt_tokens": False, "rms_norm_eps": 1e-5, "rope_theta": 1000000.0,
-    "segtok_posembed": "sincos", "sliding_window": None, "tie_word_embeddings": False, "tokenizer_model_max_length": 2048,
-    "tokenizer_padding_side": "right", "torch_dtype": "bfloat16", "transformers_version": "4.36.2", "tune_mm_mlp_adapter": False,
+    "num_hidden_layers": 32, "num_key_value_heads": 8, "proj_vis_to_txt_tokens": False, "rms_norm_eps": 1e-5,
+    "rope_theta": 1000000.0,
+    "segtok_posembed": "sincos", "sliding_window": None, "tie_word_embeddings": False,
+    "tokenizer_model_max_length": 2048,
+    "tokenizer_padding_side": "right", "torch_dtype": "bfloat16", "transformers_version": "4.36.2",
+    "tune_mm_mlp_adapter": False,
     "tune_vision_tokenizer": "none", "use_cache": True, "use_mm_proj": True, "vision_backbone": "convnextlarge",
     "vision_tokenizer_lr": None, "vocab_size": VOCAB,
 }
@@ -67,7 +77,7 @@ def vision_tensors():
 
 
 def shards(tensors):
-    """Fills shards greedily up to `SHARD_BYTES`, as the hub's were; `lm_head` has the last one to itself."""
+    """Fills shards greedily up to `SHARD_BYTES`, like the published ones; `lm_head` has its own shard, the last."""
     groups, used = [[]], 0
     for name, shape in tensors:
         size = 2 * torch.Size(shape).numel()
@@ -80,22 +90,22 @@ def shards(tensors):
 
 
 class RandomBlock:
-    """64 MiB of bf16 normals; each tensor starts at another odd place."""
+    """64 MiB of normally distributed bf16 values; each tensor starts at a different offset."""
 
     def __init__(self, seed):
         rng = torch.Generator().manual_seed(seed)
         values = (torch.randn(1 << 25, generator=rng) * 0.02).bfloat16()
         self.bytes = memoryview(values.view(torch.uint8).numpy())
-        self.place = 0
+        self.offset = 0
 
     def pieces(self, size):
-        self.place = (self.place + 2 * 7_654_321) % len(self.bytes)
-        place = self.place
+        self.offset = (self.offset + 2 * 7_654_321) % len(self.bytes)
+        offset = self.offset
         while size:
-            piece = self.bytes[place : place + size]
+            piece = self.bytes[offset : offset + size]
             yield piece
             size -= len(piece)
-            place = 0
+            offset = 0
 
 
 def is_norm(name):
@@ -120,16 +130,18 @@ def write_shard(path, tensors, block):
 
 def write_llava(out, layers, seed):
     tensors = [*language_tensors(layers), *vision_tensors(), ("lm_head.weight", (VOCAB, HIDDEN))]
-    groups, block, places, total = shards(tensors), RandomBlock(seed), {}, 0
+    groups, block, shard_of, total = shards(tensors), RandomBlock(seed), {}, 0
     for i, group in enumerate(groups, 1):
         name = f"model-{i:05}-of-{len(groups):05}.safetensors"
         write_shard(out / name, group, block)
-        places |= {key: name for key, _, _ in group}
+        shard_of |= {key: name for key, _, _ in group}
         total += sum(size for _, _, size in group)
         print(f"{name}: {len(group)} tensors, {(out / name).stat().st_size / 1e9:.2f} GB", flush=True)
-    write_json(out / "model.safetensors.index.json", {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))})
+    write_json(out / "model.safetensors.index.json",
+               {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))})
     write_json(out / "config.json", {**CONFIG, "num_hidden_layers": layers})
-    write_json(out / "generation_config.json", {"_from_model_config": True, "bos_token_id": 1, "eos_token_id": 2, "transformers_version": "4.36.2"})
+    write_json(out / "generation_config.json",
+               {"_from_model_config": True, "bos_token_id": 1, "eos_token_id": 2, "transformers_version": "4.36.2"})
     return len(tensors), total
 
 
@@ -157,7 +169,8 @@ def sam_attention(name, width):
 
 
 def sam_mlp(name, outputs):
-    return affine(f"{name}.layers.0", 256, 256) | affine(f"{name}.layers.1", 256, 256) | affine(f"{name}.layers.2", outputs, 256)
+    return affine(f"{name}.layers.0", 256, 256) | affine(f"{name}.layers.1", 256, 256) | affine(f"{name}.layers.2",
+                                                                                                outputs, 256)
 
 
 def sam_mask_decoder():
@@ -171,7 +184,8 @@ def sam_mask_decoder():
             shapes |= affine(f"{layer}.norm{n}", 256)
     shapes |= sam_attention("transformer.final_attn_token_to_image", 128) | affine("transformer.norm_final_attn", 256)
     shapes |= {"iou_token.weight": (1, 256), "mask_tokens.weight": (4, 256)}
-    shapes |= {"output_upscaling.0.weight": (256, 64, 2, 2), "output_upscaling.0.bias": (64,)} | affine("output_upscaling.1", 64)
+    shapes |= {"output_upscaling.0.weight": (256, 64, 2, 2),
+               "output_upscaling.0.bias": (64,)} | affine("output_upscaling.1", 64)
     shapes |= {"output_upscaling.3.weight": (64, 32, 2, 2), "output_upscaling.3.bias": (32,)}
     for i in range(4):
         shapes |= sam_mlp(f"output_hypernetworks_mlps.{i}", 32)
@@ -179,7 +193,7 @@ def sam_mask_decoder():
 
 
 def write_tinysam(path, seed):
-    """The 439 tensors of TinySAM's `vit_t`, the unused classifier included."""
+    """The 439 tensors of TinySAM's `vit_t`, including the unused classifier."""
     torch.manual_seed(seed)
     encoder = TinyVit([64, 128, 160, 320], [2, 2, 6, 2], [2, 4, 5, 10], [7, 7, 14, 7]).state_dict()
     encoder |= {k: 0.02 * torch.randn_like(v) for k, v in encoder.items() if k.endswith("attention_biases")}
@@ -188,7 +202,8 @@ def write_tinysam(path, seed):
     state = {f"image_encoder.{k}": v for k, v in encoder.items()}
     for part, shapes in (("prompt_encoder", sam_prompt_encoder()), ("mask_decoder", sam_mask_decoder())):
         state |= {f"{part}.{k}": 0.02 * torch.randn(s) for k, s in shapes.items()}
-    assert len(state) == 439 and len(encoder) == 302, f"{len(state)} tensors, {len(encoder)} of them in the image encoder"
+    assert (len(state), len(encoder)) == (439,
+                                          302), f"{len(state)} tensors, {len(encoder)} of them in the image encoder"
     torch.save(state, path)
 
 
@@ -196,7 +211,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--tokenizer", type=Path, help="tokenizer.model (or tokenizer.json) to copy into OUT")
-    parser.add_argument("--layers", type=int, default=32, help="fewer for a quick look at the layout")
+    parser.add_argument("--layers", type=int, default=32, help="number of language model layers")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)

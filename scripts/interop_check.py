@@ -1,8 +1,10 @@
-"""Loads a prsmed run folder with Python's own libraries: the adapter with peft, the parts in PyTorch, every tensor accounted for.
+"""Checks that Python libraries can load a prsmed run folder: the adapter with peft, the other parts in PyTorch, with
+all tensors used.
 
     interop_check.py RUN        (RUN = a folder with `lora_adapter/`, or one with `last/` or `best/` inside)
 
-Exit 0 and one summary line when everything loads strictly and a forward through each part is finite; exit 1 with the reason otherwise.
+Prints a summary line if everything loads strictly and the forward pass of each part is finite; else prints the reason
+and exits with code 1.
 """
 
 import json
@@ -27,7 +29,7 @@ CLASSIFIER = ("norm_head.", "head.")  # in TinySAM's checkpoints, unused
 
 
 class Mismatch(Exception):
-    """What a Python user would stumble over."""
+    """A difference between the run folder and what the Python libraries expect."""
 
 
 def require(condition, message):
@@ -51,7 +53,8 @@ def language_model(folder, device):
 
 
 def check_adapter(folder):
-    """The file's tensors are exactly the adapter's: names, shapes, and (where the model is small enough to build) values after loading."""
+    """Checks that the file has exactly the tensors of the adapter: names and shapes, and for small models also values
+    after loading."""
     tensors = load_file(folder / "lora_adapter/adapter_model.safetensors")
     language = {k: v for k, v in tensors.items() if "vision_tower" not in k}
     config, model = language_model(folder, "meta")
@@ -68,7 +71,7 @@ def check_adapter(folder):
     require(all(v.isfinite().all() for v in tensors.values()), "the adapter holds values that are not finite")
     if small:
         off = [k for k, v in want.items() if not torch.equal(v.float(), language[k].float())]
-        require(not off, f"peft did not take the file's values of {off[:5]}")
+        require(not off, f"peft did not load the file's values of {off[:5]}")
         with torch.no_grad():
             logits = model(input_ids=torch.arange(1, 9)[None] % config.vocab_size).logits
         require(logits.isfinite().all(), "logits with the adapter are not finite")
@@ -76,21 +79,25 @@ def check_adapter(folder):
 
 
 def strict(module, tensors, name):
-    result = module.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in tensors.items()}, strict=False)
+    result = module.load_state_dict({k: v.float() if v.is_floating_point() else v for k, v in tensors.items()},
+                                    strict=False)
     missing = [k for k in result.missing_keys if not k.endswith("num_batches_tracked")]
-    require(not missing and not result.unexpected_keys, f"{name}: missing {missing[:5]}, unexpected {result.unexpected_keys[:5]}")
+    require(not missing and not result.unexpected_keys,
+            f"{name}: missing {missing[:5]}, unexpected {result.unexpected_keys[:5]}")
     require(all(v.isfinite().all() for v in tensors.values()), f"{name} holds values that are not finite")
     return module.eval()
 
 
 def image_encoder(folder):
-    """TinyViT with the sizes the tensors have (heads and windows from the bias tables)."""
+    """TinyViT with sizes derived from the tensors (heads and windows from the bias tables)."""
     tensors = {k.removeprefix("image_encoder."): v for k, v in load_file(folder / "image_encoder.safetensors").items()}
     tensors = {k: v for k, v in tensors.items() if not k.startswith(CLASSIFIER)}
     depth = lambda stage: len({k.split(".")[3] for k in tensors if k.startswith(f"layers.{stage}.blocks.")})
     tables = [tensors[f"layers.{i}.blocks.0.attn.attention_biases"].shape for i in (1, 2, 3)]
-    dims = [tensors["patch_embed.seq.2.c.weight"].shape[0], *(tensors[f"layers.{i}.downsample.conv3.c.weight"].shape[0] for i in range(3))]
-    model = TinyVit(dims, [depth(i) for i in range(4)], [1, *(t[0] for t in tables)], [7, *(math.isqrt(t[1]) for t in tables)],
+    dims = [tensors["patch_embed.seq.2.c.weight"].shape[0],
+            *(tensors[f"layers.{i}.downsample.conv3.c.weight"].shape[0] for i in range(3))]
+    model = TinyVit(dims, [depth(i) for i in range(4)], [1, *(t[0] for t in tables)],
+                    [7, *(math.isqrt(t[1]) for t in tables)],
                     tensors["neck.0.weight"].shape[0])
     return strict(model, tensors, "image_encoder.safetensors"), len(tensors)
 
@@ -108,7 +115,8 @@ def mask_decoder(folder):
 def class_head(folder):
     tensors = load_file(folder / "cls.safetensors")
     classes, dim = tensors["2.weight"].shape
-    return strict(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(dim, classes)), tensors, "cls.safetensors"), classes
+    return strict(nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(dim, classes)), tensors,
+                  "cls.safetensors"), classes
 
 
 @torch.no_grad()
@@ -121,9 +129,10 @@ def check(folder):
     require(prompt == hidden, f"the decoder reads {prompt} wide states, the language model makes {hidden}")
     embedding = encoder(torch.randn(1, 3, 128, 128))
     mask, scores = decoder(embedding, torch.randn(1, 5, prompt)), cls(embedding)
-    require(mask.isfinite().all() and scores.isfinite().all(), "a forward through encoder, decoder and class head is not finite")
-    return (f"{folder}: fine; adapter {adapter} tensors ({how}), image encoder {encoder_tensors}, mask decoder {decoder.version} {decoder_tensors}, "
-            f"{classes} classes")
+    require(mask.isfinite().all() and scores.isfinite().all(),
+            "a forward through encoder, decoder and class head is not finite")
+    return (f"{folder}: fine; adapter {adapter} tensors ({how}), image encoder {encoder_tensors}, "
+            f"mask decoder {decoder.version} {decoder_tensors}, {classes} classes")
 
 
 def main():

@@ -1,8 +1,9 @@
-"""Records what PyTorch's CUDA caching allocator does, for the replay in tests/plan/recorded.rs. Needs a card and PyTorch.
+"""Records traces of PyTorch's CUDA caching allocator for the replay in tests/plan/recorded.rs. Needs a GPU and PyTorch.
 
     python scripts/record_allocator.py OUT_FOLDER
 
-Writes one file for each workload: a transformer's training steps with changing lengths, convolutions, and random sizes.
+Writes one file for each workload: training steps of a transformer with changing lengths, convolutions, and random
+sizes.
 """
 
 import json
@@ -14,10 +15,10 @@ import torch
 
 
 def record(work):
-    """Runs `work` from an empty cache; its allocator events as the test reads them, and the peaks."""
+    """Runs `work` from an empty cache; returns its allocator events in the format of the test, and the peaks."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() == 0, "something is still alive"
+    assert torch.cuda.memory_reserved() == 0, "some tensors are still alive"
     torch.cuda.reset_peak_memory_stats()
     torch.cuda.memory._record_memory_history(max_entries=2_000_000, context=None, stacks="python")
     work()
@@ -36,7 +37,7 @@ def record(work):
         elif action == "segment_alloc":
             events.append(["segment", 0, size])
         elif action in ("segment_free", "oom"):
-            raise SystemExit(f"the workload is too large for this card: {action}")
+            raise SystemExit(f"the workload is too large for this GPU: {action}")
     return events, peaks
 
 
@@ -71,7 +72,7 @@ def sizes():
 def main():
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    transformer()  # makes the libraries' handles
+    transformer()  # creates the library handles
     name = torch.cuda.get_device_name().replace(" ", "_")
     for work in (transformer, convolutions, sizes):
         torch._C._cuda_clearCublasWorkspaces()
@@ -81,7 +82,6 @@ def main():
         text = json.dumps(
             {
                 "source": source,
-                "expandable_segments": False,
                 "events": events,
                 "allocated_peak": allocated,
                 "reserved_peak": reserved,

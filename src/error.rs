@@ -1,14 +1,15 @@
-//! The library's one error type: variants by what the user must do, each with a `hint()` that says it.
+//! The library's error type. Its variants follow what the user must do; `hint()` says what that is.
 //!
 //! Messages are lowercase, without a final period, with literals in backticks. `cli` prints message, causes and hint.
 
 use std::path::{Path, PathBuf};
 
-/// The result of everything in this crate that can fail for a reason outside the program.
+/// Result of functions that can fail for a reason outside the program.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What went wrong, by what the user must do about it.
+/// Any error of the library.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum Error {
     /// A setting is unknown, of the wrong type or out of range: change the preset, the config file or the flag.
     #[error("`{key}`: {reason}")]
@@ -20,24 +21,24 @@ pub enum Error {
         /// What to do.
         hint: String,
     },
-    /// A file of the data set is missing, unreadable or inconsistent: mend or remove the row.
-    #[error("{}: {reason}", place(.path, *.line))]
+    /// A file of the data set is missing, unreadable or inconsistent: correct or remove the row.
+    #[error("{}: {reason}", location(.path, *.line))]
     Data {
-        /// The file at fault (the CSV for a bad row, the image for a corrupt image).
+        /// The wrong file (the CSV for a bad row, the image for a corrupt image).
         path: PathBuf,
-        /// 1-based line in `path`, where it has lines.
+        /// 1-based line in `path`, if it has lines.
         line: Option<u64>,
         /// What is wrong.
         reason: String,
         /// What to do.
         hint: String,
     },
-    /// A checkpoint, adapter, tokenizer or run folder does not hold what it should.
+    /// A checkpoint, adapter, tokenizer or run folder has missing, damaged or unexpected content.
     #[error("{}: {reason}", .path.display())]
     Weights {
         /// File or folder.
         path: PathBuf,
-        /// What is wrong: the keys, the expected and the found shapes.
+        /// What is wrong: keys, expected and found shapes.
         reason: String,
         /// What to do.
         hint: String,
@@ -47,7 +48,7 @@ pub enum Error {
     Hub {
         /// `owner/name[@revision]`.
         repo: String,
-        /// What the hub or the connection said.
+        /// The failure of the hub or the connection.
         reason: String,
         /// What to do.
         hint: String,
@@ -59,76 +60,76 @@ pub enum Error {
         path: PathBuf,
         /// `read`, `write`, `create`, ...
         action: &'static str,
-        /// The system's own error.
+        /// The error of the operating system.
         #[source]
         source: std::io::Error,
     },
-    /// Tensors do not fit together.
+    /// The shapes of tensors do not match.
     #[error("{reason}")]
     Shape {
         /// Expected and found shapes.
         reason: String,
     },
-    /// The device or the host has no memory left.
+    /// The GPU or the CPU is out of memory.
     #[error("out of memory: {reason}")]
     OutOfMemory {
-        /// libtorch's words.
+        /// libtorch's message.
         reason: String,
     },
     /// libtorch failed in another way.
     #[error("libtorch: {reason}")]
     Torch {
-        /// libtorch's words, first line.
+        /// First line of libtorch's message.
         reason: String,
     },
-    /// Training left the numbers (NaN or infinity).
+    /// Training diverged (NaN or infinity).
     #[error("{reason}")]
     Diverged {
         /// Step and value.
         reason: String,
     },
-    /// The user pressed Ctrl-C; what was done is saved.
+    /// The user pressed Ctrl-C. Finished work is saved.
     #[error("interrupted")]
     Interrupted,
 }
 
-fn place(path: &Path, line: Option<u64>) -> String {
+fn location(path: &Path, line: Option<u64>) -> String {
     line.map_or_else(|| path.display().to_string(), |line| format!("{}:{line}", path.display()))
 }
 
 impl Error {
-    /// A [`Error::Config`].
+    /// Creates an [`Error::Config`].
     pub fn config(key: impl Into<String>, reason: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Config { key: key.into(), reason: reason.into(), hint: hint.into() }
     }
 
-    /// A [`Error::Data`] about a whole file.
+    /// Creates an [`Error::Data`] about a whole file.
     pub fn data(path: impl Into<PathBuf>, reason: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Data { path: path.into(), line: None, reason: reason.into(), hint: hint.into() }
     }
 
-    /// A [`Error::Data`] about one line of a file.
+    /// Creates an [`Error::Data`] about one line of a file.
     pub fn data_line(path: impl Into<PathBuf>, line: u64, reason: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Data { path: path.into(), line: Some(line), reason: reason.into(), hint: hint.into() }
     }
 
-    /// A [`Error::Weights`].
+    /// Creates an [`Error::Weights`].
     pub fn weights(path: impl Into<PathBuf>, reason: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Weights { path: path.into(), reason: reason.into(), hint: hint.into() }
     }
 
-    /// A [`Error::Hub`].
+    /// Creates an [`Error::Hub`].
     pub fn hub(repo: impl Into<String>, reason: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Hub { repo: repo.into(), reason: reason.into(), hint: hint.into() }
     }
 
-    /// A [`Error::Io`]; use as `map_err(Error::io(path, "read"))`.
+    /// Creates an [`Error::Io`]; use as `map_err(Error::io(path, "read"))`.
     pub fn io(path: impl Into<PathBuf>, action: &'static str) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |source| Self::Io { path, action, source }
     }
 
-    /// The next thing to do, in one sentence; empty when the message says it all.
+    /// What to do next, in one sentence; empty if the message needs no hint.
     pub fn hint(&self) -> String {
         match self {
             Self::Config { hint, .. }
@@ -148,7 +149,7 @@ impl Error {
                 }
                 _ => String::new(),
             },
-            Self::Shape { .. } => "check that the config and the weights belong together".into(),
+            Self::Shape { .. } => "check that the config belongs to the weights".into(),
             Self::OutOfMemory { .. } => {
                 "lower `train.micro_batch`, raise `train.accumulation` by the same factor, or set \
                  `train.checkpointing=full`"
@@ -156,7 +157,7 @@ impl Error {
             }
             Self::Torch { .. } => String::new(),
             Self::Diverged { .. } => "lower `train.learning_rate`, or use `--precision bf16` instead of fp16".into(),
-            Self::Interrupted => "the same command goes on where it stopped; `prsmed train` needs `--resume`".into(),
+            Self::Interrupted => "run the same command again to continue; `prsmed train` needs `--resume`".into(),
         }
     }
 }

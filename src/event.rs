@@ -1,20 +1,20 @@
-//! How long work reports: jobs emit [`Event`]s to an [`Observer`]; nothing below `cli` prints.
+//! Progress events: jobs send [`Event`]s to an [`Observer`]. Only `cli` prints.
 
 use std::time::Duration;
 
-/// Something a job wants its user to know.
+/// A progress event of a job.
 #[derive(Debug, Clone)]
 pub enum Event {
     /// A phase with a known amount of work begins (`download`, `load weights`, `train`, `evaluate`, ...).
     Started {
-        /// What is being done, for the left of the bar.
+        /// Name of the phase, for the progress bar.
         phase: String,
-        /// Amount of work in `unit`s; 0 when not known.
+        /// Amount of work in `unit`s; 0 if not known.
         total: u64,
         /// `bytes`, `steps`, `images`, `files`, `tokens`.
         unit: &'static str,
     },
-    /// The current phase has done `done` units in all.
+    /// Progress of the current phase.
     Advanced {
         /// Units done since the phase started.
         done: u64,
@@ -25,91 +25,91 @@ pub enum Event {
     Step(StepReport),
     /// The memory of a profiled step.
     Memory(MemoryReport),
-    /// A validation pass ended: named values, already averaged.
+    /// A validation pass ended.
     Validated {
         /// Optimizer steps done so far.
         step: u64,
-        /// For example `dice`, `iou`, `loss`.
+        /// Averaged values with names, for example `dice`, `iou`, `loss`.
         values: Vec<(String, f64)>,
     },
     /// A checkpoint is complete on disk.
     Saved {
-        /// The folder.
+        /// Checkpoint folder.
         path: std::path::PathBuf,
-        /// Whether it is the best so far.
+        /// True if it is the best so far.
         best: bool,
     },
-    /// A piece of generated answer, as it is produced.
+    /// A part of a generated answer.
     Token(String),
-    /// Something worth a line, no trouble.
+    /// Information for the user.
     Note(String),
-    /// Something the user should look at; work goes on.
+    /// A problem that the user should know about. The job continues.
     Warning(String),
 }
 
-/// What one optimizer step cost and gave.
+/// Results and times of one optimizer step.
 #[derive(Debug, Clone, Default, serde::Serialize)]
 pub struct StepReport {
-    /// Optimizer steps done, this one included.
+    /// Number of optimizer steps done, including this one.
     pub step: u64,
-    /// Steps of the whole run.
+    /// Number of steps of the whole run.
     pub total_steps: u64,
     /// Epoch, from 0.
     pub epoch: u64,
-    /// Named loss parts and `total`.
+    /// Losses with names, and `total`.
     pub losses: Vec<(String, f64)>,
     /// Learning rate of this step.
     pub learning_rate: f64,
     /// Gradient norm before clipping.
     pub grad_norm: f64,
-    /// Samples in this step (micro-batch x accumulation).
+    /// Number of samples in this step (micro-batch x accumulation).
     pub samples: u64,
-    /// Wall time of the step, `data_wait` included.
+    /// Wall time of the step, including `data_wait`.
     pub elapsed: Duration,
-    /// Of it, the time before the step in which its data was not there yet.
+    /// Time in which the step waited for its data.
     pub data_wait: Duration,
-    /// Peak of allocated tensor bytes since the start of the run.
+    /// Peak bytes of tensors since the start of the run.
     pub allocated_peak: u64,
 }
 
 impl StepReport {
-    /// Part of the step's time that went into waiting for data, 0..=1.
+    /// Fraction of the step's time spent waiting for data, 0..=1.
     pub fn data_wait_share(&self) -> f64 {
         let elapsed = self.elapsed.as_secs_f64();
         if elapsed > 0.0 { self.data_wait.as_secs_f64() / elapsed } else { 0.0 }
     }
 }
 
-/// The memory of one profiled phase, bytes.
+/// Memory of one profiled phase, in bytes.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct MemoryReport {
-    /// `first step` (optimizer state appears) or `step`.
+    /// `first step`, which allocates the optimizer state, or `step`.
     pub phase: String,
-    /// Optimizer steps done.
+    /// Number of optimizer steps done.
     pub step: u64,
-    /// Bytes of live tensors when it ended.
+    /// Bytes of live tensors at its end.
     pub allocated: u64,
-    /// The most that lived at once in it.
+    /// Peak of `allocated` in the phase.
     pub allocated_peak: u64,
-    /// Bytes that the device's allocator held when it ended.
+    /// Bytes that the device's allocator had reserved at its end.
     pub reserved: u64,
-    /// The most that it held.
+    /// Peak of `reserved` in the phase.
     pub reserved_peak: u64,
-    /// Resident host memory of the process when it ended.
+    /// Resident CPU memory of the process at its end.
     pub resident: u64,
-    /// Used bytes of the card by all processes, where it is one and the driver says.
+    /// Used bytes of the GPU by all processes; `None` on the CPU, or if the driver does not report it.
     pub device_used: Option<u64>,
-    /// `allocated_peak` by category; empty where they are not known.
+    /// `allocated_peak` by category; empty if categories are not known.
     pub categories_at_peak: Vec<(&'static str, u64)>,
 }
 
 /// Receives the events of a job, possibly from several threads.
 pub trait Observer: Send + Sync {
-    /// Takes one event. Must not block for long.
+    /// Handles one event. Must not block for long.
     fn on(&self, event: &Event);
 }
 
-/// An observer that ignores everything.
+/// An observer that ignores all events.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 

@@ -1,5 +1,5 @@
-//! `prsmed` trains, evaluates and uses PRS-Med (an image and a question give a mask and an answer), and makes new
-//! image+mask pairs for it with Stable Diffusion.
+//! `prsmed` trains, evaluates and runs PRS-Med (from an image and a question to a mask and an answer). It also makes
+//! synthetic image+mask pairs with Stable Diffusion.
 //!
 //! ```text
 //! files -> data -> batch -> segment (task) -> trainer -> run folder -> segment::predict / evaluate
@@ -7,31 +7,32 @@
 //!        models: clip -> projector -> mistral (+LoRA) -> hidden states --+
 //!                tiny_vit -> image embedding ----------------------------+-> mask_decoder -> mask
 //!
-//! train rows -> augment (prompt, latents, denoise, decode, paste) -> filter -> a data root of its own
+//! train rows -> augment (prompt, latents, denoise, decode, paste) -> filter -> data root
 //!                  |
 //!        models::diffusion: text, unet (+controlnet), vae, sampler
 //! ```
 //!
 //! # Levels
 //!
-//! A module names modules of lower levels only (`tests/layering.rs` reads this table and fails otherwise).
+//! A module may use modules of lower levels only (`tests/layering.rs` reads this table and checks it).
 //!
 //! | level | modules |
 //! |---|---|
-//! | 9 | `cli` |
+//! | 9 | `cli` `prelude` |
 //! | 8 | `config` |
 //! | 7 | `plan` |
 //! | 6 | `augment` |
 //! | 5 | `segment` |
 //! | 4 | `trainer` |
-//! | 3 | `models` `data` `metrics` |
+//! | 3 | `models` `data` `metrics` `runtime` |
 //! | 2 | `nn` `hub` |
 //! | 1 | `tensor` |
-//! | 0 | `error` `units` `event` `place` |
+//! | 0 | `error` `units` `event` `location` `setting` |
 
 pub mod error;
 pub mod event;
-pub mod place;
+pub mod location;
+pub mod setting;
 pub mod units;
 
 pub mod tensor;
@@ -42,6 +43,7 @@ pub mod nn;
 pub mod data;
 pub mod metrics;
 pub mod models;
+pub mod runtime;
 
 pub mod trainer;
 
@@ -53,6 +55,9 @@ pub mod plan;
 
 pub mod config;
 
+#[cfg(feature = "cli")]
 pub mod cli;
+
+pub mod prelude;
 
 pub use error::{Error, Result};

@@ -1,4 +1,4 @@
-//! The `prsmed` binary.
+//! The `prsmed` binary: parses the command line, runs the command and exits with its code.
 
 fn main() {
     let code = prsmed::cli::run(std::env::args_os());

@@ -1,14 +1,14 @@
-//! Units that print themselves.
+//! Byte sizes with units.
 
 use std::fmt;
+use std::time::Duration;
 
-/// A number of bytes; prints in binary units (`1.50 GiB`).
+/// A number of bytes. It is printed in binary units (`1.50 GiB`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct Bytes(pub u64);
 
 impl fmt::Display for Bytes {
-    #[expect(clippy::cast_precision_loss, reason = "two decimals are shown")]
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bytes = self.0 as f64;
         let (value, unit) = match self.0 {
@@ -24,7 +24,7 @@ impl fmt::Display for Bytes {
 impl std::str::FromStr for Bytes {
     type Err = String;
 
-    /// `512mib`, `24gb`, `1.5 GiB`, `4096`: units are binary.
+    /// Parses `512mib`, `24gb`, `1.5 GiB` or `4096`. All units are binary.
     fn from_str(text: &str) -> Result<Self, String> {
         const UNITS: [(&str, u32); 9] = [
             ("kib", 10),
@@ -44,8 +44,18 @@ impl std::str::FromStr for Bytes {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
         match bytes.filter(|bytes| (1.0..1e18).contains(bytes)) {
             Some(bytes) => Ok(Self(bytes as u64)),
-            None => Err(format!("`{text}` is no size such as `24gb` or `512mib`")),
+            None => Err(format!("`{text}` is not a size such as `24gb` or `512mib`")),
         }
+    }
+}
+
+/// A duration for people: `8s`, `4m 10s`, `2h 05m`.
+pub fn clock(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
+        (0, 0, s) => format!("{s}s"),
+        (0, m, s) => format!("{m}m {s:02}s"),
+        (h, m, _) => format!("{h}h {m:02}m"),
     }
 }
 
@@ -54,7 +64,7 @@ mod tests {
     use super::Bytes;
 
     #[test]
-    fn sizes_are_read_in_binary_units() {
+    fn sizes_are_parsed_in_binary_units() {
         let of = |text: &str| text.parse::<Bytes>();
         assert_eq!(of("24gb"), Ok(Bytes(24 << 30)));
         assert_eq!((of("1.5 GiB"), of("512m"), of("7")), (Ok(Bytes(3 << 29)), Ok(Bytes(512 << 20)), Ok(Bytes(7))));
@@ -62,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_print_in_binary_units() {
+    fn sizes_are_printed_in_binary_units() {
         assert_eq!(Bytes(512).to_string(), "512 B");
         assert_eq!(Bytes(1536).to_string(), "1.50 KiB");
         assert_eq!(Bytes(24 << 30).to_string(), "24.00 GiB");

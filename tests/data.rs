@@ -1,4 +1,4 @@
-//! The data level as a user of the library sees it: preprocessing against Pillow, and the loader.
+//! The public API of the data level: preprocessing compared with Pillow, and the loader.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -12,9 +12,9 @@ use prsmed::data::batch::{ClipInput, View};
 use prsmed::data::classical::Augment;
 use prsmed::data::decode;
 use prsmed::data::features::{FeatureShape, Features, key_of};
+use prsmed::data::flip_rotate::Transform;
 use prsmed::data::image::{MaskMode, PadOffset, PixelConfig, clip_pixels, mask_pixels, sam_pixels};
-use prsmed::data::jitter::Transform;
-use prsmed::data::loader::{Loader, LoaderOptions, Source, TextEncoder};
+use prsmed::data::loader::{Loader, LoaderOptions, Source, TextEncoder, single_rows};
 use prsmed::data::manifest::{Manifest, OpenOptions, REFERENCE_CLASSES, Row, Split};
 use prsmed::data::sample::Pixels;
 use prsmed::models::clip;
@@ -29,11 +29,11 @@ fn shared(name: &str) -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }
-    let _ = writeln!(std::io::stderr(), "skipped: `{}` is not there (set PRSMED_SHARED)", path.display());
+    let _ = writeln!(std::io::stderr(), "skipped: `{}` does not exist (set PRSMED_SHARED)", path.display());
     None
 }
 
-/// Differences in 1/255 between what was made and what was recorded.
+/// Differences between computed and recorded pixels, in units of 1/255.
 #[derive(Default)]
 struct Differences {
     count: usize,
@@ -60,7 +60,7 @@ impl Differences {
         Self::of(ours.iter().zip(theirs).map(|(&a, &b)| (f64::from(a), f64::from(b))))
     }
 
-    /// Within 1/255 everywhere, and equal for `equal` of the pixels.
+    /// Asserts that all differences are at most 1/255 and that the fraction `equal` of the pixels is equal.
     fn assert(&self, name: &str, equal: f64) {
         assert!(self.count > 0, "{name}: nothing was compared");
         let share =
@@ -82,7 +82,7 @@ fn thinned(planes: &[u8], side: usize) -> Vec<u8> {
     rows.flat_map(|(_, row)| row.iter().skip(2).step_by(4).copied()).collect()
 }
 
-/// What the vision tower computes with: the model normalises the bytes on its device.
+/// Input of the vision tower: the model normalises the bytes on its device.
 fn normalised(clip: &[u8], side: i64) -> Vec<f32> {
     let pixels = Tensor::from_slice(clip).view([1, 3, side, side]);
     let values = clip::normalise(&pixels, &clip::pixel_statistics(Device::Cpu));
@@ -90,7 +90,7 @@ fn normalised(clip: &[u8], side: i64) -> Vec<f32> {
 }
 
 #[test]
-fn normalisation_on_the_device_equals_that_of_the_host() {
+fn normalisation_on_the_device_equals_normalisation_in_rust() {
     let bytes: Vec<u8> = (0..=255).cycle().take(3 * 16 * 16).collect();
     for (index, (byte, value)) in bytes.iter().zip(normalised(&bytes, 16)).enumerate() {
         let channel = index / 256;
@@ -100,7 +100,7 @@ fn normalisation_on_the_device_equals_that_of_the_host() {
 }
 
 #[test]
-fn preprocessing_equals_what_the_original_recorded() {
+fn preprocessing_equals_tensors_recorded_from_the_original_code() {
     let Some(folder) = shared("reference/oracle/preprocess") else { return };
     let bytes = std::fs::read(folder.join("expected.safetensors")).expect("read");
     let expected = SafeTensors::deserialize(&bytes).expect("safetensors");
@@ -111,9 +111,9 @@ fn preprocessing_equals_what_the_original_recorded() {
     assert_eq!(manifest.rows.len(), 6);
     for row in &manifest.rows {
         let tensor = |name: &str| expected.tensor(&format!("{}.{name}", row.modality)).expect("recorded");
-        let picture = decode::picture(&row.image_path).expect("decoded");
+        let image = decode::image(&row.image_path).expect("decoded");
 
-        let clip = clip_pixels(&picture, 336, PadOffset::CentrePlusOne).expect("sized");
+        let clip = clip_pixels(&image, 336, PadOffset::CentrePlusOne).expect("sized");
         let halves = tensor("clip_image");
         let theirs = halves.data().chunks(2).map(|pair| half::f16::from_le_bytes([pair[0], pair[1]]).to_f32());
         let scale = clip::PIXEL_STD.map(|std| 255.0 * f64::from(std));
@@ -124,7 +124,7 @@ fn preprocessing_equals_what_the_original_recorded() {
         });
         Differences::of(pairs).assert(&format!("{}.clip_image", row.modality), 1.0);
 
-        let sam = sam_pixels(&picture, 1024).expect("sized");
+        let sam = sam_pixels(&image, 1024).expect("sized");
         let theirs = tensor("sam_image_u8@rows1::4,cols2::4");
         Differences::bytes(&thinned(&sam, 1024), theirs.data()).assert(&format!("{}.sam_image", row.modality), 1.0);
 
@@ -139,7 +139,7 @@ fn preprocessing_equals_what_the_original_recorded() {
 }
 
 #[test]
-fn odd_sizes_and_kinds_equal_pillow() {
+fn preprocessing_of_odd_sizes_and_formats_equals_pillow() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/preprocess");
     let bytes = std::fs::read(folder.join("expected.safetensors")).expect("read");
     let expected = SafeTensors::deserialize(&bytes).expect("safetensors");
@@ -147,22 +147,22 @@ fn odd_sizes_and_kinds_equal_pillow() {
     assert_eq!(names.len(), 16);
     for name in names {
         let tensor = |kind: &str| expected.tensor(&format!("{name}.{kind}")).expect("recorded").data().to_vec();
-        let picture = decode::picture(&folder.join(name)).expect("decoded");
+        let image = decode::image(&folder.join(name)).expect("decoded");
         let mask = decode::mask(&folder.join(name)).expect("decoded");
-        // Pillow 13 resizes the columns first where that is cheaper, older versions (and ours) always the rows; the bytes
-        // between the passes are rounded then, which moves some results by 1/255.
+        // Pillow 13 resizes the columns first if that is cheaper; older versions and this program start with the rows.
+        // The bytes between the passes are rounded, so some results differ by 1/255.
         let equal = if matches!(name, "grey_37x50.tiff" | "rgb_40x61.png") { 0.75 } else { 1.0 };
-        let clip = clip_pixels(&picture, 33, PadOffset::Centre).expect("sized");
+        let clip = clip_pixels(&image, 33, PadOffset::Centre).expect("sized");
         Differences::bytes(&clip, &tensor("clip")).assert(&format!("{name}.clip"), 1.0);
-        Differences::bytes(&sam_pixels(&picture, 32).expect("sized"), &tensor("sam"))
+        Differences::bytes(&sam_pixels(&image, 32).expect("sized"), &tensor("sam"))
             .assert(&format!("{name}.sam"), equal);
         let soft = mask_pixels(&mask, 32, MaskMode::Soft).expect("sized");
         Differences::bytes(&soft, &tensor("mask")).assert(&format!("{name}.mask"), equal);
     }
 }
 
-/// A data root with `count` coloured pictures of one class, three rows each.
-fn pictures(count: usize) -> tempfile::TempDir {
+/// A data root with `count` coloured images of one class, three rows each.
+fn images(count: usize) -> tempfile::TempDir {
     let root = tempfile::tempdir().expect("a folder");
     for folder in ["annotations", "ct/train_images", "ct/train_masks"] {
         std::fs::create_dir_all(root.path().join(folder)).expect("created");
@@ -170,10 +170,10 @@ fn pictures(count: usize) -> tempfile::TempDir {
     let mut csv = "image_path,question,answer,position,split\n".to_owned();
     for index in 0..count {
         let tint = u8::try_from(index % 256).expect("a byte");
-        let picture = image::RgbImage::from_fn(24, 16, |x, y| {
+        let image = image::RgbImage::from_fn(24, 16, |x, y| {
             image::Rgb([tint, if x < 12 { 200 } else { 10 }, u8::try_from(y).expect("small")])
         });
-        picture.save(root.path().join(format!("ct/train_images/{index}.png"))).expect("written");
+        image.save(root.path().join(format!("ct/train_images/{index}.png"))).expect("written");
         let mask = image::GrayImage::from_fn(24, 16, |x, y| image::Luma([if x < 6 && y < 6 { 255 } else { 0 }]));
         mask.save(root.path().join(format!("ct/train_masks/{index}.png"))).expect("written");
         for question in 0..3 {
@@ -186,21 +186,21 @@ fn pictures(count: usize) -> tempfile::TempDir {
     root
 }
 
-/// One id for each byte; counts how often it was asked, and fails or panics on request.
+/// One id for each byte; counts its calls, and fails or panics on request.
 #[derive(Default)]
 struct Bytes {
-    asked: AtomicUsize,
+    num_calls: AtomicUsize,
     fails_at_line: Option<u64>,
     panics_at_line: Option<u64>,
 }
 
 impl TextEncoder for Bytes {
     fn encode(&self, row: &Row) -> Result<(Vec<i64>, usize)> {
-        self.asked.fetch_add(1, Ordering::Relaxed);
+        self.num_calls.fetch_add(1, Ordering::Relaxed);
         if self.fails_at_line == Some(row.line) {
             return Err(Error::weights("tokenizer.json", "no piece for this text", "train another tokenizer"));
         }
-        assert_ne!(self.panics_at_line, Some(row.line), "a panic that the test asked for");
+        assert_ne!(self.panics_at_line, Some(row.line), "a panic requested by the test");
         let mut ids = vec![1, -200];
         ids.extend(row.question.bytes().map(i64::from));
         let start = ids.len();
@@ -211,7 +211,7 @@ impl TextEncoder for Bytes {
 
 const CONFIG: PixelConfig =
     PixelConfig { clip_size: 28, sam_size: 32, mask: MaskMode::Binary, pad_offset: PadOffset::Centre };
-const OPTIONS: LoaderOptions = LoaderOptions { workers: 2, prefetch: 2, epoch: 0, skip: 0, questions: 1 };
+const OPTIONS: LoaderOptions = LoaderOptions { workers: 2, prefetch: 2, epoch: 0, by_image: false };
 
 fn source(root: &Path, encoder: Bytes) -> (Source, Arc<Bytes>) {
     let manifest = Manifest::open(root, None).expect("good rows");
@@ -219,31 +219,30 @@ fn source(root: &Path, encoder: Bytes) -> (Source, Arc<Bytes>) {
     (Source::new(Arc::new(manifest), Arc::clone(&encoder) as Arc<dyn TextEncoder>, CONFIG), encoder)
 }
 
-/// Everything a batch holds, as text that can be compared.
+/// All contents of a batch, as text that can be compared.
 fn contents(source: &Arc<Source>, batches: &[Vec<usize>], options: LoaderOptions) -> Vec<String> {
-    let loader = Loader::start(Arc::clone(source), batches.to_vec(), options).expect("started");
+    let loader = Loader::start(Arc::clone(source), single_rows(batches.to_vec()), options).expect("started");
     loader
         .map(|batch| {
             let batch = batch.expect("good rows");
             let sum = |tensor: &Tensor| {
                 let flat = tensor.to_kind(Kind::Double).reshape([-1]);
-                let places = Tensor::arange(flat.size()[0], (Kind::Double, Device::Cpu));
-                format!("{:?} {}", tensor.size(), (flat * (places + 1.0).sqrt()).sum(Kind::Double).double_value(&[]))
+                let indices = Tensor::arange(flat.size()[0], (Kind::Double, Device::Cpu));
+                format!("{:?} {}", tensor.size(), (flat * (indices + 1.0).sqrt()).sum(Kind::Double).double_value(&[]))
             };
-            let ClipInput::Pixels(clip_image) = &batch.clip else { panic!("no features are kept") };
-            let tensors =
-                [&batch.text_ids, &batch.text_mask, clip_image, &batch.sam_image, &batch.mask, &batch.class_label];
-            format!("{:?} {:?} {:?}", batch.rows, batch.answer_start, tensors.map(sum))
+            let ClipInput::Pixels(clip_image) = &batch.clip else { panic!("there is no vision feature cache") };
+            let tensors = [clip_image, &batch.sam_image, &batch.mask, &batch.class_label].map(sum);
+            format!("{:?} {:?} {:?} {tensors:?}", batch.rows, batch.texts, batch.answer_starts)
         })
         .collect()
 }
 
 #[test]
 fn batches_depend_on_neither_workers_nor_cache_nor_prefetch() {
-    let root = pictures(12);
+    let root = images(12);
     let rows: Vec<usize> = (0..36).rev().collect();
-    let batches = prsmed::data::order::plain_batches(&rows, 5);
-    for augment in [Augment::None, Augment::Turn, Augment::Classical] {
+    let batches = prsmed::data::length_sampler::plain_batches(&rows, 5);
+    for augment in [Augment::None, Augment::FlipRotate, Augment::Classical] {
         let make = |cache: usize| {
             let (source, _) = source(root.path(), Bytes::default());
             let source = source.with_augment(augment, 3);
@@ -257,9 +256,9 @@ fn batches_depend_on_neither_workers_nor_cache_nor_prefetch() {
             assert_eq!(
                 contents(&source, &batches, options),
                 plain,
-                "{workers} workers, {prefetch} ahead, cache {cache}"
+                "{workers} workers, prefetch {prefetch}, cache {cache}"
             );
-            assert_eq!(contents(&source, &batches, options), plain, "the second time, with what the cache holds");
+            assert_eq!(contents(&source, &batches, options), plain, "the second time, with a filled cache");
         }
         let later = contents(&make(0), &batches, LoaderOptions { epoch: 1, ..OPTIONS });
         assert_eq!(later != plain, augment != Augment::None, "only augmentation changes with the epoch");
@@ -267,14 +266,14 @@ fn batches_depend_on_neither_workers_nor_cache_nor_prefetch() {
 }
 
 #[test]
-fn rows_of_a_picture_share_it_and_how_it_is_changed() {
-    let root = pictures(4);
-    for augment in [Augment::None, Augment::Turn, Augment::Classical] {
+fn rows_of_one_image_share_its_pixels_and_augmentation() {
+    let root = images(4);
+    for augment in [Augment::None, Augment::FlipRotate, Augment::Classical] {
         let (source, _) = source(root.path(), Bytes::default());
         let source = Arc::new(source.with_augment(augment, 3));
-        // three rows each; an order in which they do not follow each other
-        let rows: Vec<usize> = (0..3).flat_map(|question| (0..4).map(move |picture| 3 * picture + question)).collect();
-        let groups = source.by_picture(&rows, 2);
+        // three rows per image, in an order in which rows of one image are not adjacent
+        let rows: Vec<usize> = (0..3).flat_map(|question| (0..4).map(move |image| 3 * image + question)).collect();
+        let groups = source.by_image(&rows, 2);
         assert_eq!(groups[..5], [vec![0, 1], vec![3, 4], vec![6, 7], vec![9, 10], vec![2]]);
         let mut changed = 0;
         for epoch in 0..6 {
@@ -292,8 +291,9 @@ fn rows_of_a_picture_share_it_and_how_it_is_changed() {
             }
         }
         assert_eq!(changed > 12, augment != Augment::None, "{changed} changed");
-        let options = LoaderOptions { questions: 2, ..OPTIONS };
-        let mut loader = Loader::start(Arc::clone(&source), vec![rows[..7].to_vec()], options).expect("started");
+        let options = LoaderOptions { by_image: true, ..OPTIONS };
+        let groups = source.by_image(&rows[..7], 2);
+        let mut loader = Loader::start(Arc::clone(&source), vec![groups], options).expect("started");
         let batch = loader.next().expect("a batch").expect("good");
         assert_eq!((batch.groups, batch.rows), (vec![2, 2, 2, 1], vec![0, 1, 3, 4, 6, 7, 9]));
         assert_eq!((batch.sam_image.size()[0], batch.mask.size()[0]), (4, 7));
@@ -301,47 +301,35 @@ fn rows_of_a_picture_share_it_and_how_it_is_changed() {
 }
 
 #[test]
-fn a_resumed_loader_does_not_read_what_it_skips() {
-    let root = pictures(8);
-    let batches = prsmed::data::order::plain_batches(&(0..24).collect::<Vec<_>>(), 4);
-    let (whole, _) = source(root.path(), Bytes::default());
-    let whole = contents(&Arc::new(whole), &batches, OPTIONS);
-    let (rest, encoder) = source(root.path(), Bytes::default());
-    // Files of skipped rows are not even opened.
-    std::fs::remove_file(root.path().join("ct/train_images/0.png")).expect("removed");
-    let rest = contents(&Arc::new(rest), &batches, LoaderOptions { skip: 4, ..OPTIONS });
-    assert_eq!(rest, whole[4..]);
-    assert_eq!(encoder.asked.load(Ordering::Relaxed), 8);
-}
-
-#[test]
-fn workers_stay_within_the_prefetch_and_stop_when_dropped() {
-    let root = pictures(30);
+fn workers_respect_the_prefetch_limit_and_stop_when_dropped() {
+    let root = images(30);
     let (source, encoder) = source(root.path(), Bytes::default());
-    let batches = prsmed::data::order::plain_batches(&(0..90).collect::<Vec<_>>(), 1);
+    let batches = prsmed::data::length_sampler::plain_batches(&(0..90).collect::<Vec<_>>(), 1);
     let options = LoaderOptions { prefetch: 3, ..OPTIONS };
-    let mut loader = Loader::start(Arc::new(source), batches, options).expect("started");
+    let mut loader = Loader::start(Arc::new(source), single_rows(batches), options).expect("started");
     assert_eq!(loader.next().expect("a batch").expect("good").rows, [0]);
     std::thread::sleep(Duration::from_millis(300));
-    let ahead = encoder.asked.load(Ordering::Relaxed);
-    assert!((1..=4).contains(&ahead), "{ahead} samples were made for one batch taken and three ahead");
+    let made = encoder.num_calls.load(Ordering::Relaxed);
+    assert!((1..=4).contains(&made), "{made} samples were made for one batch taken and three prefetched");
     assert!(loader.waited() > Duration::ZERO);
     assert_eq!(loader.remaining(), 89);
     drop(loader);
-    // A sample that was being made may still end.
+    // A sample in progress may still be finished.
     std::thread::sleep(Duration::from_millis(100));
-    let stopped = encoder.asked.load(Ordering::Relaxed);
+    let stopped = encoder.num_calls.load(Ordering::Relaxed);
     std::thread::sleep(Duration::from_millis(200));
-    assert_eq!(encoder.asked.load(Ordering::Relaxed), stopped, "work went on after the drop");
+    assert_eq!(encoder.num_calls.load(Ordering::Relaxed), stopped, "the workers continued after the drop");
 }
 
-/// How each picture of the batches comes: new (with the key of its pixels) or as features (with their first byte).
-fn seen(source: &Arc<Source>, epoch: u64) -> Vec<Result<[u8; 32], u8>> {
-    let batches = prsmed::data::order::plain_batches(&(0..36).collect::<Vec<_>>(), 4);
-    let loader = Loader::start(Arc::clone(source), batches, LoaderOptions { epoch, ..OPTIONS }).expect("started");
+/// The view of each image in the batches: new (`Ok`, the key of its pixels) or cached features (`Err`, their first
+/// byte).
+fn views(source: &Arc<Source>, epoch: u64) -> Vec<Result<[u8; 32], u8>> {
+    let batches = prsmed::data::length_sampler::plain_batches(&(0..36).collect::<Vec<_>>(), 4);
+    let loader =
+        Loader::start(Arc::clone(source), single_rows(batches), LoaderOptions { epoch, ..OPTIONS }).expect("started");
     let views = loader.flat_map(|batch| match batch.expect("good rows").clip {
         ClipInput::Views(views) => views,
-        ClipInput::Pixels(_) => panic!("features are kept"),
+        ClipInput::Pixels(_) => panic!("there is a vision feature cache"),
     });
     let view = |view| match view {
         View::New { key, pixels } => {
@@ -358,53 +346,54 @@ fn seen(source: &Arc<Source>, epoch: u64) -> Vec<Result<[u8; 32], u8>> {
 }
 
 #[test]
-fn pictures_whose_features_are_kept_come_without_pixels() {
-    let root = pictures(12);
+fn images_with_cached_features_are_loaded_without_pixels() {
+    let root = images(12);
     let features = || Arc::new(Features::in_memory(FeatureShape { tokens: 2, width: 3, kind: Kind::Uint8 }, 1 << 20));
-    for (augment, cache) in [(Augment::None, 0), (Augment::None, 1 << 30), (Augment::Turn, 0), (Augment::Classical, 0)]
+    for (augment, cache) in
+        [(Augment::None, 0), (Augment::None, 1 << 30), (Augment::FlipRotate, 0), (Augment::Classical, 0)]
     {
-        let kept = features();
+        let feature_cache = features();
         let (source, _) = source(root.path(), Bytes::default());
-        let source = source.with_augment(augment, 3).with_cache(cache).with_features(Arc::clone(&kept));
+        let source = source.with_augment(augment, 3).with_cache(cache).with_features(Arc::clone(&feature_cache));
         let source = Arc::new(source);
-        let keys: Vec<[u8; 32]> = seen(&source, 0).into_iter().map(|new| new.expect("nothing is kept")).collect();
+        let keys: Vec<[u8; 32]> = views(&source, 0).into_iter().map(|new| new.expect("nothing is cached")).collect();
         let distinct: BTreeSet<[u8; 32]> = keys.iter().copied().collect();
-        // three questions about each of twelve pictures, which are turned apart
+        // three questions about each of twelve images, each with its own augmentation
         assert!(
             if augment == Augment::None { distinct.len() == 12 } else { distinct.len() > 12 },
             "{}",
             distinct.len()
         );
         for (number, key) in keys.iter().enumerate() {
-            kept.put(key, &[u8::try_from(number).expect("36 rows"); 6]);
+            feature_cache.put(key, &[u8::try_from(number).expect("36 rows"); 6]);
         }
-        // the first question that showed a picture gave its features
+        // the features come from the first question about an image
         let first =
             |key| keys.iter().position(|other| other == key).and_then(|at| u8::try_from(at).ok()).expect("kept");
         let known: Vec<_> = keys.iter().map(|key| Err(first(key))).collect();
-        assert_eq!(seen(&source, 0), known, "{augment:?}");
+        assert_eq!(views(&source, 0), known, "{augment:?}");
         if augment != Augment::None {
-            assert!(seen(&source, 1).iter().any(std::result::Result::is_ok), "another turn is another picture");
+            assert!(views(&source, 1).iter().any(std::result::Result::is_ok), "an image augmented differently is new");
         }
     }
 }
 
 #[test]
-fn batches_that_are_there_can_be_taken_before_they_are_asked_for() {
-    let root = pictures(12);
+fn finished_batches_are_returned_without_waiting() {
+    let root = images(12);
     let (source, _) = source(root.path(), Bytes::default());
-    let batches = prsmed::data::order::plain_batches(&(0..36).collect::<Vec<_>>(), 5);
-    let mut loader = Loader::start(Arc::new(source), batches, OPTIONS).expect("started");
+    let batches = prsmed::data::length_sampler::plain_batches(&(0..36).collect::<Vec<_>>(), 5);
+    let mut loader = Loader::start(Arc::new(source), single_rows(batches), OPTIONS).expect("started");
     let mut rows = Vec::new();
     while loader.remaining() > 0 {
         let ready = (0..500).any(|_| {
             std::thread::sleep(Duration::from_millis(10));
             loader.ready(3)
         });
-        assert!(ready, "three batches, or all that are left");
+        assert!(ready, "three batches, or all remaining ones, are ready");
         let before = loader.waited();
         rows.extend(loader.by_ref().take(2).flat_map(|batch| batch.expect("good rows").rows));
-        assert!(loader.waited() < before + Duration::from_millis(5), "they are there");
+        assert!(loader.waited() < before + Duration::from_millis(5), "the batches are ready");
     }
     assert!(loader.ready(1) && loader.next().is_none());
     assert_eq!(rows, (0..36).collect::<Vec<_>>());
@@ -412,8 +401,8 @@ fn batches_that_are_there_can_be_taken_before_they_are_asked_for() {
 
 fn first_error(root: &Path, encoder: Bytes) -> (usize, Error) {
     let (source, _) = source(root, encoder);
-    let batches = prsmed::data::order::plain_batches(&(0..12).collect::<Vec<_>>(), 2);
-    let results: Vec<_> = Loader::start(Arc::new(source), batches, OPTIONS).expect("started").collect();
+    let batches = prsmed::data::length_sampler::plain_batches(&(0..12).collect::<Vec<_>>(), 2);
+    let results: Vec<_> = Loader::start(Arc::new(source), single_rows(batches), OPTIONS).expect("started").collect();
     let good = results.len() - 1;
     let error = results.into_iter().find_map(std::result::Result::err).expect("an error");
     (good, error)
@@ -421,15 +410,15 @@ fn first_error(root: &Path, encoder: Bytes) -> (usize, Error) {
 
 #[test]
 fn errors_name_the_row_and_end_the_loader() {
-    let root = pictures(4);
-    std::fs::write(root.path().join("ct/train_images/2.png"), b"not a picture").expect("written");
+    let root = images(4);
+    std::fs::write(root.path().join("ct/train_images/2.png"), b"not an image").expect("written");
     let (good, error) = first_error(root.path(), Bytes::default());
     let text = error.to_string();
-    assert_eq!(good, 3, "the rows before it are handed out");
-    assert!(text.contains("ct.csv:8: ") && text.ends_with("2.png: is not a PNG, JPEG or TIFF picture"), "{text}");
+    assert_eq!(good, 3, "the rows before it are returned");
+    assert!(text.contains("ct.csv:8: ") && text.ends_with("2.png: is not a PNG, JPEG or TIFF image"), "{text}");
     assert_eq!(error.hint(), "convert it to PNG");
 
-    let root = pictures(4);
+    let root = images(4);
     let (good, error) = first_error(root.path(), Bytes { fails_at_line: Some(4), ..Bytes::default() });
     let text = error.to_string();
     assert_eq!(good, 1);
@@ -447,8 +436,8 @@ fn errors_name_the_row_and_end_the_loader() {
 }
 
 #[test]
-fn lengths_are_those_of_the_encoder() {
-    let root = pictures(1);
+fn text_lengths_are_those_of_the_encoder() {
+    let root = images(1);
     let (source, encoder) = source(root.path(), Bytes::default());
     let by_closure =
         Source::new(Arc::new(source.manifest().clone()), Arc::new(move |row: &Row| encoder.encode(row)), CONFIG);
@@ -460,21 +449,21 @@ fn lengths_are_those_of_the_encoder() {
 }
 
 #[test]
-fn the_real_set_loads_whole() {
+fn the_real_data_set_loads_completely() {
     let Some(folder) = shared("data/real") else { return };
     let (source, _) = source(&folder, Bytes::default());
     let rows = source.manifest().rows_of(Split::Test);
     assert!(rows.len() > 50, "{} test rows", rows.len());
     let lengths: Vec<usize> = source.text_lengths(&rows).expect("encoded").iter().map(|t| t.tokens).collect();
-    let batches = prsmed::data::order::epoch_batches(&rows, &lengths, 0, 0, 8);
+    let batches = prsmed::data::length_sampler::epoch_batches(&rows, &lengths, 0, 0, 8);
     let source = Arc::new(source);
-    let mut seen = Vec::new();
-    for batch in Loader::start(Arc::clone(&source), batches, OPTIONS).expect("started") {
+    let mut loaded = Vec::new();
+    for batch in Loader::start(Arc::clone(&source), single_rows(batches), OPTIONS).expect("started") {
         let batch = batch.expect("good rows");
         let covered = batch.mask.flatten(1, -1).sum_dim_intlist([1_i64].as_slice(), false, Kind::Float);
-        assert!(covered.min().double_value(&[]) > 0.0, "a target vanished in {:?}", batch.rows);
-        seen.extend(batch.rows);
+        assert!(covered.min().double_value(&[]) > 0.0, "an empty mask in {:?}", batch.rows);
+        loaded.extend(batch.rows);
     }
-    seen.sort_unstable();
-    assert_eq!(seen, rows);
+    loaded.sort_unstable();
+    assert_eq!(loaded, rows);
 }

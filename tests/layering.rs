@@ -1,8 +1,39 @@
-//! Modules name modules of lower levels only, by the level table in `src/lib.rs`.
+//! Modules import modules of lower levels only, by the level table in `src/lib.rs`, and files do not import each other
+//! in cycles.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+
+/// Files that import each other, each with the reason. A file with its own tests does not count.
+const ALLOWED_CYCLES: [(&[&str], &str); 9] = [
+    (&["augment::generate", "augment::generate::pair"], "a pair borrows the state of its generation"),
+    (
+        &["augment::inpaint_mask", "augment::inpaint_mask::decoy", "augment::inpaint_mask::distance"],
+        "the parts of a mask use its pixel helpers",
+    ),
+    (&["data::annotation", "data::held_out", "data::manifest"], "rows and the files that they are read from"),
+    (&["data::features", "data::features::disk"], "the cache and its file"),
+    (&["data::phantom::colour", "data::phantom::grey", "data::phantom::modality"], "a modality and its painters"),
+    (&["data::text", "data::text::sentencepiece", "data::text::train"], "a tokenizer and its formats"),
+    (&["hub", "hub::download", "hub::files"], "a repository and its files"),
+    (
+        &[
+            "tensor",
+            "tensor::guard",
+            "tensor::ledger",
+            "tensor::memory",
+            "tensor::meta",
+            "tensor::module_path",
+            "tensor::native",
+        ],
+        "the native layer reports failed allocations to the ledger that it counts for",
+    ),
+    (
+        &["tensor::weights", "tensor::weights::pth", "tensor::weights::quantized", "tensor::weights::safetensors"],
+        "an archive and its file formats",
+    ),
+];
 
 fn levels() -> BTreeMap<String, u32> {
     let lib = fs::read_to_string("src/lib.rs").expect("src/lib.rs");
@@ -29,10 +60,98 @@ fn rust_files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-fn module_of(path: &Path) -> String {
-    let inside = path.strip_prefix("src").expect("inside src");
-    let first = inside.components().next().expect("a component").as_os_str().to_string_lossy().into_owned();
-    first.trim_end_matches(".rs").to_owned()
+/// Path of a file's module: `segment::task`; empty for `lib.rs`.
+fn module_path(file: &Path) -> Vec<String> {
+    let inside = file.strip_prefix("src").expect("inside src").with_extension("");
+    let mut parts: Vec<String> = inside.iter().map(|part| part.to_string_lossy().into_owned()).collect();
+    if parts.last().is_some_and(|last| last == "mod" || last == "lib") {
+        parts.pop();
+    }
+    parts
+}
+
+fn top_module(file: &Path) -> String {
+    module_path(file).into_iter().next().unwrap_or_else(|| "lib".to_owned())
+}
+
+/// The code of a file without comments and without the tests at its end.
+fn code(file: &Path) -> String {
+    let text = fs::read_to_string(file).expect("source file");
+    let tests = ["#[cfg(test)]\nmod tests", "#[cfg(test)]\npub(super) mod tests", "#[cfg(test)]\n#[path"];
+    let end = tests.iter().filter_map(|tests| text.find(tests)).min().unwrap_or(text.len());
+    let lines = text[..end].lines().map(|line| line.split("//").next().unwrap_or_default());
+    lines.filter(|line| !line.contains("pub(in crate")).collect::<Vec<_>>().join("\n")
+}
+
+/// The paths of an import tree: `a::{b, c::d}` gives `a::b` and `a::c::d`.
+fn expanded(tree: &str) -> Vec<Vec<String>> {
+    let tree = tree.trim();
+    let Some((prefix, group)) = tree.split_once('{') else {
+        let path = tree.split(" as ").next().unwrap_or_default();
+        return vec![path.split("::").map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect()];
+    };
+    let prefix: Vec<String> =
+        prefix.split("::").map(|part| part.trim().to_owned()).filter(|part| !part.is_empty()).collect();
+    let (mut depth, mut parts) = (0, vec![String::new()]);
+    for c in group.trim_end().trim_end_matches('}').chars().chain([',']) {
+        match c {
+            '{' => depth += 1,
+            '}' => depth -= 1,
+            ',' if depth == 0 => {
+                parts.push(String::new());
+                continue;
+            }
+            _ => {}
+        }
+        parts.last_mut().expect("one part").push(c);
+    }
+    // a nested group lost its closing brace to the trimming
+    let parts = parts.into_iter().filter(|part| !part.trim().is_empty());
+    parts.flat_map(|part| expanded(&part)).map(|path| [prefix.clone(), path].concat()).collect()
+}
+
+/// All paths of `code` that begin with a word of `roots`: imports in full, others up to their last `::`.
+fn paths(code: &str, roots: &[&str]) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    let mut rest = String::new();
+    for statement in code.split_inclusive(';') {
+        let words = statement.trim_start();
+        let import = statement.rfind("use ").filter(|at| {
+            let before = statement[..*at].trim_end();
+            before.is_empty() || before.ends_with(['}', '{', ')', ']', '\n']) || before.ends_with("pub")
+        });
+        match import {
+            Some(at) if !words.contains('=') => {
+                found.extend(expanded(statement[at + 4..].trim_end_matches(';')));
+                rest.push_str(&statement[..at]);
+            }
+            _ => rest.push_str(statement),
+        }
+    }
+    found.retain(|path| path.first().is_some_and(|first| roots.contains(&first.as_str())));
+    for root in roots {
+        for (at, _) in rest.match_indices(&format!("{root}::")) {
+            if rest[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':') {
+                continue;
+            }
+            let path = rest[at..].chars().take_while(|c| c.is_alphanumeric() || *c == '_' || *c == ':');
+            let path: Vec<String> = path.collect::<String>().split("::").map(str::to_owned).collect();
+            found.push(path.into_iter().filter(|part| !part.is_empty()).collect());
+        }
+    }
+    found
+}
+
+#[test]
+fn import_trees_are_expanded() {
+    let expect = |tree: &str, want: &[&str]| {
+        assert_eq!(expanded(tree).iter().map(|path| path.join("::")).collect::<Vec<_>>(), want, "{tree}");
+    };
+    expect("crate::a::B", &["crate::a::B"]);
+    expect("crate::{a, b::{self, C as D}, e::F}", &["crate::a", "crate::b::self", "crate::b::C", "crate::e::F"]);
+    expect("super::a::{B, c::{D, E}}", &["super::a::B", "super::a::c::D", "super::a::c::E"]);
+    let code = "use crate::{\n    a,\n    b::C,\n};\nfn f() { crate::d::e(1); }";
+    assert_eq!(paths(code, &["crate"]).iter().map(|path| path[1].as_str()).collect::<Vec<_>>(), ["a", "b", "d"]);
 }
 
 #[test]
@@ -40,7 +159,7 @@ fn every_module_has_a_level() {
     let levels = levels();
     let mut seen = 0;
     for file in rust_files(Path::new("src")) {
-        let module = module_of(&file);
+        let module = top_module(&file);
         if module == "lib" || module == "main" {
             continue;
         }
@@ -51,19 +170,16 @@ fn every_module_has_a_level() {
 }
 
 #[test]
-fn arrows_point_down_only() {
+fn modules_import_lower_levels_only() {
     let levels = levels();
     let mut wrong = Vec::new();
     for file in rust_files(Path::new("src")) {
-        let module = module_of(&file);
+        let module = top_module(&file);
         let Some(&own) = levels.get(&module) else { continue };
-        let text = fs::read_to_string(&file).expect("source file");
-        for (number, line) in text.lines().enumerate() {
-            for part in line.split("crate::").skip(1) {
-                let name: String = part.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect();
-                if name != module && levels.get(&name).is_some_and(|&level| level >= own) {
-                    wrong.push(format!("{}:{}: `{module}` names `{name}`", file.display(), number + 1));
-                }
+        for path in paths(&code(&file), &["crate"]) {
+            let Some(name) = path.get(1) else { continue };
+            if *name != module && levels.get(name).is_some_and(|&level| level >= own) {
+                wrong.push(format!("{}: `{module}` imports `{name}`", file.display()));
             }
         }
     }
@@ -71,15 +187,139 @@ fn arrows_point_down_only() {
 }
 
 #[test]
-fn tch_is_named_in_tensor_only() {
+fn only_tensor_names_tch() {
     for file in rust_files(Path::new("src")) {
-        if module_of(&file) != "tensor" {
-            let text = fs::read_to_string(&file).expect("source file");
-            // `batch::` is no `tch::`.
-            let named = text
-                .match_indices("tch::")
-                .any(|(at, _)| !text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_'));
-            assert!(!named, "{} names tch directly", file.display());
+        if top_module(&file) != "tensor" {
+            assert!(paths(&code(&file), &["tch"]).is_empty(), "{} names tch directly", file.display());
         }
     }
+}
+
+/// The import tree of a statement `pub use ..` or `pub(..) use ..`.
+fn reexport(statement: &str) -> Option<&str> {
+    let (before, tree) = statement.split_once(" use ")?;
+    let before = before.trim_end();
+    (before.ends_with("pub") || (before.ends_with(')') && before.contains("pub("))).then_some(tree)
+}
+
+/// The source files by module path, and what each of them re-exports.
+struct Crate {
+    files: BTreeMap<Vec<String>, PathBuf>,
+    reexports: BTreeMap<(Vec<String>, String), Vec<String>>,
+}
+
+impl Crate {
+    fn read() -> Self {
+        let is_test = |file: &PathBuf| {
+            let name = file.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            name.ends_with("tests") || name == "fixture" || name == "main"
+        };
+        let files = rust_files(Path::new("src")).into_iter().filter(|file| !is_test(file));
+        let mut this =
+            Self { files: files.map(|file| (module_path(&file), file)).collect(), reexports: BTreeMap::new() };
+        let modules: Vec<_> = this.files.iter().map(|(module, file)| (module.clone(), code(file))).collect();
+        for (module, code) in modules {
+            for statement in code.split(';').filter_map(reexport) {
+                for path in expanded(statement) {
+                    if let (Some(target), Some(name)) = (this.absolute(&module, &path), path.last()) {
+                        this.reexports.insert((module.clone(), name.clone()), target);
+                    }
+                }
+            }
+        }
+        this
+    }
+
+    fn children(&self, module: &[String]) -> Vec<&str> {
+        let of = |path: &&Vec<String>| path.len() == module.len() + 1 && path.starts_with(module);
+        self.files.keys().filter(of).filter_map(|path| path.last()).map(String::as_str).collect()
+    }
+
+    /// A path in `module` from the root of the crate on.
+    fn absolute(&self, module: &[String], path: &[String]) -> Option<Vec<String>> {
+        let mut base = module.to_vec();
+        let mut rest = path;
+        match path.first()?.as_str() {
+            "crate" => (base, rest) = (Vec::new(), &path[1..]),
+            "self" => rest = &path[1..],
+            "super" => {
+                while rest.first().is_some_and(|part| part == "super") {
+                    base.pop()?;
+                    rest = &rest[1..];
+                }
+            }
+            child if self.children(module).contains(&child) => {}
+            _ => return None,
+        }
+        base.extend(rest.iter().filter(|part| *part != "self").cloned());
+        Some(base)
+    }
+
+    /// The module whose file defines what an absolute path names.
+    fn definition(&self, path: &[String]) -> Vec<String> {
+        let known = (0..=path.len()).rev().find(|&length| self.files.contains_key(&path[..length])).unwrap_or(0);
+        let module = path[..known].to_vec();
+        let next = path.get(known).and_then(|name| self.reexports.get(&(module.clone(), name.clone())));
+        match next {
+            Some(target) if *target != path => {
+                self.definition(&[target.as_slice(), path.get(known + 1..).unwrap_or_default()].concat())
+            }
+            _ => module,
+        }
+    }
+
+    /// The modules whose items the file of `module` uses.
+    fn imports(&self, module: &[String]) -> BTreeSet<Vec<String>> {
+        let code = code(&self.files[module]);
+        // re-exports lead on, they use nothing
+        let code: String = code.split_inclusive(';').filter(|part| reexport(part).is_none()).collect();
+        let roots: Vec<&str> = ["crate", "self", "super"].into_iter().chain(self.children(module)).collect();
+        let absolute = paths(&code, &roots).into_iter().filter_map(|path| self.absolute(module, &path));
+        let used = absolute.map(|path| self.definition(&path));
+        used.filter(|used| !used.is_empty() && used != module && self.files.contains_key(used)).collect()
+    }
+}
+
+/// Groups of modules that reach each other.
+fn cycles(edges: &BTreeMap<Vec<String>, BTreeSet<Vec<String>>>) -> Vec<BTreeSet<String>> {
+    let reached = |from: &Vec<String>| {
+        let (mut seen, mut open) = (BTreeSet::new(), vec![from]);
+        while let Some(module) = open.pop() {
+            for next in &edges[module] {
+                if seen.insert(next.clone()) {
+                    open.push(next);
+                }
+            }
+        }
+        seen
+    };
+    let reached: BTreeMap<_, _> = edges.keys().map(|module| (module, reached(module))).collect();
+    let mut groups = BTreeSet::new();
+    for (module, others) in &reached {
+        let group = others.iter().filter(|other| reached[other].contains(*module));
+        let group: BTreeSet<String> = group.map(|module| module.join("::")).collect();
+        if group.len() > 1 {
+            groups.insert(group);
+        }
+    }
+    groups.into_iter().collect()
+}
+
+#[test]
+fn files_do_not_import_each_other_in_cycles() {
+    let source = Crate::read();
+    let edges: BTreeMap<_, _> = source.files.keys().map(|module| (module.clone(), source.imports(module))).collect();
+    assert!(edges.values().map(BTreeSet::len).sum::<usize>() > 300, "imports were not found");
+    let allowed = |group: &BTreeSet<String>| {
+        ALLOWED_CYCLES.iter().any(|(files, _)| group.iter().all(|file| files.contains(&file.as_str())))
+    };
+    let found: Vec<BTreeSet<String>> = cycles(&edges).into_iter().filter(|group| !allowed(group)).collect();
+    let shown = found.iter().map(|group| {
+        let arrows = edges.iter().filter(|(module, _)| group.contains(&module.join("::"))).map(|(module, used)| {
+            let used = used.iter().map(|used| used.join("::")).filter(|used| group.contains(used));
+            format!("    {} -> {}", module.join("::"), used.collect::<Vec<_>>().join(", "))
+        });
+        arrows.collect::<Vec<_>>().join("\n")
+    });
+    assert!(found.is_empty(), "files that import each other:\n{}", shown.collect::<Vec<_>>().join("\n\n"));
 }

@@ -8,8 +8,8 @@ use prsmed::data::manifest::Manifest;
 use prsmed::data::phantom::{self, PhantomOptions};
 use prsmed::event::{Event, Observer, Silent};
 use prsmed::segment::setup::{self, Assembly, Build, RunOverrides};
-use prsmed::segment::sight;
 use prsmed::segment::task::SegmentTask;
+use prsmed::segment::vision_features;
 use prsmed::tensor::nf4::Nf4;
 use prsmed::tensor::weights::{Archive, write_safetensors};
 use prsmed::tensor::{Device, Kind, Tensor};
@@ -76,7 +76,7 @@ fn data() -> (tempfile::TempDir, Manifest) {
     data_with(1)
 }
 
-/// So many questions about each lesion, and one or two lesions in a picture.
+/// So many questions about each lesion, and one or two lesions in an image.
 fn data_with(questions: usize) -> (tempfile::TempDir, Manifest) {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().join("data");
@@ -165,7 +165,7 @@ fn run_in(
     let warnings = assembly.warnings.clone();
     let stop_after = if let Part::Until(steps) = part { steps } else { 0 };
     let losses = Losses { stop_after, ..Losses::default() };
-    let kept = sight::keep(&assembly, &config.data, cache, &losses).unwrap();
+    let kept = vision_features::open_cache(&assembly, &config.data, cache, &losses).unwrap();
     let (train, data) = (config.train.clone(), config.data);
     let task = SegmentTask::new(assembly, &Arc::new(manifest), train, data, String::new(), kept).unwrap();
     if !resume {
@@ -228,11 +228,11 @@ fn accumulating_four_equals_a_batch_of_four() {
 }
 
 #[test]
-fn questions_of_a_picture_train_together_as_they_do_alone() {
+fn questions_of_a_image_train_together_as_they_do_alone() {
     // the whole data set is one step, so that both runs see the same rows in it
     let whole = ["train.micro_batch=4", "train.accumulation=50", "train.epochs=2", "train.max_steps=2"];
     let run = |questions: &str| train_with(Device::Cpu, &[whole.as_slice(), &[questions]].concat(), data_with(2));
-    let (single, packed) = (run("data.questions_per_picture=1"), run("data.questions_per_picture=3"));
+    let (single, packed) = (run("data.questions_per_image=1"), run("data.questions_per_image=3"));
     assert_eq!(packed.losses.len(), 2);
     for (a, b) in packed.losses.iter().zip(&single.losses) {
         assert!((a - b).abs() <= 1e-5 * b.abs(), "losses {:?} and {:?}", packed.losses, single.losses);
@@ -263,7 +263,7 @@ fn checkpointing_changes_nothing_but_memory() {
     }
 }
 
-/// Six steps in two or more epochs: from the second on every picture was seen before.
+/// Six steps in two or more epochs: from the second on every image was seen before.
 const TWO_EPOCHS: [&str; 6] = [
     "model.train_base=false",
     "train.max_steps=6",
@@ -274,7 +274,7 @@ const TWO_EPOCHS: [&str; 6] = [
 ];
 
 #[test]
-fn kept_vision_features_change_nothing() {
+fn cached_vision_features_do_not_affect_results() {
     let folder = tempfile::tempdir().unwrap();
     let with = |sets: &[&str]| train_keeping(&[&TWO_EPOCHS, sets].concat(), folder.path());
     let off = with(&[]);
@@ -287,12 +287,12 @@ fn kept_vision_features_change_nothing() {
         let error = distance(&ram, &off, part);
         assert!(error <= 1e-5, "{part} differs by {error:.2e}");
     }
-    // what is kept, where, and when changes nothing at all
+    // the content and location of the cache do not affect results
     let little = with(&["data.cache_vision=ram", "data.cache_vision_mib=0"]);
     let first = with(&["data.cache_vision=disk"]);
     let second = with(&["data.cache_vision=disk"]);
-    assert!(first.notes[0].contains(": 0 pictures"), "{:?}", first.notes);
-    assert!(!second.notes[0].contains(": 0 pictures"), "{:?}", second.notes);
+    assert!(first.notes[0].contains(": 0 images"), "{:?}", first.notes);
+    assert!(!second.notes[0].contains(": 0 images"), "{:?}", second.notes);
     for (run, what) in [(&little, "no room"), (&first, "an empty file"), (&second, "a full file")] {
         assert_eq!(run.losses, ram.losses, "{what}");
         for part in PARTS {
@@ -315,11 +315,11 @@ fn another_tower_dtype_or_size_finds_nothing() {
     let size = train_keeping(&[&disk[..], &["model.sizes.clip.image_size=112"]].concat(), folder.path());
     let layers = train_keeping(&[&disk[..], &["model.sizes.clip.num_hidden_layers=2"]].concat(), folder.path());
     for run in [&first, &half, &size, &layers] {
-        assert!(run.notes[0].contains(": 0 pictures"), "{:?}", run.notes);
+        assert!(run.notes[0].contains(": 0 images"), "{:?}", run.notes);
     }
     assert_eq!(std::fs::read_dir(folder.path().join("vision")).unwrap().count(), 4);
     let classical = [&disk[..], &["data.augment=classical"]].concat();
-    assert!(train_keeping(&classical, folder.path()).notes[0].contains("not kept: classical"));
+    assert!(train_keeping(&classical, folder.path()).notes[0].contains("not cached: classical"));
 }
 
 #[test]
@@ -491,9 +491,9 @@ fn a_quantized_random_base_is_saved_and_read_back() {
     }
 }
 
-/// A base in bf16 is quantized once; later loads read what was kept, unless it is damaged or of other files.
+/// A base in bf16 is quantized once; later loads read the cache, unless it is damaged or belongs to other files.
 #[test]
-fn quantized_weights_are_kept_for_later_loads() {
+fn quantized_weights_are_cached_for_later_loads() {
     let base = tempfile::tempdir().unwrap();
     trained_base(base.path());
     let cache = tempfile::tempdir().unwrap();
@@ -533,7 +533,7 @@ fn quantized_weights_are_kept_for_later_loads() {
     let written = |path: &Path| std::fs::metadata(path).unwrap().modified().unwrap();
     let first = written(&tensors);
     expect("");
-    assert_eq!(written(&tensors), first, "it is read, not made again");
+    assert_eq!(written(&tensors), first, "read from the cache, not quantized again");
     let mut bytes = std::fs::read(&tensors).unwrap();
     let last = bytes.len() - 9;
     bytes[last] ^= 1;
@@ -547,15 +547,15 @@ fn quantized_weights_are_kept_for_later_loads() {
     expect("");
     // nothing can be written below a file
     let (pieces, warnings) = load(Some(&source));
-    assert!(pieces == fresh && warnings.len() == 1 && warnings[0].contains("not kept"), "{warnings:?}");
+    assert!(pieces == fresh && warnings.len() == 1 && warnings[0].contains("cannot be cached"), "{warnings:?}");
 }
 
 #[test]
 #[ignore = "needs CUDA"]
 fn a_gpu_trains_like_the_cpu() {
-    let card = prsmed::tensor::default_device();
-    assert_ne!(card, Device::Cpu, "libtorch sees no CUDA card");
-    let (cpu, gpu) = (train(&[]), train_on(card, &[]));
+    let gpu = prsmed::tensor::default_device();
+    assert_ne!(gpu, Device::Cpu, "libtorch sees no CUDA GPU");
+    let (cpu, gpu) = (train(&[]), train_on(gpu, &[]));
     for (a, b) in gpu.losses.iter().zip(&cpu.losses) {
         assert!((a - b).abs() <= 1e-3 * b, "losses {:?} and {:?}", gpu.losses, cpu.losses);
     }

@@ -1,13 +1,13 @@
-"""Time and memory of one training step of the whole model in PyTorch + transformers + peft on a card, at the sizes of the published one,
-with random weights: what our step is measured against there. One JSON line for each variant on stdout.
+"""GPU baseline: time and memory of one training step of the full model in PyTorch, transformers and peft, at the
+published sizes with random weights. Prints one JSON line for each variant.
 
     step_7b.py --mode eager --batch 8 --text-tokens 192 --answer-tokens 168
-    step_7b.py --size tiny --device cpu --mode compile --steps 1        the same path, numbers mean nothing
+    step_7b.py --size tiny --device cpu --mode compile --steps 1        tests the script; the numbers mean nothing
 
-`llm`: Mistral with LoRA (rank 16 on q, k, v, o) alone, zeros for the image. `all`: with CLIP, TinyViT and decoder, as scripts/torch_modules
-has them. Written to be fast: one language-model pass, logits at supervised positions alone, frozen weights in bf16, trained ones in fp32
-under autocast, scaled-dot-product attention, frozen batch norms, fused AdamW; `compile` runs torch.compile over each layer of the language
-model and of CLIP and over the image encoder.
+`llm`: only Mistral with LoRA (rank 16 on q, k, v, o), with zeros for the image. `all`: with CLIP, TinyViT and decoder
+from scripts/torch_modules. The baseline is written to be fast: one language model pass, logits at supervised positions
+only, frozen weights in bf16, trained weights in fp32 under autocast, scaled-dot-product attention, frozen batch norms,
+fused AdamW. `compile` applies torch.compile to each layer of the language model and of CLIP and to the image encoder.
 """
 
 import argparse
@@ -35,13 +35,15 @@ except ImportError as error:
     raise SystemExit(3)
 
 PUBLISHED_LLM = {
-    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "vocab_size": 32000, "rope_theta": 1e6, "rms_norm_eps": 1e-5, "sliding_window": None, "max_position_embeddings": 32768,
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000, "rope_theta": 1e6, "rms_norm_eps": 1e-5, "sliding_window": None,
+    "max_position_embeddings": 32768,
 }
 
 
 def build(options, device):
-    """The model in `device`'s memory: frozen parts in the dtype of the arithmetic, trained ones in fp32."""
+    """The model on `device`: frozen parts in the compute dtype, trained parts in fp32."""
     folder = Path(__file__).parent
     sizes = load_sizes(folder / ("mid.toml" if options.size == "7b" else "tiny.toml"))
     if options.size == "7b":
@@ -62,7 +64,7 @@ def build(options, device):
 
 
 def compiled(model):
-    """Layer by layer: all layers of a kind share one compilation."""
+    """Compiles layer by layer, because all layers of a kind share one compilation."""
     inner = model.llm.get_base_model()
     for layer in inner.model.layers:
         layer.compile()
@@ -73,7 +75,7 @@ def compiled(model):
 
 
 def inputs(sizes, options, device):
-    """As `prsmed bench` makes them: equal texts with the image in second place, and pictures without content."""
+    """Inputs as in `prsmed bench`: equal texts with the image placeholder as second token, and empty images."""
     b, n, side, clip = options.batch, options.text_tokens, sizes["sam_image_size"], sizes["clip"]["image_size"]
     return {
         "ids": torch.arange(n, device=device).remainder(297).add(3).expand(b, n),
@@ -114,7 +116,8 @@ def loss_of(model, batch, part, options):
 
 def run(model, batch, part, options, device):
     cuda = device.type == "cuda"
-    trained = [p for name, p in model.named_parameters() if p.requires_grad and (part == "all" or name.startswith("llm."))]
+    trained = [p for name, p in model.named_parameters() if p.requires_grad
+               and (part == "all" or name.startswith("llm."))]
     optimizer = torch.optim.AdamW(trained, lr=0.0, eps=1e-6, weight_decay=1e-5, fused=True)
     seconds = []
     for i in range(options.warmup + options.steps):

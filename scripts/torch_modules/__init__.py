@@ -1,4 +1,5 @@
-"""PyTorch modules of PRS-Med that no library ships: the SAM flavour of TinyViT, the prompted mask decoder, the losses.
+"""PyTorch modules of PRS-Med that no library provides: SAM's variant of TinyViT, the prompted mask decoder, the losses.
 
-Shared by the parity fixtures (`scripts/fixtures`) and the PyTorch baseline (`scripts/baseline`), so that both speak of the same arithmetic.
+The parity fixtures (`scripts/fixtures`) and the PyTorch baseline (`scripts/baseline`) share them, so that both use the
+same arithmetic.
 """

@@ -4,12 +4,12 @@ import torch.nn.functional as F
 
 
 def border_weight(mask):
-    """`1 + 5 |average over 31x31 - mask|`; the zero padding counts in the average."""
+    """`1 + 5 |average over 31x31 - mask|`; the average includes the zero padding."""
     return 1 + 5 * (F.avg_pool2d(mask, 31, stride=1, padding=15) - mask).abs()
 
 
 def weighted_iou(logits, mask, weight):
-    """One value for each sample and channel."""
+    """Weighted IoU loss, one value for each sample and channel."""
     probability = logits.sigmoid()
     inter = (probability * mask * weight).sum((2, 3))
     union = ((probability + mask) * weight).sum((2, 3))

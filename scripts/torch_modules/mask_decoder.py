@@ -1,11 +1,13 @@
-"""PRS-Med's prompted mask decoder, versions v5 and v6, with PyTorch's own attention modules; parameters named as in `mask_decoder.pth`."""
+"""PRS-Med's prompted mask decoder, versions v5 and v6, with PyTorch's own attention modules; parameters named as in
+`mask_decoder.pth`."""
 
 import torch.nn.functional as F
 from torch import nn
 
 
 class BasicBlock(nn.Module):
-    """The 1x1 convolution has padding 1, so the map grows by a ring (bias only) that the last convolution takes off again."""
+    """The 1x1 convolution has padding 1, so the map grows by a border (bias only), which the last convolution removes.
+    """
 
     def __init__(self, inputs, outputs):
         super().__init__()
@@ -35,7 +37,8 @@ class FeedForward(nn.Module):
 class MaskDecoder(nn.Module):
     """Image `[B, C, H, W]` and prompt states `[B, T, prompt_dim]` to logits `[B, 1, 16H, 16W]`."""
 
-    def __init__(self, version="v5", prompt_dim=4096, image_dim=256, hidden_dim=512, heads=(8, 16), encoder_ff_dim=512, dropout=0.1):
+    def __init__(self, version="v5", prompt_dim=4096, image_dim=256, hidden_dim=512, heads=(8, 16), encoder_ff_dim=512,
+                 dropout=0.1):
         super().__init__()
         self.version = version
         self.prompt_projection = nn.Sequential(
@@ -53,14 +56,14 @@ class MaskDecoder(nn.Module):
             self.image_norm, self.prompt_norm = nn.LayerNorm(image_dim), nn.LayerNorm(image_dim)
 
     def forward(self, image, prompt, prompt_keep=None):
-        """`prompt_keep` (bool `[B, T]`, true = attend) is an addition: the original masks nothing."""
+        """`prompt_keep` (bool `[B, T]`, true = attend) is an addition: the published code masks nothing."""
         b, c, h, w = image.shape
         prompt = self.prompt_projection(prompt)
         tokens = image.flatten(2).transpose(1, 2)
         if self.version == "v5":
             tokens, prompt = self.image_norm(tokens), self.prompt_norm(prompt)
         ignore = None if prompt_keep is None else ~prompt_keep
-        # The averaged attention weights are asked for and dropped: the original pays for them too.
+        # The averaged attention weights are computed and not used, as in the published code.
         fused, _ = self.attn(tokens, prompt, prompt, key_padding_mask=ignore, need_weights=True)
         fused = self.norm1(fused + tokens if self.version == "v5" else fused)
         fused = self.ffn(self.encoder_layer(fused))

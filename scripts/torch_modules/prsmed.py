@@ -1,7 +1,8 @@
-"""PRS-Med assembled from transformers (CLIP, Mistral), peft (LoRA) and the own modules of this folder, with random weights.
+"""PRS-Med assembled from transformers (CLIP, Mistral), peft (LoRA) and the modules of this folder, with random weights.
 
-Follows the published training code in what costs time: the language model and CLIP run once for the hidden states and once more for
-the loss (`passes=2`), logits at every position, every position is a prompt token of the decoder, CLIP and projector are frozen.
+It follows the published training code where that affects time: the language model and CLIP run once for the hidden
+states and once more for the loss (`passes=2`), there are logits at every position, every position is a prompt token of
+the decoder, and CLIP and projector are frozen.
 """
 
 import torch
@@ -35,13 +36,14 @@ class PrsMed(nn.Module):
         self.llm = get_peft_model(MistralForCausalLM(llm), adapter)
         self.image_encoder = TinyVit(**sizes["tiny_vit"], neck_dim=decoder["image_dim"])
         self.mask_decoder = MaskDecoder("v5", prompt_dim=llm.hidden_size, dropout=rate, **decoder)
-        self.cls = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(decoder["image_dim"], sizes.get("classes", 6)))
+        self.cls = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(),
+                                 nn.Linear(decoder["image_dim"], sizes.get("classes", 6)))
 
     def trained(self):
         return [p for p in self.parameters() if p.requires_grad]
 
     def splice(self, ids, keep, clip_image):
-        """Embeddings, mask and labels with the image's tokens in place of `IMAGE_TOKEN` (which stands at index 1 of every row)."""
+        """Embeddings, mask and labels with the image tokens in place of `IMAGE_TOKEN` (at index 1 of every row)."""
         with torch.no_grad():
             patches = self.vision_tower(clip_image, output_hidden_states=True).hidden_states[-2][:, 1:]
             image = self.mm_projector(patches)
@@ -51,11 +53,14 @@ class PrsMed(nn.Module):
         ones = image.new_ones(image.shape[:2], dtype=torch.bool)
         labels = ids.masked_fill(~keep, -100)
         labels[:, 0] = -100
-        return whole(text, image.to(text.dtype)), whole(keep, ones), whole(labels, torch.full_like(ones, -100, dtype=torch.long))
+        return whole(text, image.to(text.dtype)), whole(keep, ones), whole(labels,
+                                                                           torch.full_like(ones, -100,
+                                                                                           dtype=torch.long))
 
     def language(self, ids, keep, clip_image, with_loss):
         embeds, mask, labels = self.splice(ids, keep, clip_image)
-        return self.llm(inputs_embeds=embeds, attention_mask=mask.long(), labels=labels if with_loss else None, use_cache=False,
+        return self.llm(inputs_embeds=embeds, attention_mask=mask.long(), labels=labels if with_loss else None,
+                        use_cache=False,
                         output_hidden_states=True)
 
     def forward(self, batch, passes=2):
@@ -75,10 +80,11 @@ class PrsMed(nn.Module):
 
     @torch.no_grad()
     def predict(self, batch, new_tokens):
-        """As published: generate with a KV cache, then encode the picture, then a full pass of its own for the hidden states."""
+        """As published: generate with a KV cache, encode the image, then a full pass for the hidden states."""
         ids, keep = batch["text_ids"], batch["text_mask"]
         embeds, mask, _ = self.splice(ids, keep, batch["clip_image"])
-        answer = self.llm.generate(inputs_embeds=embeds, attention_mask=mask.long(), max_new_tokens=new_tokens, min_new_tokens=new_tokens,
+        answer = self.llm.generate(inputs_embeds=embeds, attention_mask=mask.long(), max_new_tokens=new_tokens,
+                                   min_new_tokens=new_tokens,
                                    do_sample=False, use_cache=True, pad_token_id=0)
         embedding = self.image_encoder(batch["sam_image"])
         hidden = self.language(ids, keep, batch["clip_image"], with_loss=False).hidden_states[-1]
@@ -93,12 +99,13 @@ def losses(outputs, batch):
     return {"loss.text": text, "loss.mask": mask, "loss.class": classes, "loss.total": mask + 0.5 * classes + text}
 
 
-def random_batch(sizes, pictures, questions, text_tokens, seed=0):
-    """Random pictures, and for each as many random texts in rows of their own that repeat the picture, as the original's loader
-    makes them; `text_tokens` counts the image placeholder once, as in the sequence length `text_tokens + patches - 1`."""
+def random_batch(sizes, num_images, questions, text_tokens, seed=0):
+    """Random images with `questions` random texts each, in separate rows that repeat the image, like the published data
+    loader. `text_tokens` counts the image placeholder once, as in the sequence length `text_tokens + patches - 1`."""
     rng = torch.Generator().manual_seed(seed)
-    b, n, side = pictures * questions, text_tokens, sizes["sam_image_size"]
-    repeated = lambda channels, side: torch.randn(pictures, channels, side, side, generator=rng).repeat_interleave(questions, 0)
+    b, n, side = num_images * questions, text_tokens, sizes["sam_image_size"]
+    repeated = lambda channels, side: torch.randn(num_images, channels, side, side,
+                                                  generator=rng).repeat_interleave(questions, 0)
     clip_side = sizes["clip"]["image_size"]
     ids = torch.randint(3, sizes["llm"]["vocab_size"], (b, n), generator=rng)
     ids[:, 0], ids[:, 1] = BOS, IMAGE_TOKEN

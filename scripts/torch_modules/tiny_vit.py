@@ -1,7 +1,7 @@
 """TinyViT as SAM's `vit_t` builds it (MobileSAM, TinySAM): own module, parameters named as in those checkpoints.
 
-Differences from timm's `TinyVit`: names, the last patch merging has stride 1, and a convolutional neck follows the last stage.
-The unused classifier (`norm_head`, `head`) is left out.
+Differences from timm's `TinyVit`: names, the last patch merging has stride 1, and a convolutional neck follows the last
+stage. The unused classifier (`norm_head`, `head`) is left out.
 """
 
 import torch

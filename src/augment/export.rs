@@ -1,13 +1,14 @@
-//! Writes pairs as a data root.
+//! Writes image+mask pairs as a data root.
 //!
 //! ```text
 //! ROOT/CLASS/train_images/NAME.png   ROOT/CLASS/train_masks/NAME.png   ROOT/annotations/CLASS.csv
 //! ROOT/rejected/CLASS/NAME.png, NAME_mask.png                          ROOT/manifest.jsonl
 //! ```
 //!
-//! A pair's files are written first, then its line in the journal: a pair that has a line is complete, and one that was
-//! cut off is made again under the same name. The CSV files are made from the journal alone. Pictures are PNGs: JPEG
-//! would change held pixels. Names avoid `ISIC` and `_Segmentation`, which the original loader gives a meaning.
+//! The files of a pair are written first, then its line in the journal `manifest.jsonl`. So a pair with a line is
+//! complete, and a pair whose writing was interrupted is made again under the same name. The CSV files are written
+//! from the journal alone. Images are PNG files because JPEG would change preserved pixels. Names do not contain
+//! `ISIC` or `_Segmentation`, which the original PRS-Med loader treats specially.
 
 mod journal;
 mod record;
@@ -19,35 +20,33 @@ use std::path::{Path, PathBuf};
 
 use image::{DynamicImage, GrayImage, ImageFormat, RgbImage};
 use rand::Rng;
-use sha2::{Digest, Sha256};
 
 pub use self::journal::Journal;
 pub use self::record::{LoraUse, Record, Text};
+pub use crate::data::held_out::JOURNAL;
 
-use super::hold::is_grey;
+use super::inpaint_mask::is_grey;
 use super::settings::Mode;
 use crate::data::decode;
 use crate::data::image::foreground;
-use crate::data::manifest::{Manifest, Row, Split};
+use crate::data::manifest::{Row, Split};
 use crate::data::position;
 use crate::data::templates::{self, Templates, Words};
 use crate::error::{Error, Result};
-use crate::place::{Zones, first_place};
+use crate::location::{Zones, first_location};
 use crate::tensor::weights::write_bytes;
 
-/// The journal's name in a data root.
-pub const JOURNAL: &str = "manifest.jsonl";
-
-/// A mask to be written.
+/// The mask that is written with a pair.
 #[derive(Debug, Clone, Copy)]
 pub enum MaskSource<'a> {
-    /// The unchanged mask of the source picture: a PNG is copied byte for byte, another file becomes a PNG of equal pixels.
+    /// The unchanged mask of the source image. A PNG file is copied byte for byte; other formats become a PNG with
+    /// equal pixels.
     Unchanged(&'a Path),
-    /// A new mask; written as 0 and 255.
+    /// A new mask, written with the values 0 and 255.
     Made(&'a GrayImage),
 }
 
-/// A data root in the making.
+/// A data root of pairs, open for writing.
 #[derive(Debug)]
 pub struct Export {
     root: PathBuf,
@@ -55,10 +54,11 @@ pub struct Export {
 }
 
 impl Export {
-    /// Tells a data root of pairs, or what may become one, from somebody's data set.
+    /// Fails when `root` is a data root that this program did not generate, so that a user's data set is never
+    /// changed.
     ///
     /// # Errors
-    /// [`Error::Data`] when `root` holds annotations but no journal.
+    /// [`Error::Data`] when `root` contains annotations but no journal.
     pub fn refuse_foreign(root: &Path) -> Result<()> {
         let is_data_set = ["annotations", "annotation"].iter().any(|name| root.join(name).exists());
         if is_data_set && !root.join(JOURNAL).exists() {
@@ -71,7 +71,7 @@ impl Export {
         Ok(())
     }
 
-    /// Opens or begins the data root `root`.
+    /// Opens the data root `root`, or creates it.
     ///
     /// # Errors
     /// As [`Self::refuse_foreign`] and [`Journal::open`]; [`Error::Io`].
@@ -81,7 +81,7 @@ impl Export {
         let existed = journal.exists();
         fs::create_dir_all(root).map_err(Error::io(root, "create"))?;
         let this = Self { root: root.to_path_buf(), journal: Journal::open(&journal)? };
-        // a revision that was stopped has moved files already
+        // an interrupted revision may have moved files already
         for record in this.journal.records() {
             this.settle(record)?;
         }
@@ -91,16 +91,16 @@ impl Export {
         Ok(this)
     }
 
-    /// The folder.
+    /// The folder of the data root.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Puts `records` in the place of those in the journal (same pairs, new verdicts) and moves files to where they then
-    /// belong. What was stopped on the way is undone by [`Self::open`].
+    /// Replaces the journal's records by `records` (the same pairs with new decisions) and moves files accordingly.
+    /// After an interruption, [`Self::open`] moves the files back.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Data`] when files of a pair are nowhere.
+    /// [`Error::Io`]; [`Error::Data`] when a file of a pair is missing.
     pub fn revise(&mut self, records: &[Record]) -> Result<()> {
         for record in records {
             if let Some(missing) = self.settle(record)? {
@@ -110,7 +110,8 @@ impl Export {
         self.journal.replace(records)
     }
 
-    /// Moves a pair's files to where its verdict wants them; a file that is nowhere, if any.
+    /// Moves the files of a pair to the folder that its decision asks for. Returns the first file that exists in
+    /// neither folder.
     fn settle(&self, record: &Record) -> Result<Option<PathBuf>> {
         let (image, mask) = self.paths(record);
         let (old_image, old_mask) = self.paths(&Record { accepted: !record.accepted, ..record.clone() });
@@ -128,34 +129,34 @@ impl Export {
         Ok(None)
     }
 
-    /// What was written so far.
+    /// The journal of the pairs written so far.
     pub fn journal(&self) -> &Journal {
         &self.journal
     }
 
-    /// Writes the files of a pair, then its record; rejected pairs go to `rejected/`, out of the loader's sight.
+    /// Writes the files of a pair, then its record. Rejected pairs go to `rejected/`, which data loaders do not read.
     ///
     /// # Errors
-    /// [`Error::Shape`] when picture and mask differ in size, [`Error::Data`] for a source mask that cannot be decoded or
-    /// a record that is not right (see [`Journal::append`]), [`Error::Io`].
-    pub fn write(&mut self, picture: &RgbImage, mask: MaskSource, record: Record) -> Result<()> {
+    /// [`Error::Shape`] when image and mask differ in size, [`Error::Data`] for a source mask that cannot be decoded
+    /// or an invalid record (see [`Journal::append`]), [`Error::Io`].
+    pub fn write(&mut self, image: &RgbImage, mask: MaskSource, record: Record) -> Result<()> {
         self.journal.check(&record)?;
         let (mask_png, size) = mask_png(mask)?;
-        if size != picture.dimensions() {
-            let ((w, h), (mask_w, mask_h)) = (picture.dimensions(), size);
-            return Err(Error::Shape { reason: format!("the picture is {w}x{h}, its mask {mask_w}x{mask_h}") });
+        if size != image.dimensions() {
+            let ((w, h), (mask_w, mask_h)) = (image.dimensions(), size);
+            return Err(Error::Shape { reason: format!("the image is {w}x{h}, its mask {mask_w}x{mask_h}") });
         }
         let (image_path, mask_path) = self.paths(&record);
         for path in [&image_path, &mask_path] {
             let folder = path.parent().unwrap_or(&self.root);
             fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
         }
-        write_bytes(&image_path, &picture_png(picture)?)?;
+        write_bytes(&image_path, &image_png(image)?)?;
         write_bytes(&mask_path, &mask_png)?;
         self.journal.append(record)
     }
 
-    /// Where a pair's picture and mask lie.
+    /// Paths of a pair's image and mask.
     pub fn paths(&self, record: &Record) -> (PathBuf, PathBuf) {
         let Record { class, name, .. } = record;
         if record.accepted {
@@ -167,7 +168,7 @@ impl Export {
         (folder.join(format!("{name}.png")), folder.join(format!("{name}_mask.png")))
     }
 
-    /// Writes `annotations/CLASS.csv` of all classes, atomically, from the accepted pairs of the journal; returns the
+    /// Writes `annotations/CLASS.csv` of all classes, atomically, from the accepted pairs of the journal. Returns the
     /// number of rows. The file of a class without accepted pairs is removed.
     ///
     /// # Errors
@@ -197,41 +198,7 @@ impl Export {
     }
 }
 
-/// Takes out synthetic rows of `manifest` whose source is now a picture of `val` or `test` (a `val` that was cut from the
-/// training rows, for example), as far as the manifests of their data roots say it; returns their number.
-///
-/// # Errors
-/// [`Error::Io`]; [`Error::Data`] for a damaged manifest.
-pub fn drop_pairs_of_held_out(manifest: &mut Manifest) -> Result<usize> {
-    let roots: BTreeSet<PathBuf> = manifest
-        .synthetic_rows()
-        .into_iter()
-        .filter_map(|row| Some(manifest.rows[row].mask_path.ancestors().nth(3)?.join(JOURNAL)))
-        .filter(|journal| journal.exists())
-        .collect();
-    if roots.is_empty() {
-        return Ok(0);
-    }
-    let held_out: BTreeSet<&Path> = manifest
-        .rows
-        .iter()
-        .filter(|row| !row.synthetic && row.split != Split::Train)
-        .map(|row| row.image_path.as_path())
-        .collect();
-    let sums: BTreeSet<String> = held_out.into_iter().map(sha256).collect::<Result<_>>()?;
-    let mut leaking: BTreeSet<PathBuf> = BTreeSet::new();
-    for path in roots {
-        let root = path.parent().unwrap_or(&path).to_path_buf();
-        for record in Journal::read(&path)?.iter().filter(|record| sums.contains(&record.source_sha256)) {
-            leaking.insert(root.join(&record.class).join("train_masks").join(format!("{}.png", record.name)));
-        }
-    }
-    let before = manifest.rows.len();
-    manifest.rows.retain(|row| !row.synthetic || !leaking.contains(&row.mask_path));
-    Ok(before - manifest.rows.len())
-}
-
-/// Removes files that a stopped run was writing: `NAME.tmp-...`, in `folder` and so many levels of folders below it.
+/// Removes the temporary files `NAME.tmp-...` of an interrupted run, in `folder` and up to `levels` levels below it.
 fn remove_unfinished(folder: &Path, levels: usize) -> Result<()> {
     const WRITTEN: [&str; 4] = [".png.tmp-", ".csv.tmp-", ".json.tmp-", ".jsonl.tmp-"];
     for entry in fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
@@ -248,7 +215,7 @@ fn remove_unfinished(folder: &Path, levels: usize) -> Result<()> {
     Ok(())
 }
 
-/// The bytes of one annotation file and its number of rows.
+/// Contents of one annotation file and its number of rows.
 fn csv(path: &Path, records: &[&Record]) -> Result<(Vec<u8>, usize)> {
     let failed = |error: csv::Error| Error::io(path, "write")(error.into());
     let mut out = csv::Writer::from_writer(Vec::new());
@@ -270,15 +237,15 @@ fn csv(path: &Path, records: &[&Record]) -> Result<(Vec<u8>, usize)> {
     Ok((bytes, rows))
 }
 
-/// A PNG of the picture; grey pictures are stored as grey.
-fn picture_png(picture: &RgbImage) -> Result<Vec<u8>> {
-    let picture = DynamicImage::ImageRgb8(picture.clone());
-    png(&if picture.as_rgb8().is_some_and(is_grey) {
-        // Equal channels: the first is the grey level, whatever weights a conversion has.
-        let levels = picture.as_bytes().iter().step_by(3).copied().collect();
-        GrayImage::from_raw(picture.width(), picture.height(), levels).map_or(picture, DynamicImage::ImageLuma8)
+/// The image as PNG; a grey image is stored with one channel.
+fn image_png(image: &RgbImage) -> Result<Vec<u8>> {
+    let image = DynamicImage::ImageRgb8(image.clone());
+    png(&if image.as_rgb8().is_some_and(is_grey) {
+        // All channels are equal, so the first one is the grey level. A weighted conversion could round.
+        let levels = image.as_bytes().iter().step_by(3).copied().collect();
+        GrayImage::from_raw(image.width(), image.height(), levels).map_or(image, DynamicImage::ImageLuma8)
     } else {
-        picture
+        image
     })
 }
 
@@ -295,26 +262,18 @@ fn mask_png(mask: MaskSource) -> Result<(Vec<u8>, (u32, u32))> {
     }
 }
 
-fn png(picture: &DynamicImage) -> Result<Vec<u8>> {
+fn png(image: &DynamicImage) -> Result<Vec<u8>> {
     let mut bytes = Cursor::new(Vec::new());
-    picture
+    image
         .write_to(&mut bytes, ImageFormat::Png)
         .map_err(|error| Error::Shape { reason: format!("cannot be written as PNG: {error}") })?;
     Ok(bytes.into_inner())
 }
 
-/// The SHA-256 of a file, in hexadecimal digits.
-///
-/// # Errors
-/// [`Error::Io`].
-pub fn sha256(path: &Path) -> Result<String> {
-    Ok(format!("{:x}", Sha256::digest(fs::read(path).map_err(Error::io(path, "read"))?)))
-}
-
-/// Parts of a name that loaders give a meaning, in lower case, and what stands for them.
+/// Parts of a file name that data loaders treat specially, in lower case, and their replacements.
 const MEANINGS: [(&str, &str); 5] =
     [("isic", "derm"), ("_segmentation", ""), ("train_masks", "tm"), ("train_images", "ti"), ("_mask", "")];
-/// Longest part of a source's name that is kept.
+/// Longest part of a source's name that is used.
 const NAME_CHARS: usize = 100;
 
 /// The name of pair `index` made from `source`: unique by its index, made of letters, digits, `_` and `-`.
@@ -322,7 +281,7 @@ pub fn name(source: &Path, mode: Mode, index: u64) -> String {
     let stem = source.file_stem().unwrap_or_default().to_string_lossy();
     let legal = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
     let mut name: String = stem.chars().take(NAME_CHARS).map(legal).collect();
-    // Taking one out may put another together.
+    // A replacement may create a new match.
     while let Some((at, found, with)) =
         MEANINGS.iter().find_map(|(found, with)| Some((name.to_ascii_lowercase().find(found)?, found, with)))
     {
@@ -331,33 +290,48 @@ pub fn name(source: &Path, mode: Mode, index: u64) -> String {
     format!("{}_{}_{index:06}", if name.is_empty() { "pair" } else { &name }, mode.name())
 }
 
-/// The texts of a pair whose mask is the source's: the row's own, with the mask's grid cell where the row has no position.
+/// A note for the user if pairs have other file names than their sources.
+pub fn renaming_note<'a>(mut sources: impl Iterator<Item = &'a Path>) -> Option<String> {
+    let stem = |source: &Path| source.file_stem().unwrap_or_default().to_string_lossy().to_lowercase();
+    let is_renamed = |source: &&Path| MEANINGS.iter().any(|(found, _)| stem(source).contains(found));
+    let first = sources.find(is_renamed)?;
+    let file = first.file_name().unwrap_or_default().to_string_lossy();
+    Some(format!(
+        "some pairs have other file names than their sources (`{file}` becomes `{}.png`), because PRS-Med's loaders \
+         treat names with `ISIC` and similar parts specially; `manifest.jsonl` gives the source of each pair",
+        name(first, Mode::KeepLesion, 0)
+    ))
+}
+
+/// The texts of a pair that uses the source's mask: the texts of the row. A row without a position gets the mask's
+/// grid cell.
 ///
 /// # Errors
 /// [`Error::Shape`] when the mask is empty.
 pub fn texts_of_row(row: &Row, mask: &GrayImage) -> Result<Text> {
     let stated = row.position.as_deref().map(str::trim).filter(|position| !position.is_empty());
-    let position = match stated.map(str::to_owned).or_else(|| Some(first_place(&row.answer)?.to_string())) {
+    let position = match stated.map(str::to_owned).or_else(|| Some(first_location(&row.answer)?.to_string())) {
         Some(position) => position,
         None => zone(mask, Zones::Grid)?,
     };
     Ok(Text::new(&row.question, &row.answer, &position))
 }
 
-/// The texts of a pair with a mask of its own: a template's question and answer with the mask's place, in the words of
-/// the row's (`upper left` or `top left`).
+/// The texts of a pair with a new mask: question and answer from a template, with the location of the mask. The row
+/// decides between the words `upper left` and `top left`.
 ///
 /// # Errors
 /// [`Error::Shape`] when the mask is empty.
 pub fn texts_of_mask(
     row: &Row,
     mask: &GrayImage,
-    (target, image): (&str, &str),
+    target: &str,
+    image: &str,
     templates: &Templates,
     rng: &mut impl Rng,
 ) -> Result<Text> {
-    let said = format!("{} {}", row.position.as_deref().unwrap_or_default(), row.answer).to_lowercase();
-    let zones = if ["top", "bottom"].iter().any(|word| said.split(|c: char| !c.is_alphanumeric()).any(|w| w == *word)) {
+    let text = format!("{} {}", row.position.as_deref().unwrap_or_default(), row.answer).to_lowercase();
+    let zones = if ["top", "bottom"].iter().any(|word| text.split(|c: char| !c.is_alphanumeric()).any(|w| w == *word)) {
         Zones::Quadrants
     } else {
         Zones::Grid
@@ -369,15 +343,15 @@ pub fn texts_of_mask(
     Ok(Text::new(&words.fill(question), &words.fill(answer), &zone))
 }
 
-/// The label of the place of a mask.
+/// The location label of a mask.
 fn zone(mask: &GrayImage, zones: Zones) -> Result<String> {
     let region = position::whole(&foreground(mask));
-    let region = region.ok_or_else(|| Error::Shape { reason: "an empty mask has no place".to_owned() })?;
-    let place = match zones {
+    let region = region.ok_or_else(|| Error::Shape { reason: "an empty mask has no location".to_owned() })?;
+    let position = match zones {
         Zones::Grid => position::grid(&region, mask.dimensions()),
         Zones::Quadrants => position::quadrant(&region, mask.dimensions()).position,
     };
-    Ok(place.label(zones))
+    Ok(position.label(zones))
 }
 
 #[cfg(test)]

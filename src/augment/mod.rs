@@ -1,17 +1,18 @@
-//! New image+mask pairs from diffusion models: made, filtered, judged.
+//! Image+mask pairs from diffusion models: generation, filtering, quality metrics and an ablation of their use.
 //!
-//! Read [`generate`] first: sources and prompts -> latents -> pictures with held labels -> a data root.
+//! Start reading at [`generate`]: source images and prompts -> latents -> generated images with preserved labels -> a
+//! new data root.
 
-pub mod blueprint;
-pub mod donor;
+pub mod ablation;
+pub mod dry_run;
 pub mod export;
 pub mod filter;
 pub mod generate;
-pub mod hold;
-mod kept;
+pub mod inpaint_mask;
+pub mod mask_bank;
 pub mod pipeline;
+pub mod pipeline_config;
 pub mod prompt;
 pub mod quality;
-pub mod rehearsal;
+mod saved_settings;
 pub mod settings;
-pub mod study;

@@ -1,13 +1,14 @@
-//! From prompts and pictures to pictures: encode prompts, encode, denoise, decode.
+//! Diffusion pipeline: prompts and images to generated images in four steps: encode prompts, encode images, denoise,
+//! decode.
 //!
-//! Networks run in one dtype (bf16 by default), latents and the sampler's arithmetic are fp32. Prompts are encoded once,
-//! before the other networks are loaded, and the text encoders are dropped. Legend: b batch, s side of the latents,
-//! S side of the pictures.
+//! Networks run in one dtype (bf16 by default); latents and the sampler's arithmetic are fp32. Prompts are encoded
+//! first, and the text encoders are freed before the other networks are loaded. Legend: b batch, s side of the
+//! latents, S side of the images.
 //!
-//! Deviation from diffusers: latents are not rounded to the networks' dtype after each step; a held region is held also
-//! for 9-channel inpainting networks.
+//! Deviations from diffusers: latents are not rounded to the networks' dtype after each step. Preserved regions are
+//! also kept fixed for 9-channel inpainting networks.
 
-use super::blueprint::{Blueprint, Part};
+use super::pipeline_config::{Part, PipelineConfig};
 use super::settings::{AugmentConfig, Decode};
 use crate::data::text::clip_bpe::ClipTokenizer;
 use crate::models::diffusion::controlnet::ControlNet;
@@ -17,10 +18,10 @@ use crate::models::diffusion::text::ClipText;
 use crate::models::diffusion::unet::{Added, Conditioning, Unet};
 use crate::models::diffusion::vae::Vae;
 use crate::tensor::store::{Role, Store, StoreOptions};
-use crate::tensor::{Device, Kind, META, Tensor, dims, guard, ledger, meta, no_grad, rng, scope};
+use crate::tensor::{Device, Kind, META, Tensor, dims, guard, ledger, meta, module_path, no_grad, rng};
 use crate::{Error, Result};
 
-/// What a prompt says to the networks.
+/// Encoded prompt.
 #[derive(Debug)]
 pub struct Embedding {
     /// `[77, d]`
@@ -29,58 +30,58 @@ pub struct Embedding {
     pooled: Option<Tensor>,
 }
 
-/// The numbers of texts in a list of prompts.
+/// Indices of a prompt and its negative prompt in a list of texts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PromptPair {
-    /// What is wanted.
+    /// The prompt.
     pub positive: usize,
-    /// What is not; unused without guidance.
+    /// The negative prompt; unused without guidance.
     pub negative: usize,
 }
 
-/// Where and in which dtype networks live.
+/// Device and dtype of the networks, and seed of random weights.
 #[derive(Debug, Clone, Copy)]
-pub struct Place {
-    /// Of every tensor.
+pub struct Placement {
+    /// Device of every tensor.
     pub device: Device,
-    /// Of UNet, ControlNet and text encoders.
+    /// Dtype of UNet, ControlNet and text encoders.
     pub kind: Kind,
-    /// Of random weights.
+    /// Seed of random weights.
     pub seed: u64,
 }
 
-impl Place {
-    fn store(self, blueprint: &Blueprint, kind: Kind) -> Store {
-        let initialise = blueprint.weights == super::blueprint::Weights::Random;
+impl Placement {
+    fn store(self, pipeline_config: &PipelineConfig, kind: Kind) -> Store {
+        let initialise = pipeline_config.weights == super::pipeline_config::Weights::Random;
         Store::new(StoreOptions { device: self.device, frozen_kind: kind, initialise })
     }
 
-    /// Builds a network and fills it.
+    /// Builds a network and loads its weights.
     fn network<T>(
         self,
-        blueprint: &Blueprint,
+        pipeline_config: &PipelineConfig,
         part: Part,
         kind: Kind,
-        build: impl FnOnce(&crate::tensor::store::Scope) -> T,
+        build: impl FnOnce(&crate::tensor::store::VarPath) -> T,
     ) -> Result<(T, Store)> {
-        let store = self.store(blueprint, kind);
-        // each network has the same random weights whatever was built before it
+        let store = self.store(pipeline_config, kind);
+        // a network's random weights do not depend on the networks built before it
         rng::seed(self.seed);
         let network = guard::guard(|| Ok(no_grad(|| build(&store.root(Role::Frozen)))))?;
         if self.device != META {
-            blueprint.fill(part, &store)?;
+            pipeline_config.fill(part, &store)?;
         }
         Ok((network, store))
     }
 }
 
-/// Ids of texts: of each text encoder, of each text, [`crate::data::text::clip_bpe::CONTEXT`] each.
+/// Token ids by text encoder and text, [`crate::data::text::clip_bpe::CONTEXT`] each.
 pub type TextIds = Vec<Vec<Vec<i64>>>;
 
-/// Ids of `texts`, and the texts that were cut.
+/// Token ids of `texts`, and the indices of texts that were truncated.
 ///
 /// # Errors
-/// What the tokenizer says.
+/// Errors of the tokenizer.
 pub fn tokenize(tokenizers: &[ClipTokenizer], texts: &[String]) -> Result<(TextIds, Vec<usize>)> {
     let mut cut = Vec::new();
     let mut ids = vec![Vec::new(); tokenizers.len()];
@@ -96,33 +97,33 @@ pub fn tokenize(tokenizers: &[ClipTokenizer], texts: &[String]) -> Result<(TextI
     Ok((ids, cut))
 }
 
-/// Encodes texts, one after another, and drops the encoders. `ids` are those of [`tokenize`]; an empty text is all zeros
-/// where the pipeline wants that. `adapters` change the encoders first.
+/// Encodes texts one after another and frees the encoders. `ids` come from [`tokenize`]. Empty texts become zeros if
+/// the pipeline asks for that. LoRA `adapters` are merged into the encoders first.
 ///
 /// # Errors
 /// [`Error::Weights`]; typed errors of libtorch.
 pub fn encode_prompts(
-    blueprint: &Blueprint,
-    place: Place,
+    pipeline_config: &PipelineConfig,
+    placement: Placement,
     ids: &[Vec<Vec<i64>>],
     is_empty: &[bool],
     adapters: &[(Vec<Adapter>, f64)],
 ) -> Result<Vec<Embedding>> {
-    let sdxl = blueprint.unet.is_sdxl();
+    let sdxl = pipeline_config.unet.is_sdxl();
     let mut contexts: Vec<Vec<Tensor>> = (0..is_empty.len()).map(|_| Vec::new()).collect();
     let mut pooled: Vec<Option<Tensor>> = (0..is_empty.len()).map(|_| None).collect();
-    for (number, config) in blueprint.texts.iter().enumerate() {
+    for (number, config) in pipeline_config.texts.iter().enumerate() {
         let projects = sdxl && number == 1;
         let part = Part::Text(number);
         let (encoder, store) =
-            place.network(blueprint, part, place.kind, |scope| ClipText::new(scope, config, projects))?;
+            placement.network(pipeline_config, part, placement.kind, |scope| ClipText::new(scope, config, projects))?;
         let component = if number == 0 { lora::Component::TextEncoder } else { lora::Component::TextEncoder2 };
         merge(&store, component, adapters)?;
-        let _scope = scope::enter_at("text_encoder", number);
+        let _module = module_path::enter_at("text_encoder", number);
         for (text, ids) in ids[number].iter().enumerate() {
             guard::guard(|| {
                 no_grad(|| {
-                    let ids = on(place.device, &Tensor::from_slice(ids).view([1, -1]));
+                    let ids = on(placement.device, &Tensor::from_slice(ids).view([1, -1]));
                     let out = encoder.forward(&ids);
                     let context = if sdxl { out.penultimate } else { out.last };
                     contexts[text].push(to_host(&context.squeeze_dim(0)));
@@ -139,7 +140,7 @@ pub fn encode_prompts(
             [one] => one.shallow_clone(),
             several => Tensor::cat(several, -1),
         };
-        if empty && blueprint.zero_without_negative {
+        if empty && pipeline_config.zero_without_negative {
             return Embedding { context: context.zeros_like(), pooled: pooled.map(|p| p.zeros_like()) };
         }
         Embedding { context, pooled }
@@ -147,41 +148,36 @@ pub fn encode_prompts(
     guard::guard(|| Ok(no_grad(|| joined.collect())))
 }
 
-/// What a batch is made from.
+/// Inputs of a batch.
 #[derive(Debug)]
 pub struct Batch {
-    /// `[b, 3, S, S]` fp32 in -1..=1; none for `mask_to_image`.
+    /// `[b, 3, S, S]` fp32 in -1..=1; `None` for `mask_to_image`.
     pub pixels: Option<Tensor>,
-    /// `[b, 1, s, s]` fp32, 1 = made new; none where everything is.
+    /// `[b, 1, s, s]` fp32, 1 = repaint; `None` = repaint everything.
     pub repaint: Option<Tensor>,
-    /// Whether latents outside `repaint` are held at every step (diffusers does not for inpainting networks).
-    pub holds: bool,
-    /// `[b, 3, S, S]` fp32 in 0..=1, for the ControlNet.
+    /// Whether latents outside `repaint` are reset to the source's at every step (diffusers does not do this for
+    /// inpainting networks).
+    pub preserves: bool,
+    /// `[b, 3, S, S]` fp32 in 0..=1, input of the ControlNet.
     pub control: Option<Tensor>,
     /// `[b, 4, s, s]` fp32, see [`Generator::noise`].
     pub noise: Tensor,
-    /// One for each picture.
+    /// Prompts of each image.
     pub prompts: Vec<PromptPair>,
 }
 
-/// The networks that turn noise into pictures.
+/// UNet, autoencoder and optional ControlNet, ready to generate images.
 pub struct Generator {
-    blueprint: Blueprint,
+    pipeline_config: PipelineConfig,
     config: AugmentConfig,
-    place: Place,
+    placement: Placement,
     unet: Unet,
     controlnet: Option<ControlNet>,
     vae: Vae,
     vae_kind: Kind,
     sampler: Sampler,
-    // the tensors of the networks
+    // own the tensors of the networks
     _stores: Vec<Store>,
-}
-
-impl std::fmt::Debug for Generator {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Generator").field("family", &self.blueprint.family()).finish_non_exhaustive()
-    }
 }
 
 /// `tensor` on the device; on the meta device only its sizes.
@@ -189,7 +185,7 @@ fn on(device: Device, tensor: &Tensor) -> Tensor {
     if device == META { Tensor::empty(tensor.size(), (tensor.kind(), META)) } else { tensor.to_device(device) }
 }
 
-/// A copy where it does not take the card's memory; nobody counts the host of a rehearsed card.
+/// A copy in host memory, which is not counted in a plan for a GPU.
 fn to_host(tensor: &Tensor) -> Tensor {
     match tensor.device() {
         Device::Cpu => tensor.copy(),
@@ -210,43 +206,43 @@ fn merge(store: &Store, component: lora::Component, adapters: &[(Vec<Adapter>, f
 }
 
 impl Generator {
-    /// Loads UNet, autoencoder and, where there is one, ControlNet.
+    /// Loads UNet, autoencoder and, if the pipeline has one, ControlNet.
     ///
     /// # Errors
     /// [`Error::Weights`]; [`Error::Config`] for a sampler that the model does not allow; [`Error::OutOfMemory`].
     pub fn load(
-        blueprint: &Blueprint,
+        pipeline_config: &PipelineConfig,
         config: &AugmentConfig,
-        place: Place,
+        placement: Placement,
         adapters: &[(Vec<Adapter>, f64)],
     ) -> Result<Self> {
-        let mut scheduler = blueprint.scheduler.clone();
+        let mut scheduler = pipeline_config.scheduler.clone();
         let kind = match config.sampler.kind() {
             Some((kind, karras)) => {
                 scheduler.use_karras_sigmas = karras;
                 kind
             }
-            None => blueprint.sampler,
+            None => pipeline_config.sampler,
         };
         let sampler = Sampler::new(kind, &scheduler, config.steps)?;
-        let vae_kind = Self::vae_kind(blueprint, place.kind);
+        let vae_kind = Self::vae_kind(pipeline_config, placement.kind);
         let (vae, vae_store) =
-            place.network(blueprint, Part::Vae, vae_kind, |scope| Vae::new(scope, &blueprint.vae))?;
-        let (unet, unet_store) =
-            place.network(blueprint, Part::Unet, place.kind, |scope| Unet::new(scope, &blueprint.unet))?;
+            placement.network(pipeline_config, Part::Vae, vae_kind, |scope| Vae::new(scope, &pipeline_config.vae))?;
+        let (unet, unet_store) = placement
+            .network(pipeline_config, Part::Unet, placement.kind, |scope| Unet::new(scope, &pipeline_config.unet))?;
         merge(&unet_store, lora::Component::Unet, adapters)?;
         let mut stores = vec![vae_store, unet_store];
         let mut controlnet = None;
-        if let Some(sizes) = &blueprint.controlnet {
-            let (network, store) =
-                place.network(blueprint, Part::ControlNet, place.kind, |scope| ControlNet::new(scope, sizes))?;
+        if let Some(sizes) = &pipeline_config.controlnet {
+            let (network, store) = placement
+                .network(pipeline_config, Part::ControlNet, placement.kind, |scope| ControlNet::new(scope, sizes))?;
             controlnet = Some(network);
             stores.push(store);
         }
         Ok(Self {
-            blueprint: blueprint.clone(),
+            pipeline_config: pipeline_config.clone(),
             config: config.clone(),
-            place,
+            placement,
             unet,
             controlnet,
             vae,
@@ -256,14 +252,14 @@ impl Generator {
         })
     }
 
-    /// SDXL's autoencoder overflows in fp16.
-    fn vae_kind(blueprint: &Blueprint, kind: Kind) -> Kind {
-        if kind == Kind::Half && blueprint.vae.force_upcast { Kind::Float } else { kind }
+    /// Dtype of the autoencoder: SDXL's overflows in fp16.
+    fn vae_kind(pipeline_config: &PipelineConfig, kind: Kind) -> Kind {
+        if kind == Kind::Half && pipeline_config.vae.force_upcast { Kind::Float } else { kind }
     }
 
-    /// Pixels of one latent cell.
+    /// Image pixels per latent cell.
     pub fn cell_px(&self) -> i64 {
-        self.blueprint.vae.downscale()
+        self.pipeline_config.vae.downscale()
     }
 
     /// Side of the latents.
@@ -271,18 +267,18 @@ impl Generator {
         self.config.image_size / self.cell_px()
     }
 
-    /// Makes a batch of pictures; `on_step` hears every denoising step.
+    /// Generates a batch of images; `on_step` is called after every denoising step.
     ///
     /// # Shapes
     /// To `[b, S, S, 3]` bytes on the host.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`], other typed errors of libtorch, [`Error::Diverged`] when a picture is not finite.
+    /// [`Error::OutOfMemory`], other typed errors of libtorch, [`Error::Diverged`] when an image is not finite.
     pub fn sample(&self, batch: &Batch, embeddings: &[Embedding], on_step: impl FnMut()) -> Result<Tensor> {
         guard::guard(|| no_grad(|| Ok(bytes(&self.render(batch, embeddings, on_step)?))))
     }
 
-    /// The same, not rounded.
+    /// As [`Self::sample`], without rounding.
     ///
     /// # Shapes
     /// To `[b, 3, S, S]` fp32 in -1..=1 and a little beyond.
@@ -299,22 +295,22 @@ impl Generator {
         })
     }
 
-    /// Latents of the batch's pictures, and where the trajectory begins.
+    /// Encodes the batch's images and prepares the first step.
     pub(super) fn start(&self, batch: &Batch) -> Start {
-        let _scope = scope::enter("encode");
+        let _module = module_path::enter("encode");
         let noise = &batch.noise;
         let [b, _c, side, _] = dims(noise);
         let clean = batch.pixels.as_ref().map(|pixels| self.encode(pixels));
-        let masked = (self.blueprint.inpaints()).then(|| {
+        let masked = (self.pipeline_config.inpaints()).then(|| {
             if let (Some(pixels), Some(repaint)) = (&batch.pixels, &batch.repaint) {
                 let keep = 1.0 - repaint.upsample_nearest2d(size(pixels), None, None);
                 let latents = self.encode(&(pixels * keep));
                 Tensor::cat(&[&repaint.shallow_clone(), &latents], 1)
             } else {
-                let everything = Tensor::ones([b, 1, side, side], (Kind::Float, self.place.device));
+                let everything = Tensor::ones([b, 1, side, side], (Kind::Float, self.placement.device));
                 let grey = Tensor::zeros(
                     [b, 3, self.config.image_size, self.config.image_size],
-                    (Kind::Float, self.place.device),
+                    (Kind::Float, self.placement.device),
                 );
                 Tensor::cat(&[&everything, &self.encode(&grey)], 1)
             }
@@ -326,7 +322,7 @@ impl Generator {
             Some(clean) if !is_pure => self.sampler.add_noise(clean, noise, first),
             _ => noise * self.sampler.init_noise_scale(),
         };
-        Start { first, start, clean: clean.filter(|_| batch.holds), masked }
+        Start { first, start, clean: clean.filter(|_| batch.preserves), masked }
     }
 
     fn encode(&self, pixels: &Tensor) -> Tensor {
@@ -343,23 +339,28 @@ impl Generator {
                 Tensor::cat(&each.collect::<Vec<_>>(), 0)
             }
         };
-        mean.to_kind(Kind::Float) * self.blueprint.vae.scaling_factor
+        mean.to_kind(Kind::Float) * self.pipeline_config.vae.scaling_factor
     }
 
-    /// Noise of each picture's own seed, so that it does not depend on what else is in the batch.
+    /// Noise from each image's own seed, so that it does not depend on the rest of the batch.
     ///
     /// # Shapes
     /// To `[b, 4, s, s]` fp32.
     pub fn noise(&self, seeds: &[u64]) -> Tensor {
         let _category = ledger::enter(ledger::Category::Inputs);
-        let (channels, side) = (self.blueprint.vae.latent_channels, self.side());
-        let host = if self.place.device == META && meta::target() == meta::Target::Cpu { META } else { Device::Cpu };
+        let (channels, side) = (self.pipeline_config.vae.latent_channels, self.side());
+        let host =
+            if self.placement.device == META && meta::target() == meta::Target::Cpu { META } else { Device::Cpu };
         let each = seeds.iter().map(|&seed| {
             rng::seed(seed);
             Tensor::randn([1, channels, side, side], (Kind::Float, host))
         });
         let noise = Tensor::cat(&each.collect::<Vec<_>>(), 0);
-        if self.place.device == META && host != META { on(META, &noise) } else { noise.to_device(self.place.device) }
+        if self.placement.device == META && host != META {
+            on(META, &noise)
+        } else {
+            noise.to_device(self.placement.device)
+        }
     }
 
     fn conditioning(&self, prompts: &[PromptPair], embeddings: &[Embedding]) -> Conditioning {
@@ -368,7 +369,7 @@ impl Generator {
             rows.extend(prompts.iter().map(|pair| pair.negative));
         }
         rows.extend(prompts.iter().map(|pair| pair.positive));
-        let device = self.place.device;
+        let device = self.placement.device;
         let stacked = |of: &dyn Fn(&Embedding) -> Tensor| {
             let rows: Vec<Tensor> = rows.iter().map(|&row| of(&embeddings[row])).collect();
             let stacked = Tensor::stack(&rows, 0);
@@ -377,7 +378,6 @@ impl Generator {
         let context = stacked(&|e| e.context.shallow_clone());
         let added = embeddings.first().and_then(|e| e.pooled.as_ref()).map(|_| {
             let pooled = stacked(&|e| e.pooled.as_ref().expect("all or none").shallow_clone());
-            #[expect(clippy::cast_precision_loss, reason = "sides of pictures")]
             let side = self.config.image_size as f32;
             let ids = Tensor::from_slice(&[side, side, 0.0, 0.0, side, side])
                 .repeat([i64::try_from(rows.len()).expect("a small batch"), 1]);
@@ -393,17 +393,17 @@ impl Generator {
         embeddings: &[Embedding],
         on_step: &mut dyn FnMut(),
     ) -> Tensor {
-        let _scope = scope::enter("denoise");
+        let _module = module_path::enter("denoise");
         let Start { first, start: mut latents, clean, masked } = start;
         let conditioning = self.conditioning(&batch.prompts, embeddings);
         let doubled =
             |xs: &Tensor| if self.config.is_guided() { Tensor::cat(&[xs, xs], 0) } else { xs.shallow_clone() };
-        let control = batch.control.as_ref().map(|image| doubled(&image.to_kind(self.place.kind)));
-        let masked = masked.map(|masked| doubled(&masked.to_kind(self.place.kind)));
+        let control = batch.control.as_ref().map(|image| doubled(&image.to_kind(self.placement.kind)));
+        let masked = masked.map(|masked| doubled(&masked.to_kind(self.placement.kind)));
         let mut history = History::default();
         for (i, &time) in self.sampler.timesteps().iter().enumerate().skip(first) {
-            let input = doubled(&self.sampler.scale_model_input(&latents, i).to_kind(self.place.kind));
-            let times = Tensor::full([input.size()[0]], time, (Kind::Float, self.place.device));
+            let input = doubled(&self.sampler.scale_model_input(&latents, i).to_kind(self.placement.kind));
+            let times = Tensor::full([input.size()[0]], time, (Kind::Float, self.placement.device));
             let residuals = match (&self.controlnet, &control) {
                 (Some(network), Some(image)) => {
                     Some(network.forward(&input, &times, &conditioning, image, self.config.control_scale))
@@ -418,8 +418,8 @@ impl Generator {
             drop((input, residuals));
             latents = self.sampler.step(i, &self.guided(&output), &latents, &mut history);
             if let (Some(repaint), Some(clean)) = (&batch.repaint, &clean) {
-                let held = self.sampler.add_noise(clean, &batch.noise, i + 1);
-                latents = &held + (latents - &held) * repaint;
+                let preserved = self.sampler.add_noise(clean, &batch.noise, i + 1);
+                latents = &preserved + (latents - &preserved) * repaint;
             }
             on_step();
         }
@@ -434,29 +434,29 @@ impl Generator {
         &halves[0] + (&halves[1] - &halves[0]) * self.config.guidance
     }
 
-    /// Pictures of latents, `[b, 3, S, S]` fp32.
+    /// Images of latents, `[b, 3, S, S]` fp32.
     pub(super) fn decode(&self, latents: &Tensor) -> Result<Tensor> {
-        let _scope = scope::enter("decode");
-        let latents = latents / self.blueprint.vae.scaling_factor;
+        let _module = module_path::enter("decode");
+        let latents = latents / self.pipeline_config.vae.scaling_factor;
         let pixels = self.pixels(&self.vae, &latents, self.vae_kind);
         if is_finite(&pixels) {
             return Ok(pixels);
         }
         drop(pixels);
         if self.vae_kind == Kind::Float {
-            let hint = "the networks do not fit together";
-            return Err(Error::Diverged { reason: format!("a generated picture is not finite: {hint}") });
+            let hint = "the networks are incompatible";
+            return Err(Error::Diverged { reason: format!("a generated image is not finite: {hint}") });
         }
-        // fp16, and on some cards bf16, overflow inside the decoder
-        let (vae, _store) = self
-            .place
-            .network(&self.blueprint, Part::Vae, Kind::Float, |scope| Vae::new(scope, &self.blueprint.vae))?;
+        // fp16, and on some GPUs bf16, overflow inside the decoder
+        let (vae, _store) = self.placement.network(&self.pipeline_config, Part::Vae, Kind::Float, |scope| {
+            Vae::new(scope, &self.pipeline_config.vae)
+        })?;
         let pixels = self.pixels(&vae, &latents, Kind::Float);
         if is_finite(&pixels) {
             return Ok(pixels);
         }
         Err(Error::Diverged {
-            reason: "a generated picture is not finite, in fp32 neither: use `augment.precision=bf16`".into(),
+            reason: "a generated image is not finite, not even in fp32: use `augment.precision=bf16`".into(),
         })
     }
 
@@ -476,16 +476,16 @@ impl Generator {
     }
 }
 
-/// Where a trajectory begins.
+/// Start of a denoising trajectory.
 #[derive(Debug)]
 pub(super) struct Start {
-    /// First step that runs.
+    /// First step to run.
     first: usize,
     /// Latents with the noise of that step.
     start: Tensor,
-    /// Latents of the picture, where they are held.
+    /// Latents of the source image, if parts of them are preserved.
     clean: Option<Tensor>,
-    /// Mask and latents of the masked picture, `[b, 5, s, s]`, for inpainting networks.
+    /// Mask and latents of the masked image, `[b, 5, s, s]`, for inpainting networks.
     masked: Option<Tensor>,
 }
 
@@ -495,12 +495,12 @@ fn size(pixels: &Tensor) -> [i64; 2] {
 }
 
 fn is_finite(pixels: &Tensor) -> bool {
-    // a sum is finite when every term is, and NaN or infinite otherwise: no map of flags is needed
+    // the sum is finite only if every term is; this needs no tensor of flags
     let sum = meta::number(&pixels.sum(Kind::Float));
     sum.is_finite()
 }
 
-/// `[b, 3, S, S]` in -1..=1 to `[b, S, S, 3]` bytes on the host.
+/// Converts `[b, 3, S, S]` in -1..=1 to `[b, S, S, 3]` bytes in host memory.
 pub(super) fn bytes(pixels: &Tensor) -> Tensor {
     let _category = ledger::enter(ledger::Category::Activations);
     let scaled = (pixels * 127.5 + 127.5).clamp(0.0, 255.0).round();

@@ -1,7 +1,7 @@
-//! Prompts from modality and text.
+//! Prompts for the generator, made from a row's modality and text.
 //!
-//! The embedded file `prompts.toml` explains itself and is the model for files of one's own. A class without a section
-//! of its own is described by the words of its folder name and of the row's question.
+//! The embedded file `prompts.toml` documents its own format; custom files use the same one. A class without its own
+//! section is described by the words of its folder name and of the row's question.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,13 +14,13 @@ use super::settings::Mode;
 use crate::Result;
 use crate::data::manifest::Row;
 use crate::data::templates;
-use crate::place::{Zones, first_place};
+use crate::location::{Zones, first_location};
 
-const EMBEDDED: &str = include_str!("prompts.toml");
-/// A description is cut after this many words: CLIP reads 77 tokens.
+const EMBEDDED: &str = include_str!("../../data/prompts.toml");
+/// Maximum number of words of a description: CLIP reads 77 tokens.
 const MOST_WORDS: usize = 25;
 
-/// What the model is asked for, and what it is kept from.
+/// Prompt and negative prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prompt {
     /// The prompt.
@@ -29,21 +29,22 @@ pub struct Prompt {
     pub negative: String,
 }
 
-/// Words and prompts of one class; what is missing is taken from the default.
+/// Words and prompts of one class; missing entries are taken from the default section.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Section {
-    /// How the picture was taken (`{modality}`).
+    /// How the image was taken (`{modality}`).
     pub modality: Option<String>,
-    /// What is looked for (`{target}`), where the row's question does not say it.
+    /// The target (`{target}`), if the row's question does not name it.
     pub target: Option<String>,
-    /// What the picture is (`{image}`), where the row's question does not say it.
+    /// The kind of image (`{image}`), if the row's question does not name it.
     pub image: Option<String>,
-    /// Prompts for repainting what surrounds the target (`keep_lesion`); they should not ask for a second target.
+    /// Prompts for repainting the surroundings of the target (`keep_lesion`). They should not ask for a second
+    /// target.
     pub surroundings: Vec<String>,
     /// Prompts for painting a target (`edit_lesion`, `insert_lesion`).
     pub targets: Vec<String>,
-    /// Prompts for whole pictures (`mask_to_image`, `img2img`).
+    /// Prompts for whole images (`mask_to_image`, `img2img`).
     pub whole: Vec<String>,
     /// Negative prompts.
     pub negatives: Vec<String>,
@@ -70,28 +71,28 @@ pub struct Prompts {
 
 /// The words that fill a prompt; `None` where the row does not have them.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Words {
+pub struct PromptWords {
     /// `{modality}`.
     pub modality: String,
     /// `{target}`.
     pub target: String,
     /// `{image}`.
     pub image: String,
-    /// `{place}`: where the target is, as in `upper left`.
-    pub place: Option<String>,
+    /// `{place}`: the location of the target, for example `upper left`.
+    pub location: Option<String>,
     /// `{description}`: the first sentence of the answer.
     pub description: Option<String>,
 }
 
-impl Words {
-    /// `template` with all placeholders replaced; `None` when the row lacks one.
+impl PromptWords {
+    /// `template` with all placeholders replaced; `None` when the row lacks one of them.
     fn fill(&self, template: &str) -> Option<String> {
         let mut text = template.to_owned();
         for (name, word) in [
             ("{modality}", Some(&self.modality)),
             ("{target}", Some(&self.target)),
             ("{image}", Some(&self.image)),
-            ("{place}", self.place.as_ref()),
+            ("{place}", self.location.as_ref()),
             ("{description}", self.description.as_ref()),
         ] {
             if text.contains(name) {
@@ -103,17 +104,18 @@ impl Words {
 }
 
 impl Prompts {
-    /// The prompts that are part of the program.
+    /// The built-in prompts.
     pub fn embedded() -> Self {
         toml::from_str(EMBEDDED).expect("a unit test parses the embedded prompts")
     }
 
-    /// Reads a file of the embedded one's form.
+    /// Reads a file in the format of the built-in prompts.
     ///
     /// # Errors
-    /// As [`templates::read`], and for an unknown placeholder, an empty prompt, or no default that every row can fill.
+    /// As [`templates::read`]; also for an unknown placeholder, an empty prompt, or a list without a prompt that
+    /// every row can fill.
     pub fn open(path: &Path) -> Result<Self> {
-        templates::read(path, "src/augment/prompts.toml", Self::check)
+        templates::read(path, "data/prompts.toml", Self::check)
     }
 
     fn check(&self) -> std::result::Result<(), String> {
@@ -122,7 +124,9 @@ impl Prompts {
         for (name, section) in named {
             for word in [&section.modality, &section.target, &section.image].into_iter().flatten() {
                 if word.trim().is_empty() || word.contains(['{', '}']) {
-                    return Err(format!("`{name}`: `{word}` is no word to fill a prompt with"));
+                    return Err(format!(
+                        "`{name}`: `{word}` cannot fill a prompt; it is empty or contains a placeholder"
+                    ));
                 }
             }
             let lists = [
@@ -139,7 +143,8 @@ impl Prompts {
                 let needed = name == "[default]" || !prompts.is_empty();
                 if needed && list != "negatives" && !prompts.iter().any(anyone) {
                     return Err(format!(
-                        "`{name}`, `{list}`: one prompt must do without `{{place}}` and `{{description}}`, which not every row has"
+                        "`{name}`, `{list}`: at least one prompt must not contain `{{place}}` or `{{description}}`, \
+                         because not every row has them"
                     ));
                 }
             }
@@ -147,8 +152,9 @@ impl Prompts {
         Ok(())
     }
 
-    /// The words of a row: from its question, else from its class's section, else from the class's folder name.
-    pub fn words(&self, row: &Row) -> Words {
+    /// The words of a row: from its question, else from the section of its class, else from the folder name of the
+    /// class.
+    pub fn words(&self, row: &Row) -> PromptWords {
         let class = self.class.get(&row.modality);
         let given = |get: fn(&Section) -> &Option<String>| {
             class.and_then(|section| get(section).clone()).or_else(|| get(&self.default).clone())
@@ -159,7 +165,7 @@ impl Prompts {
             .or_else(|| folder_image.clone())
             .or_else(|| self.default.image.clone())
             .unwrap_or_else(|| "medical image".to_owned());
-        Words {
+        PromptWords {
             modality: class
                 .and_then(|section| section.modality.clone())
                 .or(folder_image)
@@ -171,16 +177,16 @@ impl Prompts {
                 .or_else(|| self.default.target.clone())
                 .unwrap_or_else(|| "lesion".to_owned()),
             image,
-            place: [row.position.as_deref(), Some(row.answer.as_str())]
+            location: [row.position.as_deref(), Some(row.answer.as_str())]
                 .into_iter()
                 .flatten()
-                .find_map(first_place)
-                .map(|place| place.label(Zones::Grid)),
+                .find_map(first_location)
+                .map(|location| location.label(Zones::Grid)),
             description: description(&row.answer),
         }
     }
 
-    /// A prompt for a row, drawn among those that the row can fill.
+    /// A random prompt among those that the row can fill.
     pub fn for_row(&self, row: &Row, mode: Mode, rng: &mut impl Rng) -> Prompt {
         let words = self.words(row);
         let class = self.class.get(&row.modality);
@@ -200,31 +206,18 @@ fn known(text: &str) -> std::result::Result<(), String> {
     if text.trim().is_empty() {
         return Err("a prompt is empty".to_owned());
     }
-    for part in text.split('{').skip(1) {
-        let name = part.split('}').next().unwrap_or_default();
-        if !["modality", "target", "image", "place", "description"].contains(&name) {
-            return Err(format!("`{text}`: the placeholder `{{{name}}}` is not known"));
-        }
-    }
-    Ok(())
+    templates::check_placeholders(text, &["modality", "target", "image", "place", "description"])
 }
 
-/// Words after which a target's name ends.
+/// Words that end the name of a target.
 const AFTER_TARGET: [&str; 12] =
     ["in", "on", "at", "located", "appear", "appears", "visible", "seen", "shown", "and", "lie", "lies"];
 const BEFORE_TARGET: [&str; 9] = [
-    "segment the ",
-    "where is the ",
-    "where are the ",
-    "does the ",
-    "do the ",
-    "outline the ",
-    "point out the ",
-    "find the ",
-    "is there a ",
+    "segment the ", "where is the ", "where are the ", "does the ", "do the ", "outline the ", "point out the ",
+    "find the ", "is there a ",
 ];
 
-/// What a question asks for (`polyp` in `Where is the polyp located in this image?`), in lower case.
+/// The target of a question (`polyp` in `Where is the polyp located in this image?`), in lower case.
 pub fn target_of(question: &str) -> Option<String> {
     let lower = question.to_lowercase();
     let start = BEFORE_TARGET.iter().filter_map(|before| Some(lower.find(before)? + before.len())).min()?;
@@ -232,12 +225,12 @@ pub fn target_of(question: &str) -> Option<String> {
         .split_whitespace()
         .take_while(|word| !AFTER_TARGET.contains(&word.trim_end_matches(['?', '.', ','])))
         .collect();
-    // More is no name but a sentence that is built in another way.
+    // A longer match is not a name but another kind of sentence.
     ((1..=6).contains(&words.len()) && !words.iter().any(|word| word.contains(['?', '.', ',', ';'])))
         .then(|| words.join(" "))
 }
 
-/// What a question calls the picture (`chest X-ray` in `... in this chest X-ray?`).
+/// The kind of image in a question (`chest X-ray` in `... in this chest X-ray?`).
 fn image_of(question: &str) -> Option<String> {
     let start = question.find("in this ")? + "in this ".len();
     let mut words = Vec::new();
@@ -258,14 +251,14 @@ fn first_word_of_a_clause(word: &str) -> bool {
     ["does", "do", "is", "are", "that", "which", "where"].contains(&word)
 }
 
-/// The first sentence of an answer without its full stop, cut after [`MOST_WORDS`].
+/// The first sentence of an answer without its full stop, limited to [`MOST_WORDS`].
 fn description(answer: &str) -> Option<String> {
     let sentence = answer.split(['.', ';', '\n']).next()?.trim();
     let words: Vec<&str> = sentence.split_whitespace().take(MOST_WORDS).collect();
     (!words.is_empty()).then(|| words.join(" "))
 }
 
-/// Names of pictures by the last words of a class folder.
+/// Kinds of images by the last words of a class folder.
 const FOLDER_IMAGES: [(&str, &str); 16] = [
     ("ct scan", "CT scan"),
     ("mri scan", "MRI scan"),
@@ -284,11 +277,11 @@ const FOLDER_IMAGES: [(&str, &str); 16] = [
     ("fundus", "fundus photograph"),
     ("histology", "histology image"),
 ];
-/// Nouns of a class folder that name a target.
+/// Words of a class folder that name a target.
 const FOLDER_TARGETS: [&str; 10] =
     ["tumor", "tumour", "polyp", "lesion", "nodule", "cyst", "cancer", "ulcer", "stone", "fracture"];
 
-/// Target and picture as a folder name tells them: `brain_tumors_ct_scan` is (`brain tumor`, `brain CT scan`).
+/// Target and kind of image from a folder name: `brain_tumors_ct_scan` gives (`brain tumor`, `brain CT scan`).
 fn folder_words(folder: &str) -> (Option<String>, Option<String>) {
     let lower = folder.replace(['_', '-', '.'], " ").to_lowercase();
     let lower = lower.trim();
@@ -331,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn targets_and_pictures_are_read_from_questions() {
+    fn targets_and_images_are_read_from_questions() {
         for (question, target, image) in [
             ("Where is the aorta located in this abdominal CT slice?", Some("aorta"), Some("abdominal CT slice")),
             (
@@ -360,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn folder_names_are_words() {
+    fn folder_names_give_target_and_image_words() {
         for (folder, target, image) in [
             ("brain_tumors_ct_scan", Some("brain tumor"), Some("brain CT scan")),
             ("polyp_endoscopy", Some("polyp"), Some("endoscopy image")),
@@ -376,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn every_class_and_mode_has_prompts_that_are_filled() {
+    fn every_class_and_mode_has_a_filled_prompt() {
         let prompts = Prompts::embedded();
         prompts.check().unwrap();
         let classes: Vec<&str> =
@@ -403,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn the_question_decides_before_the_class() {
+    fn the_question_has_priority_over_the_class() {
         let prompts = Prompts::embedded();
         let words = prompts.words(&row(
             "abdomen_CT",
@@ -412,7 +405,7 @@ mod tests {
             None,
         ));
         assert_eq!((words.target.as_str(), words.image.as_str()), ("spleen", "abdominal CT slice"));
-        assert_eq!(words.place.as_deref(), Some("center right"));
+        assert_eq!(words.location.as_deref(), Some("center right"));
         assert_eq!(words.description.as_deref(), Some("The spleen is in the center right part of the image"));
     }
 
@@ -425,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_file_is_refused_with_its_reason() {
+    fn an_invalid_prompt_file_is_rejected_with_the_reason() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("p.toml");
         assert!(Prompts::open(&path).is_err());
@@ -441,10 +434,10 @@ mod tests {
         for (text, reason) in [
             (good.replace("{target}", "{organ}"), "`{organ}` is not known"),
             (good.replace("whole", "hole"), "hole"),
-            (good.replace("'c'", "'c {place}'"), "do without `{place}`"),
-            (good.replace("'c'", ""), "do without `{place}`"),
+            (good.replace("'c'", "'c {place}'"), "must not contain `{place}`"),
+            (good.replace("'c'", ""), "must not contain `{place}`"),
             (good.replace("'c'", "' '"), "a prompt is empty"),
-            (format!("{good}[class.x]\ntarget = ' '\n"), "is no word"),
+            (format!("{good}[class.x]\ntarget = ' '\n"), "cannot fill a prompt"),
             (format!("{good}[classes.x]\n"), "classes"),
             (String::new(), "default"),
         ] {

@@ -1,8 +1,9 @@
-//! Quality numbers of a set of pictures: how far made pictures are from real ones, by modality, with the distance between
-//! two real sets as the yardstick.
+//! Quality metrics of generated images: distances of feature distributions between real and generated images, by
+//! modality. The distance between two sets of real images serves as a reference.
 //!
-//! It measures features, not use: pictures of a low distance need not help a segmenter (see `study` for that). FID is
-//! given for Inception features only; those of the segmenter's own encoder carry its name (`KID[tinysam]`).
+//! The metrics compare features, not usefulness: images with a low distance need not help a segmenter (see
+//! [`super::ablation`]). FID is computed with Inception features only. Metrics with features of the segmenter's
+//! encoder carry its name (`KID[tinysam]`).
 
 use crate::data::decode;
 use crate::data::image::{MaskMode, mask_pixels, sam_pixels};
@@ -23,62 +24,63 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Fewest pictures of a set for which distances are computed.
+/// Minimum number of images of a set.
 const MIN_IMAGES: i64 = 4;
 
-/// Features `[n, d]` of the pictures of each modality.
+/// Features `[n, d]` of the images, by modality.
 pub type ByModality = BTreeMap<String, Tensor>;
 
-/// What made the features, which says what they can be called.
+/// The network that computed the features.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum FeatureSource {
     /// InceptionV3: FID and KID.
     Inception,
-    /// Another encoder by name: `KID[name]` and `MMD[name]`.
+    /// Another encoder by its name: `KID[name]` and `MMD[name]`.
     Encoder(String),
 }
 
-/// A distance between two sets of pictures of one modality.
+/// A distance between two sets of images of one modality.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Row {
+pub struct Distance {
     /// Modality.
     pub modality: String,
-    /// What the real training pictures are compared with: `synthetic`, `real test`.
+    /// Name of the set that is compared with the real training images: `synthetic` or `real test`.
     pub other: String,
-    /// Real training pictures.
+    /// Number of real training images.
     pub n_real: i64,
-    /// Pictures of the other set.
+    /// Number of images of the other set.
     pub n_other: i64,
     /// `FID`, `KID`, `MMD[tinysam]`, ...
     pub metric: String,
-    /// The distance, smaller is nearer; `None` with too few pictures.
+    /// The distance (smaller is closer); `None` with too few images.
     pub value: Option<f64>,
-    /// Lower end of its 95 % interval; `None` where there is none (FID).
+    /// Lower end of the 95 % interval; `None` for FID.
     pub low: Option<f64>,
-    /// Upper end of its 95 % interval.
+    /// Upper end of the 95 % interval.
     pub high: Option<f64>,
-    /// What to know before the number is believed.
+    /// A caveat about the value.
     pub warning: Option<String>,
 }
 
-/// Distances of several sets. Its [`Display`](fmt::Display) is the table.
+/// Distances of several sets. [`Display`](fmt::Display) prints the table.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Report {
-    /// In the order of [`Report::add`], by modality.
-    pub rows: Vec<Row>,
+pub struct QualityReport {
+    /// In the order of [`QualityReport::add`], by modality.
+    pub rows: Vec<Distance>,
 }
 
-impl Report {
-    /// Compares the real training pictures with the set called `name`, for every modality of that set. Call it once for
-    /// the made pictures and once for real ones that were not trained on, the yardstick.
+impl QualityReport {
+    /// Compares the real training images with the set `other`, called `name`, for every modality of that set. Call it
+    /// once for the generated images and once for real test images, the reference.
     ///
     /// # Errors
     /// [`Error::Shape`] for features of different widths or values that are not finite.
     pub fn add(
         &mut self,
-        source: &Source,
+        source: &FeatureSource,
         real: &ByModality,
-        (name, other): (&str, &ByModality),
+        name: &str,
+        other: &ByModality,
         seed: u64,
     ) -> Result<()> {
         for (modality, other) in other {
@@ -88,18 +90,18 @@ impl Report {
             let row = |metric: String, found: Option<[Option<f64>; 3]>, warning: Option<String>| {
                 let [value, low, high] = found.unwrap_or_default();
                 let (modality, other) = (modality.clone(), name.to_owned());
-                Row { modality, other, n_real, n_other, metric, value, low, high, warning }
+                Distance { modality, other, n_real, n_other, metric, value, low, high, warning }
             };
             let Some(real) = real.filter(|_| n_real.min(n_other) >= MIN_IMAGES) else {
-                let warning = Some(format!("fewer than {MIN_IMAGES} pictures"));
+                let warning = Some(format!("fewer than {MIN_IMAGES} images"));
                 self.rows.extend(source.metrics().map(|metric| row(metric, None, warning.clone())));
                 continue;
             };
             let interval = |found: Mmd| Some([Some(found.value), Some(found.low), Some(found.high)]);
             let [first, second] = source.metrics();
-            if *source == Source::Inception {
+            if *source == FeatureSource::Inception {
                 let fid = distance::fid(real, other)?;
-                let biased = || format!("biased upwards: fewer than {FID_MIN_IMAGES} pictures");
+                let biased = || format!("biased upwards: fewer than {FID_MIN_IMAGES} images");
                 self.rows.push(row(first, Some([Some(fid.value), None, None]), fid.bias_warning.then(biased)));
                 self.rows.push(row(second, interval(distance::kid(real, other, seed)?), None));
             } else {
@@ -111,7 +113,7 @@ impl Report {
     }
 }
 
-impl Source {
+impl FeatureSource {
     fn metrics(&self) -> [String; 2] {
         match self {
             Self::Inception => ["FID".into(), "KID".into()],
@@ -120,10 +122,10 @@ impl Source {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for QualityReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let header = ["modality", "against", "metric", "real", "other", "value", "95 % interval"];
-        // as many digits as tell small distances apart
+        // enough digits to distinguish small distances
         let number = |value: f64| if value.abs() < 10.0 { format!("{value:.5}") } else { format!("{value:.2}") };
         let cells: Vec<Vec<String>> = self
             .rows
@@ -150,33 +152,28 @@ impl fmt::Display for Report {
     }
 }
 
-/// Pictures whose features are wanted.
+/// Images whose features are computed.
 #[derive(Clone, Copy)]
-pub struct Pictures<'a> {
+pub struct Images<'a> {
     /// PNG, JPEG or TIFF files.
     pub files: &'a [PathBuf],
-    /// The area of picture `i` that counts (nonzero pixels, any size); `None` for whole pictures. Used by
-    /// [`encoder_features`] only.
+    /// The area of image `i` that counts (nonzero pixels, any size); `None` for whole images. Only
+    /// [`encoder_features`] uses it.
     pub area: Option<&'a dyn Fn(usize) -> Result<GrayImage>>,
-    /// Pictures in one pass of the network.
+    /// Images per forward pass.
     pub batch: usize,
-    /// Hears the progress.
+    /// Receives progress.
     pub observer: &'a dyn Observer,
-    /// Ends the work early when set.
+    /// Stops the work when set.
     pub interrupt: &'a AtomicBool,
 }
 
-impl fmt::Debug for Pictures<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pictures").field("files", &self.files.len()).field("batch", &self.batch).finish_non_exhaustive()
-    }
-}
-
-impl Pictures<'_> {
-    /// What `work` gives for each batch (the numbers and the decoded pictures), one below the other, fp32 on the CPU.
+impl Images<'_> {
+    /// Calls `work` for each batch, with image numbers and decoded images, and concatenates the results; fp32 on the
+    /// CPU.
     fn batches(&self, work: impl Fn(&[usize], &[DynamicImage]) -> Result<Tensor>) -> Result<Tensor> {
         if self.files.is_empty() {
-            return Err(Error::config("pictures", "there are none", "give at least one picture"));
+            return Err(Error::config("images", "there are no images", "give at least one image"));
         }
         let total = self.files.len() as u64;
         self.observer.on(&Event::Started { phase: "features".into(), total, unit: "images" });
@@ -187,9 +184,9 @@ impl Pictures<'_> {
             if self.interrupt.load(Ordering::SeqCst) {
                 return Err(Error::Interrupted);
             }
-            let pictures: Vec<DynamicImage> =
-                batch.iter().map(|&i| decode::picture(&self.files[i])).collect::<Result<_>>()?;
-            let features = no_grad(|| guard::guard(|| work(batch, &pictures)))?;
+            let images: Vec<DynamicImage> =
+                batch.iter().map(|&i| decode::image(&self.files[i])).collect::<Result<_>>()?;
+            let features = no_grad(|| guard::guard(|| work(batch, &images)))?;
             parts.push(features.to_device(Device::Cpu).to_kind(Kind::Float));
             done += batch.len() as u64;
             self.observer.on(&Event::Advanced { done });
@@ -199,24 +196,24 @@ impl Pictures<'_> {
     }
 }
 
-/// Features of the segmenter's own image encoder: its embedding's mean over the picture, or over each picture's area.
-/// Returns `[n, c]` (256 for TinySAM), fp32 on the CPU.
+/// Features of the segmenter's image encoder: the mean of its embedding over the image, or over the given area of
+/// each image. Returns `[n, c]` (256 for TinySAM), fp32 on the CPU.
 ///
 /// # Errors
-/// [`Error::Data`] for a picture that cannot be read or an area without a pixel; [`Error::Interrupted`]; typed errors of
+/// [`Error::Data`] for an image that cannot be read or an area without a pixel; [`Error::Interrupted`]; typed errors of
 /// libtorch.
-pub fn encoder_features(assembly: &Assembly, pictures: &Pictures) -> Result<Tensor> {
+pub fn encoder_features(assembly: &Assembly, images: &Images) -> Result<Tensor> {
     let size = assembly.description.pixels.sam_size;
     let side = i64::from(size);
-    pictures.batches(|numbers, decoded| {
+    images.batches(|numbers, decoded| {
         let count = i64::try_from(numbers.len()).expect("a batch");
         let mut bytes = Vec::new();
-        for picture in decoded {
-            bytes.extend(sam_pixels(picture, size)?);
+        for image in decoded {
+            bytes.extend(sam_pixels(image, size)?);
         }
-        let images = Tensor::from_slice(&bytes).view([count, 3, side, side]);
-        let embedding = assembly.model.embed_image(&images, PrsMed::evaluation_pass()).to_kind(Kind::Float);
-        let Some(area) = pictures.area else {
+        let pixels = Tensor::from_slice(&bytes).view([count, 3, side, side]);
+        let embedding = assembly.model.embed_image(&pixels, PrsMed::evaluation_pass()).to_kind(Kind::Float);
+        let Some(area) = images.area else {
             return Ok(embedding.mean_dim([2, 3].as_slice(), false, Kind::Float));
         };
         let mut shares = Vec::new();
@@ -224,8 +221,8 @@ pub fn encoder_features(assembly: &Assembly, pictures: &Pictures) -> Result<Tens
             let mut mask = area(number)?;
             mask.iter_mut().for_each(|value| *value = if *value > 0 { 255 } else { 0 });
             if mask.iter().all(|&value| value == 0) {
-                let hint = "leave this picture out, or compare whole pictures";
-                return Err(Error::data(&pictures.files[number], "the area to compare is empty", hint));
+                let hint = "leave this image out, or compare whole images";
+                return Err(Error::data(&images.files[number], "the area to compare is empty", hint));
             }
             shares.push(cell_shares(&mask, size)?);
         }
@@ -235,41 +232,42 @@ pub fn encoder_features(assembly: &Assembly, pictures: &Pictures) -> Result<Tens
     })
 }
 
-/// How much of each cell of the encoder's map a mask covers, `[1, 1, s / 16, s / 16]`; never 0 everywhere.
+/// Fraction of each cell of the encoder's output that a mask covers, `[1, 1, s / 16, s / 16]`; at least one is above
+/// 0.
 fn cell_shares(mask: &GrayImage, size: u32) -> Result<Tensor> {
     let side = i64::from(size);
-    // binary targets keep a mask of few pixels
+    // binary mode keeps masks of a few pixels
     let target = mask_pixels(mask, size, MaskMode::Binary)?;
     let target = Tensor::from_slice(&target).to_kind(Kind::Float).view([1, 1, side, side]) / 255.0;
     Ok(target.avg_pool2d([STRIDE; 2], [STRIDE; 2], [0, 0], false, true, None))
 }
 
-/// Inception's features, `[n, 2048]`, fp32 on the CPU.
+/// Inception features, `[n, 2048]`, fp32 on the CPU.
 ///
 /// # Errors
 /// As [`encoder_features`].
-pub fn inception_features(inception: &Inception, pictures: &Pictures) -> Result<Tensor> {
-    pictures.batches(|_numbers, decoded| {
-        let images: Vec<Tensor> = decoded.iter().map(|picture| inception::resized(&unit_pixels(picture))).collect();
+pub fn inception_features(inception: &Inception, images: &Images) -> Result<Tensor> {
+    images.batches(|_numbers, decoded| {
+        let images: Vec<Tensor> = decoded.iter().map(|image| inception::resized(&unit_pixels(image))).collect();
         Ok(inception.features(&Tensor::cat(&images, 0)))
     })
 }
 
 /// `[1, 3, h, w]` in 0..=1.
-fn unit_pixels(picture: &DynamicImage) -> Tensor {
-    let rgb = picture.to_rgb8();
+fn unit_pixels(image: &DynamicImage) -> Tensor {
+    let rgb = image.to_rgb8();
     let sides = [1, i64::from(rgb.height()), i64::from(rgb.width()), 3];
     Tensor::from_slice(rgb.as_raw()).view(sides).permute([0, 3, 1, 2]).contiguous().to_kind(Kind::Float) / 255.0
 }
 
-/// Inception with pytorch-fid's weights from `place`: the file, a safetensors file with the same keys, or a folder with
-/// [`inception::WEIGHTS_FILE`].
+/// Loads Inception with pytorch-fid's weights. `path` is the file, a safetensors file with the same keys, or a
+/// folder with [`inception::WEIGHTS_FILE`].
 ///
 /// # Errors
-/// [`Error::Weights`] for a file that is not there or does not fit.
-pub fn open_inception(place: &Path, device: Device) -> Result<Inception> {
-    let inside = place.join(inception::WEIGHTS_FILE);
-    let file = if inside.is_file() { inside } else { place.to_owned() };
+/// [`Error::Weights`] for a missing or unsuitable file.
+pub fn open_inception(path: &Path, device: Device) -> Result<Inception> {
+    let inside = path.join(inception::WEIGHTS_FILE);
+    let file = if inside.is_file() { inside } else { path.to_owned() };
     let archive = Archive::open(&file)?;
     let store = Store::new(StoreOptions { device, frozen_kind: Kind::Float, initialise: false });
     let model = guard::guard(|| Ok(Inception::new(&store.root(Role::Frozen))))?;

@@ -6,16 +6,16 @@ use crate::segment::setup::{self, Build, ModelConfig};
 use crate::tensor::weights::write_safetensors;
 use image::{Luma, Rgb, RgbImage};
 
-static GO_ON: AtomicBool = AtomicBool::new(false);
+static NOT_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-fn pictures(files: &[PathBuf], batch: usize) -> Pictures<'_> {
-    Pictures { files, area: None, batch, observer: &Silent, interrupt: &GO_ON }
+fn images(files: &[PathBuf], batch: usize) -> Images<'_> {
+    Images { files, area: None, batch, observer: &Silent, interrupt: &NOT_INTERRUPTED }
 }
 
-/// Five pictures of different sizes, the last grey.
+/// Five images of different sizes, the last grey.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let byte = |value: u32| u8::try_from(value % 256).unwrap();
-    let picture = |n: u32| {
+    let image = |n: u32| {
         let path = folder.join(format!("{n}.png"));
         if n == 4 {
             GrayImage::from_fn(33, 40, |x, y| Luma([byte(x * y)])).save(&path).unwrap();
@@ -25,7 +25,7 @@ fn files(folder: &Path) -> Vec<PathBuf> {
         }
         path
     };
-    (0..5).map(picture).collect()
+    (0..5).map(image).collect()
 }
 
 fn assembly() -> Assembly {
@@ -43,56 +43,56 @@ fn distance_of(a: &Tensor, b: &Tensor) -> f64 {
 }
 
 #[test]
-fn the_encoders_features_are_its_embeddings_mean() {
+fn encoder_features_are_the_mean_of_the_embedding() {
     let folder = tempfile::tempdir().unwrap();
     let files = files(folder.path());
-    let _turn = crate::tensor::rng::TURN.lock();
+    let _lock = crate::tensor::rng::TEST_LOCK.lock();
     let assembly = assembly();
-    let all = encoder_features(&assembly, &pictures(&files, 5)).unwrap();
+    let all = encoder_features(&assembly, &images(&files, 5)).unwrap();
     assert_eq!(all.size(), [5, 32]);
-    let again = encoder_features(&assembly, &pictures(&files, 2)).unwrap();
-    assert!(distance_of(&again, &all) < 1e-5, "batches change the features");
+    let again = encoder_features(&assembly, &images(&files, 2)).unwrap();
+    assert!(distance_of(&again, &all) < 1e-5, "features depend on the batch size");
 
     let whole = |_: usize| Ok(GrayImage::from_pixel(50, 20, Luma([1])));
-    let found = encoder_features(&assembly, &Pictures { area: Some(&whole), ..pictures(&files, 2) }).unwrap();
-    assert!(distance_of(&found, &all) < 1e-5, "the whole area is the whole picture");
+    let found = encoder_features(&assembly, &Images { area: Some(&whole), ..images(&files, 2) }).unwrap();
+    assert!(distance_of(&found, &all) < 1e-5, "the whole area is the whole image");
 
     let half = |left: bool| {
         move |_: usize| Ok(GrayImage::from_fn(64, 64, |x, _| Luma([if (x < 32) == left { 9 } else { 0 }])))
     };
     let side = |left: bool| {
         let area = half(left);
-        encoder_features(&assembly, &Pictures { area: Some(&area), ..pictures(&files, 3) }).unwrap()
+        encoder_features(&assembly, &Images { area: Some(&area), ..images(&files, 3) }).unwrap()
     };
     let (left, right) = (side(true), side(false));
     assert!(distance_of(&left, &right) > 1e-3, "halves differ");
-    assert!(distance_of(&((left + right) / 2.0), &all) < 1e-5, "two halves make the whole");
+    assert!(distance_of(&((left + right) / 2.0), &all) < 1e-5, "the mean of two halves is the mean of the whole");
 
     let none = |_: usize| Ok(GrayImage::new(8, 8));
-    let error = encoder_features(&assembly, &Pictures { area: Some(&none), ..pictures(&files, 3) }).unwrap_err();
+    let error = encoder_features(&assembly, &Images { area: Some(&none), ..images(&files, 3) }).unwrap_err();
     assert!(error.to_string().ends_with("0.png: the area to compare is empty"), "{error}");
 }
 
 #[test]
-fn inceptions_features_of_files() {
-    let _turn = crate::tensor::rng::TURN.lock();
+fn inception_features_of_files_match_a_direct_pass() {
+    let _lock = crate::tensor::rng::TEST_LOCK.lock();
     let folder = tempfile::tempdir().unwrap();
     let files = files(folder.path());
     let store = Store::new(StoreOptions::cpu());
     let model = Inception::with_config(&store.root(Role::Frozen), Config { divisor: 16 });
-    let all = inception_features(&model, &pictures(&files, 2)).unwrap();
+    let all = inception_features(&model, &images(&files, 2)).unwrap();
     assert_eq!(all.size(), [5, 128]);
-    let one = decode::picture(&files[1]).unwrap();
+    let one = decode::image(&files[1]).unwrap();
     let direct = model.features(&unit_pixels(&one));
     assert!(distance_of(&all.narrow(0, 1, 1), &direct) < 1e-5);
     let stop = AtomicBool::new(true);
-    let stopped = inception_features(&model, &Pictures { interrupt: &stop, ..pictures(&files, 2) });
+    let stopped = inception_features(&model, &Images { interrupt: &stop, ..images(&files, 2) });
     assert!(matches!(stopped, Err(Error::Interrupted)));
-    assert!(inception_features(&model, &pictures(&[], 2)).is_err());
+    assert!(inception_features(&model, &images(&[], 2)).is_err());
 }
 
 #[test]
-fn weights_are_read_and_strangers_refused() {
+fn inception_weights_are_loaded_and_other_files_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::new(StoreOptions { initialise: false, ..StoreOptions::cpu() });
     let _model = Inception::new(&store.root(Role::Frozen));
@@ -125,17 +125,17 @@ fn waves(rows: i64, shift: f64) -> Tensor {
 }
 
 #[test]
-fn a_report_has_every_modality_and_the_yardstick() {
+fn a_report_contains_every_modality_and_the_real_reference() {
     let set = |skin: &Tensor, lung: i64| {
         ByModality::from([("skin".to_owned(), skin.shallow_clone()), ("lung".to_owned(), waves(lung, 0.1))])
     };
     let real = set(&waves(40, 0.0), 3);
     let made = set(&waves(30, 2.0), 9);
-    let mut report = Report::default();
-    report.add(&Source::Inception, &real, ("synthetic", &made), 0).unwrap();
-    report.add(&Source::Encoder("tinysam".into()), &real, ("synthetic", &made), 0).unwrap();
+    let mut report = QualityReport::default();
+    report.add(&FeatureSource::Inception, &real, "synthetic", &made, 0).unwrap();
+    report.add(&FeatureSource::Encoder("tinysam".into()), &real, "synthetic", &made, 0).unwrap();
     let apart = ByModality::from([("skin".to_owned(), waves(25, 0.0)), ("eye".to_owned(), waves(25, 0.0))]);
-    report.add(&Source::Inception, &real, ("real test", &apart), 0).unwrap();
+    report.add(&FeatureSource::Inception, &real, "real test", &apart, 0).unwrap();
     assert_eq!(report.rows.len(), 12);
     let row = |modality: &str, other: &str, metric: &str| {
         let found = report.rows.iter().find(|r| r.modality == modality && r.other == other && r.metric == metric);
@@ -150,7 +150,7 @@ fn a_report_has_every_modality_and_the_yardstick() {
     assert_eq!(row("lung", "synthetic", "KID[tinysam]").value, None);
     assert_eq!(row("eye", "real test", "FID").n_real, 0);
     let text = report.to_string();
-    assert!(text.contains("* biased upwards: fewer than 2048 pictures") && text.contains("* fewer than 4"), "{text}");
+    assert!(text.contains("* biased upwards: fewer than 2048 images") && text.contains("* fewer than 4"), "{text}");
     let json = serde_json::to_string(&report).unwrap();
-    assert_eq!(serde_json::from_str::<Report>(&json).unwrap().to_string(), text);
+    assert_eq!(serde_json::from_str::<QualityReport>(&json).unwrap().to_string(), text);
 }

@@ -1,72 +1,85 @@
 //! Settings of making pairs (`augment.*`).
 
+use crate::hub::{Files, Need};
 use crate::models::diffusion::sampler;
+use crate::setting::settings;
 use crate::tensor::Kind;
 use crate::trainer::precision::Precision;
 use crate::{Error, Result};
+use std::ops::Bound::{Excluded, Included};
 
 /// What `model` says for random weights, followed by a size: `random:tiny`, `random:sdxl`.
 pub const RANDOM: &str = "random:";
 
-/// Settings of the generator.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AugmentConfig {
-    /// A folder in diffusers' layout, `hub:owner/name[@rev]`, or `random:tiny|sd15|sd21|sdxl` for trying things out.
-    pub model: String,
-    /// Variant of weight files that is preferred (`fp16`); empty = the plain files.
-    pub variant: String,
-    /// ControlNet for `mask_to_image`, a folder or `hub:...`; empty = none.
-    pub controlnet: String,
-    /// Factor of ControlNet's residuals, 0..=2.
-    pub control_scale: f64,
-    /// How a pair is made.
-    pub mode: Mode,
-    /// New pictures for each source picture, 1 or more.
-    pub per_image: usize,
-    /// Side of the generated square, pixels; a multiple of 64. Memory and time grow with its square and more.
-    pub image_size: i64,
-    /// Denoising steps of a whole trajectory, 1..=1000. Time grows with them, memory does not.
-    pub steps: usize,
-    /// Part of the trajectory that is run, 0..=1: how much is made new. `mask_to_image` and SD inpainting models at 1
-    /// start from noise alone.
-    pub strength: f64,
-    /// Classifier-free guidance scale; 1 = none, at half the time.
-    pub guidance: f64,
-    /// Seed of everything random.
-    pub seed: u64,
-    /// How the held pixels come back.
-    pub paste: Paste,
-    /// `euler`, `ddim`, `dpm++2m`, `dpm++2m-karras`, or `model`: as its scheduler file says.
-    pub sampler: SamplerChoice,
-    /// Pictures made at once, 1 or more. Memory grows with it; halved when memory runs out.
-    pub batch: usize,
-    /// Dtype of networks: `fp32`, `bf16` or `fp16`. Latents are fp32 always.
-    pub precision: Precision,
-    /// How latents become pixels.
-    pub decode: Decode,
-    /// Side of the tiles of `decode = "tiled"`, pixels; a multiple of 64.
-    pub tile_px: i64,
-    /// Write `preview.png` after every so many pictures until all are made; 0 = never.
-    pub preview_every: usize,
-    /// Prompts, a TOML file of `src/augment/prompts.toml`'s form; empty = the embedded ones.
-    pub prompts: String,
+settings! {
+    /// Settings of the generator (`augment.*`).
+    pub struct AugmentConfig in "augment" {
+        /// Stable Diffusion 1.x, 2.x or SDXL: a folder in diffusers' layout, `hub:owner/name[@rev]`, or random weights
+        /// (`random:tiny`, `random:sd15`, `random:sd21`, `random:sdxl`) for trying the tool.
+        model: String = "hub:stabilityai/stable-diffusion-xl-base-1.0".into(), results(Changes), resume(Fixed);
+        /// Preferred variant of weight files (`fp16`); empty = the plain files.
+        variant: String = "fp16".into(), results(Changes), resume(Fixed);
+        /// ControlNet for `mask_to_image`: a folder or `hub:...`; empty = none.
+        controlnet: String = String::new(), results(Changes), resume(Fixed), memory("its weights and activations");
+        /// Factor of ControlNet's residuals.
+        control_scale: f64 = 1.0, results(Changes), resume(Fixed), range(0.0..=2.0);
+        /// `keep_lesion` (new background), `edit_lesion` (new lesion in its mask), `insert_lesion` (new lesion at
+        /// another location), `mask_to_image` (everything from the mask, with a ControlNet) or `img2img` (a slightly
+        /// changed image).
+        mode: Mode = Mode::KeepLesion, results(Changes), resume(Fixed);
+        /// New images for each source image.
+        per_image: usize = 2, results(Changes), resume(Fixed), range(1.0..);
+        /// Side of the generated square in pixels. Time grows with its square or faster.
+        image_size: i64 = 1024, results(Changes), resume(Fixed), range(64.0..), multiple_of(64),
+            memory("activations grow with its square or faster");
+        /// Denoising steps of a whole trajectory; 20 to 50 are usual. Time grows with them.
+        steps: usize = 30, results(Changes), resume(Fixed), range(1.0..=1000.0);
+        /// Part of the trajectory that is run: how much of the image is new. 0.4 to 0.8 are usual. At 1,
+        /// `mask_to_image` and SD inpainting models start from pure noise.
+        strength: f64 = 0.6, results(Changes), resume(Fixed), range((Excluded(0.0), Included(1.0)));
+        /// Classifier-free guidance scale; 3 to 7.5 are usual. 1 = none, at half the time.
+        guidance: f64 = 5.0, results(Changes), resume(Fixed), range(1.0..=50.0);
+        /// Seed of all random numbers.
+        seed: u64 = 0, results(Changes), resume(Fixed);
+        /// Pixels of the preserved region: `exact` (the source's, byte for byte) or `vae` (the autoencoder's: one
+        /// texture everywhere).
+        paste: Paste = Paste::Exact, results(Changes), resume(Fixed);
+        /// Sampler; `model` = the one that the model's scheduler file names.
+        sampler: SamplerChoice = SamplerChoice::Model, results(Changes), resume(Fixed);
+        /// Images generated at once. The batch is halved when memory runs out.
+        batch: usize = 1, results(Rounding), resume(Fixed), range(1.0..), memory("activations grow with it"),
+            saves_at("1", "more batches");
+        /// Dtype of the networks. Latents are always fp32.
+        precision: Precision = Precision::Bf16, results(Changes), resume(Fixed),
+            memory("weights and activations are twice as large in fp32"), saves_at("bf16", "networks in bf16");
+        /// How latents become pixels: `whole` (all images at once), `sliced` (one image after another), `tiled` (one
+        /// tile after another; seams are possible) or `auto` (`sliced` up to 1024 pixels, `tiled` above).
+        decode: Decode = Decode::Auto, results(Changes), resume(Fixed),
+            memory("`whole` needs the most, `tiled` the least");
+        /// Side of the tiles of `augment.decode=tiled` in pixels.
+        tile_px: i64 = 512, results(Changes), resume(Fixed), range(64.0..), multiple_of(64),
+            memory("activations of the decoder grow with its square");
+        /// Write `preview.png` after every so many images; 0 = never.
+        preview_every: usize = 50, results(Same), resume(Free);
+        /// TOML file with prompts, in the form of `data/prompts.toml`; empty = the embedded prompts.
+        prompts: String = String::new(), results(Changes), resume(Fixed);
+    }
 }
 
-/// How a pair is made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize, clap::ValueEnum)]
+/// Generation mode of a pair.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum), value(rename_all = "snake_case"))]
 #[serde(rename_all = "snake_case")]
-#[value(rename_all = "snake_case")]
 pub enum Mode {
     /// The lesion stays, pixel by pixel; the background is made new. The label is exact.
     KeepLesion,
     /// The background stays; the lesion is made new inside its own mask.
     EditLesion,
-    /// A lesion is made at a new place, with the mask of another picture of the class.
+    /// A lesion is made at a new place, with the mask of another image of the class.
     InsertLesion,
     /// Everything is made new from the mask, by a ControlNet.
     MaskToImage,
-    /// The whole picture is changed a little; the mask stays.
+    /// The whole image is changed a little; the mask stays.
     Img2img,
 }
 
@@ -82,14 +95,9 @@ impl Mode {
         }
     }
 
-    /// Whether latents outside the repainted region are held.
+    /// True if latents outside the repainted region are preserved.
     pub fn holds(self) -> bool {
         matches!(self, Self::KeepLesion | Self::EditLesion | Self::InsertLesion)
-    }
-
-    /// Whether the mask is another one than the source's.
-    pub fn moves_mask(self) -> bool {
-        matches!(self, Self::InsertLesion)
     }
 }
 
@@ -125,24 +133,24 @@ pub enum SamplerChoice {
 
 impl SamplerChoice {
     /// The sampler, `None` for the model's own.
-    pub fn kind(self) -> Option<(sampler::Kind, bool)> {
+    pub fn kind(self) -> Option<(sampler::SamplerKind, bool)> {
         match self {
             Self::Model => None,
-            Self::Euler => Some((sampler::Kind::Euler, false)),
-            Self::Ddim => Some((sampler::Kind::Ddim, false)),
-            Self::DpmPlusPlus2M => Some((sampler::Kind::DpmPlusPlus2M, false)),
-            Self::DpmPlusPlus2MKarras => Some((sampler::Kind::DpmPlusPlus2M, true)),
+            Self::Euler => Some((sampler::SamplerKind::Euler, false)),
+            Self::Ddim => Some((sampler::SamplerKind::Ddim, false)),
+            Self::DpmPlusPlus2M => Some((sampler::SamplerKind::DpmPlusPlus2M, false)),
+            Self::DpmPlusPlus2MKarras => Some((sampler::SamplerKind::DpmPlusPlus2M, true)),
         }
     }
 }
 
-/// How latents become pixels.
+/// Decoding of latents to pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Decode {
     /// The whole batch at once: fastest, largest.
     Whole,
-    /// One picture after another.
+    /// One image after another.
     Sliced,
     /// One tile after another. Tiles have their own statistics: seams are possible.
     Tiled,
@@ -156,7 +164,7 @@ impl AugmentConfig {
         self.precision.kind()
     }
 
-    /// What `auto` stands for.
+    /// The value that `auto` selects.
     pub fn decode(&self) -> Decode {
         match self.decode {
             Decode::Auto if self.image_size > 1024 => Decode::Tiled,
@@ -165,49 +173,42 @@ impl AugmentConfig {
         }
     }
 
+    /// Denoising steps of a batch: the part of the trajectory that `strength` leaves.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "step counts")]
+    pub fn num_steps(&self) -> usize {
+        ((self.steps as f64 * self.strength) as usize).clamp(1, self.steps)
+    }
+
+    /// Whether the generator has random weights, so that its images are noise.
+    pub fn is_random(&self) -> bool {
+        self.model.starts_with(RANDOM)
+    }
+
+    /// Weight files that the generator reads.
+    pub fn needs(&self) -> Vec<Need<'_>> {
+        let parts = [("augment.model", &self.model), ("augment.controlnet", &self.controlnet)];
+        let named = parts.into_iter().filter(|(_, spec)| !spec.is_empty() && !spec.starts_with(RANDOM));
+        named.map(|(key, spec)| Need::new(key, spec, Files::Diffusers(&self.variant))).collect()
+    }
+
     /// Whether each step runs the prompt and its negative.
     pub fn is_guided(&self) -> bool {
         self.guidance > 1.0
     }
 
-    /// Refuses values out of range.
+    /// Refuses settings that cannot be used together.
     ///
     /// # Errors
     /// [`Error::Config`] naming the key.
     pub fn check(&self) -> Result<()> {
-        let wrong = |key: &str, reason: String, hint: &str| Err(Error::config(format!("augment.{key}"), reason, hint));
-        let at_least_one = [("per_image", self.per_image), ("batch", self.batch), ("steps", self.steps)];
-        for (key, value) in at_least_one {
-            if value == 0 {
-                return wrong(key, "must be 1 or more, got 0".into(), "use 1 or more");
-            }
-        }
-        if self.steps > 1000 {
-            return wrong("steps", format!("must be at most 1000, got {}", self.steps), "20 to 50 are usual");
-        }
-        for (key, side) in [("image_size", self.image_size), ("tile_px", self.tile_px)] {
-            if side < 64 || side % 64 != 0 {
-                return wrong(key, format!("must be a multiple of 64, got {side}"), "use for example 512 or 1024");
-            }
-        }
-        let (strength, scale) = (self.strength, self.control_scale);
-        if !(0.0..=1.0).contains(&strength) || strength == 0.0 {
-            return wrong("strength", format!("must be above 0 and at most 1, got {strength}"), "0.4 to 0.8 are usual");
-        }
-        #[expect(clippy::cast_precision_loss, reason = "at most 1000 steps")]
-        if self.mode != Mode::MaskToImage && strength * (self.steps as f64) < 1.0 {
-            let reason = format!("{strength} of {} steps is less than one step: nothing would be made", self.steps);
-            return wrong("strength", reason, "raise it, or `augment.steps`");
-        }
-        if !(1.0..=50.0).contains(&self.guidance) {
-            return wrong("guidance", format!("must lie in 1..=50, got {}", self.guidance), "3 to 7.5 are usual");
-        }
-        if !(0.0..=2.0).contains(&scale) {
-            return wrong("control_scale", format!("must lie in 0..=2, got {scale}"), "use 1");
+        if self.mode != Mode::MaskToImage && self.strength * (self.steps as f64) < 1.0 {
+            let reason =
+                format!("{} of {} steps is less than one step: nothing is generated", self.strength, self.steps);
+            return Err(Error::config("augment.strength", reason, "raise it, or `augment.steps`"));
         }
         if self.mode == Mode::MaskToImage && self.controlnet.is_empty() && !self.model.starts_with(RANDOM) {
             let hint = "set `augment.controlnet` to a ControlNet trained on masks, or choose another `--mode`";
-            return wrong("controlnet", "`mask_to_image` needs one".into(), hint);
+            return Err(Error::config("augment.controlnet", "`mask_to_image` needs one", hint));
         }
         Ok(())
     }

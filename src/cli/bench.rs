@@ -1,43 +1,41 @@
-//! `prsmed bench`.
+//! `prsmed bench`: times training steps and predictions, and measures their memory.
 
 mod measure;
 
-use super::Context;
+use super::context::Context;
 use super::plan::{self, SettingsArgs};
 use super::report::Outcome;
 use crate::config::RunConfig;
 use crate::data::manifest::Manifest;
 use crate::event::Event;
+use crate::metrics::neighbours::median;
 use crate::models::prsmed;
+use crate::plan::dry_run::{self, Buffers, DryRun, Job as Planned, Measured, Meter};
 use crate::plan::host::Host;
 use crate::plan::matmul;
-use crate::plan::rehearse::{self, Buffers, Job as Planned, Measured, Meter, Rehearsed};
 use crate::plan::report::{Machine, Plan};
 use crate::plan::time;
-use crate::segment::fit::{self, Recipe, Surroundings};
-use crate::segment::rehearsal::{Example, Rehearsal};
-use crate::segment::task::SegmentTask;
-use crate::segment::{setup, sight};
+use crate::segment::dry_run::{Example, SegmentDryRun};
+use crate::segment::{Training, setup, vision_features};
 use crate::tensor::meta::Target;
 use crate::tensor::{self, Device, Kind, META, memory};
 use crate::trainer::graph::settling_steps;
 use crate::trainer::precision::Precision;
-use crate::trainer::{Checkpointing, Rehearse, Switch};
+use crate::trainer::{Checkpointing, DryRunTask, Switch};
 use crate::units::Bytes;
 use crate::{Error, Result};
-use measure::{Count, Job, Measurement, median};
+use measure::{Count, Job, Measurement, Work};
 use serde_json::{Value, json};
-use std::sync::Arc;
 
 /// Time real training steps, with their memory and use of the processor
 ///
-/// Runs the engine's own steps on example batches, with random weights at the sizes of the settings: no data, no download.
-/// Memory is planned first, and what cannot fit is refused.
+/// Runs the engine's own steps on example batches, with random weights at the sizes of the settings: no data, no
+/// download. Memory is planned first, and what cannot fit is refused.
 ///
 /// FLOP of a step: for each token and weight of the language model's layers 4 (2 forward, 2 for the gradient of the
-/// activations; frozen weights get none), 6 where the base is trained too; everything else as the plan counts it, nothing
-/// that is computed again. Utilisation is their rate over that of the card's table, or with `--measure-peak` and on the CPU
-/// over the rate of a large product of the same dtype, measured before.
+/// activations; frozen weights get none), 6 where the base is trained too; everything else as the plan counts it,
+/// nothing that is computed again. Utilisation is their rate over that of the GPU's table, or with `--measure-peak` and
+/// on the CPU over the rate of a large product of the same dtype, measured before.
 ///
 /// `--compare` runs the settings without and with a change in turn and prints the ratios of their medians.
 #[derive(Debug, clap::Args)]
@@ -55,16 +53,16 @@ pub(super) struct Args {
     /// Timed steps
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
-    /// Steps before them; more where steps are recorded (`train.graph`), until they are
+    /// Steps before them; with CUDA graphs (`train.graph`), at least until the capture
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u64).range(1..))]
     warmup: u64,
-    /// What is timed
+    /// Timed work
     #[arg(long, value_enum, default_value_t = Work::Train)]
     task: Work,
     /// The whole model, or the language model with its adapters alone
     #[arg(long, value_enum, default_value_t = Part::All)]
     part: Part,
-    /// Where it runs [default: the card, else the CPU]
+    /// Where it runs [default: the GPU, else the CPU]
     #[arg(long, value_enum)]
     device: Option<On>,
     /// Ids of a text, the image's one and the answer included [default: `model.max_text_tokens`]
@@ -73,7 +71,7 @@ pub(super) struct Args {
     /// Of these, ids of the answer [default: all but 24]
     #[arg(long, value_name = "N")]
     answer_tokens: Option<usize>,
-    /// Measure the rate of a large product instead of taking the card's from the table
+    /// Measure the rate of a large product instead of taking the GPU's from the table
     #[arg(long)]
     measure_peak: bool,
     /// Time the parts of one more step: modules of the forward pass, backward pass, optimizer
@@ -90,16 +88,7 @@ pub(super) struct Args {
     no_plan: bool,
 }
 
-/// What is timed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Work {
-    /// An optimizer step
-    Train,
-    /// A mask and an answer of three tokens
-    Predict,
-}
-
-/// What of the model runs.
+/// Part of the model that runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Part {
     /// Everything
@@ -113,11 +102,11 @@ enum Part {
 enum On {
     /// The processor
     Cpu,
-    /// The first card
+    /// The first GPU
     Cuda,
 }
 
-/// Settings that are timed.
+/// Timed settings.
 struct Case {
     config: RunConfig,
     sizes: prsmed::Config,
@@ -127,15 +116,15 @@ struct Case {
     work: Work,
 }
 
-/// Phases of a plan that run here.
-const RUN: [&str; 5] = ["load", "first step", "record", "step", "predict"];
+/// Phases of a plan that `bench` runs.
+const RUN: [&str; 5] = ["load", "first step", "capture", "step", "predict"];
 
 /// FLOP of a step.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
 struct Flops {
-    /// As the help says.
+    /// FLOP as defined in the help.
     model: f64,
-    /// Of every product that runs, recomputation included.
+    /// FLOP of every product that runs, including recomputation.
     executed: f64,
 }
 
@@ -155,14 +144,14 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let measurement = case.measure(args, device, context)?;
     let rate = peak_rate(args, &case, device)?;
     let flops = planned.as_ref().and_then(|(_, flops)| *flops).filter(|_| args.data_root.is_none());
-    tell(&case, &measurement, planned.as_ref().map(|(plan, _)| plan), (flops, rate), context)
+    print_result(&case, &measurement, planned.as_ref().map(|(plan, _)| plan), (flops, rate), context)
 }
 
 fn device(on: Option<On>) -> Result<Device> {
     match (on, tensor::default_device()) {
         (Some(On::Cpu), _) => Ok(Device::Cpu),
         (Some(On::Cuda), Device::Cpu) => {
-            Err(Error::config("--device", "libtorch sees no card", "leave the flag out to use the CPU"))
+            Err(Error::config("--device", "libtorch finds no GPU", "leave the flag out to use the CPU"))
         }
         (_, found) => Ok(found),
     }
@@ -189,25 +178,22 @@ impl Case {
     }
 
     /// The task on `device`.
-    fn build(&self, device: Device) -> Result<Rehearsal> {
+    fn build(&self, device: Device) -> Result<SegmentDryRun> {
         let RunConfig { model, train, .. } = &self.config;
-        let task = Rehearsal::random(model, &self.sizes, train, self.example, device)?;
-        let task = task.keeping_features(self.config.data.keeps_features());
+        let task = SegmentDryRun::random(model, &self.sizes, train, self.example, device)?;
+        let task = task.with_feature_cache(self.config.data.caches_features());
         Ok(if self.part == Part::Llm { task.language_alone() } else { task })
     }
 
-    fn rehearse(&self) -> Result<Rehearsed> {
-        if self.config.train.precision == Precision::Bf16 && !self.machine.has_bf16() {
-            let reason = format!("{} has no bf16", self.machine.offer().device);
-            return Err(Error::config("train.precision", reason, "set `train.precision=fp16`"));
-        }
-        sight::refuse_trained_tower(&self.config.data, self.config.model.train_base)?;
-        self.machine.stand_for();
+    fn dry_run(&self) -> Result<DryRun> {
+        self.machine.check_precision("train.precision", self.config.train.precision)?;
+        vision_features::refuse_trained_tower(&self.config.data, self.config.model.train_base)?;
+        self.machine.set_planned_gpu();
         let job = if self.work == Work::Train { Planned::Train } else { Planned::Predict };
-        let mut rehearsed = rehearse::plan(job, &self.config.train, self.machine.target(), true, || self.build(META))?;
+        let mut dry_run = dry_run::plan(job, &self.config.train, self.machine.target(), true, || self.build(META))?;
         let half_precision = self.config.train.precision != Precision::Fp32;
-        rehearsed.buffers = Buffers { half_precision, ..Buffers::default() };
-        Ok(rehearsed)
+        dry_run.buffers = Buffers { half_precision, ..Buffers::default() };
+        Ok(dry_run)
     }
 
     /// The plan of a step, and its FLOP where they are known; `None` with `--no-plan`.
@@ -215,47 +201,46 @@ impl Case {
         if args.no_plan {
             return Ok(None);
         }
-        let rehearsed = self.rehearse()?;
-        let plan = Plan::of(&rehearsed, &self.machine);
+        let dry_run = self.dry_run()?;
+        let plan = Plan::of(&dry_run, &self.machine);
         let run = plan.phases.iter().filter(|phase| RUN.contains(&phase.memory.name));
         if run.map(|phase| phase.device_peak).max() > Some(plan.budget.bytes) {
             context.progress.on(&Event::Note(format!("memory plan\n{}", plan.table())));
-            let hint = "`prsmed plan` lists changes that save memory; `--no-plan` starts all the same";
-            return Err(Error::config("bench", plan.verdict(), hint));
+            let hint = "`prsmed plan` lists changes that save memory; `--no-plan` skips this check";
+            return Err(Error::config("bench", plan.summary(), hint));
         }
         context.memory.remember(&self.config, &self.machine, &plan);
-        let flops = if self.work == Work::Train { Some(self.flops(rehearsed)?) } else { None };
+        let flops = if self.work == Work::Train { Some(self.flops(dry_run)?) } else { None };
         Ok(Some((plan, flops)))
     }
 
-    /// Whether recorded steps fit, where that decides.
+    /// True if steps with CUDA graphs fit; needed for `train.graph=auto`.
     fn has_room_for_graphs(&self) -> Result<bool> {
-        let is_open = self.config.train.records() == Switch::Auto && self.machine.target() == Target::Cuda;
+        let is_open = self.config.train.graph_switch() == Switch::Auto && self.machine.target() == Target::Cuda;
         if !is_open || self.work != Work::Train {
             return Ok(true);
         }
         let mut config = self.config.clone();
         config.train.graph = Switch::On;
-        let recorded = Self { config, sizes: self.sizes.clone(), machine: self.machine.clone(), ..*self };
-        Ok(Plan::of(&recorded.rehearse()?, &self.machine).fits)
+        let captured = Self { config, sizes: self.sizes.clone(), machine: self.machine.clone(), ..*self };
+        Ok(Plan::of(&captured.dry_run()?, &self.machine).fits)
     }
 
-    fn flops(&self, rehearsed: Rehearsed) -> Result<Flops> {
-        let executed = time::flops(&rehearsed.trace, "step", rehearsed.repeats());
+    fn flops(&self, dry_run: DryRun) -> Result<Flops> {
+        let executed = time::flops(&dry_run.trace, "step", dry_run.repeats());
         let train = &self.config.train;
         let once = (train.checkpointing, train.checkpoint_encoder) == (Checkpointing::None, Checkpointing::None);
         let plain = if once && !train.checkpoint_decoder {
-            rehearsed
+            dry_run
         } else {
             let mut config = self.config.clone();
             config.train.checkpointing = Checkpointing::None;
             config.train.checkpoint_encoder = Checkpointing::None;
             config.train.checkpoint_decoder = false;
-            Self { config, sizes: self.sizes.clone(), machine: self.machine.clone(), ..*self }.rehearse()?
+            Self { config, sizes: self.sizes.clone(), machine: self.machine.clone(), ..*self }.dry_run()?
         };
         let others = time::flops_where(&plain.trace, "step", plain.repeats(), |path| !path.starts_with("llm.layers"));
         let task = self.build(META)?;
-        #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
         let tokens = task.tokens(&task.example(true)) as f64 * train.accumulation as f64;
         let each = if self.config.model.train_base { 6.0 } else { 4.0 };
         Ok(Flops { model: others + each * layer_weights(&self.sizes) * tokens, executed })
@@ -263,7 +248,7 @@ impl Case {
 
     fn measure(&self, args: &Args, device: Device, context: &Context) -> Result<Measurement> {
         let settling = match self.work {
-            Work::Train => settling_steps(self.config.train.records(), device),
+            Work::Train => settling_steps(self.config.train.graph_switch(), device),
             Work::Predict => 0,
         };
         let count = Count { warmup: args.warmup.max(settling), steps: args.steps };
@@ -275,37 +260,27 @@ impl Case {
         }
     }
 
-    /// Steps on real rows, with the loader that a training has.
+    /// Times steps on real rows, with the loader of a training.
     fn on_data(&self, job: Job, root: &std::path::Path, context: &Context) -> Result<Measurement> {
         if (self.work, self.part) != (Work::Train, Part::All) {
             let hint = "leave out `--task`, `--part` or `--data-root`";
             return Err(Error::config("--data-root", "only whole training steps take data", hint));
         }
-        let manifest = Manifest::open(root, None)?;
+        let mut config = self.config.clone();
+        config.train = measure::settings(&config.train, job.count);
+        let model = &config.model;
+        if let Some(spec) =
+            [&model.base, &model.vision_tower, &model.image_encoder].iter().find(|s| s.starts_with("hub:"))
+        {
+            let hint = "set `model.base` to a folder or `random`, or leave out `--data-root`";
+            return Err(Error::config("model.base", format!("`{spec}` may need a download"), hint));
+        }
         let mut meter = Measured::begin(job.device)?;
         meter.begin("load")?;
-        let RunConfig { model, lora, train, data } = self.config.clone();
-        let train = measure::settings(&train, job.count);
-        let recipe = Recipe { model, lora, train: train.clone(), data: data.clone(), text: String::new() };
-        let locate = |spec: &str| {
-            if spec.starts_with("hub:") {
-                let hint = "set `model.base` to a folder or `random`, or leave out `--data-root`";
-                return Err(Error::config("model.base", format!("`{spec}` may need a download"), hint));
-            }
-            context.locate(spec)
-        };
-        let around = Surroundings {
-            device: job.device,
-            locate: &locate,
-            cache: context.env.cache.as_deref(),
-            observer: job.observer,
-            interrupt: job.interrupt,
-        };
-        let assembly = fit::assemble(&recipe, &manifest, None, around)?;
-        let kept = sight::keep(&assembly, &data, context.env.cache.as_deref(), job.observer)?;
-        let task = SegmentTask::new(assembly, &Arc::new(manifest), train.clone(), data, String::new(), kept)?;
-        task.calibrate()?;
-        measure::training(job, &task, &train, meter)
+        let folder = tempfile::tempdir().map_err(Error::io("the folder of temporary files", "write"))?;
+        let runtime = context.runtime.clone().on(job.device);
+        let training = Training::new(config.clone(), Manifest::open(root, None)?, folder.path(), &runtime)?;
+        measure::training(job, &training.prepare()?.task, &config.train, meter)
     }
 }
 
@@ -314,12 +289,10 @@ fn layer_weights(sizes: &prsmed::Config) -> f64 {
     let llm = &sizes.llm;
     let (d, groups) = (llm.hidden_size, llm.num_key_value_heads * llm.head_dim());
     let layer = 2 * d * d + 2 * d * groups + 3 * d * llm.intermediate_size;
-    #[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
-    let weights = (layer * llm.num_hidden_layers) as f64;
-    weights
+    (layer * llm.num_hidden_layers) as f64
 }
 
-/// A rate to compare with, and where it comes from.
+/// Peak rate of the device, and its source.
 #[derive(Debug, Clone, serde::Serialize)]
 struct Peak {
     flops_per_s: f64,
@@ -333,7 +306,7 @@ fn peak_rate(args: &Args, case: &Case, device: Device) -> Result<Peak> {
         Machine::Cuda(budget, _) if !args.measure_peak => {
             let rates = &budget.rates;
             let flops_per_s = if kind == Kind::Float { rates.fp32 } else { rates.half };
-            Ok(Peak { flops_per_s, source: format!("{name}, table of cards: {}", rates.of) })
+            Ok(Peak { flops_per_s, source: format!("{name}, table of GPUs: {}", rates.of) })
         }
         _ => {
             memory::release_cache(device)?;
@@ -342,7 +315,7 @@ fn peak_rate(args: &Args, case: &Case, device: Device) -> Result<Peak> {
     }
 }
 
-/// Runs both in turn.
+/// Runs the settings without and with the change, in turn.
 fn compare(args: &Args, (base, other): (&Case, &Case), device: Device, context: &Context) -> anyhow::Result<Outcome> {
     let change = args.compare.as_deref().unwrap_or_default();
     let mut pairs = Vec::new();
@@ -355,7 +328,6 @@ fn compare(args: &Args, (base, other): (&Case, &Case), device: Device, context: 
         pairs.push((without?, with?));
     }
     let per_sample = |m: &Measurement| m.median() / m.samples.max(1.0);
-    #[expect(clippy::cast_precision_loss, reason = "a ratio")]
     let peak = |m: &Measurement| m.memory.allocated_peak.0 as f64;
     let ratios = |of: &dyn Fn(&Measurement) -> f64| -> Vec<f64> {
         pairs.iter().map(|(without, with)| of(with) / of(without).max(f64::MIN_POSITIVE)).collect()
@@ -370,8 +342,8 @@ fn compare(args: &Args, (base, other): (&Case, &Case), device: Device, context: 
     let [without, with] =
         [0, 1].map(|i| median(&pairs.iter().map(|p| per_sample(if i == 0 { &p.0 } else { &p.1 })).collect::<Vec<_>>()));
     context.output.line(format!(
-        "{change}: time of a sample x {time:.3} ({}), peak of tensors x {bytes:.3}; {without:.4} s without, {with:.4} s with; \
-         medians of {} pairs",
+        "{change}: time of a sample x {time:.3} ({}), peak of tensors x {bytes:.3}; {without:.4} s without, \
+         {with:.4} s with; medians of {} pairs",
         spread(&times),
         pairs.len()
     ))?;
@@ -383,8 +355,8 @@ fn compare(args: &Args, (base, other): (&Case, &Case), device: Device, context: 
     Ok(Outcome::Done)
 }
 
-/// What was found, as lines and as a record.
-fn tell(
+/// Prints the results as lines and as a record.
+fn print_result(
     case: &Case,
     measurement: &Measurement,
     planned: Option<&Plan>,
@@ -396,7 +368,6 @@ fn tell(
     let whole = seconds + wait.unwrap_or(0.0);
     let used = flops.map(|flops| flops.model / seconds / peak.flops_per_s);
     context.output.line(lines(case, measurement, planned, (flops, &peak)).join("\n"))?;
-    #[expect(clippy::cast_precision_loss, reason = "counts of tokens")]
     let tokens_per_s = measurement.tokens.map(|tokens| tokens as f64 / whole);
     let mut record = serde_json::to_value(measurement)?;
     let more = json!({
@@ -446,7 +417,6 @@ fn lines(
     let most = measurement.seconds.iter().copied().fold(0.0, f64::max);
     let wait = measurement.wait_seconds.as_deref().map(median);
     let whole = seconds + wait.unwrap_or(0.0);
-    #[expect(clippy::cast_precision_loss, reason = "counts of tokens")]
     let tokens = measurement.tokens.map_or_else(String::new, |t| format!(", {:.0} tokens/s", t as f64 / whole));
     let mut lines = vec![
         format!(
@@ -468,7 +438,8 @@ fn lines(
     ];
     if let Some(flops) = flops {
         lines.push(format!(
-            "arithmetic: {:.4} TFLOP a step ({:.4} with everything that runs), {:.4} TFLOP/s: {:.1} % of {:.4} TFLOP/s ({})",
+            "arithmetic: {:.4} TFLOP a step ({:.4} with everything that runs), {:.4} TFLOP/s: {:.1} % of {:.4} TFLOP/s \
+             ({})",
             flops.model / 1e12,
             flops.executed / 1e12,
             flops.model / seconds / 1e12,
@@ -488,7 +459,7 @@ fn lines(
 fn memory_line(measurement: &Measurement, planned: Option<&Plan>) -> String {
     let memory = &measurement.memory;
     let step = planned.and_then(|plan| plan.phases.iter().find(|phase| phase.memory.name == memory.name));
-    let told =
+    let in_words =
         |bytes: Option<Bytes>| bytes.map_or_else(|| "not planned".to_owned(), |bytes| format!("planned {bytes}"));
     let (outside, what) = match memory.device_used {
         Some(used) => (used, "device"),
@@ -497,9 +468,9 @@ fn memory_line(measurement: &Measurement, planned: Option<&Plan>) -> String {
     format!(
         "memory: tensors {} ({}), reserved {} ({}), {what} {outside} ({})",
         memory.allocated_peak,
-        told(step.map(|step| step.memory.allocated_peak)),
+        in_words(step.map(|step| step.memory.allocated_peak)),
         memory.reserved_peak,
-        told(step.map(|step| step.memory.reserved_peak)),
-        told(step.map(|step| step.device_peak)),
+        in_words(step.map(|step| step.memory.reserved_peak)),
+        in_words(step.map(|step| step.device_peak)),
     )
 }

@@ -1,18 +1,18 @@
-//! `prsmed data`: check, make or import data roots.
+//! `prsmed data`: check, prepare or generate data roots.
 
-use super::Context;
+use super::context::Context;
 use super::report::Outcome;
-use crate::data::check::{self, Count, Leak, Report};
-use crate::data::manifest::{Manifest, OpenOptions, Split};
+use crate::Error;
+use crate::data::check::{self, CheckReport, Leak, ModalityCounts};
+use crate::data::manifest::Split;
 use crate::data::phantom::{self, PhantomOptions};
 use crate::data::position::Zones;
 use crate::data::prepare::{self, PrepareOptions, Several};
 use crate::event::Event;
-use crate::{Error, Result};
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Check or make data roots
+/// Check, prepare or generate data roots
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
     Check(CheckArgs),
@@ -28,64 +28,23 @@ pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcom
     }
 }
 
-/// Where the rows of a training or an evaluation are.
-#[derive(Debug, clap::Args)]
-pub(super) struct RootArgs {
-    /// Folder with one folder for each modality, and `annotations/` (needed)
-    #[arg(long, value_name = "DIR")]
-    data_root: Option<PathBuf>,
-    /// Folder with the CSV files, or one CSV file, when they are not in the data root
-    #[arg(long, value_name = "DIR")]
-    annotations: Option<PathBuf>,
-    /// Leave out rows that cannot be used instead of refusing the data set
-    #[arg(long)]
-    skip_bad_rows: bool,
-}
-
-impl RootArgs {
-    pub(super) fn open(&self) -> Result<Manifest> {
-        let root = self.data_root.as_deref().ok_or_else(|| {
-            let hint = "add `--data-root DIR`; to try the tool, make one with `prsmed data phantom phantoms`";
-            Error::config("--data-root", "is needed", hint)
-        })?;
-        Manifest::open_with(root, self.annotations.as_deref(), OpenOptions { skip_bad: self.skip_bad_rows })
-    }
-
-    /// The rows of [`RootArgs::open`] with those of extra roots as synthetic rows.
-    pub(super) fn open_with_extra(&self, extra: &[PathBuf]) -> Result<Manifest> {
-        let mut manifest = self.open()?;
-        let mut known: Vec<PathBuf> = self.data_root.iter().filter_map(|root| root.canonicalize().ok()).collect();
-        for root in extra {
-            let place = root.canonicalize().unwrap_or_else(|_| root.clone());
-            if known.contains(&place) {
-                let reason = format!("`{}` is given twice", root.display());
-                return Err(Error::config("--extra", reason, "name every data root once"));
-            }
-            known.push(place);
-            let rows = Manifest::open_with(root, None, OpenOptions { skip_bad: self.skip_bad_rows })?;
-            manifest = manifest.with_extra(rows)?;
-        }
-        Ok(manifest)
-    }
-}
-
-/// Look for rows that cannot be used, count the others
+/// Check a data root: list bad rows, count the good ones
 ///
-/// Reads every row and decodes every image and mask, changes nothing, and lists each row that cannot be used with its
-/// file, line and reason: missing or corrupt image or mask, size mismatch, empty mask, empty text, unknown split,
-/// duplicate. Then counts the usable rows. Ends with exit code 1 when a row is bad.
+/// Reads every row and decodes every image and mask without changing anything. Lists each bad row with its file, line
+/// and reason: missing or corrupt image or mask, size mismatch, empty mask, empty text, unknown split, duplicate. Then
+/// counts the good rows. The exit code is 1 when there is a bad row.
 ///
-/// A picture that occurs in several splits is a warning: scores on it are not scores on unseen data.
+/// An image that occurs in several splits gives a warning: scores on it are not scores on unseen data.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed data check data
   prsmed data check data --annotations csv
   prsmed data check data --json | jq '.bad[].reason'")]
 pub(super) struct CheckArgs {
-    /// Folder with one folder for each modality, and `annotations/`
+    /// Data root: a folder with one folder for each modality, and `annotations/`
     #[arg(value_name = "DIR")]
     root: PathBuf,
-    /// Folder with the CSV files, or one CSV file [default: `annotations` in DIR]
+    /// CSV file or folder of CSV files [default: `annotations` in DIR]
     #[arg(long, value_name = "DIR")]
     annotations: Option<PathBuf>,
 }
@@ -96,7 +55,7 @@ fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
         context.output.line(format!("{}:{}: {}", bad.csv.display(), bad.line, bad.reason))?;
     }
     for leak in &report.leaks {
-        context.progress.on(&Event::Warning(leak_text(leak)));
+        context.progress.on(&Event::Warning(describe_leak(leak)));
     }
     context.output.line(count_table(&report))?;
     let mut record = json!({ "kind": "result", "good": report.is_good() });
@@ -108,23 +67,23 @@ fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
     Ok(if report.is_good() { Outcome::Done } else { Outcome::No })
 }
 
-fn leak_text(leak: &Leak) -> String {
+fn describe_leak(leak: &Leak) -> String {
     let splits: Vec<&str> = leak.splits.iter().map(|split| split.name()).collect();
     let images: Vec<String> = leak.images.iter().map(|path| path.display().to_string()).collect();
-    format!("one picture in {}: {}", splits.join(" and "), images.join(", "))
+    format!("one image in {}: {}", splits.join(" and "), images.join(", "))
 }
 
-/// Usable rows by modality and split, their sums, and what was found.
-fn count_table(report: &Report) -> String {
+/// Table of good rows by modality and split, with totals.
+fn count_table(report: &CheckReport) -> String {
     let width = report.counts.iter().map(|count| count.modality.chars().count()).max().unwrap_or(0).max(8);
     let row = |name: &str, [a, b, c, d]: [String; 4]| format!("{name:<width$}{a:>8}{b:>8}{c:>8}{d:>8}\n");
-    let numbers = |count: &Count| {
-        let Count { train, val, test, .. } = *count;
+    let numbers = |count: &ModalityCounts| {
+        let ModalityCounts { train, val, test, .. } = *count;
         [train, val, test, train + val + test].map(|number| number.to_string())
     };
     let [train, val, test] = Split::ALL.map(|split| split.name().to_owned());
     let mut text = row("modality", [train, val, test, "all".into()]);
-    let mut sum = Count { modality: "all".into(), ..Count::default() };
+    let mut sum = ModalityCounts { modality: "all".into(), ..ModalityCounts::default() };
     for count in &report.counts {
         text += &row(&count.modality, numbers(count));
         sum.train += count.train;
@@ -132,32 +91,32 @@ fn count_table(report: &Report) -> String {
         sum.test += count.test;
     }
     text += &row(&sum.modality, numbers(&sum));
-    let bad = if report.is_good() { "no bad row".into() } else { format!("{} bad", report.bad.len()) };
+    let bad = if report.is_good() { "no bad rows".into() } else { format!("{} bad", report.bad.len()) };
     format!("{text}{} rows of {} images, {bad}", report.rows, report.images)
 }
 
-/// Make a data root of synthetic pictures with lesions, questions and answers
+/// Generate a data root of phantoms: synthetic images with lesions, questions and answers
 ///
-/// CT-, MRI-, X-ray-, ultrasound-, endoscopy- and skin-like pictures with one or two lesions. The same
-/// seed gives the same bytes.
+/// The images imitate CT, MRI, X-ray, ultrasound, endoscopy and dermoscopy, with one or two lesions. The same seed
+/// gives the same bytes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  prsmed data phantom phantoms --count 600 --seed 1")]
 pub(super) struct PhantomArgs {
-    /// Folder to make
+    /// Output folder
     out: PathBuf,
-    /// Different pictures
+    /// Number of different images
     #[arg(long, value_name = "N", default_value_t = PhantomOptions::default().count)]
     count: usize,
-    /// Seed of everything
+    /// Random seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Side of the pictures in pixels
+    /// Side of the images in pixels
     #[arg(long, value_name = "N", default_value_t = PhantomOptions::default().image_size_px)]
     image_size: u32,
-    /// Part of the pictures with two lesions, 0..1
+    /// Fraction of images with two lesions, 0..1
     #[arg(long, value_name = "F", default_value_t = PhantomOptions::default().two_lesion_frac)]
     two_lesions: f64,
-    /// Questions for each lesion, 1 to 4
+    /// Questions per lesion, 1 to 4
     #[arg(long, value_name = "N", default_value_t = PhantomOptions::default().rows_per_lesion)]
     questions: usize,
 }
@@ -173,7 +132,7 @@ fn make_phantoms(args: &PhantomArgs, context: &Context) -> anyhow::Result<Outcom
     };
     let report = phantom::generate(&args.out, &options, context.progress.as_ref())?;
     context.output.line(format!(
-        "{} pictures ({} with two lesions), {} questions in {}",
+        "{} images ({} with two lesions), {} questions in {}",
         report.images,
         report.two_lesion_images,
         report.rows,
@@ -183,10 +142,10 @@ fn make_phantoms(args: &PhantomArgs, context: &Context) -> anyhow::Result<Outcom
     Ok(Outcome::Done)
 }
 
-/// Make a data root from plain folders of images and masks
+/// Prepare a data root from a folder of images and a folder of masks
 ///
-/// Pairs them by name (a mask may end in `_mask`, `_seg` or `_Segmentation`), cuts the splits, and writes questions and
-/// answers about the place of what the mask shows.
+/// Matches images and masks by name (a mask's name may end in `_mask`, `_seg` or `_Segmentation`), divides them into
+/// train, val and test, and writes questions and answers about the location of the mask.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:
   prsmed data prepare --images scans --masks labels --modality skin --target nevus --out data")]
@@ -194,40 +153,40 @@ pub(super) struct PrepareArgs {
     /// Folder of images: PNG, JPEG or TIFF
     #[arg(long, value_name = "DIR")]
     images: PathBuf,
-    /// Folder of masks, foreground above 0
+    /// Folder of masks: background 0, foreground above 0
     #[arg(long, value_name = "DIR")]
     masks: PathBuf,
-    /// Folder name and class of these images
+    /// Modality: class and folder name of these images
     #[arg(long, value_name = "NAME")]
     modality: String,
-    /// Data root; may hold other modalities
+    /// Output data root; may already contain other modalities
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// What the mask shows, as questions call it
+    /// Name of the target in questions and answers
     #[arg(long, value_name = "WORDS", default_value = "lesion")]
     target: String,
-    /// What the image is, as questions call it
+    /// Name of the image in questions and answers
     #[arg(long, value_name = "WORDS", default_value = "image")]
     image_word: String,
-    /// Places: `grid` (3x3) or `quadrants` (as PRS-Med's data)
+    /// Location words: `grid` (3x3) or `quadrants` (as in PRS-Med's data)
     #[arg(long, value_name = "NAME", default_value = "grid")]
     zones: String,
-    /// Describe several regions by the two largest instead of all together
+    /// Describe a mask of two separate regions by two locations instead of one
     #[arg(long)]
     regions: bool,
-    /// Questions for each image
+    /// Questions per image
     #[arg(long, value_name = "N", default_value_t = 2)]
     questions: usize,
-    /// Part of the images for validation, 0..1
+    /// Fraction of images for validation, 0..1
     #[arg(long, value_name = "F", default_value_t = 0.1)]
     val_frac: f64,
-    /// Part of the images for the test, 0..1
+    /// Fraction of images for testing, 0..1
     #[arg(long, value_name = "F", default_value_t = 0.1)]
     test_frac: f64,
-    /// Seed of splits and sentences
+    /// Seed of splits and question templates
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Sentences to use instead of the built-in ones (TOML)
+    /// Question templates to use instead of the built-in ones (TOML)
     #[arg(long, value_name = "FILE")]
     templates: Option<PathBuf>,
 }
@@ -237,7 +196,7 @@ fn prepare_root(args: &PrepareArgs, context: &Context) -> anyhow::Result<Outcome
         "grid" => Zones::Grid,
         "quadrants" => Zones::Quadrants,
         other => {
-            let reason = format!("there are no zones `{other}`");
+            let reason = format!("`{other}` is not a set of zones");
             return Err(Error::config("--zones", reason, "use grid or quadrants").into());
         }
     };
@@ -255,10 +214,10 @@ fn prepare_root(args: &PrepareArgs, context: &Context) -> anyhow::Result<Outcome
     };
     let report = prepare::prepare(&options, context.progress.as_ref())?;
     for skipped in &report.skipped {
-        context.progress.on(&Event::Warning(format!("{}: left out, {}", skipped.path.display(), skipped.reason)));
+        context.progress.on(&Event::Warning(format!("{}: skipped, {}", skipped.path.display(), skipped.reason)));
     }
     context.output.line(format!(
-        "{} images, {} questions in {}; {} files left out",
+        "{} images, {} questions in {}; {} files skipped",
         report.images,
         report.rows,
         args.out.display(),

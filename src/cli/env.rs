@@ -3,21 +3,22 @@
 use crate::hub::HubOptions;
 use std::path::PathBuf;
 
-/// What the environment says.
+/// The environment variables that this program reads.
 #[derive(Debug)]
 pub struct Env {
-    /// `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`: as Python's `huggingface_hub` reads them.
+    /// `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`: as Python's `huggingface_hub` reads
+    /// them.
     pub hub: HubOptions,
-    /// Folder for what later runs can use again: `PRSMED_CACHE`, else `XDG_CACHE_HOME/prsmed` or `~/.cache/prsmed`.
+    /// Cache folder shared by runs: `PRSMED_CACHE`, else `XDG_CACHE_HOME/prsmed` or `~/.cache/prsmed`.
     pub cache: Option<PathBuf>,
-    /// `CUDA_VISIBLE_DEVICES`: the devices that this process may use.
+    /// `CUDA_VISIBLE_DEVICES`: the GPUs that are visible to this process.
     pub cuda_visible_devices: Option<String>,
-    /// `NO_COLOR` is set and not empty.
+    /// Whether `NO_COLOR` is set and not empty.
     pub no_color: bool,
 }
 
 impl Env {
-    /// The environment of this process.
+    /// Reads the environment of this process.
     pub fn read() -> Self {
         let var = |name: &str| std::env::var(name).ok();
         let folder = |name: &str| var(name).filter(|value| !value.is_empty()).map(PathBuf::from);

@@ -1,21 +1,21 @@
-//! `prsmed eval`.
+//! `prsmed eval`: scores a trained model on a data root.
 
-use super::data::RootArgs;
+use super::args::RootArgs;
+use super::context::{Context, make_folder};
 use super::predict::RunArgs;
 use super::report::Outcome;
-use super::{Context, make_folder};
 use crate::Error;
 use crate::data::manifest::{Manifest, Split};
 use crate::segment::evaluate;
 use crate::segment::task::spread;
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-/// Score a run on a data root: masks, positions, answers
+/// Score a trained model on a data root: masks, positions, answers
 ///
-/// Dice and IoU at 0.5 (per image, by modality, pooled), the published threshold averages, positions and
-/// texts of the generated answers. Prints a table; writes `summary.json`, `samples.csv` and
-/// `overlays.png`.
+/// Computes Dice and IoU at threshold 0.5 (per image, by modality, pooled), the averages over thresholds as published,
+/// and scores of the positions and texts in the generated answers. Prints a table and writes `summary.json`,
+/// `samples.csv`, `overlays.png` (worst and best samples) and `overlays.csv`, which describes them.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  prsmed eval runs/a --data-root data --split test")]
 pub(super) struct Args {
@@ -23,16 +23,16 @@ pub(super) struct Args {
     run: RunArgs,
     #[command(flatten)]
     data: RootArgs,
-    /// Rows to score: train, val or test
+    /// Split to score: train, val or test
     #[arg(long, default_value = "test")]
     split: String,
     /// Score only N rows, spread evenly over the split; 0 = all
     #[arg(long, value_name = "N", default_value_t = 0)]
     limit: usize,
-    /// Longest answer in tokens
+    /// Maximum length of an answer in tokens
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_new_tokens: usize,
-    /// Where to write the report [default: `eval-SPLIT` in the run folder]
+    /// Folder for the report [default: `eval-SPLIT` in the run folder; for a run on the hub `NAME-eval-SPLIT`]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -47,7 +47,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         return Err(no_rows(&manifest, split).into());
     }
     let assembly = args.run.open(context)?;
-    let out = args.out.clone().unwrap_or_else(|| args.run.run.join(format!("eval-{}", split.name())));
+    let out = args.out.clone().unwrap_or_else(|| report_folder(&args.run.run, split));
     make_folder("--out", &out)?;
     let manifest = manifest.with_modalities(assembly.description.modalities.clone())?;
     let evaluation = evaluate::evaluate(
@@ -71,11 +71,20 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     Ok(Outcome::Done)
 }
 
+/// `eval-SPLIT` in a local run folder; for a run on the hub a folder named after it.
+fn report_folder(run: &Path, split: Split) -> PathBuf {
+    let name = run.to_string_lossy();
+    match name.strip_prefix("hub:").map(|rest| rest.split('@').next().unwrap_or_default()) {
+        Some(repo) => format!("{}-eval-{}", repo.rsplit('/').next().unwrap_or_default(), split.name()).into(),
+        None => run.join(format!("eval-{}", split.name())),
+    }
+}
+
 fn no_rows(manifest: &Manifest, split: Split) -> Error {
     let counts: Vec<String> = [Split::Train, Split::Val, Split::Test]
         .into_iter()
         .map(|split| format!("{} {}", manifest.rows_of(split).len(), split.name()))
         .collect();
-    let reason = format!("there are no `{}` rows (it has {})", split.name(), counts.join(", "));
+    let reason = format!("there are no `{}` rows (found {})", split.name(), counts.join(", "));
     Error::data(&manifest.root, reason, "choose another `--split`")
 }

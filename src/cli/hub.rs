@@ -1,15 +1,16 @@
-//! `prsmed hub`: download weights ahead of time, or look at what a repository holds.
+//! `prsmed hub`: downloads model repositories from the Hugging Face Hub, or lists their files.
 
-use super::Context;
+use super::context::Context;
 use super::report::Outcome;
 use crate::hub::{self, Files};
 use crate::units::Bytes;
 use serde_json::json;
 
-/// Download weights, or list what a repository holds
+/// Download a model repository, or list its files
 ///
-/// Files go to the cache of the Python client, which both share. Read from the environment, as that client does:
-/// HF_HOME (the cache), HF_TOKEN (private and gated repositories), HF_ENDPOINT (a mirror), HF_HUB_OFFLINE=1 (cache only).
+/// Files go to the cache folder of Python's `huggingface_hub`, which both programs share. Environment variables of that
+/// client apply: HF_HOME (cache folder), HF_TOKEN (private and gated repositories), HF_ENDPOINT (a mirror),
+/// HF_HUB_OFFLINE=1 (cache only).
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
     Get(GetArgs),
@@ -25,10 +26,10 @@ pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcom
 
 /// Download a repository and print its local folder
 ///
-/// What is there already is not downloaded again; a cut download goes on where it stopped.
+/// Files in the cache are not downloaded again, and an interrupted download continues where it stopped.
 ///
-/// Without `--include` these are fetched: every `.json`, `tokenizer.model`, and the `.safetensors` files (where there
-/// are none, `.bin`, `.pth` and `.pt`).
+/// Without `--include` it downloads all `.json` files, `tokenizer.model`, and the `.safetensors` files (if there are
+/// none, the `.bin`, `.pth` and `.pt` files).
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed hub get hub:microsoft/llava-med-v1.5-mistral-7b
@@ -38,14 +39,14 @@ pub(super) struct GetArgs {
     /// `hub:owner/name`, or `hub:owner/name@REV` for a branch, tag or commit
     #[arg(value_name = "SPEC")]
     spec: String,
-    /// Only these files: a name, or a pattern in which `*` matches anything; may be repeated
+    /// Download only these files: a name, or a pattern in which `*` matches anything; may be repeated
     #[arg(long, value_name = "GLOB")]
     include: Vec<String>,
 }
 
 /// List the files of a repository or folder with their sizes
 ///
-/// Downloads nothing.
+/// Downloads no files.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  prsmed hub ls hub:openai/clip-vit-large-patch14-336")]
 pub(super) struct LsArgs {
@@ -64,7 +65,7 @@ fn get(args: &GetArgs, context: &Context) -> anyhow::Result<Outcome> {
 }
 
 fn ls(args: &LsArgs, context: &Context) -> anyhow::Result<Outcome> {
-    let files = hub::ls(&args.spec, &context.env.hub)?;
+    let files = hub::ls(&args.spec, &context.env.hub, context.progress.as_ref())?;
     let total: u64 = files.iter().filter_map(|file| file.size).sum();
     for file in &files {
         let size = file.size.map_or_else(|| "?".to_owned(), |size| Bytes(size).to_string());

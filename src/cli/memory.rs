@@ -1,13 +1,13 @@
-//! Memory for users: the flags of a profile, and the report after memory ran out.
+//! Flags of the memory profile, and the report after an out-of-memory error.
 
 use super::output::Output;
 use super::progress::{memory_text, shares_text};
 use crate::config::RunConfig;
-use crate::config::planned::{Remedy, remedies};
+use crate::config::remedies::{Remedy, remedies};
 use crate::event::{Event, MemoryReport, Observer};
-use crate::plan::rehearse::Job;
+use crate::plan::dry_run::Job;
 use crate::plan::report::{Machine, Plan};
-use crate::tensor::ledger::Failure;
+use crate::tensor::ledger::AllocationFailure;
 use crate::tensor::memory;
 use crate::trainer::profile::{PROFILE_FILE, Settings};
 use crate::{Error, Result};
@@ -21,9 +21,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub(super) struct ProfileArgs {
     /// Profile the memory of the first and of every N-th step
     ///
-    /// Writes JSON lines, one object each, told apart by `kind`: `phase` (peak by category, as `plan` has it), `mark`
-    /// (levels and growth after forward, backward, optimizer, ...), `components` (weights, gradients and optimizer state of
-    /// each part of the model), `leak` (the level after a phase keeps growing). Evaluations and saves are profiled always.
+    /// Writes one JSON object per line. Its `kind` is `phase` (peak by category, as in `plan`), `mark` (memory and its
+    /// growth after forward, backward, optimizer, ...), `components` (weights, gradients and optimizer state of each
+    /// part of the model) or `leak` (memory after a phase keeps growing). Evaluations and saves are always profiled.
     /// All numbers are bytes.
     #[arg(long, value_name = "every=N")]
     profile_memory: Option<String>,
@@ -33,22 +33,22 @@ pub(super) struct ProfileArgs {
 }
 
 impl ProfileArgs {
-    /// What was asked for; the file's default is in `run`.
+    /// The requested profile; by default its file is in the folder `run`.
     ///
     /// # Errors
-    /// [`Error::Config`] for another spelling, or a file without a profile.
+    /// [`Error::Config`] for an invalid value, or for `--profile-out` without `--profile-memory`.
     pub(super) fn settings(&self, run: &Path) -> Result<Option<Settings>> {
         let Some(text) = &self.profile_memory else {
             return match &self.profile_out {
                 Some(_) => {
-                    Err(Error::config("--profile-out", "no profile is asked for", "add `--profile-memory every=100`"))
+                    Err(Error::config("--profile-out", "needs `--profile-memory`", "add `--profile-memory every=100`"))
                 }
                 None => Ok(None),
             };
         };
         let every_steps = text.strip_prefix("every=").and_then(|count| count.parse().ok()).filter(|count| *count > 0);
         let every_steps = every_steps.ok_or_else(|| {
-            let hint = "write for example `--profile-memory every=100`: the first and every 100th step";
+            let hint = "write for example `--profile-memory every=100` for the first and every 100th step";
             Error::config("--profile-memory", format!("`{text}` is not `every=N` with N 1 or more"), hint)
         })?;
         let out = self.profile_out.clone().unwrap_or_else(|| run.join(PROFILE_FILE));
@@ -56,16 +56,16 @@ impl ProfileArgs {
     }
 }
 
-/// What was known before, for a report when memory runs out later.
+/// Data for the report of a later out-of-memory error.
 #[derive(Debug, Default)]
 pub(super) struct Known {
     /// The last profiled step.
     last: Option<MemoryReport>,
-    /// The run as it was planned.
+    /// Settings, machine and plan of the run.
     planned: Option<(RunConfig, Machine, Plan)>,
 }
 
-/// Shared by the commands and the end of the process.
+/// Shared by the commands and the error handler.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Memory(Arc<Mutex<Known>>);
 
@@ -74,19 +74,19 @@ impl Memory {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the plan of a run that starts.
+    /// Stores the plan of a run that starts.
     pub(super) fn remember(&self, config: &RunConfig, machine: &Machine, plan: &Plan) {
         self.known().planned = Some((config.clone(), machine.clone(), plan.clone()));
     }
 }
 
-/// Passes events on and keeps the last profiled step.
-pub(super) struct Remembering {
+/// Forwards events and stores the last profiled step.
+pub(super) struct MemoryObserver {
     pub(super) inner: Box<dyn Observer>,
     pub(super) memory: Memory,
 }
 
-impl Observer for Remembering {
+impl Observer for MemoryObserver {
     fn on(&self, event: &Event) {
         if let Event::Memory(report) = event {
             self.memory.known().last = Some(report.clone());
@@ -95,23 +95,24 @@ impl Observer for Remembering {
     }
 }
 
-/// Everything known about memory that ran out.
+/// Report of an out-of-memory error.
 #[derive(Debug, Default)]
 struct Report {
-    /// What lived at the moment.
-    failure: Option<Failure>,
-    /// The last profiled step before.
+    /// Live memory at the time of the error.
+    failure: Option<AllocationFailure>,
+    /// The last profiled step.
     last: Option<MemoryReport>,
-    /// What was planned.
+    /// The plan of the run.
     plan: Option<Plan>,
     /// The change that helps most without changing results.
     suggestion: Option<Remedy>,
 }
 
-/// After an error that says so: what lived when memory ran out, on `out` and as `"kind": "out_of_memory"`.
+/// Writes the report of an out-of-memory error to `out`, and as `"kind": "out_of_memory"` to `output`. Does nothing for
+/// other errors.
 ///
 /// # Errors
-/// What `out` and `output` say.
+/// Errors of `out` and `output`.
 pub(super) fn report(error: &Error, memory: &Memory, out: &mut dyn Write, output: &Output) -> anyhow::Result<()> {
     if !matches!(error, Error::OutOfMemory { .. }) {
         return Ok(());
@@ -156,14 +157,13 @@ impl Report {
     }
 }
 
-fn write_failure(out: &mut dyn Write, failure: &Failure) -> io::Result<()> {
-    let Failure { requested, category, scope, allocated, reserved, categories, largest } = failure;
-    let of = |category: &str| if scope.is_empty() { category.to_owned() } else { format!("{category}, {scope}") };
-    let asked = requested.map_or_else(String::new, |bytes| format!("{bytes} more ({})", of(category.unwrap_or(""))));
-    if !asked.is_empty() {
-        writeln!(out, "asked for: {asked}")?;
+fn write_failure(out: &mut dyn Write, failure: &AllocationFailure) -> io::Result<()> {
+    let AllocationFailure { requested, category, module, allocated, reserved, categories, largest } = failure;
+    let of = |category: &str| if module.is_empty() { category.to_owned() } else { format!("{category}, {module}") };
+    if let Some(bytes) = requested {
+        writeln!(out, "requested: {bytes} ({})", of(category.unwrap_or("")))?;
     }
-    writeln!(out, "at that moment: tensors {allocated}, reserved {reserved}")?;
+    writeln!(out, "in use at that time: tensors {allocated}, reserved {reserved}")?;
     if !categories.is_empty() {
         writeln!(out, "by category: {}", shares_text(categories, categories.len()))?;
     }
@@ -171,7 +171,7 @@ fn write_failure(out: &mut dyn Write, failure: &Failure) -> io::Result<()> {
         writeln!(out, "largest tensors:")?;
     }
     for block in largest {
-        writeln!(out, "  {:>10}  {:<11}  {}", block.bytes.to_string(), block.category, block.scope)?;
+        writeln!(out, "  {:>10}  {:<11}  {}", block.bytes.to_string(), block.category, block.module)?;
     }
     Ok(())
 }
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn one_spelling() {
+    fn only_every_n_is_a_valid_profile() {
         let settings = args(Some("every=7"), None).unwrap().unwrap();
         assert_eq!(settings, Settings { every_steps: 7, out: "run/memory.jsonl".into() });
         assert_eq!(args(Some("every=7"), Some("a")).unwrap().unwrap().out, Path::new("a"));
@@ -200,23 +200,23 @@ mod tests {
     }
 
     #[test]
-    fn the_report_of_a_failure() {
-        let failure = Failure {
+    fn the_out_of_memory_report_lists_categories_and_largest_tensors() {
+        let failure = AllocationFailure {
             requested: Some(Bytes(3 << 30)),
             category: Some("activations"),
-            scope: "llm.layers.7".into(),
+            module: "llm.layers.7".into(),
             allocated: Bytes(5 << 30),
             reserved: Bytes(6 << 30),
             categories: vec![("activations", Bytes(1 << 30)), ("frozen", Bytes(4 << 30)), ("ema", Bytes(0))],
-            largest: vec![LargeBlock { bytes: Bytes(1 << 30), category: "frozen", scope: "llm".into() }],
+            largest: vec![LargeBlock { bytes: Bytes(1 << 30), category: "frozen", module: "llm".into() }],
         };
         let mut out = Vec::new();
         let last = MemoryReport { step: 4, allocated: 1024, ..MemoryReport::default() };
         Report { failure: Some(failure), last: Some(last), ..Report::default() }.write(&mut out).unwrap();
         assert_eq!(
             String::from_utf8(out).unwrap(),
-            "asked for: 3.00 GiB more (activations, llm.layers.7)\n\
-             at that moment: tensors 5.00 GiB, reserved 6.00 GiB\n\
+            "requested: 3.00 GiB (activations, llm.layers.7)\n\
+             in use at that time: tensors 5.00 GiB, reserved 6.00 GiB\n\
              by category: frozen 4.00 GiB, activations 1.00 GiB\n\
              largest tensors:\n    1.00 GiB  frozen       llm\n\
              last profile: memory at step 4: tensors 1.00 KiB, reserved 0 B, process 0 B; peak 0 B\n"
@@ -224,9 +224,9 @@ mod tests {
     }
 
     #[test]
-    fn the_last_profiled_step_is_kept_and_passed_on() {
+    fn the_last_profiled_step_is_stored_and_events_are_forwarded() {
         let memory = Memory::default();
-        let observer = Remembering { inner: Box::new(crate::event::Silent), memory: memory.clone() };
+        let observer = MemoryObserver { inner: Box::new(crate::event::Silent), memory: memory.clone() };
         for step in [1, 5] {
             observer.on(&Event::Memory(MemoryReport { step, ..MemoryReport::default() }));
         }

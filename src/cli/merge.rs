@@ -1,7 +1,7 @@
-//! `prsmed merge`.
+//! `prsmed merge`: merges LoRA adapters into the language model.
 
-use super::Context;
-use super::predict::{checkpoint_of, parse_precision};
+use super::context::Context;
+use super::predict::parse_precision;
 use super::report::Outcome;
 use crate::segment::merge::{Settings, merge};
 use crate::segment::setup::{Build, RunOverrides};
@@ -12,37 +12,38 @@ use crate::units::Bytes;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Most bytes of a file of weights, as transformers has it.
+/// Maximum bytes of a weight file, the default of transformers.
 const SHARD_BYTES: u64 = 5_000_000_000;
 
-/// Fold a run's adapters into its language model
+/// Merge the LoRA adapters of a run into its language model
 ///
-/// Writes a folder that `prsmed predict` and `prsmed eval` use as they use the run, faster and without the original
-/// base; it cannot be trained on. Its `base/` is a Mistral for Python's transformers. Sums are made in fp32, one tensor
-/// at a time: memory holds the largest tensor, not the model.
+/// Writes a folder that `prsmed predict` and `prsmed eval` accept like a run folder. It is faster and does not need the
+/// original base, but it cannot be trained further. Its `base/` is a Mistral model for Python's transformers. Weights
+/// are added in fp32, one tensor at a time, so memory holds only the largest tensor.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed merge runs/a merged
   prsmed merge runs/a merged-bf16 --dtype bf16
   prsmed predict merged-bf16 --image scan.png --question \"Where is the lesion?\"")]
 pub(super) struct Args {
-    /// Run folder (its `best/`, else `last/`), one checkpoint folder, or a published PRS-Med folder
+    /// Run folder (its `best/`, else `last/`), one checkpoint folder, a published PRS-Med folder, or
+    /// `hub:owner/name[/FOLDER]`
     run: PathBuf,
-    /// Folder to write; must not exist
+    /// Folder to write; it must not exist
     out: PathBuf,
     /// fp32, bf16 or fp16 [default: as the base is stored]
     #[arg(long, value_name = "P", value_parser = parse_precision)]
     dtype: Option<Precision>,
-    /// Where the language model is, when not where the run says: a folder or `hub:owner/name[@rev]`
+    /// Language model: a folder or `hub:owner/name[@rev]` [default: as stored in the run]
     #[arg(long, value_name = "WHERE")]
     base: Option<String>,
-    /// A separate CLIP vision tower: a folder or `hub:owner/name[@rev]`
+    /// Separate CLIP vision tower: a folder or `hub:owner/name[@rev]` [default: as stored in the run]
     #[arg(long, value_name = "WHERE")]
     vision_tower: Option<String>,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let folder = checkpoint_of(&args.run)?;
+    let folder = context.fetch_run(&args.run, args.base.as_deref(), args.vision_tower.as_deref())?;
     if folder.join(CHECKSUMS).exists() {
         verify_folder(&folder)?;
     }

@@ -1,30 +1,33 @@
-//! Commands: standard output is data, standard error is progress and errors, exit codes are in [`report`].
+//! Command line: standard output has data, standard error has progress and errors, exit codes are in [`report`].
 
 pub mod env;
 pub mod output;
 pub mod progress;
 pub mod report;
 
+mod args;
 mod augment;
 mod bench;
-mod claim;
+mod context;
 mod data;
+mod doctor;
 mod eval;
+mod files;
 mod hub;
 mod memory;
 mod merge;
 mod plan;
 mod predict;
 mod preset;
+mod reference;
+mod run_lock;
 mod solve;
-mod trace;
 mod train;
 
-use crate::Error;
-use crate::hub::Files;
-use crate::segment::fit::Surroundings;
-use crate::tensor::{self, kernels, ledger};
+use crate::event::{Event, Observer, Silent};
+use crate::runtime::Runtime;
 use clap::{Parser, Subcommand};
+use context::Context;
 use env::Env;
 use output::Output;
 use progress::{Progress, Style};
@@ -32,7 +35,6 @@ use report::Outcome;
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -67,22 +69,15 @@ enum Command {
     Data(data::Command),
     #[command(subcommand)]
     Hub(hub::Command),
-    Trace(trace::Args),
+    Doctor(doctor::Args),
+    #[command(hide = true)]
+    Reference(reference::Args),
 }
 
 impl Command {
     fn saves_on_interrupt(&self) -> bool {
         matches!(self, Self::Train(_) | Self::Bench(_) | Self::Augment(_))
     }
-}
-
-/// What commands share.
-struct Context {
-    env: Env,
-    output: Arc<Output>,
-    progress: Box<dyn crate::event::Observer>,
-    memory: memory::Memory,
-    interrupt: Arc<AtomicBool>,
 }
 
 /// Runs the command line `args` (program name first) and returns the exit code.
@@ -94,29 +89,25 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
             return u8::try_from(error.exit_code()).unwrap_or(2);
         }
     };
-    // SAFETY: ignoring a signal touches no memory. A file that grows over a limit is then an error, not the end.
-    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
-    // SAFETY: no thread was started and no operator ran.
-    unsafe { crate::tensor::memory::bound_kernel_caches() };
-    ledger::install();
-    crate::tensor::use_flash_attention();
+    // before any thread starts
+    let runtime = Runtime::new();
     let env = Env::read();
     let is_terminal = std::io::stderr().is_terminal();
     let color = is_terminal && !env.no_color;
     let output = Arc::new(Output::stdout(cli.json));
     let style = Style { is_terminal, color, every_steps: 10 };
-    let inner: Box<dyn crate::event::Observer> =
-        if cli.quiet { Box::new(crate::event::Silent) } else { Box::new(Progress::new(style, Arc::clone(&output))) };
+    let inner: Box<dyn Observer> =
+        if cli.quiet { Box::new(Silent) } else { Box::new(Progress::new(style, Arc::clone(&output))) };
     let memory = memory::Memory::default();
-    let progress = Box::new(memory::Remembering { inner, memory: memory.clone() });
-    if let (Some(cache), true) = (&env.cache, tensor::default_device() != tensor::Device::Cpu) {
-        let folder = cache.join("kernels");
-        // without it every run compiles them again
-        if std::fs::create_dir_all(&folder).is_ok() {
-            kernels::set_folder(&folder);
-        }
-    }
-    let context = Context { env, output, progress, memory, interrupt: Arc::default() };
+    let progress: Arc<dyn Observer> = Arc::new(memory::MemoryObserver { inner, memory: memory.clone() });
+    let interrupt = Arc::new(AtomicBool::new(false));
+    let runtime =
+        runtime.with_hub(env.hub.clone()).with_observer(Arc::clone(&progress)).with_interrupt(Arc::clone(&interrupt));
+    let runtime = match &env.cache {
+        Some(cache) => runtime.with_cache(cache),
+        None => runtime,
+    };
+    let context = Context { runtime, env, output, progress, memory, interrupt };
     listen_for_interrupts(&context, cli.command.saves_on_interrupt());
     let result = guarded(|| dispatch(cli.command, &context));
     if let Err(error) = &result {
@@ -128,8 +119,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     report::exit_code(&result)
 }
 
-/// Ends the process without the destructors of libtorch's tables, which would touch 100 MB of memory for nothing. Everything
-/// was written and flushed by then.
+/// Ends the process without the destructors of libtorch's tables, which would needlessly touch 100 MB of memory. All
+/// output is flushed before.
 pub fn leave(code: u8) -> ! {
     // SAFETY: ends the process.
     unsafe { libc::_exit(i32::from(code)) }
@@ -148,11 +139,12 @@ fn dispatch(command: Command, context: &Context) -> anyhow::Result<Outcome> {
         Command::Augment(command) => augment::run(&command, context),
         Command::Data(command) => data::run(&command, context),
         Command::Hub(command) => hub::run(&command, context),
-        Command::Trace(args) => trace::run(&args, context),
+        Command::Doctor(args) => doctor::run(&args, context),
+        Command::Reference(args) => reference::run(&args, <Cli as clap::CommandFactory>::command()),
     }
 }
 
-/// A bug must not show a backtrace: it becomes an error that asks for a report.
+/// Converts a panic to an error that asks for a bug report, without a backtrace.
 fn guarded(work: impl FnOnce() -> anyhow::Result<Outcome>) -> anyhow::Result<Outcome> {
     std::panic::set_hook(Box::new(|_| ()));
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
@@ -162,8 +154,8 @@ fn guarded(work: impl FnOnce() -> anyhow::Result<Outcome>) -> anyhow::Result<Out
     })
 }
 
-/// Where something can be saved, the first Ctrl-C asks the work to save and stop, and the second ends the process;
-/// elsewhere the first does.
+/// Handles Ctrl-C. In commands that can save, the first one saves and stops, and the second one ends the process. In
+/// other commands the first one ends the process.
 fn listen_for_interrupts(context: &Context, saves: bool) {
     let flag = Arc::clone(&context.interrupt);
     let listening = ctrlc::set_handler(move || {
@@ -173,47 +165,6 @@ fn listen_for_interrupts(context: &Context, saves: bool) {
         }
     });
     if let Err(error) = listening {
-        context.progress.on(&crate::event::Event::Warning(format!("Ctrl-C will not save: {error}")));
-    }
-}
-
-/// Values of `--set` with those of other flags over them, as [`crate::config::Sources`] takes them.
-fn sets_of(sets: &[String], flags: impl IntoIterator<Item = (String, String)>) -> Vec<(String, String)> {
-    sets.iter().map(|set| (set.clone(), "--set".to_owned())).chain(flags).collect()
-}
-
-/// Makes the folder of a command's results and tries it, before the expensive work.
-fn make_folder(flag: &str, folder: &Path) -> crate::Result<()> {
-    if folder.exists() && !folder.is_dir() {
-        let reason = format!("`{}` is a file", folder.display());
-        return Err(Error::config(flag, reason, "choose another folder"));
-    }
-    std::fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
-    tempfile::tempfile_in(folder).map(drop).map_err(Error::io(folder, "write"))
-}
-
-impl Context {
-    /// Where and under whose eyes this process trains. `locate` is [`Self::locate`] of the same context.
-    fn surroundings<'a>(&'a self, locate: &'a dyn Fn(&str) -> crate::Result<PathBuf>) -> Surroundings<'a> {
-        Surroundings {
-            device: tensor::default_device(),
-            locate,
-            cache: self.env.cache.as_deref(),
-            observer: self.progress.as_ref(),
-            interrupt: &self.interrupt,
-        }
-    }
-
-    /// A `hub:` name or a path as a local path.
-    fn locate(&self, spec: &str) -> crate::Result<PathBuf> {
-        if spec.starts_with("hub:") {
-            return crate::hub::resolve(spec, &Files::Checkpoint, &self.env.hub, self.progress.as_ref());
-        }
-        let path = PathBuf::from(spec);
-        if path.exists() {
-            return Ok(path);
-        }
-        let hint = "check the path, or write `hub:owner/name` for a repository";
-        Err(Error::weights(path, "there is no such file or folder", hint))
+        context.progress.on(&Event::Warning(format!("Ctrl-C will not save: {error}")));
     }
 }

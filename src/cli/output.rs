@@ -1,4 +1,4 @@
-//! Standard output, the only place that writes to it: text for people, or with `--json` one object a line.
+//! Writes to standard output (no other code does): text, or with `--json` one object per line.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 
-/// Where a command's data goes. Commands call both the text and the record methods; the mode picks.
+/// Output of a command's data. Commands call both the text and the record methods; the mode selects one of them.
 pub struct Output {
-    /// `None` once the reader went away.
+    /// `None` after the reader closed the pipe.
     sink: Mutex<Option<Box<dyn Write + Send>>>,
     is_json: bool,
 }
@@ -26,21 +26,21 @@ impl Output {
         Self { sink: Mutex::new(Some(sink)), is_json }
     }
 
-    /// Whether this is `--json`.
+    /// Whether the mode is `--json`.
     pub fn is_json(&self) -> bool {
         self.is_json
     }
 
-    /// Writes a line of text, or lines; nothing with `--json`.
+    /// Writes one or more lines of text; nothing with `--json`.
     ///
     /// # Errors
-    /// [`Error::Io`], but not when the reader closed the pipe: the work goes on then without a listener.
+    /// [`Error::Io`], but not if the reader closed the pipe: then the command continues without output.
     pub fn line(&self, text: impl Display) -> Result<()> {
         let text = text.to_string();
         if self.is_json { Ok(()) } else { self.write(&format!("{}\n", text.trim_end_matches('\n'))) }
     }
 
-    /// Writes a piece of a line at once; nothing with `--json`.
+    /// Writes a part of a line and flushes it; nothing with `--json`.
     ///
     /// # Errors
     /// As [`line`](Self::line).
@@ -48,7 +48,7 @@ impl Output {
         if self.is_json { Ok(()) } else { self.write(text) }
     }
 
-    /// Writes one object on one line; nothing without `--json`.
+    /// Writes one object as one line; nothing without `--json`.
     ///
     /// # Errors
     /// As [`line`](Self::line).
@@ -79,7 +79,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A writer whose text can be looked at.
+    /// A writer that keeps its text.
     #[derive(Clone, Default)]
     pub(in crate::cli) struct Shared(Arc<Mutex<Vec<u8>>>);
 
@@ -101,7 +101,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_mode_picks() {
+    fn text_or_json_is_written_depending_on_the_mode() {
         for (is_json, expected) in [(false, "Dice 0.9\na b"), (true, "{\"dice\":0.9}\n")] {
             let shared = Shared::default();
             let output = Output::to(Box::new(shared.clone()), is_json);
@@ -114,7 +114,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_closed_pipe_is_no_error_and_a_full_disk_is() {
+    fn a_closed_pipe_is_not_an_error_but_a_full_disk_is() {
         struct Failing(ErrorKind);
         impl Write for Failing {
             fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {

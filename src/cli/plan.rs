@@ -1,17 +1,18 @@
-//! `prsmed plan`, and how commands name settings and machines to plan for.
+//! `prsmed plan`, and the flags by which commands name settings and a machine to plan for.
 
+use super::args::sets_of;
+use super::context::Context;
 use super::report::Outcome;
-use super::{Context, sets_of};
-use crate::config::planned::{Remedy, remedies};
+use crate::config::remedies::{Remedy, remedies};
 use crate::config::{AugmentRun, Resolved, RunConfig, Settings, Sources};
 use crate::event::Event;
-use crate::plan::cards::{self, Budget};
-use crate::plan::device_terms::Facts;
+use crate::plan::device_terms::DeviceUsage;
+use crate::plan::dry_run::{self, Job, Measured, Phase};
+use crate::plan::gpus::{self, Budget};
 use crate::plan::host::Host;
-use crate::plan::rehearse::{self, Job, Measured, Phase};
 use crate::plan::report::{Machine, Plan};
-use crate::plan::{detect, replay, timeline};
-use crate::segment::rehearsal::Rehearsal;
+use crate::plan::{detect, timeline};
+use crate::segment::dry_run::SegmentDryRun;
 use crate::tensor::meta::Target;
 use crate::tensor::weights::write_bytes;
 use crate::tensor::{Device, Kind, Tensor, default_device, kernels, memory};
@@ -25,7 +26,7 @@ pub(super) struct SettingsArgs {
     /// Named settings: tiny, full, cpu, gpu-24gb, ... [default: full; `augment` for that task]
     #[arg(long, value_name = "NAME")]
     pub(super) preset: Option<String>,
-    /// TOML file over the preset
+    /// TOML file whose values override the preset
     #[arg(long, value_name = "FILE")]
     pub(super) config: Option<PathBuf>,
     /// One setting, for example `train.micro_batch=4`; may be repeated
@@ -34,17 +35,17 @@ pub(super) struct SettingsArgs {
 }
 
 impl SettingsArgs {
-    /// The settings with those of flags over them.
+    /// The settings, overridden by `flags`.
     pub(super) fn resolve(&self, flags: Vec<(String, String)>) -> Result<RunConfig> {
         Ok(self.resolved(flags)?.config)
     }
 
-    /// The same with where each value came from.
+    /// The settings, overridden by `flags`, with the origin of each value.
     pub(super) fn resolved(&self, flags: Vec<(String, String)>) -> Result<Resolved> {
         self.resolve_as("full", flags)
     }
 
-    /// The same for making pairs.
+    /// The settings of `prsmed augment`, overridden by `flags`.
     pub(super) fn resolve_augment(&self, flags: Vec<(String, String)>) -> Result<AugmentRun> {
         Ok(self.resolve_as("augment", flags)?.config)
     }
@@ -58,9 +59,9 @@ impl SettingsArgs {
 /// The machine to plan for.
 #[derive(Debug, clap::Args)]
 pub(super) struct MachineArgs {
-    /// A size (24gb), a card ("RTX 4090"), `cpu`, a host with that much memory (cpu:24gb), or `auto`: the first card that
-    /// this process may use, else the CPU
-    #[arg(long, value_name = "CARD", default_value = "auto")]
+    /// A memory size (24gb), a GPU ("RTX 4090"), this CPU (cpu), a CPU with that much memory (cpu:24gb), or `auto`: the
+    /// first GPU visible to this process, else the CPU
+    #[arg(long, value_name = "GPU", default_value = "auto")]
     pub(super) gpu: String,
 }
 
@@ -76,28 +77,28 @@ impl MachineArgs {
     }
 }
 
-/// The machine that training in this process runs on.
+/// The machine on which this process trains.
 pub(super) fn training_machine(context: &Context) -> Machine {
     if default_device() == Device::Cpu { Machine::Cpu(Host::detect()) } else { detected(context) }
 }
 
-/// The first device that this process may use, with what others hold on it; without any, the CPU.
+/// The first GPU visible to this process, with the memory that other processes use on it; without any, the CPU.
 fn detected(context: &Context) -> Machine {
     let devices = detect::detect(context.env.cuda_visible_devices.as_deref());
     let Some(first) = devices.first() else {
-        return seen_by_libtorch().unwrap_or_else(|| Machine::Cpu(Host::detect()));
+        return libtorch_device().unwrap_or_else(|| Machine::Cpu(Host::detect()));
     };
     if let [_, others @ ..] = devices.as_slice()
         && !others.is_empty()
     {
-        let note = format!("{} cards: planning for the first, {}; training uses one", devices.len(), first.name);
+        let note = format!("{} GPUs found; planning for the first, {}. Training uses one", devices.len(), first.name);
         context.progress.on(&Event::Note(note));
     }
-    Machine::Cuda(first.budget(), Facts { other_processes: first.in_use(), ..Facts::default() })
+    Machine::Cuda(first.budget(), DeviceUsage { other_processes: first.in_use(), ..DeviceUsage::default() })
 }
 
-/// The card that libtorch uses, where the driver's management library is missing.
-fn seen_by_libtorch() -> Option<Machine> {
+/// The GPU that libtorch uses, if the driver's management library (NVML) is missing.
+fn libtorch_device() -> Option<Machine> {
     let device = default_device();
     if device == Device::Cpu {
         return None;
@@ -105,22 +106,24 @@ fn seen_by_libtorch() -> Option<Machine> {
     let _in_use = Tensor::zeros([1], (Kind::Float, device));
     let system = memory::read(device).ok()?.system;
     let (total, used) = (system.device_total?.0, system.device_used?.0);
-    let like = cards::find(&format!("{}gb", total.div_ceil(cards::GIB))).ok()?;
-    let budget = Budget { total_bytes: total, note: "what libtorch says".into(), ..like };
-    Some(Machine::Cuda(budget, Facts { other_processes: used, ..Facts::default() }))
+    let like = gpus::find(&format!("{}gb", total.div_ceil(gpus::GIB))).ok()?;
+    let budget = Budget { total_bytes: total, note: "as libtorch reports it".into(), ..like };
+    Some(Machine::Cuda(budget, DeviceUsage { other_processes: used, ..DeviceUsage::default() }))
 }
 
-/// Say what a job needs, before it runs
+/// Predict the memory and time of a job before it runs
 ///
-/// The job's own code runs without memory, weights, GPU or network, and every allocation is counted. Three columns:
-/// what tensors hold (allocated), what libtorch's allocator holds for them (reserved), what the driver shows (device).
-/// On the CPU all texts are planned as long as `model.max_text_tokens`; the last column is resident memory.
+/// Runs the job's own code without data: no weights, GPU or network are needed, and every allocation is counted. The
+/// table has three columns: memory of tensors (allocated), memory that libtorch's allocator reserves for them
+/// (reserved), and memory of the process as the driver shows it (device; on the CPU, resident memory). All texts are
+/// planned with `model.max_text_tokens` ids.
 ///
-/// Exit code 0 when it fits, 1 when it does not; then the changes that would help are listed, each planned.
+/// Exit code 0 if the job fits. Exit code 1 if it does not; then changes that would help are listed, each with its
+/// plan.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed plan --preset full --gpu 24gb
-  prsmed plan --config my.toml --gpu \"RTX 4090\" --timeline step.html
+  prsmed plan --config my.toml --gpu \"RTX 4090\" --timeline step.json
   prsmed plan --preset full --gpu 16gb --task predict --json
   prsmed plan --task augment --gpu 12gb --set augment.batch=4
   prsmed plan --preset gpu-24gb --measure")]
@@ -132,29 +135,29 @@ pub(super) struct Args {
     /// What to plan
     #[arg(long, value_enum, default_value_t = Task::Train)]
     task: Task,
-    /// Write a picture of memory over the job: .svg, or .html with a readout under the pointer
+    /// Write memory over time as a Chrome trace (.json); open it at <https://ui.perfetto.dev>
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
-    /// Also run the job on this machine, with random weights, and print what each phase took beside its plan
+    /// Also run the job on this machine with random weights, and print measured and planned memory of each phase
     #[arg(long)]
     measure: bool,
 }
 
-/// Jobs by their command.
+/// The planned job.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
 enum Task {
-    /// Load, steps, evaluation, saving and resuming
+    /// A training run: load, steps, evaluation, saving and resuming
     Train,
-    /// Validation batches of a training run (`prsmed eval` answers row by row, as predict)
+    /// Validation batches of a training run (`prsmed eval` answers one row at a time: plan `predict` for it)
     Eval,
-    /// One picture of the model's size, the longest question, an answer of 128 tokens
+    /// One image of the model's size, the longest question, an answer of 128 tokens
     Predict,
-    /// A batch of new pictures (settings of `prsmed augment`, preset `augment`)
+    /// One batch of generated images (settings of `prsmed augment`, preset `augment`)
     Augment,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let picture = args.timeline.as_deref().map(picture_kind).transpose()?;
+    args.timeline.as_deref().map(check_timeline).transpose()?;
     let machine = args.machine.machine(context)?;
     let job = match args.task {
         Task::Train => Job::Train,
@@ -165,28 +168,24 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if args.measure {
         refuse_to_measure(job, &machine)?;
     }
-    let (rehearsed, plan, helping) = if job == Job::Augment {
+    let (dry_run, plan, helping) = if job == Job::Augment {
         let run = args.settings.resolve_augment(Vec::new())?;
-        let blueprint = super::augment::planned_blueprint(&run, context)?;
-        let rehearsed = run.rehearse(&blueprint, (2, None), &machine, true)?;
-        let plan = Plan::of(&rehearsed, &machine);
-        let helping = if plan.fits { Vec::new() } else { run.remedies(&blueprint, &machine, &plan) };
-        (rehearsed, plan, helping)
+        let pipeline_config = super::augment::args::planned_pipeline_config(&run, context)?;
+        let dry_run = run.dry_run(&pipeline_config, (2, None), &machine, true)?;
+        let plan = Plan::of(&dry_run, &machine);
+        let helping = if plan.fits { Vec::new() } else { run.remedies(&pipeline_config, &machine, &plan) };
+        (dry_run, plan, helping)
     } else {
         let config = args.settings.resolve(Vec::new())?;
         let sizes = config.planned_sizes()?;
-        let (rehearsed, plan) = config.plan_sized(job, &sizes, config.longest_example(), &machine)?;
+        let (dry_run, plan) = config.plan_sized(job, &sizes, config.longest_example(), &machine)?;
         let helping = if plan.fits { Vec::new() } else { remedies(&config, job, &machine, &plan) };
-        (rehearsed, plan, helping)
+        (dry_run, plan, helping)
     };
-    if let (Some(path), Some(kind)) = (&args.timeline, picture) {
+    if let Some(path) = &args.timeline {
         let title = format!("{} on {}: peak {}", title(job), plan.budget.device, plan.allocated_peak);
-        let timeline = replay::timeline(&rehearsed.trace, title, Some(plan.budget.bytes.0));
-        let text = match kind {
-            Picture::Svg => timeline::svg(&timeline),
-            Picture::Html => timeline::html(&timeline),
-        };
-        write_bytes(path, text.as_bytes())?;
+        let trace = timeline::chrome_trace(&dry_run.trace, &title, plan.budget.bytes);
+        write_bytes(path, trace.to_string().as_bytes())?;
     }
     context.output.line(plan.table())?;
     if !plan.fits {
@@ -195,7 +194,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let mut record = serde_json::to_value(&plan)?;
     if args.measure {
         let measured = measure(&args.settings.resolve(Vec::new())?, job, context)?;
-        context.output.line(beside(&plan, &measured))?;
+        context.output.line(measured_lines(&plan, &measured))?;
         record["measured"] = json!(measured);
     }
     record["kind"] = json!("plan");
@@ -207,9 +206,11 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 fn refuse_to_measure(job: Job, machine: &Machine) -> Result<()> {
     let is_here = (machine.target() == Target::Cpu) == (default_device() == Device::Cpu);
     let (reason, hint) = match (job, is_here) {
-        (Job::Augment, _) => ("pairs are not measured here", "`prsmed augment generate` tells what it took"),
+        (Job::Augment, _) => {
+            ("`--task augment` cannot be measured", "`prsmed augment generate` prints the memory that it used")
+        }
         (_, true) => return Ok(()),
-        (_, false) => ("only the device of this machine can be measured", "leave out `--gpu`, or `--measure`"),
+        (_, false) => ("only the device of this machine can be measured", "leave out `--gpu` or `--measure`"),
     };
     Err(Error::config("--measure", reason, hint))
 }
@@ -220,17 +221,17 @@ fn measure(config: &RunConfig, job: Job, context: &Context) -> Result<Vec<Phase>
     kernels::check(device)?;
     kernels::set_mode(config.train.fused_kernels.kernels());
     let build = || {
-        let task = Rehearsal::random(&config.model, &sizes, &config.train, example, device)?;
-        Ok(task.keeping_features(job != Job::Eval && config.data.keeps_features()))
+        let task = SegmentDryRun::random(&config.model, &sizes, &config.train, example, device)?;
+        Ok(task.with_feature_cache(job != Job::Eval && config.data.caches_features()))
     };
     context.progress.on(&Event::Note("running the job with random weights".into()));
     let mut meter = Measured::begin(device)?;
-    rehearse::rehearse(job, &config.train, &build, &mut meter)?;
+    dry_run::dry_run(job, &config.train, &build, &mut meter)?;
     meter.finish()
 }
 
-/// Planned and measured bytes of each phase that both know.
-fn beside(plan: &Plan, measured: &[Phase]) -> String {
+/// Measured and planned bytes of each phase.
+fn measured_lines(plan: &Plan, measured: &[Phase]) -> String {
     let mut lines = vec!["measured with random weights (planned):".to_owned()];
     for phase in measured {
         let Some(planned) = plan.phases.iter().find(|planned| planned.memory.name == phase.name) else { continue };
@@ -257,26 +258,18 @@ fn title(job: Job) -> &'static str {
     }
 }
 
-/// Changes as lines, the most useful first.
+/// One line for each change, the most useful first.
 pub(super) fn remedy_lines(remedies: &[Remedy]) -> String {
     let mut lines = vec!["changes that save memory:".to_owned()];
     lines.extend(remedies.iter().map(|remedy| format!("  {}", remedy.line())));
     lines.join("\n")
 }
 
-#[derive(Debug, Clone, Copy)]
-enum Picture {
-    Svg,
-    Html,
-}
-
-fn picture_kind(path: &Path) -> Result<Picture> {
-    match path.extension().and_then(|extension| extension.to_str()) {
-        Some("svg") => Ok(Picture::Svg),
-        Some("html") => Ok(Picture::Html),
-        _ => {
-            let reason = format!("`{}` is neither .svg nor .html", path.display());
-            Err(Error::config("--timeline", reason, "name a file such as step.html"))
-        }
+/// Refuses a timeline that is no JSON file.
+fn check_timeline(path: &Path) -> Result<()> {
+    if path.extension().is_some_and(|extension| extension == "json") {
+        return Ok(());
     }
+    let reason = format!("`{}` does not end in .json", path.display());
+    Err(Error::config("--timeline", reason, "name a file such as step.json, and open it at https://ui.perfetto.dev"))
 }

@@ -1,5 +1,5 @@
-//! The observer of the commands: bars on a terminal, lines elsewhere, both on standard error; events as objects on
-//! standard output with `--json`.
+//! Shows progress of the commands: bars on a terminal, lines elsewhere, both on standard error. With `--json`, events
+//! are objects on standard output.
 
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,24 +11,24 @@ use serde_json::{Value, json};
 use crate::cli::output::Output;
 use crate::event::{Event, MemoryReport, Observer, StepReport};
 use crate::trainer::records;
-use crate::units::Bytes;
+use crate::units::{Bytes, clock};
 
-/// Without a terminal a phase that is not made of training steps says how far it is this often.
+/// Interval of progress lines without a terminal, for phases other than training steps.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
-/// How progress is shown.
+/// Style of the progress display.
 #[derive(Debug, Clone, Copy)]
 pub struct Style {
     /// Whether standard error is a terminal.
     pub is_terminal: bool,
-    /// Whether colours are wanted (a terminal, and no `NO_COLOR`).
+    /// Whether to use colours (on a terminal, without `NO_COLOR`).
     pub color: bool,
-    /// Without a terminal: a line every so many training steps, from 1.
+    /// Without a terminal: number of training steps between two lines, at least 1.
     pub every_steps: u64,
 }
 
-/// Shows events as they come. Losing a line of progress is no reason to stop work: errors of standard error are
-/// ignored, one of standard output is said once.
+/// Shows events as they arrive. Output errors do not stop the command: errors on standard error are ignored, and the
+/// first error on standard output is reported as a warning.
 pub struct Progress {
     style: Style,
     output: Arc<Output>,
@@ -73,8 +73,8 @@ impl Progress {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn say(&self, state: &mut State, text: &str) {
-        // Bars step aside while the line is written.
+    fn print_line(&self, state: &mut State, text: &str) {
+        // Bars are hidden while the line is written.
         self.bars.suspend(|| {
             let _ = writeln!(state.lines, "{text}").and_then(|()| state.lines.flush());
         });
@@ -93,7 +93,7 @@ impl Progress {
         });
         if bar.is_none() {
             let amount = if total == 0 { String::new() } else { format!(": {}", amount(total, unit)) };
-            self.say(state, &format!("{name}{amount}"));
+            self.print_line(state, &format!("{name}{amount}"));
         }
         let now = Instant::now();
         state.phases.push(Phase { name: name.to_owned(), total, unit, done: 0, started: now, last_line: now, bar });
@@ -107,7 +107,7 @@ impl Progress {
         } else if phase.last_line.elapsed() >= LINE_EVERY {
             phase.last_line = Instant::now();
             let line = advance_line(&phase.name, done, phase.total, phase.unit, phase.started.elapsed());
-            self.say(state, &line);
+            self.print_line(state, &line);
         }
     }
 
@@ -118,9 +118,9 @@ impl Progress {
             self.bars.remove(bar);
         }
         let elapsed = phase.started.elapsed();
-        // On a terminal the bar of a short phase just goes.
+        // On a terminal, short phases leave no line.
         if phase.bar.is_none() || elapsed >= Duration::from_secs(2) {
-            self.say(state, &format!("{}: done in {}", phase.name, clock(elapsed)));
+            self.print_line(state, &format!("{}: done in {}", phase.name, clock(elapsed)));
         }
     }
 
@@ -134,7 +134,7 @@ impl Progress {
             if let Some(bar) = &phase.bar {
                 bar.set_length(report.total_steps);
                 bar.set_position(report.step);
-                // Two lines: one would not fit 80 columns.
+                // Two lines, because one would be longer than 80 columns.
                 bar.set_message(format!("{pace}\n  {losses}"));
                 return;
             }
@@ -144,7 +144,7 @@ impl Progress {
             || report.step == report.total_steps;
         if is_due {
             let StepReport { step, total_steps, epoch, .. } = report;
-            self.say(state, &format!("step {step}/{total_steps}  epoch {epoch}  {losses}  {pace}"));
+            self.print_line(state, &format!("step {step}/{total_steps}  epoch {epoch}  {losses}  {pace}"));
         }
     }
 
@@ -152,7 +152,7 @@ impl Progress {
         if self.output.is_json() {
             return;
         }
-        // A bar and an answer cannot share a terminal's line.
+        // A bar and an answer cannot share a line of the terminal.
         for phase in &mut state.phases {
             if let Some(bar) = phase.bar.take() {
                 bar.finish_and_clear();
@@ -161,14 +161,14 @@ impl Progress {
         }
         state.answering = true;
         let result = self.output.piece(text);
-        self.said_once(state, result);
+        self.warn_once(state, result);
     }
 
-    fn said_once(&self, state: &mut State, result: crate::Result<()>) {
+    fn warn_once(&self, state: &mut State, result: crate::Result<()>) {
         if let Err(error) = result
             && !std::mem::replace(&mut state.output_failed, true)
         {
-            self.say(state, &self.labelled("warning:", "33", &error.to_string()));
+            self.print_line(state, &self.labelled("warning:", "33", &error.to_string()));
         }
     }
 }
@@ -178,12 +178,12 @@ impl Observer for Progress {
         let mut state = self.state();
         if let Some(value) = record(event) {
             let result = self.output.record(&value);
-            self.said_once(&mut state, result);
+            self.warn_once(&mut state, result);
         }
         if state.answering && !matches!(event, Event::Token(_)) {
             state.answering = false;
             let result = self.output.piece("\n");
-            self.said_once(&mut state, result);
+            self.warn_once(&mut state, result);
         }
         let state = &mut *state;
         match event {
@@ -191,23 +191,26 @@ impl Observer for Progress {
             Event::Advanced { done } => self.advance(state, *done),
             Event::Finished => self.finish(state),
             Event::Step(report) => self.step(state, report),
-            Event::Memory(report) => self.say(state, &memory_text(report)),
+            Event::Memory(report) => self.print_line(state, &memory_text(report)),
             Event::Validated { step, values } => {
                 let values: Vec<String> = values.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
-                self.say(state, &format!("validation after step {step}: {}", values.join(", ")));
+                self.print_line(state, &format!("validation after step {step}: {}", values.join(", ")));
             }
             Event::Saved { path, best } => {
-                self.say(state, &format!("saved {}{}", path.display(), if *best { " (best so far)" } else { "" }));
+                self.print_line(
+                    state,
+                    &format!("saved {}{}", path.display(), if *best { " (best so far)" } else { "" }),
+                );
             }
             Event::Token(text) => self.token(state, text),
-            Event::Note(text) => self.say(state, &self.labelled("note:", "36", text)),
-            Event::Warning(text) => self.say(state, &self.labelled("warning:", "33", text)),
+            Event::Note(text) => self.print_line(state, &self.labelled("note:", "36", text)),
+            Event::Warning(text) => self.print_line(state, &self.labelled("warning:", "33", text)),
         }
     }
 }
 
 impl Drop for Progress {
-    /// Leaves no half bar and no half line behind, whatever ended the command.
+    /// Removes bars and ends an open line, however the command ends.
     fn drop(&mut self) {
         let mut state = self.state();
         for bar in state.phases.drain(..).filter_map(|phase| phase.bar) {
@@ -219,7 +222,7 @@ impl Drop for Progress {
     }
 }
 
-/// What `--json` writes for an event; `None` for what only a screen needs.
+/// The JSON object of an event; `None` for events that are only displayed.
 fn record(event: &Event) -> Option<Value> {
     Some(match event {
         Event::Started { .. } | Event::Advanced { .. } | Event::Finished => return None,
@@ -245,7 +248,7 @@ fn bar_style(total: u64, unit: &str, color: bool) -> ProgressStyle {
     ProgressStyle::with_template(&template).expect("the template is well-formed").progress_chars("━━╌")
 }
 
-/// Loss, its parts and the learning rate.
+/// Text of the loss, its parts and the learning rate.
 fn loss_text(report: &StepReport) -> String {
     let (total, parts): (Vec<_>, Vec<_>) = report.losses.iter().partition(|(name, _)| name == "total");
     let parts: Vec<String> = parts.iter().map(|(name, value)| format!("{name} {value:.4}")).collect();
@@ -257,9 +260,8 @@ fn loss_text(report: &StepReport) -> String {
     format!("{loss}  lr {:.2e}", report.learning_rate)
 }
 
-/// Speed, memory and the time left; `step_seconds` is the smoothed time of a step.
+/// Text of speed, memory and remaining time; `step_seconds` is the smoothed time of a step.
 fn pace_text(report: &StepReport, step_seconds: f64) -> String {
-    #[expect(clippy::cast_precision_loss, reason = "for display")]
     let left = report.total_steps.saturating_sub(report.step) as f64 * step_seconds;
     let left = Duration::try_from_secs_f64(left).unwrap_or_default();
     let peak = Bytes(report.allocated_peak);
@@ -268,12 +270,12 @@ fn pace_text(report: &StepReport, step_seconds: f64) -> String {
     format!("{:.1} images/s{waited}  peak {peak}  ETA {}", records::images_per_s(report), clock(left))
 }
 
-/// Levels after a profiled step, and its peak with the largest categories.
+/// Text of memory after a profiled step, and of its peak with the largest categories.
 pub(super) fn memory_text(report: &MemoryReport) -> String {
     let MemoryReport { step, allocated, allocated_peak, reserved, resident, device_used, .. } = report;
     let [allocated, peak, reserved] = [allocated, allocated_peak, reserved].map(|bytes| Bytes(*bytes));
     let system =
-        device_used.map_or_else(|| format!("process {}", Bytes(*resident)), |used| format!("card {}", Bytes(used)));
+        device_used.map_or_else(|| format!("process {}", Bytes(*resident)), |used| format!("GPU {}", Bytes(used)));
     let shares: Vec<_> = report.categories_at_peak.iter().map(|(name, bytes)| (*name, Bytes(*bytes))).collect();
     let shares = shares_text(&shares, 3);
     let of_peak = if shares.is_empty() { String::new() } else { format!(" ({shares})") };
@@ -298,29 +300,20 @@ fn memory_line(report: &MemoryReport) -> Value {
 }
 
 fn advance_line(name: &str, done: u64, total: u64, unit: &str, elapsed: Duration) -> String {
-    #[expect(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a rate for display"
-    )]
-    let rate = (done as f64 / elapsed.as_secs_f64().max(1e-9)) as u64;
     let of_total = if total == 0 { String::new() } else { format!(" of {}", amount(total, unit)) };
-    format!("{name}: {}{of_total}, {}/s", amount(done, unit), amount(rate, unit))
+    let so_far = format!("{name}: {}{of_total}", amount(done, unit));
+    if done == 0 {
+        return format!("{so_far} after {}", clock(elapsed));
+    }
+    let rate = done as f64 / elapsed.as_secs_f64().max(1e-9);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate for display")]
+    let per_second =
+        if rate < 10.0 && unit != "bytes" { format!("{rate:.2} {unit}") } else { amount(rate as u64, unit) };
+    format!("{so_far}, {per_second}/s")
 }
 
 fn amount(count: u64, unit: &str) -> String {
     if unit == "bytes" { Bytes(count).to_string() } else { format!("{count} {unit}") }
-}
-
-/// `8s`, `4m 10s`, `2h 05m`.
-fn clock(duration: Duration) -> String {
-    let seconds = duration.as_secs();
-    match (seconds / 3600, seconds / 60 % 60, seconds % 60) {
-        (0, 0, s) => format!("{s}s"),
-        (0, m, s) => format!("{m}m {s:02}s"),
-        (h, m, _) => format!("{h}h {m:02}m"),
-    }
 }
 
 #[cfg(test)]
@@ -349,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_every_n_steps_and_the_last() {
+    fn steps_are_printed_every_n_steps_and_at_the_end() {
         let (progress, lines, data) = progress(false, false);
         progress.on(&Event::Started { phase: "train".into(), total: 25, unit: "steps" });
         for step in 1..=25 {
@@ -375,14 +368,14 @@ mod tests {
     }
 
     #[test]
-    fn waiting_for_data_is_shown_from_one_percent_on() {
+    fn data_wait_is_shown_from_one_percent() {
         let of = |seconds| pace_text(&StepReport { data_wait: Duration::from_secs_f64(seconds), ..report(3) }, 20.0);
         assert!(of(5.0).starts_with("0.2 images/s  data wait 25 %  peak"), "{}", of(5.0));
         assert!(!of(0.1).contains("wait"));
     }
 
     #[test]
-    fn json_lines_on_standard_output() {
+    fn events_are_json_lines_on_standard_output() {
         let (progress, lines, data) = progress(false, true);
         progress.on(&Event::Step(report(3)));
         progress.on(&Event::Token("upper".into()));
@@ -397,10 +390,10 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_streams_and_ends_its_line() {
+    fn an_answer_is_streamed_and_its_line_is_ended() {
         let (progress, lines, data) = progress(false, false);
         progress.on(&Event::Token("upper".into()));
-        assert_eq!(data.text(), "upper", "not held back");
+        assert_eq!(data.text(), "upper", "written at once");
         progress.on(&Event::Token(" left".into()));
         progress.on(&Event::Note("mask written".into()));
         assert_eq!((data.text().as_str(), lines.text().as_str()), ("upper left\n", "note: mask written\n"));
@@ -410,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn bars_take_every_phase_and_lines_go_between() {
+    fn bars_accept_all_phases_and_lines_are_written_between_them() {
         let (progress, lines, _data) = progress(true, false);
         for (total, unit) in [(10, "bytes"), (0, "bytes"), (10, "steps"), (0, "files"), (10, "images")] {
             progress.on(&Event::Started { phase: "phase".into(), total, unit });
@@ -441,18 +434,18 @@ mod tests {
         }));
         assert_eq!(
             lines.text(),
-            "memory at step 100: tensors 1.00 GiB, reserved 3.00 GiB, card 4.00 GiB; peak 2.50 GiB (activations 1.50 GiB, \
-             frozen 1.00 GiB, inputs 1.00 MiB)\n"
+            "memory at step 100: tensors 1.00 GiB, reserved 3.00 GiB, GPU 4.00 GiB; peak 2.50 GiB (activations \
+             1.50 GiB, frozen 1.00 GiB, inputs 1.00 MiB)\n"
         );
         let line: Value = serde_json::from_str(&data.text()).unwrap();
         assert_eq!((&line["kind"], &line["allocated_peak"]), (&json!("memory"), &json!(5_u64 << 29)));
     }
 
     #[test]
-    fn amounts_rates_and_times() {
+    fn amounts_rates_and_times_are_formatted() {
         let line = advance_line("download", 3 << 29, 3 << 30, "bytes", Duration::from_secs(3));
         assert_eq!(line, "download: 1.50 GiB of 3.00 GiB, 512.00 MiB/s");
-        assert_eq!(advance_line("check", 50, 0, "images", Duration::from_secs(10)), "check: 50 images, 5 images/s");
+        assert_eq!(advance_line("check", 50, 0, "images", Duration::from_secs(10)), "check: 50 images, 5.00 images/s");
         assert_eq!([9, 250, 7500].map(|s| clock(Duration::from_secs(s))), ["9s", "4m 10s", "2h 05m"]);
     }
 }

@@ -1,19 +1,19 @@
-//! How a command ends: its exit code, and its error on standard error.
+//! The end of a command: its exit code, and its error on standard error.
 
 use std::io::{self, Write};
 
 use crate::error::Error;
 
-/// What a command that ran to its end has to say.
+/// Outcome of a command that ran to its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// Done.
+    /// The command succeeded.
     Done,
-    /// It ran, and the answer is no: bad rows found, does not fit.
+    /// The command ran and the answer is no: bad rows found, does not fit.
     No,
 }
 
-/// 0 done, 1 the answer is no, 2 could not run, 130 interrupted.
+/// The exit code: 0 done, 1 the answer is no, 2 could not run, 130 interrupted.
 pub fn exit_code(result: &anyhow::Result<Outcome>) -> u8 {
     match result {
         Ok(Outcome::Done) => 0,
@@ -23,7 +23,7 @@ pub fn exit_code(result: &anyhow::Result<Outcome>) -> u8 {
     }
 }
 
-/// Writes an error with its causes and the next thing to do.
+/// Writes an error with its causes and a hint about what to do next.
 ///
 /// ```text
 /// error: cannot train
@@ -33,19 +33,19 @@ pub fn exit_code(result: &anyhow::Result<Outcome>) -> u8 {
 /// ```
 ///
 /// # Errors
-/// What `out` says.
+/// Errors of `out`.
 pub fn write_error(out: &mut dyn Write, error: &anyhow::Error, color: bool) -> io::Result<()> {
     let label = |name: &str, code: &str| if color { format!("\x1b[1;{code}m{name}\x1b[0m") } else { name.to_owned() };
     if is_interrupt(error) {
         writeln!(out, "{}", label("interrupted", "33"))?;
     } else {
-        let mut said = error.to_string();
-        writeln!(out, "{} {said}", label("error:", "31"))?;
+        let mut written = error.to_string();
+        writeln!(out, "{} {written}", label("error:", "31"))?;
         for cause in error.chain().skip(1).map(ToString::to_string) {
-            // Some errors repeat their source in their own words.
-            if !said.contains(&cause) {
+            // Some errors include the text of their source.
+            if !written.contains(&cause) {
                 writeln!(out, "{} {cause}", label("caused by:", "31"))?;
-                said = cause;
+                written = cause;
             }
         }
     }
@@ -59,7 +59,7 @@ fn is_interrupt(error: &anyhow::Error) -> bool {
     matches!(find(error), Some(Error::Interrupted))
 }
 
-/// The library's error inside, under any context.
+/// The library error inside `error`, without context.
 pub fn find(error: &anyhow::Error) -> Option<&Error> {
     error.chain().find_map(|cause| cause.downcast_ref::<Error>())
 }
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn message_causes_and_hint() {
+    fn an_error_is_written_with_its_causes_and_hint() {
         let full = io::Error::from(io::ErrorKind::StorageFull);
         let error = Err::<(), _>(Error::io("runs/a/last", "write")(full)).context("cannot train").unwrap_err();
         assert_eq!(
@@ -96,15 +96,15 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_cause_is_said_once() {
+    fn a_repeated_cause_is_written_once() {
         let error = anyhow::anyhow!("line 3 is bad").context("bad file: line 3 is bad");
         assert_eq!(written(&error, false), "error: bad file: line 3 is bad\n");
     }
 
     #[test]
-    fn an_interrupt_is_no_error() {
+    fn an_interrupt_is_not_written_as_an_error() {
         let error = anyhow::Error::from(Error::Interrupted).context("while training");
-        let text = "interrupted\nhint: the same command goes on where it stopped; `prsmed train` needs `--resume`\n";
+        let text = "interrupted\nhint: run the same command again to continue; `prsmed train` needs `--resume`\n";
         assert_eq!(written(&error, false), text);
         assert_eq!(exit_code(&Err(error)), 130);
         assert_eq!((exit_code(&Ok(Outcome::Done)), exit_code(&Ok(Outcome::No))), (0, 1));

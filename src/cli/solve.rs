@@ -1,13 +1,13 @@
-//! `prsmed solve`: the largest value of one setting that fits, or the smallest card.
+//! `prsmed solve`: finds the largest value of one setting that fits a GPU, or the smallest GPU for given settings.
 
-use super::Context;
+use super::context::Context;
 use super::plan::{MachineArgs, SettingsArgs};
 use super::report::Outcome;
 use crate::config::RunConfig;
 use crate::models::tiny_vit::STRIDE;
-use crate::plan::cards::{self, Card};
-use crate::plan::device_terms::Facts;
-use crate::plan::rehearse::Job;
+use crate::plan::device_terms::DeviceUsage;
+use crate::plan::dry_run::Job;
+use crate::plan::gpus::{self, Gpu};
 use crate::plan::report::{Machine, Plan};
 use crate::plan::search::largest;
 use crate::trainer::precision::Precision;
@@ -15,12 +15,12 @@ use serde_json::json;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-/// Find the largest value that fits a card, or the smallest card
+/// Find the largest value of one setting that fits a GPU, or the smallest GPU
 ///
-/// Everything else stays as the settings say. The next larger value does not fit (for picture sizes and texts a still
-/// larger one may, where rounding helps it). Nothing of the card is left free.
+/// All other settings keep their values. The next larger value does not fit. (For image sizes and texts an even larger
+/// one may fit again, because sizes are rounded.) No headroom is kept.
 ///
-/// Exit code 1 when not even the smallest value fits.
+/// Exit code 1 if not even the smallest value fits.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed solve --gpu 24gb --for micro-batch
@@ -36,25 +36,25 @@ pub(super) struct Args {
     unknown: Unknown,
 }
 
-/// What can be solved for.
+/// The unknown to solve for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Unknown {
-    /// Samples of a forward and backward pass
+    /// Images of a forward and backward pass
     MicroBatch,
-    /// Side of the segmenter's picture, in steps of 16 pixels
+    /// Side of the segmenter's image, in steps of 16 pixels
     ImageSize,
-    /// Rank of the adapters
+    /// Rank of the LoRA adapters
     LoraRank,
     /// Longest text (`model.max_text_tokens`)
     Tokens,
-    /// The smallest listed card
+    /// The smallest GPU of the built-in table
     Gpu,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let config = args.settings.resolve(Vec::new())?;
     if args.unknown == Unknown::Gpu {
-        return smallest_card(&config, context);
+        return smallest_gpu(&config, context);
     }
     let machine = args.machine.machine(context)?;
     let (key, first, last, unit) = match args.unknown {
@@ -66,7 +66,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let mut best: Option<(usize, Plan)> = None;
     let found = largest(first..=last, |steps| {
         let value = steps * unit;
-        let plan = with(&config, args.unknown, value).plan(Job::Train, &machine)?;
+        let plan = with(&config, args.unknown, value).plan_for(Job::Train, &machine)?;
         let fits = plan.fits;
         if fits && best.as_ref().is_none_or(|(known, _)| *known < value) {
             best = Some((value, plan));
@@ -76,12 +76,12 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let offer = machine.offer();
     let Some((value, plan)) = best.filter(|_| found.is_some()) else {
         let least = first * unit;
-        context.output.line(format!("not even {key}={least} fits {}; try `prsmed preset`", offer.device))?;
+        context.output.line(format!("{key}={least} does not fit {}; try `prsmed preset`", offer.device))?;
         context.output.record(&json!({ "kind": "solve", "key": key, "value": null, "budget": offer }))?;
         return Ok(Outcome::No);
     };
     let more = if found == Some(last) { " (the largest that was tried)" } else { "" };
-    context.output.line(format!("{key}={value}{more}\n{}", plan.verdict()))?;
+    context.output.line(format!("{key}={value}{more}\n{}", plan.summary()))?;
     context.output.record(&json!({ "kind": "solve", "key": key, "value": value, "plan": plan }))?;
     Ok(Outcome::Done)
 }
@@ -99,33 +99,33 @@ fn with(config: &RunConfig, unknown: Unknown, value: usize) -> RunConfig {
     config
 }
 
-/// One rehearsal serves every card of an architecture: beyond it only the device's own terms differ.
-fn smallest_card(config: &RunConfig, context: &Context) -> anyhow::Result<Outcome> {
+/// The smallest listed GPU that fits. GPUs of one architecture share a dry run and differ only in device terms.
+fn smallest_gpu(config: &RunConfig, context: &Context) -> anyhow::Result<Outcome> {
     let needs_bf16 = config.train.precision == Precision::Bf16;
-    let mut cards: Vec<&'static Card> =
-        cards::all().iter().filter(|card| card.unsupported.is_none() && (card.bf16 || !needs_bf16)).collect();
-    cards.sort_by_key(|card| (card.gb, card.total_bytes()));
-    let mut rehearsals = HashMap::new();
+    let mut gpus: Vec<&'static Gpu> =
+        gpus::all().iter().filter(|gpu| gpu.unsupported.is_none() && (gpu.bf16 || !needs_bf16)).collect();
+    gpus.sort_by_key(|gpu| (gpu.gb, gpu.total_bytes()));
+    let mut dry_runs = HashMap::new();
     let mut least = None;
-    for card in cards {
-        let machine = Machine::Cuda(card.budget(card.memory_source.clone()), Facts::default());
-        let rehearsed = match rehearsals.entry(card.capability) {
+    for gpu in gpus {
+        let machine = Machine::Cuda(gpu.budget(gpu.memory_source.clone()), DeviceUsage::default());
+        let dry_run = match dry_runs.entry(gpu.capability) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(place) => {
-                place.insert(config.rehearse(Job::Train, config.longest_example(), &machine, false)?)
+            Entry::Vacant(entry) => {
+                entry.insert(config.dry_run(Job::Train, config.longest_example(), &machine, false)?)
             }
         };
-        let plan = Plan::of(rehearsed, &machine);
+        let plan = Plan::of(dry_run, &machine);
         if plan.fits {
-            context.output.line(format!("{} ({} GB)\n{}", card.name, card.gb, plan.verdict()))?;
-            context.output.record(&json!({ "kind": "solve", "key": "gpu", "value": card.name, "plan": plan }))?;
+            context.output.line(format!("{} ({} GB)\n{}", gpu.name, gpu.gb, plan.summary()))?;
+            context.output.record(&json!({ "kind": "solve", "key": "gpu", "value": gpu.name, "plan": plan }))?;
             return Ok(Outcome::Done);
         }
         least = Some(plan);
     }
     let needs = least.map(|plan| plan.device_peak);
     let text = needs.map_or_else(String::new, |bytes| format!(": it needs {bytes}"));
-    context.output.line(format!("no listed card is large enough{text}"))?;
+    context.output.line(format!("no listed GPU is large enough{text}"))?;
     context.output.record(&json!({ "kind": "solve", "key": "gpu", "value": null, "device_peak": needs }))?;
     Ok(Outcome::No)
 }

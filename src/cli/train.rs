@@ -1,47 +1,43 @@
-//! `prsmed train`.
+//! `prsmed train`: plans memory, then trains.
 
-use super::claim::Claim;
-use super::data::RootArgs;
+use super::args::{RootArgs, sets_of};
+use super::context::Context;
 use super::memory::ProfileArgs;
 use super::report::Outcome;
-use super::{Context, plan, preset, sets_of};
-use crate::augment::export;
-use crate::config::planned::remedies;
-use crate::config::{Resolved, RunConfig, Sources};
-use crate::data::manifest::Manifest;
-use crate::data::split;
-use crate::event::{Event, Observer, Silent};
-use crate::plan::rehearse::Job;
+use super::run_lock::RunLock;
+use super::{plan, preset};
+use crate::config::remedies::remedies;
+use crate::config::{Resolved, RunConfig, Settings as _, Sources, resume};
+use crate::event::{Event, Observer};
+use crate::plan::detect;
+use crate::plan::dry_run::Job;
 use crate::plan::report::{Machine, Plan};
-use crate::segment::fit::{self, Recipe};
-use crate::segment::task::SegmentTask;
-use crate::segment::{Assembly, sight};
-use crate::tensor::weights::{readable_folder, write_bytes};
+use crate::segment::task::{SCORE, SegmentTask};
+use crate::segment::training::checkpoint_in;
+use crate::segment::{Training, needs};
 use crate::tensor::{self, Device, ledger, memory};
+use crate::trainer::Switch;
 use crate::trainer::graph::settling_steps;
-use crate::trainer::run::Session;
 use crate::units::Bytes;
 use crate::{Error, Result, trainer};
-use anyhow::Context as _;
 use serde_json::json;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Train on a data root
 ///
-/// Leaves a run folder with `last/` and `best/`, each complete in itself. Ctrl-C saves and stops; `--resume` goes on.
+/// Leaves a run folder with `last/` and `best/`, each complete in itself. Ctrl-C saves and stops; `--resume` continues.
 ///
-/// Memory is planned before anything is loaded, and what cannot fit is refused (`--no-plan` starts it all the same).
-/// Without `--preset` and `--config` the fastest settings of the full model that fit this machine's card are searched;
-/// without a card the preset `tiny` is used.
+/// Memory is planned before anything is loaded. A training that cannot fit is refused (`--no-plan` skips this check).
+/// Without `--preset` and `--config` the fastest settings of the full model that fit this machine's GPU are searched;
+/// without a GPU the preset `tiny` is used.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed train --data-root data --preset tiny --out runs/a
   prsmed train --data-root data --out runs/a --resume
   prsmed train --data-root data --extra made --synthetic-ratio 0.5 --out runs/b
   prsmed train --data-root data --out runs/a --profile-memory every=100
-  prsmed train --data-root data --preset full --set model.image_encoder=tinysam_42.3.pth")]
+  prsmed train --data-root data --preset gpu-24gb --out runs/c")]
 pub(super) struct Args {
     #[command(flatten)]
     data: RootArgs,
@@ -99,15 +95,25 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         context.output.record(&resolved.config)?;
         return Ok(Outcome::Done);
     }
-    let claim = || Claim::on("--out", &args.out, context.progress.as_ref());
-    // a run that is there is refused before the data is read; bad data leaves no folder behind
-    let early = args.out.is_dir().then(claim).transpose()?;
+    let lock = || RunLock::on("--out", &args.out, context.progress.as_ref());
+    // an existing run is refused before the data is read; unusable data leaves no folder behind
+    let early = args.out.is_dir().then(lock).transpose()?;
     if early.is_some() {
-        checkpoint_to_resume(args, &Silent)?;
+        checkpoint_in(&args.out, args.resume)?;
     }
-    let manifest = read_data(args, &resolved.config, context)?;
-    let _claim = early.map_or_else(claim, Ok)?;
-    let resume_from = checkpoint_to_resume(args, context.progress.as_ref())?;
+    let (toml, config) = (resolved.to_toml(), resolved.config);
+    let manifest = args.data.open_with_extra(&args.extra)?;
+    let training = Training::new(config.clone(), manifest, &args.out, &context.runtime)?;
+    let _run_lock = early.map_or_else(lock, Ok)?;
+    let checkpoint = checkpoint_in(&args.out, args.resume)?;
+    if args.resume && checkpoint.is_none() {
+        let note = format!("{} contains no checkpoint yet: starting from the beginning", args.out.display());
+        context.progress.on(&Event::Note(note));
+    }
+    if let Some(folder) = &checkpoint {
+        check_resumed(folder, &config, context)?;
+    }
+    context.check_files(needs::of_training(&config.model, checkpoint.as_deref())?)?;
     if let Some(profile) = &profile {
         profile.check()?;
     }
@@ -115,74 +121,34 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if let Some(limit) = args.memory_limit {
         limit_memory(limit, &machine)?;
     }
+    let planned_config = config.with_cache_for(training.manifest());
     if !args.no_plan {
-        refuse_what_cannot_fit(&resolved.config.with_cache_for(&manifest), &machine, context)?;
+        check_memory(&planned_config, &machine, context)?;
     }
-    let toml = resolved.to_toml();
-    let config = resolved.config;
-    let recipe = Recipe {
-        model: config.model.clone(),
-        lora: config.lora,
-        train: config.train.clone(),
-        data: config.data.clone(),
-        text: toml.clone(),
-    };
-    let assembly = build(&recipe, &manifest, resume_from.as_deref(), context).context("cannot set up the model")?;
-    for warning in &assembly.warnings {
-        context.progress.on(&Event::Warning(warning.clone()));
-    }
-    let planned_config = config.with_cache_for(&manifest);
-    let kept = sight::keep(&assembly, &config.data, context.env.cache.as_deref(), context.progress.as_ref())?;
-    if kept.is_some() {
+    let prepared = training.with_toml(toml).resume(args.resume).prepare().map_err(|error| match error {
+        Error::Data { .. } => error.into(),
+        error => anyhow::Error::from(error).context("cannot set up the model"),
+    })?;
+    if prepared.task.has_feature_cache() {
         let most = Bytes((planned_config.data.cache_vision_mib as u64) << 20);
-        context.progress.on(&Event::Note(format!("pictures of this run fill at most {most} of vision features")));
+        context.progress.on(&Event::Note(format!("images of this run fill at most {most} of vision features")));
     }
-    let (train, data) = (config.train.clone(), config.data.clone());
-    let task = SegmentTask::new(assembly, &Arc::new(manifest), train, data, toml.clone(), kept)?;
-    if let (real, synthetic @ 1..) = task.rows_of_an_epoch() {
-        let text = format!("an epoch has {real} real rows and {synthetic} synthetic ones");
-        context.progress.on(&Event::Note(text));
-    }
-    if task.longest().text_tokens >= config.model.max_text_tokens {
-        let text = "some answers are cut: their texts have more ids than `model.max_text_tokens`";
-        context.progress.on(&Event::Warning(text.into()));
-    }
-    if resume_from.is_none() {
-        task.calibrate()?;
-    }
-    write_bytes(&args.out.join("config.toml"), toml.as_bytes())?;
-    let planned = if args.no_plan { None } else { plan_of_data(&planned_config, &task, &machine, context) };
-    let observer = PlanCheck {
-        inner: context.progress.as_ref(),
-        // what is left open is planned without
-        planned: planned
-            .as_ref()
-            .filter(|plan| plan.recorded.is_none_or(|recorded| !recorded.fits))
-            .map(|plan| plan.allocated_peak),
-        settled: SETTLED_STEPS.max(settling_steps(config.train.records(), tensor::default_device())),
-        steps: AtomicU64::new(0),
-    };
-    let session = Session {
-        config: &config.train,
-        folder: &args.out,
-        resume: resume_from.is_some(),
-        profile: profile.as_ref(),
-        observer: &observer,
-        interrupt: &context.interrupt,
-        has_room_for_graphs: planned.as_ref().is_some_and(Plan::has_room_for_graphs),
-    };
-    let outcome = trainer::run(&task, &session)?;
-    tell(&outcome, planned.as_ref(), profile.as_ref().map(|profile| profile.out.as_path()), args, context)
+    let plan = if args.no_plan { None } else { plan_of_data(&planned_config, &prepared.task, &machine, context) };
+    let observer = PlanCheck::new(plan.as_ref(), config.train.graph_switch(), context);
+    let has_room = plan.as_ref().is_some_and(Plan::has_room_for_graphs);
+    let run = prepared.with_profile(profile.as_ref()).with_room_for_graphs(has_room).run(&observer)?;
+    let profile = profile.as_ref().map(|profile| profile.out.as_path());
+    print_result(&run.outcome, plan.as_ref(), profile, args, context)
 }
 
-/// Before the first tensor on a card.
+/// Limits tensor memory; call before the first tensor on a GPU.
 fn limit_memory(limit: Bytes, machine: &Machine) -> Result<()> {
     let total = if let Machine::Cuda(budget, _) = machine { Bytes(budget.total_bytes) } else { limit };
     memory::set_limit(tensor::default_device(), limit, total)
 }
 
-/// The run's result.
-fn tell(
+/// Prints the result of the run.
+fn print_result(
     outcome: &trainer::Outcome,
     planned: Option<&Plan>,
     profile: Option<&Path>,
@@ -190,17 +156,17 @@ fn tell(
     context: &Context,
 ) -> anyhow::Result<Outcome> {
     let peak = memory::overall_peak(tensor::default_device());
-    #[expect(clippy::cast_precision_loss, reason = "counts are small")]
     let images_per_s = outcome.samples_now as f64 / outcome.train_seconds.max(1e-9);
     let waited = outcome.data_wait_seconds / outcome.train_seconds.max(1e-9) * 100.0;
     let smaller = outcome
         .reduced_micro_batch
         .map_or_else(String::new, |most| format!(", micro-batches of {most} after memory ran out with larger ones"));
     context.output.line(format!(
-        "trained {} steps at {images_per_s:.2} images/s, data wait {waited:.0} %, peak of tensors {}{smaller}; best score {}; {}",
+        "trained {} steps at {images_per_s:.2} images/s, data wait {waited:.0} %, peak of tensors {}{smaller}; best \
+         score {}\nrun folder: {}",
         outcome.steps,
         peak,
-        outcome.best_score.map_or_else(|| "not measured".to_owned(), |score| format!("{score:.4}")),
+        outcome.best_score.map_or_else(|| "not measured".to_owned(), |score| format!("{score:.4} ({SCORE})")),
         args.out.display()
     ))?;
     context.output.record(&json!({
@@ -223,22 +189,22 @@ fn tell(
     Ok(Outcome::Done)
 }
 
-/// The ledger's figures, and the most resident memory of this process with what it had before its first tensor.
+/// Memory by the ledger, and resident memory of this process: its peak and its value before the first tensor.
 fn measured() -> Result<serde_json::Value> {
     let reading = memory::read(Device::Cpu)?;
     let mut measured = serde_json::to_value(ledger::usage()).expect("plain values serialise");
-    // on a card its own allocator's
+    // on a GPU its own allocator's
     measured["allocated_peak"] = json!(memory::overall_peak(tensor::default_device()));
     measured["reserved_peak"] = json!(ledger::window().reserved_peak);
     measured["resident_peak"] = json!(reading.system.resident_peak);
-    measured["resident_at_start"] = json!(memory::at_start());
+    measured["resident_at_start"] = json!(memory::resident_at_start());
     Ok(measured)
 }
 
-/// Says what the longest texts that the settings allow need, and stops when that cannot fit.
-pub(super) fn refuse_what_cannot_fit(config: &RunConfig, machine: &Machine, context: &Context) -> Result<()> {
-    let plan = match config.plan(Job::Train, machine) {
-        // setting up the model says more about what is wrong with its files
+/// Prints the memory plan for the longest texts that the settings allow, and refuses settings that cannot fit.
+pub(super) fn check_memory(config: &RunConfig, machine: &Machine, context: &Context) -> Result<()> {
+    let plan = match config.plan_for(Job::Train, machine) {
+        // building the model reports file errors in more detail
         Err(Error::Weights { .. } | Error::Io { .. }) => return Ok(()),
         // the CPU's operators are tried one by one to learn what they need
         Err(error @ Error::OutOfMemory { .. }) => {
@@ -258,8 +224,8 @@ pub(super) fn refuse_what_cannot_fit(config: &RunConfig, machine: &Machine, cont
         || "`prsmed preset` searches for settings that fit".to_owned(),
         |remedy| format!("`{}` fits", remedy.flags()),
     );
-    let hint = format!("{helps}; `--no-plan` starts all the same");
-    Err(Error::config("train", plan.verdict(), hint))
+    let hint = format!("{helps}; `--no-plan` skips this check");
+    Err(Error::config("train", plan.summary(), hint))
 }
 
 /// The plan with the data's own longest texts and the model's own sizes.
@@ -274,17 +240,30 @@ fn plan_of_data(config: &RunConfig, task: &SegmentTask, machine: &Machine, conte
     }
 }
 
-/// Compares the plan with what the first steps took.
+/// Compares the planned peak with the peak of the first steps.
 struct PlanCheck<'a> {
     inner: &'a dyn Observer,
     planned: Option<Bytes>,
-    /// The step of this call that is compared.
+    /// The step of this session that is compared.
     settled: u64,
-    /// Steps of this call.
+    /// Steps of this session.
     steps: AtomicU64,
 }
 
-/// By then the optimizer's state exists and a step after that has run.
+impl<'a> PlanCheck<'a> {
+    fn new(plan: Option<&Plan>, graph: Switch, context: &'a Context) -> Self {
+        // if `train.graph=auto` decides during the run, the plan without graphs is compared
+        let planned = plan.filter(|plan| plan.with_graphs.is_none_or(|graphs| !graphs.fits));
+        Self {
+            inner: context.progress.as_ref(),
+            planned: planned.map(|plan| plan.allocated_peak),
+            settled: SETTLED_STEPS.max(settling_steps(graph, context.runtime.device())),
+            steps: AtomicU64::new(0),
+        }
+    }
+}
+
+/// Number of steps after which the optimizer's state exists and a further step has run.
 const SETTLED_STEPS: u64 = 3;
 
 impl Observer for PlanCheck<'_> {
@@ -294,7 +273,6 @@ impl Observer for PlanCheck<'_> {
         let done = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
         let is_last = report.step == report.total_steps && done < self.settled;
         if (done == self.settled || is_last) && report.allocated_peak > 0 {
-            #[expect(clippy::cast_precision_loss, reason = "two digits are shown")]
             let percent = (report.allocated_peak as f64 / planned as f64 - 1.0) * 100.0;
             let measured = Bytes(report.allocated_peak);
             let text =
@@ -306,10 +284,10 @@ impl Observer for PlanCheck<'_> {
 
 fn resolve(args: &Args, context: &Context) -> Result<Resolved> {
     let saved = args.out.join("config.toml");
-    // a resumed run keeps its settings unless told otherwise
-    let file = match &args.config {
-        None if args.resume && args.preset.is_none() && saved.exists() => Some(saved),
-        other => other.clone(),
+    // a resumed run keeps its settings; those that are newer than its file have their defaults
+    let (file, default_preset) = match &args.config {
+        None if args.resume && args.preset.is_none() && saved.exists() => (Some(saved), RunConfig::DEFAULT_PRESET),
+        other => (other.clone(), "tiny"),
     };
     let mut sets = sets_of(&args.sets, []);
     let flags = [
@@ -324,21 +302,53 @@ fn resolve(args: &Args, context: &Context) -> Result<Resolved> {
     }
     let nothing_asked = args.preset.is_none() && file.is_none();
     if nothing_asked && tensor::default_device() != Device::Cpu {
-        return preset_for_this_card(sets, context);
+        return preset_for_this_gpu(sets, args, context);
     }
     if nothing_asked {
-        let text = "no graphics card: preset `tiny`, a small model from random weights; `--preset cpu` trains the full \
-                    model in host memory, slowly";
+        let text = "no usable GPU (`prsmed doctor` explains why): using preset `tiny`, a small model from random \
+                    weights; `--preset cpu` trains the full model in host memory, slowly";
         context.progress.on(&Event::Note(text.into()));
     }
-    Sources { preset: args.preset.clone(), default_preset: "tiny".into(), file, sets }.resolve()
+    let resolved =
+        Sources { preset: args.preset.clone(), default_preset: default_preset.into(), file, sets }.resolve()?;
+    if !args.print_config {
+        refuse_gpu_preset_without_gpu(&resolved, context)?;
+    }
+    Ok(resolved)
 }
 
-/// The fastest settings of the full model for the card of this machine.
-fn preset_for_this_card(sets: Vec<(String, String)>, context: &Context) -> Result<Resolved> {
+/// Stops a training with a preset made for GPUs on a machine without one: it would load the full model on the CPU.
+pub(super) fn refuse_gpu_preset_without_gpu(resolved: &Resolved, context: &Context) -> Result<()> {
+    let preset = resolved.origins.values().find_map(|origin| origin.strip_prefix("preset ")).unwrap_or_default();
+    if tensor::default_device() != Device::Cpu || !preset.starts_with("gpu-") {
+        return Ok(());
+    }
+    let why = detect::why_no_gpu(tensor::cuda_version(), context.env.cuda_visible_devices.as_deref());
+    let reason = format!("`{preset}` needs a GPU, and none is usable: {why}");
+    let hint = "`prsmed doctor` shows what this machine offers; `--preset cpu` trains the same model in host memory, \
+                slowly, `--preset tiny` a small one";
+    Err(Error::config("--preset", reason, hint))
+}
+
+/// Refuses setting changes that a resumed run does not allow, and warns of those that change its results.
+fn check_resumed(checkpoint: &Path, config: &RunConfig, context: &Context) -> Result<()> {
+    let saved = checkpoint.join("config.toml");
+    if saved.exists() {
+        for warning in resume::check(&resume::read(&saved)?, config)? {
+            context.progress.on(&Event::Warning(warning));
+        }
+    }
+    Ok(())
+}
+
+/// The fastest settings of the full model for the GPU of this machine.
+fn preset_for_this_gpu(sets: Vec<(String, String)>, args: &Args, context: &Context) -> Result<Resolved> {
     let resolve =
         |sets: Vec<(String, String)>| Sources { default_preset: "full".into(), sets, ..Sources::default() }.resolve();
     let full = resolve(sets.clone())?;
+    if !args.print_config && !args.resume {
+        context.check_files(needs::of_model(&full.config.model))?;
+    }
     let machine = plan::training_machine(context);
     let found = preset::search_for(&full, &machine, full.config.samples_of_a_step(), true)?;
     let Some(best) = found.fitting.first() else {
@@ -346,58 +356,14 @@ fn preset_for_this_card(sets: Vec<(String, String)>, context: &Context) -> Resul
         return Err(Error::config(
             "train",
             reason,
-            "use a larger card, or `--preset` and `--no-plan` to try all the same",
+            "use a larger GPU, or skip this check with `--preset` and `--no-plan`",
         ));
     };
     let config = full.config.with(&best.choice);
-    let card = machine.offer().device;
-    // what the user sets wins; the plan that follows says whether it fits
+    let gpu = machine.offer().device;
+    // the user's settings have priority; the plan that follows checks if they fit
     let chosen = config.changes_from(&full.config).into_iter();
-    let mut all: Vec<_> = chosen.map(|assignment| (assignment, format!("preset for {card}"))).collect();
+    let mut all: Vec<_> = chosen.map(|assignment| (assignment, format!("preset for {gpu}"))).collect();
     all.extend(sets);
     resolve(all)
-}
-
-/// The checkpoint to resume from. A run that is there already is continued on request only.
-fn checkpoint_to_resume(args: &Args, observer: &dyn Observer) -> Result<Option<PathBuf>> {
-    let out = &args.out;
-    let last = out.join("last");
-    let checkpoint = readable_folder(&last).ok();
-    if args.resume {
-        if checkpoint.is_none() {
-            let note = format!("{} holds no checkpoint yet: starting from the beginning", out.display());
-            observer.on(&Event::Note(note));
-        }
-        return Ok(checkpoint);
-    }
-    if checkpoint.is_some() {
-        let hint = "add `--resume` to continue it, or choose another `--out`";
-        return Err(Error::config("--out", format!("`{}` already holds a run", out.display()), hint));
-    }
-    Ok(None)
-}
-
-fn read_data(args: &Args, config: &RunConfig, context: &Context) -> Result<Manifest> {
-    let mut manifest = args.data.open_with_extra(&args.extra)?;
-    if config.train.validate_every_epochs > 0
-        && config.data.val_frac > 0.0
-        && let Some(cut) = split::ensure_val(&mut manifest, config.data.val_frac, config.train.seed)?
-    {
-        context.progress.on(&Event::Note(format!(
-            "no `val` rows: {} of {} training pictures ({} rows) are kept for validation",
-            cut.val_pictures, cut.pictures, cut.val_rows
-        )));
-    }
-    let left_out = export::drop_pairs_of_held_out(&mut manifest)?;
-    if left_out > 0 {
-        let text = format!("{left_out} synthetic rows are left out: their sources are validation or test pictures");
-        context.progress.on(&Event::Note(text));
-    }
-    Ok(manifest)
-}
-
-fn build(recipe: &Recipe, manifest: &Manifest, checkpoint: Option<&Path>, context: &Context) -> Result<Assembly> {
-    let locate = |spec: &str| context.locate(spec);
-    let around = context.surroundings(&locate);
-    fit::assemble(recipe, manifest, checkpoint, around)
 }

@@ -1,27 +1,37 @@
-//! Presets and overrides -> [`RunConfig`] or [`AugmentRun`], with the origin of every value. Nobody below imports this
-//! module.
+//! Configuration: resolves presets, files and flags to a [`RunConfig`] or [`AugmentRun`], with the origin of every
+//! value. No module below imports this one.
 //!
-//! A preset states every value. A config file overlays a preset (its own `preset = "NAME"` line, the one asked for, or
-//! the default), `--set key=value` overlays both. Misspelt keys are refused with the nearest one that exists.
+//! Settings start from the defaults of their declarations ([`Setting`]). A preset states what differs from the
+//! defaults. A config file overlays the preset (its own `preset = "NAME"` line, the one asked for, or the default one),
+//! and `--set key=value` overlays both. An unknown key is an error that names the nearest setting.
 
+mod check;
 pub mod planned;
 pub mod planned_augment;
+pub mod reference;
+pub mod remedies;
+pub mod resume;
+mod synonyms;
+mod table;
+
+#[cfg(test)]
+mod tests;
 
 use crate::augment::filter::Thresholds;
 use crate::augment::settings::AugmentConfig;
 use crate::nn::LoraConfig;
-use crate::segment::setup::BatchNorm;
-use crate::segment::task::DataConfig;
-use crate::segment::{ModelConfig, sight};
-use crate::trainer::precision::Precision;
-use crate::trainer::{Switch, TrainConfig};
+pub use crate::segment::RunConfig;
+use crate::segment::{DataConfig, ModelConfig};
+use crate::setting::Setting;
+use crate::trainer::TrainConfig;
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use table::{leaves, nested, parse_value, renamed, replace, value_at, widen};
 use toml::{Table, Value};
 
-/// Presets that the binary carries: name, text.
+/// Presets in the binary: name, text.
 pub const PRESETS: [(&str, &str); 11] = [
     ("tiny", include_str!("../../configs/tiny.toml")),
     ("full", include_str!("../../configs/full.toml")),
@@ -36,50 +46,98 @@ pub const PRESETS: [(&str, &str); 11] = [
     ("gpu-141gb", include_str!("../../configs/gpu-141gb.toml")),
 ];
 
-/// Everything a training run is told.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct RunConfig {
-    /// The model and its semantics.
-    pub model: ModelConfig,
-    /// Adapters of the language model.
-    pub lora: LoraConfig,
-    /// The engine.
-    pub train: TrainConfig,
-    /// The input pipeline.
-    pub data: DataConfig,
-}
-
-/// Everything that making image+mask pairs is told.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
+/// Settings of generating image+mask pairs.
+#[derive(Debug, Clone, PartialEq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
 pub struct AugmentRun {
     /// The generator.
     pub augment: AugmentConfig,
-    /// Which pairs are good enough.
+    /// The filter.
     pub filter: Thresholds,
 }
 
-/// Settings that presets, files and flags make together.
-pub trait Settings: serde::Serialize + serde::de::DeserializeOwned {
-    /// Presets that the binary carries: name, text.
+/// A config: all settings of a job. Its default has the declared defaults.
+pub trait Settings: Default + Clone + serde::Serialize + serde::de::DeserializeOwned {
+    /// Presets in the binary: name, text.
     const PRESETS: &'static [(&'static str, &'static str)];
+    /// The preset that has the defaults.
+    const DEFAULT_PRESET: &'static str;
     /// The command that prints all settings.
     const PRINTS: &'static str;
 
-    /// Refuses values out of range.
+    /// Declarations of all settings.
+    fn settings() -> Vec<Setting>;
+
+    /// Refuses settings that cannot be used together.
     ///
     /// # Errors
     /// [`Error::Config`] naming the key.
-    fn check(&self) -> Result<()>;
+    fn check_together(&self) -> Result<()>;
+
+    /// Refuses values out of range, and settings that cannot be used together.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming the key.
+    fn check(&self) -> Result<()> {
+        let (values, defaults) = (table_of(self), table_of(&Self::default()));
+        for setting in Self::settings() {
+            if let (Some(value), Some(default)) = (value_at(&values, setting.key), value_at(&defaults, setting.key))
+                && let Some(number) = table::number(value)
+            {
+                setting.check(number, default)?;
+            }
+        }
+        self.check_together()
+    }
+
+    /// These settings with `key=value` assignments, separated by spaces.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for an unknown key or a bad value.
+    fn with_sets(&self, sets: &str) -> Result<Self> {
+        let mut table = table_of(self);
+        for (key, value) in sets.split(' ').filter_map(|set| set.split_once('=')) {
+            overlay(&mut table, nested(key, parse_value(value)), "", "", &mut BTreeMap::new())?;
+        }
+        let config: Self = typed(&table).map_err(|reason| Error::config(sets, reason, ""))?;
+        config.check()?;
+        Ok(config)
+    }
+
+    /// `key=value` of every setting in which it differs from `other`.
+    fn changes_from(&self, other: &Self) -> Vec<String> {
+        let (own, others) = (table_of(self), table_of(other));
+        let differing = leaves(&own).into_iter().filter(|(key, value)| value_at(&others, key) != Some(*value));
+        differing.map(|(key, value)| format!("{key}={value}")).collect()
+    }
+
+    /// The settings that differ from the declared defaults, as TOML for `--config`.
+    ///
+    /// # Panics
+    /// Never: plain values serialise.
+    fn to_preset(&self) -> String {
+        let (own, defaults) = (table_of(self), table_of(&Self::default()));
+        let mut stated = Table::from_iter([("preset".to_owned(), Self::DEFAULT_PRESET.into())]);
+        for (key, value) in leaves(&own) {
+            if value_at(&defaults, &key) != Some(value) {
+                table::insert(&mut stated, &key, value.clone());
+            }
+        }
+        toml::to_string(&stated).expect("plain values serialise")
+    }
 }
 
 impl Settings for RunConfig {
     const PRESETS: &'static [(&'static str, &'static str)] = &PRESETS;
+    const DEFAULT_PRESET: &'static str = "full";
     const PRINTS: &'static str = "prsmed train --print-config";
 
-    fn check(&self) -> Result<()> {
-        check(self)
+    fn settings() -> Vec<Setting> {
+        [ModelConfig::settings(), LoraConfig::settings(), TrainConfig::settings(), DataConfig::settings()].concat()
+    }
+
+    fn check_together(&self) -> Result<()> {
+        check::check(self)
     }
 }
 
@@ -88,38 +146,63 @@ impl Settings for AugmentRun {
         ("augment", include_str!("../../configs/augment.toml")),
         ("tiny", include_str!("../../configs/augment-tiny.toml")),
     ];
+    const DEFAULT_PRESET: &'static str = "augment";
     const PRINTS: &'static str = "prsmed augment generate --print-config";
 
-    fn check(&self) -> Result<()> {
-        self.augment.check()?;
-        self.filter.check()
+    fn settings() -> Vec<Setting> {
+        [AugmentConfig::settings(), Thresholds::settings()].concat()
+    }
+
+    fn check_together(&self) -> Result<()> {
+        self.augment.check()
     }
 }
 
 impl RunConfig {
-    /// `key=value` of every setting in which it differs from `other`.
+    /// The settings of a preset.
     ///
-    /// # Panics
-    /// Never: plain values serialise.
-    pub fn changes_from(&self, other: &Self) -> Vec<String> {
-        let [own, others] = [self, other].map(|config| Table::try_from(config).expect("plain values serialise"));
-        let mut keys = BTreeMap::new();
-        note_origins(&own, "", "", &mut keys);
-        let differing = keys.into_keys().filter(|key| value_at(&own, key) != value_at(&others, key));
-        differing.filter_map(|key| Some(format!("{key}={}", value_at(&own, &key)?))).collect()
+    /// # Errors
+    /// [`Error::Config`] for an unknown name.
+    pub fn preset(name: &str) -> Result<Self> {
+        Self::preset_with(name, &[])
+    }
+
+    /// The settings of a preset with `key=value` pairs over it.
+    ///
+    /// ```
+    /// use prsmed::prelude::*;
+    ///
+    /// let config = RunConfig::preset_with("tiny", &["train.micro_batch=2"])?;
+    /// assert_eq!(config.train.micro_batch, 2);
+    /// # Ok::<(), prsmed::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Config`] for an unknown name or key, or a value out of range.
+    pub fn preset_with(name: &str, sets: &[&str]) -> Result<Self> {
+        let sets = sets.iter().map(|set| ((*set).to_owned(), "--set".to_owned())).collect();
+        Ok(Sources { preset: Some(name.to_owned()), sets, ..Sources::default() }.resolve()?.config)
     }
 }
 
-/// A config and where each value came from.
+/// The declaration of `key` in a training's settings.
+///
+/// # Panics
+/// For a key that does not exist.
+pub fn declaration(key: &str) -> Setting {
+    RunConfig::settings().into_iter().find(|setting| setting.key == key).expect("a declared setting")
+}
+
+/// A config with the origin of each value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Resolved<T = RunConfig> {
     /// The values.
     pub config: T,
-    /// Dotted key -> `preset tiny`, `FILE`, `--set`.
+    /// Dotted key -> `default`, `preset tiny`, `FILE`, `--set`.
     pub origins: BTreeMap<String, String>,
 }
 
-/// Where values come from, weakest first.
+/// Sources of values, from lowest to highest priority.
 #[derive(Debug, Clone, Default)]
 pub struct Sources {
     /// Preset name.
@@ -136,7 +219,7 @@ impl Sources {
     /// [`Self::resolve_as`] for training.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Self::resolve_as`].
     pub fn resolve(&self) -> Result<Resolved> {
         self.resolve_as()
     }
@@ -146,18 +229,19 @@ impl Sources {
     /// # Errors
     /// [`Error::Config`] naming the key; [`Error::Io`] for the file.
     pub fn resolve_as<T: Settings>(&self) -> Result<Resolved<T>> {
+        let settings = T::settings();
         let mut file_table = match &self.file {
             Some(path) => read_file(path)?,
             None => Table::new(),
         };
         let named = file_table.remove("preset").map(|v| v.as_str().map(str::to_owned).unwrap_or_default());
         let name = self.preset.clone().or(named).unwrap_or_else(|| self.default_preset.clone());
-        let preset = preset::<T>(&name)?;
-        let mut table = preset.clone();
-        let mut origins = BTreeMap::new();
-        note_origins(&table, "", &format!("preset {name}"), &mut origins);
+        let mut table = table_of(&T::default());
+        let mut origins = leaves(&table).into_iter().map(|(key, _)| (key, "default".to_owned())).collect();
+        overlay(&mut table, preset::<T>(&name)?, "", &format!("preset {name}"), &mut origins)?;
+        let preset = table.clone();
         if let Some(path) = &self.file {
-            overlay(&mut table, file_table, "", &path.display().to_string(), &mut origins)?;
+            overlay(&mut table, renamed(file_table, &settings), "", &path.display().to_string(), &mut origins)?;
         }
         for (assignment, flag) in &self.sets {
             let (key, value) = assignment.split_once('=').ok_or_else(|| {
@@ -168,7 +252,7 @@ impl Sources {
                 )
             })?;
             let patch = nested(key.trim(), parse_value(value.trim()));
-            overlay(&mut table, patch, "", flag, &mut origins)?;
+            overlay(&mut table, renamed(patch, &settings), "", flag, &mut origins)?;
         }
         let config: T = typed(&table).map_err(|reason| bad_value::<T>(&reason, &table, &preset, &origins))?;
         refuse_unread(&config, &origins)?;
@@ -178,7 +262,7 @@ impl Sources {
 }
 
 impl<T> Resolved<T> {
-    /// Whether a flag gave `key` its value.
+    /// True if a flag gave `key` its value.
     pub fn is_from_a_flag(&self, key: &str) -> bool {
         self.origins.get(key).is_some_and(|origin| origin.starts_with("--"))
     }
@@ -208,55 +292,31 @@ impl<T: Settings> Resolved<T> {
     }
 }
 
+/// All settings of `config`; those without a value are missing.
+fn table_of<T: Settings>(config: &T) -> Table {
+    Table::try_from(config).expect("plain values serialise")
+}
+
 fn preset<T: Settings>(name: &str) -> Result<Table> {
     let names: Vec<&str> = T::PRESETS.iter().map(|(name, _)| *name).collect();
     let (_, text) = T::PRESETS.iter().find(|(known, _)| *known == name).ok_or_else(|| {
         Error::config("--preset", format!("there is no preset `{name}`"), format!("use one of {}", names.join(", ")))
     })?;
-    Ok(text.parse::<Table>().expect("the embedded presets are parsed by a test"))
+    let mut table = text.parse::<Table>().expect("the embedded presets are parsed by a test");
+    table.remove("preset");
+    Ok(table)
 }
 
 fn read_file(path: &Path) -> Result<Table> {
     let text = std::fs::read_to_string(path).map_err(Error::io(path, "read"))?;
     text.parse::<Table>().map_err(|e| {
         let line = e.span().map_or(1, |span| text[..span.start].lines().count().max(1) as u64);
-        Error::data_line(path, line, e.message().to_owned(), "mend the TOML; `configs/tiny.toml` shows the form")
+        Error::data_line(path, line, e.message().to_owned(), "correct the TOML; `configs/tiny.toml` is an example")
     })
 }
 
-/// A value as TOML, else a bare string.
-fn parse_value(text: &str) -> Value {
-    format!("v = {text}")
-        .parse::<Table>()
-        .ok()
-        .and_then(|mut table| table.remove("v"))
-        .unwrap_or_else(|| Value::String(text.to_owned()))
-}
-
-fn nested(key: &str, value: Value) -> Table {
-    match key.split_once('.') {
-        Some((head, rest)) => Table::from_iter([(head.to_owned(), Value::Table(nested(rest, value)))]),
-        None => Table::from_iter([(key.to_owned(), value)]),
-    }
-}
-
-fn join(prefix: &str, key: &str) -> String {
-    if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") }
-}
-
-fn note_origins(table: &Table, prefix: &str, origin: &str, origins: &mut BTreeMap<String, String>) {
-    for (key, value) in table {
-        let path = join(prefix, key);
-        match value {
-            Value::Table(inner) => note_origins(inner, &path, origin, origins),
-            _ => {
-                origins.insert(path, origin.to_owned());
-            }
-        }
-    }
-}
-
-/// Puts `patch` over `table`; keys that the preset does not state are misspelt, except the optional `model.sizes`.
+/// Overlays `table` with `patch`. Keys that the table does not have are errors, except those of the optional
+/// `model.sizes`.
 fn overlay(
     table: &mut Table,
     patch: Table,
@@ -265,13 +325,11 @@ fn overlay(
     origins: &mut BTreeMap<String, String>,
 ) -> Result<()> {
     for (key, value) in patch {
-        let path = join(prefix, &key);
+        let path = table::join(prefix, &key);
         if path.starts_with("model.sizes") && !table.contains_key(&key) {
-            match &value {
-                Value::Table(inner) => note_origins(inner, &path, origin, origins),
-                _ => drop(origins.insert(path, origin.to_owned())),
-            }
-            table.insert(key, value);
+            let new = Table::from_iter([(key, value)]);
+            origins.extend(leaves(&new).into_iter().map(|(key, _)| (table::join(prefix, &key), origin.to_owned())));
+            table.extend(new);
             continue;
         }
         match (table.get_mut(&key), value) {
@@ -286,36 +344,30 @@ fn overlay(
     Ok(())
 }
 
-/// `1` is a fine value for a real number.
-fn widen(slot: &Value, value: Value) -> Value {
-    match (slot, &value) {
-        #[expect(clippy::cast_precision_loss, reason = "settings are small numbers")]
-        (Value::Float(_), Value::Integer(n)) => Value::Float(*n as f64),
-        _ => value,
-    }
-}
-
-/// The table as settings, or what serde says about the first value that is wrong.
+/// The table as settings, or serde's message about the first wrong value.
 fn typed<T: Settings>(table: &Table) -> Result<T, String> {
     Value::Table(table.clone()).try_into().map_err(|error: toml::de::Error| {
-        let numbers = [("usize", "a whole number, 0 or more"), ("u64", "a whole number, 0 or more")];
-        let numbers =
-            numbers.into_iter().chain([("i64", "a whole number"), ("f64", "a number"), ("struct", "a table")]);
-        let text = error.message().to_owned();
-        numbers
-            .fold(text, |text, (kind, words)| text.replace(&format!("expected {kind}"), &format!("expected {words}")))
+        let words = [
+            ("expected usize", "expected a whole number, 0 or more"),
+            ("expected u64", "expected a whole number, 0 or more"),
+            ("expected i64", "expected a whole number"),
+            ("expected f64", "expected a number"),
+            ("expected struct", "expected a table"),
+        ];
+        words.into_iter().fold(error.message().to_owned(), |text, (kind, words)| text.replace(kind, words))
     })
 }
 
-/// Serde does not say which value is wrong: it is the one that, put back as the preset has it, changes what it says.
+/// The error about a wrong value. Serde does not name its key, so each one that was set is put back to the preset's
+/// value: the wrong one is the one that changes serde's message.
 fn bad_value<T: Settings>(reason: &str, table: &Table, preset: &Table, origins: &BTreeMap<String, String>) -> Error {
-    let is_at_fault = |key: &str| {
-        let mut mended = table.clone();
-        replace(&mut mended, key, value_at(preset, key).cloned());
-        typed::<T>(&mended).err().is_none_or(|now| now != reason)
+    let is_wrong = |key: &str| {
+        let mut corrected = table.clone();
+        replace(&mut corrected, key, value_at(preset, key).cloned());
+        typed::<T>(&corrected).err().is_none_or(|now| now != reason)
     };
-    let culprit = origins.iter().find(|(key, origin)| !origin.starts_with("preset ") && is_at_fault(key));
-    let Some((key, origin)) = culprit else {
+    let is_set = |origin: &str| origin != "default" && !origin.starts_with("preset ");
+    let Some((key, origin)) = origins.iter().find(|(key, origin)| is_set(origin) && is_wrong(key)) else {
         return Error::config("config", reason, format!("compare with `{}`", T::PRINTS));
     };
     let show = format!("`{}` shows all settings", T::PRINTS);
@@ -326,278 +378,21 @@ fn bad_value<T: Settings>(reason: &str, table: &Table, preset: &Table, origins: 
     Error::config(key, format!("{reason} ({origin})"), hint)
 }
 
-fn value_at<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
-    match key.split_once('.') {
-        Some((head, rest)) => value_at(table.get(head)?.as_table()?, rest),
-        None => table.get(key),
-    }
-}
-
-fn replace(table: &mut Table, key: &str, value: Option<Value>) {
-    match (key.split_once('.'), value) {
-        (Some((head, rest)), value) => {
-            if let Some(inner) = table.get_mut(head).and_then(Value::as_table_mut) {
-                replace(inner, rest, value);
-            }
-        }
-        (None, Some(value)) => drop(table.insert(key.to_owned(), value)),
-        (None, None) => drop(table.remove(key)),
-    }
-}
-
-/// Sizes are read as leniently as a model's `config.json`, which holds more than is needed; a setting is not.
+/// Refuses keys that no setting reads. Sizes are read as leniently as a model's `config.json`, which has more keys than
+/// are needed.
 fn refuse_unread(config: &impl Settings, origins: &BTreeMap<String, String>) -> Result<()> {
-    let read = Table::try_from(config).expect("plain values serialise");
-    let mut known = BTreeMap::new();
-    note_origins(&read, "", "", &mut known);
-    match origins.iter().find(|(key, _)| !known.contains_key(*key)) {
+    let read = table_of(config);
+    let known = leaves(&read).into_iter().map(|(key, _)| (key, String::new())).collect();
+    match origins.iter().find(|(key, _)| value_at(&read, key).is_none()) {
         Some((key, origin)) => Err(unknown_key(key, origin, &known)),
         None => Ok(()),
     }
 }
 
 fn unknown_key(path: &str, origin: &str, known: &BTreeMap<String, String>) -> Error {
-    let nearest = known.keys().max_by(|a, b| strsim::jaro_winkler(a, path).total_cmp(&strsim::jaro_winkler(b, path)));
-    let hint = nearest.map_or_else(String::new, |key| format!("did you mean `{key}`?"));
+    let similarity = |key: &str| strsim::jaro_winkler(key, path);
+    let synonym = synonyms::synonym(path).filter(|own| known.contains_key(*own));
+    let nearest = || known.keys().max_by(|a, b| similarity(a).total_cmp(&similarity(b))).map(String::as_str);
+    let hint = synonym.or_else(nearest).map_or_else(String::new, |key| format!("did you mean `{key}`?"));
     Error::config(path, format!("there is no such setting ({origin})"), hint)
-}
-
-fn check(config: &RunConfig) -> Result<()> {
-    let train = &config.train;
-    let positive = [
-        ("train.micro_batch", train.micro_batch as u64),
-        ("train.accumulation", train.accumulation as u64),
-        ("train.epochs", train.epochs),
-        ("data.prefetch", config.data.prefetch as u64),
-        ("data.questions_per_picture", config.data.questions_per_picture as u64),
-        ("model.max_text_tokens", config.model.max_text_tokens as u64),
-    ];
-    for (key, value) in positive {
-        if value == 0 {
-            return Err(Error::config(key, "must be 1 or more, got 0", "use 1 or more"));
-        }
-    }
-    check_packing(config)?;
-    sight::refuse_trained_tower(&config.data, config.model.train_base)?;
-    let fractions = [
-        ("train.warmup_frac", train.warmup_frac),
-        ("train.beta1", train.beta1),
-        ("train.beta2", train.beta2),
-        ("train.ema_decay", train.ema_decay),
-        ("lora.dropout", config.lora.dropout),
-        ("model.decoder_dropout", config.model.decoder_dropout),
-        ("data.val_frac", config.data.val_frac),
-    ];
-    for (key, value) in fractions {
-        if !(0.0..1.0).contains(&value) {
-            return Err(Error::config(key, format!("must lie in 0..1, got {value}"), "use a number from 0 to below 1"));
-        }
-    }
-    if !(0.0..=1.0).contains(&config.data.synthetic_until) {
-        let reason = format!("must lie in 0..=1, got {}", config.data.synthetic_until);
-        return Err(Error::config("data.synthetic_until", reason, "use a number from 0 to 1"));
-    }
-    let reals = [
-        ("train.learning_rate", train.learning_rate),
-        ("train.min_learning_rate", train.min_learning_rate),
-        ("train.weight_decay", train.weight_decay),
-        ("train.clip_norm", train.clip_norm),
-        ("model.text_loss_weight", config.model.text_loss_weight),
-        ("model.class_loss_weight", config.model.class_loss_weight),
-    ];
-    for (key, value) in reals {
-        if !value.is_finite() || value < 0.0 {
-            return Err(Error::config(
-                key,
-                format!("must be 0 or more, got {value}"),
-                "use a finite number, 0 or more",
-            ));
-        }
-    }
-    check_graph(config)?;
-    check_step_in_backward(train)
-}
-
-/// A parameter that is stepped as soon as its gradient is there knows no other gradient.
-fn check_step_in_backward(train: &TrainConfig) -> Result<()> {
-    let conflicts = [
-        (train.accumulation > 1, "a gradient of several micro-batches", "train.accumulation=1"),
-        (train.clip_norm > 0.0, "clipping by the norm of all gradients", "train.clip_norm=0"),
-        (train.precision == Precision::Fp16, "the loss scaling of fp16", "train.precision=bf16"),
-    ];
-    match conflicts.into_iter().find(|(conflict, ..)| train.step_in_backward && *conflict) {
-        Some((_, what, remedy)) => {
-            let reason = format!("parameters are stepped before {what} is complete");
-            let hint = format!("add `--set {remedy}`, or leave it off");
-            Err(Error::config("train.step_in_backward", reason, hint))
-        }
-        None => Ok(()),
-    }
-}
-
-/// Recorded passes keep gradients at their places and pad texts.
-fn check_graph(config: &RunConfig) -> Result<()> {
-    let conflicts = [
-        (config.train.step_in_backward, "steps in the backward pass drop gradients", "train.step_in_backward=false"),
-        (!config.model.semantics.hides_answer(), "the published decoder reads padding", "model.semantics=corrected"),
-    ];
-    match conflicts.into_iter().find(|(conflict, ..)| config.train.graph == Switch::On && *conflict) {
-        Some((_, what, remedy)) => {
-            let reason = format!("passes cannot be recorded: {what}");
-            Err(Error::config("train.graph", reason, format!("add `--set {remedy}`, or set it to `auto` or `off`")))
-        }
-        None => Ok(()),
-    }
-}
-
-/// Several questions in one sequence need a decoder that reads prompts only and samples that do not depend on each other.
-fn check_packing(config: &RunConfig) -> Result<()> {
-    let key = "data.questions_per_picture";
-    let questions = config.data.questions_per_picture;
-    if questions > 1 && !config.model.semantics.hides_answer() {
-        let reason = format!("{questions} questions share a sequence, but `reference` shows the decoder all of it");
-        return Err(Error::config(key, reason, "set it to 1, or use `model.semantics=corrected`"));
-    }
-    if questions > 1 && config.model.batch_norm == BatchNorm::Batch {
-        let reason = format!("{questions} questions share a picture, which changes the statistics of a batch");
-        return Err(Error::config(key, reason, "set it to 1, or use `model.batch_norm=frozen`"));
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn sources(sets: &[&str]) -> Sources {
-        Sources {
-            preset: Some("tiny".into()),
-            sets: sets.iter().map(|s| ((*s).to_owned(), "--set".to_owned())).collect(),
-            ..Sources::default()
-        }
-    }
-
-    #[test]
-    fn every_preset_resolves_and_round_trips() {
-        for (name, _) in PRESETS {
-            let resolved = Sources { preset: Some(name.into()), ..Sources::default() }.resolve().unwrap();
-            let folder = tempfile::tempdir().unwrap();
-            let file = folder.path().join("config.toml");
-            std::fs::write(&file, resolved.to_toml()).unwrap();
-            let again =
-                Sources { preset: Some(name.into()), file: Some(file), ..Sources::default() }.resolve().unwrap();
-            assert_eq!(again.config, resolved.config, "{name}");
-        }
-    }
-
-    #[test]
-    fn sets_win_and_their_origin_is_kept() {
-        let resolved =
-            sources(&["train.micro_batch=3", "train.learning_rate=1", "model.base=hub:a/b"]).resolve().unwrap();
-        assert_eq!(resolved.config.train.micro_batch, 3);
-        assert!((resolved.config.train.learning_rate - 1.0).abs() < 1e-12);
-        assert_eq!(resolved.config.model.base, "hub:a/b");
-        assert_eq!(resolved.origins["train.micro_batch"], "--set");
-        assert!(resolved.to_toml().contains("micro_batch = 3  # --set"));
-    }
-
-    #[test]
-    fn a_misspelt_key_names_the_nearest() {
-        let error = sources(&["train.micro_bacth=3"]).resolve().unwrap_err();
-        assert_eq!(error.hint(), "did you mean `train.micro_batch`?");
-    }
-
-    #[test]
-    fn bad_values_name_their_key() {
-        for (set, key) in [("train.micro_batch=0", "train.micro_batch"), ("lora.dropout=1.5", "lora.dropout")] {
-            let error = sources(&[set]).resolve().unwrap_err();
-            assert!(matches!(&error, Error::Config { key: k, .. } if k == key), "{error}");
-        }
-        let wrong = |sets: &[&str]| sources(sets).resolve().unwrap_err();
-        let error = wrong(&["train.epochs=3", "train.micro_batch=many", "lora.rank=2"]);
-        assert_eq!(
-            error.to_string(),
-            "`train.micro_batch`: invalid type: string \"many\", expected a whole number, 0 or more (--set)"
-        );
-        assert!(error.hint().starts_with("the preset has `8`; "), "{}", error.hint());
-        let error = wrong(&["train.precision=fp64"]).to_string();
-        assert!(error.starts_with("`train.precision`: unknown variant `fp64`, expected one of `fp32`"), "{error}");
-        assert!(wrong(&["model=3"]).to_string().starts_with("`model`: invalid type"));
-    }
-
-    #[test]
-    fn questions_share_a_picture_only_where_that_changes_nothing() {
-        let set = |other: &str| sources(&["data.questions_per_picture=3", other]).resolve();
-        assert_eq!(set("model.batch_norm=frozen").unwrap().config.data.questions_per_picture, 3);
-        for (other, remedy) in [
-            ("model.semantics=reference", "`model.semantics=corrected`"),
-            ("model.batch_norm=batch", "`model.batch_norm=frozen`"),
-        ] {
-            let error = set(other).unwrap_err();
-            assert!(matches!(&error, Error::Config { key, .. } if key == "data.questions_per_picture"), "{error}");
-            assert!(error.hint().contains(remedy), "{}", error.hint());
-        }
-    }
-
-    #[test]
-    fn stepping_in_the_backward_pass_excludes_what_needs_all_gradients() {
-        let fitting =
-            ["train.step_in_backward=true", "train.accumulation=1", "train.clip_norm=0", "train.precision=bf16"];
-        assert!(sources(&fitting).resolve().is_ok());
-        for (set, remedy) in [
-            ("train.accumulation=2", "train.accumulation=1"),
-            ("train.clip_norm=1", "train.clip_norm=0"),
-            ("train.precision=fp16", "train.precision=bf16"),
-        ] {
-            let error = sources(&[&fitting[..], &[set]].concat()).resolve().unwrap_err();
-            assert!(error.to_string().starts_with("`train.step_in_backward`"), "{error}");
-            assert!(error.hint().contains(remedy), "{}", error.hint());
-        }
-    }
-
-    #[test]
-    fn settings_of_augmentation_and_of_synthetic_rows() {
-        use crate::data::classical::Augment;
-        use crate::data::mix::Ratio;
-        let data = |sets: &[&str]| sources(sets).resolve().map(|resolved| (resolved.config.data, resolved.origins));
-        let (given, origins) = data(&["data.augment=true", "data.synthetic_ratio=1"]).unwrap();
-        assert_eq!((given.augment, given.synthetic_ratio), (Augment::Turn, Ratio::PerReal(1.0)));
-        assert_eq!(origins["data.synthetic_ratio"], "--set");
-        let (given, _) = data(&["data.augment=classical", "data.synthetic_ratio=all"]).unwrap();
-        assert_eq!((given.augment, given.synthetic_ratio), (Augment::Classical, Ratio::All));
-        let refused = |set: &str| data(&[set]).unwrap_err().to_string();
-        assert!(refused("data.augment=some").starts_with("`data.augment`: invalid value: string \"some\""));
-        assert!(refused("data.synthetic_ratio=-1").starts_with("`data.synthetic_ratio`: invalid value"));
-        assert_eq!(refused("data.synthetic_until=1.5"), "`data.synthetic_until`: must lie in 0..=1, got 1.5");
-    }
-
-    #[test]
-    fn sizes_may_come_from_a_file_over_a_preset_without() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("sizes.toml");
-        let table = |sizes: &Value| {
-            let random = [("base", "random"), ("image_encoder", "random")].map(|(k, v)| (k.to_owned(), v.into()));
-            let model = random.into_iter().chain([("sizes".to_owned(), sizes.clone())]).collect::<Table>();
-            Table::from_iter([("model".to_owned(), Value::Table(model))])
-        };
-        let resolve = |sizes: &Value| {
-            std::fs::write(&file, table(sizes).to_string()).unwrap();
-            Sources { preset: Some("full".into()), file: Some(file.clone()), ..Sources::default() }.resolve()
-        };
-        let mut sizes = preset::<RunConfig>("tiny").unwrap()["model"]["sizes"].clone();
-        let found = resolve(&sizes).unwrap();
-        assert_eq!(found.config.model.sizes, sources(&[]).resolve().unwrap().config.model.sizes);
-        assert_eq!(found.origins["model.sizes.clip.hidden_size"], file.display().to_string());
-        sizes["clip"].as_table_mut().unwrap().insert("hiden_size".into(), 3.into());
-        assert!(resolve(&sizes).unwrap_err().to_string().contains("model.sizes.clip.hiden_size"));
-    }
-
-    #[test]
-    fn sizes_are_no_place_for_unknown_keys() {
-        for set in ["model.sizes.clip.hiden_size=3", "model.sizes.vocab=9"] {
-            let error = sources(&[set]).resolve().unwrap_err();
-            assert!(error.to_string().contains(set.split_once('=').unwrap().0), "{error}");
-        }
-        assert_eq!(sources(&["model.sizes.llm.initializer_range=0.1"]).resolve().unwrap().config.model.image_size, 256);
-    }
 }

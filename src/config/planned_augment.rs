@@ -1,18 +1,21 @@
-//! Plans of an [`AugmentRun`]: generation rehearsed, the batch that fits a card, and what to change when nothing does.
+//! Plans of an [`AugmentRun`]: dry runs of the generator, the fastest batch that fits a GPU, and changes that save
+//! memory.
 
-use super::AugmentRun;
-use super::planned::Remedy;
-use crate::augment::blueprint::Blueprint;
-use crate::augment::rehearsal::{Rehearsal, SHOWN_STEPS};
+use super::planned::commented;
+use super::remedies::Remedy;
+use super::{AugmentRun, Settings as _};
+use crate::Result;
+use crate::augment::dry_run::{GenerationDryRun, SHOWN_STEPS};
+use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::settings::{AugmentConfig, Decode, Mode};
-use crate::plan::rehearse::{self, Buffers, Job, Rehearsed, Steps};
+use crate::plan::dry_run::{self, Buffers, DryRun, Job, Steps};
 use crate::plan::report::{Machine, Plan};
 use crate::plan::search;
-use crate::segment::rehearsal::Judging;
+use crate::segment::dry_run::FilterDryRun;
+use crate::setting::Results;
 use crate::tensor::META;
 use crate::trainer::precision::Precision;
 use crate::units::Bytes;
-use crate::{Error, Result};
 
 /// Different texts of a plan without data: one prompt and one negative.
 const PROMPTS: usize = 2;
@@ -20,66 +23,67 @@ const PROMPTS: usize = 2;
 const MOST: usize = 64;
 
 impl AugmentRun {
-    /// The generator's sizes where they are known without its files: `random:` models; the family is guessed for others.
+    /// The generator's sizes without its files: those of a `random:` model, else of the family that its name suggests.
     ///
     /// # Errors
-    /// [`Error::Config`] for an unknown `random:` size.
-    pub fn planned_blueprint(&self) -> Result<Blueprint> {
+    /// [`crate::Error::Config`] for an unknown `random:` size.
+    pub fn planned_pipeline_config(&self) -> Result<PipelineConfig> {
         let control = self.augment.mode == Mode::MaskToImage;
         let model = self.augment.model.as_str();
         let size = model.strip_prefix(crate::augment::settings::RANDOM).unwrap_or_else(|| family_of(model));
-        Blueprint::random(size, control || !self.augment.controlnet.is_empty())
+        PipelineConfig::random(size, control || !self.augment.controlnet.is_empty())
     }
 
-    /// Runs a batch of these settings on the meta device; `prompts` different texts are encoded first, `judging` filters
-    /// the pairs at the end.
+    /// Runs a batch of these settings on the meta device. `prompts` different texts are encoded first; `filter`
+    /// filters the pairs at the end.
     ///
     /// # Errors
-    /// [`Error::Config`] for a precision that the machine does not have.
-    pub fn rehearse(
+    /// [`crate::Error::Config`] for a precision that the machine does not have.
+    pub fn dry_run(
         &self,
-        blueprint: &Blueprint,
-        (prompts, judging): (usize, Option<&Judging>),
+        pipeline_config: &PipelineConfig,
+        (prompts, filter): (usize, Option<&FilterDryRun>),
         machine: &Machine,
         costs: bool,
-    ) -> Result<Rehearsed> {
-        if self.augment.precision == Precision::Bf16 && !machine.has_bf16() {
-            let reason = format!("{} has no bf16", machine.offer().device);
-            return Err(Error::config("augment.precision", reason, "set `augment.precision=fp16`"));
-        }
-        machine.stand_for();
+    ) -> Result<DryRun> {
+        machine.check_precision("augment.precision", self.augment.precision)?;
+        machine.set_planned_gpu();
         let run = planned_steps(&self.augment);
         let shown = AugmentConfig { steps: run.shown, strength: 1.0, ..self.augment.clone() };
-        let rehearsal = Rehearsal { config: &shown, blueprint, prompts, judging, device: META };
-        let mut rehearsed =
-            rehearse::plan_walk(Job::Augment, run, machine.target(), costs, |begin| rehearsal.walk(begin))?;
-        rehearsed.buffers = Buffers { half_precision: self.augment.precision != Precision::Fp32, ..Buffers::default() };
-        Ok(rehearsed)
+        let dry_run = GenerationDryRun { config: &shown, pipeline_config, prompts, filter, device: META };
+        let mut dry_run = dry_run::plan_walk(Job::Augment, run, machine.target(), costs, |begin| dry_run.walk(begin))?;
+        dry_run.buffers = Buffers { half_precision: self.augment.precision != Precision::Fp32, ..Buffers::default() };
+        Ok(dry_run)
     }
 
     /// The plan of these settings without data.
     ///
     /// # Errors
-    /// As [`Self::rehearse`].
-    pub fn plan(&self, blueprint: &Blueprint, machine: &Machine) -> Result<Plan> {
-        Ok(Plan::of(&self.rehearse(blueprint, (PROMPTS, None), machine, true)?, machine))
+    /// Those of [`Self::dry_run`].
+    pub fn plan(&self, pipeline_config: &PipelineConfig, machine: &Machine) -> Result<Plan> {
+        Ok(Plan::of(&self.dry_run(pipeline_config, (PROMPTS, None), machine, true)?, machine))
     }
 
-    /// The fastest batch that leaves `headroom_frac` of the machine free, the smallest of those that are as fast; pictures
-    /// are decoded all at once where that fits, else one by one, else in tiles. `None` when nothing fits.
+    /// The fastest batch that leaves `headroom_frac` of the machine free; of equally fast ones the smallest. Images are
+    /// decoded all at once where that fits, else one by one, else in tiles. `None` when nothing fits.
     ///
     /// # Errors
-    /// As [`Self::rehearse`].
-    pub fn fitted(&self, blueprint: &Blueprint, machine: &Machine, headroom_frac: f64) -> Result<Option<(Self, Plan)>> {
+    /// Those of [`Self::dry_run`].
+    pub fn fitted(
+        &self,
+        pipeline_config: &PipelineConfig,
+        machine: &Machine,
+        headroom_frac: f64,
+    ) -> Result<Option<(Self, Plan)>> {
         let with = |batch: usize, decode: Decode| {
-            // tiles of half the side where the side is one tile
+            // tiles of half the side where one tile would cover the image
             let half = (self.augment.image_size / 2).max(64) / 64 * 64;
             let tile_px = if decode == Decode::Tiled { self.augment.tile_px.min(half) } else { self.augment.tile_px };
             let augment = AugmentConfig { batch, decode, tile_px, ..self.augment.clone() };
             Self { augment, ..self.clone() }
         };
         let fits = |run: &Self, costs: bool| -> Result<Option<Plan>> {
-            let plan = Plan::of(&run.rehearse(blueprint, (PROMPTS, None), machine, costs)?, machine);
+            let plan = Plan::of(&run.dry_run(pipeline_config, (PROMPTS, None), machine, costs)?, machine);
             Ok(search::has_headroom(&plan, headroom_frac).then_some(plan))
         };
         let tiles = self.augment.image_size >= 128;
@@ -105,47 +109,40 @@ impl AugmentRun {
         Ok(None)
     }
 
-    /// Changes that save memory, each planned by itself, those that keep the pictures first.
-    pub fn remedies(&self, blueprint: &Blueprint, machine: &Machine, plan: &Plan) -> Vec<Remedy> {
+    /// Changes that save memory, each planned separately. Changes that do not affect the images come first.
+    pub fn remedies(&self, pipeline_config: &PipelineConfig, machine: &Machine, plan: &Plan) -> Vec<Remedy> {
         let now = &self.augment;
         let mut found = Vec::new();
-        let mut add = |change: String, cost: &str, keeps_results: bool, augment: AugmentConfig| {
-            let Ok(then) = (Self { augment, ..self.clone() }).plan(blueprint, machine) else { return };
-            let saves = Bytes(plan.device_peak.0.saturating_sub(then.device_peak.0));
-            if saves.0 > 0 {
-                let device_peak = then.device_peak;
-                found.push(Remedy { change, saves, device_peak, fits: then.fits, cost: cost.into(), keeps_results });
-            }
+        let mut add = |change: &str, cost: &str, keeps_results: bool| {
+            let changed = self.with_sets(change).ok().filter(|changed| changed != self);
+            let Some(Ok(then)) = changed.map(|changed| changed.plan(pipeline_config, machine)) else { return };
+            let (change, cost) = (change.to_owned(), cost.to_owned());
+            let (device_peak, fits) = (then.device_peak, then.fits);
+            let saves = Bytes(plan.device_peak.0.saturating_sub(device_peak.0));
+            found.push(Remedy { change, saves, device_peak, fits, cost, keeps_results });
         };
-        if now.batch > 1 {
-            add("augment.batch=1".into(), "more batches", true, AugmentConfig { batch: 1, ..now.clone() });
+        for setting in Self::settings() {
+            if let Some((value, cost)) = setting.saving {
+                add(&format!("{}={value}", setting.key), cost, setting.results != Results::Changes);
+            }
         }
         if now.decode() == Decode::Whole {
-            let changed = AugmentConfig { decode: Decode::Sliced, ..now.clone() };
-            add("augment.decode=sliced".into(), "one picture after another", true, changed);
+            add("augment.decode=sliced", "one image after another", true);
         }
         if now.decode() != Decode::Tiled && now.image_size > now.tile_px {
-            let changed = AugmentConfig { decode: Decode::Tiled, ..now.clone() };
-            add("augment.decode=tiled".into(), "seams are possible", false, changed);
+            add("augment.decode=tiled", "seams are possible", false);
         }
-        if now.precision == Precision::Fp32 {
-            let changed = AugmentConfig { precision: Precision::Bf16, ..now.clone() };
-            add("augment.precision=bf16".into(), "networks in bf16", false, changed);
+        for side in [768, 512].into_iter().filter(|side| now.image_size > *side) {
+            add(&format!("augment.image_size={side}"), "coarser images", false);
         }
-        for side in [768, 512] {
-            if now.image_size > side {
-                let changed = AugmentConfig { image_size: side, ..now.clone() };
-                add(format!("augment.image_size={side}"), "coarser pictures", false, changed);
-            }
-        }
+        found.retain(|remedy| remedy.saves.0 > 0);
         found.sort_by_key(|remedy| (!remedy.keeps_results, std::cmp::Reverse(remedy.saves)));
         found
     }
 }
 
-/// The first whose time for a picture is at most 2 % above the best; without times the last, the largest batch.
+/// The first batch whose time per image is at most 2 % above the best; without times the last, the largest.
 fn as_fast_as_the_fastest(found: Vec<(AugmentRun, Plan)>) -> Option<(AugmentRun, Plan)> {
-    #[expect(clippy::cast_precision_loss, reason = "batch sizes")]
     let seconds = |(run, plan): &(AugmentRun, Plan)| plan.time.map(|time| time.seconds / run.augment.batch as f64);
     let best = found.iter().filter_map(seconds).min_by(f64::total_cmp);
     let chosen = match best {
@@ -157,17 +154,11 @@ fn as_fast_as_the_fastest(found: Vec<(AugmentRun, Plan)>) -> Option<(AugmentRun,
 
 /// Steps of a batch, and those that its plan runs.
 fn planned_steps(config: &AugmentConfig) -> Steps {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        clippy::cast_precision_loss,
-        reason = "step counts"
-    )]
-    let run = ((config.steps as f64 * config.strength) as usize).clamp(1, config.steps);
+    let run = config.num_steps();
     Steps { whole: run, shown: run.min(SHOWN_STEPS) }
 }
 
-/// Whose sizes a model has that was not read: by its name, else SDXL's, the largest.
+/// The family of a model by its name; SDXL, the largest, if its name is not known.
 fn family_of(model: &str) -> &'static str {
     let name = model.to_lowercase();
     let is = |words: &[&str]| words.iter().any(|word| name.contains(word));
@@ -183,16 +174,7 @@ fn family_of(model: &str) -> &'static str {
 }
 
 /// Settings as TOML for `prsmed augment generate --config`, with their plan in comments.
-///
-/// # Panics
-/// Never: plain values serialise.
 pub fn augment_toml(run: &AugmentRun, plan: &Plan) -> String {
-    let mut lines = vec![
-        format!("# prsmed preset --task augment for {} ({}).", plan.budget.device, plan.budget.bytes),
-        "#".to_owned(),
-    ];
-    lines.extend(plan.table().lines().map(|line| format!("# {line}").trim_end().to_owned()));
-    lines.push(String::new());
-    lines.push(toml::to_string(run).expect("plain values serialise"));
-    lines.join("\n")
+    let (device, bytes) = (&plan.budget.device, plan.budget.bytes);
+    commented(&format!("prsmed preset --task augment for {device} ({bytes})."), run, plan)
 }

@@ -1,7 +1,9 @@
-//! CSV files -> rows: columns, paths and splits are checked, pictures are found by name, nothing is decoded.
+//! Reads annotation CSV files into rows: checks columns, paths and splits, and finds images by name. No image is
+//! decoded.
 //!
-//! Columns `image_path` (the path of the *mask*, relative to the root, `\` allowed), `question`, `answer` and `split` are
-//! needed, `position` is read where present, others are ignored. Texts are kept verbatim; UTF-8 with or without a BOM.
+//! The columns `image_path`, `question`, `answer` and `split` are required. `image_path` is the path of the *mask*,
+//! relative to the data root; `\` is allowed. The column `position` is optional, and other columns are ignored. Texts
+//! are kept verbatim. The encoding is UTF-8 with or without a BOM.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -11,25 +13,26 @@ use std::{fs, io};
 use super::manifest::{BadRow, Problem, Row, Split};
 use crate::error::{Error, Result};
 
-/// Extensions of readable pictures, in the order of preference when several pictures have the same name.
+/// File extensions of readable images, in order of preference when several images have the same name.
 pub const EXTENSIONS: [&str; 5] = ["png", "jpg", "jpeg", "tif", "tiff"];
 
-const COLUMNS_HINT: &str = "the first line must name the columns `image_path`, `question`, `answer` and `split` (`position` and others are optional)";
+const COLUMNS_HINT: &str = "the first line must name the columns `image_path`, `question`, `answer` and `split` \
+                            (`position` and others are optional)";
 
 /// The CSV files of a data root, sorted by name.
 ///
 /// # Errors
-/// [`Error::Data`] when a folder is missing or holds no CSV file; [`Error::Io`].
+/// [`Error::Data`] when a folder is missing or contains no CSV file; [`Error::Io`].
 pub fn files(root: &Path, annotations: Option<&Path>) -> Result<Vec<PathBuf>> {
     if !root.is_dir() {
-        let hint = "check the path; a data root holds one folder for each modality, and `annotations/`";
+        let hint = "check the path; a data root contains one folder for each modality, and `annotations/`";
         return Err(Error::data(root, "the data root is not a folder", hint));
     }
     let folder = match annotations {
         Some(given) if given.is_file() => return Ok(vec![given.to_path_buf()]),
         Some(given) if given.is_dir() => given.to_path_buf(),
         Some(given) => {
-            return Err(Error::data(given, "the annotations are not there", "check `--annotations`"));
+            return Err(Error::data(given, "there is no such file or folder of annotations", "check `--annotations`"));
         }
         None => ["annotations", "annotation"]
             .map(|name| root.join(name))
@@ -38,8 +41,8 @@ pub fn files(root: &Path, annotations: Option<&Path>) -> Result<Vec<PathBuf>> {
             .ok_or_else(|| {
                 Error::data(
                     root,
-                    "the data root has neither `annotations` nor `annotation` inside",
-                    "name the folder of the CSV files with `--annotations DIR`",
+                    "the data root contains neither `annotations` nor `annotation`",
+                    "give the folder of the CSV files with `--annotations DIR`",
                 )
             })?,
     };
@@ -58,7 +61,7 @@ pub fn files(root: &Path, annotations: Option<&Path>) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Reads the files in order: usable rows, and the others with what is wrong.
+/// Reads the files in order. Returns the good rows and the bad rows.
 ///
 /// # Errors
 /// [`Error::Data`] for a missing column; [`Error::Io`] when a file or folder cannot be read.
@@ -70,7 +73,7 @@ pub fn read(root: &Path, files: &[PathBuf]) -> Result<(Vec<Row>, Vec<BadRow>)> {
     Ok((reader.rows, reader.bad))
 }
 
-/// Where the columns of one file are.
+/// Column indices of one file.
 struct Columns {
     image_path: usize,
     question: usize,
@@ -106,13 +109,13 @@ impl Columns {
     }
 }
 
-type Refusal = (Problem, String);
+type RowProblem = (Problem, String);
 
 struct Reader<'a> {
     root: &'a Path,
-    /// File names by stem, of every picture folder met so far.
+    /// File names by stem, of every image folder read so far.
     folders: HashMap<PathBuf, HashMap<String, Vec<String>>>,
-    /// First place of each mask, question and answer: file name and line.
+    /// First occurrence of each mask, question and answer: file name and line.
     seen: HashMap<(PathBuf, String, String), (PathBuf, u64)>,
     rows: Vec<Row>,
     bad: Vec<BadRow>,
@@ -143,14 +146,14 @@ impl Reader<'_> {
         line: u64,
         columns: &Columns,
         record: &csv::ByteRecord,
-    ) -> Result<Result<Row, Refusal>> {
+    ) -> Result<Result<Row, RowProblem>> {
         let texts = match texts(columns, record) {
             Ok(texts) => texts,
-            Err(refusal) => return Ok(Err(refusal)),
+            Err(problem) => return Ok(Err(problem)),
         };
         let (mask, modality) = match mask_of(&texts.mask) {
             Ok(found) => found,
-            Err(refusal) => return Ok(Err(refusal)),
+            Err(problem) => return Ok(Err(problem)),
         };
         let mask_path = self.root.join(&mask);
         if !mask_path.is_file() {
@@ -158,7 +161,7 @@ impl Reader<'_> {
         }
         let image_path = match self.image_of(&mask)? {
             Ok(path) => path,
-            Err(refusal) => return Ok(Err(refusal)),
+            Err(problem) => return Ok(Err(problem)),
         };
         match self.seen.entry((mask, texts.question.clone(), texts.answer.clone())) {
             Entry::Occupied(first) => {
@@ -166,8 +169,8 @@ impl Reader<'_> {
                 let name = csv.file_name().unwrap_or_default().to_string_lossy().into_owned();
                 return Ok(Err((Problem::Duplicate, format!("repeats the row in line {first_line} of `{name}`"))));
             }
-            Entry::Vacant(place) => {
-                place.insert((file.to_path_buf(), line));
+            Entry::Vacant(vacant) => {
+                vacant.insert((file.to_path_buf(), line));
             }
         }
         Ok(Ok(Row {
@@ -184,12 +187,13 @@ impl Reader<'_> {
         }))
     }
 
-    /// The picture of a mask: `*_masks` -> `*_images` in the folder, `_Segmentation` taken off the name, any readable extension.
-    fn image_of(&mut self, mask: &Path) -> Result<Result<PathBuf, Refusal>> {
+    /// The image of a mask. In the path, `*_masks` becomes `*_images` and `_Segmentation` is removed from the file
+    /// name; any readable extension is accepted.
+    fn image_of(&mut self, mask: &Path) -> Result<Result<PathBuf, RowProblem>> {
         let folder: PathBuf = mask.parent().into_iter().flat_map(Path::components).map(image_folder).collect();
         let names = match self.folders.entry(folder.clone()) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(place) => place.insert(pictures(&self.root.join(&folder))?),
+            Entry::Vacant(vacant) => vacant.insert(images(&self.root.join(&folder))?),
         };
         let stem = mask.file_stem().unwrap_or_default().to_string_lossy();
         let short = stem.replace("_Segmentation", "");
@@ -211,8 +215,8 @@ impl Reader<'_> {
     }
 }
 
-/// Line numbers of ascending byte positions. The reader's own ones are too low after `\r\n` and empty lines, because it
-/// leaves the rest of a line end to the next record.
+/// Line numbers of ascending byte positions. The CSV reader's own line numbers are too low after `\r\n` and empty
+/// lines, because it counts the rest of a line end with the next record.
 struct Lines<'a> {
     bytes: &'a [u8],
     byte: usize,
@@ -238,16 +242,16 @@ struct Texts {
     split: Split,
 }
 
-fn texts(columns: &Columns, record: &csv::ByteRecord) -> Result<Texts, Refusal> {
+fn texts(columns: &Columns, record: &csv::ByteRecord) -> Result<Texts, RowProblem> {
     if record.len() != columns.count {
         let reason = format!(
-            "{} cells where the header has {}; a text with a comma must stand in double quotes",
+            "{} cells, but the header has {}; put a text with a comma in double quotes",
             record.len(),
             columns.count
         );
         return Err((Problem::ColumnCount, reason));
     }
-    let cell = |index: usize, column: &str| -> Result<String, Refusal> {
+    let cell = |index: usize, column: &str| -> Result<String, RowProblem> {
         let text = std::str::from_utf8(&record[index])
             .map_err(|_| (Problem::NotUtf8, format!("column `{column}` is not UTF-8")))?;
         if text.trim().is_empty() {
@@ -260,14 +264,15 @@ fn texts(columns: &Columns, record: &csv::ByteRecord) -> Result<Texts, Refusal> 
     let answer = cell(columns.answer, "answer")?;
     let position = columns.position.map(|index| cell(index, "position")).transpose()?;
     let word = cell(columns.split, "split")?;
-    let split = Split::parse(&word)
-        .ok_or_else(|| (Problem::UnknownSplit, format!("split `{}` is none of `train`, `val`, `test`", word.trim())))?;
+    let split = Split::parse(&word).ok_or_else(|| {
+        (Problem::UnknownSplit, format!("split `{}` is not one of `train`, `val`, `test`", word.trim()))
+    })?;
     let position = position.map(|text| text.trim().to_owned());
     Ok(Texts { mask: mask.trim().replace('\\', "/"), question, answer, position, split })
 }
 
-/// The mask's path below the root, and its class folder.
-fn mask_of(text: &str) -> Result<(PathBuf, String), Refusal> {
+/// The mask's path relative to the data root, and its class folder.
+fn mask_of(text: &str) -> Result<(PathBuf, String), RowProblem> {
     let bad = |what: &str| Err((Problem::BadPath, format!("mask path `{text}` {what}")));
     let mut parts = Vec::new();
     for part in Path::new(text).components() {
@@ -300,8 +305,8 @@ fn image_folder(part: Component<'_>) -> PathBuf {
     }
 }
 
-/// The pictures of a folder by stem; a folder that is not there has none.
-fn pictures(folder: &Path) -> Result<HashMap<String, Vec<String>>> {
+/// The images of a folder by stem; empty if the folder does not exist.
+fn images(folder: &Path) -> Result<HashMap<String, Vec<String>>> {
     let mut names: HashMap<String, Vec<String>> = HashMap::new();
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,

@@ -1,4 +1,4 @@
-//! Reads a whole data set and reports every bad row; changes nothing.
+//! Checks a whole data root and reports every bad row. Nothing is changed.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
@@ -14,57 +14,57 @@ use super::split::{Content, content};
 use crate::error::{Error, Result};
 use crate::event::{Event, Observer};
 
-/// Usable rows of one class.
+/// Number of good rows of one class.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Count {
-    /// The class folder.
+pub struct ModalityCounts {
+    /// Class folder.
     pub modality: String,
-    /// Rows of `train`.
+    /// Number of `train` rows.
     pub train: usize,
-    /// Rows of `val`.
+    /// Number of `val` rows.
     pub val: usize,
-    /// Rows of `test`.
+    /// Number of `test` rows.
     pub test: usize,
 }
 
-/// A picture that occurs in several splits: a result on it is not a result on unseen data.
+/// An image that occurs in several splits. A score on it is not a score on unseen data.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Leak {
-    /// The splits it occurs in.
+    /// The splits with this image.
     pub splits: Vec<Split>,
-    /// The image files with these same bytes.
+    /// The image files with equal bytes.
     pub images: Vec<PathBuf>,
 }
 
-/// What [`check`] found.
+/// Results of [`check`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Report {
+pub struct CheckReport {
     /// The data root.
     pub root: PathBuf,
-    /// Rows read, bad ones included.
+    /// Number of rows, good and bad.
     pub rows: usize,
-    /// Image files of the rows whose files were found.
+    /// Number of image files of all rows whose files exist.
     pub images: usize,
-    /// Usable rows by class and split.
-    pub counts: Vec<Count>,
-    /// Every bad row, by file and line.
+    /// Good rows by class and split.
+    pub counts: Vec<ModalityCounts>,
+    /// All bad rows, by file and line.
     pub bad: Vec<BadRow>,
-    /// Pictures in several splits; a warning, not a bad row.
+    /// Images in several splits: warnings, not bad rows.
     pub leaks: Vec<Leak>,
 }
 
-impl Report {
-    /// Whether every row can be used.
+impl CheckReport {
+    /// Whether there is no bad row.
     pub fn is_good(&self) -> bool {
         self.bad.is_empty()
     }
 }
 
-/// Reads all rows, decodes every image and mask once (in parallel on the current rayon pool) and reports.
+/// Reads all rows and decodes every image and mask once, in parallel on the current rayon pool.
 ///
 /// # Errors
-/// As [`Manifest::read`]: only what keeps the rows from being read at all. Bad rows are in the report.
-pub fn check(root: &Path, annotations: Option<&Path>, observer: &dyn Observer) -> Result<Report> {
+/// As [`Manifest::read`], when the rows cannot be read at all. Bad rows are in the report.
+pub fn check(root: &Path, annotations: Option<&Path>, observer: &dyn Observer) -> Result<CheckReport> {
     let (manifest, mut bad) = Manifest::read(root, annotations)?;
     let rows = manifest.rows.len() + bad.len();
     let mut pairs: BTreeMap<(&PathBuf, &PathBuf), Vec<usize>> = BTreeMap::new();
@@ -73,10 +73,10 @@ pub fn check(root: &Path, annotations: Option<&Path>, observer: &dyn Observer) -
     }
     observer.on(&Event::Started { phase: "check".into(), total: pairs.len() as u64, unit: "images" });
     let done = Mutex::new(0_u64);
-    let looked_at: Vec<(Vec<usize>, Look)> = pairs
+    let results: Vec<(Vec<usize>, PairCheck)> = pairs
         .into_par_iter()
         .map(|((image, mask), rows)| {
-            let found = look(image, mask);
+            let found = check_pair(image, mask);
             let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
             *done += 1;
             observer.on(&Event::Advanced { done: *done });
@@ -86,10 +86,10 @@ pub fn check(root: &Path, annotations: Option<&Path>, observer: &dyn Observer) -
     observer.on(&Event::Finished);
 
     let mut good = vec![true; manifest.rows.len()];
-    let mut pictures: HashMap<Content, Vec<usize>> = HashMap::new();
-    for (indices, found) in looked_at {
+    let mut by_content: HashMap<Content, Vec<usize>> = HashMap::new();
+    for (indices, found) in results {
         match found {
-            Ok(content) => pictures.entry(content).or_default().extend(indices),
+            Ok(content) => by_content.entry(content).or_default().extend(indices),
             Err((problem, reason)) => {
                 for index in indices {
                     good[index] = false;
@@ -102,39 +102,39 @@ pub fn check(root: &Path, annotations: Option<&Path>, observer: &dyn Observer) -
     bad.sort_by(|a, b| (&a.csv, a.line).cmp(&(&b.csv, b.line)));
     let images = manifest.rows.iter().map(|row| &row.image_path).collect::<BTreeSet<_>>().len();
     let usable = manifest.rows.iter().zip(&good).filter_map(|(row, good)| good.then_some(row));
-    Ok(Report {
+    Ok(CheckReport {
         root: manifest.root.clone(),
         rows,
         images,
         counts: counts(usable),
-        leaks: leaks(&manifest, pictures),
+        leaks: leaks(&manifest, by_content),
         bad,
     })
 }
 
-/// The content of the image, or what is wrong with the pair.
-type Look = Result<Content, (Problem, String)>;
+/// The content hash of the image, or what is wrong with the pair.
+type PairCheck = Result<Content, (Problem, String)>;
 
-/// Decodes a pair of files.
-fn look(image: &Path, mask: &Path) -> Look {
-    let picture = decode::picture(image).map_err(|error| (Problem::UndecodableImage, told(&error)))?;
-    let pixels = decode::mask(mask).map_err(|error| (Problem::UndecodableMask, told(&error)))?;
-    let sizes = ((picture.width(), picture.height()), pixels.dimensions());
+/// Decodes an image and its mask.
+fn check_pair(image: &Path, mask: &Path) -> PairCheck {
+    let decoded = decode::image(image).map_err(|error| (Problem::UndecodableImage, describe(&error)))?;
+    let pixels = decode::mask(mask).map_err(|error| (Problem::UndecodableMask, describe(&error)))?;
+    let sizes = ((decoded.width(), decoded.height()), pixels.dimensions());
     if sizes.0 != sizes.1 {
         return Err((Problem::SizeMismatch, format!("{}: {}", mask.display(), size_mismatch(sizes.0, sizes.1))));
     }
     if pixels.iter().all(|&value| value == 0) {
-        return Err((Problem::EmptyMask, format!("{}: no pixel of the mask is set", mask.display())));
+        return Err((Problem::EmptyMask, format!("{}: the mask is empty", mask.display())));
     }
-    content(image).map_err(|error| (Problem::UndecodableImage, told(&error)))
+    content(image).map_err(|error| (Problem::UndecodableImage, describe(&error)))
 }
 
-fn told(error: &Error) -> String {
+fn describe(error: &Error) -> String {
     std::error::Error::source(error).map_or_else(|| error.to_string(), |cause| format!("{error}: {cause}"))
 }
 
-fn counts<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<Count> {
-    let mut counts: BTreeMap<&str, Count> = BTreeMap::new();
+fn counts<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<ModalityCounts> {
+    let mut counts: BTreeMap<&str, ModalityCounts> = BTreeMap::new();
     for row in rows {
         let count = counts.entry(&row.modality).or_default();
         row.modality.clone_into(&mut count.modality);
@@ -147,8 +147,8 @@ fn counts<'a>(rows: impl Iterator<Item = &'a Row>) -> Vec<Count> {
     counts.into_values().collect()
 }
 
-fn leaks(manifest: &Manifest, pictures: HashMap<Content, Vec<usize>>) -> Vec<Leak> {
-    let mut leaks: Vec<Leak> = (pictures.into_values())
+fn leaks(manifest: &Manifest, by_content: HashMap<Content, Vec<usize>>) -> Vec<Leak> {
+    let mut leaks: Vec<Leak> = (by_content.into_values())
         .filter_map(|rows| {
             let rows = rows.iter().map(|&row| &manifest.rows[row]);
             let splits: BTreeSet<Split> = rows.clone().map(|row| row.split).collect();
@@ -210,8 +210,8 @@ mod tests {
         );
         assert!(report.bad[0].reason.contains("corrupt.png: cannot be decoded: "), "{}", report.bad[0].reason);
         assert!(report.bad[1].reason.ends_with("size.png: the mask is 11x8 pixels but its image is 12x8"));
-        assert!(report.bad[2].reason.ends_with("empty.png: no pixel of the mask is set"));
-        assert_eq!(report.counts, [Count { modality: "ct".into(), train: 1, val: 0, test: 1 }]);
+        assert!(report.bad[2].reason.ends_with("empty.png: the mask is empty"));
+        assert_eq!(report.counts, [ModalityCounts { modality: "ct".into(), train: 1, val: 0, test: 1 }]);
         assert_eq!((report.rows, report.images, report.is_good()), (10, 4, false));
         let leak = &report.leaks[0];
         assert_eq!((leak.splits.as_slice(), leak.images.len()), ([Split::Train, Split::Test].as_slice(), 1));
@@ -221,12 +221,12 @@ mod tests {
     }
 
     #[test]
-    fn the_real_set_is_good() {
+    fn the_real_data_set_has_no_bad_rows() {
         struct Last(AtomicU64);
         impl Observer for Last {
             fn on(&self, event: &Event) {
                 if let Event::Advanced { done } = event {
-                    assert_eq!(self.0.swap(*done, Ordering::Relaxed) + 1, *done, "progress goes one by one");
+                    assert_eq!(self.0.swap(*done, Ordering::Relaxed) + 1, *done, "progress advances by one");
                 }
             }
         }

@@ -1,140 +1,128 @@
-//! Classical augmentation: turns, small rotations, scale, elastic deformation, brightness, contrast, gamma, noise, blur.
+//! Classical augmentation: flips, rotations, scale, elastic deformation, brightness, contrast, gamma, noise, blur.
 //!
-//! Picture and mask move together and the text follows: turns by [`jitter`], the rest by [`restate`]. Where a text cannot
-//! follow with certainty, or the mask loses more than a fifth of its area, the sample keeps its geometry and only its
-//! intensities change. Everything is drawn for (seed, epoch, row or picture). The image is continued by its border, the mask by 0.
-
-use std::fmt;
+//! Image and mask are transformed together, and the text is updated: by [`flip_rotate`] for flips and quarter turns,
+//! by [`super::relabel`] for the rest. If a text cannot be updated safely, or the mask loses more than a fifth of its
+//! area, the sample keeps its geometry and only its intensities change. All random numbers depend on (seed, epoch,
+//! row or image). Outside of the image, the image is extended by its border pixels and the mask by 0.
 
 use ::image::{DynamicImage, GrayImage, Luma, RgbImage};
 use rand::Rng;
-use serde::de::{self, Visitor};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 
 use super::image::foreground;
 use super::manifest::Row;
-use super::restate::restate;
-use super::{jitter, random};
+use super::relabel::relabel;
+use super::{flip_rotate, random};
 
-/// How training samples are changed (`data.augment`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize)]
-#[serde(rename_all = "snake_case")]
+/// Augmentation of training samples (`data.augment`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", from = "Written")]
 pub enum Augment {
-    /// Not at all.
+    /// No augmentation.
     #[default]
     None,
-    /// Flips and quarter turns, where the text allows it.
-    Turn,
-    /// Flips, turns, small rotations, scale, elastic deformation, intensities, noise and blur.
+    /// Flips and quarter turns, if the text can be updated.
+    FlipRotate,
+    /// Flips, quarter turns, small rotations, scale, elastic deformation, intensities, noise and blur.
     Classical,
 }
 
-impl<'de> Deserialize<'de> for Augment {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(AugmentVisitor)
-    }
+/// Serialized form of the setting; earlier versions wrote `turn`, `true` or `false`.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case", expecting = "expected `none`, `flip_rotate` or `classical`")]
+enum Written {
+    None,
+    #[serde(alias = "turn")]
+    FlipRotate,
+    Classical,
+    #[serde(untagged)]
+    Earlier(bool),
 }
 
-struct AugmentVisitor;
-
-impl Visitor<'_> for AugmentVisitor {
-    type Value = Augment;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("`none`, `turn` or `classical`")
-    }
-
-    /// The setting's earlier form.
-    fn visit_bool<E: de::Error>(self, turn: bool) -> Result<Augment, E> {
-        Ok(if turn { Augment::Turn } else { Augment::None })
-    }
-
-    fn visit_str<E: de::Error>(self, name: &str) -> Result<Augment, E> {
-        match name {
-            "none" => Ok(Augment::None),
-            "turn" => Ok(Augment::Turn),
-            "classical" => Ok(Augment::Classical),
-            other => Err(E::invalid_value(de::Unexpected::Str(other), &self)),
+impl From<Written> for Augment {
+    fn from(written: Written) -> Self {
+        match written {
+            Written::None | Written::Earlier(false) => Self::None,
+            Written::FlipRotate | Written::Earlier(true) => Self::FlipRotate,
+            Written::Classical => Self::Classical,
         }
     }
 }
 
-/// Part of the samples that are rotated, scaled and deformed.
-const BENT_FRAC: f64 = 0.75;
-/// Largest rotation, degrees.
+/// Fraction of the samples that are rotated, scaled and deformed.
+const WARPED_FRAC: f64 = 0.75;
+/// Maximum rotation in degrees.
 const ROTATION_DEG: f32 = 15.0;
-/// Range of the scale; below it a mask loses a fifth of its area.
+/// Range of the scale; with a smaller scale a mask would lose a fifth of its area.
 const SCALE: [f32; 2] = [0.92, 1.12];
-/// Largest elastic displacement, part of the shorter side.
+/// Maximum elastic displacement, as a fraction of the shorter side.
 const ELASTIC_FRAC: f32 = 0.025;
-/// Cells of the grid of displacements along each side.
+/// Number of cells of the displacement grid along each side.
 const ELASTIC_CELLS: usize = 4;
-/// Least part of a mask's area that must remain.
-const KEPT_AREA_FRAC: f64 = 0.8;
+/// Minimum fraction of a mask's area that must remain.
+const MIN_AREA_FRAC: f64 = 0.8;
 /// Range of the contrast factor.
 const CONTRAST: [f32; 2] = [0.8, 1.25];
-/// Largest change of brightness, 0..=255.
+/// Maximum change of brightness, 0..=255.
 const BRIGHTNESS: f32 = 25.0;
 /// Range of gamma.
 const GAMMA: [f32; 2] = [0.8, 1.25];
-/// Largest standard deviation of the noise, 0..=255.
+/// Maximum standard deviation of the noise, 0..=255.
 const NOISE: f32 = 8.0;
-/// Largest standard deviation of the blur, part of the shorter side.
+/// Maximum standard deviation of the blur, as a fraction of the shorter side.
 const BLUR_FRAC: f32 = 0.004;
 
-/// The changed picture with its rows and their masks, drawn for (seed, epoch, key). The geometry changes for all rows or for
-/// none.
+/// Augments an image with its rows and their masks; random numbers depend on (seed, epoch, key). The geometry changes
+/// for all rows or for none.
 pub fn apply(
-    picture: DynamicImage,
+    image: DynamicImage,
     rows: &[&Row],
     masks: Vec<GrayImage>,
     [seed, epoch, key]: [u64; 3],
 ) -> (DynamicImage, Vec<(Row, GrayImage)>) {
     let mut random = random::stream("classical", &[seed, epoch, key]);
-    let (picture, rows) = match jitter::apply(rows, seed, epoch, key) {
-        Some((rows, turn)) => {
-            let masks = masks.into_iter().map(|mask| turn.mask(mask));
-            (turn.picture(picture), rows.into_iter().zip(masks).collect())
+    let (image, rows) = match flip_rotate::apply(rows, seed, epoch, key) {
+        Some((rows, transform)) => {
+            let masks = masks.into_iter().map(|mask| transform.mask(mask));
+            (transform.image(image), rows.into_iter().zip(masks).collect())
         }
-        None => (picture, rows.iter().map(|row| (*row).clone()).zip(masks).collect::<Vec<_>>()),
+        None => (image, rows.iter().map(|row| (*row).clone()).zip(masks).collect::<Vec<_>>()),
     };
-    let warp = Warp::draw((picture.width(), picture.height()), &mut random);
-    let is_bent = random.random_bool(BENT_FRAC);
-    let bent = || rows.iter().map(|(row, mask)| bend(row, mask, &warp)).collect::<Option<Vec<_>>>();
-    let (picture, rows) = match is_bent.then(bent).flatten() {
-        Some(rows) => (warp.picture(&picture), rows),
-        None => (picture, rows),
+    let warp = Warp::draw((image.width(), image.height()), &mut random);
+    let is_warped = random.random_bool(WARPED_FRAC);
+    let warped = || rows.iter().map(|(row, mask)| warp_row(row, mask, &warp)).collect::<Option<Vec<_>>>();
+    let (image, rows) = match is_warped.then(warped).flatten() {
+        Some(rows) => (warp.image(&image), rows),
+        None => (image, rows),
     };
-    (intensity(picture, &mut random), rows)
+    (intensity(image, &mut random), rows)
 }
 
-/// The row and the mask after a warp; `None` when the text cannot follow or too much of the mask is lost.
-fn bend(row: &Row, mask: &GrayImage, warp: &Warp) -> Option<(Row, GrayImage)> {
-    let bent = warp.mask(mask);
+/// The row and its mask after a warp; `None` when the text cannot be updated or the mask loses too much area.
+fn warp_row(row: &Row, mask: &GrayImage, warp: &Warp) -> Option<(Row, GrayImage)> {
+    let warped = warp.mask(mask);
     let area = |mask: &GrayImage| foreground(mask).iter().filter(|value| **value > 0).count();
-    #[expect(clippy::cast_precision_loss, reason = "pixel counts stay far below 2^53")]
-    let is_kept = area(&bent) as f64 >= KEPT_AREA_FRAC * area(mask) as f64;
-    if !is_kept {
+    let has_area = area(&warped) as f64 >= MIN_AREA_FRAC * area(mask) as f64;
+    if !has_area {
         return None;
     }
-    Some((restate(row, mask, &bent, None).ok()?, bent))
+    Some((relabel(row, mask, &warped, None).ok()?, warped))
 }
 
-/// A rotation about the middle, a scale and a smooth displacement.
+/// A rotation about the centre, a scale and a smooth displacement.
 #[derive(Debug, Clone)]
 struct Warp {
     /// Width and height, pixels.
     size: (f32, f32),
     /// Cosine and sine of the angle, divided by the scale.
-    turn: (f32, f32),
+    rotation: (f32, f32),
     /// Displacements in pixels at the corners of the grid's cells, 0 on the border.
     grid: Vec<(f32, f32)>,
 }
 
 const CORNERS: usize = ELASTIC_CELLS + 1;
 
-#[expect(clippy::cast_precision_loss, reason = "picture sides are far below 2^24")]
-fn real(side: u32) -> f32 {
+fn as_f32(side: u32) -> f32 {
     side as f32
 }
 
@@ -142,7 +130,7 @@ impl Warp {
     fn draw(size: (u32, u32), random: &mut impl Rng) -> Self {
         let angle = random.random_range(-ROTATION_DEG..=ROTATION_DEG).to_radians();
         let scale = random.random_range(SCALE[0]..=SCALE[1]);
-        let size = (real(size.0), real(size.1));
+        let size = (as_f32(size.0), as_f32(size.1));
         let reach = ELASTIC_FRAC * size.0.min(size.1) * random.random::<f32>();
         let inner = 1..ELASTIC_CELLS;
         let grid = (0..CORNERS * CORNERS)
@@ -153,21 +141,21 @@ impl Warp {
                 if is_inside { drawn } else { (0.0, 0.0) }
             })
             .collect();
-        Self { size, turn: (angle.cos() / scale, angle.sin() / scale), grid }
+        Self { size, rotation: (angle.cos() / scale, angle.sin() / scale), grid }
     }
 
-    /// Where the new pixel at (x, y) comes from; a pixel's middle lies half a pixel after its index.
+    /// The source position of the output pixel at (x, y). The centre of a pixel is half a pixel after its index.
     fn source(&self, x: u32, y: u32) -> (f32, f32) {
-        let at = (real(x) + 0.5, real(y) + 0.5);
+        let at = (as_f32(x) + 0.5, as_f32(y) + 0.5);
         let moved = self.displacement(at);
         let middle = (self.size.0 / 2.0, self.size.1 / 2.0);
         let from = (at.0 - middle.0 + moved.0, at.1 - middle.1 + moved.1);
-        let (cos, sin) = self.turn;
+        let (cos, sin) = self.rotation;
         (middle.0 + cos * from.0 + sin * from.1, middle.1 - sin * from.0 + cos * from.1)
     }
 
     /// Smooth between the corners of the grid.
-    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "cells")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "cells")]
     fn displacement(&self, at: (f32, f32)) -> (f32, f32) {
         let split = |at: f32, length: f32| {
             let at = at / length * ELASTIC_CELLS as f32;
@@ -181,22 +169,22 @@ impl Warp {
         mix(mix(corner(0, 0), corner(0, 1), tx), mix(corner(1, 0), corner(1, 1), tx), ty)
     }
 
-    /// Bilinear, continued by the border.
-    fn picture(&self, picture: &DynamicImage) -> DynamicImage {
-        if let Some(grey) = picture.as_luma8() {
+    /// The warped image: bilinear, extended by the border pixels.
+    fn image(&self, image: &DynamicImage) -> DynamicImage {
+        if let Some(grey) = image.as_luma8() {
             let (width, height) = grey.dimensions();
             let bytes = self.sampled::<1>(grey.as_raw(), (width, height));
             return DynamicImage::ImageLuma8(GrayImage::from_raw(width, height, bytes).expect("the same size"));
         }
-        let colour = picture.to_rgb8();
+        let colour = image.to_rgb8();
         let (width, height) = colour.dimensions();
         let bytes = self.sampled::<3>(colour.as_raw(), (width, height));
         DynamicImage::ImageRgb8(RgbImage::from_raw(width, height, bytes).expect("the same size"))
     }
 
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to the picture and to a byte")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to the image and to a byte")]
     fn sampled<const CHANNELS: usize>(&self, bytes: &[u8], (width, height): (u32, u32)) -> Vec<u8> {
-        let last = (real(width.saturating_sub(1)), real(height.saturating_sub(1)));
+        let last = (as_f32(width.saturating_sub(1)), as_f32(height.saturating_sub(1)));
         let mut out = Vec::with_capacity(bytes.len());
         for y in 0..height {
             for x in 0..width {
@@ -218,7 +206,7 @@ impl Warp {
         out
     }
 
-    /// The nearest pixel, 0 outside.
+    /// The warped mask: nearest neighbour, 0 outside.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "not negative here")]
     fn mask(&self, mask: &GrayImage) -> GrayImage {
         GrayImage::from_fn(mask.width(), mask.height(), |x, y| {
@@ -229,10 +217,10 @@ impl Warp {
     }
 }
 
-/// Blur, brightness, contrast, gamma and noise; a grey picture stays grey.
-fn intensity(picture: DynamicImage, random: &mut impl Rng) -> DynamicImage {
-    let blur = BLUR_FRAC * real(picture.width().min(picture.height())) * random.random_range(0.25..=1.0_f32);
-    let picture = if random.random_bool(0.25) { picture.blur(blur.max(0.1)) } else { picture };
+/// Applies blur, brightness, contrast, gamma and noise; a grey image stays grey.
+fn intensity(image: DynamicImage, random: &mut impl Rng) -> DynamicImage {
+    let blur = BLUR_FRAC * as_f32(image.width().min(image.height())) * random.random_range(0.25..=1.0_f32);
+    let image = if random.random_bool(0.25) { image.blur(blur.max(0.1)) } else { image };
     let contrast = random.random_range(CONTRAST[0]..=CONTRAST[1]);
     let brightness = random.random_range(-BRIGHTNESS..=BRIGHTNESS);
     let gamma = random.random_range(GAMMA[0]..=GAMMA[1]);
@@ -242,7 +230,7 @@ fn intensity(picture: DynamicImage, random: &mut impl Rng) -> DynamicImage {
         let lit = (127.5 + (level - 127.5) * contrast + brightness).clamp(0.0, 255.0);
         255.0 * (lit / 255.0).powf(gamma)
     });
-    match picture {
+    match image {
         DynamicImage::ImageLuma8(mut grey) => {
             tone(&mut grey, 1, &toned, noise, random);
             DynamicImage::ImageLuma8(grey)
@@ -255,7 +243,7 @@ fn intensity(picture: DynamicImage, random: &mut impl Rng) -> DynamicImage {
     }
 }
 
-/// Looks every byte up; one noise value for all channels of a pixel.
+/// Applies the lookup table and adds noise, one value for all channels of a pixel.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates")]
 fn tone(bytes: &mut [u8], channels: usize, toned: &[f32; 256], noise: f32, random: &mut impl Rng) {
     for pixel in bytes.chunks_exact_mut(channels) {
@@ -266,7 +254,7 @@ fn tone(bytes: &mut [u8], channels: usize, toned: &[f32; 256], noise: f32, rando
     }
 }
 
-/// Close to a standard normal number: the sum of four bytes has mean 510 and variance 4 (256^2 - 1) / 12.
+/// An approximately standard normal number: the sum of four bytes has mean 510 and variance 4 (256^2 - 1) / 12.
 fn normal(random: &mut impl Rng) -> f32 {
     let sum: u16 = random.random::<u32>().to_le_bytes().into_iter().map(u16::from).sum();
     (f32::from(sum) - 510.0) / 147.8
@@ -280,11 +268,11 @@ mod tests {
     use crate::data::position::{self, Zones};
     use crate::data::sample::decoded;
 
-    /// One row by itself.
-    fn apply(row: &Row, picture: DynamicImage, mask: GrayImage, numbers: [u64; 3]) -> (Row, DynamicImage, GrayImage) {
-        let (picture, mut rows) = super::apply(picture, &[row], vec![mask], numbers);
+    /// Augments a single row.
+    fn apply(row: &Row, image: DynamicImage, mask: GrayImage, numbers: [u64; 3]) -> (Row, DynamicImage, GrayImage) {
+        let (image, mut rows) = super::apply(image, &[row], vec![mask], numbers);
         let (row, mask) = rows.pop().unwrap();
-        (row, picture, mask)
+        (row, image, mask)
     }
 
     fn row(answer: &str, position: &str) -> Row {
@@ -299,10 +287,10 @@ mod tests {
         })
     }
 
-    fn told(mask: &GrayImage) -> Row {
+    fn described(mask: &GrayImage) -> Row {
         let label = grid(mask);
-        let place = if label == "center" { label.clone() } else { format!("{label} part") };
-        row(&format!("The lesion is in the {place} of the image."), &label)
+        let location = if label == "center" { label.clone() } else { format!("{label} part") };
+        row(&format!("The lesion is in the {location} of the image."), &label)
     }
 
     fn grid(mask: &GrayImage) -> String {
@@ -310,56 +298,56 @@ mod tests {
     }
 
     #[test]
-    fn text_and_pixels_follow_together() {
+    fn text_mask_and_image_are_transformed_together() {
         let mask = disc(35, 33, 12);
-        let row = told(&mask);
-        let (mut places, mut bent) = (std::collections::HashSet::new(), 0);
+        let row = described(&mask);
+        let (mut locations, mut warped) = (std::collections::HashSet::new(), 0);
         for epoch in 0..100 {
-            let picture = DynamicImage::ImageLuma8(mask.clone());
-            let (new, picture, changed) = apply(&row, picture, mask.clone(), [1, epoch, 7]);
-            assert_eq!(new, told(&changed), "epoch {epoch}");
-            places.insert(grid(&changed));
-            // the disc is the only bright thing of the picture
-            let grey = picture.into_luma8();
+            let image = DynamicImage::ImageLuma8(mask.clone());
+            let (new, image, changed) = apply(&row, image, mask.clone(), [1, epoch, 7]);
+            assert_eq!(new, described(&changed), "epoch {epoch}");
+            locations.insert(grid(&changed));
+            // the disc is the only bright part of the image
+            let grey = image.into_luma8();
             let cut = u8::midpoint(*grey.iter().max().unwrap(), *grey.iter().min().unwrap());
             let pairs = || grey.iter().zip(changed.iter()).map(|(value, mask)| (*value > cut, *mask > 0));
             let (both, any) = (pairs().filter(|p| p.0 && p.1).count(), pairs().filter(|p| p.0 || p.1).count());
             assert!(both * 100 >= any * 88, "epoch {epoch}: {both} of {any}");
             let area = changed.iter().filter(|value| **value > 0).count();
-            bent += usize::from(area != mask.iter().filter(|value| **value > 0).count());
+            warped += usize::from(area != mask.iter().filter(|value| **value > 0).count());
         }
-        assert!(places.len() > 4 && bent > 40, "{places:?}, {bent} bent");
+        assert!(locations.len() > 4 && warped > 40, "{locations:?}, {warped} bent");
     }
 
     #[test]
-    fn a_text_that_cannot_follow_keeps_the_geometry() {
+    fn the_geometry_stays_if_the_text_cannot_be_updated() {
         let mask = disc(35, 33, 12);
         let row = row("The leftmost lesion is there.", "upper left");
-        let picture = || {
+        let image = || {
             DynamicImage::ImageRgb8(RgbImage::from_fn(120, 90, |x, y| {
                 ::image::Rgb([x, y, 90].map(|v| u8::try_from(v).unwrap()))
             }))
         };
         let mut changed = 0;
         for epoch in 0..30 {
-            let (new, lit, kept) = apply(&row, picture(), mask.clone(), [1, epoch, 7]);
+            let (new, lit, kept) = apply(&row, image(), mask.clone(), [1, epoch, 7]);
             assert_eq!((&new, &kept), (&row, &mask));
-            changed += usize::from(lit != picture());
+            changed += usize::from(lit != image());
         }
         assert!(changed > 20, "intensities change");
     }
 
     #[test]
-    fn a_mask_that_would_leave_the_picture_stays() {
-        // at the corner of the picture a rotation turns it out
+    fn a_warp_that_moves_the_mask_out_of_the_image_is_not_applied() {
+        // a rotation moves a mask at the corner out of the image
         let (mask, row) = (disc(0, 0, 10), row("x", "upper left"));
         let mut random = random::stream("test", &[1]);
         let (mut kept, mut refused) = (0, 0);
         for _ in 0..100 {
-            match bend(&row, &mask, &Warp::draw((120, 90), &mut random)) {
-                Some((_, bent)) => {
+            match warp_row(&row, &mask, &Warp::draw((120, 90), &mut random)) {
+                Some((_, warped)) => {
                     let area = |mask: &GrayImage| mask.iter().filter(|value| **value > 0).count();
-                    assert!(area(&bent) * 10 >= area(&mask) * 8);
+                    assert!(area(&warped) * 10 >= area(&mask) * 8);
                     kept += 1;
                 }
                 None => refused += 1,
@@ -369,9 +357,9 @@ mod tests {
     }
 
     #[test]
-    fn the_draw_depends_on_seed_epoch_and_row_only() {
+    fn augmentation_depends_on_seed_epoch_and_row_only() {
         let mask = disc(60, 45, 20);
-        let row = told(&mask);
+        let row = described(&mask);
         let draw = |numbers| apply(&row, DynamicImage::ImageLuma8(mask.clone()), mask.clone(), numbers);
         assert_eq!(draw([1, 2, 3]), draw([1, 2, 3]));
         for other in [[2, 2, 3], [1, 3, 3], [1, 2, 4]] {
@@ -380,44 +368,44 @@ mod tests {
     }
 
     #[test]
-    fn the_border_continues_the_picture_and_not_the_mask() {
+    fn the_border_extends_the_image_but_not_the_mask() {
         let mut warp = Warp::draw((40, 40), &mut random::stream("test", &[1]));
         warp.grid.fill((0.0, 0.0));
         // half the size: the corners come from outside
-        warp.turn = (2.0, 0.0);
+        warp.rotation = (2.0, 0.0);
         let white = GrayImage::from_pixel(40, 40, Luma([200]));
-        assert_eq!(warp.picture(&DynamicImage::ImageLuma8(white.clone())).into_luma8(), white);
+        assert_eq!(warp.image(&DynamicImage::ImageLuma8(white.clone())).into_luma8(), white);
         let mask = warp.mask(&white);
         assert_eq!((mask.get_pixel(5, 5).0[0], mask.get_pixel(20, 20).0[0]), (0, 200));
         assert_eq!(mask.iter().filter(|value| **value > 0).count(), 400);
     }
 
     #[test]
-    fn real_rows_stay_true() {
+    fn texts_of_real_rows_match_the_warped_masks() {
         let Some(folder) = shared("data/real") else { return };
         let manifest = Manifest::open(&folder, None).unwrap();
-        let (mut moved, mut bent) = (0, 0);
+        let (mut moved, mut warped) = (0, 0);
         for (index, row) in manifest.rows.iter().enumerate().step_by(STEP) {
             let (_, mask) = decoded(row).unwrap();
             let (width, height) = mask.dimensions();
             let warp = Warp::draw((width, height), &mut random::stream("test", &[index as u64]));
-            if let Some((told, mask)) = bend(row, &mask, &warp) {
-                assert_eq!(told.position, Some(grid(&mask)));
-                assert!(told.answer.contains(&grid(&mask)));
-                moved += usize::from(told.position != row.position);
-                bent += 1;
+            if let Some((described, mask)) = warp_row(row, &mask, &warp) {
+                assert_eq!(described.position, Some(grid(&mask)));
+                assert!(described.answer.contains(&grid(&mask)));
+                moved += usize::from(described.position != row.position);
+                warped += 1;
             }
         }
-        assert_eq!((bent, moved), BENT);
+        assert_eq!((warped, moved), BENT);
     }
 
     /// This is slow unoptimised.
     const STEP: usize = 12;
-    /// Of the real rows looked at: how many follow a warp, and how many of these get another place.
+    /// Of the tested rows: how many can be warped, and how many of these get another location.
     const BENT: (usize, usize) = (30, 4);
 
     #[test]
-    fn the_setting_is_a_word_or_its_earlier_form() {
+    fn the_setting_accepts_current_and_older_names() {
         #[derive(Serialize, Deserialize)]
         struct Holder {
             augment: Augment,
@@ -426,14 +414,15 @@ mod tests {
         for (text, augment) in [
             ("augment = \"none\"", Augment::None),
             ("augment = false", Augment::None),
-            ("augment = \"turn\"", Augment::Turn),
-            ("augment = true", Augment::Turn),
+            ("augment = \"flip_rotate\"", Augment::FlipRotate),
+            ("augment = \"turn\"", Augment::FlipRotate),
+            ("augment = true", Augment::FlipRotate),
             ("augment = \"classical\"", Augment::Classical),
         ] {
             assert_eq!(read(text).unwrap(), augment);
         }
         let error = read("augment = \"more\"").err().unwrap().to_string();
-        assert!(error.contains("expected `none`, `turn` or `classical`"), "{error}");
-        assert_eq!(toml::to_string(&Holder { augment: Augment::Turn }).unwrap(), "augment = \"turn\"\n");
+        assert!(error.contains("expected `none`, `flip_rotate` or `classical`"), "{error}");
+        assert_eq!(toml::to_string(&Holder { augment: Augment::FlipRotate }).unwrap(), "augment = \"flip_rotate\"\n");
     }
 }

@@ -1,9 +1,10 @@
-//! Files -> pixels: PNG, JPEG and TIFF (first page), 8 or 16 bits, grey or RGB, with or without alpha or palette.
+//! Image decoding: PNG, JPEG and TIFF (first page), 8 or 16 bits, grey or RGB, with or without alpha or palette.
 //!
-//! As Pillow's `convert("RGB")`: alpha is dropped, grey is repeated, EXIF orientation and colour profiles are ignored.
-//! 16-bit pictures are scaled by 1/257 over their full range (Pillow clips or truncates them). The format is told by
-//! the content, not by the name. Floating-point pictures are refused. JPEGs go through libjpeg, as in Pillow: the decoders
-//! `zune-jpeg` and `jpeg-decoder` differ from it by more than 1/255 in 2-5 % of the pixels of a 4:2:0 picture.
+//! The result equals Pillow's `convert("RGB")`: alpha is dropped, grey is repeated, EXIF orientation and colour
+//! profiles are ignored. 16-bit images are scaled by 1/257 over their full range (Pillow clips or truncates them).
+//! The format is detected from the content, not from the file name. Floating-point images are rejected. JPEG files
+//! are decoded with libjpeg, as in Pillow. The decoders `zune-jpeg` and `jpeg-decoder` differ from it by more than
+//! 1/255 in 2-5 % of the pixels of a 4:2:0 image.
 
 use std::fs;
 use std::io::Cursor;
@@ -15,11 +16,11 @@ use crate::error::{Error, Result};
 
 const REPLACE: &str = "replace the file or remove its row";
 
-/// A picture as 8-bit grey (`ImageLuma8`) or RGB (`ImageRgb8`), as it is stored.
+/// Decodes an image as 8-bit grey (`ImageLuma8`) or RGB (`ImageRgb8`).
 ///
 /// # Errors
 /// [`Error::Data`] when the file is missing, of another format, truncated or corrupt; [`Error::Io`].
-pub fn picture(path: &Path) -> Result<DynamicImage> {
+pub fn image(path: &Path) -> Result<DynamicImage> {
     Ok(match decode(path)? {
         grey @ (DynamicImage::ImageLuma8(_)
         | DynamicImage::ImageLumaA8(_)
@@ -29,12 +30,13 @@ pub fn picture(path: &Path) -> Result<DynamicImage> {
     })
 }
 
-/// A mask as 8-bit grey with its stored values; colour is weighted as Pillow's `convert("L")` does.
+/// Decodes a mask as 8-bit grey with its stored values. Colour is converted with the weights of Pillow's
+/// `convert("L")`.
 ///
-/// 16-bit masks keep their values when none exceeds 255 (label maps), otherwise they are scaled by 1/257.
+/// 16-bit masks keep their values when none exceeds 255 (label maps); otherwise they are scaled by 1/257.
 ///
 /// # Errors
-/// As [`picture`].
+/// As [`image()`].
 pub fn mask(path: &Path) -> Result<GrayImage> {
     Ok(match decode(path)? {
         DynamicImage::ImageLuma8(grey) => grey,
@@ -80,7 +82,7 @@ fn decode(path: &Path) -> Result<DynamicImage> {
                 return Ok(decoded);
             }
         }
-        _ => return Err(Error::data(path, "is not a PNG, JPEG or TIFF picture", "convert it to PNG")),
+        _ => return Err(Error::data(path, "is not a PNG, JPEG or TIFF image", "convert it to PNG")),
     }
     let decoded = reader.decode().map_err(|error| corrupt(error.to_string()))?;
     if matches!(decoded, DynamicImage::ImageRgb32F(_) | DynamicImage::ImageRgba32F(_)) {
@@ -89,7 +91,7 @@ fn decode(path: &Path) -> Result<DynamicImage> {
     Ok(decoded)
 }
 
-/// A grey or colour JPEG; `None` for the four channels of print, which libjpeg does not turn into RGB.
+/// Decodes a grey or colour JPEG; `None` for CMYK, which libjpeg does not convert to RGB.
 fn jpeg(bytes: &[u8]) -> std::result::Result<Option<DynamicImage>, String> {
     let decode = || -> std::io::Result<Option<DynamicImage>> {
         let header = mozjpeg::Decompress::new_mem(bytes)?;
@@ -111,22 +113,22 @@ fn jpeg(bytes: &[u8]) -> std::result::Result<Option<DynamicImage>, String> {
             RgbImage::from_vec(width, height, pixels).map(DynamicImage::ImageRgb8)
         })
     };
-    // libjpeg's fatal errors arrive as a panic that carries its message and skips the panic hook.
+    // A fatal libjpeg error becomes a panic with its message as payload; the panic hook is not called.
     match std::panic::catch_unwind(decode) {
         Ok(decoded) => decoded.map_err(|error| error.to_string()),
         Err(cause) => Err(cause.downcast::<String>().map_or_else(|_| "libjpeg gave up".into(), |message| *message)),
     }
 }
 
-/// Half a gigapixel: more is a corrupt header or needs tiling before it gets here.
+/// Half a gigapixel. A larger size means a corrupt header, or an image that must be tiled first.
 const MAX_JPEG_PIXELS: usize = 1 << 29;
 
-/// Whether the end marker follows the first scan header: libjpeg fills a truncated JPEG with grey and only warns.
+/// Whether the end marker follows the first scan header. libjpeg fills a truncated JPEG with grey and only warns.
 fn jpeg_is_complete(bytes: &[u8]) -> bool {
-    let mut at = 2; // behind the start marker
+    let mut at = 2; // after the start marker
     while let [0xFF, marker, ..] = bytes[at.min(bytes.len())..] {
         match marker {
-            // The start of the first scan: from here on 0xFF 0xD9 can only be the end of the picture.
+            // The start of the first scan: from here on 0xFF 0xD9 can only be the end of the image.
             0xDA => return bytes[at..].windows(2).any(|pair| pair == [0xFF, 0xD9]),
             // Padding and markers without a length.
             0xFF => at += 1,
@@ -150,17 +152,17 @@ mod tests {
     use crate::data::fixture::Root;
 
     fn refused(path: &Path) -> String {
-        picture(path).expect_err("refused").to_string()
+        image(path).expect_err("refused").to_string()
     }
 
     #[test]
-    fn what_cannot_be_decoded_is_named() {
+    fn decoding_errors_name_the_file_and_the_reason() {
         let root = Root::new();
         assert!(refused(&root.path().join("none.png")).ends_with("none.png: the file is missing"));
 
         let text = root.file("text.png");
         fs::write(&text, "hello").expect("written");
-        assert!(refused(&text).ends_with("text.png: is not a PNG, JPEG or TIFF picture"));
+        assert!(refused(&text).ends_with("text.png: is not a PNG, JPEG or TIFF image"));
 
         root.image("a.png", 40, 30);
         let png = fs::read(root.file("a.png")).expect("read");
@@ -174,7 +176,7 @@ mod tests {
 
         root.image("a.jpg", 64, 64);
         let jpeg = fs::read(root.file("a.jpg")).expect("read");
-        assert!(picture(&root.file("a.jpg")).is_ok());
+        assert!(image(&root.file("a.jpg")).is_ok());
         for part in [jpeg.len() / 4, jpeg.len() / 2, jpeg.len() - 2] {
             fs::write(root.file("cut.jpg"), &jpeg[..part]).expect("written");
             assert!(
@@ -182,7 +184,7 @@ mod tests {
                 "{part}"
             );
         }
-        // A picture of 0 rows: fatal for libjpeg.
+        // An image of 0 rows: fatal for libjpeg.
         let mut flat = jpeg.clone();
         let frame = flat.windows(2).position(|pair| pair == [0xFF, 0xC0]).expect("a frame header");
         flat[frame + 5..frame + 7].fill(0);
@@ -191,38 +193,35 @@ mod tests {
     }
 
     #[test]
-    fn the_content_tells_the_format() {
+    fn the_format_is_detected_from_the_content() {
         let root = Root::new();
         root.image("a.png", 4, 4);
         let renamed: PathBuf = root.file("b.jpg");
         fs::copy(root.file("a.png"), &renamed).expect("copied");
-        assert_eq!(
-            picture(&renamed).expect("a PNG").into_rgb8(),
-            picture(&root.file("a.png")).expect("a PNG").into_rgb8()
-        );
+        assert_eq!(image(&renamed).expect("a PNG").into_rgb8(), image(&root.file("a.png")).expect("a PNG").into_rgb8());
     }
 
     #[test]
-    fn deep_grey_alpha_and_colour_become_eight_bits() {
+    fn all_pixel_formats_become_eight_bits() {
         let root = Root::new();
         let deep: ImageBuffer<Luma<u16>, Vec<u16>> = ImageBuffer::from_vec(3, 1, vec![0, 129, 65_535]).expect("sized");
         for name in ["deep.png", "deep.tif"] {
             deep.save(root.file(name)).expect("written");
-            assert_eq!(picture(&root.file(name)).expect("decoded").as_luma8().expect("grey").as_raw(), &[0, 1, 255]);
+            assert_eq!(image(&root.file(name)).expect("decoded").as_luma8().expect("grey").as_raw(), &[0, 1, 255]);
         }
         let rgb: ImageBuffer<Rgb<u16>, Vec<u16>> = ImageBuffer::from_pixel(1, 1, Rgb([257, 514, 65_535]));
         rgb.save(root.file("rgb16.png")).expect("written");
-        assert_eq!(picture(&root.file("rgb16.png")).expect("decoded").into_rgb8().as_raw(), &[1, 2, 255]);
+        assert_eq!(image(&root.file("rgb16.png")).expect("decoded").into_rgb8().as_raw(), &[1, 2, 255]);
         let rgba: ImageBuffer<Rgba<u8>, Vec<u8>> = ImageBuffer::from_pixel(1, 1, Rgba([1, 2, 3, 0]));
         rgba.save(root.file("rgba.png")).expect("written");
-        assert_eq!(picture(&root.file("rgba.png")).expect("decoded").into_rgb8().as_raw(), &[1, 2, 3]);
+        assert_eq!(image(&root.file("rgba.png")).expect("decoded").into_rgb8().as_raw(), &[1, 2, 3]);
         let grey: ImageBuffer<LumaA<u8>, Vec<u8>> = ImageBuffer::from_pixel(1, 1, LumaA([7, 0]));
         grey.save(root.file("la.png")).expect("written");
-        assert_eq!(picture(&root.file("la.png")).expect("decoded").as_luma8().expect("grey").as_raw(), &[7]);
+        assert_eq!(image(&root.file("la.png")).expect("decoded").as_luma8().expect("grey").as_raw(), &[7]);
     }
 
     #[test]
-    fn masks_keep_small_labels_and_weigh_colour_as_pillow() {
+    fn masks_keep_small_labels_and_convert_colour_like_pillow() {
         let root = Root::new();
         let labels: ImageBuffer<Luma<u16>, Vec<u16>> = ImageBuffer::from_vec(2, 1, vec![0, 1]).expect("sized");
         labels.save(root.file("labels.png")).expect("written");
@@ -233,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn floating_point_is_refused() {
+    fn floating_point_images_are_rejected() {
         let root = Root::new();
         let float: ImageBuffer<Rgb<f32>, Vec<f32>> = ImageBuffer::from_pixel(2, 2, Rgb([0.5, 0.5, 0.5]));
         DynamicImage::ImageRgb32F(float).save(root.file("float.tif")).expect("written");

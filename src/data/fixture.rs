@@ -34,23 +34,23 @@ impl Root {
         GrayImage::from_fn(width, height, |x, y| Luma([value(x, y)])).save(self.file(name)).expect("written");
     }
 
-    /// A coloured ramp; its first pixel is different for every name.
+    /// A colour ramp whose first pixel is different for every name.
     pub(crate) fn image(&self, name: &str, width: u32, height: u32) {
         let tint = name.bytes().fold(0_u32, |hash, byte| hash.wrapping_mul(257).wrapping_add(u32::from(byte)));
         let byte = |value: u32| u8::try_from(value % 256).expect("below 256");
-        let mut picture = RgbImage::from_fn(width, height, |x, y| Rgb([byte(x * 9), byte(y * 7), byte(x + y)]));
-        picture.put_pixel(0, 0, Rgb([byte(tint), byte(tint >> 8), byte(tint >> 16)]));
-        picture.save(self.file(name)).expect("written");
+        let mut image = RgbImage::from_fn(width, height, |x, y| Rgb([byte(x * 9), byte(y * 7), byte(x + y)]));
+        image.put_pixel(0, 0, Rgb([byte(tint), byte(tint >> 8), byte(tint >> 16)]));
+        image.save(self.file(name)).expect("written");
     }
 
-    /// `CLASS/SPLIT_images/NAME.png` (12x8) and its mask with a block on the upper left.
+    /// `CLASS/SPLIT_images/NAME.png` (12x8) and its mask with a block in the upper left.
     pub(crate) fn pair(&self, class: &str, split: &str, name: &str) {
         self.image(&format!("{class}/{split}_images/{name}.png"), 12, 8);
         self.mask(&format!("{class}/{split}_masks/{name}.png"), 12, 8, |x, y| if x < 5 && y < 3 { 255 } else { 0 });
     }
 }
 
-/// A training row of the class `ct`, with files that are not there.
+/// A training row of the class `ct` whose files do not exist.
 pub(crate) fn row(question: &str, answer: &str, position: Option<&str>) -> Row {
     Row {
         csv: PathBuf::from("a.csv"),
@@ -66,7 +66,7 @@ pub(crate) fn row(question: &str, answer: &str, position: Option<&str>) -> Row {
     }
 }
 
-/// A path in the shared folder beside the checkout, or a visible note that the test was skipped.
+/// A path in the shared folder next to the checkout, or a note on standard error that the test is skipped.
 pub(crate) fn shared(name: &str) -> Option<PathBuf> {
     let base = std::env::var_os("PRSMED_SHARED")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
@@ -74,6 +74,6 @@ pub(crate) fn shared(name: &str) -> Option<PathBuf> {
     if path.exists() {
         return Some(path);
     }
-    let _ = writeln!(std::io::stderr(), "skipped: `{}` is not there (set PRSMED_SHARED)", path.display());
+    let _ = writeln!(std::io::stderr(), "skipped: `{}` does not exist (set PRSMED_SHARED)", path.display());
     None
 }

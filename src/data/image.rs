@@ -1,11 +1,11 @@
 //! Pixels -> model inputs: the two preprocessings of PRS-Med and the mask target, as bytes in CHW order.
 //!
-//! Source: the PRS-Med data code (LLaVA's `expand2square` and CLIP's processor; Pillow's `resize`). Deviations: the CLIP
-//! picture is padded at a fixed offset instead of one drawn at random, masks may be thresholded, and a mask stored as
-//! 0/1 is read as 0/255. Aspect ratio: kept by padding for CLIP, not kept for SAM, as in the original.
+//! Source: the PRS-Med data code (LLaVA's `expand2square` and CLIP's processor; Pillow's `resize`). Deviations: the
+//! CLIP image is padded at a fixed offset instead of a random one, masks may be thresholded, and a mask stored as 0/1
+//! is read as 0/255. Aspect ratio: preserved by padding for CLIP, not preserved for SAM, as in the original.
 //!
-//! Everything stays bytes until it is on the model's device, which normalises: what is kept, waits and moves is four times
-//! smaller so.
+//! Pixels stay bytes until the model's device normalises them. This makes caches, waiting batches and copies four
+//! times smaller.
 
 use ::image::{DynamicImage, GrayImage, RgbImage};
 use serde::{Deserialize, Serialize};
@@ -13,33 +13,33 @@ use serde::{Deserialize, Serialize};
 use super::resample::{self, Filter};
 use crate::error::{Error, Result};
 
-/// What CLIP's square is padded with: `floor(255 * mean)` of its channels.
+/// Padding colour of CLIP's square: `floor(255 * mean)` of its channels.
 pub const CLIP_PAD: [u8; 3] = [122, 116, 104];
 
-/// How a mask becomes a target.
+/// Conversion of a mask into a target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MaskMode {
-    /// Resized with antialiasing and left soft at the borders, as the original does.
+    /// Resized with antialiasing, with soft borders, as in the original.
     Soft,
-    /// Every pixel 0 or 1: foreground is decided at the mask's own size ([`foreground`]), resized with antialiasing and
-    /// cut at one half. A target so small that this would erase it becomes every pixel that it touches.
+    /// Every pixel is 0 or 1: the foreground is decided at the mask's own size ([`foreground`]), resized with
+    /// antialiasing and cut at one half. If this would erase a tiny target, every pixel that it touches is set.
     #[default]
     Binary,
 }
 
-/// Where the picture lies inside CLIP's square, for a difference `d` of its sides.
+/// Offset of the image inside CLIP's square, for a difference `d` of its sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PadOffset {
     /// `floor(d / 2)`.
     #[default]
     Centre,
-    /// `floor(d / 2) + 1`: the other of the two offsets between which the original draws.
+    /// `floor(d / 2) + 1`: the original picks one of the two offsets at random.
     CentrePlusOne,
 }
 
-/// Sizes and choices of the preprocessing; what a trained run must keep.
+/// Preprocessing settings. They must not change after training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PixelConfig {
@@ -49,56 +49,57 @@ pub struct PixelConfig {
     pub sam_size: u32,
     /// Soft or binary target.
     pub mask: MaskMode,
-    /// Place of the picture inside CLIP's square.
+    /// Offset of the image inside CLIP's square.
     pub pad_offset: PadOffset,
 }
 
 impl PixelConfig {
-    /// Bytes of a sample's pixels, kept for later or in a batch that waits: three CLIP planes, three SAM planes and a mask.
-    pub fn kept_bytes(&self) -> usize {
+    /// Bytes of a cached sample's pixels: three CLIP planes, three SAM planes and a mask.
+    pub fn cached_bytes(&self) -> usize {
         let (clip, sam) = self.planes();
         3 * clip + 4 * sam
     }
 
-    /// Bytes of a picture's pixels in a batch that waits, with the masks of `questions`.
+    /// Bytes of an image's pixels in a batch, with the masks of `questions`.
     pub fn collated_bytes(&self, questions: usize) -> usize {
         let (clip, sam) = self.planes();
         3 * clip + (3 + questions) * sam
     }
 
+    /// Splits the channels and resizes each to a square. A grey image is resized once and repeated.
     fn planes(&self) -> (usize, usize) {
         let plane = |side: u32| side as usize * side as usize;
         (plane(self.clip_size), plane(self.sam_size))
     }
 }
 
-/// The CLIP input before normalisation: padded to a square, resized bicubically. Returns `3 * size * size` bytes, CHW.
+/// CLIP input before normalisation: padded to a square, resized bicubically. Returns `3 * size * size` bytes, CHW.
 ///
 /// # Errors
-/// [`Error::Shape`] for a picture or `size` of 0 pixels.
-pub fn clip_pixels(picture: &DynamicImage, size: u32, offset: PadOffset) -> Result<Vec<u8>> {
-    let (width, height) = (picture.width(), picture.height());
+/// [`Error::Shape`] for an image or `size` of 0 pixels.
+pub fn clip_pixels(image: &DynamicImage, size: u32, offset: PadOffset) -> Result<Vec<u8>> {
+    let (width, height) = (image.width(), image.height());
     if width == height {
-        return planes(picture, size, Filter::Bicubic);
+        return planes(image, size, Filter::Bicubic);
     }
     let side = width.max(height);
     let gap = width.abs_diff(height);
     let shift = i64::from(gap / 2 + u32::from(offset == PadOffset::CentrePlusOne));
     let (x, y) = if width > height { (0, shift) } else { (shift, 0) };
     let mut square = RgbImage::from_pixel(side, side, ::image::Rgb(CLIP_PAD));
-    ::image::imageops::replace(&mut square, &picture.to_rgb8(), x, y);
+    ::image::imageops::replace(&mut square, &image.to_rgb8(), x, y);
     planes(&DynamicImage::ImageRgb8(square), size, Filter::Bicubic)
 }
 
-/// The SAM input before normalisation: stretched to `size x size` bilinearly. Returns `3 * size * size` bytes, CHW.
+/// SAM input before normalisation: stretched to `size x size` bilinearly. Returns `3 * size * size` bytes, CHW.
 ///
 /// # Errors
-/// [`Error::Shape`] for a picture or `size` of 0 pixels.
-pub fn sam_pixels(picture: &DynamicImage, size: u32) -> Result<Vec<u8>> {
-    planes(picture, size, Filter::Bilinear)
+/// [`Error::Shape`] for an image or `size` of 0 pixels.
+pub fn sam_pixels(image: &DynamicImage, size: u32) -> Result<Vec<u8>> {
+    planes(image, size, Filter::Bilinear)
 }
 
-/// The mask target: `size * size` bytes, 255 = all foreground.
+/// Mask target: `size * size` bytes, 255 = foreground.
 ///
 /// # Errors
 /// [`Error::Shape`] for a mask or `size` of 0 pixels.
@@ -113,7 +114,7 @@ pub fn mask_pixels(mask: &GrayImage, size: u32, mode: MaskMode) -> Result<Vec<u8
                 *value = if *value >= 128 { 255 } else { 0 };
             }
             if target.iter().all(|&value| value == 0) {
-                touch(&foreground, size, &mut target);
+                set_touched_pixels(&foreground, size, &mut target);
             }
             Ok(target)
         }
@@ -122,8 +123,8 @@ pub fn mask_pixels(mask: &GrayImage, size: u32, mode: MaskMode) -> Result<Vec<u8
 
 /// The foreground of a mask at its own size, 0 or 255.
 ///
-/// Above half of the mask's largest value is foreground, so 0/1, 0/255 and antialiased masks all work. A mask whose
-/// largest value is below 16 is a label map: every label but 0 is foreground.
+/// Pixels above half of the mask's largest value are foreground, so 0/1, 0/255 and antialiased masks all work. A mask
+/// whose largest value is below 16 is a label map: every label except 0 is foreground.
 pub fn foreground(mask: &GrayImage) -> GrayImage {
     let most = u16::from(mask.iter().copied().max().unwrap_or(0));
     let mut cut = mask.clone();
@@ -134,8 +135,8 @@ pub fn foreground(mask: &GrayImage) -> GrayImage {
     cut
 }
 
-/// Sets the target pixels in which a foreground pixel lies.
-fn touch(foreground: &GrayImage, size: u32, target: &mut [u8]) {
+/// Sets the target pixels that contain a foreground pixel.
+fn set_touched_pixels(foreground: &GrayImage, size: u32, target: &mut [u8]) {
     let (width, height) = (u64::from(foreground.width()), u64::from(foreground.height()));
     let size = u64::from(size);
     for (x, y, _) in foreground.enumerate_pixels().filter(|(_, _, value)| value.0[0] > 0) {
@@ -150,17 +151,17 @@ fn soft(mask: &GrayImage, size: u32) -> Result<Vec<u8>> {
     square(mask.as_raw(), mask.dimensions(), size, Filter::Bilinear)
 }
 
-/// Takes the channels apart and resizes each to a square; a grey picture is resized once and repeated.
-fn planes(picture: &DynamicImage, size: u32, filter: Filter) -> Result<Vec<u8>> {
-    let sides = (picture.width(), picture.height());
-    if let Some(grey) = picture.as_luma8() {
+/// Takes the channels apart and resizes each to a square; a grey image is resized once and repeated.
+fn planes(image: &DynamicImage, size: u32, filter: Filter) -> Result<Vec<u8>> {
+    let sides = (image.width(), image.height());
+    if let Some(grey) = image.as_luma8() {
         return Ok(square(grey.as_raw(), sides, size, filter)?.repeat(3));
     }
     let converted;
-    let rgb = if let Some(rgb) = picture.as_rgb8() {
+    let rgb = if let Some(rgb) = image.as_rgb8() {
         rgb
     } else {
-        converted = picture.to_rgb8();
+        converted = image.to_rgb8();
         &converted
     };
     let mut planes = Vec::with_capacity(3 * size as usize * size as usize);
@@ -186,10 +187,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_square_is_padded_at_the_chosen_offset() {
-        let picture = DynamicImage::ImageRgb8(RgbImage::from_pixel(6, 3, Rgb([1, 2, 3])));
+    fn clip_input_is_padded_at_the_configured_offset() {
+        let image = DynamicImage::ImageRgb8(RgbImage::from_pixel(6, 3, Rgb([1, 2, 3])));
         let rows = |offset| {
-            let bytes = clip_pixels(&picture, 6, offset).expect("sized");
+            let bytes = clip_pixels(&image, 6, offset).expect("sized");
             (0..6).map(|row| bytes[row * 6]).collect::<Vec<_>>()
         };
         assert_eq!(rows(PadOffset::Centre), [122, 1, 1, 1, 122, 122]);
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn binary_masks_accept_every_way_of_writing_foreground() {
+    fn binary_masks_accept_all_foreground_encodings() {
         for (off, on) in [(0_u8, 1_u8), (0, 255), (0, 200), (0, 3)] {
             let mask = GrayImage::from_fn(8, 8, |x, _| Luma([if x < 4 { on } else { off }]));
             let target = mask_pixels(&mask, 16, MaskMode::Binary).expect("sized");
@@ -219,7 +220,7 @@ mod tests {
         let dot = GrayImage::from_fn(64, 64, |x, y| Luma([if (x, y) == (20, 40) { 255 } else { 0 }]));
         let target = mask_pixels(&dot, 8, MaskMode::Binary).expect("sized");
         assert_eq!(target.iter().position(|&v| v == 255), Some(5 * 8 + 2));
-        assert_eq!(target.iter().rposition(|&v| v == 255), Some(5 * 8 + 2), "and nowhere else");
+        assert_eq!(target.iter().rposition(|&v| v == 255), Some(5 * 8 + 2), "only one pixel is set");
         // So small that antialiasing rounds it to zero everywhere.
         let speck = GrayImage::from_fn(512, 512, |x, y| Luma([u8::from((x, y) == (511, 0))]));
         assert_eq!(mask_pixels(&speck, 4, MaskMode::Binary).expect("sized").iter().position(|&v| v == 255), Some(3));
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn soft_masks_read_zero_one_as_black_and_white() {
+    fn soft_masks_of_zero_and_one_equal_those_of_zero_and_255() {
         let of = |on: u8| GrayImage::from_fn(4, 4, |x, _| Luma([if x < 2 { on } else { 0 }]));
         let target = |on| mask_pixels(&of(on), 2, MaskMode::Soft).expect("sized");
         assert_eq!(target(1), target(255));
@@ -236,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_resize_is_an_error() {
+    fn resizing_an_empty_image_is_an_error() {
         let error = mask_pixels(&GrayImage::new(0, 3), 8, MaskMode::Soft).expect_err("no pixels");
         assert_eq!(error.to_string(), "cannot resize 0x3 pixels to 8x8");
     }

@@ -1,8 +1,8 @@
-//! Row lists -> batches, made ahead by worker threads and handed out in order.
+//! Data loader: worker threads prefetch batches and return them in order.
 //!
-//! A feeder thread gives each row list to a rayon pool and queues the place where its result will appear; the queue is
-//! bounded, so at most `prefetch` batches are in work or waiting. What is handed out depends on the lists, the seed and
-//! the epoch, never on the number of workers.
+//! A feeder thread submits each row list to a rayon pool and queues the channel of its result. The queue is bounded, so
+//! at most `prefetch` batches are in work or waiting. Batches depend on the lists, the seed and the epoch, not on the
+//! number of workers.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,18 +16,18 @@ use rayon::prelude::*;
 use super::batch::{Batch, Collated};
 use super::classical::{self, Augment};
 use super::features::{self, FeatureShape, Features, Seen};
+use super::flip_rotate::{self, Transform};
 use super::image::PixelConfig;
-use super::jitter::{self, Transform};
 use super::manifest::{Manifest, Row};
 use super::sample::{Pixels, Sample, at_row, decoded, mask_of};
 use crate::error::{Error, Result};
 
-/// Makes token ids of a row's question and answer.
+/// Tokenizes a row's question and answer.
 pub trait TextEncoder: Send + Sync {
     /// The ids, and the index of the answer's first id.
     ///
     /// # Errors
-    /// Whatever the tokenizer says; the loader adds the row.
+    /// Errors of the tokenizer; the loader adds the row.
     fn encode(&self, row: &Row) -> Result<(Vec<i64>, usize)>;
 }
 
@@ -37,7 +37,7 @@ impl<F: Fn(&Row) -> Result<(Vec<i64>, usize)> + Send + Sync> TextEncoder for F {
     }
 }
 
-/// Everything that turns a row index into a sample; shared by the loaders of all epochs.
+/// Dataset: converts row indices to samples. Loaders of all epochs share it.
 pub struct Source {
     manifest: Arc<Manifest>,
     encoder: Arc<dyn TextEncoder>,
@@ -49,53 +49,52 @@ pub struct Source {
     /// For each row the first row with the same image and mask.
     pairs: Vec<usize>,
     /// For each row the first row with the same image.
-    pictures: Vec<usize>,
+    images: Vec<usize>,
 }
 
-/// Sizes of a row's text in ids.
+/// Length of a row's text in ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TextLength {
-    /// Question, template and answer, the image's id counted once.
+    /// Ids of question, template and answer; the image token counts once.
     pub tokens: usize,
-    /// Of these, the answer's.
+    /// Ids of the answer.
     pub answer_tokens: usize,
 }
 
 impl Source {
-    /// A source without jitter and without cache.
+    /// A source without augmentation and without cache.
     pub fn new(manifest: Arc<Manifest>, encoder: Arc<dyn TextEncoder>, config: PixelConfig) -> Self {
-        let (mut first_pair, mut first_picture) = (HashMap::new(), HashMap::new());
+        let (mut first_pair, mut first_image) = (HashMap::new(), HashMap::new());
         let rows = || manifest.rows.iter().enumerate();
         let pairs =
             rows().map(|(index, row)| *first_pair.entry((&row.image_path, &row.mask_path)).or_insert(index)).collect();
-        let pictures = rows().map(|(index, row)| *first_picture.entry(&row.image_path).or_insert(index)).collect();
-        Self { manifest, encoder, config, augment: Augment::None, seed: 0, cache: None, vision: None, pairs, pictures }
+        let images = rows().map(|(index, row)| *first_image.entry(&row.image_path).or_insert(index)).collect();
+        Self { manifest, encoder, config, augment: Augment::None, seed: 0, cache: None, vision: None, pairs, images }
     }
 
-    /// Changes samples anew every epoch; what is drawn depends on `seed`, epoch and row (or
-    /// picture).
+    /// Adds augmentation, new in every epoch. Its random numbers depend on `seed`, epoch and row (or image).
     #[must_use]
     pub fn with_augment(mut self, augment: Augment, seed: u64) -> Self {
         (self.augment, self.seed) = (augment, seed);
         self
     }
 
-    /// Keeps preprocessed pixels in memory until `limit` bytes are used; what came first stays. Classical augmentation
-    /// makes other pixels every time: they are never kept.
+    /// Caches preprocessed pixels in memory, up to `limit` bytes; a full cache keeps its entries. Classical
+    /// augmentation never repeats pixels, so it excludes the cache.
     #[must_use]
     pub fn with_cache(mut self, limit: usize) -> Self {
         self.cache = Some(Cache { limit, held: Mutex::default() });
         self
     }
 
-    /// Looks up what the vision tower has said about pictures: samples come without CLIP's pixels where it is known.
+    /// Adds a vision feature cache. Samples of images with cached features have no CLIP pixels.
     #[must_use]
     pub fn with_features(mut self, features: Arc<Features>) -> Self {
         self.vision = Some(Vision { features, keys: Mutex::default() });
         self
     }
 
-    /// Size of a picture's features, where they are kept.
+    /// Shape of cached features, if there is a cache.
     pub fn feature_shape(&self) -> Option<FeatureShape> {
         self.vision.as_ref().map(|vision| vision.features.shape())
     }
@@ -105,12 +104,12 @@ impl Source {
         &self.manifest
     }
 
-    /// Sizes and choices of the preprocessing.
+    /// Settings of the preprocessing.
     pub fn config(&self) -> PixelConfig {
         self.config
     }
 
-    /// Number of ids of each given row, for [`super::order`]; without jitter.
+    /// Text length of each given row, for the sampler; without augmentation.
     ///
     /// # Errors
     /// [`Error::Data`] naming the row whose text cannot be encoded.
@@ -124,12 +123,12 @@ impl Source {
             .collect()
     }
 
-    /// `rows` by picture, at most `most` in a group: groups in the order of their first rows, rows in their order.
-    pub fn by_picture(&self, rows: &[usize], most: usize) -> Vec<Vec<usize>> {
+    /// Groups `rows` by image, at most `most` in a group. Groups are in the order of their first rows.
+    pub fn by_image(&self, rows: &[usize], most: usize) -> Vec<Vec<usize>> {
         let mut groups: Vec<Vec<usize>> = Vec::new();
         let mut open = HashMap::new();
         for &row in rows {
-            let group = open.entry(self.pictures[row]).or_insert(usize::MAX);
+            let group = open.entry(self.images[row]).or_insert(usize::MAX);
             if let Some(rows) = groups.get_mut(*group).filter(|group| group.len() < most) {
                 rows.push(row);
             } else {
@@ -149,28 +148,28 @@ impl Source {
         samples.pop().ok_or_else(|| Error::Shape { reason: "a row without a sample".into() })
     }
 
-    /// Rows of one picture as samples that show it the same way.
+    /// Rows of one image as samples with the same augmentation.
     ///
     /// # Errors
     /// As [`Self::sample`].
     pub fn group(&self, indices: &[usize], epoch: u64) -> Result<Vec<Sample>> {
-        let key = indices.first().and_then(|&index| self.pictures.get(index)).copied().unwrap_or(0);
+        let key = indices.first().and_then(|&index| self.images.get(index)).copied().unwrap_or(0);
         self.samples(indices, key as u64, epoch)
     }
 
-    /// `key` is what augmentation draws by.
+    /// `key` selects the random numbers of augmentation.
     fn samples(&self, indices: &[usize], key: u64, epoch: u64) -> Result<Vec<Sample>> {
         let row = |&index: &usize| {
             self.manifest.rows.get(index).ok_or_else(|| Error::Shape {
-                reason: format!("row {index} was asked for, the data set has {}", self.manifest.rows.len()),
+                reason: format!("row {index} was requested, the data set has {}", self.manifest.rows.len()),
             })
         };
         let rows = indices.iter().map(row).collect::<Result<Vec<&Row>>>()?;
         if self.augment == Augment::Classical {
             return self.classical(indices, &rows, key, epoch);
         }
-        let is_turned = self.augment == Augment::Turn;
-        let turned = is_turned.then(|| jitter::apply(&rows, self.seed, epoch, key)).flatten();
+        let is_turned = self.augment == Augment::FlipRotate;
+        let turned = is_turned.then(|| flip_rotate::apply(&rows, self.seed, epoch, key)).flatten();
         let (rows, transform) =
             turned.as_ref().map_or((rows, Transform::IDENTITY), |(rows, turn)| (rows.iter().collect(), *turn));
         let mut samples = Vec::with_capacity(indices.len());
@@ -181,22 +180,22 @@ impl Source {
         Ok(samples)
     }
 
-    /// The texts depend on the masks here, so files come first.
+    /// Loads the files first, because the texts depend on the masks.
     fn classical(&self, indices: &[usize], rows: &[&Row], key: u64, epoch: u64) -> Result<Vec<Sample>> {
         let Some((first, others)) = rows.split_first() else { return Ok(Vec::new()) };
-        let (picture, mask) = decoded(first).map_err(|error| at_row(first, &error))?;
+        let (image, mask) = decoded(first).map_err(|error| at_row(first, &error))?;
         let mut masks = vec![mask];
         for row in others {
-            masks.push(mask_of(row, &picture).map_err(|error| at_row(row, &error))?);
+            masks.push(mask_of(row, &image).map_err(|error| at_row(row, &error))?);
         }
-        let (picture, changed) = classical::apply(picture, rows, masks, [self.seed, epoch, key]);
+        let (image, changed) = classical::apply(image, rows, masks, [self.seed, epoch, key]);
         let mut samples = Vec::with_capacity(indices.len());
         for ((row, mask), &index) in changed.iter().zip(indices) {
             let make = || {
                 let (ids, answer_start) = self.encoder.encode(row)?;
                 let pixels = match self.known_pixels(&samples, index) {
                     Some(pixels) => pixels,
-                    None => Arc::new(Pixels::of(&picture, mask, &self.config)?),
+                    None => Arc::new(Pixels::of(&image, mask, &self.config)?),
                 };
                 let seen = self.vision.as_ref().map(|vision| vision.of(features::key_of(&pixels.clip)));
                 Ok(Sample { row: index, label: self.label(row)?, ids, answer_start, pixels, seen })
@@ -235,7 +234,7 @@ impl Source {
         Ok(Sample { row: index, label, ids, answer_start, pixels, seen })
     }
 
-    /// From the cache or the files; without CLIP's where that saves work.
+    /// Pixels from the cache or the files. CLIP pixels are left out if they are not needed.
     fn pixels(&self, row: &Row, key: Key, without_clip: bool) -> Result<Arc<Pixels>> {
         let cached = self.cache.as_ref().and_then(|cache| cache.get(key));
         if let Some(pixels) = cached.filter(|pixels| without_clip || !pixels.clip.is_empty()) {
@@ -250,27 +249,27 @@ impl Source {
     }
 }
 
-/// Kept vision features, and the keys of pictures that were loaded before.
+/// Vision feature cache, and the keys of images that were loaded before.
 struct Vision {
     features: Arc<Features>,
     keys: Mutex<HashMap<Key, features::Key>>,
 }
 
 impl Vision {
-    fn of(&self, picture: features::Key) -> Seen {
-        self.features.get(&picture).map_or(Seen::New(picture), Seen::Features)
+    fn of(&self, image: features::Key) -> Seen {
+        self.features.get(&image).map_or(Seen::New(image), Seen::Features)
     }
 
-    /// The features of a picture that was loaded before; `None` when its pixels are needed.
+    /// The features of an image that was loaded before; `None` when its pixels are needed.
     fn known(&self, key: Key) -> Option<Seen> {
-        let picture = *self.keys.lock().unwrap_or_else(PoisonError::into_inner).get(&key)?;
-        self.features.get(&picture).map(Seen::Features)
+        let image = *self.keys.lock().unwrap_or_else(PoisonError::into_inner).get(&key)?;
+        self.features.get(&image).map(Seen::Features)
     }
 
     fn remember(&self, key: Key, clip: &[u8]) -> Seen {
-        let picture = features::key_of(clip);
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner).insert(key, picture);
-        self.of(picture)
+        let image = features::key_of(clip);
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner).insert(key, image);
+        self.of(image)
     }
 }
 
@@ -286,7 +285,7 @@ impl Cache {
         self.held.lock().unwrap_or_else(PoisonError::into_inner).1.get(&key).cloned()
     }
 
-    /// Nothing is ever thrown out: epochs visit every row once, so replacing the oldest would replace all.
+    /// A full cache keeps its entries. Epochs visit every row once, so replacing the oldest would replace all.
     fn put(&self, key: Key, pixels: &Arc<Pixels>) {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         let used = held.0 + pixels.bytes();
@@ -296,29 +295,32 @@ impl Cache {
     }
 }
 
-/// How a [`Loader`] works; the numbers change speed and memory, never the batches.
+/// Groups of one row each.
+pub fn single_rows(batches: Vec<Vec<usize>>) -> Vec<Vec<Vec<usize>>> {
+    batches.into_iter().map(|rows| rows.into_iter().map(|row| vec![row]).collect()).collect()
+}
+
+/// Settings of a [`Loader`]. They affect speed and memory, not the batches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoaderOptions {
     /// Worker threads, at least 1.
     pub workers: usize,
     /// Batches in work or waiting, at least 1; each holds about `3 C^2 + 4 S^2` bytes a sample.
     pub prefetch: usize,
-    /// Epoch, for the jitter.
+    /// Epoch, for augmentation.
     pub epoch: u64,
-    /// Batches at the start of the list that are left out without being read (resume).
-    pub skip: usize,
-    /// Most rows of one picture that become one group of a batch; 1 = every row has its picture for itself.
-    pub questions: usize,
+    /// Draw augmentations by image, as groups of several rows need it; otherwise by row.
+    pub by_image: bool,
 }
 
 type Slot = Receiver<Result<Collated>>;
 
-/// Hands out the batches of a list in order; ends after the first error.
+/// Iterator over the batches of a list, in order. Ends after the first error.
 pub struct Loader {
     queue: Option<Receiver<Slot>>,
-    /// The place of the next batch, when it was taken from the queue before the batch was there.
+    /// Channel of the next batch, if it was taken from the queue before the batch was ready.
     slot: Option<Slot>,
-    /// Batches that were taken before they were asked for.
+    /// Batches received before [`Iterator::next`] asked for them.
     arrived: VecDeque<Result<Collated>>,
     feeder: Option<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
@@ -327,11 +329,11 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// Starts the workers on `batches` (row indices of each batch).
+    /// Starts the workers on `batches`: groups of row indices, where the rows of a group share an image.
     ///
     /// # Errors
-    /// [`Error::Config`] when the threads cannot be started.
-    pub fn start(source: Arc<Source>, batches: Vec<Vec<usize>>, options: LoaderOptions) -> Result<Self> {
+    /// [`Error::Config`] if the threads cannot be started.
+    pub fn start(source: Arc<Source>, batches: Vec<Vec<Vec<usize>>>, options: LoaderOptions) -> Result<Self> {
         let refused = |reason: String| Error::config("data.workers", reason, "lower `data.workers`");
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(options.workers.max(1))
@@ -340,13 +342,13 @@ impl Loader {
             .panic_handler(|_| {})
             .build()
             .map_err(|error| refused(error.to_string()))?;
-        let left = batches.len().saturating_sub(options.skip);
+        let left = batches.len();
         let (sender, queue) = sync_channel(options.prefetch.max(1) - 1);
         let stop = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&stop);
         let feeder = std::thread::Builder::new()
             .name("data-feeder".into())
-            .spawn(move || feed(&pool, &source, batches.into_iter().skip(options.skip), options, &sender, &flag))
+            .spawn(move || feed(&pool, &source, batches, options, &sender, &flag))
             .map_err(|error| refused(error.to_string()))?;
         let (feeder, waited) = (Some(feeder), Duration::ZERO);
         Ok(Self { queue: Some(queue), slot: None, arrived: VecDeque::new(), feeder, stop, waited, left })
@@ -357,7 +359,7 @@ impl Loader {
         self.waited
     }
 
-    /// Whether the next `count` batches (or all that are left) are there, so that nobody would wait for them.
+    /// True if the next `count` batches (or all that are left) are ready without waiting.
     pub fn ready(&mut self, count: usize) -> bool {
         while self.arrived.len() < count.min(self.left) {
             if self.slot.is_none() {
@@ -395,25 +397,25 @@ impl Loader {
         (self.queue, self.slot) = (None, None);
         self.arrived.clear();
         if let Some(feeder) = self.feeder.take() {
-            // A panic of the feeder was printed by its thread; there is nothing to add here.
+            // The feeder's thread has printed its panic.
             let _ = feeder.join();
         }
     }
 }
 
 fn stopped() -> Error {
-    Error::Shape { reason: "a data worker stopped without a result; its message stands above".into() }
+    Error::Shape { reason: "a data worker stopped without a result; its message is printed above".into() }
 }
 
 fn feed(
     pool: &rayon::ThreadPool,
     source: &Arc<Source>,
-    batches: impl Iterator<Item = Vec<usize>>,
+    batches: Vec<Vec<Vec<usize>>>,
     options: LoaderOptions,
     queue: &SyncSender<Slot>,
     stop: &Arc<AtomicBool>,
 ) {
-    for rows in batches {
+    for groups in batches {
         if stop.load(Ordering::Relaxed) {
             return;
         }
@@ -421,8 +423,8 @@ fn feed(
         let (source, stop) = (Arc::clone(source), Arc::clone(stop));
         // First in, first out: the batch that is needed next must not wait for later ones.
         pool.spawn_fifo(move || {
-            if let Some(result) = collate(&source, &rows, options, &stop) {
-                // The consumer may be gone; then nobody misses the batch.
+            if let Some(result) = collate(&source, &groups, options, &stop) {
+                // The consumer may have ended; the batch is then not needed.
                 let _ = done.send(result);
             }
         });
@@ -433,14 +435,17 @@ fn feed(
 }
 
 /// `None` when the loader was dropped meanwhile.
-fn collate(source: &Source, rows: &[usize], options: LoaderOptions, stop: &AtomicBool) -> Option<Result<Collated>> {
-    let LoaderOptions { epoch, questions, .. } = options;
+fn collate(
+    source: &Source,
+    groups: &[Vec<usize>],
+    options: LoaderOptions,
+    stop: &AtomicBool,
+) -> Option<Result<Collated>> {
+    let LoaderOptions { epoch, by_image, .. } = options;
     let make = |group: &Vec<usize>| match group.as_slice() {
-        [row] if questions <= 1 => source.sample(*row, epoch).map(|sample| vec![sample]),
+        [row] if !by_image => source.sample(*row, epoch).map(|sample| vec![sample]),
         rows => source.group(rows, epoch),
     };
-    let groups =
-        if questions > 1 { source.by_picture(rows, questions) } else { rows.iter().map(|row| vec![*row]).collect() };
     let samples: Vec<Option<Result<Vec<Sample>>>> =
         groups.par_iter().map(|group| (!stop.load(Ordering::Relaxed)).then(|| make(group))).collect();
     let samples: Option<Result<Vec<Vec<Sample>>>> = samples.into_iter().collect();

@@ -1,11 +1,11 @@
-//! The rows of a data root in PRS-Med's layout, checked as far as that is possible without decoding a picture.
+//! Manifest: the rows of a data root in PRS-Med's layout, checked without decoding images.
 //!
 //! ```text
-//! ROOT/CLASS/{train,val,test}_{images,masks}/NAME.EXT      ROOT/annotations/*.csv  (or `annotation/`, or a folder given)
+//! ROOT/CLASS/{train,val,test}_{images,masks}/NAME.EXT    ROOT/annotations/*.csv (or `annotation/`, or another folder)
 //! ```
 //!
-//! Deviations from the original loader: `val` rows are kept, the class is the first folder of the path and not a
-//! substring of it, and a row with an empty cell is an error (or skipped on request) instead of vanishing silently.
+//! Deviations from the original loader: `val` rows are kept; the class is the first folder of the path and not a
+//! substring of it; a row with an empty cell is an error (or skipped on request) and is never dropped silently.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,30 +13,30 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::annotation;
+use super::{annotation, held_out};
 use crate::error::{Error, Result};
 
-/// The classes of the published six-class checkpoints in the order of their class head; see [`Manifest::with_modalities`].
+/// Classes of the published six-class checkpoints, in the order of their class head. See [`Manifest::with_modalities`].
 pub const REFERENCE_CLASSES: [&str; 6] =
     ["brain_tumors_ct_scan", "breast_tumors_ct_scan", "lung_CT", "lung_Xray", "skin_rgbimage", "polyp_endoscopy"];
 
-/// What a row is used for.
+/// Use of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
-    /// Gradient steps.
+    /// Training.
     Train,
-    /// Choice of the best checkpoint.
+    /// Validation: selects the best checkpoint.
     Val,
-    /// Reported results only.
+    /// Final evaluation only.
     Test,
 }
 
 impl Split {
-    /// All splits, in the order they are printed.
+    /// All splits, in printing order.
     pub const ALL: [Self; 3] = [Self::Train, Self::Val, Self::Test];
 
-    /// The word used in CSV files and flags.
+    /// Name in CSV files and flags.
     pub fn name(self) -> &'static str {
         match self {
             Self::Train => "train",
@@ -45,7 +45,7 @@ impl Split {
         }
     }
 
-    /// The split of a word, surrounding spaces and case ignored.
+    /// The split with this name; surrounding spaces and case are ignored.
     pub fn parse(word: &str) -> Option<Self> {
         let word = word.trim();
         Self::ALL.into_iter().find(|split| word.eq_ignore_ascii_case(split.name()))
@@ -61,29 +61,29 @@ impl fmt::Display for Split {
 /// One question and answer about one target in one image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Row {
-    /// The CSV file the row stands in.
+    /// CSV file of the row.
     pub csv: PathBuf,
     /// 1-based line of `csv` where the row starts.
     pub line: u64,
-    /// The class folder: first folder of the mask path.
+    /// Class folder: the first folder of the mask path.
     pub modality: String,
     /// Absolute or root-joined path of the mask.
     pub mask_path: PathBuf,
-    /// The picture that belongs to the mask.
+    /// The image that belongs to the mask.
     pub image_path: PathBuf,
-    /// What is asked, verbatim.
+    /// Question, verbatim.
     pub question: String,
-    /// What is to be answered, verbatim.
+    /// Answer, verbatim.
     pub answer: String,
-    /// The position label (`upper left`, a sentence, ...), where the CSV has that column.
+    /// Position label (`upper left`, a sentence, ...) if the CSV file has that column.
     pub position: Option<String>,
-    /// What the row is used for.
+    /// Use of the row.
     pub split: Split,
-    /// From an extra data root: used for training only, never to choose or report.
+    /// True if the row comes from an extra data root; such rows are used for training only.
     pub synthetic: bool,
 }
 
-/// What is wrong with a row.
+/// Kind of problem of a bad row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Problem {
@@ -91,61 +91,64 @@ pub enum Problem {
     ColumnCount,
     /// A cell is not UTF-8.
     NotUtf8,
-    /// A needed cell holds nothing but spaces.
+    /// A required cell is empty or only spaces.
     EmptyCell,
-    /// The split is none of `train`, `val`, `test`.
+    /// The split is not one of `train`, `val`, `test`.
     UnknownSplit,
     /// The mask path has no class folder, no `*_masks` folder, or leaves the data root.
     BadPath,
-    /// The mask is not there.
+    /// The mask file does not exist.
     MissingMask,
-    /// No picture belongs to the mask.
+    /// No image file belongs to the mask.
     MissingImage,
-    /// The same mask, question and answer stand in an earlier row.
+    /// An earlier row has the same mask, question and answer.
     Duplicate,
-    /// The picture cannot be decoded.
+    /// The image cannot be decoded.
     UndecodableImage,
     /// The mask cannot be decoded.
     UndecodableMask,
-    /// Picture and mask differ in size.
+    /// Image and mask differ in size.
     SizeMismatch,
-    /// No pixel of the mask is set.
+    /// The mask has no foreground.
     EmptyMask,
 }
 
-/// A row that cannot be used, and why.
+/// A bad row.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct BadRow {
     /// The CSV file.
     pub csv: PathBuf,
     /// 1-based line of `csv`.
     pub line: u64,
-    /// The kind of trouble.
+    /// Kind of problem.
     pub problem: Problem,
-    /// The trouble in words, with the file or value at fault.
+    /// Description, with the file or value at fault.
     pub reason: String,
 }
 
-/// How [`Manifest::open_with`] treats rows that cannot be used.
+/// Treatment of bad rows by [`Manifest::open_with`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct OpenOptions {
-    /// Leave bad rows out, as the original does, instead of refusing the data set.
+    /// Skip bad rows, as the original loader does, instead of returning an error.
     pub skip_bad: bool,
 }
 
-/// The usable rows of a data root.
+/// The good rows of a data root.
 #[derive(Debug, Clone)]
 pub struct Manifest {
-    /// The folder that holds the class folders.
+    /// Folder of the class folders.
     pub root: PathBuf,
-    /// The rows, in the order of the CSV files' names and lines.
+    /// The rows, ordered by CSV file name and line.
     pub rows: Vec<Row>,
     /// The classes; the index is the class label. Sorted by name unless [`Manifest::with_modalities`] set them.
     pub modalities: Vec<String>,
+    /// Synthetic rows that were left out because their sources are `val` or `test` images.
+    pub num_leaking: usize,
 }
 
 impl Manifest {
-    /// Reads all rows; `annotations` is a folder of CSV files or one CSV file, by default `annotations/` or `annotation/` in `root`.
+    /// Reads all rows. `annotations` is a folder of CSV files or one CSV file; the default is `annotations/` or
+    /// `annotation/` in `root`.
     ///
     /// # Errors
     /// [`Error::Data`] for a missing folder or column, and for the first bad row, with the number of bad rows;
@@ -154,10 +157,10 @@ impl Manifest {
         Self::open_with(root, annotations, OpenOptions::default())
     }
 
-    /// [`Manifest::open`] with a choice about bad rows.
+    /// As [`Manifest::open`], with options for bad rows.
     ///
     /// # Errors
-    /// As [`Manifest::open`]; with `skip_bad` bad rows are errors only when no good one is left.
+    /// As [`Manifest::open`]. With `skip_bad`, bad rows are an error only if there is no good row.
     pub fn open_with(root: &Path, annotations: Option<&Path>, options: OpenOptions) -> Result<Self> {
         let (manifest, bad) = Self::read(root, annotations)?;
         let Some(first) = bad.first() else { return Ok(manifest) };
@@ -172,30 +175,30 @@ impl Manifest {
             &first.csv,
             first.line,
             format!("{} ({count})", first.reason),
-            format!("list all of them with `prsmed data check {}`, then mend or remove the rows", root.display()),
+            format!("list all of them with `prsmed data check {}`, then repair or remove the rows", root.display()),
         ))
     }
 
-    /// The good rows and the bad ones, before any picture is decoded.
+    /// Reads the good and the bad rows without decoding images.
     ///
     /// # Errors
-    /// [`Error::Data`] for a missing folder or column or when there is no row at all; [`Error::Io`].
+    /// [`Error::Data`] for a missing folder or column, or when there is no row; [`Error::Io`].
     pub fn read(root: &Path, annotations: Option<&Path>) -> Result<(Self, Vec<BadRow>)> {
         let files = annotation::files(root, annotations)?;
         let (rows, bad) = annotation::read(root, &files)?;
         if rows.is_empty() && bad.is_empty() {
             return Err(Error::data(
                 files.first().map_or(root, PathBuf::as_path),
-                "there is no row below the header",
+                "there are no rows below the header",
                 "add one line for each question: `CLASS/train_masks/NAME.png,question,answer,train`",
             ));
         }
         let classes: BTreeSet<&str> = rows.iter().map(|row| row.modality.as_str()).collect();
         let modalities = classes.into_iter().map(str::to_owned).collect();
-        Ok((Self { root: root.to_path_buf(), rows, modalities }, bad))
+        Ok((Self { root: root.to_path_buf(), rows, modalities, num_leaking: 0 }, bad))
     }
 
-    /// The same rows with the class labels of a trained run (or [`REFERENCE_CLASSES`]).
+    /// Replaces the class labels by those of a trained run (or [`REFERENCE_CLASSES`]).
     ///
     /// # Errors
     /// [`Error::Data`] when a row's class is not among `modalities`.
@@ -222,26 +225,29 @@ impl Manifest {
         (0..self.rows.len()).filter(|&index| self.rows[index].split == split && !self.rows[index].synthetic).collect()
     }
 
-    /// Indices of the rows from extra data roots, ascending; none of them is in [`Manifest::rows_of`].
+    /// Indices of the rows from extra data roots, ascending. They are not part of [`Manifest::rows_of`].
     pub fn synthetic_rows(&self) -> Vec<usize> {
         (0..self.rows.len()).filter(|&index| self.rows[index].synthetic).collect()
     }
 
-    /// The rows of `extra` behind these, marked as synthetic. Classes and indices of the rows here stay as they are.
+    /// Appends the rows of `extra`, marked as synthetic. Classes and indices of the existing rows do not change. Pairs
+    /// made from a `val` or `test` image of these rows are left out.
     ///
     /// # Errors
-    /// [`Error::Data`] for the first row of `extra` that is no `train` row or whose class is unknown here.
+    /// [`Error::Data`] for the first row of `extra` that is not a `train` row or has an unknown class, and for a
+    /// damaged journal of pairs; [`Error::Io`].
     pub fn with_extra(mut self, extra: Self) -> Result<Self> {
         if let Some(row) = extra.rows.iter().find(|row| row.split != Split::Train) {
             return Err(Error::data_line(
                 &row.csv,
                 row.line,
-                format!("split `{}` in an extra data root, which may hold `train` rows only", row.split),
-                "give the root that holds real `val` and `test` rows as `--data-root`, or remove these rows",
+                format!("split `{}` in an extra data root, which may contain `train` rows only", row.split),
+                "give the root with real `val` and `test` rows as `--data-root`, or remove these rows",
             ));
         }
         let extra = extra.with_modalities(self.modalities.clone())?;
         self.rows.extend(extra.rows.into_iter().map(|row| Row { synthetic: true, ..row }));
+        held_out::drop_leaking_pairs(&mut self)?;
         Ok(self)
     }
 }
@@ -278,7 +284,8 @@ mod tests {
         root.pair("ct", "train", "a");
         root.csv(
             "a.csv",
-            "\u{feff}image_path,question,answer,position,split\r\nct/train_masks/a.png,\"q\r\nq\",a,left,train\r\nct/train_masks/a.png,q2,a,left,test\r\n",
+            "\u{feff}image_path,question,answer,position,split\r\n\
+             ct/train_masks/a.png,\"q\r\nq\",a,left,train\r\nct/train_masks/a.png,q2,a,left,test\r\n",
         );
         let manifest = Manifest::open(root.path(), None).expect("good");
         assert_eq!(manifest.rows.iter().map(|row| row.line).collect::<Vec<_>>(), [2, 4]);
@@ -308,7 +315,8 @@ mod tests {
         root.pair("ct", "train", "a");
         root.csv(
             "a.csv",
-            "image_path,question,answer,split\nct/train_masks/a.png,q, ,train\nct/train_masks/a.png,q,a,training\nct/train_masks/a.png,q,a,train\n",
+            "image_path,question,answer,split\nct/train_masks/a.png,q, ,train\n\
+             ct/train_masks/a.png,q,a,training\nct/train_masks/a.png,q,a,train\n",
         );
         let text = reason(&root);
         assert!(text.ends_with("a.csv:2: column `answer` is empty (the first of 2 bad rows)"), "{text}");
@@ -318,9 +326,9 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_bad_row_says_what_is_wrong() {
+    fn every_kind_of_bad_row_has_its_reason() {
         let cases = [
-            ("ct/train_masks/a.png,q,a,training", Problem::UnknownSplit, "split `training` is none of"),
+            ("ct/train_masks/a.png,q,a,training", Problem::UnknownSplit, "split `training` is not one of"),
             ("ct/train_masks/none.png,q,a,train", Problem::MissingMask, "mask `ct/train_masks/none.png` is missing"),
             (
                 "ct/train_masks/lonely.png,q,a,train",
@@ -330,7 +338,7 @@ mod tests {
             ("../ct/train_masks/a.png,q,a,train", Problem::BadPath, "leaves the data root"),
             ("train_masks/a.png,q,a,train", Problem::BadPath, "has no class folder"),
             ("ct/other/a.png,q,a,train", Problem::BadPath, "has no `*_masks` folder"),
-            ("ct/train_masks/a.png,q,a", Problem::ColumnCount, "3 cells where the header has 4"),
+            ("ct/train_masks/a.png,q,a", Problem::ColumnCount, "3 cells, but the header has 4"),
             ("ct/train_masks/a.png,q0,a,test", Problem::Duplicate, "repeats the row in line 2 of `a.csv`"),
         ];
         let root = Root::new();
@@ -346,15 +354,15 @@ mod tests {
     }
 
     #[test]
-    fn missing_folders_say_where_was_looked() {
+    fn errors_name_missing_folders_and_empty_files() {
         let root = Root::new();
         let error = Manifest::open(root.path(), None).expect_err("no annotations");
-        assert!(error.to_string().contains("has neither `annotations` nor `annotation`"), "{error}");
+        assert!(error.to_string().contains("contains neither `annotations` nor `annotation`"), "{error}");
         let error = Manifest::open(Path::new("/nowhere"), None).expect_err("no root");
         assert_eq!(error.to_string(), "/nowhere: the data root is not a folder");
         root.csv("a.csv", "image_path,question,answer,split\n");
         let error = Manifest::open(root.path(), None).expect_err("no rows");
-        assert!(error.to_string().contains("there is no row below the header"), "{error}");
+        assert!(error.to_string().contains("there are no rows below the header"), "{error}");
     }
 
     #[test]
@@ -368,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_classes_of_a_run_are_refused() {
+    fn classes_that_a_run_does_not_know_are_rejected() {
         let root = Root::new();
         root.pair("ct", "train", "a");
         root.csv("a.csv", "image_path,question,answer,split\nct/train_masks/a.png,q,a,train\n");
@@ -380,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn extra_rows_are_marked_and_belong_to_no_split() {
+    fn extra_rows_are_synthetic_and_in_no_split() {
         let (real, made) = (Root::new(), Root::new());
         for root in [&real, &made] {
             root.pair("ct", "train", "a");
@@ -401,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn the_recorded_data_set_needs_skip_bad() {
+    fn the_reference_data_set_needs_skip_bad() {
         let Some(folder) = shared("reference/oracle/preprocess/dataset") else { return };
         let (data, csvs) = (folder.join("data"), folder.join("annotation"));
         let error = Manifest::open(&data, Some(&csvs)).expect_err("an empty cell");

@@ -1,11 +1,12 @@
-//! Files -> samples -> batches.
+//! Data: files -> samples -> batches.
 //!
 //! ```text
-//! manifest (CSV rows) -> split -> order (row lists) -> loader: decode -> jitter or classical -> image -> sample -> batch
-//!      \-> check (every bad row)     mix (real and synthetic rows)                     \-> restate (the text of a moved mask)
+//! manifest (CSV rows) -> split -> samplers (row lists) -> loader: decode -> augmentation -> sample -> batch
+//!      \-> check (every bad row)                                  flip_rotate, classical, relabel (texts)
 //! ```
 //!
-//! This level knows files, pixels and text; it knows no model. Text becomes ids through [`loader::TextEncoder`].
+//! This level handles files, pixels and text and does not depend on any model. [`loader::TextEncoder`] converts text
+//! to token ids.
 
 pub mod annotation;
 pub mod batch;
@@ -13,20 +14,20 @@ pub mod check;
 pub mod classical;
 pub mod decode;
 pub mod features;
+pub mod flip_rotate;
+pub mod held_out;
 pub mod image;
-pub mod jitter;
+pub mod length_sampler;
 pub mod loader;
 pub mod manifest;
-pub mod mix;
-pub mod order;
+pub mod mixing_sampler;
 pub mod phantom;
-pub mod picture;
-pub mod plot;
 pub mod position;
 pub mod prepare;
+pub mod relabel;
 pub mod resample;
-pub mod restate;
 pub mod sample;
+pub mod sheet;
 pub mod split;
 pub mod templates;
 pub mod text;

@@ -1,12 +1,12 @@
-//! Where a mask lies in its image.
+//! Position of a mask in its image.
 //!
-//! Pure functions; sides are those of the image, not of the patient. Two divisions exist: the quadrants with a centre
-//! of PRS-Med's data pipeline and a 3x3 grid; both are cells of one [`Position`].
-//! Deviation: components are numbered by their first pixel in reading order, where OpenCV scans 2x2 blocks.
+//! Left and right refer to the image, not to the patient. Two divisions exist: the quadrants with a centre of
+//! PRS-Med's data pipeline, and a 3x3 grid. Both are cells of one [`Position`]. Deviation: components are numbered by
+//! their first pixel in reading order, while OpenCV scans 2x2 blocks.
 
 use image::GrayImage;
 
-pub use crate::place::{Column, Position, Row, Zones};
+pub use crate::location::{GridColumn, GridRow, Position, Zones};
 
 /// Bounding box in pixels, both ends included.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,18 +21,18 @@ pub struct PixelBox {
     pub bottom: u32,
 }
 
-/// A set of foreground pixels, summed up: a whole mask or one connected component.
+/// Summary of a set of foreground pixels: a whole mask or one connected component.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Region {
     /// Number of pixels, at least 1.
     pub area_px: u64,
     /// Mean of the pixel indices along x and y.
     pub centroid_px: (f64, f64),
-    /// Smallest box that holds all pixels.
+    /// Bounding box.
     pub bounds: PixelBox,
 }
 
-/// Sums from which a [`Region`] is made.
+/// Running sums for a [`Region`].
 struct Sums {
     area: u64,
     x: u64,
@@ -55,14 +55,13 @@ impl Sums {
         self.bounds.bottom = self.bounds.bottom.max(y);
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "sums of pixel indices stay far below 2^53")]
     fn region(&self) -> Region {
         let area = self.area as f64;
         Region { area_px: self.area, centroid_px: (self.x as f64 / area, self.y as f64 / area), bounds: self.bounds }
     }
 }
 
-/// All foreground (value above 0) of `mask`; `None` when it is empty.
+/// The whole foreground (values above 0) of `mask`; `None` when it is empty.
 pub fn whole(mask: &GrayImage) -> Option<Region> {
     let mut sums: Option<Sums> = None;
     for (x, y, pixel) in mask.enumerate_pixels() {
@@ -73,7 +72,7 @@ pub fn whole(mask: &GrayImage) -> Option<Region> {
     sums.map(|sums| sums.region())
 }
 
-/// The 8-connected components of the foreground, in reading order of their first pixel.
+/// The 8-connected components of the foreground, ordered by their first pixel in reading order.
 pub fn components(mask: &GrayImage) -> Vec<Region> {
     let (width, height) = mask.dimensions();
     let mut todo: Vec<bool> = mask.as_raw().iter().map(|&value| value > 0).collect();
@@ -101,54 +100,56 @@ pub fn components(mask: &GrayImage) -> Vec<Region> {
     regions
 }
 
-/// The grid cell of a region's centroid in an image of `size_px` (width, height).
+/// The grid cell of a region's centroid, for an image of `size_px` (width, height).
 pub fn grid(region: &Region, size_px: (u32, u32)) -> Position {
-    // A pixel's middle lies half a pixel after its index.
+    // The centre of a pixel is half a pixel after its index.
     let third = |centre: f64, length: u32| (centre + 0.5) / f64::from(length) * 3.0;
     let (x, y) = (third(region.centroid_px.0, size_px.0), third(region.centroid_px.1, size_px.1));
     let row = if y < 1.0 {
-        Row::Upper
+        GridRow::Upper
     } else if y < 2.0 {
-        Row::Center
+        GridRow::Center
     } else {
-        Row::Lower
+        GridRow::Lower
     };
     let column = if x < 1.0 {
-        Column::Left
+        GridColumn::Left
     } else if x < 2.0 {
-        Column::Center
+        GridColumn::Center
     } else {
-        Column::Right
+        GridColumn::Right
     };
     Position { row, column }
 }
 
-/// A quadrant and whether the region is close to the middle of the image.
+/// A quadrant, and whether the region is close to the centre of the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Quadrant {
-    /// A corner cell or the middle one.
+    /// A corner cell or the middle cell.
     pub position: Position,
-    /// The box centre is nearer to the image centre than 0.2 of the width, or the box contains the image centre.
+    /// Whether the box centre is closer to the image centre than 0.2 of the width, or the box contains the image
+    /// centre.
     pub near: bool,
 }
 
-fn holds_middle(bounds: &PixelBox, size_px: (u32, u32)) -> bool {
+fn contains_centre(bounds: &PixelBox, size_px: (u32, u32)) -> bool {
     let (x, y) = (size_px.0 / 2, size_px.1 / 2);
     (bounds.left..=bounds.right).contains(&x) && (bounds.top..=bounds.bottom).contains(&y)
 }
 
 fn corner(left: bool, upper: bool) -> Position {
     Position {
-        row: if upper { Row::Upper } else { Row::Lower },
-        column: if left { Column::Left } else { Column::Right },
+        row: if upper { GridRow::Upper } else { GridRow::Lower },
+        column: if left { GridColumn::Left } else { GridColumn::Right },
     }
 }
 
-/// PRS-Med's rule for a bounding box: `center` when it contains the image centre, else the quadrant of the box centre.
+/// PRS-Med's rule for a bounding box: `center` when it contains the image centre, otherwise the quadrant of the box
+/// centre.
 pub fn quadrant(region: &Region, size_px: (u32, u32)) -> Quadrant {
     let bounds = &region.bounds;
-    if holds_middle(bounds, size_px) {
-        return Quadrant { position: Position { row: Row::Center, column: Column::Center }, near: true };
+    if contains_centre(bounds, size_px) {
+        return Quadrant { position: Position { row: GridRow::Center, column: GridColumn::Center }, near: true };
     }
     let (x, y) = (u32::midpoint(bounds.left, bounds.right), u32::midpoint(bounds.top, bounds.bottom));
     let (middle_x, middle_y) = (size_px.0 / 2, size_px.1 / 2);
@@ -156,37 +157,31 @@ pub fn quadrant(region: &Region, size_px: (u32, u32)) -> Quadrant {
     Quadrant { position: corner(x < middle_x, y < middle_y), near: distance < 0.2 * f64::from(size_px.0) }
 }
 
-/// PRS-Med's rule for one of several components: the quadrant of its centroid, marked when it reaches the middle.
+/// PRS-Med's rule for one of several components: the quadrant of its centroid, and whether it reaches the image
+/// centre.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ComponentZone {
     /// A corner cell.
     pub position: Position,
-    /// Its box contains the image centre: the label gets the suffix ` center`.
+    /// Whether its box contains the image centre; the label then ends in ` center`.
     pub reaches_middle: bool,
 }
 
 impl ComponentZone {
-    /// `top left`, or `top left center` when the component reaches the middle.
+    /// `top left`, or `top left center` when the component reaches the centre.
     pub fn label(&self) -> String {
         let suffix = if self.reaches_middle { " center" } else { "" };
         self.position.label(Zones::Quadrants) + suffix
     }
 }
 
-/// The zone of one component by its centroid.
+/// The zone of one component, from its centroid.
 pub fn component_zone(region: &Region, size_px: (u32, u32)) -> ComponentZone {
     let (x, y) = region.centroid_px;
     ComponentZone {
         position: corner(x < f64::from(size_px.0 / 2), y < f64::from(size_px.1 / 2)),
-        reaches_middle: holds_middle(&region.bounds, size_px),
+        reaches_middle: contains_centre(&region.bounds, size_px),
     }
-}
-
-/// The zones of the first and the last component (two lungs); they coincide when there is one, `None` without any.
-pub fn two_components(mask: &GrayImage) -> Option<(ComponentZone, ComponentZone)> {
-    let regions = components(mask);
-    let zone = |region| component_zone(region, mask.dimensions());
-    Some((zone(regions.first()?), zone(regions.last()?)))
 }
 
 #[cfg(test)]

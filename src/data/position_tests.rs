@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use image::{GrayImage, Luma};
 
 use super::*;
-use crate::place::first_place;
+use crate::location::first_location;
 
 fn mask(width: u32, height: u32, boxes: &[(u32, u32, u32, u32)]) -> GrayImage {
     GrayImage::from_fn(width, height, |x, y| {
@@ -20,7 +20,7 @@ fn quadrant_of(width: u32, height: u32, bounds: (u32, u32, u32, u32)) -> (String
 }
 
 #[test]
-fn quadrants_follow_the_box() {
+fn quadrants_depend_on_the_box() {
     assert_eq!(quadrant_of(100, 80, (5, 5, 10, 10)), ("top left".into(), false));
     assert_eq!(quadrant_of(100, 80, (80, 5, 90, 10)), ("top right".into(), false));
     assert_eq!(quadrant_of(100, 80, (5, 60, 10, 70)), ("bottom left".into(), false));
@@ -33,34 +33,33 @@ fn quadrants_follow_the_box() {
 }
 
 #[test]
-fn near_ends_at_a_fifth_of_the_width() {
+fn near_means_within_a_fifth_of_the_width() {
     assert!(!quadrant_of(100, 100, (30, 49, 30, 49)).1);
     assert!(quadrant_of(100, 100, (31, 49, 31, 49)).1);
 }
 
 #[test]
-fn components_touch_at_corners_and_come_in_reading_order() {
+fn components_are_8_connected_and_in_reading_order() {
     let mask = mask(10, 10, &[(6, 1, 7, 2), (8, 3, 9, 3), (0, 2, 1, 8)]);
     let found = components(&mask);
     assert_eq!(found.iter().map(|r| r.area_px).collect::<Vec<_>>(), [6, 14]);
     assert_eq!(found[1].bounds, PixelBox { left: 0, top: 2, right: 1, bottom: 8 });
     assert_eq!(found[1].centroid_px, (0.5, 5.0));
-    let (first, last) = two_components(&mask).unwrap();
-    assert_eq!((first.label().as_str(), last.label().as_str()), ("top right", "bottom left"));
-    assert_eq!(two_components(&GrayImage::new(4, 4)), None);
+    let labels: Vec<String> = found.iter().map(|r| component_zone(r, mask.dimensions()).label()).collect();
+    assert_eq!(labels, ["top right", "bottom left"]);
+    assert!(components(&GrayImage::new(4, 4)).is_empty());
 }
 
 #[test]
-fn a_component_over_the_middle_gets_the_suffix() {
+fn a_component_that_covers_the_centre_gets_the_suffix() {
     let mask = mask(100, 100, &[(10, 10, 55, 60)]);
-    let (first, last) = two_components(&mask).unwrap();
-    assert_eq!(first, last);
-    assert_eq!(first.label(), "top left center");
-    assert_eq!(first_place(&first.label()).unwrap().label(Zones::Quadrants), "top left");
+    let label = component_zone(&components(&mask)[0], mask.dimensions()).label();
+    assert_eq!(label, "top left center");
+    assert_eq!(first_location(&label).unwrap().label(Zones::Quadrants), "top left");
 }
 
 #[test]
-fn real_labels_are_recomputed_and_found_in_the_answers() {
+fn labels_of_the_real_data_set_match_masks_and_answers() {
     let shared = std::env::var_os("PRSMED_SHARED")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
     let root = shared.join("data/real");
@@ -82,7 +81,7 @@ fn real_labels_are_recomputed_and_found_in_the_answers() {
             if zone != row[3] {
                 wrong_masks.push(format!("{}: {zone}, said {}", &row[0], &row[3]));
             }
-            if first_place(&row[2]).map(|p| p.to_string()).as_deref() != Some(&row[3]) {
+            if first_location(&row[2]).map(|p| p.to_string()).as_deref() != Some(&row[3]) {
                 wrong_answers.push(format!("{}: {}", &row[0], &row[2]));
             }
         }

@@ -1,9 +1,10 @@
-//! Makes a data root of PRS-Med's layout from a folder of images and a folder of masks.
+//! Prepares a data root in PRS-Med's layout from a folder of images and a folder of masks.
 //!
-//! Positions are read from the masks, questions and answers are drawn from templates. It knows no patients: where
-//! several images show the same one, split them by hand. Several regions are described together by one place (the box
-//! of all for quadrants, the centroid of all for the grid), or, with [`Several::Regions`] and exactly two of them, by
-//! two places. Deviation from PRS-Med's pipeline: it names the first and the last of any number of regions.
+//! Positions are computed from the masks; questions and answers are drawn from templates. Patients are not known: if
+//! several images show the same patient, split them by hand. Several regions of a mask are described by one location:
+//! the box of all for quadrants, the centroid of all for the grid. With [`Several::Regions`], exactly two regions are
+//! described by two locations. Deviation from PRS-Med's pipeline, which names the first and the last of any number of
+//! regions.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -17,62 +18,62 @@ use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
+use crate::data::annotation::EXTENSIONS;
 use crate::data::position::{self, Region, Zones};
 use crate::data::templates::{self, Templates, Words};
 use crate::event::{Event, Observer};
-use crate::place::first_place;
+use crate::location::first_location;
 use crate::{Error, Result};
 
-/// Endings that a mask's stem may have beyond its image's stem, compared without case.
+/// Suffixes that a mask's stem may have in addition to its image's stem, compared without case.
 pub const MASK_SUFFIXES: [&str; 6] = ["_mask", "_masks", "_segmentation", "_seg", "_label", "_gt"];
-const EXTENSIONS: [&str; 5] = ["png", "jpg", "jpeg", "tif", "tiff"];
 /// Regions smaller than this part of the foreground are specks of the drawing tool and are not counted.
 const SPECK_FRAC: f64 = 0.01;
 
-/// How several separate regions of a mask are described.
+/// Description of several separate regions of a mask.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Several {
-    /// By one place for all, and their number.
+    /// One location for all regions, and their number.
     #[default]
     Together,
-    /// Two regions by two places; other numbers together.
+    /// Two locations for two regions; otherwise as `Together`.
     Regions,
 }
 
-/// What to make of which folders.
+/// Options of [`prepare`].
 #[derive(Debug, Clone)]
 pub struct PrepareOptions {
-    /// Folder of images (PNG, JPEG, TIFF), not searched deeper.
+    /// Folder of images (PNG, JPEG, TIFF); subfolders are not searched.
     pub images: PathBuf,
-    /// Folder of masks; may be the same one when the masks have a suffix of [`MASK_SUFFIXES`].
+    /// Folder of masks. It may be the image folder if the masks have one of [`MASK_SUFFIXES`].
     pub masks: PathBuf,
-    /// Name of the modality: folder and annotation file in `out`, class of the images.
+    /// Name of the modality: class of the images, and name of the folder and annotation file in `out`.
     pub modality: String,
-    /// The data root; may hold other modalities.
+    /// Output data root; may already contain other modalities.
     pub out: PathBuf,
-    /// Which places there are.
+    /// Set of locations.
     pub zones: Zones,
-    /// How several regions are described.
+    /// Description of several regions.
     pub several: Several,
-    /// What the mask shows, in the words of question and answer (`lesion`).
+    /// Name of the target in questions and answers (`lesion`).
     pub target: String,
-    /// What the image is, in these words (`image`, `chest X-ray`).
+    /// Name of the image in questions and answers (`image`, `chest X-ray`).
     pub image_word: String,
-    /// Rows (different questions) for each image, at least 1; no more than the templates have questions.
+    /// Number of rows (different questions) per image, at least 1 and at most the number of question templates.
     pub rows_per_image: usize,
-    /// Part of the images for validation, 0..=1.
+    /// Fraction of the images for validation, 0..=1.
     pub val_frac: f64,
-    /// Part of the images for the test, 0..=1, at most what `val_frac` leaves.
+    /// Fraction of the images for testing, 0..=1; at most `1 - val_frac`.
     pub test_frac: f64,
-    /// Seed of splits and sentences.
+    /// Seed of splits and templates.
     pub seed: u64,
-    /// Template file; the embedded one without.
+    /// Template file; `None` = the built-in templates.
     pub templates: Option<PathBuf>,
 }
 
 impl PrepareOptions {
-    /// Options for these folders: grid, regions together, two rows, 80/10/10, `lesion` in an `image`.
+    /// Default options for these folders: grid, regions together, two rows, 80/10/10, `lesion` in an `image`.
     pub fn new(
         images: impl Into<PathBuf>,
         masks: impl Into<PathBuf>,
@@ -97,61 +98,61 @@ impl PrepareOptions {
     }
 }
 
-/// A file that is not in the data root, and why.
+/// A file that is not in the data root.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Skipped {
     /// The file.
     pub path: PathBuf,
-    /// Why it was left out.
+    /// Why it was skipped.
     pub reason: String,
 }
 
-/// What was made.
+/// Results of [`prepare`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct PrepareReport {
-    /// Images in the data root.
+    /// Number of images in the data root.
     pub images: usize,
-    /// Rows of the annotation file.
+    /// Number of rows of the annotation file.
     pub rows: usize,
-    /// Images by split.
+    /// Number of images by split.
     pub images_by_split: BTreeMap<String, usize>,
-    /// What was left out, by path.
+    /// Skipped files, by path.
     pub skipped: Vec<Skipped>,
 }
 
-struct Pair {
+struct FilePair {
     stem: String,
     image: PathBuf,
     mask: PathBuf,
 }
 
-/// What is known of a usable pair.
-struct Sample {
+/// An image with a usable mask.
+struct UsablePair {
     stem: String,
     image: PathBuf,
     mask_png: Vec<u8>,
-    place: Place,
+    location: LocationWords,
 }
 
-/// The words of a mask's place.
+/// The words for a mask's location.
 #[derive(Debug, PartialEq, Eq)]
-struct Place {
+struct LocationWords {
     zone: String,
     second_zone: Option<String>,
-    /// Regions described together.
+    /// Number of regions that are described together.
     count: usize,
-    /// Quadrants: close to the middle; `None` where nothing is to be said.
+    /// For quadrants: close to the centre; `None` when it is not mentioned.
     near: Option<bool>,
 }
 
 /// Writes `out/MODALITY/{train,val,test}_{images,masks}/` and, last, `out/annotations/MODALITY.csv`.
 ///
-/// Images are copied byte for byte; masks become 8-bit PNGs of 0 and 255 under the image's stem. Nothing that exists
-/// is written over. Pairs that cannot be used are listed in the report with the reason.
+/// Images are copied byte for byte; masks become 8-bit PNG files with values 0 and 255 and the image's stem. Existing
+/// files are never overwritten. Pairs that cannot be used are listed in the report with the reason.
 ///
 /// # Errors
-/// [`Error::Config`] for options out of range or a bad template file, [`Error::Data`] when the modality exists in
-/// `out`, a stem is ambiguous or no pair is usable, [`Error::Io`] when a folder cannot be read or written.
+/// [`Error::Config`] for options out of range or an invalid template file, [`Error::Data`] when the modality exists
+/// in `out`, a stem is ambiguous or no pair is usable, [`Error::Io`] when a folder cannot be read or written.
 pub fn prepare(options: &PrepareOptions, observer: &dyn Observer) -> Result<PrepareReport> {
     let templates = match &options.templates {
         Some(path) => Templates::open(path)?,
@@ -161,17 +162,17 @@ pub fn prepare(options: &PrepareOptions, observer: &dyn Observer) -> Result<Prep
     let (pairs, mut skipped) = pairs(&options.images, &options.masks)?;
     observer.on(&Event::Started { phase: "read masks".into(), total: pairs.len() as u64, unit: "images" });
     let done = AtomicU64::new(0);
-    let read: Vec<std::result::Result<Sample, Skipped>> = pairs
+    let read_pair: Vec<std::result::Result<UsablePair, Skipped>> = pairs
         .into_par_iter()
         .map(|pair| {
-            let sample = read(pair, options);
+            let sample = read_pair(pair, options);
             observer.on(&Event::Advanced { done: done.fetch_add(1, Ordering::Relaxed) + 1 });
             sample
         })
         .collect();
     observer.on(&Event::Finished);
     let mut samples = Vec::new();
-    for result in read {
+    for result in read_pair {
         match result {
             Ok(sample) => samples.push(sample),
             Err(skip) => skipped.push(skip),
@@ -184,11 +185,11 @@ pub fn prepare(options: &PrepareOptions, observer: &dyn Observer) -> Result<Prep
         return Err(Error::data(
             &options.images,
             format!("no usable pair of image and mask with `{}`{first}", options.masks.display()),
-            format!("a mask has its image's stem, with one of {} or without", MASK_SUFFIXES.join(", ")),
+            format!("a mask must have its image's stem, optionally with one of {}", MASK_SUFFIXES.join(", ")),
         ));
     }
     let splits = splits(samples.len(), options);
-    write(&samples, &splits, options, observer)?;
+    write_files(&samples, &splits, options, observer)?;
     let rows = annotate(&samples, &splits, options, &templates)?;
     let mut report = PrepareReport { images: samples.len(), rows, skipped, ..PrepareReport::default() };
     for split in splits {
@@ -203,7 +204,7 @@ fn check(options: &PrepareOptions, templates: &Templates) -> Result<()> {
     if name.is_empty() || name.starts_with('.') || name == "annotations" || !name.chars().all(legal) {
         return Err(Error::config(
             "modality",
-            format!("`{name}` is no folder name"),
+            format!("`{name}` is not a folder name"),
             "use letters, digits, `_`, `-` and `.`, as in `lung_CT`; not `annotations`",
         ));
     }
@@ -223,11 +224,11 @@ fn check(options: &PrepareOptions, templates: &Templates) -> Result<()> {
         ));
     }
     for (key, word) in [("target", &options.target), ("image_word", &options.image_word)] {
-        if word.trim().is_empty() || word.contains(['{', '}', '\n']) || first_place(word).is_some() {
+        if word.trim().is_empty() || word.contains(['{', '}', '\n']) || first_location(word).is_some() {
             return Err(Error::config(
                 key,
-                format!("`{word}` cannot stand in a sentence about a position"),
-                "give a short noun phrase that names no place, as in `lung tumor`",
+                format!("`{word}` cannot be used in a sentence about a position"),
+                "give a short noun phrase without a location, for example `lung tumor`",
             ));
         }
     }
@@ -247,7 +248,7 @@ fn annotation_path(options: &PrepareOptions) -> PathBuf {
     options.out.join("annotations").join(format!("{}.csv", options.modality))
 }
 
-/// The stem without its mask suffix, if it has one.
+/// The stem without its mask suffix; `None` if it has none.
 fn without_suffix(stem: &str) -> Option<&str> {
     MASK_SUFFIXES.iter().find_map(|suffix| {
         let (head, tail) = stem.split_at_checked(stem.len().checked_sub(suffix.len())?)?;
@@ -255,8 +256,8 @@ fn without_suffix(stem: &str) -> Option<&str> {
     })
 }
 
-/// Image files of a folder by stem, in order of their names.
-fn list(folder: &Path, skipped: &mut Vec<Skipped>) -> Result<Vec<(String, PathBuf)>> {
+/// Image files of a folder with their stems, sorted by name.
+fn list_images(folder: &Path, skipped: &mut Vec<Skipped>) -> Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "read"))? {
         let path = entry.map_err(Error::io(folder, "read"))?.path();
@@ -275,11 +276,11 @@ fn list(folder: &Path, skipped: &mut Vec<Skipped>) -> Result<Vec<(String, PathBu
     Ok(found)
 }
 
-/// One file for each key; two are an error that names both.
-fn unique(files: impl IntoIterator<Item = (String, PathBuf)>, what: &str) -> Result<BTreeMap<String, PathBuf>> {
-    let mut unique = BTreeMap::new();
+/// One file per stem; two files are an error that names both.
+fn unique_by_stem(files: impl IntoIterator<Item = (String, PathBuf)>, what: &str) -> Result<BTreeMap<String, PathBuf>> {
+    let mut unique_by_stem = BTreeMap::new();
     for (stem, path) in files {
-        if let Some(other) = unique.insert(stem.clone(), path.clone()) {
+        if let Some(other) = unique_by_stem.insert(stem.clone(), path.clone()) {
             return Err(Error::data(
                 path,
                 format!("`{}` is a second {what} for the stem `{stem}`", other.display()),
@@ -287,30 +288,30 @@ fn unique(files: impl IntoIterator<Item = (String, PathBuf)>, what: &str) -> Res
             ));
         }
     }
-    Ok(unique)
+    Ok(unique_by_stem)
 }
 
-fn pairs(image_folder: &Path, mask_folder: &Path) -> Result<(Vec<Pair>, Vec<Skipped>)> {
+fn pairs(image_folder: &Path, mask_folder: &Path) -> Result<(Vec<FilePair>, Vec<Skipped>)> {
     let mut skipped = Vec::new();
-    let mut images = list(image_folder, &mut skipped)?;
+    let mut images = list_images(image_folder, &mut skipped)?;
     let mut masks;
     if image_folder.canonicalize().ok() == mask_folder.canonicalize().ok() {
         (masks, images) = images.into_iter().partition(|(stem, _)| without_suffix(stem).is_some());
     } else {
-        masks = list(mask_folder, &mut skipped)?;
+        masks = list_images(mask_folder, &mut skipped)?;
     }
-    let images = unique(images, "image")?;
+    let images = unique_by_stem(images, "image")?;
     for (stem, _) in &mut masks {
-        // An image's own name may end like a suffix; then the full stem is meant.
+        // An image's own name may end in a mask suffix; then the full stem matches.
         if let Some(head) = without_suffix(stem).filter(|_| !images.contains_key(stem.as_str())) {
             *stem = head.to_owned();
         }
     }
-    let mut masks = unique(masks, "mask")?;
+    let mut masks = unique_by_stem(masks, "mask")?;
     let mut pairs = Vec::new();
     for (stem, image) in images {
         match masks.remove(&stem) {
-            Some(mask) => pairs.push(Pair { stem, image, mask }),
+            Some(mask) => pairs.push(FilePair { stem, image, mask }),
             None => skipped.push(Skipped { path: image, reason: "no mask with this stem".into() }),
         }
     }
@@ -318,32 +319,32 @@ fn pairs(image_folder: &Path, mask_folder: &Path) -> Result<(Vec<Pair>, Vec<Skip
     Ok((pairs, skipped))
 }
 
-fn read(pair: Pair, options: &PrepareOptions) -> std::result::Result<Sample, Skipped> {
-    let Pair { stem, image, mask: mask_path } = pair;
+fn read_pair(pair: FilePair, options: &PrepareOptions) -> std::result::Result<UsablePair, Skipped> {
+    let FilePair { stem, image, mask: mask_path } = pair;
     let skip = |path: &Path, reason: String| Skipped { path: path.to_owned(), reason };
-    // The whole image is decoded: a truncated file is found now, not in the middle of a training.
+    // The image is decoded completely, so that a truncated file is found now and not during a training.
     let decode = |path: &Path| {
         let reader = image::ImageReader::open(path).and_then(image::ImageReader::with_guessed_format);
         let decoded = reader.map_err(image::ImageError::IoError).and_then(image::ImageReader::decode);
         decoded.map_err(|error| skip(path, format!("cannot be read: {error}")))
     };
-    let (picture, mask) = (decode(&image)?, decode(&mask_path)?);
-    let (found, expected) = ((mask.width(), mask.height()), (picture.width(), picture.height()));
+    let (decoded, mask) = (decode(&image)?, decode(&mask_path)?);
+    let (found, expected) = ((mask.width(), mask.height()), (decoded.width(), decoded.height()));
     if found != expected {
         let reason = format!("is {} x {} pixels, its image {} x {}", found.0, found.1, expected.0, expected.1);
         return Err(skip(&mask_path, reason));
     }
     let mask = binary(&mask);
-    let Some(place) = describe(&mask, options.zones, options.several) else {
+    let Some(location) = describe(&mask, options.zones, options.several) else {
         return Err(skip(&mask_path, "the mask is empty".into()));
     };
     let mut bytes = std::io::Cursor::new(Vec::new());
     let encoded = mask.write_to(&mut bytes, image::ImageFormat::Png);
     encoded.map_err(|error| skip(&mask_path, format!("cannot be written as PNG: {error}")))?;
-    Ok(Sample { stem, image, mask_png: bytes.into_inner(), place })
+    Ok(UsablePair { stem, image, mask_png: bytes.into_inner(), location })
 }
 
-/// 0 and 255: above half of the range, or above 0 when nothing reaches half of it (0/1 masks, label maps).
+/// The mask as 0 and 255. The threshold is half of the range, or 0 if no value is above half (0/1 masks, label maps).
 fn binary(mask: &DynamicImage) -> GrayImage {
     let eight_bit = matches!(mask.color(), ColorType::L8 | ColorType::La8 | ColorType::Rgb8 | ColorType::Rgba8);
     let (width, height) = (mask.width(), mask.height());
@@ -357,10 +358,9 @@ fn binary(mask: &DynamicImage) -> GrayImage {
     GrayImage::from_raw(width, height, pixels).expect("one value for each pixel")
 }
 
-fn describe(mask: &GrayImage, zones: Zones, several: Several) -> Option<Place> {
+fn describe(mask: &GrayImage, zones: Zones, several: Several) -> Option<LocationWords> {
     let size = mask.dimensions();
     let whole = position::whole(mask)?;
-    #[expect(clippy::cast_precision_loss, reason = "pixel counts stay far below 2^53")]
     let speck = |region: &Region| (region.area_px as f64) < SPECK_FRAC * whole.area_px as f64;
     let mut regions = position::components(mask);
     regions.retain(|region| !speck(region));
@@ -372,32 +372,32 @@ fn describe(mask: &GrayImage, zones: Zones, several: Several) -> Option<Place> {
         };
         let (zone, second_zone) = (label(first), label(last));
         if zone != second_zone {
-            return Some(Place { zone, second_zone: Some(second_zone), count: 1, near: None });
+            return Some(LocationWords { zone, second_zone: Some(second_zone), count: 1, near: None });
         }
     }
     Some(match zones {
         Zones::Grid => {
             let zone = position::grid(&whole, size).label(zones);
-            Place { zone, second_zone: None, count, near: None }
+            LocationWords { zone, second_zone: None, count, near: None }
         }
         Zones::Quadrants => {
             let quadrant = position::quadrant(&whole, size);
             let zone = quadrant.position.label(zones);
             let near = (zone != "center").then_some(quadrant.near);
-            Place { zone, second_zone: None, count, near }
+            LocationWords { zone, second_zone: None, count, near }
         }
     })
 }
 
-/// The split of every sample, exact fractions in shuffled order.
+/// The split of every sample: exact fractions in shuffled order.
 fn splits(count: usize, options: &PrepareOptions) -> Vec<&'static str> {
-    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
     let part = |frac: f64| (count as f64 * frac).round() as usize;
     let (test, val) = (part(options.test_frac), part(options.val_frac));
     let mut splits: Vec<_> = (0..count)
-        .map(|place| match place {
-            _ if place < test => "test",
-            _ if place < test + val => "val",
+        .map(|rank| match rank {
+            _ if rank < test => "test",
+            _ if rank < test + val => "val",
             _ => "train",
         })
         .collect();
@@ -405,7 +405,12 @@ fn splits(count: usize, options: &PrepareOptions) -> Vec<&'static str> {
     splits
 }
 
-fn write(samples: &[Sample], splits: &[&str], options: &PrepareOptions, observer: &dyn Observer) -> Result<()> {
+fn write_files(
+    samples: &[UsablePair],
+    splits: &[&str],
+    options: &PrepareOptions,
+    observer: &dyn Observer,
+) -> Result<()> {
     let root = options.out.join(&options.modality);
     for split in splits.iter().copied().collect::<std::collections::BTreeSet<_>>() {
         for what in ["images", "masks"] {
@@ -426,7 +431,7 @@ fn write(samples: &[Sample], splits: &[&str], options: &PrepareOptions, observer
     Ok(())
 }
 
-fn annotate(samples: &[Sample], splits: &[&str], options: &PrepareOptions, templates: &Templates) -> Result<usize> {
+fn annotate(samples: &[UsablePair], splits: &[&str], options: &PrepareOptions, templates: &Templates) -> Result<usize> {
     let path = annotation_path(options);
     let folder = options.out.join("annotations");
     std::fs::create_dir_all(&folder).map_err(Error::io(&folder, "create"))?;
@@ -437,7 +442,7 @@ fn annotate(samples: &[Sample], splits: &[&str], options: &PrepareOptions, templ
     for (number, (sample, split)) in samples.iter().zip(splits).enumerate() {
         let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
         rng.set_stream(1 + number as u64);
-        let Place { zone, second_zone, count, near } = &sample.place;
+        let LocationWords { zone, second_zone, count, near } = &sample.location;
         let words = Words {
             target: &options.target,
             image: &options.image_word,
@@ -446,7 +451,7 @@ fn annotate(samples: &[Sample], splits: &[&str], options: &PrepareOptions, templ
             which: "",
             count: *count,
         };
-        let place = second_zone.as_ref().map_or_else(|| zone.clone(), |second| format!("{zone} and {second}"));
+        let location = second_zone.as_ref().map_or_else(|| zone.clone(), |second| format!("{zone} and {second}"));
         let mask_path = format!("{}/{split}_masks/{}.png", options.modality, sample.stem);
         for (question, answer) in templates::draw(&templates.one, options.rows_per_image, &mut rng) {
             let answer = match second_zone {
@@ -460,7 +465,7 @@ fn annotate(samples: &[Sample], splits: &[&str], options: &PrepareOptions, templ
             if let Some(near) = near {
                 answer = answer + " " + &words.fill(if *near { &templates.extra.near } else { &templates.extra.far });
             }
-            csv.write_record([&mask_path, &words.fill(question), &answer, &place, *split]).map_err(failed)?;
+            csv.write_record([&mask_path, &words.fill(question), &answer, &location, *split]).map_err(failed)?;
             rows += 1;
         }
     }

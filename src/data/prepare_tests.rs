@@ -6,7 +6,7 @@ use image::{ImageBuffer, Luma};
 
 use super::*;
 use crate::event::Silent;
-use crate::place::first_place;
+use crate::location::first_location;
 
 struct Folders {
     _keep: tempfile::TempDir,
@@ -51,9 +51,9 @@ fn mask(value: u8, boxes: &[(u32, u32, u32, u32)]) -> GrayImage {
 }
 
 #[test]
-fn pairs_are_found_by_stem_and_the_rest_is_listed() {
+fn pairs_are_matched_by_stem_and_other_files_are_listed() {
     let f = folders();
-    for name in ["a.png", "b.jpg", "c.tif", "alone.png", "empty.png", "small.png", "torn.png", "kept_seg.png"] {
+    for name in ["a.png", "b.jpg", "c.tif", "alone.png", "empty.png", "small.png", "truncated.png", "kept_seg.png"] {
         f.image(name);
     }
     f.mask("a.png", 255, &[(2, 2, 9, 9)]);
@@ -62,10 +62,10 @@ fn pairs_are_found_by_stem_and_the_rest_is_listed() {
     f.mask("kept_seg.png", 255, &[(28, 2, 32, 6)]);
     f.mask("empty_seg.png", 255, &[]);
     f.mask("nobody.png", 255, &[(1, 1, 2, 2)]);
-    f.mask("torn.png", 255, &[(1, 1, 2, 2)]);
+    f.mask("truncated.png", 255, &[(1, 1, 2, 2)]);
     GrayImage::from_pixel(30, 40, Luma([255])).save(f.masks.join("small.png")).unwrap();
-    let torn = fs::read(f.images.join("torn.png")).unwrap();
-    fs::write(f.images.join("torn.png"), &torn[..torn.len() / 2]).unwrap();
+    let truncated = fs::read(f.images.join("truncated.png")).unwrap();
+    fs::write(f.images.join("truncated.png"), &truncated[..truncated.len() / 2]).unwrap();
     fs::write(f.images.join("notes.txt"), "x").unwrap();
     let report = prepare(&f.options(), &Silent).unwrap();
     assert_eq!((report.images, report.rows), (4, 8));
@@ -78,17 +78,17 @@ fn pairs_are_found_by_stem_and_the_rest_is_listed() {
     assert_eq!(reason("masks/nobody.png"), "no image with this stem");
     assert_eq!(reason("masks/empty_seg.png"), "the mask is empty");
     assert_eq!(reason("masks/small.png"), "is 30 x 40 pixels, its image 60 x 40");
-    assert!(reason("images/torn.png").starts_with("cannot be read"));
+    assert!(reason("images/truncated.png").starts_with("cannot be read"));
     assert_eq!(reason("images/notes.txt"), "not a PNG, JPEG or TIFF file");
-    let places: BTreeMap<_, _> = f.rows().into_iter().map(|[path, _, _, place, _]| (path, place)).collect();
-    let place =
-        |stem: &str| places.iter().find(|(path, _)| path.ends_with(&format!("/{stem}.png"))).unwrap().1.as_str();
+    let locations: BTreeMap<_, _> = f.rows().into_iter().map(|[path, _, _, location, _]| (path, location)).collect();
+    let location =
+        |stem: &str| locations.iter().find(|(path, _)| path.ends_with(&format!("/{stem}.png"))).unwrap().1.as_str();
     assert_eq!(
-        [place("a"), place("b"), place("c"), place("kept_seg")],
+        [location("a"), location("b"), location("c"), location("kept_seg")],
         ["upper left", "lower right", "center", "upper center"]
     );
-    for [path, question, answer, place, split] in f.rows() {
-        assert!(!question.contains('{') && first_place(&answer).unwrap().to_string() == place, "{answer}");
+    for [path, question, answer, location, split] in f.rows() {
+        assert!(!question.contains('{') && first_location(&answer).unwrap().to_string() == location, "{answer}");
         let mask = image::open(f.out.join(&path)).unwrap();
         assert_eq!(mask.color(), ColorType::L8);
         assert!(mask.to_luma8().as_raw().iter().all(|&value| value == 0 || value == 255));
@@ -101,7 +101,7 @@ fn pairs_are_found_by_stem_and_the_rest_is_listed() {
 }
 
 #[test]
-fn nothing_is_written_over() {
+fn existing_files_are_not_overwritten() {
     let f = folders();
     f.image("a.png");
     f.mask("a.png", 255, &[(2, 2, 9, 9)]);
@@ -113,7 +113,7 @@ fn nothing_is_written_over() {
 }
 
 #[test]
-fn one_folder_for_both_works_with_suffixes() {
+fn images_and_masks_may_share_a_folder_if_masks_have_a_suffix() {
     let f = folders();
     f.image("a.png");
     f.image("b.png");
@@ -124,7 +124,7 @@ fn one_folder_for_both_works_with_suffixes() {
 }
 
 #[test]
-fn ambiguous_stems_and_useless_folders_are_errors() {
+fn ambiguous_stems_and_folders_without_pairs_are_errors() {
     let f = folders();
     let nothing = prepare(&f.options(), &Silent).unwrap_err();
     assert!(nothing.to_string().contains("no usable pair") && nothing.hint().contains("_segmentation"), "{nothing}");
@@ -150,7 +150,7 @@ fn options_out_of_range_are_named() {
         prepare(&options, &Silent).unwrap_err().to_string()
     };
     for name in ["", "a/b", "..", "annotations"] {
-        assert!(refuse(&|o| o.modality = name.into()).contains("is no folder name"));
+        assert!(refuse(&|o| o.modality = name.into()).contains("is not a folder name"));
     }
     assert!(refuse(&|o| o.val_frac = 0.95).contains("`val_frac, test_frac`"));
     assert!(refuse(&|o| o.rows_per_image = 0).contains("`rows_per_image`"));
@@ -161,14 +161,14 @@ fn options_out_of_range_are_named() {
 #[test]
 fn several_regions_are_described_together_or_as_two() {
     let both = mask(255, &[(2, 2, 12, 12), (45, 28, 55, 38)]);
-    let place = |zones, several| describe(&both, zones, several).unwrap();
-    let together = place(Zones::Grid, Several::Together);
+    let location = |zones, several| describe(&both, zones, several).unwrap();
+    let together = location(Zones::Grid, Several::Together);
     assert_eq!((together.zone.as_str(), together.count), ("center", 2));
-    let two = place(Zones::Grid, Several::Regions);
+    let two = location(Zones::Grid, Several::Regions);
     assert_eq!((two.zone.as_str(), two.second_zone.as_deref()), ("upper left", Some("lower right")));
-    let two = place(Zones::Quadrants, Several::Regions);
+    let two = location(Zones::Quadrants, Several::Regions);
     assert_eq!((two.zone.as_str(), two.second_zone.as_deref()), ("top left", Some("bottom right")));
-    assert_eq!(place(Zones::Quadrants, Several::Together).zone, "center");
+    assert_eq!(location(Zones::Quadrants, Several::Together).zone, "center");
     let mut speckled = mask(255, &[(2, 2, 21, 21)]);
     speckled.put_pixel(50, 35, Luma([255]));
     let one = describe(&speckled, Zones::Quadrants, Several::Regions).unwrap();
@@ -177,7 +177,7 @@ fn several_regions_are_described_together_or_as_two() {
 }
 
 #[test]
-fn quadrant_answers_say_how_far() {
+fn quadrant_answers_mention_the_distance_to_the_centre() {
     let f = folders();
     for (stem, bounds) in [("far", (2, 2, 6, 6)), ("near", (22, 14, 27, 18)), ("mid", (25, 15, 35, 25))] {
         f.image(&format!("{stem}.png"));
@@ -193,13 +193,13 @@ fn quadrant_answers_say_how_far() {
 }
 
 #[test]
-fn two_zones_stand_in_answer_and_position() {
+fn answer_and_position_name_both_zones() {
     let f = folders();
     f.image("a.png");
     f.mask("a.png", 255, &[(2, 2, 12, 12), (45, 28, 55, 38)]);
     prepare(&PrepareOptions { several: Several::Regions, ..f.options() }, &Silent).unwrap();
-    for [_, _, answer, place, _] in f.rows() {
-        assert_eq!(place, "upper left and lower right");
+    for [_, _, answer, location, _] in f.rows() {
+        assert_eq!(location, "upper left and lower right");
         assert!(answer.contains("upper left") && answer.contains("lower right"), "{answer}");
     }
 }

@@ -1,10 +1,10 @@
-//! Named random streams, so that the split, the order and the jitter of one seed do not depend on each other.
+//! Named random streams. The streams of the split, the sampler and the augmentation of one seed are independent.
 
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use sha2::{Digest, Sha256};
 
-/// The generator of `purpose` for these numbers (seed, epoch, row); equal on every machine.
+/// Random generator for a purpose and numbers such as seed, epoch and row; the same on every machine.
 pub(super) fn stream(purpose: &str, numbers: &[u64]) -> ChaCha8Rng {
     let mut hash = Sha256::new();
     hash.update(purpose.as_bytes());

@@ -1,9 +1,10 @@
-//! Pillow's `Image.resize` for 8-bit planes, bit for bit (rows first; Pillow 13 takes the columns first for some shapes,
-//! which moves some of its results by 1/255).
+//! Pillow's `Image.resize` for 8-bit planes, equal bit for bit. (Rows come first here; Pillow 13 starts with the
+//! columns for some shapes, which changes some of its results by 1/255.)
 //!
-//! Source: Pillow `Resample.c`: antialiased convolution in two passes (rows, then columns) with 22-bit fixed-point weights
-//! and 8-bit values between the passes. The crate `fast_image_resize` has 16-bit weights: against Pillow it put 15 % of
-//! the pixels of a bicubic enlargement off and 0.9 % by more than 1/255, which is why it is not used here.
+//! Source: Pillow `Resample.c`: antialiased convolution in two passes (rows, then columns) with 22-bit fixed-point
+//! weights and 8-bit values between the passes. The crate `fast_image_resize` has 16-bit weights. Compared with
+//! Pillow, 15 % of the pixels of a bicubic enlargement differed, and 0.9 % by more than 1/255, so it is not used
+//! here.
 
 /// A convolution filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,10 +45,9 @@ struct Tap {
 }
 
 #[expect(
-    clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
-    reason = "picture sides are exact in f64; Pillow truncates to int at the same places"
+    reason = "image sides are exact in f64; Pillow truncates to int at the same places"
 )]
 fn taps(input: usize, output: usize, filter: Filter) -> Vec<Tap> {
     let scale = input as f64 / output as f64;
@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_answers_of_pillow() {
+    fn results_equal_recorded_results_of_pillow() {
         // Image.fromarray(numpy.uint8([[0, 10, 250, 30, 90]])).resize((3, 1) / (8, 1), ...)
         let row = [0, 10, 250, 30, 90];
         let resize = |to, filter| plane(&row, (5, 1), (to, 1), filter);
@@ -134,7 +134,7 @@ mod tests {
     const KNOWN: ([u8; 3], [u8; 8]) = ([4, 148, 64], [0, 0, 20, 201, 206, 37, 55, 94]);
 
     #[test]
-    fn the_same_size_is_a_copy_and_flat_stays_flat() {
+    fn the_same_size_is_a_copy_and_constant_images_stay_constant() {
         let bytes: Vec<u8> = (0..12).collect();
         assert_eq!(plane(&bytes, (4, 3), (4, 3), Filter::Bicubic), bytes);
         for to in [(1, 1), (3, 17), (40, 2)] {

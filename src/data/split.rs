@@ -1,8 +1,8 @@
-//! Cuts a missing `val` split from `train`, by picture and not by row.
+//! Creates a missing `val` split from `train`, by image and not by row.
 //!
-//! Rows whose image files have the same bytes form a group, whatever their names: several targets of one picture, or
-//! copies of it, never lie on both sides. Within each class the groups are ordered by a hash of seed and content, so the
-//! cut depends on neither paths nor the order of the rows.
+//! Rows whose image files have the same bytes form a group, regardless of their names. Several targets of one image, or
+//! copies of it, are therefore in the same split. Within each class the groups are ordered by a hash of seed and
+//! content, so the split does not depend on paths or on the order of the rows.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,40 +11,42 @@ use std::path::{Path, PathBuf};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
+use super::held_out;
 use super::manifest::{Manifest, Split};
 use crate::error::{Error, Result};
 
-/// The SHA-256 of an image file.
+/// SHA-256 of an image file.
 pub(super) type Content = [u8; 32];
 
 pub(super) fn content(path: &Path) -> Result<Content> {
     Ok(Sha256::digest(fs::read(path).map_err(Error::io(path, "read"))?).into())
 }
 
-/// What [`ensure_val`] moved.
+/// Result of [`ensure_val`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub struct Cut {
-    /// Different pictures that `train` had before.
-    pub pictures: usize,
-    /// Different pictures that are `val` now.
-    pub val_pictures: usize,
-    /// Rows that are `val` now.
+pub struct ValSplit {
+    /// Number of different training images before.
+    pub images: usize,
+    /// Number of different images moved to `val`.
+    pub val_images: usize,
+    /// Number of rows moved to `val`.
     pub val_rows: usize,
 }
 
-/// Moves about `fraction` of each class's training pictures to `val`, at least one where a class has two; `None`
-/// when the data set has `val` rows of its own, which are then left alone. Rows of extra data roots are neither counted nor moved.
+/// Moves about `fraction` of each class's training images to `val`, at least one if a class has two. `None` when the
+/// data set already has `val` rows; nothing is moved then. Rows of extra data roots are neither counted nor moved;
+/// synthetic pairs made from images that are now `val` are left out.
 ///
 /// # Errors
-/// [`Error::Config`] for a fraction outside 0..1 (both excluded), [`Error::Data`] when fewer than two training pictures
+/// [`Error::Config`] for a fraction outside 0..1 (both excluded), [`Error::Data`] when fewer than two training images
 /// exist, [`Error::Io`] when an image cannot be read.
-pub fn ensure_val(manifest: &mut Manifest, fraction: f64, seed: u64) -> Result<Option<Cut>> {
+pub fn ensure_val(manifest: &mut Manifest, fraction: f64, seed: u64) -> Result<Option<ValSplit>> {
     if manifest.rows.iter().any(|row| row.split == Split::Val) {
         return Ok(None);
     }
     if !(fraction > 0.0 && fraction < 1.0) {
         return Err(Error::config(
-            "data.val_fraction",
+            "data.val_frac",
             format!("{fraction} is not between 0 and 1"),
             "use for example 0.1",
         ));
@@ -53,7 +55,7 @@ pub fn ensure_val(manifest: &mut Manifest, fraction: f64, seed: u64) -> Result<O
     let groups = groups(manifest, &train)?;
     let mut classes: BTreeMap<&str, Vec<(Content, Content)>> = BTreeMap::new();
     for (content, rows) in &groups {
-        // A picture that lies in several classes counts for the first by name.
+        // An image in several classes belongs to the first class by name.
         let class = rows.iter().map(|&row| manifest.rows[row].modality.as_str()).min().unwrap_or_default();
         let mut rank = Sha256::new();
         rank.update(seed.to_le_bytes());
@@ -63,33 +65,29 @@ pub fn ensure_val(manifest: &mut Manifest, fraction: f64, seed: u64) -> Result<O
     let mut chosen = Vec::new();
     for ranked in classes.values_mut() {
         ranked.sort_unstable();
-        chosen.extend(ranked.iter().take(share(ranked.len(), fraction)).map(|(_, content)| *content));
+        chosen.extend(ranked.iter().take(num_val(ranked.len(), fraction)).map(|(_, content)| *content));
     }
     if chosen.is_empty() {
         if groups.len() < 2 {
             return Err(Error::data(
                 &manifest.root,
-                format!("no `val` can be cut from {} training picture(s)", groups.len()),
-                "add pictures, or rows with the split `val`",
+                format!("{} training image(s) are too few for a `val` split", groups.len()),
+                "add images, or rows with the split `val`",
             ));
         }
-        // Every class has one picture: the first of all by rank.
+        // Every class has only one image: take the first of all by rank.
         chosen.extend(classes.values().flatten().min().map(|(_, content)| *content));
     }
     let moved: Vec<usize> = chosen.iter().flat_map(|content| groups[content].iter().copied()).collect();
     for &row in &moved {
         manifest.rows[row].split = Split::Val;
     }
-    Ok(Some(Cut { pictures: groups.len(), val_pictures: chosen.len(), val_rows: moved.len() }))
+    held_out::drop_leaking_pairs(manifest)?;
+    Ok(Some(ValSplit { images: groups.len(), val_images: chosen.len(), val_rows: moved.len() }))
 }
 
-#[expect(
-    clippy::cast_precision_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a share of a count, clamped to it"
-)]
-fn share(count: usize, fraction: f64) -> usize {
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a fraction of a count, clamped to it")]
+fn num_val(count: usize, fraction: f64) -> usize {
     if count < 2 { 0 } else { ((count as f64 * fraction).round() as usize).clamp(1, count - 1) }
 }
 
@@ -116,7 +114,7 @@ mod tests {
     use super::*;
     use crate::data::fixture::{Root, shared};
 
-    /// Ten pictures of each of two classes with two rows each; `ct/0` exists again as `ct/copy`.
+    /// Ten images of each of two classes with two rows each; `ct/0` exists again as `ct/copy`.
     fn root(reversed: bool) -> Root {
         let root = Root::new();
         let mut lines = Vec::new();
@@ -142,7 +140,7 @@ mod tests {
         root
     }
 
-    fn val(root: &Root, seed: u64) -> (Cut, BTreeSet<(PathBuf, String)>) {
+    fn val(root: &Root, seed: u64) -> (ValSplit, BTreeSet<(PathBuf, String)>) {
         let mut manifest = Manifest::open(root.path(), None).expect("good");
         let cut = ensure_val(&mut manifest, 0.2, seed).expect("cut").expect("no val of its own");
         let rows = manifest.rows_of(Split::Val).into_iter().map(|row| &manifest.rows[row]);
@@ -154,21 +152,21 @@ mod tests {
     }
 
     #[test]
-    fn the_cut_depends_on_seed_and_content_only() {
+    fn the_split_depends_on_seed_and_content_only() {
         let (first, second) = (root(false), root(true));
         assert_eq!(val(&first, 1), val(&second, 1));
         assert!((2..6).any(|seed| val(&first, seed).1 != val(&first, 1).1));
         let (cut, rows) = val(&first, 1);
-        assert_eq!((cut.pictures, cut.val_pictures, cut.val_rows), (20, 4, rows.len()));
+        assert_eq!((cut.images, cut.val_images, cut.val_rows), (20, 4, rows.len()));
         for class in ["ct", "mr"] {
-            let pictures: BTreeSet<_> =
+            let images: BTreeSet<_> =
                 rows.iter().map(|(mask, _)| mask).filter(|mask| mask.starts_with(class)).collect();
-            assert!((2..=3).contains(&pictures.len()), "{class}: {pictures:?}");
+            assert!((2..=3).contains(&images.len()), "{class}: {images:?}");
         }
     }
 
     #[test]
-    fn copies_of_a_picture_stay_together() {
+    fn copies_of_an_image_stay_in_the_same_split() {
         let root = root(false);
         let mut moved = 0;
         for seed in 0..20 {
@@ -177,25 +175,25 @@ mod tests {
             assert_eq!(has("ct/train_masks/0.png"), has("ct/train_masks/copy.png"), "seed {seed}");
             moved += usize::from(has("copy.png"));
         }
-        assert!(moved > 0, "no seed moved the copied picture, so nothing was tested");
+        assert!(moved > 0, "no seed moved the copied image, so nothing was tested");
     }
 
     #[test]
-    fn an_own_val_is_kept_and_bad_requests_are_refused() {
+    fn an_existing_val_split_is_kept_and_invalid_requests_are_errors() {
         let root = root(false);
         let mut manifest = Manifest::open(root.path(), None).expect("good");
         let error = ensure_val(&mut manifest, 1.0, 0).expect_err("everything");
-        assert_eq!(error.to_string(), "`data.val_fraction`: 1 is not between 0 and 1");
+        assert_eq!(error.to_string(), "`data.val_frac`: 1 is not between 0 and 1");
         manifest.rows[3].split = Split::Val;
         assert_eq!(ensure_val(&mut manifest, 0.2, 0).expect("left alone"), None);
         assert_eq!(manifest.rows_of(Split::Val), [3]);
         manifest.rows.truncate(2);
-        let error = ensure_val(&mut manifest, 0.2, 0).expect_err("one picture");
-        assert!(error.to_string().ends_with("no `val` can be cut from 1 training picture(s)"), "{error}");
+        let error = ensure_val(&mut manifest, 0.2, 0).expect_err("one image");
+        assert!(error.to_string().ends_with("1 training image(s) are too few for a `val` split"), "{error}");
     }
 
     #[test]
-    fn extra_rows_change_nothing_and_are_not_moved() {
+    fn extra_rows_neither_change_the_split_nor_are_moved() {
         let (root, extra) = (root(false), root(true));
         let open = |root: &Root| Manifest::open(root.path(), None).expect("good");
         let mut alone = open(&root);
@@ -207,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn the_real_set_has_no_picture_on_both_sides() {
+    fn no_image_of_the_real_data_set_is_in_two_splits() {
         let Some(folder) = shared("data/real") else { return };
         let mut manifest = Manifest::open(&folder, None).expect("good");
         assert_eq!((manifest.rows.len(), manifest.modalities.len()), (360, 9));
@@ -218,8 +216,8 @@ mod tests {
             rows.iter().map(|&row| content(&manifest.rows[row].image_path).expect("read")).collect()
         };
         assert!(sides(Split::Val).is_disjoint(&sides(Split::Train)));
-        assert_eq!(sides(Split::Val).len(), cut.val_pictures);
+        assert_eq!(sides(Split::Val).len(), cut.val_images);
         assert_eq!(manifest.rows_of(Split::Train).len() + cut.val_rows, train);
-        assert!(cut.val_pictures >= 9, "every class has at least one: {cut:?}");
+        assert!(cut.val_images >= 9, "every class has at least one: {cut:?}");
     }
 }

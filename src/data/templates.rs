@@ -1,6 +1,6 @@
-//! The sentences of made data: questions with their answers, read from a TOML file, placeholders filled in.
+//! Question and answer templates of generated data: read from a TOML file, with placeholders to fill.
 //!
-//! The embedded file `templates.toml` explains itself and is the model for files of one's own.
+//! The embedded file `data/question_templates.toml` explains itself and is the model for files of one's own.
 
 use std::path::Path;
 
@@ -11,23 +11,23 @@ use serde::de::DeserializeOwned;
 
 use crate::{Error, Result};
 
-const EMBEDDED: &str = include_str!("templates.toml");
+const EMBEDDED: &str = include_str!("../../data/question_templates.toml");
 
-/// A question and the forms of its answer.
+/// A question with possible answers.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct QuestionTemplate {
-    /// The question; may hold `{target}`, `{image}` and, for one of two regions, `{which}`.
+    /// The question, with the placeholders `{target}`, `{image}` and, for one of two regions, `{which}`.
     pub question: String,
-    /// Answers, of which one is drawn; each holds `{zone}`.
+    /// Answers, one of which is drawn; each contains `{zone}`.
     pub answers: Vec<String>,
 }
 
-/// Answers that name two zones.
+/// Answers that name two zones; each contains `{zone}` and `{second_zone}`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RegionTemplates {
-    /// Each holds `{zone}` and `{second_zone}`.
+    /// The answers.
     pub answers: Vec<String>,
 }
 
@@ -35,11 +35,11 @@ pub struct RegionTemplates {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExtraTemplates {
-    /// Several regions described by one zone; holds `{count}`.
+    /// For several regions described by one zone; contains `{count}`.
     pub areas: String,
-    /// The region is close to the middle (quadrants).
+    /// For a region close to the centre (quadrants).
     pub near: String,
-    /// The region is far from the middle (quadrants).
+    /// For a region far from the centre (quadrants).
     pub far: String,
 }
 
@@ -47,34 +47,34 @@ pub struct ExtraTemplates {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Templates {
-    /// Questions about the only region, or all regions together.
+    /// Questions about the only region, or about all regions together.
     pub one: Vec<QuestionTemplate>,
     /// Questions about one of two regions.
     pub pair: Vec<QuestionTemplate>,
     /// Answers that name two regions.
     pub regions: RegionTemplates,
-    /// Added sentences.
+    /// Additional sentences.
     pub extra: ExtraTemplates,
 }
 
 /// The words that fill a template.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Words<'a> {
-    /// What is looked for (`lesion`).
+    /// The target (`lesion`).
     pub target: &'a str,
-    /// What it is looked for in (`image`, `chest X-ray`).
+    /// The kind of image (`image`, `chest X-ray`).
     pub image: &'a str,
     /// Label of the zone (`upper left`, `center`).
     pub zone: &'a str,
     /// Label of the other region's zone.
     pub second_zone: &'a str,
-    /// Which one of two (`left`, `brighter`).
+    /// Which of two targets (`left`, `brighter`).
     pub which: &'a str,
     /// Number of separate regions.
     pub count: usize,
 }
 
-/// `upper left` reads `upper left part`; `center` stands alone.
+/// `upper left` becomes `upper left part`; `center` does not change.
 fn phrase(label: &str) -> String {
     if label.contains(' ') { format!("{label} part") } else { label.to_owned() }
 }
@@ -93,17 +93,17 @@ impl Words<'_> {
 }
 
 impl Templates {
-    /// The templates that are part of the program.
+    /// The built-in templates.
     pub fn embedded() -> Self {
         toml::from_str(EMBEDDED).expect("a unit test parses the embedded templates")
     }
 
-    /// Reads a file of the embedded one's form.
+    /// Reads a file in the format of the built-in templates.
     ///
     /// # Errors
-    /// As [`read`], and for an empty section, an unknown placeholder, or an answer without its zone.
+    /// As [`read`]; also for an empty section, an unknown placeholder, or an answer without its zone.
     pub fn open(path: &Path) -> Result<Self> {
-        read(path, "src/data/templates.toml", Self::check)
+        read(path, "data/question_templates.toml", Self::check)
     }
 
     fn check(&self) -> std::result::Result<(), String> {
@@ -116,12 +116,12 @@ impl Templates {
                 if text.trim().is_empty() || template.answers.is_empty() {
                     return Err(format!("`[[{section}]]`: a question or its list of answers is empty (`{text}`)"));
                 }
-                known(text, if which { &["target", "image", "which"] } else { &["target", "image"] })?;
+                check_placeholders(text, if which { &["target", "image", "which"] } else { &["target", "image"] })?;
                 if which && !text.contains("{which}") {
                     return Err(format!("`[[pair]]`: the question `{text}` lacks `{{which}}`"));
                 }
                 for answer in &template.answers {
-                    known(
+                    check_placeholders(
                         answer,
                         if which { &["target", "image", "zone", "which"] } else { &["target", "image", "zone"] },
                     )?;
@@ -135,18 +135,18 @@ impl Templates {
             return Err("`[regions]` has no answer".to_owned());
         }
         for answer in &self.regions.answers {
-            known(answer, &["target", "image", "zone", "second_zone"])?;
+            check_placeholders(answer, &["target", "image", "zone", "second_zone"])?;
             if !answer.contains("{zone}") || !answer.contains("{second_zone}") {
                 return Err(format!("`[regions]`: the answer `{answer}` lacks `{{zone}}` or `{{second_zone}}`"));
             }
         }
-        known(&self.extra.areas, &["target", "image", "count"])?;
-        known(&self.extra.near, &["target", "image"])?;
-        known(&self.extra.far, &["target", "image"])
+        check_placeholders(&self.extra.areas, &["target", "image", "count"])?;
+        check_placeholders(&self.extra.near, &["target", "image"])?;
+        check_placeholders(&self.extra.far, &["target", "image"])
     }
 }
 
-/// Draws `count` different questions (fewer when there are not as many) with one answer form each.
+/// Draws `count` different questions (fewer if there are not enough), each with one of its answers.
 pub fn draw<'a>(templates: &'a [QuestionTemplate], count: usize, rng: &mut impl Rng) -> Vec<(&'a str, &'a str)> {
     templates
         .choose_multiple(rng, count)
@@ -157,10 +157,10 @@ pub fn draw<'a>(templates: &'a [QuestionTemplate], count: usize, rng: &mut impl 
         .collect()
 }
 
-/// Reads a file of sentences in the form of the program's own, `example` in its source.
+/// Reads a TOML file of templates. `example` is the path of the program's own file of this format.
 ///
 /// # Errors
-/// [`Error::Io`] when it cannot be read, [`Error::Config`] when it is no TOML of that form or `check` says so.
+/// [`Error::Io`] when it cannot be read, [`Error::Config`] for invalid TOML or when `check` fails.
 pub fn read<T: DeserializeOwned>(
     path: &Path,
     example: &str,
@@ -169,12 +169,16 @@ pub fn read<T: DeserializeOwned>(
     let text = std::fs::read_to_string(path).map_err(Error::io(path, "read"))?;
     let sentences = toml::from_str(&text).map_err(|error| error.to_string());
     sentences.and_then(|sentences| check(&sentences).map(|()| sentences)).map_err(|reason| {
-        let hint = format!("start from the program's own `{example}`; its head explains the placeholders");
+        let hint = format!("start from the program's own `{example}`; its first lines explain the placeholders");
         Error::config(path.display().to_string(), reason, hint)
     })
 }
 
-fn known(text: &str, allowed: &[&str]) -> std::result::Result<(), String> {
+/// Whether `text` has no other placeholders than those `allowed`.
+///
+/// # Errors
+/// What is wrong, as a sentence.
+pub fn check_placeholders(text: &str, allowed: &[&str]) -> std::result::Result<(), String> {
     for part in text.split('{').skip(1) {
         let name = part.split('}').next().unwrap_or_default();
         if !allowed.contains(&name) {
@@ -187,10 +191,10 @@ fn known(text: &str, allowed: &[&str]) -> std::result::Result<(), String> {
 #[cfg(test)]
 mod tests {
     use super::{EMBEDDED, Templates, Words};
-    use crate::place::{Position, Zones, first_place};
+    use crate::location::{Position, Zones, first_location};
 
     #[test]
-    fn embedded_answers_name_the_zone_so_that_it_is_found_again() {
+    fn built_in_answers_contain_a_zone_that_can_be_parsed() {
         let templates = Templates::embedded();
         templates.check().unwrap();
         assert!((4..=6).contains(&templates.one.len()));
@@ -203,11 +207,11 @@ mod tests {
                     for answer in templates.one.iter().chain(&templates.pair).flat_map(|t| &t.answers) {
                         let text = words.fill(answer) + " " + &words.fill(&templates.extra.areas);
                         assert!(text.contains(&label) && !text.contains('{'), "{text}");
-                        assert_eq!(first_place(&text), Some(position), "{text}");
+                        assert_eq!(first_location(&text), Some(position), "{text}");
                     }
                     for extra in [&templates.extra.near, &templates.extra.far] {
                         let text = words.fill(&templates.one[0].answers[0]) + " " + &words.fill(extra);
-                        assert_eq!(first_place(&text), Some(position), "{text}");
+                        assert_eq!(first_location(&text), Some(position), "{text}");
                     }
                 }
             }
@@ -215,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_file_is_refused_with_its_reason() {
+    fn an_invalid_template_file_is_rejected_with_the_reason() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.toml");
         let open = |text: &str| {

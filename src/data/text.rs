@@ -1,9 +1,9 @@
-//! Text to token ids and back: the Llama-style tokenizer of LLaVA-Med and the prompt of PRS-Med around it.
+//! Tokenizer: the Llama-style tokenizer of LLaVA-Med, and the prompt template of PRS-Med.
 //!
-//! A training text is `<image>\n### User: {question} \n### Assistant: \n{answer}`. It is cut at `<image>`, each part is
-//! tokenized on its own (with `<s>` and a leading `▁`), all but the first `<s>` are dropped and [`IMAGE_TOKEN`] goes
-//! between the parts. The newline before the answer is a byte piece that merges with nothing, so the ids up to the
-//! answer do not depend on the answer; this is checked, because generation starts from them.
+//! A training text is `<image>\n### User: {question} \n### Assistant: \n{answer}`. It is split at `<image>`, and each
+//! part is tokenized separately, with `<s>` and a leading `▁`. Then [`IMAGE_TOKEN`] is inserted between the parts, and
+//! only the first `<s>` is kept. The newline before the answer is a byte piece that merges with nothing, so the ids up
+//! to the answer do not depend on the answer; this is checked, because generation starts from them.
 //!
 //! Source: `llava/mm_utils.py::tokenizer_image_token` and PRS-Med's data loader. Deviations: a literal `<image>` inside
 //! a question stays text (the original would splice a second image); the end-of-sequence id can be appended.
@@ -20,7 +20,7 @@ use tokenizers::Tokenizer;
 use crate::error::{Error, Result};
 use crate::tensor::weights::write_bytes;
 
-/// The id that marks the place of the image in a sequence; no piece has it.
+/// Id that marks the position of the image in a sequence; no token has it.
 pub const IMAGE_TOKEN: i64 = -200;
 
 const UNK: &str = "<unk>";
@@ -31,7 +31,7 @@ const EOS: &str = "</s>";
 #[derive(Debug, Clone)]
 pub struct TextTokenizer {
     inner: Tokenizer,
-    /// `tokenizer_config.json`, as opened or as Python needs it.
+    /// `tokenizer_config.json` as read, or the default for Python.
     config: Value,
     bos: i64,
     eos: i64,
@@ -39,10 +39,10 @@ pub struct TextTokenizer {
 }
 
 impl TextTokenizer {
-    /// Opens `folder/tokenizer.json`, or converts `folder/tokenizer.model` (SentencePiece BPE) as `transformers` does.
+    /// Opens `folder/tokenizer.json`, or converts `folder/tokenizer.model` (SentencePiece BPE) like `transformers`.
     ///
     /// # Errors
-    /// [`Error::Weights`] when neither is there or readable, or when `<s>` and `</s>` are not used as Llama's are.
+    /// [`Error::Weights`] when neither file exists or can be read, or when `<s>` and `</s>` are not used as in Llama.
     pub fn open(folder: &Path) -> Result<Self> {
         let (fast, slow) = (folder.join("tokenizer.json"), folder.join("tokenizer.model"));
         let (path, inner) = if fast.exists() {
@@ -58,8 +58,8 @@ impl TextTokenizer {
         } else {
             return Err(Error::weights(
                 folder,
-                "holds neither `tokenizer.json` nor `tokenizer.model`",
-                "name the folder of the tokenizer, or copy one of the two files into it",
+                "contains neither `tokenizer.json` nor `tokenizer.model`",
+                "give the folder of the tokenizer, or copy one of the two files into it",
             ));
         };
         let config_path = folder.join("tokenizer_config.json");
@@ -72,7 +72,7 @@ impl TextTokenizer {
 
     /// Trains a small tokenizer of the same kind: `<unk>` 0, `<s>` 1, `</s>` 2, 256 byte pieces, characters, merges.
     ///
-    /// The result depends on the texts alone, not on their order. Merges stay inside words (with the space before
+    /// The result depends only on the texts, not on their order. Merges stay inside words (with the space before
     /// them); newlines, digits and punctuation marks are never merged. Fewer than `vocab_size` pieces come out when
     /// every word is a piece before that.
     ///
@@ -80,12 +80,12 @@ impl TextTokenizer {
     /// [`Error::Config`] when `vocab_size` leaves no room for characters.
     pub fn train(texts: &[&str], vocab_size: usize) -> Result<Self> {
         let json = train::train(texts, vocab_size)?;
-        let inner = parse(&json).expect("a trained vocabulary holds every piece its merges name");
+        let inner = parse(&json).expect("a trained vocabulary contains every piece of its merges");
         Self::new(inner, default_config(), Path::new("tokenizer.json"))
     }
 
     fn new(mut inner: Tokenizer, config: Value, path: &Path) -> Result<Self> {
-        // A file may carry the truncation or padding of whoever saved it last.
+        // A file may contain the truncation or padding settings of the program that saved it.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| damaged(path, &*error))?;
         let special = |token: &str| {
@@ -118,7 +118,7 @@ impl TextTokenizer {
         Ok(())
     }
 
-    /// What [`TextTokenizer::save`] writes: file names and contents.
+    /// File names and contents that [`TextTokenizer::save`] writes.
     ///
     /// # Errors
     /// [`Error::Weights`] when the tokenizer cannot be written as JSON.
@@ -157,7 +157,7 @@ impl TextTokenizer {
         Ok(encoding.get_ids().iter().map(|&id| i64::from(id)).collect())
     }
 
-    /// The text of ids; special tokens, image marks and ids outside the vocabulary are left out.
+    /// Decodes ids. Special tokens, image tokens and ids outside the vocabulary are left out.
     ///
     /// # Errors
     /// [`Error::Weights`] from a decoder that does not fit its vocabulary.
@@ -173,7 +173,7 @@ impl TextTokenizer {
     }
 }
 
-/// Decodes a growing answer and gives out what is certain, for showing it as it is generated.
+/// Decodes an answer while it is generated and returns the new complete characters.
 #[derive(Debug, Clone, Default)]
 pub struct AnswerStream {
     ids: Vec<i64>,
@@ -202,7 +202,7 @@ impl AnswerStream {
 pub struct PromptIds {
     /// `<s>`, [`IMAGE_TOKEN`], template and question, answer.
     pub ids: Vec<i64>,
-    /// `ids[answer_start..]` is the answer (with `</s>` if asked for).
+    /// `ids[answer_start..]` is the answer (with `</s>` if requested).
     pub answer_start: usize,
 }
 
@@ -235,19 +235,11 @@ pub fn question_prompt(tok: &TextTokenizer, question: &str) -> Result<PromptIds>
     Ok(PromptIds { answer_start: ids.len(), ids })
 }
 
-/// The ids of `<image> \n{question}`, the question-only form of older PRS-Med versions.
-///
-/// # Errors
-/// As [`TextTokenizer::encode`].
-pub fn reference_question_ids(tok: &TextTokenizer, question: &str) -> Result<Vec<i64>> {
-    tok.after_image(&format!(" \n{question}"))
-}
-
 fn template(question: &str) -> String {
     format!("\n### User: {question} \n### Assistant: \n")
 }
 
-/// The answer in a generated text: without template headers and a following turn, white space as single spaces.
+/// The answer in a generated text: without template headers and later turns, with single spaces.
 pub fn clean_answer(text: &str) -> String {
     let mut rest = text.trim();
     while let Some(header) = rest.strip_prefix("###") {
@@ -269,7 +261,7 @@ fn parse(json: &Value) -> Result<Tokenizer, String> {
         .and_then(|bytes| Tokenizer::from_bytes(bytes).map_err(|error| error.to_string()))
 }
 
-/// What Python's `transformers` needs beside `tokenizer.json`.
+/// `tokenizer_config.json` for Python's `transformers`.
 fn default_config() -> Value {
     json!({
         "bos_token": BOS,
@@ -283,8 +275,8 @@ fn default_config() -> Value {
     })
 }
 
-/// `tokenizer.json` of a Llama tokenizer with these pieces (in id order) and merges (best first); `added` are the ids of
-/// control (special) and user-defined pieces.
+/// `tokenizer.json` of a Llama tokenizer with these pieces (in id order) and merges (best first). `added` are the ids
+/// of control (special) and user-defined pieces.
 fn llama_json(pieces: &[&str], merges: &[(&str, &str)], added: &[(usize, bool)]) -> Value {
     let vocab: serde_json::Map<String, Value> =
         pieces.iter().enumerate().map(|(id, piece)| ((*piece).to_owned(), json!(id))).collect();

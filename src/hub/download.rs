@@ -1,26 +1,27 @@
-//! One file, through `hf-hub`, with the retries, resumption and checks that crate lacks.
+//! Download of one file through `hf-hub`, with retries, resumption and checks.
 //!
-//! Its own retries append after a failed resumption without looking where the file ends, and it takes any number of
-//! bytes for a complete file. So it is asked for one attempt at a time; each starts from the `.part` file it finds.
+//! After a failed resumption the crate's own retries append without checking the length of the file, and it accepts any
+//! number of bytes as complete. So this module asks it for one attempt at a time. Each attempt continues the `.part`
+//! file.
 
-use std::fs::{self, File};
-use std::io::{self, BufReader, ErrorKind};
+use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use hf_hub::CacheRepo;
 use hf_hub::api::Progress;
 use hf_hub::api::sync::{ApiError, ApiRepo, Metadata};
-use sha2::{Digest, Sha256};
 
 use super::{Hub, spec};
 use crate::error::{Error, Result};
 use crate::event::{Event, Observer};
+use crate::tensor::weights::sha256;
 
-/// Failures in a row, without a new byte, after which a download is given up.
+/// Consecutive failures without a new byte after which a download fails.
 const ATTEMPTS: u32 = 5;
 const FIRST_WAIT: Duration = Duration::from_millis(200);
-/// Progress is told in steps of this many bytes.
+/// Bytes between two progress events.
 const STEP: u64 = 1 << 20;
 
 /// Progress over several files.
@@ -34,19 +35,19 @@ pub(super) struct Bar<'a> {
 struct FileBar<'a> {
     bar: Bar<'a>,
     done: u64,
-    told: u64,
+    reported: u64,
 }
 
 impl Progress for FileBar<'_> {
     fn init(&mut self, _size: usize, _filename: &str) {
-        // Called again by the crate before every attempt, followed by what is already there.
-        (self.done, self.told) = (0, 0);
+        // the crate calls this before every attempt, and then reports the bytes that are already on disk
+        (self.done, self.reported) = (0, 0);
     }
 
     fn update(&mut self, size: usize) {
         self.done += size as u64;
-        if self.done >= self.told + STEP {
-            self.told = self.done;
+        if self.done >= self.reported + STEP {
+            self.reported = self.done;
             self.bar.observer.on(&Event::Advanced { done: self.bar.before + self.done });
         }
     }
@@ -56,7 +57,7 @@ impl Progress for FileBar<'_> {
     }
 }
 
-/// Downloads `name` of the pinned commit into the cache; returns its size.
+/// Downloads `name` at the given commit into the cache. Returns its size.
 pub(super) fn file(hub: &Hub, api: &ApiRepo, cache: &CacheRepo, commit: &str, name: &str, bar: Bar) -> Result<u64> {
     let pointer = cache.pointer_path(commit).join(name);
     let (mut failures, mut reached, mut fresh) = (0, 0, false);
@@ -66,13 +67,13 @@ pub(super) fn file(hub: &Hub, api: &ApiRepo, cache: &CacheRepo, commit: &str, na
             Attempt::Broken(blob) if fresh => {
                 return Err(hub.error(
                     format!(
-                        "`{name}` does not have the size or SHA-256 that the hub promises, even when downloaded anew"
+                        "`{name}` does not have the size or SHA-256 that the hub lists, even after a second download"
                     ),
                     format!("try again later; check HF_ENDPOINT (the file would be `{}`)", blob.display()),
                 ));
             }
             Attempt::Broken(blob) => {
-                // A part of another download, or a server that ignores ranges: once again from the start.
+                // the part of another download, or a server that ignores ranges: start again once
                 fresh = true;
                 remove(&pointer)?;
                 remove(&blob)?;
@@ -87,18 +88,17 @@ pub(super) fn file(hub: &Hub, api: &ApiRepo, cache: &CacheRepo, commit: &str, na
         if is_final(&error) || failures >= ATTEMPTS {
             return Err(hub.api_error(error, name, &pointer));
         }
-        bar.observer
-            .on(&Event::Note(format!("`{name}`: the download broke off at {length} bytes ({error}), resuming")));
+        bar.observer.on(&Event::Note(format!("`{name}`: the download stopped at {length} bytes ({error}), resuming")));
         std::thread::sleep(FIRST_WAIT * 2_u32.pow(failures - 1));
     }
 }
 
 enum Attempt {
-    /// In place, of this size.
+    /// Complete, with this size.
     Done(u64),
-    /// The blob or part at this path is not what the hub promises.
+    /// The blob or part at this path has the wrong size or SHA-256.
     Broken(PathBuf),
-    /// With the part that is there so far.
+    /// Failed, with the part downloaded so far.
     Failed(ApiError, Option<PathBuf>),
 }
 
@@ -109,11 +109,11 @@ fn attempt(hub: &Hub, api: &ApiRepo, cache: &CacheRepo, name: &str, pointer: &Pa
     };
     let (size, etag) = (promised.size() as u64, promised.etag());
     if !spec::is_plain(etag) {
-        let hint = "check HF_ENDPOINT: it does not answer as a hub does";
+        let hint = "check HF_ENDPOINT: the server does not behave like a hub";
         return Err(hub.error(format!("`{name}` has the ETag `{etag}`, which cannot name a file"), hint));
     }
     let blob = cache.blob_path(etag);
-    // Another revision may have brought the same content.
+    // another revision may have downloaded the same content
     if fs::metadata(&blob).is_ok_and(|meta| meta.len() == size) {
         link(&blob, pointer).map_err(Error::io(pointer, "link"))?;
         return Ok(Attempt::Done(size));
@@ -122,8 +122,8 @@ fn attempt(hub: &Hub, api: &ApiRepo, cache: &CacheRepo, name: &str, pointer: &Pa
     if fs::symlink_metadata(pointer).is_ok() && !pointer.exists() {
         remove(pointer)?;
     }
-    // Stopped between the last byte and the renaming; the crate would ask for the empty range behind a complete part,
-    // which servers refuse.
+    // the part is complete, but was not renamed: the crate would request the empty range after it, which servers
+    // refuse
     if fs::metadata(&part).is_ok_and(|meta| meta.len() >= size && size > 0) {
         if !is_promised(&part, size, etag)? {
             return Ok(Attempt::Broken(blob));
@@ -132,14 +132,14 @@ fn attempt(hub: &Hub, api: &ApiRepo, cache: &CacheRepo, name: &str, pointer: &Pa
         link(&blob, pointer).map_err(Error::io(pointer, "link"))?;
         return Ok(Attempt::Done(size));
     }
-    match api.download_with_progress(name, FileBar { bar, done: 0, told: 0 }) {
+    match api.download_with_progress(name, FileBar { bar, done: 0, reported: 0 }) {
         Err(ApiError::InvalidResume) => Ok(Attempt::Broken(blob)),
         Err(error) => Ok(Attempt::Failed(error, Some(part))),
         Ok(path) => Ok(if is_promised(&path, size, etag)? { Attempt::Done(size) } else { Attempt::Broken(blob) }),
     }
 }
 
-/// Size, and SHA-256 for the large files, whose ETag it is.
+/// True if size and SHA-256 match. The ETag is the SHA-256 of a large file; other files have none.
 fn is_promised(path: &Path, size: u64, etag: &str) -> Result<bool> {
     let held = fs::metadata(path).map_err(Error::io(path, "read"))?.len();
     Ok(held == size && (etag.len() != 64 || sha256(path)? == etag))
@@ -150,7 +150,7 @@ fn api_metadata(hub: &Hub, api: &ApiRepo, name: &str) -> std::result::Result<Met
     client.metadata(&api.url(name))
 }
 
-/// Whether the same request would fail again.
+/// True if the same request would fail again.
 fn is_final(error: &ApiError) -> bool {
     match error {
         ApiError::RequestError(error) => match **error {
@@ -162,7 +162,7 @@ fn is_final(error: &ApiError) -> bool {
     }
 }
 
-/// Whether the disk failed, not the connection.
+/// True for an error of the disk, not of the connection.
 pub(super) fn is_of_disk(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -175,7 +175,7 @@ pub(super) fn is_of_disk(error: &io::Error) -> bool {
     )
 }
 
-/// A relative link from the snapshot to the blob, as the Python client makes it.
+/// A relative link from the snapshot to the blob, like that of the Python client.
 fn link(blob: &Path, pointer: &Path) -> io::Result<()> {
     let folder = pointer.parent().ok_or(ErrorKind::InvalidInput)?;
     fs::create_dir_all(folder)?;
@@ -197,15 +197,4 @@ fn remove(path: &Path) -> Result<()> {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io(path, "delete")(error)),
         _ => Ok(()),
     }
-}
-
-fn sha256(path: &Path) -> Result<String> {
-    use std::fmt::Write as _;
-    let mut reader = BufReader::with_capacity(1 << 20, File::open(path).map_err(Error::io(path, "open"))?);
-    let mut hash = Sha256::new();
-    io::copy(&mut reader, &mut hash).map_err(Error::io(path, "read"))?;
-    Ok(hash.finalize().iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    }))
 }

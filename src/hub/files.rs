@@ -1,4 +1,4 @@
-//! Which files of a repository are wanted.
+//! Selection of files in a repository.
 
 use std::fmt;
 use std::path::Path;
@@ -6,27 +6,29 @@ use std::path::Path;
 use super::RemoteFile;
 use crate::error::{Error, Result};
 
-/// A choice among the files of a repository.
+/// A selection of files in a repository.
 #[derive(Debug, Clone, Copy)]
 pub enum Files<'a> {
     /// Every file.
     All,
-    /// Names or patterns with `*` (which also matches `/`).
+    /// File names, or patterns with `*` (which also matches `/`).
     Matching(&'a [&'a str]),
-    /// A model: every `.json` and `tokenizer.model`, and the `.safetensors` files, or where there are none the PyTorch
-    /// files (`.bin`, `.pth`, `.pt`).
+    /// A model: every `.json` and `tokenizer.model`, and the `.safetensors` files, or else the PyTorch files (`.bin`,
+    /// `.pth`, `.pt`).
     Checkpoint,
-    /// A pipeline in diffusers' layout (or a single network of one): configs, tokenizer files and one set of safetensors
-    /// for each network, of this variant (`fp16`) where there is one.
+    /// The only `.safetensors`, `.pth` or `.pt` file.
+    OnlyWeights,
+    /// A pipeline in diffusers' layout, or one network of it: configs, tokenizer files, and the safetensors files of
+    /// each network, in this variant (`fp16`) if there is one.
     Diffusers(&'a str),
 }
 
-/// Networks of a pipeline that are used; its safety checker is not.
+/// Networks of a pipeline that are used. The safety checker is not.
 const NETWORKS: [&str; 5] = ["unet", "vae", "text_encoder", "text_encoder_2", "controlnet"];
-/// Other folders whose files are read.
+/// Other folders with files that are used.
 const TEXTS: [&str; 4] = ["scheduler", "tokenizer", "tokenizer_2", ""];
 
-/// The weight files of `variant` among the names of one folder: its own, else the plain ones.
+/// The weight files of `variant` among the names in one folder, else those without variant.
 pub fn of_variant<'a>(names: &[&'a str], variant: &str) -> Vec<&'a str> {
     // `model.safetensors`, `model-00001-of-00002.safetensors`, `model.fp16-00001-of-00002.safetensors`
     let variant_of = |name: &str| -> Option<String> {
@@ -75,10 +77,49 @@ fn diffusers(files: &[RemoteFile], variant: &str) -> Vec<RemoteFile> {
 const CONFIGS: [&str; 2] = ["*.json", "tokenizer.model"];
 const SAFETENSORS: [&str; 1] = ["*.safetensors"];
 const PYTORCH: [&str; 3] = ["*.bin", "*.pth", "*.pt"];
+const SINGLE: [&str; 3] = ["*.safetensors", "*.pth", "*.pt"];
+
+/// Most file names that an error lists.
+const NAMED: usize = 12;
+
+/// Reason why no files were selected.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    pub(super) reason: String,
+    /// One of several matching files.
+    pub(super) candidate: Option<String>,
+}
+
+impl Refusal {
+    pub(super) fn lacking(wanted: &str, files: &[RemoteFile]) -> Self {
+        Self { reason: format!("contains no {wanted} (its files: {})", quoted(files)), candidate: None }
+    }
+}
+
+fn quoted(files: &[RemoteFile]) -> String {
+    let names: Vec<String> = files.iter().take(NAMED).map(|file| format!("`{}`", file.name)).collect();
+    let rest = if files.len() > NAMED { format!(" and {} more", files.len() - NAMED) } else { String::new() };
+    names.join(", ") + &rest
+}
 
 impl Files<'_> {
-    /// The wanted ones, in the order given; none when a needed kind is absent.
-    pub(super) fn choose(&self, files: &[RemoteFile]) -> Vec<RemoteFile> {
+    /// The selected files, and the path that represents them: empty for the folder that contains them.
+    pub(super) fn pick(&self, files: &[RemoteFile]) -> Result<(Vec<RemoteFile>, String), Refusal> {
+        let chosen = self.choose(files);
+        match (self, chosen.as_slice()) {
+            (_, []) => Err(Refusal::lacking(&self.to_string(), files)),
+            (Self::OnlyWeights, [file]) => Ok((vec![file.clone()], file.name.clone())),
+            (Self::OnlyWeights, [first, ..]) => {
+                let (count, names) = (chosen.len(), quoted(&chosen));
+                let reason = format!("contains {count} weight files where one is expected: {names}");
+                Err(Refusal { reason, candidate: Some(first.name.clone()) })
+            }
+            _ => Ok((chosen, String::new())),
+        }
+    }
+
+    /// The selected files, in the given order; none if a required kind is missing.
+    fn choose(&self, files: &[RemoteFile]) -> Vec<RemoteFile> {
         let matching = |patterns: &[&str]| -> Vec<RemoteFile> {
             files.iter().filter(|file| patterns.iter().any(|p| matches(p, &file.name))).cloned().collect()
         };
@@ -98,13 +139,9 @@ impl Files<'_> {
                 chosen.append(&mut weights);
                 chosen
             }
+            Self::OnlyWeights => matching(&SINGLE),
             Self::Diffusers(variant) => diffusers(files, variant),
         }
-    }
-
-    /// Whether a cache that holds `held` can serve this choice, as far as a cache can know.
-    pub(super) fn complete_in(&self, held: &[RemoteFile]) -> bool {
-        !self.choose(held).is_empty()
     }
 }
 
@@ -114,6 +151,7 @@ impl fmt::Display for Files<'_> {
             Self::All => write!(f, "files"),
             Self::Matching(patterns) => write!(f, "`{}`", patterns.join("`, `")),
             Self::Checkpoint => write!(f, "weights (`*.safetensors`, `*.bin`, `*.pth`)"),
+            Self::OnlyWeights => write!(f, "weight file (`*.safetensors`, `*.pth`, `*.pt`)"),
             Self::Diffusers(_) => {
                 write!(f, "a diffusers pipeline (`unet/*.safetensors`, `vae/`, `text_encoder/`, ...)")
             }
@@ -121,7 +159,7 @@ impl fmt::Display for Files<'_> {
     }
 }
 
-/// Glob with `*` only.
+/// Matches a pattern that has only `*` as a wildcard.
 fn matches(pattern: &str, name: &str) -> bool {
     let Some((head, tail)) = pattern.split_once('*') else { return pattern == name };
     let Some(rest) = name.strip_prefix(head) else { return false };
@@ -146,7 +184,7 @@ fn collect(folder: &Path, prefix: &str, found: &mut Vec<RemoteFile>) -> Result<(
     for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
         let entry = entry.map_err(Error::io(folder, "list"))?;
         let name = format!("{prefix}{}", entry.file_name().to_string_lossy());
-        // Through links: the files of a cached snapshot are links into its blobs. A dangling one is no file.
+        // follows links: the files of a cached snapshot are links to its blobs; broken links are skipped
         match std::fs::metadata(entry.path()) {
             Ok(meta) if meta.is_dir() => collect(&entry.path(), &format!("{name}/"), found)?,
             Ok(meta) => found.push(RemoteFile { name, size: Some(meta.len()) }),

@@ -1,102 +1,155 @@
-//! `hub:owner/name[@revision]` or a folder -> local files.
+//! Hugging Face hub: turns `hub:owner/name[/INSIDE][@revision]` or a path into local files.
 //!
 //! Downloads go through the `hf-hub` crate into the cache of the Python client (`models--owner--name/{blobs, refs,
-//! snapshots}`), so both share what is already there. Around the crate this module adds: one commit for all files of a
-//! repository, progress over all files, retries that resume a cut download, a check of size and SHA-256, and errors
-//! that say what to do.
+//! snapshots}`), so both share the files. Around the crate this module adds: one commit for all files of a
+//! repository, progress over all files, retries that resume an interrupted download, checks of size and SHA-256, a list
+//! of the files and their sizes before anything is downloaded ([`check()`]), and errors with hints.
 //!
-//! It reads no environment variables: [`HubOptions::from_vars`] is given a look-up by `cli`.
+//! It reads no environment variables: `cli` passes a look-up to [`HubOptions::from_vars`].
 //!
 //! Known limits of the crate: it sends the token to the host of an absolute redirect when it asks for a file's size
-//! (not when it downloads), and a connection that stalls without closing waits as long as the system lets it.
+//! (not when it downloads). A connection that stalls without closing waits as long as the operating system allows.
 
+mod check;
 mod download;
 mod files;
 mod options;
 mod spec;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
 use hf_hub::{Cache, Repo, RepoType};
 
+pub use check::{Checked, Need, check, free_bytes};
 pub use files::{Files, of_variant};
 pub use options::HubOptions;
-pub use spec::Spec;
+pub use spec::{Source, Spec};
 
 use crate::error::{Error, Result};
 use crate::event::{Event, Observer};
+use files::Refusal;
+
+/// How long [`reach`] waits for an answer.
+const REACH_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// A file of a repository or folder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemoteFile {
     /// Path inside the repository, with `/`.
     pub name: String,
-    /// Bytes, when known.
+    /// Size in bytes, if known.
     pub size: Option<u64>,
 }
 
-/// The local folder (or file) of `spec`, after downloading what is missing of `files`.
+/// The files that a spec names. They exist, but hub files may not be downloaded yet.
+#[derive(Debug, Clone)]
+pub struct Located {
+    /// The local file or folder; [`Self::fetch`] puts hub files there.
+    pub path: PathBuf,
+    /// All files, named relative to the repository or folder.
+    pub files: Vec<RemoteFile>,
+    /// Number of files that are not in the cache.
+    pub num_missing: usize,
+    /// Bytes to download, not counting those that an interrupted download left in the cache.
+    pub download_bytes: u64,
+    /// Repository and commit; `None` for local files.
+    remote: Option<(Source, String)>,
+}
+
+impl Located {
+    /// Bytes of all files whose size is known.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().filter_map(|file| file.size).sum()
+    }
+
+    /// Downloads the missing files and returns [`Self::path`].
+    ///
+    /// # Errors
+    /// Like [`resolve`].
+    pub fn fetch(&self, options: &HubOptions, observer: &dyn Observer) -> Result<PathBuf> {
+        if let Some((source, commit)) = &self.remote {
+            Hub::new(source, options).fetch(commit, &self.files, observer)?;
+        }
+        Ok(self.path.clone())
+    }
+}
+
+/// Finds the files of `spec` without downloading them.
 ///
-/// A plain path is returned as it is when it exists. Emits `Started`, `Advanced` in bytes and `Finished` when something
-/// is downloaded. When the hub cannot be reached and the cache holds the files, the cached ones are used with a warning.
+/// If the hub cannot be reached and the cache has the files, the cached files are used with a warning.
 ///
 /// # Errors
-/// [`Error::Config`] for a malformed `spec`; [`Error::Weights`] for a path that does not exist; [`Error::Hub`] when the
-/// repository, revision or files are not there, access is denied, the connection keeps breaking, a download does not
-/// have the promised content, or `offline` is set and the cache lacks the files; [`Error::Io`] from the disk.
-pub fn resolve(spec: &str, files: &Files, options: &HubOptions, observer: &dyn Observer) -> Result<PathBuf> {
-    let repo = match Spec::parse(spec)? {
-        Spec::Local(path) => return existing(path),
-        Spec::Hub { repo, revision } => Hub::new(repo, revision, options),
+/// Like [`resolve`].
+pub fn find(spec: &str, files: &Files, options: &HubOptions, observer: &dyn Observer) -> Result<Located> {
+    let source = match Spec::parse(spec)? {
+        Spec::Local(path) => return local(path, files),
+        Spec::Hub(source) => source,
     };
-    if options.offline {
-        return repo.cached(files);
-    }
-    let listing = match repo.listing() {
-        Ok(listing) => listing,
+    let hub = Hub::new(&source, options);
+    match hub.listing() {
+        Ok(listing) => hub.locate(listing, files),
+        Err(Failure::Offline) => hub.cached(files),
         Err(Failure::Unreachable(reason)) => {
-            return match repo.cached(files) {
-                Ok(folder) => {
-                    let text =
-                        format!("`hub:{}` cannot be reached ({reason}): the cached files are used", repo.label());
-                    observer.on(&Event::Warning(text));
-                    Ok(folder)
-                }
-                Err(_) => Err(repo.unreachable(&reason)),
-            };
+            let cached = hub.cached(files).map_err(|_| hub.unreachable(&reason))?;
+            observer.on(&hub.uses_cache(&reason));
+            Ok(cached)
+        }
+        Err(Failure::Refused(error)) => Err(error),
+    }
+}
+
+/// The local folder (or file) of `spec`, after downloading the missing files.
+///
+/// A path that exists is returned unchanged. A download emits `Started`, `Advanced` in bytes and `Finished`. If the hub
+/// cannot be reached and the cache has the files, the cached files are used with a warning.
+///
+/// # Errors
+/// [`Error::Config`] for a malformed `spec`; [`Error::Weights`] for a missing path; [`Error::Hub`] if the repository,
+/// revision or files do not exist, access is denied, the connection keeps failing, a download has the wrong content, or
+/// `offline` is set and the cache lacks the files; [`Error::Io`] from the disk.
+pub fn resolve(spec: &str, files: &Files, options: &HubOptions, observer: &dyn Observer) -> Result<PathBuf> {
+    find(spec, files, options, observer)?.fetch(options, observer)
+}
+
+/// The files of `spec` with their sizes, sorted by name. If `spec` has `INSIDE`, only the files below it.
+///
+/// # Errors
+/// Like [`resolve`].
+pub fn ls(spec: &str, options: &HubOptions, observer: &dyn Observer) -> Result<Vec<RemoteFile>> {
+    let source = match Spec::parse(spec)? {
+        Spec::Local(path) => return files::local(&existing(path)?),
+        Spec::Hub(source) => source,
+    };
+    let hub = Hub::new(&source, options);
+    let mut files = match hub.listing() {
+        Ok(listing) => listing.files,
+        Err(Failure::Offline) => files::local(&hub.snapshot()?)?,
+        Err(Failure::Unreachable(reason)) => {
+            let folder = hub.snapshot().map_err(|_| hub.unreachable(&reason))?;
+            observer.on(&hub.uses_cache(&reason));
+            files::local(&folder)?
         }
         Err(Failure::Refused(error)) => return Err(error),
     };
-    let wanted = files.choose(&listing.files);
-    if wanted.is_empty() {
-        let names: Vec<&str> = listing.files.iter().map(|file| file.name.as_str()).collect();
-        return Err(repo.error(
-            format!("holds no {files} (its files: `{}`)", names.join("`, `")),
-            "check the name of the repository",
-        ));
-    }
-    repo.fetch(&listing.commit, &wanted, observer)
+    let below = format!("{}/", source.inside);
+    files.retain(|file| source.inside.is_empty() || file.name == source.inside || file.name.starts_with(&below));
+    files.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(files)
 }
 
-/// The files of `spec` with their sizes, sorted by name.
+/// Checks that the hub answers, with a short timeout.
 ///
 /// # Errors
-/// As [`resolve`].
-pub fn ls(spec: &str, options: &HubOptions) -> Result<Vec<RemoteFile>> {
-    let repo = match Spec::parse(spec)? {
-        Spec::Local(path) => return files::local(&existing(path)?),
-        Spec::Hub { repo, revision } => Hub::new(repo, revision, options),
-    };
-    if options.offline {
-        return files::local(&repo.snapshot()?);
+/// The message of the failed connection.
+pub fn reach(options: &HubOptions) -> Result<(), String> {
+    let config = ureq::Agent::config_builder().timeout_global(Some(REACH_TIMEOUT)).build();
+    let address = format!("{}/api/models?limit=1", options.endpoint.trim_end_matches('/'));
+    match ureq::Agent::new_with_config(config).get(&address).call() {
+        Ok(_) | Err(ureq::Error::StatusCode(_)) => Ok(()),
+        Err(error) => Err(error.to_string()),
     }
-    let mut listing = repo.listing().map_err(|failure| match failure {
-        Failure::Unreachable(reason) => repo.unreachable(&reason),
-        Failure::Refused(error) => error,
-    })?;
-    listing.files.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(listing.files)
 }
 
 fn existing(path: PathBuf) -> Result<PathBuf> {
@@ -110,15 +163,36 @@ fn existing(path: PathBuf) -> Result<PathBuf> {
     ))
 }
 
-/// Why a request gave nothing.
+/// The files of a path. A folder must contain weight files.
+fn local(path: PathBuf, files: &Files) -> Result<Located> {
+    let path = existing(path)?;
+    let listed = files::local(&path)?;
+    let (files, inside) = if path.is_dir() && matches!(files, Files::Checkpoint | Files::OnlyWeights) {
+        files.pick(&listed).map_err(|Refusal { reason, candidate }| {
+            let hint = candidate.map_or_else(
+                || "check the path".to_owned(),
+                |name| format!("name one of them, for example `{}`", path.join(name).display()),
+            );
+            Error::weights(&path, reason, hint)
+        })?
+    } else {
+        (listed, String::new())
+    };
+    let path = if inside.is_empty() { path } else { path.join(inside) };
+    Ok(Located { path, files, num_missing: 0, download_bytes: 0, remote: None })
+}
+
+/// Failure of a request.
 enum Failure {
-    /// No answer: the cache may do instead.
+    /// No answer; the cache may be used instead.
     Unreachable(String),
-    /// The hub said no, or something unusable.
+    /// The settings forbid requests.
+    Offline,
+    /// The hub refused, or gave an invalid answer.
     Refused(Error),
 }
 
-/// What a revision holds.
+/// Commit and files of a revision.
 struct Listing {
     commit: String,
     files: Vec<RemoteFile>,
@@ -139,18 +213,19 @@ struct Sibling {
 
 /// One repository at one revision.
 struct Hub<'a> {
-    repo: String,
-    revision: String,
+    source: &'a Source,
+    revision: &'a str,
     options: &'a HubOptions,
 }
 
 impl<'a> Hub<'a> {
-    fn new(repo: String, revision: Option<String>, options: &'a HubOptions) -> Self {
-        Self { repo, revision: revision.unwrap_or_else(|| "main".into()), options }
+    fn new(source: &'a Source, options: &'a HubOptions) -> Self {
+        Self { source, revision: source.revision.as_deref().unwrap_or("main"), options }
     }
 
     fn label(&self) -> String {
-        if self.revision == "main" { self.repo.clone() } else { format!("{}@{}", self.repo, self.revision) }
+        let repo = &self.source.repo;
+        if self.revision == "main" { repo.clone() } else { format!("{repo}@{}", self.revision) }
     }
 
     fn error(&self, reason: impl Into<String>, hint: impl Into<String>) -> Error {
@@ -160,8 +235,12 @@ impl<'a> Hub<'a> {
     fn unreachable(&self, reason: &str) -> Error {
         self.error(
             format!("`{}` cannot be reached: {reason}", self.options.endpoint),
-            "check the network, the proxy and HF_ENDPOINT, or name a local folder",
+            "check the network, the proxy and HF_ENDPOINT, or give a local folder",
         )
+    }
+
+    fn uses_cache(&self, reason: &str) -> Event {
+        Event::Warning(format!("`hub:{}` cannot be reached ({reason}): the cached files are used", self.label()))
     }
 
     fn cache(&self) -> Cache {
@@ -169,7 +248,7 @@ impl<'a> Hub<'a> {
     }
 
     fn at(&self, revision: &str) -> Repo {
-        Repo::with_revision(self.repo.clone(), RepoType::Model, revision.to_owned())
+        Repo::with_revision(self.source.repo.clone(), RepoType::Model, revision.to_owned())
     }
 
     fn api(&self) -> Result<Api> {
@@ -183,8 +262,11 @@ impl<'a> Hub<'a> {
 
     /// Asks the hub for the commit and the files.
     fn listing(&self) -> Result<Listing, Failure> {
+        if self.options.offline {
+            return Err(Failure::Offline);
+        }
         let api = self.api().map_err(Failure::Refused)?;
-        let request = api.repo(self.at(&self.revision)).info_request().query("blobs", "true");
+        let request = api.repo(self.at(self.revision)).info_request().query("blobs", "true");
         let text =
             request.call().and_then(|mut response| response.body_mut().read_to_string()).map_err(
                 |error| match error {
@@ -197,23 +279,78 @@ impl<'a> Hub<'a> {
 
     fn read_info(&self, text: &str) -> Result<Listing> {
         let info: Info = serde_json::from_str(text)
-            .map_err(|error| self.error(format!("the hub's answer is not understood: {error}"), "check HF_ENDPOINT"))?;
+            .map_err(|error| self.error(format!("the answer of the hub is invalid: {error}"), "check HF_ENDPOINT"))?;
         if !spec::is_plain(&info.sha) {
-            return Err(self.error(format!("the hub names the commit `{}`", info.sha), "check HF_ENDPOINT"));
+            return Err(self.error(format!("the hub gave the invalid commit `{}`", info.sha), "check HF_ENDPOINT"));
         }
         let files: Vec<RemoteFile> =
             info.siblings.into_iter().map(|file| RemoteFile { name: file.rfilename, size: file.size }).collect();
         if let Some(file) = files.iter().find(|file| !spec::stays_inside(&file.name)) {
             return Err(self.error(
-                format!("names the file `{}`, which would lie outside of its folder", file.name),
+                format!("has the file `{}`, whose path leaves its folder", file.name),
                 "do not use this repository",
             ));
         }
         Ok(Listing { commit: info.sha, files })
     }
 
-    /// Downloads what is missing of `wanted` and returns the snapshot folder.
-    fn fetch(&self, commit: &str, wanted: &[RemoteFile], observer: &dyn Observer) -> Result<PathBuf> {
+    /// The files of `listed` that `files` selects, and the path that represents them, relative to the repository.
+    fn choose(&self, listed: &[RemoteFile], files: &Files) -> Result<(Vec<RemoteFile>, String), Refusal> {
+        let inside = self.source.inside.as_str();
+        if inside.is_empty() {
+            return files.pick(listed);
+        }
+        if let Some(file) = listed.iter().find(|file| file.name == inside) {
+            return Ok((vec![file.clone()], inside.to_owned()));
+        }
+        let below = |file: &RemoteFile| {
+            let name = file.name.strip_prefix(inside)?.strip_prefix('/')?.to_owned();
+            Some(RemoteFile { name, size: file.size })
+        };
+        let below: Vec<RemoteFile> = listed.iter().filter_map(below).collect();
+        if below.is_empty() {
+            return Err(Refusal::lacking(&format!("`{inside}`"), listed));
+        }
+        let join = |name: &str| if name.is_empty() { inside.to_owned() } else { format!("{inside}/{name}") };
+        let named = |refusal: Refusal| Refusal { candidate: refusal.candidate.map(|name| join(&name)), ..refusal };
+        let (chosen, path) = files.pick(&below).map_err(named)?;
+        let chosen = chosen.into_iter().map(|file| RemoteFile { name: join(&file.name), size: file.size });
+        Ok((chosen.collect(), join(&path)))
+    }
+
+    fn refuse(&self, Refusal { reason, candidate }: Refusal) -> Error {
+        let hint = candidate.map_or_else(
+            || "check the name of the repository".to_owned(),
+            |name| format!("name one of them, for example `{}`", self.source.with_inside(&name)),
+        );
+        self.error(reason, hint)
+    }
+
+    fn locate(&self, listing: Listing, files: &Files) -> Result<Located> {
+        let (files, path) = self.choose(&listing.files, files).map_err(|refusal| self.refuse(refusal))?;
+        let folder = self.cache().repo(self.at(&listing.commit)).pointer_path(&listing.commit);
+        let missing: Vec<u64> =
+            files.iter().filter(|file| !folder.join(&file.name).exists()).map(|file| file.size.unwrap_or(0)).collect();
+        let total: u64 = missing.iter().sum();
+        Ok(Located {
+            path: if path.is_empty() { folder } else { folder.join(path) },
+            files,
+            num_missing: missing.len(),
+            download_bytes: total.saturating_sub(self.partial_bytes()),
+            remote: Some((self.source.clone(), listing.commit)),
+        })
+    }
+
+    /// Bytes that interrupted downloads of this repository left in the cache.
+    fn partial_bytes(&self) -> u64 {
+        let blobs = self.options.cache_dir.join(self.at(self.revision).folder_name()).join("blobs");
+        let files = std::fs::read_dir(blobs).into_iter().flatten().filter_map(std::result::Result::ok);
+        let parts = files.filter(|file| file.path().extension().is_some_and(|extension| extension == "part"));
+        parts.filter_map(|file| Some(file.metadata().ok()?.len())).sum()
+    }
+
+    /// Downloads the missing files of `wanted`.
+    fn fetch(&self, commit: &str, wanted: &[RemoteFile], observer: &dyn Observer) -> Result<()> {
         let pinned = self.cache().repo(self.at(commit));
         let folder = pinned.pointer_path(commit);
         let missing: Vec<&RemoteFile> = wanted.iter().filter(|file| !folder.join(&file.name).exists()).collect();
@@ -229,43 +366,43 @@ impl<'a> Hub<'a> {
             }
             observer.on(&Event::Finished);
         }
-        // Only now: whoever finds the name of the revision in the cache finds the files.
+        // last, so that a revision in the cache always has its files
         if self.revision != commit {
-            let named = self.cache().repo(self.at(&self.revision));
+            let named = self.cache().repo(self.at(self.revision));
             named.create_ref(commit).map_err(Error::io(&self.options.cache_dir, "write"))?;
         }
-        Ok(folder)
+        Ok(())
     }
 
     /// The snapshot folder of the revision in the cache.
     fn snapshot(&self) -> Result<PathBuf> {
-        let root = self.options.cache_dir.join(self.at(&self.revision).folder_name());
-        let commit = std::fs::read_to_string(root.join("refs").join(&self.revision));
-        let commit = commit.map_or_else(|_| self.revision.clone(), |commit| commit.trim().to_owned());
+        let root = self.options.cache_dir.join(self.at(self.revision).folder_name());
+        let commit = std::fs::read_to_string(root.join("refs").join(self.revision));
+        let commit = commit.map_or_else(|_| self.revision.to_owned(), |commit| commit.trim().to_owned());
         let folder = root.join("snapshots").join(&commit);
         if spec::is_plain(&commit) && folder.is_dir() {
             return Ok(folder);
         }
         Err(self.error(
             format!("is not in the cache `{}`", self.options.cache_dir.display()),
-            "unset HF_HUB_OFFLINE, or run `prsmed hub get` where there is a connection and copy the cache",
+            "unset HF_HUB_OFFLINE, or run `prsmed hub get` on a machine with a connection and copy the cache",
         ))
     }
 
-    /// The snapshot folder, if the cache holds `files`.
-    fn cached(&self, files: &Files) -> Result<PathBuf> {
+    /// The files in the cache, if it has all that `files` selects.
+    fn cached(&self, files: &Files) -> Result<Located> {
         let folder = self.snapshot()?;
-        let held = files::local(&folder)?;
-        if files.complete_in(&held) {
-            return Ok(folder);
-        }
-        Err(self.error(
-            format!("the cache `{}` holds only a part of it: no {files}", folder.display()),
-            "unset HF_HUB_OFFLINE, or run `prsmed hub get` where there is a connection and copy the cache",
-        ))
+        let (files, path) = self.choose(&files::local(&folder)?, files).map_err(|refusal| {
+            self.error(
+                format!("the cache `{}` has only a part of it: {}", folder.display(), refusal.reason),
+                "unset HF_HUB_OFFLINE, or run `prsmed hub get` on a machine with a connection and copy the cache",
+            )
+        })?;
+        let path = if path.is_empty() { folder } else { folder.join(path) };
+        Ok(Located { path, files, num_missing: 0, download_bytes: 0, remote: None })
     }
 
-    /// The hub's refusal in words.
+    /// The error for an HTTP status.
     fn status(&self, status: u16, file: Option<&str>) -> Error {
         let what = file.map_or_else(|| "the repository".to_owned(), |file| format!("`{file}`"));
         match (status, &self.options.token) {
@@ -291,12 +428,12 @@ impl<'a> Hub<'a> {
 
     fn broken(&self, reason: &str, file: &str) -> Error {
         self.error(
-            format!("the connection keeps breaking while `{file}` is downloaded: {reason}"),
+            format!("the connection failed repeatedly during the download of `{file}`: {reason}"),
             "run the same command again: it continues where it stopped",
         )
     }
 
-    /// A failure of the crate in words, when trying again is of no use.
+    /// Converts an error of the crate that a retry cannot fix.
     fn api_error(&self, error: ApiError, file: &str, path: &Path) -> Error {
         match error {
             ApiError::RequestError(error) => match *error {
@@ -309,7 +446,9 @@ impl<'a> Hub<'a> {
                 format!("another process is downloading `{file}` (`{}` is locked)", lock.display()),
                 "wait for it and run the command again",
             ),
-            other => self.error(format!("`{file}`: {other}"), "check HF_ENDPOINT: it does not answer as a hub does"),
+            other => {
+                self.error(format!("`{file}`: {other}"), "check HF_ENDPOINT: the server does not behave like a hub")
+            }
         }
     }
 }

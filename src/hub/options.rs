@@ -1,17 +1,17 @@
-//! Where the hub and its cache are.
+//! Address of the hub, access token and cache folder.
 
 use std::path::{Path, PathBuf};
 
 const ENDPOINT: &str = "https://huggingface.co";
 
-/// The settings Python's client takes from the environment.
+/// Settings of the hub, like those that Python's client reads from the environment.
 #[derive(Clone, PartialEq, Eq)]
 pub struct HubOptions {
     /// Base address of the hub (`HF_ENDPOINT`).
     pub endpoint: String,
-    /// Access token (`HF_TOKEN`, or the file a login has written).
+    /// Access token (`HF_TOKEN`, or the file that a login wrote).
     pub token: Option<String>,
-    /// The folder of `models--owner--name` folders (`HF_HUB_CACHE`, `HF_HOME/hub`).
+    /// Folder that contains the `models--owner--name` folders (`HF_HUB_CACHE`, `HF_HOME/hub`).
     pub cache_dir: PathBuf,
     /// Use the cache only (`HF_HUB_OFFLINE`).
     pub offline: bool,
@@ -25,7 +25,7 @@ impl HubOptions {
 
     /// Options from environment variables, by the rules of Python's `huggingface_hub`.
     ///
-    /// `var` looks a variable up; empty values count as unset.
+    /// `var` looks up a variable. Empty values count as unset.
     pub fn from_vars(var: impl Fn(&str) -> Option<String>) -> Self {
         let var = |name: &str| var(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
         let path = |name: &str| var(name).map(PathBuf::from);
@@ -48,7 +48,7 @@ impl HubOptions {
 }
 
 impl std::fmt::Debug for HubOptions {
-    /// Without the token: options end up in logs.
+    /// Hides the token, because options may be logged.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HubOptions")
             .field("endpoint", &self.endpoint)
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn variables_mean_what_they_mean_in_python() {
+    fn variables_mean_the_same_as_in_python() {
         let options = from(&[("HOME", "/h")]);
         assert_eq!(options.cache_dir, Path::new("/h/.cache/huggingface/hub"));
         assert_eq!((options.endpoint.as_str(), options.token, options.offline), (ENDPOINT, None, false));
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_login_is_found_and_never_printed() {
+    fn the_token_of_a_login_is_found_and_not_printed() {
         let home = tempfile::tempdir().unwrap();
         std::fs::write(home.path().join("token"), "secret\n").unwrap();
         let folder = home.path().to_str().unwrap();

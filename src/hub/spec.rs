@@ -1,41 +1,68 @@
-//! What a user may write where weights are asked for.
+//! Location of weights as the user writes it: `hub:owner/name[/INSIDE][@revision]` or a path.
 
 use std::path::{Component, Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// A place of weights.
+/// Location of weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Spec {
-    /// A path.
+    /// A local path.
     Local(PathBuf),
-    /// A repository of the hub.
-    Hub {
-        /// `owner/name`.
-        repo: String,
-        /// Branch, tag or commit; `None` for `main`.
-        revision: Option<String>,
-    },
+    /// A repository of the hub, or a file or folder inside one.
+    Hub(Source),
+}
+
+/// A repository of the hub at one revision.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// `owner/name`.
+    pub repo: String,
+    /// A file or folder inside the repository; empty for the whole repository.
+    pub inside: String,
+    /// Branch, tag or commit; `None` for `main`.
+    pub revision: Option<String>,
 }
 
 impl Spec {
-    /// Reads `hub:owner/name[@revision]`; anything without `hub:` is a path.
+    /// Parses `hub:owner/name[/INSIDE][@revision]`. Any other text is a path.
     ///
     /// # Errors
-    /// [`Error::Config`] when what follows `hub:` is no repository.
+    /// [`Error::Config`] if the text after `hub:` is not a repository.
     pub fn parse(text: &str) -> Result<Self> {
         let Some(rest) = text.strip_prefix("hub:") else { return Ok(Self::Local(text.into())) };
-        let (repo, revision) = rest.split_once('@').map_or((rest, None), |(repo, revision)| (repo, Some(revision)));
-        let named = repo.split_once('/').is_some_and(|(owner, name)| is_plain(owner) && is_plain(name));
+        let (name, revision) = rest.split_once('@').map_or((rest, None), |(name, revision)| (name, Some(revision)));
+        let mut parts = name.splitn(3, '/');
+        let repo = [parts.next(), parts.next()].map(Option::unwrap_or_default);
+        let inside = parts.next();
         let revised = revision.is_none_or(|revision| revision.split('/').all(is_plain));
-        if named && revised {
-            return Ok(Self::Hub { repo: repo.to_owned(), revision: revision.map(str::to_owned) });
+        if repo.iter().all(|part| is_plain(part)) && inside.is_none_or(stays_inside) && revised {
+            let inside = inside.unwrap_or_default().to_owned();
+            return Ok(Self::Hub(Source { repo: repo.join("/"), inside, revision: revision.map(str::to_owned) }));
         }
-        Err(Error::config(text, "is no repository of the hub", "write `hub:owner/name` or `hub:owner/name@revision`"))
+        let hint = "write `hub:owner/name`, `hub:owner/name/FILE`, or one of them with `@revision` at the end";
+        Err(Error::config(text, "does not name a hub repository", hint))
     }
 }
 
-/// Whether `part` can be one component of a repository's name or revision, and so of a path in the cache.
+impl Source {
+    /// The same repository and revision with another file or folder inside.
+    #[must_use]
+    pub fn with_inside(&self, inside: &str) -> Self {
+        Self { inside: inside.to_owned(), ..self.clone() }
+    }
+}
+
+impl std::fmt::Display for Source {
+    /// In the syntax of [`Spec::parse`].
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let slash = if self.inside.is_empty() { "" } else { "/" };
+        write!(f, "hub:{}{slash}{}", self.repo, self.inside)?;
+        self.revision.as_ref().map_or(Ok(()), |revision| write!(f, "@{revision}"))
+    }
+}
+
+/// True if `part` is valid as one component of a repository name, a revision, or a path in the cache.
 pub(super) fn is_plain(part: &str) -> bool {
     !part.is_empty()
         && !part.starts_with(['.', '-'])
@@ -43,7 +70,7 @@ pub(super) fn is_plain(part: &str) -> bool {
         && part.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'))
 }
 
-/// Whether a file name of a repository stays in the folder it is joined to.
+/// True if a file name of a repository does not leave the folder that it is joined to.
 pub(super) fn stays_inside(name: &str) -> bool {
     !name.is_empty()
         && !name.contains(['\\', '\0'])
@@ -56,30 +83,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn repositories_and_paths_are_told_apart() {
-        let hub =
-            |repo: &str, revision: Option<&str>| Spec::Hub { repo: repo.into(), revision: revision.map(str::to_owned) };
-        assert_eq!(Spec::parse("hub:o/n").unwrap(), hub("o/n", None));
-        assert_eq!(Spec::parse("hub:o/n-1.5_x@refs/pr/1").unwrap(), hub("o/n-1.5_x", Some("refs/pr/1")));
-        assert_eq!(Spec::parse("o/n").unwrap(), Spec::Local("o/n".into()));
+    fn a_spec_is_a_path_or_a_repository_with_an_optional_file_and_revision() {
+        let hub = |repo: &str, inside: &str, revision: Option<&str>| {
+            Spec::Hub(Source { repo: repo.into(), inside: inside.into(), revision: revision.map(str::to_owned) })
+        };
+        for (text, spec) in [
+            ("hub:o/n", hub("o/n", "", None)),
+            ("hub:o/n-1.5_x@refs/pr/1", hub("o/n-1.5_x", "", Some("refs/pr/1"))),
+            ("hub:o/n/tinysam.pth", hub("o/n", "tinysam.pth", None)),
+            ("hub:o/n/runs/a@v1", hub("o/n", "runs/a", Some("v1"))),
+            ("o/n", Spec::Local("o/n".into())),
+        ] {
+            let parsed = Spec::parse(text).unwrap();
+            assert_eq!(parsed, spec);
+            if let Spec::Hub(source) = parsed {
+                assert_eq!(source.to_string(), text);
+            }
+        }
         for wrong in [
-            "hub:",
-            "hub:n",
-            "hub:o/n/m",
-            "hub:../n",
-            "hub:o/..",
-            "hub:o/n@",
-            "hub:o/n@a/../b",
-            "hub:o/n@/a",
-            "hub:o n/m",
+            "hub:", "hub:n", "hub:o/n/", "hub:o/n/../x", "hub:o/n//etc", "hub:../n", "hub:o/..", "hub:o/n@",
+            "hub:o/n@a/../b", "hub:o/n@/a", "hub:o n/m",
         ] {
             let error = Spec::parse(wrong).unwrap_err();
-            assert!(error.to_string().contains("no repository") && error.hint().contains("hub:owner/name"), "{wrong}");
+            assert!(error.to_string().contains("repository") && error.hint().contains("hub:owner/name"), "{wrong}");
         }
     }
 
     #[test]
-    fn names_that_leave_their_folder_are_seen() {
+    fn names_that_leave_their_folder_are_detected() {
         assert!(stays_inside("a.json") && stays_inside("a/b..c/d"));
         for wrong in ["", "../a", "a/../../b", "/etc/passwd", "a/", "..\\a", "a\0b", "./../a"] {
             assert!(!stays_inside(wrong), "{wrong:?}");

@@ -1,40 +1,44 @@
-//! Distances between two sets of features: Fréchet (FID), kernel (KID) and Gaussian-kernel MMD, all in fp64 on the CPU.
+//! Distances between two sets of features: Fréchet (FID), kernel (KID) and MMD with a Gaussian kernel, all in fp64 on
+//! the CPU.
 //!
-//! Sources: FID of Heusel et al. 2017 with the covariance over `n - 1`; KID of Bińkowski et al. 2018 with torch-fidelity's
-//! kernel and subsets (100 of 1000); the variance of an unbiased MMD² follows its Hoeffding decomposition (Sutherland &
-//! Deka 2019 for two samples of one size).
-//! Deviations: the trace of FID's matrix root comes from the smaller of two equivalent problems (see [`fid`]); intervals
-//! are the estimate and 1.96 roots of that variance instead of a bootstrap, whose repeated images add to the kernel's
-//! diagonal. In simulation (30 to 80 images) they hold the truth in 90 to 96 % of cases when the distributions differ and
-//! in 99 to 100 % when they are one: they widen with the estimate.
+//! Sources: FID of Heusel et al. 2017 with the covariance over `n - 1`; KID of Bińkowski et al. 2018 with
+//! torch-fidelity's kernel and subsets (100 of 1000). The variance of an unbiased MMD² follows its Hoeffding
+//! decomposition (Sutherland & Deka 2019 for two samples of one size).
+//!
+//! Deviations: the trace of FID's matrix root comes from the smaller of two equivalent problems (see [`fid`]).
+//! Intervals are the estimate ± 1.96 standard deviations instead of a bootstrap, because repeated images of a bootstrap
+//! add to the kernel's diagonal. In simulations with 30 to 80 images the intervals contained the true value in 90 to 96
+//! % of cases if the distributions differ, and in 99 to 100 % if they are equal. The width of an interval grows with
+//! the estimate.
 
 use crate::tensor::{Device, Kind, Tensor, dims, guard, no_grad, rng};
 use crate::{Error, Result};
 
-/// Fewer images than features leave a covariance singular, and FID far too high.
+/// With fewer images than features a covariance is singular and FID is far too high.
 pub const FID_MIN_IMAGES: i64 = 2048;
 
-/// Images of a KID subset.
+/// Number of images in a KID subset.
 pub const KID_SUBSET: i64 = 1000;
 
 const KID_SUBSETS: i64 = 100;
 
-/// The normal distribution's 97.5 % point.
+/// 97.5 % quantile of the standard normal distribution.
 const Z: f64 = 1.959_963_984_540_054;
 
-/// Most rows of which a full kernel matrix is made for the median distance.
+/// Maximum number of rows for the median distance, which needs a full distance matrix.
 const MEDIAN_ROWS: i64 = 1000;
 
 /// A Fréchet distance.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Fid {
-    /// `|mean difference|² + tr A + tr B - 2 tr sqrt(A B)`; 0 for equal moments.
+    /// `|mean difference|² + tr A + tr B - 2 tr sqrt(A B)`; 0 for equal means and covariances.
     pub value: f64,
-    /// Whether a set has fewer than [`FID_MIN_IMAGES`] images: the value is too high, the more the fewer there are.
+    /// True if a set has fewer than [`FID_MIN_IMAGES`] images. The value is then too high, and more so with fewer
+    /// images.
     pub bias_warning: bool,
 }
 
-/// An unbiased squared maximum mean discrepancy with a 95 % interval. All three may be negative.
+/// Unbiased squared maximum mean discrepancy with a 95 % interval. All three values may be negative.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Mmd {
     /// The estimate; about 0 for two samples of one distribution.
@@ -43,20 +47,20 @@ pub struct Mmd {
     pub low: f64,
     /// Upper end of the 95 % interval.
     pub high: f64,
-    /// Standard deviation: of the subsets' values where there are several, else of the estimate.
+    /// Standard deviation of the subsets' values, or of the estimate if there is only one subset.
     pub std: f64,
-    /// How many subsets the value is the mean of; 1 = all images at once.
+    /// Number of subsets of which the value is the mean; 1 = all images at once.
     pub subsets: i64,
 }
 
-/// The kernel distance is an MMD² with the kernel `(x·y / d + 1)³`.
+/// Kernel distance: an MMD² with the kernel `(x·y / d + 1)³`.
 pub type Kid = Mmd;
 
 /// The Fréchet distance of `a [n, d]` and `b [m, d]`.
 ///
-/// With `A` and `B` the centred features over `sqrt(n - 1)` and `sqrt(m - 1)`, the trace of the root is the sum of the
-/// singular values of `A Bᵀ [n, m]`; sets larger than `d` use the eigenvalues of `S (BᵀB) S` with `S = sqrt(AᵀA)`
-/// `[d, d]` instead. Both are defined for singular covariances.
+/// `A` and `B` are the centred features divided by `sqrt(n - 1)` and `sqrt(m - 1)`. The trace of the root is the sum of
+/// the singular values of `A Bᵀ [n, m]`. Sets with more than `d` rows use the eigenvalues of `S (BᵀB) S` with `S =
+/// sqrt(AᵀA)` `[d, d]` instead. Both are defined for singular covariances.
 ///
 /// # Errors
 /// [`Error::Shape`] for fewer than 2 rows, different widths or values that are not finite.
@@ -89,11 +93,11 @@ fn root_trace_by_columns(a: &Tensor, b: &Tensor) -> f64 {
     total(&product.linalg_eigvalsh("L").clamp_min(0.0).sqrt())
 }
 
-/// The kernel distance of `a [n, d]` and `b [m, d]`: up to [`KID_SUBSET`] images at once, beyond that the mean over 100
-/// subsets of that size drawn with `seed`. Never clamped.
+/// The kernel distance of `a [n, d]` and `b [m, d]`. Up to [`KID_SUBSET`] images are used at once; larger sets give the
+/// mean over 100 random subsets of that size, drawn with `seed`. The value is not clamped.
 ///
 /// # Errors
-/// As [`fid`]; at least 4 rows are needed for the interval.
+/// Like [`fid`]; the interval needs at least 4 rows.
 pub fn kid(a: &Tensor, b: &Tensor, seed: u64) -> Result<Kid> {
     let (a, b) = checked(a, b, 4)?;
     let width = float(dims::<2>(&a)[1]);
@@ -101,11 +105,11 @@ pub fn kid(a: &Tensor, b: &Tensor, seed: u64) -> Result<Kid> {
     no_grad(|| guard::guard(|| Ok(discrepancy(&a, &b, seed, &kernel))))
 }
 
-/// MMD² of `a [n, d]` and `b [m, d]` with the kernel `exp(-|x - y|² / (2 s²))`, `s` the median distance between rows of
-/// the two sets together (of up to 1000 drawn with `seed`); subsets as in [`kid`]. 0 when all rows are equal.
+/// MMD² of `a [n, d]` and `b [m, d]` with the kernel `exp(-|x - y|² / (2 s²))`. `s` is the median distance between rows
+/// of both sets together (of up to 1000 rows, drawn with `seed`). Subsets as in [`kid`]. 0 if all rows are equal.
 ///
 /// # Errors
-/// As [`kid`].
+/// Like [`kid`].
 pub fn mmd_rbf(a: &Tensor, b: &Tensor, seed: u64) -> Result<Mmd> {
     let (a, b) = checked(a, b, 4)?;
     no_grad(|| {
@@ -124,7 +128,8 @@ fn median_square_distance(xs: &Tensor, seed: u64) -> f64 {
     square_distances(&xs, &xs).masked_select(&above).median().double_value(&[])
 }
 
-/// `[n, m]`, from differences where that matters: the product form may give small negative values, cut at 0.
+/// Squared distances `[n, m]`, with small ones computed from differences. The product form may give small negative
+/// values, which become 0.
 pub(super) fn square_distances(x: &Tensor, y: &Tensor) -> Tensor {
     let squares = |xs: &Tensor| xs.square().sum_dim_intlist([1].as_slice(), true, Kind::Double);
     (squares(x) + squares(y).tr() - x.matmul(&y.tr()) * 2.0).clamp_min(0.0)
@@ -157,7 +162,7 @@ fn discrepancy(a: &Tensor, b: &Tensor, seed: u64, kernel: Kernel) -> Mmd {
     Mmd { value, low: value - half, high: value + half, std, subsets }
 }
 
-/// `count` rows of `xs` without repetition, all of them in order when there are no more.
+/// `count` random rows of `xs` without repetition, or all rows in order if there are not more.
 fn rows_of(xs: &Tensor, count: i64, seed: u64, purpose: &str, index: i64) -> Tensor {
     let rows = dims::<2>(xs)[0];
     if rows <= count {
@@ -170,12 +175,12 @@ fn rows_of(xs: &Tensor, count: i64, seed: u64, purpose: &str, index: i64) -> Ten
     xs.index_select(0, &Tensor::from_slice(&chosen))
 }
 
-/// MMD² of one pair of samples, and the variances of its parts for one row of each.
+/// MMD² of one pair of samples, and the variances of its parts per row.
 struct Estimate {
     value: f64,
-    /// Of the linear parts: what one row of `a`, of `b` contributes.
+    /// Variances of the linear parts: the contribution of one row of `a`, and of `b`.
     linear: [f64; 2],
-    /// Of what is left of the kernel between two rows of `a`, of `b`, of one each.
+    /// Variances of the rest of the kernel between two rows of `a`, two rows of `b`, and one of each.
     pairs: [f64; 3],
 }
 
@@ -189,7 +194,7 @@ impl Estimate {
         let columns = ab.mean_dim([0].as_slice(), true, Kind::Double);
         let across = ab.mean(Kind::Double).double_value(&[]);
         let rest = total(&(ab - &rows - &columns + across).square()) / ((n - 1.0) * (m - 1.0));
-        // a mean over few rows carries the pairs' noise, which is no part of the linear variance
+        // the mean over few rows contains the noise of the pairs, which is not part of the linear variance
         let linear = |effects: Tensor, own: f64, rows: f64, others: f64| {
             let mean = effects.mean(Kind::Double);
             let spread = total(&(effects - mean).square()) / (rows - 1.0);
@@ -205,7 +210,7 @@ impl Estimate {
         }
     }
 
-    /// Of the estimate from `n` and `m` rows.
+    /// Variance of the estimate from `n` and `m` rows.
     fn variance(&self, n: f64, m: f64) -> f64 {
         let [aa, bb, ab] = self.pairs;
         4.0 * (self.linear[0] / n + self.linear[1] / m)
@@ -214,13 +219,13 @@ impl Estimate {
     }
 }
 
-/// A kernel matrix of one sample, without its diagonal.
+/// Kernel matrix of one sample, without its diagonal.
 struct Within {
     /// Mean over pairs of different rows.
     mean: f64,
-    /// What each row adds to its pairs, `[n, 1]`.
+    /// Effect of each row on its pairs, `[n, 1]`.
     effects: Tensor,
-    /// Variance of the kernel beyond what the rows' effects explain.
+    /// Variance of the kernel that the rows' effects do not explain.
     rest: f64,
 }
 
@@ -234,7 +239,7 @@ impl Within {
         let rows = matrix.sum_dim_intlist([1].as_slice(), true, Kind::Double) / (n - 1.0);
         let effects = (&rows - mean) * ((n - 1.0) / (n - 2.0));
         let rest = total(&((matrix - mean - &effects - effects.tr()) * others).square());
-        // n (n - 1) / 2 pairs, less a mean and n - 1 effects
+        // n (n - 1) / 2 pairs, minus a mean and n - 1 effects
         Self { mean, effects, rest: rest / (n * (n - 3.0)) }
     }
 }
@@ -249,13 +254,13 @@ pub(super) fn checked(a: &Tensor, b: &Tensor, min_rows: i64) -> Result<(Tensor, 
         return wrong(format!("features of width {d} cannot be compared with features of width {e}"));
     }
     if n.min(m) < min_rows {
-        return wrong(format!("{n} and {m} images, at least {min_rows} each are needed"));
+        return wrong(format!("{n} and {m} images, but at least {min_rows} of each are needed"));
     }
     no_grad(|| {
         let wide = |xs: &Tensor| xs.to_device(Device::Cpu).to_kind(Kind::Double);
         let (a, b) = (wide(a), wide(b));
         if [&a, &b].iter().any(|xs| xs.isfinite().all().int64_value(&[]) == 0) {
-            return wrong("features hold values that are not finite".into());
+            return wrong("features contain values that are not finite".into());
         }
         Ok((a, b))
     })
@@ -265,7 +270,6 @@ fn total(xs: &Tensor) -> f64 {
     xs.sum(Kind::Double).double_value(&[])
 }
 
-#[expect(clippy::cast_precision_loss, reason = "image counts are far below 2^53")]
 fn float(count: i64) -> f64 {
     count as f64
 }

@@ -14,7 +14,6 @@ fn normal(stream: &mut ChaCha8Rng, rows: i64, width: i64, mean: f64) -> Tensor {
 }
 
 /// The closed-form features of `scripts/fixtures/distances.py`.
-#[expect(clippy::cast_precision_loss, reason = "small counts")]
 fn waves(rows: i64, width: i64, step: f64, scale: f64, shift: f64) -> Tensor {
     let value = |i: i64| shift + scale * (step * (i * i % 9973) as f64).sin() + 0.3 * (0.11 * i as f64).cos();
     let values: Vec<f64> = (0..rows * width).map(value).collect();
@@ -78,7 +77,8 @@ fn subsets_are_used_above_their_size() {
     assert!(far.low > 0.0, "{far:?}");
 }
 
-/// Share of intervals that hold `truth` (the mean of all estimates when `None`), and that mean over its own error.
+/// Fraction of intervals that contain `truth` (the mean of all estimates if `None`), and that mean divided by its
+/// error.
 fn coverage(
     estimate: impl Fn(&Tensor, &Tensor) -> Mmd,
     (n, m): (i64, i64),
@@ -105,7 +105,7 @@ fn intervals_hold_the_truth() {
                 ("KID", coverage(|a, b| kid(a, b, 0).unwrap(), (n, m), shift, truth)),
                 ("MMD", coverage(|a, b| mmd_rbf(a, b, 0).unwrap(), (n, m), shift, truth)),
             ] {
-                // the interval of an estimate widens with it: between samples of one distribution it is never too narrow
+                // the width of an interval grows with the estimate, so it is not too narrow for equal distributions
                 let most = if shift > 0.0 { 0.98 } else { 1.0 };
                 assert!((0.90..=most).contains(&share), "{name}, {n} and {m} images, shift {shift}: {share}");
                 assert!(shift > 0.0 || bias.abs() < 4.0, "{name} of one distribution is not 0 on average: {bias}");

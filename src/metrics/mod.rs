@@ -1,5 +1,5 @@
-//! Scores of masks and answers, distances and comparisons: pure functions, no files. [`distance`] and [`neighbours`] take
-//! feature tensors, the others slices.
+//! Scores of masks and answers, distances between image sets, and comparisons: pure functions without file access.
+//! [`distance`] and [`neighbours`] take feature tensors, the others take slices.
 
 pub mod distance;
 pub mod neighbours;

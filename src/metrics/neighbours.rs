@@ -1,64 +1,66 @@
-//! Nearest rows among features, and quantiles: what decides that a picture is far from all real ones or a copy of one.
+//! Nearest neighbours among feature vectors, and quantiles: to find images far from all real ones, or copies of one.
 
 use super::distance::{checked, square_distances};
 use crate::tensor::{Kind, Tensor, dims, guard, no_grad};
 use crate::{Error, Result};
 
-/// Rows compared at a time, so that the matrix of distances stays small.
+/// Rows per block of the distance matrix, which limits its memory.
 const ROWS: i64 = 512;
 
-/// For each row of `query [n, d]` the mean Euclidean distance to its `k` nearest rows of `reference [m, d]`.
+/// For each row of `query [n, d]`: the mean Euclidean distance to its `k` nearest rows of `reference [m, d]`.
 ///
 /// # Errors
 /// [`Error::Shape`] for different widths, no rows, `k` outside `1..=m`, or values that are not finite.
 pub fn knn_distance(query: &Tensor, reference: &Tensor, k: i64) -> Result<Vec<f64>> {
-    rows(query, reference, &Choice::Nearest(k), false)
+    rows(query, reference, &NeighbourMeasure::Nearest(k), false)
 }
 
-/// As [`knn_distance`] of `features [m, d]` to each other: no row is its own neighbour.
+/// Like [`knn_distance`] among the rows of `features [m, d]`. A row is not its own neighbour.
 ///
 /// # Errors
-/// As [`knn_distance`], `k` in `1..m`.
+/// Like [`knn_distance`], with `k` in `1..m`.
 pub fn knn_distance_within(features: &Tensor, k: i64) -> Result<Vec<f64>> {
-    rows(features, features, &Choice::Nearest(k), true)
+    rows(features, features, &NeighbourMeasure::Nearest(k), true)
 }
 
-/// For each row of `query [n, d]` the largest cosine to a row of `reference [m, d]`, -1..=1; 0 for a row of zeros.
+/// For each row of `query [n, d]`: the largest cosine to a row of `reference [m, d]`, -1..=1; 0 for a row of zeros.
 ///
 /// # Errors
 /// [`Error::Shape`] for different widths, no rows, or values that are not finite.
 pub fn max_cosine(query: &Tensor, reference: &Tensor) -> Result<Vec<f64>> {
-    rows(query, reference, &Choice::Cosine, false)
+    rows(query, reference, &NeighbourMeasure::Cosine, false)
 }
 
-/// As [`max_cosine`] of `features [m, d]` to each other: no row is compared with itself.
+/// Like [`max_cosine`] among the rows of `features [m, d]`. A row is not compared with itself.
 ///
 /// # Errors
-/// As [`max_cosine`]; at least 2 rows.
+/// Like [`max_cosine`], with at least 2 rows.
 pub fn max_cosine_within(features: &Tensor) -> Result<Vec<f64>> {
-    rows(features, features, &Choice::Cosine, true)
+    rows(features, features, &NeighbourMeasure::Cosine, true)
 }
 
-enum Choice {
+enum NeighbourMeasure {
     Nearest(i64),
     Cosine,
 }
 
-fn rows(query: &Tensor, reference: &Tensor, choice: &Choice, within: bool) -> Result<Vec<f64>> {
+fn rows(query: &Tensor, reference: &Tensor, measure: &NeighbourMeasure, within: bool) -> Result<Vec<f64>> {
     let (query, reference) = checked(query, reference, 1)?;
     let others = dims::<2>(&reference)[0] - i64::from(within);
-    let k = if let Choice::Nearest(k) = choice { *k } else { 1 };
+    let k = if let NeighbourMeasure::Nearest(k) = measure { *k } else { 1 };
     if !(1..=others).contains(&k) {
-        return Err(Error::Shape { reason: format!("{k} neighbours were asked for among {others}") });
+        return Err(Error::Shape {
+            reason: format!("{k} neighbours were requested, but there are only {others} rows"),
+        });
     }
     no_grad(|| {
         guard::guard(|| {
             let mut found = Vec::new();
             for first in (0..dims::<2>(&query)[0]).step_by(usize::try_from(ROWS).expect("small")) {
                 let part = query.narrow(0, first, ROWS.min(dims::<2>(&query)[0] - first));
-                let values = match choice {
-                    Choice::Nearest(k) => nearest(&part, &reference, *k, within.then_some(first)),
-                    Choice::Cosine => largest_cosine(&part, &reference, within.then_some(first)),
+                let values = match measure {
+                    NeighbourMeasure::Nearest(k) => nearest(&part, &reference, *k, within.then_some(first)),
+                    NeighbourMeasure::Cosine => largest_cosine(&part, &reference, within.then_some(first)),
                 };
                 found.extend(Vec::<f64>::try_from(values).expect("a row of fp64"));
             }
@@ -79,21 +81,16 @@ fn largest_cosine(query: &Tensor, reference: &Tensor, own: Option<i64>) -> Tenso
     without_own(cosines, own, f64::NEG_INFINITY).amax([1], false)
 }
 
-/// Row `i` is the same picture as column `own + i`, which gets `value`.
+/// Sets the element of each row that compares the row with itself to `value`. Row `i` is column `own + i`.
 fn without_own(matrix: Tensor, own: Option<i64>, value: f64) -> Tensor {
     let Some(first) = own else { return matrix };
     let _ = matrix.diagonal(first, 0, 1).fill_(value);
     matrix
 }
 
-/// The `q` quantile (0..=1) of `values`, linear between neighbours as numpy's; `None` without values or with one that
-/// is not a number.
-#[expect(
-    clippy::cast_precision_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a place inside a slice"
-)]
+/// The `q` quantile (0..=1) of `values` with linear interpolation, like numpy's. `None` if there are no values, or one
+/// is NaN.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index of a slice")]
 pub fn quantile(values: &[f64], q: f64) -> Option<f64> {
     if values.is_empty() || values.iter().any(|v| v.is_nan()) || !(0.0..=1.0).contains(&q) {
         return None;
@@ -106,6 +103,11 @@ pub fn quantile(values: &[f64], q: f64) -> Option<f64> {
     Some(if part == 0.0 { low } else { low + (high - low) * part })
 }
 
+/// The median: the middle value, the mean of the two middle values, or 0 without values.
+pub fn median(values: &[f64]) -> f64 {
+    quantile(values, 0.5).unwrap_or(0.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -115,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn distances_and_cosines_by_hand() {
+    fn distances_and_cosines_of_a_worked_example() {
         let reference = table(&[[0.0, 0.0], [3.0, 4.0], [0.0, 1.0]]);
         let query = table(&[[0.0, 0.0], [6.0, 8.0]]);
         assert_eq!(knn_distance(&query, &reference, 1).unwrap(), [0.0, 5.0]);
@@ -133,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_do_not_change_the_result() {
+    fn the_block_size_does_not_change_the_result() {
         let values: Vec<f64> = (0..2 * 1300).map(|i| (f64::from(i) * 0.7).sin() * f64::from(i % 37)).collect();
         let all = Tensor::from_slice(&values).view([-1, 2]);
         let within = knn_distance_within(&all, 3).unwrap();
@@ -150,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_compared_is_refused() {
+    fn features_that_cannot_be_compared_are_an_error() {
         let two = table(&[[0.0, 0.0], [1.0, 1.0]]);
         assert!(knn_distance(&two, &two, 3).is_err() && knn_distance(&two, &two, 0).is_err());
         assert!(knn_distance_within(&two, 2).is_err() && knn_distance_within(&two, 1).is_ok());
@@ -159,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn quantiles_lie_between_neighbours() {
+    fn quantiles_are_interpolated() {
         let values = [4.0, 1.0, 3.0, 2.0];
         assert_eq!(quantile(&values, 0.0), Some(1.0));
         assert_eq!(quantile(&values, 1.0), Some(4.0));

@@ -1,13 +1,13 @@
-//! Did an arm score better than the baseline on the same images with the same seeds? Paired differences with intervals.
+//! Paired comparison of two arms: is an arm better than the baseline on the same images with the same seeds?
 //!
-//! Two 95 % intervals are made, because each is blind on one side. The *bootstrap* (Owen 2007, the "pigeonhole"
-//! bootstrap) draws seeds and images with repetition: it knows both, but with three seeds too little of their spread.
-//! The *t-interval* over the seeds' mean differences knows how few seeds there are, but takes the images as all there
-//! are. A verdict other than [`Verdict::NoGain`] needs both to exclude 0 on the same side; with one seed only the images
-//! are left, and [`Comparison::images_only`] says that another seed may say otherwise.
+//! It computes two 95 % intervals, because each misses something. The *bootstrap* (Owen 2007, the "pigeonhole"
+//! bootstrap) resamples seeds and images, but with three seeds it underestimates the spread between seeds. The
+//! *t-interval* over the seeds' mean differences accounts for few seeds, but treats the images as fixed. A result other
+//! than [`Conclusion::NoGain`] needs both to exclude 0 on the same side. With one seed there is only the bootstrap over
+//! images; [`Comparison::images_only`] then says that another seed may give another result.
 //!
-//! All seeds see the same images, so a draw of images is one draw for all seeds: drawing them for each seed on its own
-//! would make the interval too narrow.
+//! All seeds use the same images, so one sample of images applies to all seeds. A sample per seed would make the
+//! interval too narrow.
 
 use crate::tensor::rng;
 use crate::{Error, Result};
@@ -19,10 +19,10 @@ use std::fmt;
 use super::neighbours::quantile;
 use super::table::aligned;
 
-/// Draws of the bootstrap.
+/// Number of bootstrap samples.
 const DRAWS: usize = 2000;
 
-/// What the row over all images is called.
+/// Name of the row over all images.
 pub const ALL: &str = "all images";
 
 /// Scores of two arms on the same images.
@@ -32,7 +32,7 @@ pub struct Scores<'a> {
     pub groups: &'a [String],
     /// `[seed][image]`, higher is better.
     pub baseline: &'a [Vec<f64>],
-    /// As `baseline`, with the same seeds in the same order.
+    /// Like `baseline`, with the same seeds in the same order.
     pub other: &'a [Vec<f64>],
 }
 
@@ -45,26 +45,26 @@ pub struct Interval {
     pub high: f64,
 }
 
-/// What the intervals of a difference say.
+/// Result of a comparison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Verdict {
-    /// Every interval lies above 0.
+pub enum Conclusion {
+    /// Every interval is above 0.
     Gain,
-    /// An interval holds 0, or the two disagree.
+    /// An interval contains 0, or the two disagree.
     NoGain,
-    /// Every interval lies below 0.
+    /// Every interval is below 0.
     Harm,
 }
 
-/// One group's comparison.
+/// Comparison of one group.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Comparison {
-    /// Group, or [`ALL`].
+    /// Name of the group, or [`ALL`].
     pub group: String,
-    /// Seeds of each arm.
+    /// Number of seeds of each arm.
     pub seeds: usize,
-    /// Images of each seed.
+    /// Number of images per seed.
     pub images: usize,
     /// Mean score of the baseline.
     pub baseline: f64,
@@ -72,22 +72,22 @@ pub struct Comparison {
     pub other: f64,
     /// `other - baseline`.
     pub difference: f64,
-    /// Over seeds and images.
+    /// Bootstrap interval over seeds and images.
     pub bootstrap: Interval,
-    /// Over the seeds' mean differences; `None` for one seed.
+    /// t-interval over the seeds' mean differences; `None` with one seed.
     pub over_seeds: Option<Interval>,
-    /// What both say.
-    pub verdict: Verdict,
-    /// One seed: the intervals know nothing of other seeds.
+    /// Result of both intervals.
+    pub verdict: Conclusion,
+    /// True with one seed: the intervals do not include the spread between seeds.
     pub images_only: bool,
 }
 
-/// One comparison for each group, by name, and one over all images (each image counts the same), the last.
+/// Compares each group, by name, and all images together (each image has the same weight), which is the last row.
 ///
-/// `seed` is that of the bootstrap: equal scores and seeds give equal intervals.
+/// `seed` is the seed of the bootstrap: equal scores and seeds give equal intervals.
 ///
 /// # Errors
-/// [`Error::Config`] when the arms differ in seeds or images, when there are none, or for scores that are not finite.
+/// [`Error::Config`] if the arms differ in seeds or images, if there are none, or if a score is not finite.
 pub fn compare(scores: &Scores, seed: u64) -> Result<Vec<Comparison>> {
     check(scores)?;
     let groups: BTreeSet<&str> = scores.groups.iter().map(String::as_str).collect();
@@ -106,14 +106,14 @@ fn check(scores: &Scores) -> Result<()> {
         return wrong("there are no scores to compare".into());
     }
     if baseline.len() != other.len() {
-        return wrong(format!("{} seeds of the baseline and {} of the other arm", baseline.len(), other.len()));
+        return wrong(format!("{} seeds for the baseline and {} for the other arm", baseline.len(), other.len()));
     }
     for row in baseline.iter().chain(*other) {
         if row.len() != groups.len() {
             return wrong(format!("{} scores for {} images", row.len(), groups.len()));
         }
         if let Some(value) = row.iter().find(|value| !value.is_finite()) {
-            return wrong(format!("{value} is no score"));
+            return wrong(format!("{value} is not a score"));
         }
     }
     Ok(())
@@ -141,23 +141,23 @@ fn one(name: &str, scores: &Scores, images: &[usize], seed: u64) -> Comparison {
         difference: mean(&by_seed),
         bootstrap,
         over_seeds,
-        verdict: verdict(&[Some(bootstrap), over_seeds]),
+        verdict: conclude(&[Some(bootstrap), over_seeds]),
         images_only: over_seeds.is_none(),
     }
 }
 
-fn verdict(intervals: &[Option<Interval>]) -> Verdict {
+fn conclude(intervals: &[Option<Interval>]) -> Conclusion {
     let all = |test: fn(&Interval) -> bool| intervals.iter().flatten().all(test);
     if all(|i| i.low > 0.0) {
-        Verdict::Gain
+        Conclusion::Gain
     } else if all(|i| i.high < 0.0) {
-        Verdict::Harm
+        Conclusion::Harm
     } else {
-        Verdict::NoGain
+        Conclusion::NoGain
     }
 }
 
-/// The 2.5 % and 97.5 % quantiles of the mean of `differences[seed][image]` under draws of seeds and of images.
+/// The 2.5 % and 97.5 % quantiles of the mean of `differences[seed][image]`, with resampled seeds and images.
 fn bootstrap(differences: &[Vec<f64>], stream: &mut ChaCha8Rng) -> Interval {
     let (seeds, images) = (differences.len(), differences[0].len());
     let mut weights = vec![0.0; images];
@@ -189,12 +189,12 @@ fn t_interval(values: &[f64]) -> Option<Interval> {
     Some(Interval { low: middle - half, high: middle + half })
 }
 
-/// The 97.5 % point of Student's t with `freedom` degrees.
+/// 97.5 % quantile of Student's t distribution with `freedom` degrees of freedom.
 fn t_975(freedom: usize) -> f64 {
     const FIRST: [f64; 8] = [12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060];
     const Z: f64 = 1.959_964;
     freedom.checked_sub(1).and_then(|i| FIRST.get(i)).copied().unwrap_or_else(|| {
-        // the expansion of Cornish and Fisher in 1/freedom, good to 1e-3 from 9 degrees on
+        // expansion of Cornish and Fisher in 1/freedom, accurate to 1e-3 from 9 degrees of freedom on
         let v = count(freedom);
         let (z3, z5, z7) = (Z.powi(3), Z.powi(5), Z.powi(7));
         let second = (5.0 * z5 + 16.0 * z3 + 3.0 * Z) / 96.0;
@@ -207,7 +207,6 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / count(values.len())
 }
 
-#[expect(clippy::cast_precision_loss, reason = "counts of images and seeds")]
 fn count(n: usize) -> f64 {
     n as f64
 }
@@ -218,7 +217,7 @@ impl fmt::Display for Interval {
     }
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for Conclusion {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Gain => "gain",
@@ -250,7 +249,7 @@ pub fn table(rows: &[Comparison]) -> String {
     let mut text = aligned(&header, &cells, rows.len().checked_sub(1));
     text += "gain or harm: both intervals exclude 0\n";
     if rows.iter().any(|row| row.images_only) {
-        text += "one seed: the intervals are over images only, another seed may say otherwise\n";
+        text += "one seed: the intervals are over images only, another seed may give another result\n";
     }
     text
 }

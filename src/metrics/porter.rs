@@ -1,11 +1,12 @@
-//! The Porter stemmer with the extensions of Python's `nltk`, which both ROUGE and METEOR use there. It is not the
-//! Snowball English stemmer: over the 1003 words of `tests/fixtures/text_scores.json` those two disagree on 24
-//! (`this`, `plus`, `previous`, `generally`, ...), among them words of real answers (`fundus`, `nevus`).
+//! Porter stemmer with the extensions of Python's `nltk`, which Python's ROUGE and METEOR use.
+//!
+//! It is not the Snowball English stemmer. The two differ on 24 of the 1003 words in `tests/fixtures/text_scores.json`
+//! (`this`, `plus`, `previous`, `generally`, ...), some of them words of real answers (`fundus`, `nevus`).
 //!
 //! Sources: Porter 1980, <https://www.tartarus.org/~martin/PorterStemmer/>, and `nltk.stem.porter` in its default mode.
 //! Deviations: none known.
 
-/// Words with a stem of their own.
+/// Words with an irregular stem.
 const IRREGULAR: [(&str, &str); 16] = [
     ("sky", "sky"),
     ("skies", "sky"),
@@ -43,7 +44,7 @@ pub fn stem(word: &str) -> String {
     final_l(final_e(word))
 }
 
-/// For each character whether it is a consonant: `y` is one unless it follows one.
+/// For each character, true if it is a consonant. `y` is a consonant unless it follows one.
 fn consonants(word: &str) -> Vec<bool> {
     let mut flags: Vec<bool> = Vec::with_capacity(word.len());
     for c in word.chars() {
@@ -56,7 +57,7 @@ fn consonants(word: &str) -> Vec<bool> {
     flags
 }
 
-/// Porter's m: how often a vowel is followed by a consonant.
+/// Porter's m: the number of vowel-consonant sequences.
 fn measure(word: &str) -> usize {
     consonants(word).windows(2).filter(|pair| !pair[0] && pair[1]).count()
 }
@@ -89,10 +90,10 @@ fn ends_in_cvc(word: &str) -> bool {
     }
 }
 
-/// One rule: suffix, what replaces it, and what must hold for the part before it.
+/// A rule: suffix, replacement, and a condition on the part before the suffix.
 type Rule = (&'static str, &'static str, fn(&str) -> bool);
 
-/// Applies the first rule whose suffix fits; when its condition fails no other rule is tried.
+/// Applies the first rule whose suffix matches. If its condition is false, no other rule is tried.
 fn first_that_fits(word: String, rules: &[Rule]) -> String {
     for (suffix, replacement, holds) in rules {
         if let Some(start) = word.strip_suffix(suffix) {
@@ -137,7 +138,7 @@ fn past_and_gerund(word: String) -> String {
     bare
 }
 
-/// Step 1c, in nltk's form: after a consonant that is not alone.
+/// Step 1c in nltk's form: `y` after a consonant that is not the first letter.
 fn final_y(word: String) -> String {
     let holds = |start: &str| start.chars().count() > 1 && consonants(start).last() == Some(&true);
     first_that_fits(word, &[("y", "i", holds)])
@@ -174,7 +175,7 @@ fn double_suffix(word: String) -> String {
             ("iviti", "ive", positive),
             ("biliti", "ble", positive),
             ("fulli", "ful", positive),
-            // The `l` counts with the stem, so that `geologi` and `archaeologi` are treated alike.
+            // the `l` counts as part of the stem, so that `geologi` and `archaeologi` are treated alike
             ("logi", "log", |start| positive(&format!("{start}l"))),
         ],
     )
@@ -245,7 +246,7 @@ mod tests {
     use super::stem;
 
     #[test]
-    fn the_papers_examples() {
+    fn examples_of_the_paper() {
         for (word, expected) in [
             ("caresses", "caress"),
             ("ponies", "poni"),
@@ -270,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_input_is_left_alone() {
+    fn unusual_input_is_unchanged() {
         for word in ["", "a", "ß", "14", "...", "ü-é"] {
             assert_eq!(stem(word), word);
         }

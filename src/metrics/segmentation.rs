@@ -1,24 +1,23 @@
-//! Dice and IoU of one threshold: per image, pooled over pixels, and soft. Not the threshold-averaged scores of the
-//! reference, which are in [`threshold_average`](crate::metrics::threshold_average).
+//! Dice and IoU at one threshold: per image, pooled over pixels, and soft. The reference's threshold-averaged scores
+//! are in [`threshold_average`](crate::metrics::threshold_average).
 //!
-//! When prediction and truth are both empty the scores are 1: nothing was to be found and nothing was. When only one of
-//! them is empty they are 0.
+//! If prediction and truth are both empty, the scores are 1. If only one of them is empty, they are 0.
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// A pixel is foreground when its probability is above this.
+/// A pixel is foreground if its probability is above this.
 pub const THRESHOLD: f32 = 0.5;
 
-/// Pixel counts of a binary prediction against a binary truth; adding two of them pools their pixels.
+/// Pixel counts of a binary prediction and a binary truth. The sum of two counts pools their pixels.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PixelCounts {
-    /// Foreground in both.
+    /// Foreground pixels in both.
     pub both: u64,
-    /// Foreground in the prediction.
+    /// Foreground pixels in the prediction.
     pub predicted: u64,
-    /// Foreground in the truth.
+    /// Foreground pixels in the truth.
     pub truth: u64,
     /// All pixels.
     pub pixels: u64,
@@ -28,7 +27,7 @@ impl PixelCounts {
     /// Counts pixels with probability above `threshold` against `truth`.
     ///
     /// # Errors
-    /// [`Error::Shape`] when the lengths differ.
+    /// [`Error::Shape`] if the lengths differ.
     pub fn of(probabilities: &[f32], truth: &[bool], threshold: f32) -> Result<Self> {
         same_length(probabilities.len(), truth.len())?;
         let mut counts = Self { pixels: probabilities.len() as u64, ..Self::default() };
@@ -41,15 +40,13 @@ impl PixelCounts {
         Ok(counts)
     }
 
-    /// `2 both / (predicted + truth)`; 1 when both masks are empty.
-    #[expect(clippy::cast_precision_loss, reason = "pixel counts are far below 2^53")]
+    /// `2 both / (predicted + truth)`; 1 if both masks are empty.
     pub fn dice(&self) -> f64 {
         let sum = self.predicted + self.truth;
         if sum == 0 { 1.0 } else { 2.0 * self.both as f64 / sum as f64 }
     }
 
-    /// `both / union`; 1 when both masks are empty.
-    #[expect(clippy::cast_precision_loss, reason = "pixel counts are far below 2^53")]
+    /// `both / union`; 1 if both masks are empty.
     pub fn iou(&self) -> f64 {
         let union = self.predicted + self.truth - self.both;
         if union == 0 { 1.0 } else { self.both as f64 / union as f64 }
@@ -74,7 +71,8 @@ pub struct ImageScore {
     pub dice: f64,
     /// IoU at [`THRESHOLD`].
     pub iou: f64,
-    /// [`soft_dice`] of the probabilities.
+    /// Dice of the probabilities without a threshold, as the reference's trainer reports it:
+    /// `(2 Σ p t + 1e-6) / (Σ p + Σ t + 1e-6)`. Two empty masks give 1.
     pub soft_dice: f64,
 }
 
@@ -82,7 +80,7 @@ impl ImageScore {
     /// Scores probabilities in `0..=1` against a truth of the same size.
     ///
     /// # Errors
-    /// [`Error::Shape`] when the lengths differ.
+    /// [`Error::Shape`] if the lengths differ.
     pub fn of(probabilities: &[f32], truth: &[bool]) -> Result<Self> {
         let counts = PixelCounts::of(probabilities, truth, THRESHOLD)?;
         let (mut product, mut sum) = (0.0, 0.0);
@@ -94,29 +92,14 @@ impl ImageScore {
     }
 }
 
-/// Soft Dice of one image without a threshold: `(2 Σ p t + 1e-6) / (Σ p + Σ t + 1e-6)`, as the reference's trainer
-/// reports it. `truth` may be soft too (an interpolated mask). Two empty masks give 1.
-///
-/// # Errors
-/// [`Error::Shape`] when the lengths differ.
-pub fn soft_dice(probabilities: &[f32], truth: &[f32]) -> Result<f64> {
-    same_length(probabilities.len(), truth.len())?;
-    let (mut product, mut sum) = (0.0, 0.0);
-    for (&p, &t) in probabilities.iter().zip(truth) {
-        product += f64::from(p) * f64::from(t);
-        sum += f64::from(p) + f64::from(t);
-    }
-    Ok(soft_ratio(product, sum))
-}
-
 fn soft_ratio(product: f64, sum: f64) -> f64 {
     (2.0 * product + 1e-6) / (sum + 1e-6)
 }
 
-/// Sums over the images of one group (a modality, or everything).
+/// Sums of scores over the images of one group (a modality, or all).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct SegmentationSums {
-    /// Images added.
+    /// Number of images.
     pub images: u64,
     /// Sum of the Dice of each image.
     pub dice: f64,
@@ -124,7 +107,7 @@ pub struct SegmentationSums {
     pub iou: f64,
     /// Sum of the soft Dice of each image.
     pub soft_dice: f64,
-    /// All pixels of all images.
+    /// Pixel counts of all images.
     pub pooled: PixelCounts,
 }
 
@@ -147,8 +130,7 @@ impl SegmentationSums {
         self.pooled += other.pooled;
     }
 
-    /// Means over images; `None` when there are none.
-    #[expect(clippy::cast_precision_loss, reason = "image counts are far below 2^53")]
+    /// Means over images; `None` without images.
     pub fn means(&self) -> Option<SegmentationMeans> {
         let images = (self.images > 0).then_some(self.images as f64)?;
         Some(SegmentationMeans { dice: self.dice / images, iou: self.iou / images, soft_dice: self.soft_dice / images })
@@ -167,8 +149,7 @@ pub struct SegmentationMeans {
 }
 
 impl SegmentationMeans {
-    /// The macro mean: every group counts the same, whatever its number of images; `None` for no groups.
-    #[expect(clippy::cast_precision_loss, reason = "group counts are tiny")]
+    /// Mean over groups, each with the same weight regardless of its number of images; `None` without groups.
     pub fn macro_mean(groups: impl IntoIterator<Item = Self>) -> Option<Self> {
         let (mut count, mut sum) = (0_u64, Self { dice: 0.0, iou: 0.0, soft_dice: 0.0 });
         for group in groups {
@@ -205,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn empty_masks() {
+    fn empty_masks_score_one_or_zero() {
         let both = ImageScore::of(&[0.0; 4], &[false; 4]).unwrap();
         assert_eq!((both.dice, both.iou, both.soft_dice), (1.0, 1.0, 1.0));
         let missed = ImageScore::of(&[0.0; 4], &[true, false, false, false]).unwrap();
@@ -215,19 +196,13 @@ mod tests {
     }
 
     #[test]
-    fn not_a_number_is_background() {
+    fn nan_is_background() {
         let counts = PixelCounts::of(&[f32::NAN, 0.9], &[true, true], THRESHOLD).unwrap();
         assert_eq!((counts.predicted, counts.both), (1, 1));
     }
 
     #[test]
-    fn soft_dice_takes_soft_truth() {
-        let value = soft_dice(&[0.5, 1.0], &[0.5, 0.0]).unwrap();
-        assert!((value - (0.5 + 1e-6) / (2.0 + 1e-6)).abs() < 1e-12);
-    }
-
-    #[test]
-    fn macro_and_pooled_differ_when_groups_do() {
+    fn macro_and_pooled_means_differ_if_groups_do() {
         let good = ImageScore::of(&[1.0; 9], &[true; 9]).unwrap();
         let bad = ImageScore::of(&[0.0], &[true]).unwrap();
         let (mut first, mut second) = (SegmentationSums::default(), SegmentationSums::default());

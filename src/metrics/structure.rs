@@ -1,25 +1,26 @@
-//! The saliency scores beside Dice and IoU that the reference's evaluation prints: mean absolute error, structure
-//! measure, enhanced-alignment measure, weighted F.
+//! Saliency scores of the reference evaluation: mean absolute error, structure measure, enhanced-alignment measure and
+//! weighted F.
 //!
 //! Sources: Fan et al. 2017 (structure measure), Fan et al. 2018 (enhanced alignment), Margolin et al. 2014 (weighted
-//! F), all as PRS-Med's `eval_functions.py` writes them; the nearest-foreground transform follows SciPy's (Maurer et
-//! al. 2003) with its tie-breaking, because the weighted F copies values from the chosen pixel.
-//! Deviations: an empty quadrant of the structure measure is skipped, an empty truth has no weighted F (NaN there).
+//! F), all as in PRS-Med's `eval_functions.py`. The nearest-foreground transform follows SciPy's (Maurer et al. 2003),
+//! including its tie-breaking, because the weighted F copies values from the nearest pixel. Deviations: an empty
+//! quadrant of the structure measure is skipped; an empty truth has no weighted F (NaN there).
 
-/// What numpy calls `finfo(float64).eps`.
+/// numpy's `finfo(float64).eps`.
 const EPS: f64 = f64::EPSILON;
 
-/// A map in `0..=1` and its binary truth, row by row.
+/// A map in `0..=1` and its binary truth, in row-major order.
 #[derive(Debug, Clone)]
-pub struct Pair {
+pub struct MaskPair {
     map: Vec<f64>,
     truth: Vec<bool>,
     width: usize,
     height: usize,
 }
 
-impl Pair {
-    /// From an 8-bit map. `prediction` and `truth` have the same length, a multiple of `width`; the caller checked it.
+impl MaskPair {
+    /// From an 8-bit map. The caller has checked that `prediction` and `truth` have the same length, a multiple of
+    /// `width`.
     pub(super) fn new(prediction: &[u8], truth: &[bool], width: usize) -> Self {
         let map = prediction.iter().map(|&level| f64::from(level) / 255.0).collect();
         Self { map, truth: truth.to_vec(), width, height: truth.len() / width }
@@ -48,7 +49,6 @@ impl Pair {
     }
 
     /// Similarity of the four quadrants around the truth's centroid, weighted by their area.
-    #[expect(clippy::cast_precision_loss, reason = "pixel counts are far below 2^53")]
     fn region_similarity(&self) -> f64 {
         let (row, column) = self.centroid();
         let mut sum = 0.0;
@@ -69,7 +69,6 @@ impl Pair {
 
     /// Row and column of the truth's centre of mass, rounded half to even.
     #[expect(
-        clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "image sides are small and not negative"
@@ -81,8 +80,8 @@ impl Pair {
         (row as usize, column as usize)
     }
 
-    /// Weighted F (beta 1): errors are smoothed inside the object (Gaussian 7x7, sigma 5) and weigh less the nearer the
-    /// object they lie. `None` when the truth is empty.
+    /// Weighted F (beta 1). Errors are smoothed inside the object (Gaussian 7x7, sigma 5) and have less weight near the
+    /// object. `None` for an empty truth.
     pub fn weighted_f(&self) -> Option<f64> {
         let nearest = nearest_foreground(&self.truth, self.width)?;
         let error: Vec<f64> = self.map.iter().zip(&self.truth).map(|(p, &t)| (p - as_f64(t)).abs()).collect();
@@ -103,15 +102,13 @@ impl Pair {
         Some(2.0 * recall * precision / (recall + precision + EPS))
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "image sides are small")]
     fn distance(&self, a: usize, b: usize) -> f64 {
         let down = (a / self.width).abs_diff(b / self.width) as f64;
         let right = (a % self.width).abs_diff(b % self.width) as f64;
         down.hypot(right)
     }
 
-    /// The 7x7 Gaussian of `values` at the pixels of the object (0 elsewhere, where nobody reads it); the border pixel
-    /// repeats outside the picture.
+    /// 7x7 Gaussian of `values` at the pixels of the object, 0 elsewhere. Border pixels are repeated outside the image.
     fn smoothed_inside(&self, values: &[f64]) -> Vec<f64> {
         let kernel = gaussian();
         let clamped = |i: usize, offset: usize, len: usize| (i + offset).saturating_sub(3).min(len - 1);
@@ -130,8 +127,8 @@ impl Pair {
     }
 }
 
-/// Enhanced-alignment measure of a binary map from its pixel counts: all pixels of one of the four cases (map, truth)
-/// have the same alignment.
+/// Enhanced-alignment measure of a binary map from its pixel counts. All pixels with the same map and truth values have
+/// the same alignment.
 pub(super) fn enhanced_alignment(both: f64, predicted: f64, truth: f64, pixels: f64) -> f64 {
     let total = if truth == 0.0 {
         pixels - predicted
@@ -156,7 +153,6 @@ fn as_f64(truth: bool) -> f64 {
     f64::from(u8::from(truth))
 }
 
-#[expect(clippy::cast_precision_loss, reason = "pixel counts are far below 2^53")]
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (mut count, mut sum) = (0_u64, 0.0);
     for value in values {
@@ -173,7 +169,6 @@ fn object_similarity(values: impl Iterator<Item = f64> + Clone) -> f64 {
 }
 
 /// The structural similarity of a block of (map, truth) pairs.
-#[expect(clippy::cast_precision_loss, reason = "pixel counts are far below 2^53")]
 fn similarity(block: &[(f64, f64)]) -> f64 {
     let (x, y) = (mean(block.iter().map(|v| v.0)), mean(block.iter().map(|v| v.1)));
     let divisor = block.len() as f64 - 1.0 + EPS;
@@ -205,10 +200,10 @@ fn gaussian() -> [[f64; 7]; 7] {
 /// Row and column of a foreground pixel.
 type Site = (i64, i64);
 
-/// For each pixel the index of its nearest foreground pixel; `None` when there is no foreground. First along columns,
-/// then along rows, as SciPy's `distance_transform_edt(return_indices=True)` goes, so that ties fall the same way.
+/// For each pixel, the index of its nearest foreground pixel; `None` if there is no foreground. It processes columns,
+/// then rows, like SciPy's `distance_transform_edt(return_indices=True)`, so that ties are broken the same way.
 #[expect(clippy::cast_possible_wrap, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "image sides")]
-fn nearest_foreground(truth: &[bool], width: usize) -> Option<Vec<usize>> {
+pub fn nearest_foreground(truth: &[bool], width: usize) -> Option<Vec<usize>> {
     truth.iter().any(|&t| t).then_some(())?;
     let height = truth.len() / width;
     let mut sites: Vec<Option<Site>> =
@@ -238,7 +233,7 @@ fn nearest_on_line(line: &mut [Option<Site>], place: impl Fn(Site) -> (i64, i64)
     let mut kept: Vec<Site> = Vec::new();
     for site in line.iter().copied().flatten() {
         let (w, w_off) = place(site);
-        // The middle of three sites goes when the bisectors with its neighbours leave it no part of the line.
+        // the middle of three sites is dropped if the bisectors with its neighbours leave it no part of the line
         while let [.., first, second] = kept[..] {
             let ((u, u_off), (v, v_off)) = (place(first), place(second));
             let (a, b) = (v - u, w - v);
@@ -269,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_foreground_pixel_is_nearest() {
+    fn the_nearest_foreground_pixel_is_found() {
         let width = 23;
         let truth: Vec<bool> = (0..23 * 17).map(|i| i * 7 % 31 == 0).collect();
         let nearest = nearest_foreground(&truth, width).unwrap();
@@ -286,17 +281,17 @@ mod tests {
     fn a_perfect_map_scores_one() {
         let truth: Vec<bool> = (0..400).map(|i| (5..12).contains(&(i / 20)) && (3..9).contains(&(i % 20))).collect();
         let levels: Vec<u8> = truth.iter().map(|&t| if t { 255 } else { 0 }).collect();
-        let pair = Pair::new(&levels, &truth, 20);
+        let pair = MaskPair::new(&levels, &truth, 20);
         assert!((pair.structure_measure() - 1.0).abs() < 1e-9, "{}", pair.structure_measure());
         assert!((pair.weighted_f().unwrap() - 1.0).abs() < 1e-9);
         assert!(pair.mean_absolute_error().abs() < 1e-12);
     }
 
     #[test]
-    fn a_corner_object_has_no_empty_quadrant_trouble() {
+    fn an_object_in_a_corner_gives_finite_scores() {
         let mut truth = vec![false; 64];
         truth[0] = true;
-        let pair = Pair::new(&[9; 64], &truth, 8);
+        let pair = MaskPair::new(&[9; 64], &truth, 8);
         assert!(pair.structure_measure().is_finite());
     }
 }

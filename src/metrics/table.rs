@@ -1,20 +1,21 @@
-//! An evaluation's sums, their summary (for `--json`) and its plain-text table. Prints nothing.
+//! Results of an evaluation: sums, summary (for `--json`) and plain-text table.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
+use crate::location::first_location;
 use crate::metrics::segmentation::{ImageScore, SegmentationMeans, SegmentationSums};
 use crate::metrics::text::TextScores;
 use crate::metrics::threshold_average::{ThresholdScores, ThresholdSums};
-use crate::place::first_place;
 
-/// Whether an answer names the place of a label (`upper left`); `None` when the label names no place, so that it cannot
-/// be judged. An answer without a place is wrong.
+/// True if an answer names the location of a label (`upper left`); an answer without a location is wrong. `None` if the
+/// label has no location, so that the answer cannot be scored.
 fn is_right(answer: &str, label: &str) -> Option<bool> {
-    first_place(label).map(|expected| first_place(answer) == Some(expected))
+    first_location(label).map(|expected| first_location(answer) == Some(expected))
 }
 
 /// Sums over the samples of one modality.
@@ -26,13 +27,19 @@ pub struct GroupSums {
     positions: u64,
     text: TextScores,
     answers: u64,
+    images: BTreeSet<PathBuf>,
 }
 
 impl GroupSums {
+    /// Counts the image of a question. Several questions about one image count it once.
+    pub fn add_image(&mut self, path: &Path) {
+        self.images.insert(path.to_owned());
+    }
+
     /// Adds one mask: probabilities at the truth's own `size` (width, height), for every score.
     ///
     /// # Errors
-    /// [`Error::Shape`](crate::Error::Shape) when the sizes do not agree.
+    /// [`Error::Shape`](crate::Error::Shape) if the sizes do not match.
     pub fn add_mask(&mut self, probabilities: &[f32], truth: &[bool], size: (usize, usize)) -> Result<ImageScore> {
         let score = ImageScore::of(probabilities, truth)?;
         self.thresholds.add(probabilities, size, truth, size)?;
@@ -40,12 +47,10 @@ impl GroupSums {
         Ok(score)
     }
 
-    /// Adds one answer: its text scores, and whether it names the place of `label`, where there is one. Returns both.
+    /// Adds one answer. Returns its text scores, and whether it names the location of `label`, if there is one.
     pub fn add_answer(&mut self, answer: &str, reference: &str, label: Option<&str>) -> (TextScores, Option<bool>) {
         let scores = TextScores::of(answer, reference);
-        self.text.bleu += scores.bleu;
-        self.text.rouge1 += scores.rouge1;
-        self.text.meteor_exact_stem += scores.meteor_exact_stem;
+        self.text.add(&scores);
         self.answers += 1;
         let right = label.and_then(|label| is_right(answer, label));
         if let Some(right) = right {
@@ -60,18 +65,17 @@ impl GroupSums {
         self.thresholds.merge(&other.thresholds);
         self.positions += other.positions;
         self.positions_right += other.positions_right;
-        self.text.bleu += other.text.bleu;
-        self.text.rouge1 += other.text.rouge1;
-        self.text.meteor_exact_stem += other.text.meteor_exact_stem;
+        self.text.add(&other.text);
         self.answers += other.answers;
+        self.images.extend(other.images.iter().cloned());
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "sample counts are far below 2^53")]
     fn row(&self, name: &str) -> EvalRow {
         let answers = self.answers as f64;
         EvalRow {
             name: name.to_owned(),
-            images: self.segmentation.images,
+            questions: self.segmentation.images,
+            images: self.images.len() as u64,
             segmentation: self.segmentation.means(),
             thresholds: self.thresholds.scores(),
             position_accuracy: (self.positions > 0).then(|| self.positions_right as f64 / self.positions as f64),
@@ -91,37 +95,40 @@ pub struct EvalSums {
 }
 
 impl EvalSums {
-    /// The sums of one modality, empty at first.
+    /// The sums of one modality, initially empty.
     pub fn group(&mut self, modality: &str) -> &mut GroupSums {
         self.groups.entry(modality.to_owned()).or_default()
     }
 
-    /// What was found so far.
+    /// Summary of the sums so far.
     pub fn summary(&self) -> EvalSummary {
         let mut all = GroupSums::default();
         self.groups.values().for_each(|group| all.merge(group));
         let modalities: Vec<EvalRow> = self.groups.iter().map(|(name, group)| group.row(name)).collect();
         EvalSummary {
             macro_mean: macro_mean(&modalities),
-            all_images: all.row("all images"),
+            all_images: all.row("all questions"),
             pooled: Pooled { dice: all.segmentation.pooled.dice(), iou: all.segmentation.pooled.iou() },
             modalities,
         }
     }
 }
 
-/// One line of the table: a modality, or a mean.
+/// A row of the table: a modality, or a mean.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EvalRow {
-    /// Modality, `macro mean` or `all images`.
+    /// Modality, `macro mean` or `all questions`.
     pub name: String,
-    /// Masks scored.
+    /// Number of questions, each with its mask.
+    #[serde(default)]
+    pub questions: u64,
+    /// Number of different images.
     pub images: u64,
     /// Scores at 0.5 and soft Dice; `None` without masks.
     pub segmentation: Option<SegmentationMeans>,
     /// The reference's threshold-averaged scores; `None` without masks.
     pub thresholds: Option<ThresholdScores>,
-    /// Share (0..=1) of answers that name the right place; `None` when no label named one.
+    /// Fraction (0..=1) of answers that name the right location; `None` if no label has one.
     pub position_accuracy: Option<f64>,
     /// Mean text scores; `None` without answers.
     pub text: Option<TextScores>,
@@ -139,13 +146,13 @@ pub struct Pooled {
 /// The result of an evaluation. Its [`Display`](fmt::Display) is the table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct EvalSummary {
-    /// One row a modality, by name.
+    /// One row per modality, by name.
     pub modalities: Vec<EvalRow>,
-    /// Mean of the modality rows: each modality counts the same. Each column's mean is over the rows that have it.
+    /// Mean of the modality rows, each with the same weight. Each column's mean is over the rows that have a value.
     pub macro_mean: EvalRow,
-    /// Mean over all samples: each sample counts the same.
+    /// Mean over all samples, each with the same weight.
     pub all_images: EvalRow,
-    /// Over all pixels.
+    /// Scores over all pixels.
     pub pooled: Pooled,
 }
 
@@ -155,6 +162,7 @@ fn macro_mean(rows: &[EvalRow]) -> EvalRow {
     let text_mean = |part: fn(&TextScores) -> f64| mean(text.iter().map(part));
     EvalRow {
         name: "macro mean".into(),
+        questions: rows.iter().map(|row| row.questions).sum(),
         images: rows.iter().map(|row| row.images).sum(),
         segmentation: SegmentationMeans::macro_mean(rows.iter().filter_map(|row| row.segmentation)),
         thresholds: ThresholdScores::macro_mean(&thresholds),
@@ -167,33 +175,21 @@ fn macro_mean(rows: &[EvalRow]) -> EvalRow {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "row counts are tiny")]
 fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let values: Vec<f64> = values.collect();
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-const HEADER: [&str; 13] = [
-    "modality",
-    "images",
-    "Dice",
-    "IoU",
-    "soft Dice",
-    "meanDic",
-    "meanIoU",
-    "maxDic",
-    "MAE",
-    "position",
-    "BLEU",
-    "ROUGE-1",
-    "METEOR*",
+const HEADER: [&str; 14] = [
+    "modality", "questions", "images", "Dice", "IoU", "soft Dice", "meanDic", "meanIoU", "maxDic", "MAE", "position",
+    "BLEU", "ROUGE-1", "METEOR*",
 ];
 
 impl EvalRow {
     fn cells(&self) -> Vec<String> {
         let number = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| format!("{v:.4}"));
         let (seg, thr, text) = (self.segmentation, self.thresholds, self.text);
-        let mut cells = vec![self.name.clone(), self.images.to_string()];
+        let mut cells = vec![self.name.clone(), self.questions.to_string(), self.images.to_string()];
         cells.extend([
             number(seg.map(|s| s.dice)),
             number(seg.map(|s| s.iou)),
@@ -226,8 +222,8 @@ impl fmt::Display for EvalSummary {
     }
 }
 
-/// Lines of aligned columns, the first to the left, the others to the right, with a rule below the header and before
-/// row `rule`.
+/// A text table with aligned columns, the first to the left, the others to the right. A rule is below the header and
+/// before row `rule`.
 pub fn aligned(header: &[&str], rows: &[Vec<String>], rule: Option<usize>) -> String {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
@@ -263,7 +259,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_answer_is_right_when_it_names_the_labels_place() {
+    fn an_answer_is_right_if_it_names_the_labels_location() {
         assert_eq!(is_right("the polyp lies in the center left part of the image", "center left"), Some(true));
         assert_eq!(is_right("the polyp lies in the center left part of the image", "center"), Some(false));
         assert_eq!(is_right("no idea", "upper left"), Some(false));
@@ -275,6 +271,9 @@ mod tests {
         let truth = [true, true, false, false];
         sums.group("skin").add_mask(&[1.0, 1.0, 0.0, 0.0], &truth, (2, 2)).unwrap();
         sums.group("skin").add_mask(&[1.0, 0.0, 0.0, 0.0], &truth, (2, 2)).unwrap();
+        for _question in 0..2 {
+            sums.group("skin").add_image(Path::new("a.png"));
+        }
         sums.group("lung_CT").add_mask(&[0.0, 0.0, 0.0, 1.0], &truth, (2, 2)).unwrap();
         let reference = "The lesion lies in the upper left part of the image.";
         sums.group("skin").add_answer(reference, reference, Some("upper left"));
@@ -283,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn means_by_group_and_over_all() {
+    fn means_are_over_groups_and_over_samples() {
         let summary = summary();
         let dice = |row: &EvalRow| row.segmentation.unwrap().dice;
         let names: Vec<&str> = summary.modalities.iter().map(|row| row.name.as_str()).collect();
@@ -292,20 +291,21 @@ mod tests {
         assert!((dice(&summary.macro_mean) - 5.0 / 12.0).abs() < 1e-12);
         assert!((dice(&summary.all_images) - 5.0 / 9.0).abs() < 1e-12);
         assert!((summary.pooled.dice - 6.0 / 10.0).abs() < 1e-12, "{:?}", summary.pooled);
+        assert_eq!((summary.modalities[1].questions, summary.modalities[1].images), (2, 1), "two questions, one image");
         assert_eq!(summary.modalities[1].position_accuracy, Some(0.5));
         assert_eq!(summary.modalities[0].text, None);
         assert_eq!(summary.macro_mean.position_accuracy, Some(0.5), "a modality without answers does not count");
     }
 
     #[test]
-    fn the_summary_survives_json() {
+    fn the_summary_can_be_written_and_read_as_json() {
         let text = serde_json::to_string(&summary()).unwrap();
         assert!(text.contains("\"meanDic\"") && text.contains("\"macro_mean\""));
         assert_eq!(serde_json::from_str::<EvalSummary>(&text).unwrap().to_string(), summary().to_string());
     }
 
     #[test]
-    fn columns_line_up() {
+    fn columns_are_aligned() {
         let table = summary().to_string();
         let lines: Vec<&str> = table.lines().collect();
         assert_eq!(lines.len(), 2 + 2 + 1 + 2 + 3, "{table}");
@@ -314,6 +314,6 @@ mod tests {
             let cell = &line[..end_of_dice];
             assert!(cell.ends_with(|c: char| c.is_ascii_digit()) && !cell.ends_with(' '), "{table}");
         }
-        assert!(EvalSums::default().summary().to_string().contains("macro mean"), "an empty evaluation prints too");
+        assert!(EvalSums::default().summary().to_string().contains("macro mean"), "an empty evaluation has a table");
     }
 }

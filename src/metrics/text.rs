@@ -1,9 +1,9 @@
-//! How close a generated answer is to the reference answer: BLEU, ROUGE-1, METEOR, one pair at a time.
+//! Similarity of a generated answer and the reference answer: BLEU, ROUGE-1 and METEOR of one pair.
 //!
 //! Sources: Hugging Face `evaluate`'s `bleu` (order 4, no smoothing, tokenizer 13a), `rouge_score` 0.1.2 with its
 //! stemmer, `nltk.translate.meteor_score`.
-//! Deviations: METEOR has the exact and the stem stage but no WordNet synonyms, hence its name; its sentences are
-//! split at a period before a capital letter instead of by nltk's trained model.
+//! Deviations: METEOR matches exact words and stems but no WordNet synonyms, hence its name. It splits sentences at a
+//! period before a capital letter instead of with nltk's trained model.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use crate::metrics::porter::stem;
 /// Largest n-gram of [`bleu`].
 const BLEU_ORDER: usize = 4;
 
-/// The three scores of one answer, or their means; each in `0..=1`.
+/// Three scores of one answer, or their means, each in `0..=1`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct TextScores {
     /// [`bleu`].
@@ -26,6 +26,13 @@ pub struct TextScores {
 }
 
 impl TextScores {
+    /// Adds the scores of another answer to the sums.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.bleu += other.bleu;
+        self.rouge1 += other.rouge1;
+        self.meteor_exact_stem += other.meteor_exact_stem;
+    }
+
     /// Scores one answer.
     pub fn of(answer: &str, reference: &str) -> Self {
         Self {
@@ -36,8 +43,8 @@ impl TextScores {
     }
 }
 
-/// BLEU of one sentence with orders 1 to 4 and no smoothing: an answer without a common 4-gram scores 0, however good
-/// its words are, and so does every reference or answer of fewer than four tokens.
+/// BLEU of one sentence with orders 1 to 4, without smoothing. An answer without a common 4-gram scores 0; so does
+/// every answer or reference with fewer than four tokens.
 pub fn bleu(answer: &str, reference: &str) -> f64 {
     let (answer, reference) = (tokens_13a(answer), tokens_13a(reference));
     let mut log_sum = 0.0;
@@ -53,7 +60,7 @@ pub fn bleu(answer: &str, reference: &str) -> f64 {
     log_sum.exp() * brevity
 }
 
-/// ROUGE-1 F1 with stemming; symmetric in its arguments.
+/// F1 of ROUGE-1 with stemming; symmetric in its arguments.
 pub fn rouge1_f1(answer: &str, reference: &str) -> f64 {
     let (answer, reference) = (rouge_tokens(answer), rouge_tokens(reference));
     let matches = as_f64(overlap(answer.iter(), reference.iter()));
@@ -62,7 +69,7 @@ pub fn rouge1_f1(answer: &str, reference: &str) -> f64 {
     if precision + recall > 0.0 { 2.0 * precision * recall / (precision + recall) } else { 0.0 }
 }
 
-/// METEOR (alpha 0.9, beta 3, gamma 0.5) over exact, then stem matches; case does not matter.
+/// METEOR (alpha 0.9, beta 3, gamma 0.5) with exact matches, then stem matches; case-insensitive.
 pub fn meteor_exact_stem(answer: &str, reference: &str) -> f64 {
     let lower = |text: &str| words(text).into_iter().map(|word| word.to_lowercase()).collect::<Vec<_>>();
     meteor_of_words(&lower(answer), &lower(reference))
@@ -87,8 +94,8 @@ fn meteor_of_words(answer: &[String], reference: &[String]) -> f64 {
     (1.0 - 0.5 * fragmentation.powi(3)) * mean
 }
 
-/// Pairs equal words, the last of the answer with the last free one of the reference, and removes them from the free
-/// positions `left` and `right`.
+/// Matches equal words: the last word of the answer with the last free one of the reference. It removes them from the
+/// free positions `left` and `right`.
 fn match_words(
     answer: &[String],
     reference: &[String],
@@ -105,7 +112,7 @@ fn match_words(
     }
 }
 
-/// How many items two sequences share, each counted as often as it is in both.
+/// Number of items that two sequences share, counted with multiplicity.
 fn overlap<T: std::hash::Hash + Eq>(a: impl Iterator<Item = T>, b: impl Iterator<Item = T>) -> usize {
     let mut free: HashMap<T, usize> = HashMap::new();
     for item in b {
@@ -114,12 +121,11 @@ fn overlap<T: std::hash::Hash + Eq>(a: impl Iterator<Item = T>, b: impl Iterator
     a.filter(|item| free.get_mut(item).is_some_and(|n| n.checked_sub(1).map(|less| *n = less).is_some())).count()
 }
 
-#[expect(clippy::cast_precision_loss, reason = "token counts are small")]
 fn as_f64(count: usize) -> f64 {
     count as f64
 }
 
-/// The tokens of mteval-v13a as `sacrebleu` and `evaluate` cut them.
+/// Tokens of mteval-v13a, as in `sacrebleu` and `evaluate`.
 fn tokens_13a(text: &str) -> Vec<String> {
     let mut text = text.replace("<skipped>", "").replace("-\n", "").replace('\n', " ");
     for (entity, character) in [("&quot;", "\""), ("&amp;", "&"), ("&lt;", "<"), ("&gt;", ">")] {
@@ -127,7 +133,7 @@ fn tokens_13a(text: &str) -> Vec<String> {
     }
     let mut spaced = String::with_capacity(text.len() * 2);
     for c in format!(" {text} ").chars() {
-        // The classes {-~ [-` space-& (-+ :-@ and /: all ASCII punctuation except ' , - .
+        // the classes {-~ [-` space-& (-+ :-@ and /: all ASCII punctuation except ' , - .
         if matches!(c, '{'..='~' | '['..='`' | ' '..='&' | '('..='+' | ':'..='@' | '/') {
             spaced.extend([' ', c, ' ']);
         } else {
@@ -140,7 +146,7 @@ fn tokens_13a(text: &str) -> Vec<String> {
     spaced.split(is_python_space).filter(|token| !token.is_empty()).map(str::to_owned).collect()
 }
 
-/// Rewrites each pair of neighbours that fits, from left to right, without overlaps.
+/// Rewrites each pair of neighbours that matches, from left to right, without overlaps.
 fn space_pairs(text: &str, fits: impl Fn(char, char) -> bool, spaced: impl Fn(char, char) -> [char; 4]) -> String {
     let mut out = String::with_capacity(text.len() * 2);
     let mut rest = text.chars().peekable();
@@ -156,7 +162,7 @@ fn space_pairs(text: &str, fits: impl Fn(char, char) -> bool, spaced: impl Fn(ch
     out
 }
 
-/// Python's `str.split()` also cuts at the four ASCII separators.
+/// Whitespace of Python's `str.split()`, which includes the four ASCII separators.
 fn is_python_space(c: char) -> bool {
     c.is_whitespace() || matches!(c, '\u{1c}'..='\u{1f}')
 }
@@ -169,8 +175,8 @@ fn rouge_tokens(text: &str) -> Vec<String> {
         .collect()
 }
 
-/// Words as nltk's `word_tokenize` cuts plain English: punctuation apart, clitics (`n't`, `'s`) apart, hyphens and
-/// decimals kept, the period apart at the end of a sentence only.
+/// Words like those of nltk's `word_tokenize` for plain English: punctuation and clitics (`n't`, `'s`) are separate
+/// tokens, hyphens and decimals stay, and a period is separate only at the end of a sentence.
 fn words(text: &str) -> Vec<String> {
     let pieces: Vec<&str> = text.split_whitespace().collect();
     let mut out = Vec::new();
@@ -202,7 +208,7 @@ fn split_piece(piece: &str, ends_sentence: bool, out: &mut Vec<String>) {
     out.extend(tail.into_iter().rev());
 }
 
-/// Always a token of its own at the border of a word.
+/// True for characters that are always separate tokens at the border of a word.
 fn is_detached(c: char) -> bool {
     matches!(c, ',' | ':' | ';' | '?' | '!' | '%' | '(' | ')' | '[' | ']' | '{' | '}' | '"' | '#' | '$' | '&' | '@')
         || matches!(c, '*' | '<' | '>' | '`' | '“' | '”' | '‘' | '’' | '«' | '»' | '\u{2012}'..='\u{2015}')
@@ -213,13 +219,13 @@ fn is_abbreviation(word: &str) -> bool {
     matches!(stem.as_str(), "dr" | "mr" | "mrs" | "ms" | "prof" | "vs" | "e.g" | "i.e" | "fig")
 }
 
-/// Punctuation and clitics inside a word.
+/// Splits off punctuation and clitics inside a word.
 fn split_inside(core: &str, out: &mut Vec<String>) {
     let mut word = String::new();
     let mut rest = core.chars().peekable();
     let mut previous = None;
     while let Some(c) = rest.next() {
-        // `1,5` and `10:30` stay together.
+        // `1,5` and `10:30` stay together
         let number = matches!(c, ',' | ':') && rest.peek().is_some_and(char::is_ascii_digit);
         if is_detached(c) && !number {
             push_clitic(&word, out);
@@ -264,12 +270,12 @@ mod tests {
 
     #[derive(Deserialize)]
     struct Fixture {
-        pairs: Vec<Pair>,
+        pairs: Vec<AnswerPair>,
         stems: BTreeMap<String, String>,
     }
 
     #[derive(Deserialize)]
-    struct Pair {
+    struct AnswerPair {
         answer: String,
         reference: String,
         answer_13a: Vec<String>,
@@ -308,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn short_and_empty_answers() {
+    fn short_and_empty_answers_have_scores() {
         assert_eq!(TextScores::of("", "the upper left"), TextScores::default());
         assert_eq!(TextScores::of("", ""), TextScores::default());
         assert!(bleu("upper left", "upper left").abs() < 1e-12, "no 4-gram, no smoothing");

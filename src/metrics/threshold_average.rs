@@ -1,11 +1,13 @@
-//! The scores that the reference's evaluation calls mean Dice, mean IoU and so on: averages over 256 thresholds of an
-//! 8-bit map that was stretched to its full range first. They are not Dice at 0.5: a perfect binary map whose
-//! foreground covers 4 % scores 0.9964, because the last threshold, 0, counts every pixel as foreground.
+//! Threshold-averaged scores of the reference evaluation (its mean Dice, mean IoU and so on): averages over 256
+//! thresholds of an 8-bit map that is first stretched to its full range.
+//!
+//! They differ from Dice at 0.5. For example, a perfect binary map whose foreground covers 4 % scores 0.9964, because
+//! the last threshold, 0, counts every pixel as foreground.
 //!
 //! Source: PRS-Med `evaluation/segmentation` (after UACANet's `run/Eval.py`).
-//! Deviations: where that code divides by an empty set and spoils a whole modality with NaN, the image is left out of
-//! that one mean (`weighted_f`, for an empty truth) or the empty quadrant is (`structure`). The exhaustive passes over
-//! pixels are replaced by one 256-bin histogram; a test compares the two.
+//! Deviations: that code divides by an empty set in some cases and gets NaN for a whole modality. Here the image is
+//! left out of that mean (`weighted_f` with an empty truth), or the empty quadrant is (`structure`). One 256-bin
+//! histogram replaces the passes over all pixels; a test compares the two.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,8 +18,8 @@ use crate::metrics::structure;
 /// Number of thresholds: 1, 254/255, ..., 0.
 pub const NUM_THRESHOLDS: usize = 256;
 
-/// Stretches a probability map to 0..=255 by its own minimum and maximum, rounding half to even, all in fp32, as the
-/// reference writes its prediction PNGs. NaN becomes 0.
+/// Stretches a probability map to 0..=255 by its own minimum and maximum. It rounds half to even, in fp32, like the
+/// reference's prediction PNGs. NaN becomes 0.
 pub fn stretch_8bit(probabilities: &[f32]) -> Vec<u8> {
     let low = probabilities.iter().copied().fold(f32::INFINITY, f32::min);
     let high = probabilities.iter().copied().fold(f32::NEG_INFINITY, f32::max);
@@ -26,11 +28,11 @@ pub fn stretch_8bit(probabilities: &[f32]) -> Vec<u8> {
     probabilities.iter().map(|p| ((p - low) / range * 255.0).round_ties_even() as u8).collect()
 }
 
-/// Nearest-neighbour resize with OpenCV's choice of source pixel: `floor(x * source / target)`, no half-pixel offset.
+/// Nearest-neighbour resize with OpenCV's source pixels: `floor(x * source / target)`, without half-pixel offset.
 /// Sizes are `(width, height)`.
 ///
 /// # Errors
-/// [`Error::Shape`] when `pixels` is not `from.0 * from.1` long or either size is empty.
+/// [`Error::Shape`] if `pixels` does not have `from.0 * from.1` elements, or a size is empty.
 pub fn resize_nearest(pixels: &[u8], from: (usize, usize), to: (usize, usize)) -> Result<Vec<u8>> {
     if from.0 * from.1 != pixels.len() || pixels.is_empty() || to.0 * to.1 == 0 {
         let reason = format!("cannot resize {} pixels as {}x{} to {}x{}", pixels.len(), from.0, from.1, to.0, to.1);
@@ -40,29 +42,24 @@ pub fn resize_nearest(pixels: &[u8], from: (usize, usize), to: (usize, usize)) -
     Ok(rows.iter().flat_map(|y| columns.iter().map(move |x| pixels[y * from.0 + x])).collect())
 }
 
-#[expect(
-    clippy::cast_precision_loss,
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "image sides are small and not negative"
-)]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "image sides are small and not negative")]
 fn nearest_indices(from: usize, to: usize) -> Vec<usize> {
-    // Two divisions, not one: OpenCV inverts the scale it was given, and the floor sees that rounding.
+    // two divisions, not one: OpenCV inverts the given scale, and the floor depends on that rounding
     let scale = 1.0 / (to as f64 / from as f64);
     (0..to).map(|i| ((i as f64 * scale).floor() as usize).min(from - 1)).collect()
 }
 
-/// The thresholds in the reference's order and with its rounding (`numpy.linspace(1, 0, 256)`).
+/// The thresholds, in the order and with the rounding of the reference (`numpy.linspace(1, 0, 256)`).
 fn threshold(index: usize) -> f64 {
     if index == NUM_THRESHOLDS - 1 {
         return 0.0;
     }
-    #[expect(clippy::cast_precision_loss, reason = "index < 256")]
     let index = index as f64;
     index * (-1.0 / 255.0) + 1.0
 }
 
-/// For each threshold the smallest 8-bit level with `level / 255 >= threshold`, decided in the same doubles as there.
+/// For each threshold, the smallest 8-bit level with `level / 255 >= threshold` in double precision, as in the
+/// reference.
 fn first_levels() -> [usize; NUM_THRESHOLDS] {
     std::array::from_fn(|index| {
         let threshold = threshold(index);
@@ -70,7 +67,7 @@ fn first_levels() -> [usize; NUM_THRESHOLDS] {
     })
 }
 
-/// What one threshold gives for one image.
+/// Scores of one image at one threshold.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 struct AtThreshold {
     dice: f64,
@@ -81,8 +78,8 @@ struct AtThreshold {
 }
 
 impl AtThreshold {
-    /// `both`, `predicted`, `truth`, `pixels` are pixel counts. Without any overlap everything but the E-measure is 0,
-    /// the specificity included: the reference's rule.
+    /// `both`, `predicted`, `truth`, `pixels` are pixel counts. Without overlap all scores but the E-measure are 0,
+    /// also the specificity, as in the reference.
     fn of(both: f64, predicted: f64, truth: f64, pixels: f64) -> Self {
         let enhanced = structure::enhanced_alignment(both, predicted, truth, pixels);
         if both == 0.0 {
@@ -98,14 +95,24 @@ impl AtThreshold {
     }
 }
 
+impl AtThreshold {
+    fn add(&mut self, other: &Self) {
+        self.dice += other.dice;
+        self.iou += other.iou;
+        self.sensitivity += other.sensitivity;
+        self.specificity += other.specificity;
+        self.enhanced += other.enhanced;
+    }
+}
+
 fn specificity(both: f64, predicted: f64, truth: f64, pixels: f64) -> f64 {
     let negatives = pixels - truth;
     let true_negatives = negatives - (predicted - both);
-    // Without any negative pixel the reference divides 0 by 0.
+    // without any negative pixel the reference divides 0 by 0
     if negatives == 0.0 { 0.0 } else { true_negatives / negatives }
 }
 
-/// Sums of the threshold curves over images; the reference averages over images first, over thresholds second.
+/// Sums of the threshold curves over images. Scores are averaged over images first, then over thresholds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ThresholdSums {
     images: u64,
@@ -118,23 +125,17 @@ pub struct ThresholdSums {
 
 impl Default for ThresholdSums {
     fn default() -> Self {
-        Self {
-            images: 0,
-            curve: vec![AtThreshold::default(); NUM_THRESHOLDS],
-            mae: 0.0,
-            structure: 0.0,
-            weighted_f: 0.0,
-            weighted_f_images: 0,
-        }
+        let curve = vec![AtThreshold::default(); NUM_THRESHOLDS];
+        Self { images: 0, curve, mae: 0.0, structure: 0.0, weighted_f: 0.0, weighted_f_images: 0 }
     }
 }
 
 impl ThresholdSums {
-    /// Adds one image: its probability map of any size, and its truth of `truth_size` (width, height). Stretches the
-    /// map to 8 bit and resizes it to the truth, as the reference's two programs do.
+    /// Adds one image: its probability map of any size, and its truth of `truth_size` (width, height). Like the
+    /// reference, it stretches the map to 8 bit and resizes it to the truth.
     ///
     /// # Errors
-    /// [`Error::Shape`] when a slice does not have the size given with it.
+    /// [`Error::Shape`] if a slice does not have the given size.
     pub fn add(
         &mut self,
         probabilities: &[f32],
@@ -146,24 +147,18 @@ impl ThresholdSums {
         self.add_8bit(&prediction, truth, truth_size.0)
     }
 
-    /// Adds one image whose map is already 8 bit and of the truth's size. `width` is the number of columns.
+    /// Adds one image with an 8-bit map of the truth's size. `width` is the number of columns.
     ///
     /// # Errors
-    /// [`Error::Shape`] when the lengths differ or are no multiple of `width`.
+    /// [`Error::Shape`] if the lengths differ or are not a multiple of `width`.
     pub fn add_8bit(&mut self, prediction: &[u8], truth: &[bool], width: usize) -> Result<()> {
         same_length(prediction.len(), truth.len())?;
         if truth.is_empty() || width == 0 || !truth.len().is_multiple_of(width) {
-            let reason = format!("{} pixels are no picture of width {width}", truth.len());
+            let reason = format!("{} pixels are not an image of width {width}", truth.len());
             return Err(Error::Shape { reason });
         }
-        for (sum, one) in self.curve.iter_mut().zip(curve_of(prediction, truth)) {
-            sum.dice += one.dice;
-            sum.iou += one.iou;
-            sum.sensitivity += one.sensitivity;
-            sum.specificity += one.specificity;
-            sum.enhanced += one.enhanced;
-        }
-        let map = structure::Pair::new(prediction, truth, width);
+        self.curve.iter_mut().zip(curve_of(prediction, truth)).for_each(|(sum, one)| sum.add(&one));
+        let map = structure::MaskPair::new(prediction, truth, width);
         self.images += 1;
         self.mae += map.mean_absolute_error();
         self.structure += map.structure_measure();
@@ -176,13 +171,7 @@ impl ThresholdSums {
 
     /// Adds another group's images.
     pub fn merge(&mut self, other: &Self) {
-        for (sum, one) in self.curve.iter_mut().zip(&other.curve) {
-            sum.dice += one.dice;
-            sum.iou += one.iou;
-            sum.sensitivity += one.sensitivity;
-            sum.specificity += one.specificity;
-            sum.enhanced += one.enhanced;
-        }
+        self.curve.iter_mut().zip(&other.curve).for_each(|(sum, one)| sum.add(one));
         self.images += other.images;
         self.mae += other.mae;
         self.structure += other.structure;
@@ -190,8 +179,7 @@ impl ThresholdSums {
         self.weighted_f_images += other.weighted_f_images;
     }
 
-    /// The scores of the images added so far; `None` when there are none.
-    #[expect(clippy::cast_precision_loss, reason = "image and threshold counts are small")]
+    /// The mean scores of the images so far; `None` without images.
     pub fn scores(&self) -> Option<ThresholdScores> {
         let images = (self.images > 0).then_some(self.images as f64)?;
         let mean = |part: fn(&AtThreshold) -> f64| {
@@ -224,19 +212,18 @@ fn curve_of(prediction: &[u8], truth: &[bool]) -> impl Iterator<Item = AtThresho
         all[level] += all[level + 1];
         inside[level] += inside[level + 1];
     }
-    #[expect(clippy::cast_precision_loss, reason = "pixel counts are far below 2^53")]
     first_levels()
         .into_iter()
         .map(move |level| AtThreshold::of(inside[level] as f64, all[level] as f64, inside[0] as f64, all[0] as f64))
 }
 
-/// Scores under the reference's own names (serialized that way too).
+/// Scores with the names of the reference, also when serialised.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ThresholdScores {
     /// Dice, mean over images, then over the 256 thresholds.
     #[serde(rename = "meanDic")]
     pub mean_dic: f64,
-    /// Dice at the threshold that is best on these very images.
+    /// Dice at the threshold that is best for these images.
     #[serde(rename = "maxDic")]
     pub max_dic: f64,
     /// IoU, mean over images, then thresholds.
@@ -248,7 +235,7 @@ pub struct ThresholdScores {
     /// Sensitivity, mean over images, then thresholds.
     #[serde(rename = "meanSen")]
     pub mean_sen: f64,
-    /// Specificity (0 where nothing overlaps), mean over images, then thresholds.
+    /// Specificity (0 without overlap), mean over images, then thresholds.
     #[serde(rename = "meanSpe")]
     pub mean_spe: f64,
     /// Enhanced-alignment measure, mean over images, then thresholds.
@@ -260,7 +247,7 @@ pub struct ThresholdScores {
     /// Structure measure, alpha 0.5.
     #[serde(rename = "Sm")]
     pub sm: f64,
-    /// Weighted F measure over the images whose truth is not empty; `None` when there are none.
+    /// Weighted F measure over the images with a non-empty truth; `None` if there are none.
     #[serde(rename = "wFm")]
     pub weighted_fm: Option<f64>,
     /// Mean absolute error of the stretched map.
@@ -268,8 +255,7 @@ pub struct ThresholdScores {
 }
 
 impl ThresholdScores {
-    /// The macro mean over groups, as the reference averages its classes; `None` for no groups.
-    #[expect(clippy::cast_precision_loss, reason = "group counts are tiny")]
+    /// Mean over groups, each with the same weight, as the reference averages its classes; `None` without groups.
     pub fn macro_mean(groups: &[Self]) -> Option<Self> {
         let n = (!groups.is_empty()).then_some(groups.len() as f64)?;
         let mean = |part: fn(&Self) -> f64| groups.iter().map(part).sum::<f64>() / n;
@@ -297,7 +283,7 @@ mod tests {
 
     use super::*;
 
-    /// The definition, pixel by pixel and threshold by threshold.
+    /// The definition: pixel by pixel, threshold by threshold.
     fn direct(prediction: &[u8], truth: &[bool]) -> Vec<AtThreshold> {
         (0..NUM_THRESHOLDS)
             .map(|index| {
@@ -354,14 +340,14 @@ mod tests {
     }
 
     #[test]
-    fn the_published_examples() {
-        // 4 % foreground.
+    fn worked_examples_have_the_reference_scores() {
+        // 4 % foreground
         let truth: Vec<bool> = (0..10_000).map(|i| i % 25 == 0).collect();
         let perfect: Vec<f32> = truth.iter().map(|&t| f32::from(u8::from(t))).collect();
         let scores = scores_of(&perfect, &truth, 100);
         assert!((scores.mean_dic - 0.9964).abs() < 5e-5, "{}", scores.mean_dic);
         assert!((scores.max_dic - 1.0).abs() < 1e-12 && scores.mae.abs() < 1e-12);
-        // A right but soft map: stretching rescues it.
+        // a correct map with low probabilities: stretching makes it binary
         let soft: Vec<f32> = truth.iter().map(|&t| if t { 0.6 } else { 0.4 }).collect();
         assert!((scores_of(&soft, &truth, 100).mean_dic - 0.9964).abs() < 5e-5);
         let mut unstretched = ThresholdSums::default();
@@ -372,14 +358,14 @@ mod tests {
     }
 
     #[test]
-    fn nothing_in_common_zeroes_the_specificity_too() {
+    fn without_overlap_the_specificity_is_zero() {
         let at = AtThreshold::of(0.0, 10.0, 20.0, 100.0);
         assert_eq!((at.dice, at.specificity), (0.0, 0.0));
         assert!(at.enhanced > 0.0);
     }
 
     #[test]
-    fn the_mean_is_over_images_first() {
+    fn scores_are_averaged_over_images_first() {
         let truth = [true, false, false, false];
         let mut both = ThresholdSums::default();
         both.add_8bit(&[255, 0, 0, 0], &truth, 2).unwrap();
@@ -387,13 +373,13 @@ mod tests {
         other.add_8bit(&[0, 255, 0, 0], &truth, 2).unwrap();
         both.merge(&other);
         let scores = both.scores().unwrap();
-        // At threshold 0 both images have Dice 0.4; above it 1 and 0.
+        // at threshold 0 both images have Dice 0.4; above it 1 and 0
         assert!((scores.mean_dic - (255.0 * 0.5 + 0.4) / 256.0).abs() < 1e-12);
         assert!((scores.max_dic - 0.5).abs() < 1e-12);
     }
 
     #[test]
-    fn stretching_and_resizing() {
+    fn maps_are_stretched_and_resized() {
         assert_eq!(stretch_8bit(&[0.25, 0.5, 0.75]), [0, 128, 255]);
         assert_eq!(stretch_8bit(&[0.7; 3]), [0, 0, 0]);
         assert_eq!(resize_nearest(&[1, 2, 3, 4], (2, 2), (4, 1)).unwrap(), [1, 1, 2, 2]);
@@ -425,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_to_numpy_and_scipy() {
+    fn scores_equal_numpy_and_scipy() {
         let fixture: Fixture =
             serde_json::from_str(include_str!("../../tests/fixtures/segmentation_scores.json")).unwrap();
         assert!(fixture.cases.len() >= 5);

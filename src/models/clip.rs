@@ -1,24 +1,24 @@
-//! CLIP's vision tower (Radford et al. 2021; `openai/clip-vit-large-patch14-336`), up to the layer LLaVA reads.
+//! CLIP's vision tower (Radford et al. 2021; `openai/clip-vit-large-patch14-336`), up to the layer that LLaVA uses.
 //!
-//! Legend: b batch, c channels, t tokens, d width, h heads. Not here: the projection, the last layer and
-//! `post_layernorm`, which nothing reads; the text towers are `diffusion::text`, made of the same layers.
+//! Legend: b batch, c channels, t tokens, d width, h heads. The projection, the last layer and `post_layernorm` are
+//! left out, because LLaVA does not use them. The text towers (`diffusion::text`) have the same layers.
 
 use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::conv::Conv2dConfig;
 use crate::nn::{Conv2d, LayerNorm, Linear, Mask, attention, sine_positions};
-use crate::tensor::store::{Init, Scope};
-use crate::tensor::{Device, Kind, Tensor, dims, no_grad, scope};
+use crate::tensor::store::{Init, VarPath};
+use crate::tensor::{Device, Kind, Tensor, dims, module_path, no_grad};
 
-/// Sizes of the tower, with the names of the hub's `config.json`.
+/// Sizes of the vision tower, with the field names of the model's `config.json`.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Config {
     /// Width of the tokens.
     pub hidden_size: i64,
     /// Width of the MLP.
     pub intermediate_size: i64,
-    /// Layers in the checkpoint; all but the last are run.
+    /// Number of layers in the checkpoint. All but the last are used.
     pub num_hidden_layers: i64,
-    /// Attention heads.
+    /// Number of attention heads.
     pub num_attention_heads: i64,
     /// Side of the square input, pixels.
     pub image_size: i64,
@@ -27,7 +27,7 @@ pub struct Config {
     /// Epsilon of the layer norms.
     #[serde(default = "default_eps")]
     pub layer_norm_eps: f64,
-    /// Scale of class and position embeddings that start without a checkpoint (positions: fixed sines, then trained).
+    /// Scale of random class and position embeddings. (Random positions start as fixed sines.)
     #[serde(default = "default_range")]
     pub initializer_range: f64,
 }
@@ -65,13 +65,13 @@ impl Config {
         }
     }
 
-    /// Patch tokens of one image.
+    /// Number of patch tokens per image.
     pub fn num_patches(&self) -> i64 {
         (self.image_size / self.patch_size).pow(2)
     }
 }
 
-/// What an MLP applies between its two layers.
+/// Activation between the two layers of an MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
@@ -90,7 +90,7 @@ impl Activation {
     }
 }
 
-/// Sizes of one layer of either tower.
+/// Sizes of one layer of the vision tower or a text tower.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct LayerConfig {
     pub(super) dim: i64,
@@ -110,9 +110,9 @@ struct Attention {
 }
 
 impl Attention {
-    fn new(scope: &Scope, config: LayerConfig) -> Self {
+    fn new(vs: &VarPath, config: LayerConfig) -> Self {
         let d = config.dim;
-        let linear = |name: &str| Linear::new(&scope.sub(name), d, d);
+        let linear = |name: &str| Linear::new(&vs.sub(name), d, d);
         Self {
             q_proj: linear("q_proj"),
             k_proj: linear("k_proj"),
@@ -143,7 +143,7 @@ impl Mlp {
     }
 }
 
-/// A transformer layer, normalised before attention and MLP.
+/// A transformer layer with normalisation before attention and MLP.
 #[derive(Debug)]
 pub(super) struct Layer {
     layer_norm1: LayerNorm,
@@ -153,14 +153,14 @@ pub(super) struct Layer {
 }
 
 impl Layer {
-    pub(super) fn new(scope: &Scope, config: LayerConfig) -> Self {
+    pub(super) fn new(vs: &VarPath, config: LayerConfig) -> Self {
         let LayerConfig { dim, mlp_dim, eps, activation, .. } = config;
-        let mlp = scope.sub("mlp");
+        let mlp = vs.sub("mlp");
         let (fc1, fc2) = (Linear::new(&mlp.sub("fc1"), dim, mlp_dim), Linear::new(&mlp.sub("fc2"), mlp_dim, dim));
         Self {
-            layer_norm1: LayerNorm::new(&scope.sub("layer_norm1"), dim, eps),
-            self_attn: Attention::new(&scope.sub("self_attn"), config),
-            layer_norm2: LayerNorm::new(&scope.sub("layer_norm2"), dim, eps),
+            layer_norm1: LayerNorm::new(&vs.sub("layer_norm1"), dim, eps),
+            self_attn: Attention::new(&vs.sub("self_attn"), config),
+            layer_norm2: LayerNorm::new(&vs.sub("layer_norm2"), dim, eps),
             mlp: Mlp { fc1, fc2, activation },
         }
     }
@@ -172,25 +172,25 @@ impl Layer {
     }
 }
 
-/// Channel means of its pictures, on a scale of 0..=1.
+/// Channel means of CLIP's images, for values in 0..=1.
 pub const PIXEL_MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
-/// Channel standard deviations of its pictures, on a scale of 0..=1.
+/// Channel standard deviations of CLIP's images, for values in 0..=1.
 pub const PIXEL_STD: [f32; 3] = [0.268_629_54, 0.261_302_6, 0.275_777_1];
 
-/// The channels' means and standard deviations as tensors, `[1, 3, 1, 1]` fp32.
+/// The channel means and standard deviations as tensors, `[1, 3, 1, 1]` fp32.
 pub fn pixel_statistics(device: Device) -> [Tensor; 2] {
     [PIXEL_MEAN, PIXEL_STD].map(|values| Tensor::from_slice(&values).view([1, 3, 1, 1]).to_device(device))
 }
 
-/// The tower's pictures as its numbers.
+/// Normalises pixels for the vision tower.
 ///
 /// # Shapes
-/// `pixels [b, 3, s, s]` u8 and the statistics on one device; result `[b, 3, s, s]` fp32.
+/// `pixels [b, 3, s, s]` u8 and the statistics on one device; to `[b, 3, s, s]` fp32.
 pub fn normalise(pixels: &Tensor, [mean, std]: &[Tensor; 2]) -> Tensor {
     (pixels.to_kind(Kind::Float) / 255.0 - mean) / std
 }
 
-/// The tower without its last layer.
+/// The vision tower without its last layer.
 #[derive(Debug)]
 pub struct ClipVision {
     class_embedding: Tensor,
@@ -201,9 +201,9 @@ pub struct ClipVision {
 }
 
 impl ClipVision {
-    /// `scope` ends where `vision_model` begins.
-    pub fn new(scope: &Scope, config: &Config) -> Self {
-        let model = scope.sub("vision_model");
+    /// `vs` is the path that contains `vision_model`.
+    pub fn new(vs: &VarPath, config: &Config) -> Self {
+        let model = vs.sub("vision_model");
         let embeddings = model.sub("embeddings");
         let d = config.hidden_size;
         let patches = Conv2dConfig { stride: config.patch_size, ..Conv2dConfig::new(3, d, config.patch_size) };
@@ -211,8 +211,8 @@ impl ClipVision {
         let layers = model.sub("encoder").sub("layers");
         let position_embedding =
             embeddings.sub("position_embedding").param("weight", &[config.num_patches() + 1, d], normal);
-        if scope.initialises() && d % 4 == 0 {
-            // from random weights, rows and columns need not be learnt cell by cell
+        if vs.initialises() && d % 4 == 0 {
+            // with random weights, rows and columns need not be learnt cell by cell
             let side = config.image_size / config.patch_size;
             let places = sine_positions(side, side, d, Device::Cpu) * (2.0_f64.sqrt() * config.initializer_range);
             no_grad(|| position_embedding.narrow(0, 1, config.num_patches()).copy_(&places));
@@ -221,13 +221,13 @@ impl ClipVision {
             class_embedding: embeddings.param("class_embedding", &[d], normal),
             patch_embedding: Conv2d::no_bias(&embeddings.sub("patch_embedding"), patches),
             position_embedding,
-            // the checkpoint spells it so
+            // the misspelt key of the checkpoint
             pre_layrnorm: LayerNorm::new(&model.sub("pre_layrnorm"), d, config.layer_norm_eps),
             layers: (0..config.num_hidden_layers - 1).map(|i| Layer::new(&layers.sub(i), config.layer())).collect(),
         }
     }
 
-    /// Patch tokens of the last but one layer.
+    /// Patch tokens of the second to last layer.
     ///
     /// # Shapes
     /// `images [b, 3, s, s]`, normalised, in the compute dtype, to `[b, (s / patch)^2, d]`.
@@ -240,7 +240,7 @@ impl ClipVision {
         let xs = Tensor::cat(&[&class, &patches], 1) + self.position_embedding.to_kind(kind);
         let mut xs = self.pre_layrnorm.forward(&xs);
         for (i, layer) in self.layers.iter().enumerate() {
-            let _scope = scope::enter_at("layers", i);
+            let _module = module_path::enter_at("layers", i);
             xs = layer.forward(&xs, &Mask::None);
         }
         xs.narrow(1, 1, xs.size()[1] - 1)

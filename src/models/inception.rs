@@ -1,21 +1,22 @@
-//! InceptionV3 as the features of FID and KID: the 2048 values behind its last pooling (Szegedy et al. 2016).
+//! InceptionV3 features for FID and KID: the 2048 values after the last pooling (Szegedy et al. 2016).
 //!
-//! Source: `FIDInceptionV3` of pytorch-fid, whose weights `pt_inception-2015-12-05-6726825d.pth` are the TensorFlow
-//! network's of 2015; FID values are comparable with these weights only. Keys are torchvision's
-//! (`Mixed_5b.branch1x1.conv.weight`). Where that network differs from torchvision's: average pools do not count their
-//! padding, and the last block's pool takes maxima.
-//! Deviations: no classifier (`fc`), and widths may be divided for tests.
+//! Source: `FIDInceptionV3` of pytorch-fid. Its weights `pt_inception-2015-12-05-6726825d.pth` are those of the
+//! TensorFlow network of 2015; FID values are comparable only with these weights. Keys are torchvision's
+//! (`Mixed_5b.branch1x1.conv.weight`). The network differs from torchvision's in two points: average pools do not count
+//! padding, and the last block uses max pooling.
+//!
+//! Deviations: no classifier (`fc`), and tests may divide the widths.
 //!
 //! Legend: b batch, c channels, h w rows and columns.
 
 use crate::nn::cast;
-use crate::tensor::store::{Init, Scope};
+use crate::tensor::store::{Init, VarPath};
 use crate::tensor::{Tensor, dims, no_grad};
 
-/// Where the published weights are when no place is given: a repository whose [`WEIGHTS_FILE`] is pytorch-fid's.
+/// Default source of the published weights: a hub repository whose [`WEIGHTS_FILE`] is pytorch-fid's.
 pub const WEIGHTS: &str = "hub:RaphaelLiu/EvalCrafter-Models";
 
-/// The name of pytorch-fid's file; it is published on `github.com/mseitzer/pytorch-fid`, release `fid_weights`.
+/// Name of pytorch-fid's file, which is published on `github.com/mseitzer/pytorch-fid`, release `fid_weights`.
 pub const WEIGHTS_FILE: &str = "pt_inception-2015-12-05-6726825d.pth";
 
 /// Side of the network's input in pixels.
@@ -27,7 +28,7 @@ const EPSILON: f64 = 1e-3;
 /// Sizes of the network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Config {
-    /// Every width is divided by this; 1 for the published network. A divisor of 16.
+    /// Divisor of every width; 1 for the published network. It must divide 16.
     pub divisor: i64,
 }
 
@@ -37,7 +38,7 @@ impl Config {
         Self { divisor: 1 }
     }
 
-    /// Width of the features: 2048 as published.
+    /// Width of the features: 2048 in the published network.
     pub fn out_dim(self) -> i64 {
         2048 / self.divisor
     }
@@ -47,7 +48,7 @@ impl Config {
 #[derive(Debug)]
 struct Conv {
     weight: Tensor,
-    /// Scale, bias, mean and variance of the normalisation.
+    /// Weight, bias, mean and variance of the normalisation.
     norm: [Tensor; 4],
     stride: i64,
     padding: [i64; 2],
@@ -62,29 +63,29 @@ impl Conv {
     }
 }
 
-/// Makes the convolutions of one path of a block; widths are the published ones.
-struct Maker<'a> {
-    scope: &'a Scope,
+/// Creates the convolutions of one block path. Widths are those of the published network.
+struct ConvBuilder<'a> {
+    vs: &'a VarPath,
     divisor: i64,
 }
 
-impl Maker<'_> {
+impl ConvBuilder<'_> {
     fn conv(&self, name: &str, [in_dim, out_dim]: [i64; 2], kernel: [i64; 2], stride: i64, padding: [i64; 2]) -> Conv {
-        let scope = self.scope.sub(name);
-        let norm = scope.sub("bn");
-        // the picture's three channels are what they are
+        let vs = self.vs.sub(name);
+        let norm = vs.sub("bn");
+        // the three channels of the image are not divided
         let in_dim = if in_dim == 3 { 3 } else { in_dim / self.divisor };
         let out_dim = out_dim / self.divisor;
         let line = |name: &str, value: f64| norm.param(name, &[out_dim], Init::Const(value));
         Conv {
-            weight: scope.sub("conv").param("weight", &[out_dim, in_dim, kernel[0], kernel[1]], Init::FanIn),
+            weight: vs.sub("conv").param("weight", &[out_dim, in_dim, kernel[0], kernel[1]], Init::FanIn),
             norm: [line("weight", 1.0), line("bias", 0.0), line("running_mean", 0.0), line("running_var", 1.0)],
             stride,
             padding,
         }
     }
 
-    /// Stride 1 and the padding that keeps the map's size.
+    /// Stride 1, with padding that keeps the size of the map.
     fn same(&self, name: &str, in_dim: i64, out_dim: i64, kernel: [i64; 2]) -> Conv {
         self.conv(name, [in_dim, out_dim], kernel, 1, kernel.map(|side| side / 2))
     }
@@ -99,25 +100,25 @@ impl Maker<'_> {
     }
 }
 
-/// Convolutions one after the other.
+/// Convolutions in sequence.
 type Chain = Vec<Conv>;
 
 fn run(chain: &[Conv], xs: &Tensor) -> Tensor {
     chain.iter().fold(xs.shallow_clone(), |xs, conv| conv.forward(&xs))
 }
 
-/// What a block's pooled path does to its input.
+/// Pooling in a block's pooled path.
 #[derive(Debug, Clone, Copy, PartialEq)]
-enum Pool {
-    /// Mean of 3x3, padding not counted.
+enum Pooling {
+    /// 3x3 average, without counting padding.
     Mean,
-    /// Largest of 3x3.
+    /// 3x3 maximum.
     Max,
-    /// Largest of 3x3, stride 2.
+    /// 3x3 maximum, stride 2.
     Halving,
 }
 
-impl Pool {
+impl Pooling {
     fn forward(self, xs: &Tensor) -> Tensor {
         match self {
             Self::Mean => xs.avg_pool2d([3, 3], [1, 1], [1, 1], false, false, None),
@@ -127,7 +128,7 @@ impl Pool {
     }
 }
 
-/// A path of a block: convolutions, and at its end perhaps two next to each other.
+/// A path of a block: convolutions, and optionally two parallel ones at its end.
 #[derive(Debug)]
 struct Branch {
     chain: Chain,
@@ -144,22 +145,22 @@ impl Branch {
     }
 }
 
-/// A `Mixed_*` block: branches, then a pooled path, their channels in this order.
+/// A `Mixed_*` block: branches and a pooled path. Their channels are concatenated in this order.
 #[derive(Debug)]
-struct Block {
+struct MixedBlock {
     branches: Vec<Branch>,
-    pool: Pool,
+    pool: Pooling,
     branch_pool: Option<Conv>,
 }
 
-impl Block {
-    fn new(chains: Vec<Chain>, pool: Pool, branch_pool: Option<Conv>) -> Self {
+impl MixedBlock {
+    fn new(chains: Vec<Chain>, pool: Pooling, branch_pool: Option<Conv>) -> Self {
         let branches = chains.into_iter().map(|chain| Branch { chain, fork: None }).collect();
         Self { branches, pool, branch_pool }
     }
 
     /// `Mixed_5b`, `5c`, `5d`: 1x1, 5x5 and two 3x3.
-    fn inception_a(make: &Maker, dim: i64, pooled: i64) -> Self {
+    fn inception_a(make: &ConvBuilder, dim: i64, pooled: i64) -> Self {
         let chains = vec![
             vec![make.one("branch1x1", dim, 64)],
             vec![make.one("branch5x5_1", dim, 48), make.same("branch5x5_2", 48, 64, [5, 5])],
@@ -169,11 +170,11 @@ impl Block {
                 make.same("branch3x3dbl_3", 96, 96, [3, 3]),
             ],
         ];
-        Self::new(chains, Pool::Mean, Some(make.one("branch_pool", dim, pooled)))
+        Self::new(chains, Pooling::Mean, Some(make.one("branch_pool", dim, pooled)))
     }
 
     /// `Mixed_6a`: halves the map.
-    fn inception_b(make: &Maker, dim: i64) -> Self {
+    fn inception_b(make: &ConvBuilder, dim: i64) -> Self {
         let chains = vec![
             vec![make.halving("branch3x3", dim, 384)],
             vec![
@@ -182,11 +183,11 @@ impl Block {
                 make.halving("branch3x3dbl_3", 96, 96),
             ],
         ];
-        Self::new(chains, Pool::Halving, None)
+        Self::new(chains, Pooling::Halving, None)
     }
 
     /// `Mixed_6b` to `6e`: 7x7 as rows and columns, `mid` channels inside.
-    fn inception_c(make: &Maker, mid: i64) -> Self {
+    fn inception_c(make: &ConvBuilder, mid: i64) -> Self {
         let (row, column) = ([1, 7], [7, 1]);
         let chains = vec![
             vec![make.one("branch1x1", 768, 192)],
@@ -203,11 +204,11 @@ impl Block {
                 make.same("branch7x7dbl_5", mid, 192, row),
             ],
         ];
-        Self::new(chains, Pool::Mean, Some(make.one("branch_pool", 768, 192)))
+        Self::new(chains, Pooling::Mean, Some(make.one("branch_pool", 768, 192)))
     }
 
     /// `Mixed_7a`: halves the map.
-    fn inception_d(make: &Maker) -> Self {
+    fn inception_d(make: &ConvBuilder) -> Self {
         let chains = vec![
             vec![make.one("branch3x3_1", 768, 192), make.halving("branch3x3_2", 192, 320)],
             vec![
@@ -217,11 +218,11 @@ impl Block {
                 make.halving("branch7x7x3_4", 192, 192),
             ],
         ];
-        Self::new(chains, Pool::Halving, None)
+        Self::new(chains, Pooling::Halving, None)
     }
 
-    /// `Mixed_7b`, `7c`: 3x3 as a row beside a column.
-    fn inception_e(make: &Maker, dim: i64, pool: Pool) -> Self {
+    /// `Mixed_7b`, `7c`: 3x3 as a parallel row and column.
+    fn inception_e(make: &ConvBuilder, dim: i64, pool: Pooling) -> Self {
         let fork = |a: &str, b: &str| Some([make.same(a, 384, 384, [1, 3]), make.same(b, 384, 384, [3, 1])]);
         let branches = vec![
             Branch { chain: vec![make.one("branch1x1", dim, 320)], fork: None },
@@ -249,18 +250,18 @@ pub struct Inception {
     stem: Chain,
     /// `Conv2d_3b_1x1`, `4a_3x3`.
     middle: Chain,
-    mixed: Vec<Block>,
+    mixed: Vec<MixedBlock>,
 }
 
 impl Inception {
     /// The published sizes.
-    pub fn new(scope: &Scope) -> Self {
-        Self::with_config(scope, Config::published())
+    pub fn new(vs: &VarPath) -> Self {
+        Self::with_config(vs, Config::published())
     }
 
-    /// Chosen sizes.
-    pub fn with_config(scope: &Scope, Config { divisor }: Config) -> Self {
-        let root = Maker { scope, divisor };
+    /// The given sizes.
+    pub fn with_config(vs: &VarPath, Config { divisor }: Config) -> Self {
+        let root = ConvBuilder { vs, divisor };
         let stem = vec![
             root.halving("Conv2d_1a_3x3", 3, 32),
             root.conv("Conv2d_2a_3x3", [32, 32], [3, 3], 1, [0, 0]),
@@ -268,24 +269,24 @@ impl Inception {
         ];
         let middle = vec![root.one("Conv2d_3b_1x1", 64, 80), root.conv("Conv2d_4a_3x3", [80, 192], [3, 3], 1, [0, 0])];
         let mut mixed = Vec::new();
-        let mut add = |name: &str, make: &dyn Fn(&Maker) -> Block| {
-            mixed.push(make(&Maker { scope: &scope.sub(name), divisor }));
+        let mut add = |name: &str, make: &dyn Fn(&ConvBuilder) -> MixedBlock| {
+            mixed.push(make(&ConvBuilder { vs: &vs.sub(name), divisor }));
         };
-        add("Mixed_5b", &|make| Block::inception_a(make, 192, 32));
-        add("Mixed_5c", &|make| Block::inception_a(make, 256, 64));
-        add("Mixed_5d", &|make| Block::inception_a(make, 288, 64));
-        add("Mixed_6a", &|make| Block::inception_b(make, 288));
-        add("Mixed_6b", &|make| Block::inception_c(make, 128));
-        add("Mixed_6c", &|make| Block::inception_c(make, 160));
-        add("Mixed_6d", &|make| Block::inception_c(make, 160));
-        add("Mixed_6e", &|make| Block::inception_c(make, 192));
-        add("Mixed_7a", &Block::inception_d);
-        add("Mixed_7b", &|make| Block::inception_e(make, 1280, Pool::Mean));
-        add("Mixed_7c", &|make| Block::inception_e(make, 2048, Pool::Max));
+        add("Mixed_5b", &|make| MixedBlock::inception_a(make, 192, 32));
+        add("Mixed_5c", &|make| MixedBlock::inception_a(make, 256, 64));
+        add("Mixed_5d", &|make| MixedBlock::inception_a(make, 288, 64));
+        add("Mixed_6a", &|make| MixedBlock::inception_b(make, 288));
+        add("Mixed_6b", &|make| MixedBlock::inception_c(make, 128));
+        add("Mixed_6c", &|make| MixedBlock::inception_c(make, 160));
+        add("Mixed_6d", &|make| MixedBlock::inception_c(make, 160));
+        add("Mixed_6e", &|make| MixedBlock::inception_c(make, 192));
+        add("Mixed_7a", &MixedBlock::inception_d);
+        add("Mixed_7b", &|make| MixedBlock::inception_e(make, 1280, Pooling::Mean));
+        add("Mixed_7c", &|make| MixedBlock::inception_e(make, 2048, Pooling::Max));
         Self { stem, middle, mixed }
     }
 
-    /// The features; gradients are not recorded.
+    /// Features of images, without gradients.
     ///
     /// # Shapes
     /// `images [b, 3, h, w]` in 0..=1 to `[b, 2048 / divisor]`, in the dtype and on the device of the weights.
@@ -295,14 +296,14 @@ impl Inception {
             let weight = &self.stem[0].weight;
             let images = images.to_device(weight.device()).to_kind(weight.kind());
             let xs = run(&self.stem, &(resized(&images) * 2.0 - 1.0));
-            let xs = run(&self.middle, &Pool::Halving.forward(&xs));
-            let xs = self.mixed.iter().fold(Pool::Halving.forward(&xs), |xs, block| block.forward(&xs));
+            let xs = run(&self.middle, &Pooling::Halving.forward(&xs));
+            let xs = self.mixed.iter().fold(Pooling::Halving.forward(&xs), |xs, block| block.forward(&xs));
             xs.mean_dim([2, 3].as_slice(), false, xs.kind())
         })
     }
 }
 
-/// Pictures at the network's size, bilinear without antialiasing; those of that size stay as they are.
+/// Resizes images to the network's size, bilinear without antialiasing. Images of that size stay unchanged.
 ///
 /// # Shapes
 /// `images [b, 3, h, w]` to `[b, 3, 299, 299]`.
@@ -314,7 +315,7 @@ pub fn resized(images: &Tensor) -> Tensor {
     images.upsample_bilinear2d([SIZE, SIZE], false, None, None)
 }
 
-/// Keys of the published file that have no place here.
+/// True for keys of the published file that this network does not use.
 pub fn is_unused(key: &str) -> bool {
     key.starts_with("fc.") || key.starts_with("AuxLogits.") || key.ends_with(".num_batches_tracked")
 }

@@ -1,15 +1,15 @@
-//! LLaVA-Med's glue: the projector and the splice of image tokens into the text (Liu et al. 2023; `mlp2x_gelu`).
+//! LLaVA's projector, and insertion of image tokens into the text (Liu et al. 2023; `mlp2x_gelu`).
 //!
-//! Legend: b pictures, p image tokens, s sequences, t tokens of a sequence, d width.
+//! Legend: b images, p image tokens, s sequences, t tokens of a sequence, d width.
 
 use crate::nn::Linear;
-use crate::tensor::store::Scope;
+use crate::tensor::store::VarPath;
 use crate::tensor::{Tensor, dims};
 
-/// The id that stands for the image in a text.
+/// Placeholder token id of the image in a text.
 pub const IMAGE_TOKEN: i64 = -200;
 
-/// Two linear layers with GELU between, from the tower's width to the language model's.
+/// Two linear layers with a GELU between them, from the vision tower's width to the language model's.
 #[derive(Debug)]
 pub struct Projector {
     first: Linear,
@@ -17,12 +17,9 @@ pub struct Projector {
 }
 
 impl Projector {
-    /// Keys `0` and `2` below `scope` (`model.mm_projector`).
-    pub fn new(scope: &Scope, in_dim: i64, out_dim: i64) -> Self {
-        Self {
-            first: Linear::new(&scope.sub(0), in_dim, out_dim),
-            second: Linear::new(&scope.sub(2), out_dim, out_dim),
-        }
+    /// `vs` is the path of `model.mm_projector`; the keys below it are `0` and `2`.
+    pub fn new(vs: &VarPath, in_dim: i64, out_dim: i64) -> Self {
+        Self { first: Linear::new(&vs.sub(0), in_dim, out_dim), second: Linear::new(&vs.sub(2), out_dim, out_dim) }
     }
 
     /// # Shapes
@@ -32,11 +29,11 @@ impl Projector {
     }
 }
 
-/// Puts image features in place of the image ids; what no row is chosen for is zero.
+/// Replaces the image ids of a text by image features. Positions that select no row are zero.
 ///
 /// # Shapes
-/// `text [n, d]` embedded ids, `image [b, p, d]`, `index [s, t]` i64: rows of `[text; image; 0]`; result `[s, t, d]` in
-/// the dtype of `image`.
+/// `text [n, d]` embedded ids, `image [b, p, d]`, `index [s, t]` i64: rows of `[text; image; 0]`; to `[s, t, d]` in the
+/// dtype of `image`.
 pub fn splice(text: &Tensor, image: &Tensor, index: &Tensor) -> Tensor {
     let ([_b, _p, d], [s, t]) = (dims(image), dims(index));
     let zero = Tensor::zeros([1, d], (image.kind(), image.device()));
@@ -49,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_of_text_image_and_zero() {
+    fn splice_selects_rows_of_text_image_and_zero() {
         let text = Tensor::from_slice(&[1.0_f32, 5.0, 6.0]).view([3, 1]);
         let image = Tensor::from_slice(&[10.0_f32, 11.0]).view([1, 2, 1]);
         let index = Tensor::from_slice(&[0_i64, 3, 4, 1, 2, 0, 3, 4, 5, 5]).view([2, 5]);

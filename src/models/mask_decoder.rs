@@ -1,61 +1,63 @@
 //! PRS-Med's mask decoder (`PromptedMaskDecoder` v5 and v6, Trinh et al. 2025): image cells attend to the language
-//! model's states, then convolutions make a mask.
+//! model's hidden states, then convolutions compute a mask.
 //!
 //! Legend: b batch, n image cells (h w, row-major), t prompt tokens, d prompt width, c image channels.
 //!
-//! The odd parts are the published ones and kept for its checkpoints: a 1x1 convolution with padding 1 whose ring is the
-//! bias and enters the instance norm, an FFN without an outer residual, no positions anywhere, a norm (`ffn.norm1`) that
-//! nothing uses. Optional additions: padding of the prompt can be masked, dropout on attention probabilities can be left
-//! out, which keeps the fused kernel, and fixed positions can be added to the image cells: without them "the left one of
-//! two" has to be read from what zero padding leaks into the image features.
+//! Unusual parts are as published, for its checkpoints: a 1x1 convolution with padding 1, whose border is the bias and
+//! enters the instance norm; an FFN without outer residual; no positions; a norm (`ffn.norm1`) that is not used.
+//!
+//! Optional additions: masked prompt padding, no dropout on attention probabilities (which allows the fused kernel),
+//! and fixed positions for the image cells. Without positions, "the left one of two" can be inferred only from the
+//! effect of zero padding on the image features.
 
 use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::conv::Conv2dConfig;
 use crate::nn::{Conv2d, InstanceNorm2d, LayerNorm, Linear, Mask, attention, sine_positions};
-use crate::tensor::store::{Init, Scope};
+use crate::tensor::store::{Init, VarPath};
 use crate::tensor::{Kind, Tensor, dims};
 
-/// Which published decoder.
+/// Version of the published decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Version {
     /// Normalised image cells and prompts, residual around the cross-attention; 70 keys.
     V5,
-    /// Neither; 66 keys.
+    /// Without these norms and this residual; 66 keys.
     V6,
 }
 
-/// Sizes and choices of the decoder.
+/// Sizes and options of the decoder.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Published variant.
+    /// Published version.
     pub version: Version,
-    /// Width of the language model's states.
+    /// Width of the language model's hidden states.
     pub prompt_dim: i64,
     /// Channels of the image embedding.
     pub image_dim: i64,
     /// Width of the prompt MLP.
     pub hidden_dim: i64,
-    /// Heads of the cross-attention.
+    /// Number of heads of the cross-attention.
     pub cross_heads: i64,
-    /// Heads of the self-attention.
+    /// Number of heads of the self-attention.
     pub self_heads: i64,
-    /// Width of the encoder layer's feed-forward part.
+    /// Width of the encoder layer's feed-forward network.
     pub feed_forward_dim: i64,
-    /// Dropout of the encoder layer (residual branches, feed-forward), 0..1.
+    /// Dropout of the encoder layer (residual branches and feed-forward), 0..1.
     pub dropout: f64,
-    /// Also drop attention probabilities (as published); costs the fused kernel and about 4 GB a sample at 64x64 cells.
+    /// Dropout of attention probabilities too, as published. It prevents the fused kernel and needs about 4 GB per
+    /// sample at 64x64 cells.
     pub attention_dropout: bool,
     /// Add fixed sine positions to the image cells (not published; needs no keys).
     #[serde(default)]
     pub positions: bool,
-    /// Initial value of the biases that the original sets to 1.
+    /// Initial value of the biases that the published code sets to 1.
     pub initial_bias: f64,
 }
 
 impl Config {
-    /// The published v5 beside a 4096-wide language model.
+    /// The published v5 for a language model of width 4096.
     pub fn published() -> Self {
         Self {
             version: Version::V5,
@@ -83,12 +85,12 @@ struct MultiheadAttention {
 }
 
 impl MultiheadAttention {
-    fn new(scope: &Scope, dim: i64, num_heads: i64, bias: f64) -> Self {
+    fn new(vs: &VarPath, dim: i64, num_heads: i64, bias: f64) -> Self {
         let out = (Init::XavierUniform, Some(Init::Const(bias)));
         Self {
-            in_proj_weight: scope.param("in_proj_weight", &[3 * dim, dim], Init::XavierUniform),
-            in_proj_bias: scope.param("in_proj_bias", &[3 * dim], Init::Const(bias)),
-            out_proj: Linear::with_init(&scope.sub("out_proj"), dim, dim, out.0, out.1),
+            in_proj_weight: vs.param("in_proj_weight", &[3 * dim, dim], Init::XavierUniform),
+            in_proj_bias: vs.param("in_proj_bias", &[3 * dim], Init::Const(bias)),
+            out_proj: Linear::with_init(&vs.sub("out_proj"), dim, dim, out.0, out.1),
             num_heads,
         }
     }
@@ -119,15 +121,15 @@ struct EncoderLayer {
 }
 
 impl EncoderLayer {
-    fn new(scope: &Scope, config: &Config) -> Self {
+    fn new(vs: &VarPath, config: &Config) -> Self {
         let (c, wide, bias) = (config.image_dim, config.feed_forward_dim, Init::Const(config.initial_bias));
         let xavier = Init::XavierUniform;
         Self {
-            self_attn: MultiheadAttention::new(&scope.sub("self_attn"), c, config.self_heads, config.initial_bias),
-            linear1: Linear::with_init(&scope.sub("linear1"), c, wide, xavier, Some(bias)),
-            linear2: Linear::with_init(&scope.sub("linear2"), wide, c, xavier, Some(bias)),
-            norm1: LayerNorm::new(&scope.sub("norm1"), c, 1e-5),
-            norm2: LayerNorm::new(&scope.sub("norm2"), c, 1e-5),
+            self_attn: MultiheadAttention::new(&vs.sub("self_attn"), c, config.self_heads, config.initial_bias),
+            linear1: Linear::with_init(&vs.sub("linear1"), c, wide, xavier, Some(bias)),
+            linear2: Linear::with_init(&vs.sub("linear2"), wide, c, xavier, Some(bias)),
+            norm1: LayerNorm::new(&vs.sub("norm1"), c, 1e-5),
+            norm2: LayerNorm::new(&vs.sub("norm2"), c, 1e-5),
         }
     }
 
@@ -165,15 +167,15 @@ struct BasicBlock {
 }
 
 impl BasicBlock {
-    fn new(scope: &Scope, in_dim: i64, out_dim: i64) -> Self {
+    fn new(vs: &VarPath, in_dim: i64, out_dim: i64) -> Self {
         let conv = |name: &str, i, o, kernel, padding| {
-            Conv2d::new(&scope.sub(name), Conv2dConfig { padding, ..Conv2dConfig::new(i, o, kernel) })
+            Conv2d::new(&vs.sub(name), Conv2dConfig { padding, ..Conv2dConfig::new(i, o, kernel) })
         };
         Self {
             conv1: conv("conv1", in_dim, in_dim, 3, 1),
-            bn1: InstanceNorm2d::new(&scope.sub("bn1"), in_dim),
+            bn1: InstanceNorm2d::new(&vs.sub("bn1"), in_dim),
             conv2: conv("conv2", in_dim, out_dim, 1, 1),
-            bn2: InstanceNorm2d::new(&scope.sub("bn2"), out_dim),
+            bn2: InstanceNorm2d::new(&vs.sub("bn2"), out_dim),
             conv3: conv("conv3", out_dim, out_dim, 3, 0),
         }
     }
@@ -184,16 +186,16 @@ impl BasicBlock {
     }
 }
 
-/// How a pass of the decoder runs.
+/// Settings of a pass through the decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pass {
-    /// Dropout on.
+    /// Use dropout.
     pub train: bool,
-    /// Keep only the inputs and run the decoder again in the backward pass.
+    /// Activation checkpointing: save only the inputs and recompute the decoder in the backward pass.
     pub checkpoint: bool,
 }
 
-/// Image embedding and prompt states to mask logits.
+/// Mask decoder: from image embedding and prompt states to mask logits.
 #[derive(Debug)]
 pub struct MaskDecoder {
     prompt_projection: (Linear, LayerNorm, Linear, LayerNorm),
@@ -208,11 +210,11 @@ pub struct MaskDecoder {
 }
 
 impl MaskDecoder {
-    /// `scope` is the root of `mask_decoder.pth`.
-    pub fn new(scope: &Scope, config: &Config) -> Self {
+    /// `vs` is the root of `mask_decoder.pth`.
+    pub fn new(vs: &VarPath, config: &Config) -> Self {
         let (c, bias) = (config.image_dim, Init::Const(config.initial_bias));
-        let xavier = |s: &Scope, i, o, b| Linear::with_init(s, i, o, Init::XavierUniform, Some(b));
-        let (prompt, ffn, blocks) = (scope.sub("prompt_projection"), scope.sub("ffn"), scope.sub("mask_generation"));
+        let xavier = |s: &VarPath, i, o, b| Linear::with_init(s, i, o, Init::XavierUniform, Some(b));
+        let (prompt, ffn, blocks) = (vs.sub("prompt_projection"), vs.sub("ffn"), vs.sub("mask_generation"));
         Self {
             prompt_projection: (
                 xavier(&prompt.sub(0), config.prompt_dim, config.hidden_dim, bias),
@@ -220,15 +222,15 @@ impl MaskDecoder {
                 xavier(&prompt.sub(3), config.hidden_dim, c, bias),
                 LayerNorm::with_bias(&prompt.sub(4), c, 1e-5, config.initial_bias),
             ),
-            attn: MultiheadAttention::new(&scope.sub("attn"), c, config.cross_heads, config.initial_bias),
-            norm1: LayerNorm::new(&scope.sub("norm1"), c, 1e-5),
+            attn: MultiheadAttention::new(&vs.sub("attn"), c, config.cross_heads, config.initial_bias),
+            norm1: LayerNorm::new(&vs.sub("norm1"), c, 1e-5),
             ffn: Ffn {
                 fc1: xavier(&ffn.sub("fc1"), c, c, bias),
                 fc2: xavier(&ffn.sub("fc2"), c, c, Init::Const(0.0)),
                 norm: LayerNorm::new(&ffn.sub("norm"), c, 1e-5),
                 _norm1: LayerNorm::new(&ffn.sub("norm1"), c, 1e-5),
             },
-            encoder_layer: EncoderLayer::new(&scope.sub("encoder_layer"), config),
+            encoder_layer: EncoderLayer::new(&vs.sub("encoder_layer"), config),
             mask_generation: [(c, c), (c, c / 2), (c / 2, c / 4)]
                 .iter()
                 .enumerate()
@@ -237,13 +239,13 @@ impl MaskDecoder {
                 .try_into()
                 .expect("three blocks"),
             out_dec: Conv2d::with_init(
-                &scope.sub("out_dec"),
+                &vs.sub("out_dec"),
                 Conv2dConfig::new(c / 4, 1, 1),
                 Init::XavierUniform,
                 Some(Init::Const(0.0)),
             ),
             input_norms: (config.version == Version::V5).then(|| {
-                (LayerNorm::new(&scope.sub("image_norm"), c, 1e-5), LayerNorm::new(&scope.sub("prompt_norm"), c, 1e-5))
+                (LayerNorm::new(&vs.sub("image_norm"), c, 1e-5), LayerNorm::new(&vs.sub("prompt_norm"), c, 1e-5))
             }),
             config: config.clone(),
         }
@@ -252,8 +254,8 @@ impl MaskDecoder {
     /// Logits at the resolution of the embedding.
     ///
     /// # Shapes
-    /// `image [b, c, h, w]`; `prompt [b, t, d]`; `keep [b, t]` bool, true = a real token (`None`: all are used);
-    /// result `[b, 1, h, w]`, logits.
+    /// `image [b, c, h, w]`; `prompt [b, t, d]`; `keep [b, t]` bool, true = a real token (`None`: all are real); to
+    /// `[b, 1, h, w]`.
     pub fn forward(&self, image: &Tensor, prompt: &Tensor, keep: Option<&Tensor>, train: bool) -> Tensor {
         let [b, c, h, w] = dims(image);
         let (proj0, norm0, proj1, norm1) = &self.prompt_projection;
@@ -286,7 +288,7 @@ impl MaskDecoder {
     }
 }
 
-/// Bilinear, corner-aligned enlargement of logits to the image's size.
+/// Enlarges logits to the size of the image: bilinear, with aligned corners.
 ///
 /// # Shapes
 /// `[b, 1, h, w]` to `[b, 1, 16 h, 16 w]`, fp32.

@@ -1,37 +1,38 @@
-//! Mistral decoder (Jiang et al. 2023; transformers' `MistralForCausalLM`), with LoRA on q, k, v, o.
+//! Mistral decoder (Jiang et al. 2023; transformers' `MistralForCausalLM`), with LoRA on q, k, v and o.
 //!
-//! Legend: b batch, t tokens, s keys, d width, h heads, g key-value heads. No sliding window: LLaVA-Med v1.5 sets it to
-//! null. Frozen weights use HF keys (`model.layers.0...`), adapters PEFT keys (`base_model.model.model.layers.0...`).
+//! Legend: b batch, t tokens, s keys, d width, h heads, g key-value heads. There is no sliding window: LLaVA-Med v1.5
+//! sets it to null. Frozen weights have Hugging Face keys (`model.layers.0...`), adapters have PEFT keys
+//! (`base_model.model.model.layers.0...`).
 
 use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::rope::Rope;
 use crate::nn::{Embedding, Linear, LoraConfig, Mask, RmsNorm, attention};
 use crate::tensor::autograd::checkpoint;
 use crate::tensor::functions::{packed_bias, swiglu};
-use crate::tensor::store::{Init, Scope};
-use crate::tensor::{Device, Kind, Tensor, dims, no_grad, scope};
+use crate::tensor::store::{Init, VarPath};
+use crate::tensor::{Device, Kind, Tensor, dims, module_path, no_grad};
 use std::rc::Rc;
 
-/// Sizes of the decoder, with the names of the hub's `config.json`.
+/// Sizes of the decoder, with the field names of the model's `config.json`.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Config {
     /// Width d.
     pub hidden_size: i64,
     /// Width of the MLP.
     pub intermediate_size: i64,
-    /// Layers.
+    /// Number of layers.
     pub num_hidden_layers: i64,
-    /// Query heads h.
+    /// Number of query heads h.
     pub num_attention_heads: i64,
-    /// Key-value heads g; divides h.
+    /// Number of key-value heads g; divides h.
     pub num_key_value_heads: i64,
-    /// Pieces of the vocabulary.
+    /// Number of tokens in the vocabulary.
     pub vocab_size: i64,
-    /// Base of the rotary angles.
+    /// Base of the rotary embedding's angles.
     pub rope_theta: f64,
     /// Epsilon of the norms.
     pub rms_norm_eps: f64,
-    /// Standard deviation of random weights.
+    /// Standard deviation of random initial weights.
     #[serde(default = "default_range")]
     pub initializer_range: f64,
 }
@@ -62,7 +63,7 @@ impl Config {
     }
 }
 
-/// Keys and values of the tokens seen so far, `[b, g, capacity, head_dim]` for each layer.
+/// Key-value cache of generation: `[b, g, capacity, head_dim]` for each layer.
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<Option<(Tensor, Tensor)>>,
@@ -71,17 +72,17 @@ pub struct KvCache {
 }
 
 impl KvCache {
-    /// Room for `capacity` tokens.
+    /// An empty cache for up to `capacity` tokens.
     pub fn new(config: &Config, capacity: i64) -> Self {
         Self { layers: (0..config.num_hidden_layers).map(|_| None).collect(), len: 0, capacity }
     }
 
-    /// Tokens held.
+    /// Number of tokens in the cache.
     pub fn len(&self) -> i64 {
         self.len
     }
 
-    /// Whether no token is held.
+    /// True if the cache has no tokens.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -99,7 +100,7 @@ impl KvCache {
     }
 }
 
-/// Most logits of the head that live at once: 16 MiB in fp32, 131 tokens of a vocabulary of 32000.
+/// Maximum number of logits in memory at a time: 16 MiB in fp32, 131 tokens with a vocabulary of 32000.
 const HEAD_ELEMENTS: i64 = 1 << 22;
 
 #[derive(Debug)]
@@ -113,14 +114,14 @@ struct Attention {
 }
 
 impl Attention {
-    fn new(scope: &Scope, lora: Option<(&Scope, &LoraConfig)>, config: &Config) -> Self {
+    fn new(vs: &VarPath, lora: Option<(&VarPath, &LoraConfig)>, config: &Config) -> Self {
         let d = config.hidden_size;
         let kv = config.num_key_value_heads * config.head_dim();
         let init = Init::Normal { std: config.initializer_range };
         let linear = |name: &str, in_dim: i64, out_dim: i64| {
-            let base = Linear::packed(&scope.sub(name), in_dim, out_dim, init);
+            let base = Linear::packed(&vs.sub(name), in_dim, out_dim, init);
             match lora {
-                Some((lora_scope, lora_config)) => base.with_lora(&lora_scope.sub(name), lora_config),
+                Some((lora_path, lora_config)) => base.with_lora(&lora_path.sub(name), lora_config),
                 None => base,
             }
         };
@@ -134,15 +135,15 @@ impl Attention {
         }
     }
 
-    fn forward(&self, xs: &Tensor, run: &Run, cache: Option<(usize, &mut KvCache)>) -> Tensor {
-        let q = split_heads(&run.rope.rotate(self.q_proj.forward(xs, run.train)), self.num_heads);
-        let k = split_heads(&run.rope.rotate(self.k_proj.forward(xs, run.train)), self.num_kv_heads);
-        let v = split_heads(&self.v_proj.forward(xs, run.train), self.num_kv_heads);
+    fn forward(&self, xs: &Tensor, state: &PassState, cache: Option<(usize, &mut KvCache)>) -> Tensor {
+        let q = split_heads(&state.rope.rotate(self.q_proj.forward(xs, state.train)), self.num_heads);
+        let k = split_heads(&state.rope.rotate(self.k_proj.forward(xs, state.train)), self.num_kv_heads);
+        let v = split_heads(&self.v_proj.forward(xs, state.train), self.num_kv_heads);
         let (k, v) = match cache {
             Some((layer, cache)) => cache.extend(layer, &k, &v),
             None => (k, v),
         };
-        self.o_proj.forward(&merge_heads(&attention(&q, &k, &v, &run.mask(), 0.0)), run.train)
+        self.o_proj.forward(&merge_heads(&attention(&q, &k, &v, &state.mask(), 0.0)), state.train)
     }
 }
 
@@ -154,10 +155,10 @@ struct Mlp {
 }
 
 impl Mlp {
-    fn new(scope: &Scope, config: &Config) -> Self {
+    fn new(vs: &VarPath, config: &Config) -> Self {
         let (d, wide) = (config.hidden_size, config.intermediate_size);
         let init = Init::Normal { std: config.initializer_range };
-        let linear = |name: &str, i: i64, o: i64| Linear::packed(&scope.sub(name), i, o, init);
+        let linear = |name: &str, i: i64, o: i64| Linear::packed(&vs.sub(name), i, o, init);
         Self {
             gate_proj: linear("gate_proj", d, wide),
             up_proj: linear("up_proj", d, wide),
@@ -180,94 +181,95 @@ struct Layer {
 }
 
 impl Layer {
-    fn forward(&self, xs: &Tensor, run: &Run, cache: Option<(usize, &mut KvCache)>) -> Tensor {
-        // nothing needs the output of a projection itself: sums and rotations are made in its memory
+    fn forward(&self, xs: &Tensor, state: &PassState, cache: Option<(usize, &mut KvCache)>) -> Tensor {
+        // the output of a projection is not needed again, so sums and rotations are computed in place
         let attended = {
-            let _scope = scope::enter("self_attn");
-            let mut attended = self.self_attn.forward(&self.input_layernorm.forward(xs), run, cache);
+            let _module = module_path::enter("self_attn");
+            let mut attended = self.self_attn.forward(&self.input_layernorm.forward(xs), state, cache);
             attended += xs;
             attended
         };
-        let _scope = scope::enter("mlp");
+        let _module = module_path::enter("mlp");
         let mut xs = self.mlp.forward(&self.post_attention_layernorm.forward(&attended));
         xs += attended;
         xs
     }
 }
 
-/// What all layers of one pass share.
+/// Values that all layers of a pass share.
 #[derive(Debug)]
-struct Run {
+struct PassState {
     rope: Rope,
-    mask: OwnMask,
+    mask: OwnedMask,
     train: bool,
 }
 
-/// As [`Mask`].
+/// An owned [`Mask`].
 #[derive(Debug)]
-enum OwnMask {
+enum OwnedMask {
     None,
     Causal,
     Keep(Tensor),
     Bias(Tensor),
 }
 
-impl Run {
+impl PassState {
     fn mask(&self) -> Mask<'_> {
         match &self.mask {
-            OwnMask::None => Mask::None,
-            OwnMask::Causal => Mask::Causal,
-            OwnMask::Keep(keep) => Mask::Keep(keep),
-            OwnMask::Bias(bias) => Mask::Bias(bias),
+            OwnedMask::None => Mask::None,
+            OwnedMask::Causal => Mask::Causal,
+            OwnedMask::Keep(keep) => Mask::Keep(keep),
+            OwnedMask::Bias(bias) => Mask::Bias(bias),
         }
     }
 }
 
-/// What the tokens of a pass see, and where they stand.
+/// Attention mask and position ids of a forward pass.
 #[derive(Debug, Clone, Copy)]
-pub enum Sight<'a> {
-    /// A token stands at its index and sees itself and all before it. Right-padding needs no mask then: no real token
-    /// sees it.
+pub enum AttentionPattern<'a> {
+    /// The position of a token is its index; it attends to itself and all earlier tokens. Padding on the right needs no
+    /// mask, because no real token attends to it.
     Causal,
-    /// The same, and nothing sees padding: `[b, t]` bool, true = a real token.
+    /// Causal, and no token attends to padding: `[b, t]` bool, true = a real token.
     Padded(&'a Tensor),
-    /// Several texts with a common prefix in one sequence.
+    /// Several texts with a common prefix, packed into one sequence.
     Packed {
-        /// Where each token stands, `[b, t]` i64.
+        /// Position of each token, `[b, t]` i64.
         positions: &'a Tensor,
-        /// A token sees, of those before it, the ones of block 0 (the prefix) and of its own block; `[b, t]` i64.
+        /// Block of each token, `[b, t]` i64. A token attends to earlier tokens of block 0 (the prefix) and its own
+        /// block.
         blocks: &'a Tensor,
     },
 }
 
-impl Sight<'_> {
-    /// The mask of attention among `t` tokens for queries of `kind`.
+impl AttentionPattern<'_> {
+    /// The attention mask of `t` tokens for queries of dtype `kind`.
     ///
-    /// A packed sequence has one bias for one attention call, as the CPU's fused kernel and CUDA's memory-efficient one
-    /// take it. (Flash attention on CUDA takes none; without one, questions would need keys of their own, a copy of the
-    /// prefix's for each. Attention is about 3% of the language model's arithmetic at these lengths.)
-    fn mask(self, t: i64, kind: Kind, device: Device) -> OwnMask {
+    /// A packed sequence needs one bias for one attention call: the CPU's fused kernel and CUDA's memory-efficient
+    /// kernel support it. CUDA's flash attention does not; it would need a copy of the prefix's keys for each question.
+    /// Attention is about 3% of the language model's arithmetic at these lengths.
+    fn mask(self, t: i64, kind: Kind, device: Device) -> OwnedMask {
         match self {
-            Self::Causal => OwnMask::Causal,
+            Self::Causal => OwnedMask::Causal,
             Self::Padded(keep) => {
                 let causal = Tensor::ones([t, t], (Kind::Bool, device)).tril(0);
-                OwnMask::Keep(keep.unsqueeze(1).unsqueeze(1).logical_and(&causal))
+                OwnedMask::Keep(keep.unsqueeze(1).unsqueeze(1).logical_and(&causal))
             }
-            Self::Packed { blocks, .. } => OwnMask::Bias(packed_bias(blocks, kind)),
+            Self::Packed { blocks, .. } => OwnedMask::Bias(packed_bias(blocks, kind)),
         }
     }
 }
 
-/// How a training or evaluation pass runs.
+/// Settings of a training or evaluation pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Pass {
-    /// Dropout on.
+    /// Use dropout.
     pub train: bool,
-    /// Keep only the inputs of this many first layers and run them again in the backward pass.
+    /// Number of first layers with activation checkpointing: they save only their inputs and are recomputed.
     pub checkpoint: usize,
 }
 
-/// The decoder with its embedding and head.
+/// The decoder with its token embedding and language model head.
 #[derive(Debug)]
 pub struct Mistral {
     embed_tokens: Embedding,
@@ -278,20 +280,21 @@ pub struct Mistral {
 }
 
 impl Mistral {
-    /// `scope` ends where `model` and `lm_head` begin; where it is quantized, the matrices of the layers are. Adapters are made at the root of `lora.0`.
-    pub fn new(scope: &Scope, lora: Option<(&Scope, &LoraConfig)>, config: &Config) -> Self {
-        let model = scope.sub("model");
+    /// `vs` is the path that contains `model` and `lm_head`; if it is quantized, the matrices of the layers are in NF4.
+    /// `lora` has the root path of the adapters and their settings.
+    pub fn new(vs: &VarPath, lora: Option<(&VarPath, &LoraConfig)>, config: &Config) -> Self {
+        let model = vs.sub("model");
         let d = config.hidden_size;
         let adapters = lora.map(|(s, c)| (s.sub("base_model").sub("model").sub("model").sub("layers"), c));
         let layer = |i: i64| {
-            let _scope = scope::enter_at("layers", usize::try_from(i).expect("a layer"));
-            let scope = model.sub("layers").sub(i);
+            let _module = module_path::enter_at("layers", usize::try_from(i).expect("a layer"));
+            let vs = model.sub("layers").sub(i);
             let adapter = adapters.as_ref().map(|(s, c)| (s.sub(i).sub("self_attn"), *c));
             Rc::new(Layer {
-                input_layernorm: RmsNorm::new(&scope.sub("input_layernorm"), d, config.rms_norm_eps),
-                self_attn: Attention::new(&scope.sub("self_attn"), adapter.as_ref().map(|(s, c)| (s, *c)), config),
-                post_attention_layernorm: RmsNorm::new(&scope.sub("post_attention_layernorm"), d, config.rms_norm_eps),
-                mlp: Mlp::new(&scope.sub("mlp"), config),
+                input_layernorm: RmsNorm::new(&vs.sub("input_layernorm"), d, config.rms_norm_eps),
+                self_attn: Attention::new(&vs.sub("self_attn"), adapter.as_ref().map(|(s, c)| (s, *c)), config),
+                post_attention_layernorm: RmsNorm::new(&vs.sub("post_attention_layernorm"), d, config.rms_norm_eps),
+                mlp: Mlp::new(&vs.sub("mlp"), config),
             })
         };
         let init = Init::Normal { std: config.initializer_range };
@@ -299,12 +302,12 @@ impl Mistral {
             embed_tokens: Embedding::new(&model.sub("embed_tokens"), config.vocab_size, d, config.initializer_range),
             layers: (0..config.num_hidden_layers).map(layer).collect(),
             norm: RmsNorm::new(&model.sub("norm"), d, config.rms_norm_eps),
-            lm_head: Linear::no_bias(&scope.sub("lm_head"), d, config.vocab_size, init),
+            lm_head: Linear::no_bias(&vs.sub("lm_head"), d, config.vocab_size, init),
             config: config.clone(),
         }
     }
 
-    /// Sizes.
+    /// Sizes of the decoder.
     pub fn config(&self) -> &Config {
         &self.config
     }
@@ -315,37 +318,37 @@ impl Mistral {
         self.embed_tokens.forward(ids)
     }
 
-    /// States after the final norm, every token at its index.
+    /// Hidden states after the final norm. The position of a token is its index.
     ///
     /// # Shapes
-    /// `embeds [b, t, d]`; `keep [b, t]` bool, true = a real token (`None`: right-padding may be left unmasked, since
-    /// causal attention hides it from every real token); result `[b, t, d]`.
+    /// `embeds [b, t, d]`; `keep [b, t]` bool, true = a real token (`None`: padding on the right may be unmasked,
+    /// because no real token attends to it); to `[b, t, d]`.
     pub fn forward(&self, embeds: &Tensor, keep: Option<&Tensor>, pass: Pass) -> Tensor {
-        self.forward_seen(embeds, keep.map_or(Sight::Causal, Sight::Padded), pass)
+        self.forward_with(embeds, keep.map_or(AttentionPattern::Causal, AttentionPattern::Padded), pass)
     }
 
-    /// States after the final norm.
+    /// Hidden states after the final norm.
     ///
     /// # Shapes
     /// `embeds [b, t, d]` to the same.
-    pub fn forward_seen(&self, embeds: &Tensor, sight: Sight, pass: Pass) -> Tensor {
+    pub fn forward_with(&self, embeds: &Tensor, pattern: AttentionPattern, pass: Pass) -> Tensor {
         let [_b, t, _d] = dims(embeds);
-        let _scope = scope::enter("llm");
+        let _module = module_path::enter("llm");
         let device = embeds.device();
         let (head_dim, theta, kind) = (self.config.head_dim(), self.config.rope_theta, embeds.kind());
-        let rope = match sight {
-            Sight::Packed { positions, .. } => Rope::at(head_dim, theta, positions, kind),
-            Sight::Causal | Sight::Padded(_) => self.rope(0, t, embeds),
+        let rope = match pattern {
+            AttentionPattern::Packed { positions, .. } => Rope::at(head_dim, theta, positions, kind),
+            AttentionPattern::Causal | AttentionPattern::Padded(_) => self.rope(0, t, embeds),
         };
-        let run = Rc::new(Run { rope, mask: sight.mask(t, kind, device), train: pass.train });
+        let state = Rc::new(PassState { rope, mask: pattern.mask(t, kind, device), train: pass.train });
         let mut xs = embeds.shallow_clone();
         for (i, layer) in self.layers.iter().enumerate() {
-            let _scope = scope::enter_at("layers", i);
+            let _module = module_path::enter_at("layers", i);
             xs = if i < pass.checkpoint {
-                let (layer, run) = (Rc::clone(layer), Rc::clone(&run));
-                checkpoint(&[&xs], move |inputs| layer.forward(&inputs[0], &run, None))
+                let (layer, state) = (Rc::clone(layer), Rc::clone(&state));
+                checkpoint(&[&xs], move |inputs| layer.forward(&inputs[0], &state, None))
             } else {
-                layer.forward(&xs, &run, None)
+                layer.forward(&xs, &state, None)
             };
         }
         self.norm.forward(&xs)
@@ -356,42 +359,42 @@ impl Mistral {
         Rope::new(self.config.head_dim(), self.config.rope_theta, start, t, place)
     }
 
-    /// States of the next tokens, growing `cache`; no gradient.
+    /// Hidden states of the next tokens, which are added to `cache`. No gradient.
     ///
     /// # Shapes
-    /// `embeds [b, t, d]` to `[b, t, d]`; with a cache that is not empty, `t` must be 1.
+    /// `embeds [b, t, d]` to `[b, t, d]`; if the cache is not empty, `t` must be 1.
     pub fn forward_cached(&self, embeds: &Tensor, cache: &mut KvCache) -> Tensor {
         let [_b, t, _d] = dims(embeds);
-        let _scope = scope::enter("llm");
-        assert!(t == 1 || cache.is_empty(), "a prompt goes into an empty cache, later tokens one by one");
+        let _module = module_path::enter("llm");
+        assert!(t == 1 || cache.is_empty(), "a prompt needs an empty cache; later tokens are added one at a time");
         no_grad(|| {
             let rope = self.rope(cache.len(), t, embeds);
-            let run = Run { rope, mask: if t > 1 { OwnMask::Causal } else { OwnMask::None }, train: false };
+            let state = PassState { rope, mask: if t > 1 { OwnedMask::Causal } else { OwnedMask::None }, train: false };
             let mut xs = embeds.shallow_clone();
             for (i, layer) in self.layers.iter().enumerate() {
-                let _scope = scope::enter_at("layers", i);
-                xs = layer.forward(&xs, &run, Some((i, cache)));
+                let _module = module_path::enter_at("layers", i);
+                xs = layer.forward(&xs, &state, Some((i, cache)));
             }
             cache.len += t;
             self.norm.forward(&xs)
         })
     }
 
-    /// Cross-entropy of the tokens that `states` predict, summed, in fp32. Logits live a chunk at a time.
+    /// Sum of the cross-entropy of the labels, in fp32. It computes a chunk of logits at a time.
     ///
     /// # Shapes
     /// `states [n, d]` after the final norm, `labels [n]` i64, negative = ignored; a scalar.
     pub fn cross_entropy(&self, states: &Tensor, labels: &Tensor) -> Tensor {
-        let _llm = scope::enter("llm");
-        let _head = scope::enter("lm_head");
+        let _llm = module_path::enter("llm");
+        let _head = module_path::enter("lm_head");
         self.lm_head.cross_entropy(states, labels, self.head_chunk())
     }
 
-    /// How many of `states` predict their label best, f64 scalar. Logits live a chunk at a time.
+    /// Number of states whose most likely token is their label, an f64 scalar. It computes a chunk of logits at a time.
     ///
     /// # Shapes
-    /// As [`Self::cross_entropy`].
-    pub fn count_right(&self, states: &Tensor, labels: &Tensor) -> Tensor {
+    /// Like [`Self::cross_entropy`].
+    pub fn count_correct(&self, states: &Tensor, labels: &Tensor) -> Tensor {
         let mut right = Tensor::zeros([], (Kind::Double, states.device()));
         let chunk = self.head_chunk();
         for (states, labels) in states.split(chunk, 0).iter().zip(labels.split(chunk, 0)) {
@@ -400,7 +403,7 @@ impl Mistral {
         right
     }
 
-    /// States whose logits may live at once.
+    /// Number of states per chunk of logits.
     fn head_chunk(&self) -> i64 {
         (HEAD_ELEMENTS / self.config.vocab_size).max(1)
     }
@@ -408,8 +411,8 @@ impl Mistral {
     /// # Shapes
     /// `states [..., d]` after the final norm to `[..., vocab]`.
     pub fn logits(&self, states: &Tensor) -> Tensor {
-        let _llm = scope::enter("llm");
-        let _head = scope::enter("lm_head");
+        let _llm = module_path::enter("llm");
+        let _head = module_path::enter("lm_head");
         self.lm_head.forward(states, false)
     }
 }

@@ -1,4 +1,5 @@
-//! One file for each published model; field names are checkpoint keys, renames are a table beside the model.
+//! Published models, one file or folder each. Field names are checkpoint keys; a table next to a model lists renamed
+//! keys.
 
 pub mod clip;
 pub mod diffusion;

@@ -1,4 +1,4 @@
-//! PRS-Med assembled (Trinh et al. 2025, `huyquoctrinh/PRS-Med`): the only file that knows all parts.
+//! PRS-Med, assembled from its parts (Trinh et al. 2025, `huyquoctrinh/PRS-Med`). Only this file knows all parts.
 //!
 //! ```text
 //! clip image -> ClipVision -> Projector --+
@@ -8,7 +8,7 @@
 //!                              +-> ClassHead -> modality logits
 //! ```
 //!
-//! Every part's tensors live in a [`Store`] of their own, named as in its checkpoint file.
+//! Each part has a [`Store`] of its own, with the names of its checkpoint file.
 
 use crate::models::llava::Projector;
 use crate::models::mask_decoder::{self, MaskDecoder};
@@ -17,8 +17,8 @@ use crate::models::{clip, mistral};
 use crate::nn::linear::Linear;
 use crate::nn::{BatchStatistics, LoraConfig, Quantization};
 use crate::tensor::autograd::checkpoint;
-use crate::tensor::store::{Init, Role, Scope, Store, StoreOptions};
-use crate::tensor::{Device, Kind, Tensor, dims, no_grad, scope};
+use crate::tensor::store::{Init, Role, Store, StoreOptions, VarPath};
+use crate::tensor::{Device, Kind, Tensor, dims, module_path, no_grad};
 use std::rc::Rc;
 
 /// Sizes of all parts.
@@ -29,52 +29,52 @@ pub struct Config {
     pub clip: clip::Config,
     /// Language model.
     pub llm: mistral::Config,
-    /// Its adapters; none for rank 0.
+    /// LoRA adapters of the language model; none if the rank is 0.
     pub lora: LoraConfig,
-    /// Image encoder of the segmenter.
+    /// Image encoder for segmentation.
     pub encoder: tiny_vit::Config,
     /// Mask decoder.
     pub decoder: mask_decoder::Config,
-    /// Modality classes.
+    /// Number of modality classes.
     pub num_classes: i64,
 }
 
-/// Where and in which dtypes a model is built.
+/// Device, dtypes and initialisation of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BuildOptions {
     /// Device of every tensor.
     pub device: Device,
     /// Dtype of frozen weights.
     pub stored: Kind,
-    /// Dtype of the arithmetic; fp32 masters are cast to it where they are used.
+    /// Compute dtype. fp32 master weights are cast to it where they are used.
     pub compute: Kind,
-    /// Run the initialisers (`false`: a checkpoint fills every tensor).
+    /// Initialise the weights. `false`: a checkpoint fills every tensor.
     pub initialise: bool,
-    /// Train the language model, tower and projector too (they are frozen otherwise).
+    /// Also train the language model, vision tower and projector, which are frozen otherwise.
     pub train_base: bool,
-    /// How the matrices of the language model's layers are stored while they are frozen.
+    /// Storage format of the frozen matrices of the language model's layers.
     pub quantization: Quantization,
-    /// Files fill the base: the matrices of its layers draw no random numbers first.
+    /// Checkpoint files fill the base, so its quantized matrices need no random values.
     pub loads_base: bool,
 }
 
-/// The tensors of each part, named as in its file.
+/// The tensors of each part, named as in its checkpoint file.
 #[derive(Debug)]
 pub struct Stores {
-    /// Language model, projector and vision tower, keys of the LLaVA-Med shards.
+    /// Language model, projector and vision tower, with the keys of the LLaVA-Med shards.
     pub base: Store,
-    /// Adapters, PEFT keys.
+    /// LoRA adapters, with PEFT keys.
     pub lora_adapter: Store,
-    /// TinyViT, keys below `image_encoder.`.
+    /// TinyViT, with the keys below `image_encoder.`.
     pub image_encoder: Store,
     /// Mask decoder.
     pub mask_decoder: Store,
-    /// Modality head.
+    /// Modality classifier.
     pub cls: Store,
 }
 
 impl Stores {
-    /// `(file name, store)` of every part.
+    /// File name and store of every part.
     pub fn parts(&self) -> [(&'static str, &Store); 5] {
         [
             ("base", &self.base),
@@ -86,19 +86,19 @@ impl Stores {
     }
 }
 
-/// Where the vision tower lives inside the LLaVA-Med shards.
+/// Key prefix of the vision tower in the LLaVA-Med shards.
 pub const TOWER_PREFIX: &str = "model.vision_tower.vision_tower.";
 
 const PIXEL_MEAN: [f32; 3] = [0.485, 0.456, 0.406];
 const PIXEL_STD: [f32; 3] = [0.229, 0.224, 0.225];
 
-/// Runs `f` in a module scope.
-fn within<T>(name: &'static str, f: impl FnOnce() -> T) -> T {
-    let _scope = scope::enter(name);
+/// Runs `f` in the module `name`.
+fn in_module<T>(name: &'static str, f: impl FnOnce() -> T) -> T {
+    let _module = module_path::enter(name);
     f()
 }
 
-/// The whole model.
+/// The PRS-Med model.
 #[derive(Debug)]
 pub struct PrsMed {
     clip: clip::ClipVision,
@@ -107,9 +107,9 @@ pub struct PrsMed {
     encoder: TinyVit,
     decoder: Rc<MaskDecoder>,
     class_head: Linear,
-    /// Mean and standard deviation of the channels, `[1, 3, 1, 1]` fp32.
+    /// Channel means and standard deviations of the segmentation images, `[1, 3, 1, 1]` fp32.
     pixel_statistics: [Tensor; 2],
-    /// The same of the tower's pictures.
+    /// Channel means and standard deviations of the vision tower's images.
     clip_statistics: [Tensor; 2],
     stores: Stores,
     config: Config,
@@ -135,19 +135,19 @@ impl PrsMed {
         };
         let base = stores.base.root(if options.train_base { Role::Trainable } else { Role::Frozen });
         let trained = |store: &Store| store.root(Role::Trainable);
-        let lora: Scope = trained(&stores.lora_adapter);
+        let lora: VarPath = trained(&stores.lora_adapter);
         let tower = base.sub("model").sub("vision_tower").sub("vision_tower");
         let head = trained(&stores.cls).sub(2);
         let (tower_width, width) = (config.clip.hidden_size, config.llm.hidden_size);
-        let clip = within("vision_tower", || clip::ClipVision::new(&tower, &config.clip));
+        let clip = in_module("vision_tower", || clip::ClipVision::new(&tower, &config.clip));
         let mm_projector = base.sub("model").sub("mm_projector");
-        let projector = within("projector", || Projector::new(&mm_projector, tower_width, width));
+        let projector = in_module("projector", || Projector::new(&mm_projector, tower_width, width));
         let layers = base.quantized(options.quantization, !options.loads_base);
         let adapters = (config.lora.rank > 0).then_some((&lora, &config.lora));
-        let llm = within("llm", || mistral::Mistral::new(&layers, adapters, &config.llm));
-        let encoder = within("image_encoder", || TinyVit::new(&trained(&stores.image_encoder), &config.encoder));
-        let decoder = within("mask_decoder", || MaskDecoder::new(&trained(&stores.mask_decoder), &config.decoder));
-        let class_head = within("class_head", || {
+        let llm = in_module("llm", || mistral::Mistral::new(&layers, adapters, &config.llm));
+        let encoder = in_module("image_encoder", || TinyVit::new(&trained(&stores.image_encoder), &config.encoder));
+        let decoder = in_module("mask_decoder", || MaskDecoder::new(&trained(&stores.mask_decoder), &config.decoder));
+        let class_head = in_module("class_head", || {
             let bias = Some(Init::Const(config.decoder.initial_bias));
             Linear::with_init(&head, config.encoder.out_dim, config.num_classes, Init::XavierUniform, bias)
         });
@@ -169,17 +169,17 @@ impl PrsMed {
         }
     }
 
-    /// Sizes.
+    /// Sizes of all parts.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// Device and dtypes.
+    /// Device, dtypes and initialisation.
     pub fn options(&self) -> BuildOptions {
         self.options
     }
 
-    /// All tensors by file.
+    /// All tensors by checkpoint file.
     pub fn stores(&self) -> &Stores {
         &self.stores
     }
@@ -189,26 +189,26 @@ impl PrsMed {
         &self.llm
     }
 
-    /// Tokens that a picture becomes for the language model.
+    /// Number of tokens per image for the language model.
     pub fn num_image_tokens(&self) -> i64 {
         self.config.clip.num_patches()
     }
 
-    /// Image tokens for the language model; no gradient while the base is frozen.
+    /// Image tokens for the language model. No gradient if the base is frozen.
     ///
     /// # Shapes
-    /// `clip`: pictures `[b, 3, s, s]`, u8 or normalised floats, or what [`Self::see`] said about them, `[b, p, w]`; to
-    /// `[b, p, d]` with `p = (s / patch)^2`.
+    /// `clip`: images `[b, 3, s, s]`, u8 or normalised floats, or their vision features [`Self::vision_features`],
+    /// `[b, p, w]`; to `[b, p, d]` with `p = (s / patch)^2`.
     pub fn image_tokens(&self, clip: &Tensor) -> Tensor {
-        let seen = (clip.dim() == 4).then(|| self.see(clip));
-        self.frozen_or_trained("projector", || self.projector.forward(seen.as_ref().unwrap_or(clip)))
+        let features = (clip.dim() == 4).then(|| self.vision_features(clip));
+        self.frozen_or_trained("projector", || self.projector.forward(features.as_ref().unwrap_or(clip)))
     }
 
-    /// What the vision tower says about pictures, before the projector; no gradient while the base is frozen.
+    /// Vision features: the vision tower's output, before the projector. No gradient if the base is frozen.
     ///
     /// # Shapes
     /// `clip_image [b, 3, s, s]`, u8 or normalised floats, to `[b, (s / patch)^2, w]` in the compute dtype.
-    pub fn see(&self, clip_image: &Tensor) -> Tensor {
+    pub fn vision_features(&self, clip_image: &Tensor) -> Tensor {
         self.frozen_or_trained("vision_tower", || {
             let pixels = clip_image.to_device(self.options.device);
             let pixels =
@@ -217,26 +217,26 @@ impl PrsMed {
         })
     }
 
-    /// Runs a part of the base.
+    /// Runs a part of the base, without gradients if it is frozen.
     fn frozen_or_trained(&self, part: &'static str, run: impl FnOnce() -> Tensor) -> Tensor {
-        let run = || within(part, run);
+        let run = || in_module(part, run);
         if self.options.train_base { run() } else { no_grad(run) }
     }
 
-    /// Image embedding of the segmenter.
+    /// Image embedding for segmentation.
     ///
     /// # Shapes
     /// `sam_image [b, 3, s, s]` u8, to `[b, c, s / 16, s / 16]`.
     pub fn embed_image(&self, sam_image: &Tensor, pass: tiny_vit::Pass) -> Tensor {
         let [_b, _c, _h, _w] = dims(sam_image);
-        let _scope = scope::enter("image_encoder");
+        let _module = module_path::enter("image_encoder");
         let pixels = sam_image.to_device(self.options.device).to_kind(Kind::Float) / 255.0;
         let [mean, std] = &self.pixel_statistics;
         let pixels = (pixels - mean) / std;
         self.encoder.forward(&self.input(&pixels), pass)
     }
 
-    /// Mask logits at the image's size.
+    /// Mask logits at the size of the image.
     ///
     /// # Shapes
     /// `embedding [b, c, h, w]`, `states [b, t, d]`, `keep [b, t]` bool (true = use), to `[b, 1, 16 h, 16 w]` fp32.
@@ -247,7 +247,7 @@ impl PrsMed {
         keep: Option<&Tensor>,
         pass: mask_decoder::Pass,
     ) -> Tensor {
-        let _scope = scope::enter("mask_decoder");
+        let _module = module_path::enter("mask_decoder");
         let logits = if pass.checkpoint {
             let (decoder, keep) = (Rc::clone(&self.decoder), keep.map(Tensor::shallow_clone));
             checkpoint(&[embedding, states], move |inputs| {
@@ -264,12 +264,12 @@ impl PrsMed {
     /// # Shapes
     /// `embedding [b, c, h, w]` to `[b, classes]` fp32.
     pub fn class_logits(&self, embedding: &Tensor) -> Tensor {
-        let _scope = scope::enter("class_head");
+        let _module = module_path::enter("class_head");
         let pooled = embedding.mean_dim([2, 3].as_slice(), false, embedding.kind());
         self.class_head.forward(&pooled, false).to_kind(Kind::Float)
     }
 
-    /// Statistics for a pass that changes nothing.
+    /// Encoder settings for a pass that changes no statistics and saves nothing.
     pub fn evaluation_pass() -> tiny_vit::Pass {
         tiny_vit::Pass { statistics: BatchStatistics::Running, checkpoint: 0 }
     }

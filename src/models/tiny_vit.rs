@@ -2,15 +2,16 @@
 //!
 //! Legend: b batch, c channels, h w rows and columns of the map, t tokens.
 //!
-//! Deviations from the published code: the attention biases are gathered at every pass (the original's cached copy goes
-//! stale), the unused classifier (`norm_head`, `head`) is left out, and the map's size follows the image's.
+//! Deviations from the published code: the attention biases are gathered in every pass (a cached copy, as in the
+//! original, would be outdated after an optimizer step); the unused classifier (`norm_head`, `head`) is left out; the
+//! size of the map follows the size of the image.
 
 use crate::nn::attention::split_heads;
 use crate::nn::conv::Conv2dConfig;
 use crate::nn::{BatchStatistics, Conv2d, Conv2dBn, LayerNorm, LayerNorm2d, Linear, Mask, attention};
 use crate::tensor::autograd::checkpoint;
-use crate::tensor::store::{Init, Scope};
-use crate::tensor::{Tensor, dims, scope};
+use crate::tensor::store::{Init, VarPath};
+use crate::tensor::{Tensor, dims, module_path};
 use std::rc::Rc;
 
 /// Sizes of the encoder.
@@ -19,13 +20,13 @@ use std::rc::Rc;
 pub struct Config {
     /// Channels of the four stages.
     pub embed_dims: [i64; 4],
-    /// Blocks of the four stages.
+    /// Number of blocks of the four stages.
     pub depths: [i64; 4],
-    /// Heads of the four stages; the first is unused (convolutions).
+    /// Number of heads of the four stages; the first is unused (convolutions).
     pub num_heads: [i64; 4],
-    /// Sides of the attention windows; the first is unused.
+    /// Window sizes of the four stages; the first is unused.
     pub window_sizes: [i64; 4],
-    /// Channels of the embedding.
+    /// Channels of the image embedding.
     pub out_dim: i64,
 }
 
@@ -41,11 +42,11 @@ impl Config {
         }
     }
 
-    /// Strides of the three reductions; the last keeps the map.
+    /// Strides of the three reductions. The last one keeps the size of the map.
     const MERGE_STRIDES: [i64; 3] = [2, 2, 1];
 }
 
-/// Pixels of the image under one cell of the embedding.
+/// Pixels of the image per cell of the embedding, in each direction.
 pub const STRIDE: i64 = 16;
 
 /// Inverted bottleneck: 1x1, depthwise 3x3, 1x1, residual.
@@ -57,12 +58,12 @@ struct MbConv {
 }
 
 impl MbConv {
-    fn new(scope: &Scope, dim: i64) -> Self {
+    fn new(vs: &VarPath, dim: i64) -> Self {
         let wide = 4 * dim;
         Self {
-            conv1: Conv2dBn::new(&scope.sub("conv1"), Conv2dConfig::new(dim, wide, 1), 1.0),
-            conv2: Conv2dBn::new(&scope.sub("conv2"), depthwise(wide, 1), 1.0),
-            conv3: Conv2dBn::new(&scope.sub("conv3"), Conv2dConfig::new(wide, dim, 1), 0.0),
+            conv1: Conv2dBn::new(&vs.sub("conv1"), Conv2dConfig::new(dim, wide, 1), 1.0),
+            conv2: Conv2dBn::new(&vs.sub("conv2"), depthwise(wide, 1), 1.0),
+            conv3: Conv2dBn::new(&vs.sub("conv3"), Conv2dConfig::new(wide, dim, 1), 0.0),
         }
     }
 
@@ -77,7 +78,7 @@ fn depthwise(dim: i64, stride: i64) -> Conv2dConfig {
     Conv2dConfig { stride, padding: 1, groups: dim, ..Conv2dConfig::new(dim, dim, 3) }
 }
 
-/// Reduction between stages.
+/// Reduction between two stages.
 #[derive(Debug)]
 struct PatchMerging {
     conv1: Conv2dBn,
@@ -86,11 +87,11 @@ struct PatchMerging {
 }
 
 impl PatchMerging {
-    fn new(scope: &Scope, dim: i64, out_dim: i64, stride: i64) -> Self {
+    fn new(vs: &VarPath, dim: i64, out_dim: i64, stride: i64) -> Self {
         Self {
-            conv1: Conv2dBn::new(&scope.sub("conv1"), Conv2dConfig::new(dim, out_dim, 1), 1.0),
-            conv2: Conv2dBn::new(&scope.sub("conv2"), depthwise(out_dim, stride), 1.0),
-            conv3: Conv2dBn::new(&scope.sub("conv3"), Conv2dConfig::new(out_dim, out_dim, 1), 1.0),
+            conv1: Conv2dBn::new(&vs.sub("conv1"), Conv2dConfig::new(dim, out_dim, 1), 1.0),
+            conv2: Conv2dBn::new(&vs.sub("conv2"), depthwise(out_dim, stride), 1.0),
+            conv3: Conv2dBn::new(&vs.sub("conv3"), Conv2dConfig::new(out_dim, out_dim, 1), 1.0),
         }
     }
 
@@ -101,7 +102,7 @@ impl PatchMerging {
     }
 }
 
-/// Attention inside windows with a learned bias for each absolute offset.
+/// Attention in windows, with a learned bias for each absolute offset.
 #[derive(Debug)]
 struct Attention {
     norm: LayerNorm,
@@ -113,17 +114,17 @@ struct Attention {
 }
 
 impl Attention {
-    fn new(scope: &Scope, dim: i64, num_heads: i64, window: i64) -> Self {
+    fn new(vs: &VarPath, dim: i64, num_heads: i64, window: i64) -> Self {
         let offsets: Vec<i64> = (0..window * window)
             .flat_map(|p| (0..window * window).map(move |q| (p, q)))
             .map(|(p, q)| (p / window - q / window).abs() * window + (p % window - q % window).abs())
             .collect();
         Self {
-            norm: LayerNorm::new(&scope.sub("norm"), dim, 1e-5),
-            qkv: Linear::new(&scope.sub("qkv"), dim, 3 * dim),
-            proj: Linear::new(&scope.sub("proj"), dim, dim),
-            attention_biases: scope.param("attention_biases", &[num_heads, window * window], Init::Const(0.0)),
-            offsets: Tensor::from_slice(&offsets).to_device(scope.device()),
+            norm: LayerNorm::new(&vs.sub("norm"), dim, 1e-5),
+            qkv: Linear::new(&vs.sub("qkv"), dim, 3 * dim),
+            proj: Linear::new(&vs.sub("proj"), dim, dim),
+            attention_biases: vs.param("attention_biases", &[num_heads, window * window], Init::Const(0.0)),
+            offsets: Tensor::from_slice(&offsets).to_device(vs.device()),
             num_heads,
         }
     }
@@ -149,11 +150,11 @@ struct Mlp {
 }
 
 impl Mlp {
-    fn new(scope: &Scope, dim: i64) -> Self {
+    fn new(vs: &VarPath, dim: i64) -> Self {
         Self {
-            norm: LayerNorm::new(&scope.sub("norm"), dim, 1e-5),
-            fc1: Linear::new(&scope.sub("fc1"), dim, 4 * dim),
-            fc2: Linear::new(&scope.sub("fc2"), 4 * dim, dim),
+            norm: LayerNorm::new(&vs.sub("norm"), dim, 1e-5),
+            fc1: Linear::new(&vs.sub("fc1"), dim, 4 * dim),
+            fc2: Linear::new(&vs.sub("fc2"), 4 * dim, dim),
         }
     }
 
@@ -172,11 +173,11 @@ struct TinyVitBlock {
 }
 
 impl TinyVitBlock {
-    fn new(scope: &Scope, dim: i64, num_heads: i64, window: i64) -> Self {
+    fn new(vs: &VarPath, dim: i64, num_heads: i64, window: i64) -> Self {
         Self {
-            attn: Attention::new(&scope.sub("attn"), dim, num_heads, window),
-            local_conv: Conv2dBn::new(&scope.sub("local_conv"), depthwise(dim, 1), 1.0),
-            mlp: Mlp::new(&scope.sub("mlp"), dim),
+            attn: Attention::new(&vs.sub("attn"), dim, num_heads, window),
+            local_conv: Conv2dBn::new(&vs.sub("local_conv"), depthwise(dim, 1), 1.0),
+            mlp: Mlp::new(&vs.sub("mlp"), dim),
             window,
         }
     }
@@ -191,8 +192,8 @@ impl TinyVitBlock {
         (&maps + self.mlp.forward(&maps)).permute([0, 3, 1, 2])
     }
 
-    /// Attention of `[b, h, w, c]` in windows. Cells added to fill the last windows are not masked, as published: after
-    /// the norm they equal its bias and take part in the softmax.
+    /// Attention of `[b, h, w, c]` in windows. Padding cells of the last windows are not masked, as published: after
+    /// the norm they equal its bias, and they take part in the softmax.
     fn windowed(&self, maps: &Tensor, h: i64, w: i64) -> Tensor {
         let [b, _h, _w, c] = dims(maps);
         let side = self.window;
@@ -245,23 +246,23 @@ struct Neck {
     norm2: LayerNorm2d,
 }
 
-/// How a pass of the encoder runs.
+/// Settings of a pass through the encoder.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pass {
-    /// Where batch normalisation takes its statistics from.
+    /// Source of batch normalisation's statistics.
     pub statistics: BatchStatistics,
-    /// Keep only the inputs of this many first blocks, counted over all stages, and run them again in the backward pass; so
-    /// for the reduction after a stage whose blocks are all among them. Ignored with batch statistics, which a second run
-    /// would move twice.
+    /// Number of first blocks, over all stages, with activation checkpointing: they save only their inputs and are
+    /// recomputed. The reduction after a stage is checkpointed if all blocks of the stage are. Ignored with batch
+    /// statistics, because a second run would update them twice.
     pub checkpoint: usize,
 }
 
-/// `part(xs)`; when it may run `again`, in the backward pass, it keeps `xs` alone.
-fn maybe_again(again: bool, xs: &Tensor, part: impl Fn(&Tensor) -> Tensor + 'static) -> Tensor {
-    if again { checkpoint(&[xs], move |inputs| part(&inputs[0])) } else { part(xs) }
+/// Runs `part(xs)`, with activation checkpointing if `recompute`.
+fn maybe_checkpoint(recompute: bool, xs: &Tensor, part: impl Fn(&Tensor) -> Tensor + 'static) -> Tensor {
+    if recompute { checkpoint(&[xs], move |inputs| part(&inputs[0])) } else { part(xs) }
 }
 
-/// The image encoder.
+/// The TinyViT image encoder.
 #[derive(Debug)]
 pub struct TinyVit {
     patch_embed: [Conv2dBn; 2],
@@ -270,14 +271,14 @@ pub struct TinyVit {
 }
 
 impl TinyVit {
-    /// `scope` ends where `patch_embed` begins (after `image_encoder.` in a TinySAM file).
-    pub fn new(scope: &Scope, config: &Config) -> Self {
+    /// `vs` is the path that contains `patch_embed` (`image_encoder.` in a TinySAM file).
+    pub fn new(vs: &VarPath, config: &Config) -> Self {
         let dims = config.embed_dims;
-        let patch = scope.sub("patch_embed").sub("seq");
+        let patch = vs.sub("patch_embed").sub("seq");
         let stride_2 =
             |in_dim, out_dim| Conv2dConfig { stride: 2, padding: 1, ..Conv2dConfig::new(in_dim, out_dim, 3) };
-        let layers = scope.sub("layers");
-        let neck = scope.sub("neck");
+        let layers = vs.sub("layers");
+        let neck = vs.sub("neck");
         let wide = Conv2dConfig { padding: 1, ..Conv2dConfig::new(config.out_dim, config.out_dim, 3) };
         Self {
             patch_embed: [
@@ -294,20 +295,20 @@ impl TinyVit {
         }
     }
 
-    fn stage(scope: &Scope, config: &Config, i: usize) -> Stage {
+    fn stage(vs: &VarPath, config: &Config, i: usize) -> Stage {
         let dim = config.embed_dims[i];
         let blocks = (0..config.depths[i]).map(|j| {
-            let scope = scope.sub("blocks").sub(j);
+            let vs = vs.sub("blocks").sub(j);
             Rc::new(if i == 0 {
-                Block::Conv(MbConv::new(&scope, dim))
+                Block::Conv(MbConv::new(&vs, dim))
             } else {
-                Block::Attention(TinyVitBlock::new(&scope, dim, config.num_heads[i], config.window_sizes[i]))
+                Block::Attention(TinyVitBlock::new(&vs, dim, config.num_heads[i], config.window_sizes[i]))
             })
         });
         let blocks = blocks.collect();
         let downsample = (i < 3).then(|| {
             let strides = Config::MERGE_STRIDES;
-            Rc::new(PatchMerging::new(&scope.sub("downsample"), dim, config.embed_dims[i + 1], strides[i]))
+            Rc::new(PatchMerging::new(&vs.sub("downsample"), dim, config.embed_dims[i + 1], strides[i]))
         });
         Stage { blocks, downsample }
     }
@@ -317,8 +318,8 @@ impl TinyVit {
     pub fn forward(&self, images: &Tensor, pass: Pass) -> Tensor {
         let [_b, _c, _h, _w] = dims(images);
         let statistics = pass.statistics;
-        // channels last in memory, which all convolutions then keep: oneDNN and cuDNN need not rearrange their maps. Not with
-        // statistics of the batch, which libtorch's CPU sums up less exactly in that order.
+        // channels-last memory, which all convolutions keep: oneDNN and cuDNN need not reorder their maps. Not with
+        // batch statistics, which libtorch's CPU sums less exactly in that order.
         let images = match statistics {
             BatchStatistics::Running => images.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2]),
             BatchStatistics::Batch { .. } => images.shallow_clone(),
@@ -327,18 +328,18 @@ impl TinyVit {
         let mut xs = self.patch_embed[1].forward_gelu(&xs, statistics);
         let mut left = if statistics == BatchStatistics::Running { pass.checkpoint } else { 0 };
         for (i, stage) in self.layers.iter().enumerate() {
-            let _scope = scope::enter_at("layers", i);
-            let mut again = left > 0;
+            let _module = module_path::enter_at("layers", i);
+            let mut recompute = left > 0;
             for (j, block) in stage.blocks.iter().enumerate() {
-                let _scope = scope::enter_at("blocks", j);
-                again = left > 0;
+                let _module = module_path::enter_at("blocks", j);
+                recompute = left > 0;
                 left = left.saturating_sub(1);
                 let block = Rc::clone(block);
-                xs = maybe_again(again, &xs, move |xs| block.forward(xs, statistics));
+                xs = maybe_checkpoint(recompute, &xs, move |xs| block.forward(xs, statistics));
             }
             if let Some(downsample) = &stage.downsample {
                 let downsample = Rc::clone(downsample);
-                xs = maybe_again(again, &xs, move |xs| downsample.forward(xs, statistics));
+                xs = maybe_checkpoint(recompute, &xs, move |xs| downsample.forward(xs, statistics));
             }
         }
         let xs = self.neck.norm1.forward(&self.neck.reduce.forward(&xs));

@@ -1,26 +1,26 @@
-//! Scaled dot-product attention: the one door to libtorch's fused kernels.
+//! Scaled dot-product attention with libtorch's fused kernels. All models call it from here.
 
-use crate::tensor::functions::Grouped;
+use crate::tensor::functions::GroupedAttention;
 use crate::tensor::{Kind, Tensor, dims, meta};
 
-/// Which keys a query sees.
+/// Which keys a query attends to.
 #[derive(Debug)]
 pub enum Mask<'a> {
-    /// All.
+    /// All keys.
     None,
-    /// Those at its own position and before.
+    /// Keys at its own and earlier positions.
     Causal,
-    /// `bool`, broadcastable to `[b, h, t, s]`; true = keep.
+    /// `bool`, broadcastable to `[b, h, t, s]`; true = attend.
     Keep(&'a Tensor),
-    /// Added to the scores, in the dtype of the query, broadcastable to `[b, h, t, s]`.
+    /// A bias that is added to the scores, in the dtype of the query, broadcastable to `[b, h, t, s]`.
     Bias(&'a Tensor),
 }
 
-/// `dropout(softmax(q k^T / sqrt(d) + mask)) v`. Dropout keeps libtorch's CPU off its fused kernel: pass 0 where the
-/// model allows it.
+/// `dropout(softmax(q k^T / sqrt(d) + mask)) v`. With dropout, libtorch's CPU does not use its fused kernel: pass 0 if
+/// the model allows it.
 ///
 /// # Shapes
-/// `q [b, h, t, d]`, `k` and `v [b, g, s, d]` with `h` a multiple of `g` (grouped queries), to `[b, h, t, d]`.
+/// `q [b, h, t, d]`, `k` and `v` `[b, g, s, d]` with `h` a multiple of `g` (grouped queries), to `[b, h, t, d]`.
 pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, mask: &Mask, dropout: f64) -> Tensor {
     let [_b, h, _t, _d] = dims(q);
     let [_, g, _, _] = dims(k);
@@ -30,9 +30,10 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, mask: &Mask, dropout: f64) 
         Mask::Keep(mask) | Mask::Bias(mask) => (Some(*mask), false),
     };
     if h != g && meta::runs_as_cuda(q) && (mask.is_some() || q.kind() == Kind::Float) {
-        // of CUDA's fused kernels only flash attention takes grouped queries, and it takes neither a mask nor fp32
-        let grouped = Grouped { q, k, v, mask, causal };
-        if dropout == 0.0 && grouped.is_leaner() {
+        // of CUDA's fused kernels only flash attention supports grouped queries, and only without a mask and not in
+        // fp32
+        let grouped = GroupedAttention { q, k, v, mask, causal };
+        if dropout == 0.0 && grouped.saves_memory() {
             return grouped.attend();
         }
         let (k, v) = (repeat_heads(k, h / g), repeat_heads(v, h / g));
@@ -41,7 +42,7 @@ pub fn attention(q: &Tensor, k: &Tensor, v: &Tensor, mask: &Mask, dropout: f64) 
     Tensor::scaled_dot_product_attention(q, k, v, mask, dropout, causal, None, h != g)
 }
 
-/// `[b, g, s, d]` to `[b, g * times, s, d]`, each head `times` times in a row.
+/// `[b, g, s, d]` to `[b, g * times, s, d]`: repeats each head `times` times in a row.
 fn repeat_heads(xs: &Tensor, times: i64) -> Tensor {
     let [b, g, s, d] = dims(xs);
     xs.unsqueeze(2).expand([b, g, times, s, d], false).reshape([b, g * times, s, d])

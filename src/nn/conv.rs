@@ -1,8 +1,8 @@
-//! Convolutions.
+//! 2-d convolutions, with and without batch normalisation.
 
 use super::cast;
 use crate::tensor::autograd::gelu_conv2d;
-use crate::tensor::store::{Init, Scope};
+use crate::tensor::store::{Init, VarPath};
 use crate::tensor::{Kind, Tensor, dims, no_grad};
 
 /// Geometry of a square convolution.
@@ -12,11 +12,11 @@ pub struct Conv2dConfig {
     pub in_dim: i64,
     /// Output channels.
     pub out_dim: i64,
-    /// Side of the kernel.
+    /// Side of the square kernel.
     pub kernel: i64,
-    /// Step.
+    /// Stride.
     pub stride: i64,
-    /// Zero rows and columns added on each side.
+    /// Padding on each side, in rows and columns of zeros.
     pub padding: i64,
     /// Channel groups; `in_dim` for a depthwise convolution.
     pub groups: i64,
@@ -43,21 +43,21 @@ pub struct Conv2d {
 
 impl Conv2d {
     /// PyTorch's default initialisation, with a bias.
-    pub fn new(scope: &Scope, config: Conv2dConfig) -> Self {
+    pub fn new(vs: &VarPath, config: Conv2dConfig) -> Self {
         let bias = super::linear::fan_in_bias(config.in_dim / config.groups * config.kernel * config.kernel);
-        Self::with_init(scope, config, Init::FanIn, Some(bias))
+        Self::with_init(vs, config, Init::FanIn, Some(bias))
     }
 
     /// PyTorch's default initialisation, without a bias.
-    pub fn no_bias(scope: &Scope, config: Conv2dConfig) -> Self {
-        Self::with_init(scope, config, Init::FanIn, None)
+    pub fn no_bias(vs: &VarPath, config: Conv2dConfig) -> Self {
+        Self::with_init(vs, config, Init::FanIn, None)
     }
 
-    /// Chosen initialisers; no bias when `bias` is `None`.
-    pub fn with_init(scope: &Scope, config: Conv2dConfig, weight: Init, bias: Option<Init>) -> Self {
+    /// The given initialisers; no bias if `bias` is `None`.
+    pub fn with_init(vs: &VarPath, config: Conv2dConfig, weight: Init, bias: Option<Init>) -> Self {
         Self {
-            weight: scope.param("weight", &config.shape(), weight),
-            bias: bias.map(|init| scope.param("bias", &[config.out_dim], init)),
+            weight: vs.param("weight", &config.shape(), weight),
+            bias: bias.map(|init| vs.param("bias", &[config.out_dim], init)),
             config,
         }
     }
@@ -73,21 +73,21 @@ impl Conv2d {
     }
 }
 
-/// Where batch normalisation takes its mean and variance from.
+/// Source of batch normalisation's mean and variance.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum BatchStatistics {
-    /// The running ones, unchanged.
+    /// Running statistics, which stay unchanged.
     Running,
-    /// Those of the batch; the running ones move towards them by this fraction (0..1).
+    /// Statistics of the batch. They also update the running statistics.
     Batch {
-        /// Fraction of the way, PyTorch's `momentum` (default 0.1).
+        /// Weight of the batch in that update, 0..1 (PyTorch's `momentum`, default 0.1).
         momentum: f64,
     },
 }
 
 const EPSILON: f64 = 1e-5;
 
-/// Convolution without a bias followed by batch normalisation (TinyViT's `Conv2d_BN`, children `c` and `bn`).
+/// Convolution without bias, followed by batch normalisation (TinyViT's `Conv2d_BN` with children `c` and `bn`).
 #[derive(Debug)]
 pub struct Conv2dBn {
     conv: Conv2d,
@@ -100,11 +100,11 @@ pub struct Conv2dBn {
 
 impl Conv2dBn {
     /// `bn_weight` is the initial scale (0 at the end of residual branches).
-    pub fn new(scope: &Scope, config: Conv2dConfig, bn_weight: f64) -> Self {
-        let bn = scope.sub("bn");
+    pub fn new(vs: &VarPath, config: Conv2dConfig, bn_weight: f64) -> Self {
+        let bn = vs.sub("bn");
         let dim = [config.out_dim];
         Self {
-            conv: Conv2d::no_bias(&scope.sub("c"), config),
+            conv: Conv2d::no_bias(&vs.sub("c"), config),
             weight: bn.param("weight", &dim, Init::Const(bn_weight)),
             bias: bn.param("bias", &dim, Init::Const(0.0)),
             running_mean: bn.buffer("running_mean", &dim, 0.0, Kind::Float),
@@ -126,10 +126,10 @@ impl Conv2dBn {
         }
     }
 
-    /// `forward(gelu(xs))`; with running statistics only `xs` is kept for the backward pass.
+    /// `forward(gelu(xs))`. With running statistics it saves only `xs` for the backward pass.
     ///
     /// # Shapes
-    /// As [`Conv2dBn::forward`].
+    /// Like [`Conv2dBn::forward`].
     pub fn forward_gelu(&self, xs: &Tensor, statistics: BatchStatistics) -> Tensor {
         match statistics {
             BatchStatistics::Running => {
@@ -141,8 +141,8 @@ impl Conv2dBn {
         }
     }
 
-    /// Weight and bias of the convolution with the running statistics' normalisation inside: one map less to keep, and
-    /// gradients reach the norm's scale and bias through these small tensors.
+    /// Weight and bias of the convolution combined with the normalisation by running statistics. It saves one tensor
+    /// less for the backward pass. Gradients reach the norm's scale and bias through these small tensors.
     fn folded(&self, kind: Kind) -> (Tensor, Tensor) {
         let scale = &self.weight * (&self.running_var + EPSILON).rsqrt();
         let bias = &self.bias - &self.running_mean * &scale;

@@ -2,7 +2,7 @@
 
 use super::cast;
 use crate::tensor::functions::rms_norm;
-use crate::tensor::store::{Init, Scope};
+use crate::tensor::store::{Init, VarPath};
 use crate::tensor::{Tensor, dims};
 
 /// Layer normalisation over the last dimension (Ba et al. 2016).
@@ -14,16 +14,16 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
-    /// Weight 1, bias 0.
-    pub fn new(scope: &Scope, dim: i64, eps: f64) -> Self {
-        Self::with_bias(scope, dim, eps, 0.0)
+    /// Initialised with weight 1, bias 0.
+    pub fn new(vs: &VarPath, dim: i64, eps: f64) -> Self {
+        Self::with_bias(vs, dim, eps, 0.0)
     }
 
-    /// Weight 1, bias `bias`.
-    pub fn with_bias(scope: &Scope, dim: i64, eps: f64, bias: f64) -> Self {
+    /// Initialised with weight 1 and the given bias.
+    pub fn with_bias(vs: &VarPath, dim: i64, eps: f64, bias: f64) -> Self {
         Self {
-            weight: scope.param("weight", &[dim], Init::Const(1.0)),
-            bias: scope.param("bias", &[dim], Init::Const(bias)),
+            weight: vs.param("weight", &[dim], Init::Const(1.0)),
+            bias: vs.param("bias", &[dim], Init::Const(bias)),
             eps,
         }
     }
@@ -41,9 +41,9 @@ impl LayerNorm {
 pub struct LayerNorm2d(LayerNorm);
 
 impl LayerNorm2d {
-    /// Weight 1, bias 0.
-    pub fn new(scope: &Scope, channels: i64, eps: f64) -> Self {
-        Self(LayerNorm::new(scope, channels, eps))
+    /// Initialised with weight 1, bias 0.
+    pub fn new(vs: &VarPath, channels: i64, eps: f64) -> Self {
+        Self(LayerNorm::new(vs, channels, eps))
     }
 
     /// # Shapes
@@ -53,7 +53,7 @@ impl LayerNorm2d {
     }
 }
 
-/// Normalisation over groups of channels with all their places (Wu & He 2018).
+/// Group normalisation: over groups of channels and all pixels (Wu & He 2018).
 #[derive(Debug)]
 pub struct GroupNorm {
     weight: Tensor,
@@ -63,11 +63,11 @@ pub struct GroupNorm {
 }
 
 impl GroupNorm {
-    /// Weight 1, bias 0; `groups` divides `channels`.
-    pub fn new(scope: &Scope, groups: i64, channels: i64, eps: f64) -> Self {
+    /// Initialised with weight 1, bias 0; `groups` divides `channels`.
+    pub fn new(vs: &VarPath, groups: i64, channels: i64, eps: f64) -> Self {
         Self {
-            weight: scope.param("weight", &[channels], Init::Const(1.0)),
-            bias: scope.param("bias", &[channels], Init::Const(0.0)),
+            weight: vs.param("weight", &[channels], Init::Const(1.0)),
+            bias: vs.param("bias", &[channels], Init::Const(0.0)),
             groups,
             eps,
         }
@@ -82,7 +82,7 @@ impl GroupNorm {
     }
 }
 
-/// Root-mean-square normalisation (Zhang & Sennrich 2019), computed in fp32 as transformers' Mistral does.
+/// Root-mean-square normalisation (Zhang & Sennrich 2019), computed in fp32 as in transformers' Mistral.
 #[derive(Debug)]
 pub struct RmsNorm {
     weight: Tensor,
@@ -90,9 +90,9 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
-    /// Weight 1.
-    pub fn new(scope: &Scope, dim: i64, eps: f64) -> Self {
-        Self { weight: scope.param("weight", &[dim], Init::Const(1.0)), eps }
+    /// Initialised with weight 1.
+    pub fn new(vs: &VarPath, dim: i64, eps: f64) -> Self {
+        Self { weight: vs.param("weight", &[dim], Init::Const(1.0)), eps }
     }
 
     /// # Shapes
@@ -102,8 +102,8 @@ impl RmsNorm {
     }
 }
 
-/// Instance normalisation with affine parameters, statistics of each image in training and evaluation alike
-/// (Ulyanov et al. 2016).
+/// Instance normalisation with affine parameters (Ulyanov et al. 2016). Training and evaluation use the statistics of
+/// each image.
 #[derive(Debug)]
 pub struct InstanceNorm2d {
     weight: Tensor,
@@ -111,11 +111,11 @@ pub struct InstanceNorm2d {
 }
 
 impl InstanceNorm2d {
-    /// Weight 1, bias 0, eps 1e-5.
-    pub fn new(scope: &Scope, channels: i64) -> Self {
+    /// Initialised with weight 1, bias 0; epsilon is 1e-5.
+    pub fn new(vs: &VarPath, channels: i64) -> Self {
         Self {
-            weight: scope.param("weight", &[channels], Init::Const(1.0)),
-            bias: scope.param("bias", &[channels], Init::Const(0.0)),
+            weight: vs.param("weight", &[channels], Init::Const(1.0)),
+            bias: vs.param("bias", &[channels], Init::Const(0.0)),
         }
     }
 

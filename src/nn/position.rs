@@ -1,9 +1,9 @@
-//! Fixed positions of the cells of a map.
+//! Fixed 2-d sine position encoding of a feature map.
 
 use crate::tensor::{Device, Kind, Tensor};
 
-/// Sines and cosines of each cell's row and column, a quarter of the channels each; wavelengths from once to 32 times the
-/// map. Cells are in row-major order, values in -1..=1.
+/// Sines and cosines of each cell's row and column, each in a quarter of the channels. Wavelengths are 1 to 32 times
+/// the map. Cells are in row-major order, values in -1..=1.
 ///
 /// # Shapes
 /// `[h w, c]` fp32; `c` is a multiple of 4.
@@ -25,13 +25,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_cell_has_its_own_position() {
+    fn every_cell_has_a_different_position() {
         let positions = sine_positions(12, 16, 32, Device::Cpu);
         assert_eq!(positions.size(), [12 * 16, 32]);
         let distances = Tensor::cdist(&positions, &positions, 2.0, None);
         let distances = distances + Tensor::eye(12 * 16, (Kind::Float, Device::Cpu)) * 9.0;
         assert!(distances.min().double_value(&[]) > 0.1);
-        // the middle of the map is 0: sines of mirrored cells are opposite
+        // the centre of the map is 0, so the sines of mirrored cells are opposite
         let sines = positions.narrow(1, 0, 8);
         assert!((sines.get(0) + sines.get(12 * 16 - 1)).abs().max().double_value(&[]) < 1e-5);
     }

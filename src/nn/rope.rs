@@ -1,4 +1,4 @@
-//! Rotary position embedding (Su et al. 2021), the half-split ("rotate half") convention of transformers, angles in
+//! Rotary position embedding (Su et al. 2021) in transformers' half-split ("rotate half") convention, with angles in
 //! fp32.
 
 use crate::tensor::functions::rotate;
@@ -17,10 +17,9 @@ impl Rope {
         Self::at(head_dim, theta, &Tensor::arange_start(start, start + t, (Kind::Int64, device)), kind)
     }
 
-    /// Tables for given positions, `[t]` or for each sequence `[b, t]`, i64; in `kind`.
+    /// Tables for the given positions, i64 `[t]`, or `[b, t]` with positions per sequence; in `kind`.
     pub fn at(head_dim: i64, theta: f64, positions: &Tensor, kind: Kind) -> Self {
         let device = positions.device();
-        #[expect(clippy::cast_precision_loss, reason = "head widths are small")]
         let exponent =
             Tensor::arange_start_step(0, head_dim, 2, (Kind::Int64, device)).to_kind(Kind::Float) / head_dim as f64;
         let inverse = Tensor::full([1], theta, (Kind::Float, device)).pow(&exponent).reciprocal();
@@ -28,7 +27,7 @@ impl Rope {
         Self { cos: angles.cos().to_kind(kind), sin: angles.sin().to_kind(kind) }
     }
 
-    /// Turns every head of `xs`, in its memory, which nobody else may need.
+    /// Rotates every head of `xs` in place. `xs` must not be used elsewhere.
     ///
     /// # Shapes
     /// `xs [b, t, h d]` to the same, in the dtype of the tables.

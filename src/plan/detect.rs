@@ -1,17 +1,17 @@
-//! The NVIDIA devices of this machine, through the driver's own library.
+//! Detects the NVIDIA GPUs of this machine through NVML, the driver's management library.
 //!
-//! NVML is loaded when [`devices`] runs; without a driver there are no devices. What a device offers to a process is its
-//! total less what the driver reserves, so detection needs no table; the table only adds rates.
+//! NVML is loaded when [`devices`] runs; without a driver there are no devices. A device offers its total memory minus
+//! what the driver reserves. Detection therefore needs no table; the table of GPUs only adds rates.
 
 use nvml_wrapper::{Device, Nvml};
 use serde::Serialize;
 
-use crate::plan::cards::{Budget, Card, GIB, MIB, by_name, find};
+use crate::plan::gpus::{Budget, GIB, Gpu, MIB, by_name, find};
 
 /// One device that a process can use: a GPU, or a slice of one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Detected {
-    /// NVML's index of the GPU (order of the PCI bus); slices carry that of their GPU.
+    /// NVML's index of the GPU (order of the PCI bus); slices have the index of their GPU.
     pub index: u32,
     /// NVML's name.
     pub name: String,
@@ -19,17 +19,17 @@ pub struct Detected {
     pub uuid: String,
     /// Total as `nvidia-smi` shows it, bytes.
     pub total: u64,
-    /// What the driver keeps of it, bytes.
+    /// Memory that the driver reserves, bytes.
     pub reserved: u64,
-    /// What nobody uses now, bytes.
+    /// Unused memory now, bytes.
     pub free: u64,
-    /// Compute capability; `None` when the driver does not say.
+    /// Compute capability; `None` when the driver does not report it.
     pub capability: Option<(u32, u32)>,
-    /// Whether it is a slice.
+    /// Whether it is a MIG slice.
     pub mig: Mig,
 }
 
-/// A device's part in Multi-Instance GPU.
+/// Multi-Instance GPU (MIG) mode of a device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mig {
@@ -37,34 +37,34 @@ pub enum Mig {
     Off,
     /// A slice of the GPU with this UUID.
     Slice(String),
-    /// A GPU in MIG mode without a slice that this process may see: CUDA cannot use it.
+    /// A GPU in MIG mode without a slice that is visible to this process: CUDA cannot use it.
     NoSlices,
 }
 
 impl Detected {
-    /// What CUDA offers to a process on the idle device, bytes.
+    /// Memory that CUDA offers to a process on the idle device, bytes.
     pub fn offered(&self) -> u64 {
         self.total.saturating_sub(self.reserved)
     }
 
-    /// What other processes hold now, bytes.
+    /// Memory that other processes use now, bytes.
     pub fn in_use(&self) -> u64 {
         self.offered().saturating_sub(self.free)
     }
 
-    /// The card of the table that this is, if listed with this much memory.
-    pub fn card(&self) -> Option<&'static Card> {
+    /// The matching GPU of the table, if one is listed with this much memory.
+    pub fn gpu(&self) -> Option<&'static Gpu> {
         let by_size = format!("{} {}gb", self.name, self.total.div_ceil(GIB));
         [by_size.as_str(), self.name.as_str()]
             .into_iter()
             .filter_map(by_name)
-            .find(|card| card.smi_mib.abs_diff(self.total / MIB) <= card.smi_mib / 12)
+            .find(|gpu| gpu.smi_mib.abs_diff(self.total / MIB) <= gpu.smi_mib / 12)
     }
 
-    /// The budget: memory as detected, rates of the listed card (of its share, for a slice), else of a card of that size.
+    /// Memory as detected; rates of the listed GPU (for a slice, its share of them), else of GPUs of that size.
     pub fn budget(&self) -> Budget {
         let note = format!(
-            "{}: {} MiB, of which the driver keeps {} MiB and others use {} MiB",
+            "{}: {} MiB, of which the driver reserves {} MiB and other processes use {} MiB",
             self.name,
             self.total / MIB,
             self.reserved / MIB,
@@ -72,13 +72,13 @@ impl Detected {
         );
         let gb = self.total.div_ceil(GIB).clamp(1, 1024);
         let slice = matches!(self.mig, Mig::Slice(_)).then(|| find(&self.name).ok()).flatten();
-        let card = || self.card().map(|card| card.budget(String::new()));
-        let like = slice.or_else(card).or_else(|| find(&format!("{gb}gb")).ok()).expect("1 to 1024 GB are budgets");
+        let gpu = || self.gpu().map(|gpu| gpu.budget(String::new()));
+        let like = slice.or_else(gpu).or_else(|| find(&format!("{gb}gb")).ok()).expect("1 to 1024 GB are budgets");
         Budget { total_bytes: self.offered(), capability: self.capability.unwrap_or(like.capability), note, ..like }
     }
 }
 
-/// The devices that a process with this `CUDA_VISIBLE_DEVICES` sees, in its order; none without a driver.
+/// The devices visible to a process with this `CUDA_VISIBLE_DEVICES`, in its order; none without a driver.
 pub fn detect(visible: Option<&str>) -> Vec<Detected> {
     select(&devices().unwrap_or_default(), visible)
 }
@@ -86,7 +86,7 @@ pub fn detect(visible: Option<&str>) -> Vec<Detected> {
 /// Every device of the machine, a GPU in MIG mode replaced by its slices.
 ///
 /// # Errors
-/// In the driver library's words: it is missing, or it does not fit the driver in use.
+/// The message of the driver library: it is missing, or it does not fit the driver in use.
 pub fn devices() -> Result<Vec<Detected>, String> {
     let nvml = Nvml::init().map_err(|error| error.to_string())?;
     let count = nvml.device_count().map_err(|error| error.to_string())?;
@@ -102,20 +102,82 @@ pub fn devices() -> Result<Vec<Detected>, String> {
         let handles = slots.filter_map(|slot| gpu.mig_device_by_index(slot).ok());
         let slices: Vec<Detected> =
             handles.filter_map(|slice| describe(&slice, index, Mig::Slice(whole.uuid.clone()))).collect();
-        // The driver may tell the architecture only of the GPU.
+        // The driver may report the architecture of the whole GPU only.
         let capability = whole.capability;
         if slices.is_empty() {
             found.push(Detected { mig: Mig::NoSlices, ..whole });
         }
         found.extend(slices.into_iter().map(|slice| Detected { capability: slice.capability.or(capability), ..slice }));
     }
-    // GPUs that share the host's memory report none of their own; they are not planned for.
+    // GPUs that share the host's memory report none of their own. The planner does not support them.
     found.retain(|device| device.total > 0 || device.mig == Mig::NoSlices);
     Ok(found)
 }
 
+/// The NVIDIA driver.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Driver {
+    /// Its version, for example `580.65.06`.
+    pub version: String,
+    /// The newest CUDA that it supports: major, minor.
+    pub cuda: (i64, i64),
+}
+
+/// The driver of this machine.
+///
+/// # Errors
+/// In the driver library's words, as [`devices`].
+pub fn driver() -> Result<Driver, String> {
+    let nvml = Nvml::init().map_err(|error| error.to_string())?;
+    let cuda = i64::from(nvml.sys_cuda_driver_version().map_err(|error| error.to_string())?);
+    let version = nvml.sys_driver_version().map_err(|error| error.to_string())?;
+    Ok(Driver { version, cuda: (cuda / 1000, cuda % 1000 / 10) })
+}
+
+/// Why libtorch, built for the CUDA version `built`, has no GPU in a process with this `CUDA_VISIBLE_DEVICES`.
+pub fn why_no_gpu(built: Option<(i64, i64)>, visible: Option<&str>) -> String {
+    no_gpu_reason(built, driver(), &devices().unwrap_or_default(), visible)
+}
+
+/// The oldest Linux driver of a major CUDA version (NVIDIA's release notes of the CUDA toolkit).
+const OLDEST_DRIVERS: [(i64, &str); 3] = [(11, "450"), (12, "525"), (13, "580")];
+
+fn no_gpu_reason(
+    built: Option<(i64, i64)>,
+    driver: Result<Driver, String>,
+    devices: &[Detected],
+    visible: Option<&str>,
+) -> String {
+    let Some((major, minor)) = built else {
+        return "this libtorch is built without CUDA; install the CUDA build of torch".to_owned();
+    };
+    let oldest = OLDEST_DRIVERS.iter().find(|(cuda, _)| *cuda == major).map_or("a newer one", |(_, driver)| driver);
+    match driver {
+        Err(words) => {
+            format!("no NVIDIA driver was found ({words}); CUDA {major}.{minor} needs driver {oldest} or newer")
+        }
+        Ok(driver) if driver.cuda.0 < major => format!(
+            "driver {} supports CUDA up to {}.{}, this libtorch is built for CUDA {major}.{minor} and needs driver \
+             {oldest} or newer",
+            driver.version, driver.cuda.0, driver.cuda.1
+        ),
+        Ok(_) if devices.is_empty() => "the driver lists no GPU".to_owned(),
+        Ok(_) if select(devices, visible).is_empty() => {
+            format!("`CUDA_VISIBLE_DEVICES={}` hides all {} GPUs", visible.unwrap_or_default(), devices.len())
+        }
+        Ok(_) if devices.iter().all(|device| device.mig == Mig::NoSlices) => {
+            "the GPU is in MIG mode and this process may use no slice of it".to_owned()
+        }
+        Ok(driver) => format!(
+            "driver {} lists {} GPUs, but CUDA does not start; check that this process may use /dev/nvidia*",
+            driver.version,
+            devices.len()
+        ),
+    }
+}
+
 fn describe(device: &Device, index: u32, mig: Mig) -> Option<Detected> {
-    // A GPU in MIG mode may hide its own memory from a process that sees only a slice.
+    // A GPU in MIG mode may hide its own memory from a process to which only a slice is visible.
     let (total, reserved, free) =
         device.memory_info().map_or((0, 0, 0), |memory| (memory.total, memory.reserved, memory.free));
     let capability = device
@@ -126,11 +188,11 @@ fn describe(device: &Device, index: u32, mig: Mig) -> Option<Detected> {
     Some(Detected { index, name, uuid, total, reserved, free, capability, mig })
 }
 
-/// The devices that `CUDA_VISIBLE_DEVICES` leaves, in its order, by CUDA's rules:
+/// The devices that `CUDA_VISIBLE_DEVICES` selects, in its order, by CUDA's rules:
 ///
 /// * unset: all; empty: none;
-/// * an entry is an index of a GPU or the beginning of a UUID that fits one device only;
-/// * the first entry that fits nothing ends the list; a device named twice counts once;
+/// * an entry is an index of a GPU or the beginning of a UUID that matches one device only;
+/// * the first entry that matches nothing ends the list; a device named twice counts once;
 /// * a GPU in MIG mode means its first slice.
 ///
 /// Indices are NVML's, which follow the PCI bus. CUDA sorts by speed unless `CUDA_DEVICE_ORDER=PCI_BUS_ID`, so on
@@ -156,7 +218,7 @@ fn named<'a>(devices: &'a [Detected], entry: &str) -> Option<&'a Detected> {
         _ => device.uuid.starts_with(entry),
     };
     let first = devices.iter().find(fits).filter(|_| entry.len() > 4)?;
-    // Several slices of one GPU, asked for by the GPU, are one answer.
+    // An entry that names a GPU may match several of its slices; that is not ambiguous.
     let same = |other: &Detected| other == first || (entry.starts_with("GPU-") && other.index == first.index);
     devices.iter().filter(fits).all(same).then_some(first)
 }
@@ -197,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn cuda_visible_devices_is_honoured() {
+    fn cuda_visible_devices_selects_devices_by_cudas_rules() {
         assert_eq!(uuids(None).len(), 4);
         assert_eq!(uuids(Some("")), [""; 0]);
         assert_eq!(uuids(Some("1, 0")), ["GPU-ab2", "GPU-aa1"]);
@@ -214,25 +276,39 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_budgeted_by_what_it_reports() {
+    fn the_budget_of_a_device_is_the_memory_that_it_reports() {
         let machine = machine();
         let budget = machine[0].budget();
-        assert_eq!((budget.total_bytes / MIB, budget.card.unwrap().name.as_str()), (24_080, "RTX 4090"));
-        assert!(budget.note.ends_with("the driver keeps 484 MiB and others use 100 MiB"), "{}", budget.note);
-        assert_eq!(machine[1].budget().card.unwrap().gb, 16, "the model exists with 8 and 16 GB");
+        assert_eq!((budget.total_bytes / MIB, budget.gpu.unwrap().name.as_str()), (24_080, "RTX 4090"));
+        let expected = "the driver reserves 484 MiB and other processes use 100 MiB";
+        assert!(budget.note.ends_with(expected), "{}", budget.note);
+        assert_eq!(machine[1].budget().gpu.unwrap().gb, 16, "the model exists with 8 and 16 GB");
         let slice = machine[2].budget();
         assert_eq!((slice.total_bytes / MIB, slice.capability), (9_728, (8, 0)));
         assert!((slice.rates.half - 312e12 / 7.0).abs() < 1e6);
     }
 
     #[test]
-    fn an_unlisted_device_takes_the_rates_of_its_size() {
+    fn an_unlisted_device_gets_the_rates_of_gpus_of_its_size() {
         let device = gpu(0, "NVIDIA GeForce RTX 2080 Ti", "GPU-x", 11_264, 280);
         let budget = device.budget();
-        assert_eq!((budget.card, budget.total_bytes / MIB, budget.marketing_bytes / GIB), (None, 10_984, 11));
+        assert_eq!((budget.gpu, budget.total_bytes / MIB, budget.marketing_bytes / GIB), (None, 10_984, 11));
         assert_eq!(budget.rates, find("11gb").unwrap().rates);
         let laptop = gpu(0, "NVIDIA GeForce RTX 4090 Laptop GPU", "GPU-y", 16_376, 430);
-        assert_eq!(laptop.budget().card, None);
+        assert_eq!(laptop.budget().gpu, None);
+    }
+
+    #[test]
+    fn the_reason_why_no_gpu_is_usable_names_what_to_change() {
+        let driver = |cuda| Ok(Driver { version: "550.54".into(), cuda });
+        let reason = |driver, visible| no_gpu_reason(Some((13, 0)), driver, &machine(), visible);
+        assert!(no_gpu_reason(None, driver((13, 0)), &[], None).contains("without CUDA"));
+        let text = reason(driver((12, 4)), None);
+        assert!(text.contains("up to 12.4") && text.contains("CUDA 13.0 and needs driver 580"), "{text}");
+        assert!(reason(Err("no library".into()), None).contains("(no library); CUDA 13.0 needs driver 580"));
+        assert!(reason(driver((13, 0)), Some("")).contains("`CUDA_VISIBLE_DEVICES=` hides all 4 GPUs"));
+        assert!(reason(driver((13, 0)), None).contains("/dev/nvidia"));
+        assert_eq!(no_gpu_reason(Some((13, 0)), driver((13, 0)), &[], None), "the driver lists no GPU");
     }
 
     #[test]

@@ -1,49 +1,52 @@
-//! The memory of a CPU job as the system reports it: what a process holds besides its tensors, and what the host offers.
+//! Resident memory of a process on the CPU: the memory that does not belong to tensors, and the memory of the host.
 //!
-//! A plan's `device` column on the CPU is `VmHWM` of `/proc/PID/status`: what the counting allocator reserves (imitated block
-//! by block, see [`super::host_allocator`]) and the terms below. The fixed base of comparisons is the first of them, resident
-//! memory before the first tensor: a process reads its own, because which pages of the libraries are mapped then depends on
-//! the page cache, by a few MiB.
+//! A plan's `device` column on the CPU is `VmHWM` of `/proc/PID/status`: the memory that the counting allocator
+//! reserves (modelled in [`super::host_allocator`]) and the terms below. The first term, resident memory before the
+//! first tensor, is the fixed base of comparisons. A process reads its own base, because the page cache decides which
+//! pages of the libraries are mapped (a few MiB).
 //!
-//! Constants were measured on 2026-11-21 with libtorch 2.11 (the CUDA build, whose libraries are loaded on a CPU too), glibc
-//! 2.36, one and two threads: `VmHWM` less base, reserved and buffers; the table is in `benches/RESULTS.md`. They
-//! hold because three things are bounded (`ledger.cpp` and [`memory::bound_kernel_caches`]): malloc gives buffers of 128 KiB
-//! and more back at once, arenas are two, and oneDNN keeps 256 kernels (128 when the constants were measured; 256 take 2 MiB more in fp32, 17 in bf16). Before, runs of one setting differed by 25 MiB and
-//! bf16 grew by 1 MiB a step.
+//! Constants were measured on 2026-11-21 with libtorch 2.11 (the CUDA build, whose libraries are loaded on a CPU too),
+//! glibc 2.36, one and two threads: `VmHWM` minus base, reserved and buffers. The table is in `benches/RESULTS.md`.
+//! They hold because three things are bounded (`ledger.cpp` and [`memory::bound_kernel_caches`]): malloc returns
+//! buffers of 128 KiB and more to the system at once, there are two malloc arenas, and oneDNN caches 256 kernels. (It
+//! cached 128 when the constants were measured; 256 take 2 MiB more in fp32, 17 in bf16.) Without the bounds, equal
+//! runs differed by 25 MiB and bf16 runs grew by 1 MiB per step.
 //!
-//! Not modelled: weights that are read from mapped files (their pages are given back behind the reader), pictures in work.
+//! Not modelled: weights that are read from mapped files (their pages are released after reading), images that are
+//! being decoded.
 
 use super::device_terms::Term;
-use super::rehearse::Buffers;
+use super::dry_run::Buffers;
 use crate::tensor::{self, memory};
 use crate::units::Bytes;
 
 const MIB: u64 = 1 << 20;
 
-/// Resident memory of a process with libtorch before its first tensor, where it is not this one.
+/// Resident memory of a process with libtorch before its first tensor, for hosts other than this one.
 const LIBRARIES: u64 = 346 * MIB;
-/// File pages of the libraries that planning and a first step touch: `RssFile` grows from 168 to 210 MiB.
+/// Library pages that planning and a first step load: `RssFile` grows from 168 to 210 MiB.
 const CODE: u64 = 42 * MIB;
-/// Malloc's heap and anonymous pages of operators, autograd's graph, the tokenizer, kernels, stacks; rounding of small blocks.
+/// Malloc heap and anonymous pages of operators, the autograd graph, the tokenizer, kernels, stacks; rounding of small
+/// blocks.
 const RUNTIME: u64 = 20 * MIB;
-/// What the same takes more for each thread from the second on.
+/// Additional memory for each thread from the second on.
 const THREAD: u64 = 12 * MIB;
-/// What oneDNN's kernels for bf16 and fp16 take more.
+/// Additional memory of oneDNN's kernels for bf16 and fp16.
 const HALF_KERNELS: u64 = 24 * MIB;
-/// Threads of a host that is not this one.
+/// Number of threads assumed for hosts other than this one.
 const THREADS: u64 = 2;
 
-/// A host.
+/// The memory and threads of a host.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Host {
-    /// Memory that a new process can have without swapping.
+    /// Memory that a new process can use without swapping.
     pub available: Bytes,
-    /// How that was found.
+    /// Origin of that number.
     pub note: String,
     /// Resident memory of a process before its first tensor.
     pub libraries: Bytes,
-    /// Threads that compute.
-    pub threads: u64,
+    /// Number of compute threads.
+    pub num_threads: u64,
 }
 
 impl Host {
@@ -57,18 +60,18 @@ impl Host {
         let available = kib("MemAvailable:").map_or(u64::MAX >> 1, |kib| kib << 10);
         Self {
             available: Bytes(available),
-            note: "what the system says is available now".into(),
-            libraries: Some(memory::at_start()).filter(|bytes| bytes.0 > 0).unwrap_or(Bytes(LIBRARIES)),
-            threads: tensor::num_threads(),
+            note: "available now".into(),
+            libraries: Some(memory::resident_at_start()).filter(|bytes| bytes.0 > 0).unwrap_or(Bytes(LIBRARIES)),
+            num_threads: tensor::num_threads(),
         }
     }
 
     /// A host that offers `available` bytes.
     pub fn of_size(available: Bytes) -> Self {
-        Self { available, note: "as given".into(), libraries: Bytes(LIBRARIES), threads: THREADS }
+        Self { available, note: "as given".into(), libraries: Bytes(LIBRARIES), num_threads: THREADS }
     }
 
-    /// What a process costs besides what its tensors reserve.
+    /// Memory of a process in addition to what its tensors reserve.
     pub fn terms(&self, buffers: &Buffers) -> Vec<Term> {
         let measured = |what: &str| format!("{what}, measured 2026-11-21 with libtorch 2.11");
         let term = |name, bytes, provenance| Term { name, bytes, reserved: false, provenance };
@@ -77,20 +80,16 @@ impl Host {
             term("libraries", self.libraries.0, "resident memory of the process before its first tensor".into()),
             term("code", CODE, measured("pages of the libraries that a first step touches")),
             term("runtime", RUNTIME, measured("heap of libtorch and of this program, on one thread")),
-            term("threads", THREAD * self.threads.saturating_sub(1), measured("each thread from the second on")),
+            term("threads", THREAD * self.num_threads.saturating_sub(1), measured("each thread from the second on")),
             term("bf16 kernels", half, measured("oneDNN's kernels for bf16 and fp16")),
-            term("batches ahead", buffers.ahead, "data.prefetch micro-batches of pixels and masks".into()),
+            term("prefetched batches", buffers.prefetched, "data.prefetch micro-batches of pixels and masks".into()),
+            term("image cache", buffers.cache, "data.cache_mib, or less if the run has fewer images".into()),
             term(
-                "picture cache",
-                buffers.cache,
-                "data.cache_mib, or the pictures of the run where they are fewer".into(),
-            ),
-            term(
-                "vision features",
+                "vision feature cache",
                 buffers.features,
-                "data.cache_vision_mib, or the pictures of the run where they are fewer".into(),
+                "data.cache_vision_mib, or less if the run has fewer images".into(),
             ),
-            term("inputs of recordings", buffers.recordings, "of the buckets beyond the planned one".into()),
+            term("CUDA graph inputs", buffers.graph_inputs, "fixed inputs of graphs beyond the planned one".into()),
         ]
     }
 }
@@ -100,24 +99,24 @@ mod tests {
     use super::*;
 
     fn total(threads: u64, buffers: Buffers) -> u64 {
-        let host = Host { threads, ..Host::of_size(Bytes(0)) };
+        let host = Host { num_threads: threads, ..Host::of_size(Bytes(0)) };
         host.terms(&buffers).iter().map(|term| term.bytes).sum()
     }
 
     #[test]
-    fn every_thread_and_every_buffer_counts_once() {
+    fn every_thread_and_every_buffer_is_counted_once() {
         let none = Buffers::default();
         assert_eq!(total(1, none), (346 + 42 + 20) * MIB);
         assert_eq!(total(0, none), total(1, none));
         assert_eq!(total(4, none) - total(1, none), 3 * 12 * MIB);
-        let all = Buffers { ahead: 5, cache: 7, features: 11, recordings: 13, half_precision: true };
+        let all = Buffers { prefetched: 5, cache: 7, features: 11, graph_inputs: 13, half_precision: true };
         assert_eq!(total(1, all) - total(1, none), 36 + 24 * MIB);
     }
 
     #[test]
-    fn a_process_knows_its_own_base() {
+    fn detection_reads_threads_and_resident_memory_of_this_process() {
         tensor::ledger::install();
         let host = Host::detect();
-        assert!(host.threads >= 1 && host.libraries.0 > 50 * MIB, "{host:?}");
+        assert!(host.num_threads >= 1 && host.libraries.0 > 50 * MIB, "{host:?}");
     }
 }

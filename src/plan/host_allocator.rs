@@ -1,25 +1,25 @@
-//! What the counting allocator of CPU tensors takes from the system, imitated block by block.
+//! Model of the counting allocator of CPU tensors: the memory that it takes from the system, block by block.
 //!
-//! `tensor/native/ledger.cpp` is the original; both must change together. Blocks
-//! from `LARGE` on are mapped and kept for reuse; what is kept never lifts the total above the most that ever lived.
+//! The allocator itself is `tensor/native/ledger.cpp`; change both together. Blocks of at least `LARGE` bytes are
+//! mapped and cached for reuse. Cached blocks never raise the total above the highest total of live blocks so far.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// In front of every block.
+/// Bytes of the header in front of every block.
 const HEADER: u64 = 64;
-/// Blocks from here on (header included) are mapped and kept.
+/// Blocks of at least this size (header included) are mapped and cached.
 const LARGE: u64 = 128 << 10;
-/// Blocks from here on are multiples of [`GRANULARITY`], those below of [`PAGE`].
+/// Blocks of at least this size are multiples of [`GRANULARITY`], smaller ones of [`PAGE`].
 const COARSE: u64 = 1 << 20;
 const PAGE: u64 = 4 << 10;
 const GRANULARITY: u64 = 64 << 10;
 
-/// The allocator of one process. Numbers of blocks are the caller's.
+/// The modelled allocator of one process. The caller numbers the blocks.
 #[derive(Debug, Default)]
 pub struct HostAllocator {
-    /// Capacity of each live block; that of small ones is their size with its header.
+    /// Capacity of each live block; for small blocks, the size with the header.
     blocks: Vec<u64>,
-    /// Kept blocks by capacity, those kept first in front, and by age.
+    /// Cached blocks by capacity (the oldest first among equals), and by age.
     by_capacity: BTreeSet<(u64, u64)>,
     by_age: BTreeMap<u64, u64>,
     clock: u64,
@@ -30,12 +30,12 @@ pub struct HostAllocator {
 }
 
 impl HostAllocator {
-    /// Bytes from the system: live blocks with their rounding, and kept ones.
+    /// Bytes taken from the system: live blocks with their rounding, and cached blocks.
     pub fn reserved(&self) -> u64 {
         self.live + self.kept + self.small
     }
 
-    /// Block `number` of `bytes` is made.
+    /// Allocates block `number` of `bytes`.
     pub fn allocate(&mut self, number: usize, bytes: u64) {
         if number >= self.blocks.len() {
             self.blocks.resize(number + 1, 0);
@@ -64,7 +64,7 @@ impl HostAllocator {
         self.blocks[number] = capacity;
     }
 
-    /// Block `number` is freed.
+    /// Frees block `number`.
     pub fn free(&mut self, number: usize) {
         let capacity = std::mem::take(&mut self.blocks[number]);
         if capacity < LARGE {
@@ -111,24 +111,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_stays_below_the_most_that_lived() {
+    fn cached_blocks_stay_below_the_peak_of_live_blocks() {
         let (mut host, large) = (HostAllocator::default(), 4 * MIB - HEADER);
         host.allocate(0, large);
         host.allocate(1, large);
         host.free(0);
         host.free(1);
-        assert_eq!(host.reserved(), 8 * MIB, "kept");
+        assert_eq!(host.reserved(), 8 * MIB, "cached");
         host.allocate(2, large - MIB / 4);
-        assert_eq!((host.reserved(), host.live), (8 * MIB, 4 * MIB), "taken from what is kept: within an eighth");
+        assert_eq!(
+            (host.reserved(), host.live),
+            (8 * MIB, 4 * MIB),
+            "a cached block within an eighth of the size is reused"
+        );
         host.allocate(3, 2 * MIB - HEADER);
-        assert_eq!((host.reserved(), host.kept), (6 * MIB, 0), "too far from 4 MiB: a new one, and the oldest goes");
+        assert_eq!(
+            (host.reserved(), host.kept),
+            (6 * MIB, 0),
+            "4 MiB are too large: a new block, and the oldest one is released"
+        );
         host.free(2);
         host.allocate(4, 6 * MIB - HEADER);
         assert_eq!((host.reserved(), host.live_peak), (8 * MIB, 8 * MIB));
     }
 
     #[test]
-    fn the_smallest_that_fits_is_taken_and_the_oldest_goes_first() {
+    fn the_smallest_fitting_block_is_reused_and_the_oldest_is_released_first() {
         let mut host = HostAllocator::default();
         for (block, mib) in [33, 32, 40].into_iter().enumerate() {
             host.allocate(block, mib * MIB - HEADER);
@@ -139,6 +147,6 @@ mod tests {
         host.allocate(3, 32 * MIB - HEADER);
         assert_eq!((host.live, host.kept), (32 * MIB, 73 * MIB));
         host.allocate(4, 10 * MIB - HEADER);
-        assert_eq!((host.live, host.kept), (42 * MIB, 40 * MIB), "33 MiB were kept first");
+        assert_eq!((host.live, host.kept), (42 * MIB, 40 * MIB), "33 MiB were cached first");
     }
 }

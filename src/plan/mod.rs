@@ -1,15 +1,16 @@
-//! Memory of a task on a card: what cards offer, what libtorch's caching allocator makes of allocations, pictures of both.
+//! Memory planner: runs a job on the meta device, replays its allocations through a model of the CUDA caching
+//! allocator, and searches for settings that fit a GPU.
 //!
-//! Knows no model.
+//! It knows no model: the job is given as a task.
 
 pub mod allocator;
-pub mod cards;
 pub mod detect;
 pub mod device_terms;
+pub mod dry_run;
+pub mod gpus;
 pub mod host;
 pub mod host_allocator;
 pub mod matmul;
-pub mod rehearse;
 pub mod replay;
 pub mod report;
 pub mod search;

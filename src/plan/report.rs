@@ -1,109 +1,112 @@
-//! The plan of a job: three columns of memory for every phase (tensors, allocator, device), time, and a verdict.
+//! The plan of a job: memory of each phase (tensors, allocator, device), predicted time, and whether it fits the
+//! device.
 
-use super::cards::{self, Budget};
-use super::device_terms::{Facts, Term, device_terms};
-use super::host;
-use super::rehearse::{Buffers, Job, Rehearsed};
+use super::device_terms::{DeviceUsage, Term, device_terms};
+use super::dry_run::{Buffers, DryRun, Job};
+use super::gpus::{self, Budget};
 use super::replay::{self, PhaseMemory};
 use super::time::{self, PhaseTime};
+use super::{detect, host};
+use crate::tensor::Device;
 use crate::tensor::meta::{self, Target};
-use crate::trainer::graph::MOST_RECORDINGS;
+use crate::trainer::graph::MAX_GRAPHS;
+use crate::trainer::precision::Precision;
 use crate::units::Bytes;
+use crate::{Error, Result};
 
-/// What a job will run on.
+/// The device that a job will run on.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Machine {
-    /// A CUDA card, with what other processes hold on it.
-    Cuda(Budget, Facts),
+    /// A CUDA GPU and how it is used.
+    Cuda(Budget, DeviceUsage),
     /// The CPU of this host.
     Cpu(host::Host),
 }
 
-/// What a device offers to a job.
+/// Memory that a device offers to a job.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Offer {
     /// Name of the device or its size.
     pub device: String,
     /// Bytes.
     pub bytes: Bytes,
-    /// How that was found.
+    /// Origin of that number.
     pub note: String,
 }
 
 /// Memory of one phase.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct PhasePlan {
-    /// Tensors and allocator.
+    /// Memory of tensors and allocator.
     #[serde(flatten)]
     pub memory: PhaseMemory,
-    /// What the driver (on the CPU: the system, as resident memory) shows for the process.
+    /// Memory of the process as the driver shows it; on the CPU, resident memory.
     pub device_peak: Bytes,
 }
 
 /// The plan of a job.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Plan {
-    /// What is planned.
+    /// The planned job.
     pub job: Job,
     /// Phases in order of time.
     pub phases: Vec<PhasePlan>,
-    /// Highest of all phases.
+    /// Highest `allocated_peak` of all phases.
     pub allocated_peak: Bytes,
-    /// Highest of all phases.
+    /// Highest `reserved_peak` of all phases.
     pub reserved_peak: Bytes,
-    /// Highest of all phases.
+    /// Highest `device_peak` of all phases.
     pub device_peak: Bytes,
     /// The phase with the highest device peak.
     pub peak_phase: &'static str,
-    /// What lives at the peak by module.
+    /// Live bytes at the peak by module.
     pub scopes: Vec<(String, Bytes)>,
-    /// What a process costs besides its tensors.
+    /// Memory of the process in addition to tensors.
     pub terms: Vec<Term>,
-    /// What the device offers.
+    /// Memory that the device offers.
     pub budget: Offer,
     /// Whether the device peak is within the budget.
     pub fits: bool,
-    /// One optimizer step (one validation batch, one prediction); none on the CPU.
+    /// Time of one optimizer step (one validation batch, one prediction); `None` on the CPU.
     pub time: Option<PhaseTime>,
-    /// Floating-point operations of that; 0 when they were not counted.
+    /// Floating-point operations in that time; 0 if they were not counted.
     pub flops: f64,
-    /// What recorded steps need, where it is left open whether they are (`train.graph=auto`).
-    pub recorded: Option<Recorded>,
+    /// The plan with CUDA graphs, if the run decides about them in its first steps (`train.graph=auto`).
+    pub with_graphs: Option<GraphPlan>,
 }
 
-/// A plan's numbers with recorded steps.
+/// Memory and time with CUDA graphs.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
-pub struct Recorded {
-    /// Highest of all phases, the pool of recordings included.
+pub struct GraphPlan {
+    /// Highest `device_peak` of all phases, including the memory pool of the graphs.
     pub device_peak: Bytes,
-    /// Whether that is within the budget; without it nothing is recorded.
+    /// Whether that is within the budget. If not, the run stays eager.
     pub fits: bool,
     /// Predicted seconds of an optimizer step.
     pub seconds: Option<f64>,
 }
 
 impl Plan {
-    /// The plan of a rehearsed job on `machine`.
-    pub fn of(rehearsed: &Rehearsed, machine: &Machine) -> Self {
-        let Rehearsed { job, trace, .. } = rehearsed;
-        let inputs = rehearsed.steps.recorded_inputs;
+    /// The plan of a job on `machine`, from its dry run.
+    pub fn of(dry_run: &DryRun, machine: &Machine) -> Self {
+        let DryRun { job, trace, .. } = dry_run;
+        let inputs = dry_run.steps.captured_inputs;
         let terms = match machine {
-            Machine::Cuda(budget, facts) => {
-                let pool = |recorded| replay::graph_pool(trace).0 + further_inputs(recorded);
-                device_terms(budget, &Facts { graph_pool: inputs.map_or(0, pool), ..*facts })
+            Machine::Cuda(budget, usage) => {
+                let pool = |inputs| replay::graph_pool(trace).0 + further_inputs(inputs);
+                device_terms(budget, &DeviceUsage { graph_pool: inputs.map_or(0, pool), ..*usage })
             }
             Machine::Cpu(_) => Vec::new(),
         };
         let device = match machine {
-            Machine::Cuda(..) => replay::Device::Cuda(&terms),
-            Machine::Cpu(_) => replay::Device::Cpu,
+            Machine::Cuda(..) => replay::ReplayTarget::Cuda(&terms),
+            Machine::Cpu(_) => replay::ReplayTarget::Cpu,
         };
         let memory = replay::phases(trace, device);
         let terms = match machine {
             Machine::Cuda(..) => terms,
             Machine::Cpu(host) => {
-                let recordings = inputs.map_or(0, further_inputs);
-                host.terms(&Buffers { recordings, ..rehearsed.buffers })
+                host.terms(&Buffers { graph_inputs: inputs.map_or(0, further_inputs), ..dry_run.buffers })
             }
         };
         let outside: u64 = terms.iter().filter(|term| !term.reserved).map(|term| term.bytes).sum();
@@ -124,28 +127,28 @@ impl Plan {
             peak_phase,
             scopes: replay::scopes_at(trace, peak_event, 2),
             fits: device_peak <= budget.bytes,
-            recorded: None,
+            with_graphs: None,
             budget,
-            time: machine.time(*job, rehearsed),
-            flops: time::flops(&rehearsed.trace, phase_of(*job), rehearsed.repeats()),
+            time: machine.time(*job, dry_run),
+            flops: time::flops(&dry_run.trace, phase_of(*job), dry_run.repeats()),
             terms,
             phases,
         }
     }
 
-    /// The same, which may turn out as `recorded`: the plan of the same steps with recordings.
+    /// This plan with the numbers of `graphs`, the plan of the same job with CUDA graphs.
     #[must_use]
-    pub fn or(self, recorded: &Self) -> Self {
-        let (device_peak, seconds) = (recorded.device_peak, recorded.time.map(|time| time.seconds));
-        Self { recorded: Some(Recorded { device_peak, fits: recorded.fits, seconds }), ..self }
+    pub fn with_graph_plan(self, graphs: &Self) -> Self {
+        let (device_peak, seconds) = (graphs.device_peak, graphs.time.map(|time| time.seconds));
+        Self { with_graphs: Some(GraphPlan { device_peak, fits: graphs.fits, seconds }), ..self }
     }
 
-    /// Whether steps may be recorded where that is left open.
+    /// Whether CUDA graphs fit, if the run decides about them.
     pub fn has_room_for_graphs(&self) -> bool {
-        self.recorded.is_none_or(|recorded| recorded.fits)
+        self.with_graphs.is_none_or(|graphs| graphs.fits)
     }
 
-    /// The table for people.
+    /// The plan as text.
     pub fn table(&self) -> String {
         let mut rows = vec![["phase", "allocated", "reserved", "device"].map(str::to_owned)];
         for phase in &self.phases {
@@ -159,14 +162,14 @@ impl Plan {
             let mut categories: Vec<_> = peak.memory.categories.iter().filter(|(_, bytes)| bytes.0 > 0).collect();
             categories.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
             let parts = categories.iter().map(|(name, bytes)| format!("{name} {bytes}"));
-            lines.push(format!("peak in `{}`: {}", self.peak_phase, joined(parts)));
+            lines.push(wrapped(&format!("peak in `{}`:", self.peak_phase), parts));
         }
         let scopes = self.scopes.iter().take(6).map(|(name, bytes)| format!("{name} {bytes}"));
-        lines.push(format!("by module: {}", joined(scopes)));
+        lines.push(wrapped("by module:", scopes));
         let terms = self.terms.iter().filter(|term| term.bytes > 0);
-        lines.push(format!("besides tensors: {}", joined(terms.map(|t| format!("{} {}", t.name, Bytes(t.bytes))))));
+        lines.push(wrapped("in addition to tensors:", terms.map(|t| format!("{} {}", t.name, Bytes(t.bytes)))));
         if let Some(time) = self.time {
-            let bound = if time.host_bound { ", held back by the host" } else { "" };
+            let bound = if time.host_bound { ", limited by the CPU" } else { "" };
             let what = match self.job {
                 Job::Train | Job::Step => "an optimizer step",
                 Job::Eval => "a validation batch",
@@ -176,22 +179,22 @@ impl Plan {
             let (seconds, tera) = (time::text(time.seconds), time.flops / 1e12);
             lines.push(format!("{what}: {seconds} predicted, {tera:.1} TFLOP{bound}"));
         }
-        if let Some(Recorded { device_peak, fits, seconds }) = self.recorded {
-            let then = if fits { "tried in the first steps" } else { "not tried: it does not fit" };
+        if let Some(GraphPlan { device_peak, fits, seconds }) = self.with_graphs {
+            let then = if fits { "tried in the first steps" } else { "not used: does not fit" };
             let time =
-                seconds.map_or_else(String::new, |seconds| format!(", {} a step predicted", time::text(seconds)));
-            lines.push(format!("recorded steps (train.graph=auto): {device_peak}{time}; {then}"));
+                seconds.map_or_else(String::new, |seconds| format!(", {} per step predicted", time::text(seconds)));
+            lines.push(format!("with CUDA graphs (train.graph=auto): {device_peak}{time}; {then}"));
         }
-        lines.push(self.verdict());
+        lines.push(self.summary());
         lines.join("\n")
     }
 
     /// Whether it fits, in one sentence.
-    pub fn verdict(&self) -> String {
+    pub fn summary(&self) -> String {
         let Offer { device, bytes, note } = &self.budget;
         if self.fits {
             let left = Bytes(bytes.0 - self.device_peak.0);
-            format!("fits {device}: {} of {bytes}, {left} left ({note})", self.device_peak)
+            format!("fits {device}: {} of {bytes}, {left} free ({note})", self.device_peak)
         } else {
             let over = Bytes(self.device_peak.0 - bytes.0);
             format!("does not fit {device}: {} of {bytes}, {over} too much ({note})", self.device_peak)
@@ -200,20 +203,30 @@ impl Plan {
 }
 
 impl Machine {
-    /// The machine that `text` names: a card or a size as [`cards::find`] takes them, `cpu` for this host, `cpu:24gb` for
-    /// one with that much memory.
-    ///
-    /// # Errors
-    /// As [`cards::find`].
-    pub fn named(text: &str) -> Result<Self, cards::NotFound> {
-        match text.split_once(':') {
-            None if text == "cpu" => Ok(Self::Cpu(host::Host::detect())),
-            Some(("cpu", size)) => Ok(Self::Cpu(host::Host::of_size(Bytes(cards::find(size)?.marketing_bytes)))),
-            _ => Ok(Self::Cuda(cards::find(text)?, Facts::default())),
+    /// The machine of a device of this process.
+    pub fn of(device: Device) -> Self {
+        match detect::detect(None).first() {
+            Some(gpu) if device != Device::Cpu => {
+                Self::Cuda(gpu.budget(), DeviceUsage { other_processes: gpu.in_use(), ..DeviceUsage::default() })
+            }
+            _ => Self::Cpu(host::Host::detect()),
         }
     }
 
-    /// Whose operators a plan for it imitates.
+    /// The machine named by `text`: a GPU or a size as in [`gpus::find`], `cpu` for this host, `cpu:24gb` for a host
+    /// with that much memory.
+    ///
+    /// # Errors
+    /// Those of [`gpus::find`].
+    pub fn named(text: &str) -> Result<Self, gpus::NotFound> {
+        match text.split_once(':') {
+            None if text == "cpu" => Ok(Self::Cpu(host::Host::detect())),
+            Some(("cpu", size)) => Ok(Self::Cpu(host::Host::of_size(Bytes(gpus::find(size)?.marketing_bytes)))),
+            _ => Ok(Self::Cuda(gpus::find(text)?, DeviceUsage::default())),
+        }
+    }
+
+    /// The device whose operators a dry run models.
     pub fn target(&self) -> Target {
         match self {
             Self::Cuda(..) => Target::Cuda,
@@ -221,31 +234,37 @@ impl Machine {
         }
     }
 
-    /// Whether its products know bf16.
-    pub fn has_bf16(&self) -> bool {
+    /// Returns an error if the setting `key` is bf16 and the GPU does not support it.
+    ///
+    /// # Errors
+    /// [`Error::Config`].
+    pub fn check_precision(&self, key: &str, precision: Precision) -> Result<()> {
         match self {
-            Self::Cuda(budget, _) => budget.rates.bf16,
-            Self::Cpu(_) => true,
+            Self::Cuda(budget, _) if precision == Precision::Bf16 && !budget.rates.bf16 => {
+                let reason = format!("{} has no bf16", self.offer().device);
+                Err(Error::config(key, reason, format!("set `{key}=fp16`")))
+            }
+            _ => Ok(()),
         }
     }
 
-    /// From now on this thread's plans for CUDA choose kernels as this card does.
-    pub fn stand_for(&self) {
-        /// Multiprocessors of an A100; the table of cards has no column for them.
+    /// Sets the GPU whose kernel choices CUDA plans of this thread model.
+    pub fn set_planned_gpu(&self) {
+        /// Multiprocessors of an A100; the table of GPUs has no column for them.
         const MULTIPROCESSORS: i32 = 108;
         if let Self::Cuda(Budget { capability: (major, minor), .. }, _) = self {
             let number = i32::try_from(10 * major + minor).unwrap_or(i32::MAX);
-            meta::set_card(number, MULTIPROCESSORS);
+            meta::set_gpu(number, MULTIPROCESSORS);
         }
     }
 
-    /// What it offers.
+    /// The memory that it offers.
     pub fn offer(&self) -> Offer {
         match self {
             Self::Cuda(budget, _) => {
-                let device = budget.card.map_or_else(
-                    || format!("{} GB", budget.marketing_bytes.div_ceil(cards::GIB)),
-                    |card| card.name.clone(),
+                let device = budget.gpu.map_or_else(
+                    || format!("{} GB", budget.marketing_bytes.div_ceil(gpus::GIB)),
+                    |gpu| gpu.name.clone(),
                 );
                 Offer { device, bytes: Bytes(budget.total_bytes), note: budget.note.clone() }
             }
@@ -253,24 +272,24 @@ impl Machine {
         }
     }
 
-    fn time(&self, job: Job, rehearsed: &Rehearsed) -> Option<PhaseTime> {
+    fn time(&self, job: Job, dry_run: &DryRun) -> Option<PhaseTime> {
         let Self::Cuda(budget, _) = self else { return None };
-        if rehearsed.trace.costs.is_empty() {
+        if dry_run.trace.costs.is_empty() {
             return None;
         }
-        let time = time::phase(&rehearsed.trace, phase_of(job), rehearsed.repeats(), &budget.rates)?;
-        let steps = rehearsed.steps;
-        let time = time.bringing(steps.over_the_bus);
-        Some(if steps.recorded_inputs.is_some() { time.recorded() } else { time })
+        let time = time::phase(&dry_run.trace, phase_of(job), dry_run.repeats(), &budget.rates)?;
+        let steps = dry_run.steps;
+        let time = time.with_transfers(steps.over_the_bus);
+        Some(if steps.captured_inputs.is_some() { time.with_graphs() } else { time })
     }
 }
 
-/// Bytes of the fixed inputs of recordings: a rehearsal makes one, and a run at most [`MOST_RECORDINGS`].
-fn further_inputs(recorded: Bytes) -> u64 {
-    (MOST_RECORDINGS as u64 - 1) * recorded.0
+/// Bytes of the fixed inputs of further CUDA graphs: a dry run captures one, and a run at most [`MAX_GRAPHS`].
+fn further_inputs(inputs: Bytes) -> u64 {
+    (MAX_GRAPHS as u64 - 1) * inputs.0
 }
 
-/// The phase whose time counts.
+/// The phase whose time is reported.
 fn phase_of(job: Job) -> &'static str {
     match job {
         Job::Train | Job::Step => "step",
@@ -280,11 +299,24 @@ fn phase_of(job: Job) -> &'static str {
     }
 }
 
-fn joined(parts: impl Iterator<Item = String>) -> String {
-    parts.collect::<Vec<_>>().join(", ")
+/// A label and its parts, with commas, broken into indented lines of at most 112 characters.
+fn wrapped(label: &str, parts: impl Iterator<Item = String>) -> String {
+    const WIDTH: usize = 112;
+    let mut text = label.to_owned();
+    let mut column = text.len();
+    for (index, part) in parts.enumerate() {
+        if index > 0 {
+            text.push(',');
+        }
+        let (gap, start) = if column + part.len() + 2 > WIDTH { ("\n  ", 2) } else { (" ", column + 2) };
+        text += gap;
+        text += &part;
+        column = start + part.len();
+    }
+    text
 }
 
-/// Rows as columns, the first one to the left and the others to the right.
+/// Aligns rows as columns, the first one to the left and the others to the right.
 fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..N).map(width).collect();

@@ -1,20 +1,25 @@
-//! Finds the fastest settings that fit a device, and the largest value of one setting that does.
+//! Searches for the fastest settings that fit a device, and for the largest value of one setting that fits.
 //!
-//! Every answer is a whole plan, nothing is interpolated. What changes no result ([`Saving`]: running layers twice, moments on
-//! the host) is searched first; what changes the arithmetic ([`Compromise`]) is tried only when nothing fits without it, and
-//! smaller pictures only when nothing fits with all of that.
+//! Every candidate is planned by a full dry run; nothing is interpolated. The search tries memory savings in this
+//! order:
 //!
-//! Two settings change little of this and are tried on what was found ([`Tried`]): kept vision features, which are worth their
-//! place on the disk where the tower is a part of the step's time, and recorded steps, which are worth their memory where the
-//! host holds the card back.
+//! 1. [`Saving`]: changes no result (activation checkpointing, optimizer state offloaded to the CPU).
+//! 2. [`Compromise`]: changes the arithmetic (4-bit frozen layers, 8-bit optimizer state). Tried only if nothing fits.
+//! 3. Smaller images. Tried only if nothing fits with all of that.
 //!
-//! What is left out is not expected to win: every next saving needs less memory and more time, so for each micro-batch the
-//! first that fits is found by bisection; a larger micro-batch needs more memory, so those beyond the first that does not fit
-//! are not planned; of those that fit without any saving only the two largest are, because they read the weights the least
-//! often and start the fewest operators; and a micro-batch that with the first saving is already slower than settings that fit
-//! is not planned further.
+//! Two more settings are tried on the result ([`Tried`]). The vision feature cache is worth its disk space if the
+//! vision tower takes a part of the step's time. CUDA graphs are worth their memory if the CPU limits the speed of a
+//! step.
+//!
+//! Not every candidate is planned, because some cannot be the fastest:
+//!
+//! - Each further saving needs less memory and more time. So the first saving that fits is found by bisection.
+//! - A larger micro-batch needs more memory. So micro-batches beyond the first that does not fit are skipped.
+//! - Of the micro-batches that fit without a saving only the two largest are planned: they read the weights least often
+//!   and launch the fewest operators.
+//! - A micro-batch that is already slower with the first saving than settings that fit is skipped.
 
-use super::report::{Plan, Recorded};
+use super::report::{GraphPlan, Plan};
 use crate::Result;
 use crate::nn::Quantization;
 use crate::trainer::{Checkpointing, OptimizerKind};
@@ -23,55 +28,55 @@ use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Settings that the search may set.
+/// Values of the settings that the search chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Choice {
-    /// Side of the segmenter's picture, pixels.
+    /// Side of the segmenter's image, pixels.
     pub image_size: i64,
-    /// Most questions about one picture in one sequence.
+    /// Maximum number of questions about one image that are packed into one sequence.
     pub questions: usize,
-    /// Pictures of a forward and backward pass.
+    /// Images of a forward and backward pass.
     pub micro_batch: usize,
     /// Micro-batches of an optimizer step.
     pub accumulation: usize,
-    /// Whether what the frozen vision tower says about a picture is kept for later epochs.
-    pub keep_features: bool,
-    /// Whether recorded steps are tried in the first ones.
-    pub record: bool,
-    /// Whether kernels of our own are.
-    pub own_kernels: bool,
-    /// What saves memory and changes no result.
+    /// Whether the vision features of each image are cached for later epochs.
+    pub cache_features: bool,
+    /// Whether CUDA graphs are tried in the first steps.
+    pub use_graphs: bool,
+    /// Whether custom CUDA kernels are tried in the first steps.
+    pub custom_kernels: bool,
+    /// Memory savings that do not change results.
     #[serde(flatten)]
     pub saving: Saving,
-    /// What saves memory and changes the arithmetic.
+    /// Memory savings that change the arithmetic.
     #[serde(flatten)]
     pub compromise: Compromise,
 }
 
 impl Choice {
-    /// Samples of an optimizer step, when every picture has as many questions as are packed.
+    /// Samples of an optimizer step, if each image has as many questions as are packed.
     pub fn samples(&self) -> usize {
         self.questions * self.micro_batch * self.accumulation
     }
 }
 
-/// Less memory for more time, same results.
+/// Memory savings that cost time and do not change results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Saving {
-    /// Whether parameters are stepped in the backward pass, in steps of one micro-batch.
+    /// Whether parameters are updated in the backward pass, in steps of one micro-batch.
     pub step_in_backward: bool,
-    /// Layers of the language model that are run twice.
+    /// Language model layers with activation checkpointing.
     pub checkpointing: Checkpointing,
-    /// Blocks of the image encoder that are.
+    /// Image encoder blocks with activation checkpointing.
     pub checkpoint_encoder: Checkpointing,
-    /// Whether the mask decoder is.
+    /// Whether the mask decoder uses activation checkpointing.
     pub checkpoint_decoder: bool,
-    /// Whether the optimizer's moments are on the host.
+    /// Whether the optimizer state is offloaded to the CPU.
     pub offload_optimizer: bool,
 }
 
 impl Saving {
-    /// All there are for a language model of `layers` layers, the cheapest first.
+    /// All savings for a language model of `layers` layers, the cheapest first.
     pub fn ladder(layers: usize, stepping: Use) -> Vec<Self> {
         let none = Self {
             step_in_backward: stepping == Use::Wanted,
@@ -92,29 +97,29 @@ impl Saving {
     }
 }
 
-/// Whether something may be used.
+/// Permission of the search to use a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
-    /// It cannot be, or would change results.
+    /// No: it is impossible, or it would change results.
     Never,
-    /// It changes none.
+    /// Yes, if it helps: it does not change results.
     Possible,
-    /// The settings ask for it.
+    /// Always: the given settings ask for it.
     Wanted,
 }
 
-/// Less memory for coarser numbers.
+/// Memory savings that use fewer bits and so change the arithmetic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Compromise {
-    /// How frozen layers are stored.
+    /// Storage of frozen layers.
     pub quantization: Quantization,
-    /// How moments are.
+    /// Storage of the optimizer state.
     pub optimizer: OptimizerKind,
 }
 
 impl Compromise {
-    /// What may follow when nothing fits with `wanted`, the least first; `wanted` is the first. Weights that are trained are
-    /// never quantized.
+    /// `wanted` and what to try if nothing fits with it, the smallest change first. Trained weights are never
+    /// quantized.
     pub fn ladder(wanted: Self, may_quantize: bool) -> Vec<Self> {
         let mut found = vec![wanted];
         let mut add = |next: Self| {
@@ -136,7 +141,7 @@ impl Compromise {
     }
 }
 
-/// How much of a job is planned.
+/// Part of a job that a plan covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effort {
     /// The memory of a step.
@@ -152,35 +157,35 @@ pub trait Problem: Sync {
     /// The plan of the job with these settings.
     ///
     /// # Errors
-    /// What the task says.
+    /// Errors of the task.
     fn plan(&self, choice: &Choice, effort: Effort) -> Result<Plan>;
 
-    /// Savings, the cheapest first.
+    /// All savings, the cheapest first.
     fn savings(&self) -> Vec<Saving>;
 
-    /// What the settings ask for, then what may follow when nothing fits.
+    /// All compromises: first what the settings ask for, then what to try if nothing fits.
     fn compromises(&self) -> Vec<Compromise>;
 
-    /// Whether plans may be made on several threads.
+    /// Whether several threads may plan at the same time.
     fn parallel(&self) -> bool;
 }
 
-/// What is searched.
+/// The search space.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Space {
-    /// Samples of an optimizer step; with several questions about a picture, the next number of pictures that gives as many.
+    /// Samples of an optimizer step. With several questions per image, the number of images is rounded up.
     pub effective_batch: usize,
-    /// Numbers of questions that may share a picture.
+    /// Allowed numbers of questions per image.
     pub questions: Vec<usize>,
-    /// Sides of the segmenter's picture, best first; a later one is tried only when nothing fits with the ones before.
+    /// Sides of the segmenter's image, best first; a later one is tried only if nothing fits with the earlier ones.
     pub image_sizes: Vec<i64>,
-    /// Whether vision features are kept.
-    pub keep_features: Use,
-    /// Whether steps may be recorded.
-    pub record: bool,
-    /// Whether kernels of our own may be tried.
-    pub own_kernels: bool,
-    /// Part of the budget that stays free, 0..1.
+    /// Whether vision features are cached.
+    pub cache_features: Use,
+    /// Whether CUDA graphs may be tried.
+    pub use_graphs: bool,
+    /// Whether custom CUDA kernels may be tried.
+    pub custom_kernels: bool,
+    /// Fraction of the budget that must stay free, 0..1.
     pub headroom_frac: f64,
 }
 
@@ -191,28 +196,28 @@ pub struct Candidate {
     pub choice: Choice,
     /// Their plan.
     pub plan: Plan,
-    /// What was tried on them at the end.
+    /// Further settings that were tried on them.
     pub tried: Vec<Tried>,
 }
 
-/// A setting that was tried on what a search found.
+/// A setting that was tried on the result of a search.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct Tried {
     /// The setting.
     pub what: &'static str,
-    /// The part of a step's predicted time (on the CPU: of its operations) that it saves.
+    /// Fraction of a step's predicted time (on the CPU: of its operations) that it saves.
     pub saves_frac: f64,
     /// Whether it fits.
     pub fits: bool,
-    /// Whether the settings have it.
+    /// Whether the resulting settings use it.
     pub is_used: bool,
 }
 
-/// The part of a step's time that a setting must save to be used.
+/// Fraction of a step's time that a setting must save to be used.
 const WORTH: f64 = 0.02;
 
 impl Candidate {
-    /// This with `choice` in its place, where that fits and saves enough.
+    /// The candidate with `choice`, if that fits and saves enough; else this one.
     fn or(self, what: &'static str, choice: Choice, problem: &dyn Problem, headroom_frac: f64) -> Result<Self> {
         let then = Self { choice, plan: problem.plan(&choice, Effort::Whole)?, tried: Vec::new() };
         let part = |then: f64, now: f64| if now > 0.0 { 1.0 - then / now } else { 0.0 };
@@ -225,124 +230,121 @@ impl Candidate {
         Ok(kept)
     }
 
-    /// Predicted seconds for each sample.
-    #[expect(clippy::cast_precision_loss, reason = "a count of samples")]
+    /// Predicted seconds per sample.
     pub fn seconds(&self) -> f64 {
         self.step_seconds().map_or(0.0, |seconds| seconds / self.choice.samples() as f64)
     }
 
-    /// Predicted seconds of a step; recorded, where that is tried.
+    /// Predicted seconds of a step, with CUDA graphs if they are tried.
     pub fn step_seconds(&self) -> Option<f64> {
-        let recorded = self.recorded().and_then(|recorded| recorded.seconds);
-        recorded.or_else(|| self.plan.time.map(|time| time.seconds))
+        let with_graphs = self.graph_plan().and_then(|graphs| graphs.seconds);
+        with_graphs.or_else(|| self.plan.time.map(|time| time.seconds))
     }
 
-    /// What it needs at its peak; with recordings, where they are tried.
+    /// Peak of device memory, with CUDA graphs if they are tried.
     pub fn device_peak(&self) -> Bytes {
-        self.recorded().map_or(self.plan.device_peak, |recorded| recorded.device_peak)
+        self.graph_plan().map_or(self.plan.device_peak, |graphs| graphs.device_peak)
     }
 
-    fn recorded(&self) -> Option<Recorded> {
-        self.plan.recorded.filter(|_| self.choice.record)
+    fn graph_plan(&self) -> Option<GraphPlan> {
+        self.plan.with_graphs.filter(|_| self.choice.use_graphs)
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "a count of samples")]
     fn flops(&self) -> f64 {
         self.plan.flops / self.choice.samples() as f64
     }
 }
 
-/// What a search found.
+/// Result of a search.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Found {
     /// The fastest settings that fit, and the runner-up with another micro-batch.
     pub fitting: Vec<Candidate>,
-    /// Without any: the settings that need the least.
+    /// If nothing fits: the settings that need the least memory.
     pub smallest: Option<Candidate>,
-    /// Settings that the answer is the best of.
-    pub considered: usize,
-    /// Those for which a plan was made.
-    pub planned: usize,
+    /// Number of settings in the search space.
+    pub num_considered: usize,
+    /// Number of settings that were planned.
+    pub num_planned: usize,
 }
 
-/// Whether `plan` leaves the wanted part of its budget free.
+/// Whether `plan` leaves the fraction `headroom_frac` of its budget free.
 pub fn has_headroom(plan: &Plan, headroom_frac: f64) -> bool {
     leaves(plan.device_peak, plan, headroom_frac)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "sizes in bytes lie far below 2^53")]
 fn leaves(peak: Bytes, plan: &Plan, headroom_frac: f64) -> bool {
     peak.0 as f64 <= plan.budget.bytes.0 as f64 * (1.0 - headroom_frac)
 }
 
-/// A search under way, of what stays the same in all of its settings.
+/// A search over micro-batch and saving; all other settings are fixed.
 struct Search<'a> {
     problem: &'a dyn Problem,
     headroom_frac: f64,
     image_size: i64,
     compromise: Compromise,
     questions: usize,
-    keep_features: bool,
-    own_kernels: bool,
-    /// Pictures of a step.
-    pictures: usize,
+    cache_features: bool,
+    custom_kernels: bool,
+    /// Images of a step.
+    images: usize,
     savings: &'a [Saving],
     micro_batches: Vec<usize>,
     planned: &'a AtomicUsize,
 }
 
 impl Search<'_> {
-    fn candidate(&self, place: Place, effort: Effort) -> Result<Candidate> {
+    fn candidate(&self, point: GridPoint, effort: Effort) -> Result<Candidate> {
         self.planned.fetch_add(1, Ordering::Relaxed);
-        let micro_batch = self.micro_batches[place.micro_batch];
-        let (accumulation, saving) = (self.pictures / micro_batch, self.savings[place.saving]);
+        let micro_batch = self.micro_batches[point.micro_batch];
+        let (accumulation, saving) = (self.images / micro_batch, self.savings[point.saving]);
         let choice = Choice {
             image_size: self.image_size,
             questions: self.questions,
             micro_batch,
             accumulation,
-            keep_features: self.keep_features,
-            record: false,
-            own_kernels: self.own_kernels,
-            // several micro-batches have gradients to add up
+            cache_features: self.cache_features,
+            use_graphs: false,
+            custom_kernels: self.custom_kernels,
+            // several micro-batches need gradient accumulation
             saving: Saving { step_in_backward: saving.step_in_backward && accumulation == 1, ..saving },
             compromise: self.compromise,
         };
         Ok(Candidate { choice, plan: self.problem.plan(&choice, effort)?, tried: Vec::new() })
     }
 
-    fn fits(&self, place: Place) -> Result<bool> {
-        Ok(self.has_headroom(&self.candidate(place, Effort::Memory)?))
+    fn fits(&self, point: GridPoint) -> Result<bool> {
+        Ok(self.has_headroom(&self.candidate(point, Effort::Memory)?))
     }
 
     fn has_headroom(&self, candidate: &Candidate) -> bool {
         has_headroom(&candidate.plan, self.headroom_frac)
     }
 
-    /// The first micro-batches of these that fit with a saving.
-    fn fitting(&self, count: usize, saving: usize) -> Result<usize> {
+    /// How many of the first `count` micro-batches fit with a saving.
+    fn num_fitting(&self, count: usize, saving: usize) -> Result<usize> {
         let found = largest(0..=count, |count| match count.checked_sub(1) {
-            Some(micro_batch) => self.fits(Place { micro_batch, saving }),
+            Some(micro_batch) => self.fits(GridPoint { micro_batch, saving }),
             None => Ok(true),
         })?;
         Ok(found.unwrap_or(0))
     }
 
-    /// The cheapest saving with which a micro-batch fits that fits with all of them, with its time.
-    fn cheapest(&self, micro_batch: usize, needs_none: bool) -> Result<(Place, Candidate)> {
+    /// The cheapest saving with which a micro-batch fits, with its time. The micro-batch fits with the last saving.
+    fn cheapest(&self, micro_batch: usize, needs_none: bool) -> Result<(GridPoint, Candidate)> {
         let (mut low, mut high) = (1, if needs_none { 0 } else { self.savings.len() - 1 });
         while low < high {
             let saving = usize::midpoint(low, high);
-            if self.fits(Place { micro_batch, saving })? { high = saving } else { low = saving + 1 }
+            if self.fits(GridPoint { micro_batch, saving })? { high = saving } else { low = saving + 1 }
         }
-        let place = Place { micro_batch, saving: high };
-        Ok((place, self.candidate(place, Effort::Time)?))
+        let point = GridPoint { micro_batch, saving: high };
+        Ok((point, self.candidate(point, Effort::Time)?))
     }
 
-    /// The whole plan of `place`, or where another phase needs more than its step of the first saving above that fits.
-    fn whole(&self, place: Place) -> Result<Option<Candidate>> {
-        for saving in place.saving..self.savings.len() {
-            let candidate = self.candidate(Place { saving, ..place }, Effort::Whole)?;
+    /// The whole plan of `point`. If a phase other than the step does not fit, that of the next saving that does.
+    fn whole(&self, point: GridPoint) -> Result<Option<Candidate>> {
+        for saving in point.saving..self.savings.len() {
+            let candidate = self.candidate(GridPoint { saving, ..point }, Effort::Whole)?;
             if self.has_headroom(&candidate) {
                 return Ok(Some(candidate));
             }
@@ -350,7 +352,7 @@ impl Search<'_> {
         Ok(None)
     }
 
-    /// `work` on every item, side by side where the problem allows it.
+    /// Runs `work` on each item, in parallel if the problem allows it.
     fn each<T: Sync, R: Send>(&self, items: &[T], work: impl Fn(&T) -> Result<R> + Send + Sync) -> Result<Vec<R>> {
         if self.problem.parallel() { items.par_iter().map(work).collect() } else { items.iter().map(work).collect() }
     }
@@ -358,15 +360,15 @@ impl Search<'_> {
     /// The fastest settings, fastest first.
     fn best(&self) -> Result<Vec<Candidate>> {
         let last = self.savings.len() - 1;
-        let possible = self.fitting(self.micro_batches.len(), last)?;
-        let unhindered = self.fitting(possible, 0)?;
+        let possible = self.num_fitting(self.micro_batches.len(), last)?;
+        let unhindered = self.num_fitting(possible, 0)?;
         let worthwhile: Vec<usize> = (unhindered.saturating_sub(KEPT)..possible).collect();
         let fastest = Mutex::new(f64::INFINITY);
-        // none for a micro-batch that even with the next to no saving is slower than what is known to fit
-        let cheapest = |&micro_batch: &usize| -> Result<Option<(Place, Candidate)>> {
+        // `None` for a micro-batch that is slower with the first saving than settings that are known to fit
+        let cheapest = |&micro_batch: &usize| -> Result<Option<(GridPoint, Candidate)>> {
             let needs_none = micro_batch < unhindered;
             if !needs_none {
-                let bound = self.candidate(Place { micro_batch, saving: 1 }, Effort::Time)?.seconds();
+                let bound = self.candidate(GridPoint { micro_batch, saving: 1 }, Effort::Time)?.seconds();
                 if bound > 0.0 && bound >= *lock(&fastest) {
                     return Ok(None);
                 }
@@ -377,21 +379,21 @@ impl Search<'_> {
             Ok(Some(found))
         };
         let (first, rest) = worthwhile.split_at(worthwhile.len().min(KEPT));
-        let mut found: Vec<(Place, Candidate)> = self.each(first, cheapest)?.into_iter().flatten().collect();
+        let mut found: Vec<(GridPoint, Candidate)> = self.each(first, cheapest)?.into_iter().flatten().collect();
         found.extend(self.each(rest, cheapest)?.into_iter().flatten());
         found.sort_by(|(_, a), (_, b)| faster(a, b));
         let (first, rest) = found.split_at(found.len().min(KEPT));
         let mut whole: Vec<Candidate> =
-            self.each(first, |(place, _)| self.whole(*place))?.into_iter().flatten().collect();
-        for (place, _) in rest {
+            self.each(first, |(point, _)| self.whole(*point))?.into_iter().flatten().collect();
+        for (point, _) in rest {
             if whole.len() == KEPT {
                 break;
             }
-            whole.extend(self.whole(*place)?);
+            whole.extend(self.whole(*point)?);
         }
-        // a phase other than the step decided: take what needs the least
+        // a phase other than the step does not fit: take the last saving
         for micro_batch in (0..if whole.is_empty() { possible } else { 0 }).rev() {
-            whole.extend(self.whole(Place { micro_batch, saving: last })?);
+            whole.extend(self.whole(GridPoint { micro_batch, saving: last })?);
             if !whole.is_empty() {
                 break;
             }
@@ -400,7 +402,7 @@ impl Search<'_> {
     }
 }
 
-/// Orders by time; on the CPU, whose rates nobody states, by operations and then by the number of passes.
+/// Orders by time; on the CPU, whose rates are unknown, by operations and then by the number of passes.
 fn faster(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
     let time = a.seconds().total_cmp(&b.seconds()).then_with(|| a.flops().total_cmp(&b.flops()));
     time.then_with(|| b.choice.micro_batch.cmp(&a.choice.micro_batch))
@@ -410,12 +412,12 @@ fn lock(fastest: &Mutex<f64>) -> MutexGuard<'_, f64> {
     fastest.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The best settings and the runner-up.
+/// Number of results that a search keeps: the best settings and the runner-up.
 const KEPT: usize = 2;
 
-/// Settings of a search, by index.
+/// Indices of a micro-batch and a saving.
 #[derive(Debug, Clone, Copy)]
-struct Place {
+struct GridPoint {
     micro_batch: usize,
     saving: usize,
 }
@@ -423,22 +425,22 @@ struct Place {
 /// The fastest settings of `space` that fit.
 ///
 /// # Errors
-/// What planning says.
+/// Errors of planning.
 pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
     let (savings, compromises, planned) = (problem.savings(), problem.compromises(), AtomicUsize::new(0));
     let stage = |image_size: i64, compromise: Compromise, questions: usize| {
-        let pictures = space.effective_batch.div_ceil(questions);
+        let images = space.effective_batch.div_ceil(questions);
         Search {
             problem,
             headroom_frac: space.headroom_frac,
             image_size,
             compromise,
             questions,
-            keep_features: space.keep_features == Use::Wanted,
-            own_kernels: space.own_kernels,
-            pictures,
+            cache_features: space.cache_features == Use::Wanted,
+            custom_kernels: space.custom_kernels,
+            images,
             savings: &savings,
-            micro_batches: (1..=pictures).filter(|micro| pictures.is_multiple_of(*micro)).collect(),
+            micro_batches: (1..=images).filter(|micro| images.is_multiple_of(*micro)).collect(),
             planned: &planned,
         }
     };
@@ -469,31 +471,31 @@ pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
     let smallest = match least {
         (Some(&image_size), Some(&compromise), Some(&questions)) if fitting.is_empty() => {
             let search = stage(image_size, compromise, questions);
-            Some(search.candidate(Place { micro_batch: 0, saving: savings.len() - 1 }, Effort::Whole)?)
+            Some(search.candidate(GridPoint { micro_batch: 0, saving: savings.len() - 1 }, Effort::Whole)?)
         }
         _ => None,
     };
-    Ok(Found { fitting, smallest, considered, planned: planned.into_inner() })
+    Ok(Found { fitting, smallest, num_considered: considered, num_planned: planned.into_inner() })
 }
 
-/// `candidate` with what is worth its place.
+/// Tries the vision feature cache and CUDA graphs on `candidate`.
 fn try_last(problem: &dyn Problem, space: &Space, mut candidate: Candidate) -> Result<Candidate> {
-    if space.keep_features == Use::Possible {
-        let choice = Choice { keep_features: true, ..candidate.choice };
+    if space.cache_features == Use::Possible {
+        let choice = Choice { cache_features: true, ..candidate.choice };
         candidate = candidate.or("data.cache_vision=disk", choice, problem, space.headroom_frac)?;
     }
     let drops_gradients = candidate.choice.saving.step_in_backward;
-    if space.record && !drops_gradients && candidate.plan.time.is_some_and(|time| time.host_bound) {
-        let choice = Choice { record: true, ..candidate.choice };
+    if space.use_graphs && !drops_gradients && candidate.plan.time.is_some_and(|time| time.host_bound) {
+        let choice = Choice { use_graphs: true, ..candidate.choice };
         candidate = candidate.or("train.graph=auto", choice, problem, space.headroom_frac)?;
     }
     Ok(candidate)
 }
 
-/// The largest number in `range` for which `fits`, when every smaller one fits too; `None` when not even the first does.
+/// The largest number in `range` for which `fits` is true, if it is true for all smaller ones; `None` if there is none.
 ///
 /// # Errors
-/// What `fits` says.
+/// Errors of `fits`.
 pub fn largest(
     range: std::ops::RangeInclusive<usize>,
     mut fits: impl FnMut(usize) -> Result<bool>,
@@ -503,7 +505,7 @@ pub fn largest(
         return Ok(None);
     }
     let (mut good, mut step) = (first, 1);
-    // doubling steps up to the first that does not fit, then bisection
+    // double the step until a number does not fit, then bisect
     let mut bad = loop {
         if good == last {
             return Ok(Some(good));

@@ -1,10 +1,10 @@
 use super::*;
-use crate::plan::rehearse::Job;
-use crate::plan::report::{Offer, Recorded};
+use crate::plan::dry_run::Job;
+use crate::plan::report::{GraphPlan, Offer};
 use crate::plan::time::PhaseTime;
 
 #[test]
-fn the_largest_that_fits_is_found() {
+fn the_largest_number_that_fits_is_found_with_few_plans() {
     for limit in 1..=40 {
         let mut asked = 0;
         let found = largest(1..=30, |n| {
@@ -34,7 +34,7 @@ fn savings_grow_from_nothing_to_everything() {
 }
 
 #[test]
-fn compromises_begin_with_what_is_wanted() {
+fn compromises_begin_with_the_given_settings() {
     let wanted = Compromise { quantization: Quantization::None, optimizer: OptimizerKind::AdamW };
     let all = Compromise::ladder(wanted, true);
     let [nf4, double] = [Quantization::Nf4, Quantization::Nf4Double];
@@ -46,8 +46,8 @@ fn compromises_begin_with_what_is_wanted() {
     assert_eq!(trained, [wanted, Compromise { optimizer: OptimizerKind::AdamW8bit, ..wanted }]);
 }
 
-/// Steps whose memory and time follow a rule: a picture takes 10 bytes and 10 seconds, a saving takes 3 of the bytes, kept
-/// features the part `tower` of the time, and recording 25 bytes and the host's share of the time.
+/// A problem with simple rules: an image takes 10 bytes and 10 seconds, a saving saves 3 of the bytes, the feature
+/// cache saves the fraction `tower` of the time, and CUDA graphs take 25 bytes and save the time of the CPU.
 struct Rule {
     budget: u64,
     host_bound: bool,
@@ -55,16 +55,15 @@ struct Rule {
 }
 
 impl Problem for Rule {
-    #[expect(clippy::cast_precision_loss, reason = "small numbers")]
     fn plan(&self, choice: &Choice, _effort: Effort) -> Result<Plan> {
         let saved = self.savings().iter().position(|saving| *saving == choice.saving).unwrap() as u64;
         let peak = Bytes(choice.micro_batch as u64 * (10 - 3 * saved.min(3)));
-        let kept = if choice.keep_features { self.tower } else { 0.0 };
-        let card = choice.samples() as f64 * (10.0 + saved as f64) * (1.0 - kept);
-        let seconds = if self.host_bound { 2.0 * card } else { card };
-        let time = PhaseTime { seconds, card_seconds: card, host_bound: self.host_bound, ..PhaseTime::default() };
+        let kept = if choice.cache_features { self.tower } else { 0.0 };
+        let gpu = choice.samples() as f64 * (10.0 + saved as f64) * (1.0 - kept);
+        let seconds = if self.host_bound { 2.0 * gpu } else { gpu };
+        let time = PhaseTime { seconds, gpu_seconds: gpu, host_bound: self.host_bound, ..PhaseTime::default() };
         let with_pool = Bytes(peak.0 + 25);
-        let recorded = Recorded { device_peak: with_pool, fits: with_pool.0 <= self.budget, seconds: Some(card) };
+        let graphs = GraphPlan { device_peak: with_pool, fits: with_pool.0 <= self.budget, seconds: Some(gpu) };
         Ok(Plan {
             job: Job::Train,
             phases: Vec::new(),
@@ -75,10 +74,10 @@ impl Problem for Rule {
             scopes: Vec::new(),
             terms: Vec::new(),
             fits: peak.0 <= self.budget,
-            budget: Offer { device: "a card".into(), bytes: Bytes(self.budget), note: String::new() },
+            budget: Offer { device: "a GPU".into(), bytes: Bytes(self.budget), note: String::new() },
             time: Some(time),
             flops: 0.0,
-            recorded: choice.record.then_some(recorded),
+            with_graphs: choice.use_graphs.then_some(graphs),
         })
     }
 
@@ -100,32 +99,32 @@ fn found(rule: &Rule) -> Candidate {
         effective_batch: 4,
         questions: vec![1],
         image_sizes: vec![64],
-        keep_features: Use::Possible,
-        record: true,
-        own_kernels: true,
+        cache_features: Use::Possible,
+        use_graphs: true,
+        custom_kernels: true,
         headroom_frac: 0.0,
     };
     search(rule, &space).unwrap().fitting.remove(0)
 }
 
 #[test]
-fn the_fastest_that_fits_is_found_and_settings_are_tried_on_it() {
+fn the_fastest_settings_that_fit_are_found_and_more_settings_are_tried_on_them() {
     let roomy = found(&Rule { budget: 100, host_bound: true, tower: 0.5 });
     assert_eq!((roomy.choice.micro_batch, roomy.choice.saving), (4, Saving::ladder(1, Use::Never)[0]));
-    assert!(roomy.choice.keep_features && roomy.choice.record && roomy.choice.own_kernels);
+    assert!(roomy.choice.cache_features && roomy.choice.use_graphs && roomy.choice.custom_kernels);
     let saves: Vec<(f64, bool)> = roomy.tried.iter().map(|tried| (tried.saves_frac, tried.is_used)).collect();
     assert_eq!(saves, [(0.5, true), (0.5, true)]);
-    assert!((roomy.seconds() - 5.0).abs() < 1e-12, "of the card alone, without the tower");
+    assert!((roomy.seconds() - 5.0).abs() < 1e-12, "with CUDA graphs and without the vision tower");
 }
 
 #[test]
-fn what_saves_little_or_does_not_fit_is_left_out_and_told() {
+fn settings_that_save_little_or_do_not_fit_are_reported_but_not_used() {
     let tight = found(&Rule { budget: 40, host_bound: true, tower: 0.01 });
     assert_eq!(tight.choice.micro_batch, 4);
-    assert!(!tight.choice.keep_features && !tight.choice.record);
-    let [features, recording] = tight.tried[..] else { panic!("{:?}", tight.tried) };
+    assert!(!tight.choice.cache_features && !tight.choice.use_graphs);
+    let [features, graphs] = tight.tried[..] else { panic!("{:?}", tight.tried) };
     assert!(features.fits && !features.is_used && (features.saves_frac - 0.01).abs() < 1e-9);
-    assert!(!recording.fits && !recording.is_used && (recording.saves_frac - 0.5).abs() < 1e-9);
+    assert!(!graphs.fits && !graphs.is_used && (graphs.saves_frac - 0.5).abs() < 1e-9);
     let busy = found(&Rule { budget: 100, host_bound: false, tower: 0.01 });
-    assert_eq!(busy.tried.len(), 1, "where the card decides nothing is recorded");
+    assert_eq!(busy.tried.len(), 1, "CUDA graphs are not tried if the GPU limits the speed");
 }

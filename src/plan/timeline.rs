@@ -1,313 +1,137 @@
-//! Memory over a step as a picture: [`svg`] for any viewer, [`html`] with a readout under the pointer.
+//! Memory timeline of a plan as a Chrome trace, for <https://ui.perfetto.dev>.
 //!
-//! Areas are stacked by category and told apart by colour (Okabe and Ito's palette), texture and the order of the
-//! legend, so that the picture works without colour vision and in print.
+//! A plan has an order of events but no clock: one microsecond of the trace is one allocation or release. Tracks: the
+//! phases, the modules that ran, the bytes of each category and their total, and the blocks of at least 1/1000 of the
+//! peak.
 
-mod draw;
-mod page;
+use super::replay::Live;
+use crate::tensor::ledger::CATEGORIES;
+use crate::tensor::module_path;
+use crate::tensor::trace::{BlockChange, Trace};
+use crate::units::Bytes;
+use serde_json::{Value, json};
+use std::collections::HashSet;
 
-pub use page::html;
+/// Blocks smaller than the peak over this are left out.
+const SMALL: u64 = 1000;
+/// Tracks of phases and modules.
+const PHASES: u64 = 1;
+const MODULES: u64 = 2;
 
-use draw::{BOLD, Canvas, amount, fitting, float, tail, width};
-
-/// What is drawn.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Timeline {
-    /// Memory after each event, in time order.
-    pub points: Vec<Point>,
-    /// Names of the categories, the lowest area first.
-    pub categories: Vec<String>,
-    /// Names of the phases with the index of the first point of each, ascending.
-    pub phases: Vec<(String, usize)>,
-    /// Headline.
-    pub title: String,
-    /// What the device offers, bytes.
-    pub budget: Option<u64>,
-    /// The highest point.
-    pub peak: Peak,
-}
-
-/// Memory after one event.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Point {
-    /// Bytes of each category, in the order of [`Timeline::categories`]; missing ones are 0.
-    pub bytes: Vec<u64>,
-}
-
-impl Point {
-    /// Bytes of all categories.
-    pub fn total(&self) -> u64 {
-        self.bytes.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
+/// The trace of a planned job; `budget` is the memory of the device.
+pub fn chrome_trace(trace: &Trace, title: &str, budget: Bytes) -> Value {
+    let mut live = Live::default();
+    let mut peak = (0, 0);
+    for (at, event) in trace.events.iter().enumerate() {
+        live.apply(event);
+        peak = if live.total > peak.0 { (live.total, at) } else { peak };
     }
-}
-
-/// The highest point and what happened around it.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Peak {
-    /// Index of the point.
-    pub at: usize,
-    /// Operation, module scope and change of memory in bytes, in time order.
-    pub ops: Vec<(String, String, i64)>,
-}
-
-/// Columns that a long trace is reduced to.
-const COLUMNS: usize = 1500;
-/// Rows of the table of operations.
-const OPS: usize = 16;
-/// Rows for the names of phases above the plot.
-const PHASE_ROWS: usize = 3;
-
-const WIDTH: f64 = 1200.0;
-const LEFT: f64 = 76.0;
-const PLOT_WIDTH: f64 = 840.0;
-const PLOT_HEIGHT: f64 = 400.0;
-const LEGEND: f64 = LEFT + PLOT_WIDTH + 24.0;
-const RIGHT: f64 = WIDTH - 16.0;
-
-/// A span of points, shown by its highest one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Column {
-    /// First point of the span.
-    first: usize,
-    /// The point with the largest total.
-    highest: usize,
-}
-
-/// At most [`COLUMNS`] equal spans of the points.
-fn columns(timeline: &Timeline) -> Vec<Column> {
-    let (points, count) = (timeline.points.len(), timeline.points.len().min(COLUMNS));
-    let column = |index: usize| {
-        let (first, end) = (index * points / count, (index + 1) * points / count);
-        // The first of equals, but the peak itself where it is one of them.
-        let total = |point: usize| (timeline.points[point].total(), point == timeline.peak.at, usize::MAX - point);
-        Column { first, highest: (first..end).max_by_key(|point| total(*point)).unwrap_or(first) }
+    let name = |what: &str, thread: u64, name: &str| {
+        let args = json!({ "name": name });
+        json!({ "ph": "M", "pid": 0, "tid": thread, "name": what, "args": args })
     };
-    (0..count).map(column).collect()
+    let peak_name = format!("peak {}", Bytes(peak.0));
+    let mut events = vec![
+        name("process_name", 0, title),
+        name("thread_name", PHASES, "phases"),
+        name("thread_name", MODULES, "modules"),
+        counter("budget", 0, budget.0),
+        json!({ "ph": "i", "s": "g", "pid": 0, "tid": PHASES, "ts": peak.1, "name": peak_name }),
+    ];
+    let ends = trace.marks.iter().skip(1).map(|mark| mark.1).chain([trace.events.len()]);
+    for (&(name, start, _), end) in trace.marks.iter().zip(ends) {
+        events.push(json!({ "ph": "X", "pid": 0, "tid": PHASES, "ts": start, "dur": end - start, "name": name }));
+    }
+    add_events(trace, peak.0 / SMALL, &mut events);
+    json!({ "displayTimeUnit": "ns", "traceEvents": events })
 }
 
-/// Where things are.
-struct Scale {
-    points: f64,
-    top: f64,
-    max: f64,
-}
-
-impl Scale {
-    fn x(&self, point: usize) -> f64 {
-        LEFT + PLOT_WIDTH * (float(point as u64) / self.points).min(1.0)
-    }
-
-    fn y(&self, bytes: u64) -> f64 {
-        self.top + PLOT_HEIGHT * (1.0 - float(bytes) / self.max)
-    }
-
-    fn bottom(&self) -> f64 {
-        self.top + PLOT_HEIGHT
-    }
-}
-
-/// A self-contained SVG picture, white on any background; below about 1 MB for traces of any length.
-pub fn svg(timeline: &Timeline) -> String {
-    let columns = columns(timeline);
-    let peak = timeline.peak.at.min(timeline.points.len().saturating_sub(1));
-    let highest = timeline.points.get(peak).map_or(0, Point::total);
-    let top = columns.iter().map(|column| timeline.points[column.highest].total()).max().unwrap_or(0).max(highest);
-    // A budget far above the memory in use would flatten the picture.
-    let budget = timeline.budget.filter(|budget| *budget / 2 <= top);
-    let names = phase_labels(timeline);
-    let rows = names.iter().map(|label| label.row + 1).max().unwrap_or(0);
-    let scale = Scale {
-        points: float(timeline.points.len().max(1) as u64),
-        top: 56.0 + 17.0 * float(rows as u64),
-        max: float(top.max(budget.unwrap_or(0)).max(1)) * 1.1,
-    };
-
-    let mut canvas = Canvas::new(timeline.categories.len());
-    canvas.text(LEFT, 30.0, "start", "ink title", &fitting(&timeline.title, RIGHT - LEFT, BOLD * 19.0));
-    canvas.titled_rect((LEFT, scale.top), (PLOT_WIDTH, PLOT_HEIGHT), "plot", "");
-    bands(&mut canvas, &scale, timeline, &names);
-    axes(&mut canvas, &scale, timeline.points.len());
-    if timeline.points.is_empty() {
-        let middle = (LEFT + PLOT_WIDTH / 2.0, scale.top + PLOT_HEIGHT / 2.0);
-        canvas.text(middle.0, middle.1, "middle", "dim", "no allocations recorded");
-    } else {
-        areas(&mut canvas, &scale, timeline, &columns);
-        for (_, first) in timeline.phases.iter().filter(|(_, first)| *first > 0 && *first < timeline.points.len()) {
-            canvas.line((scale.x(*first), scale.top), (scale.x(*first), scale.bottom()), "border");
+/// Counters, modules and blocks of at least `large` bytes.
+fn add_events(trace: &Trace, large: u64, out: &mut Vec<Value>) {
+    let (mut live, mut modules, mut shown) = (Live::default(), Vec::new(), HashSet::new());
+    for (at, event) in trace.events.iter().enumerate() {
+        let before = live.by_category;
+        live.apply(event);
+        for ((_, name), (now, before)) in CATEGORIES.iter().zip(live.by_category.iter().zip(before)) {
+            if *now != before {
+                out.push(counter(name, at, *now));
+            }
+        }
+        out.push(counter("total", at, live.total));
+        let module = module_path::path(event.module);
+        enter(&mut modules, &module, at, out);
+        let block = |kind: &str| json!({ "ph": kind, "cat": "block", "id": event.block, "pid": 0, "tid": 0, "ts": at });
+        match event.change {
+            BlockChange::Allocate(bytes) if bytes >= large => {
+                let op = trace.ops[usize::from(event.op)].trim_start_matches("aten::");
+                let mut begin = block("b");
+                begin["name"] = json!(format!("{} {op}", Bytes(bytes)));
+                begin["args"] = json!({ "module": module, "category": CATEGORIES[usize::from(event.category)].1 });
+                out.push(begin);
+                shown.insert(event.block);
+            }
+            BlockChange::Release if shown.remove(&event.block) => out.push(block("e")),
+            _ => {}
         }
     }
-    // In the middle of the point's step.
-    let peak_x = f64::midpoint(scale.x(peak), scale.x(peak + 1));
-    limit(&mut canvas, &scale, timeline.budget, budget, peak_x > LEFT + PLOT_WIDTH / 2.0);
-    if !timeline.points.is_empty() {
-        mark(&mut canvas, &scale, peak_x, highest, budget);
-    }
-    let legend = legend(&mut canvas, &scale, timeline, peak);
-    let table = operations(&mut canvas, scale.bottom() + 62.0, &timeline.peak.ops);
-    canvas.finish(WIDTH, legend.max(table).max(scale.bottom() + 56.0) + 16.0, &timeline.title)
+    enter(&mut modules, "", trace.events.len(), out);
 }
 
-/// The name of a phase, placed.
-struct Label<'a> {
-    name: &'a str,
-    first: usize,
-    x: f64,
-    row: usize,
+fn counter(name: &str, at: usize, bytes: u64) -> Value {
+    json!({ "ph": "C", "pid": 0, "ts": at, "name": name, "args": { "bytes": bytes } })
 }
 
-/// Names above their bands, in as many rows as needed; a name that finds no room keeps its band's tooltip.
-fn phase_labels(timeline: &Timeline) -> Vec<Label<'_>> {
-    let points = timeline.points.len().max(1);
-    let x = |point: usize| LEFT + PLOT_WIDTH * float(point.min(points) as u64) / float(points as u64);
-    let mut ends = [f64::NEG_INFINITY; PHASE_ROWS];
-    let mut labels = Vec::new();
-    for (index, (name, first)) in timeline.phases.iter().enumerate() {
-        let end = timeline.phases.get(index + 1).map_or(points, |(_, next)| *next);
-        let (from, to, wide) = (x(*first), x(end), width(name, 13.0));
-        let start = if wide <= to - from { f64::midpoint(from, to) - wide / 2.0 } else { from };
-        let start = start.min(LEFT + PLOT_WIDTH - wide).max(LEFT);
-        if let Some(row) = (0..PHASE_ROWS).find(|row| ends[*row] + 10.0 <= start) {
-            ends[row] = start + wide;
-            labels.push(Label { name, first: *first, x: start, row });
-        }
+/// Ends the open modules that `path` is not inside of, and begins those that it is.
+fn enter(open: &mut Vec<String>, path: &str, at: usize, out: &mut Vec<Value>) {
+    let parts: Vec<&str> = path.split('.').filter(|part| !part.is_empty()).collect();
+    let same = open.iter().zip(&parts).take_while(|(open, part)| open == *part).count();
+    for name in open.drain(same..).rev() {
+        out.push(json!({ "ph": "E", "pid": 0, "tid": MODULES, "ts": at, "name": name }));
     }
-    labels
-}
-
-fn bands(canvas: &mut Canvas, scale: &Scale, timeline: &Timeline, labels: &[Label]) {
-    let points = timeline.points.len();
-    for (index, (name, first)) in timeline.phases.iter().enumerate() {
-        let end = timeline.phases.get(index + 1).map_or(points, |(_, next)| *next);
-        let (from, to) = (scale.x(*first), scale.x(end));
-        let class = if index % 2 == 0 { "band" } else { "gap" };
-        canvas.titled_rect((from, scale.top), ((to - from).max(0.0), PLOT_HEIGHT), class, name);
+    for name in &parts[same..] {
+        out.push(json!({ "ph": "B", "pid": 0, "tid": MODULES, "ts": at, "name": name }));
+        open.push((*name).to_owned());
     }
-    let rows = labels.iter().map(|label| label.row).max().unwrap_or(0);
-    for label in labels {
-        let y = scale.top - 8.0 - 17.0 * float((rows - label.row) as u64);
-        canvas.line((scale.x(label.first), y + 3.0), (scale.x(label.first), scale.top), "tick");
-        canvas.text(label.x, y, "start", "ink small", label.name);
-    }
-}
-
-fn axes(canvas: &mut Canvas, scale: &Scale, points: usize) {
-    let (step, unit, name) = tick(scale.max);
-    let mut value = 0.0;
-    while value * unit <= scale.max {
-        let y = scale.bottom() - PLOT_HEIGHT * value * unit / scale.max;
-        canvas.line((LEFT, y), (LEFT + PLOT_WIDTH, y), "grid");
-        canvas.text(LEFT - 8.0, y + 4.0, "end", "dim", &format!("{value} {name}"));
-        value += step;
-    }
-    for part in 0..=4 {
-        let point = points * part / 4;
-        let anchor = ["start", "middle", "middle", "middle", "end"][part];
-        canvas.text(scale.x(point), scale.bottom() + 18.0, anchor, "dim", &point.to_string());
-    }
-    let middle = LEFT + PLOT_WIDTH / 2.0;
-    canvas.text(middle, scale.bottom() + 36.0, "middle", "dim", "allocations and releases, in order");
-}
-
-/// Distance of the ticks in a unit, the unit's bytes and its name, for an axis up to `max` bytes.
-fn tick(max: f64) -> (f64, f64, &'static str) {
-    let units = [(1_073_741_824.0, "GiB"), (1_048_576.0, "MiB"), (1024.0, "KiB")];
-    let (unit, name) = units.into_iter().find(|(unit, _)| max >= *unit).unwrap_or((1.0, "B"));
-    let rough = (max / unit / 7.0).max(f64::MIN_POSITIVE);
-    let power = 10_f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 2.5, 5.0, 10.0].into_iter().map(|nice| nice * power).find(|step| *step >= rough);
-    (step.unwrap_or(rough), unit, name)
-}
-
-/// From the top of the stack down, each area reaches to the bottom and is covered by the ones below it.
-fn areas(canvas: &mut Canvas, scale: &Scale, timeline: &Timeline, columns: &[Column]) {
-    for category in (0..timeline.categories.len()).rev() {
-        let up_to = |column: &Column| {
-            let bytes = &timeline.points[column.highest].bytes;
-            scale.y(bytes.iter().take(category + 1).fold(0, |sum, bytes| sum.saturating_add(*bytes)))
-        };
-        let steps = columns.iter().map(|column| (scale.x(column.first), up_to(column)));
-        canvas.area(category, steps, LEFT + PLOT_WIDTH, scale.bottom(), &timeline.categories[category]);
-    }
-}
-
-/// The budget: a dashed line, or a remark when it is far above everything.
-fn limit(canvas: &mut Canvas, scale: &Scale, budget: Option<u64>, drawn: Option<u64>, peak_at_right: bool) {
-    let Some(bytes) = budget else { return };
-    let (x, anchor) = if peak_at_right { (LEFT + 8.0, "start") } else { (LEFT + PLOT_WIDTH - 8.0, "end") };
-    if drawn.is_none() {
-        return canvas.boxed(x, scale.top + 16.0, anchor, &format!("budget {}, far above", amount(bytes)));
-    }
-    let y = scale.y(bytes);
-    canvas.line((LEFT, y), (LEFT + PLOT_WIDTH, y), "budget");
-    canvas.boxed(x, y - 7.0, anchor, &format!("budget {}", amount(bytes)));
-}
-
-/// The peak with its value, above the areas unless the line of the budget runs there.
-fn mark(canvas: &mut Canvas, scale: &Scale, x: f64, bytes: u64, budget: Option<u64>) {
-    let y = scale.y(bytes);
-    let taken = |y: f64| (y - 30.0..y + 6.0).contains(&budget.map_or(f64::INFINITY, |budget| scale.y(budget)));
-    let text_y = if taken(y - 12.0) || y - 32.0 < scale.top { y + 26.0 } else { y - 12.0 };
-    let (text_x, anchor) = if x > LEFT + PLOT_WIDTH / 2.0 { (x + 5.0, "end") } else { (x - 5.0, "start") };
-    canvas.line((x, y), (x, scale.bottom()), "pointer");
-    canvas.dot(x, y);
-    canvas.boxed(text_x, text_y, anchor, &format!("peak {}", amount(bytes)));
-}
-
-/// Categories in the order of the stack with their bytes at the peak; returns where it ends.
-fn legend(canvas: &mut Canvas, scale: &Scale, timeline: &Timeline, peak: usize) -> f64 {
-    let mut y = scale.top + 12.0;
-    canvas.text(LEGEND, y, "start", "ink strong", "at the peak");
-    let point = timeline.points.get(peak);
-    for (category, name) in timeline.categories.iter().enumerate().rev() {
-        y += 24.0;
-        let value = amount(point.and_then(|point| point.bytes.get(category)).copied().unwrap_or(0));
-        canvas.swatch(category, LEGEND, y - 11.0);
-        let room = RIGHT - LEGEND - 30.0 - width(&value, 13.0) - 8.0;
-        canvas.text(LEGEND + 28.0, y, "start", "ink small", &fitting(name, room, 13.0));
-        canvas.text(RIGHT, y, "end", "ink small", &value);
-    }
-    let total = point.map_or(0, Point::total);
-    y += 12.0;
-    canvas.line((LEGEND, y), (RIGHT, y), "axis");
-    let mut row = |name: &str, value: &str| {
-        y += 21.0;
-        canvas.text(LEGEND, y, "start", "ink small", name);
-        canvas.text(RIGHT, y, "end", "ink strong", value);
-    };
-    row("total", &amount(total));
-    if let Some(budget) = timeline.budget {
-        row("budget", &amount(budget));
-        let name = if budget >= total { "free" } else { "over the budget" };
-        row(name, &amount(budget.abs_diff(total)));
-    }
-    y
-}
-
-/// The operations around the peak below the plot; returns where the table ends.
-fn operations(canvas: &mut Canvas, top: f64, ops: &[(String, String, i64)]) -> f64 {
-    if ops.is_empty() {
-        return top - 20.0;
-    }
-    canvas.text(LEFT, top, "start", "ink strong", "operations around the peak");
-    let mut y = top + 22.0;
-    for (x, anchor, name) in [(LEFT + 96.0, "end", "change"), (LEFT + 116.0, "start", "operation")] {
-        canvas.text(x, y, anchor, "dim", name);
-    }
-    canvas.text(LEFT + 420.0, y, "start", "dim", "module");
-    for (op, scope, change) in ops.iter().take(OPS) {
-        y += 19.0;
-        let sign = if *change < 0 { '\u{2212}' } else { '+' };
-        canvas.text(LEFT + 96.0, y, "end", "ink small", &format!("{sign}{}", amount(change.unsigned_abs())));
-        canvas.text(LEFT + 116.0, y, "start", "ink small", &fitting(op, 290.0, 13.0));
-        canvas.text(LEFT + 420.0, y, "start", "ink small", &tail(scope, RIGHT - LEFT - 420.0, 13.0));
-    }
-    if ops.len() > OPS {
-        y += 19.0;
-        canvas.text(LEFT + 116.0, y, "start", "dim", &format!("and {} more", ops.len() - OPS));
-    }
-    y
 }
 
 #[cfg(test)]
-#[path = "timeline_tests.rs"]
-mod tests;
+mod tests {
+    use super::*;
+    use crate::tensor::module_path::ModuleId;
+    use crate::tensor::trace::TraceEvent;
+
+    #[test]
+    fn the_trace_has_counters_phases_and_large_blocks() {
+        let event = |block, change| TraceEvent { block, change, category: 0, op: 1, module: ModuleId(0) };
+        let events = vec![
+            event(0, BlockChange::Allocate(1 << 20)),
+            event(1, BlockChange::Allocate(16)),
+            event(1, BlockChange::Release),
+            event(0, BlockChange::Release),
+        ];
+        let ops = vec![String::new(), "aten::mm".into()];
+        let trace = Trace { events, ops, marks: vec![("load", 0, 0), ("step", 1, 0)], ..Trace::default() };
+        let json = chrome_trace(&trace, "a plan", Bytes(5));
+        let of = |kind: &str| {
+            let all = json["traceEvents"].as_array().unwrap().iter();
+            all.filter(|event| event["ph"] == kind).cloned().collect::<Vec<_>>()
+        };
+        let phases: Vec<_> = of("X").iter().map(|e| (e["name"].clone(), e["ts"].clone(), e["dur"].clone())).collect();
+        assert_eq!(phases, [(json!("load"), json!(0), json!(1)), (json!("step"), json!(1), json!(3))]);
+        assert_eq!((of("b").len(), &of("b")[0]["name"]), (1, &json!("1.00 MiB mm")), "16 bytes are no large block");
+        assert_eq!((of("i")[0]["ts"].clone(), of("i")[0]["name"].clone()), (json!(1), json!("peak 1.00 MiB")));
+        let totals = of("C").into_iter().filter(|e| e["name"] == "total").map(|e| e["args"]["bytes"].clone());
+        assert_eq!(totals.collect::<Vec<_>>(), [json!(1 << 20), json!((1 << 20) + 16), json!(1 << 20), json!(0)]);
+    }
+
+    #[test]
+    fn modules_begin_and_end_as_their_paths_change() {
+        let (mut open, mut out) = (Vec::new(), Vec::new());
+        for (at, path) in ["llm.layers.0", "llm.layers.1", "", "decoder"].into_iter().enumerate() {
+            enter(&mut open, path, at, &mut out);
+        }
+        let written: Vec<String> =
+            out.iter().map(|e| format!("{}{}", e["ph"].as_str().unwrap(), e["name"].as_str().unwrap())).collect();
+        assert_eq!(written, ["Bllm", "Blayers", "B0", "E0", "B1", "E1", "Elayers", "Ellm", "Bdecoder"]);
+    }
+}

@@ -1,16 +1,17 @@
-//! Scores a model on rows of a data root: masks, answers, positions; a table, a CSV and a sheet of overlays.
+//! Evaluation of a model on rows of a data root: scores of masks, answers and locations, and a sheet of overlays.
 
 use super::predict::{Prediction, Request, predict};
 use super::setup::Assembly;
 use crate::data::manifest::{Manifest, Row};
-use crate::data::{decode, image as pixels, picture};
+use crate::data::{decode, image as pixels, sheet};
 use crate::event::{Event, Observer};
 use crate::metrics::segmentation::ImageScore;
 use crate::metrics::table::{EvalSummary, EvalSums};
 use crate::metrics::text::TextScores;
 use crate::{Error, Result};
 use image::{DynamicImage, GrayImage, RgbImage};
-use std::path::Path;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// One row's scores; a line of `samples.csv`.
@@ -28,7 +29,7 @@ pub struct SampleScore {
     pub iou: f64,
     /// Soft Dice.
     pub soft_dice: f64,
-    /// Whether the answer names the right place; empty when the row has no position.
+    /// True if the answer names the correct location; empty if the row has no location.
     pub position_right: Option<bool>,
     /// BLEU of the answer.
     pub bleu: f64,
@@ -49,11 +50,11 @@ pub struct SampleScore {
 /// An evaluation: the summary and every sample.
 #[derive(Debug)]
 pub struct Evaluation {
-    /// Means.
+    /// Mean scores.
     pub summary: EvalSummary,
-    /// In the order of the rows.
+    /// Scores of each sample, in the order of the rows.
     pub samples: Vec<SampleScore>,
-    tiles: Vec<picture::Tile>,
+    tiles: Vec<sheet::Tile>,
 }
 
 /// Runs the model on `rows` (indices into the manifest).
@@ -71,23 +72,24 @@ pub fn evaluate(
     let mut sums = EvalSums::default();
     let mut samples = Vec::new();
     let mut kept = Extremes::default();
-    observer.on(&Event::Started { phase: "evaluate".into(), total: rows.len() as u64, unit: "images" });
+    observer.on(&Event::Started { phase: "evaluate".into(), total: rows.len() as u64, unit: "questions" });
     for (done, &index) in rows.iter().enumerate() {
         if interrupt.load(Ordering::SeqCst) {
             return Err(Error::Interrupted);
         }
         let row = &manifest.rows[index];
-        let picture = decode::picture(&row.image_path)?;
+        let image = decode::image(&row.image_path)?;
         let truth = pixels::foreground(&decode::mask(&row.mask_path)?);
-        let request = Request { picture: &picture, question: &row.question, max_new_tokens };
+        let request = Request { image: &image, question: &row.question, max_new_tokens };
         let prediction = predict(assembly, &request, |_| ())?;
         let group = sums.group(&row.modality);
+        group.add_image(&row.image_path);
         let flags: Vec<bool> = truth.iter().map(|v| *v > 127).collect();
         let size = (truth.width() as usize, truth.height() as usize);
         let score = group.add_mask(&prediction.mask, &flags, size)?;
         let (text, right) = group.add_answer(&prediction.answer, &row.answer, row.position.as_deref());
         samples.push(sample_score(assembly, row, &prediction, &score, (text, right)));
-        kept.offer(score.dice, || tile(row, &picture, &prediction, &truth, score.dice))?;
+        kept.offer(row, score.dice, || tile(row, &image, &prediction, &truth, score.dice))?;
         observer.on(&Event::Advanced { done: done as u64 + 1 });
     }
     observer.on(&Event::Finished);
@@ -121,7 +123,8 @@ fn sample_score(
 }
 
 impl Evaluation {
-    /// Writes `summary.json`, `samples.csv` and `overlays.png` (the worst and best samples) into `folder`.
+    /// Writes `summary.json`, `samples.csv` and `overlays.png` (the worst samples by Dice, then the best;
+    /// `overlays.csv` lists the tiles) into `folder`.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -137,61 +140,116 @@ impl Evaluation {
             writer.serialize(sample).map_err(refused)?;
         }
         writer.flush().map_err(Error::io(&path, "write"))?;
-        let path = folder.join("overlays.png");
-        let sheet = picture::sheet(&self.tiles, COLUMNS, "worst and best by Dice");
-        picture::save(&sheet.into(), &path)
+        sheet::save_sheet(&self.tiles, COLUMNS, &folder.join("overlays.png"))
     }
 }
 
 const COLUMNS: usize = 4;
 const KEPT: usize = 8;
 
-/// The worst and the best samples seen so far.
+/// The worst and the best samples so far. Questions about the same mask of an image share a tile.
 #[derive(Debug, Default)]
 struct Extremes {
-    worst: Vec<(f64, picture::Tile)>,
-    best: Vec<(f64, picture::Tile)>,
+    masks: HashSet<(PathBuf, PathBuf)>,
+    worst: Vec<Kept>,
+    best: Vec<Kept>,
+}
+
+/// A tile with its Dice and its number.
+#[derive(Debug)]
+struct Kept {
+    dice: f64,
+    number: usize,
+    tile: sheet::Tile,
 }
 
 impl Extremes {
-    fn offer(&mut self, dice: f64, tile: impl Fn() -> Result<picture::Tile>) -> Result<()> {
-        let lowest = self.worst.len() < KEPT || self.worst.last().is_some_and(|(d, _)| dice < *d);
-        let highest = self.best.len() < KEPT || self.best.last().is_some_and(|(d, _)| dice > *d);
+    fn offer(&mut self, row: &Row, dice: f64, tile: impl Fn() -> Result<sheet::Tile>) -> Result<()> {
+        if !self.masks.insert((row.image_path.clone(), row.mask_path.clone())) {
+            return Ok(());
+        }
+        let number = self.masks.len();
+        let lowest = self.worst.len() < KEPT || self.worst.last().is_some_and(|last| dice < last.dice);
+        let highest = self.best.len() < KEPT || self.best.last().is_some_and(|last| dice > last.dice);
         if lowest {
-            self.worst.push((dice, tile()?));
-            self.worst.sort_by(|a, b| a.0.total_cmp(&b.0));
+            self.worst.push(Kept { dice, number, tile: tile()? });
+            self.worst.sort_by(|a, b| a.dice.total_cmp(&b.dice));
             self.worst.truncate(KEPT);
         }
         if highest {
-            self.best.push((dice, tile()?));
-            self.best.sort_by(|a, b| b.0.total_cmp(&a.0));
+            self.best.push(Kept { dice, number, tile: tile()? });
+            self.best.sort_by(|a, b| b.dice.total_cmp(&a.dice));
             self.best.truncate(KEPT);
         }
         Ok(())
     }
 
-    fn into_tiles(self) -> Vec<picture::Tile> {
-        self.worst.into_iter().chain(self.best).map(|(_, tile)| tile).collect()
+    /// The worst, then those of the best that are not among the worst.
+    fn into_tiles(self) -> Vec<sheet::Tile> {
+        let worst: HashSet<usize> = self.worst.iter().map(|kept| kept.number).collect();
+        let best = self.best.into_iter().filter(|kept| !worst.contains(&kept.number));
+        self.worst.into_iter().chain(best).map(|kept| kept.tile).collect()
     }
 }
 
-fn tile(
-    row: &Row,
-    image: &DynamicImage,
-    prediction: &Prediction,
-    truth: &GrayImage,
-    dice: f64,
-) -> Result<picture::Tile> {
-    let caption = format!("Dice {dice:.3}  {}\n{}\n{}", row.modality, row.question, prediction.answer);
-    Ok(picture::Tile { image: overlay(image, prediction, Some(truth))?, caption })
+fn tile(row: &Row, image: &DynamicImage, prediction: &Prediction, truth: &GrayImage, dice: f64) -> Result<sheet::Tile> {
+    Ok(sheet::Tile {
+        image: overlay(image, prediction, Some(truth))?,
+        frame: None,
+        name: row.image_path.display().to_string(),
+        shows: sheet::SHOWS_BOTH,
+        notes: format!("Dice {dice:.3}, {}: {} {}", row.modality, row.question, prediction.answer),
+    })
 }
 
-/// The picture with the predicted mask, and the truth where given.
+/// The image with the predicted mask and, if given, the ground truth.
 ///
 /// # Errors
-/// [`Error::Shape`] when sizes differ.
+/// [`Error::Shape`] if sizes differ.
 pub fn overlay(image: &DynamicImage, prediction: &Prediction, truth: Option<&GrayImage>) -> Result<RgbImage> {
     let (width, height) = prediction.size;
-    let mask = picture::probability_picture(&prediction.mask, width, height)?;
-    picture::overlay(&image.to_rgb8(), &mask, truth)
+    let mask = sheet::probability_image(&prediction.mask, width, height)?;
+    sheet::overlay(&image.to_rgb8(), &mask, truth)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::manifest::Split;
+
+    #[test]
+    fn a_sheet_shows_every_image_and_mask_once() {
+        let row = |image: &str, mask: &str| Row {
+            csv: PathBuf::new(),
+            line: 2,
+            modality: "skin".into(),
+            mask_path: mask.into(),
+            image_path: image.into(),
+            question: String::new(),
+            answer: String::new(),
+            position: None,
+            split: Split::Test,
+            synthetic: false,
+        };
+        let mut kept = Extremes::default();
+        let tile = |name: &str| {
+            Ok(sheet::Tile {
+                image: RgbImage::new(1, 1),
+                frame: None,
+                name: name.to_owned(),
+                shows: "",
+                notes: String::new(),
+            })
+        };
+        for (image, mask, dice, name) in [
+            ("a", "left", 0.9, "a left"),
+            ("a", "left", 0.1, "again"),
+            ("a", "right", 0.2, "a right"),
+            ("b", "b", 0.5, "b"),
+        ] {
+            kept.offer(&row(image, mask), dice, || tile(name)).expect("a tile");
+        }
+        let shown: Vec<String> = kept.into_tiles().into_iter().map(|tile| tile.name).collect();
+        assert_eq!(shown, ["a right", "b", "a left"]);
+    }
 }

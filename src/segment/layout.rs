@@ -1,47 +1,49 @@
-//! Where everything of a micro-batch stands, decided on the host from token ids alone, so that a pass over the model uses
-//! tensors of known shapes and never asks the host.
+//! Index tensors of a micro-batch: splice indices, positions, attention blocks, labels.
 //!
-//! A *sequence* of the language model holds the prefix of a text (all ids up to the image's, and the image) once, then
-//! the questions about that picture one after another. A question goes on from the prefix's positions and sees the
-//! prefix and itself, so its states are those of a sequence of its own. Without packing each sequence has one question.
+//! The CPU builds them from token ids alone, so the forward pass needs no host synchronisation.
 //!
-//! Legend: b pictures, q questions, s sequences, t tokens of the longest sequence, p image tokens, n supervised tokens,
-//! l tokens of the longest prompt (what the mask decoder reads of a question: all before the answer).
+//! A *sequence* of the language model starts with the prefix of a text: all ids up to the image token, and the image
+//! tokens. The questions about that image follow one after another. Position ids of each question continue from the
+//! prefix. A question attends to the prefix and to itself, so its states equal those of an unpacked sequence. Without
+//! packing, each sequence has one question.
+//!
+//! Legend: b images, q questions, s sequences, t tokens of the longest sequence, p image tokens, n supervised tokens,
+//! l tokens of the longest prompt. The prompt is everything before the answer; the mask decoder reads only the prompt.
 
 use super::Semantics;
 use crate::models::llava::IMAGE_TOKEN;
-use crate::models::mistral::Sight;
+use crate::models::mistral::AttentionPattern;
 use crate::tensor::{Device, Tensor};
 use std::ops::Range;
 
-/// One text about one picture.
+/// One text about one image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Question {
-    /// Real ids, one [`IMAGE_TOKEN`] among them.
+    /// Token ids without padding, with one [`IMAGE_TOKEN`].
     text: Vec<i64>,
-    /// Where the image's id stands in it.
+    /// Index of the image token in `text`.
     image_at: usize,
-    /// Where the answer begins (its length when there is none).
+    /// Index of the answer's first id in `text`; the length of `text` if there is no answer.
     answer_start: usize,
-    picture: usize,
+    image: usize,
     sequence: usize,
     /// Column of the first token after the prefix.
     start: usize,
 }
 
 impl Question {
-    /// Ids after the image's.
+    /// Ids after the image token.
     fn own(&self) -> &[i64] {
         &self.text[self.image_at + 1..]
     }
 
-    /// Ids before the image's.
+    /// Ids before the image token.
     fn before_image(&self) -> &[i64] {
         &self.text[..self.image_at]
     }
 }
 
-/// Lengths that shapes depend on.
+/// Lengths that determine tensor shapes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Sizes {
     /// Tokens of a sequence, t.
@@ -53,7 +55,7 @@ pub struct Sizes {
 }
 
 impl Sizes {
-    /// The next multiples of `steps`, each at least one.
+    /// Rounded up to the next multiples of `steps`, at least one step each.
     #[must_use]
     pub fn rounded_up(self, steps: Self) -> Self {
         let up = |size: usize, step: usize| size.max(1).next_multiple_of(step.max(1));
@@ -65,13 +67,35 @@ impl Sizes {
     }
 }
 
-/// Where every id, image token, prompt and label of a micro-batch stands.
+/// Sizes of the example batches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+pub struct Example {
+    /// Ids of a text, including the image token and the answer.
+    pub text_tokens: usize,
+    /// Ids of the answer, part of `text_tokens`.
+    pub answer_tokens: usize,
+    /// Modality classes.
+    pub num_classes: usize,
+    /// Longest generated answer in tokens: room in the key-value cache of a prediction.
+    pub new_tokens: usize,
+    /// Questions about each image.
+    pub questions: usize,
+}
+
+impl Example {
+    /// A long question and answer of PRS-Med's data, six modalities.
+    pub fn published() -> Self {
+        Self { text_tokens: 64, answer_tokens: 28, num_classes: 6, new_tokens: 8, questions: 1 }
+    }
+}
+
+/// Positions of every id, image token, prompt and label of a micro-batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     questions: Vec<Question>,
     /// Tokens of each sequence.
     lengths: Vec<usize>,
-    pictures: usize,
+    images: usize,
     image_tokens: usize,
     semantics: Semantics,
     needed: Sizes,
@@ -80,15 +104,16 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// `texts` hold the real ids of each question (padding already removed), each with exactly one [`IMAGE_TOKEN`];
-    /// `answer_starts` where the answers begin in them; `groups` how many questions each picture has, in their order;
-    /// `image_tokens` what a picture becomes.
+    /// - `texts`: ids of each question without padding, with exactly one [`IMAGE_TOKEN`].
+    /// - `answer_starts`: index of the answer's first id in each text.
+    /// - `groups`: number of questions of each image, in order.
+    /// - `image_tokens`: number of tokens that replace the image token.
     ///
-    /// Questions of a picture share a sequence where their ids up to the image are the same.
+    /// Questions of an image share a sequence if their ids up to the image token are the same. They never do under
+    /// semantics whose decoder reads more than prompts.
     ///
     /// # Panics
-    /// When a text has no image token or more than one, when `groups` do not add up, and when questions share a sequence
-    /// under semantics whose decoder reads more than prompts.
+    /// If a text does not have exactly one image token, or if `groups` do not add up to the number of texts.
     pub fn new(
         texts: Vec<Vec<i64>>,
         answer_starts: &[usize],
@@ -97,13 +122,13 @@ impl Layout {
         image_tokens: i64,
     ) -> Self {
         let image_tokens = usize::try_from(image_tokens).expect("a count of tokens");
-        assert_eq!(groups.iter().sum::<usize>(), texts.len(), "shape mismatch: questions of the pictures");
-        let pictures = groups.iter().enumerate().flat_map(|(picture, count)| std::iter::repeat_n(picture, *count));
+        assert_eq!(groups.iter().sum::<usize>(), texts.len(), "shape mismatch: questions of the images");
+        let images = groups.iter().enumerate().flat_map(|(image, count)| std::iter::repeat_n(image, *count));
         let (mut questions, mut lengths) = (Vec::<Question>::with_capacity(texts.len()), Vec::<usize>::new());
-        for ((text, answer_start), picture) in texts.into_iter().zip(answer_starts).zip(pictures) {
+        for ((text, answer_start), image) in texts.into_iter().zip(answer_starts).zip(images) {
             let image_at = image_of(&text);
             let shares = questions.last().is_some_and(|last| {
-                last.picture == picture && last.before_image() == &text[..image_at] && semantics.hides_answer()
+                last.image == image && last.before_image() == &text[..image_at] && semantics.hides_answer()
             });
             if !shares {
                 lengths.push(image_at + image_tokens);
@@ -111,12 +136,12 @@ impl Layout {
             let sequence = lengths.len() - 1;
             let start = lengths[sequence];
             lengths[sequence] += text.len() - image_at - 1;
-            questions.push(Question { text, image_at, answer_start: *answer_start, picture, sequence, start });
+            questions.push(Question { text, image_at, answer_start: *answer_start, image, sequence, start });
         }
         let mut layout = Self {
             questions,
             lengths,
-            pictures: groups.len(),
+            images: groups.len(),
             image_tokens,
             semantics,
             needed: Sizes { sequence: 0, supervised: 0, prompt: 0 },
@@ -132,11 +157,11 @@ impl Layout {
         layout
     }
 
-    /// The same with padding up to `sizes`: losses and gradients stay, the number of shapes becomes small. (Dropout draws
-    /// other numbers for other shapes.)
+    /// Layout padded to `sizes`, to reduce the number of different shapes. Losses and gradients do not change, except
+    /// that dropout draws other numbers for other shapes.
     ///
     /// # Panics
-    /// When something does not fit `sizes`, and under semantics whose decoder reads padding.
+    /// If the layout does not fit `sizes`, and under semantics whose decoder reads padding.
     #[must_use]
     pub fn padded_to(&self, sizes: Sizes) -> Self {
         assert!(self.semantics.hides_answer(), "the published decoder reads padding");
@@ -149,30 +174,30 @@ impl Layout {
         Self { sizes, is_padded: true, ..self.clone() }
     }
 
-    /// The pictures of `range` with their questions; padded to the same sizes where this is.
+    /// Layout of the images of `range` with their questions; padded to the same sizes if this layout is padded.
     #[must_use]
     pub fn part(&self, range: &Range<usize>) -> Self {
         let questions = &self.questions[self.questions_of(range)];
         let texts = questions.iter().map(|question| question.text.clone()).collect();
         let starts: Vec<usize> = questions.iter().map(|question| question.answer_start).collect();
-        let count = |picture| questions.iter().filter(|question| question.picture == picture).count();
+        let count = |image| questions.iter().filter(|question| question.image == image).count();
         let groups: Vec<usize> = range.clone().map(count).collect();
         let part = Self::new(texts, &starts, &groups, self.semantics, to_i64(self.image_tokens));
         if self.is_padded { part.padded_to(self.sizes) } else { part }
     }
 
-    /// The questions of the pictures of `range`, which stand one after another.
+    /// Indices of the questions about the images of `range`.
     pub fn questions_of(&self, range: &Range<usize>) -> Range<usize> {
-        let before = |picture: usize| self.questions.partition_point(|question| question.picture < picture);
+        let before = |image: usize| self.questions.partition_point(|question| question.image < image);
         before(range.start)..before(range.end)
     }
 
-    /// What fits without padding.
+    /// Sizes without padding.
     pub fn needed(&self) -> Sizes {
         self.needed
     }
 
-    /// What it is padded to.
+    /// Sizes with padding.
     pub fn sizes(&self) -> Sizes {
         self.sizes
     }
@@ -182,9 +207,9 @@ impl Layout {
         self.questions.len()
     }
 
-    /// Pictures, b.
-    pub fn pictures(&self) -> usize {
-        self.pictures
+    /// Images, b.
+    pub fn images(&self) -> usize {
+        self.images
     }
 
     /// Sequences, s.
@@ -197,44 +222,44 @@ impl Layout {
         self.needed.supervised
     }
 
-    /// The semantics it was made for.
+    /// Semantics of the layout.
     pub fn semantics(&self) -> Semantics {
         self.semantics
     }
 
-    /// Whether a sequence holds more than one question.
+    /// True if a sequence holds more than one question.
     pub fn is_packed(&self) -> bool {
         self.questions.len() > self.lengths.len()
     }
 
-    /// Puts it on `device`.
-    pub fn to_device(&self, device: Device) -> Places {
+    /// Builds the index tensors and copies them to `device`.
+    pub fn to_device(&self, device: Device) -> DeviceLayout {
         let numbers = |values: Vec<i64>| Tensor::from_slice(&values).to_device(device);
         let flags = |values: Vec<bool>| Tensor::from_slice(&values).to_device(device);
         let [s, t, q, l] = [self.sequences(), self.sizes.sequence, self.questions(), self.sizes.prompt].map(to_i64);
-        let (positions, labels) = self.supervised_positions();
+        let (positions, labels) = self.supervised_targets();
         let is_ragged = self.lengths.iter().any(|length| *length < self.sizes.sequence);
-        let order = if self.is_packed() {
+        let attention = if self.is_packed() {
             let (positions, blocks) = self.packed();
-            Order::Packed { positions: numbers(positions).view([s, t]), blocks: numbers(blocks).view([s, t]) }
+            AttentionLayout::Packed { positions: numbers(positions).view([s, t]), blocks: numbers(blocks).view([s, t]) }
         } else if is_ragged && !self.semantics.hides_answer() {
             // causal attention hides right-padding from real tokens; only `reference` reads the padding's own states
-            Order::Padded(flags(self.real()).view([s, t]))
+            AttentionLayout::Padded(flags(self.real()).view([s, t]))
         } else {
-            Order::Causal
+            AttentionLayout::Causal
         };
-        let is_one_each = self.questions.iter().enumerate().all(|(index, question)| question.picture == index);
+        let is_one_each = self.questions.iter().enumerate().all(|(index, question)| question.image == index);
         let has_short_prompts =
             self.is_padded || self.questions.iter().any(|question| self.prompt(question) < self.sizes.prompt);
-        Places {
+        DeviceLayout {
             ids: numbers(self.ids()),
             index: numbers(self.splice_index()).view([s, t]),
-            order,
+            attention,
             prompt: self.semantics.hides_answer().then(|| numbers(self.prompt_index()).view([q, l])),
             prompt_keep: (self.semantics.hides_answer() && has_short_prompts)
                 .then(|| flags(self.prompt_keep()).view([q, l])),
-            pictures: (!is_one_each)
-                .then(|| numbers(self.questions.iter().map(|question| to_i64(question.picture)).collect())),
+            images: (!is_one_each)
+                .then(|| numbers(self.questions.iter().map(|question| to_i64(question.image)).collect())),
             supervised: numbers(positions),
             labels: numbers(labels),
         }
@@ -245,18 +270,19 @@ impl Layout {
         question.image_at + self.image_tokens
     }
 
-    /// Tokens before the answer, the image's included.
+    /// Tokens before the answer, including the image tokens.
     fn prompt(&self, question: &Question) -> usize {
         self.spliced(question, question.answer_start)
     }
 
-    /// Where id `index` of a question's text lands once the image is spliced in (the image's id on its first token).
+    /// Token index of id `index` of a text after the image tokens replace the image token. The image token maps to the
+    /// first of them.
     fn spliced(&self, question: &Question, index: usize) -> usize {
         if index <= question.image_at { index } else { index - 1 + self.image_tokens }
     }
 
-    /// Place of a question's spliced token in all sequences, `[s * t]`.
-    fn place(&self, question: &Question, token: usize) -> usize {
+    /// Flat index in `[s * t]` of token `token` of a question, counted with image tokens.
+    fn flat_index(&self, question: &Question, token: usize) -> usize {
         let prefix = self.prefix(question);
         let column = if token < prefix { token } else { question.start + token - prefix };
         question.sequence * self.sizes.sequence + column
@@ -273,12 +299,12 @@ impl Layout {
         })
     }
 
-    /// Ids that a sequence has room for.
+    /// Ids per padded sequence, not counting image tokens.
     fn room(&self) -> usize {
         self.sizes.sequence - self.image_tokens
     }
 
-    /// Ids of all sequences without images, each padded to the same length.
+    /// Ids of all sequences without image tokens, each padded to the same length.
     fn ids(&self) -> Vec<i64> {
         let mut ids = vec![0; self.sequences() * self.room()];
         for question in &self.questions {
@@ -289,17 +315,17 @@ impl Layout {
         ids
     }
 
-    /// For every place the row of `[embedded ids; image tokens; 0]` that belongs there.
+    /// For each token of `[s * t]`, the row of `[embedded ids; image tokens; 0]` to take.
     fn splice_index(&self) -> Vec<i64> {
         let (room, p, t) = (self.room(), self.image_tokens, self.sizes.sequence);
         let images = self.sequences() * room;
-        let mut index = vec![images + self.pictures * p; self.sequences() * t];
+        let mut index = vec![images + self.images * p; self.sequences() * t];
         for question in &self.questions {
             let row = &mut index[question.sequence * t..][..self.lengths[question.sequence]];
             for (column, slot) in row.iter_mut().enumerate() {
                 *slot = match column.checked_sub(question.image_at) {
                     None => question.sequence * room + column,
-                    Some(token) if token < p => images + question.picture * p + token,
+                    Some(token) if token < p => images + question.image * p + token,
                     Some(_) => question.sequence * room + column - p,
                 };
             }
@@ -307,7 +333,8 @@ impl Layout {
         index.into_iter().map(to_i64).collect()
     }
 
-    /// Position and block of every place: block 0 is the prefix, the others are the questions, the last is padding.
+    /// Position id and attention block of each token: block 0 is the prefix, the last block is padding, the blocks
+    /// between are the questions.
     fn packed(&self) -> (Vec<i64>, Vec<i64>) {
         let t = self.sizes.sequence;
         let padding = self.questions.len() + 1;
@@ -327,18 +354,18 @@ impl Layout {
         (numbers(positions), numbers(blocks))
     }
 
-    /// Whether a place holds a token.
+    /// For each token of `[s * t]`, false for padding.
     fn real(&self) -> Vec<bool> {
         self.lengths.iter().flat_map(|length| (0..self.sizes.sequence).map(move |column| column < *length)).collect()
     }
 
-    /// Places of the prompts' tokens; padding takes the first.
+    /// Flat indices of the prompts' tokens; padding repeats the first token.
     fn prompt_index(&self) -> Vec<i64> {
-        let places = self.questions.iter().flat_map(|question| {
+        let indices = self.questions.iter().flat_map(|question| {
             let end = self.prompt(question);
-            (0..self.sizes.prompt).map(move |token| self.place(question, if token < end { token } else { 0 }))
+            (0..self.sizes.prompt).map(move |token| self.flat_index(question, if token < end { token } else { 0 }))
         });
-        places.map(to_i64).collect()
+        indices.map(to_i64).collect()
     }
 
     fn prompt_keep(&self) -> Vec<bool> {
@@ -346,11 +373,11 @@ impl Layout {
         ends.flat_map(|end| (0..self.sizes.prompt).map(move |token| token < end)).collect()
     }
 
-    /// Places of the states that predict supervised tokens, and those tokens.
-    fn supervised_positions(&self) -> (Vec<i64>, Vec<i64>) {
+    /// Flat indices of the states that predict supervised tokens, and the ids of those tokens.
+    fn supervised_targets(&self) -> (Vec<i64>, Vec<i64>) {
         let pairs = self.supervised().map(|(question, index)| {
             // the state just before a token predicts it
-            (to_i64(self.place(question, self.spliced(question, index) - 1)), question.text[index])
+            (to_i64(self.flat_index(question, self.spliced(question, index) - 1)), question.text[index])
         });
         let (mut positions, mut labels): (Vec<_>, Vec<_>) = pairs.unzip();
         positions.resize(self.sizes.supervised, 0);
@@ -359,65 +386,65 @@ impl Layout {
     }
 }
 
-/// A label that counts for nothing.
+/// Label that the text loss ignores.
 pub const IGNORED: i64 = -100;
 
-/// What the tokens of the language model see, and where they stand.
+/// Attention mask and position ids of a forward pass.
 #[derive(Debug)]
-enum Order {
+enum AttentionLayout {
     Causal,
     Padded(Tensor),
     Packed { positions: Tensor, blocks: Tensor },
 }
 
-/// A [`Layout`] on a device.
+/// Index tensors of a [`Layout`] on a device.
 #[derive(Debug)]
-pub struct Places {
+pub struct DeviceLayout {
     /// Ids of all sequences without images, `[s (t - p)]` i64.
     pub ids: Tensor,
-    /// For every place the row of `[embedded ids; image tokens; 0]` that belongs there, `[s, t]` i64.
+    /// For each token, the row of `[embedded ids; image tokens; 0]` to take, `[s, t]` i64.
     pub index: Tensor,
-    order: Order,
-    /// Places of each question's prompt, `[q, l]` i64; `None` where the decoder reads all states.
+    attention: AttentionLayout,
+    /// Flat indices of each question's prompt, `[q, l]` i64; `None` if the decoder reads all states.
     pub prompt: Option<Tensor>,
-    /// `[q, l]` bool, false = padding; `None` without any.
+    /// `[q, l]` bool, false = padding; `None` without padding.
     pub prompt_keep: Option<Tensor>,
-    /// Picture of each question, `[q]` i64; `None` where each has its own.
-    pub pictures: Option<Tensor>,
-    /// Places of the states that predict supervised tokens, `[n]` i64.
+    /// Image of each question, `[q]` i64; `None` if each question has its own image.
+    pub images: Option<Tensor>,
+    /// Flat indices of the states that predict supervised tokens, `[n]` i64.
     pub supervised: Tensor,
-    /// Those tokens, `[n]` i64; [`IGNORED`] for padding.
+    /// Ids of the supervised tokens, `[n]` i64; [`IGNORED`] for padding.
     pub labels: Tensor,
 }
 
-impl Places {
-    /// What the tokens of the language model see, and where they stand.
-    pub fn sight(&self) -> Sight<'_> {
-        match &self.order {
-            Order::Causal => Sight::Causal,
-            Order::Padded(keep) => Sight::Padded(keep),
-            Order::Packed { positions, blocks } => Sight::Packed { positions, blocks },
+impl DeviceLayout {
+    /// Attention mask and position ids of a forward pass.
+    pub fn attention(&self) -> AttentionPattern<'_> {
+        match &self.attention {
+            AttentionLayout::Causal => AttentionPattern::Causal,
+            AttentionLayout::Padded(keep) => AttentionPattern::Padded(keep),
+            AttentionLayout::Packed { positions, blocks } => AttentionPattern::Packed { positions, blocks },
         }
     }
 
-    /// All tensors, in an order that depends on the layout's kind alone.
+    /// All tensors. Their number and order depend only on the kind of attention and on the options of the layout.
     pub fn tensors(&self) -> Vec<&Tensor> {
         let mut all = vec![&self.ids, &self.index];
-        match &self.order {
-            Order::Causal => {}
-            Order::Padded(keep) => all.push(keep),
-            Order::Packed { positions, blocks } => all.extend([positions, blocks]),
+        match &self.attention {
+            AttentionLayout::Causal => {}
+            AttentionLayout::Padded(keep) => all.push(keep),
+            AttentionLayout::Packed { positions, blocks } => all.extend([positions, blocks]),
         }
-        all.extend([&self.prompt, &self.prompt_keep, &self.pictures].into_iter().flatten());
+        all.extend([&self.prompt, &self.prompt_keep, &self.images].into_iter().flatten());
         all.extend([&self.supervised, &self.labels]);
         all
     }
 }
 
 fn image_of(text: &[i64]) -> usize {
-    let mut places = text.iter().enumerate().filter(|(_, id)| **id == IMAGE_TOKEN).map(|(index, _)| index);
-    let first = places.next().expect("shape mismatch: a text without an image token");
-    assert!(places.next().is_none(), "shape mismatch: a text with more than one image token");
+    let mut indices = text.iter().enumerate().filter(|(_, id)| **id == IMAGE_TOKEN).map(|(index, _)| index);
+    let first = indices.next().expect("shape mismatch: a text without an image token");
+    assert!(indices.next().is_none(), "shape mismatch: a text with more than one image token");
     first
 }
 
@@ -447,14 +474,14 @@ mod tests {
             [0, 12, 13, 1, 2, 3, 4, 14, 15, 5, 6, zero, 8, 16, 17, 9, zero, zero].map(i64::from)
         );
         assert_eq!(layout.prompt_index(), [0, 1, 2, 3, 4, 6, 7, 8, 9, 6, 12, 13, 14, 12, 12]);
-        assert_eq!(layout.supervised_positions(), (vec![4, 9, 14], vec![7, 9, 5]));
+        assert_eq!(layout.supervised_targets(), (vec![4, 9, 14], vec![7, 9, 5]));
         assert!(!layout.is_packed());
     }
 
     #[test]
-    fn questions_of_a_picture_share_its_tokens() {
+    fn questions_of_an_image_share_its_tokens() {
         let layout = layout(Semantics::Corrected, &[2, 1]);
-        assert_eq!((layout.sequences(), layout.pictures(), layout.is_packed()), (2, 2, true));
+        assert_eq!((layout.sequences(), layout.images(), layout.is_packed()), (2, 2, true));
         assert_eq!(layout.sizes(), Sizes { sequence: 8, supervised: 3, prompt: 5 });
         assert_eq!(layout.ids(), [1, 5, 6, 7, 8, 9, 1, 5, 0, 0, 0, 0]);
         let (positions, blocks) = layout.packed();
@@ -462,30 +489,30 @@ mod tests {
         assert_eq!(blocks[..8], [0, 0, 0, 1, 1, 1, 2, 2]);
         assert_eq!(blocks[8..], [0, 0, 0, 3, 4, 4, 4, 4]);
         assert_eq!(layout.prompt_index()[5..10], [0, 1, 2, 6, 0]);
-        // the first own token is predicted by the prefix
-        assert_eq!(layout.supervised_positions(), (vec![4, 6, 10], vec![7, 9, 5]));
+        // the prefix predicts the first token of a question
+        assert_eq!(layout.supervised_targets(), (vec![4, 6, 10], vec![7, 9, 5]));
     }
 
     #[test]
-    fn other_prefixes_and_other_pictures_have_sequences_of_their_own() {
+    fn questions_with_different_prefixes_have_separate_sequences() {
         let texts = vec![vec![1, IMAGE_TOKEN, 5], vec![2, IMAGE_TOKEN, 5], vec![2, IMAGE_TOKEN, 6]];
         let layout = Layout::new(texts, &[2, 2, 2], &[3], Semantics::Corrected, 2);
-        assert_eq!((layout.sequences(), layout.pictures()), (2, 1));
+        assert_eq!((layout.sequences(), layout.images()), (2, 1));
         assert_eq!(layout.splice_index()[..4], [0, 6, 7, 1].map(i64::from));
         assert_eq!(layout.questions.iter().map(|q| q.sequence).collect::<Vec<_>>(), [0, 1, 1]);
     }
 
     #[test]
-    fn the_published_semantics_reads_whole_texts() {
+    fn reference_semantics_supervises_whole_texts() {
         let layout = layout(Semantics::Reference, &[1, 1, 1]);
         assert_eq!(layout.needed().supervised, 3 + 2 + 1);
         assert_eq!(layout.real().iter().filter(|real| **real).count(), 6 + 5 + 4);
     }
 
     #[test]
-    fn parts_keep_whole_pictures_and_padding() {
+    fn parts_keep_whole_images_and_padding() {
         let whole = layout(Semantics::Corrected, &[2, 0, 1]);
-        assert_eq!([0..1, 1..2, 1..3].map(|pictures| whole.questions_of(&pictures)), [0..2, 2..2, 2..3]);
+        assert_eq!([0..1, 1..2, 1..3].map(|images| whole.questions_of(&images)), [0..2, 2..2, 2..3]);
         let texts = |of: &[&[i64]]| of.iter().map(|text| text.to_vec()).collect();
         let first = Layout::new(texts(&PACKED[..2]), &[4, 3], &[2], Semantics::Corrected, 2);
         assert_eq!(whole.part(&(0..1)), first);
@@ -495,13 +522,13 @@ mod tests {
     }
 
     #[test]
-    fn padding_repeats_places_and_ignores_labels() {
+    fn padding_repeats_the_first_token_and_has_ignored_labels() {
         let plain = layout(Semantics::Corrected, &[2, 1]);
         let sizes = plain.needed().rounded_up(Sizes { sequence: 16, supervised: 4, prompt: 8 });
         assert_eq!(sizes, Sizes { sequence: 16, supervised: 4, prompt: 8 });
         let padded = plain.padded_to(sizes);
         assert_eq!((padded.ids().len(), padded.splice_index().len()), (2 * 14, 2 * 16));
-        assert_eq!(padded.supervised_positions(), (vec![4, 6, 18, 0], vec![7, 9, 5, IGNORED]));
+        assert_eq!(padded.supervised_targets(), (vec![4, 6, 18, 0], vec![7, 9, 5, IGNORED]));
         assert_eq!(padded.prompt_keep().iter().filter(|keep| **keep).count(), 5 + 4 + 3);
         assert_eq!(padded.tokens(), 3);
     }

@@ -1,5 +1,5 @@
-//! PRS-Med's losses of masks and classes, as sums over samples: the caller divides by the effective batch. (The text's is
-//! [`crate::tensor::autograd::linear_cross_entropy`].)
+//! Losses of masks and classes, as sums over samples: the caller divides by the effective batch. The text loss is
+//! [`crate::tensor::autograd::linear_cross_entropy`].
 //!
 //! Legend: p logits, m mask in 0..=1, w boundary weight `1 + 5 |avgpool31(m) - m|`, s sigmoid.
 
@@ -26,7 +26,6 @@ pub fn boundary_weights(mask: &Tensor) -> Tensor {
         let half = WINDOW / 2;
         let padded = mask.constant_pad_nd([half + 1, half, half + 1, half]);
         let sums = window_sum(&window_sum(&padded, 2, h), 3, w);
-        #[expect(clippy::cast_precision_loss, reason = "31 squared")]
         let area = (WINDOW * WINDOW) as f64;
         (sums / area - mask).abs_() * 5.0 + 1.0
     })
@@ -49,7 +48,6 @@ pub fn structure(logits: &Tensor, mask: &Tensor, semantics: Semantics) -> Tensor
         (sum(&(each * &weights)) / sum(&weights)).sum(Kind::Float)
     } else {
         let mean = logits.binary_cross_entropy_with_logits(mask, None::<&Tensor>, None::<&Tensor>, Reduction::Mean);
-        #[expect(clippy::cast_precision_loss, reason = "batch sizes are small")]
         let samples = b as f64;
         mean * samples
     };

@@ -1,47 +1,49 @@
-//! A run without adapters: `W + scale B A`, computed in fp32, in place of every adapted weight `W`.
+//! Merges LoRA adapters into the weights of a run: `W + scale B A`, computed in fp32, for every adapted weight `W`.
 //!
-//! The result is a checkpoint folder whose `base/` holds language model, projector and tower as transformers reads a
-//! Mistral (`config.json`, tokenizer, shards; the other keys it leaves), and whose description says rank 0. Tensors are
-//! read, changed and written one at a time.
+//! The result is a checkpoint folder whose description has rank 0. Its `base/` contains language model, projector and
+//! vision tower with `config.json`, tokenizer and shards. Transformers reads it as a Mistral and ignores the other
+//! keys. Tensors are read, changed and written one at a time.
 
+use super::assembly::DESCRIPTION;
+use super::needs;
 use super::setup::{self, Build, Description, RunOverrides};
-use super::weights::{ADAPTER, DESCRIPTION, base_config, base_of, part_file};
+use super::weights::{ADAPTER, base_config, base_of, part_file};
 use crate::data::text::TextTokenizer;
 use crate::event::{Event, Observer};
 use crate::models::prsmed::TOWER_PREFIX;
 use crate::nn::Quantization;
-use crate::tensor::weights::{Archive, Spec, Staged};
+use crate::tensor::weights::{Archive, Staged, TensorSpec};
 use crate::tensor::{Device, Kind, Tensor, guard, no_grad};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// How a run is merged.
+/// Options of a merge.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Where base and tower are, when not where the run says.
+    /// Other paths of base and vision tower than those that the run names.
     pub overrides: RunOverrides,
     /// Dtype of the written base; `None`: as each tensor is stored.
     pub kind: Option<Kind>,
-    /// Most bytes of a shard, unless one tensor alone has more.
+    /// Largest size of a shard in bytes, unless one tensor is larger.
     pub shard_bytes: u64,
 }
 
-/// What was written.
+/// Summary of a merge.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Merged {
     /// Weights that had an adapter.
     pub adapters: usize,
     /// Files of the base.
     pub shards: usize,
-    /// Their tensors, bytes.
+    /// Bytes of the tensors in these files.
     pub bytes: u64,
 }
 
 /// Writes the run in `folder` without adapters to `out`, which must not exist.
 ///
 /// # Errors
-/// [`Error::Config`] when `out` exists or the run has no adapters; [`Error::Weights`] for keys that do not fit, and as
+/// [`Error::Config`] if `out` exists or the run has no adapters; [`Error::Weights`] for keys that do not fit, and as
 /// [`setup::open`]; [`Error::Io`].
 pub fn merge(folder: &Path, out: &Path, settings: &Settings, build: Build, observer: &dyn Observer) -> Result<Merged> {
     if out.exists() {
@@ -49,11 +51,11 @@ pub fn merge(folder: &Path, out: &Path, settings: &Settings, build: Build, obser
     }
     let description = setup::described(folder, &settings.overrides, build)?;
     if description.sizes.lora.rank == 0 {
-        let hint = "use it as it is: `prsmed predict` and `prsmed eval` take it";
-        return Err(Error::config("RUN", "it has no adapters, it was merged already", hint));
+        let hint = "use it unchanged with `prsmed predict` and `prsmed eval`";
+        return Err(Error::config("RUN", "the run has no adapters: they are already merged", hint));
     }
     let base = Base::open(folder, &description, build)?;
-    let tokenizer = TextTokenizer::open(&folder.join("tokenizer"))?;
+    let tokenizer = TextTokenizer::open(&needs::tokenizer_folder(folder, base.archive.path()))?;
     let mut staged = Staged::begin(out)?;
     let merged = base.write(&mut staged, settings, observer)?;
     write_parts(folder, &description, &mut staged)?;
@@ -82,7 +84,7 @@ fn without_adapters(mut description: Description) -> Description {
     description
 }
 
-/// How transformers calls a dtype.
+/// Name of a dtype in transformers.
 fn torch_name(kind: Kind) -> Option<&'static str> {
     match kind {
         Kind::Float => Some("float32"),
@@ -104,12 +106,15 @@ impl Base {
     fn open(folder: &Path, description: &Description, build: Build) -> Result<Self> {
         let (base, tower) = base_of(folder, description, build)?;
         let lora = description.sizes.lora;
-        #[expect(clippy::cast_precision_loss, reason = "a rank is small")]
         let scale = lora.alpha / lora.rank as f64;
         let archive = Archive::open(&base)?;
         if let Some(name) = archive.names().iter().find(|name| archive.is_quantized(name)) {
-            let hint = "give the base that it was made from: `--base WHERE`";
-            return Err(Error::weights(&base, format!("`{name}` is stored in 4 bits, which cannot be added to"), hint));
+            let hint = "give the unquantized base with `--base WHERE`";
+            return Err(Error::weights(
+                &base,
+                format!("`{name}` has 4-bit weights, which adapters cannot be added to"),
+                hint,
+            ));
         }
         Ok(Self {
             archive,
@@ -127,7 +132,7 @@ impl Base {
         }
     }
 
-    /// All keys but known leftovers; a separate tower stands for one inside the base.
+    /// All keys without those that may stay unused. A separate tower replaces the one inside the base.
     fn keys(&self) -> Vec<String> {
         let own = self.archive.names().iter().filter(|n| self.tower.is_none() || !n.starts_with(TOWER_PREFIX));
         let tower = self.tower.iter().flat_map(Archive::names).filter(|name| name.starts_with("vision_model."));
@@ -142,7 +147,7 @@ impl Base {
         (self.adapters.contains(&a) && self.adapters.contains(&b)).then_some([a, b])
     }
 
-    /// What is written for `key`, in `kind`.
+    /// Reads the tensor of `key`, with its adapter added, in `kind`.
     fn read(&self, key: &str, kind: Kind) -> Result<Tensor> {
         let (archive, name) = self.place(key);
         let weight = archive.read(name)?;
@@ -156,7 +161,7 @@ impl Base {
         guard::guard(|| Ok(no_grad(|| (weight.to_kind(Kind::Float) + b.matmul(&a) * self.scale).to_kind(kind))))
     }
 
-    fn specs(&self, kind: Option<Kind>) -> Result<Vec<Spec>> {
+    fn specs(&self, kind: Option<Kind>) -> Result<Vec<TensorSpec>> {
         let spec = |key: String| {
             let (archive, name) = self.place(&key);
             let info = archive.info(name).ok_or_else(|| {
@@ -166,7 +171,7 @@ impl Base {
             let float = matches!(stored, Kind::Float | Kind::BFloat16 | Kind::Half | Kind::Double);
             let kind = kind.filter(|_| float).unwrap_or(stored);
             let shape = info.shape.clone();
-            Ok(Spec { name: key, kind, shape })
+            Ok(TensorSpec { name: key, kind, shape })
         };
         self.keys().into_iter().map(spec).collect()
     }
@@ -186,28 +191,28 @@ impl Base {
         let specs = self.specs(settings.kind)?;
         let adapters = specs.iter().filter(|spec| self.factors(&spec.name).is_some()).count();
         self.check_adapters(adapters)?;
-        let bytes = specs.iter().map(Spec::bytes).sum();
+        let bytes = specs.iter().map(TensorSpec::bytes).sum();
         let shards = shards(specs, settings.shard_bytes);
         observer.on(&Event::Started { phase: "merge".into(), total: bytes, unit: "bytes" });
         let mut done = 0;
-        let mut places = BTreeMap::new();
+        let mut files = BTreeMap::new();
         for (i, specs) in shards.iter().enumerate() {
             let file = match shards.len() {
                 1 => "model.safetensors".to_owned(),
                 count => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
             };
-            let of: BTreeMap<&str, &Spec> = specs.iter().map(|spec| (spec.name.as_str(), spec)).collect();
+            let of: BTreeMap<&str, &TensorSpec> = specs.iter().map(|spec| (spec.name.as_str(), spec)).collect();
             staged.write_one_by_one(&format!("base/{file}"), specs, &mut |name| {
                 let tensor = self.read(name, of[name].kind)?;
                 done += of[name].bytes();
                 observer.on(&Event::Advanced { done });
                 Ok(tensor)
             })?;
-            places.extend(specs.iter().map(|spec| (spec.name.clone(), file.clone())));
+            files.extend(specs.iter().map(|spec| (spec.name.clone(), file.clone())));
         }
         observer.on(&Event::Finished);
         if shards.len() > 1 {
-            let index = serde_json::json!({ "metadata": { "total_size": bytes }, "weight_map": places });
+            let index = serde_json::json!({ "metadata": { "total_size": bytes }, "weight_map": files });
             let index = serde_json::to_vec_pretty(&index).expect("plain values serialise");
             staged.write_bytes("base/model.safetensors.index.json", &index)?;
         }
@@ -215,8 +220,8 @@ impl Base {
     }
 }
 
-/// Parts of at most `most` bytes, in order.
-fn shards(specs: Vec<Spec>, most: u64) -> Vec<Vec<Spec>> {
+/// Splits `specs` into shards of at most `most` bytes, in order.
+fn shards(specs: Vec<TensorSpec>, most: u64) -> Vec<Vec<TensorSpec>> {
     let (mut shards, mut held) = (vec![Vec::new()], 0);
     for spec in specs {
         let bytes = spec.bytes();
@@ -230,7 +235,7 @@ fn shards(specs: Vec<Spec>, most: u64) -> Vec<Vec<Spec>> {
     shards
 }
 
-/// Image encoder, decoder and class head as they are; a class head of zeros for old published folders, which have none.
+/// Copies image encoder, decoder and class head. Old published folders have no class head and get one of zeros.
 fn write_parts(folder: &Path, description: &Description, staged: &mut Staged) -> Result<()> {
     for part in ["image_encoder", "mask_decoder", "cls"] {
         let file = part_file(folder, part);
@@ -246,9 +251,9 @@ fn write_parts(folder: &Path, description: &Description, staged: &mut Staged) ->
         let archive = Archive::open(&file)?;
         let spec = |name: &String| {
             let info = archive.info(name).expect("a listed name");
-            Spec { name: name.clone(), kind: info.kind, shape: info.shape.clone() }
+            TensorSpec { name: name.clone(), kind: info.kind, shape: info.shape.clone() }
         };
-        let specs: Vec<Spec> = archive.names().iter().map(spec).collect();
+        let specs: Vec<TensorSpec> = archive.names().iter().map(spec).collect();
         staged.write_one_by_one(&target, &specs, &mut |name| archive.read(name))?;
     }
     Ok(())
@@ -260,9 +265,10 @@ mod tests {
 
     #[test]
     fn shards_are_small_and_complete() {
-        let spec = |i: i64| Spec { name: i.to_string(), kind: Kind::Half, shape: vec![i, 5] };
+        let spec = |i: i64| TensorSpec { name: i.to_string(), kind: Kind::Half, shape: vec![i, 5] };
         let of = |most| shards((1..6).map(spec).collect(), most);
-        let sizes = |most| of(most).iter().map(|shard| shard.iter().map(Spec::bytes).sum::<u64>()).collect::<Vec<_>>();
+        let sizes =
+            |most| of(most).iter().map(|shard| shard.iter().map(TensorSpec::bytes).sum::<u64>()).collect::<Vec<_>>();
         assert_eq!(sizes(1000), [150]);
         assert_eq!(sizes(60), [60, 40, 50]);
         assert_eq!(sizes(1), [10, 20, 30, 40, 50]);

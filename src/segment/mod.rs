@@ -1,23 +1,33 @@
-//! The PRS-Med task: its loss, training task, run folders and their merging, prediction, evaluation, trace.
+//! The PRS-Med task: losses, training, run folders, merging of adapters, prediction, evaluation.
 //!
-//! Read [`step`] first: one pass of the model over a micro-batch, the same for training, evaluation and trace.
+//! Read [`step`] first: one pass of the model over a micro-batch, the same for training and evaluation.
 
-mod ahead;
+mod assembly;
+pub mod config;
+pub mod dry_run;
 pub mod evaluate;
-pub mod fit;
 pub mod layout;
 pub mod loss;
 pub mod merge;
+pub mod needs;
 pub mod predict;
+mod prefetch;
 mod quantized;
-pub mod rehearsal;
+pub mod run_config;
 pub mod semantics;
 pub mod setup;
-pub mod sight;
 pub mod step;
 pub mod task;
-pub mod trace;
+pub mod training;
+mod validation;
+pub mod vision_features;
 pub mod weights;
 
+pub use assembly::Assembly;
+pub use config::{DataConfig, ModelConfig};
+pub use run_config::RunConfig;
 pub use semantics::Semantics;
-pub use setup::{Assembly, ModelConfig};
+pub use training::{Run, Training};
+
+#[cfg(test)]
+mod oracle_tests;

@@ -1,40 +1,44 @@
-//! One picture and one question: an answer, and a mask at the picture's own size.
+//! Prediction: an answer and a mask for one image and one question. The mask has the size of the image.
 //!
-//! The prompt goes through the language model once; its states make the mask and its key-value cache starts the answer.
+//! The language model processes the prompt once. The mask decoder reads its states, and generation of the answer
+//! starts from its key-value cache.
 
 use super::Semantics;
 use super::layout::Layout;
-use super::setup::Assembly;
+use super::needs;
+use super::setup::{self, Assembly, Build, RunOverrides};
 use super::step;
-use super::task::values;
+use super::validation::values;
 use crate::data::image::{clip_pixels, sam_pixels};
 use crate::data::text::{self, AnswerStream};
 use crate::models::mask_decoder;
 use crate::models::mistral::KvCache;
 use crate::models::prsmed::PrsMed;
+use crate::runtime::Runtime;
 use crate::tensor::{Device, Kind, Tensor, dims, guard, ledger, meta, no_grad};
 use crate::{Error, Result};
 use image::DynamicImage;
+use std::path::Path;
 
-/// What to look at and what to ask.
+/// Image and question of a prediction.
 #[derive(Debug)]
 pub struct Request<'a> {
     /// 8-bit grey or RGB.
-    pub picture: &'a DynamicImage,
-    /// The question, without template.
+    pub image: &'a DynamicImage,
+    /// The question without the prompt template.
     pub question: &'a str,
     /// Longest answer in tokens.
     pub max_new_tokens: usize,
 }
 
-/// What the model says.
+/// Answer, mask and classes of a prediction.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prediction {
-    /// The answer, cleaned of template remains.
+    /// The answer without remains of the template.
     pub answer: String,
-    /// Tokens generated, the end token included.
+    /// Number of generated tokens, including the end token.
     pub new_tokens: usize,
-    /// Mask probabilities at the picture's size, row-major.
+    /// Mask probabilities at the image's size, row-major.
     pub mask: Vec<f32>,
     /// `(width, height)` in pixels.
     pub size: (u32, u32),
@@ -42,7 +46,36 @@ pub struct Prediction {
     pub classes: Vec<f32>,
 }
 
-/// Answers `request`; `on_text` hears the answer piece by piece.
+impl Assembly {
+    /// The model of a run folder (`best/`, else `last/`) or of a published PRS-Med folder, in the device's usual
+    /// precision: fp32 on the CPU, bf16 on a GPU.
+    ///
+    /// # Errors
+    /// As [`setup::open`], and [`Error::Weights`] for another folder.
+    pub fn open(run: &Path, runtime: &Runtime) -> Result<Self> {
+        let build = Build {
+            device: runtime.device(),
+            kind: if runtime.device() == Device::Cpu { Kind::Float } else { Kind::BFloat16 },
+            seed: 0,
+            locate: &|spec| runtime.locate(spec),
+            allow_partial: false,
+            cache: runtime.cache(),
+        };
+        setup::open(&needs::checkpoint_of(run)?, &RunOverrides::default(), build)
+    }
+
+    /// Answers a question about an image with a mask and a text.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for an empty question; typed errors of libtorch.
+    pub fn predict(&self, image: &DynamicImage, question: &str) -> Result<Prediction> {
+        /// Longest answer, tokens.
+        const MAX_NEW_TOKENS: usize = 128;
+        predict(self, &Request { image, question, max_new_tokens: MAX_NEW_TOKENS }, |_| ())
+    }
+}
+
+/// Answers `request`; `on_text` receives the answer piece by piece.
 ///
 /// # Errors
 /// [`Error::Config`] for an empty question; typed errors of libtorch.
@@ -55,9 +88,9 @@ pub fn predict(assembly: &Assembly, request: &Request, mut on_text: impl FnMut(&
 
 fn run(assembly: &Assembly, request: &Request, on_text: &mut dyn FnMut(&str)) -> Result<Prediction> {
     let Assembly { model, tokenizer, description, .. } = assembly;
-    let images = pixels(assembly, request.picture)?;
+    let images = pixels(assembly, request.image)?;
     let prompt = text::question_prompt(tokenizer, request.question)?;
-    let size = (request.picture.width(), request.picture.height());
+    let size = (request.image.width(), request.image.height());
     let mut stream = AnswerStream::default();
     let mut ids = Vec::new();
     let Parts { mask, classes } = answer(model, &images, prompt.ids, size, request.max_new_tokens, &mut |id| {
@@ -73,13 +106,14 @@ fn run(assembly: &Assembly, request: &Request, on_text: &mut dyn FnMut(&str)) ->
     Ok(Prediction { answer, new_tokens: ids.len(), mask, size, classes })
 }
 
-/// What is left of a prompt's states.
+/// Mask and class probabilities of one prompt.
 pub(super) struct Parts {
     mask: Vec<f32>,
     classes: Vec<f32>,
 }
 
-/// Mask and classes of one prompt, then greedy decoding until `go_on` says no to a token or `max_new_tokens` are made.
+/// Computes mask and classes of one prompt, then decodes greedily until `on_token` returns false for a token or
+/// `max_new_tokens` are generated.
 ///
 /// `images` are [`clip, sam`] as [`PrsMed::image_tokens`] and [`PrsMed::embed_image`] take them; `size` is
 /// `(width, height)` of the mask.
@@ -89,16 +123,16 @@ pub(super) fn answer(
     ids: Vec<i64>,
     size: (u32, u32),
     max_new_tokens: usize,
-    go_on: &mut dyn FnMut(i64) -> Result<bool>,
+    on_token: &mut dyn FnMut(i64) -> Result<bool>,
 ) -> Result<Parts> {
     let [clip_image, sam_image] = images;
     let prompt = [ids.len()];
     let layout = Layout::new(vec![ids], &prompt, &[1], Semantics::Corrected, model.num_image_tokens());
-    let places = {
+    let layout = {
         let _category = ledger::enter(ledger::Category::Inputs);
         layout.to_device(model.options().device)
     };
-    let embeds = step::embeds(model, clip_image, &places);
+    let embeds = step::embeds(model, clip_image, &layout);
     let [_one, length, _d] = dims(&embeds);
     let capacity = length + i64::try_from(max_new_tokens).unwrap_or(i64::MAX / 2);
     let mut cache = KvCache::new(model.llm().config(), capacity);
@@ -113,7 +147,7 @@ pub(super) fn answer(
     let mut state = states.narrow(1, length - 1, 1);
     for made in 1..=max_new_tokens {
         let next = meta::index(&model.llm().logits(&state).argmax(-1, false));
-        if !go_on(next)? || made == max_new_tokens {
+        if !on_token(next)? || made == max_new_tokens {
             break;
         }
         let token = Tensor::from_slice(&[next]).view([1, 1]).to_device(state.device());
@@ -123,11 +157,11 @@ pub(super) fn answer(
     Ok(Parts { mask, classes })
 }
 
-fn pixels(assembly: &Assembly, picture: &DynamicImage) -> Result<[Tensor; 2]> {
+fn pixels(assembly: &Assembly, image: &DynamicImage) -> Result<[Tensor; 2]> {
     let _category = ledger::enter(ledger::Category::Inputs);
     let config = assembly.description.pixels;
-    let clip = clip_pixels(picture, config.clip_size, config.pad_offset)?;
-    let sam = sam_pixels(picture, config.sam_size)?;
+    let clip = clip_pixels(image, config.clip_size, config.pad_offset)?;
+    let sam = sam_pixels(image, config.sam_size)?;
     let device: Device = assembly.model.options().device;
     let square = |side: u32| [1, 3, i64::from(side), i64::from(side)];
     Ok([

@@ -1,8 +1,8 @@
-//! Quantized matrices of a base kept for later loads: `nf4/<name>/` in the cache folder, one folder for each base and
-//! scheme, with checksums.
+//! Cache of a base's quantized matrices: `nf4/<name>/` in the cache folder, one folder for each base and scheme, with
+//! checksums.
 //!
-//! It is used when the base's files still have the names, sizes and times of change that they had, and every byte of it is
-//! as written; else it is made anew. Nothing here fails a load: what goes wrong is told as a warning.
+//! An entry is valid if the base's files have the same names, sizes and modification times as before, and if its
+//! checksums match. Otherwise the matrices are quantized again. Problems with the cache become warnings.
 
 use crate::tensor::nf4::{Nf4, Quantization};
 use crate::tensor::weights::{Archive, Staged, verify_folder};
@@ -10,16 +10,15 @@ use crate::tensor::{Tensor, ledger};
 use crate::{Error, Result};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::UNIX_EPOCH;
 
-/// What the kept matrices were made from.
+/// File that describes the source of the cached matrices.
 const SOURCE: &str = "source.json";
 const TENSORS: &str = "model.safetensors";
 
-/// The kept matrices of one base in one scheme, whether they are there or not.
+/// Cache entry of one base and scheme; it may not exist yet.
 #[derive(Debug)]
 pub(super) struct Cached {
     folder: PathBuf,
@@ -30,20 +29,17 @@ pub(super) struct Cached {
 struct Source {
     format: u32,
     scheme: Quantization,
-    /// Name, bytes and time of change (nanoseconds since 1970) of each file.
+    /// Name, bytes and modification time (nanoseconds since 1970) of each file.
     files: Vec<(String, u64, u128)>,
 }
 
 impl Cached {
-    /// Those of `archive`, opened from `base`; `None` when its files cannot be looked at.
+    /// The entry of `archive`, opened from `base`; `None` if the metadata of its files cannot be read.
     pub(super) fn of(base: &Path, archive: &Archive, scheme: Quantization, cache: &Path) -> Option<Self> {
         let mut hash = Sha256::new();
         hash.update(base.canonicalize().ok()?.to_string_lossy().as_bytes());
-        let mut name = String::from(scheme.name());
-        name.push('-');
-        for byte in hash.finalize().iter().take(12) {
-            write!(name, "{byte:02x}").expect("writing to a string cannot fail");
-        }
+        let sum = format!("{:x}", hash.finalize());
+        let name = format!("{}-{}", scheme.name(), &sum[..24]);
         let mut files = Vec::new();
         for file in archive.files() {
             let found = std::fs::metadata(file).ok()?;
@@ -53,7 +49,7 @@ impl Cached {
         Some(Self { folder: cache.join("nf4").join(name), source: Source { format: 1, scheme, files } })
     }
 
-    /// Fills `matrices`; false when there is nothing to fill them from.
+    /// Loads `matrices`; returns false if there is no valid entry.
     pub(super) fn load(&self, matrices: &[(String, Rc<Nf4>)], warnings: &mut Vec<String>) -> bool {
         if !self.folder.exists() {
             return false;
@@ -61,7 +57,7 @@ impl Cached {
         match self.read(matrices) {
             Ok(()) => true,
             Err(error) => {
-                warnings.push(format!("the kept quantized weights are not used and made again: {error}"));
+                warnings.push(format!("the cached quantized weights cannot be used, quantizing again: {error}"));
                 false
             }
         }
@@ -71,7 +67,11 @@ impl Cached {
         let path = self.folder.join(SOURCE);
         let text = std::fs::read(&path).map_err(Error::io(&path, "read"))?;
         if serde_json::from_slice::<Source>(&text).ok().as_ref() != Some(&self.source) {
-            return Err(Error::weights(&self.folder, "they were made from other files", "nothing needs to be done"));
+            return Err(Error::weights(
+                &self.folder,
+                "the cached weights were quantized from other files",
+                "nothing needs to be done",
+            ));
         }
         verify_folder(&self.folder)?;
         let path = self.folder.join(TENSORS);
@@ -79,10 +79,10 @@ impl Cached {
         Archive::open(&path)?.load_with(&mut none, matrices, |_| false)?.into_result(&path).map(drop)
     }
 
-    /// Keeps `matrices`.
+    /// Stores `matrices`.
     pub(super) fn store(&self, matrices: &[(String, Rc<Nf4>)], warnings: &mut Vec<String>) {
         if let Err(error) = self.write(matrices) {
-            warnings.push(format!("the quantized weights are not kept for later loads: {error}"));
+            warnings.push(format!("the quantized weights cannot be cached: {error}"));
         }
     }
 

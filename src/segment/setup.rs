@@ -1,147 +1,20 @@
-//! From settings or a run folder to a model ready to train or use.
+//! Builds or loads a model, from settings or from a run folder.
 
-use super::Semantics;
+pub use super::assembly::{Assembly, Build, Description, RunOverrides, describe, pixels};
+pub use super::config::{BatchNorm, ModelConfig, RANDOM, Sizes};
+
+use super::needs;
 use super::weights::{self, Found};
-use crate::data::image::PixelConfig;
 use crate::data::text::TextTokenizer;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
 use crate::models::{clip, mask_decoder, mistral, tiny_vit};
 use crate::nn::{LoraConfig, Quantization};
-use crate::tensor::{Device, Kind, guard, kernels, rng};
+use crate::tensor::{Device, guard, kernels, rng};
 use crate::{Error, Result};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
-/// What `base` and `image_encoder` say for random weights.
-pub const RANDOM: &str = "random";
-
-/// Settings of the model (`model.*`).
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ModelConfig {
-    /// `reference` or `corrected`.
-    pub semantics: Semantics,
-    /// Side of the segmenter's square input, pixels; a multiple of 16. Memory of the encoder and the mask grows with its
-    /// square.
-    pub image_size: i64,
-    /// Language model with tower and projector: `hub:owner/name[@rev]`, a folder, or `random`.
-    pub base: String,
-    /// A separate CLIP repository or folder; empty = the tower inside `base`.
-    pub vision_tower: String,
-    /// TinySAM weights: a file, a folder, `hub:...`, or `random`.
-    pub image_encoder: String,
-    /// How the frozen layers of the language model are stored: `none` (in the dtype of `train.precision`), `nf4` (4 bits and
-    /// a scale for each 64 weights), `nf4-double` (the scales in 8 bits too). Embeddings, norms, head, projector and tower
-    /// stay as they are.
-    #[serde(default)]
-    pub quantization: Quantization,
-    /// Train the language model, tower and projector too. Sensible only when they start from random weights.
-    pub train_base: bool,
-    /// Where batch normalisation takes its statistics from while training.
-    pub batch_norm: BatchNorm,
-    /// Published decoder: `v5` or `v6`.
-    pub decoder: mask_decoder::Version,
-    /// Dropout of the decoder, 0..1.
-    pub decoder_dropout: f64,
-    /// Add fixed positions to the decoder's image cells; the published decoder has none. Helps to tell the left lesion
-    /// from the right one when training from random weights.
-    #[serde(default)]
-    pub decoder_positions: bool,
-    /// Factor of the text loss.
-    pub text_loss_weight: f64,
-    /// Factor of the class loss.
-    pub class_loss_weight: f64,
-    /// Epochs during which the class loss counts.
-    pub class_loss_epochs: u64,
-    /// Longest text in ids, image id counted once; longer ones are cut.
-    pub max_text_tokens: usize,
-    /// Sizes of parts that start from random weights; parts with weights bring their own.
-    pub sizes: Option<Sizes>,
-}
-
-/// Where batch normalisation takes its statistics from while training.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum BatchNorm {
-    /// The running statistics stay as loaded (measured once on the first samples when the encoder starts from random
-    /// weights). A gradient then does not depend on how samples are grouped into micro-batches.
-    Frozen,
-    /// Those of each micro-batch, as published.
-    Batch,
-}
-
-/// Sizes of a model that starts from random weights.
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Sizes {
-    /// Vision tower.
-    pub clip: clip::Config,
-    /// Language model; `vocab_size` is replaced by the tokenizer's.
-    pub llm: mistral::Config,
-    /// Image encoder.
-    pub encoder: tiny_vit::Config,
-    /// Width of the decoder's prompt MLP.
-    pub decoder_hidden_dim: i64,
-    /// Heads of the decoder's cross- and self-attention.
-    pub decoder_heads: [i64; 2],
-    /// Pieces of a tokenizer trained on the data's texts.
-    pub vocab_size: usize,
-}
-
-/// What a checkpoint folder says about itself (`model.json`).
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Description {
-    /// Layout of the folder.
-    pub format: u32,
-    /// Settings it was trained with.
-    pub model: ModelConfig,
-    /// Sizes of all parts.
-    pub sizes: prsmed::Config,
-    /// Modality classes, index = label.
-    pub modalities: Vec<String>,
-    /// Preprocessing.
-    pub pixels: PixelConfig,
-}
-
-/// A model with what is needed to feed and describe it.
-#[derive(Debug)]
-pub struct Assembly {
-    /// The model.
-    pub model: PrsMed,
-    /// Its tokenizer.
-    pub tokenizer: Arc<TextTokenizer>,
-    /// What a checkpoint of it will say.
-    pub description: Description,
-    /// Keys that did not fit, when that was allowed.
-    pub warnings: Vec<String>,
-}
-
-/// How a model is built.
-#[derive(Clone, Copy)]
-pub struct Build<'a> {
-    /// Device of every tensor.
-    pub device: Device,
-    /// Dtype of frozen weights and arithmetic.
-    pub kind: Kind,
-    /// Seed of random weights.
-    pub seed: u64,
-    /// Turns `hub:...` into a local folder.
-    pub locate: &'a dyn Fn(&str) -> Result<PathBuf>,
-    /// Go on when keys are missing, unexpected or mis-shaped.
-    pub allow_partial: bool,
-    /// Folder for what later loads can use again (quantized weights); `None` keeps nothing.
-    pub cache: Option<&'a Path>,
-}
-
-impl std::fmt::Debug for Build<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Build").field("device", &self.device).field("kind", &self.kind).finish_non_exhaustive()
-    }
-}
-
-/// A new model from settings.
-///
-/// `texts` are the training texts, for a tokenizer of random-weight models.
+/// Builds a new model from settings. A model with random weights trains its tokenizer on `texts`.
 ///
 /// # Errors
 /// [`Error::Config`] for sizes that do not fit; [`Error::Weights`] and [`Error::Hub`] from the files.
@@ -166,45 +39,33 @@ pub fn create(
         modalities: modalities.to_vec(),
         sizes,
     };
-    let off = kernels_of(build.device)?;
+    let warning = check_kernels(build.device)?;
     rng::seed(build.seed);
     let model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build_options(config, build, true))))?;
     let mut warnings = found.load(&model, build)?;
-    warnings.extend(off);
+    warnings.extend(warning);
     Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, warnings })
 }
 
-/// What a run folder's reader may override.
-#[derive(Debug, Clone, Default)]
-pub struct RunOverrides {
-    /// Another place of the language model.
-    pub base: Option<String>,
-    /// A separate CLIP tower.
-    pub vision_tower: Option<String>,
-    /// Another semantics.
-    pub semantics: Option<Semantics>,
-    /// Another way to store the frozen layers.
-    pub quantization: Option<Quantization>,
-}
-
-/// The model of a checkpoint folder: ours, or one published by the original code.
+/// Loads the model of a checkpoint folder of this program or of the original code.
 ///
 /// # Errors
-/// [`Error::Weights`] when the folder is neither, or incomplete.
+/// [`Error::Weights`] if the folder is neither, or incomplete.
 pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Assembly> {
     let description = described(folder, overrides, build)?;
-    let off = kernels_of(build.device)?;
+    let warning = check_kernels(build.device)?;
     let model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build_options(&description.model, build, false))))?;
     let mut warnings = weights::load_run(folder, &description, &model, build)?;
-    warnings.extend(off);
-    let tokenizer = TextTokenizer::open(&folder.join("tokenizer"))?;
+    warnings.extend(warning);
+    let (base, _) = weights::base_of(folder, &description, build)?;
+    let tokenizer = TextTokenizer::open(&needs::tokenizer_folder(folder, &base))?;
     Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, warnings })
 }
 
-/// What a checkpoint folder, ours or a published one, says about itself, with `overrides`.
+/// The description of a checkpoint folder (of this program, or published), with `overrides`.
 ///
 /// # Errors
-/// [`Error::Weights`] when the folder is neither.
+/// [`Error::Weights`] if the folder is neither.
 pub(super) fn described(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Description> {
     let mut description = if weights::is_published(folder) {
         weights::describe_published(folder, overrides, build)?
@@ -228,24 +89,13 @@ pub(super) fn described(folder: &Path, overrides: &RunOverrides, build: Build) -
     Ok(description)
 }
 
-/// Reads `model.json`.
-///
-/// # Errors
-/// [`Error::Weights`] when it is missing or not ours.
-pub fn describe(folder: &Path) -> Result<Description> {
-    let path = folder.join(weights::DESCRIPTION);
-    let hint = "give a run folder made by `prsmed train`, its `last/` or `best/`, or a published PRS-Med folder";
-    let text =
-        std::fs::read(&path).map_err(|e| Error::weights(folder, format!("not a checkpoint folder ({e})"), hint))?;
-    serde_json::from_slice(&text).map_err(|e| Error::weights(&path, e.to_string(), hint))
-}
-
-/// Before the first weights in 4 bits are read by a kernel of ours: what there is to say of that.
-fn kernels_of(device: Device) -> Result<Option<String>> {
+/// Checks the custom CUDA kernels before the first 4-bit weights need them; returns a warning.
+fn check_kernels(device: Device) -> Result<Option<String>> {
     kernels::check(device)?;
-    // dropout, weights in 4 bits and moments in 8 bits have one in every mode
+    // dropout, 4-bit weights and 8-bit optimizer state use them in every mode
     let reason = if device == Device::Cpu { None } else { kernels::unavailable() };
-    Ok(reason.map(|reason| format!("kernels of our own are off, and plans count less than is used then: {reason}")))
+    Ok(reason
+        .map(|reason| format!("custom CUDA kernels are off, and plans underestimate memory without them: {reason}")))
 }
 
 fn build_options(config: &ModelConfig, build: Build, initialise: bool) -> BuildOptions {
@@ -270,12 +120,12 @@ fn sizes(config: &ModelConfig) -> Result<&Sizes> {
     })
 }
 
-/// The sizes that settings ask for, without reading weights or asking a network: a base in a folder has the sizes that it
-/// states, one on the hub the published ones of LLaVA-Med v1.5, an image encoder with weights those of TinySAM.
+/// Model sizes from settings, without reading weights and without downloads. A base in a folder has the sizes of its
+/// `config.json`, a base on the hub those of LLaVA-Med v1.5. An image encoder with weights has those of TinySAM.
 ///
 /// # Errors
-/// [`Error::Config`] for random parts without sizes, and for sizes that do not fit; [`Error::Weights`] for a base that is
-/// not there or does not state its sizes.
+/// [`Error::Config`] for random parts without sizes, and for sizes that do not fit; [`Error::Weights`] for a base that
+/// does not exist or has no sizes in its `config.json`.
 pub fn planned_sizes(config: &ModelConfig, lora: LoraConfig, num_classes: usize) -> Result<prsmed::Config> {
     let (clip, llm) = if config.base == RANDOM {
         let sizes = sizes(config)?;
@@ -336,16 +186,6 @@ fn assembled_sizes(
     };
     let num_classes = i64::try_from(num_classes).expect("a handful of modalities");
     prsmed::Config { clip, llm, lora, encoder, decoder, num_classes }
-}
-
-/// The preprocessing a model needs.
-pub fn pixels(config: &ModelConfig, sizes: &prsmed::Config) -> PixelConfig {
-    PixelConfig {
-        clip_size: u32::try_from(sizes.clip.image_size).expect("checked sizes"),
-        sam_size: u32::try_from(config.image_size).expect("checked sizes"),
-        mask: config.semantics.mask_mode(),
-        pad_offset: config.semantics.pad_offset(),
-    }
 }
 
 fn check(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {

@@ -1,30 +1,30 @@
-//! One pass of the model over a micro-batch: **one** language-model forward serves the text loss and the mask.
+//! Forward pass over a micro-batch. **One** language-model forward serves the text loss and the mask.
 //!
-//! What a pass needs of the host is decided before ([`Layout`]) and put on the device once ([`Inputs::to_device`]): the
-//! pass itself uses tensors of known shapes only.
+//! [`Layout`] builds all index tensors on the host, [`VisionInput::resolve`] provides vision features, and
+//! [`Inputs::to_device`] copies everything once. The pass then needs no host synchronisation.
 //!
-//! Legend: b pictures, q questions, s sequences, t tokens of a sequence, d width of the language model, n supervised
+//! Legend: b images, q questions, s sequences, t tokens of a sequence, d width of the language model, n supervised
 //! tokens.
 
-use super::layout::{Layout, Places};
-use super::sight::{Kept, Sight};
+use super::layout::{DeviceLayout, Layout};
+use super::vision_features::{FeatureCache, VisionInput};
 use super::{Semantics, loss};
 use crate::data::batch::Batch;
 use crate::models::prsmed::PrsMed;
 use crate::models::{llava, mask_decoder, mistral, tiny_vit};
-use crate::tensor::transfer::Flight;
-use crate::tensor::{Device, Kind, Tensor, dims, ledger, meta, scope};
-use crate::trainer::Weight;
+use crate::tensor::async_copy::AsyncCopy;
+use crate::tensor::{Device, Kind, Tensor, dims, ledger, meta, module_path};
+use crate::trainer::BatchSize;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// A micro-batch on the host.
 #[derive(Debug)]
 pub struct Inputs {
-    /// Where ids, images, prompts and labels stand.
+    /// Index tensors: positions, attention blocks, prompts and labels.
     pub layout: Layout,
-    /// What the vision tower says about the pictures.
-    pub sight: Sight,
+    /// Images for the vision tower, or its cached features.
+    pub vision: VisionInput,
     /// `[b, 3, s, s]` u8.
     pub sam_image: Tensor,
     /// `[q, 1, s, s]` u8, 255 = foreground.
@@ -34,34 +34,32 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// From a collated batch; a picture becomes `image_tokens` tokens. What the tower says of new pictures goes to `kept`.
-    ///
-    /// # Panics
-    /// When the batch's tensors do not have the documented types.
-    pub fn from_batch(batch: Batch, semantics: Semantics, image_tokens: i64, kept: Option<&Arc<Kept>>) -> Self {
-        let ids = Vec::<Vec<i64>>::try_from(&batch.text_ids).expect("text_ids is i64 [q, l]");
-        let mask = Vec::<Vec<bool>>::try_from(&batch.text_mask).expect("text_mask is bool [q, l]");
-        let start = |start: &i64| usize::try_from(*start).expect("not negative");
-        let answer_starts: Vec<usize> = batch.answer_start.iter().map(start).collect();
-        let texts = real_ids(&ids, &mask, semantics);
+    /// From a collated batch; an image becomes `image_tokens` tokens. New vision features go to the cache.
+    pub fn from_batch(
+        batch: Batch,
+        semantics: Semantics,
+        image_tokens: i64,
+        cache: Option<&Arc<FeatureCache>>,
+    ) -> Self {
+        let texts = batch.texts.into_iter().map(|ids| real_ids(ids, semantics)).collect();
         Self {
-            layout: Layout::new(texts, &answer_starts, &batch.groups, semantics, image_tokens),
-            sight: Sight::new(batch.clip, kept.cloned()),
+            layout: Layout::new(texts, &batch.answer_starts, &batch.groups, semantics, image_tokens),
+            vision: VisionInput::new(batch.clip, cache.cloned()),
             sam_image: batch.sam_image,
             mask: batch.mask,
             class_label: batch.class_label,
         }
     }
 
-    /// The same on a card, once `flight` has landed.
+    /// Starts the copy to a GPU; the result is valid once `copy` completes.
     #[must_use]
-    pub fn send(self, flight: &mut Flight) -> Self {
+    pub fn send(self, copy: &mut AsyncCopy) -> Self {
         Self {
             layout: self.layout,
-            sight: self.sight.send(flight),
-            sam_image: flight.send(&self.sam_image),
-            mask: flight.send(&self.mask),
-            class_label: flight.send(&self.class_label),
+            vision: self.vision.send(copy),
+            sam_image: copy.send(&self.sam_image),
+            mask: copy.send(&self.mask),
+            class_label: copy.send(&self.class_label),
         }
     }
 
@@ -70,13 +68,13 @@ impl Inputs {
         self.mask.to_device(device).to_kind(Kind::Float) / 255.0
     }
 
-    /// The same pictures in order, at most `most` (1 or more) together; tensors are views.
+    /// Parts of at most `most` images (1 or more), in order; tensors are views.
     pub fn split(&self, most: usize) -> Vec<Self> {
-        let (pictures, most) = (self.layout.pictures(), most.max(1));
-        (0..pictures).step_by(most).map(|first| self.part(first..pictures.min(first + most))).collect()
+        let (images, most) = (self.layout.images(), most.max(1));
+        (0..images).step_by(most).map(|first| self.part(first..images.min(first + most))).collect()
     }
 
-    /// The pictures of `range` with their questions.
+    /// The images of `range` with their questions.
     fn part(&self, range: Range<usize>) -> Self {
         let of = |tensor: &Tensor, range: &Range<usize>| {
             let [first, count] = [range.start, range.len()].map(|n| i64::try_from(n).expect("a few samples"));
@@ -85,28 +83,28 @@ impl Inputs {
         let questions = self.layout.questions_of(&range);
         Self {
             layout: self.layout.part(&range),
-            sight: self.sight.part(&range),
+            vision: self.vision.part(&range),
             sam_image: of(&self.sam_image, &range),
             mask: of(&self.mask, &questions),
             class_label: of(&self.class_label, &questions),
         }
     }
 
-    /// Questions and supervised tokens.
-    pub fn weight(&self) -> Weight {
-        #[expect(clippy::cast_precision_loss, reason = "counts are small")]
+    /// Number of questions and of supervised tokens.
+    pub fn batch_size(&self) -> BatchSize {
         let (samples, tokens) = (self.layout.questions() as f64, self.layout.tokens() as f64);
-        Weight { samples, tokens }
+        BatchSize { samples, tokens }
     }
 
-    /// Everything that a pass needs, as the share of an effective batch weighing `whole`.
-    pub fn to_device(&self, model: &PrsMed, whole: Weight) -> Prepared {
-        self.prepared(&self.layout, model, whole)
+    /// Copies everything that a pass needs to the device of `vision`, the result of [`VisionInput::resolve`]. Losses
+    /// become shares of `effective_batch`.
+    pub fn to_device(&self, vision: Tensor, effective_batch: BatchSize) -> Prepared {
+        self.prepared(&self.layout, vision, effective_batch)
     }
 
-    /// The same with another layout of these inputs, and sharing no memory with them.
-    pub fn to_device_apart(&self, layout: &Layout, model: &PrsMed, whole: Weight) -> Prepared {
-        let prepared = self.prepared(layout, model, whole);
+    /// As [`Self::to_device`], with another layout of these inputs, into separate memory.
+    pub fn copy_to_device(&self, layout: &Layout, vision: Tensor, effective_batch: BatchSize) -> Prepared {
+        let prepared = self.prepared(layout, vision, effective_batch);
         let _category = ledger::enter(ledger::Category::Inputs);
         Prepared {
             clip: prepared.clip.copy(),
@@ -116,32 +114,31 @@ impl Inputs {
         }
     }
 
-    fn prepared(&self, layout: &Layout, model: &PrsMed, whole: Weight) -> Prepared {
-        let device = model.options().device;
-        let clip = self.sight.prepare(model);
+    fn prepared(&self, layout: &Layout, clip: Tensor, effective_batch: BatchSize) -> Prepared {
+        let device = clip.device();
         let _category = ledger::enter(ledger::Category::Inputs);
         #[expect(clippy::cast_possible_truncation, reason = "counts far below 2^24")]
-        let whole = [whole.tokens.max(1.0) as f32, whole.samples as f32];
+        let effective_batch = [effective_batch.tokens.max(1.0) as f32, effective_batch.samples as f32];
         Prepared {
-            places: layout.to_device(device),
+            layout: layout.to_device(device),
             semantics: layout.semantics(),
             clip,
             sam_image: self.sam_image.to_device(device),
             mask: self.target(device),
             class_label: self.class_label.to_device(device),
-            whole: Tensor::from_slice(&whole).to_device(device),
+            effective_batch: Tensor::from_slice(&effective_batch).to_device(device),
         }
     }
 }
 
-/// A micro-batch on the model's device: all that a pass reads besides the weights.
+/// A micro-batch on the model's device: everything that a pass reads besides the weights.
 #[derive(Debug)]
 pub struct Prepared {
-    /// Where ids, images, prompts and labels stand.
-    pub places: Places,
-    /// The arithmetic.
+    /// Index tensors: positions, attention blocks, prompts and labels.
+    pub layout: DeviceLayout,
+    /// `reference` or `corrected`.
     pub semantics: Semantics,
-    /// What [`PrsMed::image_tokens`] takes: pictures `[b, 3, c, c]`, or kept features `[b, p, w]`.
+    /// Input of [`PrsMed::image_tokens`]: images `[b, 3, c, c]`, or vision features `[b, p, w]`.
     pub clip: Tensor,
     /// `[b, 3, s, s]` u8.
     pub sam_image: Tensor,
@@ -150,42 +147,37 @@ pub struct Prepared {
     /// `[q]` i64.
     pub class_label: Tensor,
     /// Supervised tokens (at least 1) and samples of the effective batch, `[2]` f32.
-    pub whole: Tensor,
+    pub effective_batch: Tensor,
 }
 
 impl Prepared {
-    /// All tensors; micro-batches of the same kind and sizes have the same number of them, of the same shapes.
+    /// All tensors; micro-batches of one kind and size have equally many of them, of the same shapes.
     pub fn tensors(&self) -> Vec<&Tensor> {
-        let mut all = self.places.tensors();
-        all.extend([&self.clip, &self.sam_image, &self.mask, &self.class_label, &self.whole]);
+        let mut all = self.layout.tensors();
+        all.extend([&self.clip, &self.sam_image, &self.mask, &self.class_label, &self.effective_batch]);
         all
     }
 }
 
-/// Ids that are real under the semantics' padding rule.
-pub fn real_ids(ids: &[Vec<i64>], mask: &[Vec<bool>], semantics: Semantics) -> Vec<Vec<i64>> {
-    ids.iter()
-        .zip(mask)
-        .map(|(ids, mask)| {
-            let real = ids.iter().zip(mask).filter(|(id, keep)| **keep && !(semantics.drops_zero_ids() && **id == 0));
-            real.map(|(id, _)| *id).collect()
-        })
-        .collect()
+/// The ids of a text that are not padding under the rule of the semantics: `reference` takes id 0 for padding.
+pub fn real_ids(mut ids: Vec<i64>, semantics: Semantics) -> Vec<i64> {
+    ids.retain(|id| *id != 0 || !semantics.drops_zero_ids());
+    ids
 }
 
-/// How a pass runs.
+/// Options of a forward pass.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pass {
-    /// Of the language model.
+    /// Options of the language model.
     pub llm: mistral::Pass,
-    /// Of the image encoder.
+    /// Options of the image encoder.
     pub encoder: tiny_vit::Pass,
-    /// Of the mask decoder.
+    /// Options of the mask decoder.
     pub decoder: mask_decoder::Pass,
 }
 
 impl Pass {
-    /// Changes nothing, drops nothing.
+    /// Without dropout and without updates of running statistics.
     pub fn evaluation() -> Self {
         Self {
             llm: mistral::Pass::default(),
@@ -195,7 +187,7 @@ impl Pass {
     }
 }
 
-/// What a pass gives.
+/// Outputs of a pass.
 #[derive(Debug)]
 pub struct Outputs {
     /// States after the final norm, `[s, t, d]`.
@@ -210,38 +202,38 @@ pub struct Outputs {
 
 /// Runs the model once.
 pub fn forward(model: &PrsMed, inputs: &Prepared, pass: Pass) -> Outputs {
-    let places = &inputs.places;
-    let embeds = embeds(model, &inputs.clip, places);
-    let states = model.llm().forward_seen(&embeds, places.sight(), pass.llm);
+    let layout = &inputs.layout;
+    let embeds = embeds(model, &inputs.clip, layout);
+    let states = model.llm().forward_with(&embeds, layout.attention(), pass.llm);
     let embedding = model.embed_image(&inputs.sam_image, pass.encoder);
     let mask_logits = {
-        let embedding = of_questions(&embedding, places);
-        match &places.prompt {
+        let embedding = of_questions(&embedding, layout);
+        match &layout.prompt {
             Some(prompt) => {
                 let [q, l] = dims(prompt);
                 let [_s, _t, d] = dims(&states);
                 let prompt = states.flatten(0, 1).index_select(0, &prompt.flatten(0, 1)).view([q, l, d]);
-                model.mask_logits(&embedding, &prompt, places.prompt_keep.as_ref(), pass.decoder)
+                model.mask_logits(&embedding, &prompt, layout.prompt_keep.as_ref(), pass.decoder)
             }
             None => model.mask_logits(&embedding, &states, None, pass.decoder),
         }
     };
-    let class_logits = of_questions(&model.class_logits(&embedding), places);
+    let class_logits = of_questions(&model.class_logits(&embedding), layout);
     Outputs { states, embedding, mask_logits, class_logits }
 }
 
-/// Embedded ids with the image's tokens among them.
+/// Embedded ids with the image tokens inserted.
 ///
 /// # Shapes
 /// `clip` as [`PrsMed::image_tokens`] takes it, to `[s, t, d]`.
-pub fn embeds(model: &PrsMed, clip: &Tensor, places: &Places) -> Tensor {
+pub fn embeds(model: &PrsMed, clip: &Tensor, layout: &DeviceLayout) -> Tensor {
     let image = model.image_tokens(clip);
-    llava::splice(&model.llm().embed(&places.ids), &image, &places.index)
+    llava::splice(&model.llm().embed(&layout.ids), &image, &layout.index)
 }
 
-/// What belongs to pictures, for each question: `[b, ..]` to `[q, ..]`.
-fn of_questions(xs: &Tensor, places: &Places) -> Tensor {
-    places.pictures.as_ref().map_or_else(|| xs.shallow_clone(), |pictures| xs.index_select(0, pictures))
+/// Rows of images, repeated for their questions: `[b, ..]` to `[q, ..]`.
+fn of_questions(xs: &Tensor, layout: &DeviceLayout) -> Tensor {
+    layout.images.as_ref().map_or_else(|| xs.shallow_clone(), |images| xs.index_select(0, images))
 }
 
 /// The three losses of a pass, as shares of an effective batch.
@@ -255,11 +247,11 @@ pub struct Losses {
     pub class: Tensor,
 }
 
-/// Computes all three.
+/// Computes the three losses.
 pub fn losses(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> Losses {
-    let _scope = scope::enter("losses");
+    let _module = module_path::enter("losses");
     let text = text_loss(model, inputs, &outputs.states);
-    let samples = inputs.whole.get(1);
+    let samples = inputs.effective_batch.get(1);
     Losses {
         text,
         mask: loss::structure(&outputs.mask_logits, &inputs.mask, inputs.semantics) / &samples,
@@ -269,25 +261,25 @@ pub fn losses(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> Losses {
 
 /// Cross-entropy of the answers from states `[s, t, d]`, as a share of the effective batch.
 fn text_loss(model: &PrsMed, inputs: &Prepared, states: &Tensor) -> Tensor {
-    model.llm().cross_entropy(&supervised(inputs, states), &inputs.places.labels) / inputs.whole.get(0)
+    model.llm().cross_entropy(&supervised(inputs, states), &inputs.layout.labels) / inputs.effective_batch.get(0)
 }
 
-/// The text loss of the language model alone, which sees zeros in place of `pictures`.
-pub fn language_loss(model: &PrsMed, inputs: &Prepared, pictures: usize, pass: mistral::Pass) -> Tensor {
+/// Text loss of a pass through the language model only, with zeros for `images`.
+pub fn language_loss(model: &PrsMed, inputs: &Prepared, images: usize, pass: mistral::Pass) -> Tensor {
     let options = model.options();
-    let count = i64::try_from(pictures).expect("a small batch");
+    let count = i64::try_from(images).expect("a small batch");
     let shape = [count, model.num_image_tokens(), model.llm().config().hidden_size];
     let image = Tensor::zeros(shape, (options.compute, options.device));
-    let embeds = llava::splice(&model.llm().embed(&inputs.places.ids), &image, &inputs.places.index);
-    text_loss(model, inputs, &model.llm().forward_seen(&embeds, inputs.places.sight(), pass))
+    let embeds = llava::splice(&model.llm().embed(&inputs.layout.ids), &image, &inputs.layout.index);
+    text_loss(model, inputs, &model.llm().forward_with(&embeds, inputs.layout.attention(), pass))
 }
 
 /// Supervised tokens whose most likely prediction is right.
 pub fn tokens_right(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> f64 {
-    meta::number(&model.llm().count_right(&supervised(inputs, &outputs.states), &inputs.places.labels))
+    meta::number(&model.llm().count_correct(&supervised(inputs, &outputs.states), &inputs.layout.labels))
 }
 
 /// States that predict supervised tokens, of states `[s, t, d]`: `[n, d]`.
 fn supervised(inputs: &Prepared, states: &Tensor) -> Tensor {
-    states.flatten(0, 1).index_select(0, &inputs.places.supervised)
+    states.flatten(0, 1).index_select(0, &inputs.layout.supervised)
 }

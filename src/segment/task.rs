@@ -1,17 +1,20 @@
-//! Training PRS-Med: rows of a data root as a [`Task`] for the engine.
+//! PRS-Med's training task: rows of a data root as a [`Task`] for the engine.
 
-use super::ahead::Ahead;
-use super::layout::Sizes;
-use super::rehearsal::Example;
-use super::setup::{Assembly, BatchNorm, ModelConfig};
-use super::sight::Kept;
+pub use super::config::{CacheVision, DataConfig};
+
+use super::assembly::Assembly;
+use super::config::{BatchNorm, ModelConfig, RANDOM};
+use super::layout::{Example, Sizes};
+use super::prefetch::Prefetcher;
 use super::step::{self, Inputs, Pass, Prepared};
+use super::validation::{Sums, score};
+use super::vision_features::FeatureCache;
 use super::weights;
 use crate::data::classical::Augment;
-use crate::data::loader::{Loader, LoaderOptions, Source, TextEncoder, TextLength};
+use crate::data::length_sampler;
+use crate::data::loader::{Loader, LoaderOptions, Source, TextEncoder, TextLength, single_rows};
 use crate::data::manifest::{Manifest, Row, Split};
-use crate::data::mix::{Lengths, Mix, Ratio};
-use crate::data::order;
+use crate::data::mixing_sampler::{Lengths, MixingSampler};
 use crate::data::text::{self, TextTokenizer};
 use crate::event::{Event, Observer};
 use crate::metrics::segmentation::ImageScore;
@@ -21,69 +24,17 @@ use crate::nn::BatchStatistics;
 use crate::segment::Semantics;
 use crate::tensor::store::{Entry, Role};
 use crate::tensor::weights::Staged;
-use crate::tensor::{Device, Kind, META, Tensor, guard, meta, no_grad};
-use crate::trainer::graph::Recordable;
+use crate::tensor::{Device, Tensor, guard, no_grad};
+use crate::trainer::graph::Capturable;
 use crate::trainer::profile::Component;
 use crate::trainer::recovery::Fitting;
-use crate::trainer::{Batches, Loss, Parameter, Task, TrainConfig, Validation, Weight};
+use crate::trainer::{BatchSize, Batches, Loss, Parameter, Task, TrainConfig, Validation};
 use crate::{Error, Result};
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Where features of the frozen vision tower are kept.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum CacheVision {
-    /// Nowhere: computed in every step.
-    Off,
-    /// In host memory, until the run ends.
-    Ram,
-    /// In a memory-mapped file of the cache folder, for later runs too.
-    Disk,
-}
-
-/// Settings of the input pipeline (`data.*`).
-#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DataConfig {
-    /// Decoding threads; 0 = one for each core, at most 8, where a card computes, and [`workers`] of them where they share the
-    /// cores with the arithmetic.
-    pub workers: usize,
-    /// Micro-batches made ahead.
-    pub prefetch: usize,
-    /// Host memory for preprocessed pictures, MiB; 0 = decode every epoch.
-    pub cache_mib: usize,
-    /// Most questions about one picture that share its features in one sequence, 1 or more; `train.micro_batch` counts
-    /// pictures then. Needs batch normalisation with frozen statistics.
-    pub questions_per_picture: usize,
-    /// Keep what the frozen vision tower says about a picture: off, ram (this run) or disk (for later runs too).
-    pub cache_vision: CacheVision,
-    /// Most MiB of vision features, in memory or in the file; what came first stays.
-    #[serde(default = "cache_vision_mib")]
-    pub cache_vision_mib: usize,
-    /// Changes of training samples, new every epoch: none, turn (flips and quarter turns) or classical (also rotation,
-    /// scale, elastic deformation, intensities). Texts follow; where they cannot, the geometry stays.
-    pub augment: Augment,
-    /// Synthetic rows (of extra data roots) for each real row of an epoch, or `all` of them. Pictures, where several questions
-    /// share one.
-    pub synthetic_ratio: Ratio,
-    /// Part of the training after which only real rows are used, 0..=1.
-    pub synthetic_until: f64,
-    /// Part of the training pictures cut for validation when the CSV has no `val` rows, 0..1.
-    pub val_frac: f64,
-    /// Most training rows, spread evenly over all of them; 0 = all. For trying whether a model can fit a few samples.
-    pub max_train_rows: usize,
-    /// Most rows used for validation; 0 = all.
-    pub max_val_rows: usize,
-}
-
-/// Room for 3600 pictures of LLaVA-Med's tower in bf16.
-fn cache_vision_mib() -> usize {
-    4096
-}
-
-/// Makes token ids of rows as the semantics wants them.
+/// Tokenizes the rows as the semantics requires.
 #[derive(Debug)]
 pub struct Encoder {
     /// The model's tokenizer.
@@ -113,6 +64,9 @@ impl TextEncoder for Encoder {
     }
 }
 
+/// The score that decides which checkpoint is the best.
+pub const SCORE: &str = "mean of validation Dice and answer-token accuracy";
+
 /// A model, its data and the settings of its training.
 pub struct SegmentTask {
     assembly: Assembly,
@@ -120,41 +74,35 @@ pub struct SegmentTask {
     plain: Arc<Source>,
     /// Real training rows.
     rows: Lengths,
-    /// Real and synthetic rows by picture: what an epoch puts in order.
+    /// Groups of real and synthetic rows by image; the sampler orders them.
     groups: Vec<Vec<usize>>,
-    /// The order of epochs; its rows are indices of groups.
-    mix: Mix,
+    /// Sampler of each epoch; its rows are indices of groups.
+    sampler: MixingSampler,
     longest: Example,
     val_rows: Vec<usize>,
-    kept: Option<Arc<Kept>>,
+    feature_cache: Option<Arc<FeatureCache>>,
     config: TrainConfig,
     data: DataConfig,
     /// The resolved configuration, written into every checkpoint.
     resolved: String,
-    /// Pictures of a validation batch.
+    /// Images of a validation batch.
     validated_at_once: Fitting,
 }
 
-impl std::fmt::Debug for SegmentTask {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("SegmentTask").field("rows", &self.rows.rows.len()).finish_non_exhaustive()
-    }
-}
-
 impl SegmentTask {
-    /// Trains `assembly` on the train rows of `manifest` and on its synthetic rows, with `kept` vision features where
-    /// [`super::sight::keep`] gave some.
+    /// A task that trains `assembly` on the train rows of `manifest` and on its synthetic rows. `feature_cache` is the
+    /// vision feature cache of [`super::vision_features::open_cache`].
     ///
     /// # Errors
-    /// [`Error::Data`] without train rows, or for a row whose text cannot be encoded; [`Error::Config`] when synthetic rows
-    /// would leave a step without a real one.
+    /// [`Error::Data`] without train rows, or for a row whose text cannot be encoded; [`Error::Config`] when synthetic
+    /// rows would leave a step without a real one.
     pub fn new(
         assembly: Assembly,
         manifest: &Arc<Manifest>,
         config: TrainConfig,
         data: DataConfig,
         resolved: String,
-        kept: Option<Kept>,
+        feature_cache: Option<FeatureCache>,
     ) -> Result<Self> {
         let model = &assembly.description.model;
         let encoder = Arc::new(Encoder {
@@ -162,12 +110,12 @@ impl SegmentTask {
             semantics: model.semantics,
             max_tokens: model.max_text_tokens,
         });
-        let kept = kept.map(Arc::new);
+        let feature_cache = feature_cache.map(Arc::new);
         let source = || {
             let source = Source::new(Arc::clone(manifest), encoder.clone(), assembly.description.pixels)
                 .with_cache(data.cache_mib << 20);
-            match &kept {
-                Some(kept) => source.with_features(Arc::clone(kept.features())),
+            match &feature_cache {
+                Some(cache) => source.with_features(Arc::clone(cache.features())),
                 None => source,
             }
         };
@@ -191,17 +139,18 @@ impl SegmentTask {
         let synthetic = Lengths { lengths: tokens(&more), rows: synthetic };
         let effective_batch = config.micro_batch * config.accumulation;
         let mut groups = Vec::new();
-        let real_groups = grouped(&plain, &rows, data.questions_per_picture, &mut groups);
-        let synthetic_groups = grouped(&plain, &synthetic, data.questions_per_picture, &mut groups);
-        let mix = Mix::new(real_groups, synthetic_groups, data.synthetic_ratio, effective_batch, config.seed)?
-            .with_real_end(data.synthetic_until, config.epochs, config.max_steps);
+        let real_groups = grouped(&plain, &rows, data.questions_per_image, &mut groups);
+        let synthetic_groups = grouped(&plain, &synthetic, data.questions_per_image, &mut groups);
+        let sampler =
+            MixingSampler::new(real_groups, synthetic_groups, data.synthetic_ratio, effective_batch, config.seed)?
+                .with_real_end(data.synthetic_until, config.epochs, config.max_steps);
         texts.extend(more);
         let longest = Example {
             text_tokens: texts.iter().map(|text| text.tokens).max().unwrap_or(0),
             answer_tokens: texts.iter().map(|text| text.answer_tokens).max().unwrap_or(0),
             num_classes: manifest.modalities.len(),
             new_tokens: 1,
-            questions: data.questions_per_picture,
+            questions: data.questions_per_image,
         };
         let val_rows = spread(manifest.rows_of(Split::Val), data.max_val_rows);
         let validated_at_once = Fitting::new(config.micro_batch);
@@ -211,10 +160,10 @@ impl SegmentTask {
             plain,
             rows,
             groups,
-            mix,
+            sampler,
             longest,
             val_rows,
-            kept,
+            feature_cache,
             config,
             data,
             resolved,
@@ -227,21 +176,26 @@ impl SegmentTask {
         self.longest
     }
 
+    /// True if vision features are cached.
+    pub fn has_feature_cache(&self) -> bool {
+        self.feature_cache.is_some()
+    }
+
     /// The model and its description.
     pub fn assembly(&self) -> &Assembly {
         &self.assembly
     }
 
-    /// Measures the running statistics of an encoder with random weights on a few training pictures, layer after layer
-    /// in one pass, so that frozen batch normalisation normalises. Does nothing for loaded encoders.
+    /// Measures the running statistics of an encoder with random weights on a few training images, layer after layer
+    /// in one pass, for frozen batch normalisation. Does nothing for loaded encoders.
     ///
     /// # Errors
     /// [`Error::Data`] from a sample.
     pub fn calibrate(&self) -> Result<()> {
-        let Some(pictures) = calibration_pictures(&self.assembly.description.model) else { return Ok(()) };
-        let order = order::epoch_batches(&self.rows.rows, &self.rows.lengths, self.config.seed, 0, pictures);
+        let Some(images) = calibration_images(&self.assembly.description.model) else { return Ok(()) };
+        let order = length_sampler::epoch_batches(&self.rows.rows, &self.rows.lengths, self.config.seed, 0, images);
         let Some(first) = order.into_iter().next() else { return Ok(()) };
-        let batch = self.load(&self.plain, vec![first], 0, 1)?.next();
+        let batch = self.load(&self.plain, single_rows(vec![first]), 0, false)?.next();
         let Some(batch) = batch.transpose()? else { return Ok(()) };
         calibrate(&self.assembly.model, &batch.sam_image)
     }
@@ -250,15 +204,15 @@ impl SegmentTask {
     pub fn rows_of_an_epoch(&self) -> (usize, usize) {
         let real = self.rows.rows.len();
         let all: usize = self.groups.iter().map(Vec::len).sum();
-        (real, (all - real) * self.mix.synthetic_rows() / self.mix.all_synthetic_rows().max(1))
+        (real, (all - real) * self.sampler.synthetic_rows() / self.sampler.all_synthetic_rows().max(1))
     }
 
-    /// Batches of rows, of which up to `questions` share a picture.
-    fn load(&self, source: &Arc<Source>, batches: Vec<Vec<usize>>, epoch: u64, questions: usize) -> Result<Loader> {
+    /// Batches of groups of rows that share an image.
+    fn load(&self, source: &Arc<Source>, batches: Vec<Vec<Vec<usize>>>, epoch: u64, by_image: bool) -> Result<Loader> {
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         let device = self.assembly.model.options().device;
         let workers = if self.data.workers == 0 { workers(device, cores) } else { self.data.workers };
-        let options = LoaderOptions { workers, prefetch: self.data.prefetch, epoch, skip: 0, questions };
+        let options = LoaderOptions { workers, prefetch: self.data.prefetch, epoch, by_image };
         Loader::start(Arc::clone(source), batches, options)
     }
 
@@ -279,36 +233,43 @@ impl Task for SegmentTask {
     }
 
     fn steps_per_epoch(&self) -> u64 {
-        self.mix.steps_per_epoch()
+        self.sampler.steps_per_epoch()
     }
 
     fn batches(&self, epoch: u64, first: u64) -> Result<Batches<'_, Inputs>> {
-        let steps = self.mix.batches(epoch);
+        let steps = self.sampler.batches(epoch);
         let skip = usize::try_from(first).unwrap_or(usize::MAX).min(steps.len());
         let steps = &steps[skip..];
         let micro = self.config.micro_batch;
         let counts: Vec<usize> = steps.iter().map(|step| step.len().div_ceil(micro)).collect();
-        let rows = |groups: &[usize]| groups.iter().flat_map(|group| &self.groups[*group]).copied().collect();
+        let rows = |groups: &[usize]| groups.iter().map(|group| self.groups[*group].clone()).collect();
         let micros = steps.iter().flat_map(|step| step.chunks(micro).map(rows)).collect();
-        let loader = self.load(&self.train, micros, epoch, self.data.questions_per_picture)?;
+        let loader = self.load(&self.train, micros, epoch, self.data.questions_per_image > 1)?;
         let (semantics, image_tokens) = (self.semantics(), self.assembly.model.num_image_tokens());
-        let inputs = move |batch| Inputs::from_batch(batch, semantics, image_tokens, self.kept.as_ref());
-        Ok(Box::new(Ahead::new(loader, counts, inputs, self.assembly.model.options().device)))
+        let inputs = move |batch| Inputs::from_batch(batch, semantics, image_tokens, self.feature_cache.as_ref());
+        Ok(Box::new(Prefetcher::new(loader, counts, inputs, self.assembly.model.options().device)))
     }
 
-    fn weight(&self, batch: &Inputs) -> Weight {
-        batch.weight()
+    fn batch_size(&self, batch: &Inputs) -> BatchSize {
+        batch.batch_size()
     }
 
-    fn loss(&self, inputs: &Inputs, whole: Weight, epoch: u64) -> Result<Loss> {
+    fn loss(&self, inputs: &Inputs, effective_batch: BatchSize, epoch: u64) -> Result<Loss> {
         let Assembly { model, description, .. } = &self.assembly;
-        Ok(loss(model, &description.model, training_pass(&description.model, &self.config), inputs, whole, epoch))
+        Ok(loss(
+            model,
+            &description.model,
+            training_pass(&description.model, &self.config),
+            inputs,
+            effective_batch,
+            epoch,
+        ))
     }
 
-    fn recordable(&self, inputs: &Inputs, whole: Weight, epoch: u64) -> Result<Option<Recordable<'_>>> {
+    fn capturable(&self, inputs: &Inputs, effective_batch: BatchSize, epoch: u64) -> Result<Option<Capturable<'_>>> {
         let Assembly { model, description, .. } = &self.assembly;
         let pass = training_pass(&description.model, &self.config);
-        Ok(recordable(model, &description.model, pass, inputs, whole, epoch))
+        Ok(capturable(model, &description.model, pass, inputs, effective_batch, epoch))
     }
 
     fn split(&self, inputs: &Inputs, most: usize) -> Option<Vec<Inputs>> {
@@ -322,12 +283,12 @@ impl Task for SegmentTask {
             return Ok(None);
         }
         let total = self.val_rows.len() as u64;
-        observer.on(&Event::Started { phase: "validate".into(), total, unit: "images" });
+        observer.on(&Event::Started { phase: "validate".into(), total, unit: "questions" });
         let mut sums = Sums::default();
-        let batches = order::plain_batches(&self.val_rows, self.config.micro_batch);
-        for batch in self.load(&self.plain, batches, 0, 1)? {
+        let batches = length_sampler::plain_batches(&self.val_rows, self.config.micro_batch);
+        for batch in self.load(&self.plain, single_rows(batches), 0, false)? {
             let image_tokens = self.assembly.model.num_image_tokens();
-            let inputs = Inputs::from_batch(batch?, self.semantics(), image_tokens, self.kept.as_ref());
+            let inputs = Inputs::from_batch(batch?, self.semantics(), image_tokens, self.feature_cache.as_ref());
             self.score_what_fits(inputs, &mut sums, observer)?;
             observer.on(&Event::Advanced { done: sums.images });
         }
@@ -341,7 +302,7 @@ impl Task for SegmentTask {
     }
 
     fn note(&self) -> Option<String> {
-        self.kept.as_ref()?.told()
+        self.feature_cache.as_ref()?.take_note()
     }
 
     fn save(&self, folder: &mut Staged) -> Result<()> {
@@ -356,16 +317,16 @@ impl Task for SegmentTask {
     }
 }
 
-/// Decoding threads where the settings leave them open. On the CPU they take time from the arithmetic, which uses every core.
+/// Default number of decoding threads. It is smaller on the CPU, where training uses every core.
 pub fn workers(device: Device, cores: usize) -> usize {
     if device == Device::Cpu { (cores / 4).clamp(1, 8) } else { cores.clamp(1, 8) }
 }
 
-/// Pictures that an encoder of random weights is calibrated on, `None` where it is not: eight up to 512 pixels, fewer above to
-/// save memory. It must not depend on the micro-batch, which changes no result.
-pub(super) fn calibration_pictures(model: &ModelConfig) -> Option<usize> {
+/// Number of images that calibrate an encoder with random weights: eight up to 512 pixels, fewer above to save memory.
+/// `None` for other encoders. It must not depend on the micro-batch, which does not affect results.
+pub(super) fn calibration_images(model: &ModelConfig) -> Option<usize> {
     const PIXELS: i64 = 8 * 512 * 512;
-    let random = model.batch_norm == BatchNorm::Frozen && model.image_encoder == super::setup::RANDOM;
+    let random = model.batch_norm == BatchNorm::Frozen && model.image_encoder == RANDOM;
     random.then(|| usize::try_from(PIXELS / model.image_size.pow(2).max(1)).unwrap_or(0).clamp(2, 8))
 }
 
@@ -379,7 +340,7 @@ pub(super) fn calibrate(model: &PrsMed, sam_image: &Tensor) -> Result<()> {
     })
 }
 
-/// How training runs the model.
+/// Options of training passes.
 pub(super) fn training_pass(model: &ModelConfig, train: &TrainConfig) -> Pass {
     let statistics = match model.batch_norm {
         BatchNorm::Frozen => BatchStatistics::Running,
@@ -392,7 +353,7 @@ pub(super) fn training_pass(model: &ModelConfig, train: &TrainConfig) -> Pass {
     }
 }
 
-/// Everything `model` trains, by file and key.
+/// All trained tensors of `model`, by file and key.
 pub(super) fn parameters(model: &PrsMed) -> Vec<Parameter> {
     let parts = model.stores().parts();
     let trained = parts.iter().flat_map(|(file, store)| {
@@ -402,7 +363,7 @@ pub(super) fn parameters(model: &PrsMed) -> Vec<Parameter> {
     trained.collect()
 }
 
-/// Parts of the model, by the module scope they run in.
+/// Parts of the model by module path.
 const PARTS: [&str; 7] =
     ["llm", "projector", "vision_tower", "lora_adapter", "image_encoder", "mask_decoder", "class_head"];
 
@@ -432,16 +393,16 @@ pub(super) fn components(model: &PrsMed) -> Vec<Component> {
     components
 }
 
-/// The training loss of `inputs` as their share of an effective batch weighing `whole`.
+/// The training loss of `inputs` as their share of the effective batch `whole`.
 pub(super) fn loss(
     model: &PrsMed,
     settings: &ModelConfig,
     pass: Pass,
     inputs: &Inputs,
-    whole: Weight,
+    effective_batch: BatchSize,
     epoch: u64,
 ) -> Loss {
-    let inputs = inputs.to_device(model, whole);
+    let inputs = inputs.to_device(inputs.vision.resolve(model), effective_batch);
     loss_of(model, settings, pass, &inputs, epoch < settings.class_loss_epochs)
 }
 
@@ -456,23 +417,23 @@ fn loss_of(model: &PrsMed, settings: &ModelConfig, pass: Pass, inputs: &Prepared
     Loss { total, parts }
 }
 
-/// Steps of the lengths of passes that are recorded, tokens.
+/// Lengths of captured passes are multiples of these numbers of tokens.
 const BUCKETS: Sizes = Sizes { sequence: 64, supervised: 32, prompt: 64 };
 
-/// `inputs` padded to the next lengths of [`BUCKETS`]; `None` under semantics whose decoder would read the padding.
-pub(super) fn recordable<'a>(
+/// `inputs` padded to the next lengths of [`BUCKETS`]; `None` under semantics whose decoder reads padding.
+pub(super) fn capturable<'a>(
     model: &'a PrsMed,
     settings: &'a ModelConfig,
     pass: Pass,
     inputs: &Inputs,
-    whole: Weight,
+    effective_batch: BatchSize,
     epoch: u64,
-) -> Option<Recordable<'a>> {
+) -> Option<Capturable<'a>> {
     if !inputs.layout.semantics().hides_answer() {
         return None;
     }
     let layout = inputs.layout.padded_to(inputs.layout.needed().rounded_up(BUCKETS));
-    let prepared = inputs.to_device_apart(&layout, model, whole);
+    let prepared = inputs.copy_to_device(&layout, inputs.vision.resolve(model), effective_batch);
     let learns_class = epoch < settings.class_loss_epochs;
     let inputs: Vec<Tensor> = prepared.tensors().into_iter().map(Tensor::shallow_clone).collect();
     let mut bucket = vec![i64::from(learns_class)];
@@ -483,10 +444,10 @@ pub(super) fn recordable<'a>(
     let loss = Box::new(move || Ok(loss_of(model, settings, pass, &prepared, learns_class)));
     let (sequences, tokens) = (layout.sequences(), layout.sizes().sequence);
     let label = format!("{sequences} sequences of {tokens} tokens");
-    Some(Recordable { bucket, label, family: u64::from(learns_class), inputs, loss })
+    Some(Capturable { bucket, label, family: u64::from(learns_class), inputs, loss })
 }
 
-/// At most `limit` of `rows`, evenly spread; all of them for 0.
+/// At most `limit` of `rows`, spread evenly; all of them if `limit` is 0.
 pub fn spread(rows: Vec<usize>, limit: usize) -> Vec<usize> {
     if limit == 0 || limit >= rows.len() {
         return rows;
@@ -494,57 +455,13 @@ pub fn spread(rows: Vec<usize>, limit: usize) -> Vec<usize> {
     (0..limit).map(|i| rows[i * rows.len() / limit]).collect()
 }
 
-/// Adds what a batch of validation says to `sums`; `image` hears the mask probabilities and the truth of each sample.
-pub(super) fn score(
-    model: &PrsMed,
-    inputs: &Inputs,
-    sums: &mut Sums,
-    mut image: impl FnMut(Vec<f32>, Vec<bool>, &mut Sums) -> Result<()>,
-) -> Result<()> {
-    let one = Weight { samples: 1.0, tokens: 1.0 };
-    let prepared = inputs.to_device(model, one);
-    let outputs = step::forward(model, &prepared, Pass::evaluation());
-    let losses = step::losses(model, &prepared, &outputs);
-    sums.text += meta::number(&losses.text);
-    sums.mask += meta::number(&losses.mask);
-    sums.tokens_right += step::tokens_right(model, &prepared, &outputs);
-    sums.tokens += inputs.weight().tokens;
-    let probability = outputs.mask_logits.sigmoid();
-    for i in 0..i64::try_from(inputs.layout.questions()).expect("a few samples") {
-        let truth = values(&inputs.mask.get(i)).iter().map(|byte| *byte > 127.5).collect();
-        image(values(&probability.get(i)), truth, sums)?;
-    }
-    Ok(())
-}
-
-/// Sums over validation samples.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Sums {
-    images: u64,
-    dice: f64,
-    iou: f64,
-    tokens: f64,
-    tokens_right: f64,
-    text: f64,
-    mask: f64,
-}
-
-impl Sums {
-    fn means(&self) -> [f64; 5] {
-        #[expect(clippy::cast_precision_loss, reason = "a count of images")]
-        let images = (self.images as f64).max(1.0);
-        let tokens = self.tokens.max(1.0);
-        [self.dice / images, self.iou / images, self.tokens_right / tokens, self.text / tokens, self.mask / images]
-    }
-}
-
 impl SegmentTask {
-    /// Scores a batch; where memory runs out, in halves, and later batches too.
+    /// Scores a batch. If memory runs out, this batch and later ones are halved.
     fn score_what_fits(&self, inputs: Inputs, sums: &mut Sums, observer: &dyn Observer) -> Result<()> {
         let mut open = VecDeque::from([inputs]);
         while let Some(part) = open.pop_front() {
             let most = self.validated_at_once.most();
-            if part.layout.pictures() > most {
+            if part.layout.images() > most {
                 part.split(most).into_iter().rev().for_each(|part| open.push_front(part));
                 continue;
             }
@@ -553,7 +470,7 @@ impl SegmentTask {
                 Err(Error::OutOfMemory { reason }) => {
                     *sums = before;
                     let smaller = self.validated_at_once.halve(reason, self.assembly.model.options().device)?;
-                    let text = format!("validation: {}; it goes on with batches of {}", smaller.what, smaller.most);
+                    let text = format!("validation: {}; it continues with batches of {}", smaller.what, smaller.most);
                     observer.on(&Event::Note(text));
                     open.push_front(part);
                 }
@@ -574,24 +491,15 @@ impl SegmentTask {
     }
 }
 
-/// Adds `rows` by picture to `groups`; the groups' numbers and their ids.
+/// Groups `rows` by image, adds them to `groups`, and returns the numbers and lengths of the new groups.
 fn grouped(source: &Source, rows: &Lengths, most: usize, groups: &mut Vec<Vec<usize>>) -> Lengths {
     let first = groups.len();
     if most > 1 {
-        groups.extend(source.by_picture(&rows.rows, most));
+        groups.extend(source.by_image(&rows.rows, most));
     } else {
         groups.extend(rows.rows.iter().map(|row| vec![*row]));
     }
     let tokens: HashMap<usize, usize> = rows.rows.iter().copied().zip(rows.lengths.iter().copied()).collect();
     let length = |group: &Vec<usize>| group.iter().map(|row| tokens[row]).sum();
     Lengths { rows: (first..groups.len()).collect(), lengths: groups[first..].iter().map(length).collect() }
-}
-
-/// A tensor's elements in row-major order; none of a meta tensor.
-pub(super) fn values(tensor: &Tensor) -> Vec<f32> {
-    let flat = tensor.to_device(crate::tensor::Device::Cpu).to_kind(Kind::Float).reshape([-1]);
-    if flat.device() == META {
-        return Vec::new();
-    }
-    Vec::<f32>::try_from(&flat).expect("a flat fp32 tensor")
 }

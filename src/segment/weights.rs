@@ -1,32 +1,33 @@
-//! Which file fills which part: LLaVA-Med shards, TinySAM checkpoints, run folders (ours and the original's).
+//! Loading and saving of weights: LLaVA-Med shards, TinySAM checkpoints, run folders of this program and of the
+//! original code.
 //!
-//! Renames and known leftovers are here, beside each other:
+//! Key names of each part, and keys that may stay unused:
 //!
-//! | part | stored as | leftovers that may stay unused |
+//! | part | stored as | keys that may stay unused |
 //! |---|---|---|
 //! | language model, projector | LLaVA-Med keys | `rotary_emb.inv_freq`, `position_ids` |
-//! | tower | inside LLaVA-Med, or `vision_model.` of a CLIP repository | the last layer, `post_layernorm`, the text tower |
+//! | vision tower | inside LLaVA-Med, or `vision_model.` of CLIP | the last layer, `post_layernorm`, the text tower |
 //! | adapters | PEFT keys | adapters of the frozen CLIP tower, which never got a gradient |
-//! | image encoder | TinySAM keys, `image_encoder.` or bare | classifier, SAM's prompt encoder and decoder, `sam.` doubles |
+//! | image encoder | TinySAM keys, `image_encoder.` or bare | classifier, SAM's prompt encoder and decoder, `sam.` |
 
+use super::assembly::{ADAPTER_CONFIG, Assembly, Build, DESCRIPTION, Description, RunOverrides, pixels};
+use super::config::{BatchNorm, ModelConfig, RANDOM};
 use super::quantized::Cached;
-use super::setup::{Assembly, Build, Description, ModelConfig, RANDOM, RunOverrides, pixels};
-use super::{Semantics, setup};
+use super::{Semantics, needs};
 use crate::data::manifest::REFERENCE_CLASSES;
 use crate::models::prsmed::{self, PrsMed, TOWER_PREFIX};
 use crate::models::{clip, mask_decoder, mistral, tiny_vit};
 use crate::nn::{LoraConfig, Quantization};
 use crate::tensor::store::Store;
-use crate::tensor::weights::{Archive, LoadReport, Staged};
+use crate::tensor::weights::{Archive, LoadReport, Staged, read_json};
 use crate::tensor::{Kind, Tensor, ledger};
 use crate::{Error, Result};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
-/// What a checkpoint folder says about itself.
-pub const DESCRIPTION: &str = "model.json";
-/// More layers than any published tower has.
+/// More layers than any published vision tower has.
 const MOST_LAYERS: usize = 1000;
+const CONFIG_HINT: &str = "use the `config.json` of the model's own repository";
 pub(super) const ADAPTER: &str = "lora_adapter/adapter_model.safetensors";
 
 /// Local files of the parts that have weights.
@@ -40,7 +41,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// Looks up (and downloads) what the settings name.
+    /// Finds (and downloads) the files that the settings name.
     ///
     /// # Errors
     /// [`Error::Hub`], or [`Error::Weights`] for a path that does not exist.
@@ -60,7 +61,7 @@ impl Found {
     /// [`Error::Weights`] for a folder without a readable `config.json`.
     pub fn base_sizes(&self) -> Result<Option<(clip::Config, mistral::Config)>> {
         let Some(base) = &self.base else { return Ok(None) };
-        let llm = read_json(&base.join("config.json"))?;
+        let llm = read_json(&base.join("config.json"), CONFIG_HINT)?;
         let clip = match &self.tower {
             Some(tower) => tower_config(tower)?,
             None => tower_sizes(&Archive::open(base)?)?,
@@ -68,7 +69,7 @@ impl Found {
         Ok(Some((clip, llm)))
     }
 
-    /// The folders that the settings name, as far as they are on this machine.
+    /// Finds the folders that the settings name, without downloads. Parts on the hub stay `None`.
     ///
     /// # Errors
     /// [`Error::Weights`] for a path that does not exist.
@@ -81,7 +82,7 @@ impl Found {
         Ok(Self { base: find(&config.base)?, tower: find(&config.vision_tower)?, image_encoder: None })
     }
 
-    /// Fills the parts; returns the reports of parts that did not fit when that is allowed.
+    /// Loads the weights. With `allow_partial`, keys that do not fit become warnings.
     ///
     /// # Errors
     /// [`Error::Weights`] listing every key that does not fit.
@@ -108,16 +109,10 @@ fn settle(report: LoadReport, path: &Path, allow_partial: bool, warnings: &mut V
     report.into_result(path).map(drop)
 }
 
-fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
-    let text = std::fs::read(path).map_err(Error::io(path, "read"))?;
-    serde_json::from_slice(&text)
-        .map_err(|e| Error::weights(path, e.to_string(), "use the `config.json` of the model's own repository"))
-}
-
-/// A CLIP repository's `config.json` holds the tower alone or beside the text tower.
+/// Config of the vision tower in a CLIP repository, whose `config.json` may describe the text tower too.
 fn tower_config(folder: &Path) -> Result<clip::Config> {
     let path = folder.join("config.json");
-    let mut json: serde_json::Value = read_json(&path)?;
+    let mut json: serde_json::Value = read_json(&path, CONFIG_HINT)?;
     if let Some(vision) = json.get_mut("vision_config") {
         json = vision.take();
     }
@@ -125,7 +120,8 @@ fn tower_config(folder: &Path) -> Result<clip::Config> {
         .map_err(|e| Error::weights(path, e.to_string(), "use the repository of a CLIP vision tower"))
 }
 
-/// LLaVA's `config.json` does not describe the tower inside its shards: the shapes do (heads are 64 wide in every CLIP).
+/// Sizes of the vision tower inside LLaVA's shards, from tensor shapes: LLaVA's `config.json` does not describe it.
+/// Heads are 64 wide in every CLIP.
 fn tower_sizes(archive: &Archive) -> Result<clip::Config> {
     let shape = |key: &str| {
         let name = format!("{TOWER_PREFIX}vision_model.{key}");
@@ -141,7 +137,7 @@ fn tower_sizes(archive: &Archive) -> Result<clip::Config> {
     let side = (0..=positions).find(|side| side * side >= positions).unwrap_or(0);
     Ok(clip::Config {
         hidden_size: patches[0],
-        // a matrix in 4 bits has another shape, its bias has not
+        // a 4-bit matrix has another shape, its bias does not
         intermediate_size: shape("encoder.layers.0.mlp.fc1.bias")?[0],
         num_hidden_layers: i64::try_from(layers).expect("a few layers"),
         num_attention_heads: (patches[0] / 64).max(1),
@@ -152,7 +148,7 @@ fn tower_sizes(archive: &Archive) -> Result<clip::Config> {
     })
 }
 
-/// The tensors of `store` by their keys in a file, without the pieces of matrices in 4 bits.
+/// The tensors of `store` by their keys in a file, without the parts of 4-bit matrices.
 fn targets(store: &Store, rename: impl Fn(&str) -> Option<String>) -> Vec<(String, Tensor)> {
     let matrices = store.quantized();
     let pieces: HashSet<String> = matrices
@@ -163,7 +159,8 @@ fn targets(store: &Store, rename: impl Fn(&str) -> Option<String>) -> Vec<(Strin
     dense.filter_map(|e| Some((rename(&e.name)?, e.tensor))).collect()
 }
 
-/// Dtype of the base's matrices in its files, as far as they are here; LLaVA-Med's are bf16. `None` for a random base.
+/// Dtype of the base's matrices in its files, or bf16 (as LLaVA-Med's) if they are not on this machine. `None` for a
+/// random base.
 pub(super) fn stored_kind(config: &ModelConfig) -> Option<Kind> {
     if config.base == RANDOM {
         return None;
@@ -212,7 +209,7 @@ fn load_base(
     Ok(report)
 }
 
-/// The first tower layer that is not built, as it appears in a key.
+/// Key prefix of the first tower layer that the model does not have.
 fn own_layers(store: &Store) -> String {
     let count = store.entries().iter().filter(|e| e.name.ends_with(".layer_norm1.weight")).count();
     format!("vision_model.encoder.layers.{count}.")
@@ -249,19 +246,19 @@ fn single_file(path: &Path) -> Result<PathBuf> {
         [file] => Ok(file.clone()),
         _ => Err(Error::weights(
             path,
-            format!("holds {} weight files where one is expected", files.len()),
-            "name the TinySAM file itself, for example `tinysam_42.3.pth`",
+            format!("contains {} weight files, expected one", files.len()),
+            "name the TinySAM file itself, for example `tinysam.pth`",
         )),
     }
 }
 
-/// The file of a part in a run folder: ours (`.safetensors`) or the original's (`.pth`).
+/// The file of a part in a run folder: `.safetensors`, or `.pth` of the original code.
 pub(super) fn part_file(folder: &Path, part: &str) -> PathBuf {
-    let ours = folder.join(format!("{part}.safetensors"));
-    if ours.exists() { ours } else { folder.join(format!("{part}.pth")) }
+    let own = folder.join(format!("{part}.safetensors"));
+    if own.exists() { own } else { folder.join(format!("{part}.pth")) }
 }
 
-/// Whether `folder` was written by the original code.
+/// True if `folder` was written by the original code.
 pub fn is_published(folder: &Path) -> bool {
     !folder.join(DESCRIPTION).exists() && folder.join("mask_decoder.pth").exists()
 }
@@ -269,14 +266,11 @@ pub fn is_published(folder: &Path) -> bool {
 /// Sizes and settings of a folder written by the original code, from its shapes.
 ///
 /// # Errors
-/// [`Error::Config`] without a base; [`Error::Weights`] for unreadable parts.
+/// [`Error::Config`] if no base can be found; [`Error::Weights`] for unreadable parts.
 pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Description> {
-    let base = overrides.base.clone().ok_or_else(|| {
-        let hint = "add `--base hub:microsoft/llava-med-v1.5-mistral-7b`, or a folder with its files";
-        Error::config("--base", "a published run folder does not say where its language model is", hint)
-    })?;
+    let base = overrides.base.clone().map_or_else(|| needs::base_of_adapter(folder), Ok)?;
     let semantics = overrides.semantics.unwrap_or(Semantics::Reference);
-    let adapter: serde_json::Value = read_json(&folder.join("lora_adapter/adapter_config.json"))?;
+    let adapter: serde_json::Value = read_json(&folder.join(ADAPTER_CONFIG), CONFIG_HINT)?;
     let number = |key: &str, default: f64| adapter.get(key).and_then(serde_json::Value::as_f64).unwrap_or(default);
     #[expect(clippy::cast_possible_truncation, reason = "a rank")]
     let lora = LoraConfig {
@@ -314,17 +308,11 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
         base,
         vision_tower: overrides.vision_tower.clone().unwrap_or_default(),
         image_encoder: RANDOM.into(),
-        quantization: Quantization::None,
-        train_base: false,
-        batch_norm: setup::BatchNorm::Batch,
+        batch_norm: BatchNorm::Batch,
         decoder: decoder.version,
         decoder_dropout: decoder.dropout,
-        decoder_positions: false,
-        text_loss_weight: 1.0,
-        class_loss_weight: 0.5,
-        class_loss_epochs: 5,
         max_text_tokens: 512,
-        sizes: None,
+        ..ModelConfig::default()
     };
     let (clip, llm) = Found::locate(&model, build)?.base_sizes()?.expect("a base was given");
     let cls = part_file(folder, "cls");
@@ -335,7 +323,7 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
     Ok(Description { format: 1, pixels: pixels(&model, &sizes), model, sizes, modalities })
 }
 
-/// Fills `model` from a checkpoint folder and the base it names.
+/// Loads `model` from a checkpoint folder and the base that it names.
 ///
 /// # Errors
 /// [`Error::Weights`] listing every key that does not fit.
@@ -349,10 +337,10 @@ pub fn load_run(folder: &Path, description: &Description, model: &PrsMed, build:
     Ok(warnings)
 }
 
-/// The folder of a checkpoint's language model: its own `base/`, else the one it names; and of a separate tower.
+/// Folder of a checkpoint's language model (its own `base/`, else the one that it names), and of a separate tower.
 ///
 /// # Errors
-/// [`Error::Weights`] and [`Error::Hub`] when there is none.
+/// [`Error::Weights`] and [`Error::Hub`] if it cannot be found.
 pub(super) fn base_of(folder: &Path, description: &Description, build: Build) -> Result<(PathBuf, Option<PathBuf>)> {
     let own_base = folder.join("base");
     if own_base.is_dir() {
@@ -367,7 +355,7 @@ pub(super) fn base_of(folder: &Path, description: &Description, build: Build) ->
     Ok((base, found.tower))
 }
 
-/// Fills adapters (where there are any), encoder, decoder and class head (which old published folders lack).
+/// Loads adapters (if the model has any), encoder, decoder and class head (which old published folders lack).
 ///
 /// # Errors
 /// [`Error::Weights`] listing every key that does not fit.
@@ -393,7 +381,7 @@ pub fn load_parts(folder: &Path, model: &PrsMed, allow_partial: bool, warnings: 
     Ok(())
 }
 
-/// Fills the base of a run that trains it (or started it at random) from a checkpoint.
+/// Loads the base of a run that trains it, or that started it from random weights.
 ///
 /// # Errors
 /// [`Error::Weights`] listing every key that does not fit.
@@ -419,7 +407,7 @@ pub fn save(folder: &mut Staged, assembly: &Assembly) -> Result<()> {
         folder.write_bytes("base/config.json", &json(&llm))?;
     }
     folder.write_bytes("base.json", &json(&llm))?;
-    folder.write_bytes("lora_adapter/adapter_config.json", &json(&adapter_config(description)))?;
+    folder.write_bytes(ADAPTER_CONFIG, &json(&adapter_config(description)))?;
     folder.write_bytes(DESCRIPTION, &serde_json::to_vec_pretty(description).expect("plain values serialise"))?;
     for (name, text) in tokenizer.files()? {
         folder.write_bytes(&format!("tokenizer/{name}"), text.as_bytes())?;
@@ -427,7 +415,7 @@ pub fn save(folder: &mut Staged, assembly: &Assembly) -> Result<()> {
     Ok(())
 }
 
-/// Writes the tensors of a checkpoint folder; those of the base only when they exist nowhere else.
+/// Writes the tensors of a checkpoint folder; those of the base only if they exist nowhere else.
 pub(super) fn save_tensors(folder: &mut Staged, model: &PrsMed, with_base: bool) -> Result<()> {
     let _category = ledger::enter(ledger::Category::Workspace);
     let stores = model.stores();
@@ -468,13 +456,15 @@ pub(super) fn base_config(description: &Description) -> serde_json::Value {
     json
 }
 
-/// What Python's `peft` reads. The pattern adapts the language model only, never a CLIP tower inside the same model.
+/// `adapter_config.json` for Python's `peft`. Its pattern matches the language model only, not the vision tower.
 fn adapter_config(description: &Description) -> serde_json::Value {
     let lora = description.sizes.lora;
+    let (base, revision) = needs::peft_base(&description.model.base);
     serde_json::json!({
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": description.model.base,
+        "base_model_name_or_path": base,
+        "revision": revision,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,

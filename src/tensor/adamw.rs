@@ -1,9 +1,11 @@
-//! AdamW steps (Loshchilov & Hutter 2019) on lists of tensors: libtorch's fused one, and one whose moments are 8-bit codes of
-//! a dynamic map with a scale for each block of 256 (Dettmers et al. 2022, "8-bit optimizers via block-wise quantization",
-//! as bitsandbytes has it). The host waits for nothing: whether gradients are finite is a tensor.
+//! AdamW optimizer steps (Loshchilov & Hutter 2019) on lists of tensors, with fp32 or 8-bit state.
 //!
-//! Deviations from bitsandbytes: the weight decays before the step, as in PyTorch and for moments in fp32, not after it;
-//! a negative moment that is nearest to 0 becomes 0 (their CUDA kernel keeps its sign).
+//! The fp32 step is libtorch's fused kernel. The 8-bit state has codes of a dynamic map with one scale per block of 256
+//! (Dettmers et al. 2022, "8-bit optimizers via block-wise quantization", as in bitsandbytes). A step needs no host
+//! synchronisation: `found_inf` is a tensor on the device.
+//!
+//! Deviations from bitsandbytes: weight decay is applied before the step, as in PyTorch, not after it. A negative
+//! moment whose nearest value is 0 becomes 0; the CUDA kernel of bitsandbytes keeps its sign.
 
 use super::native::{self, RawAdamw, RawSlot, RawTensor};
 use super::{Device, Kind, META, Tensor, guard, ledger, meta};
@@ -11,50 +13,50 @@ use crate::Result;
 
 /// Elements that share a scale.
 pub const BLOCK: i64 = 256;
-/// Smaller tensors keep their moments in fp32.
-pub const SMALLEST: usize = 4096;
-/// Elements of a parameter whose moments are brought over from host memory at once; there are two such pieces on the card.
-pub const PIECE: i64 = 1 << 20;
+/// Parameters with fewer elements keep fp32 moments.
+pub const MIN_8BIT_ELEMENTS: usize = 4096;
+/// Elements per chunk of offloaded moments that is copied to the GPU. Two chunks are on the GPU at a time.
+pub const OFFLOAD_CHUNK: i64 = 1 << 20;
 
-/// Numbers of one step.
+/// Hyperparameters and shared tensors of one optimizer step.
 #[derive(Debug, Clone, Copy)]
 pub struct Step<'a> {
     /// Learning rate.
     pub rate: Rate<'a>,
-    /// Decay of the first and second moment.
+    /// Decay rates of the first and second moment.
     pub betas: (f64, f64),
     /// Decoupled weight decay.
     pub weight_decay: f64,
-    /// Added to the root of the second moment.
+    /// Added to the square root of the second moment.
     pub epsilon: f64,
-    /// fp32 scalar on the parameters' device: nothing changes where it is 1.
-    pub skip: &'a Tensor,
-    /// The maps of moments in 8 bits, where there are any.
+    /// fp32 scalar on the parameters' device. If it is 1, the step changes nothing.
+    pub found_inf: &'a Tensor,
+    /// Code maps of the 8-bit moments, if there are any.
     pub maps: Option<&'a Maps>,
-    /// Elements that are brought over at once; 0 when moments are where the parameters are.
-    pub piece: i64,
+    /// Elements per chunk of offloaded moments; 0 if the moments are not offloaded.
+    pub chunk: i64,
 }
 
-/// A learning rate.
+/// Learning rate of a step.
 #[derive(Debug, Clone, Copy)]
 pub enum Rate<'a> {
-    /// Known to the host.
+    /// A number known to the CPU.
     Number(f64),
-    /// A scalar on the parameters' device, fp32 on cards: what a recorded step reads anew.
+    /// A scalar on the parameters' device (fp32 on a GPU), which a replayed CUDA graph reads again.
     OnDevice(&'a Tensor),
 }
 
-/// The two values of moments' codes, `[256]` fp32 each, ascending.
+/// Code maps of 8-bit moments: the value of each code, `[256]` fp32, ascending.
 #[derive(Debug)]
 pub struct Maps {
-    /// Of first moments.
+    /// Map of first moments.
     pub signed: Tensor,
-    /// Of second ones.
+    /// Map of second moments.
     pub unsigned: Tensor,
 }
 
 impl Maps {
-    /// On `device`.
+    /// Creates both maps on `device`.
     pub fn new(device: Device) -> Self {
         let _category = ledger::enter(ledger::Category::Optimizer);
         let make = |values: &[f32]| match device {
@@ -65,13 +67,13 @@ impl Maps {
     }
 }
 
-/// The values of a dynamic map: seven decades, each with twice as many steps as the one below, 0 and 1; ascending.
+/// The values of a dynamic map, ascending: 0, 1, and seven decades, each with twice as many steps as the one below.
 fn dynamic_map(signed: bool) -> Vec<f32> {
     const DECADES: i32 = 7;
     let mut values = vec![0.0, 1.0];
     for decade in 0..DECADES {
         let steps = 1_usize << if signed { decade } else { decade + 1 };
-        #[expect(clippy::cast_possible_truncation, reason = "the map is one of fp32 numbers")]
+        #[expect(clippy::cast_possible_truncation, reason = "the map has fp32 values")]
         let scale = 10_f64.powi(decade + 1 - DECADES) as f32;
         let edges = linspace(0.1, 1.0, steps + 1);
         for pair in edges.windows(2) {
@@ -86,8 +88,7 @@ fn dynamic_map(signed: bool) -> Vec<f32> {
     values
 }
 
-/// As libtorch's: from both ends to the middle, with one rounding.
-#[expect(clippy::cast_precision_loss, reason = "fewer than 2^24 points")]
+/// Like libtorch's `linspace`: from both ends to the middle, with one rounding.
 fn linspace(start: f32, end: f32, count: usize) -> Vec<f32> {
     let step = (end - start) / (count - 1) as f32;
     let from_start = |i: usize| step.mul_add(i as f32, start);
@@ -96,17 +97,17 @@ fn linspace(start: f32, end: f32, count: usize) -> Vec<f32> {
     (0..count).map(value).collect()
 }
 
-/// Numbers as codes of a map, each block with its largest magnitude.
+/// A tensor as 8-bit codes, with one scale (the largest magnitude) per block.
 #[derive(Debug)]
 pub struct Coded {
-    /// u8, in the shape of the numbers.
+    /// u8, in the shape of the tensor.
     pub codes: Tensor,
     /// fp32, one for each block of [`BLOCK`].
     pub scales: Tensor,
 }
 
 impl Coded {
-    /// `values` (fp32, on the CPU) in codes of `map` (there too).
+    /// Encodes `values` (fp32, CPU) with `map` (CPU).
     ///
     /// # Errors
     /// [`crate::Error::Torch`] from libtorch.
@@ -118,7 +119,7 @@ impl Coded {
         Ok(coded)
     }
 
-    /// The numbers again; all of it on the CPU.
+    /// Decodes to fp32. All tensors are on the CPU.
     ///
     /// # Errors
     /// [`crate::Error::Torch`] from libtorch.
@@ -138,7 +139,7 @@ impl Coded {
     }
 }
 
-/// Blocks of `numel` elements.
+/// Number of blocks of `numel` elements.
 pub fn blocks(numel: usize) -> i64 {
     i64::try_from(numel.div_ceil(256)).expect("fewer elements than 2^63")
 }
@@ -148,38 +149,39 @@ pub fn blocks(numel: usize) -> i64 {
 pub enum Moments {
     /// fp32, in the shape of the parameter.
     Full([Tensor; 2]),
-    /// Codes.
-    Eight([Coded; 2]),
+    /// 8-bit codes.
+    EightBit([Coded; 2]),
 }
 
 impl Moments {
-    /// Zeros for a parameter; on its device, or `on_host`: in host memory, pinned for a card. In 8 bits where `eight` and the
-    /// parameter is large enough.
-    pub fn zeros(param: &Tensor, eight: bool, on_host: bool) -> Self {
+    /// Zero moments for `param`, on its device. `offloaded`: in CPU memory, pinned if the parameter is on a GPU.
+    /// `eight_bit`: 8-bit codes, if the parameter is large enough.
+    pub fn zeros(param: &Tensor, eight_bit: bool, offloaded: bool) -> Self {
         let _category = ledger::enter(ledger::Category::Optimizer);
         let device = param.device();
-        let zeros =
-            |kind| if on_host { host_zeros(&param.size(), kind, device) } else { zeros(&param.size(), kind, device) };
-        if !in_8_bits(param, eight) {
+        let zeros = |kind| {
+            if offloaded { offloaded_zeros(&param.size(), kind, device) } else { zeros(&param.size(), kind, device) }
+        };
+        if !in_8_bits(param, eight_bit) {
             return Self::Full([zeros(Kind::Float), zeros(Kind::Float)]);
         }
         let scales = [blocks(param.numel())];
         let coded = || Coded {
             codes: zeros(Kind::Uint8),
-            scales: if on_host {
-                host_zeros(&scales, Kind::Float, device)
+            scales: if offloaded {
+                offloaded_zeros(&scales, Kind::Float, device)
             } else {
                 self::zeros(&scales, Kind::Float, device)
             },
         };
-        Self::Eight([coded(), coded()])
+        Self::EightBit([coded(), coded()])
     }
 
-    /// All tensors with what they are: `first`, `second`, or `first_codes`, `first_scales` and so on.
+    /// All tensors with their names: `first` and `second`, or `first_codes`, `first_scales` and so on.
     pub fn named(&self) -> Vec<(&'static str, &Tensor)> {
         match self {
             Self::Full([first, second]) => vec![("first", first), ("second", second)],
-            Self::Eight([first, second]) => vec![
+            Self::EightBit([first, second]) => vec![
                 ("first_codes", &first.codes),
                 ("first_scales", &first.scales),
                 ("second_codes", &second.codes),
@@ -188,19 +190,21 @@ impl Moments {
         }
     }
 
-    /// The same where steps want it: see [`Self::zeros`].
+    /// The same moments on the device where steps need them; see [`Self::zeros`].
     #[must_use]
-    pub fn placed(&self, device: Device, on_host: bool) -> Self {
-        let place = |tensor: &Tensor| match (on_host, device) {
+    pub fn to_device(&self, device: Device, offloaded: bool) -> Self {
+        let place = |tensor: &Tensor| match (offloaded, device) {
             (true, Device::Cuda(_)) => tensor.pin_memory(device),
-            (true, META) if meta::target() == meta::Target::Cuda => host_zeros(&tensor.size(), tensor.kind(), device),
+            (true, META) if meta::target() == meta::Target::Cuda => {
+                offloaded_zeros(&tensor.size(), tensor.kind(), device)
+            }
             (true, _) => tensor.shallow_clone(),
             (false, device) => tensor.to_device(device),
         };
         let coded = |coded: &Coded| Coded { codes: place(&coded.codes), scales: place(&coded.scales) };
         match self {
             Self::Full([first, second]) => Self::Full([place(first), place(second)]),
-            Self::Eight([first, second]) => Self::Eight([coded(first), coded(second)]),
+            Self::EightBit([first, second]) => Self::EightBit([coded(first), coded(second)]),
         }
     }
 
@@ -213,18 +217,18 @@ impl Moments {
     }
 }
 
-/// Whether the moments of `param` are codes, where those of large tensors are.
-pub fn in_8_bits(param: &Tensor, eight: bool) -> bool {
-    eight && param.numel() >= SMALLEST
+/// True if the moments of `param` are 8-bit codes under the setting `eight_bit`.
+pub fn in_8_bits(param: &Tensor, eight_bit: bool) -> bool {
+    eight_bit && param.numel() >= MIN_8BIT_ELEMENTS
 }
 
 fn zeros(size: &[i64], kind: Kind, device: Device) -> Tensor {
     Tensor::zeros(size, (kind, device))
 }
 
-/// Zeros that a step on `device` brings over: pinned for a card. A rehearsed card's stand for themselves with one number,
-/// since nobody counts its host; on the CPU it is the same memory.
-fn host_zeros(size: &[i64], kind: Kind, device: Device) -> Tensor {
+/// Zeros for offloaded state of `device`: pinned CPU memory for a GPU. A planned GPU gets one number that is expanded,
+/// because the plan does not count CPU memory. For the CPU it is ordinary memory.
+fn offloaded_zeros(size: &[i64], kind: Kind, device: Device) -> Tensor {
     match device {
         Device::Cuda(_) => zeros(size, kind, Device::Cpu).pin_memory(device),
         META if meta::target() == meta::Target::Cuda => {
@@ -234,16 +238,16 @@ fn host_zeros(size: &[i64], kind: Kind, device: Device) -> Tensor {
     }
 }
 
-/// One parameter with its state. `step` is a scalar in fp32 that counts the steps done; a step increases it.
+/// One parameter with its optimizer state. `step` is an fp32 scalar that counts steps; a step increases it.
 #[derive(Debug)]
 pub struct Slot<'a> {
-    /// The parameter, fp32, changed in place.
+    /// The parameter, fp32, updated in place.
     pub param: &'a Tensor,
     /// Its gradient.
     pub grad: &'a Tensor,
-    /// Its moments, changed in place.
+    /// Its moments, updated in place.
     pub moments: &'a Moments,
-    /// Step count.
+    /// Number of steps done.
     pub step: &'a Tensor,
 }
 
@@ -268,10 +272,10 @@ impl Step<'_> {
             weight_decay: self.weight_decay,
             epsilon: self.epsilon,
             rate,
-            skip: native::raw(self.skip),
+            found_inf: native::raw(self.found_inf),
             signed_map: map(|maps| &maps.signed),
             unsigned_map: map(|maps| &maps.unsigned),
-            piece: self.piece,
+            chunk: self.chunk,
         }
     }
 }
@@ -279,7 +283,7 @@ impl Step<'_> {
 /// Does one AdamW step on all `slots`.
 ///
 /// # Errors
-/// [`crate::Error::Torch`] when shapes or dtypes differ.
+/// [`crate::Error::Torch`] if shapes or dtypes differ.
 pub fn step(slots: &[Slot], step: Step) -> Result<()> {
     let raw: Vec<RawSlot> = slots.iter().map(Slot::raw).collect();
     let count = i64::try_from(slots.len()).expect("fewer parameters than 2^63");
@@ -288,7 +292,8 @@ pub fn step(slots: &[Slot], step: Step) -> Result<()> {
     guard::guard(|| unsafe { native::check(native::prsmed_adamw_step(raw.as_ptr(), count, &raw const numbers)) })
 }
 
-/// Multiplies `grads` (one or more) in place by `factor`; the norm over all of them, an fp32 scalar on their device.
+/// Multiplies `grads` (at least one) in place by `factor`. Returns the norm over all of them, an fp32 scalar on their
+/// device.
 ///
 /// # Errors
 /// [`crate::Error::Torch`] from libtorch.
@@ -299,26 +304,26 @@ pub fn norm(grads: &[Tensor], factor: f64) -> Result<Tensor> {
     made(|out| unsafe { native::prsmed_gradient_norm(raw.as_mut_ptr(), count, factor, out) })
 }
 
-/// What gradients of this `norm` are multiplied by so that it is at most `clip_norm` (0: no limit), and 1 where it is not
-/// finite: fp32 `[2]` on the norm's device.
+/// Clip scale and `found_inf` for gradients of this `norm`: fp32 `[2]` on the norm's device. The scale limits the norm
+/// to `clip_norm` (0: no limit). `found_inf` is 1 if the norm is not finite.
 ///
 /// # Errors
 /// [`crate::Error::Torch`] from libtorch.
-pub fn verdict(norm: &Tensor, clip_norm: f64) -> Result<Tensor> {
+pub fn clip_scale(norm: &Tensor, clip_norm: f64) -> Result<Tensor> {
     // SAFETY: a live tensor.
-    made(|out| unsafe { native::prsmed_gradient_verdict(native::raw(norm), clip_norm, out) })
+    made(|out| unsafe { native::prsmed_clip_scale(native::raw(norm), clip_norm, out) })
 }
 
-/// Clips `grads` in place by a [`verdict`].
+/// Clips `grads` in place by the result of [`clip_scale`].
 ///
 /// # Errors
 /// [`crate::Error::Torch`] from libtorch.
-pub fn clip(grads: &[Tensor], verdict: &Tensor) -> Result<()> {
+pub fn clip(grads: &[Tensor], scale: &Tensor) -> Result<()> {
     let mut raw: Vec<RawTensor> = grads.iter().map(native::raw).collect();
     let count = i64::try_from(raw.len()).expect("fewer parameters than 2^63");
     // SAFETY: `count` live tensors and one more.
     guard::guard(|| unsafe {
-        native::check(native::prsmed_clip_gradients(raw.as_mut_ptr(), count, native::raw(verdict)))
+        native::check(native::prsmed_clip_gradients(raw.as_mut_ptr(), count, native::raw(scale)))
     })
 }
 

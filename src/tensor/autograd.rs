@@ -1,11 +1,10 @@
-//! Gradients: dropping them, and keeping less for them.
+//! Autograd functions that save memory, gradient hooks, and clearing of gradients.
 //!
-//! [`checkpoint`] keeps the inputs of a segment and runs it again in the backward pass. The segment's random numbers
-//! (dropout) are repeated, because the generator's state is restored before the second run; gradients reach the
-//! segment's parameters directly. Chen et al. 2016, "Training deep nets with sublinear memory cost".
-//! [`with_gradient_hooks`] uses gradients while the backward pass goes on.
-//! [`gelu_conv2d`] and [`gelu_linear`] compute only the GELU again, which is cheap enough to do always.
-//! [`linear_cross_entropy`] keeps gradients in place of logits.
+//! [`checkpoint`] is activation checkpointing (Chen et al. 2016, "Training deep nets with sublinear memory cost"): it
+//! saves the inputs of a segment and recomputes the segment in the backward pass. The generator's state is restored
+//! before the recomputation, so that dropout repeats its mask. Gradients reach the segment's parameters directly.
+//! [`with_gradient_hooks`] uses gradients during the backward pass. [`gelu_conv2d`] and [`gelu_linear`] recompute only
+//! the GELU, which is cheap. [`linear_cross_entropy`] saves gradients instead of logits.
 
 use super::native::{self, RawTensor};
 use super::{Tensor, guard};
@@ -14,13 +13,13 @@ use std::ffi::{CString, c_char, c_void};
 
 type Closure = Box<dyn Fn(&[Tensor]) -> Tensor>;
 
-/// `segment(inputs)`, keeping only `inputs` for the backward pass.
+/// Computes `segment(inputs)` and saves only `inputs` for the backward pass.
 ///
-/// The segment must give the same result for the same inputs and generator state, and is called twice. It may own
-/// shallow clones of parameters.
+/// The segment runs twice. It must give the same result for the same inputs and generator state. It may own shallow
+/// clones of parameters.
 ///
 /// # Panics
-/// As the segment does.
+/// If the segment panics.
 pub fn checkpoint(inputs: &[&Tensor], segment: impl Fn(&[Tensor]) -> Tensor + 'static) -> Tensor {
     let closure: Box<Closure> = Box::new(Box::new(segment));
     let mut pointers: Vec<RawTensor> = inputs.iter().map(|t| native::raw(t)).collect();
@@ -33,51 +32,51 @@ pub fn checkpoint(inputs: &[&Tensor], segment: impl Fn(&[Tensor]) -> Tensor + 's
     })
 }
 
-/// `gelu(xs).conv2d(weight, bias, ..)`, keeping `xs` for the backward pass and not its GELU (exact form).
+/// `gelu(xs).conv2d(weight, bias, ..)` with the exact GELU. Saves `xs` for the backward pass, but not its GELU.
 ///
 /// # Shapes
 /// `xs [b, in, h, w]`, `weight [out, in / groups, k, k]`, `bias [out]` to `[b, out, h', w']`; one dtype.
 ///
 /// # Panics
-/// As libtorch's operators do.
+/// Like libtorch's operators.
 pub fn gelu_conv2d(xs: &Tensor, weight: &Tensor, bias: &Tensor, stride: i64, padding: i64, groups: i64) -> Tensor {
     let [xs, weight, bias] = [xs, weight, bias].map(native::raw);
     // SAFETY: three live tensors are borrowed for the call; it writes one owned tensor on success.
     result(|out| unsafe { native::prsmed_gelu_conv(xs, weight, bias, stride, padding, groups, out) })
 }
 
-/// `gelu(xs).linear(weight, bias)`, keeping `xs` for the backward pass and not its GELU (exact form).
+/// `gelu(xs).linear(weight, bias)` with the exact GELU. Saves `xs` for the backward pass, but not its GELU.
 ///
 /// # Shapes
 /// `xs [.., in]`, `weight [out, in]`, `bias [out]` to `[.., out]`; one dtype.
 ///
 /// # Panics
-/// As libtorch's operators do.
+/// Like libtorch's operators.
 pub fn gelu_linear(xs: &Tensor, weight: &Tensor, bias: &Tensor) -> Tensor {
     let [xs, weight, bias] = [xs, weight, bias].map(native::raw);
     // SAFETY: as above.
     result(|out| unsafe { native::prsmed_gelu_linear(xs, weight, bias, out) })
 }
 
-/// Cross-entropy of `rows.linear(weight)`, summed, in fp32. At most `chunk` rows of logits live at a time, and none is kept
-/// for the backward pass: gradients are made in the forward pass, in the dtypes of `rows` and `weight`.
+/// Sum of the cross-entropy of `rows.linear(weight)`, in fp32. It computes at most `chunk` rows of logits at a time and
+/// saves none. The forward pass computes the gradients, in the dtypes of `rows` and `weight`.
 ///
 /// # Shapes
 /// `rows [n, d]`, `weight [vocab, d]` (cast to the dtype of `rows`), `labels [n]` i64, negative = ignored; a scalar.
 ///
 /// # Panics
-/// As libtorch's operators do, and for a `chunk` below 1.
+/// Like libtorch's operators, and if `chunk` is below 1.
 pub fn linear_cross_entropy(rows: &Tensor, weight: &Tensor, labels: &Tensor, chunk: i64) -> Tensor {
-    assert!(chunk > 0, "a chunk has rows");
+    assert!(chunk > 0, "`chunk` must be at least 1");
     let [rows, weight, labels] = [rows, weight, labels].map(native::raw);
     // SAFETY: three live tensors are borrowed for the call; it writes one owned tensor on success.
     result(|out| unsafe { native::prsmed_linear_cross_entropy(rows, weight, labels, chunk, out) })
 }
 
-/// The tensor that a function of the native layer makes, or its error as a panic.
+/// The tensor that a native function returns. A native error becomes a panic.
 pub(super) fn result(call: impl FnOnce(*mut RawTensor) -> *mut c_char) -> Tensor {
     let mut out = std::ptr::null_mut();
-    // SAFETY: `call` gives what a `prsmed_*` function returned: null, or a message to free.
+    // SAFETY: `call` returns the result of a `prsmed_*` function: null, or a message to free.
     if let Err(error) = unsafe { native::check(call(&raw mut out)) } {
         error.raise();
     }
@@ -85,18 +84,18 @@ pub(super) fn result(call: impl FnOnce(*mut RawTensor) -> *mut c_char) -> Tensor
     unsafe { native::owned(out) }
 }
 
-/// Drops the gradient of a leaf, so that its memory is free and the optimizer skips it until the next backward pass.
+/// Drops the gradient of a leaf tensor. Its memory is freed, and the optimizer skips it until the next backward pass.
 pub fn clear_grad(tensor: &Tensor) {
     // SAFETY: resets a member of a live tensor.
     unsafe { native::prsmed_clear_grad(native::raw(tensor)) };
 }
 
-/// Runs `backward` and calls `work(index)` for each of `params` as soon as its gradient is complete, inside the backward pass.
-/// `work` may change the parameter and drop the gradient. A parameter whose gradient comes in several parts (from segments of
-/// [`checkpoint`] that share it) is called for several times.
+/// Runs `backward`, and calls `work(index)` during the backward pass as soon as the gradient of a parameter in `params`
+/// is complete. `work` may change the parameter and drop the gradient. If several segments of [`checkpoint`] share a
+/// parameter, `work` is called once for each.
 ///
 /// # Errors
-/// What `backward` and `work` say; an error of `work` ends the backward pass.
+/// Errors of `backward` and `work`. An error of `work` ends the backward pass.
 pub fn with_gradient_hooks<T>(
     params: &[Tensor],
     work: impl FnMut(usize) -> Result<()>,
@@ -106,7 +105,7 @@ pub fn with_gradient_hooks<T>(
     let data: *mut Hooks = &raw mut hooks;
     let hooked = params.iter().enumerate().try_for_each(|(index, param)| {
         let index = i64::try_from(index).expect("fewer parameters than 2^63");
-        // SAFETY: the hooks are taken off below, before `hooks` is dropped; libtorch calls them on one thread at a time
+        // SAFETY: the hooks are removed below, before `hooks` is dropped; libtorch calls them on one thread at a time
         // while the caller of `backward` waits.
         unsafe { native::check(native::prsmed_hook_gradient(native::raw(param), run_hook, data.cast(), index)) }
     });
@@ -123,7 +122,7 @@ pub fn with_gradient_hooks<T>(
 struct Hooks<'a> {
     params: &'a [Tensor],
     work: Box<dyn FnMut(usize) -> Result<()> + 'a>,
-    /// The first error of `work`, which libtorch would turn into text.
+    /// The first error of `work`. libtorch would keep only its text.
     failure: Option<crate::Error>,
 }
 
@@ -144,13 +143,13 @@ extern "C" fn run_hook(data: *mut c_void, index: i64) -> *mut c_char {
 }
 
 extern "C" fn run_closure(data: *mut c_void, inputs: *mut RawTensor, count: i64, error: *mut *mut c_char) -> RawTensor {
-    // the second run is on a thread of libtorch's when it is on a card, and nobody there guards it
+    // on a GPU libtorch recomputes on a thread of its own, where nothing else catches a panic
     let outcome = guard::guard(|| {
         // SAFETY: `data` is the box made in `checkpoint`, alive until `drop_closure`.
         let closure = unsafe { &*data.cast::<Closure>() };
         let inputs: Vec<Tensor> = (0..usize::try_from(count).expect("not negative"))
             .map(|i| {
-                // SAFETY: the callee passes `count` valid tensors; `shallow_clone` makes our own handle and the
+                // SAFETY: the callee passes `count` valid tensors; `shallow_clone` makes an own handle and the
                 // borrowed one is forgotten, not freed.
                 unsafe {
                     let borrowed = std::mem::ManuallyDrop::new(native::owned(*inputs.add(i)));
@@ -162,7 +161,7 @@ extern "C" fn run_closure(data: *mut c_void, inputs: *mut RawTensor, count: i64,
     });
     match outcome {
         Ok(out) => {
-            // tch has no `into_raw`: hand over a second handle to the same tensor.
+            // tch has no `into_raw`: return a second handle to the same tensor
             let out = std::mem::ManuallyDrop::new(out);
             native::raw(&out)
         }
@@ -187,7 +186,7 @@ mod tests {
     use crate::tensor::{Device, Kind, rng};
 
     fn gradients(checkpointed: bool) -> (Tensor, Tensor, Tensor) {
-        let _turn = rng::TURN.lock();
+        let _lock = rng::TEST_LOCK.lock();
         rng::seed(3);
         let weight = Tensor::randn([6, 6], (Kind::Float, Device::Cpu)).set_requires_grad(true);
         let xs = Tensor::randn([4, 6], (Kind::Float, Device::Cpu)).set_requires_grad(true);
@@ -200,8 +199,8 @@ mod tests {
     }
 
     #[test]
-    fn a_gelu_computed_again_gives_libtorchs_gradients() {
-        let _turn = rng::TURN.lock();
+    fn a_recomputed_gelu_gives_libtorchs_gradients() {
+        let _lock = rng::TEST_LOCK.lock();
         rng::seed(5);
         let leaf = |shape: &[i64]| Tensor::randn(shape, (Kind::Float, Device::Cpu)).set_requires_grad(true);
         let run = |inputs: &[&Tensor; 3], forward: &dyn Fn(&[&Tensor; 3]) -> Tensor| {
@@ -235,9 +234,9 @@ mod tests {
         });
     }
 
-    /// Loss and gradients of rows and weight, by ours in chunks and by libtorch's cross-entropy.
+    /// Loss and gradients of rows and weight: chunked, and by libtorch's cross-entropy.
     fn cross_entropies(kind: Kind, weight_kind: Kind, chunk: i64) -> [Vec<Tensor>; 2] {
-        let _turn = rng::TURN.lock();
+        let _lock = rng::TEST_LOCK.lock();
         rng::seed(9);
         let leaf = |shape: &[i64], kind| {
             Tensor::randn(shape, (Kind::Float, Device::Cpu)).to_kind(kind).detach().set_requires_grad(true)
@@ -248,7 +247,7 @@ mod tests {
             clear_grad(&rows);
             clear_grad(&weight);
             let loss = loss();
-            // a factor, as averaging and loss scaling have
+            // a factor, as in averaging and loss scaling
             (&loss * 0.25).backward();
             vec![loss.detach(), rows.grad(), weight.grad()]
         };
@@ -278,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn ignored_labels_alone_give_zeros() {
+    fn only_ignored_labels_give_zero_loss_and_gradients() {
         let rows = Tensor::ones([2, 3], (Kind::Float, Device::Cpu)).set_requires_grad(true);
         let weight = Tensor::ones([4, 3], (Kind::Float, Device::Cpu));
         let loss = linear_cross_entropy(&rows, &weight, &Tensor::from_slice(&[-100_i64, -100]), 1);
@@ -287,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn gradients_and_dropout_repeat_exactly() {
+    fn checkpointing_repeats_gradients_and_dropout_exactly() {
         let plain = gradients(false);
         let checkpointed = gradients(true);
         assert_eq!(plain.0, checkpointed.0);
@@ -296,7 +295,7 @@ mod tests {
     }
 
     #[test]
-    fn parameters_get_gradients_when_no_input_needs_one() {
+    fn parameters_of_a_checkpoint_get_gradients_if_no_input_needs_one() {
         let weight = Tensor::ones([3, 3], (Kind::Float, Device::Cpu)).set_requires_grad(true);
         let captured = weight.shallow_clone();
         let xs = Tensor::ones([1, 3], (Kind::Float, Device::Cpu));
@@ -305,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_inside_keeps_its_type() {
+    fn an_error_inside_a_checkpoint_keeps_its_type() {
         let error = guard::guard(|| {
             let xs = Tensor::ones([2, 3], (Kind::Float, Device::Cpu));
             Ok(checkpoint(&[&xs], |i| i[0].matmul(&i[0])))

@@ -1,32 +1,32 @@
-//! Functions of the language model that keep less for the backward pass than a chain of libtorch's operators.
+//! Fused functions of the language model. They save fewer tensors for the backward pass than libtorch's operators do.
 //!
-//! Each equals the chain that its documentation states. What no gradient needs is not kept: nothing at all when no
-//! operand requires one.
+//! The documentation of each function states the operators that it replaces. A tensor is saved only if a gradient needs
+//! it, so a pass without gradients saves nothing.
 
 use super::autograd::result;
 use super::native::{self, raw};
 use super::{Kind, Tensor};
 
-/// `xs / sqrt(mean(xs^2) + eps) * weight` over the last dimension: the quotient in fp32, cast to the dtype of `xs`, then the
-/// product. Keeps `xs` and a number for each row.
+/// RMSNorm: `xs / sqrt(mean(xs^2) + eps) * weight` over the last dimension. The quotient is computed in fp32 and cast
+/// to the dtype of `xs` before the product. Saves `xs` and one number per row.
 ///
 /// # Shapes
 /// `xs [.., d]`, `weight [d]` of any floating dtype, to `[.., d]` in the dtype of `xs`.
 ///
 /// # Panics
-/// As libtorch's operators do.
+/// Like libtorch's operators.
 pub fn rms_norm(xs: &Tensor, weight: &Tensor, eps: f64) -> Tensor {
     // SAFETY: two live tensors are borrowed for the call; it writes one owned tensor on success.
     result(|out| unsafe { native::prsmed_rms_norm(raw(xs), raw(weight), eps, out) })
 }
 
-/// `silu(gate) * up`. Keeps both and not the SiLU; writes into the memory of `gate` where no backward pass reads it.
+/// SwiGLU: `silu(gate) * up`. Saves both operands but not the SiLU. Without a backward pass it overwrites `gate`.
 ///
 /// # Shapes
 /// Both `[..]`, of one dtype, to the same.
 ///
 /// # Panics
-/// As libtorch's operators do.
+/// Like libtorch's operators.
 pub fn swiglu(gate: Tensor, up: &Tensor) -> Tensor {
     // SAFETY: as above; `gate` is the callee's to overwrite.
     let ys = result(|out| unsafe { native::prsmed_swiglu(raw(&gate), raw(up), out) });
@@ -34,28 +34,28 @@ pub fn swiglu(gate: Tensor, up: &Tensor) -> Tensor {
     ys
 }
 
-/// A product of low rank with dropout before it: `scale * (dropout(x) a^T) b^T`.
+/// Low-rank product (LoRA) with dropout on the input: `scale * (dropout(x) a^T) b^T`.
 #[derive(Debug, Clone, Copy)]
 pub struct LowRank<'a> {
-    /// `[r, in]`, the fp32 master.
+    /// `[r, in]`, the fp32 master weight.
     pub a: &'a Tensor,
-    /// `[out, r]`, the fp32 master.
+    /// `[out, r]`, the fp32 master weight.
     pub b: &'a Tensor,
-    /// Factor.
+    /// Factor of the product (LoRA's alpha divided by its rank).
     pub scale: f64,
-    /// Probability of dropping an element of the input, 0..1.
+    /// Dropout probability, 0..1.
     pub dropout: f64,
 }
 
 impl LowRank<'_> {
-    /// Adds the product of `xs` to `ys`, in its memory. Keeps `xs`, the narrow product and the seed of the mask, which is
-    /// drawn from libtorch's generator of the host (one number, none without dropout) on every device.
+    /// Adds the product of `xs` to `ys` in place. Saves `xs`, the product with `a` and the seed of the dropout mask.
+    /// With dropout it draws one number from libtorch's CPU generator, on every device.
     ///
     /// # Shapes
-    /// `ys [.., out]`, contiguous, which nobody else needs; `xs [.., in]`; one dtype; to `[.., out]`.
+    /// `ys [.., out]`, contiguous and not used elsewhere; `xs [.., in]`; one dtype; to `[.., out]`.
     ///
     /// # Panics
-    /// As libtorch's operators do.
+    /// Like libtorch's operators.
     pub fn add_to(&self, ys: Tensor, xs: &Tensor) -> Tensor {
         let Self { a, b, scale, dropout } = *self;
         // SAFETY: as above; `ys` is the callee's to overwrite.
@@ -66,13 +66,15 @@ impl LowRank<'_> {
     }
 }
 
-/// Turns each head's first and second half by the angles of its token, in the memory of `xs`. Keeps the tables alone.
+/// Rotary position embedding in place: rotates the two halves of each head by the angles of the token. Saves only the
+/// `cos` and `sin` tables.
 ///
 /// # Shapes
-/// `xs [b, t, h d]`, contiguous, which nobody else needs; `cos` and `sin [t, d / 2]` or `[b, t, d / 2]` in its dtype; to `[b, t, h d]`.
+/// `xs [b, t, h d]`, contiguous and not used elsewhere; `cos` and `sin` `[t, d / 2]` or `[b, t, d / 2]` in its dtype;
+/// to `[b, t, h d]`.
 ///
 /// # Panics
-/// As libtorch's operators do.
+/// Like libtorch's operators.
 pub fn rotate(xs: Tensor, cos: &Tensor, sin: &Tensor) -> Tensor {
     // SAFETY: as above; `xs` is the callee's to overwrite.
     let turned = result(|out| unsafe { native::prsmed_rotate(raw(&xs), raw(cos), raw(sin), out) });
@@ -80,31 +82,32 @@ pub fn rotate(xs: Tensor, cos: &Tensor, sin: &Tensor) -> Tensor {
     turned
 }
 
-/// Attention of grouped queries: what each query head sees, and the keys and values of its group.
+/// Grouped-query attention: each group of query heads shares one key and value head.
 #[derive(Debug, Clone, Copy)]
-pub struct Grouped<'a> {
+pub struct GroupedAttention<'a> {
     /// `[b, h, t, d]`.
     pub q: &'a Tensor,
     /// `[b, g, s, d]`, `h` a multiple of `g`.
     pub k: &'a Tensor,
-    /// As `k`.
+    /// Like `k`.
     pub v: &'a Tensor,
-    /// Broadcastable to `[b, h, t, s]`: bool (true = keep), or added to the scores in the dtype of `q`.
+    /// Broadcastable to `[b, h, t, s]`: bool (true = attend), or a bias in the dtype of `q` that is added to the
+    /// scores.
     pub mask: Option<&'a Tensor>,
-    /// A query sees the keys at its own position and before; not with a mask.
+    /// Causal attention: a query attends to the keys at its own and earlier positions. Not with a mask.
     pub causal: bool,
 }
 
-impl Grouped<'_> {
-    /// `softmax(q k^T / sqrt(d) + mask) v`, keys and values repeated for the kernel alone, in the forward pass and again in
-    /// the backward pass. Keeps `q`, `k`, `v`, `mask`, the result and a number for each row of scores; `mask` gets no
-    /// gradient.
+impl GroupedAttention<'_> {
+    /// `softmax(q k^T / sqrt(d) + mask) v`. Keys and values are repeated only while a kernel runs, in the forward pass
+    /// and again in the backward pass. Saves `q`, `k`, `v`, `mask`, the result and one number per row of scores. `mask`
+    /// gets no gradient.
     ///
     /// # Shapes
     /// To `[b, h, t, d]`.
     ///
     /// # Panics
-    /// As libtorch's operators do.
+    /// Like libtorch's operators.
     pub fn attend(&self) -> Tensor {
         let Self { q, k, v, mask, causal } = *self;
         let mask = mask.map_or(std::ptr::null_mut(), raw);
@@ -112,12 +115,12 @@ impl Grouped<'_> {
         result(|out| unsafe { native::prsmed_grouped_attention(raw(q), raw(k), raw(v), mask, causal, out) })
     }
 
-    /// Whether [`Self::attend`] keeps less than libtorch's attention on repeated keys and values, with the same kernel: on
-    /// CUDA, where the memory-efficient one takes them, for a backward pass that asks for no gradient of the mask.
+    /// True if [`Self::attend`] saves less memory than libtorch's attention on repeated keys and values, with the same
+    /// kernel. That is so on CUDA, if the memory-efficient kernel takes these tensors and `mask` needs no gradient.
     ///
     /// # Panics
-    /// As libtorch's operators do.
-    pub fn is_leaner(&self) -> bool {
+    /// Like libtorch's operators.
+    pub fn saves_memory(&self) -> bool {
         let Self { q, k, v, mask, causal } = *self;
         let mask = mask.map_or(std::ptr::null_mut(), raw);
         let mut is = false;
@@ -129,14 +132,14 @@ impl Grouped<'_> {
     }
 }
 
-/// The bias of attention among texts that share a sequence: 0 where a token sees another, minus infinity elsewhere. Of those
-/// before it, and itself, a token sees the ones of block 0 and of its own block.
+/// Attention bias of packed sequences: 0 where a token may attend to another, minus infinity elsewhere. A token attends
+/// to the tokens of block 0 (the shared prefix) and of its own block that are not after it.
 ///
 /// # Shapes
-/// `blocks [b, t]` i64, contiguous, to `[b, 1, t, t]` in `kind`, rows starting at multiples of 8 numbers.
+/// `blocks [b, t]` i64, contiguous, to `[b, 1, t, t]` in `kind`; rows start at multiples of 8 elements.
 ///
 /// # Panics
-/// As libtorch's operators do.
+/// Like libtorch's operators.
 pub fn packed_bias(blocks: &Tensor, kind: Kind) -> Tensor {
     // SAFETY: as above.
     result(|out| unsafe { native::prsmed_packed_bias(raw(blocks), native::scalar_type(kind), out) })
@@ -179,8 +182,8 @@ mod tests {
     }
 
     #[test]
-    fn rms_norm_is_its_chain() {
-        let _turn = rng::TURN.lock();
+    fn rms_norm_equals_libtorchs_operators() {
+        let _lock = rng::TEST_LOCK.lock();
         rng::seed(1);
         let chain = |xs: &Tensor, weight: &Tensor, wide: Kind| {
             let xs_wide = xs.to_kind(wide);
@@ -200,7 +203,7 @@ mod tests {
                 );
             }
         }
-        // a frozen weight, a frozen input
+        // a frozen weight, then a frozen input
         let (xs, weight) = (leaf(&[4, 33], FP64), leaf(&[33], FP64));
         assert_same(&[xs.shallow_clone()], 1e-12, &|l| rms_norm(&l[0], &weight.detach(), 1e-5), &|l| {
             chain(&l[0], &weight.detach(), FP64)
@@ -209,12 +212,12 @@ mod tests {
     }
 
     #[test]
-    fn swiglu_is_its_chain() {
-        let _turn = rng::TURN.lock();
+    fn swiglu_equals_libtorchs_operators() {
+        let _lock = rng::TEST_LOCK.lock();
         rng::seed(2);
         for (kind, tolerance) in [(FP64, 1e-12), (Kind::Float, 1e-6), (Kind::BFloat16, 6e-3)] {
             let leaves = [leaf(&[3, 40], kind), leaf(&[3, 40], kind)];
-            // a leaf's memory is its own
+            // `* 1`: the memory of a leaf must not be overwritten
             assert_same(&leaves, tolerance, &|l| swiglu(&l[0] * 1, &l[1]), &|l| l[0].silu() * &l[1]);
         }
         let (gate, up) = (leaf(&[3, 40], FP64).detach(), leaf(&[3, 40], FP64).detach());
@@ -226,8 +229,8 @@ mod tests {
     }
 
     #[test]
-    fn low_rank_products_are_their_chain() {
-        let _turn = rng::TURN.lock();
+    fn low_rank_products_equal_libtorchs_operators() {
+        let _lock = rng::TEST_LOCK.lock();
         rng::seed(3);
         for (kind, masters, tolerance) in
             [(FP64, FP64, 1e-12), (Kind::Float, Kind::Float, 1e-6), (Kind::BFloat16, Kind::Float, 1e-2)]
@@ -245,7 +248,7 @@ mod tests {
         }
     }
 
-    /// The mask that a seed gives, read off a product with identities.
+    /// The dropout mask of a seed, computed with identity matrices.
     fn mask(seed: u64, size: [i64; 2], dropout: f64) -> Tensor {
         rng::seed(seed);
         let identity = Tensor::eye(size[1], (FP64, Device::Cpu));
@@ -255,7 +258,7 @@ mod tests {
 
     #[test]
     fn dropout_repeats_its_mask_in_the_backward_pass() {
-        let _turn = rng::TURN.lock();
+        let _lock = rng::TEST_LOCK.lock();
         let kept = mask(7, [6, 8], 0.25);
         rng::seed(3);
         let leaves = [leaf(&[6, 5], FP64), leaf(&[6, 8], FP64), leaf(&[3, 8], FP64), leaf(&[5, 3], FP64)];
@@ -268,8 +271,8 @@ mod tests {
     }
 
     #[test]
-    fn masks_are_fair_and_differ() {
-        let _turn = rng::TURN.lock();
+    fn dropout_masks_have_the_right_rate_and_differ_by_seed_and_row() {
+        let _lock = rng::TEST_LOCK.lock();
         let size = [500, 64];
         for dropout in [0.05, 0.5] {
             let first = mask(1, size, dropout);
@@ -280,11 +283,10 @@ mod tests {
             for dim in [0_i64, 1] {
                 let means = dropped.mean_dim([dim].as_slice(), false, FP64);
                 let most = (means - dropout).abs().max().double_value(&[]);
-                #[expect(clippy::cast_precision_loss, reason = "small")]
                 let count = size[usize::try_from(dim).expect("0 or 1")] as f64;
                 assert!(most < 5.0 * spread / count.sqrt(), "{dim}: {most}");
             }
-            // what is kept is scaled; other seeds and other rows have other masks
+            // elements that are not dropped are scaled; other seeds and other rows have other masks
             assert!((first.max().double_value(&[]) - 1.0 / (1.0 - dropout)).abs() < 1e-12);
             let agree = |a: &Tensor, b: &Tensor| a.eq_tensor(b).to_kind(FP64).mean(FP64).double_value(&[]);
             let chance = 1.0 - 2.0 * dropout * (1.0 - dropout);
@@ -296,8 +298,8 @@ mod tests {
     }
 
     #[test]
-    fn rotation_is_its_chain() {
-        let _turn = rng::TURN.lock();
+    fn rotation_equals_libtorchs_operators() {
+        let _lock = rng::TEST_LOCK.lock();
         rng::seed(4);
         for (kind, tolerance) in [(FP64, 1e-12), (Kind::Float, 1e-6), (Kind::BFloat16, 8e-3)] {
             for shape in [&[5_i64, 4][..], &[2, 5, 4]] {
@@ -314,8 +316,8 @@ mod tests {
         }
     }
 
-    /// What queries of 37 tokens in 2 sequences may see, in `kind`: all, those before, a bias, one for each head, bools.
-    fn sights(heads: i64, kind: Kind, device: Device) -> [(Option<Tensor>, bool); 5] {
+    /// Attention patterns of 37 tokens in 2 sequences: all, causal, packed bias, one bias per head, bool mask.
+    fn masks(heads: i64, kind: Kind, device: Device) -> [(Option<Tensor>, bool); 5] {
         let starts = Tensor::from_slice(&[9_i64, 20, 5, 37]).view([2, 2, 1]);
         let blocks = Tensor::arange(37, (Kind::Int64, Device::Cpu)).ge_tensor(&starts).sum_dim_intlist(
             [1_i64].as_slice(),
@@ -335,16 +337,16 @@ mod tests {
 
     fn grouped(leaves: &[Tensor], mask: Option<&Tensor>, causal: bool) -> Tensor {
         let [q, k, v] = split(leaves);
-        Grouped { q: &q, k: &k, v: &v, mask, causal }.attend()
+        GroupedAttention { q: &q, k: &k, v: &v, mask, causal }.attend()
     }
 
     #[test]
-    fn grouped_attention_is_libtorchs() {
-        let _turn = rng::TURN.lock();
+    fn grouped_attention_equals_libtorchs_attention() {
+        let _lock = rng::TEST_LOCK.lock();
         rng::seed(5);
         for (kind, tolerance) in [(Kind::Float, 1e-5), (Kind::BFloat16, 1e-2)] {
             let leaves = [6, 2, 2].map(|heads| leaf(&[2, 37, heads, 16], kind));
-            for (mask, causal) in sights(6, kind, Device::Cpu) {
+            for (mask, causal) in masks(6, kind, Device::Cpu) {
                 let theirs = |l: &[Tensor]| {
                     let [q, k, v] = split(l);
                     Tensor::scaled_dot_product_attention(&q, &k, &v, mask.as_ref(), 0.0, causal, None, true)
@@ -370,24 +372,24 @@ mod tests {
 
     #[test]
     #[ignore = "needs CUDA"]
-    fn grouped_attention_of_a_card_is_its_definition() {
-        let _turn = rng::TURN.lock();
+    fn grouped_attention_on_a_gpu_equals_its_definition() {
+        let _lock = rng::TEST_LOCK.lock();
         rng::seed(6);
         crate::tensor::use_flash_attention();
-        let card = Device::Cuda(0);
+        let gpu = Device::Cuda(0);
         for (kind, tolerance) in [(Kind::Float, 1e-4), (Kind::BFloat16, 2e-2)] {
-            let leaves = [8, 2, 2].map(|heads| leaf(&[2, 37, heads, 64], kind).to_device(card).detach());
+            let leaves = [8, 2, 2].map(|heads| leaf(&[2, 37, heads, 64], kind).to_device(gpu).detach());
             let leaves = leaves.map(|leaf| leaf.set_requires_grad(true));
-            for (mask, causal) in sights(8, kind, card) {
+            for (mask, causal) in masks(8, kind, gpu) {
                 let [q, k, v] = split(&leaves);
-                let is_leaner = Grouped { q: &q, k: &k, v: &v, mask: mask.as_ref(), causal }.is_leaner();
-                // without a mask flash attention takes groups
-                assert_eq!(is_leaner, kind == Kind::Float || mask.is_some(), "{kind:?} {causal}");
+                let saves_memory = GroupedAttention { q: &q, k: &k, v: &v, mask: mask.as_ref(), causal }.saves_memory();
+                // without a mask, flash attention takes groups
+                assert_eq!(saves_memory, kind == Kind::Float || mask.is_some(), "{kind:?} {causal}");
                 let theirs = |l: &[Tensor]| {
                     let [q, k, v] = split(l).map(|xs| xs.to_kind(FP64));
                     let [k, v] =
                         [k, v].map(|xs| xs.unsqueeze(2).expand([2, 2, 4, 37, 64], false).reshape([2, 8, 37, 64]));
-                    let below = Tensor::ones([37, 37], (Kind::Bool, card)).tril(0);
+                    let below = Tensor::ones([37, 37], (Kind::Bool, gpu)).tril(0);
                     let scores = q.matmul(&k.transpose(2, 3)) / 8.0;
                     let scores = match &mask {
                         Some(keep) if keep.kind() == Kind::Bool => {
@@ -405,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_bias_shows_the_prefix_and_the_own_question() {
+    fn packed_bias_allows_the_prefix_and_the_own_question() {
         // a prefix of 3, two questions, padding; a prefix of 1, one question
         let blocks = [[0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 3], [0, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1_i64]];
         let tensor = Tensor::from_slice(&blocks.concat()).view([2, 11]);

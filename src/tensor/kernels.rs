@@ -1,9 +1,11 @@
-//! Kernels of our own for CUDA cards: RMSNorm, rotary embedding, SwiGLU, NF4 weights, dropout from a seed, the bias of
-//! attention among packed texts, AdamW with moments in 8 bits (`native/kernels/*.cu`). The binary carries their sources;
-//! NVRTC, which comes with libtorch's wheel, compiles them for the card at hand. Layers reach them in the native layer
-//! (`native/kernels.h`); each has a twin of libtorch's operators.
+//! Custom CUDA kernels: RMSNorm, rotary embedding, SwiGLU, NF4 dequantization, seeded dropout, the attention bias of
+//! packed sequences, and 8-bit AdamW (`native/kernels/*.cu`).
 //!
-//! Without a card their arithmetic is tested as C++ that emulates a card's threads, and NVRTC compiles them all the same.
+//! The binary contains the sources. NVRTC, which libtorch's wheel brings, compiles them for the GPU at run time. The
+//! native layer calls them (`native/kernels.h`). Each kernel has an equivalent of libtorch's operators, which runs
+//! otherwise.
+//!
+//! Tests need no GPU: the kernels also compile as C++ that emulates GPU threads, and NVRTC compiles them without a GPU.
 
 use super::adamw::Maps;
 use super::native::{self, RawTensor};
@@ -14,10 +16,10 @@ use std::ffi::CString;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// When kernels of our own run on a card.
+/// When custom CUDA kernels run on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mode {
-    /// Where they are faster, by a comparison the first time that a size is met.
+pub enum KernelMode {
+    /// If they are faster: both ways are timed the first time that an operation and size occur.
     Auto,
     /// Always.
     On,
@@ -25,16 +27,16 @@ pub enum Mode {
     Off,
 }
 
-/// Compute capabilities that the kernels are made for: Turing, Ampere, Ada, Hopper, Blackwell.
+/// Compute capabilities that the kernels support: Turing, Ampere, Ada, Hopper, Blackwell.
 pub const CAPABILITIES: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
 
-/// Sets the mode of the whole process; [`Mode::Off`] until then.
-pub fn set_mode(mode: Mode) {
+/// Sets the mode of the process. The default is [`KernelMode::Off`].
+pub fn set_mode(mode: KernelMode) {
     // SAFETY: sets a number.
     unsafe { native::prsmed_kernels_mode(mode as i32) };
 }
 
-/// Keeps compiled kernels in `folder`, so that the next process need not compile them.
+/// Caches compiled kernels in `folder`, so that the next process need not compile them.
 pub fn set_folder(folder: &Path) {
     if let Ok(path) = CString::new(folder.as_os_str().as_encoded_bytes()) {
         // SAFETY: a NUL-terminated string, copied by the callee.
@@ -42,16 +44,16 @@ pub fn set_folder(folder: &Path) {
     }
 }
 
-/// Why kernels cannot run on this machine; `None` where they can.
+/// The reason why kernels cannot run on this machine; `None` if they can.
 pub fn unavailable() -> Option<String> {
     // SAFETY: the callee gives a text of its own.
     let reason = unsafe { native::text(native::prsmed_kernels_unavailable()) };
     (!reason.is_empty()).then_some(reason)
 }
 
-/// Compares every kernel with libtorch's operators on small tensors of `device`, once in a process; where one differs, none
-/// runs from then on and [`unavailable`] says so, as where they cannot be compiled for the card. Nothing to do on the CPU.
-/// Leaves [`Mode::Off`].
+/// Compares every kernel with libtorch's operators on small tensors of `device`, once per process. If one differs or
+/// does not compile, no kernel runs from then on, and [`unavailable`] gives the reason. Does nothing on the CPU. Sets
+/// [`KernelMode::Off`].
 ///
 /// # Errors
 /// [`Error::Torch`] from libtorch's generators.
@@ -61,38 +63,38 @@ pub fn check(device: Device) -> Result<()> {
     if *done || !matches!(device, Device::Cuda(_)) || unavailable().is_some() {
         return Ok(());
     }
-    let numbers = rng::State::take(device)?;
+    let numbers = rng::RngState::take(device)?;
     rng::seed(0);
-    set_mode(Mode::On);
+    set_mode(KernelMode::On);
     let found = first_difference(device);
-    set_mode(Mode::Off);
+    set_mode(KernelMode::Off);
     numbers.restore()?;
     match found {
         Ok(None) => (),
-        Ok(Some(difference)) => refuse(&format!("on this card {difference}")),
+        Ok(Some(difference)) => disable(&format!("on this GPU {difference}")),
         Err(error) => {
             memory::clear_failure();
-            refuse(&format!("on this card they do not run: {error}"));
+            disable(&format!("they fail on this GPU: {error}"));
         }
     }
     *done = true;
     Ok(())
 }
 
-/// Rows, width and an MLP's width of tensors to compare with: several blocks of a kernel, packs of eight and what is left.
+/// Rows, width and MLP width of the compared tensors. They need several blocks, packs of eight, and remainders.
 const CHECKED: [(i64, i64, i64); 2] = [(96, 256, 1384), (7, 300, 65)];
 
-/// The first kernel whose results are other ones than libtorch's.
+/// The first kernel whose result differs from libtorch's.
 fn first_difference(device: Device) -> Result<Option<String>> {
     for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
         for (rows, dim, wide) in CHECKED {
-            for Case { name, inputs, number } in guard::guard(|| Ok(cases(rows, dim, wide, kind, device)))? {
-                let own = run(name, Way::Own, &inputs, number)?;
-                let chain = run(name, Way::Chain, &inputs, number)?;
-                for (own, chain) in own.iter().zip(&chain) {
-                    let wrong = guard::guard(|| Ok(differing(own, chain, kind)))?;
+            for KernelCase { name, inputs, number } in guard::guard(|| Ok(cases(rows, dim, wide, kind, device)))? {
+                let custom = run(name, Implementation::Custom, &inputs, number)?;
+                let libtorch = run(name, Implementation::Libtorch, &inputs, number)?;
+                for (custom, libtorch) in custom.iter().zip(&libtorch) {
+                    let wrong = guard::guard(|| Ok(count_differences(custom, libtorch, kind)))?;
                     if wrong > 0 {
-                        return Ok(Some(format!("`{name}` in {kind:?} gives {wrong} other numbers than libtorch")));
+                        return Ok(Some(format!("`{name}` in {kind:?} differs from libtorch in {wrong} elements")));
                     }
                 }
             }
@@ -101,7 +103,7 @@ fn first_difference(device: Device) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// Largest relative difference of numbers that are rounded once more or less.
+/// Largest relative difference of results that differ by one rounding.
 fn tolerance(kind: Kind) -> f64 {
     match kind {
         Kind::BFloat16 => 2.0_f64.powi(-7),
@@ -110,39 +112,39 @@ fn tolerance(kind: Kind) -> f64 {
     }
 }
 
-/// Numbers of two tensors of one shape, results in `kind`, that are not the same: differ by more than rounding, or are finite
-/// in one of them alone.
-fn differing(own: &Tensor, chain: &Tensor, kind: Kind) -> i64 {
-    let (own, chain) = (own.to_kind(Kind::Double), chain.to_kind(Kind::Double));
-    // sums of products of both signs: an error as large as that of their terms
-    let finite = chain.isfinite();
-    let size = chain.nan_to_num(0.0, 0.0, 0.0).abs();
+/// Number of elements, results in `kind`, that differ by more than rounding or are finite in only one of the tensors.
+fn count_differences(custom: &Tensor, libtorch: &Tensor, kind: Kind) -> i64 {
+    let (custom, libtorch) = (custom.to_kind(Kind::Double), libtorch.to_kind(Kind::Double));
+    // products of both signs are summed: allow an error relative to the size of the terms
+    let finite = libtorch.isfinite();
+    let size = libtorch.nan_to_num(0.0, 0.0, 0.0).abs();
     let bound = (&size + size.mean(Kind::Double)) * tolerance(kind);
-    let is_same = own.eq_tensor(&chain).logical_or(&(&own - &chain).abs().le_tensor(&bound).logical_and(&finite));
+    let is_same =
+        custom.eq_tensor(&libtorch).logical_or(&(&custom - &libtorch).abs().le_tensor(&bound).logical_and(&finite));
     is_same.logical_not().sum(Kind::Int64).int64_value(&[])
 }
 
-/// No kernel runs from now on, for `reason`; an empty one ends that.
-fn refuse(reason: &str) {
+/// Turns all kernels off for `reason`; an empty reason turns them on again.
+fn disable(reason: &str) {
     if let Ok(reason) = CString::new(reason) {
         // SAFETY: a NUL-terminated string, copied by the callee.
-        unsafe { native::prsmed_kernels_refuse(reason.as_ptr()) };
+        unsafe { native::prsmed_kernels_disable(reason.as_ptr()) };
     }
 }
 
-/// What NVRTC made.
+/// Result of a compilation by NVRTC.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Compiled {
     /// Size of the code.
     pub code: Bytes,
-    /// The card's own code, and not PTX that its driver compiles again.
+    /// True for machine code of the GPU; false for PTX, which the driver compiles.
     pub is_native: bool,
 }
 
-/// Compiles all kernels for a compute capability (80 for 8.0). Needs NVRTC and no card.
+/// Compiles all kernels for a compute capability (80 for 8.0). Needs NVRTC but no GPU.
 ///
 /// # Errors
-/// [`Error::Torch`] without NVRTC, or with the compiler's words.
+/// [`Error::Torch`] without NVRTC, or with the compiler's message.
 pub fn compile(capability: u32) -> Result<Compiled> {
     let capability = i32::try_from(capability).map_err(|_| unknown("compute capability"))?;
     let (mut bytes, mut is_native) = (0, false);
@@ -151,20 +153,20 @@ pub fn compile(capability: u32) -> Result<Compiled> {
     Ok(Compiled { code: Bytes(bytes), is_native })
 }
 
-/// One of two ways to compute something.
+/// Implementation of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    /// Our kernel.
-    Own,
+pub enum Implementation {
+    /// Custom CUDA kernel.
+    Custom,
     /// libtorch's operators.
-    Chain,
+    Libtorch,
 }
 
-/// Runs an operation by name; what its tensors and number are, `operations` in `native/kernels_operations.cpp` says.
+/// Runs an operation by name. `operations` in `native/kernels_operations.cpp` lists its tensors and its number.
 ///
 /// # Errors
-/// [`Error::Torch`] for unknown names, and for tensors that the kernel does not take.
-pub fn run(name: &str, way: Way, inputs: &[Tensor], number: f64) -> Result<Vec<Tensor>> {
+/// [`Error::Torch`] for an unknown name, and for tensors that the kernel does not support.
+pub fn run(name: &str, implementation: Implementation, inputs: &[Tensor], number: f64) -> Result<Vec<Tensor>> {
     let name = CString::new(name).map_err(|_| unknown("kernel"))?;
     let mut pointers: Vec<RawTensor> = inputs.iter().map(native::raw).collect();
     let (mut out, mut count) = ([std::ptr::null_mut(); 5], 0);
@@ -173,7 +175,7 @@ pub fn run(name: &str, way: Way, inputs: &[Tensor], number: f64) -> Result<Vec<T
         unsafe {
             native::check(native::prsmed_kernels_run(
                 name.as_ptr(),
-                way == Way::Own,
+                implementation == Implementation::Custom,
                 pointers.as_mut_ptr(),
                 i64::try_from(inputs.len()).map_err(|_| unknown("kernel"))?,
                 number,
@@ -182,23 +184,23 @@ pub fn run(name: &str, way: Way, inputs: &[Tensor], number: f64) -> Result<Vec<T
             ))?;
         }
         let count = usize::try_from(count).map_err(|_| unknown("kernel"))?;
-        // SAFETY: that many pointers were set to tensors of ours.
+        // SAFETY: that many pointers were set to tensors that this function owns.
         Ok(out.iter().take(count).map(|pointer| unsafe { native::owned(*pointer) }).collect())
     })
 }
 
-/// Microseconds of one call.
+/// Microseconds of one call, by both implementations.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Timing {
-    /// The operation, its dtype and its size.
+    /// Operation, dtype and size.
     pub name: String,
-    /// Of our kernel.
+    /// Time of the custom CUDA kernel.
     pub own_us: f64,
-    /// Of libtorch's operators.
+    /// Time of libtorch's operators.
     pub chain_us: f64,
 }
 
-/// What [`Mode::Auto`] measured so far: it keeps the faster one.
+/// Timings that [`KernelMode::Auto`] has measured; it uses the faster implementation.
 pub fn choices() -> Vec<Timing> {
     // SAFETY: the callee gives a text of its own.
     let text = unsafe { native::text(native::prsmed_kernels_choices()) };
@@ -210,46 +212,16 @@ pub fn choices() -> Vec<Timing> {
     text.lines().filter_map(timing).collect()
 }
 
-/// Times every kernel against libtorch's operators at sizes of a 7B model with 1,024 tokens, in bf16. [`Mode::On`] must be set.
-///
-/// # Errors
-/// [`Error::Torch`] without a card.
-pub fn measure(device: Device) -> Result<Vec<Timing>> {
-    let cases = guard::guard(|| Ok(cases(1024, 4096, 14336, Kind::BFloat16, device)))?;
-    cases
-        .into_iter()
-        // its twin is a loop on the host
-        .filter(|case| case.name != "dropout")
-        .map(|Case { name, inputs, number }| {
-            let c_name = CString::new(name).map_err(|_| unknown("kernel"))?;
-            let mut pointers: Vec<RawTensor> = inputs.iter().map(native::raw).collect();
-            let (count, mut seconds) = (i64::try_from(inputs.len()).map_err(|_| unknown("kernel"))?, [0.0; 2]);
-            // SAFETY: live tensors; the callee writes two numbers.
-            unsafe {
-                native::check(native::prsmed_kernels_time(
-                    c_name.as_ptr(),
-                    pointers.as_mut_ptr(),
-                    count,
-                    number,
-                    seconds.as_mut_ptr(),
-                ))?;
-            }
-            let name = format!("{name} {:?}", inputs[0].size());
-            Ok(Timing { name, own_us: seconds[0] * 1e6, chain_us: seconds[1] * 1e6 })
-        })
-        .collect()
-}
-
-/// An operation with tensors to run it on.
+/// An operation with its inputs.
 #[derive(Debug)]
-struct Case {
+struct KernelCase {
     name: &'static str,
     inputs: Vec<Tensor>,
     number: f64,
 }
 
-/// Every operation on random tensors: `rows` tokens of width `dim` (even), an MLP of width `wide`.
-fn cases(rows: i64, dim: i64, wide: i64, kind: Kind, device: Device) -> Vec<Case> {
+/// Every operation with random tensors: `rows` tokens of width `dim` (even), and an MLP of width `wide`.
+fn cases(rows: i64, dim: i64, wide: i64, kind: Kind, device: Device) -> Vec<KernelCase> {
     let random = |sizes: &[i64]| Tensor::randn(sizes, (Kind::Float, device)).to_kind(kind);
     let fp32 = |sizes: &[i64]| Tensor::randn(sizes, (Kind::Float, device));
     let bytes = |count: i64| Tensor::randint(256, [count], (Kind::Uint8, device));
@@ -266,7 +238,7 @@ fn cases(rows: i64, dim: i64, wide: i64, kind: Kind, device: Device) -> Vec<Case
     let tokens = rows.min(512);
     let blocks_of_tokens = Tensor::randint(4, [2, tokens], (Kind::Int64, device));
     let bias = Tensor::empty([2, 1, tokens, tokens + wide % 8], (kind, device));
-    let case = |name, inputs, number| Case { name, inputs, number };
+    let case = |name, inputs, number| KernelCase { name, inputs, number };
     vec![
         case("rms_norm", copies(&[&x, &weight]), 1e-5),
         case("rms_norm_backward", copies(&[&dy, &x, &weight, &rstd]), 0.0),
@@ -279,12 +251,12 @@ fn cases(rows: i64, dim: i64, wide: i64, kind: Kind, device: Device) -> Vec<Case
         case("nf4", copies(&[&codes, &like, &fp32(&[blocks]).abs()]), 0.0),
         case("nf4", copies(&[&codes, &like, &bytes(blocks), &nested, &fp32(&[256])]), 0.05),
         case("packed_bias", copies(&[&blocks_of_tokens, &bias]), 0.0),
-        // fp32, whatever `kind`
+        // always fp32
         case("adamw8", trained(rows * dim, device), 0.01),
     ]
 }
 
-/// A parameter with its gradient, moments in 8 bits, their maps and the step: what `adamw8` takes.
+/// Inputs of `adamw8`: a parameter, its gradient, 8-bit moments, their maps and the step.
 fn trained(count: i64, device: Device) -> Vec<Tensor> {
     let fp32 = |count: i64| Tensor::randn([count], (Kind::Float, device));
     let codes = || Tensor::randint(256, [count], (Kind::Uint8, device));

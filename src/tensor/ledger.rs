@@ -1,18 +1,18 @@
-//! The allocation ledger: how many bytes of tensors live now, and the most that ever lived, by category.
+//! Memory ledger of CPU tensors: current and peak bytes, by category.
 //!
-//! Counts what libtorch's CPU allocator hands out (tensor bytes, not the allocator's rounding). CUDA tensors are not
-//! counted here. [`install`] once, before the first tensor.
+//! It counts the tensor bytes that libtorch's CPU allocator returns, without the allocator's rounding. It does not
+//! count CUDA tensors. Call [`install`] once, before the first tensor.
 
 use super::{Tensor, native};
 use crate::units::Bytes;
 use std::sync::Once;
 
-/// What a tensor is for; the category of the thread that allocates it.
+/// Purpose of a tensor. A new tensor gets the category of the allocating thread.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(i32)]
 pub enum Category {
-    /// Intermediate results and what autograd saves of them.
+    /// Intermediate results, and what autograd saves of them.
     Activations = 0,
     /// Weights that are not trained.
     Frozen = 1,
@@ -45,57 +45,57 @@ pub const CATEGORIES: [(Category, &str); 8] = [
 /// Bytes of tensors at one moment.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Usage {
-    /// Live now.
+    /// Bytes of tensors that are alive.
     pub allocated: Bytes,
-    /// The most that ever lived since the start or [`reset_peak`].
+    /// Peak of `allocated` since the start or [`reset_peak`].
     pub allocated_peak: Bytes,
-    /// By category: live now, and its share at the moment of the overall peak.
+    /// Current and peak bytes of each category.
     pub categories: Vec<CategoryUsage>,
 }
 
-/// One category's share.
+/// Bytes of one category.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct CategoryUsage {
     /// Name in `snake_case`.
     pub name: &'static str,
-    /// Live now.
+    /// Bytes of tensors that are alive.
     pub allocated: Bytes,
-    /// This category's own maximum.
+    /// Peak of this category alone.
     pub own_peak: Bytes,
-    /// Its bytes when the total was at its maximum.
+    /// Bytes of this category when the total was at its peak.
     pub at_peak: Bytes,
 }
 
-/// Puts the counting allocator in front of libtorch's CPU allocator, and has malloc give large buffers back when they are
-/// freed; later calls do nothing.
+/// Wraps libtorch's CPU allocator with a counting one, and configures malloc to return large freed buffers to the
+/// system. Later calls do nothing.
 pub fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        super::memory::at_start();
+        super::memory::resident_at_start();
         // SAFETY: replaces a global pointer; blocks made before keep their own deleter.
         unsafe { native::prsmed_ledger_install() }
     });
 }
 
-/// While it lives, allocations of this thread count for a category.
+/// Sets the category of its thread's allocations until it is dropped.
 #[derive(Debug)]
-pub struct Entered(i32);
+pub struct CategoryGuard(i32);
 
 /// Enters `category` on this thread until the result is dropped.
 #[must_use]
-pub fn enter(category: Category) -> Entered {
+pub fn enter(category: Category) -> CategoryGuard {
     // SAFETY: sets a thread-local integer.
-    Entered(unsafe { native::prsmed_ledger_enter(category as i32) })
+    CategoryGuard(unsafe { native::prsmed_ledger_enter(category as i32) })
 }
 
-impl Drop for Entered {
+impl Drop for CategoryGuard {
     fn drop(&mut self) {
         // SAFETY: sets a thread-local integer.
         unsafe { native::prsmed_ledger_enter(self.0) };
     }
 }
 
-/// Moves the bytes of `tensor` to `category` (gradients are born among activations).
+/// Moves the bytes of `tensor` to `category`. For example, gradients are allocated as activations.
 pub fn recategorize(tensor: &Tensor, category: Category) {
     if !tensor.defined() {
         return;
@@ -110,7 +110,7 @@ pub fn recategorize(tensor: &Tensor, category: Category) {
     }
 }
 
-/// Bytes now and at the peak; all zero when [`install`] was never called.
+/// Current and peak bytes. All are zero if [`install`] was not called.
 pub fn usage() -> Usage {
     let mut raw = [0_u64; 2 + 3 * CATEGORIES.len()];
     // SAFETY: the callee writes exactly that many numbers.
@@ -131,12 +131,13 @@ pub fn usage() -> Usage {
 /// A live block of at least 128 KiB.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct LargeBlock {
-    /// Its size.
+    /// Size in bytes.
     pub bytes: Bytes,
-    /// What it is for.
+    /// Name of the category.
     pub category: &'static str,
-    /// Module that asked for it (`llm.layers.7.mlp`).
-    pub scope: String,
+    /// Module that allocated it (`llm.layers.7.mlp`).
+    #[serde(rename = "scope")]
+    pub module: String,
 }
 
 /// The `count` largest live blocks, largest first.
@@ -150,7 +151,7 @@ pub fn largest(count: usize) -> Vec<LargeBlock> {
 
 impl From<&native::RawBlock> for LargeBlock {
     fn from(raw: &native::RawBlock) -> Self {
-        Self { bytes: Bytes(raw.bytes), category: category_name(raw.category), scope: scope_path(raw.scope) }
+        Self { bytes: Bytes(raw.bytes), category: category_name(raw.category), module: module_path_of(raw.module) }
     }
 }
 
@@ -158,18 +159,18 @@ fn category_name(number: i32) -> &'static str {
     usize::try_from(number).ok().and_then(|i| CATEGORIES.get(i)).map_or("", |(_, name)| name)
 }
 
-fn scope_path(number: u32) -> String {
-    super::scope::path(super::scope::Scope(number))
+fn module_path_of(number: u32) -> String {
+    super::module_path::path(super::module_path::ModuleId(number))
 }
 
-/// From now on CPU tensors of no more than `limit` may live at once (`None`: as many as the machine has room for); beyond,
-/// allocations fail as on a full machine. Needs [`install`].
+/// Limits the bytes of live CPU tensors (`None`: no limit). An allocation beyond the limit fails as if memory were
+/// full. Needs [`install`].
 pub fn set_limit(limit: Option<Bytes>) {
     // SAFETY: sets a number under the ledger's lock.
     unsafe { native::prsmed_ledger_set_limit(limit.map_or(u64::MAX, |bytes| bytes.0)) };
 }
 
-/// Starts a new peak from what lives now.
+/// Resets the peak to the current bytes.
 pub fn reset_peak() {
     // SAFETY: touches the ledger's own counters under its lock.
     unsafe { native::prsmed_ledger_reset_peak() };
@@ -182,22 +183,22 @@ fn shares(raw: &[u64]) -> Shares {
     CATEGORIES.iter().zip(raw).map(|((_, name), bytes)| (*name, Bytes(*bytes))).collect()
 }
 
-/// Peaks since [`begin_window`], which leave those of [`usage`] alone, and what is taken from the system.
+/// Peak bytes since [`begin_window`], independent of the peaks of [`usage`], and bytes taken from the system.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Window {
-    /// Taken from the system now: live blocks with header and rounding, and freed ones that are kept for reuse.
+    /// Bytes taken from the system: live blocks with header and rounding, and freed blocks that are cached for reuse.
     pub reserved: Bytes,
-    /// The most that was ever taken.
+    /// Peak of `reserved` since the start.
     pub reserved_peak: Bytes,
-    /// The most that was taken in the window.
+    /// Peak of `reserved` in the window.
     pub window_reserved_peak: Bytes,
-    /// The most that lived in the window.
+    /// Peak of allocated bytes in the window.
     pub window_peak: Bytes,
-    /// Its parts.
+    /// Bytes by category at that peak.
     pub at_window_peak: Shares,
 }
 
-/// The window so far; all zero when [`install`] was never called.
+/// The current window. All bytes are zero if [`install`] was not called.
 pub fn window() -> Window {
     let mut raw = [0_u64; 4 + CATEGORIES.len()];
     // SAFETY: the callee writes exactly that many numbers.
@@ -211,46 +212,47 @@ pub fn window() -> Window {
     }
 }
 
-/// Starts a new window from what lives now; one for the process.
+/// Starts a new window. The process has one window.
 pub fn begin_window() {
     // SAFETY: touches the ledger's own counters under its lock.
     unsafe { native::prsmed_ledger_begin_window() };
 }
 
-/// Gives freed blocks that are kept for reuse back to the system; returns their bytes.
-pub fn release_kept() -> Bytes {
+/// Returns the cached freed blocks to the system. Returns their bytes.
+pub fn release_cached() -> Bytes {
     // SAFETY: frees blocks that nobody uses, under the lock of their list.
-    Bytes(unsafe { native::prsmed_ledger_release_kept() })
+    Bytes(unsafe { native::prsmed_ledger_release_cached() })
 }
 
-/// What lived when a tensor could not be allocated: written down before anything was freed.
+/// State of the ledger when an allocation failed, before anything was freed.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
-pub struct Failure {
-    /// Bytes of the tensor, where they are known.
+pub struct AllocationFailure {
+    /// Size of the failed allocation, if known.
     pub requested: Option<Bytes>,
-    /// What it was for.
+    /// Category of the failed allocation, if known.
     pub category: Option<&'static str>,
-    /// Module that asked for it; empty outside of modules.
-    pub scope: String,
-    /// Bytes that lived.
+    /// Module that asked for the memory; empty outside of modules.
+    #[serde(rename = "scope")]
+    pub module: String,
+    /// Bytes of live tensors.
     pub allocated: Bytes,
     /// Bytes taken from the system.
     pub reserved: Bytes,
-    /// What lived, by category; empty where categories are not known.
+    /// Bytes of live tensors by category; empty if categories are not known.
     pub categories: Shares,
     /// The largest live blocks, at most 10, largest first.
     pub largest: Vec<LargeBlock>,
 }
 
-/// The first failure since [`clear_failure`]; later ones (in tidying up) are its consequences.
-pub fn failure() -> Option<Failure> {
+/// The first failed allocation since [`clear_failure`]. Later ones are ignored, because cleaning up may fail too.
+pub fn failure() -> Option<AllocationFailure> {
     let mut raw = native::RawFailure::default();
     // SAFETY: the callee fills the structure when it returns true.
     let failed = unsafe { native::prsmed_ledger_failure(&raw mut raw) };
-    failed.then(|| Failure {
+    failed.then(|| AllocationFailure {
         requested: Some(Bytes(raw.requested)),
         category: Some(category_name(raw.category)),
-        scope: scope_path(raw.scope),
+        module: module_path_of(raw.module),
         allocated: Bytes(raw.allocated),
         reserved: Bytes(raw.reserved),
         categories: shares(&raw.categories),
@@ -258,12 +260,12 @@ pub fn failure() -> Option<Failure> {
     })
 }
 
-/// Forgets a failure that was dealt with.
+/// Clears the last failure, after it was handled.
 pub fn clear_failure() {
     // SAFETY: touches the ledger's own flag under its lock.
     unsafe { native::prsmed_ledger_clear_failure() };
 }
 
-/// Tests that read windows, failures or large changes of the ledger take turns: it is one for the process.
+/// Tests that read windows, failures or large changes of the ledger hold this lock, because a process has one ledger.
 #[cfg(test)]
-pub(crate) static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+pub(crate) static TEST_LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());

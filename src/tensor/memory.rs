@@ -1,51 +1,51 @@
-//! One reading of a device's memory: what tensors use, what the allocator holds for them, what the system says.
+//! Memory of a device: bytes of tensors, bytes that the allocator reserves, and what the operating system reports.
 //!
-//! On the CPU the numbers are the [`ledger`]'s, on a card those of libtorch's caching allocator (which knows no categories).
+//! The CPU's numbers come from the [`ledger`]. A GPU's come from libtorch's caching allocator, which has no categories.
 
 use super::native::{self, RawDeviceMemory};
 use super::{Device, ledger};
 use crate::units::Bytes;
 use crate::{Error, Result};
-use ledger::{Failure, Shares};
+use ledger::{AllocationFailure, Shares};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-/// A device's memory at one moment. Peaks are those since the last [`begin_window`].
+/// Memory of a device at one moment. Peaks count from the last [`begin_window`].
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Reading {
     /// Bytes of live tensors.
     pub allocated: Bytes,
-    /// The most that lived at once.
+    /// Peak of `allocated`.
     pub allocated_peak: Bytes,
-    /// Bytes that the allocator holds: live blocks with their rounding, and freed ones kept for reuse.
+    /// Bytes that the allocator reserves: live blocks, rounded, and freed blocks that are cached for reuse.
     pub reserved: Bytes,
-    /// The most that it held.
+    /// Peak of `reserved`.
     pub reserved_peak: Bytes,
-    /// `allocated` by category; empty on a card.
+    /// `allocated` by category; empty on a GPU.
     pub categories: Shares,
-    /// `allocated_peak` by category; empty on a card.
+    /// `allocated_peak` by category; empty on a GPU.
     pub categories_at_peak: Shares,
-    /// What the system says.
+    /// Numbers of the operating system and the driver.
     pub system: System,
 }
 
-/// What the kernel and the driver say.
+/// Memory as the operating system and the driver report it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct System {
-    /// Resident host memory of this process, code and everything else included.
+    /// Resident CPU memory of this process, code included.
     pub resident: Bytes,
-    /// Its maximum since the process started.
+    /// Peak of `resident` since the process started.
     pub resident_peak: Bytes,
-    /// Used bytes of the card by all processes; `None` on the CPU, or where the driver does not say.
+    /// Used bytes of the GPU by all processes; `None` on the CPU, or if the driver does not report it.
     pub device_used: Option<Bytes>,
-    /// Bytes of the card.
+    /// Total bytes of the GPU.
     pub device_total: Option<Bytes>,
 }
 
 /// Reads `device`.
 ///
 /// # Errors
-/// [`Error::Torch`] for a card that is not in use.
+/// [`Error::Torch`] for a GPU that is not in use.
 pub fn read(device: Device) -> Result<Reading> {
     let mut system = process()?;
     let Device::Cuda(index) = device else {
@@ -62,7 +62,7 @@ pub fn read(device: Device) -> Result<Reading> {
     };
     let mut raw = RawDeviceMemory::default();
     // SAFETY: the callee fills the structure on success.
-    unsafe { native::check(native::prsmed_device_memory(card(index)?, &raw mut raw))? };
+    unsafe { native::check(native::prsmed_device_memory(gpu(index)?, &raw mut raw))? };
     if raw.total > 0 {
         system.device_used = Some(Bytes(raw.total.saturating_sub(raw.free)));
         system.device_total = Some(Bytes(raw.total));
@@ -78,24 +78,24 @@ pub fn read(device: Device) -> Result<Reading> {
     })
 }
 
-/// Highest peak of closed windows of a card, bytes.
-static CARD_PEAK: AtomicU64 = AtomicU64::new(0);
+/// Highest peak of a GPU in earlier windows, bytes.
+static GPU_PEAK: AtomicU64 = AtomicU64::new(0);
 
-/// The most bytes of tensors that lived at once on `device` since the process started; 0 for a card that is not in use.
+/// Peak bytes of tensors on `device` since the process started; 0 for a GPU that is not in use.
 pub fn overall_peak(device: Device) -> Bytes {
     match device {
         Device::Cuda(_) => {
             let now = read(device).map_or(0, |reading| reading.allocated_peak.0);
-            Bytes(CARD_PEAK.fetch_max(now, Ordering::Relaxed).max(now))
+            Bytes(GPU_PEAK.fetch_max(now, Ordering::Relaxed).max(now))
         }
         _ => ledger::usage().allocated_peak,
     }
 }
 
-/// Starts new peaks from what lives now. The ledger's overall peak stays; a card has no other peak than these.
+/// Resets the peaks to the current bytes. The ledger keeps its overall peak; a GPU has no other peaks.
 ///
 /// # Errors
-/// As [`read`].
+/// Like [`read`].
 pub fn begin_window(device: Device) -> Result<()> {
     let Device::Cuda(index) = device else {
         ledger::begin_window();
@@ -103,16 +103,16 @@ pub fn begin_window(device: Device) -> Result<()> {
     };
     overall_peak(device);
     // SAFETY: resets counters of libtorch's allocator.
-    unsafe { native::check(native::prsmed_device_reset_peaks(card(index)?)) }
+    unsafe { native::check(native::prsmed_device_reset_peaks(gpu(index)?)) }
 }
 
-/// Gives freed blocks that the allocator keeps for reuse back to the system; returns how many bytes.
+/// Returns the allocator's cached free blocks to the system. Returns their bytes.
 ///
 /// # Errors
-/// As [`read`].
+/// Like [`read`].
 pub fn release_cache(device: Device) -> Result<Bytes> {
     if !matches!(device, Device::Cuda(_)) {
-        return Ok(ledger::release_kept());
+        return Ok(ledger::release_cached());
     }
     let before = read(device)?.reserved;
     // SAFETY: frees blocks that no tensor uses.
@@ -120,8 +120,8 @@ pub fn release_cache(device: Device) -> Result<Bytes> {
     Ok(Bytes(before.0.saturating_sub(read(device)?.reserved.0)))
 }
 
-/// Lets tensors of this process take no more than `limit`: live bytes on the CPU, what the caching allocator reserves of a card
-/// of `total` bytes. Call it before the card is first used.
+/// Limits tensor memory of this process: live bytes on the CPU, reserved bytes on a GPU of `total` bytes. Call it
+/// before the first use of the GPU.
 ///
 /// # Errors
 /// [`Error::Torch`] from libtorch.
@@ -130,61 +130,61 @@ pub fn set_limit(device: Device, limit: Bytes, total: Bytes) -> Result<()> {
         ledger::set_limit(Some(limit));
         return Ok(());
     }
-    #[expect(clippy::cast_precision_loss, reason = "a share of a card")]
     let share = (limit.0 as f64 / total.0.max(1) as f64).clamp(0.0, 1.0);
     // SAFETY: changes a setting of libtorch's allocator.
     unsafe { native::check(native::prsmed_device_limit(share)) }
 }
 
-/// Resident memory of this process when it first asked, which [`ledger::install`] does: before the first tensor. Zero on
-/// systems without `/proc`.
-pub fn at_start() -> Bytes {
+/// Resident memory of this process at the first call, which [`ledger::install`] makes before the first tensor. Zero
+/// without `/proc`.
+pub fn resident_at_start() -> Bytes {
     static START: OnceLock<Bytes> = OnceLock::new();
     *START.get_or_init(|| process().unwrap_or_default().resident)
 }
 
-/// Bounds what oneDNN and libtorch keep of prepared kernels, 1,024 each otherwise: texts of many lengths fill that with half a
-/// GiB in bf16, and steps are no faster for it (with 128 of oneDNN's a step of the tiny preset takes a quarter longer). What the
-/// environment says stays.
+/// Limits the caches of prepared kernels in oneDNN and libtorch, which hold 1,024 each by default. Texts of many
+/// lengths would fill them with half a GiB in bf16, for no gain in speed. (A limit of 128 for oneDNN slows a step of
+/// the tiny preset by a quarter.) Values that are set in the environment stay.
 ///
 /// # Safety
 /// No other thread may run, and no operator may have run.
 pub unsafe fn bound_kernel_caches() {
     for (name, kernels) in [("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256"), ("LRU_CACHE_CAPACITY", "16")] {
         if std::env::var_os(name).is_none() {
-            // SAFETY: nobody reads the environment meanwhile, as the caller promises.
+            // SAFETY: no other thread reads the environment, as the caller promises.
             unsafe { std::env::set_var(name, kernels) };
         }
     }
 }
 
-static CARD_FAILURE: Mutex<Option<Failure>> = Mutex::new(None);
+static GPU_FAILURE: Mutex<Option<AllocationFailure>> = Mutex::new(None);
 
-/// Writes down what the card holds when memory ran out; the first time counts.
-pub(super) fn note_card_failure() {
-    let scope = super::scope::current();
+/// Saves the GPU's memory numbers when memory ran out. Only the first call counts.
+pub(super) fn note_gpu_failure() {
+    let module = super::module_path::current();
     let Ok(Reading { allocated, reserved, .. }) = read(super::default_device()) else { return };
     let (categories, largest) = (Shares::new(), Vec::new());
-    let failure = Failure { requested: None, category: None, scope, allocated, reserved, categories, largest };
-    CARD_FAILURE.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
+    let failure =
+        AllocationFailure { requested: None, category: None, module, allocated, reserved, categories, largest };
+    GPU_FAILURE.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(failure);
 }
 
-/// What lived when memory first ran out since [`clear_failure`], on the CPU or on a card.
-pub fn failure() -> Option<Failure> {
-    ledger::failure().or_else(|| CARD_FAILURE.lock().unwrap_or_else(PoisonError::into_inner).clone())
+/// State at the first out-of-memory error since [`clear_failure`], on the CPU or a GPU.
+pub fn failure() -> Option<AllocationFailure> {
+    ledger::failure().or_else(|| GPU_FAILURE.lock().unwrap_or_else(PoisonError::into_inner).clone())
 }
 
-/// Forgets a failure that was dealt with.
+/// Clears the last failure, after it was handled.
 pub fn clear_failure() {
     ledger::clear_failure();
-    *CARD_FAILURE.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    *GPU_FAILURE.lock().unwrap_or_else(PoisonError::into_inner) = None;
 }
 
-fn card(index: usize) -> Result<i32> {
-    i32::try_from(index).map_err(|_| Error::Torch { reason: format!("there is no card {index}") })
+fn gpu(index: usize) -> Result<i32> {
+    i32::try_from(index).map_err(|_| Error::Torch { reason: format!("there is no GPU {index}") })
 }
 
-/// Resident memory of this process; zero on systems without `/proc`.
+/// Resident memory of this process; zero without `/proc`.
 fn process() -> Result<System> {
     let path = "/proc/self/status";
     match std::fs::read_to_string(path) {
@@ -194,7 +194,7 @@ fn process() -> Result<System> {
     }
 }
 
-/// `VmRSS` and `VmHWM` of a `/proc/PID/status`, which counts in KiB.
+/// `VmRSS` and `VmHWM` of a `/proc/PID/status`, in KiB.
 fn resident(status: &str) -> System {
     let bytes = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name));
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_counts_in_kib() {
+    fn proc_status_is_read_in_kib() {
         let status = "Name:\tprsmed\nVmPeak:\t  99 kB\nVmHWM:\t    2048 kB\nVmRSS:\t    1024 kB\nThreads:\t3\n";
         let system = resident(status);
         assert_eq!((system.resident, system.resident_peak), (Bytes(MIB), Bytes(2 * MIB)));
@@ -224,18 +224,18 @@ mod tests {
     }
 
     #[test]
-    fn a_card_that_is_not_there_is_an_error() {
+    fn a_missing_gpu_gives_an_error() {
         assert!(matches!(read(Device::Cuda(99)), Err(Error::Torch { .. })));
     }
 
     #[test]
-    fn a_failure_shows_what_lived_before_anything_was_freed() {
-        let _turn = ledger::TURN.lock();
+    fn a_failed_allocation_reports_the_state_before_anything_was_freed() {
+        let _lock = ledger::TEST_LOCK.lock();
         ledger::install();
         clear_failure();
         let asked: i64 = 1 << 50;
         let error = crate::tensor::guard::guard(|| {
-            let _scope = crate::tensor::scope::enter("failing");
+            let _scope = crate::tensor::module_path::enter("failing");
             let _category = ledger::enter(ledger::Category::Ema);
             let _lives = block(150);
             let _also = block(160);
@@ -244,17 +244,17 @@ mod tests {
         assert!(matches!(error, Err(Error::OutOfMemory { .. })), "{error:?}");
         let noted = failure().unwrap();
         assert_eq!(
-            (noted.requested, noted.category, noted.scope.as_str()),
+            (noted.requested, noted.category, noted.module.as_str()),
             (Some(Bytes(1 << 50)), Some("ema"), "failing")
         );
-        let largest: Vec<(u64, &str)> = noted.largest.iter().take(2).map(|b| (b.bytes.0, b.scope.as_str())).collect();
+        let largest: Vec<(u64, &str)> = noted.largest.iter().take(2).map(|b| (b.bytes.0, b.module.as_str())).collect();
         assert_eq!(largest, [(160 * MIB, "failing"), (150 * MIB, "failing")]);
         assert!(noted.largest.windows(2).all(|pair| pair[0].bytes >= pair[1].bytes) && noted.largest.len() <= 10);
         let ema = noted.categories.iter().find(|(name, _)| *name == "ema").unwrap().1;
         assert!(ema.0 >= 310 * MIB && noted.allocated >= ema && noted.reserved >= noted.allocated, "{noted:?}");
         let again = crate::tensor::guard::guard(|| Ok(Tensor::empty([asked + 1], (Kind::Uint8, Device::Cpu))));
         assert!(again.is_err());
-        assert_eq!(failure().unwrap().requested, Some(Bytes(1 << 50)), "the first failure is the cause");
+        assert_eq!(failure().unwrap().requested, Some(Bytes(1 << 50)), "the first failure is kept");
         clear_failure();
         assert_eq!(failure(), None);
     }

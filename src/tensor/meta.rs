@@ -1,6 +1,7 @@
-//! The meta device: tensors with sizes and no memory. The ledger counts them, and each operator allocates on it exactly
-//! what libtorch's kernel of the [`Target`] would (`native/meta_cpu.cpp`, `native/meta_cuda.cpp`), so that a rehearsed
-//! step has the peak of a real one.
+//! Meta device: tensors that have a size but no memory, for dry runs.
+//!
+//! The ledger counts their bytes. Each operator allocates exactly what libtorch's kernel of the [`Target`] would
+//! allocate (`native/meta_cpu.cpp`, `native/meta_cuda.cpp`), so that a dry run has the peak of a real step.
 
 use super::{Device, Result, Tensor, native};
 use std::marker::PhantomData;
@@ -8,7 +9,7 @@ use std::marker::PhantomData;
 /// The device of meta tensors. tch has no name for it: it reports them as `Mps`, which no Linux build of libtorch has.
 pub const META: Device = Device::Mps;
 
-/// Makes [`META`] usable in this process; call it, and [`super::ledger::install`], before the first meta tensor.
+/// Enables [`META`] in this process. Call it and [`super::ledger::install`] before the first meta tensor.
 ///
 /// # Errors
 /// [`crate::Error::Torch`] from libtorch.
@@ -17,18 +18,18 @@ pub fn install() -> Result<()> {
     unsafe { native::check(native::prsmed_meta_install()) }
 }
 
-/// The only integer in a tensor of one element; 1 for a meta tensor, which has none.
+/// The integer in a tensor of one element; 1 for a meta tensor, which has no value.
 pub fn index(scalar: &Tensor) -> i64 {
     if scalar.device() == META { 1 } else { scalar.reshape([-1]).int64_value(&[0]) }
 }
 
-/// The device that meta tensors stand for.
+/// The device that meta tensors simulate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Target {
-    /// libtorch's CPU kernels; compared with them byte for byte.
+    /// libtorch's CPU kernels. Tests compare the bytes with them.
     Cpu,
-    /// libtorch's CUDA kernels on a card of compute capability 8.0 or more, after libtorch's sources; not yet compared
-    /// with a card.
+    /// libtorch's CUDA kernels on a GPU of compute capability 8.0 or more, modelled from libtorch's sources. Not yet
+    /// compared with a GPU.
     Cuda,
 }
 
@@ -43,7 +44,7 @@ impl Target {
 #[must_use]
 pub struct EnteredTarget {
     former: i32,
-    /// The target is the thread's.
+    /// The target is thread-local, so this is not `Send`.
     _stays: PhantomData<*const ()>,
 }
 
@@ -54,26 +55,26 @@ impl Drop for EnteredTarget {
     }
 }
 
-/// From now on this thread's meta tensors stand for those of `target` ([`Target::Cpu`] until the first call).
+/// Sets the target of this thread's meta tensors until the result is dropped. The default is [`Target::Cpu`].
 pub fn enter_target(target: Target) -> EnteredTarget {
     // SAFETY: changes a number of this thread.
     EnteredTarget { former: unsafe { native::prsmed_meta_target(target.number()) }, _stays: PhantomData }
 }
 
-/// What this thread's meta tensors stand for.
+/// The target of this thread's meta tensors.
 pub fn target() -> Target {
     // SAFETY: reads a number of this thread.
     if unsafe { native::prsmed_meta_target_now() } == 1 { Target::Cuda } else { Target::Cpu }
 }
 
-/// What kernels choose by when the target is CUDA: compute capability (80 for 8.0) and multiprocessors. An A100's (80
-/// and 108) until this is called on the thread.
-pub fn set_card(capability: i32, multiprocessors: i32) {
+/// Sets the GPU that the CUDA target simulates on this thread: compute capability (80 for 8.0) and number of
+/// multiprocessors. The default is an A100 (80 and 108).
+pub fn set_gpu(capability: i32, multiprocessors: i32) {
     // SAFETY: changes two numbers of this thread.
-    unsafe { native::prsmed_meta_card(capability, multiprocessors) };
+    unsafe { native::prsmed_meta_gpu(capability, multiprocessors) };
 }
 
-/// Whether CUDA's kernels run on `tensor`, or would in the rehearsed run.
+/// True if CUDA kernels run on `tensor`, or would run in the dry run's real counterpart.
 pub fn runs_as_cuda(tensor: &Tensor) -> bool {
     match tensor.device() {
         Device::Cuda(_) => true,
@@ -82,7 +83,7 @@ pub fn runs_as_cuda(tensor: &Tensor) -> bool {
     }
 }
 
-/// The number in a scalar; 1 for a meta scalar, which has none.
+/// The number in a scalar; 1 for a meta tensor, which has no value.
 pub fn number(scalar: &Tensor) -> f64 {
     if scalar.device() == META { 1.0 } else { scalar.double_value(&[]) }
 }

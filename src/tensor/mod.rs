@@ -1,11 +1,13 @@
-//! The only door to `tch`, libtorch and our C++: the rest of the crate never names them.
+//! Tensors and everything that touches libtorch: no other module of the crate names `tch`, libtorch or our C++.
 //!
-//! [`store`] holds parameters, [`nf4`] matrices in 4 bits, [`weights`] reads and writes them, [`autograd`] checkpoints
-//! activations, [`functions`] keep less for gradients, [`ledger`] counts bytes, [`memory`] reads a device's, [`meta`] runs without memory, [`trace`] writes down what runs
-//! there, [`scope`] names the modules, [`guard`] turns libtorch's panics into typed errors, [`rng`] is the only seeding
-//! point, [`graph`] records kernels and replays them, [`kernels`] are our own.
+//! [`store`] holds parameters, [`nf4`] holds 4-bit matrices, and [`weights`] reads and writes both. [`autograd`] has
+//! activation checkpointing, [`functions`] has fused functions of the language model, and [`kernels`] are custom CUDA
+//! kernels for them. [`graph`] captures and replays CUDA graphs. [`ledger`] counts bytes, [`memory`] reads a device's
+//! memory, [`meta`] is the device that needs none, [`trace`] records what runs there, and [`mod@module_path`] names the
+//! running module. [`guard`] converts libtorch's panics to typed errors; [`rng`] is the only place that seeds.
 
 pub mod adamw;
+pub mod async_copy;
 pub mod autograd;
 pub mod dims;
 pub mod functions;
@@ -15,13 +17,12 @@ pub mod kernels;
 pub mod ledger;
 pub mod memory;
 pub mod meta;
+pub mod module_path;
 mod native;
 pub mod nf4;
 pub mod rng;
-pub mod scope;
 pub mod store;
 pub mod trace;
-pub mod transfer;
 pub mod weights;
 
 pub use dims::dims;
@@ -29,8 +30,9 @@ pub use meta::META;
 pub use tch::{Device, Kind, Reduction, Tensor};
 
 use crate::Result;
+use std::ffi::CStr;
 
-/// Runs `work` without recording gradients on this thread; recording is as before when it returns or panics.
+/// Runs `work` without autograd on this thread. The former setting returns when `work` returns or panics.
 pub fn no_grad<T>(work: impl FnOnce() -> T) -> T {
     let _guard = tch::no_grad_guard();
     work()
@@ -41,31 +43,45 @@ pub fn kind_bytes(kind: Kind) -> u64 {
     kind.elt_size_in_bytes() as u64
 }
 
-/// The device training runs on: the first CUDA card that libtorch sees, else the CPU.
+/// The default device for training: the first CUDA GPU that libtorch finds, else the CPU.
 pub fn default_device() -> Device {
     Device::cuda_if_available()
 }
 
-/// Keeps cuDNN's attention off, which libtorch may prefer on Hopper and Blackwell: its workspace follows from no source, so
-/// that no plan could hold. Call it before the first attention on a card.
+/// The version of libtorch.
+pub fn libtorch_version() -> String {
+    // SAFETY: a constant string of the native layer.
+    unsafe { CStr::from_ptr(native::prsmed_torch_version()) }.to_string_lossy().into_owned()
+}
+
+/// Major and minor version of the CUDA runtime that libtorch was built for; `None` without CUDA.
+pub fn cuda_version() -> Option<(i64, i64)> {
+    let mut version = 0;
+    // SAFETY: writes one number.
+    unsafe { native::check(native::prsmed_cuda_version(&raw mut version)) }.ok()?;
+    (version > 0).then_some((version / 1000, version % 1000 / 10))
+}
+
+/// Turns off cuDNN's attention, which libtorch may prefer on Hopper and Blackwell. Its workspace size is not published,
+/// so a plan could not predict it. Call this before the first attention on a GPU.
 pub fn use_flash_attention() {
     // SAFETY: sets a flag of libtorch's context.
     unsafe { native::prsmed_flash_attention() };
 }
 
-/// Waits until a card has done what it was given; the CPU has already.
+/// Waits until a GPU has completed all queued work. Returns at once for the CPU.
 pub fn synchronize(device: Device) {
     if let Device::Cuda(index) = device {
-        tch::Cuda::synchronize(i64::try_from(index).expect("few cards"));
+        tch::Cuda::synchronize(i64::try_from(index).expect("few GPUs"));
     }
 }
 
-/// How many threads libtorch's CPU kernels use.
+/// Number of threads of libtorch's CPU kernels.
 pub fn num_threads() -> u64 {
     u64::try_from(tch::get_num_threads()).unwrap_or(1).max(1)
 }
 
-/// Sets how many threads libtorch's CPU kernels use.
+/// Sets the number of threads of libtorch's CPU kernels.
 pub fn set_num_threads(threads: i32) {
     tch::set_num_threads(threads);
 }
@@ -75,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gradients_are_recorded_again_after_a_panic() {
+    fn no_grad_ends_after_a_panic() {
         let weight = Tensor::ones([1], (Kind::Float, Device::Cpu)).set_requires_grad(true);
         let outcome = guard::guard(|| -> Result<()> { no_grad(|| panic!("out of memory")) });
         assert!(outcome.is_err());

@@ -1,17 +1,18 @@
-//! Declarations of the C ABI in `native/*.cpp`.
+//! Rust declarations of the native layer's C ABI (`native/*.cpp`).
 
 use crate::{Error, Result};
 use std::ffi::{CStr, c_char, c_void};
 use tch::{Kind, Tensor};
 
-/// A `at::Tensor*`, as tch passes it.
+/// An `at::Tensor*`, as tch passes it.
 pub(super) type RawTensor = *mut c_void;
 /// Runs a checkpointed segment: see `native/autograd.cpp`.
 pub(super) type Segment = extern "C" fn(*mut c_void, *mut RawTensor, i64, *mut *mut c_char) -> RawTensor;
 /// Drops a checkpointed segment.
 pub(super) type DropSegment = extern "C" fn(*mut c_void);
 
-/// Handles the gradient of a numbered parameter; a message of `strdup` when it cannot: see `native/hooks.cpp`.
+/// Handles the gradient of the parameter with that index. Returns null, or an error message from `strdup`. See
+/// `native/hooks.cpp`.
 pub(super) type GradientWork = extern "C" fn(*mut c_void, i64) -> *mut c_char;
 
 /// A parameter of an AdamW step, as `native/optim.cpp` reads it.
@@ -34,32 +35,32 @@ pub(super) struct RawAdamw {
     pub weight_decay: f64,
     pub epsilon: f64,
     pub rate: RawTensor,
-    pub skip: RawTensor,
+    pub found_inf: RawTensor,
     pub signed_map: RawTensor,
     pub unsigned_map: RawTensor,
-    pub piece: i64,
+    pub chunk: i64,
 }
 
-/// A change of a block, as `native/trace.cpp` writes it.
+/// A change of a memory block, as `native/trace.cpp` writes it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RawEvent {
     pub bytes: u64,
     pub block: u32,
-    pub scope: u32,
+    pub module: u32,
     pub op: u16,
     pub category: u8,
     pub kind: u8,
     padding: u32,
 }
 
-/// What an operator cost, as `native/trace.cpp` writes it.
+/// Cost of an operator, as `native/trace.cpp` writes it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RawCost {
     pub flops: f64,
     pub bytes: f64,
-    pub scope: u32,
+    pub module: u32,
     pub event: u32,
     pub op: u16,
     pub element_bytes: u8,
@@ -67,7 +68,7 @@ pub(super) struct RawCost {
     padding: u32,
 }
 
-/// The trace so far.
+/// The current trace.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RawTraceView {
@@ -83,10 +84,10 @@ pub(super) struct RawTraceView {
 pub(super) struct RawBlock {
     pub bytes: u64,
     pub category: i32,
-    pub scope: u32,
+    pub module: u32,
 }
 
-/// What lived when a block could not be made, as `native/ledger.cpp` writes it.
+/// State of the ledger at a failed allocation, as `native/ledger.cpp` writes it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct RawFailure {
@@ -95,12 +96,12 @@ pub(super) struct RawFailure {
     pub reserved: u64,
     pub categories: [u64; 8],
     pub category: i32,
-    pub scope: u32,
+    pub module: u32,
     pub num_largest: i64,
     pub largest: [RawBlock; 10],
 }
 
-/// A card's memory, as `native/memory.cpp` writes it, bytes.
+/// Memory of a GPU in bytes, as `native/memory.cpp` writes it.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct RawDeviceMemory {
@@ -112,7 +113,7 @@ pub(super) struct RawDeviceMemory {
     pub total: u64,
 }
 
-/// A 4-bit matrix, as `native/nf4.cpp` takes it; null where scales are not nested.
+/// An NF4 matrix, as `native/nf4.cpp` reads it. Pointers are null without double quantization.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RawNf4 {
@@ -125,6 +126,72 @@ pub(super) struct RawNf4 {
     pub cols: i64,
 }
 
+/// Declares functions that return null, or a message for [`check`].
+macro_rules! fallible {
+    ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $kind:ty),* $(,)?);)*) => {
+        unsafe extern "C" { $($(#[$attribute])* pub(super) fn $name($($argument: $kind),*) -> *mut c_char;)* }
+    };
+}
+
+fallible! {
+    fn prsmed_device_limit(fraction: f64);
+    fn prsmed_device_memory(index: i32, out: *mut RawDeviceMemory);
+    fn prsmed_device_reset_peaks(index: i32);
+    fn prsmed_device_release_cache();
+    fn prsmed_module_follow();
+    fn prsmed_trace_begin(counts_host: bool, costs: bool);
+    fn prsmed_meta_install();
+    fn prsmed_checkpoint(closure: *mut c_void, run: Segment, drop: DropSegment, inputs: *mut RawTensor, count: i64,
+        out: *mut RawTensor);
+    fn prsmed_gelu_conv(xs: RawTensor, weight: RawTensor, bias: RawTensor, stride: i64, padding: i64, groups: i64,
+        out: *mut RawTensor);
+    fn prsmed_gelu_linear(xs: RawTensor, weight: RawTensor, bias: RawTensor, out: *mut RawTensor);
+    fn prsmed_nf4_quantize(dense: RawTensor, into: *const RawNf4, offset: *mut f64);
+    fn prsmed_nf4_dequantize(weight: *const RawNf4, kind: i32, composed: bool, out: *mut RawTensor);
+    fn prsmed_nf4_linear(xs: RawTensor, weight: *const RawNf4, bias: RawTensor, out: *mut RawTensor);
+    fn prsmed_linear_cross_entropy(rows: RawTensor, weight: RawTensor, labels: RawTensor, chunk: i64,
+        out: *mut RawTensor);
+    fn prsmed_rms_norm(xs: RawTensor, weight: RawTensor, eps: f64, out: *mut RawTensor);
+    fn prsmed_swiglu(gate: RawTensor, up: RawTensor, out: *mut RawTensor);
+    fn prsmed_low_rank(ys: RawTensor, xs: RawTensor, a: RawTensor, b: RawTensor, scale: f64, dropout: f64,
+        out: *mut RawTensor);
+    fn prsmed_rotate(xs: RawTensor, cos: RawTensor, sin: RawTensor, out: *mut RawTensor);
+    fn prsmed_packed_bias(blocks: RawTensor, kind: i32, out: *mut RawTensor);
+    fn prsmed_keeps_groups(q: RawTensor, k: RawTensor, v: RawTensor, mask: RawTensor, causal: bool, out: *mut bool);
+    fn prsmed_grouped_attention(q: RawTensor, k: RawTensor, v: RawTensor, mask: RawTensor, causal: bool,
+        out: *mut RawTensor);
+    fn prsmed_rng_state(gpu: i32, out: *mut RawTensor);
+    fn prsmed_set_rng_state(gpu: i32, state: RawTensor);
+    fn prsmed_gradient_norm(grads: *mut RawTensor, count: i64, factor: f64, out: *mut RawTensor);
+    fn prsmed_clip_scale(norm: RawTensor, clip_norm: f64, out: *mut RawTensor);
+    fn prsmed_zero(tensors: *mut RawTensor, count: i64);
+    fn prsmed_clip_gradients(grads: *mut RawTensor, count: i64, scale: RawTensor);
+    fn prsmed_adamw_step(slots: *const RawSlot, count: i64, numbers: *const RawAdamw);
+    #[cfg(test)]
+    fn prsmed_adamw8_composed(slot: *const RawSlot, numbers: *const RawAdamw);
+    fn prsmed_encode8(values: RawTensor, map: RawTensor, codes: RawTensor, scales: RawTensor);
+    fn prsmed_decode8(codes: RawTensor, scales: RawTensor, map: RawTensor, values: RawTensor);
+    fn prsmed_hook_gradient(tensor: RawTensor, work: GradientWork, data: *mut c_void, index: i64);
+    fn prsmed_async_copy_send(host: RawTensor, index: i32, out: *mut RawTensor, completion: *mut *mut c_void);
+    fn prsmed_async_copy_complete(completion: *mut c_void);
+    fn prsmed_graph_pool(out: *mut u64);
+    fn prsmed_stream_enter(device: i32);
+    fn prsmed_stream_leave(device: i32);
+    fn prsmed_synchronize(device: i32);
+    fn prsmed_graph_begin(device: i32, pool: *const u64, out: *mut *mut c_void);
+    fn prsmed_graph_end(graph: *mut c_void);
+    fn prsmed_graph_replay(graph: *mut c_void);
+    fn prsmed_seeds_draw(places: RawTensor, count: i64);
+    fn prsmed_kernels_run(name: *const c_char, own: bool, inputs: *mut RawTensor, count: i64, number: f64,
+        out: *mut RawTensor, out_count: *mut i64);
+    #[cfg(test)]
+    fn prsmed_kernels_time(name: *const c_char, inputs: *mut RawTensor, count: i64, number: f64, seconds: *mut f64);
+    fn prsmed_kernels_choices();
+    fn prsmed_kernels_compile(capability: i32, bytes: *mut u64, binary: *mut bool);
+    fn prsmed_kernels_unavailable();
+    fn prsmed_cuda_version(out: *mut i64);
+}
+
 unsafe extern "C" {
     pub(super) fn prsmed_ledger_install();
     pub(super) fn prsmed_ledger_enter(category: i32) -> i32;
@@ -134,175 +201,34 @@ unsafe extern "C" {
     pub(super) fn prsmed_ledger_largest(out: *mut RawBlock, count: i64) -> i64;
     pub(super) fn prsmed_ledger_read_window(out: *mut u64);
     pub(super) fn prsmed_ledger_begin_window();
-    pub(super) fn prsmed_ledger_release_kept() -> u64;
+    pub(super) fn prsmed_ledger_release_cached() -> u64;
     pub(super) fn prsmed_ledger_failure(out: *mut RawFailure) -> bool;
     pub(super) fn prsmed_ledger_clear_failure();
     pub(super) fn prsmed_ledger_set_limit(bytes: u64);
-    pub(super) fn prsmed_device_limit(fraction: f64) -> *mut c_char;
-    pub(super) fn prsmed_device_memory(index: i32, out: *mut RawDeviceMemory) -> *mut c_char;
-    pub(super) fn prsmed_device_reset_peaks(index: i32) -> *mut c_char;
-    pub(super) fn prsmed_device_release_cache() -> *mut c_char;
-    pub(super) fn prsmed_scope_follow() -> *mut c_char;
-    pub(super) fn prsmed_scope_unfollow();
-    pub(super) fn prsmed_scope_forget();
-    pub(super) fn prsmed_scope() -> u32;
-    pub(super) fn prsmed_scope_set(next: u32) -> u32;
-    pub(super) fn prsmed_trace_begin(counts_host: bool, costs: bool) -> *mut c_char;
+    pub(super) fn prsmed_torch_version() -> *const c_char;
+    pub(super) fn prsmed_module_unfollow();
+    pub(super) fn prsmed_module_forget();
+    pub(super) fn prsmed_module() -> u32;
+    pub(super) fn prsmed_module_set(next: u32) -> u32;
     pub(super) fn prsmed_trace_view(out: *mut RawTraceView);
     pub(super) fn prsmed_trace_name(index: u64) -> *const c_char;
     pub(super) fn prsmed_trace_end();
-    pub(super) fn prsmed_meta_install() -> *mut c_char;
     pub(super) fn prsmed_meta_target(target: i32) -> i32;
     pub(super) fn prsmed_meta_target_now() -> i32;
-    pub(super) fn prsmed_meta_card(capability: i32, multiprocessors: i32);
+    pub(super) fn prsmed_meta_gpu(capability: i32, multiprocessors: i32);
     pub(super) fn prsmed_meta_move(tensor: RawTensor, category: i32) -> bool;
-    pub(super) fn prsmed_checkpoint(
-        closure: *mut c_void,
-        run: Segment,
-        drop: DropSegment,
-        inputs: *mut RawTensor,
-        count: i64,
-        out: *mut RawTensor,
-    ) -> *mut c_char;
-    pub(super) fn prsmed_gelu_conv(
-        xs: RawTensor,
-        weight: RawTensor,
-        bias: RawTensor,
-        stride: i64,
-        padding: i64,
-        groups: i64,
-        out: *mut RawTensor,
-    ) -> *mut c_char;
-    pub(super) fn prsmed_gelu_linear(
-        xs: RawTensor,
-        weight: RawTensor,
-        bias: RawTensor,
-        out: *mut RawTensor,
-    ) -> *mut c_char;
     pub(super) fn prsmed_nf4_values(out: *mut f32);
-    pub(super) fn prsmed_nf4_quantize(dense: RawTensor, into: *const RawNf4, offset: *mut f64) -> *mut c_char;
-    pub(super) fn prsmed_nf4_dequantize(
-        weight: *const RawNf4,
-        kind: i32,
-        composed: bool,
-        out: *mut RawTensor,
-    ) -> *mut c_char;
-    pub(super) fn prsmed_nf4_linear(
-        xs: RawTensor,
-        weight: *const RawNf4,
-        bias: RawTensor,
-        out: *mut RawTensor,
-    ) -> *mut c_char;
-    pub(super) fn prsmed_linear_cross_entropy(
-        rows: RawTensor,
-        weight: RawTensor,
-        labels: RawTensor,
-        chunk: i64,
-        out: *mut RawTensor,
-    ) -> *mut c_char;
-    pub(super) fn prsmed_rms_norm(xs: RawTensor, weight: RawTensor, eps: f64, out: *mut RawTensor) -> *mut c_char;
-    pub(super) fn prsmed_swiglu(gate: RawTensor, up: RawTensor, out: *mut RawTensor) -> *mut c_char;
-    pub(super) fn prsmed_low_rank(
-        ys: RawTensor,
-        xs: RawTensor,
-        a: RawTensor,
-        b: RawTensor,
-        scale: f64,
-        dropout: f64,
-        out: *mut RawTensor,
-    ) -> *mut c_char;
-    pub(super) fn prsmed_rotate(xs: RawTensor, cos: RawTensor, sin: RawTensor, out: *mut RawTensor) -> *mut c_char;
-    pub(super) fn prsmed_packed_bias(blocks: RawTensor, kind: i32, out: *mut RawTensor) -> *mut c_char;
-    pub(super) fn prsmed_keeps_groups(
-        q: RawTensor,
-        k: RawTensor,
-        v: RawTensor,
-        mask: RawTensor,
-        causal: bool,
-        out: *mut bool,
-    ) -> *mut c_char;
-    pub(super) fn prsmed_grouped_attention(
-        q: RawTensor,
-        k: RawTensor,
-        v: RawTensor,
-        mask: RawTensor,
-        causal: bool,
-        out: *mut RawTensor,
-    ) -> *mut c_char;
     pub(super) fn prsmed_flash_attention();
-    pub(super) fn prsmed_rng_state(card: i32, out: *mut RawTensor) -> *mut c_char;
-    pub(super) fn prsmed_set_rng_state(card: i32, state: RawTensor) -> *mut c_char;
-    pub(super) fn prsmed_gradient_norm(
-        grads: *mut RawTensor,
-        count: i64,
-        factor: f64,
-        out: *mut RawTensor,
-    ) -> *mut c_char;
-    pub(super) fn prsmed_gradient_verdict(norm: RawTensor, clip_norm: f64, out: *mut RawTensor) -> *mut c_char;
-    pub(super) fn prsmed_zero(tensors: *mut RawTensor, count: i64) -> *mut c_char;
-    pub(super) fn prsmed_clip_gradients(grads: *mut RawTensor, count: i64, verdict: RawTensor) -> *mut c_char;
-    pub(super) fn prsmed_adamw_step(slots: *const RawSlot, count: i64, numbers: *const RawAdamw) -> *mut c_char;
-    #[cfg(test)]
-    pub(super) fn prsmed_adamw8_composed(slot: *const RawSlot, numbers: *const RawAdamw) -> *mut c_char;
-    pub(super) fn prsmed_encode8(values: RawTensor, map: RawTensor, codes: RawTensor, scales: RawTensor)
-    -> *mut c_char;
-    pub(super) fn prsmed_decode8(codes: RawTensor, scales: RawTensor, map: RawTensor, values: RawTensor)
-    -> *mut c_char;
-    pub(super) fn prsmed_hook_gradient(
-        tensor: RawTensor,
-        work: GradientWork,
-        data: *mut c_void,
-        index: i64,
-    ) -> *mut c_char;
     pub(super) fn prsmed_unhook_gradient(tensor: RawTensor);
     pub(super) fn prsmed_clear_grad(tensor: RawTensor);
-    pub(super) fn prsmed_transfer_send(
-        host: RawTensor,
-        index: i32,
-        out: *mut RawTensor,
-        arrival: *mut *mut c_void,
-    ) -> *mut c_char;
-    pub(super) fn prsmed_transfer_land(arrival: *mut c_void) -> *mut c_char;
     fn prsmed_free_message(text: *mut c_char);
-}
-
-// Captures of CUDA graphs (`native/graph.cpp`), seeds of captured steps (`native/seeds.cpp`), kernels of our own
-// (`native/kernels.cpp`, `native/kernels_runtime.cpp`, `native/kernels_emulated.cpp`).
-unsafe extern "C" {
-    pub(super) fn prsmed_graph_pool(out: *mut u64) -> *mut c_char;
-    pub(super) fn prsmed_stream_enter(device: i32) -> *mut c_char;
-    pub(super) fn prsmed_stream_leave(device: i32) -> *mut c_char;
-    pub(super) fn prsmed_synchronize(device: i32) -> *mut c_char;
-    pub(super) fn prsmed_graph_begin(device: i32, pool: *const u64, out: *mut *mut c_void) -> *mut c_char;
-    pub(super) fn prsmed_graph_end(graph: *mut c_void) -> *mut c_char;
     pub(super) fn prsmed_graph_abandon(graph: *mut c_void);
-    pub(super) fn prsmed_graph_replay(graph: *mut c_void) -> *mut c_char;
     pub(super) fn prsmed_graph_free(graph: *mut c_void);
     pub(super) fn prsmed_set_grad(tensor: RawTensor, grad: RawTensor);
-    pub(super) fn prsmed_seeds_record(places: RawTensor) -> i64;
-    pub(super) fn prsmed_seeds_draw(places: RawTensor, count: i64) -> *mut c_char;
+    pub(super) fn prsmed_seeds_capture(places: RawTensor) -> i64;
     pub(super) fn prsmed_kernels_mode(mode: i32);
-    pub(super) fn prsmed_kernels_run(
-        name: *const c_char,
-        own: bool,
-        inputs: *mut RawTensor,
-        count: i64,
-        number: f64,
-        out: *mut RawTensor,
-        out_count: *mut i64,
-    ) -> *mut c_char;
-    pub(super) fn prsmed_kernels_time(
-        name: *const c_char,
-        inputs: *mut RawTensor,
-        count: i64,
-        number: f64,
-        seconds: *mut f64,
-    ) -> *mut c_char;
-    pub(super) fn prsmed_kernels_choices() -> *mut c_char;
-    pub(super) fn prsmed_kernels_compile(capability: i32, bytes: *mut u64, binary: *mut bool) -> *mut c_char;
     pub(super) fn prsmed_kernels_folder(path: *const c_char);
-    pub(super) fn prsmed_kernels_refuse(reason: *const c_char);
-    pub(super) fn prsmed_kernels_unavailable() -> *mut c_char;
+    pub(super) fn prsmed_kernels_disable(reason: *const c_char);
     #[cfg(test)]
     pub(super) fn prsmed_kernels_emulate(on: bool);
     #[cfg(test)]
@@ -314,14 +240,14 @@ pub(super) fn raw(tensor: &Tensor) -> RawTensor {
     tensor.as_ptr().cast_mut().cast()
 }
 
-/// libtorch's number of a floating dtype.
+/// libtorch's number for a floating-point dtype.
 pub(super) fn scalar_type(kind: Kind) -> i32 {
     match kind {
         Kind::Half => 5,
         Kind::Float => 6,
         Kind::Double => 7,
         Kind::BFloat16 => 15,
-        other => unreachable!("{other:?} is no floating dtype"),
+        other => unreachable!("{other:?} is not a floating-point dtype"),
     }
 }
 
@@ -334,7 +260,7 @@ pub(super) unsafe fn owned(pointer: RawTensor) -> Tensor {
     unsafe { Tensor::from_ptr(pointer.cast()) }
 }
 
-/// Turns a message of the native layer into an error and frees it.
+/// Converts a message of the native layer to an error, and frees it.
 ///
 /// # Safety
 /// `message` must be null or come from a `prsmed_*` function.
@@ -349,10 +275,10 @@ pub(super) unsafe fn check(message: *mut c_char) -> Result<()> {
     Err(super::guard::classify(&text))
 }
 
-/// A text of the native layer that is no error.
+/// A text from the native layer that is not an error.
 ///
 /// # Safety
-/// As [`check`], and not null.
+/// `message` must come from a `prsmed_*` function and must not be null.
 pub(super) unsafe fn text(message: *mut c_char) -> String {
     // SAFETY: a NUL-terminated string from `strdup`, freed exactly once below.
     let text = unsafe { CStr::from_ptr(message).to_string_lossy().into_owned() };

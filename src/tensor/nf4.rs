@@ -1,37 +1,36 @@
-//! Frozen matrices in 4-bit `NormalFloat` (Dettmers et al. 2023, QLoRA), with the numbers, the layout and the keys of the
-//! `bitsandbytes` package.
+//! NF4: frozen matrices in 4-bit `NormalFloat` (Dettmers et al. 2023, QLoRA), in the format of `bitsandbytes`.
 //!
-//! A block of 64 weights in row order shares one scale, its largest magnitude; a weight is the nearest of 16 published
-//! values times the scale. Scales are fp32, or 8 bits in blocks of 256 around their mean (double quantization).
+//! A block of 64 weights in row order shares one scale, its largest magnitude. A weight is the nearest of 16 published
+//! values, times the scale. Scales are fp32, or 8-bit codes in blocks of 256 around their mean (double quantization).
 //!
-//! | piece | key below `X.weight` | holds |
+//! | tensor | key below `X.weight` | content |
 //! |---|---|---|
-//! | codes | | u8 `[n / 2, 1]`, the first of two in the high half |
+//! | codes | | u8 `[n / 2, 1]`, the first code in the high half |
 //! | scales | `.absmax` | fp32 `[n / 64]`, or their u8 codes |
-//! | values of the codes | `.quant_map` | fp32 `[16]`, on the host |
+//! | code values | `.quant_map` | fp32 `[16]`, on the CPU |
 //! | scales of the scales | `.nested_absmax` | fp32 `[n / 64 / 256]` |
-//! | values of their codes | `.nested_quant_map` | fp32 `[256]` |
-//! | sizes, offset of the scales | `.quant_state.bitsandbytes__nf4` | JSON as u8, on the host |
+//! | values of the scale codes | `.nested_quant_map` | fp32 `[256]` |
+//! | sizes, offset of the scales | `.quant_state.bitsandbytes__nf4` | JSON as u8, on the CPU |
 //!
-//! Deviations: the JSON is padded with spaces to one length, so that the size of a file follows from the sizes of the
-//! model; codes of scales are the nearest ones, as in the package's CUDA and portable kernels (its own CPU kernel misses
-//! about 2 in 1000 by one code).
+//! Deviations: the JSON is padded with spaces to a fixed length, so that the file size depends only on the sizes of the
+//! model. Scale codes are the nearest ones, as in the package's CUDA and portable kernels (its CPU kernel differs by
+//! one code in about 2 of 1000).
 
 use super::native::{self, RawNf4, RawTensor};
 use super::{Device, Kind, META, Tensor, ledger, meta, no_grad};
 use std::cell::Cell;
 use std::ffi::c_char;
 
-/// How frozen weights of linear layers are stored (Dettmers et al. 2023, QLoRA).
+/// Storage format of the frozen weights of linear layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Quantization {
-    /// As they are.
+    /// Not quantized.
     #[default]
     None,
-    /// 4-bit `NormalFloat`, one fp32 scale for each block of 64 weights: 4.5 bits a weight.
+    /// 4-bit `NormalFloat`, one fp32 scale per block of 64 weights: 4.5 bits per weight.
     Nf4,
-    /// The same with the scales in 8 bits, blocks of 256: 4.127 bits a weight.
+    /// NF4 with double quantization, 8-bit scales in blocks of 256: 4.127 bits per weight.
     Nf4Double,
 }
 
@@ -46,17 +45,17 @@ impl Quantization {
     }
 }
 
-/// Weights of a block.
+/// Weights per block.
 pub const BLOCK: i64 = 64;
-/// Scales of a block of scales.
+/// Scales per block of scales.
 pub const NESTED_BLOCK: i64 = 256;
-/// Length of the JSON piece, spaces included.
+/// Length of the JSON tensor, spaces included.
 const STATE_BYTES: usize = 256;
 
-/// Key of the JSON piece below the weight's.
+/// Key of the JSON tensor below the weight's key.
 pub const STATE: &str = ".quant_state.bitsandbytes__nf4";
 
-/// A frozen matrix in 4 bits.
+/// A frozen matrix in NF4.
 #[derive(Debug)]
 pub struct Nf4 {
     shape: [i64; 2],
@@ -65,7 +64,7 @@ pub struct Nf4 {
     quant_map: Tensor,
     nested: Option<Nested>,
     state: Tensor,
-    /// Mean of the scales, which their codes do not hold.
+    /// Mean of the scales, which is subtracted before they are quantized.
     offset: Cell<f64>,
 }
 
@@ -75,9 +74,9 @@ struct Nested {
     quant_map: Tensor,
 }
 
-/// What the JSON piece says.
+/// Content of the JSON tensor.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct State {
+pub struct Nf4State {
     quant_type: String,
     blocksize: i64,
     dtype: String,
@@ -91,34 +90,34 @@ pub struct State {
     nested_offset: Option<f64>,
 }
 
-impl State {
-    /// Reads the piece.
+impl Nf4State {
+    /// Parses the JSON tensor.
     ///
     /// # Errors
-    /// What is wrong with it, as a sentence.
+    /// A description of what is wrong with it.
     pub fn parse(bytes: &[u8]) -> std::result::Result<Self, String> {
-        let state: Self = serde_json::from_slice(bytes).map_err(|error| format!("is not its JSON: {error}"))?;
+        let state: Self = serde_json::from_slice(bytes).map_err(|error| format!("is not valid JSON: {error}"))?;
         let nested = [state.nested_blocksize.is_some(), state.nested_offset.is_some()];
         if state.quant_type != "nf4" || state.blocksize != BLOCK {
-            return Err(format!("says `{}` in blocks of {}", state.quant_type, state.blocksize));
+            return Err(format!("has format `{}` in blocks of {}", state.quant_type, state.blocksize));
         }
         if state.shape.len() != 2 || state.shape.iter().any(|&dim| !(1..1 << 31).contains(&dim)) {
-            return Err(format!("says the shape {:?}", state.shape));
+            return Err(format!("has shape {:?}", state.shape));
         }
         if nested[0] != nested[1] || state.nested_blocksize.is_some_and(|size| size != NESTED_BLOCK) {
-            return Err(format!("says blocks of {:?} scales", state.nested_blocksize));
+            return Err(format!("has blocks of {:?} scales", state.nested_blocksize));
         }
         Ok(state)
     }
 
-    /// How the scales are stored.
+    /// Storage format, with or without double quantization.
     pub fn scheme(&self) -> Quantization {
         if self.nested_offset.is_some() { Quantization::Nf4Double } else { Quantization::Nf4 }
     }
 }
 
 impl Nf4 {
-    /// Room for a `shape` matrix on `device`; `is_double` for scales in 8 bits. It holds nothing yet.
+    /// An uninitialized `shape` matrix on `device`. `is_double`: with 8-bit scales.
     pub fn empty(shape: [i64; 2], is_double: bool, device: Device) -> Self {
         let _category = ledger::enter(ledger::Category::Frozen);
         let blocks = (shape[0] * shape[1] + BLOCK - 1) / BLOCK;
@@ -138,12 +137,12 @@ impl Nf4 {
         self.shape
     }
 
-    /// How the scales are stored.
+    /// Storage format, with or without double quantization.
     pub fn scheme(&self) -> Quantization {
         if self.nested.is_some() { Quantization::Nf4Double } else { Quantization::Nf4 }
     }
 
-    /// The pieces with their keys below the weight's own.
+    /// The tensors of the matrix, with their keys below the weight's key.
     pub fn pieces(&self) -> Vec<(&'static str, &Tensor)> {
         let mut pieces = vec![("", &self.packed), (".absmax", &self.absmax), (".quant_map", &self.quant_map)];
         if let Some(nested) = &self.nested {
@@ -153,22 +152,22 @@ impl Nf4 {
         pieces
     }
 
-    /// Fills it from a dense matrix; the arithmetic is the host's, so that all devices hold the same codes.
+    /// Quantizes a dense matrix into this one. It computes on the CPU, so that all devices have the same codes.
     ///
     /// # Shapes
     /// `dense` has this matrix's shape, in bf16, fp16 or fp32, on any device.
     ///
     /// # Panics
-    /// For another shape.
+    /// If the shape differs.
     pub fn quantize(&self, dense: &Tensor) {
         assert_eq!(dense.size(), self.shape, "shape mismatch: a matrix to quantize");
         let device = self.packed.device();
         if device == META || (device == Device::Cpu && dense.device() == Device::Cpu) {
-            self.quantize_here(dense);
+            self.quantize_on_device(dense);
             return;
         }
         let host = Self::empty(self.shape, self.nested.is_some(), Device::Cpu);
-        host.quantize_here(&dense.to_device(Device::Cpu));
+        host.quantize_on_device(&dense.to_device(Device::Cpu));
         no_grad(|| {
             for ((_, to), (_, from)) in self.pieces().into_iter().zip(host.pieces()) {
                 to.shallow_clone().copy_(from);
@@ -177,14 +176,15 @@ impl Nf4 {
         self.offset.set(host.offset.get());
     }
 
-    fn quantize_here(&self, dense: &Tensor) {
+    fn quantize_on_device(&self, dense: &Tensor) {
         let mut offset = 0.0;
         let into = self.raw();
-        // SAFETY: the pieces live as long as `self`, have the sizes that the callee fills, and lie where `dense` does.
+        // SAFETY: the tensors live as long as `self`, have the sizes that the callee fills, and are on `dense`'s
+        // device.
         let message = unsafe { native::prsmed_nf4_quantize(native::raw(dense), &raw const into, &raw mut offset) };
         raise(message);
         self.offset.set(offset);
-        let state = State {
+        let state = Nf4State {
             quant_type: "nf4".into(),
             blocksize: BLOCK,
             dtype: dtype_name(dense.kind()).into(),
@@ -203,11 +203,11 @@ impl Nf4 {
         write(&self.quant_map, &values);
     }
 
-    /// Takes over what a file's JSON piece says, once the other pieces are filled.
+    /// Takes the values of a file's JSON tensor, after the other tensors are loaded.
     ///
     /// # Errors
-    /// What does not fit, as a sentence.
-    pub fn adopt(&self, state: &State) -> std::result::Result<(), String> {
+    /// A description of what does not match.
+    pub fn load_state(&self, state: &Nf4State) -> std::result::Result<(), String> {
         if state.shape != self.shape || state.scheme() != self.scheme() {
             return Err(format!("is `{}` of {:?}", state.scheme().name(), state.shape));
         }
@@ -216,7 +216,7 @@ impl Nf4 {
         unsafe { native::prsmed_nf4_values(values.as_mut_ptr()) };
         let stored = Vec::<f32>::try_from(&self.quant_map).unwrap_or_default();
         if stored.len() != 16 || stored.iter().zip(values).any(|(a, b)| (a - b).abs() > 1e-6) {
-            return Err("has other values than NF4's".into());
+            return Err("has code values that differ from NF4's".into());
         }
         self.offset.set(state.nested_offset.unwrap_or(0.0));
         let mut text = serde_json::to_vec(state).expect("plain values serialise");
@@ -225,33 +225,35 @@ impl Nf4 {
         Ok(())
     }
 
-    /// The dense matrix in `kind` (bf16, fp16 or fp32): the one door to it; a card's own kernel is registered behind it.
+    /// The dense matrix in `kind` (bf16, fp16 or fp32). On a GPU a custom CUDA kernel computes it, if one is available.
     pub fn dequantize(&self, kind: Kind) -> Tensor {
         self.dequantize_by(kind, false)
     }
 
-    /// As [`Nf4::dequantize`] from libtorch's operators: what cards without a kernel use, and what kernels are compared with.
+    /// Like [`Nf4::dequantize`], but with libtorch's operators only: for GPUs without the kernel, and to test the
+    /// kernel.
     pub fn dequantize_composed(&self, kind: Kind) -> Tensor {
         self.dequantize_by(kind, true)
     }
 
     fn dequantize_by(&self, kind: Kind, composed: bool) -> Tensor {
         let (weight, kind) = (self.raw(), native::scalar_type(kind));
-        // SAFETY: the pieces live as long as `self`; one owned tensor is written on success.
+        // SAFETY: the tensors live as long as `self`; one owned tensor is written on success.
         result(|out| unsafe { native::prsmed_nf4_dequantize(&raw const weight, kind, composed, out) })
     }
 
-    /// `xs W^T (+ bias)`; the backward pass makes the dense matrix again and keeps neither it nor `xs`. No gradient for W.
+    /// `xs W^T (+ bias)`. The backward pass dequantizes again, so neither the dense matrix nor `xs` is saved. W gets no
+    /// gradient.
     ///
     /// # Shapes
     /// `xs [.., columns]` to `[.., rows]` in the dtype of `xs`; `bias [rows]` in the same.
     ///
     /// # Panics
-    /// As libtorch's operators do.
+    /// Like libtorch's operators.
     pub fn linear(&self, xs: &Tensor, bias: Option<&Tensor>) -> Tensor {
         let weight = self.raw();
         let bias = bias.map_or(std::ptr::null_mut(), native::raw);
-        // SAFETY: as above; the graph holds the pieces by handles of its own.
+        // SAFETY: as above; autograd holds its own handles of the tensors.
         result(|out| unsafe { native::prsmed_nf4_linear(native::raw(xs), &raw const weight, bias, out) })
     }
 
@@ -268,8 +270,8 @@ impl Nf4 {
         }
     }
 
-    /// What quantizing it from a file holds besides the result: for plans.
-    pub fn rehearse_reading(&self, stored: Kind) {
+    /// Allocates what quantization of a loaded matrix needs besides the result, for plans.
+    pub fn dry_run_quantization(&self, stored: Kind) {
         let device = self.packed.device();
         if device == META && meta::target() == meta::Target::Cuda || matches!(device, Device::Cuda(_)) {
             return; // the host's
@@ -304,11 +306,11 @@ fn result(call: impl FnOnce(*mut RawTensor) -> *mut c_char) -> Tensor {
     unsafe { native::owned(out) }
 }
 
-/// Writes host numbers into a host tensor of that many bytes.
+/// Writes numbers into a CPU tensor of the same number of bytes.
 fn write<T: Copy>(tensor: &Tensor, values: &[T]) {
-    assert_eq!(tensor.device(), Device::Cpu, "a host tensor");
+    assert_eq!(tensor.device(), Device::Cpu, "the tensor must be on the CPU");
     assert_eq!(tensor.numel() * tensor.kind().elt_size_in_bytes(), size_of_val(values), "the tensor's size");
-    // SAFETY: the tensor is contiguous (made by `empty`), on the host and has that many bytes.
+    // SAFETY: the tensor is contiguous (made by `empty`), on the CPU and has that many bytes.
     unsafe {
         let to = tensor.data_ptr().cast::<u8>();
         std::ptr::copy_nonoverlapping(values.as_ptr().cast::<u8>(), to, size_of_val(values));

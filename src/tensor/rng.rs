@@ -1,4 +1,4 @@
-//! The only seeding point: libtorch's generator and every seeded stream of the crate.
+//! Random numbers: the only place that seeds libtorch's generator and the crate's own random streams.
 
 use super::{Device, Tensor, native};
 use crate::Result;
@@ -22,33 +22,33 @@ pub fn stream(seed: u64, purpose: &str, indices: &[u64]) -> ChaCha8Rng {
     ChaCha8Rng::from_seed(hash.finalize().into())
 }
 
-/// States of libtorch's generators: the host's, and that of a card that computes.
+/// Saved states of libtorch's generators: that of the CPU, and that of one GPU.
 #[derive(Debug)]
-pub struct State {
-    host: Tensor,
-    card: Option<(i32, Tensor)>,
+pub struct RngState {
+    cpu: Tensor,
+    gpu: Option<(i32, Tensor)>,
 }
 
-impl State {
-    /// As they are now, for what computes on `device`.
+impl RngState {
+    /// Reads the current states. `device` says which GPU's generator is included, if any.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] when libtorch refuses.
+    /// [`crate::Error::Torch`] from libtorch.
     pub fn take(device: Device) -> Result<Self> {
-        let card = match device {
-            Device::Cuda(index) => Some(i32::try_from(index).expect("a few cards")),
+        let gpu = match device {
+            Device::Cuda(index) => Some(i32::try_from(index).expect("a few GPUs")),
             _ => None,
         };
-        let card = card.map(|index| Ok::<_, crate::Error>((index, generator(index)?))).transpose()?;
-        Ok(Self { host: generator(HOST)?, card })
+        let gpu = gpu.map(|index| Ok::<_, crate::Error>((index, generator(index)?))).transpose()?;
+        Ok(Self { cpu: generator(CPU)?, gpu })
     }
 
-    /// Puts them back.
+    /// Restores the saved states.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] when libtorch refuses.
+    /// [`crate::Error::Torch`] from libtorch.
     pub fn restore(&self) -> Result<()> {
-        let all = [Some((HOST, &self.host)), self.card.as_ref().map(|(index, state)| (*index, state))];
+        let all = [Some((CPU, &self.cpu)), self.gpu.as_ref().map(|(index, state)| (*index, state))];
         for (index, state) in all.into_iter().flatten() {
             // SAFETY: the tensor outlives the call.
             unsafe { native::check(native::prsmed_set_rng_state(index, native::raw(state)))? };
@@ -57,10 +57,10 @@ impl State {
     }
 }
 
-/// The host's generator, where a card's number is expected.
-const HOST: i32 = -1;
+/// Value for the CPU's generator where the native layer expects the index of a GPU.
+const CPU: i32 = -1;
 
-/// The state of a generator, `u8 [N]` on the host.
+/// The state of a generator, `u8 [N]` on the CPU.
 fn generator(index: i32) -> Result<Tensor> {
     let mut out = std::ptr::null_mut();
     // SAFETY: `out` receives an owned tensor when no message is returned.
@@ -70,9 +70,9 @@ fn generator(index: i32) -> Result<Tensor> {
     }
 }
 
-/// Tests that draw from libtorch's one generator take turns.
+/// Tests that use libtorch's global generator hold this lock.
 #[cfg(test)]
-pub(crate) static TURN: std::sync::Mutex<()> = std::sync::Mutex::new(());
+pub(crate) static TEST_LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
 
 #[cfg(test)]
 mod tests {
@@ -80,10 +80,10 @@ mod tests {
     use crate::tensor::Kind;
 
     #[test]
-    fn a_restored_state_repeats_the_numbers() {
-        let _turn = TURN.lock();
+    fn a_restored_state_repeats_the_random_numbers() {
+        let _lock = TEST_LOCK.lock();
         seed(7);
-        let state = State::take(Device::Cpu).unwrap();
+        let state = RngState::take(Device::Cpu).unwrap();
         let first = Tensor::rand([8], (Kind::Float, Device::Cpu));
         state.restore().unwrap();
         assert_eq!(first, Tensor::rand([8], (Kind::Float, Device::Cpu)));

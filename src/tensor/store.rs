@@ -1,42 +1,42 @@
-//! Parameters by name: what is trained, what is frozen, how each is made.
+//! Parameters of a model by name: trainable or frozen, dtype, and initialization.
 //!
-//! A model is built from [`Scope`]s that walk the same path as the checkpoint's keys. One [`Store`] holds the tensors of
-//! one file of a checkpoint. Trained tensors are stored in fp32 (the master copy) and cast where they are used.
+//! A model is built with [`VarPath`]s, whose paths are the keys of the checkpoint. One [`Store`] holds the tensors of
+//! one checkpoint file. Trainable tensors are stored in fp32 (the master weights) and cast where they are used.
 
 use super::nf4::{Nf4, Quantization};
 use super::{Device, Kind, Tensor, ledger};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// What happens to a tensor during training.
+/// Role of a tensor in training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Gets gradients and optimizer steps; stored in fp32.
+    /// Gets gradients and optimizer steps. Stored in fp32.
     Trainable,
-    /// Never changes; stored in the frozen dtype.
+    /// Never changes. Stored in the frozen dtype.
     Frozen,
-    /// Changed by the forward pass (running statistics), saved with the parameters.
+    /// Buffer: the forward pass changes it (running statistics). Saved with the parameters.
     Buffer,
 }
 
-/// How a parameter starts when it is not loaded.
+/// Initial values of a parameter that is not loaded.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Init {
-    /// All elements equal.
+    /// A constant.
     Const(f64),
-    /// Normal around 0.
+    /// Normal distribution around 0.
     Normal {
         /// Standard deviation.
         std: f64,
     },
-    /// Uniform in `-bound..bound`.
+    /// Uniform distribution in `-bound..bound`.
     Uniform {
         /// Largest magnitude.
         bound: f64,
     },
-    /// Glorot & Bengio 2010 with gain 1; fan-in and fan-out from the first two dimensions and the kernel.
+    /// Glorot & Bengio 2010 with gain 1. Fan-in and fan-out come from the first two dimensions and the kernel size.
     XavierUniform,
-    /// PyTorch's default for linear and convolution weights: uniform with bound 1/sqrt(fan_in).
+    /// PyTorch's default for linear and convolution weights: uniform with bound `1 / sqrt(fan_in)`.
     FanIn,
 }
 
@@ -44,7 +44,6 @@ impl Init {
     fn fill(self, tensor: &mut Tensor) {
         let size = tensor.size();
         let kernel: i64 = size.iter().skip(2).product();
-        #[expect(clippy::cast_precision_loss, reason = "fan sizes are far below 2^52")]
         let fan = |dim: usize| (size.get(dim).copied().unwrap_or(1) * kernel) as f64;
         let _ = match self {
             Self::Const(value) => tensor.fill_(value),
@@ -62,41 +61,41 @@ impl Init {
     }
 }
 
-/// A named tensor of a [`Store`]; the handle is shared with the model.
+/// A named tensor of a [`Store`]. The model shares the handle.
 #[derive(Debug)]
 pub struct Entry {
     /// Key in the checkpoint file.
     pub name: String,
-    /// The tensor itself.
+    /// The tensor.
     pub tensor: Tensor,
-    /// What happens to it.
+    /// Role in training.
     pub role: Role,
 }
 
-/// How a store's tensors are made.
+/// Options for creating the tensors of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StoreOptions {
-    /// Where they live.
+    /// Device of the tensors.
     pub device: Device,
     /// Dtype of frozen tensors.
     pub frozen_kind: Kind,
-    /// Run the initialisers; `false` leaves memory untouched for a checkpoint to fill.
+    /// Initialize the tensors. `false` leaves the memory uninitialized, for a checkpoint to fill.
     pub initialise: bool,
 }
 
 impl StoreOptions {
-    /// fp32 on the CPU, initialised.
+    /// fp32 on the CPU, initialized.
     pub fn cpu() -> Self {
         Self { device: Device::Cpu, frozen_kind: Kind::Float, initialise: true }
     }
 }
 
-/// A weight matrix: of floating-point numbers, or frozen in 4 bits.
+/// A weight matrix: floating point, or frozen in 4 bits.
 #[derive(Debug)]
 pub enum Matrix {
     /// `[out, in]`.
     Dense(Tensor),
-    /// Its pieces.
+    /// 4-bit NF4.
     Nf4(Rc<Nf4>),
 }
 
@@ -110,14 +109,14 @@ impl Matrix {
     }
 }
 
-/// Matrices in 4 bits by the names of their dense forms.
+/// NF4 matrices by the name of the weight.
 type Quantized = Vec<(String, Rc<Nf4>)>;
 
-/// All tensors of one checkpoint file, in the order they were made.
+/// All tensors of one checkpoint file, in order of creation.
 #[derive(Debug, Clone)]
 pub struct Store {
     entries: Rc<RefCell<Vec<Entry>>>,
-    /// Matrices in 4 bits by name; their pieces are among the entries.
+    /// NF4 matrices by name. Their tensors are also among the entries.
     quantized: Rc<RefCell<Quantized>>,
     options: StoreOptions,
 }
@@ -128,9 +127,9 @@ impl Store {
         Self { entries: Rc::default(), quantized: Rc::default(), options }
     }
 
-    /// The root path, making tensors of `role`.
-    pub fn root(&self, role: Role) -> Scope {
-        Scope { store: self.clone(), prefix: String::new(), role, quantization: Quantization::None, fills: true }
+    /// The root path. It creates tensors of `role`.
+    pub fn root(&self, role: Role) -> VarPath {
+        VarPath { store: self.clone(), prefix: String::new(), role, quantization: Quantization::None, fills: true }
     }
 
     /// Calls `visit` for every entry.
@@ -138,12 +137,12 @@ impl Store {
         self.entries.borrow().iter().for_each(&mut visit);
     }
 
-    /// The matrices in 4 bits with the names that their dense forms would have.
+    /// The NF4 matrices with the names of their weights.
     pub fn quantized(&self) -> Vec<(String, Rc<Nf4>)> {
         self.quantized.borrow().clone()
     }
 
-    /// Shallow clones of all tensors with their names and roles; a matrix in 4 bits has several, see [`Nf4::pieces`].
+    /// Shallow clones of all tensors with names and roles. An NF4 matrix has several; see [`Nf4::pieces`].
     pub fn entries(&self) -> Vec<Entry> {
         self.entries
             .borrow()
@@ -157,48 +156,48 @@ impl Store {
         self.entries.borrow().iter().find(|e| e.name == name).map(|e| e.tensor.shallow_clone())
     }
 
-    /// How the tensors are made.
+    /// Options of this store.
     pub fn options(&self) -> StoreOptions {
         self.options
     }
 }
 
-/// A path inside a [`Store`].
+/// A variable path inside a [`Store`], like tch's `nn::Path`.
 #[derive(Debug, Clone)]
-pub struct Scope {
+pub struct VarPath {
     store: Store,
     prefix: String,
     role: Role,
     quantization: Quantization,
-    /// Whether the initialisers of quantized matrices run.
+    /// Whether NF4 matrices are initialized.
     fills: bool,
 }
 
-impl Scope {
-    /// The path extended by `name`.
+impl VarPath {
+    /// The sub-path `name`.
     #[must_use]
     pub fn sub(&self, name: impl std::fmt::Display) -> Self {
         Self { prefix: format!("{}{name}.", self.prefix), ..self.clone() }
     }
 
-    /// The same path, below which frozen matrices ([`Scope::matrix`]) are stored so; without `fills` no matrix draws
-    /// random numbers.
+    /// The same path, with frozen matrices ([`VarPath::matrix`]) quantized below it. Without `fills` they are not
+    /// initialized and draw no random numbers.
     #[must_use]
     pub fn quantized(&self, quantization: Quantization, fills: bool) -> Self {
         Self { quantization, fills, ..self.clone() }
     }
 
-    /// The device tensors are made on.
+    /// Device of the tensors.
     pub fn device(&self) -> Device {
         self.store.options.device
     }
 
-    /// Whether initialisers run.
+    /// True if tensors are initialized.
     pub fn initialises(&self) -> bool {
         self.store.options.initialise
     }
 
-    /// Makes the parameter `name` with this scope's role.
+    /// Creates the parameter `name` with this path's role.
     pub fn param(&self, name: &str, shape: &[i64], init: Init) -> Tensor {
         let (kind, category) = match self.role {
             Role::Frozen => (self.store.options.frozen_kind, ledger::Category::Frozen),
@@ -207,10 +206,11 @@ impl Scope {
         self.insert(name, shape, init, (kind, category), self.role)
     }
 
-    /// Makes the matrix `name`; its random values are those of the dense one, quantized.
+    /// Creates the matrix `name`. A quantized matrix has the quantized random values of the dense one.
     pub fn matrix(&self, name: &str, shape: [i64; 2], init: Init) -> Matrix {
         if self.quantization == Quantization::None || self.role != Role::Frozen {
-            // zero where a file fills it: the random numbers of all other parameters are then the same in every scheme
+            // zero if a file fills it: then the random numbers of all other parameters are the same for every
+            // quantization
             let init = if self.fills { init } else { Init::Const(0.0) };
             return Matrix::Dense(self.param(name, &shape, init));
         }
@@ -231,7 +231,7 @@ impl Scope {
         Matrix::Nf4(matrix)
     }
 
-    /// Makes a buffer: never trained, changed by the forward pass, saved.
+    /// Creates a buffer: never trained, changed by the forward pass, saved.
     pub fn buffer(&self, name: &str, shape: &[i64], value: f64, kind: Kind) -> Tensor {
         let place = (kind, ledger::Category::Trainable);
         self.insert(name, shape, Init::Const(value), place, Role::Buffer)
@@ -258,8 +258,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_roles_and_initialisers() {
-        let _turn = crate::tensor::rng::TURN.lock();
+    fn parameters_have_names_roles_and_initial_values() {
+        let _lock = crate::tensor::rng::TEST_LOCK.lock();
         let store = Store::new(StoreOptions { frozen_kind: Kind::BFloat16, ..StoreOptions::cpu() });
         let trained = store.root(Role::Trainable).sub("layers").sub(3).param("weight", &[4, 5], Init::FanIn);
         let frozen = store.root(Role::Frozen).param("bias", &[2], Init::Const(1.0));

@@ -1,39 +1,41 @@
-//! A record of what one thread allocates and computes, for plans: on the meta device a whole training step without memory.
+//! Trace of one thread: its allocations and operator costs. The planner traces a whole training step on the meta
+//! device.
 //!
-//! On [`super::META`] tensors are events of the trace of their thread and not of the [`super::ledger`] while one runs.
+//! While a trace runs, tensors on [`super::META`] count for the trace of their thread, and not for the
+//! [`super::ledger`].
 
+use super::module_path::ModuleId;
 use super::native::{self, RawCost, RawEvent, RawTraceView};
-use super::scope::Scope;
 use std::ffi::CStr;
 use std::marker::PhantomData;
 
-/// What happened to a block.
+/// A change of a memory block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
-    /// It came to life with this many bytes.
+pub enum BlockChange {
+    /// The block was allocated with this many bytes.
     Allocate(u64),
-    /// It was released.
+    /// The block was freed.
     Release,
-    /// It counts for another category from now on.
+    /// The block changed its category.
     Move,
 }
 
-/// One change of one block.
+/// One change of one memory block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Event {
+pub struct TraceEvent {
     /// Number of the block, from 0 in order of allocation.
     pub block: u32,
-    /// What happened.
-    pub change: Change,
+    /// Kind of event.
+    pub change: BlockChange,
     /// Index into [`super::ledger::CATEGORIES`]; 0 for releases.
     pub category: u8,
     /// Index into [`Trace::ops`]; 0 when no operator ran.
     pub op: u16,
     /// Module that was running.
-    pub scope: Scope,
+    pub module: ModuleId,
 }
 
-/// What one operator computed.
+/// Arithmetic and memory traffic of one operator.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Cost {
     /// Floating-point operations of products, convolutions and attention; a multiply-add is two.
@@ -46,38 +48,38 @@ pub struct Cost {
     pub backward: bool,
     /// Index into [`Trace::ops`].
     pub op: u16,
-    /// Module that was running, of the forward pass for both passes.
-    pub scope: Scope,
-    /// Events that had happened when it ended.
+    /// Module that was running. A backward operator has the module of its forward pass.
+    pub module: ModuleId,
+    /// Number of events before the operator ended.
     pub event: u32,
 }
 
-/// Everything between [`begin`] and [`Recording::finish`].
+/// All events between [`begin`] and [`TraceBuilder::finish`].
 #[derive(Debug, Clone, Default)]
 pub struct Trace {
     /// Changes of blocks in order of time.
-    pub events: Vec<Event>,
+    pub events: Vec<TraceEvent>,
     /// Operators in order of time.
     pub costs: Vec<Cost>,
     /// Names of operators (`aten::mm`); the first is empty.
     pub ops: Vec<String>,
-    /// Named moments: name, events and costs so far.
+    /// Named points in time: name, number of events so far, number of costs so far.
     pub marks: Vec<(&'static str, usize, usize)>,
 }
 
-/// A trace in the making, of this thread alone.
+/// A running trace of this thread.
 #[derive(Debug)]
-pub struct Recording {
+pub struct TraceBuilder {
     marks: Vec<(&'static str, usize, usize)>,
     thread: PhantomData<*const ()>,
 }
 
-/// What a trace writes down.
+/// Content of a trace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Options {
-    /// CPU tensors are part of it: they are when the CPU is planned.
+    /// Include CPU tensors, for a plan of a CPU run.
     pub counts_host: bool,
-    /// Names and costs of operators; takes about as long again.
+    /// Include names and costs of operators. It doubles the time.
     pub costs: bool,
 }
 
@@ -85,14 +87,14 @@ pub struct Options {
 ///
 /// # Errors
 /// [`crate::Error::Torch`] from libtorch.
-pub fn begin(options: Options) -> crate::Result<Recording> {
+pub fn begin(options: Options) -> crate::Result<TraceBuilder> {
     // SAFETY: starts thread-local bookkeeping.
     unsafe { native::check(native::prsmed_trace_begin(options.counts_host, options.costs))? };
-    Ok(Recording { marks: Vec::new(), thread: PhantomData })
+    Ok(TraceBuilder { marks: Vec::new(), thread: PhantomData })
 }
 
-impl Recording {
-    /// Names this moment.
+impl TraceBuilder {
+    /// Names the current moment.
     pub fn mark(&mut self, name: &'static str) {
         let view = view();
         self.marks.push((name, count(view.num_events), count(view.num_costs)));
@@ -101,10 +103,11 @@ impl Recording {
     /// Ends the trace.
     pub fn finish(mut self) -> Trace {
         let view = view();
-        // SAFETY: the view is of this thread's trace, which runs until `self` is dropped, and nothing is traced meanwhile.
+        // SAFETY: the view is of this thread's trace, which runs until `self` is dropped, and nothing is traced
+        // meanwhile.
         let (events, costs) = unsafe {
             (
-                slice(view.events, count(view.num_events)).iter().map(Event::from).collect(),
+                slice(view.events, count(view.num_events)).iter().map(TraceEvent::from).collect(),
                 slice(view.costs, count(view.num_costs)).iter().map(Cost::from).collect(),
             )
         };
@@ -120,7 +123,7 @@ impl Recording {
     }
 }
 
-impl Drop for Recording {
+impl Drop for TraceBuilder {
     fn drop(&mut self) {
         // SAFETY: ends thread-local bookkeeping; `self` is not `Send`.
         unsafe { native::prsmed_trace_end() };
@@ -145,14 +148,14 @@ unsafe fn slice<'a, T>(start: *const T, len: usize) -> &'a [T] {
     if start.is_null() { &[] } else { unsafe { std::slice::from_raw_parts(start, len) } }
 }
 
-impl From<&RawEvent> for Event {
+impl From<&RawEvent> for TraceEvent {
     fn from(raw: &RawEvent) -> Self {
         let change = match raw.kind {
-            0 => Change::Allocate(raw.bytes),
-            1 => Change::Release,
-            _ => Change::Move,
+            0 => BlockChange::Allocate(raw.bytes),
+            1 => BlockChange::Release,
+            _ => BlockChange::Move,
         };
-        Self { block: raw.block, change, category: raw.category, op: raw.op, scope: Scope(raw.scope) }
+        Self { block: raw.block, change, category: raw.category, op: raw.op, module: ModuleId(raw.module) }
     }
 }
 
@@ -164,7 +167,7 @@ impl From<&RawCost> for Cost {
             element_bytes: raw.element_bytes,
             backward: raw.backward != 0,
             op: raw.op,
-            scope: Scope(raw.scope),
+            module: ModuleId(raw.module),
             event: raw.event,
         }
     }
@@ -173,25 +176,25 @@ impl From<&RawCost> for Cost {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::{Kind, META, Tensor, ledger, meta, scope};
+    use crate::tensor::{Kind, META, Tensor, ledger, meta, module_path};
 
     #[test]
-    fn blocks_costs_and_scopes_of_a_small_step() {
+    fn a_small_step_is_traced_with_its_costs_and_modules() {
         ledger::install();
         meta::install().unwrap();
-        let mut recording = begin(Options { counts_host: false, costs: true }).unwrap();
+        let mut builder = begin(Options { counts_host: false, costs: true }).unwrap();
         let weight = Tensor::zeros([8, 4], (Kind::Float, META)).set_requires_grad(true);
-        recording.mark("forward");
+        builder.mark("forward");
         let loss = {
-            let _scope = scope::enter("llm");
+            let _module = module_path::enter("llm");
             let xs = Tensor::zeros([2, 4], (Kind::Float, META));
             xs.matmul(&weight.tr()).relu().sum(Kind::Float)
         };
-        recording.mark("backward");
+        builder.mark("backward");
         loss.backward();
-        let trace = recording.finish();
+        let trace = builder.finish();
         let first = trace.events[0];
-        assert_eq!((first.block, first.change), (0, Change::Allocate(8 * 4 * 4)));
+        assert_eq!((first.block, first.change), (0, BlockChange::Allocate(8 * 4 * 4)));
         let products: Vec<&Cost> = trace.costs.iter().filter(|c| trace.ops[usize::from(c.op)] == "aten::mm").collect();
         // x w^T, and in the backward pass the gradient of w
         assert_eq!(products.len(), 2);
@@ -200,13 +203,13 @@ mod tests {
                 (product.flops, product.bytes),
                 (2.0 * 2.0 * 4.0 * 8.0, 4.0 * (2.0 * 4.0 + 4.0 * 8.0 + 2.0 * 8.0))
             );
-            assert_eq!(scope::path(product.scope), "llm");
+            assert_eq!(module_path::path(product.module), "llm");
         }
         assert_eq!((products[0].backward, products[1].backward), (false, true));
         assert_eq!(trace.marks[0], ("forward", 1, 1));
-        let made = trace.events.iter().filter(|e| matches!(e.change, Change::Allocate(_))).count();
-        let gone = trace.events.iter().filter(|e| e.change == Change::Release).count();
-        // weight, its gradient and the loss are alive
+        let made = trace.events.iter().filter(|e| matches!(e.change, BlockChange::Allocate(_))).count();
+        let gone = trace.events.iter().filter(|e| e.change == BlockChange::Release).count();
+        // alive: the weight, its gradient and the loss
         assert_eq!(made - gone, 3, "{:?}", trace.events);
     }
 }

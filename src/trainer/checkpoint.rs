@@ -1,7 +1,7 @@
-//! What resume needs beside the task's own files: `trainer.safetensors` (optimizer moments, moving average) and
-//! `trainer.json` (progress).
+//! Training state of a checkpoint, in addition to the files of the task: `trainer.safetensors` (optimizer state, moving
+//! average) and `trainer.json` (progress).
 //!
-//! Random numbers need no saving: every step seeds the generators from the run's seed and its own number.
+//! Random states are not saved: every step seeds the generators from the run's seed and its own number.
 
 use super::ema::Ema;
 use super::optimizer::AdamW;
@@ -16,7 +16,7 @@ use std::path::Path;
 const TENSORS: &str = "trainer.safetensors";
 const PROGRESS: &str = "trainer.json";
 
-/// How far a run is.
+/// Progress of a run.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Progress {
     /// Optimizer steps done.
@@ -27,7 +27,7 @@ pub struct Progress {
     pub without_gain: u64,
     /// The loss scaler.
     pub scaler: Scaler,
-    /// Steps of one epoch when this was written; another number means other data or batch sizes.
+    /// Steps of one epoch at the time of saving; another number means other data or batch sizes.
     pub steps_per_epoch: u64,
 }
 
@@ -41,7 +41,7 @@ pub fn save(folder: &mut Staged, progress: &Progress, optimizer: &AdamW, ema: Op
     folder.write_bytes(PROGRESS, &json)
 }
 
-/// Writes optimizer moments and the moving average.
+/// Writes optimizer state and moving average.
 ///
 /// # Errors
 /// [`Error::Io`].
@@ -51,7 +51,7 @@ pub fn save_tensors(folder: &mut Staged, optimizer: &AdamW, ema: Option<&Ema>) -
     folder.write_tensors(TENSORS, &named, &BTreeMap::new())
 }
 
-/// Optimizer moments and the moving average, as they are named in the file.
+/// Tensors of optimizer state and moving average, by their names in the file.
 pub fn state(optimizer: &AdamW, ema: Option<&Ema>) -> Vec<(String, Tensor)> {
     let mut tensors = optimizer.state();
     if let Some(ema) = ema {
@@ -60,7 +60,7 @@ pub fn state(optimizer: &AdamW, ema: Option<&Ema>) -> Vec<(String, Tensor)> {
     tensors
 }
 
-/// Reads progress and optimizer state back.
+/// Restores optimizer state and moving average; returns the progress.
 ///
 /// # Errors
 /// [`Error::Weights`] when a file is missing or does not fit; [`Error::Io`].
@@ -74,7 +74,7 @@ pub fn load(folder: &Path, optimizer: &mut AdamW, ema: Option<&mut Ema>) -> Resu
     optimizer.restore(|name| if archive.contains(name) { archive.read(name).map(Some) } else { Ok(None) })?;
     if let Some(ema) = ema {
         for (name, mut target) in ema.targets(optimizer.params()) {
-            // a run that turns the average on later starts it at the weights
+            // if the average is turned on at a resume, it starts at the current weights
             if archive.contains(&name) {
                 no_grad(|| archive.copy_into(&name, &mut target))?;
             }

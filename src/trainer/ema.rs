@@ -1,7 +1,7 @@
 //! Exponential moving average of the trained weights, used for validation and `best/`.
 
 use super::Parameter;
-use crate::tensor::{Tensor, ledger, no_grad, scope};
+use crate::tensor::{Tensor, ledger, module_path, no_grad};
 
 /// The average, in the order of the parameters.
 #[derive(Debug)]
@@ -13,15 +13,14 @@ pub struct Ema {
 impl Ema {
     /// Starts at the current weights.
     pub fn new(decay: f64, params: &[Parameter]) -> Self {
-        let _place = (ledger::enter(ledger::Category::Ema), scope::enter("ema"));
+        let _entered = (ledger::enter(ledger::Category::Ema), module_path::enter("ema"));
         Self { decay, average: no_grad(|| params.iter().map(|p| p.tensor.detach().copy()).collect()) }
     }
 
-    /// Moves the average towards the weights after step `step` (from 1); early steps weigh more, so that the random
-    /// start is forgotten.
+    /// Updates the average after step `step` (from 1). Early steps use a smaller decay, so that the random start has
+    /// little influence.
     pub fn update(&mut self, step: u64, params: &[Parameter]) {
-        let _scope = scope::enter("ema");
-        #[expect(clippy::cast_precision_loss, reason = "step counts are far below 2^52")]
+        let _module = module_path::enter("ema");
         let step = step as f64;
         let decay = self.decay.min((1.0 + step) / (10.0 + step));
         no_grad(|| {
@@ -31,7 +30,7 @@ impl Ema {
         });
     }
 
-    /// Exchanges weights and average; calling it twice changes nothing.
+    /// Exchanges weights and average; a second call exchanges them back.
     pub fn swap(&mut self, params: &[Parameter]) {
         no_grad(|| {
             for (average, param) in self.average.iter_mut().zip(params) {
@@ -47,7 +46,7 @@ impl Ema {
         params.iter().zip(&self.average).map(|(p, a)| (format!("ema.{}", p.name), a.shallow_clone())).collect()
     }
 
-    /// Where stored averages go, by name.
+    /// Tensors to restore, by name.
     pub fn targets(&self, params: &[Parameter]) -> Vec<(String, Tensor)> {
         self.state(params)
     }

@@ -1,41 +1,46 @@
-//! Recording of training steps: forward and backward of a micro-batch as one CUDA graph for each bucket of sizes, and the
-//! optimizer's step as another.
+//! CUDA graphs of training steps: forward and backward of a micro-batch as one graph for each bucket of sizes, and the
+//! optimizer's update as another.
 //!
-//! A task offers a micro-batch as tensors of a bucket's sizes and the loss that reads them ([`Recordable`]). The first passes
-//! of a bucket run as ever and warm everything up; then the pass is recorded with that micro-batch's tensors as fixed inputs,
-//! into which later micro-batches are copied. Gradients stay at their places too: they are zeroed, not dropped, and every
-//! recording adds to the same ones, so that one recording of the optimizer's step serves all buckets. Recordings share one
-//! pool of memory. A recording's results are used once a replay has given what the pass gives.
+//! A task offers a micro-batch as tensors of a bucket's sizes and the loss that reads them ([`Capturable`]). The first
+//! passes of a bucket run eagerly and warm everything up. Then the pass is captured with that micro-batch's tensors as
+//! fixed inputs, into which later micro-batches are copied. Gradients keep their memory: they are zeroed instead of
+//! dropped, and every graph adds to the same tensors, so that one captured optimizer update serves all buckets. All
+//! graphs share one memory pool. The results of a graph are used only after its first replay has matched the eager
+//! pass.
 //!
-//! Whatever cannot be recorded (an operator that waits for the card, no memory), or differs, turns recording off for the rest
-//! of the run, with a note that says why, and the step goes on without. The CPU has a recorder of its own that runs the pass
-//! again on the fixed inputs: it has no gain, and tests and plans of everything here.
+//! A failed capture (an operator waits for the GPU, or memory runs out) or a replay that differs turns CUDA graphs off
+//! for the rest of the run. A note reports the reason, and training continues eagerly. The backend of the CPU runs the
+//! pass again on the fixed inputs. It is not faster; tests and plans use it.
 
+pub mod backend;
+mod capturable;
 mod check;
-pub mod recorder;
 
-use self::recorder::{Numbers, Recorder, Recording};
+pub use capturable::{Bucket, Capturable};
+
+use self::backend::{CapturedGraph, GraphBackend, Numbers};
 use super::optimizer::{AdamW, Gradients};
 use super::precision::Scaler;
-use super::{Loss, Parameter, Switch, Task, Weight};
+use super::{BatchSize, Loss, Parameter, Switch, Task};
+use crate::metrics::neighbours::median;
 use crate::tensor::autograd::clear_grad;
-use crate::tensor::{Device, Kind, Tensor, graph, guard, kind_bytes, ledger, memory, no_grad};
+use crate::tensor::{Device, Kind, Tensor, graph, guard, ledger, memory, no_grad};
 use crate::units::Bytes;
 use crate::{Error, Result};
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::time::Instant;
 
-/// Passes of a bucket before it is recorded.
+/// Eager passes of a bucket before its capture.
 const WARM_UP: u64 = 3;
-/// Steps of one bucket after which its pass and the optimizer's step are recorded.
+/// Steps of one bucket after which its pass and the optimizer's update are captured.
 pub const SETTLING_STEPS: u64 = 2 * WARM_UP + 2;
-/// Recordings that are kept; buckets beyond run as ever.
-pub const MOST_RECORDINGS: usize = 8;
-/// Passes of each kind that are compared with [`Switch::Auto`].
+/// Maximum number of graphs; further buckets run eagerly.
+pub const MAX_GRAPHS: usize = 8;
+/// Eager and replayed passes that [`Switch::Auto`] compares, each.
 const COMPARED: usize = 5;
 
-/// Steps of one bucket after which `switch` has nothing left to record or to compare.
+/// Steps of one bucket after which `switch` has nothing left to capture or to compare.
 pub fn settling_steps(switch: Switch, device: Device) -> u64 {
     match switch {
         Switch::On => SETTLING_STEPS,
@@ -44,85 +49,59 @@ pub fn settling_steps(switch: Switch, device: Device) -> u64 {
     }
 }
 
-/// Sizes that the kernels of a pass depend on, and everything else that a recording cannot read anew.
-pub type Bucket = Vec<i64>;
-
-/// A micro-batch whose pass can be recorded.
-pub struct Recordable<'a> {
-    /// Passes of one bucket start the same kernels on tensors of the same shapes.
-    pub bucket: Bucket,
-    /// The bucket for people: `2 sequences of 192 tokens`.
-    pub label: String,
-    /// Passes of one family give gradients to the same parameters.
-    pub family: u64,
-    /// Every tensor that `loss` reads besides weights and constants, on the device, in an order that the bucket decides.
-    pub inputs: Vec<Tensor>,
-    /// The loss of `inputs`: reads them whenever it is called, and nothing else that changes.
-    pub loss: Box<dyn Fn() -> Result<Loss> + 'a>,
+/// A bucket's state.
+enum BucketState<'a> {
+    /// Eager passes so far.
+    Eager(u64),
+    Captured {
+        batch: Capturable<'a>,
+        graph: Box<dyn CapturedGraph>,
+        uses: u64,
+    },
 }
 
-impl std::fmt::Debug for Recordable<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Recordable").field("bucket", &self.bucket).field("inputs", &self.inputs).finish_non_exhaustive()
-    }
-}
-
-impl Recordable<'_> {
-    /// Bytes of the inputs: what a recording holds beside its pool.
-    pub fn bytes(&self) -> Bytes {
-        Bytes(self.inputs.iter().map(|input| input.numel() as u64 * kind_bytes(input.kind())).sum())
-    }
-
-    fn take(&self, other: &Recordable) -> Result<()> {
-        let sizes = |batch: &Recordable| batch.inputs.iter().map(|t| (t.size(), t.kind())).collect::<Vec<_>>();
-        if sizes(self) != sizes(other) {
-            let reason = format!("micro-batches of bucket {:?} have inputs of different shapes", self.bucket);
-            return Err(Error::Shape { reason });
-        }
-        no_grad(|| self.inputs.iter().zip(&other.inputs).for_each(|(to, from)| to.shallow_clone().copy_(from)));
-        Ok(())
-    }
-}
-
-enum State<'a> {
-    Seen(u64),
-    Recorded { batch: Recordable<'a>, recording: Box<dyn Recording>, uses: u64 },
-}
-
-/// The comparison of [`Switch::Auto`], in the first bucket that is recorded. Seconds.
+/// The comparison of [`Switch::Auto`], in the first captured bucket. Seconds.
 #[derive(Debug, Default)]
 struct Trial {
     bucket: Option<Bucket>,
-    plain: Vec<f64>,
+    eager: Vec<f64>,
     replayed: Vec<f64>,
 }
 
-/// The recording of the optimizer's step.
-enum Stepping {
-    /// Steps with gradients at their places so far.
-    Seen(u64),
-    Recorded {
+/// State of the optimizer's update.
+enum OptimizerState {
+    /// Eagerly so far: updates with gradients in their fixed memory.
+    Eager(u64),
+    Captured {
         rate: Tensor,
-        recording: Box<dyn Recording>,
+        graph: Box<dyn CapturedGraph>,
     },
-    /// It cannot be recorded.
-    Plain,
+    /// It cannot be captured.
+    AlwaysEager,
 }
 
-/// A micro-batch's turn: its pass without recordings, and when it began.
+/// Data that the micro-batches of a step share.
+pub(super) struct Share<'s> {
+    pub(super) effective_batch: BatchSize,
+    pub(super) epoch: u64,
+    pub(super) scaler: &'s Scaler,
+    pub(super) params: &'s [Parameter],
+}
+
+/// Eager pass of a micro-batch, and its start time.
 struct Turn<'w> {
-    plain: &'w dyn Fn() -> Result<Numbers>,
+    eager: &'w dyn Fn() -> Result<Numbers>,
     start: Instant,
 }
 
-/// All recordings of a run.
+/// All CUDA graphs of a run.
 pub struct Graphs<'a> {
-    recorder: Option<Box<dyn Recorder>>,
-    /// The recorder once recording ended: the run stays on its stream, since blocks of memory that were made on one stream
-    /// serve no other.
-    retired: Option<Box<dyn Recorder>>,
-    buckets: HashMap<Bucket, State<'a>>,
-    stepping: Stepping,
+    backend: Option<Box<dyn GraphBackend>>,
+    /// The backend after graphs were turned off: the run stays on its stream, since memory blocks of one stream cannot
+    /// be reused by another.
+    retired: Option<Box<dyn GraphBackend>>,
+    buckets: HashMap<Bucket, BucketState<'a>>,
+    optimizer: OptimizerState,
     gradients: Option<Vec<Option<Tensor>>>,
     family: Option<u64>,
     trial: Option<Trial>,
@@ -133,21 +112,21 @@ pub struct Graphs<'a> {
 
 impl std::fmt::Debug for Graphs<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let recordings = self.recordings();
-        f.debug_struct("Graphs").field("is_on", &self.is_on()).field("recordings", &recordings).finish_non_exhaustive()
+        let count = self.num_graphs();
+        f.debug_struct("Graphs").field("is_on", &self.is_on()).field("graphs", &count).finish_non_exhaustive()
     }
 }
 
 impl<'a> Graphs<'a> {
-    /// `has_room`: whether the plan leaves memory for the pool; only [`Switch::Auto`] asks. On the CPU passes are "recorded"
-    /// with [`Switch::On`] alone.
+    /// `has_room`: true if the plan leaves memory for the pool; only [`Switch::Auto`] uses it. On the CPU passes are
+    /// "captured" only with [`Switch::On`].
     pub fn new(switch: Switch, device: Device, has_room: bool) -> Self {
         let mut graphs = Self::off();
         if switch == Switch::Off || (switch == Switch::Auto && (!has_room || !matches!(device, Device::Cuda(_)))) {
             return graphs;
         }
-        match recorder::of(device) {
-            Ok(recorder) => Self { device, ..Self::with_recorder(switch, recorder) },
+        match backend::of(device) {
+            Ok(backend) => Self { device, ..Self::with_backend(switch, backend) },
             Err(error) => {
                 graphs.stop(&error.to_string());
                 graphs
@@ -155,19 +134,19 @@ impl<'a> Graphs<'a> {
         }
     }
 
-    /// With a recorder of the caller's.
-    pub fn with_recorder(switch: Switch, recorder: Box<dyn Recorder>) -> Self {
+    /// Uses the backend of the caller.
+    pub fn with_backend(switch: Switch, backend: Box<dyn GraphBackend>) -> Self {
         let trial = (switch == Switch::Auto).then(Trial::default);
-        Self { recorder: (switch != Switch::Off).then_some(recorder), trial, ..Self::off() }
+        Self { backend: (switch != Switch::Off).then_some(backend), trial, ..Self::off() }
     }
 
-    /// Records nothing.
+    /// CUDA graphs turned off.
     pub fn off() -> Self {
         Self {
-            recorder: None,
+            backend: None,
             retired: None,
             buckets: HashMap::new(),
-            stepping: Stepping::Seen(0),
+            optimizer: OptimizerState::Eager(0),
             gradients: None,
             family: None,
             trial: None,
@@ -177,110 +156,113 @@ impl<'a> Graphs<'a> {
         }
     }
 
-    /// Whether passes are recorded, or may be later.
+    /// True if passes are captured, or may be captured later.
     pub fn is_on(&self) -> bool {
-        self.recorder.is_some()
+        self.backend.is_some()
     }
 
-    /// Recordings that exist.
-    pub fn recordings(&self) -> usize {
-        self.buckets.values().filter(|state| matches!(state, State::Recorded { .. })).count()
+    /// Number of captured passes.
+    pub fn num_graphs(&self) -> usize {
+        self.buckets.values().filter(|state| matches!(state, BucketState::Captured { .. })).count()
     }
 
-    /// Bytes of the fixed inputs of all recordings.
+    /// Bytes of the fixed inputs of all graphs.
     pub fn input_bytes(&self) -> Bytes {
-        let bytes = |state: &State| match state {
-            State::Recorded { batch, .. } => batch.bytes().0,
-            State::Seen(_) => 0,
+        let bytes = |state: &BucketState| match state {
+            BucketState::Captured { batch, .. } => batch.bytes().0,
+            BucketState::Eager(_) => 0,
         };
         Bytes(self.buckets.values().map(bytes).sum())
     }
 
-    /// What there is to tell since the last call.
+    /// Returns the messages since the last call.
     pub fn take_notes(&mut self) -> Vec<String> {
         std::mem::take(&mut self.notes)
     }
 
-    /// Forward and backward over the micro-batches of an optimizer step, as [`super::run::accumulate`] does it.
+    /// Forward and backward of one micro-batch: eager, captured or replayed.
     ///
     /// # Errors
     /// As [`Task::loss`].
-    pub fn accumulate<T: Task>(
-        &mut self,
-        task: &'a T,
-        batches: &[T::Batch],
-        scaler: &Scaler,
-        epoch: u64,
-        params: &[Parameter],
-    ) -> Result<(Weight, Numbers)> {
-        let whole: Weight = batches.iter().map(|batch| task.weight(batch)).sum();
-        self.begin_step(scaler, params)?;
-        let mut losses = Numbers::new();
-        for batch in batches {
-            let start = self.stopwatch()?;
-            let plain = || pass(&|| task.loss(batch, whole, epoch), scaler);
-            let recordable = if self.is_on() { guard::guard(|| task.recordable(batch, whole, epoch))? } else { None };
-            let parts = match recordable {
-                Some(recordable) => {
-                    self.settle(recordable.family, params);
-                    self.pass(recordable, &Turn { plain: &plain, start }, scaler, params)?
+    pub(super) fn pass<T: Task>(&mut self, task: &'a T, batch: &T::Batch, share: &Share) -> Result<Numbers> {
+        let start = self.stopwatch()?;
+        let Share { effective_batch, epoch, scaler, params } = *share;
+        let eager = || forward_backward(&|| task.loss(batch, effective_batch, epoch), scaler, || Ok(()));
+        let Some(capturable) = guard::guard(|| task.capturable(batch, effective_batch, epoch))? else {
+            return eager();
+        };
+        self.enter_family(capturable.family, params);
+        let bucket = capturable.bucket.clone();
+        match self.buckets.entry(bucket.clone()).or_insert(BucketState::Eager(0)) {
+            BucketState::Captured { .. } => {
+                self.pass_of_captured(&bucket, &capturable, &Turn { eager: &eager, start }, scaler)
+            }
+            BucketState::Eager(count) => {
+                *count += 1;
+                let is_warm = *count > WARM_UP && self.gradients.is_some();
+                if is_warm && self.has_room_for(&bucket) {
+                    return self.capture(capturable, scaler, params);
                 }
-                None => plain()?,
-            };
-            add_up(&mut losses, parts);
+                forward_backward(&*capturable.loss, scaler, || Ok(()))
+            }
         }
-        // of a task that offers nothing to record, gradients come and go as ever
+    }
+
+    /// Ends the passes of a step. From the first captured step on, gradients keep their memory. A task without
+    /// capturable passes allocates new gradients in each step.
+    pub(super) fn keep_gradients(&mut self, params: &[Parameter]) {
         if self.is_on() && self.family.is_some() && self.gradients.is_none() {
             self.gradients = Some(gradients_like(params));
         }
-        Ok((whole, losses))
     }
 
-    /// Gives every parameter that gets gradients its place for them, with zeros in it.
-    fn begin_step(&mut self, scaler: &Scaler, params: &[Parameter]) -> Result<()> {
+    /// Gives every parameter the memory of its gradient, zeroed.
+    ///
+    /// # Errors
+    /// Errors of the device.
+    pub(super) fn begin_step(&mut self, scaler: &Scaler, params: &[Parameter]) -> Result<()> {
         let scale = scaler.unscale_factor();
         if (scale - self.scale).abs() > 0.0 {
-            // the loss's scale is a constant of recordings
+            // the loss scale is a constant of a graph
             self.scale = scale;
             for state in self.buckets.values_mut() {
-                if matches!(state, State::Recorded { .. }) {
-                    *state = State::Seen(WARM_UP);
+                if matches!(state, BucketState::Captured { .. }) {
+                    *state = BucketState::Eager(WARM_UP);
                 }
             }
-            self.stepping = Stepping::Seen(0);
+            self.optimizer = OptimizerState::Eager(0);
         }
         if let (true, Some(gradients)) = (self.is_on(), &self.gradients) {
-            let places: Vec<&Tensor> = gradients.iter().flatten().collect();
-            graph::zero(&places)?;
+            graph::zero(&gradients.iter().flatten().collect::<Vec<_>>())?;
         }
-        self.give_places(params);
+        self.set_gradients(params);
         Ok(())
     }
 
-    /// Makes the places of gradients those of `params`, with what is in them.
-    fn give_places(&self, params: &[Parameter]) {
+    /// Sets the gradients of `params` to the fixed tensors, with their values.
+    fn set_gradients(&self, params: &[Parameter]) {
         if let (true, Some(gradients)) = (self.is_on(), &self.gradients) {
-            for (param, place) in params.iter().zip(gradients) {
-                if let Some(place) = place {
-                    graph::set_grad(&param.tensor, place);
+            for (param, gradient) in params.iter().zip(gradients) {
+                if let Some(gradient) = gradient {
+                    graph::set_grad(&param.tensor, gradient);
                 }
             }
         }
     }
 
-    /// When a micro-batch began; while two ways are compared, with nothing else under way.
+    /// Start time of a micro-batch. During a comparison it waits for the device first.
     fn stopwatch(&self) -> Result<Instant> {
-        if let (Some(recorder), Some(Trial { bucket: Some(_), .. })) = (&self.recorder, &self.trial) {
-            recorder.wait()?;
+        if let (Some(backend), Some(Trial { bucket: Some(_), .. })) = (&self.backend, &self.trial) {
+            backend.wait()?;
         }
         Ok(Instant::now())
     }
 
-    /// Begins anew when other parameters get gradients from now on; a step's passes are all of one family.
-    fn settle(&mut self, family: u64, params: &[Parameter]) {
+    /// Drops all graphs if other parameters get gradients from now on. All passes of a step are of one family.
+    fn enter_family(&mut self, family: u64, params: &[Parameter]) {
         if self.family.replace(family).is_some_and(|before| before != family) {
             self.buckets.clear();
-            self.stepping = Stepping::Seen(0);
+            self.optimizer = OptimizerState::Eager(0);
             self.gradients = None;
             self.trial = self.trial.take().map(|_| Trial::default());
             for param in params {
@@ -289,181 +271,165 @@ impl<'a> Graphs<'a> {
         }
     }
 
-    fn pass(&mut self, batch: Recordable<'a>, turn: &Turn, scaler: &Scaler, params: &[Parameter]) -> Result<Numbers> {
-        let bucket = batch.bucket.clone();
-        let has_places = self.gradients.is_some();
-        match self.buckets.entry(bucket.clone()).or_insert(State::Seen(0)) {
-            State::Recorded { .. } => self.pass_of_recorded(&bucket, &batch, turn, scaler),
-            State::Seen(count) => {
-                *count += 1;
-                let is_warm = *count > WARM_UP && has_places;
-                if is_warm && self.has_place_for(&bucket) {
-                    return self.record(batch, scaler, params);
-                }
-                pass(&batch.loss, scaler)
-            }
-        }
-    }
-
-    /// Replays, or while two ways are compared takes turns.
-    fn pass_of_recorded(
+    /// Replays; during a comparison, every second pass is eager.
+    fn pass_of_captured(
         &mut self,
         bucket: &Bucket,
-        batch: &Recordable,
+        batch: &Capturable,
         turn: &Turn,
         scaler: &Scaler,
     ) -> Result<Numbers> {
-        let (Some(recorder), Some(State::Recorded { batch: fixed, recording, uses })) =
-            (&self.recorder, self.buckets.get_mut(bucket))
+        let (Some(backend), Some(BucketState::Captured { batch: fixed, graph, uses })) =
+            (&self.backend, self.buckets.get_mut(bucket))
         else {
-            return (turn.plain)();
+            return (turn.eager)();
         };
         *uses += 1;
         let mut trial = self.trial.as_mut().filter(|trial| trial.bucket.as_ref() == Some(bucket));
-        let is_plain = trial.as_ref().is_some_and(|trial| trial.plain.len() < trial.replayed.len());
-        // without recordings there is neither padding nor a copy
-        let start = if is_plain { Instant::now() } else { turn.start };
-        let losses = if is_plain {
-            (turn.plain)()?
+        let is_eager = trial.as_ref().is_some_and(|trial| trial.eager.len() < trial.replayed.len());
+        // an eager pass needs neither padding nor a copy of its inputs
+        let start = if is_eager { Instant::now() } else { turn.start };
+        let losses = if is_eager {
+            (turn.eager)()?
         } else {
-            fixed.take(batch)?;
-            recording.replay(&|| pass(&fixed.loss, scaler))?
+            fixed.copy_from(batch)?;
+            graph.replay(&|| forward_backward(&*fixed.loss, scaler, || Ok(())))?
         };
         if let Some(trial) = &mut trial {
-            recorder.wait()?;
-            let times = if is_plain { &mut trial.plain } else { &mut trial.replayed };
+            backend.wait()?;
+            let times = if is_eager { &mut trial.eager } else { &mut trial.replayed };
             times.push(start.elapsed().as_secs_f64());
-            if trial.plain.len() == COMPARED {
-                let (plain, replayed) = (median(&trial.plain), median(&trial.replayed));
-                self.decide(plain, replayed);
+            if trial.eager.len() == COMPARED {
+                let (eager, replayed) = (median(&trial.eager), median(&trial.replayed));
+                self.decide(eager, replayed);
             }
         }
         Ok(losses)
     }
 
-    fn decide(&mut self, plain: f64, replayed: f64) {
+    fn decide(&mut self, eager: f64, replayed: f64) {
         self.trial = None;
-        let (plain_ms, replayed_ms) = (plain * 1e3, replayed * 1e3);
-        let numbers = format!("a pass takes {replayed_ms:.2} ms replayed and {plain_ms:.2} ms as ever");
-        if replayed < plain {
+        let (eager_ms, replayed_ms) = (eager * 1e3, replayed * 1e3);
+        let numbers = format!("a pass takes {replayed_ms:.2} ms replayed and {eager_ms:.2} ms eager");
+        if replayed < eager {
             self.notes.push(format!("graphs: {numbers}; passes are replayed"));
         } else {
-            self.stop(&format!("{numbers}; nothing to gain"));
+            self.stop(&format!("{numbers}; graphs are not faster"));
         }
     }
 
-    fn record(&mut self, batch: Recordable<'a>, scaler: &Scaler, params: &[Parameter]) -> Result<Numbers> {
-        let Some(recorder) = &mut self.recorder else { return pass(&batch.loss, scaler) };
+    fn capture(&mut self, batch: Capturable<'a>, scaler: &Scaler, params: &[Parameter]) -> Result<Numbers> {
+        let work = || forward_backward(&*batch.loss, scaler, || Ok(()));
+        let Some(backend) = &mut self.backend else { return work() };
         let before = with_gradient(params);
-        let work = || pass(&batch.loss, scaler);
-        let recorded = guard::guard(|| recorder.record(&work)).and_then(|recording| {
+        let captured = guard::guard(|| backend.capture(&work)).and_then(|graph| {
             if with_gradient(params) == before {
-                Ok(recording)
+                Ok(graph)
             } else {
-                Err(Error::Torch { reason: "a parameter got its first gradient while recording".into() })
+                Err(Error::Torch { reason: "a parameter got its first gradient during the capture".into() })
             }
         });
-        let mut recording = match recorded {
-            Ok(recording) => recording,
+        let mut graph = match captured {
+            Ok(graph) => graph,
             Err(error) => {
                 memory::clear_failure();
-                // what the failed recording left behind was never computed
+                // gradients of the failed capture were never computed
                 for (param, had) in params.iter().zip(before) {
                     if !had {
                         clear_grad(&param.tensor);
                     }
                 }
-                self.stop(&format!("a pass cannot be recorded: {error}"));
-                return pass(&batch.loss, scaler);
+                self.stop(&format!("a pass cannot be captured: {error}"));
+                return work();
             }
         };
-        let places = self.gradients.iter().flatten().zip(params);
-        let places: Vec<(&str, &Tensor)> =
-            places.filter_map(|(place, param)| Some((param.name.as_str(), place.as_ref()?))).collect();
+        let gradients = self.gradients.iter().flatten().zip(params);
+        let gradients: Vec<(&str, &Tensor)> =
+            gradients.filter_map(|(gradient, param)| Some((param.name.as_str(), gradient.as_ref()?))).collect();
         let device = batch.inputs.first().map_or(Device::Cpu, Tensor::device);
-        let check::Checked { numbers, difference } = check::first_replay(&mut *recording, &work, &places, device)?;
+        let check::Checked { numbers, difference } = check::first_replay(&mut *graph, &work, &gradients, device)?;
         if let Some(difference) = difference {
-            self.stop(&format!("a replay is not what was recorded: {difference}"));
+            self.stop(&format!("a replay differs from the eager pass: {difference}"));
             return Ok(numbers);
         }
         if let Some(trial @ Trial { bucket: None, .. }) = &mut self.trial {
             trial.bucket = Some(batch.bucket.clone());
         }
         let (bucket, label, bytes) = (batch.bucket.clone(), batch.label.clone(), batch.bytes());
-        self.buckets.insert(bucket, State::Recorded { recording, uses: 1, batch });
-        let count = self.recordings();
-        self.notes.push(format!("graphs: recorded {label}, {bytes} of inputs, {count} in all"));
+        self.buckets.insert(bucket, BucketState::Captured { graph, uses: 1, batch });
+        let count = self.num_graphs();
+        self.notes.push(format!("graphs: captured {label}, {bytes} of inputs, {count} in all"));
         Ok(numbers)
     }
 
-    /// Measures the gradients times `factor` and steps, as [`AdamW::measure`] and [`AdamW::step`] do; recorded once passes are
-    /// replayed for good.
+    /// The optimizer's update: measures the gradients times `factor` and steps, as [`AdamW::measure`] and
+    /// [`AdamW::step`] do. It is captured after the passes are.
     ///
     /// # Errors
     /// As [`AdamW::step`].
     pub fn step(&mut self, optimizer: &mut AdamW, learning_rate: f64, factor: f64) -> Result<Gradients> {
-        let plainly = |optimizer: &mut AdamW| {
+        let eager = |optimizer: &mut AdamW| {
             let gradients = optimizer.measure(factor)?;
             optimizer.step(learning_rate, &gradients)?;
             Ok(gradients)
         };
-        let replays = self.is_on() && self.trial.is_none() && self.recordings() > 0;
-        if !replays || !optimizer.can_be_recorded() {
-            return plainly(optimizer);
+        let replays = self.is_on() && self.trial.is_none() && self.num_graphs() > 0;
+        if !replays || !optimizer.can_be_captured() {
+            return eager(optimizer);
         }
-        if let Stepping::Seen(count) = &mut self.stepping {
+        if let OptimizerState::Eager(count) = &mut self.optimizer {
             *count += 1;
-            if *count <= WARM_UP || !self.record_step(optimizer, factor) {
-                return plainly(optimizer);
+            if *count <= WARM_UP || !self.capture_step(optimizer, factor) {
+                return eager(optimizer);
             }
         }
-        let Stepping::Recorded { rate, recording } = &mut self.stepping else { return plainly(optimizer) };
+        let OptimizerState::Captured { rate, graph } = &mut self.optimizer else { return eager(optimizer) };
         no_grad(|| drop(rate.fill_(learning_rate)));
-        // a card's recording steps all weights at once
+        // a graph updates all weights at once
         if let Device::Cuda(_) = optimizer.device() {
-            optimizer.tear();
+            optimizer.mark_partial();
         }
         let cell = RefCell::new(&mut *optimizer);
-        let numbers = recording.replay(&|| Ok(cell.borrow_mut().step_on_device(rate, factor)?.named()))?;
-        optimizer.mend();
+        let numbers = graph.replay(&|| Ok(cell.borrow_mut().step_on_device(rate, factor)?.named()))?;
+        optimizer.mark_whole();
         optimizer.clear();
         Gradients::from_named(numbers)
     }
 
-    /// Whether the optimizer's step was recorded.
-    fn record_step(&mut self, optimizer: &mut AdamW, factor: f64) -> bool {
-        let Some(recorder) = &mut self.recorder else { return false };
+    /// Captures the optimizer's update; true on success.
+    fn capture_step(&mut self, optimizer: &mut AdamW, factor: f64) -> bool {
+        let Some(backend) = &mut self.backend else { return false };
         let rate = optimizer.rate_on_device();
         let cell = RefCell::new(&mut *optimizer);
         let work = || Ok(cell.borrow_mut().step_on_device(&rate, factor)?.named());
-        let recorded = guard::guard(|| recorder.record(&work));
-        // a recording drops gradients, and does not step
-        optimizer.mend();
-        self.give_places(optimizer.params());
-        match recorded {
-            Ok(recording) => {
-                self.stepping = Stepping::Recorded { rate, recording };
-                self.notes.push("graphs: recorded the optimizer's step".to_owned());
+        let captured = guard::guard(|| backend.capture(&work));
+        // a capture drops the gradients and updates nothing
+        optimizer.mark_whole();
+        self.set_gradients(optimizer.params());
+        match captured {
+            Ok(graph) => {
+                self.optimizer = OptimizerState::Captured { rate, graph };
+                self.notes.push("graphs: captured the optimizer's update".to_owned());
                 true
             }
             Err(error) => {
                 memory::clear_failure();
-                self.stepping = Stepping::Plain;
-                self.notes.push(format!("graphs: the optimizer's step runs as ever: {error}"));
+                self.optimizer = OptimizerState::AlwaysEager;
+                self.notes.push(format!("graphs: the optimizer's update stays eager: {error}"));
                 false
             }
         }
     }
 
-    /// Whether `bucket` may be recorded; drops a recording that is used far less to make room.
-    fn has_place_for(&mut self, bucket: &Bucket) -> bool {
-        if self.recordings() < MOST_RECORDINGS {
+    /// True if `bucket` may be captured; drops a graph that is used far less often to make room.
+    fn has_room_for(&mut self, bucket: &Bucket) -> bool {
+        if self.num_graphs() < MAX_GRAPHS {
             return true;
         }
-        let Some(State::Seen(count)) = self.buckets.get(bucket) else { return false };
+        let Some(BucketState::Eager(count)) = self.buckets.get(bucket) else { return false };
         let uses = self.buckets.iter().filter_map(|(bucket, state)| match state {
-            State::Recorded { uses, .. } => Some((*uses, bucket)),
-            State::Seen(_) => None,
+            BucketState::Captured { uses, .. } => Some((*uses, bucket)),
+            BucketState::Eager(_) => None,
         });
         let Some((uses, rarest)) = uses.min() else { return false };
         if *count <= 2 * uses {
@@ -473,50 +439,46 @@ impl<'a> Graphs<'a> {
         if self.trial.as_ref().is_some_and(|trial| trial.bucket.as_ref() == Some(&rarest)) {
             self.trial = Some(Trial::default());
         }
-        self.buckets.insert(rarest, State::Seen(uses));
+        self.buckets.insert(rarest, BucketState::Eager(uses));
         true
     }
 
-    /// Ends recording where it is on: what recordings hold is free again.
-    pub fn give_up(&mut self, reason: &str) {
+    /// Turns graphs off and frees their memory. Does nothing if they are off.
+    pub fn turn_off(&mut self, reason: &str) {
         if self.is_on() {
             self.stop(reason);
         }
     }
 
-    /// Ends recording for good; gradients are dropped and made again as ever.
+    /// Turns graphs off for the rest of the run. Each step then allocates new gradients.
     fn stop(&mut self, reason: &str) {
         self.notes.push(format!("graphs: off: {reason}"));
         self.buckets.clear();
-        self.stepping = Stepping::Plain;
+        self.optimizer = OptimizerState::AlwaysEager;
         self.gradients = None;
         self.trial = None;
-        self.retired = self.recorder.take().or(self.retired.take());
-        // what recordings held would stay reserved
+        self.retired = self.backend.take().or(self.retired.take());
+        // the memory of the graphs would stay reserved
         if let Err(error) = memory::release_cache(self.device) {
             self.notes.push(format!("graphs: their memory stays reserved: {error}"));
         }
     }
 }
 
-/// Forward and backward; gradients stay in the parameters.
-fn pass(loss: &dyn Fn() -> Result<Loss>, scaler: &Scaler) -> Result<Numbers> {
+/// Forward and backward; gradients add up in the parameters. Returns the named losses in fp64.
+pub(super) fn forward_backward(
+    loss: &dyn Fn() -> Result<Loss>,
+    scaler: &Scaler,
+    after_forward: impl FnOnce() -> Result<()>,
+) -> Result<Numbers> {
     let Loss { total, mut parts } = guard::guard(loss)?;
+    after_forward()?;
     guard::guard(|| {
         scaler.scale(&total).backward();
         Ok(())
     })?;
     parts.push(("total", total.detach()));
     Ok(parts.into_iter().map(|(name, value)| (name, value.to_kind(Kind::Double))).collect())
-}
-
-fn add_up(sums: &mut Numbers, parts: Numbers) {
-    for (name, value) in parts {
-        match sums.iter_mut().find(|(known, _)| *known == name) {
-            Some((_, sum)) => *sum = &*sum + value,
-            None => sums.push((name, value)),
-        }
-    }
 }
 
 fn with_gradient(params: &[Parameter]) -> Vec<bool> {
@@ -535,12 +497,6 @@ fn gradients_like(params: &[Parameter]) -> Vec<Option<Tensor>> {
             })
             .collect()
     })
-}
-
-fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(f64::INFINITY)
 }
 
 #[cfg(test)]

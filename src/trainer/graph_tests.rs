@@ -1,12 +1,12 @@
-use super::recorder::Work;
+use super::backend::Work;
 use super::*;
 use crate::event::{Event, Observer};
 use crate::tensor::autograd::clear_grad;
 use crate::tensor::rng;
 use crate::tensor::weights::Staged;
 use crate::trainer::fixture::plain;
-use crate::trainer::run::{self, Session};
-use crate::trainer::{Batches, TrainConfig, Validation, precision::Precision};
+use crate::trainer::step::{StepInfo, Stepper};
+use crate::trainer::{Batches, Session, TrainConfig, precision::Precision, run};
 use std::cell::Cell;
 use std::path::Path;
 use std::rc::Rc;
@@ -35,7 +35,7 @@ impl Toy {
         Self { weight, unused, steps, slow: Rc::default(), family: Cell::new(0) }
     }
 
-    fn inputs(rows: i64, whole: Weight) -> Vec<Tensor> {
+    fn inputs(rows: i64, whole: BatchSize) -> Vec<Tensor> {
         let padded = (rows + STEP - 1) / STEP * STEP;
         let values = Tensor::arange(rows * WIDTH, (Kind::Float, Device::Cpu)).view([rows, WIDTH]).sin();
         let keep = Tensor::ones([rows, 1], (Kind::Float, Device::Cpu));
@@ -69,26 +69,21 @@ impl Task for Toy {
         Ok(Box::new((first..self.steps).map(move |step| Ok(rows(i64::try_from(step).unwrap())))))
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "small")]
-    fn weight(&self, rows: &i64) -> Weight {
-        Weight { samples: *rows as f64, tokens: 0.0 }
+    fn batch_size(&self, rows: &i64) -> BatchSize {
+        BatchSize { samples: *rows as f64, tokens: 0.0 }
     }
 
-    fn loss(&self, rows: &i64, whole: Weight, _epoch: u64) -> Result<Loss> {
+    fn loss(&self, rows: &i64, whole: BatchSize, _epoch: u64) -> Result<Loss> {
         Ok(self.loss_of(&Self::inputs(*rows, whole)))
     }
 
-    fn recordable(&self, rows: &i64, whole: Weight, _epoch: u64) -> Result<Option<Recordable<'_>>> {
+    fn capturable(&self, rows: &i64, whole: BatchSize, _epoch: u64) -> Result<Option<Capturable<'_>>> {
         let inputs = Self::inputs(*rows, whole);
         let fixed: Vec<Tensor> = inputs.iter().map(Tensor::shallow_clone).collect();
         let family = self.family.get();
         let bucket = vec![inputs[0].size()[0], i64::try_from(family).unwrap()];
         let label = format!("{} rows", bucket[0]);
-        Ok(Some(Recordable { bucket, label, family, inputs, loss: Box::new(move || Ok(self.loss_of(&fixed))) }))
-    }
-
-    fn validate(&self, _observer: &dyn Observer) -> Result<Option<Validation>> {
-        Ok(None)
+        Ok(Some(Capturable { bucket, label, family, inputs, loss: Box::new(move || Ok(self.loss_of(&fixed))) }))
     }
 
     fn save(&self, _folder: &mut Staged) -> Result<()> {
@@ -101,12 +96,12 @@ impl Task for Toy {
 }
 
 #[derive(Default)]
-struct Heard {
+struct RecordedEvents {
     losses: Mutex<Vec<Vec<(String, f64)>>>,
     notes: Mutex<Vec<String>>,
 }
 
-impl Observer for Heard {
+impl Observer for RecordedEvents {
     fn on(&self, event: &Event) {
         match event {
             Event::Step(report) => self.losses.lock().unwrap().push(report.losses.clone()),
@@ -120,51 +115,51 @@ fn config(graph: Switch, precision: Precision) -> TrainConfig {
     TrainConfig { accumulation: 2, weight_decay: 0.1, clip_norm: 1.0, precision, graph, ema_decay: 0.5, ..plain() }
 }
 
-fn trained(graph: Switch, precision: Precision) -> (Toy, Heard) {
-    let (task, heard) = (Toy::new(24), Heard::default());
+fn trained(graph: Switch, precision: Precision) -> (Toy, RecordedEvents) {
+    let (task, events) = (Toy::new(24), RecordedEvents::default());
     let folder = tempfile::tempdir().unwrap();
     let session = Session {
         config: &config(graph, precision),
         folder: folder.path(),
         resume: false,
         profile: None,
-        observer: &heard,
+        observer: &events,
         interrupt: &AtomicBool::new(false),
         has_room_for_graphs: true,
     };
-    run::run(&task, &session).unwrap();
-    (task, heard)
+    run(&task, &session).unwrap();
+    (task, events)
 }
 
 #[test]
-fn recorded_steps_train_as_plain_ones_do() {
-    let _turn = rng::TURN.lock();
+fn captured_steps_train_like_eager_ones() {
+    let _lock = rng::TEST_LOCK.lock();
     for precision in [Precision::Fp32, Precision::Fp16] {
-        let (plain, plainly) = trained(Switch::Off, precision);
-        let (recorded, heard) = trained(Switch::On, precision);
-        assert_eq!(*plainly.losses.lock().unwrap(), *heard.losses.lock().unwrap());
-        assert_eq!(plain.weight, recorded.weight);
-        assert_eq!(plain.unused, recorded.unused, "no gradient, no decay");
-        let notes = heard.notes.lock().unwrap();
+        let (eager, eager_events) = trained(Switch::Off, precision);
+        let (captured, captured_events) = trained(Switch::On, precision);
+        assert_eq!(*eager_events.losses.lock().unwrap(), *captured_events.losses.lock().unwrap());
+        assert_eq!(eager.weight, captured.weight);
+        assert_eq!(eager.unused, captured.unused, "no gradient, no decay");
+        let notes = captured_events.notes.lock().unwrap();
         let of_bucket =
-            |rows: i64| notes.iter().filter(|note| note.contains(&format!("recorded {rows} rows,"))).count();
+            |rows: i64| notes.iter().filter(|note| note.contains(&format!("captured {rows} rows,"))).count();
         assert_eq!((of_bucket(4), of_bucket(8), of_bucket(12)), (1, 1, 0), "12 rows are rare: {notes:?}");
-        assert!(notes.iter().any(|note| note.contains("recorded the optimizer's step")), "{notes:?}");
-        assert!(plainly.notes.lock().unwrap().is_empty());
+        assert!(notes.iter().any(|note| note.contains("captured the optimizer's update")), "{notes:?}");
+        assert!(eager_events.notes.lock().unwrap().is_empty());
     }
 }
 
-/// What a test makes of a recording.
+/// Fake graph backend with errors that a test configures.
 #[derive(Clone)]
 struct Fake {
     refuses: bool,
-    /// Recordings after which it refuses.
+    /// Number of captures after which it fails.
     most: usize,
     made: Rc<Cell<usize>>,
-    /// What a replay multiplies the loss and what is added to the gradients by.
+    /// Factor of a replay's gradients.
     wrong: f64,
     takes: Duration,
-    /// How long a pass of the task takes.
+    /// Duration of a pass of the task.
     slow: Rc<Cell<Duration>>,
     replays: Rc<Cell<usize>>,
     weight: Rc<Tensor>,
@@ -186,15 +181,15 @@ impl Fake {
     }
 }
 
-impl Recorder for Fake {
-    fn record(&mut self, work: &Work) -> Result<Box<dyn Recording>> {
+impl GraphBackend for Fake {
+    fn capture(&mut self, work: &Work) -> Result<Box<dyn CapturedGraph>> {
         if self.refuses {
-            // as a real recording that fails half way
+            // a real capture fails half-way
             work()?;
-            return Err(Error::Torch { reason: "it waits for the card".into() });
+            return Err(Error::Torch { reason: "it waits for the GPU".into() });
         }
         if self.made.get() == self.most {
-            return Err(Error::Torch { reason: "it has no place".into() });
+            return Err(Error::Torch { reason: "it has no room".into() });
         }
         self.made.set(self.made.get() + 1);
         Ok(Box::new(self.clone()))
@@ -205,7 +200,7 @@ impl Recorder for Fake {
     }
 }
 
-impl Recording for Fake {
+impl CapturedGraph for Fake {
     fn replay(&mut self, work: &Work) -> Result<Numbers> {
         self.replays.set(self.replays.get() + 1);
         let slow = self.slow.replace(self.takes);
@@ -224,157 +219,157 @@ fn clear(task: &Toy) {
     clear_grad(&task.unused);
 }
 
-/// Runs steps of one micro-batch of `rows` rows each.
-fn steps<'a>(graphs: &mut Graphs<'a>, task: &'a Toy, rows: impl IntoIterator<Item = i64>) {
-    let (params, scaler) = (task.parameters(), Scaler::new(Precision::Fp32));
+/// A stepper of `task` with the given graphs.
+fn stepper<'a>(task: &'a Toy, graphs: Graphs<'a>) -> Stepper<'a, Toy> {
+    let mut stepper = Stepper::new(task, &config(Switch::Off, Precision::Fp32), false);
+    stepper.graphs = graphs;
+    stepper
+}
+
+/// Runs passes of one micro-batch of `rows` rows each, without the optimizer.
+fn passes(stepper: &mut Stepper<'_, Toy>, rows: impl IntoIterator<Item = i64>) {
     for rows in rows {
-        clear(task);
-        graphs.accumulate(task, &[rows], &scaler, 0, &params).unwrap();
+        stepper.optimizer.clear();
+        stepper.accumulate(&[rows], 0, &mut |_, _| Ok(())).unwrap();
     }
 }
 
 #[test]
-fn what_cannot_be_recorded_runs_as_ever_and_says_why() {
-    let _turn = rng::TURN.lock();
+fn failed_captures_run_eagerly_with_a_note() {
+    let _lock = rng::TEST_LOCK.lock();
     let task = Toy::new(1);
     let fake = Fake { refuses: true, ..Fake::of(&task) };
-    let mut graphs = Graphs::with_recorder(Switch::On, Box::new(fake));
+    let mut captured = stepper(&task, Graphs::with_backend(Switch::On, Box::new(fake)));
     rng::seed(1);
-    steps(&mut graphs, &task, [4; 3]);
-    assert!(graphs.is_on() && graphs.take_notes().is_empty());
-    steps(&mut graphs, &task, [4]);
-    assert!(!graphs.is_on());
-    let notes = graphs.take_notes();
-    assert!(notes.len() == 1 && notes[0].contains("it waits for the card"), "{notes:?}");
-    steps(&mut graphs, &task, [4]);
+    passes(&mut captured, [4; 3]);
+    assert!(captured.graphs.is_on() && captured.graphs.take_notes().is_empty());
+    passes(&mut captured, [4]);
+    assert!(!captured.graphs.is_on());
+    let notes = captured.graphs.take_notes();
+    assert!(notes.len() == 1 && notes[0].contains("it waits for the GPU"), "{notes:?}");
+    passes(&mut captured, [4]);
     rng::seed(9);
-    steps(&mut graphs, &task, [4]);
+    passes(&mut captured, [4]);
     let grad = task.weight.grad().copy();
     rng::seed(9);
-    steps(&mut Graphs::off(), &task, [4]);
+    passes(&mut stepper(&task, Graphs::off()), [4]);
     assert_eq!(grad, task.weight.grad());
 }
 
 /// Gradients and losses of a step of two micro-batches in one bucket.
-fn two_passes<'a>(graphs: &mut Graphs<'a>, task: &'a Toy) -> (Tensor, Vec<f64>) {
-    clear(task);
+fn two_passes(stepper: &mut Stepper<'_, Toy>, task: &Toy) -> (Tensor, Vec<f64>) {
+    stepper.optimizer.clear();
     rng::seed(4);
-    let (_, losses) = graphs.accumulate(task, &[3, 4], &Scaler::new(Precision::Fp32), 0, &task.parameters()).unwrap();
+    let (_, losses) = stepper.accumulate(&[3, 4], 0, &mut |_, _| Ok(())).unwrap();
     (task.weight.grad().copy(), losses.iter().map(|(_, loss)| loss.double_value(&[])).collect())
 }
 
 #[test]
 fn a_replay_that_differs_from_its_pass_is_not_used() {
-    let _turn = rng::TURN.lock();
+    let _lock = rng::TEST_LOCK.lock();
     let task = Toy::new(1);
-    let mut graphs = Graphs::with_recorder(Switch::On, Box::new(Fake { wrong: 1.1, ..Fake::of(&task) }));
-    let expected = two_passes(&mut Graphs::off(), &task);
+    let fake = Fake { wrong: 1.1, ..Fake::of(&task) };
+    let mut captured = stepper(&task, Graphs::with_backend(Switch::On, Box::new(fake)));
+    let expected = two_passes(&mut stepper(&task, Graphs::off()), &task);
     for _ in 0..4 {
-        assert_eq!(two_passes(&mut graphs, &task), expected);
+        assert_eq!(two_passes(&mut captured, &task), expected);
     }
-    assert!(!graphs.is_on());
-    let notes = graphs.take_notes();
-    assert!(notes.len() == 1 && notes[0].contains("the gradient of `toy/weight` is"), "{notes:?}");
+    assert!(!captured.graphs.is_on());
+    let notes = captured.graphs.take_notes();
+    assert!(notes.len() == 1 && notes[0].contains("the gradient of `toy/weight` differs"), "{notes:?}");
 }
 
 #[test]
-fn a_comparison_decides_for_the_faster_way() {
-    let _turn = rng::TURN.lock();
-    for (plain_ms, replay_ms) in [(0, 20), (20, 0)] {
+fn auto_mode_chooses_the_faster_way() {
+    let _lock = rng::TEST_LOCK.lock();
+    for (eager_ms, replay_ms) in [(0, 20), (20, 0)] {
         let task = Toy::new(1);
-        task.slow.set(Duration::from_millis(plain_ms));
+        task.slow.set(Duration::from_millis(eager_ms));
         let fake = Fake { takes: Duration::from_millis(replay_ms), ..Fake::of(&task) };
         let replays = Rc::clone(&fake.replays);
-        let mut graphs = Graphs::with_recorder(Switch::Auto, Box::new(fake));
-        steps(&mut graphs, &task, [4; 4]);
-        assert_eq!((graphs.recordings(), replays.get()), (1, 1));
-        steps(&mut graphs, &task, [4; 2 * COMPARED]);
-        assert_eq!(replays.get(), 1 + COMPARED, "they take turns");
-        let notes = graphs.take_notes();
-        let wins = replay_ms < plain_ms;
-        assert_eq!(graphs.is_on(), wins, "{notes:?}");
-        assert!(notes.iter().any(|note| note.contains("ms replayed and") && note.contains("nothing to gain") != wins));
-        steps(&mut graphs, &task, [4; 3]);
+        let mut compared = stepper(&task, Graphs::with_backend(Switch::Auto, Box::new(fake)));
+        passes(&mut compared, [4; 4]);
+        assert_eq!((compared.graphs.num_graphs(), replays.get()), (1, 1));
+        passes(&mut compared, [4; 2 * COMPARED]);
+        assert_eq!(replays.get(), 1 + COMPARED, "eager and replayed passes alternate");
+        let notes = compared.graphs.take_notes();
+        let wins = replay_ms < eager_ms;
+        assert_eq!(compared.graphs.is_on(), wins, "{notes:?}");
+        assert!(notes.iter().any(|note| note.contains("ms replayed and") && note.contains("not faster") != wins));
+        passes(&mut compared, [4; 3]);
         assert_eq!(replays.get(), 1 + COMPARED + if wins { 3 } else { 0 });
     }
 }
 
 #[test]
-fn other_gradients_and_another_scale_begin_anew() {
-    let _turn = rng::TURN.lock();
+fn other_gradients_and_another_loss_scale_drop_the_graphs() {
+    let _lock = rng::TEST_LOCK.lock();
     let task = Toy::new(1);
     let fake = Fake { takes: Duration::from_millis(1), ..Fake::of(&task) };
     task.slow.set(Duration::from_millis(20));
     let made = Rc::clone(&fake.made);
-    let mut graphs = Graphs::with_recorder(Switch::Auto, Box::new(fake));
-    steps(&mut graphs, &task, [4; 6]);
-    assert_eq!((graphs.recordings(), made.get()), (1, 1), "two ways are compared");
-    // the class head stops to learn in the middle of the comparison
+    let mut stepper = stepper(&task, Graphs::with_backend(Switch::Auto, Box::new(fake)));
+    passes(&mut stepper, [4; 6]);
+    assert_eq!((stepper.graphs.num_graphs(), made.get()), (1, 1), "two ways are compared");
+    // the class head stops learning in the middle of the comparison
     task.family.set(1);
-    steps(&mut graphs, &task, [4; 5]);
-    assert_eq!((graphs.recordings(), made.get()), (1, 2));
-    steps(&mut graphs, &task, [4; 2 * COMPARED]);
-    assert!(graphs.trial.is_none(), "the comparison began anew and ended: {:?}", graphs.take_notes());
-    let mut scaler = Scaler::new(Precision::Fp16);
-    let scaled = |graphs: &mut Graphs<'_>, scaler: &Scaler| {
-        clear(&task);
-        graphs.begin_step(scaler, &task.parameters()).unwrap();
-        graphs.recordings()
+    passes(&mut stepper, [4; 5]);
+    assert_eq!((stepper.graphs.num_graphs(), made.get()), (1, 2));
+    passes(&mut stepper, [4; 2 * COMPARED]);
+    assert!(stepper.graphs.trial.is_none(), "a second comparison ended: {:?}", stepper.graphs.take_notes());
+    let scaled = |stepper: &mut Stepper<'_, Toy>| {
+        stepper.optimizer.clear();
+        stepper.graphs.begin_step(&stepper.scaler, stepper.optimizer.params()).unwrap();
+        stepper.graphs.num_graphs()
     };
-    assert_eq!(scaled(&mut graphs, &scaler), 0, "the scale is a constant of recordings");
-    steps_scaled(&mut graphs, &task, &scaler);
-    assert_eq!(scaled(&mut graphs, &scaler), 1);
-    assert!(!scaler.update(false), "an overflow");
-    assert_eq!(scaled(&mut graphs, &scaler), 0);
-}
-
-fn steps_scaled<'a>(graphs: &mut Graphs<'a>, task: &'a Toy, scaler: &Scaler) {
-    clear(task);
-    graphs.accumulate(task, &[4], scaler, 0, &task.parameters()).unwrap();
+    stepper.scaler = Scaler::new(Precision::Fp16);
+    assert_eq!(scaled(&mut stepper), 0, "the scale is a constant of a graph");
+    passes(&mut stepper, [4]);
+    assert_eq!(scaled(&mut stepper), 1);
+    assert!(!stepper.scaler.update(false), "an overflow");
+    assert_eq!(scaled(&mut stepper), 0);
 }
 
 #[test]
-fn an_optimizer_that_cannot_be_recorded_steps_as_ever() {
-    let _turn = rng::TURN.lock();
-    let [plain, refused] = [usize::MAX, 1].map(|most| {
+fn an_optimizer_that_cannot_be_captured_stays_eager() {
+    let _lock = rng::TEST_LOCK.lock();
+    let [captured, refused] = [usize::MAX, 1].map(|most| {
         let task = Toy::new(1);
         let fake = Fake { most, ..Fake::of(&task) };
-        let config = config(Switch::On, Precision::Fp32);
-        let mut optimizer = AdamW::new(task.parameters(), &config);
-        let mut graphs = Graphs::with_recorder(Switch::On, Box::new(fake));
-        for step in 0..12 {
-            clear(&task);
-            rng::seed(step);
-            graphs.accumulate(&task, &[4], &Scaler::new(Precision::Fp32), 0, &task.parameters()).unwrap();
-            graphs.step(&mut optimizer, 1e-2, 1.0).unwrap();
-            assert!(!optimizer.is_torn());
+        let mut stepper = stepper(&task, Graphs::with_backend(Switch::On, Box::new(fake)));
+        for number in 1..=12 {
+            rng::seed(number);
+            let info = StepInfo { number, epoch: 0, learning_rate: 1e-2 };
+            stepper.step(&[4], info, &mut |_, _| Ok(())).unwrap();
+            assert!(!stepper.optimizer.is_partially_updated());
         }
-        (task.weight.copy(), graphs.take_notes().join("; "))
+        (task.weight.copy(), stepper.graphs.take_notes().join("; "))
     });
-    assert_eq!(plain.0, refused.0);
-    assert!(plain.1.contains("recorded the optimizer's step"), "{}", plain.1);
-    assert!(refused.1.contains("runs as ever: libtorch: it has no place"), "{}", refused.1);
+    assert_eq!(captured.0, refused.0);
+    assert!(captured.1.contains("captured the optimizer's update"), "{}", captured.1);
+    assert!(refused.1.contains("stays eager: libtorch: it has no room"), "{}", refused.1);
 }
 
 #[test]
-fn recordings_are_few_and_those_of_frequent_buckets() {
-    let _turn = rng::TURN.lock();
+fn only_frequent_buckets_keep_graphs() {
+    let _lock = rng::TEST_LOCK.lock();
     let task = Toy::new(1);
-    let mut graphs = Graphs::new(Switch::On, Device::Cpu, false);
-    let most = i64::try_from(MOST_RECORDINGS).unwrap();
+    let mut stepper = stepper(&task, Graphs::new(Switch::On, Device::Cpu, false));
+    let most = i64::try_from(MAX_GRAPHS).unwrap();
     for bucket in 1..=most + 2 {
-        steps(&mut graphs, &task, [bucket * STEP; 6]);
+        passes(&mut stepper, [bucket * STEP; 6]);
     }
-    assert_eq!(graphs.recordings(), MOST_RECORDINGS);
-    let of_ninth = |graphs: &Graphs| matches!(graphs.buckets[&vec![(most + 1) * STEP, 0]], State::Recorded { .. });
-    assert!(!of_ninth(&graphs));
-    steps(&mut graphs, &task, [(most + 1) * STEP; 8]);
-    assert!(of_ninth(&graphs), "it came far more often than another one");
-    assert_eq!(graphs.recordings(), MOST_RECORDINGS);
+    assert_eq!(stepper.graphs.num_graphs(), MAX_GRAPHS);
+    let has_ninth =
+        |graphs: &Graphs| matches!(graphs.buckets[&vec![(most + 1) * STEP, 0]], BucketState::Captured { .. });
+    assert!(!has_ninth(&stepper.graphs));
+    passes(&mut stepper, [(most + 1) * STEP; 8]);
+    assert!(has_ninth(&stepper.graphs), "it came far more often than another one");
+    assert_eq!(stepper.graphs.num_graphs(), MAX_GRAPHS);
 }
 
 #[test]
-fn nothing_is_recorded_where_nothing_can_be_gained() {
+fn graphs_are_off_if_they_cannot_be_faster() {
     assert!(!Graphs::new(Switch::Off, Device::Cpu, true).is_on());
     assert!(!Graphs::new(Switch::Auto, Device::Cpu, true).is_on(), "the CPU gains nothing");
     assert!(!Graphs::new(Switch::Auto, Device::Cuda(0), false).is_on(), "no room");
@@ -383,25 +378,25 @@ fn nothing_is_recorded_where_nothing_can_be_gained() {
 
 #[test]
 fn inputs_of_another_shape_are_refused() {
-    let weight = Weight { samples: 1.0, tokens: 0.0 };
+    let size = BatchSize { samples: 1.0, tokens: 0.0 };
     let task = Toy::new(1);
-    let of = |rows| task.recordable(&rows, weight, 0).unwrap().unwrap();
-    of(3).take(&of(4)).unwrap();
-    assert!(matches!(of(3).take(&of(5)), Err(Error::Shape { .. })));
+    let of = |rows| task.capturable(&rows, size, 0).unwrap().unwrap();
+    of(3).copy_from(&of(4)).unwrap();
+    assert!(matches!(of(3).copy_from(&of(5)), Err(Error::Shape { .. })));
 }
 
 #[test]
-fn a_recording_holds_the_bytes_of_its_inputs() {
-    let _turns = (rng::TURN.lock(), ledger::TURN.lock());
+fn a_graph_holds_the_bytes_of_its_inputs() {
+    let _turns = (rng::TEST_LOCK.lock(), ledger::TEST_LOCK.lock());
     ledger::install();
     let task = Toy::new(1);
-    let mut graphs = Graphs::new(Switch::On, Device::Cpu, false);
-    steps(&mut graphs, &task, [64; 3]);
+    let mut stepper = stepper(&task, Graphs::new(Switch::On, Device::Cpu, false));
+    passes(&mut stepper, [64; 3]);
     clear(&task);
     let before = ledger::usage().allocated;
-    steps(&mut graphs, &task, [64]);
+    passes(&mut stepper, [64]);
     clear(&task);
     let held = ledger::usage().allocated.0 - before.0;
-    assert_eq!(Bytes(held), graphs.input_bytes());
-    assert_eq!(graphs.input_bytes(), Bytes(64 * WIDTH as u64 * 4 + 64 * 4 + 8));
+    assert_eq!(Bytes(held), stepper.graphs.input_bytes());
+    assert_eq!(stepper.graphs.input_bytes(), Bytes(64 * WIDTH as u64 * 4 + 64 * 4 + 8));
 }

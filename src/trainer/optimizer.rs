@@ -1,17 +1,18 @@
 //! AdamW over all trained tensors, with clipping by the global norm.
 //!
-//! As in PyTorch, tensors without a gradient are skipped (no decay either), and every other one is decayed, norms and
-//! biases included. A step does not wait for the device: gradients that are not finite change nothing, and what their norm
-//! was is read when the host wants to know ([`Gradients::norm`]).
+//! As in PyTorch, tensors without a gradient are skipped, also by weight decay. All other tensors are decayed,
+//! including norms and biases. A step does not wait for the device. If gradients are not finite, the step changes
+//! nothing. The host reads their norm when it needs it ([`Gradients::norm`]).
 //!
-//! Moments are in fp32 or, those of large tensors, in 8 bits; on the device or in host memory (on the CPU that is the same
-//! memory, and offloading changes nothing). A checkpoint of one kind resumes as the other: its moments are converted.
+//! The optimizer state (two moments for each weight) is in fp32 or, for large tensors, in 8 bits. It is on the device
+//! or offloaded to host memory; on the CPU, offloading has no effect. A run with one kind of state can resume from a
+//! checkpoint with the other.
 
-use super::graph::recorder::Numbers;
+use super::graph::backend::Numbers;
 use super::{OptimizerKind, Parameter, TrainConfig};
 use crate::tensor::adamw::{self, Coded, Maps, Moments, Rate, Slot, Step};
 use crate::tensor::autograd::{clear_grad, with_gradient_hooks};
-use crate::tensor::{Device, Kind, META, Tensor, kind_bytes, ledger, meta, scope};
+use crate::tensor::{Device, Kind, META, Tensor, kind_bytes, ledger, meta, module_path};
 use crate::units::Bytes;
 use crate::{Error, Result};
 
@@ -21,12 +22,12 @@ struct State {
     step: Tensor,
 }
 
-/// Parameters and their moments. A moment is made at its parameter's first step.
+/// AdamW: parameters and their moments. The first update of a parameter allocates its moments.
 #[derive(Debug)]
 pub struct AdamW {
     params: Vec<Parameter>,
     states: Vec<Option<State>>,
-    /// What codes mean, from the first moments in 8 bits on.
+    /// Code maps of the 8-bit moments; `None` before the first 8-bit moments.
     maps: Option<Maps>,
     betas: (f64, f64),
     weight_decay: f64,
@@ -34,16 +35,16 @@ pub struct AdamW {
     clip_norm: f64,
     in_8_bits: bool,
     on_host: bool,
-    torn: bool,
+    partially_updated: bool,
 }
 
-/// What is known of a step's gradients, on the device.
+/// Norm and clip scale of a step's gradients, on the device.
 #[derive(Debug)]
 pub struct Gradients {
     /// Global norm before clipping, an fp32 scalar.
     pub on_device: Tensor,
-    /// fp32 `[2]`: the factor that clips, and 1 where the norm is not finite.
-    verdict: Tensor,
+    /// fp32 `[2]`: clip scale, and `found_inf` (1 where the norm is not finite).
+    clip: Tensor,
 }
 
 impl Gradients {
@@ -52,14 +53,14 @@ impl Gradients {
         meta::number(&self.on_device)
     }
 
-    /// 1 where nothing may change, an fp32 scalar on the device.
-    pub fn skip(&self) -> Tensor {
-        self.verdict.select(0, 1)
+    /// 1 where gradients are not finite and no weight may change; an fp32 scalar on the device.
+    pub fn found_inf(&self) -> Tensor {
+        self.clip.select(0, 1)
     }
 
-    /// As named tensors: what a recording gives.
+    /// As named tensors: the result of a captured update.
     pub fn named(self) -> Numbers {
-        vec![("norm", self.on_device), ("verdict", self.verdict)]
+        vec![("norm", self.on_device), ("clip", self.clip)]
     }
 
     /// Back from [`Self::named`].
@@ -68,8 +69,8 @@ impl Gradients {
     /// [`Error::Torch`] for other tensors.
     pub fn from_named(numbers: Numbers) -> Result<Self> {
         match <[_; 2]>::try_from(numbers) {
-            Ok([("norm", on_device), ("verdict", verdict)]) => Ok(Self { on_device, verdict }),
-            _ => Err(Error::Torch { reason: "a recorded step gave something else".into() }),
+            Ok([("norm", on_device), ("clip", clip)]) => Ok(Self { on_device, clip }),
+            _ => Err(Error::Torch { reason: "a captured update has other results".into() }),
         }
     }
 }
@@ -88,7 +89,7 @@ impl AdamW {
             clip_norm: config.clip_norm,
             in_8_bits: config.optimizer == OptimizerKind::AdamW8bit,
             on_host: config.offload_optimizer,
-            torn: false,
+            partially_updated: false,
         }
     }
 
@@ -97,22 +98,22 @@ impl AdamW {
         &self.params
     }
 
-    /// Where the trained tensors are.
+    /// Device of the trained tensors.
     pub fn device(&self) -> Device {
         self.params.first().map_or(Device::Cpu, |param| param.tensor.device())
     }
 
-    /// Whether a step began to change weights and did not end: they are those of no step then.
-    pub fn is_torn(&self) -> bool {
-        self.torn
+    /// True if a step failed half-way and left the weights partially updated.
+    pub fn is_partially_updated(&self) -> bool {
+        self.partially_updated
     }
 
-    /// Multiplies all gradients by `factor`, measures their global norm and decides on clipping.
+    /// Multiplies all gradients by `factor` and computes their global norm and clip scale.
     ///
     /// # Errors
     /// Typed errors of libtorch.
     pub fn measure(&self, factor: f64) -> Result<Gradients> {
-        let _scope = scope::enter("optimizer");
+        let _module = module_path::enter("optimizer");
         let grads: Vec<Tensor> = self.gradients().map(|(_, grad)| grad).collect();
         for grad in &grads {
             ledger::recategorize(grad, ledger::Category::Gradients);
@@ -122,20 +123,20 @@ impl AdamW {
         } else {
             adamw::norm(&grads, factor)?
         };
-        let verdict = adamw::verdict(&on_device, self.clip_norm)?;
-        Ok(Gradients { on_device, verdict })
+        let clip = adamw::clip_scale(&on_device, self.clip_norm)?;
+        Ok(Gradients { on_device, clip })
     }
 
     /// Clips by the measured norm, steps, and drops the gradients; changes no weight when the norm is not finite.
     ///
     /// # Errors
-    /// Typed errors of libtorch. When they leave weights behind that are those of no step, [`Self::is_torn`] says so.
+    /// Typed errors of libtorch; see [`Self::is_partially_updated`].
     pub fn step(&mut self, learning_rate: f64, gradients: &Gradients) -> Result<()> {
         self.step_at(Rate::Number(learning_rate), gradients)
     }
 
-    /// Whether a step can be recorded: every parameter with a gradient has its moments, on the device.
-    pub fn can_be_recorded(&self) -> bool {
+    /// True if a step can be captured: every parameter with a gradient has its moments on the device.
+    pub fn can_be_captured(&self) -> bool {
         !self.on_host && self.gradients().all(|(index, _)| self.states[index].is_some())
     }
 
@@ -150,8 +151,7 @@ impl AdamW {
     }
 
     /// Measures and steps as [`Self::measure`] and [`Self::step`] do, with a learning rate on the device
-    /// ([`Self::rate_on_device`]): a step that can be recorded, since it needs nothing of the host and gives it nothing to wait
-    /// for.
+    /// ([`Self::rate_on_device`]). It needs no host synchronisation, so it can be captured.
     ///
     /// # Errors
     /// As [`Self::step`].
@@ -162,28 +162,28 @@ impl AdamW {
     }
 
     fn step_at(&mut self, rate: Rate, gradients: &Gradients) -> Result<()> {
-        let _scope = scope::enter("optimizer");
+        let _module = module_path::enter("optimizer");
         let with_grad: Vec<(usize, Tensor)> = self.gradients().collect();
         if self.clip_norm > 0.0 {
             let grads: Vec<Tensor> = with_grad.iter().map(|(_, grad)| grad.shallow_clone()).collect();
-            adamw::clip(&grads, &gradients.verdict)?;
+            adamw::clip(&grads, &gradients.clip)?;
         }
         for (index, _) in &with_grad {
             self.prepare(*index);
         }
-        self.torn = true;
-        self.apply(&with_grad, rate, &gradients.skip())?;
-        self.torn = false;
+        self.partially_updated = true;
+        self.apply(&with_grad, rate, &gradients.found_inf())?;
+        self.partially_updated = false;
         self.clear();
         Ok(())
     }
 
-    /// Runs `backward` and steps each parameter as soon as its gradient is complete, then drops the gradient. Gradients are
-    /// not clipped; one that is not finite is dropped alone. The norms are those of all gradients together.
+    /// Runs `backward`, updates each parameter as soon as its gradient is complete, and drops the gradient. Gradients
+    /// are not clipped; only those that are not finite are ignored. The norm is that of all gradients together.
     ///
     /// # Errors
-    /// What `backward` says; [`Error::Torch`] for a parameter whose gradient comes in parts, as of one that several checkpointed
-    /// segments share. [`Self::is_torn`] then says whether a parameter was stepped before.
+    /// Those of `backward`; [`Error::Torch`] for a parameter whose gradient arrives in parts, for example one that
+    /// several checkpointed segments share. See [`Self::is_partially_updated`].
     pub fn step_during<T>(
         &mut self,
         learning_rate: f64,
@@ -196,7 +196,8 @@ impl AdamW {
             |index| {
                 if norms[index].is_some() {
                     let name = &self.params[index].name;
-                    let reason = format!("the gradient of `{name}` comes in parts: set `train.step_in_backward=false`");
+                    let reason =
+                        format!("the gradient of `{name}` arrives in parts: set `train.step_in_backward=false`");
                     return Err(Error::Torch { reason });
                 }
                 norms[index] = Some(self.step_one(index, learning_rate)?);
@@ -204,42 +205,43 @@ impl AdamW {
             },
             backward,
         )?;
-        let _scope = scope::enter("optimizer");
+        let _module = module_path::enter("optimizer");
         let norms: Vec<Tensor> = norms.into_iter().flatten().collect();
         let on_device = if norms.is_empty() {
             Tensor::zeros([] as [i64; 0], (Kind::Float, self.device()))
         } else {
             crate::tensor::no_grad(|| Tensor::stack(&norms, 0).norm())
         };
-        let verdict = adamw::verdict(&on_device, 0.0)?;
-        Ok((outcome, Gradients { on_device, verdict }))
+        let clip = adamw::clip_scale(&on_device, 0.0)?;
+        Ok((outcome, Gradients { on_device, clip }))
     }
 
-    /// Weights change from now on, until [`Self::mend`].
-    pub fn tear(&mut self) {
-        self.torn = true;
+    /// Weights count as partially updated until [`Self::mark_whole`].
+    pub fn mark_partial(&mut self) {
+        self.partially_updated = true;
     }
 
-    /// The weights are those of a whole step again, after [`Self::step_during`] gave finite gradients.
-    pub fn mend(&mut self) {
-        self.torn = false;
+    /// Resets [`Self::is_partially_updated`]: all weights are updated, or none. For example after [`Self::step_during`]
+    /// with finite gradients.
+    pub fn mark_whole(&mut self) {
+        self.partially_updated = false;
     }
 
-    /// Steps one parameter and drops its gradient; the gradient's norm.
+    /// Updates one parameter and drops its gradient; returns the gradient's norm.
     fn step_one(&mut self, index: usize, learning_rate: f64) -> Result<Tensor> {
-        let _scope = scope::enter("optimizer");
+        let _module = module_path::enter("optimizer");
         let grad = self.params[index].tensor.grad();
         ledger::recategorize(&grad, ledger::Category::Gradients);
         self.prepare(index);
         let norm = crate::tensor::no_grad(|| grad.norm());
-        let verdict = adamw::verdict(&norm, 0.0)?;
-        self.torn = true;
-        self.apply(&[(index, grad)], Rate::Number(learning_rate), &verdict.select(0, 1))?;
+        let clip = adamw::clip_scale(&norm, 0.0)?;
+        self.partially_updated = true;
+        self.apply(&[(index, grad)], Rate::Number(learning_rate), &clip.select(0, 1))?;
         clear_grad(&self.params[index].tensor);
         Ok(norm)
     }
 
-    /// Makes the state of a parameter, where it has none.
+    /// Allocates the moments of a parameter that has none.
     fn prepare(&mut self, index: usize) {
         let param = &self.params[index].tensor;
         if self.states[index].is_none() {
@@ -250,8 +252,8 @@ impl AdamW {
         }
     }
 
-    /// Steps parameters that have a state.
-    fn apply(&self, with_grad: &[(usize, Tensor)], rate: Rate, skip: &Tensor) -> Result<()> {
+    /// Updates parameters that have moments.
+    fn apply(&self, with_grad: &[(usize, Tensor)], rate: Rate, found_inf: &Tensor) -> Result<()> {
         let slots: Vec<Slot> = with_grad
             .iter()
             .filter_map(|(index, grad)| {
@@ -259,22 +261,22 @@ impl AdamW {
                 Some(Slot { param: &self.params[*index].tensor, grad, moments, step })
             })
             .collect();
-        // on the CPU moments in host memory are where the parameters are
-        let is_apart = self.on_host && meta::runs_as_cuda(skip);
+        // on the CPU, offloaded moments are on the device of the parameters
+        let is_apart = self.on_host && meta::runs_as_cuda(found_inf);
         let _category = is_apart.then(|| ledger::enter(ledger::Category::Optimizer));
         let step = Step {
             rate,
             betas: self.betas,
             weight_decay: self.weight_decay,
             epsilon: self.epsilon,
-            skip,
+            found_inf,
             maps: self.maps.as_ref(),
-            piece: if is_apart { adamw::PIECE } else { 0 },
+            chunk: if is_apart { adamw::OFFLOAD_CHUNK } else { 0 },
         };
         adamw::step(&slots, step)
     }
 
-    /// Makes the moments of every parameter now, as its first gradient would.
+    /// Allocates the moments of every parameter now.
     pub fn make_moments(&mut self) {
         (0..self.params.len()).for_each(|index| self.prepare(index));
     }
@@ -288,7 +290,7 @@ impl AdamW {
         self.params.iter().enumerate().map(|(i, p)| (i, p.tensor.grad())).filter(|(_, grad)| grad.defined())
     }
 
-    /// Bytes of all moments, wherever they are.
+    /// Bytes of all moments, on any device.
     pub fn moment_bytes(&self) -> Bytes {
         let moments = self.states.iter().flatten().flat_map(|state| state.moments.named());
         Bytes(moments.map(|(_, moment)| moment.numel() as u64 * kind_bytes(moment.kind())).sum())
@@ -308,11 +310,11 @@ impl AdamW {
         out
     }
 
-    /// Takes moments back from `read(name)`; a parameter without stored moments starts without. Moments that are stored
-    /// otherwise than this optimizer keeps them are converted.
+    /// Restores moments from `read(name)`; a parameter without stored moments starts without. Moments of the other kind
+    /// (8-bit or fp32) are converted.
     ///
     /// # Errors
-    /// What `read` says, and [`Error::Shape`] when a moment does not fit its parameter.
+    /// Those of `read`, and [`Error::Shape`] when a moment does not fit its parameter.
     pub fn restore(&mut self, mut read: impl FnMut(&str) -> Result<Option<Tensor>>) -> Result<()> {
         let _category = ledger::enter(ledger::Category::Optimizer);
         for index in 0..self.params.len() {
@@ -327,7 +329,7 @@ impl AdamW {
             if eight && self.maps.is_none() {
                 self.maps = Some(Maps::new(param.device()));
             }
-            let moments = converted(stored, eight)?.placed(param.device(), self.on_host);
+            let moments = converted(stored, eight)?.to_device(param.device(), self.on_host);
             self.states[index] = Some(State { moments, step: step.to_device(param.device()) });
         }
         Ok(())
@@ -349,7 +351,7 @@ impl<R: FnMut(&str) -> Result<Option<Tensor>>> Stored<'_, R> {
         }
         let (first, second) =
             (self.coded(["first_codes", "first_scales"])?, self.coded(["second_codes", "second_scales"])?);
-        Ok(first.zip(second).map(|(first, second)| Moments::Eight([first, second])))
+        Ok(first.zip(second).map(|(first, second)| Moments::EightBit([first, second])))
     }
 
     fn coded(&mut self, names: [&str; 2]) -> Result<Option<Coded>> {
@@ -368,15 +370,15 @@ impl<R: FnMut(&str) -> Result<Option<Tensor>>> Stored<'_, R> {
     }
 }
 
-/// Moments as an optimizer keeps them; those of a checkpoint are on the CPU.
+/// Moments in the optimizer's own kind; those of a checkpoint are on the CPU.
 fn converted(stored: Moments, eight: bool) -> Result<Moments> {
     match (stored, eight) {
         (Moments::Full([first, second]), true) => {
             let maps = Maps::new(Device::Cpu);
             let codes = [Coded::encode(&first, &maps.signed)?, Coded::encode(&second, &maps.unsigned)?];
-            Ok(Moments::Eight(codes))
+            Ok(Moments::EightBit(codes))
         }
-        (Moments::Eight([first, second]), false) => {
+        (Moments::EightBit([first, second]), false) => {
             let maps = Maps::new(Device::Cpu);
             Ok(Moments::Full([first.decode(&maps.signed)?, second.decode(&maps.unsigned)?]))
         }

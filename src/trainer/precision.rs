@@ -50,12 +50,12 @@ impl Scaler {
         if self.dynamic { loss * self.scale } else { loss.shallow_clone() }
     }
 
-    /// What gradients have to be multiplied by.
+    /// Factor that unscales gradients.
     pub fn unscale_factor(&self) -> f64 {
         1.0 / self.scale
     }
 
-    /// Learns from a step; `true` when its gradients may be used.
+    /// Updates the scale after a step; `true` when its gradients may be used.
     ///
     /// A step that is not finite is skipped and the scale halved; fp32 and bf16 never skip.
     pub fn update(&mut self, finite: bool) -> bool {
@@ -75,7 +75,7 @@ impl Scaler {
         true
     }
 
-    /// Whether the scale can shrink no further: the numbers themselves are at fault.
+    /// True if the scale has its smallest value.
     pub fn exhausted(&self) -> bool {
         self.scale <= 1.0
     }
@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn overflow_halves_and_long_success_doubles() {
+    fn an_overflow_halves_the_scale_and_many_finite_steps_double_it() {
         let mut scaler = Scaler::new(Precision::Fp16);
         assert!(!scaler.update(false));
         assert_eq!(scaler.unscale_factor(), 1.0 / 32768.0);

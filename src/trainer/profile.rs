@@ -1,7 +1,7 @@
-//! The memory of a real run: levels at marked moments, peaks of phases, components of the model, and a watch for leaks.
+//! Memory profile of a run: bytes at marks, peaks of phases, components of the model, and leak detection.
 //!
-//! Peaks are by the categories of the planner's phases, so that plan and profile subtract. Numbers are those of
-//! [`crate::tensor::memory`]; a profiler changes neither what is computed nor the overall peak of the ledger.
+//! Peaks have the phases and categories of the planner, so that they can be compared with a plan. Numbers are those of
+//! [`crate::tensor::memory`]. A profiler affects neither results nor the overall peak of the ledger.
 
 pub mod components;
 pub mod leak;
@@ -26,17 +26,18 @@ use std::path::{Path, PathBuf};
 /// Name of the profile in a run folder.
 pub const PROFILE_FILE: &str = "memory.jsonl";
 
-/// How a run is profiled.
+/// Settings of the memory profile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// Profile the first step of a session and every so many optimizer steps, 1 or more. Evaluations and saves always are.
+    /// Profile the first step of a session and every so many optimizer steps, 1 or more. Evaluations and saves are
+    /// always profiled.
     pub every_steps: u64,
-    /// JSON lines file. A resumed run appends to it, another replaces it.
+    /// JSON lines file. A resumed run appends to it; a new run replaces it.
     pub out: PathBuf,
 }
 
 impl Settings {
-    /// Tries the file, before expensive work; what is in it stays.
+    /// Checks that the file can be written, before expensive work. Does not change its content.
     ///
     /// # Errors
     /// [`crate::Error::Io`].
@@ -46,78 +47,75 @@ impl Settings {
     }
 }
 
-/// A labelled moment, compared with the mark before.
+/// Memory at a labelled point of a run, compared with the previous mark.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Mark {
-    /// What had just ended: `forward`, `backward`, `optimizer`, ...
+    /// Part of a step that just ended: `forward`, `backward`, `optimizer`, ...
     pub label: String,
-    /// Optimizer steps done before.
+    /// Optimizer steps done so far.
     pub step: u64,
     /// Bytes of live tensors.
     pub allocated: Bytes,
-    /// Bytes more than at the mark before.
+    /// Increase in bytes since the previous mark.
     pub allocated_delta: i64,
-    /// The most that lived since the mark before.
+    /// Peak bytes of live tensors since the previous mark.
     pub allocated_peak: Bytes,
-    /// Bytes that the allocator holds.
+    /// Bytes that the allocator has reserved.
     pub reserved: Bytes,
-    /// Bytes more than at the mark before.
+    /// Increase in bytes since the previous mark.
     pub reserved_delta: i64,
-    /// The most that it held since the mark before.
+    /// Peak of the reserved bytes since the previous mark.
     pub reserved_peak: Bytes,
 }
 
-/// The memory of a phase, as the planner has it, with what else a real device says.
+/// Memory of a phase as the planner defines it, with measurements of the device.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Phase {
-    /// The planner's names: `load`, `first step`, `step`, `evaluate`, `save`, `resume`.
+    /// Name of the phase as in a plan: `load`, `first step`, `step`, `evaluate`, `save`, `resume`.
     pub name: String,
     /// Optimizer steps done when it ended.
     pub step: u64,
-    /// The most bytes of tensors that lived at once.
+    /// Peak bytes of live tensors.
     pub allocated_peak: Bytes,
-    /// That peak by category.
+    /// The peak by category.
     pub categories: Shares,
     /// Bytes of live tensors when it ended.
     pub allocated: Bytes,
-    /// Those by category.
+    /// The bytes when it ended, by category.
     pub categories_after: Shares,
-    /// Bytes that the allocator held when it ended.
+    /// Bytes that the allocator had reserved when it ended.
     pub reserved: Bytes,
-    /// The most that it held.
+    /// Peak of the reserved bytes.
     pub reserved_peak: Bytes,
-    /// What kernel and driver said when it ended.
+    /// Memory of the process and the GPU by operating system and driver, when it ended.
     pub system: System,
 }
 
-/// Measures a device's memory between marks. One at a time: its window is the process's.
+/// Measures a device's memory between marks. A process can have one at a time.
 #[derive(Debug)]
 pub struct Profiler {
     device: Device,
     last: Reading,
-    /// The phase since it began: its name and its highest peaks.
+    /// Open phase: its name and its highest peaks so far.
     open: Option<(String, Reading)>,
     step: u64,
-    allocated_peak: Bytes,
-    reserved_peak: Bytes,
     watch: LeakWatch,
     lines: Option<Lines>,
 }
 
 impl Profiler {
-    /// Starts from what lives now on `device`; for the CPU the ledger must be installed.
+    /// Starts a profile of `device`. For the CPU, the ledger must be installed.
     ///
     /// # Errors
-    /// [`crate::Error::Torch`] for a card that is not in use.
+    /// [`crate::Error::Torch`] for a GPU that is not in use.
     pub fn new(device: Device) -> Result<Self> {
         memory::begin_window(device)?;
         let last = memory::read(device)?;
-        let (allocated_peak, reserved_peak) = (last.allocated_peak, last.reserved_peak);
-        let watch = LeakWatch::default();
-        Ok(Self { device, last, open: None, step: 0, allocated_peak, reserved_peak, watch, lines: None })
+        Ok(Self { device, last, open: None, step: 0, watch: LeakWatch::default(), lines: None })
     }
 
-    /// Writes everything to `path` too, one JSON object a line: after what is there with `append`, else anew.
+    /// Also writes everything to `path`, one JSON object a line. With `append` an existing file is continued, else
+    /// replaced.
     ///
     /// # Errors
     /// [`crate::Error::Io`].
@@ -126,12 +124,12 @@ impl Profiler {
         Ok(self)
     }
 
-    /// Optimizer steps done, for the lines to come.
+    /// Sets the number of optimizer steps done, for the next lines.
     pub fn at_step(&mut self, step: u64) {
         self.step = step;
     }
 
-    /// Starts the deltas of the next mark from here, and says what lives (`"kind": "baseline"`).
+    /// Sets the baseline of the next mark, and writes the live bytes (`"kind": "baseline"`).
     ///
     /// # Errors
     /// [`crate::Error::Io`]; as [`Profiler::new`].
@@ -141,7 +139,7 @@ impl Profiler {
         Ok(reading)
     }
 
-    /// Names this moment (`"kind": "mark"`).
+    /// Writes a mark (`"kind": "mark"`).
     ///
     /// # Errors
     /// As [`Profiler::baseline`].
@@ -162,7 +160,7 @@ impl Profiler {
         Ok(mark)
     }
 
-    /// Begins a phase. One that did not end is dropped.
+    /// Begins a phase. A phase that did not end is discarded.
     ///
     /// # Errors
     /// As [`Profiler::new`].
@@ -177,8 +175,8 @@ impl Profiler {
         Ok(())
     }
 
-    /// Ends the phase (`"kind": "phase"`) and compares its level with those after the same phase before; `None` when
-    /// none is open.
+    /// Ends the phase (`"kind": "phase"`) and checks for a leak against earlier phases of the same name. `None` if no
+    /// phase is open.
     ///
     /// # Errors
     /// As [`Profiler::baseline`].
@@ -207,7 +205,7 @@ impl Profiler {
         Ok(Some((phase, leak)))
     }
 
-    /// The phase that led here, for what was measured before the profiler: the ledger's overall peak (CPU only).
+    /// Writes a phase that ran before the profiler started, from the ledger's overall peak (CPU only).
     ///
     /// # Errors
     /// As [`Profiler::baseline`].
@@ -231,7 +229,7 @@ impl Profiler {
         self.write(&json!({ "kind": "phase" }), &phase)
     }
 
-    /// Writes what each component holds (`"kind": "components"`).
+    /// Writes the memory of each component (`"kind": "components"`).
     ///
     /// # Errors
     /// [`crate::Error::Io`].
@@ -240,28 +238,10 @@ impl Profiler {
         self.lines.as_mut().map_or(Ok(()), |lines| lines.write(&value))
     }
 
-    /// Gives memory that the allocator only keeps back to the system (`"kind": "released"`); returns how much.
-    ///
-    /// # Errors
-    /// As [`Profiler::baseline`].
-    pub fn release_cache(&mut self) -> Result<Bytes> {
-        let released = memory::release_cache(self.device)?;
-        let reading = self.take()?;
-        self.write(&json!({ "kind": "released", "step": self.step, "released": released }), &reading)?;
-        Ok(released)
-    }
-
-    /// The most bytes of tensors, and the most that the allocator held, since the profiler started.
-    pub fn peaks(&self) -> (Bytes, Bytes) {
-        (self.allocated_peak, self.reserved_peak)
-    }
-
-    /// Reads the window that ends here and begins the next.
+    /// Reads the peaks since the last call and resets them.
     fn take(&mut self) -> Result<Reading> {
         let reading = memory::read(self.device)?;
         memory::begin_window(self.device)?;
-        self.allocated_peak = self.allocated_peak.max(reading.allocated_peak);
-        self.reserved_peak = self.reserved_peak.max(reading.reserved_peak);
         if let Some((_, most)) = &mut self.open {
             if reading.allocated_peak > most.allocated_peak {
                 most.allocated_peak = reading.allocated_peak;
@@ -273,7 +253,7 @@ impl Profiler {
         Ok(reading)
     }
 
-    /// One line: the fields of `head`, then those of `body`.
+    /// Writes one line: the fields of `head`, then those of `body`.
     fn write(&mut self, head: &Value, body: &impl serde::Serialize) -> Result<()> {
         self.lines.as_mut().map_or(Ok(()), |lines| lines.write_both(head, body))
     }

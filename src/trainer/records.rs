@@ -1,5 +1,4 @@
-//! What a run writes down about itself: `metrics.jsonl` (one object a line) and a TensorBoard event file beside it. Not
-//! its progress on the screen, which is the observer's.
+//! Log files of a run: `metrics.jsonl` (one JSON object a line) and a TensorBoard event file in the same folder.
 
 mod event_file;
 
@@ -17,7 +16,7 @@ use crate::event::StepReport;
 /// Name of the JSON lines file in a run folder.
 pub const METRICS_FILE: &str = "metrics.jsonl";
 
-/// The records of one run; every call is on disk (in the system's hands) when it returns.
+/// Writes the log files of one run, without buffers in this process.
 #[derive(Debug)]
 pub struct Records {
     lines: File,
@@ -26,18 +25,18 @@ pub struct Records {
 }
 
 impl Records {
-    /// Opens the records in `folder`, which exists. With `resumed_step` (optimizer steps already done) the lines of
-    /// later steps go, and a line torn by a crash too; without it an older `metrics.jsonl` is replaced.
+    /// Opens the log files in the existing `folder`. With `resumed_step` (optimizer steps already done), lines of later
+    /// steps and a partial last line are removed. Without it, an older `metrics.jsonl` is replaced.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Data`] for a line that is no record and not the last.
+    /// [`Error::Io`]; [`Error::Data`] for a line that is not a record, unless it is the last.
     pub fn open(folder: &Path, resumed_step: Option<u64>) -> Result<Self> {
         let path = folder.join(METRICS_FILE);
         let kept = match resumed_step {
             Some(step) if path.exists() => lines_until(&path, step)?,
             _ => String::new(),
         };
-        // Renamed into place, so that a crash here loses nothing.
+        // an atomic rename, so that a crash here loses nothing
         let partial = folder.join(format!("{METRICS_FILE}.partial"));
         fs::write(&partial, kept).map_err(Error::io(&partial, "write"))?;
         fs::rename(&partial, &path).map_err(Error::io(&path, "write"))?;
@@ -45,7 +44,7 @@ impl Records {
         Ok(Self { lines, path, events: EventFile::create(folder, resumed_step.map(|step| step + 1))? })
     }
 
-    /// Records one optimizer step.
+    /// Writes one optimizer step.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -63,7 +62,7 @@ impl Records {
         self.events.scalars(report.step, &scalars)
     }
 
-    /// Records a validation after `step` optimizer steps.
+    /// Writes a validation after `step` optimizer steps.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -74,7 +73,7 @@ impl Records {
     }
 
     fn line(&mut self, value: &Value) -> Result<()> {
-        // One write a line: a crash tears at most the last.
+        // one write per line: after a crash at most the last line is partial
         self.lines.write_all(format!("{value}\n").as_bytes()).map_err(Error::io(&self.path, "write"))
     }
 }
@@ -108,7 +107,6 @@ pub fn images_per_s(report: &StepReport) -> f64 {
     if seconds > 0.0 { as_f64(report.samples) / seconds } else { 0.0 }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "for display")]
 fn as_f64(count: u64) -> f64 {
     count as f64
 }
@@ -121,19 +119,19 @@ fn object(values: &[(String, f64)]) -> Value {
 /// The lines of a metrics file up to and including `step`.
 fn lines_until(path: &Path, step: u64) -> Result<String> {
     let bytes = fs::read(path).map_err(Error::io(path, "read"))?;
-    // A torn line may end inside a character.
+    // a partial line may end inside a character
     let text = String::from_utf8_lossy(&bytes);
     let mut kept = String::with_capacity(text.len());
     for (number, line) in (1_u64..).zip(text.split_inclusive('\n')) {
-        let is_torn = !line.ends_with('\n');
+        let is_partially_updated = !line.ends_with('\n');
         let parsed: Option<Value> = serde_json::from_str(line).ok();
         match parsed.as_ref().and_then(|value| value.get("step")).and_then(Value::as_u64) {
-            Some(found) if found <= step && !is_torn => kept.push_str(line),
+            Some(found) if found <= step && !is_partially_updated => kept.push_str(line),
             Some(_) => {}
-            None if is_torn => {}
+            None if is_partially_updated => {}
             None => {
                 let hint = "remove that line, or move the file away to start a new one";
-                return Err(Error::data_line(path, number, "this line is no record of a step", hint));
+                return Err(Error::data_line(path, number, "this line is not a record of a step", hint));
             }
         }
     }
@@ -191,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn resuming_forgets_later_steps_and_a_torn_line() {
+    fn resuming_removes_later_steps_and_a_partial_line() {
         let folder = tempfile::tempdir().unwrap();
         a_run(folder.path());
         let path = folder.path().join(METRICS_FILE);
@@ -204,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_run_starts_anew() {
+    fn a_new_run_replaces_the_file() {
         let folder = tempfile::tempdir().unwrap();
         a_run(folder.path());
         Records::open(folder.path(), None).unwrap();
@@ -212,14 +210,14 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_line_is_named() {
+    fn a_line_that_is_not_a_record_is_named() {
         let folder = tempfile::tempdir().unwrap();
         a_run(folder.path());
         let path = folder.path().join(METRICS_FILE);
         let text = fs::read_to_string(&path).unwrap();
         fs::write(&path, text.replacen('{', "hello {", 1)).unwrap();
         let error = Records::open(folder.path(), Some(4)).unwrap_err();
-        assert_eq!(error.to_string(), format!("{}:1: this line is no record of a step", path.display()));
+        assert_eq!(error.to_string(), format!("{}:1: this line is not a record of a step", path.display()));
         assert!(!error.hint().is_empty());
     }
 }

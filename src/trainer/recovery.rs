@@ -1,28 +1,27 @@
-//! Going on after memory ran out: smaller micro-batches, as many more of them, the same effective batch.
+//! Recovery from running out of memory: smaller micro-batches, more of them, the same effective batch.
 //!
-//! Everything of the failed attempt is dropped, and the step is repeated from the same samples with the same random numbers, so
-//! that its result is that of a run with the smaller micro-batch from the start. One thing remains of the attempt: running
-//! statistics of batch normalisation that follow each micro-batch (`model.batch_norm=batch`), whose results depend on the
-//! micro-batch anyway.
+//! The failed attempt is dropped, and the step is repeated with the same samples and random numbers. Its result equals
+//! that of a run with the smaller micro-batch from the start. One exception: running statistics of batch normalisation
+//! (`model.batch_norm=batch`) keep what the failed attempt added; their results depend on the micro-batch anyway.
 
 use super::TrainConfig;
 use crate::tensor::{Device, memory};
 use crate::{Error, Result};
 use std::cell::Cell;
 
-/// How many samples fit at once: as many as configured until memory runs out.
+/// Number of samples per micro-batch: the configured number until memory runs out.
 #[derive(Debug)]
 pub struct Fitting {
     configured: usize,
     most: Cell<usize>,
 }
 
-/// What was done about memory that ran out.
+/// A halved micro-batch.
 #[derive(Debug)]
 pub struct Halved {
-    /// What failed, with numbers.
+    /// Description of the failure, with numbers.
     pub what: String,
-    /// Samples that are tried at once from now on.
+    /// New number of samples per micro-batch.
     pub most: usize,
 }
 
@@ -32,26 +31,26 @@ impl Fitting {
         Self { configured, most: Cell::new(configured) }
     }
 
-    /// Samples at once.
+    /// Samples per micro-batch.
     pub fn most(&self) -> usize {
         self.most.get()
     }
 
-    /// The same, where it is less than configured.
+    /// Samples per micro-batch if they are fewer than configured.
     pub fn reduced(&self) -> Option<usize> {
         Some(self.most()).filter(|most| *most < self.configured)
     }
 
-    /// Halves the number of samples and gives kept memory of `device` back; the caller has dropped what failed.
+    /// Halves the number of samples and releases cached memory of `device`; the caller has dropped the failed attempt.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] with `reason` when it is one sample already.
+    /// [`Error::OutOfMemory`] with `reason` if the number is already one.
     pub fn halve(&self, reason: String, device: Device) -> Result<Halved> {
         let before = self.most();
         if before <= 1 {
             return Err(Error::OutOfMemory { reason });
         }
-        let what = what(before, &reason);
+        let what = describe(before, &reason);
         memory::clear_failure();
         memory::release_cache(device)?;
         self.most.set(before.div_ceil(2));
@@ -59,15 +58,15 @@ impl Fitting {
     }
 }
 
-/// What failed with `before` samples at once.
-fn what(before: usize, reason: &str) -> String {
+/// Description of the failure with `before` samples per micro-batch.
+fn describe(before: usize, reason: &str) -> String {
     let Some(failure) = memory::failure() else { return format!("out of memory with {before} at once ({reason})") };
-    let asked = failure.requested.map_or_else(String::new, |bytes| format!(", {bytes} more were asked for"));
-    let place = if failure.scope.is_empty() { String::new() } else { format!(" in `{}`", failure.scope) };
-    format!("out of memory with {before} at once{place}: {} were in use{asked}", failure.allocated)
+    let asked = failure.requested.map_or_else(String::new, |bytes| format!(", {bytes} more were requested"));
+    let module = if failure.module.is_empty() { String::new() } else { format!(" in `{}`", failure.module) };
+    format!("out of memory with {before} at once{module}: {} were in use{asked}", failure.allocated)
 }
 
-/// Settings of a run that starts with what fits.
+/// Settings of a run whose micro-batch fits from the start.
 pub(super) fn remedy(config: &TrainConfig, most: usize) -> String {
     let whole = config.micro_batch * config.accumulation;
     let most = (1..=most).rev().find(|micro| whole.is_multiple_of(*micro)).unwrap_or(1);
@@ -81,8 +80,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn halves_down_to_one_and_then_says_what_failed() {
-        let _turn = crate::tensor::ledger::TURN.lock();
+    fn the_number_of_samples_is_halved_down_to_one() {
+        let _lock = crate::tensor::ledger::TEST_LOCK.lock();
         memory::clear_failure();
         let fitting = Fitting::new(5);
         assert_eq!((fitting.most(), fitting.reduced()), (5, None));

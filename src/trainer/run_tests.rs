@@ -1,12 +1,12 @@
 use super::*;
-use crate::tensor::{Device, Kind};
+use crate::tensor::{Device, Kind, Tensor};
 use crate::trainer::fixture::plain;
-use crate::trainer::{Batches, Parameter};
+use crate::trainer::{BatchSize, Batches, Loss, Parameter};
 use std::cell::Cell;
 use std::sync::Mutex;
 
-/// Two trained numbers. The second one's gradient is not a number in the step `poisoned`; more than `room` samples at once
-/// ask for more memory than there is.
+/// Two trained numbers. The second one's gradient is NaN in the step `poisoned`. More than `room` samples per
+/// micro-batch run out of memory.
 struct Toy {
     weights: [Tensor; 2],
     poisoned: u64,
@@ -45,11 +45,11 @@ impl Task for Toy {
         Ok(Box::new((first..8).map(|step| Ok(vec![(0..6).map(|i| number(step + i)).collect()]))))
     }
 
-    fn weight(&self, batch: &Vec<f64>) -> Weight {
-        Weight { samples: number(batch.len() as u64), tokens: 1.0 }
+    fn batch_size(&self, batch: &Vec<f64>) -> BatchSize {
+        BatchSize { samples: number(batch.len() as u64), tokens: 1.0 }
     }
 
-    fn loss(&self, batch: &Vec<f64>, whole: Weight, _epoch: u64) -> Result<Loss> {
+    fn loss(&self, batch: &Vec<f64>, whole: BatchSize, _epoch: u64) -> Result<Loss> {
         let bytes = if batch.len() > self.room { 1 << 50 } else { 8 };
         let _activations = Tensor::empty([bytes], (Kind::Uint8, Device::Cpu));
         self.losses.set(self.losses.get() + 1);
@@ -62,10 +62,6 @@ impl Task for Toy {
 
     fn split(&self, batch: &Vec<f64>, most: usize) -> Option<Vec<Vec<f64>>> {
         Some(batch.chunks(most).map(<[f64]>::to_vec).collect())
-    }
-
-    fn validate(&self, _observer: &dyn Observer) -> Result<Option<Validation>> {
-        Ok(None)
     }
 
     fn save(&self, folder: &mut Staged) -> Result<()> {
@@ -101,7 +97,7 @@ impl Observer for Notes {
 
 fn train(task: &Toy, config: &TrainConfig, folder: &Path) -> (Result<Outcome>, Vec<String>) {
     ledger::install();
-    let _turn = rng::TURN.lock();
+    let _lock = rng::TEST_LOCK.lock();
     let notes = Notes::default();
     let session = Session {
         config,
@@ -116,7 +112,7 @@ fn train(task: &Toy, config: &TrainConfig, folder: &Path) -> (Result<Outcome>, V
 }
 
 #[test]
-fn poisoned_weights_are_never_saved() {
+fn weights_updated_with_nan_are_never_saved() {
     for step_in_backward in [false, true] {
         let folder = tempfile::tempdir().unwrap();
         let task = Toy::new(4, 6);
@@ -126,9 +122,9 @@ fn poisoned_weights_are_never_saved() {
         let saved = std::fs::read_to_string(folder.path().join("last/weights")).unwrap();
         if step_in_backward {
             assert!(error.to_string().ends_with("`last/` holds the state after step 2"), "{error}");
-            assert!(saved != format!("{:?}", task.values()), "the first weight was stepped");
+            assert!(saved != format!("{:?}", task.values()), "the first weight was updated");
         } else {
-            assert!(error.to_string().ends_with("`last/` holds the state before"), "{error}");
+            assert!(error.to_string().ends_with("`last/` holds the state before this step"), "{error}");
             assert_eq!(saved, format!("{:?}", task.values()));
         }
         assert!(task.values().iter().all(|value| value.is_finite()));
@@ -141,7 +137,7 @@ fn poisoned_weights_are_never_saved() {
 
 #[test]
 fn memory_that_runs_out_halves_the_micro_batch_for_good() {
-    let _turn = ledger::TURN.lock();
+    let _lock = ledger::TEST_LOCK.lock();
     for step_in_backward in [false, true] {
         let folder = tempfile::tempdir().unwrap();
         let (halved, small) = (Toy::new(0, 2), Toy::new(0, 6));
@@ -164,7 +160,7 @@ fn memory_that_runs_out_halves_the_micro_batch_for_good() {
             interrupt: &AtomicBool::new(false),
             has_room_for_graphs: false,
         };
-        let _alone = rng::TURN.lock();
+        let _alone = rng::TEST_LOCK.lock();
         run(&pieces, &session).unwrap();
         assert_eq!(halved.values(), small.values());
     }
@@ -172,18 +168,18 @@ fn memory_that_runs_out_halves_the_micro_batch_for_good() {
 
 #[test]
 fn one_sample_that_does_not_fit_is_an_error() {
-    let _turn = ledger::TURN.lock();
+    let _lock = ledger::TEST_LOCK.lock();
     let folder = tempfile::tempdir().unwrap();
     let (outcome, notes) = train(&Toy::new(0, 0), &config(false), folder.path());
     let error = outcome.unwrap_err();
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
     assert!(error.hint().contains("train.micro_batch"));
     assert_eq!(notes.len(), 3, "6 to 3 to 2 to 1: {notes:?}");
-    assert!(memory::failure().is_some(), "a report can say what lived");
+    assert!(memory::failure().is_some(), "a report can list live memory");
     memory::clear_failure();
 }
 
-/// The same task whose batches come in pairs of samples from the start.
+/// [`Toy`] with two samples per micro-batch from the start.
 struct Pieces<'a>(&'a Toy);
 
 impl Task for Pieces<'_> {
@@ -202,16 +198,12 @@ impl Task for Pieces<'_> {
         Ok(Box::new(self.0.batches(epoch, first)?.map(move |step| Ok(step?.into_iter().flat_map(pairs).collect()))))
     }
 
-    fn weight(&self, batch: &Vec<f64>) -> Weight {
-        self.0.weight(batch)
+    fn batch_size(&self, batch: &Vec<f64>) -> BatchSize {
+        self.0.batch_size(batch)
     }
 
-    fn loss(&self, batch: &Vec<f64>, whole: Weight, epoch: u64) -> Result<Loss> {
+    fn loss(&self, batch: &Vec<f64>, whole: BatchSize, epoch: u64) -> Result<Loss> {
         self.0.loss(batch, whole, epoch)
-    }
-
-    fn validate(&self, _observer: &dyn Observer) -> Result<Option<Validation>> {
-        Ok(None)
     }
 
     fn save(&self, _folder: &mut Staged) -> Result<()> {

@@ -3,7 +3,6 @@
 use super::TrainConfig;
 
 /// The learning rate of optimizer step `step` (from 0) of `total`.
-#[expect(clippy::cast_precision_loss, reason = "step counts are far below 2^52")]
 pub fn learning_rate(config: &TrainConfig, step: u64, total: u64) -> f64 {
     let (step, total) = (step as f64, total.max(1) as f64);
     let warmup = (config.warmup_frac * total).ceil();

@@ -1,6 +1,6 @@
-//! `prsmed augment generate`: what the pairs are, that a seed decides all of them, and what a stop leaves behind.
+//! `prsmed augment generate`: properties of the pairs, reproducibility, and interrupted runs.
 
-mod judged;
+mod filtered;
 mod models;
 mod plans;
 mod refusals;
@@ -20,10 +20,10 @@ use serde_json::Value;
 use crate::runs::signal;
 use crate::support::{done, folder, objects, path, phantoms, prsmed, refused, run, shared};
 
-/// Pictures for each source in these tests.
+/// Generated images per source in these tests.
 const PER_IMAGE: usize = 2;
 
-/// A command that makes small pairs of random weights.
+/// A command that generates small pairs with random weights.
 fn generate(root: &Path, out: &Path, more: &[&str]) -> Command {
     let mut command = prsmed();
     command.args(["augment", "generate", "--preset", "tiny", "--data-root"]).arg(root).arg("--out").arg(out);
@@ -31,7 +31,7 @@ fn generate(root: &Path, out: &Path, more: &[&str]) -> Command {
     command
 }
 
-/// Pairs of all phantoms; shared, not to be changed.
+/// Pairs of all phantoms; shared between tests, which must not change them.
 fn made() -> &'static Path {
     static ROOT: OnceLock<PathBuf> = OnceLock::new();
     ROOT.get_or_init(|| {
@@ -39,6 +39,25 @@ fn made() -> &'static Path {
         done(&mut generate(phantoms(), &root, &[]));
         root
     })
+}
+
+#[test]
+fn random_weights_are_called_random_and_the_time_is_predicted() {
+    let out = path("pairs-of-noise");
+    let ran = run(&mut generate(phantoms(), &out, &["--limit", "2", "--set", "augment.steps=5"]));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    for words in ["`random:tiny` has random weights: the images will be noise", " denoising steps"] {
+        assert!(ran.stderr.contains(words), "{words}: {}", ran.stderr);
+    }
+    assert!(ran.stdout.contains("do not train on them") && !ran.stdout.contains("--extra"), "{}", ran.stdout);
+    assert!(!ran.stderr.contains("`--preset tiny`"), "it is used already: {}", ran.stderr);
+    // 1024 pixels stay when only the model is random; a broken adapter ends the command after the note
+    let adapter = path("broken-adapter.safetensors");
+    fs::write(&adapter, "x").unwrap();
+    let mut slow = prsmed();
+    slow.args(["augment", "generate", "--model", "random:tiny", "--data-root"]).arg(phantoms());
+    let ran = run(slow.arg("--out").arg(path("pairs-slow")).arg("--lora").arg(adapter));
+    assert!(ran.stderr.contains("are slow, `--preset tiny` has 128 pixels"), "{}", ran.stderr);
 }
 
 /// Every file below a folder, by name.
@@ -74,7 +93,7 @@ fn word<'a>(record: &'a Value, key: &str) -> &'a str {
     record[key].as_str().unwrap()
 }
 
-/// Picture and mask of a pair, in the data root or among the rejected.
+/// Image and mask of a pair, in the data root or in the folder of rejected pairs.
 fn files(root: &Path, record: &Value) -> (PathBuf, PathBuf) {
     let (class, name) = (word(record, "class"), word(record, "name"));
     if record["accepted"] == true {
@@ -85,11 +104,11 @@ fn files(root: &Path, record: &Value) -> (PathBuf, PathBuf) {
     (folder.join(format!("{name}.png")), folder.join(format!("{name}_mask.png")))
 }
 
-fn picture(path: &Path) -> RgbImage {
-    decode::picture(path).unwrap().to_rgb8()
+fn read_image(path: &Path) -> RgbImage {
+    decode::image(path).unwrap().to_rgb8()
 }
 
-/// Masks of each train picture of a data root.
+/// Masks of each train image of a data root.
 fn masks_of(root: &Path, annotations: Option<&Path>) -> BTreeMap<PathBuf, Vec<PathBuf>> {
     let mut found: BTreeMap<PathBuf, Vec<PathBuf>> = BTreeMap::new();
     for row in Manifest::open(root, annotations).unwrap().rows {
@@ -103,7 +122,7 @@ fn masks_of(root: &Path, annotations: Option<&Path>) -> BTreeMap<PathBuf, Vec<Pa
     found
 }
 
-/// The grid cell of a mask's centre of mass, in words: thirds of the picture, with nothing of the product's.
+/// The grid cell of a mask's centre of mass in words, computed without the library.
 fn cell(mask: &GrayImage) -> String {
     let most = mask.pixels().map(|p| p.0[0]).max().unwrap();
     let (mut n, mut sum_x, mut sum_y) = (0.0, 0.0, 0.0);
@@ -123,8 +142,8 @@ fn cell(mask: &GrayImage) -> String {
     if (row, column) == ("center", "center") { "center".into() } else { format!("{row} {column}") }
 }
 
-/// The one place that a sentence names.
-fn named_place(text: &str) -> String {
+/// The single location that a sentence names.
+fn named_location(text: &str) -> String {
     let cells = ["upper left", "upper center", "upper right", "center left", "center right"];
     let more = ["lower left", "lower center", "lower right"];
     let named: Vec<&str> = cells.into_iter().chain(more).filter(|cell| text.contains(cell)).collect();
@@ -152,32 +171,32 @@ fn rows(root: &Path) -> Vec<[String; 3]> {
     found
 }
 
-/// Positions and answers follow from the masks alone, and no name has a meaning for the original loader.
-fn assert_rows_are_true(root: &Path) {
+/// Positions and answers match the masks, and no file name is treated specially by the original loader.
+fn assert_rows_are_correct(root: &Path) {
     for [mask, position, answer] in rows(root) {
         let found = cell(&decode::mask(&root.join(&mask)).unwrap());
-        assert_eq!((position.as_str(), named_place(&answer)), (found.as_str(), found.clone()), "{mask}: {answer}");
+        assert_eq!((position.as_str(), named_location(&answer)), (found.as_str(), found.clone()), "{mask}: {answer}");
         assert!(!mask.contains("ISIC") && !mask.contains("_Segmentation"), "{mask}");
     }
     done(prsmed().args(["data", "check"]).arg(root));
 }
 
-/// Pixels of the label are the source's, its file is the source's; around it there is something new. Returns the number
-/// of pairs whose picture has several masks.
-fn assert_lesions_are_kept(masks: &BTreeMap<PathBuf, Vec<PathBuf>>, root: &Path) -> usize {
+/// The pixels and the file of the label equal the source's, and the surroundings differ. Returns the number of pairs
+/// whose image has several masks.
+fn assert_lesions_are_preserved(masks: &BTreeMap<PathBuf, Vec<PathBuf>>, root: &Path) -> usize {
     let (mut changed, mut several) = (0, 0);
     for record in journal(root) {
         let from = PathBuf::from(word(&record, "source_image"));
         let (image, mask) = files(root, &record);
         let bytes = fs::read(&mask).unwrap();
         assert!(masks[&from].iter().any(|own| fs::read(own).unwrap() == bytes), "{}", mask.display());
-        // Texts may compare the lesion with others of the picture: those stay too.
+        // Texts may compare the lesion with other lesions of the image, which are preserved too.
         let source = fs::read(&from).unwrap();
         let copies = masks.iter().filter(|(image, _)| fs::read(image).unwrap() == source);
         let labels: Vec<GrayImage> = copies.flat_map(|(_, own)| own).map(|own| decode::mask(own).unwrap()).collect();
         several += usize::from(labels.len() > 1);
         let is_label = |at: usize| labels.iter().any(|label| label.as_raw()[at] > 0);
-        let (old, new) = (picture(&from), picture(&image));
+        let (old, new) = (read_image(&from), read_image(&image));
         assert_eq!(old.dimensions(), new.dimensions());
         let mut others = 0;
         for (at, (old, new)) in old.pixels().zip(new.pixels()).enumerate() {
@@ -186,18 +205,18 @@ fn assert_lesions_are_kept(masks: &BTreeMap<PathBuf, Vec<PathBuf>>, root: &Path)
         }
         changed += usize::from(others * 10 > new.pixels().len());
     }
-    assert!(changed * 2 > journal(root).len(), "{changed} pictures changed");
+    assert!(changed * 2 > journal(root).len(), "{changed} images changed");
     several
 }
 
 #[test]
-fn kept_lesions_are_those_of_the_sources() {
+fn lesions_of_the_sources_are_preserved() {
     let masks = masks_of(phantoms(), None);
-    assert!(assert_lesions_are_kept(&masks, made()) > 0, "no phantom has two lesions");
-    assert_rows_are_true(made());
+    assert!(assert_lesions_are_preserved(&masks, made()) > 0, "no phantom has two lesions");
+    assert_rows_are_correct(made());
     let sources: usize = masks.values().map(Vec::len).sum();
     assert_eq!(journal(made()).len(), sources * PER_IMAGE);
-    assert!(made().join("contact_sheet.png").is_file());
+    assert!(made().join("contact_sheet.png").is_file() && made().join("contact_sheet.csv").is_file());
 }
 
 /// The rows of the first train mask of each class, as annotations of their own.
@@ -218,7 +237,7 @@ fn one_of_each_class(annotations: &Path) -> PathBuf {
 }
 
 #[test]
-fn kept_lesions_of_real_pictures() {
+fn lesions_of_real_images_are_preserved() {
     let Some(real) = shared("data/real") else { return };
     let few = one_of_each_class(&real.join("annotations"));
     let masks = masks_of(&real, Some(&few));
@@ -226,18 +245,18 @@ fn kept_lesions_of_real_pictures() {
     let root = path("pairs-of-real");
     done(generate(&real, &root, &["--per-image", "1"]).arg("--annotations").arg(&few));
     assert_eq!(journal(&root).len(), masks.values().map(Vec::len).sum::<usize>());
-    assert_lesions_are_kept(&masks, &root);
-    assert_rows_are_true(&root);
+    assert_lesions_are_preserved(&masks, &root);
+    assert_rows_are_correct(&root);
 }
 
-/// Pixels of a mask that another lacks.
+/// Pixels of `mask` that are not in `own`.
 fn added(own: &GrayImage, mask: &GrayImage) -> Vec<(f64, f64)> {
     let is_new = |(x, y): &(u32, u32)| mask.get_pixel(*x, *y).0[0] > 0 && own.get_pixel(*x, *y).0[0] == 0;
     let all = (0..mask.height()).flat_map(|y| (0..mask.width()).map(move |x| (x, y)));
     all.filter(is_new).map(|(x, y)| (f64::from(x), f64::from(y))).collect()
 }
 
-/// Pixels beyond the widest rim and its ramp, 16 pixels of the network each: all of them must be the source's.
+/// Number of pixels beyond the widest rim and its ramp, 16 model pixels each. They must equal the source's.
 fn unchanged_far_from(new: &[(f64, f64)], old: &RgbImage, made: &RgbImage) -> usize {
     assert!(!new.is_empty() && old != made);
     let mut far = 0;
@@ -255,59 +274,59 @@ fn unchanged_far_from(new: &[(f64, f64)], old: &RgbImage, made: &RgbImage) -> us
 fn inserted_lesions_change_masks_and_texts() {
     let root = path("pairs-inserted");
     done(&mut generate(phantoms(), &root, &["--mode", "insert_lesion", "--no-filter"]));
-    assert_rows_are_true(&root);
+    assert_rows_are_correct(&root);
     let masks = masks_of(phantoms(), None);
     let (mut moved, mut far) = (0, 0);
     for record in journal(&root).iter().filter(|record| record["accepted"] == true) {
         let from = PathBuf::from(word(record, "source_image"));
         let (image, mask) = files(&root, record);
         let mask = decode::mask(&mask).unwrap();
-        let holds = |own: &PathBuf| {
+        let contains = |own: &PathBuf| {
             let own = decode::mask(own).unwrap();
             own.pixels().zip(mask.pixels()).all(|(own, new)| own.0[0] == 0 || new.0[0] == 255)
         };
-        let own = masks[&from].iter().find(|own| holds(own)).unwrap();
+        let own = masks[&from].iter().find(|own| contains(own)).unwrap();
         let own = decode::mask(own).unwrap();
-        assert!(own != mask && word(record, "donor").starts_with("phantom_"), "{record}");
+        assert!(own != mask && word(record, "source_mask").starts_with("phantom_"), "{record}");
         moved += usize::from(cell(&own) != cell(&mask));
-        far += unchanged_far_from(&added(&own, &mask), &picture(&from), &picture(&image));
+        far += unchanged_far_from(&added(&own, &mask), &read_image(&from), &read_image(&image));
     }
     assert!(far > 1000, "{far} pixels are far from new lesions");
     assert!(moved > 0, "no text had to change");
 }
 
 #[test]
-fn a_seed_decides_every_byte() {
+fn the_same_seed_gives_the_same_bytes() {
     let again = path("pairs-again");
     done(&mut generate(phantoms(), &again, &[]));
     assert_same_tree(&again, made());
     let other = path("pairs-of-another-seed");
     done(&mut generate(phantoms(), &other, &["--seed", "1"]));
     for (a, b) in journal(&other).iter().zip(journal(made())) {
-        let pictures = [files(&other, a).0, files(made(), &b).0].map(|file| fs::read(file).unwrap());
-        assert!(a["name"] == b["name"] && pictures[0] != pictures[1], "{a}");
+        let images = [files(&other, a).0, files(made(), &b).0].map(|file| fs::read(file).unwrap());
+        assert!(a["name"] == b["name"] && images[0] != images[1], "{a}");
     }
 }
 
-/// Lines of a journal that may not be there yet.
+/// Number of lines of a journal that may not exist yet.
 fn lines(root: &Path) -> usize {
     fs::read_to_string(root.join("manifest.jsonl")).map_or(0, |text| text.lines().count())
 }
 
-/// Starts to make pairs and waits until some are there.
+/// Starts a generation and waits until some pairs exist.
 fn start_until_some(out: &Path) -> Child {
     let mut command = generate(phantoms(), out, &[]);
     let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let started = Instant::now();
     while lines(out) < 3 {
-        assert!(started.elapsed() < Duration::from_secs(60), "nothing is made");
+        assert!(started.elapsed() < Duration::from_secs(60), "no pair was made");
         std::thread::sleep(Duration::from_millis(1));
     }
     child
 }
 
-/// Nobody else makes or judges pairs in a folder that a process is writing into.
-fn assert_is_taken(out: &Path, process: u32) {
+/// No other process may generate or filter pairs in a folder that a process is writing to.
+fn assert_is_locked(out: &Path, process: u32) {
     let message = |flag: &str| {
         format!(
             "error: `{flag}`: another prsmed (process {process}) is writing into `~/{}`\n\
@@ -322,7 +341,7 @@ fn assert_is_taken(out: &Path, process: u32) {
 }
 
 #[test]
-fn killed_generation_ends_with_the_same_bytes() {
+fn a_killed_generation_continues_to_the_same_bytes() {
     let out = path("pairs-killed");
     let mut child = start_until_some(&out);
     child.kill().unwrap();
@@ -330,8 +349,8 @@ fn killed_generation_ends_with_the_same_bytes() {
     let all = journal(made()).len();
     let before = lines(&out);
     assert!(before < all, "it was killed too late");
-    // What the moment of the kill may have left.
-    fs::write(out.join("abdomen_CT/train_images/cut_off.png.tmp-a1B2c3"), "half a picture").unwrap();
+    // A temporary file that the kill may have left.
+    fs::write(out.join("abdomen_CT/train_images/cut_off.png.tmp-a1B2c3"), "half an image").unwrap();
     let ran = run(generate(phantoms(), &out, &[]).arg("--json"));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let result = objects(&ran.stdout).pop().unwrap();
@@ -341,26 +360,26 @@ fn killed_generation_ends_with_the_same_bytes() {
 }
 
 #[test]
-fn ctrl_c_leaves_pairs_that_can_be_used() {
+fn ctrl_c_leaves_usable_pairs() {
     let out = path("pairs-interrupted");
     let child = start_until_some(&out);
-    // it stands still meanwhile
+    // the process is paused
     signal(&child, libc::SIGSTOP);
-    assert_is_taken(&out, child.id());
+    assert_is_locked(&out, child.id());
     signal(&child, libc::SIGINT);
     signal(&child, libc::SIGCONT);
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(130), "{said}");
-    assert!(said.contains("interrupted\nhint: the same command goes on where it stopped"), "{said}");
+    assert!(said.contains("interrupted\nhint: run the same command again to continue"), "{said}");
     assert!(lines(&out) < journal(made()).len(), "it was stopped too late");
-    assert_rows_are_true(&out);
+    assert_rows_are_correct(&out);
     done(&mut generate(phantoms(), &out, &[]));
     assert_same_tree(&out, made());
 }
 
 #[test]
-fn planned_memory_is_measured_memory() {
+fn planned_memory_equals_measured_memory() {
     let settings: [&[&str]; 2] = [
         &["--set", "augment.batch=4"],
         &[

@@ -1,4 +1,4 @@
-//! `prsmed bench` at sizes that take a fraction of a second.
+//! `prsmed bench` on small models that need a fraction of a second.
 
 use std::process::Command;
 
@@ -26,13 +26,13 @@ fn number(record: &Value, key: &str) -> f64 {
 }
 
 #[test]
-fn steps_are_timed_and_take_what_was_planned() {
+fn steps_are_timed_and_use_the_planned_memory() {
     let found = record(&mut bench(&["--parts"]));
     assert_eq!(found["kind"], "bench");
     assert_eq!(found["seconds"].as_array().unwrap().len(), 2);
     let (samples, tokens) = (number(&found, "/samples"), number(&found, "/tokens"));
     assert_eq!(samples, 4.0);
-    // 36 patches of 14 pixels in 84, and texts of 128 ids of which one is the image's
+    // 36 patches of 14 pixels, and texts of 128 ids, one of which is the image placeholder
     assert_eq!(tokens, 4.0 * (36.0 + 127.0));
     assert!((number(&found, "/samples_per_s") * number(&found, "/median_seconds") - samples).abs() < 1e-6);
     assert!(found["wait_seconds"].is_null());
@@ -42,7 +42,7 @@ fn steps_are_timed_and_take_what_was_planned() {
     for name in ["vision_tower", "llm", "image_encoder", "mask_decoder", "losses", "backward", "optimizer"] {
         assert!(names.contains(&name), "{names:?}");
     }
-    // the layers: 3 x (2 x 128 x 128 + 2 x 128 x 64 + 3 x 128 x 256) weights, trained with the base
+    // language model layers: 3 x (2 x 128 x 128 + 2 x 128 x 64 + 3 x 128 x 256) trained weights
     let layers = 6.0 * 3.0 * f64::from(2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 256) * tokens;
     let (model, executed) = (number(&found, "/flops/model"), number(&found, "/flops/executed"));
     assert!(model > layers && model < 2.0 * executed, "{model} {layers} {executed}");
@@ -51,7 +51,7 @@ fn steps_are_timed_and_take_what_was_planned() {
 }
 
 #[test]
-fn work_that_is_done_twice_is_no_model_flop() {
+fn recomputed_operations_do_not_count_as_model_flops() {
     let full = ["--set", "train.checkpointing=full", "--set", "train.checkpoint_encoder=full"];
     let (plain, twice) = (record(&mut bench(&[])), record(&mut bench(&full)));
     assert_eq!(plain["flops"]["model"], twice["flops"]["model"]);
@@ -59,7 +59,7 @@ fn work_that_is_done_twice_is_no_model_flop() {
 }
 
 #[test]
-fn the_language_model_alone_and_predictions() {
+fn the_language_model_alone_and_predictions_can_be_timed() {
     let alone = record(&mut bench(&["--part", "llm", "--text-tokens", "20", "--answer-tokens", "5"]));
     assert_eq!(number(&alone, "/tokens"), 4.0 * (36.0 + 19.0));
     assert_eq!(alone["memory"]["allocated_peak"], alone["planned"]["allocated_peak"]);
@@ -71,7 +71,7 @@ fn the_language_model_alone_and_predictions() {
 }
 
 #[test]
-fn rows_of_a_data_root_are_waited_for() {
+fn waiting_for_rows_of_a_data_root_is_reported() {
     let found = record(bench(&["--set", "data.max_train_rows=8", "--data-root"]).arg(phantoms()));
     assert_eq!(found["wait_seconds"].as_array().unwrap().len(), 2);
     assert_eq!(number(&found, "/samples"), 4.0);
@@ -80,7 +80,7 @@ fn rows_of_a_data_root_are_waited_for() {
 }
 
 #[test]
-fn a_change_is_compared_with_what_is_without_it() {
+fn changed_settings_are_compared_with_unchanged_ones() {
     let found = record(&mut bench(&["--compare", "train.micro_batch=4 train.accumulation=1", "--rounds", "2"]));
     assert_eq!((found["kind"].as_str(), found["time_ratios"].as_array().unwrap().len()), (Some("compare"), 2));
     let [without, with] =
@@ -91,7 +91,7 @@ fn a_change_is_compared_with_what_is_without_it() {
 }
 
 #[test]
-fn what_cannot_be_timed_is_refused() {
+fn invalid_settings_are_refused_before_timing() {
     refused(
         &mut bench(&["--compare", "train.micro_bacth=4"]),
         "error: `train.micro_bacth`: there is no such setting (--compare)\nhint: did you mean `train.micro_batch`?",
@@ -104,7 +104,7 @@ fn what_cannot_be_timed_is_refused() {
     let ran = run(&mut bench(&["--set", "model.image_size=256", "--set", "train.accumulation=100000"]));
     assert_eq!(ran.code, Some(2));
     assert!(
-        ran.stderr.contains("does not fit") && ran.stderr.contains("`--no-plan` starts all the same"),
+        ran.stderr.contains("does not fit") && ran.stderr.contains("`--no-plan` skips this check"),
         "{}",
         ran.stderr
     );

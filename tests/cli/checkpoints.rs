@@ -1,11 +1,12 @@
-//! Runs and weights that are missing, damaged or hostile, and places that cannot be written.
+//! Errors for runs and weights that are missing, damaged or malicious, and for outputs that cannot be written.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use crate::support::{
-    STEPS, copy, differing, done, folder, limit_file_size, path, phantoms, prsmed, refused, run, told, train, trained,
+    STEPS, copy, differing, done, error_text, folder, limit_file_size, path, phantoms, prsmed, refused, run, train,
+    trained,
 };
 
 const AGAIN: &str = "hint: use another checkpoint of the run (`last` or `best`), or copy this one again";
@@ -30,7 +31,7 @@ fn resume(run: &Path) -> std::process::Command {
     command
 }
 
-/// Keeps the first `bytes` of a file.
+/// Truncates a file to its first `bytes`.
 fn truncate(file: &Path, bytes: usize) {
     let all = fs::read(file).unwrap();
     assert!(bytes < all.len());
@@ -45,13 +46,14 @@ fn garble(file: &Path) {
 }
 
 #[test]
-fn a_missing_run_folder() {
-    let message = "error: ~/no-run: there is no such run folder\nhint: give the folder that `prsmed train --out` wrote";
+fn a_missing_run_folder_is_refused() {
+    let message = "error: ~/no-run: this run folder does not exist\n\
+                   hint: give the folder that `prsmed train --out` wrote, or `hub:owner/name`";
     refused(&mut eval(&path("no-run")), message);
     refused(&mut predict(&path("no-run")), message);
     refused(
         &mut eval(phantoms()),
-        "error: ~/phantoms: is no run folder: neither `best/` nor `last/` is inside\n\
+        "error: ~/phantoms: is not a run folder: it has neither `best/` nor `last/`\n\
          hint: give the folder that `prsmed train --out` wrote, or a published PRS-Med folder",
     );
 }
@@ -60,31 +62,31 @@ fn a_missing_run_folder() {
 fn an_existing_run_is_not_overwritten() {
     refused(
         &mut train(phantoms(), &trained().0, &[STEPS]),
-        "error: `--out`: `~/trained` already holds a run\n\
+        "error: `--out`: `~/trained` already contains a run\n\
          hint: add `--resume` to continue it, or choose another `--out`",
     );
 }
 
 #[test]
-fn a_truncated_checkpoint() {
+fn a_truncated_checkpoint_is_refused() {
     let run = copy(&trained().0, "truncated");
     truncate(&run.join("last/mask_decoder.safetensors"), 1000);
     truncate(&run.join("best/lora_adapter/adapter_model.safetensors"), 1000);
     let ran = crate::support::run(&mut resume(&run));
-    let said = told(&ran);
+    let error = error_text(&ran);
     assert_eq!(ran.code, Some(2));
-    assert!(said.contains("~/truncated/last: `mask_decoder.safetensors` has 1000 bytes, expected "), "{said}");
+    assert!(error.contains("~/truncated/last: `mask_decoder.safetensors` has 1000 bytes, expected "), "{error}");
     assert!(
-        said.ends_with("hint: put a copy of the run's `best/` in its place and resume from there, or copy it again")
+        error.ends_with("hint: put a copy of the run's `best/` in its place and resume from there, or copy it again")
     );
     let ran = crate::support::run(&mut eval(&run));
-    let said = told(&ran);
-    assert!(said.contains("best: `lora_adapter/adapter_model.safetensors` has 1000 bytes, expected "), "{said}");
-    assert!(said.ends_with(AGAIN) && ran.code == Some(2), "{said}");
+    let error = error_text(&ran);
+    assert!(error.contains("best: `lora_adapter/adapter_model.safetensors` has 1000 bytes, expected "), "{error}");
+    assert!(error.ends_with(AGAIN) && ran.code == Some(2), "{error}");
 }
 
 #[test]
-fn a_garbled_checkpoint() {
+fn a_checkpoint_with_changed_bytes_is_refused() {
     let run = copy(&trained().0, "garbled");
     garble(&run.join("last/trainer.safetensors"));
     garble(&run.join("best/cls.safetensors"));
@@ -97,19 +99,19 @@ fn a_garbled_checkpoint() {
     let message = format!("error: ~/garbled/best: `cls.safetensors` has another content (SHA-256)\n{AGAIN}");
     refused(&mut eval(&run), &message);
     refused(&mut predict(&run), &message);
-    // What the hint says helps.
+    // The advice of the hint works.
     fs::remove_dir_all(run.join("last")).unwrap();
     copy(&trained().0.join("best"), "garbled/last");
     done(&mut resume(&run));
 }
 
 #[test]
-fn other_data_than_the_run_was_started_on() {
+fn resuming_with_other_data_is_refused() {
     let run = copy(&trained().0, "other-batch");
     let ran = crate::support::run(resume(&run).args(["--set", "train.micro_batch=4"]));
-    let said = told(&ran);
-    assert!(said.starts_with("error: ~/other-batch/last: this run had "), "{said}");
-    assert!(said.contains("resume with the same data, `train.micro_batch` and `train.accumulation`"), "{said}");
+    let error = error_text(&ran);
+    assert!(error.starts_with("error: ~/other-batch/last: this run had "), "{error}");
+    assert!(error.contains("resume with the same data, `train.micro_batch` and `train.accumulation`"), "{error}");
     assert_eq!(ran.code, Some(2));
 }
 
@@ -130,81 +132,81 @@ fn train_on(base: &Path, out: &str) -> std::process::Command {
 }
 
 #[test]
-fn a_truncated_shard_of_a_base() {
+fn a_truncated_shard_of_a_base_is_refused() {
     let base = base("base");
     done(&mut train_on(&base, "on-a-base"));
     let shard = base.join("model.safetensors");
     let bytes = fs::metadata(&shard).unwrap().len();
     truncate(&shard, 100_000);
     let ran = run(&mut train_on(&base, "on-a-broken-base"));
-    let said = told(&ran);
+    let error = error_text(&ran);
     let expected = format!("caused by: ~/base/model.safetensors: is truncated: expected {bytes} bytes");
-    assert!(said.contains(&expected) && said.contains("found 100000 ("), "{said}");
-    assert!(said.ends_with("hint: the file is incomplete: delete it and download or copy it again"), "{said}");
+    assert!(error.contains(&expected) && error.contains("found 100000 ("), "{error}");
+    assert!(error.ends_with("hint: the file is incomplete: delete it and download or copy it again"), "{error}");
     assert_eq!(ran.code, Some(2));
 }
 
 #[test]
-fn a_base_that_is_not_there_or_none() {
+fn a_missing_or_invalid_base_is_refused() {
     refused(
         &mut train_on(&path("no-base"), "no-base-run"),
-        "error: cannot set up the model\n\
-         caused by: ~/no-base: there is no such file or folder\n\
-         hint: check the path, or write `hub:owner/name` for a repository",
+        "error: `model.base`: `~/no-base`: there is no such file or folder\n\
+         hint: check the path; a repository of the hub is written `hub:owner/name`",
     );
-    refused(
-        &mut train_on(phantoms(), "odd-base-run"),
-        "error: cannot set up the model\n\
-         caused by: ~/phantoms: holds neither `tokenizer.json` nor `tokenizer.model`\n\
-         hint: name the folder of the tokenizer, or copy one of the two files into it",
-    );
+    let ran = run(&mut train_on(phantoms(), "odd-base-run"));
+    let error = error_text(&ran);
+    assert_eq!(ran.code, Some(2), "{error}");
+    assert!(error.starts_with("error: `model.base`: `~/phantoms`: "), "{error}");
+    assert!(error.contains("no weights (`*.safetensors`, `*.bin`, `*.pth`)") && error.contains(" and "), "{error}");
+    assert!(error.ends_with("more)\nhint: check the path"), "{error}");
 }
 
 #[test]
-fn a_pickle_that_runs_code_is_not_run() {
+fn code_in_a_pickle_is_not_executed() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pth/malicious.pth");
     let encoder = format!("model.image_encoder={}", file.display());
     let ran = run(&mut train(phantoms(), &path("malicious"), &[&encoder, "train.max_steps=1"]));
     let expected = format!(
         "error: cannot set up the model\n\
          caused by: {}: refuses to execute `posix.system`: only tensors are read from a pickle\n\
-         hint: if you trust the file, load it in PyTorch and write it again with `torch.save(model.state_dict(), FILE)`",
+         hint: if you trust the file, load it in PyTorch and write it again with \
+         `torch.save(model.state_dict(), FILE)`",
         file.display()
     );
-    assert_eq!((told(&ran), ran.code), (expected, Some(2)));
+    assert_eq!((error_text(&ran), ran.code), (expected, Some(2)));
 }
 
 #[test]
-fn a_disk_that_fills_up_while_a_checkpoint_is_written() {
+fn a_full_disk_during_a_save_keeps_the_old_checkpoint() {
     let run = copy(&trained().0, "full-disk");
     let mut command = resume(&run);
     limit_file_size(&mut command, 2 << 20);
     let ran = crate::support::run(&mut command);
-    let said = told(&ran);
+    let error = error_text(&ran);
     let first = ["best", "last"].map(|name| format!("error: ~/full-disk/{name}.tmp-"));
-    assert!(first.iter().any(|start| said.starts_with(start)), "{said}");
+    assert!(first.iter().any(|start| error.starts_with(start)), "{error}");
     assert!(
-        said.contains(".safetensors: cannot write\ncaused by: File too large (os error 27)\nhint: files of"),
-        "{said}"
+        error.contains(".safetensors: cannot write\ncaused by: File too large (os error 27)\nhint: files of"),
+        "{error}"
     );
     assert_eq!(ran.code, Some(2));
     for name in ["best", "last"] {
-        assert_eq!(differing(&run.join(name), &trained().0.join(name)), [""; 0], "the old checkpoint is as it was");
+        assert_eq!(differing(&run.join(name), &trained().0.join(name)), [""; 0], "the old checkpoint is unchanged");
     }
     let names = fs::read_dir(&run).unwrap().map(|entry| entry.unwrap().file_name().display().to_string());
     let left: Vec<String> = names.filter(|name| name.contains(".tmp-")).collect();
-    assert_eq!(left, [""; 0], "no half checkpoint stays");
+    assert_eq!(left, [""; 0], "no partial checkpoint is left");
     done(&mut resume(&run));
 }
 
 #[test]
-fn a_full_disk_under_the_outputs() {
+fn a_full_disk_is_reported_for_each_output() {
     let folder = folder("full-outputs");
     let mask = folder.join("mask.png");
     std::os::unix::fs::symlink("/dev/full", &mask).unwrap();
     let ran = run(predict(&trained().0).arg("--mask-out").arg(&mask));
     assert_eq!(
-        (told(&ran).as_str(), ran.code),
+        (error_text(&ran).as_str(), ran.code),
         (
             "error: ~/full-outputs/mask.png: cannot write\ncaused by: No space left on device (os error 28)\n\
              hint: free some space on that disk and run the same command again; finished work is kept",
@@ -213,21 +215,21 @@ fn a_full_disk_under_the_outputs() {
     );
     let full = Stdio::from(File::options().write(true).open("/dev/full").unwrap());
     let output = prsmed().args(["hub", "ls"]).arg(phantoms()).stdout(full).output().unwrap();
-    let said = String::from_utf8(output.stderr).unwrap();
-    assert!(said.starts_with("error: standard output: cannot write\ncaused by: No space left on device"), "{said}");
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.starts_with("error: standard output: cannot write\ncaused by: No space left on device"), "{error}");
     assert_eq!(output.status.code(), Some(2));
 }
 
 #[test]
-fn outputs_that_cannot_be_are_refused_before_the_work() {
+fn invalid_outputs_are_refused_before_the_work() {
     let run = &trained().0;
     refused(
         predict(run).args(["--mask-out", "none/mask.png"]),
-        "error: `--mask-out`: `none` is not a folder\nhint: make the folder first, or choose another path",
+        "error: `--mask-out`: `none` is not a folder\nhint: create the folder first, or choose another path",
     );
     refused(
         predict(run).args(["--mask-out", "mask.jpg"]),
-        "error: `--mask-out`: `mask.jpg` is no name of a picture to write\nhint: use a name that ends in `.png`",
+        "error: `--mask-out`: `mask.jpg` has the wrong file extension\nhint: use a file name that ends in `.png`",
     );
     refused(
         prsmed().arg("predict").arg(run).args(["--question", "Where?", "--image", "none.png"]),

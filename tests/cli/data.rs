@@ -1,11 +1,11 @@
-//! Data roots that cannot be used: `data check` lists every bad row, `train` refuses.
+//! Bad data roots: `data check` lists every bad row, `train` stops with an error.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use image::{GrayImage, Luma};
 
-use crate::support::{copy, done, objects, path, phantoms, prsmed, refused, run, told, train};
+use crate::support::{copy, done, error_text, objects, path, phantoms, prsmed, refused, run, train};
 
 /// A copy of the phantoms with one training row to break.
 struct Broken {
@@ -18,7 +18,7 @@ struct Broken {
 }
 
 impl Broken {
-    /// The row's image has the extension `kind`.
+    /// Selects a row whose image has the extension `kind`.
     fn new(name: &str, kind: &str) -> Self {
         let root = copy(phantoms(), name);
         let mut tables: Vec<PathBuf> =
@@ -53,7 +53,7 @@ impl Broken {
         fs::write(csv, lines.join("\n") + "\n").unwrap();
     }
 
-    /// `data check` lists exactly this row, with `reason`, in text and as JSON, and ends with 1.
+    /// `data check` lists exactly this row, with `reason`, as text and as JSON, with exit code 1.
     fn is_reported(&self, reason: &str) {
         let ran = run(prsmed().args(["data", "check"]).arg(&self.root));
         let expected = format!("{}/{}:{}: {reason}", self.root.display(), self.csv, self.line);
@@ -65,7 +65,7 @@ impl Broken {
         assert_eq!((&found[0]["bad"][0]["reason"], &found[0]["bad"][0]["line"]), (&reason.into(), &self.line.into()));
     }
 
-    /// `train` names the row, why, and what to do.
+    /// `train` fails with the row, the reason and the hint.
     fn is_refused(&self, reason: &str, hint: &str) {
         let out = path("refused-by-train").join(self.root.file_name().unwrap());
         let ran = run(&mut train(&self.root, &out, &["train.epochs=1"]));
@@ -73,7 +73,7 @@ impl Broken {
         let reason = reason.replace(self.root.to_str().unwrap(), &root);
         let expected =
             format!("error: {root}/{}:{}: {reason}\nhint: {}", self.csv, self.line, hint.replace("ROOT", &root));
-        assert_eq!((told(&ran), ran.code), (expected, Some(2)));
+        assert_eq!((error_text(&ran), ran.code), (expected, Some(2)));
     }
 
     fn at(&self, relative: &str) -> String {
@@ -81,51 +81,53 @@ impl Broken {
     }
 }
 
-const LIST: &str = "list all of them with `prsmed data check ROOT`, then mend or remove the rows";
+const LIST: &str = "list all of them with `prsmed data check ROOT`, then repair or remove the rows";
 const REPLACE: &str = "replace the file or remove its row";
 
 #[test]
-fn a_missing_data_root() {
-    let hint = "hint: check the path; a data root holds one folder for each modality, and `annotations/`";
+fn a_missing_data_root_is_an_error() {
+    let hint = "hint: check the path; a data root contains one folder for each modality, and `annotations/`";
     let message = format!("error: ~/nowhere: the data root is not a folder\n{hint}");
     refused(prsmed().args(["data", "check"]).arg(path("nowhere")), &message);
     refused(&mut train(&path("nowhere"), &path("never"), &[]), &message);
-    assert!(!path("never").exists(), "a refused run leaves no folder");
+    assert!(!path("never").exists(), "a failed run creates no folder");
 }
 
 #[test]
-fn no_data_root_at_all() {
+fn training_without_a_data_root_is_an_error() {
     refused(
         prsmed().args(["train", "--out", "never"]),
-        "error: `--data-root`: is needed\n\
-         hint: add `--data-root DIR`; to try the tool, make one with `prsmed data phantom phantoms`",
+        "error: `--data-root`: is required\n\
+         hint: add `--data-root DIR`; to try the program, generate one with `prsmed data phantom phantoms`",
     );
 }
 
 #[test]
-fn missing_annotations() {
+fn missing_annotations_are_an_error() {
     let root = copy(phantoms(), "no-annotations");
     fs::remove_dir_all(root.join("annotations")).unwrap();
     refused(
         &mut train(&root, &path("never"), &[]),
-        "error: ~/no-annotations: the data root has neither `annotations` nor `annotation` inside\n\
-         hint: name the folder of the CSV files with `--annotations DIR`",
+        "error: ~/no-annotations: the data root contains neither `annotations` nor `annotation`\n\
+         hint: give the folder of the CSV files with `--annotations DIR`",
     );
     refused(
         train(&root, &path("never"), &[]).arg("--annotations").arg(path("none")),
-        "error: ~/none: the annotations are not there\nhint: check `--annotations`",
+        "error: ~/none: there is no such file or folder of annotations\nhint: check `--annotations`",
     );
     done(prsmed().args(["data", "check"]).arg(root).arg("--annotations").arg(phantoms().join("annotations")));
 }
 
 #[test]
-fn a_wrong_column() {
+fn a_missing_column_is_an_error() {
     let broken = Broken::new("wrong-column", "png");
     let csv = broken.file(&broken.csv);
     fs::write(&csv, fs::read_to_string(&csv).unwrap().replacen("answer", "reply", 1)).unwrap();
     let message = format!(
-        "error: ~/wrong-column/{}:1: column `answer` is missing; the header is `image_path,question,reply,position,split`\n\
-         hint: the first line must name the columns `image_path`, `question`, `answer` and `split` (`position` and others are optional)",
+        "error: ~/wrong-column/{}:1: column `answer` is missing; \
+         the header is `image_path,question,reply,position,split`\n\
+         hint: the first line must name the columns `image_path`, `question`, `answer` and `split` \
+         (`position` and others are optional)",
         broken.csv
     );
     refused(&mut train(&broken.root, &path("never"), &[]), &message);
@@ -133,7 +135,7 @@ fn a_wrong_column() {
 }
 
 #[test]
-fn a_missing_image() {
+fn a_missing_image_is_a_bad_row() {
     let broken = Broken::new("missing-image", "png");
     fs::remove_file(broken.file(&broken.image)).unwrap();
     let image = Path::new(&broken.image);
@@ -147,7 +149,7 @@ fn a_missing_image() {
 }
 
 #[test]
-fn a_corrupt_png() {
+fn a_corrupt_png_is_a_bad_row() {
     let broken = Broken::new("corrupt-png", "png");
     let mut bytes = fs::read(broken.file(&broken.image)).unwrap();
     bytes.truncate(bytes.len() / 2);
@@ -158,7 +160,7 @@ fn a_corrupt_png() {
 }
 
 #[test]
-fn a_truncated_jpeg() {
+fn a_truncated_jpeg_is_a_bad_row() {
     let broken = Broken::new("truncated-jpeg", "jpg");
     let mut bytes = fs::read(broken.file(&broken.image)).unwrap();
     bytes.truncate(bytes.len() * 2 / 3);
@@ -169,7 +171,7 @@ fn a_truncated_jpeg() {
 }
 
 #[test]
-fn a_mask_of_another_size() {
+fn a_mask_of_another_size_is_a_bad_row() {
     let broken = Broken::new("size-mismatch", "png");
     GrayImage::from_pixel(32, 48, Luma([255])).save(broken.file(&broken.mask)).unwrap();
     let reason = format!("{}: the mask is 32x48 pixels but its image is 64x64", broken.at(&broken.mask));
@@ -178,17 +180,17 @@ fn a_mask_of_another_size() {
 }
 
 #[test]
-fn an_empty_mask() {
+fn an_empty_mask_is_a_bad_row() {
     let broken = Broken::new("empty-mask", "png");
     GrayImage::new(64, 64).save(broken.file(&broken.mask)).unwrap();
-    broken.is_reported(&format!("{}: no pixel of the mask is set", broken.at(&broken.mask)));
+    broken.is_reported(&format!("{}: the mask is empty", broken.at(&broken.mask)));
 }
 
 #[test]
-fn an_unknown_split() {
+fn an_unknown_split_is_a_bad_row() {
     let broken = Broken::new("unknown-split", "png");
     broken.edit(|row| row.replace(",train", ",training"));
-    let reason = "split `training` is none of `train`, `val`, `test`";
+    let reason = "split `training` is not one of `train`, `val`, `test`";
     broken.is_reported(reason);
     broken.is_refused(&format!("{reason} (the only bad row)"), LIST);
     let out = path("skipped-row");
@@ -211,7 +213,7 @@ fn an_empty_text_and_a_duplicate_are_bad_rows() {
 }
 
 #[test]
-fn a_picture_in_two_splits_is_a_warning() {
+fn an_image_in_two_splits_gives_a_warning() {
     let broken = Broken::new("leak", "png");
     let name = "brain_MRI/test_images/leak.png";
     fs::copy(broken.file(&broken.image), broken.file(name)).unwrap();
@@ -221,12 +223,12 @@ fn a_picture_in_two_splits_is_a_warning() {
     fs::write(&csv, format!("{text}brain_MRI/test_masks/leak.png,Where?,There.,center,test\n")).unwrap();
     let ran = run(prsmed().args(["data", "check"]).arg(&broken.root));
     assert_eq!(ran.code, Some(0), "{}", ran.stdout);
-    assert!(ran.stderr.contains("warning: one picture in train and test: "), "{}", ran.stderr);
+    assert!(ran.stderr.contains("warning: one image in train and test: "), "{}", ran.stderr);
     assert!(ran.stderr.contains(&broken.image) && ran.stderr.contains(name), "{}", ran.stderr);
 }
 
 #[test]
-fn a_good_root_is_counted() {
+fn the_rows_of_a_good_data_root_are_counted() {
     let text = done(prsmed().args(["data", "check"]).arg(phantoms()));
     insta::assert_snapshot!(text, @r"
     modality            train     val    test     all
@@ -237,15 +239,15 @@ fn a_good_root_is_counted() {
     polyp_endoscopy         3       0       0       3
     skin_dermoscopy         3       0       0       3
     all                    17       4       3      24
-    24 rows of 24 images, no bad row
+    24 rows of 24 images, no bad rows
     ");
 }
 
 #[test]
-fn phantoms_are_not_written_over_something_else() {
+fn phantoms_do_not_overwrite_other_content() {
     refused(
         prsmed().args(["data", "phantom", "--count", "3"]).arg(phantoms()),
-        "error: ~/phantoms: holds phantoms made with other options\nhint: give another folder or remove this one",
+        "error: ~/phantoms: contains phantoms made with other options\nhint: give another folder or remove this one",
     );
     refused(
         prsmed().args(["data", "phantom", "never", "--image-size", "7"]),

@@ -1,4 +1,4 @@
-//! `prsmed train --extra`: synthetic rows beside the real ones.
+//! `prsmed train --extra`: synthetic rows together with real rows.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::Command;
 use crate::runs::start_until;
 use crate::support::{copy, differing, done, path, phantoms, prsmed, refused, run, train};
 
-/// Other phantoms, whose rows are all `train` rows.
+/// Other phantoms, with `train` rows only.
 fn made(name: &str) -> PathBuf {
     let root = path(name);
     done(prsmed().args(["data", "phantom", "--count", "8", "--image-size", "64", "--seed", "9"]).arg(&root));
@@ -26,7 +26,7 @@ fn mixed(extra: &Path, out: &Path, sets: &[&str]) -> Command {
 }
 
 #[test]
-fn a_killed_run_on_two_roots_ends_with_the_same_bytes() {
+fn a_killed_run_on_two_roots_continues_to_the_same_bytes() {
     let extra = made("made");
     let sets = ["train.max_steps=6", "data.augment=classical", "data.synthetic_until=0.7"];
     let whole = path("mixed");
@@ -47,19 +47,23 @@ fn a_killed_run_on_two_roots_ends_with_the_same_bytes() {
 }
 
 #[test]
-fn extra_roots_that_cannot_be_used() {
+fn unusable_extra_roots_are_errors() {
     let out = path("refused-extra");
     let twice = format!(
-        "error: `--extra`: `{}` is given twice\nhint: name every data root once",
+        "error: `--extra`: `{}` is given twice\nhint: give every data root once",
         phantoms().display().to_string().replace(path("").to_str().unwrap().trim_end_matches('/'), "~")
     );
     refused(&mut mixed(phantoms(), &out, &[]), &twice);
     let held_out = run(&mut mixed(&copy(phantoms(), "extra-held-out"), &out, &[]));
-    assert!(held_out.stderr.contains("in an extra data root, which may hold `train` rows only"), "{}", held_out.stderr);
+    assert!(
+        held_out.stderr.contains("in an extra data root, which may contain `train` rows only"),
+        "{}",
+        held_out.stderr
+    );
     assert!(held_out.stderr.contains("extra-held-out/annotations/"), "{}", held_out.stderr);
     let many = made("made-many");
     let one = train(phantoms(), &out, &["train.micro_batch=1"]).arg("--extra").arg(&many).output().unwrap();
     let said = String::from_utf8(one.stderr).unwrap();
-    assert!(said.contains("leave steps of 1 without a real row"), "{said}");
+    assert!(said.contains("some steps of 1 would contain no real row"), "{said}");
     assert_eq!((held_out.code, one.status.code()), (Some(2), Some(2)));
 }

@@ -1,4 +1,4 @@
-//! What `--help` teaches.
+//! Snapshots of `--help`.
 
 use crate::support::{done, prsmed, run};
 
@@ -11,12 +11,12 @@ const COMMANDS: [&[&str]; 20] = [
     &["preset"],
     &["solve"],
     &["bench"],
-    &["trace"],
+    &["doctor"],
     &["augment"],
     &["augment", "generate"],
     &["augment", "filter"],
     &["augment", "quality"],
-    &["augment", "study"],
+    &["augment", "ablation"],
     &["data", "check"],
     &["data", "prepare"],
     &["data", "phantom"],
@@ -26,7 +26,7 @@ const COMMANDS: [&[&str]; 20] = [
 ];
 
 #[test]
-fn every_command_explains_itself() {
+fn every_command_has_a_summary_a_usage_line_and_an_example() {
     for command in COMMANDS {
         let text = done(prsmed().args(command).arg("--help"));
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
@@ -39,7 +39,7 @@ fn every_command_explains_itself() {
 }
 
 #[test]
-fn prsmed_alone_shows_the_commands() {
+fn without_a_command_the_commands_are_listed() {
     let ran = run(&mut prsmed());
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""));
     assert_eq!(ran.stderr, done(prsmed().arg("--help")));
@@ -50,17 +50,17 @@ fn prsmed_alone_shows_the_commands() {
 
     Commands:
       train    Train on a data root
-      eval     Score a run on a data root: masks, positions, answers
-      predict  Answer a question about an image and segment what it asks for
-      merge    Fold a run's adapters into its language model
-      plan     Say what a job needs, before it runs
-      preset   Find settings for a card: to train the full model, or to make pairs
-      solve    Find the largest value that fits a card, or the smallest card
+      eval     Score a trained model on a data root: masks, positions, answers
+      predict  Answer a question about an image and segment the region it asks for
+      merge    Merge the LoRA adapters of a run into its language model
+      plan     Predict the memory and time of a job before it runs
+      preset   Find the fastest settings that fit a GPU
+      solve    Find the largest value of one setting that fits a GPU, or the smallest GPU
       bench    Time real training steps, with their memory and use of the processor
-      augment  Make image+mask pairs from Stable Diffusion, filter them, prove whether they help
-      data     Check or make data roots
-      hub      Download weights, or list what a repository holds
-      trace    Record deterministic training steps on given tensors
+      augment  Generate image+mask pairs with Stable Diffusion, filter them, test whether they help
+      data     Check, prepare or generate data roots
+      hub      Download a model repository, or list its files
+      doctor   Check this machine: libtorch, GPU and driver, disk, hub
       help     Print this message or the help of the given subcommand(s)
 
     Options:
@@ -79,12 +79,10 @@ fn the_help_of_train() {
     Usage: prsmed train [OPTIONS]
 
     Options:
-          --data-root <DIR>           Folder with one folder for each modality, and `annotations/`
-                                      (needed)
-          --annotations <DIR>         Folder with the CSV files, or one CSV file, when they are not in
-                                      the data root
-          --skip-bad-rows             Leave out rows that cannot be used instead of refusing the data
-                                      set
+          --data-root <DIR>           Data root: a folder with one folder for each modality, and
+                                      `annotations/` (required)
+          --annotations <DIR>         CSV file or folder of CSV files, if not in the data root
+          --skip-bad-rows             Skip bad rows instead of stopping with an error
           --extra <DIR>               Data root of synthetic training rows, for example from `prsmed
                                       augment`; may be repeated
           --synthetic-ratio <R>       Same as `--set data.synthetic_ratio=R`: synthetic rows for each
@@ -114,22 +112,22 @@ fn the_help_of_train() {
       prsmed train --data-root data --out runs/a --resume
       prsmed train --data-root data --extra made --synthetic-ratio 0.5 --out runs/b
       prsmed train --data-root data --out runs/a --profile-memory every=100
-      prsmed train --data-root data --preset full --set model.image_encoder=tinysam_42.3.pth
+      prsmed train --data-root data --preset gpu-24gb --out runs/c
     ");
 }
 
 #[test]
 fn the_help_of_augment() {
     insta::assert_snapshot!(done(prsmed().args(["augment", "-h"])), @r"
-    Make image+mask pairs from Stable Diffusion, filter them, prove whether they help
+    Generate image+mask pairs with Stable Diffusion, filter them, test whether they help
 
     Usage: prsmed augment [OPTIONS] <COMMAND>
 
     Commands:
-      generate  Make image+mask pairs from the train rows of a data root
-      filter    Judge synthetic pairs with cross-fitted segmenters
-      quality   Measure how near synthetic pictures are to real ones: FID, KID, MMD
-      study     Prove whether synthetic pairs help: trainings with and without them, compared
+      generate  Generate image+mask pairs from the train rows of a data root
+      filter    Filter synthetic pairs with cross-fitted segmenters
+      quality   Measure how close synthetic images are to real ones: FID, KID, MMD
+      ablation  Test whether synthetic pairs help: compare trainings with and without them
       help      Print this message or the help of the given subcommand(s)
 
     Options:
@@ -137,10 +135,10 @@ fn the_help_of_augment() {
       -q, --quiet  Say nothing on standard error but errors
       -h, --help   Print help (see more with '--help')
 
-    Examples, in this order:
+    Examples, in order:
       prsmed augment generate --data-root data --out pairs
       prsmed augment filter --data-root data --synthetic pairs --preset gpu-24gb
-      prsmed augment study --data-root data --extra pairs --preset gpu-24gb
+      prsmed augment ablation --data-root data --extra pairs --preset gpu-24gb
       prsmed train --data-root data --extra pairs --out runs/a
     ");
 }
@@ -151,7 +149,7 @@ fn the_version() {
 }
 
 #[test]
-fn a_misspelt_command_is_met_with_the_nearest() {
+fn the_error_for_a_misspelt_command_names_the_nearest_one() {
     let ran = run(prsmed().arg("trian"));
     assert_eq!(ran.code, Some(2));
     assert!(ran.stderr.contains("unrecognized subcommand 'trian'") && ran.stderr.contains("'train'"), "{}", ran.stderr);

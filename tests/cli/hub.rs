@@ -1,11 +1,11 @@
-//! `prsmed hub` without a hub: folders, refusals. Downloads are in the library's own suite.
+//! `prsmed hub` without a server: local folders and errors. `tests/hub.rs` tests downloads.
 
 use std::fs;
 
 use crate::support::{done, folder, objects, prsmed, refused};
 
 #[test]
-fn a_folder_is_listed_and_is_its_own_place() {
+fn a_local_folder_is_listed_and_resolves_to_itself() {
     let folder = folder("repository");
     fs::write(folder.join("config.json"), "{}").unwrap();
     fs::write(folder.join("model.safetensors"), vec![0; 1536]).unwrap();
@@ -20,10 +20,11 @@ fn a_folder_is_listed_and_is_its_own_place() {
 }
 
 #[test]
-fn what_is_no_repository() {
+fn invalid_repository_names_are_refused() {
     refused(
         prsmed().args(["hub", "ls", "hub:name"]),
-        "error: `hub:name`: is no repository of the hub\nhint: write `hub:owner/name` or `hub:owner/name@revision`",
+        "error: `hub:name`: does not name a hub repository\n\
+         hint: write `hub:owner/name`, `hub:owner/name/FILE`, or one of them with `@revision` at the end",
     );
     refused(
         prsmed().args(["hub", "get", "owner/name"]),
@@ -33,16 +34,16 @@ fn what_is_no_repository() {
 }
 
 #[test]
-fn no_connection_and_no_cache() {
+fn a_missing_connection_or_cache_is_reported() {
     refused(
         prsmed().args(["hub", "get", "hub:owner/name"]).env("HF_HUB_OFFLINE", "1"),
         "error: `hub:owner/name`: is not in the cache `~/hf/hub`\n\
-         hint: unset HF_HUB_OFFLINE, or run `prsmed hub get` where there is a connection and copy the cache",
+         hint: unset HF_HUB_OFFLINE, or run `prsmed hub get` on a machine with a connection and copy the cache",
     );
     // Nothing listens on the discard port.
     refused(
         prsmed().args(["hub", "ls", "hub:owner/name"]).env("HF_ENDPOINT", "http://127.0.0.1:9"),
         "error: `hub:owner/name`: `http://127.0.0.1:9` cannot be reached: io: Connection refused (os error 111)\n\
-         hint: check the network, the proxy and HF_ENDPOINT, or name a local folder",
+         hint: check the network, the proxy and HF_ENDPOINT, or give a local folder",
     );
 }

@@ -1,6 +1,6 @@
-//! The real binary: what it says, what it refuses and how, and what is left of a run that is stopped.
+//! Tests of the `prsmed` binary: output, error messages, exit codes, and runs that are stopped.
 //!
-//! Folders are made below cargo's own temporary folder and cleared when the suite starts.
+//! Folders are created in cargo's temporary folder, which the suite clears when it starts.
 
 #![expect(clippy::unwrap_used, reason = "a test panics where an application would report")]
 
@@ -9,11 +9,17 @@ mod bench;
 mod checkpoints;
 mod data;
 mod extra;
+mod first_run;
 mod help;
 mod hub;
+#[expect(dead_code, reason = "tests of the hub client use the rest")]
+#[path = "../loopback/mod.rs"]
+mod loopback;
 mod memory;
 mod merge;
 mod plan;
+mod pth;
+mod reference;
 mod resident;
 mod runs;
 mod settings;

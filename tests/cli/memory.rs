@@ -1,4 +1,4 @@
-//! Memory: profiles of runs, and what is said when it runs out.
+//! Memory profiles of runs, and the report of an out-of-memory error.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::support::{STEPS, done, objects, path, phantoms, refused, run, told, train};
+use crate::support::{STEPS, done, error_text, objects, path, phantoms, refused, run, train};
 
 fn kinds(lines: &[Value], kind: &str) -> Vec<Value> {
     lines.iter().filter(|line| line["kind"] == kind).cloned().collect()
@@ -32,7 +32,7 @@ fn check_components(line: &Value) {
     for part in parts {
         let bytes = |field: &str| number(&part[field]);
         assert!(number(&part["parameters"]) > 0, "{part}");
-        // fp32 all; some trained weights get no gradient, and then no optimizer state
+        // all in fp32; trained weights without a gradient have no optimizer state
         assert_eq!(bytes("parameter_bytes"), 4 * number(&part["parameters"]), "{part}");
         assert_eq!(bytes("ema_bytes"), 4 * number(&part["trainable"]), "{part}");
         assert!(bytes("gradient_bytes") <= 4 * number(&part["trainable"]), "{part}");
@@ -42,7 +42,7 @@ fn check_components(line: &Value) {
 }
 
 #[test]
-fn a_profile_of_a_run_goes_on_when_it_is_resumed() {
+fn a_memory_profile_continues_when_the_run_is_resumed() {
     let out = path("profiled");
     let said = run(&mut profiled(&out, "train.max_steps=4"));
     assert_eq!(said.code, Some(0), "{}", said.stderr);
@@ -66,10 +66,10 @@ fn a_profile_of_a_run_goes_on_when_it_is_resumed() {
     let labels: Vec<&str> = marks.iter().map(|mark| mark["label"].as_str().unwrap()).collect();
     assert_eq!(labels, ["forward", "backward", "optimizer", "ema"]);
     let deltas: Vec<i64> = marks.iter().map(|mark| mark["allocated_delta"].as_i64().unwrap()).collect();
-    assert!(deltas[0] > 0 && deltas[1] < 0, "activations come and go: {deltas:?}");
+    assert!(deltas[0] > 0 && deltas[1] < 0, "activations are allocated, then freed: {deltas:?}");
     let components = kinds(&lines, "components").remove(0);
     check_components(&components);
-    // the parts make up what the ledger counted after that step
+    // the parts add up to the ledger's counts after that step
     let sum = |fields: &[&str]| -> u64 {
         let parts = components["components"].as_array().unwrap();
         parts.iter().flat_map(|part| fields.iter().map(|field| number(&part[*field]))).sum()
@@ -86,14 +86,14 @@ fn a_profile_of_a_run_goes_on_when_it_is_resumed() {
     assert!(kinds(&more[lines.len()..], "phase").iter().any(|phase| phase["name"] == "resume"));
     let result = resumed.last().unwrap();
     assert_eq!(result["memory"]["profile"].as_str(), file.to_str());
-    // the overall peak is the highest of all phases of the session: profiling does not reset it
+    // the overall peak is the highest of all phases since the start: profiling does not reset it
     let highest = kinds(&more[lines.len()..], "phase").iter().map(|phase| number(&phase["allocated_peak"])).max();
     assert!(number(&result["memory"]["measured"]["allocated_peak"]) >= highest.unwrap());
-    assert_eq!(kinds(&resumed, "memory").len(), 2, "the first of the session and the sixth");
+    assert_eq!(kinds(&resumed, "memory").len(), 2, "the first step after resuming, and the sixth");
 }
 
 #[test]
-fn a_profile_changes_no_number() {
+fn a_memory_profile_does_not_change_results() {
     let (plain, profiled) = (path("without-profile"), path("with-profile"));
     done(&mut train(phantoms(), &plain, &["train.max_steps=2"]));
     let elsewhere = path("elsewhere.jsonl");
@@ -104,7 +104,7 @@ fn a_profile_changes_no_number() {
 }
 
 #[test]
-fn other_spellings_are_refused() {
+fn invalid_profile_flags_are_refused() {
     let with = |flags: &[&str], message: &str| {
         refused(train(phantoms(), &path("never-profiled"), &[]).args(flags), message);
         assert!(!path("never-profiled").exists());
@@ -112,38 +112,38 @@ fn other_spellings_are_refused() {
     for wrong in ["100", "every=0", "steps=5"] {
         let message = format!(
             "error: `--profile-memory`: `{wrong}` is not `every=N` with N 1 or more\n\
-             hint: write for example `--profile-memory every=100`: the first and every 100th step"
+             hint: write for example `--profile-memory every=100` for the first and every 100th step"
         );
         with(&["--profile-memory", wrong], &message);
     }
     with(
         &["--profile-out", "a.jsonl"],
-        "error: `--profile-out`: no profile is asked for\nhint: add `--profile-memory every=100`",
+        "error: `--profile-out`: needs `--profile-memory`\nhint: add `--profile-memory every=100`",
     );
 }
 
 #[test]
-fn a_file_that_cannot_be_written_is_said_before_the_work() {
+fn a_profile_that_cannot_be_written_is_refused_before_the_work() {
     let mut command = train(phantoms(), &path("unwritable-profile"), &[]);
     command.args(["--profile-memory", "every=1", "--profile-out"]).arg(path("no/such/folder/a.jsonl"));
     let ran = run(&mut command);
-    assert!(told(&ran).starts_with("error: ~/no/such/folder/a.jsonl: cannot write\n"), "{}", ran.stderr);
+    assert!(error_text(&ran).starts_with("error: ~/no/such/folder/a.jsonl: cannot write\n"), "{}", ran.stderr);
     assert!(!ran.stderr.contains("train: "), "{}", ran.stderr);
 }
 
 #[test]
-fn a_model_that_is_too_large_says_what_it_asked_for() {
+fn the_out_of_memory_report_of_a_large_model_names_the_request() {
     // one weight of 2^40 x 128 numbers in fp32
     let sets = ["model.sizes.llm.intermediate_size=1099511627776"];
     let ran = run(train(phantoms(), &path("too-large"), &sets).args(["--json", "--no-plan"]));
     assert_eq!(ran.code, Some(2));
     assert!(ran.stderr.contains("out of memory: "), "{}", ran.stderr);
-    assert!(ran.stderr.contains("\nasked for: 524288.00 GiB more (trainable, llm"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("\nrequested: 524288.00 GiB (trainable, llm"), "{}", ran.stderr);
     let line = objects(&ran.stdout).pop().unwrap();
     assert_eq!((&line["kind"], number(&line["failure"]["requested"])), (&"out_of_memory".into(), 1 << 49));
 }
 
-/// Private memory of a small run after its first step, as the kernel counts it for the limit below.
+/// Private memory of a small run after its first step, as the kernel counts it for `RLIMIT_DATA`.
 fn private_bytes_of_a_small_run() -> u64 {
     let out = path("small-run");
     let mut command = train(phantoms(), &out, &["train.epochs=1000", "train.validate_every_epochs=0"]);
@@ -159,7 +159,7 @@ fn private_bytes_of_a_small_run() -> u64 {
     kib.unwrap().parse::<u64>().unwrap() << 10
 }
 
-/// Several tests need it, and it is measured in one folder.
+/// Measured once, because several tests need it.
 static SMALL_RUN: LazyLock<u64> = LazyLock::new(private_bytes_of_a_small_run);
 
 fn limit_private_memory(command: &mut Command, bytes: u64) {
@@ -178,7 +178,7 @@ fn limit_private_memory(command: &mut Command, bytes: u64) {
 
 #[test]
 fn a_step_that_runs_out_of_memory_is_repeated_with_smaller_micro_batches() {
-    // one batch, so that no other is being made meanwhile
+    // one batch, so that no other batch is prepared at the same time
     let sets = ["model.image_size=1024", "train.micro_batch=8", "data.max_train_rows=8", "train.epochs=1"];
     let mut command = train(phantoms(), &path("smaller"), &sets);
     limit_private_memory(&mut command, *SMALL_RUN + (300 << 20));
@@ -192,22 +192,22 @@ fn a_step_that_runs_out_of_memory_is_repeated_with_smaller_micro_batches() {
 }
 
 #[test]
-fn a_sample_that_runs_out_of_memory_shows_what_lived_then() {
-    // blocks of 32 MiB, so that where the limit is met enough is left for what is not a tensor
+fn the_out_of_memory_report_lists_the_live_tensors() {
+    // blocks of 32 MiB, so that at the limit enough memory is left for everything that is not a tensor
     let sets = ["model.image_size=2048", "train.micro_batch=1", "data.max_train_rows=1", "train.epochs=1"];
     let mut command = train(phantoms(), &path("out-of-memory"), &sets);
     limit_private_memory(&mut command, *SMALL_RUN + (300 << 20));
     let ran = run(command.args(["--json", "--no-plan", "--profile-memory", "every=1"]));
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-    let report = told(&ran);
+    let report = error_text(&ran);
     assert!(report.starts_with("error: out of memory: "), "{report}");
     assert!(report.contains("\nhint: lower `train.micro_batch`"), "{report}");
-    for part in ["\nasked for: ", "\nat that moment: tensors ", "\nby category: ", "\nlargest tensors:\n  "] {
+    for part in ["\nrequested: ", "\nin use at that time: tensors ", "\nby category: ", "\nlargest tensors:\n  "] {
         assert!(report.contains(part), "{part:?} in {report}");
     }
     let line = objects(&ran.stdout).pop().unwrap();
     assert_eq!(line["kind"], "out_of_memory", "{line}");
-    // written down before the step's tensors were freed
+    // stored before the step's tensors were freed
     let failure = &line["failure"];
     let activations = failure["categories"].as_array().unwrap().iter().find(|pair| pair[0] == "activations").unwrap();
     assert!(number(&activations[1]) > 100 << 20, "{failure}");

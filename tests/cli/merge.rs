@@ -1,4 +1,4 @@
-//! Adapters folded into the language model.
+//! `prsmed merge`: LoRA adapters merged into the language model.
 
 use prsmed::event::Silent;
 use prsmed::segment::merge::{Settings, merge};
@@ -21,18 +21,18 @@ fn build(kind: Kind) -> Build<'static> {
     Build { device: Device::Cpu, kind, seed: 0, locate: &locate, allow_partial: false, cache: None }
 }
 
-fn picture() -> PathBuf {
+fn image() -> PathBuf {
     std::fs::read_dir(phantoms().join("brain_MRI/train_images")).unwrap().next().unwrap().unwrap().path()
 }
 
 fn prediction(folder: &Path) -> Prediction {
     let assembly = setup::open(folder, &RunOverrides::default(), build(Kind::Float)).unwrap();
-    let picture = prsmed::data::decode::picture(&picture()).unwrap();
-    let request = Request { picture: &picture, question: "Where is the lesion?", max_new_tokens: 6 };
+    let image = prsmed::data::decode::image(&image()).unwrap();
+    let request = Request { image: &image, question: "Where is the lesion?", max_new_tokens: 6 };
     predict(&assembly, &request, |_| ()).unwrap()
 }
 
-/// A checkpoint whose adapters matter: second factors that are far from 0.
+/// A checkpoint whose adapters change the output: its second LoRA factors are far from 0.
 fn strong(name: &str) -> PathBuf {
     let folder = copy(&trained().0.join("best"), name);
     let file = folder.join("lora_adapter/adapter_model.safetensors");
@@ -59,7 +59,7 @@ fn furthest(a: &[f32], b: &[f32]) -> f32 {
 }
 
 #[test]
-fn a_merged_run_says_what_the_run_says() {
+fn a_merged_model_predicts_the_same_as_its_run() {
     let run = strong("strong");
     let out = path("strong-merged");
     let settings = Settings { overrides: RunOverrides::default(), kind: None, shard_bytes: 300_000 };
@@ -68,8 +68,8 @@ fn a_merged_run_says_what_the_run_says() {
     assert_eq!((&before.answer, before.new_tokens), (&after.answer, after.new_tokens));
     assert!(furthest(&before.mask, &after.mask) <= 1e-5 && furthest(&before.classes, &after.classes) <= 1e-5);
     let without = prediction(&trained().0.join("best"));
-    assert!(furthest(&before.mask, &without.mask) > 1e-4, "the adapters do not matter");
-    // every adapted weight, in shards with an index
+    assert!(furthest(&before.mask, &without.mask) > 1e-4, "the adapters change nothing");
+    // every adapted weight changed, and the shards have an index
     let [base, folded] = [&run, &out].map(|folder| Archive::open(&folder.join("base")).unwrap());
     let changed = folded.names().iter().filter(|name| folded.read(name).unwrap() != base.read(name).unwrap()).count();
     let description = setup::describe(&out).unwrap();
@@ -81,7 +81,7 @@ fn a_merged_run_says_what_the_run_says() {
 }
 
 #[test]
-fn the_command_merges_and_refuses() {
+fn the_command_merges_and_refuses_invalid_folders() {
     let (run, _) = trained();
     let out = path("merged");
     let lines = objects(&done(prsmed().args(["--json", "merge"]).arg(run).arg(&out).args(["--dtype", "bf16"])));
@@ -95,12 +95,13 @@ fn the_command_merges_and_refuses() {
     assert!(out.join("base/tokenizer.json").exists() || out.join("base/tokenizer.model").exists());
     let mut predict = prsmed();
     predict.args(["--json", "predict", "--question", "Where is the lesion?", "--max-new-tokens", "2", "--image"]);
-    let lines = objects(&done(predict.arg(picture()).arg(&out)));
+    let lines = objects(&done(predict.arg(image()).arg(&out)));
     assert!(lines.last().unwrap()["answer"].is_string());
     refused(prsmed().arg("merge").arg(run).arg(&out), "error: `OUT`: `~/merged` exists\nhint: choose another folder");
     refused(
         prsmed().args(["merge", "nothing", "other"]),
-        "error: nothing: there is no such run folder\nhint: give the folder that `prsmed train --out` wrote",
+        "error: nothing: this run folder does not exist\n\
+         hint: give the folder that `prsmed train --out` wrote, or `hub:owner/name`",
     );
     assert!(!path("other").exists());
 }

@@ -1,4 +1,4 @@
-//! The planned peak of a CPU run against what the operating system reports.
+//! Compares the planned peak of a CPU run with the resident memory that the operating system reports.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::support::{done, objects, path, prsmed};
 
-/// A few steps of preset `tiny` with nothing changed that takes memory.
+/// A few steps of preset `tiny`, with its memory settings unchanged.
 fn tiny(name: &str, sets: &[&str]) -> Command {
     let root = path("resident phantoms");
     if !root.exists() {
@@ -22,20 +22,20 @@ fn tiny(name: &str, sets: &[&str]) -> Command {
 }
 
 fn planned_and_resident(command: &mut Command) -> (f64, f64) {
-    let said = objects(&done(command));
-    let memory = &said.iter().rfind(|line| line["kind"] == "result").unwrap()["memory"];
+    let lines = objects(&done(command));
+    let memory = &lines.iter().rfind(|line| line["kind"] == "result").unwrap()["memory"];
     let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("no number: {value}"));
     let (planned, measured) = (&memory["planned"], &memory["measured"]);
     let base = number(&measured["resident_at_start"]);
     let libraries = planned["terms"].as_array().unwrap().iter().find(|term| term["name"] == "libraries").unwrap();
     assert_eq!(number(&libraries["bytes"]).to_bits(), base.to_bits(), "the base of both");
-    let (reserved, seen) = (number(&planned["reserved_peak"]), number(&measured["reserved_peak"]));
-    assert!((reserved / seen - 1.0).abs() < 0.03, "reserved: planned {reserved}, measured {seen}");
+    let [plan, real] = [planned, measured].map(|side| number(&side["reserved_peak"]));
+    assert!((plan / real - 1.0).abs() < 0.03, "reserved: planned {plan}, measured {real}");
     (number(&planned["device_peak"]) - base, number(&measured["resident_peak"]) - base)
 }
 
 #[test]
-fn a_run_takes_what_was_planned() {
+fn resident_memory_of_a_run_is_within_five_percent_of_its_plan() {
     for (name, sets) in [("resident 16", ["train.micro_batch=16"]), ("resident 384", ["model.image_size=384"])] {
         let (planned, resident) = planned_and_resident(&mut tiny(name, &sets));
         let off = planned / resident - 1.0;

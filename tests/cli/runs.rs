@@ -1,4 +1,4 @@
-//! Runs that are repeated, stopped and killed.
+//! Training runs that are repeated, interrupted and killed.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -10,7 +10,7 @@ use serde_json::Value;
 use crate::support::{STEPS, differing, done, objects, path, phantoms, prsmed, refused, run, train, trained};
 
 #[test]
-fn json_lines_of_a_run() {
+fn train_writes_json_lines() {
     let lines = objects(&trained().1);
     let steps = lines.iter().filter(|line| line["kind"] == "step").count();
     let result = lines.last().unwrap();
@@ -22,13 +22,13 @@ fn json_lines_of_a_run() {
 }
 
 #[test]
-fn json_lines_of_use() {
+fn eval_and_predict_write_json_lines() {
     let (run, _) = trained();
     let mut eval = prsmed();
     eval.args(["--json", "eval", "--limit", "2", "--max-new-tokens", "2", "--split", "train", "--data-root"]);
     let lines = objects(&done(eval.arg(phantoms()).arg(run).arg("--out").arg(path("report"))));
     assert_eq!((&lines.last().unwrap()["rows"], lines.last().unwrap()["summary"].is_object()), (&2.into(), true));
-    for name in ["summary.json", "samples.csv", "overlays.png"] {
+    for name in ["summary.json", "samples.csv", "overlays.png", "overlays.csv"] {
         assert!(path("report").join(name).is_file(), "{name}");
     }
     let image = std::fs::read_dir(phantoms().join("brain_MRI/train_images")).unwrap().next().unwrap().unwrap().path();
@@ -43,7 +43,7 @@ fn json_lines_of_use() {
 }
 
 #[test]
-fn a_seed_decides_everything_and_the_workers_nothing() {
+fn results_depend_on_the_seed_and_not_on_the_number_of_workers() {
     let (run, _) = trained();
     for workers in [1, 4] {
         let out = path(&format!("workers-{workers}"));
@@ -77,7 +77,7 @@ fn step_of(checkpoint: &Path) -> u64 {
 }
 
 #[test]
-fn ctrl_c_saves_and_the_run_goes_on_later() {
+fn ctrl_c_saves_a_checkpoint_and_the_run_can_be_resumed() {
     let out = path("interrupted");
     let sets = ["train.epochs=1000", "train.checkpoint_every_steps=0", "train.validate_every_epochs=0"];
     let child = start_until(&mut train(phantoms(), &out, &sets), "step", 3);
@@ -86,9 +86,7 @@ fn ctrl_c_saves_and_the_run_goes_on_later() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(130), "{said}");
     assert!(
-        said.ends_with(
-            "interrupted\nhint: the same command goes on where it stopped; `prsmed train` needs `--resume`\n"
-        ),
+        said.ends_with("interrupted\nhint: run the same command again to continue; `prsmed train` needs `--resume`\n"),
         "{said}"
     );
     let step = step_of(&out.join("last"));
@@ -101,7 +99,7 @@ fn ctrl_c_saves_and_the_run_goes_on_later() {
 }
 
 #[test]
-fn ctrl_c_ends_what_cannot_be_saved_at_once() {
+fn ctrl_c_ends_commands_without_checkpoints_at_once() {
     let mut child = prsmed().args(["data", "phantom", "many", "--count", "100000"]).spawn().unwrap();
     let started = Instant::now();
     while !path("many").exists() && started.elapsed() < Duration::from_secs(20) {
@@ -112,10 +110,10 @@ fn ctrl_c_ends_what_cannot_be_saved_at_once() {
 }
 
 #[test]
-fn a_killed_run_ends_with_the_same_bytes() {
+fn a_killed_and_resumed_run_gives_the_same_weights() {
     let out = path("killed");
     let mut child = start_until(&mut train(phantoms(), &out, &[STEPS]), "saved", 2);
-    // Anywhere in a step or in the writing of a checkpoint.
+    // Some moment during a step or while a checkpoint is written.
     let moment = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().subsec_nanos() % 150;
     std::thread::sleep(Duration::from_millis(u64::from(moment)));
     child.kill().unwrap();
@@ -125,7 +123,7 @@ fn a_killed_run_ends_with_the_same_bytes() {
 }
 
 #[test]
-fn one_process_at_a_time_writes_a_run() {
+fn only_one_process_can_write_a_run_folder() {
     let out = path("taken");
     let mut child = start_until(&mut train(phantoms(), &out, &["train.epochs=1000"]), "saved", 1);
     let message = format!(

@@ -1,4 +1,4 @@
-//! Settings that are refused: before anything is read or written.
+//! Invalid settings are refused before anything is read or written.
 
 use std::fs;
 
@@ -12,7 +12,7 @@ fn set(assignment: &str, message: &str) {
 }
 
 #[test]
-fn a_misspelt_key() {
+fn a_misspelt_key_is_refused() {
     set(
         "train.micro_bacth=3",
         "error: `train.micro_bacth`: there is no such setting (--set)\nhint: did you mean `train.micro_batch`?",
@@ -25,8 +25,18 @@ fn a_misspelt_key() {
 }
 
 #[test]
-fn a_bad_value() {
-    set("train.epochs=0", "error: `train.epochs`: must be 1 or more, got 0\nhint: use 1 or more");
+fn a_setting_name_of_another_trainer_suggests_the_right_one() {
+    for (name, own) in [("train.batch_size", "train.micro_batch"), ("train.lr", "train.learning_rate")] {
+        set(
+            &format!("{name}=3"),
+            &format!("error: `{name}`: there is no such setting (--set)\nhint: did you mean `{own}`?"),
+        );
+    }
+}
+
+#[test]
+fn an_invalid_value_is_refused() {
+    set("train.epochs=0", "error: `train.epochs`: must be 1 or more, got 0\nhint: the default is 20");
     let message =
         "error: `train.micro_batch`: invalid type: string \"many\", expected a whole number, 0 or more (--set)";
     set("train.micro_batch=many", &format!("{message}\nhint: the preset has `8`; {ALL}"));
@@ -46,24 +56,24 @@ fn a_bad_value() {
 }
 
 #[test]
-fn a_size_that_does_not_fit() {
+fn an_invalid_image_size_is_refused() {
     refused(
         &mut train(phantoms(), &path("odd-size"), &["model.image_size=50"]),
-        "error: `model.image_size`: pixels and the encoder's stride: 50 is not a positive multiple of 16\n\
-         hint: change one of the two",
+        "error: `model.image_size`: must be 16 or more, a multiple of 16, got 50\nhint: the default is 1024",
     );
 }
 
 #[test]
-fn an_unknown_preset() {
+fn an_unknown_preset_is_refused() {
     refused(
         prsmed().args(["train", "--preset", "tinny", "--data-root"]).arg(phantoms()),
-        "error: `--preset`: there is no preset `tinny`\nhint: use one of tiny, full, cpu, gpu-8gb, gpu-12gb, gpu-16gb, gpu-24gb, gpu-40gb, gpu-48gb, gpu-80gb, gpu-141gb",
+        "error: `--preset`: there is no preset `tinny`\nhint: use one of tiny, full, cpu, gpu-8gb, gpu-12gb, gpu-16gb, \
+         gpu-24gb, gpu-40gb, gpu-48gb, gpu-80gb, gpu-141gb",
     );
 }
 
 #[test]
-fn a_broken_config_file() {
+fn an_invalid_config_file_is_refused() {
     let folder = folder("configs");
     let with = |name: &str, text: &str| {
         let file = folder.join(name);
@@ -75,7 +85,7 @@ fn a_broken_config_file() {
     refused(
         &mut with("broken.toml", "[train]\nepochs = [\n"),
         "error: ~/configs/broken.toml:2: unclosed array, expected `]`\n\
-         hint: mend the TOML; `configs/tiny.toml` shows the form",
+         hint: correct the TOML; `configs/tiny.toml` is an example",
     );
     refused(
         &mut with("misspelt.toml", "[train]\nepoch = 3\n"),
@@ -96,7 +106,7 @@ fn a_broken_config_file() {
 }
 
 #[test]
-fn the_resolved_settings_are_shown_and_can_be_used() {
+fn the_printed_settings_can_be_used_as_a_config_file() {
     let text = done(prsmed().args(["train", "--print-config", "--preset", "tiny", "--seed", "7"]));
     assert!(text.contains("seed = 7  # --seed"), "{text}");
     let file = folder("shown").join("config.toml");
@@ -106,7 +116,7 @@ fn the_resolved_settings_are_shown_and_can_be_used() {
 }
 
 #[test]
-fn an_output_folder_that_cannot_be() {
+fn an_output_folder_that_cannot_be_created_is_refused() {
     let file = folder("in-the-way").join("file");
     fs::write(&file, "").unwrap();
     refused(

@@ -1,4 +1,4 @@
-//! Runs the binary; makes and breaks data roots and runs.
+//! Helpers that run the binary and create data roots and training runs.
 
 use std::fs;
 use std::io::Write as _;
@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-/// What a command left behind.
+/// Result of a command.
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
@@ -26,19 +26,19 @@ fn home() -> &'static Path {
     })
 }
 
-/// A path inside the suite's folder; nothing is there yet.
+/// A path inside the suite's folder. Nothing is created.
 pub(crate) fn path(name: &str) -> PathBuf {
     home().join(name)
 }
 
-/// A new folder.
+/// A new folder inside the suite's folder.
 pub(crate) fn folder(name: &str) -> PathBuf {
     let folder = path(name);
     fs::create_dir_all(&folder).unwrap();
     folder
 }
 
-/// The binary in the suite's folder, with an environment that does not depend on who runs the tests.
+/// The binary, run in the suite's folder with a fixed environment.
 pub(crate) fn prsmed() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_prsmed"));
     command.current_dir(home()).stdin(Stdio::null());
@@ -49,7 +49,7 @@ pub(crate) fn prsmed() -> Command {
     command
 }
 
-/// Runs to the end. Whatever happens, nobody sees a panic.
+/// Runs a command to its end and checks that no panic was printed.
 pub(crate) fn run(command: &mut Command) -> Ran {
     let output = command.output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
@@ -60,27 +60,27 @@ pub(crate) fn run(command: &mut Command) -> Ran {
     ran
 }
 
-/// Runs a command that must work; returns standard output.
+/// Runs a command that must succeed; returns standard output.
 pub(crate) fn done(command: &mut Command) -> String {
     let ran = run(command);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     ran.stdout
 }
 
-/// Runs a command that must be refused with exit code 2, nothing on standard output, and `expected` (the error and
+/// Runs a command that must fail with exit code 2, without standard output, and with `expected` (the error and
 /// everything after it) on standard error. The suite's folder is written `~`.
 pub(crate) fn refused(command: &mut Command, expected: &str) {
     let ran = run(command);
-    assert_eq!((told(&ran).as_str(), ran.code, ran.stdout.as_str()), (expected, Some(2), ""));
+    assert_eq!((error_text(&ran).as_str(), ran.code, ran.stdout.as_str()), (expected, Some(2), ""));
 }
 
-/// The error and everything after it on standard error, without what differs between machines.
-pub(crate) fn told(ran: &Ran) -> String {
+/// The error and everything after it on standard error, with the suite's folder written `~`.
+pub(crate) fn error_text(ran: &Ran) -> String {
     let start = ran.stderr.find("error: ").unwrap_or_else(|| panic!("no error, {:?}: {}", ran.code, ran.stderr));
     ran.stderr[start..].replace(home().to_str().unwrap(), "~").trim_end().to_owned()
 }
 
-/// Something of the shared folder, when it is there; says so when not.
+/// A file of the shared folder, if it exists; else prints that the test is skipped.
 pub(crate) fn shared(name: &str) -> Option<PathBuf> {
     let base = std::env::var_os("PRSMED_SHARED")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
@@ -92,7 +92,7 @@ pub(crate) fn shared(name: &str) -> Option<PathBuf> {
     None
 }
 
-/// 16 small phantoms; shared, not to be changed.
+/// A data root of 16 small phantoms. Tests share it and must not change it.
 pub(crate) fn phantoms() -> &'static Path {
     static ROOT: OnceLock<PathBuf> = OnceLock::new();
     ROOT.get_or_init(|| {
@@ -102,7 +102,7 @@ pub(crate) fn phantoms() -> &'static Path {
     })
 }
 
-/// `train` on a data root with settings that make a step take a fraction of a second.
+/// `train` on a data root with settings for steps of a fraction of a second.
 pub(crate) fn train(root: &Path, out: &Path, sets: &[&str]) -> Command {
     let mut command = prsmed();
     command.args(["train", "--preset", "tiny", "--data-root"]).arg(root).arg("--out").arg(out);
@@ -112,10 +112,10 @@ pub(crate) fn train(root: &Path, out: &Path, sets: &[&str]) -> Command {
     command
 }
 
-/// Steps of [`trained`].
+/// Number of steps of [`trained`].
 pub(crate) const STEPS: &str = "train.max_steps=6";
 
-/// A run of six steps; shared, not to be changed. With what it wrote on standard output under `--json`.
+/// A run of six steps, and its standard output with `--json`. Tests share it and must not change it.
 pub(crate) fn trained() -> &'static (PathBuf, String) {
     static RUN: OnceLock<(PathBuf, String)> = OnceLock::new();
     RUN.get_or_init(|| {
@@ -180,7 +180,7 @@ pub(crate) fn objects(text: &str) -> Vec<Value> {
     objects
 }
 
-/// A limit on the size of the files a command writes, as a stand-in for a full disk.
+/// Limits the size of the files that a command writes, to simulate a full disk.
 pub(crate) fn limit_file_size(command: &mut Command, bytes: u64) {
     use std::os::unix::process::CommandExt;
     let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };

@@ -1,10 +1,10 @@
-//! AdamW and clipping against `torch.optim.AdamW` and `clip_grad_norm_`.
+//! Parity of AdamW and gradient clipping with `torch.optim.AdamW` and `clip_grad_norm_`.
 
 use crate::fixture::{Fixture, leaf};
 use prsmed::tensor::{Kind, Tensor};
 use prsmed::trainer::optimizer::AdamW;
 use prsmed::trainer::precision::Precision;
-use prsmed::trainer::{Checkpointing, OptimizerKind, Parameter, Switch, TrainConfig};
+use prsmed::trainer::{Parameter, TrainConfig};
 
 const NAMES: [&str; 5] = ["matrix", "bias", "kernel", "scalar", "late"];
 const STEPS: usize = 5;
@@ -12,32 +12,14 @@ const STEPS: usize = 5;
 pub(crate) fn config(fixture: &Fixture, clip_norm: f64) -> TrainConfig {
     let number = |name: &str| fixture.numbers(name)[0];
     TrainConfig {
-        micro_batch: 1,
-        accumulation: 1,
-        epochs: 1,
-        max_steps: 0,
-        checkpoint_every_steps: 0,
-        validate_every_epochs: 0,
-        patience: 0,
         learning_rate: number("lr"),
-        min_learning_rate: 0.0,
-        warmup_frac: 0.0,
         weight_decay: number("weight_decay"),
         beta1: number("betas"),
         beta2: fixture.numbers("betas")[1],
         epsilon: number("eps"),
         clip_norm,
-        seed: 0,
         precision: Precision::Fp32,
-        checkpointing: Checkpointing::None,
-        checkpoint_encoder: Checkpointing::None,
-        checkpoint_decoder: false,
-        optimizer: OptimizerKind::AdamW,
-        offload_optimizer: false,
-        step_in_backward: false,
-        graph: Switch::Off,
-        fused_kernels: Switch::Off,
-        ema_decay: 0.0,
+        ..TrainConfig::default()
     }
 }
 
@@ -52,7 +34,7 @@ pub(crate) fn optimizer(names: &[&str], params: &[Tensor], config: &TrainConfig)
     AdamW::new(params.collect(), config)
 }
 
-/// Puts the state of `adamw` into `fresh`, as a resumed run does.
+/// Loads the state of `adamw` into `fresh`, like a resumed run.
 pub(crate) fn restart(adamw: &mut AdamW, mut fresh: AdamW) {
     let saved = adamw.state();
     let find = |name: &str| saved.iter().find(|(n, _)| n == name).map(|(_, t)| t.copy());
@@ -60,7 +42,7 @@ pub(crate) fn restart(adamw: &mut AdamW, mut fresh: AdamW) {
     *adamw = fresh;
 }
 
-/// Five steps; `restart_at` puts the state into a new optimizer before that step.
+/// Five steps. At `restart_at` the state is loaded into a new optimizer before the step.
 fn run(restart_at: Option<usize>) {
     let fixture = Fixture::open("adamw");
     let config = config(&fixture, fixture.numbers("max_norm")[0]);
@@ -95,13 +77,13 @@ fn adamw_agrees() {
 }
 
 #[test]
-fn adamw_restored_before_the_fourth_step_agrees() {
+fn adamw_agrees_if_restored_before_the_fourth_step() {
     run(Some(3));
 }
 
 #[test]
 fn the_first_step_decays_and_moves_by_the_learning_rate() {
-    // the fixture's decay (lr * wd = 1e-9) is lost in rounding: a large one here, against the closed form
+    // the fixture's decay (lr * wd = 1e-9) vanishes in rounding: use a large one, with the closed form
     let mut config = config(&Fixture::open("adamw"), 0.0);
     (config.learning_rate, config.weight_decay, config.epsilon) = (0.01, 0.5, 1e-3);
     let start = [2.0_f64, -1.0, 0.5, 3.0, -4.0];

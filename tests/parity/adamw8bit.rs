@@ -1,4 +1,4 @@
-//! AdamW with moments in 8 bits against the published algorithm, whose maps and codes come from bitsandbytes.
+//! Parity of 8-bit AdamW with the published algorithm. Maps and codes of the fixture come from bitsandbytes.
 
 use crate::adamw::{config, optimizer, params, restart};
 use crate::fixture::Fixture;
@@ -15,7 +15,7 @@ fn assert_equal(what: &str, got: &Tensor, want: &Tensor) {
     assert_eq!(different, 0, "{what}: {different} of {} numbers differ", want.numel());
 }
 
-/// Twelve steps; `restart_at` puts the state into a new optimizer before that step.
+/// Twelve steps. At `restart_at` the state is loaded into a new optimizer before the step.
 fn run(restart_at: Option<usize>) {
     let fixture = Fixture::open("adamw8bit");
     let mut config = config(&fixture, 0.0);
@@ -43,15 +43,15 @@ fn run(restart_at: Option<usize>) {
         }
         let param = |name: &str| fixture.expected(&format!("{step}.param.{name}"));
         assert_equal(&format!("step {step}: large"), &params[0].detach(), &param("large"));
-        // torch's own fused step on both sides, vectorised otherwise
+        // torch's fused step on both sides, but vectorised differently
         let apart = (params[1].detach() - param("small")).abs().max().double_value(&[]);
-        assert!(apart < 1e-6, "step {step}: small is {apart} off");
+        assert!(apart < 1e-6, "step {step}: small differs by {apart}");
     }
     assert_eq!(compared, 4 * 4);
 }
 
 #[test]
-fn maps_are_those_of_bitsandbytes() {
+fn maps_equal_bitsandbytes() {
     let fixture = Fixture::open("adamw8bit");
     let maps = Maps::new(Device::Cpu);
     assert_equal("signed", &maps.signed, &fixture.expected("map.signed"));
@@ -59,11 +59,11 @@ fn maps_are_those_of_bitsandbytes() {
 }
 
 #[test]
-fn codes_scales_and_parameters_are_equal() {
+fn codes_scales_and_parameters_equal_bitsandbytes() {
     run(None);
 }
 
 #[test]
-fn restored_before_the_seventh_step_they_are_too() {
+fn they_are_equal_if_restored_before_the_seventh_step() {
     run(Some(6));
 }

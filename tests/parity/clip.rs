@@ -1,4 +1,4 @@
-//! CLIP's vision tower against transformers' `CLIPVisionModel`.
+//! Parity of CLIP's vision tower with transformers' `CLIPVisionModel`.
 
 use crate::fixture::{BF16, Fixture, assert_finite_gradients, assert_near_in_bf16, leaf, probed, store};
 use prsmed::models::clip::{ClipVision, Config};
@@ -9,7 +9,7 @@ fn build(fixture: &Fixture) -> (Store, ClipVision) {
     let (store, config) = (store(), fixture.config::<Config>());
     let model = ClipVision::new(&store.root(Role::Trainable), &config);
     let last = format!("vision_model.encoder.layers.{}.", config.num_hidden_layers - 1);
-    // LLaVA reads the layer before the last, so neither is built
+    // LLaVA uses the second to last layer, so neither the last layer nor the norm is built
     fixture.load(&store, &[&last, "vision_model.post_layernorm."]);
     (store, model)
 }

@@ -1,11 +1,11 @@
-//! The networks of Stable Diffusion against diffusers and transformers, in fp64, with weights made by a formula.
+//! Parity of Stable Diffusion's networks with diffusers and transformers, in fp64, with weights from a formula.
 
 use crate::fixture::Fixture;
 use prsmed::models::diffusion::controlnet::{self, ControlNet};
 use prsmed::models::diffusion::text::{self, ClipText};
 use prsmed::models::diffusion::unet::{self, Added, Conditioning, Unet};
 use prsmed::models::diffusion::vae::{self, Vae};
-use prsmed::tensor::store::{Role, Scope, Store, StoreOptions};
+use prsmed::tensor::store::{Role, Store, StoreOptions, VarPath};
 use prsmed::tensor::{Device, Kind, Tensor, no_grad};
 
 const PLACE: (Kind, Device) = (Kind::Double, Device::Cpu);
@@ -19,23 +19,23 @@ fn wave(shape: &[i64], frequency: f64) -> Tensor {
     (flat_indices(shape) * frequency).sin().reshape(shape)
 }
 
-/// [`wave`] as a leaf that collects a gradient.
+/// [`wave`] as a leaf tensor with gradient.
 fn leaf(shape: &[i64], frequency: f64) -> Tensor {
     wave(shape, frequency).set_requires_grad(true)
 }
 
-/// How weights are made.
+/// Formula of the weights.
 #[derive(Clone, Copy, PartialEq)]
 enum Style {
-    /// By the formula of the printed numbers; its matrices have rank 2, so they hide much.
+    /// The formula of the published example values. Its matrices have rank 2, so they hide many errors.
     Smooth,
     /// Matrices of quadratic residues.
     Rough,
-    /// Rough with small layers before norms, so that the epsilons of norms show.
+    /// Rough, with small layers before norms, so that the epsilons of norms matter.
     Quiet,
 }
 
-/// The weights by the place of their names and their flat indices.
+/// Fills the weights by the index of their names and their flat indices.
 fn fill(store: &Store, style: Style) {
     let mut entries = store.entries();
     entries.sort_by(|a, b| a.name.cmp(&b.name));
@@ -49,7 +49,7 @@ fn fill(store: &Store, style: Style) {
         let mut flat = if size.len() > 1 && style == Style::Smooth {
             (i * 0.9 + 0.1 * n).sin() * (1.5 / fan_in.sqrt())
         } else if size.len() > 1 {
-            // whole numbers below 2^53, so exact
+            // integers below 2^53, so exact
             ((&i * &i * 31.0 + &i * 7919.0 + n * 1009.0).remainder(10_007.0) / 10_007.0 - 0.5) * (3.0 / fan_in.sqrt())
         } else if entry.name.ends_with("weight") {
             (i * 0.7 + 0.3 * n).sin() * 0.1 + 1.0
@@ -64,8 +64,8 @@ fn fill(store: &Store, style: Style) {
     }
 }
 
-/// A network of doubles whose number of tensors and parameters is the recorded one.
-fn build<T>(fixture: &Fixture, name: &str, new: impl FnOnce(&Scope) -> T) -> (Store, T) {
+/// A network in fp64. Its numbers of tensors and parameters must be those of the fixture.
+fn build<T>(fixture: &Fixture, name: &str, new: impl FnOnce(&VarPath) -> T) -> (Store, T) {
     let options = StoreOptions { frozen_kind: Kind::Double, initialise: false, ..StoreOptions::cpu() };
     let store = Store::new(options);
     let network = new(&store.root(Role::Frozen));
@@ -76,12 +76,12 @@ fn build<T>(fixture: &Fixture, name: &str, new: impl FnOnce(&Scope) -> T) -> (St
     (store, network)
 }
 
-/// The library's own config file.
+/// The config file of the Python library.
 fn config<T: serde::de::DeserializeOwned>(fixture: &Fixture, name: &str) -> T {
-    serde_json::from_value(fixture.meta["config"][name].clone()).expect("a config of ours")
+    serde_json::from_value(fixture.meta["config"][name].clone()).expect("the config of a supported network")
 }
 
-/// Weights of `store` as leaves.
+/// Weights of `store` as leaf tensors.
 fn weights<'a>(store: &Store, names: &[&'a str]) -> Vec<(&'a str, Tensor)> {
     let found = names.iter().map(|name| (*name, store.get(name).unwrap_or_else(|| panic!("no {name}"))));
     found.map(|(name, tensor)| (name, tensor.set_requires_grad(true))).collect()
@@ -92,7 +92,7 @@ fn backward(output: &Tensor) {
     (output * wave(&output.size(), 0.37)).sum(Kind::Double).backward();
 }
 
-/// The numbers that the specification of these networks prints: the first elements, the last two, mean and mean magnitude.
+/// Checks published example values: the first elements, the last two, mean and mean magnitude.
 fn printed(what: &str, got: &Tensor, first: &[f64], last: &[f64], means: &[f64]) {
     let flat = got.detach().reshape([-1]);
     let (count, end) = (flat.size()[0], i64::try_from(last.len()).expect("few numbers"));
@@ -246,7 +246,7 @@ fn sd15_and_its_controlnet_agree() {
 }
 
 #[test]
-fn the_autoencoder_agrees_whole_and_in_tiles() {
+fn the_autoencoder_agrees_for_images_and_tiles() {
     let fixture = Fixture::open("diffusion");
     let config: vae::Config = config(&fixture, "vae");
     config.check().unwrap();
@@ -254,23 +254,23 @@ fn the_autoencoder_agrees_whole_and_in_tiles() {
     let (mid, norm) = ("encoder.mid_block.attentions.0.to_v.weight", "decoder.conv_norm_out.weight");
     let leaves = weights(&store, &[mid, norm]);
     let (pixels, latents) = (leaf(&[1, 3, 32, 32], 0.13), leaf(&[1, 4, 16, 16], 0.29));
-    let (moments, picture) = (net.encode(&pixels), net.decode(&latents));
+    let (moments, image) = (net.encode(&pixels), net.decode(&latents));
     let first = [-0.126_919, 0.012_318, 0.025_395, -0.014_298];
     printed("mean", &moments.mean, &first, &[-0.077_478, -0.064_357], &[0.036_005, 0.163_219]);
     printed("logvar", &moments.logvar, &[0.137_223, -0.007_106, 0.022_357, 0.056_861], &[], &[]);
     let first = [0.430_103, 0.005_360, -0.248_237, -0.486_655];
-    printed("decoded", &picture, &first, &[0.211_744, 0.100_812], &[0.044_918, 0.547_931]);
+    printed("decoded", &image, &first, &[0.211_744, 0.100_812], &[0.044_918, 0.547_931]);
     let mut case = fixture.case("vae");
     case.check("smooth.mean", &moments.mean);
     case.check("smooth.logvar", &moments.logvar);
-    case.check("smooth.out", &picture);
+    case.check("smooth.out", &image);
     fill(&store, Style::Rough);
-    let (moments, picture) = (net.encode(&pixels), net.decode(&latents));
+    let (moments, image) = (net.encode(&pixels), net.decode(&latents));
     backward(&moments.mean);
-    backward(&picture);
+    backward(&image);
     case.check("mean", &moments.mean);
     case.check("logvar", &moments.logvar);
-    case.check("out", &picture);
+    case.check("out", &image);
     case.check("encode.grad.pixels", &pixels.grad());
     case.check("encode.grad.mid", &leaves[0].1.grad());
     case.check("decode.grad.latents", &latents.grad());
@@ -280,7 +280,7 @@ fn the_autoencoder_agrees_whole_and_in_tiles() {
         case.check("tiled.out", &net.decode_tiled(&latents, 32));
         case.check("tiled.mean", &net.encode_tiled(&pixels, 32).mean);
         let difference = (net.decode_sliced(&latents) - net.decode(&latents)).abs().max().double_value(&[]);
-        assert!(difference < 1e-12, "slices differ from the whole by {difference}");
+        assert!(difference < 1e-12, "single images differ from the batch by {difference}");
         let difference = (net.decode_tiled(&latents, 80) - net.decode(&latents)).abs().max().double_value(&[]);
         assert!(difference < 1e-12, "one tile differs from the whole by {difference}");
         fill(&store, Style::Quiet);

@@ -1,15 +1,15 @@
-//! Names and shapes of Stable Diffusion's networks at their published sizes, built without memory.
+//! Parity of names and shapes of Stable Diffusion's networks at their published sizes, on the meta device.
 //!
-//! The hashes are those of the lists that diffusers and transformers make (`scripts/fixtures/diffusion.py keys`).
+//! The hashes are those of the lists from diffusers and transformers (`scripts/fixtures/diffusion.py keys`).
 
 use prsmed::models::diffusion::{controlnet, text, unet, vae};
-use prsmed::tensor::store::{Role, Scope, Store, StoreOptions};
+use prsmed::tensor::store::{Role, Store, StoreOptions, VarPath};
 use prsmed::tensor::{META, ledger, meta};
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
 
-/// Tensors, parameters and hash of the sorted list.
-fn summary(new: impl FnOnce(&Scope)) -> (usize, usize, String) {
+/// Number of tensors, number of parameters, and hash of the sorted list.
+fn summary(new: impl FnOnce(&VarPath)) -> (usize, usize, String) {
     ledger::install();
     meta::install().expect("a meta device");
     let store = Store::new(StoreOptions { device: META, initialise: false, ..StoreOptions::cpu() });

@@ -1,4 +1,4 @@
-//! Reads a fixture and compares with it; every recorded tensor must be asked for.
+//! Reads a fixture and compares results with it. Every tensor of the fixture must be compared.
 
 use prsmed::tensor::store::{Role, Store, StoreOptions};
 use prsmed::tensor::weights::Archive;
@@ -22,27 +22,28 @@ pub(crate) struct Fixture {
 impl Fixture {
     pub(crate) fn open(name: &str) -> Self {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parity").join(name);
-        let card = folder.join("meta.json");
-        let text = std::fs::read_to_string(&card).unwrap_or_else(|e| panic!("fixture {}: {e}", card.display()));
-        let meta = serde_json::from_str(&text).unwrap_or_else(|e| panic!("fixture {}: {e}", card.display()));
+        let meta_path = folder.join("meta.json");
+        let text =
+            std::fs::read_to_string(&meta_path).unwrap_or_else(|e| panic!("fixture {}: {e}", meta_path.display()));
+        let meta = serde_json::from_str(&text).unwrap_or_else(|e| panic!("fixture {}: {e}", meta_path.display()));
         let inputs = archive(&folder.join("inputs.safetensors"));
         let expected = archive(&folder.join("expected.safetensors"));
         Self { folder, meta, inputs, expected }
     }
 
-    /// The model's sizes, under the names of our config.
+    /// The model's sizes, as our config.
     pub(crate) fn config<T: serde::de::DeserializeOwned>(&self) -> T {
-        serde_json::from_value(self.meta["config"].clone()).expect("meta.json holds this config")
+        serde_json::from_value(self.meta["config"].clone()).expect("meta.json contains this config")
     }
 
-    /// The recorded numbers `config.name`, a list or a single one.
+    /// The numbers `config.name` of the fixture, a list or a single one.
     pub(crate) fn numbers(&self, name: &str) -> Vec<f64> {
         let value = &self.meta["config"][name];
         let all = value.as_array().cloned().unwrap_or_else(|| vec![value.clone()]);
-        all.iter().map(|v| v.as_f64().unwrap_or_else(|| panic!("config.{name} is no number"))).collect()
+        all.iter().map(|v| v.as_f64().unwrap_or_else(|| panic!("config.{name} is not a number"))).collect()
     }
 
-    /// As [`Fixture::numbers`] for four integers.
+    /// Like [`Fixture::numbers`], for four integers.
     pub(crate) fn four(&self, name: &str) -> [i64; 4] {
         let list = self.meta["config"][name].as_array().expect("a list");
         std::array::from_fn(|i| list[i].as_i64().expect("an integer"))
@@ -52,7 +53,7 @@ impl Fixture {
         self.folder.join(file)
     }
 
-    /// An input in full width.
+    /// An input, in fp32 if it is floating point.
     pub(crate) fn input(&self, name: &str) -> Tensor {
         let tensor = self.inputs.read(name).unwrap_or_else(|e| panic!("input {name}: {e}"));
         if tensor.kind() == Kind::Half { tensor.to_kind(Kind::Float) } else { tensor }
@@ -66,7 +67,8 @@ impl Fixture {
         self.expected.read(name).unwrap_or_else(|e| panic!("expected {name}: {e}"))
     }
 
-    /// Fills `store` with `weights.safetensors`; only `ignorable` keys may stay unused, and each of them must exist.
+    /// Fills `store` from `weights.safetensors`. Only keys that start with an entry of `ignorable` may stay unused, and
+    /// each entry must match a key.
     pub(crate) fn load(&self, store: &Store, ignorable: &[&str]) {
         load(store, &self.path("weights.safetensors"), ignorable);
     }
@@ -85,7 +87,7 @@ impl Fixture {
     fn tolerance(&self, name: &str) -> f64 {
         let (kind, most) = if name.contains(".grad.") { ("gradient", GRADIENT) } else { ("forward", FORWARD) };
         let base = self.meta["tolerance"][kind].as_f64().expect("a tolerance").min(most);
-        let noise = self.meta["fp32_error"]["by_name"][name].as_f64().expect("a recorded fp32 error");
+        let noise = self.meta["fp32_error"]["by_name"][name].as_f64().expect("the fp32 error of this tensor");
         base.max(4.0 * noise)
     }
 }
@@ -94,23 +96,26 @@ pub(crate) fn archive(path: &Path) -> Archive {
     Archive::open(path).unwrap_or_else(|e| panic!("fixture {}: {e}", path.display()))
 }
 
-/// An empty store: uninitialised, so that a tensor the load forgets cannot pass, and no random numbers are drawn.
+/// An empty store without initialisation: a tensor that is not loaded fails the test, and no random numbers are drawn.
 pub(crate) fn store() -> Store {
     Store::new(StoreOptions { initialise: false, ..StoreOptions::cpu() })
 }
 
-/// As [`Fixture::load`] from any file.
+/// Like [`Fixture::load`], from any file.
 pub(crate) fn load(store: &Store, path: &Path, ignorable: &[&str]) {
     let mut targets: Vec<_> = store.entries().into_iter().map(|e| (e.name, e.tensor)).collect();
     let report = archive(path).load(&mut targets, |name| ignorable.iter().any(|i| name.starts_with(i)));
     let report = report.expect("weights can be read");
     assert!(report.is_clean(), "{}: {report}", path.display());
     for prefix in ignorable {
-        assert!(report.ignored.iter().any(|n| n.starts_with(prefix)), "{prefix} is not stored, ignore it no more");
+        assert!(
+            report.ignored.iter().any(|n| n.starts_with(prefix)),
+            "no stored key starts with {prefix}: do not ignore it"
+        );
     }
 }
 
-/// Relative L2 distance in double precision; infinite when anything is not finite.
+/// Relative L2 distance in double precision; infinite if an element is not finite.
 pub(crate) fn relative_error(got: &Tensor, want: &Tensor) -> f64 {
     assert_eq!(got.size(), want.size(), "shapes differ");
     let (got, want) = (got.detach().to_kind(Kind::Double), want.detach().to_kind(Kind::Double));
@@ -118,7 +123,7 @@ pub(crate) fn relative_error(got: &Tensor, want: &Tensor) -> f64 {
     if error.is_finite() { error } else { f64::INFINITY }
 }
 
-/// Root of the sum of squares.
+/// Square root of the sum of squares.
 fn size(tensor: &Tensor) -> f64 {
     tensor.to_kind(Kind::Double).norm().double_value(&[])
 }
@@ -143,7 +148,7 @@ pub(crate) fn assert_finite_gradients(store: &Store) {
     assert!(some, "no gradient at all");
 }
 
-/// The comparison of one case; [`Comparison::finish`] reports all differences at once.
+/// Comparison of one case. [`Comparison::finish`] reports all differences at once.
 #[must_use]
 pub(crate) struct Comparison<'a> {
     fixture: &'a Fixture,
@@ -154,11 +159,11 @@ pub(crate) struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    /// Compares `got` with what is recorded as `name`.
+    /// Compares `got` with the tensor `name` of the fixture.
     pub(crate) fn check(&mut self, name: &str, got: &Tensor) {
         let name = format!("{}.{name}", self.prefix);
         let Some(stored) = self.open.remove(&name) else {
-            self.failures.push(format!("{name}: nothing is recorded, or it was compared before"));
+            self.failures.push(format!("{name}: not in the fixture, or already compared"));
             return;
         };
         let got = match stored.split_once("@stride:") {
@@ -177,12 +182,12 @@ impl Comparison<'_> {
         }
     }
 
-    /// Marks a recorded tensor that the caller compared itself.
+    /// Marks a tensor of the fixture that the caller compared itself.
     pub(crate) fn compared_elsewhere(&mut self, name: &str) {
-        assert!(self.open.remove(&format!("{}.{name}", self.prefix)).is_some(), "{name} is not recorded");
+        assert!(self.open.remove(&format!("{}.{name}", self.prefix)).is_some(), "{name} is not in the fixture");
     }
 
-    /// Compares the gradients of all trained tensors; exactly those named in `without` have none.
+    /// Compares the gradients of all trainable tensors. Exactly the tensors in `without` have no gradient.
     pub(crate) fn check_gradients(&mut self, store: &Store, without: &[&str]) {
         for entry in store.entries().iter().filter(|e| e.role == Role::Trainable) {
             let (name, grad) = (entry.name.as_str(), entry.tensor.grad());
@@ -196,10 +201,11 @@ impl Comparison<'_> {
         }
     }
 
-    /// A gradient that is 0 in exact arithmetic is small beside that of the weight next to it.
+    /// Checks a gradient that is 0 in exact arithmetic: it must be small relative to the gradient of the layer's
+    /// weight.
     fn check_zero(&mut self, store: &Store, name: &str, grad: &Tensor) {
         let neighbour = name.replace(".bias", ".weight");
-        let beside = size(&store.get(&neighbour).expect("a weight beside the bias").grad());
+        let beside = size(&store.get(&neighbour).expect("a bias belongs to a weight").grad());
         self.compared += 1;
         let ratio = size(grad) / beside;
         if ratio.is_nan() || ratio > GRADIENT {
@@ -207,21 +213,21 @@ impl Comparison<'_> {
         }
     }
 
-    /// Fails with every difference and every recorded tensor that was not compared.
+    /// Fails with every difference, and every tensor of the fixture that was not compared.
     pub(crate) fn finish(mut self) {
-        self.failures.extend(self.open.keys().map(|name| format!("{name}: recorded, never compared")));
+        self.failures.extend(self.open.keys().map(|name| format!("{name}: in the fixture, but never compared")));
         let name = self.fixture.meta["name"].as_str().unwrap_or_default();
         assert!(self.compared > 0, "{name}: nothing was compared");
         assert!(self.failures.is_empty(), "{name}: {} differences\n{}", self.failures.len(), self.failures.join("\n"));
     }
 }
 
-/// The scalar that the fixtures differentiate: `sum(output * probe)`.
+/// The scalar whose gradients are in the fixture: `sum(output * probe)`.
 pub(crate) fn probed(output: &Tensor, probe: &Tensor) -> Tensor {
     (output.to_kind(Kind::Float) * probe).sum(Kind::Float)
 }
 
-/// A copy of `tensor` that collects a gradient.
+/// A copy of `tensor` as a leaf with gradient.
 pub(crate) fn leaf(tensor: &Tensor, kind: Kind) -> Tensor {
     no_grad(|| tensor.to_kind(kind).copy()).set_requires_grad(true)
 }
@@ -242,7 +248,7 @@ fn a_small_difference_fails() {
 }
 
 #[test]
-#[should_panic(expected = "3.param.late: recorded, never compared")]
+#[should_panic(expected = "3.param.late: in the fixture, but never compared")]
 fn a_forgotten_tensor_fails() {
     let fixture = Fixture::open("adamw");
     let mut case = fixture.case("3");

@@ -1,5 +1,5 @@
-//! InceptionV3 against pytorch-fid's network, rebuilt by `scripts/fixtures/inception.py` (which compares it with
-//! torchvision's), with the same closed-form weights and pictures on both sides.
+//! Parity of InceptionV3 with pytorch-fid's network, rebuilt by `scripts/fixtures/inception.py` (which compares it with
+//! torchvision's). Weights and images are the same formulas on both sides.
 
 use prsmed::models::inception::{Config, Inception};
 use prsmed::tensor::store::{Role, Store, StoreOptions};
@@ -23,7 +23,6 @@ fn counted(shape: &[i64]) -> Tensor {
     Tensor::arange(shape.iter().product::<i64>(), (Kind::Double, Device::Cpu)).view(shape)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a few hundred keys")]
 fn fill(store: &Store) {
     let mut entries = store.entries();
     entries.sort_by(|a, b| a.name.cmp(&b.name));
@@ -50,10 +49,10 @@ fn error_of(kind: Kind, case: &Value, divisor: i64) -> f64 {
     let shape: Vec<i64> = serde_json::from_value(case["picture"].clone()).expect("a shape");
     let [count, height, width] = shape[..] else { panic!("three sides") };
     let i = counted(&[count, 3, height, width]);
-    let picture = ((&i * 0.013).sin() + (&i * 0.31).sin()) / 4.0 + 0.5;
+    let image = ((&i * 0.013).sin() + (&i * 0.31).sin()) / 4.0 + 0.5;
     let want: Vec<f64> = serde_json::from_value(case["features"].clone()).expect("numbers");
     let want = Tensor::from_slice(&want).view([count, Config { divisor }.out_dim()]);
-    let got = model.features(&picture);
+    let got = model.features(&image);
     assert_eq!((got.kind(), got.size()), (kind, want.size()));
     ((got.to_kind(Kind::Double) - &want).norm() / want.norm()).double_value(&[])
 }
@@ -72,7 +71,7 @@ fn inception_agrees() {
 }
 
 #[test]
-fn the_full_networks_keys_are_torchvisions() {
+fn keys_of_the_full_network_equal_torchvision() {
     let fixture = fixture();
     let (store, _model) = build(Kind::Float, 1);
     let mut keys: Vec<String> = store.entries().iter().map(|e| format!("{} {:?}", e.name, e.tensor.size())).collect();

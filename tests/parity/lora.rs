@@ -1,4 +1,4 @@
-//! LoRA against peft: an adapter it saved, its gradients, its merged weights; checkpointing with dropout on.
+//! Parity of LoRA with peft: a saved adapter, its gradients, its merged weights; and checkpointing with dropout.
 
 use crate::fixture::{BF16, Fixture, assert_finite_gradients, assert_near_in_bf16, load, relative_error, store};
 use crate::mistral::{Outputs, embeds, forward};
@@ -13,7 +13,7 @@ fn adapter_config(fixture: &Fixture, dropout: f64) -> LoraConfig {
     LoraConfig { rank: given["r"].as_i64().expect("r"), alpha: given["lora_alpha"].as_f64().expect("alpha"), dropout }
 }
 
-/// Frozen base, trained adapters, the model.
+/// Frozen base, trainable adapters, and the model.
 fn build(fixture: &Fixture, dropout: f64) -> (Store, Store, Mistral) {
     let (base, adapters) = (store(), store());
     let (scope, lora) = (adapters.root(Role::Trainable), adapter_config(fixture, dropout));
@@ -42,7 +42,7 @@ fn lora_agrees() {
 }
 
 #[test]
-fn an_adapted_layer_is_its_merged_weight() {
+fn an_adapted_layer_equals_its_merged_weight() {
     let fixture = Fixture::open("lora");
     let merged = Archive::open(&fixture.path("merged.safetensors")).unwrap();
     let (base, adapters, _) = build(&fixture, 0.0);
@@ -68,9 +68,9 @@ fn an_adapted_layer_is_its_merged_weight() {
     }
 }
 
-/// States and all gradients of one pass that starts from a fixed generator state.
+/// Hidden states and all gradients of one pass from a fixed generator state.
 fn gradients(fixture: &Fixture, pass: Pass) -> (Outputs, Vec<(String, Tensor)>) {
-    // the only test of this program that draws random numbers, so no other can interfere
+    // the only test of this program that draws random numbers, so no other test can interfere
     let (_base, adapters, model) = build(fixture, 0.4);
     rng::seed(5);
     let embeds = embeds(fixture, "c", &model, Kind::Float);
@@ -82,7 +82,7 @@ fn gradients(fixture: &Fixture, pass: Pass) -> (Outputs, Vec<(String, Tensor)>) 
 }
 
 #[test]
-fn checkpointing_with_dropout_changes_no_bit() {
+fn checkpointing_with_dropout_is_bit_identical() {
     let fixture = Fixture::open("lora");
     let (plain, expected) = gradients(&fixture, Pass { train: true, checkpoint: 0 });
     let (again, got) = gradients(&fixture, Pass { train: true, checkpoint: usize::MAX });

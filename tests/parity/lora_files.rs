@@ -1,5 +1,5 @@
-//! LoRA files as diffusers, peft and kohya's scripts write them: every module is found, and the merged weights are those
-//! of diffusers.
+//! Parity of LoRA files from diffusers, peft and kohya's scripts: every module is found, and the merged weights equal
+//! those of diffusers.
 
 use crate::fixture::{archive, relative_error};
 use prsmed::models::diffusion::lora::{self, Adapter, Component};
@@ -24,7 +24,7 @@ fn store(component: Component) -> Store {
     store
 }
 
-/// Merges the adapters of `path` into both networks and compares with what diffusers has; returns how many there were.
+/// Merges the adapters of `path` into both networks and compares with diffusers. Returns their numbers.
 fn check(path: &Path, strength: f64) -> (usize, usize) {
     let adapters = lora::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     let merged = archive(&folder().join("merged.safetensors"));

@@ -1,4 +1,4 @@
-//! The losses of both semantics against PyTorch: values and gradients of the logits.
+//! Parity of the losses of both semantics with PyTorch: values and gradients of the logits.
 
 use crate::fixture::{Fixture, leaf};
 use prsmed::segment::{Semantics, loss};
@@ -16,7 +16,7 @@ fn check(prefix: &str) {
         value.backward();
         case.check(&format!("{name}.loss"), &value);
         case.check(&format!("{name}.grad.mask_logits"), &logits.grad());
-        // its two parts are recorded for reading; their sum is what is compared
+        // the fixture contains its two parts for information; their sum is compared
         case.compared_elsewhere(&format!("{name}.bce"));
         case.compared_elsewhere(&format!("{name}.weighted_iou"));
     }
@@ -25,7 +25,7 @@ fn check(prefix: &str) {
     // a state predicts the token after it
     let labels = input("labels").narrow(1, 1, t - 1).reshape([-1]);
     let tokens = labels.ne(-100).sum(Kind::Int64).int64_value(&[]);
-    // logits as rows of an identity head
+    // an identity head makes the logits its rows
     let head = Tensor::eye(vocab, (Kind::Float, prsmed::tensor::Device::Cpu));
     let rows = logits.narrow(1, 0, t - 1).reshape([b * (t - 1), vocab]);
     let value = linear_cross_entropy(&rows, &head, &labels, 3) / tokens;
@@ -42,11 +42,11 @@ fn check(prefix: &str) {
 }
 
 #[test]
-fn square_maps_with_an_empty_and_a_soft_mask() {
+fn square_maps_with_an_empty_and_a_soft_mask_agree() {
     check("a");
 }
 
 #[test]
-fn maps_that_are_not_square() {
+fn rectangular_maps_agree() {
     check("b");
 }

@@ -1,6 +1,7 @@
-//! Our models against the published implementations: same weights, same inputs, same outputs and gradients.
+//! Parity of our models with the published implementations: same weights and inputs give the same outputs and
+//! gradients.
 //!
-//! The values under `tests/fixtures/parity` come from `scripts/fixtures/*.py`. A missing fixture fails the test.
+//! `scripts/fixtures/*.py` writes the fixtures below `tests/fixtures/parity`. A missing fixture fails the test.
 
 mod adamw;
 mod adamw8bit;

@@ -1,4 +1,4 @@
-//! The mask decoder v5 and v6 against PyTorch's attention, encoder layer and instance norm.
+//! Parity of the mask decoder v5 and v6 with PyTorch's attention, encoder layer and instance norm.
 
 use crate::fixture::{BF16, Fixture, assert_finite_gradients, assert_near_in_bf16, leaf, probed, store};
 use prsmed::models::mask_decoder::{Config, MaskDecoder, enlarge};
@@ -47,7 +47,7 @@ fn agrees(version: &str) {
         case.check("logits", &logits);
         case.check("grad.input", &image.grad());
         case.check("grad.prompt", &prompt.grad());
-        // published and never used
+        // published, but not used
         case.check_gradients(&store, &["ffn.norm1.weight", "ffn.norm1.bias"]);
         case.finish();
     }

@@ -1,4 +1,4 @@
-//! Mistral against transformers' `MistralForCausalLM`: states, logits, gradients, greedy generation.
+//! Parity of Mistral with transformers' `MistralForCausalLM`: hidden states, logits, gradients, greedy generation.
 
 use crate::fixture::{
     BF16, Fixture, assert_finite_gradients, assert_near_in_bf16, leaf, probed, relative_error, store,
@@ -7,7 +7,7 @@ use prsmed::models::mistral::{Config, KvCache, Mistral, Pass};
 use prsmed::tensor::store::{Role, Store};
 use prsmed::tensor::{Kind, Tensor, dims, no_grad};
 
-/// What the fixture's scalar is made of.
+/// The parts of the fixture's scalar.
 pub(crate) struct Outputs {
     pub(crate) hidden: Tensor,
     pub(crate) logits: Tensor,
@@ -15,14 +15,14 @@ pub(crate) struct Outputs {
 }
 
 impl Outputs {
-    /// The scalar that was differentiated.
+    /// The scalar whose gradients are in the fixture.
     pub(crate) fn scalar(&self, fixture: &Fixture, prefix: &str) -> Tensor {
         let probe = |name: &str| fixture.input(&format!("{prefix}.probe_{name}"));
         probed(&self.hidden, &probe("hidden")) + probed(&self.logits, &probe("logits")) + &self.loss
     }
 }
 
-/// The embeddings of a case, a leaf when they are given as such.
+/// The embeddings of a case; a leaf with gradient if they are an input.
 pub(crate) fn embeds(fixture: &Fixture, prefix: &str, model: &Mistral, kind: Kind) -> Tensor {
     let given = format!("{prefix}.inputs_embeds");
     if fixture.has_input(&given) {
@@ -78,7 +78,7 @@ fn mistral_agrees() {
     }
 }
 
-/// Greedy ids `[1, n]` with a cache.
+/// Greedily generated ids `[1, n]`, with a cache.
 fn generated(fixture: &Fixture, prefix: &str, model: &Mistral) -> Tensor {
     let [_b, length] = dims(&fixture.input(&format!("{prefix}.prompt")));
     let [_, count] = dims(&fixture.expected(&format!("{prefix}.generated")));
@@ -94,7 +94,7 @@ fn generated(fixture: &Fixture, prefix: &str, model: &Mistral) -> Tensor {
 }
 
 #[test]
-fn the_cache_changes_no_state() {
+fn hidden_states_with_and_without_cache_agree() {
     let fixture = Fixture::open("mistral");
     let (_store, model) = build(&fixture);
     let embeds = no_grad(|| model.embed(&fixture.input("b.input_ids").narrow(0, 0, 1)));
@@ -109,7 +109,7 @@ fn the_cache_changes_no_state() {
 }
 
 #[test]
-fn right_padding_needs_no_mask() {
+fn padding_on_the_right_needs_no_mask() {
     let fixture = Fixture::open("mistral");
     let (_store, model) = build(&fixture);
     let (embeds, keep) = (embeds(&fixture, "b", &model, Kind::Float), keep(&fixture, "b").expect("case b is padded"));
@@ -117,7 +117,7 @@ fn right_padding_needs_no_mask() {
     let plain = model.forward(&embeds, None, Pass::default());
     let real = |states: &Tensor| states.masked_select(&keep.unsqueeze(2));
     let error = relative_error(&real(&plain), &real(&masked));
-    assert!(error <= 1e-5, "unmasked padding moves real tokens by {error:.1e}");
+    assert!(error <= 1e-5, "unmasked padding changes real tokens by {error:.1e}");
     let error = relative_error(&plain, &masked);
     assert!(error > 1e-3, "the mask has no effect ({error:.1e})");
 }

@@ -1,4 +1,4 @@
-//! Matrices in 4 bits: codes, scales, states and dense values of bitsandbytes, to the last bit.
+//! Parity of NF4 with bitsandbytes: codes, scales, states and dense values are bit-identical.
 
 use super::fixture::archive;
 use prsmed::tensor::nf4::{Nf4, Quantization, STATE};
@@ -20,7 +20,7 @@ fn state_of(bytes: &Tensor) -> Value {
     serde_json::from_slice(&Vec::<u8>::try_from(bytes).expect("bytes")).expect("JSON")
 }
 
-/// Every stored matrix with ours of the same values: name in the file, ours.
+/// Calls `check` with every matrix of the file (by name) and our quantization of the same values.
 fn each(mut check: impl FnMut(&str, &Nf4, &Archive)) {
     let inputs = archive(&folder().join("inputs.safetensors"));
     let expected = archive(&folder().join("expected.safetensors"));
@@ -36,7 +36,7 @@ fn each(mut check: impl FnMut(&str, &Nf4, &Archive)) {
 }
 
 #[test]
-fn codes_scales_and_states_are_those_of_bitsandbytes() {
+fn codes_scales_and_states_equal_bitsandbytes() {
     let mut compared = 0;
     each(|name, ours, expected| {
         for (key, piece) in ours.pieces() {
@@ -53,18 +53,18 @@ fn codes_scales_and_states_are_those_of_bitsandbytes() {
 }
 
 #[test]
-fn dense_values_are_those_of_bitsandbytes() {
+fn dense_values_equal_bitsandbytes() {
     each(|name, ours, expected| {
         for (label, kind) in KINDS {
             let theirs = expected.read(&format!("{name}@{label}")).unwrap();
             assert_eq!(theirs.kind(), kind);
             assert_eq!(ours.dequantize(kind), theirs, "{name} in {label}");
-            assert_eq!(ours.dequantize_composed(kind), theirs, "{name} in {label}, composed");
+            assert_eq!(ours.dequantize_composed(kind), theirs, "{name} in {label}, by libtorch's operators");
         }
     });
 }
 
-/// The package's own files are read: the same pieces, and dense targets get the dense values.
+/// Files of the package can be read, also into dense targets.
 #[test]
 fn files_of_bitsandbytes_are_read() {
     each(|name, ours, expected| {
@@ -83,7 +83,7 @@ fn files_of_bitsandbytes_are_read() {
         let values = ours.dequantize(Kind::Float);
         assert_eq!(read.dequantize(Kind::Float), values);
         assert_eq!(dense[0].1, values);
-        // the other scheme has the same codes, and scales that differ by less than the 8 bits of one
+        // the other format has the same codes; its scales differ by less than one step of 8 bits
         assert_eq!(other.pieces()[0].1, ours.pieces()[0].1, "{name}");
         for ((key, a), (_, b)) in read.pieces().into_iter().zip(ours.pieces()).filter(|((key, _), _)| *key != STATE) {
             assert_eq!(a, b, "{name}{key}");

@@ -1,12 +1,12 @@
-//! Whole generators against diffusers' pipelines: prompt to pixels at fixed latents, from folders that diffusers wrote.
+//! Parity of whole generators with diffusers' pipelines: prompt to pixels with fixed latents, from folders that
+//! diffusers wrote.
 //!
-//! Weights are closed-form: they are made here, written to safetensors files in the folder's layout, and read back by the
-//! product's own loader.
+//! Weights come from formulas. The test writes them as safetensors into the folder and loads them like the product.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use prsmed::augment::blueprint::{Blueprint, Part};
-use prsmed::augment::pipeline::{Batch, Generator, Place, PromptPair, encode_prompts, tokenize};
+use prsmed::augment::pipeline::{Batch, Generator, Placement, PromptPair, encode_prompts, tokenize};
+use prsmed::augment::pipeline_config::{Part, PipelineConfig};
 use prsmed::augment::settings::{AugmentConfig, Decode, Mode, SamplerChoice};
 use prsmed::config::{AugmentRun, Sources};
 use prsmed::models::diffusion::{controlnet::ControlNet, text::ClipText, unet::Unet, vae::Vae};
@@ -17,18 +17,18 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Relative to pictures in 0..=1, whose networks ran in fp32 on both sides.
+/// Tolerance for images in 0..=1; the networks run in fp32 on both sides.
 const TOLERANCE: f64 = 1e-4;
 const SIDE: i64 = 64;
 
-/// diffusion fixtures' rule: 1-D weights near one, other 1-D small, the rest sines scaled by fan-in; by sorted key.
+/// The formula of the diffusion fixtures: 1-d weights near one, other 1-d values small, the rest sines scaled by
+/// fan-in.
 pub(crate) fn closed_form(store: &Store) -> Vec<(String, Tensor)> {
     let mut entries: Vec<(String, Vec<i64>)> =
         store.entries().into_iter().map(|entry| (entry.name, entry.tensor.size())).collect();
     entries.sort();
     let values = |n: usize, name: &str, shape: &[i64]| {
         let count: i64 = shape.iter().product();
-        #[expect(clippy::cast_precision_loss, reason = "small numbers")]
         let (n, fan) = (n as f64, (count / shape[0]) as f64);
         let i = Tensor::arange(count, (Kind::Double, Device::Cpu));
         let values = match (shape.len(), name.ends_with("weight")) {
@@ -52,7 +52,7 @@ fn write(file: &Path, tensors: &[(String, Tensor)]) {
     write_safetensors(file, &named, &BTreeMap::new()).unwrap();
 }
 
-/// A copy of the fixture's folder with weights in it.
+/// A copy of the fixture's folder, with weights.
 fn folder(name: &str) -> (tempfile::TempDir, Value, Archive) {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pipelines").join(name);
     let settings: Value = serde_json::from_slice(&std::fs::read(source.join("settings.json")).unwrap()).unwrap();
@@ -62,17 +62,17 @@ fn folder(name: &str) -> (tempfile::TempDir, Value, Archive) {
         copy(&source.with_file_name(like).join("tokenizer"), &target.path().join("tokenizer"));
     }
     let root = target.path();
-    let blueprint = Blueprint::open("", root, control_folder(root).as_deref(), "").unwrap();
+    let pipeline_config = PipelineConfig::open("", root, control_folder(root).as_deref(), "").unwrap();
     let network = "diffusion_pytorch_model.safetensors";
-    write_part(&root.join("unet"), network, |store| drop(Unet::new(&store.root(Role::Frozen), &blueprint.unet)));
-    write_part(&root.join("vae"), network, |store| drop(Vae::new(&store.root(Role::Frozen), &blueprint.vae)));
-    for (i, config) in blueprint.texts.iter().enumerate() {
+    write_part(&root.join("unet"), network, |store| drop(Unet::new(&store.root(Role::Frozen), &pipeline_config.unet)));
+    write_part(&root.join("vae"), network, |store| drop(Vae::new(&store.root(Role::Frozen), &pipeline_config.vae)));
+    for (i, config) in pipeline_config.texts.iter().enumerate() {
         let name = ["text_encoder", "text_encoder_2"][i];
         write_part(&root.join(name), "model.safetensors", |store| {
             drop(ClipText::new(&store.root(Role::Frozen), config, i == 1));
         });
     }
-    if let Some(config) = &blueprint.controlnet {
+    if let Some(config) = &pipeline_config.controlnet {
         write_part(&root.join("controlnet"), network, |store| {
             drop(ControlNet::new(&store.root(Role::Frozen), config));
         });
@@ -123,7 +123,8 @@ fn config(settings: &Value, mode: Mode) -> AugmentConfig {
 
 fn compare(name: &str, mode: Mode, batch: impl FnOnce(&Archive, Tensor) -> Batch, without_negative: bool) {
     let (folder, settings, expected) = folder(name);
-    let blueprint = Blueprint::open("", folder.path(), control_folder(folder.path()).as_deref(), "").unwrap();
+    let pipeline_config =
+        PipelineConfig::open("", folder.path(), control_folder(folder.path()).as_deref(), "").unwrap();
     let prompts: Value = serde_json::from_slice(
         &std::fs::read(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pipelines/prompts.json")).unwrap(),
     )
@@ -131,11 +132,11 @@ fn compare(name: &str, mode: Mode, batch: impl FnOnce(&Archive, Tensor) -> Batch
     let text = |key: &str| prompts[key].as_str().unwrap().to_owned();
     let negative = if without_negative { String::new() } else { text("negative") };
     let texts = [text("prompt"), negative.clone()];
-    let (ids, cut) = tokenize(&blueprint.tokenizers().unwrap(), &texts).unwrap();
+    let (ids, cut) = tokenize(&pipeline_config.tokenizers().unwrap(), &texts).unwrap();
     assert!(cut.is_empty());
-    let place = Place { device: Device::Cpu, kind: Kind::Float, seed: 0 };
-    let embeddings = encode_prompts(&blueprint, place, &ids, &[false, negative.is_empty()], &[]).unwrap();
-    let generator = Generator::load(&blueprint, &config(&settings, mode), place, &[]).unwrap();
+    let place = Placement { device: Device::Cpu, kind: Kind::Float, seed: 0 };
+    let embeddings = encode_prompts(&pipeline_config, place, &ids, &[false, negative.is_empty()], &[]).unwrap();
+    let generator = Generator::load(&pipeline_config, &config(&settings, mode), place, &[]).unwrap();
     let batch = batch(&expected, sine([1, 4, SIDE / 2, SIDE / 2], 0.31));
     let mut steps = 0;
     let pixels = generator.render(&batch, &embeddings, || steps += 1).unwrap();
@@ -149,14 +150,14 @@ fn compare(name: &str, mode: Mode, batch: impl FnOnce(&Archive, Tensor) -> Batch
 
 fn plain(noise: Tensor) -> Batch {
     let prompts = vec![PromptPair { positive: 0, negative: 1 }];
-    Batch { pixels: None, repaint: None, holds: false, control: None, noise, prompts }
+    Batch { pixels: None, repaint: None, preserves: false, control: None, noise, prompts }
 }
 
-fn picture(expected: &Archive) -> Tensor {
+fn image(expected: &Archive) -> Tensor {
     expected.read("picture").unwrap() * 2.0 - 1.0
 }
 
-/// The mask at the size of latents, as diffusers resizes it.
+/// The mask at the size of the latents, resized like diffusers.
 fn cells(expected: &Archive) -> Tensor {
     let side = [SIDE / 2, SIDE / 2];
     expected.read("mask").unwrap().upsample_nearest2d(side, None, None)
@@ -184,16 +185,16 @@ fn sdxl_without_a_negative_prompt_agrees() {
 
 #[test]
 fn image_to_image_agrees() {
-    let batch = |expected: &Archive, noise| Batch { pixels: Some(picture(expected)), ..plain(noise) };
+    let batch = |expected: &Archive, noise| Batch { pixels: Some(image(expected)), ..plain(noise) };
     compare("img2img", Mode::Img2img, batch, false);
 }
 
 #[test]
-fn held_latents_agree() {
+fn inpainting_with_preserved_latents_agrees() {
     let batch = |expected: &Archive, noise| Batch {
-        pixels: Some(picture(expected)),
+        pixels: Some(image(expected)),
         repaint: Some(cells(expected)),
-        holds: true,
+        preserves: true,
         ..plain(noise)
     };
     compare("hold", Mode::KeepLesion, batch, false);
@@ -206,9 +207,9 @@ fn controlnet_agrees() {
 }
 
 #[test]
-fn a_nine_channel_network_agrees() {
+fn a_nine_channel_inpainting_network_agrees() {
     let batch = |expected: &Archive, noise| Batch {
-        pixels: Some(picture(expected)),
+        pixels: Some(image(expected)),
         repaint: Some(cells(expected)),
         ..plain(noise)
     };
@@ -216,30 +217,30 @@ fn a_nine_channel_network_agrees() {
 }
 
 #[test]
-fn a_missing_and_a_foreign_tensor_are_named() {
+fn missing_and_unexpected_tensors_are_named() {
     let (folder, _, _) = folder("sd15");
-    let blueprint = Blueprint::open("", folder.path(), None, "").unwrap();
+    let pipeline_config = PipelineConfig::open("", folder.path(), None, "").unwrap();
     let file = folder.path().join("vae/diffusion_pytorch_model.safetensors");
     let store = Store::new(StoreOptions { initialise: false, ..StoreOptions::cpu() });
-    let _vae = Vae::new(&store.root(Role::Frozen), &blueprint.vae);
+    let _vae = Vae::new(&store.root(Role::Frozen), &pipeline_config.vae);
     let mut tensors = closed_form(&store);
     let (lost, _) = tensors.remove(3);
     write(&file, &tensors);
-    let error = blueprint.fill(Part::Vae, &store).unwrap_err().to_string();
+    let error = pipeline_config.fill(Part::Vae, &store).unwrap_err().to_string();
     assert!(error.contains(&format!("1 tensors are missing, first `{lost}`")), "{error}");
     tensors.push(("decoder.odd".into(), Tensor::zeros([2], (Kind::Float, Device::Cpu))));
     write(&file, &tensors);
-    let error = blueprint.fill(Part::Vae, &store).unwrap_err().to_string();
+    let error = pipeline_config.fill(Part::Vae, &store).unwrap_err().to_string();
     assert!(error.contains("`decoder.odd` belongs to no layer"), "{error}");
 }
 
-/// Old files call attention's layers otherwise and hold them as 1x1 convolutions.
+/// Old files have other names for attention layers, which are 1x1 convolutions.
 #[test]
 fn an_old_autoencoder_is_read() {
     let (folder, _, _) = folder("sd15");
-    let blueprint = Blueprint::open("", folder.path(), None, "").unwrap();
+    let pipeline_config = PipelineConfig::open("", folder.path(), None, "").unwrap();
     let store = Store::new(StoreOptions { initialise: false, ..StoreOptions::cpu() });
-    let _vae = Vae::new(&store.root(Role::Frozen), &blueprint.vae);
+    let _vae = Vae::new(&store.root(Role::Frozen), &pipeline_config.vae);
     let tensors = closed_form(&store);
     let old = |(name, tensor): &(String, Tensor)| {
         let stored = name.replace(".to_q.", ".query.").replace(".to_k.", ".key.");
@@ -250,7 +251,7 @@ fn an_old_autoencoder_is_read() {
     let stored: Vec<(String, Tensor)> = tensors.iter().map(old).collect();
     assert!(stored.iter().any(|(name, tensor)| name.ends_with(".query.weight") && tensor.dim() == 4));
     write(&folder.path().join("vae/diffusion_pytorch_model.safetensors"), &stored);
-    blueprint.fill(Part::Vae, &store).unwrap();
+    pipeline_config.fill(Part::Vae, &store).unwrap();
     for (name, tensor) in tensors {
         assert_eq!(store.get(&name).unwrap(), tensor, "{name}");
     }

@@ -1,12 +1,12 @@
-//! Whole runs of the samplers against diffusers: times, first noise scale, every latent on the way.
+//! Parity of whole sampler runs with diffusers: timesteps, initial noise scale, and all latents.
 
-use prsmed::models::diffusion::sampler::{History, Kind, Sampler, SchedulerConfig};
+use prsmed::models::diffusion::sampler::{History, Sampler, SamplerKind, SchedulerConfig};
 use prsmed::tensor::{Device, Kind as Dtype, Tensor};
 use serde_json::Value;
 
-/// Relative to the largest latent before the step; fp32 noise of 30 steps.
+/// Relative to the largest latent before the step: fp32 rounding of 30 steps.
 const ALLOWED: f64 = 1e-5;
-/// Relative to the largest latent so far: with zero terminal SNR a run begins at 4096 and one step takes it to 10.
+/// Relative to the largest latent so far: with zero terminal SNR a run starts at 4096 and one step reduces it to 10.
 const ROUNDING: f64 = 2e-7;
 
 fn numbers(value: &Value) -> Vec<f64> {
@@ -26,12 +26,12 @@ fn config(case: &Value) -> SchedulerConfig {
 }
 
 fn check(case: &Value) {
-    let kind: Kind = serde_json::from_value(case["kind"].clone()).expect("a sampler");
+    let kind: SamplerKind = serde_json::from_value(case["kind"].clone()).expect("a sampler");
     let steps = usize::try_from(case["steps"].as_u64().expect("a count")).expect("small");
     let what = format!("{kind} {steps} {} {}", case["config"], case["strength"]);
     let sampler = Sampler::new(kind, &config(case), steps).unwrap_or_else(|error| panic!("{what}: {error}"));
     let times = largest_difference(sampler.timesteps(), &numbers(&case["timesteps"]));
-    assert!(times < 1e-3, "{what}: times differ by {times}");
+    assert!(times < 1e-3, "{what}: timesteps differ by {times}");
     let scale = case["init_noise_scale"].as_f64().expect("a number");
     assert!((sampler.init_noise_scale() / scale - 1.0).abs() < 1e-6, "{what}: {}", sampler.init_noise_scale());
 
@@ -54,7 +54,7 @@ fn check(case: &Value) {
         let error = largest_difference(&got, want);
         assert!(
             error < ALLOWED * largest + ROUNDING * most,
-            "{what}: before step {i} the latents differ by {error:.1e}: {got:?}, not {want:?}"
+            "{what}: before step {i} the latents differ by {error:.1e}: {got:?}, expected {want:?}"
         );
         if i < steps {
             let wave = 0.05 * (sampler.timesteps()[i] / 100.0).sin();
@@ -65,7 +65,7 @@ fn check(case: &Value) {
 }
 
 #[test]
-fn runs_of_every_sampler() {
+fn runs_of_every_sampler_agree() {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parity/samplers.json");
     let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("fixture {}: {e}", path.display()));
     let record: Value = serde_json::from_str(&text).expect("json");

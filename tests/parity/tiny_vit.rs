@@ -1,4 +1,4 @@
-//! TinyViT against timm's blocks arranged as SAM's `vit_t`.
+//! Parity of TinyViT with timm's blocks, arranged as SAM's `vit_t`.
 
 use crate::fixture::{
     BF16, Fixture, assert_finite_gradients, assert_near_in_bf16, leaf, probed, relative_error, store,
@@ -25,7 +25,7 @@ fn build(fixture: &Fixture) -> (Store, TinyVit) {
     (store, model)
 }
 
-/// The normalised picture of a case.
+/// The normalised image of a case.
 fn image(fixture: &Fixture, prefix: &str) -> Tensor {
     let row = |name: &str| Tensor::from_slice(&fixture.numbers(name)).to_kind(Kind::Float).view([1, 3, 1, 1]);
     let image = fixture.input(&format!("{prefix}.image_u8")).to_kind(Kind::Float);
@@ -46,7 +46,7 @@ fn tiny_vit_agrees() {
         let mut case = fixture.case(prefix);
         let image = leaf(&image(&fixture, prefix), Kind::Float);
         case.check("eval.output", &no_grad(|| model.forward(&image, EVAL)));
-        assert_eq!(before, buffers(&store), "evaluation moved the running statistics");
+        assert_eq!(before, buffers(&store), "evaluation changed the running statistics");
         let output = model.forward(&image, TRAIN);
         probed(&output, &fixture.input(&format!("{prefix}.probe"))).backward();
         case.check("train.output", &output);
@@ -83,8 +83,8 @@ fn gradients(fixture: &Fixture, checkpoint: usize, train_biases: bool) -> Vec<(S
 #[test]
 fn checkpointed_blocks_give_the_same_gradients() {
     let fixture = Fixture::open("tiny_vit");
-    // With trained biases libtorch's CPU takes another attention kernel whenever gradients are recorded, so the first
-    // run of a checkpointed block rounds differently from the second; without, both runs are the same.
+    // with trained biases libtorch's CPU uses another attention kernel if gradients are recorded, so the first run of a
+    // checkpointed block rounds differently from the second; without them both runs are the same
     for (train_biases, allowed) in [(false, 0.0), (true, 1e-5)] {
         let plain = gradients(&fixture, 0, train_biases);
         assert!(plain.len() > 50);
@@ -99,7 +99,8 @@ fn checkpointed_blocks_give_the_same_gradients() {
 #[test]
 fn tiny_vit_runs_in_bf16() {
     let fixture = Fixture::open("tiny_vit");
-    // PyTorch's own autocast differs by 4e-2 in train mode (the last stage normalises over 32 values only); twice that is allowed
+    // PyTorch's autocast differs by 4e-2 in train mode (the last stage normalises over 32 values only): allow twice
+    // that
     for (pass, allowed) in [(EVAL, BF16), (TRAIN, 8e-2)] {
         let (store, model) = build(&fixture);
         let image = image(&fixture, "a");

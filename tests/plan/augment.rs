@@ -1,11 +1,11 @@
-//! Generation: planned bytes equal measured bytes on the CPU, in every phase, for settings drawn at random.
+//! Image generation: planned bytes equal measured bytes on the CPU, in every phase, for random settings.
 
 use super::*;
-use prsmed::augment::blueprint::Blueprint;
-use prsmed::augment::rehearsal::{PHASES, Rehearsal as Generation};
+use prsmed::augment::dry_run::{GenerationDryRun as Generation, PHASES};
+use prsmed::augment::pipeline_config::PipelineConfig;
 use prsmed::augment::settings::AugmentConfig;
 use prsmed::config::AugmentRun;
-use prsmed::plan::rehearse::{Meter, Steps};
+use prsmed::plan::dry_run::{Meter, Steps};
 use prsmed::plan::report::{Machine, Plan};
 
 fn settings(sets: &[String]) -> AugmentConfig {
@@ -32,25 +32,25 @@ fn draw_settings(rng: &mut ChaCha8Rng) -> (Vec<String>, &'static str, usize) {
     (sets, family, rng.random_range(1..4))
 }
 
-/// Small networks of the families that differ in memory.
-fn blueprint(family: &str, config: &AugmentConfig) -> Blueprint {
+/// Small networks of each model family with its own memory use.
+fn pipeline_config(family: &str, config: &AugmentConfig) -> PipelineConfig {
     let control = config.mode == prsmed::augment::settings::Mode::MaskToImage;
-    let mut blueprint = Blueprint::random("tiny", control).unwrap();
+    let mut pipeline_config = PipelineConfig::random("tiny", control).unwrap();
     match family {
-        "tiny-sdxl" => blueprint = Blueprint::random("tiny-sdxl", control).unwrap(),
-        "tiny-inpaint" => blueprint.unet.in_channels = 9,
+        "tiny-sdxl" => pipeline_config = PipelineConfig::random("tiny-sdxl", control).unwrap(),
+        "tiny-inpaint" => pipeline_config.unet.in_channels = 9,
         _ => {}
     }
-    blueprint
+    pipeline_config
 }
 
-fn walked(config: &AugmentConfig, blueprint: &Blueprint, prompts: usize, device: Device) -> Vec<Peak> {
-    let generation = Generation { config, blueprint, prompts, judging: None, device };
+fn phases_of(config: &AugmentConfig, pipeline_config: &PipelineConfig, prompts: usize, device: Device) -> Vec<Peak> {
+    let generation = Generation { config, pipeline_config, prompts, filter: None, device };
     if device == META {
         let steps = Steps { whole: config.steps, shown: config.steps };
         let planned =
-            rehearse::plan_walk(Job::Augment, steps, Target::Cpu, false, |begin| generation.walk(begin)).unwrap();
-        let phases = replay::phases(&planned.trace, replay::Device::Cpu).into_iter();
+            dry_run::plan_walk(Job::Augment, steps, Target::Cpu, false, |begin| generation.walk(begin)).unwrap();
+        let phases = replay::phases(&planned.trace, replay::ReplayTarget::Cpu).into_iter();
         return phases.map(|p| (p.name, p.allocated_peak, p.categories)).collect();
     }
     let mut meter = Measured::begin(device).unwrap();
@@ -59,16 +59,16 @@ fn walked(config: &AugmentConfig, blueprint: &Blueprint, prompts: usize, device:
 }
 
 #[test]
-fn generation_planned_equals_measured() {
+fn planned_memory_of_generation_equals_measured_memory() {
     let _alone = ready();
     let mut rng = ChaCha8Rng::seed_from_u64(11);
     let mut different = Vec::new();
     for _ in 0..40 {
         let (sets, family, prompts) = draw_settings(&mut rng);
         let config = settings(&sets);
-        let blueprint = blueprint(family, &config);
-        let planned = walked(&config, &blueprint, prompts, META);
-        let measured = walked(&config, &blueprint, prompts, Device::Cpu);
+        let pipeline_config = pipeline_config(family, &config);
+        let planned = phases_of(&config, &pipeline_config, prompts, META);
+        let measured = phases_of(&config, &pipeline_config, prompts, Device::Cpu);
         assert_eq!(planned.iter().map(|phase| phase.0).collect::<Vec<_>>(), PHASES);
         assert!(measured.iter().all(|phase| phase.1.0 > 100_000), "{measured:?}");
         for (plan, truth) in planned.iter().zip(&measured) {
@@ -80,10 +80,9 @@ fn generation_planned_equals_measured() {
     assert!(different.is_empty(), "{} phases differ:\n{}", different.len(), different.join("\n"));
 }
 
-/// Sizes of the published models on cards, without weights: plans are made, grow with the batch, and the least settings
-/// of SDXL fit small cards.
+/// Plans of the published model sizes, without weights: memory grows with the batch, and SDXL fits an 8 GB GPU.
 #[test]
-fn published_sizes_are_planned_for_cards() {
+fn published_model_sizes_can_be_planned() {
     let _alone = ready();
     let run = |sets: &[&str]| {
         let pairs = sets.iter().map(|set| ((*set).to_owned(), "--set".to_owned())).collect();
@@ -91,8 +90,9 @@ fn published_sizes_are_planned_for_cards() {
         sources.resolve_as::<AugmentRun>().unwrap().config
     };
     let machine = |name: &str| Machine::named(name).unwrap();
-    let plan =
-        |run: &AugmentRun, card: &str| -> Plan { run.plan(&run.planned_blueprint().unwrap(), &machine(card)).unwrap() };
+    let plan = |run: &AugmentRun, gpu: &str| -> Plan {
+        run.plan(&run.planned_pipeline_config().unwrap(), &machine(gpu)).unwrap()
+    };
     let peak = |sets: &[&str]| plan(&run(sets), "24gb").device_peak;
     let [one, four] = ["augment.batch=1", "augment.batch=4"].map(|batch| peak(&[batch, "augment.model=random:sdxl"]));
     assert!(one < four, "{one} {four}");
@@ -100,7 +100,7 @@ fn published_sizes_are_planned_for_cards() {
     let sd15 = peak(&["augment.model=random:sd15", "augment.image_size=512"]);
     assert!(sd15 < one, "{sd15}");
     let small = run(&["augment.model=random:sdxl"]);
-    let fitted = small.fitted(&small.planned_blueprint().unwrap(), &machine("8gb"), 0.03).unwrap();
+    let fitted = small.fitted(&small.planned_pipeline_config().unwrap(), &machine("8gb"), 0.03).unwrap();
     let (fitted, plan) = fitted.expect("SDXL fits 8 GB");
     assert!(plan.fits && fitted.augment.batch >= 1, "{plan:?}");
 }

@@ -1,9 +1,8 @@
-//! Every operator alone: planned bytes equal measured bytes on the CPU, and no operator that the product runs is without
-//! a case.
+//! Single operators on the CPU: planned bytes equal measured bytes, and each operator that the program runs has a case.
 
 use super::operands::{BF16, FP32, Work, leaf, zeros};
 use super::*;
-use prsmed::tensor::trace::{self, Change, Trace};
+use prsmed::tensor::trace::{self, BlockChange, Trace};
 use prsmed::tensor::{Kind, Tensor};
 use std::collections::BTreeSet;
 
@@ -21,7 +20,7 @@ const FLOATS: [Kind; 3] = [FP32, BF16, FP16];
 
 /// One operator on operands of one kind.
 struct Case {
-    /// As a trace names it: `aten::mm`.
+    /// Name in a trace, such as `aten::mm`.
     op: &'static str,
     what: String,
     /// Prepares the operands on a device.
@@ -32,7 +31,7 @@ fn case(op: &'static str, what: impl Into<String>, prepare: impl Fn(Device) -> W
     Case { op, what: what.into(), prepare: Box::new(prepare) }
 }
 
-/// How an operand lies in memory.
+/// Memory layout of an operand.
 #[derive(Debug, Clone, Copy)]
 enum Layout {
     Contiguous,
@@ -66,7 +65,7 @@ fn plain(f: impl Fn() -> Tensor + 'static) -> Work {
     Box::new(move || vec![no_grad(&f)])
 }
 
-/// The forward pass and the gradients of `leaves`, which live on with the result.
+/// The forward pass and the gradients of `leaves`; gradients and result stay allocated.
 fn trained(leaves: Vec<Tensor>, f: impl Fn() -> Tensor + 'static) -> Work {
     Box::new(move || {
         let ys = f();
@@ -76,7 +75,8 @@ fn trained(leaves: Vec<Tensor>, f: impl Fn() -> Tensor + 'static) -> Work {
     })
 }
 
-/// Without a graph, with one, and with one whose gradient is a single number for all; named by `what`.
+/// Three cases named by `what`: without autograd, with a backward pass, and with the backward pass of the sum, whose
+/// gradient is one number expanded to all elements.
 fn passes<F: Fn() -> Tensor + 'static>(
     op: &'static str,
     what: &str,
@@ -112,7 +112,7 @@ fn cases() -> Vec<Case> {
     groups.into_iter().flatten().collect()
 }
 
-/// Bytes that live more than before, and the most above those before.
+/// Growth of live bytes, and peak above the live bytes before.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Bytes {
     live: i64,
@@ -129,7 +129,7 @@ fn measured(case: &Case) -> Bytes {
     Bytes { live: now.allocated.0.cast_signed() - before, peak: now.allocated_peak.0.cast_signed() - before }
 }
 
-/// On the meta device, with the operators that allocated or computed.
+/// Planned bytes on the meta device, and the operators that allocated or computed.
 fn planned(case: &Case) -> (Bytes, BTreeSet<String>) {
     let mut recording = trace::begin(trace::Options { counts_host: true, costs: true }).unwrap();
     let mut work = (case.prepare)(META);
@@ -145,12 +145,12 @@ fn planned(case: &Case) -> (Bytes, BTreeSet<String>) {
             (before, peak) = (live, live);
         }
         match event.change {
-            Change::Allocate(bytes) => {
+            BlockChange::Allocate(bytes) => {
                 sizes.push(bytes.cast_signed());
                 live += bytes.cast_signed();
             }
-            Change::Release => live -= sizes[event.block as usize],
-            Change::Move => {}
+            BlockChange::Release => live -= sizes[event.block as usize],
+            BlockChange::Move => {}
         }
         peak = peak.max(live);
     }
@@ -160,17 +160,18 @@ fn planned(case: &Case) -> (Bytes, BTreeSet<String>) {
     (Bytes { live: live - before, peak: peak - before }, working(&trace, first_event, first_cost))
 }
 
-/// Names of what allocated from one event on, or computed from one cost on.
+/// Names of operators that allocated after `first_event` or computed after `first_cost`.
 fn working(trace: &Trace, first_event: usize, first_cost: usize) -> BTreeSet<String> {
-    let allocating = trace.events[first_event..].iter().filter(|event| matches!(event.change, Change::Allocate(_)));
+    let allocating =
+        trace.events[first_event..].iter().filter(|event| matches!(event.change, BlockChange::Allocate(_)));
     let numbers = allocating.map(|event| event.op).chain(trace.costs[first_cost..].iter().map(|cost| cost.op));
     let names: BTreeSet<String> = numbers.map(|op| trace.ops[usize::from(op)].clone()).collect();
-    // what ran outside of operators has no name
+    // allocations outside of operators have no name
     names.into_iter().filter(|name| !name.is_empty()).collect()
 }
 
 #[test]
-fn every_operator_planned_equals_measured() {
+fn planned_memory_of_each_operator_equals_measured_memory() {
     let _alone = ready();
     let cases = cases();
     assert!(cases.len() > 3000, "{}", cases.len());

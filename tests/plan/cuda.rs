@@ -1,5 +1,5 @@
-//! Single operators planned for CUDA: bytes that stay and most bytes at once, worked out by hand from libtorch's
-//! sources (below `aten/src/ATen/native`), and the same operators on a card where there is one.
+//! Plans of single CUDA operators: live and peak bytes, worked out by hand from libtorch's sources (in
+//! `aten/src/ATen/native`), and the same operators on a real GPU if there is one.
 
 use super::operands::{BF16, FP32, Work, backward, forward, heads, leaf, zeros};
 use super::{config_of, ready};
@@ -13,16 +13,16 @@ struct Case {
     name: &'static str,
     /// Prepares the operands on a device.
     prepare: fn(Device) -> Work,
-    /// Bytes that live afterwards more than before; less where a graph is gone.
+    /// Growth of live bytes; negative if an autograd graph is freed.
     live: i64,
-    /// The most bytes above those before.
+    /// Peak above the live bytes before.
     peak: u64,
-    /// The number depends on the card's multiprocessors.
-    by_card: bool,
+    /// Whether the bytes depend on the number of the GPU's multiprocessors.
+    depends_on_gpu: bool,
 }
 
 fn case(name: &'static str, live: i64, peak: u64, prepare: fn(Device) -> Work) -> Case {
-    Case { name, prepare, live, peak, by_card: false }
+    Case { name, prepare, live, peak, depends_on_gpu: false }
 }
 
 fn self_attention(size: [i64; 4], groups: i64, kind: Kind, device: Device, mask: &Mask) -> (Tensor, Vec<Tensor>) {
@@ -56,7 +56,7 @@ fn attention_cases() -> Vec<Case> {
         case("flash, grouped queries", 1_638_400 + 25_600 + 24, 1_664_024, |on| {
             attend([2, 32, 100, 128], 8, BF16, on, true)
         }),
-        // ... and dk, dv of every query head
+        // ... and dk and dv for each query head
         case(
             "flash backward, grouped queries",
             1_638_400 + 2 * 409_600 - 25_624,
@@ -73,7 +73,7 @@ fn attention_cases() -> Vec<Case> {
         }),
         // flash_api.cpp, set_params_splitkv: one block of queries, 16 of keys: 16 partial outputs
         Case {
-            by_card: true,
+            depends_on_gpu: true,
             ..case("flash, split keys", 8192, 8192 + 256 + 16 * (256 + 16_384) + 24, |on| {
                 let [q, k] = [64, 4096].map(|t| zeros(&[1, 1, t, 64], BF16, on));
                 forward(move || attention::attention(&q, &k, &k, &Mask::None, 0.0))
@@ -81,33 +81,32 @@ fn attention_cases() -> Vec<Case> {
         },
         // transformers/cuda/attention.cu, _efficient_attention_forward: log-sum-exp for 64 rows
         case("efficient fp32", 50_176 + 2048, 52_224, |on| attend([2, 4, 49, 32], 4, FP32, on, false)),
-        // transformers/cuda/sdp_utils.cpp: grouped queries are not for that kernel, so keys and values are repeated;
-        // native/attention.cpp: for its time alone
+        // transformers/cuda/sdp_utils.cpp: the kernel does not accept grouped queries, so keys and values are repeated;
+        // native/attention.cpp: the copies are freed after the kernel
         case("efficient fp32, grouped queries", 32_768 + 1024, 99_328, |on| attend([1, 4, 64, 32], 2, FP32, on, true)),
         // ... and without a backward pass, which needs no log-sum-exp
         case("efficient fp32, grouped queries, no gradient", 32_768, 98_304, |on| {
             let [q, k] = [4, 2].map(|groups| heads([1, groups, 64, 32], FP32, on).0.detach());
             forward(move || attention::attention(&q, &k, &k, &Mask::Causal, 0.0))
         }),
-        // attention_backward.cu: ones, three gradients; delta beside the workspace of
-        // mem_eff_attention/kernel_backward.h
+        // attention_backward.cu: ones, three gradients, delta; the workspace of mem_eff_attention/kernel_backward.h
         case("efficient backward fp32", 3 * 50_176 - 2048, 4 * 50_176 + 1568 + 131_200, |on| {
             let (ys, leaves) = self_attention([2, 4, 49, 32], 4, FP32, on, &Mask::None);
             backward(ys, leaves, [])
         }),
-        // ... of grouped queries: ones, repeated keys and values, their gradients and that of the queries beside the
-        // workspace; then the two sums
+        // ... of grouped queries: ones, repeated keys and values, their gradients, that of the queries, the workspace;
+        // then the two sums
         case("efficient backward fp32, grouped queries", 65_536 - 1024, 6 * 32_768 + 1024 + 65_600, |on| {
             let (ys, leaves) = self_attention([1, 4, 64, 32], 2, FP32, on, &Mask::Causal);
             backward(ys, leaves, [])
         }),
-        // ... bf16, with a bias as the kernel takes it
+        // ... bf16, with a bias in the layout of the kernel
         case("efficient bf16 with a bias, grouped queries", 16_384 + 1024, 3 * 16_384 + 1024, |on| {
             let (q, bias) = (heads([1, 4, 64, 32], BF16, on).0, zeros(&[1, 1, 64, 64], BF16, on));
             let k = heads([1, 2, 64, 32], BF16, on).0;
             forward(move || attention::attention(&q, &k, &k, &Mask::Bias(&bias), 0.0))
         }),
-        // ... bools: the bias of them, in rows of 56, lives for the kernel's time
+        // ... bools: converted to a bias in rows of 56, which is freed after the kernel
         case("efficient bf16 with bools, grouped queries", 12_544 + 1024, 3 * 12_544 + 1024 + 5488, |on| {
             let (q, keep) = (heads([1, 4, 49, 32], BF16, on).0, zeros(&[1, 1, 49, 49], Kind::Bool, on));
             let k = heads([1, 2, 49, 32], BF16, on).0;
@@ -173,7 +172,7 @@ fn elementwise_cases() -> Vec<Case> {
             let xs = leaf(&[1024, 1024], FP32, on);
             forward(move || xs.log_sigmoid())
         }),
-        // Copy.cpp: an upload is a block of its own
+        // Copy.cpp: an upload allocates a block
         case("upload", 8192, 8192, |on| {
             let xs = Tensor::from_slice(&[0_i64; 1024]);
             forward(move || xs.to_device(on))
@@ -238,7 +237,8 @@ fn kept_cases() -> Vec<Case> {
             let (gate, up) = (zeros(&[1024, 1024], BF16, on), zeros(&[1024, 1024], BF16, on));
             forward(move || swiglu(gate.shallow_clone(), &up))
         }),
-        // ... the masked input comes and goes (a kernel of ours makes no mask); 1024 x 16 stay, a factor's cast does not
+        // ... the masked input is temporary (a custom CUDA kernel applies dropout without a mask); the 1024 x 16
+        // product is kept, the cast factor is not
         case("low rank", 2 * M + 32_768, 4 * M as u64 + 65_536, |on| {
             let (xs, a, b) = (leaf(&[1024, 1024], BF16, on), leaf(&[16, 1024], FP32, on), leaf(&[1024, 16], FP32, on));
             let product = move |ys| LowRank { a: &a, b: &b, scale: 0.5, dropout: 0.1 }.add_to(ys, &xs);
@@ -249,7 +249,7 @@ fn kept_cases() -> Vec<Case> {
             let (xs, table) = (leaf(&[1, 1024, 1024], BF16, on), zeros(&[1024, 64], BF16, on));
             forward(move || rotate(&xs * 1.0, &table, &table))
         }),
-        // ... rows of 1008; what is of another block, and which keys are not of block 0
+        // ... rows of 1008; masks of keys in another block and of keys outside block 0
         case("bias of packed texts", 4 * 1001 * 1008, 4 * 1001 * 1008 + 2 * 1001 * 1001 + 2002, |on| {
             let blocks = zeros(&[2, 1001], Kind::Int64, on);
             forward(move || packed_bias(&blocks, BF16))
@@ -292,13 +292,13 @@ fn map_cases() -> Vec<Case> {
         xs.conv2d(w, b, [1, 1], [1, 1], [1, 1], groups)
     }
     vec![
-        // Convolution.cpp, cudnn/ConvShared.cpp; cuDNN's workspace apart
+        // Convolution.cpp, cudnn/ConvShared.cpp; without cuDNN's workspace
         case("convolution", 524_288, 524_288, |on| {
             let (xs, w, b) =
                 (zeros(&[2, 64, 32, 32], BF16, on), zeros(&[128, 64, 3, 3], BF16, on), zeros(&[128], BF16, on));
             forward(move || conv(&xs, &w, Some(&b), 1))
         }),
-        // ... of a channels-last map: the weight is brought into that order
+        // ... of a channels-last map: the weight is copied into that layout
         case("convolution, channels last", 524_288, 524_288 + 147_456, |on| {
             let (xs, w) = (zeros(&[2, 32, 32, 64], BF16, on).permute([0, 3, 1, 2]), zeros(&[128, 64, 3, 3], BF16, on));
             forward(move || conv(&xs, &w, None, 1))
@@ -365,7 +365,7 @@ fn cases() -> Vec<Case> {
     groups.into_iter().flatten().collect()
 }
 
-/// Bytes that live more than before, and the most above those before.
+/// Growth of live bytes, and peak above the live bytes before.
 fn planned(case: &Case) -> (i64, u64) {
     let mut work = (case.prepare)(META);
     ledger::reset_peak();
@@ -377,10 +377,10 @@ fn planned(case: &Case) -> (i64, u64) {
 }
 
 #[test]
-fn operators_planned_for_cuda() {
+fn planned_memory_of_cuda_operators_is_as_worked_out_by_hand() {
     let _alone = ready();
     let _target = meta::enter_target(meta::Target::Cuda);
-    meta::set_card(80, 108);
+    meta::set_gpu(80, 108);
     let cases = cases();
     assert!(cases.len() >= 25);
     let wrong: Vec<String> = cases
@@ -393,24 +393,24 @@ fn operators_planned_for_cuda() {
 }
 
 #[test]
-fn kernels_of_our_own_planned_for_cuda() {
+fn planned_memory_of_custom_cuda_kernels_is_as_worked_out_by_hand() {
     let _alone = ready();
     let _target = meta::enter_target(meta::Target::Cuda);
-    meta::set_card(80, 108);
-    kernels::set_mode(kernels::Mode::On);
+    meta::set_gpu(80, 108);
+    kernels::set_mode(kernels::KernelMode::On);
     // native/kernels.cpp: the bias is written at once
     let bias = case("bias of packed texts", 4 * 1001 * 1008, 4 * 1001 * 1008, |on| {
         let blocks = zeros(&[2, 1001], Kind::Int64, on);
         forward(move || packed_bias(&blocks, BF16))
     });
     let found = planned(&bias);
-    kernels::set_mode(kernels::Mode::Off);
+    kernels::set_mode(kernels::KernelMode::Off);
     assert_eq!(found, (bias.live, bias.peak));
 }
 
-/// Two products for the result, five for the gradients; half of each where the kernel looks at no later keys.
+/// Two matrix products in the forward pass, five in the backward pass; half of the operations with a causal mask.
 #[test]
-fn operations_of_grouped_attention_are_counted() {
+fn operations_of_grouped_query_attention_are_counted() {
     let _alone = ready();
     let _target = meta::enter_target(meta::Target::Cuda);
     let bias = zeros(&[1, 1, 64, 64], FP32, META);
@@ -426,11 +426,11 @@ fn operations_of_grouped_attention_are_counted() {
     }
 }
 
-/// Bytes of the optimizer that live after a step of two parameters, and the most at once in a second step.
-fn optimizer_on_a_card(sets: &str) -> (u64, u64) {
+/// Live bytes of the optimizer after a step of two parameters, and its peak in a second step.
+fn optimizer_bytes_on_a_gpu(sets: &str) -> (u64, u64) {
     let _target = meta::enter_target(meta::Target::Cuda);
     let config = config_of("tiny", &format!("train.clip_norm=1 {sets}")).train;
-    // three pieces from host memory, and a small one
+    // three chunks of offloaded state, and a small parameter
     let params = [(3 << 20) - 4096, 1000].map(|size| leaf(&[size], FP32, META));
     let named = params.iter().zip(["large", "small"]);
     let named = named.map(|(tensor, name)| Parameter { name: name.into(), tensor: tensor.shallow_clone() });
@@ -451,47 +451,47 @@ fn optimizer_on_a_card(sets: &str) -> (u64, u64) {
 }
 
 #[test]
-fn moments_in_host_memory_leave_two_pieces_on_the_card() {
+fn offloaded_optimizer_state_takes_two_chunks_on_the_gpu() {
     let _alone = ready();
     let (large, small): (u64, u64) = ((3 << 20) - 4096, 1000);
     let counts = 2 * 4;
-    let (held, peak) = optimizer_on_a_card("");
-    assert_eq!((held, peak), (8 * (large + small) + counts, held), "moments in fp32");
-    let (held, peak) = optimizer_on_a_card("train.offload_optimizer=true");
-    // on this host one number stands for each tensor of that one
+    let (held, peak) = optimizer_bytes_on_a_gpu("");
+    assert_eq!((held, peak), (8 * (large + small) + counts, held), "optimizer state in fp32");
+    let (held, peak) = optimizer_bytes_on_a_gpu("train.offload_optimizer=true");
+    // in a plan, one number stands for each tensor that is offloaded to the CPU
     let stand_ins = 4 * 4;
     assert_eq!(held, counts + stand_ins);
-    assert_eq!(peak, held + 2 * (8 << 20), "two pieces of 1 Mi elements");
+    assert_eq!(peak, held + 2 * (8 << 20), "two chunks of 1 Mi elements");
     let maps = 2 * 1024;
-    let (held, peak) = optimizer_on_a_card("train.optimizer=adamw8bit");
+    let (held, peak) = optimizer_bytes_on_a_gpu("train.optimizer=adamw8bit");
     let eight = 2 * (large + large / 256 * 4) + 8 * small + maps + counts;
     assert_eq!((held, peak), (eight, eight), "codes and scales");
-    let (held, peak) = optimizer_on_a_card("train.optimizer=adamw8bit train.offload_optimizer=true");
+    let (held, peak) = optimizer_bytes_on_a_gpu("train.optimizer=adamw8bit train.offload_optimizer=true");
     let stand_ins = 2 * (1 + 4) + 2 * 4;
     assert_eq!(held, counts + maps + stand_ins);
     let staged = 2 * 2 * ((1 << 20) + (16 << 10));
-    assert_eq!(peak, held + staged, "codes and scales of a piece, twice: the kernel needs nothing");
+    assert_eq!(peak, held + staged, "codes and scales of two chunks; the kernel needs no memory");
 }
 
 #[test]
 #[ignore = "needs CUDA"]
-fn operators_on_cuda_as_planned() {
+fn memory_of_operators_on_cuda_is_as_planned() {
     let _alone = ready();
     let _target = meta::enter_target(meta::Target::Cuda);
-    let card = Device::Cuda(0);
-    // handles and their workspaces appear with the first product and convolution
-    let warm = zeros(&[8, 8, 8, 8], BF16, card);
+    let gpu = Device::Cuda(0);
+    // the first product and convolution create the library handles and their workspaces
+    let warm = zeros(&[8, 8, 8, 8], BF16, gpu);
     drop((warm.matmul(&warm), warm.conv2d(&warm, None::<&Tensor>, [1, 1], [4, 4], [1, 1], 1)));
     let wrong: Vec<String> = cases()
         .iter()
-        .filter(|case| !case.by_card)
+        .filter(|case| !case.depends_on_gpu)
         .filter_map(|case| {
             let (live, peak) = planned(case);
-            let mut work = (case.prepare)(card);
-            memory::begin_window(card).unwrap();
-            let before = memory::read(card).unwrap().allocated.0;
+            let mut work = (case.prepare)(gpu);
+            memory::begin_window(gpu).unwrap();
+            let before = memory::read(gpu).unwrap().allocated.0;
             let kept = work();
-            let now = memory::read(card).unwrap();
+            let now = memory::read(gpu).unwrap();
             drop(kept);
             let (real_live, real_peak) =
                 (now.allocated.0.cast_signed() - before.cast_signed(), now.allocated_peak.0 - before);

@@ -1,8 +1,9 @@
-//! What one layer of the language model keeps for the backward pass, beside the same layer composed of libtorch's operators.
+//! Memory that one language model layer keeps for its backward pass, compared with the same layer composed of
+//! libtorch's operators.
 
 use super::operands::{BF16, FP32, leaf, zeros};
 use super::*;
-use prsmed::models::mistral::{Config, Mistral, Pass, Sight};
+use prsmed::models::mistral::{AttentionPattern, Config, Mistral, Pass};
 use prsmed::models::prsmed::{BuildOptions, PrsMed};
 use prsmed::nn::LoraConfig;
 use prsmed::nn::attention::{merge_heads, split_heads};
@@ -24,7 +25,7 @@ fn narrow() -> Config {
     }
 }
 
-/// Bytes that live after `forward` more than before, with its result.
+/// Growth of live bytes by `forward`, including its result.
 fn kept(forward: impl FnOnce() -> Tensor) -> i64 {
     let before = ledger::usage().allocated.0.cast_signed();
     let ys = forward();
@@ -41,7 +42,7 @@ fn of_layers(config: &Config, layers: i64, kind: Kind) -> (Store, Mistral) {
     (adapters, model)
 }
 
-/// How texts lie in a sequence.
+/// Arrangement of texts in a sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Texts {
     One,
@@ -49,24 +50,24 @@ enum Texts {
     Packed,
 }
 
-/// Of one layer whose input needs a gradient: two layers less one.
-fn ours(config: &Config, kind: Kind, texts: Texts) -> i64 {
+/// Bytes kept by one layer of this crate whose input needs a gradient: two layers minus one.
+fn fused(config: &Config, kind: Kind, texts: Texts) -> i64 {
     let numbers = zeros(&[1, TOKENS], Kind::Int64, META);
     let keep = zeros(&[1, TOKENS], Kind::Bool, META);
-    let sight = match texts {
-        Texts::One => Sight::Causal,
-        Texts::Padded => Sight::Padded(&keep),
-        Texts::Packed => Sight::Packed { positions: &numbers, blocks: &numbers },
+    let vision_features = match texts {
+        Texts::One => AttentionPattern::Causal,
+        Texts::Padded => AttentionPattern::Padded(&keep),
+        Texts::Packed => AttentionPattern::Packed { positions: &numbers, blocks: &numbers },
     };
     let [one, two] = [1, 2].map(|layers| {
         let (_adapters, model) = of_layers(config, layers, kind);
         let xs = leaf(&[1, TOKENS, config.hidden_size], kind, META);
-        kept(|| model.forward_seen(&xs, sight, Pass { train: true, checkpoint: 0 }))
+        kept(|| model.forward_with(&xs, vision_features, Pass { train: true, checkpoint: 0 }))
     });
     two - one
 }
 
-/// The layer as a chain of libtorch's operators.
+/// The layer composed of libtorch's operators.
 struct Composed {
     norm: Tensor,
     square: Tensor,
@@ -123,7 +124,7 @@ impl Composed {
         xs * cos + turned * sin
     }
 
-    /// CUDA's kernels take grouped queries in half precision without a mask; else keys and values are repeated.
+    /// CUDA's kernels accept grouped queries in half precision without a mask; otherwise keys and values are repeated.
     fn attended(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Tensor {
         let (mask, causal) = (self.mask.as_ref(), self.mask.is_none());
         if !meta::runs_as_cuda(q) || (mask.is_none() && q.kind() != FP32) {
@@ -162,8 +163,8 @@ fn composed(config: &Config, kind: Kind, texts: Texts) -> i64 {
 }
 
 #[test]
-#[expect(clippy::print_stdout, reason = "bytes for who asks with --nocapture")]
-fn a_layer_keeps_at_most_three_fifths_of_its_chain() {
+#[expect(clippy::print_stdout, reason = "shown with --nocapture")]
+fn a_layer_keeps_at_most_three_fifths_of_the_composed_layer() {
     let _alone = ready();
     let full = Config::mistral_7b();
     for (config, target, kind, texts) in [
@@ -178,31 +179,30 @@ fn a_layer_keeps_at_most_three_fifths_of_its_chain() {
         (full, Target::Cuda, FP32, Texts::Padded),
     ] {
         let _target = meta::enter_target(target);
-        let (ours, chain) = (ours(&config, kind, texts), composed(&config, kind, texts));
-        #[expect(clippy::cast_precision_loss, reason = "bytes of a layer")]
-        let part = ours as f64 / chain as f64;
+        let (fused, composed) = (fused(&config, kind, texts), composed(&config, kind, texts));
+        let part = fused as f64 / composed as f64;
         let what = format!("{} wide, {target:?}, {kind:?}, {texts:?}", config.hidden_size);
-        println!("{what}: {ours} of {chain} bytes, {:.1} %", 100.0 * part);
-        assert!(ours > 0 && part <= 0.60, "{what}: {ours} of {chain} bytes");
+        println!("{what}: {fused} of {composed} bytes, {:.1} %", 100.0 * part);
+        assert!(fused > 0 && part <= 0.60, "{what}: {fused} of {composed} bytes");
     }
 }
 
 #[test]
-fn nothing_is_kept_before_the_first_trained_tensor() {
+fn no_activations_are_kept_before_the_first_trained_tensor() {
     let _alone = ready();
     let config = narrow();
     let (_adapters, model) = of_layers(&config, 1, BF16);
     let size = [1, TOKENS, config.hidden_size];
     let (leaf, frozen) = (leaf(&size, BF16, META), zeros(&size, BF16, META));
     let pass = Pass { train: true, checkpoint: 0 };
-    // of the first norm: fp32 of each row (its input is held by the test)
+    // only the statistics of the first norm, fp32 per row (the test itself holds the input)
     assert_eq!(kept(|| model.forward(&leaf, None, pass)) - kept(|| model.forward(&frozen, None, pass)), 4 * TOKENS);
     let output = size.iter().product::<i64>() * 2;
     assert_eq!(kept(|| no_grad(|| model.forward(&leaf, None, Pass::default()))), output);
 }
 
 #[test]
-fn a_frozen_vision_tower_keeps_nothing() {
+fn a_frozen_vision_tower_keeps_no_activations() {
     let _alone = ready();
     for train_base in [false, true] {
         let config = config_of("tiny", &format!("model.train_base={train_base}"));

@@ -1,11 +1,11 @@
-//! Planned bytes equal measured bytes: configurations drawn at random are rehearsed on the meta device and on the CPU.
+//! Planned bytes equal measured bytes: random configurations run on the meta device and on the CPU.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use prsmed::config::{RunConfig, Sources};
-use prsmed::plan::rehearse::{self, Job, Measured};
+use prsmed::plan::dry_run::{self, Job, Measured};
 use prsmed::plan::replay::{self, PhaseMemory};
-use prsmed::segment::rehearsal::{Example, Rehearsal};
+use prsmed::segment::dry_run::{Example, SegmentDryRun};
 use prsmed::segment::setup;
 use prsmed::tensor::meta::Target;
 use prsmed::tensor::{Device, META, ledger, meta, no_grad, set_num_threads, use_flash_attention};
@@ -26,8 +26,8 @@ mod quantized;
 mod readings;
 mod recorded;
 
-/// The ledger is one for the process, so that only one test may run at a time. One thread, because scratch of
-/// libtorch's threads overlaps by chance.
+/// Sets up a test. All tests share the process-wide ledger, so only one may run at a time. One compute thread, because
+/// the scratch memory of several threads overlaps by chance.
 fn ready() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -38,11 +38,10 @@ fn ready() -> MutexGuard<'static, ()> {
     alone
 }
 
-/// A phase, its peak, and that by category.
+/// A phase, its peak, and the peak by category.
 type Peak = (&'static str, Bytes, Vec<(&'static str, Bytes)>);
 
-/// A configuration, its example and ids that are missing in all texts but the first, drawn from everything that changes
-/// memory.
+/// Random settings that affect memory, a random example, and how many ids all texts but the first are shorter.
 fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
     let mut one = |key: &str, values: &[&str]| format!("{key}={}", values.choose(rng).unwrap());
     let mut sets = vec![
@@ -76,24 +75,24 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
         one("data.cache_vision", &["off", "ram"]),
     ];
     if sets.contains(&"data.cache_vision=ram".to_owned()) {
-        // features are kept of a frozen tower only
+        // only a frozen vision tower can have a feature cache
         for set in &mut sets {
             *set = set.replace("train_base=true", "train_base=false");
         }
     }
     if sets.contains(&"model.train_base=false".to_owned()) {
-        // what is trained is not quantized
+        // trained weights cannot be quantized
         sets.push(one("model.quantization", &["none", "nf4", "nf4-double"]));
     }
     let can_pack = !sets.iter().any(|set| set == "model.semantics=reference" || set == "model.batch_norm=batch");
     let questions = if can_pack { rng.random_range(1..4) } else { 1 };
-    sets.push(format!("data.questions_per_picture={questions}"));
+    sets.push(format!("data.questions_per_image={questions}"));
     if sets.iter().any(|set| set == "train.step_in_backward=true") {
         sets.retain(|set| !set.starts_with("train.accumulation=") && set != "train.precision=fp16");
         sets.extend(["train.accumulation=1", "train.clip_norm=0"].map(str::to_owned));
     }
-    let cannot_record = ["train.step_in_backward=true", "model.semantics=reference"];
-    if sets.iter().any(|set| cannot_record.contains(&set.as_str())) {
+    let excludes_graphs = ["train.step_in_backward=true", "model.semantics=reference"];
+    if sets.iter().any(|set| excludes_graphs.contains(&set.as_str())) {
         sets.retain(|set| !set.starts_with("train.graph="));
     }
     let text_tokens = rng.random_range(12..60);
@@ -101,7 +100,7 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
     (sets, Example { text_tokens, answer_tokens, num_classes: 6, new_tokens: 4, questions }, rng.random_range(0..5))
 }
 
-/// A preset with `key=value` settings by spaces.
+/// A preset with `key=value` settings, separated by spaces.
 fn config_of(preset: &str, sets: &str) -> RunConfig {
     let sets = sets.split_whitespace().map(|set| (set.to_owned(), "--set".to_owned())).collect();
     Sources { preset: Some(preset.into()), sets, ..Sources::default() }.resolve().unwrap().config
@@ -110,28 +109,28 @@ fn config_of(preset: &str, sets: &str) -> RunConfig {
 fn phases(config: &RunConfig, example: Example, shorter: usize, device: Device) -> Vec<Peak> {
     let sizes = setup::planned_sizes(&config.model, config.lora, example.num_classes).unwrap();
     let build = || {
-        let rehearsal = Rehearsal::new(&config.model, &sizes, &config.train, example, device)?;
-        Ok(rehearsal.with_shorter_rows(shorter).keeping_features(config.data.keeps_features()))
+        let dry_run = SegmentDryRun::new(&config.model, &sizes, &config.train, example, device)?;
+        Ok(dry_run.with_shorter_rows(shorter).with_feature_cache(config.data.caches_features()))
     };
     let jobs = [Job::Train, Job::Eval, Job::Predict];
     let of = |job| -> Vec<Peak> {
         if device == META {
-            let trace = rehearse::plan(job, &config.train, Target::Cpu, false, build).unwrap().trace;
-            let phases = replay::phases(&trace, replay::Device::Cpu).into_iter();
+            let trace = dry_run::plan(job, &config.train, Target::Cpu, false, build).unwrap().trace;
+            let phases = replay::phases(&trace, replay::ReplayTarget::Cpu).into_iter();
             return phases.map(|p: PhaseMemory| (p.name, p.allocated_peak, p.categories)).collect();
         }
         let mut meter = Measured::begin(device).unwrap();
-        rehearse::rehearse(job, &config.train, &build, &mut meter).unwrap();
+        dry_run::dry_run(job, &config.train, &build, &mut meter).unwrap();
         meter.finish().unwrap().into_iter().map(|p| (p.name, p.allocated_peak, p.categories)).collect()
     };
     jobs.into_iter().flat_map(of).collect()
 }
 
 #[test]
-fn planned_equals_measured() {
+fn planned_memory_equals_measured_memory() {
     let _alone = ready();
     let mut rng = ChaCha8Rng::seed_from_u64(7);
-    let (mut different, mut recorded) = (Vec::new(), 0);
+    let (mut different, mut num_with_graphs) = (Vec::new(), 0);
     for _ in 0..60 {
         let (sets, example, shorter) = draw(&mut rng);
         let pairs = sets.iter().map(|set| (set.clone(), "--set".to_owned())).collect();
@@ -139,9 +138,9 @@ fn planned_equals_measured() {
         let config = sources.resolve().unwrap().config;
         let planned = phases(&config, example, shorter, META);
         let measured = phases(&config, example, shorter, Device::Cpu);
-        let more = [config.data.keeps_features(), config.train.graph == Switch::On];
+        let more = [config.data.caches_features(), config.train.graph == Switch::On];
         assert_eq!(planned.len(), 10 + more.into_iter().filter(|is_there| *is_there).count());
-        recorded += usize::from(more[1]);
+        num_with_graphs += usize::from(more[1]);
         assert!(measured.iter().all(|phase| phase.1.0 > 1_000_000), "{measured:?}");
         for (plan, truth) in planned.iter().zip(&measured) {
             if plan != truth {
@@ -149,6 +148,6 @@ fn planned_equals_measured() {
             }
         }
     }
-    assert!(recorded > 5, "{recorded}");
+    assert!(num_with_graphs > 5, "{num_with_graphs}");
     assert!(different.is_empty(), "{} phases differ:\n{}", different.len(), different.join("\n"));
 }

@@ -1,8 +1,8 @@
-//! Operands and the work on them, for tests of single operators.
+//! Helpers that create operands for tests of single operators.
 
 use prsmed::tensor::{Device, Kind, Tensor};
 
-/// The measured part, which keeps its operands; what it returns lives on.
+/// The measured work. It owns its operands; the returned tensors stay allocated.
 pub(super) type Work = Box<dyn FnMut() -> Vec<Tensor>>;
 
 pub(super) const BF16: Kind = Kind::BFloat16;
@@ -16,7 +16,7 @@ pub(super) fn leaf(size: &[i64], kind: Kind, device: Device) -> Tensor {
     zeros(size, kind, device).set_requires_grad(true)
 }
 
-/// `[b, h, t, d]`, in memory `[b, t, h, d]`, as a projection's output is split; it and its leaf.
+/// A tensor `[b, h, t, d]` with memory layout `[b, t, h, d]`, like the split output of a projection, and its leaf.
 pub(super) fn heads(size: [i64; 4], kind: Kind, device: Device) -> (Tensor, Tensor) {
     let [b, h, t, d] = size;
     let xs = leaf(&[b, t, h, d], kind, device);
@@ -27,7 +27,7 @@ pub(super) fn forward(mut work: impl FnMut() -> Tensor + 'static) -> Work {
     Box::new(move || vec![work()])
 }
 
-/// Gradients of `leaves`; the gradient of `ys`, ones, lives meanwhile, and so do `others`.
+/// Computes gradients of `leaves`. The gradient of `ys` (ones) and `others` stay allocated during that.
 pub(super) fn backward<const N: usize>(ys: Tensor, leaves: Vec<Tensor>, others: [Tensor; N]) -> Work {
     Box::new(move || {
         let _operands = &others;

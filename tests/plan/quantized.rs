@@ -1,4 +1,4 @@
-//! What quantized weights take: their own bytes, and one dense matrix while they are read.
+//! Memory of quantized weights: their own bytes, and one dense matrix while they are loaded.
 
 use super::*;
 use prsmed::Error;
@@ -14,7 +14,7 @@ fn bytes_of(matrix: &Nf4) -> u64 {
     matrix.pieces().iter().map(|(_, t)| t.numel() as u64 * prsmed::tensor::kind_bytes(t.kind())).sum()
 }
 
-/// A folder of shards, each with the matrices; the index comes with it.
+/// Writes shards that each hold the matrices, and their index; returns the names of the tensors.
 fn shards(folder: &std::path::Path) -> Vec<String> {
     let mut map = serde_json::Map::new();
     for shard in 0..3 {
@@ -34,7 +34,7 @@ fn shards(folder: &std::path::Path) -> Vec<String> {
 }
 
 #[test]
-fn quantizing_shards_holds_one_dense_matrix() {
+fn only_one_dense_matrix_is_in_memory_while_shards_are_quantized() {
     let _alone = ready();
     let folder = tempfile::tempdir().unwrap();
     let names = shards(folder.path());
@@ -56,7 +56,7 @@ fn quantizing_shards_holds_one_dense_matrix() {
         let result: u64 = matrices.iter().map(|(_, matrix)| bytes_of(matrix)).sum();
         assert_eq!(usage.allocated.0 - before, result);
         let largest = 1024 * 512 * 2;
-        // while the largest is read: its scales in fp32 and their sum, before they are codes
+        // for the largest matrix: its scales in fp32 and their sum, before they are quantized
         let scales = if is_double { 1024 * 512 / 64 * 4 + 4 } else { 0 };
         assert_eq!(usage.allocated_peak.0 - before, result + largest + scales, "double {is_double}");
     }
@@ -66,17 +66,16 @@ fn quantizing_shards_holds_one_dense_matrix() {
 fn weights_take_4_and_an_eighth_bits() {
     for (is_double, bits) in [(false, 4.5), (true, 4.127)] {
         let matrix = Nf4::empty([1024, 4096], is_double, Device::Cpu);
-        // two maps and a text of 256 bytes do not count at full size
+        // code tables and metadata of 256 bytes, negligible at full size
         let small = 16 * 4 + 256 + if is_double { 256 * 4 } else { 0 };
-        #[expect(clippy::cast_precision_loss, reason = "a few megabytes")]
         let per_weight = (bytes_of(&matrix) - small) as f64 * 8.0 / (1024.0 * 4096.0);
         assert!((per_weight - bits).abs() < 1e-3, "{per_weight}");
     }
 }
 
-/// A graph holds neither the dense matrix nor the input of the product.
+/// The autograd graph holds neither the dense matrix nor the input of the product.
 #[test]
-fn a_product_keeps_its_result_alone() {
+fn a_product_with_a_quantized_matrix_keeps_only_its_result() {
     let _alone = ready();
     let (rows, columns, tokens) = (256_i64, 128_i64, 40_i64);
     let leaf = Tensor::randn([tokens, columns], (Kind::Float, Device::Cpu)).set_requires_grad(true);
@@ -89,9 +88,9 @@ fn a_product_keeps_its_result_alone() {
     assert!(leaf.grad().defined());
 }
 
-/// Frozen bytes of the whole model fall by what the matrices of its layers take less.
+/// Frozen bytes of the whole model shrink by the savings of its layers.
 #[test]
-fn a_model_takes_less_by_its_layers() {
+fn quantization_saves_memory_in_all_layers() {
     let _alone = ready();
     let example = Example { text_tokens: 24, answer_tokens: 8, num_classes: 6, new_tokens: 4, questions: 1 };
     let frozen = |scheme: &str| {
@@ -110,7 +109,7 @@ fn a_model_takes_less_by_its_layers() {
 }
 
 #[test]
-fn trained_weights_are_not_quantized() {
+fn quantizing_trained_weights_is_refused() {
     let config = config_of("tiny", "model.train_base=true model.quantization=nf4");
     let error = setup::planned_sizes(&config.model, config.lora, 6).unwrap_err();
     assert!(matches!(&error, Error::Config { .. }) && error.to_string().contains("model.quantization"), "{error}");

@@ -1,11 +1,11 @@
-//! Readings of the process's memory: here, where no other test allocates meanwhile.
+//! Readings of process memory. They are in this test binary because no other test allocates at the same time here.
 
 use super::*;
 use prsmed::tensor::memory::{begin_window, read, release_cache};
 use prsmed::tensor::{Kind, Tensor};
 
 const MIB: u64 = 1 << 20;
-/// What libtorch and the test's own threads take.
+/// Tolerance for allocations of libtorch and of the test's own threads.
 const NOISE: u64 = MIB;
 
 fn block(mib: i64) -> Tensor {
@@ -17,7 +17,7 @@ fn about(bytes: Bytes, mib: u64) -> bool {
 }
 
 #[test]
-fn a_window_has_peaks_of_its_own() {
+fn each_window_has_its_own_peaks() {
     let _alone = ready();
     release_cache(Device::Cpu).unwrap();
     let before = read(Device::Cpu).unwrap();
@@ -37,12 +37,12 @@ fn a_window_has_peaks_of_its_own() {
     assert!(about(above(second.allocated_peak, before.allocated), 200), "{second:?}");
     let at_peak: u64 = second.categories_at_peak.iter().map(|(_, bytes)| bytes.0).sum();
     assert_eq!(at_peak, second.allocated_peak.0);
-    assert!(ledger::usage().allocated_peak >= overall, "the overall peak stays");
+    assert!(ledger::usage().allocated_peak >= overall, "the overall peak is not reset");
     assert!(second.system.resident.0 > 0 && second.system.resident_peak >= second.system.resident);
 }
 
 #[test]
-fn kept_blocks_are_reserved_until_they_are_released() {
+fn cached_blocks_are_reserved_until_they_are_released() {
     let _alone = ready();
     release_cache(Device::Cpu).unwrap();
     let before = read(Device::Cpu).unwrap();

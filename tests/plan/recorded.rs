@@ -1,20 +1,18 @@
-//! Traces of libtorch's caching allocator, replayed: every file of tests/plan/recorded, hand-worked or recorded on a card by
-//! `scripts/record_allocator.py`.
+//! Replays traces of libtorch's caching allocator: the files of tests/plan/recorded, which were worked out by hand or
+//! recorded on a GPU by `scripts/record_allocator.py`.
 
-use prsmed::plan::allocator::{CachingAllocator, Pool, Settings};
+use prsmed::plan::allocator::CachingAllocator;
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
-/// A trace and what the real allocator said.
+/// A trace and the counters of the real allocator.
 #[derive(serde::Deserialize)]
 struct Recorded {
-    /// Where it comes from.
+    /// Origin of the trace.
     source: String,
-    /// Settings of `PYTORCH_CUDA_ALLOC_CONF` that the replay knows.
-    expandable_segments: bool,
-    /// `alloc` and `free` with a block's number and bytes; `segment` with the bytes got from the device by the `alloc` that
-    /// follows.
+    /// `alloc` and `free` with a block's number and bytes; `segment` with the bytes that the following `alloc` takes
+    /// from the device.
     events: Vec<(String, u64, u64)>,
     allocated_peak: u64,
     reserved_peak: u64,
@@ -29,17 +27,17 @@ fn recorded_traces_replay_to_the_byte() {
     for file in files {
         let recorded: Recorded = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
         let name = format!("{} ({})", file.display(), recorded.source);
-        let settings = Settings { expandable_segments: recorded.expandable_segments, ..Settings::default() };
-        let mut allocator = CachingAllocator::new(settings);
+        let mut allocator = CachingAllocator::default();
         let mut live = HashMap::new();
-        let mut expected_growth = 0;
+        let (mut expected_growth, mut allocated_peak) = (0, 0);
         for (index, (what, block, bytes)) in recorded.events.iter().enumerate() {
             match what.as_str() {
                 "segment" => expected_growth += bytes,
                 "alloc" => {
-                    let before = allocator.stats().reserved;
-                    live.insert(*block, allocator.allocate(*bytes, 0, Pool::Default).unwrap());
-                    let grown = allocator.stats().reserved - before;
+                    let before = allocator.reserved();
+                    live.insert(*block, allocator.allocate(*bytes));
+                    let grown = allocator.reserved() - before;
+                    allocated_peak = allocated_peak.max(allocator.allocated());
                     assert_eq!(grown, expected_growth, "{name}: event {index}, {bytes} bytes");
                     expected_growth = 0;
                 }
@@ -47,11 +45,7 @@ fn recorded_traces_replay_to_the_byte() {
                 other => panic!("{name}: event {index} is `{other}`"),
             }
         }
-        let stats = allocator.stats();
-        assert_eq!(
-            (stats.allocated_peak, stats.reserved_peak),
-            (recorded.allocated_peak, recorded.reserved_peak),
-            "{name}"
-        );
+        let peaks = (allocated_peak, allocator.reserved());
+        assert_eq!(peaks, (recorded.allocated_peak, recorded.reserved_peak), "{name}");
     }
 }

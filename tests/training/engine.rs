@@ -24,7 +24,7 @@ fn task(device: Device, config: &RunConfig, manifest: Manifest) -> SegmentTask {
     task
 }
 
-/// Trains in `folder`, or goes on there.
+/// Trains in `folder`, or continues there.
 fn session(
     task: &SegmentTask,
     config: &RunConfig,
@@ -94,7 +94,7 @@ fn moments_in_8_bits_train_like_those_in_fp32() {
     assert!(distance.iter().all(|d| *d > 0.0 && *d < 0.05), "{distance:?}");
 }
 
-/// Runs two steps with the settings `first` and goes on to four with `then`.
+/// Runs two steps with the settings `first` and continues to four with `then`.
 fn resumed(first: &[&str], then: &[&str]) -> tempfile::TempDir {
     let _turn = TURN.lock();
     let folder = tempfile::tempdir().unwrap();
@@ -193,7 +193,7 @@ fn validation_without_memory_goes_on_in_smaller_batches() {
         (validated("train.micro_batch=8", any), validated("train.micro_batch=4", any));
     let (halved, _, notes) = validated("train.micro_batch=8", u64::midpoint(needs4, needs8));
     assert_eq!(notes.len(), 1, "{notes:?}");
-    assert!(notes[0].ends_with("goes on with batches of 4"), "{notes:?}");
+    assert!(notes[0].ends_with("continues with batches of 4"), "{notes:?}");
     for ((name, value), (_, other)) in whole.values.iter().zip(&halved.values) {
         assert!((value - other).abs() <= 1e-6 * value.abs().max(1e-3), "{name}: {value} and {other}");
     }

@@ -13,7 +13,7 @@ use prsmed::tensor::store::Role;
 use prsmed::tensor::{Device, Kind, Tensor, no_grad, rng};
 use std::collections::BTreeMap;
 
-/// Questions of each picture.
+/// Questions of each image.
 const GROUPS: [usize; 3] = [3, 1, 2];
 /// Ids before the answer (the image's included) and of the answer, of each question.
 const LENGTHS: [(usize, usize); 6] = [(9, 4), (5, 1), (14, 6), (7, 3), (6, 5), (11, 2)];
@@ -29,14 +29,14 @@ fn texts() -> (Vec<Vec<i64>>, Vec<usize>) {
     (texts.collect(), LENGTHS.iter().map(|(prompt, _)| *prompt).collect())
 }
 
-/// The same questions: with a picture for each group, or with one for each question.
+/// The same questions: with an image for each group, or with one for each question.
 fn inputs(model: &PrsMed, is_packed: bool) -> Inputs {
     rng::seed(11);
     let options = (Kind::Float, Device::Cpu);
     let clip = model.config().clip.image_size;
-    let (pictures, questions) = (3, 6);
-    let clip_image = Tensor::randn([pictures, 3, clip, clip], options);
-    let sam_image = Tensor::randint(256, [pictures, 3, 64, 64], (Kind::Uint8, Device::Cpu));
+    let (images, questions) = (3, 6);
+    let clip_image = Tensor::randn([images, 3, clip, clip], options);
+    let sam_image = Tensor::randint(256, [images, 3, 64, 64], (Kind::Uint8, Device::Cpu));
     let mask = Tensor::rand([questions, 1, 64, 64], options).gt(0.7).to_kind(Kind::Uint8) * 255;
     let class_label = Tensor::from_slice(&[0_i64, 0, 0, 2, 1, 1]);
     let (texts, answer_starts) = texts();
@@ -44,11 +44,11 @@ fn inputs(model: &PrsMed, is_packed: bool) -> Inputs {
         Layout::new(texts.clone(), &answer_starts, groups, Semantics::Corrected, model.num_image_tokens())
     };
     if is_packed {
-        return Inputs { layout: layout(&GROUPS), sight: clip_image.into(), sam_image, mask, class_label };
+        return Inputs { layout: layout(&GROUPS), vision: clip_image.into(), sam_image, mask, class_label };
     }
     let owners = Tensor::from_slice(&[0_i64, 0, 0, 1, 2, 2]);
     let [clip_image, sam_image] = [clip_image, sam_image].map(|images| images.index_select(0, &owners));
-    Inputs { layout: layout(&[1; 6]), sight: clip_image.into(), sam_image, mask, class_label }
+    Inputs { layout: layout(&[1; 6]), vision: clip_image.into(), sam_image, mask, class_label }
 }
 
 fn trained(model: &PrsMed) -> Vec<(String, Tensor)> {
@@ -69,7 +69,7 @@ fn gradients(model: &PrsMed, inputs: &Inputs, checkpoint: usize) -> Vec<(String,
     for (_, tensor) in &trained {
         clear_grad(tensor);
     }
-    let prepared = inputs.to_device(model, inputs.weight());
+    let prepared = inputs.to_device(inputs.vision.resolve(model), inputs.batch_size());
     let outputs = step::forward(model, &prepared, pass);
     let losses = step::losses(model, &prepared, &outputs);
     (&losses.text + &losses.mask + &losses.class).backward();
@@ -82,8 +82,8 @@ fn gradients(model: &PrsMed, inputs: &Inputs, checkpoint: usize) -> Vec<(String,
     all
 }
 
-/// Relative L2 distance of losses and of each part's gradients: 1e-5. Single gradients that cancel lose digits: 1e-4, of the
-/// part's where they are far smaller (some are 0 but for rounding).
+/// Relative L2 distance of losses and of each part's gradients: 1e-5. Single gradients that cancel lose digits: 1e-4,
+/// of the part's where they are far smaller (some are 0 but for rounding).
 fn assert_same(what: &str, got: &[(String, Tensor)], want: &[(String, Tensor)]) {
     assert!(want.len() > 100 && got.len() == want.len(), "{} and {} tensors", got.len(), want.len());
     let norm = |tensor: &Tensor| tensor.to_kind(Kind::Double).norm().double_value(&[]);

@@ -1,7 +1,7 @@
-//! One JSON object per line and pair, appended so that a crash costs no more than the line being written.
+//! Append-only journal of pairs: one JSON object per line. A crash loses at most the line that is being written.
 //!
-//! A line counts when its line end is there. Each is written with one call, flushed and synced before the next pair is
-//! begun; what a crash left of a last line is cut off when the journal is opened again. One process may write.
+//! A line is complete when it ends with a newline. Each line is written with one call, flushed and synced before the
+//! next pair starts. When a journal is opened, an incomplete last line is cut off. Only one process may write.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -22,10 +22,10 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens or begins a journal; a last line without its end is cut off.
+    /// Opens a journal or creates it. An incomplete last line is cut off.
     ///
     /// # Errors
-    /// [`Error::Data`] for a complete line that is no record or repeats an index, [`Error::Io`].
+    /// [`Error::Data`] for a complete line that is not a valid record or repeats an index, [`Error::Io`].
     pub fn open(path: &Path) -> Result<Self> {
         let existed = path.exists();
         let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
@@ -38,7 +38,7 @@ impl Journal {
         }
         file.seek(SeekFrom::Start(complete as u64)).map_err(Error::io(path, "read"))?;
         if !existed && let Some(folder) = path.parent() {
-            // The name itself must survive a crash.
+            // The directory entry must survive a crash too.
             let opened = File::open(folder).map_err(Error::io(folder, "open"))?;
             opened.sync_all().map_err(Error::io(folder, "write"))?;
         }
@@ -46,57 +46,57 @@ impl Journal {
         Ok(Self { path: path.to_path_buf(), file, records, done })
     }
 
-    /// The records of a journal that is there, which another process may be writing: nothing is changed.
+    /// Reads the records of an existing journal without changing it. Another process may be writing it.
     ///
     /// # Errors
-    /// As [`Self::open`]; [`Error::Data`] when there is none.
+    /// As [`Self::open`]; [`Error::Data`] when the file does not exist.
     pub fn read(path: &Path) -> Result<Vec<Record>> {
         if !path.exists() {
             let hint = "give a folder that `prsmed augment generate --out` wrote";
-            return Err(Error::data(path, "is not there: the folder holds no pairs", hint));
+            return Err(Error::data(path, "is missing: the folder contains no pairs", hint));
         }
         let bytes = fs::read(path).map_err(Error::io(path, "read"))?;
         Ok(parse(path, &bytes[..complete_len(&bytes)])?.0)
     }
 
-    /// All records, in the order of the lines.
+    /// All records, in file order.
     pub fn records(&self) -> &[Record] {
         &self.records
     }
 
-    /// The indices of the pairs that have a line, accepted or not.
+    /// Indices of the pairs that have a record, accepted or rejected.
     pub fn done(&self) -> &BTreeSet<u64> {
         &self.done
     }
 
-    /// Whether a record may be appended.
+    /// Checks that a record may be appended.
     ///
     /// # Errors
-    /// [`Error::Data`] when its index has a line, its texts are none or have an empty cell while it is accepted, it is
-    /// rejected without a reason, or a name is not fit for a file.
+    /// [`Error::Data`] when its index is already recorded, an accepted record has no text or an empty cell, a
+    /// rejected record has no reason, or a name is not a valid file name.
     pub fn check(&self, record: &Record) -> Result<()> {
         let bad = |reason: String| Err(Error::data(&self.path, format!("pair {}: {reason}", record.index), ""));
         if self.done.contains(&record.index) {
-            return bad("it has a line already".to_owned());
+            return bad("it is already recorded".to_owned());
         }
         for name in [&record.name, &record.class] {
             if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
-                return bad(format!("`{name}` is no name of a file"));
+                return bad(format!("`{name}` is not a file name"));
             }
         }
         if ["rejected", "annotations", "annotation"].contains(&record.class.as_str()) {
             return bad(format!("a class cannot be named `{}`", record.class));
         }
         if record.accepted && (record.texts.is_empty() || record.texts.iter().any(super::Text::has_empty_cell)) {
-            return bad("it has no text, or one with an empty cell".to_owned());
+            return bad("it has no text, or a text with an empty cell".to_owned());
         }
         if record.accepted != record.reason.is_empty() {
-            return bad("a reason belongs to rejected pairs, and to each of them".to_owned());
+            return bad("a rejected pair needs a reason, and an accepted pair must not have one".to_owned());
         }
         Ok(())
     }
 
-    /// Puts `records` in the place of all lines, atomically.
+    /// Replaces all lines by `records`, atomically.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -128,21 +128,22 @@ impl Journal {
     }
 }
 
-/// Length of the lines that have their ends.
+/// Number of bytes up to the last newline.
 fn complete_len(bytes: &[u8]) -> usize {
     bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1)
 }
 
-/// The records of complete lines and their indices.
+/// Parses the complete lines into records and the set of their indices.
 fn parse(path: &Path, bytes: &[u8]) -> Result<(Vec<Record>, BTreeSet<u64>)> {
     let (mut records, mut done) = (Vec::new(), BTreeSet::new());
     for (line, text) in (1..).zip(bytes.split(|&byte| byte == b'\n')).filter(|(_, text)| !text.is_empty()) {
         let bad = |reason: String| {
-            Error::data_line(path, line, reason, "restore the file, or begin a new data root in another folder")
+            Error::data_line(path, line, reason, "restore the file, or start a new data root in another folder")
         };
-        let record: Record = serde_json::from_slice(text).map_err(|error| bad(format!("is no record: {error}")))?;
+        let record: Record =
+            serde_json::from_slice(text).map_err(|error| bad(format!("is not a valid record: {error}")))?;
         if !done.insert(record.index) {
-            return Err(bad(format!("the pair {} has a line already", record.index)));
+            return Err(bad(format!("pair {} is already recorded", record.index)));
         }
         records.push(record);
     }

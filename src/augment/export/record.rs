@@ -1,14 +1,14 @@
-//! What is known of a pair: one line of the journal.
+//! Record of a generated pair: one line of the journal `manifest.jsonl`.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::augment::donor::Transform;
+use crate::augment::mask_bank::MaskTransform;
 use crate::augment::settings::{Mode, Paste};
 
-/// An adapter that took part.
+/// A LoRA adapter that was used.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoraUse {
@@ -16,7 +16,7 @@ pub struct LoraUse {
     pub name: String,
     /// SHA-256 of its weights.
     pub sha256: String,
-    /// Its factor.
+    /// Strength.
     pub scale: f64,
 }
 
@@ -24,52 +24,52 @@ pub struct LoraUse {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Text {
-    /// What PRS-Med's own files had before they had questions: the question.
+    /// The question again: a column of PRS-Med's older annotation files.
     pub description: String,
-    /// Where the target is.
+    /// Location of the target.
     pub position: String,
-    /// What is asked.
+    /// The question.
     pub question: String,
-    /// What is to be answered.
+    /// The answer.
     pub answer: String,
 }
 
 impl Text {
-    /// The texts with the question for a description.
+    /// Creates a text whose description is the question.
     pub fn new(question: &str, answer: &str, position: &str) -> Self {
         let [description, position, question, answer] = [question, position, question, answer].map(str::to_owned);
         Self { description, position, question, answer }
     }
 
-    /// Whether a cell holds nothing but spaces: the original loader drops such rows.
+    /// Whether a cell is empty or only spaces. The original PRS-Med loader drops such rows.
     pub fn has_empty_cell(&self) -> bool {
         [&self.description, &self.position, &self.question, &self.answer].iter().any(|cell| cell.trim().is_empty())
     }
 }
 
-/// How a pair was made and what the filter said.
+/// Journal record of a pair: its generation, filter scores and the filter's decision.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// Number of the pair, unique in its data root; the seed of its random choices is drawn from it.
+    /// Number of the pair, unique in its data root. The seed of its random choices is derived from it.
     pub index: u64,
     /// Name of its files, see [`super::name`].
     pub name: String,
-    /// The class folder.
+    /// Class folder.
     pub class: String,
-    /// The picture that it was made from.
+    /// Path of the source image.
     pub source_image: PathBuf,
     /// SHA-256 of that file.
     pub source_sha256: String,
-    /// How it was made.
+    /// Generation mode.
     pub mode: Mode,
-    /// What became of the held pixels.
+    /// Paste mode of preserved pixels.
     pub paste: Paste,
-    /// The model's name.
+    /// Name of the generator.
     pub model: String,
-    /// SHA-256 over the model's weights.
+    /// SHA-256 of the generator's weights.
     pub model_sha256: String,
-    /// Adapters, in the order of their use.
+    /// LoRA adapters, in the order of use.
     pub loras: Vec<LoraUse>,
     /// The prompt.
     pub prompt: String,
@@ -77,30 +77,31 @@ pub struct Record {
     pub negative: String,
     /// Seed of the noise.
     pub seed: u64,
-    /// Sampler steps before `strength` shortens them.
+    /// Steps of the whole noise schedule, before `strength` shortens it.
     pub steps: u32,
     /// Guidance scale.
     pub guidance: f64,
-    /// Part of the noise schedule that is run, 0..=1.
+    /// Fraction of the noise schedule that was run, 0..=1.
     pub strength: f64,
-    /// The sampler's name.
+    /// Name of the sampler.
     pub sampler: String,
-    /// The donor of the mask, where it is not the source's.
-    pub donor: Option<String>,
-    /// How the donor was moved.
-    pub mask_transform: Option<Transform>,
-    /// Width of the held rim in pixels of the picture.
+    /// Name of the inserted source mask (`insert_lesion` only).
+    #[serde(alias = "donor")]
+    pub source_mask: Option<String>,
+    /// How the source mask was transformed.
+    pub mask_transform: Option<MaskTransform>,
+    /// Width of the preserved rim in pixels of the image.
     pub rim_px: f64,
-    /// Boxes of the decoys in pixels, both ends included: left, top, right, bottom.
+    /// Boxes of the decoy regions in pixels, both ends included: left, top, right, bottom.
     pub decoys: Vec<[u32; 4]>,
     /// Rows of the annotation file.
     pub texts: Vec<Text>,
-    /// The filter's numbers; one that is not finite is written as `null` and read as NaN.
+    /// Filter scores by name. A score that is not finite is written as `null` and read as NaN.
     #[serde(serialize_with = "write_scores", deserialize_with = "read_scores")]
     pub scores: BTreeMap<String, f64>,
-    /// Whether the pair is part of the data root.
+    /// Whether the pair belongs to the data root.
     pub accepted: bool,
-    /// Why it is not; empty when it is.
+    /// Why the pair was rejected; empty for an accepted pair.
     pub reason: String,
 }
 

@@ -12,6 +12,7 @@ use crate::data::fixture;
 use crate::data::manifest::Manifest;
 use crate::data::phantom::{PhantomOptions, generate};
 use crate::event::Silent;
+use crate::tensor::weights::sha256;
 
 fn record(index: u64, class: &str, accepted: bool) -> Record {
     Record {
@@ -32,7 +33,7 @@ fn record(index: u64, class: &str, accepted: bool) -> Record {
         guidance: 7.5,
         strength: 0.6,
         sampler: "ddim".to_owned(),
-        donor: None,
+        source_mask: None,
         mask_transform: None,
         rim_px: 12.5,
         decoys: vec![[1, 2, 3, 4]],
@@ -44,7 +45,15 @@ fn record(index: u64, class: &str, accepted: bool) -> Record {
 }
 
 #[test]
-fn a_root_of_phantom_pairs_is_read_and_checked() {
+fn a_renamed_source_is_announced() {
+    let note = |names: &[&str]| renaming_note(names.iter().map(Path::new));
+    assert_eq!(note(&["a/001.png", "b.jpg"]), None);
+    let text = note(&["a/001.png", "a/ISIC_0012.jpg"]).expect("a note");
+    assert!(text.contains("`ISIC_0012.jpg` becomes `derm_0012_keep_lesion_000000.png`"), "{text}");
+}
+
+#[test]
+fn an_exported_data_root_opens_and_passes_the_check() {
     let folder = tempfile::tempdir().unwrap();
     let (from, to) = (folder.path().join("from"), folder.path().join("to"));
     let options =
@@ -57,13 +66,13 @@ fn a_root_of_phantom_pairs_is_read_and_checked() {
     let rows: Vec<&Row> = source.rows.iter().filter(|row| row.split == Split::Train).collect();
     assert!(rows.len() > 8);
     for (index, row) in (0..).zip(&rows) {
-        let picture = decode::picture(&row.image_path).unwrap().into_rgb8();
+        let image = decode::image(&row.image_path).unwrap().into_rgb8();
         let mask = decode::mask(&row.mask_path).unwrap();
         let accepted = index % 4 != 3;
         let moved = index % 2 == 1;
         let mode = if moved { Mode::InsertLesion } else { Mode::KeepLesion };
         let text = if moved {
-            texts_of_mask(row, &mask, ("lesion", "scan"), &templates, &mut rng).unwrap()
+            texts_of_mask(row, &mask, "lesion", "scan", &templates, &mut rng).unwrap()
         } else {
             texts_of_row(row, &mask).unwrap()
         };
@@ -78,8 +87,8 @@ fn a_root_of_phantom_pairs_is_read_and_checked() {
         };
         let mask_source = if moved { MaskSource::Made(&mask) } else { MaskSource::Unchanged(&row.mask_path) };
         let (image_path, mask_path) = export.paths(&record);
-        export.write(&picture, mask_source, record).unwrap();
-        assert_eq!(decode::picture(&image_path).unwrap().into_rgb8(), picture);
+        export.write(&image, mask_source, record).unwrap();
+        assert_eq!(decode::image(&image_path).unwrap().into_rgb8(), image);
         assert_eq!(foreground(&decode::mask(&mask_path).unwrap()), foreground(&mask));
         if !moved {
             assert_eq!(fs::read(&mask_path).unwrap(), fs::read(&row.mask_path).unwrap(), "copied byte for byte");
@@ -94,7 +103,7 @@ fn a_root_of_phantom_pairs_is_read_and_checked() {
     assert!(made.rows.iter().all(|row| row.split == Split::Train && row.position.is_some()));
     let report = check(&to, None, &Silent).unwrap();
     assert!(report.is_good() && report.leaks.is_empty(), "{:?}", report.bad);
-    assert_eq!(report.images, accepted, "rejected pictures are out of sight");
+    assert_eq!(report.images, accepted, "rejected images are not counted");
     assert_eq!(Export::open(&to).unwrap().journal().records(), export.journal().records());
     // No cell is empty in any column.
     for file in fs::read_dir(to.join("annotations")).unwrap() {
@@ -109,7 +118,7 @@ fn a_root_of_phantom_pairs_is_read_and_checked() {
 }
 
 #[test]
-fn positions_come_from_the_row_or_the_mask() {
+fn positions_are_taken_from_the_row_or_computed_from_the_mask() {
     let mask = GrayImage::from_fn(90, 90, |x, y| Luma([u8::from(x > 70 && y < 20) * 255]));
     let row = |answer: &str, position: Option<&str>| fixture::row("Where?", answer, position);
     let at = |row: &Row| texts_of_row(row, &mask).unwrap().position;
@@ -119,15 +128,15 @@ fn positions_come_from_the_row_or_the_mask() {
     assert!(texts_of_row(&row("x", None), &GrayImage::new(4, 4)).is_err());
     let mut rng = ChaCha8Rng::seed_from_u64(0);
     for (answer, place) in [("in the bottom left", "top right"), ("in the lower left", "upper right")] {
-        let words = ("cyst", "scan");
-        let text = texts_of_mask(&row(answer, None), &mask, words, &Templates::embedded(), &mut rng).unwrap();
+        let row = row(answer, None);
+        let text = texts_of_mask(&row, &mask, "cyst", "scan", &Templates::embedded(), &mut rng).unwrap();
         assert_eq!(text.position, place);
         assert!(text.answer.contains(place) && text.answer.contains("cyst"), "{}", text.answer);
     }
 }
 
 #[test]
-fn names_have_no_meaning_to_loaders() {
+fn names_avoid_words_that_loaders_treat_specially() {
     let mut names = BTreeSet::new();
     for (index, source) in [
         "ISIC_0001_Segmentation.png",
@@ -156,7 +165,7 @@ fn names_have_no_meaning_to_loaders() {
 }
 
 #[test]
-fn a_torn_line_is_cut_off_and_made_again() {
+fn an_incomplete_last_line_is_cut_off_and_written_again() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(JOURNAL);
     let mut journal = Journal::open(&path).unwrap();
@@ -184,26 +193,26 @@ fn a_torn_line_is_cut_off_and_made_again() {
 }
 
 #[test]
-fn bad_lines_and_bad_records_are_refused() {
+fn invalid_lines_and_records_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(JOURNAL);
     let mut journal = Journal::open(&path).unwrap();
     journal.append(record(0, "ct", true)).unwrap();
     let mut refused = |record: Record| journal.append(record).unwrap_err().to_string();
-    assert!(refused(record(0, "ct", true)).contains("has a line already"));
-    assert!(refused(record(1, "../ct", true)).contains("no name of a file"));
+    assert!(refused(record(0, "ct", true)).contains("is already recorded"));
+    assert!(refused(record(1, "../ct", true)).contains("is not a file name"));
     assert!(refused(record(1, "rejected", true)).contains("cannot be named"));
-    assert!(refused(Record { reason: String::new(), ..record(1, "ct", false) }).contains("a reason belongs"));
+    assert!(refused(Record { reason: String::new(), ..record(1, "ct", false) }).contains("needs a reason"));
     assert!(refused(Record { texts: vec![Text::new("q", " ", "p")], ..record(1, "ct", true) }).contains("empty cell"));
     assert!(refused(Record { texts: vec![], ..record(1, "ct", true) }).contains("no text"));
     let mut file = fs::OpenOptions::new().append(true).open(&path).unwrap();
     file.write_all(b"{\"index\": 1}\n").unwrap();
     let error = Journal::open(&path).unwrap_err().to_string();
-    assert!(error.contains("manifest.jsonl:2: is no record"), "{error}");
+    assert!(error.contains("manifest.jsonl:2: is not a valid record"), "{error}");
 }
 
 #[test]
-fn scores_that_are_no_numbers_are_read_again() {
+fn non_finite_scores_are_read_as_nan() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(JOURNAL);
     let scores = [("a".to_owned(), f64::NAN), ("b".to_owned(), f64::INFINITY), ("c".to_owned(), 0.25)].into();
@@ -215,39 +224,39 @@ fn scores_that_are_no_numbers_are_read_again() {
 }
 
 #[test]
-fn foreign_roots_and_wrong_sizes_are_refused_and_jpeg_masks_become_png() {
+fn foreign_roots_and_wrong_sizes_are_rejected_and_jpeg_masks_become_png() {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("annotations")).unwrap();
     assert!(Export::open(folder.path()).unwrap_err().to_string().contains("without `manifest.jsonl`"));
     let root = folder.path().join("new");
     let mut export = Export::open(&root).unwrap();
-    let picture = RgbImage::from_pixel(32, 24, image::Rgb([9, 8, 7]));
+    let image = RgbImage::from_pixel(32, 24, image::Rgb([9, 8, 7]));
     let small = GrayImage::new(8, 8);
-    assert!(export.write(&picture, MaskSource::Made(&small), record(0, "ct", true)).is_err());
-    assert!(export.journal().records().is_empty(), "nothing is recorded of a pair that was not written");
+    assert!(export.write(&image, MaskSource::Made(&small), record(0, "ct", true)).is_err());
+    assert!(export.journal().records().is_empty(), "a pair that was not written has no record");
     let path = folder.path().join("m.jpg");
     GrayImage::from_fn(32, 24, |x, _| Luma([u8::from(x > 15) * 255])).save(&path).unwrap();
-    export.write(&picture, MaskSource::Unchanged(&path), record(0, "ct", true)).unwrap();
+    export.write(&image, MaskSource::Unchanged(&path), record(0, "ct", true)).unwrap();
     let (_, written) = export.paths(&record(0, "ct", true));
     assert!(fs::read(&written).unwrap().starts_with(b"\x89PNG"));
     assert_eq!(decode::mask(&written).unwrap(), decode::mask(&path).unwrap());
-    // A PNG that our encoder would write in another way.
+    // A PNG file with other bytes than this program would write.
     let path = folder.path().join("m.png");
     RgbImage::from_fn(32, 24, |x, _| image::Rgb([u8::from(x > 15) * 255; 3])).save(&path).unwrap();
-    export.write(&picture, MaskSource::Unchanged(&path), record(2, "ct", true)).unwrap();
+    export.write(&image, MaskSource::Unchanged(&path), record(2, "ct", true)).unwrap();
     let (_, written) = export.paths(&record(2, "ct", true));
     assert_eq!(fs::read(&written).unwrap(), fs::read(&path).unwrap(), "copied byte for byte");
-    // A class that has nothing left loses its file.
+    // The CSV file of a class without accepted pairs is removed.
     fs::create_dir_all(root.join("annotations")).unwrap();
     fs::write(root.join("annotations/us.csv"), "old").unwrap();
-    export.write(&picture, MaskSource::Made(&GrayImage::new(32, 24)), record(1, "us", false)).unwrap();
+    export.write(&image, MaskSource::Made(&GrayImage::new(32, 24)), record(1, "us", false)).unwrap();
     assert_eq!(export.write_annotations().unwrap(), 2);
     assert!(!root.join("annotations/us.csv").exists());
     assert!(root.join("rejected/us").join(format!("{}_mask.png", record(1, "us", false).name)).exists());
 }
 
 #[test]
-fn a_revision_that_was_stopped_among_the_files_is_undone() {
+fn an_interrupted_revision_is_undone() {
     let folder = tempfile::tempdir().unwrap();
     let mask = GrayImage::from_pixel(8, 6, Luma([255]));
     let mut export = Export::open(folder.path()).unwrap();
@@ -255,25 +264,34 @@ fn a_revision_that_was_stopped_among_the_files_is_undone() {
         export.write(&RgbImage::new(8, 6), MaskSource::Made(&mask), record(index, "ct", true)).unwrap();
     }
     let rejected = |index| record(index, "ct", false);
-    // killed after the first pair's picture was moved
+    // killed after the first pair's image was moved
     let (from, to) = (export.paths(&record(0, "ct", true)).0, export.paths(&rejected(0)).0);
     fs::create_dir_all(to.parent().unwrap()).unwrap();
     fs::rename(&from, &to).unwrap();
     drop(export);
     let mut export = Export::open(folder.path()).unwrap();
-    assert!(from.exists() && !to.exists(), "files are where the journal says");
+    assert!(from.exists() && !to.exists(), "files are moved back to where the journal expects them");
     export.revise(&[rejected(0), record(1, "ct", true)]).unwrap();
     assert!(!from.exists() && to.exists());
     fs::remove_file(&to).unwrap();
-    let mut export = Export::open(folder.path()).expect("rejected pictures may be thrown away");
+    let mut export = Export::open(folder.path()).expect("rejected images may be deleted");
     assert!(export.revise(&[record(0, "ct", true), record(1, "ct", true)]).is_err());
+}
+
+#[test]
+fn records_with_the_older_field_name_are_read() {
+    let record = Record { source_mask: Some("phantom_00001".to_owned()), ..record(0, "ct", true) };
+    let line = serde_json::to_string(&record).unwrap();
+    assert!(line.contains("\"source_mask\":"));
+    let read: Record = serde_json::from_str(&line.replace("\"source_mask\":", "\"donor\":")).unwrap();
+    assert_eq!(read, record);
 }
 
 #[test]
 fn reading_a_journal_changes_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(JOURNAL);
-    assert!(Journal::read(&path).is_err() && !path.exists(), "a foreign folder stays foreign");
+    assert!(Journal::read(&path).is_err() && !path.exists(), "reading creates no file");
     Journal::open(&path).unwrap().append(record(0, "ct", true)).unwrap();
     fs::OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"index\":1").unwrap();
     let before = fs::read(&path).unwrap();

@@ -1,10 +1,13 @@
-//! Which pairs are good enough to train on.
+//! Filter of generated pairs: pixel tests and cross-fitted filter models decide which pairs are good enough for
+//! training.
 
-pub mod judge;
+pub mod model;
 pub mod pixels;
 pub mod sheet;
 pub mod survey;
 
-mod verdict;
+mod config;
+mod decision;
 
-pub use verdict::{Spread, Thresholds, Verdict};
+pub use config::Thresholds;
+pub use decision::{Decision, Spread};

@@ -1,74 +1,75 @@
-//! The tests that need no model: blank and clipped pictures, the lesion's brightness, seams, copies of train pictures.
+//! Pixel tests of generated pairs, without a model: blank and clipped images, the lesion's brightness, visible seams,
+//! copies of training images.
 //!
-//! Brightness is Rec. 601 luma on a scale of 0..=1. Every test is a function from pixels to a number; the limits are
-//! [`super::Thresholds`]. Sources: the filter of MAISI (intensity), otherwise our own.
+//! Brightness is Rec. 601 luma from 0 to 1. Each test computes a number; the limits are [`super::Thresholds`]. The
+//! intensity test follows the filter of MAISI; the other tests are this project's own.
 
 use image::{GrayImage, Rgb, RgbImage};
 use rayon::prelude::*;
 
-use super::verdict::{Spread, Thresholds, Verdict};
-use crate::augment::hold::{Hold, Side, squared_distances};
+use super::{Decision, Spread, Thresholds};
+use crate::augment::inpaint_mask::{InpaintMask, Side, squared_distances};
 use crate::metrics::neighbours::quantile;
 
 /// Brightness of each pixel, row by row.
-pub fn luma(picture: &RgbImage) -> Vec<f32> {
+pub fn luma(image: &RgbImage) -> Vec<f32> {
     let of = |Rgb([r, g, b]): &Rgb<u8>| (0.299 * f32::from(*r) + 0.587 * f32::from(*g) + 0.114 * f32::from(*b)) / 255.0;
-    picture.pixels().map(of).collect()
+    image.pixels().map(of).collect()
 }
 
 /// Standard deviation of the brightness.
-pub fn spread(picture: &RgbImage) -> f64 {
-    let values: Vec<f64> = luma(picture).into_iter().map(f64::from).collect();
+pub fn spread(image: &RgbImage) -> f64 {
+    let values: Vec<f64> = luma(image).into_iter().map(f64::from).collect();
     Spread::of(&values).deviation
 }
 
-/// Part of the pixels that are clipped: a channel at 255, or all at 0.
-pub fn clipped(picture: &RgbImage) -> f64 {
+/// Fraction of clipped pixels: a channel at 255, or all channels at 0.
+pub fn clipped(image: &RgbImage) -> f64 {
     let is_clipped = |pixel: &&Rgb<u8>| pixel.0.contains(&255) || pixel.0 == [0; 3];
-    #[expect(clippy::cast_precision_loss, reason = "pixel counts")]
-    let part = |count: usize| count as f64 / (picture.as_raw().len() / 3).max(1) as f64;
-    part(picture.pixels().filter(is_clipped).count())
+    let part = |count: usize| count as f64 / (image.as_raw().len() / 3).max(1) as f64;
+    part(image.pixels().filter(is_clipped).count())
 }
 
-/// Part of the pixels that are clipped in the result beyond those of its source: dark backgrounds are no fault. Below 0
-/// when fewer are.
+/// Fraction of clipped pixels in the result minus that of its source, so that a dark background is no fault. May be
+/// negative.
 pub fn clipped_more(result: &RgbImage, source: &RgbImage) -> f64 {
     clipped(result) - clipped(source)
 }
 
-/// Median brightness inside a mask (above 0); `None` when it is empty or of another size.
-pub fn median_inside(picture: &RgbImage, mask: &GrayImage) -> Option<f64> {
-    if picture.dimensions() != mask.dimensions() {
+/// Median brightness inside a mask (values above 0); `None` when the mask is empty or has another size.
+pub fn median_inside(image: &RgbImage, mask: &GrayImage) -> Option<f64> {
+    if image.dimensions() != mask.dimensions() {
         return None;
     }
     let inside: Vec<f64> =
-        luma(picture).into_iter().zip(mask.iter()).filter(|(_, mask)| **mask > 0).map(|(l, _)| f64::from(l)).collect();
+        luma(image).into_iter().zip(mask.iter()).filter(|(_, mask)| **mask > 0).map(|(l, _)| f64::from(l)).collect();
     quantile(&inside, 0.5)
 }
 
-/// How visible the border between held and generated pixels is.
+/// Visibility of the border between preserved and generated pixels.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Seam {
-    /// Mean difference of brightness between the two ends of the ramp: a tint.
+    /// Mean difference of brightness between the two ends of the ramp; it shows a tint.
     pub jump: f64,
-    /// Mean over the border of the largest step between neighbouring pixels across the ramp: a hard edge.
+    /// Largest step between neighbouring pixels across the ramp, averaged over the border; it shows a hard edge.
     pub step: f64,
 }
 
-/// Border pixels looked at; an even choice of more.
+/// Maximum number of border pixels that are sampled.
 const SEAM_SAMPLES: usize = 4000;
-/// How far beyond both ends of the ramp the seam is followed, in pixels.
+/// Distance beyond both ends of the ramp over which the seam is measured, in pixels.
 const SEAM_MARGIN: f64 = 2.0;
 
-/// The seam of a pasted picture along the border of what `hold` holds. The same on a real picture, with the same `hold`,
-/// is what edges of that picture measure there. `None` without a border, or for a picture of another size.
-pub fn seam(picture: &RgbImage, hold: &Hold) -> Option<Seam> {
-    if picture.dimensions() != hold.held.dimensions() {
+/// Measures the seam of a pasted image along the border of the preserved region. On a real image with the same
+/// inpainting mask it gives the value of natural edges. `None` without a border, or for an image of another size.
+pub fn seam(image: &RgbImage, inpaint_mask: &InpaintMask) -> Option<Seam> {
+    if image.dimensions() != inpaint_mask.preserved.dimensions() {
         return None;
     }
-    let (inside, outside) = (squared_distances(&hold.held, false), squared_distances(&hold.held, true));
+    let (inside, outside) =
+        (squared_distances(&inpaint_mask.preserved, false), squared_distances(&inpaint_mask.preserved, true));
     // Positive inside; 0 lies between the two pixels of the border.
-    #[expect(clippy::cast_possible_truncation, reason = "distances within a picture")]
+    #[expect(clippy::cast_possible_truncation, reason = "distances within an image")]
     let depth: Vec<f32> = inside
         .iter()
         .zip(&outside)
@@ -78,12 +79,12 @@ pub fn seam(picture: &RgbImage, hold: &Hold) -> Option<Seam> {
         })
         .collect();
     let border: Vec<usize> = (0..inside.len()).filter(|&at| (1..=2).contains(&inside[at])).collect();
-    let depth = Plane { values: depth, size: picture.dimensions() };
-    let luma = Plane { values: luma(picture), size: picture.dimensions() };
+    let depth = Plane { values: depth, size: image.dimensions() };
+    let luma = Plane { values: luma(image), size: image.dimensions() };
     let stride = border.len().div_ceil(SEAM_SAMPLES).max(1);
     let (mut jumps, mut steps, mut count) = (0.0, 0.0, 0.0);
     for &at in border.iter().step_by(stride) {
-        if let Some(Seam { jump, step }) = seam_at(at, &depth, &luma, hold.ramp_px) {
+        if let Some(Seam { jump, step }) = seam_at(at, &depth, &luma, inpaint_mask.ramp_px) {
             jumps += jump;
             steps += step;
             count += 1.0;
@@ -92,8 +93,7 @@ pub fn seam(picture: &RgbImage, hold: &Hold) -> Option<Seam> {
     (count > 0.0).then(|| Seam { jump: jumps / count, step: steps / count })
 }
 
-/// The seam along the normal through a border pixel; `None` where the normal leaves the picture or has no direction.
-#[expect(clippy::cast_precision_loss, reason = "pixel positions")]
+/// The seam along the normal through a border pixel; `None` where the normal leaves the image or has no direction.
 fn seam_at(at: usize, depth: &Plane, luma: &Plane, ramp_px: f64) -> Option<Seam> {
     let columns = depth.size.0 as usize;
     let (x, y) = ((at % columns) as f64, (at / columns) as f64);
@@ -114,15 +114,15 @@ fn seam_at(at: usize, depth: &Plane, luma: &Plane, ramp_px: f64) -> Option<Seam>
     Some(Seam { jump: (last - first).abs(), step })
 }
 
-/// Values of a picture, read between pixels.
+/// A grid of values with bilinear interpolation.
 struct Plane {
     values: Vec<f32>,
     size: (u32, u32),
 }
 
 impl Plane {
-    /// Bilinear; `None` outside of the picture.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to lie inside the picture")]
+    /// Interpolated value; `None` outside of the image.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to lie inside the image")]
     fn at(&self, x: f64, y: f64) -> Option<f64> {
         let last = (f64::from(self.size.0) - 1.0, f64::from(self.size.1) - 1.0);
         if !(0.0..=last.0).contains(&x) || !(0.0..=last.1).contains(&y) {
@@ -137,22 +137,23 @@ impl Plane {
     }
 }
 
-/// Side of a thumbnail in cells.
+/// Cells along each side of a thumbnail.
 const THUMBNAIL: u32 = 24;
 
-/// Mean brightness of the cells of a coarse grid over a picture.
+/// Mean brightness of the cells of a coarse grid over an image.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Thumbnail {
     cells: Vec<f32>,
 }
 
 impl Thumbnail {
-    /// Of a whole picture, whatever its size and shape.
-    pub fn of(picture: &RgbImage) -> Self {
-        Self { cells: cell_means(&luma(picture), picture.dimensions()) }
+    /// Computes the thumbnail of an image of any size.
+    pub fn of(image: &RgbImage) -> Self {
+        Self { cells: cell_means(&luma(image), image.dimensions()) }
     }
 
-    /// Normalised cross-correlation, -1..=1, where `weights` ([`repaint_weights`]) count; 0 when one of the two is flat.
+    /// Normalised cross-correlation, -1..=1, with a weight for each cell ([`repaint_weights`]); 0 when one of the two
+    /// is constant.
     pub fn similarity(&self, other: &Self, weights: &[f32]) -> f64 {
         let mean = |cells: &[f32]| {
             let (sum, weight) = cells
@@ -172,26 +173,28 @@ impl Thumbnail {
         if aa > 1e-9 && bb > 1e-9 { ab / (aa * bb).sqrt() } else { 0.0 }
     }
 
-    /// The similarity of the most similar of `others`; `None` without any.
+    /// Similarity to the most similar of `others`; `None` when there are none.
     pub fn nearest(&self, others: &[&Self], weights: &[f32]) -> Option<f64> {
         others.iter().map(|other| self.similarity(other, weights)).max_by(f64::total_cmp)
     }
 }
 
-/// How much of each cell of a thumbnail is repainted: what is held is the source's and proves nothing.
-pub fn repaint_weights(hold: &Hold) -> Vec<f32> {
-    let repainted: Vec<f32> = hold.held.iter().map(|&held| if held > 0 { 0.0 } else { 1.0 }).collect();
-    cell_means(&repainted, hold.held.dimensions())
+/// Fraction of each thumbnail cell that is repainted. Preserved pixels are the source's own, so they do not show a
+/// copy.
+pub fn repaint_weights(inpaint_mask: &InpaintMask) -> Vec<f32> {
+    let repainted: Vec<f32> =
+        inpaint_mask.preserved.iter().map(|&preserved| if preserved > 0 { 0.0 } else { 1.0 }).collect();
+    cell_means(&repainted, inpaint_mask.preserved.dimensions())
 }
 
-/// The weights of a picture that is repainted everywhere.
+/// Weights of an image that is repainted everywhere.
 pub fn full_weights() -> Vec<f32> {
     vec![1.0; (THUMBNAIL * THUMBNAIL) as usize]
 }
 
-/// Each thumbnail's similarity to the most similar other one, for the quantile of [`Thresholds::cosine_quantile`]. A
-/// result is compared with its nearest too; a quantile over all pairs would call ever more results copies the more
-/// pictures there are.
+/// Similarity of each thumbnail to its nearest neighbour, for the quantile of [`Thresholds::cosine_quantile`].
+/// Generated images are compared with their nearest neighbour too. A quantile over all pairs of images would call
+/// more results copies the more images there are.
 pub fn nearest_similarities(thumbnails: &[Thumbnail], weights: &[f32]) -> Vec<f64> {
     let nearest = |(at, one): (usize, &Thumbnail)| {
         let others = thumbnails.iter().enumerate().filter(|(other, _)| *other != at);
@@ -200,8 +203,7 @@ pub fn nearest_similarities(thumbnails: &[Thumbnail], weights: &[f32]) -> Vec<f6
     thumbnails.par_iter().enumerate().filter_map(nearest).collect()
 }
 
-/// Means over the cells of a grid; a cell smaller than a pixel has that pixel's value.
-#[expect(clippy::cast_precision_loss, reason = "pixel counts of a cell")]
+/// Means over the cells of a grid; a cell smaller than a pixel has the value of that pixel.
 fn cell_means(values: &[f32], (width, height): (u32, u32)) -> Vec<f32> {
     let span = |cell: u32, length: u32| {
         let first = cell * length / THUMBNAIL;
@@ -221,67 +223,69 @@ fn cell_means(values: &[f32], (width, height): (u32, u32)) -> Vec<f32> {
     means
 }
 
-/// What real train pictures of a class measure; the yardstick of [`judge`].
+/// Statistics of the real training images of a class, with which [`test_pixels`] compares.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Real {
+pub struct RealStatistics {
     /// Median brightness inside real lesions.
     pub median: Spread,
-    /// [`Seam::jump`] on real pictures.
+    /// [`Seam::jump`] on real images.
     pub seam_jump: Spread,
-    /// [`Seam::step`] on real pictures.
+    /// [`Seam::step`] on real images.
     pub seam_step: Spread,
-    /// Thumbnails of the train pictures.
+    /// Thumbnails of the training images.
     pub thumbnails: Vec<Thumbnail>,
-    /// Similarity that a result must not exceed: a quantile of [`nearest_similarities`]; `None` judges none.
+    /// Maximum similarity of a result to a training image: a quantile of [`nearest_similarities`]. `None` disables
+    /// the test.
     pub similarity_max: Option<f64>,
 }
 
-/// A pair to be judged by its pixels.
+/// A generated pair for the pixel tests.
 #[derive(Debug, Clone, Copy)]
 pub struct Candidate<'a> {
-    /// The picture it was made from.
+    /// The source image.
     pub source: &'a RgbImage,
-    /// The result.
+    /// The generated image.
     pub result: &'a RgbImage,
-    /// The label of the result.
+    /// The label of the generated image.
     pub mask: &'a GrayImage,
-    /// What was held; `None` when all was repainted.
-    pub hold: Option<&'a Hold>,
+    /// The inpainting mask; `None` when everything was repainted.
+    pub inpaint_mask: Option<&'a InpaintMask>,
 }
 
-/// Least part of the picture around a kept lesion that must be new: with less the pair is its source again.
+/// Minimum repainted fraction of the image in mode `keep_lesion`. With less, the pair is its source again.
 const REPAINTED_MIN: f64 = 0.01;
 
-/// All tests of this file, added to `verdict`. Seams are judged only upwards: a border may be smoother than real edges.
-pub fn judge(candidate: &Candidate, real: &Real, thresholds: &Thresholds, verdict: &mut Verdict) {
-    let Candidate { source, result, mask, hold } = *candidate;
-    verdict.at_least("spread", spread(result), thresholds.spread_min);
-    verdict.at_most("clipped_more", clipped_more(result, source), thresholds.clipped_max);
+/// Runs all tests of this file and adds their results to `decision`. Seams have an upper limit only, because a border
+/// may be smoother than real edges.
+pub fn test_pixels(candidate: &Candidate, real: &RealStatistics, thresholds: &Thresholds, decision: &mut Decision) {
+    let Candidate { source, result, mask, inpaint_mask } = *candidate;
+    decision.at_least("spread", spread(result), thresholds.spread_min);
+    decision.at_most("clipped_more", clipped_more(result, source), thresholds.clipped_max);
     match median_inside(result, mask) {
-        Some(median) => verdict.within("median", median, &real.median, thresholds.sigma),
-        None => verdict.refuse("the mask is empty or of another size"),
+        Some(median) => decision.within("median", median, &real.median, thresholds.sigma),
+        None => decision.reject("the mask is empty or has another size"),
     }
-    if let Some(hold) = hold.filter(|hold| hold.side == Side::Held) {
-        verdict.at_least("repainted", hold.repaint_frac(), REPAINTED_MIN);
+    if let Some(inpaint_mask) = inpaint_mask.filter(|inpaint_mask| inpaint_mask.side == Side::Preserved) {
+        decision.at_least("repainted", inpaint_mask.repaint_frac(), REPAINTED_MIN);
     }
-    if let Some(Seam { jump, step }) = hold.and_then(|hold| seam(result, hold)) {
+    if let Some(Seam { jump, step }) = inpaint_mask.and_then(|inpaint_mask| seam(result, inpaint_mask)) {
         for (name, value, spread) in [("seam_jump", jump, real.seam_jump), ("seam_step", step, real.seam_step)] {
             if spread.count < 3 {
-                verdict.note(name, value);
+                decision.add_score(name, value);
             } else {
-                verdict.at_most(name, value, spread.mean + thresholds.sigma * spread.deviation);
+                decision.at_most(name, value, spread.mean + thresholds.sigma * spread.deviation);
             }
         }
     }
-    let weights = hold.map_or_else(full_weights, repaint_weights);
+    let weights = inpaint_mask.map_or_else(full_weights, repaint_weights);
     let (own, result) = (Thumbnail::of(source), Thumbnail::of(result));
-    // a part of the noise schedule leaves the source's layout: that is no copy of another picture
-    verdict.note("source_similarity", result.similarity(&own, &weights));
+    // similarity to the own source is only logged: a shortened noise schedule preserves the source's layout
+    decision.add_score("source_similarity", result.similarity(&own, &weights));
     let others: Vec<&Thumbnail> = real.thumbnails.iter().filter(|other| **other != own).collect();
     if let Some(similarity) = result.nearest(&others, &weights) {
         match real.similarity_max {
-            Some(most) => verdict.at_most("pixel_similarity", similarity, most),
-            None => verdict.note("pixel_similarity", similarity),
+            Some(most) => decision.at_most("pixel_similarity", similarity, most),
+            None => decision.add_score("pixel_similarity", similarity),
         }
     }
 }

@@ -3,13 +3,13 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::*;
-use crate::augment::hold::{Frame, HoldOptions, paste_exact};
+use crate::augment::inpaint_mask::{Frame, InpaintMaskOptions, paste_exact};
 
 fn rng(seed: u64) -> ChaCha8Rng {
     ChaCha8Rng::seed_from_u64(seed)
 }
 
-/// A smooth picture with some noise, different for each seed.
+/// A smooth image with some noise, different for each seed.
 fn tissue(seed: u64, shift: u8) -> RgbImage {
     let mut rng = rng(seed);
     let (a, b) = (rng.random_range(0.02..0.06), rng.random_range(0.02..0.06));
@@ -25,20 +25,20 @@ fn label() -> GrayImage {
     GrayImage::from_fn(160, 120, |x, y| Luma([u8::from(x.abs_diff(80) < 12 && y.abs_diff(60) < 9) * 255]))
 }
 
-fn hold(seed: u64) -> Hold {
+fn inpaint_mask(seed: u64) -> InpaintMask {
     let frame = Frame::new((160, 120), 256).unwrap();
-    let options = HoldOptions { rim_min_px: 16.0, rim_max_px: 40.0, ..HoldOptions::default() };
-    Hold::draw(&label(), None, &frame, &options, &mut rng(seed)).unwrap()
+    let options = InpaintMaskOptions { rim_min_px: 16.0, rim_max_px: 40.0, ..InpaintMaskOptions::default() };
+    InpaintMask::draw(&label(), None, &frame, &options, &mut rng(seed)).unwrap()
 }
 
-fn real() -> Real {
-    let pictures: Vec<RgbImage> = (0..12).map(|seed| tissue(seed, 0)).collect();
-    let seams: Vec<Seam> = pictures.iter().zip(0..).map(|(p, seed)| seam(p, &hold(seed)).unwrap()).collect();
+fn real() -> RealStatistics {
+    let images: Vec<RgbImage> = (0..12).map(|seed| tissue(seed, 0)).collect();
+    let seams: Vec<Seam> = images.iter().zip(0..).map(|(p, seed)| seam(p, &inpaint_mask(seed)).unwrap()).collect();
     let of = |get: fn(&Seam) -> f64| Spread::of(&seams.iter().map(get).collect::<Vec<_>>());
-    let medians: Vec<f64> = pictures.iter().map(|picture| median_inside(picture, &label()).unwrap()).collect();
-    let thumbnails: Vec<Thumbnail> = pictures.iter().map(Thumbnail::of).collect();
+    let medians: Vec<f64> = images.iter().map(|image| median_inside(image, &label()).unwrap()).collect();
+    let thumbnails: Vec<Thumbnail> = images.iter().map(Thumbnail::of).collect();
     let similarity_max = quantile(&nearest_similarities(&thumbnails, &full_weights()), 0.999);
-    Real {
+    RealStatistics {
         median: Spread::of(&medians),
         seam_jump: of(|seam| seam.jump),
         seam_step: of(|seam| seam.step),
@@ -48,7 +48,7 @@ fn real() -> Real {
 }
 
 #[test]
-fn blank_and_clipped_pictures_are_told() {
+fn blank_and_clipped_images_are_measured() {
     let flat = RgbImage::from_pixel(10, 10, Rgb([90; 3]));
     assert_eq!(spread(&flat), 0.0);
     let halves = RgbImage::from_fn(10, 10, |x, _| Rgb([if x < 5 { 0 } else { 255 }; 3]));
@@ -56,48 +56,48 @@ fn blank_and_clipped_pictures_are_told() {
     assert_eq!(clipped(&halves), 1.0);
     assert_eq!(clipped(&flat), 0.0);
     assert_eq!(clipped(&RgbImage::from_pixel(4, 4, Rgb([255, 3, 3]))), 1.0, "one channel is enough");
-    assert_eq!(clipped(&RgbImage::from_pixel(4, 4, Rgb([0, 3, 3]))), 0.0, "no blue in red tissue is no fault");
+    assert_eq!(clipped(&RgbImage::from_pixel(4, 4, Rgb([0, 3, 3]))), 0.0, "red tissue without blue is not clipped");
     let dark = RgbImage::from_fn(10, 10, |x, _| Rgb([if x < 5 { 0 } else { 90 }; 3]));
     assert_eq!((clipped_more(&dark, &dark), clipped_more(&halves, &dark)), (0.0, 0.5));
 }
 
 #[test]
-fn the_median_is_that_of_the_masked_pixels() {
-    let picture = RgbImage::from_fn(20, 20, |x, _| Rgb([if x < 10 { 51 } else { 204 }; 3]));
+fn median_uses_masked_pixels_only() {
+    let image = RgbImage::from_fn(20, 20, |x, _| Rgb([if x < 10 { 51 } else { 204 }; 3]));
     let mask = GrayImage::from_fn(20, 20, |x, y| Luma([u8::from(x >= 9 && y < 5)]));
-    assert!((median_inside(&picture, &mask).unwrap() - 0.8).abs() < 1e-6);
-    assert_eq!(median_inside(&picture, &GrayImage::new(20, 20)), None);
-    assert_eq!(median_inside(&picture, &GrayImage::new(5, 20)), None);
+    assert!((median_inside(&image, &mask).unwrap() - 0.8).abs() < 1e-6);
+    assert_eq!(median_inside(&image, &GrayImage::new(20, 20)), None);
+    assert_eq!(median_inside(&image, &GrayImage::new(5, 20)), None);
 }
 
 #[test]
 fn seams_are_measured_across_the_ramp() {
-    let hold = hold(1);
+    let inpaint_mask = inpaint_mask(1);
     let flat = RgbImage::from_pixel(160, 120, Rgb([100; 3]));
     let brighter = RgbImage::from_pixel(160, 120, Rgb([151; 3]));
-    let none = seam(&flat, &hold).unwrap();
+    let none = seam(&flat, &inpaint_mask).unwrap();
     assert_eq!((none.jump, none.step), (0.0, 0.0));
     // A tint of 51 levels behind a ramp: all of the jump, spread over several steps.
-    let ramped = seam(&paste_exact(&flat, &brighter, &hold).unwrap(), &hold).unwrap();
-    assert!((ramped.jump - 0.2).abs() < 0.02, "{ramped:?} ramp {}", hold.ramp_px);
-    assert!(ramped.step < 0.6 * ramped.jump, "{ramped:?} ramp {}", hold.ramp_px);
+    let ramped = seam(&paste_exact(&flat, &brighter, &inpaint_mask).unwrap(), &inpaint_mask).unwrap();
+    assert!((ramped.jump - 0.2).abs() < 0.02, "{ramped:?} ramp {}", inpaint_mask.ramp_px);
+    assert!(ramped.step < 0.6 * ramped.jump, "{ramped:?} ramp {}", inpaint_mask.ramp_px);
     // Without a ramp the step is the jump.
     let mut hard = brighter.clone();
-    for ((pixel, original), held) in hard.pixels_mut().zip(flat.pixels()).zip(hold.held.iter()) {
-        if *held > 0 {
+    for ((pixel, original), preserved) in hard.pixels_mut().zip(flat.pixels()).zip(inpaint_mask.preserved.iter()) {
+        if *preserved > 0 {
             *pixel = *original;
         }
     }
-    let hard = seam(&hard, &hold).unwrap();
+    let hard = seam(&hard, &inpaint_mask).unwrap();
     assert!((hard.jump - 0.2).abs() < 0.02 && hard.step > 0.1, "{hard:?}");
     assert!(hard.step > 1.5 * ramped.step, "{hard:?} {ramped:?}");
-    let everything = Hold { held: GrayImage::from_pixel(160, 120, Luma([255])), ..hold.clone() };
+    let everything = InpaintMask { preserved: GrayImage::from_pixel(160, 120, Luma([255])), ..inpaint_mask.clone() };
     assert_eq!(seam(&flat, &everything), None);
-    assert_eq!(seam(&RgbImage::new(3, 3), &hold), None);
+    assert_eq!(seam(&RgbImage::new(3, 3), &inpaint_mask), None);
 }
 
 #[test]
-fn copies_are_similar_whatever_their_brightness_and_only_where_repainted() {
+fn similarity_ignores_brightness_and_preserved_pixels() {
     let (one, other) = (tissue(1, 0), tissue(2, 0));
     let (a, b) = (Thumbnail::of(&one), Thumbnail::of(&other));
     let all = full_weights();
@@ -107,7 +107,10 @@ fn copies_are_similar_whatever_their_brightness_and_only_where_repainted() {
     assert!(a.similarity(&Thumbnail::of(&inverted), &all) < -0.999);
     // The left half of one, the right half of the other.
     let mixed = RgbImage::from_fn(160, 120, |x, y| *(if x < 80 { &one } else { &other }).get_pixel(x, y));
-    let left = Hold { held: GrayImage::from_fn(160, 120, |x, _| Luma([u8::from(x >= 80) * 255])), ..hold(1) };
+    let left = InpaintMask {
+        preserved: GrayImage::from_fn(160, 120, |x, _| Luma([u8::from(x >= 80) * 255])),
+        ..inpaint_mask(1)
+    };
     let weights = repaint_weights(&left);
     assert_eq!(weights.iter().sum::<f32>(), 288.0);
     let mixed = Thumbnail::of(&mixed);
@@ -119,57 +122,51 @@ fn copies_are_similar_whatever_their_brightness_and_only_where_repainted() {
 }
 
 #[test]
-fn good_pairs_pass_and_each_fault_has_its_reason() {
-    let (source, mask, hold, real) = (tissue(100, 0), label(), hold(100), real());
-    let verdict_of = |generated: &RgbImage, real: &Real| {
-        let result = paste_exact(&source, generated, &hold).unwrap();
-        let candidate = Candidate { source: &source, result: &result, mask: &mask, hold: Some(&hold) };
-        let mut verdict = Verdict::new();
-        judge(&candidate, real, &Thresholds::default(), &mut verdict);
-        verdict
+fn good_pairs_pass_and_each_failed_test_gives_its_reason() {
+    let (source, mask, inpaint_mask, real) = (tissue(100, 0), label(), inpaint_mask(100), real());
+    let decision_of = |generated: &RgbImage, real: &RealStatistics| {
+        let result = paste_exact(&source, generated, &inpaint_mask).unwrap();
+        let candidate = Candidate { source: &source, result: &result, mask: &mask, inpaint_mask: Some(&inpaint_mask) };
+        let mut decision = Decision::new();
+        test_pixels(&candidate, real, &Thresholds::default(), &mut decision);
+        decision
     };
     // A change of the source's texture with the source's brightness along the rim.
     let mut noisy = source.clone();
     let mut random = rng(9);
     noisy.iter_mut().for_each(|value| *value = value.saturating_add(random.random_range(0..4)));
-    let good = verdict_of(&noisy, &real);
+    let good = decision_of(&noisy, &real);
     assert!(good.accepted, "{}", good.reason());
     assert_eq!(
         good.scores.keys().map(String::as_str).collect::<Vec<_>>(),
         [
-            "clipped_more",
-            "median",
-            "pixel_similarity",
-            "repainted",
-            "seam_jump",
-            "seam_step",
-            "source_similarity",
+            "clipped_more", "median", "pixel_similarity", "repainted", "seam_jump", "seam_step", "source_similarity",
             "spread"
         ]
     );
-    let failed = |verdict: Verdict, name: &str| {
+    let failed = |decision: Decision, name: &str| {
         assert!(
-            !verdict.accepted && verdict.reasons.iter().any(|r| r.starts_with(name)),
+            !decision.accepted && decision.reasons.iter().any(|r| r.starts_with(name)),
             "{name}: {}",
-            verdict.reason()
+            decision.reason()
         );
     };
-    failed(verdict_of(&RgbImage::from_pixel(160, 120, Rgb([255; 3])), &real), "clipped_more");
+    failed(decision_of(&RgbImage::from_pixel(160, 120, Rgb([255; 3])), &real), "clipped_more");
     let tinted = RgbImage::from_fn(160, 120, |x, y| Rgb(source.get_pixel(x, y).0.map(|v| v.saturating_add(60))));
-    failed(verdict_of(&tinted, &real), "seam_jump");
-    let train = Real { thumbnails: vec![Thumbnail::of(&noisy)], similarity_max: Some(0.99), ..real.clone() };
-    failed(verdict_of(&noisy, &train), "pixel_similarity");
-    let bright = Real { median: Spread::of(&[0.9, 0.91, 0.92, 0.93]), ..real.clone() };
-    failed(verdict_of(&noisy, &bright), "median");
-    let mut blank = Verdict::new();
+    failed(decision_of(&tinted, &real), "seam_jump");
+    let train = RealStatistics { thumbnails: vec![Thumbnail::of(&noisy)], similarity_max: Some(0.99), ..real.clone() };
+    failed(decision_of(&noisy, &train), "pixel_similarity");
+    let bright = RealStatistics { median: Spread::of(&[0.9, 0.91, 0.92, 0.93]), ..real.clone() };
+    failed(decision_of(&noisy, &bright), "median");
+    let mut blank = Decision::new();
     let flat = RgbImage::from_pixel(160, 120, Rgb([100; 3]));
-    let candidate = Candidate { source: &source, result: &flat, mask: &mask, hold: None };
-    judge(&candidate, &real, &Thresholds::default(), &mut blank);
+    let candidate = Candidate { source: &source, result: &flat, mask: &mask, inpaint_mask: None };
+    test_pixels(&candidate, &real, &Thresholds::default(), &mut blank);
     failed(blank, "spread");
 }
 
 #[test]
-fn new_pictures_are_no_copies_however_many_real_ones_there_are() {
+fn unrelated_images_are_not_called_copies_of_many_real_ones() {
     let noise = |seed: u64| {
         let mut rng = rng(seed);
         Thumbnail::of(&RgbImage::from_fn(24, 24, |_, _| Rgb([rng.random_range(0..=255_u8); 3])))
@@ -179,18 +176,18 @@ fn new_pictures_are_no_copies_however_many_real_ones_there_are() {
     let most = quantile(&nearest_similarities(&real, &weights), 0.999).unwrap();
     let is_copy = |one: &Thumbnail| one.nearest(&real.iter().collect::<Vec<_>>(), &weights).unwrap() > most;
     let called = (1000..1100).filter(|&seed| is_copy(&noise(seed))).count();
-    assert!(called <= 3, "{called} of 100 unrelated pictures are called copies");
+    assert!(called <= 3, "{called} of 100 unrelated images are called copies");
     assert!(is_copy(&real[7]));
     assert!(nearest_similarities(&real[..1], &weights).is_empty());
 }
 
 #[test]
-fn a_pair_in_which_nothing_is_new_is_refused() {
-    let picture = tissue(3, 0);
-    let whole = Hold { held: GrayImage::from_pixel(160, 120, Luma([255])), ..hold(1) };
+fn a_pair_without_repainted_pixels_is_rejected() {
+    let image = tissue(3, 0);
+    let whole = InpaintMask { preserved: GrayImage::from_pixel(160, 120, Luma([255])), ..inpaint_mask(1) };
     let mask = label();
-    let candidate = Candidate { source: &picture, result: &picture, mask: &mask, hold: Some(&whole) };
-    let mut verdict = Verdict::new();
-    judge(&candidate, &real(), &Thresholds::default(), &mut verdict);
-    assert!(verdict.reason().starts_with("repainted 0.0000 is below"), "{}", verdict.reason());
+    let candidate = Candidate { source: &image, result: &image, mask: &mask, inpaint_mask: Some(&whole) };
+    let mut decision = Decision::new();
+    test_pixels(&candidate, &real(), &Thresholds::default(), &mut decision);
+    assert!(decision.reason().starts_with("repainted 0.0000 is below"), "{}", decision.reason());
 }

@@ -1,102 +1,87 @@
-//! Contact sheets of pairs for people: source, the label in it, result and verdict.
+//! Contact sheets of pairs: source, source with label, result, result with label. The frame colour shows the filter's
+//! decision; a CSV file of the same name gives the reasons.
 
 use image::{GrayImage, RgbImage};
 
-use super::verdict::Verdict;
+use super::decision::Decision;
 use crate::augment::export::Export;
+use crate::augment::pipeline_config::RANDOM_DIGEST;
 use crate::data::decode;
 use crate::data::image::foreground;
-use crate::data::picture::{self, Tile, overlay, sheet};
+use crate::data::sheet::{ACCEPTED_COLOR, REJECTED_COLOR, Tile, overlay, save_sheet};
 use crate::error::Result;
 use crate::segment::task::spread;
 use std::path::Path;
 
-/// One line of a contact sheet.
-#[derive(Debug, Clone, Copy)]
-pub struct Item<'a> {
-    /// The pair's name.
-    pub name: &'a str,
-    /// The picture it was made from.
-    pub source: &'a RgbImage,
+/// A pair on a contact sheet.
+#[derive(Debug, Clone)]
+pub struct SheetPair {
+    /// Name of the pair.
+    pub name: String,
+    /// The source image.
+    pub source: RgbImage,
     /// The label of the result.
-    pub mask: &'a GrayImage,
-    /// The result.
-    pub result: &'a RgbImage,
-    /// What the filter says.
-    pub verdict: &'a Verdict,
+    pub mask: GrayImage,
+    /// The generated image.
+    pub result: RgbImage,
+    /// The filter's decision.
+    pub decision: Decision,
 }
 
-/// Scores in a caption.
-const CAPTION_SCORES: usize = 4;
-
-/// A page with a row of four tiles for each pair: the source, the label in it, the result, the label in that.
-/// The outline is yellow; a caption says whether the pair was accepted, and why not.
+/// Writes a sheet with a row of four tiles for each pair.
 ///
 /// # Errors
-/// [`crate::Error::Shape`] when a mask is not of the size of its pictures.
-pub fn contact_sheet(items: &[Item], title: &str) -> Result<RgbImage> {
-    let mut tiles = Vec::with_capacity(4 * items.len());
-    for item in items {
-        let mask = foreground(item.mask);
+/// [`crate::Error::Shape`] when a mask and its image differ in size; [`crate::Error::Io`].
+pub fn save(pairs: &[SheetPair], path: &Path) -> Result<()> {
+    let mut tiles = Vec::with_capacity(4 * pairs.len());
+    for SheetPair { name, source, mask, result, decision } in pairs {
+        let mask = foreground(mask);
         let nothing = GrayImage::new(mask.width(), mask.height());
-        let outlined = |picture: &RgbImage| overlay(picture, &nothing, Some(&mask));
-        tiles.push(Tile { image: item.source.clone(), caption: format!("{}\nsource", item.name) });
-        tiles.push(Tile { image: outlined(item.source)?, caption: "label in the source".to_owned() });
-        tiles.push(Tile { image: item.result.clone(), caption: verdict_words(item.verdict) });
-        tiles.push(Tile { image: outlined(item.result)?, caption: "label in the result".to_owned() });
+        let outlined = |image: &RgbImage| overlay(image, &nothing, Some(&mask));
+        let frame = Some(if decision.accepted { ACCEPTED_COLOR } else { REJECTED_COLOR });
+        let mut add = |shows, image, frame| {
+            tiles.push(Tile { image, frame, name: name.clone(), shows, notes: describe(decision) });
+        };
+        add("source", source.clone(), None);
+        add("source with the label (yellow outline)", outlined(source)?, None);
+        add("result", result.clone(), frame);
+        add("result with the label (yellow outline)", outlined(result)?, frame);
     }
-    Ok(sheet(&tiles, 4, title))
+    save_sheet(&tiles, 4, path)
 }
 
-/// A pair as a preview shows it: name, source, label, result, verdict.
-pub type Shown = (String, RgbImage, GrayImage, RgbImage, Verdict);
-
-/// Writes a sheet of `pairs`.
-///
-/// # Errors
-/// [`crate::Error::Shape`] as [`contact_sheet`]; [`crate::Error::Io`].
-pub fn save(pairs: &[Shown], title: &str, path: &Path) -> Result<()> {
-    let items: Vec<Item> = pairs
-        .iter()
-        .map(|(name, source, mask, result, verdict)| Item { name, source, mask, result, verdict })
-        .collect();
-    picture::save(&contact_sheet(&items, title)?.into(), path)
-}
-
-/// Pairs on the sheet of a data root.
+/// Number of pairs on the sheet of a data root.
 const SHOWN: usize = 16;
 
-/// Writes a sheet of pairs spread over a data root, accepted and rejected.
+/// Writes a sheet of accepted and rejected pairs, spread over a data root.
 ///
 /// # Errors
-/// [`crate::Error::Data`] for a picture that cannot be read; as [`save`].
+/// [`crate::Error::Data`] for an unreadable image; as [`save`].
 pub fn of_root(export: &Export, path: &Path) -> Result<()> {
     let records = export.journal().records();
     let mut shown = Vec::new();
     for i in spread((0..records.len()).collect(), SHOWN) {
         let record = &records[i];
         let (image, mask) = export.paths(record);
-        let source = decode::picture(&record.source_image)?.to_rgb8();
-        let result = decode::picture(&image)?.to_rgb8();
+        let source = decode::image(&record.source_image)?.to_rgb8();
+        let result = decode::image(&image)?.to_rgb8();
         let reasons = record.reason.split("; ").filter(|reason| !reason.is_empty()).map(str::to_owned).collect();
-        let verdict = Verdict { scores: record.scores.clone(), accepted: record.accepted, reasons };
-        shown.push((record.name.clone(), source, foreground(&decode::mask(&mask)?), result, verdict));
+        let decision = Decision { scores: record.scores.clone(), accepted: record.accepted, reasons };
+        let is_noise = record.model_sha256 == RANDOM_DIGEST;
+        let name = format!("{}{}", record.name, if is_noise { " (random weights: noise)" } else { "" });
+        shown.push(SheetPair { name, source, mask: foreground(&decode::mask(&mask)?), result, decision });
     }
     if shown.is_empty() {
         return Ok(());
     }
-    let accepted = records.iter().filter(|record| record.accepted).count();
-    save(&shown, &format!("{} of {} pairs, {accepted} accepted in all", shown.len(), records.len()), path)
+    save(&shown, path)
 }
 
-/// The verdict as a caption: the reasons when rejected, else the first scores.
-fn verdict_words(verdict: &Verdict) -> String {
-    if !verdict.accepted {
-        return format!("rejected\n{}", verdict.reason());
-    }
-    let scores: Vec<String> =
-        verdict.scores.iter().take(CAPTION_SCORES).map(|(name, score)| format!("{name} {score:.3}")).collect();
-    format!("accepted\n{}", scores.join(", "))
+/// The decision with its reasons, and all scores.
+fn describe(decision: &Decision) -> String {
+    let scores: Vec<String> = decision.scores.iter().map(|(name, score)| format!("{name} {score:.3}")).collect();
+    let decided = if decision.accepted { "accepted".to_owned() } else { format!("rejected: {}", decision.reason()) };
+    format!("{decided}; {}", scores.join(", "))
 }
 
 #[cfg(test)]
@@ -104,24 +89,26 @@ mod tests {
     use image::{Luma, Rgb};
 
     use super::*;
-    use crate::data::picture::TRUTH_COLOR;
+    use crate::data::sheet::TRUTH_COLOR;
 
     #[test]
-    fn a_sheet_shows_source_result_and_two_outlines() {
+    fn a_sheet_shows_source_result_outlines_and_the_decision() {
         let (red, green) = (Rgb([180, 20, 20]), Rgb([20, 160, 20]));
         let (source, result) = (RgbImage::from_pixel(320, 240, red), RgbImage::from_pixel(320, 240, green));
         let mask = GrayImage::from_fn(320, 240, |x, y| Luma([u8::from(x.abs_diff(160) < 90 && y.abs_diff(120) < 90)]));
-        let mut verdict = Verdict::new();
-        verdict.at_least("dice", 0.5, 0.8);
-        let item = Item { name: "a", source: &source, mask: &mask, result: &result, verdict: &verdict };
-        let page = contact_sheet(&[item, item], "pairs").unwrap();
+        let mut decision = Decision::new();
+        decision.at_least("dice", 0.5, 0.8);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("sheet.png");
+        let pair = SheetPair { name: "a".to_owned(), source, mask, result, decision: decision.clone() };
+        save(&[pair.clone(), pair.clone()], &path).unwrap();
+        let page = image::open(&path).unwrap().to_rgb8();
         let count = |color: Rgb<u8>| page.pixels().filter(|pixel| **pixel == color).count();
         assert!(count(red) > 20_000 && count(green) > 20_000, "{} {}", count(red), count(green));
         assert!(count(TRUTH_COLOR) > 4 * 4 * 178, "a 0/1 mask is outlined too");
-        assert_eq!(verdict_words(&verdict), "rejected\ndice 0.5000 is below 0.8000");
-        assert_eq!(verdict_words(&Verdict::new()), "accepted\n");
-        let wrong = Item { mask: &GrayImage::new(4, 4), ..item };
-        assert!(contact_sheet(&[wrong], "pairs").is_err());
-        assert!(contact_sheet(&[], "none").unwrap().height() > 0);
+        assert!(count(REJECTED_COLOR) > 4 * 1000 && count(ACCEPTED_COLOR) == 0);
+        assert_eq!(describe(&decision), "rejected: dice 0.5000 is below 0.8000; dice 0.500");
+        let wrong = SheetPair { mask: GrayImage::new(4, 4), ..pair };
+        assert!(save(&[wrong], &path).is_err());
     }
 }

@@ -1,19 +1,20 @@
-//! One pair without networks: what is held, what is asked, and, of a generated square, the picture and its verdict.
+//! The work for one pair that needs no network: inpainting mask and texts before generation, pasting and pixel tests
+//! after it.
 
-use super::Texts;
-use crate::augment::donor::{self, Bank, DonorOptions, Placed};
+use super::PromptTexts;
 use crate::augment::export::{self, LoraUse, Record, Text};
-use crate::augment::filter::pixels::{self, Candidate, Real};
-use crate::augment::filter::{Thresholds, Verdict};
-use crate::augment::hold::{
-    AROUND_MAX_PX, ColourMatch, Frame, Hold, HoldOptions, dilate, field_of_view, paste_exact, paste_vae,
+use crate::augment::filter::pixels::{self, Candidate, RealStatistics};
+use crate::augment::filter::{Decision, Thresholds};
+use crate::augment::inpaint_mask::{
+    AROUND_MAX_PX, ColourMatch, Frame, InpaintMask, InpaintMaskOptions, dilate, field_of_view, paste_exact, paste_vae,
 };
+use crate::augment::mask_bank::{self, MaskBank, PlacedMask, SourceMaskOptions};
 use crate::augment::prompt::Prompts;
 use crate::augment::settings::{AugmentConfig, Mode, Paste};
 use crate::data::decode;
 use crate::data::image::foreground;
 use crate::data::manifest::Row;
-use crate::data::restate;
+use crate::data::relabel;
 use crate::data::templates::Templates;
 use crate::tensor::rng;
 use crate::{Error, Result};
@@ -22,139 +23,145 @@ use rand::Rng;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-/// A train picture with its mask and all rows about them.
+/// A training image with its mask and all rows about them.
 #[derive(Debug)]
-pub(super) struct Source<'a> {
+pub(super) struct SourceImage<'a> {
     pub(super) image: &'a Path,
-    /// SHA-256 of its file.
+    /// SHA-256 of the image file.
     pub(super) sha256: String,
     pub(super) mask: &'a Path,
-    /// Other masks of the same picture: what a text compares the lesion with must stay too.
+    /// Other masks of the same image. They are preserved too, because a text may compare the lesion with them.
     pub(super) companions: Vec<&'a Path>,
     pub(super) rows: Vec<&'a Row>,
 }
 
-impl Source<'_> {
+impl SourceImage<'_> {
     pub(super) fn class(&self) -> &str {
         &self.rows[0].modality
     }
 }
 
-/// The part of the job that needs no network, and runs on many threads.
+/// Inputs of the work for one pair. It runs on many threads.
 pub(super) struct Work<'a> {
     pub(super) config: &'a AugmentConfig,
     pub(super) thresholds: &'a Thresholds,
     pub(super) loras: &'a [LoraUse],
-    pub(super) sources: &'a [Source<'a>],
-    pub(super) texts: &'a Texts,
-    pub(super) real: &'a HashMap<String, Real>,
-    /// Masks to insert.
-    pub(super) bank: Bank,
+    pub(super) sources: &'a [SourceImage<'a>],
+    pub(super) texts: &'a PromptTexts,
+    pub(super) real: &'a HashMap<String, RealStatistics>,
+    /// Source masks for `insert_lesion`.
+    pub(super) mask_bank: MaskBank,
     pub(super) model_sha256: String,
 }
 
 impl Work<'_> {
-    /// Everything of a pair that needs no network.
-    pub(super) fn prepare(&self, index: usize) -> Result<Prepared> {
+    /// Draws everything of a pair that needs no network.
+    pub(super) fn prepare(&self, index: usize) -> Result<PreparedPair> {
         let number = index / self.config.per_image;
         let source = &self.sources[number];
         let mut rng = stream(self.config, "augment", index as u64);
         let seed = rng.random();
-        let picture = decode::picture(source.image)?.to_rgb8();
+        let image = decode::image(source.image)?.to_rgb8();
         let own = foreground(&decode::mask(source.mask)?);
-        if own.dimensions() != picture.dimensions() {
-            let reason = format!("the mask is {:?}, its image {:?}", own.dimensions(), picture.dimensions());
+        if own.dimensions() != image.dimensions() {
+            let reason = format!("the mask is {:?}, its image {:?}", own.dimensions(), image.dimensions());
             return Err(Error::data(source.mask, reason, "export image and mask at one size"));
         }
-        let frame = Frame::new(picture.dimensions(), side_of(self.config)?)?;
-        let options = HoldOptions::default();
-        let mut this = Prepared {
+        let frame = Frame::new(image.dimensions(), side_of(self.config)?)?;
+        let options = InpaintMaskOptions::default();
+        let mut pair = PreparedPair {
             index,
             source: number,
             seed,
             frame,
-            picture,
+            image,
             label: own,
             label_is_new: false,
-            hold: None,
-            donor: None,
+            inpaint_mask: None,
+            source_mask: None,
             texts: Vec::new(),
             failure: None,
         };
         match self.config.mode {
             Mode::KeepLesion => {
-                let field = field_of_view(&this.picture);
-                let kept = with_companions(&this.label, &source.companions)?;
-                this.hold = Some(Hold::draw(&kept, Some(&field), &this.frame, &options, &mut rng)?);
+                let field = field_of_view(&pair.image);
+                let preserved = with_companions(&pair.label, &source.companions)?;
+                pair.inpaint_mask = Some(InpaintMask::draw(&preserved, Some(&field), &pair.frame, &options, &mut rng)?);
             }
-            Mode::EditLesion => this.hold = Some(Hold::around(&this.label, &this.frame, &mut rng)?),
-            Mode::InsertLesion => self.insert(source, &mut this, &mut rng)?,
+            Mode::EditLesion => pair.inpaint_mask = Some(InpaintMask::around(&pair.label, &pair.frame, &mut rng)?),
+            Mode::InsertLesion => self.insert(source, &mut pair, &mut rng)?,
             Mode::MaskToImage | Mode::Img2img => {}
         }
-        this.texts = texts_of(source, &this, &mut rng)?;
-        Ok(this)
+        pair.texts = texts_of(source, &pair, &mut rng)?;
+        Ok(pair)
     }
 
-    /// Adds a donor's mask to the picture's own.
-    fn insert(&self, source: &Source, this: &mut Prepared, rng: &mut rand_chacha::ChaCha8Rng) -> Result<()> {
-        let (path, mask) = self.bank.draw(source.class(), source.mask, rng)?;
+    /// Adds a lesion with the mask of another image.
+    fn insert(&self, source: &SourceImage, pair: &mut PreparedPair, rng: &mut rand_chacha::ChaCha8Rng) -> Result<()> {
+        let (path, mask) = self.mask_bank.draw(source.class(), source.mask, rng)?;
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let mut field = field_of_view(&this.picture);
-        // nothing of the old ones is repainted
-        let kept = with_companions(&this.label, &source.companions)?;
-        let taken = dilate(&kept, (AROUND_MAX_PX * this.frame.pixels_per_model_pixel()).max(1.0));
+        let mut field = field_of_view(&pair.image);
+        // existing lesions must not be repainted
+        let preserved = with_companions(&pair.label, &source.companions)?;
+        let taken = dilate(&preserved, (AROUND_MAX_PX * pair.frame.pixels_per_model_pixel()).max(1.0));
         for (valid, taken) in field.iter_mut().zip(taken.iter()) {
             if *taken > 0 {
                 *valid = 0;
             }
         }
-        match donor::place(&foreground(&mask), &name, &field, &DonorOptions::default(), rng) {
+        match mask_bank::place_mask(&foreground(&mask), &name, &field, &SourceMaskOptions::default(), rng) {
             Ok(placed) => {
-                this.hold = Some(Hold::around(&placed.mask, &this.frame, rng)?);
-                for (own, new) in this.label.iter_mut().zip(placed.mask.iter()) {
+                pair.inpaint_mask = Some(InpaintMask::around(&placed.mask, &pair.frame, rng)?);
+                for (own, new) in pair.label.iter_mut().zip(placed.mask.iter()) {
                     *own = (*own).max(*new);
                 }
-                this.label_is_new = true;
-                this.donor = Some(placed);
+                pair.label_is_new = true;
+                pair.source_mask = Some(placed);
             }
-            Err(reason) => this.failure = Some(reason),
+            Err(reason) => pair.failure = Some(reason),
         }
         Ok(())
     }
 
-    /// The picture at its own size with what was held, and what the filter says.
-    pub(super) fn finish(&self, prepared: &Prepared, square: &RgbImage) -> Result<(RgbImage, Verdict)> {
-        let Prepared { picture: original, hold, .. } = prepared;
-        let generated = prepared.frame.to_picture(square)?;
-        let picture = match (hold, self.config.paste) {
-            (Some(hold), paste) => {
-                let generated = ColourMatch::fit(original, &generated, hold)?.apply(&generated);
+    /// The generated image at its original size with the preserved pixels pasted back, and the decision of the pixel
+    /// tests.
+    pub(super) fn finish(&self, prepared: &PreparedPair, square: &RgbImage) -> Result<(RgbImage, Decision)> {
+        let PreparedPair { image: original, inpaint_mask, .. } = prepared;
+        let generated = prepared.frame.to_image(square)?;
+        let image = match (inpaint_mask, self.config.paste) {
+            (Some(inpaint_mask), paste) => {
+                let generated = ColourMatch::fit(original, &generated, inpaint_mask)?.apply(&generated);
                 if paste == Paste::Exact {
-                    paste_exact(original, &generated, hold)?
+                    paste_exact(original, &generated, inpaint_mask)?
                 } else {
                     paste_vae(original, &generated)
                 }
             }
             (None, _) => paste_vae(original, &generated),
         };
-        let mut verdict = Verdict::new();
+        let mut decision = Decision::new();
         if let Some(reason) = &prepared.failure {
-            verdict.refuse(reason.clone());
+            decision.reject(reason.clone());
         }
         if let Some(real) = self.real.get(self.sources[prepared.source].class()) {
-            let candidate =
-                Candidate { source: original, result: &picture, mask: &prepared.label, hold: hold.as_ref() };
-            pixels::judge(&candidate, real, self.thresholds, &mut verdict);
+            let candidate = Candidate {
+                source: original,
+                result: &image,
+                mask: &prepared.label,
+                inpaint_mask: inpaint_mask.as_ref(),
+            };
+            pixels::test_pixels(&candidate, real, self.thresholds, &mut decision);
         }
-        Ok((picture, verdict))
+        Ok((image, decision))
     }
 
-    pub(super) fn record(&self, prepared: &Prepared, verdict: &Verdict) -> Record {
+    pub(super) fn record(&self, prepared: &PreparedPair, decision: &Decision) -> Record {
         let config = self.config;
         let source = &self.sources[prepared.source];
         let pair = self.texts.pairs[prepared.index];
-        let hold = prepared.hold.as_ref();
-        let boxes = hold.map(|hold| hold.decoys.iter().map(|b| [b.left, b.top, b.right, b.bottom]).collect());
+        let inpaint_mask = prepared.inpaint_mask.as_ref();
+        let boxes = inpaint_mask
+            .map(|inpaint_mask| inpaint_mask.decoys.iter().map(|b| [b.left, b.top, b.right, b.bottom]).collect());
         Record {
             index: prepared.index as u64,
             name: export::name(source.image, config.mode, prepared.index as u64),
@@ -176,39 +183,39 @@ impl Work<'_> {
                 .ok()
                 .and_then(|name| name.as_str().map(str::to_owned))
                 .unwrap_or_default(),
-            donor: prepared.donor.as_ref().map(|placed| placed.donor.clone()),
-            mask_transform: prepared.donor.as_ref().map(|placed| placed.transform),
-            rim_px: hold.map_or(0.0, |hold| hold.rim_px),
+            source_mask: prepared.source_mask.as_ref().map(|placed| placed.source_mask.clone()),
+            mask_transform: prepared.source_mask.as_ref().map(|placed| placed.transform),
+            rim_px: inpaint_mask.map_or(0.0, |inpaint_mask| inpaint_mask.rim_px),
             decoys: boxes.unwrap_or_default(),
             texts: prepared.texts.clone(),
-            scores: verdict.scores.clone(),
-            accepted: verdict.accepted,
-            reason: verdict.reason(),
+            scores: decision.scores.clone(),
+            accepted: decision.accepted,
+            reason: decision.reason(),
         }
     }
 }
 
-/// The rows of a pair: the source's own, or told of the new mask.
-fn texts_of(source: &Source, this: &Prepared, rng: &mut rand_chacha::ChaCha8Rng) -> Result<Vec<Text>> {
-    if !this.label_is_new {
-        return source.rows.iter().map(|row| export::texts_of_row(row, &this.label)).collect();
+/// Texts of a pair: those of the source, rewritten when the mask is new.
+fn texts_of(source: &SourceImage, pair: &PreparedPair, rng: &mut rand_chacha::ChaCha8Rng) -> Result<Vec<Text>> {
+    if !pair.label_is_new {
+        return source.rows.iter().map(|row| export::texts_of_row(row, &pair.label)).collect();
     }
     let before = foreground(&decode::mask(source.mask)?);
     let templates = Templates::embedded();
     let prompts = Prompts::embedded();
     let mut texts = Vec::new();
     for row in &source.rows {
-        texts.push(if let Ok(row) = restate::restate(row, &before, &this.label, None) {
-            export::texts_of_row(&row, &this.label)?
+        texts.push(if let Ok(row) = relabel::relabel(row, &before, &pair.label, None) {
+            export::texts_of_row(&row, &pair.label)?
         } else {
             let words = prompts.words(row);
-            export::texts_of_mask(row, &this.label, (&words.target, &words.image), &templates, rng)?
+            export::texts_of_mask(row, &pair.label, &words.target, &words.image, &templates, rng)?
         });
     }
     Ok(texts)
 }
 
-/// The path from the root of the file system: pairs are judged from other folders too.
+/// Absolute path: pairs may be filtered from another working directory.
 pub(super) fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf())
 }
@@ -219,37 +226,37 @@ pub(super) fn stream(config: &AugmentConfig, purpose: &str, index: u64) -> rand_
 
 pub(super) fn side_of(config: &AugmentConfig) -> Result<u32> {
     u32::try_from(config.image_size).map_err(|_| {
-        Error::config("augment.image_size", format!("{} is no side", config.image_size), "use 512 or 1024")
+        Error::config("augment.image_size", format!("{} is not a valid side", config.image_size), "use 512 or 1024")
     })
 }
 
-/// A pair before the networks see it.
-pub(super) struct Prepared {
+/// A pair before generation.
+pub(super) struct PreparedPair {
     pub(super) index: usize,
     pub(super) source: usize,
     pub(super) seed: u64,
     pub(super) frame: Frame,
-    pub(super) picture: RgbImage,
-    /// The pair's own, 0 or 255.
+    pub(super) image: RgbImage,
+    /// Label of the pair, 0 or 255.
     pub(super) label: GrayImage,
     pub(super) label_is_new: bool,
-    pub(super) hold: Option<Hold>,
-    pub(super) donor: Option<Placed>,
+    pub(super) inpaint_mask: Option<InpaintMask>,
+    pub(super) source_mask: Option<PlacedMask>,
     pub(super) texts: Vec<Text>,
-    /// Why it cannot become a pair.
+    /// Why the pair must be rejected.
     pub(super) failure: Option<String>,
 }
 
-/// The label with other masks of the same picture; those of another size are left out.
+/// The label together with other masks of the same image; masks of another size are ignored.
 fn with_companions(label: &GrayImage, companions: &[&Path]) -> Result<GrayImage> {
-    let mut kept = label.clone();
+    let mut preserved = label.clone();
     for path in companions {
         let other = foreground(&decode::mask(path)?);
-        if other.dimensions() == kept.dimensions() {
-            for (kept, other) in kept.iter_mut().zip(other.iter()) {
-                *kept = (*kept).max(*other);
+        if other.dimensions() == preserved.dimensions() {
+            for (preserved, other) in preserved.iter_mut().zip(other.iter()) {
+                *preserved = (*preserved).max(*other);
             }
         }
     }
-    Ok(kept)
+    Ok(preserved)
 }

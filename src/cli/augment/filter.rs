@@ -1,31 +1,34 @@
 //! `prsmed augment filter`.
 
-use super::SegmenterArgs;
+use super::args::SegmenterArgs;
+use crate::augment::ablation;
 use crate::augment::export::Export;
 use crate::augment::filter::Thresholds;
-use crate::augment::filter::judge::{Judged, Judges};
+use crate::augment::filter::model::{FilterModels, FilterReport};
 use crate::augment::generate::SETTINGS;
-use crate::augment::study;
-use crate::cli::claim::Claim;
-use crate::cli::data::RootArgs;
+use crate::cli::args::RootArgs;
+use crate::cli::context::Context;
+use crate::cli::plan;
 use crate::cli::report::Outcome;
-use crate::cli::train::refuse_what_cannot_fit;
-use crate::cli::{Context, plan};
-use crate::segment::fit::Recipe;
+use crate::cli::run_lock::RunLock;
+use crate::cli::train::{check_memory, refuse_gpu_preset_without_gpu};
+use crate::config::{AugmentRun, Settings as _};
+use crate::segment::needs;
 use crate::{Error, Result};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
-/// Judge synthetic pairs with cross-fitted segmenters
+/// Filter synthetic pairs with cross-fitted segmenters
 ///
-/// Trains K segmenters on the real train rows, each without one fold of the pictures (or takes those in `--judges` from
-/// before), and has every pair judged by the one that never saw its source: does it segment the label, does it segment
-/// something outside, are the picture's features near real ones, are they too near to one. Then manifest, annotations and
-/// contact sheet of the pairs are rewritten; rejected pairs move to rejected/. Running it again judges again.
+/// Trains K filter models (segmenters) on the real `train` rows, each without one fold of the images, or uses those in
+/// `--filter-models`. Every pair is scored by the model that was not trained on its source. The model must find the
+/// label and nothing outside of it; the features of the image must be close to real images, but not a copy of one.
+/// Then manifest, annotations and contact sheet of the pairs are rewritten, and rejected pairs move to rejected/.
+/// Repeat the command to filter with other limits.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed augment filter --data-root data --synthetic pairs --preset gpu-24gb
-  prsmed augment filter --data-root data --synthetic pairs --judges judges --keep 300
+  prsmed augment filter --data-root data --synthetic pairs --filter-models models --keep 300
   prsmed augment filter --data-root data --synthetic pairs --threshold dice_min=0.7")]
 pub(in crate::cli) struct Args {
     #[command(flatten)]
@@ -33,62 +36,68 @@ pub(in crate::cli) struct Args {
     /// Data root of synthetic pairs
     #[arg(long, value_name = "DIR")]
     synthetic: PathBuf,
-    /// Folder of the judges [default: judges/ in the folder of pairs]
-    #[arg(long, value_name = "DIR")]
-    judges: Option<PathBuf>,
-    /// Judges, and parts that the real pictures are divided into
+    /// Folder of the filter models [default: filter_models/ in the folder of pairs]
+    #[arg(long, alias = "judges", value_name = "DIR")]
+    filter_models: Option<PathBuf>,
+    /// Number of filter models, and of folds of the real images
     #[arg(long, value_name = "K", default_value_t = 3, value_parser = clap::value_parser!(u8).range(2..=10))]
     folds: u8,
     #[command(flatten)]
     settings: SegmenterArgs,
-    /// Optimizer steps of each judge [default: those of the settings]
+    /// Optimizer steps of each filter model [default: those of the settings]
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
-    /// Use N real training pictures, spread evenly over each class, as `augment study --limit-real N` does; 0 = all
+    /// Use N real training images, the same as `augment ablation --limit-real N`; 0 = all
     #[arg(long, value_name = "N", default_value_t = 0)]
     limit_real: usize,
-    /// Keep at most N pairs: the ones that are too easy go first; 0 = all
+    /// Accept at most N pairs; pairs that are too easy are dropped first; 0 = all
     #[arg(long, value_name = "N", default_value_t = 0)]
     keep: usize,
-    /// One limit, for example `dice_min=0.7`, over those that the pairs were made with; may be repeated
+    /// Change one limit of the filter, for example `dice_min=0.7`; may be repeated
     #[arg(long = "threshold", value_name = "KEY=VALUE")]
     thresholds: Vec<String>,
-    /// Do not plan the memory of the trainings, and start even what would not fit
+    /// Skip the memory plan and start even if the trainings may not fit
     #[arg(long)]
     no_plan: bool,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let resolved = args.settings.resolve(args.steps.into_iter().flat_map(steps))?;
-    let text = resolved.to_toml();
+    refuse_gpu_preset_without_gpu(&resolved, context)?;
+    let toml = resolved.to_toml();
     let config = resolved.config;
-    let real = study::limited_to(args.data.open()?, args.limit_real);
+    let real = ablation::limited_to(args.data.open()?, args.limit_real);
     let thresholds = thresholds(&args.synthetic, &args.thresholds)?;
     refuse_without_pairs(&args.synthetic)?;
-    let _claim = Claim::on("--synthetic", &args.synthetic, context.progress.as_ref())?;
+    let _claim = RunLock::on("--synthetic", &args.synthetic, context.progress.as_ref())?;
     let mut export = Export::open(&args.synthetic)?;
-    let folder = args.judges.clone().unwrap_or_else(|| args.synthetic.join("judges"));
-    let claim_on_judges = (!is_same(&folder, &args.synthetic))
-        .then(|| Claim::on("--judges", &folder, context.progress.as_ref()))
+    let folder = args.filter_models.clone().unwrap_or_else(|| default_folder(&args.synthetic));
+    let models_lock = (!is_same(&folder, &args.synthetic))
+        .then(|| RunLock::on("--filter-models", &folder, context.progress.as_ref()))
         .transpose()?;
+    context.check_files(needs::of_model(&config.model))?;
     if !args.no_plan {
-        refuse_what_cannot_fit(&config.with_cache_for(&real), &plan::training_machine(context), context)?;
+        check_memory(&config.with_cache_for(&real), &plan::training_machine(context), context)?;
     }
-    let locate = |spec: &str| context.locate(spec);
-    let around = context.surroundings(&locate);
-    let recipe = Recipe { model: config.model, lora: config.lora, train: config.train, data: config.data, text };
-    let judges = Judges::train(&real, &recipe, usize::from(args.folds), &folder, around)?;
-    // others may use them from here on
-    drop(claim_on_judges);
-    let judged = judges.judge(&real, &mut export, &thresholds, args.keep, around)?;
-    context.output.line(told(&judged, &args.synthetic))?;
+    let filter_models =
+        FilterModels::train(&real, (&config, &toml), usize::from(args.folds), &folder, &context.runtime)?;
+    // the models are not changed any more
+    drop(models_lock);
+    let report = filter_models.filter(&real, &mut export, &thresholds, args.keep, &context.runtime)?;
+    context.output.line(describe_report(&report, &args.synthetic))?;
     context
         .output
-        .record(&json!({ "kind": "result", "out": args.synthetic, "judged": judged, "thresholds": thresholds }))?;
+        .record(&json!({ "kind": "result", "out": args.synthetic, "filtered": report, "thresholds": thresholds }))?;
     Ok(Outcome::Done)
 }
 
-/// Whether two paths lead to one folder.
+/// `filter_models/`, or `judges/` if an earlier version made that folder.
+fn default_folder(pairs: &Path) -> PathBuf {
+    let old = pairs.join("judges");
+    if old.exists() { old } else { pairs.join("filter_models") }
+}
+
+/// Whether two paths lead to the same folder.
 fn is_same(a: &Path, b: &Path) -> bool {
     match (a.canonicalize(), b.canonicalize()) {
         (Ok(a), Ok(b)) => a == b,
@@ -96,7 +105,7 @@ fn is_same(a: &Path, b: &Path) -> bool {
     }
 }
 
-/// Settings of exactly so many steps: an epoch has one or more.
+/// Settings for exactly `count` steps: an epoch has at least one step.
 fn steps(count: u64) -> [(String, String); 2] {
     ["max_steps", "epochs"].map(|key| (format!("train.{key}={count}"), "--steps".to_owned()))
 }
@@ -104,12 +113,12 @@ fn steps(count: u64) -> [(String, String); 2] {
 fn refuse_without_pairs(folder: &Path) -> Result<()> {
     if !folder.join(crate::augment::export::JOURNAL).exists() {
         let hint = "give the folder that `prsmed augment generate --out` wrote";
-        return Err(Error::data(folder, "holds no pairs", hint));
+        return Err(Error::data(folder, "contains no pairs", hint));
     }
     Ok(())
 }
 
-/// The limits that the pairs were made with, and those of flags over them.
+/// The limits that the pairs were generated with, changed by the flags.
 fn thresholds(folder: &Path, sets: &[String]) -> Result<Thresholds> {
     let made_with = std::fs::read(folder.join(SETTINGS)).ok();
     let made_with = made_with.and_then(|text| serde_json::from_slice::<Value>(&text).ok());
@@ -126,11 +135,11 @@ fn thresholds(folder: &Path, sets: &[String]) -> Result<Thresholds> {
             Error::config(
                 "--threshold",
                 reason,
-                format!("write for example `dice_min=0.7`; there are {}", known.join(", ")),
+                format!("write for example `dice_min=0.7`; the limits are {}", known.join(", ")),
             )
         };
         let (key, value) = set.split_once('=').ok_or_else(|| wrong(format!("`{set}` is not `key=value`")))?;
-        let number: f64 = value.parse().map_err(|_| wrong(format!("`{value}` is no number")))?;
+        let number: f64 = value.parse().map_err(|_| wrong(format!("`{value}` is not a number")))?;
         if !values.contains_key(key) {
             return Err(wrong(format!("there is no limit `{key}`")));
         }
@@ -138,24 +147,26 @@ fn thresholds(folder: &Path, sets: &[String]) -> Result<Thresholds> {
     }
     let found: Thresholds = serde_json::from_value(Value::Object(values))
         .map_err(|error| Error::config("--threshold", error.to_string(), "give numbers"))?;
-    found.check()?;
-    Ok(found)
+    let run = AugmentRun { filter: found, ..AugmentRun::default() };
+    run.check()?;
+    Ok(run.filter)
 }
 
-/// What the judges said, for people.
-pub(super) fn told(judged: &Judged, folder: &Path) -> String {
-    let mut lines = vec![format!("{} of {} pairs accepted, {} rows", judged.accepted, judged.pairs, judged.rows)];
-    if !judged.rejected.is_empty() {
-        let parts: Vec<String> = judged.rejected.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
+/// The report as text.
+pub(super) fn describe_report(report: &FilterReport, folder: &Path) -> String {
+    let mut lines = vec![format!("{} of {} pairs accepted, {} rows", report.accepted, report.pairs, report.rows)];
+    if !report.rejected.is_empty() {
+        let parts: Vec<String> = report.rejected.iter().map(|(reason, count)| format!("{reason} {count}")).collect();
         lines.push(format!("rejected by: {}", parts.join(", ")));
     }
-    if judged.unknown > 0 {
-        lines.push(format!("{} pairs have a source that no judge was made for, and stay as they were", judged.unknown));
+    if report.unknown > 0 {
+        lines
+            .push(format!("{} pairs have a source that is in no fold; their decision does not change", report.unknown));
     }
-    if let Some(dice) = judged.real_dice {
-        lines.push(format!("the judges' own median Dice on real pictures they have not seen: {dice:.3}"));
+    if let Some(dice) = report.real_dice {
+        lines.push(format!("median Dice of the filter models on held-out real images: {dice:.3}"));
         if dice < 0.6 {
-            lines.push("that is low: train longer (`--steps`) before believing what they reject".to_owned());
+            lines.push("that is low: train longer (`--steps`) before you trust their decisions".to_owned());
         }
     }
     lines.push(format!("look at {}/contact_sheet.png", folder.display()));

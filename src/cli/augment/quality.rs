@@ -1,12 +1,12 @@
 //! `prsmed augment quality`.
 
-use crate::augment::quality::{self, ByModality, Pictures, Report, Source};
-use crate::cli::Context;
-use crate::cli::data::RootArgs;
+use crate::augment::quality::{self, ByModality, FeatureSource, Images, QualityReport};
+use crate::cli::args::RootArgs;
+use crate::cli::context::Context;
 use crate::cli::predict;
 use crate::cli::report::Outcome;
 use crate::data::manifest::{Manifest, Row, Split};
-use crate::hub::Files;
+use crate::hub::{Files, Need};
 use crate::models::inception::{self, Inception};
 use crate::segment::Assembly;
 use crate::{Error, Result, tensor};
@@ -14,13 +14,13 @@ use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Measure how near synthetic pictures are to real ones: FID, KID, MMD
+/// Measure how close synthetic images are to real ones: FID, KID, MMD
 ///
-/// By class: the real training pictures against the pictures of `--synthetic` and, as the yardstick, against the real test
-/// pictures, which no generator made. KID comes with its 95 % interval; FID is biased upwards below 2,048 pictures, and
-/// says so. InceptionV3's weights are downloaded, or read from `--inception`; with `--run` the features are those of a
-/// trained segmenter's own image encoder (KID and MMD, no FID). Near is not useful: only `prsmed augment study` tells
-/// whether pairs help.
+/// Compares the real training images of each class with the images of `--synthetic` and, as a reference, with the real
+/// test images. KID is printed with its 95 % interval. FID is biased upwards below 2,048 images, and the table marks
+/// that. InceptionV3's weights are downloaded, or read from `--inception`. With `--run` the features are those of a
+/// trained segmenter's image encoder (KID and MMD, no FID). A small distance does not mean that pairs are useful: only
+/// `prsmed augment ablation` tests that.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed augment quality --data-root data --synthetic pairs
@@ -38,15 +38,15 @@ pub(in crate::cli) struct Args {
     /// Use the image encoder of this run instead of InceptionV3
     #[arg(long, value_name = "RUN")]
     run: Option<PathBuf>,
-    /// Pictures in one pass
+    /// Images per forward pass
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..))]
     batch: u16,
-    /// Seed of subsets
+    /// Seed of the subsets for KID and MMD
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
 }
 
-/// What makes features.
+/// The network that computes the features.
 enum Network {
     Inception(Box<Inception>),
     Encoder(Box<Assembly>),
@@ -60,17 +60,17 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         None => Network::Inception(Box::new(inception(args, context)?)),
     };
     let source = match &network {
-        Network::Inception(_) => Source::Inception,
-        Network::Encoder(_) => Source::Encoder("segmenter".into()),
+        Network::Inception(_) => FeatureSource::Inception,
+        Network::Encoder(_) => FeatureSource::Encoder("segmenter".into()),
     };
-    let train = features(args, &network, pictures(&real, |row| row.split == Split::Train), context)?;
-    let mut report = Report::default();
-    let made = features(args, &network, pictures(&synthetic, |_| true), context)?;
-    report.add(&source, &train, ("synthetic", &made), args.seed)?;
-    let held_out = pictures(&real, |row| row.split == Split::Test);
+    let train = features(args, &network, images(&real, |row| row.split == Split::Train), context)?;
+    let mut report = QualityReport::default();
+    let made = features(args, &network, images(&synthetic, |_| true), context)?;
+    report.add(&source, &train, "synthetic", &made, args.seed)?;
+    let held_out = images(&real, |row| row.split == Split::Test);
     if !held_out.is_empty() {
         let test = features(args, &network, held_out, context)?;
-        report.add(&source, &train, ("real test", &test), args.seed)?;
+        report.add(&source, &train, "real test", &test, args.seed)?;
     }
     context.output.line(&report)?;
     context.output.record(&json!({ "kind": "result", "report": report }))?;
@@ -79,22 +79,16 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 
 fn inception(args: &Args, context: &Context) -> Result<Inception> {
     let spec = args.inception.as_deref().unwrap_or(inception::WEIGHTS);
-    let path = if spec.starts_with("hub:") {
-        let files = [inception::WEIGHTS_FILE];
-        crate::hub::resolve(spec, &Files::Matching(&files), &context.env.hub, context.progress.as_ref())?
-    } else {
-        let path = PathBuf::from(spec);
-        if !path.exists() {
-            let hint = "check the path, leave the flag out to download them, or use `--run` for a segmenter's features";
-            return Err(Error::weights(path, "there is no such file or folder", hint));
-        }
-        path
-    };
-    quality::open_inception(&path, tensor::default_device())
+    if !spec.starts_with("hub:") && !Path::new(spec).exists() {
+        let hint = "check the path, leave the flag out to download them, or use `--run` for a segmenter's features";
+        return Err(Error::weights(spec, "there is no such file or folder", hint));
+    }
+    context.check_files(vec![Need::new("--inception", spec, Files::Matching(&[inception::WEIGHTS_FILE]))])?;
+    quality::open_inception(&context.locate(spec)?, tensor::default_device())
 }
 
-/// Pictures of each class, each once.
-fn pictures(manifest: &Manifest, is_wanted: impl Fn(&Row) -> bool) -> BTreeMap<String, Vec<PathBuf>> {
+/// The images of each class, without repetition.
+fn images(manifest: &Manifest, is_wanted: impl Fn(&Row) -> bool) -> BTreeMap<String, Vec<PathBuf>> {
     let mut found: BTreeMap<String, BTreeSet<&Path>> = BTreeMap::new();
     for row in manifest.rows.iter().filter(|row| is_wanted(row)) {
         found.entry(row.modality.clone()).or_default().insert(&row.image_path);
@@ -105,11 +99,11 @@ fn pictures(manifest: &Manifest, is_wanted: impl Fn(&Row) -> bool) -> BTreeMap<S
 fn features(
     args: &Args,
     network: &Network,
-    pictures: BTreeMap<String, Vec<PathBuf>>,
+    images: BTreeMap<String, Vec<PathBuf>>,
     context: &Context,
 ) -> Result<ByModality> {
     let of = |files: &[PathBuf]| {
-        let pictures = Pictures {
+        let images = Images {
             files,
             area: None,
             batch: usize::from(args.batch),
@@ -117,9 +111,9 @@ fn features(
             interrupt: &context.interrupt,
         };
         match network {
-            Network::Inception(network) => quality::inception_features(network, &pictures),
-            Network::Encoder(assembly) => quality::encoder_features(assembly, &pictures),
+            Network::Inception(network) => quality::inception_features(network, &images),
+            Network::Encoder(assembly) => quality::encoder_features(assembly, &images),
         }
     };
-    pictures.into_iter().map(|(class, files)| Ok((class, of(&files)?))).collect()
+    images.into_iter().map(|(class, files)| Ok((class, of(&files)?))).collect()
 }

@@ -1,58 +1,65 @@
-//! Real steps under the clock: the engine's own run, watched from outside.
+//! Times real steps: runs the training engine and measures with an observer.
 
-use super::Work;
 use crate::event::{Event, Observer};
-use crate::plan::rehearse::{Measured, Meter, Phase};
-use crate::segment::rehearsal::Rehearsal;
-use crate::tensor::{Device, kernels, memory, scope, synchronize};
-use crate::trainer::optimizer::AdamW;
-use crate::trainer::precision::Scaler;
-use crate::trainer::run::{self, Session};
-use crate::trainer::{Rehearse, Task, TrainConfig};
+use crate::metrics::neighbours::median;
+use crate::plan::dry_run::{Measured, Meter, Phase};
+use crate::segment::dry_run::SegmentDryRun;
+use crate::tensor::{Device, kernels, memory, module_path, synchronize};
+use crate::trainer::step::Mark;
+use crate::trainer::{DryRunTask, Session, StepInfo, Stepper, Switch, Task, TrainConfig};
 use crate::units::Bytes;
 use crate::{Error, Result, trainer};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Steps that are run.
+/// Timed work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum Work {
+    /// An optimizer step
+    Train,
+    /// A mask and an answer of three tokens
+    Predict,
+}
+
+/// Numbers of steps.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
 pub(super) struct Count {
-    /// Not timed.
+    /// Warm-up steps, not timed.
     pub(super) warmup: u64,
-    /// Timed.
+    /// Timed steps.
     pub(super) steps: u64,
 }
 
-/// What runs, on what, and who hears of it.
+/// Device, steps and observer of a measurement.
 #[derive(Clone, Copy)]
 pub(super) struct Job<'a> {
     pub(super) device: Device,
     pub(super) count: Count,
-    /// Whether recorded steps fit.
+    /// True if steps with CUDA graphs fit.
     pub(super) has_room: bool,
     pub(super) observer: &'a dyn Observer,
     pub(super) interrupt: &'a AtomicBool,
 }
 
-/// What timed steps took.
+/// Time and memory of the timed steps.
 #[derive(Debug, Clone, serde::Serialize)]
 pub(super) struct Measurement {
-    /// Of each step (or prediction), without waiting for its batches.
+    /// Seconds of each step (or prediction), without the wait for its batches.
     pub(super) seconds: Vec<f64>,
-    /// Waiting for the loader before each step; `None` for examples.
+    /// Seconds of waiting for the loader before each step; `None` for examples.
     pub(super) wait_seconds: Option<Vec<f64>>,
     /// Questions of a step.
     pub(super) samples: f64,
-    /// Tokens of a step that pass the language model; `None` where texts differ.
+    /// Tokens of a step that the language model processes; `None` if texts differ.
     pub(super) tokens: Option<u64>,
     /// Peaks of the timed steps.
     pub(super) memory: Phase,
-    /// The most resident memory of this process so far, and what it had before its first tensor.
+    /// Peak resident memory of this process, and its resident memory before the first tensor.
     pub(super) resident: (Bytes, Bytes),
     /// Seconds by part of one more step.
-    pub(super) parts: Option<scope::Parts>,
-    /// What was said about recorded passes and kernels of our own.
+    pub(super) parts: Option<module_path::ModuleTimes>,
+    /// Notes about CUDA graphs and custom CUDA kernels.
     pub(super) notes: Vec<String>,
 }
 
@@ -62,19 +69,7 @@ impl Measurement {
     }
 }
 
-/// The middle value; of an even number the mean of the middle two.
-pub(super) fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    let half = sorted.len() / 2;
-    match sorted.len() {
-        0 => 0.0,
-        length if length.is_multiple_of(2) => f64::midpoint(sorted[half - 1], sorted[half]),
-        _ => sorted[half],
-    }
-}
-
-/// The settings of a run that lasts as long as the steps that are counted, and changes no weights.
+/// Settings of a run with exactly the counted steps, which does not change weights.
 pub(super) fn settings(train: &TrainConfig, count: Count) -> TrainConfig {
     TrainConfig {
         // random values must stay finite; the arithmetic is the same
@@ -88,19 +83,19 @@ pub(super) fn settings(train: &TrainConfig, count: Count) -> TrainConfig {
     }
 }
 
-/// Steps of a model that `build` makes, on examples.
+/// Times steps of a model from `build`, on examples.
 pub(super) fn examples(
     job: Job,
     work: Work,
     train: &TrainConfig,
     parts: bool,
-    build: impl FnOnce() -> Result<Rehearsal>,
+    build: impl FnOnce() -> Result<SegmentDryRun>,
 ) -> Result<Measurement> {
     let mut meter = Measured::begin(job.device)?;
     meter.begin("load")?;
     kernels::check(job.device)?;
     if let Some(reason) = (job.device != Device::Cpu).then(kernels::unavailable).flatten() {
-        job.observer.on(&Event::Warning(format!("kernels of our own are off: {reason}")));
+        job.observer.on(&Event::Warning(format!("custom CUDA kernels are off: {reason}")));
     }
     let task = build()?.with_steps(job.count.warmup + job.count.steps);
     let tokens = task.tokens(&task.example(true)) * train.accumulation as u64;
@@ -116,12 +111,12 @@ pub(super) fn examples(
     Ok(measurement)
 }
 
-/// Steps of `task` on its own batches.
+/// Times steps of `task` on its own batches.
 pub(super) fn training<T: Task>(job: Job, task: &T, train: &TrainConfig, meter: Measured) -> Result<Measurement> {
     let folder = tempfile::tempdir().map_err(Error::io("the folder of temporary files", "write"))?;
     let config = settings(train, job.count);
     let total = config.max_steps;
-    let watch = Watch {
+    let timer = StepTimer {
         inner: job.observer,
         warmup: job.count.warmup,
         total,
@@ -132,7 +127,7 @@ pub(super) fn training<T: Task>(job: Job, task: &T, train: &TrainConfig, meter: 
         folder: folder.path(),
         resume: false,
         profile: None,
-        observer: &watch,
+        observer: &timer,
         interrupt: job.interrupt,
         has_room_for_graphs: job.has_room,
     };
@@ -140,7 +135,7 @@ pub(super) fn training<T: Task>(job: Job, task: &T, train: &TrainConfig, meter: 
         let reason = format!("micro-batches of {} do not fit, {most} did", train.micro_batch);
         return Err(Error::OutOfMemory { reason });
     }
-    let seen = watch.seen.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let seen = timer.seen.into_inner().unwrap_or_else(PoisonError::into_inner);
     if let Some(error) = seen.failed {
         return Err(error);
     }
@@ -156,8 +151,8 @@ pub(super) fn training<T: Task>(job: Job, task: &T, train: &TrainConfig, meter: 
     })
 }
 
-/// Predictions, one after the other.
-fn predictions(job: Job, task: &Rehearsal, mut meter: Measured) -> Result<Measurement> {
+/// Times predictions, one after the other.
+fn predictions(job: Job, task: &SegmentDryRun, mut meter: Measured) -> Result<Measurement> {
     let Count { warmup, steps } = job.count;
     job.observer.on(&Event::Started { phase: "predict".into(), total: warmup + steps, unit: "steps" });
     let mut seconds = Vec::new();
@@ -191,46 +186,46 @@ fn predictions(job: Job, task: &Rehearsal, mut meter: Measured) -> Result<Measur
     })
 }
 
-/// The phase that ends now.
+/// Ends the measurement; returns its phase.
 fn last(meter: Measured) -> Result<Phase> {
     Ok(meter.finish()?.pop().unwrap_or_else(|| unreachable!("a phase was begun")))
 }
 
 fn resident() -> Result<(Bytes, Bytes)> {
-    Ok((memory::read(Device::Cpu)?.system.resident_peak, memory::at_start()))
+    Ok((memory::read(Device::Cpu)?.system.resident_peak, memory::resident_at_start()))
 }
 
-/// One more step, whose parts are waited for one by one: the modules of the forward pass, the backward pass, the optimizer.
-fn parts_of_a_step<T: Rehearse>(task: &T, train: &TrainConfig, device: Device) -> Result<scope::Parts> {
-    let mut optimizer = AdamW::new(task.parameters(), &settings(train, Count { warmup: 0, steps: 1 }));
-    optimizer.make_moments();
-    let scaler = Scaler::new(train.precision);
+/// The parts of one more step, each timed to its end: modules of the forward pass, backward pass, optimizer.
+fn parts_of_a_step<T: DryRunTask>(task: &T, train: &TrainConfig, device: Device) -> Result<module_path::ModuleTimes> {
+    let config = settings(train, Count { warmup: 0, steps: 1 });
+    let config = TrainConfig { graph: Switch::Off, step_in_backward: false, ema_decay: 0.0, ..config };
+    let mut stepper = Stepper::new(task, &config, false);
+    stepper.optimizer.make_moments();
     let batches: Vec<T::Batch> = (0..train.accumulation).map(|_| task.example(true)).collect();
-    let watch = scope::Stopwatch::start(device);
-    let (mut parts, mut backward, mut since) = (scope::Parts::new(), 0.0, Instant::now());
-    let mark = &mut |label| {
+    let timer = module_path::Stopwatch::start(device);
+    let (mut parts, mut backward, mut optimizer, mut since) =
+        (module_path::ModuleTimes::new(), 0.0, 0.0, Instant::now());
+    stepper.step(&batches, StepInfo { number: 1, epoch: 0, learning_rate: 0.0 }, &mut |mark, _| {
         synchronize(device);
-        if label == "forward" {
-            add(&mut parts, watch.take());
-            since = Instant::now();
-        } else {
-            backward += since.elapsed().as_secs_f64();
-            // what is computed again belongs to the backward pass
-            drop(watch.take());
+        let seconds = since.elapsed().as_secs_f64();
+        match mark {
+            Mark::Forward => add(&mut parts, timer.take()),
+            Mark::Backward => {
+                backward += seconds;
+                // recomputed modules belong to the backward pass
+                drop(timer.take());
+            }
+            Mark::Optimizer => optimizer += seconds,
+            Mark::Gradients | Mark::Ema => {}
         }
+        since = Instant::now();
         Ok(())
-    };
-    run::accumulate_marked(task, &batches, &scaler, 0, mark)?;
-    drop(watch);
-    let start = Instant::now();
-    let gradients = optimizer.measure(scaler.unscale_factor())?;
-    optimizer.step(0.0, &gradients)?;
-    synchronize(device);
-    parts.extend([("backward", backward), ("optimizer", start.elapsed().as_secs_f64())]);
+    })?;
+    parts.extend([("backward", backward), ("optimizer", optimizer)]);
     Ok(parts)
 }
 
-fn add(sums: &mut scope::Parts, parts: scope::Parts) {
+fn add(sums: &mut module_path::ModuleTimes, parts: module_path::ModuleTimes) {
     for (name, seconds) in parts {
         match sums.iter_mut().find(|(known, _)| *known == name) {
             Some((_, sum)) => *sum += seconds,
@@ -239,8 +234,8 @@ fn add(sums: &mut scope::Parts, parts: scope::Parts) {
     }
 }
 
-/// Hears when steps end, and reads clock and memory there.
-struct Watch<'a> {
+/// Observer that reads clock and memory at the end of each step.
+struct StepTimer<'a> {
     inner: &'a dyn Observer,
     warmup: u64,
     total: u64,
@@ -263,7 +258,6 @@ impl Seen {
         if report.step > warmup {
             self.seconds.push(report.elapsed.saturating_sub(report.data_wait).as_secs_f64());
             self.waits.push(report.data_wait.as_secs_f64());
-            #[expect(clippy::cast_precision_loss, reason = "few questions")]
             let samples = report.samples as f64;
             self.samples = samples;
         }
@@ -281,13 +275,13 @@ impl Seen {
     }
 }
 
-impl Watch<'_> {
+impl StepTimer<'_> {
     fn seen(&self) -> MutexGuard<'_, Seen> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Observer for Watch<'_> {
+impl Observer for StepTimer<'_> {
     fn on(&self, event: &Event) {
         match event {
             Event::Step(report) => {
@@ -315,20 +309,13 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn the_middle() {
-        assert!((median(&[3.0, 1.0, 2.0]) - 2.0).abs() < 1e-12);
-        assert!((median(&[4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-12);
-        assert!(median(&[]).abs() < 1e-12);
-    }
-
-    #[test]
     fn steps_after_the_warm_up_count_and_the_rest_is_waiting() {
-        let watch = Watch { inner: &Silent, warmup: 1, total: 3, seen: Mutex::default() };
+        let timer = StepTimer { inner: &Silent, warmup: 1, total: 3, seen: Mutex::default() };
         for step in 1..=3 {
             let [elapsed, data_wait] = [15 * step, 10 * step].map(Duration::from_millis);
-            watch.on(&Event::Step(StepReport { step, elapsed, data_wait, samples: 6, ..StepReport::default() }));
+            timer.on(&Event::Step(StepReport { step, elapsed, data_wait, samples: 6, ..StepReport::default() }));
         }
-        let seen = watch.seen();
+        let seen = timer.seen();
         assert_eq!(
             (seen.seconds.as_slice(), seen.waits.as_slice()),
             ([0.01, 0.015].as_slice(), [0.02, 0.03].as_slice())

@@ -1,21 +1,20 @@
-//! The file of kept features: one for each tower, only ever appended to.
+//! Vision feature cache on disk: one append-only file for each tower.
 //!
 //! ```text
-//! header   64 bytes: magic, version, bytes of a record's features, identity of the tower, check
-//! record   64 bytes: key, check of the features, check of these 64 bytes, zeros; then the features, padded to 64 bytes
+//! header   64 bytes: magic, version, bytes of a record's features, identity of the tower, checksum
+//! record   64 bytes: key, checksum of the features, checksum of this head, zeros; then the features, padded to 64
 //! record   ...
 //! ```
 //!
-//! Records have one length, so the index is rebuilt from their heads alone, and a damaged one hides none behind it. A head
-//! whose check fails is no record; features whose check fails are found when they are read, and made anew. A tail that is
-//! no record (a crash while writing) is cut off by the next process that writes. Files of another version are replaced.
+//! All records have the same length. The index is rebuilt from their heads alone, and a damaged record does not hide
+//! those after it. A head with a wrong checksum is ignored. Features with a wrong checksum are detected when they are
+//! read, and computed again. An incomplete tail after a crash is cut off by the next process that writes. Files of
+//! another version are replaced.
 //!
-//! One process writes: it holds the system's lock on the file, which goes with the process however it ends. Bytes are read
-//! by position, not mapped: a mapping of a file that is cut by somebody else kills the process, and the system keeps pages
-//! of both alike.
+//! One process writes: it holds the system's lock on the file, which ends with the process. Bytes are read by
+//! position and not memory-mapped, because a process is killed when another process truncates a mapped file.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -27,24 +26,24 @@ use super::{Identity, Key};
 use crate::error::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"PRSMEDVF";
-/// Changes with the layout, the preprocessing and what the tower computes.
+/// Changes with the layout, the preprocessing and the computation of the tower.
 const VERSION: u32 = 1;
 const BLOCK: usize = 64;
 
-/// An open file of features.
+/// An open cache file.
 #[derive(Debug)]
 pub(super) struct File {
     path: PathBuf,
     identity: Identity,
-    /// Bytes of a picture's features.
+    /// Bytes of one image's features.
     length: usize,
     file: Arc<fs::File>,
     index: HashMap<Key, u64>,
-    /// Where the next record goes; `None` when this process does not write.
+    /// Offset of the next record; `None` when this process does not write.
     end: Option<u64>,
 }
 
-/// Where a picture's features are; reads without the index.
+/// Location of one image's features; reads them without the index.
 pub(super) struct Reader {
     file: Arc<fs::File>,
     at: u64,
@@ -54,7 +53,7 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// The features, when they are whole.
+    /// The features, or `None` when they are damaged.
     pub(super) fn read(&self) -> Option<Vec<u8>> {
         let mut head = [0; BLOCK];
         self.file.read_exact_at(&mut head, self.at).ok()?;
@@ -65,7 +64,7 @@ impl Reader {
 }
 
 impl File {
-    /// Opens or makes the file of `identity`.
+    /// Opens or creates the file of `identity`.
     pub(super) fn open(folder: &Path, identity: &Identity, length: usize) -> Result<Self> {
         fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
         let path = folder.join(name_of(identity));
@@ -75,7 +74,7 @@ impl File {
                 let writes = file.try_lock().is_ok();
                 (file, writes)
             }
-            // a cache on a read-only disk serves what it has
+            // a cache on a read-only disk can still be read
             Err(_) if path.exists() => (fs::File::open(&path).map_err(Error::io(&path, "read"))?, false),
             Err(error) => return Err(Error::io(&path, "create")(error)),
         };
@@ -89,7 +88,8 @@ impl File {
         Ok(opened)
     }
 
-    /// Reads the heads of all records; returns where the last good one ends (0 when the file's own head is not ours).
+    /// Reads the heads of all records. Returns the end of the last valid record, or 0 when the file header does not
+    /// match.
     fn build_index(&mut self) -> std::io::Result<u64> {
         let mut head = [0; BLOCK];
         if self.file.read_exact_at(&mut head, 0).is_err() || head != self.file_head() {
@@ -109,7 +109,7 @@ impl File {
         Ok(end)
     }
 
-    /// Cuts off what is behind the records, and writes the head of a new file.
+    /// Cuts off what follows the records, and writes the header of a new file.
     fn begin(&mut self, end: u64) -> std::io::Result<()> {
         self.file.set_len(end)?;
         if end == 0 {
@@ -138,12 +138,12 @@ impl File {
         Some(Reader { file, at, length: self.length, key: *key, identity })
     }
 
-    /// Leaves a damaged record out.
+    /// Removes a damaged record from the index.
     pub(super) fn forget(&mut self, key: &Key) {
         self.index.remove(key);
     }
 
-    /// Adds a record; says once why no more are written.
+    /// Adds a record. The first failed write returns a message.
     pub(super) fn append(&mut self, key: &Key, bytes: &[u8]) -> Option<String> {
         let at = self.end?;
         if self.index.contains_key(key) {
@@ -160,11 +160,13 @@ impl File {
                 None
             }
             Err(error) => {
-                // half a record: the next process would cut it off too
+                // cut off the incomplete record
                 let _ = self.file.set_len(at);
                 self.end = None;
                 let path = self.path.display();
-                Some(format!("no more vision features are written to {path} ({error}); those there are still used"))
+                Some(format!(
+                    "vision features are no longer written to {path} ({error}); the stored ones are still used"
+                ))
             }
         }
     }
@@ -185,17 +187,13 @@ impl File {
     }
 }
 
-/// Name of the file of a tower.
+/// File name of a tower's cache.
 pub(super) fn name_of(identity: &Identity) -> String {
-    let mut name = String::new();
-    for byte in &identity[..12] {
-        // writing to a string cannot fail
-        let _ = write!(name, "{byte:02x}");
-    }
-    name + ".features"
+    let head = u128::from_be_bytes(identity[..16].try_into().expect("sixteen of thirty-two bytes"));
+    format!("{:024x}.features", head >> 32)
 }
 
-/// Head of the record of `key`: it says whose features follow, and how to tell that they are whole.
+/// Head of the record of `key`: the key and a checksum of its features.
 fn record_head(identity: &Identity, key: &Key, bytes: &[u8]) -> [u8; BLOCK] {
     let mut head = [0; BLOCK];
     head[..32].copy_from_slice(key);
@@ -210,14 +208,14 @@ fn head_check(identity: &Identity, head: &[u8; BLOCK]) -> [u8; 16] {
     sum[..16].try_into().expect("sixteen of thirty-two bytes")
 }
 
-/// The key in a record's head, when it is one.
+/// The key in a record's head; `None` when the checksum is wrong.
 fn key_in(identity: &Identity, head: &[u8; BLOCK]) -> Option<Key> {
     (head[48..] == head_check(identity, head)).then(|| head[..32].try_into().expect("thirty-two bytes"))
 }
 
 #[cfg(test)]
 impl File {
-    /// Goes on with another file; returns the one before.
+    /// Continues with another file; returns the previous one.
     pub(super) fn swap_file(&mut self, file: Arc<fs::File>) -> Arc<fs::File> {
         std::mem::replace(&mut self.file, file)
     }

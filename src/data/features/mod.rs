@@ -1,10 +1,12 @@
-//! Features of pictures that a frozen vision tower has seen, kept so that it does not run again.
+//! Vision feature cache: features of a frozen vision tower, stored so that the tower need not run again for the same
+//! image.
 //!
-//! What is kept is found by the [`Key`] of a picture, the SHA-256 of its bytes as the tower takes them: another crop, turn or
-//! size is another picture. One [`Features`] belongs to one tower ([`Identity`]). Nothing is ever thrown out: epochs visit
-//! every picture once, so replacing the oldest would replace all; what came first stays, up to a limit.
+//! Features are stored under the [`Key`] of an image, the SHA-256 of its preprocessed bytes. Another crop, rotation
+//! or size is therefore another image. One [`Features`] belongs to one tower ([`Identity`]). Nothing is evicted: an
+//! epoch uses every image once, so replacing the oldest entry would in time replace all of them. The first images are
+//! kept, up to a limit.
 //!
-//! This module knows bytes; it knows no model.
+//! This module stores bytes and does not depend on any model.
 
 mod disk;
 
@@ -19,41 +21,41 @@ use crate::tensor::{Kind, Tensor, kind_bytes};
 use crate::units::Bytes;
 use disk::File;
 
-/// Which picture: the SHA-256 of its bytes as the tower takes them, before they are normalised.
+/// Identifies an image: SHA-256 of its preprocessed bytes, before normalisation.
 pub type Key = [u8; 32];
 
-/// Which tower, dtype, picture size and kind of device: a hash of all of them.
+/// Identifies a tower: hash of its weights, dtype, image size and kind of device.
 pub type Identity = [u8; 32];
 
-/// The key of a picture of `[3, C, C]` bytes.
+/// The key of an image of `[3, C, C]` bytes.
 pub fn key_of(pixels: &[u8]) -> Key {
     Sha256::digest(pixels).into()
 }
 
-/// Size of one picture's features.
+/// Size of one image's features.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FeatureShape {
-    /// Patches of the tower.
+    /// Number of patches.
     pub tokens: i64,
-    /// Its width.
+    /// Width of the tower.
     pub width: i64,
-    /// The dtype that it computes in.
+    /// Dtype of the tower's activations.
     pub kind: Kind,
 }
 
 impl FeatureShape {
-    /// Bytes of one picture's features.
+    /// Bytes of one image's features.
     pub fn bytes(&self) -> usize {
         let elements = usize::try_from(self.tokens * self.width).expect("checked sizes");
         elements * usize::try_from(kind_bytes(self.kind)).expect("a few bytes")
     }
 
-    /// One picture's features as a tensor `[1, tokens, width]` on the host.
+    /// One image's features as a tensor `[1, tokens, width]` in host memory.
     pub fn tensor(&self, bytes: &[u8]) -> Tensor {
         Tensor::from_data_size(bytes, &[1, self.tokens, self.width], self.kind)
     }
 
-    /// The bytes of one picture's features, from any device.
+    /// The bytes of one image's features, copied from any device.
     pub fn bytes_of(&self, features: &Tensor) -> Vec<u8> {
         let mut bytes = vec![0; self.bytes()];
         let elements = features.numel();
@@ -62,26 +64,26 @@ impl FeatureShape {
     }
 }
 
-/// What is known about a picture before the tower runs.
+/// Result of a cache lookup for an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Seen {
-    /// Its features, row-major `[tokens, width]`.
+    /// Cached features, row-major `[tokens, width]`.
     Features(Arc<[u8]>),
-    /// Nothing: they will be kept under this key.
+    /// Not cached; the features will be stored under this key.
     New(Key),
 }
 
-/// Kept features of one tower; shared by the loader's workers, who look up, and the task, which adds.
+/// Vision feature cache of one tower. The loader's workers look features up, and the task adds them.
 #[derive(Debug)]
 pub struct Features {
     shape: FeatureShape,
-    /// Most pictures.
-    room: usize,
-    place: Place,
+    /// Maximum number of images.
+    max_images: usize,
+    storage: Storage,
 }
 
 #[derive(Debug)]
-enum Place {
+enum Storage {
     Memory(Mutex<HashMap<Key, Arc<[u8]>>>),
     Disk(Box<Mutex<File>>),
 }
@@ -91,45 +93,46 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Features {
-    /// Keeps at most `limit` bytes in memory.
+    /// Caches at most `limit` bytes in memory.
     pub fn in_memory(shape: FeatureShape, limit: u64) -> Self {
-        Self { shape, room: pictures(shape, limit), place: Place::Memory(Mutex::default()) }
+        Self { shape, max_images: images(shape, limit), storage: Storage::Memory(Mutex::default()) }
     }
 
-    /// Keeps at most `limit` bytes in a file of `folder` that belongs to `identity`; what earlier runs left there is served.
-    /// The first process writes, others that open the file meanwhile only read what it held then.
+    /// Caches at most `limit` bytes in a file of `folder` that belongs to `identity`. Features of earlier runs are
+    /// used. The first process writes; other processes that open the file at the same time read only what it
+    /// contained then.
     ///
     /// # Errors
-    /// [`crate::Error::Io`] when the folder or the file cannot be made or read.
+    /// [`crate::Error::Io`] when the folder or the file cannot be created or read.
     pub fn on_disk(folder: &Path, identity: &Identity, shape: FeatureShape, limit: u64) -> Result<Self> {
         let file = File::open(folder, identity, shape.bytes())?;
-        Ok(Self { shape, room: pictures(shape, limit), place: Place::Disk(Box::new(Mutex::new(file))) })
+        Ok(Self { shape, max_images: images(shape, limit), storage: Storage::Disk(Box::new(Mutex::new(file))) })
     }
 
-    /// Size of one picture's features.
+    /// Size of one image's features.
     pub fn shape(&self) -> FeatureShape {
         self.shape
     }
 
-    /// Pictures kept.
+    /// Number of cached images.
     pub fn len(&self) -> usize {
-        match &self.place {
-            Place::Memory(held) => locked(held).len(),
-            Place::Disk(file) => locked(file).len(),
+        match &self.storage {
+            Storage::Memory(entries) => locked(entries).len(),
+            Storage::Disk(file) => locked(file).len(),
         }
     }
 
-    /// Whether none is kept.
+    /// Whether no image is cached.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The features of a picture; `None` when they are not kept, or damaged on the disk.
+    /// The features of an image; `None` when they are not cached, or damaged on disk.
     pub fn get(&self, key: &Key) -> Option<Arc<[u8]>> {
-        match &self.place {
-            Place::Memory(held) => locked(held).get(key).cloned(),
-            Place::Disk(file) => {
-                // only the place is looked up under the lock: workers read side by side
+        match &self.storage {
+            Storage::Memory(entries) => locked(entries).get(key).cloned(),
+            Storage::Disk(file) => {
+                // the lock covers only the index, so that workers read in parallel
                 let reader = locked(file).reader(key)?;
                 let found = reader.read();
                 if found.is_none() {
@@ -140,46 +143,50 @@ impl Features {
         }
     }
 
-    /// Keeps `bytes` where there is room and the key is new. What cannot be written is told once; training goes on.
+    /// Stores `bytes` if the key is new and the limit is not reached. The first failed write returns a message;
+    /// training continues.
     ///
     /// # Panics
-    /// When `bytes` are not those of one picture.
+    /// When `bytes` do not have the size of one image's features.
     pub fn put(&self, key: &Key, bytes: &[u8]) -> Option<String> {
-        assert_eq!(bytes.len(), self.shape.bytes(), "features of one picture");
-        match &self.place {
-            Place::Memory(held) => {
-                let mut held = locked(held);
-                if held.len() < self.room {
-                    held.entry(*key).or_insert_with(|| bytes.into());
+        assert_eq!(bytes.len(), self.shape.bytes(), "features of one image");
+        match &self.storage {
+            Storage::Memory(entries) => {
+                let mut entries = locked(entries);
+                if entries.len() < self.max_images {
+                    entries.entry(*key).or_insert_with(|| bytes.into());
                 }
                 None
             }
-            Place::Disk(file) => {
+            Storage::Disk(file) => {
                 let mut file = locked(file);
-                if file.len() < self.room { file.append(key, bytes) } else { None }
+                if file.len() < self.max_images { file.append(key, bytes) } else { None }
             }
         }
     }
 
-    /// What there is and how much there may be, for a note before a run.
+    /// Contents and limit, for a note before a run.
     pub fn describe(&self) -> String {
-        let (kept, room, each) = (self.len(), self.room, self.shape.bytes());
-        let most = Bytes((room.saturating_mul(each)) as u64);
+        let (num_images, max_images, each) = (self.len(), self.max_images, self.shape.bytes());
+        let most = Bytes((max_images.saturating_mul(each)) as u64);
         let each = Bytes(each as u64);
-        match &self.place {
-            Place::Memory(_) => format!("vision features in memory: room for {room} pictures of {each}, {most}"),
-            Place::Disk(file) => {
+        match &self.storage {
+            Storage::Memory(_) => format!("vision features in memory: room for {max_images} images of {each}, {most}"),
+            Storage::Disk(file) => {
                 let file = locked(file);
-                let reads_only = if file.writes() { "" } else { "; another process writes it, this one only reads" };
+                let reads_only = if file.writes() { "" } else { "; another process writes to it, this one only reads" };
                 let path = file.path().display();
-                format!("vision features in {path}: {kept} pictures, room for {room} of {each}, {most}{reads_only}")
+                format!(
+                    "vision features in {path}: {num_images} images, room for {max_images} of {each}, {most}\
+                     {reads_only}"
+                )
             }
         }
     }
 }
 
-/// Pictures whose features fit `limit` bytes.
-fn pictures(shape: FeatureShape, limit: u64) -> usize {
+/// Number of images whose features fit `limit` bytes.
+fn images(shape: FeatureShape, limit: u64) -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX) / shape.bytes().max(1)
 }
 

@@ -22,24 +22,24 @@ fn file(folder: &Path) -> std::path::PathBuf {
     only
 }
 
-/// A file with the features of pictures 0..`count`.
+/// A cache file with the features of images 0..`count`.
 fn filled(count: u8) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let kept = open(folder.path());
+    let cache = open(folder.path());
     for number in 0..count {
         let (key, bytes) = features(number);
-        assert_eq!(kept.put(&key, &bytes), None);
+        assert_eq!(cache.put(&key, &bytes), None);
     }
     folder
 }
 
-/// Which of 0..10 are served, all of them right.
-fn served(kept: &Features) -> Vec<u8> {
+/// Which of the images 0..10 are cached; checks their features.
+fn served(cache: &Features) -> Vec<u8> {
     (0..10)
         .filter(|&number| {
             let (key, bytes) = features(number);
-            kept.get(&key).is_some_and(|found| {
-                assert_eq!(*found, *bytes, "picture {number}");
+            cache.get(&key).is_some_and(|found| {
+                assert_eq!(*found, *bytes, "image {number}");
                 true
             })
         })
@@ -47,33 +47,33 @@ fn served(kept: &Features) -> Vec<u8> {
 }
 
 #[test]
-fn memory_serves_what_came_first_within_its_limit() {
-    let kept = Features::in_memory(SHAPE, 2 * SHAPE.bytes() as u64 + 1);
+fn memory_keeps_the_first_features_up_to_the_limit() {
+    let cache = Features::in_memory(SHAPE, 2 * SHAPE.bytes() as u64 + 1);
     for number in 0..4 {
         let (key, bytes) = features(number);
-        kept.put(&key, &bytes);
-        kept.put(&key, &vec![99; SHAPE.bytes()]);
+        cache.put(&key, &bytes);
+        cache.put(&key, &vec![99; SHAPE.bytes()]);
     }
-    assert_eq!((served(&kept), kept.len()), (vec![0, 1], 2));
+    assert_eq!((served(&cache), cache.len()), (vec![0, 1], 2));
 }
 
 #[test]
-fn a_later_run_finds_what_was_kept() {
+fn a_later_run_reads_cached_features() {
     let folder = filled(3);
-    let kept = open(folder.path());
-    assert_eq!(served(&kept), [0, 1, 2]);
+    let cache = open(folder.path());
+    assert_eq!(served(&cache), [0, 1, 2]);
     let (key, bytes) = features(5);
-    kept.put(&key, &bytes);
-    drop(kept);
+    cache.put(&key, &bytes);
+    drop(cache);
     assert_eq!(served(&open(folder.path())), [0, 1, 2, 5]);
 }
 
 #[test]
-fn another_tower_or_size_finds_nothing() {
+fn another_tower_or_size_shares_no_features() {
     let folder = filled(3);
     let other = Features::on_disk(folder.path(), &[8; 32], SHAPE, LIMIT).unwrap();
     assert_eq!(served(&other), [0_u8; 0]);
-    // even where the file has its name: another length of features is another file's content
+    // also if the file has that name: the header identifies the tower
     let path = file_of(folder.path(), &TOWER);
     fs::copy(&path, file_of(folder.path(), &[8; 32])).unwrap();
     drop(other);
@@ -87,26 +87,26 @@ fn file_of(folder: &Path, identity: &Identity) -> std::path::PathBuf {
 }
 
 #[test]
-fn a_cut_file_keeps_its_whole_records_and_grows_again() {
+fn a_truncated_file_keeps_complete_records_and_is_appended_to() {
     let whole = fs::read(file(filled(3).path())).unwrap();
     for length in 0..whole.len() {
         let folder = tempfile::tempdir().unwrap();
         let path = file_of(folder.path(), &TOWER);
         fs::write(&path, &whole[..length]).unwrap();
-        let kept = open(folder.path());
+        let cache = open(folder.path());
         let records = length.saturating_sub(64) / 128;
-        assert_eq!(served(&kept).len(), records, "{length} bytes");
+        assert_eq!(served(&cache).len(), records, "{length} bytes");
         for number in 0..3 {
             let (key, bytes) = features(number);
-            assert_eq!(kept.put(&key, &bytes), None);
+            assert_eq!(cache.put(&key, &bytes), None);
         }
-        drop(kept);
+        drop(cache);
         assert!(fs::read(&path).unwrap() == whole, "{length} bytes, written again");
     }
 }
 
 #[test]
-fn a_damaged_record_is_a_miss_and_hides_no_other() {
+fn a_damaged_record_is_a_miss_and_does_not_hide_others() {
     let folder = filled(3);
     let path = file(folder.path());
     let whole = fs::read(&path).unwrap();
@@ -115,24 +115,24 @@ fn a_damaged_record_is_a_miss_and_hides_no_other() {
         let mut bytes = whole.clone();
         bytes[at] ^= 1;
         fs::write(&path, bytes).unwrap();
-        let kept = open(folder.path());
-        assert_eq!(served(&kept), [0, 2], "byte {at}");
+        let cache = open(folder.path());
+        assert_eq!(served(&cache), [0, 2], "byte {at}");
         let (key, bytes) = features(1);
-        kept.put(&key, &bytes);
-        assert_eq!(served(&kept), [0, 1, 2]);
-        drop(kept);
+        cache.put(&key, &bytes);
+        assert_eq!(served(&cache), [0, 1, 2]);
+        drop(cache);
         assert_eq!(served(&open(folder.path())), [0, 1, 2]);
     }
-    // zeros where a crash left nothing
+    // zeros after a crash
     fs::write(&path, [&whole[..64 + 256], &[0; 128]].concat()).unwrap();
     assert_eq!(served(&open(folder.path())), [0, 1]);
 }
 
 #[test]
-fn a_second_process_only_reads() {
+fn a_second_process_reads_but_does_not_write() {
     let folder = filled(2);
     let first = open(folder.path());
-    // a lock belongs to the open file, so a second one in this process is as good as another process
+    // a lock belongs to the open file, so a second open file acts like another process
     let second = open(folder.path());
     assert!(second.describe().contains("only reads") && !first.describe().contains("only reads"));
     let (key, bytes) = features(4);
@@ -143,32 +143,32 @@ fn a_second_process_only_reads() {
     drop((first, second));
     let third = open(folder.path());
     assert_eq!(served(&third), [0, 1, 4]);
-    assert!(!third.describe().contains("only reads"), "the lock went with its owner");
+    assert!(!third.describe().contains("only reads"), "the lock ends with its owner");
 }
 
 #[test]
-fn the_limit_holds_and_is_told() {
+fn the_limit_is_respected_and_described() {
     let folder = tempfile::tempdir().unwrap();
-    let kept = Features::on_disk(folder.path(), &TOWER, SHAPE, 2 * SHAPE.bytes() as u64).unwrap();
+    let cache = Features::on_disk(folder.path(), &TOWER, SHAPE, 2 * SHAPE.bytes() as u64).unwrap();
     for number in 0..4 {
         let (key, bytes) = features(number);
-        kept.put(&key, &bytes);
+        cache.put(&key, &bytes);
     }
-    assert_eq!(served(&kept), [0, 1]);
-    assert!(kept.describe().contains("2 pictures, room for 2 of 30 B"), "{}", kept.describe());
+    assert_eq!(served(&cache), [0, 1]);
+    assert!(cache.describe().contains("2 images, room for 2 of 30 B"), "{}", cache.describe());
 }
 
 #[test]
-fn a_full_disk_is_told_once_and_what_is_there_stays() {
+fn a_full_disk_gives_one_message_and_keeps_stored_features() {
     let Ok(full) = fs::File::options().write(true).open("/dev/full") else { panic!("Linux has /dev/full") };
     let folder = filled(2);
-    let kept = open(folder.path());
-    let Place::Disk(inner) = &kept.place else { unreachable!() };
+    let cache = open(folder.path());
+    let Storage::Disk(inner) = &cache.storage else { unreachable!() };
     let own = inner.lock().unwrap().swap_file(Arc::new(full));
     let (key, bytes) = features(4);
-    let told = kept.put(&key, &bytes).expect("a note");
-    assert!(told.contains("No space left"), "{told}");
-    assert_eq!(kept.put(&key, &bytes), None, "once");
+    let message = cache.put(&key, &bytes).expect("a note");
+    assert!(message.contains("No space left"), "{message}");
+    assert_eq!(cache.put(&key, &bytes), None, "once");
     inner.lock().unwrap().swap_file(own);
-    assert_eq!(served(&kept), [0, 1]);
+    assert_eq!(served(&cache), [0, 1]);
 }

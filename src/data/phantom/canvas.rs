@@ -1,16 +1,15 @@
-//! A square picture in floating point, smooth shapes and noise; coordinates run from 0 to 1 over the picture.
+//! Drawing: square images in floating point, smooth shapes and noise. Coordinates run from 0 to 1 over the image.
 
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
-/// One channel, row by row, 0 black and 1 white.
+/// One channel, row by row: 0 is black and 1 is white.
 #[derive(Debug, Clone)]
 pub(super) struct Plane {
     pub(super) size: usize,
     pub(super) values: Vec<f32>,
 }
 
-#[expect(clippy::cast_precision_loss, reason = "picture sides are far below 2^24")]
 pub(super) fn unit(index: usize, size: usize) -> f32 {
     (index as f32 + 0.5) / size as f32
 }
@@ -32,8 +31,7 @@ impl Plane {
     }
 
     /// As [`Plane::paint`], within `reach` of a point only.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to the picture")]
-    #[expect(clippy::cast_precision_loss, reason = "picture sides are far below 2^24")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to the image")]
     pub(super) fn paint_near(&mut self, at: (f32, f32), reach: f32, paint: impl Fn(f32, f32, usize, f32) -> f32) {
         let size = self.size;
         let pixel = |at: f32| (at * size as f32).clamp(0.0, size as f32) as usize;
@@ -47,14 +45,14 @@ impl Plane {
         }
     }
 
-    /// Lays `value` over the picture where `shape` covers it, with an edge `soft` wide.
+    /// Blends `value` into the image where `shape` covers it, with a soft edge of width `soft`.
     pub(super) fn lay(&mut self, shape: &Oval, value: f32, soft: f32) {
         let reach = shape.rx.max(shape.ry) * shape.spread() + soft;
         self.paint_near((shape.x, shape.y), reach, |x, y, _, old| mix(old, value, shape.cover(x, y, soft)));
     }
 }
 
-/// Linear mix: 0 gives `a`, 1 gives `b`.
+/// Linear interpolation: 0 gives `a`, 1 gives `b`.
 pub(super) fn mix(a: f32, b: f32, amount: f32) -> f32 {
     a + (b - a) * amount
 }
@@ -70,7 +68,7 @@ pub(super) fn bump(centre: f32, width: f32, value: f32) -> f32 {
     1.0 - smooth(0.0, width, (value - centre).abs())
 }
 
-/// An ellipse, or with a power above 2 a rounder rectangle.
+/// An ellipse; with a power above 2 a rounded rectangle.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Oval {
     pub(super) x: f32,
@@ -86,12 +84,12 @@ impl Oval {
         Self { x, y, rx, ry, angle: 0.0, power: 2.0 }
     }
 
-    /// How far the outline reaches beyond the larger radius, at most: up to the corner of the box when turned.
+    /// How far the outline can extend beyond the larger radius: up to the corner of the box when rotated.
     fn spread(&self) -> f32 {
         if self.power > 2.0 { std::f32::consts::SQRT_2 } else { 1.0 }
     }
 
-    pub(super) fn turned(self, angle: f32) -> Self {
+    pub(super) fn rotated(self, angle: f32) -> Self {
         Self { angle, ..self }
     }
 
@@ -103,8 +101,8 @@ impl Oval {
         Self { rx: self.rx * factor, ry: self.ry * factor, ..self }
     }
 
-    /// Moves and resizes by up to `amount` of its radii.
-    pub(super) fn jittered(self, amount: f32, rng: &mut ChaCha8Rng) -> Self {
+    /// Moves and resizes by random amounts up to `amount` of its radii.
+    pub(super) fn perturbed(self, amount: f32, rng: &mut ChaCha8Rng) -> Self {
         let mut by = || rng.random_range(-amount..=amount);
         Self {
             x: self.x + self.rx * by(),
@@ -125,7 +123,7 @@ impl Oval {
         if self.power <= 2.0 { u.hypot(v) } else { (u.powf(self.power) + v.powf(self.power)).powf(1.0 / self.power) }
     }
 
-    /// 1 inside, 0 outside, a ramp `soft` wide between.
+    /// 1 inside, 0 outside, with a soft edge of width `soft`.
     pub(super) fn cover(&self, x: f32, y: f32, soft: f32) -> f32 {
         let reach = self.rx.max(self.ry) * self.spread() + soft;
         if (x - self.x).abs() > reach || (y - self.y).abs() > reach {
@@ -135,7 +133,7 @@ impl Oval {
     }
 }
 
-/// Value noise of several octaves in about -1..1, `cells` lattice cells over the picture in x and y.
+/// Value noise of several octaves, about -1..1, with `cells` lattice cells over the image in x and y.
 pub(super) fn noise(size: usize, cells: (f32, f32), octaves: u32, rng: &mut ChaCha8Rng) -> Plane {
     let mut plane = Plane::filled(size, 0.0);
     let (mut scale, mut weight) = (1.0, 0.55);
@@ -163,7 +161,7 @@ fn add_octave(plane: &mut Plane, cells: (f32, f32), weight: f32, rng: &mut ChaCh
     }
 }
 
-/// Independent noise with standard deviation 1, close to normal.
+/// Independent, approximately normal noise with standard deviation 1.
 pub(super) fn grain(size: usize, rng: &mut ChaCha8Rng) -> Plane {
     let mut plane = Plane::filled(size, 0.0);
     for value in &mut plane.values {

@@ -1,4 +1,4 @@
-//! Endoscopy and dermoscopy.
+//! Colour phantoms: endoscopy and dermoscopy.
 
 use std::f32::consts::TAU;
 
@@ -18,7 +18,7 @@ impl Photo {
         Self(colour.map(|value| Plane::filled(size, value)))
     }
 
-    /// Moves every pixel towards a colour by an amount.
+    /// Blends a colour into every pixel by the given amounts.
     fn blend(&mut self, colour: Colour, amount: &Plane) {
         for (plane, value) in self.0.iter_mut().zip(colour) {
             plane.paint(|_, _, i, old| mix(old, value, amount.values[i]));
@@ -74,7 +74,7 @@ pub(super) fn polyp_endoscopy(lesions: &[&Lesion], size: usize, rng: &mut ChaCha
             1.0 + (0.13 * light + 0.10 * detail.values[i]) * lesion.cover(x, y, 0.014)
         });
         photo.shade(&dome);
-        let gleam = Oval::new(oval.x - 0.35 * radius, oval.y - 0.4 * radius, 0.2 * radius, 0.12 * radius).turned(-0.7);
+        let gleam = Oval::new(oval.x - 0.35 * radius, oval.y - 0.4 * radius, 0.2 * radius, 0.12 * radius).rotated(-0.7);
         photo.blend([1.0, 0.98, 0.95], &map(size, |x, y, _| 0.9 * gleam.cover(x, y, 0.012)));
     }
     let gleams = noise(size, (14.0, 18.0), 2, rng);
@@ -107,7 +107,7 @@ pub(super) fn skin_dermoscopy(lesions: &[&Lesion], size: usize, rng: &mut ChaCha
     photo.add_grain(0.012, size, rng)
 }
 
-/// How much of every pixel a few bent hairs cover.
+/// Fraction of every pixel that a few curved hairs cover.
 fn hairs(size: usize, rng: &mut ChaCha8Rng) -> Plane {
     let mut cover = Plane::filled(size, 0.0);
     for _ in 0..9 {

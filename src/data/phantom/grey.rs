@@ -1,4 +1,4 @@
-//! CT, MRI, X-ray and ultrasound.
+//! Grey phantoms: CT, MRI, X-ray and ultrasound.
 
 use rand_chacha::ChaCha8Rng;
 
@@ -9,7 +9,7 @@ use super::modality::vary;
 /// Width of a lesion's blurred edge.
 const EDGE: f32 = 0.018;
 
-/// Lays textured lesions over `plane`: `bright` or `dark` by their look.
+/// Draws textured lesions over `plane`, with level `bright` or `dark`.
 fn lay_lesions(plane: &mut Plane, lesions: &[&Lesion], bright: f32, dark: f32, texture: &Plane) {
     for lesion in lesions {
         let level = if lesion.brighter { bright } else { dark };
@@ -29,10 +29,10 @@ pub(super) fn abdomen_ct(lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng)
     plane.lay(&body.scaled(vary(0.90, 0.95, rng)), 0.44, 0.012);
     plane.lay(&body.scaled(0.84), 0.24, 0.03);
     for rib in 0_u8..12 {
-        let turn = f32::from(rib) / 12.0 * std::f32::consts::TAU + vary(-0.15, 0.15, rng);
-        let (x, y) = (0.5 + body.rx * 0.89 * turn.cos(), 0.5 + body.ry * 0.89 * turn.sin());
-        if turn.sin() > -0.75 {
-            plane.lay(&Oval::new(x, y, 0.024, 0.010).turned(turn + 1.57), 0.95, 0.008);
+        let angle = f32::from(rib) / 12.0 * std::f32::consts::TAU + vary(-0.15, 0.15, rng);
+        let (x, y) = (0.5 + body.rx * 0.89 * angle.cos(), 0.5 + body.ry * 0.89 * angle.sin());
+        if angle.sin() > -0.75 {
+            plane.lay(&Oval::new(x, y, 0.024, 0.010).rotated(angle + 1.57), 0.95, 0.008);
         }
     }
     for _ in 0..9 {
@@ -43,15 +43,15 @@ pub(super) fn abdomen_ct(lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng)
             plane.lay(&loop_.scaled(0.5), 0.05, 0.01);
         }
     }
-    plane.lay(&Oval::new(0.33, 0.40, 0.20, 0.23).turned(0.4).jittered(0.08, rng), 0.54, 0.015);
-    plane.lay(&Oval::new(0.73, 0.42, 0.09, 0.14).turned(-0.4).jittered(0.08, rng), 0.57, 0.012);
+    plane.lay(&Oval::new(0.33, 0.40, 0.20, 0.23).rotated(0.4).perturbed(0.08, rng), 0.54, 0.015);
+    plane.lay(&Oval::new(0.73, 0.42, 0.09, 0.14).rotated(-0.4).perturbed(0.08, rng), 0.57, 0.012);
     for x in [0.31, 0.69] {
-        let kidney = Oval::new(x, 0.66, 0.07, 0.09).turned((x - 0.5) * 2.0).jittered(0.08, rng);
+        let kidney = Oval::new(x, 0.66, 0.07, 0.09).rotated((x - 0.5) * 2.0).perturbed(0.08, rng);
         plane.lay(&kidney, 0.62, 0.012);
         plane.lay(&kidney.scaled(0.4), 0.45, 0.02);
     }
-    plane.lay(&Oval::new(0.53, 0.58, 0.03, 0.03).jittered(0.15, rng), 0.64, 0.01);
-    let spine = Oval::new(0.5, 0.72, 0.072, 0.058).jittered(0.06, rng);
+    plane.lay(&Oval::new(0.53, 0.58, 0.03, 0.03).perturbed(0.15, rng), 0.64, 0.01);
+    let spine = Oval::new(0.5, 0.72, 0.072, 0.058).perturbed(0.06, rng);
     plane.lay(&spine, 0.97, 0.008);
     plane.lay(&spine.scaled(0.8), 0.70, 0.01);
     plane.lay(&Oval::new(0.5, 0.80, 0.022, 0.018), 0.42, 0.01);
@@ -87,11 +87,11 @@ pub(super) fn brain_mri(lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng) 
         mix(old, 0.10, 0.8 * line * brain.cover(x, y, 0.01))
     });
     for side in [-1.0_f32, 1.0] {
-        let front = Oval::new(0.5 + 0.042 * side, 0.43, 0.020, 0.085).turned(-0.28 * side).jittered(0.12, rng);
+        let front = Oval::new(0.5 + 0.042 * side, 0.43, 0.020, 0.085).rotated(-0.28 * side).perturbed(0.12, rng);
         plane.lay(&front, 0.07, 0.014);
-        let back = Oval::new(0.5 + 0.062 * side, 0.58, 0.020, 0.070).turned(0.45 * side).jittered(0.12, rng);
+        let back = Oval::new(0.5 + 0.062 * side, 0.58, 0.020, 0.070).rotated(0.45 * side).perturbed(0.12, rng);
         plane.lay(&back, 0.07, 0.014);
-        plane.lay(&Oval::new(0.5 + 0.11 * side, 0.48, 0.035, 0.06).jittered(0.1, rng), 0.46, 0.03);
+        plane.lay(&Oval::new(0.5 + 0.11 * side, 0.48, 0.035, 0.06).perturbed(0.1, rng), 0.46, 0.03);
     }
     let tissue = noise(size, (18.0, 18.0), 2, rng);
     plane.paint(|_, _, i, old| if old > 0.2 { old + 0.025 * tissue.values[i] } else { old });
@@ -115,8 +115,8 @@ pub(super) fn lung_xray(lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng) 
         mix(old, 0.22, 0.6 * outside) + 0.04 * cloud.values[i]
     });
     let lungs = [
-        Oval::new(0.29, 0.47, 0.165, 0.34).turned(0.12).power(2.4).jittered(0.04, rng),
-        Oval::new(0.71, 0.47, 0.160, 0.34).turned(-0.12).power(2.4).jittered(0.04, rng),
+        Oval::new(0.29, 0.47, 0.165, 0.34).rotated(0.12).power(2.4).perturbed(0.04, rng),
+        Oval::new(0.71, 0.47, 0.160, 0.34).rotated(-0.12).power(2.4).perturbed(0.04, rng),
     ];
     for lung in &lungs {
         plane.lay(lung, 0.14, 0.05);
@@ -127,7 +127,7 @@ pub(super) fn lung_xray(lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng) 
         let hilum = bump(0.5, 0.32, x) * bump(0.48, 0.35, y);
         old + inside * (0.05 * vessels.values[i] + 0.10 * hilum * smooth(0.0, 0.4, vessels.values[i]))
     });
-    plane.lay(&Oval::new(0.57, 0.64, 0.14, 0.14).turned(0.5).jittered(0.08, rng), 0.50, 0.03);
+    plane.lay(&Oval::new(0.57, 0.64, 0.14, 0.14).rotated(0.5).perturbed(0.08, rng), 0.50, 0.03);
     plane.lay(&Oval::new(0.5, 0.40, 0.055, 0.42), 0.50, 0.04);
     let dome = vary(0.80, 0.85, rng);
     plane.paint(|x, y, _, old| {

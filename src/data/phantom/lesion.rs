@@ -1,4 +1,4 @@
-//! The lesions of a phantom: an ellipse with a smooth irregular outline, placed so that its labels are unambiguous.
+//! Lesions of a phantom: an ellipse with a smooth irregular outline, placed so that its labels are unambiguous.
 
 use std::f32::consts::TAU;
 
@@ -8,34 +8,34 @@ use rand::seq::IndexedRandom;
 use rand_chacha::ChaCha8Rng;
 
 use super::canvas::{Oval, unit};
-use crate::data::position::{self, Column, Position, Region, Row};
+use crate::data::position::{self, GridColumn, GridRow, Position, Region};
 
-/// Distance that a lesion's centroid keeps from the borders of its grid cell, of the image side.
+/// Minimum distance of a lesion's centroid from the borders of its grid cell, as a fraction of the image side.
 pub const CELL_MARGIN_FRAC: f32 = 0.07;
-/// Two lesions told apart by side are at least this far apart along that side, of the image side.
+/// Minimum distance of two lesions that are distinguished by side, along that side, as a fraction of the image side.
 pub const SIDE_MARGIN_FRAC: f32 = 0.25;
-/// Two lesions told apart by size differ at least by this factor in area.
+/// Minimum area ratio of two lesions that are distinguished by size.
 pub const AREA_RATIO: f64 = 1.7;
-/// Gap between the outlines of two lesions, of the image side.
+/// Minimum gap between the outlines of two lesions, as a fraction of the image side.
 const GAP_FRAC: f32 = 0.04;
 
-/// Shape and place of one lesion.
+/// Shape and location of a lesion.
 #[derive(Debug, Clone)]
 pub(super) struct Lesion {
     pub(super) oval: Oval,
-    /// Amplitude and phase of the outline's waves, from two a turn.
+    /// Amplitudes and phases of the outline's waves, with 2, 3, ... periods per revolution.
     waves: [(f32, f32); 4],
     pub(super) brighter: bool,
 }
 
 impl Lesion {
-    /// 0 in the centre, 1 on the outline, in the lesion's own irregular shape.
+    /// 0 in the centre, 1 on the irregular outline.
     pub(super) fn depth(&self, x: f32, y: f32) -> f32 {
-        let turn = (y - self.oval.y).atan2(x - self.oval.x);
+        let angle = (y - self.oval.y).atan2(x - self.oval.x);
         let mut radius = 1.0;
         let mut waves = 2.0;
         for (amplitude, phase) in self.waves {
-            radius += amplitude * (waves * turn + phase).cos();
+            radius += amplitude * (waves * angle + phase).cos();
             waves += 1.0;
         }
         self.oval.depth(x, y) / radius
@@ -46,12 +46,12 @@ impl Lesion {
         (self.oval.rx * self.oval.ry).sqrt()
     }
 
-    /// Beyond this distance from the centre its ramp of width `soft` has ended.
+    /// Distance from the centre beyond which a soft edge of width `soft` is 0.
     pub(super) fn reach(&self, soft: f32) -> f32 {
         self.oval.rx.max(self.oval.ry) * 1.4 + soft
     }
 
-    /// 1 inside, 0 outside, 0.5 on the mask's outline; the ramp is `soft` wide.
+    /// 1 inside, 0 outside, 0.5 on the mask's outline, with a soft edge of width `soft`.
     pub(super) fn cover(&self, x: f32, y: f32, soft: f32) -> f32 {
         let reach = self.reach(soft);
         if (x - self.oval.x).abs() > reach || (y - self.oval.y).abs() > reach {
@@ -60,7 +60,7 @@ impl Lesion {
         ((1.0 - self.depth(x, y)) * self.radius() / soft + 0.5).clamp(0.0, 1.0)
     }
 
-    /// 0 or 255 for every pixel.
+    /// The mask, 0 or 255.
     pub(super) fn mask(&self, size: u32) -> GrayImage {
         let reach = self.reach(0.0);
         GrayImage::from_fn(size, size, |column, row| {
@@ -84,7 +84,7 @@ impl Lesion {
     }
 }
 
-/// What tells two lesions of an image apart.
+/// Property that distinguishes two lesions of an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Contrast {
     LeftRight,
@@ -105,15 +105,15 @@ impl Contrast {
     }
 }
 
-/// Where and how large lesions may be.
-pub(super) struct Room {
-    /// Holds every lesion entirely.
+/// The area where lesions may be placed.
+pub(super) struct LesionArea {
+    /// Must contain every lesion completely.
     pub(super) inside: Oval,
     pub(super) size_px: u32,
 }
 
-/// A lesion with its mask and what is known from the mask.
-pub(super) struct Placed {
+/// A lesion with its mask and the position of the mask.
+pub(super) struct PlacedLesion {
     pub(super) lesion: Lesion,
     pub(super) mask: GrayImage,
     pub(super) region: Region,
@@ -122,31 +122,31 @@ pub(super) struct Placed {
 
 const TRIES: usize = 2000;
 
-impl Room {
-    fn draw(&self, cell: Position, radii: (f32, f32), rng: &mut ChaCha8Rng) -> Option<Placed> {
+impl LesionArea {
+    fn draw(&self, cell: Position, radii: (f32, f32), rng: &mut ChaCha8Rng) -> Option<PlacedLesion> {
         let radius = rng.random_range(radii.0..=radii.1);
         let stretch = rng.random_range(1.0_f32..1.3).sqrt();
         let start = |third: f32| third / 3.0 + CELL_MARGIN_FRAC;
         let length = 1.0 / 3.0 - 2.0 * CELL_MARGIN_FRAC;
-        let column = [Column::Left, Column::Center, Column::Right].iter().position(|&c| c == cell.column);
-        let row = [Row::Upper, Row::Center, Row::Lower].iter().position(|&r| r == cell.row);
+        let column = [GridColumn::Left, GridColumn::Center, GridColumn::Right].iter().position(|&c| c == cell.column);
+        let row = [GridRow::Upper, GridRow::Center, GridRow::Lower].iter().position(|&r| r == cell.row);
         let third = |index: Option<usize>| index.map_or(1.0, |i| [0.0, 1.0, 2.0][i]);
         let x = start(third(column)) + rng.random_range(0.0..length);
         let y = start(third(row)) + rng.random_range(0.0..length);
-        let oval = Oval::new(x, y, radius * stretch, radius / stretch).turned(rng.random_range(0.0..TAU));
+        let oval = Oval::new(x, y, radius * stretch, radius / stretch).rotated(rng.random_range(0.0..TAU));
         let waves = [0.05_f32, 0.045, 0.03, 0.02].map(|most| (rng.random_range(0.0..most), rng.random_range(0.0..TAU)));
         let lesion = Lesion { oval, waves, brighter: true };
-        if lesion.outline().any(|(x, y)| self.inside.depth(x, y) > 1.0 || !in_picture(x) || !in_picture(y)) {
+        if lesion.outline().any(|(x, y)| self.inside.depth(x, y) > 1.0 || !in_image(x) || !in_image(y)) {
             return None;
         }
         self.measure(lesion).filter(|placed| self.clear_of_borders(&placed.region) && placed.position == cell)
     }
 
-    fn measure(&self, lesion: Lesion) -> Option<Placed> {
+    fn measure(&self, lesion: Lesion) -> Option<PlacedLesion> {
         let mask = lesion.mask(self.size_px);
         let region = position::whole(&mask)?;
         let position = position::grid(&region, (self.size_px, self.size_px));
-        Some(Placed { lesion, mask, region, position })
+        Some(PlacedLesion { lesion, mask, region, position })
     }
 
     fn clear_of_borders(&self, region: &Region) -> bool {
@@ -157,11 +157,11 @@ impl Room {
         })
     }
 
-    /// One lesion in `cell`, or elsewhere if the room does not hold it there; `None` after many tries.
-    pub(super) fn one(&self, cell: Position, rng: &mut ChaCha8Rng) -> Option<Placed> {
+    /// One lesion in `cell`, or in another cell if it does not fit there; `None` after many attempts.
+    pub(super) fn one(&self, cell: Position, rng: &mut ChaCha8Rng) -> Option<PlacedLesion> {
         for attempt in 0..TRIES {
             let cell = if attempt < TRIES / 2 { cell } else { any_cell(rng) };
-            // Corners of round rooms only hold small ones: try the smaller end again and again.
+            // Only small lesions fit the corners of a round area: every second attempt draws a small one.
             let most = if attempt % 2 == 0 { 0.20 } else { 0.13 };
             if let Some(placed) = self.draw(cell, (0.11, most), rng) {
                 return Some(placed);
@@ -170,8 +170,8 @@ impl Room {
         None
     }
 
-    /// Two lesions told apart by `contrast`; its first word names the first of them. `None` after many tries.
-    pub(super) fn two(&self, cell: Position, contrast: Contrast, rng: &mut ChaCha8Rng) -> Option<[Placed; 2]> {
+    /// Two lesions that differ in `contrast`; its first word names the first of them. `None` after many attempts.
+    pub(super) fn two(&self, cell: Position, contrast: Contrast, rng: &mut ChaCha8Rng) -> Option<[PlacedLesion; 2]> {
         for attempt in 0..TRIES {
             let first_cell = if attempt < TRIES / 2 { cell } else { any_cell(rng) };
             let (first_radii, second_radii) = match contrast {
@@ -194,9 +194,15 @@ impl Room {
         None
     }
 
-    fn ordered(&self, first: Placed, second: Placed, contrast: Contrast, rng: &mut ChaCha8Rng) -> Option<[Placed; 2]> {
+    fn ordered(
+        &self,
+        first: PlacedLesion,
+        second: PlacedLesion,
+        contrast: Contrast,
+        rng: &mut ChaCha8Rng,
+    ) -> Option<[PlacedLesion; 2]> {
         let margin = f64::from(SIDE_MARGIN_FRAC) * f64::from(self.size_px);
-        let by = |gap: f64, margin: f64, first: Placed, second: Placed| {
+        let by = |gap: f64, margin: f64, first: PlacedLesion, second: PlacedLesion| {
             (gap.abs() >= margin).then_some(if gap > 0.0 { [first, second] } else { [second, first] })
         };
         let (a, b) = (&first.region, &second.region);
@@ -204,7 +210,6 @@ impl Room {
             Contrast::LeftRight => by(b.centroid_px.0 - a.centroid_px.0, margin, first, second),
             Contrast::UpperLower => by(b.centroid_px.1 - a.centroid_px.1, margin, first, second),
             Contrast::Size => {
-                #[expect(clippy::cast_precision_loss, reason = "pixel counts stay far below 2^53")]
                 let ratio = (a.area_px as f64 / b.area_px as f64).ln();
                 by(ratio, AREA_RATIO.ln(), first, second)
             }
@@ -213,7 +218,7 @@ impl Room {
     }
 }
 
-fn in_picture(at: f32) -> bool {
+fn in_image(at: f32) -> bool {
     (0.01..0.99).contains(&at)
 }
 

@@ -1,12 +1,14 @@
-//! Synthetic pictures of six modalities with one or two lesions, questions, masks and answers, as a data root.
+//! Phantoms: synthetic images of six modalities with one or two lesions, with masks, questions and answers, as a data
+//! root.
 //!
-//! It models the look of the modalities, no physics and no patients. Layout as PRS-Med's: `MODALITY/{train,val,test}_
-//! {images,masks}/` and `annotations/MODALITY.csv`, where `image_path` names the mask. A picture with two lesions has
-//! the masks `NAME_a.png` and `NAME_b.png`; since an image is found by its mask's stem, the same picture stands under
-//! both stems (a hard link where the file system allows it), and both are in the same split.
+//! The images imitate the look of the modalities; physics and patients are not modelled. The layout is PRS-Med's:
+//! `MODALITY/{train,val,test}_{images,masks}/` and `annotations/MODALITY.csv`, where `image_path` is the path of the
+//! mask. An image with two lesions has the masks `NAME_a.png` and `NAME_b.png`. An image is found by its mask's stem,
+//! so the same image exists under both stems (a hard link if the file system allows it), and both are in the same
+//! split.
 //!
-//! A picture depends on the seed and its index alone; only its split depends on how many there are. The same options
-//! give the same bytes. `phantom.json` is written last: it marks a complete data root and holds the options.
+//! An image depends only on the seed and its index; only its split depends on the number of images. The same options
+//! give the same bytes. `phantom.json` is written last: it marks a complete data root and contains the options.
 
 mod canvas;
 mod colour;
@@ -28,30 +30,30 @@ use serde::{Deserialize, Serialize};
 
 use self::canvas::Plane;
 pub use self::lesion::{AREA_RATIO, CELL_MARGIN_FRAC, SIDE_MARGIN_FRAC};
-use self::lesion::{Contrast, Placed};
+use self::lesion::{Contrast, PlacedLesion};
 use self::modality::Modality;
 use crate::data::position::{Position, Zones};
 use crate::data::templates::{self, Templates, Words};
 use crate::event::{Event, Observer};
 use crate::{Error, Result};
 
-/// What to make.
+/// Options of [`generate`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PhantomOptions {
-    /// Number of different pictures, at least 1.
+    /// Number of different images, at least 1.
     pub count: usize,
-    /// Seed of everything.
+    /// Random seed.
     pub seed: u64,
-    /// Side of the square pictures in pixels, 32..=2048.
+    /// Side of the square images in pixels, 32..=2048.
     pub image_size_px: u32,
-    /// Part of the pictures with two lesions, 0..=1.
+    /// Fraction of the images with two lesions, 0..=1.
     pub two_lesion_frac: f64,
-    /// Rows (different questions) for each lesion, 1..=4.
+    /// Number of rows (different questions) per lesion, 1..=4.
     pub rows_per_lesion: usize,
-    /// Part of the pictures for validation, 0..=1.
+    /// Fraction of the images for validation, 0..=1.
     pub val_frac: f64,
-    /// Part of the pictures for the test, 0..=1, at most what `val_frac` leaves.
+    /// Fraction of the images for testing, 0..=1; at most `1 - val_frac`.
     pub test_frac: f64,
 }
 
@@ -69,20 +71,20 @@ impl Default for PhantomOptions {
     }
 }
 
-/// What was made.
+/// Results of [`generate`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PhantomReport {
-    /// Different pictures.
+    /// Number of different images.
     pub images: usize,
-    /// Of these, pictures with two lesions.
+    /// Number of images with two lesions.
     pub two_lesion_images: usize,
-    /// Rows of all annotation files.
+    /// Number of rows of all annotation files.
     pub rows: usize,
-    /// Rows by modality folder and split.
+    /// Number of rows by modality folder and split.
     pub rows_by_modality: BTreeMap<String, BTreeMap<String, usize>>,
 }
 
-/// What `phantom.json` holds.
+/// Contents of `phantom.json`.
 #[derive(Serialize, Deserialize)]
 struct Marker {
     options: PhantomOptions,
@@ -91,39 +93,40 @@ struct Marker {
 
 const MARKER: &str = "phantom.json";
 
-/// One line of an annotation file.
-struct Line {
+/// A row of an annotation file.
+struct AnnotationRow {
     mask_path: String,
     question: String,
     answer: String,
     position: String,
 }
 
-/// Makes the data root `out`, which must not exist or be empty; one made with the same options is left as it is.
+/// Generates the data root `out`, which must be empty or not exist. A data root made with the same options is not
+/// changed.
 ///
 /// # Errors
-/// [`Error::Config`] for options out of range, [`Error::Data`] when `out` holds something else, [`Error::Io`] when a
-/// file cannot be written.
+/// [`Error::Config`] for options out of range, [`Error::Data`] when `out` contains something else, [`Error::Io`] when
+/// a file cannot be written.
 pub fn generate(out: &Path, options: &PhantomOptions, observer: &dyn Observer) -> Result<PhantomReport> {
     check(options)?;
-    if let Some(report) = already_there(out, options)? {
-        observer.on(&Event::Note(format!("{} already holds these phantoms", out.display())));
+    if let Some(report) = existing_report(out, options)? {
+        observer.on(&Event::Note(format!("{} already contains these phantoms", out.display())));
         return Ok(report);
     }
     let splits = splits(options);
     make_folders(out, &splits)?;
     let templates = Templates::embedded();
-    observer.on(&Event::Started { phase: "make phantoms".into(), total: options.count as u64, unit: "images" });
+    observer.on(&Event::Started { phase: "generate phantoms".into(), total: options.count as u64, unit: "images" });
     let done = AtomicU64::new(0);
-    let lines = (0..options.count)
+    let rows = (0..options.count)
         .into_par_iter()
         .map(|index| {
-            let lines = make(out, index, splits[index], options, &templates)?;
+            let rows = make(out, index, splits[index], options, &templates)?;
             observer.on(&Event::Advanced { done: done.fetch_add(1, Ordering::Relaxed) + 1 });
-            Ok(lines)
+            Ok(rows)
         })
-        .collect::<Result<Vec<Vec<Line>>>>()?;
-    let report = write_annotations(out, &splits, &lines, options)?;
+        .collect::<Result<Vec<Vec<AnnotationRow>>>>()?;
+    let report = write_annotations(out, &splits, &rows, options)?;
     let marker = Marker { options: options.clone(), report };
     let text = serde_json::to_string_pretty(&marker).expect("numbers and strings always serialise") + "\n";
     let path = out.join(MARKER);
@@ -150,7 +153,7 @@ fn check(options: &PhantomOptions) -> Result<()> {
     }
 }
 
-fn already_there(out: &Path, options: &PhantomOptions) -> Result<Option<PhantomReport>> {
+fn existing_report(out: &Path, options: &PhantomOptions) -> Result<Option<PhantomReport>> {
     let mut entries = match std::fs::read_dir(out) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -161,12 +164,12 @@ fn already_there(out: &Path, options: &PhantomOptions) -> Result<Option<PhantomR
     match marker {
         Some(marker) if marker.options == *options => Ok(Some(marker.report)),
         Some(_) => {
-            Err(Error::data(out, "holds phantoms made with other options", "give another folder or remove this one"))
+            Err(Error::data(out, "contains phantoms made with other options", "give another folder or remove this one"))
         }
         None if entries.next().is_none() => Ok(None),
         None => Err(Error::data(
             out,
-            "is not empty and holds no complete phantoms",
+            "is not empty and contains no complete phantoms",
             "give a new folder, or remove this one if an earlier run was interrupted",
         )),
     }
@@ -176,14 +179,14 @@ fn modality_of(index: usize) -> Modality {
     Modality::ALL[index % Modality::ALL.len()]
 }
 
-/// The generator of a purpose: `stream` 0 is for the splits, 1.. for cells, 2^32.. for pictures.
+/// Random generator of a stream: 0 for the splits, 1.. for cells, 2^32.. for images.
 fn generator(seed: u64, stream: u64) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(stream);
     rng
 }
 
-/// The split of every picture: shuffled within each modality, exact fractions over all.
+/// The split of every image: shuffled within each modality, with exact overall fractions.
 fn splits(options: &PhantomOptions) -> Vec<&'static str> {
     let mut rng = generator(options.seed, 0);
     let kinds = Modality::ALL.len();
@@ -191,38 +194,33 @@ fn splits(options: &PhantomOptions) -> Vec<&'static str> {
     for queue in &mut queues {
         queue.shuffle(&mut rng);
     }
-    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
     let part = |frac: f64| (options.count as f64 * frac).round() as usize;
     let (test, val) = (part(options.test_frac), part(options.val_frac));
     let mut splits = vec!["train"; options.count];
-    let turns = (0..options.count.div_ceil(kinds)).flat_map(|turn| queues.iter().filter_map(move |q| q.get(turn)));
-    for (place, &index) in turns.enumerate() {
-        if place < test {
+    let rounds = (0..options.count.div_ceil(kinds)).flat_map(|round| queues.iter().filter_map(move |q| q.get(round)));
+    for (rank, &index) in rounds.enumerate() {
+        if rank < test {
             splits[index] = "test";
-        } else if place < test + val {
+        } else if rank < test + val {
             splits[index] = "val";
         }
     }
     splits
 }
 
-/// Whether picture `index` has two lesions, and how many of its modality with as many lesions came before.
+/// Whether image `index` has two lesions, and the number of earlier images of its modality with as many lesions.
 fn plan(index: usize, frac: f64) -> (bool, usize) {
-    let (kind, turn) = (index % Modality::ALL.len(), index / Modality::ALL.len());
-    // Modalities start at different places of the pattern, so that few pictures show both kinds too.
-    #[expect(
-        clippy::cast_precision_loss,
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "small counts"
-    )]
-    let twos_before = |turn: usize| ((turn as f64 + kind as f64 * 0.618) * frac).floor() as usize;
-    let (before, after) = (twos_before(turn), twos_before(turn + 1));
+    let (kind, round) = (index % Modality::ALL.len(), index / Modality::ALL.len());
+    // Each modality starts at another point of the pattern, so that a few images also contain both kinds.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small counts")]
+    let twos_before = |round: usize| ((round as f64 + kind as f64 * 0.618) * frac).floor() as usize;
+    let (before, after) = (twos_before(round), twos_before(round + 1));
     let twos = before - twos_before(0);
-    if after > before { (true, twos) } else { (false, turn - twos) }
+    if after > before { (true, twos) } else { (false, round - twos) }
 }
 
-/// The cell of the first lesion: nine pictures of a kind cover the nine cells, in shuffled order.
+/// The cell of the first lesion: nine images of a kind cover the nine cells, in shuffled order.
 fn cell(seed: u64, index: usize, two: bool, number: usize) -> Position {
     let kind = (index % Modality::ALL.len() * 2 + usize::from(two)) as u64;
     let mut cells = Position::ALL;
@@ -230,49 +228,55 @@ fn cell(seed: u64, index: usize, two: bool, number: usize) -> Position {
     cells[number % 9]
 }
 
-fn place(
+fn place_lesions(
     modality: Modality,
     options: &PhantomOptions,
     index: usize,
     rng: &mut ChaCha8Rng,
-) -> Option<(Vec<Placed>, Option<Contrast>)> {
+) -> Option<(Vec<PlacedLesion>, Option<Contrast>)> {
     let (two, number) = plan(index, options.two_lesion_frac);
     let cell = cell(options.seed, index, two, number);
-    let room = modality.room(options.image_size_px);
+    let allowed_area = modality.allowed_area(options.image_size_px);
     let usual_is_bright = modality.usual_is_bright();
     if !two {
-        let mut placed = room.one(cell, rng)?;
+        let mut placed = allowed_area.one(cell, rng)?;
         placed.lesion.brighter = usual_is_bright;
         return Some((vec![placed], None));
     }
-    // Mostly sides; brightness only where both looks stand out.
+    // Mostly sides; brightness only if lesions of both brightnesses are visible.
     let sides = [Contrast::LeftRight, Contrast::UpperLower, Contrast::LeftRight, Contrast::UpperLower];
     let contrast = match rng.random_range(0..10) {
         0 if modality.has_two_looks() => Contrast::Brightness,
         1 => Contrast::Size,
         _ => *sides.choose(rng).expect("not empty"),
     };
-    let [mut first, mut second] = room.two(cell, contrast, rng)?;
+    let [mut first, mut second] = allowed_area.two(cell, contrast, rng)?;
     let brightness = contrast == Contrast::Brightness;
     first.lesion.brighter = brightness || usual_is_bright;
     second.lesion.brighter = !brightness && usual_is_bright;
     Some((vec![first, second], Some(contrast)))
 }
 
-fn make(out: &Path, index: usize, split: &str, options: &PhantomOptions, templates: &Templates) -> Result<Vec<Line>> {
+fn make(
+    out: &Path,
+    index: usize,
+    split: &str,
+    options: &PhantomOptions,
+    templates: &Templates,
+) -> Result<Vec<AnnotationRow>> {
     let mut rng = generator(options.seed, (1 << 32) + index as u64);
     let modality = modality_of(index);
-    let Some((placed, contrast)) = place(modality, options, index, &mut rng) else {
+    let Some((placed, contrast)) = place_lesions(modality, options, index, &mut rng) else {
         return Err(Error::config(
             "image_size_px",
-            format!("no room for the lesions of picture {index}"),
-            "give larger pictures or another seed",
+            format!("no room for the lesions of image {index}"),
+            "use larger images or another seed",
         ));
     };
     let lesions: Vec<_> = placed.iter().map(|placed| &placed.lesion).collect();
     let planes = modality.draw(&lesions, options.image_size_px as usize, &mut rng);
     let folder = |what: &str| format!("{}/{split}_{what}", modality.folder());
-    let mut lines = Vec::new();
+    let mut rows = Vec::new();
     let mut first_image: Option<PathBuf> = None;
     for (number, placed) in placed.iter().enumerate() {
         let suffix = if contrast.is_some() { ["_a", "_b"][number] } else { "" };
@@ -295,7 +299,7 @@ fn make(out: &Path, index: usize, split: &str, options: &PhantomOptions, templat
         };
         let section = if contrast.is_some() { &templates.pair } else { &templates.one };
         for (question, answer) in templates::draw(section, options.rows_per_lesion, &mut rng) {
-            lines.push(Line {
+            rows.push(AnnotationRow {
                 mask_path: mask_path.clone(),
                 question: words.fill(question),
                 answer: words.fill(answer),
@@ -303,7 +307,7 @@ fn make(out: &Path, index: usize, split: &str, options: &PhantomOptions, templat
             });
         }
     }
-    Ok(lines)
+    Ok(rows)
 }
 
 fn make_folders(out: &Path, splits: &[&str]) -> Result<()> {
@@ -331,7 +335,7 @@ fn write_image(path: &Path, planes: &[Plane], size: u32) -> Result<()> {
     } else {
         RgbImage::from_raw(size, size, pixels).map(DynamicImage::ImageRgb8)
     };
-    save(path, &image.expect("a plane holds size x size values"))
+    save(path, &image.expect("a plane has size x size values"))
 }
 
 fn save(path: &Path, image: &DynamicImage) -> Result<()> {
@@ -355,7 +359,7 @@ fn link(from: &Path, to: &Path) -> Result<()> {
 fn write_annotations(
     out: &Path,
     splits: &[&str],
-    lines: &[Vec<Line>],
+    rows: &[Vec<AnnotationRow>],
     options: &PhantomOptions,
 ) -> Result<PhantomReport> {
     let mut report = PhantomReport {
@@ -370,8 +374,8 @@ fn write_annotations(
         csv.write_record(["image_path", "question", "answer", "position", "split"]).map_err(failed)?;
         let by_split = report.rows_by_modality.entry(modality.folder().to_owned()).or_default();
         for index in (kind..options.count).step_by(Modality::ALL.len()) {
-            for line in &lines[index] {
-                let record = [&line.mask_path, &line.question, &line.answer, &line.position, splits[index]];
+            for row in &rows[index] {
+                let record = [&row.mask_path, &row.question, &row.answer, &row.position, splits[index]];
                 csv.write_record(record).map_err(failed)?;
                 *by_split.entry(splits[index].to_owned()).or_default() += 1;
                 report.rows += 1;

@@ -1,13 +1,13 @@
-//! The six kinds of pictures: what is drawn behind, on and over the lesions.
+//! The six modalities of phantoms: how the background and the lesions are drawn.
 
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
 use super::canvas::{Oval, Plane};
-use super::lesion::{Lesion, Room};
+use super::lesion::{Lesion, LesionArea};
 use super::{colour, grey};
 
-/// A kind of picture; the order is the order in which images take turns.
+/// Modality of an image. Images alternate between the modalities in this order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Modality {
     AbdomenCt,
@@ -28,7 +28,7 @@ impl Modality {
         Self::SkinDermoscopy,
     ];
 
-    /// Folder of the data root and stem of the annotation file.
+    /// Folder in the data root, and stem of the annotation file.
     pub(super) fn folder(self) -> &'static str {
         match self {
             Self::AbdomenCt => "abdomen_CT",
@@ -40,7 +40,7 @@ impl Modality {
         }
     }
 
-    /// Colour photographs are JPEG files, as in real collections; the rest is 8-bit grey PNG.
+    /// Colour photographs are JPEG files, as in real collections; the others are 8-bit grey PNG files.
     pub(super) fn extension(self) -> &'static str {
         match self {
             Self::PolypEndoscopy | Self::SkinDermoscopy => "jpg",
@@ -48,28 +48,28 @@ impl Modality {
         }
     }
 
-    /// Whether lesions come in two brightnesses that both stand out.
+    /// Whether both bright and dark lesions are visible.
     pub(super) fn has_two_looks(self) -> bool {
         !matches!(self, Self::LungXray | Self::PolypEndoscopy)
     }
 
-    /// Whether the usual look is the brighter one.
+    /// Whether lesions are usually bright.
     pub(super) fn usual_is_bright(self) -> bool {
         matches!(self, Self::AbdomenCt | Self::BrainMri)
     }
 
-    /// Where lesions may be.
-    pub(super) fn room(self, size_px: u32) -> Room {
+    /// The area where lesions may be placed.
+    pub(super) fn allowed_area(self, size_px: u32) -> LesionArea {
         let inside = match self {
             Self::AbdomenCt => Oval::new(0.5, 0.5, 0.47, 0.45).power(2.6),
             Self::BrainMri => Oval::new(0.5, 0.5, 0.45, 0.465).power(2.2),
             Self::PolypEndoscopy => Oval::new(0.5, 0.5, 0.49, 0.49).power(3.0),
             Self::LungXray | Self::BreastUltrasound | Self::SkinDermoscopy => Oval::new(0.5, 0.5, 0.5, 0.5).power(30.0),
         };
-        Room { inside, size_px }
+        LesionArea { inside, size_px }
     }
 
-    /// Draws the picture with its lesions: one channel, or red, green and blue.
+    /// Draws the image with its lesions: one channel, or red, green and blue.
     pub(super) fn draw(self, lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng) -> Vec<Plane> {
         match self {
             Self::AbdomenCt => vec![grey::abdomen_ct(lesions, size, rng)],
@@ -82,7 +82,7 @@ impl Modality {
     }
 }
 
-/// A number between, for what varies from patient to patient.
+/// A random number in the range, for variation between patients.
 pub(super) fn vary(from: f32, to: f32, rng: &mut ChaCha8Rng) -> f32 {
     rng.random_range(from..=to)
 }

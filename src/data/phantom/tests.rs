@@ -7,7 +7,7 @@ use std::path::Path;
 use super::*;
 use crate::data::position::{grid, whole};
 use crate::event::Silent;
-use crate::place::first_place;
+use crate::location::first_location;
 
 fn options(count: usize, seed: u64) -> PhantomOptions {
     PhantomOptions { count, seed, image_size_px: 96, ..PhantomOptions::default() }
@@ -42,7 +42,7 @@ fn rows(root: &Path) -> Vec<[String; 5]> {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_bytes_and_another_seed_others() {
+fn the_same_seed_gives_the_same_bytes() {
     let folder = tempfile::tempdir().unwrap();
     let make = |name: &str, seed| {
         let out = folder.path().join(name);
@@ -58,20 +58,19 @@ fn the_same_seed_gives_the_same_bytes_and_another_seed_others() {
 }
 
 #[test]
-fn a_picture_does_not_depend_on_how_many_there_are() {
+fn an_image_does_not_depend_on_the_number_of_images() {
     let folder = tempfile::tempdir().unwrap();
-    let pictures = |count: usize| {
+    let images = |count: usize| {
         let out = folder.path().join(count.to_string());
         generate(&out, &options(count, 3), &Silent).unwrap();
         let files = contents(&out).into_iter().filter(|(path, _)| path.extension().is_some_and(|e| e == "png"));
         files.map(|(path, bytes)| (path.file_name().unwrap().to_owned(), bytes)).collect::<BTreeSet<_>>()
     };
-    assert!(pictures(30).is_superset(&pictures(12)));
+    assert!(images(30).is_superset(&images(12)));
 }
 
 #[test]
-#[expect(clippy::cast_precision_loss, reason = "pixel counts of small pictures")]
-fn every_row_is_true_and_unambiguous() {
+fn every_row_is_correct_and_unambiguous() {
     let folder = tempfile::tempdir().unwrap();
     let options = PhantomOptions { rows_per_lesion: 2, ..options(120, 1) };
     let report = generate(folder.path(), &options, &Silent).unwrap();
@@ -84,7 +83,7 @@ fn every_row_is_true_and_unambiguous() {
         assert!(mask.as_raw().iter().all(|&value| value == 0 || value == 255), "{path}");
         let region = whole(&mask).unwrap();
         assert_eq!(grid(&region, mask.dimensions()).to_string(), *position, "{path}");
-        assert!(answer.contains(position.as_str()) && first_place(answer).unwrap().to_string() == *position);
+        assert!(answer.contains(position.as_str()) && first_location(answer).unwrap().to_string() == *position);
         assert!(path.contains(&format!("/{split}_masks/")));
         let area = region.area_px as f64 / 96.0 / 96.0;
         assert!((0.03..0.15).contains(&area), "{path}: {area}");
@@ -122,7 +121,7 @@ fn every_row_is_true_and_unambiguous() {
 }
 
 #[test]
-fn splits_and_cells_are_even() {
+fn splits_and_cells_are_balanced() {
     let options = PhantomOptions { count: 1200, ..PhantomOptions::default() };
     let splits = splits(&options);
     let count = |name: &str| splits.iter().filter(|split| **split == name).count();
@@ -138,7 +137,7 @@ fn splits_and_cells_are_even() {
 }
 
 #[test]
-fn a_folder_in_use_is_left_alone() {
+fn a_folder_with_other_content_is_not_changed() {
     let folder = tempfile::tempdir().unwrap();
     let report = generate(folder.path(), &options(6, 0), &Silent).unwrap();
     assert_eq!(generate(folder.path(), &options(6, 0), &Silent).unwrap(), report);

@@ -1,6 +1,6 @@
 //! CLIP's tokenizer: text to the 77 ids that a text tower of Stable Diffusion reads.
 //!
-//! Lower-cased words, cut into pieces by byte pair encoding; a piece that ends a word carries `</w>`. Source: Radford et
+//! Lower-cased words, cut into pieces by byte pair encoding; a piece that ends a word has `</w>`. Source: Radford et
 //! al. 2021 and `CLIPTokenizer` of transformers 5 (same regular expressions, same pieces). As there, the pad token is
 //! special: the second tokenizer of SDXL pads with `!`, so a `!` in a prompt becomes its id 0 (diffusers issue 4153).
 //! Deviation: special tokens are matched as they are spelled, before lower-casing.
@@ -27,7 +27,7 @@ const WORDS: &str = r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|
 pub struct ClipIds {
     /// [`CONTEXT`] ids: start, pieces, end, padding.
     pub ids: Vec<i64>,
-    /// Whether pieces were cut off to make the text fit.
+    /// Whether the text was truncated.
     pub truncated: bool,
 }
 
@@ -67,7 +67,7 @@ impl ClipTokenizer {
         } else {
             Err(Error::weights(
                 folder,
-                "holds neither `vocab.json` with `merges.txt` nor `tokenizer.json`",
+                "contains neither `vocab.json` with `merges.txt` nor `tokenizer.json`",
                 "name the `tokenizer` folder of a Stable Diffusion model, or copy its files into it",
             ))
         }
@@ -97,7 +97,7 @@ impl ClipTokenizer {
     }
 
     fn new(mut inner: Tokenizer, pad: &str, path: &Path) -> Result<Self> {
-        // A file may carry the truncation or padding of whoever saved it last.
+        // A file may contain the truncation or padding settings of the program that saved it.
         inner.with_padding(None);
         inner.with_truncation(None).map_err(|error| damaged(path, &*error))?;
         let id = |inner: &Tokenizer, token: &str| {
@@ -111,7 +111,7 @@ impl ClipTokenizer {
         Ok(Self { inner, bos, eos, pad: pad_id })
     }
 
-    /// The ids of `text`; what does not fit is cut off before the end token.
+    /// The ids of `text`, truncated before the end token if it is too long.
     ///
     /// # Errors
     /// [`Error::Weights`] from a tokenizer whose parts do not fit together.
@@ -127,7 +127,7 @@ impl ClipTokenizer {
     }
 }
 
-/// The pad token that the files beside the vocabulary name; a token is a string or an object with `content`.
+/// The pad token from the files in the vocabulary's folder. A token is a string or an object with `content`.
 fn pad_token(folder: &Path) -> Result<Option<String>> {
     for name in ["special_tokens_map.json", "tokenizer_config.json"] {
         let path = folder.join(name);
@@ -144,7 +144,7 @@ fn pad_token(folder: &Path) -> Result<Option<String>> {
     Ok(None)
 }
 
-/// The letters that stand for the bytes, in the order of CLIP's ids: printable ones for themselves, then the rest.
+/// The letters that represent the bytes, in the order of CLIP's ids: printable bytes first, then the others.
 fn byte_letters() -> Vec<char> {
     let printable = (33..=126).chain(161..=172).chain(174..=255);
     let printable: Vec<char> = printable.filter_map(char::from_u32).collect();
@@ -182,7 +182,7 @@ fn clip_json(vocab: &BTreeMap<String, u32>, merges: &[&str]) -> Value {
 mod tests {
     use super::*;
 
-    /// A part of OpenAI's vocabulary under its true ids: what the golden texts need.
+    /// The part of OpenAI's vocabulary, with its ids, that the test texts use.
     fn cut(name: &str) -> ClipTokenizer {
         ClipTokenizer::open(&fixtures().join(name)).unwrap()
     }

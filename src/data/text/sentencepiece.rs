@@ -42,7 +42,7 @@ pub(super) fn convert(bytes: &[u8]) -> Result<Value> {
     let texts: Vec<&str> = pieces.iter().map(|piece| piece.text.as_str()).collect();
     let ids: HashMap<&str, usize> = texts.iter().enumerate().map(|(id, text)| (*text, id)).collect();
     if ids.len() != texts.len() {
-        return Err("holds a piece twice".into());
+        return Err("contains a piece twice".into());
     }
     let merges = merges(&pieces, &ids);
     let added: Vec<(usize, bool)> = pieces
@@ -90,7 +90,7 @@ fn model(bytes: &[u8]) -> Result<(Vec<Piece>, u64)> {
         }
     }
     if pieces.is_empty() {
-        return Err("is not a SentencePiece model: it holds no pieces".into());
+        return Err("is not a SentencePiece model: it contains no pieces".into());
     }
     Ok((pieces, model_type))
 }
@@ -100,9 +100,9 @@ fn piece(bytes: &[u8]) -> Result<Piece> {
     for field in fields(bytes)? {
         match field {
             (1, Field::Bytes(text)) => {
-                piece.text = String::from_utf8(text.to_vec()).map_err(|_| "holds a piece that is not UTF-8")?;
+                piece.text = String::from_utf8(text.to_vec()).map_err(|_| "contains a piece that is not UTF-8")?;
             }
-            #[expect(clippy::cast_possible_truncation, reason = "a 32-bit field holds 32 bits")]
+            #[expect(clippy::cast_possible_truncation, reason = "a 32-bit field has 32 bits")]
             (2, Field::Number(bits)) => piece.score = f32::from_bits(bits as u32),
             (3, Field::Number(kind)) => piece.kind = kind,
             _ => {}

@@ -1,4 +1,4 @@
-//! A small byte-pair encoding, trained the plain way: again and again the most frequent pair becomes a piece.
+//! Trains a small byte-pair encoding: the most frequent pair becomes a new piece, repeatedly.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -19,7 +19,7 @@ pub(super) fn train(texts: &[&str], vocab_size: usize) -> Result<Value> {
     if room == 0 {
         return Err(Error::config(
             "vocab_size",
-            format!("{vocab_size} pieces leave no room beside the {RESERVED} special and byte pieces"),
+            format!("{vocab_size} pieces leave no room after the {RESERVED} special and byte pieces"),
             "use at least 300",
         ));
     }

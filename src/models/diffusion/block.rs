@@ -1,46 +1,45 @@
-//! Residual blocks, transformer blocks and resampling that UNet, ControlNet and VAE share.
+//! Residual blocks, transformer blocks and resampling of UNet, ControlNet and VAE.
 //!
-//! Source: diffusers' `resnet.py`, `transformer_2d.py`, `attention.py`. Legend: b batch, c channels, h and w the sides of
-//! a map, t tokens, d width.
+//! Source: diffusers' `resnet.py`, `transformer_2d.py`, `attention.py`. Legend: b batch, c channels, h and w height and
+//! width of a map, t tokens, d width.
 
 use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::conv::Conv2dConfig;
 use crate::nn::{Conv2d, GroupNorm, LayerNorm, Linear, Mask, attention};
-use crate::tensor::store::{Init, Scope};
-use crate::tensor::{Kind, Tensor, dims, scope};
+use crate::tensor::store::{Init, VarPath};
+use crate::tensor::{Kind, Tensor, dims, module_path};
 
-/// Epsilon of the group norm before a transformer, whatever the config says about the others.
+/// Epsilon of the group norm before a transformer. It does not depend on the config.
 const TRANSFORMER_EPS: f64 = 1e-6;
 /// Epsilon of the layer norms inside a transformer.
 const LAYER_NORM_EPS: f64 = 1e-5;
 
 /// A 3x3 convolution that keeps the size.
-pub(super) fn conv3(scope: &Scope, in_dim: i64, out_dim: i64) -> Conv2d {
-    Conv2d::new(scope, Conv2dConfig { padding: 1, ..Conv2dConfig::new(in_dim, out_dim, 3) })
+pub(super) fn conv3(vs: &VarPath, in_dim: i64, out_dim: i64) -> Conv2d {
+    Conv2d::new(vs, Conv2dConfig { padding: 1, ..Conv2dConfig::new(in_dim, out_dim, 3) })
 }
 
 /// A 1x1 convolution.
-pub(super) fn conv1(scope: &Scope, in_dim: i64, out_dim: i64) -> Conv2d {
-    Conv2d::new(scope, Conv2dConfig::new(in_dim, out_dim, 1))
+pub(super) fn conv1(vs: &VarPath, in_dim: i64, out_dim: i64) -> Conv2d {
+    Conv2d::new(vs, Conv2dConfig::new(in_dim, out_dim, 1))
 }
 
-/// Cosines, then sines, of `values` at `width / 2` frequencies from 1 down to almost 1/10000.
+/// Sinusoidal embedding: cosines, then sines, of `values` at `width / 2` frequencies from 1 down to almost 1/10000.
 ///
-/// Computed in fp32 in the order of diffusers' operators: at t = 999 the rounding of a frequency shows.
+/// Computed in fp32 in the order of diffusers' operators, because at t = 999 the rounding of a frequency matters.
 ///
 /// # Shapes
 /// `values [n]` to `[n, width]`, fp32; `width` is even.
 pub fn sinusoid(values: &Tensor, width: i64) -> Tensor {
     let [_n] = dims(values);
     let half = width / 2;
-    #[expect(clippy::cast_precision_loss, reason = "widths are small")]
     let count = half as f64;
     let exponents = Tensor::arange(half, (Kind::Float, values.device())) * -(10_000_f64.ln()) / count;
     let angles = values.to_kind(Kind::Float).unsqueeze(1) * exponents.exp().unsqueeze(0);
     Tensor::cat(&[angles.cos(), angles.sin()], -1)
 }
 
-/// Two linear layers with SiLU between (`time_embedding`, `add_embedding`).
+/// Two linear layers with a SiLU between them (`time_embedding`, `add_embedding`).
 #[derive(Debug)]
 pub(super) struct TimeEmbedding {
     linear_1: Linear,
@@ -48,10 +47,10 @@ pub(super) struct TimeEmbedding {
 }
 
 impl TimeEmbedding {
-    pub(super) fn new(scope: &Scope, in_dim: i64, out_dim: i64) -> Self {
+    pub(super) fn new(vs: &VarPath, in_dim: i64, out_dim: i64) -> Self {
         Self {
-            linear_1: Linear::new(&scope.sub("linear_1"), in_dim, out_dim),
-            linear_2: Linear::new(&scope.sub("linear_2"), out_dim, out_dim),
+            linear_1: Linear::new(&vs.sub("linear_1"), in_dim, out_dim),
+            linear_2: Linear::new(&vs.sub("linear_2"), out_dim, out_dim),
         }
     }
 
@@ -68,7 +67,7 @@ pub(super) struct Norm {
     pub(super) eps: f64,
 }
 
-/// Norm, SiLU and convolution, twice, on top of the input; the time embedding is added between.
+/// Residual block: twice norm, SiLU and convolution. The time embedding is added between the two.
 #[derive(Debug)]
 pub(super) struct Resnet {
     norm1: GroupNorm,
@@ -80,16 +79,16 @@ pub(super) struct Resnet {
 }
 
 impl Resnet {
-    /// `time_dim` is `None` where there is no time (VAE).
-    pub(super) fn new(scope: &Scope, in_dim: i64, out_dim: i64, time_dim: Option<i64>, norm: Norm) -> Self {
+    /// `time_dim` is `None` for a network without time (VAE).
+    pub(super) fn new(vs: &VarPath, in_dim: i64, out_dim: i64, time_dim: Option<i64>, norm: Norm) -> Self {
         let Norm { groups, eps } = norm;
         Self {
-            norm1: GroupNorm::new(&scope.sub("norm1"), groups, in_dim, eps),
-            conv1: conv3(&scope.sub("conv1"), in_dim, out_dim),
-            time_emb_proj: time_dim.map(|d| Linear::new(&scope.sub("time_emb_proj"), d, out_dim)),
-            norm2: GroupNorm::new(&scope.sub("norm2"), groups, out_dim, eps),
-            conv2: conv3(&scope.sub("conv2"), out_dim, out_dim),
-            conv_shortcut: (in_dim != out_dim).then(|| conv1(&scope.sub("conv_shortcut"), in_dim, out_dim)),
+            norm1: GroupNorm::new(&vs.sub("norm1"), groups, in_dim, eps),
+            conv1: conv3(&vs.sub("conv1"), in_dim, out_dim),
+            time_emb_proj: time_dim.map(|d| Linear::new(&vs.sub("time_emb_proj"), d, out_dim)),
+            norm2: GroupNorm::new(&vs.sub("norm2"), groups, out_dim, eps),
+            conv2: conv3(&vs.sub("conv2"), out_dim, out_dim),
+            conv_shortcut: (in_dim != out_dim).then(|| conv1(&vs.sub("conv_shortcut"), in_dim, out_dim)),
         }
     }
 
@@ -107,19 +106,19 @@ impl Resnet {
     }
 }
 
-/// Halves the sides.
+/// Downsampling by a factor of 2.
 #[derive(Debug)]
 pub(super) struct Downsample {
     conv: Conv2d,
-    /// Zeros only right and below, as the VAE has them.
+    /// Pad with zeros only on the right and at the bottom, as in the VAE.
     one_sided: bool,
 }
 
 impl Downsample {
-    pub(super) fn new(scope: &Scope, dim: i64, one_sided: bool) -> Self {
+    pub(super) fn new(vs: &VarPath, dim: i64, one_sided: bool) -> Self {
         let padding = i64::from(!one_sided);
         let conv = Conv2dConfig { stride: 2, padding, ..Conv2dConfig::new(dim, dim, 3) };
-        Self { conv: Conv2d::new(&scope.sub("conv"), conv), one_sided }
+        Self { conv: Conv2d::new(&vs.sub("conv"), conv), one_sided }
     }
 
     pub(super) fn forward(&self, xs: &Tensor) -> Tensor {
@@ -127,15 +126,15 @@ impl Downsample {
     }
 }
 
-/// Enlarges a map by its nearest neighbours, then convolves it.
+/// Nearest-neighbour upsampling, then a convolution.
 #[derive(Debug)]
 pub(super) struct Upsample {
     conv: Conv2d,
 }
 
 impl Upsample {
-    pub(super) fn new(scope: &Scope, dim: i64) -> Self {
-        Self { conv: conv3(&scope.sub("conv"), dim, dim) }
+    pub(super) fn new(vs: &VarPath, dim: i64) -> Self {
+        Self { conv: conv3(&vs.sub("conv"), dim, dim) }
     }
 
     /// `xs [b, c, h, w]` to `[b, c, size.0, size.1]`.
@@ -144,7 +143,7 @@ impl Upsample {
     }
 }
 
-/// Sizes of the transformers of one block of a UNet.
+/// Sizes of the transformers in one block of a UNet.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct TransformerConfig {
     pub(super) dim: i64,
@@ -152,9 +151,9 @@ pub(super) struct TransformerConfig {
     pub(super) num_layers: i64,
     pub(super) context_dim: i64,
     pub(super) groups: i64,
-    /// Linear layers around the blocks instead of 1x1 convolutions.
+    /// Use linear layers instead of 1x1 convolutions before and after the transformer blocks.
     pub(super) linear: bool,
-    /// Scores in fp32 when the compute dtype is fp16.
+    /// Compute attention scores in fp32 if the compute dtype is fp16.
     pub(super) upcast: bool,
 }
 
@@ -169,14 +168,14 @@ struct Attention {
 }
 
 impl Attention {
-    fn new(scope: &Scope, config: TransformerConfig, context_dim: i64) -> Self {
+    fn new(vs: &VarPath, config: TransformerConfig, context_dim: i64) -> Self {
         let d = config.dim;
-        let project = |name: &str, in_dim| Linear::no_bias(&scope.sub(name), in_dim, d, Init::FanIn);
+        let project = |name: &str, in_dim| Linear::no_bias(&vs.sub(name), in_dim, d, Init::FanIn);
         Self {
             to_q: project("to_q", d),
             to_k: project("to_k", context_dim),
             to_v: project("to_v", context_dim),
-            to_out: Linear::new(&scope.sub("to_out").sub(0), d, d),
+            to_out: Linear::new(&vs.sub("to_out").sub(0), d, d),
             num_heads: config.num_heads,
             upcast: config.upcast,
         }
@@ -194,7 +193,7 @@ impl Attention {
     }
 }
 
-/// Attention among the places, attention to the text, gated MLP.
+/// Self-attention among the pixels, cross-attention to the text, gated MLP.
 #[derive(Debug)]
 struct TransformerBlock {
     norm1: LayerNorm,
@@ -209,15 +208,15 @@ struct TransformerBlock {
 }
 
 impl TransformerBlock {
-    fn new(scope: &Scope, config: TransformerConfig) -> Self {
+    fn new(vs: &VarPath, config: TransformerConfig) -> Self {
         let d = config.dim;
-        let norm = |name: &str| LayerNorm::new(&scope.sub(name), d, LAYER_NORM_EPS);
-        let ff = scope.sub("ff").sub("net");
+        let norm = |name: &str| LayerNorm::new(&vs.sub(name), d, LAYER_NORM_EPS);
+        let ff = vs.sub("ff").sub("net");
         Self {
             norm1: norm("norm1"),
-            attn1: Attention::new(&scope.sub("attn1"), config, d),
+            attn1: Attention::new(&vs.sub("attn1"), config, d),
             norm2: norm("norm2"),
-            attn2: Attention::new(&scope.sub("attn2"), config, config.context_dim),
+            attn2: Attention::new(&vs.sub("attn2"), config, config.context_dim),
             norm3: norm("norm3"),
             proj: Linear::new(&ff.sub(0).sub("proj"), d, 8 * d),
             out: Linear::new(&ff.sub(2), 4 * d, d),
@@ -241,7 +240,7 @@ enum Projections {
     Conv { proj_in: Conv2d, proj_out: Conv2d },
 }
 
-/// Transformer blocks over the places of a map, on top of the map.
+/// Residual transformer: transformer blocks over the pixels of a map.
 #[derive(Debug)]
 pub(super) struct Transformer2d {
     norm: GroupNorm,
@@ -250,12 +249,12 @@ pub(super) struct Transformer2d {
 }
 
 impl Transformer2d {
-    pub(super) fn new(scope: &Scope, config: TransformerConfig) -> Self {
+    pub(super) fn new(vs: &VarPath, config: TransformerConfig) -> Self {
         let d = config.dim;
-        let (proj_in, proj_out) = (scope.sub("proj_in"), scope.sub("proj_out"));
-        let blocks = scope.sub("transformer_blocks");
+        let (proj_in, proj_out) = (vs.sub("proj_in"), vs.sub("proj_out"));
+        let blocks = vs.sub("transformer_blocks");
         Self {
-            norm: GroupNorm::new(&scope.sub("norm"), config.groups, d, TRANSFORMER_EPS),
+            norm: GroupNorm::new(&vs.sub("norm"), config.groups, d, TRANSFORMER_EPS),
             projections: if config.linear {
                 Projections::Linear { proj_in: Linear::new(&proj_in, d, d), proj_out: Linear::new(&proj_out, d, d) }
             } else {
@@ -276,7 +275,7 @@ impl Transformer2d {
             Projections::Conv { proj_in, .. } => to_tokens(&proj_in.forward(&normed)),
         };
         let tokens = self.transformer_blocks.iter().enumerate().fold(tokens, |tokens, (i, block)| {
-            let _scope = scope::enter_at("transformer_blocks", i);
+            let _module = module_path::enter_at("transformer_blocks", i);
             block.forward(&tokens, context)
         });
         let ys = match &self.projections {
@@ -287,9 +286,9 @@ impl Transformer2d {
     }
 }
 
-/// A convolution of weight and bias 0, so that what it feeds starts unchanged (ControlNet).
-pub(super) fn zero_conv(scope: &Scope, config: Conv2dConfig) -> Conv2d {
-    Conv2d::with_init(scope, config, Init::Const(0.0), Some(Init::Const(0.0)))
+/// A convolution with weight and bias 0, which leaves the UNet unchanged at first (ControlNet).
+pub(super) fn zero_conv(vs: &VarPath, config: Conv2dConfig) -> Conv2d {
+    Conv2d::with_init(vs, config, Init::Const(0.0), Some(Init::Const(0.0)))
 }
 
 #[cfg(test)]

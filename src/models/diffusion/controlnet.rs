@@ -1,29 +1,29 @@
-//! ControlNet (Zhang et al. 2023): a copy of the UNet's down path that reads a picture and steers the UNet.
+//! ControlNet (Zhang et al. 2023): a copy of the UNet's down path that reads an image and guides the UNet.
 //!
-//! Source: diffusers' `controlnet.py`. Not here: guess mode, pooling of conditions.
+//! Source: diffusers' `controlnet.py`. Guess mode and pooled conditions are left out.
 
 use super::block::{conv3, zero_conv};
-use super::fields::{positive, refused};
+use super::fields::{positive, unsupported};
 use super::unet::{self, Conditioning, Residuals, Trunk};
 use crate::error::Result;
 use crate::nn::Conv2d;
 use crate::nn::conv::Conv2dConfig;
-use crate::tensor::store::Scope;
-use crate::tensor::{Tensor, dims, scope};
+use crate::tensor::store::VarPath;
+use crate::tensor::{Tensor, dims, module_path};
 
 /// Sizes of the network, with the names and defaults of diffusers' `config.json`.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Config {
-    /// Channels of the picture.
+    /// Channels of the conditioning image.
     #[serde(default = "default_conditioning_channels")]
     pub conditioning_channels: i64,
-    /// Channels while the picture shrinks to the latents; each after the first halves the sides.
+    /// Channels while the image is downsampled to the latents. Each entry after the first halves height and width.
     #[serde(default = "default_embedding_channels")]
     pub conditioning_embedding_out_channels: Vec<i64>,
     /// `rgb` or `bgr`.
     #[serde(default = "default_order")]
     pub controlnet_conditioning_channel_order: String,
-    /// What it has in common with the UNet it steers.
+    /// Options that the ControlNet shares with its UNet.
     #[serde(flatten)]
     pub unet: unet::Config,
 }
@@ -41,7 +41,7 @@ fn default_order() -> String {
 }
 
 impl Config {
-    /// That of a UNet whose picture is eight times as wide as the latents.
+    /// For a UNet whose images are eight times as wide as its latents.
     pub fn of(unet: unet::Config) -> Self {
         Self {
             conditioning_channels: default_conditioning_channels(),
@@ -51,32 +51,31 @@ impl Config {
         }
     }
 
-    /// For [`unet::Config::tiny`] and [`super::vae::Config::tiny`]: the picture is twice as wide as the latents.
+    /// For [`unet::Config::tiny`] and [`super::vae::Config::tiny`]: the image is twice as wide as the latents.
     pub fn tiny() -> Self {
         Self { conditioning_embedding_out_channels: vec![16, 32], ..Self::of(unet::Config::tiny()) }
     }
 
     /// # Errors
-    /// [`crate::Error::Config`] naming the field (`controlnet.…`) that asks for another network, or sizes that do not
-    /// fit together.
+    /// [`crate::Error::Config`] with the field (`controlnet.…`) whose option is not supported, or whose size is wrong.
     pub fn check(&self) -> Result<()> {
         self.unet.check_trunk("controlnet")?;
         positive("controlnet.conditioning_channels", self.conditioning_channels)?;
         let key = "controlnet.conditioning_embedding_out_channels";
         if self.conditioning_embedding_out_channels.is_empty() {
-            return refused(key, "is empty");
+            return unsupported(key, "is empty");
         }
         self.conditioning_embedding_out_channels.iter().try_for_each(|value| positive(key, *value))?;
         match self.controlnet_conditioning_channel_order.as_str() {
             "rgb" | "bgr" => Ok(()),
-            other => refused(
+            other => unsupported(
                 "controlnet.controlnet_conditioning_channel_order",
                 format!("is `{other}`, supported is `rgb` or `bgr`"),
             ),
         }
     }
 
-    /// Channels of each map that the down path stores.
+    /// Channels of each skip map of the down path.
     fn skips(&self) -> Vec<i64> {
         let channels = &self.unet.block_out_channels;
         let mut all = vec![channels[0]];
@@ -88,7 +87,7 @@ impl Config {
     }
 }
 
-/// Shrinks the picture to the size of the latents.
+/// Downsamples the image to the size of the latents.
 #[derive(Debug)]
 struct ConditioningEmbedding {
     conv_in: Conv2d,
@@ -97,9 +96,9 @@ struct ConditioningEmbedding {
 }
 
 impl ConditioningEmbedding {
-    fn new(scope: &Scope, config: &Config) -> Self {
+    fn new(vs: &VarPath, config: &Config) -> Self {
         let channels = &config.conditioning_embedding_out_channels;
-        let blocks = scope.sub("blocks");
+        let blocks = vs.sub("blocks");
         let pairs = channels.windows(2).enumerate().flat_map(|(i, pair)| {
             let wide = Conv2dConfig { stride: 2, padding: 1, ..Conv2dConfig::new(pair[0], pair[1], 3) };
             [conv3(&blocks.sub(2 * i), pair[0], pair[0]), Conv2d::new(&blocks.sub(2 * i + 1), wide)]
@@ -107,9 +106,9 @@ impl ConditioningEmbedding {
         let last = channels[channels.len() - 1];
         let out = Conv2dConfig { padding: 1, ..Conv2dConfig::new(last, config.unet.block_out_channels[0], 3) };
         Self {
-            conv_in: conv3(&scope.sub("conv_in"), config.conditioning_channels, channels[0]),
+            conv_in: conv3(&vs.sub("conv_in"), config.conditioning_channels, channels[0]),
             blocks: pairs.collect(),
-            conv_out: zero_conv(&scope.sub("conv_out"), out),
+            conv_out: zero_conv(&vs.sub("conv_out"), out),
         }
     }
 
@@ -120,7 +119,7 @@ impl ConditioningEmbedding {
     }
 }
 
-/// The network.
+/// The ControlNet.
 #[derive(Debug)]
 pub struct ControlNet {
     trunk: Trunk,
@@ -131,26 +130,26 @@ pub struct ControlNet {
 }
 
 impl ControlNet {
-    /// `scope` is the root of the file; `config` was checked.
-    pub fn new(scope: &Scope, config: &Config) -> Self {
-        let zero = |scope: &Scope, dim: i64| zero_conv(scope, Conv2dConfig::new(dim, dim, 1));
-        let (skips, down) = (config.skips(), scope.sub("controlnet_down_blocks"));
+    /// `vs` is the root of the file. The caller has checked `config`.
+    pub fn new(vs: &VarPath, config: &Config) -> Self {
+        let zero = |vs: &VarPath, dim: i64| zero_conv(vs, Conv2dConfig::new(dim, dim, 1));
+        let (skips, down) = (config.skips(), vs.sub("controlnet_down_blocks"));
         Self {
-            trunk: Trunk::new(scope, &config.unet),
-            controlnet_cond_embedding: ConditioningEmbedding::new(&scope.sub("controlnet_cond_embedding"), config),
+            trunk: Trunk::new(vs, &config.unet),
+            controlnet_cond_embedding: ConditioningEmbedding::new(&vs.sub("controlnet_cond_embedding"), config),
             controlnet_down_blocks: skips.iter().enumerate().map(|(i, dim)| zero(&down.sub(i), *dim)).collect(),
-            controlnet_mid_block: zero(&scope.sub("controlnet_mid_block"), skips[skips.len() - 1]),
+            controlnet_mid_block: zero(&vs.sub("controlnet_mid_block"), skips[skips.len() - 1]),
             reversed: config.controlnet_conditioning_channel_order == "bgr",
         }
     }
 
-    /// What to add to the UNet's maps.
+    /// Residuals for the UNet.
     ///
     /// # Shapes
     /// `sample [b, c, h, w]` in the compute dtype, `timesteps [b]` fp32, `image [b, 3, 8h, 8w]` in 0..1.
     ///
     /// # Panics
-    /// Without [`Conditioning::added`] when the config [`unet::Config::is_sdxl`].
+    /// If [`Conditioning::added`] is missing and [`unet::Config::is_sdxl`].
     pub fn forward(
         &self,
         sample: &Tensor,
@@ -165,7 +164,7 @@ impl ControlNet {
         let image = if self.reversed { image.flip([1]) } else { image.shallow_clone() };
         let time = self.trunk.time(timesteps, conditioning, kind);
         let embedded = {
-            let _scope = scope::enter("controlnet_cond_embedding");
+            let _module = module_path::enter("controlnet_cond_embedding");
             self.controlnet_cond_embedding.forward(&image.to_kind(kind))
         };
         let xs = self.trunk.conv_in.forward(sample) + embedded;

@@ -1,8 +1,9 @@
-//! Low-rank adapters of diffusion models (Hu et al. 2021), read from files in every naming in use and added to weights.
+//! LoRA adapters of diffusion models (Hu et al. 2021): reads files in all common naming schemes and merges them into
+//! weights.
 //!
-//! Sources: the loaders of diffusers 0.42 and peft 0.21, kohya's sd-scripts. Not read: DoRA, LoHa, LoKr, adapter biases;
-//! files that hold any of these are refused, not read in part. Deviation: an adapter for a module that the model lacks is
-//! an error; diffusers leaves it out.
+//! Sources: the loaders of diffusers 0.42 and peft 0.21, kohya's sd-scripts. DoRA, LoHa, LoKr and adapter biases are
+//! not supported: a file with any of them is an error. Deviation: an adapter for a module that the model lacks is an
+//! error; diffusers ignores it.
 
 mod names;
 #[cfg(test)]
@@ -17,17 +18,17 @@ use crate::tensor::store::Store;
 use crate::tensor::weights::Archive;
 use crate::tensor::{Kind, Tensor, no_grad};
 use crate::{Error, Result};
-use names::Part;
+use names::LoraPart;
 
-/// Key of a safetensors header under which diffusers keeps PEFT's settings.
+/// Key in a safetensors header that contains PEFT's settings, as diffusers writes it.
 const METADATA: &str = "lora_adapter_metadata";
 
-/// The network an adapter belongs to.
+/// The network that an adapter changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Component {
     /// The denoising UNet.
     Unet,
-    /// The (first) text tower.
+    /// The first text tower.
     TextEncoder,
     /// SDXL's second text tower.
     TextEncoder2,
@@ -47,39 +48,39 @@ impl Component {
     }
 }
 
-/// The low-rank change of one module: `scale · up · down` is added to its weight.
+/// Low-rank change of one module: `scale · up · down` is added to its weight.
 #[derive(Debug)]
 pub struct Adapter {
-    /// The network.
+    /// The network of the module.
     pub component: Component,
-    /// Dotted path of the module inside the network, as diffusers names it, without `.weight`.
+    /// Dotted path of the module in the network, with the names of diffusers, without `.weight`.
     pub module: String,
     /// `[rank, in]`, or `[rank, in, kh, kw]` for a convolution.
     pub down: Tensor,
     /// `[out, rank]`, or `[out, rank, 1, 1]` for a convolution.
     pub up: Tensor,
-    /// Alpha over rank.
+    /// Alpha divided by the rank.
     pub scale: f64,
 }
 
-/// What [`merge`] did.
+/// Result of [`merge`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MergeReport {
-    /// Names of the weights that were changed, in the order of the adapters.
+    /// Names of the changed weights, in the order of the adapters.
     pub changed: Vec<String>,
 }
 
 /// Reads the adapters of `path`: a `.safetensors` file, or a PEFT folder with `adapter_config.json`.
 ///
-/// Sorted by component and module. The scale comes from `.alpha` tensors, else from the header or `adapter_config.json`,
-/// else it is 1.
+/// Sorted by component and module. The scale comes from `.alpha` tensors, else from the header or
+/// `adapter_config.json`, else it is 1.
 ///
 /// # Errors
-/// [`Error::Io`] and [`Error::Weights`] for files that cannot be read, that hold anything but adapters, or adapters with
-/// a missing or mis-shaped half.
+/// [`Error::Io`] for a file that cannot be read. [`Error::Weights`] for a file with other tensors than adapters, and
+/// for an adapter with a missing or mis-shaped half.
 pub fn read(path: &Path) -> Result<Vec<Adapter>> {
     let archive = Archive::open(path)?;
-    let settings = Settings::of(&archive)?;
+    let settings = PeftSettings::of(&archive)?;
     let wrong = |reason: String| Error::weights(path, reason, "use a LoRA file of diffusers, peft or kohya's scripts");
     let mut found: BTreeMap<(Component, String), Halves> = BTreeMap::new();
     let mut unknown = Vec::new();
@@ -90,20 +91,20 @@ pub fn read(path: &Path) -> Result<Vec<Adapter>> {
         };
         let halves = found.entry((component, module)).or_default();
         let slot = match part {
-            Part::Down => &mut halves.down,
-            Part::Up => &mut halves.up,
-            Part::Alpha => &mut halves.alpha,
+            LoraPart::Down => &mut halves.down,
+            LoraPart::Up => &mut halves.up,
+            LoraPart::Alpha => &mut halves.alpha,
         };
         if slot.replace(archive.read(key)?).is_some() {
-            return Err(wrong(format!("holds the module of `{key}` twice, under two namings")));
+            return Err(wrong(format!("contains the module of `{key}` twice, in two naming schemes")));
         }
     }
     if !unknown.is_empty() || found.is_empty() {
         let some: Vec<String> = unknown.iter().take(3).cloned().collect();
         return Err(wrong(if some.is_empty() {
-            "holds no adapters".into()
+            "contains no adapters".into()
         } else {
-            format!("{} tensors are no parts of LoRA adapters: {} ...", unknown.len(), some.join(", "))
+            format!("{} tensors do not belong to LoRA adapters: {} ...", unknown.len(), some.join(", "))
         }));
     }
     let built = found.into_iter().map(|((component, module), halves)| {
@@ -113,7 +114,7 @@ pub fn read(path: &Path) -> Result<Vec<Adapter>> {
     built.collect()
 }
 
-/// The tensors of one module.
+/// The tensors of one module in a file.
 #[derive(Default)]
 struct Halves {
     down: Option<Tensor>,
@@ -122,50 +123,49 @@ struct Halves {
 }
 
 impl Halves {
-    fn adapter(self, component: Component, module: String, settings: &Settings) -> Result<Adapter, String> {
+    fn adapter(self, component: Component, module: String, settings: &PeftSettings) -> Result<Adapter, String> {
         let (Some(down), Some(up)) = (self.down, self.up) else {
             return Err("lacks one of its two matrices".into());
         };
         let (a, b) = (down.size(), up.size());
         let fits = a.len() >= 2 && b.len() >= 2 && a[0] == b[1] && a[0] > 0 && b[2..].iter().all(|&side| side == 1);
         if !fits {
-            return Err(format!("has matrices of shapes {a:?} and {b:?}, which do not multiply"));
+            return Err(format!("has matrices of shapes {a:?} and {b:?}, which cannot be multiplied"));
         }
-        #[expect(clippy::cast_precision_loss, reason = "a rank is small")]
         let rank = a[0] as f64;
         let scale = match self.alpha {
             Some(alpha) if alpha.numel() == 1 => alpha.to_kind(Kind::Double).reshape([1]).double_value(&[0]) / rank,
-            Some(alpha) => return Err(format!("has an alpha of shape {:?}, which is no number", alpha.size())),
+            Some(alpha) => return Err(format!("has an alpha of shape {:?}, which is not a number", alpha.size())),
             None => settings.scale(component, &module, rank)?,
         };
         Ok(Adapter { component, module, down, up, scale })
     }
 }
 
-/// PEFT's settings that came with a file, for each component or for all (`None`).
+/// PEFT's settings of a file, by component, or for all components (`None`).
 #[derive(Default)]
-struct Settings {
+struct PeftSettings {
     by_component: HashMap<Option<Component>, Map<String, Value>>,
 }
 
-impl Settings {
+impl PeftSettings {
     fn of(archive: &Archive) -> Result<Self> {
         let mut this = Self::default();
         let path = archive.path();
         let damaged = |place: &Path, error: serde_json::Error| {
             Error::weights(place, format!("the settings of its adapters: {error}"), "download or copy it again")
         };
-        let beside = if path.is_dir() { path.to_owned() } else { path.with_file_name("") };
-        let card = beside.join("adapter_config.json");
+        let folder = if path.is_dir() { path.to_owned() } else { path.with_file_name("") };
+        let config = folder.join("adapter_config.json");
         let peft = path.is_dir() || path.file_stem().is_some_and(|stem| stem == "adapter_model");
-        if peft && card.exists() {
-            let text = std::fs::read(&card).map_err(Error::io(&card, "read"))?;
-            this.by_component.insert(None, serde_json::from_slice(&text).map_err(|error| damaged(&card, error))?);
+        if peft && config.exists() {
+            let text = std::fs::read(&config).map_err(Error::io(&config, "read"))?;
+            this.by_component.insert(None, serde_json::from_slice(&text).map_err(|error| damaged(&config, error))?);
         }
         let Some(text) = archive.metadata().get(METADATA) else { return Ok(this) };
         let all: Map<String, Value> = serde_json::from_str(text).map_err(|error| damaged(path, error))?;
         for (key, value) in all {
-            // `text_encoder.r`; a key without a component counts for all.
+            // `text_encoder.r`; a key without a component applies to all
             let named = key.split_once('.').and_then(|(name, rest)| {
                 Some((Component::ALL.into_iter().find(|component| component.name() == name)?, rest))
             });
@@ -189,17 +189,17 @@ impl Settings {
     }
 }
 
-/// Whether `tail` is `module` or its last words.
+/// True if `tail` is `module` or its last components.
 fn is_tail(module: &str, tail: &str) -> bool {
     module.strip_suffix(tail).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
 /// Adds `strength · scale · up · down` of every adapter to the weights of `store`, in fp32, and stores the sum in the
-/// type the weight has. Nothing is changed when any adapter does not fit. The caller picks the adapters of the store's
+/// dtype of the weight. If an adapter does not fit, nothing is changed. The adapters must belong to the store's
 /// component.
 ///
 /// # Errors
-/// [`Error::Config`] naming the nearest module when the model has no such module, or the shapes when they differ.
+/// [`Error::Config`] with the nearest module if the model has no such module, or with the shapes if they differ.
 pub fn merge<'a>(store: &Store, adapters: impl IntoIterator<Item = &'a Adapter>, strength: f64) -> Result<MergeReport> {
     let weights: HashMap<String, Tensor> =
         store.entries().into_iter().map(|entry| (entry.name, entry.tensor)).collect();
@@ -239,7 +239,7 @@ pub fn merge<'a>(store: &Store, adapters: impl IntoIterator<Item = &'a Adapter>,
     Ok(MergeReport { changed: planned.into_iter().map(|(name, _)| name).collect() })
 }
 
-/// The weight an adapter changes; text towers are stored with and without `text_model.`.
+/// Name of the weight that an adapter changes. Text towers are stored with or without `text_model.`.
 fn weight_name(weights: &HashMap<String, Tensor>, adapter: &Adapter) -> Result<String> {
     let module = &adapter.module;
     let mut names = vec![format!("{module}.weight")];

@@ -1,5 +1,5 @@
-//! Stable Diffusion (Rombach et al. 2022) and SDXL (Podell et al. 2023) as the diffusers library lays them out: the
-//! networks, the samplers, and adapters read from files. No pipeline: see `augment::pipeline`.
+//! Stable Diffusion (Rombach et al. 2022) and SDXL (Podell et al. 2023) in the layout of the diffusers library:
+//! networks, samplers, and LoRA files. The pipeline that combines them is `augment::pipeline`.
 
 pub mod block;
 pub mod controlnet;
@@ -24,7 +24,7 @@ mod tests {
         (Tensor::arange(count, (Kind::Float, Device::Cpu)) * 0.31).sin().reshape(shape).to_kind(kind)
     }
 
-    /// All networks at tiny sizes in `kind`: their tensors, and what they make of fixed inputs.
+    /// All networks at tiny sizes in `kind`: their weights, and their outputs for fixed inputs.
     fn trial(kind: Kind, weights: Option<&[Vec<Tensor>]>) -> (Vec<Vec<Tensor>>, Vec<Tensor>) {
         let stores: Vec<_> =
             (0..4).map(|_| Store::new(StoreOptions { frozen_kind: kind, ..StoreOptions::cpu() })).collect();
@@ -46,7 +46,7 @@ mod tests {
             let latents = sample.narrow(1, 0, 4);
             let residuals = control.forward(&latents, &times, &conditioning, &image, 1.0);
             let zero = residuals.down.iter().chain([&residuals.mid]).all(|r| r.abs().max().double_value(&[]) == 0.0);
-            assert!(zero, "an untrained ControlNet steers");
+            assert!(zero, "an untrained ControlNet must not change the output");
             let out = net.forward(&sample, &times, &conditioning, Some(&residuals));
             let pooled = texts.pooled.unwrap();
             (tensors, vec![out, vae.encode(&image).mean, vae.decode(&latents), texts.penultimate, pooled])
@@ -55,14 +55,14 @@ mod tests {
 
     #[test]
     fn random_networks_run_in_fp32_and_bf16() {
-        let _turn = rng::TURN.lock();
+        let _lock = rng::TEST_LOCK.lock();
         let (weights, single) = trial(Kind::Float, None);
         let (_, half) = trial(Kind::BFloat16, Some(&weights));
         for (i, (single, half)) in single.iter().zip(&half).enumerate() {
             assert_eq!((single.kind(), half.kind()), (Kind::Float, Kind::BFloat16));
             let size = single.norm().double_value(&[]);
             let error = (half.to_kind(Kind::Float) - single).norm().double_value(&[]) / size;
-            assert!(error > 1e-5 && error < 5e-2, "output {i} in bf16 is off by {error}");
+            assert!(error > 1e-5 && error < 5e-2, "output {i} in bf16 differs by {error}");
         }
     }
 }

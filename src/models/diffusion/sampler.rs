@@ -1,10 +1,10 @@
-//! Noise schedule and samplers as pure functions: Euler, DDIM (η = 0) and DPM-Solver++ 2M, each over the noise levels of
+//! Samplers of diffusion models as pure functions: Euler, DDIM (η = 0) and DPM-Solver++ 2M, with the noise schedule of
 //! the model's `scheduler_config.json`.
 //!
-//! Sources: Karras et al. 2022 (Euler, noise levels), Song et al. 2021 (DDIM), Lu et al. 2022 (DPM-Solver++), Lin et al.
-//! 2024 (spacing, zero terminal SNR); order of arithmetic as in diffusers 0.42. Deviations: steps are asked for by index,
-//! so a run may start anywhere; latents stay fp32; nothing is clipped even where the config is silent about it; no
-//! stochastic sampler.
+//! Sources: Karras et al. 2022 (Euler, noise levels), Song et al. 2021 (DDIM), Lu et al. 2022 (DPM-Solver++), Lin et
+//! al. 2024 (spacing, zero terminal SNR); order of arithmetic as in diffusers 0.42. Deviations: a step is given by its
+//! index, so that a run may start at any step; latents stay fp32; nothing is clipped, also if the config does not
+//! mention it; there is no stochastic sampler.
 
 mod config;
 mod schedule;
@@ -18,13 +18,13 @@ use crate::tensor::Tensor;
 use crate::{Error, Result};
 use schedule::{index, karras, narrow, real, sigmas_at, time_of, timesteps};
 
-/// Which sampler.
+/// Name of a sampler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub enum Kind {
-    /// Euler steps on the noise level (SDXL's own).
+pub enum SamplerKind {
+    /// Euler steps on the noise level (the default of SDXL).
     #[serde(rename = "euler")]
     Euler,
-    /// DDIM without noise.
+    /// DDIM without added noise.
     #[serde(rename = "ddim")]
     Ddim,
     /// DPM-Solver++, second order, multistep: the best of the three below 30 steps.
@@ -32,7 +32,7 @@ pub enum Kind {
     DpmPlusPlus2M,
 }
 
-impl std::fmt::Display for Kind {
+impl std::fmt::Display for SamplerKind {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::Euler => "euler",
@@ -42,45 +42,45 @@ impl std::fmt::Display for Kind {
     }
 }
 
-/// What a multistep sampler remembers of the step before; a new one for every run.
+/// State of a multistep sampler: its last step. Each run needs a new one.
 #[derive(Debug, Default)]
 pub struct History {
-    /// Index of the step and its estimate of the clean latents.
+    /// Index of the last step, and its estimate of the clean latents.
     last: Option<(usize, Tensor)>,
 }
 
-/// Signal and noise scales of the latents at one point of a run: `latents = signal·clean + noise·ε`.
+/// Scales of signal and noise in the latents at one point of a run: `latents = signal·clean + noise·ε`.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Level {
+struct NoiseLevel {
     signal: f32,
     noise: f32,
 }
 
-/// All numbers of one run: fixed once made.
+/// A sampler with its timesteps and noise levels.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampler {
-    kind: Kind,
+    kind: SamplerKind,
     prediction: PredictionType,
     timesteps: Vec<f64>,
-    /// Noise over signal where each step starts, and 0 at the end; empty for DDIM.
+    /// Noise divided by signal at the start of each step, and 0 at the end; empty for DDIM.
     sigmas: Vec<f32>,
-    /// ᾱ where each step starts and ends, DDIM only.
+    /// ᾱ at the start and end of each step, DDIM only.
     alphas: Vec<(f32, f32)>,
     init_noise_scale: f64,
 }
 
 impl Sampler {
-    /// A run of `steps` steps of a model with this scheduler config.
+    /// A run of `steps` steps for a model with this scheduler config.
     ///
     /// # Errors
-    /// [`Error::Config`] when `steps` is 0 or more than the training steps allow, or when the config asks for something
-    /// that changes this sampler's runs and is not supported.
-    pub fn new(kind: Kind, config: &SchedulerConfig, steps: usize) -> Result<Self> {
-        config.refuse_others(kind)?;
+    /// [`Error::Config`] if `steps` is 0 or more than the training steps allow, or if the config has an unsupported
+    /// option that changes the results of this sampler.
+    pub fn new(kind: SamplerKind, config: &SchedulerConfig, steps: usize) -> Result<Self> {
+        config.check_others(kind)?;
         let train = config.num_train_timesteps;
         let spacing = config.timestep_spacing.unwrap_or(match kind {
-            Kind::Ddim => TimestepSpacing::Leading,
-            Kind::Euler | Kind::DpmPlusPlus2M => TimestepSpacing::Linspace,
+            SamplerKind::Ddim => TimestepSpacing::Leading,
+            SamplerKind::Euler | SamplerKind::DpmPlusPlus2M => TimestepSpacing::Linspace,
         });
         let too_many = || {
             let reason = format!("{steps} steps do not fit into the {train} training steps of the model");
@@ -103,59 +103,59 @@ impl Sampler {
             alphas,
             init_noise_scale,
         };
-        if kind == Kind::Ddim {
+        if kind == SamplerKind::Ddim {
             let alphas = ddim_alphas(config, &schedule, &times);
             return Ok(run(times, Vec::new(), alphas, 1.0));
         }
         let (times, sigmas) = noise_levels(kind, config, &schedule, times);
         let init_noise_scale = match (kind, spacing) {
-            (Kind::Euler, TimestepSpacing::Leading) => f64::from(sigmas[0].mul_add(sigmas[0], 1.0).sqrt()),
-            (Kind::Euler, _) => f64::from(sigmas[0]),
+            (SamplerKind::Euler, TimestepSpacing::Leading) => f64::from(sigmas[0].mul_add(sigmas[0], 1.0).sqrt()),
+            (SamplerKind::Euler, _) => f64::from(sigmas[0]),
             _ => 1.0,
         };
         Ok(run(times, sigmas, Vec::new(), init_noise_scale))
     }
 
-    /// The training steps at which the model is asked, in the order of the run; fractions are meant.
+    /// The timesteps of the run, in order. They may be fractional.
     pub fn timesteps(&self) -> &[f64] {
         &self.timesteps
     }
 
-    /// What unit noise is multiplied by to start a run at step 0.
+    /// Factor of the unit noise with which a run starts at step 0.
     pub fn init_noise_scale(&self) -> f64 {
         self.init_noise_scale
     }
 
-    /// The step a picture-to-picture run starts with: `strength` (0..=1) is the share of the steps that are run.
+    /// First step of an image-to-image run; `strength` (0..=1) is the fraction of the steps that it runs.
     pub fn start_index(&self, strength: f64) -> usize {
         let steps = self.timesteps.len();
         steps - index(real(steps) * strength.clamp(0.0, 1.0)).min(steps)
     }
 
-    /// The model's input at step `i`: the latents, for Euler brought to unit variance.
+    /// Input of the model at step `i`: the latents, scaled to unit variance for Euler.
     pub fn scale_model_input(&self, sample: &Tensor, i: usize) -> Tensor {
         match self.kind {
-            Kind::Euler => sample / f64::from(norm(self.sigmas[i])),
-            Kind::Ddim | Kind::DpmPlusPlus2M => sample.shallow_clone(),
+            SamplerKind::Euler => sample / f64::from(norm(self.sigmas[i])),
+            SamplerKind::Ddim | SamplerKind::DpmPlusPlus2M => sample.shallow_clone(),
         }
     }
 
     /// The latents after step `i`.
     ///
     /// # Shapes
-    /// `model_output` and `sample` (the latents before the step, not the scaled input): one shape; the result is like
-    /// `sample`, which should be fp32 throughout a run.
+    /// `model_output` and `sample` (the latents before the step, not the scaled input) have one shape. The result is
+    /// like `sample`, which should be fp32 during a run.
     pub fn step(&self, i: usize, model_output: &Tensor, sample: &Tensor, history: &mut History) -> Tensor {
         let output = model_output.to_kind(sample.kind());
         match self.kind {
-            Kind::Euler => self.euler(i, &output, sample),
-            Kind::Ddim => self.ddim(i, &output, sample),
-            Kind::DpmPlusPlus2M => self.dpm(i, &output, sample, history),
+            SamplerKind::Euler => self.euler(i, &output, sample),
+            SamplerKind::Ddim => self.ddim(i, &output, sample),
+            SamplerKind::DpmPlusPlus2M => self.dpm(i, &output, sample, history),
         }
     }
 
-    /// `original` with the noise level at which step `i` starts; after the last step (`i` = number of steps) `original`
-    /// itself.
+    /// `original` with the noise level at the start of step `i`. After the last step (`i` = number of steps) it is
+    /// `original` itself.
     pub fn add_noise(&self, original: &Tensor, noise: &Tensor, i: usize) -> Tensor {
         if i >= self.timesteps.len() {
             return original.shallow_clone();
@@ -164,16 +164,16 @@ impl Sampler {
         original * f64::from(level.signal) + noise * f64::from(level.noise)
     }
 
-    fn level(&self, i: usize) -> Level {
+    fn level(&self, i: usize) -> NoiseLevel {
         match self.kind {
-            Kind::Euler => Level { signal: 1.0, noise: self.sigmas[i] },
-            Kind::Ddim => {
+            SamplerKind::Euler => NoiseLevel { signal: 1.0, noise: self.sigmas[i] },
+            SamplerKind::Ddim => {
                 let (alpha, _) = self.alphas[i];
-                Level { signal: alpha.sqrt(), noise: (1.0 - alpha).sqrt() }
+                NoiseLevel { signal: alpha.sqrt(), noise: (1.0 - alpha).sqrt() }
             }
-            Kind::DpmPlusPlus2M => {
+            SamplerKind::DpmPlusPlus2M => {
                 let signal = 1.0 / norm(self.sigmas[i]);
-                Level { signal, noise: self.sigmas[i] * signal }
+                NoiseLevel { signal, noise: self.sigmas[i] * signal }
             }
         }
     }
@@ -192,7 +192,7 @@ impl Sampler {
 
     fn ddim(&self, i: usize, output: &Tensor, sample: &Tensor) -> Tensor {
         let (_, next) = self.alphas[i];
-        let Level { signal, noise } = self.level(i);
+        let NoiseLevel { signal, noise } = self.level(i);
         let (signal, noise) = (f64::from(signal), f64::from(noise));
         let (clean, epsilon) = match self.prediction {
             PredictionType::Epsilon => ((sample - output * noise) / signal, output.shallow_clone()),
@@ -201,9 +201,9 @@ impl Sampler {
         clean * f64::from(next.sqrt()) + epsilon * f64::from((1.0 - next).sqrt())
     }
 
-    /// The first step of a run and the last are first order.
+    /// The first and the last step of a run are first order.
     fn dpm(&self, i: usize, output: &Tensor, sample: &Tensor, history: &mut History) -> Tensor {
-        let Level { signal, noise } = self.level(i);
+        let NoiseLevel { signal, noise } = self.level(i);
         let (a, s) = (f64::from(signal), f64::from(noise));
         let clean = match self.prediction {
             PredictionType::Epsilon => (sample - output * s) / a,
@@ -232,13 +232,13 @@ fn norm(sigma: f32) -> f32 {
 }
 
 /// λ: half the logarithm of the signal-to-noise ratio.
-fn log_snr(level: Level) -> f32 {
+fn log_snr(level: NoiseLevel) -> f32 {
     level.signal.ln() - level.noise.ln()
 }
 
-/// Times and noise levels of Euler and DPM++; Karras levels have times of their own.
+/// Timesteps and noise levels of Euler and DPM++. Karras noise levels have timesteps of their own.
 fn noise_levels(
-    kind: Kind,
+    kind: SamplerKind,
     config: &SchedulerConfig,
     schedule: &NoiseSchedule,
     times: Vec<f64>,
@@ -249,18 +249,19 @@ fn noise_levels(
         return (times, sigmas);
     }
     let n = times.len();
-    // Euler spans the levels of its placed steps, DPM++ those of training.
-    let (most, least) = if kind == Kind::Euler { (sigmas[0], sigmas[n - 1]) } else { (all[all.len() - 1], all[0]) };
+    // Euler uses the range of the run's noise levels, DPM++ that of training
+    let (most, least) =
+        if kind == SamplerKind::Euler { (sigmas[0], sigmas[n - 1]) } else { (all[all.len() - 1], all[0]) };
     let levels = karras(most, least, n);
     let logs: Vec<f32> = all.iter().map(|sigma| sigma.ln()).collect();
     let time = |&sigma: &f64| {
         let time = time_of(sigma, &logs);
-        if kind == Kind::Euler { f64::from(narrow(time)) } else { time.round_ties_even() }
+        if kind == SamplerKind::Euler { f64::from(narrow(time)) } else { time.round_ties_even() }
     };
     (levels.iter().map(time).collect(), levels.iter().map(|&sigma| narrow(sigma)).chain([0.0]).collect())
 }
 
-/// ᾱ at the start and the end of each step: DDIM goes one whole stride down from its own time, wherever the next one is.
+/// ᾱ at the start and end of each step. DDIM steps down by a whole stride, regardless of the next timestep.
 fn ddim_alphas(config: &SchedulerConfig, schedule: &NoiseSchedule, times: &[f64]) -> Vec<(f32, f32)> {
     let alphas = schedule.alphas_cumprod();
     let stride = config.num_train_timesteps / times.len();

@@ -1,45 +1,45 @@
-//! CLIP's text towers (Radford et al. 2021; Cherti et al. 2023) as transformers' `CLIPTextModel` and
-//! `CLIPTextModelWithProjection` hold them.
+//! CLIP's text towers (Radford et al. 2021; Cherti et al. 2023), as in transformers' `CLIPTextModel` and
+//! `CLIPTextModelWithProjection`.
 //!
-//! Legend: b batch, t tokens (77), d width. Not here: the tokenizer.
+//! Legend: b batch, t tokens (77), d width. The tokenizer is in `data`.
 
 use super::fields::{multiple, positive};
 use crate::error::Result;
 use crate::models::clip::{Activation, Layer, LayerConfig};
 use crate::nn::{Embedding, LayerNorm, Linear, Mask};
-use crate::tensor::store::{Init, Scope};
-use crate::tensor::{Kind, Tensor, dims, scope};
+use crate::tensor::store::{Init, VarPath};
+use crate::tensor::{Kind, Tensor, dims, module_path};
 
-/// Sizes of a tower, with the names and defaults of transformers' `text_encoder/config.json`.
+/// Sizes of a text tower, with the names and defaults of transformers' `text_encoder/config.json`.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// Tokens known.
+    /// Number of tokens in the vocabulary.
     pub vocab_size: i64,
     /// Width of the tokens.
     pub hidden_size: i64,
     /// Width of the MLP.
     pub intermediate_size: i64,
-    /// Layers.
+    /// Number of layers.
     pub num_hidden_layers: i64,
-    /// Attention heads.
+    /// Number of attention heads.
     pub num_attention_heads: i64,
-    /// Longest text, tokens.
+    /// Longest text in tokens.
     pub max_position_embeddings: i64,
     /// Activation of the MLP.
     pub hidden_act: Activation,
     /// Epsilon of the layer norms.
     pub layer_norm_eps: f64,
-    /// Where the pooled text is read: the first such token; 2, as old files have it, means the largest id.
+    /// End token: the pooled text is the output at the first such token. 2, as in old files, means the largest id.
     pub eos_token_id: i64,
-    /// Width of the pooled text.
+    /// Width of the pooled text embedding.
     pub projection_dim: i64,
 }
 
-/// The end token of files that say so; they pool at the largest id, which it is.
+/// End token in old configs. These models pool at the largest id, which is the real end token.
 const LEGACY_EOS: i64 = 2;
 
-/// Scale of embeddings that start without a checkpoint.
+/// Standard deviation of random embeddings.
 const INIT_STD: f64 = 0.02;
 
 impl Default for Config {
@@ -75,7 +75,7 @@ impl Config {
         Self::sized(1280, 32, 20, Activation::Gelu)
     }
 
-    /// Four layers of width 32 that know all tokens, for tests and trials.
+    /// Four layers of width 32 with the full vocabulary, for tests.
     pub fn tiny() -> Self {
         Self { intermediate_size: 64, projection_dim: 16, ..Self::sized(32, 4, 4, Activation::QuickGelu) }
     }
@@ -94,7 +94,7 @@ impl Config {
     }
 
     /// # Errors
-    /// [`crate::Error::Config`] naming the field (`text_encoder.…`) whose size does not fit.
+    /// [`crate::Error::Config`] with the field (`text_encoder.…`) whose size is wrong.
     pub fn check(&self) -> Result<()> {
         for (key, value) in [
             ("text_encoder.vocab_size", self.vocab_size),
@@ -119,18 +119,18 @@ impl Config {
     }
 }
 
-/// What a tower says about texts.
+/// Output of a text tower.
 #[derive(Debug)]
 pub struct TextOutput {
-    /// `[b, t, d]`, the last layer after the final norm.
+    /// `[b, t, d]`: the last layer, after the final norm.
     pub last: Tensor,
-    /// `[b, t, d]`, the layer before the last, without a norm.
+    /// `[b, t, d]`: the second to last layer, without a norm.
     pub penultimate: Tensor,
-    /// `[b, projection_dim]`, the projected end token of `last`; with a projection only.
+    /// `[b, projection_dim]`: the projected end token of `last`; `None` without a projection.
     pub pooled: Option<Tensor>,
 }
 
-/// A tower.
+/// CLIP text tower.
 #[derive(Debug)]
 pub struct ClipText {
     token_embedding: Embedding,
@@ -142,9 +142,9 @@ pub struct ClipText {
 }
 
 impl ClipText {
-    /// `scope` ends where `text_model` begins; `config` was checked.
-    pub fn new(scope: &Scope, config: &Config, with_projection: bool) -> Self {
-        let (model, d) = (scope.sub("text_model"), config.hidden_size);
+    /// `vs` is the path that contains `text_model`. The caller has checked `config`.
+    pub fn new(vs: &VarPath, config: &Config, with_projection: bool) -> Self {
+        let (model, d) = (vs.sub("text_model"), config.hidden_size);
         let embeddings = model.sub("embeddings");
         let layers = model.sub("encoder").sub("layers");
         Self {
@@ -157,7 +157,7 @@ impl ClipText {
             layers: (0..config.num_hidden_layers).map(|i| Layer::new(&layers.sub(i), config.layer())).collect(),
             final_layer_norm: LayerNorm::new(&model.sub("final_layer_norm"), d, config.layer_norm_eps),
             text_projection: with_projection
-                .then(|| Linear::no_bias(&scope.sub("text_projection"), d, config.projection_dim, Init::FanIn)),
+                .then(|| Linear::no_bias(&vs.sub("text_projection"), d, config.projection_dim, Init::FanIn)),
             eos_token_id: config.eos_token_id,
         }
     }
@@ -170,7 +170,7 @@ impl ClipText {
         let mut xs = &tokens + self.position_embedding.narrow(0, 0, t).to_kind(tokens.kind());
         let mut penultimate = xs.shallow_clone();
         for (i, layer) in self.layers.iter().enumerate() {
-            let _scope = scope::enter_at("layers", i);
+            let _module = module_path::enter_at("layers", i);
             penultimate = xs;
             xs = layer.forward(&penultimate, &Mask::Causal);
         }
@@ -183,7 +183,7 @@ impl ClipText {
         TextOutput { last, penultimate, pooled }
     }
 
-    /// The place of the end token, `[b]`.
+    /// Index of the end token, `[b]`.
     fn end(&self, ids: &Tensor) -> Tensor {
         if self.eos_token_id == LEGACY_EOS {
             ids.argmax(-1, false)
@@ -193,13 +193,13 @@ impl ClipText {
     }
 }
 
-/// The name of a stored tensor with the prefix that transformers 5 leaves out of the plain encoder's files.
+/// The current name of a stored tensor: transformers 5 omits the prefix in the files of the plain encoder.
 pub fn current_name(stored: &str) -> String {
     const PARTS: [&str; 3] = ["embeddings.", "encoder.", "final_layer_norm."];
     if PARTS.iter().any(|part| stored.starts_with(part)) { format!("text_model.{stored}") } else { stored.to_owned() }
 }
 
-/// Whether a stored tensor is a leftover that says nothing (`position_ids` of old files).
+/// True for a stored tensor that is not used (`position_ids` in old files).
 pub fn is_leftover(stored: &str) -> bool {
     stored.ends_with("embeddings.position_ids")
 }
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pooled_text_is_read_at_the_end_token() {
+    fn the_pooled_text_is_the_output_at_the_end_token() {
         let pooled = |eos_token_id, ids: &[i64]| {
             let store = Store::new(StoreOptions { initialise: false, ..StoreOptions::cpu() });
             let config = Config { vocab_size: 99, eos_token_id, ..Config::tiny() };
@@ -240,14 +240,14 @@ mod tests {
             store.for_each(|e| fill(&e.tensor));
             no_grad(|| tower.forward(&Tensor::from_slice(ids).unsqueeze(0)).pooled.unwrap())
         };
-        // what follows the end is not seen
+        // tokens after the end have no effect
         assert_eq!(pooled(2, &[1, 5, 98, 98]), pooled(2, &[1, 5, 98, 3]));
         assert_eq!(pooled(7, &[1, 5, 7, 98]), pooled(7, &[1, 5, 7, 7]));
         assert_ne!(pooled(2, &[1, 5, 7, 98]), pooled(7, &[1, 5, 7, 98]));
     }
 
     #[test]
-    fn prefixes_are_added_once() {
+    fn a_prefix_is_added_only_once() {
         let name = "text_model.encoder.layers.0.mlp.fc1.bias";
         assert_eq!(current_name("encoder.layers.0.mlp.fc1.bias"), name);
         assert_eq!(current_name(name), name);

@@ -1,8 +1,8 @@
 //! The denoising UNet of Stable Diffusion 1, 2 and SDXL (Rombach et al. 2022; Podell et al. 2023).
 //!
-//! Source: diffusers' `unet_2d_condition.py`; the same sizes and keys, only what these families use ([`Config::check`]
-//! refuses the rest). Deviation: `upcast_attention` acts on fp16 alone. Legend: b batch, c channels, h and w the sides of
-//! the latents, d width of the text.
+//! Source: diffusers' `unet_2d_condition.py`, with its sizes and keys. Only the options of these model families are
+//! supported ([`Config::check`]). Deviation: `upcast_attention` applies to fp16 only. Legend: b batch, c channels, h
+//! and w height and width of the latents, d width of the text embedding.
 
 mod config;
 
@@ -11,50 +11,50 @@ pub use config::Config;
 
 use super::block::{Downsample, Resnet, TimeEmbedding, Transformer2d, Upsample, conv3, sinusoid};
 use crate::nn::{Conv2d, GroupNorm};
-use crate::tensor::store::Scope;
-use crate::tensor::{Kind, Tensor, dims, scope};
+use crate::tensor::store::VarPath;
+use crate::tensor::{Kind, Tensor, dims, module_path};
 use config::{CROSS_DOWN, CROSS_UP};
 
-/// What the prediction depends on besides the latents and the time.
+/// Conditioning of the prediction, besides the latents and the time.
 #[derive(Debug)]
 pub struct Conditioning {
-    /// Text, `[b, 77, d]`.
+    /// Text embedding, `[b, 77, d]`.
     pub context: Tensor,
-    /// For SDXL alone.
+    /// Additional conditioning, for SDXL only.
     pub added: Option<Added>,
 }
 
-/// SDXL's second conditioning.
+/// Additional conditioning of SDXL.
 #[derive(Debug)]
 pub struct Added {
-    /// Pooled text, `[b, 1280]`.
+    /// Pooled text embedding, `[b, 1280]`.
     pub pooled: Tensor,
-    /// Original height and width, crop top and left, target height and width, `[b, 6]`, fp32, pixels.
+    /// Original height and width, top and left of the crop, target height and width, `[b, 6]`, fp32, pixels.
     pub time_ids: Tensor,
 }
 
-/// What a ControlNet adds.
+/// Residuals that a ControlNet adds to the UNet.
 #[derive(Debug)]
 pub struct Residuals {
-    /// To the stored maps of the down path, `conv_in`'s first.
+    /// For the skip maps of the down path, that of `conv_in` first.
     pub down: Vec<Tensor>,
-    /// To the map after the mid block.
+    /// For the map after the mid block.
     pub mid: Tensor,
 }
 
 #[derive(Debug)]
 struct DownBlock {
     resnets: Vec<Resnet>,
-    /// Empty without attention.
+    /// Empty in a block without attention.
     attentions: Vec<Transformer2d>,
     downsample: Option<Downsample>,
 }
 
 impl DownBlock {
-    fn new(scope: &Scope, config: &Config, i: usize) -> Self {
+    fn new(vs: &VarPath, config: &Config, i: usize) -> Self {
         let channels = &config.block_out_channels;
         let (before, dim) = (channels[i.saturating_sub(1)], channels[i]);
-        let (resnets, attentions) = (scope.sub("resnets"), scope.sub("attentions"));
+        let (resnets, attentions) = (vs.sub("resnets"), vs.sub("attentions"));
         let layers = 0..config.layers_per_block;
         let transformers = if config.down_block_types[i] == CROSS_DOWN { layers.clone() } else { 0..0 };
         Self {
@@ -65,12 +65,11 @@ impl DownBlock {
                 })
                 .collect(),
             attentions: transformers.map(|j| Transformer2d::new(&attentions.sub(j), config.transformer(i))).collect(),
-            downsample: (i + 1 < channels.len())
-                .then(|| Downsample::new(&scope.sub("downsamplers").sub(0), dim, false)),
+            downsample: (i + 1 < channels.len()).then(|| Downsample::new(&vs.sub("downsamplers").sub(0), dim, false)),
         }
     }
 
-    /// Stores every map in `skips` and returns the last.
+    /// Appends every map to `skips` and returns the last.
     fn forward(&self, xs: &Tensor, time: &Tensor, context: &Tensor, skips: &mut Vec<Tensor>) -> Tensor {
         let mut xs = xs.shallow_clone();
         for (j, resnet) in self.resnets.iter().enumerate() {
@@ -85,7 +84,7 @@ impl DownBlock {
     }
 }
 
-/// Residual block `j` and the transformer behind it.
+/// Residual block `j` and its transformer, if there is one.
 fn layer(
     resnet: &Resnet,
     attention: Option<&Transformer2d>,
@@ -95,11 +94,11 @@ fn layer(
     j: usize,
 ) -> Tensor {
     let xs = {
-        let _scope = scope::enter_at("resnets", j);
+        let _module = module_path::enter_at("resnets", j);
         resnet.forward(xs, Some(time))
     };
     let Some(attention) = attention else { return xs };
-    let _scope = scope::enter_at("attentions", j);
+    let _module = module_path::enter_at("attentions", j);
     attention.forward(&xs, context)
 }
 
@@ -110,13 +109,13 @@ struct MidBlock {
 }
 
 impl MidBlock {
-    fn new(scope: &Scope, config: &Config) -> Self {
+    fn new(vs: &VarPath, config: &Config) -> Self {
         let last = config.block_out_channels.len() - 1;
         let dim = config.block_out_channels[last];
-        let resnets = scope.sub("resnets");
+        let resnets = vs.sub("resnets");
         Self {
             resnets: [0, 1].map(|j| Resnet::new(&resnets.sub(j), dim, dim, Some(config.time_dim()), config.norm())),
-            attention: Transformer2d::new(&scope.sub("attentions").sub(0), config.transformer(last)),
+            attention: Transformer2d::new(&vs.sub("attentions").sub(0), config.transformer(last)),
         }
     }
 
@@ -126,7 +125,7 @@ impl MidBlock {
     }
 }
 
-/// Time embedding, down path and mid block: what UNet and ControlNet share.
+/// Time embedding, down path and mid block, which UNet and ControlNet share.
 #[derive(Debug)]
 pub(super) struct Trunk {
     pub(super) conv_in: Conv2d,
@@ -139,25 +138,25 @@ pub(super) struct Trunk {
 }
 
 impl Trunk {
-    pub(super) fn new(scope: &Scope, config: &Config) -> Self {
+    pub(super) fn new(vs: &VarPath, config: &Config) -> Self {
         let (channels, time_dim) = (config.block_out_channels[0], config.time_dim());
-        let down_blocks = scope.sub("down_blocks");
+        let down_blocks = vs.sub("down_blocks");
         let added = config.projection_class_embeddings_input_dim.filter(|_| config.is_sdxl());
         Self {
-            conv_in: conv3(&scope.sub("conv_in"), config.in_channels, channels),
-            time_embedding: TimeEmbedding::new(&scope.sub("time_embedding"), channels, time_dim),
-            add_embedding: added.map(|width| TimeEmbedding::new(&scope.sub("add_embedding"), width, time_dim)),
+            conv_in: conv3(&vs.sub("conv_in"), config.in_channels, channels),
+            time_embedding: TimeEmbedding::new(&vs.sub("time_embedding"), channels, time_dim),
+            add_embedding: added.map(|width| TimeEmbedding::new(&vs.sub("add_embedding"), width, time_dim)),
             down_blocks: (0..config.block_out_channels.len())
                 .map(|i| DownBlock::new(&down_blocks.sub(i), config, i))
                 .collect(),
-            mid_block: MidBlock::new(&scope.sub("mid_block"), config),
+            mid_block: MidBlock::new(&vs.sub("mid_block"), config),
             time_channels: channels,
             size_channels: config.addition_time_embed_dim.unwrap_or(0),
         }
     }
 
-    /// `timesteps [b]` to SiLU of the time embedding, `[b, time_dim]` in `kind`; every residual block starts with that
-    /// SiLU.
+    /// From `timesteps [b]` to the SiLU of the time embedding, `[b, time_dim]` in `kind`. Every residual block begins
+    /// with this SiLU.
     pub(super) fn time(&self, timesteps: &Tensor, conditioning: &Conditioning, kind: Kind) -> Tensor {
         let mut time = self.time_embedding.forward(&sinusoid(timesteps, self.time_channels).to_kind(kind));
         if let Some(embedding) = &self.add_embedding {
@@ -170,15 +169,15 @@ impl Trunk {
         time.silu()
     }
 
-    /// From the map after `conv_in` to the stored maps, that one first, and the map after the mid block.
+    /// From the map after `conv_in` to the skip maps (that map first) and the map after the mid block.
     pub(super) fn forward(&self, xs: &Tensor, time: &Tensor, context: &Tensor) -> (Vec<Tensor>, Tensor) {
         let mut skips = vec![xs.shallow_clone()];
         let mut xs = xs.shallow_clone();
         for (i, block) in self.down_blocks.iter().enumerate() {
-            let _scope = scope::enter_at("down_blocks", i);
+            let _module = module_path::enter_at("down_blocks", i);
             xs = block.forward(&xs, time, context, &mut skips);
         }
-        let _scope = scope::enter("mid_block");
+        let _module = module_path::enter("mid_block");
         let mid = self.mid_block.forward(&xs, time, context);
         (skips, mid)
     }
@@ -187,20 +186,20 @@ impl Trunk {
 #[derive(Debug)]
 struct UpBlock {
     resnets: Vec<Resnet>,
-    /// Empty without attention.
+    /// Empty in a block without attention.
     attentions: Vec<Transformer2d>,
     upsample: Option<Upsample>,
 }
 
 impl UpBlock {
     /// Block `i`, counted from the lowest resolution.
-    fn new(scope: &Scope, config: &Config, i: usize) -> Self {
+    fn new(vs: &VarPath, config: &Config, i: usize) -> Self {
         let channels = &config.block_out_channels;
         let last = channels.len() - 1;
-        // as the resolutions are counted elsewhere
+        // index from the highest resolution
         let place = last - i;
         let (dim, before, higher) = (channels[place], channels[last.min(place + 1)], channels[place.saturating_sub(1)]);
-        let (resnets, attentions) = (scope.sub("resnets"), scope.sub("attentions"));
+        let (resnets, attentions) = (vs.sub("resnets"), vs.sub("attentions"));
         let layers = 0..=config.layers_per_block;
         let transformers = if config.up_block_types[i] == CROSS_UP { config.layers_per_block + 1 } else { 0 };
         Self {
@@ -214,11 +213,11 @@ impl UpBlock {
             attentions: (0..transformers)
                 .map(|j| Transformer2d::new(&attentions.sub(j), config.transformer(place)))
                 .collect(),
-            upsample: (place > 0).then(|| Upsample::new(&scope.sub("upsamplers").sub(0), dim)),
+            upsample: (place > 0).then(|| Upsample::new(&vs.sub("upsamplers").sub(0), dim)),
         }
     }
 
-    /// Takes its maps from the end of `skips`.
+    /// Takes its skip maps from the end of `skips`.
     fn forward(&self, xs: &Tensor, time: &Tensor, context: &Tensor, skips: &mut Vec<Tensor>) -> Tensor {
         let mut xs = xs.shallow_clone();
         for (j, resnet) in self.resnets.iter().enumerate() {
@@ -226,7 +225,7 @@ impl UpBlock {
             xs = layer(resnet, self.attentions.get(j), &Tensor::cat(&[xs, skip], 1), time, context, j);
         }
         if let Some(upsample) = &self.upsample {
-            // twice the size; at odd sizes the next stored map tells
+            // twice the size; for odd sizes the next skip map has the right one
             let [_b, _c, h, w] = dims(skips.last().expect("a map of the next block"));
             xs = upsample.forward(&xs, (h, w));
         }
@@ -234,7 +233,7 @@ impl UpBlock {
     }
 }
 
-/// The network.
+/// The denoising UNet.
 #[derive(Debug)]
 pub struct Unet {
     trunk: Trunk,
@@ -244,32 +243,27 @@ pub struct Unet {
 }
 
 impl Unet {
-    /// `scope` is the root of the file; `config` was checked.
-    pub fn new(scope: &Scope, config: &Config) -> Self {
+    /// `vs` is the root of the file. The caller has checked `config`.
+    pub fn new(vs: &VarPath, config: &Config) -> Self {
         let channels = config.block_out_channels[0];
-        let up_blocks = scope.sub("up_blocks");
+        let up_blocks = vs.sub("up_blocks");
         Self {
-            trunk: Trunk::new(scope, config),
+            trunk: Trunk::new(vs, config),
             up_blocks: (0..config.block_out_channels.len())
                 .map(|i| UpBlock::new(&up_blocks.sub(i), config, i))
                 .collect(),
-            conv_norm_out: GroupNorm::new(
-                &scope.sub("conv_norm_out"),
-                config.norm_num_groups,
-                channels,
-                config.norm_eps,
-            ),
-            conv_out: conv3(&scope.sub("conv_out"), channels, config.out_channels),
+            conv_norm_out: GroupNorm::new(&vs.sub("conv_norm_out"), config.norm_num_groups, channels, config.norm_eps),
+            conv_out: conv3(&vs.sub("conv_out"), channels, config.out_channels),
         }
     }
 
-    /// Predicts noise (or velocity) of `sample`.
+    /// Predicts the noise (or velocity) of `sample`.
     ///
     /// # Shapes
     /// `sample [b, c, h, w]` in the compute dtype, `timesteps [b]` fp32, to `[b, out_channels, h, w]`.
     ///
     /// # Panics
-    /// Without [`Conditioning::added`] when [`Config::is_sdxl`].
+    /// If [`Conditioning::added`] is missing for [`Config::is_sdxl`].
     pub fn forward(
         &self,
         sample: &Tensor,
@@ -283,14 +277,14 @@ impl Unet {
         let time = self.trunk.time(timesteps, conditioning, kind);
         let (mut skips, mut xs) = self.trunk.forward(&self.trunk.conv_in.forward(sample), &time, &context);
         if let Some(residuals) = residuals {
-            assert_eq!(residuals.down.len(), skips.len(), "a ControlNet of another UNet");
+            assert_eq!(residuals.down.len(), skips.len(), "the ControlNet does not match the UNet");
             for (skip, residual) in skips.iter_mut().zip(&residuals.down) {
                 *skip = &*skip + residual;
             }
             xs += &residuals.mid;
         }
         for (i, block) in self.up_blocks.iter().enumerate() {
-            let _scope = scope::enter_at("up_blocks", i);
+            let _module = module_path::enter_at("up_blocks", i);
             xs = block.forward(&xs, &time, &context, &mut skips);
         }
         self.conv_out.forward(&self.conv_norm_out.forward(&xs).silu())

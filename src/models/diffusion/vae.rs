@@ -1,15 +1,15 @@
-//! The latent autoencoder of Stable Diffusion (diffusers' `AutoencoderKL`): whole pictures, one at a time, or in tiles.
+//! Latent autoencoder of Stable Diffusion (diffusers' `AutoencoderKL`): whole batches, one image at a time, or tiles.
 //!
-//! Legend: b batch, l latent channels, f pixels of a latent (8 at the published sizes). Not here: sampling from the
-//! moments and the scaling factor, which belong to the caller.
+//! Legend: b batch, l latent channels, f pixels per latent in each direction (8 at the published sizes). The caller
+//! samples from the distribution and applies the scaling factor.
 
 use super::block::{Downsample, Norm, Resnet, Upsample, conv1, conv3};
-use super::fields::{block_types, check_others, multiple, positive, refused};
+use super::fields::{block_types, check_others, multiple, positive, unsupported};
 use crate::error::Result;
 use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::{Conv2d, GroupNorm, Linear, Mask, attention};
-use crate::tensor::store::Scope;
-use crate::tensor::{Kind, Tensor, dims, scope};
+use crate::tensor::store::VarPath;
+use crate::tensor::{Kind, Tensor, dims, module_path};
 use serde_json::{Map, Value, json};
 
 /// Epsilon of all norms.
@@ -19,27 +19,27 @@ const EPS: f64 = 1e-6;
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// Channels of the picture.
+    /// Channels of the image.
     pub in_channels: i64,
-    /// Channels of the decoded picture.
+    /// Channels of the decoded image.
     pub out_channels: i64,
-    /// `DownEncoderBlock2D`, by resolution.
+    /// `DownEncoderBlock2D`, per resolution.
     pub down_block_types: Vec<String>,
-    /// `UpDecoderBlock2D`, by resolution.
+    /// `UpDecoderBlock2D`, per resolution.
     pub up_block_types: Vec<String>,
-    /// Channels by resolution, the highest first; each after the first halves the sides.
+    /// Channels per resolution, the highest first. Each entry after the first halves height and width.
     pub block_out_channels: Vec<i64>,
-    /// Residual blocks at each resolution of the encoder; the decoder has one more.
+    /// Number of residual blocks per resolution in the encoder; the decoder has one more.
     pub layers_per_block: i64,
     /// Channels of the latents.
     pub latent_channels: i64,
-    /// Groups of the group norms.
+    /// Number of groups of the group norms.
     pub norm_num_groups: i64,
-    /// Side of the pictures it was trained on, pixels.
+    /// Size of the training images, pixels.
     pub sample_size: i64,
-    /// Latents of a UNet are these ones times this factor.
+    /// The UNet's latents are the VAE's latents times this factor.
     pub scaling_factor: f64,
-    /// Whether fp16 may overflow; files that do not say are taken to.
+    /// True if fp16 may overflow, which is also the default.
     pub force_upcast: bool,
     /// All other fields.
     #[serde(flatten)]
@@ -79,7 +79,7 @@ impl Config {
         Self { sample_size: 1024, scaling_factor: 0.130_25, ..Self::sd() }
     }
 
-    /// Two resolutions (a latent is 2 pixels wide), for tests and trials.
+    /// Two resolutions (2 pixels per latent), for tests.
     pub fn tiny() -> Self {
         Self { norm_num_groups: 8, ..Self::sized(&[16, 32], 2) }
     }
@@ -94,14 +94,13 @@ impl Config {
         }
     }
 
-    /// Pixels of a latent's side.
+    /// Pixels per latent in each direction.
     pub fn downscale(&self) -> i64 {
         self.block_out_channels.iter().skip(1).fold(1, |scale, _| 2 * scale)
     }
 
     /// # Errors
-    /// [`crate::Error::Config`] naming the field (`vae.…`) that asks for another network, or sizes that do not fit
-    /// together.
+    /// [`crate::Error::Config`] with the field (`vae.…`) whose option is not supported, or whose size is wrong.
     pub fn check(&self) -> Result<()> {
         let null = || json!([null]);
         let supported = [
@@ -116,7 +115,7 @@ impl Config {
         check_others("vae", &self.other, &supported)?;
         let blocks = self.block_out_channels.len();
         if !(1..=16).contains(&blocks) {
-            return refused("vae.block_out_channels", format!("has {blocks} numbers"));
+            return unsupported("vae.block_out_channels", format!("has {blocks} numbers"));
         }
         block_types("vae.down_block_types", &self.down_block_types, &[DOWN], blocks)?;
         block_types("vae.up_block_types", &self.up_block_types, &[UP], blocks)?;
@@ -134,7 +133,7 @@ impl Config {
         if self.scaling_factor.is_finite() && self.scaling_factor > 0.0 {
             Ok(())
         } else {
-            refused("vae.scaling_factor", format!("is {}, expected a positive number", self.scaling_factor))
+            unsupported("vae.scaling_factor", format!("is {}, expected a positive number", self.scaling_factor))
         }
     }
 
@@ -143,7 +142,7 @@ impl Config {
     }
 }
 
-/// Attention among the places of a map, one head, on top of the map.
+/// Residual self-attention among the pixels of a map, with one head.
 #[derive(Debug)]
 struct Attention {
     group_norm: GroupNorm,
@@ -154,14 +153,14 @@ struct Attention {
 }
 
 impl Attention {
-    fn new(scope: &Scope, dim: i64, norm: Norm) -> Self {
-        let linear = |scope: &Scope| Linear::new(scope, dim, dim);
+    fn new(vs: &VarPath, dim: i64, norm: Norm) -> Self {
+        let linear = |vs: &VarPath| Linear::new(vs, dim, dim);
         Self {
-            group_norm: GroupNorm::new(&scope.sub("group_norm"), norm.groups, dim, norm.eps),
-            to_q: linear(&scope.sub("to_q")),
-            to_k: linear(&scope.sub("to_k")),
-            to_v: linear(&scope.sub("to_v")),
-            to_out: linear(&scope.sub("to_out").sub(0)),
+            group_norm: GroupNorm::new(&vs.sub("group_norm"), norm.groups, dim, norm.eps),
+            to_q: linear(&vs.sub("to_q")),
+            to_k: linear(&vs.sub("to_k")),
+            to_v: linear(&vs.sub("to_v")),
+            to_out: linear(&vs.sub("to_out").sub(0)),
         }
     }
 
@@ -181,25 +180,25 @@ struct MidBlock {
 }
 
 impl MidBlock {
-    fn new(scope: &Scope, dim: i64, norm: Norm) -> Self {
-        let resnets = scope.sub("resnets");
+    fn new(vs: &VarPath, dim: i64, norm: Norm) -> Self {
+        let resnets = vs.sub("resnets");
         Self {
             resnets: [0, 1].map(|j| Resnet::new(&resnets.sub(j), dim, dim, None, norm)),
-            attention: Attention::new(&scope.sub("attentions").sub(0), dim, norm),
+            attention: Attention::new(&vs.sub("attentions").sub(0), dim, norm),
         }
     }
 
     fn forward(&self, xs: &Tensor) -> Tensor {
-        let _scope = scope::enter("mid_block");
+        let _module = module_path::enter("mid_block");
         let xs = self.attention.forward(&self.resnets[0].forward(xs, None));
         self.resnets[1].forward(&xs, None)
     }
 }
 
 /// Residual blocks of one resolution.
-fn resnets(scope: &Scope, in_dim: i64, dim: i64, count: i64, norm: Norm) -> Vec<Resnet> {
-    let scope = scope.sub("resnets");
-    (0..count).map(|j| Resnet::new(&scope.sub(j), if j == 0 { in_dim } else { dim }, dim, None, norm)).collect()
+fn resnets(vs: &VarPath, in_dim: i64, dim: i64, count: i64, norm: Norm) -> Vec<Resnet> {
+    let vs = vs.sub("resnets");
+    (0..count).map(|j| Resnet::new(&vs.sub(j), if j == 0 { in_dim } else { dim }, dim, None, norm)).collect()
 }
 
 #[derive(Debug)]
@@ -212,30 +211,30 @@ struct Encoder {
 }
 
 impl Encoder {
-    fn new(scope: &Scope, config: &Config) -> Self {
+    fn new(vs: &VarPath, config: &Config) -> Self {
         let (channels, norm) = (&config.block_out_channels, config.norm());
         let last = channels.len() - 1;
-        let blocks = scope.sub("down_blocks");
+        let blocks = vs.sub("down_blocks");
         let block = |i: usize| {
-            let (scope, dim) = (blocks.sub(i), channels[i]);
-            let resnets = resnets(&scope, channels[i.saturating_sub(1)], dim, config.layers_per_block, norm);
-            let half = (i < last).then(|| Downsample::new(&scope.sub("downsamplers").sub(0), dim, true));
+            let (vs, dim) = (blocks.sub(i), channels[i]);
+            let resnets = resnets(&vs, channels[i.saturating_sub(1)], dim, config.layers_per_block, norm);
+            let half = (i < last).then(|| Downsample::new(&vs.sub("downsamplers").sub(0), dim, true));
             (resnets, half)
         };
         Self {
-            conv_in: conv3(&scope.sub("conv_in"), config.in_channels, channels[0]),
+            conv_in: conv3(&vs.sub("conv_in"), config.in_channels, channels[0]),
             down_blocks: (0..=last).map(block).collect(),
-            mid_block: MidBlock::new(&scope.sub("mid_block"), channels[last], norm),
-            conv_norm_out: GroupNorm::new(&scope.sub("conv_norm_out"), norm.groups, channels[last], norm.eps),
-            conv_out: conv3(&scope.sub("conv_out"), channels[last], 2 * config.latent_channels),
+            mid_block: MidBlock::new(&vs.sub("mid_block"), channels[last], norm),
+            conv_norm_out: GroupNorm::new(&vs.sub("conv_norm_out"), norm.groups, channels[last], norm.eps),
+            conv_out: conv3(&vs.sub("conv_out"), channels[last], 2 * config.latent_channels),
         }
     }
 
     fn forward(&self, pixels: &Tensor) -> Tensor {
-        let _scope = scope::enter("encoder");
+        let _module = module_path::enter("encoder");
         let mut xs = self.conv_in.forward(pixels);
         for (i, (resnets, half)) in self.down_blocks.iter().enumerate() {
-            let _scope = scope::enter_at("down_blocks", i);
+            let _module = module_path::enter_at("down_blocks", i);
             xs = resnets.iter().fold(xs, |xs, resnet| resnet.forward(&xs, None));
             xs = half.as_ref().map_or_else(|| xs.shallow_clone(), |half| half.forward(&xs));
         }
@@ -254,30 +253,30 @@ struct Decoder {
 }
 
 impl Decoder {
-    fn new(scope: &Scope, config: &Config) -> Self {
+    fn new(vs: &VarPath, config: &Config) -> Self {
         let (channels, norm) = (&config.block_out_channels, config.norm());
         let last = channels.len() - 1;
-        let blocks = scope.sub("up_blocks");
-        // counted from the lowest resolution
+        let blocks = vs.sub("up_blocks");
+        // index from the lowest resolution
         let block = |i: usize| {
-            let (scope, dim) = (blocks.sub(i), channels[last - i]);
-            let resnets = resnets(&scope, channels[last.min(last - i + 1)], dim, config.layers_per_block + 1, norm);
-            (resnets, (i < last).then(|| Upsample::new(&scope.sub("upsamplers").sub(0), dim)))
+            let (vs, dim) = (blocks.sub(i), channels[last - i]);
+            let resnets = resnets(&vs, channels[last.min(last - i + 1)], dim, config.layers_per_block + 1, norm);
+            (resnets, (i < last).then(|| Upsample::new(&vs.sub("upsamplers").sub(0), dim)))
         };
         Self {
-            conv_in: conv3(&scope.sub("conv_in"), config.latent_channels, channels[last]),
-            mid_block: MidBlock::new(&scope.sub("mid_block"), channels[last], norm),
+            conv_in: conv3(&vs.sub("conv_in"), config.latent_channels, channels[last]),
+            mid_block: MidBlock::new(&vs.sub("mid_block"), channels[last], norm),
             up_blocks: (0..=last).map(block).collect(),
-            conv_norm_out: GroupNorm::new(&scope.sub("conv_norm_out"), norm.groups, channels[0], norm.eps),
-            conv_out: conv3(&scope.sub("conv_out"), channels[0], config.out_channels),
+            conv_norm_out: GroupNorm::new(&vs.sub("conv_norm_out"), norm.groups, channels[0], norm.eps),
+            conv_out: conv3(&vs.sub("conv_out"), channels[0], config.out_channels),
         }
     }
 
     fn forward(&self, latents: &Tensor) -> Tensor {
-        let _scope = scope::enter("decoder");
+        let _module = module_path::enter("decoder");
         let mut xs = self.mid_block.forward(&self.conv_in.forward(latents));
         for (i, (resnets, double)) in self.up_blocks.iter().enumerate() {
-            let _scope = scope::enter_at("up_blocks", i);
+            let _module = module_path::enter_at("up_blocks", i);
             xs = resnets.iter().fold(xs, |xs, resnet| resnet.forward(&xs, None));
             if let Some(double) = double {
                 let [_b, _c, h, w] = dims(&xs);
@@ -288,23 +287,23 @@ impl Decoder {
     }
 }
 
-/// The distribution of the latents of a picture, before the scaling factor.
+/// Distribution of the latents of an image, before the scaling factor.
 #[derive(Debug)]
-pub struct Moments {
-    /// `[b, l, h / f, w / f]`.
+pub struct LatentDistribution {
+    /// Mean, `[b, l, h / f, w / f]`.
     pub mean: Tensor,
     /// Logarithm of the variance, same shape, -30..20.
     pub logvar: Tensor,
 }
 
-impl Moments {
+impl LatentDistribution {
     fn of(both: &Tensor) -> Self {
         let halves = both.chunk(2, 1);
         Self { mean: halves[0].shallow_clone(), logvar: halves[1].clamp(-30.0, 20.0) }
     }
 }
 
-/// The network.
+/// The autoencoder.
 #[derive(Debug)]
 pub struct Vae {
     encoder: Encoder,
@@ -315,22 +314,22 @@ pub struct Vae {
 }
 
 impl Vae {
-    /// `scope` is the root of the file; `config` was checked.
-    pub fn new(scope: &Scope, config: &Config) -> Self {
+    /// `vs` is the root of the file. The caller has checked `config`.
+    pub fn new(vs: &VarPath, config: &Config) -> Self {
         let latents = config.latent_channels;
         Self {
-            encoder: Encoder::new(&scope.sub("encoder"), config),
-            decoder: Decoder::new(&scope.sub("decoder"), config),
-            quant_conv: conv1(&scope.sub("quant_conv"), 2 * latents, 2 * latents),
-            post_quant_conv: conv1(&scope.sub("post_quant_conv"), latents, latents),
+            encoder: Encoder::new(&vs.sub("encoder"), config),
+            decoder: Decoder::new(&vs.sub("decoder"), config),
+            quant_conv: conv1(&vs.sub("quant_conv"), 2 * latents, 2 * latents),
+            post_quant_conv: conv1(&vs.sub("post_quant_conv"), latents, latents),
             downscale: config.downscale(),
         }
     }
 
     /// # Shapes
-    /// `pixels [b, 3, h, w]` in -1..1, sides multiples of f, in the compute dtype.
-    pub fn encode(&self, pixels: &Tensor) -> Moments {
-        Moments::of(&self.moments(pixels))
+    /// `pixels [b, 3, h, w]` in -1..1, height and width multiples of f, in the compute dtype.
+    pub fn encode(&self, pixels: &Tensor) -> LatentDistribution {
+        LatentDistribution::of(&self.moments(pixels))
     }
 
     /// # Shapes
@@ -340,22 +339,22 @@ impl Vae {
         self.decoder.forward(&self.post_quant_conv.forward(latents))
     }
 
-    /// [`Vae::decode`] one picture at a time: the same pictures with the memory of one.
+    /// Like [`Vae::decode`], one image at a time: the same result with less memory.
     pub fn decode_sliced(&self, latents: &Tensor) -> Tensor {
         one_at_a_time(latents, |latents| self.decode(latents))
     }
 
-    /// [`Vae::decode`] one picture and one tile of `tile_px` pixels at a time; a quarter overlaps and is blended. Tiles
-    /// see other group statistics than the whole, so the picture differs a little.
+    /// Like [`Vae::decode`], in tiles of `tile_px` pixels that overlap by a quarter and are blended. The result differs
+    /// slightly, because each tile has its own group norm statistics.
     pub fn decode_tiled(&self, latents: &Tensor, tile_px: i64) -> Tensor {
         let tile = tile_px / self.downscale;
         one_at_a_time(latents, |latents| tiled(latents, tile, tile_px, |tile| self.decode(tile)))
     }
 
-    /// [`Vae::encode`] as [`Vae::decode_tiled`] decodes.
-    pub fn encode_tiled(&self, pixels: &Tensor, tile_px: i64) -> Moments {
+    /// Like [`Vae::encode`], in tiles as in [`Vae::decode_tiled`].
+    pub fn encode_tiled(&self, pixels: &Tensor, tile_px: i64) -> LatentDistribution {
         let tile = tile_px / self.downscale;
-        Moments::of(&one_at_a_time(pixels, |pixels| tiled(pixels, tile_px, tile, |tile| self.moments(tile))))
+        LatentDistribution::of(&one_at_a_time(pixels, |pixels| tiled(pixels, tile_px, tile, |tile| self.moments(tile))))
     }
 
     fn moments(&self, pixels: &Tensor) -> Tensor {
@@ -369,8 +368,8 @@ fn one_at_a_time(xs: &Tensor, run: impl Fn(&Tensor) -> Tensor) -> Tensor {
     Tensor::cat(&all, 0)
 }
 
-/// `run` on overlapping tiles of side `from`, each of which becomes a tile of side `to`; linear transitions over a
-/// quarter, from the tile above first, then from the left.
+/// Runs `run` on overlapping tiles of side `from`, whose results have side `to`. Overlaps of a quarter are blended
+/// linearly, with the tile above first, then with the tile on the left.
 fn tiled(xs: &Tensor, from: i64, to: i64, run: impl Fn(&Tensor) -> Tensor) -> Tensor {
     let [_b, _c, h, w] = dims(xs);
     if h <= from && w <= from {
@@ -404,7 +403,7 @@ fn cropped(tile: &Tensor, side: i64) -> Tensor {
     tile.narrow(2, 0, side.min(h)).narrow(3, 0, side.min(w))
 }
 
-/// `tile` with its first `extent` places along `dim` a transition from the last ones of `before`.
+/// Blends the first `extent` rows (or columns) of `tile` along `dim` with the last ones of `before`.
 fn blended(before: &Tensor, tile: &Tensor, extent: i64, dim: i64) -> Tensor {
     let side = |tensor: &Tensor| if dim == 2 { dims::<4>(tensor)[2] } else { dims::<4>(tensor)[3] };
     let (last, own) = (side(before), side(tile));
@@ -412,14 +411,13 @@ fn blended(before: &Tensor, tile: &Tensor, extent: i64, dim: i64) -> Tensor {
     if extent == 0 {
         return tile.shallow_clone();
     }
-    #[expect(clippy::cast_precision_loss, reason = "sides are small")]
     let weight = Tensor::arange(extent, (Kind::Double, tile.device())) / extent as f64;
     let weight = weight.to_kind(tile.kind()).reshape(if dim == 2 { [-1, 1] } else { [1, -1] });
     let mixed = before.narrow(dim, last - extent, extent) * (1.0 - &weight) + tile.narrow(dim, 0, extent) * &weight;
     Tensor::cat(&[mixed, tile.narrow(dim, extent, own - extent)], dim)
 }
 
-/// The present name of a stored tensor: old files call attention's layers `query`, `key`, `value` and `proj_attn`.
+/// The current name of a stored tensor. Old files name attention layers `query`, `key`, `value` and `proj_attn`.
 pub fn current_name(stored: &str) -> String {
     const OLD: [(&str, &str); 4] =
         [(".query.", ".to_q."), (".key.", ".to_k."), (".value.", ".to_v."), (".proj_attn.", ".to_out.0.")];
@@ -455,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn old_names_have_present_ones() {
+    fn old_tensor_names_are_renamed() {
         for (stored, now) in [
             ("encoder.mid_block.attentions.0.query.weight", "encoder.mid_block.attentions.0.to_q.weight"),
             ("decoder.mid_block.attentions.0.proj_attn.bias", "decoder.mid_block.attentions.0.to_out.0.bias"),

@@ -1,5 +1,6 @@
-// Attention of grouped queries that keeps each key and value once. Where libtorch's kernel takes no groups, keys and values
-// are repeated for every query head: here for the kernel alone, in the forward pass and again in the backward pass.
+// Grouped-query attention that saves each key and value once. If libtorch's kernel does not support groups, keys and
+// values are repeated for every query head only while the kernel runs: in the forward pass, and again in the backward
+// pass.
 #include "meta.h"
 #include "native.h"
 
@@ -40,23 +41,23 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// Whether CUDA's kernel runs on `t`, or would in the rehearsed run; else the CPU's.
+// True if CUDA's kernel runs on `t`, or would in the planned run; else it is the CPU's.
 bool as_cuda(const Tensor& t) { return t.is_cuda() || (t.is_meta() && for_cuda()); }
 
-// The mask as the kernel takes it. It is made anew for the backward pass: layers share what it is made of.
+// The mask in the kernel's format. The backward pass computes it again, because layers share its source.
 OptT bias_of(const OptT& mask, const Tensor& q, const Tensor& k) {
   const auto bias = added_mask(mask, q);
   if (!bias || !bias->defined()) return std::nullopt;
   return aligned_bias(*bias, q, k);
 }
 
-// `[b, g, s, d]` to `[b, heads, s, d]`, each `heads / g` times in a row.
+// `[b, g, s, d]` to `[b, heads, s, d]`: repeats each head `heads / g` times in a row.
 Tensor repeated(const Tensor& x, int64_t heads) {
   const int64_t b = x.size(0), g = x.size(1), s = x.size(2), d = x.size(3);
   return x.unsqueeze(2).expand({b, g, heads / g, s, d}).reshape({b, heads, s, d});
 }
 
-// The gradient of what was repeated: sums of `[b, heads, s, d]`, which is `[b, s, heads, d]` in memory; so is the result.
+// Gradient of the repetition: sums of `[b, heads, s, d]`, which is `[b, s, heads, d]` in memory, like the result.
 Tensor summed(const Tensor& grad, int64_t groups) {
   return grad.transpose(1, 2).unflatten(2, {groups, -1}).sum(at::IntArrayRef{3}).transpose(1, 2);
 }
@@ -73,8 +74,8 @@ struct GroupedAttention : torch::autograd::Function<GroupedAttention> {
       out = product;
       kept.insert(kept.end(), {out, lse, seed, offset});
     } else {
-      auto [product, lse] = at::_scaled_dot_product_flash_attention_for_cpu(q, repeated(k, heads), repeated(v, heads),
-                                                                            0.0, causal, bias);
+      auto [product, lse] =
+          at::_scaled_dot_product_flash_attention_for_cpu(q, repeated(k, heads), repeated(v, heads), 0.0, causal, bias);
       out = product;
       kept.insert(kept.end(), {out, lse});
     }
@@ -93,8 +94,8 @@ struct GroupedAttention : torch::autograd::Function<GroupedAttention> {
     Tensor dq, dk, dv, unused;
     if (as_cuda(q)) {
       std::tie(dq, dk, dv, unused) = at::_scaled_dot_product_efficient_attention_backward(
-          grads[0], q, repeated(k, heads), repeated(v, heads), bias.value_or(Tensor()), out, lse, saved[6], saved[7], 0.0,
-          {of_q, of_k, of_v, false}, causal);
+          grads[0], q, repeated(k, heads), repeated(v, heads), bias.value_or(Tensor()), out, lse, saved[6], saved[7],
+          0.0, {of_q, of_k, of_v, false}, causal);
     } else {
       std::tie(dq, dk, dv) = at::_scaled_dot_product_flash_attention_for_cpu_backward(
           grads[0], q, repeated(k, heads), repeated(v, heads), out, lse, 0.0, causal, bias);
@@ -106,9 +107,9 @@ struct GroupedAttention : torch::autograd::Function<GroupedAttention> {
   }
 };
 
-// Whether libtorch would give repeated keys and values to the kernel that `GroupedAttention` takes.
+// True if libtorch would use the same kernel as `GroupedAttention` for repeated keys and values.
 bool takes_repeated(const Tensor& q, const Tensor& k, const Tensor& v, const OptT& mask, bool causal) {
-  // as large as the repeated ones, and no memory of their own
+  // the sizes of the repeated ones, without memory of their own
   const auto like = [&](const Tensor& x) { return x.narrow(1, 0, 1).expand({-1, q.size(1), -1, -1}); };
   if (q.is_meta()) return for_cuda() && cuda::takes_efficient(q, like(k), like(v), mask, causal);
   return q.is_cuda() && at::_fused_sdp_choice(q, like(k), like(v), mask, 0.0, causal) ==
@@ -121,7 +122,7 @@ OptT optional(const Tensor* mask) { return mask == nullptr ? OptT() : OptT(*mask
 
 extern "C" {
 
-// Whether `prsmed_grouped_attention` keeps less for the backward pass than libtorch's attention; `mask` may be null.
+// True if `prsmed_grouped_attention` saves less for the backward pass than libtorch's attention; `mask` may be null.
 char* prsmed_keeps_groups(at::Tensor* q, at::Tensor* k, at::Tensor* v, at::Tensor* mask, bool causal, bool* out) {
   PRSMED_TRY({
     const bool trains = at::GradMode::is_enabled() && (q->requires_grad() || k->requires_grad() || v->requires_grad());

@@ -1,5 +1,5 @@
-// Functions whose backward pass keeps less than libtorch's own: checkpointed segments that call back into Rust, and
-// convolutions and linear maps of a GELU that compute the GELU again.
+// Autograd functions that save less for the backward pass than libtorch's: checkpointed segments, which call back into
+// Rust, and convolutions and linear layers of a GELU that recompute the GELU.
 #include "graph.h"
 #include "kernels.h"
 #include "native.h"
@@ -21,7 +21,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// Runs the segment: reads `count` inputs, returns a new output tensor or nullptr with `*error` set (strdup'ed).
+// Runs the segment: reads `count` inputs, returns a new output tensor, or nullptr with `*error` set (by strdup).
 using Segment = at::Tensor* (*)(void* closure, at::Tensor** inputs, int64_t count, char** error);
 using Drop = void (*)(void* closure);
 
@@ -47,11 +47,11 @@ struct Closure : torch::CustomClassHolder {
   Drop drop;
 };
 
-// Dropout inside the segment must draw the same numbers twice.
+// Restores the generator, so that dropout in the segment draws the same numbers twice.
 struct Rng {
   at::Tensor cpu = at::detail::getDefaultCPUGenerator().get_state();
   at::Tensor device;
-  // in a captured step: how many numbers it has handed out, in place of the card's generator, which cannot be read then
+  // in a capture: the number of used random numbers, because the GPU's generator cannot be read
   std::optional<uint64_t> captured;
   int64_t index = -1;
 
@@ -84,7 +84,7 @@ struct Rng {
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
   static Variable forward(AutogradContext* ctx, c10::intrusive_ptr<Closure> closure, Variable anchor,
                           at::TensorList inputs) {
-    (void)anchor;  // makes the output require a gradient even when no input does (frozen embeddings before LoRA)
+    (void)anchor;  // makes the output require a gradient even if no input does (frozen embeddings before LoRA)
     variable_list list(inputs.begin(), inputs.end());
     Rng rng(list);
     ctx->saved_data["closure"] = c10::IValue::make_capsule(closure);
@@ -127,7 +127,7 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
   }
 };
 
-// conv(gelu(x)): keeps x alone, where libtorch keeps x for the GELU's gradient and gelu(x) for the weight's.
+// conv(gelu(x)): saves only x. libtorch would save x for the GELU's gradient and gelu(x) for the weight's.
 struct GeluConv : torch::autograd::Function<GeluConv> {
   static Variable forward(AutogradContext* ctx, Variable x, Variable weight, Variable bias, int64_t stride,
                           int64_t padding, int64_t groups) {
@@ -143,15 +143,15 @@ struct GeluConv : torch::autograd::Function<GeluConv> {
     const auto &x = saved[0], &weight = saved[1];
     const int64_t stride = ctx->saved_data["stride"].toInt(), padding = ctx->saved_data["padding"].toInt();
     const std::array<bool, 3> needs = {ctx->needs_input_grad(0), ctx->needs_input_grad(1), ctx->needs_input_grad(2)};
-    auto [gx, gw, gb] = at::convolution_backward(grads[0], at::gelu(x), weight, at::IntArrayRef{weight.size(0)},
-                                                 {stride, stride}, {padding, padding}, {1, 1}, false, {0, 0},
-                                                 ctx->saved_data["groups"].toInt(), needs);
+    auto [gx, gw, gb] =
+        at::convolution_backward(grads[0], at::gelu(x), weight, at::IntArrayRef{weight.size(0)}, {stride, stride},
+                                 {padding, padding}, {1, 1}, false, {0, 0}, ctx->saved_data["groups"].toInt(), needs);
     if (gx.defined()) gx = at::gelu_backward(gx, x);
     return {gx, gw, gb, Variable(), Variable(), Variable()};
   }
 };
 
-// linear(gelu(x)), likewise.
+// linear(gelu(x)), in the same way.
 struct GeluLinear : torch::autograd::Function<GeluLinear> {
   static Variable forward(AutogradContext* ctx, Variable x, Variable weight, Variable bias) {
     ctx->save_for_backward({x, weight});
@@ -170,9 +170,9 @@ struct GeluLinear : torch::autograd::Function<GeluLinear> {
   }
 };
 
-at::Generator generator_of(int32_t card) {
-  if (card < 0) return at::detail::getDefaultCPUGenerator();
-  return at::globalContext().defaultGenerator(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(card)));
+at::Generator generator_of(int32_t gpu) {
+  if (gpu < 0) return at::detail::getDefaultCPUGenerator();
+  return at::globalContext().defaultGenerator(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(gpu)));
 }
 
 }  // namespace
@@ -200,12 +200,12 @@ char* prsmed_checkpoint(void* data, Segment run, Drop drop, at::Tensor** inputs,
 
 void prsmed_flash_attention() { at::globalContext().setSDPUseCuDNN(false); }
 
-// The state of a device's generator: of the host's for `card` -1, else of that card's.
-char* prsmed_rng_state(int32_t card, at::Tensor** out) {
-  PRSMED_TRY(*out = new at::Tensor(generator_of(card).get_state()))
+// State of a generator: the CPU's if `gpu` is -1, else that GPU's.
+char* prsmed_rng_state(int32_t gpu, at::Tensor** out) {
+  PRSMED_TRY(*out = new at::Tensor(generator_of(gpu).get_state()))
 }
 
-char* prsmed_set_rng_state(int32_t card, at::Tensor* state) { PRSMED_TRY(generator_of(card).set_state(*state)) }
+char* prsmed_set_rng_state(int32_t gpu, at::Tensor* state) { PRSMED_TRY(generator_of(gpu).set_state(*state)) }
 
 void prsmed_free_message(char* text) { free(text); }
 }

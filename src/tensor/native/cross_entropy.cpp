@@ -1,6 +1,6 @@
-// Cross-entropy of a linear map's outputs that never holds them all: a chunk of rows at a time, and the gradient of the
-// inputs (and of the weight, where it is trained) is made on the way, so that nothing of the outputs' size is kept.
-// Hsu et al. 2024, "Liger Kernel" (fused linear cross-entropy).
+// Cross-entropy of a linear layer's logits in chunks of rows, so that not all logits exist at once. The forward pass
+// also computes the gradient of the inputs (and of the weight, if it is trained), so that nothing of the logits' size
+// is saved. Hsu et al. 2024, "Liger Kernel" (fused linear cross-entropy).
 #include "native.h"
 
 #include <ATen/ops/empty.h>
@@ -14,7 +14,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// Adds the chunk's losses to `total` and returns the gradient of its logits in their dtype; labels below 0 are ignored.
+// Adds the chunk's losses to `total`. Returns the gradient of its logits in their dtype. Labels below 0 are ignored.
 at::Tensor chunk_loss(const at::Tensor& rows, const at::Tensor& weight, const at::Tensor& labels, at::Tensor& total,
                       bool wants_gradient) {
   auto logits = at::linear(rows, weight);
@@ -63,8 +63,8 @@ struct LinearCrossEntropy : torch::autograd::Function<LinearCrossEntropy> {
 
 }  // namespace
 
-extern "C" char* prsmed_linear_cross_entropy(at::Tensor* rows, at::Tensor* weight, at::Tensor* labels,
-                                             int64_t chunk, at::Tensor** out) {
-  PRSMED_TRY(*out = new at::Tensor(LinearCrossEntropy::apply(*rows, *weight, *labels, chunk,
-                                                                   at::GradMode::is_enabled())))
+extern "C" char* prsmed_linear_cross_entropy(at::Tensor* rows, at::Tensor* weight, at::Tensor* labels, int64_t chunk,
+                                             at::Tensor** out) {
+  PRSMED_TRY(*out =
+                 new at::Tensor(LinearCrossEntropy::apply(*rows, *weight, *labels, chunk, at::GradMode::is_enabled())))
 }

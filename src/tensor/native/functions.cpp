@@ -1,12 +1,11 @@
-// Functions of the language model that keep less for the backward pass than a chain of libtorch's operators: RMSNorm,
-// SwiGLU, LoRA, rotary positions; and the bias of attention among packed texts. What has no operator of libtorch is one of
-// ours below `prsmed::`: a loop on the CPU, libtorch's operators elsewhere; on meta tensors it allocates what that of the
-// target allocates.
+// Fused functions of the language model that save less for the backward pass than libtorch's operators: RMSNorm,
+// SwiGLU, LoRA, rotary embedding; and the attention bias of packed sequences. Functions without an operator in libtorch
+// are custom operators `prsmed::`: a loop on the CPU, custom CUDA kernels or libtorch's operators on a GPU. On meta
+// tensors they allocate what the target would allocate.
 #include "kernels.h"
 #include "meta.h"
 #include "native.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
 #include <ATen/Dispatch.h>
 #include <ATen/OpMathType.h>
@@ -34,13 +33,13 @@ using torch::autograd::Variable;
 using torch::autograd::variable_list;
 using Two = std::tuple<Tensor, Tensor>;
 
-#define PRSMED_FLOATS(TYPE, ...) \
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, TYPE, "prsmed", __VA_ARGS__)
+#define PRSMED_FLOATS(TYPE, ...) AT_DISPATCH_FLOATING_TYPES_AND2(at::kBFloat16, at::kHalf, TYPE, "prsmed", __VA_ARGS__)
 
-// Whether loops run on `t`, or would in the rehearsed run.
+// True if the CPU's loops run on `t`, or would in the planned run.
 bool loops(const Tensor& t) { return t.is_cpu() || (t.is_meta() && !for_cuda()); }
 
-// Calls `body(first, last)` for parts of `0..rows` on libtorch's threads: its iterator walks over rows that are never read.
+// Calls `body(first, last)` for parts of `0..rows` on libtorch's threads. Its iterator runs over rows that are never
+// read.
 template <class F>
 void each_row(int64_t rows, int64_t width, F body) {
   if (rows == 0) return;
@@ -69,19 +68,39 @@ A lanes(int64_t n, F term) {
   return total;
 }
 
+// Fallbacks of RMSNorm: fewer and smaller temporary tensors than `kernels::composed`, with more roundings.
+std::pair<Tensor, Tensor> rms_norm_fallback(const Tensor& x, const Tensor& weight, double eps) {
+  auto rstd = at::linalg_vector_norm(x, 2, at::IntArrayRef{-1}, true, at::toOpMathType(x.scalar_type()));
+  rstd.mul_(rstd).div_(x.size(-1)).add_(eps).rsqrt_();
+  auto y = at::empty_like(x);
+  at::mul_out(y, x, rstd);
+  return {y.mul_(weight), rstd};
+}
+
+Tensor rms_norm_backward_fallback(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+  const auto g = dy * weight;
+  auto wide = g.to(at::toOpMathType(x.scalar_type()), false, true);
+  auto factor = wide.mul_(x).mean(at::IntArrayRef{-1}, true);
+  factor.mul_(rstd).mul_(rstd).mul_(rstd).neg_();
+  at::mul_out(wide, x, factor);
+  return wide.addcmul_(g, rstd).to(x.scalar_type());
+}
+
+Tensor rms_norm_weight_grad_fallback(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+  auto normed = at::empty_like(x);
+  at::mul_out(normed, x, rstd);
+  const int64_t d = x.size(-1), rows = x.numel() / std::max<int64_t>(d, 1);
+  return normed.mul_(dy).view({rows, d}).sum(at::IntArrayRef{0}, false, weight.scalar_type());
+}
+
 Two rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   const auto kind = x.scalar_type();
   const int64_t d = x.size(-1), rows = x.numel() / std::max<int64_t>(d, 1);
   const auto w = weight.to(kind);
   if (!loops(x)) {
-    const auto chain = [&] {
-      auto rstd = at::linalg_vector_norm(x, 2, at::IntArrayRef{-1}, true, at::toOpMathType(kind));
-      rstd.mul_(rstd).div_(d).add_(eps).rsqrt_();
-      auto y = at::empty_like(x);
-      at::mul_out(y, x, rstd);
-      return std::pair<Tensor, Tensor>(y.mul_(w), rstd);
-    };
-    return kernels::choose("rms_norm", x, [&] { return kernels::rms_norm(x, w, eps); }, chain);
+    return kernels::choose(
+        "rms_norm", x, [&] { return kernels::rms_norm(x, w, eps); },
+        [&] { return rms_norm_fallback(x, w, eps); });
   }
   const auto xc = x.contiguous();
   auto sizes = x.sizes().vec();
@@ -91,8 +110,8 @@ Two rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   PRSMED_FLOATS(kind, [&] {
     using A = at::opmath_type<scalar_t>;
     const auto *px = xc.const_data_ptr<scalar_t>(), *pw = w.const_data_ptr<scalar_t>();
-    auto *py = y.mutable_data_ptr<scalar_t>();
-    auto *pr = rstd.mutable_data_ptr<A>();
+    auto* py = y.mutable_data_ptr<scalar_t>();
+    auto* pr = rstd.mutable_data_ptr<A>();
     each_row(rows, d, [=](int64_t first, int64_t last) {
       for (int64_t i = first; i < last; ++i) {
         const auto* from = px + i * d;
@@ -107,7 +126,7 @@ Two rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   return {y, rstd};
 }
 
-// Gradients of x and of the weight, each where it is wanted.
+// Gradients of x and of the weight, if they are needed.
 Two rms_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& rstd, const Tensor& weight, bool of_x,
                       bool of_weight) {
   const auto kind = x.scalar_type(), wide_kind = at::toOpMathType(kind);
@@ -115,90 +134,67 @@ Two rms_norm_backward(const Tensor& grad, const Tensor& x, const Tensor& rstd, c
   const auto w = weight.to(kind);
   Tensor gx, gw;
   if (!loops(x)) {
-    const auto own = [&]() -> std::optional<std::pair<Tensor, Tensor>> {
+    const auto custom = [&]() -> std::optional<std::pair<Tensor, Tensor>> {
       std::optional<Tensor> own_x = Tensor(), own_w = Tensor();
       if (of_x) own_x = kernels::rms_norm_backward(grad, x, w, rstd);
       if (own_x && of_weight) own_w = kernels::rms_norm_weight_grad(grad, x, w, rstd);
       if (!own_x || !own_w) return {};
       return std::pair(*own_x, of_weight ? own_w->to(weight.scalar_type()) : *own_w);
     };
-    const auto chain = [&] {
+    const auto fallback = [&] {
       Tensor gx, gw;
-      if (of_weight) {
-        auto normed = at::empty_like(x);
-        at::mul_out(normed, x, rstd);
-        gw = normed.mul_(grad).view({rows, d}).sum(at::IntArrayRef{0}, false, weight.scalar_type());
-      }
-      if (of_x) {
-        const auto g = grad * w;
-        auto wide = g.to(wide_kind, false, true);
-        auto factor = wide.mul_(x).mean(at::IntArrayRef{-1}, true);
-        factor.mul_(rstd).mul_(rstd).mul_(rstd).neg_();
-        at::mul_out(wide, x, factor);
-        gx = wide.addcmul_(g, rstd).to(kind);
-      }
+      if (of_weight) gw = rms_norm_weight_grad_fallback(grad, x, weight, rstd);
+      if (of_x) gx = rms_norm_backward_fallback(grad, x, w, rstd);
       return std::pair<Tensor, Tensor>(gx, gw);
     };
-    return kernels::choose(of_weight ? "rms_norm_backward of both" : "rms_norm_backward", x, own, chain);
+    return kernels::choose(of_weight ? "rms_norm_backward of both" : "rms_norm_backward", x, custom, fallback);
   }
   const auto g = grad.contiguous(), xc = x.contiguous();
   Tensor parts;
   if (of_x) gx = at::empty_like(xc);
   if (of_weight) parts = at::zeros({at::get_num_threads(), d}, x.options().dtype(wide_kind));
-  if (!x.is_meta()) PRSMED_FLOATS(kind, [&] {
-    using A = at::opmath_type<scalar_t>;
-    const auto *px = xc.const_data_ptr<scalar_t>(), *pg = g.const_data_ptr<scalar_t>(),
-               *pw = w.const_data_ptr<scalar_t>();
-    const auto* pr = rstd.const_data_ptr<A>();
-    auto* to_x = of_x ? gx.mutable_data_ptr<scalar_t>() : nullptr;
-    auto* to_w = of_weight ? parts.mutable_data_ptr<A>() : nullptr;
-    each_row(rows, d, [=](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i) {
-        const auto *xs = px + i * d, *gs = pg + i * d;
-        const A r = pr[i];
-        if (to_x != nullptr) {
-          auto* to = to_x + i * d;
-          auto scaled = [=](int64_t j) { return static_cast<A>(gs[j]) * static_cast<A>(pw[j]); };
-          const A dot = lanes<A>(d, [=](int64_t j) { return scaled(j) * static_cast<A>(xs[j]); });
-          const A factor = dot / d * r * r * r;
-          for (int64_t j = 0; j < d; ++j) to[j] = r * scaled(j) - factor * static_cast<A>(xs[j]);
+  if (!x.is_meta())
+    PRSMED_FLOATS(kind, [&] {
+      using A = at::opmath_type<scalar_t>;
+      const auto *px = xc.const_data_ptr<scalar_t>(), *pg = g.const_data_ptr<scalar_t>(),
+                 *pw = w.const_data_ptr<scalar_t>();
+      const auto* pr = rstd.const_data_ptr<A>();
+      auto* to_x = of_x ? gx.mutable_data_ptr<scalar_t>() : nullptr;
+      auto* to_w = of_weight ? parts.mutable_data_ptr<A>() : nullptr;
+      each_row(rows, d, [=](int64_t first, int64_t last) {
+        for (int64_t i = first; i < last; ++i) {
+          const auto *xs = px + i * d, *gs = pg + i * d;
+          const A r = pr[i];
+          if (to_x != nullptr) {
+            auto* to = to_x + i * d;
+            auto scaled = [=](int64_t j) { return static_cast<A>(gs[j]) * static_cast<A>(pw[j]); };
+            const A dot = lanes<A>(d, [=](int64_t j) { return scaled(j) * static_cast<A>(xs[j]); });
+            const A factor = dot / d * r * r * r;
+            for (int64_t j = 0; j < d; ++j) to[j] = r * scaled(j) - factor * static_cast<A>(xs[j]);
+          }
+          if (to_w != nullptr) {
+            auto* to = to_w + at::get_thread_num() * d;
+            for (int64_t j = 0; j < d; ++j)
+              to[j] += static_cast<A>(gs[j]) * static_cast<A>(static_cast<scalar_t>(static_cast<A>(xs[j]) * r));
+          }
         }
-        if (to_w != nullptr) {
-          auto* to = to_w + at::get_thread_num() * d;
-          for (int64_t j = 0; j < d; ++j)
-            to[j] += static_cast<A>(gs[j]) * static_cast<A>(static_cast<scalar_t>(static_cast<A>(xs[j]) * r));
-        }
-      }
+      });
     });
-  });
   if (of_weight) gw = parts.sum(at::IntArrayRef{0}).to(weight.scalar_type());
   return {gx, gw};
 }
 
-// ---- rotary positions ---------------------------------------------------------------------------------------------
-// `xs [b, t, h d]`, contiguous, is turned in place, head by head; `cos` and `sin [t, d / 2]` or `[b, t, d / 2]` in its
+// ---- rotary embedding ---------------------------------------------------------------------------------------------
+// Rotates `xs [b, t, h d]`, contiguous, in place, head by head. `cos` and `sin`: `[t, d / 2]` or `[b, t, d / 2]` in its
 // dtype.
 Tensor& rotate_(Tensor& xs, const Tensor& cos, const Tensor& sin, bool back) {
   const int64_t b = xs.size(0), t = xs.size(1), half = cos.size(-1), heads = xs.size(2) / (2 * half);
   if (!loops(xs)) {
-    const auto chain = [&](const Tensor& to) {
-      const auto halves = to.view({b, t, heads, 2, half});
-      auto first = halves.select(3, 0), second = halves.select(3, 1);
-      const auto c = cos.unsqueeze(-2), s = sin.unsqueeze(-2);
-      const auto from_first = first * s, from_second = second * s;
-      first.mul_(c);
-      second.mul_(c);
-      if (back) {
-        first.add_(from_second);
-        second.sub_(from_first);
-      } else {
-        first.sub_(from_second);
-        second.add_(from_first);
-      }
-    };
+    const auto fallback = [&](const Tensor& to) { kernels::composed::rotate_(to, cos, sin, back); };
     const auto own_on_copy = [&] { return kernels::rotate_(xs.clone(), cos, sin, back); };
-    const bool is_own = kernels::usable(xs) && kernels::prefer("rotary", xs, own_on_copy, [&] { chain(xs.clone()); });
-    if (!is_own || !kernels::rotate_(xs, cos, sin, back)) chain(xs);
+    const bool is_own =
+        kernels::usable(xs) && kernels::prefer("rotary", xs, own_on_copy, [&] { fallback(xs.clone()); });
+    if (!is_own || !kernels::rotate_(xs, cos, sin, back)) fallback(xs);
     return xs;
   }
   if (xs.is_meta()) return xs;
@@ -225,20 +221,20 @@ Tensor& rotate_(Tensor& xs, const Tensor& cos, const Tensor& sin, bool back) {
   return xs;
 }
 
-// ---- attention among packed texts ---------------------------------------------------------------------------------
-// `[b, 1, t, t]` of blocks `[b, t]`: see `kernels::packed_bias`.
+// ---- attention bias of packed sequences ---------------------------------------------------------------------------
+// `[b, 1, t, t]` from blocks `[b, t]`: see `kernels::packed_bias`.
 Tensor packed_bias(const Tensor& blocks, at::ScalarType kind) {
   const int64_t b = blocks.size(0), t = blocks.size(1);
-  // rows start at multiples of 8 numbers: CUDA's attention would copy the bias for every layer otherwise
+  // rows start at multiples of 8 elements; otherwise CUDA's attention would copy the bias in every layer
   const auto bias = at::empty({b, 1, t, (t + 7) / 8 * 8}, blocks.options().dtype(kind));
-  const auto own = [&] { return kernels::packed_bias(blocks, bias); };
-  const auto chain = [&] { kernels::composed::packed_bias(blocks, bias); };
-  if (!kernels::usable(bias) || !kernels::prefer("packed_bias", bias, own, chain) || !own()) chain();
+  const auto custom = [&] { return kernels::packed_bias(blocks, bias); };
+  const auto fallback = [&] { kernels::composed::packed_bias(blocks, bias); };
+  if (!kernels::usable(bias) || !kernels::prefer("packed_bias", bias, custom, fallback) || !custom()) fallback();
   return bias.narrow(3, 0, t);
 }
 
-// ---- dropout from a seed ------------------------------------------------------------------------------------------
-// Whether element `j` of a row is kept; rows have keys of their own. Wellons' `lowbias32` mixes the bits.
+// ---- seeded dropout -----------------------------------------------------------------------------------------------
+// True if element `j` of a row is kept. Each row has a key. Wellons' `lowbias32` mixes the bits.
 struct Keep {
   uint32_t key, threshold;
   bool operator()(int64_t j) const {
@@ -255,11 +251,11 @@ uint32_t row_key(int64_t seed, int64_t row) {
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
   return static_cast<uint32_t>((z ^ (z >> 31)) >> 32);
 }
-// The same seed gives the same mask; on a card from a generator of its own.
+// The same seed gives the same mask. On a GPU it uses a generator of its own.
 Tensor device_mask(const Tensor& x, double p, int64_t seed) {
   auto mask = at::empty(x.sizes(), x.options().dtype(at::kBool));
   if (x.is_meta()) return mask;
-  TORCH_CHECK(!kernels::capturing(x), "dropout from a seed is recorded with kernels of our own alone");
+  TORCH_CHECK(!kernels::capturing(x), "seeded dropout can be captured only with custom CUDA kernels");
   auto generator = at::globalContext().defaultGenerator(x.device()).clone();
   generator.set_current_seed(static_cast<uint64_t>(seed));
   return mask.bernoulli_(1 - p, generator);
@@ -279,7 +275,7 @@ void drop_rows(const Tensor& x, Tensor& y, double p, int64_t seed) {
     });
   });
 }
-// Sets elements to 0 with probability `p`; nothing is scaled.
+// Sets elements to 0 with probability `p`, without scaling.
 Tensor drop(const Tensor& x, double p, int64_t seed) {
   if (!loops(x)) {
     const auto xc = x.contiguous();
@@ -299,23 +295,14 @@ Tensor& drop_(Tensor& x, double p, int64_t seed) {
   drop_rows(x, x, p, seed);
   return x;
 }
-// A number of the host's generator, which checkpointing sets back before the second run.
-int64_t draw_seed(const Tensor& x) {
-  if (x.is_meta()) return 0;
-  auto generator = at::detail::getDefaultCPUGenerator();
-  auto* numbers = at::check_generator<at::CPUGeneratorImpl>(generator);
-  int64_t seed = 0;
-  {
-    std::lock_guard<std::mutex> lock(numbers->mutex_);
-    seed = static_cast<int64_t>(numbers->random64());
-  }
-  kernels::note_seed(seed);
-  return seed;
-}
+// A number of the CPU's generator, which checkpointing restores before the recomputation.
+int64_t draw_seed(const Tensor& x) { return x.is_meta() ? 0 : kernels::new_seed(); }
 
 TORCH_LIBRARY(prsmed, m) {
   m.def("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)");
-  m.def("rms_norm_backward(Tensor grad, Tensor x, Tensor rstd, Tensor weight, bool of_x, bool of_weight) -> (Tensor, Tensor)");
+  m.def(
+      "rms_norm_backward(Tensor grad, Tensor x, Tensor rstd, Tensor weight, bool of_x, bool of_weight) -> (Tensor, "
+      "Tensor)");
   m.def("rotate_(Tensor(a!) xs, Tensor cos, Tensor sin, bool back) -> Tensor(a!)");
   m.def("packed_bias(Tensor blocks, ScalarType kind) -> Tensor");
   m.def("drop(Tensor x, float p, int seed) -> Tensor");
@@ -329,7 +316,7 @@ TORCH_LIBRARY_IMPL(prsmed, CompositeExplicitAutograd, m) {
   m.impl("drop", drop);
   m.impl("drop_", drop_);
 }
-// Calls one of the operators above as libtorch calls its own, so that a trace sees it.
+// Calls one of the operators above through the dispatcher, so that a trace records it.
 template <auto Kernel, class... A>
 decltype(auto) call(const char* name, A&&... arguments) {
   at::AutoDispatchBelowAutograd below;
@@ -353,24 +340,21 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
   }
 };
 
-// silu(gate) * up, keeping the two and not the SiLU.
+// silu(gate) * up: saves both, but not the SiLU.
 struct SwiGlu : torch::autograd::Function<SwiGlu> {
   static Variable forward(AutogradContext* ctx, Variable gate, Variable up) {
     ctx->save_for_backward({gate, up});
-    return kernels::choose("swiglu", gate, [&] { return kernels::swiglu(gate, up); }, [&] { return at::silu(gate).mul_(up); });
+    return kernels::choose(
+        "swiglu", gate, [&] { return kernels::swiglu(gate, up); }, [&] { return kernels::composed::swiglu(gate, up); });
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto saved = ctx->get_saved_variables();
     const auto &gate = saved[0], &up = saved[1];
     Variable ggate, gup;
     if (ctx->needs_input_grad(0) && ctx->needs_input_grad(1)) {
-      const auto chain = [&] {
-        auto first = grads[0] * up;
-        at::silu_backward_out(first, first, gate);
-        return std::pair<Tensor, Tensor>(first, at::silu(gate).mul_(grads[0]));
-      };
-      auto [first, second] =
-          kernels::choose("swiglu_backward", gate, [&] { return kernels::swiglu_backward(grads[0], gate, up); }, chain);
+      const auto fallback = [&] { return kernels::composed::swiglu_backward(grads[0], gate, up); };
+      auto [first, second] = kernels::choose(
+          "swiglu_backward", gate, [&] { return kernels::swiglu_backward(grads[0], gate, up); }, fallback);
       return {first, second};
     }
     if (ctx->needs_input_grad(0)) {
@@ -382,7 +366,7 @@ struct SwiGlu : torch::autograd::Function<SwiGlu> {
   }
 };
 
-// ys += scale * dropout(x) a^T b^T in place, keeping x (which other projections share), the narrow product and a seed.
+// ys += scale * dropout(x) a^T b^T in place: saves x (shared with other projections), the product with a, and a seed.
 struct LowRank : torch::autograd::Function<LowRank> {
   static Variable forward(AutogradContext* ctx, Variable ys, Variable x, Variable a, Variable b, double scale,
                           double p) {
@@ -393,7 +377,7 @@ struct LowRank : torch::autograd::Function<LowRank> {
     auto dropped = p > 0 ? call<&drop>("prsmed::drop", rows, p, seed) : rows;
     auto low = at::mm(dropped, a.to(kind).t());
     dropped.reset();
-    // the mask leaves numbers as they are: the narrow product is scaled
+    // the mask does not scale, so the product with a is scaled
     if (factor != 1) low.mul_(factor);
     ys.view({-1, ys.size(-1)}).addmm_(low, b.to(kind).t());
     ctx->mark_dirty({ys});
@@ -447,6 +431,42 @@ struct Rotate : torch::autograd::Function<Rotate> {
 };
 
 }  // namespace
+
+// ---- equivalents of the kernels with libtorch's operators: fallback, and reference for tests -----------------------
+namespace kernels::composed {
+void rotate_(const Tensor& xs, const Tensor& cos, const Tensor& sin, bool back) {
+  const int64_t b = xs.size(0), t = xs.size(1), half = cos.size(-1);
+  const auto halves = xs.view({b, t, xs.size(2) / (2 * half), 2, half});
+  auto first = halves.select(3, 0), second = halves.select(3, 1);
+  const auto c = cos.unsqueeze(-2), s = sin.unsqueeze(-2);
+  const auto from_first = first * s, from_second = second * s;
+  first.mul_(c);
+  second.mul_(c);
+  if (back) {
+    first.add_(from_second);
+    second.sub_(from_first);
+  } else {
+    first.sub_(from_second);
+    second.add_(from_first);
+  }
+}
+
+Tensor swiglu(const Tensor& gate, const Tensor& up) { return at::silu(gate).mul_(up); }
+
+std::pair<Tensor, Tensor> swiglu_backward(const Tensor& dy, const Tensor& gate, const Tensor& up) {
+  auto first = dy * up;
+  at::silu_backward_out(first, first, gate);
+  return {first, at::silu(gate).mul_(dy)};
+}
+
+// On the CPU, element by element, in the order that the kernel must repeat.
+Tensor drop(const Tensor& x, double p, int64_t seed) {
+  const auto from = x.cpu().contiguous();
+  auto y = at::empty_like(from);
+  drop_rows(from, y, p, seed);
+  return y.to(x.device());
+}
+}  // namespace kernels::composed
 }  // namespace prsmed
 
 extern "C" {
@@ -455,7 +475,7 @@ char* prsmed_rms_norm(at::Tensor* x, at::Tensor* weight, double eps, at::Tensor*
   PRSMED_TRY(*out = new at::Tensor(prsmed::RmsNorm::apply(*x, *weight, eps)))
 }
 
-// May write into `gate`, where no backward pass will read it.
+// May overwrite `gate` if no backward pass reads it.
 char* prsmed_swiglu(at::Tensor* gate, at::Tensor* up, at::Tensor** out) {
   PRSMED_TRY({
     const bool trains = at::GradMode::is_enabled() && (gate->requires_grad() || up->requires_grad());

@@ -1,5 +1,5 @@
-// CUDA graphs: the kernels of a step recorded once on a side stream and started again with one call. With a libtorch without
-// CUDA every function says that there is none.
+// CUDA graphs: kernels captured once on a side stream and replayed with one call. In a libtorch without CUDA every
+// function returns an error.
 #include "graph.h"
 
 #include "native.h"
@@ -19,8 +19,8 @@ namespace {
 
 using State = c10::intrusive_ptr<at::CUDAGeneratorState>;
 
-// The generator's state is private, and its public functions refuse during captures. Naming a private member is allowed
-// where a template is instantiated explicitly.
+// The generator's state is private, and its public functions fail during captures. An explicit template instantiation
+// may name a private member.
 State at::CUDAGeneratorImpl::* state_member();
 template <State at::CUDAGeneratorImpl::* member> struct Reveal {
   friend State at::CUDAGeneratorImpl::* state_member() { return member; }
@@ -34,11 +34,11 @@ at::CUDAGeneratorState& state_of(c10::DeviceIndex device) {
 }
 
 struct Graph : at::cuda::CUDAGraph {
-  // Whether it will release its pool itself.
+  // True if it will release its pool itself.
   bool ended() const { return capture_ended_; }
 };
 
-struct Recording {
+struct Capture {
   Graph graph;
   c10::DeviceIndex device;
   at::cuda::MempoolId_t pool;
@@ -49,32 +49,30 @@ template <class F> bool worked(F attempt) {
   try {
     attempt();
     return true;
-  } catch (const std::exception&) {
-    return false;
-  }
+  } catch (const std::exception&) { return false; }
 }
 
-// After a failure: what is left of the capture must not stay in the allocators of the card and of pinned memory or in the
-// generator. `capture_end` stops at the first thing that fails, which is the first thing that it does after a kernel that cannot
-// be recorded; and a graph releases its pool only where the recording ended well.
-void abandon(Recording& recording) {
-  namespace card = c10::cuda::CUDACachingAllocator;
-  if (worked([&] { recording.graph.capture_end(); })) return;
+// Cleans up after a failed capture. The rest of the capture must not stay in the allocators of GPU and pinned memory or
+// in the generator. `capture_end` stops at the first failure, which comes first after a kernel that cannot be captured.
+// A graph releases its pool only if its capture succeeded.
+void abandon(Capture& capture) {
+  namespace allocator = c10::cuda::CUDACachingAllocator;
+  if (worked([&] { capture.graph.capture_end(); })) return;
   auto& host = *at::getHostAllocator(at::kCUDA);
-  const bool was_under_way = worked([&] { card::endAllocateToPool(recording.device, recording.pool); });
-  worked([&] { host.end_allocate_to_pool(recording.pool); });
-  if ((was_under_way || recording.began) && !recording.graph.ended()) {
-    worked([&] { card::releasePool(recording.device, recording.pool); });
-    worked([&] { host.release_pool(recording.pool); });
+  const bool was_under_way = worked([&] { allocator::endAllocateToPool(capture.device, capture.pool); });
+  worked([&] { host.end_allocate_to_pool(capture.pool); });
+  if ((was_under_way || capture.began) && !capture.graph.ended()) {
+    worked([&] { allocator::releasePool(capture.device, capture.pool); });
+    worked([&] { host.release_pool(capture.pool); });
   }
-  auto& state = state_of(recording.device);
+  auto& state = state_of(capture.device);
   state.capturing_ = false;
   state.offset_intragraph_ = 0;
 }
 
 c10::impl::VirtualGuardImpl cuda() { return c10::impl::VirtualGuardImpl(at::kCUDA); }
 
-// libtorch records the current card's current stream.
+// libtorch captures the current stream of the current device
 c10::DeviceGuard current(c10::DeviceIndex device) { return c10::DeviceGuard(at::Device(at::kCUDA, device)); }
 
 }  // namespace
@@ -88,7 +86,7 @@ void set_captured_offset(c10::DeviceIndex device, uint64_t offset) { state_of(de
 
 extern "C" {
 
-// A pool of memory that several graphs share. Once there was a graph and there is none any more, it takes no new ones.
+// A memory pool that several graphs share. After its last graph is freed, libtorch accepts no new ones in it.
 char* prsmed_graph_pool(uint64_t* out) {
   PRSMED_TRY({
     const auto pool = at::cuda::graph_pool_handle();
@@ -97,7 +95,7 @@ char* prsmed_graph_pool(uint64_t* out) {
   })
 }
 
-// Makes a side stream this thread's current one: graphs cannot be recorded on the default stream.
+// Makes a side stream current on this thread: the default stream cannot be captured.
 char* prsmed_stream_enter(int32_t device) {
   PRSMED_TRY({
     const auto index = static_cast<c10::DeviceIndex>(device);
@@ -106,7 +104,7 @@ char* prsmed_stream_enter(int32_t device) {
   })
 }
 
-// Back to the default stream, when everything has run.
+// Returns to the default stream, after all work is complete.
 char* prsmed_stream_leave(int32_t device) {
   PRSMED_TRY({
     const auto index = static_cast<c10::DeviceIndex>(device);
@@ -117,55 +115,55 @@ char* prsmed_stream_leave(int32_t device) {
 
 char* prsmed_synchronize(int32_t device) { PRSMED_TRY(cuda().synchronizeDevice(static_cast<c10::DeviceIndex>(device))) }
 
-// From now on this thread's current stream records kernels in place of running them.
+// Begins a capture: this thread's current stream records kernels instead of running them.
 char* prsmed_graph_begin(int32_t device, const uint64_t* pool, void** out) {
   PRSMED_TRY({
     const auto index = static_cast<c10::DeviceIndex>(device);
     cuda().synchronizeDevice(index);
     const auto guard = current(index);
-    auto recording = std::make_unique<Recording>();
-    recording->device = index;
-    recording->pool = at::cuda::MempoolId_t(pool[0], pool[1]);
-    recording->graph.register_generator_state(at::cuda::detail::getDefaultCUDAGenerator(index));
+    auto capture = std::make_unique<Capture>();
+    capture->device = index;
+    capture->pool = at::cuda::MempoolId_t(pool[0], pool[1]);
+    capture->graph.register_generator_state(at::cuda::detail::getDefaultCUDAGenerator(index));
     try {
-      // other threads bring data meanwhile: their calls are not part of it
-      recording->graph.capture_begin(recording->pool, cudaStreamCaptureModeThreadLocal);
-      recording->began = true;
+      // other threads load data meanwhile: their calls are not captured
+      capture->graph.capture_begin(capture->pool, cudaStreamCaptureModeThreadLocal);
+      capture->began = true;
     } catch (...) {
-      abandon(*recording);
+      abandon(*capture);
       throw;
     }
-    *out = recording.release();
+    *out = capture.release();
   })
 }
 
-// Ends the recording; the graph can be replayed.
+// Ends the capture. The graph can be replayed.
 char* prsmed_graph_end(void* graph) {
-  auto* recording = static_cast<Recording*>(graph);
+  auto* capture = static_cast<Capture*>(graph);
   PRSMED_TRY({
-    const auto guard = current(recording->device);
+    const auto guard = current(capture->device);
     try {
-      recording->graph.capture_end();
+      capture->graph.capture_end();
     } catch (...) {
-      abandon(*recording);
+      abandon(*capture);
       throw;
     }
   })
 }
 
 void prsmed_graph_abandon(void* graph) {
-  auto* recording = static_cast<Recording*>(graph);
+  auto* capture = static_cast<Capture*>(graph);
   worked([&] {
-    const auto guard = current(recording->device);
-    abandon(*recording);
+    const auto guard = current(capture->device);
+    abandon(*capture);
   });
 }
-char* prsmed_graph_replay(void* graph) { PRSMED_TRY(static_cast<Recording*>(graph)->graph.replay()) }
+char* prsmed_graph_replay(void* graph) { PRSMED_TRY(static_cast<Capture*>(graph)->graph.replay()) }
 
 void prsmed_graph_free(void* graph) {
   try {
-    delete static_cast<Recording*>(graph);
-  } catch (const std::exception&) {  // the card may be gone
+    delete static_cast<Capture*>(graph);
+  } catch (const std::exception&) {  // the GPU may have failed
   }
 }
 }

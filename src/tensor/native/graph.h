@@ -1,4 +1,4 @@
-// What other files ask about captures of CUDA graphs; whether there is one, `kernels::capturing` says.
+// Random number offsets of CUDA graph captures. `kernels::capturing` says whether a capture runs.
 #pragma once
 #include <c10/core/Device.h>
 
@@ -6,8 +6,8 @@
 
 namespace prsmed {
 
-// How many random numbers the capture has handed out so far: the place to go back to, so that a segment that runs twice
-// draws the same ones. (A generator's state, which does this outside captures, cannot be read inside.)
+// Number of random numbers that the capture has used so far. Restoring it makes a recomputed segment draw the same
+// numbers. (During a capture the generator's state, which serves this purpose otherwise, cannot be read.)
 uint64_t captured_offset(c10::DeviceIndex device);
 void set_captured_offset(c10::DeviceIndex device, uint64_t offset);
 

@@ -1,4 +1,4 @@
-// Work on each gradient as soon as it is complete, inside the backward pass.
+// Gradient hooks: run work on each gradient as soon as it is complete, during the backward pass.
 #include "native.h"
 
 #include <torch/csrc/autograd/function_hook.h>
@@ -6,7 +6,7 @@
 
 namespace {
 
-// Handles the gradient of parameter `index`; a message (strdup'ed) when it cannot.
+// Handles the gradient of parameter `index`. Returns null, or a message (by strdup).
 using Work = char* (*)(void* data, int64_t index);
 
 struct Hook final : torch::autograd::PostAccumulateGradHook {

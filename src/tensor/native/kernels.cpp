@@ -1,4 +1,5 @@
-// The host's side of the kernels: what they can take, sizes, grids and results; and which of two ways is the faster.
+// CPU side of the custom CUDA kernels: checks of their inputs, launch sizes, and the choice of the faster
+// implementation.
 #include "kernels.h"
 
 #include "kernels/args.h"
@@ -10,8 +11,6 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/silu.h>
-#include <ATen/ops/silu_backward.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/tensor.h>
 
@@ -26,7 +25,7 @@ namespace prsmed::kernels {
 namespace {
 
 constexpr uint32_t threads = 256;
-// More blocks than any card runs at once; kernels over elements stride over the rest.
+// More blocks than any GPU runs at once. Elementwise kernels loop over the rest.
 constexpr int64_t most_blocks = 1 << 16;
 constexpr int64_t weight_grad_chunks = 64;
 
@@ -44,10 +43,12 @@ const char* suffix(at::ScalarType dtype) {
   }
 }
 
-// Elements that a thread of a wide kernel takes at once.
+// Elements per access of a thread in a wide kernel.
 int64_t width(at::ScalarType dtype) { return dtype == at::kFloat ? 4 : 8; }
 
-bool aligned(const Tensor& tensor) { return tensor.is_meta() || reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0; }
+bool aligned(const Tensor& tensor) {
+  return tensor.is_meta() || reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+}
 
 uint32_t blocks(int64_t count, int64_t each) {
   return static_cast<uint32_t>(std::clamp<int64_t>((count + each * threads - 1) / (each * threads), 1, most_blocks));
@@ -57,7 +58,7 @@ template <class Args>
 void launch(const std::string& op, at::ScalarType dtype, bool wide, Grid grid, const Args& args, const Tensor& like) {
   if (like.is_meta()) return;
   const std::string name = op + suffix(dtype) + (wide ? "_wide" : "");
-  (launcher_now ? launcher_now : launch_on_card)(name.c_str(), grid, threads, &args, sizeof(args), like);
+  (launcher_now ? launcher_now : launch_on_gpu)(name.c_str(), grid, threads, &args, sizeof(args), like);
 }
 
 bool same(const Tensor& a, const Tensor& b) { return a.device() == b.device() && a.scalar_type() == b.scalar_type(); }
@@ -80,7 +81,7 @@ std::optional<Rows> rows_of(const Tensor& x, const Tensor& weight) {
   return Rows{x.numel() / dim, dim, dim % width(x.scalar_type()) == 0 && aligned(x) && aligned(weight)};
 }
 
-// The stride of rows when all leading dimensions can be seen as one, -1 otherwise.
+// Stride of rows if all leading dimensions can be merged into one, else -1.
 int64_t row_stride(const Tensor& x) {
   if (x.dim() == 0 || x.stride(-1) != 1) return -1;
   if (x.is_contiguous()) return x.size(-1);
@@ -113,7 +114,7 @@ bool swiglu_wide(const SwigluArgs& a, const Tensor& gate, const Tensor& up) {
 
 namespace {
 
-// Whether a kernel could run on `x`, wanted or not.
+// True if a kernel could run on `x`, regardless of the mode.
 bool runs_on(const Tensor& x) {
   if (launcher_now) return x.is_cpu();
   return x.is_cuda() && unavailable().empty() && loaded(x);
@@ -158,7 +159,8 @@ std::optional<Tensor> rms_norm_backward(const Tensor& dy, const Tensor& x, const
   return dx;
 }
 
-std::optional<Tensor> rms_norm_weight_grad(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+std::optional<Tensor> rms_norm_weight_grad(const Tensor& dy, const Tensor& x, const Tensor& weight,
+                                           const Tensor& rstd) {
   const auto rows = rows_of(x, weight);
   if (!rows || !same(dy, x) || dy.sizes() != x.sizes() || !rstd.is_contiguous()) return {};
   const auto grad = dy.contiguous();
@@ -179,15 +181,17 @@ bool rotate_(const Tensor& xs, const Tensor& cos, const Tensor& sin, bool back) 
   if (!usable(xs) || !suffix(dtype) || xs.dim() != 3 || xs.numel() == 0 || xs.stride(2) != 1) return false;
   const int64_t b = xs.size(0), t = xs.size(1), half = cos.size(-1), each = width(dtype);
   const bool shared = cos.numel() == t * half;
-  const bool fits = same(cos, xs) && same(sin, xs) && cos.is_contiguous() && sin.is_contiguous() && cos.sizes() == sin.sizes() &&
-                    (shared || cos.numel() == b * t * half) && xs.size(2) % (2 * half) == 0;
+  const bool fits = same(cos, xs) && same(sin, xs) && cos.is_contiguous() && sin.is_contiguous() &&
+                    cos.sizes() == sin.sizes() && (shared || cos.numel() == b * t * half) &&
+                    xs.size(2) % (2 * half) == 0;
   if (!fits) return false;
   RotaryArgs args{};
   args.x = pointer<void>(xs), args.cos = pointer<void>(cos), args.sin = pointer<void>(sin);
   args.half = half, args.heads = xs.size(2) / (2 * half), args.tokens = t, args.pairs = xs.numel() / 2;
-  args.x_batch = xs.stride(0), args.x_token = xs.stride(1), args.table_batch = shared ? 0 : t * half, args.backward = back;
-  const bool wide = half % each == 0 && args.x_batch % each == 0 && args.x_token % each == 0 && aligned(xs) && aligned(cos) &&
-                    aligned(sin);
+  args.x_batch = xs.stride(0), args.x_token = xs.stride(1), args.table_batch = shared ? 0 : t * half,
+  args.backward = back;
+  const bool wide = half % each == 0 && args.x_batch % each == 0 && args.x_token % each == 0 && aligned(xs) &&
+                    aligned(cos) && aligned(sin);
   launch("rotary", dtype, wide, {blocks(args.pairs, wide ? each : 1)}, args, xs);
   return true;
 }
@@ -234,7 +238,8 @@ std::optional<std::pair<Tensor, Tensor>> swiglu_backward(const Tensor& dy, const
 }
 
 bool nf4(const Codes& weight, const Tensor& out) {
-  if (!runs_on(out) || !suffix(out.scalar_type()) || !weight.codes.is_contiguous() || !out.is_contiguous()) return false;
+  if (!runs_on(out) || !suffix(out.scalar_type()) || !weight.codes.is_contiguous() || !out.is_contiguous())
+    return false;
   Nf4Args args{};
   args.codes = pointer<unsigned char>(weight.codes), args.y = pointer<void>(out), args.count = out.numel();
   args.block_bits = 6;
@@ -252,19 +257,21 @@ bool nf4(const Codes& weight, const Tensor& out) {
 
 bool packed_bias(const Tensor& blocks, const Tensor& bias) {
   const auto dtype = bias.scalar_type();
-  if (!usable(bias) || !suffix(dtype) || blocks.scalar_type() != at::kLong || blocks.device() != bias.device()) return false;
+  if (!usable(bias) || !suffix(dtype) || blocks.scalar_type() != at::kLong || blocks.device() != bias.device())
+    return false;
   if (!blocks.is_contiguous() || !bias.is_contiguous() || blocks.numel() != bias.size(0) * bias.size(2)) return false;
   PackedBiasArgs args{};
   args.blocks = reinterpret_cast<const long long*>(pointer<int64_t>(blocks)), args.bias = pointer<void>(bias);
   args.tokens = bias.size(2), args.row = bias.size(3), args.count = bias.numel();
   const bool wide = args.row % width(dtype) == 0 && aligned(bias);
-  if (args.count > 0) launch("packed_bias", dtype, wide, {kernels::blocks(args.count, wide ? width(dtype) : 1)}, args, bias);
+  if (args.count > 0)
+    launch("packed_bias", dtype, wide, {kernels::blocks(args.count, wide ? width(dtype) : 1)}, args, bias);
   return true;
 }
 
 namespace {
 
-// Whether a kernel can read `x` as `count` numbers of `dtype` one after another, where `like` is.
+// True if a kernel can read `x` as `count` contiguous elements of `dtype` on the device of `like`.
 bool flat(const Tensor& x, at::ScalarType dtype, int64_t count, const Tensor& like) {
   return x.scalar_type() == dtype && x.device() == like.device() && x.is_contiguous() && x.numel() == count;
 }
@@ -276,14 +283,14 @@ bool fits(const Adamw8& w) {
   return numbers(w.param, count) && numbers(w.grad, count) && codes(w.first_codes) && codes(w.second_codes) &&
          numbers(w.first_scales, blocks) && numbers(w.second_scales, blocks) && numbers(w.step, 1) &&
          numbers(w.signed_map, 256) && numbers(w.unsigned_map, 256) && (!w.rate.defined() || numbers(w.rate, 1)) &&
-         (!w.skip.defined() || numbers(w.skip, 1));
+         (!w.found_inf.defined() || numbers(w.found_inf, 1));
 }
 
 }  // namespace
 
 bool adamw8(const Adamw8& w) {
-  // a block of threads prepares numbers and maps, then goes over many blocks of 256 elements, a warp to each; emulated, two
-  // do, so that small tensors test this
+  // a thread block prepares numbers and maps, then processes many blocks of 256 elements, one per warp; in the
+  // emulation two thread blocks run, so that small tensors test this
   const int64_t most = launcher_now ? 2 : 1024, each = 256 * threads / 32;
   if (!runs_on(w.param) || !fits(w)) return false;
   Adamw8Args args{};
@@ -291,8 +298,10 @@ bool adamw8(const Adamw8& w) {
   args.codes[0] = pointer<unsigned char>(w.first_codes), args.codes[1] = pointer<unsigned char>(w.second_codes);
   args.scales[0] = pointer<float>(w.first_scales), args.scales[1] = pointer<float>(w.second_scales);
   args.map[0] = pointer<float>(w.signed_map), args.map[1] = pointer<float>(w.unsigned_map);
-  args.step = pointer<float>(w.step), args.rate_at = pointer<float>(w.rate), args.skip = pointer<float>(w.skip);
-  args.rate = w.learning_rate, args.weight_decay = w.weight_decay, args.beta1_exact = w.beta1, args.beta2_exact = w.beta2;
+  args.step = pointer<float>(w.step), args.rate_at = pointer<float>(w.rate),
+  args.found_inf = pointer<float>(w.found_inf);
+  args.rate = w.learning_rate, args.weight_decay = w.weight_decay, args.beta1_exact = w.beta1,
+  args.beta2_exact = w.beta2;
   args.beta1 = static_cast<float>(w.beta1), args.rest1 = static_cast<float>(1 - w.beta1);
   args.beta2 = static_cast<float>(w.beta2), args.rest2 = static_cast<float>(1 - w.beta2);
   args.epsilon = static_cast<float>(w.epsilon);
@@ -320,43 +329,13 @@ Tensor rms_norm_weight_grad(const Tensor& dy, const Tensor& x, const Tensor& wei
   return (dy.to(at::kFloat) * n).reshape({-1, weight.numel()}).sum(0).to(weight.scalar_type()).view_as(weight);
 }
 
-void rotate_(const Tensor& xs, const Tensor& cos, const Tensor& sin, bool back) {
-  const int64_t b = xs.size(0), t = xs.size(1), half = cos.size(-1);
-  const auto halves = xs.view({b, t, xs.size(2) / (2 * half), 2, half});
-  const auto first = halves.select(3, 0), second = halves.select(3, 1);
-  const auto c = cos.view({-1, t, 1, half}), s = back ? sin.view({-1, t, 1, half}).neg() : sin.view({-1, t, 1, half});
-  const auto from_first = first * s, from_second = second * s;
-  first.mul_(c).sub_(from_second);
-  second.mul_(c).add_(from_first);
-}
-
-// Element by element on the host: what the kernel must repeat.
-Tensor drop(const Tensor& x, double p, int64_t seed) {
-  const int64_t dim = x.size(-1);
-  auto keep = at::empty({x.numel()}, at::kBool);
-  for (int64_t i = 0; i < x.numel(); ++i) {
-    uint64_t z = static_cast<uint64_t>(seed) + (static_cast<uint64_t>(i / dim) + 1) * 0x9e3779b97f4a7c15u;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
-    uint32_t h = static_cast<uint32_t>(i % dim) * 0x9e3779b9u + static_cast<uint32_t>((z ^ (z >> 31)) >> 32);
-    h = (h ^ (h >> 16)) * 0x7feb352du;
-    h = (h ^ (h >> 15)) * 0x846ca68bu;
-    keep.mutable_data_ptr<bool>()[i] = (h ^ (h >> 16)) >= threshold_of(p);
-  }
-  return x * keep.view(x.sizes()).to(x.device());
-}
-
-Tensor swiglu(const Tensor& gate, const Tensor& up) { return at::silu(gate) * up; }
-
-std::pair<Tensor, Tensor> swiglu_backward(const Tensor& dy, const Tensor& gate, const Tensor& up) {
-  return {at::silu_backward(dy * up, gate), dy * at::silu(gate)};
-}
-
 Tensor nf4(const Codes& weight, const Tensor& like) {
+  // clang-format off
   static constexpr float values[16] = {
       -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
-      -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f,
-      0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+      -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
+      0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+  // clang-format on
   const int64_t count = like.numel();
   const auto high = weight.codes.bitwise_right_shift(4), low = weight.codes.bitwise_and(15);
   const auto codes = at::stack({high, low}, -1).reshape({-1}).narrow(0, 0, count);
@@ -374,7 +353,7 @@ void packed_bias(const Tensor& blocks, const Tensor& bias) {
   constexpr double hidden = -std::numeric_limits<double>::infinity();
   const int64_t t = blocks.size(1);
   const auto keys = blocks.unsqueeze(1), queries = blocks.unsqueeze(2);
-  const auto own = keys.ne(0), other = keys.ne(queries).logical_and_(own);
+  const auto custom = keys.ne(0), other = keys.ne(queries).logical_and_(custom);
   bias.fill_(hidden).triu_(1).narrow(3, 0, t).masked_fill_(other.unsqueeze(1), hidden);
 }
 
@@ -382,33 +361,35 @@ void packed_bias(const Tensor& blocks, const Tensor& bias) {
 
 namespace {
 
-struct Choice { double own, chain; };
+struct Choice { double custom, fallback; };
 std::mutex choices_lock;
 std::map<std::string, Choice> choices;
 
-// Sizes within a factor of two are one class.
+// Sizes within a factor of two share one choice.
 std::string class_of(const char* op, const Tensor& x) {
   int64_t class_size = 1;
   while (class_size < x.numel()) class_size *= 2;
-  return std::string(op) + (suffix(x.scalar_type()) ? suffix(x.scalar_type()) : "") + " of " + std::to_string(class_size);
+  return std::string(op) + (suffix(x.scalar_type()) ? suffix(x.scalar_type()) : "") + " of " +
+         std::to_string(class_size);
 }
 
 }  // namespace
 
-bool prefer(const char* op, const Tensor& x, const std::function<bool()>& own, const std::function<void()>& chain) {
+bool prefer(const char* op, const Tensor& x, const std::function<bool()>& custom,
+            const std::function<void()>& fallback) {
   if (launcher_now || x.is_meta() || mode() == Mode::On) return true;
   const auto key = class_of(op, x);
   {
     std::lock_guard<std::mutex> guard(choices_lock);
     const auto known = choices.find(key);
-    if (known != choices.end()) return known->second.own < known->second.chain;
+    if (known != choices.end()) return known->second.custom < known->second.fallback;
   }
   if (capturing(x)) return true;
-  if (!own()) return false;  // it does not take these tensors: others of the class may be taken
-  const Choice choice{seconds_on_card(x, [&] { (void)own(); }), seconds_on_card(x, chain)};
+  if (!custom()) return false;  // it does not support these tensors, but may support others of this size
+  const Choice choice{seconds_on_gpu(x, [&] { (void)custom(); }), seconds_on_gpu(x, fallback)};
   std::lock_guard<std::mutex> guard(choices_lock);
   choices[key] = choice;
-  return choice.own < choice.chain;
+  return choice.custom < choice.fallback;
 }
 
 }  // namespace prsmed::kernels
@@ -419,12 +400,12 @@ extern "C" {
 
 void prsmed_kernels_mode(int32_t mode) { kernels::mode_now.store(mode, std::memory_order_relaxed); }
 
-// What was measured and chosen, a line each: name, microseconds of ours, microseconds of libtorch's, tabs between.
+// The measured choices, one per line: name, microseconds of the kernel, microseconds of libtorch, separated by tabs.
 char* prsmed_kernels_choices() {
   std::lock_guard<std::mutex> guard(kernels::choices_lock);
   std::string text;
   for (const auto& [key, choice] : kernels::choices)
-    text += key + "\t" + std::to_string(choice.own * 1e6) + "\t" + std::to_string(choice.chain * 1e6) + "\n";
+    text += key + "\t" + std::to_string(choice.custom * 1e6) + "\t" + std::to_string(choice.fallback * 1e6) + "\n";
   return prsmed_message(text.c_str());
 }
 }

@@ -1,6 +1,6 @@
-// Kernels of our own in place of chains of libtorch's (`kernels/*.cu`, compiled at run time by NVRTC). Every function gives
-// nothing where they cannot be used (another device, dtype or layout, switched off): the caller then runs the chain, which
-// `composed` holds for most. Results of both are interchangeable between forward and backward.
+// Custom CUDA kernels in place of sequences of libtorch's operators (`kernels/*.cu`, compiled at run time by NVRTC).
+// A function returns nothing if its kernel cannot run (other device, dtype or layout, or switched off). The caller then
+// uses libtorch's operators; `composed` has most of them. Both ways may be mixed between forward and backward pass.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -18,47 +18,48 @@ using at::Tensor;
 
 enum class Mode : int32_t { Auto = 0, On = 1, Off = 2 };
 
-// Four bits to a weight, as bitsandbytes stores them: `codes` u8, two to a byte, the first in the high half. `absmax` is fp32,
-// one to 64 elements, or with double quantization u8: it stands for map[absmax] * nested[block / 256] + offset then.
+// NF4 codes of a weight as bitsandbytes stores them: `codes` u8, two per byte, the first in the high half. `absmax` is
+// fp32, one scale per 64 elements. With double quantization it is u8: a scale is map[absmax] * nested[block / 256] +
+// offset.
 struct Codes {
   Tensor codes, absmax, nested, map;
   double offset = 0.0;
 };
 
-// Whether kernels may run on `x`; on the meta device, whether those of the card that is planned for would.
+// True if kernels may run on `x`. On the meta device: if they may run on the planned GPU.
 bool usable(const Tensor& x);
 
-// y and 1 / sqrt(mean(x^2) + eps) of each row (fp32, `[..., 1]`).
+// Returns y, and 1 / sqrt(mean(x^2) + eps) of each row (fp32, `[..., 1]`).
 std::optional<std::pair<Tensor, Tensor>> rms_norm(const Tensor& x, const Tensor& weight, double eps);
-// The gradient of x.
+// Gradient of x.
 std::optional<Tensor> rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd);
-// The gradient of the weight.
+// Gradient of the weight.
 std::optional<Tensor> rms_norm_weight_grad(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd);
-// Turns `xs [b, t, h d]` in place, head by head; `cos`, `sin` `[t, d / 2]` or `[b, t, d / 2]` (ones between allowed) in its
-// dtype. Whether it did.
+// Rotates `xs [b, t, h d]` in place, head by head. `cos`, `sin`: `[t, d / 2]` or `[b, t, d / 2]` (dimensions of size 1
+// may be added), in its dtype. Returns true if it did.
 bool rotate_(const Tensor& xs, const Tensor& cos, const Tensor& sin, bool back);
-// Whether `drop` takes tensors like `x`, laid out without gaps: wherever it can, whatever the mode, since only a kernel of
-// ours can be recorded with another seed for each replay.
+// True if `drop` supports contiguous tensors like `x`. It does not depend on the mode, because libtorch's operators
+// cannot be captured with a new seed per replay.
 bool drops(const Tensor& x);
-// `y` = `x` with elements set to 0 with probability `p`; nothing is scaled. The mask follows from the seed and the place
-// alone. Whether it did.
+// Dropout without scaling: writes `x` to `y`, with elements set to 0 with probability `p`. The mask depends only on the
+// seed and the index of the element. Returns true if it did.
 bool drop(const Tensor& x, const Tensor& y, double p, int64_t seed);
 // silu(gate) up.
 std::optional<Tensor> swiglu(const Tensor& gate, const Tensor& up);
-// The gradients of gate and up.
+// Gradients of gate and up.
 std::optional<std::pair<Tensor, Tensor>> swiglu_backward(const Tensor& dy, const Tensor& gate, const Tensor& up);
-// Writes the weight that the codes stand for into `out` (bf16, fp16 or fp32, contiguous). Allocates nothing. Whether it did:
-// wherever it can, whatever the mode, since libtorch's operators need more memory than plans count.
+// Dequantizes the codes into `out` (bf16, fp16 or fp32, contiguous) without allocations. Returns true if it did. It
+// does not depend on the mode, because libtorch's operators need more memory than plans count.
 bool nf4(const Codes& weight, const Tensor& out);
-// Writes what `blocks [b, t]` i64 mean for attention into `bias [b, 1, t, t or more]` (contiguous): 0 where the query of a row
-// sees the key of a column, that is one of block 0 or of its own block, up to itself; minus infinity elsewhere, also where
-// no key is. Whether it did.
+// Writes the attention bias of `blocks [b, t]` i64 into `bias [b, 1, t, t or more]` (contiguous). It is 0 where the
+// query of a row may attend to the key of a column: a key of block 0 or of the query's own block that is not after it.
+// It is minus infinity elsewhere, and in the padding of rows. Returns true if it did.
 bool packed_bias(const Tensor& blocks, const Tensor& bias);
-// A step of AdamW with moments in 8 bits, with the numbers of the CPU's; waits for nothing. Allocates nothing. Whether it did:
-// wherever it can, whatever the mode, as `nf4`. Its twin is `step8_composed` (optim.h).
+// A step of 8-bit AdamW, bit-identical to the CPU's, without synchronisation or allocations. Returns true if it did.
+// Like `nf4` it does not depend on the mode. Its equivalent is `step8_composed` (optim.h).
 bool adamw8(const Adamw8& work);
 
-// The same by libtorch's operators.
+// The same operations with libtorch's operators.
 namespace composed {
 std::pair<Tensor, Tensor> rms_norm(const Tensor& x, const Tensor& weight, double eps);
 Tensor rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd);
@@ -72,37 +73,41 @@ void packed_bias(const Tensor& blocks, const Tensor& bias);
 }  // namespace composed
 
 // ---- seeds of captured steps (seeds.cpp)
-// A captured kernel cannot be given a seed as a number: it reads it from the tape, where each replay finds new ones.
-// Everything that draws a seed on the host for kernels above says so here.
-void note_seed(int64_t seed);
-// Where a captured kernel finds `seed`; null outside captures.
+// A captured kernel cannot have its seed as an argument. It reads the seed from a buffer, which each replay fills with
+// new seeds.
+// Draws a seed from the CPU's generator; a capture notes it.
+int64_t new_seed();
+// Address from which a captured kernel reads `seed`; null outside of captures.
 const int64_t* seed_on_device(int64_t seed);
 
-// Whether `own` is to run for `op` on tensors like `x`. With `Mode::Auto` both are timed the first time that such a size is
-// met, outside of captures, and the faster one is kept. `own` says whether it could run.
-bool prefer(const char* op, const Tensor& x, const std::function<bool()>& own, const std::function<void()>& chain);
+// True if `custom` should run for `op` on tensors like `x`. With `Mode::Auto` both are timed the first time that this
+// size occurs outside of a capture, and the faster one is used from then on. `custom` returns false if it cannot run.
+bool prefer(const char* op, const Tensor& x, const std::function<bool()>& custom,
+            const std::function<void()>& fallback);
 
-// `own` (which gives nothing where it cannot run) or `chain`, whichever is preferred. Where a layer of ours chooses.
-template <class Own, class Chain>
-auto choose(const char* op, const Tensor& x, const Own& own, const Chain& chain) -> decltype(chain()) {
-  if (usable(x) && prefer(op, x, [&] { return own().has_value(); }, [&] { (void)chain(); })) {
-    if (auto result = own()) return *std::move(result);
+// Runs `custom` (which returns nothing if it cannot run) or `fallback`, whichever `prefer` selects.
+template <class Custom, class Fallback>
+auto choose(const char* op, const Tensor& x, const Custom& custom, const Fallback& fallback) -> decltype(fallback()) {
+  if (usable(x) && prefer(op, x, [&] { return custom().has_value(); }, [&] { (void)fallback(); })) {
+    if (auto result = custom()) return *std::move(result);
   }
-  return chain();
+  return fallback();
 }
 
-// How a kernel is started: by the driver on the current stream, or by the emulation of a test.
+// Launches a kernel: through the driver on the current stream, or in the emulation of a test.
 struct Grid { uint32_t x = 1, y = 1; };
-using Launcher = void (*)(const char* kernel, Grid grid, uint32_t threads, const void* args, size_t arg_bytes, const Tensor& like);
-void use_launcher(Launcher launcher);  // of this thread; null = the driver
-void launch_on_card(const char* kernel, Grid grid, uint32_t threads, const void* args, size_t arg_bytes, const Tensor& like);
+using Launcher = void (*)(const char* kernel, Grid grid, uint32_t threads, const void* args, size_t arg_bytes,
+                          const Tensor& like);
+void use_launcher(Launcher launcher);  // for this thread; null = the driver
+void launch_on_gpu(const char* kernel, Grid grid, uint32_t threads, const void* args, size_t arg_bytes,
+                   const Tensor& like);
 
-// What keeps this machine from running kernels; empty where it can.
+// The reason why this machine cannot run kernels; empty if it can.
 std::string unavailable();
-// Whether the kernels are compiled and loaded on the card of `like`; tries it the first time.
+// True if the kernels are compiled and loaded on the GPU of `like`. The first call compiles and loads them.
 bool loaded(const Tensor& like);
-// Seconds of one call, the mean of several.
-double seconds_on_card(const Tensor& like, const std::function<void()>& work);
+// Mean time of one call, in seconds.
+double seconds_on_gpu(const Tensor& like, const std::function<void()>& work);
 bool capturing(const Tensor& like);
 
 }  // namespace prsmed::kernels

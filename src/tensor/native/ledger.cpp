@@ -1,10 +1,10 @@
-// The allocation ledger: an allocator for CPU tensors that counts bytes by category, and keeps large blocks for reuse.
-// Every block carries its size and category in a header, so that releasing needs no look-up.
+// Memory ledger: an allocator for CPU tensors that counts bytes by category and caches large blocks for reuse. Every
+// block has its size and category in a header, so that freeing needs no look-up.
 //
-// A training step allocates the same large maps again and again. Given back to the system, each costs page faults when it
-// is touched anew (a third of a step on CPU). Kept blocks never add to the process's peak: before a new block is
-// made, kept ones are given back until what lives and what is kept stay below the most that ever lived. Large blocks are
-// mapped, not taken from malloc: what they cost is their size in pages, which plan/host_allocator.rs imitates.
+// A training step allocates the same large blocks again and again. Without a cache each would cost page faults at its
+// next use (a third of a step on the CPU). The cache never adds to the process's peak: before a new block is allocated,
+// cached blocks are returned to the system until live and cached bytes are at most the peak of live bytes. Large blocks
+// are mapped, not taken from malloc, so that their cost is their size in pages; plan/host_allocator.rs simulates this.
 #include "native.h"
 #include "trace.h"
 
@@ -24,32 +24,36 @@ namespace {
 constexpr size_t kHeader = 64;  // c10::gAlignment: the data stays aligned as libtorch's kernels expect
 constexpr int kCategories = 8;
 
-constexpr size_t kLarge = 128 << 10;    // blocks from here on are mapped and kept for reuse
-constexpr size_t kCoarse = 1 << 20;     // blocks from here on are multiples of kGranularity, those below of a page
-constexpr size_t kHuge = 8 << 20;       // blocks from here on lie on 2 MiB pages
+constexpr size_t kLarge = 128 << 10;  // larger blocks are mapped and cached for reuse
+constexpr size_t kCoarse = 1 << 20;   // larger blocks are multiples of kGranularity, smaller ones of a page
+constexpr size_t kHuge = 8 << 20;     // larger blocks use 2 MiB pages
 constexpr size_t kPage = 4 << 10;
 constexpr size_t kHugePage = 2 << 20;
 constexpr size_t kGranularity = 64 << 10;
 
 struct Header {
   uint64_t bytes;
-  uint64_t capacity;  // of a large block, header included; 0 for others
-  Header *before, *after;  // live large blocks are in a list, for reports
+  uint64_t capacity;       // of a large block, including the header; 0 for others
+  Header *before, *after;  // list of live large blocks, for reports
   int32_t category;
-  uint32_t scope;     // module that asked for it
-  PrsmedTag tag;      // its block in a plan's trace
+  uint32_t module;  // module that allocated it
+  PrsmedTag tag;    // its block in a plan's trace
 };
 static_assert(sizeof(Header) <= kHeader);
 
-struct PrsmedBlock { uint64_t bytes; int32_t category; uint32_t scope; };
+struct PrsmedBlock {
+  uint64_t bytes;
+  int32_t category;
+  uint32_t module;
+};
 
 constexpr int kReported = 10;
-// What lived when a block could not be made, before the failure unwinds anything.
+// State of the ledger when an allocation failed, before anything is freed.
 struct PrsmedFailure {
   uint64_t requested, allocated, reserved;
   uint64_t categories[kCategories];
   int32_t category;
-  uint32_t scope;
+  uint32_t module;
   int64_t num_largest;
   PrsmedBlock largest[kReported];
 };
@@ -61,15 +65,15 @@ struct Ledger {
   uint64_t total = 0;
   uint64_t total_peak = 0;
   uint64_t at_peak[kCategories] = {};
-  // Peaks since `prsmed_ledger_begin_window`, beside those above, which a profile must leave alone.
+  // Peaks since `prsmed_ledger_begin_window`. A profile must not change the peaks above.
   uint64_t window_peak = 0;
   uint64_t at_window_peak[kCategories] = {};
-  // Bytes taken from the system: live blocks with their headers and rounding, and kept ones.
+  // Bytes taken from the system: live blocks with headers and rounding, and cached blocks.
   uint64_t reserved = 0, reserved_peak = 0, window_reserved_peak = 0;
   Header large = {0, 0, &large, &large, 0, 0, {}};  // ends of the list of live large blocks
   bool failed = false;
   PrsmedFailure failure = {};
-  uint64_t limit = UINT64_MAX;  // bytes that may live at once
+  uint64_t limit = UINT64_MAX;  // maximum of live bytes
 
   void hold(uint64_t bytes) {
     reserved += bytes;
@@ -85,7 +89,7 @@ Ledger& ledger() {
 
 thread_local int32_t current_category = 0;
 
-// `held` bytes come from the system with it.
+// The block takes `held` bytes from the system.
 void add(int32_t category, uint64_t bytes, uint64_t held = 0) {
   auto& l = ledger();
   std::lock_guard<std::mutex> guard(l.lock);
@@ -120,7 +124,7 @@ void give_back(uint64_t bytes) {
   ledger().reserved -= bytes;
 }
 
-// The `count` largest live large blocks, largest first, without allocating; the caller holds the lock.
+// The `count` largest live large blocks, largest first, without allocating. The caller holds the lock.
 int64_t largest_of(const Ledger& l, PrsmedBlock* out, int64_t count) {
   int64_t found = 0;
   for (const Header* header = l.large.after; header != &l.large; header = header->after) {
@@ -129,12 +133,12 @@ int64_t largest_of(const Ledger& l, PrsmedBlock* out, int64_t count) {
     if (at == count) continue;
     found = std::min(found + 1, count);
     std::copy_backward(out + at, out + found - 1, out + found);
-    out[at] = {header->bytes, header->category, header->scope};
+    out[at] = {header->bytes, header->category, header->module};
   }
   return found;
 }
 
-// The first failure stays until it is cleared: later ones are its consequences.
+// The first failure stays until it is cleared; later ones are ignored.
 void note_failure(uint64_t requested) {
   auto& l = ledger();
   std::lock_guard<std::mutex> guard(l.lock);
@@ -146,11 +150,11 @@ void note_failure(uint64_t requested) {
   f.reserved = l.reserved;
   std::copy(l.current, l.current + kCategories, f.categories);
   f.category = current_category;
-  f.scope = prsmed_scope();
+  f.module = prsmed_module();
   f.num_largest = largest_of(l, f.largest, kReported);
 }
 
-// Pages from the system, at a multiple of 2 MiB for huge blocks; null when there are none.
+// Pages from the system, at a multiple of 2 MiB for huge blocks; null if there are none.
 void* map(size_t capacity) {
   const size_t slack = capacity >= kHuge ? kHugePage - kPage : 0;
   void* mapped = mmap(nullptr, capacity + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -164,7 +168,7 @@ void* map(size_t capacity) {
   return base;
 }
 
-// Large blocks that nobody uses, by capacity; `order` lists them oldest first.
+// Cached large blocks, by capacity; `order` lists them oldest first.
 struct Kept {
   struct Block {
     void* base;
@@ -202,13 +206,13 @@ struct Kept {
     kept += capacity;
   }
 
-  // `take` counted a block that could not be made.
+  // Corrects the count of `take` for a block that could not be allocated.
   void give_up(size_t capacity) {
     std::lock_guard<std::mutex> guard(lock);
     live -= capacity;
   }
 
-  // Gives all back to the system; returns how many bytes that were.
+  // Returns all cached blocks to the system. Returns their bytes.
   size_t release_all() {
     std::lock_guard<std::mutex> guard(lock);
     const size_t before = kept;
@@ -254,7 +258,7 @@ void* large_block(size_t& capacity) {
   return base;
 }
 
-// Fails as a full machine does where `bytes` more would live than are allowed.
+// Fails like a full machine if `bytes` more would exceed the limit.
 void check_limit(size_t bytes) {
   auto& l = ledger();
   std::lock_guard<std::mutex> guard(l.lock);
@@ -262,7 +266,7 @@ void check_limit(size_t bytes) {
               " bytes where ", l.total, " of ", l.limit, " are in use.");
 }
 
-// A block of `bytes` and its header; `capacity` is 0 for a small one.
+// Allocates a block of `bytes` with a header; `capacity` is 0 for a small one.
 char* block(size_t bytes, size_t& capacity) {
   try {
     check_limit(bytes);
@@ -312,7 +316,7 @@ struct CountingAllocator final : c10::Allocator {
     header->bytes = bytes;
     header->capacity = capacity;
     header->category = current_category;
-    header->scope = prsmed_scope();
+    header->module = prsmed_module();
     header->tag = prsmed_trace_counts_host() ? prsmed_trace_allocate(bytes, header->category) : PrsmedTag{};
     add(header->category, bytes, capacity > 0 ? 0 : bytes + kHeader);
     if (capacity > 0) enlist(header);
@@ -329,8 +333,8 @@ CountingAllocator allocator;
 
 extern "C" {
 
-// Buffers of 128 KiB and more that are not tensors go back to the system when they are freed: by default malloc keeps them
-// from the second time on, up to 32 MiB each, in as many arenas as threads compete.
+// Buffers of 128 KiB and more that are not tensors return to the system when they are freed. By default malloc keeps
+// them from the second time on, up to 32 MiB each, in as many arenas as threads compete.
 void prsmed_ledger_install() {
   mallopt(M_MMAP_THRESHOLD, kLarge);
   mallopt(M_TRIM_THRESHOLD, 1 << 20);
@@ -338,7 +342,7 @@ void prsmed_ledger_install() {
   c10::SetCPUAllocator(&allocator, 255);
 }
 
-// From now on no more than `bytes` may live at once.
+// Sets the maximum of live bytes.
 void prsmed_ledger_set_limit(uint64_t bytes) {
   std::lock_guard<std::mutex> guard(ledger().lock);
   ledger().limit = bytes;
@@ -355,7 +359,7 @@ int32_t prsmed_ledger_enter(int32_t category) {
   return before;
 }
 
-// out: total current, total peak, then kCategories each of current, own peak, share at the total peak
+// out: current total, peak total, then kCategories each of current, own peak, share at the peak of the total
 void prsmed_ledger_read(uint64_t* out) {
   auto& l = ledger();
   std::lock_guard<std::mutex> guard(l.lock);
@@ -375,7 +379,7 @@ void prsmed_ledger_reset_peak() {
   for (int i = 0; i < kCategories; ++i) l.peak[i] = l.at_peak[i] = l.current[i];
 }
 
-// Moves a tensor's storage to another category; true when the ledger owns that storage.
+// Moves a tensor's storage to another category. Returns true if the ledger owns that storage.
 bool prsmed_ledger_move(at::Tensor* tensor, int32_t category) {
   const auto& pointer = tensor->storage().data_ptr();
   if (pointer.get_deleter() != &release || pointer.get_context() == nullptr) return false;
@@ -392,7 +396,7 @@ bool prsmed_ledger_move(at::Tensor* tensor, int32_t category) {
   return true;
 }
 
-// The `count` largest live blocks of at least 128 KiB, largest first; returns how many there are of them.
+// The `count` largest live blocks of at least 128 KiB, largest first. Returns their number.
 int64_t prsmed_ledger_largest(PrsmedBlock* out, int64_t count) {
   std::lock_guard<std::mutex> guard(ledger().lock);
   return largest_of(ledger(), out, count);
@@ -409,7 +413,7 @@ void prsmed_ledger_read_window(uint64_t* out) {
   std::copy(l.at_window_peak, l.at_window_peak + kCategories, out + 4);
 }
 
-// Starts new window peaks from what lives now; the overall ones stay.
+// Resets the window's peaks to the current bytes. The overall peaks stay.
 void prsmed_ledger_begin_window() {
   auto& l = ledger();
   std::lock_guard<std::mutex> guard(l.lock);
@@ -418,14 +422,14 @@ void prsmed_ledger_begin_window() {
   std::copy(l.current, l.current + kCategories, l.at_window_peak);
 }
 
-// Gives kept blocks back to the system; returns their bytes.
-uint64_t prsmed_ledger_release_kept() {
+// Returns cached blocks to the system. Returns their bytes.
+uint64_t prsmed_ledger_release_cached() {
   const uint64_t released = kept().release_all();
   malloc_trim(0);
   return released;
 }
 
-// The first failure since the last `prsmed_ledger_clear_failure`; false without one.
+// The first failure since the last `prsmed_ledger_clear_failure`; false if there was none.
 bool prsmed_ledger_failure(PrsmedFailure* out) {
   auto& l = ledger();
   std::lock_guard<std::mutex> guard(l.lock);

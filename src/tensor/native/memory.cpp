@@ -1,8 +1,11 @@
-// What the caching allocator of a card holds. Through its interface in c10, which needs no CUDA headers.
+// Memory of a GPU's caching allocator, through c10's interface, which needs no CUDA headers.
 #include "native.h"
 
+#include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/AllocatorConfig.h>
 #include <c10/core/CachingDeviceAllocator.h>
+
+#include <torch/version.h>
 
 #include <sstream>
 
@@ -10,7 +13,7 @@ namespace {
 
 c10::DeviceAllocator& allocator() {
   auto* found = c10::getDeviceAllocator(c10::DeviceType::CUDA);
-  TORCH_CHECK(found->initialized(), "no CUDA card is in use");
+  TORCH_CHECK(found->initialized(), "no GPU is in use");
   return *found;
 }
 
@@ -22,7 +25,8 @@ PrsmedDeviceMemory memory_of(c10::DeviceIndex device) {
   const auto& allocated = stats.allocated_bytes[all];
   const auto& reserved = stats.reserved_bytes[all];
   auto bytes = [](int64_t count) { return static_cast<uint64_t>(count); };
-  PrsmedDeviceMemory out = {bytes(allocated.current), bytes(allocated.peak), bytes(reserved.current), bytes(reserved.peak), 0, 0};
+  PrsmedDeviceMemory out = {
+      bytes(allocated.current), bytes(allocated.peak), bytes(reserved.current), bytes(reserved.peak), 0, 0};
   try {
     std::tie(out.free, out.total) = allocator().getMemoryInfo(device);
   } catch (const c10::Error&) {  // not every allocator can ask the driver
@@ -34,7 +38,7 @@ PrsmedDeviceMemory memory_of(c10::DeviceIndex device) {
 
 extern "C" {
 
-// `free` and `total` are the driver's, for all processes; 0 where the allocator cannot ask it.
+// `free` and `total` are the driver's, for all processes; 0 if the allocator cannot ask the driver.
 char* prsmed_device_memory(int32_t index, PrsmedDeviceMemory* out) {
   PRSMED_TRY(*out = memory_of(static_cast<c10::DeviceIndex>(index)))
 }
@@ -43,8 +47,9 @@ char* prsmed_device_reset_peaks(int32_t index) {
   PRSMED_TRY(allocator().resetPeakStats(static_cast<c10::DeviceIndex>(index)))
 }
 
-// The share of the card's memory that the caching allocator may take; before the card is first used. What was set before, as
-// by the environment (`PYTORCH_ALLOC_CONF`), is said again: libtorch forgets some of what new settings leave out.
+// Sets the fraction of the GPU's memory that the caching allocator may take. Call it before the first use of the GPU.
+// Earlier settings, such as those of the environment (`PYTORCH_ALLOC_CONF`), are set again, because libtorch drops
+// some.
 char* prsmed_device_limit(double fraction) {
   PRSMED_TRY({
     std::ostringstream text;
@@ -52,6 +57,16 @@ char* prsmed_device_limit(double fraction) {
     if (!before.empty()) text << before << ",";
     text << "per_process_memory_fraction:" << fraction;
     c10::CachingAllocator::setAllocatorSettings(text.str());
+  })
+}
+
+const char* prsmed_torch_version() { return TORCH_VERSION; }
+
+// The CUDA runtime that libtorch was built for, as 1000 * major + 10 * minor; 0 without CUDA.
+char* prsmed_cuda_version(int64_t* out) {
+  PRSMED_TRY({
+    const auto& hooks = at::detail::getCUDAHooks();
+    *out = hooks.hasCUDART() ? hooks.versionCUDART() : 0;
   })
 }
 

@@ -1,5 +1,5 @@
-// The dry run: libtorch's meta device with an allocator that counts and kernels that allocate what the CPU's allocate.
-// Every kernel here was compared, event for event, with what libtorch 2.11 does on the CPU.
+// Dry run: libtorch's meta device with an allocator that counts bytes, and kernels that allocate like the CPU's. Every
+// kernel here was compared, event by event, with libtorch 2.11 on the CPU.
 #include "meta.h"
 #include "mirror.h"
 #include "native.h"
@@ -23,10 +23,15 @@
 #include <torch/library.h>
 
 namespace {
-using at::Tensor; using OptT = std::optional<Tensor>;
+using at::Tensor;
+using OptT = std::optional<Tensor>;
 
-// While a trace runs on this thread blocks are its events; else the ledger counts them.
-struct Block { uint64_t bytes; int32_t category; PrsmedTag tag; };
+// While a trace runs on this thread, it records the blocks; otherwise the ledger counts them.
+struct Block {
+  uint64_t bytes;
+  int32_t category;
+  PrsmedTag tag;
+};
 void release(void* context) {
   if (context == nullptr) return;
   auto* block = static_cast<Block*>(context);
@@ -47,33 +52,43 @@ struct CountingMeta final : c10::Allocator {
   void copy_data(void*, const void*, size_t) const override {}
 } counting;
 
-// The kernels are those of meta_cpu.cpp or meta_cuda.cpp, by the target of the thread; here are those that both share.
+// Kernels that depend on the target are in meta_cpu.cpp and meta_cuda.cpp; here are those that both targets share.
 using namespace prsmed;
 
-// Device::Mps of tch is what a meta tensor reports; factories asked for it give meta tensors.
-Tensor mps_empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> t, std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> f) {
+// A meta tensor reports tch's Device::Mps. Factory functions for this device give meta tensors.
+Tensor mps_empty(c10::SymIntArrayRef size, std::optional<at::ScalarType> t, std::optional<at::Layout>,
+                 std::optional<at::Device>, std::optional<bool>, std::optional<at::MemoryFormat> f) {
   return at::empty(C10_AS_INTARRAYREF_SLOW(size), meta_of(t), f);
 }
-Tensor mps_empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> t, std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
+Tensor mps_empty_strided(c10::SymIntArrayRef size, c10::SymIntArrayRef stride, std::optional<at::ScalarType> t,
+                         std::optional<at::Layout>, std::optional<at::Device>, std::optional<bool>) {
   return at::empty_strided(C10_AS_INTARRAYREF_SLOW(size), C10_AS_INTARRAYREF_SLOW(stride), meta_of(t));
 }
 
-// A CPU tensor sent to meta: on the CPU that is the same tensor, so the new one keeps the old block and counts nothing.
-// CUDA gets a block of its own.
+// Copies a CPU tensor to meta. For the CPU target this is the same tensor, so the new one shares the old block and
+// counts nothing. For the CUDA target it gets a block of its own.
 Tensor upload(const Tensor& x) {
   auto drop = [](void* storage) { delete static_cast<c10::Storage*>(storage); };
-  c10::Storage alias(c10::Storage::use_byte_size_t(), x.storage().nbytes(), c10::DataPtr(nullptr, new c10::Storage(x.storage()), drop, c10::Device(c10::kMeta)), &counting, false);
+  c10::Storage alias(c10::Storage::use_byte_size_t(), x.storage().nbytes(),
+                     c10::DataPtr(nullptr, new c10::Storage(x.storage()), drop, c10::Device(c10::kMeta)), &counting,
+                     false);
   return prsmed::meta_tensor(std::move(alias), x.sizes(), x.strides(), x.storage_offset(), x.scalar_type());
 }
 bool uploads(const Tensor& x, std::optional<at::Device> d, std::optional<at::ScalarType> t, bool copy) {
-  return !for_cuda() && x.is_cpu() && d && (d->is_mps() || d->is_meta()) && t.value_or(x.scalar_type()) == x.scalar_type() && !copy && !x.requires_grad();
+  return !for_cuda() && x.is_cpu() && d && (d->is_mps() || d->is_meta()) &&
+         t.value_or(x.scalar_type()) == x.scalar_type() && !copy && !x.requires_grad();
 }
-// A meta tensor sent to "its" device stays where it is; so it does when sent to the CPU that it stands for.
-std::optional<at::Device> home(const Tensor& x, std::optional<at::Device> d) { return x.is_meta() && d && (d->is_mps() || d->is_cpu()) ? at::Device(c10::kMeta) : d; }
-Tensor to_device(const Tensor& x, at::Device d, at::ScalarType t, bool nb, bool copy, std::optional<at::MemoryFormat> f) {
+// A meta tensor that is sent to its own device, or to the CPU that it simulates, stays unchanged.
+std::optional<at::Device> home(const Tensor& x, std::optional<at::Device> d) {
+  return x.is_meta() && d && (d->is_mps() || d->is_cpu()) ? at::Device(c10::kMeta) : d;
+}
+Tensor to_device(const Tensor& x, at::Device d, at::ScalarType t, bool nb, bool copy,
+                 std::optional<at::MemoryFormat> f) {
   return uploads(x, d, t, copy) ? upload(x) : at::native::to(x, *home(x, d), t, nb, copy, f);
 }
-Tensor to_dtype_layout(const Tensor& x, std::optional<at::ScalarType> t, std::optional<at::Layout> l, std::optional<at::Device> d, std::optional<bool> pin, bool nb, bool copy, std::optional<at::MemoryFormat> f) {
+Tensor to_dtype_layout(const Tensor& x, std::optional<at::ScalarType> t, std::optional<at::Layout> l,
+                       std::optional<at::Device> d, std::optional<bool> pin, bool nb, bool copy,
+                       std::optional<at::MemoryFormat> f) {
   return uploads(x, d, t, copy) ? upload(x) : at::native::to(x, t, l, home(x, d), pin, nb, copy, f);
 }
 
@@ -82,7 +97,7 @@ Tensor linear(const Tensor& x, const Tensor& w, const OptT& b) {
   InPlaceSums guard;
   return at::native::linear(x, w, b);
 }
-// group_norm.cpp: on the CPU a channels-last map stays one; the composite function asks the device.
+// group_norm.cpp: on the CPU a channels-last map stays channels-last; the composite function asks the device.
 Tensor group_norm(const Tensor& x, int64_t groups, const OptT& w, const OptT& b, double eps, bool) {
   auto xc = for_cuda() ? x.contiguous() : x.contiguous(x.suggest_memory_format());
   auto flat = [](const OptT& t) { return t && t->defined() ? t->contiguous() : Tensor(); };
@@ -114,7 +129,7 @@ void adamw(at::TensorList, at::TensorList, at::TensorList, at::TensorList, at::T
            double, double, double, double, bool, bool, const OptT&, const OptT&) {}
 Tensor dropout(const Tensor& x, double p, bool train) { return at::native::dropout(x, p, train); }
 
-// libtorch's resize_ of a meta tensor does not pass through the allocator
+// libtorch's resize_ of a meta tensor does not use the allocator
 const Tensor& resize_(const Tensor& x, c10::SymIntArrayRef size, Format f) {
   auto sizes = C10_AS_INTARRAYREF_SLOW(size);
   if (x.sizes() == sizes) return x;
@@ -125,24 +140,28 @@ const Tensor& resize_(const Tensor& x, c10::SymIntArrayRef size, Format f) {
   return x;
 }
 
-// ---- what the engine does between kernels ------------------------------------------------------------------------
+// ---- autograd between kernels -------------------------------------------------------------------------------------
 thread_local bool cuda_target = false;
-thread_local Card planned_card;
+thread_local Gpu planned_gpu;
 thread_local int sums_in_place = 0;
-// Graph tasks of the nodes that are being evaluated: the engine's own additions come between nodes.
+// Graph tasks of the nodes in evaluation: autograd's own additions run between nodes.
 thread_local std::vector<int> evaluating;
 thread_local bool node_in_place = false;
 void watch_nodes() {
   at::addGlobalCallback(at::RecordFunctionCallback(
-    [](const at::RecordFunction& node) -> std::unique_ptr<at::ObserverContext> {
-      evaluating.push_back(torch::autograd::get_current_graph_task_id());
-      node_in_place = std::string_view(node.name()) == "BinaryCrossEntropyWithLogitsBackward0";
-      return nullptr;
-    },
-    [](const at::RecordFunction&, at::ObserverContext*) { evaluating.pop_back(); node_in_place = false; }).scopes({at::RecordScope::BACKWARD_FUNCTION}));
+                            [](const at::RecordFunction& node) -> std::unique_ptr<at::ObserverContext> {
+                              evaluating.push_back(torch::autograd::get_current_graph_task_id());
+                              node_in_place = std::string_view(node.name()) == "BinaryCrossEntropyWithLogitsBackward0";
+                              return nullptr;
+                            },
+                            [](const at::RecordFunction&, at::ObserverContext*) {
+                              evaluating.pop_back();
+                              node_in_place = false;
+                            })
+                            .scopes({at::RecordScope::BACKWARD_FUNCTION}));
 }
 
-// A kernel that is one of two, by the target of the thread.
+// A kernel that selects one of two by the thread's target.
 template <auto Cpu, auto Cuda, class Type = decltype(Cpu)> struct Either;
 template <auto Cpu, auto Cuda, class R, class... A> struct Either<Cpu, Cuda, R (*)(A...)> {
   static R call(A... a) { return cuda_target ? Cuda(std::forward<A>(a)...) : Cpu(std::forward<A>(a)...); }
@@ -154,8 +173,10 @@ template <auto Cpu, auto Cuda, class R, class... A> struct Either<Cpu, Cuda, R (
 namespace prsmed {
 c10::Allocator* meta_allocator() { return &counting; }
 bool for_cuda() { return cuda_target; }
-const Card& card() { return planned_card; }
-void hold(int64_t bytes) { if (bytes > 0) counting.allocate(bytes); }
+const Gpu& gpu() { return planned_gpu; }
+void hold(int64_t bytes) {
+  if (bytes > 0) counting.allocate(bytes);
+}
 at::TensorOptions meta_of(std::optional<at::ScalarType> t) {
   return at::TensorOptions().device(c10::kMeta).dtype(t.value_or(at::kFloat));
 }
@@ -177,7 +198,8 @@ InPlaceSums::~InPlaceSums() { --sums_in_place; }
 C10_REGISTER_GUARD_IMPL(MPS, c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::MPS>)
 
 namespace {
-// Composite functions need their kernel under both keys: below autograd, and above it so that what they call is recorded.
+// Composite functions need their kernel under both keys: below autograd, and above it, so that autograd records their
+// calls.
 void composite(torch::Library& m) {
   m.impl("scaled_dot_product_attention", PRSMED_EITHER(attention));
   m.impl("dropout", &Either<&dropout, &cuda::dropout>::call);
@@ -214,7 +236,7 @@ void by_hand(torch::Library& m) {
   m.impl("addmm_", PRSMED_EITHER(addmm_));
   m.impl("_fused_adamw_", adamw);
 }
-// Every other one that the CPU has and meta has not; for CUDA it is a guess that the CPU's allocations are right there.
+// All other operators that the CPU has and meta lacks. For CUDA, the CPU's allocations are an approximation.
 void mirrored(torch::Library& m) {
   auto kernel = [] { return torch::CppFunction::makeFromBoxedFunction<&prsmed::mirror>(); };
   using K = c10::DispatchKey;
@@ -223,12 +245,16 @@ void mirrored(torch::Library& m) {
     auto op = dispatcher.findOp(name);
     if (!op || !op->hasSchema() || name.name.rfind("aten::", 0) != 0 || !op->hasKernelForDispatchKey(K::CPU)) continue;
     bool has = cuda::describes(name);
-    for (auto k : {K::Meta, K::CompositeExplicitAutograd, K::CompositeExplicitAutogradNonFunctional, K::CompositeImplicitAutograd}) has |= op->hasKernelForDispatchKey(k);
+    for (auto k : {K::Meta, K::CompositeExplicitAutograd, K::CompositeExplicitAutogradNonFunctional,
+                   K::CompositeImplicitAutograd})
+      has |= op->hasKernelForDispatchKey(k);
     if (has) continue;
     m.impl((name.overload_name.empty() ? name.name : name.name + "." + name.overload_name).c_str(), kernel());
   }
 }
-torch::Library& library(c10::DispatchKey key) { return *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__); }  // never destroyed
+torch::Library& library(c10::DispatchKey key) {
+  return *new torch::Library(torch::Library::IMPL, "aten", key, __FILE__, __LINE__);
+}  // never destroyed
 
 void install() {
   c10::SetAllocator(c10::kMeta, &counting, 255);
@@ -241,36 +267,33 @@ void install() {
   cuda::install(meta);
   mirrored(meta);
   composite(library(c10::DispatchKey::AutogradMeta));
-  for (auto key : {c10::DispatchKey::Meta, c10::DispatchKey::AutogradMeta, c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU}) {
+  for (auto key :
+       {c10::DispatchKey::Meta, c10::DispatchKey::AutogradMeta, c10::DispatchKey::CPU, c10::DispatchKey::AutogradCPU}) {
     auto& l = library(key);
     l.impl("to.device", to_device);
     l.impl("to.dtype_layout", to_dtype_layout);
   }
   watch_nodes();
 }
+void install_once() { [[maybe_unused]] static const bool is_done = (install(), true); }
 }  // namespace
 
 extern "C" {
 
-// Makes the dry run possible in this process; nothing changes for tensors of other devices. Call it before the first plan.
-char* prsmed_meta_install() {
-  PRSMED_TRY({
-    static bool done = (install(), true);
-    (void)done;
-  })
-}
+// Enables the dry run in this process. Tensors of other devices are not affected. Call it before the first plan.
+char* prsmed_meta_install(){PRSMED_TRY(install_once())}
 
-// 0: this thread's meta tensors stand for the CPU's; 1: for CUDA's. Returns the former target.
+// Sets the target of this thread's meta tensors: 0 is the CPU, 1 is CUDA. Returns the former target.
 int32_t prsmed_meta_target(int32_t target) {
   const bool before = cuda_target;
   cuda_target = target == 1;
   return before;
 }
 int32_t prsmed_meta_target_now() { return cuda_target; }
-// What kernels for CUDA choose by; 80 and 108 (an A100) until it is called on this thread.
-void prsmed_meta_card(int32_t capability, int32_t multiprocessors) { planned_card = {capability, multiprocessors}; }
+// Sets the simulated GPU of this thread; the default is 80 and 108 (an A100).
+void prsmed_meta_gpu(int32_t capability, int32_t multiprocessors) { planned_gpu = {capability, multiprocessors}; }
 
-// Moves a meta tensor's storage to another category; true when it is counted here.
+// Moves a meta tensor's storage to another category. Returns true if it is counted here.
 bool prsmed_meta_move(at::Tensor* tensor, int32_t category) {
   const auto& pointer = tensor->storage().data_ptr();
   if (!tensor->is_meta() || pointer.get_deleter() != &release || pointer.get_context() == nullptr) return false;

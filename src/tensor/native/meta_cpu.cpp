@@ -1,5 +1,5 @@
-// What libtorch 2.11's CPU kernels allocate, repeated on the meta device. Every kernel here was compared, event for
-// event, with what libtorch does on the CPU.
+// Allocations of libtorch 2.11's CPU kernels, repeated on the meta device. Every kernel here was compared, event by
+// event, with libtorch on the CPU.
 #include "meta.h"
 #include "mirror.h"
 
@@ -43,7 +43,7 @@ std::pair<int64_t, int64_t> flash_blocks(int64_t t, int64_t s) {
   int64_t q = t >= 768 ? 256 : t >= 192 ? 64 : 32;
   return {std::min(q, t), std::min<int64_t>(512, s)};
 }
-// What the matrix products inside one worker of the kernel hold (oneDNN, reduced precision only): learnt on one head.
+// Memory of the matrix products in one worker of the kernel (oneDNN, reduced precision only), measured with one head.
 int64_t product_scratch(const char* name, std::initializer_list<Tensor> shapes, int64_t known,
                         const std::function<void()>& run) {
   std::ostringstream key;
@@ -94,7 +94,7 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(const Tensor& g, const Tensor&
     auto [bq, bs] = flash_blocks(t, s);
     auto buffer = at::empty({threads, 2 * bq * bs}, q.options().dtype(acc));
     auto reduced_buffer = at::empty({threads, reduced(q) ? 2 * bq * bs : int64_t(0)}, q.options());
-    const int64_t sums = bq * c10::elementSize(acc);  // each worker's row sums
+    const int64_t sums = bq * c10::elementSize(acc);  // row sums of each worker
     int64_t extra = 0;
     if (reduced(q)) {
       const int64_t known = (t + 2 * s) * d * 2 + buffer.nbytes() + reduced_buffer.nbytes() + sums;
@@ -102,7 +102,7 @@ std::tuple<Tensor, Tensor, Tensor> flash_backward(const Tensor& g, const Tensor&
       extra = product_scratch(
           causal ? "flash backward causal" : "flash backward",
           {q[0][0], k[0][0], v[0][0], head_grad[0][0], mask && mask->defined() ? *mask : Tensor()}, known, [&] {
-            // the copy of one head's gradient is contiguous already
+            // the copy of one head's gradient is already contiguous
             at::_scaled_dot_product_flash_attention_for_cpu_backward(
                 ghost({1, 1, t, d}, {t * d, t * d, d, 1}, q.scalar_type()), one_head(q), one_head(k), one_head(v),
                 one_head(out), ghost({1, 1, t}, {t, t, 1}, lse.scalar_type()), p, causal, one_mask(mask, t, s), scale);
@@ -152,9 +152,7 @@ std::tuple<Tensor, Tensor, Tensor> layer_norm_backward(const Tensor& g, const Te
   {
     auto gc = g.contiguous();
     Tensor buffer;
-    if (m[1] || m[2]) {
-      buffer = at::empty({2, at::get_num_threads(), n}, (wc.defined() ? wc : xc).options());
-    }
+    if (m[1] || m[2]) { buffer = at::empty({2, at::get_num_threads(), n}, (wc.defined() ? wc : xc).options()); }
   }
   return {dx, dw, db};
 }
@@ -165,7 +163,7 @@ Tensor promoted(const Tensor& t, at::ScalarType common) {
   if (t.is_meta()) return at::empty_like(t, t.options().dtype(common));
   return at::empty({}, meta_of(common));  // a wrapped number
 }
-// In place, an operand of another dtype than the common one is read from a copy and written through another.
+// In place, an operand with another dtype than the common one is read from a copy and written through another.
 void cast_in_place(const Tensor& a, const Tensor& b) {
   const auto common = at::result_type(a, b);
   auto pb = promoted(b, common);
@@ -189,7 +187,7 @@ void cast_in_place(const Tensor& a, const Tensor& b) {
   }
 BINARY(mul)
 BINARY(div)
-// what mul_(scalar) calls
+// called by mul_(scalar)
 Tensor& mul_out(const Tensor& a, const Tensor& b, Tensor& out) {
   auto common = at::result_type(a, b);
   auto pa = promoted(a, common), pb = promoted(b, common);
@@ -223,7 +221,7 @@ Tensor sub(const Tensor& a, const Tensor& b, const at::Scalar& alpha) {
   auto pa = promoted(a, common), pb = promoted(b, common);
   return at::meta::sub(pa, pb, alpha);
 }
-// Activation.cpp: oneDNN, where it takes the dtype, wants a gradient that lies as the input does.
+// Activation.cpp: if oneDNN supports the dtype, it needs a gradient with the input's strides.
 Tensor gelu_backward(const Tensor& g, const Tensor& x, std::string_view form) {
   auto out = at::meta::gelu_backward(g, x, form);
   if (form == "none" && x.numel() > 1 && x.is_contiguous() && !g.is_contiguous()) {
@@ -236,7 +234,7 @@ Tensor gelu_backward(const Tensor& g, const Tensor& x, std::string_view form) {
   return out;
 }
 // ---- reductions ---------------------------------------------------------------------------------------------------
-// ReduceOps.cpp, should_use_acc_buffer: over two dimensions that do not become one, reduced precision is summed in fp32.
+// ReduceOps.cpp, should_use_acc_buffer: over two dimensions that cannot be merged, reduced precision is summed in fp32.
 bool sums_in_fp32(const Tensor& x, const Tensor& out, at::OptionalIntArrayRef dims, bool keep) {
   if (!reduced(out) || x.numel() == 0) return false;
   auto ghost_of = [](const Tensor& t) { return ghost(t.sizes(), t.strides(), t.scalar_type()); };
@@ -251,9 +249,9 @@ Tensor sum(const Tensor& x, at::OptionalIntArrayRef dims, bool keep, std::option
   return out;
 }
 
-// ---- matrix products: oneDNN's scratch for reduced precision is learnt; fp32 (MKL) has none -----------------------
-// Above this many multiplications a product is not run whole: its scratch, which depends on block sizes and settles at
-// about 1 MB, is that of a product cut to kCut.
+// ---- matrix products: oneDNN's scratch for reduced precision is measured; fp32 (MKL) has none ---------------------
+// Above this number of multiplications a product is not run whole. Its scratch, which depends on block sizes and
+// reaches about 1 MB, is that of a product cut to kCut.
 constexpr double kWhole = 1e11;
 constexpr int64_t kCut = 2048;
 bool whole(const Tensor& a, const Tensor& b) { return static_cast<double>(a.numel()) * b.size(-1) < kWhole; }
@@ -294,7 +292,7 @@ Tensor bmm(const Tensor& a, const Tensor& b) {
   torch::jit::Stack s{a, b};
   if (reduced(a) && whole(a, b)) return mirrored_call("aten::bmm", s)[0].toTensor();
   auto out = at::meta::bmm(a, b);
-  // small ones are loops, others one product after another unless MKL takes them all
+  // small products are loops; others run one after another, unless MKL takes them all
   constexpr int64_t kLoops = 400;
   if (reduced(a)) cut_scratch(a, b);
   else if (a.size(1) * a.size(2) * b.size(2) >= kLoops) copy_irregular(a, b);

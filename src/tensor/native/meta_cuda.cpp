@@ -1,14 +1,14 @@
-// What libtorch 2.11's CUDA kernels allocate through the caching allocator, repeated on the meta device: outputs, what
-// is kept for the backward pass, temporaries. Each kernel names the file of libtorch that it follows (below
-// aten/src/ATen, `native/` left out). Not yet compared with a card: tests/plan/cuda.rs does so where there is one. The
-// texts read are those of versions around 2.11; what depends on the version was looked up in libtorch_cuda.so 2.11.0.
+// Allocations of libtorch 2.11's CUDA kernels in the caching allocator, repeated on the meta device: outputs, tensors
+// saved for the backward pass, and temporaries. Each kernel names its source file in libtorch (below aten/src/ATen,
+// without `native/`). The sources were those of versions near 2.11; everything that depends on the version was checked
+// in libtorch_cuda.so 2.11.0. tests/plan/cuda.rs compares them with a GPU if there is one; this has not been done yet.
 //
-// Not here, because they are terms of the device and not of an operator: workspaces of cuBLAS (cublasLt shares them)
-// and of cuDNN's convolutions. Left out as too small to matter: staging buffers of reductions that several blocks share
-// (cuda/Reduce.cuh: a partial result for each block and output, only where the grid does not fill the card, so at most
-// some hundred KiB for a moment), and sums over channels within batch norms of channels-last maps.
-// Assumed: attention by flash, memory-efficient or math kernels in this order. On compute capability 9.0 and 10.0
-// libtorch 2.11 prefers cuDNN's attention, which `prsmed_flash_attention` (autograd.cpp) turns off.
+// Not included, because they belong to the device and not to an operator: workspaces of cuBLAS (shared by cublasLt) and
+// of cuDNN's convolutions. Neglected as too small: staging buffers of reductions over several blocks (cuda/Reduce.cuh:
+// a partial result per block and output, only if the grid does not fill the GPU, so at most some hundred KiB for a
+// short time), and sums over channels in batch norms of channels-last maps. Assumed: attention uses the flash,
+// memory-efficient or math kernel, in this order. On compute capability 9.0 and 10.0 libtorch 2.11 prefers cuDNN's
+// attention, which `prsmed_flash_attention` (autograd.cpp) turns off.
 #include "meta.h"
 #include "mirror.h"
 
@@ -64,7 +64,7 @@ struct Heads {
               q.size(2) > 0 && k.size(2) > 0) {}
 };
 
-// The first kernel that takes the call; libtorch 2.11's memory-efficient one takes no grouped queries.
+// The first kernel that supports the call; libtorch 2.11's memory-efficient one supports no grouped queries.
 Backend choose(const Tensor& q, const Tensor& k, const Tensor& v, const OptT& mask, double dropout, bool causal,
                bool gqa) {
   if (q.dim() != 4 || k.dim() != 4 || v.dim() != 4) return Backend::Math;
@@ -73,7 +73,7 @@ Backend choose(const Tensor& q, const Tensor& k, const Tensor& v, const OptT& ma
   auto inner = [](const Tensor& t, bool ignore_single) {
     return t.stride(-1) == 1 || (ignore_single && t.size(-1) == 1);
   };
-  const int32_t sm = card().capability;
+  const int32_t sm = gpu().capability;
   const bool trains = at::GradMode::is_enabled() && (q.requires_grad() || k.requires_grad() || v.requires_grad());
   const bool too_wide = trains && ((sm >= 86 && sm <= 89) || sm >= 120) &&
                         ((width > 192 && width <= 224) || (width > 224 && dropout > 0));
@@ -90,9 +90,9 @@ Backend choose(const Tensor& q, const Tensor& k, const Tensor& v, const OptT& ma
   return Backend::Math;
 }
 
-// flash_attn/flash_api.cpp, num_splits_heuristic: keys are split where heads and queries do not fill the card.
+// flash_attn/flash_api.cpp, num_splits_heuristic: keys are split if heads and queries do not fill the GPU.
 int64_t flash_splits(int64_t blocks, int64_t width, int64_t keys) {
-  const int64_t places = 2 * card().multiprocessors, columns = width <= 64 ? 256 : width <= 128 ? 128 : 64;
+  const int64_t places = 2 * gpu().multiprocessors, columns = width <= 64 ? 256 : width <= 128 ? 128 : 64;
   const int64_t key_blocks = ceil_div(keys, columns);
   if (static_cast<float>(blocks) >= 0.8F * static_cast<float>(places)) return 1;
   auto eligible = [&](int64_t n) { return n == 1 || ceil_div(key_blocks, n) != ceil_div(key_blocks, n - 1); };
@@ -118,7 +118,7 @@ FlashOut flash(const Tensor& q, const Tensor& k, const Tensor& v, double p, bool
   auto out = at::empty_like(q.transpose(1, 2));
   auto lse = at::empty({b, h, t}, fp32(q));
   int64_t rows = t, heads = h;
-  if (t == 1 && h > groups && p == 0) {  // one query: the heads of a group take the place of the queries
+  if (t == 1 && h > groups && p == 0) {  // one query: the heads of a group are treated as queries
     rows = h / groups;
     heads = groups;
   }
@@ -147,15 +147,15 @@ Three flash_backward(const Tensor& g, const Tensor& q, const Tensor& k, const Te
   auto softmax = at::empty({b, h, rows}, fp32(q));
   auto dq_sum = at::empty({b, rows, h, round_up(d, d <= 128 ? 32 : 64)}, fp32(q));
   Tensor dk_wide, dv_wide;
-  if (k.size(1) != h) {  // grouped: a gradient for each query head, then summed
+  if (k.size(1) != h) {  // grouped: a gradient per query head, then summed
     dk_wide = at::empty({b, s, h, d}, q.options());
     dv_wide = at::empty({b, s, h, d}, q.options());
   }
   return {dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)};
 }
 
-// transformers/cuda/attention.cu, _efficient_attention_forward. The state of the generator is two numbers on the host
-// (on the device inside a graph capture).
+// transformers/cuda/attention.cu, _efficient_attention_forward. The generator's state is two numbers on the CPU (on the
+// GPU during a capture).
 std::tuple<Tensor, Tensor, Tensor, Tensor> efficient(const Tensor& q, const Tensor&, const Tensor& v, const OptT&,
                                                      bool keep_sums, double, bool, std::optional<double>) {
   const int64_t b = q.size(0), h = q.size(1), t = q.size(2);
@@ -167,8 +167,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> efficient(const Tensor& q, const Tens
   return {out.transpose(1, 2), lse, none, none};
 }
 
-// mem_eff_attention/kernel_backward.h (workspace) and kernels/generate_kernels.py (block sizes), for cards whose shared
-// memory takes the first choice (8.0, 9.0; 8.6 and 8.9 take smaller blocks for heads wider than 64).
+// mem_eff_attention/kernel_backward.h (workspace) and kernels/generate_kernels.py (block sizes), for GPUs whose shared
+// memory fits the first choice (8.0, 9.0; 8.6 and 8.9 use smaller blocks for heads wider than 64).
 int64_t efficient_workspace(const Tensor& q, const Tensor& k, const Tensor& v) {
   const int64_t b = q.size(0), h = q.size(1), t = q.size(2), s = k.size(2);
   const int64_t width = std::max(q.size(3), v.size(3));
@@ -223,7 +223,7 @@ Tensor padded_to_8(const Tensor& x) {
 }
 
 // ---- convolutions: Convolution.cpp, cudnn/ConvShared.cpp, cuda/DepthwiseConv2d.cu ---------------------------------
-// A depthwise convolution of a contiguous map has a kernel of libtorch's own; it allocates as cuDNN's does.
+// A depthwise convolution of a contiguous map has a kernel in libtorch, which allocates like cuDNN's.
 at::MemoryFormat conv_format(const Tensor& x, const Tensor& w) {
   const auto last = at::MemoryFormat::ChannelsLast;
   const bool any = x.suggest_memory_format() == last || w.suggest_memory_format() == last;
@@ -233,7 +233,7 @@ at::MemoryFormat conv_format(const Tensor& x, const Tensor& w) {
 Tensor convolution(const Tensor& x, const Tensor& w, const OptT&, c10::SymIntArrayRef stride,
                    c10::SymIntArrayRef padding, c10::SymIntArrayRef dilation, bool transposed,
                    c10::SymIntArrayRef output_padding, c10::SymInt groups) {
-  auto ints = [&](c10::SymIntArrayRef v) {  // one number stands for every dimension
+  auto ints = [&](c10::SymIntArrayRef v) {  // one number applies to every dimension
     auto numbers = C10_AS_INTARRAYREF_SLOW(v).vec();
     if (numbers.size() == 1) numbers.resize(x.dim() - 2, numbers[0]);
     return numbers;
@@ -271,7 +271,7 @@ Three convolution_backward(const Tensor& g, const Tensor& x, const Tensor& w, at
   return {dx, dw, db};
 }
 
-// ---- norms: cuda/Normalization.cu; cudnn/BatchNorm.cpp for fp32, which allocates the same beside its workspace ----
+// ---- norms: cuda/Normalization.cu; cudnn/BatchNorm.cpp for fp32, which allocates the same and its workspace ----
 Three batch_norm(const Tensor& x, const OptT&, const OptT&, const OptT&, const OptT&, bool train, double, double) {
   auto y = at::empty_like(x);
   auto options = x.options().dtype(accumulated(x));
@@ -310,7 +310,7 @@ Tensor bilinear(const Tensor& x, c10::SymIntArrayRef size, bool corners, std::op
                 std::optional<double> sw) {
   return at::meta::upsample_bilinear2d(x, C10_AS_INTARRAYREF_SLOW(size), corners, sh, sw);
 }
-// cuda/UpSampleNearest2d.cu: a channels-last input stays one, others are made contiguous
+// cuda/UpSampleNearest2d.cu: a channels-last input stays channels-last, others are made contiguous
 Tensor nearest(const Tensor& x, c10::SymIntArrayRef size, std::optional<double> sh, std::optional<double> sw) {
   auto out = at::meta::upsample_nearest2d(x, C10_AS_INTARRAYREF_SLOW(size), sh, sw);
   auto xc = x.contiguous(out.suggest_memory_format());
@@ -324,13 +324,13 @@ Tensor bilinear_backward(const Tensor& g, c10::SymIntArrayRef size, c10::SymIntA
   return dx;
 }
 Tensor& index_add_(Tensor& x, int64_t, const Tensor&, const Tensor&, const at::Scalar&) { return x; }
-// cuda/Embedding.cu: up to 3072 ids; more are sorted, with four lists of the ids' size
+// cuda/Embedding.cu: more than 3072 ids are sorted, with four lists of the ids' size
 Tensor embedding_backward(const Tensor& g, const Tensor& ids, c10::SymInt rows, c10::SymInt, bool) {
   auto gc = g.contiguous();
   if (ids.numel() > 3072) hold(4 * ids.numel() * 8);
   return at::zeros({rows.expect_int(), g.size(-1)}, g.options());
 }
-// TensorCompare.cpp: a number from the host is sent to the device, an operand of another dtype is cast
+// TensorCompare.cpp: a number from the CPU is copied to the device, an operand of another dtype is cast
 Tensor where(const Tensor& condition, const Tensor& a, const Tensor& b) {
   const auto type = at::result_type(a, b);
   auto cast = [&](const Tensor& t) { return t.scalar_type() == type || t.is_cpu() ? t : t.to(type); };
@@ -350,11 +350,11 @@ Tensor& abs_out(const Tensor& x, Tensor& out) {
   out.resize_(x.sizes());
   return out;
 }
-// cuda/Activation.cpp: the buffer is the CPU's alone
+// cuda/Activation.cpp: only the CPU needs the buffer
 std::tuple<Tensor, Tensor> log_sigmoid(const Tensor& x) { return {at::empty_like(x), at::empty({0}, x.options())}; }
 Tensor log_sigmoid_backward(const Tensor& g, const Tensor&, const Tensor&) { return at::empty_like(g); }
 
-// group_norm.cpp and cuda/group_norm_kernel.cu, GroupNormKernelImplInternal: a scale and a shift for each channel
+// group_norm.cpp and cuda/group_norm_kernel.cu, GroupNormKernelImplInternal: a scale and a shift per channel
 Three group_norm(const Tensor& x, const OptT& w, const OptT& b, c10::SymInt batch, c10::SymInt channels,
                  c10::SymInt pixels, int64_t groups, double) {
   const int64_t n = batch.expect_int(), c = channels.expect_int(), area = pixels.expect_int();
@@ -441,7 +441,7 @@ Three layer_norm_backward(const Tensor& g, const Tensor& x, c10::SymIntArrayRef 
   int64_t n = 1;
   for (const auto& size : ns) n *= size.expect_int();
   const int64_t m = x.numel() / std::max<int64_t>(n, 1);
-  if ((mask[1] || mask[2]) && m > 64 * 1024 && n / 32 < card().multiprocessors / 2) {
+  if ((mask[1] || mask[2]) && m > 64 * 1024 && n / 32 < gpu().multiprocessors / 2) {
     const int64_t rows = std::min(32 * 1024 / ceil_div(n, 32), ceil_div(m, 32));
     Tensor parts_w, parts_b;
     if (mask[1]) parts_w = at::empty({rows, n}, dw.options());
@@ -452,13 +452,13 @@ Three layer_norm_backward(const Tensor& g, const Tensor& x, c10::SymIntArrayRef 
   return {dx, dw, db};
 }
 
-// Dropout.cpp: the fused kernel where some numbers, but not all, are dropped
+// Dropout.cpp: the fused kernel, if the probability is neither 0 nor 1
 Tensor dropout(const Tensor& x, double p, bool train) {
   if (train && p > 0 && p < 1 && x.numel() > 0) return std::get<0>(at::native_dropout(x, p, train));
   return at::native::dropout(x, p, train);
 }
 
-// ---- elementwise: kernels for CUDA cast operands as they read them (TensorIterator.cpp) ---------------------------
+// ---- elementwise: CUDA kernels cast operands while they read them (TensorIterator.cpp) ----------------------------
 #define PRSMED_BINARY(NAME)                                                        \
   Tensor NAME(const Tensor& a, const Tensor& b) {                                  \
     if (in_place_node()) {                                                         \
@@ -489,7 +489,7 @@ Tensor gelu_backward(const Tensor& g, const Tensor& x, std::string_view form) {
   return at::meta::gelu_backward(g, x, form);
 }
 
-// ReduceOps.cpp and cuda/ReduceSumProdKernel.cu: sums of half precision to fp32 cast as they read, others cast first
+// ReduceOps.cpp and cuda/ReduceSumProdKernel.cu: sums of half precision to fp32 cast while reading, others cast first
 Tensor sum(const Tensor& x, at::OptionalIntArrayRef dims, bool keep, Kind t) {
   auto out = at::meta::sum(x, dims, keep, t);
   const bool reads = reduced(x) && out.scalar_type() == at::kFloat;
@@ -497,7 +497,7 @@ Tensor sum(const Tensor& x, at::OptionalIntArrayRef dims, bool keep, Kind t) {
   return out;
 }
 
-// ---- matrix products: cuda/Blas.cpp; their workspace belongs to the handle ----------------------------------------
+// ---- matrix products: cuda/Blas.cpp; the workspace belongs to the cuBLAS handle -----------------------------------
 Tensor mm(const Tensor& a, const Tensor& b) { return at::meta::mm(a, b); }
 Tensor bmm(const Tensor& a, const Tensor& b) { return at::meta::bmm(a, b); }
 Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar& beta, const at::Scalar& alpha) {

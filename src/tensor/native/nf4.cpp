@@ -1,5 +1,6 @@
-// 4-bit NormalFloat (Dettmers et al. 2023, QLoRA), with bitsandbytes' numbers and layout: blocks of 64 in row order, two
-// codes to a byte, the first in the high half; scales optionally in 8 bits, blocks of 256, around their mean.
+// 4-bit NormalFloat (Dettmers et al. 2023, QLoRA) with the values and layout of bitsandbytes: blocks of 64 in row
+// order, two codes per byte, the first in the high half; scales optionally in 8 bits, in blocks of 256, around their
+// mean.
 #include "nf4.h"
 
 #include "kernels.h"
@@ -27,13 +28,14 @@
 namespace prsmed {
 namespace {
 
+// clang-format off
 constexpr std::array<float, 16> kValues = {
-    -1.0f,                -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
-    -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
-    0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
-    0.44070982933044434f, 0.5626170039176941f,  0.7229568362236023f,  1.0f};
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
+    -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
+    0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+// clang-format on
 
-// A value belongs to the code whose number is the count of thresholds below it.
+// The code of a value is the number of thresholds below it.
 template <size_t N> std::array<float, N - 1> thresholds(const std::array<float, N>& sorted) {
   std::array<float, N - 1> result;
   for (size_t i = 0; i + 1 < N; ++i) result[i] = (sorted[i] + sorted[i + 1]) / 2;
@@ -41,14 +43,14 @@ template <size_t N> std::array<float, N - 1> thresholds(const std::array<float, 
 }
 const std::array<float, 15> kThresholds = thresholds(kValues);
 
-// The signed dynamic map of 8 bits (Dettmers 2016): 2^i means of equal parts of 0.1..1, times 10^(i - 6), i from 0 to 6.
+// The signed dynamic map of 8 bits (Dettmers 2016): 2^i midpoints of 0.1..1, times 10^(i - 6), for i from 0 to 6.
 std::array<float, 256> dynamic_map() {
   std::array<float, 256> map;
   size_t next = 0;
   for (int i = 0; i < 7; ++i) {
     const int parts = 1 << i;
     const float step = (1.0f - 0.1f) / static_cast<float>(parts);
-    // as libtorch's linspace: from both ends to the middle, rounded once
+    // like libtorch's linspace: from both ends to the middle, rounded once
     auto boundary = [&](int k) {
       const double from_start = double(0.1f) + double(step) * k, to_end = 1.0 - double(step) * (parts - k);
       return static_cast<float>(k < (parts + 1) / 2 ? from_start : to_end);
@@ -68,7 +70,7 @@ std::array<float, 256> dynamic_map() {
 const std::array<float, 256> kMap = dynamic_map();
 const std::array<float, 255> kMapThresholds = thresholds(kMap);
 
-// Largest magnitude and what to multiply with: bitsandbytes divides in a last block that is not full.
+// Largest magnitude, and the factor of the values. bitsandbytes divides in a last block that is not full.
 struct Scale {
   float absmax, factor;
   bool full;
@@ -115,10 +117,10 @@ void quantize_scales(const float* scales, float offset, int64_t n, uint8_t* code
   }
 }
 
-// Fills the pieces of `into` from `dense`; both on the CPU, or both meta. Returns the offset of the scales.
+// Fills the tensors of `into` from `dense`, both on the CPU or both on meta. Returns the offset of the scales.
 double quantize(const at::Tensor& dense, const Nf4& into) {
   const bool is_meta = dense.is_meta();
-  if (is_meta && for_cuda()) return 0;  // the host does it
+  if (is_meta && for_cuda()) return 0;  // computed on the CPU
   const auto x = dense.contiguous();
   const auto scales = into.nested() ? at::empty({into.blocks()}, x.options().dtype(at::kFloat)) : into.absmax;
   if (!is_meta) {
@@ -141,7 +143,7 @@ double quantize(const at::Tensor& dense, const Nf4& into) {
   return offset;
 }
 
-// ---- back, on the CPU
+// ---- dequantization on the CPU
 struct Scales {
   const float* absmax = nullptr;
   const uint8_t* codes = nullptr;
@@ -230,7 +232,7 @@ void dequantize_on_cpu(const Nf4& w, at::Tensor& out) {
   });
 }
 
-// ---- back, from libtorch's operators
+// ---- dequantization with libtorch's operators
 at::Tensor composed_scales(const Nf4& w) {
   if (!w.nested()) return w.absmax;
   auto nested = w.nested_absmax.repeat_interleave(kNestedBlock).narrow(0, 0, w.blocks());
@@ -257,15 +259,16 @@ void dequantize_composed(const Nf4& w, at::Tensor& out) {
   }
 }
 
-// ---- the operator that traces and profiles see
+// ---- the operator, which traces and profiles record
 at::Tensor dequantize_op(const at::Tensor& packed, const at::Tensor& absmax, const OptT& nested_absmax,
                          const OptT& nested_map, double offset, int64_t rows, int64_t cols, at::ScalarType kind) {
-  const Nf4 w{packed, absmax, nested_absmax.value_or(at::Tensor()), nested_map.value_or(at::Tensor()),
-              offset, rows,   cols};
+  const Nf4 w{packed, absmax, nested_absmax.value_or(at::Tensor()), nested_map.value_or(at::Tensor()), offset,
+              rows,   cols};
   auto out = at::empty({rows, cols}, packed.options().dtype(kind));
   if (packed.is_meta()) return out;
   if (packed.is_cpu()) dequantize_on_cpu(w, out);
-  else if (!kernels::nf4({w.packed, w.absmax, w.nested_absmax, w.nested_map, w.offset}, out)) dequantize_composed(w, out);
+  else if (!kernels::nf4({w.packed, w.absmax, w.nested_absmax, w.nested_map, w.offset}, out))
+    dequantize_composed(w, out);
   return out;
 }
 
@@ -286,9 +289,10 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
 using torch::autograd::variable_list;
 
-// x W^T (+ bias): keeps neither x nor the dense W, which is made again for the gradient of x.
+// x W^T (+ bias): saves neither x nor the dense W, which is dequantized again for the gradient of x.
 struct Nf4Linear : torch::autograd::Function<Nf4Linear> {
-  static Variable forward(AutogradContext* ctx, c10::intrusive_ptr<Held> held, Variable x, std::optional<Variable> bias) {
+  static Variable forward(AutogradContext* ctx, c10::intrusive_ptr<Held> held, Variable x,
+                          std::optional<Variable> bias) {
     ctx->saved_data["weight"] = c10::IValue::make_capsule(held);
     ctx->saved_data["biased"] = bias.has_value();
     return at::linear(x, nf4_dequantize(held->weight, x.scalar_type()), bias);
@@ -302,7 +306,7 @@ struct Nf4Linear : torch::autograd::Function<Nf4Linear> {
     shape.back() = w.cols;
     Variable gx, gb;
     if (ctx->needs_input_grad(0)) gx = grad.mm(nf4_dequantize(w, grad.scalar_type())).view(shape);
-    // only an input that is there has a number
+    // only a defined input has an index
     if (ctx->saved_data["biased"].toBool() && ctx->needs_input_grad(1)) gb = grad.sum(0);
     return {Variable(), gx, gb};
   }
@@ -315,8 +319,7 @@ const float* nf4_values() { return kValues.data(); }
 at::Tensor nf4_dequantize(const Nf4& w, at::ScalarType kind) {
   using Op = at::Tensor(const at::Tensor&, const at::Tensor&, const OptT&, const OptT&, double, int64_t, int64_t,
                         at::ScalarType);
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("prsmed_nf4::dequantize", "").typed<Op>();
+  static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("prsmed_nf4::dequantize", "").typed<Op>();
   auto optional = [](const at::Tensor& t) { return t.defined() ? OptT(t) : OptT(); };
   return op.call(w.packed, w.absmax, optional(w.nested_absmax), optional(w.nested_map), w.offset, w.rows, w.cols, kind);
 }
@@ -329,7 +332,7 @@ at::Tensor nf4_dequantize_composed(const Nf4& w, at::ScalarType kind) {
 }  // namespace prsmed
 
 namespace {
-// The pieces of a matrix as they cross the border; the nested two are null when scales are fp32.
+// The tensors of a matrix in the C ABI; the nested two are null if scales are fp32.
 struct RawNf4 {
   at::Tensor *packed, *absmax, *nested_absmax, *nested_map;
   double offset;
@@ -346,7 +349,7 @@ extern "C" {
 // The published 16 values.
 void prsmed_nf4_values(float* out) { std::copy_n(prsmed::nf4_values(), 16, out); }
 
-// Fills the pieces from a dense matrix of the same device (CPU or meta), and the offset.
+// Fills the tensors and the offset from a dense matrix on the same device (CPU or meta).
 char* prsmed_nf4_quantize(at::Tensor* dense, const RawNf4* into, double* offset) {
   PRSMED_TRY({
     at::NoGradGuard guard;
@@ -359,7 +362,7 @@ char* prsmed_nf4_dequantize(const RawNf4* weight, int32_t kind, bool composed, a
     at::NoGradGuard guard;
     const auto type = static_cast<at::ScalarType>(kind);
     *out = new at::Tensor(composed ? prsmed::nf4_dequantize_composed(weight->weight(), type)
-                                      : prsmed::nf4_dequantize(weight->weight(), type));
+                                   : prsmed::nf4_dequantize(weight->weight(), type));
   })
 }
 

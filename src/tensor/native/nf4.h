@@ -1,13 +1,13 @@
-// 4-bit NormalFloat matrices (nf4.cpp).
+// NF4: matrices in 4-bit NormalFloat (nf4.cpp).
 #pragma once
 #include <ATen/core/Tensor.h>
 
 namespace prsmed {
-// Blocks of 64 weights, and of 256 of their scales.
+// Weights per block, and scales per block of scales.
 constexpr int64_t kBlock = 64, kNestedBlock = 256;
 
-// A [rows, cols] matrix. `absmax` is fp32 [blocks], or u8 [blocks] when `nested_absmax` is defined: a block's scale is
-// then nested_map[absmax[b]] * nested_absmax[b / 256] + offset.
+// A [rows, cols] matrix. `absmax` is fp32 [blocks]. If `nested_absmax` is defined, it is u8 [blocks], and the scale of
+// block b is nested_map[absmax[b]] * nested_absmax[b / 256] + offset.
 struct Nf4 {
   at::Tensor packed, absmax, nested_absmax, nested_map;
   double offset;
@@ -20,9 +20,9 @@ struct Nf4 {
 // The published 16 values, in the order of their codes.
 const float* nf4_values();
 
-// The dense matrix in `kind`: one allocation, of the result. On a card by a kernel of ours, by libtorch's operators where that
-// cannot run.
+// The dense matrix in `kind`. Allocates only the result. On a GPU it uses the custom CUDA kernel, or libtorch's
+// operators if that cannot run.
 at::Tensor nf4_dequantize(const Nf4& weight, at::ScalarType kind);
-// The same from libtorch's operators, on any device; holds up to about 60 MiB besides the result.
+// The same with libtorch's operators, on any device. Needs up to about 60 MiB besides the result.
 at::Tensor nf4_dequantize_composed(const Nf4& weight, at::ScalarType kind);
 }  // namespace prsmed

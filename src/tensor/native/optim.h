@@ -1,18 +1,18 @@
-// AdamW with moments in 8 bits.
+// 8-bit AdamW.
 #pragma once
 #include <ATen/core/Tensor.h>
 
 namespace prsmed {
 
-// What a step of one flat piece of a parameter works with. Codes are u8, one scale for each block of 256.
+// Inputs of a step on one flat chunk of a parameter. Codes are u8, with one scale per block of 256.
 struct Adamw8 {
   at::Tensor param, grad, first_codes, first_scales, second_codes, second_scales, step;
   at::Tensor signed_map, unsigned_map;  // 256 values each, ascending
-  at::Tensor rate;                      // learning rate as a scalar where `param` is; undefined: `learning_rate`
-  at::Tensor skip;                      // fp32 scalar, 1: change nothing; undefined: step
+  at::Tensor rate;                      // learning rate, a scalar on `param`'s device; undefined: `learning_rate`
+  at::Tensor found_inf;                 // fp32 scalar; if it is 1 the step changes nothing; undefined: 0
   double learning_rate, beta1, beta2, weight_decay, epsilon;
 };
 
-void step8(const Adamw8& work);           // the CPU's loop, a kernel of ours, or libtorch's operators
-void step8_composed(const Adamw8& work);  // libtorch's operators, in bounded chunks
+void step8(const Adamw8& work);           // on the CPU a loop, else the CUDA kernel or libtorch's operators
+void step8_composed(const Adamw8& work);  // libtorch's operators, in chunks of limited size
 }  // namespace prsmed

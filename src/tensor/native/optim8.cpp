@@ -1,6 +1,6 @@
-// AdamW whose moments are 8-bit codes of a dynamic map with one scale for each block of 256 (Dettmers et al. 2022).
-// A threaded loop for the CPU; cards have a kernel (`kernels/adamw8.cu`), and the same step out of libtorch's operators where
-// it cannot run.
+// AdamW with 8-bit codes of a dynamic map and one scale per block of 256 (Dettmers et al. 2022).
+// The CPU has a threaded loop. A GPU has a kernel (`kernels/adamw8.cu`), or the same step with libtorch's operators if
+// the kernel cannot run.
 #include "kernels.h"
 #include "native.h"
 #include "optim.h"
@@ -21,9 +21,9 @@ namespace {
 using at::Tensor;
 
 constexpr int64_t kBlock = 256;
-constexpr int64_t kChunk = int64_t(1) << 20;  // elements that libtorch's operators take at once
+constexpr int64_t kChunk = int64_t(1) << 20;  // elements per chunk of libtorch's operators
 
-// Values of the codes and the middles between neighbours.
+// Values of the codes, and midpoints between neighbours.
 struct Map {
   float value[256], middle[255];
   explicit Map(const Tensor& values) {
@@ -38,7 +38,7 @@ struct Map {
       if (middle[code + step - 1] < x) code += step;
     return static_cast<uint8_t>(code);
   }
-  // Codes of `count` values and their scale.
+  // Codes of `count` values, and their scale.
   void encode(const float* x, float top, uint8_t* codes, float* scale, int64_t count) const {
     const float divisor = top > 0 ? top : 1.0F;
     for (int64_t i = 0; i < count; ++i) codes[i] = nearest(x[i] / divisor);
@@ -46,7 +46,7 @@ struct Map {
   }
 };
 
-// The numbers of a step in fp32, computed in double.
+// Numbers of a step in fp32, computed in double.
 struct Numbers {
   float decay, beta1, rest1, beta2, rest2, correction2, step_size, epsilon;
   Numbers(const Adamw8& w, double rate, double step)
@@ -85,7 +85,7 @@ void step_block(const Block& b, const Numbers& n, const Map& first, const Map& s
 }
 
 void step_cpu(const Adamw8& w) {
-  if (w.skip.defined() && w.skip.item<float>() == 1) return;
+  if (w.found_inf.defined() && w.found_inf.item<float>() == 1) return;
   const double rate = w.rate.defined() ? w.rate.item<double>() : w.learning_rate;
   const Numbers numbers(w, rate, w.step.item<double>());
   const Map first(w.signed_map), second(w.unsigned_map);
@@ -97,13 +97,14 @@ void step_cpu(const Adamw8& w) {
   at::parallel_for(0, blocks, 64, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) {
       const int64_t at = b * kBlock;
-      step_block({param + at, grad + at, codes1 + at, codes2 + at, scales1 + b, scales2 + b, std::min(kBlock, count - at)},
-                 numbers, first, second);
+      step_block(
+          {param + at, grad + at, codes1 + at, codes2 + at, scales1 + b, scales2 + b, std::min(kBlock, count - at)},
+          numbers, first, second);
     }
   });
 }
 
-// The numbers of a step as scalars on the card, so that the host need not know them.
+// Numbers of a step as scalars on the GPU, so that the CPU need not know them.
 struct Scalars {
   Tensor decay, correction2, step_size;
   explicit Scalars(const Adamw8& w) {
@@ -115,7 +116,7 @@ struct Scalars {
   }
 };
 
-// Codes in rows of a block as values.
+// Values of the codes, in rows of one block.
 Tensor decode(const Tensor& codes, const Tensor& scales, const Tensor& map) {
   auto values = map.index_select(0, codes.reshape({-1}).to(at::kInt)).view(codes.sizes());
   return values.mul_(scales.unsqueeze(1));
@@ -142,16 +143,16 @@ void step8_composed(const Adamw8& w) {
     auto put = [&](const Tensor& flat, const Tensor& value) {
       auto target = flat.narrow(0, begin, count);
       const auto fresh = value.reshape({-1}).narrow(0, 0, count);
-      target.copy_(w.skip.defined() ? at::where(w.skip > 0, target, fresh) : fresh);
+      target.copy_(w.found_inf.defined() ? at::where(w.found_inf > 0, target, fresh) : fresh);
     };
     auto put_scales = [&](const Tensor& t, const Tensor& value) {
       auto target = scales(t);
-      target.copy_(w.skip.defined() ? at::where(w.skip > 0, target, value) : value);
+      target.copy_(w.found_inf.defined() ? at::where(w.found_inf > 0, target, value) : value);
     };
     const auto grad = rows(w.grad);
     auto m = decode(rows(w.first_codes), scales(w.first_scales), w.signed_map).mul_(w.beta1);
     m.add_(grad.mul(1 - w.beta1));
-    // what fills up the last block: its code, 0, is the least value of the signed map
+    // the last block is padded with code 0, the smallest value of the signed map
     if (blocks * kBlock != count) m.view({-1}).narrow(0, count, blocks * kBlock - count).zero_();
     auto v = decode(rows(w.second_codes), scales(w.second_scales), w.unsigned_map).mul_(w.beta2);
     v.add_(grad.mul(grad).mul_(1 - w.beta2));
@@ -196,15 +197,14 @@ void decode_all(const uint8_t* codes, const float* scales, const float* map, flo
 
 extern "C" {
 
-// fp32 values of the CPU as codes and scales.
+// Encodes fp32 values on the CPU into codes and scales.
 char* prsmed_encode8(at::Tensor* values, at::Tensor* map, at::Tensor* codes, at::Tensor* scales) {
   PRSMED_TRY(prsmed::encode_all(*values, prsmed::Map(*map), codes->data_ptr<uint8_t>(), scales->data_ptr<float>()))
 }
 
-// The reverse.
+// Decodes them.
 char* prsmed_decode8(at::Tensor* codes, at::Tensor* scales, at::Tensor* map, at::Tensor* values) {
   PRSMED_TRY(prsmed::decode_all(codes->const_data_ptr<uint8_t>(), scales->const_data_ptr<float>(),
                                 map->const_data_ptr<float>(), values->data_ptr<float>(), values->numel()))
 }
 }
-

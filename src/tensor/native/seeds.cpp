@@ -1,6 +1,7 @@
-// Seeds of captured steps. Outside captures a kernel is given its seed as a number. A capture gives each seed that the host
-// draws a place on a tape on the device; before a replay the host draws as many new ones, in the same order, and writes them
-// there. Two draws of one number are one place: a checkpointed segment draws its seeds twice.
+// Seeds of captured steps. Outside of captures a kernel gets its seed as an argument. During a capture each seed that
+// the CPU draws gets an index in a buffer on the GPU. Before a replay the CPU draws the same number of new seeds, in
+// the same order, and copies them there. The same seed twice has one index, because a checkpointed segment draws its
+// seeds twice.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
 
@@ -12,74 +13,72 @@
 
 namespace {
 
-struct Tape {
-  at::Tensor places;  // i64, on the device
-  std::unordered_map<int64_t, int64_t> place_of;
+struct SeedBuffer {
+  at::Tensor buffer;  // i64, on the device
+  std::unordered_map<int64_t, int64_t> index_of;
 };
 
-std::mutex lock;  // the backward pass runs on a thread of its own
-Tape* recording = nullptr;
+std::mutex lock;  // the backward pass runs on another thread
+SeedBuffer* capture = nullptr;
+
+int64_t random_number() {
+  auto generator = at::detail::getDefaultCPUGenerator();
+  auto* numbers = at::check_generator<at::CPUGeneratorImpl>(generator);
+  std::lock_guard<std::mutex> guard(numbers->mutex_);
+  return static_cast<int64_t>(numbers->random64());
+}
 
 }  // namespace
 
 namespace prsmed::kernels {
 
-void note_seed(int64_t seed) {
+int64_t new_seed() {
+  const int64_t seed = random_number();
   std::lock_guard<std::mutex> guard(lock);
-  if (!recording) return;
-  const auto next = static_cast<int64_t>(recording->place_of.size());
-  TORCH_CHECK(next < recording->places.numel(), "a captured step draws more seeds than its tape holds");
-  recording->place_of.emplace(seed, next);
+  if (!capture) return seed;
+  const auto next = static_cast<int64_t>(capture->index_of.size());
+  TORCH_CHECK(next < capture->buffer.numel(), "a captured step draws more seeds than its buffer holds");
+  capture->index_of.emplace(seed, next);
+  return seed;
 }
 
 const int64_t* seed_on_device(int64_t seed) {
   std::lock_guard<std::mutex> guard(lock);
-  if (!recording) return nullptr;
-  const auto found = recording->place_of.find(seed);
-  TORCH_CHECK(found != recording->place_of.end(), "a captured kernel has a seed that no one noted");
-  return recording->places.const_data_ptr<int64_t>() + found->second;
+  if (!capture) return nullptr;
+  const auto found = capture->index_of.find(seed);
+  TORCH_CHECK(found != capture->index_of.end(), "a captured kernel has a seed that was not noted");
+  return capture->buffer.const_data_ptr<int64_t>() + found->second;
 }
 
 }  // namespace prsmed::kernels
 
 extern "C" {
 
-// Seeds noted from now on go to `places` (i64); null ends it. Returns how many were noted since it began.
-int64_t prsmed_seeds_record(at::Tensor* places) {
+// Notes seeds into `buffer` (i64) from now on; null ends this. Returns the number of seeds since it began.
+int64_t prsmed_seeds_capture(at::Tensor* buffer) {
   std::lock_guard<std::mutex> guard(lock);
-  const int64_t noted = recording ? static_cast<int64_t>(recording->place_of.size()) : 0;
-  delete recording;
-  recording = places ? new Tape{*places, {}} : nullptr;
+  const int64_t noted = capture ? static_cast<int64_t>(capture->index_of.size()) : 0;
+  delete capture;
+  capture = buffer ? new SeedBuffer{*buffer, {}} : nullptr;
   return noted;
 }
 
-// A number of the host's generator, noted; `*place` is where a captured kernel would look for it, -1 outside captures.
-int64_t prsmed_seeds_example(int64_t* place) {
-  auto generator = at::detail::getDefaultCPUGenerator();
-  auto* numbers = at::check_generator<at::CPUGeneratorImpl>(generator);
-  int64_t seed = 0;
-  {
-    std::lock_guard<std::mutex> guard(numbers->mutex_);
-    seed = static_cast<int64_t>(numbers->random64());
-  }
-  prsmed::kernels::note_seed(seed);
+// Draws a number of the CPU's generator and notes it. `*index` is its index for a captured kernel, -1 outside of
+// captures.
+int64_t prsmed_seeds_example(int64_t* index) {
+  const int64_t seed = prsmed::kernels::new_seed();
   const int64_t* at = prsmed::kernels::seed_on_device(seed);
-  *place = at ? at - recording->places.const_data_ptr<int64_t>() : -1;
+  *index = at ? at - capture->buffer.const_data_ptr<int64_t>() : -1;
   return seed;
 }
 
-// Draws `count` numbers of the host's generator, as the recorded step would, into the first places.
-char* prsmed_seeds_draw(at::Tensor* places, int64_t count) {
+// Draws `count` numbers of the CPU's generator, like the captured step, into the first elements.
+char* prsmed_seeds_draw(at::Tensor* buffer, int64_t count) {
   PRSMED_TRY({
     if (count == 0) return nullptr;
-    auto generator = at::detail::getDefaultCPUGenerator();
-    auto* numbers = at::check_generator<at::CPUGeneratorImpl>(generator);
-    auto drawn = at::empty({count}, at::TensorOptions(at::kLong).pinned_memory(places->is_cuda()));
-    {
-      std::lock_guard<std::mutex> guard(numbers->mutex_);
-      for (int64_t i = 0; i < count; ++i) drawn.mutable_data_ptr<int64_t>()[i] = static_cast<int64_t>(numbers->random64());
-    }
-    places->narrow(0, 0, count).copy_(drawn, /*non_blocking=*/true);
+    auto drawn = at::empty({count}, at::TensorOptions(at::kLong).pinned_memory(buffer->is_cuda()));
+    for (int64_t i = 0; i < count; ++i) drawn.mutable_data_ptr<int64_t>()[i] = random_number();
+    buffer->narrow(0, 0, count).copy_(drawn, /*non_blocking=*/true);
   })
 }
 }

@@ -1,8 +1,8 @@
-// The trace: events of one thread's allocations and the cost of its operators, with the module scope of each.
+// Trace: one thread's allocations and the cost of its operators, with the module path of each.
 //
-// Costs: floating-point operations of matrix products, convolutions and attention (a multiplication and an addition are
-// two), bytes that an operator reads and writes. Views and allocations are free. An operator that calls others counts for
-// nothing itself, except those with operations of their own (see `flops_of`), whose inner calls count for nothing.
+// Costs are floating-point operations of matrix products, convolutions and attention (a multiply-add is two), and bytes
+// that an operator reads and writes. Views and allocations cost nothing. An operator that calls others has no cost of
+// its own, except those with a formula (see `flops_of`), whose inner calls then cost nothing.
 #include "trace.h"
 
 #include "native.h"
@@ -24,32 +24,43 @@ namespace {
 struct Event {
   uint64_t bytes;
   uint32_t block;
-  uint32_t scope;
-  uint16_t op;       // index into the names
+  uint32_t module;
+  uint16_t op;  // index into the names
   uint8_t category;
-  uint8_t kind;      // 0 allocate, 1 release, 2 move to `category`
+  uint8_t kind;  // 0 allocate, 1 release, 2 move to `category`
   uint32_t padding = 0;
 };
 
 struct Cost {
   double flops, bytes;
-  uint32_t scope;
-  uint32_t event;    // number of events before it ended
+  uint32_t module;
+  uint32_t event;  // number of events before it ended
   uint16_t op;
   uint8_t element_bytes;  // of the first floating-point input
   uint8_t backward;
   uint32_t padding = 0;
 };
 
-enum class Kind : uint8_t { kFree, kPlain, kProduct, kConvolution, kConvolutionBackward, kAttention, kAttentionBackward };
+enum class Kind : uint8_t {
+  kFree,
+  kPlain,
+  kProduct,
+  kConvolution,
+  kConvolutionBackward,
+  kAttention,
+  kAttentionBackward
+};
 
-struct Traits { uint16_t name; Kind kind; };
+struct Traits {
+  uint16_t name;
+  Kind kind;
+};
 
 struct Frame {
   uint16_t op;
   Kind kind;
-  bool inner = false;   // it called operators that count
-  bool silent = false;  // part of one that counts as a whole
+  bool inner = false;   // it called operators with a cost
+  bool silent = false;  // part of an operator that is counted as a whole
   double flops = 0, bytes = 0;
   uint8_t element_bytes = 0;
 };
@@ -75,48 +86,52 @@ struct Trace {
 };
 
 thread_local std::unique_ptr<Trace> active;
-thread_local uint32_t scope = 0;
+thread_local uint32_t module = 0;
 
-// Scopes in this thread's backward passes, while a trace or a profile follows them.
+// Module paths of this thread's backward passes, while a trace or a profile follows them.
 struct Nodes {
   uint32_t followers = 0;
-  std::vector<std::pair<uint64_t, uint32_t>> scopes;  // from this sequence number of autograd on: this scope
-  std::vector<uint32_t> outer;                        // scopes to come back to after a node of the backward pass
+  std::vector<std::pair<uint64_t, uint32_t>> modules;  // module path from this autograd sequence number on
+  std::vector<uint32_t> outer;                         // module paths to restore after a backward node
   at::CallbackHandle handle = 0;
 
   void entered(uint32_t next) {
     const uint64_t from = at::sequence_number::peek();
-    if (!scopes.empty() && scopes.back().first == from) scopes.back().second = next;
-    else scopes.emplace_back(from, next);
+    if (!modules.empty() && modules.back().first == from) modules.back().second = next;
+    else modules.emplace_back(from, next);
   }
 };
 thread_local Nodes nodes;
 
 Kind kind_of(const c10::FunctionSchema& schema) {
   const std::string_view name = schema.name();
-  for (auto* free : {"aten::empty", "aten::new_empty", "aten::resize_", "aten::contiguous", "aten::to", "aten::_to_copy",
-                     "aten::is_", "aten::set_", "aten::result_type", "aten::detach", "aten::reshape", "aten::_unsafe_view",
-                     "aten::_reshape", "aten::scalar_tensor", "aten::lift", "aten::requires_grad"})
+  for (auto* free :
+       {"aten::empty", "aten::new_empty", "aten::resize_", "aten::contiguous", "aten::to", "aten::_to_copy",
+        "aten::is_", "aten::set_", "aten::result_type", "aten::detach", "aten::reshape", "aten::_unsafe_view",
+        "aten::_reshape", "aten::scalar_tensor", "aten::lift", "aten::requires_grad"})
     if (name.rfind(free, 0) == 0 && name != "aten::_to_copy") return Kind::kFree;
-  for (auto* product : {"aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::addmv", "aten::mv", "aten::dot"})
+  for (auto* product : {"aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::addmv",
+                        "aten::mv", "aten::dot"})
     if (name == product) return Kind::kProduct;
   if (name.find("convolution_backward") != name.npos) return Kind::kConvolutionBackward;
-  if (name == "aten::convolution" || name == "aten::_convolution" || name == "aten::cudnn_convolution") return Kind::kConvolution;
+  if (name == "aten::convolution" || name == "aten::_convolution" || name == "aten::cudnn_convolution")
+    return Kind::kConvolution;
   if (name.rfind("aten::_scaled_dot_product", 0) == 0 && name.find("math") == name.npos)
     return name.find("backward") == name.npos ? Kind::kAttention : Kind::kAttentionBackward;
   const auto& arguments = schema.arguments();
-  if (!arguments.empty() && arguments[0].alias_info() != nullptr && !arguments[0].alias_info()->isWrite()) return Kind::kFree;
+  if (!arguments.empty() && arguments[0].alias_info() != nullptr && !arguments[0].alias_info()->isWrite())
+    return Kind::kFree;
   return Kind::kPlain;
 }
 
-// The address of an operator's name tells overloads apart; asking for the schema would copy it. The engine makes its
+// The address of an operator's name identifies the overload; asking for the schema would copy it. Autograd creates its
 // nodes' names anew each time.
 Traits traits(const at::RecordFunction& call) {
   if (std::string_view(call.name()).rfind("autograd::", 0) == 0) return {active->number(call.name()), Kind::kFree};
   auto found = active->known.find(call.name());
   if (found != active->known.end()) return found->second;
   const auto schema = call.operator_schema();
-  // observers without a schema are the engine's own, around a node's operators
+  // observers without a schema are autograd's, around the operators of a node
   const Traits fresh = schema ? Traits{active->number(call.name()), kind_of(*schema)} : Traits{0, Kind::kFree};
   return active->known.emplace(call.name(), fresh).first->second;
 }
@@ -150,13 +165,15 @@ double flops_of(Kind kind, std::string_view name, c10::ArrayRef<const c10::IValu
     return 2.0 * a.numel() * (b.dim() >= 2 ? b.size(-1) : 1);
   }
   if (kind == Kind::kConvolution && tensors.size() >= 2 && inputs.size() >= 7) {
-    // output positions x what one costs; `inputs`: input, weight, bias, stride, padding, dilation, transposed, ...
+    // output positions times cost per position; `inputs`: input, weight, bias, stride, padding, dilation, transposed,
+    // ...
     const at::Tensor &x = *tensors[0], &w = *tensors[1];
     if (inputs[6].isBool() && inputs[6].toBool()) return 2.0 * x.numel() * w.numel() / w.size(0);
     double places = x.size(0);
     const auto stride = inputs[3].toIntVector(), padding = inputs[4].toIntVector();
     for (int64_t i = 2; i < x.dim(); ++i) {
-      const auto s = stride[std::min<size_t>(i - 2, stride.size() - 1)], p = padding[std::min<size_t>(i - 2, padding.size() - 1)];
+      const auto s = stride[std::min<size_t>(i - 2, stride.size() - 1)],
+                 p = padding[std::min<size_t>(i - 2, padding.size() - 1)];
       places *= (x.size(i) + 2 * p - w.size(i)) / s + 1;
     }
     return 2.0 * places * w.numel();
@@ -176,7 +193,7 @@ double flops_of(Kind kind, std::string_view name, c10::ArrayRef<const c10::IValu
     const bool back = kind == Kind::kAttentionBackward;
     const at::Tensor &q = *tensors[back ? 1 : 0], &k = *tensors[back ? 2 : 1];
     if (q.dim() < 4) return 0;
-    // the first flag of the memory-efficient kernel says whether sums are kept
+    // the first flag of the memory-efficient kernel says whether sums are saved
     int flags = !back && name.find("efficient") != name.npos ? -1 : 0;
     bool causal = false;
     for (const auto& input : inputs)
@@ -193,7 +210,7 @@ std::unique_ptr<at::ObserverContext> enter(const at::RecordFunction& call) {
   Frame frame{known.name, known.kind};
   if (!active->frames.empty()) {
     Frame& parent = active->frames.back();
-    if (known.kind == Kind::kFree) frame.op = parent.op;  // a block belongs to the operator that asked for it
+    if (known.kind == Kind::kFree) frame.op = parent.op;  // a block belongs to the calling operator
     frame.silent = parent.silent || parent.kind > Kind::kPlain;
     if (frame.silent) frame.op = parent.op;
   }
@@ -216,35 +233,36 @@ void leave(const at::RecordFunction& call, at::ObserverContext*) {
   Frame frame = active->frames.back();
   active->frames.pop_back();
   if (frame.silent || frame.kind == Kind::kFree || (frame.inner && frame.kind == Kind::kPlain)) {
-    // what an inner operator did is its caller's too
+    // the events of an inner operator also belong to its caller
     if (frame.inner && !active->frames.empty()) active->frames.back().inner = true;
     return;
   }
-  for (const auto& output : call.outputs()) each_tensor(output, [&](const at::Tensor& t) { frame.bytes += touched(t); });
-  active->costs.push_back({frame.flops, frame.bytes, scope, static_cast<uint32_t>(active->events.size()), frame.op,
+  for (const auto& output : call.outputs())
+    each_tensor(output, [&](const at::Tensor& t) { frame.bytes += touched(t); });
+  active->costs.push_back({frame.flops, frame.bytes, module, static_cast<uint32_t>(active->events.size()), frame.op,
                            frame.element_bytes, !nodes.outer.empty()});
 }
 
-// A node of the backward pass belongs to the scope in which the forward pass made it.
+// A backward node has the module path of its forward pass.
 std::unique_ptr<at::ObserverContext> enter_node(const at::RecordFunction& node) {
-  nodes.outer.push_back(scope);
-  const auto& scopes = nodes.scopes;
-  if (node.seqNr() >= 0 && !scopes.empty()) {
-    auto after = std::upper_bound(scopes.begin(), scopes.end(), static_cast<uint64_t>(node.seqNr()),
+  nodes.outer.push_back(module);
+  const auto& modules = nodes.modules;
+  if (node.seqNr() >= 0 && !modules.empty()) {
+    auto after = std::upper_bound(modules.begin(), modules.end(), static_cast<uint64_t>(node.seqNr()),
                                   [](uint64_t number, const auto& entry) { return number < entry.first; });
-    if (after != scopes.begin()) scope = std::prev(after)->second;
+    if (after != modules.begin()) module = std::prev(after)->second;
   }
   return nullptr;
 }
 void leave_node(const at::RecordFunction&, at::ObserverContext*) {
   if (nodes.outer.empty()) return;
-  scope = nodes.outer.back();
+  module = nodes.outer.back();
   nodes.outer.pop_back();
 }
 
 void follow() {
   if (nodes.followers++ > 0) return;
-  nodes.scopes.assign(1, {0, scope});
+  nodes.modules.assign(1, {0, module});
   nodes.outer.clear();
   nodes.handle = at::addThreadLocalCallback(
       at::RecordFunctionCallback(enter_node, leave_node).scopes({at::RecordScope::BACKWARD_FUNCTION}));
@@ -252,7 +270,7 @@ void follow() {
 void unfollow() {
   if (--nodes.followers > 0) return;
   at::removeCallback(nodes.handle);
-  nodes.scopes.clear();
+  nodes.modules.clear();
   nodes.outer.clear();
 }
 
@@ -264,44 +282,44 @@ bool prsmed_trace_active() { return active != nullptr; }
 
 void prsmed_trace_cost(const char* name, double flops, double bytes, uint8_t element_bytes) {
   if (!active) return;
-  active->costs.push_back({flops, bytes, scope, static_cast<uint32_t>(active->events.size()), active->number(name),
+  active->costs.push_back({flops, bytes, module, static_cast<uint32_t>(active->events.size()), active->number(name),
                            element_bytes, !nodes.outer.empty()});
 }
 bool prsmed_trace_counts_host() { return active != nullptr && active->counts_host; }
 
 PrsmedTag prsmed_trace_allocate(uint64_t bytes, int32_t category) {
   const uint32_t block = active->blocks++;
-  active->events.push_back({bytes, block, scope, active->current(), static_cast<uint8_t>(category), 0});
+  active->events.push_back({bytes, block, module, active->current(), static_cast<uint8_t>(category), 0});
   return {active->serial, block};
 }
 void prsmed_trace_release(PrsmedTag tag) {
   if (!active || tag.trace != active->serial) return;
-  active->events.push_back({0, tag.block, scope, active->current(), 0, 1});
+  active->events.push_back({0, tag.block, module, active->current(), 0, 1});
 }
 void prsmed_trace_move(PrsmedTag tag, int32_t category) {
   if (!active || tag.trace != active->serial) return;
-  active->events.push_back({0, tag.block, scope, active->current(), static_cast<uint8_t>(category), 2});
+  active->events.push_back({0, tag.block, module, active->current(), static_cast<uint8_t>(category), 2});
 }
 
-uint32_t prsmed_scope() { return scope; }
-// Enters a scope; returns the one before.
-uint32_t prsmed_scope_set(uint32_t next) {
-  const uint32_t before = scope;
-  scope = next;
+uint32_t prsmed_module() { return module; }
+// Enters a module path; returns the former one.
+uint32_t prsmed_module_set(uint32_t next) {
+  const uint32_t before = module;
+  module = next;
   if (nodes.followers > 0 && next != before) nodes.entered(next);
   return before;
 }
 
-// Gives the nodes of this thread's backward passes their scopes, until `prsmed_scope_unfollow`.
-char* prsmed_scope_follow() { PRSMED_TRY(follow()) }
-void prsmed_scope_unfollow() { unfollow(); }
-// Forgets the scopes of graphs made so far; a trace needs them to its end.
-void prsmed_scope_forget() {
-  if (nodes.followers > 0 && !active) nodes.scopes.assign(1, {0, scope});
+// Gives this thread's backward nodes their module paths, until `prsmed_module_unfollow`.
+char* prsmed_module_follow() { PRSMED_TRY(follow()) }
+void prsmed_module_unfollow() { unfollow(); }
+// Forgets the module paths of graphs made so far; a trace needs them until its end.
+void prsmed_module_forget() {
+  if (nodes.followers > 0 && !active) nodes.modules.assign(1, {0, module});
 }
 
 void prsmed_trace_end();
-// Starts a trace on this thread; one that runs is dropped. Without `costs` operators have neither names nor costs.
+// Starts a trace on this thread; a running one is dropped. Without `costs` operators have neither names nor costs.
 char* prsmed_trace_begin(bool counts_host, bool costs) {
   PRSMED_TRY({
     static std::atomic<uint32_t> last{0};
@@ -326,10 +344,11 @@ struct PrsmedTraceView {
   const Cost* costs;
   uint64_t num_costs;
 };
-// What was written down so far; valid until the next tensor operation.
+// The trace so far; valid until the next tensor operation.
 void prsmed_trace_view(PrsmedTraceView* out) {
-  *out = active ? PrsmedTraceView{active->events.data(), active->events.size(), active->costs.data(), active->costs.size()}
-                : PrsmedTraceView{nullptr, 0, nullptr, 0};
+  *out = active
+             ? PrsmedTraceView{active->events.data(), active->events.size(), active->costs.data(), active->costs.size()}
+             : PrsmedTraceView{nullptr, 0, nullptr, 0};
 }
 // Name of an operator, or nullptr past the last.
 const char* prsmed_trace_name(uint64_t index) {

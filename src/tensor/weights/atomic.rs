@@ -1,17 +1,17 @@
-//! Files and folders that are either the old ones or complete new ones, whatever happens in between.
+//! Atomic writes of files and folders: after a crash the old content or the complete new content is there.
 //!
-//! A file is written under a temporary name in its own folder, synced, renamed, and the folder is synced.
+//! A file is written under a temporary name in its own folder, synced and renamed; then the folder is synced.
 //!
-//! A folder (a checkpoint) is written as `DIR.tmp-…`, with a manifest of SHA-256 sums in `checksums.json`. When all of
-//! it is on disk, [`Staged::publish`]
+//! A folder (a checkpoint) is written as `DIR.tmp-…`, with SHA-256 sums in `checksums.json`. When all files are on
+//! disk, [`Staged::publish`]
 //!
-//! 1. renames `DIR` to `DIR.previous` (when there is one),
+//! 1. renames `DIR` to `DIR.previous` (if there is one),
 //! 2. renames `DIR.tmp-…` to `DIR`,
 //! 3. deletes `DIR.previous`,
 //!
-//! and syncs the parent folder after each step. At every moment `DIR` or, between 1 and 2, `DIR.previous` is complete.
-//! [`readable_folder`] finds it; [`recover_folder`] (called by the next [`Staged::begin`]) puts it back in place and
-//! clears away what a crash left. One process at a time may write `DIR`.
+//! and syncs the parent folder after each step. At every moment `DIR` is complete, or `DIR.previous` between 1 and 2.
+//! [`readable_folder`] finds the complete one. [`recover_folder`], which the next [`Staged::begin`] calls, restores it
+//! and deletes leftovers of a crash. Only one process at a time may write `DIR`.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -22,10 +22,10 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 use tch::Tensor;
 
-use super::stream::{CHUNK, Spec, all as stream, one_by_one};
+use super::stream::{CHUNK, TensorSpec, all as stream, one_by_one};
 use crate::error::{Error, Result};
 
-/// The manifest's name inside a published folder.
+/// Name of the file with the checksums in a published folder.
 pub const CHECKSUMS: &str = "checksums.json";
 
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -35,17 +35,17 @@ struct Sum {
 }
 
 #[derive(Debug, Default, serde::Serialize, serde::Deserialize)]
-struct Manifest {
+struct Checksums {
     files: BTreeMap<String, Sum>,
 }
 
 /// Writes `tensors` to the safetensors file `path`, atomically.
 ///
-/// Tensors are streamed one by one (from any device, strided ones are laid out), no second copy of all is made.
-/// `metadata` goes into the header beside `format = pt`, which Python's `transformers` asks for.
+/// Tensors are written one at a time, from any device and with any strides, without a second copy of all of them.
+/// `metadata` is added to the header, after `format = pt`, which Python's `transformers` requires.
 ///
 /// # Errors
-/// [`Error::Io`] from the file system; [`Error::Weights`] for a type the format lacks or a repeated name.
+/// [`Error::Io`] from the file system; [`Error::Weights`] for an unsupported dtype or a repeated name.
 pub fn write_safetensors<N: AsRef<str>>(
     path: &Path,
     tensors: &[(N, &Tensor)],
@@ -62,17 +62,17 @@ pub fn write_bytes(path: &Path, bytes: &[u8]) -> Result<()> {
     write_with(path, |out| out.write_all(bytes).map_err(Error::io(path, "write"))).map(drop)
 }
 
-/// A checkpoint folder in the making; dropped without [`Staged::publish`] it leaves nothing behind.
+/// A folder that is being written. If it is dropped without [`Staged::publish`], it is deleted.
 #[derive(Debug)]
 pub struct Staged {
     target: PathBuf,
     temporary: PathBuf,
-    manifest: Manifest,
-    nowhere: bool,
+    checksums: Checksums,
+    discarding: bool,
 }
 
 impl Staged {
-    /// Starts a new content for the folder `target`, after [`recover_folder`].
+    /// Starts new content for the folder `target`, after [`recover_folder`].
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -80,24 +80,24 @@ impl Staged {
         recover_folder(target)?;
         let parent = parent(target);
         fs::create_dir_all(&parent).map_err(Error::io(&parent, "create"))?;
-        let prefix = beside(target, ".tmp-");
+        let prefix = with_suffix(target, ".tmp-");
         let temporary = tempfile::Builder::new()
             .prefix(prefix.file_name().unwrap_or_default())
-            // Not `tempdir_in`: that makes it private to its owner, a checkpoint is as readable as the user's other files.
+            // not `tempdir_in`, which makes the folder private: a checkpoint is as readable as the user's other files
             .make_in(&parent, |path| fs::create_dir(path))
             .map_err(Error::io(&parent, "create a folder in"))?
             .into_temp_path()
             .keep()
             .map_err(|error| Error::io(&parent, "create a folder in")(error.error))?;
-        Ok(Self { target: target.to_owned(), temporary, manifest: Manifest::default(), nowhere: false })
+        Ok(Self { target: target.to_owned(), temporary, checksums: Checksums::default(), discarding: false })
     }
 
-    /// A folder that takes everything and keeps nothing, to plan or measure the memory of saving.
-    pub fn nowhere() -> Self {
-        Self { target: PathBuf::new(), temporary: PathBuf::new(), manifest: Manifest::default(), nowhere: true }
+    /// A folder that discards all data, to plan or measure the memory of saving.
+    pub fn discarding() -> Self {
+        Self { target: PathBuf::new(), temporary: PathBuf::new(), checksums: Checksums::default(), discarding: true }
     }
 
-    /// Where to write files that the methods below do not write.
+    /// Folder for files that the methods below do not write.
     pub fn path(&self) -> &Path {
         &self.temporary
     }
@@ -105,35 +105,36 @@ impl Staged {
     /// Writes a safetensors file `name` (may contain `/`); see [`write_safetensors`].
     ///
     /// # Errors
-    /// As [`write_safetensors`].
+    /// Like [`write_safetensors`].
     pub fn write_tensors<N: AsRef<str>>(
         &mut self,
         name: &str,
         tensors: &[(N, &Tensor)],
         metadata: &BTreeMap<String, String>,
     ) -> Result<()> {
-        if self.nowhere {
+        if self.discarding {
             return stream(Path::new(name), &mut io::sink(), tensors, metadata);
         }
         let path = self.prepare(name)?;
         let sum = write_with(&path, |out| stream(&path, out, tensors, metadata))?;
-        self.manifest.files.insert(name.to_owned(), sum);
+        self.checksums.files.insert(name.to_owned(), sum);
         Ok(())
     }
 
-    /// Writes a safetensors file `name` (may contain `/`) of tensors that `read` makes one after another, as `specs` promise.
+    /// Writes a safetensors file `name` (may contain `/`). `read` returns the tensors one at a time; they must match
+    /// `specs`.
     ///
     /// # Errors
-    /// As [`write_safetensors`]; those of `read`.
+    /// Like [`write_safetensors`], and errors of `read`.
     pub fn write_one_by_one(
         &mut self,
         name: &str,
-        specs: &[Spec],
+        specs: &[TensorSpec],
         read: &mut dyn FnMut(&str) -> Result<Tensor>,
     ) -> Result<()> {
         let path = self.prepare(name)?;
         let sum = write_with(&path, |out| one_by_one(&path, out, specs, &BTreeMap::new(), read))?;
-        self.manifest.files.insert(name.to_owned(), sum);
+        self.checksums.files.insert(name.to_owned(), sum);
         Ok(())
     }
 
@@ -142,12 +143,12 @@ impl Staged {
     /// # Errors
     /// [`Error::Io`].
     pub fn write_bytes(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
-        if self.nowhere {
+        if self.discarding {
             return Ok(());
         }
         let path = self.prepare(name)?;
         let sum = write_with(&path, |out| out.write_all(bytes).map_err(Error::io(&path, "write")))?;
-        self.manifest.files.insert(name.to_owned(), sum);
+        self.checksums.files.insert(name.to_owned(), sum);
         Ok(())
     }
 
@@ -158,27 +159,27 @@ impl Staged {
         Ok(path)
     }
 
-    /// Adds the manifest, syncs everything and makes this the content of the target, by the protocol of the module.
+    /// Adds the checksums, syncs everything and publishes the folder in the steps of the module docs.
     ///
     /// # Errors
     /// [`Error::Io`]; the previous content is then still in place.
     pub fn publish(mut self) -> Result<()> {
-        if self.nowhere {
+        if self.discarding {
             return Ok(());
         }
         for name in files_under(&self.temporary)? {
-            if !self.manifest.files.contains_key(&name) {
+            if !self.checksums.files.contains_key(&name) {
                 let path = self.temporary.join(&name);
                 let sum = sum_of(&path)?;
                 sync(&path)?;
-                self.manifest.files.insert(name, sum);
+                self.checksums.files.insert(name, sum);
             }
         }
-        let manifest = serde_json::to_vec_pretty(&self.manifest).expect("a map of strings is JSON");
-        write_bytes(&self.temporary.join(CHECKSUMS), &manifest)?;
+        let checksums = serde_json::to_vec_pretty(&self.checksums).expect("a map of strings is JSON");
+        write_bytes(&self.temporary.join(CHECKSUMS), &checksums)?;
         sync_tree(&self.temporary)?;
 
-        let previous = beside(&self.target, ".previous");
+        let previous = with_suffix(&self.target, ".previous");
         let parent = parent(&self.target);
         let replaces = self.target.exists();
         if replaces {
@@ -193,7 +194,7 @@ impl Staged {
         }
         sync(&parent)?;
         if replaces {
-            // The new content is in place; what cannot be deleted now is cleared by the next `begin`.
+            // the new content is in place; the next `begin` deletes what cannot be deleted now
             let _ = fs::remove_dir_all(&previous);
             sync(&parent)?;
         }
@@ -203,20 +204,20 @@ impl Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        if self.nowhere {
+        if self.discarding {
             return;
         }
-        // After `publish` there is nothing under this name; after an error the next `begin` clears what stays.
+        // after `publish` nothing has this name; after an error the next `begin` deletes the rest
         let _ = fs::remove_dir_all(&self.temporary);
     }
 }
 
-/// The folder to read for `target`: itself, or `DIR.previous` when a crash hit between the two renames. Changes nothing.
+/// The folder to read for `target`: itself, or `DIR.previous` after a crash between the two renames. Changes nothing.
 ///
 /// # Errors
-/// [`Error::Weights`] when there is neither.
+/// [`Error::Weights`] if there is neither.
 pub fn readable_folder(target: &Path) -> Result<PathBuf> {
-    let previous = beside(target, ".previous");
+    let previous = with_suffix(target, ".previous");
     if target.is_dir() {
         Ok(target.to_owned())
     } else if previous.is_dir() {
@@ -226,12 +227,12 @@ pub fn readable_folder(target: &Path) -> Result<PathBuf> {
     }
 }
 
-/// Puts the last complete content of `target` in place and deletes what a crash left beside it. For the writer only.
+/// Restores the last complete content of `target` and deletes leftovers of a crash. Only the writer may call it.
 ///
 /// # Errors
 /// [`Error::Io`].
 pub fn recover_folder(target: &Path) -> Result<()> {
-    let (previous, parent) = (beside(target, ".previous"), parent(target));
+    let (previous, parent) = (with_suffix(target, ".previous"), parent(target));
     if !parent.is_dir() {
         return Ok(());
     }
@@ -243,7 +244,7 @@ pub fn recover_folder(target: &Path) -> Result<()> {
         }
         sync(&parent)?;
     }
-    let prefix = beside(target, ".tmp-");
+    let prefix = with_suffix(target, ".tmp-");
     let prefix = prefix.file_name().unwrap_or_default().to_string_lossy().into_owned();
     for entry in fs::read_dir(&parent).map_err(Error::io(&parent, "list"))? {
         let entry = entry.map_err(Error::io(&parent, "list"))?;
@@ -255,10 +256,10 @@ pub fn recover_folder(target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Checks every file of a published folder against its manifest.
+/// Checks every file of a published folder against its checksums.
 ///
 /// # Errors
-/// [`Error::Weights`] naming each file that is missing, of another size or content, or when there is no manifest.
+/// [`Error::Weights`] with each file that is missing or has another size or content, or if there are no checksums.
 pub fn verify_folder(folder: &Path) -> Result<()> {
     const HINT: &str = "use another checkpoint of the run (`last` or `best`), or copy this one again";
     let path = folder.join(CHECKSUMS);
@@ -268,10 +269,10 @@ pub fn verify_folder(folder: &Path) -> Result<()> {
         }
         text => text.map_err(Error::io(&path, "read"))?,
     };
-    let manifest: Manifest =
+    let checksums: Checksums =
         serde_json::from_slice(&text).map_err(|error| Error::weights(&path, format!("is damaged: {error}"), HINT))?;
     let mut wrong = Vec::new();
-    for (name, expected) in &manifest.files {
+    for (name, expected) in &checksums.files {
         let path = folder.join(name);
         match fs::metadata(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => wrong.push(format!("`{name}` is missing")),
@@ -286,7 +287,7 @@ pub fn verify_folder(folder: &Path) -> Result<()> {
     if wrong.is_empty() { Ok(()) } else { Err(Error::weights(folder, wrong.join("; "), HINT)) }
 }
 
-/// Counts and hashes what passes through.
+/// Counts and hashes the bytes that are written.
 struct Summing<W> {
     inner: W,
     hash: Sha256,
@@ -312,16 +313,11 @@ impl<W> Summing<W> {
     }
 
     fn sum(self) -> Sum {
-        use std::fmt::Write as _;
-        let mut sha256 = String::with_capacity(64);
-        for byte in self.hash.finalize() {
-            write!(sha256, "{byte:02x}").expect("writing to a string cannot fail");
-        }
-        Sum { bytes: self.bytes, sha256 }
+        Sum { bytes: self.bytes, sha256: format!("{:x}", self.hash.finalize()) }
     }
 }
 
-/// Runs `fill` on a temporary file beside `path`, then syncs and renames it. A device or pipe is written to itself.
+/// Runs `fill` on a temporary file next to `path`, then syncs and renames it. It writes to a device or pipe directly.
 fn write_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<Sum> {
     if fs::metadata(path).is_ok_and(|found| !found.is_file() && !found.is_dir()) {
         let file = OpenOptions::new().write(true).open(path).map_err(Error::io(path, "open"))?;
@@ -330,7 +326,7 @@ fn write_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> Result<()>) -> R
         return Ok(out.sum());
     }
     let folder = parent(path);
-    let name = beside(path, ".tmp-");
+    let name = with_suffix(path, ".tmp-");
     let temporary = tempfile::Builder::new()
         .prefix(name.file_name().unwrap_or_default())
         .make_in(&folder, |path| OpenOptions::new().write(true).create_new(true).open(path))
@@ -343,6 +339,14 @@ fn write_with(path: &Path, fill: impl FnOnce(&mut dyn Write) -> Result<()>) -> R
     temporary.persist(path).map_err(|error| Error::io(path, "rename")(error.error))?;
     sync(&folder)?;
     Ok(sum)
+}
+
+/// The SHA-256 of a file, in hexadecimal digits.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn sha256(path: &Path) -> Result<String> {
+    sum_of(path).map(|sum| sum.sha256)
 }
 
 fn sum_of(path: &Path) -> Result<Sum> {
@@ -391,7 +395,7 @@ fn parent(path: &Path) -> PathBuf {
 }
 
 /// `path` with `suffix` after its whole name.
-fn beside(path: &Path, suffix: &str) -> PathBuf {
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name: OsString = path.file_name().unwrap_or_default().to_owned();
     name.push(suffix);
     path.with_file_name(name)
@@ -423,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn publishing_replaces_the_whole_folder_and_leaves_nothing_beside_it() {
+    fn publishing_replaces_the_whole_folder_and_leaves_no_other_files() {
         let run = tempfile::tempdir().unwrap();
         let last = run.path().join("last");
         assert!(readable_folder(&last).is_err());
@@ -446,7 +450,7 @@ mod tests {
         drop(staged);
         assert_eq!((state(&last).as_str(), names(run.path())), ("one", vec!["last".to_owned()]));
 
-        // Killed while writing: the half-written folder stays until the next writer comes.
+        // killed while writing: the incomplete folder stays until the next writer starts
         fs::create_dir(run.path().join("last.tmp-dead")).unwrap();
         assert_eq!(state(&last), "one");
         publish(&last, "two");
@@ -457,14 +461,14 @@ mod tests {
     fn a_crash_between_any_two_steps_is_recovered() {
         let run = tempfile::tempdir().unwrap();
         let (last, previous) = (run.path().join("last"), run.path().join("last.previous"));
-        // After step 1: only the previous one has its full name.
+        // after step 1 only the previous content has a full name
         publish(&last, "one");
         fs::rename(&last, &previous).unwrap();
         fs::create_dir(run.path().join("last.tmp-dead")).unwrap();
         assert_eq!(state(&last), "one");
         recover_folder(&last).unwrap();
         assert_eq!((state(&last).as_str(), names(run.path())), ("one", vec!["last".to_owned()]));
-        // After step 2: both are there, the new one counts.
+        // after step 2 both exist, and the new content counts
         fs::rename(&last, &previous).unwrap();
         publish_beside(&last, "two");
         assert_eq!(state(&last), "two");
@@ -494,7 +498,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_an_error_with_a_remedy() {
+    fn a_full_disk_gives_an_error_with_a_hint() {
         let full = Path::new("/dev/full");
         if !full.exists() {
             return;
@@ -507,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_written_to_and_not_replaced() {
+    fn a_device_is_written_to_directly() {
         let full = Path::new("/dev/full");
         if !full.exists() {
             return;
@@ -520,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_write_leaves_the_old_file() {
+    fn a_failed_write_keeps_the_old_file() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("x.json");
         write_bytes(&file, b"old").unwrap();

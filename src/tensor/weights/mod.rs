@@ -1,10 +1,10 @@
-//! Named tensors on disk: reads safetensors (single, sharded) and PyTorch's `.pth`, writes safetensors atomically.
+//! Checkpoint files: reads safetensors (single or sharded) and PyTorch's `.pth`, writes safetensors atomically.
 //!
-//! Files are mapped and copied tensor by tensor; the copied pages are handed back to the system at once, so loading a
-//! model needs little host memory beyond the model itself. A mapped file must not be truncated by someone else while it
-//! is read (the system would end the process with SIGBUS); files written here are replaced by rename, never in place.
+//! Files are memory-mapped and copied tensor by tensor. The copied pages are released at once, so that loading needs
+//! little CPU memory beyond the model itself. Another process must not truncate a mapped file during the read, because
+//! the system would end this process with SIGBUS. Files written here are replaced by rename, never in place.
 //!
-//! It does not rename keys and knows no model: see the tables beside the models.
+//! This module does not rename keys and knows no model; the tables of renamed keys are in `models`.
 
 mod atomic;
 mod pickle;
@@ -21,18 +21,29 @@ use std::path::{Path, PathBuf};
 use memmap2::{Mmap, UncheckedAdvice};
 use tch::{Device, Kind, Tensor, no_grad};
 
-pub use atomic::{CHECKSUMS, Staged, readable_folder, recover_folder, verify_folder, write_bytes, write_safetensors};
+pub use atomic::{
+    CHECKSUMS, Staged, readable_folder, recover_folder, sha256, verify_folder, write_bytes, write_safetensors,
+};
 pub use report::{LoadReport, MisShaped};
-pub use stream::Spec;
+pub use stream::TensorSpec;
 
 use crate::error::{Error, Result};
 use crate::tensor::nf4::Nf4;
 use std::rc::Rc;
 
-/// Bytes copied between two returns of mapped pages to the system.
+/// Bytes that are copied before their mapped pages are released.
 const CHUNK: usize = 32 << 20;
 
-/// What is stored under one name.
+/// Reads a JSON file that comes with weights.
+///
+/// # Errors
+/// [`Error::Io`]; [`Error::Weights`] with `hint` for another content.
+pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path, hint: &str) -> Result<T> {
+    let text = std::fs::read(path).map_err(Error::io(path, "read"))?;
+    serde_json::from_slice(&text).map_err(|error| Error::weights(path, error.to_string(), hint))
+}
+
+/// Dtype and shape of a stored tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {
     /// Stored element type.
@@ -41,19 +52,19 @@ pub struct TensorInfo {
     pub shape: Vec<i64>,
 }
 
-/// Where one tensor lies: `span` bytes from `start` of `files[file]`.
+/// Location of a tensor: `span` bytes from `start` of `files[file]`.
 #[derive(Debug, Clone)]
-struct Entry {
+struct StoredTensor {
     file: usize,
     info: TensorInfo,
-    /// Element strides; `None` when the elements lie in order.
+    /// Element strides; `None` for a contiguous tensor.
     strides: Option<Vec<i64>>,
     start: usize,
     span: usize,
 }
 
 /// The tensors of one file, in file order.
-type Entries = Vec<(String, Entry)>;
+type StoredTensors = Vec<(String, StoredTensor)>;
 
 #[derive(Debug)]
 struct Mapped {
@@ -61,26 +72,26 @@ struct Mapped {
     bytes: Mmap,
 }
 
-/// A file or folder of named tensors, opened for reading.
+/// A checkpoint file or folder, opened for reading.
 #[derive(Debug)]
 pub struct Archive {
     path: PathBuf,
     files: Vec<Mapped>,
     names: Vec<String>,
-    entries: HashMap<String, Entry>,
+    entries: HashMap<String, StoredTensor>,
     metadata: HashMap<String, String>,
 }
 
 impl Archive {
-    /// Opens a `.safetensors` file, a `.pth`/`.pt`/`.bin` file of PyTorch 0.4 or later, a `*.index.json`, or a folder
-    /// that holds `model.safetensors`, `model.safetensors.index.json` with its shards, `adapter_model.safetensors`,
-    /// `pytorch_model.bin` or `pytorch_model.bin.index.json` (the first of these that exists).
+    /// Opens a `.safetensors` file, a `.pth`, `.pt` or `.bin` file of PyTorch 0.4 or later, a `*.index.json`, or a
+    /// folder. In a folder it opens the first of `model.safetensors`, `model.safetensors.index.json` with its shards,
+    /// `adapter_model.safetensors`, `pytorch_model.bin` and `pytorch_model.bin.index.json` that exists.
     ///
-    /// Headers are read and checked, tensors are not.
+    /// It reads and checks headers, but not tensors.
     ///
     /// # Errors
-    /// [`Error::Io`] for a file that cannot be read; [`Error::Weights`] for a file that is truncated, not of these
-    /// formats or whose pickle names anything but tensors, and for shards that are missing or lack promised keys.
+    /// [`Error::Io`] if a file cannot be read. [`Error::Weights`] for a truncated file, another format, a pickle that
+    /// names anything but tensors, a missing shard, and a shard that lacks keys of the index.
     pub fn open(path: &Path) -> Result<Self> {
         let mut archive = Self {
             path: path.to_owned(),
@@ -98,22 +109,22 @@ impl Archive {
         Ok(archive)
     }
 
-    /// What was opened.
+    /// The path that was opened.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All names, in the order in which the tensors lie on disk.
+    /// All names, in the order of the tensors in the files.
     pub fn names(&self) -> &[String] {
         &self.names
     }
 
-    /// The string pairs of the safetensors headers; empty for `.pth`.
+    /// Metadata of the safetensors headers; empty for `.pth`.
     pub fn metadata(&self) -> &HashMap<String, String> {
         &self.metadata
     }
 
-    /// Whether `name` is stored.
+    /// True if there is a tensor `name`.
     pub fn contains(&self, name: &str) -> bool {
         self.entries.contains_key(name)
     }
@@ -123,15 +134,15 @@ impl Archive {
         self.files.iter().map(|file| file.path.as_path())
     }
 
-    /// Type and shape of `name`, without reading it.
+    /// Dtype and shape of `name`, without reading it.
     pub fn info(&self, name: &str) -> Option<&TensorInfo> {
         self.entries.get(name).map(|entry| &entry.info)
     }
 
-    /// Reads `name` to the CPU, in its stored type.
+    /// Reads `name` to the CPU, in its stored dtype.
     ///
     /// # Errors
-    /// [`Error::Weights`] when there is no such name; [`Error::OutOfMemory`].
+    /// [`Error::Weights`] if there is no such tensor; [`Error::OutOfMemory`].
     pub fn read(&self, name: &str) -> Result<Tensor> {
         let info = &self.entry(name)?.info;
         let mut tensor = Tensor::f_empty(&info.shape, (info.kind, Device::Cpu)).map_err(|error| torch(&error))?;
@@ -139,12 +150,12 @@ impl Archive {
         Ok(tensor)
     }
 
-    /// Copies `name` into `target`, converting to the type and device of `target`.
+    /// Copies `name` into `target`, converted to the dtype and device of `target`.
     ///
-    /// Outside of autograd: `target` may be a leaf that requires gradients.
+    /// Autograd does not record the copy, so `target` may be a leaf that requires gradients.
     ///
     /// # Errors
-    /// [`Error::Weights`] when there is no such name or the shapes differ.
+    /// [`Error::Weights`] if there is no such tensor or the shapes differ.
     pub fn copy_into(&self, name: &str, target: &mut Tensor) -> Result<()> {
         let entry = self.entry(name)?;
         if target.size() != entry.info.shape {
@@ -157,13 +168,13 @@ impl Archive {
         no_grad(|| self.copy_entry(entry, target)).map_err(|error| torch(&error))
     }
 
-    /// Copies into every target what is stored under its name.
+    /// Copies the tensor of the same name into each target.
     ///
-    /// `ignore` tells which stored names may stay unused (known leftovers of a format). Tensors of the wrong shape are
-    /// left as they were and reported.
+    /// `ignore` selects stored names that may stay unused, such as known leftovers of a format. The report lists
+    /// tensors of another shape; their targets are unchanged.
     ///
     /// # Errors
-    /// [`Error::Torch`] or [`Error::OutOfMemory`] from a copy; mismatches are in the report, see
+    /// [`Error::Torch`] or [`Error::OutOfMemory`] from a copy. Mismatches are in the report; see
     /// [`LoadReport::into_result`].
     pub fn load<N: AsRef<str>>(
         &self,
@@ -173,12 +184,12 @@ impl Archive {
         self.load_with(targets, &[], ignore)
     }
 
-    /// As [`Archive::load`] with matrices in 4 bits, by the names of their dense forms: dense ones are quantized as they
-    /// are read, one after the other. Where a target is dense and the file is in 4 bits, it is made dense. A matrix that
-    /// is missing or of another shape is reported and zero.
+    /// Like [`Archive::load`], with NF4 matrices by the names of their weights. A dense weight is quantized while it is
+    /// read, one matrix at a time. If a target is dense and the file has NF4, the weight is dequantized. A matrix that
+    /// is missing or has another shape is reported and set to zero.
     ///
     /// # Errors
-    /// As [`Archive::load`], and [`Error::Weights`] for a 4-bit matrix that is not bitsandbytes' NF4.
+    /// Like [`Archive::load`], and [`Error::Weights`] for a 4-bit matrix that is not bitsandbytes' NF4.
     pub fn load_with<N: AsRef<str>>(
         &self,
         targets: &mut [(N, Tensor)],
@@ -221,20 +232,21 @@ impl Archive {
         Ok(report)
     }
 
-    fn entry(&self, name: &str) -> Result<&Entry> {
+    fn entry(&self, name: &str) -> Result<&StoredTensor> {
         self.entries.get(name).ok_or_else(|| {
             Error::weights(
                 &self.path,
                 format!("there is no tensor `{name}`"),
-                "use the checkpoint the config belongs to",
+                "use the checkpoint that belongs to the config",
             )
         })
     }
 
-    /// Maps `file`, finds out its format and adds its tensors. Returns the names added.
+    /// Maps `file`, detects its format and adds its tensors. Returns the names that it added.
     fn add_file(&mut self, file: &Path) -> Result<Vec<String>> {
         let handle = File::open(file).map_err(Error::io(file, "open"))?;
-        // SAFETY: the mapping is read-only and private; the module docs say what happens if another process truncates it.
+        // SAFETY: the mapping is read-only and private; the module docs say what happens if another process truncates
+        // it.
         let bytes = unsafe { Mmap::map(&handle) }.map_err(Error::io(file, "map"))?;
         let named_safetensors = file.extension().is_some_and(|e| e == "safetensors");
         let (entries, metadata) = if bytes.starts_with(b"version https://git-lfs") {
@@ -249,7 +261,7 @@ impl Archive {
             return Err(Error::weights(
                 file,
                 format!("is not a PyTorch file ({} bytes)", bytes.len()),
-                "the file is empty, incomplete or something else: download or copy it again",
+                "the file is empty, incomplete or in another format: download or copy it again",
             ));
         } else {
             safetensors::entries(file, &bytes)?
@@ -273,7 +285,7 @@ impl Archive {
         Ok(added)
     }
 
-    fn copy_entry(&self, entry: &Entry, target: &mut Tensor) -> Result<(), tch::TchError> {
+    fn copy_entry(&self, entry: &StoredTensor, target: &mut Tensor) -> Result<(), tch::TchError> {
         let mapped = &self.files[entry.file].bytes;
         let size = entry.info.kind.elt_size_in_bytes();
         let total = entry.span / size;
@@ -305,7 +317,7 @@ impl Archive {
     }
 }
 
-/// A one-dimensional tensor over `bytes`: a view when they are aligned for `kind`, a copy otherwise.
+/// A one-dimensional tensor over `bytes`: a view if they are aligned for `kind`, else a copy.
 fn flat_view(bytes: &[u8], kind: Kind) -> Result<Tensor, tch::TchError> {
     let size = kind.elt_size_in_bytes();
     #[expect(clippy::cast_possible_wrap, reason = "an element count of a mapped file is far below 2^63")]
@@ -318,14 +330,14 @@ fn flat_view(bytes: &[u8], kind: Kind) -> Result<Tensor, tch::TchError> {
     }
 }
 
-/// Gives the whole pages of a range back: their content is on disk and comes again if it is touched.
+/// Releases the whole pages of a range. The system reads them again from disk if they are used again.
 fn release(mapped: &Mmap, start: usize, len: usize) {
     // SAFETY: DONTNEED on a read-only file mapping discards no data, later reads fault the pages in again. A failure
     // costs memory, not correctness.
     let _ = unsafe { mapped.unchecked_advise_range(UncheckedAdvice::DontNeed, start, len) };
 }
 
-/// libtorch's error as ours.
+/// Converts libtorch's error to [`Error`].
 fn torch(error: &tch::TchError) -> Error {
     let text = error.to_string();
     let reason = text.lines().next().unwrap_or_default().to_owned();

@@ -1,30 +1,31 @@
-//! A reader for the pickles inside PyTorch files that never executes anything (the semantics of `weights_only=True`).
+//! Reader for the pickles in PyTorch files. It never executes anything (like `weights_only=True`).
 //!
-//! It knows dictionaries, lists, tuples, numbers, strings, `OrderedDict` and the functions that rebuild tensors and
-//! parameters from storages. A pickle that names anything else is refused.
-//! Opcodes: Python's `pickletools`; tensors: `torch/_utils.py`, `torch/_weights_only_unpickler.py`.
+//! It supports dictionaries, lists, tuples, numbers, strings, `OrderedDict`, and the functions that rebuild tensors and
+//! parameters from storages. Any other name in a pickle is an error.
+//! Sources: Python's `pickletools` for the opcodes; `torch/_utils.py` and `torch/_weights_only_unpickler.py` for
+//! tensors.
 
 use std::collections::HashMap;
 use std::rc::Rc;
 
 use tch::Kind;
 
-/// Why a pickle was refused, for a message that continues "`FILE`: ".
+/// Reason why a pickle cannot be read. The text follows the name of the file.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
-    /// It names a function or class that is not on the list.
+pub(super) enum PickleError {
+    /// It names a function or class that is not allowed.
     Executes(String),
-    /// It is damaged or uses what no state dict needs.
+    /// It is damaged, or uses something that no state dict needs.
     Malformed(String),
 }
 
-type Result<T> = std::result::Result<T, Refusal>;
+type Result<T> = std::result::Result<T, PickleError>;
 
 fn malformed<T>(reason: impl Into<String>) -> Result<T> {
-    Err(Refusal::Malformed(reason.into()))
+    Err(PickleError::Malformed(reason.into()))
 }
 
-/// A flat run of elements in `data/KEY` of the archive.
+/// Contiguous elements in `data/KEY` of the archive.
 #[derive(Debug, Clone)]
 pub(super) struct Storage {
     pub(super) kind: Kind,
@@ -49,12 +50,12 @@ pub(super) enum Function {
     Storage(Kind),
 }
 
-/// A value; containers are indices into the [`Pickle`], so that no depth or cycle of a hostile file can hurt.
+/// A value. Containers are indices into the [`Pickle`], so that a deep or cyclic file can do no harm.
 #[derive(Debug, Clone)]
 pub(super) enum Value {
     None,
     Int(i64),
-    /// Booleans, floats and bytes nobody here looks at.
+    /// Booleans, floats and bytes, whose values are not needed.
     Other,
     Str(Rc<str>),
     Tuple(usize),
@@ -65,7 +66,7 @@ pub(super) enum Value {
     Function(Function),
 }
 
-/// A read pickle: the containers, the storages it names and the value on top.
+/// A parsed pickle: its containers, its storages and the top value.
 #[derive(Debug)]
 pub(super) struct Pickle {
     dicts: Vec<Vec<(Value, Value)>>,
@@ -75,16 +76,16 @@ pub(super) struct Pickle {
 }
 
 impl Pickle {
-    /// Reads a whole pickle.
+    /// Parses a whole pickle.
     pub(super) fn read(bytes: &[u8]) -> Result<Self> {
         Self::read_first(bytes).map(|(pickle, _)| pickle)
     }
 
-    /// Reads the pickle that `bytes` begin with; also how many bytes it takes.
+    /// Parses the pickle at the start of `bytes`. Also returns its length in bytes.
     pub(super) fn read_first(bytes: &[u8]) -> Result<(Self, usize)> {
-        let mut machine = Machine { bytes, ..Machine::default() };
-        let top = machine.run()?;
-        let Machine { at, dicts, sequences, storages, .. } = machine;
+        let mut unpickler = Unpickler { bytes, ..Unpickler::default() };
+        let top = unpickler.run()?;
+        let Unpickler { at, dicts, sequences, storages, .. } = unpickler;
         Ok((Self { dicts, sequences, storages, top }, at))
     }
 
@@ -104,7 +105,7 @@ impl Pickle {
 }
 
 #[derive(Default)]
-struct Machine<'a> {
+struct Unpickler<'a> {
     bytes: &'a [u8],
     at: usize,
     stack: Vec<Value>,
@@ -115,7 +116,7 @@ struct Machine<'a> {
     storages: Vec<Rc<Storage>>,
 }
 
-impl Machine<'_> {
+impl Unpickler<'_> {
     fn run(&mut self) -> Result<Value> {
         loop {
             let opcode = self.take(1)?[0];
@@ -172,9 +173,9 @@ impl Machine<'_> {
     }
 
     fn pop(&mut self) -> Result<Value> {
-        // Values below the last mark belong to the container being built.
+        // values below the last mark belong to the enclosing container
         if self.stack.len() <= self.marks.last().copied().unwrap_or(0) {
-            return malformed("its pickle takes from an empty stack");
+            return malformed("its pickle pops an empty stack");
         }
         Ok(self.stack.pop().expect("the length was checked"))
     }
@@ -184,7 +185,7 @@ impl Machine<'_> {
         Ok(self.stack.split_off(mark))
     }
 
-    /// Constants; `None` for the opcodes that only frame.
+    /// Constants; `None` for opcodes without a value.
     fn scalar(&mut self, opcode: u8) -> Result<Option<Value>> {
         Ok(Some(match opcode {
             0x80 => {
@@ -288,7 +289,7 @@ impl Machine<'_> {
         match (opcode, self.stack.last()) {
             (b'a' | b'e', Some(&Value::List(index))) => self.sequences[index].extend(items),
             (b's' | b'u', Some(&Value::Dict(index))) => self.dicts[index].extend(pairs(items)?),
-            _ => return malformed("its pickle adds items to what is no list or dictionary"),
+            _ => return malformed("its pickle adds items to a value that is not a list or dictionary"),
         }
         Ok(())
     }
@@ -303,7 +304,7 @@ impl Machine<'_> {
             let Some(value) = self.memo.get(&key) else { return malformed("its pickle reads an unset memo") };
             self.stack.push(value.clone());
         } else {
-            let Some(value) = self.stack.last() else { return malformed("its pickle takes from an empty stack") };
+            let Some(value) = self.stack.last() else { return malformed("its pickle memoizes from an empty stack") };
             self.memo.insert(key, value.clone());
         }
         Ok(())
@@ -318,7 +319,7 @@ impl Machine<'_> {
             0x93 => {
                 let (name, module) = (self.pop()?, self.pop()?);
                 let (Value::Str(module), Value::Str(name)) = (module, name) else {
-                    return malformed("its pickle names a function by what is no string");
+                    return malformed("its pickle names a function by a value that is not a string");
                 };
                 Value::Function(allowed(&module, &name)?)
             }
@@ -328,11 +329,11 @@ impl Machine<'_> {
                 self.call(&function, &arguments)?
             }
             b'b' => {
-                // The state of an `OrderedDict` is `_metadata` (module versions); nothing else has one here.
+                // the state of an `OrderedDict` is `_metadata` (module versions); no other value has a state here
                 self.pop()?;
                 match self.stack.last() {
                     Some(Value::Dict(_)) => return Ok(()),
-                    _ => return malformed("its pickle sets the state of what is no dictionary"),
+                    _ => return malformed("its pickle sets the state of a value that is not a dictionary"),
                 }
             }
             _ => {
@@ -347,18 +348,22 @@ impl Machine<'_> {
     fn items(&self, value: &Value) -> Result<&[Value]> {
         match value {
             Value::Tuple(index) | Value::List(index) => Ok(&self.sequences[*index]),
-            _ => malformed("its pickle has something else where a tuple belongs"),
+            _ => malformed("its pickle has another value where a tuple belongs"),
         }
     }
 
     fn integers(&self, value: &Value) -> Result<Vec<i64>> {
         self.items(value)?
             .iter()
-            .map(|item| if let Value::Int(i) = item { Ok(*i) } else { malformed("a shape or stride is no integer") })
+            .map(
+                |item| {
+                    if let Value::Int(i) = item { Ok(*i) } else { malformed("a shape or stride is not an integer") }
+                },
+            )
             .collect()
     }
 
-    /// `('storage', torch.FloatStorage, '0', 'cpu', 1536)`; before PyTorch 1.6 with `None` behind it.
+    /// `('storage', torch.FloatStorage, '0', 'cpu', 1536)`; before PyTorch 1.6 with `None` at the end.
     fn storage(&mut self, id: &Value) -> Result<Value> {
         let items = self.items(id)?;
         let [
@@ -370,10 +375,10 @@ impl Machine<'_> {
             rest @ ..,
         ] = items
         else {
-            return malformed("a persistent id is no storage");
+            return malformed("a persistent id is not a storage");
         };
         if &**tag != "storage" || !matches!(rest, [] | [Value::None]) {
-            return malformed("a persistent id is no storage");
+            return malformed("a persistent id is not a storage");
         }
         let Function::Storage(kind) = *kind else {
             return malformed("a storage has no element type");
@@ -385,7 +390,7 @@ impl Machine<'_> {
 
     fn call(&mut self, function: &Value, arguments: &Value) -> Result<Value> {
         let Value::Function(function) = function else {
-            return malformed("its pickle calls what is no function");
+            return malformed("its pickle calls a value that is not a function");
         };
         let arguments = self.items(arguments)?;
         match (function, arguments) {
@@ -394,7 +399,7 @@ impl Machine<'_> {
                 let mut pairs = Vec::new();
                 for pair in self.items(list)? {
                     let [key, value] = self.items(pair)? else {
-                        return malformed("an `OrderedDict` is built from what are no pairs");
+                        return malformed("an `OrderedDict` is built from values that are not pairs");
                     };
                     pairs.push((key.clone(), value.clone()));
                 }
@@ -438,7 +443,7 @@ fn allowed(module: &str, name: &str) -> Result<Function> {
         ("torch", "CharStorage") => Function::Storage(Kind::Int8),
         ("torch", "ByteStorage") => Function::Storage(Kind::Uint8),
         ("torch", "BoolStorage") => Function::Storage(Kind::Bool),
-        _ => return Err(Refusal::Executes(format!("{module}.{name}"))),
+        _ => return Err(PickleError::Executes(format!("{module}.{name}"))),
     })
 }
 
@@ -447,38 +452,38 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_other_function_is_refused_by_name() {
-        // `os.system("true")`, as protocol 0 writes it.
-        let refusal = Pickle::read(b"cos\nsystem\n(U\x04true\x85R.").unwrap_err();
-        assert_eq!(refusal, Refusal::Executes("os.system".into()));
-        // The same through STACK_GLOBAL.
-        let refusal = Pickle::read(b"\x80\x04\x8c\x05posix\x8c\x06system\x93.").unwrap_err();
-        assert_eq!(refusal, Refusal::Executes("posix.system".into()));
+    fn a_pickle_that_names_another_function_is_an_error() {
+        // `os.system("true")` in protocol 0
+        let error = Pickle::read(b"cos\nsystem\n(U\x04true\x85R.").unwrap_err();
+        assert_eq!(error, PickleError::Executes("os.system".into()));
+        // the same through STACK_GLOBAL
+        let error = Pickle::read(b"\x80\x04\x8c\x05posix\x8c\x06system\x93.").unwrap_err();
+        assert_eq!(error, PickleError::Executes("posix.system".into()));
     }
 
     #[test]
     fn every_prefix_of_a_pickle_is_malformed_and_never_a_panic() {
-        // {"a": [1, 300, -2, None, True, 2**40], "b": (1.5, b"x")} with protocol 4.
+        // {"a": [1, 300, -2, None, True, 2**40], "b": (1.5, b"x")} in protocol 4
         let whole: &[u8] =
             b"\x80\x04}\x94(\x8c\x01a\x94]\x94(K\x01M\x2c\x01J\xfe\xff\xff\xffN\x88\x8a\x06\0\0\0\0\0\x01e\
             \x8c\x01bG?\xf8\0\0\0\0\0\0C\x01x\x86u.";
-        let mut machine = Machine { bytes: whole, ..Machine::default() };
-        assert!(matches!(machine.run().unwrap(), Value::Dict(0)));
-        let [(_, list), (_, tuple)] = machine.dicts[0].as_slice() else { panic!("two pairs") };
-        let list = machine.items(list).unwrap();
+        let mut unpickler = Unpickler { bytes: whole, ..Unpickler::default() };
+        assert!(matches!(unpickler.run().unwrap(), Value::Dict(0)));
+        let [(_, list), (_, tuple)] = unpickler.dicts[0].as_slice() else { panic!("two pairs") };
+        let list = unpickler.items(list).unwrap();
         assert!(matches!(
             list,
             [Value::Int(1), Value::Int(300), Value::Int(-2), Value::None, Value::Other, Value::Int(n)]
                 if *n == 1 << 40
         ));
-        assert!(matches!(machine.items(tuple).unwrap(), [Value::Other, Value::Other]));
+        assert!(matches!(unpickler.items(tuple).unwrap(), [Value::Other, Value::Other]));
         for end in 0..whole.len() {
-            assert!(matches!(Pickle::read(&whole[..end]), Err(Refusal::Malformed(_))), "prefix of {end} bytes");
+            assert!(matches!(Pickle::read(&whole[..end]), Err(PickleError::Malformed(_))), "prefix of {end} bytes");
         }
     }
 
     #[test]
-    fn changed_bytes_give_a_value_or_a_refusal() {
+    fn changed_bytes_give_a_value_or_an_error() {
         let whole = b"\x80\x02ccollections\nOrderedDict\nq\0)Rq\x01(X\x01\0\0\0aq\x02K\x01u}q\x03X\x01\0\0\0bK\x02sb.";
         assert!(Pickle::read(whole).is_ok());
         for at in 0..whole.len() {

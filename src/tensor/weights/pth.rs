@@ -1,5 +1,5 @@
-//! PyTorch's files (`.pth`, `.pt`, `pytorch_model.bin`), read without executing their pickles: the zip format and the one
-//! before 1.6, pickles followed by the storages.
+//! PyTorch's files (`.pth`, `.pt`, `pytorch_model.bin`), read without executing their pickles. Both formats are
+//! supported: the zip archive, and the format before 1.6 (pickles followed by the storages).
 
 use std::collections::{HashMap, HashSet};
 use std::io::{Cursor, Read};
@@ -8,20 +8,20 @@ use std::path::Path;
 
 use zip::{CompressionMethod, ZipArchive};
 
-use super::pickle::{Pickle, Refusal, TensorRef, Value};
-use super::{Entries, Entry, TensorInfo};
+use super::pickle::{Pickle, PickleError, TensorRef, Value};
+use super::{StoredTensor, StoredTensors, TensorInfo};
 use crate::error::{Error, Result};
 
-/// Under these a training checkpoint keeps its state dict.
+/// Keys under which a training checkpoint may store its state dict.
 const INNER: [&str; 5] = ["state_dict", "model_state_dict", "model", "module", "net"];
 
 const RESAVE: &str = "load it in PyTorch and write it again with `torch.save(model.state_dict(), FILE)`";
 const AGAIN: &str = "the file is incomplete or damaged: download or copy it again";
 
-/// What a file from before PyTorch 1.6 begins with: a pickle of its magic number.
+/// First bytes of a file from before PyTorch 1.6: a pickle of its magic number.
 const LEGACY: [u8; 15] = [0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, b'.'];
 
-/// Whether this is a zip archive, or a bare pickle or tar as old PyTorch wrote them.
+/// True for a zip archive, and for a bare pickle or tar file of old PyTorch versions.
 pub(super) fn looks_like(bytes: &[u8]) -> bool {
     is_zip(bytes) || matches!(bytes, [0x80, 1..=5, ..]) || bytes.get(257..262) == Some(b"ustar")
 }
@@ -30,24 +30,24 @@ fn is_zip(bytes: &[u8]) -> bool {
     bytes.starts_with(b"PK")
 }
 
-fn refused(file: &Path) -> impl Fn(Refusal) -> Error + '_ {
-    move |refusal| match refusal {
-        Refusal::Executes(name) => Error::weights(
+fn load_error(file: &Path) -> impl Fn(PickleError) -> Error + '_ {
+    move |error| match error {
+        PickleError::Executes(name) => Error::weights(
             file,
             format!("refuses to execute `{name}`: only tensors are read from a pickle"),
             format!("if you trust the file, {RESAVE}"),
         ),
-        Refusal::Malformed(reason) => Error::weights(file, reason, AGAIN),
+        PickleError::Malformed(reason) => Error::weights(file, reason, AGAIN),
     }
 }
 
 /// The tensors of a file in the order of its state dict.
-pub(super) fn entries(file: &Path, bytes: &[u8]) -> Result<Entries> {
+pub(super) fn entries(file: &Path, bytes: &[u8]) -> Result<StoredTensors> {
     let (pickle, parts) = if is_zip(bytes) {
         let (pickle, parts) = open(file, bytes)?;
-        (Pickle::read(&pickle).map_err(refused(file))?, parts)
+        (Pickle::read(&pickle).map_err(load_error(file))?, parts)
     } else if bytes.starts_with(&LEGACY) {
-        open_legacy(bytes).map_err(refused(file))?
+        open_legacy(bytes).map_err(load_error(file))?
     } else {
         return Err(Error::weights(
             file,
@@ -61,17 +61,17 @@ pub(super) fn entries(file: &Path, bytes: &[u8]) -> Result<Entries> {
         let entry =
             place(&tensor, &parts).map_err(|reason| Error::weights(file, format!("`{name}` {reason}"), AGAIN))?;
         if !seen.insert(name.clone()) {
-            return Err(Error::weights(file, format!("holds `{name}` twice"), RESAVE));
+            return Err(Error::weights(file, format!("contains `{name}` twice"), RESAVE));
         }
         found.push((name, entry));
     }
     Ok(found)
 }
 
-/// Where in the file each `data/KEY` lies.
+/// Byte range of each `data/KEY` in the file.
 type Parts = HashMap<String, Range<usize>>;
 
-/// The pickle's bytes and the place of every storage.
+/// Reads the pickle's bytes and the location of every storage.
 fn open(file: &Path, bytes: &[u8]) -> Result<(Vec<u8>, Parts)> {
     let zip_error = |error: zip::result::ZipError| {
         Error::weights(file, format!("is not a complete zip archive ({} bytes): {error}", bytes.len()), AGAIN)
@@ -83,7 +83,7 @@ fn open(file: &Path, bytes: &[u8]) -> Result<(Vec<u8>, Parts)> {
         .min_by_key(|name| name.len())
         .map(str::to_owned)
         .ok_or_else(|| {
-            Error::weights(file, "is a zip archive without `data.pkl`, so not a PyTorch file", "name a PyTorch file")
+            Error::weights(file, "is a zip archive without `data.pkl`, so not a PyTorch file", "give a PyTorch file")
         })?;
     let prefix = name.trim_end_matches("data.pkl").to_owned();
 
@@ -113,30 +113,33 @@ fn open(file: &Path, bytes: &[u8]) -> Result<(Vec<u8>, Parts)> {
         let range = usize::try_from(entry.data_start()).ok().zip(usize::try_from(entry.size()).ok());
         let range = range.and_then(|(start, size)| Some(start..start.checked_add(size)?));
         let Some(range) = range.filter(|range| range.end <= bytes.len()) else {
-            return Err(Error::weights(file, format!("`{}` reaches past its end", entry.name()), AGAIN));
+            return Err(Error::weights(file, format!("`{}` extends past the end of the file", entry.name()), AGAIN));
         };
         parts.insert(key.to_owned(), range);
     }
     Ok((pickle, parts))
 }
 
-/// The pickle and the place of every storage of a file from before PyTorch 1.6: pickles of a magic number, a version, the
-/// system's sizes, the object and the storages' keys, then for each key its element count (8 bytes) and its elements.
-fn open_legacy(bytes: &[u8]) -> std::result::Result<(Pickle, Parts), Refusal> {
-    let short = || Refusal::Malformed("its storages end early".into());
+/// Reads a file from before PyTorch 1.6: its pickle and the location of every storage. The file has pickles of a magic
+/// number, a version, the system's sizes, the object and the storages' keys. Then each key has its element count (8
+/// bytes) and its elements.
+fn open_legacy(bytes: &[u8]) -> std::result::Result<(Pickle, Parts), PickleError> {
+    let short = || PickleError::Malformed("its storages end early".into());
     let mut at = LEGACY.len();
     let mut next = || {
         let (pickle, length) = Pickle::read_first(&bytes[at..])?;
         at += length;
-        Ok::<_, Refusal>(pickle)
+        Ok::<_, PickleError>(pickle)
     };
     let (_version, _system, object, keys) = (next()?, next()?, next()?, next()?);
-    let keys = keys.strings(&keys.top).ok_or_else(|| Refusal::Malformed("its list of storages is none".into()))?;
+    let keys =
+        keys.strings(&keys.top).ok_or_else(|| PickleError::Malformed("its list of storages is not a list".into()))?;
     let kinds: HashMap<&str, usize> =
         object.storages.iter().map(|storage| (&*storage.key, storage.kind.elt_size_in_bytes())).collect();
     let mut parts = HashMap::new();
     for key in keys {
-        let size = *kinds.get(key).ok_or_else(|| Refusal::Malformed(format!("it names no storage `{key}`")))?;
+        let size =
+            *kinds.get(key).ok_or_else(|| PickleError::Malformed(format!("its object has no storage `{key}`")))?;
         let count = bytes.get(at..at.saturating_add(8)).and_then(|count| count.try_into().ok()).ok_or_else(short)?;
         let length = usize::try_from(u64::from_le_bytes(count)).ok().and_then(|count| count.checked_mul(size));
         let start = at + 8;
@@ -147,11 +150,11 @@ fn open_legacy(bytes: &[u8]) -> std::result::Result<(Pickle, Parts), Refusal> {
     Ok((object, parts))
 }
 
-/// The named tensors: the dictionary itself, or the one inside a training checkpoint.
+/// The named tensors: the dictionary itself, or the state dict inside a training checkpoint.
 fn state_dict(file: &Path, pickle: &Pickle) -> Result<Vec<(String, std::rc::Rc<TensorRef>)>> {
-    let refuse = |reason: String| Err(Error::weights(file, reason, RESAVE));
+    let wrong = |reason: String| Err(Error::weights(file, reason, RESAVE));
     let Some(top) = pickle.dict(&pickle.top) else {
-        return refuse("holds no dictionary of tensors".into());
+        return wrong("contains no dictionary of tensors".into());
     };
     let direct = tensors(top);
     if !direct.is_empty() {
@@ -168,7 +171,7 @@ fn state_dict(file: &Path, pickle: &Pickle) -> Result<Vec<(String, std::rc::Rc<T
         return Ok(inner.into_iter().nth(position).map(|(_, tensors)| tensors).unwrap_or_default());
     }
     let keys: Vec<&str> = top.iter().filter_map(|(key, _)| text(key)).collect();
-    refuse(format!("holds no state dict (its keys: `{}`)", keys.join("`, `")))
+    wrong(format!("contains no state dict (its keys: `{}`)", keys.join("`, `")))
 }
 
 fn tensors(pairs: &[(Value, Value)]) -> Vec<(String, std::rc::Rc<TensorRef>)> {
@@ -185,10 +188,10 @@ fn text(value: &Value) -> Option<&str> {
     if let Value::Str(text) = value { Some(text) } else { None }
 }
 
-/// Checks the view against its storage; the reason continues "`NAME` ".
-fn place(tensor: &TensorRef, parts: &Parts) -> std::result::Result<Entry, String> {
+/// Checks the view against its storage. The error text follows the name of the tensor.
+fn place(tensor: &TensorRef, parts: &Parts) -> std::result::Result<StoredTensor, String> {
     let TensorRef { storage, offset, shape, strides } = tensor;
-    let part = parts.get(&*storage.key).ok_or_else(|| format!("lies in `data/{}`, which is missing", storage.key))?;
+    let part = parts.get(&*storage.key).ok_or_else(|| format!("is in `data/{}`, which is missing", storage.key))?;
     let size = storage.kind.elt_size_in_bytes();
     let bounds = || {
         if shape.len() != strides.len() || shape.iter().chain(strides).chain([offset]).any(|&n| n < 0) {
@@ -204,14 +207,14 @@ fn place(tensor: &TensorRef, parts: &Parts) -> std::result::Result<Entry, String
     };
     let (elements, offset) = bounds().ok_or_else(|| {
         format!(
-            "of shape {shape:?} and strides {strides:?} reaches past its storage of {} elements ({} bytes)",
+            "of shape {shape:?} and strides {strides:?} extends past its storage of {} elements ({} bytes)",
             storage.num_elements,
             part.len()
         )
     })?;
     let info = TensorInfo { kind: storage.kind, shape: shape.clone() };
     let strides = if in_order(shape, strides) { None } else { Some(strides.clone()) };
-    Ok(Entry { file: 0, info, strides, start: part.start + offset * size, span: elements * size })
+    Ok(StoredTensor { file: 0, info, strides, start: part.start + offset * size, span: elements * size })
 }
 
 fn in_order(shape: &[i64], strides: &[i64]) -> bool {
@@ -231,7 +234,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn order_ignores_strides_of_single_dimensions() {
+    fn strides_of_dimensions_of_size_one_are_ignored() {
         assert!(in_order(&[2, 1, 3], &[3, 99, 1]));
         assert!(in_order(&[], &[]));
         assert!(!in_order(&[2, 3], &[1, 2]));
@@ -239,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn views_past_their_storage_are_refused() {
+    fn views_past_their_storage_are_an_error() {
         let parts = HashMap::from([("0".to_owned(), 100..196)]);
         let place_of = |elements, offset, shape: &[i64], strides: &[i64]| {
             let storage = Storage { kind: Kind::Float, key: "0".into(), num_elements: elements };
@@ -259,7 +262,7 @@ mod tests {
             (i64::MAX, i64::MAX, [2, 2], [1, 1]),
         ] {
             let reason = place_of(elements, offset, &shape, &strides).unwrap_err();
-            assert!(reason.contains("reaches past its storage"), "{reason}");
+            assert!(reason.contains("extends past its storage"), "{reason}");
         }
         assert!(place_of(24, 0, &[4, 6], &[6]).is_err());
     }

@@ -1,14 +1,14 @@
-//! What a load found, key by key.
+//! Report of a load: which keys of a checkpoint were loaded, missing or unexpected.
 
 use std::fmt;
 use std::path::Path;
 
 use crate::error::{Error, Result};
 
-/// A tensor whose stored shape is not the model's.
+/// A tensor whose stored shape differs from the model's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MisShaped {
-    /// Its key.
+    /// Key of the tensor.
     pub name: String,
     /// The model's shape.
     pub expected: Vec<i64>,
@@ -16,23 +16,23 @@ pub struct MisShaped {
     pub got: Vec<i64>,
 }
 
-/// Which keys of a checkpoint were used and which not.
+/// Keys of a checkpoint, by the result of loading them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LoadReport {
     /// Copied into the model.
     pub loaded: Vec<String>,
-    /// Wanted by the model, not stored.
+    /// In the model, but not in the checkpoint.
     pub missing: Vec<String>,
-    /// Stored, not wanted and not known to be ignorable.
+    /// In the checkpoint, but not in the model, and not ignorable.
     pub unexpected: Vec<String>,
-    /// Wanted and stored with different shapes.
+    /// In both, with different shapes.
     pub mis_shaped: Vec<MisShaped>,
-    /// Stored, unused, known to be ignorable.
+    /// In the checkpoint, but not in the model, and ignorable.
     pub ignored: Vec<String>,
 }
 
 impl LoadReport {
-    /// Whether every wanted tensor was loaded and nothing unknown was left.
+    /// True if every tensor of the model was loaded and no key was unexpected.
     pub fn is_clean(&self) -> bool {
         self.missing.is_empty() && self.unexpected.is_empty() && self.mis_shaped.is_empty()
     }
@@ -46,15 +46,15 @@ impl LoadReport {
         self.ignored.extend(other.ignored);
     }
 
-    /// The report itself when it is clean.
+    /// Returns the report itself if it is clean.
     ///
     /// # Errors
-    /// [`Error::Weights`] about `path`, listing every key, when anything is missing, unexpected or mis-shaped.
+    /// [`Error::Weights`] about `path` with every key, if a tensor is missing, unexpected or has another shape.
     pub fn into_result(self, path: &Path) -> Result<Self> {
         if self.is_clean() {
             return Ok(self);
         }
-        Err(Error::weights(path, self.to_string(), "use the checkpoint and the config that belong together"))
+        Err(Error::weights(path, self.to_string(), "use the config that belongs to this checkpoint"))
     }
 }
 
@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_lists_every_key_and_refuses() {
+    fn a_report_with_mismatches_is_an_error_that_lists_every_key() {
         let report = LoadReport {
             loaded: vec!["a".into()],
             missing: vec!["b".into()],
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn ignored_keys_alone_are_no_reason_to_refuse() {
+    fn ignored_keys_are_not_an_error() {
         let mut report = LoadReport { loaded: vec!["a".into()], ignored: vec!["e".into()], ..LoadReport::default() };
         report.merge(LoadReport { loaded: vec!["f".into()], ..LoadReport::default() });
         assert_eq!(report.into_result(Path::new("x")).unwrap().loaded, ["a", "f"]);

@@ -1,4 +1,4 @@
-//! Headers of `.safetensors` files, `*.index.json` and what a checkpoint folder may hold.
+//! Headers of `.safetensors` files, shard indexes (`*.index.json`), and the weight file of a checkpoint folder.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};
@@ -6,13 +6,13 @@ use std::path::{Component, Path, PathBuf};
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
 use tch::Kind;
 
-use super::{Archive, Entries, Entry, TensorInfo};
+use super::{Archive, StoredTensor, StoredTensors, TensorInfo};
 use crate::error::{Error, Result};
 use crate::units::Bytes;
 
 const AGAIN: &str = "the file is incomplete: delete it and download or copy it again";
 
-/// Names a checkpoint folder may use for its weights, best first.
+/// File names of the weights in a checkpoint folder, in order of preference.
 const MAIN_FILES: [&str; 5] = [
     "model.safetensors",
     "model.safetensors.index.json",
@@ -27,13 +27,13 @@ pub(super) fn main_file(folder: &Path) -> Result<PathBuf> {
         Error::weights(
             folder,
             format!("holds none of `{}`", MAIN_FILES.join("`, `")),
-            "name a checkpoint folder or the weight file itself",
+            "give a checkpoint folder or the weight file itself",
         )
     })
 }
 
 /// The tensors of one file in file order, and its string metadata.
-pub(super) fn entries(file: &Path, bytes: &[u8]) -> Result<(Entries, HashMap<String, String>)> {
+pub(super) fn entries(file: &Path, bytes: &[u8]) -> Result<(StoredTensors, HashMap<String, String>)> {
     let (data_start, header) = header(file, bytes)?;
     let mut found = Vec::new();
     for name in header.offset_keys() {
@@ -41,8 +41,8 @@ pub(super) fn entries(file: &Path, bytes: &[u8]) -> Result<(Entries, HashMap<Str
         let kind = kind_of(info.dtype).ok_or_else(|| {
             Error::weights(
                 file,
-                format!("`{name}` has the type {:?}, which is not supported", info.dtype),
-                "convert the checkpoint to bf16, f16 or f32",
+                format!("`{name}` has the dtype {:?}, which is not supported", info.dtype),
+                "convert the checkpoint to bf16, fp16 or fp32",
             )
         })?;
         let shape =
@@ -51,7 +51,7 @@ pub(super) fn entries(file: &Path, bytes: &[u8]) -> Result<(Entries, HashMap<Str
             })?;
         let (from, to) = info.data_offsets;
         let info = TensorInfo { kind, shape };
-        found.push((name, Entry { file: 0, info, strides: None, start: data_start + from, span: to - from }));
+        found.push((name, StoredTensor { file: 0, info, strides: None, start: data_start + from, span: to - from }));
     }
     Ok((found, header.metadata().clone().unwrap_or_default()))
 }
@@ -79,8 +79,8 @@ fn header(file: &Path, bytes: &[u8]) -> Result<(usize, Metadata)> {
     ))
 }
 
-/// The size the header promises; for a file cut inside its header at least the header's end; `None` when even that is
-/// nonsense.
+/// File size according to the header. If the file ends inside its header: at least the size of the header. `None` if
+/// the header's length is not plausible.
 fn expected_size(bytes: &[u8]) -> Option<u64> {
     let length = u64::from_le_bytes(bytes.get(..8)?.try_into().ok()?);
     if length > 100_000_000 {
@@ -108,7 +108,7 @@ fn kind_of(dtype: Dtype) -> Option<Kind> {
     })
 }
 
-/// The name of `kind` in a safetensors header.
+/// Name of `kind` in a safetensors header.
 pub(super) fn dtype_name(kind: Kind) -> Option<&'static str> {
     Some(match kind {
         Kind::Bool => "BOOL",
@@ -130,7 +130,7 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Adds every shard an index names and checks that each holds what the index promises.
+/// Adds every shard of an index, and checks that each shard has the tensors that the index lists.
 pub(super) fn open_index(archive: &mut Archive, file: &Path) -> Result<()> {
     let text = std::fs::read(file).map_err(Error::io(file, "read"))?;
     let index: Index = serde_json::from_slice(&text)
@@ -142,8 +142,8 @@ pub(super) fn open_index(archive: &mut Archive, file: &Path) -> Result<()> {
         if !matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) {
             return Err(Error::weights(
                 file,
-                format!("places `{name}` in `{shard}`, which is not a file beside the index"),
-                "do not use this checkpoint: an index names files of its own folder only",
+                format!("places `{name}` in `{shard}`, which is not a file in the folder of the index"),
+                "do not use this checkpoint: an index must name files of its own folder",
             ));
         }
         shards.entry(shard).or_default().insert(name);
@@ -164,7 +164,7 @@ pub(super) fn open_index(archive: &mut Archive, file: &Path) -> Result<()> {
             absent.sort_unstable();
             return Err(Error::weights(
                 path,
-                format!("lacks {} tensors that the index promises: `{}`", absent.len(), absent.join("`, `")),
+                format!("lacks {} tensors that the index lists: `{}`", absent.len(), absent.join("`, `")),
                 "index and shard belong to different revisions: download both again",
             ));
         }

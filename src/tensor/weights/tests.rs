@@ -74,14 +74,14 @@ fn safetensors_round_trip_in_every_kind() {
         assert_eq!((read.kind(), read.size()), (tensor.kind(), tensor.size()), "{name}");
         assert_eq!(values(&read), values(tensor), "{name}");
     }
-    // The crate of the format agrees about the file.
+    // the `safetensors` crate reads the same
     let bytes = fs::read(&file).unwrap();
     assert_eq!(::safetensors::SafeTensors::deserialize(&bytes).unwrap().len(), tensors.len());
     assert!(write_safetensors(&file, &[("a", &tensors[0].1), ("a", &tensors[1].1)], &BTreeMap::new()).is_err());
 }
 
 #[test]
-fn copy_converts_and_crosses_chunks_into_leaves_and_strided_targets() {
+fn a_copy_converts_dtypes_and_fills_leaves_and_strided_targets() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("x.safetensors");
     let count = i64::try_from(CHUNK / 4).unwrap() * 2 + 5;
@@ -112,7 +112,8 @@ fn copy_converts_and_crosses_chunks_into_leaves_and_strided_targets() {
 fn tensors_at_odd_offsets_are_read() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("x.safetensors");
-    let header = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"b":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}}"#;
+    let header = br#"{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},
+        "b":{"dtype":"F32","shape":[2],"data_offsets":[1,9]}}"#;
     let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
     bytes.extend(header);
     bytes.push(9);
@@ -122,7 +123,7 @@ fn tensors_at_odd_offsets_are_read() {
 }
 
 #[test]
-fn damaged_safetensors_say_what_is_wrong() {
+fn damaged_safetensors_give_clear_errors() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("x.safetensors");
     write(&file, &[("a", &Tensor::zeros([100], (Kind::Float, Device::Cpu)))]);
@@ -173,7 +174,7 @@ fn a_sharded_folder_is_one_archive_and_every_shard_is_checked() {
 
     write(&shard, &[("c", &b)]);
     let text = message(Archive::open(folder));
-    assert!(text.contains("model-2.safetensors: lacks 1 tensors that the index promises: `b`"), "{text}");
+    assert!(text.contains("model-2.safetensors: lacks 1 tensors that the index lists: `b`"), "{text}");
 
     write(&shard, &[("b", &b), ("a", &a)]);
     assert!(message(Archive::open(folder)).contains("`a` is already in"));
@@ -184,14 +185,14 @@ fn a_sharded_folder_is_one_archive_and_every_shard_is_checked() {
     for evil in ["../x.safetensors", "/etc/passwd", "a/b", ""] {
         let index = format!(r#"{{"weight_map":{{"a":"{evil}"}}}}"#);
         fs::write(folder.join("model.safetensors.index.json"), index).unwrap();
-        assert!(message(Archive::open(folder)).contains("not a file beside the index"), "{evil}");
+        assert!(message(Archive::open(folder)).contains("not a file in the folder of the index"), "{evil}");
     }
     fs::write(folder.join("model.safetensors.index.json"), "{").unwrap();
     assert!(message(Archive::open(folder)).contains("is not a shard index"));
 }
 
 #[test]
-fn pth_views_share_storages_and_keep_their_strides() {
+fn views_in_a_pth_file_keep_their_strides() {
     let archive = Archive::open(&fixture("views.pth")).unwrap();
     let base = Tensor::arange(24, (Kind::Float, Device::Cpu)).view([4, 6]);
     assert!(archive.read("whole").unwrap().equal(&base));
@@ -209,7 +210,7 @@ fn pth_views_share_storages_and_keep_their_strides() {
 }
 
 #[test]
-fn pth_holds_every_kind() {
+fn a_pth_file_may_have_every_dtype() {
     let archive = Archive::open(&fixture("kinds.pth")).unwrap();
     let kinds: Vec<Kind> = archive.names().iter().map(|name| archive.info(name).unwrap().kind).collect();
     assert_eq!(kinds, KINDS);
@@ -246,18 +247,18 @@ fn files_from_before_the_zip_format_are_read() {
 }
 
 #[test]
-fn pth_files_that_are_more_than_tensors_are_refused() {
+fn pth_files_with_other_objects_than_tensors_are_errors() {
     let text = message(Archive::open(&fixture("malicious.pth")));
     assert!(text.contains("refuses to execute `posix.system`"), "{text}");
     assert!(!Path::new("/tmp/prsmed_was_executed").exists());
     let text = message(Archive::open(&fixture("module.pth")));
     assert!(text.contains("refuses to execute `torch.nn.modules.linear.Linear`"), "{text}");
     let text = message(Archive::open(&fixture("no_tensors.pth")));
-    assert!(text.contains("holds no state dict (its keys: `epoch`, `note`)"), "{text}");
+    assert!(text.contains("contains no state dict (its keys: `epoch`, `note`)"), "{text}");
 }
 
 #[test]
-fn damaged_pth_files_are_refused_without_a_panic() {
+fn damaged_pth_files_are_errors_without_a_panic() {
     let temp = tempfile::tempdir().unwrap();
     let file = temp.path().join("x.pth");
     let whole = fs::read(fixture("views.pth")).unwrap();
@@ -267,7 +268,7 @@ fn damaged_pth_files_are_refused_without_a_panic() {
     }
     fs::write(&file, "").unwrap();
     assert!(message(Archive::open(&file)).contains("is not a PyTorch file (0 bytes)"));
-    // One changed byte of the pickle no longer fits its check sum.
+    // one changed byte of the pickle does not match its checksum
     let at = whole.windows(2).position(|pair| pair == b"K\x18").unwrap();
     let mut changed = whole.clone();
     changed[at + 1] = 0x17;
@@ -277,7 +278,7 @@ fn damaged_pth_files_are_refused_without_a_panic() {
 }
 
 #[test]
-fn a_load_reports_every_kind_of_mismatch() {
+fn a_load_report_lists_every_kind_of_mismatch() {
     let temp = tempfile::tempdir().unwrap();
     let file = temp.path().join("x.safetensors");
     let one = Tensor::ones([2], (Kind::Float, Device::Cpu));
@@ -295,7 +296,7 @@ fn a_load_reports_every_kind_of_mismatch() {
 }
 
 #[test]
-fn the_recorded_run_folder_is_read() {
+fn the_reference_run_folder_is_read() {
     let Some(run) = shared("reference/oracle/run") else { return };
     let counts = [("image_encoder.pth", 741), ("mask_decoder.pth", 70), ("cls.pth", 2)];
     for (name, count) in counts {
@@ -317,7 +318,7 @@ fn the_recorded_run_folder_is_read() {
 }
 
 #[test]
-fn the_recorded_shards_are_read() {
+fn the_reference_shards_are_read() {
     let Some(base) = shared("reference/oracle/base") else { return };
     let archive = Archive::open(&base.join("llava-med-v1.5-mistral-7b")).unwrap();
     assert_eq!(archive.info("lm_head.weight").unwrap().kind, Kind::BFloat16);
@@ -333,7 +334,7 @@ fn the_recorded_shards_are_read() {
 }
 
 #[test]
-fn python_reads_what_is_written() {
+fn python_reads_the_written_files() {
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
     if !python.exists() {
         return skipped(".venv is absent");
@@ -344,7 +345,8 @@ fn python_reads_what_is_written() {
     let (narrow, flag) = (wide.to_kind(Kind::BFloat16).tr(), wide.gt(0.0));
     write(&file, &[("flag", &flag), ("narrow", &narrow), ("wide", &wide)]);
     let code = "import sys\nfrom safetensors import safe_open\nf = safe_open(sys.argv[1], 'pt')\n\
-                print(f.metadata(), [(k, str(f.get_tensor(k).dtype), f.get_tensor(k).tolist()) for k in sorted(f.keys())])";
+                ts = [(k, f.get_tensor(k)) for k in sorted(f.keys())]\n\
+                print(f.metadata(), [(k, str(t.dtype), t.tolist()) for k, t in ts])";
     let output = std::process::Command::new(python).args(["-c", code]).arg(&file).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     if error.contains("ModuleNotFoundError") {
@@ -353,7 +355,8 @@ fn python_reads_what_is_written() {
     assert_eq!(
         String::from_utf8_lossy(&output.stdout).trim(),
         "{'format': 'pt'} [('flag', 'torch.bool', [[True, False], [True, True]]), \
-         ('narrow', 'torch.bfloat16', [[1.5, 3.0], [-2.0, 4.0]]), ('wide', 'torch.float32', [[1.5, -2.0], [3.0, 4.0]])]",
+         ('narrow', 'torch.bfloat16', [[1.5, 3.0], [-2.0, 4.0]]), \
+         ('wide', 'torch.float32', [[1.5, -2.0], [3.0, 4.0]])]",
         "{error}"
     );
 }
@@ -368,7 +371,7 @@ fn resident_file_bytes() -> u64 {
 
 #[cfg(target_os = "linux")]
 #[test]
-fn a_copy_leaves_no_mapped_pages_behind() {
+fn a_copy_releases_its_mapped_pages() {
     let temp = tempfile::tempdir().unwrap();
     let file = temp.path().join("x.safetensors");
     let size = 192_i64 << 20;
@@ -378,7 +381,7 @@ fn a_copy_leaves_no_mapped_pages_behind() {
     let before = resident_file_bytes();
     archive.copy_into("a", &mut target).unwrap();
     let grown = resident_file_bytes().saturating_sub(before);
-    // Other tests of this process map files too, but none of this size.
+    // other tests of this process map files too, but none of this size
     assert!(grown < 120 << 20, "{grown} bytes of the file stay resident");
     assert_eq!(target.sum(Kind::Int64).int64_value(&[]), size);
 }

@@ -1,4 +1,4 @@
-//! What each part of a model holds, with what training keeps for it.
+//! Memory of each component of a model: weights, buffers, gradients, optimizer state, moving average.
 
 use crate::tensor::store::{Entry, Role};
 use crate::tensor::{Tensor, kind_bytes};
@@ -9,20 +9,20 @@ use std::collections::HashMap;
 /// A part of a model (`llm`, `vision_tower`, `mask_decoder`) with all its tensors, frozen ones too.
 #[derive(Debug)]
 pub struct Component {
-    /// Name of its module scope.
+    /// Its module path.
     pub name: &'static str,
-    /// Its tensors, named `FILE/KEY` as [`Parameter`]s are.
+    /// Its tensors, named `FILE/KEY` like [`Parameter`]s.
     pub entries: Vec<Entry>,
 }
 
-/// What a component holds.
+/// Memory of a component.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize)]
 pub struct ComponentUse {
     /// Its name.
     pub name: String,
-    /// Numbers in its weights.
+    /// Number of weights.
     pub parameters: u64,
-    /// Of these, trained.
+    /// Number of trained weights.
     pub trainable: u64,
     /// Bytes of its weights.
     pub parameter_bytes: Bytes,
@@ -36,18 +36,18 @@ pub struct ComponentUse {
     pub ema_bytes: Bytes,
 }
 
-/// Bytes that training keeps, by parameter.
+/// Bytes of training tensors, by parameter.
 #[derive(Debug, Default)]
 pub struct Held(HashMap<String, u64>);
 
 impl Held {
-    /// Gradients that exist now.
+    /// Bytes of the gradients that exist now.
     pub fn gradients(parameters: &[Parameter]) -> Self {
         let gradients = parameters.iter().map(|p| (p.name.clone(), p.tensor.grad()));
         Self(gradients.filter(|(_, grad)| grad.defined()).map(|(name, grad)| (name, bytes(&grad))).collect())
     }
 
-    /// State tensors named `WHAT.PARAMETER`, as optimizer and moving average give them.
+    /// Bytes of the optimizer's or moving average's tensors, named `WHAT.PARAMETER`.
     pub fn state(tensors: &[(String, Tensor)]) -> Self {
         let mut held = HashMap::new();
         for (name, tensor) in tensors {
@@ -62,7 +62,7 @@ impl Held {
     }
 }
 
-/// Counts `components`.
+/// Measures `components`.
 pub fn measure(components: &[Component], gradients: &Held, optimizer: &Held, ema: &Held) -> Vec<ComponentUse> {
     components.iter().map(|component| one(component, gradients, optimizer, ema)).collect()
 }
@@ -97,7 +97,7 @@ mod tests {
     use crate::tensor::{Device, Kind};
 
     #[test]
-    fn weights_buffers_and_what_training_keeps() {
+    fn counts_weights_buffers_and_training_state() {
         let make = |kind: Kind, size: i64| Tensor::zeros([size], (kind, Device::Cpu));
         let trained = make(Kind::Float, 10).set_requires_grad(true);
         let loss = trained.sum(Kind::Float);

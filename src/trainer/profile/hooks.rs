@@ -1,10 +1,10 @@
-//! What the engine calls. Without settings nothing happens.
+//! Profiler hooks of the training engine. Without profile settings they do nothing.
 
 use super::components::{self, ComponentUse, Held};
 use super::{Phase, Profiler, Settings};
 use crate::Result;
 use crate::event::{Event, MemoryReport, Observer};
-use crate::tensor::scope::{self, Followed};
+use crate::tensor::module_path::{self, Followed};
 use crate::tensor::{Device, Tensor};
 use crate::trainer::{Parameter, Task};
 
@@ -16,7 +16,7 @@ struct Running<'a> {
     every_steps: u64,
     observer: &'a dyn Observer,
     is_first: bool,
-    /// Whether marks belong to a phase that is profiled.
+    /// True if marks belong to a phase that is profiled.
     is_open: bool,
     gradients: Held,
     written: Vec<ComponentUse>,
@@ -24,7 +24,7 @@ struct Running<'a> {
 }
 
 impl<'a> Hooks<'a> {
-    /// Starts after the task was built or, when `step` optimizer steps are done, resumed.
+    /// Starts after the task was built or, if `step` is given, resumed after that many optimizer steps.
     pub(in crate::trainer) fn start(
         settings: Option<&Settings>,
         observer: &'a dyn Observer,
@@ -44,11 +44,11 @@ impl<'a> Hooks<'a> {
             is_open: false,
             gradients: Held::default(),
             written: Vec::new(),
-            followed: scope::follow_backward()?,
+            followed: module_path::follow_backward()?,
         })))
     }
 
-    /// A step begins after `done` others.
+    /// Begins a step, after `done` steps.
     pub(in crate::trainer) fn begin_step(&mut self, done: u64) -> Result<()> {
         let Some(running) = &mut self.0 else { return Ok(()) };
         running.followed.forget();
@@ -58,7 +58,7 @@ impl<'a> Hooks<'a> {
         if running.is_open { running.profiler.begin(if done == 0 { "first step" } else { "step" }) } else { Ok(()) }
     }
 
-    /// Another phase begins.
+    /// Begins another phase.
     pub(in crate::trainer) fn begin(&mut self, name: &'static str, step: u64) -> Result<()> {
         let Some(running) = &mut self.0 else { return Ok(()) };
         running.profiler.at_step(step);
@@ -66,7 +66,7 @@ impl<'a> Hooks<'a> {
         running.profiler.begin(name)
     }
 
-    /// A part of the phase ended.
+    /// Marks the end of a part of the phase.
     pub(in crate::trainer) fn mark(&mut self, label: &'static str) -> Result<()> {
         match &mut self.0 {
             Some(running) if running.is_open => running.profiler.mark(label).map(drop),
@@ -74,14 +74,14 @@ impl<'a> Hooks<'a> {
         }
     }
 
-    /// All gradients are there.
+    /// Measures the gradients, after the backward passes.
     pub(in crate::trainer) fn gradients(&mut self, parameters: &[Parameter]) {
         if let Some(running) = self.0.as_mut().filter(|running| running.is_open) {
             running.gradients = Held::gradients(parameters);
         }
     }
 
-    /// The phase ended; `step` steps are done.
+    /// Ends the phase, after `step` steps.
     pub(in crate::trainer) fn end(&mut self, step: u64) -> Result<Option<Phase>> {
         let Some(running) = self.0.as_mut().filter(|running| running.is_open) else { return Ok(None) };
         running.is_open = false;
@@ -93,7 +93,7 @@ impl<'a> Hooks<'a> {
         Ok(Some(phase))
     }
 
-    /// The step ended; `state` gives the tensors of optimizer and moving average.
+    /// Ends the step; `state` returns the tensors of optimizer and moving average.
     pub(in crate::trainer) fn end_step<T: Task>(
         &mut self,
         step: u64,

@@ -1,13 +1,13 @@
-//! Finds leaks: a level after the same phase that keeps growing.
+//! Leak detection: memory after the same phase that keeps growing.
 
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 
-/// Watches the level after each phase. Pure: it sees numbers only.
+/// Detects leaks from the allocated bytes after each phase.
 ///
-/// The threshold is 1 MiB a round: what changes between rounds of a sound run are the batches made ahead and losses kept
-/// for a line, which go up and down; they do not grow four times in a row, each time by more than a block that the ledger
-/// would list. A leak of one activation or picture a step is larger than that in one round.
+/// The default threshold is four rises in a row of more than 1 MiB each. Without a leak, only prefetched batches and
+/// logged losses change between rounds, and they do not grow four times in a row. A leak of one activation or image per
+/// step exceeds 1 MiB in one round.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeakWatch {
     rises: usize,
@@ -21,18 +21,18 @@ struct Level {
     categories: Vec<(&'static str, Bytes)>,
 }
 
-/// A level that kept growing.
+/// Memory that kept growing after a phase.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Leak {
-    /// The phase after which it was read.
+    /// Name of the phase.
     pub phase: String,
-    /// Rounds in a row that it grew.
+    /// Number of rises in a row.
     pub rises: usize,
-    /// By how much in all.
+    /// Total growth.
     pub growth: Bytes,
-    /// Where it is now.
+    /// Allocated bytes after the last round.
     pub allocated: Bytes,
-    /// What grew most, where categories are known.
+    /// Category that grew most, if categories are known.
     pub category: Option<&'static str>,
 }
 
@@ -43,12 +43,12 @@ impl Default for LeakWatch {
 }
 
 impl LeakWatch {
-    /// Speaks when a level grew `rises` times in a row (1 or more) by more than `threshold` each time.
+    /// Reports a leak after `rises` rises in a row (1 or more), each by more than `threshold`.
     pub fn new(rises: usize, threshold: Bytes) -> Self {
         Self { rises: rises.max(1), threshold, levels: BTreeMap::new() }
     }
 
-    /// Takes the level after a round of `phase`. Having spoken, it waits for as many rises again.
+    /// Adds the allocated bytes after a round of `phase`. After a report, it needs as many rises again for the next.
     pub fn observe(&mut self, phase: &str, allocated: Bytes, categories: &[(&'static str, Bytes)]) -> Option<Leak> {
         let levels = self.levels.entry(phase.to_owned()).or_default();
         let grew = levels.last().is_some_and(|last| allocated.0 > last.allocated.0.saturating_add(self.threshold.0));
@@ -76,7 +76,7 @@ impl std::fmt::Display for Leak {
         let Self { phase, rises, growth, allocated, category } = self;
         write!(f, "memory after `{phase}` grew {rises} times in a row, by {growth} to {allocated}")?;
         category.map_or(Ok(()), |category| write!(f, ", mostly {category}"))?;
-        write!(f, ": something may be kept that should be dropped")
+        write!(f, ": possible memory leak")
     }
 }
 
@@ -86,27 +86,31 @@ mod tests {
 
     const MIB: u64 = 1 << 20;
 
-    /// Rounds (from 0) after which the watch spoke.
-    fn spoke(levels: &[u64]) -> Vec<usize> {
+    /// Rounds (from 0) after which a leak was reported.
+    fn reported(levels: &[u64]) -> Vec<usize> {
         let mut watch = LeakWatch::default();
         let observe = |(round, kib): (usize, &u64)| watch.observe("save", Bytes(kib << 10), &[]).map(|_| round);
         levels.iter().enumerate().filter_map(observe).collect()
     }
 
     #[test]
-    fn four_rises_in_a_row_are_a_leak_and_less_is_not() {
+    fn four_rises_in_a_row_are_a_leak_and_fewer_are_not() {
         let step = 1025; // KiB: one more than the threshold
         let climb: Vec<u64> = (0..10).map(|round| 5000 + round * step).collect();
-        assert_eq!(spoke(&climb), [4, 8]);
-        assert_eq!(spoke(&climb[..4]), [0; 0], "three rises");
+        assert_eq!(reported(&climb), [4, 8]);
+        assert_eq!(reported(&climb[..4]), [0; 0], "three rises");
         let slow: Vec<u64> = (0..10).map(|round| 5000 + round * 1024).collect();
-        assert_eq!(spoke(&slow), [0; 0], "no more than the threshold each");
-        assert_eq!(spoke(&[0, 2000, 4000, 6000, 6000, 8000, 10_000, 12_000]), [0; 0], "a round without growth between");
-        assert_eq!(spoke(&[0, 90_000, 80_000, 90_000, 80_000, 90_000, 80_000]), [0; 0], "up and down");
+        assert_eq!(reported(&slow), [0; 0], "no more than the threshold each");
+        assert_eq!(
+            reported(&[0, 2000, 4000, 6000, 6000, 8000, 10_000, 12_000]),
+            [0; 0],
+            "a round without growth between"
+        );
+        assert_eq!(reported(&[0, 90_000, 80_000, 90_000, 80_000, 90_000, 80_000]), [0; 0], "up and down");
     }
 
     #[test]
-    fn phases_are_watched_apart_and_the_growing_category_is_named() {
+    fn phases_are_separate_and_the_growing_category_is_named() {
         let mut watch = LeakWatch::new(2, Bytes(MIB));
         let mut last = None;
         for round in 0..3 {
@@ -118,8 +122,7 @@ mod tests {
         assert_eq!((leak.rises, leak.growth, leak.category), (2, Bytes(18 * MIB), Some("inputs")));
         assert_eq!(
             leak.to_string(),
-            "memory after `save` grew 2 times in a row, by 18.00 MiB to 918.00 MiB, mostly inputs: something may be kept \
-             that should be dropped"
+            "memory after `save` grew 2 times in a row, by 18.00 MiB to 918.00 MiB, mostly inputs: possible memory leak"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! The profile's file: one JSON object a line.
+//! JSON lines file of the memory profile.
 
 use crate::{Error, Result};
 use serde_json::Value;
@@ -13,7 +13,7 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Goes on after the last whole line with `append`; a crash may have torn the one after it.
+    /// Opens the file. With `append` it continues after the last complete line, since a crash may leave a partial line.
     pub(super) fn open(path: &Path, append: bool) -> Result<Self> {
         let mut file = File::options();
         let file = file.create(true).append(true).open(path).map_err(Error::io(path, "write"))?;
@@ -22,12 +22,12 @@ impl Lines {
         Ok(Self { file, path: path.to_owned() })
     }
 
-    /// In the system's hands when it returns.
+    /// Writes one line, without a buffer in this process.
     pub(super) fn write(&mut self, value: &Value) -> Result<()> {
         self.file.write_all(format!("{value}\n").as_bytes()).map_err(Error::io(&self.path, "write"))
     }
 
-    /// The fields of `head`, then those of `body`.
+    /// Writes one line: the fields of `head`, then those of `body`.
     pub(super) fn write_both(&mut self, head: &Value, body: &impl serde::Serialize) -> Result<()> {
         let mut line = head.clone();
         let body = serde_json::to_value(body).map_err(|error| Error::io(&self.path, "write")(error.into()))?;
@@ -38,7 +38,7 @@ impl Lines {
     }
 }
 
-/// Bytes up to and with the last newline.
+/// Number of bytes up to and including the last newline.
 fn whole(bytes: &[u8]) -> u64 {
     bytes.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at as u64 + 1)
 }
@@ -49,11 +49,11 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn appends_after_the_last_whole_line_and_otherwise_starts_anew() {
+    fn appends_after_the_last_complete_line_or_replaces_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("memory.jsonl");
         Lines::open(&path, false).unwrap().write_both(&json!({ "kind": "a" }), &json!({ "b": 1 })).unwrap();
-        fs::write(&path, fs::read_to_string(&path).unwrap() + "{\"torn\": ").unwrap();
+        fs::write(&path, fs::read_to_string(&path).unwrap() + "{\"partial\": ").unwrap();
         Lines::open(&path, true).unwrap().write(&json!({ "kind": "c" })).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "{\"kind\":\"a\",\"b\":1}\n{\"kind\":\"c\"}\n");
         Lines::open(&path, false).unwrap();

@@ -11,7 +11,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::error::{Error, Result};
 
-/// An event file that grows by one record a call; what was written is complete if the process dies.
+/// TensorBoard event file. Each call appends one complete record.
 #[derive(Debug)]
 pub struct EventFile {
     file: File,
@@ -19,8 +19,8 @@ pub struct EventFile {
 }
 
 impl EventFile {
-    /// Creates a new file in `folder`. `continues_at` is the first step of this run when it resumes another: TensorBoard
-    /// then forgets what older files say about that step and later ones.
+    /// Creates a new file in `folder`. `continues_at` is the first step of this run when it resumes another:
+    /// TensorBoard then ignores older files from that step on.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -167,14 +167,14 @@ mod tests {
     }
 
     #[test]
-    fn crc_of_the_standard() {
+    fn crc_matches_the_standard() {
         // RFC 3720, B.4, and the usual check value.
         assert_eq!(crc32c(b"123456789"), 0xe306_9283);
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn written_records_can_be_read() {
         let folder = tempfile::tempdir().unwrap();
         let mut file = EventFile::create(folder.path(), Some(301)).unwrap();
         file.scalars(301, &[("train/loss".into(), 0.25), ("lr".into(), 1e-4)]).unwrap();
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn two_files_in_one_second_are_two() {
+    fn two_files_created_in_one_second_have_different_names() {
         let folder = tempfile::tempdir().unwrap();
         EventFile::create(folder.path(), None).unwrap();
         EventFile::create(folder.path(), None).unwrap();

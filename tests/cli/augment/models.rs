@@ -1,4 +1,4 @@
-//! Pairs from files: a pipeline's folder, the same from a hub on loopback and from its cache, a ControlNet.
+//! Generators from files: a pipeline's folder, the same pipeline from a local hub and from its cache, a ControlNet.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 
-use prsmed::augment::blueprint::Blueprint;
+use prsmed::augment::pipeline_config::PipelineConfig;
 use prsmed::models::diffusion::{controlnet, text::ClipText, unet::Unet, vae::Vae};
 use prsmed::tensor::store::{Role, Store, StoreOptions};
 use prsmed::tensor::weights::write_safetensors;
@@ -14,8 +14,8 @@ use prsmed::tensor::{Device, Kind, Tensor};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
-use super::{assert_rows_are_true, generate, journal, tree};
-use crate::support::{copy, done, folder, path, phantoms, run, told};
+use super::{assert_rows_are_correct, generate, journal, tree};
+use crate::support::{copy, done, error_text, folder, path, phantoms, run};
 
 const NETWORK: &str = "diffusion_pytorch_model.safetensors";
 
@@ -24,13 +24,12 @@ fn write_json(file: &Path, value: &impl Serialize) {
     fs::write(file, serde_json::to_vec(value).unwrap()).unwrap();
 }
 
-/// Writes waves as the weights of the network that `build` makes: scales near one, the rest by what it sums over.
+/// Writes deterministic weights for the network that `build` creates: scales near one, other weights by fan-in.
 fn write_weights(file: &Path, phase: f64, build: impl FnOnce(&Store)) {
     let store = Store::new(StoreOptions { initialise: false, ..StoreOptions::cpu() });
     build(&store);
     let wave = |name: &str, shape: &[i64]| {
         let count: i64 = shape.iter().product();
-        #[expect(clippy::cast_precision_loss, reason = "small numbers")]
         let scale = if shape.len() == 1 { 0.05 } else { 1.5 / ((count / shape[0]) as f64).sqrt() };
         let middle = f64::from(u8::from(shape.len() == 1 && name.ends_with("weight")));
         let wave = (Tensor::arange(count, (Kind::Double, Device::Cpu)) * 0.9 + phase).sin() * scale + middle;
@@ -41,13 +40,13 @@ fn write_weights(file: &Path, phase: f64, build: impl FnOnce(&Store)) {
     write_safetensors(file, &named, &BTreeMap::new()).unwrap();
 }
 
-/// A small Stable Diffusion 1.x in diffusers' layout, with a ControlNet in a folder beside it.
+/// A small Stable Diffusion 1.x pipeline in diffusers' layout, and a ControlNet in another folder.
 fn pipeline(name: &str) -> (PathBuf, PathBuf) {
     let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pipelines/sd15");
     let root = copy(&fixture, name);
-    let vae = Blueprint::random("tiny", false).unwrap().vae;
+    let vae = PipelineConfig::random("tiny", false).unwrap().vae;
     write_json(&root.join("vae/config.json"), &vae);
-    let sizes = Blueprint::open("", &root, None, "").unwrap();
+    let sizes = PipelineConfig::open("", &root, None, "").unwrap();
     write_weights(&root.join("unet").join(NETWORK), 1.0, |store| {
         drop(Unet::new(&store.root(Role::Frozen), &sizes.unet));
     });
@@ -72,7 +71,7 @@ fn serve(root: &Path) -> String {
     std::thread::spawn(move || {
         for stream in listener.incoming() {
             let root = root.clone();
-            // A client that goes away is no failure of the server.
+            // A closed connection is not a failure of the server.
             std::thread::spawn(move || stream.and_then(|stream| answer(&stream, &root)));
         }
     });
@@ -117,11 +116,11 @@ fn files_of(root: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 #[test]
-fn a_folder_a_hub_and_its_cache_make_the_same_pairs() {
+fn folder_hub_and_cache_give_the_same_pairs() {
     let (model, _) = pipeline("model");
     let from_folder = path("pairs-of-a-folder");
     done(generate(phantoms(), &from_folder, &["--limit", "3", "--model"]).arg(&model));
-    assert_rows_are_true(&from_folder);
+    assert_rows_are_correct(&from_folder);
     let pairs = files_of(&from_folder);
     assert!(pairs.len() > 10);
     let sum = journal(&from_folder)[0]["model_sha256"].as_str().unwrap().to_owned();
@@ -135,15 +134,15 @@ fn a_folder_a_hub_and_its_cache_make_the_same_pairs() {
     let from_cache = path("pairs-of-a-cache");
     done(generate(phantoms(), &from_cache, &hub).env("HF_HUB_OFFLINE", "1").env("HF_HOME", path("hub-of-models")));
     assert_eq!(files_of(&from_cache), pairs);
-    // Other weights of the same name do not go on with these pairs.
+    // A run with other weights of the same name does not continue these pairs.
     write_weights(&model.join("vae").join(NETWORK), 9.0, |store| {
-        drop(Vae::new(&store.root(Role::Frozen), &Blueprint::random("tiny", false).unwrap().vae));
+        drop(Vae::new(&store.root(Role::Frozen), &PipelineConfig::random("tiny", false).unwrap().vae));
     });
     let ran = run(generate(phantoms(), &from_folder, &["--limit", "3", "--model"]).arg(&model));
-    assert!(ran.code == Some(2) && told(&ran).contains("(model_sha256 was "), "{}", ran.stderr);
+    assert!(ran.code == Some(2) && error_text(&ran).contains("(model_sha256 was "), "{}", ran.stderr);
     fs::remove_file(model.join("unet").join(NETWORK)).unwrap();
     let ran = run(generate(phantoms(), &path("never-of-a-folder"), &["--model"]).arg(&model));
-    assert!(ran.code == Some(2) && told(&ran).contains("~/model/unet: holds no safetensors"), "{}", ran.stderr);
+    assert!(ran.code == Some(2) && error_text(&ran).contains("~/model/unet: holds no safetensors"), "{}", ran.stderr);
 }
 
 #[test]
@@ -155,7 +154,7 @@ fn a_controlnet_paints_from_masks() {
             generate(phantoms(), &path(name), &["--limit", "2", "--mode", "mask_to_image", "--no-filter"]);
         command.args(["--set", &set(&control), "--model"]).arg(&model).args(more);
         done(&mut command);
-        assert_rows_are_true(&path(name));
+        assert_rows_are_correct(&path(name));
         files_of(&path(name))
     };
     let strong = made("pairs-controlled", &[]);
@@ -163,5 +162,5 @@ fn a_controlnet_paints_from_masks() {
     let missing = set(&path("no-control"));
     let flags = ["--mode", "mask_to_image", "--set", &missing, "--model"];
     let ran = run(generate(phantoms(), &path("never-controlled"), &flags).arg(&model));
-    assert!(ran.code == Some(2) && told(&ran).contains("~/no-control: there is no such"), "{}", ran.stderr);
+    assert!(ran.code == Some(2) && error_text(&ran).contains("~/no-control: there is no such"), "{}", ran.stderr);
 }

@@ -1,4 +1,4 @@
-//! Plans and presets of making pairs.
+//! Plans and presets for generation.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ fn last(text: &str) -> Value {
 }
 
 #[test]
-fn a_preset_for_a_small_card_can_be_used() {
+fn a_preset_for_a_small_gpu_can_be_used() {
     let toml = done(prsmed().args(["preset", "--task", "augment", "--gpu", "8gb"]));
     assert!(toml.starts_with("# prsmed preset --task augment for 8 GB"), "{toml}");
     let file = path("augment-8gb.toml");
@@ -19,7 +19,10 @@ fn a_preset_for_a_small_card_can_be_used() {
     let mut used = prsmed();
     used.args(["augment", "generate", "--data-root", "data", "--out", "new", "--print-config", "--config"]).arg(&file);
     let shown: toml::Table = done(&mut used).parse().unwrap();
-    assert_eq!(toml.parse::<toml::Table>().unwrap(), shown);
+    let written: toml::Table = toml.parse().unwrap();
+    for (section, settings) in written.iter().filter_map(|(name, value)| Some((name, value.as_table()?))) {
+        settings.iter().for_each(|(key, value)| assert_eq!(&shown[section][key], value, "{section}.{key}"));
+    }
     let mut plan = prsmed();
     plan.args(["plan", "--task", "augment", "--gpu", "8gb", "--json", "--config"]).arg(&file);
     let plan = last(&done(&mut plan));
@@ -28,7 +31,7 @@ fn a_preset_for_a_small_card_can_be_used() {
 }
 
 #[test]
-fn a_card_too_small_is_told_what_would_help() {
+fn for_a_gpu_that_is_too_small_remedies_are_listed() {
     let ran = run(prsmed().args(["preset", "--task", "augment", "--gpu", "4gb", "--json"]));
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     let told = last(&ran.stdout);
@@ -55,15 +58,15 @@ fn a_plan_has_phases_and_a_time() {
     let mut then = prsmed();
     then.args(["plan", "--task", "augment", "--gpu", "24gb", "--json"]).args(large);
     then.args(change.split(' ').flat_map(|set| ["--set", set]));
-    // What is promised holds.
+    // The remedy has the promised peak.
     assert_eq!(last(&run(&mut then).stdout)["device_peak"], first["device_peak"], "{first}");
 }
 
 #[test]
-fn what_is_of_training_only_is_refused() {
+fn flags_for_training_only_are_rejected() {
     refused(
         prsmed().args(["preset", "--task", "augment", "--gpu", "8gb", "--effective-batch", "8"]),
         "error: `--effective-batch`: is for training, not for `--task augment`\n\
-         hint: leave it out: the fastest batch that fits is searched",
+         hint: leave it out: the search chooses the batch",
     );
 }

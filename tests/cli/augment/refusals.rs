@@ -1,22 +1,22 @@
-//! What `prsmed augment` refuses, and what it says then.
+//! Errors of `prsmed augment`.
 
 use std::fs;
 
 use super::{assert_same_tree, generate, made};
-use crate::support::{copy, folder, path, phantoms, prsmed, refused, run, told};
+use crate::support::{copy, error_text, folder, path, phantoms, prsmed, refused, run};
 
-/// Refused with a message that has all of `parts`.
+/// The command fails with a message that contains all `parts`.
 fn refused_with(command: &mut std::process::Command, parts: &[&str]) {
     let ran = run(command);
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{}", ran.stderr);
-    let said = told(&ran);
+    let said = error_text(&ran);
     for part in parts {
         assert!(said.contains(part), "`{part}` is not in: {said}");
     }
 }
 
 #[test]
-fn other_settings_into_the_same_folder() {
+fn other_settings_in_the_same_folder_are_rejected() {
     let out = copy(made(), "pairs-other-settings");
     let differing = [
         (&["--set", "augment.strength=0.5"][..], "(augment.strength was 0.6, is 0.5)"),
@@ -27,14 +27,18 @@ fn other_settings_into_the_same_folder() {
         (&["--limit", "2"], "(sources was "),
     ];
     for (flags, named) in differing {
-        let parts = ["error: `--out`: `~/pairs-other-settings` holds pairs of other settings", named, "hint: choose "];
+        let parts = [
+            "error: `--out`: `~/pairs-other-settings` contains pairs made with other settings",
+            named,
+            "hint: choose ",
+        ];
         refused_with(&mut generate(phantoms(), &out, flags), &parts);
     }
     assert_same_tree(&out, made());
 }
 
 #[test]
-fn a_data_set_of_somebody_is_not_written_into() {
+fn a_data_set_that_was_not_generated_is_not_changed() {
     let root = copy(phantoms(), "pairs-into-data");
     let parts =
         ["~/pairs-into-data: is a data root without `manifest.jsonl`; nothing was written", "hint: give a folder"];
@@ -43,7 +47,7 @@ fn a_data_set_of_somebody_is_not_written_into() {
 }
 
 #[test]
-fn models_that_are_not_there() {
+fn missing_models_are_errors() {
     let out = path("never-made");
     refused(
         &mut generate(phantoms(), &out, &["--model", "random:sd16"]),
@@ -52,12 +56,12 @@ fn models_that_are_not_there() {
     );
     refused_with(
         &mut generate(phantoms(), &out, &["--model", "no/such/folder"]),
-        &["error: no/such/folder: there is no such file or folder"],
+        &["error: `augment.model`: `no/such/folder`: there is no such file or folder"],
     );
     let empty = folder("no-pipeline");
     refused_with(
         generate(phantoms(), &out, &[]).arg("--model").arg(&empty),
-        &["error: ~/no-pipeline: holds no `model_index.json`", "save_pretrained"],
+        &["error: ~/no-pipeline: contains no `model_index.json`", "save_pretrained"],
     );
     for model in ["hub:owner/name", empty.to_str().unwrap()] {
         refused_with(
@@ -65,46 +69,43 @@ fn models_that_are_not_there() {
             &["error: `augment.controlnet`: `mask_to_image` needs one", "hint: set `augment.controlnet`"],
         );
     }
-    assert!(!path("no-work").exists(), "a refused run leaves no folder");
+    assert!(!path("no-work").exists(), "a failed run creates no folder");
 }
 
 #[test]
-fn adapters_that_are_not_there() {
+fn missing_adapters_are_errors() {
     let out = path("never-adapted");
     refused_with(
         &mut generate(phantoms(), &out, &["--lora", "none.safetensors"]),
-        &["error: none.safetensors: there is no such file or folder", "hint: check the path"],
+        &["error: `--lora`: `none.safetensors`: there is no such file or folder", "hint: check the path"],
     );
     refused(
         &mut generate(phantoms(), &out, &["--lora", "none.safetensors=strong"]),
-        "error: `--lora`: `strong` is no strength\nhint: write for example `file.safetensors=0.8`",
+        "error: `--lora`: `strong` is not a number\nhint: write for example `file.safetensors=0.8`",
     );
 }
 
 #[test]
-fn settings_out_of_range() {
+fn settings_out_of_range_are_errors() {
     let out = path("never-set");
     let set = |assignment: &str, message: &str| {
         refused(&mut generate(phantoms(), &out, &["--set", assignment]), message);
     };
-    set(
-        "augment.strength=2",
-        "error: `augment.strength`: must be above 0 and at most 1, got 2\nhint: 0.4 to 0.8 are usual",
-    );
+    set("augment.strength=2", "error: `augment.strength`: must be above 0, at most 1, got 2\nhint: the default is 0.6");
     set(
         "augment.strenght=0.5",
         "error: `augment.strenght`: there is no such setting (--set)\nhint: did you mean `augment.strength`?",
     );
     set(
         "augment.image_size=100",
-        "error: `augment.image_size`: must be a multiple of 64, got 100\nhint: use for example 512 or 1024",
+        "error: `augment.image_size`: must be 64 or more, a multiple of 64, got 100\nhint: the default is 1024",
     );
     refused_with(&mut generate(phantoms(), &out, &["--preset", "full"]), &["--preset"]);
     assert!(!out.exists());
 }
 
 #[test]
-fn a_prompt_with_an_unknown_placeholder() {
+fn a_prompt_with_an_unknown_placeholder_is_an_error() {
     let file = folder("prompts").join("bad.toml");
     let prompts = "[default]\nmodality = \"scan\"\ntarget = \"lesion\"\nimage = \"scan\"\n\
                    surroundings = [\"a {modality} of {organ}\"]\ntargets = [\"a {target}\"]\nwhole = [\"a {image}\"]\n\
@@ -118,17 +119,17 @@ fn a_prompt_with_an_unknown_placeholder() {
 }
 
 #[test]
-fn limits_and_pairs_of_the_filter() {
+fn invalid_limits_and_folders_of_the_filter_are_errors() {
     let filter = |more: &[&str]| {
         let mut command = prsmed();
         command.args(["augment", "filter", "--preset", "tiny", "--data-root"]).arg(phantoms()).arg("--synthetic");
         command.arg(if more.is_empty() { phantoms() } else { made() }).args(more);
         command
     };
-    refused_with(&mut filter(&[]), &["error: ~/phantoms: holds no pairs", "`prsmed augment generate --out` wrote"]);
+    refused_with(&mut filter(&[]), &["error: ~/phantoms: contains no pairs", "`prsmed augment generate --out` wrote"]);
     refused_with(
         &mut filter(&["--threshold", "dice=0.3"]),
         &["error: `--threshold`: there is no limit `dice`", "`dice_min`"],
     );
-    refused_with(&mut filter(&["--threshold", "dice_min=much"]), &["`much` is no number"]);
+    refused_with(&mut filter(&["--threshold", "dice_min=much"]), &["`much` is not a number"]);
 }

@@ -1,13 +1,13 @@
-//! Every operator that a job of the product runs has a case.
+//! Checks that every operator that the program runs has a test case.
 
 use super::*;
-use prsmed::augment::blueprint::Blueprint;
-use prsmed::augment::rehearsal::Rehearsal as Generation;
+use prsmed::augment::dry_run::GenerationDryRun as Generation;
+use prsmed::augment::pipeline_config::PipelineConfig;
 use prsmed::augment::settings::Mode;
 use prsmed::config::AugmentRun;
-use prsmed::plan::rehearse::Steps;
+use prsmed::plan::dry_run::Steps;
 
-/// Settings that together run all code of the models.
+/// Settings that together cover all code of the models.
 const VARIANTS: [(&str, &[&str]); 15] = [
     ("tiny", &[]),
     (
@@ -61,40 +61,41 @@ const VARIANTS: [(&str, &[&str]); 15] = [
             "lora.dropout=0.1",
         ],
     ),
-    ("tiny", &["data.questions_per_picture=3", "train.precision=bf16", "train.checkpointing=full"]),
-    ("tiny", &["data.questions_per_picture=2", "model.train_base=false", "train.precision=fp32"]),
+    ("tiny", &["data.questions_per_image=3", "train.precision=bf16", "train.checkpointing=full"]),
+    ("tiny", &["data.questions_per_image=2", "model.train_base=false", "train.precision=fp32"]),
     ("tiny", &["data.cache_vision=ram", "model.train_base=false", "train.precision=bf16"]),
     ("tiny", &["train.graph=on", "train.optimizer=adamw8bit"]),
     ("full", &["train.checkpointing=full", "train.checkpoint_encoder=full"]),
     ("full", &["model.decoder=v6", "train.precision=fp32"]),
 ];
 
-/// Names of what allocates or computes in a job.
+/// Names of operators that allocate or compute in a job.
 fn of_job(config: &RunConfig, job: Job, shorter: usize) -> BTreeSet<String> {
     let example = Example {
         text_tokens: 20,
         answer_tokens: 8,
         num_classes: 6,
         new_tokens: 4,
-        questions: config.data.questions_per_picture,
+        questions: config.data.questions_per_image,
     };
     let sizes = setup::planned_sizes(&config.model, config.lora, example.num_classes).unwrap();
     let build = || {
-        let rehearsal = Rehearsal::new(&config.model, &sizes, &config.train, example, META)?;
-        Ok(rehearsal.with_shorter_rows(shorter).keeping_features(config.data.keeps_features()))
+        let dry_run = SegmentDryRun::new(&config.model, &sizes, &config.train, example, META)?;
+        Ok(dry_run.with_shorter_rows(shorter).with_feature_cache(config.data.caches_features()))
     };
-    let trace = rehearse::plan(job, &config.train, Target::Cpu, true, build).unwrap().trace;
+    let trace = dry_run::plan(job, &config.train, Target::Cpu, true, build).unwrap().trace;
     working(&trace, 0, 0)
 }
 
-fn of_product() -> BTreeSet<String> {
+/// Operators of training, evaluation and prediction.
+fn of_program() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for (preset, sets) in VARIANTS {
         let all = sets.iter().chain(&["model.image_size=128", "train.micro_batch=2"]);
         let pairs = all.map(|set| ((*set).to_owned(), "--set".to_owned())).collect();
         let sources = Sources { preset: Some(preset.into()), sets: pairs, ..Sources::default() };
         let config = sources.resolve().unwrap().config;
-        // a whole run of the large preset has nothing that one of the small has not
+        // a full run of the large preset has no operators that the small preset lacks
         let longest = if preset == "full" { Job::Step } else { Job::Train };
         for job in [longest, Job::Eval, Job::Predict] {
             for shorter in if job == Job::Predict { 0..1 } else { 0..3 } {
@@ -105,7 +106,7 @@ fn of_product() -> BTreeSet<String> {
     names
 }
 
-/// Generators whose code differs, with settings that differ.
+/// Operators of image generation, for model families and settings with different code.
 fn of_generation() -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for family in ["tiny", "tiny-sdxl"] {
@@ -119,12 +120,17 @@ fn of_generation() -> BTreeSet<String> {
             let sources = Sources { preset: Some("tiny".into()), sets: pairs, ..Sources::default() };
             let config = sources.resolve_as::<AugmentRun>().unwrap().config.augment;
             for channels in [4, 9] {
-                let mut blueprint = Blueprint::random(family, config.mode == Mode::MaskToImage).unwrap();
-                blueprint.unet.in_channels = channels;
-                let generation =
-                    Generation { config: &config, blueprint: &blueprint, prompts: 2, judging: None, device: META };
+                let mut pipeline_config = PipelineConfig::random(family, config.mode == Mode::MaskToImage).unwrap();
+                pipeline_config.unet.in_channels = channels;
+                let generation = Generation {
+                    config: &config,
+                    pipeline_config: &pipeline_config,
+                    prompts: 2,
+                    filter: None,
+                    device: META,
+                };
                 let steps = Steps { whole: config.steps, shown: config.steps };
-                let walk = rehearse::plan_walk(Job::Augment, steps, Target::Cpu, true, |begin| generation.walk(begin));
+                let walk = dry_run::plan_walk(Job::Augment, steps, Target::Cpu, true, |begin| generation.walk(begin));
                 names.append(&mut working(&walk.unwrap().trace, 0, 0));
             }
         }
@@ -133,17 +139,17 @@ fn of_generation() -> BTreeSet<String> {
 }
 
 #[test]
-fn every_operator_of_the_product_has_a_case() {
+fn every_operator_of_the_program_has_a_case() {
     let _alone = ready();
     let cases = cases();
     let named: BTreeSet<&str> = cases.iter().map(|case| case.op).collect();
     let seen: BTreeSet<String> = cases.iter().flat_map(|case| planned(case).1).collect();
-    let mut product = of_product();
+    let mut product = of_program();
     assert!(product.len() > 80, "{product:?}");
     let mut generation = of_generation();
     assert!(generation.contains("aten::native_group_norm"), "{generation:?}");
     product.append(&mut generation);
-    // what only the backward pass of another operator runs, and what the engine does between operators
+    // run only inside the backward pass of another operator, or by the autograd engine
     let inside = |name: &str| name.contains("backward") || name.starts_with("autograd::");
     let missing: Vec<&String> = product
         .iter()

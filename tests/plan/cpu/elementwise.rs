@@ -1,9 +1,9 @@
-//! Arithmetic number by number, in place and not, casts and copies.
+//! Elementwise arithmetic (also in place), casts and copies.
 
 use super::*;
 use prsmed::tensor::adamw::{self, Maps, Moments, Rate, Slot, Step};
 
-/// One operand, every dtype and layout, without and with a graph.
+/// One operand, in each dtype and layout, with and without autograd.
 fn unary(op: &'static str, what: &str, f: fn(&Tensor) -> Tensor) -> Vec<Case> {
     let mut cases = Vec::new();
     for (kind, layout) in FLOATS.into_iter().flat_map(|kind| LAYOUTS.map(|layout| (kind, layout))) {
@@ -15,7 +15,7 @@ fn unary(op: &'static str, what: &str, f: fn(&Tensor) -> Tensor) -> Vec<Case> {
     cases
 }
 
-/// As generation runs it: nothing is trained.
+/// Without autograd, as image generation runs it.
 fn without_graph(op: &'static str, f: fn(&Tensor) -> Tensor) -> Vec<Case> {
     let each = FLOATS.into_iter().flat_map(|kind| LAYOUTS.map(|layout| (kind, layout)));
     each.map(|(kind, layout)| {
@@ -47,7 +47,7 @@ fn functions() -> Vec<Case> {
         unary("aten::log_sigmoid_forward", "", Tensor::log_sigmoid),
         unary("aten::pow", "square", Tensor::square),
         unary("aten::dropout", "", |xs| xs.dropout(0.1, true)),
-        // a gradient that comes from two sides is added up by the engine
+        // autograd adds up a gradient that has two sources
         unary("aten::add", "of two gradients", |xs| xs.silu() + xs.sigmoid()),
         unary("aten::add", "of three gradients", |xs| xs.silu() + xs.sigmoid() * xs),
     ];
@@ -56,7 +56,7 @@ fn functions() -> Vec<Case> {
 
 /// Dtypes of two operands.
 const PAIRS: [(Kind, Kind); 5] = [(FP32, FP32), (BF16, BF16), (BF16, FP32), (FP32, BF16), (FP16, FP32)];
-/// The other operand: as large, rows, columns, one number.
+/// Shapes of the other operand: equal, rows, columns, one number.
 const OTHERS: [&[i64]; 4] = [&[12, 40, 64], &[64], &[40, 1], &[]];
 
 fn binary(op: &'static str, f: fn(&Tensor, &Tensor) -> Tensor) -> Vec<Case> {
@@ -87,7 +87,7 @@ fn in_place(op: &'static str, f: fn(&mut Tensor, &Tensor) -> Tensor) -> Vec<Case
     cases
 }
 
-/// Two steps of two parameters, with moments in fp32 or in 8 bits.
+/// Two steps of two parameters, with fp32 or 8-bit optimizer state.
 fn adamw_steps(eight: bool, on: Device) -> Work {
     let params = [0; 2].map(|_| zeros(&[300, 41], FP32, on));
     let grads = [0; 2].map(|_| zeros(&[300, 41], FP32, on));
@@ -96,11 +96,12 @@ fn adamw_steps(eight: bool, on: Device) -> Work {
     let maps = Maps::new(on);
     Box::new(move || {
         let norm = adamw::norm(&grads, 0.5).unwrap();
-        let verdict = adamw::verdict(&norm, 1.0).unwrap();
+        let verdict = adamw::clip_scale(&norm, 1.0).unwrap();
         adamw::clip(&grads, &verdict).unwrap();
         let skip = verdict.select(0, 1);
         let (rate, maps) = (Rate::Number(1e-3), Some(&maps));
-        let step = Step { rate, betas: (0.9, 0.95), weight_decay: 0.1, epsilon: 1e-6, skip: &skip, maps, piece: 0 };
+        let step =
+            Step { rate, betas: (0.9, 0.95), weight_decay: 0.1, epsilon: 1e-6, found_inf: &skip, maps, chunk: 0 };
         let slot = |i: usize| Slot { param: &params[i], grad: &grads[i], moments: &moments[i], step: &steps[i] };
         adamw::step(&[slot(0), slot(1)], step).unwrap();
         vec![norm]

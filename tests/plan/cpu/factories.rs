@@ -1,8 +1,8 @@
-//! New tensors, random numbers, and tensors put together.
+//! New tensors, random numbers, and concatenation.
 
 use super::*;
 
-/// A tensor from nothing.
+/// A case that creates a tensor.
 fn made(op: &'static str, what: impl Into<String>, f: impl Fn(Device) -> Tensor + Copy + 'static) -> Case {
     case(op, what, move |on| plain(move || f(on)))
 }
@@ -50,7 +50,7 @@ fn fillings() -> Vec<Case> {
     ];
     let mut cases = Vec::new();
     for ((op, fill), kind) in each.into_iter().flat_map(|pair| FLOATS.map(|kind| (pair, kind))) {
-        // few and many numbers are drawn by different code
+        // small and large tensors use different code for random numbers
         for size in [[1, 3], [60, 64]] {
             cases.push(case(op, format!("{kind:?} {size:?}"), move |on| {
                 let xs = zeros(&size, kind, on);

@@ -1,4 +1,4 @@
-//! Functions of our own that keep less for the backward pass.
+//! Custom autograd functions, which keep less memory for the backward pass.
 
 use super::*;
 use prsmed::tensor::functions::{LowRank, packed_bias, rms_norm, rotate, swiglu};
@@ -45,7 +45,7 @@ fn gates() -> Vec<Case> {
     cases
 }
 
-/// The product that is added, of `rows` with `rank`, all leaves with gradients or only those of the factors.
+/// The low-rank product of `rows` rows and rank `rank`, with gradients of all leaves or only of the factors.
 fn low_rank(
     kind: Kind,
     (rows, rank): (&'static [i64], i64),

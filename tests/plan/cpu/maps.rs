@@ -1,4 +1,4 @@
-//! Convolutions, norms and enlargement.
+//! Convolutions, norms and upsampling.
 
 use super::*;
 use prsmed::tensor::autograd::gelu_conv2d;
@@ -25,7 +25,7 @@ const CONVOLUTIONS: [Convolution; 8] = [
     Convolution { from: 16, to: 1, kernel: 1, stride: 1, padding: 0, groups: 1, side: 8 },
 ];
 
-/// `[b, c, h, w]`, in memory `[b, h, w, c]` when `last`, and its leaf.
+/// A tensor `[b, c, h, w]` (memory layout `[b, h, w, c]` if `last`) and its leaf.
 fn map(size: [i64; 4], last: bool, kind: Kind, on: Device) -> (Tensor, Tensor) {
     let [b, c, h, w] = size;
     if last {
@@ -53,14 +53,14 @@ fn convolutions() -> Vec<Case> {
                 let leaves = vec![xs_leaf, w.shallow_clone(), b.shallow_clone()];
                 (leaves, move || xs.conv2d(&w, Some(&b), strides.0, strides.1, strides.2, groups))
             }));
-            cases.extend(passes("aten::convolution", &format!("{what}, without bias, of a picture"), move |on| {
+            cases.extend(passes("aten::convolution", &format!("{what}, without bias, of an image"), move |on| {
                 let (xs, _, w, _) = prepare(on);
                 let xs = xs.detach();
                 (vec![w.shallow_clone()], move || {
                     xs.conv2d(&w, None::<&Tensor>, strides.0, strides.1, strides.2, groups)
                 })
             }));
-            // the engine keeps or copies a gradient by how its parameter lies
+            // autograd keeps or copies a gradient depending on the layout of its parameter
             cases.push(case("aten::convolution", format!("{what}, gradients kept"), move |on| {
                 let (xs, xs_leaf, w, b) = prepare(on);
                 Box::new(move || {
@@ -103,7 +103,7 @@ fn map_norms() -> Vec<Case> {
     cases
 }
 
-/// Norms over groups of channels: the forward pass alone, as generation runs it.
+/// Group norms: only the forward pass, as image generation runs it.
 fn group_norms() -> Vec<Case> {
     let mut cases = Vec::new();
     for (kind, last) in FLOATS.into_iter().flat_map(|kind| [(kind, false), (kind, true)]) {

@@ -1,13 +1,13 @@
-//! Matrix products, attention and look-ups.
+//! Matrix products, attention and embedding look-ups.
 
 use super::super::operands::heads;
 use super::*;
 use prsmed::nn::attention::{Mask, attention};
 use prsmed::tensor::autograd::{checkpoint, gelu_linear};
 
-/// A matrix, or matrices, `[.., rows, columns]`; in memory the other way round when `turned`.
-fn matrix(size: &[i64], turned: bool, kind: Kind, on: Device) -> (Tensor, Tensor) {
-    if !turned {
+/// One or more matrices `[.., rows, columns]`; stored transposed if `transposed`.
+fn matrix(size: &[i64], transposed: bool, kind: Kind, on: Device) -> (Tensor, Tensor) {
+    if !transposed {
         let xs = leaf(size, kind, on);
         return (xs.shallow_clone(), xs);
     }
@@ -20,11 +20,11 @@ fn matrix(size: &[i64], turned: bool, kind: Kind, on: Device) -> (Tensor, Tensor
 
 fn plain_products() -> Vec<Case> {
     let mut cases = Vec::new();
-    // the last ones are large enough for scratch of oneDNN
+    // the last sizes are large enough that oneDNN allocates scratch memory
     for [m, k, n] in [[1, 64, 80], [65, 96, 80], [200, 300, 256]] {
         for kind in FLOATS {
             for (a_turned, b_turned) in [(false, false), (false, true), (true, false)] {
-                let what = format!("{m} x {k} x {n} {kind:?}, turned {a_turned} {b_turned}");
+                let what = format!("{m} x {k} x {n} {kind:?}, transposed {a_turned} {b_turned}");
                 cases.extend(passes("aten::mm", &what, move |on| {
                     let (a, a_leaf) = matrix(&[m, k], a_turned, kind, on);
                     let (b, b_leaf) = matrix(&[k, n], b_turned, kind, on);
@@ -62,8 +62,8 @@ fn linear_maps() -> Vec<Case> {
                 (leaves, move || gelu_linear(&xs, &w, &b))
             }));
         }
-        // turned rows, and a bias that is part of a longer one
-        cases.extend(passes("aten::mm", &format!("linear of turned rows {kind:?}"), move |on| {
+        // transposed rows, and a bias that is a slice of a longer tensor
+        cases.extend(passes("aten::mm", &format!("linear of transposed rows {kind:?}"), move |on| {
             let (xs, w, b) = (leaf(&[2, 96, 50], kind, on), leaf(&[480, 96], kind, on), leaf(&[480], kind, on));
             let leaves = vec![xs.shallow_clone(), w.shallow_clone(), b.shallow_clone()];
             let part = |whole: &Tensor| whole.narrow(0, 160, 160);
@@ -82,7 +82,7 @@ fn linear_maps() -> Vec<Case> {
     cases
 }
 
-/// Sizes of a query: batch, heads, tokens, width; heads of keys.
+/// Sizes of queries (batch, heads, tokens, width) and number of key heads.
 const QUERIES: [([i64; 4], i64); 4] =
     [([2, 4, 49, 16], 4), ([1, 4, 200, 32], 2), ([1, 1, 800, 32], 1), ([3, 2, 1, 32], 1)];
 
@@ -120,7 +120,7 @@ fn fused_attention() -> Vec<Case> {
     cases
 }
 
-/// A trained bias or dropout: the kernels one after another.
+/// With a trained bias or dropout, libtorch composes attention of several kernels.
 fn composed_attention() -> Vec<Case> {
     let mut cases = Vec::new();
     for kind in FLOATS {
@@ -162,7 +162,7 @@ fn look_ups() -> Vec<Case> {
             cases.extend(passes("aten::index_select", &format!("along {dim} {kind:?}"), move |on| {
                 let xs = leaf(&[60, 300], kind, on);
                 let ids: Vec<i64> = (0..50).collect();
-                // ids come from the host
+                // ids are copied from the CPU
                 let f = {
                     let xs = xs.shallow_clone();
                     move || xs.index_select(dim, &Tensor::from_slice(&ids).to_device(on))

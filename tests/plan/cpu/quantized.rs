@@ -1,10 +1,10 @@
-//! Matrices in 4 bits.
+//! Matrices quantized to 4 bits.
 
 use super::*;
 use prsmed::tensor::nf4::Nf4;
 
 const NAME: &str = "prsmed_nf4::dequantize";
-/// Rows and columns: whole blocks of scales, and parts of one.
+/// Shapes with whole and with partial blocks of scales.
 const SHAPES: [[i64; 2]; 3] = [[256, 128], [96, 64], [10, 37]];
 
 fn matrix(shape: [i64; 2], is_double: bool, on: Device) -> Nf4 {
@@ -40,7 +40,7 @@ pub(super) fn cases() -> Vec<Case> {
             cases.push(case("aten::sum", format!("scales of {shape:?} {kind:?} as it is read"), move |on| {
                 let matrix = Nf4::empty(shape, true, on);
                 Box::new(move || {
-                    matrix.rehearse_reading(kind);
+                    matrix.dry_run_quantization(kind);
                     Vec::new()
                 })
             }));

@@ -1,4 +1,4 @@
-//! Sums, softmax, losses, and what optimizers measure.
+//! Sums, softmax, losses, and measurements of optimizers.
 
 use super::*;
 use prsmed::tensor::Reduction;
@@ -57,7 +57,7 @@ fn choices() -> Vec<Case> {
     cases
 }
 
-/// What the cross-entropy of chunks is made of.
+/// Operators of the chunked cross-entropy loss.
 const CHUNKED: [&str; 6] = ["aten::amax", "aten::clamp_min", "aten::exp_", "aten::gather", "aten::ge", "aten::log"];
 
 fn losses() -> Vec<Case> {
@@ -73,7 +73,7 @@ fn losses() -> Vec<Case> {
             }));
         }
     }
-    // of chunks of a linear map's outputs, with a trained and with a frozen weight
+    // chunked outputs of a linear layer, with a trained and with a frozen weight
     let kinds = [(FP32, FP32), (BF16, BF16), (FP16, FP16), (BF16, FP32), (FP16, FP32)];
     for (op, (kind, weight_kind)) in CHUNKED.into_iter().flat_map(|op| kinds.map(|kinds| (op, kinds))) {
         for (chunk, is_trained) in [(3, true), (3, false), (100, true), (100, false)] {

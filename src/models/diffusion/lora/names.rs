@@ -1,17 +1,17 @@
-//! The names of adapters in files: four namings of the same modules, brought to the dotted paths of diffusers.
+//! Names of LoRA tensors: converts four naming schemes to the dotted module paths of diffusers.
 //!
-//! | naming | example |
+//! | scheme | example |
 //! |---|---|
 //! | PEFT | `unet.….attn1.to_q.lora_A.weight`, also after or before `base_model.model.` |
 //! | older diffusers | `unet.….attn1.to_q.lora.down.weight`, `unet.….attn1.processor.to_q_lora.down.weight` |
-//! | kohya | `lora_unet_…_attn1_to_q.lora_down.weight`, `lora_te1_text_model_…`, dots as underscores, with `.alpha` |
-//! | kohya, SDXL | as kohya, but with the blocks of the original checkpoint: `lora_unet_input_blocks_4_1_…` |
+//! | kohya | `lora_unet_…_attn1_to_q.lora_down.weight`, `lora_te1_text_model_…`, underscores for dots, with `.alpha` |
+//! | kohya, SDXL | like kohya, with the blocks of the original checkpoint: `lora_unet_input_blocks_4_1_…` |
 
 use super::Component;
 
-/// What one tensor of a file is.
+/// Role of a tensor in an adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum LoraPart {
     /// The first factor, `[rank, in]`.
     Down,
     /// The second factor, `[out, rank]`.
@@ -20,59 +20,32 @@ pub(super) enum Part {
     Alpha,
 }
 
-/// Endings of keys, longest first where one ends in another.
-const PARTS: &[(&str, Part)] = &[
-    (".lora_A.weight", Part::Down),
-    (".lora_B.weight", Part::Up),
-    (".lora_A.default.weight", Part::Down),
-    (".lora_B.default.weight", Part::Up),
-    (".lora_linear_layer.down.weight", Part::Down),
-    (".lora_linear_layer.up.weight", Part::Up),
-    (".lora.down.weight", Part::Down),
-    (".lora.up.weight", Part::Up),
-    (".lora_down.weight", Part::Down),
-    (".lora_up.weight", Part::Up),
-    ("_lora.down.weight", Part::Down),
-    ("_lora.up.weight", Part::Up),
-    (".alpha", Part::Alpha),
+/// Suffixes of keys, longer ones first if one ends with another.
+const PARTS: &[(&str, LoraPart)] = &[
+    (".lora_A.weight", LoraPart::Down),
+    (".lora_B.weight", LoraPart::Up),
+    (".lora_A.default.weight", LoraPart::Down),
+    (".lora_B.default.weight", LoraPart::Up),
+    (".lora_linear_layer.down.weight", LoraPart::Down),
+    (".lora_linear_layer.up.weight", LoraPart::Up),
+    (".lora.down.weight", LoraPart::Down),
+    (".lora.up.weight", LoraPart::Up),
+    (".lora_down.weight", LoraPart::Down),
+    (".lora_up.weight", LoraPart::Up),
+    ("_lora.down.weight", LoraPart::Down),
+    ("_lora.up.weight", LoraPart::Up),
+    (".alpha", LoraPart::Alpha),
 ];
 
-/// Path words with underscores of their own.
+/// Path components that contain underscores.
 const COMPOUND: &[&str] = &[
-    "down_blocks",
-    "mid_block",
-    "up_blocks",
-    "transformer_blocks",
-    "time_embedding",
-    "add_embedding",
-    "linear_1",
-    "linear_2",
-    "time_emb_proj",
-    "conv_in",
-    "conv_out",
-    "conv_shortcut",
-    "conv_norm_out",
-    "proj_in",
-    "proj_out",
-    "to_q",
-    "to_k",
-    "to_v",
-    "to_out",
-    "text_model",
-    "text_projection",
-    "final_layer_norm",
-    "layer_norm1",
-    "layer_norm2",
-    "self_attn",
-    "q_proj",
-    "k_proj",
-    "v_proj",
-    "out_proj",
-    "token_embedding",
-    "position_embedding",
+    "down_blocks", "mid_block", "up_blocks", "transformer_blocks", "time_embedding", "add_embedding", "linear_1",
+    "linear_2", "time_emb_proj", "conv_in", "conv_out", "conv_shortcut", "conv_norm_out", "proj_in", "proj_out",
+    "to_q", "to_k", "to_v", "to_out", "text_model", "text_projection", "final_layer_norm", "layer_norm1",
+    "layer_norm2", "self_attn", "q_proj", "k_proj", "v_proj", "out_proj", "token_embedding", "position_embedding",
 ];
 
-/// Modules of the original checkpoint outside of its blocks.
+/// Modules of the original checkpoint that are not in a block.
 const SGM_OUTSIDE: &[(&str, &str)] = &[
     ("time_embed_0", "time_embedding.linear_1"),
     ("time_embed_2", "time_embedding.linear_2"),
@@ -82,7 +55,7 @@ const SGM_OUTSIDE: &[(&str, &str)] = &[
     ("out_2", "conv_out"),
 ];
 
-/// Parts of a residual block of the original checkpoint.
+/// Parts of a residual block in the original checkpoint.
 const SGM_RESNET: &[(&str, &str)] = &[
     ("in_layers_2", "conv1"),
     ("emb_layers_1", "time_emb_proj"),
@@ -90,11 +63,11 @@ const SGM_RESNET: &[(&str, &str)] = &[
     ("skip_connection", "conv_shortcut"),
 ];
 
-/// Blocks of one resolution in the original checkpoint: two layers, and the step to the next resolution.
+/// Blocks per resolution in the original checkpoint: two layers, and the step to the next resolution.
 const SGM_STRIDE: usize = 3;
 
-/// Component, dotted module and part of the tensor `key`; `None` when this is no name of an adapter.
-pub(super) fn read(key: &str) -> Option<(Component, String, Part)> {
+/// Component, dotted module and part of the tensor `key`; `None` if the key does not belong to an adapter.
+pub(super) fn read(key: &str) -> Option<(Component, String, LoraPart)> {
     let (stem, part) = PARTS.iter().find_map(|(ending, part)| Some((key.strip_suffix(ending)?, *part)))?;
     for (prefix, component) in [
         ("lora_unet_", Component::Unet),
@@ -110,8 +83,8 @@ pub(super) fn read(key: &str) -> Option<(Component, String, Part)> {
     Some((component, processor_free(module), part))
 }
 
-/// Takes component and PEFT's wrapper off a dotted path; a path without a component belongs to the UNet unless it
-/// begins as a text tower's does.
+/// Removes the component and PEFT's wrapper from a dotted path. A path without a component belongs to the UNet, unless
+/// it starts like that of a text tower.
 pub(super) fn component_of(path: &str) -> (Component, &str) {
     const WRAPPER: &str = "base_model.model.";
     let path = path.strip_prefix(WRAPPER).unwrap_or(path);
@@ -123,7 +96,8 @@ pub(super) fn component_of(path: &str) -> (Component, &str) {
     (component, module.strip_prefix(WRAPPER).unwrap_or(module))
 }
 
-/// `attn1.processor.to_q` is `attn1.to_q`; text towers of that time have `self_attn.to_q` for `self_attn.q_proj`.
+/// Old processor names: `attn1.processor.to_q` is `attn1.to_q`, and `self_attn.to_q` of a text tower is
+/// `self_attn.q_proj`.
 fn processor_free(module: &str) -> String {
     let module = module.replace(".processor.", ".");
     if let Some(stem) = module.strip_suffix(".to_out") {
@@ -157,9 +131,9 @@ fn dotted(flat: &str) -> Option<String> {
     Some(path.join("."))
 }
 
-/// What a name with underscores is by the blocks of the original checkpoint.
+/// Result of matching a name with underscores to the blocks of the original checkpoint.
 enum Sgm {
-    /// One of its blocks; the same name with the blocks of diffusers.
+    /// A block of the original checkpoint, with its name in diffusers.
     Block(String),
     /// Looks like one, but there is no such block.
     Invalid,
@@ -180,7 +154,7 @@ fn sgm_block(flat: &str) -> Sgm {
     found.map_or(Sgm::Invalid, Sgm::Block)
 }
 
-/// `4_1_rest` as 4, 1, `rest`.
+/// Splits `4_1_rest` into 4, 1 and `rest`.
 fn numbered(rest: &str) -> Option<(usize, usize, &str)> {
     let (block, rest) = rest.split_once('_')?;
     let (inner, rest) = rest.split_once('_')?;
@@ -232,7 +206,7 @@ fn layer_of(inner: usize, layer: usize, rest: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// The attention modules of SDXL's UNet: blocks, their depths, and the blocks' place in the original checkpoint.
+    /// The attention modules of SDXL's UNet: name in diffusers, and name in the original checkpoint.
     fn sdxl_attention() -> Vec<(String, String)> {
         let mut pairs = Vec::new();
         let mut block = |ours: String, original: String, depth: usize| {
@@ -265,11 +239,11 @@ mod tests {
     #[test]
     fn sdxl_blocks_of_the_original_checkpoint() {
         let pairs = sdxl_attention();
-        // Of the 722 modules with attention, feed-forward and projections; 700 in transformer blocks, 22 projections.
+        // of the 722 modules with attention, feed-forward and projections: 700 in transformer blocks, 22 projections
         assert_eq!(pairs.len(), 722);
         for (ours, original) in &pairs {
             assert_eq!(dotted(original).as_ref(), Some(ours), "{original}");
-            assert_eq!(dotted(&ours.replace('.', "_")).as_ref(), Some(ours), "the same under its own name");
+            assert_eq!(dotted(&ours.replace('.', "_")).as_ref(), Some(ours), "the same with diffusers' name");
         }
         for (original, ours) in [
             ("input_blocks_0_0", "conv_in"),
@@ -292,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn all_namings_of_one_module() {
+    fn all_naming_schemes_of_a_module_are_read() {
         let unet = "down_blocks.1.attentions.0.transformer_blocks.0.attn1";
         let flat = unet.replace('.', "_");
         for key in [
@@ -305,7 +279,7 @@ mod tests {
             format!("lora_unet_{flat}_to_out_0.lora_up.weight"),
             "lora_unet_input_blocks_4_1_transformer_blocks_0_attn1_to_out_0.lora_up.weight".into(),
         ] {
-            assert_eq!(read(&key), Some((Component::Unet, format!("{unet}.to_out.0"), Part::Up)), "{key}");
+            assert_eq!(read(&key), Some((Component::Unet, format!("{unet}.to_out.0"), LoraPart::Up)), "{key}");
         }
         let text = "text_model.encoder.layers.11.self_attn.out_proj";
         for (key, component) in [
@@ -320,7 +294,7 @@ mod tests {
             (format!("lora_te1_{}.lora_down.weight", text.replace('.', "_")), Component::TextEncoder),
             (format!("lora_te2_{}.lora_down.weight", text.replace('.', "_")), Component::TextEncoder2),
         ] {
-            assert_eq!(read(&key), Some((component, text.to_owned(), Part::Down)), "{key}");
+            assert_eq!(read(&key), Some((component, text.to_owned(), LoraPart::Down)), "{key}");
         }
         let mlp = "lora_te2_text_model_encoder_layers_31_mlp_fc1.alpha";
         assert_eq!(read(mlp).unwrap().1, "text_model.encoder.layers.31.mlp.fc1");

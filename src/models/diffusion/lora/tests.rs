@@ -12,7 +12,7 @@ const CONV: &str = "down_blocks.1.resnets.0.conv1";
 const RANK: i64 = 2;
 const ALPHA: f64 = 1.0;
 
-/// The modules of a model that never was: two linear layers, a convolution with a kernel of 1 and one of 3.
+/// Modules of an invented model: two linear layers, a 1x1 and a 3x3 convolution.
 const SHAPES: [(&str, &[i64]); 4] = [(QUERY, &[4, 6]), (OUT, &[4, 4]), (PROJ, &[4, 3, 1, 1]), (CONV, &[5, 3, 3, 3])];
 
 fn counted(shape: &[i64], step: f64) -> Tensor {
@@ -29,7 +29,7 @@ fn store(kind: Kind) -> Store {
     store
 }
 
-/// `down` and `up` of a weight of this shape; a convolution of 1 has flat matrices, as some writers have it.
+/// `down` and `up` of a weight of this shape. A 1x1 convolution has 2-d matrices, as in some files.
 fn halves(shape: &[i64]) -> (Tensor, Tensor) {
     let kernel = if shape.len() == 4 && shape[2] == 3 { &shape[2..] } else { &[] };
     let down = counted(&[&[RANK, shape[1]], kernel].concat(), 0.1);
@@ -37,7 +37,7 @@ fn halves(shape: &[i64]) -> (Tensor, Tensor) {
     (down, counted(&[&[shape[0], RANK], &ones[..]].concat(), 0.2))
 }
 
-/// What the weights must be after a merge, computed element by element.
+/// The weights that a merge must give, computed element by element.
 fn merged(shape: &[i64], strength: f64) -> Tensor {
     let (down, up) = halves(shape);
     let (down, up) = (down.reshape([RANK, -1]), up.reshape([-1, RANK]));
@@ -52,17 +52,21 @@ fn merged(shape: &[i64], strength: f64) -> Tensor {
     Tensor::from_slice(&rows).to_kind(Kind::Float).reshape(shape)
 }
 
-/// A file of adapters for all modules; `name` gives the key of a part of a module.
-fn write(name: impl Fn(&str, Part) -> String, alpha: bool, header: &[(&str, String)]) -> (tempfile::TempDir, PathBuf) {
+/// Writes a file of adapters for all modules. `name` gives the key of a part of a module.
+fn write(
+    name: impl Fn(&str, LoraPart) -> String,
+    alpha: bool,
+    header: &[(&str, String)],
+) -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("lora.safetensors");
     let mut tensors = Vec::new();
     for (module, shape) in SHAPES {
         let (down, up) = halves(shape);
-        tensors.push((name(module, Part::Down), down));
-        tensors.push((name(module, Part::Up), up));
+        tensors.push((name(module, LoraPart::Down), down));
+        tensors.push((name(module, LoraPart::Up), up));
         if alpha {
-            tensors.push((name(module, Part::Alpha), Tensor::from(ALPHA).to_kind(Kind::Float)));
+            tensors.push((name(module, LoraPart::Alpha), Tensor::from(ALPHA).to_kind(Kind::Float)));
         }
     }
     let named: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
@@ -71,8 +75,8 @@ fn write(name: impl Fn(&str, Part) -> String, alpha: bool, header: &[(&str, Stri
     (folder, path)
 }
 
-fn peft(module: &str, part: Part) -> String {
-    let end = if part == Part::Down { "A" } else { "B" };
+fn peft(module: &str, part: LoraPart) -> String {
+    let end = if part == LoraPart::Down { "A" } else { "B" };
     format!("unet.{module}.lora_{end}.weight")
 }
 
@@ -90,12 +94,12 @@ fn assert_merged(what: &str, path: &Path, total: f64) {
 }
 
 #[test]
-fn every_naming_gives_the_same_weights() {
+fn every_naming_scheme_gives_the_same_weights() {
     let scale = ALPHA / 2.0;
     let end = |part| match part {
-        Part::Down => "down.weight",
-        Part::Up => "up.weight",
-        Part::Alpha => unreachable!("written by kohya's names only"),
+        LoraPart::Down => "down.weight",
+        LoraPart::Up => "up.weight",
+        LoraPart::Alpha => unreachable!("only kohya's files have it"),
     };
     let old = |module: &str, part| format!("unet.{module}.lora.{}", end(part));
     let (_folder, path) = write(old, false, &[]);
@@ -111,7 +115,7 @@ fn every_naming_gives_the_same_weights() {
     let kohya = |module: &str, part| {
         let flat = module.replace('.', "_");
         match part {
-            Part::Alpha => format!("lora_unet_{flat}.alpha"),
+            LoraPart::Alpha => format!("lora_unet_{flat}.alpha"),
             part => format!("lora_unet_{flat}.lora_{}", end(part)),
         }
     };
@@ -128,27 +132,27 @@ fn every_naming_gives_the_same_weights() {
 }
 
 #[test]
-fn a_peft_folder_has_its_settings_beside_it() {
+fn a_peft_folder_has_its_settings_in_adapter_config_json() {
     let (folder, path) = write(|module, part| peft(module, part).replacen("unet.", "base_model.model.", 1), false, &[]);
     let file = folder.path().join("adapter_model.safetensors");
     std::fs::rename(path, &file).unwrap();
-    let card = r#"{"r": 2, "lora_alpha": 6, "use_rslora": false, "alpha_pattern": {"attn1.to_q": 4}}"#;
-    std::fs::write(folder.path().join("adapter_config.json"), card).unwrap();
+    let config = r#"{"r": 2, "lora_alpha": 6, "use_rslora": false, "alpha_pattern": {"attn1.to_q": 4}}"#;
+    std::fs::write(folder.path().join("adapter_config.json"), config).unwrap();
     for place in [folder.path(), &file] {
         for adapter in read(place).unwrap() {
             let want = if adapter.module == QUERY { 2.0 } else { 3.0 };
             assert_eq!(adapter.scale, want, "{}", adapter.module);
         }
     }
-    let card = r#"{"r": 2, "lora_alpha": 6, "use_rslora": true}"#;
-    std::fs::write(folder.path().join("adapter_config.json"), card).unwrap();
+    let config = r#"{"r": 2, "lora_alpha": 6, "use_rslora": true}"#;
+    std::fs::write(folder.path().join("adapter_config.json"), config).unwrap();
     assert!(read(&file).unwrap().iter().all(|adapter| (adapter.scale - 6.0 / 2_f64.sqrt()).abs() < 1e-12));
     std::fs::write(folder.path().join("adapter_config.json"), r#"{"use_dora": true}"#).unwrap();
     assert!(read(&file).unwrap_err().to_string().contains("DoRA"));
 }
 
 #[test]
-fn sums_are_formed_in_full_width_and_stored_narrow() {
+fn merged_weights_are_summed_in_fp32_and_stored_in_their_dtype() {
     let (_folder, path) = write(peft, false, &[]);
     let store = store(Kind::BFloat16);
     merge(&store, &read(&path).unwrap(), 0.5).unwrap();
@@ -163,7 +167,7 @@ fn sums_are_formed_in_full_width_and_stored_narrow() {
 }
 
 #[test]
-fn text_towers_with_and_without_their_outer_name() {
+fn text_towers_are_found_with_and_without_text_model() {
     let module = "text_model.encoder.layers.0.self_attn.q_proj";
     for stored in [module, module.trim_start_matches("text_model.")] {
         let store = Store::new(StoreOptions::cpu());
@@ -176,7 +180,7 @@ fn text_towers_with_and_without_their_outer_name() {
 }
 
 #[test]
-fn a_module_the_model_lacks_is_named_and_nothing_is_changed() {
+fn an_unknown_module_is_an_error_and_nothing_is_changed() {
     let (_folder, path) = write(peft, false, &[]);
     let mut adapters = read(&path).unwrap();
     let last = adapters.last_mut().unwrap();
@@ -193,7 +197,7 @@ fn a_module_the_model_lacks_is_named_and_nothing_is_changed() {
 }
 
 #[test]
-fn files_that_are_no_plain_adapters_are_refused() {
+fn files_with_other_tensors_than_lora_are_errors() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("other.safetensors");
     let (two, wide) = (counted(&[2, 4], 0.1), counted(&[4, 3], 0.1));
@@ -201,7 +205,7 @@ fn files_that_are_no_plain_adapters_are_refused() {
     for (tensors, word) in [
         (vec![(key("hada_w1_a"), &two)], "hada_w1_a"),
         (vec![(key("lora_down.weight"), &two)], "lacks one"),
-        (vec![(key("lora_down.weight"), &two), (key("lora_up.weight"), &wide)], "do not multiply"),
+        (vec![(key("lora_down.weight"), &two), (key("lora_up.weight"), &wide)], "cannot be multiplied"),
         (vec![(key("dora_scale"), &two), (key("lora_down.weight"), &two)], "dora_scale"),
         (vec![("unet.conv_in.lora_A.weight".into(), &two), (key("lora_down.weight"), &two)], "twice"),
         (vec![("lora_unet_input_blocks_0_1_proj_in.lora_down.weight".into(), &two)], "input_blocks_0_1"),

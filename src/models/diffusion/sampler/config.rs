@@ -1,24 +1,24 @@
-//! `scheduler_config.json`: the noise a model was trained with, and how its authors place the steps.
+//! `scheduler_config.json`: the noise schedule of a model's training, and the default spacing of the timesteps.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use serde_json::Value;
 
-use super::Kind;
+use super::SamplerKind;
 use crate::{Error, Result};
 
-/// How the noise variances β run from the first training step to the last.
+/// Schedule of the noise variances β from the first training step to the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BetaSchedule {
-    /// β evenly spaced.
+    /// β in equal steps.
     Linear,
-    /// √β evenly spaced (Stable Diffusion).
+    /// √β in equal steps (Stable Diffusion).
     ScaledLinear,
 }
 
-/// What the network's output means.
+/// Meaning of the network's output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum PredictionType {
     /// The noise ε.
@@ -29,19 +29,19 @@ pub enum PredictionType {
     Velocity,
 }
 
-/// Where the steps of a run lie among the training steps (Lin et al. 2024, table 2).
+/// Spacing of the timesteps of a run among the training steps (Lin et al. 2024, table 2).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TimestepSpacing {
-    /// Multiples of a whole stride from the clean end; the noisiest training steps stay unused.
+    /// Multiples of an integer stride from the clean end. The noisiest training steps are not used.
     Leading,
-    /// A stride from the noisy end; starts at the noisiest training step.
+    /// A stride from the noisy end, beginning with the noisiest training step.
     Trailing,
-    /// Evenly from the first to the last training step.
+    /// Equal distances from the first to the last training step.
     Linspace,
 }
 
-/// What a `scheduler_config.json` says, under the names it has there; what is absent has the library's default.
+/// Content of a `scheduler_config.json`, with its field names. Missing fields have the defaults of diffusers.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct SchedulerConfig {
@@ -49,23 +49,23 @@ pub struct SchedulerConfig {
     pub beta_start: f64,
     /// β of the last training step.
     pub beta_end: f64,
-    /// The way between the two.
+    /// Schedule of β between the two.
     pub beta_schedule: BetaSchedule,
     /// Number of training steps.
     pub num_train_timesteps: usize,
-    /// What the network predicts.
+    /// Meaning of the network's output.
     pub prediction_type: PredictionType,
-    /// Placement of the steps; absent: `leading` for DDIM, `linspace` for the others, as each class has it.
+    /// Spacing of the timesteps. Default: `leading` for DDIM, `linspace` for the others, as in diffusers.
     pub timestep_spacing: Option<TimestepSpacing>,
-    /// Added to the training steps of `leading`.
+    /// Offset that is added to the timesteps of `leading`.
     pub steps_offset: usize,
-    /// Shift and stretch √ᾱ so that the last training step is pure noise; needs [`PredictionType::Velocity`].
+    /// Shift and rescale √ᾱ so that the last training step is pure noise. Needs [`PredictionType::Velocity`].
     pub rescale_betas_zero_snr: bool,
-    /// Noise levels of Karras et al. 2022 (ρ = 7) instead of those of the placed steps; DDIM has no such choice.
+    /// Use the noise levels of Karras et al. 2022 (ρ = 7). Not for DDIM.
     pub use_karras_sigmas: bool,
-    /// DDIM's last step goes to ᾱ = 1, otherwise to the ᾱ of the first training step.
+    /// The last step of DDIM ends at ᾱ = 1, otherwise at the ᾱ of the first training step.
     pub set_alpha_to_one: bool,
-    /// Everything else; looked at by [`super::Sampler::new`], which refuses what would change a run.
+    /// All other fields. [`super::Sampler::new`] checks those that would change a run.
     #[serde(flatten)]
     pub other: BTreeMap<String, Value>,
 }
@@ -89,7 +89,7 @@ impl Default for SchedulerConfig {
 }
 
 impl SchedulerConfig {
-    /// What SDXL base and Stable Diffusion 1.5 ship: scaled-linear β, ε, `leading` with offset 1.
+    /// The config of SDXL base and Stable Diffusion 1.5: scaled-linear β, ε, `leading` with offset 1.
     pub fn stable_diffusion() -> Self {
         Self {
             beta_start: 0.00085,
@@ -102,11 +102,11 @@ impl SchedulerConfig {
         }
     }
 
-    /// Reads `path` (a `scheduler_config.json`). Keys that are `null` or unknown to us are as good as absent.
+    /// Reads `path` (a `scheduler_config.json`). Keys that are `null` or unknown count as missing.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Weights`] for a file that is no JSON object, for a value that is not supported, and for
-    /// schedulers of another kind of model (flow matching, EDM).
+    /// [`Error::Io`]; [`Error::Weights`] for a file that is not a JSON object, for an unsupported value, and for
+    /// schedulers of other kinds of models (flow matching, EDM).
     pub fn open(path: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(path).map_err(Error::io(path, "read"))?;
         Self::parse(&text).map_err(|reason| {
@@ -115,7 +115,7 @@ impl SchedulerConfig {
     }
 
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        // Python writes the default of `lambda_min_clipped` in this way, which is no JSON.
+        // Python writes the default of `lambda_min_clipped` like this, which is not JSON
         let text = text.replace("-Infinity", "null");
         let value: Value = serde_json::from_str(&text).map_err(|error| error.to_string())?;
         let Value::Object(mut object) = value else { return Err("is not a JSON object".into()) };
@@ -136,8 +136,8 @@ impl SchedulerConfig {
         Ok(this)
     }
 
-    /// The settings that are none of the fields above must not ask for anything but what we do.
-    pub(super) fn refuse_others(&self, kind: Kind) -> Result<()> {
+    /// Checks that no other field asks for an unsupported option.
+    pub(super) fn check_others(&self, kind: SamplerKind) -> Result<()> {
         for (key, only, accepted) in OTHERS {
             let Some(value) = self.other.get(*key) else { continue };
             if !only.is_none_or(|only| only == kind) || value.is_null() {
@@ -156,8 +156,8 @@ impl SchedulerConfig {
     }
 }
 
-/// Keys that change a run, whose runs they change (`None`: all), and the one value that is what we do.
-const OTHERS: &[(&str, Option<Kind>, &str)] = &[
+/// Fields that change a run, the sampler that they affect (`None`: all), and the one supported value.
+const OTHERS: &[(&str, Option<SamplerKind>, &str)] = &[
     ("trained_betas", None, ""),
     ("use_exponential_sigmas", None, "false"),
     ("use_beta_sigmas", None, "false"),
@@ -166,13 +166,13 @@ const OTHERS: &[(&str, Option<Kind>, &str)] = &[
     ("thresholding", None, "false"),
     ("sigma_min", None, ""),
     ("sigma_max", None, ""),
-    ("interpolation_type", Some(Kind::Euler), "linear"),
-    ("timestep_type", Some(Kind::Euler), "discrete"),
-    ("clip_sample", Some(Kind::Ddim), "false"),
-    ("use_lu_lambdas", Some(Kind::DpmPlusPlus2M), "false"),
-    ("algorithm_type", Some(Kind::DpmPlusPlus2M), "dpmsolver++"),
-    ("solver_order", Some(Kind::DpmPlusPlus2M), "2"),
-    ("solver_type", Some(Kind::DpmPlusPlus2M), "midpoint"),
-    ("variance_type", Some(Kind::DpmPlusPlus2M), ""),
-    ("lambda_min_clipped", Some(Kind::DpmPlusPlus2M), ""),
+    ("interpolation_type", Some(SamplerKind::Euler), "linear"),
+    ("timestep_type", Some(SamplerKind::Euler), "discrete"),
+    ("clip_sample", Some(SamplerKind::Ddim), "false"),
+    ("use_lu_lambdas", Some(SamplerKind::DpmPlusPlus2M), "false"),
+    ("algorithm_type", Some(SamplerKind::DpmPlusPlus2M), "dpmsolver++"),
+    ("solver_order", Some(SamplerKind::DpmPlusPlus2M), "2"),
+    ("solver_type", Some(SamplerKind::DpmPlusPlus2M), "midpoint"),
+    ("variance_type", Some(SamplerKind::DpmPlusPlus2M), ""),
+    ("lambda_min_clipped", Some(SamplerKind::DpmPlusPlus2M), ""),
 ];

@@ -1,22 +1,22 @@
-//! The noise of training: ᾱ at every training step, and the steps and noise levels of a run chosen from it.
+//! Noise schedule of training: ᾱ at every training step, and the timesteps and noise levels of a run.
 //!
-//! Computed in the precision and order in which diffusers computes it (ᾱ and its roots in fp32, interpolation in fp64),
-//! so that whole runs agree to the last digits.
+//! Precision and order of arithmetic are those of diffusers (ᾱ and its square roots in fp32, interpolation in fp64), so
+//! that whole runs agree to the last digits.
 
-use super::{BetaSchedule, Kind, SchedulerConfig, TimestepSpacing};
+use super::{BetaSchedule, SamplerKind, SchedulerConfig, TimestepSpacing};
 use crate::tensor::{Device, Kind as Dtype, Tensor, no_grad};
 
 /// ρ of Karras et al. 2022.
 const RHO: f64 = 7.0;
 
-/// Signal and noise at every training step.
+/// Noise schedule: signal and noise at every training step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NoiseSchedule {
     alphas_cumprod: Vec<f32>,
 }
 
 impl NoiseSchedule {
-    /// The schedule a model with this config was trained with; with zero terminal SNR the last ᾱ is exactly 0.
+    /// The schedule of a model with this config. With zero terminal SNR the last ᾱ is exactly 0.
     pub fn new(config: &SchedulerConfig) -> Self {
         no_grad(|| {
             let place = (Dtype::Float, Device::Cpu);
@@ -34,29 +34,12 @@ impl NoiseSchedule {
         })
     }
 
-    /// ᾱ of every training step: the variance share of the signal.
+    /// ᾱ of every training step: the fraction of the variance that is signal.
     pub fn alphas_cumprod(&self) -> &[f32] {
         &self.alphas_cumprod
     }
 
-    /// √ᾱ·original + √(1-ᾱ)·noise at training step `t`, all of one shape.
-    pub fn add_noise(&self, original: &Tensor, noise: &Tensor, t: usize) -> Tensor {
-        let (signal, sigma) = self.scales(t);
-        original * signal + noise * sigma
-    }
-
-    /// The target of velocity prediction, √ᾱ·noise - √(1-ᾱ)·original, at training step `t`.
-    pub fn velocity(&self, original: &Tensor, noise: &Tensor, t: usize) -> Tensor {
-        let (signal, sigma) = self.scales(t);
-        noise * signal - original * sigma
-    }
-
-    fn scales(&self, t: usize) -> (f64, f64) {
-        let alpha = self.alphas_cumprod[t];
-        (f64::from(alpha.sqrt()), f64::from((1.0 - alpha).sqrt()))
-    }
-
-    /// Noise over signal, √((1-ᾱ)/ᾱ), at every training step; 4096 where ᾱ would be 0.
+    /// Noise divided by signal, √((1-ᾱ)/ᾱ), at every training step; 4096 if ᾱ is 0.
     pub(super) fn sigmas(&self) -> Vec<f32> {
         let floor = 2_f32.powi(-24);
         let alphas = self.alphas_cumprod.iter().map(|&alpha| if alpha < floor { floor } else { alpha });
@@ -64,7 +47,7 @@ impl NoiseSchedule {
     }
 }
 
-/// β after shifting √ᾱ to end at 0 and stretching it to start where it did (Lin et al. 2024, algorithm 1).
+/// β after √ᾱ is shifted to end at 0 and rescaled to keep its first value (Lin et al. 2024, algorithm 1).
 fn zero_terminal_snr(betas: &Tensor) -> Tensor {
     let roots = one_minus(betas).cumprod(0, Dtype::Float).sqrt();
     let steps = roots.size()[0];
@@ -79,11 +62,11 @@ fn one_minus(values: &Tensor) -> Tensor {
     1.0 - values
 }
 
-/// The training steps of a run of `n` steps, noisiest first. Euler keeps the fractions of `linspace`; DPM++ places
-/// `n + 1` points and leaves out the last, except with `trailing`.
-pub(super) fn timesteps(kind: Kind, config: &SchedulerConfig, spacing: TimestepSpacing, n: usize) -> Vec<f64> {
+/// The timesteps of a run of `n` steps, noisiest first. Euler keeps the fractions of `linspace`. DPM++ computes `n + 1`
+/// points and drops the last one, except with `trailing`.
+pub(super) fn timesteps(kind: SamplerKind, config: &SchedulerConfig, spacing: TimestepSpacing, n: usize) -> Vec<f64> {
     let train = config.num_train_timesteps;
-    let points = if kind == Kind::DpmPlusPlus2M { n + 1 } else { n };
+    let points = if kind == SamplerKind::DpmPlusPlus2M { n + 1 } else { n };
     let skipped = points - n;
     match spacing {
         TimestepSpacing::Leading => {
@@ -92,7 +75,7 @@ pub(super) fn timesteps(kind: Kind, config: &SchedulerConfig, spacing: TimestepS
         }
         TimestepSpacing::Linspace => {
             let all = linspace(0.0, real(train - 1), points).into_iter().skip(skipped).rev();
-            all.map(|t| if kind == Kind::Euler { f64::from(narrow(t)) } else { t.round_ties_even() }).collect()
+            all.map(|t| if kind == SamplerKind::Euler { f64::from(narrow(t)) } else { t.round_ties_even() }).collect()
         }
         TimestepSpacing::Trailing => {
             let stride = real(train) / real(n);
@@ -101,7 +84,7 @@ pub(super) fn timesteps(kind: Kind, config: &SchedulerConfig, spacing: TimestepS
     }
 }
 
-/// The noise levels at `times` by linear interpolation, and 0 at the end.
+/// The noise levels at `times`, by linear interpolation, and 0 at the end.
 pub(super) fn sigmas_at(times: &[f64], sigmas: &[f32]) -> Vec<f32> {
     let last = sigmas.len() - 1;
     let at = |t: f64| {
@@ -112,13 +95,13 @@ pub(super) fn sigmas_at(times: &[f64], sigmas: &[f32]) -> Vec<f32> {
     times.iter().map(|&t| at(t)).chain([0.0]).collect()
 }
 
-/// Karras' noise levels for `n` steps between `most` and `least`.
+/// Karras' noise levels for `n` steps from `most` to `least`.
 pub(super) fn karras(most: f32, least: f32, n: usize) -> Vec<f64> {
     let (most, least) = (f64::from(most).powf(1.0 / RHO), f64::from(least).powf(1.0 / RHO));
     linspace(0.0, 1.0, n).into_iter().map(|ramp| (most + ramp * (least - most)).powf(RHO)).collect()
 }
 
-/// The (fractional) training step at which the noise level is `sigma`, by interpolation of the logarithms.
+/// The (fractional) timestep of the noise level `sigma`, by interpolation of the logarithms.
 pub(super) fn time_of(sigma: f64, log_sigmas: &[f32]) -> f64 {
     let log = sigma.max(1e-10).ln();
     let below = log_sigmas.partition_point(|&level| f64::from(level) <= log);
@@ -133,13 +116,12 @@ fn linspace(from: f64, to: f64, n: usize) -> Vec<f64> {
     (0..n).map(|k| if k > 0 && k == n - 1 { to } else { from + real(k) * stride }).collect()
 }
 
-/// A count as a number.
-#[expect(clippy::cast_precision_loss, reason = "counts of steps are far below 2^52")]
+/// Converts a count to a float.
 pub(super) fn real(count: usize) -> f64 {
     count as f64
 }
 
-/// The whole part of a time.
+/// Integer part of a timestep.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "times are small and not negative")]
 pub(super) fn index(time: f64) -> usize {
     time as usize

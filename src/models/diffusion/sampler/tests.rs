@@ -1,16 +1,16 @@
 use super::*;
 use crate::tensor::{Device, Kind as Dtype};
 
-/// Stable Diffusion's noise with the placement DPM++ has by default.
+/// Stable Diffusion's noise schedule with the default spacing of DPM++.
 fn linspace() -> SchedulerConfig {
     SchedulerConfig { timestep_spacing: None, steps_offset: 0, ..SchedulerConfig::stable_diffusion() }
 }
 
-fn sampler(kind: Kind, config: &SchedulerConfig, steps: usize) -> Sampler {
+fn sampler(kind: SamplerKind, config: &SchedulerConfig, steps: usize) -> Sampler {
     Sampler::new(kind, config, steps).unwrap()
 }
 
-/// A run of the model `0.3·x + 0.05·sin(t/100)` from evenly spaced latents.
+/// A run with the model `0.3·x + 0.05·sin(t/100)`, from evenly spaced latents.
 fn run(sampler: &Sampler) -> Vec<f64> {
     let mut xs = Tensor::linspace(-1.0, 1.0, 8, (Dtype::Float, Device::Cpu)) * sampler.init_noise_scale();
     let mut history = History::default();
@@ -29,7 +29,7 @@ fn assert_close(what: &str, got: &[f64], want: &[f64], allowed: f64) {
 }
 
 #[test]
-fn signal_shares_of_stable_diffusion() {
+fn alphas_cumprod_of_stable_diffusion() {
     let schedule = NoiseSchedule::new(&SchedulerConfig::stable_diffusion());
     let alphas = schedule.alphas_cumprod();
     let want = [0.998_296, 0.894_223_2, 0.673_792_3, 0.276_332_5, 0.056_169_8, 0.004_660_1];
@@ -41,99 +41,87 @@ fn signal_shares_of_stable_diffusion() {
 }
 
 #[test]
-fn noise_and_velocity_at_training_steps() {
-    let schedule = NoiseSchedule::new(&SchedulerConfig::stable_diffusion());
-    let (one, two) = (Tensor::from_slice(&[1_f32]), Tensor::from_slice(&[2_f32]));
-    for (t, noisy, velocity) in
-        [(0, 1.057_885_2, 1.969_994_7), (500, 2.227_046_5, 0.200_660_3), (999, 2.063_599_3, -0.861_137_5)]
-    {
-        assert_close("noise", &[schedule.add_noise(&one, &two, t).double_value(&[0])], &[noisy], 1e-5);
-        assert_close("velocity", &[schedule.velocity(&one, &two, t).double_value(&[0])], &[velocity], 1e-5);
-    }
-}
-
-#[test]
-fn times_of_every_spacing() {
+fn timesteps_of_every_spacing() {
     let sd = SchedulerConfig::stable_diffusion();
     let times = |kind, config: &SchedulerConfig, n| sampler(kind, config, n).timesteps().to_vec();
-    for kind in [Kind::Euler, Kind::Ddim] {
+    for kind in [SamplerKind::Euler, SamplerKind::Ddim] {
         let fifty = times(kind, &sd, 50);
         assert_eq!((fifty[0], fifty[1], fifty[48], fifty[49]), (981.0, 961.0, 21.0, 1.0));
         let thirty = times(kind, &sd, 30);
         assert_eq!((thirty[0], thirty[1], thirty[28], thirty[29]), (958.0, 925.0, 34.0, 1.0));
         assert_eq!(times(kind, &sd, 4), [751.0, 501.0, 251.0, 1.0]);
     }
-    let dpm = times(Kind::DpmPlusPlus2M, &linspace(), 20);
+    let dpm = times(SamplerKind::DpmPlusPlus2M, &linspace(), 20);
     assert_eq!(dpm[..4], [999.0, 949.0, 899.0, 849.0]);
     assert_eq!(dpm[18..], [100.0, 50.0]);
-    let dpm = times(Kind::DpmPlusPlus2M, &sd, 20);
+    let dpm = times(SamplerKind::DpmPlusPlus2M, &sd, 20);
     assert_eq!((&dpm[..3], &dpm[18..]), (&[941.0, 894.0, 847.0][..], &[95.0, 48.0][..]));
     let trailing = SchedulerConfig { timestep_spacing: Some(TimestepSpacing::Trailing), ..sd };
-    assert_eq!(times(Kind::Euler, &trailing, 4), [999.0, 749.0, 499.0, 249.0]);
+    assert_eq!(times(SamplerKind::Euler, &trailing, 4), [999.0, 749.0, 499.0, 249.0]);
     for n in 1..1000 {
-        assert_eq!(times(Kind::Ddim, &trailing, n).len(), n);
+        assert_eq!(times(SamplerKind::Ddim, &trailing, n).len(), n);
     }
-    assert_eq!(times(Kind::Euler, &linspace(), 3), [999.0, 499.5, 0.0]);
-    assert_eq!(times(Kind::Ddim, &linspace(), 4), [751.0, 501.0, 251.0, 1.0].map(|t| t - 1.0));
+    assert_eq!(times(SamplerKind::Euler, &linspace(), 3), [999.0, 499.5, 0.0]);
+    assert_eq!(times(SamplerKind::Ddim, &linspace(), 4), [751.0, 501.0, 251.0, 1.0].map(|t| t - 1.0));
 }
 
 #[test]
-fn noise_a_run_starts_with() {
+fn initial_noise_scale() {
     let sd = SchedulerConfig::stable_diffusion();
     for (n, sigma, scale) in [(30, 11.476_851, 11.520_334), (50, 13.120_416, 13.158_469)] {
-        let sampler = sampler(Kind::Euler, &sd, n);
+        let sampler = sampler(SamplerKind::Euler, &sd, n);
         assert_close("σ", &[f64::from(sampler.sigmas[0])], &[sigma], 1e-5);
         assert_close("scale", &[sampler.init_noise_scale()], &[scale], 1e-5);
     }
-    assert_close("linspace", &[sampler(Kind::Euler, &linspace(), 30).init_noise_scale()], &[14.614_646_6], 1e-5);
-    assert_eq!(sampler(Kind::Ddim, &sd, 30).init_noise_scale(), 1.0);
+    assert_close("linspace", &[sampler(SamplerKind::Euler, &linspace(), 30).init_noise_scale()], &[14.614_646_6], 1e-5);
+    assert_eq!(sampler(SamplerKind::Ddim, &sd, 30).init_noise_scale(), 1.0);
 }
 
 #[test]
-fn karras_levels() {
+fn karras_noise_levels() {
     let config = SchedulerConfig { use_karras_sigmas: true, ..linspace() };
     let want = [14.61465, 9.10294, 5.47840, 3.16861, 1.74942, 0.91408, 0.44692, 0.20140, 0.08191, 0.02917, 0.0];
-    for kind in [Kind::Euler, Kind::DpmPlusPlus2M] {
+    for kind in [SamplerKind::Euler, SamplerKind::DpmPlusPlus2M] {
         let levels: Vec<f64> = sampler(kind, &config, 10).sigmas.iter().map(|&sigma| f64::from(sigma)).collect();
         assert_close("Karras", &levels, &want, 1e-5);
     }
 }
 
 #[test]
-fn whole_runs() {
+fn whole_runs_have_the_values_of_diffusers() {
     let sd = SchedulerConfig::stable_diffusion();
     let velocity = SchedulerConfig { prediction_type: PredictionType::Velocity, ..sd.clone() };
     let karras = SchedulerConfig { use_karras_sigmas: true, ..linspace() };
-    // The runs are affine in the latents, so the ends say it all; the middle is checked by `tests/parity`.
+    // a run is affine in the latents, so the end values suffice; `tests/parity` checks the values between
     for (what, sampler, first, last) in [
-        ("euler", sampler(Kind::Euler, &sd, 10), -3.983_360_3, 3.786_444_7),
-        ("euler v", sampler(Kind::Euler, &velocity, 10), -0.574_420_6, 0.543_775_3),
-        ("ddim", sampler(Kind::Ddim, &sd, 10), -4.016_900_1, 3.818_354_8),
-        ("ddim v", sampler(Kind::Ddim, &velocity, 10), -0.579_949_5, 0.549_038_2),
-        ("dpm 10", sampler(Kind::DpmPlusPlus2M, &linspace(), 10), -5.485_279_6, 5.350_124_4),
-        ("dpm 20", sampler(Kind::DpmPlusPlus2M, &linspace(), 20), -5.418_244_4, 5.262_784_5),
-        ("dpm karras", sampler(Kind::DpmPlusPlus2M, &karras, 10), -5.242_497_9, 5.085_587_6),
+        ("euler", sampler(SamplerKind::Euler, &sd, 10), -3.983_360_3, 3.786_444_7),
+        ("euler v", sampler(SamplerKind::Euler, &velocity, 10), -0.574_420_6, 0.543_775_3),
+        ("ddim", sampler(SamplerKind::Ddim, &sd, 10), -4.016_900_1, 3.818_354_8),
+        ("ddim v", sampler(SamplerKind::Ddim, &velocity, 10), -0.579_949_5, 0.549_038_2),
+        ("dpm 10", sampler(SamplerKind::DpmPlusPlus2M, &linspace(), 10), -5.485_279_6, 5.350_124_4),
+        ("dpm 20", sampler(SamplerKind::DpmPlusPlus2M, &linspace(), 20), -5.418_244_4, 5.262_784_5),
+        ("dpm karras", sampler(SamplerKind::DpmPlusPlus2M, &karras, 10), -5.242_497_9, 5.085_587_6),
     ] {
         let got = run(&sampler);
         assert_close(what, &[got[0], got[7]], &[first, last], 1e-5);
     }
-    let got = run(&sampler(Kind::DpmPlusPlus2M, &linspace(), 20));
+    let got = run(&sampler(SamplerKind::DpmPlusPlus2M, &linspace(), 20));
     let want =
         [-5.418_244_4, -3.892_384_1, -2.366_522_8, -0.840_660_5, 0.685_200_2, 2.211_061_0, 3.736_922_5, 5.262_784_5];
     assert_close("dpm 20", &got, &want, 1e-5);
 }
 
 #[test]
-fn a_held_original_ends_clean() {
-    for kind in [Kind::Euler, Kind::Ddim, Kind::DpmPlusPlus2M] {
+fn a_preserved_original_is_clean_at_the_end() {
+    for kind in [SamplerKind::Euler, SamplerKind::Ddim, SamplerKind::DpmPlusPlus2M] {
         let sampler = sampler(kind, &SchedulerConfig::stable_diffusion(), 5);
         let (one, two) = (Tensor::from_slice(&[1_f32]), Tensor::from_slice(&[2_f32]));
         let held: Vec<f64> = (0..=5).map(|i| sampler.add_noise(&one, &two, i).double_value(&[0])).collect();
         assert_eq!(held[5], 1.0);
         assert!(held[..5].iter().all(|&value| (value - 1.0).abs() > 0.01), "{held:?}");
     }
-    // A perfect model of one picture: every sampler arrives at it, whatever the noise it starts from.
-    for kind in [Kind::Euler, Kind::DpmPlusPlus2M] {
+    // a perfect model of one image: every sampler ends with this image, from any noise
+    for kind in [SamplerKind::Euler, SamplerKind::DpmPlusPlus2M] {
         let sampler = sampler(kind, &SchedulerConfig::stable_diffusion(), 7);
         let (clean, noise) = (Tensor::from_slice(&[0.3_f32, -1.2]), Tensor::from_slice(&[1.1_f32, 0.4]));
         let (mut xs, mut history) = (sampler.add_noise(&clean, &noise, 2), History::default());
@@ -146,8 +134,8 @@ fn a_held_original_ends_clean() {
 }
 
 #[test]
-fn share_of_steps_by_strength() {
-    let sampler = sampler(Kind::Euler, &SchedulerConfig::stable_diffusion(), 30);
+fn strength_gives_the_fraction_of_steps() {
+    let sampler = sampler(SamplerKind::Euler, &SchedulerConfig::stable_diffusion(), 30);
     for (strength, start) in [(0.0, 30), (0.01, 30), (0.5, 15), (0.6, 12), (1.0, 0), (7.0, 0)] {
         assert_eq!(sampler.start_index(strength), start, "{strength}");
     }
@@ -164,19 +152,19 @@ fn zero_terminal_snr_ends_in_noise() {
     let schedule = NoiseSchedule::new(&config);
     assert_eq!(schedule.alphas_cumprod()[999], 0.0);
     assert_close("ᾱ[0]", &[f64::from(schedule.alphas_cumprod()[0])], &[0.99915], 1e-6);
-    let sampler = sampler(Kind::Euler, &config, 10);
+    let sampler = sampler(SamplerKind::Euler, &config, 10);
     assert_close("scale", &[sampler.init_noise_scale()], &[4096.0], 1e-3);
 }
 
 #[test]
-fn the_libraries_own_defaults_and_spellings() {
+fn defaults_and_spellings_of_diffusers_are_read() {
     let config = SchedulerConfig::parse(r#"{"lambda_min_clipped": -Infinity, "use_karras_sigmas": null}"#).unwrap();
     assert_eq!(config, SchedulerConfig::default());
-    assert!(Sampler::new(Kind::DpmPlusPlus2M, &config, 20).is_ok());
+    assert!(Sampler::new(SamplerKind::DpmPlusPlus2M, &config, 20).is_ok());
 }
 
 #[test]
-fn what_is_not_supported_is_refused_by_name() {
+fn an_unsupported_option_is_an_error_with_its_name() {
     for (text, word) in [
         (r#"{"beta_schedule": "squaredcos_cap_v2"}"#, "squaredcos_cap_v2"),
         (r#"{"prediction_type": "sample"}"#, "sample"),
@@ -188,20 +176,20 @@ fn what_is_not_supported_is_refused_by_name() {
         let reason = SchedulerConfig::parse(text).unwrap_err();
         assert!(reason.contains(word), "{reason}");
     }
-    for (text, kind, refused) in [
-        (r#"{"trained_betas": [0.1]}"#, Kind::Euler, true),
-        (r#"{"clip_sample": true}"#, Kind::Ddim, true),
-        (r#"{"clip_sample": true}"#, Kind::Euler, false),
-        (r#"{"solver_order": 3}"#, Kind::DpmPlusPlus2M, true),
-        (r#"{"solver_order": 3}"#, Kind::Euler, false),
-        (r#"{"interpolation_type": "log_linear"}"#, Kind::Euler, true),
-        (r#"{"final_sigmas_type": "sigma_min"}"#, Kind::DpmPlusPlus2M, true),
+    for (text, kind, unsupported) in [
+        (r#"{"trained_betas": [0.1]}"#, SamplerKind::Euler, true),
+        (r#"{"clip_sample": true}"#, SamplerKind::Ddim, true),
+        (r#"{"clip_sample": true}"#, SamplerKind::Euler, false),
+        (r#"{"solver_order": 3}"#, SamplerKind::DpmPlusPlus2M, true),
+        (r#"{"solver_order": 3}"#, SamplerKind::Euler, false),
+        (r#"{"interpolation_type": "log_linear"}"#, SamplerKind::Euler, true),
+        (r#"{"final_sigmas_type": "sigma_min"}"#, SamplerKind::DpmPlusPlus2M, true),
     ] {
         let config = SchedulerConfig::parse(text).unwrap();
-        assert_eq!(Sampler::new(kind, &config, 10).is_err(), refused, "{text} {kind}");
+        assert_eq!(Sampler::new(kind, &config, 10).is_err(), unsupported, "{text} {kind}");
     }
     let sd = SchedulerConfig::stable_diffusion();
     for steps in [0, 1000, 4000] {
-        assert!(matches!(Sampler::new(Kind::Ddim, &sd, steps), Err(Error::Config { .. })), "{steps}");
+        assert!(matches!(Sampler::new(SamplerKind::Ddim, &sd, steps), Err(Error::Config { .. })), "{steps}");
     }
 }

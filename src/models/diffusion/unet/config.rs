@@ -1,18 +1,18 @@
-//! Sizes of the UNet, as diffusers' `unet/config.json` has them, and what is refused.
+//! Sizes and options of the UNet, as in diffusers' `unet/config.json`, and checks of them.
 
 use crate::error::Result;
 use crate::models::diffusion::block::{Norm, TransformerConfig};
-use crate::models::diffusion::fields::{PerBlock, block_types, check_others, multiple, positive, refused};
+use crate::models::diffusion::fields::{PerBlock, block_types, check_others, multiple, positive, unsupported};
 use serde_json::{Map, Value, json};
 
-/// Sizes of the network, with the names and defaults of diffusers' `unet/config.json`; lists go from the highest
+/// Sizes of the network, with the names and defaults of diffusers' `unet/config.json`. Lists go from the highest
 /// resolution to the lowest.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// Side of the latents the model was trained on.
+    /// Size of the latents that the model was trained on.
     pub sample_size: Option<i64>,
-    /// Channels of the input: 4; 9 with mask and masked latents.
+    /// Channels of the input: 4, or 9 with mask and masked latents.
     pub in_channels: i64,
     /// Channels of the prediction.
     pub out_channels: i64,
@@ -20,31 +20,31 @@ pub struct Config {
     pub down_block_types: Vec<String>,
     /// `UpBlock2D` or `CrossAttnUpBlock2D`, from the lowest resolution to the highest.
     pub up_block_types: Vec<String>,
-    /// Channels; the first is also the width of the time's sinusoid.
+    /// Channels per resolution. The first is also the width of the time's sinusoidal embedding.
     pub block_out_channels: Vec<i64>,
-    /// Residual blocks of a down block; an up block has one more.
+    /// Number of residual blocks per down block; an up block has one more.
     pub layers_per_block: i64,
-    /// Groups of the group norms.
+    /// Number of groups of the group norms.
     pub norm_num_groups: i64,
     /// Epsilon of the group norms outside transformers.
     pub norm_eps: f64,
-    /// Width of the text.
+    /// Width of the text embedding.
     pub cross_attention_dim: i64,
-    /// Layers of each transformer.
+    /// Number of layers of each transformer.
     pub transformer_layers_per_block: PerBlock,
-    /// Heads, in spite of the name, unless `num_attention_heads` is given.
+    /// Number of heads (despite its name), unless `num_attention_heads` is given.
     pub attention_head_dim: PerBlock,
-    /// Heads.
+    /// Number of heads.
     pub num_attention_heads: Option<PerBlock>,
-    /// Linear layers around transformer blocks instead of 1x1 convolutions.
+    /// Use linear layers instead of 1x1 convolutions before and after transformer blocks.
     pub use_linear_projection: bool,
-    /// Attention in fp32 when the rest is fp16.
+    /// Compute attention in fp32 if the rest is fp16.
     pub upcast_attention: Option<bool>,
-    /// `text_time` for SDXL: a pooled text and sizes are added to the time.
+    /// `text_time` for SDXL: a pooled text embedding and sizes are added to the time embedding.
     pub addition_embed_type: Option<String>,
-    /// Width of the sinusoid of each size.
+    /// Width of the sinusoidal embedding of each size.
     pub addition_time_embed_dim: Option<i64>,
-    /// Width of the pooled text and all sinusoids of sizes together.
+    /// Width of the pooled text embedding and the embeddings of all sizes together.
     pub projection_class_embeddings_input_dim: Option<i64>,
     /// All other fields.
     #[serde(flatten)]
@@ -123,7 +123,7 @@ impl Config {
         }
     }
 
-    /// About a million parameters, for tests and trials.
+    /// About a million parameters, for tests.
     pub fn tiny() -> Self {
         Self {
             sample_size: Some(16),
@@ -136,27 +136,26 @@ impl Config {
         }
     }
 
-    /// Whether the network needs [`super::Conditioning::added`].
+    /// True if the network needs [`super::Conditioning::added`].
     pub fn is_sdxl(&self) -> bool {
         self.addition_embed_type.as_deref() == Some(TEXT_TIME)
     }
 
     /// # Errors
-    /// [`crate::Error::Config`] naming the field (`unet.…`) that asks for another network, or sizes that do not fit
-    /// together.
+    /// [`crate::Error::Config`] with the field (`unet.…`) whose option is not supported, or whose size is wrong.
     pub fn check(&self) -> Result<()> {
         self.check_trunk("unet")?;
         positive("unet.out_channels", self.out_channels)?;
         block_types("unet.up_block_types", &self.up_block_types, &[CROSS_UP, UP], self.block_out_channels.len())
     }
 
-    /// [`Config::check`] of what a ControlNet has too.
+    /// [`Config::check`] for the options that a ControlNet has too.
     pub(in crate::models::diffusion) fn check_trunk(&self, network: &str) -> Result<()> {
         let key = |field: &str| format!("{network}.{field}");
         let blocks = self.block_out_channels.len();
         check_others(network, &self.other, &supported())?;
         if blocks == 0 {
-            return refused(&key("block_out_channels"), "is empty");
+            return unsupported(&key("block_out_channels"), "is empty");
         }
         block_types(&key("down_block_types"), &self.down_block_types, &[CROSS_DOWN, DOWN], blocks)?;
         for (field, value) in [
@@ -188,7 +187,9 @@ impl Config {
                 let width = self.projection_class_embeddings_input_dim.unwrap_or(0);
                 positive(&key("projection_class_embeddings_input_dim"), width)
             }
-            Some(other) => refused(&key("addition_embed_type"), format!("is `{other}`, supported is `{TEXT_TIME}`")),
+            Some(other) => {
+                unsupported(&key("addition_embed_type"), format!("is `{other}`, supported is `{TEXT_TIME}`"))
+            }
         }
     }
 
@@ -204,7 +205,7 @@ impl Config {
         Norm { groups: self.norm_num_groups, eps: self.norm_eps }
     }
 
-    /// The transformers of resolution `block`.
+    /// Sizes of the transformers at resolution `block`.
     pub(super) fn transformer(&self, block: usize) -> TransformerConfig {
         TransformerConfig {
             dim: self.block_out_channels[block],
@@ -218,7 +219,7 @@ impl Config {
     }
 }
 
-/// The values that other fields may have; a list holds alternatives.
+/// Supported values of all other fields. A list contains alternatives.
 fn supported() -> Vec<(&'static str, Value)> {
     let null = || json!([null]);
     let off = || json!([null, false]);
@@ -259,7 +260,7 @@ fn supported() -> Vec<(&'static str, Value)> {
 mod tests {
     use super::*;
 
-    /// The fields of `stabilityai/stable-diffusion-xl-base-1.0` that matter.
+    /// The relevant fields of `stabilityai/stable-diffusion-xl-base-1.0`.
     const SDXL: &str = r#"{"_class_name": "UNet2DConditionModel", "act_fn": "silu", "addition_embed_type": "text_time",
         "addition_time_embed_dim": 256, "attention_head_dim": [5, 10, 20], "block_out_channels": [320, 640, 1280],
         "center_input_sample": false, "class_embed_type": null, "cross_attention_dim": 2048,
@@ -280,7 +281,7 @@ mod tests {
         config.check().unwrap();
         assert!(config.is_sdxl() && !Config::sd15().is_sdxl());
         assert_eq!(Config { other: Map::new(), ..config }, Config::sdxl());
-        // an old file, without most fields
+        // an old file without most fields
         assert_eq!(parsed(r#"{"cross_attention_dim": 768, "sample_size": 64}"#), Config::sd15());
         for config in [Config::sd15(), Config::sd21(), Config::sdxl(), Config::tiny()] {
             config.check().unwrap();
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn another_network_is_refused_by_field() {
+    fn an_unsupported_option_is_an_error_with_its_field() {
         for (field, value) in [
             ("only_cross_attention", "true"),
             ("only_cross_attention", "[false, true, false]"),
@@ -311,7 +312,7 @@ mod tests {
         ] {
             let error = parsed(&format!("{{\"{field}\": {value}}}")).check().unwrap_err().to_string();
             let key = match (field, value) {
-                // they are told by the channels that they do not divide
+                // the error names the channels that they do not divide
                 ("norm_num_groups", _) | ("attention_head_dim", "7") => "block_out_channels",
                 _ => field,
             };

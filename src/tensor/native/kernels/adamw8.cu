@@ -1,19 +1,19 @@
-// AdamW whose moments are 8-bit codes of a map with one scale for each block of 256 (Dettmers et al. 2022): `step_block` of
-// `optim8.cpp`, operation for operation, so that a card and a CPU give the same bytes. A warp takes a block of codes, eight
-// elements to a lane, one at a time: pieces of tensors need not be aligned.
+// 8-bit AdamW with one scale per block of 256 codes of a map (Dettmers et al. 2022). It has the same operations as
+// `step_block` of `optim8.cpp`, so that GPU and CPU give the same bytes. A warp processes a block of codes, eight
+// elements per lane, one at a time, because chunks of tensors need not be aligned.
 #include "args.h"
 #include "device.cuh"
 
-constexpr int adamw8_each = 8;  // elements of a lane
+constexpr int adamw8_each = 8;  // elements per lane
 constexpr int adamw8_block = 32 * adamw8_each;
 
-// What the threads of a block share: values of codes, middles between neighbours, the numbers of the step.
+// Shared by the threads of a block: values of the codes, midpoints between neighbours, numbers of the step.
 struct Adamw8Shared {
   float value[2][256], middle[2][256];
   float decay, correction2, step_size;
 };
 
-// Numbers that depend on the rate and the step are computed in double, each by another warp.
+// Numbers that depend on the learning rate and the step are computed in double, each by a different warp.
 __device__ inline void adamw8_prepare(const Adamw8Args& a, Adamw8Shared& s) {
   const double rate = a.rate_at ? static_cast<double>(*a.rate_at) : a.rate, step = static_cast<double>(*a.step);
   for (unsigned i = threadIdx.x; i < 256; i += blockDim.x) {
@@ -28,7 +28,7 @@ __device__ inline void adamw8_prepare(const Adamw8Args& a, Adamw8Shared& s) {
   __syncthreads();
 }
 
-// The code of the nearest value; the lower one of two.
+// Code of the nearest value; the lower one of two.
 __device__ inline unsigned char adamw8_nearest(const float* middle, float x) {
   int code = 0;
 #pragma unroll
@@ -37,7 +37,7 @@ __device__ inline unsigned char adamw8_nearest(const float* middle, float x) {
   return static_cast<unsigned char>(code);
 }
 
-// The largest number of a warp, none of them NaN. All threads of the block must call it.
+// Maximum over a warp, without NaN. All threads of the block must call it.
 __device__ inline float adamw8_warp_max(float value) {
   for (int lane = 16; lane > 0; lane /= 2) {
     const float other = __shfl_xor_sync(0xffffffffu, value, lane);
@@ -46,7 +46,7 @@ __device__ inline float adamw8_warp_max(float value) {
   return value;
 }
 
-// Codes of a lane's values and, by the first lane, the block's scale.
+// Writes the codes of a lane's values; the first lane writes the block's scale.
 __device__ inline void adamw8_encode(const float* x, float top, const float* middle, unsigned char* codes, float* scale,
                                      unsigned lane, long long count) {
   const float divisor = top > 0 ? top : 1.0f;
@@ -58,17 +58,18 @@ __device__ inline void adamw8_encode(const float* x, float top, const float* mid
 
 __device__ inline void adamw8(const Adamw8Args& a) {
   __shared__ Adamw8Shared s;
-  if (a.skip && *a.skip == 1.0f) return;
+  if (a.found_inf && *a.found_inf == 1.0f) return;
   adamw8_prepare(a, s);
   const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = blockDim.x / 32;
   const long long blocks = (a.count + adamw8_block - 1) / adamw8_block;
-  // every warp goes as often: those without a block have no elements
-  for (long long from = static_cast<long long>(blockIdx.x) * warps; from < blocks; from += static_cast<long long>(gridDim.x) * warps) {
+  // all warps run the loop equally often: those without a block have no elements
+  for (long long from = static_cast<long long>(blockIdx.x) * warps; from < blocks;
+       from += static_cast<long long>(gridDim.x) * warps) {
     const long long block = from + warp, at = block * adamw8_block, count = a.count - at;
     const float scale1 = count > 0 ? a.scales[0][block] : 0.0f, scale2 = count > 0 ? a.scales[1][block] : 0.0f;
     float p[adamw8_each], g[adamw8_each], m[adamw8_each], v[adamw8_each];
     float top1 = 0.0f, top2 = 0.0f;
-    // all of a lane's elements are on their way before the first is written
+    // all loads of a lane are issued before its first store
 #pragma unroll
     for (int k = 0; k < adamw8_each; ++k) {
       if (lane + 32 * k >= count) continue;

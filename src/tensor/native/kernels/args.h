@@ -1,5 +1,5 @@
-// What the kernels are given: one struct each, the same for NVRTC, for the host that fills it, and for the emulation.
-// Sizes count elements; strides count elements.
+// Arguments of the kernels, one struct each, shared by NVRTC, the CPU code that fills them, and the emulation.
+// Sizes and strides count elements.
 #pragma once
 
 struct RmsNormArgs {
@@ -14,27 +14,27 @@ struct RmsNormArgs {
 };
 
 struct RotaryArgs {
-  void* x;                              // [b, t, h 2 half], turned in place; strides of batch and token below
-  const void *cos, *sin;                // [t, half] or [b, t, half], contiguous
-  long long heads, tokens, half, pairs; // pairs = b t h half
+  void* x;                               // [b, t, h 2 half], turned in place; strides of batch and token below
+  const void *cos, *sin;                 // [t, half] or [b, t, half], contiguous
+  long long heads, tokens, half, pairs;  // pairs = b t h half
   long long x_batch, x_token;
-  long long table_batch;                // 0 where all rows share the table
+  long long table_batch;  // 0 where all rows share the table
   int backward;
 };
 
 struct DropoutArgs {
-  const void* x;              // [rows, dim]
-  void* y;                    // the same; may be x
-  const long long* seed_at;   // where the seed is; null = `seed`
+  const void* x;             // [rows, dim]
+  void* y;                   // the same; may be x
+  const long long* seed_at;  // where the seed is; null = `seed`
   long long seed;
   long long count, dim;
-  unsigned threshold;         // the probability of being dropped, of 2^32
+  unsigned threshold;  // the probability of being dropped, of 2^32
 };
 
 struct SwigluArgs {
-  const void *gate, *up;       // [rows, cols] with strides of rows
-  const void* dy;              // [rows, cols] contiguous, backward only
-  void *y, *dgate, *dup;       // [rows, cols] contiguous
+  const void *gate, *up;  // [rows, cols] with strides of rows
+  const void* dy;         // [rows, cols] contiguous, backward only
+  void *y, *dgate, *dup;  // [rows, cols] contiguous
   long long rows, cols, gate_row, up_row;
 };
 
@@ -42,11 +42,11 @@ struct Nf4Args {
   const unsigned char* codes;   // two to a byte, the first in the high half
   const float* absmax;          // one to a block; null with double quantization
   const unsigned char* scales;  // double quantization: codes of absmax
-  const float* map;             // [256]: what these codes stand for
+  const float* map;             // [256]: value of each code
   const float* nested;          // one to 256 blocks
   void* y;                      // [count]
   long long count;
-  int block_bits;               // log2 of a block's elements
+  int block_bits;  // log2 of a block's elements
   float offset;
 };
 
@@ -57,14 +57,14 @@ struct PackedBiasArgs {
 };
 
 struct Adamw8Args {
-  float* param;                // [count]
-  const float* grad;           // [count]
-  unsigned char* codes[2];     // [count]: of the first moments, of the second
-  float* scales[2];            // one to 256 elements
-  const float* map[2];         // [256] each, ascending: what codes stand for
-  const float* step;           // how many steps this makes
-  const float* rate_at;        // where the learning rate is; null = `rate`
-  const float* skip;           // nothing changes where it is 1; may be null
+  float* param;             // [count]
+  const float* grad;        // [count]
+  unsigned char* codes[2];  // [count]: of the first moments, of the second
+  float* scales[2];         // one to 256 elements
+  const float* map[2];      // [256] each, ascending: value of each code
+  const float* step;        // how many steps this makes
+  const float* rate_at;     // where the learning rate is; null = `rate`
+  const float* found_inf;   // nothing changes where it is 1; may be null
   double rate, weight_decay, beta1_exact, beta2_exact;
   float beta1, rest1, beta2, rest2, epsilon;
   long long count;

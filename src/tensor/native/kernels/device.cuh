@@ -1,28 +1,12 @@
-// Numbers of 16 bits, packs of 16 bytes and sums over a block. Compiled by NVRTC, and by g++ under `emulate.h`. No toolkit
-// headers: building needs none, and both compilers see the same arithmetic.
+// 16-bit floats, packs of 16 bytes, and sums over a block. Compiled by NVRTC, and by g++ with tests/native/emulate.h.
+// Without toolkit headers: the build needs no toolkit, and both compilers compute the same.
 #pragma once
 
 struct Bf16 { unsigned short bits; };
 struct Fp16 { unsigned short bits; };
 
-__device__ inline float bits_to_float(unsigned bits) {
-#ifdef PRSMED_EMULATED
-  return emulated_bits_to_float(bits);
-#else
-  return __uint_as_float(bits);
-#endif
-}
-
-__device__ inline unsigned float_to_bits(float value) {
-#ifdef PRSMED_EMULATED
-  return emulated_float_to_bits(value);
-#else
-  return __float_as_uint(value);
-#endif
-}
-
 __device__ inline float widen(float value) { return value; }
-__device__ inline float widen(Bf16 value) { return bits_to_float(static_cast<unsigned>(value.bits) << 16); }
+__device__ inline float widen(Bf16 value) { return __uint_as_float(static_cast<unsigned>(value.bits) << 16); }
 __device__ inline float widen(Fp16 value) {
 #ifdef PRSMED_EMULATED
   return emulated_half_to_float(value.bits);
@@ -38,7 +22,7 @@ template <typename T> __device__ T narrow(float value);
 template <> __device__ inline float narrow<float>(float value) { return value; }
 template <> __device__ inline Bf16 narrow<Bf16>(float value) {
   if (value != value) return Bf16{0x7fff};
-  const unsigned bits = float_to_bits(value);
+  const unsigned bits = __float_as_uint(value);
   return Bf16{static_cast<unsigned short>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
 template <> __device__ inline Fp16 narrow<Fp16>(float value) {
@@ -51,7 +35,7 @@ template <> __device__ inline Fp16 narrow<Fp16>(float value) {
 #endif
 }
 
-// What a chain of libtorch's operators would hold between two of them.
+// Rounds to T and back, like a tensor between two of libtorch's operators.
 template <typename T> __device__ inline float rounded(float value) { return widen(narrow<T>(value)); }
 
 template <typename T, int V> struct alignas(sizeof(T) * V) Pack { T at[V]; };
@@ -63,12 +47,10 @@ template <typename T, int V> __device__ inline void store(T* to, const Pack<T, V
   *reinterpret_cast<Pack<T, V>*>(to) = pack;
 }
 
-__device__ inline long long global_thread() {
-  return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x;
-}
+__device__ inline long long global_thread() { return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ inline long long all_threads() { return static_cast<long long>(gridDim.x) * blockDim.x; }
 
-// The sum over all threads of a block of whole warps, known to all of them. All threads must call it.
+// Sum over all threads of a block of whole warps; all threads get it. All threads must call it.
 __device__ inline float block_sum(float value) {
   __shared__ float warps[32];
   for (int lane = 16; lane > 0; lane /= 2) value += __shfl_xor_sync(0xffffffffu, value, lane);
@@ -80,8 +62,8 @@ __device__ inline float block_sum(float value) {
   return sum;
 }
 
-// Names of kernels: `rms_norm_forward_bf16` handles one element at a time, `rms_norm_forward_bf16_wide` 16 bytes.
-#define PRSMED_EACH_TYPE(name, body, Args)      \
+// Names of kernels: `rms_norm_forward_bf16` processes one element per access, `rms_norm_forward_bf16_wide` 16 bytes.
+#define PRSMED_EACH_TYPE(name, body, Args)                \
   PRSMED_KERNEL(name##_fp32, (body<float, 1>), Args)      \
   PRSMED_KERNEL(name##_fp32_wide, (body<float, 4>), Args) \
   PRSMED_KERNEL(name##_bf16, (body<Bf16, 1>), Args)       \

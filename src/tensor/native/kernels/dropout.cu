@@ -1,10 +1,12 @@
-// Dropout whose mask follows from a seed and the element's place alone (the loops of `functions.cpp` draw the same one): rows
-// have keys from SplitMix64 (Steele et al. 2014), Wellons' `lowbias32` mixes the bits. Nothing is scaled.
+// Dropout without scaling. The mask depends only on a seed and the index of the element (the CPU's loops in
+// `functions.cpp` give the same mask). Rows have keys from SplitMix64 (Steele et al. 2014); Wellons' `lowbias32` mixes
+// the bits.
 #include "args.h"
 #include "device.cuh"
 
 __device__ inline unsigned row_key(long long seed, long long row) {
-  unsigned long long z = static_cast<unsigned long long>(seed) + (static_cast<unsigned long long>(row) + 1) * 0x9e3779b97f4a7c15ull;
+  unsigned long long z =
+      static_cast<unsigned long long>(seed) + (static_cast<unsigned long long>(row) + 1) * 0x9e3779b97f4a7c15ull;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
   return static_cast<unsigned>((z ^ (z >> 31)) >> 32);

@@ -1,14 +1,16 @@
-// Weights of 4 bits (Dettmers et al. 2023) back to numbers, in the layout of bitsandbytes: two codes to a byte, the first
-// in the high half; a scale for each block, itself in 8 bits with double quantization.
+// NF4 dequantization (Dettmers et al. 2023) in the layout of bitsandbytes: two codes per byte, the first in the high
+// half, and a scale per block, which is an 8-bit code with double quantization.
 #include "args.h"
 #include "device.cuh"
 
+// clang-format off
 __constant__ float nf4_values[16] = {
-    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f, -0.18477343022823334f,
-    -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
-    0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
+    -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
+    0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f};
+// clang-format on
 
-// A thread writes V elements, an even number that divides a block, or the pair at the odd end.
+// A thread writes V elements (an even number that divides a block), or the pair at the odd end.
 template <typename T, int V> __device__ void nf4(const Nf4Args& a) {
   constexpr int N = V == 1 ? 2 : V;
   __shared__ float table[16];

@@ -1,18 +1,18 @@
-// The attention bias of packed sequences: 0 where a token sees another (one of block 0 or of its own block, up to itself),
-// minus infinity elsewhere, also in the padding of rows.
+// Attention bias of packed sequences: 0 where a token may attend to another (of block 0 or its own block, not after
+// it), minus infinity elsewhere, and in the padding of rows.
 #include "args.h"
 #include "device.cuh"
 
 template <typename T, int V> __device__ void packed_bias(const PackedBiasArgs& a) {
-  const T seen = narrow<T>(0.0f), hidden = narrow<T>(bits_to_float(0xff800000u));
+  const T seen = narrow<T>(0.0f), hidden = narrow<T>(__uint_as_float(0xff800000u));
   for (long long i = global_thread() * V; i < a.count; i += all_threads() * V) {
     const long long first = i % a.row, query = i / a.row % a.tokens;
     const long long* blocks = a.blocks + i / a.row / a.tokens * a.tokens;
-    const long long own = blocks[query];
+    const long long custom = blocks[query];
     Pack<T, V> out;
     for (int v = 0; v < V; ++v) {
       const long long key = first + v;
-      out.at[v] = key <= query && (blocks[key] == 0 || blocks[key] == own) ? seen : hidden;
+      out.at[v] = key <= query && (blocks[key] == 0 || blocks[key] == custom) ? seen : hidden;
     }
     store<T, V>(static_cast<T*>(a.bias) + i, out);
   }

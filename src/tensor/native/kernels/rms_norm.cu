@@ -1,5 +1,5 @@
-// RMSNorm (Zhang & Sennrich 2019) in fp32 over rows, one block to a row; the normed value is rounded before the weight
-// multiplies it, as transformers does. Backward of x: with g = dy w and n = x r, dx = r (g - n mean(g n)).
+// RMSNorm (Zhang & Sennrich 2019) in fp32, one thread block per row. The normalised value is rounded before the product
+// with the weight, as in transformers. Backward of x: with g = dy w and n = x r, dx = r (g - n mean(g n)).
 #include "args.h"
 #include "device.cuh"
 
@@ -52,7 +52,7 @@ template <typename T, int V> __device__ void rms_norm_backward(const RmsNormArgs
   }
 }
 
-// A thread sums V columns over every gridDim.y-th row; the host adds up the chunks.
+// A thread sums V columns over every gridDim.y-th row; libtorch adds up the chunks.
 template <typename T, int V> __device__ void rms_norm_weight_grad(const RmsNormArgs& a) {
   const long long column = global_thread() * V;
   if (column >= a.dim) return;

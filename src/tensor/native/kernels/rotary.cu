@@ -1,5 +1,5 @@
-// Rotary embedding (Su et al. 2021) in place, halves as in transformers: [x1 c - x2 s, x2 c + x1 s], each product rounded as
-// libtorch's operators would round it. Backward turns the other way.
+// Rotary embedding (Su et al. 2021) in place, with the halves of transformers: [x1 c - x2 s, x2 c + x1 s]. Each product
+// is rounded as by libtorch's operators. The backward pass rotates in the other direction.
 #include "args.h"
 #include "device.cuh"
 

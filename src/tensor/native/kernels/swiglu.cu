@@ -1,4 +1,4 @@
-// SwiGLU's gate (Shazeer 2020): y = silu(gate) up, with silu rounded before the product as libtorch's operators do.
+// SwiGLU (Shazeer 2020): y = silu(gate) up, with silu rounded before the product, as by libtorch's operators.
 #include "args.h"
 #include "device.cuh"
 

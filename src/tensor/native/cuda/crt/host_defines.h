@@ -1,5 +1,5 @@
-// Stands for the toolkit's file of this name, which the torch wheel leaves out: as the host compiler sees it, the keywords of
-// device code mean nothing.
+// Replaces the CUDA toolkit's file of this name, which the torch wheel lacks. For the host compiler the keywords of
+// device code have no meaning.
 #pragma once
 #define CUDARTAPI
 #define CUDARTAPI_CDECL

@@ -1,0 +1,499 @@
+//! Cross-fitted filter models: segmenters, each trained on the real images without one fold.
+//!
+//! A pair is scored only by the model whose training data did not contain the pair's source. A model that scores its
+//! own training images would accept everything.
+//!
+//! The tests and their sources: Dice of the filter model's mask and the label (PolypInpainter); foreground outside of
+//! the label; distance to real features (MedDiff-FT); similarity to a real image (memorisation); a Dice that is too
+//! good, once there are enough pairs. Features are the filter model's own image embedding, averaged over the
+//! generated area.
+
+use super::{Decision, Thresholds, sheet};
+use crate::augment::export::{Export, Record};
+use crate::augment::inpaint_mask::dilate;
+use crate::augment::quality::{self, Images};
+use crate::augment::saved_settings::same_settings;
+use crate::augment::settings::Mode;
+use crate::data::decode;
+use crate::data::image::foreground;
+use crate::data::manifest::{Manifest, Row, Split};
+use crate::data::text::{self, TextTokenizer};
+use crate::event::Event;
+use crate::hub::Need;
+use crate::metrics::neighbours::{knn_distance, knn_distance_within, max_cosine, max_cosine_within, quantile};
+use crate::runtime::Runtime;
+use crate::segment::Assembly;
+use crate::segment::dry_run::FilterDryRun;
+use crate::segment::needs;
+use crate::segment::predict::{Request, predict};
+use crate::segment::setup::{self, Build, Description, RunOverrides};
+use crate::segment::{RunConfig, Training};
+use crate::tensor::weights::{readable_folder, sha256, verify_folder, write_bytes};
+use crate::tensor::{Device, Kind, Tensor, rng};
+use crate::{Error, Result};
+use image::GrayImage;
+use rand::seq::SliceRandom;
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// File with the fold of each real image, in the folder of the filter models.
+const FOLDS: &str = "folds.json";
+/// Number of nearest neighbours whose mean distance is used.
+const NEIGHBOURS: i64 = 5;
+/// Minimum number of real images of a class for a feature distance threshold.
+const LEAST: usize = 6;
+/// Number of images whose features are computed at once.
+const FEATURES: usize = 8;
+/// Margin around the label that does not count as outside, as a fraction of the label's equivalent diameter.
+const MARGIN_FRAC: f64 = 0.1;
+/// Names of the scores of this file; filtering again replaces them.
+const SCORES: [&str; 5] = ["dice", "outside", "knn_distance", "cosine", "too_easy"];
+
+/// Trained filter models and their folds.
+#[derive(Debug)]
+pub struct FilterModels {
+    folder: PathBuf,
+    /// SHA-256 of a real training image -> the fold it is in, which is the number of the model not trained on it.
+    folds: BTreeMap<String, usize>,
+    num_models: usize,
+}
+
+/// Results of filtering a data root of pairs.
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]
+pub struct FilterReport {
+    /// Number of pairs.
+    pub pairs: usize,
+    /// Number of accepted pairs.
+    pub accepted: usize,
+    /// Rows of the annotation files.
+    pub rows: usize,
+    /// Pairs whose source is in no fold; their decision does not change.
+    pub unknown: usize,
+    /// Number of rejected pairs by the first failed test.
+    pub rejected: BTreeMap<String, usize>,
+    /// Median Dice of the filter models on real images that they were not trained on.
+    pub real_dice: Option<f64>,
+}
+
+impl FilterModels {
+    /// Opens the filter models of a folder.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] when the folder contains none.
+    pub fn open(folder: &Path) -> Result<Self> {
+        let path = folder.join(FOLDS);
+        let hint =
+            "train filter models with `prsmed augment filter --data-root DATA --synthetic PAIRS --filter-models DIR`";
+        let text = std::fs::read(&path).map_err(|_| Error::weights(folder, "contains no filter models", hint))?;
+        let folds: BTreeMap<String, usize> =
+            serde_json::from_slice(&text).map_err(|error| Error::weights(&path, error.to_string(), hint))?;
+        let num_models = folds.values().max().map_or(0, |last| last + 1);
+        Ok(Self { folder: folder.to_path_buf(), folds, num_models })
+    }
+
+    /// Trains `num_models` filter models on the `train` rows of `real`; finished ones are not trained again.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when the folder contains filter models of other folds; as [`Training::run`].
+    pub fn train(
+        real: &Manifest,
+        (config, toml): (&RunConfig, &str),
+        num_models: usize,
+        folder: &Path,
+        runtime: &Runtime,
+    ) -> Result<Self> {
+        let folds = folds(real, num_models, config.train.seed)?;
+        if let Ok(before) = Self::open(folder)
+            && before.folds != folds
+        {
+            let reason = format!("`{}` contains filter models of other images or folds", folder.display());
+            return Err(Error::config("--filter-models", reason, "choose another folder"));
+        }
+        std::fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
+        let settings = json!({ "format": 1, "folds": num_models, "recipe": toml });
+        same_settings(&folder.join("settings.json"), &settings, "--filter-models", "filter models")?;
+        write_bytes(&folder.join(FOLDS), &serde_json::to_vec_pretty(&folds).expect("plain values serialise"))?;
+        let this = Self { folder: folder.to_path_buf(), folds, num_models };
+        let sums = sums(real)?;
+        for fold in 0..num_models {
+            runtime.note(format!("filter model {} of {num_models}", fold + 1));
+            let is_training_row = |row: &&Row| {
+                row.split == Split::Train
+                    && sums.get(&row.image_path).and_then(|sum| this.folds.get(sum)) != Some(&fold)
+            };
+            let rows: Vec<Row> = real.rows.iter().filter(is_training_row).cloned().collect();
+            let manifest = Arc::new(Manifest { rows, ..real.clone() });
+            let mut config = config.clone();
+            config.train.validate_every_epochs = 0;
+            let training = Training::new(config, manifest, this.run(fold), runtime)?;
+            training.with_toml(toml.to_owned()).resume(true).run()?;
+            if runtime.is_interrupted() {
+                return Err(Error::Interrupted);
+            }
+        }
+        Ok(this)
+    }
+
+    /// Sizes for a dry run that filters pairs made from `real`.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] for damaged filter models; [`Error::Data`] for an image whose size cannot be read.
+    pub fn dry_run(&self, real: &Manifest, device: Device) -> Result<FilterDryRun> {
+        let folder = readable_folder(&self.run(0).join("last"))?;
+        let description = setup::describe(&folder)?;
+        let tokenizer = TextTokenizer::open(&folder.join("tokenizer"))?;
+        let mut seen = BTreeSet::new();
+        let mut classes: BTreeMap<&str, usize> = BTreeMap::new();
+        let (mut question_tokens, mut image) = (0, (1, 1));
+        for row in real.rows.iter().filter(|row| row.split == Split::Train) {
+            if !seen.insert((&row.image_path, &row.mask_path)) {
+                continue;
+            }
+            *classes.entry(&row.modality).or_default() += 1;
+            question_tokens = question_tokens.max(text::question_prompt(&tokenizer, &row.question)?.ids.len());
+            let size = image::image_dimensions(&row.image_path)
+                .map_err(|error| Error::data(&row.image_path, error.to_string(), "repair or remove the row"))?;
+            if u64::from(size.0) * u64::from(size.1) > u64::from(image.0) * u64::from(image.1) {
+                image = size;
+            }
+        }
+        let reference = classes.into_values().filter(|&images| images >= LEAST).max().unwrap_or(0);
+        let batch = reference.min(FEATURES);
+        let Description { model, sizes, .. } = description;
+        Ok(FilterDryRun { model, sizes, kind: kind_on(device), question_tokens, image, batch, reference })
+    }
+
+    /// Weight files that the filter models read besides their own folders.
+    ///
+    /// # Errors
+    /// As [`needs::of_checkpoint`].
+    pub fn needs(&self) -> Result<Vec<Need<'static>>> {
+        needs::of_checkpoint(&readable_folder(&self.run(0).join("last"))?, None, None)
+    }
+
+    fn run(&self, fold: usize) -> PathBuf {
+        self.folder.join(format!("fold-{fold}"))
+    }
+
+    fn assembly(&self, fold: usize, runtime: &Runtime) -> Result<Assembly> {
+        let folder = readable_folder(&self.run(fold).join("last"))?;
+        verify_folder(&folder)?;
+        let (device, cache) = (runtime.device(), runtime.cache());
+        let kind = kind_on(device);
+        let locate = &|spec: &str| runtime.locate(spec);
+        let build = Build { device, kind, seed: 0, locate, allow_partial: false, cache };
+        setup::open(&folder, &RunOverrides::default(), build)
+    }
+
+    /// Scores every pair of `export` and rewrites journal, files, annotations and contact sheet. At most `keep` pairs
+    /// stay accepted (0 = all): those with a higher Dice than nearly all real images are dropped first.
+    ///
+    /// # Errors
+    /// [`Error::Data`] for an unreadable image; [`Error::Weights`] for a damaged filter model; [`Error::Interrupted`].
+    pub fn filter(
+        &self,
+        real: &Manifest,
+        export: &mut Export,
+        thresholds: &Thresholds,
+        keep: usize,
+        runtime: &Runtime,
+    ) -> Result<FilterReport> {
+        let sums = sums(real)?;
+        let mut records: Vec<Record> = export.journal().records().to_vec();
+        let total = records.len() as u64;
+        runtime.observer().on(&Event::Started { phase: "filter".into(), total, unit: "images" });
+        let mut agreement: HashMap<String, Vec<f64>> = HashMap::new();
+        let mut done = 0;
+        for fold in 0..self.num_models {
+            let own: Vec<usize> =
+                (0..records.len()).filter(|&i| self.folds.get(&records[i].source_sha256) == Some(&fold)).collect();
+            if own.is_empty() {
+                continue;
+            }
+            let assembly = self.assembly(fold, runtime)?;
+            let held_out = self.held_out(real, &sums, fold);
+            for row in &held_out {
+                let dice = score(&assembly, &row.image_path, &decode::mask(&row.mask_path)?, &row.question)?.0;
+                agreement.entry(row.modality.clone()).or_default().push(dice);
+            }
+            let images = RealImages { manifest: real, sums: &sums };
+            let pairs = FoldPairs { export, records: &records, own: &own };
+            let features = nearness(&assembly, &images, &pairs, thresholds, runtime)?;
+            for &i in &own {
+                if runtime.is_interrupted() {
+                    return Err(Error::Interrupted);
+                }
+                let decision = decide(&assembly, export, &records[i], thresholds, features.get(&i))?;
+                revise(&mut records[i], &decision);
+                done += 1;
+                runtime.observer().on(&Event::Advanced { done });
+            }
+        }
+        runtime.observer().on(&Event::Finished);
+        drop_the_easiest(&mut records, &agreement, thresholds, keep);
+        export.revise(&records)?;
+        let rows = export.write_annotations()?;
+        sheet::of_root(export, &export.root().join(crate::augment::generate::SHEET))?;
+        let all: Vec<f64> = agreement.into_values().flatten().collect();
+        Ok(self.summary(export, rows, quantile(&all, 0.5)))
+    }
+
+    fn summary(&self, export: &Export, rows: usize, real_dice: Option<f64>) -> FilterReport {
+        let records = export.journal().records();
+        let mut rejected: BTreeMap<String, usize> = BTreeMap::new();
+        for record in records.iter().filter(|record| !record.accepted) {
+            *rejected.entry(record.reason.split(' ').next().unwrap_or_default().to_owned()).or_default() += 1;
+        }
+        FilterReport {
+            pairs: records.len(),
+            accepted: records.iter().filter(|record| record.accepted).count(),
+            rows,
+            unknown: records.iter().filter(|record| !self.folds.contains_key(&record.source_sha256)).count(),
+            rejected,
+            real_dice,
+        }
+    }
+
+    /// One row of each real image that the model of this fold was not trained on.
+    fn held_out<'a>(&self, real: &'a Manifest, sums: &HashMap<PathBuf, String>, fold: usize) -> Vec<&'a Row> {
+        let mut seen = BTreeSet::new();
+        let is_wanted = |row: &&Row| {
+            row.split == Split::Train
+                && sums.get(&row.image_path).and_then(|sum| self.folds.get(sum)) == Some(&fold)
+                && seen.insert(row.mask_path.clone())
+        };
+        real.rows.iter().filter(is_wanted).collect()
+    }
+}
+
+/// Dtype of the frozen weights and activations of a filter model.
+fn kind_on(device: Device) -> Kind {
+    if device == Device::Cpu { Kind::Float } else { Kind::BFloat16 }
+}
+
+/// SHA-256 of every training image.
+fn sums(real: &Manifest) -> Result<HashMap<PathBuf, String>> {
+    let images: BTreeSet<&PathBuf> =
+        real.rows.iter().filter(|row| row.split == Split::Train).map(|row| &row.image_path).collect();
+    images.into_iter().map(|path| Ok((path.clone(), sha256(path)?))).collect()
+}
+
+/// Assigns every training image to a fold, with the images of each class spread evenly. Copies of an image are in the
+/// same fold.
+fn folds(real: &Manifest, num_models: usize, seed: u64) -> Result<BTreeMap<String, usize>> {
+    let sums = sums(real)?;
+    let mut classes: BTreeMap<&str, BTreeSet<&String>> = BTreeMap::new();
+    for row in real.rows.iter().filter(|row| row.split == Split::Train) {
+        classes.entry(&row.modality).or_default().insert(&sums[&row.image_path]);
+    }
+    if num_models < 2 || classes.values().all(|images| images.len() < num_models) {
+        let reason = format!("the training images cannot be divided into {num_models} folds");
+        return Err(Error::config("--folds", reason, "use 2 to 5 folds, and at least that many images"));
+    }
+    let mut folds = BTreeMap::new();
+    for (class, (_, images)) in classes.into_iter().enumerate() {
+        let mut images: Vec<&String> = images.into_iter().collect();
+        images.shuffle(&mut rng::stream(seed, "folds", &[class as u64]));
+        for (i, sum) in images.into_iter().enumerate() {
+            folds.entry(sum.clone()).or_insert(i % num_models);
+        }
+    }
+    Ok(folds)
+}
+
+/// Dice of the filter model's mask and the label, and the fraction of the image that the model segments outside of
+/// the label.
+fn score(assembly: &Assembly, image: &Path, label: &GrayImage, question: &str) -> Result<(f64, f64)> {
+    let image = decode::image(image)?;
+    let label = foreground(label);
+    // one token is enough: the mask depends on the question only
+    let prediction = predict(assembly, &Request { image: &image, question, max_new_tokens: 1 }, |_| ())?;
+    let area = |mask: &GrayImage| mask.iter().filter(|&&value| value > 0).count();
+    let [pixels, in_label] = [label.as_raw().len() as f64, area(&label) as f64];
+    let near = dilate(&label, (MARGIN_FRAC * 2.0 * (in_label / std::f64::consts::PI).sqrt()).max(2.0));
+    let (mut both, mut predicted, mut outside) = (0.0, 0.0, 0.0);
+    for ((p, &own), &near) in prediction.mask.iter().zip(label.iter()).zip(near.iter()) {
+        if *p >= 0.5 {
+            predicted += 1.0;
+            both += f64::from(u8::from(own > 0));
+            outside += f64::from(u8::from(near == 0));
+        }
+    }
+    Ok((2.0 * both / (predicted + in_label).max(1.0), outside / pixels.max(1.0)))
+}
+
+/// Scores one pair with the filter model and tests the scores against the limits.
+fn decide(
+    assembly: &Assembly,
+    export: &Export,
+    record: &Record,
+    thresholds: &Thresholds,
+    nearness: Option<&Nearness>,
+) -> Result<Decision> {
+    let (image, mask) = export.paths(record);
+    let question = record.texts.first().map(|text| text.question.as_str()).unwrap_or_default();
+    let (dice, outside) = score(assembly, &image, &decode::mask(&mask)?, question)?;
+    let mut decision = Decision::new();
+    decision.at_least("dice", dice, thresholds.dice_min);
+    decision.at_most("outside", outside, thresholds.outside_max);
+    if let Some(nearness) = nearness {
+        for (name, value, most) in [
+            ("knn_distance", nearness.distance, nearness.distance_max),
+            ("cosine", nearness.cosine, nearness.cosine_max),
+        ] {
+            match most {
+                Some(most) => decision.at_most(name, value, most),
+                None => decision.add_score(name, value),
+            }
+        }
+    }
+    Ok(decision)
+}
+
+/// Replaces the scores and reasons of an earlier call; those of the pixel tests are kept.
+fn revise(record: &mut Record, decision: &Decision) {
+    let is_model_score = |text: &str| SCORES.contains(&text.split(' ').next().unwrap_or_default());
+    let mut reasons: Vec<String> =
+        record.reason.split("; ").filter(|r| !r.is_empty() && !is_model_score(r)).map(str::to_owned).collect();
+    reasons.extend(decision.reasons.iter().cloned());
+    record.scores.retain(|name, _| !is_model_score(name));
+    record.scores.extend(decision.scores.clone());
+    record.accepted = reasons.is_empty();
+    record.reason = reasons.join("; ");
+}
+
+/// When more than `keep` pairs are accepted, rejects pairs whose Dice is above a quantile of the real images of their
+/// class, the easiest first. The segmenter learns nothing from them.
+fn drop_the_easiest(
+    records: &mut [Record],
+    agreement: &HashMap<String, Vec<f64>>,
+    thresholds: &Thresholds,
+    keep: usize,
+) {
+    let mut accepted = records.iter().filter(|record| record.accepted).count();
+    if keep == 0 || accepted <= keep {
+        return;
+    }
+    let mut easy: Vec<(usize, f64, f64)> = Vec::new();
+    for (i, record) in records.iter().enumerate().filter(|(_, record)| record.accepted) {
+        let most = agreement.get(&record.class).and_then(|dice| quantile(dice, thresholds.easy_quantile));
+        if let (Some(most), Some(&dice)) = (most, record.scores.get("dice"))
+            && dice > most
+        {
+            easy.push((i, dice, most));
+        }
+    }
+    easy.sort_by(|a, b| b.1.total_cmp(&a.1));
+    for (i, dice, most) in easy {
+        if accepted <= keep {
+            break;
+        }
+        records[i].accepted = false;
+        records[i].reason = format!("too_easy {dice:.4} is above {most:.4}, and there are more pairs than asked for");
+        accepted -= 1;
+    }
+}
+
+/// Distance and similarity of a pair to real images, and the limits that real images give.
+#[derive(Debug, Clone, Copy)]
+struct Nearness {
+    distance: f64,
+    distance_max: Option<f64>,
+    cosine: f64,
+    cosine_max: Option<f64>,
+}
+
+/// Real images with the SHA-256 of each training image.
+struct RealImages<'a> {
+    manifest: &'a Manifest,
+    sums: &'a HashMap<PathBuf, String>,
+}
+
+/// The pairs that the model of one fold scores.
+struct FoldPairs<'a> {
+    export: &'a Export,
+    records: &'a [Record],
+    /// Indices of the pairs in `records`.
+    own: &'a [usize],
+}
+
+/// Nearness of the pairs `own`, by their record's index. Each class is compared with all real training images of the
+/// class. The limits come from each real image's own nearest neighbours.
+fn nearness(
+    assembly: &Assembly,
+    real: &RealImages,
+    pairs: &FoldPairs,
+    thresholds: &Thresholds,
+    runtime: &Runtime,
+) -> Result<HashMap<usize, Nearness>> {
+    let RealImages { manifest: real, sums } = *real;
+    let FoldPairs { export, records, own } = *pairs;
+    let mut groups: BTreeMap<(&str, Mode), Vec<usize>> = BTreeMap::new();
+    for &i in own {
+        groups.entry((&records[i].class, records[i].mode)).or_default().push(i);
+    }
+    let mut found = HashMap::new();
+    for ((class, mode), members) in groups {
+        let mut seen = BTreeSet::new();
+        let rows: Vec<&Row> = real
+            .rows
+            .iter()
+            .filter(|row| row.split == Split::Train && row.modality == class && seen.insert(&row.mask_path))
+            .collect();
+        if rows.len() < LEAST {
+            continue;
+        }
+        let pairs = rows.iter().map(|row| (row.image_path.clone(), row.mask_path.clone())).collect::<Vec<_>>();
+        let reference = features(assembly, mode, &pairs, runtime)?;
+        let pairs = members.iter().map(|&i| export.paths(&records[i])).collect::<Vec<_>>();
+        let query = features(assembly, mode, &pairs, runtime)?;
+        let distances = knn_distance(&query, &reference, NEIGHBOURS)?;
+        let own_image =
+            |i: &usize| rows.iter().position(|row| sums.get(&row.image_path) == Some(&records[*i].source_sha256));
+        let cosines = members
+            .iter()
+            .enumerate()
+            .map(|(at, i)| {
+                // the pair's own source is left out: it shares the layout and the preserved pixels
+                let at = i64::try_from(at).expect("a few pairs");
+                let own = own_image(i);
+                let others: Vec<i64> =
+                    (0_i64..).zip(0..rows.len()).filter(|(_, row)| Some(*row) != own).map(|(row, _)| row).collect();
+                let others = reference.index_select(0, &Tensor::from_slice(&others));
+                Ok(max_cosine(&query.narrow(0, at, 1), &others)?[0])
+            })
+            .collect::<Result<Vec<f64>>>()?;
+        let distance_max = quantile(&knn_distance_within(&reference, NEIGHBOURS)?, thresholds.knn_quantile);
+        let cosine_max = quantile(&max_cosine_within(&reference)?, thresholds.cosine_quantile);
+        for ((i, distance), cosine) in members.into_iter().zip(distances).zip(cosines) {
+            found.insert(i, Nearness { distance, distance_max, cosine, cosine_max });
+        }
+    }
+    Ok(found)
+}
+
+/// Features of the area that `mode` generates, `[n, c]`.
+fn features(assembly: &Assembly, mode: Mode, pairs: &[(PathBuf, PathBuf)], runtime: &Runtime) -> Result<Tensor> {
+    let files: Vec<PathBuf> = pairs.iter().map(|pair| pair.0.clone()).collect();
+    let area = |i: usize| -> Result<GrayImage> {
+        let mut mask = foreground(&decode::mask(&pairs[i].1)?);
+        if mode == Mode::KeepLesion {
+            mask.iter_mut().for_each(|value| *value = 255 - *value);
+        }
+        if mask.iter().all(|&value| value == 0) {
+            mask.iter_mut().for_each(|value| *value = 255);
+        }
+        Ok(mask)
+    };
+    let of_a_part = matches!(mode, Mode::KeepLesion | Mode::EditLesion | Mode::InsertLesion);
+    let images = Images {
+        files: &files,
+        area: of_a_part.then_some(&area),
+        batch: FEATURES,
+        observer: &crate::event::Silent,
+        interrupt: runtime.interrupt(),
+    };
+    quality::encoder_features(assembly, &images)
+}

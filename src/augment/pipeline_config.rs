@@ -1,0 +1,395 @@
+//! Pipeline config of a generator: sizes of its networks, scheduler settings, tokenizers, and the location of its
+//! weights.
+//!
+//! Source: the folder layout of Hugging Face's diffusers (`model_index.json`, one folder per network).
+
+use super::settings::RANDOM;
+use crate::data::text::clip_bpe::ClipTokenizer;
+use crate::hub::of_variant;
+use crate::models::diffusion::sampler::{self, SchedulerConfig};
+use crate::models::diffusion::{controlnet, text, unet, vae};
+use crate::tensor::store::Store;
+use crate::tensor::weights::{Archive, read_json};
+use crate::{Error, Result};
+use sha2::{Digest, Sha256};
+use std::path::{Path, PathBuf};
+
+/// Sizes and settings of a generator, without weights.
+#[derive(Debug, Clone)]
+pub struct PipelineConfig {
+    /// The denoising network.
+    pub unet: unet::Config,
+    /// The autoencoder.
+    pub vae: vae::Config,
+    /// Text encoders: one, or two for SDXL.
+    pub texts: Vec<text::Config>,
+    /// ControlNet, if there is one.
+    pub controlnet: Option<controlnet::Config>,
+    /// Noise schedule.
+    pub scheduler: SchedulerConfig,
+    /// The sampler that the pipeline names.
+    pub sampler: sampler::SamplerKind,
+    /// Whether an absent negative prompt becomes zeros instead of an encoded empty text (SDXL).
+    pub zero_without_negative: bool,
+    /// Location of weights and tokenizers.
+    pub weights: Weights,
+}
+
+/// Source of the weights.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Weights {
+    /// Folders of diffusers' layout.
+    Files {
+        /// Folder of the pipeline.
+        root: PathBuf,
+        /// Folder of the ControlNet.
+        controlnet: Option<PathBuf>,
+        /// Preferred variant of weight files; empty = files without a variant.
+        variant: String,
+    },
+    /// Random weights from the run's seed.
+    Random,
+}
+
+const HINT: &str = "download or copy the pipeline again";
+/// Value used as the SHA-256 of random weights.
+pub const RANDOM_DIGEST: &str = "random";
+
+/// Sizes that `random:NAME` knows.
+const RANDOM_SIZES: [&str; 5] = ["tiny", "tiny-sdxl", "sd15", "sd21", "sdxl"];
+
+impl PipelineConfig {
+    /// The generator that `model` names: `random:SIZE`, or the folder `root` that was resolved for it.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for an unknown size; [`Error::Weights`] for a folder without a part or with unsupported
+    /// sizes; [`Error::Io`].
+    pub fn open(model: &str, root: &Path, controlnet: Option<&Path>, variant: &str) -> Result<Self> {
+        match model.strip_prefix(RANDOM) {
+            Some(size) => Self::random(size, controlnet.is_some()),
+            None => Self::read(root, controlnet, variant),
+        }
+    }
+
+    /// A generator with random weights. Its images are noise; its memory and time are realistic.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for an unknown size.
+    pub fn random(size: &str, with_controlnet: bool) -> Result<Self> {
+        let (unet, vae, texts) = match size {
+            "tiny" => (unet::Config::tiny(), tiny_vae(), vec![tiny_text()]),
+            "tiny-sdxl" => (tiny_sdxl(), tiny_vae(), vec![tiny_text(), tiny_text()]),
+            "sd15" => (unet::Config::sd15(), vae::Config::sd(), vec![text::Config::clip_l()]),
+            "sd21" => (unet::Config::sd21(), vae::Config::sd(), vec![text::Config::open_clip_h()]),
+            "sdxl" => {
+                (unet::Config::sdxl(), vae::Config::sdxl(), vec![text::Config::clip_l(), text::Config::clip_big_g()])
+            }
+            other => {
+                let hint = format!("use one of `{RANDOM}{}`", RANDOM_SIZES.join(&format!("`, `{RANDOM}")));
+                return Err(Error::config("augment.model", format!("there is no size `{other}`"), hint));
+            }
+        };
+        Ok(Self {
+            controlnet: with_controlnet.then(|| controlnet::Config::of(unet.clone())),
+            zero_without_negative: unet.is_sdxl(),
+            unet,
+            vae,
+            texts,
+            scheduler: SchedulerConfig::stable_diffusion(),
+            sampler: sampler::SamplerKind::Euler,
+            weights: Weights::Random,
+        })
+    }
+
+    fn read(root: &Path, controlnet: Option<&Path>, variant: &str) -> Result<Self> {
+        let index_file = root.join("model_index.json");
+        if !index_file.exists() {
+            let hint = "give a folder in diffusers' layout (`model_index.json`, `unet/`, `vae/`, ...). Convert a \
+                        single-file checkpoint with \
+                        `StableDiffusionPipeline.from_single_file(..).save_pretrained(..)`";
+            return Err(Error::weights(root, "contains no `model_index.json`", hint));
+        }
+        let index: serde_json::Value = read_json(&index_file, HINT)?;
+        let unet: unet::Config = read_json(&root.join("unet/config.json"), HINT)?;
+        unet.check().map_err(|error| at(&root.join("unet/config.json"), &error))?;
+        let vae: vae::Config = read_json(&root.join("vae/config.json"), HINT)?;
+        vae.check().map_err(|error| at(&root.join("vae/config.json"), &error))?;
+        let folders: &[&str] = if unet.is_sdxl() { &["text_encoder", "text_encoder_2"] } else { &["text_encoder"] };
+        let read = |folder: &&str| read_json(&root.join(folder).join("config.json"), HINT);
+        let texts = folders.iter().map(read).collect::<Result<Vec<text::Config>>>()?;
+        texts
+            .iter()
+            .zip(folders)
+            .try_for_each(|(text, folder)| text.check().map_err(|e| at(&root.join(folder), &e)))?;
+        let scheduler_file = root.join("scheduler/scheduler_config.json");
+        let scheduler = SchedulerConfig::open(&scheduler_file)?;
+        let text = std::fs::read_to_string(&scheduler_file).map_err(Error::io(&scheduler_file, "read"))?;
+        let control = controlnet.map(|folder| read_json(&folder.join("config.json"), HINT)).transpose()?;
+        if let (Some(control), Some(folder)) = (&control, controlnet) {
+            controlnet::Config::check(control).map_err(|error| at(folder, &error))?;
+        }
+        let zero = index.get("force_zeros_for_empty_prompt").and_then(serde_json::Value::as_bool);
+        let this = Self {
+            zero_without_negative: zero.unwrap_or(false) && unet.is_sdxl(),
+            unet,
+            vae,
+            texts,
+            controlnet: control,
+            scheduler,
+            sampler: sampler_of(&text),
+            weights: Weights::Files {
+                root: root.to_path_buf(),
+                controlnet: controlnet.map(Path::to_path_buf),
+                variant: variant.to_owned(),
+            },
+        };
+        this.check(root)?;
+        Ok(this)
+    }
+
+    fn check(&self, root: &Path) -> Result<()> {
+        let context: i64 = self.texts.iter().map(|text| text.hidden_size).sum();
+        if context != self.unet.cross_attention_dim {
+            let reason =
+                format!("its text encoders have width {context}, its UNet expects {}", self.unet.cross_attention_dim);
+            return Err(Error::weights(root, reason, "copy or download the whole pipeline again"));
+        }
+        if !matches!(self.unet.in_channels, 4 | 9) {
+            let reason = format!("its UNet takes {} channels", self.unet.in_channels);
+            return Err(Error::weights(root, reason, "use a text-to-image (4) or inpainting (9) pipeline"));
+        }
+        Ok(())
+    }
+
+    /// Name of the family: `SD 1.x`, `SD 2.x`, `SDXL`, `small`.
+    pub fn family(&self) -> &'static str {
+        match (self.unet.is_sdxl(), self.unet.cross_attention_dim) {
+            (true, 2048) => "SDXL",
+            (false, 768) => "SD 1.x",
+            (false, 1024) => "SD 2.x",
+            _ => "small",
+        }
+    }
+
+    /// Whether the UNet takes the mask and the masked image as input.
+    pub fn inpaints(&self) -> bool {
+        self.unet.in_channels == 9
+    }
+
+    /// One tokenizer for each text encoder.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] for missing or damaged files.
+    pub fn tokenizers(&self) -> Result<Vec<ClipTokenizer>> {
+        match &self.weights {
+            Weights::Random => self
+                .texts
+                .iter()
+                .map(|text| ClipTokenizer::bytes(usize::try_from(text.vocab_size).unwrap_or(0)))
+                .collect(),
+            Weights::Files { root, .. } => {
+                let folders = ["tokenizer", "tokenizer_2"];
+                self.texts.iter().zip(folders).map(|(_, folder)| ClipTokenizer::open(&root.join(folder))).collect()
+            }
+        }
+    }
+
+    /// SHA-256 over all weight files; it identifies the weights.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn digest(&self) -> Result<String> {
+        let Weights::Files { .. } = &self.weights else { return Ok(RANDOM_DIGEST.into()) };
+        let mut hash = Sha256::new();
+        for part in self.parts() {
+            for file in self.files(part)? {
+                digest_file(&file, &mut hash)?;
+            }
+        }
+        Ok(format!("{:x}", hash.finalize()))
+    }
+
+    fn parts(&self) -> Vec<Part> {
+        let mut parts = vec![Part::Unet, Part::Vae];
+        parts.extend((0..self.texts.len()).map(Part::Text));
+        parts.extend(self.controlnet.is_some().then_some(Part::ControlNet));
+        parts
+    }
+
+    fn folder(&self, part: Part) -> Option<PathBuf> {
+        let Weights::Files { root, controlnet, .. } = &self.weights else { return None };
+        match part {
+            Part::Unet => Some(root.join("unet")),
+            Part::Vae => Some(root.join("vae")),
+            Part::Text(0) => Some(root.join("text_encoder")),
+            Part::Text(_) => Some(root.join("text_encoder_2")),
+            Part::ControlNet => controlnet.clone(),
+        }
+    }
+
+    /// Weight files of `part`: one file, or all shards.
+    fn files(&self, part: Part) -> Result<Vec<PathBuf>> {
+        let (Some(folder), Weights::Files { variant, .. }) = (self.folder(part), &self.weights) else {
+            return Ok(Vec::new());
+        };
+        let mut names = Vec::new();
+        for entry in std::fs::read_dir(&folder).map_err(Error::io(&folder, "list"))? {
+            names.push(entry.map_err(Error::io(&folder, "list"))?.file_name().to_string_lossy().into_owned());
+        }
+        names.sort();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let files: Vec<PathBuf> = of_variant(&names, variant).into_iter().map(|name| folder.join(name)).collect();
+        if files.is_empty() {
+            let has_pickles = names.iter().any(|name| [".bin", ".ckpt"].iter().any(|end| name.ends_with(end)));
+            let hint = if has_pickles {
+                "it contains PyTorch pickles only: save the pipeline again with `safe_serialization=True`"
+            } else {
+                "download the pipeline again; see `augment.variant` for files such as `*.fp16.safetensors`"
+            };
+            return Err(Error::weights(folder, "contains no safetensors file of this network", hint));
+        }
+        Ok(files)
+    }
+
+    /// Checks that the weight files of every part exist and have valid headers.
+    ///
+    /// # Errors
+    /// [`Error::Weights`].
+    pub fn check_files(&self) -> Result<()> {
+        for part in self.parts() {
+            for file in self.files(part)? {
+                Archive::open(&file)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Loads the weights of `part` into `store`. Does nothing for random weights, which are initialised when a store
+    /// is built.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] naming missing, unexpected and mis-shaped tensors.
+    pub fn fill(&self, part: Part, store: &Store) -> Result<()> {
+        let files = self.files(part)?;
+        if files.is_empty() {
+            return Ok(());
+        }
+        let mut missing: Vec<String> = store.entries().into_iter().map(|entry| entry.name).collect();
+        for file in &files {
+            let archive = Archive::open(file)?;
+            for stored in archive.names() {
+                if text::is_leftover(stored) {
+                    continue;
+                }
+                let name = part.current_name(stored);
+                let Some(mut target) = store.get(&name) else {
+                    let hint = "use weights and `config.json` of the same pipeline";
+                    return Err(Error::weights(file, format!("`{stored}` belongs to no layer"), hint));
+                };
+                copy(&archive, stored, &mut target)?;
+                missing.retain(|other| *other != name);
+            }
+        }
+        match missing.first() {
+            None => Ok(()),
+            Some(first) => {
+                let reason = format!("{} tensors are missing, first `{first}`", missing.len());
+                Err(Error::weights(
+                    &files[0],
+                    reason,
+                    "download the file again, or check the `config.json` in its folder",
+                ))
+            }
+        }
+    }
+}
+
+/// The supported sampler closest to the scheduler class in `scheduler_config.json`. The file may contain `-Infinity`,
+/// which is not JSON, so it is searched as text. PNDM (Stable Diffusion 1.5) becomes a multistep DDIM.
+fn sampler_of(text: &str) -> sampler::SamplerKind {
+    let line = text.lines().find(|line| line.contains("\"_class_name\"")).unwrap_or_default();
+    let is = |names: &[&str]| names.iter().any(|name| line.contains(name));
+    if is(&["DDIM", "PNDM", "DDPM"]) {
+        sampler::SamplerKind::Ddim
+    } else if is(&["DPMSolver"]) {
+        sampler::SamplerKind::DpmPlusPlus2M
+    } else {
+        sampler::SamplerKind::Euler
+    }
+}
+
+/// An autoencoder of small width with the usual eight pixels per latent cell.
+fn tiny_vae() -> vae::Config {
+    let tiny = vae::Config::tiny();
+    let four = |types: &[String]| types.iter().cycle().take(4).cloned().collect();
+    vae::Config {
+        block_out_channels: vec![16, 16, 32, 32],
+        down_block_types: four(&tiny.down_block_types),
+        up_block_types: four(&tiny.up_block_types),
+        ..tiny
+    }
+}
+
+/// A text encoder whose vocabulary is bytes and two special tokens.
+fn tiny_text() -> text::Config {
+    text::Config { vocab_size: 514, projection_dim: 32, ..text::Config::tiny() }
+}
+
+/// A small UNet with SDXL's additional conditioning.
+fn tiny_sdxl() -> unet::Config {
+    let published = unet::Config::sdxl();
+    unet::Config {
+        cross_attention_dim: 64,
+        use_linear_projection: true,
+        addition_embed_type: published.addition_embed_type,
+        addition_time_embed_dim: Some(8),
+        projection_class_embeddings_input_dim: Some(80),
+        ..unet::Config::tiny()
+    }
+}
+
+/// A network of the pipeline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// `unet/`
+    Unet,
+    /// `vae/`
+    Vae,
+    /// `text_encoder/` and `text_encoder_2/`
+    Text(usize),
+    /// A separate folder.
+    ControlNet,
+}
+
+impl Part {
+    /// Current name of a stored tensor.
+    fn current_name(self, stored: &str) -> String {
+        match self {
+            Self::Vae => vae::current_name(stored),
+            Self::Text(_) => text::current_name(stored),
+            Self::Unet | Self::ControlNet => stored.to_owned(),
+        }
+    }
+}
+
+/// Copies the tensor `stored`. Weights of a 1x1 convolution and of a linear layer are interchangeable.
+fn copy(archive: &Archive, stored: &str, target: &mut crate::tensor::Tensor) -> Result<()> {
+    let shape = archive.info(stored).map(|info| info.shape.clone()).unwrap_or_default();
+    let wanted = target.size();
+    let squeezed: Vec<i64> = if shape.len() == 4 && shape[2..] == [1, 1] { shape[..2].to_vec() } else { shape.clone() };
+    if shape != wanted && squeezed == wanted {
+        return archive.copy_into(stored, &mut target.view(shape.as_slice()));
+    }
+    archive.copy_into(stored, target)
+}
+
+fn at(path: &Path, error: &Error) -> Error {
+    Error::weights(path, error.to_string(), error.hint())
+}
+
+/// Hashes every byte, because a fine-tuned copy may differ only in the middle.
+fn digest_file(path: &Path, hash: &mut Sha256) -> Result<()> {
+    let mut file = std::fs::File::open(path).map_err(Error::io(path, "open"))?;
+    std::io::copy(&mut file, hash).map_err(Error::io(path, "read"))?;
+    Ok(())
+}

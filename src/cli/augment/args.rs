@@ -1,0 +1,84 @@
+//! Command-line arguments that the `augment` commands share, and the pipeline config that they name.
+
+use crate::Result;
+use crate::augment::pipeline_config::PipelineConfig;
+use crate::augment::settings::RANDOM;
+use crate::cli::args::sets_of;
+use crate::cli::context::Context;
+use crate::config::{AugmentRun, Resolved, RunConfig, Sources};
+use std::path::PathBuf;
+
+/// Settings of the generator.
+#[derive(Debug, clap::Args)]
+pub(in crate::cli) struct SettingsArgs {
+    /// Named settings: augment (SDXL) or tiny (random weights, for a quick try) [default: augment]
+    #[arg(long, value_name = "NAME")]
+    pub(in crate::cli) preset: Option<String>,
+    /// TOML file whose values override the preset
+    #[arg(long, value_name = "FILE")]
+    pub(in crate::cli) config: Option<PathBuf>,
+    /// One setting, for example `augment.steps=20`; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    pub(in crate::cli) sets: Vec<String>,
+}
+
+impl SettingsArgs {
+    /// Resolves the settings; flags have the highest priority.
+    pub(in crate::cli) fn resolve(&self, flags: Vec<(String, String)>) -> Result<Resolved<AugmentRun>> {
+        let sets = sets_of(&self.sets, flags);
+        let sources =
+            Sources { preset: self.preset.clone(), default_preset: "augment".into(), file: self.config.clone(), sets };
+        sources.resolve_as()
+    }
+}
+
+/// Settings of the segmenters that are trained for filtering or an ablation.
+#[derive(Debug, clap::Args)]
+pub(in crate::cli) struct SegmenterArgs {
+    /// Named settings of the segmenter: tiny, full, cpu, gpu-24gb, ... [default: tiny]
+    #[arg(long, value_name = "NAME")]
+    preset: Option<String>,
+    /// TOML file whose values override the preset
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// One setting, for example `train.micro_batch=4`; may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUE")]
+    sets: Vec<String>,
+}
+
+impl SegmenterArgs {
+    /// Resolves the settings; flags have the highest priority.
+    pub(in crate::cli) fn resolve(
+        &self,
+        flags: impl IntoIterator<Item = (String, String)>,
+    ) -> Result<Resolved<RunConfig>> {
+        let sets = sets_of(&self.sets, flags);
+        let sources =
+            Sources { preset: self.preset.clone(), default_preset: "tiny".into(), file: self.config.clone(), sets };
+        sources.resolve()
+    }
+}
+
+/// The pipeline config of the generator. Downloads the files if they are on the hub.
+pub(in crate::cli) fn pipeline_config(run: &AugmentRun, context: &Context) -> Result<PipelineConfig> {
+    let config = &run.augment;
+    context.check_files(config.needs())?;
+    let control = if config.controlnet.is_empty() { None } else { Some(context.locate(&config.controlnet)?) };
+    if let Some(size) = config.model.strip_prefix(RANDOM) {
+        let wanted = control.is_some() || config.mode == crate::augment::settings::Mode::MaskToImage;
+        return PipelineConfig::random(size, wanted);
+    }
+    let root = context.locate(&config.model)?;
+    let pipeline_config = PipelineConfig::open(&config.model, &root, control.as_deref(), &config.variant)?;
+    pipeline_config.check_files()?;
+    Ok(pipeline_config)
+}
+
+/// The pipeline config for a plan: read from local files, or guessed from the name of a hub model.
+pub(in crate::cli) fn planned_pipeline_config(run: &AugmentRun, context: &Context) -> Result<PipelineConfig> {
+    let config = &run.augment;
+    if config.model.starts_with("hub:") || config.model.starts_with(RANDOM) {
+        return run.planned_pipeline_config();
+    }
+    pipeline_config(run, context)
+}

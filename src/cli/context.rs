@@ -1,0 +1,38 @@
+//! Run context of a command: runtime, environment and outputs.
+
+use super::env::Env;
+use super::memory::Memory;
+use super::output::Output;
+use crate::event::Observer;
+use crate::runtime::Runtime;
+use crate::{Error, Result};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// Runtime, environment and outputs of this process.
+pub(super) struct Context {
+    pub(super) runtime: Runtime,
+    pub(super) env: Env,
+    pub(super) output: Arc<Output>,
+    pub(super) progress: Arc<dyn Observer>,
+    pub(super) memory: Memory,
+    pub(super) interrupt: Arc<AtomicBool>,
+}
+
+impl Context {
+    /// The local path of a file, a folder or a repository `hub:owner/name`.
+    pub(super) fn locate(&self, spec: &str) -> Result<PathBuf> {
+        self.runtime.locate(spec)
+    }
+}
+
+/// Creates the output folder of a command and checks that it is writable, before the expensive work.
+pub(super) fn make_folder(flag: &str, folder: &Path) -> Result<()> {
+    if folder.exists() && !folder.is_dir() {
+        let reason = format!("`{}` is a file", folder.display());
+        return Err(Error::config(flag, reason, "choose another folder"));
+    }
+    std::fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
+    tempfile::tempfile_in(folder).map(drop).map_err(Error::io(folder, "write"))
+}

@@ -1,0 +1,100 @@
+//! Run lock: only one process at a time writes into a run folder or a folder of pairs.
+//!
+//! The lock is the operating system's lock on a file in the folder. The system releases it when the process ends, also
+//! after a crash. The file remains and is empty while no process writes.
+
+use super::context::make_folder;
+use crate::event::{Event, Observer};
+use crate::{Error, Result};
+use std::fs::{File, TryLockError};
+use std::io::{ErrorKind, Write as _};
+use std::path::Path;
+
+/// Name of the locked file. It contains the id of the process that writes into the folder.
+const NAME: &str = ".prsmed.lock";
+
+/// Lock on a folder, until it is dropped.
+#[derive(Debug)]
+pub(super) struct RunLock {
+    file: File,
+}
+
+impl RunLock {
+    /// Creates the folder that `flag` names, as [`make_folder`] does, and locks it. On a file system without locks it
+    /// only warns.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if another process writes into the folder; [`Error::Io`].
+    pub(super) fn on(flag: &str, folder: &Path, observer: &dyn Observer) -> Result<Self> {
+        make_folder(flag, folder)?;
+        let path = folder.join(NAME);
+        let options = File::options().read(true).write(true).create(true).truncate(false).clone();
+        let file = options.open(&path).map_err(Error::io(&path, "open"))?;
+        match file.try_lock() {
+            Ok(()) => (),
+            Err(TryLockError::WouldBlock) => return Err(is_taken(flag, folder)),
+            Err(TryLockError::Error(error)) if is_without_locks(&error) => {
+                let text = format!(
+                    "no other prsmed must write into `{}`, and this file system cannot prevent it: {error}",
+                    folder.display()
+                );
+                observer.on(&Event::Warning(text));
+            }
+            Err(TryLockError::Error(error)) => return Err(Error::io(&path, "lock")(error)),
+        }
+        let mut this = Self { file };
+        this.sign().map_err(Error::io(&path, "write"))?;
+        Ok(this)
+    }
+
+    fn sign(&mut self) -> std::io::Result<()> {
+        self.file.set_len(0)?;
+        write!(self.file, "{}", std::process::id())
+    }
+}
+
+impl Drop for RunLock {
+    fn drop(&mut self) {
+        // still locked, so no other process reads the id of a process that has ended
+        let _ = self.file.set_len(0);
+    }
+}
+
+fn is_taken(flag: &str, folder: &Path) -> Error {
+    let number = std::fs::read_to_string(folder.join(NAME)).ok().and_then(|text| text.parse::<u32>().ok());
+    let process = number.map_or_else(String::new, |number| format!(" (process {number})"));
+    let reason = format!("another prsmed{process} is writing into `{}`", folder.display());
+    Error::config(flag, reason, "wait until it is done, stop it, or choose another folder")
+}
+
+/// True if the file system has no locks: the system call is not supported, or a network share has no lock server.
+fn is_without_locks(error: &std::io::Error) -> bool {
+    error.kind() == ErrorKind::Unsupported || error.raw_os_error() == Some(libc::ENOLCK)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Silent;
+
+    #[test]
+    fn a_folder_has_one_lock_at_a_time() {
+        let home = tempfile::tempdir().unwrap();
+        let folder = home.path().join("run");
+        let run_lock = RunLock::on("--out", &folder, &Silent).unwrap();
+        let refused = RunLock::on("--out", &folder, &Silent).unwrap_err().to_string();
+        let own = std::process::id();
+        assert_eq!(refused, format!("`--out`: another prsmed (process {own}) is writing into `{}`", folder.display()));
+        drop(run_lock);
+        assert_eq!(std::fs::read(folder.join(NAME)).unwrap(), b"");
+        std::fs::write(folder.join(NAME), "left by a crash").unwrap();
+        drop(RunLock::on("--out", &folder, &Silent).unwrap());
+    }
+
+    #[test]
+    fn missing_locks_are_distinguished_from_failures() {
+        let is = |number: i32| is_without_locks(&std::io::Error::from_raw_os_error(number));
+        assert!(is(libc::ENOLCK) && is(libc::EOPNOTSUPP) && is(libc::ENOSYS));
+        assert!(!is(libc::EIO) && !is(libc::EACCES));
+    }
+}

@@ -1,0 +1,69 @@
+//! Settings of a training that cannot be used together.
+
+use super::RunConfig;
+use crate::segment::setup::BatchNorm;
+use crate::segment::vision_features;
+use crate::trainer::Switch;
+use crate::trainer::precision::Precision;
+use crate::{Error, Result};
+
+/// The first conflict.
+pub(super) fn check(config: &RunConfig) -> Result<()> {
+    check_packing(config)?;
+    vision_features::refuse_trained_tower(&config.data, config.model.train_base)?;
+    check_graph(config)?;
+    check_step_in_backward(config)
+}
+
+/// `step_in_backward` updates parameters one at a time, so options that need all gradients at once exclude it.
+fn check_step_in_backward(config: &RunConfig) -> Result<()> {
+    let train = &config.train;
+    let conflicts = [
+        (train.accumulation > 1, "the gradients of several micro-batches are added up", "train.accumulation=1"),
+        (train.clip_norm > 0.0, "the norm of all gradients is known", "train.clip_norm=0"),
+        (
+            train.precision == Precision::Fp16,
+            "the loss scaling of fp16 has checked all gradients",
+            "train.precision=bf16",
+        ),
+    ];
+    match conflicts.into_iter().find(|(conflict, ..)| train.step_in_backward && *conflict) {
+        Some((_, what, remedy)) => {
+            let reason = format!("parameters are updated before {what}");
+            let hint = format!("add `--set {remedy}`, or set it to `false`");
+            Err(Error::config("train.step_in_backward", reason, hint))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Captured steps keep their gradients and pad texts.
+fn check_graph(config: &RunConfig) -> Result<()> {
+    let conflicts = [
+        (config.train.step_in_backward, "`train.step_in_backward` frees gradients", "train.step_in_backward=false"),
+        (!config.model.semantics.hides_answer(), "the published decoder reads padding", "model.semantics=corrected"),
+    ];
+    match conflicts.into_iter().find(|(conflict, ..)| config.train.graph == Switch::On && *conflict) {
+        Some((_, what, remedy)) => {
+            let reason = format!("steps cannot be captured as CUDA graphs: {what}");
+            Err(Error::config("train.graph", reason, format!("add `--set {remedy}`, or set it to `auto` or `off`")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Several questions in one sequence need a decoder that reads prompts only, and samples that do not depend on each
+/// other.
+fn check_packing(config: &RunConfig) -> Result<()> {
+    let key = "data.questions_per_image";
+    let questions = config.data.questions_per_image;
+    if questions > 1 && !config.model.semantics.hides_answer() {
+        let reason = format!("{questions} questions share a sequence, and the decoder of `reference` reads all of it");
+        return Err(Error::config(key, reason, "set it to 1, or use `model.semantics=corrected`"));
+    }
+    if questions > 1 && config.model.batch_norm == BatchNorm::Batch {
+        let reason = format!("{questions} questions share an image, which changes the statistics of a batch");
+        return Err(Error::config(key, reason, "set it to 1, or use `model.batch_norm=frozen`"));
+    }
+    Ok(())
+}

@@ -1,0 +1,116 @@
+//! Settings as a TOML table with dotted keys.
+
+use crate::setting::Setting;
+use toml::{Table, Value};
+
+/// A value as TOML, else a bare string.
+pub(super) fn parse_value(text: &str) -> Value {
+    let table = format!("v = {text}").parse::<Table>().ok();
+    table.and_then(|mut table| table.remove("v")).unwrap_or_else(|| Value::String(text.to_owned()))
+}
+
+/// A table with `value` at a dotted key.
+pub(super) fn nested(key: &str, value: Value) -> Table {
+    match key.split_once('.') {
+        Some((head, rest)) => Table::from_iter([(head.to_owned(), Value::Table(nested(rest, value)))]),
+        None => Table::from_iter([(key.to_owned(), value)]),
+    }
+}
+
+pub(super) fn join(prefix: &str, key: &str) -> String {
+    if prefix.is_empty() { key.to_owned() } else { format!("{prefix}.{key}") }
+}
+
+/// All values with their dotted keys, in the order of the table.
+pub(super) fn leaves(table: &Table) -> Vec<(String, &Value)> {
+    let mut found = Vec::new();
+    for (key, value) in table {
+        match value {
+            Value::Table(inner) => {
+                found.extend(leaves(inner).into_iter().map(|(rest, value)| (join(key, &rest), value)));
+            }
+            _ => found.push((key.clone(), value)),
+        }
+    }
+    found
+}
+
+/// The value at a dotted key.
+pub(super) fn value_at<'a>(table: &'a Table, key: &str) -> Option<&'a Value> {
+    match key.split_once('.') {
+        Some((head, rest)) => value_at(table.get(head)?.as_table()?, rest),
+        None => table.get(key),
+    }
+}
+
+/// Sets or removes the value at a dotted key, where its section exists.
+pub(super) fn replace(table: &mut Table, key: &str, value: Option<Value>) {
+    match (key.split_once('.'), value) {
+        (Some((head, rest)), value) => {
+            if let Some(inner) = table.get_mut(head).and_then(Value::as_table_mut) {
+                replace(inner, rest, value);
+            }
+        }
+        (None, Some(value)) => drop(table.insert(key.to_owned(), value)),
+        (None, None) => drop(table.remove(key)),
+    }
+}
+
+/// Sets the value at a dotted key and adds the sections on its way.
+pub(super) fn insert(table: &mut Table, key: &str, value: Value) {
+    match key.split_once('.') {
+        Some((head, rest)) => {
+            let inner = table.entry(head).or_insert_with(|| Value::Table(Table::new()));
+            if let Value::Table(inner) = inner {
+                insert(inner, rest, value);
+            }
+        }
+        None => drop(table.insert(key.to_owned(), value)),
+    }
+}
+
+/// Replaces old names of settings by the present ones.
+pub(super) fn renamed(mut table: Table, settings: &[Setting]) -> Table {
+    for setting in settings {
+        let (section, _) = setting.key.split_once('.').expect("a dotted key");
+        for old in setting.old_names.iter().map(|old| join(section, old)) {
+            if let Some(value) = value_at(&table, &old).cloned() {
+                replace(&mut table, &old, None);
+                replace(&mut table, setting.key, Some(value));
+            }
+        }
+    }
+    table
+}
+
+/// `value`, as a real number where `slot` is one.
+pub(super) fn widen(slot: &Value, value: Value) -> Value {
+    match (slot, number(&value)) {
+        (Value::Float(_), Some(number)) => Value::Float(number),
+        _ => value,
+    }
+}
+
+/// The value of a number.
+pub(super) fn number(value: &Value) -> Option<f64> {
+    match value {
+        Value::Integer(n) => Some(*n as f64),
+        Value::Float(n) => Some(*n),
+        _ => None,
+    }
+}
+
+/// `text` in lines of at most 110 characters; `indent` begins the later ones.
+pub(super) fn wrapped(text: &str, indent: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().expect("one line");
+        if line.chars().count() + 1 + word.chars().count() > 110 {
+            lines.push(format!("{indent}{word}"));
+        } else {
+            line.push_str(if line.is_empty() { "" } else { " " });
+            line.push_str(word);
+        }
+    }
+    lines.join("\n")
+}

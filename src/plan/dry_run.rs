@@ -1,0 +1,376 @@
+//! Runs the phases of a task: on the meta device, under a trace, as the plan; on a real device as the measurement.
+//!
+//! Every phase calls the engine's own functions. This module contains no formulas.
+
+use crate::Result;
+use crate::event::Silent;
+use crate::tensor::trace::{Trace, TraceBuilder};
+use crate::tensor::weights::Staged;
+use crate::tensor::{Device, Kind, META, Tensor, kernels, ledger, memory, meta, no_grad, trace};
+use crate::trainer::graph::SETTLING_STEPS;
+use crate::trainer::{DryRunTask, StepInfo, Stepper, Switch, TrainConfig, checkpoint};
+use crate::units::Bytes;
+use std::collections::HashMap;
+
+/// Job of a dry run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Job {
+    /// A training run: load, first step, step, evaluate, save, resume.
+    Train,
+    /// Only the step, with everything allocated before it.
+    Step,
+    /// Validation of loaded weights.
+    Eval,
+    /// One image and its question.
+    Predict,
+    /// A batch of new images: prompts, weights, images to latents, denoising, latents to images.
+    Augment,
+}
+
+/// Measured memory of one phase; [`super::replay::PhaseMemory`] is the planned one.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Phase {
+    /// `load`, `first step` (allocates the optimizer state), `capture` (steps until they are captured as CUDA graphs),
+    /// `new images` (a step that fills a cache for `step`), `step`, `evaluate`, `save`, `resume`, `predict`.
+    pub name: &'static str,
+    /// Peak of allocated tensor bytes, above what was allocated before the task.
+    pub allocated_peak: Bytes,
+    /// Peak of the bytes that the allocator reserved.
+    pub reserved_peak: Bytes,
+    /// Used bytes of the GPU by all processes when the phase ended; `None` on the CPU.
+    pub device_used: Option<Bytes>,
+    /// The peak by category; empty on a GPU.
+    pub categories: Vec<(&'static str, Bytes)>,
+}
+
+/// Receives the beginning of each phase.
+pub trait Meter {
+    /// A phase begins, and the previous one ends.
+    ///
+    /// # Errors
+    /// If the device's memory cannot be read.
+    fn begin(&mut self, phase: &'static str) -> Result<()>;
+}
+
+impl Meter for TraceBuilder {
+    fn begin(&mut self, phase: &'static str) -> Result<()> {
+        self.mark(phase);
+        Ok(())
+    }
+}
+
+/// Measures a device's memory while a task really runs.
+#[derive(Debug)]
+pub struct Measured {
+    device: Device,
+    before: memory::Reading,
+    current: Option<&'static str>,
+    phases: Vec<Phase>,
+}
+
+impl Measured {
+    /// Measures from the memory allocated now on `device`. Nothing else may allocate tensors there during the
+    /// measurement.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`] for a GPU that is not in use.
+    pub fn begin(device: Device) -> Result<Self> {
+        ledger::install();
+        if device != Device::Cpu {
+            // a GPU's allocator can only be read after its first use
+            drop(crate::tensor::guard::guard(|| Ok(Tensor::zeros([1], (Kind::Float, device))))?);
+        }
+        Ok(Self { device, before: memory::read(device)?, current: None, phases: Vec::new() })
+    }
+
+    /// The measured phases.
+    ///
+    /// # Errors
+    /// As [`Self::begin`].
+    pub fn finish(mut self) -> Result<Vec<Phase>> {
+        self.end()?;
+        Ok(self.phases)
+    }
+
+    fn end(&mut self) -> Result<()> {
+        let Some(name) = self.current.take() else { return Ok(()) };
+        let now = memory::read(self.device)?;
+        let above = |now: Bytes, before: Bytes| Bytes(now.0.saturating_sub(before.0));
+        let categories = now.categories_at_peak.iter().zip(&self.before.categories);
+        self.phases.push(Phase {
+            name,
+            allocated_peak: above(now.allocated_peak, self.before.allocated),
+            reserved_peak: now.reserved_peak,
+            device_used: now.system.device_used,
+            categories: categories.map(|(now, before)| (now.0, above(now.1, before.1))).collect(),
+        });
+        Ok(())
+    }
+}
+
+impl Meter for Measured {
+    fn begin(&mut self, phase: &'static str) -> Result<()> {
+        self.end()?;
+        memory::begin_window(self.device)?;
+        self.current = Some(phase);
+        Ok(())
+    }
+}
+
+/// A job that ran on [`META`].
+#[derive(Debug)]
+pub struct DryRun {
+    /// The job.
+    pub job: Job,
+    /// Its allocations and operators.
+    pub trace: Trace,
+    /// Micro-batches of a step, and how many of them ran.
+    micro_batches: (usize, usize),
+    /// Buffers of the input pipeline; zero without data.
+    pub buffers: Buffers,
+    /// Further facts about its steps.
+    pub steps: StepFacts,
+}
+
+/// Facts about steps besides allocations and operators.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StepFacts {
+    /// Bytes of a CUDA graph's fixed inputs, where steps are captured.
+    pub captured_inputs: Option<Bytes>,
+    /// Bytes that a step copies from host memory and back.
+    pub over_the_bus: Bytes,
+}
+
+/// Host memory of a run besides tensors: bytes of its input pipeline, and which kernels it needs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Buffers {
+    /// Prefetched micro-batches.
+    pub prefetched: u64,
+    /// Cached preprocessed images.
+    pub cache: u64,
+    /// Cached vision features.
+    pub features: u64,
+    /// Fixed inputs of further CUDA graphs.
+    pub graph_inputs: u64,
+    /// True if it computes in bf16 or fp16.
+    pub half_precision: bool,
+}
+
+impl DryRun {
+    /// Micro-batches of a step divided by those that ran.
+    pub fn repeats(&self) -> f64 {
+        match self.job {
+            Job::Train | Job::Step => self.micro_batches.0 as f64 / self.micro_batches.1 as f64,
+            Job::Augment => self.micro_batches.0 as f64 / self.micro_batches.1.max(1) as f64,
+            Job::Eval | Job::Predict => 1.0,
+        }
+    }
+}
+
+/// Denoising steps of a batch, and how many of them a dry run runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Steps {
+    /// Steps of a whole trajectory.
+    pub whole: usize,
+    /// Steps of the dry run.
+    pub shown: usize,
+}
+
+/// Plans a job that defines its own phases: `walk` runs it on [`META`] as `target` would, and calls its argument when a
+/// phase begins.
+///
+/// # Errors
+/// Those of the job.
+pub fn plan_walk(
+    job: Job,
+    steps: Steps,
+    target: meta::Target,
+    costs: bool,
+    walk: impl FnOnce(&mut dyn FnMut(&'static str) -> Result<()>) -> Result<()>,
+) -> Result<DryRun> {
+    meta::install()?;
+    let _target = meta::enter_target(target);
+    let options = trace::Options { counts_host: target == meta::Target::Cpu, costs };
+    let mut tracer = trace::begin(options)?;
+    walk(&mut |phase| tracer.begin(phase))?;
+    let trace = tracer.finish();
+    let micro_batches = (steps.whole, steps.shown);
+    Ok(DryRun { job, trace, micro_batches, buffers: Buffers::default(), steps: StepFacts::default() })
+}
+
+/// Steps until they are captured as CUDA graphs.
+const CAPTURE: &str = "capture";
+/// A later step of the first epoch, whose samples are not in the cache yet.
+const NEW_IMAGES: &str = "new images";
+
+/// Micro-batches of a step that a plan runs: from the second one on, gradients exist and memory repeats itself.
+const PLANNED_MICRO_BATCHES: usize = 2;
+
+/// Plans `job`: runs it on [`META`] as `target` would. Without `costs` it takes half the time, but has neither names
+/// nor times of operators.
+///
+/// # Errors
+/// Those of the task.
+pub fn plan<T: DryRunTask>(
+    job: Job,
+    config: &TrainConfig,
+    target: meta::Target,
+    costs: bool,
+    build: impl Fn() -> Result<T>,
+) -> Result<DryRun> {
+    meta::install()?;
+    kernels::set_mode(config.fused_kernels.kernels());
+    let _target = meta::enter_target(target);
+    let options = trace::Options { counts_host: target == meta::Target::Cpu, costs };
+    let mut tracer = trace::begin(options)?;
+    let shown = config.accumulation.min(PLANNED_MICRO_BATCHES);
+    // batches wait on the host; on the CPU, where the host is the device, all of them count
+    let loaded = if target == meta::Target::Cpu { config.accumulation } else { shown };
+    let steps = run_phases(job, config, Batches { loaded, shown }, &build, &mut tracer)?;
+    Ok(DryRun {
+        job,
+        trace: tracer.finish(),
+        micro_batches: (config.accumulation, shown),
+        buffers: Buffers::default(),
+        steps,
+    })
+}
+
+/// Runs the phases of `job` with tasks from `build`.
+///
+/// # Errors
+/// Those of the task and of `meter`.
+pub fn dry_run<T: DryRunTask>(
+    job: Job,
+    config: &TrainConfig,
+    build: &impl Fn() -> Result<T>,
+    meter: &mut impl Meter,
+) -> Result<()> {
+    run_phases(job, config, Batches { loaded: config.accumulation, shown: config.accumulation }, build, meter).map(drop)
+}
+
+/// Micro-batches of a step that are loaded, and those that run.
+#[derive(Debug, Clone, Copy)]
+struct Batches {
+    loaded: usize,
+    shown: usize,
+}
+
+fn run_phases<T: DryRunTask>(
+    job: Job,
+    config: &TrainConfig,
+    count: Batches,
+    build: &impl Fn() -> Result<T>,
+    meter: &mut impl Meter,
+) -> Result<StepFacts> {
+    match job {
+        Job::Train => {
+            let (state, facts) = train(config, count, true, build, meter)?;
+            meter.begin("resume")?;
+            resume(config, build, &state)?;
+            return Ok(facts);
+        }
+        Job::Step => return train(config, count, false, build, meter).map(|(_, facts)| facts),
+        Job::Eval => {
+            meter.begin("load")?;
+            let task = build()?;
+            meter.begin("evaluate")?;
+            no_grad(|| task.validate(&Silent))?;
+        }
+        Job::Predict => {
+            meter.begin("load")?;
+            let task = build()?;
+            meter.begin("predict")?;
+            task.predict()?;
+        }
+        Job::Augment => unreachable!("augmentation defines its own phases"),
+    }
+    Ok(StepFacts::default())
+}
+
+/// Names, shapes and dtypes of a checkpoint's training state.
+type SavedState = HashMap<String, (Vec<i64>, Kind)>;
+
+fn train<T: DryRunTask>(
+    config: &TrainConfig,
+    count: Batches,
+    whole: bool,
+    build: &impl Fn() -> Result<T>,
+    meter: &mut impl Meter,
+) -> Result<(SavedState, StepFacts)> {
+    meter.begin("load")?;
+    let task = build()?;
+    if whole {
+        task.calibrate()?;
+    }
+    let mut stepper = Stepper::new(&task, config, false);
+    if !whole {
+        stepper.optimizer.make_moments();
+    }
+    let captures = config.graph_switch() == Switch::On;
+    let info = StepInfo { number: 1, epoch: 0, learning_rate: config.learning_rate };
+    let prefetches = task.prefetches();
+    for StepPhase { name, times, seen } in step_phases(whole, captures, task.has_cache()) {
+        meter.begin(name)?;
+        let prefetched = if prefetches { config.accumulation } else { 0 };
+        let loaded = if prefetches { config.accumulation } else { count.loaded };
+        for _ in 0..times {
+            let batches: Vec<T::Batch> = (0..loaded).map(|_| task.example(seen)).collect();
+            let _next: Vec<T::Batch> = (0..prefetched).map(|_| task.example(seen)).collect();
+            // any micro-batch of a step may be the one that is captured
+            let batches = &batches[..if name == CAPTURE { 1 } else { count.shown }];
+            stepper.step(batches, info, &mut |_, _| Ok(()))?;
+        }
+    }
+    let facts = StepFacts {
+        captured_inputs: captures.then(|| stepper.graphs.input_bytes()),
+        over_the_bus: if config.offload_optimizer { stepper.optimizer.moment_bytes() } else { Bytes(0) },
+    };
+    if !whole {
+        return Ok((SavedState::new(), facts));
+    }
+    meter.begin("evaluate")?;
+    stepper.swap_ema();
+    no_grad(|| task.validate(&Silent))?;
+    stepper.swap_ema();
+    meter.begin("save")?;
+    let _category = ledger::enter(ledger::Category::Workspace);
+    let mut folder = Staged::discarding();
+    task.save(&mut folder)?;
+    checkpoint::save_tensors(&mut folder, &stepper.optimizer, stepper.ema.as_ref())?;
+    let state = checkpoint::state(&stepper.optimizer, stepper.ema.as_ref());
+    Ok((state.into_iter().map(|(name, tensor)| (name, (tensor.size(), tensor.kind()))).collect(), facts))
+}
+
+/// A phase of optimizer steps.
+struct StepPhase {
+    name: &'static str,
+    times: u64,
+    /// True if an earlier epoch had the samples of their batches.
+    seen: bool,
+}
+
+fn step_phases(whole: bool, captures: bool, has_cache: bool) -> Vec<StepPhase> {
+    let first = whole.then_some(StepPhase { name: "first step", times: 1, seen: false });
+    let capture = captures.then_some(StepPhase { name: CAPTURE, times: SETTLING_STEPS, seen: false });
+    let new = has_cache.then_some(StepPhase { name: NEW_IMAGES, times: 1, seen: false });
+    [first, capture, new, Some(StepPhase { name: "step", times: 1, seen: has_cache })].into_iter().flatten().collect()
+}
+
+/// A new process that restores everything.
+fn resume<T: DryRunTask>(config: &TrainConfig, build: &impl Fn() -> Result<T>, state: &SavedState) -> Result<()> {
+    let task = build()?;
+    let mut stepper = Stepper::new(&task, config, false);
+    let device = stepper.optimizer.params().first().map_or(META, |param| param.tensor.device());
+    let target = if config.offload_optimizer && matches!(device, Device::Cuda(_)) { Device::Cpu } else { device };
+    // in a planned GPU run, offloaded optimizer state is in host memory, which the plan does not count
+    let is_offloaded = config.offload_optimizer && device == META && meta::target() == meta::Target::Cuda;
+    let read = |(shape, kind): &(Vec<i64>, Kind)| {
+        if is_offloaded && !shape.is_empty() {
+            return Tensor::zeros(vec![1; shape.len()], (*kind, Device::Cpu)).expand(shape, false);
+        }
+        Tensor::empty(shape, (*kind, target))
+    };
+    stepper.optimizer.restore(|name| Ok(state.get(name).map(read)))
+}

@@ -1,0 +1,135 @@
+use super::*;
+
+fn name(text: &str) -> String {
+    find(text).unwrap().gpu.unwrap().name.clone()
+}
+
+#[test]
+fn every_row_is_complete() {
+    assert!(all().len() > 20);
+    for gpu in all() {
+        assert!(gpu.memory_source.len() > 20 && !gpu.source.is_empty(), "{}", gpu.name);
+        assert_eq!(gpu.context_mib.is_some(), gpu.context_source.is_some(), "{}", gpu.name);
+        assert!(gpu.fp32 > 0.0 && gpu.half >= gpu.fp32 && gpu.bandwidth > 100.0, "{}", gpu.name);
+        assert!(gpu.tf32.is_none_or(|tf32| tf32 <= gpu.half && tf32 >= gpu.fp32), "{}", gpu.name);
+        assert_eq!(gpu.bf16, gpu.capability >= (8, 0), "{}", gpu.name);
+        assert!(gpu.cuda_mib.is_none_or(|mib| mib < gpu.smi_mib), "{}", gpu.name);
+        assert!(gpu.total_bytes() < gpu.smi_mib * MIB && gpu.smi_mib * MIB <= gpu.marketing_bytes());
+        assert!(gpu.aliases.iter().all(|alias| compact(alias) == *alias), "{}", gpu.name);
+    }
+}
+
+#[test]
+fn the_driver_loss_is_an_upper_bound_for_gpus_without_ecc() {
+    for gpu in all().iter().filter(|gpu| gpu.smi_mib * 100 > u64::from(gpu.gb) * 1024 * 97) {
+        assert!(after_driver(f64::from(gpu.gb)) <= gpu.total_bytes(), "{}", gpu.name);
+    }
+}
+
+#[test]
+fn gpus_are_found_in_the_usual_spellings() {
+    for text in
+        ["RTX 4090", "rtx4090", "4090 card", "NVIDIA GeForce RTX 4090", "geforce-rtx-4090", "RTX 4090 24GB", "4090 24g"]
+    {
+        assert_eq!(name(text), "RTX 4090", "{text}");
+    }
+    for text in ["a100-80", "A100 80GB", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe", "a10080gb"] {
+        assert_eq!(name(text), "A100 80GB", "{text}");
+    }
+    for (text, gpu) in [
+        ("a100-40", "A100 40GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100 40GB"),
+        ("NVIDIA H100 80GB HBM3", "H100"),
+        ("H100 80GB", "H100"),
+        ("NVIDIA H100 PCIe", "H100 PCIe"),
+        ("h100-pcie-80gb", "H100 PCIe"),
+        ("H100 80GB PCIe", "H100 PCIe"),
+        ("NVIDIA H200", "H200"),
+        ("Tesla V100-SXM2-16GB", "V100 16GB"),
+        ("Tesla V100-PCIE-32GB", "V100 32GB"),
+        ("Tesla T4", "T4"),
+        ("NVIDIA A10", "A10"),
+        ("l4", "L4"),
+        ("L40S", "L40S"),
+        ("NVIDIA RTX A6000", "RTX A6000"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("rtx 4060 ti 16gb", "RTX 4060 Ti 16GB"),
+        ("NVIDIA GeForce RTX 5090", "RTX 5090"),
+    ] {
+        assert_eq!(name(text), gpu, "{text}");
+    }
+}
+
+#[test]
+fn a_name_of_several_sizes_means_the_smallest_and_says_so() {
+    let budget = find("RTX 4060 Ti").unwrap();
+    assert_eq!(budget.marketing_bytes, 8 * GIB);
+    assert!(budget.note.contains("16 GB and 8 GB") && budget.note.contains("smallest"), "{}", budget.note);
+    assert!(!find("a100-80").unwrap().note.contains("smallest is taken"));
+    assert!(find("t4").unwrap().note.ends_with("no bf16"));
+}
+
+#[test]
+fn unlisted_models_are_not_matched_to_listed_ones() {
+    for text in ["RTX 4090 Laptop", "RTX 4080 SUPER", "Quadro RTX 6000", "H100 NVL", "NVIDIA A10G", "V100S", "rtx 6000"]
+    {
+        assert!(matches!(find(text), Err(NotFound::Unknown { .. })), "{text}");
+    }
+}
+
+#[test]
+fn the_error_for_an_unknown_gpu_names_similar_ones() {
+    let error = find("rtx 4091").unwrap_err();
+    assert!(matches!(&error, NotFound::Unknown { nearest, .. } if nearest[0] == "RTX 4090" && nearest.len() == 3));
+    assert_eq!(error.to_string(), "`rtx 4091` is neither a known GPU nor a size such as `24gb`");
+    assert!(error.hint().starts_with("did you mean `RTX 4090`, "));
+    assert!(find("H100 NVL").unwrap_err().hint().contains("`H100`"));
+    for text in ["", "gb", "-3gb", "0gb", "nangb", "4091 gb"] {
+        assert!(matches!(find(text), Err(NotFound::Unknown { .. })), "{text}");
+    }
+}
+
+#[test]
+fn the_error_for_an_unsupported_gpu_gives_the_reason() {
+    for text in ["MI300X", "AMD Instinct MI300X", "mi250", "mi325x"] {
+        let error = find(text).unwrap_err();
+        assert!(error.to_string().contains("ROCm"), "{error}");
+    }
+}
+
+#[test]
+fn a_bare_size_offers_the_least_memory_of_gpus_of_that_size() {
+    for text in ["24gb", "24 GB", "24gib", "24GiB", "24g", "24", "24.0 gb"] {
+        let budget = find(text).unwrap();
+        assert_eq!((budget.gpu, budget.total_bytes), (None, 22_562 * MIB), "{text}");
+        assert_eq!(budget.capability, (8, 9));
+    }
+    assert_eq!(find("141gb").unwrap().total_bytes, 143_068 * MIB);
+    assert_eq!(find("11gb").unwrap().total_bytes, (11 * 1024 - 352 - 110) * MIB);
+    assert_eq!(find("16gb").unwrap().total_bytes, 15_944 * MIB);
+    assert!(find("23gb").unwrap().note.contains("L4"));
+}
+
+#[test]
+fn a_larger_size_never_offers_less_and_is_never_slower() {
+    let budgets: Vec<Budget> = (2..=200).map(|gb| find(&format!("{gb}gb")).unwrap()).collect();
+    for (small, large) in budgets.iter().zip(&budgets[1..]) {
+        assert!(large.total_bytes >= small.total_bytes, "{} {}", small.note, large.note);
+        assert!(large.rates.half >= small.rates.half && large.rates.bandwidth >= small.rates.bandwidth);
+        assert!(large.rates.fp32 >= small.rates.fp32 && large.rates.tf32 >= small.rates.tf32);
+        assert!(small.total_bytes < small.marketing_bytes && small.rates.half.is_finite());
+    }
+    assert_eq!(find("24gb").unwrap().rates.half, 71.2e12);
+    assert_eq!(find("24gb").unwrap().rates.bandwidth, 300e9);
+    assert_eq!(find("180gb").unwrap().rates.bandwidth, 4800e9);
+}
+
+#[test]
+fn a_mig_slice_has_its_share_of_memory_and_rates() {
+    let slice = find("NVIDIA A100 80GB PCIe MIG 1g.10gb").unwrap();
+    assert_eq!(slice.total_bytes / MIB, 9_728);
+    assert!((slice.rates.half - 312e12 / 7.0).abs() < 1e6);
+    assert!((slice.rates.bandwidth - 1935e9 / 8.0).abs() < 1e6);
+    assert_eq!(find("H100 MIG 1c.3g.40gb").unwrap().marketing_bytes, 40 * GIB);
+    assert!(find("A100 MIG banana").is_err());
+}

@@ -1,0 +1,15 @@
+//! The types of the front door: `use prsmed::prelude::*;`
+
+pub use crate::data::manifest::{Manifest, Split};
+pub use crate::data::phantom::{self, PhantomOptions};
+pub use crate::event::{Event, Observer};
+pub use crate::hub::HubOptions;
+pub use crate::plan::dry_run::Job;
+pub use crate::plan::report::{Machine, Plan};
+pub use crate::runtime::Runtime;
+pub use crate::segment::predict::{Prediction, Request};
+pub use crate::segment::{Assembly, Run, RunConfig, Training};
+pub use crate::tensor::Device;
+pub use crate::trainer::{DryRunTask, Task, TrainConfig};
+pub use crate::units::Bytes;
+pub use crate::{Error, Result};

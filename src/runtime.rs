@@ -1,0 +1,208 @@
+//! Device, cache folder, hub, observer and interrupt flag of a process that trains or predicts.
+
+use crate::event::{Event, Observer, Silent};
+use crate::hub::{self, Files, HubOptions, Located};
+use crate::tensor::{self, Device, kernels, ledger, memory};
+use crate::{Error, Result};
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// Device, cache folder, hub, observer and interrupt flag of a run. Cheap to clone.
+///
+/// ```
+/// use prsmed::prelude::*;
+///
+/// let cache = tempfile::tempdir()?;
+/// let runtime = Runtime::new().on(Device::Cpu).with_threads(1).with_cache(cache.path());
+/// assert!(!runtime.is_interrupted());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Runtime {
+    device: Device,
+    cache: Option<PathBuf>,
+    hub: Option<HubOptions>,
+    observer: Arc<dyn Observer>,
+    interrupt: Arc<AtomicBool>,
+    /// Weight files found so far, by their spec.
+    located: Arc<Mutex<HashMap<String, Located>>>,
+}
+
+impl std::fmt::Debug for Runtime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Runtime").field("device", &self.device).field("cache", &self.cache).finish_non_exhaustive()
+    }
+}
+
+impl Default for Runtime {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Runtime {
+    /// The first GPU, or the CPU; no cache folder, no hub, no observer.
+    ///
+    /// Prepares libtorch in this process: counts the bytes of tensors, chooses reproducible attention kernels, bounds
+    /// kernel caches (only while the process has one thread, since that sets environment variables), and turns the
+    /// signal of a file size limit into an error. Create the first runtime before the first tensor.
+    pub fn new() -> Self {
+        prepare_process();
+        Self {
+            device: tensor::default_device(),
+            cache: None,
+            hub: None,
+            observer: Arc::new(Silent),
+            interrupt: Arc::default(),
+            located: Arc::default(),
+        }
+    }
+
+    /// Sets the device.
+    #[must_use]
+    pub fn on(mut self, device: Device) -> Self {
+        self.device = device;
+        self
+    }
+
+    /// Sets the number of threads of libtorch's CPU kernels, in the whole process.
+    #[must_use]
+    pub fn with_threads(self, threads: u16) -> Self {
+        tensor::set_num_threads(i32::from(threads.max(1)));
+        self
+    }
+
+    /// Sets the cache folder, for results that later runs can use again: compiled kernels, quantized weights, vision
+    /// features.
+    #[must_use]
+    pub fn with_cache(mut self, folder: impl Into<PathBuf>) -> Self {
+        let folder = folder.into();
+        let kernels = folder.join("kernels");
+        // without the folder, every run compiles its kernels
+        if self.device != Device::Cpu && std::fs::create_dir_all(&kernels).is_ok() {
+            kernels::set_folder(&kernels);
+        }
+        self.cache = Some(folder);
+        self
+    }
+
+    /// Sets the hub for downloads of `hub:owner/name`.
+    #[must_use]
+    pub fn with_hub(mut self, hub: HubOptions) -> Self {
+        self.hub = Some(hub);
+        self
+    }
+
+    /// Sets the observer of all events.
+    #[must_use]
+    pub fn with_observer(mut self, observer: Arc<dyn Observer>) -> Self {
+        self.observer = observer;
+        self
+    }
+
+    /// Sets the flag that asks trainings to save and stop.
+    #[must_use]
+    pub fn with_interrupt(mut self, interrupt: Arc<AtomicBool>) -> Self {
+        self.interrupt = interrupt;
+        self
+    }
+
+    /// Device of all tensors.
+    pub fn device(&self) -> Device {
+        self.device
+    }
+
+    /// The cache folder.
+    pub fn cache(&self) -> Option<&Path> {
+        self.cache.as_deref()
+    }
+
+    /// Observer of all events.
+    pub fn observer(&self) -> &Arc<dyn Observer> {
+        &self.observer
+    }
+
+    /// Flag that asks trainings to save and stop.
+    pub fn interrupt(&self) -> &Arc<AtomicBool> {
+        &self.interrupt
+    }
+
+    /// True if work should stop.
+    pub fn is_interrupted(&self) -> bool {
+        self.interrupt.load(Ordering::SeqCst)
+    }
+
+    /// Sends a note.
+    pub(crate) fn note(&self, text: impl Into<String>) {
+        self.observer.on(&Event::Note(text.into()));
+    }
+
+    /// Sends a warning.
+    pub(crate) fn warn(&self, text: impl Into<String>) {
+        self.observer.on(&Event::Warning(text.into()));
+    }
+
+    fn located(&self) -> MutexGuard<'_, HashMap<String, Located>> {
+        self.located.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the files of `spec` were found before.
+    #[cfg(feature = "cli")]
+    pub(crate) fn has_located(&self, spec: &str) -> bool {
+        self.located().contains_key(spec)
+    }
+
+    /// Remembers files that were found, for [`Self::locate`].
+    #[cfg(feature = "cli")]
+    pub(crate) fn add_located(&self, found: impl IntoIterator<Item = (String, Located)>) {
+        self.located().extend(found);
+    }
+
+    /// The local path of a file, a folder or a repository `hub:owner/name`, after downloading missing files.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] for a path that does not exist; [`Error::Hub`] from the download.
+    pub fn locate(&self, spec: &str) -> Result<PathBuf> {
+        let options = || {
+            let hint = "give the runtime a hub with `Runtime::with_hub`, or use a local path";
+            let none = || Error::config("hub", format!("`{spec}` needs a download, and there is no hub"), hint);
+            self.hub.as_ref().ok_or_else(none)
+        };
+        let located = self.located().get(spec).cloned();
+        if let Some(located) = located {
+            return located.fetch(options()?, self.observer.as_ref());
+        }
+        if spec.starts_with("hub:") {
+            return hub::resolve(spec, &Files::Checkpoint, options()?, self.observer.as_ref());
+        }
+        let path = PathBuf::from(spec);
+        if path.exists() {
+            return Ok(path);
+        }
+        let hint = "check the path, or write `hub:owner/name` for a repository";
+        Err(Error::weights(path, "there is no such file or folder", hint))
+    }
+}
+
+/// Sets up libtorch and signals, once.
+fn prepare_process() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    ONCE.call_once(|| {
+        // SAFETY: ignoring a signal touches no memory.
+        unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+        if num_process_threads() == Some(1) {
+            // SAFETY: this is the only thread.
+            unsafe { memory::bound_kernel_caches() };
+        }
+        ledger::install();
+        tensor::use_flash_attention();
+    });
+}
+
+/// Number of threads of this process; `None` if the system does not report it.
+fn num_process_threads() -> Option<u32> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Threads:"))?.trim().parse().ok()
+}

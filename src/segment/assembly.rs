@@ -1,0 +1,103 @@
+//! A model with its tokenizer and description, and how it is built.
+
+use super::Semantics;
+use super::config::ModelConfig;
+use crate::data::image::PixelConfig;
+use crate::data::text::TextTokenizer;
+use crate::models::prsmed::{self, PrsMed};
+use crate::nn::Quantization;
+use crate::tensor::{Device, Kind};
+use crate::{Error, Result};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The file of a [`Description`].
+pub(super) const DESCRIPTION: &str = "model.json";
+/// The file of an adapter's settings.
+pub(super) const ADAPTER_CONFIG: &str = "lora_adapter/adapter_config.json";
+
+/// Description of a checkpoint folder (`model.json`).
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Description {
+    /// Layout of the folder.
+    pub format: u32,
+    /// Settings it was trained with.
+    pub model: ModelConfig,
+    /// Sizes of all parts.
+    pub sizes: prsmed::Config,
+    /// Modality classes, index = label.
+    pub modalities: Vec<String>,
+    /// Preprocessing.
+    pub pixels: PixelConfig,
+}
+
+/// A model with its tokenizer and description.
+#[derive(Debug)]
+pub struct Assembly {
+    /// The model.
+    pub model: PrsMed,
+    /// Its tokenizer.
+    pub tokenizer: Arc<TextTokenizer>,
+    /// Description for its checkpoints.
+    pub description: Description,
+    /// Keys that did not fit (if that is allowed), and other warnings of the load.
+    pub warnings: Vec<String>,
+}
+
+/// Options for building a model.
+#[derive(Clone, Copy)]
+pub struct Build<'a> {
+    /// Device of every tensor.
+    pub device: Device,
+    /// Dtype of frozen weights and arithmetic.
+    pub kind: Kind,
+    /// Seed of random weights.
+    pub seed: u64,
+    /// Local path of a file, a folder or `hub:...`.
+    pub locate: &'a dyn Fn(&str) -> Result<PathBuf>,
+    /// Continue when keys are missing, unexpected or of other shapes.
+    pub allow_partial: bool,
+    /// Cache folder for quantized weights.
+    pub cache: Option<&'a Path>,
+}
+
+impl std::fmt::Debug for Build<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Build").field("device", &self.device).field("kind", &self.kind).finish_non_exhaustive()
+    }
+}
+
+/// Changes to the settings of a loaded run.
+#[derive(Debug, Clone, Default)]
+pub struct RunOverrides {
+    /// Another path of the language model.
+    pub base: Option<String>,
+    /// A separate CLIP tower.
+    pub vision_tower: Option<String>,
+    /// Another semantics.
+    pub semantics: Option<Semantics>,
+    /// Another quantization of the frozen layers.
+    pub quantization: Option<Quantization>,
+}
+
+/// The preprocessing a model needs.
+pub fn pixels(config: &ModelConfig, sizes: &prsmed::Config) -> PixelConfig {
+    PixelConfig {
+        clip_size: u32::try_from(sizes.clip.image_size).expect("checked sizes"),
+        sam_size: u32::try_from(config.image_size).expect("checked sizes"),
+        mask: config.semantics.mask_mode(),
+        pad_offset: config.semantics.pad_offset(),
+    }
+}
+
+/// Reads `model.json`.
+///
+/// # Errors
+/// [`Error::Weights`] when it is missing or unreadable.
+pub fn describe(folder: &Path) -> Result<Description> {
+    let path = folder.join(DESCRIPTION);
+    let hint = "give a run folder made by `prsmed train`, its `last/` or `best/`, or a published PRS-Med folder";
+    let text =
+        std::fs::read(&path).map_err(|e| Error::weights(folder, format!("not a checkpoint folder ({e})"), hint))?;
+    serde_json::from_slice(&text).map_err(|e| Error::weights(&path, e.to_string(), hint))
+}

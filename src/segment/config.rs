@@ -1,0 +1,142 @@
+//! Settings of the model (`model.*`) and of the input pipeline (`data.*`).
+
+use super::Semantics;
+use crate::data::classical::Augment;
+use crate::data::mixing_sampler::Ratio;
+use crate::models::{clip, mask_decoder, mistral, tiny_vit};
+use crate::nn::Quantization;
+use crate::setting::settings;
+
+/// Value of `model.base` and `model.image_encoder` for random weights.
+pub const RANDOM: &str = "random";
+
+settings! {
+    /// Settings of the model (`model.*`).
+    pub struct ModelConfig in "model" {
+        /// `reference` is the published arithmetic, `corrected` the same without its mistakes.
+        semantics: Semantics = Semantics::Corrected, results(Changes), resume(Fixed);
+        /// Side of the segmenter's square input in pixels.
+        image_size: i64 = 1024, results(Changes), resume(Fixed), range(16.0..), multiple_of(16),
+            memory("activations of the encoder and of the mask grow with its square");
+        /// Language model with vision tower and projector: `hub:owner/name[@rev]`, a folder, or `random`.
+        base: String = "hub:microsoft/llava-med-v1.5-mistral-7b".into(), results(Changes), resume(Fixed);
+        /// A separate CLIP repository or folder; empty = the tower inside `model.base`.
+        vision_tower: String = String::new(), results(Changes), resume(Fixed);
+        /// TinySAM or MobileSAM weights: a file or folder, `hub:owner/name` with one weight file,
+        /// `hub:owner/name/FILE`, or `random`.
+        image_encoder: String = "hub:merve/tinysam".into(), results(Changes), resume(Fixed);
+        /// How the frozen layers of the language model are stored: `none` (in the dtype of `train.precision`), `nf4` (4
+        /// bits and a scale per 64 weights) or `nf4-double` (the scales in 8 bits too). Embeddings, norms, head,
+        /// projector and tower are not quantized.
+        quantization: Quantization = Quantization::None, results(Changes), resume(Warn),
+            memory("frozen layers take about 4.5 (`nf4`) or 4.1 (`nf4-double`) bits per weight"),
+            saves_at("nf4", "frozen layers in 4 bits");
+        /// Train the language model, tower and projector too. Only for models that start from random weights.
+        train_base: bool = false, results(Changes), resume(Fixed),
+            memory("gradients and optimizer state of the whole language model");
+        /// Statistics of batch normalisation in training: `frozen` (the loaded ones) or `batch` (of each micro-batch,
+        /// as published).
+        batch_norm: BatchNorm = BatchNorm::Frozen, results(Changes), resume(Fixed);
+        /// Published mask decoder.
+        decoder: mask_decoder::Version = mask_decoder::Version::V5, results(Changes), resume(Fixed);
+        /// Dropout of the mask decoder.
+        decoder_dropout: f64 = 0.1, results(Changes), resume(Fixed), range(0.0..1.0);
+        /// Add fixed position encodings to the image cells of the mask decoder; the published decoder has none. Helps
+        /// to distinguish the left lesion from the right one when training from random weights.
+        decoder_positions: bool = false, results(Changes), resume(Fixed);
+        /// Factor of the text loss.
+        text_loss_weight: f64 = 1.0, results(Changes), resume(Fixed), range(0.0..);
+        /// Factor of the class loss.
+        class_loss_weight: f64 = 0.5, results(Changes), resume(Fixed), range(0.0..);
+        /// Number of first epochs with a class loss.
+        class_loss_epochs: u64 = 5, results(Changes), resume(Fixed);
+        /// Longest text in token ids (the image counts as one); longer texts are cut. Published: 512. Texts of PRS-Med
+        /// have at most about 100.
+        max_text_tokens: usize = 192, results(Changes), resume(Fixed), range(1.0..),
+            memory("activations of the language model grow with the length of texts");
+        /// Sizes of parts that start from random weights. Parts with weights have their own sizes.
+        sizes: Option<Sizes> = None, results(Changes), resume(Fixed);
+    }
+}
+
+/// Statistics of batch normalisation in training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BatchNorm {
+    /// The running statistics stay as loaded (measured once on the first samples when the encoder starts from random
+    /// weights). A gradient then does not depend on how samples are grouped into micro-batches.
+    Frozen,
+    /// The statistics of each micro-batch, as published.
+    Batch,
+}
+
+/// Sizes of a model that starts from random weights.
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Sizes {
+    /// Vision tower.
+    pub clip: clip::Config,
+    /// Language model; `vocab_size` is replaced by the tokenizer's.
+    pub llm: mistral::Config,
+    /// Image encoder.
+    pub encoder: tiny_vit::Config,
+    /// Width of the decoder's prompt MLP.
+    pub decoder_hidden_dim: i64,
+    /// Heads of the decoder's cross- and self-attention.
+    pub decoder_heads: [i64; 2],
+    /// Pieces of a tokenizer trained on the data's texts.
+    pub vocab_size: usize,
+}
+
+/// Vision feature cache: location of the frozen tower's cached output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CacheVision {
+    /// No cache: features are computed in every step.
+    Off,
+    /// In host memory, until the run ends.
+    Ram,
+    /// In a memory-mapped file of the cache folder, for later runs too.
+    Disk,
+}
+
+settings! {
+    /// Settings of the input pipeline (`data.*`).
+    pub struct DataConfig in "data" {
+        /// Decoding threads. 0 = one per core, at most 8, when a GPU computes; a quarter of the cores when the CPU
+        /// computes.
+        workers: usize = 0, results(Same), resume(Free);
+        /// Micro-batches prepared in advance.
+        prefetch: usize = 4, results(Same), resume(Free), range(1.0..), memory("host: this many micro-batches");
+        /// Host memory for preprocessed images, MiB; 0 = decode every image in every epoch.
+        cache_mib: usize = 0, results(Same), resume(Free), memory("host: this many MiB");
+        /// Most questions about one image that share its vision features in one sequence. Above 1, `train.micro_batch`
+        /// counts images, and `model.batch_norm=frozen` and `model.semantics=corrected` are needed.
+        questions_per_image was "questions_per_picture": usize = 3, results(Changes), resume(Fixed), range(1.0..),
+            memory("activations grow with it, less than with `train.micro_batch`");
+        /// Keep the output of the frozen vision tower for each image: `off`, `ram` (until the run ends) or `disk` (in
+        /// the cache folder, for later runs too).
+        cache_vision: CacheVision = CacheVision::Off, results(Same), resume(Free),
+            memory("host (`ram`) or disk (`disk`): up to `data.cache_vision_mib`");
+        /// Largest vision feature cache, MiB. A full cache keeps its entries. 4096 MiB hold 3600 images of LLaVA-Med in
+        /// bf16.
+        cache_vision_mib: usize = 4096, results(Same), resume(Free), memory("host or disk: at most this many MiB");
+        /// Augmentation of training samples, new in every epoch: `none`, `flip_rotate` (flips and quarter turns) or
+        /// `classical` (also rotation, scale, elastic deformation, intensities). Texts are updated to match; if a text
+        /// cannot be updated safely, the image is not flipped, rotated or deformed.
+        augment: Augment = Augment::None, results(Changes), resume(Warn),
+            memory("host: `flip_rotate` keeps images for training and validation in separate caches");
+        /// Synthetic rows (from extra data roots) per real row in an epoch, or `all` of them. With several questions
+        /// per sequence, images are counted instead of rows.
+        synthetic_ratio: Ratio = Ratio::All, results(Changes), resume(Fixed);
+        /// Part of the training after which only real rows are used.
+        synthetic_until: f64 = 1.0, results(Changes), resume(Warn), range(0.0..=1.0);
+        /// Part of the training images that is kept for validation when the data has no `val` rows.
+        val_frac: f64 = 0.1, results(Changes), resume(Fixed), range(0.0..1.0);
+        /// Most training rows, spread evenly over all rows; 0 = all. Useful to check that a model can fit a few
+        /// samples.
+        max_train_rows: usize = 0, results(Changes), resume(Fixed);
+        /// Most rows used for validation; 0 = all.
+        max_val_rows: usize = 0, results(Same), resume(Free);
+    }
+}

@@ -1,0 +1,395 @@
+//! The training task without data: example batches of given sizes, for planning memory and for measuring it.
+//!
+//! It runs the same functions as [`super::task::SegmentTask`]; only the values in the batches are arbitrary.
+
+pub use super::layout::Example;
+
+use super::layout::Layout;
+use super::setup::{self, ModelConfig};
+use super::step::{self, Inputs};
+use super::vision_features::{VisionInput, feature_shape};
+use super::{predict, task, validation, weights};
+use crate::Result;
+use crate::data::batch::{ClipInput, View};
+use crate::data::features::FeatureShape;
+use crate::event::Observer;
+use crate::models::llava::IMAGE_TOKEN;
+use crate::models::prsmed::{self, BuildOptions, PrsMed};
+use crate::tensor::weights::Staged;
+use crate::tensor::{Device, Kind, META, Tensor, guard, ledger, meta, no_grad};
+use crate::trainer::graph::Capturable;
+use crate::trainer::profile::Component;
+use crate::trainer::{BatchSize, Batches, DryRunTask, Loss, Parameter, Task, TrainConfig, Validation};
+use std::path::Path;
+
+/// A model and what its training needs, without data.
+#[derive(Debug)]
+pub struct SegmentDryRun {
+    model: PrsMed,
+    settings: ModelConfig,
+    train: TrainConfig,
+    example: Example,
+    shorter: usize,
+    caches_features: bool,
+    steps: u64,
+    language_alone: bool,
+}
+
+impl SegmentDryRun {
+    /// Builds a model of `sizes` on `device`; on [`crate::tensor::META`] bytes are counted but not allocated. Parts
+    /// with weights are not initialised; a checkpoint can be loaded into them.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    pub fn new(
+        settings: &ModelConfig,
+        sizes: &prsmed::Config,
+        train: &TrainConfig,
+        example: Example,
+        device: Device,
+    ) -> Result<Self> {
+        let initialise = settings.base == setup::RANDOM && settings.image_encoder == setup::RANDOM;
+        Self::build(settings, sizes, train, example, (device, initialise))
+    }
+
+    /// As [`Self::new`], with random values in every part, for steps that really run. Its checkpoints do not contain
+    /// the base.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    pub fn random(
+        settings: &ModelConfig,
+        sizes: &prsmed::Config,
+        train: &TrainConfig,
+        example: Example,
+        device: Device,
+    ) -> Result<Self> {
+        let settings = ModelConfig { base: TRANSIENT_BASE.into(), ..settings.clone() };
+        Self::build(&settings, sizes, train, example, (device, true))
+    }
+
+    fn build(
+        settings: &ModelConfig,
+        sizes: &prsmed::Config,
+        train: &TrainConfig,
+        example: Example,
+        (device, initialise): (Device, bool),
+    ) -> Result<Self> {
+        let kind = train.precision.kind();
+        let options = BuildOptions {
+            device,
+            stored: kind,
+            compute: kind,
+            initialise,
+            train_base: settings.train_base,
+            quantization: settings.quantization,
+            loads_base: !initialise && settings.base != setup::RANDOM,
+        };
+        let model = guard::guard(|| Ok(PrsMed::new(sizes, options)))?;
+        if !options.initialise {
+            let stored = weights::stored_kind(settings).unwrap_or(kind);
+            guard::guard(|| {
+                model.stores().base.quantized().iter().for_each(|(_, matrix)| matrix.dry_run_quantization(stored));
+                Ok(())
+            })?;
+        }
+        let (settings, train) = (settings.clone(), train.clone());
+        Ok(Self {
+            model,
+            settings,
+            train,
+            example,
+            shorter: 0,
+            caches_features: false,
+            steps: 1,
+            language_alone: false,
+        })
+    }
+
+    /// Sets the number of optimizer steps of an epoch. Each step has new examples.
+    #[must_use]
+    pub fn with_steps(mut self, steps: u64) -> Self {
+        self.steps = steps;
+        self
+    }
+
+    /// Trains only the adapters of the language model on the text loss, with zeros for the image tokens. The other
+    /// parts do not run.
+    #[must_use]
+    pub fn language_alone(mut self) -> Self {
+        self.language_alone = true;
+        self
+    }
+
+    /// Number of tokens of `inputs` that the language model processes.
+    pub fn tokens(&self, inputs: &Inputs) -> u64 {
+        (inputs.layout.sequences() * inputs.layout.sizes().sequence) as u64
+    }
+
+    /// Text loss of a pass through the language model only.
+    fn language_loss(&self, inputs: &Inputs, effective_batch: BatchSize) -> Loss {
+        let pass = task::training_pass(&self.settings, &self.train).llm;
+        let prepared = inputs.to_device(inputs.vision.resolve(&self.model), effective_batch);
+        let total = step::language_loss(&self.model, &prepared, inputs.layout.images(), pass);
+        Loss { parts: vec![("text", total.detach())], total }
+    }
+
+    /// Batches whose texts, except the first, are `ids` shorter, half of it before the answer. Rows are then padded.
+    #[must_use]
+    pub fn with_shorter_rows(mut self, ids: usize) -> Self {
+        self.shorter = ids;
+        self
+    }
+
+    /// Turns the vision feature cache on or off.
+    #[must_use]
+    pub fn with_feature_cache(mut self, caches_features: bool) -> Self {
+        self.caches_features = caches_features;
+        self
+    }
+
+    /// `count` images for the vision tower, on `device`. `seen`: their features are in the cache.
+    fn vision(&self, count: i64, seen: bool, device: Device) -> VisionInput {
+        let clip = &self.model.config().clip;
+        let images = |count| blank([count, 3, clip.image_size, clip.image_size], Kind::Uint8, device);
+        if !self.caches_features {
+            return images(count).into();
+        }
+        let FeatureShape { tokens, width, kind } = feature_shape(clip, self.model.options().compute);
+        let view = |_| {
+            if seen {
+                View::Features(blank([1, tokens, width], kind, device))
+            } else {
+                View::New { key: [0; 32], pixels: images(1) }
+            }
+        };
+        let views = (0..count).map(view);
+        VisionInput::new(ClipInput::Views(views.collect()), None)
+    }
+
+    /// Device of loaded batches: the CPU; in a planned CPU run, the meta device.
+    fn input_device(&self) -> Device {
+        match self.model.options().device {
+            META if meta::target() == meta::Target::Cpu => META,
+            _ => Device::Cpu,
+        }
+    }
+
+    /// A micro-batch of images with `questions` questions each.
+    fn batch(&self, questions: usize, seen: bool, device: Device) -> Inputs {
+        let _category = ledger::enter(ledger::Category::Inputs);
+        let images = self.train.micro_batch;
+        let rows = images * questions;
+        let [b, q] = [images, rows].map(|count| i64::try_from(count).expect("a small batch"));
+        let side = self.settings.image_size;
+        let Example { text_tokens, answer_tokens, .. } = self.example;
+        let answer_start = text_tokens - answer_tokens;
+        let shorter = |row: usize| if row == 0 { 0 } else { self.shorter };
+        let answer_starts: Vec<usize> = (0..rows).map(|row| answer_start - shorter(row) / 2).collect();
+        let texts = (0..rows).map(|row| self.text(text_tokens - shorter(row))).collect();
+        let (semantics, image_tokens) = (self.settings.semantics, self.model.num_image_tokens());
+        Inputs {
+            layout: Layout::new(texts, &answer_starts, &vec![questions; images], semantics, image_tokens),
+            vision: self.vision(b, seen, device),
+            sam_image: blank([b, 3, side, side], Kind::Uint8, device),
+            mask: blank([q, 1, side, side], Kind::Uint8, device),
+            class_label: Tensor::zeros([q], (Kind::Int64, device)),
+        }
+    }
+
+    /// `tokens` ids, the second of them the image token.
+    fn text(&self, tokens: usize) -> Vec<i64> {
+        let known = self.model.config().llm.vocab_size.min(300);
+        (0_i64..).take(tokens).map(|i| if i == 1 { IMAGE_TOKEN } else { 3 + i % (known - 3) }).collect()
+    }
+}
+
+/// An image of zeros. In a planned GPU run, where host memory is not counted, one expanded number represents it.
+fn blank<const N: usize>(shape: [i64; N], kind: Kind, device: Device) -> Tensor {
+    let is_dry_run = meta::target() == meta::Target::Cuda && device == Device::Cpu;
+    if is_dry_run {
+        Tensor::zeros([1_i64; N], (kind, device)).expand(shape, false)
+    } else {
+        Tensor::zeros(shape, (kind, device))
+    }
+}
+
+/// Tokens that the dry run of a prediction generates; later ones need the same memory.
+const SHOWN_TOKENS: usize = 3;
+
+/// Memory of scoring generated images with a trained filter model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FilterDryRun {
+    /// The model's settings.
+    pub model: ModelConfig,
+    /// Its sizes.
+    pub sizes: prsmed::Config,
+    /// Dtype of frozen weights and arithmetic.
+    pub kind: Kind,
+    /// Ids of the longest question, including the image token.
+    pub question_tokens: usize,
+    /// Width and height of the largest image.
+    pub image: (u32, u32),
+    /// Images per batch of the feature extractor; 0 = no features are computed.
+    pub batch: usize,
+    /// Real images of a class whose features are compared.
+    pub reference: usize,
+}
+
+impl FilterDryRun {
+    /// Loads the model on `device` (only sizes on [`META`]), predicts one mask, computes features of one batch.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    pub fn dry_run(&self, device: Device) -> Result<()> {
+        let options = BuildOptions {
+            device,
+            stored: self.kind,
+            compute: self.kind,
+            initialise: false,
+            train_base: self.model.train_base,
+            quantization: self.model.quantization,
+            loads_base: true,
+        };
+        let model = guard::guard(|| Ok(PrsMed::new(&self.sizes, options)))?;
+        let input = if device == META && meta::target() == meta::Target::Cpu { META } else { Device::Cpu };
+        let (clip, side) = (self.sizes.clip.image_size, self.model.image_size);
+        let images = || {
+            let _category = ledger::enter(ledger::Category::Inputs);
+            [blank([1, 3, clip, clip], Kind::Uint8, input), blank([1, 3, side, side], Kind::Uint8, input)]
+        };
+        let known = self.sizes.llm.vocab_size.min(300);
+        let text = (0_i64..).take(self.question_tokens).map(|i| if i == 1 { IMAGE_TOKEN } else { 3 + i % (known - 3) });
+        let text: Vec<i64> = text.collect();
+        guard::guard(|| {
+            no_grad(|| {
+                drop(predict::answer(&model, &images(), text, self.image, 1, &mut |_| Ok(true))?);
+                if self.batch == 0 {
+                    return Ok(());
+                }
+                let [count, kept] = [self.batch, self.reference].map(|n| i64::try_from(n).expect("counts of images"));
+                let _reference = blank([kept, self.sizes.encoder.out_dim], Kind::Float, input);
+                let images = blank([count, 3, side, side], Kind::Uint8, input);
+                let _features = model.embed_image(&images, PrsMed::evaluation_pass()).to_kind(Kind::Float);
+                Ok(())
+            })
+        })
+    }
+}
+
+/// Name of a base that exists only in this process.
+const TRANSIENT_BASE: &str = "not kept";
+
+impl Task for SegmentDryRun {
+    type Batch = Inputs;
+
+    fn parameters(&self) -> Vec<Parameter> {
+        let mut all = task::parameters(&self.model);
+        all.retain(|parameter| !self.language_alone || parameter.name.starts_with("lora_adapter/"));
+        all
+    }
+
+    fn components(&self) -> Vec<Component> {
+        task::components(&self.model)
+    }
+
+    fn steps_per_epoch(&self) -> u64 {
+        self.steps
+    }
+
+    fn batches(&self, _epoch: u64, first: u64) -> Result<Batches<'_, Inputs>> {
+        let make = |step| (0..self.train.accumulation).map(|_| self.example(step > 0)).collect();
+        let mut prefetched: Option<Vec<Inputs>> = None;
+        Ok(Box::new((first..self.steps).map(move |step| {
+            let batches = prefetched.take().unwrap_or_else(|| make(step));
+            prefetched = self.prefetches().then(|| make(step + 1));
+            Ok(batches)
+        })))
+    }
+
+    fn batch_size(&self, batch: &Inputs) -> BatchSize {
+        batch.batch_size()
+    }
+
+    fn loss(&self, inputs: &Inputs, effective_batch: BatchSize, epoch: u64) -> Result<Loss> {
+        if self.language_alone {
+            return Ok(self.language_loss(inputs, effective_batch));
+        }
+        let pass = task::training_pass(&self.settings, &self.train);
+        Ok(task::loss(&self.model, &self.settings, pass, inputs, effective_batch, epoch))
+    }
+
+    fn capturable(&self, inputs: &Inputs, effective_batch: BatchSize, epoch: u64) -> Result<Option<Capturable<'_>>> {
+        let pass = task::training_pass(&self.settings, &self.train);
+        Ok(task::capturable(&self.model, &self.settings, pass, inputs, effective_batch, epoch))
+    }
+
+    fn split(&self, inputs: &Inputs, most: usize) -> Option<Vec<Inputs>> {
+        Some(inputs.split(most))
+    }
+
+    fn validate(&self, _observer: &dyn Observer) -> Result<Option<Validation>> {
+        // validation is not packed, and the first validation has new images
+        let inputs = self.batch(1, false, self.input_device());
+        let mut sums = validation::Sums::default();
+        guard::guard(|| validation::score(&self.model, &inputs, &mut sums, |_, _, _| Ok(())))?;
+        Ok(None)
+    }
+
+    fn save(&self, folder: &mut Staged) -> Result<()> {
+        weights::save_tensors(folder, &self.model, self.settings.base == setup::RANDOM)
+    }
+
+    fn load(&self, folder: &Path) -> Result<()> {
+        weights::load_parts(folder, &self.model, false, &mut Vec::new())?;
+        weights::load_own_base(folder, &self.model)
+    }
+}
+
+impl DryRunTask for SegmentDryRun {
+    fn example(&self, seen: bool) -> Inputs {
+        self.batch(self.example.questions, seen, self.model.options().device)
+    }
+
+    fn prefetches(&self) -> bool {
+        match self.model.options().device {
+            META => meta::target() == meta::Target::Cuda,
+            device => device != Device::Cpu,
+        }
+    }
+
+    fn has_cache(&self) -> bool {
+        self.caches_features
+    }
+
+    fn calibrate(&self) -> Result<()> {
+        let Some(images) = task::calibration_images(&self.settings) else { return Ok(()) };
+        let images = i64::try_from(images).expect("a few images");
+        let (device, side) = (self.input_device(), self.settings.image_size);
+        let _sight = self.vision(images, false, device);
+        let _mask = blank([images, 1, side, side], Kind::Uint8, device);
+        task::calibrate(&self.model, &blank([images, 3, side, side], Kind::Uint8, device))
+    }
+
+    fn predict(&self) -> Result<()> {
+        let device = self.input_device();
+        let (clip, side) = (self.model.config().clip.image_size, self.settings.image_size);
+        let images = {
+            let _category = ledger::enter(ledger::Category::Inputs);
+            [blank([1, 3, clip, clip], Kind::Uint8, device), blank([1, 3, side, side], Kind::Uint8, device)]
+        };
+        let Example { text_tokens, new_tokens, .. } = self.example;
+        let text = self.text(text_tokens);
+        let side = u32::try_from(side).expect("an image's side");
+        // the cache has its full size from the first token on
+        let mut made = 0;
+        let mut on_token = |_| {
+            made += 1;
+            Ok(made < SHOWN_TOKENS)
+        };
+        guard::guard(|| {
+            no_grad(|| predict::answer(&self.model, &images, text, (side, side), new_tokens, &mut on_token))
+        })?;
+        Ok(())
+    }
+}

@@ -1,0 +1,29 @@
+//! Settings of a training run.
+
+use super::{DataConfig, ModelConfig};
+use crate::nn::LoraConfig;
+use crate::trainer::TrainConfig;
+
+/// Settings of a training run.
+#[derive(Debug, Clone, PartialEq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RunConfig {
+    /// The model and its semantics.
+    pub model: ModelConfig,
+    /// Adapters of the language model.
+    pub lora: LoraConfig,
+    /// The training engine.
+    pub train: TrainConfig,
+    /// The input pipeline.
+    pub data: DataConfig,
+}
+
+impl RunConfig {
+    /// The settings as TOML.
+    ///
+    /// # Panics
+    /// Never: plain values serialise.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("plain values serialise")
+    }
+}

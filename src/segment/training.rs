@@ -1,0 +1,245 @@
+//! Training of PRS-Med: [`Training`], [`PreparedTraining`] and the finished [`Run`].
+
+use super::predict::Prediction;
+use super::setup::{self, Assembly, Build, RunOverrides};
+use super::task::SegmentTask;
+use super::{RunConfig, vision_features};
+use crate::data::manifest::Manifest;
+use crate::data::split;
+use crate::event::Observer;
+use crate::runtime::Runtime;
+use crate::tensor::guard;
+use crate::tensor::weights::{readable_folder, verify_folder, write_bytes};
+use crate::trainer::{self, Outcome, Session, profile};
+use crate::{Error, Result};
+use image::DynamicImage;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// A training run that has not started: settings, rows and run folder.
+///
+/// ```no_run
+/// use prsmed::prelude::*;
+///
+/// let runtime = Runtime::new();
+/// let manifest = Manifest::open("data".as_ref(), None)?;
+/// let run = Training::new(RunConfig::preset("tiny")?, manifest, "runs/a", &runtime)?.run()?;
+/// println!("{} steps", run.outcome.steps);
+/// # Ok::<(), prsmed::Error>(())
+/// ```
+pub struct Training<'r> {
+    config: RunConfig,
+    toml: String,
+    manifest: Arc<Manifest>,
+    folder: PathBuf,
+    runtime: &'r Runtime,
+    resumes: bool,
+}
+
+impl<'r> Training<'r> {
+    /// A training on the rows of `manifest` in the run folder `folder`. If the run validates and there are no `val`
+    /// rows, it takes a part of the training images for validation (`data.val_frac`).
+    ///
+    /// # Errors
+    /// [`Error::Data`] or [`Error::Io`] for images that cannot be divided.
+    pub fn new(
+        config: RunConfig,
+        manifest: impl Into<Arc<Manifest>>,
+        folder: impl Into<PathBuf>,
+        runtime: &'r Runtime,
+    ) -> Result<Self> {
+        let mut manifest = manifest.into();
+        if config.train.validate_every_epochs > 0
+            && config.data.val_frac > 0.0
+            && let Some(cut) = split::ensure_val(Arc::make_mut(&mut manifest), config.data.val_frac, config.train.seed)?
+        {
+            runtime.note(format!(
+                "no `val` rows: {} of {} training images ({} rows) are used for validation",
+                cut.val_images, cut.images, cut.val_rows
+            ));
+        }
+        if manifest.num_leaking > 0 {
+            let count = manifest.num_leaking;
+            runtime.note(format!("{count} synthetic rows are left out: their sources are validation or test images"));
+        }
+        let toml = config.to_toml();
+        Ok(Self { config, toml, manifest, folder: folder.into(), runtime, resumes: false })
+    }
+
+    /// Sets the text of the run's `config.toml`, for example the settings with their origins.
+    #[must_use]
+    pub fn with_toml(mut self, toml: String) -> Self {
+        self.toml = toml;
+        self
+    }
+
+    /// Continues from `last/` in the run folder if it exists. Without this, an existing `last/` is an error.
+    #[must_use]
+    pub fn resume(mut self, resumes: bool) -> Self {
+        self.resumes = resumes;
+        self
+    }
+
+    /// The rows.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Builds or loads the model, opens the vision feature cache and reads the texts of all rows.
+    ///
+    /// # Errors
+    /// As [`setup::create`] and [`setup::open`]; [`Error::Config`] for a folder that already contains a run;
+    /// [`Error::Weights`] for a checkpoint of other classes; [`Error::Data`] for a row that cannot be used.
+    pub fn prepare(self) -> Result<PreparedTraining<'r>> {
+        let Self { config, toml, manifest, folder, runtime, resumes } = self;
+        let checkpoint = checkpoint_in(&folder, resumes)?;
+        let assembly = assemble(&config, &manifest, checkpoint.as_deref(), runtime)?;
+        assembly.warnings.iter().for_each(|warning| runtime.warn(warning.as_str()));
+        let features =
+            vision_features::open_cache(&assembly, &config.data, runtime.cache(), runtime.observer().as_ref())?;
+        let (train, data) = (config.train.clone(), config.data.clone());
+        let task = SegmentTask::new(assembly, &manifest, train, data, toml.clone(), features)?;
+        if let (real, synthetic @ 1..) = task.rows_of_an_epoch() {
+            runtime.note(format!("an epoch has {real} real rows and {synthetic} synthetic ones"));
+        }
+        if task.longest().text_tokens >= config.model.max_text_tokens {
+            runtime.warn("some answers are cut: their texts have more ids than `model.max_text_tokens`");
+        }
+        if checkpoint.is_none() {
+            guard::guard(|| task.calibrate())?;
+        }
+        let resumes = checkpoint.is_some();
+        Ok(PreparedTraining { task, config, toml, folder, runtime, resumes, profile: None, has_room_for_graphs: false })
+    }
+
+    /// Trains to the end.
+    ///
+    /// # Errors
+    /// As [`Self::prepare`] and [`trainer::run()`].
+    pub fn run(self) -> Result<Run> {
+        let observer = Arc::clone(self.runtime.observer());
+        self.prepare()?.run(observer.as_ref())
+    }
+}
+
+/// A training run whose model is loaded.
+pub struct PreparedTraining<'r> {
+    /// Model, rows and settings as a task of the engine.
+    pub task: SegmentTask,
+    config: RunConfig,
+    toml: String,
+    folder: PathBuf,
+    runtime: &'r Runtime,
+    resumes: bool,
+    profile: Option<&'r profile::Settings>,
+    has_room_for_graphs: bool,
+}
+
+impl<'r> PreparedTraining<'r> {
+    /// Writes a memory profile.
+    #[must_use]
+    pub fn with_profile(mut self, profile: Option<&'r profile::Settings>) -> Self {
+        self.profile = profile;
+        self
+    }
+
+    /// True if the plan leaves room for the memory pool of CUDA graphs. Only `train.graph = "auto"` uses it.
+    #[must_use]
+    pub fn with_room_for_graphs(mut self, has_room: bool) -> Self {
+        self.has_room_for_graphs = has_room;
+        self
+    }
+
+    /// Trains to the end; `observer` receives the events of the training.
+    ///
+    /// # Errors
+    /// As [`trainer::run()`].
+    pub fn run(self, observer: &dyn Observer) -> Result<Run> {
+        let Self { task, config, toml, folder, runtime, resumes, profile, has_room_for_graphs } = self;
+        std::fs::create_dir_all(&folder).map_err(Error::io(&folder, "create"))?;
+        write_bytes(&folder.join("config.toml"), toml.as_bytes())?;
+        let session = Session {
+            config: &config.train,
+            folder: &folder,
+            resume: resumes,
+            profile,
+            observer,
+            interrupt: runtime.interrupt(),
+            has_room_for_graphs,
+        };
+        let outcome = trainer::run(&task, &session)?;
+        Ok(Run { outcome, folder, task })
+    }
+}
+
+/// A finished training run.
+pub struct Run {
+    /// Steps, time and best score.
+    pub outcome: Outcome,
+    /// The run folder with `last/` and `best/`.
+    pub folder: PathBuf,
+    /// The task with the weights after the last step.
+    pub task: SegmentTask,
+}
+
+impl Run {
+    /// Answers a question about an image with a mask and a text, with the weights after the last step.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for an empty question; typed errors of libtorch.
+    pub fn predict(&self, image: &DynamicImage, question: &str) -> Result<Prediction> {
+        self.task.assembly().predict(image, question)
+    }
+}
+
+/// The checkpoint from which a training in `folder` continues.
+///
+/// # Errors
+/// [`Error::Config`] if there is one and the training does not resume.
+pub fn checkpoint_in(folder: &Path, resumes: bool) -> Result<Option<PathBuf>> {
+    let checkpoint = readable_folder(&folder.join("last")).ok();
+    if checkpoint.is_some() && !resumes {
+        let hint = "add `--resume` to continue it, or choose another `--out`";
+        return Err(Error::config("--out", format!("`{}` already contains a run", folder.display()), hint));
+    }
+    Ok(checkpoint)
+}
+
+/// A new model for the rows of `manifest`, or the model of a checkpoint.
+fn assemble(config: &RunConfig, manifest: &Manifest, checkpoint: Option<&Path>, runtime: &Runtime) -> Result<Assembly> {
+    let build = Build {
+        device: runtime.device(),
+        kind: config.train.precision.kind(),
+        seed: config.train.seed,
+        locate: &|spec| runtime.locate(spec),
+        allow_partial: false,
+        cache: runtime.cache(),
+    };
+    let Some(folder) = checkpoint else {
+        // synthetic rows are left out, so that runs with and without them start from the same model
+        let real = manifest.rows.iter().filter(|row| !row.synthetic);
+        let texts: Vec<&str> = real.flat_map(|row| [row.question.as_str(), row.answer.as_str()]).collect();
+        return setup::create(&config.model, config.lora, &manifest.modalities, &texts, build);
+    };
+    verify_folder(folder).map_err(suggest_best)?;
+    // frozen layers are loaded again: a resumed run may quantize them in another way
+    let overrides = RunOverrides { quantization: Some(config.model.quantization), ..RunOverrides::default() };
+    let assembly = setup::open(folder, &overrides, build)?;
+    if assembly.description.modalities != manifest.modalities {
+        let reason =
+            format!("its classes are {:?}, the data has {:?}", assembly.description.modalities, manifest.modalities);
+        return Err(Error::weights(folder, reason, "resume with the data the run was started on"));
+    }
+    Ok(assembly)
+}
+
+/// Only `last/` can be resumed.
+fn suggest_best(error: Error) -> Error {
+    match error {
+        Error::Weights { path, reason, .. } => {
+            let hint = "put a copy of the run's `best/` in its place and resume from there, or copy it again";
+            Error::weights(path, reason, hint)
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,151 @@
+//! Settings of the training engine (`train.*`).
+
+use super::precision::Precision;
+use crate::setting::settings;
+use crate::tensor::kernels;
+
+settings! {
+    /// Settings of the training engine (`train.*`).
+    pub struct TrainConfig in "train" {
+        /// Images in one forward and backward pass, each with up to `data.questions_per_image` questions. The effective
+        /// batch is `micro_batch * accumulation`; only that product affects training, up to rounding.
+        micro_batch: usize = 1, results(Changes), resume(Free), range(1.0..), memory("activations grow with it");
+        /// Micro-batches per optimizer step.
+        accumulation: usize = 3, results(Changes), resume(Free), range(1.0..);
+        /// Passes over the training rows.
+        epochs: u64 = 20, results(Changes), resume(Warn), range(1.0..);
+        /// Stop after this many optimizer steps; 0 = no limit. The learning rate ends its schedule there.
+        max_steps: u64 = 0, results(Changes), resume(Warn);
+        /// Save `last/` every so many optimizer steps; 0 = after each epoch only.
+        checkpoint_every_steps: u64 = 500, results(Same), resume(Free);
+        /// Validate every so many epochs; 0 = never. The best validated weights are saved in `best/`.
+        validate_every_epochs: u64 = 1, results(Same), resume(Free);
+        /// Stop early after this many validations without a better score; 0 = never.
+        patience: u64 = 0, results(Changes), resume(Free);
+        /// Peak learning rate.
+        learning_rate: f64 = 1e-4, results(Changes), resume(Warn), range(0.0..);
+        /// Learning rate at the end of the cosine schedule.
+        min_learning_rate: f64 = 1e-6, results(Changes), resume(Warn), range(0.0..);
+        /// Part of all steps in which the learning rate warms up.
+        warmup_frac: f64 = 0.03, results(Changes), resume(Warn), range(0.0..1.0);
+        /// Decoupled weight decay of AdamW.
+        weight_decay: f64 = 1e-5, results(Changes), resume(Warn), range(0.0..);
+        /// Decay rate of AdamW's first moment.
+        beta1: f64 = 0.9, results(Changes), resume(Warn), range(0.0..1.0);
+        /// Decay rate of AdamW's second moment.
+        beta2: f64 = 0.999, results(Changes), resume(Warn), range(0.0..1.0);
+        /// Epsilon of AdamW.
+        epsilon: f64 = 1e-6, results(Changes), resume(Warn);
+        /// Largest norm of all gradients together; larger gradients are scaled down. 0 = no clipping.
+        clip_norm: f64 = 1.0, results(Changes), resume(Warn), range(0.0..);
+        /// Seed of all random numbers.
+        seed: u64 = 0, results(Changes), resume(Fixed);
+        /// Dtype of frozen weights and of arithmetic. Trained weights are fp32. Loss scaling is used with fp16.
+        precision: Precision = Precision::Bf16, results(Changes), resume(Warn),
+            memory("frozen weights and activations are twice as large in fp32"),
+            saves_at("bf16", "frozen weights and arithmetic in bf16");
+        /// Activation checkpointing of the language model: `none` keeps all activations, `full` recomputes every layer
+        /// in the backward pass, a number recomputes that many first layers.
+        checkpointing: Checkpointing = Checkpointing::Full, results(Same), resume(Free),
+            memory("recomputed layers keep only their inputs; a step takes longer"),
+            saves_at("full", "recomputes the language model's layers");
+        /// Activation checkpointing of the image encoder: as `train.checkpointing`, the blocks with the largest maps
+        /// first.
+        checkpoint_encoder: Checkpointing = Checkpointing::Full, results(Same), resume(Free),
+            memory("recomputed blocks keep only their inputs; a step takes longer"),
+            saves_at("full", "recomputes the image encoder's blocks");
+        /// Activation checkpointing of the whole mask decoder.
+        checkpoint_decoder: bool = false, results(Same), resume(Free),
+            memory("a recomputed decoder keeps only its inputs; a step takes longer"),
+            saves_at("true", "recomputes the mask decoder");
+        /// `adamw` keeps its state in fp32. `adamw8bit` keeps the state of large tensors in 8 bits.
+        optimizer: OptimizerKind = OptimizerKind::AdamW, results(Changes), resume(Warn),
+            memory("optimizer state: 8 bytes per trained weight in fp32, about 2 in 8 bits"),
+            saves_at("adamw8bit", "8-bit optimizer state");
+        /// Keep the optimizer state in host memory and copy it to the GPU piece by piece in each step. No effect on the
+        /// CPU.
+        offload_optimizer: bool = false, results(Same), resume(Free),
+            memory("optimizer state moves from the GPU to the host"),
+            saves_at("true", "copies the optimizer state to the GPU in each step");
+        /// Update each parameter as soon as its gradient is complete, and free the gradient. Needs
+        /// `train.accumulation=1`, `train.clip_norm=0` and another precision than fp16. A gradient that is not finite
+        /// ends the run, because some weights were already updated in that step; `last/` keeps the checkpoint before
+        /// it.
+        step_in_backward: bool = false, results(Same), resume(Free), memory("gradients do not exist all at once");
+        /// Capture a step as a CUDA graph and replay it: `on`, `off`, or `auto` (use it if the first steps are faster
+        /// with it). GPUs only.
+        graph: Switch = Switch::Off, results(Rounding), resume(Free), memory("captured steps keep memory of their own");
+        /// Use custom CUDA kernels instead of chains of libtorch's: `on`, `off`, or `auto` (where they are measured to
+        /// be faster). GPUs only.
+        fused_kernels: Switch = Switch::Off, results(Rounding), resume(Free);
+        /// Decay of the exponential moving average (EMA) of the weights, used for validation and `best/`; 0 = no
+        /// average.
+        ema_decay: f64 = 0.0, results(Changes), resume(Warn), range(0.0..1.0),
+            memory("one more fp32 copy of the trained weights"),
+            saves_at("0", "no moving average for validation and `best/`");
+    }
+}
+
+impl TrainConfig {
+    /// True if steps are captured as CUDA graphs. They need gradients, which `step_in_backward` frees.
+    pub fn graph_switch(&self) -> Switch {
+        if self.step_in_backward { Switch::Off } else { self.graph }
+    }
+}
+
+/// Optimizer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OptimizerKind {
+    /// State in fp32: 8 bytes per trained weight.
+    AdamW,
+    /// State of tensors with 4096 elements or more in 8 bits, one scale per 256 (Dettmers et al. 2022).
+    AdamW8bit,
+}
+
+/// Use of an optimization.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Switch {
+    /// On if it is measured to be faster.
+    Auto,
+    /// Always.
+    On,
+    /// Never.
+    Off,
+}
+
+impl Switch {
+    /// The mode of the custom CUDA kernels.
+    pub fn kernels(self) -> kernels::KernelMode {
+        match self {
+            Self::Auto => kernels::KernelMode::Auto,
+            Self::On => kernels::KernelMode::On,
+            Self::Off => kernels::KernelMode::Off,
+        }
+    }
+}
+
+/// Activation checkpointing: `none`, `full`, or a number of layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "snake_case", expecting = "expected `none`, `full` or a number of layers, 0 or more")]
+pub enum Checkpointing {
+    /// Keep all activations: fastest, largest.
+    None,
+    /// Keep only the inputs of every layer and recompute the rest in the backward pass.
+    Full,
+    /// Recompute this many first layers.
+    #[serde(untagged)]
+    Layers(usize),
+}
+
+impl Checkpointing {
+    /// Number of recomputed layers.
+    pub fn layers(self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Layers(layers) => layers,
+            Self::Full => usize::MAX,
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! Trained tensors, batch sizes and losses.
+
+use crate::tensor::Tensor;
+
+/// A trained tensor: fp32, requires a gradient.
+#[derive(Debug)]
+pub struct Parameter {
+    /// `FILE/KEY`.
+    pub name: String,
+    /// The master copy.
+    pub tensor: Tensor,
+}
+
+/// Size of a (micro-)batch: the loss denominator. Losses are averages over the effective batch, not over micro-batches.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct BatchSize {
+    /// Questions, each with its image.
+    pub samples: f64,
+    /// Supervised text tokens.
+    pub tokens: f64,
+}
+
+impl std::iter::Sum for BatchSize {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::default(), |a, b| Self { samples: a.samples + b.samples, tokens: a.tokens + b.tokens })
+    }
+}
+
+/// The loss of one micro-batch, already scaled to its share of the effective batch.
+#[derive(Debug)]
+pub struct Loss {
+    /// Scalar to differentiate.
+    pub total: Tensor,
+    /// Named parts as scalars without a graph, same scaling.
+    pub parts: Vec<(&'static str, Tensor)>,
+}

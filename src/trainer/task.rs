@@ -1,0 +1,132 @@
+//! Traits of a training job: [`Task`] for the engine, [`DryRunTask`] for the planner.
+
+use super::graph::Capturable;
+use super::profile::Component;
+use super::{BatchSize, Loss, Parameter};
+use crate::Result;
+use crate::tensor::store::{Entry, Role};
+use crate::tensor::weights::Staged;
+
+/// A validation result.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Validation {
+    /// Score that selects `best/`; higher is better.
+    pub score: f64,
+    /// Named values for the records.
+    pub values: Vec<(String, f64)>,
+}
+
+/// The micro-batches of one optimizer step after another.
+pub type Batches<'a, B> = Box<dyn Iterator<Item = Result<Vec<B>>> + 'a>;
+
+/// A training job for the engine.
+pub trait Task {
+    /// One micro-batch.
+    type Batch;
+
+    /// All trained tensors, always in the same order.
+    fn parameters(&self) -> Vec<Parameter>;
+
+    /// The parts of the model for a memory profile: by default one part with all trained tensors.
+    fn components(&self) -> Vec<Component> {
+        let entry = |p: Parameter| Entry { name: p.name, tensor: p.tensor, role: Role::Trainable };
+        vec![Component { name: "model", entries: self.parameters().into_iter().map(entry).collect() }]
+    }
+
+    /// Optimizer steps of one epoch.
+    fn steps_per_epoch(&self) -> u64;
+
+    /// The effective batches of `epoch` from step `first` on. Depends only on the task's seed and these numbers.
+    ///
+    /// # Errors
+    /// When reading cannot start; items carry errors of single samples.
+    fn batches(&self, epoch: u64, first: u64) -> Result<Batches<'_, Self::Batch>>;
+
+    /// Samples and tokens of `batch`.
+    fn batch_size(&self, batch: &Self::Batch) -> BatchSize;
+
+    /// The loss of `batch` as its share of the loss of `effective_batch`.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    fn loss(&self, batch: &Self::Batch, effective_batch: BatchSize, epoch: u64) -> Result<Loss>;
+
+    /// `batch` as tensors of a bucket's sizes, with the loss that [`Task::loss`] computes from them; `None` where the
+    /// pass cannot be captured as a CUDA graph.
+    ///
+    /// # Errors
+    /// As [`Task::loss`].
+    fn capturable(
+        &self,
+        batch: &Self::Batch,
+        effective_batch: BatchSize,
+        epoch: u64,
+    ) -> Result<Option<Capturable<'_>>> {
+        let _ = (batch, effective_batch, epoch);
+        Ok(None)
+    }
+
+    /// Returns a message about the last step, once.
+    fn note(&self) -> Option<String> {
+        None
+    }
+
+    /// Splits batches: the same samples in the same order, at most `most` per batch, in the unit of
+    /// [`TrainConfig::micro_batch`](super::TrainConfig::micro_batch). The engine uses them when memory runs out. `None`
+    /// for a task whose batches cannot be split.
+    fn split(&self, _batch: &Self::Batch, _most: usize) -> Option<Vec<Self::Batch>> {
+        None
+    }
+
+    /// Scores the current weights; `None` without validation data.
+    ///
+    /// # Errors
+    /// As [`Task::loss`].
+    fn validate(&self, observer: &dyn crate::event::Observer) -> Result<Option<Validation>> {
+        let _ = observer;
+        Ok(None)
+    }
+
+    /// Writes weights and everything needed to use them into a checkpoint folder.
+    ///
+    /// # Errors
+    /// [`crate::Error::Io`].
+    fn save(&self, folder: &mut Staged) -> Result<()>;
+
+    /// Reads weights back from a checkpoint folder.
+    ///
+    /// # Errors
+    /// [`crate::Error::Weights`].
+    fn load(&self, folder: &std::path::Path) -> Result<()>;
+}
+
+/// A task that can run without data, to plan or to measure its memory.
+pub trait DryRunTask: Task {
+    /// A micro-batch of full size with arbitrary values. `seen`: its samples were used in an earlier
+    /// epoch, so the task has them in its caches.
+    fn example(&self, seen: bool) -> Self::Batch;
+
+    /// True if the batches of the next step are on the device while a step runs.
+    fn prefetches(&self) -> bool {
+        false
+    }
+
+    /// True if the task caches parts of its batches, so that steps on samples of an earlier epoch run other code.
+    fn has_cache(&self) -> bool {
+        false
+    }
+
+    /// Work of a new run before its first step.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    fn calibrate(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// One prediction on an example of full size.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    fn predict(&self) -> Result<()>;
+}

@@ -1,0 +1,246 @@
+//! Generated pairs: filter models, quality metrics, training, and the ablation.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::{assert_rows_are_correct, files, generate, journal, made, tree, word};
+use crate::support::{copy, differing, done, objects, path, phantoms, prsmed, run, train, trained};
+
+/// Settings of a segmenter whose steps take a fraction of a second.
+const SMALL: [&str; 6] = ["--preset", "tiny", "--set", "model.image_size=64", "--set", "train.micro_batch=2"];
+
+/// Filters pairs with models trained for three steps, with limits that such models can meet.
+fn filter(pairs: &Path, more: &[&str]) -> Command {
+    let mut command = prsmed();
+    command.args(["augment", "filter", "--data-root"]).arg(phantoms()).arg("--synthetic").arg(pairs).args(SMALL);
+    command.args(["--folds", "2", "--steps", "3", "--json"]);
+    for limit in ["dice_min=0", "outside_max=1", "knn_quantile=1", "cosine_quantile=1"] {
+        command.args(["--threshold", limit]);
+    }
+    command.args(more);
+    command
+}
+
+fn last(text: &str) -> Value {
+    objects(text).pop().unwrap()
+}
+
+fn sha256(file: &Path) -> String {
+    format!("{:x}", Sha256::digest(fs::read(file).unwrap()))
+}
+
+/// The files of every pair are where its decision in the journal says, and nowhere else.
+fn assert_files_match_decisions(pairs: &Path) {
+    let wanted: BTreeSet<PathBuf> =
+        journal(pairs).iter().flat_map(|record| <[PathBuf; 2]>::from(files(pairs, record))).collect();
+    let is_pair = |name: &&String| name.contains("/train_") || name.starts_with("rejected/");
+    let found: BTreeSet<PathBuf> = tree(pairs).keys().filter(is_pair).map(|name| pairs.join(name)).collect();
+    assert_eq!(found, wanted);
+}
+
+/// The train rows of the phantoms without those of one fold.
+fn without_fold(folds: &BTreeMap<String, usize>, fold: usize) -> PathBuf {
+    let root = copy(phantoms(), &format!("phantoms-without-fold-{fold}"));
+    let unseen: Vec<String> = super::masks_of(phantoms(), None)
+        .into_iter()
+        .filter(|(image, _)| folds[&sha256(image)] == fold)
+        .flat_map(|(_, masks)| masks)
+        .map(|mask| mask.strip_prefix(phantoms()).unwrap().display().to_string())
+        .collect();
+    for entry in fs::read_dir(root.join("annotations")).unwrap() {
+        let csv = entry.unwrap().path();
+        let text = fs::read_to_string(&csv).unwrap();
+        let (header, lines) = text.split_once('\n').unwrap();
+        let is_seen = |line: &&str| line.ends_with(",train") && !unseen.iter().any(|mask| line.starts_with(mask));
+        let kept = std::iter::once(header).chain(lines.lines().filter(is_seen));
+        fs::write(&csv, kept.collect::<Vec<_>>().join("\n") + "\n").unwrap();
+    }
+    root
+}
+
+#[test]
+fn filter_models_score_only_pairs_of_held_out_sources() {
+    let pairs = copy(made(), "pairs-filtered");
+    let before = journal(&pairs);
+    let first = last(&done(&mut filter(&pairs, &[])))["filtered"].clone();
+    let after = journal(&pairs);
+    assert_eq!((first["pairs"].as_u64(), first["unknown"].as_u64()), (Some(after.len() as u64), Some(0)), "{first}");
+    for (old, new) in before.iter().zip(&after) {
+        assert_eq!((&old["index"], &old["prompt"]), (&new["index"], &new["prompt"]));
+        let dice = new["scores"]["dice"].as_f64().unwrap();
+        assert!((0.0..=1.0).contains(&dice) && old["scores"]["dice"].is_null(), "{new}");
+    }
+    assert_files_match_decisions(&pairs);
+    assert_rows_are_correct(&pairs);
+    // Every real training image is in one fold; no copy of it is in another; both filter models have some.
+    let folds: BTreeMap<String, usize> =
+        serde_json::from_slice(&fs::read(pairs.join("filter_models/folds.json")).unwrap()).unwrap();
+    let sources: BTreeSet<String> = super::masks_of(phantoms(), None).keys().map(|file| sha256(file)).collect();
+    assert_eq!(folds.keys().cloned().collect::<BTreeSet<_>>(), sources);
+    assert_eq!(folds.values().copied().collect::<BTreeSet<_>>(), BTreeSet::from([0, 1]));
+    // A filter model equals a training without the images of its fold.
+    for fold in [0, 1] {
+        let without = without_fold(&folds, fold);
+        let trained = path(&format!("trained-without-fold-{fold}"));
+        done(&mut train(&without, &trained, &["train.max_steps=3", "train.validate_every_epochs=0"]));
+        let last = |fold: usize| pairs.join(format!("filter_models/fold-{fold}/last"));
+        assert_eq!(differing(&trained.join("last"), &last(fold)), [""; 0]);
+        let of_the_other = differing(&trained.join("last"), &last(1 - fold));
+        assert!(of_the_other.contains(&"mask_decoder.safetensors".to_owned()), "{of_the_other:?}");
+    }
+    // Filtering again gives the same result.
+    let once = copy(&pairs, "pairs-filtered-once");
+    // Earlier versions named the folder `judges`.
+    fs::rename(pairs.join("filter_models"), pairs.join("judges")).unwrap();
+    let again = last(&done(&mut filter(&pairs, &[])))["filtered"].clone();
+    fs::rename(pairs.join("judges"), pairs.join("filter_models")).unwrap();
+    assert_eq!(again, first);
+    let mut differing = Vec::new();
+    let (a, b) = (tree(&once), tree(&pairs));
+    for (name, bytes) in a.iter().filter(|(name, _)| !name.starts_with("filter_models/")) {
+        if b.get(name) != Some(bytes) {
+            differing.push(name);
+        }
+    }
+    assert!(differing.is_empty(), "{differing:?}");
+    filtered_after_generation(&pairs.join("filter_models"));
+}
+
+/// Filter models of the preset's size need more memory than the small generator.
+#[test]
+fn filtering_takes_the_planned_memory() {
+    let real = path("phantoms-for-large-filter-models");
+    done(prsmed().args(["data", "phantom", "--count", "60", "--image-size", "64"]).arg(&real));
+    let pairs = path("pairs-for-large-filter-models");
+    // enough images of a class for feature distances and a full batch
+    let limits = ["--limit", "6", "--per-image", "4"];
+    done(generate(&real, &pairs, &limits).arg("--no-filter"));
+    let mut command = prsmed();
+    command.args(["augment", "filter", "--data-root"]).arg(&real).arg("--synthetic").arg(&pairs);
+    done(command.args(["--preset", "tiny", "--folds", "2", "--steps", "1", "--no-plan", "--json"]));
+    let out = path("pairs-by-large-filter-models");
+    let filter_models = pairs.join("filter_models");
+    let text = done(generate(&real, &out, &limits).args(["--json", "--filter-models"]).arg(filter_models));
+    let memory = last(&text)["memory"].clone();
+    assert_eq!(memory["planned"]["peak_phase"], "filter", "{memory}");
+    assert_eq!(memory["planned"]["allocated_peak"], memory["measured"], "{memory}");
+}
+
+/// `--filter-models` filters the pairs after generation, within the planned memory.
+fn filtered_after_generation(filter_models: &Path) {
+    let out = path("pairs-filtered-after-generation");
+    let text =
+        done(generate(phantoms(), &out, &[]).args(["--limit", "4", "--json", "--filter-models"]).arg(filter_models));
+    let result = last(&text);
+    let memory = &result["memory"];
+    let phases = memory["planned"]["phases"].as_array().unwrap();
+    assert_eq!(phases.last().unwrap()["name"], "filter");
+    assert_eq!(memory["planned"]["allocated_peak"], memory["measured"], "{memory}");
+    assert_eq!(result["filtered"]["unknown"], 0);
+    for record in journal(&out) {
+        assert!(record["scores"]["dice"].as_f64().is_some(), "{record}");
+    }
+}
+
+#[test]
+fn a_decision_moves_files_and_can_be_reversed() {
+    let pairs = copy(made(), "pairs-filtered-again");
+    let filter_models = path("filter_models");
+    let with = |limit: &str| {
+        let mut command = filter(&pairs, &["--threshold", limit, "--filter-models"]);
+        last(&done(command.arg(&filter_models)))["filtered"].clone()
+    };
+    let lenient = with("dice_min=0");
+    let accepted = journal(&pairs);
+    let dice = |record: &Value| record["scores"]["dice"].as_f64().unwrap();
+    let mut all: Vec<f64> = accepted.iter().filter(|r| r["accepted"] == true).map(dice).collect();
+    all.sort_by(f64::total_cmp);
+    let limit = all[all.len() - 1] / 2.0;
+    let strict = with(&format!("dice_min={limit}"));
+    assert!(strict["rejected"]["dice"].as_u64().unwrap() > 0, "{strict}");
+    for record in journal(&pairs) {
+        if dice(&record) < limit {
+            assert!(record["accepted"] == false && word(&record, "reason").contains("dice "), "{record}");
+        }
+    }
+    assert_files_match_decisions(&pairs);
+    assert_rows_are_correct(&pairs);
+    assert_eq!(with("dice_min=0"), lenient);
+    assert_eq!(journal(&pairs), accepted);
+    assert_files_match_decisions(&pairs);
+    // Other folds need other filter models.
+    let ran = run(filter(&pairs, &["--folds", "3", "--filter-models"]).arg(&filter_models));
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    // `generate` accepts the filter models of a folder, also under the older flag name.
+    let at_once = path("pairs-filtered-at-once");
+    let made_and_filtered = done(super::generate(phantoms(), &at_once, &["--json", "--judges"]).arg(&filter_models));
+    assert!(last(&made_and_filtered)["filtered"]["pairs"].as_u64().unwrap() > 0);
+}
+
+fn ablation(out: &Path, more: &[&str]) -> Command {
+    let mut command = prsmed();
+    command
+        .args(["augment", "ablation", "--data-root"])
+        .arg(phantoms())
+        .arg("--extra")
+        .arg(made())
+        .arg("--out")
+        .arg(out);
+    command.args(SMALL).args(["--steps", "2", "--seeds", "2", "--limit-real", "6", "--limit-test", "6"]).args(more);
+    command
+}
+
+#[test]
+fn an_ablation_compares_three_arms() {
+    let out = path("ablation");
+    let ran = run(&mut ablation(&out, &[]));
+    let conclusion = if ran.code == Some(0) { "synthetic pairs help" } else { "no gain was shown" };
+    assert!(matches!(ran.code, Some(0 | 1)), "{}", ran.stderr);
+    assert!(ran.stdout.contains(conclusion) || ran.stdout.contains("synthetic pairs harm"), "{}", ran.stdout);
+    for title in [
+        "classical augmentation against real alone",
+        "synthetic pairs against real alone",
+        "synthetic pairs against classical augmentation",
+    ] {
+        assert!(ran.stdout.contains(title), "{}", ran.stdout);
+    }
+    assert!(ran.stdout.contains(fs::read_to_string(out.join("ablation.txt")).unwrap().trim_end()));
+    let report = fs::read_to_string(out.join("ablation.json")).unwrap();
+    let read: Value = serde_json::from_str(&report).unwrap();
+    let arms: BTreeMap<String, Vec<f64>> = serde_json::from_value(read["runs"].clone()).unwrap();
+    assert_eq!(arms.keys().collect::<Vec<_>>(), ["classical", "real", "synthetic"]);
+    assert!(arms.values().all(|runs| runs.len() == 2));
+    assert_eq!((read["steps"].as_u64(), read["real_images"].as_u64()), (Some(2), Some(6)));
+    // Pairs of other images are not used.
+    let synthetic = read["synthetic_images"].as_u64().unwrap();
+    let all = journal(made()).iter().filter(|record| record["accepted"] == true).count() as u64;
+    assert!(synthetic > 0 && synthetic < all, "{synthetic} of {all}");
+    let started = Instant::now();
+    let again = run(&mut ablation(&out, &[]));
+    assert!(started.elapsed().as_secs() < 10, "finished runs are used again");
+    assert_eq!((again.code, again.stdout), (ran.code, ran.stdout));
+    assert_eq!(fs::read_to_string(out.join("ablation.json")).unwrap(), report);
+}
+
+#[test]
+fn a_training_uses_the_pairs() {
+    let out = path("trained-on-pairs");
+    let ran =
+        run(train(phantoms(), &out, &["train.max_steps=2"]).args(["--synthetic-ratio", "0.5", "--extra"]).arg(made()));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains(" synthetic ones"), "{}", ran.stderr);
+}
+
+#[test]
+fn quality_metrics_use_the_encoder_of_a_run() {
+    let mut quality = prsmed();
+    quality.args(["augment", "quality", "--json", "--data-root"]).arg(phantoms()).arg("--synthetic").arg(made());
+    let report = last(&done(quality.arg("--run").arg(&trained().0)))["report"].clone();
+    assert!(report.to_string().contains("synthetic"), "{report}");
+}
