@@ -8,6 +8,7 @@ use crate::tensor::trace::{Trace, TraceBuilder};
 use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, META, Tensor, kernels, ledger, memory, meta, no_grad, trace};
 use crate::trainer::graph::SETTLING_STEPS;
+use crate::trainer::precision::Scaler;
 use crate::trainer::{DryRunTask, StepInfo, Stepper, Switch, TrainConfig, checkpoint};
 use crate::units::Bytes;
 use std::collections::HashMap;
@@ -305,6 +306,7 @@ fn train<T: DryRunTask>(
         task.calibrate()?;
     }
     let mut stepper = Stepper::new(&task, config, false);
+    stepper.scaler = Scaler::smallest(config.precision);
     if !whole {
         stepper.optimizer.make_moments();
     }

@@ -45,6 +45,12 @@ impl Scaler {
         Self { scale: if dynamic { Self::START } else { 1.0 }, good_steps: 0, dynamic }
     }
 
+    /// The scaler of a precision with the smallest scale, 1. A dry run uses it: an overflow cannot lower this scale,
+    /// and a new scale would drop the captured passes.
+    pub fn smallest(precision: Precision) -> Self {
+        Self { scale: 1.0, ..Self::new(precision) }
+    }
+
     /// The loss to differentiate.
     pub fn scale(&self, loss: &Tensor) -> Tensor {
         if self.dynamic { loss * self.scale } else { loss.shallow_clone() }

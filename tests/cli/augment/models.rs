@@ -142,7 +142,7 @@ fn folder_hub_and_cache_give_the_same_pairs() {
     assert!(ran.code == Some(2) && error_text(&ran).contains("(model_sha256 was "), "{}", ran.stderr);
     fs::remove_file(model.join("unet").join(NETWORK)).unwrap();
     let ran = run(generate(phantoms(), &path("never-of-a-folder"), &["--model"]).arg(&model));
-    assert!(ran.code == Some(2) && error_text(&ran).contains("~/model/unet: holds no safetensors"), "{}", ran.stderr);
+    assert!(ran.code == Some(2) && error_text(&ran).contains("~/model/unet: contains no safetensors"), "{}", ran.stderr);
 }
 
 #[test]
@@ -162,5 +162,5 @@ fn a_controlnet_paints_from_masks() {
     let missing = set(&path("no-control"));
     let flags = ["--mode", "mask_to_image", "--set", &missing, "--model"];
     let ran = run(generate(phantoms(), &path("never-controlled"), &flags).arg(&model));
-    assert!(ran.code == Some(2) && error_text(&ran).contains("~/no-control: there is no such"), "{}", ran.stderr);
+    assert!(ran.code == Some(2) && error_text(&ran).contains("`~/no-control`: there is no such"), "{}", ran.stderr);
 }
