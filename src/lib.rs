@@ -27,10 +27,11 @@
 //! | 3 | `models` `data` `metrics` `runtime` |
 //! | 2 | `nn` `hub` |
 //! | 1 | `tensor` |
-//! | 0 | `error` `units` `event` `location` `setting` |
+//! | 0 | `error` `files` `units` `event` `location` `setting` |
 
 pub mod error;
 pub mod event;
+pub mod files;
 pub mod location;
 pub mod setting;
 pub mod units;
