@@ -3,6 +3,8 @@
 //! `settings!` makes a struct, its serde code and its defaults from the declarations. Presets, `--set`, the reference
 //! in `docs/`, the check of a resumed run and the planner's suggestions read [`Setting`].
 
+pub(crate) mod table;
+
 use crate::{Error, Result};
 use std::fmt;
 use std::ops::{Bound, RangeBounds};

@@ -7,7 +7,7 @@ use super::report::Outcome;
 use super::run_lock::RunLock;
 use super::{plan, preset};
 use crate::config::remedies::remedies;
-use crate::config::{Resolved, RunConfig, Settings as _, Sources, resume};
+use crate::config::{Resolved, RunConfig, Settings as _, Sources};
 use crate::event::{Event, Observer};
 use crate::plan::detect;
 use crate::plan::dry_run::Job;
@@ -103,15 +103,13 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let (toml, config) = (resolved.to_toml(), resolved.config);
     let manifest = args.data.open_with_extra(&args.extra)?;
-    let training = Training::new(config.clone(), manifest, &args.out, &context.runtime)?;
+    let training = Training::new(config.clone(), manifest, &args.out, &context.runtime)?.with_toml(toml);
+    let training = training.resume(args.resume);
     let _run_lock = early.map_or_else(lock, Ok)?;
-    let checkpoint = checkpoint_in(&args.out, args.resume)?;
+    let checkpoint = training.checkpoint()?.map(|(folder, _)| folder);
     if args.resume && checkpoint.is_none() {
         let note = format!("{} contains no checkpoint yet: starting from the beginning", args.out.display());
         context.progress.on(&Event::Note(note));
-    }
-    if let Some(folder) = &checkpoint {
-        check_resumed(folder, &config, context)?;
     }
     context.check_files(needs::of_training(&config.model, checkpoint.as_deref())?)?;
     if let Some(profile) = &profile {
@@ -125,7 +123,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if !args.no_plan {
         check_memory(&planned_config, &machine, context)?;
     }
-    let prepared = training.with_toml(toml).resume(args.resume).prepare().map_err(|error| match error {
+    let prepared = training.prepare().map_err(|error| match error {
         Error::Data { .. } => error.into(),
         error => anyhow::Error::from(error).context("cannot set up the model"),
     })?;
@@ -328,17 +326,6 @@ pub(super) fn refuse_gpu_preset_without_gpu(resolved: &Resolved, context: &Conte
     let hint = "`prsmed doctor` shows what this machine offers; `--preset cpu` trains the same model in host memory, \
                 slowly, `--preset tiny` a small one";
     Err(Error::config("--preset", reason, hint))
-}
-
-/// Refuses setting changes that a resumed run does not allow, and warns of those that change its results.
-fn check_resumed(checkpoint: &Path, config: &RunConfig, context: &Context) -> Result<()> {
-    let saved = checkpoint.join("config.toml");
-    if saved.exists() {
-        for warning in resume::check(&resume::read(&saved)?, config)? {
-            context.progress.on(&Event::Warning(warning));
-        }
-    }
-    Ok(())
 }
 
 /// The fastest settings of the full model for the GPU of this machine.

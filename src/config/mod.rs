@@ -10,25 +10,20 @@ pub mod planned;
 pub mod planned_augment;
 pub mod reference;
 pub mod remedies;
-pub mod resume;
 mod synonyms;
-mod table;
 
 #[cfg(test)]
 mod tests;
 
 use crate::augment::filter::Thresholds;
 use crate::augment::settings::AugmentConfig;
-use crate::nn::LoraConfig;
 pub use crate::segment::RunConfig;
-use crate::segment::{DataConfig, ModelConfig};
 use crate::setting::Setting;
-use crate::trainer::TrainConfig;
+use crate::setting::table::{self, leaves, nested, parse_value, renamed, replace, value_at, widen};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use table::{leaves, nested, parse_value, renamed, replace, value_at, widen};
 use toml::{Table, Value};
 
 /// Presets in the binary: name, text.
@@ -133,7 +128,7 @@ impl Settings for RunConfig {
     const PRINTS: &'static str = "prsmed train --print-config";
 
     fn settings() -> Vec<Setting> {
-        [ModelConfig::settings(), LoraConfig::settings(), TrainConfig::settings(), DataConfig::settings()].concat()
+        Self::declarations()
     }
 
     fn check_together(&self) -> Result<()> {

@@ -1,6 +1,5 @@
 //! Plans of a [`RunConfig`]: dry runs with its longest texts, and the search for settings that fit.
 
-use super::table::wrapped;
 use super::{RunConfig, Settings};
 use crate::Result;
 use crate::data::classical::Augment;
@@ -14,6 +13,7 @@ use crate::segment::dry_run::{Example, SegmentDryRun};
 use crate::segment::setup;
 use crate::segment::task::{self, CacheVision};
 use crate::segment::vision_features;
+use crate::setting::table::wrapped;
 use crate::tensor::META;
 use crate::tensor::meta::Target;
 use crate::trainer::Switch;

@@ -1,7 +1,7 @@
 //! Reference of all settings as Markdown (`docs/reference/settings.md`), from their declarations.
 
-use super::table::{insert, value_at, wrapped};
 use super::{AugmentRun, RunConfig, Settings, table_of, typed};
+use crate::setting::table::{insert, value_at, wrapped};
 use crate::setting::{Results, Resume, Setting};
 use std::fmt::Write as _;
 use toml::Value;

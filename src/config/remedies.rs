@@ -2,12 +2,12 @@
 //!
 //! Most of them are declared with their setting ([`Setting::saves_at`]); the others depend on several settings.
 
-use super::table::{parse_value, value_at, widen};
 use super::{RunConfig, Settings, declaration, table_of};
 use crate::plan::dry_run::Job;
 use crate::plan::report::{Machine, Plan};
 use crate::segment::setup::BatchNorm;
 use crate::segment::task::CacheVision;
+use crate::setting::table::{parse_value, value_at, widen};
 use crate::setting::{Results, Setting};
 use crate::trainer::precision::Precision;
 use crate::trainer::{Switch, TrainConfig};

@@ -138,6 +138,7 @@ fn unknown_keys_of_sizes_are_refused() {
 fn files_with_old_names_are_read() {
     use crate::augment::export::Journal;
     use crate::data::classical::Augment;
+    use crate::segment::resume;
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names");
     let resolve = |name: &str| {
         let sources = Sources { default_preset: "full".into(), file: Some(folder.join(name)), ..Sources::default() };
@@ -158,6 +159,7 @@ fn files_with_old_names_are_read() {
 
 #[test]
 fn a_file_without_newer_settings_has_their_defaults() {
+    use crate::segment::resume;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.toml");
     std::fs::write(&file, "[train]\nepochs = 3\n").unwrap();

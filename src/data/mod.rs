@@ -16,6 +16,7 @@ pub mod decode;
 pub mod features;
 pub mod flip_rotate;
 pub mod held_out;
+pub mod identity;
 pub mod image;
 pub mod length_sampler;
 pub mod loader;

@@ -13,6 +13,7 @@ pub mod needs;
 pub mod predict;
 mod prefetch;
 mod quantized;
+pub mod resume;
 pub mod run_config;
 pub mod semantics;
 pub mod setup;

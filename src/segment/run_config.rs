@@ -2,6 +2,7 @@
 
 use super::{DataConfig, ModelConfig};
 use crate::nn::LoraConfig;
+use crate::setting::Setting;
 use crate::trainer::TrainConfig;
 
 /// Settings of a training run.
@@ -19,6 +20,11 @@ pub struct RunConfig {
 }
 
 impl RunConfig {
+    /// Declarations of all settings.
+    pub fn declarations() -> Vec<Setting> {
+        [ModelConfig::settings(), LoraConfig::settings(), TrainConfig::settings(), DataConfig::settings()].concat()
+    }
+
     /// The settings as TOML.
     ///
     /// # Panics

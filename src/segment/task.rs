@@ -6,11 +6,13 @@ use super::assembly::Assembly;
 use super::config::{BatchNorm, ModelConfig, RANDOM};
 use super::layout::{Example, Sizes};
 use super::prefetch::Prefetcher;
+use super::resume;
 use super::step::{self, Inputs, Pass, Prepared};
 use super::validation::{Sums, score};
 use super::vision_features::FeatureCache;
 use super::weights;
 use crate::data::classical::Augment;
+use crate::data::identity::DataIdentity;
 use crate::data::length_sampler;
 use crate::data::loader::{Loader, LoaderOptions, Source, TextEncoder, TextLength, single_rows};
 use crate::data::manifest::{Manifest, Row, Split};
@@ -85,6 +87,8 @@ pub struct SegmentTask {
     data: DataConfig,
     /// The resolved configuration, written into every checkpoint.
     resolved: String,
+    /// Identity of all rows, written into every checkpoint.
+    identity: DataIdentity,
     /// Images of a validation batch.
     validated_at_once: Fitting,
 }
@@ -95,7 +99,7 @@ impl SegmentTask {
     ///
     /// # Errors
     /// [`Error::Data`] without train rows, or for a row whose text cannot be encoded; [`Error::Config`] when synthetic
-    /// rows would leave a step without a real one.
+    /// rows would leave a step without a real one; [`Error::Io`] for an image or mask that cannot be read.
     pub fn new(
         assembly: Assembly,
         manifest: &Arc<Manifest>,
@@ -167,6 +171,7 @@ impl SegmentTask {
             config,
             data,
             resolved,
+            identity: DataIdentity::of(manifest)?,
             validated_at_once,
         })
     }
@@ -307,7 +312,8 @@ impl Task for SegmentTask {
 
     fn save(&self, folder: &mut Staged) -> Result<()> {
         weights::save(folder, &self.assembly)?;
-        folder.write_bytes("config.toml", self.resolved.as_bytes())
+        folder.write_bytes(resume::DATA_FILE, self.identity.to_json().as_bytes())?;
+        folder.write_bytes(resume::CONFIG_FILE, self.resolved.as_bytes())
     }
 
     fn load(&self, folder: &Path) -> Result<()> {

@@ -3,13 +3,13 @@
 use super::predict::Prediction;
 use super::setup::{self, Assembly, Build, RunOverrides};
 use super::task::SegmentTask;
-use super::{RunConfig, vision_features};
+use super::{RunConfig, resume, vision_features};
 use crate::data::manifest::Manifest;
 use crate::data::split;
 use crate::event::Observer;
 use crate::runtime::Runtime;
 use crate::tensor::guard;
-use crate::tensor::weights::{readable_folder, verify_folder, write_bytes};
+use crate::tensor::weights::{readable_folder, verify_folder};
 use crate::trainer::{self, Outcome, Session, profile};
 use crate::{Error, Result};
 use image::DynamicImage;
@@ -85,14 +85,26 @@ impl<'r> Training<'r> {
         &self.manifest
     }
 
+    /// The checkpoint that the training continues from, if any, with a warning for each setting that makes the run
+    /// differ from an uninterrupted one. Nothing is loaded or changed.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a folder that already contains a run, and for a setting that may not change on resume;
+    /// [`Error::Data`] for rows that have changed.
+    pub fn checkpoint(&self) -> Result<Option<(PathBuf, Vec<String>)>> {
+        let Some(folder) = checkpoint_in(&self.folder, self.resumes)? else { return Ok(None) };
+        let warnings = resume::check(&folder, &self.config, &self.manifest)?;
+        Ok(Some((folder, warnings)))
+    }
+
     /// Builds or loads the model, opens the vision feature cache and reads the texts of all rows.
     ///
     /// # Errors
-    /// As [`setup::create`] and [`setup::open`]; [`Error::Config`] for a folder that already contains a run;
-    /// [`Error::Weights`] for a checkpoint of other classes; [`Error::Data`] for a row that cannot be used.
+    /// As [`Self::checkpoint`], [`setup::create`] and [`setup::open`]; [`Error::Data`] for a row that cannot be used.
     pub fn prepare(self) -> Result<PreparedTraining<'r>> {
-        let Self { config, toml, manifest, folder, runtime, resumes } = self;
-        let checkpoint = checkpoint_in(&folder, resumes)?;
+        let (checkpoint, warnings) = self.checkpoint()?.unzip();
+        let Self { config, toml, manifest, folder, runtime, .. } = self;
+        warnings.into_iter().flatten().for_each(|warning| runtime.warn(warning));
         let assembly = assemble(&config, &manifest, checkpoint.as_deref(), runtime)?;
         assembly.warnings.iter().for_each(|warning| runtime.warn(warning.as_str()));
         let features =
@@ -157,10 +169,10 @@ impl<'r> PreparedTraining<'r> {
     pub fn run(self, observer: &dyn Observer) -> Result<Run> {
         let Self { task, config, toml, folder, runtime, resumes, profile, has_room_for_graphs } = self;
         std::fs::create_dir_all(&folder).map_err(Error::io(&folder, "create"))?;
-        write_bytes(&folder.join("config.toml"), toml.as_bytes())?;
         let session = Session {
             config: &config.train,
             folder: &folder,
+            settings: &toml,
             resume: resumes,
             profile,
             observer,

@@ -121,6 +121,7 @@ fn trained(graph: Switch, precision: Precision) -> (Toy, RecordedEvents) {
     let session = Session {
         config: &config(graph, precision),
         folder: folder.path(),
+        settings: "",
         resume: false,
         profile: None,
         observer: &events,

@@ -174,6 +174,7 @@ fn trained(task: &Toy, epochs: u64, every_steps: Option<u64>) -> (Result<run::Ou
     let session = Session {
         config: &config,
         folder: folder.path(),
+        settings: "",
         resume: false,
         profile: settings.as_ref(),
         observer: &events,

@@ -43,6 +43,9 @@ pub struct Session<'a> {
     pub config: &'a TrainConfig,
     /// The run folder, for `last/` and `best/`.
     pub folder: &'a Path,
+    /// The run's settings as TOML: `config.toml` of the run folder, written when the run has started and no earlier,
+    /// so that a refused resume changes nothing. Empty: none.
+    pub settings: &'a str,
     /// Continue from `last/`.
     pub resume: bool,
     /// Settings of the memory profile; `None` costs nothing.
@@ -151,13 +154,18 @@ impl<'a, T: Task> Engine<'a, T> {
             session.observer.on(&Event::Note(format!("resumed at step {} of {total_steps}", progress.step)));
         }
         let done = checkpoint.is_some().then_some(progress.step);
+        let records = Records::open(session.folder, done)?;
+        let profile = Hooks::start(session.profile, session.observer, stepper.optimizer.device(), done)?;
+        if !session.settings.is_empty() {
+            weights::write_bytes(&session.folder.join("config.toml"), session.settings.as_bytes())?;
+        }
         Ok(Self {
             task,
             session,
             progress,
-            records: Records::open(session.folder, done)?,
+            records,
             data_wait: Waiting::default(),
-            profile: Hooks::start(session.profile, session.observer, stepper.optimizer.device(), done)?,
+            profile,
             kernels_reported: Vec::new(),
             total_steps,
             fitting: Fitting::new(config.micro_batch),

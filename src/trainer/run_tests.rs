@@ -102,6 +102,7 @@ fn train(task: &Toy, config: &TrainConfig, folder: &Path) -> (Result<Outcome>, V
     let session = Session {
         config,
         folder,
+        settings: "",
         resume: false,
         profile: None,
         observer: &notes,
@@ -154,6 +155,7 @@ fn memory_that_runs_out_halves_the_micro_batch_for_good() {
         let session = Session {
             config: &config,
             folder: folder.path(),
+            settings: "",
             resume: false,
             profile: None,
             observer: &crate::event::Silent,

@@ -18,7 +18,7 @@ use prsmed::data::manifest::{Manifest, Split};
 use serde_json::Value;
 
 use crate::runs::signal;
-use crate::support::{done, folder, objects, path, phantoms, prsmed, refused, run, shared};
+use crate::support::{done, folder, objects, path, phantoms, prsmed, refused, run, shared, tree};
 
 /// Generated images per source in these tests.
 const PER_IMAGE: usize = 2;
@@ -58,24 +58,6 @@ fn random_weights_are_called_random_and_the_time_is_predicted() {
     slow.args(["augment", "generate", "--model", "random:tiny", "--data-root"]).arg(phantoms());
     let ran = run(slow.arg("--out").arg(path("pairs-slow")).arg("--lora").arg(adapter));
     assert!(ran.stderr.contains("are slow, `--preset tiny` has 128 pixels"), "{}", ran.stderr);
-}
-
-/// Every file below a folder, by name.
-fn tree(folder: &Path) -> BTreeMap<String, Vec<u8>> {
-    let mut found = BTreeMap::new();
-    let mut left = vec![folder.to_owned()];
-    while let Some(next) = left.pop() {
-        for entry in fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                left.push(path);
-            } else {
-                let name = path.strip_prefix(folder).unwrap().display().to_string();
-                found.insert(name, fs::read(path).unwrap());
-            }
-        }
-    }
-    found
 }
 
 fn assert_same_tree(a: &Path, b: &Path) {

@@ -105,16 +105,6 @@ fn a_checkpoint_with_changed_bytes_is_refused() {
     done(&mut resume(&run));
 }
 
-#[test]
-fn resuming_with_other_data_is_refused() {
-    let run = copy(&trained().0, "other-batch");
-    let ran = crate::support::run(resume(&run).args(["--set", "train.micro_batch=4"]));
-    let error = error_text(&ran);
-    assert!(error.starts_with("error: ~/other-batch/last: this run had "), "{error}");
-    assert!(error.contains("resume with the same data, `train.micro_batch` and `train.accumulation`"), "{error}");
-    assert_eq!(ran.code, Some(2));
-}
-
 /// A folder in LLaVA's layout: the language model with its tower, a config, a tokenizer.
 fn base(name: &str) -> PathBuf {
     let last = trained().0.join("last");

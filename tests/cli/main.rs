@@ -21,6 +21,7 @@ mod plan;
 mod pth;
 mod reference;
 mod resident;
+mod resume;
 mod runs;
 mod settings;
 mod support;

@@ -125,6 +125,7 @@ pub(super) fn training<T: Task>(job: Job, task: &T, train: &TrainConfig, meter: 
     let session = Session {
         config: &config,
         folder: folder.path(),
+        settings: "",
         resume: false,
         profile: None,
         observer: &timer,

@@ -1,0 +1,109 @@
+//! Identity of the rows of a training, by which a resumed run notices changed data.
+
+use super::manifest::{Manifest, Row};
+use crate::files;
+use crate::{Error, Result};
+use rayon::prelude::*;
+use sha2::{Digest, Sha256};
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// Characters of a row's mark.
+const MARK: usize = 8;
+
+/// Hashes of all rows in their order: texts, class, split, and the paths (below the data root) and sizes of image and
+/// mask. The data root may move; the content of images is not read.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct DataIdentity {
+    /// Number of rows.
+    num_rows: usize,
+    /// SHA-256 over all rows.
+    sha256: String,
+    /// The first digits of each row's own hash, to name the row that has changed.
+    marks: String,
+}
+
+impl DataIdentity {
+    /// The identity of the rows of `manifest`.
+    ///
+    /// # Errors
+    /// [`Error::Io`] for an image or mask that cannot be read.
+    pub fn of(manifest: &Manifest) -> Result<Self> {
+        let hashes: Vec<[u8; 32]> =
+            manifest.rows.par_iter().map(|row| hash(row, &manifest.root)).collect::<Result<_>>()?;
+        let mut whole = Sha256::new();
+        let mut marks = String::with_capacity(hashes.len() * MARK);
+        for hash in &hashes {
+            whole.update(hash);
+            for byte in &hash[..MARK / 2] {
+                write!(marks, "{byte:02x}").expect("writing to a string");
+            }
+        }
+        Ok(Self { num_rows: hashes.len(), sha256: format!("{:x}", whole.finalize()), marks })
+    }
+
+    /// As JSON.
+    ///
+    /// # Panics
+    /// Never: plain values serialise.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(self).expect("plain values serialise")
+    }
+
+    /// Reads [`Self::to_json`].
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Data`] for a damaged file.
+    pub fn read(path: &Path) -> Result<Self> {
+        let text = files::read(path, files::MAX_TABLE).map_err(Error::io(path, "read"))?;
+        serde_json::from_slice(&text)
+            .map_err(|error| Error::data(path, error.to_string(), "use another checkpoint of the run"))
+    }
+
+    /// How these rows, those of `manifest`, differ from the rows `before`; `None` if they are the same.
+    pub fn difference(&self, before: &Self, manifest: &Manifest) -> Option<String> {
+        if self.sha256 == before.sha256 {
+            return None;
+        }
+        let mark = |identity: &Self, row: usize| identity.marks.get(row * MARK..(row + 1) * MARK).map(str::to_owned);
+        let counts = match (before.num_rows, self.num_rows) {
+            (was, is) if was == is => String::new(),
+            (was, is) => format!("it had {was} rows and now has {is}; "),
+        };
+        let changed = (0..self.num_rows).find(|row| mark(self, *row) != mark(before, *row));
+        let row = changed.and_then(|row| manifest.rows.get(row)).map_or_else(
+            || "rows at its end are missing".to_owned(),
+            |row| {
+                let what = "question, answer, class, split, or path or size of image or mask";
+                format!("the first row that differs is {}:{} ({what})", row.csv.display(), row.line)
+            },
+        );
+        Some(format!("{counts}{row}"))
+    }
+}
+
+fn hash(row: &Row, root: &Path) -> Result<[u8; 32]> {
+    let mut hash = Sha256::new();
+    let mut add = |bytes: &[u8]| {
+        hash.update((bytes.len() as u64).to_le_bytes());
+        hash.update(bytes);
+    };
+    for path in [&row.image_path, &row.mask_path] {
+        add(inside(path, root).to_string_lossy().as_bytes());
+        add(&std::fs::metadata(path).map_err(Error::io(path, "read"))?.len().to_le_bytes());
+    }
+    for text in [&row.modality, &row.question, &row.answer] {
+        add(text.as_bytes());
+    }
+    add(format!("{:?} {} {:?}", row.split, row.synthetic, row.position).as_bytes());
+    Ok(hash.finalize().into())
+}
+
+/// The part of `path` below the data root; of a file in another root, its class folder, split folder and name.
+fn inside(path: &Path, root: &Path) -> std::path::PathBuf {
+    if let Ok(inside) = path.strip_prefix(root) {
+        return inside.to_owned();
+    }
+    let parts: Vec<_> = path.components().collect();
+    parts[parts.len().saturating_sub(3)..].iter().collect()
+}
