@@ -8,13 +8,15 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::Duration;
 
 use loopback::{COMMIT, Redirect, Server, Stored, large, small};
 use prsmed::error::Error;
 use prsmed::event::{Event, Observer, Silent};
-use prsmed::hub::{Files, HubOptions, RemoteFile, find, ls, resolve};
+use prsmed::hub::{Files, HubOptions, RemoteFile, State, Timeouts, find, ls, pinned, resolve, verify};
 use prsmed::tensor::weights::{Archive, write_safetensors};
 use prsmed::tensor::{Device, Kind, Tensor};
 
@@ -83,7 +85,7 @@ fn an_interrupted_download_is_resumed() {
     assert_eq!(fs::read(folder.join("model.safetensors")).unwrap(), weights.content);
     let mut ranges: Vec<String> = server.downloads().into_iter().map(|(_, range)| range).collect();
     ranges.dedup();
-    assert_eq!(ranges, ["bytes=0-", "bytes=700000-", "bytes=1500000-"]);
+    assert_eq!(ranges, ["", "bytes=700000-", "bytes=1500000-"]);
     let notes = log.0.into_inner().unwrap();
     let notes = notes.iter().filter(|event| matches!(event, Event::Note(text) if text.contains("resuming"))).count();
     assert_eq!(notes, 3);
@@ -97,7 +99,7 @@ fn the_next_run_continues_a_killed_download() {
         let cache = tempfile::tempdir().unwrap();
         let blobs = cache.path().join("models--owner--name/blobs");
         fs::create_dir_all(&blobs).unwrap();
-        fs::write(blobs.join(&weights.etag).with_extension("part"), &weights.content[..held]).unwrap();
+        fs::write(blobs.join(&weights.etag).with_extension("incomplete"), &weights.content[..held]).unwrap();
         server.with(|state| state.log.clear());
         let folder = resolve(SPEC, &Files::All, &server.options(cache.path()), &Silent).unwrap();
         assert_eq!(fs::read(folder.join("model.safetensors")).unwrap(), weights.content);
@@ -114,7 +116,7 @@ fn a_wrong_part_or_a_server_without_ranges_restarts_the_download() {
         let cache = tempfile::tempdir().unwrap();
         let blobs = cache.path().join("models--owner--name/blobs");
         fs::create_dir_all(&blobs).unwrap();
-        fs::write(blobs.join(&weights.etag).with_extension("part"), vec![7; 1000]).unwrap();
+        fs::write(blobs.join(&weights.etag).with_extension("incomplete"), vec![7; 1000]).unwrap();
         let folder = resolve(SPEC, &Files::All, &server.options(cache.path()), &Silent).unwrap();
         assert_eq!(fs::read(folder.join("model.safetensors")).unwrap(), weights.content);
     }
@@ -126,8 +128,215 @@ fn content_with_a_wrong_hash_is_an_error() {
     let server = Server::start(vec![("model.safetensors", weights)]);
     let cache = tempfile::tempdir().unwrap();
     let (text, _) = failure(resolve(SPEC, &Files::All, &server.options(cache.path()), &Silent));
-    assert!(text.contains("`model.safetensors` does not have the size or SHA-256"), "{text}");
+    assert!(text.contains("`model.safetensors` is not the file that the hub lists"), "{text}");
+    assert!(text.contains("its SHA-256 is") && text.contains(&"0".repeat(64)), "{text}");
     assert!(!cache.path().join("models--owner--name/refs/main").exists());
+}
+
+#[test]
+fn a_small_file_with_a_wrong_git_hash_is_an_error() {
+    let config = Stored { content: br#"{"hidden_size":1}"#.to_vec(), ..small(r#"{"hidden_size":2}"#) };
+    let server = Server::start(vec![("config.json", config)]);
+    let cache = tempfile::tempdir().unwrap();
+    let (text, _) = failure(resolve(SPEC, &Files::All, &server.options(cache.path()), &Silent));
+    assert!(text.contains("`config.json` is not the file that the hub lists") && text.contains("Git hash"), "{text}");
+    let blobs = fs::read_dir(cache.path().join("models--owner--name/blobs")).unwrap().count();
+    assert_eq!(blobs, 0, "nothing of it stays in the cache");
+}
+
+#[test]
+fn the_token_is_sent_to_the_hub_and_to_no_other_port() {
+    let weights = large(300_000);
+    let network = Server::start(vec![("model.safetensors", weights.clone())]);
+    let redirect = Some(Redirect::Other(network.address.clone()));
+    let cut = Stored { cuts: vec![100_000], ..weights.clone() };
+    network.add("owner/name", "model.safetensors", cut);
+    let hub = Server::start(vec![
+        ("config.json", small("{}")),
+        ("model.safetensors", Stored { redirect, ..weights.clone() }),
+    ]);
+    hub.with(|state| state.token = Some("secret".into()));
+    let cache = tempfile::tempdir().unwrap();
+    let options = HubOptions { token: Some("secret".into()), ..hub.options(cache.path()) };
+    let folder = resolve(SPEC, &Files::All, &options, &Silent).unwrap();
+    assert_eq!(fs::read(folder.join("model.safetensors")).unwrap(), weights.content);
+    assert!(hub.with(|state| state.log.iter().all(|request| request.headers.contains_key("authorization"))));
+    let asked = network.with(|state| state.log.clone());
+    assert_eq!(asked.len(), 2, "a download and its continuation: {asked:?}");
+    assert!(asked.iter().all(|request| !request.headers.contains_key("authorization")), "{asked:?}");
+    assert!(!format!("{asked:?}").contains("secret"), "{asked:?}");
+}
+
+fn impatient(options: HubOptions) -> HubOptions {
+    let short = Duration::from_millis(200);
+    HubOptions { timeouts: Timeouts { connect: short, response: short, idle: short }, ..options }
+}
+
+#[test]
+fn a_server_that_accepts_and_stays_silent_is_an_error() {
+    let server = Server::start(vec![("config.json", small("{}"))]);
+    server.with(|state| state.silent = true);
+    let cache = tempfile::tempdir().unwrap();
+    let (text, hint) = failure(resolve(SPEC, &Files::All, &impatient(server.options(cache.path())), &Silent));
+    assert!(text.contains("cannot be reached: no ") && text.contains("200ms (HF_HUB_"), "{text}");
+    assert!(hint.contains("network"), "{hint}");
+}
+
+#[test]
+fn a_download_that_stalls_is_resumed() {
+    let weights = Stored { cuts: vec![100_000], stalls: true, ..large(300_000) };
+    let server = Server::start(vec![("model.safetensors", weights.clone())]);
+    let (cache, log) = (tempfile::tempdir().unwrap(), EventLog::default());
+    let folder = resolve(SPEC, &Files::All, &impatient(server.options(cache.path())), &log).unwrap();
+    assert_eq!(fs::read(folder.join("model.safetensors")).unwrap(), weights.content);
+    let events = log.0.into_inner().unwrap();
+    let stalled = |event: &Event| matches!(event, Event::Note(text) if text.contains("no data for 200ms"));
+    assert!(events.iter().any(stalled), "{events:?}");
+}
+
+#[test]
+fn a_redirect_loop_ends_after_five_redirects() {
+    let weights = Stored { redirect: Some(Redirect::Itself), ..large(10) };
+    let server = Server::start(vec![("model.safetensors", weights)]);
+    let cache = tempfile::tempdir().unwrap();
+    let (text, hint) = failure(resolve(SPEC, &Files::All, &server.options(cache.path()), &Silent));
+    assert!(text.contains("`model.safetensors`: the server redirected more than 5 times"), "{text}");
+    assert!(hint.contains("HF_ENDPOINT"), "{hint}");
+    let asked = server.with(|state| state.log.iter().filter(|request| !request.path.starts_with("/api")).count());
+    assert_eq!(asked, 6);
+}
+
+#[test]
+fn an_answer_without_content_or_redirect_is_an_error() {
+    let server = Server::start(vec![("config.json", small("{}"))]);
+    let cache = tempfile::tempdir().unwrap();
+    // 302 without Location, and answers to questions that were not asked
+    for status in [302, 300, 304] {
+        server.with(|state| state.file("config.json").status = Some(status));
+        let (text, _) = failure(resolve(SPEC, &Files::All, &server.options(cache.path()), &Silent));
+        assert!(text.contains(&format!("`config.json`: the server answered HTTP {status} without")), "{text}");
+    }
+}
+
+/// A cache with `config.json` and `model.safetensors`; the server and the blob of the weights.
+fn filled(cache: &Path) -> (Server, PathBuf) {
+    let weights = large(5000);
+    let blob = cache.join("models--owner--name/blobs").join(&weights.etag);
+    let server = Server::start(vec![("config.json", small("{}")), ("model.safetensors", weights)]);
+    resolve(SPEC, &Files::All, &server.options(cache), &Silent).unwrap();
+    (server, blob)
+}
+
+#[test]
+fn a_blob_of_zeros_with_the_right_size_is_downloaded_again() {
+    let cache = tempfile::tempdir().unwrap();
+    let (server, blob) = filled(cache.path());
+    fs::write(&blob, vec![0; 5000]).unwrap();
+    fs::remove_dir_all(cache.path().join("models--owner--name/snapshots")).unwrap();
+    let log = EventLog::default();
+    let folder = resolve(SPEC, &Files::All, &server.options(cache.path()), &log).unwrap();
+    assert_eq!(fs::read(folder.join("model.safetensors")).unwrap(), large(5000).content);
+    let events = log.0.into_inner().unwrap();
+    let warned = |event: &Event| matches!(event, Event::Warning(text) if text.contains("is damaged (its SHA-256"));
+    assert!(events.iter().any(warned), "{events:?}");
+}
+
+#[test]
+fn a_cached_file_with_another_size_is_downloaded_again() {
+    let cache = tempfile::tempdir().unwrap();
+    let (server, blob) = filled(cache.path());
+    fs::write(&blob, vec![0; 4999]).unwrap();
+    let found = find(SPEC, &Files::All, &server.options(cache.path()), &Silent).unwrap();
+    assert_eq!((found.num_missing, found.download_bytes), (1, 5000));
+    let folder = found.fetch(&server.options(cache.path()), &Silent).unwrap();
+    assert_eq!(fs::read(folder.join("model.safetensors")).unwrap(), large(5000).content);
+}
+
+#[test]
+fn downloads_are_not_written_through_planted_links() {
+    let server = Server::start(vec![("model.safetensors", large(5000))]);
+    let options = |cache: &Path| server.options(cache);
+    for planted in ["blobs", "snapshots", "refs", ".locks"] {
+        let (cache, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let repository = cache.path().join("models--owner--name");
+        fs::create_dir(&repository).unwrap();
+        let link = if planted == ".locks" { cache.path().join(planted) } else { repository.join(planted) };
+        symlink(outside.path(), &link).unwrap();
+        let (text, hint) = failure(resolve(SPEC, &Files::All, &options(cache.path()), &Silent));
+        assert!(text.contains(&format!("{planted}` is a link or a file")), "{text}");
+        assert!(hint.contains("HF_HUB_CACHE"), "{hint}");
+        assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 0, "{planted}");
+    }
+    let (cache, outside) = (tempfile::tempdir().unwrap(), tempfile::NamedTempFile::new().unwrap());
+    let blobs = cache.path().join("models--owner--name/blobs");
+    fs::create_dir_all(&blobs).unwrap();
+    symlink(outside.path(), blobs.join(&large(5000).etag).with_extension("incomplete")).unwrap();
+    resolve(SPEC, &Files::All, &options(cache.path()), &Silent).unwrap();
+    assert_eq!(fs::read(outside.path()).unwrap().len(), 0);
+    // the cache folder itself may be a link: the user chose it
+    let link = outside.path().with_extension("cache");
+    symlink(cache.path(), &link).unwrap();
+    resolve(SPEC, &Files::All, &options(&link), &Silent).unwrap();
+    fs::remove_file(link).unwrap();
+}
+
+#[test]
+fn verify_finds_damaged_files_of_all_revisions_without_requests() {
+    let cache = tempfile::tempdir().unwrap();
+    let (server, blob) = filled(cache.path());
+    let options = server.options(cache.path());
+    let newer = "f".repeat(40);
+    server.add("owner/name", "config.json", small("[]"));
+    server.with(|state| state.commit.clone_from(&newer));
+    let folder = resolve(SPEC, &Files::All, &options, &Silent).unwrap();
+    server.with(|state| state.log.clear());
+    let states = |spec: &str| -> Vec<(String, String, State)> {
+        let files = verify(spec, &options, &Silent).unwrap();
+        files.into_iter().map(|file| (file.commit, file.name, file.state)).collect()
+    };
+    let good = |commit: &str, name: &str| (commit.to_owned(), name.to_owned(), State::Good);
+    let all = [good(COMMIT, "config.json"), good(COMMIT, "model.safetensors"), good(&newer, "config.json")];
+    assert_eq!(states(SPEC), all);
+    assert_eq!(states(&format!("{SPEC}/config.json@main")), all[2..]);
+
+    fs::write(&blob, vec![0; 5000]).unwrap();
+    fs::remove_file(folder.join("config.json").canonicalize().unwrap()).unwrap();
+    fs::write(folder.join("notes.txt"), "not from the hub").unwrap();
+    symlink("/etc/hostname", folder.join("planted.json")).unwrap();
+    let found = verify(&format!("{SPEC}@main"), &options, &Silent).unwrap();
+    let reason = |name: &str| match &found.iter().find(|file| file.name == name).unwrap().state {
+        State::Damaged(reason) => reason.clone(),
+        state => format!("{state:?}"),
+    };
+    assert!(reason("model.safetensors").starts_with("its SHA-256 is "), "{found:?}");
+    assert_eq!((reason("config.json"), reason("notes.txt")), ("it is missing".into(), "Unknown".into()));
+    assert!(reason("planted.json").contains("`/etc/hostname`, outside of the cache"), "{found:?}");
+    let weights = found.iter().find(|file| file.name == "model.safetensors").unwrap();
+    assert_eq!(weights.path, blob.canonicalize().unwrap());
+    assert!(server.with(|state| state.log.is_empty()));
+
+    let error = verify("hub:owner/other", &options, &Silent).unwrap_err();
+    assert!(error.hint().contains("prsmed hub get hub:owner/other"), "{error}");
+    assert!(verify("a/folder", &options, &Silent).is_err());
+}
+
+#[test]
+fn cached_weights_are_known_by_commit_and_hashes() {
+    let cache = tempfile::tempdir().unwrap();
+    let (server, _) = filled(cache.path());
+    let options = server.options(cache.path());
+    let before = resolve(SPEC, &Files::Checkpoint, &options, &Silent).unwrap();
+    server.add("owner/name", "model.safetensors", large(5001));
+    server.with(|state| state.commit = "f".repeat(40));
+    let after = resolve(SPEC, &Files::Checkpoint, &options, &Silent).unwrap();
+    let [old, new] = [before, after].map(|folder| pinned(&folder).unwrap());
+    assert_eq!((old.repo.as_str(), old.commit.as_str()), ("owner/name", COMMIT));
+    assert_eq!(new.commit, "f".repeat(40));
+    assert_eq!(old.files["config.json"], small("{}").etag);
+    assert_eq!(old.files["model.safetensors"], large(5000).etag);
+    assert_eq!(old.changed(&new), ["model.safetensors"]);
+    assert!(old.changed(&old).is_empty());
+    assert_eq!(pinned(cache.path()), None);
 }
 
 #[test]
@@ -298,7 +507,7 @@ fn an_interrupted_download_counts_only_what_is_left() {
     let cache = tempfile::tempdir().unwrap();
     let blobs = cache.path().join("models--owner--name/blobs");
     fs::create_dir_all(&blobs).unwrap();
-    fs::write(blobs.join(&weights.etag).with_extension("part"), &weights.content[..200_000]).unwrap();
+    fs::write(blobs.join(&weights.etag).with_extension("incomplete"), &weights.content[..200_000]).unwrap();
     let found = find(SPEC, &Files::Checkpoint, &server.options(cache.path()), &Silent).unwrap();
     assert_eq!((found.download_bytes, found.bytes()), (300_000, 500_000));
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 /// The environment variables that this program reads.
 #[derive(Debug)]
 pub struct Env {
-    /// `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`: as Python's `huggingface_hub` reads
+    /// `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`, `HF_ENDPOINT`, `HF_HUB_OFFLINE` and others: as `huggingface_hub` reads
     /// them.
     pub hub: HubOptions,
     /// Cache folder shared by runs: `PRSMED_CACHE`, else `XDG_CACHE_HOME/prsmed` or `~/.cache/prsmed`.

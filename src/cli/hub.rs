@@ -1,32 +1,36 @@
-//! `prsmed hub`: downloads model repositories from the Hugging Face Hub, or lists their files.
+//! `prsmed hub`: downloads model repositories from the Hugging Face Hub, lists their files, and checks the cache.
 
 use super::context::Context;
 use super::report::Outcome;
-use crate::hub::{self, Files};
+use crate::hub::{self, Files, Spec, State, VerifiedFile};
 use crate::units::Bytes;
 use serde_json::json;
 
-/// Download a model repository, or list its files
+/// Download a model repository, list its files, or check the cache
 ///
 /// Files go to the cache folder of Python's `huggingface_hub`, which both programs share. Environment variables of that
 /// client apply: HF_HOME (cache folder), HF_TOKEN (private and gated repositories), HF_ENDPOINT (a mirror),
-/// HF_HUB_OFFLINE=1 (cache only).
+/// HF_HUB_OFFLINE=1 (cache only), HF_HUB_ETAG_TIMEOUT and HF_HUB_DOWNLOAD_TIMEOUT (seconds for which a silent server is
+/// awaited). The token is sent to the hub only, not to other hosts that it redirects to.
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
     Get(GetArgs),
     Ls(LsArgs),
+    Verify(VerifyArgs),
 }
 
 pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcome> {
     match command {
         Command::Get(args) => get(args, context),
         Command::Ls(args) => ls(args, context),
+        Command::Verify(args) => verify(args, context),
     }
 }
 
 /// Download a repository and print its local folder
 ///
-/// Files in the cache are not downloaded again, and an interrupted download continues where it stopped.
+/// Files in the cache are not downloaded again, and an interrupted download continues where it stopped. Each download is
+/// compared with its hash; `prsmed hub verify` compares files in the cache again.
 ///
 /// Without `--include` it downloads all `.json` files, `tokenizer.model`, and the `.safetensors` files (if there are
 /// none, the `.bin`, `.pth` and `.pt` files).
@@ -55,6 +59,20 @@ pub(super) struct LsArgs {
     spec: String,
 }
 
+/// Compare the cached files of a repository with their hashes
+///
+/// Finds files that a failing disk, a power cut or somebody else changed. Needs no network and changes nothing. Prints
+/// each file that is damaged, and the commands that replace it. The exit code is 1 if a file is damaged.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  prsmed hub verify hub:microsoft/llava-med-v1.5-mistral-7b
+  prsmed hub verify hub:owner/name@v1.0")]
+pub(super) struct VerifyArgs {
+    /// `hub:owner/name` for all revisions in the cache, or `hub:owner/name@REV` for one
+    #[arg(value_name = "SPEC")]
+    spec: String,
+}
+
 fn get(args: &GetArgs, context: &Context) -> anyhow::Result<Outcome> {
     let patterns: Vec<&str> = args.include.iter().map(String::as_str).collect();
     let files = if patterns.is_empty() { Files::Checkpoint } else { Files::Matching(&patterns) };
@@ -77,4 +95,54 @@ fn ls(args: &LsArgs, context: &Context) -> anyhow::Result<Outcome> {
     let files: Vec<_> = files.iter().map(|file| json!({ "name": file.name, "bytes": file.size })).collect();
     context.output.record(&json!({ "kind": "result", "spec": args.spec, "files": files, "total_bytes": total }))?;
     Ok(Outcome::Done)
+}
+
+fn verify(args: &VerifyArgs, context: &Context) -> anyhow::Result<Outcome> {
+    let files = hub::verify(&args.spec, &context.env.hub, context.progress.as_ref())?;
+    let of = |wanted: fn(&State) -> bool| files.iter().filter(|file| wanted(&file.state)).collect::<Vec<_>>();
+    let good = of(|state| *state == State::Good).len();
+    let unknown = of(|state| *state == State::Unknown);
+    let damaged = of(|state| matches!(state, State::Damaged(_)));
+    for file in &damaged {
+        if let State::Damaged(reason) = &file.state {
+            context.output.line(format!("damaged  {}: {reason}", file.name))?;
+        }
+    }
+    for file in &unknown {
+        context.output.line(format!("no hash  {}", file.name))?;
+    }
+    let counts = format!("{good} good, {} damaged, {} without a hash", damaged.len(), unknown.len());
+    context.output.line(counts)?;
+    let commands = replace_commands(&args.spec, &damaged)?;
+    if !commands.is_empty() {
+        context.output.line(format!("to replace the damaged files:\n  {}", commands.join("\n  ")))?;
+    }
+    context.output.record(&json!({
+        "kind": "result",
+        "spec": args.spec,
+        "files": files.iter().map(record).collect::<Vec<_>>(),
+        "damaged": damaged.len(),
+        "commands": commands,
+    }))?;
+    Ok(if damaged.is_empty() { Outcome::Done } else { Outcome::No })
+}
+
+fn record(file: &VerifiedFile) -> serde_json::Value {
+    let (state, reason) = match &file.state {
+        State::Good => ("good", None),
+        State::Damaged(reason) => ("damaged", Some(reason)),
+        State::Unknown => ("unknown", None),
+    };
+    json!({ "name": file.name, "path": file.path, "commit": file.commit, "state": state, "reason": reason })
+}
+
+/// Shell commands that delete damaged files and download them again.
+fn replace_commands(spec: &str, damaged: &[&VerifiedFile]) -> crate::Result<Vec<String>> {
+    let Spec::Hub(source) = Spec::parse(spec)? else { return Ok(Vec::new()) };
+    let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
+    let delete = damaged.iter().map(|file| format!("rm -f {}", quoted(&file.path.display().to_string())));
+    let download = damaged
+        .iter()
+        .map(|file| format!("prsmed hub get hub:{}@{} --include {}", source.repo, file.commit, quoted(&file.name)));
+    Ok(delete.chain(download).collect())
 }

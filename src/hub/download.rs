@@ -1,28 +1,27 @@
-//! Download of one file through `hf-hub`, with retries, resumption and checks.
+//! Download of one file into the cache, with retries, resumption and checks.
 //!
-//! After a failed resumption the crate's own retries append without checking the length of the file, and it accepts any
-//! number of bytes as complete. So this module asks it for one attempt at a time. Each attempt continues the `.part`
-//! file.
+//! A download goes to `blobs/ETAG.incomplete`, as in Python's client, and an interrupted one continues there. Size and
+//! hash are compared before the file becomes a blob, and also before a blob of another revision is used again.
 
-use std::fs;
-use std::io::{self, ErrorKind};
+use std::fs::{self, File};
+use std::io::{ErrorKind, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hf_hub::CacheRepo;
-use hf_hub::api::Progress;
-use hf_hub::api::sync::{ApiError, ApiRepo, Metadata};
-
-use super::{Hub, spec};
+use super::cache::{self, Content, RepoCache};
+use super::client::{Client, Fault, Metadata};
+use super::{Hub, RemoteFile};
 use crate::error::{Error, Result};
 use crate::event::{Event, Observer};
-use crate::tensor::weights::sha256;
 
 /// Consecutive failures without a new byte after which a download fails.
 const ATTEMPTS: u32 = 5;
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 /// Bytes between two progress events.
 const STEP: u64 = 1 << 20;
+const CHUNK: usize = 1 << 16;
+/// Ending of a download that is not complete.
+pub(super) const PARTIAL: &str = "incomplete";
 
 /// Progress over several files.
 #[derive(Clone, Copy)]
@@ -32,169 +31,210 @@ pub(super) struct Bar<'a> {
     pub(super) before: u64,
 }
 
-struct FileBar<'a> {
-    bar: Bar<'a>,
-    done: u64,
-    reported: u64,
-}
-
-impl Progress for FileBar<'_> {
-    fn init(&mut self, _size: usize, _filename: &str) {
-        // the crate calls this before every attempt, and then reports the bytes that are already on disk
-        (self.done, self.reported) = (0, 0);
-    }
-
-    fn update(&mut self, size: usize) {
-        self.done += size as u64;
-        if self.done >= self.reported + STEP {
-            self.reported = self.done;
-            self.bar.observer.on(&Event::Advanced { done: self.bar.before + self.done });
-        }
-    }
-
-    fn finish(&mut self) {
-        self.bar.observer.on(&Event::Advanced { done: self.bar.before + self.done });
+impl Bar<'_> {
+    fn advance(&self, done: u64) {
+        self.observer.on(&Event::Advanced { done: self.before + done });
     }
 }
 
-/// Downloads `name` at the given commit into the cache. Returns its size.
-pub(super) fn file(hub: &Hub, api: &ApiRepo, cache: &CacheRepo, commit: &str, name: &str, bar: Bar) -> Result<u64> {
-    let pointer = cache.pointer_path(commit).join(name);
-    let (mut failures, mut reached, mut fresh) = (0, 0, false);
-    loop {
-        let (error, part) = match attempt(hub, api, cache, name, &pointer, bar)? {
-            Attempt::Done(size) => return Ok(size),
-            Attempt::Broken(blob) if fresh => {
-                return Err(hub.error(
-                    format!(
-                        "`{name}` does not have the size or SHA-256 that the hub lists, even after a second download"
-                    ),
-                    format!("try again later; check HF_ENDPOINT (the file would be `{}`)", blob.display()),
-                ));
-            }
-            Attempt::Broken(blob) => {
-                // the part of another download, or a server that ignores ranges: start again once
-                fresh = true;
-                remove(&pointer)?;
-                remove(&blob)?;
-                remove(&blob.with_extension("part"))?;
-                continue;
-            }
-            Attempt::Failed(error, part) => (error, part),
-        };
-        let length = part.as_deref().and_then(|part| fs::metadata(part).ok()).map_or(0, |meta| meta.len());
-        failures = if length > reached { 1 } else { failures + 1 };
-        reached = reached.max(length);
-        if is_final(&error) || failures >= ATTEMPTS {
-            return Err(hub.api_error(error, name, &pointer));
-        }
-        bar.observer.on(&Event::Note(format!("`{name}`: the download stopped at {length} bytes ({error}), resuming")));
-        std::thread::sleep(FIRST_WAIT * 2_u32.pow(failures - 1));
-    }
+/// A file of a repository at one commit.
+pub(super) struct Target<'a> {
+    pub(super) hub: &'a Hub<'a>,
+    pub(super) client: &'a Client<'a>,
+    pub(super) cache: &'a RepoCache<'a>,
+    pub(super) commit: &'a str,
+    pub(super) file: &'a RemoteFile,
+    pub(super) bar: Bar<'a>,
 }
 
 enum Attempt {
     /// Complete, with this size.
     Done(u64),
-    /// The blob or part at this path has the wrong size or SHA-256.
-    Broken(PathBuf),
-    /// Failed, with the part downloaded so far.
-    Failed(ApiError, Option<PathBuf>),
+    /// Complete with a wrong size or hash, and deleted.
+    Damaged(String),
+    /// Failed, with so many bytes on disk.
+    Failed(Fault, u64),
 }
 
-fn attempt(hub: &Hub, api: &ApiRepo, cache: &CacheRepo, name: &str, pointer: &Path, bar: Bar) -> Result<Attempt> {
-    let promised = match api_metadata(hub, api, name) {
-        Ok(promised) => promised,
-        Err(error) => return Ok(Attempt::Failed(error, None)),
-    };
-    let (size, etag) = (promised.size() as u64, promised.etag());
-    if !spec::is_plain(etag) {
-        let hint = "check HF_ENDPOINT: the server does not behave like a hub";
-        return Err(hub.error(format!("`{name}` has the ETag `{etag}`, which cannot name a file"), hint));
-    }
-    let blob = cache.blob_path(etag);
-    // another revision may have downloaded the same content
-    if fs::metadata(&blob).is_ok_and(|meta| meta.len() == size) {
-        link(&blob, pointer).map_err(Error::io(pointer, "link"))?;
-        return Ok(Attempt::Done(size));
-    }
-    let part = blob.with_extension("part");
-    if fs::symlink_metadata(pointer).is_ok() && !pointer.exists() {
-        remove(pointer)?;
-    }
-    // the part is complete, but was not renamed: the crate would request the empty range after it, which servers
-    // refuse
-    if fs::metadata(&part).is_ok_and(|meta| meta.len() >= size && size > 0) {
-        if !is_promised(&part, size, etag)? {
-            return Ok(Attempt::Broken(blob));
+impl Target<'_> {
+    /// Downloads the file and links it into the snapshot. Returns its size.
+    pub(super) fn download(&self) -> Result<u64> {
+        let name = &self.file.name;
+        let (mut failures, mut reached, mut is_second) = (0, 0, false);
+        loop {
+            let (fault, length) = match self.attempt()? {
+                Attempt::Done(size) => return Ok(size),
+                Attempt::Damaged(reason) if is_second => {
+                    return Err(self.hub.error(
+                        format!("`{name}` is not the file that the hub lists, even after a second download: {reason}"),
+                        "try again later, and check HF_ENDPOINT and the proxy",
+                    ));
+                }
+                // the start was of another download, or the connection changed bytes
+                Attempt::Damaged(_) => {
+                    is_second = true;
+                    continue;
+                }
+                Attempt::Failed(fault, length) => (fault, length),
+            };
+            failures = if length > reached { 1 } else { failures + 1 };
+            reached = reached.max(length);
+            if is_final(&fault) || failures >= ATTEMPTS {
+                return Err(self.hub.fault(fault, name));
+            }
+            let reason = fault.to_string();
+            let note = format!("`{name}`: the download stopped at {length} bytes ({reason}), resuming");
+            self.bar.observer.on(&Event::Note(note));
+            std::thread::sleep(FIRST_WAIT * 2_u32.pow(failures - 1));
         }
-        fs::rename(&part, &blob).map_err(Error::io(&part, "rename"))?;
-        link(&blob, pointer).map_err(Error::io(pointer, "link"))?;
-        return Ok(Attempt::Done(size));
     }
-    match api.download_with_progress(name, FileBar { bar, done: 0, reported: 0 }) {
-        Err(ApiError::InvalidResume) => Ok(Attempt::Broken(blob)),
-        Err(error) => Ok(Attempt::Failed(error, Some(part))),
-        Ok(path) => Ok(if is_promised(&path, size, etag)? { Attempt::Done(size) } else { Attempt::Broken(blob) }),
+
+    fn attempt(&self) -> Result<Attempt> {
+        let address = self.hub.address_of(self.commit, &self.file.name);
+        let metadata = match self.client.metadata(&address, self.commit, self.file.size) {
+            Ok(metadata) => metadata,
+            Err(fault) => return Ok(Attempt::Failed(fault, 0)),
+        };
+        let folder = self.cache.make_folder(&Path::new(&self.cache.name).join("blobs"))?;
+        let Some(_lock) = self.cache.lock(&metadata.etag)? else {
+            return Err(self.hub.error(
+                format!("another process is downloading `{}` (its lock is `{}.lock`)", self.file.name, metadata.etag),
+                "wait for it and run the command again",
+            ));
+        };
+        let blob = folder.join(&metadata.etag);
+        let attempt = if self.reuse(&blob, &metadata)? {
+            Attempt::Done(metadata.size)
+        } else {
+            self.transfer(&address, &folder, &metadata)?
+        };
+        if matches!(attempt, Attempt::Done(_)) {
+            self.cache.link(&metadata.etag, self.commit, &self.file.name)?;
+            self.bar.advance(metadata.size);
+        }
+        Ok(attempt)
+    }
+
+    /// True if another revision downloaded the same content. A blob with other content is deleted.
+    fn reuse(&self, blob: &Path, metadata: &Metadata) -> Result<bool> {
+        let Ok(found) = fs::symlink_metadata(blob) else { return Ok(false) };
+        let damage = if found.is_file() { damage(blob, metadata)? } else { Some("it is not a file".into()) };
+        let Some(reason) = damage else { return Ok(true) };
+        let text = format!(
+            "`{}` in the cache is damaged ({reason}): it is downloaded again; `prsmed hub verify hub:{}` checks the others",
+            self.file.name,
+            self.hub.label()
+        );
+        self.bar.observer.on(&Event::Warning(text));
+        cache::remove(blob)?;
+        Ok(false)
+    }
+
+    fn transfer(&self, address: &str, folder: &Path, metadata: &Metadata) -> Result<Attempt> {
+        let path = folder.join(format!("{}.{PARTIAL}", metadata.etag));
+        let mut part = Part::open(path, metadata.size)?;
+        if part.length < metadata.size
+            && let Err(fault) = self.receive(address, &mut part)?
+        {
+            if !matches!(fault, Fault::Status(416)) {
+                return Ok(Attempt::Failed(fault, part.length));
+            }
+            part.restart(0)?;
+        }
+        if let Some(reason) = damage(&part.path, metadata)? {
+            cache::remove(&part.path)?;
+            return Ok(Attempt::Damaged(reason));
+        }
+        self.cache.publish(&part.path, &part.file, &metadata.etag)?;
+        Ok(Attempt::Done(metadata.size))
+    }
+
+    /// Appends what is missing to the part. Errors of the disk are the outer error.
+    fn receive(&self, address: &str, part: &mut Part) -> Result<Result<(), Fault>> {
+        let mut download = match self.client.download(address, part.length) {
+            Ok(download) => download,
+            Err(fault) => return Ok(Err(fault)),
+        };
+        if download.start > part.length {
+            return Ok(Err(Fault::Protocol(format!("the server sent the bytes from {} on", download.start))));
+        }
+        part.restart(download.start)?;
+        let (mut chunk, mut reported) = (vec![0; CHUNK], part.length);
+        self.bar.advance(part.length);
+        loop {
+            let count = match download.body.read(&mut chunk) {
+                Ok(0) if part.length < part.size => {
+                    return Ok(Err(Fault::Connection("the connection was closed too early".into())));
+                }
+                Ok(0) => return Ok(Ok(())),
+                Ok(count) => count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Ok(Err(self.client.read_fault(error))),
+            };
+            part.append(&chunk[..count])?;
+            if part.length > part.size {
+                // the comparison says that it is too long
+                return Ok(Ok(()));
+            }
+            if part.length >= reported + STEP {
+                reported = part.length;
+                self.bar.advance(part.length);
+            }
+        }
     }
 }
 
-/// True if size and SHA-256 match. The ETag is the SHA-256 of a large file; other files have none.
-fn is_promised(path: &Path, size: u64, etag: &str) -> Result<bool> {
-    let held = fs::metadata(path).map_err(Error::io(path, "read"))?.len();
-    Ok(held == size && (etag.len() != 64 || sha256(path)? == etag))
+/// The file of a download that is not complete.
+struct Part {
+    path: PathBuf,
+    file: File,
+    length: u64,
+    /// Size of the complete file.
+    size: u64,
 }
 
-fn api_metadata(hub: &Hub, api: &ApiRepo, name: &str) -> std::result::Result<Metadata, ApiError> {
-    let client = hub.api().map_err(|error| ApiError::IoError(io::Error::other(error.to_string())))?;
-    client.metadata(&api.url(name))
+impl Part {
+    fn open(path: PathBuf, size: u64) -> Result<Self> {
+        let mut file = cache::open_own(&path).map_err(Error::io(&path, "open"))?;
+        let length = file.seek(SeekFrom::End(0)).map_err(Error::io(&path, "read"))?;
+        let mut part = Self { path, file, length, size };
+        if length > size {
+            part.restart(0)?;
+        }
+        Ok(part)
+    }
+
+    /// Continues at the byte `length`.
+    fn restart(&mut self, length: u64) -> Result<()> {
+        let moved = self.file.set_len(length).and_then(|()| self.file.seek(SeekFrom::Start(length)));
+        self.length = moved.map_err(Error::io(&self.path, "write"))?;
+        Ok(())
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_all(bytes).map_err(Error::io(&self.path, "write"))?;
+        self.length += bytes.len() as u64;
+        Ok(())
+    }
+}
+
+/// The difference of a file from what the hub lists, if there is one.
+fn damage(path: &Path, metadata: &Metadata) -> Result<Option<String>> {
+    let length = fs::metadata(path).map_err(Error::io(path, "read"))?.len();
+    if length != metadata.size {
+        return Ok(Some(format!("it has {length} bytes instead of {}", metadata.size)));
+    }
+    match cache::compare(path, &metadata.etag, |_| {}).map_err(Error::io(path, "read"))? {
+        Content::Damaged(reason) => Ok(Some(reason)),
+        Content::Good | Content::Unknown => Ok(None),
+    }
 }
 
 /// True if the same request would fail again.
-fn is_final(error: &ApiError) -> bool {
-    match error {
-        ApiError::RequestError(error) => match **error {
-            ureq::Error::StatusCode(status) => (400..500).contains(&status) && !matches!(status, 408 | 416 | 429),
-            _ => false,
-        },
-        ApiError::IoError(error) => is_of_disk(error),
-        _ => true,
-    }
-}
-
-/// True for an error of the disk, not of the connection.
-pub(super) fn is_of_disk(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::StorageFull
-            | ErrorKind::QuotaExceeded
-            | ErrorKind::PermissionDenied
-            | ErrorKind::ReadOnlyFilesystem
-            | ErrorKind::NotADirectory
-            | ErrorKind::AlreadyExists
-    )
-}
-
-/// A relative link from the snapshot to the blob, like that of the Python client.
-fn link(blob: &Path, pointer: &Path) -> io::Result<()> {
-    let folder = pointer.parent().ok_or(ErrorKind::InvalidInput)?;
-    fs::create_dir_all(folder)?;
-    let root = blob.parent().and_then(Path::parent).ok_or(ErrorKind::InvalidInput)?;
-    let depth = folder.strip_prefix(root).map_err(io::Error::other)?.components().count();
-    let target: PathBuf = std::iter::repeat_n("..", depth).chain(["blobs"]).collect();
-    let target = target.join(blob.file_name().unwrap_or_default());
-    if fs::symlink_metadata(pointer).is_ok() {
-        fs::remove_file(pointer)?;
-    }
-    #[cfg(unix)]
-    return std::os::unix::fs::symlink(target, pointer);
-    #[cfg(not(unix))]
-    return fs::copy(blob, pointer).map(|_| drop(target));
-}
-
-fn remove(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(Error::io(path, "delete")(error)),
-        _ => Ok(()),
+fn is_final(fault: &Fault) -> bool {
+    match fault {
+        Fault::Status(status) => (400..500).contains(status) && !matches!(status, 408 | 429),
+        Fault::Connection(_) => false,
+        Fault::Protocol(_) => true,
     }
 }

@@ -1,36 +1,46 @@
 //! Hugging Face hub: turns `hub:owner/name[/INSIDE][@revision]` or a path into local files.
 //!
-//! Downloads go through the `hf-hub` crate into the cache of the Python client (`models--owner--name/{blobs, refs,
-//! snapshots}`), so both share the files. Around the crate this module adds: one commit for all files of a
-//! repository, progress over all files, retries that resume an interrupted download, checks of size and SHA-256, a list
-//! of the files and their sizes before anything is downloaded ([`check()`]), and errors with hints.
+//! Downloads go into the cache of the Python client (`models--owner--name/{blobs, refs, snapshots}`), so both share the
+//! files. All files of a repository are of one commit. Interrupted downloads continue. Contents are compared with their
+//! hashes before they are used ([`verify()`] compares those in the cache again). The list of files and their sizes is
+//! known before anything is downloaded ([`check()`]). Errors have hints.
 //!
-//! It reads no environment variables: `cli` passes a look-up to [`HubOptions::from_vars`].
+//! The crate `hf-hub` gives the names and paths of the cache. The requests are this module's own: the client of hf-hub
+//! 0.5 sends the token to the host of a redirect, waits for ever for a silent server and checks no content; that of
+//! hf-hub 1.0 is asynchronous.
 //!
-//! Known limits of the crate: it sends the token to the host of an absolute redirect when it asks for a file's size
-//! (not when it downloads). A connection that stalls without closing waits as long as the operating system allows.
+//! This module reads no environment variables: `cli` passes a look-up to [`HubOptions::from_vars`]. The HTTP client
+//! reads the proxy variables.
 
+mod cache;
 mod check;
+mod client;
 mod download;
 mod files;
 mod options;
+mod pinned;
 mod spec;
+mod verify;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use hf_hub::api::sync::{Api, ApiBuilder, ApiError};
-use hf_hub::{Cache, Repo, RepoType};
+use hf_hub::{Repo, RepoType};
 
 pub use check::{Checked, Need, check, free_bytes};
 pub use files::{Files, of_variant};
-pub use options::HubOptions;
+pub use options::{HubOptions, Timeouts};
+pub use pinned::{Pinned, pinned};
 pub use spec::{Source, Spec};
+pub use verify::{State, VerifiedFile, verify};
 
 use crate::error::{Error, Result};
 use crate::event::{Event, Observer};
+use cache::RepoCache;
+use client::{Client, Fault};
 use files::Refusal;
 
+const NO_HUB: &str = "check HF_ENDPOINT and the proxy: the server does not behave like a hub";
 /// How long [`reach`] waits for an answer.
 const REACH_TIMEOUT: Duration = Duration::from_secs(4);
 
@@ -243,21 +253,19 @@ impl<'a> Hub<'a> {
         Event::Warning(format!("`hub:{}` cannot be reached ({reason}): the cached files are used", self.label()))
     }
 
-    fn cache(&self) -> Cache {
-        Cache::new(self.options.cache_dir.clone())
+    fn cache(&self) -> RepoCache<'_> {
+        let repo = Repo::new(self.source.repo.clone(), RepoType::Model);
+        RepoCache { folder: &self.options.cache_dir, name: repo.folder_name() }
     }
 
-    fn at(&self, revision: &str) -> Repo {
-        Repo::with_revision(self.source.repo.clone(), RepoType::Model, revision.to_owned())
+    fn client(&self) -> Result<Client<'_>> {
+        Client::new(self.options).map_err(|fault| self.error(fault.to_string(), "check HF_ENDPOINT"))
     }
 
-    fn api(&self) -> Result<Api> {
-        ApiBuilder::from_cache(self.cache())
-            .with_endpoint(self.options.endpoint.trim_end_matches('/').to_owned())
-            .with_token(self.options.token.clone())
-            .with_progress(false)
-            .build()
-            .map_err(|error| self.error(error.to_string(), "check HF_ENDPOINT"))
+    /// The address of a file.
+    fn address_of(&self, commit: &str, file: &str) -> String {
+        let endpoint = self.options.endpoint.trim_end_matches('/');
+        format!("{endpoint}/{}/resolve/{commit}/{}", self.source.repo, client::encode(file))
     }
 
     /// Asks the hub for the commit and the files.
@@ -265,15 +273,14 @@ impl<'a> Hub<'a> {
         if self.options.offline {
             return Err(Failure::Offline);
         }
-        let api = self.api().map_err(Failure::Refused)?;
-        let request = api.repo(self.at(self.revision)).info_request().query("blobs", "true");
-        let text =
-            request.call().and_then(|mut response| response.body_mut().read_to_string()).map_err(
-                |error| match error {
-                    ureq::Error::StatusCode(status) => Failure::Refused(self.status(status, None)),
-                    other => Failure::Unreachable(other.to_string()),
-                },
-            )?;
+        let endpoint = self.options.endpoint.trim_end_matches('/');
+        let revision = self.revision.replace('/', "%2F");
+        let address = format!("{endpoint}/api/models/{}/revision/{revision}?blobs=true", self.source.repo);
+        let text = self.client().map_err(Failure::Refused)?.text(&address).map_err(|fault| match fault {
+            Fault::Connection(reason) => Failure::Unreachable(reason),
+            Fault::Status(status) => Failure::Refused(self.status(status, None)),
+            Fault::Protocol(reason) => Failure::Refused(self.error(reason, NO_HUB)),
+        })?;
         self.read_info(&text).map_err(Failure::Refused)
     }
 
@@ -281,13 +288,14 @@ impl<'a> Hub<'a> {
         let info: Info = serde_json::from_str(text)
             .map_err(|error| self.error(format!("the answer of the hub is invalid: {error}"), "check HF_ENDPOINT"))?;
         if !spec::is_plain(&info.sha) {
-            return Err(self.error(format!("the hub gave the invalid commit `{}`", info.sha), "check HF_ENDPOINT"));
+            let commit = info.sha.escape_debug();
+            return Err(self.error(format!("the hub gave the invalid commit `{commit}`"), "check HF_ENDPOINT"));
         }
         let files: Vec<RemoteFile> =
             info.siblings.into_iter().map(|file| RemoteFile { name: file.rfilename, size: file.size }).collect();
         if let Some(file) = files.iter().find(|file| !spec::stays_inside(&file.name)) {
             return Err(self.error(
-                format!("has the file `{}`, whose path leaves its folder", file.name),
+                format!("has the file `{}`, whose path leaves its folder", file.name.escape_debug()),
                 "do not use this repository",
             ));
         }
@@ -328,9 +336,9 @@ impl<'a> Hub<'a> {
 
     fn locate(&self, listing: Listing, files: &Files) -> Result<Located> {
         let (files, path) = self.choose(&listing.files, files).map_err(|refusal| self.refuse(refusal))?;
-        let folder = self.cache().repo(self.at(&listing.commit)).pointer_path(&listing.commit);
+        let folder = self.cache().snapshots().join(&listing.commit);
         let missing: Vec<u64> =
-            files.iter().filter(|file| !folder.join(&file.name).exists()).map(|file| file.size.unwrap_or(0)).collect();
+            files.iter().filter(|file| !is_in(&folder, file)).map(|file| file.size.unwrap_or(0)).collect();
         let total: u64 = missing.iter().sum();
         Ok(Located {
             path: if path.is_empty() { folder } else { folder.join(path) },
@@ -343,43 +351,38 @@ impl<'a> Hub<'a> {
 
     /// Bytes that interrupted downloads of this repository left in the cache.
     fn partial_bytes(&self) -> u64 {
-        let blobs = self.options.cache_dir.join(self.at(self.revision).folder_name()).join("blobs");
-        let files = std::fs::read_dir(blobs).into_iter().flatten().filter_map(std::result::Result::ok);
-        let parts = files.filter(|file| file.path().extension().is_some_and(|extension| extension == "part"));
+        let files = std::fs::read_dir(self.cache().blobs()).into_iter().flatten().filter_map(std::result::Result::ok);
+        let parts = files.filter(|file| file.path().extension().is_some_and(|end| end == download::PARTIAL));
         parts.filter_map(|file| Some(file.metadata().ok()?.len())).sum()
     }
 
     /// Downloads the missing files of `wanted`.
     fn fetch(&self, commit: &str, wanted: &[RemoteFile], observer: &dyn Observer) -> Result<()> {
-        let pinned = self.cache().repo(self.at(commit));
-        let folder = pinned.pointer_path(commit);
-        let missing: Vec<&RemoteFile> = wanted.iter().filter(|file| !folder.join(&file.name).exists()).collect();
+        let cache = self.cache();
+        let folder = cache.snapshots().join(commit);
+        let missing: Vec<&RemoteFile> = wanted.iter().filter(|file| !is_in(&folder, file)).collect();
         if !missing.is_empty() {
-            let api = self.api()?.repo(self.at(commit));
+            let client = self.client()?;
             let total = missing.iter().map(|file| file.size.unwrap_or(0)).sum();
             let phase = format!("download {}", self.label());
             observer.on(&Event::Started { phase, total, unit: "bytes" });
-            let mut done = 0;
+            let mut before = 0;
             for file in missing {
-                done +=
-                    download::file(self, &api, &pinned, commit, &file.name, download::Bar { observer, before: done })?;
+                let bar = download::Bar { observer, before };
+                let target = download::Target { hub: self, client: &client, cache: &cache, commit, file, bar };
+                before += target.download()?;
             }
             observer.on(&Event::Finished);
         }
         // last, so that a revision in the cache always has its files
-        if self.revision != commit {
-            let named = self.cache().repo(self.at(self.revision));
-            named.create_ref(commit).map_err(Error::io(&self.options.cache_dir, "write"))?;
-        }
-        Ok(())
+        if self.revision == commit { Ok(()) } else { cache.set_commit(self.revision, commit) }
     }
 
     /// The snapshot folder of the revision in the cache.
     fn snapshot(&self) -> Result<PathBuf> {
-        let root = self.options.cache_dir.join(self.at(self.revision).folder_name());
-        let commit = std::fs::read_to_string(root.join("refs").join(self.revision));
-        let commit = commit.map_or_else(|_| self.revision.to_owned(), |commit| commit.trim().to_owned());
-        let folder = root.join("snapshots").join(&commit);
+        let cache = self.cache();
+        let commit = cache.commit_of(self.revision).unwrap_or_else(|| self.revision.to_owned());
+        let folder = cache.snapshots().join(&commit);
         if spec::is_plain(&commit) && folder.is_dir() {
             return Ok(folder);
         }
@@ -426,29 +429,21 @@ impl<'a> Hub<'a> {
         }
     }
 
-    fn broken(&self, reason: &str, file: &str) -> Error {
-        self.error(
-            format!("the connection failed repeatedly during the download of `{file}`: {reason}"),
-            "run the same command again: it continues where it stopped",
-        )
-    }
-
-    /// Converts an error of the crate that a retry cannot fix.
-    fn api_error(&self, error: ApiError, file: &str, path: &Path) -> Error {
-        match error {
-            ApiError::RequestError(error) => match *error {
-                ureq::Error::StatusCode(status) => self.status(status, Some(file)),
-                other => self.broken(&other.to_string(), file),
-            },
-            ApiError::IoError(error) if download::is_of_disk(&error) => Error::io(path, "write")(error),
-            ApiError::IoError(error) => self.broken(&error.to_string(), file),
-            ApiError::LockAcquisition(lock) => self.error(
-                format!("another process is downloading `{file}` (`{}` is locked)", lock.display()),
-                "wait for it and run the command again",
+    /// The error for a failed download of a file.
+    fn fault(&self, fault: Fault, file: &str) -> Error {
+        match fault {
+            Fault::Status(status) => self.status(status, Some(file)),
+            Fault::Connection(reason) => self.error(
+                format!("the connection failed repeatedly during the download of `{file}`: {reason}"),
+                "run the same command again: it continues where it stopped",
             ),
-            other => {
-                self.error(format!("`{file}`: {other}"), "check HF_ENDPOINT: the server does not behave like a hub")
-            }
+            Fault::Protocol(reason) => self.error(format!("`{file}`: {reason}"), NO_HUB),
         }
     }
+}
+
+/// True if a snapshot has a file, with the size that the hub lists.
+fn is_in(snapshot: &Path, file: &RemoteFile) -> bool {
+    let found = std::fs::metadata(snapshot.join(&file.name));
+    found.is_ok_and(|found| file.size.is_none_or(|size| size == found.len()))
 }

@@ -1,6 +1,9 @@
 //! Address of the hub, access token and cache folder.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::files;
 
 const ENDPOINT: &str = "https://huggingface.co";
 
@@ -15,12 +18,37 @@ pub struct HubOptions {
     pub cache_dir: PathBuf,
     /// Use the cache only (`HF_HUB_OFFLINE`).
     pub offline: bool,
+    /// How long a silent server is awaited.
+    pub timeouts: Timeouts,
+}
+
+/// How long a silent server is awaited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timeouts {
+    /// Until the connection is made (`HF_HUB_ETAG_TIMEOUT`, in seconds).
+    pub connect: Duration,
+    /// Until the headers of an answer are complete (`HF_HUB_ETAG_TIMEOUT`).
+    pub response: Duration,
+    /// Between two reads (`HF_HUB_DOWNLOAD_TIMEOUT`).
+    pub idle: Duration,
+}
+
+impl Default for Timeouts {
+    fn default() -> Self {
+        Self { connect: Duration::from_secs(10), response: Duration::from_secs(30), idle: Duration::from_secs(30) }
+    }
 }
 
 impl HubOptions {
     /// Options with a cache folder and the public hub, without a token.
     pub fn new(cache_dir: impl Into<PathBuf>) -> Self {
-        Self { endpoint: ENDPOINT.into(), token: None, cache_dir: cache_dir.into(), offline: false }
+        Self {
+            endpoint: ENDPOINT.into(),
+            token: None,
+            cache_dir: cache_dir.into(),
+            offline: false,
+            timeouts: Timeouts::default(),
+        }
     }
 
     /// Options from environment variables, by the rules of Python's `huggingface_hub`.
@@ -43,6 +71,23 @@ impl HubOptions {
             token: var("HF_TOKEN").or_else(|| var("HUGGING_FACE_HUB_TOKEN")).or_else(implicit),
             cache_dir: cache.unwrap_or_else(|| home.join("hub")),
             offline: is_true("HF_HUB_OFFLINE"),
+            timeouts: Timeouts::from_vars(var),
+        }
+    }
+}
+
+impl Timeouts {
+    /// Values that are not a positive number of seconds count as unset.
+    fn from_vars(var: impl Fn(&str) -> Option<String>) -> Self {
+        let seconds = |name: &str| {
+            let seconds = var(name)?.parse().ok().filter(|seconds| *seconds > 0.0)?;
+            Duration::try_from_secs_f64(seconds).ok()
+        };
+        let (default, answer) = (Self::default(), seconds("HF_HUB_ETAG_TIMEOUT"));
+        Self {
+            connect: answer.unwrap_or(default.connect),
+            response: answer.unwrap_or(default.response),
+            idle: seconds("HF_HUB_DOWNLOAD_TIMEOUT").unwrap_or(default.idle),
         }
     }
 }
@@ -55,12 +100,13 @@ impl std::fmt::Debug for HubOptions {
             .field("token", &self.token.as_ref().map(|_| "..."))
             .field("cache_dir", &self.cache_dir)
             .field("offline", &self.offline)
+            .field("timeouts", &self.timeouts)
             .finish()
     }
 }
 
 fn token_in(file: &Path) -> Option<String> {
-    let text = std::fs::read_to_string(file).ok()?;
+    let text = files::read_to_string(file, files::MAX_TEXT).ok()?;
     Some(text.trim().to_owned()).filter(|token| !token.is_empty())
 }
 
@@ -83,6 +129,12 @@ mod tests {
         assert_eq!(from(&[("HF_ENDPOINT", "http://x"), ("HF_TOKEN", " t ")]).token.unwrap(), "t");
         assert!(from(&[("HF_HUB_OFFLINE", "true")]).offline);
         assert!(!from(&[("HF_HUB_OFFLINE", "0")]).offline);
+        let timeouts = from(&[("HF_HUB_ETAG_TIMEOUT", "5"), ("HF_HUB_DOWNLOAD_TIMEOUT", "0.5")]).timeouts;
+        let [five, half] = [5.0, 0.5].map(Duration::from_secs_f64);
+        assert_eq!(timeouts, Timeouts { connect: five, response: five, idle: half });
+        for wrong in ["0", "-1", "nan", "inf", "1e300", "soon"] {
+            assert_eq!(from(&[("HF_HUB_ETAG_TIMEOUT", wrong)]).timeouts, Timeouts::default(), "{wrong}");
+        }
     }
 
     #[test]

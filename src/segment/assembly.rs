@@ -4,10 +4,12 @@ use super::Semantics;
 use super::config::ModelConfig;
 use crate::data::image::PixelConfig;
 use crate::data::text::TextTokenizer;
+use crate::hub::{self, Pinned};
 use crate::models::prsmed::{self, PrsMed};
 use crate::nn::Quantization;
 use crate::tensor::{Device, Kind};
 use crate::{Error, Result};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -29,6 +31,35 @@ pub struct Description {
     pub modalities: Vec<String>,
     /// Preprocessing.
     pub pixels: PixelConfig,
+    /// Commits and hashes of the weights from the hub, by part: `base`, `vision_tower`, `image_encoder`. Checkpoints of
+    /// old versions have none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub sources: BTreeMap<String, Pinned>,
+}
+
+impl Description {
+    /// A warning for each part that was trained with other weights of the hub than those at the given paths.
+    pub(super) fn source_warnings(&self, parts: &[(&str, Option<&Path>)]) -> Vec<String> {
+        let warning = |(part, path): &(&str, Option<&Path>)| {
+            let (trained, found) = (self.sources.get(*part)?, hub::pinned((*path)?)?);
+            let changed = trained.changed(&found);
+            let is_unknown = trained.files.is_empty() || found.files.is_empty();
+            if changed.is_empty() && !(is_unknown && trained.commit != found.commit) {
+                return None;
+            }
+            let text = format!(
+                "`{part}` is loaded from `hub:{}@{}`, but this checkpoint was trained with `hub:{}@{}`, and its results \
+                 may differ (changed files: {}); name that commit to get the same weights",
+                found.repo,
+                found.commit,
+                trained.repo,
+                trained.commit,
+                if is_unknown { "unknown".to_owned() } else { changed.join(", ") },
+            );
+            Some(text.chars().filter(|c| !c.is_control()).collect())
+        };
+        parts.iter().filter_map(warning).collect()
+    }
 }
 
 /// A model with its tokenizer and description.

@@ -38,6 +38,7 @@ pub fn create(
         pixels: pixels(config, &sizes),
         modalities: modalities.to_vec(),
         sizes,
+        sources: found.sources(),
     };
     let warning = check_kernels(build.device)?;
     rng::seed(build.seed);
@@ -57,7 +58,8 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Ass
     let model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build_options(&description.model, build, false))))?;
     let mut warnings = weights::load_run(folder, &description, &model, build)?;
     warnings.extend(warning);
-    let (base, _) = weights::base_of(folder, &description, build)?;
+    let (base, tower) = weights::base_of(folder, &description, build)?;
+    warnings.extend(description.source_warnings(&[("base", Some(&base)), ("vision_tower", tower.as_deref())]));
     let tokenizer = TextTokenizer::open(&needs::tokenizer_folder(folder, &base))?;
     Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, warnings })
 }

@@ -15,6 +15,7 @@ use super::config::{BatchNorm, ModelConfig, RANDOM};
 use super::quantized::Cached;
 use super::{Semantics, needs};
 use crate::data::manifest::REFERENCE_CLASSES;
+use crate::hub::{self, Pinned};
 use crate::models::prsmed::{self, PrsMed, TOWER_PREFIX};
 use crate::models::{clip, mask_decoder, mistral, tiny_vit};
 use crate::nn::{LoraConfig, Quantization};
@@ -53,6 +54,13 @@ impl Found {
             tower: find(&config.vision_tower)?,
             image_encoder: find(&config.image_encoder)?.map(|path| single_file(&path)).transpose()?,
         })
+    }
+
+    /// Commits and hashes of the parts that are in a cache of the hub.
+    pub fn sources(&self) -> BTreeMap<String, Pinned> {
+        let parts = [("base", &self.base), ("vision_tower", &self.tower), ("image_encoder", &self.image_encoder)];
+        let pinned = |(part, path): (&str, &Option<PathBuf>)| Some((part.to_owned(), hub::pinned(path.as_ref()?)?));
+        parts.into_iter().filter_map(pinned).collect()
     }
 
     /// Sizes of tower and language model as their folders state them.
@@ -320,7 +328,8 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
     let num_classes = stored.unwrap_or(i64::try_from(REFERENCE_CLASSES.len()).expect("six"));
     let sizes = prsmed::Config { clip, llm, lora, encoder: tiny_vit::Config::vit_t(), decoder, num_classes };
     let modalities = REFERENCE_CLASSES.iter().map(|m| (*m).to_owned()).collect();
-    Ok(Description { format: 1, pixels: pixels(&model, &sizes), model, sizes, modalities })
+    let sources = BTreeMap::new();
+    Ok(Description { format: 1, pixels: pixels(&model, &sizes), model, sizes, modalities, sources })
 }
 
 /// Loads `model` from a checkpoint folder and the base that it names.

@@ -11,7 +11,7 @@ use prsmed::tensor::Tensor;
 use prsmed::tensor::weights::Archive;
 use serde_json::{Value, json};
 
-use crate::loopback::{Server, Stored, large};
+use crate::loopback::{COMMIT, Server, Stored, large, small};
 use crate::pth;
 use crate::support::{copy, done, error_text, folder, objects, path, phantoms, prsmed, run, train};
 
@@ -185,6 +185,41 @@ fn the_documented_python_snippet_loads(out: &Path) {
         .unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success() && text.contains("lab/llava"), "{text}");
+}
+
+#[test]
+fn a_run_warns_when_the_cache_has_another_base_than_it_was_trained_with() {
+    let (server, out) = (hub(), path("first-run-pinned"));
+    done(&mut train_full(&server, "cache-pinned", &out, &[]));
+    let predict = || {
+        let mut command = with_cache(&server, "cache-pinned");
+        command
+            .arg("predict")
+            .arg(&out)
+            .args(["--max-new-tokens", "2", "--question", "Where?", "--image"])
+            .arg(image());
+        let ran = run(&mut command);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        ran.stderr
+    };
+    assert!(!predict().contains("was trained with"));
+    // a new commit with other text is the same base
+    let newer = "f".repeat(40);
+    server.add("lab/llava", "README.md", small("better words"));
+    server.with(|state| state.commit.clone_from(&newer));
+    assert!(!predict().contains("was trained with"));
+    // a new commit with other weights
+    let name = "model.safetensors";
+    let mut changed = fs::read(repositories().join("llava").join(name)).unwrap();
+    *changed.last_mut().unwrap() ^= 1;
+    server.add("lab/llava", name, Stored::of(changed));
+    let newest = "e".repeat(40);
+    server.with(|state| state.commit.clone_from(&newest));
+    let text = predict().split_whitespace().collect::<Vec<_>>().join(" ");
+    let warning = format!(
+        "`base` is loaded from `hub:lab/llava@{newest}`, but this checkpoint was trained with `hub:lab/llava@{COMMIT}`"
+    );
+    assert!(text.contains(&warning) && text.contains(&format!("changed files: {name}")), "{text}");
 }
 
 #[test]

@@ -59,7 +59,7 @@ fn without_a_command_the_commands_are_listed() {
       bench    Time real training steps, with their memory and use of the processor
       augment  Generate image+mask pairs with Stable Diffusion, filter them, test whether they help
       data     Check, prepare or generate data roots
-      hub      Download a model repository, or list its files
+      hub      Download a model repository, list its files, or check the cache
       doctor   Check this machine: libtorch, GPU and driver, disk, hub
       help     Print this message or the help of the given subcommand(s)
 

@@ -2,7 +2,55 @@
 
 use std::fs;
 
-use crate::support::{done, folder, objects, prsmed, refused};
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+
+use crate::support::{done, folder, objects, prsmed, refused, run};
+
+/// The Git hash of the text `hello`.
+const HELLO: &str = "b6fc4c620b67d95f953a5c1c1230aaab5db5a1b0";
+const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
+
+/// A cache with one small file, and its blob.
+fn cached(name: &str) -> (PathBuf, PathBuf) {
+    let cache = folder(name);
+    let repository = cache.join("hub/models--owner--name");
+    let (snapshot, blob) = (repository.join("snapshots").join(COMMIT), repository.join("blobs").join(HELLO));
+    fs::create_dir_all(&snapshot).unwrap();
+    fs::create_dir_all(repository.join("blobs")).unwrap();
+    fs::write(&blob, "hello").unwrap();
+    symlink(format!("../../blobs/{HELLO}"), snapshot.join("config.json")).unwrap();
+    (cache, blob)
+}
+
+#[test]
+fn verify_names_damaged_files_and_the_commands_that_replace_them() {
+    let (cache, blob) = cached("verified");
+    let mut verify = prsmed();
+    verify.args(["hub", "verify", "hub:owner/name"]).env("HF_HOME", &cache);
+    assert_eq!(done(&mut verify), "1 good, 0 damaged, 0 without a hash\n");
+    fs::write(&blob, "jello").unwrap();
+    let ran = run(&mut verify);
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    let (start, commands) = ran.stdout.split_once("to replace the damaged files:\n").unwrap();
+    assert!(start.starts_with("damaged  config.json: its Git hash is "), "{start}");
+    assert!(start.ends_with("0 good, 1 damaged, 0 without a hash\n"), "{start}");
+    let get = format!("prsmed hub get hub:owner/name@{COMMIT} --include 'config.json'");
+    assert_eq!(commands, format!("  rm -f '{}'\n  {get}\n", blob.display()));
+    let ran = run(verify.arg("--json"));
+    let result = objects(&ran.stdout).pop().unwrap();
+    assert_eq!((ran.code, &result["damaged"], &result["commands"][1]), (Some(1), &1.into(), &get.into()));
+    let file = &result["files"][0];
+    assert_eq!(
+        (&file["name"], &file["state"], &file["commit"]),
+        (&"config.json".into(), &"damaged".into(), &COMMIT.into())
+    );
+    refused(
+        prsmed().args(["hub", "verify", "hub:owner/other"]).env("HF_HOME", &cache),
+        "error: `hub:owner/other`: the cache has no files of it\n\
+         hint: download them with `prsmed hub get hub:owner/other`",
+    );
+}
 
 #[test]
 fn a_local_folder_is_listed_and_resolves_to_itself() {

@@ -8,9 +8,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use prsmed::hub::HubOptions;
+use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
-/// The commit of every repository.
+/// The commit of every repository at first.
 pub(crate) const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
 /// How the server hands out one file.
@@ -27,16 +28,24 @@ pub(crate) struct Stored {
     /// Answer every request with the whole file.
     pub(crate) ignores_ranges: bool,
     pub(crate) status: Option<u16>,
+    /// Keep a connection that is cut open and send nothing more.
+    pub(crate) stalls: bool,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(crate) enum Redirect {
     Relative,
     Absolute,
+    /// To a server at another address.
+    Other(String),
+    /// To the same path, for ever.
+    Itself,
 }
 
-#[derive(Default)]
 pub(crate) struct State {
+    pub(crate) commit: String,
+    /// Read requests and never answer.
+    pub(crate) silent: bool,
     /// By `owner/name/FILE`.
     files: BTreeMap<String, Stored>,
     /// Extra names in every listing.
@@ -71,7 +80,16 @@ impl Server {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let files = files.into_iter().map(|(name, stored)| (format!("owner/name/{name}"), stored)).collect();
-        let state = Arc::new(Mutex::new(State { files, ..State::default() }));
+        let state = State {
+            commit: COMMIT.into(),
+            silent: false,
+            files,
+            listed: Vec::new(),
+            token: None,
+            forbidden: false,
+            log: Vec::new(),
+        };
+        let state = Arc::new(Mutex::new(state));
         let (shared, base) = (state.clone(), address.clone());
         std::thread::spawn(move || {
             for stream in listener.incoming() {
@@ -100,7 +118,7 @@ impl Server {
     pub(crate) fn downloads(&self) -> Vec<(String, String)> {
         let wanted = |request: &Request| {
             let range = request.headers.get("range").cloned().unwrap_or_default();
-            (range != "bytes=0-0" && !request.path.starts_with("/api")).then(|| (request.path.clone(), range))
+            (request.method == "GET" && !request.path.starts_with("/api")).then(|| (request.path.clone(), range))
         };
         self.with(|state| state.log.iter().filter_map(wanted).collect())
     }
@@ -120,25 +138,51 @@ fn answer(mut stream: &TcpStream, state: &Mutex<State>, base: &str) -> std::io::
         headers.insert(name.to_lowercase(), value.trim().to_owned());
     }
     let request = Request { method, path, headers };
-    let (head, body, cut) = {
+    let (Answer { head, body, cut, stalls }, silent) = {
         let mut state = state.lock().unwrap();
         state.log.push(request.clone());
-        respond(&request, &mut state, base)
+        (respond(&request, &mut state, base), state.silent)
     };
+    if silent {
+        stay_silent();
+    }
     let length = body.len();
     write!(stream, "HTTP/1.1 {head}Content-Length: {length}\r\nConnection: close\r\n\r\n")?;
     if request.method != "HEAD" {
         stream.write_all(&body[..cut.unwrap_or(length).min(length)])?;
     }
-    stream.flush()
+    stream.flush()?;
+    if stalls {
+        stay_silent();
+    }
+    Ok(())
 }
 
-fn plain(status: &str) -> (String, Vec<u8>, Option<usize>) {
-    (format!("{status}\r\n"), Vec::new(), None)
+/// Keeps the connection of this thread open until the test ends.
+fn stay_silent() {
+    loop {
+        std::thread::park();
+    }
 }
 
-/// Status line and headers, body, and where to cut it.
-fn respond(request: &Request, state: &mut State, base: &str) -> (String, Vec<u8>, Option<usize>) {
+struct Answer {
+    /// Status line and headers.
+    head: String,
+    body: Vec<u8>,
+    /// Bytes of the body that are sent, if not all.
+    cut: Option<usize>,
+    stalls: bool,
+}
+
+fn whole(head: String, body: Vec<u8>) -> Answer {
+    Answer { head, body, cut: None, stalls: false }
+}
+
+fn plain(status: &str) -> Answer {
+    whole(format!("{status}\r\n"), Vec::new())
+}
+
+fn respond(request: &Request, state: &mut State, base: &str) -> Answer {
     if let Some(token) = &state.token
         && request.headers.get("authorization") != Some(&format!("Bearer {token}"))
         && !request.path.starts_with("/content/")
@@ -151,7 +195,7 @@ fn respond(request: &Request, state: &mut State, base: &str) -> (String, Vec<u8>
     let path = request.path.split('?').next().unwrap_or_default();
     let listing = path.strip_prefix("/api/models/").and_then(|rest| rest.split_once("/revision/"));
     if let Some((repo, revision)) = listing {
-        let known = revision == "main" || revision == COMMIT;
+        let known = revision == "main" || revision == state.commit;
         return if known { info(repo, state) } else { plain("404 Not Found") };
     }
     let direct = path.strip_prefix("/content/").map(str::to_owned);
@@ -160,26 +204,31 @@ fn respond(request: &Request, state: &mut State, base: &str) -> (String, Vec<u8>
         Some(format!("{repo}/{}", rest.split_once('/')?.1))
     };
     let name = direct.clone().or_else(resolved).unwrap_or_default();
+    let commit = state.commit.clone();
     let Some(stored) = state.files.get_mut(&name) else { return plain("404 Not Found") };
     if let Some(status) = stored.status {
         return plain(&format!("{status} Whatever"));
     }
     let (etag, size) = (stored.etag.clone(), stored.content.len());
-    if let (Some(redirect), None) = (stored.redirect, &direct) {
-        let base = if matches!(redirect, Redirect::Absolute) { base } else { "" };
+    if let (Some(redirect), None) = (&stored.redirect, &direct) {
+        let location = match redirect {
+            Redirect::Relative => format!("/content/{name}"),
+            Redirect::Absolute => format!("{base}/content/{name}"),
+            Redirect::Other(address) => format!("{address}/content/{name}"),
+            Redirect::Itself => request.path.clone(),
+        };
         let head = format!(
-            "302 Found\r\nLocation: {base}/content/{name}\r\nX-Repo-Commit: {COMMIT}\r\nX-Linked-Etag: \"{etag}\"\r\n\
+            "302 Found\r\nLocation: {location}\r\nX-Repo-Commit: {commit}\r\nX-Linked-Etag: \"{etag}\"\r\n\
              X-Linked-Size: {size}\r\nETag: \"other\"\r\n"
         );
-        return (head, Vec::new(), None);
+        return whole(head, Vec::new());
     }
     let mut head = String::new();
-    let common = format!("ETag: \"{etag}\"\r\nX-Repo-Commit: {COMMIT}\r\nAccept-Ranges: bytes\r\n");
+    let common = format!("ETag: \"{etag}\"\r\nX-Repo-Commit: {commit}\r\nAccept-Ranges: bytes\r\n");
     let range = request.headers.get("range").and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
     let range = range.map(|(from, to)| (from.parse::<usize>().unwrap_or(0), to.parse::<usize>().unwrap_or(size - 1)));
-    let probe = range == Some((0, 0));
     let body = match range {
-        Some((from, to)) if !stored.ignores_ranges || probe => {
+        Some((from, to)) if !stored.ignores_ranges => {
             if from >= size {
                 return plain("416 Range Not Satisfiable");
             }
@@ -191,11 +240,12 @@ fn respond(request: &Request, state: &mut State, base: &str) -> (String, Vec<u8>
             stored.content.clone()
         }
     };
-    let cut = if probe || stored.cuts.is_empty() { None } else { Some(stored.cuts.remove(0)) };
-    (head, body, cut)
+    let is_cut = request.method != "HEAD" && !stored.cuts.is_empty();
+    let cut = is_cut.then(|| stored.cuts.remove(0));
+    Answer { head, body, cut, stalls: is_cut && stored.stalls }
 }
 
-fn info(repo: &str, state: &State) -> (String, Vec<u8>, Option<usize>) {
+fn info(repo: &str, state: &State) -> Answer {
     let below = format!("{repo}/");
     let stored = state.files.iter().filter_map(|(path, file)| {
         let name = path.strip_prefix(&below)?;
@@ -207,8 +257,8 @@ fn info(repo: &str, state: &State) -> (String, Vec<u8>, Option<usize>) {
     if siblings.is_empty() {
         return plain("404 Not Found");
     }
-    let body = format!(r#"{{"id":"{repo}","sha":"{COMMIT}","siblings":[{}]}}"#, siblings.join(","));
-    ("200 OK\r\nContent-Type: application/json\r\n".into(), body.into_bytes(), None)
+    let body = format!(r#"{{"id":"{repo}","sha":"{}","siblings":[{}]}}"#, state.commit, siblings.join(","));
+    whole("200 OK\r\nContent-Type: application/json\r\n".into(), body.into_bytes())
 }
 
 impl Stored {
@@ -218,10 +268,10 @@ impl Stored {
     }
 }
 
-/// A small file, whose ETag has 40 digits as a Git hash has.
+/// A small file, whose ETag is its Git hash.
 pub(crate) fn small(text: &str) -> Stored {
-    let sum = Sha256::digest(text);
-    Stored { content: text.into(), etag: hex(&sum)[..40].to_owned(), ..Stored::default() }
+    let sum = Sha1::digest(format!("blob {}\0{text}", text.len()));
+    Stored { content: text.into(), etag: hex(&sum), ..Stored::default() }
 }
 
 /// A file of so many bytes.
