@@ -338,7 +338,11 @@ fn remove_ours(folder: &Path) -> io::Result<()> {
 }
 
 fn sync_folder(folder: &Path) -> io::Result<()> {
-    sync(&File::open(folder)?)
+    match File::open(folder) {
+        // a folder may be writable and not readable
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        opened => sync(&opened?),
+    }
 }
 
 /// Waits until a file or folder is on disk. File systems that cannot sync it are tolerated.
