@@ -125,10 +125,12 @@ pub fn create_folders(folder: &Path) -> io::Result<()> {
         return Ok(());
     }
     let parent = parent(folder);
-    if parent != folder {
+    let mut created = fs::create_dir(folder);
+    if parent != folder && matches!(&created, Err(error) if error.kind() == io::ErrorKind::NotFound) {
         create_folders(&parent)?;
+        created = fs::create_dir(folder);
     }
-    match fs::create_dir(folder) {
+    match created {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists || !folder.is_dir() => Err(error),
         _ => sync_folder(&parent),
     }

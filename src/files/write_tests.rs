@@ -65,6 +65,18 @@ fn pipes_are_not_opened_for_writing() {
 }
 
 #[test]
+fn folders_are_created_with_their_parents() {
+    let folder = tempfile::tempdir().unwrap();
+    let deep = folder.path().join("a/b/c");
+    create_folders(&deep).unwrap();
+    create_folders(&deep).unwrap();
+    assert!(deep.is_dir());
+    fs::write(folder.path().join("file"), "").unwrap();
+    assert_eq!(create_folders(&folder.path().join("file")).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+    assert_eq!(create_folders(&folder.path().join("file/run")).unwrap_err().kind(), io::ErrorKind::NotADirectory);
+}
+
+#[test]
 fn folders_below_a_root_are_never_links() {
     let folder = tempfile::tempdir().unwrap();
     let [root, other] = ["root", "other"].map(|name| folder.path().join(name));
