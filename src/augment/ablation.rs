@@ -19,7 +19,7 @@ use crate::segment::evaluate;
 use crate::segment::task::spread;
 use crate::segment::{RunConfig, Training};
 use crate::tensor::weights::{sha256, write_bytes};
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -201,7 +201,7 @@ impl Ablation<'_> {
             "rows_sha256": format!("{:x}", hash.finalize()),
             "recipe": self.toml,
         });
-        std::fs::create_dir_all(self.out).map_err(Error::io(self.out, "create"))?;
+        files::create_folders(self.out).map_err(Error::io(self.out, "create"))?;
         same_settings(&self.out.join("settings.json"), &now, "--out", "runs")
     }
 

@@ -33,6 +33,7 @@ use crate::data::manifest::{Row, Split};
 use crate::data::position;
 use crate::data::templates::{self, Templates, Words};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::location::{Zones, first_location};
 use crate::tensor::weights::write_bytes;
 
@@ -79,14 +80,14 @@ impl Export {
         Self::refuse_foreign(root)?;
         let journal = root.join(JOURNAL);
         let existed = journal.exists();
-        fs::create_dir_all(root).map_err(Error::io(root, "create"))?;
+        files::create_folders(root).map_err(Error::io(root, "create"))?;
         let this = Self { root: root.to_path_buf(), journal: Journal::open(&journal)? };
         // an interrupted revision may have moved files already
         for record in this.journal.records() {
             this.settle(record)?;
         }
         if existed {
-            remove_unfinished(root, 3)?;
+            clear_leftovers(root, 3)?;
         }
         Ok(this)
     }
@@ -122,8 +123,8 @@ impl Export {
             if !old.exists() {
                 return Ok(Some(path));
             }
-            let folder = path.parent().unwrap_or(&self.root);
-            fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
+            self.create_folder_of(&old)?;
+            self.create_folder_of(&path)?;
             fs::rename(&old, &path).map_err(Error::io(&old, "move"))?;
         }
         Ok(None)
@@ -147,10 +148,8 @@ impl Export {
             return Err(Error::Shape { reason: format!("the image is {w}x{h}, its mask {mask_w}x{mask_h}") });
         }
         let (image_path, mask_path) = self.paths(&record);
-        for path in [&image_path, &mask_path] {
-            let folder = path.parent().unwrap_or(&self.root);
-            fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
-        }
+        self.create_folder_of(&image_path)?;
+        self.create_folder_of(&mask_path)?;
         write_bytes(&image_path, &image_png(image)?)?;
         write_bytes(&mask_path, &mask_png)?;
         self.journal.append(record)
@@ -168,6 +167,12 @@ impl Export {
         (folder.join(format!("{name}.png")), folder.join(format!("{name}_mask.png")))
     }
 
+    /// Creates the folder of a file of a pair. It must be below the root, and not behind a symbolic link.
+    fn create_folder_of(&self, path: &Path) -> Result<()> {
+        let folder = path.parent().unwrap_or(&self.root);
+        files::create_below(&self.root, folder).map_err(Error::io(folder, "create"))
+    }
+
     /// Writes `annotations/CLASS.csv` of all classes, atomically, from the accepted pairs of the journal. Returns the
     /// number of rows. The file of a class without accepted pairs is removed.
     ///
@@ -175,7 +180,7 @@ impl Export {
     /// [`Error::Io`].
     pub fn write_annotations(&self) -> Result<usize> {
         let folder = self.root.join("annotations");
-        fs::create_dir_all(&folder).map_err(Error::io(&folder, "create"))?;
+        files::create_below(&self.root, &folder).map_err(Error::io(&folder, "create"))?;
         let mut classes: BTreeMap<&str, Vec<&Record>> = BTreeMap::new();
         for record in self.journal.records() {
             classes.entry(&record.class).or_default().extend(record.accepted.then_some(record));
@@ -185,7 +190,7 @@ impl Export {
             let path = folder.join(format!("{class}.csv"));
             records.sort_by_key(|record| record.index);
             if records.is_empty() {
-                if path.exists() {
+                if path.is_file() {
                     fs::remove_file(&path).map_err(Error::io(&path, "remove"))?;
                 }
                 continue;
@@ -198,18 +203,14 @@ impl Export {
     }
 }
 
-/// Removes the temporary files `NAME.tmp-...` of an interrupted run, in `folder` and up to `levels` levels below it.
-fn remove_unfinished(folder: &Path, levels: usize) -> Result<()> {
-    const WRITTEN: [&str; 4] = [".png.tmp-", ".csv.tmp-", ".json.tmp-", ".jsonl.tmp-"];
+/// Removes the temporary files of an interrupted run, in `folder` and up to `levels` levels below it.
+fn clear_leftovers(folder: &Path, levels: usize) -> Result<()> {
+    files::clear_leftovers(folder).map_err(Error::io(folder, "clear temporary files in"))?;
     for entry in fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
-        let path = entry.map_err(Error::io(folder, "list"))?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if path.is_dir() {
-            if levels > 0 {
-                remove_unfinished(&path, levels - 1)?;
-            }
-        } else if WRITTEN.iter().any(|part| name.contains(part)) {
-            fs::remove_file(&path).map_err(Error::io(&path, "remove"))?;
+        let entry = entry.map_err(Error::io(folder, "list"))?;
+        // a link is not a folder
+        if levels > 0 && entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            clear_leftovers(&entry.path(), levels - 1)?;
         }
     }
     Ok(())
@@ -253,7 +254,7 @@ fn mask_png(mask: MaskSource) -> Result<(Vec<u8>, (u32, u32))> {
     match mask {
         MaskSource::Made(mask) => Ok((png(&DynamicImage::ImageLuma8(foreground(mask)))?, mask.dimensions())),
         MaskSource::Unchanged(path) => {
-            let bytes = fs::read(path).map_err(Error::io(path, "read"))?;
+            let bytes = files::read(path, files::MAX_IMAGE).map_err(Error::io(path, "read"))?;
             let pixels = decode::mask(path)?;
             let size = pixels.dimensions();
             let is_png = bytes.starts_with(b"\x89PNG\r\n\x1a\n");

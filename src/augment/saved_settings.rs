@@ -2,7 +2,7 @@
 //! settings.
 
 use crate::tensor::weights::write_bytes;
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use serde_json::Value;
 use std::path::Path;
 
@@ -12,10 +12,10 @@ use std::path::Path;
 /// # Errors
 /// [`Error::Config`] naming the first setting that differs; [`Error::Data`] for a damaged file; [`Error::Io`].
 pub(in crate::augment) fn same_settings(path: &Path, now: &Value, flag: &str, what: &str) -> Result<()> {
-    if !path.exists() {
+    if path.symlink_metadata().is_err() {
         return write_bytes(path, &serde_json::to_vec_pretty(now).expect("plain values serialise"));
     }
-    let text = std::fs::read(path).map_err(Error::io(path, "read"))?;
+    let text = files::read(path, files::MAX_TEXT).map_err(Error::io(path, "read"))?;
     let before: Value = serde_json::from_slice(&text)
         .map_err(|error| Error::data(path, error.to_string(), format!("choose another `{flag}`")))?;
     if before == *now {

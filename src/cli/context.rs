@@ -5,7 +5,7 @@ use super::memory::Memory;
 use super::output::Output;
 use crate::event::Observer;
 use crate::runtime::Runtime;
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -33,6 +33,6 @@ pub(super) fn make_folder(flag: &str, folder: &Path) -> Result<()> {
         let reason = format!("`{}` is a file", folder.display());
         return Err(Error::config(flag, reason, "choose another folder"));
     }
-    std::fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
+    files::create_folders(folder).map_err(Error::io(folder, "create"))?;
     tempfile::tempfile_in(folder).map(drop).map_err(Error::io(folder, "write"))
 }

@@ -4,10 +4,10 @@ use super::args::RootArgs;
 use super::context::{Context, make_folder};
 use super::predict::RunArgs;
 use super::report::Outcome;
-use crate::Error;
 use crate::data::manifest::{Manifest, Split};
 use crate::segment::evaluate;
 use crate::segment::task::spread;
+use crate::{Error, files};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -48,6 +48,10 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let assembly = args.run.open(context)?;
     let out = args.out.clone().unwrap_or_else(|| report_folder(&args.run.run, split));
+    if args.out.is_none() && args.run.run.is_dir() {
+        // the user did not name this folder, so it must not lead out of the run folder
+        files::create_below(&args.run.run, &out).map_err(Error::io(&out, "create"))?;
+    }
     make_folder("--out", &out)?;
     let manifest = manifest.with_modalities(assembly.description.modalities.clone())?;
     let evaluation = evaluate::evaluate(

@@ -5,9 +5,10 @@ use crate::Result;
 use crate::event::Event;
 use crate::hub::{self, Checked, Need};
 use crate::segment::needs;
+use crate::tensor::weights::read_unchanged;
 use crate::units::Bytes;
 use serde_json::json;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 impl Context {
     /// Finds every file of `needs`, prints which are here, which will be downloaded and which are missing, and refuses
@@ -24,21 +25,29 @@ impl Context {
         Ok(())
     }
 
-    /// The local checkpoint folder of a RUN argument, a path or `hub:...`. Checks the files that it needs; downloads a
-    /// run on the hub.
-    pub(super) fn fetch_run(&self, run: &Path, base: Option<&str>, vision_tower: Option<&str>) -> Result<PathBuf> {
+    /// Reads the checkpoint folder of a RUN argument, a path or `hub:...`, with `read`. Checks the files that it needs
+    /// first; downloads a run on the hub. A training may replace a local folder meanwhile: `read` is then called again.
+    pub(super) fn read_run<T>(
+        &self,
+        run: &Path,
+        base: Option<&str>,
+        vision_tower: Option<&str>,
+        read: &dyn Fn(&Path) -> Result<T>,
+    ) -> Result<T> {
         let name = run.to_string_lossy();
         if !name.starts_with("hub:") {
-            let folder = needs::checkpoint_of(run)?;
-            self.check_files(needs::of_checkpoint(&folder, base, vision_tower)?)?;
-            return Ok(folder);
+            let find = || needs::checkpoint_of(run);
+            return read_unchanged(find, |folder| {
+                self.check_files(needs::of_checkpoint(folder, base, vision_tower)?)?;
+                read(folder)
+            });
         }
         let run = needs::of_run(&name, &self.env.hub, self.progress.as_ref())?;
         let described = needs::described_folder(&run, &self.env.hub, self.progress.as_ref())?;
         let mut all = vec![run.clone()];
         all.extend(needs::of_checkpoint(&described, base, vision_tower)?);
         self.check_files(all)?;
-        self.locate(&run.spec)
+        read(&self.locate(&run.spec)?)
     }
 }
 

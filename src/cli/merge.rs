@@ -3,9 +3,8 @@
 use super::context::Context;
 use super::predict::parse_precision;
 use super::report::Outcome;
-use crate::segment::merge::{Settings, merge};
-use crate::segment::setup::{Build, RunOverrides};
-use crate::tensor::weights::{CHECKSUMS, verify_folder};
+use crate::segment::merge::{Settings, Source};
+use crate::segment::setup::{self, Build, RunOverrides};
 use crate::tensor::{Device, Kind};
 use crate::trainer::precision::Precision;
 use crate::units::Bytes;
@@ -43,10 +42,6 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let folder = context.fetch_run(&args.run, args.base.as_deref(), args.vision_tower.as_deref())?;
-    if folder.join(CHECKSUMS).exists() {
-        verify_folder(&folder)?;
-    }
     let settings = Settings {
         overrides: RunOverrides {
             base: args.base.clone(),
@@ -59,7 +54,11 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let locate = |spec: &str| context.locate(spec);
     let build =
         Build { device: Device::Cpu, kind: Kind::Float, seed: 0, locate: &locate, allow_partial: false, cache: None };
-    let merged = merge(&folder, &args.out, &settings, build, context.progress.as_ref())?;
+    let source = context.read_run(&args.run, args.base.as_deref(), args.vision_tower.as_deref(), &|folder| {
+        setup::verify(folder)?;
+        Source::open(folder, &settings.overrides, build)
+    })?;
+    let merged = source.write(&args.out, &settings, context.progress.as_ref())?;
     let plural = if merged.shards == 1 { "" } else { "s" };
     let (bytes, out) = (Bytes(merged.bytes), args.out.display());
     context

@@ -14,9 +14,8 @@ use crate::plan::report::{Machine, Plan};
 use crate::plan::{detect, timeline};
 use crate::segment::dry_run::SegmentDryRun;
 use crate::tensor::meta::Target;
-use crate::tensor::weights::write_bytes;
 use crate::tensor::{Device, Kind, Tensor, default_device, kernels, memory};
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -185,7 +184,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if let Some(path) = &args.timeline {
         let title = format!("{} on {}: peak {}", title(job), plan.budget.device, plan.allocated_peak);
         let trace = timeline::chrome_trace(&dry_run.trace, &title, plan.budget.bytes);
-        write_bytes(path, trace.to_string().as_bytes())?;
+        files::write_output(path, trace.to_string().as_bytes()).map_err(Error::io(path, "write"))?;
     }
     context.output.line(plan.table())?;
     if !plan.fits {

@@ -7,10 +7,10 @@ use crate::event::Event;
 use crate::segment::predict::{Prediction, Request, predict};
 use crate::segment::setup::{self, Build, RunOverrides};
 use crate::segment::{Assembly, Semantics, evaluate};
-use crate::tensor::weights::{CHECKSUMS, verify_folder};
 use crate::tensor::{self, ledger};
 use crate::trainer::precision::Precision;
-use crate::{Error, Result};
+use crate::{Error, Result, files};
+use image::DynamicImage;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -69,11 +69,6 @@ pub(super) fn open_run(run: &Path, context: &Context) -> Result<Assembly> {
 
 impl RunArgs {
     pub(super) fn open(&self, context: &Context) -> Result<Assembly> {
-        let folder = context.fetch_run(&self.run, self.base.as_deref(), self.vision_tower.as_deref())?;
-        // Folders written by the published Python code have no checksums.
-        if folder.join(CHECKSUMS).exists() {
-            verify_folder(&folder)?;
-        }
         let device = tensor::default_device();
         let default = if device == tensor::Device::Cpu { Precision::Fp32 } else { Precision::Bf16 };
         let overrides = RunOverrides {
@@ -91,7 +86,11 @@ impl RunArgs {
             allow_partial: self.allow_partial,
             cache: context.env.cache.as_deref(),
         };
-        let assembly = setup::open(&folder, &overrides, build)?;
+        let (base, tower) = (self.base.as_deref(), self.vision_tower.as_deref());
+        let assembly = context.read_run(&self.run, base, tower, &|folder| {
+            setup::verify(folder)?;
+            setup::open(folder, &overrides, build)
+        })?;
         for warning in &assembly.warnings {
             context.progress.on(&Event::Warning(warning.clone()));
         }
@@ -143,12 +142,16 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let mut mask = sheet::probability_image(&prediction.mask, width, height)?;
     mask.iter_mut().for_each(|value| *value = if *value > 127 { 255 } else { 0 });
     if let Some(path) = &args.mask_out {
-        sheet::save(&mask.into(), path)?;
+        write_image(&mask.into(), path)?;
     }
     if let Some(path) = &args.overlay_out {
-        sheet::save(&evaluate::overlay(&image, &prediction, None)?.into(), path)?;
+        write_image(&evaluate::overlay(&image, &prediction, None)?.into(), path)?;
     }
     finish(context, &assembly, &prediction, args)
+}
+
+fn write_image(image: &DynamicImage, path: &Path) -> Result<()> {
+    files::write_output(path, &sheet::encode(image, path)?).map_err(Error::io(path, "write"))
 }
 
 fn finish(context: &Context, assembly: &Assembly, prediction: &Prediction, args: &Args) -> anyhow::Result<Outcome> {

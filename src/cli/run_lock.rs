@@ -5,7 +5,7 @@
 
 use super::context::make_folder;
 use crate::event::{Event, Observer};
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use std::fs::{File, TryLockError};
 use std::io::{ErrorKind, Write as _};
 use std::path::Path;
@@ -21,15 +21,14 @@ pub(super) struct RunLock {
 
 impl RunLock {
     /// Creates the folder that `flag` names, as [`make_folder`] does, and locks it. On a file system without locks it
-    /// only warns.
+    /// only warns. Clears temporary files that a crash has left in the folder.
     ///
     /// # Errors
     /// [`Error::Config`] if another process writes into the folder; [`Error::Io`].
     pub(super) fn on(flag: &str, folder: &Path, observer: &dyn Observer) -> Result<Self> {
         make_folder(flag, folder)?;
         let path = folder.join(NAME);
-        let options = File::options().read(true).write(true).create(true).truncate(false).clone();
-        let file = options.open(&path).map_err(Error::io(&path, "open"))?;
+        let file = files::open_to_change(&path).map_err(Error::io(&path, "open"))?;
         match file.try_lock() {
             Ok(()) => (),
             Err(TryLockError::WouldBlock) => return Err(is_taken(flag, folder)),
@@ -44,6 +43,7 @@ impl RunLock {
         }
         let mut this = Self { file };
         this.sign().map_err(Error::io(&path, "write"))?;
+        files::clear_leftovers(folder).map_err(Error::io(folder, "clear temporary files in"))?;
         Ok(this)
     }
 
@@ -61,7 +61,7 @@ impl Drop for RunLock {
 }
 
 fn is_taken(flag: &str, folder: &Path) -> Error {
-    let number = std::fs::read_to_string(folder.join(NAME)).ok().and_then(|text| text.parse::<u32>().ok());
+    let number = files::read_to_string(&folder.join(NAME), 64).ok().and_then(|text| text.parse::<u32>().ok());
     let process = number.map_or_else(String::new, |number| format!(" (process {number})"));
     let reason = format!("another prsmed{process} is writing into `{}`", folder.display());
     Error::config(flag, reason, "wait until it is done, stop it, or choose another folder")
@@ -89,6 +89,28 @@ mod tests {
         assert_eq!(std::fs::read(folder.join(NAME)).unwrap(), b"");
         std::fs::write(folder.join(NAME), "left by a crash").unwrap();
         drop(RunLock::on("--out", &folder, &Silent).unwrap());
+    }
+
+    #[test]
+    fn a_lock_file_that_is_a_link_is_refused_and_its_target_is_unchanged() {
+        let home = tempfile::tempdir().unwrap();
+        let (folder, precious) = (home.path().join("run"), home.path().join("thesis.txt"));
+        std::fs::create_dir(&folder).unwrap();
+        std::fs::write(&precious, "thesis").unwrap();
+        std::os::unix::fs::symlink(&precious, folder.join(NAME)).unwrap();
+        let error = RunLock::on("--out", &folder, &Silent).unwrap_err();
+        let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
+        assert!(cause.contains("is a symbolic link"), "{error}: {cause}");
+        assert_eq!(std::fs::read(&precious).unwrap(), b"thesis");
+    }
+
+    #[test]
+    fn a_new_writer_clears_what_a_crash_has_left() {
+        let home = tempfile::tempdir().unwrap();
+        let left = home.path().join(".config.toml.prsmed-tmp-a1B2c3");
+        std::fs::write(&left, "half").unwrap();
+        drop(RunLock::on("--out", home.path(), &Silent).unwrap());
+        assert!(!left.exists());
     }
 
     #[test]

@@ -28,6 +28,14 @@ const FOREGROUND: u8 = 128;
 /// # Errors
 /// [`Error::Config`] for another extension; [`Error::Io`].
 pub fn save(image: &DynamicImage, path: &Path) -> Result<()> {
+    write_bytes(path, &encode(image, path)?)
+}
+
+/// The content of an image file, in the format of the path's extension: `png`, `jpg` or `jpeg`.
+///
+/// # Errors
+/// [`Error::Config`] for another extension.
+pub fn encode(image: &DynamicImage, path: &Path) -> Result<Vec<u8>> {
     // The `image` crate's own `save` does not report a failure to write the last bytes.
     let refused = |error: ImageError| {
         let hint = "use a name that ends in `.png` or `.jpg`";
@@ -36,7 +44,7 @@ pub fn save(image: &DynamicImage, path: &Path) -> Result<()> {
     let mut bytes = Cursor::new(Vec::new());
     let format = ImageFormat::from_path(path).map_err(refused)?;
     image.write_to(&mut bytes, format).map_err(refused)?;
-    write_bytes(path, bytes.get_ref())
+    Ok(bytes.into_inner())
 }
 
 /// An 8-bit image of a probability map, row by row; NaN is 0.

@@ -1,7 +1,19 @@
-//! Files from outside: regular files only, of a limited size, never through a device or a pipe.
+//! Reading of files from outside, and writing of files and folders.
 //!
 //! [`open`] and [`read`] are the only way in which the program reads a file that somebody else may have made: images,
-//! CSV files, JSON, weights, tokenizers, manifests.
+//! CSV files, JSON, weights, tokenizers, manifests. They read regular files only, of a limited size, never a device or a
+//! pipe.
+//!
+//! [`write()`], [`NewFile`], [`NewFolder`] and [`open_to_change`] are the only way in which the program writes below an
+//! output folder, the cache and temporary folders. They follow no symbolic links, and nothing that somebody else has
+//! made is renamed or deleted.
+
+mod write;
+
+pub use write::{
+    CHECKSUMS, NewFile, NewFolder, check_replaceable, clear_leftovers, create_below, create_folders, is_ours,
+    open_to_change, previous, sync, write, write_output,
+};
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};

@@ -2,13 +2,13 @@
 
 use super::Semantics;
 use super::config::ModelConfig;
+use crate::Result;
 use crate::data::image::PixelConfig;
 use crate::data::text::TextTokenizer;
 use crate::hub::{self, Pinned};
 use crate::models::prsmed::{self, PrsMed};
 use crate::nn::Quantization;
 use crate::tensor::{Device, Kind};
-use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -119,16 +119,4 @@ pub fn pixels(config: &ModelConfig, sizes: &prsmed::Config) -> PixelConfig {
         mask: config.semantics.mask_mode(),
         pad_offset: config.semantics.pad_offset(),
     }
-}
-
-/// Reads `model.json`.
-///
-/// # Errors
-/// [`Error::Weights`] when it is missing or unreadable.
-pub fn describe(folder: &Path) -> Result<Description> {
-    let path = folder.join(DESCRIPTION);
-    let hint = "give a run folder made by `prsmed train`, its `last/` or `best/`, or a published PRS-Med folder";
-    let text =
-        std::fs::read(&path).map_err(|e| Error::weights(folder, format!("not a checkpoint folder ({e})"), hint))?;
-    serde_json::from_slice(&text).map_err(|e| Error::weights(&path, e.to_string(), hint))
 }

@@ -8,7 +8,7 @@ use crate::event::{Event, Observer};
 use crate::metrics::segmentation::ImageScore;
 use crate::metrics::table::{EvalSummary, EvalSums};
 use crate::metrics::text::TextScores;
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use image::{DynamicImage, GrayImage, RgbImage};
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -129,17 +129,18 @@ impl Evaluation {
     /// # Errors
     /// [`Error::Io`].
     pub fn write(&self, folder: &Path) -> Result<()> {
-        std::fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
+        files::create_folders(folder).map_err(Error::io(folder, "create"))?;
         let path = folder.join("summary.json");
         let json = serde_json::to_vec_pretty(&self.summary).expect("plain numbers serialise");
-        std::fs::write(&path, json).map_err(Error::io(&path, "write"))?;
+        files::write(&path, &json).map_err(Error::io(&path, "write"))?;
         let path = folder.join("samples.csv");
         let refused = |e: csv::Error| Error::Io { path: path.clone(), action: "write", source: e.into() };
-        let mut writer = csv::Writer::from_path(&path).map_err(refused)?;
+        let mut writer = csv::Writer::from_writer(Vec::new());
         for sample in &self.samples {
             writer.serialize(sample).map_err(refused)?;
         }
-        writer.flush().map_err(Error::io(&path, "write"))?;
+        let rows = writer.into_inner().expect("a vector takes all bytes");
+        files::write(&path, &rows).map_err(Error::io(&path, "write"))?;
         sheet::save_sheet(&self.tiles, COLUMNS, &folder.join("overlays.png"))
     }
 }

@@ -43,37 +43,99 @@ pub struct Merged {
 /// Writes the run in `folder` without adapters to `out`, which must not exist.
 ///
 /// # Errors
-/// [`Error::Config`] if `out` exists or the run has no adapters; [`Error::Weights`] for keys that do not fit, and as
-/// [`setup::open`]; [`Error::Io`].
+/// As [`Source::open`] and [`Source::write`].
 pub fn merge(folder: &Path, out: &Path, settings: &Settings, build: Build, observer: &dyn Observer) -> Result<Merged> {
-    if out.exists() {
+    Source::open(folder, &settings.overrides, build)?.write(out, settings, observer)
+}
+
+/// A run to merge. All of its files are open, so that a training that replaces the folder changes nothing.
+pub struct Source {
+    description: Description,
+    base: Base,
+    /// Image encoder, decoder and class head. Old published folders have no class head.
+    parts: Vec<(&'static str, Option<Archive>)>,
+    /// Name and content of each file of the tokenizer.
+    tokenizer: [(&'static str, String); 3],
+}
+
+impl Source {
+    /// Opens the run in `folder`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the run has no adapters; [`Error::Weights`] as [`setup::open`].
+    pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Self> {
+        let description = setup::described(folder, overrides, build)?;
+        if description.sizes.lora.rank == 0 {
+            let hint = "use it unchanged with `prsmed predict` and `prsmed eval`";
+            return Err(Error::config("RUN", "the run has no adapters: they are already merged", hint));
+        }
+        let base = Base::open(folder, &description, build)?;
+        let tokenizer = TextTokenizer::open(&needs::tokenizer_folder(folder, base.archive.path()))?.files()?;
+        let mut parts = Vec::new();
+        for part in ["image_encoder", "mask_decoder", "cls"] {
+            let file = part_file(folder, part);
+            let is_missing = part == "cls" && !file.exists();
+            parts.push((part, if is_missing { None } else { Some(Archive::open(&file)?) }));
+        }
+        Ok(Self { description, base, parts, tokenizer })
+    }
+
+    /// Writes the merged run to `out`, which must not exist. Nothing that exists is changed.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if `out` exists; [`Error::Weights`] for keys and shapes that do not fit, and for values that are
+    /// not finite; [`Error::Io`].
+    pub fn write(self, out: &Path, settings: &Settings, observer: &dyn Observer) -> Result<Merged> {
+        refuse_existing(out)?;
+        let mut staged = Staged::create(out)?;
+        let merged = self.base.write(&mut staged, settings, observer)?;
+        self.write_parts(&mut staged)?;
+        let description = without_adapters(self.description);
+        let mut config = base_config(&description);
+        if let Some(name) = settings.kind.and_then(torch_name) {
+            config["torch_dtype"] = name.into();
+        }
+        let json = |value: &serde_json::Value| serde_json::to_vec_pretty(value).expect("plain values serialise");
+        staged.write_bytes("base/config.json", &json(&config))?;
+        staged.write_bytes("base.json", &json(&config))?;
+        staged.write_bytes(DESCRIPTION, &serde_json::to_vec_pretty(&description).expect("plain values serialise"))?;
+        for (name, text) in self.tokenizer {
+            staged.write_bytes(&format!("tokenizer/{name}"), text.as_bytes())?;
+            staged.write_bytes(&format!("base/{name}"), text.as_bytes())?;
+        }
+        // another merge may have written it meanwhile
+        staged.publish().or_else(|error| refuse_existing(out).and(Err(error)))?;
+        Ok(merged)
+    }
+
+    /// Copies image encoder, decoder and class head. A missing class head becomes one of zeros.
+    fn write_parts(&self, staged: &mut Staged) -> Result<()> {
+        for (part, archive) in &self.parts {
+            let target = format!("{part}.safetensors");
+            let Some(archive) = archive else {
+                let sizes = &self.description.sizes;
+                let options = (Kind::Float, Device::Cpu);
+                let weight = Tensor::zeros([sizes.num_classes, sizes.encoder.out_dim], options);
+                let bias = Tensor::zeros([sizes.num_classes], options);
+                staged.write_tensors(&target, &[("2.weight", &weight), ("2.bias", &bias)], &BTreeMap::new())?;
+                continue;
+            };
+            let spec = |name: &String| {
+                let info = archive.info(name).expect("a listed name");
+                TensorSpec { name: name.clone(), kind: info.kind, shape: info.shape.clone() }
+            };
+            let specs: Vec<TensorSpec> = archive.names().iter().map(spec).collect();
+            staged.write_one_by_one(&target, &specs, &mut |name| archive.read(name))?;
+        }
+        Ok(())
+    }
+}
+
+fn refuse_existing(out: &Path) -> Result<()> {
+    if out.symlink_metadata().is_ok() {
         return Err(Error::config("OUT", format!("`{}` exists", out.display()), "choose another folder"));
     }
-    let description = setup::described(folder, &settings.overrides, build)?;
-    if description.sizes.lora.rank == 0 {
-        let hint = "use it unchanged with `prsmed predict` and `prsmed eval`";
-        return Err(Error::config("RUN", "the run has no adapters: they are already merged", hint));
-    }
-    let base = Base::open(folder, &description, build)?;
-    let tokenizer = TextTokenizer::open(&needs::tokenizer_folder(folder, base.archive.path()))?;
-    let mut staged = Staged::begin(out)?;
-    let merged = base.write(&mut staged, settings, observer)?;
-    write_parts(folder, &description, &mut staged)?;
-    let description = without_adapters(description);
-    let mut config = base_config(&description);
-    if let Some(name) = settings.kind.and_then(torch_name) {
-        config["torch_dtype"] = name.into();
-    }
-    let json = |value: &serde_json::Value| serde_json::to_vec_pretty(value).expect("plain values serialise");
-    staged.write_bytes("base/config.json", &json(&config))?;
-    staged.write_bytes("base.json", &json(&config))?;
-    staged.write_bytes(DESCRIPTION, &serde_json::to_vec_pretty(&description).expect("plain values serialise"))?;
-    for (name, text) in tokenizer.files()? {
-        staged.write_bytes(&format!("tokenizer/{name}"), text.as_bytes())?;
-        staged.write_bytes(&format!("base/{name}"), text.as_bytes())?;
-    }
-    staged.publish()?;
-    Ok(merged)
+    Ok(())
 }
 
 fn without_adapters(mut description: Description) -> Description {
@@ -151,14 +213,39 @@ impl Base {
     fn read(&self, key: &str, kind: Kind) -> Result<Tensor> {
         let (archive, name) = self.place(key);
         let weight = archive.read(name)?;
-        let Some([a, b]) = self.factors(key) else { return guard::guard(|| Ok(weight.to_kind(kind))) };
-        let [a, b] = [self.adapters.read(&a)?, self.adapters.read(&b)?].map(|factor| factor.to_kind(Kind::Float));
-        let (rows, columns) = (b.size().first().copied(), a.size().last().copied());
-        if [rows, columns] != [weight.size().first().copied(), weight.size().last().copied()] {
-            let reason = format!("the adapter of `{key}` is {rows:?} x {columns:?}, the weight {:?}", weight.size());
-            return Err(Error::weights(self.adapters.path(), reason, "give the base that the run was trained on"));
+        let merged = match self.factors(key) {
+            None => guard::guard(|| Ok(weight.to_kind(kind)))?,
+            Some([a, b]) => {
+                let [a, b] =
+                    [self.adapters.read(&a)?, self.adapters.read(&b)?].map(|factor| factor.to_kind(Kind::Float));
+                self.check_factors(key, [&weight, &a, &b])?;
+                guard::guard(|| {
+                    Ok(no_grad(|| (weight.to_kind(Kind::Float) + b.matmul(&a) * self.scale).to_kind(kind)))
+                })?
+            }
+        };
+        let is_finite = guard::guard(|| Ok(merged.isfinite().all().int64_value(&[]) == 1))?;
+        if is_finite {
+            return Ok(merged);
         }
-        guard::guard(|| Ok(no_grad(|| (weight.to_kind(Kind::Float) + b.matmul(&a) * self.scale).to_kind(kind))))
+        let reason = format!("`{name}` has values that are not finite after the merge, in the dtype {kind:?}");
+        Err(Error::weights(
+            archive.path(),
+            reason,
+            "merge with `--dtype bf16` or `--dtype fp32`, or another checkpoint",
+        ))
+    }
+
+    /// Checks that the product of the factors has the shape of the weight.
+    fn check_factors(&self, key: &str, [weight, a, b]: [&Tensor; 3]) -> Result<()> {
+        if let ([rows, columns], [rank, inputs], [outputs, other]) = (&weight.size()[..], &a.size()[..], &b.size()[..])
+            && (rows, columns, rank) == (outputs, inputs, other)
+        {
+            return Ok(());
+        }
+        let reason =
+            format!("the adapter of `{key}` is {:?} times {:?}, the weight {:?}", b.size(), a.size(), weight.size());
+        Err(Error::weights(self.adapters.path(), reason, "give the base that the run was trained on"))
     }
 
     fn specs(&self, kind: Option<Kind>) -> Result<Vec<TensorSpec>> {
@@ -233,30 +320,6 @@ fn shards(specs: Vec<TensorSpec>, most: u64) -> Vec<Vec<TensorSpec>> {
         shards.last_mut().expect("at least one").push(spec);
     }
     shards
-}
-
-/// Copies image encoder, decoder and class head. Old published folders have no class head and get one of zeros.
-fn write_parts(folder: &Path, description: &Description, staged: &mut Staged) -> Result<()> {
-    for part in ["image_encoder", "mask_decoder", "cls"] {
-        let file = part_file(folder, part);
-        let target = format!("{part}.safetensors");
-        if part == "cls" && !file.exists() {
-            let sizes = &description.sizes;
-            let options = (Kind::Float, Device::Cpu);
-            let weight = Tensor::zeros([sizes.num_classes, sizes.encoder.out_dim], options);
-            let bias = Tensor::zeros([sizes.num_classes], options);
-            staged.write_tensors(&target, &[("2.weight", &weight), ("2.bias", &bias)], &BTreeMap::new())?;
-            continue;
-        }
-        let archive = Archive::open(&file)?;
-        let spec = |name: &String| {
-            let info = archive.info(name).expect("a listed name");
-            TensorSpec { name: name.clone(), kind: info.kind, shape: info.shape.clone() }
-        };
-        let specs: Vec<TensorSpec> = archive.names().iter().map(spec).collect();
-        staged.write_one_by_one(&target, &specs, &mut |name| archive.read(name))?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 
 mod assembly;
 pub mod config;
+mod description;
 pub mod dry_run;
 pub mod evaluate;
 pub mod layout;

@@ -15,6 +15,7 @@ use crate::models::mask_decoder;
 use crate::models::mistral::KvCache;
 use crate::models::prsmed::PrsMed;
 use crate::runtime::Runtime;
+use crate::tensor::weights::read_unchanged;
 use crate::tensor::{Device, Kind, Tensor, dims, guard, ledger, meta, no_grad};
 use crate::{Error, Result};
 use image::DynamicImage;
@@ -61,7 +62,13 @@ impl Assembly {
             allow_partial: false,
             cache: runtime.cache(),
         };
-        setup::open(&needs::checkpoint_of(run)?, &RunOverrides::default(), build)
+        read_unchanged(
+            || needs::checkpoint_of(run),
+            |folder| {
+                setup::verify(folder)?;
+                setup::open(folder, &RunOverrides::default(), build)
+            },
+        )
     }
 
     /// Answers a question about an image with a mask and a text.

@@ -7,7 +7,7 @@
 use crate::tensor::nf4::{Nf4, Quantization};
 use crate::tensor::weights::{Archive, Staged, verify_folder};
 use crate::tensor::{Tensor, ledger};
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -65,7 +65,7 @@ impl Cached {
 
     fn read(&self, matrices: &[(String, Rc<Nf4>)]) -> Result<()> {
         let path = self.folder.join(SOURCE);
-        let text = std::fs::read(&path).map_err(Error::io(&path, "read"))?;
+        let text = files::read(&path, files::MAX_TEXT).map_err(Error::io(&path, "read"))?;
         if serde_json::from_slice::<Source>(&text).ok().as_ref() != Some(&self.source) {
             return Err(Error::weights(
                 &self.folder,

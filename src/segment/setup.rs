@@ -1,14 +1,16 @@
 //! Builds or loads a model, from settings or from a run folder.
 
-pub use super::assembly::{Assembly, Build, Description, RunOverrides, describe, pixels};
+pub use super::assembly::{Assembly, Build, Description, RunOverrides, pixels};
 pub use super::config::{BatchNorm, ModelConfig, RANDOM, Sizes};
+pub use super::description::{describe, verify};
 
+use super::description::{FORMAT, check_adapters, check_sizes};
 use super::needs;
 use super::weights::{self, Found};
 use crate::data::text::TextTokenizer;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
 use crate::models::{clip, mask_decoder, mistral, tiny_vit};
-use crate::nn::{LoraConfig, Quantization};
+use crate::nn::LoraConfig;
 use crate::tensor::{Device, guard, kernels, rng};
 use crate::{Error, Result};
 use std::path::Path;
@@ -31,9 +33,10 @@ pub fn create(
         None => TextTokenizer::train(texts, sizes(config)?.vocab_size)?,
     };
     let sizes = model_sizes(config, lora, modalities.len(), &found, tokenizer.vocab_size())?;
-    check(config, &sizes)?;
+    check_sizes(config, &sizes)?;
+    check_adapters(config, &sizes)?;
     let description = Description {
-        format: 1,
+        format: FORMAT,
         model: config.clone(),
         pixels: pixels(config, &sizes),
         modalities: modalities.to_vec(),
@@ -140,7 +143,8 @@ pub fn planned_sizes(config: &ModelConfig, lora: LoraConfig, num_classes: usize)
     let published = config.image_encoder != RANDOM;
     let encoder = if published { tiny_vit::Config::vit_t() } else { sizes(config)?.encoder.clone() };
     let sizes = assembled_sizes(config, lora, num_classes, (clip, llm, encoder));
-    check(config, &sizes)?;
+    check_sizes(config, &sizes)?;
+    check_adapters(config, &sizes)?;
     Ok(sizes)
 }
 
@@ -188,53 +192,4 @@ fn assembled_sizes(
     };
     let num_classes = i64::try_from(num_classes).expect("a handful of modalities");
     prsmed::Config { clip, llm, lora, encoder, decoder, num_classes }
-}
-
-fn check(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
-    let divides = |key: &str, what: &str, whole: i64, part: i64| {
-        if part > 0 && whole > 0 && whole % part == 0 {
-            return Ok(());
-        }
-        Err(Error::config(
-            key,
-            format!("{what}: {whole} is not a positive multiple of {part}"),
-            "change one of the two",
-        ))
-    };
-    if config.decoder_positions {
-        divides("model.sizes.encoder.out_dim", "channels and the four parts of positions", sizes.decoder.image_dim, 4)?;
-    }
-    divides("model.image_size", "pixels and the encoder's stride", config.image_size, tiny_vit::STRIDE)?;
-    divides("model.sizes.clip", "image and patch", sizes.clip.image_size, sizes.clip.patch_size)?;
-    divides("model.sizes.clip", "width and heads", sizes.clip.hidden_size, sizes.clip.num_attention_heads)?;
-    divides("model.sizes.llm", "width and heads", sizes.llm.hidden_size, sizes.llm.num_attention_heads)?;
-    divides(
-        "model.sizes.llm",
-        "query and key-value heads",
-        sizes.llm.num_attention_heads,
-        sizes.llm.num_key_value_heads,
-    )?;
-    divides("model.sizes.decoder_heads", "channels and heads", sizes.decoder.image_dim, sizes.decoder.cross_heads)?;
-    divides("model.sizes.decoder_heads", "channels and heads", sizes.decoder.image_dim, sizes.decoder.self_heads)?;
-    for i in 1..4 {
-        let (dim, heads) = (sizes.encoder.embed_dims[i], sizes.encoder.num_heads[i]);
-        divides("model.sizes.encoder", "channels and heads", dim, heads)?;
-    }
-    if sizes.lora.rank < 1 {
-        return Err(Error::config(
-            "lora.rank",
-            format!("{} is not a rank", sizes.lora.rank),
-            "use 1 or more, usually 16",
-        ));
-    }
-    if config.train_base && config.base != RANDOM {
-        let hint = "set `model.train_base=false`: LoRA adapts the base";
-        return Err(Error::config("model.train_base", "the base has pretrained weights", hint));
-    }
-    if config.train_base && config.quantization != Quantization::None {
-        let reason = format!("`{}` weights are frozen, `model.train_base` trains them", config.quantization.name());
-        let hint = "set `model.train_base=false`, or `model.quantization=none`";
-        return Err(Error::config("model.quantization", reason, hint));
-    }
-    Ok(())
 }

@@ -11,7 +11,7 @@ use crate::runtime::Runtime;
 use crate::tensor::guard;
 use crate::tensor::weights::{readable_folder, verify_folder};
 use crate::trainer::{self, Outcome, Session, profile};
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use image::DynamicImage;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -168,7 +168,7 @@ impl<'r> PreparedTraining<'r> {
     /// As [`trainer::run()`].
     pub fn run(self, observer: &dyn Observer) -> Result<Run> {
         let Self { task, config, toml, folder, runtime, resumes, profile, has_room_for_graphs } = self;
-        std::fs::create_dir_all(&folder).map_err(Error::io(&folder, "create"))?;
+        files::create_folders(&folder).map_err(Error::io(&folder, "create"))?;
         let session = Session {
             config: &config.train,
             folder: &folder,

@@ -12,6 +12,7 @@
 
 use super::assembly::{ADAPTER_CONFIG, Assembly, Build, DESCRIPTION, Description, RunOverrides, pixels};
 use super::config::{BatchNorm, ModelConfig, RANDOM};
+use super::description::{FORMAT, check_sizes};
 use super::quantized::Cached;
 use super::{Semantics, needs};
 use crate::data::manifest::REFERENCE_CLASSES;
@@ -128,29 +129,37 @@ fn tower_config(folder: &Path) -> Result<clip::Config> {
         .map_err(|e| Error::weights(path, e.to_string(), "use the repository of a CLIP vision tower"))
 }
 
+/// The shape of a tensor with `N` dimensions.
+fn shape_of<const N: usize>(archive: &Archive, name: &str, hint: &str) -> Result<[i64; N]> {
+    let Some(info) = archive.info(name) else {
+        return Err(Error::weights(archive.path(), format!("`{name}` is missing"), hint));
+    };
+    info.shape.as_slice().try_into().map_err(|_| {
+        let reason = format!("`{name}` has the shape {:?}, expected {N} dimensions", info.shape);
+        Error::weights(archive.path(), reason, hint)
+    })
+}
+
 /// Sizes of the vision tower inside LLaVA's shards, from tensor shapes: LLaVA's `config.json` does not describe it.
 /// Heads are 64 wide in every CLIP.
 fn tower_sizes(archive: &Archive) -> Result<clip::Config> {
-    let shape = |key: &str| {
-        let name = format!("{TOWER_PREFIX}vision_model.{key}");
-        archive.info(&name).map(|info| info.shape.clone()).ok_or_else(|| {
-            let hint = "give the CLIP repository as `model.vision_tower` (`--vision-tower`)";
-            Error::weights(archive.path(), format!("no vision tower inside: `{name}` is missing"), hint)
-        })
-    };
-    let patches = shape("embeddings.patch_embedding.weight")?;
-    let positions = shape("embeddings.position_embedding.weight")?[0] - 1;
-    let layers =
-        (0..MOST_LAYERS).take_while(|i| shape(&format!("encoder.layers.{i}.layer_norm1.weight")).is_ok()).count();
-    let side = (0..=positions).find(|side| side * side >= positions).unwrap_or(0);
+    let name = |key: &str| format!("{TOWER_PREFIX}vision_model.{key}");
+    let hint = "give the CLIP repository as `model.vision_tower` (`--vision-tower`)";
+    let [hidden_size, _, patch_size, _] = shape_of(archive, &name("embeddings.patch_embedding.weight"), hint)?;
+    let [positions, _] = shape_of(archive, &name("embeddings.position_embedding.weight"), hint)?;
+    let has_layer = |i: &usize| archive.contains(&name(&format!("encoder.layers.{i}.layer_norm1.weight")));
+    let layers = (0..MOST_LAYERS).take_while(has_layer).count();
+    // a 4-bit matrix has another shape, its bias does not
+    let [intermediate_size] = shape_of(archive, &name("encoder.layers.0.mlp.fc1.bias"), hint)?;
+    let patches = (positions - 1).max(0);
+    let side = patches.isqrt() + i64::from(patches.isqrt().pow(2) < patches);
     Ok(clip::Config {
-        hidden_size: patches[0],
-        // a 4-bit matrix has another shape, its bias does not
-        intermediate_size: shape("encoder.layers.0.mlp.fc1.bias")?[0],
+        hidden_size,
+        intermediate_size,
         num_hidden_layers: i64::try_from(layers).expect("a few layers"),
-        num_attention_heads: (patches[0] / 64).max(1),
-        image_size: side * patches[2],
-        patch_size: patches[2],
+        num_attention_heads: (hidden_size / 64).max(1),
+        image_size: side.saturating_mul(patch_size),
+        patch_size,
         layer_norm_eps: 1e-5,
         initializer_range: 0.02,
     })
@@ -287,26 +296,20 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
         dropout: number("lora_dropout", 0.1),
     };
     let decoder = Archive::open(&part_file(folder, "mask_decoder"))?;
-    let dims = |name: &str| {
-        decoder.info(name).map(|info| info.shape.clone()).ok_or_else(|| {
-            Error::weights(
-                decoder.path(),
-                format!("`{name}` is missing"),
-                "use a `mask_decoder.pth` of PRS-Med v5 or v6",
-            )
-        })
-    };
-    let first = dims("prompt_projection.0.weight")?;
+    let hint = "use a `mask_decoder.pth` of PRS-Med v5 or v6";
+    let [hidden_dim, prompt_dim] = shape_of(&decoder, "prompt_projection.0.weight", hint)?;
+    let [image_dim] = shape_of(&decoder, "norm1.weight", hint)?;
+    let [feed_forward_dim, _] = shape_of(&decoder, "encoder_layer.linear1.weight", hint)?;
     let decoder = mask_decoder::Config {
         version: if decoder.contains("image_norm.weight") {
             mask_decoder::Version::V5
         } else {
             mask_decoder::Version::V6
         },
-        prompt_dim: first[1],
-        hidden_dim: first[0],
-        image_dim: dims("norm1.weight")?[0],
-        feed_forward_dim: dims("encoder_layer.linear1.weight")?[0],
+        prompt_dim,
+        hidden_dim,
+        image_dim,
+        feed_forward_dim,
         attention_dropout: semantics.drops_attention(),
         ..mask_decoder::Config::published()
     };
@@ -323,13 +326,30 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
         ..ModelConfig::default()
     };
     let (clip, llm) = Found::locate(&model, build)?.base_sizes()?.expect("a base was given");
-    let cls = part_file(folder, "cls");
-    let stored = if cls.exists() { Archive::open(&cls)?.info("2.bias").map(|info| info.shape[0]) } else { None };
-    let num_classes = stored.unwrap_or(i64::try_from(REFERENCE_CLASSES.len()).expect("six"));
+    let num_classes = i64::try_from(REFERENCE_CLASSES.len()).expect("six");
+    check_class_head(&part_file(folder, "cls"), num_classes)?;
     let sizes = prsmed::Config { clip, llm, lora, encoder: tiny_vit::Config::vit_t(), decoder, num_classes };
+    check_sizes(&model, &sizes).map_err(|error| {
+        let hint = "give the base that the run was trained on with `--base`, or download the folder again";
+        Error::weights(folder, error.to_string(), hint)
+    })?;
     let modalities = REFERENCE_CLASSES.iter().map(|m| (*m).to_owned()).collect();
     let sources = BTreeMap::new();
-    Ok(Description { format: 1, pixels: pixels(&model, &sizes), model, sizes, modalities, sources })
+    Ok(Description { format: FORMAT, pixels: pixels(&model, &sizes), model, sizes, modalities, sources })
+}
+
+/// Refuses a class head that does not have one class for each name. Old published folders have no class head.
+fn check_class_head(file: &Path, num_classes: i64) -> Result<()> {
+    if !file.exists() {
+        return Ok(());
+    }
+    let hint = "use a `cls.pth` of PRS-Med";
+    let [stored] = shape_of(&Archive::open(file)?, "2.bias", hint)?;
+    if stored == num_classes {
+        return Ok(());
+    }
+    let reason = format!("has {stored} classes, and the names of {num_classes} are known");
+    Err(Error::weights(file, reason, hint))
 }
 
 /// Loads `model` from a checkpoint folder and the base that it names.
@@ -484,3 +504,7 @@ fn adapter_config(description: &Description) -> serde_json::Value {
         "modules_to_save": null,
     })
 }
+
+#[cfg(test)]
+#[path = "weights_tests.rs"]
+mod tests;

@@ -9,7 +9,7 @@ use super::precision::Scaler;
 use crate::tensor::weights::Archive;
 use crate::tensor::weights::Staged;
 use crate::tensor::{Tensor, no_grad};
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -66,7 +66,7 @@ pub fn state(optimizer: &AdamW, ema: Option<&Ema>) -> Vec<(String, Tensor)> {
 /// [`Error::Weights`] when a file is missing or does not fit; [`Error::Io`].
 pub fn load(folder: &Path, optimizer: &mut AdamW, ema: Option<&mut Ema>) -> Result<Progress> {
     let path = folder.join(PROGRESS);
-    let text = std::fs::read(&path).map_err(Error::io(&path, "read"))?;
+    let text = files::read(&path, files::MAX_TEXT).map_err(Error::io(&path, "read"))?;
     let progress: Progress = serde_json::from_slice(&text).map_err(|e| {
         Error::weights(&path, format!("not a training state: {e}"), "resume from another checkpoint folder")
     })?;

@@ -2,8 +2,8 @@
 
 mod event_file;
 
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
@@ -12,6 +12,7 @@ pub use event_file::EventFile;
 
 use crate::error::{Error, Result};
 use crate::event::StepReport;
+use crate::files;
 
 /// Name of the JSON lines file in a run folder.
 pub const METRICS_FILE: &str = "metrics.jsonl";
@@ -36,11 +37,10 @@ impl Records {
             Some(step) if path.exists() => lines_until(&path, step)?,
             _ => String::new(),
         };
-        // an atomic rename, so that a crash here loses nothing
-        let partial = folder.join(format!("{METRICS_FILE}.partial"));
-        fs::write(&partial, kept).map_err(Error::io(&partial, "write"))?;
-        fs::rename(&partial, &path).map_err(Error::io(&path, "write"))?;
-        let lines = File::options().append(true).open(&path).map_err(Error::io(&path, "write"))?;
+        // replaced as a whole, so that a crash here loses nothing
+        files::write(&path, kept.as_bytes()).map_err(Error::io(&path, "write"))?;
+        let mut lines = files::open_to_change(&path).map_err(Error::io(&path, "write"))?;
+        lines.seek(SeekFrom::End(0)).map_err(Error::io(&path, "write"))?;
         Ok(Self { lines, path, events: EventFile::create(folder, resumed_step.map(|step| step + 1))? })
     }
 
@@ -70,6 +70,14 @@ impl Records {
         self.line(&validation_line(step, values))?;
         let scalars: Vec<(String, f64)> = values.iter().map(|(name, value)| (format!("val/{name}"), *value)).collect();
         self.events.scalars(step, &scalars)
+    }
+
+    /// Waits until all lines are on disk. A checkpoint is published only after the lines of its steps.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn sync(&self) -> Result<()> {
+        files::sync(&self.lines).map_err(Error::io(&self.path, "write"))
     }
 
     fn line(&mut self, value: &Value) -> Result<()> {
@@ -118,17 +126,18 @@ fn object(values: &[(String, f64)]) -> Value {
 
 /// The lines of a metrics file up to and including `step`.
 fn lines_until(path: &Path, step: u64) -> Result<String> {
-    let bytes = fs::read(path).map_err(Error::io(path, "read"))?;
+    let bytes = files::read(path, files::MAX_TABLE).map_err(Error::io(path, "read"))?;
     // a partial line may end inside a character
     let text = String::from_utf8_lossy(&bytes);
     let mut kept = String::with_capacity(text.len());
     for (number, line) in (1_u64..).zip(text.split_inclusive('\n')) {
-        let is_partially_updated = !line.ends_with('\n');
+        // a power cut may leave zeros in place of lines after the last checkpoint
+        let is_partial = !line.ends_with('\n') || line.contains('\0');
         let parsed: Option<Value> = serde_json::from_str(line).ok();
         match parsed.as_ref().and_then(|value| value.get("step")).and_then(Value::as_u64) {
-            Some(found) if found <= step && !is_partially_updated => kept.push_str(line),
+            Some(found) if found <= step && !is_partial => kept.push_str(line),
             Some(_) => {}
-            None if is_partially_updated => {}
+            None if is_partial => {}
             None => {
                 let hint = "remove that line, or move the file away to start a new one";
                 return Err(Error::data_line(path, number, "this line is not a record of a step", hint));
@@ -140,6 +149,7 @@ fn lines_until(path: &Path, step: u64) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::time::Duration;
 
     use super::*;
@@ -199,6 +209,32 @@ mod tests {
         records.step(&report(5)).unwrap();
         let expected = [("step", 1), ("step", 2), ("step", 3), ("step", 4), ("validation", 4), ("step", 5)];
         assert_eq!(steps(folder.path()), expected.map(|(kind, step)| (kind.to_owned(), step)));
+    }
+
+    #[test]
+    fn zeros_that_a_power_cut_leaves_are_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        a_run(folder.path());
+        let path = folder.path().join(METRICS_FILE);
+        let mut file = File::options().append(true).open(&path).unwrap();
+        file.write_all(b"\0\0\0\0\0: 0.5}\n\0\0\0\0\n").unwrap();
+        Records::open(folder.path(), Some(5)).unwrap();
+        assert_eq!(steps(folder.path()).len(), 6);
+    }
+
+    #[test]
+    fn links_in_a_run_folder_are_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let precious = folder.path().join("thesis.txt");
+        let run = folder.path().join("run");
+        fs::create_dir(&run).unwrap();
+        fs::write(&precious, "thesis").unwrap();
+        for name in [METRICS_FILE, "metrics.jsonl.partial"] {
+            std::os::unix::fs::symlink(&precious, run.join(name)).unwrap();
+        }
+        a_run(&run);
+        assert_eq!(fs::read_to_string(&precious).unwrap(), "thesis");
+        assert_eq!(steps(&run).len(), 6);
     }
 
     #[test]

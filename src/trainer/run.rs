@@ -389,6 +389,7 @@ impl<'a, T: Task> Engine<'a, T> {
 
     fn write(&self, path: &Path) -> Result<()> {
         let _category = ledger::enter(ledger::Category::Workspace);
+        self.records.sync()?;
         let mut folder = Staged::begin(path)?;
         self.task.save(&mut folder)?;
         let Stepper { optimizer, ema, scaler, .. } = &self.stepper;

@@ -105,6 +105,72 @@ fn a_checkpoint_with_changed_bytes_is_refused() {
     done(&mut resume(&run));
 }
 
+#[test]
+fn a_checkpoint_without_checksums_or_with_names_outside_of_it_is_refused() {
+    let run = copy(&trained().0.join("best"), "no-checksums");
+    fs::remove_file(run.join("checksums.json")).unwrap();
+    let message = format!("error: ~/no-checksums: has no `checksums.json`, so it is no complete checkpoint\n{AGAIN}");
+    refused(&mut predict(&run), &message);
+    refused(prsmed().arg("merge").arg(&run).arg(path("no-checksums-merged")), &message);
+    let text = r#"{"files": {"../../../dev/zero": {"bytes": 0, "sha256": "x"}}}"#;
+    fs::write(run.join("checksums.json"), text).unwrap();
+    refused(
+        &mut predict(&run),
+        "error: ~/no-checksums/checksums.json: names `../../../dev/zero`, which is not a file in its folder\n\
+         hint: do not use this checkpoint: checksums must name files of their own folder",
+    );
+}
+
+/// Writes the checksum of a changed file.
+fn update_checksum(run: &Path, name: &str) {
+    let path = run.join("checksums.json");
+    let mut checksums: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let sum = prsmed::tensor::weights::sha256(&run.join(name)).unwrap();
+    let bytes = fs::metadata(run.join(name)).unwrap().len();
+    checksums["files"][name] = serde_json::json!({ "bytes": bytes, "sha256": sum });
+    fs::write(&path, checksums.to_string()).unwrap();
+}
+
+#[test]
+fn a_checkpoint_of_absurd_sizes_is_refused() {
+    let run = copy(&trained().0.join("best"), "absurd");
+    let description = fs::read_to_string(run.join("model.json")).unwrap();
+    for (before, after, expected) in [
+        ("\"sam_size\": 64", "\"sam_size\": 4294967295", "`pixels.sam_size` and `model.image_size` must be equal"),
+        ("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 1099511627776", "must be from 1 to 4096"),
+        ("\"patch_size\": 14", "\"patch_size\": 0", "must be from 1 to"),
+        ("\"format\": 1", "\"format\": 99", "has the format 99"),
+    ] {
+        assert!(description.contains(before), "{before}");
+        fs::write(run.join("model.json"), description.replace(before, after)).unwrap();
+        update_checksum(&run, "model.json");
+        let ran = crate::support::run(&mut predict(&run));
+        let error = error_text(&ran);
+        assert_eq!(ran.code, Some(2), "{error}");
+        assert!(error.starts_with("error: ~/absurd/model.json: ") && error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn links_in_a_run_folder_are_not_written_through() {
+    let run = copy(&trained().0, "planted");
+    let precious = path("precious.txt");
+    for name in [".prsmed.lock", "metrics.jsonl.partial", "config.toml"] {
+        fs::write(&precious, "thesis").unwrap();
+        let _ = fs::remove_file(run.join(name));
+        std::os::unix::fs::symlink(&precious, run.join(name)).unwrap();
+        let _ = crate::support::run(&mut resume(&run));
+        assert_eq!(fs::read_to_string(&precious).unwrap(), "thesis", "{name}");
+        fs::remove_file(run.join(name)).unwrap();
+    }
+    let elsewhere = folder("planted-elsewhere");
+    fs::create_dir_all(&elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, run.join("eval-test")).unwrap();
+    let ran = crate::support::run(eval(&run).args(["--limit", "1", "--max-new-tokens", "1"]));
+    assert!(ran.code == Some(2) && ran.stderr.contains("is a symbolic link"), "{}", ran.stderr);
+    assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
+}
+
 /// A folder in LLaVA's layout: the language model with its tower, a config, a tokenizer.
 fn base(name: &str) -> PathBuf {
     let last = trained().0.join("last");
@@ -173,7 +239,7 @@ fn a_full_disk_during_a_save_keeps_the_old_checkpoint() {
     limit_file_size(&mut command, 2 << 20);
     let ran = crate::support::run(&mut command);
     let error = error_text(&ran);
-    let first = ["best", "last"].map(|name| format!("error: ~/full-disk/{name}.tmp-"));
+    let first = ["best", "last"].map(|name| format!("error: ~/full-disk/.{name}.prsmed-tmp-"));
     assert!(first.iter().any(|start| error.starts_with(start)), "{error}");
     assert!(
         error.contains(".safetensors: cannot write\ncaused by: File too large (os error 27)\nhint: files of"),
@@ -184,7 +250,7 @@ fn a_full_disk_during_a_save_keeps_the_old_checkpoint() {
         assert_eq!(differing(&run.join(name), &trained().0.join(name)), [""; 0], "the old checkpoint is unchanged");
     }
     let names = fs::read_dir(&run).unwrap().map(|entry| entry.unwrap().file_name().display().to_string());
-    let left: Vec<String> = names.filter(|name| name.contains(".tmp-")).collect();
+    let left: Vec<String> = names.filter(|name| name.contains("tmp-")).collect();
     assert_eq!(left, [""; 0], "no partial checkpoint is left");
     done(&mut resume(&run));
 }

@@ -1,7 +1,7 @@
 //! `prsmed merge`: LoRA adapters merged into the language model.
 
-use prsmed::event::Silent;
-use prsmed::segment::merge::{Settings, merge};
+use prsmed::event::{Event, Observer, Silent};
+use prsmed::segment::merge::{Settings, Source, merge};
 use prsmed::segment::predict::{Prediction, Request, predict};
 use prsmed::segment::setup::{self, Build, RunOverrides};
 use prsmed::tensor::weights::{Archive, write_safetensors};
@@ -9,6 +9,7 @@ use prsmed::tensor::{Device, Kind, Tensor};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Once;
 
 use crate::support::{copy, done, objects, path, phantoms, prsmed, refused, trained};
 
@@ -78,6 +79,74 @@ fn a_merged_model_predicts_the_same_as_its_run() {
     assert!(merged.shards > 2 && out.join("base/model.safetensors.index.json").is_file());
     let error = merge(&out, &path("again"), &settings, build(Kind::Float), &Silent).unwrap_err();
     assert!(error.to_string().contains("no adapters"), "{error}");
+}
+
+#[test]
+fn a_merge_changes_nothing_that_was_there() {
+    let (run, _) = trained();
+    let home = path("merge-home");
+    let others = ["merged.previous", "merged.tmp-notes", ".merged.prsmed-previous", ".merged.prsmed-tmp-a1B2c3"];
+    for (number, name) in others.into_iter().enumerate() {
+        std::fs::create_dir_all(home.join(name)).unwrap();
+        std::fs::write(home.join(name).join("thesis.txt"), format!("thesis {number}")).unwrap();
+        // even if it looks like a folder of this program
+        std::fs::write(home.join(name).join("checksums.json"), "{\"files\": {}}").unwrap();
+    }
+    done(prsmed().arg("merge").arg(run).arg(home.join("merged")));
+    assert!(home.join("merged/model.json").is_file());
+    for (number, name) in others.into_iter().enumerate() {
+        let text = std::fs::read_to_string(home.join(name).join("thesis.txt")).unwrap();
+        assert_eq!(text, format!("thesis {number}"), "{name}");
+    }
+    assert_eq!(std::fs::read_dir(&home).unwrap().count(), others.len() + 1, "no other files are left");
+}
+
+/// Calls a function at the first progress of a job.
+struct Other<F>(F, Once);
+
+impl<F: Fn() + Send + Sync> Observer for Other<F> {
+    fn on(&self, event: &Event) {
+        if matches!(event, Event::Advanced { .. }) {
+            self.1.call_once(&self.0);
+        }
+    }
+}
+
+#[test]
+fn two_merges_to_one_folder_do_not_destroy_each_other() {
+    let (run, out) = (strong("two-merges"), path("two-merges-merged"));
+    let settings = Settings { overrides: RunOverrides::default(), kind: None, shard_bytes: 5_000_000 };
+    let open = || Source::open(&run, &RunOverrides::default(), build(Kind::Float)).unwrap();
+    let write = || {
+        open().write(&out, &settings, &Silent).unwrap();
+    };
+    let other = Other(write, Once::new());
+    let error = open().write(&out, &settings, &other).unwrap_err().to_string();
+    assert!(error.contains("`OUT`: ") && error.contains("two-merges-merged` exists"), "{error}");
+    prsmed::tensor::weights::verify_folder(&out).unwrap();
+    prediction(&out);
+}
+
+#[test]
+fn adapters_and_dtypes_that_do_not_fit_are_refused() {
+    let run = strong("unfit");
+    let file = run.join("lora_adapter/adapter_model.safetensors");
+    let archive = Archive::open(&file).unwrap();
+    let whole: Vec<(String, Tensor)> =
+        archive.names().iter().map(|name| (name.clone(), archive.read(name).unwrap())).collect();
+    drop(archive);
+    let merged = |change: &dyn Fn(&Tensor) -> Tensor, kind| {
+        let tensors: Vec<(&str, Tensor)> = whole.iter().map(|(name, tensor)| (name.as_str(), change(tensor))).collect();
+        let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (*name, tensor)).collect();
+        write_safetensors(&file, &tensors, &BTreeMap::new()).unwrap();
+        let settings = Settings { overrides: RunOverrides::default(), kind, shard_bytes: 5_000_000 };
+        merge(&run, &path("unfit-merged"), &settings, build(Kind::Float), &Silent).unwrap_err().to_string()
+    };
+    let text = merged(&|tensor| tensor.reshape([-1]), None);
+    assert!(text.contains("the adapter of `model.layers.0.self_attn."), "{text}");
+    let text = merged(&|tensor| tensor * 1e6, Some(Kind::Half));
+    assert!(text.contains("values that are not finite after the merge, in the dtype Half"), "{text}");
+    assert!(!path("unfit-merged").exists());
 }
 
 #[test]

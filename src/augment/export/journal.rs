@@ -4,12 +4,13 @@
 //! next pair starts. When a journal is opened, an incomplete last line is cut off. Only one process may write.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 use super::record::Record;
 use crate::error::{Error, Result};
+use crate::files;
 use crate::tensor::weights::write_bytes;
 
 /// The journal of a data root.
@@ -25,12 +26,12 @@ impl Journal {
     /// Opens a journal or creates it. An incomplete last line is cut off.
     ///
     /// # Errors
-    /// [`Error::Data`] for a complete line that is not a valid record or repeats an index, [`Error::Io`].
+    /// [`Error::Data`] for a complete line that is not a valid record, has a name that is not a file name, or repeats an
+    /// index; [`Error::Io`].
     pub fn open(path: &Path) -> Result<Self> {
         let existed = path.exists();
-        let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).clone();
-        let mut file = options.open(path).map_err(Error::io(path, "open"))?;
-        let bytes = fs::read(path).map_err(Error::io(path, "read"))?;
+        let mut file = files::open_to_change(path).map_err(Error::io(path, "open"))?;
+        let bytes = files::read(path, files::MAX_TABLE).map_err(Error::io(path, "read"))?;
         let complete = complete_len(&bytes);
         if complete < bytes.len() {
             file.set_len(complete as u64).map_err(Error::io(path, "truncate"))?;
@@ -40,7 +41,7 @@ impl Journal {
         if !existed && let Some(folder) = path.parent() {
             // The directory entry must survive a crash too.
             let opened = File::open(folder).map_err(Error::io(folder, "open"))?;
-            opened.sync_all().map_err(Error::io(folder, "write"))?;
+            files::sync(&opened).map_err(Error::io(folder, "write"))?;
         }
         let (records, done) = parse(path, &bytes[..complete])?;
         Ok(Self { path: path.to_path_buf(), file, records, done })
@@ -55,7 +56,7 @@ impl Journal {
             let hint = "give a folder that `prsmed augment generate --out` wrote";
             return Err(Error::data(path, "is missing: the folder contains no pairs", hint));
         }
-        let bytes = fs::read(path).map_err(Error::io(path, "read"))?;
+        let bytes = files::read(path, files::MAX_TABLE).map_err(Error::io(path, "read"))?;
         Ok(parse(path, &bytes[..complete_len(&bytes)])?.0)
     }
 
@@ -79,13 +80,8 @@ impl Journal {
         if self.done.contains(&record.index) {
             return bad("it is already recorded".to_owned());
         }
-        for name in [&record.name, &record.class] {
-            if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\', '\0']) {
-                return bad(format!("`{name}` is not a file name"));
-            }
-        }
-        if ["rejected", "annotations", "annotation"].contains(&record.class.as_str()) {
-            return bad(format!("a class cannot be named `{}`", record.class));
+        if let Err(reason) = check_names(record) {
+            return bad(reason);
         }
         if record.accepted && (record.texts.is_empty() || record.texts.iter().any(super::Text::has_empty_cell)) {
             return bad("it has no text, or a text with an empty cell".to_owned());
@@ -99,7 +95,7 @@ impl Journal {
     /// Replaces all lines by `records`, atomically.
     ///
     /// # Errors
-    /// [`Error::Io`].
+    /// As [`Self::open`].
     pub(super) fn replace(&mut self, records: &[Record]) -> Result<()> {
         let mut bytes = Vec::new();
         for record in records {
@@ -128,6 +124,20 @@ impl Journal {
     }
 }
 
+/// Checks that name and class of a record are names of files, so that no path of the pair leaves the data root.
+fn check_names(record: &Record) -> Result<(), String> {
+    for name in [&record.name, &record.class] {
+        let is_odd = |c: char| c.is_control() || matches!(c, '/' | '\\');
+        if name.is_empty() || name.starts_with('.') || name.contains(is_odd) {
+            return Err(format!("`{}` is not a file name", name.escape_debug()));
+        }
+    }
+    if ["rejected", "annotations", "annotation"].contains(&record.class.to_lowercase().as_str()) {
+        return Err(format!("a class cannot be named `{}`", record.class));
+    }
+    Ok(())
+}
+
 /// Number of bytes up to the last newline.
 fn complete_len(bytes: &[u8]) -> usize {
     bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1)
@@ -142,6 +152,7 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<(Vec<Record>, BTreeSet<u64>)> {
         };
         let record: Record =
             serde_json::from_slice(text).map_err(|error| bad(format!("is not a valid record: {error}")))?;
+        check_names(&record).map_err(|reason| bad(format!("pair {}: {reason}", record.index)))?;
         if !done.insert(record.index) {
             return Err(bad(format!("pair {} is already recorded", record.index)));
         }

@@ -278,6 +278,72 @@ fn an_interrupted_revision_is_undone() {
     assert!(export.revise(&[record(0, "ct", true), record(1, "ct", true)]).is_err());
 }
 
+/// Appends a line to a journal without any checks.
+fn append_unchecked(path: &Path, record: &Record) {
+    let mut file = fs::OpenOptions::new().append(true).open(path).unwrap();
+    file.write_all((serde_json::to_string(record).unwrap() + "\n").as_bytes()).unwrap();
+}
+
+#[test]
+fn a_journal_whose_names_leave_the_root_is_refused_before_files_are_moved() {
+    let home = tempfile::tempdir().unwrap();
+    let (root, other) = (home.path().join("root"), home.path().join("other"));
+    let mask = GrayImage::from_pixel(8, 6, Luma([255]));
+    let mut export = Export::open(&root).unwrap();
+    export.write(&RgbImage::new(8, 6), MaskSource::Made(&mask), record(0, "ct", true)).unwrap();
+    drop(export);
+    let journal = fs::read(root.join(JOURNAL)).unwrap();
+    // files that an unchecked journal moves or deletes
+    let name = record(1, "x", true).name;
+    for folder in ["train_images", "train_masks"] {
+        fs::create_dir_all(other.join("vd").join(folder)).unwrap();
+        fs::write(other.join("vd").join(folder).join(format!("{name}.png")), "precious").unwrap();
+    }
+    fs::write(other.join("vd.csv"), "precious").unwrap();
+    // a pair in the wrong folder, which opening moves if all lines are good
+    let (good, _) = Export { root: root.clone(), journal: Journal::open(&root.join(JOURNAL)).unwrap() }
+        .paths(&record(0, "ct", true));
+    let moved = root.join("rejected/ct").join(good.file_name().unwrap());
+    fs::create_dir_all(moved.parent().unwrap()).unwrap();
+    fs::rename(&good, &moved).unwrap();
+    for class in [other.join("vd").to_str().unwrap(), "../other/vd", ".hidden", "", "a\nb", "annotations", "Rejected"] {
+        fs::write(root.join(JOURNAL), &journal).unwrap();
+        append_unchecked(&root.join(JOURNAL), &record(1, class, false));
+        let error = Export::open(&root).unwrap_err().to_string();
+        assert!(error.contains("manifest.jsonl:2: pair 1: "), "{class}: {error}");
+        assert!(Journal::read(&root.join(JOURNAL)).is_err(), "{class}");
+        assert!(moved.exists() && !good.exists(), "{class}: nothing is moved");
+    }
+    fs::write(root.join(JOURNAL), &journal).unwrap();
+    append_unchecked(&root.join(JOURNAL), &Record { name: "../../other/x".to_owned(), ..record(1, "ct", false) });
+    assert!(Export::open(&root).unwrap_err().to_string().contains("is not a file name"));
+    assert!(other.join("vd.csv").exists() && other.join("vd/train_images").join(format!("{name}.png")).exists());
+}
+
+#[test]
+fn pairs_are_not_moved_or_written_through_links() {
+    let home = tempfile::tempdir().unwrap();
+    let (root, other) = (home.path().join("root"), home.path().join("other"));
+    fs::create_dir(&other).unwrap();
+    let mask = GrayImage::from_pixel(8, 6, Luma([255]));
+    let mut export = Export::open(&root).unwrap();
+    std::os::unix::fs::symlink(&other, root.join("ct")).unwrap();
+    assert!(export.write(&RgbImage::new(8, 6), MaskSource::Made(&mask), record(0, "ct", true)).is_err());
+    export.write(&RgbImage::new(8, 6), MaskSource::Made(&mask), record(1, "us", true)).unwrap();
+    std::os::unix::fs::symlink(&other, root.join("rejected")).unwrap();
+    assert!(export.revise(&[record(1, "us", false)]).is_err());
+    std::os::unix::fs::symlink(&other, root.join("annotations")).unwrap();
+    assert!(export.write_annotations().is_err());
+    assert_eq!(fs::read_dir(&other).unwrap().count(), 0);
+    drop(export);
+    let precious = home.path().join("thesis.txt");
+    fs::write(&precious, "half a line").unwrap();
+    fs::remove_file(root.join(JOURNAL)).unwrap();
+    std::os::unix::fs::symlink(&precious, root.join(JOURNAL)).unwrap();
+    assert!(Journal::open(&root.join(JOURNAL)).is_err());
+    assert_eq!(fs::read_to_string(&precious).unwrap(), "half a line");
+}
+
 #[test]
 fn records_with_the_older_field_name_are_read() {
     let record = Record { source_mask: Some("phantom_00001".to_owned()), ..record(0, "ct", true) };

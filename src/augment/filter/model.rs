@@ -30,7 +30,7 @@ use crate::segment::setup::{self, Build, Description, RunOverrides};
 use crate::segment::{RunConfig, Training};
 use crate::tensor::weights::{readable_folder, sha256, verify_folder, write_bytes};
 use crate::tensor::{Device, Kind, Tensor, rng};
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use image::GrayImage;
 use rand::seq::SliceRandom;
 use serde_json::json;
@@ -111,7 +111,7 @@ impl FilterModels {
             let reason = format!("`{}` contains filter models of other images or folds", folder.display());
             return Err(Error::config("--filter-models", reason, "choose another folder"));
         }
-        std::fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
+        files::create_folders(folder).map_err(Error::io(folder, "create"))?;
         let settings = json!({ "format": 1, "folds": num_models, "recipe": toml });
         same_settings(&folder.join("settings.json"), &settings, "--filter-models", "filter models")?;
         write_bytes(&folder.join(FOLDS), &serde_json::to_vec_pretty(&folds).expect("plain values serialise"))?;

@@ -24,6 +24,7 @@ use sha2::{Digest, Sha256};
 
 use super::{Identity, Key};
 use crate::error::{Error, Result};
+use crate::files;
 
 const MAGIC: &[u8; 8] = b"PRSMEDVF";
 /// Changes with the layout, the preprocessing and the computation of the tower.
@@ -66,16 +67,15 @@ impl Reader {
 impl File {
     /// Opens or creates the file of `identity`.
     pub(super) fn open(folder: &Path, identity: &Identity, length: usize) -> Result<Self> {
-        fs::create_dir_all(folder).map_err(Error::io(folder, "create"))?;
+        files::create_folders(folder).map_err(Error::io(folder, "create"))?;
         let path = folder.join(name_of(identity));
-        let file = fs::File::options().read(true).write(true).create(true).truncate(false).open(&path);
-        let (file, writes) = match file {
+        let (file, writes) = match files::open_to_change(&path) {
             Ok(file) => {
                 let writes = file.try_lock().is_ok();
                 (file, writes)
             }
-            // a cache on a read-only disk can still be read
-            Err(_) if path.exists() => (fs::File::open(&path).map_err(Error::io(&path, "read"))?, false),
+            // a cache on a read-only disk can still be read, and so can one behind a link
+            Err(_) if path.exists() => (files::open(&path).map_err(Error::io(&path, "read"))?, false),
             Err(error) => return Err(Error::io(&path, "create")(error)),
         };
         let file = Arc::new(file);

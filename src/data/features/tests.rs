@@ -69,6 +69,27 @@ fn a_later_run_reads_cached_features() {
 }
 
 #[test]
+fn a_cache_file_behind_a_link_is_read_but_never_written() {
+    let (real, folder) = (filled(3), tempfile::tempdir().unwrap());
+    let path = file_of(folder.path(), &TOWER);
+    std::os::unix::fs::symlink(file(real.path()), &path).unwrap();
+    let whole = fs::read(&path).unwrap();
+    let cache = open(folder.path());
+    assert_eq!(served(&cache), [0, 1, 2]);
+    let (key, bytes) = features(5);
+    cache.put(&key, &bytes);
+    drop(cache);
+    assert!(fs::read(&path).unwrap() == whole);
+
+    let precious = folder.path().join("thesis.txt");
+    fs::write(&precious, "thesis").unwrap();
+    fs::remove_file(&path).unwrap();
+    std::os::unix::fs::symlink(&precious, &path).unwrap();
+    assert!(open(folder.path()).is_empty());
+    assert_eq!(fs::read(&precious).unwrap(), b"thesis");
+}
+
+#[test]
 fn another_tower_or_size_shares_no_features() {
     let folder = filled(3);
     let other = Features::on_disk(folder.path(), &[8; 32], SHAPE, LIMIT).unwrap();

@@ -6,7 +6,8 @@
 //!
 //! This module does not rename keys and knows no model; the tables of renamed keys are in `models`.
 
-mod atomic;
+mod finite;
+mod folder;
 mod pickle;
 mod pth;
 mod quantized;
@@ -15,19 +16,19 @@ mod safetensors;
 mod stream;
 
 use std::collections::HashMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use memmap2::{Mmap, UncheckedAdvice};
 use tch::{Device, Kind, Tensor, no_grad};
 
-pub use atomic::{
-    CHECKSUMS, Staged, readable_folder, recover_folder, sha256, verify_folder, write_bytes, write_safetensors,
+pub use folder::{
+    CHECKSUMS, Staged, read_unchanged, readable_folder, sha256, verify_folder, write_bytes, write_safetensors,
 };
 pub use report::{LoadReport, MisShaped};
 pub use stream::TensorSpec;
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::tensor::nf4::Nf4;
 use std::rc::Rc;
 
@@ -39,7 +40,7 @@ const CHUNK: usize = 32 << 20;
 /// # Errors
 /// [`Error::Io`]; [`Error::Weights`] with `hint` for another content.
 pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path, hint: &str) -> Result<T> {
-    let text = std::fs::read(path).map_err(Error::io(path, "read"))?;
+    let text = files::read(path, files::MAX_TEXT).map_err(Error::io(path, "read"))?;
     serde_json::from_slice(&text).map_err(|error| Error::weights(path, error.to_string(), hint))
 }
 
@@ -139,14 +140,15 @@ impl Archive {
         self.entries.get(name).map(|entry| &entry.info)
     }
 
-    /// Reads `name` to the CPU, in its stored dtype.
+    /// Reads `name` to the CPU, in its stored dtype. The values are not checked.
     ///
     /// # Errors
     /// [`Error::Weights`] if there is no such tensor; [`Error::OutOfMemory`].
     pub fn read(&self, name: &str) -> Result<Tensor> {
         let info = &self.entry(name)?.info;
         let mut tensor = Tensor::f_empty(&info.shape, (info.kind, Device::Cpu)).map_err(|error| torch(&error))?;
-        self.copy_into(name, &mut tensor)?;
+        let entry = self.entry(name)?;
+        no_grad(|| self.copy_entry(entry, &mut tensor)).map_err(|error| torch(&error))?;
         Ok(tensor)
     }
 
@@ -155,7 +157,8 @@ impl Archive {
     /// Autograd does not record the copy, so `target` may be a leaf that requires gradients.
     ///
     /// # Errors
-    /// [`Error::Weights`] if there is no such tensor or the shapes differ.
+    /// [`Error::Weights`] if there is no such tensor, if the shapes differ, for integers where the target is
+    /// floating-point, and for values that are not finite in the dtype of the target.
     pub fn copy_into(&self, name: &str, target: &mut Tensor) -> Result<()> {
         let entry = self.entry(name)?;
         if target.size() != entry.info.shape {
@@ -165,7 +168,22 @@ impl Archive {
                 "use the config that belongs to these weights",
             ));
         }
-        no_grad(|| self.copy_entry(entry, target)).map_err(|error| torch(&error))
+        let Mapped { path, .. } = &self.files[entry.file];
+        let (kind, wanted) = (entry.info.kind, target.kind());
+        if finite::is_floating(wanted) && !finite::is_floating(kind) {
+            let reason = format!("`{name}` has the dtype {kind:?}, expected floating-point numbers");
+            return Err(Error::weights(path, reason, "use the original weights in bf16, fp16 or fp32"));
+        }
+        if no_grad(|| self.copy_entry(entry, target)).map_err(|error| torch(&error))? {
+            return Ok(());
+        }
+        let reason = format!("`{name}` has values that are not finite in the dtype {wanted:?}");
+        let hint = if kind == wanted {
+            "the file is damaged, or its training diverged: use another checkpoint"
+        } else {
+            "the file is damaged, or its values are too large for this dtype: use bf16 or fp32"
+        };
+        Err(Error::weights(path, reason, hint))
     }
 
     /// Copies the tensor of the same name into each target.
@@ -244,7 +262,7 @@ impl Archive {
 
     /// Maps `file`, detects its format and adds its tensors. Returns the names that it added.
     fn add_file(&mut self, file: &Path) -> Result<Vec<String>> {
-        let handle = File::open(file).map_err(Error::io(file, "open"))?;
+        let handle = files::open(file).map_err(Error::io(file, "open"))?;
         // SAFETY: the mapping is read-only and private; the module docs say what happens if another process truncates
         // it.
         let bytes = unsafe { Mmap::map(&handle) }.map_err(Error::io(file, "map"))?;
@@ -285,35 +303,40 @@ impl Archive {
         Ok(added)
     }
 
-    fn copy_entry(&self, entry: &StoredTensor, target: &mut Tensor) -> Result<(), tch::TchError> {
+    /// Copies a tensor; true if all values are finite in the dtype of `target`.
+    fn copy_entry(&self, entry: &StoredTensor, target: &mut Tensor) -> Result<bool, tch::TchError> {
         let mapped = &self.files[entry.file].bytes;
-        let size = entry.info.kind.elt_size_in_bytes();
+        let kind = entry.info.kind;
+        let size = kind.elt_size_in_bytes();
         let total = entry.span / size;
         if total == 0 {
-            return Ok(());
+            return Ok(true);
         }
+        let whole = &mapped[entry.start..entry.start + entry.span];
         if let Some(strides) = &entry.strides {
-            let flat = flat_view(&mapped[entry.start..entry.start + entry.span], entry.info.kind)?;
-            target.f_copy_(&flat.f_as_strided(&entry.info.shape, strides, 0)?)?;
+            target.f_copy_(&flat_view(whole, kind)?.f_as_strided(&entry.info.shape, strides, 0)?)?;
             release(mapped, entry.start, entry.span);
-            return Ok(());
+            // the storage may have values that do not belong to the tensor
+            return Ok(!finite::is_floating(target.kind()) || target.f_isfinite()?.f_all()?.f_int64_value(&[])? == 1);
         }
         if !target.is_contiguous() {
-            let flat = flat_view(&mapped[entry.start..entry.start + entry.span], entry.info.kind)?;
-            target.f_copy_(&flat.f_view(entry.info.shape.as_slice())?)?;
+            target.f_copy_(&flat_view(whole, kind)?.f_view(entry.info.shape.as_slice())?)?;
+            let is_finite = finite::all_finite(whole, kind, target.kind());
             release(mapped, entry.start, entry.span);
-            return Ok(());
+            return Ok(is_finite);
         }
         let rows = target.f_view([-1])?;
+        let mut is_finite = true;
         for from in (0..total).step_by(CHUNK / size) {
             let count = (CHUNK / size).min(total - from);
             let start = entry.start + from * size;
-            let flat = flat_view(&mapped[start..start + count * size], entry.info.kind)?;
+            let bytes = &mapped[start..start + count * size];
             #[expect(clippy::cast_possible_wrap, reason = "an element count of a mapped file is far below 2^63")]
-            rows.f_narrow(0, from as i64, count as i64)?.f_copy_(&flat)?;
+            rows.f_narrow(0, from as i64, count as i64)?.f_copy_(&flat_view(bytes, kind)?)?;
+            is_finite &= finite::all_finite(bytes, kind, target.kind());
             release(mapped, start, count * size);
         }
-        Ok(())
+        Ok(is_finite)
     }
 }
 

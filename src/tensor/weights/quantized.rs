@@ -1,7 +1,7 @@
 //! NF4 matrices in checkpoints. Dense weights are quantized while they are read, one at a time. Weights that are stored
 //! in NF4, by this crate or by `transformers` with `bitsandbytes`, are read unchanged.
 
-use super::{Archive, LoadReport, MisShaped};
+use super::{Archive, LoadReport, MisShaped, TensorInfo, torch};
 use crate::error::{Error, Result};
 use crate::tensor::nf4::{Nf4, Nf4State, STATE};
 use crate::tensor::{Device, Kind, Tensor, ledger, no_grad};
@@ -87,11 +87,13 @@ impl Archive {
         Ok(())
     }
 
-    /// Reads `name` in its stored dtype if that can be quantized, else in fp32.
+    /// Reads the finite values of `name` in their stored dtype if that can be quantized, else in fp32.
     fn read_float(&self, name: &str) -> Result<Tensor> {
-        let dense = self.read(name)?;
-        let fits = matches!(dense.kind(), Kind::BFloat16 | Kind::Half | Kind::Float);
-        Ok(if fits { dense } else { dense.to_kind(Kind::Float) })
+        let TensorInfo { kind, shape } = &self.entry(name)?.info;
+        let kind = if matches!(kind, Kind::BFloat16 | Kind::Half) { *kind } else { Kind::Float };
+        let mut dense = Tensor::f_empty(shape, (kind, Device::Cpu)).map_err(|error| torch(&error))?;
+        self.copy_into(name, &mut dense)?;
+        Ok(dense)
     }
 }
 

@@ -4,10 +4,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};
 
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use tch::Kind;
 
 use super::{Archive, StoredTensor, StoredTensors, TensorInfo};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::units::Bytes;
 
 const AGAIN: &str = "the file is incomplete: delete it and download or copy it again";
@@ -56,9 +58,41 @@ pub(super) fn entries(file: &Path, bytes: &[u8]) -> Result<(StoredTensors, HashM
     Ok((found, header.metadata().clone().unwrap_or_default()))
 }
 
+/// A JSON object in which no key is repeated.
+struct UniqueKeys;
+
+impl<'de> Deserialize<'de> for UniqueKeys {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        from.deserialize_map(Self)
+    }
+}
+
+impl<'de> Visitor<'de> for UniqueKeys {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self, A::Error> {
+        let mut seen = HashSet::new();
+        while let Some((key, IgnoredAny)) = map.next_entry::<String, IgnoredAny>()? {
+            if let Some(key) = seen.replace(key) {
+                return Err(serde::de::Error::custom(format!("the key `{key}` is there twice")));
+            }
+        }
+        Ok(self)
+    }
+}
+
 fn header(file: &Path, bytes: &[u8]) -> Result<(usize, Metadata)> {
     let error = match SafeTensors::read_metadata(bytes) {
-        Ok((length, header)) => return Ok((8 + length, header)),
+        Ok((length, header)) => {
+            // the crate keeps the last of several tensors with one name
+            serde_json::from_slice::<UniqueKeys>(&bytes[8..8 + length])
+                .map_err(|error| Error::weights(file, format!("has a wrong header: {error}"), AGAIN))?;
+            return Ok((8 + length, header));
+        }
         Err(error) => error,
     };
     let found = bytes.len() as u64;
@@ -132,7 +166,7 @@ struct Index {
 
 /// Adds every shard of an index, and checks that each shard has the tensors that the index lists.
 pub(super) fn open_index(archive: &mut Archive, file: &Path) -> Result<()> {
-    let text = std::fs::read(file).map_err(Error::io(file, "read"))?;
+    let text = files::read(file, files::MAX_TEXT).map_err(Error::io(file, "read"))?;
     let index: Index = serde_json::from_slice(&text)
         .map_err(|error| Error::weights(file, format!("is not a shard index: {error}"), "download or copy it again"))?;
     let folder = file.parent().unwrap_or(Path::new("."));

@@ -108,6 +108,67 @@ fn a_copy_converts_dtypes_and_fills_leaves_and_strided_targets() {
     assert!(archive.read("none").unwrap_err().to_string().contains("no tensor `none`"));
 }
 
+/// Loads the tensors of a file into zeros of the same names and shapes in `kind`.
+fn load_as(file: &Path, kind: Kind) -> Result<LoadReport> {
+    let archive = Archive::open(file)?;
+    let zeros = |name: &String| Tensor::zeros(&archive.info(name).unwrap().shape, (kind, Device::Cpu));
+    let mut targets: Vec<(String, Tensor)> = archive.names().iter().map(|name| (name.clone(), zeros(name))).collect();
+    archive.load(&mut targets, |_| false)
+}
+
+#[test]
+fn integers_are_not_loaded_as_floating_point_numbers() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.safetensors");
+    for kind in [Kind::Int8, Kind::Uint8, Kind::Int64, Kind::Bool] {
+        write(&file, &[("a", &Tensor::ones([3], (kind, Device::Cpu)))]);
+        let error = load_as(&file, Kind::BFloat16).unwrap_err().to_string();
+        assert!(error.contains(&format!("x.safetensors: `a` has the dtype {kind:?}")), "{error}");
+        load_as(&file, kind).unwrap();
+    }
+    write(&file, &[("a", &Tensor::ones([64, 64], (Kind::Int8, Device::Cpu)))]);
+    let matrix = Rc::new(Nf4::empty([64, 64], false, Device::Cpu));
+    let mut none: [(String, Tensor); 0] = [];
+    let loaded = Archive::open(&file).unwrap().load_with(&mut none, &[("a".to_owned(), matrix)], |_| false);
+    assert!(loaded.unwrap_err().to_string().contains("`a` has the dtype Int8"));
+}
+
+#[test]
+fn values_that_are_not_finite_are_refused_with_the_name_of_the_tensor() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.safetensors");
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        for kind in [Kind::Float, Kind::Half, Kind::BFloat16, Kind::Double] {
+            write(&file, &[("good", &Tensor::from(1.0_f32)), ("bad", &Tensor::from_slice(&[1.0, bad]).to_kind(kind))]);
+            for target in [Kind::Float, Kind::Half] {
+                let error = load_as(&file, target).unwrap_err().to_string();
+                let expected = format!("x.safetensors: `bad` has values that are not finite in the dtype {target:?}");
+                assert!(error.ends_with(&expected), "{error}");
+            }
+        }
+    }
+    // finite until they are narrowed
+    write(&file, &[("large", &Tensor::from_slice(&[1e6_f32]))]);
+    load_as(&file, Kind::BFloat16).unwrap();
+    assert!(load_as(&file, Kind::Half).unwrap_err().to_string().contains("`large` has values"));
+    let mut turned = Tensor::zeros([2, 2], (Kind::Half, Device::Cpu)).tr();
+    write(&file, &[("large", &Tensor::from_slice(&[0.0_f32, 1e6, 0.0, 0.0]).view([2, 2]))]);
+    assert!(Archive::open(&file).unwrap().copy_into("large", &mut turned).is_err());
+}
+
+#[test]
+fn repeated_names_in_a_header_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("x.safetensors");
+    let entry = r#"{"dtype":"U8","shape":[1],"data_offsets":[0,1]}"#;
+    let header = format!(r#"{{"a":{entry},"__metadata__":{{}}}}"#);
+    fs::write(&file, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[7]].concat()).unwrap();
+    Archive::open(&file).unwrap();
+    let header = format!(r#"{{"a":{entry},"a":{entry}}}"#);
+    fs::write(&file, [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[7]].concat()).unwrap();
+    assert!(message(Archive::open(&file)).contains("the key `a` is there twice"));
+}
+
 #[test]
 fn tensors_at_odd_offsets_are_read() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,9 +1,9 @@
 //! JSON lines file of the memory profile.
 
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use serde_json::Value;
-use std::fs::{self, File};
-use std::io::Write;
+use std::fs::File;
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug)]
@@ -15,10 +15,11 @@ pub(super) struct Lines {
 impl Lines {
     /// Opens the file. With `append` it continues after the last complete line, since a crash may leave a partial line.
     pub(super) fn open(path: &Path, append: bool) -> Result<Self> {
-        let mut file = File::options();
-        let file = file.create(true).append(true).open(path).map_err(Error::io(path, "write"))?;
-        let keep = if append { whole(&fs::read(path).map_err(Error::io(path, "read"))?) } else { 0 };
-        file.set_len(keep).map_err(Error::io(path, "write"))?;
+        let mut file = files::open_to_change(path).map_err(Error::io(path, "write"))?;
+        let keep =
+            if append { whole(&files::read(path, files::MAX_TABLE).map_err(Error::io(path, "read"))?) } else { 0 };
+        let start = file.set_len(keep).and_then(|()| file.seek(SeekFrom::End(0)));
+        start.map_err(Error::io(path, "write"))?;
         Ok(Self { file, path: path.to_owned() })
     }
 
@@ -47,6 +48,19 @@ fn whole(bytes: &[u8]) -> u64 {
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::fs;
+
+    #[test]
+    fn a_link_is_refused_and_its_target_is_unchanged() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, precious) = (folder.path().join("memory.jsonl"), folder.path().join("thesis.txt"));
+        fs::write(&precious, "thesis").unwrap();
+        std::os::unix::fs::symlink(&precious, &path).unwrap();
+        for append in [false, true] {
+            assert!(Lines::open(&path, append).is_err());
+        }
+        assert_eq!(fs::read_to_string(&precious).unwrap(), "thesis");
+    }
 
     #[test]
     fn appends_after_the_last_complete_line_or_replaces_the_file() {

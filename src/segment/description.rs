@@ -1,0 +1,263 @@
+//! Reading of a checkpoint's description (`model.json`), and checks of sizes before a model is built from them.
+
+use super::assembly::{DESCRIPTION, Description};
+use super::config::{ModelConfig, RANDOM};
+use crate::models::{prsmed, tiny_vit};
+use crate::nn::Quantization;
+use crate::tensor::weights::{CHECKSUMS, verify_folder};
+use crate::{Error, Result, files};
+use std::io::ErrorKind;
+use std::path::Path;
+
+/// Layout of a checkpoint folder that this version reads and writes.
+pub(super) const FORMAT: u32 = 1;
+/// Largest side of an image in pixels.
+const MAX_SIDE: i64 = 1 << 14;
+/// Largest width of a layer. The largest language models have 2^14.
+const MAX_WIDTH: i64 = 1 << 18;
+/// Most layers, heads or tokens of a window.
+const MAX_COUNT: i64 = 1 << 12;
+/// Most tokens of a vocabulary, and most classes.
+const MAX_VOCABULARY: i64 = 1 << 22;
+
+/// Reads and checks `model.json`.
+///
+/// # Errors
+/// [`Error::Weights`] when it is missing, unreadable or impossible.
+pub fn describe(folder: &Path) -> Result<Description> {
+    let path = folder.join(DESCRIPTION);
+    let hint = "give a run folder made by `prsmed train`, its `last/` or `best/`, or a published PRS-Med folder";
+    let text = files::read(&path, files::MAX_TEXT)
+        .map_err(|e| Error::weights(folder, format!("not a checkpoint folder ({e})"), hint))?;
+    let description = serde_json::from_slice(&text).map_err(|e| Error::weights(&path, e.to_string(), hint))?;
+    check_description(&path, &description)?;
+    Ok(description)
+}
+
+/// Verifies the checksums of a checkpoint folder. Folders of the original code have none.
+///
+/// # Errors
+/// As [`verify_folder`].
+pub fn verify(folder: &Path) -> Result<()> {
+    let has = |name: &str| match folder.join(name).symlink_metadata() {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        found => found.map(|_| true).map_err(Error::io(folder.join(name), "read")),
+    };
+    if has(DESCRIPTION)? || has(CHECKSUMS)? { verify_folder(folder) } else { Ok(()) }
+}
+
+/// Checks what a checkpoint folder says about its model. `path` is the file that says it.
+///
+/// # Errors
+/// [`Error::Weights`] for another format, sizes that are impossible or contradict each other, and another number of
+/// classes than names.
+pub(super) fn check_description(path: &Path, description: &Description) -> Result<()> {
+    let Description { format, model, sizes, modalities, pixels, .. } = description;
+    let hint = "use another checkpoint of the run (`last` or `best`), or copy this one again";
+    if *format != FORMAT {
+        let reason = format!("has the format {format}, this version of prsmed reads {FORMAT}");
+        return Err(Error::weights(path, reason, "use the version of prsmed that wrote it, or a newer one"));
+    }
+    let wrong = |reason: String| Err(Error::weights(path, reason, hint));
+    if let Err(error) = check_sizes(model, sizes) {
+        return wrong(error.to_string());
+    }
+    let pairs = [
+        (
+            "`modalities` and `sizes.num_classes`",
+            i64::try_from(modalities.len()).unwrap_or(i64::MAX),
+            sizes.num_classes,
+        ),
+        ("`pixels.clip_size` and `sizes.clip.image_size`", pixels.clip_size.into(), sizes.clip.image_size),
+        ("`pixels.sam_size` and `model.image_size`", pixels.sam_size.into(), model.image_size),
+        ("`sizes.decoder.prompt_dim` and `sizes.llm.hidden_size`", sizes.decoder.prompt_dim, sizes.llm.hidden_size),
+        ("`sizes.decoder.image_dim` and `sizes.encoder.out_dim`", sizes.decoder.image_dim, sizes.encoder.out_dim),
+    ];
+    match pairs.into_iter().find(|(_, one, other)| one != other) {
+        Some((what, one, other)) => wrong(format!("{what} must be equal, found {one} and {other}")),
+        None => Ok(()),
+    }
+}
+
+/// Checks that sizes are possible and fit together.
+///
+/// # Errors
+/// [`Error::Config`].
+pub(super) fn check_sizes(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
+    check_ranges(config, sizes)?;
+    check_multiples(config, sizes)
+}
+
+/// Refuses sizes that no model has, before memory for them is asked for.
+fn check_ranges(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
+    let prsmed::Config { clip, llm, lora, encoder, decoder, num_classes } = sizes;
+    let single = [
+        ("model.image_size", config.image_size, MAX_SIDE),
+        ("model.sizes.clip.image_size", clip.image_size, MAX_SIDE),
+        ("model.sizes.clip.patch_size", clip.patch_size, MAX_SIDE),
+        ("model.sizes.clip.hidden_size", clip.hidden_size, MAX_WIDTH),
+        ("model.sizes.clip.intermediate_size", clip.intermediate_size, MAX_WIDTH),
+        ("model.sizes.clip.num_hidden_layers", clip.num_hidden_layers, MAX_COUNT),
+        ("model.sizes.clip.num_attention_heads", clip.num_attention_heads, MAX_COUNT),
+        ("model.sizes.llm.hidden_size", llm.hidden_size, MAX_WIDTH),
+        ("model.sizes.llm.intermediate_size", llm.intermediate_size, MAX_WIDTH),
+        ("model.sizes.llm.num_hidden_layers", llm.num_hidden_layers, MAX_COUNT),
+        ("model.sizes.llm.num_attention_heads", llm.num_attention_heads, MAX_COUNT),
+        ("model.sizes.llm.num_key_value_heads", llm.num_key_value_heads, MAX_COUNT),
+        ("model.sizes.llm.vocab_size", llm.vocab_size, MAX_VOCABULARY),
+        ("model.sizes.encoder.out_dim", encoder.out_dim, MAX_WIDTH),
+        ("model.sizes.decoder_hidden_dim", decoder.hidden_dim, MAX_WIDTH),
+        ("model.sizes.decoder.feed_forward_dim", decoder.feed_forward_dim, MAX_WIDTH),
+        ("the number of modality classes", *num_classes, MAX_VOCABULARY),
+    ];
+    let stages = [
+        ("model.sizes.encoder.embed_dims", encoder.embed_dims, MAX_WIDTH),
+        ("model.sizes.encoder.depths", encoder.depths, MAX_COUNT),
+        ("model.sizes.encoder.num_heads", encoder.num_heads, MAX_COUNT),
+        ("model.sizes.encoder.window_sizes", encoder.window_sizes, MAX_COUNT),
+    ];
+    let stages = stages.into_iter().flat_map(|(key, values, most)| values.map(|value| (key, value, most)));
+    for (key, value, most) in single.into_iter().chain(stages) {
+        if !(1..=most).contains(&value) {
+            return Err(Error::config(
+                key,
+                format!("must be from 1 to {most}, got {value}"),
+                "use the size of the model",
+            ));
+        }
+    }
+    // a merged model has rank 0
+    if !(0..=MAX_WIDTH).contains(&lora.rank) {
+        let reason = format!("must be from 1 to {MAX_WIDTH}, got {}", lora.rank);
+        return Err(Error::config("lora.rank", reason, "use the rank of the adapters, usually 16"));
+    }
+    Ok(())
+}
+
+fn check_multiples(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
+    let divides = |key: &str, what: &str, whole: i64, part: i64| {
+        if part > 0 && whole > 0 && whole % part == 0 {
+            return Ok(());
+        }
+        Err(Error::config(
+            key,
+            format!("{what}: {whole} is not a positive multiple of {part}"),
+            "change one of the two",
+        ))
+    };
+    if config.decoder_positions {
+        divides("model.sizes.encoder.out_dim", "channels and the four parts of positions", sizes.decoder.image_dim, 4)?;
+    }
+    divides("model.image_size", "pixels and the encoder's stride", config.image_size, tiny_vit::STRIDE)?;
+    divides("model.sizes.clip", "image and patch", sizes.clip.image_size, sizes.clip.patch_size)?;
+    divides("model.sizes.clip", "width and heads", sizes.clip.hidden_size, sizes.clip.num_attention_heads)?;
+    divides("model.sizes.llm", "width and heads", sizes.llm.hidden_size, sizes.llm.num_attention_heads)?;
+    divides(
+        "model.sizes.llm",
+        "query and key-value heads",
+        sizes.llm.num_attention_heads,
+        sizes.llm.num_key_value_heads,
+    )?;
+    divides("model.sizes.decoder_heads", "channels and heads", sizes.decoder.image_dim, sizes.decoder.cross_heads)?;
+    divides("model.sizes.decoder_heads", "channels and heads", sizes.decoder.image_dim, sizes.decoder.self_heads)?;
+    for i in 1..4 {
+        let (dim, heads) = (sizes.encoder.embed_dims[i], sizes.encoder.num_heads[i]);
+        divides("model.sizes.encoder", "channels and heads", dim, heads)?;
+    }
+    Ok(())
+}
+
+/// Checks settings of the trained parts of a new model.
+///
+/// # Errors
+/// [`Error::Config`].
+pub(super) fn check_adapters(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
+    if sizes.lora.rank < 1 {
+        return Err(Error::config(
+            "lora.rank",
+            format!("{} is not a rank", sizes.lora.rank),
+            "use 1 or more, usually 16",
+        ));
+    }
+    if config.train_base && config.base != RANDOM {
+        let hint = "set `model.train_base=false`: LoRA adapts the base";
+        return Err(Error::config("model.train_base", "the base has pretrained weights", hint));
+    }
+    if config.train_base && config.quantization != Quantization::None {
+        let reason = format!("`{}` weights are frozen, `model.train_base` trains them", config.quantization.name());
+        let hint = "set `model.train_base=false`, or `model.quantization=none`";
+        return Err(Error::config("model.quantization", reason, hint));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    /// The error for a description in which the value at `pointer` is replaced.
+    fn refused(pointer: &str, value: Value) -> String {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run/model.json");
+        let mut description: Value = serde_json::from_slice(&std::fs::read(fixture).unwrap()).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let write = |description: &Value| std::fs::write(folder.path().join(DESCRIPTION), description.to_string());
+        write(&description).unwrap();
+        describe(folder.path()).unwrap();
+        *description.pointer_mut(pointer).unwrap() = value;
+        write(&description).unwrap();
+        let error = describe(folder.path()).unwrap_err();
+        assert!(!error.hint().is_empty(), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("model.json: "), "{text}");
+        text
+    }
+
+    #[test]
+    fn a_description_of_another_format_is_refused() {
+        assert!(refused("/format", json!(99)).contains("has the format 99"));
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused_before_memory_is_asked_for() {
+        let large = 1_i64 << 40;
+        for (pointer, value) in [
+            ("/pixels/sam_size", json!(4_294_967_295_u32)),
+            ("/pixels/clip_size", json!(0)),
+            ("/model/image_size", json!(-16)),
+            ("/sizes/clip/patch_size", json!(0)),
+            ("/sizes/clip/num_hidden_layers", json!(large)),
+            ("/sizes/clip/image_size", json!(large)),
+            ("/sizes/llm/num_hidden_layers", json!(large)),
+            ("/sizes/llm/hidden_size", json!(i64::MAX)),
+            ("/sizes/llm/num_key_value_heads", json!(0)),
+            ("/sizes/llm/vocab_size", json!(large)),
+            ("/sizes/lora/rank", json!(large)),
+            ("/sizes/lora/rank", json!(-1)),
+            ("/sizes/encoder/depths", json!([1, 1, 1, large])),
+            ("/sizes/encoder/window_sizes", json!([7, 0, 7, 7])),
+            ("/sizes/decoder/hidden_dim", json!(large)),
+            ("/sizes/decoder/cross_heads", json!(0)),
+            ("/sizes/decoder/prompt_dim", json!(64)),
+            ("/sizes/num_classes", json!(large)),
+        ] {
+            refused(pointer, value);
+        }
+    }
+
+    #[test]
+    fn another_number_of_classes_than_names_is_refused() {
+        let text = refused("/modalities", json!(["a", "b"]));
+        assert!(text.contains("`modalities` and `sizes.num_classes` must be equal, found 2 and 6"), "{text}");
+        refused("/sizes/num_classes", json!(7));
+    }
+
+    #[test]
+    fn a_checkpoint_of_this_program_needs_checksums() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("mask_decoder.pth"), "").unwrap();
+        verify(folder.path()).expect("a folder of the original code");
+        std::fs::write(folder.path().join(DESCRIPTION), "{}").unwrap();
+        assert!(verify(folder.path()).unwrap_err().to_string().contains("has no `checksums.json`"));
+    }
+}
