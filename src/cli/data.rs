@@ -66,14 +66,10 @@ fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
     for bad in &report.bad {
         context.output.line(format!("{}:{}: {}", bad.csv.display(), bad.line, bad.reason))?;
     }
-    for leak in &report.leaks {
-        context.progress.on(&Event::Warning(describe_leak(leak)));
+    // with `--json` they are in the record
+    if !context.output.is_json() {
+        warnings(&report).into_iter().for_each(|text| context.progress.on(&Event::Warning(text)));
     }
-    for Uncovered { split, classes } in &report.uncovered {
-        let text = format!("these classes have no `{split}` images: `{}`", classes.join("`, `"));
-        context.progress.on(&Event::Warning(text));
-    }
-    report.depth.warning().into_iter().for_each(|text| context.progress.on(&Event::Warning(text)));
     context.output.line(count_table(&report))?;
     let mut record = json!({ "kind": "result", "good": report.is_good() });
     if let (Some(record), serde_json::Value::Object(fields)) = (record.as_object_mut(), serde_json::to_value(&report)?)
@@ -82,6 +78,14 @@ fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
     }
     context.output.record(&record)?;
     Ok(if report.is_good() { Outcome::Done } else { Outcome::No })
+}
+
+/// What is not wrong with a row, but the user should know.
+fn warnings(report: &CheckReport) -> Vec<String> {
+    let uncovered = report.uncovered.iter().map(|Uncovered { split, classes }| {
+        format!("these classes have no `{split}` images: `{}`", classes.join("`, `"))
+    });
+    report.leaks.iter().map(describe_leak).chain(uncovered).chain(report.depth.warning()).collect()
 }
 
 fn describe_leak(leak: &Leak) -> String {

@@ -257,11 +257,13 @@ fn pipes_and_devices_are_bad_rows() {
 #[test]
 fn a_label_map_needs_labels_in_check_training_and_evaluation() {
     let root = copy(phantoms(), "label-maps");
-    for (number, mask) in masks_of(&root).into_iter().enumerate() {
+    let masks = masks_of(&root);
+    let with_other = masks.iter().position(|mask| mask.parent().unwrap().ends_with("train_masks")).unwrap();
+    for (number, mask) in masks.into_iter().enumerate() {
         let one = image::open(&mask).unwrap().to_luma8();
         // the target is label 2; a larger label is beside it in one mask
         let map = GrayImage::from_fn(one.width(), one.height(), |x, y| {
-            let is_other = number == 0 && one.get_pixel(x, y).0[0] < 128 && x < 8;
+            let is_other = number == with_other && one.get_pixel(x, y).0[0] < 128 && x < 8;
             Luma([if is_other { 9 } else { 2 * u8::from(one.get_pixel(x, y).0[0] >= 128) }])
         });
         map.save(&mask).unwrap();
@@ -269,6 +271,13 @@ fn a_label_map_needs_labels_in_check_training_and_evaluation() {
     let ran = run(prsmed().args(["data", "check"]).arg(&root));
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     assert!(ran.stdout.contains(": the mask has several labels: 2 ("), "{}", ran.stdout);
+    assert!(
+        ran.stderr.contains("warning: these classes have no `test` images: `breast_ultrasound`, "),
+        "{}",
+        ran.stderr
+    );
+    let found = objects(&run(prsmed().args(["--json", "data", "check"]).arg(&root)).stdout);
+    assert_eq!((found.len(), &found[0]["uncovered"][0]["split"]), (1, &"val".into()));
     let out = path("label-run");
     let all = ["train.epochs=1", "train.validate_every_epochs=0", "data.val_frac=0.0"];
     let ran = run(&mut train(&root, &out, &all));
@@ -291,7 +300,7 @@ fn a_label_map_needs_labels_in_check_training_and_evaluation() {
     );
 }
 
-/// The masks of the training rows.
+/// The masks of all splits.
 fn masks_of(root: &Path) -> Vec<PathBuf> {
     let mut masks = Vec::new();
     for class in fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()) {
@@ -308,7 +317,16 @@ fn masks_of(root: &Path) -> Vec<PathBuf> {
 fn control_characters_of_a_csv_file_are_escaped() {
     let broken = Broken::new("control", "png");
     broken.edit(|row| row.replace(",train", ",\x1b]0;owned\x07"));
-    broken.is_reported("split `\\u{1b}]0;owned\\u{7}` is not one of `train`, `val`, `test`");
+    let ran = run(prsmed().args(["data", "check"]).arg(&broken.root));
+    assert!(
+        ran.stdout.contains(": split `\\u{1b}]0;owned\\u{7}` is not one of `train`, `val`, `test`\n"),
+        "{}",
+        ran.stdout
+    );
+    let out = path("never");
+    let ran = run(&mut train(&broken.root, &out, &[]));
+    assert!(ran.stderr.contains("split `\\u{1b}]0;owned\\u{7}` is not one of"), "{}", ran.stderr);
+    assert!(!ran.stderr.contains(['\x1b', '\x07']), "{}", ran.stderr);
 }
 
 #[test]
