@@ -88,6 +88,12 @@ pub enum Error {
         /// Step and value.
         reason: String,
     },
+    /// A panic: an error of the program.
+    #[error("internal error, please report it with the command line: {reason}")]
+    Internal {
+        /// Message and location of the panic.
+        reason: String,
+    },
     /// The user pressed Ctrl-C. Finished work is saved.
     #[error("interrupted")]
     Interrupted,
@@ -155,7 +161,7 @@ impl Error {
                  `train.checkpointing=full`"
                     .into()
             }
-            Self::Torch { .. } => String::new(),
+            Self::Torch { .. } | Self::Internal { .. } => String::new(),
             Self::Diverged { .. } => "lower `train.learning_rate`, or use `--precision bf16` instead of fp16".into(),
             Self::Interrupted => "run the same command again to continue; `prsmed train` needs `--resume`".into(),
         }

@@ -27,12 +27,13 @@
 //! | 3 | `models` `data` `metrics` `runtime` |
 //! | 2 | `nn` `hub` |
 //! | 1 | `tensor` |
-//! | 0 | `error` `files` `units` `event` `location` `setting` |
+//! | 0 | `error` `files` `units` `event` `location` `panics` `setting` |
 
 pub mod error;
 pub mod event;
 pub mod files;
 pub mod location;
+pub mod panics;
 pub mod setting;
 pub mod units;
 

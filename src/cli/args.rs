@@ -1,6 +1,8 @@
 //! Command-line arguments that several commands share.
 
+use super::context::Context;
 use crate::data::manifest::{Manifest, OpenOptions};
+use crate::event::Event;
 use crate::{Error, Result};
 use std::path::PathBuf;
 
@@ -18,13 +20,20 @@ pub(super) struct RootArgs {
     /// CSV file or folder of CSV files, if not in the data root
     #[arg(long, value_name = "DIR")]
     annotations: Option<PathBuf>,
-    /// Skip bad rows instead of stopping with an error
+    /// Skip bad rows instead of stopping with an error; a warning names the first of them
     #[arg(long)]
     skip_bad_rows: bool,
 }
 
 impl RootArgs {
-    pub(super) fn open(&self) -> Result<Manifest> {
+    /// The rows; a warning names the bad rows that `--skip-bad-rows` left out.
+    pub(super) fn open(&self, context: &Context) -> Result<Manifest> {
+        let manifest = self.read()?;
+        warn_of_skipped(&manifest, context);
+        Ok(manifest)
+    }
+
+    fn read(&self) -> Result<Manifest> {
         let root = self.data_root.as_deref().ok_or_else(|| {
             let hint = "add `--data-root DIR`; to try the program, generate one with `prsmed data phantom phantoms`";
             Error::config("--data-root", "is required", hint)
@@ -33,8 +42,8 @@ impl RootArgs {
     }
 
     /// The rows of [`RootArgs::open`], followed by the rows of the extra data roots, marked as synthetic.
-    pub(super) fn open_with_extra(&self, extra: &[PathBuf]) -> Result<Manifest> {
-        let mut manifest = self.open()?;
+    pub(super) fn open_with_extra(&self, extra: &[PathBuf], context: &Context) -> Result<Manifest> {
+        let mut manifest = self.read()?;
         let mut known: Vec<PathBuf> = self.data_root.iter().filter_map(|root| root.canonicalize().ok()).collect();
         for root in extra {
             let canonical = root.canonicalize().unwrap_or_else(|_| root.clone());
@@ -46,6 +55,11 @@ impl RootArgs {
             let rows = Manifest::open_with(root, None, OpenOptions { skip_bad: self.skip_bad_rows })?;
             manifest = manifest.with_extra(rows)?;
         }
+        warn_of_skipped(&manifest, context);
         Ok(manifest)
     }
+}
+
+fn warn_of_skipped(manifest: &Manifest, context: &Context) {
+    manifest.skipped_note().into_iter().for_each(|note| context.progress.on(&Event::Warning(note)));
 }

@@ -2,13 +2,14 @@
 
 use super::context::Context;
 use super::report::Outcome;
-use crate::Error;
-use crate::data::check::{self, CheckReport, Leak, ModalityCounts};
+use crate::data::check::{self, CheckReport, Leak, ModalityCounts, Uncovered};
+use crate::data::labels::Labels;
 use crate::data::manifest::Split;
 use crate::data::phantom::{self, PhantomOptions};
 use crate::data::position::Zones;
 use crate::data::prepare::{self, PrepareOptions, Several};
 use crate::event::Event;
+use crate::{Error, Result};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -31,14 +32,16 @@ pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcom
 /// Check a data root: list bad rows, count the good ones
 ///
 /// Reads every row and decodes every image and mask without changing anything. Lists each bad row with its file, line
-/// and reason: missing or corrupt image or mask, size mismatch, empty mask, empty text, unknown split, duplicate. Then
-/// counts the good rows. The exit code is 1 when there is a bad row.
+/// and reason: missing or corrupt image or mask, size mismatch, empty mask, mask with several labels, empty text, stray
+/// quote, unknown split, duplicate. Then counts the good rows. The exit code is 1 when there is a bad row.
 ///
-/// An image that occurs in several splits gives a warning: scores on it are not scores on unseen data.
+/// Warnings name images that occur in several splits (scores on them are not scores on unseen data), classes without
+/// images of a split, and 16-bit images that use a small part of the range of values.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed data check data
   prsmed data check data --annotations csv
+  prsmed data check data --labels 1,3
   prsmed data check data --json | jq '.bad[].reason'")]
 pub(super) struct CheckArgs {
     /// Data root: a folder with one folder for each modality, and `annotations/`
@@ -47,15 +50,25 @@ pub(super) struct CheckArgs {
     /// CSV file or folder of CSV files [default: `annotations` in DIR]
     #[arg(long, value_name = "DIR")]
     annotations: Option<PathBuf>,
+    /// Labels of masks that are foreground, as `--labels` of `prsmed train`
+    #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
+    labels: String,
+}
+
+/// The labels of a flag.
+fn labels_of(text: &str) -> Result<Labels> {
+    text.parse().map_err(|reason: String| Error::config("--labels", reason, "give for example `--labels 1,3`"))
 }
 
 fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
-    let report = check::check(&args.root, args.annotations.as_deref(), context.progress.as_ref())?;
+    let labels = labels_of(&args.labels)?;
+    let report = check::check(&args.root, args.annotations.as_deref(), labels, context.progress.as_ref())?;
     for bad in &report.bad {
         context.output.line(format!("{}:{}: {}", bad.csv.display(), bad.line, bad.reason))?;
     }
-    for leak in &report.leaks {
-        context.progress.on(&Event::Warning(describe_leak(leak)));
+    // with `--json` they are in the record
+    if !context.output.is_json() {
+        warnings(&report).into_iter().for_each(|text| context.progress.on(&Event::Warning(text)));
     }
     context.output.line(count_table(&report))?;
     let mut record = json!({ "kind": "result", "good": report.is_good() });
@@ -65,6 +78,14 @@ fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
     }
     context.output.record(&record)?;
     Ok(if report.is_good() { Outcome::Done } else { Outcome::No })
+}
+
+/// What is not wrong with a row, but the user should know.
+fn warnings(report: &CheckReport) -> Vec<String> {
+    let uncovered = report.uncovered.iter().map(|Uncovered { split, classes }| {
+        format!("these classes have no `{split}` images: `{}`", classes.join("`, `"))
+    });
+    report.leaks.iter().map(describe_leak).chain(uncovered).chain(report.depth.warning()).collect()
 }
 
 fn describe_leak(leak: &Leak) -> String {
@@ -153,7 +174,7 @@ pub(super) struct PrepareArgs {
     /// Folder of images: PNG, JPEG or TIFF
     #[arg(long, value_name = "DIR")]
     images: PathBuf,
-    /// Folder of masks: background 0, foreground above 0
+    /// Folder of masks: background 0, one label; for label maps see `--labels`
     #[arg(long, value_name = "DIR")]
     masks: PathBuf,
     /// Modality: class and folder name of these images
@@ -189,6 +210,9 @@ pub(super) struct PrepareArgs {
     /// Question templates to use instead of the built-in ones (TOML)
     #[arg(long, value_name = "FILE")]
     templates: Option<PathBuf>,
+    /// Labels of the target in masks with several labels, for example `1,3`; other labels become background
+    #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
+    labels: String,
 }
 
 fn prepare_root(args: &PrepareArgs, context: &Context) -> anyhow::Result<Outcome> {
@@ -210,12 +234,14 @@ fn prepare_root(args: &PrepareArgs, context: &Context) -> anyhow::Result<Outcome
         test_frac: args.test_frac,
         seed: args.seed,
         templates: args.templates.clone(),
+        labels: labels_of(&args.labels)?,
         ..PrepareOptions::new(&args.images, &args.masks, &args.modality, &args.out)
     };
     let report = prepare::prepare(&options, context.progress.as_ref())?;
     for skipped in &report.skipped {
         context.progress.on(&Event::Warning(format!("{}: skipped, {}", skipped.path.display(), skipped.reason)));
     }
+    report.depth.warning().into_iter().for_each(|text| context.progress.on(&Event::Warning(text)));
     context.output.line(format!(
         "{} images, {} questions in {}; {} files skipped",
         report.images,

@@ -41,7 +41,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let split = Split::parse(&args.split).ok_or_else(|| {
         Error::config("--split", format!("there is no split `{}`", args.split), "use train, val or test")
     })?;
-    let manifest = args.data.open()?;
+    let manifest = args.data.open(context)?;
     let rows = spread(manifest.rows_of(split), args.limit);
     if rows.is_empty() {
         return Err(no_rows(&manifest, split).into());

@@ -24,7 +24,9 @@ mod run_lock;
 mod solve;
 mod train;
 
+use crate::Error;
 use crate::event::{Event, Observer, Silent};
+use crate::panics;
 use crate::runtime::Runtime;
 use clap::{Parser, Subcommand};
 use context::Context;
@@ -144,14 +146,11 @@ fn dispatch(command: Command, context: &Context) -> anyhow::Result<Outcome> {
     }
 }
 
-/// Converts a panic to an error that asks for a bug report, without a backtrace.
+/// Converts a panic to an error that asks for a bug report and names message, file and line.
 fn guarded(work: impl FnOnce() -> anyhow::Result<Outcome>) -> anyhow::Result<Outcome> {
-    std::panic::set_hook(Box::new(|_| ()));
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
-        Err(anyhow::anyhow!("internal error, please report it with the command line: {text}"))
-    })
+    panics::record();
+    catch_unwind(AssertUnwindSafe(work))
+        .unwrap_or_else(|panic| Err(Error::Internal { reason: panics::describe(&*panic) }.into()))
 }
 
 /// Handles Ctrl-C. In commands that can save, the first one saves and stops, and the second one ends the process. In
@@ -166,5 +165,21 @@ fn listen_for_interrupts(context: &Context, saves: bool) {
     });
     if let Err(error) = listening {
         context.progress.on(&Event::Warning(format!("Ctrl-C will not save: {error}")));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_internal_error_names_message_file_and_line() {
+        let line = line!() + 1;
+        let error = guarded(|| panic!("number {} is impossible", 7)).unwrap_err();
+        drop(std::panic::take_hook());
+        let expected = format!(
+            "internal error, please report it with the command line: number 7 is impossible (at src/cli/mod.rs:{line})"
+        );
+        assert_eq!(error.to_string(), expected);
     }
 }

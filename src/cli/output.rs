@@ -1,5 +1,6 @@
 //! Writes to standard output (no other code does): text, or with `--json` one object per line.
 
+use std::borrow::Cow;
 use std::fmt::Display;
 use std::io::{ErrorKind, Write};
 use std::sync::{Mutex, PoisonError};
@@ -7,6 +8,16 @@ use std::sync::{Mutex, PoisonError};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
+
+/// `text` with its control characters escaped, except newlines and tabs: texts from files must not control the terminal.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let is_shown = |c: char| !c.is_control() || c == '\n' || c == '\t';
+    if text.chars().all(is_shown) {
+        return Cow::Borrowed(text);
+    }
+    let escaped = text.chars().map(|c| if is_shown(c) { c.to_string() } else { c.escape_debug().to_string() });
+    Cow::Owned(escaped.collect())
+}
 
 /// Output of a command's data. Commands call both the text and the record methods; the mode selects one of them.
 pub struct Output {
@@ -37,7 +48,7 @@ impl Output {
     /// [`Error::Io`], but not if the reader closed the pipe: then the command continues without output.
     pub fn line(&self, text: impl Display) -> Result<()> {
         let text = text.to_string();
-        if self.is_json { Ok(()) } else { self.write(&format!("{}\n", text.trim_end_matches('\n'))) }
+        if self.is_json { Ok(()) } else { self.write(&format!("{}\n", printable(text.trim_end_matches('\n')))) }
     }
 
     /// Writes a part of a line and flushes it; nothing with `--json`.
@@ -45,7 +56,7 @@ impl Output {
     /// # Errors
     /// As [`line`](Self::line).
     pub fn piece(&self, text: &str) -> Result<()> {
-        if self.is_json { Ok(()) } else { self.write(text) }
+        if self.is_json { Ok(()) } else { self.write(&printable(text)) }
     }
 
     /// Writes one object as one line; nothing without `--json`.
@@ -111,6 +122,16 @@ pub(super) mod tests {
             output.record(&serde_json::json!({ "dice": 0.9 })).unwrap();
             assert_eq!(shared.text(), expected);
         }
+    }
+
+    #[test]
+    fn control_characters_are_escaped_on_their_way_to_the_terminal() {
+        let shared = Shared::default();
+        let output = Output::to(Box::new(shared.clone()), false);
+        output.line("one\n\x1b]0;owned\x07\ttwo\r\u{9b}1m").unwrap();
+        output.piece("\x1b[2J").unwrap();
+        assert_eq!(shared.text(), "one\n\\u{1b}]0;owned\\u{7}\ttwo\\r\\u{9b}1m\n\\u{1b}[2J");
+        assert_eq!(printable("Ärzte 医"), "Ärzte 医");
     }
 
     #[test]

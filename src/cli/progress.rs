@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 
-use crate::cli::output::Output;
+use crate::cli::output::{Output, printable};
 use crate::event::{Event, MemoryReport, Observer, StepReport};
 use crate::trainer::records;
 use crate::units::{Bytes, clock};
@@ -81,13 +81,15 @@ impl Progress {
     }
 
     fn labelled(&self, label: &str, code: &str, text: &str) -> String {
+        let text = printable(text);
         if self.style.color { format!("\x1b[1;{code}m{label}\x1b[0m {text}") } else { format!("{label} {text}") }
     }
 
     fn start(&self, state: &mut State, name: &str, total: u64, unit: &'static str) {
+        let name = printable(name);
         let bar = self.style.is_terminal.then(|| {
             let bar = self.bars.add(ProgressBar::new(total).with_style(bar_style(total, unit, self.style.color)));
-            bar.set_prefix(name.to_owned());
+            bar.set_prefix(name.to_string());
             bar.enable_steady_tick(Duration::from_millis(200));
             bar
         });
@@ -96,7 +98,7 @@ impl Progress {
             self.print_line(state, &format!("{name}{amount}"));
         }
         let now = Instant::now();
-        state.phases.push(Phase { name: name.to_owned(), total, unit, done: 0, started: now, last_line: now, bar });
+        state.phases.push(Phase { name: name.into_owned(), total, unit, done: 0, started: now, last_line: now, bar });
     }
 
     fn advance(&self, state: &mut State, done: u64) {
@@ -199,7 +201,11 @@ impl Observer for Progress {
             Event::Saved { path, best } => {
                 self.print_line(
                     state,
-                    &format!("saved {}{}", path.display(), if *best { " (best so far)" } else { "" }),
+                    &format!(
+                        "saved {}{}",
+                        printable(&path.display().to_string()),
+                        if *best { " (best so far)" } else { "" }
+                    ),
                 );
             }
             Event::Token(text) => self.token(state, text),
@@ -387,6 +393,14 @@ mod tests {
         );
         assert_eq!(values[0]["losses"]["total"], json!(0.5));
         assert_eq!(lines.text(), "warning: odd\n");
+    }
+
+    #[test]
+    fn control_characters_of_notes_and_warnings_are_escaped() {
+        let (progress, lines, _) = progress(false, false);
+        progress.on(&Event::Warning("row `\x1b]0;owned\x07`".into()));
+        progress.on(&Event::Started { phase: "copy \x1b[2J".into(), total: 0, unit: "files" });
+        assert_eq!(lines.text(), "warning: row `\\u{1b}]0;owned\\u{7}`\ncopy \\u{1b}[2J\n");
     }
 
     #[test]

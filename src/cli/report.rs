@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use super::output::printable;
 use crate::error::Error;
 
 /// Outcome of a command that ran to its end.
@@ -40,17 +41,17 @@ pub fn write_error(out: &mut dyn Write, error: &anyhow::Error, color: bool) -> i
         writeln!(out, "{}", label("interrupted", "33"))?;
     } else {
         let mut written = error.to_string();
-        writeln!(out, "{} {written}", label("error:", "31"))?;
+        writeln!(out, "{} {}", label("error:", "31"), printable(&written))?;
         for cause in error.chain().skip(1).map(ToString::to_string) {
             // Some errors include the text of their source.
             if !written.contains(&cause) {
-                writeln!(out, "{} {cause}", label("caused by:", "31"))?;
+                writeln!(out, "{} {}", label("caused by:", "31"), printable(&cause))?;
                 written = cause;
             }
         }
     }
     match find(error).map(Error::hint).filter(|hint| !hint.is_empty()) {
-        Some(hint) => writeln!(out, "{} {hint}", label("hint:", "36")),
+        Some(hint) => writeln!(out, "{} {}", label("hint:", "36"), printable(&hint)),
         None => Ok(()),
     }
 }
@@ -86,6 +87,15 @@ mod tests {
              hint: free some space on that disk and run the same command again; finished work is kept\n"
         );
         assert_eq!(exit_code(&Err(error)), 2);
+    }
+
+    #[test]
+    fn control_characters_of_an_error_are_escaped() {
+        let error = anyhow::Error::from(Error::data("a\x1b[2J.csv", "split `\x07` is unknown", "write \x1bc"));
+        assert_eq!(
+            written(&error, true),
+            "\x1b[1;31merror:\x1b[0m a\\u{1b}[2J.csv: split `\\u{7}` is unknown\n\x1b[1;36mhint:\x1b[0m write \\u{1b}c\n"
+        );
     }
 
     #[test]

@@ -47,6 +47,9 @@ pub(super) struct Args {
     /// Same as `--set data.synthetic_ratio=R`: synthetic rows for each real one in an epoch, or all
     #[arg(long, value_name = "R")]
     synthetic_ratio: Option<String>,
+    /// Same as `--set data.labels=LIST`: labels of masks that are foreground, for example 1,3
+    #[arg(long, value_name = "LIST")]
+    labels: Option<String>,
     /// Named settings: tiny, full, cpu, gpu-24gb, ...
     #[arg(long, value_name = "NAME")]
     preset: Option<String>,
@@ -102,7 +105,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         checkpoint_in(&args.out, args.resume)?;
     }
     let (toml, config) = (resolved.to_toml(), resolved.config);
-    let manifest = args.data.open_with_extra(&args.extra)?;
+    let manifest = args.data.open_with_extra(&args.extra, context)?;
     let training = Training::new(config.clone(), manifest, &args.out, &context.runtime)?.with_toml(toml);
     let training = training.resume(args.resume);
     let _run_lock = early.map_or_else(lock, Ok)?;
@@ -293,6 +296,7 @@ fn resolve(args: &Args, context: &Context) -> Result<Resolved> {
         ("train.precision", "--precision", args.precision.clone()),
         ("train.graph", "--graph", args.graph.clone()),
         ("data.cache_vision", "--cache-vision", args.cache_vision.clone()),
+        ("data.labels", "--labels", args.labels.clone()),
         ("data.synthetic_ratio", "--synthetic-ratio", args.synthetic_ratio.as_ref().map(ToString::to_string)),
     ];
     for (key, flag, value) in flags {

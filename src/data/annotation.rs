@@ -12,9 +12,15 @@ use std::{fs, io};
 
 use super::manifest::{BadRow, Problem, Row, Split};
 use crate::error::{Error, Result};
+use crate::files;
 
 /// File extensions of readable images, in order of preference when several images have the same name.
 pub const EXTENSIONS: [&str; 5] = ["png", "jpg", "jpeg", "tif", "tiff"];
+
+/// Most bytes of a cell.
+const MAX_CELL: usize = 16 << 10;
+/// Most characters of a column name that a message shows.
+const MAX_SHOWN: usize = 200;
 
 const COLUMNS_HINT: &str = "the first line must name the columns `image_path`, `question`, `answer` and `split` \
                             (`position` and others are optional)";
@@ -80,7 +86,7 @@ struct Columns {
     answer: usize,
     split: usize,
     position: Option<usize>,
-    count: usize,
+    names: Vec<String>,
 }
 
 impl Columns {
@@ -89,7 +95,7 @@ impl Columns {
         let find = |column: &str| names.iter().position(|name| name.eq_ignore_ascii_case(column));
         let need = |column: &str| {
             find(column).ok_or_else(|| {
-                let found = names.join(",");
+                let found: String = names.join(",").chars().take(MAX_SHOWN).collect();
                 let hint = if names.len() == 1 && found.contains([';', '\t']) {
                     format!("separate the cells by commas; {COLUMNS_HINT}")
                 } else {
@@ -104,7 +110,7 @@ impl Columns {
             answer: need("answer")?,
             split: need("split")?,
             position: find("position"),
-            count: names.len(),
+            names,
         })
     }
 }
@@ -123,7 +129,12 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn file(&mut self, file: &Path) -> Result<()> {
-        let bytes = fs::read(file).map_err(Error::io(file, "read"))?;
+        let bytes = files::read(file, files::MAX_TABLE).map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput | io::ErrorKind::FileTooLarge => {
+                Error::data(file, error.to_string(), "give a CSV file of at most 4 GiB, or several files")
+            }
+            _ => Error::io(file, "read")(error),
+        })?;
         let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
         let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(bytes);
         let unreadable = |error: csv::Error| Error::data(file, error.to_string(), "write the file as UTF-8 CSV");
@@ -131,8 +142,15 @@ impl Reader<'_> {
         let mut record = csv::ByteRecord::new();
         let mut lines = Lines { bytes, byte: 0, line: 1 };
         while reader.read_byte_record(&mut record).map_err(unreadable)? {
-            let line = lines.at(record.position().map_or(0, csv::Position::byte));
-            match self.row(file, line, &columns, &record)? {
+            let start = record.position().map_or(0, csv::Position::byte);
+            let line = lines.at(start);
+            let rest = usize::try_from(start).ok().and_then(|start| bytes.get(start..)).unwrap_or_default();
+            let is_last = reader.position().byte() >= bytes.len() as u64;
+            let found = match cells(&record, is_last && ends_in_quotes(rest), &columns.names) {
+                Ok(()) => self.row(file, line, &columns, &record)?,
+                Err(problem) => Err(problem),
+            };
+            match found {
                 Ok(row) => self.rows.push(row),
                 Err((problem, reason)) => self.bad.push(BadRow { csv: file.to_path_buf(), line, problem, reason }),
             }
@@ -157,9 +175,10 @@ impl Reader<'_> {
         };
         let mask_path = self.root.join(&mask);
         if !mask_path.is_file() {
-            return Ok(Err((Problem::MissingMask, format!("mask `{}` is missing", mask.display()))));
+            return Ok(Err(not_a_file(&mask_path, &mask)));
         }
         let image_path = match self.image_of(&mask)? {
+            Ok(path) if !path.is_file() => return Ok(Err(image_not_a_file(self.root, &path))),
             Ok(path) => path,
             Err(problem) => return Ok(Err(problem)),
         };
@@ -234,6 +253,81 @@ impl Lines<'_> {
     }
 }
 
+/// Problem of a mask that is no regular file.
+fn not_a_file(path: &Path, mask: &Path) -> RowProblem {
+    let mask = mask.display();
+    if path.exists() {
+        (Problem::NotAFile, format!("mask `{mask}` is not a regular file (a folder, pipe or device)"))
+    } else {
+        (Problem::MissingMask, format!("mask `{mask}` is missing"))
+    }
+}
+
+/// Problem of an image that is listed in its folder but is no regular file.
+fn image_not_a_file(root: &Path, path: &Path) -> RowProblem {
+    let image = path.strip_prefix(root).unwrap_or(path).display();
+    if path.exists() {
+        (Problem::NotAFile, format!("image `{image}` is not a regular file (a folder, pipe or device)"))
+    } else {
+        (Problem::MissingImage, format!("image `{image}` is a broken link"))
+    }
+}
+
+/// Whether a record has cells that a stray double quote has made. `is_open`: its last quote is not closed.
+fn cells(record: &csv::ByteRecord, is_open: bool, names: &[String]) -> Result<(), RowProblem> {
+    const CLOSE: &str = "close the double quote, or write a double quote inside a text as `\"\"`";
+    let column = |index: usize| names.get(index).map_or_else(|| "?".to_owned(), |name| shortened(name));
+    if is_open {
+        let column = column(record.len().saturating_sub(1));
+        let reason = format!("column `{column}` begins with a double quote that is never closed; {CLOSE}");
+        return Err((Problem::UnclosedQuote, reason));
+    }
+    for (index, cell) in record.iter().enumerate() {
+        let num_rows = cell.split(|&byte| byte == b'\n').skip(1).filter(|line| looks_like_row(line)).count();
+        if num_rows > 0 {
+            let reason = format!("column `{}` contains the next {num_rows} rows of the file; {CLOSE}", column(index));
+            return Err((Problem::SwallowedRows, reason));
+        }
+        if cell.len() > MAX_CELL {
+            let (column, length) = (column(index), cell.len());
+            let reason = format!(
+                "column `{column}` has {length} bytes; {MAX_CELL} are the limit. If it is not one text, {CLOSE}"
+            );
+            return Err((Problem::CellTooLong, reason));
+        }
+    }
+    Ok(())
+}
+
+fn shortened(name: &str) -> String {
+    name.chars().take(MAX_SHOWN).collect()
+}
+
+/// True if a line contains a path of a mask.
+fn looks_like_row(line: &[u8]) -> bool {
+    line.windows(6).any(|part| part == b"masks/" || part == b"masks\\")
+}
+
+/// True if the last cell of a record is quoted and the quote is not closed. The rules are those of the `csv` crate.
+fn ends_in_quotes(record: &[u8]) -> bool {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Place {
+        Start,
+        Plain,
+        Quoted,
+        /// After a double quote in quotes: it ends the quotes, or it is doubled.
+        Quote,
+    }
+    let end = record.iter().fold(Place::Start, |place, &byte| match (place, byte) {
+        (Place::Start | Place::Quote, b'"') => Place::Quoted,
+        (Place::Quoted, b'"') => Place::Quote,
+        (Place::Quoted, _) => Place::Quoted,
+        (_, b',' | b'\r' | b'\n') => Place::Start,
+        _ => Place::Plain,
+    });
+    end == Place::Quoted
+}
+
 struct Texts {
     mask: String,
     question: String,
@@ -243,11 +337,11 @@ struct Texts {
 }
 
 fn texts(columns: &Columns, record: &csv::ByteRecord) -> Result<Texts, RowProblem> {
-    if record.len() != columns.count {
+    if record.len() != columns.names.len() {
         let reason = format!(
             "{} cells, but the header has {}; put a text with a comma in double quotes",
             record.len(),
-            columns.count
+            columns.names.len()
         );
         return Err((Problem::ColumnCount, reason));
     }

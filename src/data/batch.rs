@@ -178,11 +178,17 @@ mod tests {
 
     use super::*;
     use crate::data::image::{MaskMode, PadOffset};
+    use crate::data::labels::Labels;
     use crate::data::sample::Pixels;
     use crate::tensor::Kind;
 
-    const CONFIG: PixelConfig =
-        PixelConfig { clip_size: 2, sam_size: 3, mask: MaskMode::Soft, pad_offset: PadOffset::Centre };
+    const CONFIG: PixelConfig = PixelConfig {
+        clip_size: 2,
+        sam_size: 3,
+        mask: MaskMode::Soft,
+        pad_offset: PadOffset::Centre,
+        labels: Labels::NONE,
+    };
 
     fn sample(row: usize, ids: &[i64]) -> Sample {
         let byte = u8::try_from(row).expect("small");

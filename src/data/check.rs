@@ -7,7 +7,9 @@ use std::sync::{Mutex, PoisonError};
 use rayon::prelude::*;
 use serde::Serialize;
 
+use super::bit_depth::DepthReport;
 use super::decode;
+use super::labels::{self, Labels};
 use super::manifest::{BadRow, Manifest, Problem, Row, Split};
 use super::sample::size_mismatch;
 use super::split::{Content, content};
@@ -51,6 +53,19 @@ pub struct CheckReport {
     pub bad: Vec<BadRow>,
     /// Images in several splits: warnings, not bad rows.
     pub leaks: Vec<Leak>,
+    /// Splits that some classes have no rows of: warnings, not bad rows.
+    pub uncovered: Vec<Uncovered>,
+    /// 16-bit images, and those that use a small part of the range: warnings, not bad rows.
+    pub depth: DepthReport,
+}
+
+/// Classes without rows of a split that other classes have.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Uncovered {
+    /// The split.
+    pub split: Split,
+    /// The classes.
+    pub classes: Vec<String>,
 }
 
 impl CheckReport {
@@ -60,11 +75,12 @@ impl CheckReport {
     }
 }
 
-/// Reads all rows and decodes every image and mask once, in parallel on the current rayon pool.
+/// Reads all rows and decodes every image and mask once, in parallel on the current rayon pool. `labels` are the labels
+/// of masks that are foreground; empty for masks of one label.
 ///
 /// # Errors
 /// As [`Manifest::read`], when the rows cannot be read at all. Bad rows are in the report.
-pub fn check(root: &Path, annotations: Option<&Path>, observer: &dyn Observer) -> Result<CheckReport> {
+pub fn check(root: &Path, annotations: Option<&Path>, labels: Labels, observer: &dyn Observer) -> Result<CheckReport> {
     let (manifest, mut bad) = Manifest::read(root, annotations)?;
     let rows = manifest.rows.len() + bad.len();
     let mut pairs: BTreeMap<(&PathBuf, &PathBuf), Vec<usize>> = BTreeMap::new();
@@ -76,7 +92,7 @@ pub fn check(root: &Path, annotations: Option<&Path>, observer: &dyn Observer) -
     let results: Vec<(Vec<usize>, PairCheck)> = pairs
         .into_par_iter()
         .map(|((image, mask), rows)| {
-            let found = check_pair(image, mask);
+            let found = check_pair(image, mask, labels);
             let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
             *done += 1;
             observer.on(&Event::Advanced { done: *done });
@@ -87,9 +103,13 @@ pub fn check(root: &Path, annotations: Option<&Path>, observer: &dyn Observer) -
 
     let mut good = vec![true; manifest.rows.len()];
     let mut by_content: HashMap<Content, Vec<usize>> = HashMap::new();
+    let mut ranges = BTreeMap::new();
     for (indices, found) in results {
         match found {
-            Ok(content) => by_content.entry(content).or_default().extend(indices),
+            Ok((content, range)) => {
+                ranges.extend(indices.first().map(|&index| (&manifest.rows[index].image_path, range)));
+                by_content.entry(content).or_default().extend(indices);
+            }
             Err((problem, reason)) => {
                 for index in indices {
                     good[index] = false;
@@ -100,6 +120,8 @@ pub fn check(root: &Path, annotations: Option<&Path>, observer: &dyn Observer) -
         }
     }
     bad.sort_by(|a, b| (&a.csv, a.line).cmp(&(&b.csv, b.line)));
+    let mut depth = DepthReport::default();
+    ranges.into_iter().for_each(|(path, range)| depth.add(path, range));
     let images = manifest.rows.iter().map(|row| &row.image_path).collect::<BTreeSet<_>>().len();
     let usable = manifest.rows.iter().zip(&good).filter_map(|(row, good)| good.then_some(row));
     Ok(CheckReport {
@@ -108,25 +130,47 @@ pub fn check(root: &Path, annotations: Option<&Path>, observer: &dyn Observer) -
         images,
         counts: counts(usable),
         leaks: leaks(&manifest, by_content),
+        uncovered: uncovered(&manifest),
+        depth,
         bad,
     })
 }
 
-/// The content hash of the image, or what is wrong with the pair.
-type PairCheck = Result<Content, (Problem, String)>;
+fn uncovered(manifest: &Manifest) -> Vec<Uncovered> {
+    let of =
+        |split| Uncovered { split, classes: manifest.classes_without(split).into_iter().map(str::to_owned).collect() };
+    Split::ALL.into_iter().map(of).filter(|uncovered| !uncovered.classes.is_empty()).collect()
+}
+
+/// The content hash of the image and its range of values if it has 16 bits, or what is wrong with the pair.
+type PairCheck = Result<(Content, Option<[u16; 2]>), (Problem, String)>;
 
 /// Decodes an image and its mask.
-fn check_pair(image: &Path, mask: &Path) -> PairCheck {
-    let decoded = decode::image(image).map_err(|error| (Problem::UndecodableImage, describe(&error)))?;
-    let pixels = decode::mask(mask).map_err(|error| (Problem::UndecodableMask, describe(&error)))?;
+fn check_pair(image: &Path, mask: &Path, labels: Labels) -> PairCheck {
+    let (decoded, range) =
+        decode::image_with_range(image).map_err(|error| (Problem::UndecodableImage, describe(&error)))?;
+    let stored = decode::stored_mask(mask).map_err(|error| (Problem::UndecodableMask, describe(&error)))?;
+    let found = stored.labels();
+    if labels.is_empty() && found.len() > 1 {
+        let found = labels::describe(&found);
+        let reason = format!("{}: the mask has several labels: {found}; {}", mask.display(), decode::CHOOSE_LABELS);
+        return Err((Problem::SeveralLabels, reason));
+    }
+    let pixels = if labels.is_empty() { stored.into_grey() } else { stored.select(labels) };
     let sizes = ((decoded.width(), decoded.height()), pixels.dimensions());
     if sizes.0 != sizes.1 {
         return Err((Problem::SizeMismatch, format!("{}: {}", mask.display(), size_mismatch(sizes.0, sizes.1))));
     }
     if pixels.iter().all(|&value| value == 0) {
-        return Err((Problem::EmptyMask, format!("{}: the mask is empty", mask.display())));
+        let what = if found.is_empty() {
+            "the mask is empty".to_owned()
+        } else {
+            format!("the mask has no pixel of the labels {labels}; it has {}", labels::describe(&found))
+        };
+        return Err((Problem::EmptyMask, format!("{}: {what}", mask.display())));
     }
-    content(image).map_err(|error| (Problem::UndecodableImage, describe(&error)))
+    let content = content(image).map_err(|error| (Problem::UndecodableImage, describe(&error)))?;
+    Ok((content, range))
 }
 
 fn describe(error: &Error) -> String {
@@ -193,7 +237,7 @@ mod tests {
              ct/train_masks/good.png,,a,train\n\
              ct/train_masks/good.png,q,a,train\n",
         );
-        let report = check(root.path(), None, &Silent).expect("readable");
+        let report = check(root.path(), None, Labels::NONE, &Silent).expect("readable");
         let found: Vec<(u64, Problem)> = report.bad.iter().map(|bad| (bad.line, bad.problem)).collect();
         assert_eq!(
             found,
@@ -221,6 +265,44 @@ mod tests {
     }
 
     #[test]
+    fn label_maps_narrow_images_and_missing_splits_are_reported() {
+        let root = Root::new();
+        for name in ["one", "map", "narrow"] {
+            root.pair("ct", "train", name);
+        }
+        root.pair("mr", "train", "a");
+        root.mask("ct/train_masks/map.png", 12, 8, |x, _| [0, 5, 20][x as usize / 4]);
+        ::image::ImageBuffer::<::image::Luma<u16>, _>::from_fn(12, 8, |x, _| ::image::Luma([u16::from(x > 3) * 4095]))
+            .save(root.file("ct/train_images/narrow.png"))
+            .expect("written");
+        root.csv(
+            "a.csv",
+            "image_path,question,answer,split\n\
+             ct/train_masks/one.png,q,a,train\n\
+             ct/train_masks/map.png,q,a,test\n\
+             ct/train_masks/narrow.png,q,a,val\n\
+             mr/train_masks/a.png,q,a,train\n",
+        );
+        let check =
+            |labels: &[u16]| check(root.path(), None, Labels::new(labels).expect("labels"), &Silent).expect("readable");
+        let report = check(&[]);
+        assert_eq!((report.bad.len(), report.bad[0].line, report.bad[0].problem), (1, 3, Problem::SeveralLabels));
+        let reason = &report.bad[0].reason;
+        assert!(reason.contains("map.png: the mask has several labels: 5 (32 pixels), 20 (32 pixels); "), "{reason}");
+        assert!(reason.contains("`--labels 1,3`"), "{reason}");
+        assert_eq!((report.depth.num_decoded, report.depth.narrow[0].max), (1, 4095));
+        let uncovered: Vec<_> = report.uncovered.iter().map(|u| (u.split, u.classes.join(","))).collect();
+        assert_eq!(uncovered, [(Split::Val, "mr".to_owned()), (Split::Test, "mr".to_owned())]);
+        let report = check(&[5, 255]);
+        assert_eq!(report.bad, []);
+        let report = check(&[20]);
+        assert_eq!(report.bad.iter().map(|bad| bad.line).collect::<Vec<_>>(), [2, 4, 5]);
+        assert!(
+            report.bad[0].reason.ends_with("one.png: the mask has no pixel of the labels 20; it has 255 (15 pixels)")
+        );
+    }
+
+    #[test]
     fn the_real_data_set_has_no_bad_rows() {
         struct Last(AtomicU64);
         impl Observer for Last {
@@ -232,7 +314,7 @@ mod tests {
         }
         let Some(folder) = shared("data/real") else { return };
         let observer = Last(AtomicU64::new(0));
-        let report = check(&folder, None, &observer).expect("readable");
+        let report = check(&folder, None, Labels::NONE, &observer).expect("readable");
         assert_eq!(report.bad, []);
         assert_eq!((report.rows, report.images, report.counts.len()), (360, 180, 9));
         assert_eq!(observer.0.load(Ordering::Relaxed), 180);

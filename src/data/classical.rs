@@ -264,6 +264,7 @@ fn normal(random: &mut impl Rng) -> f32 {
 mod tests {
     use super::*;
     use crate::data::fixture::{self, shared};
+    use crate::data::labels::Labels;
     use crate::data::manifest::Manifest;
     use crate::data::position::{self, Zones};
     use crate::data::sample::decoded;
@@ -386,7 +387,7 @@ mod tests {
         let manifest = Manifest::open(&folder, None).unwrap();
         let (mut moved, mut warped) = (0, 0);
         for (index, row) in manifest.rows.iter().enumerate().step_by(STEP) {
-            let (_, mask) = decoded(row).unwrap();
+            let (_, mask) = decoded(row, Labels::NONE).unwrap();
             let (width, height) = mask.dimensions();
             let warp = Warp::draw((width, height), &mut random::stream("test", &[index as u64]));
             if let Some((described, mask)) = warp_row(row, &mask, &warp) {

@@ -6,50 +6,151 @@
 //! are decoded with libjpeg, as in Pillow. The decoders `zune-jpeg` and `jpeg-decoder` differ from it by more than
 //! 1/255 in 2-5 % of the pixels of a 4:2:0 image.
 
-use std::fs;
-use std::io::Cursor;
+use std::ffi::c_int;
+use std::io::{Cursor, ErrorKind};
 use std::path::Path;
 
-use ::image::{DynamicImage, GrayImage, ImageFormat, ImageReader, Luma, Rgb, RgbImage};
+use ::image::{DynamicImage, GrayImage, ImageBuffer, ImageError, ImageFormat, ImageReader, Luma, Rgb, RgbImage};
 
+use super::labels::{self, Labels};
 use crate::error::{Error, Result};
+use crate::files;
 
 const REPLACE: &str = "replace the file or remove its row";
+const TILES: &str = "cut the image into tiles or make it smaller";
+
+/// Most pixels of an image's side.
+pub const MAX_SIDE: u32 = 1 << 17;
 
 /// Decodes an image as 8-bit grey (`ImageLuma8`) or RGB (`ImageRgb8`).
 ///
 /// # Errors
-/// [`Error::Data`] when the file is missing, of another format, truncated or corrupt; [`Error::Io`].
+/// [`Error::Data`] when the file is missing, not a regular file, of another format, truncated, corrupt or too large;
+/// [`Error::Io`].
 pub fn image(path: &Path) -> Result<DynamicImage> {
-    Ok(match decode(path)? {
+    Ok(eight_bits(decode(path)?))
+}
+
+/// As [`image()`], with the smallest and largest value that a 16-bit image stores.
+///
+/// # Errors
+/// As [`image()`].
+pub fn image_with_range(path: &Path) -> Result<(DynamicImage, Option<[u16; 2]>)> {
+    let decoded = decode(path)?;
+    let range = |values: &[u16]| Some([*values.iter().min()?, *values.iter().max()?]);
+    let range = match &decoded {
+        DynamicImage::ImageLuma16(grey) => range(grey.as_raw()),
+        DynamicImage::ImageRgb16(rgb) => range(rgb.as_raw()),
+        DynamicImage::ImageLumaA16(_) => range(decoded.to_luma16().as_raw()),
+        DynamicImage::ImageRgba16(_) => range(decoded.to_rgb16().as_raw()),
+        _ => None,
+    };
+    Ok((eight_bits(decoded), range))
+}
+
+fn eight_bits(decoded: DynamicImage) -> DynamicImage {
+    match decoded {
         grey @ (DynamicImage::ImageLuma8(_)
         | DynamicImage::ImageLumaA8(_)
         | DynamicImage::ImageLuma16(_)
         | DynamicImage::ImageLumaA16(_)) => DynamicImage::ImageLuma8(grey.into_luma8()),
         colour => DynamicImage::ImageRgb8(colour.into_rgb8()),
-    })
+    }
 }
 
-/// Decodes a mask as 8-bit grey with its stored values. Colour is converted with the weights of Pillow's
-/// `convert("L")`.
+/// Decodes the mask of one target as 8-bit grey, ready for [`super::image::foreground`].
 ///
-/// 16-bit masks keep their values when none exceeds 255 (label maps); otherwise they are scaled by 1/257.
+/// # Errors
+/// As [`image()`]; [`Error::Data`] for a mask with several labels.
+pub fn mask(path: &Path) -> Result<GrayImage> {
+    labelled_mask(path, Labels::NONE)
+}
+
+/// As [`mask`]. With `labels`, exactly these labels are foreground (255) and everything else is background.
+///
+/// # Errors
+/// As [`image()`]; [`Error::Data`] for a mask with several labels if `labels` is empty.
+pub fn labelled_mask(path: &Path, labels: Labels) -> Result<GrayImage> {
+    let stored = stored_mask(path)?;
+    if !labels.is_empty() {
+        return Ok(stored.select(labels));
+    }
+    match stored.labels().as_slice() {
+        several @ [_, _, ..] => {
+            let reason = format!("the mask has several labels: {}", labels::describe(several));
+            Err(Error::data(path, reason, CHOOSE_LABELS))
+        }
+        _ => Ok(stored.into_grey()),
+    }
+}
+
+/// What to do about a mask with several labels.
+pub const CHOOSE_LABELS: &str = "choose the labels of the target, for example `--labels 1,3`, or write one mask for \
+                                 each label";
+
+/// A mask with the values of its file. Colour is converted with the weights of Pillow's `convert("L")`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoredMask {
+    /// 8 bits.
+    Grey8(GrayImage),
+    /// 16 bits, grey.
+    Grey16(ImageBuffer<Luma<u16>, Vec<u16>>),
+}
+
+impl StoredMask {
+    /// Width and height in pixels.
+    pub fn dimensions(&self) -> (u32, u32) {
+        match self {
+            Self::Grey8(grey) => grey.dimensions(),
+            Self::Grey16(deep) => deep.dimensions(),
+        }
+    }
+
+    /// Its labels and their numbers of pixels; see [`labels::labels_of`].
+    pub fn labels(&self) -> Vec<(u16, u64)> {
+        let width = self.dimensions().0 as usize;
+        match self {
+            Self::Grey8(grey) => labels::labels_of(grey.as_raw(), width),
+            Self::Grey16(deep) => labels::labels_of(deep.as_raw(), width),
+        }
+    }
+
+    /// 255 where the value is one of `labels`, else 0.
+    pub fn select(&self, labels: Labels) -> GrayImage {
+        let set = |value: u16| Luma([if labels.contains(value) { 255 } else { 0 }]);
+        let (width, height) = self.dimensions();
+        GrayImage::from_fn(width, height, |x, y| match self {
+            Self::Grey8(grey) => set(u16::from(grey.get_pixel(x, y).0[0])),
+            Self::Grey16(deep) => set(deep.get_pixel(x, y).0[0]),
+        })
+    }
+
+    /// 8-bit values. 16-bit values above 255 are scaled, so that the largest becomes 255.
+    pub fn into_grey(self) -> GrayImage {
+        let deep = match self {
+            Self::Grey8(grey) => return grey,
+            Self::Grey16(deep) => deep,
+        };
+        let most = deep.iter().copied().max().map_or(0, u32::from);
+        let value = |value: u32| if most > 255 { (value * 255 + most / 2) / most } else { value };
+        GrayImage::from_fn(deep.width(), deep.height(), |x, y| Luma([byte(value(deep.get_pixel(x, y).0[0].into()))]))
+    }
+}
+
+/// Decodes a mask with the values of its file.
 ///
 /// # Errors
 /// As [`image()`].
-pub fn mask(path: &Path) -> Result<GrayImage> {
+pub fn stored_mask(path: &Path) -> Result<StoredMask> {
     Ok(match decode(path)? {
-        DynamicImage::ImageLuma8(grey) => grey,
-        grey @ DynamicImage::ImageLumaA8(_) => grey.into_luma8(),
-        deep @ (DynamicImage::ImageLuma16(_) | DynamicImage::ImageLumaA16(_)) => {
-            let deep = deep.into_luma16();
-            let scaled = deep.pixels().any(|pixel| pixel.0[0] > 255);
-            let value = |value: u16| if scaled { (u32::from(value) + 128) / 257 } else { u32::from(value) };
-            GrayImage::from_fn(deep.width(), deep.height(), |x, y| Luma([byte(value(deep.get_pixel(x, y).0[0]))]))
-        }
+        DynamicImage::ImageLuma8(grey) => StoredMask::Grey8(grey),
+        grey @ DynamicImage::ImageLumaA8(_) => StoredMask::Grey8(grey.into_luma8()),
+        deep @ (DynamicImage::ImageLuma16(_) | DynamicImage::ImageLumaA16(_)) => StoredMask::Grey16(deep.into_luma16()),
         colour => {
             let rgb = colour.into_rgb8();
-            GrayImage::from_fn(rgb.width(), rgb.height(), |x, y| Luma([grey_of(*rgb.get_pixel(x, y))]))
+            StoredMask::Grey8(GrayImage::from_fn(rgb.width(), rgb.height(), |x, y| {
+                Luma([grey_of(*rgb.get_pixel(x, y))])
+            }))
         }
     })
 }
@@ -63,16 +164,19 @@ fn grey_of(Rgb([r, g, b]): Rgb<u8>) -> u8 {
     byte((u32::from(r) * 19_595 + u32::from(g) * 38_470 + u32::from(b) * 7_471 + 0x8000) >> 16)
 }
 
+/// The bytes of an image file.
+pub(super) fn bytes_of(path: &Path) -> Result<Vec<u8>> {
+    files::read(path, files::MAX_IMAGE).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => Error::data(path, "the file is missing", "restore the file or remove its row"),
+        ErrorKind::InvalidInput | ErrorKind::FileTooLarge => Error::data(path, error.to_string(), REPLACE),
+        _ => Error::io(path, "read")(error),
+    })
+}
+
 fn decode(path: &Path) -> Result<DynamicImage> {
-    let bytes = match fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Err(Error::data(path, "the file is missing", "restore the file or remove its row"));
-        }
-        Err(error) => return Err(Error::io(path, "read")(error)),
-    };
+    let bytes = bytes_of(path)?;
     let corrupt = |reason: String| Error::data(path, format!("cannot be decoded: {reason}"), REPLACE);
-    let reader =
+    let mut reader =
         ImageReader::new(Cursor::new(&bytes)).with_guessed_format().map_err(|error| corrupt(error.to_string()))?;
     match reader.format() {
         Some(ImageFormat::Png | ImageFormat::Tiff) => {}
@@ -84,7 +188,16 @@ fn decode(path: &Path) -> Result<DynamicImage> {
         }
         _ => return Err(Error::data(path, "is not a PNG, JPEG or TIFF image", "convert it to PNG")),
     }
-    let decoded = reader.decode().map_err(|error| corrupt(error.to_string()))?;
+    let mut limits = ::image::Limits::default();
+    (limits.max_image_width, limits.max_image_height) = (Some(MAX_SIDE), Some(MAX_SIDE));
+    reader.limits(limits);
+    let decoded = reader.decode().map_err(|error| match error {
+        ImageError::Limits(_) => {
+            let reason = format!("has more than {MAX_SIDE} pixels on a side, or needs more than 512 MiB of memory");
+            Error::data(path, reason, TILES)
+        }
+        error => corrupt(error.to_string()),
+    })?;
     if matches!(decoded, DynamicImage::ImageRgb32F(_) | DynamicImage::ImageRgba32F(_)) {
         return Err(Error::data(path, "has floating-point pixels", "convert it to 8 or 16 bits, windowed as needed"));
     }
@@ -94,10 +207,15 @@ fn decode(path: &Path) -> Result<DynamicImage> {
 /// Decodes a grey or colour JPEG; `None` for CMYK, which libjpeg does not convert to RGB.
 fn jpeg(bytes: &[u8]) -> std::result::Result<Option<DynamicImage>, String> {
     let decode = || -> std::io::Result<Option<DynamicImage>> {
-        let header = mozjpeg::Decompress::new_mem(bytes)?;
+        let header = mozjpeg::Decompress::builder().with_err(strict_errors()).from_mem(bytes)?;
         let (width, height) = header.size();
-        if width.saturating_mul(height) > MAX_JPEG_PIXELS {
+        let num_pixels = width.saturating_mul(height);
+        if num_pixels > MAX_JPEG_PIXELS {
             return Err(std::io::Error::other(format!("{width}x{height} pixels are too many")));
+        }
+        if num_pixels / MAX_PIXELS_PER_BYTE > bytes.len() {
+            let size = bytes.len();
+            return Err(std::io::Error::other(format!("{size} bytes are too few for {width}x{height} pixels")));
         }
         let grey = match header.color_space() {
             mozjpeg::ColorSpace::JCS_GRAYSCALE => true,
@@ -113,15 +231,59 @@ fn jpeg(bytes: &[u8]) -> std::result::Result<Option<DynamicImage>, String> {
             RgbImage::from_vec(width, height, pixels).map(DynamicImage::ImageRgb8)
         })
     };
-    // A fatal libjpeg error becomes a panic with its message as payload; the panic hook is not called.
+    // an error of libjpeg unwinds with its message as payload; the panic hook is not called
     match std::panic::catch_unwind(decode) {
         Ok(decoded) => decoded.map_err(|error| error.to_string()),
         Err(cause) => Err(cause.downcast::<String>().map_or_else(|_| "libjpeg gave up".into(), |message| *message)),
     }
 }
 
+/// An error manager for which corrupt data is an error. By default libjpeg fills missing parts with grey and warns.
+fn strict_errors() -> mozjpeg_sys::jpeg_error_mgr {
+    // SAFETY: the struct has integers and nullable pointers, and `jpeg_std_error` sets all that libjpeg reads.
+    let mut errors: mozjpeg_sys::jpeg_error_mgr = unsafe { std::mem::zeroed() };
+    // SAFETY: it writes to the struct only.
+    unsafe { mozjpeg_sys::jpeg_std_error(&mut errors) };
+    errors.error_exit = Some(stop_at_error);
+    errors.emit_message = Some(stop_at_corrupt_data);
+    errors
+}
+
+extern "C-unwind" fn stop_at_error(info: &mut mozjpeg_sys::jpeg_common_struct) {
+    std::panic::resume_unwind(Box::new(format!("libjpeg fatal error: {}", message_of(info))));
+}
+
+/// Levels below 0 are warnings, others are traces.
+extern "C-unwind" fn stop_at_corrupt_data(info: &mut mozjpeg_sys::jpeg_common_struct, level: c_int) {
+    const HARMLESS: [&str; 4] = ["Unknown Adobe", "Warning: unknown JFIF", "Invalid SOS parameters", "bad ICC marker"];
+    if level >= 0 {
+        return;
+    }
+    let message = message_of(info);
+    if !HARMLESS.iter().any(|part| message.contains(part)) {
+        std::panic::resume_unwind(Box::new(message));
+    }
+}
+
+fn message_of(info: &mut mozjpeg_sys::jpeg_common_struct) -> String {
+    type Declared = unsafe extern "C-unwind" fn(&mut mozjpeg_sys::jpeg_common_struct, &[u8; 80]);
+    type Real = unsafe extern "C-unwind" fn(&mut mozjpeg_sys::jpeg_common_struct, &mut [u8; 80]);
+    let mut buffer = [0_u8; 80];
+    // SAFETY: libjpeg sets `err` to the manager of this decoder, which outlives the call.
+    if let Some(format) = unsafe { info.err.as_ref() }.and_then(|errors| errors.format_message) {
+        // SAFETY: the same function; the binding declares the buffer as shared, but the function writes to it.
+        let format = unsafe { std::mem::transmute::<Declared, Real>(format) };
+        // SAFETY: it writes at most 80 bytes, with a NUL at the end.
+        unsafe { format(info, &mut buffer) };
+    }
+    let text = buffer.split(|&byte| byte == 0).next().unwrap_or_default();
+    String::from_utf8_lossy(text).into_owned()
+}
+
 /// Half a gigapixel. A larger size means a corrupt header, or an image that must be tiled first.
 const MAX_JPEG_PIXELS: usize = 1 << 29;
+/// A block of 64 pixels takes at least one bit.
+const MAX_PIXELS_PER_BYTE: usize = 512;
 
 /// Whether the end marker follows the first scan header. libjpeg fills a truncated JPEG with grey and only warns.
 fn jpeg_is_complete(bytes: &[u8]) -> bool {
@@ -144,9 +306,10 @@ fn jpeg_is_complete(bytes: &[u8]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::path::PathBuf;
 
-    use ::image::{ImageBuffer, LumaA, Rgba};
+    use ::image::{LumaA, Rgba};
 
     use super::*;
     use crate::data::fixture::Root;
@@ -221,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn masks_keep_small_labels_and_convert_colour_like_pillow() {
+    fn masks_keep_small_values_and_convert_colour_like_pillow() {
         let root = Root::new();
         let labels: ImageBuffer<Luma<u16>, Vec<u16>> = ImageBuffer::from_vec(2, 1, vec![0, 1]).expect("sized");
         labels.save(root.file("labels.png")).expect("written");
@@ -237,5 +400,90 @@ mod tests {
         let float: ImageBuffer<Rgb<f32>, Vec<f32>> = ImageBuffer::from_pixel(2, 2, Rgb([0.5, 0.5, 0.5]));
         DynamicImage::ImageRgb32F(float).save(root.file("float.tif")).expect("written");
         assert!(refused(&root.file("float.tif")).ends_with("has floating-point pixels"));
+    }
+
+    #[test]
+    fn corrupt_and_hollow_jpegs_are_errors() {
+        let root = Root::new();
+        root.image("a.jpg", 512, 512);
+        let whole = fs::read(root.file("a.jpg")).expect("read");
+        let scan = whole.windows(2).position(|pair| pair == [0xFF, 0xDA]).expect("a scan");
+        let data = scan + 2 + usize::from(u16::from_be_bytes([whole[scan + 2], whole[scan + 3]]));
+        // one byte, or a half, of the image's data before the end marker
+        for end in [data + 1, data + (whole.len() - data) / 2] {
+            fs::write(root.file("cut.jpg"), [&whole[..end], &[0xFF, 0xD9]].concat()).expect("written");
+            let reason = refused(&root.file("cut.jpg"));
+            assert!(reason.contains("Corrupt JPEG data") || reason.contains("too few"), "{reason}");
+        }
+        let mut zeros = whole.clone();
+        let middle = data + (whole.len() - data) / 2;
+        zeros[middle..middle + 64].fill(0xAA);
+        fs::write(root.file("bent.jpg"), &zeros).expect("written");
+        let damaged = image(&root.file("bent.jpg"));
+        assert!(damaged.is_err_and(|error| error.to_string().contains("cannot be decoded")));
+        let frame = whole.windows(2).position(|pair| pair == [0xFF, 0xC0]).expect("a frame header");
+        let mut huge = whole[..data + 8].to_vec();
+        huge[frame + 5..frame + 9].copy_from_slice(&[0x59, 0xD8, 0x59, 0xD8]);
+        huge.extend([0xFF, 0xD9]);
+        fs::write(root.file("huge.jpg"), &huge).expect("written");
+        assert!(refused(&root.file("huge.jpg")).contains("are too few for 23000x23000 pixels"));
+    }
+
+    #[test]
+    fn the_longest_side_is_limited() {
+        let root = Root::new();
+        GrayImage::new(MAX_SIDE, 1).save(root.file("long.png")).expect("written");
+        assert!(image(&root.file("long.png")).is_ok());
+        GrayImage::new(1, MAX_SIDE + 1).save(root.file("longer.png")).expect("written");
+        assert!(refused(&root.file("longer.png")).contains("has more than 131072 pixels on a side"));
+    }
+
+    #[test]
+    fn pipes_and_devices_are_no_images() {
+        let root = Root::new();
+        let pipe = root.file("pipe.png");
+        let name = std::ffi::CString::new(pipe.to_str().expect("a path")).expect("no NUL");
+        // SAFETY: a NUL-terminated path.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        for path in [pipe.as_path(), Path::new("/dev/zero")] {
+            assert!(refused(path).contains("it is not a regular file"));
+        }
+    }
+
+    #[test]
+    fn a_mask_with_several_labels_needs_a_choice() {
+        let root = Root::new();
+        root.mask("map.png", 40, 20, |x, _| [0, 5, 20, 20][x as usize / 10]);
+        let error = mask(&root.file("map.png")).expect_err("two labels");
+        let expected = "map.png: the mask has several labels: 5 (200 pixels), 20 (400 pixels)";
+        assert!(error.to_string().ends_with(expected), "{error}");
+        assert!(error.hint().contains("`--labels 1,3`"));
+        let count = |labels: &[u16]| {
+            let labels = Labels::new(labels).expect("labels");
+            let mask = labelled_mask(&root.file("map.png"), labels).expect("chosen");
+            assert!(mask.iter().all(|value| [0, 255].contains(value)));
+            mask.iter().filter(|value| **value == 255).count()
+        };
+        assert_eq!([count(&[5]), count(&[20]), count(&[5, 20]), count(&[7])], [200, 400, 600, 0]);
+    }
+
+    #[test]
+    fn labels_of_16_bit_masks_are_kept() {
+        let root = Root::new();
+        let deep = |values: [u16; 3]| {
+            ImageBuffer::<Luma<u16>, _>::from_fn(30, 9, |x, _| Luma([values[x as usize / 10]]))
+                .save(root.file("deep.png"))
+                .expect("written");
+            root.file("deep.png")
+        };
+        let path = deep([0, 100, 1000]);
+        let error = mask(&path).expect_err("two labels").to_string();
+        assert!(error.ends_with("several labels: 100 (90 pixels), 1000 (90 pixels)"), "{error}");
+        let chosen = labelled_mask(&path, Labels::new(&[100]).expect("labels")).expect("chosen");
+        assert_eq!(chosen.iter().filter(|value| **value == 255).count(), 90);
+        for value in [1, 100, 300, 4095, 65_535] {
+            let mask = mask(&deep([0, value, value])).expect("one label");
+            assert_eq!(super::super::image::foreground(&mask).iter().filter(|v| **v == 255).count(), 180, "{value}");
+        }
     }
 }

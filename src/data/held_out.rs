@@ -2,9 +2,9 @@
 
 use super::manifest::{Manifest, Split};
 use crate::error::{Error, Result};
+use crate::files;
 use crate::tensor::weights::sha256;
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Journal of a data root of synthetic pairs: one JSON object for each pair.
@@ -47,7 +47,7 @@ pub(super) fn drop_leaking_pairs(manifest: &mut Manifest) -> Result<()> {
 
 /// The complete lines of a journal.
 fn pairs(path: &Path) -> Result<Vec<Pair>> {
-    let bytes = fs::read(path).map_err(Error::io(path, "read"))?;
+    let bytes = files::read(path, files::MAX_TABLE).map_err(Error::io(path, "read"))?;
     let complete = bytes.iter().rposition(|&byte| byte == b'\n').unwrap_or(0);
     let lines = (1..).zip(bytes[..complete].split(|&byte| byte == b'\n')).filter(|(_, text)| !text.is_empty());
     lines

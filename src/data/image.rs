@@ -7,9 +7,10 @@
 //! Pixels stay bytes until the model's device normalises them. This makes caches, waiting batches and copies four
 //! times smaller.
 
-use ::image::{DynamicImage, GrayImage, RgbImage};
+use ::image::{DynamicImage, GrayImage};
 use serde::{Deserialize, Serialize};
 
+use super::labels::Labels;
 use super::resample::{self, Filter};
 use crate::error::{Error, Result};
 
@@ -51,6 +52,9 @@ pub struct PixelConfig {
     pub mask: MaskMode,
     /// Offset of the image inside CLIP's square.
     pub pad_offset: PadOffset,
+    /// Labels of masks that are foreground; empty for masks of one label.
+    #[serde(default, skip_serializing_if = "Labels::is_empty")]
+    pub labels: Labels,
 }
 
 impl PixelConfig {
@@ -75,20 +79,27 @@ impl PixelConfig {
 
 /// CLIP input before normalisation: padded to a square, resized bicubically. Returns `3 * size * size` bytes, CHW.
 ///
+/// The square is not built: the padding of a panorama would take far more memory than the panorama.
+///
 /// # Errors
 /// [`Error::Shape`] for an image or `size` of 0 pixels.
 pub fn clip_pixels(image: &DynamicImage, size: u32, offset: PadOffset) -> Result<Vec<u8>> {
     let (width, height) = (image.width(), image.height());
     if width == height {
-        return planes(image, size, Filter::Bicubic);
+        return planes(image, None, size, Filter::Bicubic);
     }
-    let side = width.max(height);
-    let gap = width.abs_diff(height);
-    let shift = i64::from(gap / 2 + u32::from(offset == PadOffset::CentrePlusOne));
+    let shift = width.abs_diff(height) / 2 + u32::from(offset == PadOffset::CentrePlusOne);
     let (x, y) = if width > height { (0, shift) } else { (shift, 0) };
-    let mut square = RgbImage::from_pixel(side, side, ::image::Rgb(CLIP_PAD));
-    ::image::imageops::replace(&mut square, &image.to_rgb8(), x, y);
-    planes(&DynamicImage::ImageRgb8(square), size, Filter::Bicubic)
+    let pad = Pad { side: width.max(height) as usize, offset: (x as usize, y as usize) };
+    planes(image, Some(pad), size, Filter::Bicubic)
+}
+
+/// A square of [`CLIP_PAD`] around an image.
+#[derive(Debug, Clone, Copy)]
+struct Pad {
+    side: usize,
+    /// Column and row of the image in the square.
+    offset: (usize, usize),
 }
 
 /// SAM input before normalisation: stretched to `size x size` bilinearly. Returns `3 * size * size` bytes, CHW.
@@ -96,7 +107,7 @@ pub fn clip_pixels(image: &DynamicImage, size: u32, offset: PadOffset) -> Result
 /// # Errors
 /// [`Error::Shape`] for an image or `size` of 0 pixels.
 pub fn sam_pixels(image: &DynamicImage, size: u32) -> Result<Vec<u8>> {
-    planes(image, size, Filter::Bilinear)
+    planes(image, None, size, Filter::Bilinear)
 }
 
 /// Mask target: `size * size` bytes, 255 = foreground.
@@ -124,7 +135,8 @@ pub fn mask_pixels(mask: &GrayImage, size: u32, mode: MaskMode) -> Result<Vec<u8
 /// The foreground of a mask at its own size, 0 or 255.
 ///
 /// Pixels above half of the mask's largest value are foreground, so 0/1, 0/255 and antialiased masks all work. A mask
-/// whose largest value is below 16 is a label map: every label except 0 is foreground.
+/// whose largest value is below 16 has no antialiasing: every value except 0 is foreground. Masks with several labels
+/// are refused when they are decoded, unless labels are chosen.
 pub fn foreground(mask: &GrayImage) -> GrayImage {
     let most = u16::from(mask.iter().copied().max().unwrap_or(0));
     let mut cut = mask.clone();
@@ -151,38 +163,55 @@ fn soft(mask: &GrayImage, size: u32) -> Result<Vec<u8>> {
     square(mask.as_raw(), mask.dimensions(), size, Filter::Bilinear)
 }
 
-/// Takes the channels apart and resizes each to a square; a grey image is resized once and repeated.
-fn planes(image: &DynamicImage, size: u32, filter: Filter) -> Result<Vec<u8>> {
+/// Takes the channels apart and resizes each to a square; a grey image without padding is resized once and repeated.
+fn planes(image: &DynamicImage, pad: Option<Pad>, size: u32, filter: Filter) -> Result<Vec<u8>> {
     let sides = (image.width(), image.height());
-    if let Some(grey) = image.as_luma8() {
+    if let (Some(grey), None) = (image.as_luma8(), pad) {
         return Ok(square(grey.as_raw(), sides, size, filter)?.repeat(3));
     }
     let converted;
-    let rgb = if let Some(rgb) = image.as_rgb8() {
-        rgb
-    } else {
-        converted = image.to_rgb8();
-        &converted
+    let (bytes, channels) = match image {
+        DynamicImage::ImageLuma8(grey) => (grey.as_raw(), 1),
+        DynamicImage::ImageRgb8(rgb) => (rgb.as_raw(), 3),
+        other => {
+            converted = other.to_rgb8();
+            (converted.as_raw(), 3)
+        }
     };
     let mut planes = Vec::with_capacity(3 * size as usize * size as usize);
-    for channel in 0..3 {
-        let plane: Vec<u8> = rgb.as_raw().iter().skip(channel).step_by(3).copied().collect();
-        planes.extend(square(&plane, sides, size, filter)?);
+    for (channel, fill) in CLIP_PAD.into_iter().enumerate() {
+        let plane: Vec<u8> = bytes.iter().skip(channel % channels).step_by(channels).copied().collect();
+        planes.extend(match pad {
+            None => square(&plane, sides, size, filter)?,
+            Some(pad) => padded_square(&plane, sides, pad, fill, size)?,
+        });
     }
     Ok(planes)
 }
 
-fn square(bytes: &[u8], (width, height): (u32, u32), size: u32, filter: Filter) -> Result<Vec<u8>> {
+fn check_sides((width, height): (u32, u32), size: u32) -> Result<()> {
     if width == 0 || height == 0 || size == 0 {
         return Err(Error::Shape { reason: format!("cannot resize {width}x{height} pixels to {size}x{size}") });
     }
+    Ok(())
+}
+
+fn square(bytes: &[u8], sides: (u32, u32), size: u32, filter: Filter) -> Result<Vec<u8>> {
+    check_sides(sides, size)?;
     let side = size as usize;
-    Ok(resample::plane(bytes, (width as usize, height as usize), (side, side), filter))
+    Ok(resample::plane(bytes, (sides.0 as usize, sides.1 as usize), (side, side), filter))
+}
+
+fn padded_square(bytes: &[u8], sides: (u32, u32), pad: Pad, fill: u8, size: u32) -> Result<Vec<u8>> {
+    check_sides(sides, size)?;
+    let (side, outer) = (size as usize, (pad.side, pad.side));
+    let from = resample::Plane { bytes, size: (sides.0 as usize, sides.1 as usize), outer, offset: pad.offset, fill };
+    Ok(resample::padded(from, (side, side), Filter::Bicubic))
 }
 
 #[cfg(test)]
 mod tests {
-    use ::image::{Luma, Rgb};
+    use ::image::{Luma, Rgb, RgbImage};
 
     use super::*;
 
@@ -200,6 +229,17 @@ mod tests {
         assert_eq!(bytes[..4], [122, 9, 9, 9]);
         assert_eq!(bytes[16..20], [116, 9, 9, 9]);
         assert_eq!(bytes[32..36], [104, 9, 9, 9]);
+    }
+
+    #[test]
+    fn a_panorama_of_one_row_is_padded_without_its_square() {
+        // its square would have 10 GB
+        let image = DynamicImage::ImageRgb8(RgbImage::from_pixel(60_000, 1, Rgb([255, 0, 0])));
+        let bytes = clip_pixels(&image, 14, PadOffset::Centre).expect("sized");
+        assert_eq!(bytes.len(), 3 * 14 * 14);
+        assert!(bytes.iter().zip(0..).all(|(&byte, at)| byte.abs_diff(CLIP_PAD[at / 196]) <= 1));
+        let tall = DynamicImage::ImageLuma8(GrayImage::from_pixel(1, 60_000, Luma([255])));
+        assert_eq!(clip_pixels(&tall, 14, PadOffset::Centre).expect("sized").len(), 3 * 14 * 14);
     }
 
     #[test]

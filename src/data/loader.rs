@@ -4,7 +4,9 @@
 //! at most `prefetch` batches are in work or waiting. Batches depend on the lists, the seed and the epoch, not on the
 //! number of workers.
 
+use std::any::Any;
 use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -21,6 +23,7 @@ use super::image::PixelConfig;
 use super::manifest::{Manifest, Row};
 use super::sample::{Pixels, Sample, at_row, decoded, mask_of};
 use crate::error::{Error, Result};
+use crate::panics;
 
 /// Tokenizes a row's question and answer.
 pub trait TextEncoder: Send + Sync {
@@ -183,10 +186,10 @@ impl Source {
     /// Loads the files first, because the texts depend on the masks.
     fn classical(&self, indices: &[usize], rows: &[&Row], key: u64, epoch: u64) -> Result<Vec<Sample>> {
         let Some((first, others)) = rows.split_first() else { return Ok(Vec::new()) };
-        let (image, mask) = decoded(first).map_err(|error| at_row(first, &error))?;
+        let (image, mask) = decoded(first, self.config.labels).map_err(|error| at_row(first, &error))?;
         let mut masks = vec![mask];
         for row in others {
-            masks.push(mask_of(row, &image).map_err(|error| at_row(row, &error))?);
+            masks.push(mask_of(row, &image, self.config.labels).map_err(|error| at_row(row, &error))?);
         }
         let (image, changed) = classical::apply(image, rows, masks, [self.seed, epoch, key]);
         let mut samples = Vec::with_capacity(indices.len());
@@ -338,7 +341,7 @@ impl Loader {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(options.workers.max(1))
             .thread_name(|index| format!("data-{index}"))
-            // A job that panics drops its slot's sender, which `next` reports.
+            // without a handler, a panic outside of `collate` would end the process
             .panic_handler(|_| {})
             .build()
             .map_err(|error| refused(error.to_string()))?;
@@ -397,14 +400,18 @@ impl Loader {
         (self.queue, self.slot) = (None, None);
         self.arrived.clear();
         if let Some(feeder) = self.feeder.take() {
-            // The feeder's thread has printed its panic.
+            // Without a feeder there are no more batches, which `next` reports.
             let _ = feeder.join();
         }
     }
 }
 
 fn stopped() -> Error {
-    Error::Shape { reason: "a data worker stopped without a result; its message is printed above".into() }
+    Error::Internal { reason: "a data worker stopped without a result".into() }
+}
+
+fn panicked(payload: &(dyn Any + Send)) -> Error {
+    Error::Internal { reason: format!("a data worker panicked: {}", panics::describe(payload)) }
 }
 
 fn feed(
@@ -423,7 +430,8 @@ fn feed(
         let (source, stop) = (Arc::clone(source), Arc::clone(stop));
         // First in, first out: the batch that is needed next must not wait for later ones.
         pool.spawn_fifo(move || {
-            if let Some(result) = collate(&source, &groups, options, &stop) {
+            let work = AssertUnwindSafe(|| collate(&source, &groups, options, &stop));
+            if let Some(result) = catch_unwind(work).unwrap_or_else(|panic| Some(Err(panicked(&*panic)))) {
                 // The consumer may have ended; the batch is then not needed.
                 let _ = done.send(result);
             }

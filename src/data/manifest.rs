@@ -91,6 +91,12 @@ pub enum Problem {
     ColumnCount,
     /// A cell is not UTF-8.
     NotUtf8,
+    /// A double quote is open at the end of the file.
+    UnclosedQuote,
+    /// A cell contains the following rows, because of a stray double quote.
+    SwallowedRows,
+    /// A cell is longer than any text.
+    CellTooLong,
     /// A required cell is empty or only spaces.
     EmptyCell,
     /// The split is not one of `train`, `val`, `test`.
@@ -101,6 +107,8 @@ pub enum Problem {
     MissingMask,
     /// No image file belongs to the mask.
     MissingImage,
+    /// The image or the mask is a folder, pipe or device.
+    NotAFile,
     /// An earlier row has the same mask, question and answer.
     Duplicate,
     /// The image cannot be decoded.
@@ -111,6 +119,8 @@ pub enum Problem {
     SizeMismatch,
     /// The mask has no foreground.
     EmptyMask,
+    /// The mask has several labels, and none was chosen.
+    SeveralLabels,
 }
 
 /// A bad row.
@@ -144,6 +154,8 @@ pub struct Manifest {
     pub modalities: Vec<String>,
     /// Synthetic rows that were left out because their sources are `val` or `test` images.
     pub num_leaking: usize,
+    /// Bad rows that were skipped.
+    pub skipped: Vec<BadRow>,
 }
 
 impl Manifest {
@@ -162,9 +174,10 @@ impl Manifest {
     /// # Errors
     /// As [`Manifest::open`]. With `skip_bad`, bad rows are an error only if there is no good row.
     pub fn open_with(root: &Path, annotations: Option<&Path>, options: OpenOptions) -> Result<Self> {
-        let (manifest, bad) = Self::read(root, annotations)?;
+        let (mut manifest, bad) = Self::read(root, annotations)?;
         let Some(first) = bad.first() else { return Ok(manifest) };
         if options.skip_bad && !manifest.rows.is_empty() {
+            manifest.skipped = bad;
             return Ok(manifest);
         }
         let count = match bad.len() {
@@ -195,7 +208,7 @@ impl Manifest {
         }
         let classes: BTreeSet<&str> = rows.iter().map(|row| row.modality.as_str()).collect();
         let modalities = classes.into_iter().map(str::to_owned).collect();
-        Ok((Self { root: root.to_path_buf(), rows, modalities, num_leaking: 0 }, bad))
+        Ok((Self { root: root.to_path_buf(), rows, modalities, num_leaking: 0, skipped: Vec::new() }, bad))
     }
 
     /// Replaces the class labels by those of a trained run (or [`REFERENCE_CLASSES`]).
@@ -213,6 +226,24 @@ impl Manifest {
         }
         self.modalities = modalities;
         Ok(self)
+    }
+
+    /// One sentence about the skipped rows, which names the first of them; `None` if there are none.
+    pub fn skipped_note(&self) -> Option<String> {
+        const SHOWN: usize = 3;
+        let rows = self.skipped.iter().take(SHOWN);
+        let rows: Vec<String> = rows.map(|bad| format!("{}:{}: {}", bad.csv.display(), bad.line, bad.reason)).collect();
+        let more = self.skipped.len().saturating_sub(SHOWN);
+        let more = if more > 0 { format!("; and {more} more (`prsmed data check` lists them)") } else { String::new() };
+        (!rows.is_empty()).then(|| format!("{} bad rows are left out: {}{more}", self.skipped.len(), rows.join("; ")))
+    }
+
+    /// The classes without a real row of `split`, if other classes have some.
+    pub fn classes_without(&self, split: Split) -> Vec<&str> {
+        let rows = || self.rows.iter().filter(|row| !row.synthetic);
+        let with: BTreeSet<&str> = rows().filter(|row| row.split == split).map(|row| row.modality.as_str()).collect();
+        let all: BTreeSet<&str> = rows().map(|row| row.modality.as_str()).collect();
+        if with.is_empty() { Vec::new() } else { all.difference(&with).copied().collect() }
     }
 
     /// The class label of a class folder.
@@ -246,6 +277,7 @@ impl Manifest {
             ));
         }
         let extra = extra.with_modalities(self.modalities.clone())?;
+        self.skipped.extend(extra.skipped);
         self.rows.extend(extra.rows.into_iter().map(|row| Row { synthetic: true, ..row }));
         held_out::drop_leaking_pairs(&mut self)?;
         Ok(self)
@@ -339,11 +371,23 @@ mod tests {
             ("train_masks/a.png,q,a,train", Problem::BadPath, "has no class folder"),
             ("ct/other/a.png,q,a,train", Problem::BadPath, "has no `*_masks` folder"),
             ("ct/train_masks/a.png,q,a", Problem::ColumnCount, "3 cells, but the header has 4"),
+            ("ct/train_masks/pipe.png,q,a,train", Problem::NotAFile, "mask `ct/train_masks/pipe.png` is not a regular"),
+            (
+                "ct/train_masks/bent.png,q,a,train",
+                Problem::NotAFile,
+                "image `ct/train_images/bent.png` is not a regular",
+            ),
             ("ct/train_masks/a.png,q0,a,test", Problem::Duplicate, "repeats the row in line 2 of `a.csv`"),
         ];
         let root = Root::new();
         root.pair("ct", "train", "a");
         root.mask("ct/train_masks/lonely.png", 8, 8, |_, _| 255);
+        root.mask("ct/train_masks/bent.png", 8, 8, |_, _| 255);
+        for name in ["ct/train_masks/pipe.png", "ct/train_images/bent.png"] {
+            let name = std::ffi::CString::new(root.file(name).to_str().expect("a path")).expect("no NUL");
+            // SAFETY: a NUL-terminated path.
+            assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        }
         for (line, problem, words) in cases {
             root.csv("a.csv", &format!("image_path,question,answer,split\nct/train_masks/a.png,q0,a,train\n{line}\n"));
             let (_, bad) = Manifest::read(root.path(), None).expect("readable");
@@ -351,6 +395,54 @@ mod tests {
             assert_eq!((bad[0].problem, bad[0].line), (problem, 3), "{line}");
             assert!(bad[0].reason.contains(words), "{line}: {}", bad[0].reason);
         }
+    }
+
+    #[test]
+    fn a_stray_quote_is_a_bad_row_and_hides_no_other_row() {
+        let root = Root::new();
+        root.pair("ct", "train", "a");
+        let bad = |text: &str| {
+            root.csv("a.csv", &format!("image_path,question,answer,split\nct/train_masks/a.png,q0,a,train\n{text}"));
+            let (manifest, bad) = Manifest::read(root.path(), None).expect("readable");
+            (manifest.rows.len(), bad)
+        };
+        let row = |question: &str| format!("ct/train_masks/a.png,{question},a,train\n");
+        // an open quote in a cell of the middle and in the last cell
+        for open in [row("\"where?") + &row("q2") + &row("q3"), row("q2") + "ct/train_masks/a.png,q3,a,\"train\n"] {
+            let (good, bad) = bad(&open);
+            let line = if open.contains("q2,a,train\nct/train_masks/a.png,q3,a,\"") { 4 } else { 3 };
+            assert_eq!((bad.len(), bad[0].problem, bad[0].line), (1, Problem::UnclosedQuote, line), "{bad:?}");
+            assert!(bad[0].reason.contains("a double quote that is never closed"), "{}", bad[0].reason);
+            assert_eq!(good, line as usize - 2);
+        }
+        // a later quote closes it
+        let (_, found) = bad(&(row("\"where?") + &row("q2") + &row("here\"") + &row("q4")));
+        assert_eq!((found.len(), found[0].problem, found[0].line), (1, Problem::SwallowedRows, 3), "{found:?}");
+        assert!(found[0].reason.starts_with("column `question` contains the next 2 rows of the file"), "{found:?}");
+        let (_, found) = bad(&row(&"long ".repeat(4000)));
+        assert_eq!((found.len(), found[0].problem), (1, Problem::CellTooLong));
+        // quotes as they should be
+        for fine in [row("\"a \"\"quoted\"\" word\""), row("a 5\" scar"), row("\"two\nlines\"").trim_end().to_owned()] {
+            assert_eq!(bad(&fine), (2, Vec::new()), "{fine}");
+        }
+        assert_eq!(bad("ct/train_masks/a.png,q,a,\"train\""), (2, Vec::new()), "a quote at the end of the file");
+    }
+
+    #[test]
+    fn skipped_rows_and_classes_without_a_split_are_named() {
+        let root = Root::new();
+        for class in ["ct", "mr"] {
+            root.pair(class, "train", "a");
+        }
+        let bad: String = (0..5).map(|row| format!("ct/train_masks/none.png,q{row},a,train\n")).collect();
+        let good = "ct/train_masks/a.png,q,a,train\nmr/train_masks/a.png,q,a,val\n";
+        root.csv("a.csv", &format!("image_path,question,answer,split\n{bad}{good}"));
+        let manifest = Manifest::open_with(root.path(), None, OpenOptions { skip_bad: true }).expect("two good rows");
+        let note = manifest.skipped_note().expect("five bad rows");
+        assert!(note.starts_with("5 bad rows are left out: "), "{note}");
+        assert!(note.contains("a.csv:4: mask `ct/train_masks/none.png` is missing; and 2 more"), "{note}");
+        assert_eq!(manifest.classes_without(Split::Val), ["ct"]);
+        assert_eq!(manifest.classes_without(Split::Test), [""; 0], "no class has test rows");
     }
 
     #[test]

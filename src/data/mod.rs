@@ -10,6 +10,7 @@
 
 pub mod annotation;
 pub mod batch;
+pub mod bit_depth;
 pub mod check;
 pub mod classical;
 pub mod decode;
@@ -18,6 +19,7 @@ pub mod flip_rotate;
 pub mod held_out;
 pub mod identity;
 pub mod image;
+pub mod labels;
 pub mod length_sampler;
 pub mod loader;
 pub mod manifest;

@@ -11,7 +11,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use image::{ColorType, DynamicImage, GrayImage};
+use image::GrayImage;
 use rand::SeedableRng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use rand_chacha::ChaCha8Rng;
@@ -19,6 +19,9 @@ use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
 use crate::data::annotation::EXTENSIONS;
+use crate::data::bit_depth::DepthReport;
+use crate::data::decode::{self, StoredMask};
+use crate::data::labels::{self, Labels};
 use crate::data::position::{self, Region, Zones};
 use crate::data::templates::{self, Templates, Words};
 use crate::event::{Event, Observer};
@@ -70,6 +73,8 @@ pub struct PrepareOptions {
     pub seed: u64,
     /// Template file; `None` = the built-in templates.
     pub templates: Option<PathBuf>,
+    /// Labels of masks that are the target; empty for masks of one label.
+    pub labels: Labels,
 }
 
 impl PrepareOptions {
@@ -94,6 +99,7 @@ impl PrepareOptions {
             test_frac: 0.1,
             seed: 0,
             templates: None,
+            labels: Labels::NONE,
         }
     }
 }
@@ -118,6 +124,8 @@ pub struct PrepareReport {
     pub images_by_split: BTreeMap<String, usize>,
     /// Skipped files, by path.
     pub skipped: Vec<Skipped>,
+    /// 16-bit images, and those that use a small part of the range.
+    pub depth: DepthReport,
 }
 
 struct FilePair {
@@ -132,6 +140,8 @@ struct UsablePair {
     image: PathBuf,
     mask_png: Vec<u8>,
     location: LocationWords,
+    /// Smallest and largest value of a 16-bit image.
+    range: Option<[u16; 2]>,
 }
 
 /// The words for a mask's location.
@@ -192,6 +202,7 @@ pub fn prepare(options: &PrepareOptions, observer: &dyn Observer) -> Result<Prep
     write_files(&samples, &splits, options, observer)?;
     let rows = annotate(&samples, &splits, options, &templates)?;
     let mut report = PrepareReport { images: samples.len(), rows, skipped, ..PrepareReport::default() };
+    samples.iter().for_each(|sample| report.depth.add(&sample.image, sample.range));
     for split in splits {
         *report.images_by_split.entry(split.to_owned()).or_default() += 1;
     }
@@ -322,39 +333,50 @@ fn pairs(image_folder: &Path, mask_folder: &Path) -> Result<(Vec<FilePair>, Vec<
 fn read_pair(pair: FilePair, options: &PrepareOptions) -> std::result::Result<UsablePair, Skipped> {
     let FilePair { stem, image, mask: mask_path } = pair;
     let skip = |path: &Path, reason: String| Skipped { path: path.to_owned(), reason };
-    // The image is decoded completely, so that a truncated file is found now and not during a training.
-    let decode = |path: &Path| {
-        let reader = image::ImageReader::open(path).and_then(image::ImageReader::with_guessed_format);
-        let decoded = reader.map_err(image::ImageError::IoError).and_then(image::ImageReader::decode);
-        decoded.map_err(|error| skip(path, format!("cannot be read: {error}")))
+    let unreadable = |path: &Path, error: &Error| {
+        let reason = match error {
+            Error::Data { reason, .. } => reason.clone(),
+            other => other.to_string(),
+        };
+        skip(path, format!("cannot be read: {reason}"))
     };
-    let (decoded, mask) = (decode(&image)?, decode(&mask_path)?);
-    let (found, expected) = ((mask.width(), mask.height()), (decoded.width(), decoded.height()));
+    // the image is decoded completely, so that a truncated file is found now and not during a training
+    let (decoded, range) = decode::image_with_range(&image).map_err(|error| unreadable(&image, &error))?;
+    let mask = decode::stored_mask(&mask_path).map_err(|error| unreadable(&mask_path, &error))?;
+    let (found, expected) = (mask.dimensions(), (decoded.width(), decoded.height()));
     if found != expected {
         let reason = format!("is {} x {} pixels, its image {} x {}", found.0, found.1, expected.0, expected.1);
         return Err(skip(&mask_path, reason));
     }
-    let mask = binary(&mask);
+    let several = mask.labels();
+    if options.labels.is_empty() && several.len() > 1 {
+        let found = labels::describe(&several);
+        return Err(skip(&mask_path, format!("the mask has several labels: {found}; choose with `--labels`")));
+    }
+    let mask = if options.labels.is_empty() { binary(mask) } else { mask.select(options.labels) };
     let Some(location) = describe(&mask, options.zones, options.several) else {
         return Err(skip(&mask_path, "the mask is empty".into()));
     };
     let mut bytes = std::io::Cursor::new(Vec::new());
     let encoded = mask.write_to(&mut bytes, image::ImageFormat::Png);
     encoded.map_err(|error| skip(&mask_path, format!("cannot be written as PNG: {error}")))?;
-    Ok(UsablePair { stem, image, mask_png: bytes.into_inner(), location })
+    Ok(UsablePair { stem, image, mask_png: bytes.into_inner(), location, range })
 }
 
-/// The mask as 0 and 255. The threshold is half of the range, or 0 if no value is above half (0/1 masks, label maps).
-fn binary(mask: &DynamicImage) -> GrayImage {
-    let eight_bit = matches!(mask.color(), ColorType::L8 | ColorType::La8 | ColorType::Rgb8 | ColorType::Rgba8);
-    let (width, height) = (mask.width(), mask.height());
-    let (values, half): (Vec<u16>, u16) = if eight_bit {
-        (mask.to_luma8().into_raw().into_iter().map(u16::from).collect(), 127)
-    } else {
-        (mask.to_luma16().into_raw(), 32767)
+/// A mask of one label as 0 and 255. The threshold is half of the range, or 0 if no value is above half (0/1 masks,
+/// 16-bit labels).
+fn binary(mask: StoredMask) -> GrayImage {
+    let half = match &mask {
+        StoredMask::Grey8(_) => 127,
+        StoredMask::Grey16(_) => 32_767,
+    };
+    let values: Vec<u16> = match &mask {
+        StoredMask::Grey8(grey) => grey.iter().copied().map(u16::from).collect(),
+        StoredMask::Grey16(deep) => deep.as_raw().clone(),
     };
     let threshold = if values.iter().any(|&value| value > half) { half } else { 0 };
     let pixels = values.into_iter().map(|value| if value > threshold { 255 } else { 0 }).collect();
+    let (width, height) = mask.dimensions();
     GrayImage::from_raw(width, height, pixels).expect("one value for each pixel")
 }
 

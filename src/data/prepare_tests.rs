@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use image::{ImageBuffer, Luma};
+use image::{ColorType, ImageBuffer, Luma, imageops};
 
 use super::*;
 use crate::event::Silent;
@@ -206,13 +206,12 @@ fn answer_and_position_name_both_zones() {
 
 #[test]
 fn masks_of_any_depth_become_binary() {
-    let deep =
-        |values: [u16; 3]| DynamicImage::from(ImageBuffer::<Luma<u16>, _>::from_raw(3, 1, values.to_vec()).unwrap());
-    assert_eq!(binary(&deep([0, 1, 2])).into_raw(), [0, 255, 255]);
-    assert_eq!(binary(&deep([0, 30_000, 65_535])).into_raw(), [0, 0, 255]);
-    let shallow = |values: [u8; 3]| DynamicImage::from(GrayImage::from_raw(3, 1, values.to_vec()).unwrap());
-    assert_eq!(binary(&shallow([0, 1, 1])).into_raw(), [0, 255, 255]);
-    assert_eq!(binary(&shallow([3, 120, 250])).into_raw(), [0, 0, 255]);
+    let deep = |values: [u16; 3]| StoredMask::Grey16(ImageBuffer::from_raw(3, 1, values.to_vec()).unwrap());
+    assert_eq!(binary(deep([0, 1, 2])).into_raw(), [0, 255, 255]);
+    assert_eq!(binary(deep([0, 30_000, 65_535])).into_raw(), [0, 0, 255]);
+    let shallow = |values: [u8; 3]| StoredMask::Grey8(GrayImage::from_raw(3, 1, values.to_vec()).unwrap());
+    assert_eq!(binary(shallow([0, 1, 1])).into_raw(), [0, 255, 255]);
+    assert_eq!(binary(shallow([3, 120, 250])).into_raw(), [0, 0, 255]);
 }
 
 #[test]
@@ -234,4 +233,28 @@ fn the_same_seed_gives_the_same_root() {
     let first = csv("a", 5);
     assert_eq!(first, csv("b", 5));
     assert_ne!(first, csv("c", 6));
+}
+
+#[test]
+fn label_maps_need_a_choice_and_narrow_images_are_named() {
+    let f = folders();
+    ImageBuffer::<Luma<u16>, _>::from_fn(60, 40, |x, _| Luma([u16::from(x > 9) * 4095]))
+        .save(f.images.join("a.png"))
+        .unwrap();
+    f.image("b.png");
+    let mut map = mask(5, &[(2, 2, 9, 9)]);
+    imageops::replace(&mut map, &GrayImage::from_pixel(10, 10, Luma([20])), 45, 25);
+    map.save(f.masks.join("a.png")).unwrap();
+    f.mask("b.png", 255, &[(2, 2, 9, 9)]);
+    let report = prepare(&f.options(), &Silent).unwrap();
+    assert_eq!((report.images, report.skipped.len()), (1, 1));
+    let expected = "the mask has several labels: 5 (64 pixels), 20 (100 pixels); choose with `--labels`";
+    assert_eq!(report.skipped[0].reason, expected);
+
+    let chosen = PrepareOptions { labels: "20".parse().unwrap(), modality: "chosen".into(), ..f.options() };
+    let report = prepare(&chosen, &Silent).unwrap();
+    assert_eq!((report.images, report.skipped[0].reason.as_str()), (1, "the mask is empty"), "b.png has no label 20");
+    assert_eq!(report.depth.narrow.len(), 1);
+    let csv = fs::read_to_string(f.out.join("annotations/chosen.csv")).unwrap();
+    assert!(csv.contains("lower right") && !csv.contains("upper left"), "{csv}");
 }

@@ -78,34 +78,50 @@ fn clip(sum: i32) -> u8 {
 
 const HALF: i32 = 1 << (PRECISION - 1);
 
+/// A plane of bytes, alone or inside a larger plane whose other bytes are `fill`. The larger plane is not built.
+#[derive(Debug, Clone, Copy)]
+pub struct Plane<'a> {
+    /// `size.0 * size.1` bytes, row by row.
+    pub bytes: &'a [u8],
+    /// Width and height.
+    pub size: (usize, usize),
+    /// Width and height of the larger plane.
+    pub outer: (usize, usize),
+    /// Column and row of the first byte in the larger plane.
+    pub offset: (usize, usize),
+    /// The other bytes of the larger plane.
+    pub fill: u8,
+}
+
 /// Resizes a plane of `width * height` bytes to `to.0 * to.1` (width, height); no side may be 0.
-pub fn plane(bytes: &[u8], (width, height): (usize, usize), to: (usize, usize), filter: Filter) -> Vec<u8> {
+pub fn plane(bytes: &[u8], size: (usize, usize), to: (usize, usize), filter: Filter) -> Vec<u8> {
+    padded(Plane { bytes, size, outer: size, offset: (0, 0), fill: 0 }, to, filter)
+}
+
+/// Resizes the larger plane of `from` to `to.0 * to.1` (width, height); no side may be 0.
+///
+/// Memory: the rows of `from.bytes` at the new width. The result equals that of a larger plane in memory.
+pub fn padded(from: Plane<'_>, to: (usize, usize), filter: Filter) -> Vec<u8> {
+    let Plane { bytes, size: (width, height), outer, offset, .. } = from;
     assert!(width > 0 && height > 0 && to.0 > 0 && to.1 > 0, "a side of 0 pixels");
     assert_eq!(bytes.len(), width * height, "a plane of {width}x{height}");
-    let mut between = Vec::new();
-    let rows: &[u8] = if width == to.0 {
-        bytes
-    } else {
-        between = vec![0; to.0 * height];
-        let taps = taps(width, to.0, filter);
-        for (row, out) in bytes.chunks_exact(width).zip(between.chunks_exact_mut(to.0)) {
-            for (value, tap) in out.iter_mut().zip(&taps) {
-                let inputs = &row[tap.first..tap.first + tap.weights.len()];
-                let sum: i32 = inputs.iter().zip(&tap.weights).map(|(&input, &weight)| i32::from(input) * weight).sum();
-                *value = clip(sum + HALF);
-            }
-        }
-        &between
+    let (rows, padding) = resize_rows(from, to.0, filter);
+    if outer.1 == to.1 && height == to.1 {
+        return rows;
+    }
+    let row = |at: usize| match at.checked_sub(offset.1) {
+        Some(at) if at < height => &rows[at * to.0..(at + 1) * to.0],
+        _ => padding.as_slice(),
     };
-    if height == to.1 {
-        return if between.is_empty() { bytes.to_vec() } else { between };
+    if outer.1 == to.1 {
+        return (0..to.1).flat_map(row).copied().collect();
     }
     let mut resized = vec![0; to.0 * to.1];
     let mut sums = vec![0_i32; to.0];
-    for (out, tap) in resized.chunks_exact_mut(to.0).zip(taps(height, to.1, filter)) {
+    for (out, tap) in resized.chunks_exact_mut(to.0).zip(taps(outer.1, to.1, filter)) {
         sums.fill(HALF);
-        for (row, &weight) in rows[tap.first * to.0..].chunks_exact(to.0).zip(&tap.weights) {
-            for (sum, &input) in sums.iter_mut().zip(row) {
+        for (at, &weight) in (tap.first..).zip(&tap.weights) {
+            for (sum, &input) in sums.iter_mut().zip(row(at)) {
                 *sum += i32::from(input) * weight;
             }
         }
@@ -114,6 +130,37 @@ pub fn plane(bytes: &[u8], (width, height): (usize, usize), to: (usize, usize), 
         }
     }
     resized
+}
+
+/// The rows of `from.bytes` in the larger plane, at the width `to`, and a row of padding at that width.
+fn resize_rows(from: Plane<'_>, to: usize, filter: Filter) -> (Vec<u8>, Vec<u8>) {
+    let Plane { bytes, size: (width, height), outer, offset, fill } = from;
+    let mut rows = vec![fill; to * height];
+    let lines = bytes.chunks_exact(width).zip(rows.chunks_exact_mut(to));
+    if outer.0 == to {
+        lines.for_each(|(line, out)| out[offset.0..offset.0 + width].copy_from_slice(line));
+        return (rows, vec![fill; to]);
+    }
+    let all = taps(outer.0, to, filter);
+    let sum_of = |weights: &[i32]| weights.iter().sum::<i32>() * i32::from(fill);
+    // for each output its inputs from `bytes`, and the sum of its inputs from the padding
+    let inner: Vec<(&[i32], usize, i32)> = all
+        .iter()
+        .map(|tap| {
+            let start = offset.0.clamp(tap.first, tap.first + tap.weights.len());
+            let end = (offset.0 + width).clamp(start, tap.first + tap.weights.len());
+            let weights = &tap.weights[start - tap.first..end - tap.first];
+            (weights, start.saturating_sub(offset.0).min(width), HALF + sum_of(&tap.weights) - sum_of(weights))
+        })
+        .collect();
+    for (line, out) in lines {
+        for (value, &(weights, first, padding)) in out.iter_mut().zip(&inner) {
+            let inputs = &line[first..first + weights.len()];
+            let sum: i32 = inputs.iter().zip(weights).map(|(&input, &weight)| i32::from(input) * weight).sum();
+            *value = clip(sum + padding);
+        }
+    }
+    (rows, all.iter().map(|tap| clip(HALF + sum_of(&tap.weights))).collect())
 }
 
 #[cfg(test)]
@@ -139,6 +186,29 @@ mod tests {
         assert_eq!(plane(&bytes, (4, 3), (4, 3), Filter::Bicubic), bytes);
         for to in [(1, 1), (3, 17), (40, 2)] {
             assert!(plane(&[77; 35], (7, 5), to, Filter::Bicubic).iter().all(|&value| value == 77), "{to:?}");
+        }
+    }
+
+    #[test]
+    fn a_padded_plane_equals_the_larger_plane_in_memory() {
+        for (width, height, to) in
+            [(7_usize, 3_usize, 5), (3, 7, 5), (40, 9, 13), (9, 41, 13), (8, 5, 8), (5, 8, 8), (50, 1, 4)]
+        {
+            let bytes: Vec<u8> = (0..width * height).map(|at| u8::try_from(at * 37 % 251).expect("a byte")).collect();
+            let side = width.max(height);
+            for shift in [side.abs_diff(width.min(height)) / 2, side - width.min(height)] {
+                let offset = if width > height { (0, shift) } else { (shift, 0) };
+                let mut square = vec![122; side * side];
+                for (row, line) in bytes.chunks_exact(width).enumerate() {
+                    let start = (offset.1 + row) * side + offset.0;
+                    square[start..start + width].copy_from_slice(line);
+                }
+                let from = Plane { bytes: &bytes, size: (width, height), outer: (side, side), offset, fill: 122 };
+                for filter in [Filter::Bilinear, Filter::Bicubic] {
+                    let expected = plane(&square, (side, side), (to, to), filter);
+                    assert_eq!(padded(from, (to, to), filter), expected, "{width}x{height} to {to}, {offset:?}");
+                }
+            }
         }
     }
 }

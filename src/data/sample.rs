@@ -8,6 +8,7 @@ use super::decode;
 use super::features::Seen;
 use super::flip_rotate::Transform;
 use super::image::{PixelConfig, clip_pixels, mask_pixels, sam_pixels};
+use super::labels::Labels;
 use super::manifest::Row;
 use crate::error::{Error, Result};
 
@@ -28,7 +29,7 @@ impl Pixels {
     /// # Errors
     /// As [`decoded`].
     pub fn load(row: &Row, config: &PixelConfig, transform: Transform) -> Result<Self> {
-        let (image, mask) = decoded(row)?;
+        let (image, mask) = decoded(row, config.labels)?;
         Self::of(&transform.image(image), &transform.mask(mask), config)
     }
 
@@ -37,7 +38,7 @@ impl Pixels {
     /// # Errors
     /// As [`decoded`].
     pub fn load_for_segmenter(row: &Row, config: &PixelConfig, transform: Transform) -> Result<Self> {
-        let (image, mask) = decoded(row)?;
+        let (image, mask) = decoded(row, config.labels)?;
         Self::for_segmenter(&transform.image(image), &transform.mask(mask), config)
     }
 
@@ -64,13 +65,14 @@ impl Pixels {
     }
 }
 
-/// Decodes the image and the mask of a row.
+/// Decodes the image and the mask of a row; `labels` are foreground.
 ///
 /// # Errors
-/// [`Error::Data`] when a file is missing or corrupt or the two differ in size; [`Error::Io`].
-pub fn decoded(row: &Row) -> Result<(DynamicImage, GrayImage)> {
+/// [`Error::Data`] when a file is missing or corrupt, the two differ in size, or the mask has several labels and none
+/// is chosen; [`Error::Io`].
+pub fn decoded(row: &Row, labels: Labels) -> Result<(DynamicImage, GrayImage)> {
     let image = decode::image(&row.image_path)?;
-    let mask = mask_of(row, &image)?;
+    let mask = mask_of(row, &image, labels)?;
     Ok((image, mask))
 }
 
@@ -78,8 +80,8 @@ pub fn decoded(row: &Row) -> Result<(DynamicImage, GrayImage)> {
 ///
 /// # Errors
 /// As [`decoded`].
-pub(super) fn mask_of(row: &Row, image: &DynamicImage) -> Result<GrayImage> {
-    let mask = decode::mask(&row.mask_path)?;
+pub(super) fn mask_of(row: &Row, image: &DynamicImage, labels: Labels) -> Result<GrayImage> {
+    let mask = decode::labelled_mask(&row.mask_path, labels)?;
     let sizes = ((image.width(), image.height()), (mask.width(), mask.height()));
     if sizes.0 != sizes.1 {
         return Err(Error::data(&row.mask_path, size_mismatch(sizes.0, sizes.1), "export image and mask at one size"));

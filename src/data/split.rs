@@ -5,21 +5,20 @@
 //! content, so the split does not depend on paths or on the order of the rows.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 
-use super::held_out;
 use super::manifest::{Manifest, Split};
+use super::{decode, held_out};
 use crate::error::{Error, Result};
 
 /// SHA-256 of an image file.
 pub(super) type Content = [u8; 32];
 
 pub(super) fn content(path: &Path) -> Result<Content> {
-    Ok(Sha256::digest(fs::read(path).map_err(Error::io(path, "read"))?).into())
+    Ok(Sha256::digest(decode::bytes_of(path)?).into())
 }
 
 /// Result of [`ensure_val`].
@@ -110,6 +109,7 @@ fn groups(manifest: &Manifest, rows: &[usize]) -> Result<BTreeMap<Content, Vec<u
 mod tests {
     use std::collections::BTreeSet;
     use std::fmt::Write;
+    use std::fs;
 
     use super::*;
     use crate::data::fixture::{Root, shared};

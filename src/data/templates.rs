@@ -9,7 +9,7 @@ use rand::seq::IndexedRandom;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 
 const EMBEDDED: &str = include_str!("../../data/question_templates.toml");
 
@@ -166,7 +166,7 @@ pub fn read<T: DeserializeOwned>(
     example: &str,
     check: impl FnOnce(&T) -> Result<(), String>,
 ) -> Result<T> {
-    let text = std::fs::read_to_string(path).map_err(Error::io(path, "read"))?;
+    let text = files::read_to_string(path, files::MAX_TEXT).map_err(Error::io(path, "read"))?;
     let sentences = toml::from_str(&text).map_err(|error| error.to_string());
     sentences.and_then(|sentences| check(&sentences).map(|()| sentences)).map_err(|reason| {
         let hint = format!("start from the program's own `{example}`; its first lines explain the placeholders");

@@ -12,12 +12,14 @@ pub mod clip_bpe;
 mod sentencepiece;
 mod train;
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 
 use crate::error::{Error, Result};
+use crate::files;
 use crate::tensor::weights::write_bytes;
 
 /// Id that marks the position of the image in a sequence; no token has it.
@@ -46,11 +48,11 @@ impl TextTokenizer {
     pub fn open(folder: &Path) -> Result<Self> {
         let (fast, slow) = (folder.join("tokenizer.json"), folder.join("tokenizer.model"));
         let (path, inner) = if fast.exists() {
-            let bytes = std::fs::read(&fast).map_err(Error::io(&fast, "read"))?;
+            let bytes = files::read(&fast, files::MAX_TEXT).map_err(Error::io(&fast, "read"))?;
             let inner = Tokenizer::from_bytes(bytes).map_err(|error| damaged(&fast, &*error))?;
             (fast, inner)
         } else if slow.exists() {
-            let bytes = std::fs::read(&slow).map_err(Error::io(&slow, "read"))?;
+            let bytes = files::read(&slow, files::MAX_TEXT).map_err(Error::io(&slow, "read"))?;
             let inner = sentencepiece::convert(&bytes)
                 .and_then(|json| parse(&json))
                 .map_err(|reason| Error::weights(&slow, reason, "download or copy it again"))?;
@@ -63,9 +65,10 @@ impl TextTokenizer {
             ));
         };
         let config_path = folder.join("tokenizer_config.json");
-        let config = match std::fs::read(&config_path) {
+        let config = match files::read(&config_path, files::MAX_TEXT) {
             Ok(text) => serde_json::from_slice(&text).map_err(|error| damaged(&config_path, &error))?,
-            Err(_) => default_config(),
+            Err(error) if error.kind() == ErrorKind::NotFound => default_config(),
+            Err(error) => return Err(Error::io(&config_path, "read")(error)),
         };
         Self::new(inner, config, &path)
     }

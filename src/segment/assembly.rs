@@ -4,6 +4,7 @@ use super::Semantics;
 use super::config::ModelConfig;
 use crate::Result;
 use crate::data::image::PixelConfig;
+use crate::data::labels::Labels;
 use crate::data::text::TextTokenizer;
 use crate::hub::{self, Pinned};
 use crate::models::prsmed::{self, PrsMed};
@@ -111,12 +112,13 @@ pub struct RunOverrides {
     pub quantization: Option<Quantization>,
 }
 
-/// The preprocessing a model needs.
+/// The preprocessing a model needs, for masks of one label.
 pub fn pixels(config: &ModelConfig, sizes: &prsmed::Config) -> PixelConfig {
     PixelConfig {
         clip_size: u32::try_from(sizes.clip.image_size).expect("checked sizes"),
         sam_size: u32::try_from(config.image_size).expect("checked sizes"),
         mask: config.semantics.mask_mode(),
         pad_offset: config.semantics.pad_offset(),
+        labels: Labels::NONE,
     }
 }

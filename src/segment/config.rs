@@ -2,6 +2,7 @@
 
 use super::Semantics;
 use crate::data::classical::Augment;
+use crate::data::labels::Labels;
 use crate::data::mixing_sampler::Ratio;
 use crate::models::{clip, mask_decoder, mistral, tiny_vit};
 use crate::nn::Quantization;
@@ -126,6 +127,9 @@ settings! {
         /// cannot be updated safely, the image is not flipped, rotated or deformed.
         augment: Augment = Augment::None, results(Changes), resume(Warn),
             memory("host: `flip_rotate` keeps images for training and validation in separate caches");
+        /// Labels of masks that are foreground, for example `1,3`; all other values are background. Empty: each mask has
+        /// one label, and a mask with several labels is an error.
+        labels: Labels = Labels::NONE, results(Changes), resume(Fixed);
         /// Synthetic rows (from extra data roots) per real row in an epoch, or `all` of them. With several questions
         /// per sequence, images are counted instead of rows.
         synthetic_ratio: Ratio = Ratio::All, results(Changes), resume(Fixed);

@@ -79,7 +79,7 @@ pub fn evaluate(
         }
         let row = &manifest.rows[index];
         let image = decode::image(&row.image_path)?;
-        let truth = pixels::foreground(&decode::mask(&row.mask_path)?);
+        let truth = pixels::foreground(&decode::labelled_mask(&row.mask_path, assembly.description.pixels.labels)?);
         let request = Request { image: &image, question: &row.question, max_new_tokens };
         let prediction = predict(assembly, &request, |_| ())?;
         let group = sums.group(&row.modality);

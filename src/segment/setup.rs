@@ -7,6 +7,7 @@ pub use super::description::{describe, verify};
 use super::description::{FORMAT, check_adapters, check_sizes};
 use super::needs;
 use super::weights::{self, Found};
+use crate::data::image::PixelConfig;
 use crate::data::text::TextTokenizer;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
 use crate::models::{clip, mask_decoder, mistral, tiny_vit};
@@ -89,7 +90,8 @@ pub(super) fn described(folder: &Path, overrides: &RunOverrides, build: Build) -
     if let Some(semantics) = overrides.semantics {
         description.model.semantics = semantics;
         description.sizes.decoder.attention_dropout = semantics.drops_attention();
-        description.pixels = pixels(&description.model, &description.sizes);
+        let labels = description.pixels.labels;
+        description.pixels = PixelConfig { labels, ..pixels(&description.model, &description.sizes) };
     }
     Ok(description)
 }

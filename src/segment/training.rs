@@ -4,8 +4,8 @@ use super::predict::Prediction;
 use super::setup::{self, Assembly, Build, RunOverrides};
 use super::task::SegmentTask;
 use super::{RunConfig, resume, vision_features};
-use crate::data::manifest::Manifest;
-use crate::data::split;
+use crate::data::manifest::{Manifest, Split};
+use crate::data::{bit_depth, split};
 use crate::event::Observer;
 use crate::runtime::Runtime;
 use crate::tensor::guard;
@@ -62,6 +62,7 @@ impl<'r> Training<'r> {
             let count = manifest.num_leaking;
             runtime.note(format!("{count} synthetic rows are left out: their sources are validation or test images"));
         }
+        report_data(&manifest, runtime);
         let toml = config.to_toml();
         Ok(Self { config, toml, manifest, folder: folder.into(), runtime, resumes: false })
     }
@@ -105,7 +106,8 @@ impl<'r> Training<'r> {
         let (checkpoint, warnings) = self.checkpoint()?.unzip();
         let Self { config, toml, manifest, folder, runtime, .. } = self;
         warnings.into_iter().flatten().for_each(|warning| runtime.warn(warning));
-        let assembly = assemble(&config, &manifest, checkpoint.as_deref(), runtime)?;
+        let mut assembly = assemble(&config, &manifest, checkpoint.as_deref(), runtime)?;
+        assembly.description.pixels.labels = config.data.labels;
         assembly.warnings.iter().for_each(|warning| runtime.warn(warning.as_str()));
         let features =
             vision_features::open_cache(&assembly, &config.data, runtime.cache(), runtime.observer().as_ref())?;
@@ -202,6 +204,18 @@ impl Run {
     pub fn predict(&self, image: &DynamicImage, question: &str) -> Result<Prediction> {
         self.task.assembly().predict(image, question)
     }
+}
+
+/// Warns of classes that a split has no images of, and of 16-bit images that become almost black.
+fn report_data(manifest: &Manifest, runtime: &Runtime) {
+    for (split, use_) in [(Split::Val, "validation"), (Split::Test, "test")] {
+        let classes = manifest.classes_without(split);
+        if !classes.is_empty() {
+            runtime.warn(format!("these classes have no {use_} images: `{}`", classes.join("`, `")));
+        }
+    }
+    let depth = bit_depth::survey(manifest.rows.iter().map(|row| row.image_path.as_path()));
+    depth.warning().into_iter().for_each(|warning| runtime.warn(warning));
 }
 
 /// The checkpoint from which a training in `folder` continues.

@@ -194,7 +194,139 @@ fn an_unknown_split_is_a_bad_row() {
     broken.is_reported(reason);
     broken.is_refused(&format!("{reason} (the only bad row)"), LIST);
     let out = path("skipped-row");
-    done(train(&broken.root, &out, &["train.max_steps=1"]).arg("--skip-bad-rows"));
+    let ran = run(train(&broken.root, &out, &["train.max_steps=1"]).arg("--skip-bad-rows"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let row = format!("{}/{}:{}: {reason}", broken.root.display(), broken.csv, broken.line);
+    assert!(ran.stderr.contains(&format!("warning: 1 bad rows are left out: {row}\n")), "{}", ran.stderr);
+    let classes = "`abdomen_CT`, `brain_MRI`, `polyp_endoscopy`, `skin_dermoscopy`";
+    let warning = format!("warning: these classes have no validation images: {classes}\n");
+    assert!(ran.stderr.contains(&warning), "{}", ran.stderr);
+}
+
+#[test]
+fn a_stray_quote_is_a_bad_row() {
+    let broken = Broken::new("stray-quote", "png");
+    let text = fs::read_to_string(broken.file(&broken.csv)).unwrap();
+    let before: Vec<&str> = text.lines().take(broken.line - 1).collect();
+    let row = |start: &str, question: &str| format!("{start}{question},There.,center,train");
+    let start = format!("{},", broken.mask);
+    let rows = [row(&start, "\"Where?"), row(&start, "Where is it?"), row(&start, "Where else?")].join("\n");
+    fs::write(broken.file(&broken.csv), format!("{}\n{rows}\n", before.join("\n"))).unwrap();
+    let reason = "column `question` begins with a double quote that is never closed; \
+                  close the double quote, or write a double quote inside a text as `\"\"`";
+    broken.is_reported(reason);
+    broken.is_refused(&format!("{reason} (the only bad row)"), LIST);
+}
+
+#[test]
+fn a_panorama_is_no_reason_to_run_out_of_memory() {
+    let broken = Broken::new("panorama", "png");
+    let (width, height) = (60_000, 1);
+    image::RgbImage::new(width, height).save(broken.file(&broken.image)).unwrap();
+    GrayImage::from_pixel(width, height, Luma([255])).save(broken.file(&broken.mask)).unwrap();
+    done(prsmed().args(["data", "check"]).arg(&broken.root));
+    done(&mut train(&broken.root, &path("panorama-run"), &["train.epochs=1", "train.validate_every_epochs=0"]));
+}
+
+#[test]
+fn pipes_and_devices_are_bad_rows() {
+    let broken = Broken::new("pipe", "png");
+    for (file, what) in [(&broken.image, "image"), (&broken.mask, "mask")] {
+        let path = broken.file(file);
+        let whole = fs::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let reason = format!("{what} `{file}` is not a regular file (a folder, pipe or device)");
+        broken.is_reported(&reason);
+        broken.is_refused(&format!("{reason} (the only bad row)"), LIST);
+        fs::remove_file(&path).unwrap();
+        std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+        broken.is_reported(&reason);
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, whole).unwrap();
+    }
+    let csv = broken.file("annotations/more.csv");
+    assert!(std::process::Command::new("mkfifo").arg(&csv).status().unwrap().success());
+    refused(
+        prsmed().args(["data", "check"]).arg(&broken.root),
+        "error: ~/pipe/annotations/more.csv: it is not a regular file (a folder, pipe or device)\n\
+         hint: give a CSV file of at most 4 GiB, or several files",
+    );
+}
+
+#[test]
+fn a_label_map_needs_labels_in_check_training_and_evaluation() {
+    let root = copy(phantoms(), "label-maps");
+    let masks = masks_of(&root);
+    let with_other = masks.iter().position(|mask| mask.parent().unwrap().ends_with("train_masks")).unwrap();
+    for (number, mask) in masks.into_iter().enumerate() {
+        let one = image::open(&mask).unwrap().to_luma8();
+        // the target is label 2; a larger label is beside it in one mask
+        let map = GrayImage::from_fn(one.width(), one.height(), |x, y| {
+            let is_other = number == with_other && one.get_pixel(x, y).0[0] < 128 && x < 8;
+            Luma([if is_other { 9 } else { 2 * u8::from(one.get_pixel(x, y).0[0] >= 128) }])
+        });
+        map.save(&mask).unwrap();
+    }
+    let ran = run(prsmed().args(["data", "check"]).arg(&root));
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    assert!(ran.stdout.contains(": the mask has several labels: 2 ("), "{}", ran.stdout);
+    assert!(
+        ran.stderr.contains("warning: these classes have no `test` images: `breast_ultrasound`, "),
+        "{}",
+        ran.stderr
+    );
+    let found = objects(&run(prsmed().args(["--json", "data", "check"]).arg(&root)).stdout);
+    assert_eq!((found.len(), &found[0]["uncovered"][0]["split"]), (1, &"val".into()));
+    let out = path("label-run");
+    let all = ["train.epochs=1", "train.validate_every_epochs=0", "data.val_frac=0.0"];
+    let ran = run(&mut train(&root, &out, &all));
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(error_text(&ran).contains("the mask has several labels: 2 ("), "{}", ran.stderr);
+    assert!(error_text(&ran).contains("choose the labels of the target, for example `--labels 1,3`"), "{}", ran.stderr);
+
+    done(prsmed().args(["data", "check", "--labels", "2"]).arg(&root));
+    let out = path("label-run-2");
+    done(train(&root, &out, &all).args(["--labels", "2"]));
+    let config = fs::read_to_string(out.join("config.toml")).unwrap();
+    assert!(config.contains("labels = \"2\""), "{config}");
+    done(
+        prsmed()
+            .arg("eval")
+            .arg(&out)
+            .arg("--data-root")
+            .arg(&root)
+            .args(["--split", "train", "--max-new-tokens", "1"]),
+    );
+}
+
+/// The masks of all splits.
+fn masks_of(root: &Path) -> Vec<PathBuf> {
+    let mut masks = Vec::new();
+    for class in fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()) {
+        for split in ["train_masks", "val_masks", "test_masks"] {
+            let files = fs::read_dir(class.join(split)).into_iter().flatten();
+            masks.extend(files.map(|entry| entry.unwrap().path()));
+        }
+    }
+    masks.sort();
+    masks
+}
+
+#[test]
+fn control_characters_of_a_csv_file_are_escaped() {
+    let broken = Broken::new("control", "png");
+    broken.edit(|row| row.replace(",train", ",\x1b]0;owned\x07"));
+    let ran = run(prsmed().args(["data", "check"]).arg(&broken.root));
+    assert!(
+        ran.stdout.contains(": split `\\u{1b}]0;owned\\u{7}` is not one of `train`, `val`, `test`\n"),
+        "{}",
+        ran.stdout
+    );
+    let out = path("never");
+    let ran = run(&mut train(&broken.root, &out, &[]));
+    assert!(ran.stderr.contains("split `\\u{1b}]0;owned\\u{7}` is not one of"), "{}", ran.stderr);
+    assert!(!ran.stderr.contains(['\x1b', '\x07']), "{}", ran.stderr);
 }
 
 #[test]

@@ -82,11 +82,14 @@ fn the_help_of_train() {
           --data-root <DIR>           Data root: a folder with one folder for each modality, and
                                       `annotations/` (required)
           --annotations <DIR>         CSV file or folder of CSV files, if not in the data root
-          --skip-bad-rows             Skip bad rows instead of stopping with an error
+          --skip-bad-rows             Skip bad rows instead of stopping with an error; a warning names
+                                      the first of them
           --extra <DIR>               Data root of synthetic training rows, for example from `prsmed
                                       augment`; may be repeated
           --synthetic-ratio <R>       Same as `--set data.synthetic_ratio=R`: synthetic rows for each
                                       real one in an epoch, or all
+          --labels <LIST>             Same as `--set data.labels=LIST`: labels of masks that are
+                                      foreground, for example 1,3
           --preset <NAME>             Named settings: tiny, full, cpu, gpu-24gb, ...
           --config <FILE>             TOML file over the preset
           --set <KEY=VALUE>           One setting, for example `train.micro_batch=4`; may be repeated

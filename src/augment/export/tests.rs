@@ -9,6 +9,7 @@ use super::*;
 use crate::augment::settings::Paste;
 use crate::data::check::check;
 use crate::data::fixture;
+use crate::data::labels::Labels;
 use crate::data::manifest::Manifest;
 use crate::data::phantom::{PhantomOptions, generate};
 use crate::event::Silent;
@@ -101,7 +102,7 @@ fn an_exported_data_root_opens_and_passes_the_check() {
     let made = Manifest::open(&to, None).unwrap();
     assert_eq!(made.rows.len(), accepted);
     assert!(made.rows.iter().all(|row| row.split == Split::Train && row.position.is_some()));
-    let report = check(&to, None, &Silent).unwrap();
+    let report = check(&to, None, Labels::NONE, &Silent).unwrap();
     assert!(report.is_good() && report.leaks.is_empty(), "{:?}", report.bad);
     assert_eq!(report.images, accepted, "rejected images are not counted");
     assert_eq!(Export::open(&to).unwrap().journal().records(), export.journal().records());

@@ -70,7 +70,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     refuse_gpu_preset_without_gpu(&resolved, context)?;
     let toml = resolved.to_toml();
     let config = resolved.config;
-    let real = args.data.open()?;
+    let real = args.data.open(context)?;
     let synthetic = Manifest::open(&args.extra, None)?;
     let _claim = RunLock::on("--out", &args.out, context.progress.as_ref())?;
     context.check_files(needs::of_model(&config.model))?;

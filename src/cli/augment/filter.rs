@@ -66,7 +66,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     refuse_gpu_preset_without_gpu(&resolved, context)?;
     let toml = resolved.to_toml();
     let config = resolved.config;
-    let real = ablation::limited_to(args.data.open()?, args.limit_real);
+    let real = ablation::limited_to(args.data.open(context)?, args.limit_real);
     let thresholds = thresholds(&args.synthetic, &args.thresholds)?;
     refuse_without_pairs(&args.synthetic)?;
     let _claim = RunLock::on("--synthetic", &args.synthetic, context.progress.as_ref())?;

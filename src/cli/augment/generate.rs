@@ -95,7 +95,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Done);
     }
     let run = resolved.config;
-    let manifest = ablation::limited_to(args.data.open()?, args.limit_real);
+    let manifest = ablation::limited_to(args.data.open(context)?, args.limit_real);
     Export::refuse_foreign(&args.out)?;
     let _claim = RunLock::on("--out", &args.out, context.progress.as_ref())?;
     let filter_models = args.filter_models.as_deref().map(FilterModels::open).transpose()?;

@@ -53,7 +53,7 @@ enum Network {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let real = args.data.open()?;
+    let real = args.data.open(context)?;
     let synthetic = Manifest::open(&args.synthetic, None)?;
     let network = match &args.run {
         Some(run) => Network::Encoder(Box::new(predict::open_run(run, context)?)),

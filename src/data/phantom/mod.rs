@@ -35,7 +35,7 @@ use self::modality::Modality;
 use crate::data::position::{Position, Zones};
 use crate::data::templates::{self, Templates, Words};
 use crate::event::{Event, Observer};
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 
 /// Options of [`generate`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -159,7 +159,7 @@ fn existing_report(out: &Path, options: &PhantomOptions) -> Result<Option<Phanto
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(Error::io(out, "read")(error)),
     };
-    let marker = std::fs::read_to_string(out.join(MARKER)).ok();
+    let marker = files::read_to_string(&out.join(MARKER), files::MAX_TEXT).ok();
     let marker = marker.and_then(|text| serde_json::from_str::<Marker>(&text).ok());
     match marker {
         Some(marker) if marker.options == *options => Ok(Some(marker.report)),

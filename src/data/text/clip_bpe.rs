@@ -13,6 +13,7 @@ use tokenizers::{AddedToken, Tokenizer};
 
 use super::{damaged, parse};
 use crate::error::{Error, Result};
+use crate::files;
 
 /// Ids of one text, start, end and padding included: the positions of the text tower.
 pub const CONTEXT: usize = 77;
@@ -51,17 +52,18 @@ impl ClipTokenizer {
         let (vocab_path, merges_path) = (folder.join("vocab.json"), folder.join("merges.txt"));
         let whole = folder.join("tokenizer.json");
         if vocab_path.exists() && merges_path.exists() {
-            let vocab = std::fs::read(&vocab_path).map_err(Error::io(&vocab_path, "read"))?;
+            let vocab = files::read(&vocab_path, files::MAX_TEXT).map_err(Error::io(&vocab_path, "read"))?;
             let vocab: BTreeMap<String, u32> =
                 serde_json::from_slice(&vocab).map_err(|error| damaged(&vocab_path, &error))?;
-            let merges = std::fs::read_to_string(&merges_path).map_err(Error::io(&merges_path, "read"))?;
+            let merges =
+                files::read_to_string(&merges_path, files::MAX_TEXT).map_err(Error::io(&merges_path, "read"))?;
             let merges = merges.lines().filter(|line| !line.starts_with("#version") && !line.is_empty());
             let merges: Vec<&str> = merges.collect();
             let inner = parse(&clip_json(&vocab, &merges))
                 .map_err(|reason| Error::weights(&merges_path, reason, "download or copy both files again"))?;
             Self::new(inner, &pad, &vocab_path)
         } else if whole.exists() {
-            let bytes = std::fs::read(&whole).map_err(Error::io(&whole, "read"))?;
+            let bytes = files::read(&whole, files::MAX_TEXT).map_err(Error::io(&whole, "read"))?;
             let inner = Tokenizer::from_bytes(bytes).map_err(|error| damaged(&whole, &*error))?;
             Self::new(inner, &pad, &whole)
         } else {
@@ -134,7 +136,7 @@ fn pad_token(folder: &Path) -> Result<Option<String>> {
         if !path.exists() {
             continue;
         }
-        let bytes = std::fs::read(&path).map_err(Error::io(&path, "read"))?;
+        let bytes = files::read(&path, files::MAX_TEXT).map_err(Error::io(&path, "read"))?;
         let map: Value = serde_json::from_slice(&bytes).map_err(|error| damaged(&path, &error))?;
         let token = &map["pad_token"];
         if let Some(token) = token.as_str().or_else(|| token["content"].as_str()) {

@@ -21,6 +21,39 @@ pub(super) enum PickleError {
 
 type Result<T> = std::result::Result<T, PickleError>;
 
+/// Most dimensions of a tensor, as in PyTorch.
+const MAX_DIMENSIONS: usize = 64;
+/// Bytes of a value on the stack or in a container.
+const VALUE: usize = size_of::<Value>();
+/// Bytes of an entry of the memo.
+const MEMO: usize = 64;
+
+/// Memory that the contents of a file may take: 32 times the size of the file, and 1 MiB. Vectors may have twice the
+/// capacity that they need, so the limit on real memory is 64 times the size.
+///
+/// A pickle can refer to one value many times. Without a limit, copies of a shared value need memory that grows with
+/// the square of the file's size.
+#[derive(Debug)]
+pub(super) struct Budget {
+    left: usize,
+}
+
+impl Budget {
+    /// The budget of a file of `file_bytes`.
+    pub(super) fn new(file_bytes: usize) -> Self {
+        Self { left: file_bytes.saturating_mul(32).saturating_add(1 << 20) }
+    }
+
+    /// Takes `bytes`. Nothing is given back.
+    pub(super) fn take(&mut self, bytes: usize) -> Result<()> {
+        match self.left.checked_sub(bytes) {
+            Some(left) => self.left = left,
+            None => return malformed("its contents need more than 64 times the memory of the file"),
+        }
+        Ok(())
+    }
+}
+
 fn malformed<T>(reason: impl Into<String>) -> Result<T> {
     Err(PickleError::Malformed(reason.into()))
 }
@@ -77,13 +110,13 @@ pub(super) struct Pickle {
 
 impl Pickle {
     /// Parses a whole pickle.
-    pub(super) fn read(bytes: &[u8]) -> Result<Self> {
-        Self::read_first(bytes).map(|(pickle, _)| pickle)
+    pub(super) fn read(bytes: &[u8], budget: &mut Budget) -> Result<Self> {
+        Self::read_first(bytes, budget).map(|(pickle, _)| pickle)
     }
 
     /// Parses the pickle at the start of `bytes`. Also returns its length in bytes.
-    pub(super) fn read_first(bytes: &[u8]) -> Result<(Self, usize)> {
-        let mut unpickler = Unpickler { bytes, ..Unpickler::default() };
+    pub(super) fn read_first(bytes: &[u8], budget: &mut Budget) -> Result<(Self, usize)> {
+        let mut unpickler = Unpickler::new(bytes, budget);
         let top = unpickler.run()?;
         let Unpickler { at, dicts, sequences, storages, .. } = unpickler;
         Ok((Self { dicts, sequences, storages, top }, at))
@@ -104,11 +137,13 @@ impl Pickle {
     }
 }
 
-#[derive(Default)]
-struct Unpickler<'a> {
+struct Unpickler<'a, 'b> {
     bytes: &'a [u8],
+    budget: &'b mut Budget,
     at: usize,
     stack: Vec<Value>,
+    /// Largest length that the stack has had. It keeps the memory of that length.
+    longest_stack: usize,
     marks: Vec<usize>,
     memo: HashMap<u64, Value>,
     sequences: Vec<Vec<Value>>,
@@ -116,13 +151,31 @@ struct Unpickler<'a> {
     storages: Vec<Rc<Storage>>,
 }
 
-impl Unpickler<'_> {
+impl<'a, 'b> Unpickler<'a, 'b> {
+    fn new(bytes: &'a [u8], budget: &'b mut Budget) -> Self {
+        let (dicts, sequences, storages) = (Vec::new(), Vec::new(), Vec::new());
+        let (stack, marks, memo) = (Vec::new(), Vec::new(), HashMap::new());
+        Self { bytes, budget, at: 0, stack, longest_stack: 0, marks, memo, sequences, dicts, storages }
+    }
+
+    fn push(&mut self, value: Value) -> Result<()> {
+        if self.stack.len() == self.longest_stack {
+            self.longest_stack += 1;
+            self.budget.take(VALUE)?;
+        }
+        self.stack.push(value);
+        Ok(())
+    }
+
     fn run(&mut self) -> Result<Value> {
         loop {
             let opcode = self.take(1)?[0];
             match opcode {
                 b'.' => return self.pop(),
-                b'(' => self.marks.push(self.stack.len()),
+                b'(' => {
+                    self.budget.take(size_of::<usize>())?;
+                    self.marks.push(self.stack.len());
+                }
                 b'0' => drop(self.pop()?),
                 b'1' => drop(self.pop_mark()?),
                 b'}' | b']' | b')' | b't' | b'l' | b'd' | 0x85..=0x87 => self.container(opcode)?,
@@ -130,8 +183,9 @@ impl Unpickler<'_> {
                 b'q' | b'r' | 0x94 | b'h' | b'j' => self.memo(opcode)?,
                 b'c' | 0x93 | b'R' | b'b' | b'Q' => self.object(opcode)?,
                 _ => {
-                    let value = self.scalar(opcode)?;
-                    self.stack.extend(value);
+                    if let Some(value) = self.scalar(opcode)? {
+                        self.push(value)?;
+                    }
                 }
             }
         }
@@ -160,6 +214,7 @@ impl Unpickler<'_> {
 
     fn text(&mut self, width: usize) -> Result<Value> {
         let Ok(length) = usize::try_from(self.number(width)?) else { return malformed("a string is too long") };
+        self.budget.take(length.saturating_add(VALUE))?;
         match std::str::from_utf8(self.take(length)?) {
             Ok(text) => Ok(Value::Str(text.into())),
             Err(_) => malformed("a string is not UTF-8"),
@@ -182,6 +237,7 @@ impl Unpickler<'_> {
 
     fn pop_mark(&mut self) -> Result<Vec<Value>> {
         let Some(mark) = self.marks.pop() else { return malformed("its pickle lacks a mark") };
+        self.budget.take((self.stack.len() - mark).saturating_mul(VALUE))?;
         Ok(self.stack.split_off(mark))
     }
 
@@ -233,51 +289,57 @@ impl Unpickler<'_> {
 
     fn container(&mut self, opcode: u8) -> Result<()> {
         let value = match opcode {
-            b'}' => self.new_dict(Vec::new()),
-            b']' => self.new_list(Vec::new()),
-            b')' => self.new_tuple(Vec::new()),
+            b'}' => self.new_dict(Vec::new())?,
+            b']' => self.new_list(Vec::new())?,
+            b')' => self.new_tuple(Vec::new())?,
             b'd' => {
                 let items = self.pop_mark()?;
                 let pairs = pairs(items)?;
-                self.new_dict(pairs)
+                self.new_dict(pairs)?
             }
             b'l' => {
                 let items = self.pop_mark()?;
-                self.new_list(items)
+                self.new_list(items)?
             }
             b't' => {
                 let items = self.pop_mark()?;
-                self.new_tuple(items)
+                self.new_tuple(items)?
             }
             _ => {
+                self.budget.take(3 * VALUE)?;
                 let mut items = Vec::new();
                 for _ in 0..=(opcode - 0x85) {
                     items.push(self.pop()?);
                 }
                 items.reverse();
-                self.new_tuple(items)
+                self.new_tuple(items)?
             }
         };
-        self.stack.push(value);
-        Ok(())
+        self.push(value)
     }
 
-    fn new_dict(&mut self, pairs: Vec<(Value, Value)>) -> Value {
+    fn new_dict(&mut self, pairs: Vec<(Value, Value)>) -> Result<Value> {
+        self.budget.take(VALUE)?;
         self.dicts.push(pairs);
-        Value::Dict(self.dicts.len() - 1)
+        Ok(Value::Dict(self.dicts.len() - 1))
     }
 
-    fn new_list(&mut self, items: Vec<Value>) -> Value {
+    fn new_list(&mut self, items: Vec<Value>) -> Result<Value> {
+        self.budget.take(VALUE)?;
         self.sequences.push(items);
-        Value::List(self.sequences.len() - 1)
+        Ok(Value::List(self.sequences.len() - 1))
     }
 
-    fn new_tuple(&mut self, items: Vec<Value>) -> Value {
+    fn new_tuple(&mut self, items: Vec<Value>) -> Result<Value> {
+        self.budget.take(VALUE)?;
         self.sequences.push(items);
-        Value::Tuple(self.sequences.len() - 1)
+        Ok(Value::Tuple(self.sequences.len() - 1))
     }
 
     fn fill(&mut self, opcode: u8) -> Result<()> {
+        if matches!(opcode, b'a' | b's') {
+            self.budget.take(2 * VALUE)?;
+        }
         let items = match opcode {
             b'a' => vec![self.pop()?],
             b's' => {
@@ -302,8 +364,10 @@ impl Unpickler<'_> {
         };
         if matches!(opcode, b'h' | b'j') {
             let Some(value) = self.memo.get(&key) else { return malformed("its pickle reads an unset memo") };
-            self.stack.push(value.clone());
+            let value = value.clone();
+            self.push(value)?;
         } else {
+            self.budget.take(MEMO)?;
             let Some(value) = self.stack.last() else { return malformed("its pickle memoizes from an empty stack") };
             self.memo.insert(key, value.clone());
         }
@@ -341,31 +405,12 @@ impl Unpickler<'_> {
                 self.storage(&id)?
             }
         };
-        self.stack.push(value);
-        Ok(())
-    }
-
-    fn items(&self, value: &Value) -> Result<&[Value]> {
-        match value {
-            Value::Tuple(index) | Value::List(index) => Ok(&self.sequences[*index]),
-            _ => malformed("its pickle has another value where a tuple belongs"),
-        }
-    }
-
-    fn integers(&self, value: &Value) -> Result<Vec<i64>> {
-        self.items(value)?
-            .iter()
-            .map(
-                |item| {
-                    if let Value::Int(i) = item { Ok(*i) } else { malformed("a shape or stride is not an integer") }
-                },
-            )
-            .collect()
+        self.push(value)
     }
 
     /// `('storage', torch.FloatStorage, '0', 'cpu', 1536)`; before PyTorch 1.6 with `None` at the end.
     fn storage(&mut self, id: &Value) -> Result<Value> {
-        let items = self.items(id)?;
+        let items = items(&self.sequences, id)?;
         let [
             Value::Str(tag),
             Value::Function(kind),
@@ -384,6 +429,7 @@ impl Unpickler<'_> {
             return malformed("a storage has no element type");
         };
         let storage = Rc::new(Storage { kind, key: key.clone(), num_elements: *count });
+        self.budget.take(size_of::<Storage>() + 2 * VALUE)?;
         self.storages.push(storage.clone());
         Ok(Value::Storage(storage))
     }
@@ -392,28 +438,51 @@ impl Unpickler<'_> {
         let Value::Function(function) = function else {
             return malformed("its pickle calls a value that is not a function");
         };
-        let arguments = self.items(arguments)?;
-        match (function, arguments) {
-            (Function::OrderedDict, []) => Ok(self.new_dict(Vec::new())),
+        let Self { sequences, budget, .. } = self;
+        let value = match (function, items(sequences, arguments)?) {
+            (Function::OrderedDict, []) => return self.new_dict(Vec::new()),
             (Function::OrderedDict, [list]) => {
-                let mut pairs = Vec::new();
-                for pair in self.items(list)? {
-                    let [key, value] = self.items(pair)? else {
+                let list = items(sequences, list)?;
+                budget.take(list.len().saturating_mul(2 * VALUE))?;
+                let mut pairs = Vec::with_capacity(list.len());
+                for pair in list {
+                    let [key, value] = items(sequences, pair)? else {
                         return malformed("an `OrderedDict` is built from values that are not pairs");
                     };
                     pairs.push((key.clone(), value.clone()));
                 }
-                Ok(self.new_dict(pairs))
+                return self.new_dict(pairs);
             }
             (Function::RebuildTensor, [Value::Storage(storage), Value::Int(offset), shape, strides, ..]) => {
-                let (shape, strides) = (self.integers(shape)?, self.integers(strides)?);
-                let tensor = TensorRef { storage: storage.clone(), offset: *offset, shape, strides };
-                Ok(Value::Tensor(Rc::new(tensor)))
+                let (shape, strides) = (integers(sequences, shape)?, integers(sequences, strides)?);
+                budget.take(size_of::<TensorRef>() + VALUE + size_of::<i64>() * (shape.len() + strides.len()))?;
+                Value::Tensor(Rc::new(TensorRef { storage: storage.clone(), offset: *offset, shape, strides }))
             }
-            (Function::RebuildParameter, [tensor @ Value::Tensor(_), ..]) => Ok(tensor.clone()),
-            _ => malformed("its pickle calls a known function with unknown arguments"),
-        }
+            (Function::RebuildParameter, [tensor @ Value::Tensor(_), ..]) => tensor.clone(),
+            _ => return malformed("its pickle calls a known function with unknown arguments"),
+        };
+        Ok(value)
     }
+}
+
+fn items<'s>(sequences: &'s [Vec<Value>], value: &Value) -> Result<&'s [Value]> {
+    match value {
+        Value::Tuple(index) | Value::List(index) => Ok(&sequences[*index]),
+        _ => malformed("its pickle has another value where a tuple belongs"),
+    }
+}
+
+/// A shape or strides.
+fn integers(sequences: &[Vec<Value>], value: &Value) -> Result<Vec<i64>> {
+    let items = items(sequences, value)?;
+    if items.len() > MAX_DIMENSIONS {
+        return malformed(format!("a tensor has {} dimensions; {MAX_DIMENSIONS} are the limit", items.len()));
+    }
+    let integer = |item: &Value| match item {
+        Value::Int(integer) => Ok(*integer),
+        _ => malformed("a shape or stride is not an integer"),
+    };
+    items.iter().map(integer).collect()
 }
 
 fn pairs(items: Vec<Value>) -> Result<Vec<(Value, Value)>> {
@@ -451,13 +520,17 @@ fn allowed(module: &str, name: &str) -> Result<Function> {
 mod tests {
     use super::*;
 
+    fn parse(bytes: &[u8]) -> Result<Pickle> {
+        Pickle::read(bytes, &mut Budget::new(bytes.len()))
+    }
+
     #[test]
     fn a_pickle_that_names_another_function_is_an_error() {
         // `os.system("true")` in protocol 0
-        let error = Pickle::read(b"cos\nsystem\n(U\x04true\x85R.").unwrap_err();
+        let error = parse(b"cos\nsystem\n(U\x04true\x85R.").unwrap_err();
         assert_eq!(error, PickleError::Executes("os.system".into()));
         // the same through STACK_GLOBAL
-        let error = Pickle::read(b"\x80\x04\x8c\x05posix\x8c\x06system\x93.").unwrap_err();
+        let error = parse(b"\x80\x04\x8c\x05posix\x8c\x06system\x93.").unwrap_err();
         assert_eq!(error, PickleError::Executes("posix.system".into()));
     }
 
@@ -467,31 +540,45 @@ mod tests {
         let whole: &[u8] =
             b"\x80\x04}\x94(\x8c\x01a\x94]\x94(K\x01M\x2c\x01J\xfe\xff\xff\xffN\x88\x8a\x06\0\0\0\0\0\x01e\
             \x8c\x01bG?\xf8\0\0\0\0\0\0C\x01x\x86u.";
-        let mut unpickler = Unpickler { bytes: whole, ..Unpickler::default() };
+        let mut budget = Budget::new(whole.len());
+        let mut unpickler = Unpickler::new(whole, &mut budget);
         assert!(matches!(unpickler.run().unwrap(), Value::Dict(0)));
         let [(_, list), (_, tuple)] = unpickler.dicts[0].as_slice() else { panic!("two pairs") };
-        let list = unpickler.items(list).unwrap();
+        let list = items(&unpickler.sequences, list).unwrap();
         assert!(matches!(
             list,
             [Value::Int(1), Value::Int(300), Value::Int(-2), Value::None, Value::Other, Value::Int(n)]
                 if *n == 1 << 40
         ));
-        assert!(matches!(unpickler.items(tuple).unwrap(), [Value::Other, Value::Other]));
+        assert!(matches!(items(&unpickler.sequences, tuple).unwrap(), [Value::Other, Value::Other]));
         for end in 0..whole.len() {
-            assert!(matches!(Pickle::read(&whole[..end]), Err(PickleError::Malformed(_))), "prefix of {end} bytes");
+            assert!(matches!(parse(&whole[..end]), Err(PickleError::Malformed(_))), "prefix of {end} bytes");
         }
     }
 
     #[test]
     fn changed_bytes_give_a_value_or_an_error() {
         let whole = b"\x80\x02ccollections\nOrderedDict\nq\0)Rq\x01(X\x01\0\0\0aq\x02K\x01u}q\x03X\x01\0\0\0bK\x02sb.";
-        assert!(Pickle::read(whole).is_ok());
+        assert!(parse(whole).is_ok());
         for at in 0..whole.len() {
             for byte in 0..=255 {
                 let mut changed = *whole;
                 changed[at] = byte;
-                let _ = Pickle::read(&changed);
+                let _ = parse(&changed);
             }
         }
+    }
+
+    #[test]
+    fn a_tensor_of_more_than_64_dimensions_is_malformed() {
+        let tensor = |dimensions: usize| {
+            let ones = b"K\x01".repeat(dimensions);
+            let storage = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\00X\x03\0\0\0cpuK\x01tQ".as_slice();
+            let start = b"ctorch._utils\n_rebuild_tensor_v2\n(".as_slice();
+            [start, storage, b"K\0(", &ones, b"t(", &ones, b"ttR."].concat()
+        };
+        assert!(matches!(parse(&tensor(64)).unwrap().top, Value::Tensor(_)));
+        let error = parse(&tensor(65)).unwrap_err();
+        assert_eq!(error, PickleError::Malformed("a tensor has 65 dimensions; 64 are the limit".into()));
     }
 }

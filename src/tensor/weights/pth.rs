@@ -8,7 +8,7 @@ use std::path::Path;
 
 use zip::{CompressionMethod, ZipArchive};
 
-use super::pickle::{Pickle, PickleError, TensorRef, Value};
+use super::pickle::{Budget, Pickle, PickleError, TensorRef, Value};
 use super::{StoredTensor, StoredTensors, TensorInfo};
 use crate::error::{Error, Result};
 
@@ -43,11 +43,14 @@ fn load_error(file: &Path) -> impl Fn(PickleError) -> Error + '_ {
 
 /// The tensors of a file in the order of its state dict.
 pub(super) fn entries(file: &Path, bytes: &[u8]) -> Result<StoredTensors> {
-    let (pickle, parts) = if is_zip(bytes) {
+    let (pickle, parts, mut budget) = if is_zip(bytes) {
         let (pickle, parts) = open(file, bytes)?;
-        (Pickle::read(&pickle).map_err(load_error(file))?, parts)
+        let mut budget = Budget::new(pickle.len());
+        (Pickle::read(&pickle, &mut budget).map_err(load_error(file))?, parts, budget)
     } else if bytes.starts_with(&LEGACY) {
-        open_legacy(bytes).map_err(load_error(file))?
+        let mut budget = Budget::new(bytes.len());
+        let (pickle, parts) = open_legacy(bytes, &mut budget).map_err(load_error(file))?;
+        (pickle, parts, budget)
     } else {
         return Err(Error::weights(
             file,
@@ -58,12 +61,14 @@ pub(super) fn entries(file: &Path, bytes: &[u8]) -> Result<StoredTensors> {
     let mut found = Vec::new();
     let mut seen = HashSet::new();
     for (name, tensor) in state_dict(file, &pickle)? {
-        let entry =
-            place(&tensor, &parts).map_err(|reason| Error::weights(file, format!("`{name}` {reason}"), AGAIN))?;
-        if !seen.insert(name.clone()) {
+        if !seen.insert(name) {
             return Err(Error::weights(file, format!("contains `{name}` twice"), RESAVE));
         }
-        found.push((name, entry));
+        let size = size_of::<StoredTensor>() + name.len() + size_of::<i64>() * 2 * tensor.shape.len();
+        budget.take(size).map_err(load_error(file))?;
+        let entry =
+            place(tensor, &parts).map_err(|reason| Error::weights(file, format!("`{name}` {reason}"), AGAIN))?;
+        found.push((name.to_owned(), entry));
     }
     Ok(found)
 }
@@ -88,13 +93,17 @@ fn open(file: &Path, bytes: &[u8]) -> Result<(Vec<u8>, Parts)> {
     let prefix = name.trim_end_matches("data.pkl").to_owned();
 
     let mut pickle = Vec::new();
-    let mut entry = zip.by_name(&name).map_err(zip_error)?;
-    entry.read_to_end(&mut pickle).map_err(|error| Error::weights(file, format!("`{name}`: {error}"), AGAIN))?;
-    drop(entry);
+    let entry = zip.by_name(&name).map_err(zip_error)?;
+    if entry.compression() != CompressionMethod::Stored {
+        return Err(Error::weights(file, format!("stores `{name}` compressed"), RESAVE));
+    }
+    let stored = entry.take(bytes.len() as u64).read_to_end(&mut pickle);
+    stored.map_err(|error| Error::weights(file, format!("`{name}`: {error}"), AGAIN))?;
 
-    if let Ok(mut order) = zip.by_name(&format!("{prefix}byteorder")) {
+    if let Ok(order) = zip.by_name(&format!("{prefix}byteorder")) {
         let mut text = String::new();
         order
+            .take(16)
             .read_to_string(&mut text)
             .map_err(|error| Error::weights(file, format!("`byteorder`: {error}"), AGAIN))?;
         if text.trim() != "little" {
@@ -123,11 +132,11 @@ fn open(file: &Path, bytes: &[u8]) -> Result<(Vec<u8>, Parts)> {
 /// Reads a file from before PyTorch 1.6: its pickle and the location of every storage. The file has pickles of a magic
 /// number, a version, the system's sizes, the object and the storages' keys. Then each key has its element count (8
 /// bytes) and its elements.
-fn open_legacy(bytes: &[u8]) -> std::result::Result<(Pickle, Parts), PickleError> {
+fn open_legacy(bytes: &[u8], budget: &mut Budget) -> std::result::Result<(Pickle, Parts), PickleError> {
     let short = || PickleError::Malformed("its storages end early".into());
     let mut at = LEGACY.len();
     let mut next = || {
-        let (pickle, length) = Pickle::read_first(&bytes[at..])?;
+        let (pickle, length) = Pickle::read_first(&bytes[at..], budget)?;
         at += length;
         Ok::<_, PickleError>(pickle)
     };
@@ -151,7 +160,7 @@ fn open_legacy(bytes: &[u8]) -> std::result::Result<(Pickle, Parts), PickleError
 }
 
 /// The named tensors: the dictionary itself, or the state dict inside a training checkpoint.
-fn state_dict(file: &Path, pickle: &Pickle) -> Result<Vec<(String, std::rc::Rc<TensorRef>)>> {
+fn state_dict<'p>(file: &Path, pickle: &'p Pickle) -> Result<Vec<(&'p str, &'p TensorRef)>> {
     let wrong = |reason: String| Err(Error::weights(file, reason, RESAVE));
     let Some(top) = pickle.dict(&pickle.top) else {
         return wrong("contains no dictionary of tensors".into());
@@ -160,25 +169,30 @@ fn state_dict(file: &Path, pickle: &Pickle) -> Result<Vec<(String, std::rc::Rc<T
     if !direct.is_empty() {
         return Ok(direct);
     }
-    let inner: Vec<(&str, Vec<_>)> = top
+    let inner: Vec<(&str, &[(Value, Value)])> = top
         .iter()
-        .filter_map(|(key, value)| Some((text(key)?, tensors(pickle.dict(value)?))))
-        .filter(|(_, tensors)| !tensors.is_empty())
+        .filter_map(|(key, value)| Some((text(key)?, pickle.dict(value)?)))
+        .filter(|(_, pairs)| pairs.iter().any(is_tensor))
         .collect();
     let named = INNER.iter().find_map(|name| inner.iter().position(|(key, _)| key == name));
     let position = if inner.len() == 1 { Some(0) } else { named };
-    if let Some(position) = position {
-        return Ok(inner.into_iter().nth(position).map(|(_, tensors)| tensors).unwrap_or_default());
+    if let Some((_, pairs)) = position.and_then(|position| inner.get(position)) {
+        return Ok(tensors(pairs));
     }
-    let keys: Vec<&str> = top.iter().filter_map(|(key, _)| text(key)).collect();
+    let keys = top.iter().filter_map(|(key, _)| text(key)).take(20);
+    let keys: Vec<String> = keys.map(|key| key.chars().take(100).collect()).collect();
     wrong(format!("contains no state dict (its keys: `{}`)", keys.join("`, `")))
 }
 
-fn tensors(pairs: &[(Value, Value)]) -> Vec<(String, std::rc::Rc<TensorRef>)> {
+fn is_tensor(pair: &(Value, Value)) -> bool {
+    matches!(pair, (Value::Str(_), Value::Tensor(_)))
+}
+
+fn tensors(pairs: &[(Value, Value)]) -> Vec<(&str, &TensorRef)> {
     pairs
         .iter()
         .filter_map(|(key, value)| match (key, value) {
-            (Value::Str(key), Value::Tensor(tensor)) => Some((key.to_string(), tensor.clone())),
+            (Value::Str(key), Value::Tensor(tensor)) => Some((&**key, &**tensor)),
             _ => None,
         })
         .collect()
