@@ -22,5 +22,6 @@ mod pth;
 mod reference;
 mod resident;
 mod runs;
+mod scores;
 mod settings;
 mod support;

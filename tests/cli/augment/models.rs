@@ -142,7 +142,11 @@ fn folder_hub_and_cache_give_the_same_pairs() {
     assert!(ran.code == Some(2) && error_text(&ran).contains("(model_sha256 was "), "{}", ran.stderr);
     fs::remove_file(model.join("unet").join(NETWORK)).unwrap();
     let ran = run(generate(phantoms(), &path("never-of-a-folder"), &["--model"]).arg(&model));
-    assert!(ran.code == Some(2) && error_text(&ran).contains("~/model/unet: contains no safetensors"), "{}", ran.stderr);
+    assert!(
+        ran.code == Some(2) && error_text(&ran).contains("~/model/unet: contains no safetensors"),
+        "{}",
+        ran.stderr
+    );
 }
 
 #[test]
