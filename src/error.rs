@@ -94,6 +94,18 @@ pub enum Error {
         /// Message and location of the panic.
         reason: String,
     },
+    /// A model computed NaN or infinity for an image.
+    #[error("{}the {part} of the model are not finite: {found} of {total} are NaN or infinite", prefix(.image.as_deref()))]
+    NotFinite {
+        /// The image, if the function knows its file.
+        image: Option<PathBuf>,
+        /// The output: `mask logits`, `class logits`, ...
+        part: &'static str,
+        /// Number of values that are not finite.
+        found: usize,
+        /// Number of values.
+        total: usize,
+    },
     /// The user pressed Ctrl-C. Finished work is saved.
     #[error("interrupted")]
     Interrupted,
@@ -103,7 +115,31 @@ fn location(path: &Path, line: Option<u64>) -> String {
     line.map_or_else(|| path.display().to_string(), |line| format!("{}:{line}", path.display()))
 }
 
+fn prefix(image: Option<&Path>) -> String {
+    image.map_or_else(String::new, |image| format!("{}: ", image.display()))
+}
+
 impl Error {
+    /// Fails with [`Error::NotFinite`] if one of `values`, the `part` of a model's output, is NaN or infinite.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`] without an image; see [`Error::of_image`].
+    pub fn check_finite(part: &'static str, values: &[f32]) -> Result<()> {
+        let found = values.iter().filter(|value| !value.is_finite()).count();
+        if found == 0 { Ok(()) } else { Err(Self::NotFinite { image: None, part, found, total: values.len() }) }
+    }
+
+    /// Adds the image to an [`Error::NotFinite`]; other errors stay as they are.
+    #[must_use]
+    pub fn of_image(self, path: &Path) -> Self {
+        match self {
+            Self::NotFinite { image: None, part, found, total } => {
+                Self::NotFinite { image: Some(path.to_path_buf()), part, found, total }
+            }
+            other => other,
+        }
+    }
+
     /// Creates an [`Error::Config`].
     pub fn config(key: impl Into<String>, reason: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::Config { key: key.into(), reason: reason.into(), hint: hint.into() }
@@ -163,6 +199,11 @@ impl Error {
             }
             Self::Torch { .. } | Self::Internal { .. } => String::new(),
             Self::Diverged { .. } => "lower `train.learning_rate`, or use `--precision bf16` instead of fp16".into(),
+            Self::NotFinite { .. } => {
+                "try `--precision fp32`; if that fails too, these weights cannot be used: take an \
+                                       earlier checkpoint, or train again with a lower `train.learning_rate`"
+                    .into()
+            }
             Self::Interrupted => "run the same command again to continue; `prsmed train` needs `--resume`".into(),
         }
     }

@@ -79,10 +79,8 @@ impl Runtime {
     #[must_use]
     pub fn with_cache(mut self, folder: impl Into<PathBuf>) -> Self {
         let folder = folder.into();
-        let kernels = folder.join("kernels");
-        // without the folder, every run compiles its kernels
-        if self.device != Device::Cpu && std::fs::create_dir_all(&kernels).is_ok() {
-            kernels::set_folder(&kernels);
+        if self.device != Device::Cpu {
+            kernels::set_folder(&folder.join("kernels"));
         }
         self.cache = Some(folder);
         self

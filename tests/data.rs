@@ -272,6 +272,31 @@ fn batches_depend_on_neither_workers_nor_cache_nor_prefetch() {
 }
 
 #[test]
+fn a_sample_has_the_label_of_its_own_row() {
+    let root = images(2);
+    let folders = ["train_images", "train_masks"];
+    for folder in folders {
+        std::fs::create_dir_all(root.path().join("xray").join(folder)).expect("created");
+        let [from, to] = ["ct", "xray"].map(|class| root.path().join(class).join(folder).join("0.png"));
+        std::fs::copy(from, to).expect("copied");
+    }
+    let csv = "image_path,question,answer,position,split\nxray/train_masks/0.png,where,here,upper left,train\n";
+    std::fs::write(root.path().join("annotations/xray.csv"), csv).expect("written");
+    let (source, _) = source(root.path(), Bytes::default());
+    let source = Arc::new(source);
+    // six rows of `ct`, one of `xray`
+    let batches = single_rows(vec![vec![6, 0], vec![1, 6]]);
+    for by_image in [false, true] {
+        let loader = Loader::start(Arc::clone(&source), batches.clone(), LoaderOptions { by_image, ..OPTIONS });
+        let labels: Vec<Vec<i64>> = loader
+            .expect("started")
+            .map(|batch| Vec::try_from(batch.expect("good rows").class_label).expect("labels"))
+            .collect();
+        assert_eq!(labels, [[1, 0], [0, 1]], "by image: {by_image}");
+    }
+}
+
+#[test]
 fn rows_of_one_image_share_its_pixels_and_augmentation() {
     let root = images(4);
     for augment in [Augment::None, Augment::FlipRotate, Augment::Classical] {

@@ -107,6 +107,23 @@ pub struct AblationReport {
     pub verdict: Conclusion,
 }
 
+/// Rows of the arms.
+struct ArmData {
+    real: Arc<Manifest>,
+    /// Real and synthetic.
+    both: Arc<Manifest>,
+}
+
+impl ArmData {
+    /// Only the synthetic arm has synthetic rows.
+    fn of(&self, arm: Arm) -> &Arc<Manifest> {
+        match arm {
+            Arm::Real | Arm::Classical => &self.real,
+            Arm::Synthetic => &self.both,
+        }
+    }
+}
+
 impl Ablation<'_> {
     /// Runs the trainings that are missing, scores and compares all of them, and writes `ablation.json` and
     /// `ablation.txt`.
@@ -127,23 +144,39 @@ impl Ablation<'_> {
             return Err(Error::data(&self.real.root, "there are no `test` rows", hint));
         }
         self.check_settings(&real, &synthetic, &test)?;
-        let seeds: Vec<u64> = (0..self.num_seeds as u64).map(|i| self.first_seed + i).collect();
-        let runs = Arm::ALL.len() * seeds.len();
+        let data = ArmData { real, both };
+        let runs = self.runs();
         let mut scores: BTreeMap<&'static str, Vec<Vec<f64>>> = BTreeMap::new();
-        let mut done = 0;
-        for &seed in &seeds {
-            for arm in Arm::ALL {
-                let manifest = if arm == Arm::Synthetic { &both } else { &real };
-                done += 1;
-                let text = format!("run {done} of {runs}: {} images, seed {seed}", arm.name());
-                runtime.note(text);
-                let found = self.scores(arm, seed, manifest, &test, runtime)?;
-                scores.entry(arm.name()).or_default().push(found);
-            }
+        for (done, &(seed, arm)) in runs.iter().enumerate() {
+            runtime.note(format!("run {} of {}: {} images, seed {seed}", done + 1, runs.len(), arm.name()));
+            let found = self.scores(arm, seed, data.of(arm), &test, runtime)?;
+            scores.entry(arm.name()).or_default().push(found);
         }
-        let report = self.report(&scores, &test, seeds, images.len(), pairs)?;
+        let report = self.report(&scores, &test, self.seeds(), images.len(), pairs)?;
         self.write(&report)?;
         Ok(report)
+    }
+
+    fn seeds(&self) -> Vec<u64> {
+        (0..self.num_seeds as u64).map(|i| self.first_seed + i).collect()
+    }
+
+    /// Seed and arm of each training: every arm has every seed, in the same order.
+    fn runs(&self) -> Vec<(u64, Arm)> {
+        self.seeds().into_iter().flat_map(|seed| Arm::ALL.map(|arm| (seed, arm))).collect()
+    }
+
+    /// Settings of a training. Arms differ in the augmentation only; their rows are those of [`ArmData`].
+    fn config_of(&self, arm: Arm, seed: u64) -> RunConfig {
+        let mut config = self.config.clone();
+        config.train.seed = seed;
+        config.train.max_steps = self.steps;
+        config.train.epochs = self.steps;
+        config.train.validate_every_epochs = 0;
+        config.train.patience = 0;
+        config.data.augment = if arm == Arm::Classical { Augment::Classical } else { Augment::None };
+        config.data.synthetic_ratio = self.ratio;
+        config
     }
 
     /// Repeats the training rows until one epoch is longer than the training. Otherwise the short last batch of an
@@ -243,14 +276,7 @@ impl Ablation<'_> {
         {
             return Ok(known);
         }
-        let mut config = self.config.clone();
-        config.train.seed = seed;
-        config.train.max_steps = self.steps;
-        config.train.epochs = self.steps;
-        config.train.validate_every_epochs = 0;
-        config.train.patience = 0;
-        config.data.augment = if arm == Arm::Classical { Augment::Classical } else { Augment::None };
-        config.data.synthetic_ratio = self.ratio;
+        let config = self.config_of(arm, seed);
         let quiet = runtime.clone().with_observer(Arc::new(Quiet { inner: Arc::clone(runtime.observer()) }));
         let training = Training::new(config, Arc::clone(manifest), &folder, &quiet)?;
         let run = training.with_toml(self.toml.to_owned()).resume(true).run()?;
@@ -425,6 +451,111 @@ impl Observer for Quiet {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An image of one colour below `root`, in a row of `split`.
+    fn row(root: &Path, name: &str, gray: u8, split: Split) -> Row {
+        let image_path = root.join(format!("{name}.png"));
+        image::GrayImage::from_pixel(2, 2, image::Luma([gray])).save(&image_path).unwrap();
+        Row { image_path, split, modality: "skin".into(), ..crate::data::fixture::row("where", "there", None) }
+    }
+
+    fn manifest(root: &Path, rows: Vec<Row>) -> Manifest {
+        Manifest { root: root.to_path_buf(), rows, modalities: vec!["skin".into()], num_leaking: 0 }
+    }
+
+    /// The ablation of two seeds from 7 on.
+    fn ablation<'a>(real: &'a Manifest, synthetic: &'a Manifest, config: &'a RunConfig) -> Ablation<'a> {
+        Ablation {
+            real,
+            synthetic,
+            config,
+            toml: "",
+            steps: 3,
+            first_seed: 7,
+            num_seeds: 2,
+            limit_real: 0,
+            limit_test: 0,
+            ratio: Ratio::All,
+            out: Path::new("unused"),
+        }
+    }
+
+    #[test]
+    fn arms_differ_only_in_augmentation_and_synthetic_rows() {
+        let folder = tempfile::tempdir().unwrap();
+        let real = manifest(folder.path(), vec![row(folder.path(), "real", 1, Split::Train)]);
+        let made = Row { synthetic: true, ..row(folder.path(), "made", 2, Split::Train) };
+        let synthetic = manifest(folder.path(), vec![made]);
+        let config = RunConfig::default();
+        let ablation = ablation(&real, &synthetic, &config);
+        let both = real.clone().with_extra(synthetic.clone()).unwrap();
+        let data = ArmData { real: Arc::new(real.clone()), both: Arc::new(both) };
+        let num_synthetic = |arm| data.of(arm).rows.iter().filter(|row| row.synthetic).count();
+        assert_eq!(Arm::ALL.map(num_synthetic), [0, 0, 1]);
+        assert_eq!(
+            Arm::ALL.map(|arm| ablation.config_of(arm, 7).data.augment),
+            [Augment::None, Augment::Classical, Augment::None]
+        );
+        let same = |arm| {
+            let mut config = ablation.config_of(arm, 7);
+            config.data.augment = Augment::None;
+            config
+        };
+        assert_eq!(same(Arm::Classical), same(Arm::Real));
+        assert_eq!(same(Arm::Synthetic), same(Arm::Real));
+        assert_eq!(same(Arm::Real).train.max_steps, 3);
+    }
+
+    #[test]
+    fn every_arm_is_trained_with_the_same_seeds() {
+        let empty = manifest(Path::new(""), Vec::new());
+        let config = RunConfig::default();
+        let ablation = ablation(&empty, &empty, &config);
+        for arm in Arm::ALL {
+            let of_arm = ablation.runs().into_iter().filter(|run| run.1 == arm);
+            let seeds: Vec<u64> = of_arm.map(|(seed, arm)| ablation.config_of(arm, seed).train.seed).collect();
+            assert_eq!(seeds, [7, 8], "{arm:?}");
+        }
+        assert_eq!(ablation.seeds(), [7, 8]);
+    }
+
+    #[test]
+    fn test_images_that_are_also_training_images_are_left_out() {
+        let folder = tempfile::tempdir().unwrap();
+        let rows = vec![
+            row(folder.path(), "train", 1, Split::Train),
+            row(folder.path(), "copy-of-train", 1, Split::Test),
+            row(folder.path(), "unseen", 2, Split::Test),
+            row(folder.path(), "val", 3, Split::Val),
+        ];
+        let real = manifest(folder.path(), rows);
+        let config = RunConfig::default();
+        assert_eq!(ablation(&real, &real, &config).unseen_test_rows(&Silent).unwrap(), [2]);
+    }
+
+    #[test]
+    fn runs_are_compared_seed_by_seed_on_the_same_images() {
+        let folder = tempfile::tempdir().unwrap();
+        let rows = (0..4_u8).map(|i| row(folder.path(), &format!("test-{i}"), i, Split::Test)).collect();
+        let real = manifest(folder.path(), rows);
+        let config = RunConfig::default();
+        let ablation = ablation(&real, &real, &config);
+        // seeds and images differ far more than arms
+        let base = [[0.1, 0.3, 0.5, 0.7], [0.2, 0.4, 0.6, 0.8]];
+        let arm = |gain: f64| base.map(|row| row.map(|dice| dice + gain).to_vec()).to_vec();
+        let scores = BTreeMap::from([("real", arm(0.0)), ("classical", arm(0.01)), ("synthetic", arm(0.03))]);
+        let report = ablation.report(&scores, &[0, 1, 2, 3], ablation.seeds(), 1, 1).unwrap();
+        for (comparisons, gain) in
+            [(&report.classical, 0.01), (&report.synthetic, 0.03), (&report.synthetic_over_classical, 0.02)]
+        {
+            let all = comparisons.last().unwrap();
+            let interval = [all.bootstrap.low, all.bootstrap.high];
+            let is_gain = |value: f64| (value - gain).abs() < 1e-9;
+            assert!(is_gain(all.difference) && interval.into_iter().all(is_gain), "{gain}: {all:?}");
+            assert_eq!(all.verdict, Conclusion::Gain);
+        }
+        assert!((report.runs["real"][1] - 0.5).abs() < 1e-9, "{:?}", report.runs);
+    }
 
     #[test]
     fn scores_of_one_image_are_averaged() {

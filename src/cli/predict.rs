@@ -137,7 +137,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let assembly = args.run.open(context)?;
     let request = Request { image: &image, question: &args.question, max_new_tokens: args.max_new_tokens };
     let stream = |piece: &str| context.progress.on(&Event::Token(piece.to_owned()));
-    let prediction = predict(&assembly, &request, stream)?;
+    let prediction = predict(&assembly, &request, stream).map_err(|error| error.of_image(&args.image))?;
     let (width, height) = prediction.size;
     let mut mask = sheet::probability_image(&prediction.mask, width, height)?;
     mask.iter_mut().for_each(|value| *value = if *value > 127 { 255 } else { 0 });

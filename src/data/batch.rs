@@ -192,7 +192,7 @@ mod tests {
 
     fn sample(row: usize, ids: &[i64]) -> Sample {
         let byte = u8::try_from(row).expect("small");
-        let pixels = Pixels { clip: vec![byte; 12], sam: vec![byte; 27], mask: vec![51; 9] };
+        let pixels = Pixels { clip: vec![byte; 12], sam: vec![byte; 27], mask: vec![byte + 50; 9] };
         Sample { row, label: row + 1, ids: ids.to_vec(), answer_start: 1, pixels: Arc::new(pixels), seen: None }
     }
 
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(clip.int64_value(&[1, 0, 1, 1]), 2);
         assert_eq!(batch.sam_image.size(), [2, 3, 3, 3]);
         assert_eq!(batch.mask.size(), [2, 1, 3, 3]);
-        assert_eq!((batch.mask.int64_value(&[1, 0, 2, 2]), batch.mask.kind()), (51, Kind::Uint8));
+        assert_eq!((batch.mask.int64_value(&[1, 0, 2, 2]), batch.mask.kind()), (52, Kind::Uint8));
         assert_eq!(batch.sam_image.int64_value(&[1, 2, 0, 0]), 2);
         assert_eq!(batch.rows, [4, 2]);
         assert_eq!(Vec::<i64>::try_from(&batch.class_label).expect("labels"), [5, 3]);
@@ -222,6 +222,9 @@ mod tests {
         assert_eq!((batch.sam_image.size(), batch.mask.size()), (vec![2, 3, 3, 3], vec![3, 1, 3, 3]));
         let bytes: Vec<i64> = (0..2).map(|image| batch.sam_image.int64_value(&[image, 0, 0, 0])).collect();
         assert_eq!(bytes, [4, 2]);
+        let masks: Vec<i64> = (0..3).map(|question| batch.mask.int64_value(&[question, 0, 0, 0])).collect();
+        assert_eq!(masks, [54, 55, 52], "each question has its own mask");
+        assert_eq!(Vec::<i64>::try_from(&batch.class_label).expect("labels"), [5, 6, 3]);
     }
 
     #[test]

@@ -112,7 +112,7 @@ pub struct Sample {
 }
 
 /// Adds the row's CSV file and line to an error of its files.
-pub(super) fn at_row(row: &Row, error: &Error) -> Error {
+pub(crate) fn at_row(row: &Row, error: &Error) -> Error {
     let hint = match error.hint() {
         hint if hint.is_empty() => "repair or remove the row".to_owned(),
         hint => hint,

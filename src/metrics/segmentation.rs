@@ -27,9 +27,10 @@ impl PixelCounts {
     /// Counts pixels with probability above `threshold` against `truth`.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the lengths differ.
+    /// [`Error::Shape`] if the lengths differ; [`Error::NotFinite`] for NaN, which is neither foreground nor background.
     pub fn of(probabilities: &[f32], truth: &[bool], threshold: f32) -> Result<Self> {
         same_length(probabilities.len(), truth.len())?;
+        check_probabilities(probabilities)?;
         let mut counts = Self { pixels: probabilities.len() as u64, ..Self::default() };
         for (&probability, &is_truth) in probabilities.iter().zip(truth) {
             let is_predicted = probability > threshold;
@@ -80,7 +81,7 @@ impl ImageScore {
     /// Scores probabilities in `0..=1` against a truth of the same size.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the lengths differ.
+    /// As [`PixelCounts::of`].
     pub fn of(probabilities: &[f32], truth: &[bool]) -> Result<Self> {
         let counts = PixelCounts::of(probabilities, truth, THRESHOLD)?;
         let (mut product, mut sum) = (0.0, 0.0);
@@ -163,6 +164,11 @@ impl SegmentationMeans {
     }
 }
 
+/// [`Error::NotFinite`] if a probability is NaN or infinite.
+pub(super) fn check_probabilities(probabilities: &[f32]) -> Result<()> {
+    Error::check_finite("mask probabilities", probabilities)
+}
+
 /// [`Error::Shape`] unless a prediction and its truth have the same number of pixels.
 pub(super) fn same_length(prediction: usize, truth: usize) -> Result<()> {
     if prediction == truth {
@@ -195,10 +201,61 @@ mod tests {
         assert_eq!((invented.dice, invented.iou), (0.0, 0.0));
     }
 
+    #[derive(Deserialize)]
+    struct Edges {
+        masks: Vec<MaskPair>,
+    }
+
+    #[derive(Deserialize)]
+    struct MaskPair {
+        name: String,
+        prediction: Vec<u8>,
+        truth: Vec<u8>,
+        monai: Overlap,
+        monai_default: Overlap,
+        medpy: Overlap,
+    }
+
+    #[derive(Deserialize)]
+    struct Overlap {
+        dice: Option<f64>,
+        iou: Option<f64>,
+    }
+
     #[test]
-    fn nan_is_background() {
-        let counts = PixelCounts::of(&[f32::NAN, 0.9], &[true, true], THRESHOLD).unwrap();
-        assert_eq!((counts.predicted, counts.both), (1, 1));
+    fn dice_and_iou_equal_monai_and_medpy() {
+        let edges: Edges = serde_json::from_str(include_str!("../../tests/fixtures/score_edges.json")).unwrap();
+        assert!(edges.masks.len() > 8);
+        for MaskPair { name, prediction, truth, monai, monai_default, medpy } in edges.masks {
+            let probabilities: Vec<f32> = prediction.iter().map(|value| f32::from(*value)).collect();
+            let truth: Vec<bool> = truth.iter().map(|value| *value == 1).collect();
+            let score = ImageScore::of(&probabilities, &truth).unwrap();
+            // MONAI computes in fp32
+            let is = |found: f64, expected: Option<f64>| expected.is_some_and(|value| (found - value).abs() < 1e-7);
+            assert!(is(score.dice, monai.dice) && is(score.iou, monai.iou), "{name}: {score:?}");
+            let (is_truth_empty, are_both_empty) =
+                (score.counts.truth == 0, score.counts.truth + score.counts.predicted == 0);
+            // by default MONAI leaves out an empty truth; medpy's Dice of two empty masks is NaN
+            assert_eq!(
+                (monai_default.dice.is_none(), medpy.dice.is_none()),
+                (is_truth_empty, are_both_empty),
+                "{name}"
+            );
+            assert!(is_truth_empty || is(score.dice, monai_default.dice) && is(score.iou, monai_default.iou), "{name}");
+            assert!(are_both_empty || is(score.dice, medpy.dice), "{name}");
+            assert!(is(score.iou, medpy.iou), "{name}");
+        }
+    }
+
+    #[test]
+    fn nan_is_neither_foreground_nor_background() {
+        for probability in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for truth in [true, false] {
+                let error = ImageScore::of(&[0.9, probability], &[true, truth]).unwrap_err();
+                let expected = "the mask probabilities of the model are not finite: 1 of 2 are NaN or infinite";
+                assert_eq!(error.to_string(), expected);
+            }
+        }
     }
 
     #[test]

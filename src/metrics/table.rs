@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::error::Result;
 use crate::location::first_location;
 use crate::metrics::segmentation::{ImageScore, SegmentationMeans, SegmentationSums};
-use crate::metrics::text::TextScores;
+use crate::metrics::text::{BleuCounts, TextScores};
 use crate::metrics::threshold_average::{ThresholdScores, ThresholdSums};
 
 /// True if an answer names the location of a label (`upper left`); an answer without a location is wrong. `None` if the
@@ -26,6 +26,7 @@ pub struct GroupSums {
     positions_right: u64,
     positions: u64,
     text: TextScores,
+    bleu: BleuCounts,
     answers: u64,
     images: BTreeSet<PathBuf>,
 }
@@ -51,6 +52,7 @@ impl GroupSums {
     pub fn add_answer(&mut self, answer: &str, reference: &str, label: Option<&str>) -> (TextScores, Option<bool>) {
         let scores = TextScores::of(answer, reference);
         self.text.add(&scores);
+        self.bleu += BleuCounts::of(answer, reference);
         self.answers += 1;
         let right = label.and_then(|label| is_right(answer, label));
         if let Some(right) = right {
@@ -66,6 +68,7 @@ impl GroupSums {
         self.positions += other.positions;
         self.positions_right += other.positions_right;
         self.text.add(&other.text);
+        self.bleu += other.bleu;
         self.answers += other.answers;
         self.images.extend(other.images.iter().cloned());
     }
@@ -84,6 +87,7 @@ impl GroupSums {
                 rouge1: self.text.rouge1 / answers,
                 meteor_exact_stem: self.text.meteor_exact_stem / answers,
             }),
+            corpus_bleu: (self.answers > 0).then(|| self.bleu.bleu()),
         }
     }
 }
@@ -130,8 +134,12 @@ pub struct EvalRow {
     pub thresholds: Option<ThresholdScores>,
     /// Fraction (0..=1) of answers that name the right location; `None` if no label has one.
     pub position_accuracy: Option<f64>,
-    /// Mean text scores; `None` without answers.
+    /// Mean text scores; `None` without answers. Its BLEU is the mean of the BLEU of each answer.
     pub text: Option<TextScores>,
+    /// BLEU of all answers as one corpus: n-gram counts are added up before they are divided, as `sacrebleu` and
+    /// `evaluate` do. `None` without answers. In the macro mean, the mean over modalities.
+    #[serde(default)]
+    pub corpus_bleu: Option<f64>,
 }
 
 /// Dice and IoU at 0.5 over all pixels of all images together.
@@ -172,6 +180,7 @@ fn macro_mean(rows: &[EvalRow]) -> EvalRow {
             rouge1: text_mean(|t| t.rouge1).unwrap_or_default(),
             meteor_exact_stem: text_mean(|t| t.meteor_exact_stem).unwrap_or_default(),
         }),
+        corpus_bleu: mean(rows.iter().filter_map(|row| row.corpus_bleu)),
     }
 }
 
@@ -180,9 +189,9 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
 }
 
-const HEADER: [&str; 14] = [
+const HEADER: [&str; 15] = [
     "modality", "questions", "images", "Dice", "IoU", "soft Dice", "meanDic", "meanIoU", "maxDic", "MAE", "position",
-    "BLEU", "ROUGE-1", "METEOR*",
+    "BLEU", "corpus BLEU", "ROUGE-1", "METEOR*",
 ];
 
 impl EvalRow {
@@ -200,6 +209,7 @@ impl EvalRow {
             number(thr.map(|t| t.mae)),
             number(self.position_accuracy),
             number(text.map(|t| t.bleu)),
+            number(self.corpus_bleu),
             number(text.map(|t| t.rouge1)),
             number(text.map(|t| t.meteor_exact_stem)),
         ]);
@@ -214,9 +224,11 @@ impl fmt::Display for EvalSummary {
         rows.extend([self.macro_mean.cells(), self.all_images.cells()]);
         f.write_str(&aligned(&HEADER, &rows, Some(rule)))?;
         writeln!(f, "pooled over pixels: Dice {:.4}, IoU {:.4}", self.pooled.dice, self.pooled.iou)?;
+        writeln!(f, "Dice and IoU at 0.5, 1 if mask and truth are both empty")?;
+        writeln!(f, "meanDic, meanIoU, maxDic, MAE: averages over 256 thresholds, as in the original evaluation")?;
         writeln!(
             f,
-            "Dice and IoU at 0.5; meanDic, meanIoU, maxDic, MAE as the reference averages over 256 thresholds"
+            "BLEU: mean of the BLEU-4 of each answer, without smoothing; corpus BLEU: of all answers together"
         )?;
         writeln!(f, "* exact and stem matches, no synonyms")
     }
@@ -298,6 +310,73 @@ mod tests {
     }
 
     #[test]
+    fn each_column_shows_the_score_of_its_header() {
+        let row = EvalRow {
+            name: "skin".into(),
+            questions: 101,
+            images: 102,
+            segmentation: Some(SegmentationMeans { dice: 0.01, iou: 0.02, soft_dice: 0.03 }),
+            thresholds: Some(ThresholdScores {
+                mean_dic: 0.04,
+                max_dic: 0.05,
+                mean_iou: 0.06,
+                max_iou: 0.07,
+                mean_sen: 0.08,
+                mean_spe: 0.09,
+                mean_em: 0.10,
+                max_em: 0.11,
+                sm: 0.12,
+                weighted_fm: Some(0.13),
+                mae: 0.14,
+            }),
+            position_accuracy: Some(0.15),
+            text: Some(TextScores { bleu: 0.16, rouge1: 0.17, meteor_exact_stem: 0.18 }),
+            corpus_bleu: Some(0.19),
+        };
+        let shown: Vec<(&str, String)> = HEADER.into_iter().zip(row.cells()).collect();
+        let expected = [
+            ("modality", "skin"),
+            ("questions", "101"),
+            ("images", "102"),
+            ("Dice", "0.0100"),
+            ("IoU", "0.0200"),
+            ("soft Dice", "0.0300"),
+            ("meanDic", "0.0400"),
+            ("meanIoU", "0.0600"),
+            ("maxDic", "0.0500"),
+            ("MAE", "0.1400"),
+            ("position", "0.1500"),
+            ("BLEU", "0.1600"),
+            ("corpus BLEU", "0.1900"),
+            ("ROUGE-1", "0.1700"),
+            ("METEOR*", "0.1800"),
+        ];
+        assert_eq!(shown, expected.map(|(name, cell)| (name, cell.to_owned())));
+    }
+
+    #[test]
+    fn corpus_bleu_and_the_mean_of_bleu_are_different_columns() {
+        let mut sums = EvalSums::default();
+        let long = "The lesion is in the upper left part of the image.";
+        sums.group("a").add_answer(long, long, None);
+        sums.group("a").add_answer("upper left", "upper left", None);
+        sums.group("b").add_answer("no words of it", long, None);
+        let summary = sums.summary();
+        let of = |row: &EvalRow| (row.text.unwrap().bleu, row.corpus_bleu.unwrap());
+        // an answer of two tokens has no 4-gram; in the corpus its shorter n-grams count
+        let (mean, corpus) = of(&summary.modalities[0]);
+        assert!((mean - 0.5).abs() < 1e-9 && (corpus - 1.0).abs() < 1e-9, "{mean} {corpus}");
+        assert_eq!(of(&summary.modalities[1]), (0.0, 0.0));
+        assert!((of(&summary.macro_mean).1 - 0.5).abs() < 1e-9, "the mean over modalities");
+        assert!((of(&summary.all_images).0 - 1.0 / 3.0).abs() < 1e-9);
+        let all = of(&summary.all_images).1;
+        // 15 of 18 tokens, 12 of 15 pairs, 10 of 12 triples and 9 of 10 quadruples match; the references have 26 tokens
+        let precisions: f64 = [15.0 / 18.0, 12.0 / 15.0, 10.0 / 12.0, 9.0 / 10.0_f64].iter().map(|p| p.ln()).sum();
+        let expected = (precisions / 4.0).exp() * (1.0 - 26.0 / 18.0_f64).exp();
+        assert!((all - expected).abs() < 1e-9, "{all} {expected}");
+    }
+
+    #[test]
     fn the_summary_can_be_written_and_read_as_json() {
         let text = serde_json::to_string(&summary()).unwrap();
         assert!(text.contains("\"meanDic\"") && text.contains("\"macro_mean\""));
@@ -308,7 +387,7 @@ mod tests {
     fn columns_are_aligned() {
         let table = summary().to_string();
         let lines: Vec<&str> = table.lines().collect();
-        assert_eq!(lines.len(), 2 + 2 + 1 + 2 + 3, "{table}");
+        assert_eq!(lines.len(), 2 + 2 + 1 + 2 + 5, "{table}");
         let end_of_dice = lines[0].find("Dice").unwrap() + 4;
         for line in [lines[2], lines[3], lines[5], lines[6]] {
             let cell = &line[..end_of_dice];

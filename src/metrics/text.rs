@@ -1,7 +1,12 @@
-//! Similarity of a generated answer and the reference answer: BLEU, ROUGE-1 and METEOR of one pair.
+//! Similarity of a generated answer and the reference answer: BLEU, ROUGE-1 and METEOR of one pair, and BLEU of a
+//! corpus.
 //!
 //! Sources: Hugging Face `evaluate`'s `bleu` (order 4, no smoothing, tokenizer 13a), `rouge_score` 0.1.2 with its
 //! stemmer, `nltk.translate.meteor_score`.
+//!
+//! There are two averages of BLEU. The mean of [`bleu`] over answers counts each answer equally, and an answer without a
+//! common 4-gram counts 0. Corpus BLEU ([`BleuCounts`]) adds up the n-gram counts of all answers first; this is the
+//! number that `sacrebleu` and `evaluate` report.
 //! Deviations: METEOR matches exact words and stems but no WordNet synonyms, hence its name. It splits sentences at a
 //! period before a capital letter instead of with nltk's trained model.
 
@@ -14,7 +19,7 @@ use crate::metrics::porter::stem;
 /// Largest n-gram of [`bleu`].
 const BLEU_ORDER: usize = 4;
 
-/// Three scores of one answer, or their means, each in `0..=1`.
+/// Three scores of one answer, or their means over answers, each in `0..=1`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct TextScores {
     /// [`bleu`].
@@ -46,18 +51,55 @@ impl TextScores {
 /// BLEU of one sentence with orders 1 to 4, without smoothing. An answer without a common 4-gram scores 0; so does
 /// every answer or reference with fewer than four tokens.
 pub fn bleu(answer: &str, reference: &str) -> f64 {
-    let (answer, reference) = (tokens_13a(answer), tokens_13a(reference));
-    let mut log_sum = 0.0;
-    for order in 1..=BLEU_ORDER {
-        let matches = overlap(answer.windows(order), reference.windows(order));
-        if matches == 0 {
+    BleuCounts::of(answer, reference).bleu()
+}
+
+/// N-gram counts of answers, summed over a corpus.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BleuCounts {
+    /// N-grams that answer and reference share, for orders 1 to 4.
+    matches: [usize; BLEU_ORDER],
+    /// N-grams of the answers, for orders 1 to 4.
+    ngrams: [usize; BLEU_ORDER],
+    answer_tokens: usize,
+    reference_tokens: usize,
+}
+
+impl BleuCounts {
+    /// Counts of one answer.
+    pub fn of(answer: &str, reference: &str) -> Self {
+        let (answer, reference) = (tokens_13a(answer), tokens_13a(reference));
+        let orders = [1, 2, 3, 4];
+        Self {
+            matches: orders.map(|order| overlap(answer.windows(order), reference.windows(order))),
+            ngrams: orders.map(|order| (answer.len() + 1).saturating_sub(order)),
+            answer_tokens: answer.len(),
+            reference_tokens: reference.len(),
+        }
+    }
+
+    /// BLEU with orders 1 to 4, without smoothing; 0 if answers and references share no 4-gram.
+    pub fn bleu(&self) -> f64 {
+        if self.matches.contains(&0) {
             return 0.0;
         }
-        log_sum += (as_f64(matches) / as_f64(answer.len() + 1 - order)).ln() / 4.0;
+        let parts = self.matches.iter().zip(self.ngrams);
+        let log_sum: f64 = parts.map(|(&matches, ngrams)| (as_f64(matches) / as_f64(ngrams)).ln() / 4.0).sum();
+        let ratio = as_f64(self.answer_tokens) / as_f64(self.reference_tokens);
+        let brevity = if ratio > 1.0 { 1.0 } else { (1.0 - 1.0 / ratio).exp() };
+        log_sum.exp() * brevity
     }
-    let ratio = as_f64(answer.len()) / as_f64(reference.len());
-    let brevity = if ratio > 1.0 { 1.0 } else { (1.0 - 1.0 / ratio).exp() };
-    log_sum.exp() * brevity
+}
+
+impl std::ops::AddAssign for BleuCounts {
+    fn add_assign(&mut self, other: Self) {
+        for order in 0..BLEU_ORDER {
+            self.matches[order] += other.matches[order];
+            self.ngrams[order] += other.ngrams[order];
+        }
+        self.answer_tokens += other.answer_tokens;
+        self.reference_tokens += other.reference_tokens;
+    }
 }
 
 /// F1 of ROUGE-1 with stemming; symmetric in its arguments.
@@ -303,6 +345,66 @@ mod tests {
             let (found, expected) = (scores.meteor_exact_stem, pair.meteor_exact_stem);
             assert!((found - expected).abs() < 1e-12, "METEOR {found} {expected}: {context}");
         }
+    }
+
+    #[derive(Deserialize)]
+    struct Edges {
+        texts: Vec<EdgePair>,
+        corpora: Vec<Corpus>,
+    }
+
+    #[derive(Deserialize)]
+    struct EdgePair {
+        answer: String,
+        reference: String,
+        bleu: f64,
+        rouge1: f64,
+        meteor_exact_stem: f64,
+    }
+
+    #[derive(Deserialize)]
+    struct Corpus {
+        name: String,
+        pairs: Vec<(String, String)>,
+        bleu: f64,
+    }
+
+    fn edges() -> Edges {
+        serde_json::from_str(include_str!("../../tests/fixtures/score_edges.json")).unwrap()
+    }
+
+    #[test]
+    fn empty_and_short_answers_score_as_in_the_python_packages() {
+        let texts = edges().texts;
+        assert!(texts.len() > 10);
+        for pair in texts {
+            let found = TextScores::of(&pair.answer, &pair.reference);
+            let expected = [pair.bleu, pair.rouge1, pair.meteor_exact_stem];
+            for (found, expected) in [found.bleu, found.rouge1, found.meteor_exact_stem].into_iter().zip(expected) {
+                assert!(
+                    (found - expected).abs() < 1e-9,
+                    "{:?} / {:?}: {found} {expected}",
+                    pair.answer,
+                    pair.reference
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn corpus_bleu_equals_sacrebleu() {
+        let counts = |pairs: &[(String, String)]| {
+            let mut sum = BleuCounts::default();
+            pairs.iter().for_each(|(answer, reference)| sum += BleuCounts::of(answer, reference));
+            sum
+        };
+        let corpora = edges().corpora;
+        assert!(corpora.len() > 4);
+        for Corpus { name, pairs, bleu } in corpora {
+            let found = counts(&pairs).bleu();
+            assert!((found - bleu).abs() < 1e-9, "{name}: {found} {bleu}");
+        }
+        assert_eq!(counts(&[]).bleu(), 0.0);
     }
 
     #[test]

@@ -12,7 +12,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
-use crate::metrics::segmentation::same_length;
+use crate::metrics::segmentation::{check_probabilities, same_length};
 use crate::metrics::structure;
 
 /// Number of thresholds: 1, 254/255, ..., 0.
@@ -135,7 +135,7 @@ impl ThresholdSums {
     /// reference, it stretches the map to 8 bit and resizes it to the truth.
     ///
     /// # Errors
-    /// [`Error::Shape`] if a slice does not have the given size.
+    /// [`Error::Shape`] if a slice does not have the given size; [`Error::NotFinite`] for NaN.
     pub fn add(
         &mut self,
         probabilities: &[f32],
@@ -143,6 +143,7 @@ impl ThresholdSums {
         truth: &[bool],
         truth_size: (usize, usize),
     ) -> Result<()> {
+        check_probabilities(probabilities)?;
         let prediction = resize_nearest(&stretch_8bit(probabilities), size, truth_size)?;
         self.add_8bit(&prediction, truth, truth_size.0)
     }

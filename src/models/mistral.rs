@@ -10,8 +10,7 @@ use crate::nn::{Embedding, Linear, LoraConfig, Mask, RmsNorm, attention};
 use crate::tensor::autograd::checkpoint;
 use crate::tensor::functions::{packed_bias, swiglu};
 use crate::tensor::store::{Init, VarPath};
-use crate::tensor::{Device, Kind, Tensor, dims, module_path, no_grad};
-use std::rc::Rc;
+use crate::tensor::{Device, Kind, Shared, Tensor, dims, module_path, no_grad};
 
 /// Sizes of the decoder, with the field names of the model's `config.json`.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -273,7 +272,7 @@ pub struct Pass {
 #[derive(Debug)]
 pub struct Mistral {
     embed_tokens: Embedding,
-    layers: Vec<Rc<Layer>>,
+    layers: Vec<Shared<Layer>>,
     norm: RmsNorm,
     lm_head: Linear,
     config: Config,
@@ -290,7 +289,7 @@ impl Mistral {
             let _module = module_path::enter_at("layers", usize::try_from(i).expect("a layer"));
             let vs = model.sub("layers").sub(i);
             let adapter = adapters.as_ref().map(|(s, c)| (s.sub(i).sub("self_attn"), *c));
-            Rc::new(Layer {
+            Shared::new(Layer {
                 input_layernorm: RmsNorm::new(&vs.sub("input_layernorm"), d, config.rms_norm_eps),
                 self_attn: Attention::new(&vs.sub("self_attn"), adapter.as_ref().map(|(s, c)| (s, *c)), config),
                 post_attention_layernorm: RmsNorm::new(&vs.sub("post_attention_layernorm"), d, config.rms_norm_eps),
@@ -340,12 +339,12 @@ impl Mistral {
             AttentionPattern::Packed { positions, .. } => Rope::at(head_dim, theta, positions, kind),
             AttentionPattern::Causal | AttentionPattern::Padded(_) => self.rope(0, t, embeds),
         };
-        let state = Rc::new(PassState { rope, mask: pattern.mask(t, kind, device), train: pass.train });
+        let state = Shared::new(PassState { rope, mask: pattern.mask(t, kind, device), train: pass.train });
         let mut xs = embeds.shallow_clone();
         for (i, layer) in self.layers.iter().enumerate() {
             let _module = module_path::enter_at("layers", i);
             xs = if i < pass.checkpoint {
-                let (layer, state) = (Rc::clone(layer), Rc::clone(&state));
+                let (layer, state) = (layer.clone(), state.clone());
                 checkpoint(&[&xs], move |inputs| layer.forward(&inputs[0], &state, None))
             } else {
                 layer.forward(&xs, &state, None)

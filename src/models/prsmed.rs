@@ -18,8 +18,7 @@ use crate::nn::linear::Linear;
 use crate::nn::{BatchStatistics, LoraConfig, Quantization};
 use crate::tensor::autograd::checkpoint;
 use crate::tensor::store::{Init, Role, Store, StoreOptions, VarPath};
-use crate::tensor::{Device, Kind, Tensor, dims, module_path, no_grad};
-use std::rc::Rc;
+use crate::tensor::{Device, Kind, Shared, Tensor, dims, module_path, no_grad};
 
 /// Sizes of all parts.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -105,7 +104,7 @@ pub struct PrsMed {
     projector: Projector,
     llm: mistral::Mistral,
     encoder: TinyVit,
-    decoder: Rc<MaskDecoder>,
+    decoder: Shared<MaskDecoder>,
     class_head: Linear,
     /// Channel means and standard deviations of the segmentation images, `[1, 3, 1, 1]` fp32.
     pixel_statistics: [Tensor; 2],
@@ -159,7 +158,7 @@ impl PrsMed {
             projector,
             llm,
             encoder,
-            decoder: Rc::new(decoder),
+            decoder: Shared::new(decoder),
             class_head,
             pixel_statistics,
             clip_statistics,
@@ -249,7 +248,7 @@ impl PrsMed {
     ) -> Tensor {
         let _module = module_path::enter("mask_decoder");
         let logits = if pass.checkpoint {
-            let (decoder, keep) = (Rc::clone(&self.decoder), keep.map(Tensor::shallow_clone));
+            let (decoder, keep) = (self.decoder.clone(), Shared::new(keep.map(Tensor::shallow_clone)));
             checkpoint(&[embedding, states], move |inputs| {
                 decoder.forward(&inputs[0], &inputs[1], keep.as_ref(), pass.train)
             })

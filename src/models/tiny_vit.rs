@@ -11,8 +11,7 @@ use crate::nn::conv::Conv2dConfig;
 use crate::nn::{BatchStatistics, Conv2d, Conv2dBn, LayerNorm, LayerNorm2d, Linear, Mask, attention};
 use crate::tensor::autograd::checkpoint;
 use crate::tensor::store::{Init, VarPath};
-use crate::tensor::{Tensor, dims, module_path};
-use std::rc::Rc;
+use crate::tensor::{Shared, Tensor, dims, module_path};
 
 /// Sizes of the encoder.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -234,8 +233,8 @@ impl Block {
 
 #[derive(Debug)]
 struct Stage {
-    blocks: Vec<Rc<Block>>,
-    downsample: Option<Rc<PatchMerging>>,
+    blocks: Vec<Shared<Block>>,
+    downsample: Option<Shared<PatchMerging>>,
 }
 
 #[derive(Debug)]
@@ -258,7 +257,7 @@ pub struct Pass {
 }
 
 /// Runs `part(xs)`, with activation checkpointing if `recompute`.
-fn maybe_checkpoint(recompute: bool, xs: &Tensor, part: impl Fn(&Tensor) -> Tensor + 'static) -> Tensor {
+fn maybe_checkpoint(recompute: bool, xs: &Tensor, part: impl Fn(&Tensor) -> Tensor + Send + Sync + 'static) -> Tensor {
     if recompute { checkpoint(&[xs], move |inputs| part(&inputs[0])) } else { part(xs) }
 }
 
@@ -299,7 +298,7 @@ impl TinyVit {
         let dim = config.embed_dims[i];
         let blocks = (0..config.depths[i]).map(|j| {
             let vs = vs.sub("blocks").sub(j);
-            Rc::new(if i == 0 {
+            Shared::new(if i == 0 {
                 Block::Conv(MbConv::new(&vs, dim))
             } else {
                 Block::Attention(TinyVitBlock::new(&vs, dim, config.num_heads[i], config.window_sizes[i]))
@@ -308,7 +307,7 @@ impl TinyVit {
         let blocks = blocks.collect();
         let downsample = (i < 3).then(|| {
             let strides = Config::MERGE_STRIDES;
-            Rc::new(PatchMerging::new(&vs.sub("downsample"), dim, config.embed_dims[i + 1], strides[i]))
+            Shared::new(PatchMerging::new(&vs.sub("downsample"), dim, config.embed_dims[i + 1], strides[i]))
         });
         Stage { blocks, downsample }
     }
@@ -334,11 +333,11 @@ impl TinyVit {
                 let _module = module_path::enter_at("blocks", j);
                 recompute = left > 0;
                 left = left.saturating_sub(1);
-                let block = Rc::clone(block);
+                let block = block.clone();
                 xs = maybe_checkpoint(recompute, &xs, move |xs| block.forward(xs, statistics));
             }
             if let Some(downsample) = &stage.downsample {
-                let downsample = Rc::clone(downsample);
+                let downsample = downsample.clone();
                 xs = maybe_checkpoint(recompute, &xs, move |xs| downsample.forward(xs, statistics));
             }
         }

@@ -3,7 +3,8 @@
 use super::predict::{Prediction, Request, predict};
 use super::setup::Assembly;
 use crate::data::manifest::{Manifest, Row};
-use crate::data::{decode, image as pixels, sheet};
+use crate::data::sample::{at_row, decoded};
+use crate::data::{image as pixels, sheet};
 use crate::event::{Event, Observer};
 use crate::metrics::segmentation::ImageScore;
 use crate::metrics::table::{EvalSummary, EvalSums};
@@ -60,7 +61,8 @@ pub struct Evaluation {
 /// Runs the model on `rows` (indices into the manifest).
 ///
 /// # Errors
-/// [`Error::Data`] naming a row that cannot be read; [`Error::Interrupted`].
+/// [`Error::Data`] naming a row that cannot be read, or whose mask and image differ in width or height;
+/// [`Error::NotFinite`] naming the image for which the model computes NaN; [`Error::Interrupted`].
 pub fn evaluate(
     assembly: &Assembly,
     manifest: &Manifest,
@@ -78,15 +80,17 @@ pub fn evaluate(
             return Err(Error::Interrupted);
         }
         let row = &manifest.rows[index];
-        let image = decode::image(&row.image_path)?;
-        let truth = pixels::foreground(&decode::labelled_mask(&row.mask_path, assembly.description.pixels.labels)?);
+        let labels = assembly.description.pixels.labels;
+        let (image, mask) = decoded(row, labels).map_err(|error| at_row(row, &error))?;
+        let truth = pixels::foreground(&mask);
         let request = Request { image: &image, question: &row.question, max_new_tokens };
-        let prediction = predict(assembly, &request, |_| ())?;
+        let prediction = predict(assembly, &request, |_| ()).map_err(|error| error.of_image(&row.image_path))?;
         let group = sums.group(&row.modality);
         group.add_image(&row.image_path);
         let flags: Vec<bool> = truth.iter().map(|v| *v > 127).collect();
         let size = (truth.width() as usize, truth.height() as usize);
-        let score = group.add_mask(&prediction.mask, &flags, size)?;
+        let score =
+            group.add_mask(&prediction.mask, &flags, size).map_err(|error| error.of_image(&row.image_path))?;
         let (text, right) = group.add_answer(&prediction.answer, &row.answer, row.position.as_deref());
         samples.push(sample_score(assembly, row, &prediction, &score, (text, right)));
         kept.offer(row, score.dice, || tile(row, &image, &prediction, &truth, score.dice))?;

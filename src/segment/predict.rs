@@ -74,7 +74,7 @@ impl Assembly {
     /// Answers a question about an image with a mask and a text.
     ///
     /// # Errors
-    /// [`Error::Config`] for an empty question; typed errors of libtorch.
+    /// As [`predict()`].
     pub fn predict(&self, image: &DynamicImage, question: &str) -> Result<Prediction> {
         /// Longest answer, tokens.
         const MAX_NEW_TOKENS: usize = 128;
@@ -85,7 +85,8 @@ impl Assembly {
 /// Answers `request`; `on_text` receives the answer piece by piece.
 ///
 /// # Errors
-/// [`Error::Config`] for an empty question; typed errors of libtorch.
+/// [`Error::Config`] for an empty question; [`Error::NotFinite`] if the model computes NaN or infinity for the mask, the
+/// modality or the answer; typed errors of libtorch.
 pub fn predict(assembly: &Assembly, request: &Request, mut on_text: impl FnMut(&str)) -> Result<Prediction> {
     if request.question.trim().is_empty() {
         return Err(Error::config("--question", "the question is empty", "ask for example: Where is the lesion?"));
@@ -146,14 +147,12 @@ pub(super) fn answer(
     let states = model.llm().forward_cached(&embeds, &mut cache);
 
     let embedding = model.embed_image(sam_image, PrsMed::evaluation_pass());
-    let logits = model.mask_logits(&embedding, &states, None, mask_decoder::Pass::default());
-    let own_size = [i64::from(size.1), i64::from(size.0)];
-    let mask = values(&logits.upsample_bilinear2d(own_size, false, None, None).sigmoid());
-    let classes = values(&model.class_logits(&embedding).softmax(-1, Kind::Float));
+    let mask = mask_at(&model.mask_logits(&embedding, &states, None, mask_decoder::Pass::default()), size)?;
+    let classes = probabilities(&model.class_logits(&embedding))?;
 
     let mut state = states.narrow(1, length - 1, 1);
     for made in 1..=max_new_tokens {
-        let next = meta::index(&model.llm().logits(&state).argmax(-1, false));
+        let next = most_likely(&model.llm().logits(&state))?;
         if !on_token(next)? || made == max_new_tokens {
             break;
         }
@@ -162,6 +161,28 @@ pub(super) fn answer(
         state = model.llm().forward_cached(&embeds, &mut cache);
     }
     Ok(Parts { mask, classes })
+}
+
+/// Mask probabilities at `(width, height)`, row by row, of logits at the model's own size.
+fn mask_at(logits: &Tensor, (width, height): (u32, u32)) -> Result<Vec<f32>> {
+    Error::check_finite("mask logits", &values(logits))?;
+    let own_size = [i64::from(height), i64::from(width)];
+    Ok(values(&logits.upsample_bilinear2d(own_size, false, None, None).sigmoid()))
+}
+
+/// Class probabilities of logits.
+fn probabilities(logits: &Tensor) -> Result<Vec<f32>> {
+    Error::check_finite("class logits", &values(logits))?;
+    Ok(values(&logits.softmax(-1, Kind::Float)))
+}
+
+/// Index of the largest of `logits [1, 1, vocabulary]`.
+fn most_likely(logits: &Tensor) -> Result<i64> {
+    let best = logits.argmax(-1, false);
+    let index = meta::index(&best);
+    // libtorch takes NaN for the largest value
+    Error::check_finite("answer logits", &values(&logits.narrow(-1, index, 1)))?;
+    Ok(index)
 }
 
 fn pixels(assembly: &Assembly, image: &DynamicImage) -> Result<[Tensor; 2]> {
@@ -175,4 +196,56 @@ fn pixels(assembly: &Assembly, image: &DynamicImage) -> Result<[Tensor; 2]> {
         Tensor::from_slice(&clip).view(square(config.clip_size)).to_device(device),
         Tensor::from_slice(&sam).view(square(config.sam_size)).to_device(device),
     ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Linear interpolation between pixel centres in both directions, by its definition.
+    fn interpolated(map: &[f32], side: usize, across: f32, down: f32) -> f32 {
+        let parts = |at: f32| {
+            let at = (at * side as f32 - 0.5).clamp(0.0, side as f32 - 1.0);
+            let low = at.floor();
+            (low as usize, (low as usize + 1).min(side - 1), at - low)
+        };
+        let ((left, right, x), (top, bottom, y)) = (parts(across), parts(down));
+        let row = |row: usize| map[row * side + left] * (1.0 - x) + map[row * side + right] * x;
+        row(top) * (1.0 - y) + row(bottom) * y
+    }
+
+    #[test]
+    fn a_mask_has_the_width_and_height_of_its_image() {
+        let map: Vec<f32> = (0..16_u8).map(|i| f32::from(i * 7 % 16) - 8.0).collect();
+        let logits = Tensor::from_slice(&map).view([1, 1, 4, 4]);
+        for (width, height) in [(6_u32, 3_u32), (3, 6), (9, 2), (4, 4)] {
+            let mask = mask_at(&logits, (width, height)).unwrap();
+            assert_eq!(mask.len(), (width * height) as usize);
+            for (i, found) in mask.iter().enumerate() {
+                let (x, y) = (i % width as usize, i / width as usize);
+                let [across, down] = [(x, width), (y, height)].map(|(at, all)| (at as f32 + 0.5) / all as f32);
+                let expected = 1.0 / (1.0 + (-interpolated(&map, 4, across, down)).exp());
+                assert!((found - expected).abs() < 1e-5, "{width}x{height} at {x}, {y}: {found} {expected}");
+            }
+        }
+    }
+
+    #[test]
+    fn logits_that_are_not_finite_are_refused_by_name() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let logits = Tensor::from_slice(&[0.5, bad, 1.5, -2.0_f32]);
+            let mask = mask_at(&logits.view([1, 1, 2, 2]), (8, 8)).unwrap_err();
+            let class = probabilities(&logits.view([1, 4])).unwrap_err();
+            for (error, part) in [(mask, "mask"), (class, "class")] {
+                let error = error.of_image(Path::new("a/b.png"));
+                let expected =
+                    format!("a/b.png: the {part} logits of the model are not finite: 1 of 4 are NaN or infinite");
+                assert_eq!(error.to_string(), expected);
+                assert!(error.hint().starts_with("try `--precision fp32`"));
+            }
+        }
+        let error = most_likely(&Tensor::from_slice(&[0.5, f32::NAN, 1.5]).view([1, 1, 3])).unwrap_err();
+        assert!(error.to_string().starts_with("the answer logits"), "{error}");
+        assert_eq!(most_likely(&Tensor::from_slice(&[0.5_f32, 2.5, 1.5]).view([1, 1, 3])).unwrap(), 1);
+    }
 }

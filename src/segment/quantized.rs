@@ -6,12 +6,11 @@
 
 use crate::tensor::nf4::{Nf4, Quantization};
 use crate::tensor::weights::{Archive, Staged, verify_folder};
-use crate::tensor::{Tensor, ledger};
+use crate::tensor::{Shared, Tensor, ledger};
 use crate::{Error, Result, files};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::time::UNIX_EPOCH;
 
 /// File that describes the source of the cached matrices.
@@ -50,7 +49,7 @@ impl Cached {
     }
 
     /// Loads `matrices`; returns false if there is no valid entry.
-    pub(super) fn load(&self, matrices: &[(String, Rc<Nf4>)], warnings: &mut Vec<String>) -> bool {
+    pub(super) fn load(&self, matrices: &[(String, Shared<Nf4>)], warnings: &mut Vec<String>) -> bool {
         if !self.folder.exists() {
             return false;
         }
@@ -63,7 +62,7 @@ impl Cached {
         }
     }
 
-    fn read(&self, matrices: &[(String, Rc<Nf4>)]) -> Result<()> {
+    fn read(&self, matrices: &[(String, Shared<Nf4>)]) -> Result<()> {
         let path = self.folder.join(SOURCE);
         let text = files::read(&path, files::MAX_TEXT).map_err(Error::io(&path, "read"))?;
         if serde_json::from_slice::<Source>(&text).ok().as_ref() != Some(&self.source) {
@@ -80,13 +79,13 @@ impl Cached {
     }
 
     /// Stores `matrices`.
-    pub(super) fn store(&self, matrices: &[(String, Rc<Nf4>)], warnings: &mut Vec<String>) {
+    pub(super) fn store(&self, matrices: &[(String, Shared<Nf4>)], warnings: &mut Vec<String>) {
         if let Err(error) = self.write(matrices) {
             warnings.push(format!("the quantized weights cannot be cached: {error}"));
         }
     }
 
-    fn write(&self, matrices: &[(String, Rc<Nf4>)]) -> Result<()> {
+    fn write(&self, matrices: &[(String, Shared<Nf4>)]) -> Result<()> {
         let _category = ledger::enter(ledger::Category::Workspace);
         let tensors: Vec<(String, &Tensor)> = matrices
             .iter()

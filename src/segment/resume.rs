@@ -88,13 +88,14 @@ mod tests {
     use toml::Value;
 
     /// Another value for each setting whose values are words.
-    const WORDS: [(&str, &str); 14] = [
+    const WORDS: [(&str, &str); 15] = [
         ("model.semantics", "reference"),
         ("model.quantization", "nf4"),
         ("model.batch_norm", "batch"),
         ("model.decoder", "v6"),
         ("data.cache_vision", "ram"),
         ("data.augment", "flip_rotate"),
+        ("data.labels", "1,3"),
         ("data.synthetic_ratio", "0.5"),
         ("train.precision", "fp16"),
         ("train.checkpointing", "none"),

@@ -283,3 +283,38 @@ pub fn tokens_right(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> f64
 fn supervised(inputs: &Prepared, states: &Tensor) -> Tensor {
     states.flatten(0, 1).index_select(0, &inputs.layout.supervised)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_packed_batch_keep_the_targets_of_their_questions() {
+        let texts: Vec<Vec<i64>> = (0..6).map(|i| vec![1, llava::IMAGE_TOKEN, 5 + i, 20 + i]).collect();
+        let numbers = |count: i64| Tensor::arange(count, (Kind::Uint8, Device::Cpu)).view([count, 1, 1, 1]);
+        let inputs = Inputs {
+            layout: Layout::new(texts, &[3; 6], &[2, 1, 3], Semantics::Corrected, 4),
+            vision: numbers(3).into(),
+            sam_image: numbers(3),
+            mask: numbers(6),
+            class_label: Tensor::arange(6, (Kind::Int64, Device::Cpu)) + 10,
+        };
+        let list = |tensor: &Tensor| Vec::<i64>::try_from(tensor.to_kind(Kind::Int64).reshape([-1])).unwrap();
+        let targets = |most: usize| -> Vec<[Vec<i64>; 3]> {
+            let parts = inputs.split(most);
+            parts.iter().map(|part| [&part.sam_image, &part.mask, &part.class_label].map(list)).collect()
+        };
+        assert_eq!(
+            targets(1),
+            [
+                [vec![0], vec![0, 1], vec![10, 11]],
+                [vec![1], vec![2], vec![12]],
+                [vec![2], vec![3, 4, 5], vec![13, 14, 15]]
+            ]
+        );
+        assert_eq!(
+            targets(2),
+            [[vec![0, 1], vec![0, 1, 2], vec![10, 11, 12]], [vec![2], vec![3, 4, 5], vec![13, 14, 15]]]
+        );
+    }
+}

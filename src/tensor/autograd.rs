@@ -11,16 +11,17 @@ use super::{Tensor, guard};
 use crate::Result;
 use std::ffi::{CString, c_char, c_void};
 
-type Closure = Box<dyn Fn(&[Tensor]) -> Tensor>;
+/// On a GPU libtorch runs and drops it on a thread of its own, possibly after `backward` has returned.
+type Closure = Box<dyn Fn(&[Tensor]) -> Tensor + Send + Sync>;
 
 /// Computes `segment(inputs)` and saves only `inputs` for the backward pass.
 ///
-/// The segment runs twice. It must give the same result for the same inputs and generator state. It may own shallow
-/// clones of parameters.
+/// The segment runs twice. It must give the same result for the same inputs and generator state. It may own parameters,
+/// in a [`Shared`](super::Shared).
 ///
 /// # Panics
 /// If the segment panics.
-pub fn checkpoint(inputs: &[&Tensor], segment: impl Fn(&[Tensor]) -> Tensor + 'static) -> Tensor {
+pub fn checkpoint(inputs: &[&Tensor], segment: impl Fn(&[Tensor]) -> Tensor + Send + Sync + 'static) -> Tensor {
     let closure: Box<Closure> = Box::new(Box::new(segment));
     let mut pointers: Vec<RawTensor> = inputs.iter().map(|t| native::raw(t)).collect();
     let count = i64::try_from(pointers.len()).expect("a handful of inputs");
@@ -183,14 +184,14 @@ extern "C" fn drop_closure(data: *mut c_void) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::{Device, Kind, rng};
+    use crate::tensor::{Device, Kind, Shared, rng};
 
     fn gradients(checkpointed: bool) -> (Tensor, Tensor, Tensor) {
         let _lock = rng::TEST_LOCK.lock();
         rng::seed(3);
         let weight = Tensor::randn([6, 6], (Kind::Float, Device::Cpu)).set_requires_grad(true);
         let xs = Tensor::randn([4, 6], (Kind::Float, Device::Cpu)).set_requires_grad(true);
-        let captured = weight.shallow_clone();
+        let captured = Shared::new(weight.shallow_clone());
         let segment = move |inputs: &[Tensor]| inputs[0].matmul(&captured).gelu("none").dropout(0.5, true);
         let ys = if checkpointed { checkpoint(&[&xs], segment) } else { segment(&[xs.shallow_clone()]) };
         let ys = ys.dropout(0.5, true);
@@ -297,7 +298,7 @@ mod tests {
     #[test]
     fn parameters_of_a_checkpoint_get_gradients_if_no_input_needs_one() {
         let weight = Tensor::ones([3, 3], (Kind::Float, Device::Cpu)).set_requires_grad(true);
-        let captured = weight.shallow_clone();
+        let captured = Shared::new(weight.shallow_clone());
         let xs = Tensor::ones([1, 3], (Kind::Float, Device::Cpu));
         checkpoint(&[&xs], move |i| i[0].matmul(&captured)).sum(Kind::Float).backward();
         assert_eq!(weight.grad(), Tensor::ones([3, 3], (Kind::Float, Device::Cpu)));

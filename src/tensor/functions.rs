@@ -148,6 +148,7 @@ pub fn packed_bias(blocks: &Tensor, kind: Kind) -> Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::Shared;
     use crate::tensor::autograd::checkpoint;
     use crate::tensor::{Device, no_grad, rng};
 
@@ -353,7 +354,7 @@ mod tests {
                 };
                 assert_same(&leaves, tolerance, &|l| grouped(l, mask.as_ref(), causal), &theirs);
                 let again = |l: &[Tensor]| {
-                    let mask = mask.as_ref().map(Tensor::shallow_clone);
+                    let mask = Shared::new(mask.as_ref().map(Tensor::shallow_clone));
                     checkpoint(&[&l[0], &l[1], &l[2]], move |l| grouped(l, mask.as_ref(), causal))
                 };
                 assert_same(&leaves, tolerance, &again, &theirs);

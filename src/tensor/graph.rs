@@ -256,7 +256,7 @@ mod tests {
         let input = Tensor::randn([32, 64], (Kind::Float, device));
         let grad = weight.zeros_like();
         let work = || {
-            let inner = weight.shallow_clone();
+            let inner = crate::tensor::Shared::new(weight.shallow_clone());
             let ys = crate::tensor::autograd::checkpoint(&[&input], move |xs| xs[0].matmul(&inner).dropout(0.5, true));
             let loss = ys.square().mean(Kind::Float);
             loss.backward();

@@ -36,7 +36,8 @@ pub fn set_mode(mode: KernelMode) {
     unsafe { native::prsmed_kernels_mode(mode as i32) };
 }
 
-/// Caches compiled kernels in `folder`, so that the next process need not compile them.
+/// Caches compiled kernels in `folder`, so that the next process need not compile them. The folder is created for this
+/// user only. If it belongs to another user, or others can write it, kernels are compiled and not cached.
 pub fn set_folder(folder: &Path) {
     if let Ok(path) = CString::new(folder.as_os_str().as_encoded_bytes()) {
         // SAFETY: a NUL-terminated string, copied by the callee.

@@ -2,6 +2,8 @@ use super::*;
 use crate::tensor::adamw::{self, Coded, Moments, Rate, Slot, Step};
 use crate::tensor::functions::packed_bias;
 use crate::tensor::rng;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 
 /// Runs the kernels of this thread on the CPU, with emulated GPU threads, until it is dropped.
 struct Emulated;
@@ -169,6 +171,7 @@ fn steps_of_8_bit_adamw_equal_the_cpu_bit_for_bit() {
 /// Halves of one projection (a fused gate and up), rotary tables per sequence, and every second row.
 #[test]
 fn strided_tensors_and_tables_per_sequence_are_supported() {
+    let _lock = rng::TEST_LOCK.lock();
     let _emulated = Emulated::begin();
     let options = (Kind::BFloat16, Device::Cpu);
     let both = Tensor::randn([2, 5, 48], options);
@@ -202,6 +205,7 @@ fn packed_bias_is_the_same_with_both_implementations() {
 
 #[test]
 fn unsupported_tensors_use_libtorch() {
+    let _lock = rng::TEST_LOCK.lock();
     let inputs = [Tensor::randn([4, 8], (Kind::Float, Device::Cpu)), Tensor::ones([8], (Kind::Float, Device::Cpu))];
     assert!(run("rms_norm", Implementation::Custom, &inputs, 1e-5).is_err(), "not on the CPU");
     let _emulated = Emulated::begin();
@@ -214,8 +218,12 @@ fn unsupported_tensors_use_libtorch() {
     assert!(run("nothing", Implementation::Custom, &turned, 0.0).is_err());
 }
 
+/// Tests that compile take turns: the folder of compiled kernels is one for the process.
+static FOLDER: Mutex<()> = Mutex::new(());
+
 #[test]
 fn nvrtc_compiles_every_kernel_for_every_gpu() {
+    let _turn = FOLDER.lock();
     for capability in CAPABILITIES {
         let compiled = compile(capability).unwrap();
         assert!(compiled.is_native && compiled.code > Bytes(10_000), "{capability}: {compiled:?}");
@@ -226,13 +234,38 @@ fn nvrtc_compiles_every_kernel_for_every_gpu() {
 }
 
 #[test]
-fn compiled_kernels_are_cached() {
-    let folder = tempfile::tempdir().unwrap();
-    set_folder(folder.path());
+fn compiled_kernels_are_cached_for_this_user_only() {
+    let _turn = FOLDER.lock();
+    let parent = tempfile::tempdir().unwrap();
+    let folder = parent.path().join("new/kernels");
+    set_folder(&folder);
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let set_mode = |path: &Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    let files = || -> Vec<_> { std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect() };
     let first = compile(80).unwrap();
-    let files: Vec<_> = std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path()).collect();
-    assert!(files.iter().any(|file| file.to_string_lossy().contains("sm_80")), "{files:?}");
+    let found = files();
+    let [file] = &found[..] else { panic!("{found:?}") };
+    assert!(file.to_string_lossy().contains("sm_80"), "{file:?}");
+    assert_eq!((mode(&folder), mode(file)), (0o700, 0o600));
+    // the file is used as it is
+    std::fs::write(file, "x").unwrap();
+    assert_eq!(compile(80).unwrap().code, Bytes(1));
+    // another user could have written it
+    set_mode(file, 0o622);
     assert_eq!(compile(80).unwrap(), first);
+    assert_eq!(mode(file), 0o600, "it was replaced");
+    // a link may point to a file of another user
+    std::fs::remove_file(file).unwrap();
+    let other = parent.path().join("other");
+    std::fs::write(&other, "x").unwrap();
+    std::os::unix::fs::symlink(&other, file).unwrap();
+    assert_eq!(compile(80).unwrap(), first);
+    assert_eq!(std::fs::read(other).unwrap(), b"x");
+    // nothing is read or cached where others can write
+    std::fs::write(file, "x").unwrap();
+    set_mode(&folder, 0o702);
+    assert_eq!(compile(80).unwrap(), first);
+    assert_eq!(std::fs::read(file).unwrap(), b"x");
     set_folder(Path::new(""));
 }
 

@@ -21,12 +21,14 @@ pub mod module_path;
 mod native;
 pub mod nf4;
 pub mod rng;
+mod shared;
 pub mod store;
 pub mod trace;
 pub mod weights;
 
 pub use dims::dims;
 pub use meta::META;
+pub use shared::Shared;
 pub use tch::{Device, Kind, Reduction, Tensor};
 
 use crate::Result;

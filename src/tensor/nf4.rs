@@ -18,8 +18,8 @@
 
 use super::native::{self, RawNf4, RawTensor};
 use super::{Device, Kind, META, Tensor, ledger, meta, no_grad};
-use std::cell::Cell;
 use std::ffi::c_char;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Storage format of the frozen weights of linear layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
@@ -64,8 +64,8 @@ pub struct Nf4 {
     quant_map: Tensor,
     nested: Option<Nested>,
     state: Tensor,
-    /// Mean of the scales, which is subtracted before they are quantized.
-    offset: Cell<f64>,
+    /// Mean of the scales, which is subtracted before they are quantized; the bits of an f64.
+    offset: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -129,7 +129,15 @@ impl Nf4 {
         });
         let quant_map = Tensor::empty([16], (Kind::Float, Device::Cpu));
         let state = Tensor::empty([i64::try_from(STATE_BYTES).expect("a short text")], (Kind::Uint8, Device::Cpu));
-        Self { shape, packed: codes, absmax, quant_map, nested, state, offset: Cell::new(0.0) }
+        Self { shape, packed: codes, absmax, quant_map, nested, state, offset: AtomicU64::new(0.0_f64.to_bits()) }
+    }
+
+    fn offset(&self) -> f64 {
+        f64::from_bits(self.offset.load(Ordering::Relaxed))
+    }
+
+    fn set_offset(&self, offset: f64) {
+        self.offset.store(offset.to_bits(), Ordering::Relaxed);
     }
 
     /// Rows and columns.
@@ -173,7 +181,7 @@ impl Nf4 {
                 to.shallow_clone().copy_(from);
             }
         });
-        self.offset.set(host.offset.get());
+        self.set_offset(host.offset());
     }
 
     fn quantize_on_device(&self, dense: &Tensor) {
@@ -183,7 +191,7 @@ impl Nf4 {
         // device.
         let message = unsafe { native::prsmed_nf4_quantize(native::raw(dense), &raw const into, &raw mut offset) };
         raise(message);
-        self.offset.set(offset);
+        self.set_offset(offset);
         let state = Nf4State {
             quant_type: "nf4".into(),
             blocksize: BLOCK,
@@ -218,7 +226,7 @@ impl Nf4 {
         if stored.len() != 16 || stored.iter().zip(values).any(|(a, b)| (a - b).abs() > 1e-6) {
             return Err("has code values that differ from NF4's".into());
         }
-        self.offset.set(state.nested_offset.unwrap_or(0.0));
+        self.set_offset(state.nested_offset.unwrap_or(0.0));
         let mut text = serde_json::to_vec(state).expect("plain values serialise");
         text.resize(STATE_BYTES.max(text.len()), b' ');
         write(&self.state, &text[..STATE_BYTES]);
@@ -264,7 +272,7 @@ impl Nf4 {
             absmax: native::raw(&self.absmax),
             nested_absmax: self.nested.as_ref().map_or(null, |nested| native::raw(&nested.absmax)),
             nested_map: self.nested.as_ref().map_or(null, |nested| native::raw(&nested.quant_map)),
-            offset: self.offset.get(),
+            offset: self.offset(),
             rows: self.shape[0],
             cols: self.shape[1],
         }

@@ -8,6 +8,8 @@ use sha2::{Digest, Sha256};
 
 /// Seeds libtorch's generators (dropout, initialisation, sampling).
 pub fn seed(seed: u64) {
+    #[cfg(test)]
+    TEST_LOCK.check();
     tch::manual_seed(i64::from_ne_bytes(seed.to_ne_bytes()));
 }
 
@@ -70,9 +72,45 @@ fn generator(index: i32) -> Result<Tensor> {
     }
 }
 
-/// Tests that use libtorch's global generator hold this lock.
+/// Tests that use libtorch's global generator hold this lock: a test that seeds it or draws from it at the same time
+/// would change their random numbers.
 #[cfg(test)]
-pub(crate) static TEST_LOCK: std::sync::Mutex<()> = std::sync::Mutex::new(());
+pub(crate) static TEST_LOCK: TestLock = TestLock(std::sync::Mutex::new(()));
+
+#[cfg(test)]
+pub(crate) struct TestLock(std::sync::Mutex<()>);
+
+#[cfg(test)]
+pub(crate) struct TestTurn(
+    #[expect(dead_code, reason = "held until it is dropped")] std::sync::MutexGuard<'static, ()>,
+);
+
+#[cfg(test)]
+thread_local! {
+    static HAS_TURN: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+#[cfg(test)]
+impl TestLock {
+    pub(crate) fn lock(&'static self) -> TestTurn {
+        let guard = self.0.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        HAS_TURN.set(true);
+        TestTurn(guard)
+    }
+
+    /// Panics unless this thread holds the lock.
+    #[expect(clippy::unused_self, reason = "reads like `lock`")]
+    pub(crate) fn check(&self) {
+        assert!(HAS_TURN.get(), "a test that uses libtorch's global generator holds `rng::TEST_LOCK`");
+    }
+}
+
+#[cfg(test)]
+impl Drop for TestTurn {
+    fn drop(&mut self) {
+        HAS_TURN.set(false);
+    }
+}
 
 #[cfg(test)]
 mod tests {

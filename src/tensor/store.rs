@@ -4,7 +4,7 @@
 //! one checkpoint file. Trainable tensors are stored in fp32 (the master weights) and cast where they are used.
 
 use super::nf4::{Nf4, Quantization};
-use super::{Device, Kind, Tensor, ledger};
+use super::{Device, Kind, Shared, Tensor, ledger};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -42,6 +42,10 @@ pub enum Init {
 
 impl Init {
     fn fill(self, tensor: &mut Tensor) {
+        #[cfg(test)]
+        if !matches!(self, Self::Const(_)) && tensor.device() != super::META {
+            super::rng::TEST_LOCK.check();
+        }
         let size = tensor.size();
         let kernel: i64 = size.iter().skip(2).product();
         let fan = |dim: usize| (size.get(dim).copied().unwrap_or(1) * kernel) as f64;
@@ -96,7 +100,7 @@ pub enum Matrix {
     /// `[out, in]`.
     Dense(Tensor),
     /// 4-bit NF4.
-    Nf4(Rc<Nf4>),
+    Nf4(Shared<Nf4>),
 }
 
 impl Matrix {
@@ -110,7 +114,7 @@ impl Matrix {
 }
 
 /// NF4 matrices by the name of the weight.
-type Quantized = Vec<(String, Rc<Nf4>)>;
+type Quantized = Vec<(String, Shared<Nf4>)>;
 
 /// All tensors of one checkpoint file, in order of creation.
 #[derive(Debug, Clone)]
@@ -138,7 +142,7 @@ impl Store {
     }
 
     /// The NF4 matrices with the names of their weights.
-    pub fn quantized(&self) -> Vec<(String, Rc<Nf4>)> {
+    pub fn quantized(&self) -> Vec<(String, Shared<Nf4>)> {
         self.quantized.borrow().clone()
     }
 
@@ -215,7 +219,7 @@ impl VarPath {
             return Matrix::Dense(self.param(name, &shape, init));
         }
         let options = self.store.options;
-        let matrix = Rc::new(Nf4::empty(shape, self.quantization == Quantization::Nf4Double, options.device));
+        let matrix = Shared::new(Nf4::empty(shape, self.quantization == Quantization::Nf4Double, options.device));
         if options.initialise && self.fills {
             let _category = ledger::enter(ledger::Category::Workspace);
             let mut dense = Tensor::empty(shape, (options.frozen_kind, options.device));
@@ -227,7 +231,7 @@ impl VarPath {
             let entry = Entry { name: format!("{name}{key}"), tensor: piece.shallow_clone(), role: Role::Frozen };
             self.store.entries.borrow_mut().push(entry);
         }
-        self.store.quantized.borrow_mut().push((name, Rc::clone(&matrix)));
+        self.store.quantized.borrow_mut().push((name, matrix.clone()));
         Matrix::Nf4(matrix)
     }
 

@@ -379,6 +379,7 @@ fn graphs_are_off_if_they_cannot_be_faster() {
 
 #[test]
 fn inputs_of_another_shape_are_refused() {
+    let _lock = rng::TEST_LOCK.lock();
     let size = BatchSize { samples: 1.0, tokens: 0.0 };
     let task = Toy::new(1);
     let of = |rows| task.capturable(&rows, size, 0).unwrap().unwrap();
@@ -388,7 +389,7 @@ fn inputs_of_another_shape_are_refused() {
 
 #[test]
 fn a_graph_holds_the_bytes_of_its_inputs() {
-    let _turns = (rng::TEST_LOCK.lock(), ledger::TEST_LOCK.lock());
+    let _turns = (ledger::TEST_LOCK.lock(), rng::TEST_LOCK.lock());
     ledger::install();
     let task = Toy::new(1);
     let mut stepper = stepper(&task, Graphs::new(Switch::On, Device::Cpu, false));

@@ -92,6 +92,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_overflow_restarts_the_count_of_finite_steps() {
+        let mut scaler = Scaler::new(Precision::Fp16);
+        let finite_steps = |scaler: &mut Scaler, count: u32| (0..count).for_each(|_| drop(scaler.update(true)));
+        finite_steps(&mut scaler, Scaler::GROW_AFTER - 1);
+        assert!(!scaler.update(false));
+        let halved = scaler.unscale_factor();
+        finite_steps(&mut scaler, Scaler::GROW_AFTER - 1);
+        assert_eq!(scaler.unscale_factor(), halved, "it grew too early");
+        finite_steps(&mut scaler, 1);
+        assert_eq!(scaler.unscale_factor(), halved / 2.0);
+    }
+
+    #[test]
     fn an_overflow_halves_the_scale_and_many_finite_steps_double_it() {
         let mut scaler = Scaler::new(Precision::Fp16);
         assert!(!scaler.update(false));

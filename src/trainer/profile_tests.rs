@@ -1,7 +1,7 @@
 use super::*;
 use crate::event::{Event, Observer};
 use crate::tensor::weights::Staged;
-use crate::tensor::{Kind, Tensor, module_path};
+use crate::tensor::{Kind, Tensor, module_path, rng};
 use crate::trainer::fixture::plain;
 use crate::trainer::run::Session;
 use crate::trainer::{BatchSize, Batches, Loss, Parameter, Task, TrainConfig, Validation, run};
@@ -168,6 +168,7 @@ fn config(epochs: u64) -> TrainConfig {
 
 fn trained(task: &Toy, epochs: u64, every_steps: Option<u64>) -> (Result<run::Outcome>, RecordedEvents, Vec<Value>) {
     ledger::install();
+    let _lock = rng::TEST_LOCK.lock();
     let folder = tempfile::tempdir().unwrap();
     let settings = every_steps.map(|every_steps| Settings { every_steps, out: folder.path().join("memory.jsonl") });
     let (config, events) = (config(epochs), RecordedEvents::default());

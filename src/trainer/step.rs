@@ -216,3 +216,7 @@ fn add_up(sums: &mut Numbers, parts: Numbers) {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "step_tests.rs"]
+mod tests;

@@ -23,5 +23,6 @@ mod reference;
 mod resident;
 mod resume;
 mod runs;
+mod scores;
 mod settings;
 mod support;

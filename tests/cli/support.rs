@@ -213,3 +213,24 @@ pub(crate) fn limit_file_size(command: &mut Command, bytes: u64) {
     // SAFETY: between fork and exec only the system call above is made.
     unsafe { command.pre_exec(set) };
 }
+
+/// Replaces every number of a weight file by one so large that the model computes NaN or infinity, and updates the
+/// checksums of its folder.
+pub(crate) fn overflow(folder: &Path, name: &str) {
+    use prsmed::tensor::weights::{Archive, sha256, write_safetensors};
+    let file = folder.join(name);
+    let archive = Archive::open(&file).unwrap();
+    let read = |name: &String| (name.clone(), archive.read(name).unwrap().copy());
+    let tensors: Vec<_> = archive.names().iter().map(read).collect();
+    drop(archive);
+    for (_, tensor) in tensors.iter().filter(|(_, tensor)| tensor.is_floating_point()) {
+        let _ = tensor.shallow_clone().fill_(3e38);
+    }
+    let borrowed: Vec<_> = tensors.iter().map(|(name, tensor)| (name, tensor)).collect();
+    write_safetensors(&file, &borrowed, &std::collections::BTreeMap::new()).unwrap();
+    let checksums = folder.join("checksums.json");
+    let mut sums: Value = serde_json::from_slice(&fs::read(&checksums).unwrap()).unwrap();
+    sums["files"][name] =
+        serde_json::json!({ "sha256": sha256(&file).unwrap(), "bytes": fs::metadata(&file).unwrap().len() });
+    fs::write(checksums, serde_json::to_vec(&sums).unwrap()).unwrap();
+}

@@ -34,4 +34,4 @@ void launch_emulated(const char* kernel, prsmed::kernels::Grid grid, uint32_t th
 }  // namespace
 
 // Runs this thread's CPU tensors on the emulated kernels, or stops doing so.
-extern "C" void prsmed_kernels_emulate(bool on) { prsmed::kernels::use_launcher(on ? launch_emulated : nullptr); }
+extern "C" void prsmed_kernels_emulate(bool on) noexcept { prsmed::kernels::use_launcher(on ? launch_emulated : nullptr); }

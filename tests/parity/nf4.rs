@@ -3,10 +3,9 @@
 use super::fixture::archive;
 use prsmed::tensor::nf4::{Nf4, Quantization, STATE};
 use prsmed::tensor::weights::Archive;
-use prsmed::tensor::{Device, Kind, Tensor};
+use prsmed::tensor::{Device, Kind, Shared, Tensor};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 
 const MATRICES: [&str; 5] = ["whole", "blocks", "ragged", "odd", "thresholds"];
 const SCHEMES: [(&str, bool); 2] = [("nf4", false), ("nf4-double", true)];
@@ -70,15 +69,15 @@ fn files_of_bitsandbytes_are_read() {
     each(|name, ours, expected| {
         let [rows, columns] = ours.shape();
         let is_double = ours.scheme() == Quantization::Nf4Double;
-        let read = Rc::new(Nf4::empty([rows, columns], is_double, Device::Cpu));
-        let other = Rc::new(Nf4::empty([rows, columns], !is_double, Device::Cpu));
+        let read = Shared::new(Nf4::empty([rows, columns], is_double, Device::Cpu));
+        let other = Shared::new(Nf4::empty([rows, columns], !is_double, Device::Cpu));
         let mut dense = [(name.to_owned(), Tensor::zeros([rows, columns], (Kind::Float, Device::Cpu)))];
         let mut none: [(String, Tensor); 0] = [];
-        let matrix = [(name.to_owned(), Rc::clone(&read))];
+        let matrix = [(name.to_owned(), read.clone())];
         let report = expected.load_with(&mut none, &matrix, |_| true).unwrap();
         assert!(report.is_clean(), "{report}");
         assert_eq!(report.loaded, [name]);
-        expected.load_with(&mut none, &[(name.to_owned(), Rc::clone(&other))], |_| true).unwrap();
+        expected.load_with(&mut none, &[(name.to_owned(), other.clone())], |_| true).unwrap();
         expected.load_with(&mut dense, &[], |_| true).unwrap();
         let values = ours.dequantize(Kind::Float);
         assert_eq!(read.dequantize(Kind::Float), values);

@@ -4,9 +4,8 @@ use super::*;
 use prsmed::Error;
 use prsmed::tensor::nf4::Nf4;
 use prsmed::tensor::weights::{Archive, write_safetensors};
-use prsmed::tensor::{Kind, Tensor};
+use prsmed::tensor::{Kind, Shared, Tensor};
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
 const SHAPES: [[i64; 2]; 4] = [[256, 256], [1024, 512], [512, 1024], [64, 256]];
 
@@ -42,11 +41,11 @@ fn only_one_dense_matrix_is_in_memory_while_shards_are_quantized() {
         let archive = Archive::open(folder.path()).unwrap();
         ledger::reset_peak();
         let before = ledger::usage().allocated.0;
-        let matrices: Vec<(String, Rc<Nf4>)> = names
+        let matrices: Vec<(String, Shared<Nf4>)> = names
             .iter()
             .map(|name| {
                 let shape = &archive.info(name).unwrap().shape;
-                (name.clone(), Rc::new(Nf4::empty([shape[0], shape[1]], is_double, Device::Cpu)))
+                (name.clone(), Shared::new(Nf4::empty([shape[0], shape[1]], is_double, Device::Cpu)))
             })
             .collect();
         let mut none: [(String, Tensor); 0] = [];

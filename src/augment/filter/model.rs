@@ -305,23 +305,30 @@ fn folds(real: &Manifest, num_models: usize, seed: u64) -> Result<BTreeMap<Strin
 
 /// Dice of the filter model's mask and the label, and the fraction of the image that the model segments outside of
 /// the label.
-fn score(assembly: &Assembly, image: &Path, label: &GrayImage, question: &str) -> Result<(f64, f64)> {
-    let image = decode::image(image)?;
+fn score(assembly: &Assembly, path: &Path, label: &GrayImage, question: &str) -> Result<(f64, f64)> {
+    let image = decode::image(path)?;
     let label = foreground(label);
     // one token is enough: the mask depends on the question only
-    let prediction = predict(assembly, &Request { image: &image, question, max_new_tokens: 1 }, |_| ())?;
+    let request = Request { image: &image, question, max_new_tokens: 1 };
+    let prediction = predict(assembly, &request, |_| ()).map_err(|error| error.of_image(path))?;
+    Ok(agreement(&prediction.mask, &label))
+}
+
+/// Dice of mask probabilities and a label of the same size, and the fraction of the image that is foreground outside of
+/// the dilated label.
+fn agreement(mask: &[f32], label: &GrayImage) -> (f64, f64) {
     let area = |mask: &GrayImage| mask.iter().filter(|&&value| value > 0).count();
-    let [pixels, in_label] = [label.as_raw().len() as f64, area(&label) as f64];
-    let near = dilate(&label, (MARGIN_FRAC * 2.0 * (in_label / std::f64::consts::PI).sqrt()).max(2.0));
+    let [pixels, in_label] = [label.as_raw().len() as f64, area(label) as f64];
+    let near = dilate(label, (MARGIN_FRAC * 2.0 * (in_label / std::f64::consts::PI).sqrt()).max(2.0));
     let (mut both, mut predicted, mut outside) = (0.0, 0.0, 0.0);
-    for ((p, &own), &near) in prediction.mask.iter().zip(label.iter()).zip(near.iter()) {
+    for ((p, &own), &near) in mask.iter().zip(label.iter()).zip(near.iter()) {
         if *p >= 0.5 {
             predicted += 1.0;
             both += f64::from(u8::from(own > 0));
             outside += f64::from(u8::from(near == 0));
         }
     }
-    Ok((2.0 * both / (predicted + in_label).max(1.0), outside / pixels.max(1.0)))
+    (2.0 * both / (predicted + in_label).max(1.0), outside / pixels.max(1.0))
 }
 
 /// Scores one pair with the filter model and tests the scores against the limits.
@@ -477,16 +484,7 @@ fn nearness(
 /// Features of the area that `mode` generates, `[n, c]`.
 fn features(assembly: &Assembly, mode: Mode, pairs: &[(PathBuf, PathBuf)], runtime: &Runtime) -> Result<Tensor> {
     let files: Vec<PathBuf> = pairs.iter().map(|pair| pair.0.clone()).collect();
-    let area = |i: usize| -> Result<GrayImage> {
-        let mut mask = foreground(&decode::mask(&pairs[i].1)?);
-        if mode == Mode::KeepLesion {
-            mask.iter_mut().for_each(|value| *value = 255 - *value);
-        }
-        if mask.iter().all(|&value| value == 0) {
-            mask.iter_mut().for_each(|value| *value = 255);
-        }
-        Ok(mask)
-    };
+    let area = |i: usize| -> Result<GrayImage> { Ok(generated_area(foreground(&decode::mask(&pairs[i].1)?), mode)) };
     let of_a_part = matches!(mode, Mode::KeepLesion | Mode::EditLesion | Mode::InsertLesion);
     let images = Images {
         files: &files,
@@ -495,5 +493,115 @@ fn features(assembly: &Assembly, mode: Mode, pairs: &[(PathBuf, PathBuf)], runti
         observer: &crate::event::Silent,
         interrupt: runtime.interrupt(),
     };
-    quality::encoder_features(assembly, &images)
+    let features = quality::encoder_features(assembly, &images)?;
+    check_features(&features, &files)?;
+    Ok(features)
+}
+
+/// The area that `mode` generates in an image with this lesion; the whole image if that area is empty.
+fn generated_area(mut lesion: GrayImage, mode: Mode) -> GrayImage {
+    if mode == Mode::KeepLesion {
+        lesion.iter_mut().for_each(|value| *value = 255 - *value);
+    }
+    if lesion.iter().all(|&value| value == 0) {
+        lesion.iter_mut().for_each(|value| *value = 255);
+    }
+    lesion
+}
+
+/// [`Error::NotFinite`] naming the first image whose features `[n, c]` are not finite.
+fn check_features(features: &Tensor, files: &[PathBuf]) -> Result<()> {
+    for (row, file) in (0..).zip(files) {
+        let values = Vec::<f32>::try_from(features.get(row)).expect("a row of fp32");
+        Error::check_finite("image features", &values).map_err(|error| error.of_image(file))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::LoraConfig;
+    use crate::segment::setup::ModelConfig;
+    use crate::tensor::no_grad;
+    use image::{Luma, RgbImage};
+
+    /// A label of the left three columns of ten.
+    fn label() -> GrayImage {
+        GrayImage::from_fn(10, 10, |x, _| Luma([if x < 3 { 255 } else { 0 }]))
+    }
+
+    #[test]
+    fn agreement_is_the_dice_and_the_foreground_far_from_the_label() {
+        let columns = |range: std::ops::Range<usize>| -> Vec<f32> {
+            (0..100).map(|i| if range.contains(&(i % 10)) { 0.9 } else { 0.1 }).collect()
+        };
+        assert_eq!(agreement(&columns(0..3), &label()), (1.0, 0.0));
+        // the label is dilated by two pixels: columns 3 and 4 are near it
+        assert_eq!(agreement(&columns(0..5), &label()), (2.0 * 30.0 / 80.0, 0.0));
+        assert_eq!(agreement(&columns(2..7), &label()), (2.0 * 10.0 / 80.0, 0.2));
+        assert_eq!(agreement(&columns(3..10), &label()), (0.0, 0.5));
+    }
+
+    #[test]
+    fn the_generated_area_is_the_lesion_or_everything_else() {
+        let count = |mode| generated_area(label(), mode).iter().filter(|&&value| value == 255).count();
+        assert_eq!([Mode::EditLesion, Mode::InsertLesion, Mode::KeepLesion].map(count), [30, 30, 70]);
+        assert_eq!(generated_area(label(), Mode::EditLesion), label());
+        let none = generated_area(GrayImage::new(4, 4), Mode::EditLesion);
+        assert!(none.iter().all(|&value| value == 255), "an empty lesion: the whole image");
+    }
+
+    #[test]
+    fn an_image_for_which_a_filter_model_computes_nan_is_named() {
+        let _lock = rng::TEST_LOCK.lock();
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("image.png");
+        RgbImage::from_pixel(48, 32, image::Rgb([90, 80, 70])).save(&image).unwrap();
+        let label = GrayImage::from_pixel(48, 32, Luma([255]));
+        for (part, expected) in [("mask_decoder", "mask logits"), ("cls", "class logits")] {
+            let assembly = assembly();
+            fill(&assembly, part, f64::NAN);
+            let error = score(&assembly, &image, &label, "where is the lesion").unwrap_err();
+            let start = format!("{}: the {expected} of the model are not finite", image.display());
+            assert!(error.to_string().starts_with(&start), "{error}");
+        }
+        let assembly = assembly();
+        assert!(score(&assembly, &image, &label, "where is the lesion").is_ok());
+        fill(&assembly, "image_encoder", f64::INFINITY);
+        let mask = folder.path().join("mask.png");
+        label.save(&mask).unwrap();
+        let pairs = [(image.clone(), mask)];
+        let runtime = Runtime::new();
+        let error = features(&assembly, Mode::EditLesion, &pairs, &runtime).unwrap_err();
+        let start = format!("{}: the image features of the model are not finite", image.display());
+        assert!(error.to_string().starts_with(&start), "{error}");
+    }
+
+    /// Sets every number of a part to `value`.
+    fn fill(assembly: &Assembly, part: &str, value: f64) {
+        let parts = assembly.model.stores().parts();
+        let (_, store) = parts.iter().find(|(name, _)| *name == part).unwrap();
+        store.for_each(|entry| {
+            if entry.tensor.kind() == Kind::Float {
+                drop(no_grad(|| entry.tensor.shallow_clone().fill_(value)));
+            }
+        });
+    }
+
+    fn assembly() -> Assembly {
+        let preset: toml::Table = toml::from_str(include_str!("../../../configs/tiny.toml")).unwrap();
+        let config: ModelConfig = preset["model"].clone().try_into().unwrap();
+        let locate = |_: &str| -> Result<PathBuf> { unreachable!("random weights") };
+        let build = Build {
+            device: Device::Cpu,
+            kind: Kind::Float,
+            seed: 3,
+            locate: &locate,
+            allow_partial: false,
+            cache: None,
+        };
+        let lora = LoraConfig { rank: 2, alpha: 2.0, dropout: 0.0 };
+        setup::create(&config, lora, &["skin".to_owned()], &["where is the lesion"], build).unwrap()
+    }
 }

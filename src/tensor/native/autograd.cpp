@@ -47,6 +47,16 @@ struct Closure : torch::CustomClassHolder {
   Drop drop;
 };
 
+// Takes `data`, also if it fails.
+c10::intrusive_ptr<Closure> owned_closure(void* data, Segment run, Drop drop) {
+  try {
+    return c10::make_intrusive<Closure>(data, run, drop);
+  } catch (...) {
+    drop(data);
+    throw;
+  }
+}
+
 // Restores the generator, so that dropout in the segment draws the same numbers twice.
 struct Rng {
   at::Tensor cpu = at::detail::getDefaultCPUGenerator().get_state();
@@ -189,8 +199,8 @@ char* prsmed_gelu_linear(at::Tensor* x, at::Tensor* weight, at::Tensor* bias, at
 }
 
 char* prsmed_checkpoint(void* data, Segment run, Drop drop, at::Tensor** inputs, int64_t count, at::Tensor** out) {
-  auto closure = c10::make_intrusive<Closure>(data, run, drop);
   PRSMED_TRY({
+    const auto closure = owned_closure(data, run, drop);
     variable_list list;
     for (int64_t i = 0; i < count; ++i) list.push_back(*inputs[i]);
     auto anchor = at::empty({0}).set_requires_grad(true);
@@ -198,7 +208,7 @@ char* prsmed_checkpoint(void* data, Segment run, Drop drop, at::Tensor** inputs,
   })
 }
 
-void prsmed_flash_attention() { at::globalContext().setSDPUseCuDNN(false); }
+void prsmed_flash_attention() noexcept { at::globalContext().setSDPUseCuDNN(false); }
 
 // State of a generator: the CPU's if `gpu` is -1, else that GPU's.
 char* prsmed_rng_state(int32_t gpu, at::Tensor** out) {
@@ -207,5 +217,5 @@ char* prsmed_rng_state(int32_t gpu, at::Tensor** out) {
 
 char* prsmed_set_rng_state(int32_t gpu, at::Tensor* state) { PRSMED_TRY(generator_of(gpu).set_state(*state)) }
 
-void prsmed_free_message(char* text) { free(text); }
+void prsmed_free_message(char* text) noexcept { free(text); }
 }

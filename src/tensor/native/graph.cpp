@@ -49,7 +49,7 @@ template <class F> bool worked(F attempt) {
   try {
     attempt();
     return true;
-  } catch (const std::exception&) { return false; }
+  } catch (...) { return false; }
 }
 
 // Cleans up after a failed capture. The rest of the capture must not stay in the allocators of GPU and pinned memory or
@@ -139,8 +139,8 @@ char* prsmed_graph_begin(int32_t device, const uint64_t* pool, void** out) {
 
 // Ends the capture. The graph can be replayed.
 char* prsmed_graph_end(void* graph) {
-  auto* capture = static_cast<Capture*>(graph);
   PRSMED_TRY({
+    auto* capture = static_cast<Capture*>(graph);
     const auto guard = current(capture->device);
     try {
       capture->graph.capture_end();
@@ -151,7 +151,7 @@ char* prsmed_graph_end(void* graph) {
   })
 }
 
-void prsmed_graph_abandon(void* graph) {
+void prsmed_graph_abandon(void* graph) noexcept {
   auto* capture = static_cast<Capture*>(graph);
   worked([&] {
     const auto guard = current(capture->device);
@@ -160,10 +160,10 @@ void prsmed_graph_abandon(void* graph) {
 }
 char* prsmed_graph_replay(void* graph) { PRSMED_TRY(static_cast<Capture*>(graph)->graph.replay()) }
 
-void prsmed_graph_free(void* graph) {
+void prsmed_graph_free(void* graph) noexcept {
   try {
     delete static_cast<Capture*>(graph);
-  } catch (const std::exception&) {  // the GPU may have failed
+  } catch (...) {  // the GPU may have failed
   }
 }
 }
@@ -178,17 +178,17 @@ void set_captured_offset(c10::DeviceIndex, uint64_t) {}
 }  // namespace prsmed
 
 extern "C" {
-char* prsmed_graph_pool(uint64_t*) { return PRSMED_NO_CUDA; }
-char* prsmed_stream_enter(int32_t) { return PRSMED_NO_CUDA; }
-char* prsmed_stream_leave(int32_t) { return PRSMED_NO_CUDA; }
-char* prsmed_synchronize(int32_t) { return PRSMED_NO_CUDA; }
-char* prsmed_graph_begin(int32_t, const uint64_t*, void**) { return PRSMED_NO_CUDA; }
-char* prsmed_graph_end(void*) { return PRSMED_NO_CUDA; }
-void prsmed_graph_abandon(void*) {}
-char* prsmed_graph_replay(void*) { return PRSMED_NO_CUDA; }
-void prsmed_graph_free(void*) {}
+char* prsmed_graph_pool(uint64_t*) noexcept { return PRSMED_NO_CUDA; }
+char* prsmed_stream_enter(int32_t) noexcept { return PRSMED_NO_CUDA; }
+char* prsmed_stream_leave(int32_t) noexcept { return PRSMED_NO_CUDA; }
+char* prsmed_synchronize(int32_t) noexcept { return PRSMED_NO_CUDA; }
+char* prsmed_graph_begin(int32_t, const uint64_t*, void**) noexcept { return PRSMED_NO_CUDA; }
+char* prsmed_graph_end(void*) noexcept { return PRSMED_NO_CUDA; }
+void prsmed_graph_abandon(void*) noexcept {}
+char* prsmed_graph_replay(void*) noexcept { return PRSMED_NO_CUDA; }
+void prsmed_graph_free(void*) noexcept {}
 }
 
 #endif
 
-extern "C" void prsmed_set_grad(at::Tensor* tensor, at::Tensor* grad) { tensor->mutable_grad() = *grad; }
+extern "C" void prsmed_set_grad(at::Tensor* tensor, at::Tensor* grad) noexcept { tensor->mutable_grad() = *grad; }

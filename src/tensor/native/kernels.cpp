@@ -398,10 +398,10 @@ namespace kernels = prsmed::kernels;
 
 extern "C" {
 
-void prsmed_kernels_mode(int32_t mode) { kernels::mode_now.store(mode, std::memory_order_relaxed); }
+void prsmed_kernels_mode(int32_t mode) noexcept { kernels::mode_now.store(mode, std::memory_order_relaxed); }
 
 // The measured choices, one per line: name, microseconds of the kernel, microseconds of libtorch, separated by tabs.
-char* prsmed_kernels_choices() {
+char* prsmed_kernels_choices() noexcept {
   std::lock_guard<std::mutex> guard(kernels::choices_lock);
   std::string text;
   for (const auto& [key, choice] : kernels::choices)

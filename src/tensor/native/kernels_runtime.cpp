@@ -1,14 +1,17 @@
 // Compiles the kernels with NVRTC and launches them through the driver. Both libraries are opened at run time, so a
 // machine without a GPU needs neither, and the build needs no toolkit.
 #include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <filesystem>
-#include <fstream>
 #include <atomic>
+#include <cerrno>
+#include <cstring>
 #include <map>
 #include <mutex>
 
@@ -162,23 +165,85 @@ std::string cached_name(const std::string& arch) {
   return name;
 }
 
-// From the cache, or compiled and cached. If the folder cannot be written, the kernels are not cached.
+// Cached code runs on the GPU with this user's rights, so nobody else may be able to write it. Returns what is wrong
+// with the owner or the mode; empty if nothing is.
+std::string problem_of(const struct stat& info, mode_t type) {
+  if ((info.st_mode & S_IFMT) != type) return type == S_IFDIR ? "it is not a folder" : "it is not a plain file";
+  if (info.st_uid != geteuid()) return "it belongs to another user";
+  if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0) return "other users can write it (remedy: chmod go-w)";
+  return "";
+}
+
+// Creates the folder of the cache for this user only. Returns the reason why it cannot be used; empty if it can.
+std::string folder_problem(const std::string& path) {
+  std::error_code ignored;
+  std::filesystem::create_directories(std::filesystem::path(path).parent_path(), ignored);
+  if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return std::string("it cannot be created: ") + strerror(errno);
+  struct stat info;
+  if (stat(path.c_str(), &info) != 0) return std::string("it cannot be read: ") + strerror(errno);
+  return problem_of(info, S_IFDIR);
+}
+
+// An open file, closed at the end.
+struct File {
+  int descriptor;
+  File(const std::string& path, int flags) : descriptor(open(path.c_str(), flags | O_NOFOLLOW | O_CLOEXEC, 0600)) {}
+  ~File() {
+    if (descriptor >= 0) close(descriptor);
+  }
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+};
+
+// The content of a cached file; empty if there is none, or if another user may have written it.
+std::string read_cached(const std::string& path) {
+  const File file(path, O_RDONLY | O_NONBLOCK);
+  struct stat info;
+  if (file.descriptor < 0 || fstat(file.descriptor, &info) != 0) return "";
+  if (const auto problem = problem_of(info, S_IFREG); !problem.empty()) {
+    TORCH_WARN("cached CUDA kernels are not used: `", path, "`: ", problem);
+    return "";
+  }
+  std::string code(static_cast<size_t>(info.st_size), '\0');
+  size_t done = 0;
+  while (done < code.size()) {
+    const auto count = read(file.descriptor, code.data() + done, code.size() - done);
+    if (count <= 0) return "";
+    done += static_cast<size_t>(count);
+  }
+  return code;
+}
+
+// Writes a file and renames it; on failure the kernels are not cached.
+void write_cached(const std::string& path, const std::string& code) {
+  const auto staged = path + "." + std::to_string(getpid());
+  unlink(staged.c_str());
+  bool is_complete = false;
+  {
+    const File file(staged, O_WRONLY | O_CREAT | O_EXCL);
+    size_t done = 0;
+    while (file.descriptor >= 0 && done < code.size()) {
+      const auto count = write(file.descriptor, code.data() + done, code.size() - done);
+      if (count <= 0) break;
+      done += static_cast<size_t>(count);
+    }
+    is_complete = file.descriptor >= 0 && done == code.size();
+  }
+  if (!is_complete || rename(staged.c_str(), path.c_str()) != 0) unlink(staged.c_str());
+}
+
+// From the cache, or compiled and cached.
 std::string code_for(const std::string& arch) {
   std::lock_guard<std::mutex> guard(folder_lock);
   if (folder.empty()) return compile(arch);
-  const auto path = std::filesystem::path(folder) / cached_name(arch);
-  if (std::ifstream file(path, std::ios::binary); file) {
-    std::string code((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-    if (!code.empty()) return code;
+  if (const auto problem = folder_problem(folder); !problem.empty()) {
+    TORCH_WARN("compiled CUDA kernels are not cached in `", folder, "`: ", problem);
+    return compile(arch);
   }
-  const auto code = compile(arch);
-  std::error_code failed;
-  std::filesystem::create_directories(folder, failed);
-  const auto staged = path.string() + "." + std::to_string(getpid());
-  if (std::ofstream file(staged, std::ios::binary);
-      file && file.write(code.data(), static_cast<std::streamsize>(code.size())).flush())
-    std::filesystem::rename(staged, path, failed);
-  else std::filesystem::remove(staged, failed);
+  const auto path = (std::filesystem::path(folder) / cached_name(arch)).string();
+  if (auto code = read_cached(path); !code.empty()) return code;
+  auto code = compile(arch);
+  write_cached(path, code);
   return code;
 }
 
@@ -300,7 +365,9 @@ std::string unavailable() {
       driver();
       nvrtc();
       return "";
-    } catch (const std::exception& error) { return error.what(); }
+    } catch (const std::exception& error) {
+      return error.what();
+    } catch (...) { return "an exception of an unknown type"; }
   }();
   return reason;
 }
@@ -362,18 +429,18 @@ char* prsmed_kernels_compile(int32_t capability, uint64_t* bytes, bool* binary) 
 }
 
 // Sets the cache folder of compiled kernels.
-void prsmed_kernels_folder(const char* path) {
+void prsmed_kernels_folder(const char* path) noexcept {
   std::lock_guard<std::mutex> guard(prsmed::kernels::folder_lock);
   prsmed::kernels::folder = path;
 }
 
 // Turns all kernels off for this reason; an empty reason turns them on again.
-void prsmed_kernels_disable(const char* reason) {
+void prsmed_kernels_disable(const char* reason) noexcept {
   std::lock_guard<std::mutex> guard(prsmed::kernels::disabled_lock);
   prsmed::kernels::disabled_reason = reason;
   prsmed::kernels::is_disabled = !prsmed::kernels::disabled_reason.empty();
 }
 
 // The reason why kernels cannot run here; empty if they can.
-char* prsmed_kernels_unavailable() { return prsmed_message(prsmed::kernels::unavailable().c_str()); }
+char* prsmed_kernels_unavailable() noexcept { return prsmed_message(prsmed::kernels::unavailable().c_str()); }
 }

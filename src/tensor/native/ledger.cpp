@@ -335,7 +335,7 @@ extern "C" {
 
 // Buffers of 128 KiB and more that are not tensors return to the system when they are freed. By default malloc keeps
 // them from the second time on, up to 32 MiB each, in as many arenas as threads compete.
-void prsmed_ledger_install() {
+void prsmed_ledger_install() noexcept {
   mallopt(M_MMAP_THRESHOLD, kLarge);
   mallopt(M_TRIM_THRESHOLD, 1 << 20);
   mallopt(M_ARENA_MAX, 2);
@@ -343,24 +343,24 @@ void prsmed_ledger_install() {
 }
 
 // Sets the maximum of live bytes.
-void prsmed_ledger_set_limit(uint64_t bytes) {
+void prsmed_ledger_set_limit(uint64_t bytes) noexcept {
   std::lock_guard<std::mutex> guard(ledger().lock);
   ledger().limit = bytes;
 }
 
 // For the meta device's allocator.
-void prsmed_ledger_add(int32_t category, uint64_t bytes) { add(category, bytes); }
-void prsmed_ledger_remove(int32_t category, uint64_t bytes) { remove(category, bytes); }
-int32_t prsmed_ledger_category() { return current_category; }
+void prsmed_ledger_add(int32_t category, uint64_t bytes) noexcept { add(category, bytes); }
+void prsmed_ledger_remove(int32_t category, uint64_t bytes) noexcept { remove(category, bytes); }
+int32_t prsmed_ledger_category() noexcept { return current_category; }
 
-int32_t prsmed_ledger_enter(int32_t category) {
+int32_t prsmed_ledger_enter(int32_t category) noexcept {
   int32_t before = current_category;
   current_category = category;
   return before;
 }
 
 // out: current total, peak total, then kCategories each of current, own peak, share at the peak of the total
-void prsmed_ledger_read(uint64_t* out) {
+void prsmed_ledger_read(uint64_t* out) noexcept {
   auto& l = ledger();
   std::lock_guard<std::mutex> guard(l.lock);
   out[0] = l.total;
@@ -372,7 +372,7 @@ void prsmed_ledger_read(uint64_t* out) {
   }
 }
 
-void prsmed_ledger_reset_peak() {
+void prsmed_ledger_reset_peak() noexcept {
   auto& l = ledger();
   std::lock_guard<std::mutex> guard(l.lock);
   l.total_peak = l.total;
@@ -380,7 +380,7 @@ void prsmed_ledger_reset_peak() {
 }
 
 // Moves a tensor's storage to another category. Returns true if the ledger owns that storage.
-bool prsmed_ledger_move(at::Tensor* tensor, int32_t category) {
+bool prsmed_ledger_move(at::Tensor* tensor, int32_t category) noexcept {
   const auto& pointer = tensor->storage().data_ptr();
   if (pointer.get_deleter() != &release || pointer.get_context() == nullptr) return false;
   Header* header = header_of(pointer.get_context());
@@ -397,13 +397,13 @@ bool prsmed_ledger_move(at::Tensor* tensor, int32_t category) {
 }
 
 // The `count` largest live blocks of at least 128 KiB, largest first. Returns their number.
-int64_t prsmed_ledger_largest(PrsmedBlock* out, int64_t count) {
+int64_t prsmed_ledger_largest(PrsmedBlock* out, int64_t count) noexcept {
   std::lock_guard<std::mutex> guard(ledger().lock);
   return largest_of(ledger(), out, count);
 }
 
 // out: reserved now, its peak, its peak in the window, the allocated peak in the window, kCategories at that peak
-void prsmed_ledger_read_window(uint64_t* out) {
+void prsmed_ledger_read_window(uint64_t* out) noexcept {
   auto& l = ledger();
   std::lock_guard<std::mutex> guard(l.lock);
   out[0] = l.reserved;
@@ -414,7 +414,7 @@ void prsmed_ledger_read_window(uint64_t* out) {
 }
 
 // Resets the window's peaks to the current bytes. The overall peaks stay.
-void prsmed_ledger_begin_window() {
+void prsmed_ledger_begin_window() noexcept {
   auto& l = ledger();
   std::lock_guard<std::mutex> guard(l.lock);
   l.window_peak = l.total;
@@ -423,20 +423,20 @@ void prsmed_ledger_begin_window() {
 }
 
 // Returns cached blocks to the system. Returns their bytes.
-uint64_t prsmed_ledger_release_cached() {
+uint64_t prsmed_ledger_release_cached() noexcept {
   const uint64_t released = kept().release_all();
   malloc_trim(0);
   return released;
 }
 
 // The first failure since the last `prsmed_ledger_clear_failure`; false if there was none.
-bool prsmed_ledger_failure(PrsmedFailure* out) {
+bool prsmed_ledger_failure(PrsmedFailure* out) noexcept {
   auto& l = ledger();
   std::lock_guard<std::mutex> guard(l.lock);
   if (l.failed) *out = l.failure;
   return l.failed;
 }
-void prsmed_ledger_clear_failure() {
+void prsmed_ledger_clear_failure() noexcept {
   std::lock_guard<std::mutex> guard(ledger().lock);
   ledger().failed = false;
 }

@@ -60,7 +60,7 @@ char* prsmed_device_limit(double fraction) {
   })
 }
 
-const char* prsmed_torch_version() { return TORCH_VERSION; }
+const char* prsmed_torch_version() noexcept { return TORCH_VERSION; }
 
 // The CUDA runtime that libtorch was built for, as 1000 * major + 10 * minor; 0 without CUDA.
 char* prsmed_cuda_version(int64_t* out) {

@@ -284,17 +284,17 @@ extern "C" {
 char* prsmed_meta_install(){PRSMED_TRY(install_once())}
 
 // Sets the target of this thread's meta tensors: 0 is the CPU, 1 is CUDA. Returns the former target.
-int32_t prsmed_meta_target(int32_t target) {
+int32_t prsmed_meta_target(int32_t target) noexcept {
   const bool before = cuda_target;
   cuda_target = target == 1;
   return before;
 }
-int32_t prsmed_meta_target_now() { return cuda_target; }
+int32_t prsmed_meta_target_now() noexcept { return cuda_target; }
 // Sets the simulated GPU of this thread; the default is 80 and 108 (an A100).
-void prsmed_meta_gpu(int32_t capability, int32_t multiprocessors) { planned_gpu = {capability, multiprocessors}; }
+void prsmed_meta_gpu(int32_t capability, int32_t multiprocessors) noexcept { planned_gpu = {capability, multiprocessors}; }
 
 // Moves a meta tensor's storage to another category. Returns true if it is counted here.
-bool prsmed_meta_move(at::Tensor* tensor, int32_t category) {
+bool prsmed_meta_move(at::Tensor* tensor, int32_t category) noexcept {
   const auto& pointer = tensor->storage().data_ptr();
   if (!tensor->is_meta() || pointer.get_deleter() != &release || pointer.get_context() == nullptr) return false;
   auto* block = static_cast<Block*>(pointer.get_context());

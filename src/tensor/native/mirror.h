@@ -7,9 +7,9 @@
 #include <string>
 
 // The ledger (ledger.cpp), which counts allocations of the CPU and the meta device.
-extern "C" void prsmed_ledger_add(int32_t category, uint64_t bytes);
-extern "C" void prsmed_ledger_remove(int32_t category, uint64_t bytes);
-extern "C" int32_t prsmed_ledger_category();
+extern "C" void prsmed_ledger_add(int32_t category, uint64_t bytes) noexcept;
+extern "C" void prsmed_ledger_remove(int32_t category, uint64_t bytes) noexcept;
+extern "C" int32_t prsmed_ledger_category() noexcept;
 
 namespace prsmed {
 c10::Allocator* meta_allocator();

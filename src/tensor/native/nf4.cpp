@@ -347,7 +347,7 @@ struct RawNf4 {
 extern "C" {
 
 // The published 16 values.
-void prsmed_nf4_values(float* out) { std::copy_n(prsmed::nf4_values(), 16, out); }
+void prsmed_nf4_values(float* out) noexcept { std::copy_n(prsmed::nf4_values(), 16, out); }
 
 // Fills the tensors and the offset from a dense matrix on the same device (CPU or meta).
 char* prsmed_nf4_quantize(at::Tensor* dense, const RawNf4* into, double* offset) {

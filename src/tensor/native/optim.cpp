@@ -324,5 +324,5 @@ char* prsmed_adamw8_composed(const PrsmedSlot* slot, const PrsmedAdamw* n) {
 }
 
 // Makes the gradient undefined: its memory is freed, and AdamW skips the parameter.
-void prsmed_clear_grad(Tensor* tensor) { tensor->mutable_grad().reset(); }
+void prsmed_clear_grad(Tensor* tensor) noexcept { tensor->mutable_grad().reset(); }
 }

@@ -55,7 +55,7 @@ const int64_t* seed_on_device(int64_t seed) {
 extern "C" {
 
 // Notes seeds into `buffer` (i64) from now on; null ends this. Returns the number of seeds since it began.
-int64_t prsmed_seeds_capture(at::Tensor* buffer) {
+int64_t prsmed_seeds_capture(at::Tensor* buffer) noexcept {
   std::lock_guard<std::mutex> guard(lock);
   const int64_t noted = capture ? static_cast<int64_t>(capture->index_of.size()) : 0;
   delete capture;
@@ -65,7 +65,7 @@ int64_t prsmed_seeds_capture(at::Tensor* buffer) {
 
 // Draws a number of the CPU's generator and notes it. `*index` is its index for a captured kernel, -1 outside of
 // captures.
-int64_t prsmed_seeds_example(int64_t* index) {
+int64_t prsmed_seeds_example(int64_t* index) noexcept {
   const int64_t seed = prsmed::kernels::new_seed();
   const int64_t* at = prsmed::kernels::seed_on_device(seed);
   *index = at ? at - capture->buffer.const_data_ptr<int64_t>() : -1;

@@ -278,32 +278,32 @@ void unfollow() {
 
 extern "C" {
 
-bool prsmed_trace_active() { return active != nullptr; }
+bool prsmed_trace_active() noexcept { return active != nullptr; }
 
-void prsmed_trace_cost(const char* name, double flops, double bytes, uint8_t element_bytes) {
+void prsmed_trace_cost(const char* name, double flops, double bytes, uint8_t element_bytes) noexcept {
   if (!active) return;
   active->costs.push_back({flops, bytes, module, static_cast<uint32_t>(active->events.size()), active->number(name),
                            element_bytes, !nodes.outer.empty()});
 }
-bool prsmed_trace_counts_host() { return active != nullptr && active->counts_host; }
+bool prsmed_trace_counts_host() noexcept { return active != nullptr && active->counts_host; }
 
-PrsmedTag prsmed_trace_allocate(uint64_t bytes, int32_t category) {
+PrsmedTag prsmed_trace_allocate(uint64_t bytes, int32_t category) noexcept {
   const uint32_t block = active->blocks++;
   active->events.push_back({bytes, block, module, active->current(), static_cast<uint8_t>(category), 0});
   return {active->serial, block};
 }
-void prsmed_trace_release(PrsmedTag tag) {
+void prsmed_trace_release(PrsmedTag tag) noexcept {
   if (!active || tag.trace != active->serial) return;
   active->events.push_back({0, tag.block, module, active->current(), 0, 1});
 }
-void prsmed_trace_move(PrsmedTag tag, int32_t category) {
+void prsmed_trace_move(PrsmedTag tag, int32_t category) noexcept {
   if (!active || tag.trace != active->serial) return;
   active->events.push_back({0, tag.block, module, active->current(), static_cast<uint8_t>(category), 2});
 }
 
-uint32_t prsmed_module() { return module; }
+uint32_t prsmed_module() noexcept { return module; }
 // Enters a module path; returns the former one.
-uint32_t prsmed_module_set(uint32_t next) {
+uint32_t prsmed_module_set(uint32_t next) noexcept {
   const uint32_t before = module;
   module = next;
   if (nodes.followers > 0 && next != before) nodes.entered(next);
@@ -312,13 +312,13 @@ uint32_t prsmed_module_set(uint32_t next) {
 
 // Gives this thread's backward nodes their module paths, until `prsmed_module_unfollow`.
 char* prsmed_module_follow() { PRSMED_TRY(follow()) }
-void prsmed_module_unfollow() { unfollow(); }
+void prsmed_module_unfollow() noexcept { unfollow(); }
 // Forgets the module paths of graphs made so far; a trace needs them until its end.
-void prsmed_module_forget() {
+void prsmed_module_forget() noexcept {
   if (nodes.followers > 0 && !active) nodes.modules.assign(1, {0, module});
 }
 
-void prsmed_trace_end();
+void prsmed_trace_end() noexcept;
 // Starts a trace on this thread; a running one is dropped. Without `costs` operators have neither names nor costs.
 char* prsmed_trace_begin(bool counts_host, bool costs) {
   PRSMED_TRY({
@@ -345,16 +345,16 @@ struct PrsmedTraceView {
   uint64_t num_costs;
 };
 // The trace so far; valid until the next tensor operation.
-void prsmed_trace_view(PrsmedTraceView* out) {
+void prsmed_trace_view(PrsmedTraceView* out) noexcept {
   *out = active
              ? PrsmedTraceView{active->events.data(), active->events.size(), active->costs.data(), active->costs.size()}
              : PrsmedTraceView{nullptr, 0, nullptr, 0};
 }
 // Name of an operator, or nullptr past the last.
-const char* prsmed_trace_name(uint64_t index) {
+const char* prsmed_trace_name(uint64_t index) noexcept {
   return active && index < active->names.size() ? active->names[index].c_str() : nullptr;
 }
-void prsmed_trace_end() {
+void prsmed_trace_end() noexcept {
   if (!active) return;
   if (active->forward != 0) at::removeCallback(active->forward);
   unfollow();

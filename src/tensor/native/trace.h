@@ -7,12 +7,12 @@
 struct PrsmedTag { uint32_t trace = 0, block = 0; };
 
 extern "C" {
-bool prsmed_trace_active();       // a trace runs on this thread
-bool prsmed_trace_counts_host();  // ... and CPU tensors are part of it
-PrsmedTag prsmed_trace_allocate(uint64_t bytes, int32_t category);
-void prsmed_trace_release(PrsmedTag tag);
-void prsmed_trace_move(PrsmedTag tag, int32_t category);
-uint32_t prsmed_module();  // module path of this thread
+bool prsmed_trace_active() noexcept;       // a trace runs on this thread
+bool prsmed_trace_counts_host() noexcept;  // ... and CPU tensors are part of it
+PrsmedTag prsmed_trace_allocate(uint64_t bytes, int32_t category) noexcept;
+void prsmed_trace_release(PrsmedTag tag) noexcept;
+void prsmed_trace_move(PrsmedTag tag, int32_t category) noexcept;
+uint32_t prsmed_module() noexcept;  // module path of this thread
 // Adds the cost of a loop of this library (libtorch's operators are counted automatically). `name` must be static.
-void prsmed_trace_cost(const char* name, double flops, double bytes, uint8_t element_bytes);
+void prsmed_trace_cost(const char* name, double flops, double bytes, uint8_t element_bytes) noexcept;
 }

@@ -29,8 +29,8 @@ pub use stream::TensorSpec;
 
 use crate::error::{Error, Result};
 use crate::files;
+use crate::tensor::Shared;
 use crate::tensor::nf4::Nf4;
-use std::rc::Rc;
 
 /// Bytes that are copied before their mapped pages are released.
 const CHUNK: usize = 32 << 20;
@@ -211,7 +211,7 @@ impl Archive {
     pub fn load_with<N: AsRef<str>>(
         &self,
         targets: &mut [(N, Tensor)],
-        matrices: &[(String, Rc<Nf4>)],
+        matrices: &[(String, Shared<Nf4>)],
         mut ignore: impl FnMut(&str) -> bool,
     ) -> Result<LoadReport> {
         let mut report = LoadReport::default();

@@ -4,8 +4,7 @@
 use super::{Archive, LoadReport, MisShaped, TensorInfo, torch};
 use crate::error::{Error, Result};
 use crate::tensor::nf4::{Nf4, Nf4State, STATE};
-use crate::tensor::{Device, Kind, Tensor, ledger, no_grad};
-use std::rc::Rc;
+use crate::tensor::{Device, Kind, Shared, Tensor, ledger, no_grad};
 
 const HINT: &str = "use weights in bf16, or in bitsandbytes' nf4 with blocks of 64 and u8 storage";
 /// Key of the state of `bitsandbytes`' other 4-bit format.
@@ -62,7 +61,7 @@ impl Archive {
     }
 
     /// Fills `matrix` from the weight `name`, which is stored dense or in NF4.
-    pub(super) fn fill_quantized(&self, name: &str, matrix: &Rc<Nf4>, report: &mut LoadReport) -> Result<()> {
+    pub(super) fn fill_quantized(&self, name: &str, matrix: &Shared<Nf4>, report: &mut LoadReport) -> Result<()> {
         let state = self.quantized_state(name)?;
         let stored = state.as_ref().map(|s| s.shape.clone()).or_else(|| self.info(name).map(|info| info.shape.clone()));
         let expected = matrix.shape().to_vec();

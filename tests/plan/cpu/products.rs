@@ -3,6 +3,7 @@
 use super::super::operands::heads;
 use super::*;
 use prsmed::nn::attention::{Mask, attention};
+use prsmed::tensor::Shared;
 use prsmed::tensor::autograd::{checkpoint, gelu_linear};
 
 /// One or more matrices `[.., rows, columns]`; stored transposed if `transposed`.
@@ -73,7 +74,7 @@ fn linear_maps() -> Vec<Case> {
             let (xs, w) = (leaf(&[2, 50, 96], kind, on), leaf(&[96, 96], kind, on));
             let leaves = [xs.shallow_clone(), w.shallow_clone()];
             Box::new(move || {
-                let w = w.shallow_clone();
+                let w = Shared::new(w.shallow_clone());
                 checkpoint(&[&xs], move |i| i[0].linear(&w, None::<&Tensor>).silu()).sum(kind).backward();
                 leaves.each_ref().map(Tensor::grad).into()
             })
