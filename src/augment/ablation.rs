@@ -460,7 +460,13 @@ mod tests {
     }
 
     fn manifest(root: &Path, rows: Vec<Row>) -> Manifest {
-        Manifest { root: root.to_path_buf(), rows, modalities: vec!["skin".into()], num_leaking: 0 }
+        Manifest {
+            root: root.to_path_buf(),
+            rows,
+            modalities: vec!["skin".into()],
+            num_leaking: 0,
+            skipped: Vec::new(),
+        }
     }
 
     /// The ablation of two seeds from 7 on.

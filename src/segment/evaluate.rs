@@ -89,8 +89,7 @@ pub fn evaluate(
         group.add_image(&row.image_path);
         let flags: Vec<bool> = truth.iter().map(|v| *v > 127).collect();
         let size = (truth.width() as usize, truth.height() as usize);
-        let score =
-            group.add_mask(&prediction.mask, &flags, size).map_err(|error| error.of_image(&row.image_path))?;
+        let score = group.add_mask(&prediction.mask, &flags, size).map_err(|error| error.of_image(&row.image_path))?;
         let (text, right) = group.add_answer(&prediction.answer, &row.answer, row.position.as_deref());
         samples.push(sample_score(assembly, row, &prediction, &score, (text, right)));
         kept.offer(row, score.dice, || tile(row, &image, &prediction, &truth, score.dice))?;

@@ -130,6 +130,7 @@ fn trained(folder: &Path, resume: bool, stop_after: u64) -> Vec<f32> {
     let session = Session {
         config: &config,
         folder,
+        settings: "",
         resume,
         profile: None,
         observer: &observer,

@@ -127,7 +127,7 @@ fn integers_are_not_loaded_as_floating_point_numbers() {
         load_as(&file, kind).unwrap();
     }
     write(&file, &[("a", &Tensor::ones([64, 64], (Kind::Int8, Device::Cpu)))]);
-    let matrix = Rc::new(Nf4::empty([64, 64], false, Device::Cpu));
+    let matrix = Shared::new(Nf4::empty([64, 64], false, Device::Cpu));
     let mut none: [(String, Tensor); 0] = [];
     let loaded = Archive::open(&file).unwrap().load_with(&mut none, &[("a".to_owned(), matrix)], |_| false);
     assert!(loaded.unwrap_err().to_string().contains("`a` has the dtype Int8"));
