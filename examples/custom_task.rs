@@ -114,6 +114,7 @@ fn train(config: &TrainConfig, folder: &Path, resume: bool) -> prsmed::Result<Ou
     let session = Session {
         config,
         folder,
+        settings: "",
         resume,
         profile: None,
         observer: &Silent,

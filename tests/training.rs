@@ -174,6 +174,7 @@ fn run_in(
     let session = Session {
         config: &config.train,
         folder,
+        settings: "",
         resume,
         profile: None,
         observer: &losses,

@@ -35,6 +35,7 @@ fn session(
     let session = Session {
         config: &config.train,
         folder,
+        settings: "",
         resume,
         profile: None,
         observer: losses,
