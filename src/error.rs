@@ -95,7 +95,10 @@ pub enum Error {
         reason: String,
     },
     /// A model computed NaN or infinity for an image.
-    #[error("{}the {part} of the model are not finite: {found} of {total} are NaN or infinite", prefix(.image.as_deref()))]
+    #[error(
+        "{}the {part} of the model are not finite: {found} of {total} are NaN or infinite",
+        prefix(.image.as_deref())
+    )]
     NotFinite {
         /// The image, if the function knows its file.
         image: Option<PathBuf>,

@@ -27,7 +27,8 @@ impl PixelCounts {
     /// Counts pixels with probability above `threshold` against `truth`.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the lengths differ; [`Error::NotFinite`] for NaN, which is neither foreground nor background.
+    /// [`Error::Shape`] if the lengths differ; [`Error::NotFinite`] for NaN, which is neither foreground nor
+    /// background.
     pub fn of(probabilities: &[f32], truth: &[bool], threshold: f32) -> Result<Self> {
         same_length(probabilities.len(), truth.len())?;
         check_probabilities(probabilities)?;

@@ -4,9 +4,10 @@
 //! Sources: Hugging Face `evaluate`'s `bleu` (order 4, no smoothing, tokenizer 13a), `rouge_score` 0.1.2 with its
 //! stemmer, `nltk.translate.meteor_score`.
 //!
-//! There are two averages of BLEU. The mean of [`bleu`] over answers counts each answer equally, and an answer without a
-//! common 4-gram counts 0. Corpus BLEU ([`BleuCounts`]) adds up the n-gram counts of all answers first; this is the
+//! There are two averages of BLEU. The mean of [`bleu()`] over answers counts each answer equally, and an answer without
+//! a common 4-gram counts 0. Corpus BLEU ([`BleuCounts`]) adds up the n-gram counts of all answers first; this is the
 //! number that `sacrebleu` and `evaluate` report.
+//!
 //! Deviations: METEOR matches exact words and stems but no WordNet synonyms, hence its name. It splits sentences at a
 //! period before a capital letter instead of with nltk's trained model.
 

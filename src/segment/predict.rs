@@ -85,8 +85,8 @@ impl Assembly {
 /// Answers `request`; `on_text` receives the answer piece by piece.
 ///
 /// # Errors
-/// [`Error::Config`] for an empty question; [`Error::NotFinite`] if the model computes NaN or infinity for the mask, the
-/// modality or the answer; typed errors of libtorch.
+/// [`Error::Config`] for an empty question; [`Error::NotFinite`] if the model computes NaN or infinity for the mask,
+/// the modality or the answer; typed errors of libtorch.
 pub fn predict(assembly: &Assembly, request: &Request, mut on_text: impl FnMut(&str)) -> Result<Prediction> {
     if request.question.trim().is_empty() {
         return Err(Error::config("--question", "the question is empty", "ask for example: Where is the lesion?"));

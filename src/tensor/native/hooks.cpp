@@ -31,5 +31,7 @@ char* prsmed_hook_gradient(at::Tensor* tensor, Work work, void* data, int64_t in
   PRSMED_TRY(torch::autograd::impl::set_post_acc_grad_hooks(*tensor, std::make_unique<Hook>(work, data, index)))
 }
 
-void prsmed_unhook_gradient(at::Tensor* tensor) noexcept { torch::autograd::impl::set_post_acc_grad_hooks(*tensor, nullptr); }
+void prsmed_unhook_gradient(at::Tensor* tensor) noexcept {
+  torch::autograd::impl::set_post_acc_grad_hooks(*tensor, nullptr);
+}
 }

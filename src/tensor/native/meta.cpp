@@ -291,7 +291,9 @@ int32_t prsmed_meta_target(int32_t target) noexcept {
 }
 int32_t prsmed_meta_target_now() noexcept { return cuda_target; }
 // Sets the simulated GPU of this thread; the default is 80 and 108 (an A100).
-void prsmed_meta_gpu(int32_t capability, int32_t multiprocessors) noexcept { planned_gpu = {capability, multiprocessors}; }
+void prsmed_meta_gpu(int32_t capability, int32_t multiprocessors) noexcept {
+  planned_gpu = {capability, multiprocessors};
+}
 
 // Moves a meta tensor's storage to another category. Returns true if it is counted here.
 bool prsmed_meta_move(at::Tensor* tensor, int32_t category) noexcept {

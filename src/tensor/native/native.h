@@ -1,8 +1,8 @@
 // C ABI between `src/tensor/*.rs` and libtorch. Tensors are passed as `at::Tensor*` (tch's `C_tensor*`).
 // Include only what is used: `torch/torch.h` alone takes ten seconds and more than a gigabyte to compile.
 // A function that can fail returns nullptr, or a message from `prsmed_message` that `prsmed_free_message` frees.
-// No exception may leave a function of the C ABI: its body is in `PRSMED_TRY`, or it is `noexcept`, so that an exception
-// ends the process. `tests/native.rs` checks this.
+// No exception may leave a function of the C ABI: its body is in `PRSMED_TRY`, or it is `noexcept`, so that an
+// exception ends the process. `tests/native.rs` checks this.
 #pragma once
 #include <ATen/core/Tensor.h>
 
