@@ -1,7 +1,5 @@
 //! No C++ exception leaves a function of the native layer's C ABI: Rust cannot handle one.
 
-#![expect(clippy::unwrap_used, reason = "a test panics where an application would report")]
-
 use std::fs;
 use std::path::Path;
 
