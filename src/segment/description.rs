@@ -15,6 +15,8 @@ pub(super) const FORMAT: u32 = 1;
 const MAX_SIDE: i64 = 1 << 14;
 /// Largest width of a layer. The largest language models have 2^14.
 const MAX_WIDTH: i64 = 1 << 18;
+/// Largest inner width of an MLP. It is the size of tensors only, and libtorch reports what does not fit into memory.
+const MAX_INNER_WIDTH: i64 = 1 << 40;
 /// Most layers, heads or tokens of a window.
 const MAX_COUNT: i64 = 1 << 12;
 /// Most tokens of a vocabulary, and most classes.
@@ -96,11 +98,11 @@ fn check_ranges(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
         ("model.sizes.clip.image_size", clip.image_size, MAX_SIDE),
         ("model.sizes.clip.patch_size", clip.patch_size, MAX_SIDE),
         ("model.sizes.clip.hidden_size", clip.hidden_size, MAX_WIDTH),
-        ("model.sizes.clip.intermediate_size", clip.intermediate_size, MAX_WIDTH),
+        ("model.sizes.clip.intermediate_size", clip.intermediate_size, MAX_INNER_WIDTH),
         ("model.sizes.clip.num_hidden_layers", clip.num_hidden_layers, MAX_COUNT),
         ("model.sizes.clip.num_attention_heads", clip.num_attention_heads, MAX_COUNT),
         ("model.sizes.llm.hidden_size", llm.hidden_size, MAX_WIDTH),
-        ("model.sizes.llm.intermediate_size", llm.intermediate_size, MAX_WIDTH),
+        ("model.sizes.llm.intermediate_size", llm.intermediate_size, MAX_INNER_WIDTH),
         ("model.sizes.llm.num_hidden_layers", llm.num_hidden_layers, MAX_COUNT),
         ("model.sizes.llm.num_attention_heads", llm.num_attention_heads, MAX_COUNT),
         ("model.sizes.llm.num_key_value_heads", llm.num_key_value_heads, MAX_COUNT),
