@@ -210,12 +210,15 @@ fn eval_writes_the_scores_of_the_masks_and_answers() {
     assert_summary(&report, &samples, &counts);
 }
 
+/// A score of a sample.
+type Score = fn(&Sample) -> f64;
+
 /// `summary.json` holds the means of the samples.
 fn assert_summary(report: &Path, samples: &[Sample], counts: &[Counts]) {
     let summary: Value = serde_json::from_slice(&fs::read(report.join("summary.json")).unwrap()).unwrap();
     let all = &summary["all_images"];
     assert_eq!(all["questions"], samples.len());
-    let parts: [(&Value, fn(&Sample) -> f64); 5] = [
+    let parts: [(&Value, Score); 5] = [
         (&all["segmentation"]["dice"], |sample| sample.dice),
         (&all["segmentation"]["iou"], |sample| sample.iou),
         (&all["text"]["bleu"], |sample| sample.bleu),
