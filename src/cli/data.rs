@@ -68,7 +68,9 @@ fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
     }
     // with `--json` they are in the record
     if !context.output.is_json() {
-        warnings(&report).into_iter().for_each(|text| context.progress.on(&Event::Warning(text)));
+        for text in warnings(&report) {
+            context.progress.on(&Event::Warning(text));
+        }
     }
     context.output.line(count_table(&report))?;
     let mut record = json!({ "kind": "result", "good": report.is_good() });

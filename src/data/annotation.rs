@@ -319,9 +319,8 @@ fn ends_in_quotes(record: &[u8]) -> bool {
         Quote,
     }
     let end = record.iter().fold(Place::Start, |place, &byte| match (place, byte) {
-        (Place::Start | Place::Quote, b'"') => Place::Quoted,
         (Place::Quoted, b'"') => Place::Quote,
-        (Place::Quoted, _) => Place::Quoted,
+        (Place::Start | Place::Quote, b'"') | (Place::Quoted, _) => Place::Quoted,
         (_, b',' | b'\r' | b'\n') => Place::Start,
         _ => Place::Plain,
     });

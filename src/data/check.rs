@@ -121,7 +121,9 @@ pub fn check(root: &Path, annotations: Option<&Path>, labels: Labels, observer: 
     }
     bad.sort_by(|a, b| (&a.csv, a.line).cmp(&(&b.csv, b.line)));
     let mut depth = DepthReport::default();
-    ranges.into_iter().for_each(|(path, range)| depth.add(path, range));
+    for (path, range) in ranges {
+        depth.add(path, range);
+    }
     let images = manifest.rows.iter().map(|row| &row.image_path).collect::<BTreeSet<_>>().len();
     let usable = manifest.rows.iter().zip(&good).filter_map(|(row, good)| good.then_some(row));
     Ok(CheckReport {

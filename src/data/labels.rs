@@ -114,7 +114,9 @@ pub fn labels_of<T: Copy + Into<u16>>(values: &[T], width: usize) -> Vec<(u16, u
     let level = |value: T| usize::from(value.into());
     let most = values.iter().map(|&value| level(value)).max().unwrap_or(0);
     let mut counts = vec![0_u64; most + 1];
-    values.iter().for_each(|&value| counts[level(value)] += 1);
+    for &value in values {
+        counts[level(value)] += 1;
+    }
     if most == 0 {
         return Vec::new();
     }
@@ -137,10 +139,10 @@ pub fn labels_of<T: Copy + Into<u16>>(values: &[T], width: usize) -> Vec<(u16, u
 fn levels_with_area<T: Copy + Into<u16>>(values: &[T], width: usize, most: usize) -> Vec<bool> {
     let mut fills = vec![false; most + 1];
     let rows: Vec<&[T]> = values.chunks_exact(width.max(1)).collect();
-    for y in 0..rows.len() {
+    for (y, row) in rows.iter().enumerate() {
         let near = &rows[y.saturating_sub(1)..(y + 2).min(rows.len())];
-        for x in 0..width {
-            let value: u16 = rows[y][x].into();
+        for (x, &value) in row.iter().enumerate() {
+            let value: u16 = value.into();
             if !fills[usize::from(value)] {
                 let columns = x.saturating_sub(1)..(x + 2).min(width);
                 fills[usize::from(value)] =

@@ -202,7 +202,9 @@ pub fn prepare(options: &PrepareOptions, observer: &dyn Observer) -> Result<Prep
     write_files(&samples, &splits, options, observer)?;
     let rows = annotate(&samples, &splits, options, &templates)?;
     let mut report = PrepareReport { images: samples.len(), rows, skipped, ..PrepareReport::default() };
-    samples.iter().for_each(|sample| report.depth.add(&sample.image, sample.range));
+    for sample in &samples {
+        report.depth.add(&sample.image, sample.range);
+    }
     for split in splits {
         *report.images_by_split.entry(split.to_owned()).or_default() += 1;
     }
@@ -353,7 +355,7 @@ fn read_pair(pair: FilePair, options: &PrepareOptions) -> std::result::Result<Us
         let found = labels::describe(&several);
         return Err(skip(&mask_path, format!("the mask has several labels: {found}; choose with `--labels`")));
     }
-    let mask = if options.labels.is_empty() { binary(mask) } else { mask.select(options.labels) };
+    let mask = if options.labels.is_empty() { binary(&mask) } else { mask.select(options.labels) };
     let Some(location) = describe(&mask, options.zones, options.several) else {
         return Err(skip(&mask_path, "the mask is empty".into()));
     };
@@ -365,12 +367,12 @@ fn read_pair(pair: FilePair, options: &PrepareOptions) -> std::result::Result<Us
 
 /// A mask of one label as 0 and 255. The threshold is half of the range, or 0 if no value is above half (0/1 masks,
 /// 16-bit labels).
-fn binary(mask: StoredMask) -> GrayImage {
-    let half = match &mask {
+fn binary(mask: &StoredMask) -> GrayImage {
+    let half = match mask {
         StoredMask::Grey8(_) => 127,
         StoredMask::Grey16(_) => 32_767,
     };
-    let values: Vec<u16> = match &mask {
+    let values: Vec<u16> = match mask {
         StoredMask::Grey8(grey) => grey.iter().copied().map(u16::from).collect(),
         StoredMask::Grey16(deep) => deep.as_raw().clone(),
     };

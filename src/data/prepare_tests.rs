@@ -207,11 +207,11 @@ fn answer_and_position_name_both_zones() {
 #[test]
 fn masks_of_any_depth_become_binary() {
     let deep = |values: [u16; 3]| StoredMask::Grey16(ImageBuffer::from_raw(3, 1, values.to_vec()).unwrap());
-    assert_eq!(binary(deep([0, 1, 2])).into_raw(), [0, 255, 255]);
-    assert_eq!(binary(deep([0, 30_000, 65_535])).into_raw(), [0, 0, 255]);
+    assert_eq!(binary(&deep([0, 1, 2])).into_raw(), [0, 255, 255]);
+    assert_eq!(binary(&deep([0, 30_000, 65_535])).into_raw(), [0, 0, 255]);
     let shallow = |values: [u8; 3]| StoredMask::Grey8(GrayImage::from_raw(3, 1, values.to_vec()).unwrap());
-    assert_eq!(binary(shallow([0, 1, 1])).into_raw(), [0, 255, 255]);
-    assert_eq!(binary(shallow([3, 120, 250])).into_raw(), [0, 0, 255]);
+    assert_eq!(binary(&shallow([0, 1, 1])).into_raw(), [0, 255, 255]);
+    assert_eq!(binary(&shallow([3, 120, 250])).into_raw(), [0, 0, 255]);
 }
 
 #[test]

@@ -573,7 +573,7 @@ mod tests {
     fn a_tensor_of_more_than_64_dimensions_is_malformed() {
         let tensor = |dimensions: usize| {
             let ones = b"K\x01".repeat(dimensions);
-            let storage = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\00X\x03\0\0\0cpuK\x01tQ".as_slice();
+            let storage = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK\x01tQ".as_slice();
             let start = b"ctorch._utils\n_rebuild_tensor_v2\n(".as_slice();
             [start, storage, b"K\0(", &ones, b"t(", &ones, b"ttR."].concat()
         };
