@@ -462,7 +462,7 @@ mod tests {
             let labels = Labels::new(labels).expect("labels");
             let mask = labelled_mask(&root.file("map.png"), labels).expect("chosen");
             assert!(mask.iter().all(|value| [0, 255].contains(value)));
-            mask.iter().filter(|value| **value == 255).count()
+            mask.pixels().filter(|pixel| pixel.0 == [255]).count()
         };
         assert_eq!([count(&[5]), count(&[20]), count(&[5, 20]), count(&[7])], [200, 400, 600, 0]);
     }
@@ -480,10 +480,11 @@ mod tests {
         let error = mask(&path).expect_err("two labels").to_string();
         assert!(error.ends_with("several labels: 100 (90 pixels), 1000 (90 pixels)"), "{error}");
         let chosen = labelled_mask(&path, Labels::new(&[100]).expect("labels")).expect("chosen");
-        assert_eq!(chosen.iter().filter(|value| **value == 255).count(), 90);
+        assert_eq!(chosen.pixels().filter(|pixel| pixel.0 == [255]).count(), 90);
         for value in [1, 100, 300, 4095, 65_535] {
             let mask = mask(&deep([0, value, value])).expect("one label");
-            assert_eq!(super::super::image::foreground(&mask).iter().filter(|v| **v == 255).count(), 180, "{value}");
+            let foreground = super::super::image::foreground(&mask);
+            assert_eq!(foreground.pixels().filter(|pixel| pixel.0 == [255]).count(), 180, "{value}");
         }
     }
 }

@@ -413,7 +413,7 @@ mod tests {
             let line = if open.contains("q2,a,train\nct/train_masks/a.png,q3,a,\"") { 4 } else { 3 };
             assert_eq!((bad.len(), bad[0].problem, bad[0].line), (1, Problem::UnclosedQuote, line), "{bad:?}");
             assert!(bad[0].reason.contains("a double quote that is never closed"), "{}", bad[0].reason);
-            assert_eq!(good, line as usize - 2);
+            assert_eq!(good as u64, line - 2);
         }
         // a later quote closes it
         let (_, found) = bad(&(row("\"where?") + &row("q2") + &row("here\"") + &row("q4")));
@@ -434,7 +434,9 @@ mod tests {
         for class in ["ct", "mr"] {
             root.pair(class, "train", "a");
         }
-        let bad: String = (0..5).map(|row| format!("ct/train_masks/none.png,q{row},a,train\n")).collect();
+        let bad =
+            ["q0", "q1", "q2", "q3", "q4"].map(|question| format!("ct/train_masks/none.png,{question},a,train\n"));
+        let bad = bad.concat();
         let good = "ct/train_masks/a.png,q,a,train\nmr/train_masks/a.png,q,a,val\n";
         root.csv("a.csv", &format!("image_path,question,answer,split\n{bad}{good}"));
         let manifest = Manifest::open_with(root.path(), None, OpenOptions { skip_bad: true }).expect("two good rows");
