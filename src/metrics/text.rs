@@ -396,7 +396,9 @@ mod tests {
     fn corpus_bleu_equals_sacrebleu() {
         let counts = |pairs: &[(String, String)]| {
             let mut sum = BleuCounts::default();
-            pairs.iter().for_each(|(answer, reference)| sum += BleuCounts::of(answer, reference));
+            for (answer, reference) in pairs {
+                sum += BleuCounts::of(answer, reference);
+            }
             sum
         };
         let corpora = edges().corpora;

@@ -203,6 +203,7 @@ mod tests {
     use super::*;
 
     /// Linear interpolation between pixel centres in both directions, by its definition.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "indices of a small map")]
     fn interpolated(map: &[f32], side: usize, across: f32, down: f32) -> f32 {
         let parts = |at: f32| {
             let at = (at * side as f32 - 0.5).clamp(0.0, side as f32 - 1.0);

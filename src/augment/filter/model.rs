@@ -545,7 +545,7 @@ mod tests {
 
     #[test]
     fn the_generated_area_is_the_lesion_or_everything_else() {
-        let count = |mode| generated_area(label(), mode).iter().filter(|&&value| value == 255).count();
+        let count = |mode| generated_area(label(), mode).pixels().filter(|pixel| pixel.0[0] == 255).count();
         assert_eq!([Mode::EditLesion, Mode::InsertLesion, Mode::KeepLesion].map(count), [30, 30, 70]);
         assert_eq!(generated_area(label(), Mode::EditLesion), label());
         let none = generated_area(GrayImage::new(4, 4), Mode::EditLesion);
