@@ -270,7 +270,7 @@ impl Ablation<'_> {
     ) -> Result<Vec<f64>> {
         let folder = self.out.join("runs").join(format!("{}-{seed}", arm.name()));
         let file = folder.join("scores.json");
-        if let Ok(text) = std::fs::read(&file)
+        if let Ok(text) = files::read(&file, files::MAX_TABLE)
             && let Ok(known) = serde_json::from_slice::<Vec<f64>>(&text)
             && known.len() == test.len()
         {

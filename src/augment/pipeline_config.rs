@@ -10,7 +10,7 @@ use crate::models::diffusion::sampler::{self, SchedulerConfig};
 use crate::models::diffusion::{controlnet, text, unet, vae};
 use crate::tensor::store::Store;
 use crate::tensor::weights::{Archive, read_json};
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 
@@ -123,7 +123,8 @@ impl PipelineConfig {
             .try_for_each(|(text, folder)| text.check().map_err(|e| at(&root.join(folder), &e)))?;
         let scheduler_file = root.join("scheduler/scheduler_config.json");
         let scheduler = SchedulerConfig::open(&scheduler_file)?;
-        let text = std::fs::read_to_string(&scheduler_file).map_err(Error::io(&scheduler_file, "read"))?;
+        let text =
+            files::read_to_string(&scheduler_file, files::MAX_TEXT).map_err(Error::io(&scheduler_file, "read"))?;
         let control = controlnet.map(|folder| read_json(&folder.join("config.json"), HINT)).transpose()?;
         if let (Some(control), Some(folder)) = (&control, controlnet) {
             controlnet::Config::check(control).map_err(|error| at(folder, &error))?;
@@ -389,7 +390,7 @@ fn at(path: &Path, error: &Error) -> Error {
 
 /// Hashes every byte, because a fine-tuned copy may differ only in the middle.
 fn digest_file(path: &Path, hash: &mut Sha256) -> Result<()> {
-    let mut file = std::fs::File::open(path).map_err(Error::io(path, "open"))?;
+    let mut file = files::open(path).map_err(Error::io(path, "open"))?;
     std::io::copy(&mut file, hash).map_err(Error::io(path, "read"))?;
     Ok(())
 }

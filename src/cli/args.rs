@@ -1,6 +1,7 @@
 //! Command-line arguments that several commands share.
 
 use super::context::Context;
+use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, OpenOptions};
 use crate::event::Event;
 use crate::{Error, Result};
@@ -9,6 +10,11 @@ use std::path::PathBuf;
 /// Values of `--set` with those of other flags over them, as [`crate::config::Sources`] takes them.
 pub(super) fn sets_of(sets: &[String], flags: impl IntoIterator<Item = (String, String)>) -> Vec<(String, String)> {
     sets.iter().map(|set| (set.clone(), "--set".to_owned())).chain(flags).collect()
+}
+
+/// The labels of a flag.
+pub(super) fn labels_of(text: &str) -> Result<Labels> {
+    text.parse().map_err(|reason: String| Error::config("--labels", reason, "give for example `--labels 1,3`"))
 }
 
 /// Location of the rows for training or evaluation.

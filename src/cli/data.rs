@@ -1,9 +1,9 @@
 //! `prsmed data`: check, prepare or generate data roots.
 
+use super::args::labels_of;
 use super::context::Context;
 use super::report::Outcome;
 use crate::data::check::{self, CheckReport, Leak, ModalityCounts, Uncovered};
-use crate::data::labels::Labels;
 use crate::data::manifest::Split;
 use crate::data::phantom::{self, PhantomOptions};
 use crate::data::position::Zones;
@@ -53,11 +53,6 @@ pub(super) struct CheckArgs {
     /// Labels of masks that are foreground, as `--labels` of `prsmed train`
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
     labels: String,
-}
-
-/// The labels of a flag.
-fn labels_of(text: &str) -> Result<Labels> {
-    text.parse().map_err(|reason: String| Error::config("--labels", reason, "give for example `--labels 1,3`"))
 }
 
 fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {

@@ -1,6 +1,6 @@
 //! `prsmed eval`: scores a trained model on a data root.
 
-use super::args::RootArgs;
+use super::args::{RootArgs, labels_of};
 use super::context::{Context, make_folder};
 use super::predict::RunArgs;
 use super::report::Outcome;
@@ -26,6 +26,9 @@ pub(super) struct Args {
     /// Split to score: train, val or test
     #[arg(long, default_value = "test")]
     split: String,
+    /// Labels of masks that are foreground, as `--labels` of `prsmed train` [default: those of the run]
+    #[arg(long, value_name = "LIST")]
+    labels: Option<String>,
     /// Score only N rows, spread evenly over the split; 0 = all
     #[arg(long, value_name = "N", default_value_t = 0)]
     limit: usize,
@@ -46,7 +49,11 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if rows.is_empty() {
         return Err(no_rows(&manifest, split).into());
     }
-    let assembly = args.run.open(context)?;
+    let labels = args.labels.as_deref().map(labels_of).transpose()?;
+    let mut assembly = args.run.open(context)?;
+    if let Some(labels) = labels {
+        assembly.description.pixels.labels = labels;
+    }
     let out = args.out.clone().unwrap_or_else(|| report_folder(&args.run.run, split));
     if args.out.is_none() && args.run.run.is_dir() {
         // the user did not name this folder, so it must not lead out of the run folder

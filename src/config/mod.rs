@@ -20,7 +20,7 @@ use crate::augment::settings::AugmentConfig;
 pub use crate::segment::RunConfig;
 use crate::setting::Setting;
 use crate::setting::table::{self, leaves, nested, parse_value, renamed, replace, value_at, widen};
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -303,7 +303,7 @@ fn preset<T: Settings>(name: &str) -> Result<Table> {
 }
 
 fn read_file(path: &Path) -> Result<Table> {
-    let text = std::fs::read_to_string(path).map_err(Error::io(path, "read"))?;
+    let text = files::read_to_string(path, files::MAX_TEXT).map_err(Error::io(path, "read"))?;
     text.parse::<Table>().map_err(|e| {
         let line = e.span().map_or(1, |span| text[..span.start].lines().count().max(1) as u64);
         Error::data_line(path, line, e.message().to_owned(), "correct the TOML; `configs/tiny.toml` is an example")

@@ -6,7 +6,7 @@ use super::description::describe;
 use crate::event::Observer;
 use crate::hub::{self, Files, HubOptions, Need, Source, Spec};
 use crate::tensor::weights::readable_folder;
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -70,7 +70,7 @@ pub fn of_checkpoint(folder: &Path, base: Option<&str>, vision_tower: Option<&st
 pub fn base_of_adapter(folder: &Path) -> Result<String> {
     let path = folder.join(ADAPTER_CONFIG);
     let wrong = |reason: String| Error::weights(&path, reason, HINT);
-    let text = std::fs::read(&path).map_err(|error| wrong(error.to_string()))?;
+    let text = files::read(&path, files::MAX_TEXT).map_err(|error| wrong(error.to_string()))?;
     let config: serde_json::Value = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
     let text = |key: &str| config.get(key).and_then(serde_json::Value::as_str).unwrap_or_default();
     base_spec(text("base_model_name_or_path"), text("revision")).ok_or_else(|| {

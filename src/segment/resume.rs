@@ -115,7 +115,7 @@ mod tests {
             (Some(word), _) => word.parse::<bool>().map_or(Value::String(word), Value::Boolean),
             (None, Some(Value::Boolean(value))) => Value::Boolean(!value),
             (None, Some(Value::Integer(value))) => Value::Integer(value + 16),
-            (None, Some(Value::Float(value))) => Value::Float(value / 2.0 + 0.25),
+            (None, Some(Value::Float(value))) => Value::Float(value / 2.0 + 0.125),
             (None, Some(Value::String(_))) => Value::String("random".into()),
             (None, _) => panic!("{key} has no value"),
         };

@@ -55,7 +55,7 @@ settings! {
             memory("recomputed blocks keep only their inputs; a step takes longer"),
             saves_at("full", "recomputes the image encoder's blocks");
         /// Activation checkpointing of the whole mask decoder.
-        checkpoint_decoder: bool = false, results(Same), resume(Free),
+        checkpoint_decoder: bool = false, results(Rounding), resume(Free),
             memory("a recomputed decoder keeps only its inputs; a step takes longer"),
             saves_at("true", "recomputes the mask decoder");
         /// `adamw` keeps its state in fp32. `adamw8bit` keeps the state of large tensors in 8 bits.

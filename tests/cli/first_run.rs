@@ -322,7 +322,7 @@ fn a_download_that_the_disk_has_no_room_for_is_refused() {
     let huge = Stored { listed_bytes: Some(1 << 60), ..large(10) };
     server.add("lab/huge", "tinysam.pth", huge);
     let ran =
-        run(&mut train_full(&server, "cache-none", &path("first-run-never"), &["model.image_encoder=hub:lab/huge"]));
+        run(&mut train_full(&server, "cache-none", &path("first-run-huge"), &["model.image_encoder=hub:lab/huge"]));
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     let error = error_text(&ran);
     assert!(error.contains("the download needs 1073741824.") && error.contains(" free\nhint: "), "{error}");

@@ -96,7 +96,6 @@ fn settings_that_keep_results_may_change_on_resume() {
         "data.max_val_rows=2",
         "train.checkpointing=1",
         "train.checkpoint_encoder=none",
-        "train.checkpoint_decoder=true",
         "train.offload_optimizer=true",
         "train.checkpoint_every_steps=2",
     ];

@@ -86,7 +86,8 @@ impl FilterModels {
         let path = folder.join(FOLDS);
         let hint =
             "train filter models with `prsmed augment filter --data-root DATA --synthetic PAIRS --filter-models DIR`";
-        let text = std::fs::read(&path).map_err(|_| Error::weights(folder, "contains no filter models", hint))?;
+        let text = files::read(&path, files::MAX_TABLE)
+            .map_err(|_| Error::weights(folder, "contains no filter models", hint))?;
         let folds: BTreeMap<String, usize> =
             serde_json::from_slice(&text).map_err(|error| Error::weights(&path, error.to_string(), hint))?;
         let num_models = folds.values().max().map_or(0, |last| last + 1);

@@ -14,7 +14,7 @@ use crate::cli::run_lock::RunLock;
 use crate::cli::train::{check_memory, refuse_gpu_preset_without_gpu};
 use crate::config::{AugmentRun, Settings as _};
 use crate::segment::needs;
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -120,7 +120,7 @@ fn refuse_without_pairs(folder: &Path) -> Result<()> {
 
 /// The limits that the pairs were generated with, changed by the flags.
 fn thresholds(folder: &Path, sets: &[String]) -> Result<Thresholds> {
-    let made_with = std::fs::read(folder.join(SETTINGS)).ok();
+    let made_with = files::read(&folder.join(SETTINGS), files::MAX_TEXT).ok();
     let made_with = made_with.and_then(|text| serde_json::from_slice::<Value>(&text).ok());
     let mut values = match made_with.map(|settings| settings["filter"].clone()) {
         Some(Value::Object(values)) => values,

@@ -17,7 +17,7 @@ use serde_json::{Map, Value};
 use crate::tensor::store::Store;
 use crate::tensor::weights::Archive;
 use crate::tensor::{Kind, Tensor, no_grad};
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use names::LoraPart;
 
 /// Key in a safetensors header that contains PEFT's settings, as diffusers writes it.
@@ -159,7 +159,7 @@ impl PeftSettings {
         let config = folder.join("adapter_config.json");
         let peft = path.is_dir() || path.file_stem().is_some_and(|stem| stem == "adapter_model");
         if peft && config.exists() {
-            let text = std::fs::read(&config).map_err(Error::io(&config, "read"))?;
+            let text = files::read(&config, files::MAX_TEXT).map_err(Error::io(&config, "read"))?;
             this.by_component.insert(None, serde_json::from_slice(&text).map_err(|error| damaged(&config, error))?);
         }
         let Some(text) = archive.metadata().get(METADATA) else { return Ok(this) };

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use super::SamplerKind;
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 
 /// Schedule of the noise variances β from the first training step to the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -108,7 +108,7 @@ impl SchedulerConfig {
     /// [`Error::Io`]; [`Error::Weights`] for a file that is not a JSON object, for an unsupported value, and for
     /// schedulers of other kinds of models (flow matching, EDM).
     pub fn open(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path).map_err(Error::io(path, "read"))?;
+        let text = files::read_to_string(path, files::MAX_TEXT).map_err(Error::io(path, "read"))?;
         Self::parse(&text).map_err(|reason| {
             Error::weights(path, reason, "use a model of the Stable Diffusion 1.x, 2.x or SDXL family")
         })
