@@ -4,6 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::Write;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use prsmed::tensor::weights::Archive;
 
@@ -58,8 +59,12 @@ fn tensor(dimensions: usize) -> (Vec<u8>, Vec<u8>) {
     (setup, b"ctorch._utils\n_rebuild_tensor_v2\n(h\x02K\0h\x01h\x01tR".to_vec())
 }
 
+/// The counters are those of the whole process: one test at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
 #[test]
 fn no_pickle_needs_more_than_64_times_its_size() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir().expect("a folder");
     let count = 1 << 18;
     let (setup, call) = tensor(60);
@@ -94,6 +99,7 @@ fn no_pickle_needs_more_than_64_times_its_size() {
 
 #[test]
 fn state_dicts_of_many_tensors_are_read() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = tempfile::tempdir().expect("a folder");
     let (setup, call) = tensor(4);
     let mut pickle = [b"\x80\x02".as_slice(), &setup, b"}("].concat();
