@@ -3,13 +3,13 @@
 use super::args::labels_of;
 use super::context::Context;
 use super::report::Outcome;
+use crate::Error;
 use crate::data::check::{self, CheckReport, Leak, ModalityCounts, Uncovered};
 use crate::data::manifest::Split;
 use crate::data::phantom::{self, PhantomOptions};
 use crate::data::position::Zones;
 use crate::data::prepare::{self, PrepareOptions, Several};
 use crate::event::Event;
-use crate::{Error, Result};
 use serde_json::json;
 use std::path::PathBuf;
 
