@@ -174,6 +174,13 @@ impl Error {
         move |source| Self::Io { path, action, source }
     }
 
+    /// True if the disk is full, the quota is used up, or the file may not become that large.
+    pub fn is_disk_full(&self) -> bool {
+        use std::io::ErrorKind;
+        let Self::Io { source, .. } = self else { return false };
+        matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
+    }
+
     /// What to do next, in one sentence; empty if the message needs no hint.
     pub fn hint(&self) -> String {
         match self {

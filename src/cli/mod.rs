@@ -153,8 +153,8 @@ fn guarded(work: impl FnOnce() -> anyhow::Result<Outcome>) -> anyhow::Result<Out
         .unwrap_or_else(|panic| Err(Error::Internal { reason: panics::describe(&*panic) }.into()))
 }
 
-/// Handles Ctrl-C. In commands that can save, the first one saves and stops, and the second one ends the process. In
-/// other commands the first one ends the process.
+/// Handles Ctrl-C, SIGTERM and SIGHUP. In commands that can save, the first one saves and stops, and the second one ends the process. In
+/// other commands the first one ends the process. SIGUSR1 saves and stops as well.
 fn listen_for_interrupts(context: &Context, saves: bool) {
     let flag = Arc::clone(&context.interrupt);
     let listening = ctrlc::set_handler(move || {
@@ -165,6 +165,10 @@ fn listen_for_interrupts(context: &Context, saves: bool) {
     });
     if let Err(error) = listening {
         context.progress.on(&Event::Warning(format!("Ctrl-C will not save: {error}")));
+    }
+    // batch systems such as Slurm send it before the end of the allotted time
+    if saves && let Err(error) = signal_hook::flag::register(libc::SIGUSR1, Arc::clone(&context.interrupt)) {
+        context.progress.on(&Event::Warning(format!("the signal USR1 will not save: {error}")));
     }
 }
 

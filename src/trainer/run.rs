@@ -100,8 +100,10 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
                 outcome.stopped_early = engine.validate(epoch, ended)?;
             }
             let interrupted = session.interrupt.load(Ordering::SeqCst);
-            if epoch_ended || interrupted || engine.save_is_due() {
+            if ended || outcome.stopped_early || interrupted {
                 engine.save("last")?;
+            } else if epoch_ended || engine.save_is_due() {
+                engine.save_if_possible("last")?;
             }
             if interrupted && !ended {
                 return Err(Error::Interrupted);
@@ -346,9 +348,12 @@ impl<'a, T: Task> Engine<'a, T> {
         self.records.validation(self.progress.step, &values)?;
         session.observer.on(&Event::Validated { step: self.progress.step, values });
         if self.progress.best_score.is_none_or(|best| score > best) {
-            self.progress.best_score = Some(score);
+            let before = self.progress.best_score.replace(score);
             self.progress.without_gain = 0;
-            self.save("best")?;
+            if !self.save_if_possible("best")? {
+                // `best/` still holds the weights of the score before
+                self.progress.best_score = before;
+            }
         } else {
             self.progress.without_gain += 1;
         }
@@ -373,6 +378,21 @@ impl<'a, T: Task> Engine<'a, T> {
     fn save_is_due(&self) -> bool {
         let every = self.session.config.checkpoint_every_steps;
         every > 0 && self.progress.step.is_multiple_of(every)
+    }
+
+    /// As [`Self::save`]; a full disk is a warning, and training continues. Returns `true` if it was saved.
+    fn save_if_possible(&mut self, name: &'static str) -> Result<bool> {
+        match self.save(name) {
+            Err(error @ Error::Io { .. }) if error.is_disk_full() => {
+                let text = format!(
+                    "no room on the disk for the checkpoint `{name}/` ({error}); training continues, {}: free some space",
+                    self.last_checkpoint()
+                );
+                self.session.observer.on(&Event::Warning(text));
+                Ok(false)
+            }
+            outcome => outcome.map(|()| true),
+        }
     }
 
     fn save(&mut self, name: &'static str) -> Result<()> {

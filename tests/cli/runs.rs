@@ -78,10 +78,20 @@ fn step_of(checkpoint: &Path) -> u64 {
 
 #[test]
 fn ctrl_c_saves_a_checkpoint_and_the_run_can_be_resumed() {
-    let out = path("interrupted");
+    saves_on(libc::SIGINT, "interrupted");
+}
+
+#[test]
+fn signals_of_batch_systems_save_a_checkpoint_and_the_run_can_be_resumed() {
+    saves_on(libc::SIGTERM, "terminated");
+    saves_on(libc::SIGUSR1, "out-of-time");
+}
+
+fn saves_on(number: i32, name: &str) {
+    let out = path(name);
     let sets = ["train.epochs=1000", "train.checkpoint_every_steps=0", "train.validate_every_epochs=0"];
     let child = start_until(&mut train(phantoms(), &out, &sets), "step", 3);
-    signal(&child, libc::SIGINT);
+    signal(&child, number);
     let output = child.wait_with_output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(130), "{said}");
