@@ -149,7 +149,7 @@ fn private_bytes_of_a_small_run() -> u64 {
     let mut command = train(phantoms(), &out, &["train.epochs=1000", "train.validate_every_epochs=0"]);
     let mut child = command.arg("--no-plan").stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     let started = Instant::now();
-    while !out.join("last/trainer.json").exists() && started.elapsed() < Duration::from_secs(120) {
+    while !out.join("last/trainer.json").exists() && started.elapsed() < Duration::from_mins(2) {
         std::thread::sleep(Duration::from_millis(20));
     }
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
