@@ -110,9 +110,9 @@ mod tests {
     fn changed(key: &str) -> RunConfig {
         let mut table = Table::try_from(RunConfig::default()).unwrap();
         let value = value_at(&table, key).cloned();
-        let word = WORDS.iter().find(|(known, _)| *known == key).map(|(_, word)| (*word).to_owned());
+        let word = WORDS.iter().find(|(known, _)| *known == key).map(|(_, word)| *word);
         let other = match (word, value) {
-            (Some(word), _) => word.parse::<bool>().map_or(Value::String(word), Value::Boolean),
+            (Some(word), _) => crate::setting::table::parse_value(word),
             (None, Some(Value::Boolean(value))) => Value::Boolean(!value),
             (None, Some(Value::Integer(value))) => Value::Integer(value + 16),
             (None, Some(Value::Float(value))) => Value::Float(value / 2.0 + 0.125),
