@@ -48,7 +48,7 @@ pub fn verify(folder: &Path) -> Result<()> {
     if has(DESCRIPTION)? || has(CHECKSUMS)? { verify_folder(folder) } else { Ok(()) }
 }
 
-/// Checks what a checkpoint folder says about its model. `path` is the file that says it.
+/// Checks the description of the model in a checkpoint folder. `path` is the file that it was read from.
 ///
 /// # Errors
 /// [`Error::Weights`] for another format, sizes that are impossible or contradict each other, and another number of

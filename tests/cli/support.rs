@@ -166,20 +166,8 @@ pub(crate) fn tree(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 
 /// All files below `folder` that end in `.safetensors`, with their bytes, by name.
 pub(crate) fn weights(folder: &Path) -> Vec<(String, Vec<u8>)> {
-    let mut found = Vec::new();
-    let mut left = vec![folder.to_owned()];
-    while let Some(next) = left.pop() {
-        for entry in fs::read_dir(next).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                left.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "safetensors") {
-                let name = path.strip_prefix(folder).unwrap().display().to_string();
-                found.push((name, fs::read(path).unwrap()));
-            }
-        }
-    }
-    found.sort();
+    let is_weights = |name: &str| Path::new(name).extension().is_some_and(|extension| extension == "safetensors");
+    let found: Vec<_> = tree(folder).into_iter().filter(|(name, _)| is_weights(name)).collect();
     assert!(found.len() > 3, "no checkpoint in {}", folder.display());
     found
 }
