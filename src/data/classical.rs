@@ -382,8 +382,9 @@ mod tests {
     }
 
     #[test]
-    fn texts_of_real_rows_match_the_warped_masks() {
-        let Some(folder) = shared("data/real") else { return };
+    #[ignore = "needs shared data"]
+    fn shared_data_texts_of_real_rows_match_the_warped_masks() {
+        let folder = shared("data/real");
         let manifest = Manifest::open(&folder, None).unwrap();
         let (mut moved, mut warped) = (0, 0);
         for (index, row) in manifest.rows.iter().enumerate().step_by(STEP) {

@@ -1,6 +1,5 @@
 //! Small data roots and rows for tests.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use ::image::{GrayImage, Luma, Rgb, RgbImage};
@@ -66,14 +65,11 @@ pub(crate) fn row(question: &str, answer: &str, position: Option<&str>) -> Row {
     }
 }
 
-/// A path in the shared folder next to the checkout, or a note on standard error that the test is skipped.
-pub(crate) fn shared(name: &str) -> Option<PathBuf> {
-    let base = std::env::var_os("PRSMED_SHARED")
+/// A path of the folder that PRSMED_SHARED names (default: `shared` next to the checkout).
+pub(crate) fn shared(name: &str) -> PathBuf {
+    let root = std::env::var_os("PRSMED_SHARED")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
-    let path = base.join(name);
-    if path.exists() {
-        return Some(path);
-    }
-    let _ = writeln!(std::io::stderr(), "skipped: `{}` does not exist (set PRSMED_SHARED)", path.display());
-    None
+    let path = root.join(name);
+    assert!(path.exists(), "`{}` does not exist (set PRSMED_SHARED)", path.display());
+    path
 }

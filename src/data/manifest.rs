@@ -503,8 +503,9 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_data_set_needs_skip_bad() {
-        let Some(folder) = shared("reference/oracle/preprocess/dataset") else { return };
+    #[ignore = "needs shared data"]
+    fn shared_data_the_reference_data_set_needs_skip_bad() {
+        let folder = shared("reference/oracle/preprocess/dataset");
         let (data, csvs) = (folder.join("data"), folder.join("annotation"));
         let error = Manifest::open(&data, Some(&csvs)).expect_err("an empty cell");
         assert!(error.to_string().contains("a.csv:5: column `position` is empty (the first of 2 bad rows)"), "{error}");

@@ -1,10 +1,9 @@
 //! Tests of `position.rs`, the last one on the real data set.
 
-use std::path::PathBuf;
-
 use image::{GrayImage, Luma};
 
 use super::*;
+use crate::data::fixture::shared;
 use crate::location::first_location;
 
 fn mask(width: u32, height: u32, boxes: &[(u32, u32, u32, u32)]) -> GrayImage {
@@ -59,17 +58,9 @@ fn a_component_that_covers_the_centre_gets_the_suffix() {
 }
 
 #[test]
-fn labels_of_the_real_data_set_match_masks_and_answers() {
-    let shared = std::env::var_os("PRSMED_SHARED")
-        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
-    let root = shared.join("data/real");
-    if !root.is_dir() {
-        #[expect(clippy::print_stderr, reason = "a skipped test must be visible")]
-        {
-            eprintln!("skipped: no data/real below {}", shared.display());
-        }
-        return;
-    }
+#[ignore = "needs shared data"]
+fn shared_data_labels_match_masks_and_answers() {
+    let root = shared("data/real");
     let (mut rows, mut wrong_masks, mut wrong_answers) = (0, Vec::new(), Vec::new());
     for file in std::fs::read_dir(root.join("annotations")).unwrap() {
         let mut csv = csv::Reader::from_path(file.unwrap().path()).unwrap();

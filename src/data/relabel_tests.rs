@@ -218,8 +218,9 @@ fn moved(mask: &GrayImage) -> GrayImage {
 type Move = fn(&GrayImage) -> GrayImage;
 
 #[test]
-fn rows_of_the_real_data_set_are_relabelled_for_transformed_masks() {
-    let Some(folder) = shared("data/real") else { return };
+#[ignore = "needs shared data"]
+fn shared_data_rows_of_the_real_data_set_are_relabelled_for_transformed_masks() {
+    let folder = shared("data/real");
     let manifest = Manifest::open(&folder, None).unwrap();
     let moves: [(&str, Move); 5] = [
         ("same", Clone::clone),

@@ -205,8 +205,9 @@ mod tests {
     }
 
     #[test]
-    fn no_image_of_the_real_data_set_is_in_two_splits() {
-        let Some(folder) = shared("data/real") else { return };
+    #[ignore = "needs shared data"]
+    fn shared_data_no_image_of_the_real_data_set_is_in_two_splits() {
+        let folder = shared("data/real");
         let mut manifest = Manifest::open(&folder, None).expect("good");
         assert_eq!((manifest.rows.len(), manifest.modalities.len()), (360, 9));
         let train = manifest.rows_of(Split::Train).len();

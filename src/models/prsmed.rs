@@ -277,3 +277,19 @@ impl PrsMed {
         xs.to_device(self.options.device).to_kind(self.options.compute)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn black_and_white_have_the_values_of_torchvision_after_normalisation() {
+        // torchvision 0.26: Normalize(mean, std) of 0.0 and of 1.0, by channel
+        let expected = [[-2.117_904, 2.248_908], [-2.035_714, 2.428_571], [-1.804_444, 2.64]];
+        for ((mean, std), expected) in PIXEL_MEAN.into_iter().zip(PIXEL_STD).zip(expected) {
+            for (pixel, expected) in [0.0_f32, 1.0].into_iter().zip(expected) {
+                assert!(((pixel - mean) / std - expected).abs() < 1e-5, "{pixel}");
+            }
+        }
+    }
+}

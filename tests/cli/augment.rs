@@ -219,8 +219,9 @@ fn one_of_each_class(annotations: &Path) -> PathBuf {
 }
 
 #[test]
-fn lesions_of_real_images_are_preserved() {
-    let Some(real) = shared("data/real") else { return };
+#[ignore = "needs shared data"]
+fn shared_data_lesions_of_real_images_are_preserved() {
+    let real = shared("data/real");
     let few = one_of_each_class(&real.join("annotations"));
     let masks = masks_of(&real, Some(&few));
     assert!(masks.keys().any(|file| file.to_string_lossy().contains("ISIC_")), "{masks:?}");

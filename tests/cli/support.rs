@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -81,16 +80,13 @@ pub(crate) fn error_text(ran: &Ran) -> String {
     ran.stderr[start..].replace(home().to_str().unwrap(), "~").trim_end().to_owned()
 }
 
-/// A file of the shared folder, if it exists; else prints that the test is skipped.
-pub(crate) fn shared(name: &str) -> Option<PathBuf> {
-    let base = std::env::var_os("PRSMED_SHARED")
+/// A path of the folder that PRSMED_SHARED names (default: `shared` next to the checkout).
+pub(crate) fn shared(name: &str) -> PathBuf {
+    let root = std::env::var_os("PRSMED_SHARED")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
-    let path = base.join(name);
-    if path.exists() {
-        return Some(path);
-    }
-    let _ = writeln!(std::io::stderr(), "skipped: `{}` is not there (set PRSMED_SHARED)", path.display());
-    None
+    let path = root.join(name);
+    assert!(path.exists(), "`{}` does not exist (set PRSMED_SHARED)", path.display());
+    path
 }
 
 /// A data root of 16 small phantoms. Tests share it and must not change it.
@@ -133,7 +129,7 @@ pub(crate) fn copy(from: &Path, name: &str) -> PathBuf {
     to
 }
 
-fn copy_into(from: &Path, to: &Path) {
+pub(crate) fn copy_into(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();

@@ -3,20 +3,12 @@ use std::fs;
 use super::*;
 use crate::tensor::weights::Archive;
 
-fn shared(name: &str) -> Option<PathBuf> {
+fn shared(name: &str) -> PathBuf {
     let root = std::env::var_os("PRSMED_SHARED")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
     let path = root.join("reference/oracle").join(name);
-    if path.exists() {
-        return Some(path);
-    }
-    skipped(&format!("{} is absent", path.display()));
-    None
-}
-
-#[expect(clippy::print_stderr, reason = "a skipped test must be visible")]
-fn skipped(why: &str) {
-    eprintln!("skipped: {why}");
+    assert!(path.exists(), "`{}` does not exist (set PRSMED_SHARED)", path.display());
+    path
 }
 
 const BASE: &str = "base/llava-med-v1.5-mistral-7b";
@@ -47,8 +39,9 @@ const TEXTS: [&str; 22] = [
 ];
 
 #[test]
-fn the_converted_model_equals_the_fast_tokenizer() {
-    let Some(base) = shared(BASE) else { return };
+#[ignore = "needs shared data"]
+fn shared_data_the_converted_model_equals_the_fast_tokenizer() {
+    let base = shared(BASE);
     let fast = TextTokenizer::open(&base).unwrap();
     let temp = tempfile::tempdir().unwrap();
     fs::copy(base.join("tokenizer.model"), temp.path().join("tokenizer.model")).unwrap();
@@ -68,8 +61,9 @@ fn the_converted_model_equals_the_fast_tokenizer() {
 }
 
 #[test]
-fn prompts_have_the_published_ids() {
-    let Some(base) = shared(BASE) else { return };
+#[ignore = "needs shared data"]
+fn shared_data_prompts_have_the_published_ids() {
+    let base = shared(BASE);
     let tok = TextTokenizer::open(&base).unwrap();
     let prompt = training_prompt(&tok, "Where is it?", "Left.", false).unwrap();
     assert_eq!(prompt.ids[..7], [1, IMAGE_TOKEN, 28705, 13, 27332, 1247, 28747]);
@@ -87,8 +81,9 @@ fn prompts_have_the_published_ids() {
 }
 
 #[test]
-fn the_reference_data_set_has_the_reference_ids() {
-    let (Some(base), Some(folder)) = (shared(BASE), shared("preprocess")) else { return };
+#[ignore = "needs shared data"]
+fn shared_data_the_reference_data_set_has_the_reference_ids() {
+    let (base, folder) = (shared(BASE), shared("preprocess"));
     let tok = TextTokenizer::open(&base).unwrap();
     let expected = Archive::open(&folder.join("expected.safetensors")).unwrap();
     let ids = |name: &str| -> Vec<i64> { Vec::try_from(expected.read(name).unwrap().view(-1)).unwrap() };
@@ -164,11 +159,9 @@ fn a_saved_tokenizer_can_be_opened() {
 }
 
 #[test]
+#[ignore = "needs scripts/setup --checks"]
 fn python_reads_a_saved_tokenizer_with_equal_results() {
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
-    if !python.exists() {
-        return skipped(".venv is absent");
-    }
     let (tok, temp) = (trained(), tempfile::tempdir().unwrap());
     tok.save(temp.path()).unwrap();
     let code = "import json, sys\nfrom transformers import AutoTokenizer\n\
@@ -182,9 +175,6 @@ fn python_reads_a_saved_tokenizer_with_equal_results() {
         .output()
         .unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
-    if error.contains("ModuleNotFoundError") {
-        return skipped("transformers is not installed in .venv");
-    }
     assert!(output.status.success(), "{error}");
     let ids: Vec<Vec<i64>> = serde_json::from_slice(&output.stdout).unwrap();
     let ours: Vec<Vec<i64>> = texts.iter().map(|text| tok.encode(text).unwrap()).collect();

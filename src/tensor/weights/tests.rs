@@ -8,20 +8,12 @@ fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/pth").join(name)
 }
 
-fn shared(name: &str) -> Option<PathBuf> {
+fn shared(name: &str) -> PathBuf {
     let root = std::env::var_os("PRSMED_SHARED")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
     let path = root.join(name);
-    if path.exists() {
-        return Some(path);
-    }
-    skipped(&format!("{} is absent", path.display()));
-    None
-}
-
-#[expect(clippy::print_stderr, reason = "a skipped test must be visible")]
-fn skipped(why: &str) {
-    eprintln!("skipped: {why}");
+    assert!(path.exists(), "`{}` does not exist (set PRSMED_SHARED)", path.display());
+    path
 }
 
 fn values(tensor: &Tensor) -> Vec<f64> {
@@ -357,8 +349,9 @@ fn a_load_report_lists_every_kind_of_mismatch() {
 }
 
 #[test]
-fn the_reference_run_folder_is_read() {
-    let Some(run) = shared("reference/oracle/run") else { return };
+#[ignore = "needs shared data"]
+fn shared_data_the_reference_run_folder_is_read() {
+    let run = shared("reference/oracle/run");
     let counts = [("image_encoder.pth", 741), ("mask_decoder.pth", 70), ("cls.pth", 2)];
     for (name, count) in counts {
         assert_eq!(Archive::open(&run.join(name)).unwrap().names().len(), count, "{name}");
@@ -379,8 +372,9 @@ fn the_reference_run_folder_is_read() {
 }
 
 #[test]
-fn the_reference_shards_are_read() {
-    let Some(base) = shared("reference/oracle/base") else { return };
+#[ignore = "needs shared data"]
+fn shared_data_the_reference_shards_are_read() {
+    let base = shared("reference/oracle/base");
     let archive = Archive::open(&base.join("llava-med-v1.5-mistral-7b")).unwrap();
     assert_eq!(archive.info("lm_head.weight").unwrap().kind, Kind::BFloat16);
     for name in archive.names() {
@@ -395,11 +389,9 @@ fn the_reference_shards_are_read() {
 }
 
 #[test]
+#[ignore = "needs scripts/setup --checks"]
 fn python_reads_the_written_files() {
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
-    if !python.exists() {
-        return skipped(".venv is absent");
-    }
     let temp = tempfile::tempdir().unwrap();
     let file = temp.path().join("x.safetensors");
     let wide = Tensor::from_slice(&[1.5_f32, -2.0, 3.0, 4.0]).view([2, 2]);
@@ -410,9 +402,6 @@ fn python_reads_the_written_files() {
                 print(f.metadata(), [(k, str(t.dtype), t.tolist()) for k, t in ts])";
     let output = std::process::Command::new(python).args(["-c", code]).arg(&file).output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
-    if error.contains("ModuleNotFoundError") {
-        return skipped("safetensors is not installed in .venv");
-    }
     assert_eq!(
         String::from_utf8_lossy(&output.stdout).trim(),
         "{'format': 'pt'} [('flag', 'torch.bool', [[True, False], [True, True]]), \
