@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,20 +17,18 @@ use prsmed::data::labels::Labels;
 use prsmed::data::loader::{Loader, LoaderOptions, Source, TextEncoder, single_rows};
 use prsmed::data::manifest::{Manifest, OpenOptions, REFERENCE_CLASSES, Row, Split};
 use prsmed::data::sample::Pixels;
+use prsmed::data::unreadable::Unreadable;
 use prsmed::models::clip;
 use prsmed::tensor::{Device, Kind, Tensor};
 use prsmed::{Error, Result};
 use safetensors::SafeTensors;
 
-fn shared(name: &str) -> Option<PathBuf> {
-    let base = std::env::var_os("PRSMED_SHARED")
+fn shared(name: &str) -> PathBuf {
+    let root = std::env::var_os("PRSMED_SHARED")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared"), PathBuf::from);
-    let path = base.join(name);
-    if path.exists() {
-        return Some(path);
-    }
-    let _ = writeln!(std::io::stderr(), "skipped: `{}` does not exist (set PRSMED_SHARED)", path.display());
-    None
+    let path = root.join(name);
+    assert!(path.exists(), "`{}` does not exist (set PRSMED_SHARED)", path.display());
+    path
 }
 
 /// Differences between computed and recorded pixels, in units of 1/255.
@@ -101,8 +98,9 @@ fn normalisation_on_the_device_equals_normalisation_in_rust() {
 }
 
 #[test]
-fn preprocessing_equals_tensors_recorded_from_the_original_code() {
-    let Some(folder) = shared("reference/oracle/preprocess") else { return };
+#[ignore = "needs shared data"]
+fn shared_data_preprocessing_equals_tensors_recorded_from_the_original_code() {
+    let folder = shared("reference/oracle/preprocess");
     let bytes = std::fs::read(folder.join("expected.safetensors")).expect("read");
     let expected = SafeTensors::deserialize(&bytes).expect("safetensors");
     let data = folder.join("dataset/data");
@@ -481,8 +479,9 @@ fn text_lengths_are_those_of_the_encoder() {
 }
 
 #[test]
-fn the_real_data_set_loads_completely() {
-    let Some(folder) = shared("data/real") else { return };
+#[ignore = "needs shared data"]
+fn shared_data_the_real_data_set_loads_completely() {
+    let folder = shared("data/real");
     let (source, _) = source(&folder, Bytes::default());
     let rows = source.manifest().rows_of(Split::Test);
     assert!(rows.len() > 50, "{} test rows", rows.len());
@@ -498,4 +497,48 @@ fn the_real_data_set_loads_completely() {
     }
     loaded.sort_unstable();
     assert_eq!(loaded, rows);
+}
+
+#[test]
+fn samples_that_become_unreadable_are_skipped_named_and_limited() {
+    let load = |root: &Path, limit, by_image| {
+        let unreadable = Arc::new(Unreadable::new(limit));
+        let (source, _) = source(root, Bytes::default());
+        let source = Arc::new(source.skipping(Arc::clone(&unreadable)));
+        // three questions about each of four images; the files change after the rows were read
+        std::fs::remove_file(root.join("ct/train_images/1.png")).expect("removed");
+        std::fs::write(root.join("ct/train_masks/2.png"), b"not an image").expect("written");
+        let batches = if by_image {
+            (0..4).map(|image| vec![(3 * image..3 * image + 3).collect()]).collect()
+        } else {
+            single_rows(prsmed::data::length_sampler::plain_batches(&(0..12).collect::<Vec<_>>(), 2))
+        };
+        let mut loader = Loader::start(source, batches, LoaderOptions { by_image, ..OPTIONS }).expect("started");
+        let mut rows = Vec::new();
+        while let Some(batch) = loader.next_or_skipped() {
+            rows.push(batch.map(|batch| batch.map_or_else(Vec::new, |batch| batch.rows)));
+        }
+        (rows, unreadable)
+    };
+    for by_image in [false, true] {
+        let root = images(4);
+        let (rows, unreadable) = load(root.path(), 6, by_image);
+        let rows: Vec<Vec<usize>> = rows.into_iter().map(|batch| batch.expect("six rows may be skipped")).collect();
+        let expected: Vec<Vec<usize>> = if by_image {
+            vec![vec![0, 1, 2], vec![], vec![], vec![9, 10, 11]]
+        } else {
+            vec![vec![0, 1], vec![2], vec![], vec![], vec![9], vec![10, 11]]
+        };
+        assert_eq!(rows, expected);
+        let mut messages = unreadable.take_messages();
+        messages.sort();
+        assert_eq!((messages.len(), unreadable.count()), (6, 6), "{messages:?}");
+        assert!(messages[0].contains("ct.csv:10: ") && messages[0].contains("2.png: is not a PNG"), "{messages:?}");
+        assert!(messages[1].contains("ct.csv:5: ") && messages[1].contains("1.png"), "{messages:?}");
+
+        let root = images(4);
+        let (rows, _) = load(root.path(), 5, by_image);
+        let error = rows.into_iter().find_map(std::result::Result::err).expect("one too many").to_string();
+        assert!(error.contains("5 samples were skipped before"), "{error}");
+    }
 }

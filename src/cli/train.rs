@@ -14,12 +14,12 @@ use crate::plan::dry_run::Job;
 use crate::plan::report::{Machine, Plan};
 use crate::segment::task::{SCORE, SegmentTask};
 use crate::segment::training::checkpoint_in;
-use crate::segment::{Training, needs};
+use crate::segment::{Run, Training, needs};
 use crate::tensor::{self, Device, ledger, memory};
 use crate::trainer::Switch;
 use crate::trainer::graph::settling_steps;
 use crate::units::Bytes;
-use crate::{Error, Result, trainer};
+use crate::{Error, Result};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -139,7 +139,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let has_room = plan.as_ref().is_some_and(Plan::has_room_for_graphs);
     let run = prepared.with_profile(profile.as_ref()).with_room_for_graphs(has_room).run(&observer)?;
     let profile = profile.as_ref().map(|profile| profile.out.as_path());
-    print_result(&run.outcome, plan.as_ref(), profile, args, context)
+    print_result(&run, plan.as_ref(), profile, args, context)
 }
 
 /// Limits tensor memory; call before the first tensor on a GPU.
@@ -150,21 +150,25 @@ fn limit_memory(limit: Bytes, machine: &Machine) -> Result<()> {
 
 /// Prints the result of the run.
 fn print_result(
-    outcome: &trainer::Outcome,
+    run: &Run,
     planned: Option<&Plan>,
     profile: Option<&Path>,
     args: &Args,
     context: &Context,
 ) -> anyhow::Result<Outcome> {
+    let (outcome, num_skipped) = (&run.outcome, run.task.num_skipped());
     let peak = memory::overall_peak(tensor::default_device());
     let images_per_s = outcome.samples_now as f64 / outcome.train_seconds.max(1e-9);
     let waited = outcome.data_wait_seconds / outcome.train_seconds.max(1e-9) * 100.0;
     let smaller = outcome
         .reduced_micro_batch
         .map_or_else(String::new, |most| format!(", micro-batches of {most} after memory ran out with larger ones"));
+    let count = |number: u64, what: &str| if number == 0 { String::new() } else { format!(", {what}: {number}") };
+    let skipped = count(outcome.skipped_steps, "steps skipped because of NaN or infinity")
+        + &count(num_skipped as u64, "samples skipped because their files cannot be read");
     context.output.line(format!(
-        "trained {} steps at {images_per_s:.2} images/s, data wait {waited:.0} %, peak of tensors {}{smaller}; best \
-         score {}\nrun folder: {}",
+        "trained {} steps at {images_per_s:.2} images/s, data wait {waited:.0} %, peak of tensors {}{smaller}{skipped}; \
+         best score {}\nrun folder: {}",
         outcome.steps,
         peak,
         outcome.best_score.map_or_else(|| "not measured".to_owned(), |score| format!("{score:.4} ({SCORE})")),
@@ -178,6 +182,8 @@ fn print_result(
         "best_score": outcome.best_score,
         "stopped_early": outcome.stopped_early,
         "reduced_micro_batch": outcome.reduced_micro_batch,
+        "skipped_steps": outcome.skipped_steps,
+        "skipped_samples": num_skipped,
         "images_per_s": images_per_s,
         "train_seconds": outcome.train_seconds,
         "data_wait_seconds": outcome.data_wait_seconds,

@@ -17,11 +17,13 @@ use rayon::prelude::*;
 
 use super::batch::{Batch, Collated};
 use super::classical::{self, Augment};
+use super::decode;
 use super::features::{self, FeatureShape, Features, Seen};
 use super::flip_rotate::{self, Transform};
 use super::image::PixelConfig;
 use super::manifest::{Manifest, Row};
 use super::sample::{Pixels, Sample, at_row, decoded, mask_of};
+use super::unreadable::Unreadable;
 use crate::error::{Error, Result};
 use crate::panics;
 
@@ -49,6 +51,8 @@ pub struct Source {
     seed: u64,
     cache: Option<Cache>,
     vision: Option<Vision>,
+    /// Rows that are skipped because their files cannot be read; `None` makes such a row an error.
+    unreadable: Option<Arc<Unreadable>>,
     /// For each row the first row with the same image and mask.
     pairs: Vec<usize>,
     /// For each row the first row with the same image.
@@ -72,7 +76,9 @@ impl Source {
         let pairs =
             rows().map(|(index, row)| *first_pair.entry((&row.image_path, &row.mask_path)).or_insert(index)).collect();
         let images = rows().map(|(index, row)| *first_image.entry(&row.image_path).or_insert(index)).collect();
-        Self { manifest, encoder, config, augment: Augment::None, seed: 0, cache: None, vision: None, pairs, images }
+        let augment = Augment::None;
+        let (cache, vision, unreadable) = (None, None, None);
+        Self { manifest, encoder, config, augment, seed: 0, cache, vision, unreadable, pairs, images }
     }
 
     /// Adds augmentation, new in every epoch. Its random numbers depend on `seed`, epoch and row (or image).
@@ -94,6 +100,14 @@ impl Source {
     #[must_use]
     pub fn with_features(mut self, features: Arc<Features>) -> Self {
         self.vision = Some(Vision { features, keys: Mutex::default() });
+        self
+    }
+
+    /// Lets loaders skip rows whose image or mask cannot be read, up to the limit of `unreadable`. Without it, such a
+    /// row is an error.
+    #[must_use]
+    pub fn skipping(mut self, unreadable: Arc<Unreadable>) -> Self {
+        self.unreadable = Some(unreadable);
         self
     }
 
@@ -158,6 +172,29 @@ impl Source {
     pub fn group(&self, indices: &[usize], epoch: u64) -> Result<Vec<Sample>> {
         let key = indices.first().and_then(|&index| self.images.get(index)).copied().unwrap_or(0);
         self.samples(indices, key as u64, epoch)
+    }
+
+    /// The samples of rows of one image, without the rows that are skipped.
+    fn usable(&self, rows: &[usize], options: LoaderOptions) -> Result<Vec<Sample>> {
+        let make = |rows: &[usize]| match rows {
+            [row] if !options.by_image => self.sample(*row, options.epoch).map(|sample| vec![sample]),
+            rows => self.group(rows, options.epoch),
+        };
+        let (error, unreadable) = match (make(rows), &self.unreadable) {
+            (Err(error @ (Error::Data { .. } | Error::Io { .. })), Some(unreadable)) => (error, unreadable),
+            (outcome, _) => return outcome,
+        };
+        let mut readable = Vec::new();
+        for &index in rows {
+            let Some(row) = self.manifest.rows.get(index) else { return Err(error) };
+            let files = decode::image(&row.image_path).and_then(|_| decode::stored_mask(&row.mask_path));
+            match files {
+                Ok(_) => readable.push(index),
+                Err(cause) => unreadable.add(index, at_row(row, &cause))?,
+            }
+        }
+        // files that do not fit together are an error of the data set: it fails again
+        if readable.is_empty() { Ok(Vec::new()) } else { make(&readable) }
     }
 
     /// `key` selects the random numbers of augmentation.
@@ -316,15 +353,17 @@ pub struct LoaderOptions {
     pub by_image: bool,
 }
 
-type Slot = Receiver<Result<Collated>>;
+/// `None`: every row of the batch was skipped.
+type Loaded = Result<Option<Collated>>;
+type Slot = Receiver<Loaded>;
 
-/// Iterator over the batches of a list, in order. Ends after the first error.
+/// Iterator over the batches of a list, in order, without those whose rows were all skipped. Ends after the first error.
 pub struct Loader {
     queue: Option<Receiver<Slot>>,
     /// Channel of the next batch, if it was taken from the queue before the batch was ready.
     slot: Option<Slot>,
     /// Batches received before [`Iterator::next`] asked for them.
-    arrived: VecDeque<Result<Collated>>,
+    arrived: VecDeque<Loaded>,
     feeder: Option<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
     waited: Duration,
@@ -380,7 +419,7 @@ impl Loader {
     }
 
     /// The next batch; waits for it.
-    fn take_next(&mut self) -> Result<Collated> {
+    fn take_next(&mut self) -> Loaded {
         if let Some(result) = self.arrived.pop_front() {
             return result;
         }
@@ -443,27 +482,35 @@ fn feed(
 }
 
 /// `None` when the loader was dropped meanwhile.
-fn collate(
-    source: &Source,
-    groups: &[Vec<usize>],
-    options: LoaderOptions,
-    stop: &AtomicBool,
-) -> Option<Result<Collated>> {
-    let LoaderOptions { epoch, by_image, .. } = options;
-    let make = |group: &Vec<usize>| match group.as_slice() {
-        [row] if !by_image => source.sample(*row, epoch).map(|sample| vec![sample]),
-        rows => source.group(rows, epoch),
-    };
+fn collate(source: &Source, groups: &[Vec<usize>], options: LoaderOptions, stop: &AtomicBool) -> Option<Loaded> {
+    let make = |group: &Vec<usize>| source.usable(group, options);
     let samples: Vec<Option<Result<Vec<Sample>>>> =
         groups.par_iter().map(|group| (!stop.load(Ordering::Relaxed)).then(|| make(group))).collect();
     let samples: Option<Result<Vec<Vec<Sample>>>> = samples.into_iter().collect();
-    Some(samples?.and_then(|samples| Collated::new(&samples, source.config, source.feature_shape())))
+    Some(samples?.and_then(|mut samples| {
+        samples.retain(|group| !group.is_empty());
+        if samples.is_empty() && source.unreadable.is_some() {
+            return Ok(None);
+        }
+        Collated::new(&samples, source.config, source.feature_shape()).map(Some)
+    }))
 }
 
 impl Iterator for Loader {
     type Item = Result<Batch>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            if let Some(batch) = self.next_or_skipped()?.transpose() {
+                return Some(batch);
+            }
+        }
+    }
+}
+
+impl Loader {
+    /// The next batch of the list: `Ok(None)` if all of its rows were skipped. `None` at the end and after an error.
+    pub fn next_or_skipped(&mut self) -> Option<Result<Option<Batch>>> {
         if self.left == 0 {
             return None;
         }
@@ -474,7 +521,7 @@ impl Iterator for Loader {
         if result.is_err() {
             self.finish();
         }
-        Some(result.map(Collated::into_tensors))
+        Some(result.map(|batch| batch.map(Collated::into_tensors)))
     }
 }
 

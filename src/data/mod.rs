@@ -34,6 +34,7 @@ pub mod sheet;
 pub mod split;
 pub mod templates;
 pub mod text;
+pub mod unreadable;
 
 mod random;
 

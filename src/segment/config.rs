@@ -127,6 +127,9 @@ settings! {
         /// cannot be updated safely, the image is not flipped, rotated or deformed.
         augment: Augment = Augment::None, results(Changes), resume(Warn),
             memory("host: `flip_rotate` keeps images for training and validation in separate caches");
+        /// Training and validation rows that may be skipped because their image or mask became unreadable during the run;
+        /// one more ends it. 0 = the first one ends it.
+        max_bad_samples: usize = 10, results(Same), resume(Free);
         /// Labels of masks that are foreground, for example `1,3`; all other values are background. Empty: each mask has
         /// one label, and a mask with several labels is an error.
         labels: Labels = Labels::NONE, results(Changes), resume(Fixed);

@@ -194,6 +194,7 @@ impl SegmentDryRun {
             sam_image: blank([b, 3, side, side], Kind::Uint8, device),
             mask: blank([q, 1, side, side], Kind::Uint8, device),
             class_label: Tensor::zeros([q], (Kind::Int64, device)),
+            rows: Vec::new(),
         }
     }
 

@@ -26,11 +26,11 @@ impl<F: Fn(Batch) -> Inputs> Prefetcher<F> {
         Self { loader, counts: counts.into(), inputs, device, next: None }
     }
 
-    /// The next `count` micro-batches. On a GPU their asynchronous copy has started.
+    /// The next `count` micro-batches, without those whose rows were all skipped. On a GPU their asynchronous copy has started.
     fn load(&mut self, count: usize) -> (Result<Vec<Inputs>>, Option<AsyncCopy>) {
         let _category = ledger::enter(ledger::Category::Inputs);
         let mut copy = AsyncCopy::to(self.device);
-        let batches = self.loader.by_ref().take(count);
+        let batches = std::iter::from_fn(|| self.loader.next_or_skipped()).take(count).filter_map(Result::transpose);
         let step = batches.map(|batch| {
             let inputs = (self.inputs)(batch?);
             Ok(match &mut copy {

@@ -31,6 +31,8 @@ pub struct Inputs {
     pub mask: Tensor,
     /// `[q]` i64.
     pub class_label: Tensor,
+    /// Rows of the questions in the manifest; empty for batches that are not from a manifest.
+    pub rows: Vec<usize>,
 }
 
 impl Inputs {
@@ -48,6 +50,7 @@ impl Inputs {
             sam_image: batch.sam_image,
             mask: batch.mask,
             class_label: batch.class_label,
+            rows: batch.rows,
         }
     }
 
@@ -60,6 +63,7 @@ impl Inputs {
             sam_image: copy.send(&self.sam_image),
             mask: copy.send(&self.mask),
             class_label: copy.send(&self.class_label),
+            rows: self.rows,
         }
     }
 
@@ -87,6 +91,7 @@ impl Inputs {
             sam_image: of(&self.sam_image, &range),
             mask: of(&self.mask, &questions),
             class_label: of(&self.class_label, &questions),
+            rows: self.rows.get(questions).unwrap_or_default().to_vec(),
         }
     }
 
@@ -298,7 +303,10 @@ mod tests {
             sam_image: numbers(3),
             mask: numbers(6),
             class_label: Tensor::arange(6, (Kind::Int64, Device::Cpu)) + 10,
+            rows: (20..26).collect(),
         };
+        let rows: Vec<Vec<usize>> = inputs.split(2).into_iter().map(|part| part.rows).collect();
+        assert_eq!(rows, [vec![20, 21, 22], vec![23, 24, 25]]);
         let list = |tensor: &Tensor| Vec::<i64>::try_from(tensor.to_kind(Kind::Int64).reshape([-1])).unwrap();
         let targets = |most: usize| -> Vec<[Vec<i64>; 3]> {
             let parts = inputs.split(most);

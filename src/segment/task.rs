@@ -18,6 +18,7 @@ use crate::data::loader::{Loader, LoaderOptions, Source, TextEncoder, TextLength
 use crate::data::manifest::{Manifest, Row, Split};
 use crate::data::mixing_sampler::{Lengths, MixingSampler};
 use crate::data::text::{self, TextTokenizer};
+use crate::data::unreadable::Unreadable;
 use crate::event::{Event, Observer};
 use crate::metrics::segmentation::ImageScore;
 use crate::models::prsmed::{PrsMed, TOWER_PREFIX};
@@ -91,6 +92,7 @@ pub struct SegmentTask {
     identity: DataIdentity,
     /// Images of a validation batch.
     validated_at_once: Fitting,
+    unreadable: Arc<Unreadable>,
 }
 
 impl SegmentTask {
@@ -115,9 +117,11 @@ impl SegmentTask {
             max_tokens: model.max_text_tokens,
         });
         let feature_cache = feature_cache.map(Arc::new);
+        let unreadable = Arc::new(Unreadable::new(data.max_bad_samples));
         let source = || {
             let source = Source::new(Arc::clone(manifest), encoder.clone(), assembly.description.pixels)
-                .with_cache(data.cache_mib << 20);
+                .with_cache(data.cache_mib << 20)
+                .skipping(Arc::clone(&unreadable));
             match &feature_cache {
                 Some(cache) => source.with_features(Arc::clone(cache.features())),
                 None => source,
@@ -173,12 +177,18 @@ impl SegmentTask {
             resolved,
             identity: DataIdentity::of(manifest)?,
             validated_at_once,
+            unreadable,
         })
     }
 
     /// The longest texts of the training rows.
     pub fn longest(&self) -> Example {
         self.longest
+    }
+
+    /// Number of rows that were skipped because their files could not be read.
+    pub fn num_skipped(&self) -> usize {
+        self.unreadable.count()
     }
 
     /// True if vision features are cached.
@@ -298,6 +308,10 @@ impl Task for SegmentTask {
             observer.on(&Event::Advanced { done: sums.images });
         }
         observer.on(&Event::Finished);
+        if sums.images == 0 {
+            // no file could be read
+            return Ok(None);
+        }
         let mean = sums.means();
         let values = ["dice", "iou", "token_accuracy", "loss_text", "loss_mask"];
         Ok(Some(Validation {
@@ -306,8 +320,27 @@ impl Task for SegmentTask {
         }))
     }
 
-    fn note(&self) -> Option<String> {
-        self.feature_cache.as_ref()?.take_note()
+    fn take_events(&self) -> Vec<Event> {
+        let note = self.feature_cache.as_ref().and_then(|cache| cache.take_note());
+        let warnings = self.unreadable.take_messages().into_iter().map(Event::Warning);
+        note.map(Event::Note).into_iter().chain(warnings).collect()
+    }
+
+    fn suspects(&self, inputs: &Inputs, epoch: u64) -> Result<Vec<String>> {
+        let Assembly { model, description, .. } = &self.assembly;
+        let mut rows = Vec::new();
+        // one image at a time: NaN in one image's pass does not reach the others
+        for part in inputs.split(1) {
+            let of_part = part.batch_size();
+            let loss = no_grad(|| loss(model, &description.model, Pass::evaluation(), &part, of_part, epoch));
+            if !loss.total.double_value(&[]).is_finite() {
+                rows.extend(part.rows);
+            }
+        }
+        let rows = if rows.is_empty() { &inputs.rows } else { &rows };
+        let manifest = self.train.manifest();
+        let name = |row: &Row| format!("{}:{} ({})", row.csv.display(), row.line, row.image_path.display());
+        Ok(rows.iter().filter_map(|row| manifest.rows.get(*row)).map(name).collect())
     }
 
     fn save(&self, folder: &mut Staged) -> Result<()> {

@@ -38,6 +38,9 @@ settings! {
         epsilon: f64 = 1e-6, results(Changes), resume(Warn);
         /// Largest norm of all gradients together; larger gradients are scaled down. 0 = no clipping.
         clip_norm: f64 = 1.0, results(Changes), resume(Warn), range(0.0..);
+        /// Steps in a row that are skipped because their loss or gradients are NaN or infinite; one more ends the run. 0 =
+        /// the first one ends it. fp16 overflows that only lower the loss scale do not count.
+        max_skipped_steps: u64 = 2, results(Same), resume(Free);
         /// Seed of all random numbers.
         seed: u64 = 0, results(Changes), resume(Fixed);
         /// Dtype of frozen weights and of arithmetic. Trained weights are fp32. Loss scaling is used with fp16.

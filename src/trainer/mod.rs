@@ -16,6 +16,7 @@ pub mod records;
 pub mod recovery;
 pub mod run;
 pub mod schedule;
+mod skipped_steps;
 pub mod step;
 mod task;
 

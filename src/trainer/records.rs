@@ -1,10 +1,9 @@
 //! Log files of a run: `metrics.jsonl` (one JSON object a line) and a TensorBoard event file in the same folder.
 
 mod event_file;
+mod log_file;
 
-use std::fs::File;
-use std::io::{Seek, SeekFrom, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde_json::{Map, Value, json};
 
@@ -13,16 +12,18 @@ pub use event_file::EventFile;
 use crate::error::{Error, Result};
 use crate::event::StepReport;
 use crate::files;
+use log_file::LogFile;
 
 /// Name of the JSON lines file in a run folder.
 pub const METRICS_FILE: &str = "metrics.jsonl";
 
-/// Writes the log files of one run, without buffers in this process.
+/// Writes the log files of one run. Records are written at once; while the disk is full, they wait in memory.
 #[derive(Debug)]
 pub struct Records {
-    lines: File,
-    path: PathBuf,
+    lines: LogFile,
     events: EventFile,
+    is_full: bool,
+    warning: Option<String>,
 }
 
 impl Records {
@@ -39,9 +40,10 @@ impl Records {
         };
         // replaced as a whole, so that a crash here loses nothing
         files::write(&path, kept.as_bytes()).map_err(Error::io(&path, "write"))?;
-        let mut lines = files::open_to_change(&path).map_err(Error::io(&path, "write"))?;
-        lines.seek(SeekFrom::End(0)).map_err(Error::io(&path, "write"))?;
-        Ok(Self { lines, path, events: EventFile::create(folder, resumed_step.map(|step| step + 1))? })
+        let lines = files::open_to_change(&path).map_err(Error::io(&path, "write"))?;
+        let lines = LogFile::new(lines, path)?;
+        let events = EventFile::create(folder, resumed_step.map(|step| step + 1))?;
+        Ok(Self { lines, events, is_full: false, warning: None })
     }
 
     /// Writes one optimizer step.
@@ -49,7 +51,7 @@ impl Records {
     /// # Errors
     /// [`Error::Io`].
     pub fn step(&mut self, report: &StepReport) -> Result<()> {
-        self.line(&step_line(report))?;
+        let line = step_line(report);
         let mut scalars: Vec<(String, f64)> =
             report.losses.iter().map(|(name, value)| (format!("loss/{name}"), *value)).collect();
         scalars.extend([
@@ -59,7 +61,7 @@ impl Records {
             ("train/data_wait_share".into(), report.data_wait_share()),
             ("memory/allocated_peak_bytes".into(), as_f64(report.allocated_peak)),
         ]);
-        self.events.scalars(report.step, &scalars)
+        self.write(&line, report.step, &scalars)
     }
 
     /// Writes a validation after `step` optimizer steps.
@@ -67,22 +69,34 @@ impl Records {
     /// # Errors
     /// [`Error::Io`].
     pub fn validation(&mut self, step: u64, values: &[(String, f64)]) -> Result<()> {
-        self.line(&validation_line(step, values))?;
         let scalars: Vec<(String, f64)> = values.iter().map(|(name, value)| (format!("val/{name}"), *value)).collect();
-        self.events.scalars(step, &scalars)
+        self.write(&validation_line(step, values), step, &scalars)
     }
 
     /// Waits until all lines are on disk. A checkpoint is published only after the lines of its steps.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn sync(&self) -> Result<()> {
-        files::sync(&self.lines).map_err(Error::io(&self.path, "write"))
+    pub fn sync(&mut self) -> Result<()> {
+        self.events.flush()?;
+        self.lines.sync()
     }
 
-    fn line(&mut self, value: &Value) -> Result<()> {
-        // one write per line: after a crash at most the last line is partial
-        self.lines.write_all(format!("{value}\n").as_bytes()).map_err(Error::io(&self.path, "write"))
+    /// A warning that the disk is full, once each time it becomes full.
+    pub fn take_warning(&mut self) -> Option<String> {
+        self.warning.take()
+    }
+
+    fn write(&mut self, line: &Value, step: u64, scalars: &[(String, f64)]) -> Result<()> {
+        let has_line = self.lines.append(format!("{line}\n").as_bytes())?;
+        let is_full = !self.events.scalars(step, scalars)? || !has_line;
+        if is_full && !self.is_full {
+            let text = "no room on the disk for the log files; training continues, and their lines are written when \
+                        there is room: free some space";
+            self.warning = Some(text.to_owned());
+        }
+        self.is_full = is_full;
+        Ok(())
     }
 }
 
@@ -149,7 +163,8 @@ fn lines_until(path: &Path, step: u64) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::fs::{self, File};
+    use std::io::Write;
     use std::time::Duration;
 
     use super::*;

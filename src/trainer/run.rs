@@ -5,6 +5,7 @@ use super::data_wait::Waiting;
 use super::profile::{self, Hooks};
 use super::records::Records;
 use super::recovery::{self, Fitting};
+use super::skipped_steps::{self, SkippedSteps};
 use super::step::{Mark, StepInfo, StepResult, Stepper, Update};
 use super::{Switch, Task, TrainConfig, Validation, schedule};
 use crate::event::{Event, Observer, StepReport};
@@ -33,6 +34,8 @@ pub struct Outcome {
     pub train_seconds: f64,
     /// Seconds of these that steps waited for data.
     pub data_wait_seconds: f64,
+    /// Steps of this session that were skipped because their loss or gradients were not finite.
+    pub skipped_steps: u64,
     /// Micro-batch at the end of the run, if it was reduced because memory ran out.
     pub reduced_micro_batch: Option<usize>,
 }
@@ -70,6 +73,7 @@ struct Engine<'a, T: Task> {
     total_steps: u64,
     /// Samples that fit into a micro-batch.
     fitting: Fitting,
+    skipped: SkippedSteps,
     /// Steps of the checkpoint in `last/`.
     saved: Option<u64>,
 }
@@ -115,7 +119,8 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
     }
     session.observer.on(&Event::Finished);
     let (steps, best_score) = (engine.progress.step, engine.progress.best_score);
-    Ok(Outcome { steps, best_score, reduced_micro_batch: engine.fitting.reduced(), ..outcome })
+    let (reduced_micro_batch, skipped_steps) = (engine.fitting.reduced(), engine.skipped.total);
+    Ok(Outcome { steps, best_score, reduced_micro_batch, skipped_steps, ..outcome })
 }
 
 /// The result of `work` and its duration.
@@ -171,6 +176,7 @@ impl<'a, T: Task> Engine<'a, T> {
             kernels_reported: Vec::new(),
             total_steps,
             fitting: Fitting::new(config.micro_batch),
+            skipped: SkippedSteps::default(),
             saved: done,
             stepper,
         })
@@ -182,9 +188,9 @@ impl<'a, T: Task> Engine<'a, T> {
         let waited = self.data_wait.add(&report);
         let observer = self.session.observer;
         observer.on(&Event::Step(report));
-        for note in waited.into_iter().chain(self.task.note()) {
-            observer.on(&Event::Note(note));
-        }
+        waited.into_iter().for_each(|note| observer.on(&Event::Note(note)));
+        self.records.take_warning().into_iter().for_each(|warning| observer.on(&Event::Warning(warning)));
+        self.task.take_events().iter().for_each(|event| observer.on(event));
         Ok(())
     }
 
@@ -247,6 +253,9 @@ impl<'a, T: Task> Engine<'a, T> {
         rng::seed(rng::stream(config.seed, "step", &[step]).next_u64());
         self.profile.begin_step(step)?;
         let learning_rate = schedule::learning_rate(config, step, self.total_steps);
+        if batches.is_empty() {
+            return self.step_without_samples(epoch, learning_rate, start);
+        }
         let Self { stepper, profile, session, .. } = self;
         let result = stepper.step(batches, StepInfo { number: step + 1, epoch, learning_rate }, &mut |mark, params| {
             if mark == Mark::Gradients {
@@ -258,7 +267,7 @@ impl<'a, T: Task> Engine<'a, T> {
         stepper.graphs.take_notes().into_iter().for_each(|note| session.observer.on(&Event::Note(note)));
         let result = result?;
         self.report_kernels();
-        self.check(&result)?;
+        self.check(&result, batches, epoch)?;
         self.progress.step += 1;
         let Stepper { optimizer, ema, .. } = &self.stepper;
         let state = || [optimizer.state(), ema.as_ref().map_or_else(Vec::new, |ema| ema.state(optimizer.params()))];
@@ -279,6 +288,15 @@ impl<'a, T: Task> Engine<'a, T> {
         })
     }
 
+    /// A step whose samples were all skipped because their files cannot be read: it counts and changes nothing.
+    fn step_without_samples(&mut self, epoch: u64, learning_rate: f64, start: Instant) -> Result<StepReport> {
+        self.progress.step += 1;
+        let step = self.progress.step;
+        self.session.observer.on(&Event::Warning(format!("step {step}: no sample can be read, the weights stay")));
+        let (total_steps, elapsed) = (self.total_steps, start.elapsed());
+        Ok(StepReport { step, total_steps, epoch, learning_rate, elapsed, ..StepReport::default() })
+    }
+
     /// Reports which custom CUDA kernels the first steps chose.
     fn report_kernels(&mut self) {
         /// Steps after which new kernels are no longer reported.
@@ -295,25 +313,39 @@ impl<'a, T: Task> Engine<'a, T> {
         }
     }
 
-    /// Ends a run that has diverged, and notes an fp16 overflow.
-    fn check(&self, result: &StepResult) -> Result<()> {
-        let (step, norm) = (self.progress.step + 1, result.grad_norm);
+    /// Notes an fp16 overflow, warns of a step whose gradients are not finite, and ends a run that has diverged.
+    fn check(&mut self, result: &StepResult, batches: &[T::Batch], epoch: u64) -> Result<()> {
+        let (step, observer) = (self.progress.step + 1, self.session.observer);
         match result.update {
-            Update::Applied => Ok(()),
-            Update::Skipped => {
-                self.session.observer.on(&Event::Note(format!("step {step}: fp16 overflow, scale halved")));
-                Ok(())
-            }
+            Update::Applied => self.skipped.end_row(),
+            Update::Skipped => observer.on(&Event::Note(format!("step {step}: fp16 overflow, scale halved"))),
             Update::NotFinite => {
-                let parts: Vec<String> = result.losses.iter().map(|(name, value)| format!("{name} {value}")).collect();
-                let kept = if self.stepper.optimizer.is_partially_updated() {
-                    format!("some weights were already updated in this step, {}", self.last_checkpoint())
-                } else {
-                    "`last/` holds the state before this step".to_owned()
-                };
-                let reason = format!("step {step}: the gradient norm is {norm} ({}); {kept}", parts.join(", "));
-                Err(Error::Diverged { reason })
+                let what = skipped_steps::describe(self.task, step, result, batches, epoch);
+                self.skipped.add();
+                if let Some(why) = self.end_of_run() {
+                    return Err(Error::Diverged { reason: format!("{what}; {why}") });
+                }
+                observer.on(&Event::Warning(format!("{what}; the step is skipped, the weights stay")));
             }
+        }
+        Ok(())
+    }
+
+    /// Why the run ends after a step whose gradients are not finite; `None` if the step is skipped.
+    fn end_of_run(&mut self) -> Option<String> {
+        if self.stepper.optimizer.is_partially_updated() {
+            return Some(format!("some weights were already updated in this step, {}", self.last_checkpoint()));
+        }
+        if skipped_steps::has_bad_buffers(self.task) {
+            // such a state must not be saved
+            self.stepper.optimizer.mark_partial();
+            let what = "the running statistics of batch normalisation are no longer finite";
+            return Some(format!("{what}, {}", self.last_checkpoint()));
+        }
+        match self.skipped.in_a_row {
+            row if row <= self.session.config.max_skipped_steps => None,
+            1 => Some("`last/` holds the state before this step".to_owned()),
+            row => Some(format!("{row} steps in a row; `last/` holds the weights before them")),
         }
     }
 
@@ -407,7 +439,7 @@ impl<'a, T: Task> Engine<'a, T> {
         Ok(())
     }
 
-    fn write(&self, path: &Path) -> Result<()> {
+    fn write(&mut self, path: &Path) -> Result<()> {
         let _category = ledger::enter(ledger::Category::Workspace);
         self.records.sync()?;
         let mut folder = Staged::begin(path)?;

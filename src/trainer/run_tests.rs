@@ -3,19 +3,24 @@ use crate::tensor::{Device, Kind, Tensor};
 use crate::trainer::fixture::plain;
 use crate::trainer::{BatchSize, Batches, Loss, Parameter};
 use std::cell::Cell;
+use std::ops::RangeInclusive;
 use std::sync::Mutex;
 
-/// Two trained numbers. The second one's gradient is NaN in the step `poisoned`. More than `room` samples per
+/// Two trained numbers. The second one's gradient is NaN in the passes `poisoned`, from 1. More than `room` samples per
 /// micro-batch run out of memory.
 struct Toy {
     weights: [Tensor; 2],
-    poisoned: u64,
+    poisoned: RangeInclusive<u64>,
     room: usize,
     losses: Cell<u64>,
 }
 
 impl Toy {
     fn new(poisoned: u64, room: usize) -> Self {
+        Self::poisoned(poisoned..=poisoned, room)
+    }
+
+    fn poisoned(poisoned: RangeInclusive<u64>, room: usize) -> Self {
         let weights = [1.0, 2.0].map(|w: f64| Tensor::from(w).to_kind(Kind::Float).set_requires_grad(true));
         Self { weights, poisoned, room, losses: Cell::new(0) }
     }
@@ -53,11 +58,15 @@ impl Task for Toy {
         let bytes = if batch.len() > self.room { 1 << 50 } else { 8 };
         let _activations = Tensor::empty([bytes], (Kind::Uint8, Device::Cpu));
         self.losses.set(self.losses.get() + 1);
-        let factor = if self.losses.get() == self.poisoned { f64::NAN } else { 1.0 };
+        let factor = if self.poisoned.contains(&self.losses.get()) { f64::NAN } else { 1.0 };
         let noise = Tensor::rand([1], (Kind::Float, Device::Cpu)).sum(Kind::Float);
         let mean = batch.iter().sum::<f64>() / whole.samples;
         let total = (&self.weights[0] * mean).square() + (&self.weights[1] * noise).square() * factor;
         Ok(Loss { total, parts: Vec::new() })
+    }
+
+    fn suspects(&self, batch: &Vec<f64>, _epoch: u64) -> Result<Vec<String>> {
+        Ok(batch.iter().map(|number| format!("sample {number}")).collect())
     }
 
     fn split(&self, batch: &Vec<f64>, most: usize) -> Option<Vec<Vec<f64>>> {
@@ -89,13 +98,13 @@ struct Notes(Mutex<Vec<String>>);
 
 impl Observer for Notes {
     fn on(&self, event: &Event) {
-        if let Event::Note(text) = event {
+        if let Event::Note(text) | Event::Warning(text) = event {
             self.0.lock().unwrap().push(text.clone());
         }
     }
 }
 
-fn train(task: &Toy, config: &TrainConfig, folder: &Path) -> (Result<Outcome>, Vec<String>) {
+fn train<T: Task>(task: &T, config: &TrainConfig, folder: &Path) -> (Result<Outcome>, Vec<String>) {
     ledger::install();
     let _lock = rng::TEST_LOCK.lock();
     let notes = Notes::default();
@@ -117,7 +126,8 @@ fn weights_updated_with_nan_are_never_saved() {
     for step_in_backward in [false, true] {
         let folder = tempfile::tempdir().unwrap();
         let task = Toy::new(4, 6);
-        let (outcome, _) = train(&task, &config(step_in_backward), folder.path());
+        let config = TrainConfig { max_skipped_steps: 0, ..config(step_in_backward) };
+        let (outcome, _) = train(&task, &config, folder.path());
         let error = outcome.unwrap_err();
         assert!(matches!(error, Error::Diverged { .. }), "{error}");
         let saved = std::fs::read_to_string(folder.path().join("last/weights")).unwrap();
@@ -130,10 +140,102 @@ fn weights_updated_with_nan_are_never_saved() {
         }
         assert!(task.values().iter().all(|value| value.is_finite()));
         let fresh = Toy::new(3, 6);
-        train(&fresh, &TrainConfig { max_steps: 2, ..config(false) }, tempfile::tempdir().unwrap().path()).0.unwrap();
+        train(
+            &fresh,
+            &TrainConfig { max_steps: 2, step_in_backward: false, ..config },
+            tempfile::tempdir().unwrap().path(),
+        )
+        .0
+        .unwrap();
         let after_two = format!("{:?}", fresh.values());
         assert_eq!(saved == after_two, step_in_backward, "{saved} {after_two}");
     }
+}
+
+#[test]
+fn a_step_with_nan_is_skipped_named_and_counted() {
+    let run = |poisoned, max_steps| {
+        let (task, folder) = (Toy::poisoned(poisoned, 6), tempfile::tempdir().unwrap());
+        let (outcome, notes) = train(&task, &TrainConfig { max_steps, ..config(false) }, folder.path());
+        (outcome.unwrap(), notes, task.values())
+    };
+    let (outcome, notes, weights) = run(2..=3, 3);
+    assert_eq!((outcome.steps, outcome.skipped_steps), (3, 2));
+    let expected = "step 2: the gradient norm is NaN (total NaN); samples: sample 1, sample 2, sample 3, sample 4, \
+                    sample 5, sample 6; the step is skipped, the weights stay";
+    assert_eq!(notes.first().map(String::as_str), Some(expected), "{notes:?}");
+    assert_eq!(notes.len(), 2, "{notes:?}");
+    let (_, notes, after_one) = run(0..=0, 1);
+    assert!(notes.is_empty(), "{notes:?}");
+    assert_eq!(weights, after_one, "two of three steps changed nothing");
+    let (outcome, _, weights) = run(2..=3, 4);
+    assert_eq!((outcome.steps, outcome.skipped_steps), (4, 2));
+    assert!(weights != after_one && weights.iter().all(|weight| weight.is_finite()), "{weights:?}");
+}
+
+#[test]
+fn a_streak_of_steps_with_nan_ends_the_run_and_names_the_samples() {
+    let folder = tempfile::tempdir().unwrap();
+    let task = Toy::poisoned(2..=9, 6);
+    let (outcome, notes) = train(&task, &config(false), folder.path());
+    let error = outcome.unwrap_err();
+    let expected = "step 4: the gradient norm is NaN (total NaN); samples: sample 3, sample 4, sample 5, sample 6, \
+                    sample 7, sample 8; 3 steps in a row; `last/` holds the weights before them";
+    assert_eq!((error.to_string().as_str(), notes.len()), (expected, 2), "{notes:?}");
+    assert!(matches!(error, Error::Diverged { .. }));
+    let saved = std::fs::read_to_string(folder.path().join("last/weights")).unwrap();
+    assert_eq!(saved, format!("{:?}", task.values()));
+    assert!(task.values().iter().all(|value| value.is_finite()), "{saved}");
+}
+
+/// A task without any sample in its second step.
+struct Gap<'a>(&'a Toy);
+
+impl Task for Gap<'_> {
+    type Batch = Vec<f64>;
+
+    fn parameters(&self) -> Vec<Parameter> {
+        self.0.parameters()
+    }
+
+    fn steps_per_epoch(&self) -> u64 {
+        8
+    }
+
+    fn batches(&self, epoch: u64, first: u64) -> Result<Batches<'_, Vec<f64>>> {
+        let steps = self.0.batches(epoch, first)?.zip(first..);
+        Ok(Box::new(steps.map(|(step, index)| if index == 1 { Ok(Vec::new()) } else { step })))
+    }
+
+    fn batch_size(&self, batch: &Vec<f64>) -> BatchSize {
+        self.0.batch_size(batch)
+    }
+
+    fn loss(&self, batch: &Vec<f64>, whole: BatchSize, epoch: u64) -> Result<Loss> {
+        self.0.loss(batch, whole, epoch)
+    }
+
+    fn save(&self, _folder: &mut Staged) -> Result<()> {
+        Ok(())
+    }
+
+    fn load(&self, _folder: &Path) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_step_without_samples_counts_and_changes_nothing() {
+    let weights_after = |max_steps| {
+        let (task, folder) = (Toy::new(0, 6), tempfile::tempdir().unwrap());
+        let (outcome, notes) = train(&Gap(&task), &TrainConfig { max_steps, ..config(false) }, folder.path());
+        assert_eq!(outcome.unwrap().steps, max_steps);
+        (task.values(), task.losses.get(), notes)
+    };
+    let ((first, ..), (second, passes, notes), (third, ..)) = (weights_after(1), weights_after(2), weights_after(3));
+    assert_eq!((first, passes), (second, 1));
+    assert_eq!(notes, ["step 2: no sample can be read, the weights stay"]);
+    assert!(second != third);
 }
 
 #[test]

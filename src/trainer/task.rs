@@ -4,6 +4,7 @@ use super::graph::Capturable;
 use super::profile::Component;
 use super::{BatchSize, Loss, Parameter};
 use crate::Result;
+use crate::event::Event;
 use crate::tensor::store::{Entry, Role};
 use crate::tensor::weights::Staged;
 
@@ -66,9 +67,18 @@ pub trait Task {
         Ok(None)
     }
 
-    /// Returns a message about the last step, once.
-    fn note(&self) -> Option<String> {
-        None
+    /// Returns events about the last steps, each once.
+    fn take_events(&self) -> Vec<Event> {
+        Vec::new()
+    }
+
+    /// Names of the samples of `batch` for which the current weights compute NaN or infinity; of all its samples if there
+    /// is no such sample. The engine calls it after a step whose gradients are not finite. Must not change the weights.
+    ///
+    /// # Errors
+    /// As [`Task::loss`].
+    fn suspects(&self, _batch: &Self::Batch, _epoch: u64) -> Result<Vec<String>> {
+        Ok(Vec::new())
     }
 
     /// Splits batches: the same samples in the same order, at most `most` per batch, in the unit of

@@ -68,7 +68,7 @@ impl Broken {
     /// `train` fails with the row, the reason and the hint.
     fn is_refused(&self, reason: &str, hint: &str) {
         let out = path("refused-by-train").join(self.root.file_name().unwrap());
-        let ran = run(&mut train(&self.root, &out, &["train.epochs=1"]));
+        let ran = run(&mut train(&self.root, &out, &["train.epochs=1", "data.max_bad_samples=0"]));
         let root = format!("~/{}", self.root.file_name().unwrap().to_str().unwrap());
         let reason = reason.replace(self.root.to_str().unwrap(), &root);
         let expected =
@@ -168,6 +168,11 @@ fn a_truncated_jpeg_is_a_bad_row() {
     let reason = format!("{}: cannot be decoded: the JPEG is truncated", broken.at(&broken.image));
     broken.is_reported(&reason);
     broken.is_refused(&reason, REPLACE);
+    let ran = run(&mut train(&broken.root, &path("skips-truncated-jpeg"), &["train.epochs=1"]));
+    let skipped = format!("{}:{}: {reason}; the sample is skipped (1 of at most 10)", broken.csv, broken.line);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains(&skipped), "{}", ran.stderr);
+    assert!(ran.stdout.contains(", samples skipped because their files cannot be read: 1;"), "{}", ran.stdout);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::Value;
 
-use crate::support::{STEPS, differing, done, objects, path, phantoms, prsmed, refused, run, train, trained};
+use crate::support::{STEPS, copy, differing, done, objects, path, phantoms, prsmed, refused, run, train, trained};
 
 #[test]
 fn train_writes_json_lines() {
@@ -150,4 +150,52 @@ fn only_one_process_can_write_a_run_folder() {
     let until = format!("train.max_steps={}", step + 1);
     done(again().args(["--set", &until, "--resume"]));
     assert_eq!(step_of(&out.join("last")), step + 1);
+}
+
+#[test]
+fn an_image_that_vanishes_during_a_run_is_skipped_named_and_counted() {
+    let data = copy(phantoms(), "vanishing");
+    let sets = ["train.max_steps=40", "train.epochs=1000", "train.validate_every_epochs=0", "data.cache_mib=0"];
+    let mut child = start_until(&mut train(&data, &path("vanished"), &sets), "saved", 1);
+    let class = data.join("breast_ultrasound/train_images");
+    let images: Vec<_> = std::fs::read_dir(&class).unwrap().map(|entry| entry.unwrap().path()).collect();
+    images.iter().for_each(|image| std::fs::remove_file(image).unwrap());
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+    let lines: Vec<Value> = lines.map(|line| serde_json::from_str(&line).unwrap()).collect();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let warnings: Vec<&str> =
+        lines.iter().filter(|line| line["kind"] == "warning").map(|line| line["text"].as_str().unwrap()).collect();
+    let rows = warnings.iter().filter(|text| text.contains("breast_ultrasound.csv:") && text.contains("is skipped"));
+    let result = lines.last().unwrap();
+    assert_eq!((rows.count(), result["steps"].as_u64()), (images.len(), Some(40)), "{warnings:?}");
+    assert_eq!(result["skipped_samples"].as_u64(), Some(images.len() as u64), "{result}");
+
+    let images = ["brain_MRI", "lung_Xray", "breast_ultrasound"].map(|class| data.join(class).join("train_images"));
+    let gone = copy(phantoms(), "vanishing-all");
+    let none = ["data.max_bad_samples=0", sets[0], sets[1], sets[2], sets[3]];
+    let child = start_until(&mut train(&gone, &path("vanished-all"), &none), "saved", 1);
+    for folder in images {
+        std::fs::remove_dir_all(gone.join(folder.strip_prefix(&data).unwrap())).unwrap();
+    }
+    let output = child.wait_with_output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains(".csv:") && error.contains("the file is missing"), "{error}");
+}
+
+#[test]
+fn steps_with_nan_are_skipped_and_a_streak_of_them_names_the_samples() {
+    let out = path("diverging");
+    let ran = run(&mut train(phantoms(), &out, &[STEPS, "train.learning_rate=1e30", "train.clip_norm=0"]));
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    let (warnings, error) = ran.stderr.split_once("error: ").unwrap();
+    for (step, text, expected) in [
+        (2, warnings, "the step is skipped, the weights stay"),
+        (3, warnings, "the step is skipped, the weights stay"),
+        (4, error, "3 steps in a row; `last/` holds the weights before them"),
+    ] {
+        let line = text.lines().find(|line| line.contains(&format!("step {step}: the gradient norm is"))).unwrap();
+        assert!(line.contains("phantoms/annotations/") && line.contains(".csv:") && line.contains(expected), "{line}");
+    }
+    assert!(out.join("last/checksums.json").is_file());
 }

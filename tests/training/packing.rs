@@ -44,11 +44,18 @@ fn inputs(model: &PrsMed, is_packed: bool) -> Inputs {
         Layout::new(texts.clone(), &answer_starts, groups, Semantics::Corrected, model.num_image_tokens())
     };
     if is_packed {
-        return Inputs { layout: layout(&GROUPS), vision: clip_image.into(), sam_image, mask, class_label };
+        return Inputs {
+            layout: layout(&GROUPS),
+            vision: clip_image.into(),
+            sam_image,
+            mask,
+            class_label,
+            rows: Vec::new(),
+        };
     }
     let owners = Tensor::from_slice(&[0_i64, 0, 0, 1, 2, 2]);
     let [clip_image, sam_image] = [clip_image, sam_image].map(|images| images.index_select(0, &owners));
-    Inputs { layout: layout(&[1; 6]), vision: clip_image.into(), sam_image, mask, class_label }
+    Inputs { layout: layout(&[1; 6]), vision: clip_image.into(), sam_image, mask, class_label, rows: Vec::new() }
 }
 
 fn trained(model: &PrsMed) -> Vec<(String, Tensor)> {

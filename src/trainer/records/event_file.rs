@@ -5,18 +5,15 @@
 //! the restart of a resumed run.
 
 use std::fs::File;
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::log_file::LogFile;
 use crate::error::{Error, Result};
 
 /// TensorBoard event file. Each call appends one complete record.
 #[derive(Debug)]
-pub struct EventFile {
-    file: File,
-    path: PathBuf,
-}
+pub struct EventFile(LogFile);
 
 impl EventFile {
     /// Creates a new file in `folder`. `continues_at` is the first step of this run when it resumes another:
@@ -34,7 +31,7 @@ impl EventFile {
                 other => Some((other, path)),
             })
             .expect("the numbers do not run out");
-        let mut this = Self { file: file.map_err(Error::io(&path, "create"))?, path };
+        let mut this = Self(LogFile::new(file.map_err(Error::io(&path, "create"))?, path)?);
         this.append(&event(now(), 0, &bytes_field(3, b"brain.Event:2")))?;
         if let Some(step) = continues_at {
             const START: u64 = 1;
@@ -43,17 +40,25 @@ impl EventFile {
         Ok(this)
     }
 
-    /// Appends the scalars of one step as one record.
+    /// Appends the scalars of one step as one record; returns `false` if the disk is full and the record waits.
     ///
     /// # Errors
     /// [`Error::Io`].
-    pub fn scalars(&mut self, step: u64, values: &[(String, f64)]) -> Result<()> {
+    pub fn scalars(&mut self, step: u64, values: &[(String, f64)]) -> Result<bool> {
         let summary: Vec<u8> = values.iter().flat_map(|(tag, value)| bytes_field(1, &scalar(tag, *value))).collect();
         self.append(&event(now(), step, &bytes_field(5, &summary)))
     }
 
-    fn append(&mut self, event: &[u8]) -> Result<()> {
-        self.file.write_all(&record(event)).map_err(Error::io(&self.path, "write"))
+    /// Writes the waiting records.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn flush(&mut self) -> Result<()> {
+        self.0.flush()
+    }
+
+    fn append(&mut self, event: &[u8]) -> Result<bool> {
+        self.0.append(&record(event))
     }
 }
 
@@ -178,7 +183,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let mut file = EventFile::create(folder.path(), Some(301)).unwrap();
         file.scalars(301, &[("train/loss".into(), 0.25), ("lr".into(), 1e-4)]).unwrap();
-        let all = records(&std::fs::read(&file.path).unwrap());
+        let path = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+        let all = records(&std::fs::read(path).unwrap());
         assert_eq!(all.len(), 3);
         assert_eq!(fields(&all[0])[2], (3, b"brain.Event:2".to_vec()));
         assert_eq!(fields(&all[1])[1].1, 301_u64.to_le_bytes());
