@@ -214,8 +214,10 @@ impl Generation<'_> {
         self.write_sheet(&export)?;
         // an interrupted and an uninterrupted run must end with the same files
         let preview = self.out.join(PREVIEW);
-        if preview.exists() {
-            std::fs::remove_file(&preview).map_err(Error::io(&preview, "remove"))?;
+        for path in [preview.with_extension("csv"), preview] {
+            if path.exists() {
+                std::fs::remove_file(&path).map_err(Error::io(&path, "remove"))?;
+            }
         }
         let images_per_s = state.sampled as f64 / state.seconds.max(1e-9);
         let mut summary = summary(&export, rows);

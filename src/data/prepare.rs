@@ -8,6 +8,8 @@
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -26,7 +28,7 @@ use crate::data::position::{self, Region, Zones};
 use crate::data::templates::{self, Templates, Words};
 use crate::event::{Event, Observer};
 use crate::location::first_location;
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 
 /// Suffixes that a mask's stem may have in addition to its image's stem, compared without case.
 pub const MASK_SUFFIXES: [&str; 6] = ["_mask", "_masks", "_segmentation", "_seg", "_label", "_gt"];
@@ -246,7 +248,8 @@ fn check(options: &PrepareOptions, templates: &Templates) -> Result<()> {
         }
     }
     for path in [options.out.join(name), annotation_path(options)] {
-        if path.exists() {
+        // a symbolic link counts, also one that leads nowhere
+        if path.symlink_metadata().is_ok() {
             return Err(Error::data(
                 path,
                 "already exists; nothing was written",
@@ -436,31 +439,42 @@ fn write_files(
     observer: &dyn Observer,
 ) -> Result<()> {
     let root = options.out.join(&options.modality);
-    for split in splits.iter().copied().collect::<std::collections::BTreeSet<_>>() {
-        for what in ["images", "masks"] {
-            let folder = root.join(format!("{split}_{what}"));
-            std::fs::create_dir_all(&folder).map_err(Error::io(&folder, "create"))?;
-        }
-    }
+    make_folders(&root, splits, options)?;
     observer.on(&Event::Started { phase: "copy images".into(), total: samples.len() as u64, unit: "images" });
     for (number, (sample, split)) in samples.iter().zip(splits).enumerate() {
         let name = sample.image.file_name().expect("listed files have names");
         let image = root.join(format!("{split}_images")).join(name);
-        std::fs::copy(&sample.image, &image).map_err(Error::io(&image, "write"))?;
+        let mut original = files::open(&sample.image).map_err(Error::io(&sample.image, "read"))?;
+        write_new(&image, &mut original)?;
         let mask = root.join(format!("{split}_masks")).join(format!("{}.png", sample.stem));
-        std::fs::write(&mask, &sample.mask_png).map_err(Error::io(&mask, "write"))?;
+        write_new(&mask, &mut sample.mask_png.as_slice())?;
         observer.on(&Event::Advanced { done: number as u64 + 1 });
     }
     observer.on(&Event::Finished);
     Ok(())
 }
 
+/// Creates all folders before the first file is written.
+fn make_folders(root: &Path, splits: &[&str], options: &PrepareOptions) -> Result<()> {
+    files::create_folders(&options.out).map_err(Error::io(&options.out, "create"))?;
+    let of_split = |split: &&str| ["images", "masks"].map(|what| root.join(format!("{split}_{what}")));
+    let mut folders: Vec<PathBuf> = splits.iter().flat_map(of_split).collect();
+    folders.push(options.out.join("annotations"));
+    folders.sort();
+    folders.dedup();
+    folders.iter().try_for_each(|folder| files::create_below(&options.out, folder).map_err(Error::io(folder, "create")))
+}
+
+/// Writes a file that does not exist. A symbolic link of this name is not followed.
+fn write_new(path: &Path, content: &mut impl Read) -> Result<()> {
+    let written = File::create_new(path).and_then(|mut file| io::copy(content, &mut file));
+    written.map(drop).map_err(Error::io(path, "write"))
+}
+
 fn annotate(samples: &[UsablePair], splits: &[&str], options: &PrepareOptions, templates: &Templates) -> Result<usize> {
     let path = annotation_path(options);
-    let folder = options.out.join("annotations");
-    std::fs::create_dir_all(&folder).map_err(Error::io(&folder, "create"))?;
     let failed = |error: csv::Error| Error::io(&path, "write")(error.into());
-    let mut csv = csv::Writer::from_path(&path).map_err(failed)?;
+    let mut csv = csv::Writer::from_writer(Vec::new());
     csv.write_record(["image_path", "question", "answer", "position", "split"]).map_err(failed)?;
     let mut rows = 0;
     for (number, (sample, split)) in samples.iter().zip(splits).enumerate() {
@@ -493,7 +507,8 @@ fn annotate(samples: &[UsablePair], splits: &[&str], options: &PrepareOptions, t
             rows += 1;
         }
     }
-    csv.flush().map_err(Error::io(&path, "write"))?;
+    let bytes = csv.into_inner().map_err(|error| Error::io(&path, "write")(error.into_error()))?;
+    files::write(&path, &bytes).map_err(Error::io(&path, "write"))?;
     Ok(rows)
 }
 

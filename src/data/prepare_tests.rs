@@ -113,6 +113,24 @@ fn existing_files_are_not_overwritten() {
 }
 
 #[test]
+fn nothing_is_written_through_links() {
+    let f = folders();
+    f.image("a.png");
+    f.mask("a.png", 255, &[(2, 2, 9, 9)]);
+    let (elsewhere, annotations) = (f.images.with_file_name("elsewhere"), f.out.join("annotations"));
+    fs::create_dir_all(&elsewhere).unwrap();
+    fs::create_dir_all(&annotations).unwrap();
+    let prepare = || prepare(&f.options(), &Silent).unwrap_err().to_string();
+    std::os::unix::fs::symlink(elsewhere.join("lung_CT.csv"), annotations.join("lung_CT.csv")).unwrap();
+    assert!(prepare().contains("already exists"));
+    fs::remove_dir_all(&annotations).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, &annotations).unwrap();
+    assert!(prepare().ends_with("annotations: cannot create"));
+    assert_eq!(fs::read_dir(&elsewhere).unwrap().count(), 0);
+    assert!(!f.out.join("lung_CT").exists(), "refused before the first file");
+}
+
+#[test]
 fn images_and_masks_may_share_a_folder_if_masks_have_a_suffix() {
     let f = folders();
     f.image("a.png");

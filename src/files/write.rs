@@ -12,7 +12,7 @@
 //! * A file that is changed in place is opened without following a symbolic link.
 //! * Only folders of this program are renamed or deleted, see [`is_ours`].
 //! * A writer locks its temporary file or folder. [`clear_leftovers`] deletes those that a crash has left, which nobody
-//!   locks.
+//!   locks. It also deletes a `.NAME.prsmed-previous` whose `NAME` is complete (a crash between 2 and 3).
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -27,6 +27,7 @@ pub const CHECKSUMS: &str = "checksums.json";
 /// Name of an empty file in a folder that this program has not completed.
 const UNFINISHED: &str = ".prsmed-unfinished";
 const TEMPORARY: &str = ".prsmed-tmp-";
+const PREVIOUS: &str = ".prsmed-previous";
 /// Length of the random end of a temporary name.
 const RANDOM_CHARS: usize = 6;
 /// Attempts to create a temporary file while another process clears leftovers.
@@ -216,12 +217,13 @@ impl NewFolder {
         check_replaceable(&self.target)?;
         let (previous, parent) = (previous(&self.target), parent(&self.target));
         let replaces = self.target.exists();
+        let mut renamed = Ok(());
         if replaces {
             discard(&previous)?;
             fs::rename(&self.target, &previous)?;
-            sync_folder(&parent)?;
+            renamed = sync_folder(&parent);
         }
-        if let Err(error) = fs::rename(&self.path, &self.target) {
+        if let Err(error) = renamed.and_then(|()| fs::rename(&self.path, &self.target)) {
             if replaces {
                 fs::rename(&previous, &self.target)?;
             }
@@ -270,20 +272,63 @@ pub fn check_replaceable(target: &Path) -> io::Result<()> {
 
 /// Name of the folder that [`NewFolder::replace`] keeps until the new content of `target` is in place.
 pub fn previous(target: &Path) -> PathBuf {
-    target.with_file_name(hidden(target, ".prsmed-previous"))
+    target.with_file_name(hidden(target, PREVIOUS))
 }
 
-/// Deletes the temporary files and folders in `folder` that a crash has left. Those of running processes are locked
-/// and stay, and so does everything on a file system without locks.
+/// Name of the folder whose previous content has this name.
+fn target_of_previous(name: &OsStr) -> Option<&str> {
+    name.to_str()?.strip_prefix('.')?.strip_suffix(PREVIOUS).filter(|target| !target.is_empty())
+}
+
+/// True for a folder that this program has completed.
+fn is_complete(folder: &Path) -> bool {
+    is_ours(folder) && fs::symlink_metadata(folder.join(UNFINISHED)).is_err()
+}
+
+/// Deletes what a crash has left in `folder`: temporary files and folders, and the previous content of folders that are
+/// complete. Those of running processes are locked and stay, and so does everything on a file system without locks.
 ///
 /// # Errors
 /// Those of the operating system.
 pub fn clear_leftovers(folder: &Path) -> io::Result<()> {
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
-        let kind = entry.file_type()?;
-        if is_temporary(&entry.file_name()) && (kind.is_file() || kind.is_dir()) {
-            match clear(&entry.path(), kind.is_dir()) {
+        let (kind, name) = (entry.file_type()?, entry.file_name());
+        let cleared = if is_temporary(&name) && (kind.is_file() || kind.is_dir()) {
+            clear(&entry.path(), kind.is_dir())
+        } else if target_of_previous(&name).is_some_and(|target| is_complete(&folder.join(target))) {
+            // the new content may not be on disk yet
+            sync_folder(folder).and_then(|()| discard(&entry.path()))
+        } else {
+            Ok(())
+        };
+        match cleared {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Deletes the temporary folders for `target` that a crash has left: unfinished ones, and those that `is_complete`
+/// recognizes. Those of running processes are locked and stay, and so does everything else next to `target`.
+///
+/// # Errors
+/// Those of the operating system.
+pub fn clear_leftovers_of(target: &Path, is_complete: impl Fn(&Path) -> bool) -> io::Result<()> {
+    let prefix = hidden(target, TEMPORARY);
+    for entry in fs::read_dir(parent(target))? {
+        let entry = entry?;
+        let (name, path) = (entry.file_name(), entry.path());
+        let is_own = is_temporary(&name) && name.as_encoded_bytes().starts_with(prefix.as_encoded_bytes());
+        let is_unfinished = || fs::symlink_metadata(path.join(UNFINISHED)).is_ok_and(|found| found.is_file());
+        let has_checksums = || fs::symlink_metadata(path.join(CHECKSUMS)).is_ok();
+        if is_own
+            && entry.file_type()?.is_dir()
+            // without marker and checksums, only an empty folder is deleted
+            && (is_unfinished() || !has_checksums() || is_complete(&path))
+        {
+            match clear(&path, true) {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => {}
             }

@@ -172,6 +172,41 @@ fn leftovers_of_a_crash_are_cleared_and_files_in_use_stay() {
 }
 
 #[test]
+fn previous_content_is_cleared_when_the_new_content_is_complete() {
+    let run = tempfile::tempdir().unwrap();
+    let last = run.path().join("last");
+    new_folder(&last, "one").replace().unwrap();
+    fs::rename(&last, previous(&last)).unwrap();
+    clear_leftovers(run.path()).unwrap();
+    assert_eq!(state(&previous(&last)), "one", "it is the only content");
+    new_folder(&last, "two").publish().unwrap();
+    clear_leftovers(run.path()).unwrap();
+    assert_eq!((state(&last).as_str(), names(run.path())), ("two", vec!["last".to_owned()]));
+}
+
+#[test]
+fn leftovers_of_one_target_are_cleared_and_folders_of_others_stay() {
+    let home = tempfile::tempdir().unwrap();
+    let path = |name: &str| home.path().join(name);
+    let folder = |name: &str, file: &str| {
+        fs::create_dir(path(name)).unwrap();
+        fs::write(path(name).join(file), "").unwrap();
+    };
+    folder(".out.prsmed-tmp-aaaaaa", UNFINISHED);
+    folder(".out.prsmed-tmp-bbbbbb", CHECKSUMS);
+    folder(".out.prsmed-tmp-cccccc", "thesis.txt");
+    folder(".other.prsmed-tmp-dddddd", UNFINISHED);
+    fs::create_dir(path(".out.prsmed-tmp-eeeeee")).unwrap();
+    let in_use = new_folder(&path("out"), "one");
+    clear_leftovers_of(&path("out"), |_| false).unwrap();
+    let stays = [".other.prsmed-tmp-dddddd", ".out.prsmed-tmp-bbbbbb", ".out.prsmed-tmp-cccccc"];
+    in_use.publish().unwrap();
+    assert_eq!(names(home.path()), [&stays[..], &["out"]].concat());
+    clear_leftovers_of(&path("out"), |folder| folder.ends_with(".out.prsmed-tmp-bbbbbb")).unwrap();
+    assert_eq!(names(home.path()), [stays[0], stays[2], "out"]);
+}
+
+#[test]
 fn file_systems_that_cannot_sync_folders_are_tolerated() {
     for number in [libc::EINVAL, libc::ENOTSUP] {
         tolerate_no_sync(Err(io::Error::from_raw_os_error(number))).unwrap();

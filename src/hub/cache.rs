@@ -4,9 +4,9 @@
 //! nothing is written through a symbolic link: a cache that somebody copied to this machine may contain links to other
 //! places.
 
-use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
-use std::io::{self, ErrorKind, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -51,14 +51,8 @@ impl RepoCache<'_> {
         let inside = Path::new(&self.name).join("refs").join(revision);
         let folder = self.make_folder(inside.parent().unwrap_or(&inside))?;
         let path = self.folder.join(&inside);
-        let write = || {
-            // a rename replaces a link; writing would follow it
-            let mut file = tempfile::Builder::new().permissions(Permissions::from_mode(0o666)).tempfile_in(&folder)?;
-            file.write_all(commit.as_bytes())?;
-            file.as_file().sync_all()?;
-            file.persist(&path).map_err(|error| error.error)
-        };
-        write().map(drop).map_err(Error::io(&path, "write"))
+        files::write(&path, commit.as_bytes()).map_err(Error::io(&path, "write"))?;
+        files::clear_leftovers(&folder).map_err(Error::io(&folder, "clear temporary files in"))
     }
 
     /// Creates the folder `inside` the cache folder. The cache folder may be a link, the folders inside may not.
@@ -203,6 +197,7 @@ pub(super) fn compare(path: &Path, etag: &str, mut on_bytes: impl FnMut(u64)) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write as _;
 
     #[test]
     fn contents_are_compared_with_the_hashes_that_hubs_give() {
@@ -242,6 +237,11 @@ mod tests {
         cache.set_commit("main", "c0ffee").unwrap();
         assert_eq!(cache.commit_of("main").as_deref(), Some("c0ffee"));
         assert_eq!(fs::read_to_string(&outside).unwrap(), "precious");
+        // a crash has left a temporary file
+        let left = cache_dir.join("models--o--n/refs/.main.prsmed-tmp-a1B2c3");
+        fs::write(&left, "c0f").unwrap();
+        cache.set_commit("main", "decade").unwrap();
+        assert!(!left.exists() && cache.commit_of("main").as_deref() == Some("decade"));
 
         symlink(folder.path(), cache_dir.join("models--o--n/blobs")).unwrap();
         let error = cache.make_folder(Path::new("models--o--n/blobs")).unwrap_err();

@@ -158,20 +158,28 @@ pub fn described_folder(run: &Need, options: &HubOptions, observer: &dyn Observe
     hub::resolve(&run.spec, &Files::Matching(&small), options, observer)
 }
 
-/// The checkpoint folder of a local run: its `best/`, else its `last/`, else the folder itself.
+/// The checkpoint folder of a local run: its `best/`, else its `last/`, else the folder itself. A training may replace
+/// the folder meanwhile.
 ///
 /// # Errors
 /// [`Error::Weights`] if there is none.
 pub fn checkpoint_of(run: &Path) -> Result<PathBuf> {
-    if !run.is_dir() {
-        let hint = "give the folder that `prsmed train --out` wrote, or `hub:owner/name`";
-        return Err(Error::weights(run, "this run folder does not exist", hint));
-    }
-    if let Some(inside) = ["best", "last"].into_iter().find_map(|name| readable_folder(&run.join(name)).ok()) {
-        return Ok(inside);
-    }
-    if [DESCRIPTION, "mask_decoder.pth"].iter().any(|name| run.join(name).exists()) {
-        return Ok(run.to_owned());
+    /// More often than a training can replace the folder between two tests.
+    const ATTEMPTS: usize = 100;
+    for _ in 0..ATTEMPTS {
+        let Ok(folder) = readable_folder(run) else {
+            let hint = "give the folder that `prsmed train --out` wrote, or `hub:owner/name`";
+            return Err(Error::weights(run, "this run folder does not exist", hint));
+        };
+        if let Some(inside) = ["best", "last"].into_iter().find_map(|name| readable_folder(&folder.join(name)).ok()) {
+            return Ok(inside);
+        }
+        if [DESCRIPTION, "mask_decoder.pth"].iter().any(|name| folder.join(name).exists()) {
+            return Ok(folder);
+        }
+        if folder.is_dir() {
+            break;
+        }
     }
     let hint = "give the folder that `prsmed train --out` wrote, or a published PRS-Med folder";
     Err(Error::weights(run, "is not a run folder: it has neither `best/` nor `last/`", hint))
@@ -188,6 +196,21 @@ pub(super) fn tokenizer_folder(folder: &Path, base: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_checkpoint_is_found_while_a_training_replaces_it() {
+        let run = tempfile::tempdir().expect("a folder");
+        let last = run.path().join("last");
+        assert!(checkpoint_of(&last).expect_err("nothing").to_string().ends_with("does not exist"));
+        // between the two renames of a writer
+        let previous = files::previous(&last);
+        std::fs::create_dir(&previous).expect("created");
+        for name in [files::CHECKSUMS, DESCRIPTION] {
+            std::fs::write(previous.join(name), "{}").expect("written");
+        }
+        assert_eq!(checkpoint_of(&last).expect("the previous one"), previous);
+        assert_eq!(checkpoint_of(run.path()).expect("the previous one"), previous);
+    }
 
     #[test]
     fn bases_are_understood_as_python_writes_them() {

@@ -334,6 +334,10 @@ fn a_killed_generation_continues_to_the_same_bytes() {
     assert!(before < all, "it was killed too late");
     // A temporary file that the kill may have left.
     fs::write(out.join("abdomen_CT/train_images/.cut_off.png.prsmed-tmp-a1B2c3"), "half an image").unwrap();
+    // the preview of an interrupted run
+    for name in ["preview.png", "preview.csv"] {
+        fs::write(out.join(name), "").unwrap();
+    }
     let ran = run(generate(phantoms(), &out, &[]).arg("--json"));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let result = objects(&ran.stdout).pop().unwrap();

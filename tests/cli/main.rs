@@ -25,4 +25,5 @@ mod resume;
 mod runs;
 mod scores;
 mod settings;
+mod soak;
 mod support;

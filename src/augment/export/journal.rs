@@ -1,7 +1,8 @@
 //! Append-only journal of pairs: one JSON object per line. A crash loses at most the line that is being written.
 //!
-//! A line is complete when it ends with a newline. Each line is written with one call, flushed and synced before the
-//! next pair starts. When a journal is opened, an incomplete last line is cut off. Only one process may write.
+//! A line is complete when it ends with a newline and contains no zero bytes, which a power loss may leave in place of
+//! text. Each line is written with one call, flushed and synced before the next pair starts. When a journal is opened,
+//! an incomplete last line is cut off. Only one process may write.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -138,9 +139,17 @@ fn check_names(record: &Record) -> Result<(), String> {
     Ok(())
 }
 
-/// Number of bytes up to the last newline.
+/// Number of bytes of the complete lines.
 fn complete_len(bytes: &[u8]) -> usize {
-    bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1)
+    let mut length = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+    while let Some(lines) = length.checked_sub(1) {
+        let start = bytes[..lines].iter().rposition(|&byte| byte == b'\n').map_or(0, |at| at + 1);
+        if !bytes[start..lines].contains(&0) {
+            break;
+        }
+        length = start;
+    }
+    length
 }
 
 /// Parses the complete lines into records and the set of their indices.

@@ -188,6 +188,12 @@ fn an_incomplete_last_line_is_cut_off_and_written_again() {
         journal.append(record(9, "ct", true)).unwrap();
         assert_eq!(fs::read(&path).unwrap(), [&complete[..], &third[..]].concat());
     }
+    // a power loss may leave zeros in place of the start of the last line
+    let zeros = [&complete[..], &[0; 20], &third[20..]].concat();
+    fs::write(&path, zeros).unwrap();
+    assert_eq!(Journal::open(&path).unwrap().done(), &BTreeSet::from([0, 4]));
+    assert_eq!(fs::read(&path).unwrap(), complete);
+    Journal::open(&path).unwrap().append(record(9, "ct", true)).unwrap();
     let journal = Journal::open(&path).unwrap();
     let read: Vec<Record> = [4, 0, 9].map(|index| record(index, "ct", index != 4)).to_vec();
     assert_eq!(journal.records(), read);

@@ -81,12 +81,16 @@ impl Staged {
         Ok(staged)
     }
 
-    /// Starts a folder `target` that does not exist. Everything next to it stays as it is.
+    /// Starts a folder `target` that does not exist, and clears what a crash of an earlier attempt has left. Everything
+    /// else next to it stays as it is.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn create(target: &Path) -> Result<Self> {
-        Self::at(target, false)
+        let staged = Self::at(target, false)?;
+        let parent = parent(target);
+        files::clear_leftovers_of(target, lists_all_files).map_err(Error::io(&parent, "clear temporary files in"))?;
+        Ok(staged)
     }
 
     fn at(target: &Path, replaces: bool) -> Result<Self> {
@@ -254,6 +258,27 @@ fn read_checksums(folder: &Path) -> Result<Checksums> {
         }
         None => Ok(checksums),
     }
+}
+
+/// True if the checksums of a folder name all of its files, and no others.
+fn lists_all_files(folder: &Path) -> bool {
+    let Ok(checksums) = read_checksums(folder) else { return false };
+    let (mut left, mut found) = (vec![folder.to_owned()], 0);
+    while let Some(next) = left.pop() {
+        let Ok(entries) = fs::read_dir(&next) else { return false };
+        for entry in entries {
+            let Ok((kind, path)) = entry.and_then(|entry| Ok((entry.file_type()?, entry.path()))) else { return false };
+            let name = path.strip_prefix(folder).unwrap_or(&path).to_string_lossy().into_owned();
+            if kind.is_dir() {
+                left.push(path);
+            } else if checksums.files.contains_key(&name) && kind.is_file() {
+                found += 1;
+            } else if name != CHECKSUMS {
+                return false;
+            }
+        }
+    }
+    found == checksums.files.len()
 }
 
 /// Counts and hashes the bytes that are written.

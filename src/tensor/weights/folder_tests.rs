@@ -106,6 +106,21 @@ fn a_new_folder_is_never_published_over_an_existing_one() {
 }
 
 #[test]
+fn a_new_folder_clears_what_a_crash_of_an_earlier_attempt_has_left() {
+    let home = tempfile::tempdir().unwrap();
+    let (out, left) = (home.path().join("merged"), home.path().join(".merged.prsmed-tmp-a1B2c3"));
+    for (more, stays) in [(None, false), (Some("thesis.txt"), true)] {
+        // complete, but not published
+        publish(&left, "one");
+        if let Some(name) = more {
+            fs::write(left.join(name), "thesis").unwrap();
+        }
+        drop(Staged::create(&out).unwrap());
+        assert_eq!(left.exists(), stays, "{more:?}");
+    }
+}
+
+#[test]
 fn readers_beside_a_writer_see_one_checkpoint() {
     let run = tempfile::tempdir().unwrap();
     let last = run.path().join("last");
