@@ -118,6 +118,28 @@ fn location(path: &Path, line: Option<u64>) -> String {
     line.map_or_else(|| path.display().to_string(), |line| format!("{}:{line}", path.display()))
 }
 
+/// Names in backticks for a message, at most 20.
+pub(crate) fn quoted<T: std::fmt::Display>(names: &[T]) -> String {
+    let shown: Vec<String> = names.iter().take(20).map(|name| format!("`{name}`")).collect();
+    let more = names.len().saturating_sub(20);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    shown.join(", ") + &more
+}
+
+/// Most bytes of a reason. Names in files from elsewhere may be long.
+const MAX_REASON: usize = 32 << 10;
+
+/// A reason of at most [`MAX_REASON`] bytes.
+fn limited(reason: impl Into<String>) -> String {
+    let mut reason = reason.into();
+    if reason.len() > MAX_REASON {
+        let end = reason.floor_char_boundary(MAX_REASON);
+        reason.truncate(end);
+        reason.push_str("...");
+    }
+    reason
+}
+
 fn prefix(image: Option<&Path>) -> String {
     image.map_or_else(String::new, |image| format!("{}: ", image.display()))
 }
@@ -145,27 +167,27 @@ impl Error {
 
     /// Creates an [`Error::Config`].
     pub fn config(key: impl Into<String>, reason: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self::Config { key: key.into(), reason: reason.into(), hint: hint.into() }
+        Self::Config { key: key.into(), reason: limited(reason), hint: hint.into() }
     }
 
     /// Creates an [`Error::Data`] about a whole file.
     pub fn data(path: impl Into<PathBuf>, reason: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self::Data { path: path.into(), line: None, reason: reason.into(), hint: hint.into() }
+        Self::Data { path: path.into(), line: None, reason: limited(reason), hint: hint.into() }
     }
 
     /// Creates an [`Error::Data`] about one line of a file.
     pub fn data_line(path: impl Into<PathBuf>, line: u64, reason: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self::Data { path: path.into(), line: Some(line), reason: reason.into(), hint: hint.into() }
+        Self::Data { path: path.into(), line: Some(line), reason: limited(reason), hint: hint.into() }
     }
 
     /// Creates an [`Error::Weights`].
     pub fn weights(path: impl Into<PathBuf>, reason: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self::Weights { path: path.into(), reason: reason.into(), hint: hint.into() }
+        Self::Weights { path: path.into(), reason: limited(reason), hint: hint.into() }
     }
 
     /// Creates an [`Error::Hub`].
     pub fn hub(repo: impl Into<String>, reason: impl Into<String>, hint: impl Into<String>) -> Self {
-        Self::Hub { repo: repo.into(), reason: reason.into(), hint: hint.into() }
+        Self::Hub { repo: repo.into(), reason: limited(reason), hint: hint.into() }
     }
 
     /// Creates an [`Error::Io`]; use as `map_err(Error::io(path, "read"))`.

@@ -12,7 +12,7 @@ fn fault_test(name: &str, arguments: &[&str]) -> Output {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/fault-test");
     let mut command = Command::new("python3");
     command.arg(script).args(arguments).env("PRSMED", env!("CARGO_BIN_EXE_prsmed")).env("OUT", out);
-    command.output().unwrap()
+    command.output().expect("python3 runs")
 }
 
 #[test]

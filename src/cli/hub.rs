@@ -84,7 +84,7 @@ fn get(args: &GetArgs, context: &Context) -> anyhow::Result<Outcome> {
 
 fn ls(args: &LsArgs, context: &Context) -> anyhow::Result<Outcome> {
     let files = hub::ls(&args.spec, &context.env.hub, context.progress.as_ref())?;
-    let total: u64 = files.iter().filter_map(|file| file.size).sum();
+    let total = hub::sum(files.iter().filter_map(|file| file.size));
     for file in &files {
         let size = file.size.map_or_else(|| "?".to_owned(), |size| Bytes(size).to_string());
         context.output.line(format!("{size:>12}  {}", file.name))?;

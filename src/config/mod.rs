@@ -82,6 +82,14 @@ pub trait Settings: Default + Clone + serde::Serialize + serde::de::DeserializeO
                 setting.check(number, default)?;
             }
         }
+        for (key, value) in leaves(&values) {
+            if let Value::String(text) = value
+                && text.contains(char::is_control)
+            {
+                let reason = format!("`{}` contains a control character", text.escape_debug());
+                return Err(Error::config(key, reason, "remove the line break or other control character"));
+            }
+        }
         self.check_together()
     }
 
@@ -278,7 +286,7 @@ impl<T: Settings> Resolved<T> {
             }
             let origin = line.split_once(" = ").and_then(|(key, _)| self.origins.get(&format!("{section}.{key}")));
             match origin {
-                Some(origin) => writeln!(out, "{line}  # {origin}"),
+                Some(origin) => writeln!(out, "{line}  # {}", origin.replace(char::is_control, " ")),
                 None => writeln!(out, "{line}"),
             }
             .expect("writing to a string");
@@ -303,7 +311,7 @@ fn preset<T: Settings>(name: &str) -> Result<Table> {
 }
 
 fn read_file(path: &Path) -> Result<Table> {
-    let text = files::read_to_string(path, files::MAX_TEXT).map_err(Error::io(path, "read"))?;
+    let text = files::read_to_string(path, files::MAX_SETTINGS).map_err(Error::io(path, "read"))?;
     text.parse::<Table>().map_err(|e| {
         let line = e.span().map_or(1, |span| text[..span.start].lines().count().max(1) as u64);
         Error::data_line(path, line, e.message().to_owned(), "correct the TOML; `configs/tiny.toml` is an example")

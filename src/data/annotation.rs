@@ -19,6 +19,10 @@ pub const EXTENSIONS: [&str; 5] = ["png", "jpg", "jpeg", "tif", "tiff"];
 
 /// Most bytes of a cell.
 const MAX_CELL: usize = 16 << 10;
+/// Most bytes of a line.
+const MAX_LINE: usize = 1 << 20;
+/// Most bad rows of a data root. With more, a file is not a table of annotations.
+const MAX_BAD: usize = 100_000;
 /// Most characters of a column name that a message shows.
 const MAX_SHOWN: usize = 200;
 
@@ -136,6 +140,14 @@ impl Reader<'_> {
             _ => Error::io(file, "read")(error),
         })?;
         let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+        if let Some((line, length)) = (1..)
+            .zip(bytes.split(|&byte| byte == b'\n'))
+            .map(|(line, text)| (line, text.len()))
+            .find(|&(_, length)| length > MAX_LINE)
+        {
+            let reason = format!("the line has {length} bytes; {MAX_LINE} are the limit");
+            return Err(Error::data_line(file, line, reason, "write one line for each question"));
+        }
         let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(bytes);
         let unreadable = |error: csv::Error| Error::data(file, error.to_string(), "write the file as UTF-8 CSV");
         let columns = Columns::find(file, reader.byte_headers().map_err(unreadable)?)?;
@@ -153,6 +165,11 @@ impl Reader<'_> {
             match found {
                 Ok(row) => self.rows.push(row),
                 Err((problem, reason)) => self.bad.push(BadRow { csv: file.to_path_buf(), line, problem, reason }),
+            }
+            if self.bad.len() > MAX_BAD {
+                let first = self.bad.first().map_or("", |bad| &bad.reason);
+                let reason = format!("there are more than {MAX_BAD} bad rows; the first reason: {first}");
+                return Err(Error::data_line(file, line, reason, COLUMNS_HINT));
             }
         }
         Ok(())

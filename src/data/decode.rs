@@ -21,6 +21,8 @@ const TILES: &str = "cut the image into tiles or make it smaller";
 
 /// Most pixels of an image's side.
 pub const MAX_SIDE: u32 = 1 << 17;
+/// Most bytes of an image's pixels, as they are stored in the file.
+const MAX_PIXELS: usize = 256 << 20;
 
 /// Decodes an image as 8-bit grey (`ImageLuma8`) or RGB (`ImageRgb8`).
 ///
@@ -180,9 +182,9 @@ fn decode(path: &Path) -> Result<DynamicImage> {
         ImageReader::new(Cursor::new(&bytes)).with_guessed_format().map_err(|error| corrupt(error.to_string()))?;
     match reader.format() {
         Some(ImageFormat::Png | ImageFormat::Tiff) => {}
-        Some(ImageFormat::Jpeg) if !jpeg_is_complete(&bytes) => return Err(corrupt("the JPEG is truncated".into())),
         Some(ImageFormat::Jpeg) => {
-            if let Some(decoded) = jpeg(&bytes).map_err(corrupt)? {
+            let scans = jpeg_scans(&bytes).ok_or_else(|| corrupt("the JPEG is truncated".into()))?;
+            if let Some(decoded) = jpeg(&bytes, scans).map_err(corrupt)? {
                 return Ok(decoded);
             }
         }
@@ -190,10 +192,11 @@ fn decode(path: &Path) -> Result<DynamicImage> {
     }
     let mut limits = ::image::Limits::default();
     (limits.max_image_width, limits.max_image_height) = (Some(MAX_SIDE), Some(MAX_SIDE));
+    limits.max_alloc = Some(MAX_PIXELS as u64);
     reader.limits(limits);
     let decoded = reader.decode().map_err(|error| match error {
         ImageError::Limits(_) => {
-            let reason = format!("has more than {MAX_SIDE} pixels on a side, or needs more than 512 MiB of memory");
+            let reason = format!("has more than {MAX_SIDE} pixels on a side, or needs more than 256 MiB of memory");
             Error::data(path, reason, TILES)
         }
         error => corrupt(error.to_string()),
@@ -205,13 +208,24 @@ fn decode(path: &Path) -> Result<DynamicImage> {
 }
 
 /// Decodes a grey or colour JPEG; `None` for CMYK, which libjpeg does not convert to RGB.
-fn jpeg(bytes: &[u8]) -> std::result::Result<Option<DynamicImage>, String> {
+fn jpeg(bytes: &[u8], scans: Scans) -> std::result::Result<Option<DynamicImage>, String> {
     let decode = || -> std::io::Result<Option<DynamicImage>> {
         let header = mozjpeg::Decompress::builder().with_err(strict_errors()).from_mem(bytes)?;
         let (width, height) = header.size();
         let num_pixels = width.saturating_mul(height);
-        if num_pixels > MAX_JPEG_PIXELS {
+        let components = header.components();
+        let coefficients = components.iter().map(|part| {
+            [part.width_in_blocks as usize, part.height_in_blocks as usize, 64 * size_of::<i16>()]
+                .into_iter()
+                .fold(1, usize::saturating_mul)
+        });
+        let keeps_coefficients = scans.progressive || scans.first_components < components.len();
+        let needed = if keeps_coefficients { coefficients.fold(0, usize::saturating_add) } else { 0 };
+        if num_pixels.saturating_mul(components.len()).max(needed) > MAX_PIXELS {
             return Err(std::io::Error::other(format!("{width}x{height} pixels are too many")));
+        }
+        if scans.num > MAX_SCANS {
+            return Err(std::io::Error::other(format!("{} scans are too many", scans.num)));
         }
         if num_pixels / MAX_PIXELS_PER_BYTE > bytes.len() {
             let size = bytes.len();
@@ -280,28 +294,48 @@ fn message_of(info: &mut mozjpeg_sys::jpeg_common_struct) -> String {
     String::from_utf8_lossy(text).into_owned()
 }
 
-/// Half a gigapixel. A larger size means a corrupt header, or an image that must be tiled first.
-const MAX_JPEG_PIXELS: usize = 1 << 29;
 /// A block of 64 pixels takes at least one bit.
 const MAX_PIXELS_PER_BYTE: usize = 512;
+/// Most scans of a JPEG. Usual progressive files have about 10. A scan of a few bytes can take as long as the first one.
+const MAX_SCANS: usize = 100;
 
-/// Whether the end marker follows the first scan header. libjpeg fills a truncated JPEG with grey and only warns.
-fn jpeg_is_complete(bytes: &[u8]) -> bool {
+/// The scans of a JPEG file.
+#[derive(Debug, Clone, Copy)]
+struct Scans {
+    num: usize,
+    progressive: bool,
+    /// Colour components of the first scan. If it has not all of them, libjpeg keeps the coefficients of the image.
+    first_components: usize,
+}
+
+/// The scans by their headers; `None` without a scan header that an end marker follows. libjpeg fills a truncated JPEG
+/// with grey and only warns.
+fn jpeg_scans(bytes: &[u8]) -> Option<Scans> {
     let mut at = 2; // after the start marker
+    let mut progressive = false;
     while let [0xFF, marker, ..] = bytes[at.min(bytes.len())..] {
         match marker {
             // The start of the first scan: from here on 0xFF 0xD9 can only be the end of the image.
-            0xDA => return bytes[at..].windows(2).any(|pair| pair == [0xFF, 0xD9]),
+            0xDA => {
+                let pairs = || bytes[at..].windows(2);
+                let is_complete = pairs().any(|pair| pair == [0xFF, 0xD9]);
+                let num = pairs().filter(|pair| *pair == [0xFF, 0xDA]).count();
+                let first_components = bytes.get(at + 4).copied().unwrap_or(0).into();
+                return is_complete.then_some(Scans { num, progressive, first_components });
+            }
             // Padding and markers without a length.
             0xFF => at += 1,
             0x01 | 0xD0..=0xD8 => at += 2,
             _ => match bytes.get(at + 2..at + 4) {
-                Some(&[high, low]) => at += 2 + usize::from(u16::from_be_bytes([high, low])),
-                _ => return false,
+                Some(&[high, low]) => {
+                    progressive |= marker == 0xC2;
+                    at += 2 + usize::from(u16::from_be_bytes([high, low]));
+                }
+                _ => return None,
             },
         }
     }
-    false
+    None
 }
 
 #[cfg(test)]
@@ -422,11 +456,15 @@ mod tests {
         let damaged = image(&root.file("bent.jpg"));
         assert!(damaged.is_err_and(|error| error.to_string().contains("cannot be decoded")));
         let frame = whole.windows(2).position(|pair| pair == [0xFF, 0xC0]).expect("a frame header");
-        let mut huge = whole[..data + 8].to_vec();
-        huge[frame + 5..frame + 9].copy_from_slice(&[0x59, 0xD8, 0x59, 0xD8]);
-        huge.extend([0xFF, 0xD9]);
-        fs::write(root.file("huge.jpg"), &huge).expect("written");
-        assert!(refused(&root.file("huge.jpg")).contains("are too few for 23000x23000 pixels"));
+        let claims = |[high, low]: [u8; 2]| {
+            let mut huge = whole[..data + 8].to_vec();
+            huge[frame + 5..frame + 9].copy_from_slice(&[high, low, high, low]);
+            huge.extend([0xFF, 0xD9]);
+            fs::write(root.file("huge.jpg"), &huge).expect("written");
+            refused(&root.file("huge.jpg"))
+        };
+        assert!(claims([0x1F, 0x40]).contains("are too few for 8000x8000 pixels"));
+        assert!(claims([0x59, 0xD8]).contains("23000x23000 pixels are too many"));
     }
 
     #[test]

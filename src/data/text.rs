@@ -8,6 +8,7 @@
 //! Source: `llava/mm_utils.py::tokenizer_image_token` and PRS-Med's data loader. Deviations: a literal `<image>` inside
 //! a question stays text (the original would splice a second image); the end-of-sequence id can be appended.
 
+mod checked;
 pub mod clip_bpe;
 mod sentencepiece;
 mod train;
@@ -24,6 +25,8 @@ use crate::tensor::weights::write_bytes;
 
 /// Id that marks the position of the image in a sequence; no token has it.
 pub const IMAGE_TOKEN: i64 = -200;
+
+const HINT: &str = "use the tokenizer files of the checkpoint";
 
 const UNK: &str = "<unk>";
 const BOS: &str = "<s>";
@@ -48,11 +51,11 @@ impl TextTokenizer {
     pub fn open(folder: &Path) -> Result<Self> {
         let (fast, slow) = (folder.join("tokenizer.json"), folder.join("tokenizer.model"));
         let (path, inner) = if fast.exists() {
-            let bytes = files::read(&fast, files::MAX_TEXT).map_err(Error::io(&fast, "read"))?;
-            let inner = Tokenizer::from_bytes(bytes).map_err(|error| damaged(&fast, &*error))?;
+            let bytes = files::read(&fast, files::MAX_VOCABULARY).map_err(Error::io(&fast, "read"))?;
+            let inner = checked::read(&bytes).map_err(|reason| Error::weights(&fast, reason, HINT))?;
             (fast, inner)
         } else if slow.exists() {
-            let bytes = files::read(&slow, files::MAX_TEXT).map_err(Error::io(&slow, "read"))?;
+            let bytes = files::read(&slow, files::MAX_VOCABULARY).map_err(Error::io(&slow, "read"))?;
             let inner = sentencepiece::convert(&bytes)
                 .and_then(|json| parse(&json))
                 .map_err(|reason| Error::weights(&slow, reason, "download or copy it again"))?;
@@ -65,7 +68,7 @@ impl TextTokenizer {
             ));
         };
         let config_path = folder.join("tokenizer_config.json");
-        let config = match files::read(&config_path, files::MAX_TEXT) {
+        let config = match files::read(&config_path, files::MAX_SETTINGS) {
             Ok(text) => serde_json::from_slice(&text).map_err(|error| damaged(&config_path, &error))?,
             Err(error) if error.kind() == ErrorKind::NotFound => default_config(),
             Err(error) => return Err(Error::io(&config_path, "read")(error)),
@@ -255,13 +258,11 @@ pub fn clean_answer(text: &str) -> String {
 }
 
 fn damaged(path: &Path, error: &(dyn std::error::Error + 'static)) -> Error {
-    Error::weights(path, error.to_string(), "use the tokenizer files of the checkpoint")
+    Error::weights(path, error.to_string(), HINT)
 }
 
 fn parse(json: &Value) -> Result<Tokenizer, String> {
-    serde_json::to_vec(json)
-        .map_err(|error| error.to_string())
-        .and_then(|bytes| Tokenizer::from_bytes(bytes).map_err(|error| error.to_string()))
+    serde_json::to_vec(json).map_err(|error| error.to_string()).and_then(|bytes| checked::read(&bytes))
 }
 
 /// `tokenizer_config.json` for Python's `transformers`.

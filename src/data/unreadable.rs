@@ -1,7 +1,7 @@
 //! Rows that training skips because their image or mask became unreadable after the start.
 
 use crate::error::{Error, Result};
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
 /// The unreadable rows of a run. More rows than the limit are an error.
@@ -13,8 +13,7 @@ pub struct Unreadable {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Reason by row.
-    rows: BTreeMap<usize, String>,
+    rows: BTreeSet<usize>,
     messages: Vec<String>,
 }
 
@@ -30,15 +29,15 @@ impl Unreadable {
     /// `error` itself, with a hint that names the setting, if `row` is one too many.
     pub fn add(&self, row: usize, error: Error) -> Result<()> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.rows.contains_key(&row) {
+        if state.rows.contains(&row) {
             return Ok(());
         }
         if state.rows.len() >= self.limit {
-            return Err(self.too_many(error, state.rows.len()));
+            return Err(too_many(error, state.rows.len()));
         }
         let count = state.rows.len() + 1;
         state.messages.push(format!("{error}; the sample is skipped ({count} of at most {})", self.limit));
-        state.rows.insert(row, error.to_string());
+        state.rows.insert(row);
         Ok(())
     }
 
@@ -51,16 +50,16 @@ impl Unreadable {
     pub fn count(&self) -> usize {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).rows.len()
     }
+}
 
-    fn too_many(&self, error: Error, before: usize) -> Error {
-        match error {
-            Error::Data { path, line, reason, hint } if before > 0 => {
-                let reason =
-                    format!("{reason}; {before} samples were skipped before, `data.max_bad_samples` allows no more");
-                Error::Data { path, line, reason, hint }
-            }
-            other => other,
+fn too_many(error: Error, before: usize) -> Error {
+    match error {
+        Error::Data { path, line, reason, hint } if before > 0 => {
+            let reason =
+                format!("{reason}; {before} samples were skipped before, `data.max_bad_samples` allows no more");
+            Error::Data { path, line, reason, hint }
         }
+        other => other,
     }
 }
 

@@ -20,7 +20,11 @@ use std::io::{self, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Limit of JSON, TOML and other texts that describe something, in bytes.
+/// Limit of settings and other short JSON and TOML texts, in bytes. Parsed, they may take 100 times the memory.
+pub const MAX_SETTINGS: u64 = 1 << 20;
+/// Limit of a tokenizer's vocabulary, in bytes. Parsed, it may take 20 times the memory.
+pub const MAX_VOCABULARY: u64 = 24 << 20;
+/// Limit of other texts that describe something (lists of files or tensors), in bytes.
 pub const MAX_TEXT: u64 = 64 << 20;
 /// Limit of an image file, in bytes.
 pub const MAX_IMAGE: u64 = 1 << 30;

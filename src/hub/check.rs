@@ -53,7 +53,7 @@ pub fn check<'a>(needs: Vec<Need<'a>>, options: &HubOptions, observer: &dyn Obse
 impl Checked<'_> {
     /// Bytes to download.
     pub fn download_bytes(&self) -> u64 {
-        self.found.iter().map(|(_, located)| located.download_bytes).sum()
+        super::sum(self.found.iter().map(|(_, located)| located.download_bytes))
     }
 
     /// An error if files are missing, or the disk has no room for the download.

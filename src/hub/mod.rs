@@ -71,7 +71,7 @@ pub struct Located {
 impl Located {
     /// Bytes of all files whose size is known.
     pub fn bytes(&self) -> u64 {
-        self.files.iter().filter_map(|file| file.size).sum()
+        sum(self.files.iter().filter_map(|file| file.size))
     }
 
     /// Downloads the missing files and returns [`Self::path`].
@@ -339,7 +339,7 @@ impl<'a> Hub<'a> {
         let folder = self.cache().snapshots().join(&listing.commit);
         let missing: Vec<u64> =
             files.iter().filter(|file| !is_in(&folder, file)).map(|file| file.size.unwrap_or(0)).collect();
-        let total: u64 = missing.iter().sum();
+        let total = sum(missing.iter().copied());
         Ok(Located {
             path: if path.is_empty() { folder } else { folder.join(path) },
             files,
@@ -363,7 +363,7 @@ impl<'a> Hub<'a> {
         let missing: Vec<&RemoteFile> = wanted.iter().filter(|file| !is_in(&folder, file)).collect();
         if !missing.is_empty() {
             let client = self.client()?;
-            let total = missing.iter().map(|file| file.size.unwrap_or(0)).sum();
+            let total = sum(missing.iter().map(|file| file.size.unwrap_or(0)));
             let phase = format!("download {}", self.label());
             observer.on(&Event::Started { phase, total, unit: "bytes" });
             let mut before = 0;
@@ -440,6 +440,11 @@ impl<'a> Hub<'a> {
             Fault::Protocol(reason) => self.error(format!("`{file}`: {reason}"), NO_HUB),
         }
     }
+}
+
+/// The sum of sizes. A hub may list sizes whose sum is larger than any number.
+pub(crate) fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
+    sizes.fold(0, u64::saturating_add)
 }
 
 /// True if a snapshot has a file, with the size that the hub lists.

@@ -17,8 +17,16 @@ const MAX_SIDE: i64 = 1 << 14;
 const MAX_WIDTH: i64 = 1 << 18;
 /// Largest inner width of an MLP. It is the size of tensors only, and libtorch reports what does not fit into memory.
 const MAX_INNER_WIDTH: i64 = 1 << 40;
-/// Most layers, heads or tokens of a window.
+/// Most heads.
 const MAX_COUNT: i64 = 1 << 12;
+/// Most layers of the language model or the vision tower. The largest models have some hundreds.
+const MAX_LAYERS: i64 = 1 << 10;
+/// Most blocks of a stage of the image encoder.
+const MAX_DEPTH: i64 = 1 << 8;
+/// Largest side of an attention window, in cells.
+const MAX_WINDOW: i64 = 1 << 6;
+/// Most pairs of cells in the windows of all blocks. Each pair is a number in a table of the image encoder.
+const MAX_WINDOW_PAIRS: i64 = 1 << 22;
 /// Most tokens of a vocabulary, and most classes.
 const MAX_VOCABULARY: i64 = 1 << 22;
 
@@ -29,7 +37,7 @@ const MAX_VOCABULARY: i64 = 1 << 22;
 pub fn describe(folder: &Path) -> Result<Description> {
     let path = folder.join(DESCRIPTION);
     let hint = "give a run folder made by `prsmed train`, its `last/` or `best/`, or a published PRS-Med folder";
-    let text = files::read(&path, files::MAX_TEXT)
+    let text = files::read(&path, files::MAX_SETTINGS)
         .map_err(|e| Error::weights(folder, format!("not a checkpoint folder ({e})"), hint))?;
     let description = serde_json::from_slice(&text).map_err(|e| Error::weights(&path, e.to_string(), hint))?;
     check_description(&path, &description)?;
@@ -99,11 +107,11 @@ fn check_ranges(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
         ("model.sizes.clip.patch_size", clip.patch_size, MAX_SIDE),
         ("model.sizes.clip.hidden_size", clip.hidden_size, MAX_WIDTH),
         ("model.sizes.clip.intermediate_size", clip.intermediate_size, MAX_INNER_WIDTH),
-        ("model.sizes.clip.num_hidden_layers", clip.num_hidden_layers, MAX_COUNT),
+        ("model.sizes.clip.num_hidden_layers", clip.num_hidden_layers, MAX_LAYERS),
         ("model.sizes.clip.num_attention_heads", clip.num_attention_heads, MAX_COUNT),
         ("model.sizes.llm.hidden_size", llm.hidden_size, MAX_WIDTH),
         ("model.sizes.llm.intermediate_size", llm.intermediate_size, MAX_INNER_WIDTH),
-        ("model.sizes.llm.num_hidden_layers", llm.num_hidden_layers, MAX_COUNT),
+        ("model.sizes.llm.num_hidden_layers", llm.num_hidden_layers, MAX_LAYERS),
         ("model.sizes.llm.num_attention_heads", llm.num_attention_heads, MAX_COUNT),
         ("model.sizes.llm.num_key_value_heads", llm.num_key_value_heads, MAX_COUNT),
         ("model.sizes.llm.vocab_size", llm.vocab_size, MAX_VOCABULARY),
@@ -114,9 +122,9 @@ fn check_ranges(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
     ];
     let stages = [
         ("model.sizes.encoder.embed_dims", encoder.embed_dims, MAX_WIDTH),
-        ("model.sizes.encoder.depths", encoder.depths, MAX_COUNT),
+        ("model.sizes.encoder.depths", encoder.depths, MAX_DEPTH),
         ("model.sizes.encoder.num_heads", encoder.num_heads, MAX_COUNT),
-        ("model.sizes.encoder.window_sizes", encoder.window_sizes, MAX_COUNT),
+        ("model.sizes.encoder.window_sizes", encoder.window_sizes, MAX_WINDOW),
     ];
     let stages = stages.into_iter().flat_map(|(key, values, most)| values.map(|value| (key, value, most)));
     for (key, value, most) in single.into_iter().chain(stages) {
@@ -127,6 +135,11 @@ fn check_ranges(config: &ModelConfig, sizes: &prsmed::Config) -> Result<()> {
                 "use the size of the model",
             ));
         }
+    }
+    let pairs: i64 = (1..4).map(|i| encoder.depths[i] * encoder.window_sizes[i].pow(4)).sum();
+    if pairs > MAX_WINDOW_PAIRS {
+        let reason = format!("the windows have {pairs} pairs of cells, {MAX_WINDOW_PAIRS} are the limit");
+        return Err(Error::config("model.sizes.encoder.window_sizes", reason, "use the size of the model, usually 7"));
     }
     // a merged model has rank 0
     if !(0..=MAX_WIDTH).contains(&lora.rank) {
@@ -238,6 +251,9 @@ mod tests {
             ("/sizes/lora/rank", json!(-1)),
             ("/sizes/encoder/depths", json!([1, 1, 1, large])),
             ("/sizes/encoder/window_sizes", json!([7, 0, 7, 7])),
+            ("/sizes/encoder/window_sizes", json!([7, 4096, 14, 7])),
+            ("/sizes/encoder/window_sizes", json!([7, 7, 64, 7])),
+            ("/sizes/encoder/depths", json!([1, 1, 300, 1])),
             ("/sizes/decoder/hidden_dim", json!(large)),
             ("/sizes/decoder/cross_heads", json!(0)),
             ("/sizes/decoder/prompt_dim", json!(64)),

@@ -16,6 +16,7 @@ use crate::tensor::weights::{Archive, Staged, TensorSpec};
 use crate::tensor::{Device, Kind, Tensor, guard, no_grad};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// Options of a merge.
@@ -103,8 +104,15 @@ impl Source {
             staged.write_bytes(&format!("tokenizer/{name}"), text.as_bytes())?;
             staged.write_bytes(&format!("base/{name}"), text.as_bytes())?;
         }
-        // another merge may have written it meanwhile
-        staged.publish().or_else(|error| refuse_existing(out).and(Err(error)))?;
+        staged.publish().or_else(|error| match &error {
+            // another merge has written it meanwhile
+            Error::Io { source, .. }
+                if matches!(source.kind(), ErrorKind::AlreadyExists | ErrorKind::DirectoryNotEmpty) =>
+            {
+                refuse_existing(out).and(Err(error))
+            }
+            _ => Err(error),
+        })?;
         Ok(merged)
     }
 

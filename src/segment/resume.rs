@@ -158,6 +158,7 @@ mod tests {
                 "train.checkpoint_every_steps",
                 "train.validate_every_epochs",
                 "train.patience",
+                "train.max_skipped_steps",
                 "train.checkpointing",
                 "train.checkpoint_encoder",
                 "train.checkpoint_decoder",
@@ -170,6 +171,7 @@ mod tests {
                 "data.cache_mib",
                 "data.cache_vision",
                 "data.cache_vision_mib",
+                "data.max_bad_samples",
                 "data.max_val_rows",
             ]
         );

@@ -94,7 +94,7 @@ impl Found {
     /// Loads the weights. With `allow_partial`, keys that do not fit become warnings.
     ///
     /// # Errors
-    /// [`Error::Weights`] listing every key that does not fit.
+    /// [`Error::Weights`] listing the first keys that do not fit.
     pub fn load(&self, model: &PrsMed, build: Build) -> Result<Vec<String>> {
         let mut warnings = Vec::new();
         let allow_partial = build.allow_partial;
@@ -355,7 +355,7 @@ fn check_class_head(file: &Path, num_classes: i64) -> Result<()> {
 /// Loads `model` from a checkpoint folder and the base that it names.
 ///
 /// # Errors
-/// [`Error::Weights`] listing every key that does not fit.
+/// [`Error::Weights`] listing the first keys that do not fit.
 pub fn load_run(folder: &Path, description: &Description, model: &PrsMed, build: Build) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
     let stores = model.stores();
@@ -387,7 +387,7 @@ pub(super) fn base_of(folder: &Path, description: &Description, build: Build) ->
 /// Loads adapters (if the model has any), encoder, decoder and class head (which old published folders lack).
 ///
 /// # Errors
-/// [`Error::Weights`] listing every key that does not fit.
+/// [`Error::Weights`] listing the first keys that do not fit.
 pub fn load_parts(folder: &Path, model: &PrsMed, allow_partial: bool, warnings: &mut Vec<String>) -> Result<()> {
     let stores = model.stores();
     let mut adapters = targets(&stores.lora_adapter, |n| Some(n.to_owned()));
@@ -413,7 +413,7 @@ pub fn load_parts(folder: &Path, model: &PrsMed, allow_partial: bool, warnings: 
 /// Loads the base of a run that trains it, or that started it from random weights.
 ///
 /// # Errors
-/// [`Error::Weights`] listing every key that does not fit.
+/// [`Error::Weights`] listing the first keys that do not fit.
 pub fn load_own_base(folder: &Path, model: &PrsMed) -> Result<()> {
     let base = folder.join("base");
     if base.is_dir() {

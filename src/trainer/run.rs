@@ -120,7 +120,7 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
     session.observer.on(&Event::Finished);
     let (steps, best_score) = (engine.progress.step, engine.progress.best_score);
     let (reduced_micro_batch, skipped_steps) = (engine.fitting.reduced(), engine.skipped.total);
-    Ok(Outcome { steps, best_score, reduced_micro_batch, skipped_steps, ..outcome })
+    Ok(Outcome { steps, best_score, skipped_steps, reduced_micro_batch, ..outcome })
 }
 
 /// The result of `work` and its duration.
@@ -188,9 +188,11 @@ impl<'a, T: Task> Engine<'a, T> {
         let waited = self.data_wait.add(&report);
         let observer = self.session.observer;
         observer.on(&Event::Step(report));
-        waited.into_iter().for_each(|note| observer.on(&Event::Note(note)));
-        self.records.take_warning().into_iter().for_each(|warning| observer.on(&Event::Warning(warning)));
-        self.task.take_events().iter().for_each(|event| observer.on(event));
+        let waited = waited.into_iter().map(Event::Note);
+        let full = self.records.take_warning().into_iter().map(Event::Warning);
+        for event in waited.chain(full).chain(self.task.take_events()) {
+            observer.on(&event);
+        }
         Ok(())
     }
 
@@ -254,7 +256,7 @@ impl<'a, T: Task> Engine<'a, T> {
         self.profile.begin_step(step)?;
         let learning_rate = schedule::learning_rate(config, step, self.total_steps);
         if batches.is_empty() {
-            return self.step_without_samples(epoch, learning_rate, start);
+            return Ok(self.step_without_samples(epoch, learning_rate, start));
         }
         let Self { stepper, profile, session, .. } = self;
         let result = stepper.step(batches, StepInfo { number: step + 1, epoch, learning_rate }, &mut |mark, params| {
@@ -289,12 +291,12 @@ impl<'a, T: Task> Engine<'a, T> {
     }
 
     /// A step whose samples were all skipped because their files cannot be read: it counts and changes nothing.
-    fn step_without_samples(&mut self, epoch: u64, learning_rate: f64, start: Instant) -> Result<StepReport> {
+    fn step_without_samples(&mut self, epoch: u64, learning_rate: f64, start: Instant) -> StepReport {
         self.progress.step += 1;
         let step = self.progress.step;
         self.session.observer.on(&Event::Warning(format!("step {step}: no sample can be read, the weights stay")));
         let (total_steps, elapsed) = (self.total_steps, start.elapsed());
-        Ok(StepReport { step, total_steps, epoch, learning_rate, elapsed, ..StepReport::default() })
+        StepReport { step, total_steps, epoch, learning_rate, elapsed, ..StepReport::default() }
     }
 
     /// Reports which custom CUDA kernels the first steps chose.

@@ -6,6 +6,7 @@
 
 mod augment;
 mod bench;
+mod bounds;
 mod checkpoints;
 mod data;
 mod extra;

@@ -159,7 +159,9 @@ fn an_image_that_vanishes_during_a_run_is_skipped_named_and_counted() {
     let mut child = start_until(&mut train(&data, &path("vanished"), &sets), "saved", 1);
     let class = data.join("breast_ultrasound/train_images");
     let images: Vec<_> = std::fs::read_dir(&class).unwrap().map(|entry| entry.unwrap().path()).collect();
-    images.iter().for_each(|image| std::fs::remove_file(image).unwrap());
+    for image in &images {
+        std::fs::remove_file(image).unwrap();
+    }
     let lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| line.unwrap());
     let lines: Vec<Value> = lines.map(|line| serde_json::from_str(&line).unwrap()).collect();
     assert_eq!(child.wait().unwrap().code(), Some(0));

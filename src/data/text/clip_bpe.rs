@@ -11,7 +11,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 use tokenizers::{AddedToken, Tokenizer};
 
-use super::{damaged, parse};
+use super::{HINT, checked, damaged, parse};
 use crate::error::{Error, Result};
 use crate::files;
 
@@ -52,19 +52,19 @@ impl ClipTokenizer {
         let (vocab_path, merges_path) = (folder.join("vocab.json"), folder.join("merges.txt"));
         let whole = folder.join("tokenizer.json");
         if vocab_path.exists() && merges_path.exists() {
-            let vocab = files::read(&vocab_path, files::MAX_TEXT).map_err(Error::io(&vocab_path, "read"))?;
+            let vocab = files::read(&vocab_path, files::MAX_VOCABULARY).map_err(Error::io(&vocab_path, "read"))?;
             let vocab: BTreeMap<String, u32> =
                 serde_json::from_slice(&vocab).map_err(|error| damaged(&vocab_path, &error))?;
             let merges =
-                files::read_to_string(&merges_path, files::MAX_TEXT).map_err(Error::io(&merges_path, "read"))?;
+                files::read_to_string(&merges_path, files::MAX_VOCABULARY).map_err(Error::io(&merges_path, "read"))?;
             let merges = merges.lines().filter(|line| !line.starts_with("#version") && !line.is_empty());
             let merges: Vec<&str> = merges.collect();
             let inner = parse(&clip_json(&vocab, &merges))
                 .map_err(|reason| Error::weights(&merges_path, reason, "download or copy both files again"))?;
             Self::new(inner, &pad, &vocab_path)
         } else if whole.exists() {
-            let bytes = files::read(&whole, files::MAX_TEXT).map_err(Error::io(&whole, "read"))?;
-            let inner = Tokenizer::from_bytes(bytes).map_err(|error| damaged(&whole, &*error))?;
+            let bytes = files::read(&whole, files::MAX_VOCABULARY).map_err(Error::io(&whole, "read"))?;
+            let inner = checked::read(&bytes).map_err(|reason| Error::weights(&whole, reason, HINT))?;
             Self::new(inner, &pad, &whole)
         } else {
             Err(Error::weights(
@@ -136,7 +136,7 @@ fn pad_token(folder: &Path) -> Result<Option<String>> {
         if !path.exists() {
             continue;
         }
-        let bytes = files::read(&path, files::MAX_TEXT).map_err(Error::io(&path, "read"))?;
+        let bytes = files::read(&path, files::MAX_SETTINGS).map_err(Error::io(&path, "read"))?;
         let map: Value = serde_json::from_slice(&bytes).map_err(|error| damaged(&path, &error))?;
         let token = &map["pad_token"];
         if let Some(token) = token.as_str().or_else(|| token["content"].as_str()) {

@@ -20,6 +20,10 @@ use crate::files::{self, NewFile, NewFolder};
 
 pub use crate::files::CHECKSUMS;
 
+/// Most damaged files that a message names.
+const MAX_SHOWN: usize = 20;
+/// Most bytes of a file name with its folders.
+const MAX_NAME: usize = 1000;
 /// How often a folder is read again because a training has replaced it.
 const ATTEMPTS: usize = 100;
 
@@ -230,7 +234,12 @@ pub fn verify_folder(folder: &Path) -> Result<()> {
             Ok(_) => {}
         }
     }
-    if wrong.is_empty() { Ok(()) } else { Err(Error::weights(folder, wrong.join("; "), VERIFY_HINT)) }
+    match wrong.len().checked_sub(MAX_SHOWN) {
+        _ if wrong.is_empty() => return Ok(()),
+        Some(more @ 1..) => wrong.splice(MAX_SHOWN.., [format!("and {more} more")]).for_each(drop),
+        _ => {}
+    }
+    Err(Error::weights(folder, wrong.join("; "), VERIFY_HINT))
 }
 
 /// The checksums of a folder. They may only name files inside of it.
@@ -247,6 +256,7 @@ fn read_checksums(folder: &Path) -> Result<Checksums> {
         .map_err(|error| Error::weights(&path, format!("is damaged: {error}"), VERIFY_HINT))?;
     let is_inside =
         |name: &str| !name.is_empty() && Path::new(name).components().all(|part| matches!(part, Component::Normal(_)));
+    let is_inside = |name: &str| name.len() <= MAX_NAME && is_inside(name);
     match checksums.files.keys().find(|name| !is_inside(name)) {
         Some(name) => {
             let reason = format!("names `{name}`, which is not a file in its folder");

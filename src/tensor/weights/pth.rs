@@ -12,6 +12,9 @@ use super::pickle::{Budget, Pickle, PickleError, TensorRef, Value};
 use super::{StoredTensor, StoredTensors, TensorInfo};
 use crate::error::{Error, Result};
 
+/// Limit of a tensor whose strides repeat elements (`Tensor.expand` in PyTorch), relative to the size of the file.
+const MAX_EXPANSION: usize = 64;
+
 /// Keys under which a training checkpoint may store its state dict.
 const INNER: [&str; 5] = ["state_dict", "model_state_dict", "model", "module", "net"];
 
@@ -68,6 +71,15 @@ pub(super) fn entries(file: &Path, bytes: &[u8]) -> Result<StoredTensors> {
         budget.take(size).map_err(load_error(file))?;
         let entry =
             place(tensor, &parts).map_err(|reason| Error::weights(file, format!("`{name}` {reason}"), AGAIN))?;
+        let needed = bytes_of(&entry.info);
+        if needed > bytes.len().saturating_mul(MAX_EXPANSION).saturating_add(1 << 20) {
+            let reason = format!(
+                "`{name}` of shape {:?} repeats a few elements; it needs more than {MAX_EXPANSION} times the memory of \
+                 the file",
+                entry.info.shape
+            );
+            return Err(Error::weights(file, reason, RESAVE));
+        }
         found.push((name.to_owned(), entry));
     }
     Ok(found)
@@ -229,6 +241,12 @@ fn place(tensor: &TensorRef, parts: &Parts) -> std::result::Result<StoredTensor,
     let info = TensorInfo { kind: storage.kind, shape: shape.clone() };
     let strides = if in_order(shape, strides) { None } else { Some(strides.clone()) };
     Ok(StoredTensor { file: 0, info, strides, start: part.start + offset * size, span: elements * size })
+}
+
+/// Bytes of a tensor with memory of its own.
+fn bytes_of(info: &TensorInfo) -> usize {
+    let size = |dim: &i64| usize::try_from(*dim).unwrap_or(usize::MAX);
+    info.shape.iter().map(size).fold(info.kind.elt_size_in_bytes(), usize::saturating_mul)
 }
 
 fn in_order(shape: &[i64], strides: &[i64]) -> bool {

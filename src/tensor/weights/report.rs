@@ -5,6 +5,9 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 
+/// Most keys of each kind in a message.
+const MAX_LINES: usize = 100;
+
 /// A tensor whose stored shape differs from the model's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MisShaped {
@@ -49,7 +52,7 @@ impl LoadReport {
     /// Returns the report itself if it is clean.
     ///
     /// # Errors
-    /// [`Error::Weights`] about `path` with every key, if a tensor is missing, unexpected or has another shape.
+    /// [`Error::Weights`] about `path` with the first keys, if a tensor is missing, unexpected or has another shape.
     pub fn into_result(self, path: &Path) -> Result<Self> {
         if self.is_clean() {
             return Ok(self);
@@ -69,19 +72,22 @@ impl fmt::Display for LoadReport {
             self.mis_shaped.len(),
             self.ignored.len()
         )?;
-        for name in &self.missing {
-            write!(f, "\n  missing: {name}")?;
-        }
-        for name in &self.unexpected {
-            write!(f, "\n  unexpected: {name}")?;
-        }
-        for MisShaped { name, expected, got } in &self.mis_shaped {
-            write!(f, "\n  shape: {name} is {got:?}, expected {expected:?}")?;
-        }
-        for name in &self.ignored {
-            write!(f, "\n  ignored: {name}")?;
-        }
-        Ok(())
+        let shape = |one: &MisShaped| format!("{} is {:?}, expected {:?}", one.name, one.got, one.expected);
+        lines(f, "missing", &self.missing, String::clone)?;
+        lines(f, "unexpected", &self.unexpected, String::clone)?;
+        lines(f, "shape", &self.mis_shaped, shape)?;
+        lines(f, "ignored", &self.ignored, String::clone)
+    }
+}
+
+/// A line for each of the first keys.
+fn lines<T>(f: &mut fmt::Formatter<'_>, what: &str, keys: &[T], text: impl Fn(&T) -> String) -> fmt::Result {
+    for key in keys.iter().take(MAX_LINES) {
+        write!(f, "\n  {what}: {}", text(key))?;
+    }
+    match keys.len().saturating_sub(MAX_LINES) {
+        0 => Ok(()),
+        more => write!(f, "\n  {what}: {more} more"),
     }
 }
 
@@ -105,6 +111,16 @@ mod tests {
         );
         let error = report.into_result(Path::new("run/x.pth")).unwrap_err();
         assert!(error.to_string().starts_with("run/x.pth: 1 loaded, 1 missing"), "{error}");
+    }
+
+    #[test]
+    fn the_message_of_a_hostile_file_is_short() {
+        let of = |length: usize| {
+            let missing = (0..1000).map(|number| format!("{number}{}", "x".repeat(length))).collect();
+            LoadReport { missing, ..LoadReport::default() }.into_result(Path::new("x")).unwrap_err().to_string()
+        };
+        assert!(of(3).ends_with("\n  missing: 99xxx\n  missing: 900 more"));
+        assert!(of(10_000).len() < 40_000);
     }
 
     #[test]

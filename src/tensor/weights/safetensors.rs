@@ -8,11 +8,18 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use tch::Kind;
 
 use super::{Archive, StoredTensor, StoredTensors, TensorInfo};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, quoted};
 use crate::files;
 use crate::units::Bytes;
 
 const AGAIN: &str = "the file is incomplete: delete it and download or copy it again";
+
+/// Limit of the header of a file, in bytes. That of 100,000 tensors has about 10 MB.
+const MAX_HEADER: u64 = 32 << 20;
+/// Limit of a shard index, in bytes.
+const MAX_INDEX: u64 = 32 << 20;
+/// Most shards of a model. The largest models have some hundreds.
+const MAX_SHARDS: usize = 10_000;
 
 /// File names of the weights in a checkpoint folder, in order of preference.
 const MAIN_FILES: [&str; 5] = [
@@ -86,6 +93,11 @@ impl<'de> Visitor<'de> for UniqueKeys {
 }
 
 fn header(file: &Path, bytes: &[u8]) -> Result<(usize, Metadata)> {
+    let length = bytes.first_chunk().map_or(0, |length| u64::from_le_bytes(*length));
+    if length > MAX_HEADER && length <= bytes.len() as u64 {
+        let reason = format!("has a header of {length} bytes; {MAX_HEADER} are the limit");
+        return Err(Error::weights(file, reason, "write the weights to several files"));
+    }
     let error = match SafeTensors::read_metadata(bytes) {
         Ok((length, header)) => {
             // the crate keeps the last of several tensors with one name
@@ -166,7 +178,7 @@ struct Index {
 
 /// Adds every shard of an index, and checks that each shard has the tensors that the index lists.
 pub(super) fn open_index(archive: &mut Archive, file: &Path) -> Result<()> {
-    let text = files::read(file, files::MAX_TEXT).map_err(Error::io(file, "read"))?;
+    let text = files::read(file, MAX_INDEX).map_err(Error::io(file, "read"))?;
     let index: Index = serde_json::from_slice(&text)
         .map_err(|error| Error::weights(file, format!("is not a shard index: {error}"), "download or copy it again"))?;
     let folder = file.parent().unwrap_or(Path::new("."));
@@ -182,11 +194,15 @@ pub(super) fn open_index(archive: &mut Archive, file: &Path) -> Result<()> {
         }
         shards.entry(shard).or_default().insert(name);
     }
+    if shards.len() > MAX_SHARDS {
+        let reason = format!("names {} shards; {MAX_SHARDS} are the limit", shards.len());
+        return Err(Error::weights(file, reason, "download or copy it again"));
+    }
     let missing: Vec<&str> = shards.keys().copied().filter(|shard| !folder.join(shard).exists()).collect();
     if !missing.is_empty() {
         return Err(Error::weights(
             file,
-            format!("{} of {} shards are missing: `{}`", missing.len(), shards.len(), missing.join("`, `")),
+            format!("{} of {} shards are missing: {}", missing.len(), shards.len(), quoted(&missing)),
             "download or copy the missing shards into the same folder",
         ));
     }
@@ -198,7 +214,7 @@ pub(super) fn open_index(archive: &mut Archive, file: &Path) -> Result<()> {
             absent.sort_unstable();
             return Err(Error::weights(
                 path,
-                format!("lacks {} tensors that the index lists: `{}`", absent.len(), absent.join("`, `")),
+                format!("lacks {} tensors that the index lists: {}", absent.len(), quoted(&absent)),
                 "index and shard belong to different revisions: download both again",
             ));
         }

@@ -1,0 +1,439 @@
+//! Fuzz targets: one function for each parser of files and answers that somebody else may have made.
+//!
+//! A target must return for every input. It panics if the parser panics, needs too much memory, or does something that
+//! `SECURITY.md` excludes. `fuzz_targets/` calls the functions from libFuzzer, and `tests/fuzz_replay.rs` calls them with
+//! stored inputs.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::fs;
+use std::io::{Cursor, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use prsmed::augment::export::{Export, Journal};
+use prsmed::config::{AugmentRun, RunConfig, Sources};
+use prsmed::data::image::{MaskMode, PadOffset, clip_pixels, mask_pixels};
+use prsmed::data::manifest::{Manifest, OpenOptions};
+use prsmed::data::text::clip_bpe::ClipTokenizer;
+use prsmed::data::text::{TextTokenizer, clean_answer, training_prompt};
+use prsmed::data::{annotation, decode};
+use prsmed::event::Silent;
+use prsmed::hub::{self, Files, HubOptions, Timeouts};
+use prsmed::models::prsmed::{BuildOptions, PrsMed};
+use prsmed::segment::setup::{self, RANDOM};
+use prsmed::tensor::weights::{Archive, verify_folder};
+use prsmed::tensor::{Device, Kind, META, Tensor, guard, kind_bytes, ledger, meta};
+
+/// Limit of the memory that a parser may take, whatever its input says.
+const MAX_MEMORY: usize = 1 << 30;
+
+/// Counts the memory of each thread.
+struct Counting;
+
+thread_local! {
+    static HELD: Cell<isize> = const { Cell::new(0) };
+    static PEAK: Cell<isize> = const { Cell::new(0) };
+}
+
+fn count(bytes: isize) {
+    // not there while a thread ends
+    let _ = HELD.try_with(|held| {
+        held.set(held.get() + bytes);
+        let _ = PEAK.try_with(|peak| peak.set(peak.get().max(held.get())));
+    });
+}
+
+// SAFETY: every call is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout.size().cast_signed());
+        // SAFETY: the caller's contract.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count(layout.size().cast_signed());
+        // SAFETY: the caller's contract.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        count(-layout.size().cast_signed());
+        // SAFETY: the caller's contract.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // the old and the new block may both exist during the call
+        count(size.cast_signed());
+        // SAFETY: the caller's contract.
+        let moved = unsafe { System.realloc(pointer, layout, size) };
+        count(-layout.size().cast_signed());
+        moved
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Runs `work`, which must not take more than `max` bytes on this thread.
+fn limited<T>(max: usize, work: impl FnOnce() -> T) -> T {
+    let before = HELD.get();
+    PEAK.set(before);
+    let result = work();
+    let peak = (PEAK.get() - before).cast_unsigned();
+    assert!(peak <= max, "{peak} bytes of memory; {max} are the limit");
+    result
+}
+
+/// An empty folder in memory.
+fn folder() -> tempfile::TempDir {
+    let memory = Path::new("/dev/shm");
+    let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
+    tempfile::Builder::new().prefix("prsmed-fuzz-").tempdir_in(parent).expect("a folder")
+}
+
+/// Writes a file and returns its path.
+fn file(folder: &tempfile::TempDir, name: &str, bytes: &[u8]) -> PathBuf {
+    let path = folder.path().join(name);
+    fs::write(&path, bytes).expect("written");
+    path
+}
+
+/// The parts of an input, which are separated by `byte`.
+fn parts(bytes: &[u8], byte: u8, most: usize) -> impl Iterator<Item = &[u8]> {
+    bytes.splitn(most, move |&other| other == byte)
+}
+
+/// The pickle of a PyTorch archive. It may take 64 times its own size.
+pub fn pickle(bytes: &[u8]) {
+    let mut zip = zip::ZipWriter::new(Cursor::new(Vec::new()));
+    let stored = zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
+    for (name, content) in [("a/data.pkl", bytes), ("a/data/0", [0; 64].as_slice())] {
+        zip.start_file(name, stored).expect("started");
+        zip.write_all(content).expect("written");
+    }
+    let folder = folder();
+    let path = file(&folder, "model.pth", zip.finish().expect("finished").get_ref());
+    let opened = limited(64 * bytes.len() + (4 << 20), || Archive::open(&path));
+    if let Ok(archive) = opened {
+        read(&archive, bytes.len());
+    }
+}
+
+/// A PyTorch file: a zip archive, or the format before PyTorch 1.6.
+pub fn pth(bytes: &[u8]) {
+    let folder = folder();
+    let path = file(&folder, "model.pth", bytes);
+    let opened = limited(64 * bytes.len() + (4 << 20), || Archive::open(&path));
+    if let Ok(archive) = opened {
+        read(&archive, bytes.len());
+    }
+}
+
+/// A `.safetensors` file. If the input has a NUL byte after a `{`: a shard index before the byte and the shard
+/// `a.safetensors` after it.
+pub fn safetensors(bytes: &[u8]) {
+    let folder = folder();
+    let mut files = parts(bytes, 0, 2);
+    if let (true, Some(index), Some(shard)) = (bytes.starts_with(b"{"), files.next(), files.next()) {
+        file(&folder, "model.safetensors.index.json", index);
+        file(&folder, "a.safetensors", shard);
+    } else {
+        file(&folder, "model.safetensors", bytes);
+    }
+    let opened = limited(MAX_MEMORY, || Archive::open(folder.path()));
+    if let Ok(archive) = opened {
+        read(&archive, bytes.len());
+    }
+}
+
+/// Reads every tensor of an archive of `size` bytes, and loads those that claim to be quantized. A tensor may take 64
+/// times the size of the archive.
+fn read(archive: &Archive, size: usize) {
+    let max = 64 * size as u64 + (4 << 20);
+    let mut targets = Vec::new();
+    for name in archive.names() {
+        let info = archive.info(name).expect("a name of the archive");
+        let sizes = info.shape.iter().map(|&size| u64::try_from(size).expect("a size"));
+        assert!(sizes.fold(kind_bytes(info.kind), u64::saturating_mul) <= max, "{info:?}");
+        let shape = info.shape.clone();
+        if archive.is_quantized(name) {
+            targets.push((name.clone(), Tensor::zeros([2, 64], (Kind::Float, Device::Cpu))));
+        }
+        if let Ok(tensor) = archive.read(name) {
+            assert_eq!(tensor.size(), shape);
+            targets.push((name.clone(), tensor));
+        }
+    }
+    let quantized: Vec<String> = archive.names().iter().filter_map(|name| quantized_weight(name)).collect();
+    targets.extend(quantized.into_iter().map(|name| (name, Tensor::zeros([2, 64], (Kind::Float, Device::Cpu)))));
+    if let Ok(report) = archive.load(&mut targets, |_| false) {
+        let _ = report.into_result(archive.path());
+    }
+}
+
+/// The weight to which the state of a 4-bit matrix belongs.
+fn quantized_weight(name: &str) -> Option<String> {
+    name.strip_suffix(".quant_state.bitsandbytes__nf4").map(str::to_owned)
+}
+
+/// An image and a mask: PNG, JPEG or TIFF.
+pub fn image(bytes: &[u8]) {
+    let folder = folder();
+    let path = file(&folder, "image", bytes);
+    limited(MAX_MEMORY, || {
+        let Ok((image, _range)) = decode::image_with_range(&path) else { return };
+        for offset in [PadOffset::Centre, PadOffset::CentrePlusOne] {
+            assert_eq!(clip_pixels(&image, 14, offset).expect("an image has pixels").len(), 3 * 14 * 14);
+        }
+        drop(image);
+        let stored = decode::stored_mask(&path).expect("decoded before");
+        let num_labels = stored.labels().len();
+        if let Ok(mask) = decode::mask(&path) {
+            assert!(num_labels < 2, "{num_labels} labels");
+            for mode in [MaskMode::Binary, MaskMode::Soft] {
+                assert_eq!(mask_pixels(&mask, 16, mode).expect("a mask has pixels").len(), 16 * 16);
+            }
+        }
+    });
+}
+
+/// A data root with two images.
+fn data_root() -> &'static Path {
+    static ROOT: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let root = ROOT.get_or_init(|| {
+        let root = folder();
+        for name in ["ct/train_images", "ct/train_masks", "mr/val_images", "mr/val_masks"] {
+            fs::create_dir_all(root.path().join(name)).expect("created");
+        }
+        for name in ["ct/train_images/a.jpg", "ct/train_masks/a.png", "mr/val_images/b.png", "mr/val_masks/b.png"] {
+            file(&root, name, b"");
+        }
+        root
+    });
+    root.path()
+}
+
+/// A table of annotations (CSV).
+pub fn csv(bytes: &[u8]) {
+    let root = data_root();
+    let folder = folder();
+    let path = file(&folder, "a.csv", bytes);
+    // 64 times the size: a row of a few bytes has several paths
+    limited(256 * bytes.len() + (4 << 20), || {
+        if let Ok((rows, bad)) = annotation::read(root, std::slice::from_ref(&path)) {
+            for row in &rows {
+                assert!(row.mask_path.starts_with(root) && row.image_path.starts_with(root), "{row:?}");
+                let outside = |path: &Path| path.components().any(|part| part.as_os_str() == "..");
+                assert!(!outside(&row.mask_path) && !outside(&row.image_path), "{row:?}");
+            }
+            assert!(bad.iter().all(|bad| !bad.reason.is_empty()));
+        }
+        if let Ok(manifest) = Manifest::open_with(root, Some(&path), OpenOptions { skip_bad: true }) {
+            let _ = manifest.skipped_note();
+        }
+    });
+}
+
+/// The journal of generated pairs (`manifest.jsonl`).
+pub fn journal(bytes: &[u8]) {
+    let outer = folder();
+    let root = outer.path().join("pairs");
+    fs::create_dir(&root).expect("created");
+    let path = file(&outer, "pairs/manifest.jsonl", bytes);
+    limited(256 * bytes.len() + (4 << 20), || {
+        let records = Journal::read(&path);
+        let opened = Export::open(&root);
+        assert_eq!(records.is_ok(), opened.is_ok(), "{records:?}, {opened:?}");
+        if let Ok(export) = opened {
+            assert_eq!(export.journal().records().len(), records.map_or(0, |records| records.len()));
+            let _ = export.write_annotations();
+        }
+    });
+    let names: Vec<_> =
+        fs::read_dir(outer.path()).expect("listed").map(|entry| entry.expect("listed").path()).collect();
+    assert_eq!(names, [root], "a journal must not write outside of its folder");
+}
+
+/// The description of a checkpoint (`model.json`), up to a model on the meta device.
+pub fn model_json(bytes: &[u8]) {
+    static INSTALLED: OnceLock<()> = OnceLock::new();
+    INSTALLED.get_or_init(|| {
+        ledger::install();
+        meta::install().expect("installed");
+    });
+    let folder = folder();
+    file(&folder, "model.json", bytes);
+    limited(MAX_MEMORY, || {
+        let Ok(description) = setup::describe(folder.path()) else { return };
+        let model = &description.model;
+        let options = BuildOptions {
+            device: META,
+            stored: Kind::BFloat16,
+            compute: Kind::BFloat16,
+            initialise: false,
+            train_base: model.train_base,
+            quantization: model.quantization,
+            loads_base: model.base != RANDOM,
+        };
+        if let Err(error) = guard::guard(|| Ok(PrsMed::new(&description.sizes, options))) {
+            let text = error.to_string();
+            let is_bug = ["attempt to", "out of bounds", "out of range", "unwrap()", "assertion"];
+            assert!(!is_bug.iter().any(|part| text.contains(part)), "{text}");
+        }
+    });
+}
+
+/// The checksums of a checkpoint folder (`checksums.json`).
+pub fn checksums(bytes: &[u8]) {
+    let outer = folder();
+    fs::create_dir_all(outer.path().join("run/sub")).expect("created");
+    file(&outer, "run/a", b"hello\n");
+    file(&outer, "run/sub/b", b"");
+    // a file outside of the folder that no checksum may read
+    file(&outer, "outside", b"hello\n");
+    file(&outer, "run/checksums.json", bytes);
+    limited(256 * bytes.len() + (4 << 20), || {
+        if verify_folder(&outer.path().join("run")).is_ok() {
+            assert!(
+                !bytes.windows(10).any(|part| part == b"\"../outsid"),
+                "a checksum of a file outside of the folder"
+            );
+        }
+    });
+}
+
+/// Settings of a training or of generated pairs (TOML).
+pub fn config(bytes: &[u8]) {
+    let folder = folder();
+    let path = file(&folder, "config.toml", bytes);
+    limited(MAX_MEMORY, || {
+        let sources = Sources { default_preset: "full".into(), file: Some(path), ..Sources::default() };
+        if let Ok(resolved) = sources.resolve_as::<RunConfig>() {
+            let again = file(&folder, "again.toml", resolved.to_toml().as_bytes());
+            let again = Sources { file: Some(again), ..sources.clone() }.resolve_as::<RunConfig>();
+            assert_eq!(again.expect("settings that were written").config, resolved.config);
+            let model = &resolved.config.model;
+            if model.base == RANDOM && model.image_encoder == RANDOM {
+                let _ = setup::planned_sizes(model, resolved.config.lora, 6);
+            }
+        }
+        if let Ok(resolved) = sources.resolve_as::<AugmentRun>() {
+            let _ = resolved.to_toml();
+        }
+    });
+}
+
+/// A tokenizer: `tokenizer.json`, or `tokenizer.model` if the input does not start with `{`. If the input has a NUL
+/// byte: CLIP's `vocab.json` before it and `merges.txt` after it.
+pub fn tokenizer(bytes: &[u8]) {
+    const TEXTS: [&str; 5] =
+        ["", "a lesion", " \n\t<s>▁ <image></s>", "Größe 3.5 cm 🩻 \u{0}\u{200b}", "aaaaaaaaaaaaaaaaaaaaaaaa"];
+    let folder = folder();
+    let mut files = parts(bytes, 0, 2);
+    let is_json = bytes.starts_with(b"{");
+    if let (true, Some(vocab), Some(merges)) = (is_json, files.next(), files.next()) {
+        file(&folder, "vocab.json", vocab);
+        file(&folder, "merges.txt", merges);
+    } else {
+        file(&folder, if is_json { "tokenizer.json" } else { "tokenizer.model" }, bytes);
+    }
+    limited(MAX_MEMORY, || {
+        if let Ok(tokenizer) = TextTokenizer::open(folder.path()) {
+            for text in TEXTS {
+                if let Ok(ids) = tokenizer.encode(text) {
+                    assert!(ids.iter().all(|id| (0..tokenizer.vocab_size()).contains(id)), "{ids:?}");
+                    let _ = tokenizer.decode(&ids).map(|text| clean_answer(&text));
+                }
+            }
+            let ids: Vec<i64> = (-201..300).collect();
+            let _ = tokenizer.decode(&ids);
+            let _ = training_prompt(&tokenizer, "Where?", "There.", true);
+            let _ = tokenizer.files();
+        }
+        if let Ok(tokenizer) = ClipTokenizer::open(folder.path()) {
+            for text in TEXTS {
+                let _ = tokenizer.encode(text).map(|ids| assert_eq!(ids.ids.len(), 77));
+            }
+        }
+    });
+}
+
+/// The answers of a hub, separated by the byte 30: the listing, then header and content of each file. `//hub/` is the
+/// address of the hub itself; other addresses are not allowed, so that no request leaves the machine.
+pub fn hub(bytes: &[u8]) {
+    let is_local = |at: usize| [b"hub/".as_slice(), b"localhost/"].iter().any(|host| bytes[at + 2..].starts_with(host));
+    if (0..bytes.len().saturating_sub(1)).any(|at| bytes[at..at + 2] == *b"//" && !is_local(at)) {
+        return;
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("a port");
+    let own = format!("//{address}/");
+    let answers: Vec<Vec<u8>> = parts(bytes, 30, 16).map(|part| with_address(part, own.as_bytes())).collect();
+    let folder = folder();
+    let has_ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| serve(&listener, &answers, &has_ended));
+        let wait = Duration::from_secs(1);
+        let options = HubOptions {
+            endpoint: format!("http://{address}"),
+            token: Some("secret".into()),
+            timeouts: Timeouts { connect: wait, response: wait, idle: wait },
+            ..HubOptions::new(folder.path().join("cache"))
+        };
+        limited(256 * bytes.len() + (64 << 20), || {
+            let found = hub::find("hub:o/n", &Files::All, &options, &Silent);
+            if let Ok(located) = found {
+                let _ = located.bytes();
+                let _ = located.fetch(&options, &Silent);
+            }
+        });
+        has_ended.store(true, Ordering::SeqCst);
+        let _ = TcpStream::connect(address);
+    });
+    let names: Vec<_> =
+        fs::read_dir(folder.path()).expect("listed").map(|entry| entry.expect("listed").path()).collect();
+    assert!(names.is_empty() || names == [folder.path().join("cache")], "{names:?}");
+}
+
+/// An answer in which `//hub/` is the address of the server.
+fn with_address(answer: &[u8], own: &[u8]) -> Vec<u8> {
+    let mut out = Vec::with_capacity(answer.len());
+    let mut at = 0;
+    while at < answer.len() {
+        if answer[at..].starts_with(b"//hub/") {
+            out.extend(own);
+            at += b"//hub/".len();
+        } else {
+            out.push(answer[at]);
+            at += 1;
+        }
+    }
+    out
+}
+
+/// Answers one request after the other, then all others with 404.
+fn serve(listener: &TcpListener, answers: &[Vec<u8>], has_ended: &AtomicBool) {
+    let mut answers = answers.iter();
+    while let Ok((mut stream, _)) = listener.accept() {
+        if has_ended.load(Ordering::SeqCst) {
+            return;
+        }
+        let mut request: Vec<u8> = Vec::new();
+        let mut chunk = [0_u8; 4096];
+        while !request.windows(4).any(|end| end == b"\r\n\r\n") {
+            match stream.read(&mut chunk) {
+                Ok(0) | Err(_) => break,
+                Ok(count) => request.extend(&chunk[..count]),
+            }
+        }
+        let missing = b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n".as_slice();
+        let _ = stream.write_all(answers.next().map_or(missing, Vec::as_slice));
+        let _ = stream.shutdown(Shutdown::Both);
+    }
+}
