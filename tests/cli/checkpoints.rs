@@ -137,7 +137,7 @@ fn a_checkpoint_of_absurd_sizes_is_refused() {
     let description = fs::read_to_string(run.join("model.json")).unwrap();
     for (before, after, expected) in [
         ("\"sam_size\": 64", "\"sam_size\": 4294967295", "`pixels.sam_size` and `model.image_size` must be equal"),
-        ("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 1099511627776", "must be from 1 to 4096"),
+        ("\"num_hidden_layers\": 3", "\"num_hidden_layers\": 1099511627776", "must be from 1 to 1024"),
         ("\"patch_size\": 14", "\"patch_size\": 0", "must be from 1 to"),
         ("\"format\": 1", "\"format\": 99", "has the format 99"),
     ] {

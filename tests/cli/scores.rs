@@ -343,7 +343,7 @@ const STEP_KEYS: [&str; 12] = [
     "allocated_peak", "data_wait_seconds", "epoch", "grad_norm", "images_per_s", "kind", "learning_rate", "losses",
     "samples", "seconds", "step", "total_steps",
 ];
-const TRAIN_KEYS: [&str; 11] = [
+const TRAIN_KEYS: [&str; 13] = [
     "best_score",
     "data_wait_seconds",
     "images_per_s",
@@ -351,6 +351,8 @@ const TRAIN_KEYS: [&str; 11] = [
     "memory",
     "reduced_micro_batch",
     "run",
+    "skipped_samples",
+    "skipped_steps",
     "steps",
     "steps_now",
     "stopped_early",
