@@ -509,7 +509,22 @@ mod tests {
         };
         assert_eq!(same(Arm::Classical), same(Arm::Real));
         assert_eq!(same(Arm::Synthetic), same(Arm::Real));
-        assert_eq!(same(Arm::Real).train.max_steps, 3);
+        let train = same(Arm::Real).train;
+        assert_eq!((train.max_steps, train.epochs), (3, 3));
+        assert_eq!((train.validate_every_epochs, train.patience), (0, 0), "every arm is trained to the end");
+    }
+
+    #[test]
+    fn training_rows_are_repeated_until_an_epoch_is_longer_than_the_training() {
+        let folder = tempfile::tempdir().unwrap();
+        let of = |name: &str, split| row(folder.path(), name, 1, split);
+        let real = manifest(folder.path(), vec![of("a", Split::Train), of("test", Split::Test), of("b", Split::Train)]);
+        let mut config = RunConfig::default();
+        (config.train.micro_batch, config.train.accumulation) = (2, 1);
+        let rows = ablation(&real, &real, &config).repeated(&real).rows;
+        // three steps of two rows are three passes over two rows, and one more follows
+        assert_eq!(rows.iter().filter(|row| row.split == Split::Train).count(), 8);
+        assert_eq!(rows.iter().filter(|row| row.split == Split::Test).count(), 1);
     }
 
     #[test]

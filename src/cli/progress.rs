@@ -385,14 +385,36 @@ mod tests {
         let (progress, lines, data) = progress(false, true);
         progress.on(&Event::Step(report(3)));
         progress.on(&Event::Token("upper".into()));
+        progress.on(&Event::Note("new".into()));
         progress.on(&Event::Warning("odd".into()));
         let values: Vec<Value> = data.text().lines().map(|line| serde_json::from_str(line).unwrap()).collect();
         assert_eq!(
             values.iter().map(|v| v["kind"].as_str().unwrap()).collect::<Vec<_>>(),
-            ["step", "token", "warning"]
+            ["step", "token", "note", "warning"]
         );
         assert_eq!(values[0]["losses"]["total"], json!(0.5));
-        assert_eq!(lines.text(), "warning: odd\n");
+        assert_eq!([1, 2, 3].map(|i| values[i]["text"].as_str().unwrap()), ["upper", "new", "odd"]);
+        assert_eq!(lines.text(), "note: new\nwarning: odd\n");
+    }
+
+    #[test]
+    fn output_that_cannot_be_written_gives_one_warning() {
+        struct Full;
+        impl Write for Full {
+            fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+                Err(std::io::ErrorKind::StorageFull.into())
+            }
+
+            fn flush(&mut self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let lines = Shared::default();
+        let style = Style { is_terminal: false, color: false, every_steps: 10 };
+        let progress = Progress::to(Box::new(lines.clone()), style, Arc::new(Output::to(Box::new(Full), true)));
+        progress.on(&Event::Token("upper".into()));
+        progress.on(&Event::Token(" left".into()));
+        assert_eq!(lines.text(), "warning: standard output: cannot write\n");
     }
 
     #[test]
@@ -421,6 +443,8 @@ mod tests {
         let (progress, lines, _data) = progress(true, false);
         for (total, unit) in [(10, "bytes"), (0, "bytes"), (10, "steps"), (0, "files"), (10, "images")] {
             progress.on(&Event::Started { phase: "phase".into(), total, unit });
+            let bar = progress.state().phases.last().unwrap().bar.clone().unwrap();
+            assert_eq!((bar.prefix().as_str(), bar.length()), ("phase", Some(total)));
             progress.on(&Event::Advanced { done: 5 });
             progress.on(&Event::Step(report(5)));
         }

@@ -251,5 +251,9 @@ mod tests {
         let error = Collated::new(&[vec![sample(0, &[1])]], PixelConfig { sam_size: 4, ..CONFIG }, None)
             .expect_err("3 is not 4");
         assert!(error.to_string().contains("(12, 27, 9)"), "{error}");
+        let short = Pixels { clip: vec![0; 8], sam: vec![0; 27], mask: vec![0; 9] };
+        let short = Sample { pixels: Arc::new(short), ..sample(0, &[1]) };
+        let error = Collated::new(&[vec![short]], CONFIG, None).expect_err("two of three planes");
+        assert!(error.to_string().contains("(8, 27, 9)"), "{error}");
     }
 }

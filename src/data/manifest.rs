@@ -492,6 +492,7 @@ mod tests {
         let both = open(&real).with_extra(open(&made)).expect("train rows of a known class");
         assert_eq!((both.rows_of(Split::Train), both.synthetic_rows()), (vec![0], vec![1]));
         assert!(both.rows[1].mask_path.starts_with(made.path()));
+        assert_eq!(both.skipped_note(), None);
         let mut held_out = open(&made);
         held_out.rows[0].split = Split::Test;
         let error = open(&real).with_extra(held_out).expect_err("a test row").to_string();
@@ -500,6 +501,11 @@ mod tests {
         other.rows[0].modality = "mr".into();
         let error = open(&real).with_extra(other).expect_err("a new class").to_string();
         assert!(error.contains("a.csv:2: class `mr` is unknown; the classes are `ct`"), "{error}");
+        let rows = "ct/train_masks/a.png,q,a,train\nct/train_masks/none.png,q,a,train\n";
+        made.csv("a.csv", &format!("image_path,question,answer,split\n{rows}"));
+        let some = Manifest::open_with(made.path(), None, OpenOptions { skip_bad: true }).expect("a good row");
+        let note = open(&real).with_extra(some).expect("train rows").skipped_note().expect("a bad row");
+        assert!(note.contains("a.csv:3: mask `ct/train_masks/none.png` is missing"), "{note}");
     }
 
     #[test]

@@ -58,6 +58,14 @@ fn a_component_that_covers_the_centre_gets_the_suffix() {
 }
 
 #[test]
+fn a_component_on_the_middle_lines_counts_as_bottom_right() {
+    let mask = mask(100, 80, &[(49, 39, 51, 41)]);
+    let component = &components(&mask)[0];
+    assert_eq!(component.centroid_px, (50.0, 40.0));
+    assert_eq!(component_zone(component, mask.dimensions()).label(), "bottom right center");
+}
+
+#[test]
 #[ignore = "needs shared data"]
 fn shared_data_labels_match_masks_and_answers() {
     let root = shared("data/real");

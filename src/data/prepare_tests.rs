@@ -101,6 +101,32 @@ fn pairs_are_matched_by_stem_and_other_files_are_listed() {
 }
 
 #[test]
+fn progress_counts_every_pair() {
+    #[derive(Default)]
+    struct Read(std::sync::Mutex<Vec<u64>>);
+    impl Observer for Read {
+        fn on(&self, event: &Event) {
+            let mut found = self.0.lock().unwrap();
+            match event {
+                Event::Started { phase, total, .. } if phase == "read masks" => *found = vec![*total],
+                Event::Advanced { done } if found.len() <= 3 => found.push(*done),
+                _ => {}
+            }
+        }
+    }
+    let f = folders();
+    for name in ["a.png", "b.png", "c.png"] {
+        f.image(name);
+        f.mask(name, 255, &[(2, 2, 9, 9)]);
+    }
+    let observer = Read::default();
+    prepare(&f.options(), &observer).unwrap();
+    let mut found = observer.0.into_inner().unwrap();
+    found[1..].sort_unstable();
+    assert_eq!(found, [3, 1, 2, 3], "the number of pairs, and how many are done");
+}
+
+#[test]
 fn existing_files_are_not_overwritten() {
     let f = folders();
     f.image("a.png");

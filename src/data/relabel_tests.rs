@@ -176,6 +176,12 @@ fn sides_of_organs_stay_while_they_are_correct() {
         lower.answer.starts_with("The left lung lies in the lower right part of the image. The patient's left lung")
     );
     assert_eq!(lung(&block(10, 40)), Err(RelabelError::Words("left".into())));
+    let shown = |new: &GrayImage| {
+        let answer = "It lies in the center right part of the image. It is shown on the right side of the image.";
+        relabelled(answer, "center right", &block(70, 40), new)
+    };
+    assert_eq!(shown(&block(60, 5)).unwrap().1, "upper right");
+    assert_eq!(shown(&block(10, 40)), Err(RelabelError::Words("right".into())));
 }
 
 #[test]

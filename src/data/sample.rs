@@ -120,3 +120,22 @@ pub(crate) fn at_row(row: &Row, error: &Error) -> Error {
     let cause = std::error::Error::source(error).map_or_else(String::new, |cause| format!(": {cause}"));
     Error::data_line(&row.csv, row.line, format!("{error}{cause}"), hint)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::image::{MaskMode, PadOffset};
+
+    #[test]
+    fn the_size_of_pixels_is_known_before_they_are_loaded() {
+        let config = PixelConfig {
+            clip_size: 8,
+            sam_size: 16,
+            mask: MaskMode::Soft,
+            pad_offset: PadOffset::Centre,
+            labels: Labels::NONE,
+        };
+        let pixels = Pixels::of(&DynamicImage::new_rgb8(9, 7), &GrayImage::new(9, 7), &config).unwrap();
+        assert_eq!((pixels.bytes(), config.cached_bytes()), (3 * 64 + 4 * 256, 3 * 64 + 4 * 256));
+    }
+}

@@ -269,6 +269,7 @@ mod tests {
         second.add(&bad);
         let means = SegmentationMeans::macro_mean([first, second].iter().filter_map(SegmentationSums::means)).unwrap();
         assert!((means.dice - 0.5).abs() < 1e-12, "two groups, one perfect");
+        assert!((means.iou - 0.5).abs() < 1e-12 && (means.soft_dice - 0.5).abs() < 1e-6, "{means:?}");
         first.merge(&second);
         assert!((first.means().unwrap().dice - 2.0 / 3.0).abs() < 1e-12, "three images, two perfect");
         assert!((first.pooled.dice() - 36.0 / 37.0).abs() < 1e-12, "19 truth pixels, 18 found");

@@ -306,6 +306,16 @@ mod tests {
         assert_eq!((summary.modalities[1].questions, summary.modalities[1].images), (2, 1), "two questions, one image");
         assert_eq!(summary.modalities[1].position_accuracy, Some(0.5));
         assert_eq!(summary.modalities[0].text, None);
+        let reference = "The lesion lies in the upper left part of the image.";
+        let [a, b] = [reference, "It lies at the bottom."].map(|answer| TextScores::of(answer, reference));
+        let text = summary.modalities[1].text.unwrap();
+        for (mean, a, b) in [
+            (text.bleu, a.bleu, b.bleu),
+            (text.rouge1, a.rouge1, b.rouge1),
+            (text.meteor_exact_stem, a.meteor_exact_stem, b.meteor_exact_stem),
+        ] {
+            assert!((mean - f64::midpoint(a, b)).abs() < 1e-12, "{text:?}");
+        }
         assert_eq!(summary.macro_mean.position_accuracy, Some(0.5), "a modality without answers does not count");
     }
 

@@ -377,6 +377,12 @@ mod tests {
         // at threshold 0 both images have Dice 0.4; above it 1 and 0
         assert!((scores.mean_dic - (255.0 * 0.5 + 0.4) / 256.0).abs() < 1e-12);
         assert!((scores.max_dic - 0.5).abs() < 1e-12);
+        // no error, and an error of 1 at two of four pixels
+        assert!((scores.mae - 0.25).abs() < 1e-12, "{}", scores.mae);
+        let alone = other.scores().unwrap();
+        assert!((scores.sm - f64::midpoint(1.0, alone.sm)).abs() < 1e-9, "{} {}", scores.sm, alone.sm);
+        let found = [scores, alone].map(|one| one.weighted_fm.unwrap());
+        assert!((found[0] - f64::midpoint(1.0, found[1])).abs() < 1e-9, "{found:?}");
     }
 
     #[test]

@@ -46,8 +46,8 @@ fn compromises_begin_with_the_given_settings() {
     assert_eq!(trained, [wanted, Compromise { optimizer: OptimizerKind::AdamW8bit, ..wanted }]);
 }
 
-/// A problem with simple rules: an image takes 10 bytes and 10 seconds, a saving saves 3 of the bytes, the feature
-/// cache saves the fraction `tower` of the time, and CUDA graphs take 25 bytes and save the time of the CPU.
+/// A problem with simple rules: an image of 64 pixels takes 10 bytes and 10 seconds, a saving saves 3 of the bytes, a
+/// larger image takes more bytes in proportion to its side, the feature cache saves the fraction `tower` of the time, and CUDA graphs take 25 bytes and save the time of the CPU.
 struct Rule {
     budget: u64,
     host_bound: bool,
@@ -57,7 +57,7 @@ struct Rule {
 impl Problem for Rule {
     fn plan(&self, choice: &Choice, _effort: Effort) -> Result<Plan> {
         let saved = self.savings().iter().position(|saving| *saving == choice.saving).unwrap() as u64;
-        let peak = Bytes(choice.micro_batch as u64 * (10 - 3 * saved.min(3)));
+        let peak = Bytes(choice.micro_batch as u64 * (10 - 3 * saved.min(3)) * choice.image_size.unsigned_abs() / 64);
         let kept = if choice.cache_features { self.tower } else { 0.0 };
         let gpu = choice.samples() as f64 * (10.0 + saved as f64) * (1.0 - kept);
         let seconds = if self.host_bound { 2.0 * gpu } else { gpu };
@@ -94,8 +94,8 @@ impl Problem for Rule {
     }
 }
 
-fn found(rule: &Rule) -> Candidate {
-    let space = Space {
+fn space() -> Space {
+    Space {
         effective_batch: 4,
         questions: vec![1],
         image_sizes: vec![64],
@@ -103,8 +103,31 @@ fn found(rule: &Rule) -> Candidate {
         use_graphs: true,
         custom_kernels: true,
         headroom_frac: 0.0,
-    };
-    search(rule, &space).unwrap().fitting.remove(0)
+    }
+}
+
+fn found(rule: &Rule) -> Candidate {
+    search(rule, &space()).unwrap().fitting.remove(0)
+}
+
+#[test]
+fn the_first_image_size_that_fits_is_used() {
+    let space = Space { image_sizes: vec![256, 128, 64], ..space() };
+    let found = search(&Rule { budget: 3, host_bound: false, tower: 0.0 }, &space).unwrap();
+    assert!(found.smallest.is_none());
+    assert_eq!(found.fitting.iter().map(|one| one.choice.image_size).collect::<Vec<_>>(), [128]);
+}
+
+#[test]
+fn the_smallest_settings_are_reported_if_nothing_fits() {
+    let space = Space { image_sizes: vec![128, 64], questions: vec![2, 1, 4], ..space() };
+    let found = search(&Rule { budget: 0, host_bound: false, tower: 0.0 }, &space).unwrap();
+    assert!(found.fitting.is_empty());
+    let smallest = found.smallest.unwrap();
+    let Choice { image_size, questions, micro_batch, saving, .. } = smallest.choice;
+    assert_eq!((image_size, questions, micro_batch), (64, 1, 1));
+    assert_eq!(Some(&saving), Saving::ladder(1, Use::Never).last());
+    assert_eq!(smallest.plan.device_peak, Bytes(1));
 }
 
 #[test]

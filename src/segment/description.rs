@@ -234,6 +234,18 @@ mod tests {
     }
 
     #[test]
+    fn only_positions_need_channels_in_four_parts() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+        let Description { mut model, mut sizes, .. } = describe(&fixture).unwrap();
+        (sizes.decoder.image_dim, sizes.decoder.cross_heads, sizes.decoder.self_heads) = (6, 2, 3);
+        model.decoder_positions = false;
+        check_multiples(&model, &sizes).unwrap();
+        model.decoder_positions = true;
+        let error = check_multiples(&model, &sizes).unwrap_err().to_string();
+        assert!(error.contains("four parts of positions: 6 is not a positive multiple of 4"), "{error}");
+    }
+
+    #[test]
     fn absurd_sizes_are_refused_before_memory_is_asked_for() {
         let large = 1_i64 << 40;
         for (pointer, value) in [

@@ -190,6 +190,8 @@ impl GraphBackend for Fake {
             return Err(Error::Torch { reason: "it waits for the GPU".into() });
         }
         if self.made.get() == self.most {
+            let too_large = guard::guard(|| Ok(Tensor::zeros([1 << 50], (Kind::Uint8, Device::Cpu))));
+            assert!(too_large.is_err());
             return Err(Error::Torch { reason: "it has no room".into() });
         }
         self.made.set(self.made.get() + 1);
@@ -333,7 +335,9 @@ fn other_gradients_and_another_loss_scale_drop_the_graphs() {
 
 #[test]
 fn an_optimizer_that_cannot_be_captured_stays_eager() {
-    let _lock = rng::TEST_LOCK.lock();
+    let _lock = (ledger::TEST_LOCK.lock(), rng::TEST_LOCK.lock());
+    ledger::install();
+    memory::clear_failure();
     let [captured, refused] = [usize::MAX, 1].map(|most| {
         let task = Toy::new(1);
         let fake = Fake { most, ..Fake::of(&task) };
@@ -349,6 +353,22 @@ fn an_optimizer_that_cannot_be_captured_stays_eager() {
     assert_eq!(captured.0, refused.0);
     assert!(captured.1.contains("captured the optimizer's update"), "{}", captured.1);
     assert!(refused.1.contains("stays eager: libtorch: it has no room"), "{}", refused.1);
+    assert!(memory::failure().is_none(), "a failed capture is not an error of the run");
+}
+
+#[test]
+fn an_update_is_captured_only_with_its_moments_on_the_device() {
+    let _lock = rng::TEST_LOCK.lock();
+    for offload_optimizer in [false, true] {
+        let task = Toy::new(1);
+        let config = TrainConfig { offload_optimizer, ..config(Switch::Off, Precision::Fp32) };
+        let mut stepper = Stepper::new(&task, &config, false);
+        passes(&mut stepper, [4]);
+        assert!(!stepper.optimizer.can_be_captured(), "there are no moments before the first step");
+        stepper.step(&[4], StepInfo { number: 1, epoch: 0, learning_rate: 1e-2 }, &mut |_, _| Ok(())).unwrap();
+        passes(&mut stepper, [4]);
+        assert_eq!(stepper.optimizer.can_be_captured(), !offload_optimizer);
+    }
 }
 
 #[test]
@@ -364,7 +384,10 @@ fn only_frequent_buckets_keep_graphs() {
     let has_ninth =
         |graphs: &Graphs| matches!(graphs.buckets[&vec![(most + 1) * STEP, 0]], BucketState::Captured { .. });
     assert!(!has_ninth(&stepper.graphs));
-    passes(&mut stepper, [(most + 1) * STEP; 8]);
+    for _ in 0..8 {
+        passes(&mut stepper, [(most + 1) * STEP]);
+        assert_eq!(stepper.graphs.num_graphs(), MAX_GRAPHS, "a graph is dropped only to capture another one");
+    }
     assert!(has_ninth(&stepper.graphs), "it came far more often than another one");
     assert_eq!(stepper.graphs.num_graphs(), MAX_GRAPHS);
 }

@@ -31,9 +31,11 @@ fn marks_have_deltas_and_peaks() {
     ledger::install();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("memory.jsonl");
+    drop(block(1500));
     let mut profiler = Profiler::new(Device::Cpu).unwrap().to_file(&path, false).unwrap();
     profiler.at_step(3);
-    profiler.baseline().unwrap();
+    let baseline = profiler.baseline().unwrap();
+    assert!(near(delta(baseline.allocated_peak, baseline.allocated), 0), "earlier peaks do not count: {baseline:?}");
     drop(block(700));
     let high = profiler.mark("high").unwrap();
     let lives = block(200);

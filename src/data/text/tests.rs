@@ -1,5 +1,7 @@
 use std::fs;
 
+use serde_json::json;
+
 use super::*;
 use crate::tensor::weights::Archive;
 
@@ -179,6 +181,24 @@ fn python_reads_a_saved_tokenizer_with_equal_results() {
     let ids: Vec<Vec<i64>> = serde_json::from_slice(&output.stdout).unwrap();
     let ours: Vec<Vec<i64>> = texts.iter().map(|text| tok.encode(text).unwrap()).collect();
     assert_eq!(ids, ours);
+}
+
+#[test]
+fn truncation_and_padding_of_a_file_are_ignored() {
+    let (tok, temp) = (trained(), tempfile::tempdir().unwrap());
+    tok.save(temp.path()).unwrap();
+    let file = temp.path().join("tokenizer.json");
+    let mut json: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+    json["truncation"] = json!({ "direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0 });
+    json["padding"] = json!({
+        "strategy": { "Fixed": 64 }, "direction": "Right", "pad_to_multiple_of": null,
+        "pad_id": 2, "pad_type_id": 0, "pad_token": "</s>",
+    });
+    fs::write(&file, json.to_string()).unwrap();
+    let again = TextTokenizer::open(temp.path()).unwrap();
+    for text in TEXTS {
+        assert_eq!(again.encode(text).unwrap(), tok.encode(text).unwrap(), "{text:?}");
+    }
 }
 
 #[test]

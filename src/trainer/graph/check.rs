@@ -111,3 +111,15 @@ fn values(tensor: &Tensor) -> Vec<f64> {
     let flat = wide.to_device(Device::Cpu).reshape([-1]);
     Vec::<f64>::try_from(&flat).expect("a flat fp64 tensor")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_are_alike_up_to_rounding_or_if_both_are_not_finite() {
+        assert!(alike(f64::NAN, f64::INFINITY) && alike(f64::NEG_INFINITY, f64::NAN));
+        assert!(!alike(1.0, f64::INFINITY) && !alike(f64::NAN, 1.0));
+        assert!(alike(2.0, 2.0 + 1e-9) && !alike(2.0, 2.0 + 10.0 * TOLERANCE + 1e-5));
+    }
+}
