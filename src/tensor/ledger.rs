@@ -1,7 +1,7 @@
 //! Memory ledger of CPU tensors: current and peak bytes, by category.
 //!
 //! It counts the tensor bytes that libtorch's CPU allocator returns, without the allocator's rounding. It does not
-//! count CUDA tensors. Call [`install`] once, before the first tensor.
+//! count CUDA tensors. Call [`install`] before the first tensor: earlier ones are not counted.
 
 use super::{Tensor, native};
 use crate::units::Bytes;
@@ -72,7 +72,7 @@ pub fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         super::memory::resident_at_start();
-        // SAFETY: replaces a global pointer; blocks made before keep their own deleter.
+        // SAFETY: replaces a global pointer; blocks from before are freed as they were allocated.
         unsafe { native::prsmed_ledger_install() }
     });
 }

@@ -132,6 +132,31 @@ fn update_checksum(run: &Path, name: &str) {
 }
 
 #[test]
+fn a_checkpoint_without_a_tensor_is_refused() {
+    use prsmed::tensor::weights::{Archive, write_safetensors};
+    let run = copy(&trained().0.join("best"), "incomplete");
+    for name in ["base/model.safetensors", "mask_decoder.safetensors"] {
+        let file = run.join(name);
+        let whole = fs::read(&file).unwrap();
+        let archive = Archive::open(&file).unwrap();
+        let read = |name: &String| (name.clone(), archive.read(name).unwrap().copy());
+        let tensors: Vec<_> = archive.names().iter().map(read).collect();
+        drop(archive);
+        let (missing, rest) = tensors.split_first().unwrap();
+        let rest: Vec<_> = rest.iter().map(|(name, tensor)| (name, tensor)).collect();
+        write_safetensors(&file, &rest, &std::collections::BTreeMap::new()).unwrap();
+        update_checksum(&run, name);
+        let ran = crate::support::run(&mut predict(&run));
+        let error = error_text(&ran);
+        assert_eq!(ran.code, Some(2), "{error}");
+        assert!(error.contains("incomplete/") && error.contains(&missing.0), "{error}");
+        fs::write(&file, whole).unwrap();
+        update_checksum(&run, name);
+    }
+    done(&mut predict(&run));
+}
+
+#[test]
 fn a_checkpoint_of_absurd_sizes_is_refused() {
     let run = copy(&trained().0.join("best"), "absurd");
     let description = fs::read_to_string(run.join("model.json")).unwrap();

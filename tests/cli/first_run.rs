@@ -253,7 +253,8 @@ fn a_run_on_the_hub_is_scored_and_merged() {
     let mut prepare = prsmed();
     prepare.args(["data", "prepare", "--modality", "lung_Xray", "--val-frac", "0", "--test-frac", "0", "--images"]);
     prepare.arg(images.join("train_images")).arg("--masks").arg(images.join("train_masks"));
-    done(prepare.arg("--out").arg(&root));
+    let text = done(prepare.arg("--out").arg(&root));
+    assert_eq!(text, format!("3 images, 6 questions in {}; 0 files skipped\n", root.display()));
     let mut eval = with_cache(&server, "cache-eval");
     eval.args(["eval", "hub:lab/prs-med/llm_seg_16", "--limit", "1", "--max-new-tokens", "2", "--split", "train"]);
     let text = done(eval.arg("--data-root").arg(&root));

@@ -87,7 +87,10 @@ fn changed_data_is_named_and_refused() {
 #[test]
 fn settings_that_keep_results_may_change_on_resume() {
     let out = path("other-switches");
-    done(&mut train(phantoms(), &out, &["train.max_steps=3"]));
+    let from_the_beginning = "contains no checkpoint yet: starting from the beginning";
+    let ran = run(train(phantoms(), &out, &["train.max_steps=3"]).arg("--resume"));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains(from_the_beginning), "{}", ran.stderr);
     let keep = [
         "data.workers=2",
         "data.prefetch=2",
@@ -107,6 +110,7 @@ fn settings_that_keep_results_may_change_on_resume() {
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     // the number of steps was changed as well: it is warned of, and it changes the schedule
     assert!(ran.stderr.contains("`train.max_steps` was 3 and is now 6"), "{}", ran.stderr);
+    assert!(!ran.stderr.contains(from_the_beginning), "{}", ran.stderr);
     for set in keep {
         assert!(!ran.stderr.contains(set.split_once('=').unwrap().0), "{}", ran.stderr);
     }

@@ -22,6 +22,19 @@ fn train_writes_json_lines() {
 }
 
 #[test]
+fn the_total_loss_is_the_weighted_sum_of_its_parts() {
+    let sets = ["train.max_steps=2", "model.text_loss_weight=0.5", "model.class_loss_weight=0.25"];
+    let lines = objects(&done(train(phantoms(), &path("weighted-losses"), &sets).arg("--json")));
+    let steps: Vec<&Value> = lines.iter().filter(|line| line["kind"] == "step").collect();
+    assert_eq!(steps.len(), 2);
+    for step in steps {
+        let [total, mask, text, class] =
+            ["total", "mask", "text", "class"].map(|name| step["losses"][name].as_f64().unwrap());
+        assert!((total / (mask + 0.5 * text + 0.25 * class) - 1.0).abs() < 1e-4, "{step}");
+    }
+}
+
+#[test]
 fn eval_and_predict_write_json_lines() {
     let (run, _) = trained();
     let mut eval = prsmed();

@@ -38,6 +38,7 @@ struct Header {
   int32_t category;
   uint32_t module;  // module that allocated it
   PrsmedTag tag;    // its block in a plan's trace
+  uintptr_t mark;   // of this allocator's live blocks, see is_ours
 };
 static_assert(sizeof(Header) <= kHeader);
 
@@ -70,7 +71,7 @@ struct Ledger {
   uint64_t at_window_peak[kCategories] = {};
   // Bytes taken from the system: live blocks with headers and rounding, and cached blocks.
   uint64_t reserved = 0, reserved_peak = 0, window_reserved_peak = 0;
-  Header large = {0, 0, &large, &large, 0, 0, {}};  // ends of the list of live large blocks
+  Header large = {0, 0, &large, &large, 0, 0, {}, 0};  // ends of the list of live large blocks
   bool failed = false;
   PrsmedFailure failure = {};
   uint64_t limit = UINT64_MAX;  // maximum of live bytes
@@ -293,9 +294,18 @@ void delist(Header* header) {
 
 Header* header_of(void* data) { return reinterpret_cast<Header*>(static_cast<char*>(data) - kHeader); }
 
+uintptr_t mark_of(const Header* header) { return reinterpret_cast<uintptr_t>(header) ^ 0x5afe1ed6e5b10c45; }
+
+// oneDNN takes scratch memory from libtorch's allocator of that moment and returns it to that of a later one, so blocks
+// that were allocated before `prsmed_ledger_install` come here too. libtorch's own blocks begin at a multiple of 64
+// bytes behind malloc's bookkeeping, so the bytes of a header before them can be read.
+__attribute__((no_sanitize("address"))) bool is_ours(const Header* header) { return header->mark == mark_of(header); }
+
 void release(void* data) {
   if (data == nullptr) return;
   Header* header = header_of(data);
+  if (!is_ours(header)) return c10::free_cpu(data);
+  header->mark = 0;
   remove(header->category, header->bytes, header->capacity > 0 ? 0 : header->bytes + kHeader);
   if (header->tag.trace != 0) prsmed_trace_release(header->tag);
   if (header->capacity > 0) {
@@ -317,6 +327,7 @@ struct CountingAllocator final : c10::Allocator {
     header->capacity = capacity;
     header->category = current_category;
     header->module = prsmed_module();
+    header->mark = mark_of(header);
     header->tag = prsmed_trace_counts_host() ? prsmed_trace_allocate(bytes, header->category) : PrsmedTag{};
     add(header->category, bytes, capacity > 0 ? 0 : bytes + kHeader);
     if (capacity > 0) enlist(header);
