@@ -407,27 +407,6 @@ fn images_with_cached_features_are_loaded_without_pixels() {
     }
 }
 
-#[test]
-fn finished_batches_are_returned_without_waiting() {
-    let root = images(12);
-    let (source, _) = source(root.path(), Bytes::default());
-    let batches = prsmed::data::length_sampler::plain_batches(&(0..36).collect::<Vec<_>>(), 5);
-    let mut loader = Loader::start(Arc::new(source), single_rows(batches), OPTIONS).expect("started");
-    let mut rows = Vec::new();
-    while loader.remaining() > 0 {
-        let ready = (0..500).any(|_| {
-            std::thread::sleep(Duration::from_millis(10));
-            loader.ready(3)
-        });
-        assert!(ready, "three batches, or all remaining ones, are ready");
-        let before = loader.waited();
-        rows.extend(loader.by_ref().take(2).flat_map(|batch| batch.expect("good rows").rows));
-        assert!(loader.waited() < before + Duration::from_millis(5), "the batches are ready");
-    }
-    assert!(loader.ready(1) && loader.next().is_none());
-    assert_eq!(rows, (0..36).collect::<Vec<_>>());
-}
-
 fn first_error(root: &Path, encoder: Bytes) -> (usize, Error) {
     let (source, _) = source(root, encoder);
     let batches = prsmed::data::length_sampler::plain_batches(&(0..12).collect::<Vec<_>>(), 2);

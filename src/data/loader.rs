@@ -5,10 +5,10 @@
 //! number of workers.
 
 use std::any::Any;
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -360,10 +360,6 @@ type Slot = Receiver<Loaded>;
 /// Iterator over the batches of a list, in order, without those whose rows were all skipped. Ends after the first error.
 pub struct Loader {
     queue: Option<Receiver<Slot>>,
-    /// Channel of the next batch, if it was taken from the queue before the batch was ready.
-    slot: Option<Slot>,
-    /// Batches received before [`Iterator::next`] asked for them.
-    arrived: VecDeque<Loaded>,
     feeder: Option<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
     waited: Duration,
@@ -393,7 +389,7 @@ impl Loader {
             .spawn(move || feed(&pool, &source, batches, options, &sender, &flag))
             .map_err(|error| refused(error.to_string()))?;
         let (feeder, waited) = (Some(feeder), Duration::ZERO);
-        Ok(Self { queue: Some(queue), slot: None, arrived: VecDeque::new(), feeder, stop, waited, left })
+        Ok(Self { queue: Some(queue), feeder, stop, waited, left })
     }
 
     /// Time spent waiting for batches so far: near zero when the workers keep up.
@@ -401,29 +397,9 @@ impl Loader {
         self.waited
     }
 
-    /// True if the next `count` batches (or all that are left) are ready without waiting.
-    pub fn ready(&mut self, count: usize) -> bool {
-        while self.arrived.len() < count.min(self.left) {
-            if self.slot.is_none() {
-                self.slot = self.queue.as_ref().and_then(|queue| queue.try_recv().ok());
-            }
-            let Some(slot) = &self.slot else { return false };
-            match slot.try_recv() {
-                Ok(result) => self.arrived.push_back(result),
-                Err(TryRecvError::Empty) => return false,
-                Err(TryRecvError::Disconnected) => self.arrived.push_back(Err(stopped())),
-            }
-            self.slot = None;
-        }
-        true
-    }
-
     /// The next batch; waits for it.
     fn take_next(&mut self) -> Loaded {
-        if let Some(result) = self.arrived.pop_front() {
-            return result;
-        }
-        let slot = self.slot.take().or_else(|| self.queue.as_ref().and_then(|queue| queue.recv().ok()));
+        let slot = self.queue.as_ref().and_then(|queue| queue.recv().ok());
         slot.and_then(|slot| slot.recv().ok()).unwrap_or_else(|| Err(stopped()))
     }
 
@@ -436,8 +412,7 @@ impl Loader {
         self.stop.store(true, Ordering::Relaxed);
         self.left = 0;
         // Closing the queue wakes a feeder that waits for room in it.
-        (self.queue, self.slot) = (None, None);
-        self.arrived.clear();
+        self.queue = None;
         if let Some(feeder) = self.feeder.take() {
             // Without a feeder there are no more batches, which `next` reports.
             let _ = feeder.join();

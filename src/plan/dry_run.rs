@@ -312,14 +312,11 @@ fn train<T: DryRunTask>(
     }
     let captures = config.graph_switch() == Switch::On;
     let info = StepInfo { number: 1, epoch: 0, learning_rate: config.learning_rate };
-    let prefetches = task.prefetches();
+    let loaded = if task.sends_whole_steps() { config.accumulation } else { count.loaded };
     for StepPhase { name, times, seen } in step_phases(whole, captures, task.has_cache()) {
         meter.begin(name)?;
-        let prefetched = if prefetches { config.accumulation } else { 0 };
-        let loaded = if prefetches { config.accumulation } else { count.loaded };
         for _ in 0..times {
             let batches: Vec<T::Batch> = (0..loaded).map(|_| task.example(seen)).collect();
-            let _next: Vec<T::Batch> = (0..prefetched).map(|_| task.example(seen)).collect();
             // any micro-batch of a step may be the one that is captured
             let batches = &batches[..if name == CAPTURE { 1 } else { count.shown }];
             stepper.step(batches, info, &mut |_, _| Ok(()))?;

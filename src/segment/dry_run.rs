@@ -300,12 +300,7 @@ impl Task for SegmentDryRun {
 
     fn batches(&self, _epoch: u64, first: u64) -> Result<Batches<'_, Inputs>> {
         let make = |step| (0..self.train.accumulation).map(|_| self.example(step > 0)).collect();
-        let mut prefetched: Option<Vec<Inputs>> = None;
-        Ok(Box::new((first..self.steps).map(move |step| {
-            let batches = prefetched.take().unwrap_or_else(|| make(step));
-            prefetched = self.prefetches().then(|| make(step + 1));
-            Ok(batches)
-        })))
+        Ok(Box::new((first..self.steps).map(move |step| Ok(make(step)))))
     }
 
     fn batch_size(&self, batch: &Inputs) -> BatchSize {
@@ -352,7 +347,7 @@ impl DryRunTask for SegmentDryRun {
         self.batch(self.example.questions, seen, self.model.options().device)
     }
 
-    fn prefetches(&self) -> bool {
+    fn sends_whole_steps(&self) -> bool {
         match self.model.options().device {
             META => meta::target() == meta::Target::Cuda,
             device => device != Device::Cpu,

@@ -13,6 +13,7 @@
 use super::Semantics;
 use crate::models::llava::IMAGE_TOKEN;
 use crate::models::mistral::AttentionPattern;
+use crate::tensor::async_copy::Bundle;
 use crate::tensor::{Device, Tensor};
 use std::ops::Range;
 
@@ -232,37 +233,57 @@ impl Layout {
         self.questions.len() > self.lengths.len()
     }
 
-    /// Builds the index tensors and copies them to `device`.
+    /// Builds the index tensors and copies them to `device`, in one copy.
     pub fn to_device(&self, device: Device) -> DeviceLayout {
-        let numbers = |values: Vec<i64>| Tensor::from_slice(&values).to_device(device);
-        let flags = |values: Vec<bool>| Tensor::from_slice(&values).to_device(device);
+        self.to_device_with(device, &[]).0
+    }
+
+    /// As [`Self::to_device`]; `numbers` are copied with them, `[n]` f32.
+    pub fn to_device_with(&self, device: Device, numbers: &[f32]) -> (DeviceLayout, Tensor) {
+        let mut bundle = Bundle::default();
         let [s, t, q, l] = [self.sequences(), self.sizes.sequence, self.questions(), self.sizes.prompt].map(to_i64);
         let (positions, labels) = self.supervised_targets();
         let is_ragged = self.lengths.iter().any(|length| *length < self.sizes.sequence);
-        let attention = if self.is_packed() {
+        let list = |bundle: &mut Bundle, values: &[i64]| bundle.numbers(values, &[to_i64(values.len())]);
+        let packed = self.is_packed().then(|| {
             let (positions, blocks) = self.packed();
-            AttentionLayout::Packed { positions: numbers(positions).view([s, t]), blocks: numbers(blocks).view([s, t]) }
-        } else if is_ragged && !self.semantics.hides_answer() {
-            // causal attention hides right-padding from real tokens; only `reference` reads the padding's own states
-            AttentionLayout::Padded(flags(self.real()).view([s, t]))
-        } else {
-            AttentionLayout::Causal
-        };
+            [positions, blocks].map(|values| bundle.numbers(&values, &[s, t]))
+        });
+        // causal attention hides right-padding from real tokens; only `reference` reads the padding's own states
+        let reads_padding = packed.is_none() && is_ragged && !self.semantics.hides_answer();
+        let real = reads_padding.then(|| bundle.flags(&self.real(), &[s, t]));
         let is_one_each = self.questions.iter().enumerate().all(|(index, question)| question.image == index);
         let has_short_prompts =
             self.is_padded || self.questions.iter().any(|question| self.prompt(question) < self.sizes.prompt);
-        DeviceLayout {
-            ids: numbers(self.ids()),
-            index: numbers(self.splice_index()).view([s, t]),
+        let hides_answer = self.semantics.hides_answer();
+        let ids = list(&mut bundle, &self.ids());
+        let index = bundle.numbers(&self.splice_index(), &[s, t]);
+        let prompt = hides_answer.then(|| bundle.numbers(&self.prompt_index(), &[q, l]));
+        let prompt_keep = (hides_answer && has_short_prompts).then(|| bundle.flags(&self.prompt_keep(), &[q, l]));
+        let images: Vec<i64> = self.questions.iter().map(|question| to_i64(question.image)).collect();
+        let images = (!is_one_each).then(|| list(&mut bundle, &images));
+        let supervised = list(&mut bundle, &positions);
+        let labels = list(&mut bundle, &labels);
+        let numbers = bundle.floats(numbers, &[to_i64(numbers.len())]);
+        let sent = bundle.send(device);
+        let attention = match (packed, real) {
+            (Some([positions, blocks]), _) => {
+                AttentionLayout::Packed { positions: sent.get(positions), blocks: sent.get(blocks) }
+            }
+            (None, Some(real)) => AttentionLayout::Padded(sent.get(real)),
+            (None, None) => AttentionLayout::Causal,
+        };
+        let layout = DeviceLayout {
+            ids: sent.get(ids),
+            index: sent.get(index),
             attention,
-            prompt: self.semantics.hides_answer().then(|| numbers(self.prompt_index()).view([q, l])),
-            prompt_keep: (self.semantics.hides_answer() && has_short_prompts)
-                .then(|| flags(self.prompt_keep()).view([q, l])),
-            images: (!is_one_each)
-                .then(|| numbers(self.questions.iter().map(|question| to_i64(question.image)).collect())),
-            supervised: numbers(positions),
-            labels: numbers(labels),
-        }
+            prompt: prompt.map(|place| sent.get(place)),
+            prompt_keep: prompt_keep.map(|place| sent.get(place)),
+            images: images.map(|place| sent.get(place)),
+            supervised: sent.get(supervised),
+            labels: sent.get(labels),
+        };
+        (layout, sent.get(numbers))
     }
 
     /// Tokens of the prefix of a question's sequence.

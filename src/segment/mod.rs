@@ -3,6 +3,7 @@
 //! Read [`step`] first: one pass of the model over a micro-batch, the same for training and evaluation.
 
 mod assembly;
+mod batches;
 pub mod config;
 mod description;
 pub mod dry_run;
@@ -12,7 +13,6 @@ pub mod loss;
 pub mod merge;
 pub mod needs;
 pub mod predict;
-mod prefetch;
 mod quantized;
 pub mod resume;
 pub mod run_config;

@@ -124,14 +124,15 @@ impl Inputs {
         let _category = ledger::enter(ledger::Category::Inputs);
         #[expect(clippy::cast_possible_truncation, reason = "counts far below 2^24")]
         let effective_batch = [effective_batch.tokens.max(1.0) as f32, effective_batch.samples as f32];
+        let (on_device, effective_batch) = layout.to_device_with(device, &effective_batch);
         Prepared {
-            layout: layout.to_device(device),
+            layout: on_device,
             semantics: layout.semantics(),
             clip,
             sam_image: self.sam_image.to_device(device),
             mask: self.target(device),
             class_label: self.class_label.to_device(device),
-            effective_batch: Tensor::from_slice(&effective_batch).to_device(device),
+            effective_batch,
         }
     }
 }

@@ -3,9 +3,9 @@
 pub use super::config::{CacheVision, DataConfig};
 
 use super::assembly::Assembly;
+use super::batches::Steps;
 use super::config::{BatchNorm, ModelConfig, RANDOM};
 use super::layout::{Example, Sizes};
-use super::prefetch::Prefetcher;
 use super::resume;
 use super::step::{self, Inputs, Pass, Prepared};
 use super::validation::{Sums, score};
@@ -262,7 +262,7 @@ impl Task for SegmentTask {
         let loader = self.load(&self.train, micros, epoch, self.data.questions_per_image > 1)?;
         let (semantics, image_tokens) = (self.semantics(), self.assembly.model.num_image_tokens());
         let inputs = move |batch| Inputs::from_batch(batch, semantics, image_tokens, self.feature_cache.as_ref());
-        Ok(Box::new(Prefetcher::new(loader, counts, inputs, self.assembly.model.options().device)))
+        Ok(Box::new(Steps::new(loader, counts, inputs, self.assembly.model.options().device)))
     }
 
     fn batch_size(&self, batch: &Inputs) -> BatchSize {
@@ -326,18 +326,24 @@ impl Task for SegmentTask {
         note.map(Event::Note).into_iter().chain(warnings).collect()
     }
 
-    fn suspects(&self, inputs: &Inputs, epoch: u64) -> Result<Vec<String>> {
+    fn samples(&self, inputs: &Inputs) -> Vec<usize> {
+        inputs.rows.clone()
+    }
+
+    fn suspects(&self, rows: &[usize], epoch: u64) -> Result<Vec<String>> {
         let Assembly { model, description, .. } = &self.assembly;
-        let mut rows = Vec::new();
-        // one image at a time: NaN in one image's pass does not reach the others
-        for part in inputs.split(1) {
-            let of_part = part.batch_size();
-            let loss = no_grad(|| loss(model, &description.model, Pass::evaluation(), &part, of_part, epoch));
+        let mut suspects = Vec::new();
+        // one row at a time: NaN of one sample does not reach the others
+        let batches = rows.iter().map(|row| vec![*row]).collect();
+        for batch in self.load(&self.train, single_rows(batches), epoch, false)? {
+            let inputs = Inputs::from_batch(batch?, self.semantics(), model.num_image_tokens(), None);
+            let size = inputs.batch_size();
+            let loss = no_grad(|| loss(model, &description.model, Pass::evaluation(), &inputs, size, epoch));
             if !loss.total.double_value(&[]).is_finite() {
-                rows.extend(part.rows);
+                suspects.extend(inputs.rows);
             }
         }
-        let rows = if rows.is_empty() { &inputs.rows } else { &rows };
+        let rows = if suspects.is_empty() { rows } else { &suspects };
         let manifest = self.train.manifest();
         let name = |row: &Row| format!("{}:{} ({})", row.csv.display(), row.line, row.image_path.display());
         Ok(rows.iter().filter_map(|row| manifest.rows.get(*row)).map(name).collect())

@@ -1,8 +1,9 @@
-//! Asynchronous copies of tensors to a GPU, from pinned CPU memory on a separate stream (`native/async_copy.cpp`).
+//! Asynchronous copies between pinned CPU memory and a GPU (`native/async_copy.cpp`): of large tensors to the GPU on a
+//! separate stream, and of small tensors in both directions on the compute stream.
 //!
 //! The CPU needs no copies. **Not yet run on a GPU.**
 
-use super::{Device, Tensor, native};
+use super::{Device, Kind, META, Result, Tensor, native};
 use std::ffi::c_void;
 
 /// Asynchronous copies to one GPU. Do not use the copied tensors before [`Self::complete`].
@@ -57,10 +58,195 @@ impl Drop for AsyncCopy {
     }
 }
 
+/// Small tensors that are copied to a device as one block of bytes. The result is views of that block.
+#[derive(Debug, Default)]
+pub struct Bundle {
+    bytes: Vec<u8>,
+    parts: Vec<Part>,
+}
+
+/// A tensor of a [`Bundle`]: its place among the tensors that [`Bundle::send`] returns.
+#[derive(Debug, Clone, Copy)]
+pub struct Place(usize);
+
+#[derive(Debug)]
+struct Part {
+    start: usize,
+    kind: Kind,
+    shape: Vec<i64>,
+}
+
+impl Bundle {
+    /// Every tensor begins at a multiple of this number of bytes, as the first one does.
+    const ALIGNMENT: usize = 64;
+
+    /// Adds an i64 tensor.
+    pub fn numbers(&mut self, values: &[i64], shape: &[i64]) -> Place {
+        self.add(Kind::Int64, shape, values.iter().flat_map(|value| value.to_ne_bytes()))
+    }
+
+    /// Adds a bool tensor.
+    pub fn flags(&mut self, values: &[bool], shape: &[i64]) -> Place {
+        self.add(Kind::Bool, shape, values.iter().map(|value| u8::from(*value)))
+    }
+
+    /// Adds an f32 tensor.
+    pub fn floats(&mut self, values: &[f32], shape: &[i64]) -> Place {
+        self.add(Kind::Float, shape, values.iter().flat_map(|value| value.to_ne_bytes()))
+    }
+
+    fn add(&mut self, kind: Kind, shape: &[i64], bytes: impl Iterator<Item = u8>) -> Place {
+        let start = self.bytes.len().next_multiple_of(Self::ALIGNMENT);
+        self.bytes.resize(start, 0);
+        self.bytes.extend(bytes);
+        self.parts.push(Part { start, kind, shape: shape.to_vec() });
+        Place(self.parts.len() - 1)
+    }
+
+    /// Copies everything to `device` without waiting for it.
+    ///
+    /// # Panics
+    /// With libtorch's message, like its operators; also for a shape that does not fit its values.
+    pub fn send(self, device: Device) -> Sent {
+        let block = send_small(&Tensor::from_slice(&self.bytes), device);
+        let view = |part: Part| {
+            let size =
+                part.shape.iter().product::<i64>() * i64::try_from(part.kind.elt_size_in_bytes()).expect("small");
+            let start = i64::try_from(part.start).expect("a small bundle");
+            block.narrow(0, start, size).view_dtype(part.kind).view(part.shape.as_slice())
+        };
+        Sent(self.parts.into_iter().map(view).collect())
+    }
+}
+
+/// The tensors of a [`Bundle`] on a device.
+#[derive(Debug)]
+pub struct Sent(Vec<Tensor>);
+
+impl Sent {
+    /// The tensor at `place` of this bundle.
+    pub fn get(&self, place: Place) -> Tensor {
+        self.0[place.0].shallow_clone()
+    }
+}
+
+/// Copies a small CPU tensor to `device`. The CPU does not wait for a GPU.
+fn send_small(host: &Tensor, device: Device) -> Tensor {
+    let Device::Cuda(gpu) = device else { return host.to_device(device) };
+    let mut out = std::ptr::null_mut();
+    let gpu = i32::try_from(gpu).expect("a few GPUs");
+    // SAFETY: the tensor outlives the call; `out` is set when no message is returned.
+    let sent = unsafe { native::check(native::prsmed_send_small(native::raw(host), gpu, &raw mut out)) };
+    match sent {
+        // SAFETY: a new tensor, owned once.
+        Ok(()) => unsafe { native::owned(out) },
+        Err(error) => error.raise(),
+    }
+}
+
+/// Numbers that a device computes and the CPU reads later.
+#[derive(Debug)]
+pub struct ReadBack(State);
+
+#[derive(Debug)]
+enum State {
+    Known(Vec<f64>),
+    Pending { handle: *mut c_void, count: usize },
+}
+
+impl ReadBack {
+    /// Starts to read scalars of one device. The CPU does not wait for a GPU. Meta tensors read as 1.
+    ///
+    /// # Panics
+    /// With libtorch's message, like its operators.
+    pub fn begin(scalars: &[Tensor]) -> Self {
+        let count = scalars.len();
+        let Some(first) = scalars.first() else { return Self(State::Known(Vec::new())) };
+        let all: Vec<Tensor> = scalars.iter().map(|scalar| scalar.detach().to_kind(Kind::Double)).collect();
+        let all = Tensor::stack(&all, 0);
+        match first.device() {
+            META => Self(State::Known(vec![1.0; count])),
+            Device::Cuda(_) => {
+                let mut handle = std::ptr::null_mut();
+                // SAFETY: the tensor outlives the call; `handle` is set when no message is returned.
+                let begun =
+                    unsafe { native::check(native::prsmed_read_back_begin(native::raw(&all), &raw mut handle)) };
+                begun.unwrap_or_else(|error| error.raise());
+                Self(State::Pending { handle, count })
+            }
+            _ => Self(State::Known((0..count).map(|i| all.double_value(&[i64::try_from(i).expect("few")])).collect())),
+        }
+    }
+
+    /// True if [`Self::numbers`] would not wait.
+    ///
+    /// # Errors
+    /// An error of the GPU in earlier work.
+    pub fn is_complete(&self) -> Result<bool> {
+        let State::Pending { handle, .. } = self.0 else { return Ok(true) };
+        let mut is_complete = false;
+        // SAFETY: the handle is open until `numbers` or `drop`.
+        unsafe { native::check(native::prsmed_read_back_is_complete(handle, &raw mut is_complete))? };
+        Ok(is_complete)
+    }
+
+    /// The numbers, in the order of the scalars. Waits for the GPU.
+    ///
+    /// # Errors
+    /// An error of the GPU in earlier work.
+    pub fn numbers(mut self) -> Result<Vec<f64>> {
+        match std::mem::replace(&mut self.0, State::Known(Vec::new())) {
+            State::Known(numbers) => Ok(numbers),
+            State::Pending { handle, count } => {
+                let mut numbers = vec![0.0; count];
+                // SAFETY: the handle is closed once, here; the callee writes `count` numbers.
+                unsafe { native::check(native::prsmed_read_back_end(handle, numbers.as_mut_ptr()))? };
+                Ok(numbers)
+            }
+        }
+    }
+}
+
+impl Drop for ReadBack {
+    fn drop(&mut self) {
+        if let State::Pending { handle, .. } = self.0 {
+            // SAFETY: the handle is closed once, here.
+            let ended = unsafe { native::check(native::prsmed_read_back_end(handle, std::ptr::null_mut())) };
+            debug_assert!(ended.is_ok(), "{ended:?}");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::{Kind, default_device};
+    use crate::tensor::default_device;
+
+    #[test]
+    fn a_bundle_gives_back_its_tensors() {
+        let mut bundle = Bundle::default();
+        let flags = bundle.flags(&[true, false, true], &[3]);
+        let numbers = bundle.numbers(&[7, -1, i64::MAX, i64::MIN], &[2, 2]);
+        let floats = bundle.floats(&[0.5, f32::MAX], &[2, 1]);
+        let none = bundle.numbers(&[], &[0, 4]);
+        let sent = bundle.send(Device::Cpu);
+        assert_eq!(sent.get(flags), Tensor::from_slice(&[true, false, true]));
+        assert_eq!(sent.get(numbers), Tensor::from_slice(&[7, -1, i64::MAX, i64::MIN]).view([2, 2]));
+        assert_eq!(sent.get(floats), Tensor::from_slice(&[0.5, f32::MAX]).view([2, 1]));
+        assert_eq!((sent.get(none).size(), sent.get(none).kind()), (vec![0, 4], Kind::Int64));
+        let places: Vec<usize> = [flags, numbers, floats].map(|place| sent.get(place).data_ptr() as usize).into();
+        assert!(places.iter().all(|place| place % Bundle::ALIGNMENT == 0), "{places:?}");
+    }
+
+    #[test]
+    fn numbers_are_read_in_their_order() {
+        let scalars: Vec<Tensor> = [2.5, f64::NAN, -1e300].iter().map(|x| Tensor::from(*x)).collect();
+        let read = ReadBack::begin(&scalars);
+        assert!(read.is_complete().unwrap());
+        let numbers = read.numbers().unwrap();
+        assert!(numbers[0] == 2.5 && numbers[1].is_nan() && numbers[2] == -1e300 && numbers.len() == 3);
+        assert!(ReadBack::begin(&[]).numbers().unwrap().is_empty());
+    }
 
     #[test]
     fn the_cpu_needs_no_copies() {

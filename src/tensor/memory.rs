@@ -60,9 +60,7 @@ pub fn read(device: Device) -> Result<Reading> {
             system,
         });
     };
-    let mut raw = RawDeviceMemory::default();
-    // SAFETY: the callee fills the structure on success.
-    unsafe { native::check(native::prsmed_device_memory(gpu(index)?, &raw mut raw))? };
+    let raw = of_gpu(index, true)?;
     if raw.total > 0 {
         system.device_used = Some(Bytes(raw.total.saturating_sub(raw.free)));
         system.device_total = Some(Bytes(raw.total));
@@ -78,14 +76,22 @@ pub fn read(device: Device) -> Result<Reading> {
     })
 }
 
+/// What libtorch's allocator counts, and what the driver reports if it is asked.
+fn of_gpu(index: usize, asks_driver: bool) -> Result<RawDeviceMemory> {
+    let mut raw = RawDeviceMemory::default();
+    // SAFETY: the callee fills the structure on success.
+    unsafe { native::check(native::prsmed_device_memory(gpu(index)?, asks_driver, &raw mut raw))? };
+    Ok(raw)
+}
+
 /// Highest peak of a GPU in earlier windows, bytes.
 static GPU_PEAK: AtomicU64 = AtomicU64::new(0);
 
-/// Peak bytes of tensors on `device` since the process started; 0 for a GPU that is not in use.
+/// Peak bytes of tensors on `device` since the process started; 0 for a GPU that is not in use. Asks no driver.
 pub fn overall_peak(device: Device) -> Bytes {
     match device {
-        Device::Cuda(_) => {
-            let now = read(device).map_or(0, |reading| reading.allocated_peak.0);
+        Device::Cuda(index) => {
+            let now = of_gpu(index, false).map_or(0, |raw| raw.allocated_peak);
             Bytes(GPU_PEAK.fetch_max(now, Ordering::Relaxed).max(now))
         }
         _ => ledger::usage().allocated_peak,

@@ -135,7 +135,7 @@ macro_rules! fallible {
 
 fallible! {
     fn prsmed_device_limit(fraction: f64);
-    fn prsmed_device_memory(index: i32, out: *mut RawDeviceMemory);
+    fn prsmed_device_memory(index: i32, asks_driver: bool, out: *mut RawDeviceMemory);
     fn prsmed_device_reset_peaks(index: i32);
     fn prsmed_device_release_cache();
     fn prsmed_module_follow();
@@ -174,6 +174,10 @@ fallible! {
     fn prsmed_hook_gradient(tensor: RawTensor, work: GradientWork, data: *mut c_void, index: i64);
     fn prsmed_async_copy_send(host: RawTensor, index: i32, out: *mut RawTensor, completion: *mut *mut c_void);
     fn prsmed_async_copy_complete(completion: *mut c_void);
+    fn prsmed_send_small(host: RawTensor, index: i32, out: *mut RawTensor);
+    fn prsmed_read_back_begin(numbers: RawTensor, out: *mut *mut c_void);
+    fn prsmed_read_back_is_complete(read_back: *mut c_void, out: *mut bool);
+    fn prsmed_read_back_end(read_back: *mut c_void, out: *mut f64);
     fn prsmed_graph_pool(out: *mut u64);
     fn prsmed_stream_enter(device: i32);
     fn prsmed_stream_leave(device: i32);

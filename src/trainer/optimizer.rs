@@ -2,7 +2,7 @@
 //!
 //! As in PyTorch, tensors without a gradient are skipped, also by weight decay. All other tensors are decayed,
 //! including norms and biases. A step does not wait for the device. If gradients are not finite, the step changes
-//! nothing. The host reads their norm when it needs it ([`Gradients::norm`]).
+//! nothing. The host reads their norm when it needs it ([`Gradients::on_device`]).
 //!
 //! The optimizer state (two moments for each weight) is in fp32 or, for large tensors, in 8 bits. It is on the device
 //! or offloaded to host memory; on the CPU, offloading has no effect. A run with one kind of state can resume from a
@@ -48,11 +48,6 @@ pub struct Gradients {
 }
 
 impl Gradients {
-    /// The global norm before clipping. Waits for the device and for the step after it.
-    pub fn norm(&self) -> f64 {
-        meta::number(&self.on_device)
-    }
-
     /// 1 where gradients are not finite and no weight may change; an fp32 scalar on the device.
     pub fn found_inf(&self) -> Tensor {
         self.clip.select(0, 1)

@@ -81,6 +81,11 @@ impl Scaler {
         true
     }
 
+    /// True if the scale depends on the result of each step.
+    pub fn is_dynamic(&self) -> bool {
+        self.dynamic
+    }
+
     /// True if the scale has its smallest value.
     pub fn exhausted(&self) -> bool {
         self.scale <= 1.0

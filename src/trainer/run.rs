@@ -1,4 +1,7 @@
 //! Training loop: runs a task from the first step or from a checkpoint to the end.
+//!
+//! On a GPU the host does not wait for a step: it launches the next one first, while the GPU still computes, and reads the
+//! losses of the step before afterwards. Validation, checkpoints and the end of the run wait for all steps.
 
 use super::checkpoint::{self, Progress};
 use super::data_wait::Waiting;
@@ -6,7 +9,7 @@ use super::profile::{self, Hooks};
 use super::records::Records;
 use super::recovery::{self, Fitting};
 use super::skipped_steps::{self, SkippedSteps};
-use super::step::{Mark, StepInfo, StepResult, Stepper, Update};
+use super::step::{Launched, Mark, StepInfo, StepResult, Stepper, Update};
 use super::{Switch, Task, TrainConfig, Validation, schedule};
 use crate::event::{Event, Observer, StepReport};
 use crate::tensor::weights::{self, Staged};
@@ -61,11 +64,28 @@ pub struct Session<'a> {
     pub has_room_for_graphs: bool,
 }
 
+/// A launched step whose results were not read yet.
+struct OpenStep {
+    launched: Launched,
+    step: u64,
+    epoch: u64,
+    learning_rate: f64,
+    /// For messages about gradients that are not finite.
+    samples: Vec<usize>,
+}
+
 struct Engine<'a, T: Task> {
     task: &'a T,
     session: &'a Session<'a>,
     stepper: Stepper<'a, T>,
+    /// Counts launched steps.
     progress: Progress,
+    open: Option<OpenStep>,
+    outcome: Outcome,
+    /// End of the last step, validation or checkpoint.
+    since: Instant,
+    /// Time since then that a step waited for data.
+    waited: Duration,
     records: Records,
     data_wait: Waiting,
     profile: Hooks<'a>,
@@ -85,26 +105,30 @@ struct Engine<'a, T: Task> {
 pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
     let mut engine = guard::guard(|| Engine::start(task, session))?;
     let steps_per_epoch = engine.progress.steps_per_epoch;
-    let mut outcome = Outcome { best_score: engine.progress.best_score, ..Outcome::default() };
     let phase = Event::Started { phase: "train".into(), total: engine.total_steps, unit: "steps" };
     session.observer.on(&phase);
-    while engine.progress.step < engine.total_steps && !outcome.stopped_early {
+    let mut stopped_early = false;
+    engine.begin_interval();
+    while engine.progress.step < engine.total_steps && !stopped_early {
         let epoch = engine.progress.step / steps_per_epoch;
         let mut batches = task.batches(epoch, engine.progress.step % steps_per_epoch)?;
-        while let (Some(batch), data_wait) = timed(|| guard::guard(|| batches.next().transpose()).transpose()) {
-            let report = batch.and_then(|batch| guard::guard(|| engine.step(&batch, epoch)));
-            let mut report = report.or_else(|error| engine.rescue(error))?;
-            report.data_wait = data_wait;
-            report.elapsed += data_wait;
-            outcome.count(&report);
-            engine.report(report)?;
+        while let (Some(batch), waited) = timed(|| guard::guard(|| batches.next().transpose()).transpose()) {
+            engine.count_wait(waited)?;
+            let done = batch.and_then(|batch| guard::guard(|| engine.step(&batch, epoch)));
+            done.or_else(|error| engine.rescue(error))?;
             let ended = engine.progress.step >= engine.total_steps;
             let epoch_ended = ended || engine.progress.step.is_multiple_of(steps_per_epoch);
-            if epoch_ended {
-                outcome.stopped_early = engine.validate(epoch, ended)?;
-            }
             let interrupted = session.interrupt.load(Ordering::SeqCst);
-            if ended || outcome.stopped_early || interrupted {
+            if !(epoch_ended || interrupted || engine.save_is_due()) {
+                continue;
+            }
+            let settled = guard::guard(|| engine.settle());
+            settled.or_else(|error| engine.rescue(error))?;
+            if epoch_ended {
+                stopped_early = engine.validate(epoch, ended)?;
+            }
+            let interrupted = interrupted || session.interrupt.load(Ordering::SeqCst);
+            if ended || stopped_early || interrupted {
                 engine.save("last")?;
             } else if epoch_ended || engine.save_is_due() {
                 engine.save_if_possible("last")?;
@@ -112,15 +136,16 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
             if interrupted && !ended {
                 return Err(Error::Interrupted);
             }
-            if ended || outcome.stopped_early {
+            if ended || stopped_early {
                 break;
             }
+            engine.begin_interval();
         }
     }
     session.observer.on(&Event::Finished);
     let (steps, best_score) = (engine.progress.step, engine.progress.best_score);
     let (reduced_micro_batch, skipped_steps) = (engine.fitting.reduced(), engine.skipped.total);
-    Ok(Outcome { steps, best_score, skipped_steps, reduced_micro_batch, ..outcome })
+    Ok(Outcome { steps, best_score, stopped_early, skipped_steps, reduced_micro_batch, ..engine.outcome })
 }
 
 /// The result of `work` and its duration.
@@ -179,11 +204,32 @@ impl<'a, T: Task> Engine<'a, T> {
             skipped: SkippedSteps::default(),
             saved: done,
             stepper,
+            open: None,
+            outcome: Outcome::default(),
+            since: Instant::now(),
+            waited: Duration::ZERO,
         })
     }
 
+    /// Begins to measure the time of the next step.
+    fn begin_interval(&mut self) {
+        (self.since, self.waited) = (Instant::now(), Duration::ZERO);
+    }
+
+    /// Counts a wait for data, unless the device was still busy with the step before.
+    fn count_wait(&mut self, waited: Duration) -> Result<()> {
+        let is_idle = self.open.as_ref().map_or(Ok(true), |open| guard::guard(|| open.launched.is_complete()))?;
+        if is_idle {
+            self.waited += waited;
+        }
+        Ok(())
+    }
+
     /// Records a step and reports it.
-    fn report(&mut self, report: StepReport) -> Result<()> {
+    fn report(&mut self, mut report: StepReport) -> Result<()> {
+        (report.elapsed, report.data_wait) = (self.since.elapsed(), self.waited);
+        self.begin_interval();
+        self.outcome.count(&report);
         self.records.step(&report)?;
         let waited = self.data_wait.add(&report);
         let observer = self.session.observer;
@@ -197,16 +243,19 @@ impl<'a, T: Task> Engine<'a, T> {
     }
 
     /// One optimizer step over the micro-batches of an effective batch. When memory runs out, it is repeated with
-    /// smaller ones.
-    fn step(&mut self, batches: &[T::Batch], epoch: u64) -> Result<StepReport> {
-        let start = Instant::now();
+    /// smaller ones. Then reads the step before, and this one too unless the next one may be launched first.
+    fn step(&mut self, batches: &[T::Batch], epoch: u64) -> Result<()> {
         loop {
             let parts = self.parts(batches);
-            match guard::guard(|| self.attempt(parts.as_deref().unwrap_or(batches), epoch, start)) {
-                Err(Error::OutOfMemory { reason }) => self.reduce_memory(reason, batches)?,
-                outcome => return outcome,
+            match guard::guard(|| self.attempt(parts.as_deref().unwrap_or(batches), epoch)) {
+                Err(Error::OutOfMemory { reason }) => {
+                    self.settle()?;
+                    self.reduce_memory(reason, batches)?;
+                }
+                outcome => break outcome?,
             }
         }
+        if self.stepper.may_run_ahead() && self.session.profile.is_none() { Ok(()) } else { self.settle() }
     }
 
     /// The batches in smaller parts, after memory ran out with larger ones.
@@ -249,54 +298,75 @@ impl<'a, T: Task> Engine<'a, T> {
         Ok(())
     }
 
-    /// An optimizer step that may run out of memory.
-    fn attempt(&mut self, batches: &[T::Batch], epoch: u64, start: Instant) -> Result<StepReport> {
+    /// Launches an optimizer step, which may run out of memory, and reads the one before.
+    fn attempt(&mut self, batches: &[T::Batch], epoch: u64) -> Result<()> {
         let (config, step) = (self.session.config, self.progress.step);
         rng::seed(rng::stream(config.seed, "step", &[step]).next_u64());
         self.profile.begin_step(step)?;
         let learning_rate = schedule::learning_rate(config, step, self.total_steps);
         if batches.is_empty() {
-            return Ok(self.step_without_samples(epoch, learning_rate, start));
+            return self.step_without_samples(epoch, learning_rate);
         }
         let Self { stepper, profile, session, .. } = self;
-        let result = stepper.step(batches, StepInfo { number: step + 1, epoch, learning_rate }, &mut |mark, params| {
-            if mark == Mark::Gradients {
-                profile.gradients(params);
-                return Ok(());
-            }
-            profile.mark(mark.label())
-        });
+        let launched =
+            stepper.launch(batches, StepInfo { number: step + 1, epoch, learning_rate }, &mut |mark, params| {
+                if mark == Mark::Gradients {
+                    profile.gradients(params);
+                    return Ok(());
+                }
+                profile.mark(mark.label())
+            });
         stepper.graphs.take_notes().into_iter().for_each(|note| session.observer.on(&Event::Note(note)));
-        let result = result?;
-        self.report_kernels();
-        self.check(&result, batches, epoch)?;
+        let launched = launched?;
         self.progress.step += 1;
+        self.report_kernels();
+        let samples = batches.iter().flat_map(|batch| self.task.samples(batch)).collect();
+        let before = self.open.replace(OpenStep { launched, step: step + 1, epoch, learning_rate, samples });
+        before.map_or(Ok(()), |before| self.read(before))
+    }
+
+    /// Reads the open step, if there is one.
+    fn settle(&mut self) -> Result<()> {
+        self.open.take().map_or(Ok(()), |open| self.read(open))
+    }
+
+    /// Waits for a launched step, checks and reports it.
+    fn read(&mut self, open: OpenStep) -> Result<()> {
+        let OpenStep { launched, step, epoch, learning_rate, samples } = open;
+        let Self { stepper, profile, .. } = self;
+        let result = stepper.finish(launched, &mut |mark, _| profile.mark(mark.label()))?;
+        let checked = self.check(&result, step, &samples, epoch);
+        if checked.is_err() && self.open.is_none() {
+            // no later step was launched: the state is that before this one
+            self.progress.step = step - 1;
+        }
+        checked?;
         let Stepper { optimizer, ema, .. } = &self.stepper;
         let state = || [optimizer.state(), ema.as_ref().map_or_else(Vec::new, |ema| ema.state(optimizer.params()))];
-        self.profile.end_step(self.progress.step, self.task, state)?;
+        self.profile.end_step(step, self.task, state)?;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of samples")]
         let samples = result.batch_size.samples as u64;
-        Ok(StepReport {
-            step: self.progress.step,
+        let allocated_peak = memory::overall_peak(optimizer.device()).0;
+        self.report(StepReport {
+            step,
             total_steps: self.total_steps,
             epoch,
             losses: result.losses.into_iter().map(|(name, value)| (name.to_owned(), value)).collect(),
             learning_rate,
             grad_norm: result.grad_norm,
             samples,
-            elapsed: start.elapsed(),
-            data_wait: Duration::ZERO,
-            allocated_peak: memory::overall_peak(optimizer.device()).0,
+            allocated_peak,
+            ..StepReport::default()
         })
     }
 
     /// A step whose samples were all skipped because their files cannot be read: it counts and changes nothing.
-    fn step_without_samples(&mut self, epoch: u64, learning_rate: f64, start: Instant) -> StepReport {
+    fn step_without_samples(&mut self, epoch: u64, learning_rate: f64) -> Result<()> {
+        self.settle()?;
         self.progress.step += 1;
-        let step = self.progress.step;
+        let (step, total_steps) = (self.progress.step, self.total_steps);
         self.session.observer.on(&Event::Warning(format!("step {step}: no sample can be read, the weights stay")));
-        let (total_steps, elapsed) = (self.total_steps, start.elapsed());
-        StepReport { step, total_steps, epoch, learning_rate, elapsed, ..StepReport::default() }
+        self.report(StepReport { step, total_steps, epoch, learning_rate, ..StepReport::default() })
     }
 
     /// Reports which custom CUDA kernels the first steps chose.
@@ -316,13 +386,13 @@ impl<'a, T: Task> Engine<'a, T> {
     }
 
     /// Notes an fp16 overflow, warns of a step whose gradients are not finite, and ends a run that has diverged.
-    fn check(&mut self, result: &StepResult, batches: &[T::Batch], epoch: u64) -> Result<()> {
-        let (step, observer) = (self.progress.step + 1, self.session.observer);
+    fn check(&mut self, result: &StepResult, step: u64, samples: &[usize], epoch: u64) -> Result<()> {
+        let observer = self.session.observer;
         match result.update {
             Update::Applied => self.skipped.end_row(),
             Update::Skipped => observer.on(&Event::Note(format!("step {step}: fp16 overflow, scale halved"))),
             Update::NotFinite => {
-                let what = skipped_steps::describe(self.task, step, result, batches, epoch);
+                let what = skipped_steps::describe(self.task, step, result, samples, epoch);
                 self.skipped.add();
                 if let Some(why) = self.end_of_run() {
                     return Err(Error::Diverged { reason: format!("{what}; {why}") });
@@ -395,7 +465,11 @@ impl<'a, T: Task> Engine<'a, T> {
     }
 
     /// Saves the run when a step fails: the weights are still those of the last good step.
-    fn rescue(&mut self, error: Error) -> Result<StepReport> {
+    fn rescue(&mut self, error: Error) -> Result<()> {
+        if let Err(later) = guard::guard(|| self.settle()) {
+            // the first failure is the cause
+            self.session.observer.on(&Event::Warning(format!("the step after it failed too: {later}")));
+        }
         // partially updated weights must not be saved
         let optimizer = &self.stepper.optimizer;
         if !matches!(error, Error::Io { .. }) && self.progress.step > 0 && !optimizer.is_partially_updated() {

@@ -1,6 +1,6 @@
 use super::*;
 use crate::tensor::{Device, Kind, Tensor};
-use crate::trainer::fixture::plain;
+use crate::trainer::fixture::{RUN_AHEAD, plain};
 use crate::trainer::{BatchSize, Batches, Loss, Parameter};
 use std::cell::Cell;
 use std::ops::RangeInclusive;
@@ -65,8 +65,12 @@ impl Task for Toy {
         Ok(Loss { total, parts: Vec::new() })
     }
 
-    fn suspects(&self, batch: &Vec<f64>, _epoch: u64) -> Result<Vec<String>> {
-        Ok(batch.iter().map(|number| format!("sample {number}")).collect())
+    fn samples(&self, batch: &Vec<f64>) -> Vec<usize> {
+        batch.iter().map(|number| format!("{number}").parse().unwrap()).collect()
+    }
+
+    fn suspects(&self, samples: &[usize], _epoch: u64) -> Result<Vec<String>> {
+        Ok(samples.iter().map(|number| format!("sample {number}")).collect())
     }
 
     fn split(&self, batch: &Vec<f64>, most: usize) -> Option<Vec<Vec<f64>>> {
@@ -317,4 +321,57 @@ impl Task for Pieces<'_> {
     fn load(&self, _folder: &Path) -> Result<()> {
         Ok(())
     }
+}
+
+/// Trains; `ahead`: each step is launched before the one before is read. Returns the result, the notes, the lines of
+/// `metrics.jsonl` without times, and the saved weights as the last line.
+fn train_ahead(
+    ahead: bool,
+    task: &Toy,
+    config: &TrainConfig,
+) -> (Result<Outcome>, Vec<String>, Vec<serde_json::Value>) {
+    let folder = tempfile::tempdir().unwrap();
+    RUN_AHEAD.set(ahead);
+    let (outcome, notes) = train(task, config, folder.path());
+    RUN_AHEAD.set(false);
+    let text = std::fs::read_to_string(folder.path().join("metrics.jsonl")).unwrap();
+    let mut lines: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    for line in &mut lines {
+        let line = line.as_object_mut().unwrap();
+        line.retain(|key, _| {
+            ["kind", "step", "losses", "learning_rate", "grad_norm", "samples"].contains(&key.as_str())
+        });
+    }
+    let saved = std::fs::read_to_string(folder.path().join("last/weights")).unwrap();
+    (outcome, notes, [lines, vec![saved.into()]].concat())
+}
+
+#[test]
+fn steps_launched_ahead_train_and_report_alike() {
+    // step 3 is NaN; checkpoints after steps 2 and 4 wait for all steps before
+    let config = TrainConfig { max_steps: 5, ..config(false) };
+    let [(waited, notes, lines, passes), ahead] = [false, true].map(|ahead| {
+        let task = Toy::poisoned(3..=3, 6);
+        let (outcome, notes, lines) = train_ahead(ahead, &task, &config);
+        let outcome = outcome.unwrap();
+        ((outcome.steps, outcome.samples_now, outcome.skipped_steps), notes, lines, task.losses.get())
+    });
+    assert_eq!((waited, passes, lines.len()), ((5, 30, 1), 5, 6));
+    assert_eq!(lines[..5].iter().map(|line| line["step"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+    assert!(notes.len() == 1 && notes[0].contains("sample 2, sample 3"), "{notes:?}");
+    assert_eq!(((waited, passes), &notes, &lines), ((ahead.0, ahead.3), &ahead.1, &ahead.2));
+}
+
+#[test]
+fn a_run_that_ends_keeps_the_step_that_was_launched_ahead() {
+    let config = TrainConfig { max_skipped_steps: 0, checkpoint_every_steps: 0, max_steps: 6, ..config(false) };
+    let task = Toy::poisoned(3..=3, 6);
+    let (outcome, _, lines) = train_ahead(true, &task, &config);
+    let error = outcome.unwrap_err();
+    assert!(error.to_string().starts_with("step 3: the gradient norm is NaN"), "{error}");
+    // the fourth step was launched before the third was read
+    assert_eq!(task.losses.get(), 4);
+    let steps: Vec<u64> = lines.iter().filter_map(|line| line["step"].as_u64()).collect();
+    assert_eq!(steps, [1, 2, 4]);
+    assert_eq!(lines.last().unwrap().as_str().unwrap(), format!("{:?}", task.values()));
 }

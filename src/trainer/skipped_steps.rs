@@ -2,7 +2,6 @@
 
 use super::Task;
 use super::step::StepResult;
-use crate::Result;
 use crate::tensor::guard;
 use crate::tensor::store::Role;
 
@@ -32,11 +31,11 @@ impl SkippedSteps {
 }
 
 /// Description of a step whose gradients are not finite, with the samples that may be the cause.
-pub(super) fn describe<T: Task>(task: &T, step: u64, result: &StepResult, batches: &[T::Batch], epoch: u64) -> String {
+pub(super) fn describe<T: Task>(task: &T, step: u64, result: &StepResult, samples: &[usize], epoch: u64) -> String {
     let losses: Vec<String> = result.losses.iter().map(|(name, value)| format!("{name} {value}")).collect();
     let text = format!("step {step}: the gradient norm is {} ({})", result.grad_norm, losses.join(", "));
     // the cause is worth a report even if its samples cannot be found
-    let samples = suspects(task, batches, epoch).unwrap_or_default();
+    let samples = guard::guard(|| task.suspects(samples, epoch)).unwrap_or_default();
     if samples.is_empty() {
         return text;
     }
@@ -45,14 +44,6 @@ pub(super) fn describe<T: Task>(task: &T, step: u64, result: &StepResult, batche
         more => format!(" and {more} more"),
     };
     format!("{text}; samples: {}{more}", samples[..samples.len().min(MAX_NAMES)].join(", "))
-}
-
-fn suspects<T: Task>(task: &T, batches: &[T::Batch], epoch: u64) -> Result<Vec<String>> {
-    let mut all = Vec::new();
-    for batch in batches {
-        all.extend(guard::guard(|| task.suspects(batch, epoch))?);
-    }
-    Ok(all)
 }
 
 /// True if a buffer (running statistics of batch normalisation) contains NaN or infinity. Every later result is then NaN

@@ -11,7 +11,8 @@ use super::optimizer::AdamW;
 use super::precision::Scaler;
 use super::{BatchSize, Parameter, Task, TrainConfig};
 use crate::Result;
-use crate::tensor::{Kind, meta};
+use crate::tensor::async_copy::ReadBack;
+use crate::tensor::{Device, Kind, Tensor};
 
 /// The part of a step that just ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +80,26 @@ pub struct StepResult {
     pub update: Update,
 }
 
+/// A step that was launched and whose losses and norm the host has not read.
+#[derive(Debug)]
+pub struct Launched {
+    number: u64,
+    batch_size: BatchSize,
+    names: Vec<&'static str>,
+    /// The losses in the order of `names`, and the gradient norm.
+    numbers: ReadBack,
+}
+
+impl Launched {
+    /// True if the device has finished the step.
+    ///
+    /// # Errors
+    /// An error of the device.
+    pub fn is_complete(&self) -> Result<bool> {
+        self.numbers.is_complete()
+    }
+}
+
 /// Everything that changes from step to step: optimizer, moving average, loss scaler, CUDA graphs.
 pub struct Stepper<'a, T: Task> {
     task: &'a T,
@@ -106,11 +127,30 @@ impl<'a, T: Task> Stepper<'a, T> {
         Self { task, optimizer, ema, scaler, graphs, step_in_backward: config.step_in_backward }
     }
 
-    /// One optimizer step over the micro-batches of an effective batch.
+    /// One optimizer step over the micro-batches of an effective batch. Waits for the device.
     ///
     /// # Errors
     /// As [`Task::loss`], and errors of `mark`. Afterwards [`AdamW::is_partially_updated`] is true if weights changed.
     pub fn step(&mut self, batches: &[T::Batch], info: StepInfo, mark: &mut OnMark) -> Result<StepResult> {
+        let launched = self.launch(batches, info, mark)?;
+        self.finish(launched, mark)
+    }
+
+    /// True if the next step may be launched before [`Self::finish`]: it does not depend on this step's numbers. The
+    /// update itself never waits, because a step whose gradients are not finite changes nothing on the device.
+    pub fn may_run_ahead(&self) -> bool {
+        let waits = self.scaler.is_dynamic() || self.ema.is_some() || self.step_in_backward;
+        let is_asynchronous = matches!(self.optimizer.device(), Device::Cuda(_));
+        #[cfg(test)]
+        let is_asynchronous = is_asynchronous || super::fixture::RUN_AHEAD.get();
+        is_asynchronous && !waits
+    }
+
+    /// Launches a step and does not wait for the device. [`Self::finish`] must be called for each step, in order.
+    ///
+    /// # Errors
+    /// As [`Self::step`].
+    pub fn launch(&mut self, batches: &[T::Batch], info: StepInfo, mark: &mut OnMark) -> Result<Launched> {
         let Self { task, optimizer, graphs, scaler, .. } = self;
         let task = *task;
         // a batch that was split after memory ran out has several gradients to add up
@@ -127,12 +167,23 @@ impl<'a, T: Task> Stepper<'a, T> {
             (batch_size, losses, gradients)
         };
         mark(Mark::Optimizer, self.optimizer.params())?;
-        // from here on the host waits for the device
-        let losses = losses.into_iter().map(|(name, value)| (name, meta::number(&value))).collect();
-        let grad_norm = gradients.norm();
+        let (names, mut numbers): (Vec<_>, Vec<Tensor>) = losses.into_iter().unzip();
+        numbers.push(gradients.on_device);
+        Ok(Launched { number: info.number, batch_size, names, numbers: ReadBack::begin(&numbers) })
+    }
+
+    /// Reads the numbers of a launched step. Waits for the device.
+    ///
+    /// # Errors
+    /// Errors of the device, and of `mark`.
+    pub fn finish(&mut self, launched: Launched, mark: &mut OnMark) -> Result<StepResult> {
+        let Launched { number, batch_size, names, numbers } = launched;
+        let mut numbers = numbers.numbers()?;
+        let grad_norm = numbers.pop().unwrap_or_default();
+        let losses = names.into_iter().zip(numbers).collect();
         let update = self.update_scale(grad_norm.is_finite());
         if let (Some(ema), Update::Applied | Update::Skipped) = (&mut self.ema, update) {
-            ema.update(info.number, self.optimizer.params());
+            ema.update(number, self.optimizer.params());
             mark(Mark::Ema, self.optimizer.params())?;
         }
         Ok(StepResult { batch_size, losses, grad_norm, update })

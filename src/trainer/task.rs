@@ -72,12 +72,17 @@ pub trait Task {
         Vec::new()
     }
 
-    /// Names of the samples of `batch` for which the current weights compute NaN or infinity; of all its samples if there
-    /// is no such sample. The engine calls it after a step whose gradients are not finite. Must not change the weights.
+    /// Numbers of the samples of `batch`, for [`Self::suspects`].
+    fn samples(&self, _batch: &Self::Batch) -> Vec<usize> {
+        Vec::new()
+    }
+
+    /// Names of those `samples` for which the current weights compute NaN or infinity; of all of them if there is no such
+    /// sample. The engine calls it after a step whose gradients are not finite. Must not change the weights.
     ///
     /// # Errors
-    /// As [`Task::loss`].
-    fn suspects(&self, _batch: &Self::Batch, _epoch: u64) -> Result<Vec<String>> {
+    /// As [`Task::loss`], and errors of the data.
+    fn suspects(&self, _samples: &[usize], _epoch: u64) -> Result<Vec<String>> {
         Ok(Vec::new())
     }
 
@@ -116,8 +121,8 @@ pub trait DryRunTask: Task {
     /// epoch, so the task has them in its caches.
     fn example(&self, seen: bool) -> Self::Batch;
 
-    /// True if the batches of the next step are on the device while a step runs.
-    fn prefetches(&self) -> bool {
+    /// True if all micro-batches of a step are on the device before its first pass.
+    fn sends_whole_steps(&self) -> bool {
         false
     }
 

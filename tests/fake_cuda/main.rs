@@ -9,6 +9,7 @@
 #![expect(clippy::print_stderr, reason = "shows the measured bytes with --nocapture")]
 
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
@@ -69,6 +70,11 @@ fn measured(gib: u64, capability: u32, arguments: &[&str]) -> Value {
 
 /// Trains the tiny preset on sixty images. Returns the output of the command.
 fn trained(mib: u64, sets: &[&str]) -> String {
+    trained_and_counted(mib, sets).0
+}
+
+/// As [`trained`], with what the training asked of the GPU.
+fn trained_and_counted(mib: u64, sets: &[&str]) -> (String, Counters) {
     let home = tempfile::tempdir().unwrap();
     let (data, out) = (home.path().join("data"), home.path().join("run"));
     let made = Command::new(env!("CARGO_BIN_EXE_prsmed"))
@@ -78,12 +84,72 @@ fn trained(mib: u64, sets: &[&str]) -> String {
         .unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let mut command = prsmed(mib, 89);
+    command.env("FAKE_CUDA_COUNTERS", home.path().join("counters"));
     command.args(["train", "--preset", "tiny", "--no-plan", "--set", "train.validate_every_epochs=0"]);
     command.args(sets.iter().flat_map(|set| ["--set", set])).arg("--data-root").arg(data).arg("--out").arg(&out);
     let output = command.output().unwrap();
     let output_text = [output.stderr, output.stdout].map(|text| String::from_utf8_lossy(&text).into_owned()).join("\n");
     assert!(output.status.success() && out.join("last").exists(), "{output_text}");
-    output_text
+    (output_text, Counters::read(&home.path().join("counters")))
+}
+
+/// What a process asked of the fake GPU (`runtime.cpp`).
+#[derive(Debug)]
+struct Counters(BTreeMap<String, u64>);
+
+impl Counters {
+    /// Entries of a name of 24 bytes and a number.
+    fn read(path: &Path) -> Self {
+        let bytes = std::fs::read(path).unwrap();
+        let (entries, []) = bytes.as_chunks::<32>() else { panic!("{} bytes", bytes.len()) };
+        let entry = |entry: &[u8; 32]| {
+            let name = entry[..24].split(|byte| *byte == 0).next().unwrap();
+            (String::from_utf8(name.to_vec()).unwrap(), u64::from_ne_bytes(*entry[24..].as_array().unwrap()))
+        };
+        Self(entries.iter().map(entry).filter(|(name, _)| !name.is_empty()).collect())
+    }
+
+    /// Counts of one step, from those of two runs that differ by `steps` steps.
+    fn of_a_step(more: &Self, fewer: &Self, steps: u64) -> BTreeMap<String, f64> {
+        let each = |(name, count): (&String, &u64)| (name.clone(), (count - fewer.0[name]) as f64 / steps as f64);
+        more.0.iter().map(each).collect()
+    }
+}
+
+/// Waits of the CPU for the GPU, questions to the driver, and copies from memory that the GPU cannot read directly.
+const HOST_WAITS: [&str; 7] = [
+    "device_syncs", "stream_syncs", "event_syncs", "allocations", "memory_queries", "to_gpu_pageable",
+    "to_host_pageable",
+];
+
+/// A step waits once, for the losses of the step before. More launches or copies than these are a loss of speed.
+#[test]
+fn a_step_of_the_full_model_waits_once_and_launches_no_more_than_today() {
+    let home = tempfile::tempdir().unwrap();
+    let counted = |steps: u64| {
+        let path = home.path().join(steps.to_string());
+        let mut command = prsmed(48 << 10, 89);
+        command.args(["bench", "--preset", "gpu-24gb", "--no-plan", "--warmup", "8", "--quiet", "--steps"]);
+        let output = command.arg(steps.to_string()).env("FAKE_CUDA_COUNTERS", &path).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Counters::read(&path)
+    };
+    let step = Counters::of_a_step(&counted(6), &counted(2), 4);
+    eprintln!("{step:?}");
+    assert_eq!(HOST_WAITS.map(|name| step[name]), [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], "{step:?}");
+    // one copy of indices for each of three micro-batches, one of losses and norm
+    assert_eq!([step["to_gpu_pinned"], step["to_host_pinned"]], [3.0, 1.0], "{step:?}");
+    assert!(step["launches"] <= 20_302.0 && step["products"] <= 4_947.0, "{step:?}");
+    assert!(step["on_gpu"] <= 258.0 && step["memsets"] <= 147.0, "{step:?}");
+}
+
+#[test]
+fn a_step_on_real_batches_waits_once() {
+    let counted = |steps: &str| trained_and_counted(8192, &[steps]).1;
+    let step = Counters::of_a_step(&counted("train.max_steps=6"), &counted("train.max_steps=3"), 3);
+    assert_eq!(HOST_WAITS.map(|name| step[name]), [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], "{step:?}");
+    // image, image for the vision tower, mask, class, indices
+    assert_eq!([step["to_gpu_pinned"], step["to_host_pinned"]], [5.0, 1.0], "{step:?}");
 }
 
 fn bytes(value: &Value) -> f64 {

@@ -1,5 +1,5 @@
-// Asynchronous copies from pinned CPU memory to a GPU, on a separate stream. It uses c10's device interface, which
-// needs no CUDA headers.
+// Asynchronous copies between pinned CPU memory and a GPU: large ones to the GPU on a separate stream, small ones in both
+// directions on the compute stream. It uses c10's device interface, which needs no CUDA headers.
 #include "native.h"
 
 #include <ATen/ops/empty.h>
@@ -22,6 +22,10 @@ c10::Stream copy_stream(const c10::impl::VirtualGuardImpl& guard, c10::Device de
   return found->second;
 }
 
+at::Tensor pinned_like(const at::Tensor& tensor) {
+  return at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));
+}
+
 struct Arrival {
   c10::Event event;
   c10::Device device;
@@ -32,7 +36,7 @@ at::Tensor* send(const at::Tensor& host, int32_t index, void** completion) {
   const c10::impl::VirtualGuardImpl guard(device.type());
   const auto stream = copy_stream(guard, device);
   const auto current = guard.getStream(device);
-  auto pinned = at::empty(host.sizes(), host.options().pinned_memory(true));
+  auto pinned = pinned_like(host);
   pinned.copy_(host);
   // allocated on the compute stream, like all other tensors; the copy waits for earlier users of this memory
   auto there = at::empty(host.sizes(), host.options().device(device));
@@ -49,9 +53,47 @@ at::Tensor* send(const at::Tensor& host, int32_t index, void** completion) {
   return new at::Tensor(there);
 }
 
+// Numbers on their way from a GPU.
+struct ReadBack {
+  at::Tensor pinned;
+  c10::Event event;
+};
+
+ReadBack* read_back(const at::Tensor& numbers) {
+  const auto device = numbers.device();
+  auto out = std::make_unique<ReadBack>(ReadBack{pinned_like(numbers), c10::Event(device.type())});
+  out->pinned.copy_(numbers, /*non_blocking=*/true);
+  out->event.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  return out.release();
+}
+
 }  // namespace
 
 extern "C" {
+
+// Copies a small CPU tensor to GPU `index` on the compute stream. The CPU does not wait.
+char* prsmed_send_small(at::Tensor* host, int32_t index, at::Tensor** out) {
+  PRSMED_TRY({
+    auto pinned = pinned_like(*host);
+    pinned.copy_(*host);
+    const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index));
+    *out = new at::Tensor(pinned.to(device, pinned.scalar_type(), /*non_blocking=*/true));
+  })
+}
+
+// Starts to copy fp64 numbers from a GPU. `prsmed_read_back_end` frees the result.
+char* prsmed_read_back_begin(at::Tensor* numbers, void** out) { PRSMED_TRY(*out = read_back(*numbers)) }
+char* prsmed_read_back_is_complete(void* read_back, bool* out) {
+  PRSMED_TRY(*out = static_cast<ReadBack*>(read_back)->event.query())
+}
+// Waits for the copy, and writes its numbers to `out` unless that is null.
+char* prsmed_read_back_end(void* read_back, double* out) {
+  PRSMED_TRY({
+    const std::unique_ptr<ReadBack> done(static_cast<ReadBack*>(read_back));
+    done->event.synchronize();
+    if (out) std::copy_n(done->pinned.const_data_ptr<double>(), done->pinned.numel(), out);
+  })
+}
 
 // Copies `host` to GPU `index`. The result may be used after `prsmed_async_copy_complete(*completion)`.
 char* prsmed_async_copy_send(at::Tensor* host, int32_t index, at::Tensor** out, void** completion) {

@@ -19,7 +19,7 @@ c10::DeviceAllocator& allocator() {
 
 struct PrsmedDeviceMemory { uint64_t allocated, allocated_peak, reserved, reserved_peak, free, total; };
 
-PrsmedDeviceMemory memory_of(c10::DeviceIndex device) {
+PrsmedDeviceMemory memory_of(c10::DeviceIndex device, bool asks_driver) {
   const auto stats = allocator().getDeviceStats(device);
   const auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   const auto& allocated = stats.allocated_bytes[all];
@@ -27,6 +27,7 @@ PrsmedDeviceMemory memory_of(c10::DeviceIndex device) {
   auto bytes = [](int64_t count) { return static_cast<uint64_t>(count); };
   PrsmedDeviceMemory out = {
       bytes(allocated.current), bytes(allocated.peak), bytes(reserved.current), bytes(reserved.peak), 0, 0};
+  if (!asks_driver) return out;
   try {
     std::tie(out.free, out.total) = allocator().getMemoryInfo(device);
   } catch (const c10::Error&) {  // not every allocator can ask the driver
@@ -38,9 +39,10 @@ PrsmedDeviceMemory memory_of(c10::DeviceIndex device) {
 
 extern "C" {
 
-// `free` and `total` are the driver's, for all processes; 0 if the allocator cannot ask the driver.
-char* prsmed_device_memory(int32_t index, PrsmedDeviceMemory* out) {
-  PRSMED_TRY(*out = memory_of(static_cast<c10::DeviceIndex>(index)))
+// `free` and `total` are the driver's, for all processes; 0 if the allocator cannot ask the driver, or without
+// `asks_driver`. The driver's answer can take long.
+char* prsmed_device_memory(int32_t index, bool asks_driver, PrsmedDeviceMemory* out) {
+  PRSMED_TRY(*out = memory_of(static_cast<c10::DeviceIndex>(index), asks_driver))
 }
 
 char* prsmed_device_reset_peaks(int32_t index) {
