@@ -1,8 +1,6 @@
 //! The memory ledger may be installed while other threads compute. It has a process of its own, in which nothing
 //! else installs the ledger.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use prsmed::tensor::{Device, Kind, Tensor, ledger};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -24,7 +22,7 @@ fn the_ledger_may_be_installed_while_threads_compute() {
     let wait_for = |count: usize| {
         let start = Instant::now();
         while rounds.load(Ordering::SeqCst) < count {
-            assert!(start.elapsed() < Duration::from_secs(60), "the threads stand still");
+            assert!(start.elapsed() < Duration::from_mins(1), "the threads stand still");
             thread::sleep(Duration::from_millis(1));
         }
     };

@@ -29,7 +29,7 @@ try:
     import transformers
 
     from torch_modules.losses import structure_loss
-    from torch_modules.prsmed import PrsMed
+    from torch_modules.prsmed import PrsMed, losses
 except ImportError as error:
     print(f"transformers and peft cannot be used here: {error}", file=sys.stderr)
     raise SystemExit(3)
@@ -99,7 +99,17 @@ def language_states(model, batch, image, options):
     return states, torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
+def published_loss(model, batch, options):
+    """Two language model passes with logits at every position, which the decoder reads all."""
+    keep = torch.ones_like(batch["ids"], dtype=torch.bool)
+    whole = {"text_ids": batch["ids"].clone(), "text_mask": keep, "clip_image": batch["clip"], "sam_image": batch["sam"],
+             "mask": batch["mask"], "class_label": batch["label"]}
+    return losses(model(whole, passes=2), whole)["loss.total"]
+
+
 def loss_of(model, batch, part, options):
+    if options.published:
+        return published_loss(model, batch, options)
     width = model.llm.get_base_model().config.hidden_size
     if part == "llm":
         image = torch.zeros(options.batch, batch["patches"], width, device=batch["ids"].device)
@@ -159,6 +169,11 @@ def main():
     parser.add_argument("--answer-tokens", type=int, default=168)
     parser.add_argument("--dropout", choices=("on", "off"), default="on")
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument("--gradient-checkpointing", action="store_true",
+                        help="of transformers, for the layers of the language model")
+    parser.add_argument("--published", action="store_true",
+                        help="as the published code computes: two language model passes, logits at all positions")
+    parser.add_argument("--no-cudnn-attention", action="store_true", help="for the fake CUDA runtime, which has no cuDNN")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2)
     options = parser.parse_args()
@@ -166,6 +181,10 @@ def main():
     device = torch.device(options.device)
     torch.manual_seed(0)
     model, sizes = build(options, device)
+    if options.gradient_checkpointing:
+        model.llm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    if options.no_cudnn_attention:
+        torch.backends.cuda.enable_cudnn_sdp(False)
     batch = inputs(sizes, options, device)
     if options.mode == "compile":
         compiled(model)
