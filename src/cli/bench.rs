@@ -393,7 +393,7 @@ fn print_result(
     Ok(Outcome::Done)
 }
 
-/// Peaks of the planned step.
+/// Peaks and time of the planned step; the time is `None` on the CPU.
 fn planned_peaks(plan: &Plan) -> Value {
     let step = plan.phases.iter().find(|phase| matches!(phase.memory.name, "step" | "predict"));
     json!(step.map(|phase| json!({
@@ -402,6 +402,8 @@ fn planned_peaks(plan: &Plan) -> Value {
         "device_peak": phase.device_peak,
         "categories": phase.memory.categories,
         "terms": plan.terms,
+        "seconds": plan.time.map(|time| time.seconds),
+        "gpu_seconds": plan.time.map(|time| time.gpu_seconds),
     })))
 }
 

@@ -5,9 +5,11 @@ use super::context::Context;
 use super::report::Outcome;
 use crate::config::remedies::{Remedy, remedies};
 use crate::config::{AugmentRun, Resolved, RunConfig, Settings, Sources};
+use crate::data::manifest::{Manifest, Split};
 use crate::event::Event;
 use crate::plan::device_terms::DeviceUsage;
 use crate::plan::dry_run::{self, Job, Measured, Phase};
+use crate::plan::duration::{Duration, Samples};
 use crate::plan::gpus::{self, Budget};
 use crate::plan::host::Host;
 use crate::plan::report::{Machine, Plan};
@@ -17,6 +19,7 @@ use crate::tensor::meta::Target;
 use crate::tensor::{Device, Kind, Tensor, default_device, kernels, memory};
 use crate::{Error, Result, files};
 use serde_json::json;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 /// Settings to plan.
@@ -124,6 +127,7 @@ fn libtorch_device() -> Option<Machine> {
   prsmed plan --preset full --gpu 24gb
   prsmed plan --config my.toml --gpu \"RTX 4090\" --timeline step.json
   prsmed plan --preset full --gpu 16gb --task predict --json
+  prsmed plan --preset gpu-24gb --gpu 24gb --samples 30000
   prsmed plan --task augment --gpu 12gb --set augment.batch=4
   prsmed plan --preset gpu-24gb --measure")]
 pub(super) struct Args {
@@ -137,6 +141,12 @@ pub(super) struct Args {
     /// Write memory over time as a Chrome trace (.json); open it at <https://ui.perfetto.dev>
     #[arg(long, value_name = "FILE")]
     timeline: Option<PathBuf>,
+    /// Predict the time of a training on this many questions, each image with `data.questions_per_image` of them
+    #[arg(long, value_name = "N", conflicts_with = "data_root", value_parser = clap::value_parser!(u64).range(1..))]
+    samples: Option<u64>,
+    /// Predict the time of a training on this data root, with its own number of questions about each image
+    #[arg(long, value_name = "DIR")]
+    data_root: Option<PathBuf>,
     /// Also run the job on this machine with random weights, and print measured and planned memory of each phase
     #[arg(long)]
     measure: bool,
@@ -167,6 +177,11 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if args.measure {
         refuse_to_measure(job, &machine)?;
     }
+    let asks_for_time = args.samples.is_some() || args.data_root.is_some();
+    if asks_for_time && job != Job::Train {
+        let reason = "only the time of a training is predicted";
+        return Err(Error::config("--task", reason, "leave out `--samples` and `--data-root`").into());
+    }
     let (dry_run, plan, helping) = if job == Job::Augment {
         let run = args.settings.resolve_augment(Vec::new())?;
         let pipeline_config = super::augment::args::planned_pipeline_config(&run, context)?;
@@ -191,6 +206,13 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         context.output.line(remedy_lines(&helping))?;
     }
     let mut record = serde_json::to_value(&plan)?;
+    if asks_for_time {
+        let config = args.settings.resolve(Vec::new())?;
+        let duration = training_time(args, config, &plan, &machine)?;
+        let unknown = || "training time: not predicted for the CPU; `prsmed bench` measures a step".to_owned();
+        context.output.line(duration.as_ref().map_or_else(unknown, Duration::text))?;
+        record["training"] = json!(duration);
+    }
     if args.measure {
         let measured = measure(&args.settings.resolve(Vec::new())?, job, context)?;
         context.output.line(measured_lines(&plan, &measured))?;
@@ -200,6 +222,33 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     record["remedies"] = json!(helping);
     context.output.record(&record)?;
     Ok(if plan.fits { Outcome::Done } else { Outcome::No })
+}
+
+/// Predicted time of a training on the samples of the flags; `None` on the CPU.
+fn training_time(args: &Args, mut config: RunConfig, plan: &Plan, machine: &Machine) -> Result<Option<Duration>> {
+    let most = config.data.questions_per_image;
+    let of = match (&args.data_root, args.samples) {
+        (Some(root), _) => questions_of(&Manifest::open(root, None)?, most),
+        (None, samples) => Samples::even(samples.unwrap_or_default(), most),
+    };
+    let questions = of.questions_of_a_group();
+    let time = if questions < most {
+        // shorter steps than those of the memory plan
+        config.data.questions_per_image = questions;
+        config.plan_for(Job::Train, machine)?.time
+    } else {
+        plan.time
+    };
+    Ok(time.map(|time| Duration::new(of, &config.train, time.seconds)))
+}
+
+/// Training rows of a manifest, by image.
+fn questions_of(manifest: &Manifest, most: usize) -> Samples {
+    let mut counts: HashMap<&Path, u64> = HashMap::new();
+    for row in manifest.rows.iter().filter(|row| row.split == Split::Train) {
+        *counts.entry(row.image_path.as_path()).or_default() += 1;
+    }
+    Samples::of_images(counts.into_values(), most)
 }
 
 fn refuse_to_measure(job: Job, machine: &Machine) -> Result<()> {

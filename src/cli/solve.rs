@@ -2,6 +2,7 @@
 
 use super::context::Context;
 use super::plan::{MachineArgs, SettingsArgs};
+use super::preset::HEADROOM_FRAC;
 use super::report::Outcome;
 use crate::config::RunConfig;
 use crate::models::tiny_vit::STRIDE;
@@ -9,7 +10,7 @@ use crate::plan::device_terms::DeviceUsage;
 use crate::plan::dry_run::Job;
 use crate::plan::gpus::{self, Gpu};
 use crate::plan::report::{Machine, Plan};
-use crate::plan::search::largest;
+use crate::plan::search::{has_headroom, largest};
 use crate::trainer::precision::Precision;
 use serde_json::json;
 use std::collections::HashMap;
@@ -18,7 +19,8 @@ use std::collections::hash_map::Entry;
 /// Find the largest value of one setting that fits a GPU, or the smallest GPU
 ///
 /// All other settings keep their values. The next larger value does not fit. (For image sizes and texts an even larger
-/// one may fit again, because sizes are rounded.) No headroom is kept.
+/// one may fit again, because sizes are rounded.) As `prsmed preset` does, it keeps 3 % of the memory free, unless
+/// `--no-reserve` is given.
 ///
 /// Exit code 1 if not even the smallest value fits.
 #[derive(Debug, clap::Args)]
@@ -34,6 +36,16 @@ pub(super) struct Args {
     /// What to solve for
     #[arg(long = "for", value_enum, value_name = "WHAT")]
     unknown: Unknown,
+    /// Use all memory of the GPU, with nothing left for what the plan cannot know
+    #[arg(long)]
+    no_reserve: bool,
+}
+
+impl Args {
+    /// Whether `plan` fits and leaves the reserve free.
+    fn fits(&self, plan: &Plan) -> bool {
+        has_headroom(plan, if self.no_reserve { 0.0 } else { HEADROOM_FRAC })
+    }
 }
 
 /// The unknown to solve for.
@@ -54,7 +66,7 @@ enum Unknown {
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let config = args.settings.resolve(Vec::new())?;
     if args.unknown == Unknown::Gpu {
-        return smallest_gpu(&config, context);
+        return smallest_gpu(args, &config, context);
     }
     let machine = args.machine.machine(context)?;
     let (key, first, last, unit) = match args.unknown {
@@ -67,7 +79,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let found = largest(first..=last, |steps| {
         let value = steps * unit;
         let plan = with(&config, args.unknown, value).plan_for(Job::Train, &machine)?;
-        let fits = plan.fits;
+        let fits = args.fits(&plan);
         if fits && best.as_ref().is_none_or(|(known, _)| *known < value) {
             best = Some((value, plan));
         }
@@ -76,7 +88,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let offer = machine.offer();
     let Some((value, plan)) = best.filter(|_| found.is_some()) else {
         let least = first * unit;
-        context.output.line(format!("{key}={least} does not fit {}; try `prsmed preset`", offer.device))?;
+        let reserve = if args.no_reserve { "" } else { " with 3 % of its memory free (`--no-reserve`)" };
+        context.output.line(format!("{key}={least} does not fit {}{reserve}; try `prsmed preset`", offer.device))?;
         context.output.record(&json!({ "kind": "solve", "key": key, "value": null, "budget": offer }))?;
         return Ok(Outcome::No);
     };
@@ -100,7 +113,7 @@ fn with(config: &RunConfig, unknown: Unknown, value: usize) -> RunConfig {
 }
 
 /// The smallest listed GPU that fits. GPUs of one architecture share a dry run and differ only in device terms.
-fn smallest_gpu(config: &RunConfig, context: &Context) -> anyhow::Result<Outcome> {
+fn smallest_gpu(args: &Args, config: &RunConfig, context: &Context) -> anyhow::Result<Outcome> {
     let needs_bf16 = config.train.precision == Precision::Bf16;
     let mut gpus: Vec<&'static Gpu> =
         gpus::all().iter().filter(|gpu| gpu.unsupported.is_none() && (gpu.bf16 || !needs_bf16)).collect();
@@ -116,7 +129,7 @@ fn smallest_gpu(config: &RunConfig, context: &Context) -> anyhow::Result<Outcome
             }
         };
         let plan = Plan::of(dry_run, &machine);
-        if plan.fits {
+        if args.fits(&plan) {
             context.output.line(format!("{} ({} GB)\n{}", gpu.name, gpu.gb, plan.summary()))?;
             context.output.record(&json!({ "kind": "solve", "key": "gpu", "value": gpu.name, "plan": plan }))?;
             return Ok(Outcome::Done);

@@ -7,6 +7,7 @@ pub mod allocator;
 pub mod detect;
 pub mod device_terms;
 pub mod dry_run;
+pub mod duration;
 pub mod gpus;
 pub mod host;
 pub mod host_allocator;
