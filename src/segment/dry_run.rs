@@ -6,7 +6,7 @@ pub use super::layout::Example;
 
 use super::layout::Layout;
 use super::setup::{self, ModelConfig};
-use super::step::{self, Inputs};
+use super::step::{self, Inputs, Prepared};
 use super::vision_features::{VisionInput, feature_shape};
 use super::{predict, task, validation, weights};
 use crate::Result;
@@ -127,10 +127,9 @@ impl SegmentDryRun {
     }
 
     /// Text loss of a pass through the language model only.
-    fn language_loss(&self, inputs: &Inputs, effective_batch: BatchSize) -> Loss {
+    fn language_loss(&self, inputs: &Prepared, images: usize) -> Loss {
         let pass = task::training_pass(&self.settings, &self.train).llm;
-        let prepared = inputs.to_device(inputs.vision.resolve(&self.model), effective_batch);
-        let total = step::language_loss(&self.model, &prepared, inputs.layout.images(), pass);
+        let total = step::language_loss(&self.model, inputs, images, pass);
         Loss { parts: vec![("text", total.detach())], total }
     }
 
@@ -309,13 +308,19 @@ impl Task for SegmentDryRun {
 
     fn loss(&self, inputs: &Inputs, effective_batch: BatchSize, epoch: u64) -> Result<Loss> {
         if self.language_alone {
-            return Ok(self.language_loss(inputs, effective_batch));
+            let prepared = inputs.to_device(inputs.vision.resolve(&self.model), effective_batch);
+            return Ok(self.language_loss(&prepared, inputs.layout.images()));
         }
         let pass = task::training_pass(&self.settings, &self.train);
         Ok(task::loss(&self.model, &self.settings, pass, inputs, effective_batch, epoch))
     }
 
     fn capturable(&self, inputs: &Inputs, effective_batch: BatchSize, epoch: u64) -> Result<Option<Capturable<'_>>> {
+        if self.language_alone {
+            let images = inputs.layout.images();
+            let loss = move |prepared: &Prepared| self.language_loss(prepared, images);
+            return Ok(task::capturable_loss(&self.model, inputs, effective_batch, false, loss));
+        }
         let pass = task::training_pass(&self.settings, &self.train);
         Ok(task::capturable(&self.model, &self.settings, pass, inputs, effective_batch, epoch))
     }

@@ -465,7 +465,8 @@ fn loss_of(model: &PrsMed, settings: &ModelConfig, pass: Pass, inputs: &Prepared
 /// Lengths of captured passes are multiples of these numbers of tokens.
 const BUCKETS: Sizes = Sizes { sequence: 64, supervised: 32, prompt: 64 };
 
-/// `inputs` padded to the next lengths of [`BUCKETS`]; `None` under semantics whose decoder reads padding.
+/// The pass of [`loss`] over `inputs`, padded to the next lengths of [`BUCKETS`]; `None` under semantics whose decoder reads
+/// padding.
 pub(super) fn capturable<'a>(
     model: &'a PrsMed,
     settings: &'a ModelConfig,
@@ -474,22 +475,34 @@ pub(super) fn capturable<'a>(
     effective_batch: BatchSize,
     epoch: u64,
 ) -> Option<Capturable<'a>> {
+    let learns_class = epoch < settings.class_loss_epochs;
+    let loss = move |prepared: &Prepared| loss_of(model, settings, pass, prepared, learns_class);
+    capturable_loss(model, inputs, effective_batch, learns_class, loss)
+}
+
+/// As [`capturable`], for another loss. Its gradients reach other parameters for each value of `family`.
+pub(super) fn capturable_loss<'a>(
+    model: &PrsMed,
+    inputs: &Inputs,
+    effective_batch: BatchSize,
+    family: bool,
+    loss: impl Fn(&Prepared) -> Loss + 'a,
+) -> Option<Capturable<'a>> {
     if !inputs.layout.semantics().hides_answer() {
         return None;
     }
     let layout = inputs.layout.padded_to(inputs.layout.needed().rounded_up(BUCKETS));
     let prepared = inputs.copy_to_device(&layout, inputs.vision.resolve(model), effective_batch);
-    let learns_class = epoch < settings.class_loss_epochs;
     let inputs: Vec<Tensor> = prepared.tensors().into_iter().map(Tensor::shallow_clone).collect();
-    let mut bucket = vec![i64::from(learns_class)];
+    let mut bucket = vec![i64::from(family)];
     for tensor in &inputs {
         bucket.push(i64::try_from(tensor.dim()).expect("a few dimensions"));
         bucket.extend(tensor.size());
     }
-    let loss = Box::new(move || Ok(loss_of(model, settings, pass, &prepared, learns_class)));
     let (sequences, tokens) = (layout.sequences(), layout.sizes().sequence);
     let label = format!("{sequences} sequences of {tokens} tokens");
-    Some(Capturable { bucket, label, family: u64::from(learns_class), inputs, loss })
+    let loss = Box::new(move || Ok(loss(&prepared)));
+    Some(Capturable { bucket, label, family: u64::from(family), inputs, loss })
 }
 
 /// At most `limit` of `rows`, spread evenly; all of them if `limit` is 0.

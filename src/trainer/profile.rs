@@ -37,13 +37,12 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Checks that the file can be written, before expensive work. Does not change its content.
+    /// Checks that the file can be written, before expensive work. Does not change its content, and follows no link.
     ///
     /// # Errors
     /// [`crate::Error::Io`].
     pub fn check(&self) -> Result<()> {
-        let mut options = std::fs::File::options();
-        options.create(true).append(true).open(&self.out).map(drop).map_err(crate::Error::io(&self.out, "write"))
+        crate::files::open_to_change(&self.out).map(drop).map_err(crate::Error::io(&self.out, "write"))
     }
 }
 

@@ -245,3 +245,16 @@ fn an_out_of_memory_error_lists_live_memory() {
     assert!(failure.largest.iter().any(|block| block.bytes.0 == 60 * MIB && block.module == "toy"), "{failure:?}");
     memory::clear_failure();
 }
+
+#[test]
+fn the_check_of_the_file_follows_no_link() {
+    let folder = tempfile::tempdir().unwrap();
+    let (out, elsewhere) = (folder.path().join("memory.jsonl"), folder.path().join("elsewhere"));
+    std::os::unix::fs::symlink(&elsewhere, &out).unwrap();
+    let settings = Settings { every_steps: 1, out: out.clone() };
+    assert!(settings.check().is_err());
+    assert!(!elsewhere.exists(), "the target of the link was created");
+    std::fs::write(folder.path().join("kept.jsonl"), "a line\n").unwrap();
+    Settings { every_steps: 1, out: folder.path().join("kept.jsonl") }.check().unwrap();
+    assert_eq!(std::fs::read_to_string(folder.path().join("kept.jsonl")).unwrap(), "a line\n");
+}

@@ -70,7 +70,8 @@ def jobs(program):
     profile = ["--profile-memory", "every=1"]
     segmenter = ["augment", "filter", "--preset", "tiny", "--no-plan", *settings, "--folds", 2, "--steps", 1]
     return [
-        Job("train", [*train.command, *profile, "--cache-vision", "disk", "--set", "model.train_base=false"]),
+        Job("train", [*train.command, *profile, "--cache-vision", "disk", "--set", "model.train_base=false"],
+            own=("out", "cache", "cache/prsmed", "cache/prsmed/vision")),
         Job("train --resume", [*train.again, "--set", "train.max_steps=7"], below("out", trained),
             texts=(*texts_of("out/last"), "out/metrics.jsonl", "out/config.toml")),
         Job("eval", ["eval", box / "run", *root, "--split", "train", "--limit", 1, "--max-new-tokens", 1], run, ("run",),

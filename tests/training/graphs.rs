@@ -1,7 +1,9 @@
 //! CUDA graphs, and custom CUDA kernels, in whole trainings.
 
-use super::{PARTS, Trained, distance, train_on};
+use super::{PARTS, TURN, Trained, config_of, distance, train_on};
+use prsmed::segment::dry_run::SegmentDryRun;
 use prsmed::tensor::Device;
+use prsmed::trainer::{DryRunTask, Loss, Task};
 
 fn of_graphs(run: &Trained) -> Vec<&String> {
     run.notes.iter().filter(|note| note.starts_with("graphs: ")).collect()
@@ -26,6 +28,25 @@ fn captured_passes_train_like_eager_ones(device: Device, sets: &[&str]) {
         eprintln!("{part}: {error:.2e}");
         assert!(error <= 1e-4, "{part} differs by {error:.2e}");
     }
+}
+
+/// `prsmed bench --part llm` with CUDA graphs must time the language model, not the whole model.
+#[test]
+fn a_captured_pass_of_the_language_model_alone_has_its_loss_only() {
+    let _turn = TURN.lock();
+    let config = config_of(&["lora.dropout=0", "data.questions_per_image=3"]);
+    let (sizes, example) = (config.planned_sizes().unwrap(), config.longest_example());
+    let task = SegmentDryRun::random(&config.model, &sizes, &config.train, example, Device::Cpu).unwrap();
+    let task = task.language_alone();
+    let batch = task.example(true);
+    let whole = task.batch_size(&batch);
+    let eager = task.loss(&batch, whole, 0).unwrap();
+    let captured = task.capturable(&batch, whole, 0).unwrap().unwrap();
+    let captured = (captured.loss)().unwrap();
+    let names = |loss: &Loss| loss.parts.iter().map(|(name, _)| *name).collect::<Vec<_>>();
+    assert_eq!((names(&eager), names(&captured)), (vec!["text"], vec!["text"]));
+    let [eager, captured] = [eager, captured].map(|loss| loss.total.double_value(&[]));
+    assert!((captured / eager - 1.0).abs() < 1e-5, "{captured} {eager}");
 }
 
 #[test]
