@@ -427,4 +427,25 @@ mod tests {
         assert!(error.contains("expected `none`, `flip_rotate` or `classical`"), "{error}");
         assert_eq!(toml::to_string(&Holder { augment: Augment::FlipRotate }).unwrap(), "augment = \"flip_rotate\"\n");
     }
+
+    /// A warp without rotation, whose inner grid corners all move by `by`.
+    fn moved(size: (f32, f32), by: (f32, f32)) -> Warp {
+        let inner = 1..ELASTIC_CELLS;
+        let is_inside = |corner: usize| inner.contains(&(corner % CORNERS)) && inner.contains(&(corner / CORNERS));
+        let grid = (0..CORNERS * CORNERS).map(|corner| if is_inside(corner) { by } else { (0.0, 0.0) }).collect();
+        Warp { size, rotation: (1.0, 0.0), grid }
+    }
+
+    #[test]
+    fn an_elastic_warp_moves_the_inside_and_keeps_the_corners() {
+        let warp = moved((64.0, 32.0), (3.0, -2.0));
+        let near = |found: (f32, f32), expected: (f32, f32)| {
+            assert!((found.0 - expected.0).abs() < 0.1 && (found.1 - expected.1).abs() < 0.1, "{found:?} {expected:?}");
+        };
+        // the middle of the image is inside, or between inner corners
+        near(warp.source(32, 16), (32.5 + 3.0, 16.5 - 2.0));
+        near(warp.source(0, 0), (0.5, 0.5));
+        near(warp.source(63, 31), (63.5, 31.5));
+        near(moved((64.0, 32.0), (0.0, 0.0)).source(10, 20), (10.5, 20.5));
+    }
 }

@@ -265,6 +265,8 @@ mod tests {
             ("dies", "die"),
             ("enjoy", "enjoy"),
             ("Located", "locat"),
+            ("troubled", "troubl"),
+            ("blotted", "blot"),
         ] {
             assert_eq!(stem(word), expected, "{word}");
         }

@@ -442,4 +442,31 @@ mod tests {
             assert!((found[key].as_f64().unwrap() - value).abs() < 1e-10, "{key}");
         }
     }
+
+    #[test]
+    fn groups_have_the_same_weight_in_the_mean_of_groups() {
+        let group = |value: f64, weighted_fm| ThresholdScores {
+            mean_dic: value,
+            max_dic: value + 0.01,
+            mean_iou: value + 0.02,
+            max_iou: value + 0.03,
+            mean_sen: value + 0.04,
+            mean_spe: value + 0.05,
+            mean_em: value + 0.06,
+            max_em: value + 0.07,
+            sm: value + 0.08,
+            weighted_fm,
+            mae: value + 0.09,
+        };
+        assert!(ThresholdScores::macro_mean(&[]).is_none());
+        let of =
+            |groups: &[ThresholdScores]| serde_json::to_value(ThresholdScores::macro_mean(groups).unwrap()).unwrap();
+        let mean = of(&[group(0.2, Some(0.5)), group(0.6, None)]);
+        let expected = serde_json::to_value(group(0.4, Some(0.5))).unwrap();
+        for (name, value) in expected.as_object().unwrap() {
+            let (found, value) = (mean[name].as_f64().unwrap(), value.as_f64().unwrap());
+            assert!((found - value).abs() < 1e-12, "{name}: {found} {value}");
+        }
+        assert!(of(&[group(0.2, None)])["wFm"].is_null());
+    }
 }

@@ -91,4 +91,21 @@ mod tests {
         assert!(matches!(halve(), Err(Error::OutOfMemory { reason }) if reason == "words"));
         assert_eq!((fitting.most(), fitting.reduced()), (1, Some(1)));
     }
+
+    #[test]
+    fn the_module_and_the_request_of_a_failure_are_named() {
+        use crate::tensor::{Kind, Tensor, guard, ledger, module_path};
+        let _lock = ledger::TEST_LOCK.lock();
+        ledger::install();
+        for (module, named) in [(Some("llm.layers"), " in `llm.layers`"), (None, "")] {
+            memory::clear_failure();
+            let _module = module.map(module_path::enter);
+            let failed = guard::guard(|| Ok(Tensor::empty([1_i64 << 50], (Kind::Uint8, Device::Cpu))));
+            assert!(failed.is_err());
+            let text = describe(3, "words");
+            assert!(text.starts_with(&format!("out of memory with 3 at once{named}: ")), "{text}");
+            assert!(text.ends_with("1048576.00 GiB more were requested"), "{text}");
+        }
+        memory::clear_failure();
+    }
 }

@@ -169,8 +169,9 @@ fn of_libraries(record: &Value) -> f64 {
     ["cuBLAS workspaces", "cuBLASLt workspaces", "cuDNN workspace"].map(|name| terms(record, name)).iter().sum()
 }
 
-/// Phases whose measurement differs from the plan. Tensors may differ by 0.3 % and 2 MiB, and by cuBLAS's workspace
-/// (8.1 or 32 MiB, from the first matrix product on; the plan has two). Reserved bytes may differ by 1 % and 4 MiB, and
+/// Phases whose measurement differs from the plan. Tensors may differ by 0.3 % and 4 MiB, and by cuBLAS's workspace
+/// (8.1 or 32 MiB, from the first matrix product on; the plan has two). The temporary tensors of libtorch's own
+/// convolutions, which replace cuDNN's, change which free blocks of 1 MiB and more are used without being split. Reserved bytes may differ by 1 % and 4 MiB, and
 /// by the planned bytes of libraries.
 fn differing(record: &Value, what: &str) -> Vec<String> {
     let libraries = of_libraries(record);
@@ -180,7 +181,7 @@ fn differing(record: &Value, what: &str) -> Vec<String> {
         let planned = planned.unwrap();
         let tensors = bytes(&planned["allocated_peak"]) - libraries;
         let above = bytes(&phase["allocated_peak"]) - tensors;
-        let slack = tensors * 0.003 + 2.0 * MIB;
+        let slack = tensors * 0.003 + 4.0 * MIB;
         let workspace = terms(record, "cuBLAS workspaces") / 2.0;
         let is_near = [0.0, workspace].iter().any(|there| (above - there).abs() <= slack);
         // the measurement resumes in the same process, the plan in a new one
