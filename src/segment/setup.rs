@@ -44,11 +44,11 @@ pub fn create(
         sizes,
         sources: found.sources(),
     };
-    let warning = check_kernels(build.device)?;
+    let of_kernels = check_kernels(build.device)?;
     rng::seed(build.seed);
     let model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build_options(config, build, true))))?;
     let mut warnings = found.load(&model, build)?;
-    warnings.extend(warning);
+    warnings.extend(of_kernels);
     Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, warnings })
 }
 
@@ -58,10 +58,10 @@ pub fn create(
 /// [`Error::Weights`] if the folder is neither, or incomplete.
 pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Assembly> {
     let description = described(folder, overrides, build)?;
-    let warning = check_kernels(build.device)?;
+    let of_kernels = check_kernels(build.device)?;
     let model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build_options(&description.model, build, false))))?;
     let mut warnings = weights::load_run(folder, &description, &model, build)?;
-    warnings.extend(warning);
+    warnings.extend(of_kernels);
     let (base, tower) = weights::base_of(folder, &description, build)?;
     warnings.extend(description.source_warnings(&[("base", Some(&base)), ("vision_tower", tower.as_deref())]));
     let tokenizer = TextTokenizer::open(&needs::tokenizer_folder(folder, &base))?;
@@ -96,13 +96,16 @@ pub(super) fn described(folder: &Path, overrides: &RunOverrides, build: Build) -
     Ok(description)
 }
 
-/// Checks the custom CUDA kernels before the first 4-bit weights need them; returns a warning.
-fn check_kernels(device: Device) -> Result<Option<String>> {
+/// Checks the custom CUDA kernels before the first 4-bit weights need them; returns warnings.
+fn check_kernels(device: Device) -> Result<Vec<String>> {
     kernels::check(device)?;
+    if device == Device::Cpu {
+        return Ok(Vec::new());
+    }
     // dropout, 4-bit weights and 8-bit optimizer state use them in every mode
-    let reason = if device == Device::Cpu { None } else { kernels::unavailable() };
-    Ok(reason
-        .map(|reason| format!("custom CUDA kernels are off, and plans underestimate memory without them: {reason}")))
+    let all = kernels::unavailable().map(|reason| format!("custom CUDA kernels are off: {reason}"));
+    let off = all.into_iter().chain(kernels::refusals());
+    Ok(off.map(|reason| format!("{reason}. Plans underestimate memory without it")).collect())
 }
 
 fn build_options(config: &ModelConfig, build: Build, initialise: bool) -> BuildOptions {

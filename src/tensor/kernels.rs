@@ -52,9 +52,9 @@ pub fn unavailable() -> Option<String> {
     (!reason.is_empty()).then_some(reason)
 }
 
-/// Compares every kernel with libtorch's operators on small tensors of `device`, once per process. If one differs or
-/// does not compile, no kernel runs from then on, and [`unavailable`] gives the reason. Does nothing on the CPU. Sets
-/// [`KernelMode::Off`].
+/// Compares every kernel with libtorch's operators on small tensors of `device`, once per process. A kernel that differs
+/// does not run from then on ([`refusals`]). If one fails or they do not compile, none runs, and [`unavailable`] gives the
+/// reason. Does nothing on the CPU. Sets [`KernelMode::Off`].
 ///
 /// # Errors
 /// [`Error::Torch`] from libtorch's generators.
@@ -67,12 +67,11 @@ pub fn check(device: Device) -> Result<()> {
     let numbers = rng::RngState::take(device)?;
     rng::seed(0);
     set_mode(KernelMode::On);
-    let found = first_difference(device);
+    let found = differences(device);
     set_mode(KernelMode::Off);
     numbers.restore()?;
     match found {
-        Ok(None) => (),
-        Ok(Some(difference)) => disable(&format!("on this GPU {difference}")),
+        Ok(found) => refuse(found),
         Err(error) => {
             memory::clear_failure();
             disable(&format!("they fail on this GPU: {error}"));
@@ -82,26 +81,75 @@ pub fn check(device: Device) -> Result<()> {
     Ok(())
 }
 
+/// Why [`check`] turned single kernels off: a line for each.
+pub fn refusals() -> Vec<String> {
+    let refused = REFUSED.lock().unwrap_or_else(PoisonError::into_inner);
+    refused.iter().map(ToString::to_string).collect()
+}
+
+static REFUSED: Mutex<Vec<Difference>> = Mutex::new(Vec::new());
+
+/// Turns off the kernels that differ; an empty list turns all of them on again.
+fn refuse(found: Vec<Difference>) {
+    let names: Vec<&str> = if found.is_empty() { vec![""] } else { found.iter().map(|found| found.name).collect() };
+    for name in names {
+        let name = CString::new(name).expect("a name without NUL");
+        // SAFETY: a NUL-terminated string, copied by the callee.
+        unsafe { native::prsmed_kernels_refuse(name.as_ptr()) };
+    }
+    *REFUSED.lock().unwrap_or_else(PoisonError::into_inner) = found;
+}
+
+/// A kernel whose results differ from those of libtorch's operators by more than rounding.
+#[derive(Debug, Clone, PartialEq)]
+struct Difference {
+    name: &'static str,
+    kind: Kind,
+    /// Elements that differ.
+    wrong: i64,
+    /// All elements.
+    count: i64,
+    /// The largest difference of finite elements.
+    largest: f64,
+}
+
+impl std::fmt::Display for Difference {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { name, kind, wrong, count, largest } = self;
+        write!(
+            f,
+            "the custom CUDA kernel `{name}` is off: in {kind:?} it differs from libtorch in {wrong} of {count} \
+             elements, by up to {largest:.2e}"
+        )
+    }
+}
+
 /// Rows, width and MLP width of the compared tensors. They need several blocks, packs of eight, and remainders.
 const CHECKED: [(i64, i64, i64); 2] = [(96, 256, 1384), (7, 300, 65)];
 
-/// The first kernel whose result differs from libtorch's.
-fn first_difference(device: Device) -> Result<Option<String>> {
+/// The first difference of each kernel that differs.
+fn differences(device: Device) -> Result<Vec<Difference>> {
+    let mut found: Vec<Difference> = Vec::new();
     for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
         for (rows, dim, wide) in CHECKED {
             for KernelCase { name, inputs, number } in guard::guard(|| Ok(cases(rows, dim, wide, kind, device)))? {
+                if found.iter().any(|found| found.name == name) {
+                    continue;
+                }
                 let custom = run(name, Implementation::Custom, &inputs, number)?;
                 let libtorch = run(name, Implementation::Libtorch, &inputs, number)?;
                 for (custom, libtorch) in custom.iter().zip(&libtorch) {
-                    let wrong = guard::guard(|| Ok(count_differences(custom, libtorch, kind)))?;
+                    let (wrong, largest) = guard::guard(|| Ok(compare_results(custom, libtorch, kind)))?;
                     if wrong > 0 {
-                        return Ok(Some(format!("`{name}` in {kind:?} differs from libtorch in {wrong} elements")));
+                        let count = i64::try_from(custom.numel()).unwrap_or(i64::MAX);
+                        found.push(Difference { name, kind, wrong, count, largest });
+                        break;
                     }
                 }
             }
         }
     }
-    Ok(None)
+    Ok(found)
 }
 
 /// Largest relative difference of results that differ by one rounding.
@@ -113,16 +161,19 @@ fn tolerance(kind: Kind) -> f64 {
     }
 }
 
-/// Number of elements, results in `kind`, that differ by more than rounding or are finite in only one of the tensors.
-fn count_differences(custom: &Tensor, libtorch: &Tensor, kind: Kind) -> i64 {
+/// Number of elements, results in `kind`, that differ by more than rounding or are finite in only one of the tensors, and
+/// the largest difference of finite elements. Codes of 8 bits may differ by one: where a value is half-way between two.
+fn compare_results(custom: &Tensor, libtorch: &Tensor, kind: Kind) -> (i64, f64) {
+    let are_codes = custom.kind() == Kind::Uint8;
     let (custom, libtorch) = (custom.to_kind(Kind::Double), libtorch.to_kind(Kind::Double));
     // products of both signs are summed: allow an error relative to the size of the terms
     let finite = libtorch.isfinite();
     let size = libtorch.nan_to_num(0.0, 0.0, 0.0).abs();
-    let bound = (&size + size.mean(Kind::Double)) * tolerance(kind);
-    let is_same =
-        custom.eq_tensor(&libtorch).logical_or(&(&custom - &libtorch).abs().le_tensor(&bound).logical_and(&finite));
-    is_same.logical_not().sum(Kind::Int64).int64_value(&[])
+    let bound = if are_codes { size.ones_like() } else { (&size + size.mean(Kind::Double)) * tolerance(kind) };
+    let apart = (&custom - &libtorch).abs();
+    let is_same = custom.eq_tensor(&libtorch).logical_or(&apart.le_tensor(&bound).logical_and(&finite));
+    let largest = if apart.numel() == 0 { 0.0 } else { apart.nan_to_num(0.0, 0.0, 0.0).max().double_value(&[]) };
+    (is_same.logical_not().sum(Kind::Int64).int64_value(&[]), largest)
 }
 
 /// Turns all kernels off for `reason`; an empty reason turns them on again.

@@ -233,6 +233,7 @@ unsafe extern "C" {
     pub(super) fn prsmed_kernels_mode(mode: i32);
     pub(super) fn prsmed_kernels_folder(path: *const c_char);
     pub(super) fn prsmed_kernels_disable(reason: *const c_char);
+    pub(super) fn prsmed_kernels_refuse(reason: *const c_char);
     #[cfg(test)]
     pub(super) fn prsmed_kernels_emulate(on: bool);
     #[cfg(test)]

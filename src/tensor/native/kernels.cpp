@@ -19,6 +19,7 @@
 #include <limits>
 #include <map>
 #include <mutex>
+#include <set>
 
 namespace prsmed::kernels {
 
@@ -31,6 +32,17 @@ constexpr int64_t weight_grad_chunks = 64;
 
 std::atomic<int32_t> mode_now{static_cast<int32_t>(Mode::Off)};
 thread_local Launcher launcher_now = nullptr;
+
+// Operations whose kernels differ from libtorch on this machine, by their names in kernels_operations.cpp.
+std::mutex refused_lock;
+std::set<std::string> refused_names;
+std::atomic<bool> refuses_some{false};
+
+bool refused(const char* operation) {
+  if (!refuses_some.load(std::memory_order_relaxed)) return false;
+  std::lock_guard<std::mutex> guard(refused_lock);
+  return refused_names.count(operation) > 0;
+}
 
 Mode mode() { return static_cast<Mode>(mode_now.load(std::memory_order_relaxed)); }
 
@@ -131,6 +143,7 @@ bool usable(const Tensor& x) {
 void use_launcher(Launcher launcher) { launcher_now = launcher; }
 
 std::optional<std::pair<Tensor, Tensor>> rms_norm(const Tensor& x, const Tensor& weight, double eps) {
+  if (refused("rms_norm")) return {};
   const auto rows = rows_of(x, weight);
   if (!rows) return {};
   auto sizes = x.sizes().vec();
@@ -146,6 +159,7 @@ std::optional<std::pair<Tensor, Tensor>> rms_norm(const Tensor& x, const Tensor&
 }
 
 std::optional<Tensor> rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd) {
+  if (refused("rms_norm_backward")) return {};
   const auto rows = rows_of(x, weight);
   if (!rows || !same(dy, x) || dy.sizes() != x.sizes() || !rstd.is_contiguous()) return {};
   const auto grad = dy.contiguous();
@@ -161,6 +175,7 @@ std::optional<Tensor> rms_norm_backward(const Tensor& dy, const Tensor& x, const
 
 std::optional<Tensor> rms_norm_weight_grad(const Tensor& dy, const Tensor& x, const Tensor& weight,
                                            const Tensor& rstd) {
+  if (refused("rms_norm_weight_grad")) return {};
   const auto rows = rows_of(x, weight);
   if (!rows || !same(dy, x) || dy.sizes() != x.sizes() || !rstd.is_contiguous()) return {};
   const auto grad = dy.contiguous();
@@ -177,6 +192,7 @@ std::optional<Tensor> rms_norm_weight_grad(const Tensor& dy, const Tensor& x, co
 }
 
 bool rotate_(const Tensor& xs, const Tensor& cos, const Tensor& sin, bool back) {
+  if (refused(back ? "rotary_backward" : "rotary")) return false;
   const auto dtype = xs.scalar_type();
   if (!usable(xs) || !suffix(dtype) || xs.dim() != 3 || xs.numel() == 0 || xs.stride(2) != 1) return false;
   const int64_t b = xs.size(0), t = xs.size(1), half = cos.size(-1), each = width(dtype);
@@ -197,6 +213,7 @@ bool rotate_(const Tensor& xs, const Tensor& cos, const Tensor& sin, bool back) 
 }
 
 bool drops(const Tensor& x) {
+  if (refused("dropout")) return false;
   if (!suffix(x.scalar_type())) return false;
   return x.is_meta() ? prsmed::for_cuda() : runs_on(x);
 }
@@ -215,6 +232,7 @@ bool drop(const Tensor& x, const Tensor& y, double p, int64_t seed) {
 }
 
 std::optional<Tensor> swiglu(const Tensor& gate, const Tensor& up) {
+  if (refused("swiglu")) return {};
   auto args = swiglu_args(gate, up);
   if (!args) return {};
   auto y = at::empty(gate.sizes(), gate.options());
@@ -226,6 +244,7 @@ std::optional<Tensor> swiglu(const Tensor& gate, const Tensor& up) {
 }
 
 std::optional<std::pair<Tensor, Tensor>> swiglu_backward(const Tensor& dy, const Tensor& gate, const Tensor& up) {
+  if (refused("swiglu_backward")) return {};
   auto args = swiglu_args(gate, up);
   if (!args || !same(dy, gate) || dy.sizes() != gate.sizes()) return {};
   const auto grad = dy.contiguous();
@@ -238,6 +257,7 @@ std::optional<std::pair<Tensor, Tensor>> swiglu_backward(const Tensor& dy, const
 }
 
 bool nf4(const Codes& weight, const Tensor& out) {
+  if (refused("nf4")) return false;
   if (!runs_on(out) || !suffix(out.scalar_type()) || !weight.codes.is_contiguous() || !out.is_contiguous())
     return false;
   Nf4Args args{};
@@ -256,6 +276,7 @@ bool nf4(const Codes& weight, const Tensor& out) {
 }
 
 bool packed_bias(const Tensor& blocks, const Tensor& bias) {
+  if (refused("packed_bias")) return false;
   const auto dtype = bias.scalar_type();
   if (!usable(bias) || !suffix(dtype) || blocks.scalar_type() != at::kLong || blocks.device() != bias.device())
     return false;
@@ -289,6 +310,7 @@ bool fits(const Adamw8& w) {
 }  // namespace
 
 bool adamw8(const Adamw8& w) {
+  if (refused("adamw8")) return false;
   // a thread block prepares numbers and maps, then processes many blocks of 256 elements, one per warp; in the
   // emulation two thread blocks run, so that small tensors test this
   const int64_t most = launcher_now ? 2 : 1024, each = 256 * threads / 32;
@@ -397,6 +419,14 @@ bool prefer(const char* op, const Tensor& x, const std::function<bool()>& custom
 namespace kernels = prsmed::kernels;
 
 extern "C" {
+
+// The kernel of this operation does not run from now on; an empty name allows all of them again.
+void prsmed_kernels_refuse(const char* operation) noexcept {
+  std::lock_guard<std::mutex> guard(kernels::refused_lock);
+  if (*operation) kernels::refused_names.insert(operation);
+  else kernels::refused_names.clear();
+  kernels::refuses_some = !kernels::refused_names.empty();
+}
 
 void prsmed_kernels_mode(int32_t mode) noexcept { kernels::mode_now.store(mode, std::memory_order_relaxed); }
 
