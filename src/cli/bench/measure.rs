@@ -97,7 +97,9 @@ pub(super) fn examples(
     if let Some(reason) = (job.device != Device::Cpu).then(kernels::unavailable).flatten() {
         job.observer.on(&Event::Warning(format!("custom CUDA kernels are off: {reason}")));
     }
-    kernels::refusals().into_iter().for_each(|refusal| job.observer.on(&Event::Warning(refusal)));
+    for refusal in kernels::refusals() {
+        job.observer.on(&Event::Warning(refusal));
+    }
     let task = build()?.with_steps(job.count.warmup + job.count.steps);
     let tokens = task.tokens(&task.example(true)) * train.accumulation as u64;
     if work == Work::Predict {
