@@ -465,8 +465,8 @@ fn loss_of(model: &PrsMed, settings: &ModelConfig, pass: Pass, inputs: &Prepared
 /// Lengths of captured passes are multiples of these numbers of tokens.
 const BUCKETS: Sizes = Sizes { sequence: 64, supervised: 32, prompt: 64 };
 
-/// The pass of [`loss`] over `inputs`, padded to the next lengths of [`BUCKETS`]; `None` under semantics whose decoder reads
-/// padding.
+/// The pass of [`loss`] over `inputs`, padded to the next lengths of [`BUCKETS`]; `None` under semantics whose decoder
+/// reads padding.
 pub(super) fn capturable<'a>(
     model: &'a PrsMed,
     settings: &'a ModelConfig,

@@ -52,9 +52,9 @@ pub fn unavailable() -> Option<String> {
     (!reason.is_empty()).then_some(reason)
 }
 
-/// Compares every kernel with libtorch's operators on small tensors of `device`, once per process. A kernel that differs
-/// does not run from then on ([`refusals`]). If one fails or they do not compile, none runs, and [`unavailable`] gives the
-/// reason. Does nothing on the CPU. Sets [`KernelMode::Off`].
+/// Compares every kernel with libtorch's operators on small tensors of `device`, once per process. A kernel that
+/// differs does not run from then on ([`refusals`]). If one fails or they do not compile, none runs, and
+/// [`unavailable`] gives the reason. Does nothing on the CPU. Sets [`KernelMode::Off`].
 ///
 /// # Errors
 /// [`Error::Torch`] from libtorch's generators.
@@ -161,8 +161,9 @@ fn tolerance(kind: Kind) -> f64 {
     }
 }
 
-/// Number of elements, results in `kind`, that differ by more than rounding or are finite in only one of the tensors, and
-/// the largest difference of finite elements. Codes of 8 bits may differ by one: where a value is half-way between two.
+/// Number of elements, results in `kind`, that differ by more than rounding or are finite in only one of the tensors,
+/// and the largest difference of finite elements. Codes of 8 bits may differ by one, because a value can be half-way
+/// between two of them.
 fn compare_results(custom: &Tensor, libtorch: &Tensor, kind: Kind) -> (i64, f64) {
     let are_codes = custom.kind() == Kind::Uint8;
     let (custom, libtorch) = (custom.to_kind(Kind::Double), libtorch.to_kind(Kind::Double));

@@ -1,7 +1,7 @@
 //! Training loop: runs a task from the first step or from a checkpoint to the end.
 //!
-//! On a GPU the host does not wait for a step: it launches the next one first, while the GPU still computes, and reads the
-//! losses of the step before afterwards. Validation, checkpoints and the end of the run wait for all steps.
+//! On a GPU the CPU does not wait for a step: it launches the next one while the GPU still computes, and then reads the
+//! losses of the step before. Validation, checkpoints and the end of the run wait for all steps.
 
 use super::checkpoint::{self, Progress};
 use super::data_wait::Waiting;
@@ -467,8 +467,8 @@ impl<'a, T: Task> Engine<'a, T> {
     /// Saves the run when a step fails: the weights are still those of the last good step.
     fn rescue(&mut self, error: Error) -> Result<()> {
         if let Err(later) = guard::guard(|| self.settle()) {
-            // the first failure is the cause
-            self.session.observer.on(&Event::Warning(format!("the step after it failed too: {later}")));
+            // `error` is the failure that ends the run
+            self.session.observer.on(&Event::Warning(format!("another step failed too: {later}")));
         }
         // partially updated weights must not be saved
         let optimizer = &self.stepper.optimizer;

@@ -77,8 +77,8 @@ pub trait Task {
         Vec::new()
     }
 
-    /// Names of those `samples` for which the current weights compute NaN or infinity; of all of them if there is no such
-    /// sample. The engine calls it after a step whose gradients are not finite. Must not change the weights.
+    /// Names of those `samples` for which the current weights compute NaN or infinity; of all of them if there is no
+    /// such sample. The engine calls it after a step whose gradients are not finite. Must not change the weights.
     ///
     /// # Errors
     /// As [`Task::loss`], and errors of the data.
