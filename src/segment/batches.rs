@@ -1,5 +1,5 @@
-//! Batches of steps, on the device. The engine asks for those of the next step while a GPU computes the step before: the
-//! CPU prepares them meanwhile, and their copy runs when that step has ended, since it may use its memory.
+//! Batches of steps, on the device. The engine asks for those of the next step while a GPU computes the step before.
+//! The CPU prepares them meanwhile; their copy runs when that step has ended, since it may use its memory.
 
 use super::step::Inputs;
 use crate::Result;
