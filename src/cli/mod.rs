@@ -8,6 +8,7 @@ pub mod report;
 mod args;
 mod augment;
 mod bench;
+mod calibrate;
 mod context;
 mod data;
 mod doctor;
@@ -65,6 +66,7 @@ enum Command {
     Preset(preset::Args),
     Solve(solve::Args),
     Bench(Box<bench::Args>),
+    Calibrate(calibrate::Args),
     #[command(subcommand)]
     Augment(augment::Command),
     #[command(subcommand)]
@@ -138,6 +140,7 @@ fn dispatch(command: Command, context: &Context) -> anyhow::Result<Outcome> {
         Command::Preset(args) => preset::run(&args, context),
         Command::Solve(args) => solve::run(&args, context),
         Command::Bench(args) => bench::run(&args, context),
+        Command::Calibrate(args) => calibrate::run(&args, context),
         Command::Augment(command) => augment::run(&command, context),
         Command::Data(command) => data::run(&command, context),
         Command::Hub(command) => hub::run(&command, context),

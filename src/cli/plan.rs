@@ -7,13 +7,14 @@ use crate::config::remedies::{Remedy, remedies};
 use crate::config::{AugmentRun, Resolved, RunConfig, Settings, Sources};
 use crate::data::manifest::{Manifest, Split};
 use crate::event::Event;
+use crate::plan::detect::{self, Detected};
 use crate::plan::device_terms::DeviceUsage;
 use crate::plan::dry_run::{self, Job, Measured, Phase};
 use crate::plan::duration::{Duration, Samples};
 use crate::plan::gpus::{self, Budget};
 use crate::plan::host::Host;
 use crate::plan::report::{Machine, Plan};
-use crate::plan::{detect, timeline};
+use crate::plan::{calibrate, reading, timeline};
 use crate::segment::dry_run::SegmentDryRun;
 use crate::tensor::meta::Target;
 use crate::tensor::{Device, Kind, Tensor, default_device, kernels, memory};
@@ -71,6 +72,7 @@ impl MachineArgs {
     pub(super) fn machine(&self, context: &Context) -> Result<Machine> {
         match self.gpu.as_str() {
             "auto" => Ok(detected(context)),
+            "cpu" => Ok(this_cpu(context)),
             named => Machine::named(named).map_err(|error| {
                 let hint = error.hint();
                 Error::config("--gpu", error.to_string(), hint)
@@ -81,14 +83,29 @@ impl MachineArgs {
 
 /// The machine on which this process trains.
 pub(super) fn training_machine(context: &Context) -> Machine {
-    if default_device() == Device::Cpu { Machine::Cpu(Host::detect()) } else { detected(context) }
+    if default_device() == Device::Cpu { this_cpu(context) } else { detected(context) }
+}
+
+/// This machine's CPU.
+fn this_cpu(context: &Context) -> Machine {
+    with_reading(Machine::Cpu(Host::detect()), Device::Cpu, None, context)
+}
+
+/// `machine` with its reading, if `prsmed calibrate` has made one.
+fn with_reading(machine: Machine, device: Device, gpu: Option<&Detected>, context: &Context) -> Machine {
+    let Ok(identity) = calibrate::identity(device, gpu) else { return machine };
+    let (reading, problem) = reading::find(context.env.cache.as_deref(), &identity);
+    if let Some(problem) = problem {
+        context.progress.on(&Event::Warning(problem));
+    }
+    machine.with_reading(reading)
 }
 
 /// The first GPU visible to this process, with the memory that other processes use on it; without any, the CPU.
 fn detected(context: &Context) -> Machine {
     let devices = detect::detect(context.env.cuda_visible_devices.as_deref());
     let Some(first) = devices.first() else {
-        return libtorch_device().unwrap_or_else(|| Machine::Cpu(Host::detect()));
+        return libtorch_device(context).unwrap_or_else(|| this_cpu(context));
     };
     if let [_, others @ ..] = devices.as_slice()
         && !others.is_empty()
@@ -96,11 +113,12 @@ fn detected(context: &Context) -> Machine {
         let note = format!("{} GPUs found; planning for the first, {}. Training uses one", devices.len(), first.name);
         context.progress.on(&Event::Note(note));
     }
-    Machine::Cuda(first.budget(), DeviceUsage { other_processes: first.in_use(), ..DeviceUsage::default() })
+    let usage = DeviceUsage { other_processes: first.in_use(), ..DeviceUsage::default() };
+    with_reading(Machine::Cuda(first.budget(), usage), Device::Cuda(0), Some(first), context)
 }
 
 /// The GPU that libtorch uses, if the driver's management library (NVML) is missing.
-fn libtorch_device() -> Option<Machine> {
+fn libtorch_device(context: &Context) -> Option<Machine> {
     let device = default_device();
     if device == Device::Cpu {
         return None;
@@ -110,7 +128,8 @@ fn libtorch_device() -> Option<Machine> {
     let (total, used) = (system.device_total?.0, system.device_used?.0);
     let like = gpus::find(&format!("{}gb", total.div_ceil(gpus::GIB))).ok()?;
     let budget = Budget { total_bytes: total, note: "as libtorch reports it".into(), ..like };
-    Some(Machine::Cuda(budget, DeviceUsage { other_processes: used, ..DeviceUsage::default() }))
+    let usage = DeviceUsage { other_processes: used, ..DeviceUsage::default() };
+    Some(with_reading(Machine::Cuda(budget, usage), device, None, context))
 }
 
 /// Predict the memory and time of a job before it runs
@@ -209,8 +228,9 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if asks_for_time {
         let config = args.settings.resolve(Vec::new())?;
         let duration = training_time(args, config, &plan, &machine)?;
-        let unknown = || "training time: not predicted for the CPU; `prsmed bench` measures a step".to_owned();
-        context.output.line(duration.as_ref().map_or_else(unknown, Duration::text))?;
+        let unknown = || "training time: not predicted for the CPU before `prsmed calibrate` measured it".to_owned();
+        let source = machine.speed_source();
+        context.output.line(duration.as_ref().map_or_else(unknown, |duration| duration.text(&source)))?;
         record["training"] = json!(duration);
     }
     if args.measure {
@@ -224,7 +244,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     Ok(if plan.fits { Outcome::Done } else { Outcome::No })
 }
 
-/// Predicted time of a training on the samples of the flags; `None` on the CPU.
+/// Predicted time of a training on the samples of the flags; `None` on a CPU without a reading.
 fn training_time(args: &Args, mut config: RunConfig, plan: &Plan, machine: &Machine) -> Result<Option<Duration>> {
     let most = config.data.questions_per_image;
     let of = match (&args.data_root, args.samples) {

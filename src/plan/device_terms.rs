@@ -1,7 +1,7 @@
 //! Device memory of a process that does not belong to tensors (CUDA context, libraries, workspaces), as named rows with
 //! their sources.
 //!
-//! Nothing here was measured by this project. Rows with [`Term::reserved`] come from libtorch's caching allocator and
+//! Without a reading ([`super::reading`]) nothing here was measured by this project. Rows with [`Term::reserved`] come from libtorch's caching allocator and
 //! count in its `reserved` figure: replay them as allocations (the cuBLAS workspace before Hopper, 8.125 MiB, opens a
 //! segment of 20 MiB) or add them to `reserved`. The other rows lie outside the allocator.
 
@@ -63,7 +63,7 @@ pub fn device_terms(budget: &Budget, usage: &DeviceUsage) -> Vec<Term> {
     let row = |name, bytes, reserved, provenance: &str| Term { name, bytes, reserved, provenance: provenance.into() };
     let (context, context_source) = context(budget);
     let handles = usage.num_blas_threads;
-    vec![
+    let mut terms = vec![
         row("CUDA context", context, false, &context_source),
         row(
             "libraries",
@@ -102,7 +102,11 @@ pub fn device_terms(budget: &Budget, usage: &DeviceUsage) -> Vec<Term> {
              (`replay::graph_pool`); 0 without CUDA graphs; not measured here",
         ),
         row("display and other processes", usage.other_processes, false, "memory of other processes, as given"),
-    ]
+    ];
+    if let Some(reading) = &budget.reading {
+        reading.apply(&mut terms, usage);
+    }
+    terms
 }
 
 /// The CUDA context of the GPU; for a bare size, the largest one among GPUs of that size.

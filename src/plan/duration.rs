@@ -63,11 +63,10 @@ impl Duration {
         Self { of, steps_per_epoch, steps, step_seconds, epoch_seconds, seconds }
     }
 
-    /// The prediction in one line.
-    pub fn text(&self) -> String {
+    /// The prediction in one line. `source`: where the time of a step comes from.
+    pub fn text(&self, source: &str) -> String {
         format!(
-            "training on {} samples: {} steps an epoch, {}; {} steps in all, {} (predicted from rates that no \
-             measurement of this project confirms; without validation. `prsmed bench` measures a step)",
+            "training on {} samples: {} steps an epoch, {}; {} steps in all, {} ({source}; without validation)",
             self.of.samples,
             self.steps_per_epoch,
             long(self.epoch_seconds),
@@ -98,7 +97,7 @@ mod tests {
         assert_eq!(of, Samples { samples: 1000, groups: 334 });
         let whole = Duration::new(of, &config, 0.5);
         assert_eq!((whole.steps_per_epoch, whole.steps, whole.epoch_seconds, whole.seconds), (42, 420, 21.0, 210.0));
-        let text = whole.text();
+        let text = whole.text("measured");
         assert!(text.starts_with("training on 1000 samples: 42 steps an epoch, 21.00 s; 420 steps in all, 4 min"));
         let short = Duration::new(of, &TrainConfig { max_steps: 50, ..config }, 0.5);
         assert_eq!((short.steps_per_epoch, short.steps, short.seconds), (42, 50, 25.0));

@@ -3,9 +3,10 @@
 //! The table is `data/gpus.toml`. Each row names the sources of its numbers and marks those that were not verified.
 //! [`find`] turns user input (`24gb`, `rtx4090`, `NVIDIA A100-SXM4-80GB`) into a [`Budget`].
 
-use std::sync::LazyLock;
-
+use super::reading::Reading;
+use super::speed::Speed;
 use serde::{Deserialize, Serialize};
+use std::sync::LazyLock;
 
 /// Bytes of one GiB. A "24 GB" GPU has 24 GiB of memory chips, so marketing sizes are counted in GiB too.
 pub const GIB: u64 = 1 << 30;
@@ -89,6 +90,7 @@ impl Gpu {
             capability: self.capability,
             rates: self.rates(),
             note,
+            reading: None,
         }
     }
 }
@@ -125,6 +127,15 @@ pub struct Budget {
     pub rates: Rates,
     /// Origin of `total_bytes`, for the user.
     pub note: String,
+    /// What `prsmed calibrate` measured on this GPU, if it did.
+    pub reading: Option<Box<Reading>>,
+}
+
+impl Budget {
+    /// Speed for time predictions: measured, else shares of the rates.
+    pub fn speed(&self) -> Speed {
+        self.reading.as_ref().map_or_else(|| Speed::assumed(&self.rates), |reading| reading.speed.clone())
+    }
 }
 
 /// Why a text names no budget.
@@ -285,6 +296,7 @@ fn bare(gb: f64) -> Budget {
         capability: stand_ins.iter().map(|gpu| gpu.capability).max().unwrap_or_default(),
         rates: slowest(if not_below.is_empty() { &stand_ins } else { &not_below }),
         note,
+        reading: None,
     }
 }
 
@@ -327,6 +339,7 @@ fn slice(text: &str) -> Option<Budget> {
             ..rates
         },
         note: format!("slice {} of {}: 95 % of {gb} GB", profile.trim(), gpu.name),
+        reading: None,
     })
 }
 

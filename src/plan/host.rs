@@ -17,6 +17,7 @@
 
 use super::device_terms::Term;
 use super::dry_run::Buffers;
+use super::reading::Reading;
 use crate::tensor::{self, memory};
 use crate::units::Bytes;
 
@@ -47,6 +48,8 @@ pub struct Host {
     pub libraries: Bytes,
     /// Number of compute threads.
     pub num_threads: u64,
+    /// What `prsmed calibrate` measured on this CPU, if it did.
+    pub reading: Option<Box<Reading>>,
 }
 
 impl Host {
@@ -63,12 +66,13 @@ impl Host {
             note: "available now".into(),
             libraries: Some(memory::resident_at_start()).filter(|bytes| bytes.0 > 0).unwrap_or(Bytes(LIBRARIES)),
             num_threads: tensor::num_threads(),
+            reading: None,
         }
     }
 
     /// A host that offers `available` bytes.
     pub fn of_size(available: Bytes) -> Self {
-        Self { available, note: "as given".into(), libraries: Bytes(LIBRARIES), num_threads: THREADS }
+        Self { available, note: "as given".into(), libraries: Bytes(LIBRARIES), num_threads: THREADS, reading: None }
     }
 
     /// Memory of a process in addition to what its tensors reserve.

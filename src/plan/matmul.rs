@@ -17,8 +17,16 @@ const SECONDS: f64 = 1.0;
 /// # Errors
 /// [`Error::OutOfMemory`] and other typed errors of libtorch.
 pub fn rate(device: Device, kind: Kind) -> Result<f64> {
-    let is_gpu = matches!(device, Device::Cuda(_));
-    let (side, products) = if is_gpu { (SIDES.0, PRODUCTS.0) } else { (SIDES.1, PRODUCTS.1) };
+    let side = if matches!(device, Device::Cuda(_)) { SIDES.0 } else { SIDES.1 };
+    rate_of_side(device, kind, side, SECONDS)
+}
+
+/// FLOP/s of products of matrices of `side` by `side`, the best of `seconds`.
+///
+/// # Errors
+/// As [`rate`].
+pub fn rate_of_side(device: Device, kind: Kind, side: i64, seconds: f64) -> Result<f64> {
+    let products = if matches!(device, Device::Cuda(_)) { PRODUCTS.0 } else { PRODUCTS.1 };
     let rate = guard::guard(|| {
         no_grad(|| {
             let [a, b] = [(); 2].map(|()| Tensor::rand([side, side], (Kind::Float, device)).to_kind(kind));
@@ -26,7 +34,7 @@ pub fn rate(device: Device, kind: Kind) -> Result<f64> {
             drop(a.matmul(&b));
             synchronize(device);
             let (start, mut best) = (Instant::now(), f64::INFINITY);
-            while start.elapsed().as_secs_f64() < SECONDS {
+            while start.elapsed().as_secs_f64() < seconds {
                 let begun = Instant::now();
                 (0..products).for_each(|_| drop(a.matmul(&b)));
                 synchronize(device);

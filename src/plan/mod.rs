@@ -4,6 +4,7 @@
 //! It knows no model: the job is given as a task.
 
 pub mod allocator;
+pub mod calibrate;
 pub mod detect;
 pub mod device_terms;
 pub mod dry_run;
@@ -12,8 +13,10 @@ pub mod gpus;
 pub mod host;
 pub mod host_allocator;
 pub mod matmul;
+pub mod reading;
 pub mod replay;
 pub mod report;
 pub mod search;
+pub mod speed;
 pub mod time;
 pub mod timeline;

@@ -4,6 +4,8 @@
 use super::device_terms::{DeviceUsage, Term, device_terms};
 use super::dry_run::{Buffers, DryRun, Job};
 use super::gpus::{self, Budget};
+use super::reading::Reading;
+use super::speed::Speed;
 use super::replay::{self, PhaseMemory};
 use super::time::{self, PhaseTime};
 use super::{detect, host};
@@ -272,14 +274,47 @@ impl Machine {
         }
     }
 
+    /// What `prsmed calibrate` measured on it.
+    pub fn reading(&self) -> Option<&Reading> {
+        match self {
+            Self::Cuda(budget, _) => budget.reading.as_deref(),
+            Self::Cpu(host) => host.reading.as_deref(),
+        }
+    }
+
+    /// The same machine with a reading.
+    #[must_use]
+    pub fn with_reading(mut self, reading: Option<Reading>) -> Self {
+        let place = match &mut self {
+            Self::Cuda(budget, _) => &mut budget.reading,
+            Self::Cpu(host) => &mut host.reading,
+        };
+        *place = reading.map(Box::new);
+        self
+    }
+
+    /// Where predicted times come from, for the user.
+    pub fn speed_source(&self) -> String {
+        let assumed = || "predicted from published rates; `prsmed calibrate` measures this machine's".to_owned();
+        self.reading().map_or_else(assumed, |reading| format!("predicted from rates {}", reading.source()))
+    }
+
+    /// The speed of operators; `None` for a CPU without a reading.
+    fn speed(&self) -> Option<Speed> {
+        match self {
+            Self::Cuda(budget, _) => Some(budget.speed()),
+            Self::Cpu(host) => host.reading.as_ref().map(|reading| reading.speed.clone()),
+        }
+    }
+
     fn time(&self, job: Job, dry_run: &DryRun) -> Option<PhaseTime> {
-        let Self::Cuda(budget, _) = self else { return None };
+        let speed = self.speed()?;
         if dry_run.trace.costs.is_empty() {
             return None;
         }
-        let time = time::phase(&dry_run.trace, phase_of(job), dry_run.repeats(), &budget.rates)?;
+        let time = time::phase(&dry_run.trace, phase_of(job), dry_run.repeats(), &speed)?;
         let steps = dry_run.steps;
-        let time = time.with_transfers(steps.over_the_bus);
+        let time = time.with_transfers(steps.over_the_bus, &speed);
         Some(if steps.captured_inputs.is_some() { time.with_graphs() } else { time })
     }
 }

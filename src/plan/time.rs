@@ -1,29 +1,13 @@
-//! Predicted time of a job on a GPU: a roofline model of each operator in its trace.
+//! Predicted time of a job on a device: a roofline model of each operator in its trace.
 //!
-//! The time of an operator is the longer of its arithmetic and its memory traffic, at a fixed share of the GPU's rates,
-//! and at least one kernel launch. The CPU needs a fixed time for each operator; if that sum is longer, the step is
-//! host-bound. The shares come from published results of other trainers; nothing here was measured by this project.
+//! The time of an operator is the longer of its arithmetic and its memory traffic, and at least one kernel launch
+//! ([`Speed::seconds`]). The CPU needs a fixed time for each operator; if that sum is longer, the step is host-bound.
 
-use super::gpus::Rates;
+use super::speed::Speed;
 use crate::tensor::module_path::{self, ModuleId};
 use crate::tensor::trace::{Cost, Trace};
 use crate::units::Bytes;
 use std::collections::HashMap;
-
-/// Share of the tensor-core rate for matrix products. Published 7B LoRA trainers reach 0.35 to 0.43 over a whole step,
-/// including idle time and memory-bound operators.
-const PRODUCTS: f64 = 0.65;
-/// Share for convolutions and attention.
-const IRREGULAR: f64 = 0.4;
-/// Share of the memory bandwidth for memory-bound operators.
-const BANDWIDTH: f64 = 0.8;
-/// Minimum seconds of a kernel on the GPU.
-const LAUNCH: f64 = 3e-6;
-/// Seconds of CPU work for an operator: dispatch, autograd, allocation.
-const HOST: f64 = 8e-6;
-/// Bytes per second between pinned host memory and the GPU, in each direction: PCI Express 3.0 x16, which every listed
-/// GPU reaches. Transfers are counted in full, although some of them overlap with computation.
-const BUS: f64 = 12e9;
 
 /// Predicted time of a phase.
 #[derive(Debug, Clone, Copy, PartialEq, Default, serde::Serialize)]
@@ -43,10 +27,11 @@ pub struct PhaseTime {
 }
 
 impl PhaseTime {
-    /// Adds the time to copy offloaded optimizer state to the GPU and back.
+    /// Adds the time to copy offloaded optimizer state to the GPU and back. It is counted in full, although some of
+    /// it overlaps with computation.
     #[must_use]
-    pub fn with_transfers(self, moments: Bytes) -> Self {
-        let bus = 2.0 * moments.0 as f64 / BUS;
+    pub fn with_transfers(self, moments: Bytes, speed: &Speed) -> Self {
+        let bus = 2.0 * speed.transfer_seconds(moments.0 as f64);
         Self { seconds: self.seconds + bus, gpu_seconds: self.gpu_seconds + bus, ..self }
     }
 
@@ -59,7 +44,7 @@ impl PhaseTime {
 
 /// The time of the phase `name` of `trace`; `None` if there is no such phase. All operators except those of the
 /// optimizer and the moving average count `repeats` times, because a plan runs fewer micro-batches than a step has.
-pub fn phase(trace: &Trace, name: &str, repeats: f64, rates: &Rates) -> Option<PhaseTime> {
+pub fn phase(trace: &Trace, name: &str, repeats: f64, speed: &Speed) -> Option<PhaseTime> {
     let index = trace.marks.iter().position(|mark| mark.0 == name)?;
     let end = trace.marks.get(index + 1).map_or(trace.costs.len(), |mark| mark.2);
     let once = ["optimizer", "ema"];
@@ -72,10 +57,10 @@ pub fn phase(trace: &Trace, name: &str, repeats: f64, rates: &Rates) -> Option<P
         });
         time.flops += factor * cost.flops;
         time.bytes += factor * cost.bytes;
-        gpu += factor * seconds(cost, trace, rates);
+        gpu += factor * seconds(cost, trace, speed);
         operators += factor;
     }
-    let host = operators * HOST;
+    let host = operators * speed.host;
     Some(PhaseTime { operators, seconds: gpu.max(host), gpu_seconds: gpu, host_bound: host > gpu, ..time })
 }
 
@@ -100,24 +85,22 @@ pub fn text(seconds: f64) -> String {
     if seconds < 0.1 { format!("{:.1} ms", seconds * 1e3) } else { format!("{seconds:.2} s") }
 }
 
-fn seconds(cost: &Cost, trace: &Trace, rates: &Rates) -> f64 {
-    let memory = cost.bytes / (BANDWIDTH * rates.bandwidth);
+fn seconds(cost: &Cost, trace: &Trace, speed: &Speed) -> f64 {
     let name = &trace.ops[usize::from(cost.op)];
-    let share = if name.contains("convolution") || name.contains("attention") { IRREGULAR } else { PRODUCTS };
-    // libtorch's default for fp32 matrix products is no TF32
-    let peak = if cost.element_bytes == 2 { rates.half } else { rates.fp32 };
-    let arithmetic = cost.flops / (share * peak);
-    memory.max(arithmetic).max(LAUNCH)
+    let irregular = name.contains("convolution") || name.contains("attention");
+    speed.seconds(cost.flops, cost.bytes, cost.element_bytes, irregular)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::plan::gpus;
+    use crate::plan::speed::{BANDWIDTH, HOST, LAUNCH, PRODUCTS};
 
     #[test]
     fn large_products_are_compute_bound_and_small_operators_are_host_bound() {
         let rates = gpus::find("RTX 4090").unwrap().rates;
+        let speed = Speed::assumed(&rates);
         let cost = |flops, bytes| Cost {
             flops,
             bytes,
@@ -130,7 +113,7 @@ mod tests {
         let ops = vec![String::new(), "aten::mm".into()];
         let of = |costs: Vec<Cost>| {
             let trace = Trace { costs, ops: ops.clone(), marks: vec![("step", 0, 0)], ..Trace::default() };
-            phase(&trace, "step", 1.0, &rates).unwrap()
+            phase(&trace, "step", 1.0, &speed).unwrap()
         };
         let large = of(vec![cost(1e13, 1e8)]);
         assert!((large.seconds - 1e13 / (PRODUCTS * rates.half)).abs() < 1e-9 && !large.host_bound);
@@ -139,7 +122,7 @@ mod tests {
         let small = of(vec![cost(0.0, 1.0); 100]);
         assert!((small.seconds - 100.0 * HOST).abs() < 1e-12 && small.host_bound);
         assert!((small.with_graphs().seconds - 100.0 * LAUNCH).abs() < 1e-12 && !small.with_graphs().host_bound);
-        let brought = small.with_transfers(Bytes(6_000_000_000));
+        let brought = small.with_transfers(Bytes(6_000_000_000), &speed);
         assert!((brought.seconds - small.seconds - 1.0).abs() < 1e-9, "6 GB and back at 12 GB/s");
         assert!((brought.with_graphs().seconds - small.with_graphs().seconds - 1.0).abs() < 1e-9);
     }

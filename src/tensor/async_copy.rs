@@ -6,6 +6,19 @@
 use super::{Device, Kind, META, Result, Tensor, native};
 use std::ffi::c_void;
 
+/// A copy of a CPU tensor in pinned memory, from which a GPU reads at the full rate of the bus.
+///
+/// # Errors
+/// [`crate::Error::Torch`] without a GPU, or if the system has no more memory to pin.
+pub fn pinned(host: &Tensor) -> Result<Tensor> {
+    let mut out = std::ptr::null_mut();
+    // SAFETY: a live tensor; `out` is set when no message is returned.
+    unsafe {
+        native::check(native::prsmed_pinned_copy(native::raw(host), &raw mut out))?;
+        Ok(native::owned(out))
+    }
+}
+
 /// Asynchronous copies to one GPU. Do not use the copied tensors before [`Self::complete`].
 #[derive(Debug)]
 #[must_use]

@@ -56,6 +56,14 @@ pub fn libtorch_version() -> String {
     unsafe { CStr::from_ptr(native::prsmed_torch_version()) }.to_string_lossy().into_owned()
 }
 
+/// The version of cuDNN as a number (90100 for 9.1.0); `None` without it.
+pub fn cudnn_version() -> Option<i64> {
+    let mut version = 0;
+    // SAFETY: the callee writes one number.
+    unsafe { native::check(native::prsmed_cudnn_version(&raw mut version)) }.ok().filter(|()| version > 0)?;
+    Some(version)
+}
+
 /// Major and minor version of the CUDA runtime that libtorch was built for; `None` without CUDA.
 pub fn cuda_version() -> Option<(i64, i64)> {
     let mut version = 0;

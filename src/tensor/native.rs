@@ -138,6 +138,7 @@ fallible! {
     fn prsmed_device_memory(index: i32, asks_driver: bool, out: *mut RawDeviceMemory);
     fn prsmed_device_reset_peaks(index: i32);
     fn prsmed_device_release_cache();
+    fn prsmed_cudnn_version(out: *mut i64);
     fn prsmed_module_follow();
     fn prsmed_trace_begin(counts_host: bool, costs: bool);
     fn prsmed_meta_install();
@@ -172,6 +173,7 @@ fallible! {
     fn prsmed_encode8(values: RawTensor, map: RawTensor, codes: RawTensor, scales: RawTensor);
     fn prsmed_decode8(codes: RawTensor, scales: RawTensor, map: RawTensor, values: RawTensor);
     fn prsmed_hook_gradient(tensor: RawTensor, work: GradientWork, data: *mut c_void, index: i64);
+    fn prsmed_pinned_copy(host: RawTensor, out: *mut RawTensor);
     fn prsmed_async_copy_send(host: RawTensor, index: i32, out: *mut RawTensor, completion: *mut *mut c_void);
     fn prsmed_async_copy_complete(completion: *mut c_void);
     fn prsmed_send_small(host: RawTensor, index: i32, out: *mut RawTensor);

@@ -7,6 +7,7 @@
 mod augment;
 mod bench;
 mod bounds;
+mod calibrate;
 mod checkpoints;
 mod data;
 mod extra;

@@ -53,6 +53,12 @@ at::Tensor* send(const at::Tensor& host, int32_t index, void** completion) {
   return new at::Tensor(there);
 }
 
+at::Tensor* pinned_copy(const at::Tensor& host) {
+  auto pinned = pinned_like(host);
+  pinned.copy_(host);
+  return new at::Tensor(pinned);
+}
+
 // Numbers on their way from a GPU.
 struct ReadBack {
   at::Tensor pinned;
@@ -94,6 +100,9 @@ char* prsmed_read_back_end(void* read_back, double* out) {
     if (out) std::copy_n(done->pinned.const_data_ptr<double>(), done->pinned.numel(), out);
   })
 }
+
+// A copy of `host` in pinned memory, from which a GPU reads without help of the CPU.
+char* prsmed_pinned_copy(at::Tensor* host, at::Tensor** out) { PRSMED_TRY(*out = pinned_copy(*host)) }
 
 // Copies `host` to GPU `index`. The result may be used after `prsmed_async_copy_complete(*completion)`.
 char* prsmed_async_copy_send(at::Tensor* host, int32_t index, at::Tensor** out, void** completion) {

@@ -72,5 +72,13 @@ char* prsmed_cuda_version(int64_t* out) {
   })
 }
 
+// cuDNN's version at run time as a number, such as 90100; 0 without it.
+char* prsmed_cudnn_version(int64_t* out) {
+  PRSMED_TRY({
+    const auto& hooks = at::detail::getCUDAHooks();
+    *out = hooks.compiledWithCuDNN() && hooks.hasCUDA() ? hooks.versionCuDNN() : 0;
+  })
+}
+
 char* prsmed_device_release_cache() { PRSMED_TRY(allocator().emptyCache()) }
 }
