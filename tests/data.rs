@@ -270,6 +270,26 @@ fn batches_depend_on_neither_workers_nor_cache_nor_prefetch() {
 }
 
 #[test]
+fn cached_pixels_are_not_read_again_and_a_full_cache_keeps_its_entries() {
+    let root = images(3);
+    let (plain, _) = source(root.path(), Bytes::default());
+    let sample = |source: &Source, image: usize| source.sample(3 * image, 0).map(|sample| sample.pixels);
+    let expected: Vec<Arc<Pixels>> = (0..3).map(|image| sample(&plain, image).expect("good")).collect();
+    let (cached, _) = source(root.path(), Bytes::default());
+    // room for two of the three images
+    let cached = cached.with_cache(2 * expected[0].bytes());
+    for (image, pixels) in expected.iter().enumerate() {
+        assert_eq!(sample(&cached, image).expect("good"), *pixels);
+    }
+    std::fs::remove_dir_all(root.path().join("ct/train_images")).expect("removed");
+    for (image, pixels) in expected.iter().take(2).enumerate() {
+        assert_eq!(sample(&cached, image).expect("from the cache"), *pixels);
+    }
+    let error = sample(&cached, 2).expect_err("the cache was full").to_string();
+    assert!(error.contains("2.png: the file is missing"), "{error}");
+}
+
+#[test]
 fn a_sample_has_the_label_of_its_own_row() {
     let root = images(2);
     let folders = ["train_images", "train_masks"];
@@ -314,6 +334,7 @@ fn rows_of_one_image_share_its_pixels_and_augmentation() {
                     [whole.as_slice(), rest].concat()
                 );
                 assert!(samples.iter().all(|sample| sample.pixels == samples[0].pixels), "{augment:?}");
+                assert!(Arc::ptr_eq(&samples[0].pixels, &samples[1].pixels), "one copy for the rows of a group");
                 let plain =
                     Pixels::load(&source.manifest().rows[whole[0]], &CONFIG, Transform::IDENTITY).expect("good");
                 changed += usize::from(*samples[0].pixels != plain);

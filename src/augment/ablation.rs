@@ -560,7 +560,7 @@ mod tests {
         let rows = (0..4_u8).map(|i| row(folder.path(), &format!("test-{i}"), i, Split::Test)).collect();
         let real = manifest(folder.path(), rows);
         let config = RunConfig::default();
-        let ablation = ablation(&real, &real, &config);
+        let ablation = Ablation { out: folder.path(), ..ablation(&real, &real, &config) };
         // seeds and images differ far more than arms
         let base = [[0.1, 0.3, 0.5, 0.7], [0.2, 0.4, 0.6, 0.8]];
         let arm = |gain: f64| base.map(|row| row.map(|dice| dice + gain).to_vec()).to_vec();
@@ -576,6 +576,47 @@ mod tests {
             assert_eq!(all.verdict, Conclusion::Gain);
         }
         assert!((report.runs["real"][1] - 0.5).abs() < 1e-9, "{:?}", report.runs);
+        ablation.write(&report).unwrap();
+        let written = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+        assert_eq!(written("ablation.txt"), report.table());
+        let json: serde_json::Value = serde_json::from_str(&written("ablation.json")).unwrap();
+        assert_eq!((&json["seeds"], &json["test_rows"]), (&json!([7, 8]), &json!(4)));
+    }
+
+    #[test]
+    fn a_new_output_folder_is_created_and_keeps_its_settings() {
+        let folder = tempfile::tempdir().unwrap();
+        let real = manifest(folder.path(), vec![row(folder.path(), "image", 1, Split::Train)]);
+        let config = RunConfig::default();
+        let out = folder.path().join("new/ablation");
+        let first = Ablation { out: &out, ..ablation(&real, &real, &config) };
+        first.check_settings(&real, &real, &[0]).unwrap();
+        assert!(out.join("settings.json").is_file());
+        let more_seeds = Ablation { num_seeds: 5, out: &out, ..ablation(&real, &real, &config) };
+        more_seeds.check_settings(&real, &real, &[0]).expect("seeds can be added");
+        let longer = Ablation { steps: 4, out: &out, ..ablation(&real, &real, &config) };
+        let error = longer.check_settings(&real, &real, &[0]).unwrap_err().to_string();
+        assert!(error.contains("runs made with other settings (steps was 3, is 4)"), "{error}");
+    }
+
+    #[test]
+    fn a_finished_training_is_read_and_an_interrupted_one_continues_from_its_checkpoint() {
+        let folder = tempfile::tempdir().unwrap();
+        let real = manifest(folder.path(), vec![row(folder.path(), "image", 1, Split::Train)]);
+        let config = RunConfig::default();
+        let ablation = Ablation { out: folder.path(), ..ablation(&real, &real, &config) };
+        let rows = Arc::new(real.clone());
+        let scores = |arm, seed| ablation.scores(arm, seed, &rows, &[0, 0], &Runtime::new());
+        let finished = folder.path().join("runs/classical-7");
+        std::fs::create_dir_all(&finished).unwrap();
+        std::fs::write(finished.join("scores.json"), "[0.25, 0.5]").unwrap();
+        assert_eq!(scores(Arm::Classical, 7).unwrap(), [0.25, 0.5]);
+        // a damaged checkpoint shows that the training reads it
+        let checkpoint = folder.path().join("runs/real-8/last");
+        std::fs::create_dir_all(&checkpoint).unwrap();
+        std::fs::write(checkpoint.join("config.toml"), "[train").unwrap();
+        let error = scores(Arm::Real, 8).unwrap_err().to_string();
+        assert!(error.contains("runs/real-8/last/config.toml: "), "{error}");
     }
 
     #[test]

@@ -242,8 +242,8 @@ impl Case {
         let others = time::flops_where(&plain.trace, "step", plain.repeats(), |path| !path.starts_with("llm.layers"));
         let task = self.build(META)?;
         let tokens = task.tokens(&task.example(true)) as f64 * train.accumulation as f64;
-        let each = if self.config.model.train_base { 6.0 } else { 4.0 };
-        Ok(Flops { model: others + each * layer_weights(&self.sizes) * tokens, executed })
+        let layers = layer_flops(&self.sizes, self.config.model.train_base, tokens);
+        Ok(Flops { model: others + layers, executed })
     }
 
     fn measure(&self, args: &Args, device: Device, context: &Context) -> Result<Measurement> {
@@ -282,6 +282,13 @@ impl Case {
         let training = Training::new(config.clone(), Manifest::open(root, None)?, folder.path(), &runtime)?;
         measure::training(job, &training.prepare()?.task, &config.train, meter)
     }
+}
+
+/// FLOP of the language model's layers in a step of `tokens` tokens.
+fn layer_flops(sizes: &prsmed::Config, trains_base: bool, tokens: f64) -> f64 {
+    // 2 forward, 2 for the gradient of the activations, 2 for that of a trained weight
+    let each = if trains_base { 6.0 } else { 4.0 };
+    each * layer_weights(sizes) * tokens
 }
 
 /// Weights of the language model's layers that every token passes; adapters and norms are not counted.
@@ -365,7 +372,7 @@ fn print_result(
 ) -> anyhow::Result<Outcome> {
     let seconds = measurement.median();
     let wait = measurement.wait_seconds.as_deref().map(median);
-    let whole = seconds + wait.unwrap_or(0.0);
+    let whole = measurement.median_with_wait();
     let used = flops.map(|flops| flops.model / seconds / peak.flops_per_s);
     context.output.line(lines(case, measurement, planned, (flops, &peak)).join("\n"))?;
     let tokens_per_s = measurement.tokens.map(|tokens| tokens as f64 / whole);
@@ -418,7 +425,7 @@ fn lines(
     let least = measurement.seconds.iter().copied().fold(f64::INFINITY, f64::min);
     let most = measurement.seconds.iter().copied().fold(0.0, f64::max);
     let wait = measurement.wait_seconds.as_deref().map(median);
-    let whole = seconds + wait.unwrap_or(0.0);
+    let whole = measurement.median_with_wait();
     let tokens = measurement.tokens.map_or_else(String::new, |t| format!(", {:.0} tokens/s", t as f64 / whole));
     let mut lines = vec![
         format!(
@@ -475,4 +482,18 @@ fn memory_line(measurement: &Measurement, planned: Option<&Plan>) -> String {
         in_words(step.map(|step| step.memory.reserved_peak)),
         in_words(step.map(|step| step.device_peak)),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_token_takes_4_flop_for_each_weight_of_a_frozen_layer_and_6_for_a_trained_one() {
+        let sizes = RunConfig::preset_with("tiny", &[]).unwrap().planned_sizes().unwrap();
+        // three layers: queries and output, keys and values, feed-forward network
+        let weights = 3.0 * f64::from(2 * 128 * 128 + 2 * 128 * 64 + 3 * 128 * 256);
+        let found = [false, true].map(|trains_base| layer_flops(&sizes, trains_base, 10.0));
+        assert_eq!(found, [40.0 * weights, 60.0 * weights]);
+    }
 }

@@ -10,7 +10,7 @@ use crate::segment::{Assembly, Semantics, evaluate};
 use crate::tensor::{self, ledger};
 use crate::trainer::precision::Precision;
 use crate::{Error, Result, files};
-use image::DynamicImage;
+use image::{DynamicImage, GrayImage};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -139,8 +139,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let stream = |piece: &str| context.progress.on(&Event::Token(piece.to_owned()));
     let prediction = predict(&assembly, &request, stream).map_err(|error| error.of_image(&args.image))?;
     let (width, height) = prediction.size;
-    let mut mask = sheet::probability_image(&prediction.mask, width, height)?;
-    mask.iter_mut().for_each(|value| *value = if *value > 127 { 255 } else { 0 });
+    let mask = binary(sheet::probability_image(&prediction.mask, width, height)?);
     if let Some(path) = &args.mask_out {
         write_image(&mask.into(), path)?;
     }
@@ -148,6 +147,12 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         write_image(&evaluate::overlay(&image, &prediction, None)?.into(), path)?;
     }
     finish(context, &assembly, &prediction, args)
+}
+
+/// The mask of a probability image: 255 from a probability of 0.5 on, else 0.
+fn binary(mut probabilities: GrayImage) -> GrayImage {
+    probabilities.iter_mut().for_each(|value| *value = if *value > 127 { 255 } else { 0 });
+    probabilities
 }
 
 fn write_image(image: &DynamicImage, path: &Path) -> Result<()> {
@@ -189,4 +194,16 @@ fn check_writable(flag: &str, path: &Path, extensions: &[&str]) -> Result<()> {
     }
     let hint = format!("use a file name that ends in `.{}`", extensions.join("` or `."));
     Err(Error::config(flag, format!("`{}` has the wrong file extension", path.display()), hint))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mask_has_the_pixels_with_a_probability_of_at_least_one_half() {
+        let probabilities = sheet::probability_image(&[0.0, 0.497, 0.5, 0.503, 1.0], 5, 1).unwrap();
+        assert_eq!(probabilities.as_raw(), &[0, 127, 128, 128, 255]);
+        assert_eq!(binary(probabilities).as_raw(), &[0, 0, 255, 255, 255]);
+    }
 }

@@ -330,3 +330,33 @@ fn described(candidate: &Candidate) -> String {
         candidate.device_peak()
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The preset `tiny` with a frozen base, without clipping, and with these settings.
+    fn config(sets: &[&str]) -> RunConfig {
+        let frozen = ["model.train_base=false", "train.clip_norm=0"];
+        RunConfig::preset_with("tiny", &[&frozen[..], sets].concat()).unwrap()
+    }
+
+    /// Asserts that a change gives one note, which begins with `start`.
+    fn assert_noted(before: &RunConfig, now: &RunConfig, start: &str) {
+        let notes = changed_notes(before, now);
+        assert!(notes.len() == 1 && notes[0].starts_with(start), "{start}: {notes:?}");
+    }
+
+    #[test]
+    fn settings_that_the_search_changed_are_named() {
+        let [off, ram, disk] = ["off", "ram", "disk"].map(|cache| config(&[&format!("data.cache_vision={cache}")]));
+        assert_noted(&off, &disk, "`data.cache_vision=disk`: the first epoch computes the vision features");
+        for (before, now) in [(&off, &off), (&off, &ram), (&ram, &disk), (&disk, &disk), (&disk, &off)] {
+            assert_eq!(changed_notes(before, now), [""; 0]);
+        }
+        let at_once = config(&["train.step_in_backward=true"]);
+        assert_noted(&off, &at_once, "`train.step_in_backward=true`: each parameter is updated in the backward pass");
+        assert_noted(&at_once, &config(&["train.accumulation=4"]), "`train.step_in_backward` is off: a step has 4 ");
+        assert_noted(&off, &config(&["train.fused_kernels=auto"]), "`train.fused_kernels=auto`: the first steps ");
+    }
+}

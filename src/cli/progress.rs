@@ -412,9 +412,11 @@ mod tests {
         let lines = Shared::default();
         let style = Style { is_terminal: false, color: false, every_steps: 10 };
         let progress = Progress::to(Box::new(lines.clone()), style, Arc::new(Output::to(Box::new(Full), true)));
+        let warning = "warning: standard output: cannot write\n";
         progress.on(&Event::Token("upper".into()));
+        assert_eq!(lines.text(), warning, "at the first failure");
         progress.on(&Event::Token(" left".into()));
-        assert_eq!(lines.text(), "warning: standard output: cannot write\n");
+        assert_eq!(lines.text(), warning);
     }
 
     #[test]
@@ -484,6 +486,8 @@ mod tests {
         let line = advance_line("download", 3 << 29, 3 << 30, "bytes", Duration::from_secs(3));
         assert_eq!(line, "download: 1.50 GiB of 3.00 GiB, 512.00 MiB/s");
         assert_eq!(advance_line("check", 50, 0, "images", Duration::from_secs(10)), "check: 50 images, 5.00 images/s");
+        let line = advance_line("check", 50, 0, "images", Duration::from_millis(500));
+        assert_eq!(line, "check: 50 images, 100 images/s");
         assert_eq!([9, 250, 7500].map(|s| clock(Duration::from_secs(s))), ["9s", "4m 10s", "2h 05m"]);
     }
 }

@@ -29,18 +29,7 @@ impl RunLock {
         make_folder(flag, folder)?;
         let path = folder.join(NAME);
         let file = files::open_to_change(&path).map_err(Error::io(&path, "open"))?;
-        match file.try_lock() {
-            Ok(()) => (),
-            Err(TryLockError::WouldBlock) => return Err(is_taken(flag, folder)),
-            Err(TryLockError::Error(error)) if is_without_locks(&error) => {
-                let text = format!(
-                    "no other prsmed must write into `{}`, and this file system cannot prevent it: {error}",
-                    folder.display()
-                );
-                observer.on(&Event::Warning(text));
-            }
-            Err(TryLockError::Error(error)) => return Err(Error::io(&path, "lock")(error)),
-        }
+        check(file.try_lock(), flag, folder, observer)?;
         let mut this = Self { file };
         this.sign().map_err(Error::io(&path, "write"))?;
         files::clear_leftovers(folder).map_err(Error::io(folder, "clear temporary files in"))?;
@@ -60,6 +49,28 @@ impl Drop for RunLock {
     }
 }
 
+/// Checks the attempt to lock `folder`. On a file system without locks it only warns.
+fn check(
+    locked: std::result::Result<(), TryLockError>,
+    flag: &str,
+    folder: &Path,
+    observer: &dyn Observer,
+) -> Result<()> {
+    match locked {
+        Ok(()) => Ok(()),
+        Err(TryLockError::WouldBlock) => Err(is_taken(flag, folder)),
+        Err(TryLockError::Error(error)) if is_without_locks(&error) => {
+            let text = format!(
+                "no other prsmed must write into `{}`, and this file system cannot prevent it: {error}",
+                folder.display()
+            );
+            observer.on(&Event::Warning(text));
+            Ok(())
+        }
+        Err(TryLockError::Error(error)) => Err(Error::io(folder.join(NAME), "lock")(error)),
+    }
+}
+
 fn is_taken(flag: &str, folder: &Path) -> Error {
     let number = files::read_to_string(&folder.join(NAME), 64).ok().and_then(|text| text.parse::<u32>().ok());
     let process = number.map_or_else(String::new, |number| format!(" (process {number})"));
@@ -76,6 +87,7 @@ fn is_without_locks(error: &std::io::Error) -> bool {
 mod tests {
     use super::*;
     use crate::event::Silent;
+    use std::sync::Mutex;
 
     #[test]
     fn a_folder_has_one_lock_at_a_time() {
@@ -111,6 +123,32 @@ mod tests {
         std::fs::write(&left, "half").unwrap();
         drop(RunLock::on("--out", home.path(), &Silent).unwrap());
         assert!(!left.exists());
+    }
+
+    #[derive(Default)]
+    struct Warnings(Mutex<Vec<String>>);
+
+    impl Observer for Warnings {
+        fn on(&self, event: &Event) {
+            if let Event::Warning(text) = event {
+                self.0.lock().unwrap().push(text.clone());
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_system_without_locks_gives_a_warning_and_a_failed_lock_an_error() {
+        let warnings = Warnings::default();
+        let locked = |number: i32| {
+            let error = std::io::Error::from_raw_os_error(number);
+            check(Err(TryLockError::Error(error)), "--out", Path::new("run"), &warnings)
+        };
+        assert_eq!(locked(libc::EIO).unwrap_err().to_string(), "run/.prsmed.lock: cannot lock");
+        assert_eq!(warnings.0.lock().unwrap().len(), 0);
+        locked(libc::ENOLCK).unwrap();
+        let text = warnings.0.lock().unwrap().concat();
+        let start = "no other prsmed must write into `run`, and this file system cannot prevent it: ";
+        assert!(text.starts_with(start), "{text}");
     }
 
     #[test]

@@ -305,6 +305,20 @@ mod tests {
     }
 
     #[test]
+    fn images_in_several_splits_are_reported_in_the_order_of_their_paths() {
+        let root = Root::new();
+        let rows = ["a", "b", "c", "d", "e", "f", "g", "h"].map(|name| {
+            root.pair("ct", "train", name);
+            format!("ct/train_masks/{name}.png,q,a,train\nct/train_masks/{name}.png,q2,a,test\n")
+        });
+        root.csv("a.csv", &format!("image_path,question,answer,split\n{}", rows.concat()));
+        let report = check(root.path(), None, Labels::NONE, &Silent).expect("readable");
+        let images: Vec<&PathBuf> = report.leaks.iter().flat_map(|leak| &leak.images).collect();
+        assert_eq!((images.len(), report.leaks.len()), (8, 8));
+        assert!(images.is_sorted(), "{images:?}");
+    }
+
+    #[test]
     #[ignore = "needs shared data"]
     fn shared_data_the_real_data_set_has_no_bad_rows() {
         struct Last(AtomicU64);

@@ -468,6 +468,25 @@ mod tests {
     }
 
     #[test]
+    fn traces_and_harmless_warnings_do_not_stop_the_jpeg_decoder() {
+        let root = Root::new();
+        root.image("a.jpg", 64, 48);
+        let mut bytes = fs::read(root.file("a.jpg")).expect("read");
+        let header = bytes.windows(5).position(|part| part == b"JFIF\0").expect("a JFIF header");
+        // libjpeg warns of a JFIF version that it does not know
+        bytes[header + 5] = 9;
+        fs::write(root.file("newer.jpg"), &bytes).expect("written");
+        let decoded = |name: &str| image(&root.file(name)).expect("decoded");
+        assert_eq!(decoded("newer.jpg"), decoded("a.jpg"));
+
+        // SAFETY: the struct has integers and nullable pointers.
+        let mut info: mozjpeg_sys::jpeg_common_struct = unsafe { std::mem::zeroed() };
+        for trace in [0, 1] {
+            stop_at_corrupt_data(&mut info, trace);
+        }
+    }
+
+    #[test]
     fn the_longest_side_is_limited() {
         let root = Root::new();
         GrayImage::new(MAX_SIDE, 1).save(root.file("long.png")).expect("written");

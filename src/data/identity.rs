@@ -107,3 +107,51 @@ fn inside(path: &Path, root: &Path) -> std::path::PathBuf {
     let parts: Vec<_> = path.components().collect();
     parts[parts.len().saturating_sub(3)..].iter().collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::fixture::{self, Root};
+    use std::path::PathBuf;
+
+    #[test]
+    fn a_file_outside_of_the_data_root_is_named_by_class_split_and_name() {
+        let file = Path::new("/pairs/of/a/run/ct/train_images/a.png");
+        let expected = PathBuf::from("ct/train_images/a.png");
+        assert_eq!(inside(file, Path::new("/pairs/of/a/run")), expected);
+        assert_eq!(inside(file, Path::new("/data")), expected);
+        assert_eq!(inside(Path::new("a.png"), Path::new("/data")), PathBuf::from("a.png"));
+    }
+
+    /// The identity of two rows, each in a new data root.
+    fn identity(answer: &str) -> (DataIdentity, Manifest) {
+        let (real, extra) = (Root::new(), Root::new());
+        let row = |root: &Root, line: u64, answer: &str| {
+            root.pair("ct", "train", "a");
+            Row {
+                line,
+                image_path: root.path().join("ct/train_images/a.png"),
+                mask_path: root.path().join("ct/train_masks/a.png"),
+                ..fixture::row("where", answer, None)
+            }
+        };
+        let manifest = Manifest {
+            root: real.path().to_path_buf(),
+            rows: vec![row(&real, 2, "there"), row(&extra, 3, answer)],
+            modalities: vec!["ct".into()],
+            num_leaking: 0,
+            skipped: Vec::new(),
+        };
+        (DataIdentity::of(&manifest).expect("readable"), manifest)
+    }
+
+    #[test]
+    fn data_roots_may_move_and_the_first_changed_row_is_named() {
+        let (before, _) = identity("here");
+        let (moved, manifest) = identity("here");
+        assert_eq!(moved.difference(&before, &manifest), None);
+        let (changed, manifest) = identity("elsewhere");
+        let text = changed.difference(&before, &manifest).expect("another answer");
+        assert!(text.starts_with("the first row that differs is a.csv:3 ("), "{text}");
+    }
+}

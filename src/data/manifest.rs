@@ -342,6 +342,17 @@ mod tests {
     }
 
     #[test]
+    fn hidden_files_and_other_files_are_not_read() {
+        let root = Root::new();
+        root.pair("ct", "train", "a");
+        root.csv("a.csv", "image_path,question,answer,split\nct/train_masks/a.png,q,a,train\n");
+        for name in [".a.csv", "._a.csv", "notes.txt"] {
+            root.csv(name, "no annotations");
+        }
+        assert_eq!(Manifest::open(root.path(), None).expect("good").rows.len(), 1);
+    }
+
+    #[test]
     fn bad_rows_are_counted_and_the_first_is_named() {
         let root = Root::new();
         root.pair("ct", "train", "a");

@@ -159,6 +159,8 @@ fn closeness_percentages_and_counts_are_updated() {
     let relabelled_areas =
         |old: &GrayImage, new: &GrayImage| relabelled(areas, "upper left", old, new).map(|relabelled| relabelled.0);
     assert_eq!(relabelled_areas(&two, &three), Ok(areas.replace("2 sep", "3 sep")));
+    let fewer = relabelled(&areas.replace("2 sep", "3 sep"), "upper left", &three, &two);
+    assert_eq!(fewer.map(|relabelled| relabelled.0), Ok(areas.to_owned()));
     assert!(relabelled_areas(&two, &block(5, 5)).is_err() && relabelled_areas(&three, &two).is_err());
 }
 

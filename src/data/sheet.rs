@@ -222,6 +222,21 @@ mod tests {
     }
 
     #[test]
+    fn an_outline_reaches_the_borders_of_the_image() {
+        let image = RgbImage::from_pixel(40, 40, Rgb([100; 3]));
+        let level = |at: u32| image::Luma([if (10..20).contains(&at) { 255 } else { 0 }]);
+        let outlined = |mask: GrayImage| overlay(&image, &square(0, 0), Some(&mask)).unwrap();
+        let upright = outlined(GrayImage::from_fn(40, 40, |x, _| level(x)));
+        let lying = outlined(GrayImage::from_fn(40, 40, |_, y| level(y)));
+        for at in 0..40 {
+            for side in [9, 20] {
+                assert_eq!(*upright.get_pixel(side, at), TRUTH_COLOR, "row {at}");
+                assert_eq!(*lying.get_pixel(at, side), TRUTH_COLOR, "column {at}");
+            }
+        }
+    }
+
+    #[test]
     fn empty_and_full_masks() {
         let image = RgbImage::from_pixel(40, 40, Rgb([100; 3]));
         assert_eq!(overlay(&image, &square(0, 0), None).unwrap(), image);

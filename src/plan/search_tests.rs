@@ -151,3 +151,44 @@ fn settings_that_save_little_or_do_not_fit_are_reported_but_not_used() {
     let busy = found(&Rule { budget: 100, host_bound: false, tower: 0.01 });
     assert_eq!(busy.tried.len(), 1, "CUDA graphs are not tried if the GPU limits the speed");
 }
+
+/// Only the last saving fits. Records the settings whose memory is planned.
+struct Tight {
+    rule: Rule,
+    planned: Mutex<Vec<Choice>>,
+}
+
+impl Problem for Tight {
+    fn plan(&self, choice: &Choice, effort: Effort) -> Result<Plan> {
+        if effort == Effort::Memory {
+            self.planned.lock().unwrap().push(*choice);
+        }
+        let is_last = self.savings().last() == Some(&choice.saving);
+        let device_peak = Bytes(if is_last { 1 } else { 1000 });
+        Ok(Plan { device_peak, ..self.rule.plan(choice, effort)? })
+    }
+
+    fn savings(&self) -> Vec<Saving> {
+        self.rule.savings()
+    }
+
+    fn compromises(&self) -> Vec<Compromise> {
+        self.rule.compromises()
+    }
+
+    fn parallel(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn the_memory_of_the_same_settings_is_planned_once() {
+    let tight = Tight { rule: Rule { budget: 10, host_bound: false, tower: 0.0 }, planned: Mutex::default() };
+    let found = search(&tight, &space()).unwrap();
+    assert_eq!(Some(&found.fitting[0].choice.saving), tight.savings().last());
+    let planned = tight.planned.into_inner().unwrap();
+    assert!(planned.len() > 4, "{}", planned.len());
+    for (number, choice) in planned.iter().enumerate() {
+        assert!(!planned[..number].contains(choice), "{choice:?}");
+    }
+}

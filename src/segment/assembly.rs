@@ -122,3 +122,29 @@ pub fn pixels(config: &ModelConfig, sizes: &prsmed::Config) -> PixelConfig {
         labels: Labels::NONE,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::description::describe;
+    use super::*;
+
+    #[test]
+    fn weights_without_hashes_are_compared_by_their_commits() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+        let mut description = describe(&fixture).unwrap();
+        let trained = Pinned { repo: "owner/name".into(), commit: "a1".into(), files: BTreeMap::new() };
+        description.sources.insert("base".into(), trained);
+        let cache = tempfile::tempdir().unwrap();
+        let warnings = |commit: &str| {
+            let snapshot = cache.path().join("models--owner--name/snapshots").join(commit);
+            std::fs::create_dir_all(&snapshot).unwrap();
+            // the hash of a file is the name of the blob that it links to, and this is no link
+            std::fs::write(snapshot.join("model.safetensors"), "").unwrap();
+            description.source_warnings(&[("base", Some(snapshot.as_path())), ("vision_tower", None)])
+        };
+        assert_eq!(warnings("a1"), [""; 0]);
+        let other = warnings("b2");
+        assert!(other.len() == 1 && other[0].contains("(changed files: unknown)"), "{other:?}");
+        assert!(other[0].contains("hub:owner/name@b2") && other[0].contains("hub:owner/name@a1"), "{other:?}");
+    }
+}

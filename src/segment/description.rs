@@ -246,6 +246,25 @@ mod tests {
     }
 
     #[test]
+    fn adapters_need_a_rank_and_only_a_random_dense_base_can_be_trained() {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+        let Description { model, sizes, .. } = describe(&fixture).unwrap();
+        assert!(model.train_base && model.base == RANDOM);
+        check_adapters(&model, &sizes).unwrap();
+        let reason =
+            |model: &ModelConfig, sizes: &prsmed::Config| check_adapters(model, sizes).unwrap_err().to_string();
+        let mut merged = sizes.clone();
+        merged.lora.rank = 0;
+        assert_eq!(reason(&model, &merged), "`lora.rank`: 0 is not a rank");
+        let loaded = ModelConfig { base: "models/llava".into(), ..model.clone() };
+        assert_eq!(reason(&loaded, &sizes), "`model.train_base`: the base has pretrained weights");
+        let quantized = ModelConfig { quantization: Quantization::Nf4, ..model.clone() };
+        assert!(reason(&quantized, &sizes).starts_with("`model.quantization`: `nf4` weights are frozen"));
+        check_adapters(&ModelConfig { train_base: false, ..loaded }, &sizes).unwrap();
+        check_adapters(&ModelConfig { train_base: false, ..quantized }, &sizes).unwrap();
+    }
+
+    #[test]
     fn absurd_sizes_are_refused_before_memory_is_asked_for() {
         let large = 1_i64 << 40;
         for (pointer, value) in [

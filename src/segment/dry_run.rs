@@ -197,11 +197,15 @@ impl SegmentDryRun {
         }
     }
 
-    /// `tokens` ids, the second of them the image token.
     fn text(&self, tokens: usize) -> Vec<i64> {
-        let known = self.model.config().llm.vocab_size.min(300);
-        (0_i64..).take(tokens).map(|i| if i == 1 { IMAGE_TOKEN } else { 3 + i % (known - 3) }).collect()
+        example_text(self.model.config().llm.vocab_size, tokens)
     }
+}
+
+/// `tokens` ids of a vocabulary of `vocab_size` ids, without the three special ones. The second is the image token.
+fn example_text(vocab_size: i64, tokens: usize) -> Vec<i64> {
+    let known = vocab_size.min(300);
+    (0_i64..).take(tokens).map(|i| if i == 1 { IMAGE_TOKEN } else { 3 + i % (known - 3) }).collect()
 }
 
 /// An image of zeros. In a planned GPU run, where host memory is not counted, one expanded number represents it.
@@ -258,9 +262,7 @@ impl FilterDryRun {
             let _category = ledger::enter(ledger::Category::Inputs);
             [blank([1, 3, clip, clip], Kind::Uint8, input), blank([1, 3, side, side], Kind::Uint8, input)]
         };
-        let known = self.sizes.llm.vocab_size.min(300);
-        let text = (0_i64..).take(self.question_tokens).map(|i| if i == 1 { IMAGE_TOKEN } else { 3 + i % (known - 3) });
-        let text: Vec<i64> = text.collect();
+        let text = example_text(self.sizes.llm.vocab_size, self.question_tokens);
         guard::guard(|| {
             no_grad(|| {
                 drop(predict::answer(&model, &images(), text, self.image, 1, &mut |_| Ok(true))?);
@@ -392,5 +394,21 @@ impl DryRunTask for SegmentDryRun {
             no_grad(|| predict::answer(&self.model, &images, text, (side, side), new_tokens, &mut on_token))
         })?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_example_text_has_ids_of_the_vocabulary_and_the_image_token_in_second_place() {
+        for (vocab_size, tokens) in [(32_000, 5), (32_000, 700), (20, 50)] {
+            let text = example_text(vocab_size, tokens);
+            assert_eq!((text.len(), text[0], text[1], text[2]), (tokens, 3, IMAGE_TOKEN, 5));
+            let others: Vec<i64> = text.iter().copied().filter(|id| *id != IMAGE_TOKEN).collect();
+            assert_eq!(others.len(), tokens - 1);
+            assert!(others.iter().all(|id| (3..vocab_size).contains(id)), "{text:?}");
+        }
     }
 }

@@ -83,13 +83,6 @@ pub struct Example {
     pub questions: usize,
 }
 
-impl Example {
-    /// A long question and answer of PRS-Med's data, six modalities.
-    pub fn published() -> Self {
-        Self { text_tokens: 64, answer_tokens: 28, num_classes: 6, new_tokens: 8, questions: 1 }
-    }
-}
-
 /// Positions of every id, image token, prompt and label of a micro-batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
@@ -528,6 +521,21 @@ mod tests {
         let layout = layout(Semantics::Reference, &[1, 1, 1]);
         assert_eq!(layout.needed().supervised, 3 + 2 + 1);
         assert_eq!(layout.real().iter().filter(|real| **real).count(), 6 + 5 + 4);
+    }
+
+    #[test]
+    fn the_tensors_on_a_device_are_those_that_the_semantics_and_the_packing_need() {
+        let sizes = |layout: &Layout| -> Vec<Vec<i64>> {
+            layout.to_device(Device::Cpu).tensors().into_iter().map(Tensor::size).collect()
+        };
+        // ids, index; positions and blocks; prompts, their padding, images; supervised tokens, labels
+        let packed = [&[12_i64][..], &[2, 8], &[2, 8], &[2, 8], &[3, 5], &[3, 5], &[3], &[3], &[3]];
+        assert_eq!(sizes(&layout(Semantics::Corrected, &[2, 1])), packed);
+        let single = [&[12_i64][..], &[3, 6], &[3, 5], &[3, 5], &[3], &[3]];
+        assert_eq!(sizes(&layout(Semantics::Corrected, &[1, 1, 1])), single);
+        // ids, index; real tokens; supervised tokens, labels
+        let reference = [&[12_i64][..], &[3, 6], &[3, 6], &[6], &[6]];
+        assert_eq!(sizes(&layout(Semantics::Reference, &[1, 1, 1])), reference);
     }
 
     #[test]

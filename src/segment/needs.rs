@@ -251,7 +251,21 @@ mod tests {
             model.try_into::<ModelConfig>().expect("settings of a model")
         };
         assert!(of_model(&config("tiny")).is_empty());
-        let specs: Vec<String> = of_model(&config("full")).into_iter().map(|need| need.spec).collect();
-        assert_eq!(specs, [LLAVA_MED, "hub:merve/tinysam"]);
+        let needs = of_model(&config("full"));
+        let named: Vec<(&str, &str)> = needs.iter().map(|need| (need.key.as_str(), need.spec.as_str())).collect();
+        assert_eq!(named, [("model.base", LLAVA_MED), ("model.image_encoder", "hub:merve/tinysam")]);
+    }
+
+    #[test]
+    fn files_are_named_by_the_setting_that_needs_them() {
+        let config = ModelConfig {
+            base: "llava".into(),
+            vision_tower: "clip".into(),
+            image_encoder: "sam".into(),
+            ..ModelConfig::default()
+        };
+        let needs = of_model(&config);
+        let named: Vec<(&str, &str)> = needs.iter().map(|need| (need.key.as_str(), need.spec.as_str())).collect();
+        assert_eq!(named, [("model.base", "llava"), ("model.vision_tower", "clip"), ("model.image_encoder", "sam")]);
     }
 }

@@ -201,6 +201,45 @@ fn pixels(assembly: &Assembly, image: &DynamicImage) -> Result<[Tensor; 2]> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::models::llava::IMAGE_TOKEN;
+    use crate::models::prsmed::BuildOptions;
+    use crate::nn::Quantization;
+    use crate::tensor::rng;
+
+    #[test]
+    fn an_answer_ends_at_the_limit_or_when_the_caller_says_so() {
+        let _lock = rng::TEST_LOCK.lock();
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+        let sizes = setup::describe(&fixture).unwrap().sizes;
+        let options = BuildOptions {
+            device: Device::Cpu,
+            stored: Kind::Float,
+            compute: Kind::Float,
+            initialise: true,
+            train_base: false,
+            quantization: Quantization::None,
+            loads_base: false,
+        };
+        rng::seed(3);
+        let model = PrsMed::new(&sizes, options);
+        let image = |side: i64| Tensor::zeros([1, 3, side, side], (Kind::Uint8, Device::Cpu));
+        let images = [image(sizes.clip.image_size), image(64)];
+        let generated = |most: usize, wanted: usize| {
+            let mut ids = Vec::new();
+            let mut on_token = |id: i64| -> Result<bool> {
+                ids.push(id);
+                Ok(ids.len() < wanted)
+            };
+            let text = vec![1, IMAGE_TOKEN, 5, 6];
+            let parts = no_grad(|| answer(&model, &images, text, (8, 4), most, &mut on_token)).unwrap();
+            assert_eq!((parts.mask.len(), parts.classes.len()), (8 * 4, 6));
+            ids
+        };
+        let whole = generated(4, usize::MAX);
+        assert_eq!(whole.len(), 4);
+        assert_eq!(generated(4, 2), whole[..2]);
+        assert_eq!(generated(1, usize::MAX), whole[..1]);
+    }
 
     /// Linear interpolation between pixel centres in both directions, by its definition.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "indices of a small map")]

@@ -99,3 +99,30 @@ impl Cached {
         folder.publish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::weights::write_safetensors;
+    use crate::tensor::{Device, Kind};
+
+    #[test]
+    fn matrices_are_loaded_once_they_are_stored() {
+        let [base, cache] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let values = Tensor::arange(256_i64, (Kind::Float, Device::Cpu)).view([4, 64]).sin();
+        let file = base.path().join("model.safetensors");
+        write_safetensors(&file, &[("weight", &values)], &BTreeMap::new()).unwrap();
+        let archive = Archive::open(base.path()).unwrap();
+        let cached = Cached::of(base.path(), &archive, Quantization::Nf4, cache.path()).unwrap();
+        let matrix = || vec![("weight".to_owned(), Shared::new(Nf4::empty([4, 64], false, Device::Cpu)))];
+        let (stored, loaded, mut warnings) = (matrix(), matrix(), Vec::new());
+        assert!(!cached.load(&loaded, &mut warnings), "nothing is stored");
+        stored[0].1.quantize(&values);
+        cached.store(&stored, &mut warnings);
+        assert!(cached.load(&loaded, &mut warnings));
+        for ((_, stored), (key, loaded)) in stored[0].1.pieces().into_iter().zip(loaded[0].1.pieces()) {
+            assert_eq!(stored, loaded, "{key}");
+        }
+        assert_eq!(warnings, [""; 0]);
+    }
+}

@@ -198,3 +198,35 @@ fn assembled_sizes(
     let num_classes = i64::try_from(num_classes).expect("a handful of modalities");
     prsmed::Config { clip, llm, lora, encoder, decoder, num_classes }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Kind;
+    use std::path::PathBuf;
+
+    #[test]
+    fn overrides_replace_the_base_and_the_vision_tower_of_a_run() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+        let locate = |spec: &str| -> Result<PathBuf> { Ok(PathBuf::from(spec)) };
+        let build = Build {
+            device: Device::Cpu,
+            kind: Kind::Float,
+            seed: 0,
+            locate: &locate,
+            allow_partial: false,
+            cache: None,
+        };
+        let parts = |overrides: &RunOverrides| {
+            let model = described(&folder, overrides, build).unwrap().model;
+            [model.base, model.vision_tower]
+        };
+        assert_eq!(parts(&RunOverrides::default()), [RANDOM, ""]);
+        let overrides = RunOverrides {
+            base: Some("other/base".into()),
+            vision_tower: Some("other/tower".into()),
+            ..RunOverrides::default()
+        };
+        assert_eq!(parts(&overrides), ["other/base", "other/tower"]);
+    }
+}

@@ -295,6 +295,12 @@ mod tests {
     use super::*;
 
     #[test]
+    fn only_reference_semantics_drops_ids_0() {
+        assert_eq!(real_ids(vec![1, 0, 5, 0], Semantics::Reference), [1, 5]);
+        assert_eq!(real_ids(vec![1, 0, 5, 0], Semantics::Corrected), [1, 0, 5, 0]);
+    }
+
+    #[test]
     fn parts_of_a_packed_batch_keep_the_targets_of_their_questions() {
         let texts: Vec<Vec<i64>> = (0..6).map(|i| vec![1, llava::IMAGE_TOKEN, 5 + i, 20 + i]).collect();
         let numbers = |count: i64| Tensor::arange(count, (Kind::Uint8, Device::Cpu)).view([count, 1, 1, 1]);

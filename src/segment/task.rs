@@ -28,7 +28,7 @@ use crate::segment::Semantics;
 use crate::tensor::store::{Entry, Role};
 use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Tensor, guard, no_grad};
-use crate::trainer::graph::Capturable;
+use crate::trainer::graph::{Bucket, Capturable};
 use crate::trainer::profile::Component;
 use crate::trainer::recovery::Fitting;
 use crate::trainer::{BatchSize, Batches, Loss, Parameter, Task, TrainConfig, Validation};
@@ -494,15 +494,21 @@ pub(super) fn capturable_loss<'a>(
     let layout = inputs.layout.padded_to(inputs.layout.needed().rounded_up(BUCKETS));
     let prepared = inputs.copy_to_device(&layout, inputs.vision.resolve(model), effective_batch);
     let inputs: Vec<Tensor> = prepared.tensors().into_iter().map(Tensor::shallow_clone).collect();
-    let mut bucket = vec![i64::from(family)];
-    for tensor in &inputs {
-        bucket.push(i64::try_from(tensor.dim()).expect("a few dimensions"));
-        bucket.extend(tensor.size());
-    }
+    let bucket = bucket_of(family, &inputs);
     let (sequences, tokens) = (layout.sequences(), layout.sizes().sequence);
     let label = format!("{sequences} sequences of {tokens} tokens");
     let loss = Box::new(move || Ok(loss(&prepared)));
     Some(Capturable { bucket, label, family: u64::from(family), inputs, loss })
+}
+
+/// The bucket of a pass over `inputs`: its family, then the number of dimensions and the size of each tensor.
+fn bucket_of(family: bool, inputs: &[Tensor]) -> Bucket {
+    let mut bucket = vec![i64::from(family)];
+    for tensor in inputs {
+        bucket.push(i64::try_from(tensor.dim()).expect("a few dimensions"));
+        bucket.extend(tensor.size());
+    }
+    bucket
 }
 
 /// At most `limit` of `rows`, spread evenly; all of them if `limit` is 0.
@@ -560,4 +566,31 @@ fn grouped(source: &Source, rows: &Lengths, most: usize, groups: &mut Vec<Vec<us
     let tokens: HashMap<usize, usize> = rows.rows.iter().copied().zip(rows.lengths.iter().copied()).collect();
     let length = |group: &Vec<usize>| group.iter().map(|row| tokens[row]).sum();
     Lengths { rows: (first..groups.len()).collect(), lengths: groups[first..].iter().map(length).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::Kind;
+
+    #[test]
+    fn batch_statistics_change_the_running_ones_with_the_momentum_of_pytorch() {
+        let statistics = |batch_norm| {
+            let model = ModelConfig { batch_norm, ..ModelConfig::default() };
+            training_pass(&model, &TrainConfig::default()).encoder.statistics
+        };
+        assert_eq!(statistics(BatchNorm::Frozen), BatchStatistics::Running);
+        assert_eq!(statistics(BatchNorm::Batch), BatchStatistics::Batch { momentum: 0.1 });
+    }
+
+    #[test]
+    fn passes_over_tensors_of_other_sizes_have_other_buckets() {
+        let bucket = |family: bool, sizes: &[&[i64]]| {
+            let zeros = |size: &&[i64]| Tensor::zeros(*size, (Kind::Float, Device::Cpu));
+            bucket_of(family, &sizes.iter().map(zeros).collect::<Vec<Tensor>>())
+        };
+        assert_eq!(bucket(true, &[&[2, 3], &[4]]), [1, 2, 2, 3, 1, 4]);
+        assert_ne!(bucket(true, &[&[2, 3]]), bucket(true, &[&[3, 2]]));
+        assert_ne!(bucket(true, &[&[2, 3]]), bucket(false, &[&[2, 3]]));
+    }
 }

@@ -269,3 +269,28 @@ fn suggest_best(error: Error) -> Error {
         other => other,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::fixture::Root;
+
+    #[test]
+    fn images_are_kept_for_validation_if_the_run_validates_and_a_part_is_set() {
+        let root = Root::new();
+        let names = ["a", "b", "c", "d"];
+        let rows = names.map(|name| format!("ct/train_masks/{name}.png,Where?,Left.,train\n")).concat();
+        root.csv("ct.csv", &format!("image_path,question,answer,split\n{rows}"));
+        names.iter().for_each(|name| root.pair("ct", "train", name));
+        let runtime = Runtime::new();
+        let kept = |validate_every_epochs: u64, val_frac: f64| {
+            let mut config = RunConfig::default();
+            config.train.validate_every_epochs = validate_every_epochs;
+            config.data.val_frac = val_frac;
+            let manifest = Manifest::open(root.path(), None).unwrap();
+            let training = Training::new(config, manifest, "never", &runtime).unwrap();
+            training.manifest().rows_of(Split::Val).len()
+        };
+        assert_eq!([kept(1, 0.25), kept(0, 0.25), kept(1, 0.0)], [1, 0, 0]);
+    }
+}

@@ -79,14 +79,6 @@ impl VisionInput {
         Self { input, cache }
     }
 
-    /// Pixels of the images; `None` with a feature cache.
-    pub fn images(&self) -> Option<&Tensor> {
-        match &self.input {
-            ClipInput::Pixels(images) => Some(images),
-            ClipInput::Views(_) => None,
-        }
-    }
-
     /// The input of [`PrsMed::image_tokens`] on the model's device: the images, or, with a feature cache, the features
     /// of all images. Runs the vision tower on images that the cache does not have.
     ///
@@ -228,4 +220,21 @@ fn identity(model: &PrsMed) -> Identity {
         hash.update(bytes);
     }
     hash.finalize().into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_note_about_a_failed_write_stays_until_it_is_taken() {
+        let shape = FeatureShape { tokens: 2, width: 3, kind: Kind::Float };
+        let note = Mutex::new(Some("the disk is full".to_owned()));
+        let cache = FeatureCache { features: Arc::new(Features::in_memory(shape, 1 << 20)), note };
+        let features = Tensor::ones([1, 2, 3], (Kind::Float, Device::Cpu));
+        cache.put(&[7; 32], &features);
+        assert_eq!(cache.get(&[7; 32]), Some(features));
+        assert_eq!(cache.take_note().as_deref(), Some("the disk is full"));
+        assert_eq!(cache.take_note(), None);
+    }
 }

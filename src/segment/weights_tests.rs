@@ -2,36 +2,117 @@ use super::*;
 use crate::tensor::Device;
 use crate::tensor::weights::write_safetensors;
 
-fn archive(folder: &Path, tensors: &[(&str, &[i64])]) -> PathBuf {
+/// Writes a file of zeros in these shapes.
+fn archive(folder: &Path, tensors: &[(impl AsRef<str>, impl AsRef<[i64]>)]) -> PathBuf {
     let zeros = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
-    let tensors: Vec<(&str, Tensor)> = tensors.iter().map(|(name, shape)| (*name, zeros(shape))).collect();
-    let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (*name, tensor)).collect();
+    let values: Vec<Tensor> = tensors.iter().map(|(_, shape)| zeros(shape.as_ref())).collect();
+    let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, _)| name.as_ref()).zip(&values).collect();
     let path = folder.join("x.safetensors");
     write_safetensors(&path, &tensors, &BTreeMap::new()).unwrap();
     path
 }
 
+/// Names and shapes of the tensors that have the sizes of a vision tower.
+fn tower() -> Vec<(String, Vec<i64>)> {
+    let tensors = [
+        ("embeddings.patch_embedding.weight", vec![96, 3, 14, 14]),
+        ("embeddings.position_embedding.weight", vec![37, 96]),
+        ("encoder.layers.0.mlp.fc1.bias", vec![192]),
+        ("encoder.layers.0.layer_norm1.weight", vec![96]),
+    ];
+    tensors.map(|(name, shape)| (format!("{TOWER_PREFIX}vision_model.{name}"), shape)).into()
+}
+
+/// A language model with a vision tower, as far as its sizes are concerned. Returns the sizes of the language model.
+fn base(folder: &Path) -> mistral::Config {
+    let llm = mistral::Config { hidden_size: 128, intermediate_size: 256, ..mistral::Config::mistral_7b() };
+    std::fs::write(folder.join("config.json"), serde_json::to_vec(&llm).unwrap()).unwrap();
+    std::fs::rename(archive(folder, &tower()), folder.join("model.safetensors")).unwrap();
+    llm
+}
+
 #[test]
 fn tensors_with_too_few_dimensions_are_errors() {
     let folder = tempfile::tempdir().unwrap();
-    let names = [
-        "embeddings.patch_embedding.weight",
-        "embeddings.position_embedding.weight",
-        "encoder.layers.0.mlp.fc1.bias",
-        "encoder.layers.0.layer_norm1.weight",
-    ]
-    .map(|name| format!("{TOWER_PREFIX}vision_model.{name}"));
-    let shapes: [&[i64]; 4] = [&[96, 3, 14, 14], &[37, 96], &[192], &[96]];
-    let tensors: Vec<(&str, &[i64])> = names.iter().map(String::as_str).zip(shapes).collect();
-    let sizes = tower_sizes(&Archive::open(&archive(folder.path(), &tensors)).unwrap()).unwrap();
+    let sizes = tower_sizes(&Archive::open(&archive(folder.path(), &tower())).unwrap()).unwrap();
     assert_eq!((sizes.image_size, sizes.patch_size, sizes.num_hidden_layers), (84, 14, 1));
     for wrong in 0..3 {
         for shape in [&[][..], &[7; 3]] {
-            let mut tensors = tensors.clone();
-            tensors[wrong].1 = shape;
+            let mut tensors = tower();
+            tensors[wrong].1 = shape.to_vec();
             let error = tower_sizes(&Archive::open(&archive(folder.path(), &tensors)).unwrap()).unwrap_err();
             assert!(error.to_string().contains(&format!("has the shape {shape:?}, expected")), "{error}");
         }
+    }
+}
+
+#[test]
+fn sizes_of_a_base_are_those_of_its_config_and_its_tower() {
+    let folder = tempfile::tempdir().unwrap();
+    let expected = base(folder.path());
+    let sizes = |base: Option<PathBuf>| Found { base, tower: None, image_encoder: None }.base_sizes().unwrap();
+    let (clip, llm) = sizes(Some(folder.path().to_owned())).unwrap();
+    assert_eq!((clip.hidden_size, clip.image_size, llm), (96, 84, expected));
+    assert_eq!(sizes(None), None);
+}
+
+#[test]
+fn a_published_run_is_described_by_its_adapter_its_decoder_and_its_base() {
+    let [folder, model] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let llm = base(model.path());
+    std::fs::create_dir(folder.path().join("lora_adapter")).unwrap();
+    std::fs::write(folder.path().join(ADAPTER_CONFIG), r#"{"r": 8, "lora_alpha": 32}"#).unwrap();
+    let decoder = [
+        ("prompt_projection.0.weight", vec![96_i64, 128]),
+        ("norm1.weight", vec![64]),
+        ("encoder_layer.linear1.weight", vec![80, 64]),
+        ("image_norm.weight", vec![64]),
+    ];
+    std::fs::rename(archive(folder.path(), &decoder), folder.path().join("mask_decoder.safetensors")).unwrap();
+    let locate = |spec: &str| -> Result<PathBuf> { Ok(PathBuf::from(spec)) };
+    let build =
+        Build { device: Device::Cpu, kind: Kind::Float, seed: 0, locate: &locate, allow_partial: false, cache: None };
+    let overrides = RunOverrides { base: Some(model.path().display().to_string()), ..RunOverrides::default() };
+    let Description { model, sizes, modalities, pixels, .. } =
+        describe_published(folder.path(), &overrides, build).unwrap();
+    // as the published code sets them
+    assert_eq!((model.semantics, model.image_size, model.max_text_tokens), (Semantics::Reference, 1024, 512));
+    assert_eq!((model.decoder, model.batch_norm), (mask_decoder::Version::V5, BatchNorm::Batch));
+    assert_eq!((pixels.clip_size, pixels.sam_size, modalities.len()), (84, 1024, 6));
+    assert_eq!((sizes.lora.rank, sizes.lora.alpha, sizes.lora.dropout), (8, 32.0, 0.1));
+    let mask_decoder::Config { hidden_dim, prompt_dim, image_dim, feed_forward_dim, .. } = sizes.decoder;
+    assert_eq!([hidden_dim, prompt_dim, image_dim, feed_forward_dim], [96, 128, 64, 80]);
+    assert_eq!((sizes.llm, sizes.clip.hidden_size), (llm, 96));
+}
+
+#[test]
+fn a_base_is_written_as_a_mistral_with_its_own_head() {
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+    let mut description = crate::segment::setup::describe(&fixture).unwrap();
+    let config = base_config(&description);
+    assert_eq!(config["model_type"], "mistral");
+    assert_eq!(config["architectures"][0], "MistralForCausalLM");
+    assert_eq!(config["tie_word_embeddings"], false);
+    assert_eq!((config["hidden_size"].as_i64(), config["head_dim"].as_i64()), (Some(128), Some(32)));
+    assert_eq!(config["vision_config"]["patch_size"], 14);
+    assert!(config.get("quantization_config").is_none());
+    description.model.quantization = Quantization::Nf4Double;
+    assert_eq!(base_config(&description)["quantization_config"]["bnb_4bit_use_double_quant"], true);
+}
+
+#[test]
+fn the_only_weight_file_of_a_folder_is_found() {
+    for name in ["tinysam.pth", "tinysam.pt", "tinysam.safetensors"] {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str| std::fs::write(folder.path().join(name), "").unwrap();
+        write(name);
+        write("README.md");
+        let file = folder.path().join(name);
+        assert_eq!(single_file(folder.path()).unwrap(), file);
+        assert_eq!(single_file(&file).unwrap(), file);
+        write("another.pth");
+        let error = single_file(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("contains 2 weight files, expected one"), "{error}");
     }
 }
 

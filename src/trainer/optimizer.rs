@@ -388,3 +388,26 @@ impl State {
         Self { moments: Moments::zeros(param, eight, on_host), step }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trainer::fixture::plain;
+
+    #[test]
+    fn weights_are_partially_updated_after_a_step_that_fails() {
+        let weight = Tensor::from_slice(&[1.0_f32, 2.0]).set_requires_grad(true);
+        let param = Parameter { name: "toy/weight".into(), tensor: weight.shallow_clone() };
+        let mut optimizer = AdamW::new(vec![param], &plain());
+        weight.sum(Kind::Float).backward();
+        let gradients = optimizer.measure(1.0).unwrap();
+        // `found_inf` has one number in a step that succeeds
+        let clip = Tensor::zeros([2, 2], (Kind::Float, Device::Cpu));
+        let unusable = Gradients { on_device: gradients.on_device.shallow_clone(), clip };
+        assert!(!optimizer.is_partially_updated());
+        optimizer.step(0.1, &unusable).unwrap_err();
+        assert!(optimizer.is_partially_updated());
+        optimizer.step(0.1, &gradients).unwrap();
+        assert!(!optimizer.is_partially_updated());
+    }
+}

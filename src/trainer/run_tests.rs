@@ -192,6 +192,14 @@ fn a_streak_of_steps_with_nan_ends_the_run_and_names_the_samples() {
     assert!(task.values().iter().all(|value| value.is_finite()), "{saved}");
 }
 
+#[test]
+fn a_run_without_validation_trains_all_epochs() {
+    let (task, folder) = (Toy::new(0, 6), tempfile::tempdir().unwrap());
+    let config = TrainConfig { epochs: 2, max_steps: 0, ..config(false) };
+    let outcome = train(&task, &config, folder.path()).0.unwrap();
+    assert_eq!((outcome.steps, outcome.stopped_early), (16, false));
+}
+
 /// A task without any sample in its second step.
 struct Gap<'a>(&'a Toy);
 

@@ -75,19 +75,33 @@ fn waiting_for_rows_of_a_data_root_is_reported() {
     let found = record(bench(&["--set", "data.max_train_rows=8", "--data-root"]).arg(phantoms()));
     assert_eq!(found["wait_seconds"].as_array().unwrap().len(), 2);
     assert_eq!(number(&found, "/samples"), 4.0);
+    // the rates include the wait
+    let whole = number(&found, "/median_seconds") + number(&found, "/median_wait_seconds");
+    for (rate, count) in [("/steps_per_s", 1.0), ("/samples_per_s", 4.0)] {
+        assert!((number(&found, rate) * whole / count - 1.0).abs() < 1e-9, "{rate}: {found}");
+    }
     let text = done(bench(&["--data-root"]).arg(phantoms()));
     assert!(text.contains("s waited before a step"), "{text}");
 }
 
 #[test]
 fn changed_settings_are_compared_with_unchanged_ones() {
-    let found = record(&mut bench(&["--compare", "train.micro_batch=4 train.accumulation=1", "--rounds", "2"]));
+    let found = record(&mut bench(&["--compare", "train.micro_batch=4", "--rounds", "2"]));
     assert_eq!((found["kind"].as_str(), found["time_ratios"].as_array().unwrap().len()), (Some("compare"), 2));
     let [without, with] =
         ["/without/0/memory/allocated_peak", "/with/0/memory/allocated_peak"].map(|k| number(&found, k));
     assert!(with > without);
     assert!((number(&found, "/peak_ratio") - with / without).abs() < 1e-9);
     assert!(number(&found, "/time_ratio") > 0.0);
+    // steps of 4 samples without the change and of 8 with it: the time of a sample is compared
+    for (round, ratio) in found["time_ratios"].as_array().unwrap().iter().enumerate() {
+        let [without, with] = [("without", 4.0), ("with", 8.0)].map(|(side, samples)| {
+            assert_eq!(number(&found, &format!("/{side}/{round}/samples")), samples);
+            let seconds = [0, 1].map(|step| number(&found, &format!("/{side}/{round}/seconds/{step}")));
+            (seconds[0] + seconds[1]) / 2.0 / samples
+        });
+        assert!((ratio.as_f64().unwrap() * without / with - 1.0).abs() < 1e-9, "{found}");
+    }
 }
 
 #[test]

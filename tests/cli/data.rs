@@ -95,11 +95,13 @@ fn a_missing_data_root_is_an_error() {
 
 #[test]
 fn training_without_a_data_root_is_an_error() {
-    refused(
-        prsmed().args(["train", "--out", "never"]),
-        "error: `--data-root`: is required\n\
-         hint: add `--data-root DIR`; to try the program, generate one with `prsmed data phantom phantoms`",
-    );
+    let ran = run(prsmed().env("CUDA_VISIBLE_DEVICES", "").args(["train", "--out", "never"]));
+    let expected = "error: `--data-root`: is required\n\
+                    hint: add `--data-root DIR`; to try the program, generate one with `prsmed data phantom phantoms`";
+    assert_eq!((error_text(&ran).as_str(), ran.code, ran.stdout.as_str()), (expected, Some(2), ""));
+    // without a GPU, and without a preset
+    let note = "note: no usable GPU (`prsmed doctor` explains why): using preset `tiny`, ";
+    assert!(ran.stderr.contains(note), "{}", ran.stderr);
 }
 
 #[test]

@@ -249,12 +249,17 @@ fn a_published_run_answers_from_the_hub_with_the_base_that_its_adapter_names() {
 #[test]
 fn a_run_on_the_hub_is_scored_and_merged() {
     let (server, root) = (hub(), path("first-run-data"));
-    let images = phantoms().join("lung_Xray");
+    let images = copy(&phantoms().join("lung_Xray"), "first-run-images");
+    let notes = images.join("train_images/notes.txt");
+    fs::write(&notes, "").unwrap();
     let mut prepare = prsmed();
     prepare.args(["data", "prepare", "--modality", "lung_Xray", "--val-frac", "0", "--test-frac", "0", "--images"]);
     prepare.arg(images.join("train_images")).arg("--masks").arg(images.join("train_masks"));
-    let text = done(prepare.arg("--out").arg(&root));
-    assert_eq!(text, format!("3 images, 6 questions in {}; 0 files skipped\n", root.display()));
+    let ran = run(prepare.arg("--out").arg(&root));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert_eq!(ran.stdout, format!("3 images, 6 questions in {}; 1 files skipped\n", root.display()));
+    let warning = format!("warning: {}: skipped, not a PNG, JPEG or TIFF file\n", notes.display());
+    assert!(ran.stderr.contains(&warning), "{}", ran.stderr);
     let mut eval = with_cache(&server, "cache-eval");
     eval.args(["eval", "hub:lab/prs-med/llm_seg_16", "--limit", "1", "--max-new-tokens", "2", "--split", "train"]);
     let text = done(eval.arg("--data-root").arg(&root));

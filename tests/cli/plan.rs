@@ -186,7 +186,14 @@ fn measured_memory_equals_the_plan() {
         assert_eq!(planned.unwrap()["allocated_peak"], phase["allocated_peak"], "{}", phase["name"]);
     }
     let given = done(plan(&["--preset", "tiny", "--task", "predict", "--measure"]).env("OMP_NUM_THREADS", "1"));
-    assert!(given.contains("measured with random weights (planned):\n  load: allocated "), "{given}");
+    let (_, phases) = given.split_once("measured with random weights (planned):\n").unwrap();
+    assert!(phases.starts_with("  load: allocated ") && phases.lines().count() == 2, "{given}");
+    for phase in phases.lines() {
+        // each with the plan of the same phase
+        let (_, bytes) = phase.split_once(": allocated ").unwrap();
+        let (measured, planned) = bytes.split_once(" (").unwrap();
+        assert!(planned.starts_with(&format!("{measured}), reserved ")), "{phase}");
+    }
     refused(
         &mut plan(&["--measure", "--gpu", "24gb"]),
         "error: `--measure`: only the device of this machine can be measured\nhint: leave out `--gpu` or `--measure`",
@@ -259,6 +266,13 @@ fn solve_finds_the_largest_value_that_fits() {
     let ran = run(prsmed().args(["solve", "--gpu", "8gb", "--for", "micro-batch"]));
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     assert!(ran.stdout.starts_with("train.micro_batch=1 does not fit 8 GB"), "{}", ran.stdout);
+    // terabytes of weights
+    let large = ["--preset", "tiny", "--set", "model.sizes.llm.intermediate_size=1073741824", "--json"];
+    let ran = run(prsmed().args(["solve", "--for", "gpu"]).args(large));
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    let found = json(&ran.stdout);
+    assert_eq!((&found["kind"], &found["key"], &found["value"]), (&"solve".into(), &"gpu".into(), &Value::Null));
+    assert!(found["device_peak"].as_u64().unwrap() > 1 << 40, "{found}");
 }
 
 #[test]
@@ -294,9 +308,14 @@ fn training_reports_planned_and_measured_memory() {
     let memory = &result["memory"];
     let [planned, measured] = ["planned", "measured"].map(|side| memory[side]["allocated_peak"].as_f64().unwrap());
     assert!((measured / planned - 1.0).abs() < 0.02, "planned {planned}, measured {measured}");
+    // a run that decides about CUDA graphs itself has another peak than its plan
+    let is_compared = memory["planned"]["with_graphs"]["fits"] != true;
+    let num_notes = |stdout: &str| stdout.matches("\"tensors at their peak: planned ").count();
+    assert_eq!(num_notes(&trained().1), usize::from(is_compared));
     let out = path("unplanned");
     let stdout = done(train(phantoms(), &out, &["train.max_steps=1"]).args(["--no-plan", "--json"]));
     assert!(json(&stdout)["memory"]["planned"].is_null());
+    assert_eq!(num_notes(&stdout), 0);
 }
 
 #[test]
@@ -307,5 +326,6 @@ fn training_refuses_settings_that_cannot_fit() {
     let error = error_text(&ran);
     assert!(error.starts_with("error: `train`: does not fit the CPU: "), "{error}");
     assert!(error.contains("`--no-plan` skips this check"), "{error}");
+    assert!(ran.stderr.contains("note: changes that save memory:\n  --set "), "{}", ran.stderr);
     assert!(!path("too-large").join("last").exists());
 }

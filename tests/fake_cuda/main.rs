@@ -266,6 +266,14 @@ fn captured_steps_use_the_planned_memory() {
     }
 }
 
+/// Graphs have a memory pool of their own, which cannot use the allocator's cached blocks.
+#[test]
+fn cached_blocks_are_returned_to_the_gpu_before_a_capture() {
+    let frees = |graph: &str| trained_and_counted(8192, &["train.max_steps=12", graph]).1.0["frees"];
+    let (eager, captured) = (frees("train.graph=off"), frees("train.graph=on"));
+    assert!(captured > eager, "{captured} blocks, {eager} without captures");
+}
+
 #[test]
 fn out_of_memory_halves_the_micro_batch() {
     let output_text = trained(110, &["train.max_steps=6"]);
@@ -288,4 +296,31 @@ fn steps_are_captured_again_after_the_class_loss_ends() {
     let count = |words: &str| output_text.matches(words).count();
     let counts = ["graphs: captured 8 sequences", "graphs: captured the optimizer's update", "graphs: off"].map(count);
     assert_eq!(counts, [2, 2, 0], "{output_text}");
+}
+
+#[test]
+fn a_reading_of_the_gpu_replaces_the_assumptions_of_plans() {
+    let cache = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| {
+        let mut command = prsmed(40 << 10, 80);
+        let output = command.env("PRSMED_CACHE", cache.path()).args(arguments).args(["--json", "--quiet"]).output().unwrap();
+        let report = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{report}");
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    let provenance = |plan: &Value| plan["terms"][2]["provenance"].as_str().unwrap().to_owned();
+    let before = run(&["plan", "--preset", "tiny"]);
+    assert!(provenance(&before).contains("not measured here"));
+    let reading = run(&["calibrate"]);
+    assert_eq!(reading["kind"], "calibration");
+    let levels = reading["memory"].as_array().unwrap();
+    assert_eq!(levels.len(), 7);
+    // libtorch's real handles, one for each thread that multiplies
+    let workspaces = levels[1]["allocated"].as_u64().unwrap();
+    assert_eq!(workspaces % 8_519_680, 0, "{workspaces}");
+    assert!(workspaces > 0);
+    let after = run(&["plan", "--preset", "tiny"]);
+    assert!(provenance(&after).starts_with("measured on GPU on 20"), "{}", provenance(&after));
+    assert_eq!(after["terms"][2]["bytes"], workspaces);
+    assert_ne!(after["time"]["seconds"], before["time"]["seconds"]);
 }

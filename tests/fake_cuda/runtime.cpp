@@ -72,7 +72,7 @@ struct Copies {
 struct Counters {
   COUNTER(launches) COUNTER(products) COUNTER(memsets)  // products: of matrices by cuBLAS, not among the launches
   COUNTER(device_syncs) COUNTER(stream_syncs) COUNTER(event_syncs) COUNTER(queries) COUNTER(events)
-  COUNTER(allocations) COUNTER(allocated_bytes) COUNTER(host_allocations) COUNTER(memory_queries)
+  COUNTER(allocations) COUNTER(allocated_bytes) COUNTER(frees) COUNTER(host_allocations) COUNTER(memory_queries)
   COUNTER(captures) COUNTER(captured_nodes) COUNTER(replays) COUNTER(replayed_nodes)
   COPIES(to_gpu_pinned) COPIES(to_gpu_pageable) COPIES(to_host_pinned) COPIES(to_host_pageable) COPIES(on_gpu)
 };
@@ -199,7 +199,7 @@ cudaError_t cudaFree(void* memory) {
   std::lock_guard<std::mutex> guard(memory_lock);
   const auto found = held.find(memory);
   if (found == held.end()) return cudaSuccess;
-  used -= found->second;
+  ++counters.frees, used -= found->second;
   munmap(memory, found->second);
   return held.erase(found), cudaSuccess;
 }

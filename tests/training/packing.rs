@@ -1,6 +1,6 @@
 //! Questions that share a sequence, and padding: losses and gradients are those of single samples.
 
-use super::{TURN, assemble, build, config_of, data};
+use super::{TURN, assemble, build, config_of, data, data_with};
 use prsmed::models::llava::IMAGE_TOKEN;
 use prsmed::models::prsmed::PrsMed;
 use prsmed::models::{mask_decoder, mistral, tiny_vit};
@@ -8,10 +8,13 @@ use prsmed::nn::BatchStatistics;
 use prsmed::segment::Semantics;
 use prsmed::segment::layout::{Layout, Sizes};
 use prsmed::segment::step::{self, Inputs, Pass};
+use prsmed::segment::task::SegmentTask;
 use prsmed::tensor::autograd::clear_grad;
 use prsmed::tensor::store::Role;
 use prsmed::tensor::{Device, Kind, Tensor, no_grad, rng};
+use prsmed::trainer::Task;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Questions of each image.
 const GROUPS: [usize; 3] = [3, 1, 2];
@@ -139,4 +142,23 @@ fn packed_and_padded_batches_have_the_gradients_of_single_questions() {
             assert_same(&format!("{decoder} padded to {sizes:?}"), &gradients(model, &inputs, 0), &want);
         }
     }
+}
+
+#[test]
+fn questions_that_share_no_sequence_are_augmented_independently() {
+    let _turn = TURN.lock();
+    let (_data, manifest) = data_with(2);
+    let sets = ["data.questions_per_image=1", "data.augment=classical", "train.micro_batch=1", "train.accumulation=1"];
+    let config = config_of(&sets);
+    let assembly = assemble(&config, &manifest, build(&config, Device::Cpu, None));
+    let manifest = Arc::new(manifest);
+    let (train, data) = (config.train.clone(), config.data);
+    let task = SegmentTask::new(assembly, &manifest, train, data, String::new(), None).unwrap();
+    let mut images: BTreeMap<_, Vec<Tensor>> = BTreeMap::new();
+    for inputs in task.batches(0, 0).unwrap().flat_map(Result::unwrap) {
+        let image = &manifest.rows[inputs.rows[0]].image_path;
+        images.entry(image).or_default().push(inputs.sam_image);
+    }
+    let pairs: Vec<&[Tensor]> = images.values().flat_map(|images| images.windows(2)).collect();
+    assert!(pairs.len() > 5 && pairs.iter().all(|pair| pair[0] != pair[1]), "{} pairs", pairs.len());
 }

@@ -1,8 +1,15 @@
 use super::*;
+use crate::augment::export::{MaskSource, Text};
+use crate::augment::settings::Paste;
+use crate::data::fixture;
+use crate::event::Observer;
 use crate::nn::LoraConfig;
 use crate::segment::setup::ModelConfig;
+use crate::segment::weights;
 use crate::tensor::no_grad;
+use crate::tensor::weights::Staged;
 use image::{Luma, RgbImage};
+use std::sync::Mutex;
 
 /// A label of the left three columns of ten.
 fn label() -> GrayImage {
@@ -75,4 +82,106 @@ fn assembly() -> Assembly {
         Build { device: Device::Cpu, kind: Kind::Float, seed: 3, locate: &locate, allow_partial: false, cache: None };
     let lora = LoraConfig { rank: 2, alpha: 2.0, dropout: 0.0 };
     setup::create(&config, lora, &["skin".to_owned()], &["where is the lesion"], build).unwrap()
+}
+
+/// A training row of the class `skin` whose image has one grey level.
+fn real_row(folder: &Path, name: &str, grey: u8) -> Row {
+    let [image_path, mask_path] = ["", "-mask"].map(|end| folder.join(format!("{name}{end}.png")));
+    RgbImage::from_pixel(10, 10, image::Rgb([grey; 3])).save(&image_path).unwrap();
+    label().save(&mask_path).unwrap();
+    Row { image_path, mask_path, modality: "skin".into(), ..fixture::row("where is the lesion", "there", None) }
+}
+
+fn manifest(root: &Path, rows: Vec<Row>) -> Manifest {
+    Manifest { root: root.to_path_buf(), rows, modalities: vec!["skin".into()], num_leaking: 0, skipped: Vec::new() }
+}
+
+/// An accepted pair made from `source`.
+fn record(index: u64, source: &Path) -> Record {
+    Record {
+        index,
+        name: format!("pair_{index}"),
+        class: "skin".into(),
+        source_image: source.to_path_buf(),
+        source_sha256: sha256(source).unwrap(),
+        mode: Mode::EditLesion,
+        paste: Paste::Exact,
+        model: "a generator".into(),
+        model_sha256: "00".into(),
+        loras: Vec::new(),
+        prompt: "a lesion".into(),
+        negative: String::new(),
+        seed: 1,
+        steps: 1,
+        guidance: 1.0,
+        strength: 1.0,
+        sampler: "ddim".into(),
+        source_mask: None,
+        mask_transform: None,
+        rim_px: 0.0,
+        decoys: Vec::new(),
+        texts: vec![Text::new("where is the lesion", "there", "center left")],
+        scores: BTreeMap::new(),
+        accepted: true,
+        reason: String::new(),
+    }
+}
+
+#[test]
+fn every_training_image_is_in_one_fold_and_folds_have_equal_sizes() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut rows: Vec<Row> = (0..6).map(|i| real_row(folder.path(), &i.to_string(), 40 * i)).collect();
+    rows.push(real_row(folder.path(), "copy", 0));
+    rows.push(Row { split: Split::Test, ..real_row(folder.path(), "test", 250) });
+    let manifest = manifest(folder.path(), rows);
+    let found = sums(&manifest).unwrap();
+    assert_eq!(found.len(), 7, "the images of training rows");
+    assert_eq!(found[&manifest.rows[0].image_path], found[&manifest.rows[6].image_path], "a copy");
+    let folds = folds(&manifest, 3, 1).unwrap();
+    assert_eq!(folds.keys().collect::<BTreeSet<_>>(), found.values().collect::<BTreeSet<_>>());
+    for fold in 0..3 {
+        assert_eq!(folds.values().filter(|&&of_image| of_image == fold).count(), 2, "fold {fold}");
+    }
+}
+
+/// The numbers of finished pairs that a job reports.
+#[derive(Default)]
+struct Progress(Mutex<Vec<u64>>);
+
+impl Observer for Progress {
+    fn on(&self, event: &Event) {
+        if let Event::Advanced { done } = event {
+            self.0.lock().unwrap().push(*done);
+        }
+    }
+}
+
+#[test]
+fn every_pair_of_a_known_source_is_scored_once_and_rejections_are_counted_by_test() {
+    let _lock = rng::TEST_LOCK.lock();
+    let folder = tempfile::tempdir().unwrap();
+    let models = folder.path().join("models");
+    std::fs::create_dir_all(models.join("fold-0")).unwrap();
+    let mut checkpoint = Staged::begin(&models.join("fold-0/last")).unwrap();
+    weights::save(&mut checkpoint, &assembly()).unwrap();
+    checkpoint.publish().unwrap();
+
+    let (known, other) = (real_row(folder.path(), "known", 90), real_row(folder.path(), "other", 60));
+    let mut export = Export::open(&folder.path().join("pairs")).unwrap();
+    for (index, source) in (0..).zip([&known, &known, &other]) {
+        let record = record(index, &source.image_path);
+        export.write(&RgbImage::new(10, 10), MaskSource::Made(&label()), record).unwrap();
+    }
+    let folds = BTreeMap::from([(sha256(&known.image_path).unwrap(), 0)]);
+    let filter_models = FilterModels { folder: models, folds, num_models: 1 };
+    let real = manifest(folder.path(), vec![known]);
+    let progress = Arc::new(Progress::default());
+    let runtime = Runtime::new().with_observer(Arc::clone(&progress) as Arc<dyn Observer>);
+    // no Dice is above 1
+    let strict = Thresholds { dice_min: 1.1, ..Thresholds::default() };
+    let report = filter_models.filter(&real, &mut export, &strict, 0, &runtime).unwrap();
+    assert_eq!(*progress.0.lock().unwrap(), [1, 2]);
+    assert_eq!((report.pairs, report.accepted, report.rows, report.unknown), (3, 1, 1, 1));
+    assert_eq!(report.rejected, BTreeMap::from([("dice".to_owned(), 2)]));
+    assert!(report.real_dice.is_some(), "the model was not trained on the known image");
 }

@@ -41,3 +41,33 @@ pub fn measure(images: &[(&Path, &Path)], side: u32, thresholds: &Thresholds, se
         thumbnails,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use image::{GrayImage, Luma, Rgb, RgbImage};
+
+    use super::*;
+
+    #[test]
+    fn a_duplicate_threshold_needs_eight_real_images() {
+        let folder = tempfile::tempdir().unwrap();
+        let mask = folder.path().join("mask.png");
+        let label = |x: u32, y: u32| Luma([u8::from(x.abs_diff(80) < 12 && y.abs_diff(60) < 9) * 255]);
+        GrayImage::from_fn(160, 120, label).save(&mask).unwrap();
+        let image = |number: u32| {
+            let path = folder.path().join(format!("{number}.png"));
+            let grey = |x: u32, y: u32| u8::try_from((x * (number + 1) + y * 7) % 256).unwrap();
+            RgbImage::from_fn(160, 120, |x, y| Rgb([grey(x, y); 3])).save(&path).unwrap();
+            path
+        };
+        let images: Vec<PathBuf> = (0..8).map(image).collect();
+        let pairs: Vec<(&Path, &Path)> = images.iter().map(|image| (image.as_path(), mask.as_path())).collect();
+        let measured = |count: usize| measure(&pairs[..count], 256, &Thresholds::default(), 1).unwrap();
+        assert_eq!(measured(7).similarity_max, None);
+        let all = measured(8);
+        assert!(all.similarity_max.is_some_and(f64::is_finite), "{:?}", all.similarity_max);
+        assert_eq!((all.median.count, all.thumbnails.len()), (8, 8));
+    }
+}

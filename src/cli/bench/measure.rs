@@ -67,6 +67,11 @@ impl Measurement {
     pub(super) fn median(&self) -> f64 {
         median(&self.seconds)
     }
+
+    /// Median seconds of a step and of the wait for its batches.
+    pub(super) fn median_with_wait(&self) -> f64 {
+        self.median() + self.wait_seconds.as_deref().map_or(0.0, median)
+    }
 }
 
 /// Settings of a run with exactly the counted steps, which does not change weights.
@@ -325,5 +330,52 @@ mod tests {
             ([0.01, 0.015].as_slice(), [0.02, 0.03].as_slice())
         );
         assert_eq!(seen.samples, 6.0);
+    }
+
+    #[test]
+    fn the_time_of_a_step_includes_the_wait_for_its_batches() {
+        let memory = Phase {
+            name: "step",
+            allocated_peak: Bytes(0),
+            reserved_peak: Bytes(0),
+            device_used: None,
+            categories: Vec::new(),
+        };
+        let examples = Measurement {
+            seconds: vec![1.0, 3.0, 2.0],
+            wait_seconds: None,
+            samples: 4.0,
+            tokens: None,
+            memory,
+            resident: (Bytes(0), Bytes(0)),
+            parts: None,
+            notes: Vec::new(),
+        };
+        let rows = Measurement { wait_seconds: Some(vec![0.5, 0.25, 1.0]), ..examples.clone() };
+        assert_eq!((examples.median_with_wait(), rows.median_with_wait()), (2.0, 2.5));
+    }
+
+    #[test]
+    fn timed_steps_change_no_weight_and_save_nothing() {
+        let train = TrainConfig {
+            learning_rate: 1.0,
+            min_learning_rate: 1.0,
+            max_steps: 7,
+            validate_every_epochs: 1,
+            checkpoint_every_steps: 1,
+            ..TrainConfig::default()
+        };
+        let timed = settings(&train, Count { warmup: 2, steps: 3 });
+        assert_eq!((timed.learning_rate, timed.min_learning_rate), (0.0, 0.0));
+        assert_eq!((timed.max_steps, timed.validate_every_epochs, timed.checkpoint_every_steps), (5, 0, 0));
+    }
+
+    #[test]
+    fn notes_about_graphs_and_kernels_are_part_of_the_measurement() {
+        let timer = StepTimer { inner: &Silent, warmup: 1, total: 3, seen: Mutex::default() };
+        for text in ["graphs: captured", "an epoch has 8 rows", "kernels: faster"] {
+            timer.on(&Event::Note(text.into()));
+        }
+        assert_eq!(timer.seen().notes, ["graphs: captured", "kernels: faster"]);
     }
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
+use super::canvas::{Oval, bump, smooth, unit};
 use super::*;
 use crate::data::position::{grid, whole};
 use crate::event::Silent;
@@ -77,6 +78,12 @@ fn every_row_is_correct_and_unambiguous() {
     let rows = rows(folder.path());
     assert_eq!(report.rows, rows.len());
     assert_eq!(report.two_lesion_images, 60);
+    let mut by_modality = BTreeMap::<String, BTreeMap<String, usize>>::new();
+    for [path, _, _, _, split] in &rows {
+        let modality = path.split('/').next().unwrap().to_owned();
+        *by_modality.entry(modality).or_default().entry(split.clone()).or_default() += 1;
+    }
+    assert_eq!(report.rows_by_modality, by_modality);
     let mut masks = BTreeMap::new();
     for [path, question, answer, position, split] in &rows {
         let mask = image::open(folder.path().join(path)).unwrap().to_luma8();
@@ -164,4 +171,92 @@ fn options_out_of_range_are_named() {
         refuse(PhantomOptions { two_lesion_frac: f64::NAN, ..PhantomOptions::default() }).contains("`--two-lesions`")
     );
     assert!(!folder.path().join("new").exists());
+}
+
+#[test]
+fn images_of_a_modality_are_numbered_by_their_number_of_lesions() {
+    for frac in [0.0, 0.3, 0.5, 1.0] {
+        let mut seen = BTreeMap::<(usize, bool), usize>::new();
+        for index in 0..120 {
+            let (two, number) = plan(index, frac);
+            let next = seen.entry((index % Modality::ALL.len(), two)).or_default();
+            assert_eq!(number, *next, "image {index}, fraction {frac}");
+            *next += 1;
+        }
+    }
+}
+
+#[test]
+fn a_smooth_step_goes_from_0_to_1_and_a_bump_from_1_to_0() {
+    assert_eq!([1.0, 2.0, 3.0, 4.0, 5.0].map(|value| smooth(2.0, 4.0, value)), [0.0, 0.0, 0.5, 1.0, 1.0]);
+    assert_eq!([2.0, 3.0, 4.0, 5.0, 9.0].map(|value| bump(5.0, 2.0, value)), [0.0, 0.0, 0.5, 1.0, 0.0]);
+}
+
+#[test]
+fn lesions_may_lie_everywhere_in_the_body_and_the_head_but_at_the_edge() {
+    // the smallest outlines that are drawn
+    let outlines = [
+        (Modality::AbdomenCt, Oval::new(0.5, 0.5, 0.475, 0.455).power(2.6)),
+        (Modality::BrainMri, Oval::new(0.5, 0.5, 0.465, 0.48).power(2.2)),
+    ];
+    for (modality, drawn) in outlines {
+        let allowed = modality.allowed_area(96).inside;
+        for step in 0_u8..32 {
+            let (sin, cos) = (f32::from(step) / 32.0 * std::f32::consts::TAU).sin_cos();
+            let reach = 1.0 / allowed.depth(0.5 + cos, 0.5 + sin);
+            let depth = drawn.depth(0.5 + reach * cos, 0.5 + reach * sin);
+            assert!((0.96..0.995).contains(&depth), "{modality:?}, direction {step}: {depth}");
+        }
+    }
+}
+
+/// Side of a drawing in pixels.
+const SIZE: usize = 96;
+
+/// Column and row of a pixel as fractions of the side; (0, 0) is the upper left.
+fn place(pixel: usize) -> (f32, f32) {
+    (unit(pixel % SIZE, SIZE), unit(pixel / SIZE, SIZE))
+}
+
+/// Mean over all images near (x, y).
+fn mean_near(images: &[Vec<f32>], (x, y): (f32, f32), reach: f32) -> f32 {
+    let is_near = |pixel: &usize| {
+        let (column, row) = place(*pixel);
+        (column - x).abs() < reach && (row - y).abs() < reach
+    };
+    let near: Vec<usize> = (0..SIZE * SIZE).filter(is_near).collect();
+    let sum: f32 = images.iter().map(|values| near.iter().map(|&pixel| values[pixel]).sum::<f32>()).sum();
+    sum / (near.len() * images.len()) as f32
+}
+
+/// Number of bright pixels in a part of an image.
+fn num_bright(values: &[f32], is_part: impl Fn(f32, f32) -> bool) -> usize {
+    let is_bright = |pixel: &usize| {
+        let (column, row) = place(*pixel);
+        values[*pixel] > 0.8 && is_part(column, row)
+    };
+    (0..SIZE * SIZE).filter(is_bright).count()
+}
+
+#[test]
+fn a_ct_phantom_shows_organs_and_ribs_in_their_places() {
+    let draw = |seed| Modality::AbdomenCt.draw(&[], SIZE, &mut generator(seed, 0)).remove(0).values;
+    let images: Vec<Vec<f32>> = (0..24).map(draw).collect();
+    for (organ, at, level) in
+        [("liver", (0.33, 0.40), 0.54), ("spleen", (0.73, 0.42), 0.57), ("spine", (0.50, 0.72), 0.70)]
+    {
+        let mean = mean_near(&images, at, 0.03);
+        assert!((mean - level).abs() < 0.03, "{organ}: {mean}");
+    }
+    // the lower ends of the kidneys lean towards the spine
+    for (kidney, inward) in [(0.31_f32, 0.03_f32), (0.69, -0.03)] {
+        let [inner, outer] = [inward, -inward].map(|shift| mean_near(&images, (kidney + shift, 0.736), 0.02));
+        assert!(inner > outer + 0.035, "kidney at {kidney}: {inner}, {outer}");
+    }
+    for values in &images {
+        let left = num_bright(values, |x, y| x < 0.16 && (y - 0.5).abs() < 0.2);
+        let right = num_bright(values, |x, y| x > 0.84 && (y - 0.5).abs() < 0.2);
+        assert!(left > 0 && right > 0, "ribs at both sides: {left}, {right}");
+        assert_eq!(num_bright(values, |_, y| y < 0.15), 0, "no ribs at the front");
+    }
 }

@@ -202,6 +202,22 @@ fn truncation_and_padding_of_a_file_are_ignored() {
 }
 
 #[test]
+fn a_tokenizer_that_drops_merges_at_random_is_an_error() {
+    let (tok, temp) = (trained(), tempfile::tempdir().unwrap());
+    let mut json: Value = serde_json::from_str(&tok.files().unwrap()[0].1).unwrap();
+    let mut open = |dropout: f64| {
+        json["model"]["dropout"] = json!(dropout);
+        fs::write(temp.path().join("tokenizer.json"), json.to_string()).unwrap();
+        TextTokenizer::open(temp.path())
+    };
+    assert_eq!(open(0.0).unwrap().encode(TEXTS[7]).unwrap(), tok.encode(TEXTS[7]).unwrap());
+    for dropout in [0.1, 1.0] {
+        let error = open(dropout).unwrap_err().to_string();
+        assert!(error.contains("drops merges at random (`dropout`)"), "{error}");
+    }
+}
+
+#[test]
 fn missing_and_damaged_tokenizers_are_errors() {
     let temp = tempfile::tempdir().unwrap();
     let error = TextTokenizer::open(temp.path()).unwrap_err();

@@ -75,6 +75,13 @@ mod tests {
     }
 
     #[test]
+    fn a_file_without_an_end_is_an_error_with_the_path() {
+        // Linux opens this file, and cannot seek to its end
+        let error = Lines::open(Path::new("/proc/self/comm"), false).unwrap_err();
+        assert_eq!(error.to_string(), "/proc/self/comm: cannot write");
+    }
+
+    #[test]
     fn a_missing_folder_is_an_error_with_the_path() {
         let error = Lines::open(Path::new("/nowhere/memory.jsonl"), false).unwrap_err();
         assert_eq!(error.to_string(), "/nowhere/memory.jsonl: cannot write");

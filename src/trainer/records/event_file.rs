@@ -186,6 +186,7 @@ mod tests {
         let path = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
         let all = records(&std::fs::read(path).unwrap());
         assert_eq!(all.len(), 3);
+        assert_eq!(fields(&all[0])[1], (2, 0_u64.to_le_bytes().to_vec()), "the version is no result of a step");
         assert_eq!(fields(&all[0])[2], (3, b"brain.Event:2".to_vec()));
         assert_eq!(fields(&all[1])[1].1, 301_u64.to_le_bytes());
         assert_eq!(fields(&fields(&all[1])[2].1), [(1, 1_u64.to_le_bytes().to_vec())]);

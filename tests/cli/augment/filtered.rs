@@ -68,7 +68,11 @@ fn without_fold(folds: &BTreeMap<String, usize>, fold: usize) -> PathBuf {
 fn filter_models_score_only_pairs_of_held_out_sources() {
     let pairs = copy(made(), "pairs-filtered");
     let before = journal(&pairs);
-    let first = last(&done(&mut filter(&pairs, &[])))["filtered"].clone();
+    let text = done(&mut filter(&pairs, &[]));
+    assert!(text.contains("\"memory plan for the longest texts allowed"), "{text}");
+    let result = last(&text);
+    assert_eq!((result["out"].as_str(), result["thresholds"]["dice_min"].as_f64()), (pairs.to_str(), Some(0.0)));
+    let first = result["filtered"].clone();
     let after = journal(&pairs);
     assert_eq!((first["pairs"].as_u64(), first["unknown"].as_u64()), (Some(after.len() as u64), Some(0)), "{first}");
     for (old, new) in before.iter().zip(&after) {
@@ -123,7 +127,8 @@ fn filtering_takes_the_planned_memory() {
     done(generate(&real, &pairs, &limits).arg("--no-filter"));
     let mut command = prsmed();
     command.args(["augment", "filter", "--data-root"]).arg(&real).arg("--synthetic").arg(&pairs);
-    done(command.args(["--preset", "tiny", "--folds", "2", "--steps", "1", "--no-plan", "--json"]));
+    let text = done(command.args(["--preset", "tiny", "--folds", "2", "--steps", "1", "--no-plan", "--json"]));
+    assert!(!text.contains("\"memory plan for "), "{text}");
     let out = path("pairs-by-large-filter-models");
     let filter_models = pairs.join("filter_models");
     let text = done(generate(&real, &out, &limits).args(["--json", "--filter-models"]).arg(filter_models));
@@ -142,7 +147,8 @@ fn filtered_after_generation(filter_models: &Path) {
     let phases = memory["planned"]["phases"].as_array().unwrap();
     assert_eq!(phases.last().unwrap()["name"], "filter");
     assert_eq!(memory["planned"]["allocated_peak"], memory["measured"], "{memory}");
-    assert_eq!(result["filtered"]["unknown"], 0);
+    assert_eq!((result["out"].as_str(), &result["filtered"]["unknown"]), (out.to_str(), &0.into()));
+    assert_eq!(result["filtered"]["pairs"].as_u64(), Some(journal(&out).len() as u64), "{result}");
     for record in journal(&out) {
         assert!(record["scores"]["dice"].as_f64().is_some(), "{record}");
     }
@@ -179,11 +185,14 @@ fn a_decision_moves_files_and_can_be_reversed() {
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     // `generate` accepts the filter models of a folder, also under the older flag name.
     let at_once = path("pairs-filtered-at-once");
-    let made_and_filtered = done(super::generate(phantoms(), &at_once, &["--json", "--judges"]).arg(&filter_models));
-    assert!(last(&made_and_filtered)["filtered"]["pairs"].as_u64().unwrap() > 0);
+    let text = done(super::generate(phantoms(), &at_once, &["--judges"]).arg(&filter_models));
+    // what was generated, then what the filter models accepted
+    let (_, filtered) = text.split_once("/contact_sheet.png\n").unwrap();
+    let end = format!("\nlook at {}/contact_sheet.png\n", at_once.display());
+    assert!(filtered.contains(" pairs accepted, ") && filtered.ends_with(&end), "{text}");
 }
 
-fn ablation(out: &Path, more: &[&str]) -> Command {
+fn ablation(out: &Path, seeds: &str) -> Command {
     let mut command = prsmed();
     command
         .args(["augment", "ablation", "--data-root"])
@@ -192,14 +201,14 @@ fn ablation(out: &Path, more: &[&str]) -> Command {
         .arg(made())
         .arg("--out")
         .arg(out);
-    command.args(SMALL).args(["--steps", "2", "--seeds", "2", "--limit-real", "6", "--limit-test", "6"]).args(more);
+    command.args(SMALL).args(["--steps", "2", "--seeds", seeds, "--limit-real", "6", "--limit-test", "6"]);
     command
 }
 
 #[test]
 fn an_ablation_compares_three_arms() {
     let out = path("ablation");
-    let ran = run(&mut ablation(&out, &[]));
+    let ran = run(&mut ablation(&out, "2"));
     let conclusion = if ran.code == Some(0) { "synthetic pairs help" } else { "no gain was shown" };
     assert!(matches!(ran.code, Some(0 | 1)), "{}", ran.stderr);
     assert!(ran.stdout.contains(conclusion) || ran.stdout.contains("synthetic pairs harm"), "{}", ran.stdout);
@@ -222,10 +231,14 @@ fn an_ablation_compares_three_arms() {
     let all = journal(made()).iter().filter(|record| record["accepted"] == true).count() as u64;
     assert!(synthetic > 0 && synthetic < all, "{synthetic} of {all}");
     let started = Instant::now();
-    let again = run(&mut ablation(&out, &[]));
+    let again = run(&mut ablation(&out, "2"));
     assert!(started.elapsed().as_secs() < 10, "finished runs are used again");
     assert_eq!((again.code, again.stdout), (ran.code, ran.stdout));
     assert_eq!(fs::read_to_string(out.join("ablation.json")).unwrap(), report);
+    // one of the two seeds
+    let warning = "warning: one seed cannot show the variation between seeds: ";
+    let one = run(&mut ablation(&out, "1"));
+    assert!(one.stderr.contains(warning) && !again.stderr.contains(warning), "{}", one.stderr);
 }
 
 #[test]
@@ -241,6 +254,12 @@ fn a_training_uses_the_pairs() {
 fn quality_metrics_use_the_encoder_of_a_run() {
     let mut quality = prsmed();
     quality.args(["augment", "quality", "--json", "--data-root"]).arg(phantoms()).arg("--synthetic").arg(made());
-    let report = last(&done(quality.arg("--run").arg(&trained().0)))["report"].clone();
-    assert!(report.to_string().contains("synthetic"), "{report}");
+    let result = last(&done(quality.arg("--run").arg(&trained().0)));
+    let rows = result["report"]["rows"].as_array().unwrap();
+    let classes = |other: &str| -> BTreeSet<&str> {
+        rows.iter().filter(|row| row["other"] == other).map(|row| row["modality"].as_str().unwrap()).collect()
+    };
+    // the classes of the pairs, and those with test rows
+    assert!(classes("synthetic").len() > 2, "{result}");
+    assert_eq!(classes("real test"), BTreeSet::from(["abdomen_CT", "brain_MRI"]), "{result}");
 }

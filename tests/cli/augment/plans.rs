@@ -19,9 +19,13 @@ fn a_preset_for_a_small_gpu_can_be_used() {
     let mut used = prsmed();
     used.args(["augment", "generate", "--data-root", "data", "--out", "new", "--print-config", "--config"]).arg(&file);
     let shown: toml::Table = done(&mut used).parse().unwrap();
+    let printed = last(&done(used.arg("--json")));
     let written: toml::Table = toml.parse().unwrap();
     for (section, settings) in written.iter().filter_map(|(name, value)| Some((name, value.as_table()?))) {
-        settings.iter().for_each(|(key, value)| assert_eq!(&shown[section][key], value, "{section}.{key}"));
+        for (key, value) in settings {
+            assert_eq!(&shown[section][key], value, "{section}.{key}");
+            assert_eq!(printed[section][key], serde_json::json!(value), "{section}.{key}");
+        }
     }
     let mut plan = prsmed();
     plan.args(["plan", "--task", "augment", "--gpu", "8gb", "--json", "--config"]).arg(&file);
@@ -39,13 +43,29 @@ fn for_a_gpu_that_is_too_small_remedies_are_listed() {
     assert!(!told["remedies"].as_array().unwrap().is_empty(), "{told}");
     let ran = run(prsmed().args(["preset", "--task", "augment", "--gpu", "4gb"]));
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(1), ""), "{}", ran.stderr);
-    let said = "changes that save memory:";
+    let said = "changes that save memory:\n  --set augment.";
     assert!(ran.stderr.contains("no batch fits 4 GB") && ran.stderr.contains(said), "{}", ran.stderr);
 }
 
 #[test]
+fn a_preset_as_json_has_the_settings_of_its_toml() {
+    let mut preset = prsmed();
+    let found = last(&done(preset.args(["preset", "--task", "augment", "--preset", "tiny", "--gpu", "8gb", "--json"])));
+    assert!(found["kind"] == "preset" && found["fits"] == true && found["plan"]["fits"] == true, "{found}");
+    let toml: toml::Table = found["toml"].as_str().unwrap().parse().unwrap();
+    let settings = toml["augment"].as_table().unwrap();
+    assert!(settings.contains_key("batch"), "{toml}");
+    for (key, value) in settings {
+        assert_eq!(found["settings"]["augment"][key], serde_json::json!(value), "{key}");
+    }
+}
+
+#[test]
 fn a_plan_has_phases_and_a_time() {
-    let plan = last(&done(prsmed().args(["plan", "--task", "augment", "--gpu", "24gb", "--json"])));
+    // a plan needs no files of the model
+    let mut plan = prsmed();
+    plan.env("HF_HUB_OFFLINE", "1").args(["plan", "--task", "augment", "--gpu", "24gb", "--json"]);
+    let plan = last(&done(&mut plan));
     let phases: Vec<&str> = plan["phases"].as_array().unwrap().iter().map(|p| p["name"].as_str().unwrap()).collect();
     assert_eq!(phases, ["encode prompts", "load", "encode", "denoise", "decode"]);
     assert!(plan["fits"] == true && plan["time"]["seconds"].as_f64().unwrap() > 0.0, "{plan}");
