@@ -1,5 +1,6 @@
 """Measures time and memory of image generation: `prsmed augment generate` with random weights against its plan and
-against diffusers. Needs only Python's standard library; without diffusers the table says that it was not measured.
+against diffusers. `scripts/gpu-check` runs the same cases. Needs only Python's standard library; without diffusers the
+table says that it was not measured.
 
     python3 scripts/generation_check.py OUT            SDXL, 1024 pixels, 30 steps, bf16, on a GPU
     python3 scripts/generation_check.py --dry OUT      tests the script at tiny sizes on the CPU; measures nothing
@@ -16,91 +17,14 @@ import platform
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from gpu_check.process import ROOT, Driver, find_binary, run
+
 # the first of four batches includes the search for kernels, for both programs
 BATCHES = 4
 FULL = dict(size="sdxl", preset="augment", side=1024, steps=30, precision="bf16", sizes=(1, 4))
 DRY = dict(size="tiny", preset="tiny", side=64, steps=2, precision="fp32", sizes=(1, 2))
-
-
-class Driver:
-    """Peak of GPU memory in use as the driver shows it, minus that before, in bytes.
-
-    Without a GPU, callers use the peak of resident memory."""
-
-    QUERY = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
-
-    def __init__(self):
-        self.has_gpu = shutil.which("nvidia-smi") is not None and subprocess.run(self.QUERY,
-                                                                                 capture_output=True).returncode == 0
-
-    @classmethod
-    def none(cls):
-        """A driver that measures no GPU."""
-        driver = cls.__new__(cls)
-        driver.has_gpu = False
-        return driver
-
-    def __enter__(self):
-        self.peak = 0
-        if self.has_gpu:
-            self.before = int(subprocess.check_output(self.QUERY, text=True))
-            self.poll = subprocess.Popen([*self.QUERY, "--loop-ms=20"], stdout=subprocess.PIPE, text=True)
-            self.reader = threading.Thread(target=self.read)
-            self.reader.start()
-        return self
-
-    def read(self):
-        for line in self.poll.stdout:
-            if line.strip().isdigit():
-                self.peak = max(self.peak, (int(line) - self.before) << 20)
-
-    def __exit__(self, *_):
-        if self.has_gpu:
-            self.poll.terminate()
-            self.reader.join()
-            self.poll.wait()
-
-
-def measured(driver, command, environment=None):
-    """Runs `command`; returns exit code, stdout, stderr, and the peak of device memory."""
-    with driver:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                              env=environment) as process:
-            err = []
-            reader = threading.Thread(target=lambda: err.append(process.stderr.read()))
-            reader.start()
-            out = process.stdout.read()
-            reader.join()
-            _, status, usage = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-    return process.returncode, out, err[0], driver.peak if driver.has_gpu else usage.ru_maxrss * 1024
-
-
-def records(text):
-    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
-
-
-def find_binary():
-    """The binary, and an environment in which it finds libtorch: its own, or that of this machine's PyTorch."""
-    places = [os.environ["PRSMED"]] if "PRSMED" in os.environ else [f"target/{folder}/prsmed"
-                                                                    for folder in ("gpu", "release", "debug")]
-    binary = next((str(ROOT / place) for place in places if os.access(ROOT / place, os.X_OK)), None)
-    if binary is None:
-        raise SystemExit(f"no binary at {' or '.join(places)}: build first (cargo build), or name one in PRSMED")
-    environment = dict(os.environ)
-    starts = lambda: subprocess.run([binary, "--version"], env=environment, capture_output=True, text=True)
-    if (first := starts()).returncode != 0:
-        code = "import pathlib, torch; print(pathlib.Path(torch.__file__).parent / 'lib')"
-        library = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
-        environment["LD_LIBRARY_PATH"] = ":".join(filter(None, [library, environment.get("LD_LIBRARY_PATH")]))
-        if starts().returncode != 0:
-            raise SystemExit(f"{binary} does not start: {first.stderr.strip()}")
-        print(f"{binary} uses the libtorch in {library}", file=sys.stderr)
-    return binary, environment
 
 
 def numbers_of(plan):
@@ -108,7 +32,21 @@ def numbers_of(plan):
     return {**peaks, "seconds": (plan["time"] or {}).get("seconds")}
 
 
-def run_prsmed(case, batch, out, binary, environment, driver, batches):
+def failure(ran):
+    return f"NOT MEASURED: {ran.err.strip().splitlines()[-1]}" if ran.code == 3 and ran.err.strip() else ran.error()
+
+
+def make_phantoms(folder, num_images, binary, environment):
+    """Synthetic images as sources; at least three of four are train images."""
+    shutil.rmtree(folder, ignore_errors=True)
+    command = [binary, "--quiet", "data", "phantom", folder, "--count", 2 * num_images, "--image-size", 128]
+    ran = run(command, environment, 120)
+    if ran.code != 0:
+        raise OSError(f"`data phantom`: {ran.error()}")
+
+
+def run_prsmed(case, batch, out, binary, environment, driver, batches, seconds=None):
+    """Generates `batches` batches from the phantoms in `out`; returns a row of the table."""
     folder = out / f"made-{batch}"
     shutil.rmtree(folder, ignore_errors=True)
     sets = {
@@ -119,43 +57,40 @@ def run_prsmed(case, batch, out, binary, environment, driver, batches):
     settings = ["--preset", case["preset"]]
     settings += [word for key, value in {"model": f"random:{case['size']}", **sets}.items()
                  for word in ("--set", f"augment.{key}={value}")]
-    code, text, err, _ = measured(Driver(), [binary, "--json", "plan", "--task", "augment", "--gpu", "auto", *settings],
-                                  environment)
-    plans = [record for record in records(text) if record.get("kind") == "plan"]
-    if code not in (0, 1) or not plans:
-        raise SystemExit(f"`plan` failed:\n{err}")
+    ran = run([binary, "--json", "plan", "--task", "augment", "--gpu", "auto", *settings], environment, seconds)
+    plans = [record for record in ran.records if record.get("kind") == "plan"]
+    row = {"who": "prsmed", "batch": batch}
+    if ran.code not in (0, 1) or not plans:
+        return {**row, "failed": f"`plan`: {ran.error()}"}
     plan = plans[0]
-    row = {"who": "prsmed", "batch": batch, "planned": numbers_of(plan)}
+    row["planned"] = numbers_of(plan)
     if not plan["fits"]:
         return {**row, "failed": "does not fit, according to its plan"}
-    command = [binary, "--json", "augment", "generate", "--data-root", str(out / "phantoms"), "--out", str(folder),
-               *settings]
-    code, text, err, peak = measured(driver, [*command, "--limit", str(batches * batch), "--no-filter"], environment)
-    results = [record for record in records(text) if record.get("kind") == "result"]
-    if code != 0 or not results:
-        return {**row, "failed": f"exit code {code}: {err.strip()[-500:]}"}
+    command = [binary, "--json", "augment", "generate", "--data-root", out / "phantoms", "--out", folder, *settings]
+    ran = run([*command, "--limit", batches * batch, "--no-filter"], environment, seconds, driver)
+    results = [record for record in ran.records if record.get("kind") == "result"]
+    if ran.code != 0 or not results:
+        return {**row, "failed": failure(ran)}
     summary, memory = results[0]["summary"], results[0]["memory"]
     if (summary["made_now"], summary["batch"]) != (batches * batch, batch):
         made = f"made {summary['made_now']} images in batches of {summary['batch']}"
         return {**row, "failed": f"{made}: out of memory, or too few phantoms"}
     # the job's own plan, which knows the number of prompts
     row["planned"] = numbers_of(memory["planned"])
-    return {**row, "seconds": batch / summary["images_per_s"], "allocated_peak": memory["measured"],
-            "device_peak": peak}
+    return {**row, "seconds": batch / summary["images_per_s"], "images_per_s": summary["images_per_s"],
+            "allocated_peak": memory["measured"], "device_peak": ran.memory_peak}
 
 
-def run_diffusers(case, batch, driver, batches):
-    command = [sys.executable, str(ROOT / "scripts/baseline/sdxl_diffusers.py"), "--size", case["size"], "--precision",
+def run_diffusers(case, batch, driver, batches, environment=None, seconds=None):
+    command = [sys.executable, ROOT / "scripts/baseline/sdxl_diffusers.py", "--size", case["size"], "--precision",
                case["precision"]]
     for key, value in {"side": case["side"], "steps": case["steps"], "batch": batch, "batches": batches}.items():
-        command += [f"--{key}", str(value)]
-    code, text, err, peak = measured(driver, command)
+        command += [f"--{key}", value]
+    ran = run(command, environment, seconds, driver)
     row = {"who": "diffusers", "batch": batch}
-    if code == 3:
-        return {**row, "failed": f"NOT MEASURED: {err.strip().splitlines()[-1]} ({sys.executable})"}
-    if code != 0 or not records(text):
-        return {**row, "failed": f"exit code {code}: {err.strip()[-500:]}"}
-    return {**row, **records(text)[0], "device_peak": peak}
+    if ran.code != 0 or not ran.records:
+        return {**row, "failed": failure(ran)}
+    return {**row, **ran.records[-1], "device_peak": ran.memory_peak}
 
 
 def gib(count):
@@ -201,6 +136,7 @@ def main():
     parser.add_argument("--batches", type=int, default=BATCHES, help="number of batches of each size")
     parser.add_argument("out", type=Path)
     args = parser.parse_args()
+    args.out = args.out.resolve()
     case = DRY if args.dry else FULL
     if args.dry:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -212,11 +148,7 @@ def main():
     binary, environment = find_binary()
     args.out.mkdir(parents=True, exist_ok=True)
     num_images = args.batches * max(case["sizes"])
-    # at least three of four phantoms are train images
-    phantoms = [binary, "--quiet", "data", "phantom", str(args.out / "phantoms"), "--count", str(2 * num_images),
-                "--image-size", "128"]
-    shutil.rmtree(args.out / "phantoms", ignore_errors=True)
-    subprocess.run(phantoms, check=True, env=environment, stdout=subprocess.DEVNULL)
+    make_phantoms(args.out / "phantoms", num_images, binary, environment)
     rows = []
     with (args.out / "generation.jsonl").open("w") as lines:
         for batch in case["sizes"]:

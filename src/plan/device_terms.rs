@@ -5,9 +5,9 @@
 //! count in its `reserved` figure: replay them as allocations (the cuBLAS workspace before Hopper, 8.125 MiB, opens a
 //! segment of 20 MiB) or add them to `reserved`. The other rows lie outside the allocator.
 
+use super::gpus::{Budget, MIB, gpus_of_size};
+use super::reading::Reading;
 use serde::Serialize;
-
-use crate::plan::gpus::{Budget, MIB, gpus_of_size};
 
 /// A named amount of memory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -104,9 +104,29 @@ pub fn device_terms(budget: &Budget, usage: &DeviceUsage) -> Vec<Term> {
         row("display and other processes", usage.other_processes, false, "memory of other processes, as given"),
     ];
     if let Some(reading) = &budget.reading {
-        reading.apply(&mut terms, usage);
+        replace_by_measured(&mut terms, reading, usage);
     }
     terms
+}
+
+/// Replaces the bytes of `terms` that `reading` has measured.
+fn replace_by_measured(terms: &mut [Term], reading: &Reading, usage: &DeviceUsage) {
+    let (outside, products) = (reading.outside(), reading.product_workspaces());
+    for term in terms {
+        let bytes = match term.name {
+            "CUDA context" => outside.map(|(context, _)| context),
+            "libraries" => outside.map(|(_, libraries)| libraries),
+            "cuBLAS workspaces" => products,
+            // the measured bytes contain them
+            "cuBLASLt workspaces" => products.map(|_| 0),
+            "cuDNN workspace" if usage.cudnn_workspace > 0 => reading.convolution_workspace(),
+            _ => None,
+        };
+        if let Some(bytes) = bytes {
+            term.bytes = bytes;
+            term.provenance = reading.source();
+        }
+    }
 }
 
 /// The CUDA context of the GPU; for a bare size, the largest one among GPUs of that size.
@@ -126,6 +146,7 @@ fn context(budget: &Budget) -> (u64, String) {
 mod tests {
     use super::*;
     use crate::plan::gpus::find;
+    use crate::plan::reading;
 
     fn bytes(gpu: &str, name: &str, usage: &DeviceUsage) -> u64 {
         let terms = device_terms(&find(gpu).unwrap(), usage);
@@ -162,5 +183,37 @@ mod tests {
         let usage = DeviceUsage { other_processes: MIB, graph_pool: 7, ..DeviceUsage::default() };
         assert_eq!(bytes("24gb", "display and other processes", &usage), MIB);
         assert_eq!(bytes("24gb", "CUDA graph pool", &usage), 7);
+    }
+
+    #[test]
+    fn measured_bytes_replace_assumptions_and_name_their_source() {
+        let (reading, usage) = (reading::tests::gpu(), DeviceUsage::default());
+        let assumed = device_terms(&find("H100").unwrap(), &usage);
+        let mut terms = assumed.clone();
+        replace_by_measured(&mut terms, &reading, &usage);
+        let mib = |name: &str| terms.iter().find(|term| term.name == name).unwrap().bytes / MIB;
+        assert_eq!(mib("CUDA context"), 500);
+        assert_eq!(mib("libraries"), 900 - 500);
+        assert_eq!(mib("cuBLAS workspaces"), 65);
+        assert_eq!(mib("cuBLASLt workspaces"), 0);
+        assert_eq!(mib("cuDNN workspace"), 30);
+        let source = "measured on NVIDIA H200 on 2026-11-22 (`prsmed calibrate`)";
+        assert!(terms[..5].iter().all(|term| term.provenance == source));
+        assert_eq!(terms[5..], assumed[5..], "what it did not measure stays");
+        let without = DeviceUsage { cudnn_workspace: 0, ..usage };
+        let mut terms = device_terms(&find("H100").unwrap(), &without);
+        replace_by_measured(&mut terms, &reading, &without);
+        assert_eq!(terms[4].bytes, 0, "a job without convolutions needs no workspace for them");
+    }
+
+    #[test]
+    fn a_driver_that_reports_no_memory_leaves_the_assumptions() {
+        let (mut reading, usage) = (reading::tests::gpu(), DeviceUsage::default());
+        reading.memory.iter_mut().for_each(|level| level.used = None);
+        let assumed = device_terms(&find("H100").unwrap(), &usage);
+        let mut terms = assumed.clone();
+        replace_by_measured(&mut terms, &reading, &usage);
+        assert_eq!(terms[..2], assumed[..2]);
+        assert_eq!(terms[2].bytes, 65 * MIB);
     }
 }

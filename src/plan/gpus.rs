@@ -4,8 +4,8 @@
 //! [`find`] turns user input (`24gb`, `rtx4090`, `NVIDIA A100-SXM4-80GB`) into a [`Budget`].
 
 use super::reading::Reading;
-use super::speed::Speed;
-use serde::{Deserialize, Serialize};
+use super::speed::{Rates, Speed};
+use serde::Deserialize;
 use std::sync::LazyLock;
 
 /// Bytes of one GiB. A "24 GB" GPU has 24 GiB of memory chips, so marketing sizes are counted in GiB too.
@@ -93,23 +93,6 @@ impl Gpu {
             reading: None,
         }
     }
-}
-
-/// Speed of a device, in operations and bytes per second.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Rates {
-    /// Dense bf16 (or fp16, see `bf16`) on tensor cores, FLOP/s.
-    pub half: f64,
-    /// fp32 outside the tensor cores, FLOP/s.
-    pub fp32: f64,
-    /// Dense TF32, FLOP/s; `None` where the format does not exist.
-    pub tf32: Option<f64>,
-    /// Memory bandwidth, bytes/s.
-    pub bandwidth: f64,
-    /// Whether `half` holds for bf16.
-    pub bf16: bool,
-    /// Name of the GPU with these rates.
-    pub of: String,
 }
 
 /// Memory and speed that a plan may use.

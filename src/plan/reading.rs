@@ -3,7 +3,6 @@
 //! A reading of this machine, in the cache folder, comes first; then a reading of the same GPU that is shipped with the
 //! program (`data/gpu-readings.json`); then the table of GPUs and its assumptions.
 
-use super::device_terms::{DeviceUsage, Term};
 use super::speed::Speed;
 use crate::{Error, Result, files};
 use serde::{Deserialize, Serialize};
@@ -96,28 +95,22 @@ impl Reading {
         self.memory.iter().find(|level| level.step == step)
     }
 
-    /// Replaces the bytes of `terms` that this reading has measured.
-    pub(super) fn apply(&self, terms: &mut [Term], usage: &DeviceUsage) {
+    /// Memory of the process before its first tensor, and what libraries add to it later, bytes.
+    pub(super) fn outside(&self) -> Option<(u64, u64)> {
         let outside = |level: &Level| Some(level.used?.saturating_sub(level.reserved));
-        let context = self.level(CONTEXT).and_then(outside);
-        let all = self.memory.iter().filter_map(outside).max();
-        let workspaces = self.level(PRODUCTS).map(|level| level.allocated);
-        let convolutions = self.level(CONVOLUTIONS).map(|level| level.workspace);
-        for term in terms {
-            let bytes = match term.name {
-                "CUDA context" => context,
-                "libraries" => all.zip(context).map(|(all, context)| all.saturating_sub(context)),
-                "cuBLAS workspaces" => workspaces,
-                // the measured bytes contain them
-                "cuBLASLt workspaces" => workspaces.map(|_| 0),
-                "cuDNN workspace" if usage.cudnn_workspace > 0 => convolutions,
-                _ => None,
-            };
-            if let Some(bytes) = bytes {
-                term.bytes = bytes;
-                term.provenance = self.source();
-            }
-        }
+        let context = self.level(CONTEXT).and_then(outside)?;
+        let most = self.memory.iter().filter_map(outside).max()?;
+        Some((context, most - context))
+    }
+
+    /// Workspaces of matrix products that stay allocated, bytes.
+    pub(super) fn product_workspaces(&self) -> Option<u64> {
+        self.level(PRODUCTS).map(|level| level.allocated)
+    }
+
+    /// The largest workspace of a convolution, bytes.
+    pub(super) fn convolution_workspace(&self) -> Option<u64> {
+        self.level(CONVOLUTIONS).map(|level| level.workspace)
     }
 }
 
@@ -195,9 +188,9 @@ fn load(path: &Path) -> std::result::Result<Reading, String> {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::plan::device_terms::device_terms;
-    use crate::plan::gpus::{MIB, find as find_gpu};
     use crate::plan::speed::tests::measured;
+
+    const MIB: u64 = 1 << 20;
 
     pub(in crate::plan) fn gpu() -> Reading {
         let level = |step: &str, used: u64, reserved: u64, allocated: u64, workspace: u64| Level {
@@ -222,38 +215,6 @@ pub(super) mod tests {
             num_threads: 8,
         };
         Reading::new(identity, "2026-11-22".into(), memory, measured())
-    }
-
-    #[test]
-    fn measured_bytes_replace_assumptions_and_name_their_source() {
-        let (reading, usage) = (gpu(), DeviceUsage::default());
-        let assumed = device_terms(&find_gpu("H100").unwrap(), &usage);
-        let mut terms = assumed.clone();
-        reading.apply(&mut terms, &usage);
-        let mib = |name: &str| terms.iter().find(|term| term.name == name).unwrap().bytes / MIB;
-        assert_eq!(mib("CUDA context"), 500);
-        assert_eq!(mib("libraries"), 900 - 500);
-        assert_eq!(mib("cuBLAS workspaces"), 65);
-        assert_eq!(mib("cuBLASLt workspaces"), 0);
-        assert_eq!(mib("cuDNN workspace"), 30);
-        let source = "measured on NVIDIA H200 on 2026-11-22 (`prsmed calibrate`)";
-        assert!(terms[..5].iter().all(|term| term.provenance == source));
-        assert_eq!(terms[5..], assumed[5..], "what it did not measure stays");
-        let without = DeviceUsage { cudnn_workspace: 0, ..usage };
-        let mut terms = device_terms(&find_gpu("H100").unwrap(), &without);
-        reading.apply(&mut terms, &without);
-        assert_eq!(terms[4].bytes, 0, "a job without convolutions needs no workspace for them");
-    }
-
-    #[test]
-    fn a_driver_that_reports_no_memory_leaves_the_assumptions() {
-        let (mut reading, usage) = (gpu(), DeviceUsage::default());
-        reading.memory.iter_mut().for_each(|level| level.used = None);
-        let assumed = device_terms(&find_gpu("H100").unwrap(), &usage);
-        let mut terms = assumed.clone();
-        reading.apply(&mut terms, &usage);
-        assert_eq!(terms[..2], assumed[..2]);
-        assert_eq!(terms[2].bytes, 65 * MIB);
     }
 
     #[test]

@@ -98,6 +98,18 @@ mod tests {
     use crate::plan::speed::{BANDWIDTH, HOST, LAUNCH, PRODUCTS};
 
     #[test]
+    fn an_unmeasured_gpu_has_shares_of_its_published_rates() {
+        let rates = gpus::find("RTX 4090").unwrap().rates;
+        let speed = Speed::assumed(&rates);
+        assert!(speed.is_valid());
+        assert!((speed.seconds(1e13, 1e8, 2, false) - 1e13 / (PRODUCTS * rates.half)).abs() < 1e-9);
+        assert!((speed.seconds(1e13, 1e8, 4, false) - 1e13 / (PRODUCTS * rates.fp32)).abs() < 1e-9);
+        assert!((speed.transfer_seconds(12e9) - 1.0).abs() < 1e-9, "12 GB/s");
+        let cpu = Speed { bus: None, ..speed };
+        assert_eq!(cpu.transfer_seconds(12e9), 0.0, "the CPU copies nothing over a bus");
+    }
+
+    #[test]
     fn large_products_are_compute_bound_and_small_operators_are_host_bound() {
         let rates = gpus::find("RTX 4090").unwrap().rates;
         let speed = Speed::assumed(&rates);

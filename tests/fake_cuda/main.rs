@@ -303,7 +303,8 @@ fn a_reading_of_the_gpu_replaces_the_assumptions_of_plans() {
     let cache = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {
         let mut command = prsmed(40 << 10, 80);
-        let output = command.env("PRSMED_CACHE", cache.path()).args(arguments).args(["--json", "--quiet"]).output().unwrap();
+        let output =
+            command.env("PRSMED_CACHE", cache.path()).args(arguments).args(["--json", "--quiet"]).output().unwrap();
         let report = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{report}");
         serde_json::from_slice::<Value>(&output.stdout).unwrap()
