@@ -1,0 +1,1 @@
+"""Measurements and tests that need a GPU, for `scripts/gpu-check`."""

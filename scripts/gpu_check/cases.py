@@ -1,0 +1,407 @@
+"""All measurements, in their order. Each is a case with a name, a time limit and its own result line."""
+
+import contextlib
+import os
+import shutil
+import sys
+import tarfile
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import generation_check as generation
+
+from .ballast import ballast
+from .process import ROOT, Driver, find_binary, run, torch_library
+
+QUESTIONS, IMAGES = 3, 4
+# ids of a question with its answer, as in scripts/bench-fake-gpu
+TEXT, ANSWER = 64, 28
+# the full model at published sizes; PyTorch's step with the same samples needs about 90 GB
+FULL = ["train.accumulation=1", "train.precision=bf16", "train.checkpointing=none", "train.checkpoint_encoder=none"]
+TINY = ["train.accumulation=1", "model.train_base=false", "train.precision=bf16"]
+TINY_CPU = ["train.accumulation=1", "model.image_size=64", "train.precision=fp32"]
+SHIPPED = ["train.fused_kernels=auto", "train.graph=off"]
+PLAIN = ["train.fused_kernels=off", "train.graph=off"]
+# settings that should make a step faster, and settings that save memory and cost time
+FASTER = ["train.fused_kernels=on", "train.graph=on", "train.fused_kernels=on train.graph=on", "data.cache_vision=ram"]
+SMALLER = ["train.checkpointing=full", "model.quantization=nf4", "train.optimizer=adamw8bit"]
+GPUS_FIRST, GPUS_SECOND = (8, 24, 80), (12, 16, 40, 48, 141)
+
+# prints versions of Python packages and the GPU that PyTorch finds
+MACHINE = """
+import importlib.metadata as metadata, json, torch
+names = ("torch", "triton", "transformers", "peft", "diffusers", "accelerate", "numpy", "pillow")
+version = lambda name: next((found.version for found in metadata.distributions(name=name)), None)
+found = {"python": {name: version(name) for name in names}, "cuda": torch.version.cuda, "gpu": None}
+if torch.cuda.is_available():
+    gpu = torch.cuda.get_device_properties(0)
+    found |= {"gpu": gpu.name, "total": gpu.total_memory, "cudnn": torch.backends.cudnn.version()}
+print(json.dumps(found))
+"""
+
+
+class Failed(Exception):
+    """A case failed; the text gives the reason."""
+
+
+class Skipped(Exception):
+    """This machine or this program lacks something that a case needs."""
+
+
+@dataclass
+class Case:
+    """`work(wanted)` measures the named results that are still missing; one process may measure several."""
+
+    group: str
+    names: list
+    seconds: float
+    work: object
+
+
+class Machine:
+    """Program, environment and sizes of all cases."""
+
+    def __init__(self, results, log, dry, tiny):
+        self.results, self.log, self.dry = results, log, dry
+        self.binary, self.environment = find_binary()
+        self.driver = Driver.none() if dry else Driver()
+        fake = Path(os.environ.get("PRSMED_FAKE_CUDA", ROOT / "target/tmp/fake_cuda"))
+        has_fake = all((fake / name).exists() for name in ("libcuda.so.1", "libwithoutcudnn.so", "kernels"))
+        self.fake = fake if dry and has_fake else None
+        self.tiny = dry and (tiny or self.fake is None)
+        self.device = "cuda" if self.fake or not dry else "cpu"
+        self.cpu_environment = self.environment | {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        if self.fake:
+            library = f"{self.fake}:{self.environment.get('LD_LIBRARY_PATH') or torch_library()}"
+            preload = f"{self.fake / 'libcuda.so.1'} {self.fake / 'libwithoutcudnn.so'}"
+            self.environment |= {
+                "LD_PRELOAD": preload, "LD_LIBRARY_PATH": library,
+                "FAKE_CUDA_MIB": "143771", "FAKE_CUDA_CAPABILITY": "90", "OMP_NUM_THREADS": "1",
+                "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
+            }
+        elif dry:
+            self.environment = self.cpu_environment
+        if not dry:
+            self.environment.setdefault("PRSMED_CACHE", str(ROOT / "target/gpu-cache"))
+        self.where = "GPU" if not dry else "fake CUDA runtime" if self.fake else "CPU"
+        self.deadline = None
+        self.closing, self.holding = contextlib.ExitStack(), contextlib.ExitStack()
+        if self.fake:
+            # a calibration writes to the cache, and plans read it
+            cache = Path(self.closing.enter_context(tempfile.TemporaryDirectory()))
+            shutil.copytree(self.fake / "kernels", cache / "kernels")
+            (cache / "kernels").chmod(0o700)
+            self.environment["PRSMED_CACHE"] = str(cache)
+        self.hold = None
+
+    # --- running programs
+
+    def left(self):
+        return self.deadline - time.monotonic()
+
+    def run(self, command, driver=False, environment=None, on_record=None):
+        """Runs a command until the deadline of its case, and logs it."""
+        environment = environment or self.environment
+        ran = run(command, environment, self.left(), self.driver if driver else None, on_record)
+        self.log.write(f"$ {' '.join(map(str, command))}\n{ran.out[-50_000:]}{ran.err[-50_000:]}"
+                       f"[exit code {ran.code}, {ran.seconds:.1f} s]\n\n")
+        self.log.flush()
+        return ran
+
+    def prsmed(self, *words, may_fail=False, quiet=True, **how):
+        ran = self.run([self.binary, "--json", *(["--quiet"] if quiet else []), *words], **how)
+        if not may_fail and (ran.code != 0 or not ran.records):
+            raise Failed(ran.error())
+        return ran
+
+    def bench(self, words, sets, text=True, steps=6, warmup=3, preset=None, **how):
+        if preset is None:
+            preset = "tiny" if self.tiny else "full"
+            sets = [*(FULL if not self.tiny else TINY if self.device == "cuda" else TINY_CPU), *sets]
+        if self.dry:
+            steps, warmup = 2, 1
+        words = [*words, *(word for pair in sets for word in ("--set", pair))]
+        if text and not self.tiny:
+            words += ["--text-tokens", TEXT, "--answer-tokens", ANSWER]
+        return self.prsmed("bench", "--preset", preset, "--device", self.device, "--steps", steps, "--warmup", warmup,
+                           *words, **how)
+
+    # --- call 1
+
+    def machine(self, _):
+        version = self.run([self.binary, "--version"]).out.strip()
+        code = MACHINE
+        ran = self.run([sys.executable, "-c", code])
+        found = ran.records[-1] if ran.records else {"error": ran.error()}
+        if self.driver.has_gpu:
+            query = "name,driver_version,memory.total,clocks.sm,clocks.max.sm,power.limit,temperature.gpu"
+            ran = self.run(["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader", "--id=0"])
+            found["nvidia_smi"] = ran.out.strip()
+        self.add("machine", prsmed=version, **found)
+
+    def smoke(self, wanted):
+        """Custom kernels and CUDA graphs in a tiny model; the program's notes say what is off."""
+        sets = TINY if self.device == "cuda" else TINY_CPU
+        switches = {"smoke/kernels": ["train.fused_kernels=on"], "smoke/graph": ["train.graph=on"]}
+        for name in wanted:
+            more = switches[name]
+            ran = self.prsmed("bench", "--preset", "tiny", "--device", self.device, "--steps", 2, "--warmup", 1,
+                              *(word for pair in [*sets, *more] for word in ("--set", pair)), quiet=False)
+            record = ran.records[-1]
+            said = [line for line in ran.err.splitlines() if line.startswith(("warning", "note"))]
+            self.add(name, setting=more[0], median_seconds=record["median_seconds"], messages=said,
+                     is_off=any(": off" in line or " are off" in line for line in said))
+
+    def calibrate(self, _):
+        ran = self.prsmed("calibrate", may_fail=True)
+        if "unrecognized subcommand" in ran.err:
+            raise Skipped("this program has no command `calibrate`")
+        found = [record for record in ran.records if record.get("kind") == "calibration"]
+        if ran.code != 0 or not found:
+            if self.where != "GPU" and ran.code != 124:
+                raise Skipped(f"needs a GPU ({ran.error()})")
+            raise Failed(ran.error())
+        self.add("calibrate", record=found[-1])
+
+    def step(self, wanted):
+        """The packed step of the full model: three questions about each image in one sequence."""
+        for name in wanted:
+            _, variant, part = name.split("/")
+            images = 1 if variant == "one" else 2 if self.tiny else IMAGES
+            questions = 1 if variant == "rows" else QUESTIONS
+            if variant == "rows":
+                images *= QUESTIONS
+            if part == "llm" and self.tiny and self.device == "cpu":
+                words = ["--part", part]
+            else:
+                words = ["--part", part, "--measure-peak", *(["--parts"] if part == "all" else [])]
+            sets = [*(PLAIN if variant == "plain" else SHIPPED), f"train.micro_batch={images}",
+                    f"data.questions_per_image={questions}"]
+            ran = self.bench(words, sets, driver=True)
+            record = ran.records[-1]
+            record.pop("config", None)
+            self.add(name, driver_peak=ran.driver_peak, sets=sets, images=images, **record)
+
+    def torch_shapes(self):
+        """Rows with the same samples (one question each, the image repeated), and rows with the same tokens."""
+        record = self.results.latest().get("step/shipped/all", {})
+        images = 2 if self.tiny else IMAGES
+        packed = record["tokens"] // images if record.get("tokens") else (200 if self.tiny else 763)
+        answer = 17 if self.tiny else ANSWER
+        rows = f"{images * QUESTIONS}x{100 if self.tiny else 576 + TEXT - 1}:{answer}"
+        return {"rows": rows, "published": rows, "tokens": f"{images}x{packed}:{answer * QUESTIONS}"}
+
+    def torch(self, wanted):
+        """PyTorch's steps; every record of the process becomes a line at once."""
+        shapes = self.torch_shapes()
+        mode = wanted[0].split("/")[1]
+        cases = [f"{'/'.join(name.split('/')[2:])}:{shapes[name.split('/')[2]]}" for name in wanted]
+        command = [sys.executable, ROOT / "scripts/gpu_check/torch_steps.py", "--mode", mode]
+        for case in cases:
+            command += ["--case", case]
+        environment = self.environment
+        if self.dry:
+            # Triton cannot load its kernels under the fake runtime, and compiling for the CPU takes minutes
+            environment = environment | {"TORCHDYNAMO_DISABLE": "1"}
+            command += ["--device", self.device, "--steps", 1, "--warmup", 1, *(["--tiny"] if self.tiny else []),
+                        *(["--no-cudnn-attention"] if self.fake else [])]
+
+        def keep(record):
+            name = f"torch/{mode}/{record.get('variant')}/{record.get('part')}"
+            if record.get("kind") == "torch":
+                peak, self.driver.peak = self.driver.peak, 0
+                samples = record["batch"] * (QUESTIONS if record["variant"] == "tokens" else 1)
+                self.add(name, samples=samples, driver_peak=peak if self.driver.has_gpu else None, **record)
+            elif record.get("kind") == "torch-error":
+                self.results.add(name, "failed", error=record["error"], where=self.where)
+
+        ran = self.run(command, driver=True, environment=environment, on_record=keep)
+        if ran.code == 3:
+            raise Skipped(ran.err.strip().splitlines()[-1] if ran.err.strip() else "packages are missing")
+        if ran.code != 0:
+            raise Failed(ran.error())
+
+    def switch(self, setting):
+        def work(wanted):
+            images = 2 if self.tiny else IMAGES
+            rounds = 1 if self.dry else 2
+            ran = self.bench(["--compare", setting, "--rounds", rounds],
+                             [*PLAIN, f"train.micro_batch={images}", f"data.questions_per_image={QUESTIONS}"])
+            record = ran.records[-1]
+            notes = [note for measured in record["with"] for note in measured.get("notes", [])]
+            notes += [line for line in ran.err.splitlines() if line.startswith("warning")]
+            kept = {key: record[key] for key in ("change", "time_ratio", "peak_ratio", "time_ratios", "peak_ratios")}
+            seconds = {key: [measured["seconds"] for measured in record[key]] for key in ("without", "with")}
+            memory = {key: [measured["memory"] for measured in record[key]] for key in ("without", "with")}
+            self.add(wanted[0], **kept, seconds=seconds, memory=memory, notes=sorted(set(notes)),
+                     is_off=any(": off" in note for note in notes))
+
+        return work
+
+    def leave_free(self, count):
+        """Leaves `count` bytes of the GPU free; the process that occupies the rest is kept for the next preset."""
+        if self.device != "cuda":
+            return None
+        if self.hold is None:
+            self.hold = self.holding.enter_context(ballast(self.environment, self.log))
+        return self.hold(count)
+
+    def release(self):
+        """Ends the process that occupies GPU memory."""
+        self.holding.close()
+        self.hold = None
+
+    def gpu(self, size):
+        def work(wanted):
+            preset = "tiny" if self.tiny else f"gpu-{size}gb"
+            # a plan that does not fit has the exit code 1
+            ran = self.prsmed("plan", "--preset", preset, "--gpu", f"{size}gb" if self.device == "cuda" else "cpu",
+                              may_fail=True)
+            if not ran.records:
+                raise Failed(ran.error())
+            budget = ran.records[-1]["budget"]["bytes"]
+            left = self.leave_free(budget)
+            if left is not None and left < budget - (256 << 20):
+                raise Skipped(f"this GPU has {left >> 20} MiB free, the preset needs {budget >> 20} MiB")
+            environment = self.environment
+            if self.fake:
+                # the process that occupies memory has a fake GPU of its own
+                environment = environment | {"FAKE_CUDA_MIB": str(budget >> 20)}
+            sets = [] if self.tiny else ["train.accumulation=2"]
+            ran = self.bench([], sets, text=False, steps=3, warmup=2, preset=preset, may_fail=True, driver=True,
+                             environment=environment)
+            if ran.code != 0 or not ran.records:
+                reason = "out of memory: " if "memory" in ran.err and "fit" not in ran.err else ""
+                raise Failed(reason + ran.error())
+            record = ran.records[-1]
+            record.pop("config", None)
+            terms = record["planned"]["terms"]
+            others = sum(term["bytes"] for term in terms if term["name"] == "display and other processes")
+            self.add(wanted[0], preset=preset, gpu=f"{size} GB", budget=budget, left_free=left,
+                     driver_peak=ran.driver_peak, planned_device=record["planned"]["device_peak"] - others, **record)
+
+        return work
+
+    # --- call 2
+
+    def generate(self, who, index):
+        def work(wanted):
+            case = generation.DRY if self.dry else generation.FULL
+            batch, batches = case["sizes"][index], 1 if self.dry else 2
+            with tempfile.TemporaryDirectory() as folder:
+                out = Path(folder)
+                if who == "prsmed":
+                    generation.make_phantoms(out / "phantoms", batches * max(case["sizes"]), self.binary,
+                                             self.environment)
+                    row = generation.run_prsmed(case, batch, out, self.binary, self.environment, self.driver, batches,
+                                                self.left())
+                else:
+                    # the fake CUDA runtime has no cuDNN, which diffusers uses
+                    environment = self.cpu_environment if self.dry else self.environment
+                    row = generation.run_diffusers(case, batch, self.driver, batches, environment, self.left())
+            failed = row.pop("failed", None)
+            if failed and failed.startswith("NOT MEASURED"):
+                raise Skipped(failed)
+            if failed:
+                raise Failed(failed)
+            self.add(wanted[0], size=case["size"], side=case["side"], steps=case["steps"], batches=batches, **row)
+
+        return work
+
+    def training(self, wanted):
+        """Training steps on data with the loader, at the small sizes of the preset tiny."""
+        with tempfile.TemporaryDirectory() as folder:
+            data = Path(folder) / "data"
+            ran = self.run([self.binary, "--quiet", "data", "phantom", data, "--count", 60])
+            if ran.code != 0:
+                raise Failed(ran.error())
+            ran = self.prsmed("bench", "--preset", "tiny", "--device", self.device, "--data-root", data, "--steps",
+                              2 if self.dry else 20, "--warmup", 1 if self.dry else 5, driver=True)
+        record = ran.records[-1]
+        record.pop("config", None)
+        self.add(wanted[0], driver_peak=ran.driver_peak, **record)
+
+    def test_program(self, kind, filters=()):
+        """Tests that need a GPU. A dry run only lists them."""
+
+        def work(wanted):
+            folder = Path(self.binary).parent
+            found = [path for path in sorted(folder.glob(f"{kind}-*")) if os.access(path, os.X_OK) and not path.suffix]
+            if not found:
+                raise Skipped(f"no program {kind}-* in {folder}: scripts/gpu-bundle collects them")
+            words = ["--ignored", "--list"] if self.dry else ["--ignored", "--nocapture", "--test-threads", 1]
+            ran = self.run([found[-1], *filters, *words])
+            lines = [line for line in ran.out.splitlines() if line.startswith("test ") or line.endswith(": test")]
+            more = {"tests": lines[-60:], "records": [r for r in ran.records if r.get("kind") in ("phase", "kernel")]}
+            if ran.code != 0:
+                self.results.add(wanted[0], "failed", error=ran.error(), where=self.where, **more)
+            else:
+                self.add(wanted[0], **more)
+
+        return work
+
+    def recordings(self, wanted):
+        """Traces of PyTorch's caching allocator for tests/plan/recorded, as one archive."""
+        if self.device != "cuda":
+            raise Skipped("needs a GPU or the fake CUDA runtime")
+        with tempfile.TemporaryDirectory() as folder:
+            ran = self.run([sys.executable, ROOT / "scripts/record_allocator.py", folder])
+            if ran.code != 0:
+                raise Failed(ran.error())
+            with tarfile.open(self.results.path.parent / "recorded.tar.xz", "w:xz") as archive:
+                for path in sorted(Path(folder).glob("*.json")):
+                    archive.add(path, path.name)
+        self.add(wanted[0], lines=ran.out.splitlines())
+
+    def add(self, case, **more):
+        # fields of a record may have the names of a line
+        for name in ("case", "state", "time", "where"):
+            if name in more:
+                more[f"record_{name}"] = more.pop(name)
+        self.results.add(case, "ok", where=self.where, **more)
+
+    # --- all of them
+
+    def calls(self):
+        """The cases of the first and of the second call."""
+
+        def switches(settings):
+            return [Case("switches", [f"switch/{setting.replace(' ', '+')}"], 60, self.switch(setting))
+                    for setting in settings]
+
+        def gpus(sizes):
+            return [Case("gpus", [f"gpu/{size}"], 60, self.gpu(size)) for size in sizes]
+
+        def torch(seconds, *names):
+            return Case("torch", [f"torch/{name}" for name in names], seconds, self.torch)
+
+        first = [
+            Case("machine", ["machine"], 40, self.machine),
+            Case("smoke", ["smoke/kernels", "smoke/graph"], 60, self.smoke),
+            Case("calibrate", ["calibrate"], 75, self.calibrate),
+            Case("step", ["step/shipped/all"], 70, self.step),
+            Case("step", ["step/shipped/llm"], 50, self.step),
+            Case("step", ["step/plain/all"], 60, self.step),
+            torch(110, "eager/rows/all", "eager/rows/llm", "eager/tokens/all", "eager/tokens/llm"),
+            *switches(FASTER),
+            *gpus(GPUS_FIRST),
+            torch(150, "compile/rows/llm", "compile/tokens/llm"),
+        ]
+        second = [
+            *[Case("generation", [f"generation/{who}/{index}"], 90, self.generate(who, index))
+              for index in (0, 1) for who in ("prsmed", "diffusers")],
+            *gpus(GPUS_SECOND),
+            Case("training", ["training"], 60, self.training),
+            Case("step", ["step/one/all"], 50, self.step),
+            Case("step", ["step/rows/all"], 60, self.step),
+            Case("tests", ["test/unit"], 90, self.test_program("unit")),
+            Case("tests", ["test/training"], 60, self.test_program("training")),
+            Case("tests", ["test/plan"], 120, self.test_program("plan", ["cuda"])),
+            Case("recordings", ["recordings"], 40, self.recordings),
+            torch(60, "eager/published/all"),
+            *switches(SMALLER),
+            torch(200, "compile/rows/all"),
+        ]
+        return {"1": first, "2": second}
