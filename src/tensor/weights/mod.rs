@@ -13,6 +13,7 @@ mod pth;
 mod quantized;
 mod report;
 mod safetensors;
+mod stored_zip;
 mod stream;
 
 use std::collections::HashMap;

@@ -1,16 +1,13 @@
 //! PyTorch's files (`.pth`, `.pt`, `pytorch_model.bin`), read without executing their pickles. Both formats are
 //! supported: the zip archive, and the format before 1.6 (pickles followed by the storages).
 
-use std::collections::{HashMap, HashSet};
-use std::io::{Cursor, Read};
-use std::ops::Range;
-use std::path::Path;
-
-use zip::{CompressionMethod, ZipArchive};
-
 use super::pickle::{Budget, Pickle, PickleError, TensorRef, Value};
+use super::stored_zip::{self, Entry};
 use super::{StoredTensor, StoredTensors, TensorInfo};
 use crate::error::{Error, Result};
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+use std::path::Path;
 
 /// Limit of a tensor whose strides repeat elements (`Tensor.expand` in PyTorch), relative to the size of the file.
 const MAX_EXPANSION: usize = 64;
@@ -49,7 +46,7 @@ pub(super) fn entries(file: &Path, bytes: &[u8]) -> Result<StoredTensors> {
     let (pickle, parts, mut budget) = if is_zip(bytes) {
         let (pickle, parts) = open(file, bytes)?;
         let mut budget = Budget::new(pickle.len());
-        (Pickle::read(&pickle, &mut budget).map_err(load_error(file))?, parts, budget)
+        (Pickle::read(pickle, &mut budget).map_err(load_error(file))?, parts, budget)
     } else if bytes.starts_with(&LEGACY) {
         let mut budget = Budget::new(bytes.len());
         let (pickle, parts) = open_legacy(bytes, &mut budget).map_err(load_error(file))?;
@@ -88,57 +85,44 @@ pub(super) fn entries(file: &Path, bytes: &[u8]) -> Result<StoredTensors> {
 /// Byte range of each `data/KEY` in the file.
 type Parts = HashMap<String, Range<usize>>;
 
-/// Reads the pickle's bytes and the location of every storage.
-fn open(file: &Path, bytes: &[u8]) -> Result<(Vec<u8>, Parts)> {
-    let zip_error = |error: zip::result::ZipError| {
-        Error::weights(file, format!("is not a complete zip archive ({} bytes): {error}", bytes.len()), AGAIN)
-    };
-    let mut zip = ZipArchive::new(Cursor::new(bytes)).map_err(zip_error)?;
-    let name = zip
-        .file_names()
-        .filter(|name| *name == "data.pkl" || name.ends_with("/data.pkl"))
-        .min_by_key(|name| name.len())
-        .map(str::to_owned)
-        .ok_or_else(|| {
-            Error::weights(file, "is a zip archive without `data.pkl`, so not a PyTorch file", "give a PyTorch file")
-        })?;
-    let prefix = name.trim_end_matches("data.pkl").to_owned();
-
-    let mut pickle = Vec::new();
-    let entry = zip.by_name(&name).map_err(zip_error)?;
-    if entry.compression() != CompressionMethod::Stored {
-        return Err(Error::weights(file, format!("stores `{name}` compressed"), RESAVE));
+/// The pickle's bytes and the location of every storage.
+fn open<'b>(file: &Path, bytes: &'b [u8]) -> Result<(&'b [u8], Parts)> {
+    let entries = stored_zip::entries(bytes).map_err(|reason| {
+        let reason = format!("is not a complete zip archive ({} bytes): {reason}", bytes.len());
+        Error::weights(file, reason, AGAIN)
+    })?;
+    let pickles = entries.iter().filter(|entry| entry.name == "data.pkl" || entry.name.ends_with("/data.pkl"));
+    let pickle = pickles.min_by_key(|entry| entry.name.len()).ok_or_else(|| {
+        Error::weights(file, "is a zip archive without `data.pkl`, so not a PyTorch file", "give a PyTorch file")
+    })?;
+    let compressed =
+        |entry: &Entry| Error::weights(file, format!("stores `{}` compressed or encrypted", entry.name), RESAVE);
+    let prefix = pickle.name.trim_end_matches("data.pkl");
+    if !pickle.is_stored {
+        return Err(compressed(pickle));
     }
-    let stored = entry.take(bytes.len() as u64).read_to_end(&mut pickle);
-    stored.map_err(|error| Error::weights(file, format!("`{name}`: {error}"), AGAIN))?;
-
-    if let Ok(order) = zip.by_name(&format!("{prefix}byteorder")) {
-        let mut text = String::new();
-        order
-            .take(16)
-            .read_to_string(&mut text)
-            .map_err(|error| Error::weights(file, format!("`byteorder`: {error}"), AGAIN))?;
-        if text.trim() != "little" {
-            return Err(Error::weights(file, format!("has the byte order `{}`", text.trim()), RESAVE));
-        }
+    let content = &bytes[pickle.range.clone()];
+    if crc32fast::hash(content) != pickle.crc {
+        return Err(Error::weights(file, format!("`{}` has a wrong checksum", pickle.name), AGAIN));
     }
+
     let mut parts = HashMap::new();
-    for index in 0..zip.len() {
-        let entry = zip.by_index_raw(index).map_err(zip_error)?;
-        let Some(key) = entry.name().strip_prefix(&prefix).and_then(|name| name.strip_prefix("data/")) else {
-            continue;
-        };
-        if entry.compression() != CompressionMethod::Stored {
-            return Err(Error::weights(file, format!("stores `{}` compressed", entry.name()), RESAVE));
+    for entry in &entries {
+        let Some(name) = entry.name.strip_prefix(prefix) else { continue };
+        if name == "byteorder" {
+            let order = String::from_utf8_lossy(&bytes[entry.range.clone()]);
+            if order.trim() != "little" {
+                let order: String = order.trim().chars().take(16).collect();
+                return Err(Error::weights(file, format!("has the byte order `{order}`"), RESAVE));
+            }
         }
-        let range = usize::try_from(entry.data_start()).ok().zip(usize::try_from(entry.size()).ok());
-        let range = range.and_then(|(start, size)| Some(start..start.checked_add(size)?));
-        let Some(range) = range.filter(|range| range.end <= bytes.len()) else {
-            return Err(Error::weights(file, format!("`{}` extends past the end of the file", entry.name()), AGAIN));
-        };
-        parts.insert(key.to_owned(), range);
+        let Some(key) = name.strip_prefix("data/") else { continue };
+        if !entry.is_stored {
+            return Err(compressed(entry));
+        }
+        parts.insert(key.to_owned(), entry.range.clone());
     }
-    Ok((pickle, parts))
+    Ok((content, parts))
 }
 
 /// Reads a file from before PyTorch 1.6: its pickle and the location of every storage. The file has pickles of a magic

@@ -327,7 +327,7 @@ fn damaged_pth_files_are_errors_without_a_panic() {
     changed[at + 1] = 0x17;
     fs::write(&file, &changed).unwrap();
     let text = message(Archive::open(&file));
-    assert!(text.contains("data.pkl`: Invalid checksum"), "{text}");
+    assert!(text.contains("data.pkl` has a wrong checksum"), "{text}");
 }
 
 #[test]
