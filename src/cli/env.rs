@@ -11,6 +11,8 @@ pub struct Env {
     pub hub: HubOptions,
     /// Cache folder shared by runs: `PRSMED_CACHE`, else `XDG_CACHE_HOME/prsmed` or `~/.cache/prsmed`.
     pub cache: Option<PathBuf>,
+    /// Whether the user has set the number of threads: `OMP_NUM_THREADS` or `MKL_NUM_THREADS`.
+    pub sets_threads: bool,
     /// `CUDA_VISIBLE_DEVICES`: the GPUs that are visible to this process.
     pub cuda_visible_devices: Option<String>,
     /// Whether `NO_COLOR` is set and not empty.
@@ -26,6 +28,7 @@ impl Env {
         Self {
             cache: folder("PRSMED_CACHE").or_else(|| user().map(|user| user.join("prsmed"))),
             hub: HubOptions::from_vars(var),
+            sets_threads: ["OMP_NUM_THREADS", "MKL_NUM_THREADS"].iter().any(|name| var(name).is_some()),
             cuda_visible_devices: var("CUDA_VISIBLE_DEVICES"),
             no_color: var("NO_COLOR").is_some_and(|value| !value.is_empty()),
         }

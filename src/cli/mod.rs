@@ -29,6 +29,7 @@ use crate::Error;
 use crate::event::{Event, Observer, Silent};
 use crate::panics;
 use crate::runtime::Runtime;
+use crate::tensor::threads;
 use clap::{Parser, Subcommand};
 use context::Context;
 use env::Env;
@@ -96,6 +97,9 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     // before any thread starts
     let runtime = Runtime::new();
     let env = Env::read();
+    if !env.sets_threads {
+        threads::adapt_to_load();
+    }
     let is_terminal = std::io::stderr().is_terminal();
     let color = is_terminal && !env.no_color;
     let output = Arc::new(Output::stdout(cli.json));

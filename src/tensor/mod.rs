@@ -4,7 +4,8 @@
 //! activation checkpointing, [`functions`] has fused functions of the language model, and [`kernels`] are custom CUDA
 //! kernels for them. [`graph`] captures and replays CUDA graphs. [`ledger`] counts bytes, [`memory`] reads a device's
 //! memory, [`meta`] is the device that needs none, [`trace`] records what runs there, and [`mod@module_path`] names the
-//! running module. [`guard`] converts libtorch's panics to typed errors; [`rng`] is the only place that seeds.
+//! running module. [`guard`] converts libtorch's panics to typed errors; [`rng`] is the only place that seeds;
+//! [`threads`] follows the load of the machine.
 
 pub mod adamw;
 pub mod async_copy;
@@ -23,6 +24,7 @@ pub mod nf4;
 pub mod rng;
 mod shared;
 pub mod store;
+pub mod threads;
 pub mod trace;
 pub mod weights;
 

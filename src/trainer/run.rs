@@ -12,6 +12,7 @@ use super::skipped_steps::{self, SkippedSteps};
 use super::step::{Launched, Mark, StepInfo, StepResult, Stepper, Update};
 use super::{Switch, Task, TrainConfig, Validation, schedule};
 use crate::event::{Event, Observer, StepReport};
+use crate::tensor::threads::Adaptive;
 use crate::tensor::weights::{self, Staged};
 use crate::tensor::{guard, kernels, ledger, memory, no_grad, rng};
 use crate::{Error, Result};
@@ -90,6 +91,7 @@ struct Engine<'a, T: Task> {
     data_wait: Waiting,
     profile: Hooks<'a>,
     kernels_reported: Vec<String>,
+    threads: Adaptive,
     total_steps: u64,
     /// Samples that fit into a micro-batch.
     fitting: Fitting,
@@ -198,6 +200,7 @@ impl<'a, T: Task> Engine<'a, T> {
             records,
             data_wait: Waiting::default(),
             profile,
+            threads: Adaptive::begin(stepper.optimizer.device()),
             kernels_reported: Vec::new(),
             total_steps,
             fitting: Fitting::new(config.micro_batch),
@@ -234,6 +237,9 @@ impl<'a, T: Task> Engine<'a, T> {
         let waited = self.data_wait.add(&report);
         let observer = self.session.observer;
         observer.on(&Event::Step(report));
+        if let Some(note) = self.threads.adapt() {
+            observer.on(&Event::Note(note));
+        }
         let waited = waited.into_iter().map(Event::Note);
         let full = self.records.take_warning().into_iter().map(Event::Warning);
         for event in waited.chain(full).chain(self.task.take_events()) {
