@@ -183,7 +183,7 @@ mod tests {
         let others = |now: Times| now.others_since(&before, second).unwrap();
         assert_eq!(others(times([100, 100, 100], 0, 200)), 0.0, "all of it is ours");
         assert_eq!(others(times([100, 100, 0], 0, 100)), 1.0, "another program like this one");
-        assert_eq!(others(times([50, 0, 0], 50, 0)), 0.5);
+        assert_eq!(others(times([50, 50, 0], 50, 50)), 0.5);
         assert_eq!(others(times([100, 100, 0], 0, 250)), 0.0, "rounding of ticks");
         assert_eq!(before.others_since(&before, second), None, "no time has passed");
     }

@@ -51,8 +51,11 @@ impl Part {
 
 /// Reads a `tokenizer.json`; an error is the reason for a message.
 pub(super) fn read(bytes: &[u8]) -> Result<Tokenizer, String> {
+    // all of it must be valid JSON: `Parts` skips most of the text, and `tokenizers` panics where it is not valid
+    let json: serde_json::Value = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
     let Parts { model, normalizer, pre_tokenizer, post_processor, decoder } =
-        serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+        Parts::deserialize(&json).map_err(|error| error.to_string())?;
+    drop(json);
     if model.kind != "BPE" {
         return Err(format!("is a model of type `{}`; only `BPE` is supported", model.kind));
     }
