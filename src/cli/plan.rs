@@ -18,6 +18,7 @@ use crate::plan::{calibrate, reading, timeline};
 use crate::segment::dry_run::SegmentDryRun;
 use crate::tensor::meta::Target;
 use crate::tensor::{Device, Kind, Tensor, default_device, kernels, memory};
+use crate::units::Bytes;
 use crate::{Error, Result, files};
 use serde_json::json;
 use std::collections::HashMap;
@@ -236,7 +237,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if args.measure {
         let measured = measure(&args.settings.resolve(Vec::new())?, job, context)?;
         context.output.line(measured_lines(&plan, &measured))?;
-        record["measured"] = json!(measured);
+        record["measured"] = measured_record(&plan, &measured)?;
     }
     record["kind"] = json!("plan");
     record["remedies"] = json!(helping);
@@ -300,21 +301,46 @@ fn measure(config: &RunConfig, job: Job, context: &Context) -> Result<Vec<Phase>
 
 /// Measured and planned bytes of each phase.
 fn measured_lines(plan: &Plan, measured: &[Phase]) -> String {
-    let mut lines = vec!["measured with random weights (planned):".to_owned()];
+    let mut lines = vec!["measured with random weights (planned, error of the plan):".to_owned()];
     for phase in measured {
-        let Some(planned) = plan.phases.iter().find(|planned| planned.memory.name == phase.name) else { continue };
-        let device =
-            phase.device_used.map_or_else(String::new, |used| format!(", device {used} ({})", planned.device_peak));
-        lines.push(format!(
-            "  {}: allocated {} ({}), reserved {} ({}){device}",
-            phase.name,
-            phase.allocated_peak,
-            planned.memory.allocated_peak,
-            phase.reserved_peak,
-            planned.memory.reserved_peak
-        ));
+        let parts = compared(plan, phase).into_iter().map(|(label, measured, planned)| {
+            let error = 100.0 * relative_error(planned, measured);
+            format!("{label} {measured} ({planned}, {error:+.1} %)")
+        });
+        let parts: Vec<String> = parts.collect();
+        if !parts.is_empty() {
+            lines.push(format!("  {}: {}", phase.name, parts.join(", ")));
+        }
     }
     lines.join("\n")
+}
+
+/// Measured and planned bytes of a phase: of tensors, of the allocator and, on a GPU, of the device.
+fn compared(plan: &Plan, phase: &Phase) -> Vec<(&'static str, Bytes, Bytes)> {
+    let Some(planned) = plan.phases.iter().find(|planned| planned.memory.name == phase.name) else { return Vec::new() };
+    let device = phase.device_used.map(|used| ("device", used, planned.device_peak));
+    let tensors = ("allocated", phase.allocated_peak, planned.memory.allocated_peak);
+    let reserved = ("reserved", phase.reserved_peak, planned.memory.reserved_peak);
+    [tensors, reserved].into_iter().chain(device).collect()
+}
+
+/// How much larger the plan is than the measurement, as a share of the measurement.
+fn relative_error(planned: Bytes, measured: Bytes) -> f64 {
+    planned.0 as f64 / measured.0.max(1) as f64 - 1.0
+}
+
+/// The measured phases with the errors of the plan.
+fn measured_record(plan: &Plan, measured: &[Phase]) -> Result<serde_json::Value> {
+    let internal = |error: serde_json::Error| Error::Internal { reason: error.to_string() };
+    let phase = |phase: &Phase| {
+        let errors = compared(plan, phase)
+            .into_iter()
+            .map(|(label, measured, planned)| (label.to_owned(), json!(relative_error(planned, measured))));
+        let mut record = serde_json::to_value(phase).map_err(internal)?;
+        record["plan_errors"] = serde_json::Value::Object(errors.collect());
+        Ok(record)
+    };
+    measured.iter().map(phase).collect::<Result<Vec<_>>>().map(serde_json::Value::Array)
 }
 
 fn title(job: Job) -> &'static str {

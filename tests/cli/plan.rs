@@ -183,16 +183,20 @@ fn measured_memory_equals_the_plan() {
     assert_eq!(measured.len(), 6);
     for phase in measured {
         let planned = record["phases"].as_array().unwrap().iter().find(|planned| planned["name"] == phase["name"]);
-        assert_eq!(planned.unwrap()["allocated_peak"], phase["allocated_peak"], "{}", phase["name"]);
+        let planned = planned.unwrap();
+        assert_eq!(planned["allocated_peak"], phase["allocated_peak"], "{}", phase["name"]);
+        assert_eq!(phase["plan_errors"]["allocated"], 0.0);
+        let [planned, reserved] = [planned, phase].map(|side| side["reserved_peak"].as_f64().unwrap());
+        assert_eq!(phase["plan_errors"]["reserved"].as_f64().unwrap(), planned / reserved - 1.0);
     }
     let given = done(plan(&["--preset", "tiny", "--task", "predict", "--measure"]).env("OMP_NUM_THREADS", "1"));
-    let (_, phases) = given.split_once("measured with random weights (planned):\n").unwrap();
+    let (_, phases) = given.split_once("measured with random weights (planned, error of the plan):\n").unwrap();
     assert!(phases.starts_with("  load: allocated ") && phases.lines().count() == 2, "{given}");
     for phase in phases.lines() {
         // each with the plan of the same phase
         let (_, bytes) = phase.split_once(": allocated ").unwrap();
         let (measured, planned) = bytes.split_once(" (").unwrap();
-        assert!(planned.starts_with(&format!("{measured}), reserved ")), "{phase}");
+        assert!(planned.starts_with(&format!("{measured}, +0.0 %), reserved ")), "{phase}");
     }
     refused(
         &mut plan(&["--measure", "--gpu", "24gb"]),
