@@ -195,7 +195,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         Task::Augment => Job::Augment,
     };
     if args.measure {
-        refuse_to_measure(job, &machine)?;
+        refuse_to_measure(&machine)?;
     }
     let asks_for_time = args.samples.is_some() || args.data_root.is_some();
     if asks_for_time && job != Job::Train {
@@ -235,7 +235,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         record["training"] = json!(duration);
     }
     if args.measure {
-        let measured = measure(&args.settings.resolve(Vec::new())?, job, context)?;
+        let measured = measure(args, job, context)?;
         context.output.line(measured_lines(&plan, &measured))?;
         record["measured"] = measured_record(&plan, &measured)?;
     }
@@ -272,20 +272,24 @@ fn questions_of(manifest: &Manifest, most: usize) -> Samples {
     Samples::of_images(counts.into_values(), most)
 }
 
-fn refuse_to_measure(job: Job, machine: &Machine) -> Result<()> {
+fn refuse_to_measure(machine: &Machine) -> Result<()> {
     let is_here = (machine.target() == Target::Cpu) == (default_device() == Device::Cpu);
-    let (reason, hint) = match (job, is_here) {
-        (Job::Augment, _) => {
-            ("`--task augment` cannot be measured", "`prsmed augment generate` prints the memory that it used")
-        }
-        (_, true) => return Ok(()),
-        (_, false) => ("only the device of this machine can be measured", "leave out `--gpu` or `--measure`"),
-    };
-    Err(Error::config("--measure", reason, hint))
+    if is_here {
+        return Ok(());
+    }
+    let reason = "only the device of this machine can be measured";
+    Err(Error::config("--measure", reason, "leave out `--gpu` or `--measure`"))
 }
 
 /// Runs the phases of `job` on this machine's device.
-fn measure(config: &RunConfig, job: Job, context: &Context) -> Result<Vec<Phase>> {
+fn measure(args: &Args, job: Job, context: &Context) -> Result<Vec<Phase>> {
+    context.progress.on(&Event::Note("running the job with random weights".into()));
+    if job == Job::Augment {
+        let run = args.settings.resolve_augment(Vec::new())?;
+        let pipeline_config = super::augment::args::planned_pipeline_config(&run, context)?;
+        return run.measure(&pipeline_config, default_device());
+    }
+    let config = args.settings.resolve(Vec::new())?;
     let (device, sizes, example) = (default_device(), config.planned_sizes()?, config.longest_example());
     kernels::check(device)?;
     kernels::set_mode(config.train.fused_kernels.kernels());
@@ -293,7 +297,6 @@ fn measure(config: &RunConfig, job: Job, context: &Context) -> Result<Vec<Phase>
         let task = SegmentDryRun::random(&config.model, &sizes, &config.train, example, device)?;
         Ok(task.with_feature_cache(job != Job::Eval && config.data.caches_features()))
     };
-    context.progress.on(&Event::Note("running the job with random weights".into()));
     let mut meter = Measured::begin(device)?;
     dry_run::dry_run(job, &config.train, &build, &mut meter)?;
     meter.finish()

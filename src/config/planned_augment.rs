@@ -8,12 +8,12 @@ use crate::Result;
 use crate::augment::dry_run::{GenerationDryRun, SHOWN_STEPS};
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::settings::{AugmentConfig, Decode, Mode};
-use crate::plan::dry_run::{self, Buffers, DryRun, Job, Steps};
+use crate::plan::dry_run::{self, Buffers, DryRun, Job, Measured, Meter, Phase, Steps};
 use crate::plan::report::{Machine, Plan};
 use crate::plan::search;
 use crate::segment::dry_run::FilterDryRun;
 use crate::setting::Results;
-use crate::tensor::META;
+use crate::tensor::{Device, META};
 use crate::trainer::precision::Precision;
 use crate::units::Bytes;
 
@@ -49,11 +49,28 @@ impl AugmentRun {
         machine.check_precision("augment.precision", self.augment.precision)?;
         machine.set_planned_gpu();
         let run = planned_steps(&self.augment);
-        let shown = AugmentConfig { steps: run.shown, strength: 1.0, ..self.augment.clone() };
+        let shown = self.shown();
         let dry_run = GenerationDryRun { config: &shown, pipeline_config, prompts, filter, device: META };
         let mut dry_run = dry_run::plan_walk(Job::Augment, run, machine.target(), costs, |begin| dry_run.walk(begin))?;
         dry_run.buffers = Buffers { half_precision: self.augment.precision != Precision::Fp32, ..Buffers::default() };
         Ok(dry_run)
+    }
+
+    /// Runs a batch of these settings with random weights on `device`, and measures its memory.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    pub fn measure(&self, pipeline_config: &PipelineConfig, device: Device) -> Result<Vec<Phase>> {
+        let config = &self.shown();
+        let dry_run = GenerationDryRun { config, pipeline_config, prompts: PROMPTS, filter: None, device };
+        let mut meter = Measured::begin(device)?;
+        dry_run.walk(&mut |phase| meter.begin(phase))?;
+        meter.finish()
+    }
+
+    /// The settings of a dry run: with only the steps that it runs.
+    fn shown(&self) -> AugmentConfig {
+        AugmentConfig { steps: planned_steps(&self.augment).shown, strength: 1.0, ..self.augment.clone() }
     }
 
     /// The plan of these settings without data.

@@ -202,11 +202,12 @@ fn measured_memory_equals_the_plan() {
         &mut plan(&["--measure", "--gpu", "24gb"]),
         "error: `--measure`: only the device of this machine can be measured\nhint: leave out `--gpu` or `--measure`",
     );
-    refused(
-        &mut plan(&["--measure", "--task", "augment"]),
-        "error: `--measure`: `--task augment` cannot be measured\n\
-         hint: `prsmed augment generate` prints the memory that it used",
-    );
+    let generator = ["--task", "augment", "--set", "augment.model=random:tiny", "--set", "augment.image_size=64"];
+    let given = done(plan(&[&generator[..], &["--measure", "--json"]].concat()).env("OMP_NUM_THREADS", "1"));
+    let measured = json(&given)["measured"].as_array().unwrap().clone();
+    let names: Vec<&str> = measured.iter().map(|phase| phase["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["encode prompts", "load", "encode", "denoise", "decode"]);
+    assert!(measured.iter().all(|phase| phase["plan_errors"]["allocated"] == 0.0), "{given}");
 }
 
 #[test]
