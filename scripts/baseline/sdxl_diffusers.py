@@ -87,6 +87,9 @@ def main():
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--batches", type=int, default=4)
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument("--whole", action="store_true", help="decode all images at once instead of one by one")
+    parser.add_argument("--fake-gpu", action="store_true",
+                        help="no cuDNN attention, and the scheduler's tables on the CPU: a fake GPU returns zeros")
     args = parser.parse_args()
     cuda = torch.cuda.is_available()
     device = torch.device("cuda" if cuda else "cpu")
@@ -100,7 +103,12 @@ def main():
                                       timestep_spacing="leading")
     pipe = StableDiffusionXLPipeline(vae, texts[0], texts[1], None, None, unet, schedule, add_watermarker=False)
     pipe.set_progress_bar_config(disable=True)
-    vae.enable_slicing()
+    if not args.whole:
+        vae.enable_slicing()
+    if args.fake_gpu:
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        set_timesteps = schedule.set_timesteps
+        schedule.set_timesteps = lambda *words, device=None, **more: set_timesteps(*words, device="cpu", **more)
     gc.collect()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
