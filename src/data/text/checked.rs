@@ -2,6 +2,8 @@
 //! combinations of parts, so only the parts of tokenizers like Llama's and CLIP's are allowed.
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
+use std::collections::HashMap;
 use tokenizers::Tokenizer;
 
 /// Normalizers that may be used.
@@ -38,12 +40,38 @@ struct Part {
     kind: String,
     #[serde(default, alias = "normalizers", alias = "pretokenizers", alias = "processors", alias = "decoders")]
     parts: Vec<Part>,
+    /// Template of one text.
+    #[serde(default)]
+    single: Vec<Piece>,
+    #[serde(default)]
+    special_tokens: HashMap<String, IgnoredAny>,
+}
+
+/// A piece of a template: a special token, or a text.
+#[derive(Deserialize)]
+struct Piece {
+    #[serde(rename = "SpecialToken")]
+    token: Option<Named>,
+    #[serde(rename = "Sequence")]
+    text: Option<Named>,
+}
+
+#[derive(Deserialize)]
+struct Named {
+    id: String,
 }
 
 impl Part {
     fn check(&self, what: &str, allowed: &[&str]) -> Result<(), String> {
         if !allowed.contains(&self.kind.as_str()) {
             return Err(format!("has the {what} `{}`; only {} are supported", self.kind, allowed.join(", ")));
+        }
+        let tokens = self.single.iter().filter_map(|piece| piece.token.as_ref());
+        if let Some(unknown) = tokens.map(|token| &token.id).find(|id| !self.special_tokens.contains_key(*id)) {
+            return Err(format!("has the token `{unknown}` in its template, but not in `special_tokens`"));
+        }
+        if let Some(other) = self.single.iter().filter_map(|piece| piece.text.as_ref()).find(|text| text.id != "A") {
+            return Err(format!("has the text `{}` in its template of one text, which is `A`", other.id));
         }
         self.parts.iter().try_for_each(|part| part.check(what, allowed))
     }

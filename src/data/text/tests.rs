@@ -218,6 +218,25 @@ fn a_tokenizer_that_drops_merges_at_random_is_an_error() {
 }
 
 #[test]
+fn a_template_with_unknown_tokens_or_texts_is_an_error() {
+    let (tok, temp) = (trained(), tempfile::tempdir().unwrap());
+    let mut json: Value = serde_json::from_str(&tok.files().unwrap()[0].1).unwrap();
+    let mut open = |token: &str, text: &str| {
+        let single = json!([{"SpecialToken": {"id": token, "type_id": 0}}, {"Sequence": {"id": text, "type_id": 0}}]);
+        let tokens = json!({"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}});
+        json["post_processor"] =
+            json!({"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": tokens});
+        fs::write(temp.path().join("tokenizer.json"), json.to_string()).unwrap();
+        TextTokenizer::open(temp.path()).map_err(|error| error.to_string())
+    };
+    assert!(open("<s>", "A").is_ok());
+    let error = open("<->", "A").unwrap_err();
+    assert!(error.contains("has the token `<->` in its template, but not in `special_tokens`"), "{error}");
+    let error = open("<s>", "B").unwrap_err();
+    assert!(error.contains("has the text `B` in its template of one text"), "{error}");
+}
+
+#[test]
 fn missing_and_damaged_tokenizers_are_errors() {
     let temp = tempfile::tempdir().unwrap();
     let error = TextTokenizer::open(temp.path()).unwrap_err();
