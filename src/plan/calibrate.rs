@@ -104,10 +104,6 @@ impl Calibration<'_> {
         matches!(self.device, Device::Cuda(_))
     }
 
-    fn half(&self) -> Kind {
-        Kind::BFloat16
-    }
-
     // --- memory
 
     /// Runs `work`, frees its tensors and reads the memory that stays in use.
@@ -136,7 +132,7 @@ impl Calibration<'_> {
 
     fn memory(&mut self) -> Result<()> {
         let device = self.device;
-        let half = self.half();
+        let half = Kind::BFloat16;
         self.step(if self.is_gpu() { CONTEXT } else { "first tensor" }, |_| {
             drop(Tensor::zeros([1], (Kind::Float, device)));
             Ok(0)
@@ -277,7 +273,7 @@ fn operator_seconds(device: Device) -> f64 {
     let chain = || {
         let mut ys = xs.shallow_clone();
         for _ in 0..CHAIN / 2 {
-            ys = ys * 1.0;
+            ys = ys.multiply_scalar(1.0);
         }
         ys.sum(Kind::Float).backward();
     };

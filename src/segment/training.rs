@@ -281,7 +281,9 @@ mod tests {
         let names = ["a", "b", "c", "d"];
         let rows = names.map(|name| format!("ct/train_masks/{name}.png,Where?,Left.,train\n")).concat();
         root.csv("ct.csv", &format!("image_path,question,answer,split\n{rows}"));
-        names.iter().for_each(|name| root.pair("ct", "train", name));
+        for name in &names {
+            root.pair("ct", "train", name);
+        }
         let runtime = Runtime::new();
         let kept = |validate_every_epochs: u64, val_frac: f64| {
             let mut config = RunConfig::default();

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// Time between two looks at the load.
 const INTERVAL: Duration = Duration::from_millis(500);
 /// Time between two notes.
-const BETWEEN_NOTES: Duration = Duration::from_secs(60);
+const BETWEEN_NOTES: Duration = Duration::from_mins(1);
 /// Load of other programs that costs no thread, in cores.
 const TOLERATED: f64 = 0.25;
 
@@ -164,9 +164,9 @@ mod tests {
 
     fn times(busy: [u64; 3], idle: u64, own: u64) -> Times {
         let cores = busy.iter().enumerate();
-        let lines: String = cores.map(|(core, busy)| format!("cpu{core} {busy} 0 0 {idle} 0 0 0 0 7 0\n")).collect();
+        let lines: Vec<String> = cores.map(|(core, busy)| format!("cpu{core} {busy} 0 0 {idle} 0 0 0 0 7 0")).collect();
         let own = format!("12 (a (b) c) R 1 2 3 4 5 6 7 8 9 10 {own} 5 0 0");
-        Times::parse(&format!("cpu 9 9 9 9\n{lines}intr 5\n"), &own, STATUS).unwrap()
+        Times::parse(&format!("cpu 9 9 9 9\n{}\nintr 5\n", lines.join("\n")), &own, STATUS).unwrap()
     }
 
     #[test]

@@ -98,7 +98,7 @@ fn changed_settings_are_compared_with_unchanged_ones() {
         let [without, with] = [("without", 4.0), ("with", 8.0)].map(|(side, samples)| {
             assert_eq!(number(&found, &format!("/{side}/{round}/samples")), samples);
             let seconds = [0, 1].map(|step| number(&found, &format!("/{side}/{round}/seconds/{step}")));
-            (seconds[0] + seconds[1]) / 2.0 / samples
+            f64::midpoint(seconds[0], seconds[1]) / samples
         });
         assert!((ratio.as_f64().unwrap() * without / with - 1.0).abs() < 1e-9, "{found}");
     }

@@ -2,8 +2,6 @@
 //! combinations of parts, so only the parts of tokenizers like Llama's and CLIP's are allowed.
 
 use serde::Deserialize;
-use serde::de::IgnoredAny;
-use std::collections::HashMap;
 use tokenizers::Tokenizer;
 
 /// Normalizers that may be used.
@@ -44,7 +42,7 @@ struct Part {
     #[serde(default)]
     single: Vec<Piece>,
     #[serde(default)]
-    special_tokens: HashMap<String, IgnoredAny>,
+    special_tokens: serde_json::Map<String, serde_json::Value>,
 }
 
 /// A piece of a template: a special token, or a text.

@@ -164,7 +164,9 @@ mod tests {
         let end = bytes.len() as u64;
         bytes.extend(END_64);
         bytes.extend([0; 28]);
-        [count, size, start].iter().for_each(|number| bytes.extend(number.to_le_bytes()));
+        for number in [count, size, start] {
+            bytes.extend(number.to_le_bytes());
+        }
         bytes.extend(LOCATOR_64);
         bytes.extend([0; 4]);
         bytes.extend(end.to_le_bytes());
