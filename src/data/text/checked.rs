@@ -43,6 +43,9 @@ struct Part {
     single: Vec<Piece>,
     #[serde(default)]
     special_tokens: serde_json::Map<String, serde_json::Value>,
+    /// Characters that a decoder strips from the end of each token; the crate panics on shorter tokens.
+    #[serde(default)]
+    stop: u64,
 }
 
 /// A piece of a template: a special token, or a text.
@@ -70,6 +73,9 @@ impl Part {
         }
         if let Some(other) = self.single.iter().filter_map(|piece| piece.text.as_ref()).find(|text| text.id != "A") {
             return Err(format!("has the text `{}` in its template of one text, which is `A`", other.id));
+        }
+        if self.stop > 0 {
+            return Err(format!("strips characters from the end of tokens (`stop` of the {what}), which is not supported"));
         }
         self.parts.iter().try_for_each(|part| part.check(what, allowed))
     }

@@ -237,6 +237,20 @@ fn a_template_with_unknown_tokens_or_texts_is_an_error() {
 }
 
 #[test]
+fn a_decoder_that_strips_the_end_of_tokens_is_an_error() {
+    let (tok, temp) = (trained(), tempfile::tempdir().unwrap());
+    let mut json: Value = serde_json::from_str(&tok.files().unwrap()[0].1).unwrap();
+    let mut open = |stop: u64| {
+        json["decoder"] = json!({"type": "Strip", "content": " ", "start": 1, "stop": stop});
+        fs::write(temp.path().join("tokenizer.json"), json.to_string()).unwrap();
+        TextTokenizer::open(temp.path()).map_err(|error| error.to_string())
+    };
+    assert!(open(0).is_ok());
+    let error = open(5).unwrap_err();
+    assert!(error.contains("strips characters from the end of tokens (`stop` of the decoder)"), "{error}");
+}
+
+#[test]
 fn missing_and_damaged_tokenizers_are_errors() {
     let temp = tempfile::tempdir().unwrap();
     let error = TextTokenizer::open(temp.path()).unwrap_err();
