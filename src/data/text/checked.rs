@@ -75,7 +75,9 @@ impl Part {
             return Err(format!("has the text `{}` in its template of one text, which is `A`", other.id));
         }
         if self.stop > 0 {
-            return Err(format!("strips characters from the end of tokens (`stop` of the {what}), which is not supported"));
+            return Err(format!(
+                "strips characters from the end of tokens (`stop` of the {what}), which is not supported"
+            ));
         }
         self.parts.iter().try_for_each(|part| part.check(what, allowed))
     }
