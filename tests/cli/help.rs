@@ -49,19 +49,20 @@ fn without_a_command_the_commands_are_listed() {
     Usage: prsmed [OPTIONS] <COMMAND>
 
     Commands:
-      train    Train on a data root
-      eval     Score a trained model on a data root: masks, positions, answers
-      predict  Answer a question about an image and segment the region it asks for
-      merge    Merge the LoRA adapters of a run into its language model
-      plan     Predict the memory and time of a job before it runs
-      preset   Find the fastest settings that fit a GPU
-      solve    Find the largest value of one setting that fits a GPU, or the smallest GPU
-      bench    Time real training steps, with their memory and use of the processor
-      augment  Generate image+mask pairs with Stable Diffusion, filter them, test whether they help
-      data     Check, prepare or generate data roots
-      hub      Download a model repository, list its files, or check the cache
-      doctor   Check this machine: libtorch, GPU and driver, disk, hub
-      help     Print this message or the help of the given subcommand(s)
+      train      Train on a data root
+      eval       Score a trained model on a data root: masks, positions, answers
+      predict    Answer a question about an image and segment the region it asks for
+      merge      Merge the LoRA adapters of a run into its language model
+      plan       Predict the memory and time of a job before it runs
+      preset     Find the fastest settings that fit a GPU
+      solve      Find the largest value of one setting that fits a GPU, or the smallest GPU
+      bench      Time real training steps, with their memory and use of the processor
+      calibrate  Measure this machine once, so that plans need not assume
+      augment    Generate image+mask pairs with Stable Diffusion, filter them, test whether they help
+      data       Check, prepare or generate data roots
+      hub        Download a model repository, list its files, or check the cache
+      doctor     Check this machine: libtorch, GPU and driver, disk, hub
+      help       Print this message or the help of the given subcommand(s)
 
     Options:
           --json     Write one JSON object a line on standard output instead of text
