@@ -54,8 +54,8 @@ fn lines(reading: &Reading) -> Vec<String> {
     lines.push("memory after the first use of:".into());
     for level in &reading.memory {
         let used = level.used.map_or_else(|| "unknown".into(), |used| Bytes(used).to_string());
-        let (reserved, workspace) = (Bytes(level.reserved), Bytes(level.workspace));
-        lines.push(format!("  {}: process {used}, allocator {reserved}, workspace {workspace}", level.step));
+        let workspace = level.workspace.map_or_else(String::new, |bytes| format!(", workspace {}", Bytes(bytes)));
+        lines.push(format!("  {}: process {used}, allocator {}{workspace}", level.step, Bytes(level.reserved)));
     }
     let products = |rates: &[ProductRate]| {
         let rates: Vec<String> = rates.iter().map(|rate| format!("{:.3}", rate.flops_per_s / 1e12)).collect();

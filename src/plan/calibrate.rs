@@ -106,14 +106,15 @@ impl Calibration<'_> {
 
     // --- memory
 
-    /// Runs `work`, frees its tensors and reads the memory that stays in use.
-    fn step(&mut self, name: &str, work: impl FnOnce(&Self) -> Result<u64>) -> Result<()> {
+    /// Runs `work`, frees its tensors and reads the memory that stays in use. `work` returns the bytes of its own
+    /// tensors at their peak, if it knows them.
+    fn step(&mut self, name: &str, work: impl FnOnce() -> Result<Option<u64>>) -> Result<()> {
         (self.on_step)(name);
         if self.device == Device::Cpu || !self.levels.is_empty() {
             memory::begin_window(self.device)?;
         }
         let before = if self.levels.is_empty() { 0 } else { memory::read(self.device)?.allocated.0 };
-        let own = guard::guard(|| work(self))?;
+        let own = guard::guard(work)?;
         synchronize(self.device);
         let now = memory::read(self.device)?;
         let used = match self.device {
@@ -125,7 +126,7 @@ impl Calibration<'_> {
             used,
             reserved: now.reserved.0,
             allocated: now.allocated.0,
-            workspace: now.allocated_peak.0.saturating_sub(before + own),
+            workspace: own.map(|own| now.allocated_peak.0.saturating_sub(before + own)),
         });
         Ok(())
     }
@@ -133,22 +134,26 @@ impl Calibration<'_> {
     fn memory(&mut self) -> Result<()> {
         let device = self.device;
         let half = Kind::BFloat16;
-        self.step(if self.is_gpu() { CONTEXT } else { "first tensor" }, |_| {
+        self.step(if self.is_gpu() { CONTEXT } else { "first tensor" }, || {
             drop(Tensor::zeros([1], (Kind::Float, device)));
-            Ok(0)
+            Ok(None)
         })?;
-        self.step(PRODUCTS, |_| Ok(products(device, half)))?;
-        self.step(CONVOLUTIONS, |_| Ok(convolutions(device, half)))?;
-        self.step("attention, forward and backward", |_| {
+        self.step(PRODUCTS, || {
+            products(device, half);
+            Ok(None)
+        })?;
+        self.step(CONVOLUTIONS, || Ok(Some(convolutions(device, half))))?;
+        self.step("attention, forward and backward", || {
             attention(device, half);
-            Ok(0)
+            Ok(None)
         })?;
         if !self.is_gpu() {
             return Ok(());
         }
-        self.step("custom kernels", |_| kernels::check(device).map(|()| 0))?;
-        self.step("a captured step", |_| captured(device).map(|_| 0))?;
-        self.step("everything freed", |_| memory::release_cache(device).map(|_| 0))
+        self.step("custom kernels", || kernels::check(device).map(|()| None))?;
+        // without CUDA graphs there is nothing to measure
+        self.step("a captured step", || Ok(captured(device).ok().and(None)))?;
+        self.step("everything freed", || memory::release_cache(device).map(|_| None))
     }
 
     // --- speed
@@ -183,12 +188,11 @@ impl Calibration<'_> {
     }
 }
 
-/// A product and its backward pass. Returns 0: nothing of it stays.
-fn products(device: Device, kind: Kind) -> u64 {
+/// A product and its backward pass.
+fn products(device: Device, kind: Kind) {
     let [a, b] = [(); 2].map(|()| Tensor::randn([1024, 1024], (Kind::Float, device)).to_kind(kind));
     let a = a.set_requires_grad(true);
     a.matmul(&b).sum(Kind::Float).backward();
-    0
 }
 
 /// The convolutions that open the two image encoders at 1,024 and 336 pixels, and a depthwise one. Returns the bytes of

@@ -59,8 +59,9 @@ pub struct Level {
     pub reserved: u64,
     /// Bytes of live tensors and workspaces.
     pub allocated: u64,
-    /// Highest bytes during the step beyond its own tensors: the workspace of its largest operator.
-    pub workspace: u64,
+    /// Highest bytes during the step beyond its own tensors: the workspace of its largest operator. `None` where it is
+    /// not separated from them.
+    pub workspace: Option<u64>,
 }
 
 /// A reading of one device.
@@ -110,7 +111,7 @@ impl Reading {
 
     /// The largest workspace of a convolution, bytes.
     pub(super) fn convolution_workspace(&self) -> Option<u64> {
-        self.level(CONVOLUTIONS).map(|level| level.workspace)
+        self.level(CONVOLUTIONS)?.workspace
     }
 }
 
@@ -198,7 +199,7 @@ pub(super) mod tests {
             used: Some(used * MIB),
             reserved: reserved * MIB,
             allocated: allocated * MIB,
-            workspace: workspace * MIB,
+            workspace: Some(workspace * MIB),
         };
         let memory = vec![
             level(CONTEXT, 502, 2, 0, 0),
