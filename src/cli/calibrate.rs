@@ -15,9 +15,9 @@ use serde_json::json;
 ///
 /// Takes less than a minute. Measures the memory of the process beside its tensors (CUDA context, libraries,
 /// workspaces) and the speed of matrix products, copies, small operators and the disk, on the first GPU, or on the CPU
-/// without one. The reading is saved in the cache folder. Later plans, presets and trainings on this machine use it, and
-/// their texts say so. Run it again after an update of libtorch or the driver. Other programs that use the machine
-/// meanwhile make it look slower.
+/// without one. The reading is saved in the cache folder. Later plans, presets and trainings on this machine use it,
+/// and their texts say so. Run it again after an update of libtorch or the driver. Run it on an idle machine: other
+/// programs make it look slower than it is.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed calibrate

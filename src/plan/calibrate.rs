@@ -28,14 +28,16 @@ const FILE: usize = 256 << 20;
 /// A calibration in progress.
 struct Calibration<'a> {
     device: Device,
-    /// Memory that other processes use on the GPU, bytes.
-    others: u64,
+    /// Memory that other processes use on the GPU, bytes. `None` without NVML: then the memory of this process cannot be
+    /// separated from theirs.
+    others: Option<u64>,
     levels: Vec<Level>,
     on_step: &'a mut dyn FnMut(&str),
 }
 
-/// Measures `device` and the disk of the folder `cache`, in less than a minute. `gpu`: what NVML says about it. Run it in a process that has not used
-/// `device` yet, or the first steps show no growth. `on_step` gets the name of each step before it begins.
+/// Measures `device` and the disk of the folder `cache`, in less than a minute. `gpu`: what NVML says about the device.
+/// Run it in a process that has not used `device` yet, or the first steps show no growth. `on_step` gets the name of
+/// each step before it begins.
 ///
 /// # Errors
 /// [`Error::OutOfMemory`] (a GPU needs about 3 GiB of free memory) and other typed errors of libtorch, [`Error::Io`].
@@ -46,7 +48,7 @@ pub fn measure(
     on_step: &mut dyn FnMut(&str),
 ) -> Result<Reading> {
     ledger::install();
-    let others = gpu.map_or(0, Detected::in_use);
+    let others = gpu.map(Detected::in_use);
     let mut calibration = Calibration { device, others, levels: Vec::new(), on_step };
     calibration.memory()?;
     let speed = calibration.speed(cache)?;
@@ -119,7 +121,7 @@ impl Calibration<'_> {
         let now = memory::read(self.device)?;
         let used = match self.device {
             Device::Cpu => Some(now.system.resident.0),
-            _ => now.system.device_used.map(|used| used.0.saturating_sub(self.others)),
+            _ => now.system.device_used.zip(self.others).map(|(used, others)| used.0.saturating_sub(others)),
         };
         self.levels.push(Level {
             step: name.into(),

@@ -53,7 +53,7 @@ pub struct Level {
     /// What was used for the first time.
     pub step: String,
     /// Memory of this process, bytes: on a GPU as the driver reports it, on the CPU resident memory. `None` if the
-    /// driver does not report it.
+    /// driver does not report it, or without NVML.
     pub used: Option<u64>,
     /// Bytes that libtorch's allocator reserves.
     pub reserved: u64,

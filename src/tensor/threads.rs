@@ -5,8 +5,8 @@
 //! cores, each waits for one that does not run: two trainings on two cores stop each other almost entirely. With one
 //! thread each, both continue at about the speed of one core.
 //!
-//! Results depend on the number of threads in their last bits. A number that the user has set stays (`OMP_NUM_THREADS`,
-//! [`crate::runtime::Runtime::with_threads`]).
+//! Results depend on the number of threads in their last bits. Only the program adapts it, and only if the user has not
+//! set a number (`OMP_NUM_THREADS`); a library's caller must ask for it with [`adapt_to_load`].
 
 use super::{Device, num_threads, set_num_threads};
 use std::path::Path;

@@ -1,8 +1,8 @@
-//! Entries of a zip archive whose contents are stored without compression, as PyTorch writes them. Everything is checked
-//! against the length of the file, and nothing is allocated for what the file only claims to contain.
+//! Entries of a zip archive whose contents are stored without compression, as PyTorch writes them. Everything is
+//! checked against the length of the file, and nothing is allocated for what the file only claims to contain.
 //!
-//! Layout: PKWARE's APPNOTE.TXT 6.3.10, sections 4.3.7 (local header), 4.3.12 (central directory), 4.3.14 to 4.3.16 (its
-//! end, with the ZIP64 forms).
+//! Layout: PKWARE's APPNOTE.TXT 6.3.10, sections 4.3.7 (local header), 4.3.12 (central directory), 4.3.14 to 4.3.16
+//! (its end, with the ZIP64 forms).
 
 use std::ops::Range;
 
