@@ -269,6 +269,7 @@ impl Ablation<'_> {
         runtime: &Runtime,
     ) -> Result<Vec<f64>> {
         let folder = self.out.join("runs").join(format!("{}-{seed}", arm.name()));
+        files::create_below(self.out, &folder).map_err(Error::io(&folder, "create"))?;
         let file = folder.join("scores.json");
         if let Ok(text) = files::read(&file, files::MAX_TABLE)
             && let Ok(known) = serde_json::from_slice::<Vec<f64>>(&text)

@@ -128,7 +128,10 @@ impl FilterModels {
             let manifest = Arc::new(Manifest { rows, ..real.clone() });
             let mut config = config.clone();
             config.train.validate_every_epochs = 0;
-            let training = Training::new(config, manifest, this.run(fold), runtime)?;
+            let run = this.run(fold);
+            // a folder from others may contain a link of this name
+            files::create_below(folder, &run).map_err(Error::io(&run, "create"))?;
+            let training = Training::new(config, manifest, run, runtime)?;
             training.with_toml(toml.to_owned()).resume(true).run()?;
             if runtime.is_interrupted() {
                 return Err(Error::Interrupted);

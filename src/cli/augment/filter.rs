@@ -72,6 +72,10 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let _claim = RunLock::on("--synthetic", &args.synthetic, context.progress.as_ref())?;
     let mut export = Export::open(&args.synthetic)?;
     let folder = args.filter_models.clone().unwrap_or_else(|| default_folder(&args.synthetic));
+    if args.filter_models.is_none() {
+        // pairs from others may contain a link of this name
+        files::create_below(&args.synthetic, &folder).map_err(Error::io(&folder, "create"))?;
+    }
     let models_lock = (!is_same(&folder, &args.synthetic))
         .then(|| RunLock::on("--filter-models", &folder, context.progress.as_ref()))
         .transpose()?;

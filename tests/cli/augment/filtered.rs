@@ -263,3 +263,25 @@ fn quality_metrics_use_the_encoder_of_a_run() {
     assert!(classes("synthetic").len() > 2, "{result}");
     assert_eq!(classes("real test"), BTreeSet::from(["abdomen_CT", "brain_MRI"]), "{result}");
 }
+
+#[test]
+fn models_and_runs_are_not_written_through_links() {
+    let outside = crate::support::folder("outside-of-pairs");
+    fs::create_dir_all(&outside).unwrap();
+    let refuses = |command: &mut Command, link: PathBuf| {
+        std::os::unix::fs::symlink(&outside, &link).unwrap();
+        let ran = run(command);
+        assert!(ran.code == Some(2) && ran.stderr.contains("is a symbolic link"), "{link:?}: {}", ran.stderr);
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 0, "{link:?}");
+        fs::remove_file(&link).unwrap();
+    };
+    let pairs = copy(made(), "pairs-with-links");
+    refuses(&mut filter(&pairs, &[]), pairs.join("filter_models"));
+    fs::create_dir(pairs.join("filter_models")).unwrap();
+    refuses(&mut filter(&pairs, &[]), pairs.join("filter_models/fold-0"));
+    let out = crate::support::folder("ablation-with-links");
+    fs::create_dir_all(out.join("runs")).unwrap();
+    refuses(&mut ablation(&out, "1"), out.join("runs/real-0"));
+    fs::remove_dir(out.join("runs")).unwrap();
+    refuses(&mut ablation(&out, "1"), out.join("runs"));
+}
