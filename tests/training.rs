@@ -264,6 +264,26 @@ fn checkpointing_changes_nothing_but_memory() {
     }
 }
 
+#[test]
+fn weights_in_host_memory_change_no_bit() {
+    for quantization in ["none", "nf4", "nf4-double"] {
+        let with = |layers: &str, sets: &[&str]| {
+            let (quantization, layers) =
+                (format!("model.quantization={quantization}"), format!("model.stream_layers={layers}"));
+            train(&[&["model.train_base=false", "lora.dropout=0.1", &quantization, &layers], sets].concat())
+        };
+        let resident = with("none", &["train.checkpointing=full"]);
+        // layers in host memory are recomputed, whether the others are or not
+        for (layers, sets) in [("full", "train.checkpointing=none"), ("1", "train.checkpointing=full")] {
+            let streamed = with(layers, &[sets]);
+            assert_eq!(streamed.losses, resident.losses, "{quantization}, {layers}");
+            for part in PARTS {
+                assert_eq!(distance(&streamed, &resident, part), 0.0, "{part}: {quantization}, {layers}");
+            }
+        }
+    }
+}
+
 /// Six steps in two or more epochs: from the second on every image was seen before.
 const TWO_EPOCHS: [&str; 6] = [
     "model.train_base=false",

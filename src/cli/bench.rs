@@ -21,7 +21,7 @@ use crate::tensor::meta::Target;
 use crate::tensor::{self, Device, Kind, META, memory};
 use crate::trainer::graph::settling_steps;
 use crate::trainer::precision::Precision;
-use crate::trainer::{Checkpointing, DryRunTask, Switch};
+use crate::trainer::{DryRunTask, FirstLayers, Switch};
 use crate::units::Bytes;
 use crate::{Error, Result};
 use measure::{Count, Job, Measurement, Work};
@@ -229,13 +229,13 @@ impl Case {
     fn flops(&self, dry_run: DryRun) -> Result<Flops> {
         let executed = time::flops(&dry_run.trace, "step", dry_run.repeats());
         let train = &self.config.train;
-        let once = (train.checkpointing, train.checkpoint_encoder) == (Checkpointing::None, Checkpointing::None);
+        let once = (train.checkpointing, train.checkpoint_encoder) == (FirstLayers::None, FirstLayers::None);
         let plain = if once && !train.checkpoint_decoder {
             dry_run
         } else {
             let mut config = self.config.clone();
-            config.train.checkpointing = Checkpointing::None;
-            config.train.checkpoint_encoder = Checkpointing::None;
+            config.train.checkpointing = FirstLayers::None;
+            config.train.checkpoint_encoder = FirstLayers::None;
             config.train.checkpoint_decoder = false;
             Self { config, sizes: self.sizes.clone(), machine: self.machine.clone(), ..*self }.dry_run()?
         };

@@ -128,7 +128,8 @@ fn libtorch_device(context: &Context) -> Option<Machine> {
     let system = memory::read(device).ok()?.system;
     let (total, used) = (system.device_total?.0, system.device_used?.0);
     let like = gpus::find(&format!("{}gb", total.div_ceil(gpus::GIB))).ok()?;
-    let budget = Budget { total_bytes: total, note: "as libtorch reports it".into(), ..like };
+    let host_free = Some(Host::detect().available);
+    let budget = Budget { total_bytes: total, note: "as libtorch reports it".into(), host_free, ..like };
     let usage = DeviceUsage { other_processes: used, ..DeviceUsage::default() };
     Some(with_reading(Machine::Cuda(budget, usage), device, None, context))
 }

@@ -8,6 +8,7 @@ use crate::segment::predict::{Prediction, Request, predict};
 use crate::segment::setup::{self, Build, RunOverrides};
 use crate::segment::{Assembly, Semantics, evaluate};
 use crate::tensor::{self, ledger};
+use crate::trainer::FirstLayers;
 use crate::trainer::precision::Precision;
 use crate::{Error, Result, files};
 use image::{DynamicImage, GrayImage};
@@ -32,6 +33,10 @@ pub(super) struct RunArgs {
     /// fp32, bf16 or fp16 [default: fp32 on the CPU, bf16 on a GPU]
     #[arg(long, value_name = "P", value_parser = parse_precision)]
     precision: Option<Precision>,
+    /// First layers of the language model whose weights stay in host memory: `none`, `full` or their number, for GPUs
+    /// with little memory [default: as in the training; none on the CPU]
+    #[arg(long, value_name = "N")]
+    stream_layers: Option<FirstLayers>,
     /// Load a checkpoint even if some keys do not match the model; the keys are listed
     #[arg(long)]
     allow_partial: bool,
@@ -61,6 +66,7 @@ pub(super) fn open_run(run: &Path, context: &Context) -> Result<Assembly> {
         base: None,
         vision_tower: None,
         semantics: None,
+        stream_layers: None,
         precision: None,
         allow_partial: false,
     };
@@ -76,6 +82,7 @@ impl RunArgs {
             vision_tower: self.vision_tower.clone(),
             semantics: self.semantics,
             quantization: None,
+            stream_layers: self.stream_layers,
         };
         let locate = |spec: &str| context.locate(spec);
         let build = Build {

@@ -10,12 +10,12 @@ use crate::config::{Resolved, RunConfig};
 use crate::event::Event;
 use crate::nn::Quantization;
 use crate::plan::report::Machine;
-use crate::plan::search::{Candidate, Choice, Compromise, Found, Space, Tried, Use, search};
+use crate::plan::search::{Candidate, Choice, Compromise, Found, MUCH_FASTER, Space, Tried, Use, search};
 use crate::plan::time;
 use crate::segment::setup::BatchNorm;
 use crate::segment::task::CacheVision;
 use crate::tensor::meta::Target;
-use crate::trainer::{Checkpointing, OptimizerKind};
+use crate::trainer::{FirstLayers, OptimizerKind};
 use crate::units::Bytes;
 use serde_json::json;
 
@@ -23,14 +23,14 @@ use serde_json::json;
 ///
 /// Prints TOML for `prsmed train --config` on standard output; the plan and the second-best settings go to standard
 /// error. The search keeps the effective batch and tries: micro-batch and accumulation, questions packed per image,
-/// activation checkpointing (language model, image encoder, mask decoder), optimizer state offloaded to the CPU and, if
-/// it changes no result, parameter updates in the backward pass. It caches vision features on disk if that saves 2 % of
+/// activation checkpointing (language model, image encoder, mask decoder), frozen layers and optimizer state in host
+/// memory and, if it changes no result, parameter updates in the backward pass. It caches vision features on disk if that saves 2 % of
 /// a step's time. Custom CUDA kernels, and CUDA graphs if the CPU would limit the speed, are tried in the first steps
 /// of the run. These settings do not change training results (except with `model.batch_norm=batch`, where a note says
 /// so).
 ///
-/// Only if nothing fits, it tries frozen layers in 4 bits (`model.quantization`), then 8-bit optimizer state
-/// (`train.optimizer`), then smaller images, and prints a note. 3 % of the GPU's memory stay free. The speed of CPUs is
+/// Only if nothing fits, or nothing that is nearly as fast, it tries frozen layers in 4 bits (`model.quantization`), then
+/// 8-bit optimizer state (`train.optimizer`), then smaller images, and prints a note. 3 % of the GPU's memory stay free. The speed of CPUs is
 /// not known to the planner: there, settings with the fewest operations count as the fastest.
 ///
 /// With `--task augment` it searches for the fastest batch and decoding mode of `prsmed augment generate`.
@@ -218,7 +218,10 @@ fn compromise_notes(config: &RunConfig, compromise: Compromise) -> Vec<String> {
     let mut notes = Vec::new();
     if compromise.quantization != config.model.quantization {
         let scales = if compromise.quantization == Quantization::Nf4Double { ", with 8-bit scales" } else { "" };
-        notes.push(format!("nothing fits otherwise: frozen layers of the language model use 4 bits{scales}"));
+        notes.push(format!(
+            "frozen layers of the language model use 4 bits{scales}: nothing fits otherwise, or only with frozen layers in \
+             host memory and steps that take more than {MUCH_FASTER} times as long"
+        ));
     }
     if compromise.optimizer != config.train.optimizer {
         notes.push("nothing fits otherwise: the optimizer state uses 8 bits".to_owned());
@@ -248,6 +251,11 @@ fn changed_notes(before: &RunConfig, now: &RunConfig) -> Vec<String> {
              cache folder, which takes at most {most} (about {} images)",
             now.images_kept()
         ));
+    }
+    if now.model.stream_layers != FirstLayers::None && before.model.stream_layers == FirstLayers::None {
+        let note =
+            "`model.stream_layers`: each step copies frozen layers from host memory, which must have room for them";
+        notes.push(note.to_owned());
     }
     if now.train.fused_kernels != before.train.fused_kernels {
         let note = "`train.fused_kernels=auto`: the first steps decide whether custom CUDA kernels are faster";
@@ -283,13 +291,13 @@ fn described(candidate: &Candidate) -> String {
     let choice = &candidate.choice;
     let Choice { saving, compromise, .. } = choice;
     let mut checkpointed = Vec::new();
-    if saving.checkpoint_encoder != Checkpointing::None {
+    if saving.checkpoint_encoder != FirstLayers::None {
         checkpointed.push("encoder".to_owned());
     }
     match saving.checkpointing {
-        Checkpointing::None => {}
-        Checkpointing::Layers(layers) => checkpointed.push(format!("{layers} layers")),
-        Checkpointing::Full => checkpointed.push("all layers".to_owned()),
+        FirstLayers::None => {}
+        FirstLayers::Count(layers) => checkpointed.push(format!("{layers} layers")),
+        FirstLayers::Full => checkpointed.push("all layers".to_owned()),
     }
     if saving.checkpoint_decoder {
         checkpointed.push("decoder".to_owned());
@@ -300,6 +308,11 @@ fn described(candidate: &Candidate) -> String {
     }];
     if saving.step_in_backward && choice.accumulation == 1 {
         parts.push("updates in the backward pass".to_owned());
+    }
+    match saving.stream_layers {
+        FirstLayers::None => {}
+        FirstLayers::Count(layers) => parts.push(format!("weights of {layers} layers in host memory")),
+        FirstLayers::Full => parts.push("weights of all layers in host memory".to_owned()),
     }
     if saving.offload_optimizer {
         parts.push("optimizer state offloaded to the CPU".to_owned());

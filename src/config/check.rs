@@ -41,6 +41,11 @@ fn check_step_in_backward(config: &RunConfig) -> Result<()> {
 fn check_graph(config: &RunConfig) -> Result<()> {
     let conflicts = [
         (config.train.step_in_backward, "`train.step_in_backward` frees gradients", "train.step_in_backward=false"),
+        (
+            config.model.stream_layers.count() > 0,
+            "the weights of `model.stream_layers` move",
+            "model.stream_layers=none",
+        ),
         (!config.model.semantics.hides_answer(), "the published decoder reads padding", "model.semantics=corrected"),
     ];
     match conflicts.into_iter().find(|(conflict, ..)| config.train.graph == Switch::On && *conflict) {

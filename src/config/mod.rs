@@ -27,10 +27,12 @@ use std::path::{Path, PathBuf};
 use toml::{Table, Value};
 
 /// Presets in the binary: name, text.
-pub const PRESETS: [(&str, &str); 11] = [
+pub const PRESETS: [(&str, &str); 13] = [
     ("tiny", include_str!("../../configs/tiny.toml")),
     ("full", include_str!("../../configs/full.toml")),
     ("cpu", include_str!("../../configs/cpu.toml")),
+    ("gpu-4gb", include_str!("../../configs/gpu-4gb.toml")),
+    ("gpu-6gb", include_str!("../../configs/gpu-6gb.toml")),
     ("gpu-8gb", include_str!("../../configs/gpu-8gb.toml")),
     ("gpu-12gb", include_str!("../../configs/gpu-12gb.toml")),
     ("gpu-16gb", include_str!("../../configs/gpu-16gb.toml")),

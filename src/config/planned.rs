@@ -16,8 +16,8 @@ use crate::segment::vision_features;
 use crate::setting::table::wrapped;
 use crate::tensor::META;
 use crate::tensor::meta::Target;
-use crate::trainer::Switch;
 use crate::trainer::precision::Precision;
+use crate::trainer::{FirstLayers, Switch};
 use std::collections::HashSet;
 
 /// Modality classes of a plan without data.
@@ -190,6 +190,7 @@ impl RunConfig {
         let dry_run = self.dry_run_sized(job, sizes, example, machine, true)?;
         let plan = Plan::of(&dry_run, machine);
         let may_capture = machine.target() == Target::Cuda && self.train.graph_switch() == Switch::Auto;
+        let may_capture = may_capture && self.model.stream_layers.count() == 0;
         if !may_capture || !self.model.semantics.hides_answer() || !matches!(job, Job::Train | Job::Step) {
             return Ok((dry_run, plan));
         }
@@ -212,6 +213,7 @@ impl RunConfig {
         config.train.checkpoint_encoder = choice.saving.checkpoint_encoder;
         config.train.checkpoint_decoder = choice.saving.checkpoint_decoder;
         config.train.offload_optimizer = choice.saving.offload_optimizer;
+        config.model.stream_layers = choice.saving.stream_layers;
         config.train.optimizer = choice.compromise.optimizer;
         config.model.quantization = choice.compromise.quantization;
         if choice.use_graphs && config.train.graph == Switch::Off {
@@ -267,6 +269,18 @@ impl<'a> Searched<'a> {
     }
 }
 
+impl Searched<'_> {
+    /// Number of layers whose frozen weights the host has memory for.
+    fn layers_on_the_host(&self, compromise: Compromise) -> Result<usize> {
+        let Some(limit) = self.machine.host_limit().filter(|_| !self.config.model.train_base) else { return Ok(0) };
+        let mut config = self.config.clone();
+        config.model.quantization = compromise.quantization;
+        config.model.stream_layers = FirstLayers::Count(1);
+        let plan = Plan::of(&config.dry_run(Job::Step, config.longest_example(), self.machine, false)?, self.machine);
+        Ok(usize::try_from(limit.0 / plan.host_weights.0.max(1)).unwrap_or(usize::MAX))
+    }
+}
+
 impl Problem for Searched<'_> {
     fn plan(&self, choice: &Choice, effort: Effort) -> Result<Plan> {
         let config = self.config.with(choice);
@@ -279,7 +293,7 @@ impl Problem for Searched<'_> {
         Ok(Plan::of(&dry_run, self.machine))
     }
 
-    fn savings(&self) -> Vec<Saving> {
+    fn ladders(&self, compromise: Compromise) -> Result<Vec<Vec<Saving>>> {
         let train = &self.config.train;
         let changes_results = train.clip_norm > 0.0 || train.precision == Precision::Fp16;
         // CUDA graphs keep gradients
@@ -289,7 +303,10 @@ impl Problem for Searched<'_> {
             (false, true) => Use::Never,
             (false, false) => Use::Possible,
         };
-        Saving::ladder(self.llm_layers, stepping)
+        let most = self.layers_on_the_host(compromise)?;
+        let resident = Saving::ladder(self.llm_layers, 0, stepping);
+        let on_the_host = (most > 0).then(|| Saving::ladder(self.llm_layers, most, stepping));
+        Ok([Some(resident), on_the_host].into_iter().flatten().collect())
     }
 
     fn compromises(&self) -> Vec<Compromise> {

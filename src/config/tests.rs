@@ -202,7 +202,7 @@ fn savings_of_the_search_keep_results_and_compromises_change_them() {
     use crate::plan::search::{Choice, Compromise, Saving, Use};
     let config = RunConfig::default().with_sets("train.clip_norm=0 train.accumulation=1").unwrap();
     let wanted = Compromise { quantization: config.model.quantization, optimizer: config.train.optimizer };
-    let savings = Saving::ladder(2, Use::Possible);
+    let savings = Saving::ladder(2, 2, Use::Possible);
     let choice = |saving: Saving, compromise: Compromise| Choice {
         image_size: config.model.image_size,
         questions: config.data.questions_per_image,

@@ -9,6 +9,7 @@ use crate::nn::rope::Rope;
 use crate::nn::{Embedding, Linear, LoraConfig, Mask, RmsNorm, attention};
 use crate::tensor::autograd::checkpoint;
 use crate::tensor::functions::{packed_bias, swiglu};
+use crate::tensor::host_weights::HostWeights;
 use crate::tensor::store::{Init, VarPath};
 use crate::tensor::{Device, Kind, Shared, Tensor, dims, module_path, no_grad};
 
@@ -134,6 +135,12 @@ impl Attention {
         }
     }
 
+    fn copied(&self, copy: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
+        let [q_proj, k_proj, v_proj, o_proj] =
+            [&self.q_proj, &self.k_proj, &self.v_proj, &self.o_proj].map(|linear| linear.copied(copy));
+        Self { q_proj, k_proj, v_proj, o_proj, ..*self }
+    }
+
     fn forward(&self, xs: &Tensor, state: &PassState, cache: Option<(usize, &mut KvCache)>) -> Tensor {
         let q = split_heads(&state.rope.rotate(self.q_proj.forward(xs, state.train)), self.num_heads);
         let k = split_heads(&state.rope.rotate(self.k_proj.forward(xs, state.train)), self.num_kv_heads);
@@ -165,6 +172,12 @@ impl Mlp {
         }
     }
 
+    fn copied(&self, copy: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
+        let [gate_proj, up_proj, down_proj] =
+            [&self.gate_proj, &self.up_proj, &self.down_proj].map(|linear| linear.copied(copy));
+        Self { gate_proj, up_proj, down_proj }
+    }
+
     fn forward(&self, xs: &Tensor) -> Tensor {
         let gated = swiglu(self.gate_proj.forward(xs, false), &self.up_proj.forward(xs, false));
         self.down_proj.forward(&gated, false)
@@ -180,6 +193,16 @@ struct Layer {
 }
 
 impl Layer {
+    /// This layer with `copy(tensor)` in place of each frozen tensor, in a fixed order. Adapters are shared.
+    fn copied(&self, copy: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
+        Self {
+            input_layernorm: self.input_layernorm.copied(copy),
+            self_attn: self.self_attn.copied(copy),
+            post_attention_layernorm: self.post_attention_layernorm.copied(copy),
+            mlp: self.mlp.copied(copy),
+        }
+    }
+
     fn forward(&self, xs: &Tensor, state: &PassState, cache: Option<(usize, &mut KvCache)>) -> Tensor {
         // the output of a projection is not needed again, so sums and rotations are computed in place
         let attended = {
@@ -193,6 +216,15 @@ impl Layer {
         xs += attended;
         xs
     }
+}
+
+/// Runs `work` on layer `i`: on a copy on the device if its frozen weights are in host memory.
+fn on_device<T>(layer: &Layer, i: usize, host: &HostWeights, work: impl FnOnce(&Layer) -> T) -> T {
+    if i >= host.len() {
+        return work(layer);
+    }
+    let mut weights = host.fetch(i).into_iter();
+    work(&layer.copied(&mut |_| weights.next().expect("as many tensors as were moved")))
 }
 
 /// Values that all layers of a pass share.
@@ -272,7 +304,10 @@ pub struct Pass {
 #[derive(Debug)]
 pub struct Mistral {
     embed_tokens: Embedding,
+    /// Those that [`Self::host`] contains have their tensors there.
     layers: Vec<Shared<Layer>>,
+    /// Frozen weights of the first layers, which are copied to the device for each use.
+    host: Shared<HostWeights>,
     norm: RmsNorm,
     lm_head: Linear,
     config: Config,
@@ -280,14 +315,17 @@ pub struct Mistral {
 
 impl Mistral {
     /// `vs` is the path that contains `model` and `lm_head`; if it is quantized, the matrices of the layers are in NF4.
-    /// `lora` has the root path of the adapters and their settings.
-    pub fn new(vs: &VarPath, lora: Option<(&VarPath, &LoraConfig)>, config: &Config) -> Self {
+    /// `lora` has the root path of the adapters and their settings. The frozen weights of the first `on_host` layers
+    /// stay in host memory.
+    pub fn new(vs: &VarPath, lora: Option<(&VarPath, &LoraConfig)>, config: &Config, on_host: usize) -> Self {
         let model = vs.sub("model");
         let d = config.hidden_size;
         let adapters = lora.map(|(s, c)| (s.sub("base_model").sub("model").sub("model").sub("layers"), c));
         let layer = |i: i64| {
-            let _module = module_path::enter_at("layers", usize::try_from(i).expect("a layer"));
+            let number = usize::try_from(i).expect("a layer");
+            let _module = module_path::enter_at("layers", number);
             let vs = model.sub("layers").sub(i);
+            let vs = if number < on_host { vs.on_host() } else { vs };
             let adapter = adapters.as_ref().map(|(s, c)| (s.sub(i).sub("self_attn"), *c));
             Shared::new(Layer {
                 input_layernorm: RmsNorm::new(&vs.sub("input_layernorm"), d, config.rms_norm_eps),
@@ -297,13 +335,31 @@ impl Mistral {
             })
         };
         let init = Init::Normal { std: config.initializer_range };
+        let embed_tokens = Embedding::new(&model.sub("embed_tokens"), config.vocab_size, d, config.initializer_range);
+        let layers: Vec<Shared<Layer>> = (0..config.num_hidden_layers).map(layer).collect();
+        let frozen = |layer: &Shared<Layer>| {
+            let mut tensors = Vec::new();
+            layer.copied(&mut |tensor| {
+                tensors.push(tensor.shallow_clone());
+                tensor.shallow_clone()
+            });
+            tensors
+        };
+        let on_host = layers.iter().take(on_host).map(frozen).collect();
+        let host = HostWeights::new(on_host, vs.device(), vs.initialises());
         Self {
-            embed_tokens: Embedding::new(&model.sub("embed_tokens"), config.vocab_size, d, config.initializer_range),
-            layers: (0..config.num_hidden_layers).map(layer).collect(),
+            embed_tokens,
+            layers,
+            host: Shared::new(host),
             norm: RmsNorm::new(&model.sub("norm"), d, config.rms_norm_eps),
             lm_head: Linear::no_bias(&vs.sub("lm_head"), d, config.vocab_size, init),
             config: config.clone(),
         }
+    }
+
+    /// Frozen weights in host memory.
+    pub fn host_weights(&self) -> &HostWeights {
+        &self.host
     }
 
     /// Sizes of the decoder.
@@ -343,11 +399,14 @@ impl Mistral {
         let mut xs = embeds.shallow_clone();
         for (i, layer) in self.layers.iter().enumerate() {
             let _module = module_path::enter_at("layers", i);
-            xs = if i < pass.checkpoint {
-                let (layer, state) = (layer.clone(), state.clone());
-                checkpoint(&[&xs], move |inputs| layer.forward(&inputs[0], &state, None))
+            // the backward pass copies the weights of a layer in host memory again
+            xs = if i < pass.checkpoint || (pass.train && i < self.host.len()) {
+                let (layer, state, host) = (layer.clone(), state.clone(), self.host.clone());
+                checkpoint(&[&xs], move |inputs| {
+                    on_device(&layer, i, &host, |layer| layer.forward(&inputs[0], &state, None))
+                })
             } else {
-                layer.forward(&xs, &state, None)
+                on_device(layer, i, &self.host, |layer| layer.forward(&xs, &state, None))
             };
         }
         self.norm.forward(&xs)
@@ -372,7 +431,7 @@ impl Mistral {
             let mut xs = embeds.shallow_clone();
             for (i, layer) in self.layers.iter().enumerate() {
                 let _module = module_path::enter_at("layers", i);
-                xs = layer.forward(&xs, &state, Some((i, cache)));
+                xs = on_device(layer, i, &self.host, |layer| layer.forward(&xs, &state, Some((i, &mut *cache))));
             }
             cache.len += t;
             self.norm.forward(&xs)

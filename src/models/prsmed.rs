@@ -55,6 +55,8 @@ pub struct BuildOptions {
     pub quantization: Quantization,
     /// Checkpoint files fill the base, so its quantized matrices need no random values.
     pub loads_base: bool,
+    /// Number of first layers of the language model whose frozen weights stay in host memory.
+    pub host_layers: usize,
 }
 
 /// The tensors of each part, named as in its checkpoint file.
@@ -143,7 +145,7 @@ impl PrsMed {
         let projector = in_module("projector", || Projector::new(&mm_projector, tower_width, width));
         let layers = base.quantized(options.quantization, !options.loads_base);
         let adapters = (config.lora.rank > 0).then_some((&lora, &config.lora));
-        let llm = in_module("llm", || mistral::Mistral::new(&layers, adapters, &config.llm));
+        let llm = in_module("llm", || mistral::Mistral::new(&layers, adapters, &config.llm, options.host_layers));
         let encoder = in_module("image_encoder", || TinyVit::new(&trained(&stores.image_encoder), &config.encoder));
         let decoder = in_module("mask_decoder", || MaskDecoder::new(&trained(&stores.mask_decoder), &config.decoder));
         let class_head = in_module("class_head", || {

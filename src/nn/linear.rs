@@ -34,6 +34,12 @@ impl Lora {
         }
     }
 
+    /// The same adapter; its parameters are shared.
+    fn shared(&self) -> Self {
+        let (lora_a, lora_b) = (self.lora_a.shallow_clone(), self.lora_b.shallow_clone());
+        Self { lora_a, lora_b, ..*self }
+    }
+
     /// Adds the adapter's output for `xs` to `ys`, the output of the adapted layer, in place.
     fn add_to(&self, ys: Tensor, xs: &Tensor, train: bool) -> Tensor {
         let dropout = if train { self.dropout } else { 0.0 };
@@ -71,6 +77,17 @@ impl Linear {
             weight: Matrix::Dense(vs.param("weight", &[out_dim, in_dim], weight)),
             bias: bias.map(|init| vs.param("bias", &[out_dim], init)),
             lora: None,
+        }
+    }
+
+    /// This layer with `copy(tensor)` in place of each tensor of weight and bias, in a fixed order. The adapter is
+    /// shared.
+    #[must_use]
+    pub fn copied(&self, copy: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
+        Self {
+            weight: self.weight.copied(copy),
+            bias: self.bias.as_ref().map(&mut *copy),
+            lora: self.lora.as_ref().map(Lora::shared),
         }
     }
 

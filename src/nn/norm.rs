@@ -14,6 +14,12 @@ pub struct LayerNorm {
 }
 
 impl LayerNorm {
+    /// This norm with `copy(weight)` in place of each weight, in a fixed order.
+    #[must_use]
+    pub fn copied(&self, copy: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
+        Self { weight: copy(&self.weight), bias: copy(&self.bias), eps: self.eps }
+    }
+
     /// Initialised with weight 1, bias 0.
     pub fn new(vs: &VarPath, dim: i64, eps: f64) -> Self {
         Self::with_bias(vs, dim, eps, 0.0)
@@ -90,6 +96,12 @@ pub struct RmsNorm {
 }
 
 impl RmsNorm {
+    /// This norm with `copy(weight)` in place of its weight.
+    #[must_use]
+    pub fn copied(&self, copy: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
+        Self { weight: copy(&self.weight), eps: self.eps }
+    }
+
     /// Initialised with weight 1.
     pub fn new(vs: &VarPath, dim: i64, eps: f64) -> Self {
         Self { weight: vs.param("weight", &[dim], Init::Const(1.0)), eps }

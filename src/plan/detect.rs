@@ -7,6 +7,7 @@ use nvml_wrapper::{Device, Nvml};
 use serde::Serialize;
 
 use crate::plan::gpus::{Budget, GIB, Gpu, MIB, by_name, find};
+use crate::plan::host::Host;
 
 /// One device that a process can use: a GPU, or a slice of one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -74,7 +75,9 @@ impl Detected {
         let slice = matches!(self.mig, Mig::Slice(_)).then(|| find(&self.name).ok()).flatten();
         let gpu = || self.gpu().map(|gpu| gpu.budget(String::new()));
         let like = slice.or_else(gpu).or_else(|| find(&format!("{gb}gb")).ok()).expect("1 to 1024 GB are budgets");
-        Budget { total_bytes: self.offered(), capability: self.capability.unwrap_or(like.capability), note, ..like }
+        let host_free = Some(Host::detect().available);
+        let capability = self.capability.unwrap_or(like.capability);
+        Budget { total_bytes: self.offered(), capability, note, host_free, ..like }
     }
 }
 

@@ -139,8 +139,12 @@ pub struct DryRun {
 pub struct StepFacts {
     /// Bytes of a CUDA graph's fixed inputs, where steps are captured.
     pub captured_inputs: Option<Bytes>,
-    /// Bytes that a step copies from host memory and back.
-    pub over_the_bus: Bytes,
+    /// Bytes of optimizer state that a step copies from host memory and back.
+    pub moments: Bytes,
+    /// Pinned host memory of frozen weights.
+    pub host_weights: Bytes,
+    /// Bytes of frozen weights that the micro-batches that ran copied to the device.
+    pub weights_sent: Bytes,
 }
 
 /// Host memory of a run besides tensors: bytes of its input pipeline, and which kernels it needs.
@@ -313,8 +317,10 @@ fn train<T: DryRunTask>(
     let captures = config.graph_switch() == Switch::On;
     let info = StepInfo { number: 1, epoch: 0, learning_rate: config.learning_rate };
     let loaded = if task.sends_whole_steps() { config.accumulation } else { count.loaded };
+    let mut sent_before = Bytes(0);
     for StepPhase { name, times, seen } in step_phases(whole, captures, task.has_cache()) {
         meter.begin(name)?;
+        sent_before = task.host_weights()[1];
         for _ in 0..times {
             let batches: Vec<T::Batch> = (0..loaded).map(|_| task.example(seen)).collect();
             // any micro-batch of a step may be the one that is captured
@@ -322,9 +328,13 @@ fn train<T: DryRunTask>(
             stepper.step(batches, info, &mut |_, _| Ok(()))?;
         }
     }
+    let [host_weights, sent] = task.host_weights();
     let facts = StepFacts {
+        host_weights,
+        // of the last phase, which is one step
+        weights_sent: Bytes(sent.0 - sent_before.0),
         captured_inputs: captures.then(|| stepper.graphs.input_bytes()),
-        over_the_bus: if config.offload_optimizer { stepper.optimizer.moment_bytes() } else { Bytes(0) },
+        moments: if config.offload_optimizer { stepper.optimizer.moment_bytes() } else { Bytes(0) },
     };
     if !whole {
         return Ok((SavedState::new(), facts));

@@ -5,6 +5,7 @@
 
 use super::reading::Reading;
 use super::speed::{Rates, Speed};
+use crate::units::Bytes;
 use serde::Deserialize;
 use std::sync::LazyLock;
 
@@ -91,6 +92,7 @@ impl Gpu {
             rates: self.rates(),
             note,
             reading: None,
+            host_free: None,
         }
     }
 }
@@ -112,6 +114,8 @@ pub struct Budget {
     pub note: String,
     /// What `prsmed calibrate` measured on this GPU, if it did.
     pub reading: Option<Box<Reading>>,
+    /// Free memory of the host, if the GPU is one of this machine.
+    pub host_free: Option<Bytes>,
 }
 
 impl Budget {
@@ -280,6 +284,7 @@ fn bare(gb: f64) -> Budget {
         rates: slowest(if not_below.is_empty() { &stand_ins } else { &not_below }),
         note,
         reading: None,
+        host_free: None,
     }
 }
 
@@ -323,6 +328,7 @@ fn slice(text: &str) -> Option<Budget> {
         },
         note: format!("slice {} of {}: 95 % of {gb} GB", profile.trim(), gpu.name),
         reading: None,
+        host_free: None,
     })
 }
 

@@ -73,6 +73,8 @@ pub struct Plan {
     pub time: Option<PhaseTime>,
     /// Floating-point operations in that time; 0 if they were not counted.
     pub flops: f64,
+    /// Pinned host memory of frozen weights (`model.stream_layers`).
+    pub host_weights: Bytes,
     /// The plan with CUDA graphs, if the run decides about them in its first steps (`train.graph=auto`).
     pub with_graphs: Option<GraphPlan>,
 }
@@ -120,7 +122,7 @@ impl Plan {
         let (peak_phase, peak_event) = highest.map_or(("", 0), |phase| (phase.memory.name, phase.memory.peak_event));
         let most = |of: fn(&PhasePlan) -> Bytes| phases.iter().map(of).max().unwrap_or_default();
         let device_peak = most(|phase| phase.device_peak);
-        let budget = machine.offer();
+        let (budget, host_weights) = (machine.offer(), dry_run.steps.host_weights);
         Self {
             job: *job,
             allocated_peak: most(|phase| phase.memory.allocated_peak),
@@ -128,7 +130,8 @@ impl Plan {
             device_peak,
             peak_phase,
             scopes: replay::scopes_at(trace, peak_event, 2),
-            fits: device_peak <= budget.bytes,
+            fits: device_peak <= budget.bytes && machine.host_free().is_none_or(|free| host_weights <= free),
+            host_weights,
             with_graphs: None,
             budget,
             time: machine.time(*job, dry_run),
@@ -170,6 +173,9 @@ impl Plan {
         lines.push(wrapped("by module:", scopes));
         let terms = self.terms.iter().filter(|term| term.bytes > 0);
         lines.push(wrapped("in addition to tensors:", terms.map(|t| format!("{} {}", t.name, Bytes(t.bytes)))));
+        if self.host_weights > Bytes(0) {
+            lines.push(format!("in pinned host memory: {} of frozen layers", self.host_weights));
+        }
         if let Some(time) = self.time {
             let bound = if time.host_bound { ", limited by the CPU" } else { "" };
             let what = match self.job {
@@ -197,6 +203,11 @@ impl Plan {
         if self.fits {
             let left = Bytes(bytes.0 - self.device_peak.0);
             format!("fits {device}: {} of {bytes}, {left} free ({note})", self.device_peak)
+        } else if self.device_peak <= *bytes {
+            format!(
+                "does not fit this machine: frozen layers need {} of host memory, more than is free",
+                self.host_weights
+            )
         } else {
             let over = Bytes(self.device_peak.0 - bytes.0);
             format!("does not fit {device}: {} of {bytes}, {over} too much ({note})", self.device_peak)
@@ -225,6 +236,25 @@ impl Machine {
             None if text == "cpu" => Ok(Self::Cpu(host::Host::detect())),
             Some(("cpu", size)) => Ok(Self::Cpu(host::Host::of_size(Bytes(gpus::find(size)?.marketing_bytes)))),
             _ => Ok(Self::Cuda(gpus::find(text)?, DeviceUsage::default())),
+        }
+    }
+
+    /// Free memory of the host, if this machine has the GPU.
+    fn host_free(&self) -> Option<Bytes> {
+        match self {
+            Self::Cuda(budget, _) => budget.host_free,
+            Self::Cpu(_) => None,
+        }
+    }
+
+    /// Memory of the host that frozen weights may take in a search: three quarters of what is free on this machine, as
+    /// much as the GPU has where the host is not known. `None` for a CPU, where it would save nothing.
+    pub fn host_limit(&self) -> Option<Bytes> {
+        match self {
+            Self::Cuda(budget, _) => {
+                Some(budget.host_free.map_or(Bytes(budget.marketing_bytes), |free| Bytes(free.0 / 4 * 3)))
+            }
+            Self::Cpu(_) => None,
         }
     }
 
@@ -314,7 +344,8 @@ impl Machine {
         }
         let time = time::phase(&dry_run.trace, phase_of(job), dry_run.repeats(), &speed)?;
         let steps = dry_run.steps;
-        let time = time.with_transfers(steps.over_the_bus, &speed);
+        let weights = steps.weights_sent.0 as f64 * dry_run.repeats();
+        let time = time.with_copied_weights(weights, &speed).with_transfers(steps.moments, &speed);
         Some(if steps.captured_inputs.is_some() { time.with_graphs() } else { time })
     }
 }

@@ -3,8 +3,9 @@
 //! Every candidate is planned by a full dry run; nothing is interpolated. The search tries memory savings in this
 //! order:
 //!
-//! 1. [`Saving`]: changes no result (activation checkpointing, optimizer state offloaded to the CPU).
-//! 2. [`Compromise`]: changes the arithmetic (4-bit frozen layers, 8-bit optimizer state). Tried only if nothing fits.
+//! 1. [`Saving`]: changes no result (activation checkpointing, frozen weights and optimizer state in host memory).
+//! 2. [`Compromise`]: changes the arithmetic (4-bit frozen layers, 8-bit optimizer state). Tried only if nothing fits, or
+//!    if only settings fit that copy weights from host memory; then it is used if it is [`MUCH_FASTER`].
 //! 3. Smaller images. Tried only if nothing fits with all of that.
 //!
 //! Two more settings are tried on the result ([`Tried`]). The vision feature cache is worth its disk space if the
@@ -22,7 +23,7 @@
 use super::report::{GraphPlan, Plan};
 use crate::Result;
 use crate::nn::Quantization;
-use crate::trainer::{Checkpointing, OptimizerKind};
+use crate::trainer::{FirstLayers, OptimizerKind};
 use crate::units::Bytes;
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -66,34 +67,47 @@ pub struct Saving {
     /// Whether parameters are updated in the backward pass, in steps of one micro-batch.
     pub step_in_backward: bool,
     /// Language model layers with activation checkpointing.
-    pub checkpointing: Checkpointing,
+    pub checkpointing: FirstLayers,
     /// Image encoder blocks with activation checkpointing.
-    pub checkpoint_encoder: Checkpointing,
+    pub checkpoint_encoder: FirstLayers,
     /// Whether the mask decoder uses activation checkpointing.
     pub checkpoint_decoder: bool,
+    /// Language model layers with frozen weights in host memory.
+    pub stream_layers: FirstLayers,
     /// Whether the optimizer state is offloaded to the CPU.
     pub offload_optimizer: bool,
 }
 
 impl Saving {
-    /// All savings for a language model of `layers` layers, the cheapest first.
-    pub fn ladder(layers: usize, stepping: Use) -> Vec<Self> {
+    /// Savings for a language model of `layers` layers, the cheapest first. At most `most` layers may be in host memory:
+    /// 0, or as many as possible before other layers are recomputed.
+    pub fn ladder(layers: usize, most: usize, stepping: Use) -> Vec<Self> {
         let none = Self {
             step_in_backward: stepping == Use::Wanted,
-            checkpointing: Checkpointing::None,
-            checkpoint_encoder: Checkpointing::None,
+            checkpointing: FirstLayers::None,
+            checkpoint_encoder: FirstLayers::None,
             checkpoint_decoder: false,
+            stream_layers: FirstLayers::None,
             offload_optimizer: false,
         };
         let stepped = Self { step_in_backward: stepping != Use::Never, ..none };
-        let encoder = Self { checkpoint_encoder: Checkpointing::Full, ..stepped };
-        let partly = (1..layers).map(|layers| Self { checkpointing: Checkpointing::Layers(layers), ..encoder });
-        let full = Self { checkpointing: Checkpointing::Full, ..encoder };
-        let decoder = Self { checkpoint_decoder: true, ..full };
-        let offloaded = Self { offload_optimizer: true, ..decoder };
+        let encoder = Self { checkpoint_encoder: FirstLayers::Full, ..stepped };
+        let first = |count: usize| match count {
+            0 => FirstLayers::None,
+            count if count == layers => FirstLayers::Full,
+            count => FirstLayers::Count(count),
+        };
+        let partly = (1..=layers).map(|count| Self {
+            checkpointing: first(count),
+            stream_layers: first(count.min(most)),
+            ..encoder
+        });
         let possible = stepping == Use::Possible;
-        let first = [Some(none), possible.then_some(stepped), Some(encoder)];
-        first.into_iter().flatten().chain(partly).chain([full, decoder, offloaded]).collect()
+        let start = [Some(none), possible.then_some(stepped), Some(encoder)];
+        let mut all: Vec<Self> = start.into_iter().flatten().chain(partly).collect();
+        let decoder = Self { checkpoint_decoder: true, ..*all.last().expect("not empty") };
+        all.extend([decoder, Self { offload_optimizer: true, ..decoder }]);
+        all
     }
 }
 
@@ -160,8 +174,11 @@ pub trait Problem: Sync {
     /// Errors of the task.
     fn plan(&self, choice: &Choice, effort: Effort) -> Result<Plan>;
 
-    /// All savings, the cheapest first.
-    fn savings(&self) -> Vec<Saving>;
+    /// Ladders of savings with `compromise`, each with the cheapest first. The last ladder saves most.
+    ///
+    /// # Errors
+    /// Errors of the task.
+    fn ladders(&self, compromise: Compromise) -> Result<Vec<Vec<Saving>>>;
 
     /// All compromises: first what the settings ask for, then what to try if nothing fits.
     fn compromises(&self) -> Vec<Compromise>;
@@ -215,6 +232,9 @@ pub struct Tried {
 
 /// Fraction of a step's time that a setting must save to be used.
 const WORTH: f64 = 0.02;
+
+/// A compromise is preferred to copying weights from host memory if that takes more than this many times as long.
+pub const MUCH_FASTER: f64 = 1.3;
 
 impl Candidate {
     /// The candidate with `choice`, if that fits and saves enough; else this one.
@@ -402,9 +422,16 @@ impl Search<'_> {
     }
 }
 
+/// Part of a step's time that copied weights must save: that the copies take no time is an assumption.
+const MARGIN: f64 = 0.05;
+
 /// Orders by time; on the CPU, whose rates are unknown, by operations and then by the number of passes.
 fn faster(a: &Candidate, b: &Candidate) -> std::cmp::Ordering {
-    let time = a.seconds().total_cmp(&b.seconds()).then_with(|| a.flops().total_cmp(&b.flops()));
+    let seconds = |one: &Candidate| {
+        let copies = one.choice.saving.stream_layers != FirstLayers::None;
+        one.seconds() * if copies { 1.0 + MARGIN } else { 1.0 }
+    };
+    let time = seconds(a).total_cmp(&seconds(b)).then_with(|| a.flops().total_cmp(&b.flops()));
     time.then_with(|| b.choice.micro_batch.cmp(&a.choice.micro_batch))
 }
 
@@ -422,39 +449,85 @@ struct GridPoint {
     saving: usize,
 }
 
+/// A search with one image size and one compromise.
+struct Stage<'a> {
+    problem: &'a dyn Problem,
+    space: &'a Space,
+    image_size: i64,
+    compromise: Compromise,
+    planned: &'a AtomicUsize,
+}
+
+impl Stage<'_> {
+    fn search<'a>(&'a self, savings: &'a [Saving], questions: usize) -> Search<'a> {
+        let images = self.space.effective_batch.div_ceil(questions);
+        Search {
+            problem: self.problem,
+            headroom_frac: self.space.headroom_frac,
+            image_size: self.image_size,
+            compromise: self.compromise,
+            questions,
+            cache_features: self.space.cache_features == Use::Wanted,
+            custom_kernels: self.space.custom_kernels,
+            images,
+            savings,
+            micro_batches: (1..=images).filter(|micro| images.is_multiple_of(*micro)).collect(),
+            planned: self.planned,
+        }
+    }
+
+    /// The fastest settings that fit, fastest first, and the number of settings in the search space. A later ladder is
+    /// tried only if an earlier one recomputes layers.
+    fn best(&self) -> Result<(Vec<Candidate>, usize)> {
+        let (mut found, mut considered): (Vec<Candidate>, usize) = (Vec::new(), 0);
+        for savings in self.problem.ladders(self.compromise)? {
+            if found.first().is_some_and(|best| best.choice.saving.checkpointing == FirstLayers::None) {
+                break;
+            }
+            for &questions in &self.space.questions {
+                let search = self.search(&savings, questions);
+                considered += search.micro_batches.len() * savings.len();
+                found.extend(search.best()?);
+            }
+            found.sort_by(faster);
+        }
+        Ok((found, considered))
+    }
+
+    /// The settings that need the least memory.
+    fn smallest(&self) -> Result<Option<Candidate>> {
+        let ladders = self.problem.ladders(self.compromise)?;
+        let (Some(savings), Some(&questions)) = (ladders.last(), self.space.questions.iter().min()) else {
+            return Ok(None);
+        };
+        let point = GridPoint { micro_batch: 0, saving: savings.len() - 1 };
+        self.search(savings, questions).candidate(point, Effort::Whole).map(Some)
+    }
+}
+
 /// The fastest settings of `space` that fit.
 ///
 /// # Errors
 /// Errors of planning.
 pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
-    let (savings, compromises, planned) = (problem.savings(), problem.compromises(), AtomicUsize::new(0));
-    let stage = |image_size: i64, compromise: Compromise, questions: usize| {
-        let images = space.effective_batch.div_ceil(questions);
-        Search {
-            problem,
-            headroom_frac: space.headroom_frac,
-            image_size,
-            compromise,
-            questions,
-            cache_features: space.cache_features == Use::Wanted,
-            custom_kernels: space.custom_kernels,
-            images,
-            savings: &savings,
-            micro_batches: (1..=images).filter(|micro| images.is_multiple_of(*micro)).collect(),
-            planned: &planned,
-        }
-    };
+    let (compromises, planned) = (problem.compromises(), AtomicUsize::new(0));
     let (mut fitting, mut considered) = (Vec::new(), 0);
-    'found: for &image_size in &space.image_sizes {
+    for &image_size in &space.image_sizes {
         for &compromise in &compromises {
-            for &questions in &space.questions {
-                let search = stage(image_size, compromise, questions);
-                considered += search.micro_batches.len() * savings.len();
-                fitting.extend(search.best()?);
+            let stage = Stage { problem, space, image_size, compromise, planned: &planned };
+            let (found, count) = stage.best()?;
+            considered += count;
+            let Some(best) = found.first() else { continue };
+            let copies_weights = best.choice.saving.stream_layers != FirstLayers::None;
+            if fitting.first().is_none_or(|slow: &Candidate| slow.seconds() > MUCH_FASTER * best.seconds()) {
+                fitting = found;
             }
-            if !fitting.is_empty() {
-                break 'found;
+            if !copies_weights {
+                break;
             }
+        }
+        if !fitting.is_empty() {
+            break;
         }
     }
     let mut tried = Vec::new();
@@ -467,11 +540,9 @@ pub fn search(problem: &dyn Problem, space: &Space) -> Result<Found> {
     let mut fitting = tried;
     fitting.sort_by(faster);
     fitting.truncate(KEPT);
-    let least = (space.image_sizes.last(), compromises.last(), space.questions.iter().min());
-    let smallest = match least {
-        (Some(&image_size), Some(&compromise), Some(&questions)) if fitting.is_empty() => {
-            let search = stage(image_size, compromise, questions);
-            Some(search.candidate(GridPoint { micro_batch: 0, saving: savings.len() - 1 }, Effort::Whole)?)
+    let smallest = match (space.image_sizes.last(), compromises.last()) {
+        (Some(&image_size), Some(&compromise)) if fitting.is_empty() => {
+            Stage { problem, space, image_size, compromise, planned: &planned }.smallest()?
         }
         _ => None,
     };
@@ -484,8 +555,9 @@ fn try_last(problem: &dyn Problem, space: &Space, mut candidate: Candidate) -> R
         let choice = Choice { cache_features: true, ..candidate.choice };
         candidate = candidate.or("data.cache_vision=disk", choice, problem, space.headroom_frac)?;
     }
-    let drops_gradients = candidate.choice.saving.step_in_backward;
-    if space.use_graphs && !drops_gradients && candidate.plan.time.is_some_and(|time| time.host_bound) {
+    let saving = candidate.choice.saving;
+    let can_capture = !saving.step_in_backward && saving.stream_layers == FirstLayers::None;
+    if space.use_graphs && can_capture && candidate.plan.time.is_some_and(|time| time.host_bound) {
         let choice = Choice { use_graphs: true, ..candidate.choice };
         candidate = candidate.or("train.graph=auto", choice, problem, space.headroom_frac)?;
     }

@@ -19,18 +19,25 @@ fn the_largest_number_that_fits_is_found_with_few_plans() {
 
 #[test]
 fn savings_grow_from_nothing_to_everything() {
-    let ladder = Saving::ladder(2, Use::Never);
-    let layers: Vec<Checkpointing> = ladder.iter().map(|saving| saving.checkpointing).collect();
-    let full = Checkpointing::Full;
-    assert_eq!(layers, [Checkpointing::None, Checkpointing::None, Checkpointing::Layers(1), full, full, full]);
+    let ladder = Saving::ladder(2, 0, Use::Never);
+    let layers: Vec<FirstLayers> = ladder.iter().map(|saving| saving.checkpointing).collect();
+    let full = FirstLayers::Full;
+    assert_eq!(layers, [FirstLayers::None, FirstLayers::None, FirstLayers::Count(1), full, full, full]);
     assert!(ladder.iter().skip(1).all(|saving| saving.checkpoint_encoder == full));
     assert_eq!(ladder.iter().filter(|saving| saving.checkpoint_decoder).count(), 2);
     assert_eq!(ladder.iter().filter(|saving| saving.offload_optimizer).count(), 1);
     assert!(!ladder.iter().any(|saving| saving.step_in_backward));
     let stepped =
-        |stepping| Saving::ladder(2, stepping).iter().map(|saving| saving.step_in_backward).collect::<Vec<_>>();
+        |stepping| Saving::ladder(2, 0, stepping).iter().map(|saving| saving.step_in_backward).collect::<Vec<_>>();
     assert_eq!(stepped(Use::Possible), [false, true, true, true, true, true, true]);
     assert_eq!(stepped(Use::Wanted), [true; 6]);
+    let counts = |most| -> Vec<[usize; 2]> {
+        let counts = |saving: &Saving| [saving.checkpointing, saving.stream_layers].map(FirstLayers::count);
+        Saving::ladder(3, most, Use::Never).iter().skip(2).map(counts).collect()
+    };
+    let all = usize::MAX;
+    assert_eq!(counts(2), [[1, 1], [2, 2], [all, 2], [all, 2], [all, 2]], "recomputed, and in host memory");
+    assert_eq!(counts(9), [[1, 1], [2, 2], [all; 2], [all; 2], [all; 2]]);
 }
 
 #[test]
@@ -56,7 +63,7 @@ struct Rule {
 
 impl Problem for Rule {
     fn plan(&self, choice: &Choice, _effort: Effort) -> Result<Plan> {
-        let saved = self.savings().iter().position(|saving| *saving == choice.saving).unwrap() as u64;
+        let saved = Saving::ladder(1, 0, Use::Never).iter().position(|saving| *saving == choice.saving).unwrap() as u64;
         let peak = Bytes(choice.micro_batch as u64 * (10 - 3 * saved.min(3)) * choice.image_size.unsigned_abs() / 64);
         let kept = if choice.cache_features { self.tower } else { 0.0 };
         let gpu = choice.samples() as f64 * (10.0 + saved as f64) * (1.0 - kept);
@@ -77,12 +84,13 @@ impl Problem for Rule {
             budget: Offer { device: "a GPU".into(), bytes: Bytes(self.budget), note: String::new() },
             time: Some(time),
             flops: 0.0,
+            host_weights: Bytes(0),
             with_graphs: choice.use_graphs.then_some(graphs),
         })
     }
 
-    fn savings(&self) -> Vec<Saving> {
-        Saving::ladder(1, Use::Never)
+    fn ladders(&self, _compromise: Compromise) -> Result<Vec<Vec<Saving>>> {
+        Ok(vec![Saving::ladder(1, 0, Use::Never)])
     }
 
     fn compromises(&self) -> Vec<Compromise> {
@@ -126,14 +134,14 @@ fn the_smallest_settings_are_reported_if_nothing_fits() {
     let smallest = found.smallest.unwrap();
     let Choice { image_size, questions, micro_batch, saving, .. } = smallest.choice;
     assert_eq!((image_size, questions, micro_batch), (64, 1, 1));
-    assert_eq!(Some(&saving), Saving::ladder(1, Use::Never).last());
+    assert_eq!(Some(&saving), Saving::ladder(1, 0, Use::Never).last());
     assert_eq!(smallest.plan.device_peak, Bytes(1));
 }
 
 #[test]
 fn the_fastest_settings_that_fit_are_found_and_more_settings_are_tried_on_them() {
     let roomy = found(&Rule { budget: 100, host_bound: true, tower: 0.5 });
-    assert_eq!((roomy.choice.micro_batch, roomy.choice.saving), (4, Saving::ladder(1, Use::Never)[0]));
+    assert_eq!((roomy.choice.micro_batch, roomy.choice.saving), (4, Saving::ladder(1, 0, Use::Never)[0]));
     assert!(roomy.choice.cache_features && roomy.choice.use_graphs && roomy.choice.custom_kernels);
     let saves: Vec<(f64, bool)> = roomy.tried.iter().map(|tried| (tried.saves_frac, tried.is_used)).collect();
     assert_eq!(saves, [(0.5, true), (0.5, true)]);
@@ -163,13 +171,13 @@ impl Problem for Tight {
         if effort == Effort::Memory {
             self.planned.lock().unwrap().push(*choice);
         }
-        let is_last = self.savings().last() == Some(&choice.saving);
+        let is_last = self.ladders(choice.compromise)?[0].last() == Some(&choice.saving);
         let device_peak = Bytes(if is_last { 1 } else { 1000 });
         Ok(Plan { device_peak, ..self.rule.plan(choice, effort)? })
     }
 
-    fn savings(&self) -> Vec<Saving> {
-        self.rule.savings()
+    fn ladders(&self, compromise: Compromise) -> Result<Vec<Vec<Saving>>> {
+        self.rule.ladders(compromise)
     }
 
     fn compromises(&self) -> Vec<Compromise> {
@@ -185,10 +193,58 @@ impl Problem for Tight {
 fn the_memory_of_the_same_settings_is_planned_once() {
     let tight = Tight { rule: Rule { budget: 10, host_bound: false, tower: 0.0 }, planned: Mutex::default() };
     let found = search(&tight, &space()).unwrap();
-    assert_eq!(Some(&found.fitting[0].choice.saving), tight.savings().last());
+    let Choice { saving, compromise, .. } = found.fitting[0].choice;
+    assert_eq!(Some(&saving), tight.ladders(compromise).unwrap()[0].last());
     let planned = tight.planned.into_inner().unwrap();
     assert!(planned.len() > 4, "{}", planned.len());
     for (number, choice) in planned.iter().enumerate() {
         assert!(!planned[..number].contains(choice), "{choice:?}");
     }
+}
+
+/// Weights of 16 bits take 8 bytes, those of 4 bits take 2, in host memory nothing. With them there, a step takes
+/// `slowdown` times as long.
+struct Weights {
+    budget: u64,
+    slowdown: f64,
+}
+
+impl Problem for Weights {
+    fn plan(&self, choice: &Choice, effort: Effort) -> Result<Plan> {
+        let rule = Rule { budget: self.budget, host_bound: false, tower: 0.0 };
+        let first = Choice { saving: Saving::ladder(1, 0, Use::Never)[0], ..*choice };
+        let mut plan = rule.plan(&first, effort)?;
+        let resident = if choice.compromise.quantization == Quantization::None { 8 } else { 2 };
+        let streams = choice.saving.stream_layers != FirstLayers::None;
+        plan.device_peak = Bytes(if streams { 1 } else { resident });
+        let time = plan.time.as_mut().unwrap();
+        time.seconds *= if streams { self.slowdown } else { 1.0 };
+        Ok(plan)
+    }
+
+    fn ladders(&self, _compromise: Compromise) -> Result<Vec<Vec<Saving>>> {
+        Ok([0, 1].map(|most| Saving::ladder(1, most, Use::Never)).into())
+    }
+
+    fn compromises(&self) -> Vec<Compromise> {
+        let wanted = Compromise { quantization: Quantization::None, optimizer: OptimizerKind::AdamW };
+        vec![wanted, Compromise { quantization: Quantization::Nf4, ..wanted }]
+    }
+
+    fn parallel(&self) -> bool {
+        false
+    }
+}
+
+#[test]
+fn weights_lose_bits_rather_than_being_copied_only_if_that_is_much_faster() {
+    let chosen = |budget: u64, slowdown: f64| {
+        let Choice { saving, compromise, .. } =
+            search(&Weights { budget, slowdown }, &space()).unwrap().fitting.remove(0).choice;
+        (compromise.quantization, saving.stream_layers)
+    };
+    assert_eq!(chosen(8, 1.0), (Quantization::None, FirstLayers::None), "they fit");
+    assert_eq!(chosen(4, 1.2), (Quantization::None, FirstLayers::Full));
+    assert_eq!(chosen(4, 1.4), (Quantization::Nf4, FirstLayers::None));
+    assert_eq!(chosen(1, 1.4), (Quantization::None, FirstLayers::Full), "4 bits do not help");
 }

@@ -27,6 +27,14 @@ pub struct PhaseTime {
 }
 
 impl PhaseTime {
+    /// The time of a step that copies `weights` bytes of frozen layers to the GPU while it computes.
+    #[must_use]
+    pub fn with_copied_weights(self, weights: f64, speed: &Speed) -> Self {
+        let bus = speed.transfer_seconds(weights);
+        let host_bound = self.host_bound && self.seconds >= bus;
+        Self { seconds: self.seconds.max(bus), gpu_seconds: self.gpu_seconds.max(bus), host_bound, ..self }
+    }
+
     /// Adds the time to copy offloaded optimizer state to the GPU and back. It is counted in full, although some of
     /// it overlaps with computation.
     #[must_use]
@@ -134,6 +142,9 @@ mod tests {
         let small = of(vec![cost(0.0, 1.0); 100]);
         assert!((small.seconds - 100.0 * HOST).abs() < 1e-12 && small.host_bound);
         assert!((small.with_graphs().seconds - 100.0 * LAUNCH).abs() < 1e-12 && !small.with_graphs().host_bound);
+        let copied = large.with_copied_weights(24e9, &speed);
+        assert!((copied.seconds - 2.0_f64.max(large.seconds)).abs() < 1e-9, "24 GB at 12 GB/s: {copied:?}");
+        assert_eq!(large.with_copied_weights(1e6, &speed), large, "hidden behind the computation");
         let brought = small.with_transfers(Bytes(6_000_000_000), &speed);
         assert!((brought.seconds - small.seconds - 1.0).abs() < 1e-9, "6 GB and back at 12 GB/s");
         assert!((brought.with_graphs().seconds - small.with_graphs().seconds - 1.0).abs() < 1e-9);

@@ -10,6 +10,7 @@ use crate::hub::{self, Pinned};
 use crate::models::prsmed::{self, PrsMed};
 use crate::nn::Quantization;
 use crate::tensor::{Device, Kind};
+use crate::trainer::FirstLayers;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -110,6 +111,8 @@ pub struct RunOverrides {
     pub semantics: Option<Semantics>,
     /// Another quantization of the frozen layers.
     pub quantization: Option<Quantization>,
+    /// Other layers in host memory.
+    pub stream_layers: Option<FirstLayers>,
 }
 
 /// The preprocessing a model needs, for masks of one label.

@@ -7,6 +7,7 @@ use crate::data::mixing_sampler::Ratio;
 use crate::models::{clip, mask_decoder, mistral, tiny_vit};
 use crate::nn::Quantization;
 use crate::setting::settings;
+use crate::trainer::FirstLayers;
 
 /// Value of `model.base` and `model.image_encoder` for random weights.
 pub const RANDOM: &str = "random";
@@ -32,6 +33,12 @@ settings! {
         quantization: Quantization = Quantization::None, results(Changes), resume(Warn),
             memory("frozen layers take about 4.5 (`nf4`) or 4.1 (`nf4-double`) bits per weight"),
             saves_at("nf4", "frozen layers in 4 bits");
+        /// First layers of the language model whose frozen weights stay in host memory: `none`, `full` (all), or their
+        /// number. A training step copies them to the GPU twice, one layer ahead of their use, and recomputes these layers
+        /// in the backward pass as `train.checkpointing` does. Generation copies them for every token.
+        stream_layers: FirstLayers = FirstLayers::None, results(Same), resume(Free),
+            memory("frozen layers move from the GPU to pinned host memory, except two at a time"),
+            saves_at("full", "copies frozen layers to the GPU in each step");
         /// Train the language model, tower and projector too. Only for models that start from random weights.
         train_base: bool = false, results(Changes), resume(Fixed),
             memory("gradients and optimizer state of the whole language model");

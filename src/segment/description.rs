@@ -198,6 +198,11 @@ pub(super) fn check_adapters(config: &ModelConfig, sizes: &prsmed::Config) -> Re
         let hint = "set `model.train_base=false`: LoRA adapts the base";
         return Err(Error::config("model.train_base", "the base has pretrained weights", hint));
     }
+    if config.train_base && config.stream_layers.count() > 0 {
+        let reason = "the layers in host memory are frozen, `model.train_base` trains them";
+        let hint = "set `model.train_base=false`, or `model.stream_layers=none`";
+        return Err(Error::config("model.stream_layers", reason, hint));
+    }
     if config.train_base && config.quantization != Quantization::None {
         let reason = format!("`{}` weights are frozen, `model.train_base` trains them", config.quantization.name());
         let hint = "set `model.train_base=false`, or `model.quantization=none`";

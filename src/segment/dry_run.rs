@@ -20,6 +20,7 @@ use crate::tensor::{Device, Kind, META, Tensor, guard, ledger, meta, no_grad};
 use crate::trainer::graph::Capturable;
 use crate::trainer::profile::Component;
 use crate::trainer::{BatchSize, Batches, DryRunTask, Loss, Parameter, Task, TrainConfig, Validation};
+use crate::units::Bytes;
 use std::path::Path;
 
 /// A model and what its training needs, without data.
@@ -84,9 +85,12 @@ impl SegmentDryRun {
             train_base: settings.train_base,
             quantization: settings.quantization,
             loads_base: !initialise && settings.base != setup::RANDOM,
+            host_layers: settings.stream_layers.count(),
         };
         let model = guard::guard(|| Ok(PrsMed::new(sizes, options)))?;
-        if !options.initialise {
+        // for a GPU, the host quantizes
+        let is_gpu = matches!(device, Device::Cuda(_)) || device == META && meta::target() == meta::Target::Cuda;
+        if !options.initialise && !is_gpu {
             let stored = weights::stored_kind(settings).unwrap_or(kind);
             guard::guard(|| {
                 model.stores().base.quantized().iter().for_each(|(_, matrix)| matrix.dry_run_quantization(stored));
@@ -254,6 +258,7 @@ impl FilterDryRun {
             train_base: self.model.train_base,
             quantization: self.model.quantization,
             loads_base: true,
+            host_layers: self.model.stream_layers.count(),
         };
         let model = guard::guard(|| Ok(PrsMed::new(&self.sizes, options)))?;
         let input = if device == META && meta::target() == meta::Target::Cpu { META } else { Device::Cpu };
@@ -352,6 +357,11 @@ impl Task for SegmentDryRun {
 impl DryRunTask for SegmentDryRun {
     fn example(&self, seen: bool) -> Inputs {
         self.batch(self.example.questions, seen, self.model.options().device)
+    }
+
+    fn host_weights(&self) -> [Bytes; 2] {
+        let weights = self.model.llm().host_weights();
+        [weights.bytes(), weights.sent()]
     }
 
     fn sends_whole_steps(&self) -> bool {

@@ -210,6 +210,7 @@ fn record(semantics: Semantics, steps: usize) -> (Vec<(String, Tensor)>, PathBuf
         vision_tower: Some(base.join("clip-vit-large-patch14-336").display().to_string()),
         semantics: Some(semantics),
         quantization: None,
+        stream_layers: None,
     };
     let locate = |spec: &str| -> Result<PathBuf> { Ok(PathBuf::from(spec)) };
     let build =

@@ -219,6 +219,7 @@ mod tests {
             train_base: false,
             quantization: Quantization::None,
             loads_base: false,
+            host_layers: 0,
         };
         rng::seed(3);
         let model = PrsMed::new(&sizes, options);

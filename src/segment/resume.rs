@@ -88,9 +88,10 @@ mod tests {
     use toml::Value;
 
     /// Another value for each setting whose values are words.
-    const WORDS: [(&str, &str); 15] = [
+    const WORDS: [(&str, &str); 16] = [
         ("model.semantics", "reference"),
         ("model.quantization", "nf4"),
+        ("model.stream_layers", "full"),
         ("model.batch_norm", "batch"),
         ("model.decoder", "v6"),
         ("data.cache_vision", "ram"),
@@ -153,6 +154,7 @@ mod tests {
         assert_eq!(
             free,
             [
+                "model.stream_layers",
                 "train.micro_batch",
                 "train.accumulation",
                 "train.checkpoint_every_steps",

@@ -13,6 +13,7 @@ use crate::models::prsmed::{self, BuildOptions, PrsMed};
 use crate::models::{clip, mask_decoder, mistral, tiny_vit};
 use crate::nn::LoraConfig;
 use crate::tensor::{Device, guard, kernels, rng};
+use crate::trainer::FirstLayers;
 use crate::{Error, Result};
 use std::path::Path;
 use std::sync::Arc;
@@ -87,6 +88,11 @@ pub(super) fn described(folder: &Path, overrides: &RunOverrides, build: Build) -
     if let Some(quantization) = overrides.quantization {
         description.model.quantization = quantization;
     }
+    // a run that was trained on a small GPU needs no copies on the CPU
+    let default = (build.device == Device::Cpu).then_some(FirstLayers::None);
+    if let Some(layers) = overrides.stream_layers.or(default) {
+        description.model.stream_layers = layers;
+    }
     if let Some(semantics) = overrides.semantics {
         description.model.semantics = semantics;
         description.sizes.decoder.attention_dropout = semantics.drops_attention();
@@ -117,6 +123,7 @@ fn build_options(config: &ModelConfig, build: Build, initialise: bool) -> BuildO
         train_base: config.train_base,
         quantization: config.quantization,
         loads_base: config.base != RANDOM,
+        host_layers: config.stream_layers.count(),
     }
 }
 

@@ -392,8 +392,8 @@ pub(super) fn training_pass(model: &ModelConfig, train: &TrainConfig) -> Pass {
         BatchNorm::Batch => BatchStatistics::Batch { momentum: 0.1 },
     };
     Pass {
-        llm: mistral::Pass { train: true, checkpoint: train.checkpointing.layers() },
-        encoder: tiny_vit::Pass { statistics, checkpoint: train.checkpoint_encoder.layers() },
+        llm: mistral::Pass { train: true, checkpoint: train.checkpointing.count() },
+        encoder: tiny_vit::Pass { statistics, checkpoint: train.checkpoint_encoder.count() },
         decoder: mask_decoder::Pass { train: true, checkpoint: train.checkpoint_decoder },
     }
 }
@@ -466,7 +466,7 @@ fn loss_of(model: &PrsMed, settings: &ModelConfig, pass: Pass, inputs: &Prepared
 const BUCKETS: Sizes = Sizes { sequence: 64, supervised: 32, prompt: 64 };
 
 /// The pass of [`loss`] over `inputs`, padded to the next lengths of [`BUCKETS`]; `None` under semantics whose decoder
-/// reads padding.
+/// reads padding, and for weights in host memory, whose copies are made by the CPU.
 pub(super) fn capturable<'a>(
     model: &'a PrsMed,
     settings: &'a ModelConfig,
@@ -488,7 +488,7 @@ pub(super) fn capturable_loss<'a>(
     family: bool,
     loss: impl Fn(&Prepared) -> Loss + 'a,
 ) -> Option<Capturable<'a>> {
-    if !inputs.layout.semantics().hides_answer() {
+    if !inputs.layout.semantics().hides_answer() || !model.llm().host_weights().is_empty() {
         return None;
     }
     let layout = inputs.layout.padded_to(inputs.layout.needed().rounded_up(BUCKETS));

@@ -249,7 +249,11 @@ fn assemble(config: &RunConfig, manifest: &Manifest, checkpoint: Option<&Path>, 
     };
     verify_folder(folder).map_err(suggest_best)?;
     // frozen layers are loaded again: a resumed run may quantize them in another way
-    let overrides = RunOverrides { quantization: Some(config.model.quantization), ..RunOverrides::default() };
+    let overrides = RunOverrides {
+        quantization: Some(config.model.quantization),
+        stream_layers: Some(config.model.stream_layers),
+        ..RunOverrides::default()
+    };
     let assembly = setup::open(folder, &overrides, build)?;
     if assembly.description.modalities != manifest.modalities {
         let reason =

@@ -19,6 +19,21 @@ pub fn pinned(host: &Tensor) -> Result<Tensor> {
     }
 }
 
+/// Uninitialized pinned memory of `bytes` bytes.
+///
+/// # Panics
+/// With libtorch's message, for example without a GPU, or if the system has no more memory to pin.
+pub(super) fn pinned_empty(bytes: i64) -> Tensor {
+    let mut out = std::ptr::null_mut();
+    // SAFETY: `out` is set when no message is returned.
+    let made = unsafe { native::check(native::prsmed_pinned_empty(bytes, &raw mut out)) };
+    match made {
+        // SAFETY: a new tensor, owned once.
+        Ok(()) => unsafe { native::owned(out) },
+        Err(error) => error.raise(),
+    }
+}
+
 /// Asynchronous copies to one GPU. Do not use the copied tensors before [`Self::complete`].
 #[derive(Debug)]
 #[must_use]
@@ -26,6 +41,9 @@ pub struct AsyncCopy {
     gpu: i32,
     pending: Vec<*mut c_void>,
 }
+
+// SAFETY: the pending copies are events of the GPU, which any thread may wait for; one owner uses them at a time.
+unsafe impl Send for AsyncCopy {}
 
 impl AsyncCopy {
     /// Starts a set of copies to `device`; `None` if that is the CPU.
@@ -39,10 +57,20 @@ impl AsyncCopy {
     /// # Panics
     /// With libtorch's message, like its operators.
     pub fn send(&mut self, host: &Tensor) -> Tensor {
+        self.send_from(host, false)
+    }
+
+    /// As [`Self::send`], for a tensor of [`pinned_empty`], which must not change before the copy is complete.
+    pub(super) fn send_pinned(&mut self, host: &Tensor) -> Tensor {
+        self.send_from(host, true)
+    }
+
+    fn send_from(&mut self, host: &Tensor, is_pinned: bool) -> Tensor {
         let (mut out, mut completion) = (std::ptr::null_mut(), std::ptr::null_mut());
         // SAFETY: the tensor outlives the call; `out` and `completion` are set when no message is returned.
         let sent = unsafe {
-            let sent = native::prsmed_async_copy_send(native::raw(host), self.gpu, &raw mut out, &raw mut completion);
+            let host = native::raw(host);
+            let sent = native::prsmed_async_copy_send(host, is_pinned, self.gpu, &raw mut out, &raw mut completion);
             native::check(sent).map(|()| native::owned(out))
         };
         match sent {
@@ -82,17 +110,37 @@ pub struct Bundle {
 #[derive(Debug, Clone, Copy)]
 pub struct Place(usize);
 
+/// A tensor inside a block of bytes.
 #[derive(Debug)]
-struct Part {
+pub(super) struct Part {
     start: usize,
     kind: Kind,
     shape: Vec<i64>,
 }
 
-impl Bundle {
+impl Part {
     /// Every tensor begins at a multiple of this number of bytes, as the first one does.
     const ALIGNMENT: usize = 64;
 
+    /// A place for a tensor after the first `end` bytes, which is then set to its end.
+    pub(super) fn after(end: &mut usize, kind: Kind, shape: &[i64]) -> Self {
+        let part = Self { start: end.next_multiple_of(Self::ALIGNMENT), kind, shape: shape.to_vec() };
+        *end = part.start + part.bytes();
+        part
+    }
+
+    fn bytes(&self) -> usize {
+        usize::try_from(self.shape.iter().product::<i64>()).expect("a shape") * self.kind.elt_size_in_bytes()
+    }
+
+    /// The tensor as a view of `block`.
+    pub(super) fn of(&self, block: &Tensor) -> Tensor {
+        let [start, bytes] = [self.start, self.bytes()].map(|n| i64::try_from(n).expect("a block of bytes"));
+        block.narrow(0, start, bytes).view_dtype(self.kind).view(self.shape.as_slice())
+    }
+}
+
+impl Bundle {
     /// Adds an i64 tensor.
     pub fn numbers(&mut self, values: &[i64], shape: &[i64]) -> Place {
         self.add(Kind::Int64, shape, values.iter().flat_map(|value| value.to_ne_bytes()))
@@ -109,10 +157,10 @@ impl Bundle {
     }
 
     fn add(&mut self, kind: Kind, shape: &[i64], bytes: impl Iterator<Item = u8>) -> Place {
-        let start = self.bytes.len().next_multiple_of(Self::ALIGNMENT);
-        self.bytes.resize(start, 0);
+        let part = Part::after(&mut self.bytes.len(), kind, shape);
+        self.bytes.resize(part.start, 0);
         self.bytes.extend(bytes);
-        self.parts.push(Part { start, kind, shape: shape.to_vec() });
+        self.parts.push(part);
         Place(self.parts.len() - 1)
     }
 
@@ -122,13 +170,7 @@ impl Bundle {
     /// With libtorch's message, like its operators; also for a shape that does not fit its values.
     pub fn send(self, device: Device) -> Sent {
         let block = send_small(&Tensor::from_slice(&self.bytes), device);
-        let view = |part: Part| {
-            let size =
-                part.shape.iter().product::<i64>() * i64::try_from(part.kind.elt_size_in_bytes()).expect("small");
-            let start = i64::try_from(part.start).expect("a small bundle");
-            block.narrow(0, start, size).view_dtype(part.kind).view(part.shape.as_slice())
-        };
-        Sent(self.parts.into_iter().map(view).collect())
+        Sent(self.parts.iter().map(|part| part.of(&block)).collect())
     }
 }
 
@@ -248,7 +290,7 @@ mod tests {
         assert_eq!(sent.get(floats), Tensor::from_slice(&[0.5, f32::MAX]).view([2, 1]));
         assert_eq!((sent.get(none).size(), sent.get(none).kind()), (vec![0, 4], Kind::Int64));
         let places: Vec<usize> = [flags, numbers, floats].map(|place| sent.get(place).data_ptr() as usize).into();
-        assert!(places.iter().all(|place| place % Bundle::ALIGNMENT == 0), "{places:?}");
+        assert!(places.iter().all(|place| place % Part::ALIGNMENT == 0), "{places:?}");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Tensors and everything that touches libtorch: no other module of the crate names `tch`, libtorch or our C++.
 //!
-//! [`store`] holds parameters, [`nf4`] holds 4-bit matrices, and [`weights`] reads and writes both. [`autograd`] has
+//! [`store`] holds parameters, [`nf4`] holds 4-bit matrices, [`host_weights`] keeps frozen layers in host memory, and
+//! [`weights`] reads and writes all of them. [`autograd`] has
 //! activation checkpointing, [`functions`] has fused functions of the language model, and [`kernels`] are custom CUDA
 //! kernels for them. [`graph`] captures and replays CUDA graphs. [`ledger`] counts bytes, [`memory`] reads a device's
 //! memory, [`meta`] is the device that needs none, [`trace`] records what runs there, and [`mod@module_path`] names the
@@ -14,6 +15,7 @@ pub mod dims;
 pub mod functions;
 pub mod graph;
 pub mod guard;
+pub mod host_weights;
 pub mod kernels;
 pub mod ledger;
 pub mod memory;

@@ -174,7 +174,9 @@ fallible! {
     fn prsmed_decode8(codes: RawTensor, scales: RawTensor, map: RawTensor, values: RawTensor);
     fn prsmed_hook_gradient(tensor: RawTensor, work: GradientWork, data: *mut c_void, index: i64);
     fn prsmed_pinned_copy(host: RawTensor, out: *mut RawTensor);
-    fn prsmed_async_copy_send(host: RawTensor, index: i32, out: *mut RawTensor, completion: *mut *mut c_void);
+    fn prsmed_pinned_empty(bytes: i64, out: *mut RawTensor);
+    fn prsmed_async_copy_send(host: RawTensor, is_pinned: bool, index: i32, out: *mut RawTensor,
+        completion: *mut *mut c_void);
     fn prsmed_async_copy_complete(completion: *mut c_void);
     fn prsmed_send_small(host: RawTensor, index: i32, out: *mut RawTensor);
     fn prsmed_read_back_begin(numbers: RawTensor, out: *mut *mut c_void);
@@ -225,6 +227,7 @@ unsafe extern "C" {
     pub(super) fn prsmed_meta_move(tensor: RawTensor, category: i32) -> bool;
     pub(super) fn prsmed_nf4_values(out: *mut f32);
     pub(super) fn prsmed_flash_attention();
+    pub(super) fn prsmed_grad_enabled() -> bool;
     pub(super) fn prsmed_unhook_gradient(tensor: RawTensor);
     pub(super) fn prsmed_clear_grad(tensor: RawTensor);
     fn prsmed_free_message(text: *mut c_char);

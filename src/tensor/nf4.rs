@@ -17,7 +17,7 @@
 //! one code in about 2 of 1000).
 
 use super::native::{self, RawNf4, RawTensor};
-use super::{Device, Kind, META, Tensor, ledger, meta, no_grad};
+use super::{Device, Kind, META, Tensor, ledger, no_grad};
 use std::ffi::c_char;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -119,17 +119,38 @@ impl Nf4State {
 impl Nf4 {
     /// An uninitialized `shape` matrix on `device`. `is_double`: with 8-bit scales.
     pub fn empty(shape: [i64; 2], is_double: bool, device: Device) -> Self {
+        Self::new(shape, is_double, &|shape, kind| Tensor::empty(shape, (kind, device)))
+    }
+
+    /// As [`Self::empty`], with tensors from `empty`.
+    pub(super) fn new(shape: [i64; 2], is_double: bool, empty: &dyn Fn(&[i64], Kind) -> Tensor) -> Self {
         let _category = ledger::enter(ledger::Category::Frozen);
         let blocks = (shape[0] * shape[1] + BLOCK - 1) / BLOCK;
-        let codes = Tensor::empty([(shape[0] * shape[1] + 1) / 2, 1], (Kind::Uint8, device));
-        let absmax = Tensor::empty([blocks], (if is_double { Kind::Uint8 } else { Kind::Float }, device));
+        let codes = empty(&[(shape[0] * shape[1] + 1) / 2, 1], Kind::Uint8);
+        let absmax = empty(&[blocks], if is_double { Kind::Uint8 } else { Kind::Float });
         let nested = is_double.then(|| Nested {
-            absmax: Tensor::empty([(blocks + NESTED_BLOCK - 1) / NESTED_BLOCK], (Kind::Float, device)),
-            quant_map: Tensor::empty([256], (Kind::Float, device)),
+            absmax: empty(&[(blocks + NESTED_BLOCK - 1) / NESTED_BLOCK], Kind::Float),
+            quant_map: empty(&[256], Kind::Float),
         });
         let quant_map = Tensor::empty([16], (Kind::Float, Device::Cpu));
         let state = Tensor::empty([i64::try_from(STATE_BYTES).expect("a short text")], (Kind::Uint8, Device::Cpu));
         Self { shape, packed: codes, absmax, quant_map, nested, state, offset: AtomicU64::new(0.0_f64.to_bits()) }
+    }
+
+    /// This matrix with `copy(tensor)` in place of each tensor on the device, in a fixed order.
+    #[must_use]
+    pub fn copied(&self, copy: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
+        let (packed, absmax) = (copy(&self.packed), copy(&self.absmax));
+        let nested = self.nested.as_ref();
+        Self {
+            shape: self.shape,
+            packed,
+            absmax,
+            nested: nested.map(|nested| Nested { absmax: copy(&nested.absmax), quant_map: copy(&nested.quant_map) }),
+            quant_map: self.quant_map.shallow_clone(),
+            state: self.state.shallow_clone(),
+            offset: AtomicU64::new(self.offset.load(Ordering::Relaxed)),
+        }
     }
 
     fn offset(&self) -> f64 {
@@ -278,12 +299,9 @@ impl Nf4 {
         }
     }
 
-    /// Allocates what quantization of a loaded matrix needs besides the result, for plans.
+    /// Allocates what quantization of a loaded matrix needs besides the result, for plans of CPU runs.
     pub fn dry_run_quantization(&self, stored: Kind) {
         let device = self.packed.device();
-        if device == META && meta::target() == meta::Target::Cuda || matches!(device, Device::Cuda(_)) {
-            return; // the host's
-        }
         let dense = {
             let _category = ledger::enter(ledger::Category::Workspace);
             Tensor::empty(self.shape, (stored, device))

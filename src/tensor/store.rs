@@ -3,6 +3,7 @@
 //! A model is built with [`VarPath`]s, whose paths are the keys of the checkpoint. One [`Store`] holds the tensors of
 //! one checkpoint file. Trainable tensors are stored in fp32 (the master weights) and cast where they are used.
 
+use super::host_weights::{host_tensor, is_stand_in};
 use super::nf4::{Nf4, Quantization};
 use super::{Device, Kind, Shared, Tensor, ledger};
 use std::cell::RefCell;
@@ -111,6 +112,15 @@ impl Matrix {
             Self::Nf4(weight) => weight.shape(),
         }
     }
+
+    /// This matrix with `copy(tensor)` in place of each tensor on the device, in a fixed order.
+    #[must_use]
+    pub fn copied(&self, copy: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
+        match self {
+            Self::Dense(weight) => Self::Dense(copy(weight)),
+            Self::Nf4(weight) => Self::Nf4(Shared::new(weight.copied(copy))),
+        }
+    }
 }
 
 /// NF4 matrices by the name of the weight.
@@ -133,7 +143,8 @@ impl Store {
 
     /// The root path. It creates tensors of `role`.
     pub fn root(&self, role: Role) -> VarPath {
-        VarPath { store: self.clone(), prefix: String::new(), role, quantization: Quantization::None, fills: true }
+        let (quantization, store) = (Quantization::None, self.clone());
+        VarPath { store, prefix: String::new(), role, quantization, fills: true, is_on_host: false }
     }
 
     /// Calls `visit` for every entry.
@@ -175,6 +186,8 @@ pub struct VarPath {
     quantization: Quantization,
     /// Whether NF4 matrices are initialized.
     fills: bool,
+    /// Whether tensors are in host memory, for [`HostWeights`](super::host_weights::HostWeights).
+    is_on_host: bool,
 }
 
 impl VarPath {
@@ -191,9 +204,33 @@ impl VarPath {
         Self { quantization, fills, ..self.clone() }
     }
 
-    /// Device of the tensors.
+    /// The same path, with the tensors below it in host memory.
+    #[must_use]
+    pub fn on_host(&self) -> Self {
+        Self { is_on_host: true, ..self.clone() }
+    }
+
+    /// Device that computes with the tensors.
     pub fn device(&self) -> Device {
         self.store.options.device
+    }
+
+    /// An uninitialized tensor of this path.
+    fn empty(&self, shape: &[i64], kind: Kind) -> Tensor {
+        let device = self.store.options.device;
+        if self.is_on_host { host_tensor(shape, kind, device) } else { Tensor::empty(shape, (kind, device)) }
+    }
+
+    /// Initializes `tensor`. Random numbers come from the device that computes, wherever the tensor is.
+    fn fill(&self, tensor: &mut Tensor, init: Init) {
+        let device = self.store.options.device;
+        if tensor.device() == device {
+            init.fill(tensor);
+            return;
+        }
+        let mut values = Tensor::empty(tensor.size(), (tensor.kind(), device));
+        init.fill(&mut values);
+        tensor.copy_(&values);
     }
 
     /// True if tensors are initialized.
@@ -219,8 +256,9 @@ impl VarPath {
             return Matrix::Dense(self.param(name, &shape, init));
         }
         let options = self.store.options;
-        let matrix = Shared::new(Nf4::empty(shape, self.quantization == Quantization::Nf4Double, options.device));
-        if options.initialise && self.fills {
+        let is_double = self.quantization == Quantization::Nf4Double;
+        let matrix = Shared::new(Nf4::new(shape, is_double, &|shape, kind| self.empty(shape, kind)));
+        if options.initialise && self.fills && !is_stand_in(matrix.pieces()[0].1) {
             let _category = ledger::enter(ledger::Category::Workspace);
             let mut dense = Tensor::empty(shape, (options.frozen_kind, options.device));
             super::no_grad(|| init.fill(&mut dense));
@@ -244,9 +282,9 @@ impl VarPath {
     fn insert(&self, name: &str, shape: &[i64], init: Init, place: (Kind, ledger::Category), role: Role) -> Tensor {
         let _category = ledger::enter(place.1);
         let options = self.store.options;
-        let mut tensor = Tensor::empty(shape, (place.0, options.device));
-        if options.initialise {
-            super::no_grad(|| init.fill(&mut tensor));
+        let mut tensor = self.empty(shape, place.0);
+        if options.initialise && !is_stand_in(&tensor) {
+            super::no_grad(|| self.fill(&mut tensor, init));
         }
         if role == Role::Trainable {
             tensor = tensor.set_requires_grad(true);

@@ -49,12 +49,12 @@ settings! {
             saves_at("bf16", "frozen weights and arithmetic in bf16");
         /// Activation checkpointing of the language model: `none` keeps all activations, `full` recomputes every layer
         /// in the backward pass, a number recomputes that many first layers.
-        checkpointing: Checkpointing = Checkpointing::Full, results(Same), resume(Free),
+        checkpointing: FirstLayers = FirstLayers::Full, results(Same), resume(Free),
             memory("recomputed layers keep only their inputs; a step takes longer"),
             saves_at("full", "recomputes the language model's layers");
         /// Activation checkpointing of the image encoder: as `train.checkpointing`, the blocks with the largest maps
         /// first.
-        checkpoint_encoder: Checkpointing = Checkpointing::Full, results(Same), resume(Free),
+        checkpoint_encoder: FirstLayers = FirstLayers::Full, results(Same), resume(Free),
             memory("recomputed blocks keep only their inputs; a step takes longer"),
             saves_at("full", "recomputes the image encoder's blocks");
         /// Activation checkpointing of the whole mask decoder.
@@ -129,25 +129,37 @@ impl Switch {
     }
 }
 
-/// Activation checkpointing: `none`, `full`, or a number of layers.
+/// The first layers of a part, to which a setting applies: `none`, `full` (all), or their number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "snake_case", expecting = "expected `none`, `full` or a number of layers, 0 or more")]
-pub enum Checkpointing {
-    /// Keep all activations: fastest, largest.
+pub enum FirstLayers {
+    /// No layer.
     None,
-    /// Keep only the inputs of every layer and recompute the rest in the backward pass.
+    /// Every layer.
     Full,
-    /// Recompute this many first layers.
+    /// This many first layers.
     #[serde(untagged)]
-    Layers(usize),
+    Count(usize),
 }
 
-impl Checkpointing {
-    /// Number of recomputed layers.
-    pub fn layers(self) -> usize {
+impl std::str::FromStr for FirstLayers {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "none" => Ok(Self::None),
+            "full" => Ok(Self::Full),
+            number => number.parse().map(Self::Count).map_err(|_| "use `none`, `full` or a number of layers".into()),
+        }
+    }
+}
+
+impl FirstLayers {
+    /// Number of these layers; more than any part has for all of them.
+    pub fn count(self) -> usize {
         match self {
             Self::None => 0,
-            Self::Layers(layers) => layers,
+            Self::Count(layers) => layers,
             Self::Full => usize::MAX,
         }
     }

@@ -1,7 +1,7 @@
 //! Settings for the tests of this folder.
 
 use super::precision::Precision;
-use super::{Checkpointing, TrainConfig};
+use super::{FirstLayers, TrainConfig};
 
 /// One epoch in fp32 with a high learning rate that falls to zero; everything that can be off is off.
 pub(super) fn plain() -> TrainConfig {
@@ -17,8 +17,8 @@ pub(super) fn plain() -> TrainConfig {
         beta2: 0.9,
         clip_norm: 0.0,
         precision: Precision::Fp32,
-        checkpointing: Checkpointing::None,
-        checkpoint_encoder: Checkpointing::None,
+        checkpointing: FirstLayers::None,
+        checkpoint_encoder: FirstLayers::None,
         ..TrainConfig::default()
     }
 }

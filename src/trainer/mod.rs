@@ -23,7 +23,7 @@ mod task;
 #[cfg(test)]
 mod fixture;
 
-pub use config::{Checkpointing, OptimizerKind, Switch, TrainConfig};
+pub use config::{FirstLayers, OptimizerKind, Switch, TrainConfig};
 pub use loss::{BatchSize, Loss, Parameter};
 pub use run::{Outcome, Session, run};
 pub use step::{StepInfo, StepResult, Stepper};

@@ -7,6 +7,7 @@ use crate::Result;
 use crate::event::Event;
 use crate::tensor::store::{Entry, Role};
 use crate::tensor::weights::Staged;
+use crate::units::Bytes;
 
 /// A validation result.
 #[derive(Debug, Clone, PartialEq)]
@@ -120,6 +121,11 @@ pub trait DryRunTask: Task {
     /// A micro-batch of full size with arbitrary values. `seen`: its samples were used in an earlier
     /// epoch, so the task has them in its caches.
     fn example(&self, seen: bool) -> Self::Batch;
+
+    /// Bytes of frozen weights in host memory, and how many of them were copied to the device so far.
+    fn host_weights(&self) -> [Bytes; 2] {
+        [Bytes(0); 2]
+    }
 
     /// True if all micro-batches of a step are on the device before its first pass.
     fn sends_whole_steps(&self) -> bool {

@@ -67,7 +67,7 @@ fn an_invalid_image_size_is_refused() {
 fn an_unknown_preset_is_refused() {
     refused(
         prsmed().args(["train", "--preset", "tinny", "--data-root"]).arg(phantoms()),
-        "error: `--preset`: there is no preset `tinny`\nhint: use one of tiny, full, cpu, gpu-8gb, gpu-12gb, gpu-16gb, \
+        "error: `--preset`: there is no preset `tinny`\nhint: use one of tiny, full, cpu, gpu-4gb, gpu-6gb, gpu-8gb, gpu-12gb, gpu-16gb, \
          gpu-24gb, gpu-40gb, gpu-48gb, gpu-80gb, gpu-141gb",
     );
 }

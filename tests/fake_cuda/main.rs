@@ -152,6 +152,18 @@ fn a_step_on_real_batches_waits_once() {
     assert_eq!([step["to_gpu_pinned"], step["to_host_pinned"]], [5.0, 1.0], "{step:?}");
 }
 
+/// The copies of layers from host memory do not stop the CPU, and their memory on the GPU is used again.
+#[test]
+fn a_step_with_weights_in_host_memory_waits_no_more_than_any_other() {
+    let frozen = ["model.train_base=false", "model.stream_layers=full"];
+    let counted = |steps: &str| trained_and_counted(8192, &[&frozen[..], &[steps]].concat()).1;
+    let step = Counters::of_a_step(&counted("train.max_steps=6"), &counted("train.max_steps=3"), 3);
+    assert_eq!(HOST_WAITS.map(|name| step[name]), [0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0], "{step:?}");
+    // as without, and each of the layers once in the forward pass and once in the backward pass
+    let layers = 3.0;
+    assert_eq!([step["to_gpu_pinned"], step["to_host_pinned"]], [5.0 + 2.0 * layers, 1.0], "{step:?}");
+}
+
 fn bytes(value: &Value) -> f64 {
     value.as_f64().unwrap()
 }
@@ -171,11 +183,14 @@ fn of_libraries(record: &Value) -> f64 {
 
 /// Phases whose measurement differs from the plan. Tensors may differ by 0.3 % and 4 MiB, and by cuBLAS's workspace
 /// (8.1 or 32 MiB, from the first matrix product on; the plan has two). The temporary tensors of libtorch's own
-/// convolutions, which replace cuDNN's, change which free blocks of 1 MiB and more are used without being split. Reserved bytes may differ by 1 % and 4 MiB, and
-/// by the planned bytes of libraries.
+/// convolutions, which replace cuDNN's, change which free blocks of 1 MiB and more are used without being split. Reserved
+/// bytes may differ by 1 % and 4 MiB, and by the planned bytes of libraries. A phase may also reserve less if a later one
+/// reserves what was planned for it.
 fn differing(record: &Value, what: &str) -> Vec<String> {
     let libraries = of_libraries(record);
     let mut wrong = Vec::new();
+    let reserved = |phase: &Value| bytes(&phase["reserved_peak"]);
+    let most = record["measured"].as_array().unwrap().iter().map(reserved).fold(0.0, f64::max);
     for phase in record["measured"].as_array().unwrap() {
         let planned = record["phases"].as_array().unwrap().iter().find(|planned| planned["name"] == phase["name"]);
         let planned = planned.unwrap();
@@ -185,9 +200,10 @@ fn differing(record: &Value, what: &str) -> Vec<String> {
         let workspace = terms(record, "cuBLAS workspaces") / 2.0;
         let is_near = [0.0, workspace].iter().any(|there| (above - there).abs() <= slack);
         // the measurement resumes in the same process, the plan in a new one
-        let held = bytes(&planned["reserved_peak"]) - bytes(&phase["reserved_peak"]);
-        let slack = bytes(&planned["reserved_peak"]) * 0.01 + 4.0 * MIB;
-        let holds = phase["name"] == "resume" || (-slack..slack + libraries).contains(&held);
+        let held = reserved(planned) - reserved(phase);
+        let slack = reserved(planned) * 0.01 + 4.0 * MIB;
+        let is_later = held > 0.0 && reserved(planned) <= most;
+        let holds = phase["name"] == "resume" || is_later || (-slack..slack + libraries).contains(&held);
         let line = format!(
             "{what}, {}: tensors {:.1} MiB planned, {:+.2} measured; reserved {:.1} planned, {:+.2} measured",
             phase["name"],
@@ -208,7 +224,7 @@ fn differing(record: &Value, what: &str) -> Vec<String> {
 #[test]
 fn presets_use_the_planned_memory() {
     // the other presets have the settings of one of these
-    let gpus = [(8, 89), (24, 89), (40, 80), (80, 90)];
+    let gpus = [(4, 89), (8, 89), (12, 89), (24, 89), (40, 80), (80, 90)];
     let differing = |(gib, capability): (u64, u32)| {
         let preset = format!("gpu-{gib}gb");
         differing(&measured(gib, capability, &["--preset", &preset]), &preset)
@@ -234,6 +250,8 @@ fn settings_use_the_planned_memory() {
         "train.fused_kernels=on",
         "data.cache_vision=ram",
         "model.decoder=v6",
+        "model.stream_layers=1 train.micro_batch=2",
+        "model.stream_layers=full model.quantization=nf4-double train.accumulation=2",
     ];
     let mut wrong = Vec::new();
     for sets in switches {

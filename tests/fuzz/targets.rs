@@ -280,6 +280,7 @@ pub fn model_json(bytes: &[u8]) {
             train_base: model.train_base,
             quantization: model.quantization,
             loads_base: model.base != RANDOM,
+            host_layers: model.stream_layers.count(),
         };
         if let Err(error) = guard::guard(|| Ok(PrsMed::new(&description.sizes, options))) {
             let text = error.to_string();

@@ -56,7 +56,7 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
         one("train.optimizer", &["adamw", "adamw8bit"]),
         one("train.offload_optimizer", &["false", "true"]),
         one("train.step_in_backward", &["false", "true"]),
-        one("train.graph", &["off", "off", "on"]),
+        one("train.graph", &["off", "on", "on"]),
         one("lora.rank", &["2", "8", "16"]),
         one("lora.dropout", &["0.0", "0.1"]),
         one("model.train_base", &["true", "false"]),
@@ -94,6 +94,12 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
     let excludes_graphs = ["train.step_in_backward=true", "model.semantics=reference"];
     if sets.iter().any(|set| excludes_graphs.contains(&set.as_str())) {
         sets.retain(|set| !set.starts_with("train.graph="));
+    }
+    let can_stream =
+        sets.contains(&"model.train_base=false".to_owned()) && !sets.contains(&"train.graph=on".to_owned());
+    if can_stream {
+        let layers = ["none", "1", "full"].choose(rng).unwrap();
+        sets.push(format!("model.stream_layers={layers}"));
     }
     let text_tokens = rng.random_range(12..60);
     let answer_tokens = rng.random_range(2..text_tokens - 4);

@@ -31,13 +31,14 @@ struct Arrival {
   c10::Device device;
 };
 
-at::Tensor* send(const at::Tensor& host, int32_t index, void** completion) {
+// `is_pinned`: `host` itself is in pinned memory, and stays unchanged until the copy is complete.
+at::Tensor* send(const at::Tensor& host, bool is_pinned, int32_t index, void** completion) {
   const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index));
   const c10::impl::VirtualGuardImpl guard(device.type());
   const auto stream = copy_stream(guard, device);
   const auto current = guard.getStream(device);
-  auto pinned = pinned_like(host);
-  pinned.copy_(host);
+  auto pinned = is_pinned ? host : pinned_like(host);
+  if (!is_pinned) pinned.copy_(host);
   // allocated on the compute stream, like all other tensors; the copy waits for earlier users of this memory
   auto there = at::empty(host.sizes(), host.options().device(device));
   c10::Event free_event(device.type());
@@ -101,12 +102,17 @@ char* prsmed_read_back_end(void* read_back, double* out) {
   })
 }
 
+// `bytes` of pinned memory.
+char* prsmed_pinned_empty(int64_t bytes, at::Tensor** out) {
+  PRSMED_TRY(*out = new at::Tensor(at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(true))))
+}
+
 // A copy of `host` in pinned memory, from which a GPU reads without help of the CPU.
 char* prsmed_pinned_copy(at::Tensor* host, at::Tensor** out) { PRSMED_TRY(*out = pinned_copy(*host)) }
 
 // Copies `host` to GPU `index`. The result may be used after `prsmed_async_copy_complete(*completion)`.
-char* prsmed_async_copy_send(at::Tensor* host, int32_t index, at::Tensor** out, void** completion) {
-  PRSMED_TRY(*out = send(*host, index, completion))
+char* prsmed_async_copy_send(at::Tensor* host, bool is_pinned, int32_t index, at::Tensor** out, void** completion) {
+  PRSMED_TRY(*out = send(*host, is_pinned, index, completion))
 }
 
 // Makes the compute stream wait for the copy (the CPU does not wait). Frees `completion`.

@@ -208,6 +208,8 @@ char* prsmed_checkpoint(void* data, Segment run, Drop drop, at::Tensor** inputs,
   })
 }
 
+bool prsmed_grad_enabled() noexcept { return at::GradMode::is_enabled(); }
+
 void prsmed_flash_attention() noexcept { at::globalContext().setSDPUseCuDNN(false); }
 
 // State of a generator: the CPU's if `gpu` is -1, else that GPU's.

@@ -30,6 +30,7 @@ const VARIANTS: [(&str, &[&str]); 15] = [
             "train.checkpoint_decoder=true",
             "model.decoder=v6",
             "model.train_base=false",
+            "model.stream_layers=1",
         ],
     ),
     (
