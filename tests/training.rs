@@ -274,8 +274,11 @@ fn weights_in_host_memory_change_no_bit() {
         };
         let resident = with("none", &["train.checkpointing=full"]);
         // layers in host memory are recomputed, whether the others are or not
-        for (layers, sets) in [("full", "train.checkpointing=none"), ("1", "train.checkpointing=full")] {
-            let streamed = with(layers, &[sets]);
+        for (layers, sets) in [
+            ("full", ["train.checkpointing=none", "model.stream_vision=true"]),
+            ("1", ["train.checkpointing=full", "model.stream_vision=false"]),
+        ] {
+            let streamed = with(layers, &sets);
             assert_eq!(streamed.losses, resident.losses, "{quantization}, {layers}");
             for part in PARTS {
                 assert_eq!(distance(&streamed, &resident, part), 0.0, "{part}: {quantization}, {layers}");

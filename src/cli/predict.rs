@@ -83,6 +83,7 @@ impl RunArgs {
             semantics: self.semantics,
             quantization: None,
             stream_layers: self.stream_layers,
+            stream_vision: None,
         };
         let locate = |spec: &str| context.locate(spec);
         let build = Build {

@@ -314,6 +314,9 @@ fn described(candidate: &Candidate) -> String {
         FirstLayers::Count(layers) => parts.push(format!("weights of {layers} layers in host memory")),
         FirstLayers::Full => parts.push("weights of all layers in host memory".to_owned()),
     }
+    if saving.stream_vision {
+        parts.push("vision tower in host memory".to_owned());
+    }
     if saving.offload_optimizer {
         parts.push("optimizer state offloaded to the CPU".to_owned());
     }

@@ -46,6 +46,7 @@ fn check_graph(config: &RunConfig) -> Result<()> {
             "the weights of `model.stream_layers` move",
             "model.stream_layers=none",
         ),
+        (config.model.stream_vision, "the weights of `model.stream_vision` move", "model.stream_vision=false"),
         (!config.model.semantics.hides_answer(), "the published decoder reads padding", "model.semantics=corrected"),
     ];
     match conflicts.into_iter().find(|(conflict, ..)| config.train.graph == Switch::On && *conflict) {

@@ -190,7 +190,7 @@ impl RunConfig {
         let dry_run = self.dry_run_sized(job, sizes, example, machine, true)?;
         let plan = Plan::of(&dry_run, machine);
         let may_capture = machine.target() == Target::Cuda && self.train.graph_switch() == Switch::Auto;
-        let may_capture = may_capture && self.model.stream_layers.count() == 0;
+        let may_capture = may_capture && self.model.stream_layers.count() == 0 && !self.model.stream_vision;
         if !may_capture || !self.model.semantics.hides_answer() || !matches!(job, Job::Train | Job::Step) {
             return Ok((dry_run, plan));
         }
@@ -214,6 +214,7 @@ impl RunConfig {
         config.train.checkpoint_decoder = choice.saving.checkpoint_decoder;
         config.train.offload_optimizer = choice.saving.offload_optimizer;
         config.model.stream_layers = choice.saving.stream_layers;
+        config.model.stream_vision = choice.saving.stream_vision;
         config.train.optimizer = choice.compromise.optimizer;
         config.model.quantization = choice.compromise.quantization;
         if choice.use_graphs && config.train.graph == Switch::Off {
@@ -275,9 +276,15 @@ impl Searched<'_> {
         let Some(limit) = self.machine.host_limit().filter(|_| !self.config.model.train_base) else { return Ok(0) };
         let mut config = self.config.clone();
         config.model.quantization = compromise.quantization;
-        config.model.stream_layers = FirstLayers::Count(1);
-        let plan = Plan::of(&config.dry_run(Job::Step, config.longest_example(), self.machine, false)?, self.machine);
-        Ok(usize::try_from(limit.0 / plan.host_weights.0.max(1)).unwrap_or(usize::MAX))
+        let needed = |layers: usize, stream_vision: bool| -> Result<u64> {
+            let mut config = config.clone();
+            config.model.stream_layers = FirstLayers::Count(layers);
+            config.model.stream_vision = stream_vision;
+            let job = config.dry_run(Job::Step, config.longest_example(), self.machine, false)?;
+            Ok(job.steps.host_weights.0)
+        };
+        let (layer, vision) = (needed(1, false)?, needed(0, true)?);
+        Ok(usize::try_from(limit.0.saturating_sub(vision) / layer.max(1)).unwrap_or(usize::MAX))
     }
 }
 

@@ -6,6 +6,7 @@
 use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::conv::Conv2dConfig;
 use crate::nn::{Conv2d, LayerNorm, Linear, Mask, attention, sine_positions};
+use crate::tensor::host_weights::{FrozenLayer, HostWeights};
 use crate::tensor::store::{Init, VarPath};
 use crate::tensor::{Device, Kind, Tensor, dims, module_path, no_grad};
 
@@ -172,6 +173,22 @@ impl Layer {
     }
 }
 
+impl FrozenLayer for Layer {
+    fn copied(&self, copy: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
+        let Attention { q_proj, k_proj, v_proj, out_proj, num_heads } = &self.self_attn;
+        let layer_norm1 = self.layer_norm1.copied(copy);
+        let [q_proj, k_proj, v_proj, out_proj] = [q_proj, k_proj, v_proj, out_proj].map(|linear| linear.copied(copy));
+        let layer_norm2 = self.layer_norm2.copied(copy);
+        let [fc1, fc2] = [&self.mlp.fc1, &self.mlp.fc2].map(|linear| linear.copied(copy));
+        Self {
+            layer_norm1,
+            self_attn: Attention { q_proj, k_proj, v_proj, out_proj, num_heads: *num_heads },
+            layer_norm2,
+            mlp: Mlp { fc1, fc2, activation: self.mlp.activation },
+        }
+    }
+}
+
 /// Channel means of CLIP's images, for values in 0..=1.
 pub const PIXEL_MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
 /// Channel standard deviations of CLIP's images, for values in 0..=1.
@@ -198,11 +215,13 @@ pub struct ClipVision {
     position_embedding: Tensor,
     pre_layrnorm: LayerNorm,
     layers: Vec<Layer>,
+    /// Frozen weights of all layers, or of none.
+    host: HostWeights,
 }
 
 impl ClipVision {
-    /// `vs` is the path that contains `vision_model`.
-    pub fn new(vs: &VarPath, config: &Config) -> Self {
+    /// `vs` is the path that contains `vision_model`. `on_host`: the weights of the layers stay in host memory.
+    pub fn new(vs: &VarPath, config: &Config, on_host: bool) -> Self {
         let model = vs.sub("vision_model");
         let embeddings = model.sub("embeddings");
         let d = config.hidden_size;
@@ -217,14 +236,21 @@ impl ClipVision {
             let places = sine_positions(side, side, d, Device::Cpu) * (2.0_f64.sqrt() * config.initializer_range);
             no_grad(|| position_embedding.narrow(0, 1, config.num_patches()).copy_(&places));
         }
-        Self {
-            class_embedding: embeddings.param("class_embedding", &[d], normal),
-            patch_embedding: Conv2d::no_bias(&embeddings.sub("patch_embedding"), patches),
-            position_embedding,
-            // the misspelt key of the checkpoint
-            pre_layrnorm: LayerNorm::new(&model.sub("pre_layrnorm"), d, config.layer_norm_eps),
-            layers: (0..config.num_hidden_layers - 1).map(|i| Layer::new(&layers.sub(i), config.layer())).collect(),
-        }
+        let class_embedding = embeddings.param("class_embedding", &[d], normal);
+        let patch_embedding = Conv2d::no_bias(&embeddings.sub("patch_embedding"), patches);
+        // the misspelt key of the checkpoint
+        let pre_layrnorm = LayerNorm::new(&model.sub("pre_layrnorm"), d, config.layer_norm_eps);
+        let layers = if on_host { layers.on_host() } else { layers };
+        let layers: Vec<Layer> =
+            (0..config.num_hidden_layers - 1).map(|i| Layer::new(&layers.sub(i), config.layer())).collect();
+        let in_host_memory = if on_host { layers.as_slice() } else { &[] };
+        let host = HostWeights::of(in_host_memory.iter(), vs.device(), vs.initialises());
+        Self { class_embedding, patch_embedding, position_embedding, pre_layrnorm, layers, host }
+    }
+
+    /// Frozen weights in host memory.
+    pub fn host_weights(&self) -> &HostWeights {
+        &self.host
     }
 
     /// Patch tokens of the second to last layer.
@@ -241,7 +267,7 @@ impl ClipVision {
         let mut xs = self.pre_layrnorm.forward(&xs);
         for (i, layer) in self.layers.iter().enumerate() {
             let _module = module_path::enter_at("layers", i);
-            xs = layer.forward(&xs, &Mask::None);
+            xs = self.host.with(i, layer, |layer| layer.forward(&xs, &Mask::None));
         }
         xs.narrow(1, 1, xs.size()[1] - 1)
     }

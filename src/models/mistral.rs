@@ -9,7 +9,7 @@ use crate::nn::rope::Rope;
 use crate::nn::{Embedding, Linear, LoraConfig, Mask, RmsNorm, attention};
 use crate::tensor::autograd::checkpoint;
 use crate::tensor::functions::{packed_bias, swiglu};
-use crate::tensor::host_weights::HostWeights;
+use crate::tensor::host_weights::{FrozenLayer, HostWeights};
 use crate::tensor::store::{Init, VarPath};
 use crate::tensor::{Device, Kind, Shared, Tensor, dims, module_path, no_grad};
 
@@ -192,8 +192,7 @@ struct Layer {
     mlp: Mlp,
 }
 
-impl Layer {
-    /// This layer with `copy(tensor)` in place of each frozen tensor, in a fixed order. Adapters are shared.
+impl FrozenLayer for Layer {
     fn copied(&self, copy: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
         Self {
             input_layernorm: self.input_layernorm.copied(copy),
@@ -202,7 +201,9 @@ impl Layer {
             mlp: self.mlp.copied(copy),
         }
     }
+}
 
+impl Layer {
     fn forward(&self, xs: &Tensor, state: &PassState, cache: Option<(usize, &mut KvCache)>) -> Tensor {
         // the output of a projection is not needed again, so sums and rotations are computed in place
         let attended = {
@@ -216,15 +217,6 @@ impl Layer {
         xs += attended;
         xs
     }
-}
-
-/// Runs `work` on layer `i`: on a copy on the device if its frozen weights are in host memory.
-fn on_device<T>(layer: &Layer, i: usize, host: &HostWeights, work: impl FnOnce(&Layer) -> T) -> T {
-    if i >= host.len() {
-        return work(layer);
-    }
-    let mut weights = host.fetch(i).into_iter();
-    work(&layer.copied(&mut |_| weights.next().expect("as many tensors as were moved")))
 }
 
 /// Values that all layers of a pass share.
@@ -337,16 +329,7 @@ impl Mistral {
         let init = Init::Normal { std: config.initializer_range };
         let embed_tokens = Embedding::new(&model.sub("embed_tokens"), config.vocab_size, d, config.initializer_range);
         let layers: Vec<Shared<Layer>> = (0..config.num_hidden_layers).map(layer).collect();
-        let frozen = |layer: &Shared<Layer>| {
-            let mut tensors = Vec::new();
-            layer.copied(&mut |tensor| {
-                tensors.push(tensor.shallow_clone());
-                tensor.shallow_clone()
-            });
-            tensors
-        };
-        let on_host = layers.iter().take(on_host).map(frozen).collect();
-        let host = HostWeights::new(on_host, vs.device(), vs.initialises());
+        let host = HostWeights::of(layers.iter().take(on_host).map(|layer| &**layer), vs.device(), vs.initialises());
         Self {
             embed_tokens,
             layers,
@@ -402,11 +385,9 @@ impl Mistral {
             // the backward pass copies the weights of a layer in host memory again
             xs = if i < pass.checkpoint || (pass.train && i < self.host.len()) {
                 let (layer, state, host) = (layer.clone(), state.clone(), self.host.clone());
-                checkpoint(&[&xs], move |inputs| {
-                    on_device(&layer, i, &host, |layer| layer.forward(&inputs[0], &state, None))
-                })
+                checkpoint(&[&xs], move |inputs| host.with(i, &*layer, |layer| layer.forward(&inputs[0], &state, None)))
             } else {
-                on_device(layer, i, &self.host, |layer| layer.forward(&xs, &state, None))
+                self.host.with(i, &**layer, |layer| layer.forward(&xs, &state, None))
             };
         }
         self.norm.forward(&xs)
@@ -431,7 +412,7 @@ impl Mistral {
             let mut xs = embeds.shallow_clone();
             for (i, layer) in self.layers.iter().enumerate() {
                 let _module = module_path::enter_at("layers", i);
-                xs = on_device(layer, i, &self.host, |layer| layer.forward(&xs, &state, Some((i, &mut *cache))));
+                xs = self.host.with(i, &**layer, |layer| layer.forward(&xs, &state, Some((i, &mut *cache))));
             }
             cache.len += t;
             self.norm.forward(&xs)

@@ -17,6 +17,7 @@ use crate::models::{clip, mistral};
 use crate::nn::linear::Linear;
 use crate::nn::{BatchStatistics, LoraConfig, Quantization};
 use crate::tensor::autograd::checkpoint;
+use crate::tensor::host_weights::HostWeights;
 use crate::tensor::store::{Init, Role, Store, StoreOptions, VarPath};
 use crate::tensor::{Device, Kind, Shared, Tensor, dims, module_path, no_grad};
 
@@ -39,6 +40,7 @@ pub struct Config {
 }
 
 /// Device, dtypes and initialisation of a model.
+#[expect(clippy::struct_excessive_bools, reason = "independent switches")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BuildOptions {
     /// Device of every tensor.
@@ -57,6 +59,8 @@ pub struct BuildOptions {
     pub loads_base: bool,
     /// Number of first layers of the language model whose frozen weights stay in host memory.
     pub host_layers: usize,
+    /// Whether the layers of the vision tower stay in host memory.
+    pub host_vision: bool,
 }
 
 /// The tensors of each part, named as in its checkpoint file.
@@ -140,7 +144,7 @@ impl PrsMed {
         let tower = base.sub("model").sub("vision_tower").sub("vision_tower");
         let head = trained(&stores.cls).sub(2);
         let (tower_width, width) = (config.clip.hidden_size, config.llm.hidden_size);
-        let clip = in_module("vision_tower", || clip::ClipVision::new(&tower, &config.clip));
+        let clip = in_module("vision_tower", || clip::ClipVision::new(&tower, &config.clip, options.host_vision));
         let mm_projector = base.sub("model").sub("mm_projector");
         let projector = in_module("projector", || Projector::new(&mm_projector, tower_width, width));
         let layers = base.quantized(options.quantization, !options.loads_base);
@@ -183,6 +187,11 @@ impl PrsMed {
     /// All tensors by checkpoint file.
     pub fn stores(&self) -> &Stores {
         &self.stores
+    }
+
+    /// Frozen weights in host memory.
+    pub fn host_weights(&self) -> [&HostWeights; 2] {
+        [self.clip.host_weights(), self.llm.host_weights()]
     }
 
     /// The language model.

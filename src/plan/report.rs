@@ -247,12 +247,12 @@ impl Machine {
         }
     }
 
-    /// Memory of the host that frozen weights may take in a search: three quarters of what is free on this machine, as
-    /// much as the GPU has where the host is not known. `None` for a CPU, where it would save nothing.
+    /// Memory of the host that frozen weights may take in a search: three quarters of what is free on this machine, and
+    /// 5/4 of the GPU's memory where the host is not known. `None` for a CPU, where it would save nothing.
     pub fn host_limit(&self) -> Option<Bytes> {
         match self {
             Self::Cuda(budget, _) => {
-                Some(budget.host_free.map_or(Bytes(budget.marketing_bytes), |free| Bytes(free.0 / 4 * 3)))
+                Some(budget.host_free.map_or(Bytes(budget.marketing_bytes / 4 * 5), |free| Bytes(free.0 / 4 * 3)))
             }
             Self::Cpu(_) => None,
         }

@@ -62,6 +62,7 @@ impl Choice {
 }
 
 /// Memory savings that cost time and do not change results.
+#[expect(clippy::struct_excessive_bools, reason = "independent switches")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Saving {
     /// Whether parameters are updated in the backward pass, in steps of one micro-batch.
@@ -74,6 +75,8 @@ pub struct Saving {
     pub checkpoint_decoder: bool,
     /// Language model layers with frozen weights in host memory.
     pub stream_layers: FirstLayers,
+    /// Whether the vision tower is in host memory.
+    pub stream_vision: bool,
     /// Whether the optimizer state is offloaded to the CPU.
     pub offload_optimizer: bool,
 }
@@ -88,6 +91,7 @@ impl Saving {
             checkpoint_encoder: FirstLayers::None,
             checkpoint_decoder: false,
             stream_layers: FirstLayers::None,
+            stream_vision: false,
             offload_optimizer: false,
         };
         let stepped = Self { step_in_backward: stepping != Use::Never, ..none };
@@ -105,7 +109,10 @@ impl Saving {
         let possible = stepping == Use::Possible;
         let start = [Some(none), possible.then_some(stepped), Some(encoder)];
         let mut all: Vec<Self> = start.into_iter().flatten().chain(partly).collect();
-        let decoder = Self { checkpoint_decoder: true, ..*all.last().expect("not empty") };
+        let last = *all.last().expect("not empty");
+        let vision = Self { stream_vision: most > 0, ..last };
+        let decoder = Self { checkpoint_decoder: true, ..vision };
+        all.extend((most > 0).then_some(vision));
         all.extend([decoder, Self { offload_optimizer: true, ..decoder }]);
         all
     }

@@ -36,8 +36,10 @@ fn savings_grow_from_nothing_to_everything() {
         Saving::ladder(3, most, Use::Never).iter().skip(2).map(counts).collect()
     };
     let all = usize::MAX;
-    assert_eq!(counts(2), [[1, 1], [2, 2], [all, 2], [all, 2], [all, 2]], "recomputed, and in host memory");
-    assert_eq!(counts(9), [[1, 1], [2, 2], [all; 2], [all; 2], [all; 2]]);
+    assert_eq!(counts(2), [[1, 1], [2, 2], [all, 2], [all, 2], [all, 2], [all, 2]], "recomputed, and in host memory");
+    assert_eq!(counts(9), [[1, 1], [2, 2], [all; 2], [all; 2], [all; 2], [all; 2]]);
+    let vision = Saving::ladder(3, 2, Use::Never).iter().map(|saving| saving.stream_vision).collect::<Vec<_>>();
+    assert_eq!(vision, [false, false, false, false, false, true, true, true]);
 }
 
 #[test]

@@ -113,6 +113,8 @@ pub struct RunOverrides {
     pub quantization: Option<Quantization>,
     /// Other layers in host memory.
     pub stream_layers: Option<FirstLayers>,
+    /// Whether the vision tower is in host memory.
+    pub stream_vision: Option<bool>,
 }
 
 /// The preprocessing a model needs, for masks of one label.

@@ -39,6 +39,10 @@ settings! {
         stream_layers: FirstLayers = FirstLayers::None, results(Same), resume(Free),
             memory("frozen layers move from the GPU to pinned host memory, except two at a time"),
             saves_at("full", "copies frozen layers to the GPU in each step");
+        /// Keep the layers of the vision tower in host memory too, and copy them to the GPU for each batch of images.
+        stream_vision: bool = false, results(Same), resume(Free),
+            memory("the vision tower moves from the GPU to pinned host memory, except two layers at a time"),
+            saves_at("true", "copies the vision tower to the GPU for each batch");
         /// Train the language model, tower and projector too. Only for models that start from random weights.
         train_base: bool = false, results(Changes), resume(Fixed),
             memory("gradients and optimizer state of the whole language model");

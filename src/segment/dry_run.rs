@@ -15,6 +15,7 @@ use crate::data::features::FeatureShape;
 use crate::event::Observer;
 use crate::models::llava::IMAGE_TOKEN;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
+use crate::tensor::host_weights::HostWeights;
 use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, META, Tensor, guard, ledger, meta, no_grad};
 use crate::trainer::graph::Capturable;
@@ -86,6 +87,7 @@ impl SegmentDryRun {
             quantization: settings.quantization,
             loads_base: !initialise && settings.base != setup::RANDOM,
             host_layers: settings.stream_layers.count(),
+            host_vision: settings.stream_vision,
         };
         let model = guard::guard(|| Ok(PrsMed::new(sizes, options)))?;
         // for a GPU, the host quantizes
@@ -259,6 +261,7 @@ impl FilterDryRun {
             quantization: self.model.quantization,
             loads_base: true,
             host_layers: self.model.stream_layers.count(),
+            host_vision: self.model.stream_vision,
         };
         let model = guard::guard(|| Ok(PrsMed::new(&self.sizes, options)))?;
         let input = if device == META && meta::target() == meta::Target::Cpu { META } else { Device::Cpu };
@@ -360,8 +363,10 @@ impl DryRunTask for SegmentDryRun {
     }
 
     fn host_weights(&self) -> [Bytes; 2] {
-        let weights = self.model.llm().host_weights();
-        [weights.bytes(), weights.sent()]
+        let sum = |bytes: fn(&HostWeights) -> Bytes| {
+            Bytes(self.model.host_weights().into_iter().map(|weights| bytes(weights).0).sum())
+        };
+        [sum(HostWeights::bytes), sum(HostWeights::sent)]
     }
 
     fn sends_whole_steps(&self) -> bool {

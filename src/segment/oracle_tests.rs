@@ -211,6 +211,7 @@ fn record(semantics: Semantics, steps: usize) -> (Vec<(String, Tensor)>, PathBuf
         semantics: Some(semantics),
         quantization: None,
         stream_layers: None,
+        stream_vision: None,
     };
     let locate = |spec: &str| -> Result<PathBuf> { Ok(PathBuf::from(spec)) };
     let build =

@@ -220,6 +220,7 @@ mod tests {
             quantization: Quantization::None,
             loads_base: false,
             host_layers: 0,
+            host_vision: false,
         };
         rng::seed(3);
         let model = PrsMed::new(&sizes, options);

@@ -155,6 +155,7 @@ mod tests {
             free,
             [
                 "model.stream_layers",
+                "model.stream_vision",
                 "train.micro_batch",
                 "train.accumulation",
                 "train.checkpoint_every_steps",

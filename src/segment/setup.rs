@@ -93,6 +93,9 @@ pub(super) fn described(folder: &Path, overrides: &RunOverrides, build: Build) -
     if let Some(layers) = overrides.stream_layers.or(default) {
         description.model.stream_layers = layers;
     }
+    if let Some(streams) = overrides.stream_vision.or(default.map(|_| false)) {
+        description.model.stream_vision = streams;
+    }
     if let Some(semantics) = overrides.semantics {
         description.model.semantics = semantics;
         description.sizes.decoder.attention_dropout = semantics.drops_attention();
@@ -124,6 +127,7 @@ fn build_options(config: &ModelConfig, build: Build, initialise: bool) -> BuildO
         quantization: config.quantization,
         loads_base: config.base != RANDOM,
         host_layers: config.stream_layers.count(),
+        host_vision: config.stream_vision,
     }
 }
 

@@ -488,7 +488,7 @@ pub(super) fn capturable_loss<'a>(
     family: bool,
     loss: impl Fn(&Prepared) -> Loss + 'a,
 ) -> Option<Capturable<'a>> {
-    if !inputs.layout.semantics().hides_answer() || !model.llm().host_weights().is_empty() {
+    if !inputs.layout.semantics().hides_answer() || model.host_weights().iter().any(|weights| !weights.is_empty()) {
         return None;
     }
     let layout = inputs.layout.padded_to(inputs.layout.needed().rounded_up(BUCKETS));

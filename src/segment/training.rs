@@ -252,6 +252,7 @@ fn assemble(config: &RunConfig, manifest: &Manifest, checkpoint: Option<&Path>, 
     let overrides = RunOverrides {
         quantization: Some(config.model.quantization),
         stream_layers: Some(config.model.stream_layers),
+        stream_vision: Some(config.model.stream_vision),
         ..RunOverrides::default()
     };
     let assembly = setup::open(folder, &overrides, build)?;

@@ -30,6 +30,13 @@ pub fn is_stand_in(tensor: &Tensor) -> bool {
     tensor.device() == Device::Cpu && meta::target() == meta::Target::Cuda
 }
 
+/// A layer whose frozen weights can be in host memory.
+pub trait FrozenLayer: Sized {
+    /// This layer with `copy(tensor)` in place of each frozen tensor, in a fixed order. Trained tensors are shared.
+    #[must_use]
+    fn copied(&self, copy: &mut dyn FnMut(&Tensor) -> Tensor) -> Self;
+}
+
 /// The frozen weights of consecutive layers, in host memory.
 #[derive(Debug)]
 pub struct HostWeights {
@@ -57,14 +64,31 @@ struct Copied {
 }
 
 impl HostWeights {
-    /// Moves the tensors of each layer into one block. All handles of a tensor stay valid and show the moved values.
+    /// Moves the frozen tensors of each layer into one block. All handles of a tensor stay valid and show the moved
+    /// values.
     ///
-    /// `layers`: tensors from [`host_tensor`], contiguous; `device` computes. Without `keeps_values` the content is
+    /// The tensors come from [`host_tensor`] and are contiguous; `device` computes. Without `keeps_values` the content is
     /// undefined, for a checkpoint to fill.
     ///
     /// # Panics
     /// With libtorch's message, like its operators, for example if the system has no more memory to pin.
-    pub fn new(layers: Vec<Vec<Tensor>>, device: Device, keeps_values: bool) -> Self {
+    pub fn of<'a, L: FrozenLayer + 'a>(
+        layers: impl Iterator<Item = &'a L>,
+        device: Device,
+        keeps_values: bool,
+    ) -> Self {
+        let frozen = |layer: &L| {
+            let mut tensors = Vec::new();
+            let _same = layer.copied(&mut |tensor| {
+                tensors.push(tensor.shallow_clone());
+                tensor.shallow_clone()
+            });
+            tensors
+        };
+        Self::new(layers.map(frozen).collect(), device, keeps_values)
+    }
+
+    fn new(layers: Vec<Vec<Tensor>>, device: Device, keeps_values: bool) -> Self {
         let layers = layers.into_iter().map(|tensors| Layer::packed(tensors, device, keeps_values)).collect();
         Self { device, layers, ahead: Mutex::new(None), sent: AtomicU64::new(0) }
     }
@@ -90,11 +114,20 @@ impl HostWeights {
         Bytes(self.sent.load(Ordering::Relaxed))
     }
 
-    /// The tensors of `layer` on the device, in the order of [`Self::new`]. Starts the copy of the next layer.
+    /// Runs `work` on layer `i` of a model: on a copy on the device if its frozen weights are here.
     ///
     /// # Panics
     /// With libtorch's message, like its operators.
-    pub fn fetch(&self, layer: usize) -> Vec<Tensor> {
+    pub fn with<L: FrozenLayer, T>(&self, i: usize, layer: &L, work: impl FnOnce(&L) -> T) -> T {
+        if i >= self.len() {
+            return work(layer);
+        }
+        let mut weights = self.fetch(i).into_iter();
+        work(&layer.copied(&mut |_| weights.next().expect("as many tensors as were moved")))
+    }
+
+    /// The tensors of `layer` on the device, in the order of [`FrozenLayer::copied`]. Starts the copy of the next layer.
+    fn fetch(&self, layer: usize) -> Vec<Tensor> {
         let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
         let copied = ahead.take().filter(|copied| copied.layer == layer);
         let copied = copied.unwrap_or_else(|| self.send(layer));

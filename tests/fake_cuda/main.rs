@@ -251,7 +251,7 @@ fn settings_use_the_planned_memory() {
         "data.cache_vision=ram",
         "model.decoder=v6",
         "model.stream_layers=1 train.micro_batch=2",
-        "model.stream_layers=full model.quantization=nf4-double train.accumulation=2",
+        "model.stream_layers=full model.quantization=nf4-double train.accumulation=2 model.stream_vision=true",
     ];
     let mut wrong = Vec::new();
     for sets in switches {

@@ -281,6 +281,7 @@ pub fn model_json(bytes: &[u8]) {
             quantization: model.quantization,
             loads_base: model.base != RANDOM,
             host_layers: model.stream_layers.count(),
+            host_vision: model.stream_vision,
         };
         if let Err(error) = guard::guard(|| Ok(PrsMed::new(&description.sizes, options))) {
             let text = error.to_string();

@@ -7,7 +7,7 @@ use prsmed::tensor::store::{Role, Store};
 
 fn build(fixture: &Fixture) -> (Store, ClipVision) {
     let (store, config) = (store(), fixture.config::<Config>());
-    let model = ClipVision::new(&store.root(Role::Trainable), &config);
+    let model = ClipVision::new(&store.root(Role::Trainable), &config, false);
     let last = format!("vision_model.encoder.layers.{}.", config.num_hidden_layers - 1);
     // LLaVA uses the second to last layer, so neither the last layer nor the norm is built
     fixture.load(&store, &[&last, "vision_model.post_layernorm."]);

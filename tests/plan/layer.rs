@@ -215,6 +215,7 @@ fn a_frozen_vision_tower_keeps_no_activations() {
             train_base,
             loads_base: true,
             host_layers: 0,
+            host_vision: false,
             quantization: prsmed::nn::Quantization::None,
         };
         let model = PrsMed::new(&sizes, options);

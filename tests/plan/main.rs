@@ -100,6 +100,7 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
     if can_stream {
         let layers = ["none", "1", "full"].choose(rng).unwrap();
         sets.push(format!("model.stream_layers={layers}"));
+        sets.push(format!("model.stream_vision={}", rng.random_bool(0.5)));
     }
     let text_tokens = rng.random_range(12..60);
     let answer_tokens = rng.random_range(2..text_tokens - 4);

@@ -31,6 +31,7 @@ const VARIANTS: [(&str, &[&str]); 15] = [
             "model.decoder=v6",
             "model.train_base=false",
             "model.stream_layers=1",
+            "model.stream_vision=true",
         ],
     ),
     (
