@@ -34,7 +34,7 @@ settings! {
             memory("frozen layers take about 4.5 (`nf4`) or 4.1 (`nf4-double`) bits per weight"),
             saves_at("nf4", "frozen layers in 4 bits");
         /// First layers of the language model whose frozen weights stay in host memory: `none`, `full` (all), or their
-        /// number. A training step copies them to the GPU twice, one layer ahead of their use, and recomputes these layers
+        /// number. Each micro-batch copies them to the GPU twice, one layer ahead of their use, and recomputes these layers
         /// in the backward pass as `train.checkpointing` does. Generation copies them for every token.
         stream_layers: FirstLayers = FirstLayers::None, results(Same), resume(Free),
             memory("frozen layers move from the GPU to pinned host memory, except two at a time"),

@@ -103,9 +103,9 @@ fn small_gpus_train_the_full_model_with_weights_in_host_memory() {
         let found = json(&done(preset(gpu).arg("--json")));
         let gib = |key: &str| found["plan"][key].as_f64().unwrap() / f64::from(1 << 30);
         assert!(gib("device_peak") <= most, "{gpu}: {} GiB", gib("device_peak"));
-        // as much as the GPU has, if the host is not known
-        let size: f64 = gpu.trim_end_matches("gb").parse().unwrap();
-        assert!(gib("host_weights") > 0.0 && gib("host_weights") <= size, "{gpu}: {} GiB", gib("host_weights"));
+        // the host of a named GPU is not known
+        let most = gpu.trim_end_matches("gb").parse::<f64>().unwrap() * 1.25;
+        assert!(gib("host_weights") > 0.0 && gib("host_weights") <= most, "{gpu}: {} GiB", gib("host_weights"));
         assert_ne!(found["choice"]["stream_layers"], "none");
     }
 }
