@@ -102,6 +102,9 @@ inline float __uint_as_float(unsigned bits) {
   std::memcpy(&value, &bits, 4);
   return value;
 }
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>((static_cast<unsigned long long>(a) * b) >> 32);
+}
 inline unsigned __float_as_uint(float value) {
   unsigned bits;
   std::memcpy(&bits, &value, 4);

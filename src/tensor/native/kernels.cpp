@@ -66,6 +66,17 @@ uint32_t blocks(int64_t count, int64_t each) {
   return static_cast<uint32_t>(std::clamp<int64_t>((count + each * threads - 1) / (each * threads), 1, most_blocks));
 }
 
+// Kernels that divide indices count their elements with 31 bits.
+bool countable(const Tensor& x) { return x.numel() <= std::numeric_limits<int32_t>::max(); }
+
+Divider divider(int64_t value) {
+  const auto d = static_cast<uint64_t>(value);
+  unsigned shift = 0;
+  while ((uint64_t{1} << shift) < d) ++shift;
+  const uint64_t magic = ((uint64_t{1} << 32) * ((uint64_t{1} << shift) - d)) / d + 1;
+  return {static_cast<unsigned>(d), static_cast<unsigned>(magic), shift};
+}
+
 template <class Args>
 void launch(const std::string& op, at::ScalarType dtype, bool wide, Grid grid, const Args& args, const Tensor& like) {
   if (like.is_meta()) return;
@@ -111,15 +122,15 @@ std::optional<SwigluArgs> swiglu_args(const Tensor& gate, const Tensor& up) {
   if (!usable(gate) || !suffix(gate.scalar_type()) || !same(gate, up) || gate.sizes() != up.sizes()) return {};
   SwigluArgs args{};
   args.gate_row = row_stride(gate), args.up_row = row_stride(up);
-  if (gate.numel() == 0 || args.gate_row < 0 || args.up_row < 0) return {};
-  args.cols = gate.size(-1), args.rows = gate.numel() / args.cols;
+  if (gate.numel() == 0 || !countable(gate) || args.gate_row < 0 || args.up_row < 0) return {};
+  args.cols = divider(gate.size(-1)), args.count = static_cast<unsigned>(gate.numel());
   args.gate = pointer<void>(gate), args.up = pointer<void>(up);
   return args;
 }
 
 bool swiglu_wide(const SwigluArgs& a, const Tensor& gate, const Tensor& up) {
   const int64_t each = width(gate.scalar_type());
-  return a.cols % each == 0 && a.gate_row % each == 0 && a.up_row % each == 0 && aligned(gate) && aligned(up);
+  return a.cols.divisor % each == 0 && a.gate_row % each == 0 && a.up_row % each == 0 && aligned(gate) && aligned(up);
 }
 
 }  // namespace
@@ -194,7 +205,8 @@ std::optional<Tensor> rms_norm_weight_grad(const Tensor& dy, const Tensor& x, co
 bool rotate_(const Tensor& xs, const Tensor& cos, const Tensor& sin, bool back) {
   if (refused(back ? "rotary_backward" : "rotary")) return false;
   const auto dtype = xs.scalar_type();
-  if (!usable(xs) || !suffix(dtype) || xs.dim() != 3 || xs.numel() == 0 || xs.stride(2) != 1) return false;
+  if (!usable(xs) || !suffix(dtype) || xs.dim() != 3 || xs.numel() == 0 || !countable(xs) || xs.stride(2) != 1)
+    return false;
   const int64_t b = xs.size(0), t = xs.size(1), half = cos.size(-1), each = width(dtype);
   const bool shared = cos.numel() == t * half;
   const bool fits = same(cos, xs) && same(sin, xs) && cos.is_contiguous() && sin.is_contiguous() &&
@@ -203,7 +215,8 @@ bool rotate_(const Tensor& xs, const Tensor& cos, const Tensor& sin, bool back) 
   if (!fits) return false;
   RotaryArgs args{};
   args.x = pointer<void>(xs), args.cos = pointer<void>(cos), args.sin = pointer<void>(sin);
-  args.half = half, args.heads = xs.size(2) / (2 * half), args.tokens = t, args.pairs = xs.numel() / 2;
+  args.half = divider(half), args.heads = divider(xs.size(2) / (2 * half)), args.tokens = divider(t);
+  args.pairs = static_cast<unsigned>(xs.numel() / 2);
   args.x_batch = xs.stride(0), args.x_token = xs.stride(1), args.table_batch = shared ? 0 : t * half,
   args.backward = back;
   const bool wide = half % each == 0 && args.x_batch % each == 0 && args.x_token % each == 0 && aligned(xs) &&
@@ -214,7 +227,7 @@ bool rotate_(const Tensor& xs, const Tensor& cos, const Tensor& sin, bool back) 
 
 bool drops(const Tensor& x) {
   if (refused("dropout")) return false;
-  if (!suffix(x.scalar_type())) return false;
+  if (!suffix(x.scalar_type()) || !countable(x)) return false;
   return x.is_meta() ? prsmed::for_cuda() : runs_on(x);
 }
 
@@ -223,10 +236,11 @@ bool drop(const Tensor& x, const Tensor& y, double p, int64_t seed) {
   if (!drops(x) || !same(x, y) || x.sizes() != y.sizes() || !x.is_contiguous() || !y.is_contiguous()) return false;
   if (x.numel() == 0) return true;
   DropoutArgs args{};
-  args.x = pointer<void>(x), args.y = pointer<void>(y), args.count = x.numel(), args.dim = x.size(-1);
+  args.x = pointer<void>(x), args.y = pointer<void>(y), args.count = static_cast<unsigned>(x.numel());
+  args.dim = divider(x.size(-1));
   args.seed = seed, args.seed_at = reinterpret_cast<const long long*>(x.is_meta() ? nullptr : seed_on_device(seed));
   args.threshold = threshold_of(p);
-  const bool wide = args.dim % width(dtype) == 0 && aligned(x) && aligned(y);
+  const bool wide = args.dim.divisor % width(dtype) == 0 && aligned(x) && aligned(y);
   launch("dropout", dtype, wide, {blocks(args.count, wide ? width(dtype) : 1)}, args, x);
   return true;
 }
@@ -271,7 +285,7 @@ bool nf4(const Codes& weight, const Tensor& out) {
   }
   const int64_t each = width(out.scalar_type());
   const bool wide = args.count % each == 0 && aligned(out) && aligned(weight.codes);
-  if (args.count > 0) launch("nf4", out.scalar_type(), wide, {blocks(args.count, wide ? each : 2)}, args, out);
+  if (args.count > 0) launch("nf4", out.scalar_type(), wide, {blocks(args.count, wide ? 32 : 2)}, args, out);
   return true;
 }
 
@@ -281,10 +295,11 @@ bool packed_bias(const Tensor& blocks, const Tensor& bias) {
   if (!usable(bias) || !suffix(dtype) || blocks.scalar_type() != at::kLong || blocks.device() != bias.device())
     return false;
   if (!blocks.is_contiguous() || !bias.is_contiguous() || blocks.numel() != bias.size(0) * bias.size(2)) return false;
+  if (!countable(bias)) return false;
   PackedBiasArgs args{};
   args.blocks = reinterpret_cast<const long long*>(pointer<int64_t>(blocks)), args.bias = pointer<void>(bias);
-  args.tokens = bias.size(2), args.row = bias.size(3), args.count = bias.numel();
-  const bool wide = args.row % width(dtype) == 0 && aligned(bias);
+  args.tokens = divider(bias.size(2)), args.row = divider(bias.size(3)), args.count = static_cast<unsigned>(bias.numel());
+  const bool wide = args.row.divisor % width(dtype) == 0 && aligned(bias);
   if (args.count > 0)
     launch("packed_bias", dtype, wide, {kernels::blocks(args.count, wide ? width(dtype) : 1)}, args, bias);
   return true;

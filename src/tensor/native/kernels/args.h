@@ -2,6 +2,11 @@
 // Sizes and strides count elements.
 #pragma once
 
+// A divisor of numbers below 2^31, for a product and a shift instead of a division (Granlund & Montgomery 1994).
+struct Divider {
+  unsigned divisor, magic, shift;
+};
+
 struct RmsNormArgs {
   const void* x;       // [rows, dim]
   const void* weight;  // [dim]
@@ -16,7 +21,8 @@ struct RmsNormArgs {
 struct RotaryArgs {
   void* x;                               // [b, t, h 2 half], turned in place; strides of batch and token below
   const void *cos, *sin;                 // [t, half] or [b, t, half], contiguous
-  long long heads, tokens, half, pairs;  // pairs = b t h half
+  Divider heads, tokens, half;
+  unsigned pairs;  // b t h half
   long long x_batch, x_token;
   long long table_batch;  // 0 where all rows share the table
   int backward;
@@ -27,7 +33,8 @@ struct DropoutArgs {
   void* y;                   // the same; may be x
   const long long* seed_at;  // where the seed is; null = `seed`
   long long seed;
-  long long count, dim;
+  Divider dim;
+  unsigned count;
   unsigned threshold;  // the probability of being dropped, of 2^32
 };
 
@@ -35,7 +42,9 @@ struct SwigluArgs {
   const void *gate, *up;  // [rows, cols] with strides of rows
   const void* dy;         // [rows, cols] contiguous, backward only
   void *y, *dgate, *dup;  // [rows, cols] contiguous
-  long long rows, cols, gate_row, up_row;
+  Divider cols;
+  unsigned count;
+  long long gate_row, up_row;
 };
 
 struct Nf4Args {
@@ -53,7 +62,8 @@ struct Nf4Args {
 struct PackedBiasArgs {
   const long long* blocks;       // [b, t]: all tokens may see block 0, the others are seen by their own tokens alone
   void* bias;                    // [b, t, row], row >= t
-  long long tokens, row, count;  // count = b t row
+  Divider tokens, row;
+  unsigned count;  // b t row
 };
 
 struct Adamw8Args {

@@ -1,6 +1,7 @@
 // 16-bit floats, packs of 16 bytes, and sums over a block. Compiled by NVRTC, and by g++ with tests/native/emulate.h.
 // Without toolkit headers: the build needs no toolkit, and both compilers compute the same.
 #pragma once
+#include "args.h"
 
 struct Bf16 { unsigned short bits; };
 struct Fp16 { unsigned short bits; };
@@ -21,6 +22,11 @@ __device__ inline float widen(Fp16 value) {
 template <typename T> __device__ T narrow(float value);
 template <> __device__ inline float narrow<float>(float value) { return value; }
 template <> __device__ inline Bf16 narrow<Bf16>(float value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  unsigned short converted;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(converted) : "f"(value));
+  return Bf16{converted};
+#endif
   if (value != value) return Bf16{0x7fff};
   const unsigned bits = __float_as_uint(value);
   return Bf16{static_cast<unsigned short>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
@@ -46,6 +52,9 @@ template <typename T, int V> __device__ inline Pack<T, V> load(const T* from) {
 template <typename T, int V> __device__ inline void store(T* to, const Pack<T, V>& pack) {
   *reinterpret_cast<Pack<T, V>*>(to) = pack;
 }
+
+// For n below 2^31.
+__device__ inline unsigned quotient(unsigned n, const Divider& by) { return (__umulhi(n, by.magic) + n) >> by.shift; }
 
 __device__ inline long long global_thread() { return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ inline long long all_threads() { return static_cast<long long>(gridDim.x) * blockDim.x; }

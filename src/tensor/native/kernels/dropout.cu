@@ -21,12 +21,12 @@ __device__ inline bool keeps(unsigned key, unsigned column, unsigned threshold) 
 
 template <typename T, int V> __device__ void dropout(const DropoutArgs& a) {
   const long long seed = a.seed_at ? *a.seed_at : a.seed;
-  for (long long i = global_thread() * V; i < a.count; i += all_threads() * V) {
-    const long long row = i / a.dim, column = i % a.dim;
+  for (unsigned i = global_thread() * V; i < a.count; i += all_threads() * V) {
+    const unsigned row = quotient(i, a.dim), column = i - row * a.dim.divisor;
     const unsigned key = row_key(seed, row);
     auto xs = load<T, V>(static_cast<const T*>(a.x) + i);
     for (int v = 0; v < V; ++v)
-      if (!keeps(key, static_cast<unsigned>(column + v), a.threshold)) xs.at[v] = narrow<T>(0.0f);
+      if (!keeps(key, column + v, a.threshold)) xs.at[v] = narrow<T>(0.0f);
     store<T, V>(static_cast<T*>(a.y) + i, xs);
   }
 }

@@ -5,13 +5,14 @@
 
 template <typename T, int V> __device__ void packed_bias(const PackedBiasArgs& a) {
   const T seen = narrow<T>(0.0f), hidden = narrow<T>(__uint_as_float(0xff800000u));
-  for (long long i = global_thread() * V; i < a.count; i += all_threads() * V) {
-    const long long first = i % a.row, query = i / a.row % a.tokens;
-    const long long* blocks = a.blocks + i / a.row / a.tokens * a.tokens;
+  for (unsigned i = global_thread() * V; i < a.count; i += all_threads() * V) {
+    const unsigned rows = quotient(i, a.row), batch = quotient(rows, a.tokens);
+    const unsigned first = i - rows * a.row.divisor, query = rows - batch * a.tokens.divisor;
+    const long long* blocks = a.blocks + batch * a.tokens.divisor;
     const long long custom = blocks[query];
     Pack<T, V> out;
     for (int v = 0; v < V; ++v) {
-      const long long key = first + v;
+      const unsigned key = first + v;
       out.at[v] = key <= query && (blocks[key] == 0 || blocks[key] == custom) ? seen : hidden;
     }
     store<T, V>(static_cast<T*>(a.bias) + i, out);

@@ -6,8 +6,8 @@ __device__ inline float sigmoid(float value) { return 1.0f / (1.0f + expf(-value
 
 template <typename T, int V> __device__ void swiglu_forward(const SwigluArgs& a) {
   const T *gate = static_cast<const T*>(a.gate), *up = static_cast<const T*>(a.up);
-  for (long long i = global_thread() * V; i < a.rows * a.cols; i += all_threads() * V) {
-    const long long row = i / a.cols, column = i % a.cols;
+  for (unsigned i = global_thread() * V; i < a.count; i += all_threads() * V) {
+    const unsigned row = quotient(i, a.cols), column = i - row * a.cols.divisor;
     const auto gs = load<T, V>(gate + row * a.gate_row + column);
     const auto us = load<T, V>(up + row * a.up_row + column);
     Pack<T, V> out;
@@ -21,8 +21,8 @@ template <typename T, int V> __device__ void swiglu_forward(const SwigluArgs& a)
 
 template <typename T, int V> __device__ void swiglu_backward(const SwigluArgs& a) {
   const T *gate = static_cast<const T*>(a.gate), *up = static_cast<const T*>(a.up);
-  for (long long i = global_thread() * V; i < a.rows * a.cols; i += all_threads() * V) {
-    const long long row = i / a.cols, column = i % a.cols;
+  for (unsigned i = global_thread() * V; i < a.count; i += all_threads() * V) {
+    const unsigned row = quotient(i, a.cols), column = i - row * a.cols.divisor;
     const auto gs = load<T, V>(gate + row * a.gate_row + column);
     const auto us = load<T, V>(up + row * a.up_row + column);
     const auto ds = load<T, V>(static_cast<const T*>(a.dy) + i);
