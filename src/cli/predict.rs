@@ -34,7 +34,7 @@ pub(super) struct RunArgs {
     #[arg(long, value_name = "P", value_parser = parse_precision)]
     precision: Option<Precision>,
     /// First layers of the language model whose weights stay in host memory: `none`, `full` or their number, for GPUs
-    /// with little memory [default: as in the training; none on the CPU]
+    /// with little memory. `full` includes the vision tower [default: as in the training; none on the CPU]
     #[arg(long, value_name = "N")]
     stream_layers: Option<FirstLayers>,
     /// Load a checkpoint even if some keys do not match the model; the keys are listed
@@ -83,7 +83,7 @@ impl RunArgs {
             semantics: self.semantics,
             quantization: None,
             stream_layers: self.stream_layers,
-            stream_vision: None,
+            stream_vision: self.stream_layers.map(|layers| layers == FirstLayers::Full),
         };
         let locate = |spec: &str| context.locate(spec);
         let build = Build {

@@ -29,8 +29,9 @@ use serde_json::json;
 /// of the run. These settings do not change training results (except with `model.batch_norm=batch`, where a note says
 /// so).
 ///
-/// Only if nothing fits, or nothing that is nearly as fast, it tries frozen layers in 4 bits (`model.quantization`), then
-/// 8-bit optimizer state (`train.optimizer`), then smaller images, and prints a note. 3 % of the GPU's memory stay free. The speed of CPUs is
+/// It uses frozen layers in 4 bits (`model.quantization`), and then 8-bit optimizer state (`train.optimizer`), only if
+/// nothing else fits, or if a step would take more than 1.3 times as long with frozen layers in host memory. Smaller
+/// images are used only if nothing fits. It prints a note then. 3 % of the GPU's memory stay free. The speed of CPUs is
 /// not known to the planner: there, settings with the fewest operations count as the fastest.
 ///
 /// With `--task augment` it searches for the fastest batch and decoding mode of `prsmed augment generate`.
@@ -197,7 +198,9 @@ pub(super) fn search_for(
         custom_kernels: on_a_gpu && !resolved.is_from_a_flag("train.fused_kernels"),
         headroom_frac: HEADROOM_FRAC,
     };
-    search(&Searched::new(config, machine)?, &space)
+    let searched = Searched::new(config, machine)?;
+    let is_given = ["model.stream_layers", "model.stream_vision"].iter().any(|key| resolved.is_from_a_flag(key));
+    search(&if is_given { searched.keeping_host_layers() } else { searched }, &space)
 }
 
 /// A note if fewer questions share an image than the settings allow.
@@ -224,7 +227,7 @@ fn compromise_notes(config: &RunConfig, compromise: Compromise) -> Vec<String> {
         ));
     }
     if compromise.optimizer != config.train.optimizer {
-        notes.push("nothing fits otherwise: the optimizer state uses 8 bits".to_owned());
+        notes.push("the optimizer state uses 8 bits: nothing else fits, or only much slower settings".to_owned());
     }
     notes
 }

@@ -1,7 +1,7 @@
 //! Settings of a training that cannot be used together.
 
 use super::RunConfig;
-use crate::segment::setup::BatchNorm;
+use crate::segment::setup::{BatchNorm, check_host_layers};
 use crate::segment::vision_features;
 use crate::trainer::Switch;
 use crate::trainer::precision::Precision;
@@ -10,6 +10,7 @@ use crate::{Error, Result};
 /// The first conflict.
 pub(super) fn check(config: &RunConfig) -> Result<()> {
     check_packing(config)?;
+    check_host_layers(&config.model)?;
     vision_features::refuse_trained_tower(&config.data, config.model.train_base)?;
     check_graph(config)?;
     check_step_in_backward(config)

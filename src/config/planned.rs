@@ -10,7 +10,7 @@ use crate::plan::report::{Machine, Plan};
 use crate::plan::search::{Choice, Compromise, Effort, Problem, Saving, Use};
 use crate::runtime::Runtime;
 use crate::segment::dry_run::{Example, SegmentDryRun};
-use crate::segment::setup;
+use crate::segment::setup::{self, ModelConfig};
 use crate::segment::task::{self, CacheVision};
 use crate::segment::vision_features;
 use crate::setting::table::wrapped;
@@ -258,6 +258,8 @@ pub struct Searched<'a> {
     pub machine: &'a Machine,
     /// Layers of its language model.
     llm_layers: usize,
+    /// Whether the layers in host memory stay as the settings say.
+    keeps_host_layers: bool,
 }
 
 impl<'a> Searched<'a> {
@@ -266,7 +268,13 @@ impl<'a> Searched<'a> {
     pub fn new(config: &'a RunConfig, machine: &'a Machine) -> Result<Self> {
         let sizes = config.planned_sizes()?;
         let llm_layers = usize::try_from(sizes.llm.num_hidden_layers).unwrap_or(0);
-        Ok(Self { config, machine, llm_layers })
+        Ok(Self { config, machine, llm_layers, keeps_host_layers: false })
+    }
+
+    /// The same search, in which the layers in host memory stay as the settings say.
+    #[must_use]
+    pub fn keeping_host_layers(self) -> Self {
+        Self { keeps_host_layers: true, ..self }
     }
 }
 
@@ -281,7 +289,7 @@ impl Searched<'_> {
             config.model.stream_layers = FirstLayers::Count(layers);
             config.model.stream_vision = stream_vision;
             let job = config.dry_run(Job::Step, config.longest_example(), self.machine, false)?;
-            Ok(job.steps.host_weights.0)
+            Ok(job.steps.host_weights.bytes.0)
         };
         let (layer, vision) = (needed(1, false)?, needed(0, true)?);
         Ok(usize::try_from(limit.0.saturating_sub(vision) / layer.max(1)).unwrap_or(usize::MAX))
@@ -310,8 +318,13 @@ impl Problem for Searched<'_> {
             (false, true) => Use::Never,
             (false, false) => Use::Possible,
         };
-        let most = self.layers_on_the_host(compromise)?;
         let resident = Saving::ladder(self.llm_layers, 0, stepping);
+        if self.keeps_host_layers {
+            let ModelConfig { stream_layers, stream_vision, .. } = self.config.model;
+            return Ok(vec![resident.into_iter().map(|one| Saving { stream_layers, stream_vision, ..one }).collect()]);
+        }
+        // captured steps cannot copy weights
+        let most = if train.graph == Switch::On { 0 } else { self.layers_on_the_host(compromise)? };
         let on_the_host = (most > 0).then(|| Saving::ladder(self.llm_layers, most, stepping));
         Ok([Some(resident), on_the_host].into_iter().flatten().collect())
     }

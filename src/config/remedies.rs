@@ -63,6 +63,10 @@ pub fn remedies(config: &RunConfig, job: Job, machine: &Machine, plan: &Plan) ->
     let mut found = Vec::new();
     let mut harmless = Vec::new();
     for change in changes(config, job) {
+        // the host is the device
+        if machine.host_limit().is_none() && change.sets.contains("model.stream_") {
+            continue;
+        }
         // changes that are not possible or cannot be planned are left out
         let Ok(changed) = config.with_sets(&change.sets) else { continue };
         if keeps_results(config, &changed) {

@@ -9,7 +9,7 @@ use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, META, Tensor, kernels, ledger, memory, meta, no_grad, trace};
 use crate::trainer::graph::SETTLING_STEPS;
 use crate::trainer::precision::Scaler;
-use crate::trainer::{DryRunTask, StepInfo, Stepper, Switch, TrainConfig, checkpoint};
+use crate::trainer::{DryRunTask, HostUse, StepInfo, Stepper, Switch, TrainConfig, checkpoint};
 use crate::units::Bytes;
 use std::collections::HashMap;
 
@@ -135,16 +135,15 @@ pub struct DryRun {
 }
 
 /// Facts about steps besides allocations and operators.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepFacts {
     /// Bytes of a CUDA graph's fixed inputs, where steps are captured.
     pub captured_inputs: Option<Bytes>,
     /// Bytes of optimizer state that a step copies from host memory and back.
     pub moments: Bytes,
-    /// Pinned host memory of frozen weights.
-    pub host_weights: Bytes,
-    /// Bytes of frozen weights that the micro-batches that ran copied to the device.
-    pub weights_sent: Bytes,
+    /// Frozen weights in host memory; `sent` counts those of the micro-batches that ran in the phase whose time is
+    /// predicted.
+    pub host_weights: HostUse,
 }
 
 /// Host memory of a run besides tensors: bytes of its input pipeline, and which kernels it needs.
@@ -274,24 +273,27 @@ fn run_phases<T: DryRunTask>(
             let (state, facts) = train(config, count, true, build, meter)?;
             meter.begin("resume")?;
             resume(config, build, &state)?;
-            return Ok(facts);
+            Ok(facts)
         }
-        Job::Step => return train(config, count, false, build, meter).map(|(_, facts)| facts),
+        Job::Step => train(config, count, false, build, meter).map(|(_, facts)| facts),
         Job::Eval => {
             meter.begin("load")?;
             let task = build()?;
             meter.begin("evaluate")?;
+            let before = task.host_weights();
             no_grad(|| task.validate(&Silent))?;
+            Ok(StepFacts { host_weights: task.host_weights().since(&before), ..StepFacts::default() })
         }
         Job::Predict => {
             meter.begin("load")?;
             let task = build()?;
             meter.begin("predict")?;
+            let before = task.host_weights();
             task.predict()?;
+            Ok(StepFacts { host_weights: task.host_weights().since(&before), ..StepFacts::default() })
         }
         Job::Augment => unreachable!("augmentation defines its own phases"),
     }
-    Ok(StepFacts::default())
 }
 
 /// Names, shapes and dtypes of a checkpoint's training state.
@@ -317,10 +319,10 @@ fn train<T: DryRunTask>(
     let captures = config.graph_switch() == Switch::On;
     let info = StepInfo { number: 1, epoch: 0, learning_rate: config.learning_rate };
     let loaded = if task.sends_whole_steps() { config.accumulation } else { count.loaded };
-    let mut sent_before = Bytes(0);
+    let mut before = HostUse::default();
     for StepPhase { name, times, seen } in step_phases(whole, captures, task.has_cache()) {
         meter.begin(name)?;
-        sent_before = task.host_weights()[1];
+        before = task.host_weights();
         for _ in 0..times {
             let batches: Vec<T::Batch> = (0..loaded).map(|_| task.example(seen)).collect();
             // any micro-batch of a step may be the one that is captured
@@ -328,11 +330,9 @@ fn train<T: DryRunTask>(
             stepper.step(batches, info, &mut |_, _| Ok(()))?;
         }
     }
-    let [host_weights, sent] = task.host_weights();
     let facts = StepFacts {
-        host_weights,
         // of the last phase, which is one step
-        weights_sent: Bytes(sent.0 - sent_before.0),
+        host_weights: task.host_weights().since(&before),
         captured_inputs: captures.then(|| stepper.graphs.input_bytes()),
         moments: if config.offload_optimizer { stepper.optimizer.moment_bytes() } else { Bytes(0) },
     };

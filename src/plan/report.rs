@@ -122,7 +122,12 @@ impl Plan {
         let (peak_phase, peak_event) = highest.map_or(("", 0), |phase| (phase.memory.name, phase.memory.peak_event));
         let most = |of: fn(&PhasePlan) -> Bytes| phases.iter().map(of).max().unwrap_or_default();
         let device_peak = most(|phase| phase.device_peak);
-        let (budget, host_weights) = (machine.offer(), dry_run.steps.host_weights);
+        let budget = machine.offer();
+        let host_weights = match machine {
+            Machine::Cuda(..) => dry_run.steps.host_weights.bytes,
+            // part of the planned memory
+            Machine::Cpu(_) => Bytes(0),
+        };
         Self {
             job: *job,
             allocated_peak: most(|phase| phase.memory.allocated_peak),
@@ -130,7 +135,7 @@ impl Plan {
             device_peak,
             peak_phase,
             scopes: replay::scopes_at(trace, peak_event, 2),
-            fits: device_peak <= budget.bytes && machine.host_free().is_none_or(|free| host_weights <= free),
+            fits: device_peak <= budget.bytes && machine.has_host_memory(host_weights),
             host_weights,
             with_graphs: None,
             budget,
@@ -150,7 +155,7 @@ impl Plan {
 
     /// Whether CUDA graphs fit, if the run decides about them.
     pub fn has_room_for_graphs(&self) -> bool {
-        self.with_graphs.is_none_or(|graphs| graphs.fits)
+        self.host_weights == Bytes(0) && self.with_graphs.is_none_or(|graphs| graphs.fits)
     }
 
     /// The plan as text.
@@ -205,7 +210,7 @@ impl Plan {
             format!("fits {device}: {} of {bytes}, {left} free ({note})", self.device_peak)
         } else if self.device_peak <= *bytes {
             format!(
-                "does not fit this machine: frozen layers need {} of host memory, more than is free",
+                "does not fit this machine: frozen layers need {} of host memory, more than three quarters of what is free",
                 self.host_weights
             )
         } else {
@@ -239,12 +244,10 @@ impl Machine {
         }
     }
 
-    /// Free memory of the host, if this machine has the GPU.
-    fn host_free(&self) -> Option<Bytes> {
-        match self {
-            Self::Cuda(budget, _) => budget.host_free,
-            Self::Cpu(_) => None,
-        }
+    /// Whether this machine has room for `weights` bytes of pinned memory; true if the host is not known.
+    fn has_host_memory(&self, weights: Bytes) -> bool {
+        let Self::Cuda(Budget { host_free: Some(_), .. }, _) = self else { return true };
+        self.host_limit().is_none_or(|limit| weights <= limit)
     }
 
     /// Memory of the host that frozen weights may take in a search: three quarters of what is free on this machine, and
@@ -343,9 +346,16 @@ impl Machine {
             return None;
         }
         let time = time::phase(&dry_run.trace, phase_of(job), dry_run.repeats(), &speed)?;
-        let steps = dry_run.steps;
-        let weights = steps.weights_sent.0 as f64 * dry_run.repeats();
-        let time = time.with_copied_weights(weights, &speed).with_transfers(steps.moments, &speed);
+        let steps = &dry_run.steps;
+        let weights = &steps.host_weights;
+        let copied = match self {
+            Self::Cuda(..) if weights.sent > Bytes(0) => {
+                let hidden = time::of_layers(&dry_run.trace, phase_of(job), &weights.layers, &speed);
+                dry_run.repeats() * hidden.waiting(weights, &speed)
+            }
+            _ => 0.0,
+        };
+        let time = time.waiting(copied).with_transfers(steps.moments, &speed);
         Some(if steps.captured_inputs.is_some() { time.with_graphs() } else { time })
     }
 }

@@ -6,6 +6,7 @@
 use super::speed::Speed;
 use crate::tensor::module_path::{self, ModuleId};
 use crate::tensor::trace::{Cost, Trace};
+use crate::trainer::HostUse;
 use crate::units::Bytes;
 use std::collections::HashMap;
 
@@ -27,12 +28,11 @@ pub struct PhaseTime {
 }
 
 impl PhaseTime {
-    /// The time of a step that copies `weights` bytes of frozen layers to the GPU while it computes.
+    /// The time with `seconds` in which the GPU waits for copies.
     #[must_use]
-    pub fn with_copied_weights(self, weights: f64, speed: &Speed) -> Self {
-        let bus = speed.transfer_seconds(weights);
-        let host_bound = self.host_bound && self.seconds >= bus;
-        Self { seconds: self.seconds.max(bus), gpu_seconds: self.gpu_seconds.max(bus), host_bound, ..self }
+    pub fn waiting(self, seconds: f64) -> Self {
+        let (all, gpu_seconds) = (self.seconds.max(self.gpu_seconds + seconds), self.gpu_seconds + seconds);
+        Self { seconds: all, gpu_seconds, host_bound: self.host_bound && all > gpu_seconds, ..self }
     }
 
     /// Adds the time to copy offloaded optimizer state to the GPU and back. It is counted in full, although some of
@@ -70,6 +70,49 @@ pub fn phase(trace: &Trace, name: &str, repeats: f64, speed: &Speed) -> Option<P
     }
     let host = operators * speed.host;
     Some(PhaseTime { operators, seconds: gpu.max(host), gpu_seconds: gpu, host_bound: host > gpu, ..time })
+}
+
+/// Seconds of the GPU in layers whose weights are copied from host memory, once in the forward and once in the backward
+/// pass. Meanwhile the next layer is copied.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct LayerTime {
+    forward: f64,
+    backward: f64,
+}
+
+impl LayerTime {
+    /// Seconds in which the GPU waits for the copies of the layers: those that take longer than the computation of a
+    /// layer, and the first one of each pass.
+    pub fn waiting(self, weights: &HostUse, speed: &Speed) -> f64 {
+        let layers: usize = weights.layers.iter().map(|(_, count)| count).sum();
+        let passes = if self.backward > 0.0 { 2.0 } else { 1.0 };
+        let copies = speed.transfer_seconds(weights.sent.0 as f64) / passes;
+        let first = copies / (layers as f64).max(1.0);
+        let computed = if passes > 1.0 { vec![self.forward, self.backward] } else { vec![self.forward] };
+        computed.into_iter().map(|seconds| first + (copies - first - seconds).max(0.0)).sum()
+    }
+}
+
+/// The time of the first `count` layers of each module path in `layers`, in the phase `name`.
+pub fn of_layers(trace: &Trace, name: &str, layers: &[(&'static str, usize)], speed: &Speed) -> LayerTime {
+    let mut time = LayerTime::default();
+    let Some(index) = trace.marks.iter().position(|mark| mark.0 == name) else { return time };
+    let end = trace.marks.get(index + 1).map_or(trace.costs.len(), |mark| mark.2);
+    let is_one = |path: &str| {
+        layers.iter().any(|(module, count)| {
+            let rest = path.strip_prefix(module).and_then(|rest| rest.strip_prefix('.'));
+            let number = rest.and_then(|rest| rest.split('.').next()).and_then(|number| number.parse::<usize>().ok());
+            number.is_some_and(|number| number < *count)
+        })
+    };
+    let mut kept: HashMap<ModuleId, bool> = HashMap::new();
+    for cost in &trace.costs[trace.marks[index].2..end] {
+        if *kept.entry(cost.module).or_insert_with(|| is_one(&module_path::path(cost.module))) {
+            let part = if cost.backward { &mut time.backward } else { &mut time.forward };
+            *part += seconds(cost, trace, speed);
+        }
+    }
+    time
 }
 
 /// Floating-point operations of the phase `name`, counted as in [`phase`]; 0 without costs.
@@ -142,11 +185,40 @@ mod tests {
         let small = of(vec![cost(0.0, 1.0); 100]);
         assert!((small.seconds - 100.0 * HOST).abs() < 1e-12 && small.host_bound);
         assert!((small.with_graphs().seconds - 100.0 * LAUNCH).abs() < 1e-12 && !small.with_graphs().host_bound);
-        let copied = large.with_copied_weights(24e9, &speed);
-        assert!((copied.seconds - 2.0_f64.max(large.seconds)).abs() < 1e-9, "24 GB at 12 GB/s: {copied:?}");
-        assert_eq!(large.with_copied_weights(1e6, &speed), large, "hidden behind the computation");
         let brought = small.with_transfers(Bytes(6_000_000_000), &speed);
         assert!((brought.seconds - small.seconds - 1.0).abs() < 1e-9, "6 GB and back at 12 GB/s");
         assert!((brought.with_graphs().seconds - small.with_graphs().seconds - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn copies_hide_behind_the_layers_that_are_copied_and_nothing_else() {
+        let speed = Speed::assumed(&gpus::find("RTX 4090").unwrap().rates);
+        let use_of = |sent: u64| HostUse { sent: Bytes(sent), layers: vec![("llm.layers", 4)], ..HostUse::default() };
+        // 2 s of copies, half of them in each pass, the first of four layers with nothing to hide behind
+        let waiting = |forward, backward| LayerTime { forward, backward }.waiting(&use_of(24_000_000_000), &speed);
+        assert!((waiting(0.75, 3.0) - 2.0 * 0.25).abs() < 1e-9);
+        assert!((waiting(0.5, 3.0) - (0.25 + 0.25 + 0.25)).abs() < 1e-9, "the forward pass is too short");
+        assert!((waiting(0.0, 0.0) - 2.0).abs() < 1e-9, "without a backward pass all copies are one pass's");
+        let cost = |module: ModuleId, backward: bool| Cost {
+            flops: 1e13,
+            bytes: 1e8,
+            element_bytes: 2,
+            backward,
+            op: 1,
+            module,
+            event: 0,
+        };
+        let module = |path: &'static [&'static str], layer: usize| {
+            let _part = module_path::enter(path[0]);
+            let _layer = module_path::enter_at("layers", layer);
+            module_path::current_id()
+        };
+        let [streamed, resident, other] = [module(&["llm"], 3), module(&["llm"], 4), module(&["image_encoder"], 0)];
+        let costs = vec![cost(streamed, false), cost(streamed, true), cost(resident, false), cost(other, true)];
+        let ops = vec![String::new(), "aten::mm".into()];
+        let trace = Trace { costs, ops, marks: vec![("step", 0, 0)], ..Trace::default() };
+        let time = of_layers(&trace, "step", &use_of(0).layers, &speed);
+        let one = speed.seconds(1e13, 1e8, 2, false);
+        assert!((time.forward - one).abs() < 1e-12 && (time.backward - one).abs() < 1e-12, "{time:?}");
     }
 }

@@ -198,17 +198,26 @@ pub(super) fn check_adapters(config: &ModelConfig, sizes: &prsmed::Config) -> Re
         let hint = "set `model.train_base=false`: LoRA adapts the base";
         return Err(Error::config("model.train_base", "the base has pretrained weights", hint));
     }
+    check_host_layers(config)?;
+    if config.train_base && config.quantization != Quantization::None {
+        let reason = format!("`{}` weights are frozen, `model.train_base` trains them", config.quantization.name());
+        let hint = "set `model.train_base=false`, or `model.quantization=none`";
+        return Err(Error::config("model.quantization", reason, hint));
+    }
+    Ok(())
+}
+
+/// Layers in host memory must be frozen.
+///
+/// # Errors
+/// [`Error::Config`].
+pub fn check_host_layers(config: &ModelConfig) -> Result<()> {
     let streams =
         [("stream_layers", config.stream_layers.count() > 0, "none"), ("stream_vision", config.stream_vision, "false")];
     if let Some((name, _, off)) = streams.into_iter().find(|(_, is_on, _)| config.train_base && *is_on) {
         let reason = "layers in host memory are frozen, `model.train_base` trains them";
         let hint = format!("set `model.train_base=false`, or `model.{name}={off}`");
         return Err(Error::config(format!("model.{name}"), reason, hint));
-    }
-    if config.train_base && config.quantization != Quantization::None {
-        let reason = format!("`{}` weights are frozen, `model.train_base` trains them", config.quantization.name());
-        let hint = "set `model.train_base=false`, or `model.quantization=none`";
-        return Err(Error::config("model.quantization", reason, hint));
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, META, Tensor, guard, ledger, meta, no_grad};
 use crate::trainer::graph::Capturable;
 use crate::trainer::profile::Component;
-use crate::trainer::{BatchSize, Batches, DryRunTask, Loss, Parameter, Task, TrainConfig, Validation};
+use crate::trainer::{BatchSize, Batches, DryRunTask, HostUse, Loss, Parameter, Task, TrainConfig, Validation};
 use crate::units::Bytes;
 use std::path::Path;
 
@@ -362,11 +362,13 @@ impl DryRunTask for SegmentDryRun {
         self.batch(self.example.questions, seen, self.model.options().device)
     }
 
-    fn host_weights(&self) -> [Bytes; 2] {
+    fn host_weights(&self) -> HostUse {
         let sum = |bytes: fn(&HostWeights) -> Bytes| {
             Bytes(self.model.host_weights().into_iter().map(|weights| bytes(weights).0).sum())
         };
-        [sum(HostWeights::bytes), sum(HostWeights::sent)]
+        let paths = ["vision_tower.layers", "llm.layers"].into_iter();
+        let layers = paths.zip(self.model.host_weights().map(HostWeights::len));
+        HostUse { bytes: sum(HostWeights::bytes), sent: sum(HostWeights::sent), layers: layers.collect() }
     }
 
     fn sends_whole_steps(&self) -> bool {

@@ -2,7 +2,7 @@
 
 pub use super::assembly::{Assembly, Build, Description, RunOverrides, pixels};
 pub use super::config::{BatchNorm, ModelConfig, RANDOM, Sizes};
-pub use super::description::{describe, verify};
+pub use super::description::{check_host_layers, describe, verify};
 
 use super::description::{FORMAT, check_adapters, check_sizes};
 use super::needs;
@@ -59,6 +59,7 @@ pub fn create(
 /// [`Error::Weights`] if the folder is neither, or incomplete.
 pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Assembly> {
     let description = described(folder, overrides, build)?;
+    check_host_layers(&description.model)?;
     let of_kernels = check_kernels(build.device)?;
     let model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build_options(&description.model, build, false))))?;
     let mut warnings = weights::load_run(folder, &description, &model, build)?;
@@ -88,12 +89,11 @@ pub(super) fn described(folder: &Path, overrides: &RunOverrides, build: Build) -
     if let Some(quantization) = overrides.quantization {
         description.model.quantization = quantization;
     }
-    // a run that was trained on a small GPU needs no copies on the CPU
-    let default = (build.device == Device::Cpu).then_some(FirstLayers::None);
-    if let Some(layers) = overrides.stream_layers.or(default) {
+    description.model = resident_on_cpu(description.model, build.device);
+    if let Some(layers) = overrides.stream_layers {
         description.model.stream_layers = layers;
     }
-    if let Some(streams) = overrides.stream_vision.or(default.map(|_| false)) {
+    if let Some(streams) = overrides.stream_vision {
         description.model.stream_vision = streams;
     }
     if let Some(semantics) = overrides.semantics {
@@ -103,6 +103,14 @@ pub(super) fn described(folder: &Path, overrides: &RunOverrides, build: Build) -
         description.pixels = PixelConfig { labels, ..pixels(&description.model, &description.sizes) };
     }
     Ok(description)
+}
+
+/// The settings of a stored run for `device`: on the CPU, copies of weights would save nothing.
+pub fn resident_on_cpu(model: ModelConfig, device: Device) -> ModelConfig {
+    match device {
+        Device::Cpu => ModelConfig { stream_layers: FirstLayers::None, stream_vision: false, ..model },
+        _ => model,
+    }
 }
 
 /// Checks the custom CUDA kernels before the first 4-bit weights need them; returns warnings.

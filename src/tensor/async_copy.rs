@@ -4,6 +4,7 @@
 //! The CPU needs no copies. **Not yet run on a GPU.**
 
 use super::{Device, Kind, META, Result, Tensor, native};
+use crate::units::Bytes;
 use std::ffi::c_void;
 
 /// A copy of a CPU tensor in pinned memory, from which a GPU reads at the full rate of the bus.
@@ -22,7 +23,7 @@ pub fn pinned(host: &Tensor) -> Result<Tensor> {
 /// Uninitialized pinned memory of `bytes` bytes.
 ///
 /// # Panics
-/// With libtorch's message, for example without a GPU, or if the system has no more memory to pin.
+/// With [`crate::Error::Config`] without a GPU, or if the system has no more memory to pin.
 pub(super) fn pinned_empty(bytes: i64) -> Tensor {
     let mut out = std::ptr::null_mut();
     // SAFETY: `out` is set when no message is returned.
@@ -30,7 +31,12 @@ pub(super) fn pinned_empty(bytes: i64) -> Tensor {
     match made {
         // SAFETY: a new tensor, owned once.
         Ok(()) => unsafe { native::owned(out) },
-        Err(error) => error.raise(),
+        Err(error) => {
+            let (reason, size) = (error.to_string(), Bytes(u64::try_from(bytes).unwrap_or_default()));
+            let hint = "lower `model.stream_layers`, or free host memory";
+            let reason = format!("the system cannot pin {size} more of host memory: {reason}");
+            crate::Error::config("model.stream_layers", reason, hint).raise()
+        }
     }
 }
 

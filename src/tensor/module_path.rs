@@ -180,6 +180,13 @@ pub fn current() -> String {
     path(ModuleId(unsafe { native::prsmed_module() }))
 }
 
+/// The id of this thread's module path.
+#[cfg(test)]
+pub(crate) fn current_id() -> ModuleId {
+    // SAFETY: reads a thread-local integer.
+    ModuleId(unsafe { native::prsmed_module() })
+}
+
 /// The text of a module path; empty for the root.
 pub fn path(module: ModuleId) -> String {
     path_in(&table(), module.0)

@@ -27,4 +27,4 @@ pub use config::{FirstLayers, OptimizerKind, Switch, TrainConfig};
 pub use loss::{BatchSize, Loss, Parameter};
 pub use run::{Outcome, Session, run};
 pub use step::{StepInfo, StepResult, Stepper};
-pub use task::{Batches, DryRunTask, Task, Validation};
+pub use task::{Batches, DryRunTask, HostUse, Task, Validation};

@@ -115,6 +115,24 @@ pub trait Task {
     /// [`crate::Error::Weights`].
     fn load(&self, folder: &std::path::Path) -> Result<()>;
 }
+/// Use of frozen weights in host memory.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct HostUse {
+    /// Bytes that they take.
+    pub bytes: Bytes,
+    /// Bytes that were copied to the device so far.
+    pub sent: Bytes,
+    /// Module path and number of layers, for each part of the model that has some.
+    pub layers: Vec<(&'static str, usize)>,
+}
+
+impl HostUse {
+    /// This use, with the bytes that were copied since `before`.
+    #[must_use]
+    pub fn since(self, before: &Self) -> Self {
+        Self { sent: Bytes(self.sent.0 - before.sent.0), ..self }
+    }
+}
 
 /// A task that can run without data, to plan or to measure its memory.
 pub trait DryRunTask: Task {
@@ -122,9 +140,9 @@ pub trait DryRunTask: Task {
     /// epoch, so the task has them in its caches.
     fn example(&self, seen: bool) -> Self::Batch;
 
-    /// Bytes of frozen weights in host memory, and how many of them were copied to the device so far.
-    fn host_weights(&self) -> [Bytes; 2] {
-        [Bytes(0); 2]
+    /// Frozen weights in host memory.
+    fn host_weights(&self) -> HostUse {
+        HostUse::default()
     }
 
     /// True if all micro-batches of a step are on the device before its first pass.

@@ -83,12 +83,15 @@ fn settings_that_are_tried_in_the_first_steps_are_part_of_a_preset() {
     let graphs = ["--set", "train.clip_norm=0", "--set", "train.graph=on", "--effective-batch", "3"];
     let given = done(preset("8gb").args(graphs));
     assert!(given.contains("graph = \"on\"") && !given.contains("step_in_backward = "), "{given}");
+    assert!(!given.contains("stream_"), "captured steps cannot copy weights: {given}");
+    let resident = done(preset("8gb").args(["--set", "model.stream_layers=none"]));
+    assert!(!resident.contains("stream_") && resident.contains("checkpointing = 30"), "{resident}");
 }
 
 #[test]
 fn a_larger_gpu_never_gets_a_worse_preset() {
     let mut before = (usize::MAX, f64::INFINITY);
-    for size in [4, 5, 6, 8, 10, 12, 16, 24, 32, 40, 48, 80, 141, 192] {
+    for size in [4, 5, 6, 8, 10, 11, 12, 16, 18, 24, 32, 40, 48, 80, 141, 192] {
         let found = json(&done(preset(&format!("{size}gb")).arg("--json")));
         let now = rank(&found);
         assert!(found["plan"]["fits"].as_bool().unwrap(), "{size} GB: {found}");

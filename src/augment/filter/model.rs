@@ -166,6 +166,7 @@ impl FilterModels {
         let reference = classes.into_values().filter(|&images| images >= LEAST).max().unwrap_or(0);
         let batch = reference.min(FEATURES);
         let Description { model, sizes, .. } = description;
+        let model = setup::resident_on_cpu(model, device);
         Ok(FilterDryRun { model, sizes, kind: kind_on(device), question_tokens, image, batch, reference })
     }
 

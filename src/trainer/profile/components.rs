@@ -24,7 +24,7 @@ pub struct ComponentUse {
     pub parameters: u64,
     /// Number of trained weights.
     pub trainable: u64,
-    /// Bytes of its weights.
+    /// Bytes of its weights, also of those in host memory.
     pub parameter_bytes: Bytes,
     /// Bytes of its running statistics.
     pub buffer_bytes: Bytes,
