@@ -115,6 +115,7 @@ pub trait Task {
     /// [`crate::Error::Weights`].
     fn load(&self, folder: &std::path::Path) -> Result<()>;
 }
+
 /// Use of frozen weights in host memory.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HostUse {

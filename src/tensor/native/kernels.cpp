@@ -298,7 +298,8 @@ bool packed_bias(const Tensor& blocks, const Tensor& bias) {
   if (!countable(bias)) return false;
   PackedBiasArgs args{};
   args.blocks = reinterpret_cast<const long long*>(pointer<int64_t>(blocks)), args.bias = pointer<void>(bias);
-  args.tokens = divider(bias.size(2)), args.row = divider(bias.size(3)), args.count = static_cast<unsigned>(bias.numel());
+  args.tokens = divider(bias.size(2)), args.row = divider(bias.size(3));
+  args.count = static_cast<unsigned>(bias.numel());
   const bool wide = args.row.divisor % width(dtype) == 0 && aligned(bias);
   if (args.count > 0)
     launch("packed_bias", dtype, wide, {kernels::blocks(args.count, wide ? width(dtype) : 1)}, args, bias);
