@@ -8,10 +8,10 @@ use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::rope::Rope;
 use crate::nn::{Embedding, Linear, LoraConfig, Mask, RmsNorm, attention};
 use crate::tensor::autograd::checkpoint;
-use crate::tensor::functions::{packed_bias, swiglu};
+use crate::tensor::functions::{Segments, packed_bias, swiglu};
 use crate::tensor::host_weights::{FrozenLayer, HostWeights};
 use crate::tensor::store::{Init, VarPath};
-use crate::tensor::{Device, Kind, Shared, Tensor, dims, module_path, no_grad};
+use crate::tensor::{Kind, Shared, Tensor, dims, meta, module_path, no_grad};
 
 /// Sizes of the decoder, with the field names of the model's `config.json`.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -142,9 +142,15 @@ impl Attention {
     }
 
     fn forward(&self, xs: &Tensor, state: &PassState, cache: Option<(usize, &mut KvCache)>) -> Tensor {
-        let q = split_heads(&state.rope.rotate(self.q_proj.forward(xs, state.train)), self.num_heads);
-        let k = split_heads(&state.rope.rotate(self.k_proj.forward(xs, state.train)), self.num_kv_heads);
-        let v = split_heads(&self.v_proj.forward(xs, state.train), self.num_kv_heads);
+        let projections = [&self.q_proj, &self.k_proj, &self.v_proj];
+        let [q, k, v] = Linear::forward_each(projections, xs, state.train);
+        let [q, k] = [q, k].map(|xs| state.rope.rotate(xs));
+        if let OwnedMask::Segments(segments) = &state.mask {
+            let [_b, _t, width] = dims(&q);
+            return self.o_proj.forward(&segments.attend(&q, &k, &v, width / self.num_heads), state.train);
+        }
+        let q = split_heads(&q, self.num_heads);
+        let [k, v] = [k, v].map(|xs| split_heads(&xs, self.num_kv_heads));
         let (k, v) = match cache {
             Some((layer, cache)) => cache.extend(layer, &k, &v),
             None => (k, v),
@@ -227,19 +233,20 @@ struct PassState {
     train: bool,
 }
 
-/// An owned [`Mask`].
+/// An owned [`Mask`], or segments in place of a mask.
 #[derive(Debug)]
 enum OwnedMask {
     None,
     Causal,
     Keep(Tensor),
     Bias(Tensor),
+    Segments(Segments),
 }
 
 impl PassState {
     fn mask(&self) -> Mask<'_> {
         match &self.mask {
-            OwnedMask::None => Mask::None,
+            OwnedMask::None | OwnedMask::Segments(_) => Mask::None,
             OwnedMask::Causal => Mask::Causal,
             OwnedMask::Keep(keep) => Mask::Keep(keep),
             OwnedMask::Bias(bias) => Mask::Bias(bias),
@@ -262,23 +269,51 @@ pub enum AttentionPattern<'a> {
         /// Block of each token, `[b, t]` i64. A token attends to earlier tokens of block 0 (the prefix) and its own
         /// block.
         blocks: &'a Tensor,
+        /// The same without a mask.
+        segments: &'a Segments,
     },
 }
 
+/// Attention of several questions that share the tokens of an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PackedAttention {
+    /// [`Self::Flash`] on GPUs that support it, else [`Self::Mask`].
+    #[default]
+    Auto,
+    /// One call of the flash kernel for all questions, without a mask. On the CPU one question after another.
+    Flash,
+    /// One call with a mask that hides the other questions.
+    Mask,
+}
+
 impl AttentionPattern<'_> {
-    /// The attention mask of `t` tokens for queries of dtype `kind`.
+    /// The attention mask for `embeds [b, t, d]`.
     ///
-    /// A packed sequence needs one bias for one attention call: the CPU's fused kernel and CUDA's memory-efficient
-    /// kernel support it. CUDA's flash attention does not; it would need a copy of the prefix's keys for each question.
-    /// Attention is about 3% of the language model's arithmetic at these lengths.
-    fn mask(self, t: i64, kind: Kind, device: Device) -> OwnedMask {
+    /// A packed sequence needs a bias for one attention call: the CPU's fused kernel and CUDA's memory-efficient kernel
+    /// support it. CUDA's flash kernel supports no bias, but sequences of several lengths, and it computes no scores of
+    /// hidden pairs.
+    fn mask(self, embeds: &Tensor, config: &Config, packed: PackedAttention) -> OwnedMask {
+        let [_b, t, _d] = dims(embeds);
         match self {
             Self::Causal => OwnedMask::Causal,
             Self::Padded(keep) => {
-                let causal = Tensor::ones([t, t], (Kind::Bool, device)).tril(0);
+                let causal = Tensor::ones([t, t], (Kind::Bool, embeds.device())).tril(0);
                 OwnedMask::Keep(keep.unsqueeze(1).unsqueeze(1).logical_and(&causal))
             }
-            Self::Packed { blocks, .. } => OwnedMask::Bias(packed_bias(blocks, kind)),
+            Self::Packed { blocks, segments, .. } => {
+                let (heads, groups) = (config.num_attention_heads, config.num_key_value_heads);
+                let flash = match packed {
+                    PackedAttention::Auto => Segments::supported(embeds, heads, groups),
+                    PackedAttention::Flash => !meta::runs_as_cuda(embeds) || Segments::supported(embeds, heads, groups),
+                    PackedAttention::Mask => false,
+                };
+                if flash {
+                    OwnedMask::Segments(segments.shallow_clone())
+                } else {
+                    OwnedMask::Bias(packed_bias(blocks, embeds.kind()))
+                }
+            }
         }
     }
 }
@@ -303,6 +338,7 @@ pub struct Mistral {
     norm: RmsNorm,
     lm_head: Linear,
     config: Config,
+    packed_attention: PackedAttention,
 }
 
 impl Mistral {
@@ -337,7 +373,14 @@ impl Mistral {
             norm: RmsNorm::new(&model.sub("norm"), d, config.rms_norm_eps),
             lm_head: Linear::no_bias(&vs.sub("lm_head"), d, config.vocab_size, init),
             config: config.clone(),
+            packed_attention: PackedAttention::Auto,
         }
+    }
+
+    /// Sets the attention of packed questions.
+    #[must_use]
+    pub fn with_packed_attention(self, packed_attention: PackedAttention) -> Self {
+        Self { packed_attention, ..self }
     }
 
     /// Frozen weights in host memory.
@@ -372,13 +415,16 @@ impl Mistral {
     pub fn forward_with(&self, embeds: &Tensor, pattern: AttentionPattern, pass: Pass) -> Tensor {
         let [_b, t, _d] = dims(embeds);
         let _module = module_path::enter("llm");
-        let device = embeds.device();
         let (head_dim, theta, kind) = (self.config.head_dim(), self.config.rope_theta, embeds.kind());
         let rope = match pattern {
             AttentionPattern::Packed { positions, .. } => Rope::at(head_dim, theta, positions, kind),
             AttentionPattern::Causal | AttentionPattern::Padded(_) => self.rope(0, t, embeds),
         };
-        let state = Shared::new(PassState { rope, mask: pattern.mask(t, kind, device), train: pass.train });
+        let state = Shared::new(PassState {
+            rope,
+            mask: pattern.mask(embeds, &self.config, self.packed_attention),
+            train: pass.train,
+        });
         let mut xs = embeds.shallow_clone();
         for (i, layer) in self.layers.iter().enumerate() {
             let _module = module_path::enter_at("layers", i);

@@ -12,6 +12,7 @@
 
 use crate::models::llava::Projector;
 use crate::models::mask_decoder::{self, MaskDecoder};
+use crate::models::mistral::PackedAttention;
 use crate::models::tiny_vit::{self, TinyVit};
 use crate::models::{clip, mistral};
 use crate::nn::linear::Linear;
@@ -61,6 +62,8 @@ pub struct BuildOptions {
     pub host_layers: usize,
     /// Whether the layers of the vision tower stay in host memory.
     pub host_vision: bool,
+    /// Attention of several questions about an image.
+    pub packed_attention: PackedAttention,
 }
 
 /// The tensors of each part, named as in its checkpoint file.
@@ -149,7 +152,8 @@ impl PrsMed {
         let projector = in_module("projector", || Projector::new(&mm_projector, tower_width, width));
         let layers = base.quantized(options.quantization, !options.loads_base);
         let adapters = (config.lora.rank > 0).then_some((&lora, &config.lora));
-        let llm = in_module("llm", || mistral::Mistral::new(&layers, adapters, &config.llm, options.host_layers));
+        let llm = in_module("llm", || mistral::Mistral::new(&layers, adapters, &config.llm, options.host_layers))
+            .with_packed_attention(options.packed_attention);
         let encoder = in_module("image_encoder", || TinyVit::new(&trained(&stores.image_encoder), &config.encoder));
         let decoder = in_module("mask_decoder", || MaskDecoder::new(&trained(&stores.mask_decoder), &config.decoder));
         let class_head = in_module("class_head", || {

@@ -40,10 +40,9 @@ impl Lora {
         Self { lora_a, lora_b, ..*self }
     }
 
-    /// Adds the adapter's output for `xs` to `ys`, the output of the adapted layer, in place.
-    fn add_to(&self, ys: Tensor, xs: &Tensor, train: bool) -> Tensor {
+    fn product(&self, train: bool) -> LowRank<'_> {
         let dropout = if train { self.dropout } else { 0.0 };
-        LowRank { a: &self.lora_a, b: &self.lora_b, scale: self.scale, dropout }.add_to(ys, xs)
+        LowRank { a: &self.lora_a, b: &self.lora_b, scale: self.scale, dropout }
     }
 }
 
@@ -104,9 +103,25 @@ impl Linear {
     pub fn forward(&self, xs: &Tensor, train: bool) -> Tensor {
         let ys = self.product(xs);
         match &self.lora {
-            Some(lora) => lora.add_to(ys, xs, train),
+            Some(lora) => lora.product(train).add_to(ys, xs),
             None => ys,
         }
+    }
+
+    /// The outputs of layers with the same input. Adapters, which all or none have, share their passes over it.
+    ///
+    /// # Shapes
+    /// `xs [..., in]` to `[..., out]` each, in the dtype of `xs`.
+    ///
+    /// # Panics
+    /// If only some layers have an adapter.
+    pub fn forward_each<const N: usize>(layers: [&Self; N], xs: &Tensor, train: bool) -> [Tensor; N] {
+        let ys = layers.map(|layer| layer.product(xs));
+        if layers.iter().all(|layer| layer.lora.is_none()) {
+            return ys;
+        }
+        let adapters = layers.map(|layer| layer.lora.as_ref().expect("all layers have an adapter").product(train));
+        LowRank::add_each_to(adapters, ys, xs)
     }
 
     /// The layer without its adapter.

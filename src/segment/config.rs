@@ -4,6 +4,7 @@ use super::Semantics;
 use crate::data::classical::Augment;
 use crate::data::labels::Labels;
 use crate::data::mixing_sampler::Ratio;
+use crate::models::mistral::PackedAttention;
 use crate::models::{clip, mask_decoder, mistral, tiny_vit};
 use crate::nn::Quantization;
 use crate::setting::settings;
@@ -43,6 +44,13 @@ settings! {
         stream_vision: bool = false, results(Same), resume(Free),
             memory("the vision tower moves from the GPU to pinned host memory, except two layers at a time"),
             saves_at("true", "copies the vision tower to the GPU for each batch");
+        /// Attention of several questions about one image, which share its tokens: `mask` is one call with a mask that
+        /// hides the other questions. `flash` is one call of the flash kernel without a mask; it computes no hidden scores
+        /// and needs bf16 or fp16 and a GPU of compute capability 8.0 or more (on the CPU it computes one question after
+        /// another). `auto` is `flash` on GPUs that support it, else `mask`.
+        packed_attention: PackedAttention = PackedAttention::Auto, results(Rounding), resume(Free),
+            memory("`flash` repeats the keys and values of the image for each question while it runs; `mask` repeats them for \
+                    each head, and needs a mask");
         /// Train the language model, tower and projector too. Only for models that start from random weights.
         train_base: bool = false, results(Changes), resume(Fixed),
             memory("gradients and optimizer state of the whole language model");

@@ -88,6 +88,7 @@ impl SegmentDryRun {
             loads_base: !initialise && settings.base != setup::RANDOM,
             host_layers: settings.stream_layers.count(),
             host_vision: settings.stream_vision,
+            packed_attention: settings.packed_attention,
         };
         let model = guard::guard(|| Ok(PrsMed::new(sizes, options)))?;
         // for a GPU, the host quantizes
@@ -262,6 +263,7 @@ impl FilterDryRun {
             loads_base: true,
             host_layers: self.model.stream_layers.count(),
             host_vision: self.model.stream_vision,
+            packed_attention: self.model.packed_attention,
         };
         let model = guard::guard(|| Ok(PrsMed::new(&self.sizes, options)))?;
         let input = if device == META && meta::target() == meta::Target::Cpu { META } else { Device::Cpu };

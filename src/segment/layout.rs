@@ -13,7 +13,8 @@
 use super::Semantics;
 use crate::models::llava::IMAGE_TOKEN;
 use crate::models::mistral::AttentionPattern;
-use crate::tensor::async_copy::Bundle;
+use crate::tensor::async_copy::{Bundle, Place, Sent};
+use crate::tensor::functions::Segments;
 use crate::tensor::{Device, Tensor};
 use std::ops::Range;
 
@@ -240,7 +241,8 @@ impl Layout {
         let list = |bundle: &mut Bundle, values: &[i64]| bundle.numbers(values, &[to_i64(values.len())]);
         let packed = self.is_packed().then(|| {
             let (positions, blocks) = self.packed();
-            [positions, blocks].map(|values| bundle.numbers(&values, &[s, t]))
+            let places = [positions, blocks].map(|values| bundle.numbers(&values, &[s, t]));
+            (places, SentSegments::add(self, &mut bundle))
         });
         // causal attention hides right-padding from real tokens; only `reference` reads the padding's own states
         let reads_padding = packed.is_none() && is_ragged && !self.semantics.hides_answer();
@@ -260,9 +262,11 @@ impl Layout {
         let numbers = bundle.floats(numbers, &[to_i64(numbers.len())]);
         let sent = bundle.send(device);
         let attention = match (packed, real) {
-            (Some([positions, blocks]), _) => {
-                AttentionLayout::Packed { positions: sent.get(positions), blocks: sent.get(blocks) }
-            }
+            (Some(([positions, blocks], segments)), _) => AttentionLayout::Packed {
+                positions: sent.get(positions),
+                blocks: sent.get(blocks),
+                segments: segments.get(&sent),
+            },
             (None, Some(real)) => AttentionLayout::Padded(sent.get(real)),
             (None, None) => AttentionLayout::Causal,
         };
@@ -368,6 +372,35 @@ impl Layout {
         (numbers(positions), numbers(blocks))
     }
 
+    /// Number of queries and keys of each segment, and the token of each key, as [`Segments`] describes them.
+    fn segments(&self) -> (Vec<[usize; 2]>, Vec<usize>) {
+        let t = self.sizes.sequence;
+        let (mut lengths, mut keys) = (Vec::new(), Vec::new());
+        let mut questions = self.questions.iter().peekable();
+        for (sequence, length) in self.lengths.iter().enumerate() {
+            let row = sequence * t;
+            let prefix = self.prefix(questions.peek().expect("a sequence has a question"));
+            lengths.push([prefix; 2]);
+            keys.extend(row..row + prefix);
+            while let Some(question) = questions.next_if(|question| question.sequence == sequence) {
+                let own = question.own().len();
+                lengths.push([own, prefix + own]);
+                keys.extend(row..row + prefix);
+                keys.extend(row + question.start..row + question.start + own);
+            }
+            lengths.push([t - length; 2]);
+            keys.extend(row + length..row + t);
+        }
+        (lengths, keys)
+    }
+
+    /// Keys of all segments, counted from the sizes alone: every token once, and a prefix for each question, which is no
+    /// longer than a prompt.
+    fn room_for_keys(&self) -> usize {
+        let prefix = self.questions.iter().map(|question| self.prefix(question)).max().unwrap_or(0);
+        self.sequences() * self.sizes.sequence + self.questions() * self.sizes.prompt.max(prefix)
+    }
+
     /// For each token of `[s * t]`, false for padding.
     fn real(&self) -> Vec<bool> {
         self.lengths.iter().flat_map(|length| (0..self.sizes.sequence).map(move |column| column < *length)).collect()
@@ -408,7 +441,41 @@ pub const IGNORED: i64 = -100;
 enum AttentionLayout {
     Causal,
     Padded(Tensor),
-    Packed { positions: Tensor, blocks: Tensor },
+    Packed { positions: Tensor, blocks: Tensor, segments: Segments },
+}
+
+/// Places of [`Segments`] in a bundle.
+struct SentSegments {
+    keys: [Place; 2],
+    starts: [Place; 2],
+    lengths: Vec<[i64; 2]>,
+}
+
+impl SentSegments {
+    fn add(layout: &Layout, bundle: &mut Bundle) -> Self {
+        let (lengths, keys) = layout.segments();
+        let room = layout.room_for_keys();
+        let starts = [0, 1].map(|side| {
+            let ends = lengths.iter().scan(0, |end, segment| {
+                *end += segment[side];
+                Some(*end)
+            });
+            let starts: Vec<i32> =
+                std::iter::once(0).chain(ends).map(|start| i32::try_from(start).expect("lengths fit")).collect();
+            bundle.short_numbers(&starts, &[to_i64(starts.len())])
+        });
+        let keys = [0, layout.sequences() * layout.sizes.sequence].map(|unused| {
+            let unused = std::iter::repeat_n(unused, room - keys.len());
+            let rows: Vec<i64> = keys.iter().copied().chain(unused).map(to_i64).collect();
+            bundle.numbers(&rows, &[to_i64(room)])
+        });
+        Self { keys, starts, lengths: lengths.into_iter().map(|segment| segment.map(to_i64)).collect() }
+    }
+
+    fn get(self, sent: &Sent) -> Segments {
+        let [from, to] = self.keys.map(|place| sent.get(place));
+        Segments { from, to, starts: self.starts.map(|place| sent.get(place)), lengths: self.lengths }
+    }
 }
 
 /// Index tensors of a [`Layout`] on a device.
@@ -437,7 +504,9 @@ impl DeviceLayout {
         match &self.attention {
             AttentionLayout::Causal => AttentionPattern::Causal,
             AttentionLayout::Padded(keep) => AttentionPattern::Padded(keep),
-            AttentionLayout::Packed { positions, blocks } => AttentionPattern::Packed { positions, blocks },
+            AttentionLayout::Packed { positions, blocks, segments } => {
+                AttentionPattern::Packed { positions, blocks, segments }
+            }
         }
     }
 
@@ -447,7 +516,10 @@ impl DeviceLayout {
         match &self.attention {
             AttentionLayout::Causal => {}
             AttentionLayout::Padded(keep) => all.push(keep),
-            AttentionLayout::Packed { positions, blocks } => all.extend([positions, blocks]),
+            AttentionLayout::Packed { positions, blocks, segments } => {
+                let Segments { from, to, starts: [queries, keys], .. } = segments;
+                all.extend([positions, blocks, from, to, queries, keys]);
+            }
         }
         all.extend([&self.prompt, &self.prompt_keep, &self.images].into_iter().flatten());
         all.extend([&self.supervised, &self.labels]);
@@ -508,6 +580,25 @@ mod tests {
     }
 
     #[test]
+    fn a_question_has_the_keys_of_its_prefix_and_its_own() {
+        let layout = layout(Semantics::Corrected, &[2, 1]);
+        // prefix, two questions, no padding; prefix, one question, padding
+        let (lengths, keys) = layout.segments();
+        assert_eq!(lengths, [[3, 3], [3, 6], [2, 5], [0, 0], [3, 3], [1, 4], [4, 4]]);
+        let first = [0, 1, 2, 0, 1, 2, 3, 4, 5, 0, 1, 2, 6, 7];
+        assert_eq!(keys, [&first[..], &[8, 9, 10, 8, 9, 10, 11, 12, 13, 14, 15]].concat());
+        let on_device = layout.to_device(Device::Cpu);
+        let AttentionPattern::Packed { segments, .. } = on_device.attention() else { panic!("packed") };
+        assert_eq!(Vec::<i32>::try_from(&segments.starts[0]).unwrap(), [0, 3, 6, 8, 8, 11, 12, 16]);
+        assert_eq!(Vec::<i32>::try_from(&segments.starts[1]).unwrap(), [0, 3, 9, 14, 14, 17, 21, 25]);
+        let unused = |tensor: &Tensor| Vec::<i64>::try_from(tensor.narrow(0, 25, 6)).unwrap();
+        assert_eq!((unused(&segments.from), unused(&segments.to)), (vec![0; 6], vec![16; 6]));
+        // padding changes no other segment
+        let padded = layout.padded_to(Sizes { sequence: 16, supervised: 4, prompt: 8 }).segments().0;
+        assert_eq!(padded, [[3, 3], [3, 6], [2, 5], [8, 8], [3, 3], [1, 4], [12, 12]]);
+    }
+
+    #[test]
     fn questions_with_different_prefixes_have_separate_sequences() {
         let texts = vec![vec![1, IMAGE_TOKEN, 5], vec![2, IMAGE_TOKEN, 5], vec![2, IMAGE_TOKEN, 6]];
         let layout = Layout::new(texts, &[2, 2, 2], &[3], Semantics::Corrected, 2);
@@ -528,8 +619,10 @@ mod tests {
         let sizes = |layout: &Layout| -> Vec<Vec<i64>> {
             layout.to_device(Device::Cpu).tensors().into_iter().map(Tensor::size).collect()
         };
-        // ids, index; positions and blocks; prompts, their padding, images; supervised tokens, labels
-        let packed = [&[12_i64][..], &[2, 8], &[2, 8], &[2, 8], &[3, 5], &[3, 5], &[3], &[3], &[3]];
+        // ids, index; positions and blocks; keys and starts of 7 segments; prompts, their padding, images; supervised
+        // tokens, labels
+        let attention = [&[2_i64, 8][..], &[2, 8], &[31], &[31], &[8], &[8]];
+        let packed = [&[&[12_i64][..], &[2, 8]], &attention[..], &[&[3, 5], &[3, 5], &[3], &[3], &[3]]].concat();
         assert_eq!(sizes(&layout(Semantics::Corrected, &[2, 1])), packed);
         let single = [&[12_i64][..], &[3, 6], &[3, 5], &[3, 5], &[3], &[3]];
         assert_eq!(sizes(&layout(Semantics::Corrected, &[1, 1, 1])), single);

@@ -202,6 +202,7 @@ fn pixels(assembly: &Assembly, image: &DynamicImage) -> Result<[Tensor; 2]> {
 mod tests {
     use super::*;
     use crate::models::llava::IMAGE_TOKEN;
+    use crate::models::mistral::PackedAttention;
     use crate::models::prsmed::BuildOptions;
     use crate::nn::Quantization;
     use crate::tensor::rng;
@@ -221,6 +222,7 @@ mod tests {
             loads_base: false,
             host_layers: 0,
             host_vision: false,
+            packed_attention: PackedAttention::Auto,
         };
         rng::seed(3);
         let model = PrsMed::new(&sizes, options);

@@ -136,6 +136,7 @@ fn build_options(config: &ModelConfig, build: Build, initialise: bool) -> BuildO
         loads_base: config.base != RANDOM,
         host_layers: config.stream_layers.count(),
         host_vision: config.stream_vision,
+        packed_attention: config.packed_attention,
     }
 }
 

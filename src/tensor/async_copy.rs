@@ -152,6 +152,11 @@ impl Bundle {
         self.add(Kind::Int64, shape, values.iter().flat_map(|value| value.to_ne_bytes()))
     }
 
+    /// Adds an i32 tensor.
+    pub fn short_numbers(&mut self, values: &[i32], shape: &[i64]) -> Place {
+        self.add(Kind::Int, shape, values.iter().flat_map(|value| value.to_ne_bytes()))
+    }
+
     /// Adds a bool tensor.
     pub fn flags(&mut self, values: &[bool], shape: &[i64]) -> Place {
         self.add(Kind::Bool, shape, values.iter().map(|value| u8::from(*value)))

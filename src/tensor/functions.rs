@@ -57,12 +57,34 @@ impl LowRank<'_> {
     /// # Panics
     /// Like libtorch's operators.
     pub fn add_to(&self, ys: Tensor, xs: &Tensor) -> Tensor {
-        let Self { a, b, scale, dropout } = *self;
-        // SAFETY: as above; `ys` is the callee's to overwrite.
-        let sum =
-            result(|out| unsafe { native::prsmed_low_rank(raw(&ys), raw(xs), raw(a), raw(b), scale, dropout, out) });
-        drop(ys);
+        let [sum] = Self::add_each_to([*self], [ys], xs);
         sum
+    }
+
+    /// As [`Self::add_to`] for `N` adapters of one input, scale and dropout probability, each with its own output and
+    /// its own mask. They share their passes over `xs`: custom CUDA kernels read it once for all of them, as do
+    /// libtorch's operators without dropout.
+    ///
+    /// # Shapes
+    /// `ys [.., out]`, contiguous and not used elsewhere; `xs [.., in]`; one dtype; to `[.., out]`.
+    ///
+    /// # Panics
+    /// Like libtorch's operators.
+    pub fn add_each_to<const N: usize>(adapters: [Self; N], ys: [Tensor; N], xs: &Tensor) -> [Tensor; N] {
+        let Self { scale, dropout, .. } = adapters[0];
+        let is_alike =
+            |other: &Self| other.scale.to_bits() == scale.to_bits() && other.dropout.to_bits() == dropout.to_bits();
+        assert!(adapters.iter().all(is_alike), "adapters of one input have one scale and one dropout probability");
+        let [mut a, mut b] = [adapters.map(|adapter| raw(adapter.a)), adapters.map(|adapter| raw(adapter.b))];
+        let (mut outputs, mut sums) = (ys.each_ref().map(raw), [std::ptr::null_mut(); N]);
+        let count = i64::try_from(N).expect("a few");
+        let (first, a, b, to) = (outputs.as_mut_ptr(), a.as_mut_ptr(), b.as_mut_ptr(), sums.as_mut_ptr());
+        // SAFETY: `N` live tensors each; `ys` are the callee's to overwrite; it writes `N` owned tensors on success.
+        let done = unsafe { native::check(native::prsmed_low_rank(first, raw(xs), a, b, count, scale, dropout, to)) };
+        done.unwrap_or_else(|error| error.raise());
+        drop(ys);
+        // SAFETY: as above.
+        sums.map(|sum| unsafe { native::owned(sum) })
     }
 }
 
@@ -127,6 +149,69 @@ impl GroupedAttention<'_> {
         // SAFETY: as above; it writes a bool.
         let answer =
             unsafe { native::check(native::prsmed_keeps_groups(raw(q), raw(k), raw(v), mask, causal, &raw mut is)) };
+        answer.unwrap_or_else(|error| error.raise());
+        is
+    }
+}
+
+/// Segments of packed sequences: each segment of queries attends to a segment of keys.
+///
+/// The segments of a sequence are the prefix (its keys are the prefix), each question (its keys are the prefix and the
+/// question), and the padding (its keys are the padding).
+#[derive(Debug)]
+pub struct Segments {
+    /// The token that each key comes from, `[k]` i64; for unused keys the first token.
+    pub from: Tensor,
+    /// Like `from`, but the number of all tokens for unused keys.
+    pub to: Tensor,
+    /// Number of the first query, and of the first key, of each of `n` segments, and the number after the last: `[n + 1]`
+    /// i32 each.
+    pub starts: [Tensor; 2],
+    /// Number of queries and keys of each segment. A GPU only reads `starts`.
+    pub lengths: Vec<[i64; 2]>,
+}
+
+impl Segments {
+    /// The same tensors.
+    pub fn shallow_clone(&self) -> Self {
+        Self {
+            from: self.from.shallow_clone(),
+            to: self.to.shallow_clone(),
+            starts: self.starts.each_ref().map(Tensor::shallow_clone),
+            lengths: self.lengths.clone(),
+        }
+    }
+
+    /// Attention of packed sequences. A query attends to the keys of its segment that are not after it: the last query
+    /// sees all keys, the one before it all but one, and so on. On a GPU all segments are one call of the flash kernel,
+    /// without a mask; on the CPU they are computed one after another. Saves `q`, `k`, `v`, the result and one number per
+    /// row of scores.
+    ///
+    /// # Shapes
+    /// `q [s, t, h d]`, `k` and `v` `[s, t, g d]` with `h` a multiple of `g`, and heads of width `d`; to `[s, t, h d]`.
+    ///
+    /// # Panics
+    /// Like libtorch's operators; on a GPU if [`Self::supported`] is false.
+    pub fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor, d: i64) -> Tensor {
+        let [queries, keys] = &self.starts;
+        let count = i64::try_from(self.lengths.len()).expect("few segments");
+        let lengths = self.lengths.as_flattened().as_ptr();
+        let (from, to, queries, keys) = (raw(&self.from), raw(&self.to), raw(queries), raw(keys));
+        // SAFETY: as above; `lengths` has two numbers for each of `count` segments.
+        result(|out| unsafe {
+            native::prsmed_packed_attention(raw(q), raw(k), raw(v), from, to, queries, keys, lengths, count, d, out)
+        })
+    }
+
+    /// True if a GPU's flash kernel supports `heads` query heads and `groups` key-value heads of states like
+    /// `xs [s, t, h d]`: bf16 or fp16, compute capability 8.0 or more. False on the CPU, which needs no support.
+    ///
+    /// # Panics
+    /// Like libtorch's operators.
+    pub fn supported(xs: &Tensor, heads: i64, groups: i64) -> bool {
+        let mut is = false;
+        // SAFETY: as above; it writes a bool.
+        let answer = unsafe { native::check(native::prsmed_takes_segments(raw(xs), heads, groups, &raw mut is)) };
         answer.unwrap_or_else(|error| error.raise());
         is
     }
@@ -404,6 +489,87 @@ mod tests {
                 };
                 assert_same(&leaves, tolerance, &|l| grouped(l, mask.as_ref(), causal), &theirs);
             }
+        }
+    }
+
+    /// Sequences of 40 tokens: the length of the prefix and of each question. The rest is padding.
+    const PACKED: [&[usize]; 2] = [&[9, 7, 1, 12, 6], &[20, 13]];
+
+    /// Segments and blocks of [`PACKED`], with room for unused keys.
+    fn packed(device: Device) -> (Segments, Tensor) {
+        let (mut lengths, mut keys, mut blocks) = (Vec::new(), Vec::new(), Vec::new());
+        for (row, parts) in (0..).map(|i| 40 * i).zip(PACKED) {
+            let mut at = row;
+            for (block, part) in parts.iter().map(|length| i64::try_from(*length).expect("short")).enumerate() {
+                let prefix = if block == 0 { 0 } else { i64::try_from(parts[0]).expect("short") };
+                keys.extend(row..row + prefix);
+                keys.extend(at..at + part);
+                lengths.push([part, prefix + part]);
+                blocks.extend((0..part).map(|_| i64::try_from(block).expect("few")));
+                at += part;
+            }
+            keys.extend(at..row + 40);
+            blocks.extend((at..row + 40).map(|_| 99));
+            lengths.push([row + 40 - at; 2]);
+        }
+        let starts = [0, 1].map(|side| {
+            let ends = lengths.iter().scan(0, |end, length: &[i64; 2]| {
+                *end += length[side];
+                Some(*end)
+            });
+            let starts: Vec<i64> = std::iter::once(0).chain(ends).collect();
+            Tensor::from_slice(&starts).to_kind(Kind::Int).to_device(device)
+        });
+        let [from, to] = [0, 80].map(|unused| {
+            let keys: Vec<i64> = keys.iter().copied().chain([unused; 11]).collect();
+            Tensor::from_slice(&keys).to_device(device)
+        });
+        let blocks = Tensor::from_slice(&blocks).view([2, 40]).to_device(device);
+        (Segments { from, to, starts, lengths }, blocks)
+    }
+
+    /// Compares segments of heads of width `d` with one call with a mask, except in padding, which sees other tokens.
+    fn segments_against_a_mask(kind: Kind, tolerance: f64, d: i64, device: Device) {
+        let (segments, blocks) = packed(device);
+        let bias = packed_bias(&blocks, Kind::Double);
+        let real = blocks.ne(99).unsqueeze(-1);
+        let leaves = [6, 2, 2].map(|heads| leaf(&[2, 40, heads * d], kind).to_device(device).detach());
+        let leaves = leaves.map(|leaf| leaf.set_requires_grad(true));
+        let ours = |l: &[Tensor]| segments.attend(&l[0], &l[1], &l[2], d) * &real;
+        let theirs = |l: &[Tensor]| {
+            let [q, k, v] = [0, 1, 2].map(|i| l[i].to_kind(FP64).view([2, 40, -1, d]).transpose(1, 2));
+            let [k, v] = [k, v].map(|xs| xs.unsqueeze(2).expand([2, 2, 3, 40, d], false).reshape([2, 6, 40, d]));
+            let scores = q.matmul(&k.transpose(2, 3)) / (d as f64).sqrt() + &bias;
+            let ys = scores.softmax(-1, FP64).matmul(&v).transpose(1, 2).reshape([2, 40, 6 * d]);
+            ys.to_kind(kind) * &real
+        };
+        assert_same(&leaves, tolerance, &ours, &theirs);
+        let again = |l: &[Tensor]| {
+            let segments = Shared::new(segments.shallow_clone());
+            checkpoint(&[&l[0], &l[1], &l[2]], move |l| segments.attend(&l[0], &l[1], &l[2], d)) * &real
+        };
+        assert_same(&leaves, tolerance, &again, &theirs);
+    }
+
+    #[test]
+    fn segments_equal_one_call_with_a_mask() {
+        let _lock = rng::TEST_LOCK.lock();
+        rng::seed(8);
+        for (kind, tolerance) in [(FP64, 1e-12), (Kind::Float, 1e-6), (Kind::BFloat16, 1e-2)] {
+            segments_against_a_mask(kind, tolerance, 16, Device::Cpu);
+        }
+        assert!(!Segments::supported(&Tensor::zeros([2, 40, 96], (Kind::BFloat16, Device::Cpu)), 6, 2));
+    }
+
+    #[test]
+    #[ignore = "needs CUDA"]
+    fn segments_on_a_gpu_equal_one_call_with_a_mask() {
+        let _lock = rng::TEST_LOCK.lock();
+        rng::seed(8);
+        crate::tensor::use_flash_attention();
+        for (kind, d) in [(Kind::BFloat16, 16), (Kind::BFloat16, 128), (Kind::Half, 64)] {
+            assert!(Segments::supported(&Tensor::zeros([2, 40, 6 * d], (kind, Device::Cuda(0))), 6, 2), "{kind:?}");
+            segments_against_a_mask(kind, 2e-2, d, Device::Cuda(0));
         }
     }
 

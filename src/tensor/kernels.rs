@@ -1,5 +1,5 @@
-//! Custom CUDA kernels: RMSNorm, rotary embedding, SwiGLU, NF4 dequantization, seeded dropout, the attention bias of
-//! packed sequences, and 8-bit AdamW (`native/kernels/*.cu`).
+//! Custom CUDA kernels: RMSNorm, rotary embedding, SwiGLU, NF4 dequantization, seeded dropout, adapters (LoRA), the
+//! attention bias of packed sequences, and 8-bit AdamW (`native/kernels/*.cu`).
 //!
 //! The binary contains the sources. NVRTC, which libtorch's wheel brings, compiles them for the GPU at run time. The
 //! native layer calls them (`native/kernels.h`). Each kernel has an equivalent of libtorch's operators, which runs
@@ -291,6 +291,13 @@ fn cases(rows: i64, dim: i64, wide: i64, kind: Kind, device: Device) -> Vec<Kern
     let tokens = rows.min(512);
     let blocks_of_tokens = Tensor::randint(4, [2, tokens], (Kind::Int64, device));
     let bias = Tensor::empty([2, 1, tokens, tokens + wide % 8], (kind, device));
+    // adapters of one rank; one alone, and three that share an input
+    let (input, alone, shared) = (random(&[rows, (dim + 63) / 64 * 64]), [20], [8; 3]);
+    let matrices =
+        |ranks: &[i64]| -> Vec<Tensor> { ranks.iter().map(|rank| fp32(&[*rank, input.size()[1]])).collect() };
+    let grads = |ranks: &[i64]| -> Vec<Tensor> { ranks.iter().map(|rank| random(&[rows, *rank])).collect() };
+    let forward = |ranks: &[i64]| [copies(&[&input]), matrices(ranks)].into_iter().flatten().collect();
+    let backward = |ranks: &[i64]| [copies(&[&input]), grads(ranks), matrices(ranks)].into_iter().flatten().collect();
     let case = |name, inputs, number| KernelCase { name, inputs, number };
     vec![
         case("rms_norm", copies(&[&x, &weight]), 1e-5),
@@ -299,6 +306,12 @@ fn cases(rows: i64, dim: i64, wide: i64, kind: Kind, device: Device) -> Vec<Kern
         case("rotary", copies(&[&heads, &cos, &sin]), 0.0),
         case("rotary_backward", copies(&[&heads, &cos, &sin]), 0.0),
         case("dropout", copies(&[&x]), 0.3),
+        case("low_rank", forward(&alone), 0.3),
+        case("low_rank", forward(&shared), 0.3),
+        case("low_rank_weight_grad", backward(&alone), 0.3),
+        case("low_rank_weight_grad", backward(&shared), 0.0),
+        case("low_rank_input_grad", backward(&alone), 0.0),
+        case("low_rank_input_grad", backward(&shared), 0.3),
         case("swiglu", copies(&[&gate, &up]), 0.0),
         case("swiglu_backward", copies(&[&dgated, &gate, &up]), 0.0),
         case("nf4", copies(&[&codes, &like, &fp32(&[blocks]).abs()]), 0.0),

@@ -154,13 +154,16 @@ fallible! {
         out: *mut RawTensor);
     fn prsmed_rms_norm(xs: RawTensor, weight: RawTensor, eps: f64, out: *mut RawTensor);
     fn prsmed_swiglu(gate: RawTensor, up: RawTensor, out: *mut RawTensor);
-    fn prsmed_low_rank(ys: RawTensor, xs: RawTensor, a: RawTensor, b: RawTensor, scale: f64, dropout: f64,
-        out: *mut RawTensor);
+    fn prsmed_low_rank(ys: *mut RawTensor, xs: RawTensor, a: *mut RawTensor, b: *mut RawTensor, count: i64, scale: f64,
+        dropout: f64, out: *mut RawTensor);
     fn prsmed_rotate(xs: RawTensor, cos: RawTensor, sin: RawTensor, out: *mut RawTensor);
     fn prsmed_packed_bias(blocks: RawTensor, kind: i32, out: *mut RawTensor);
     fn prsmed_keeps_groups(q: RawTensor, k: RawTensor, v: RawTensor, mask: RawTensor, causal: bool, out: *mut bool);
     fn prsmed_grouped_attention(q: RawTensor, k: RawTensor, v: RawTensor, mask: RawTensor, causal: bool,
         out: *mut RawTensor);
+    fn prsmed_takes_segments(xs: RawTensor, heads: i64, groups: i64, out: *mut bool);
+    fn prsmed_packed_attention(q: RawTensor, k: RawTensor, v: RawTensor, from: RawTensor, to: RawTensor,
+        queries: RawTensor, keys: RawTensor, lengths: *const i64, count: i64, width: i64, out: *mut RawTensor);
     fn prsmed_rng_state(gpu: i32, out: *mut RawTensor);
     fn prsmed_set_rng_state(gpu: i32, state: RawTensor);
     fn prsmed_gradient_norm(grads: *mut RawTensor, count: i64, factor: f64, out: *mut RawTensor);

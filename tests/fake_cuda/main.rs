@@ -243,6 +243,8 @@ fn settings_use_the_planned_memory() {
         "train.checkpoint_encoder=full train.checkpoint_decoder=true",
         "model.quantization=nf4",
         "model.quantization=nf4-double data.questions_per_image=3 train.micro_batch=2",
+        "data.questions_per_image=3 train.micro_batch=2 model.packed_attention=flash",
+        "data.questions_per_image=3 train.micro_batch=2 model.packed_attention=mask",
         "train.optimizer=adamw8bit",
         "train.offload_optimizer=true",
         "train.optimizer=adamw8bit train.offload_optimizer=true",

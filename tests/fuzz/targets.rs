@@ -282,6 +282,7 @@ pub fn model_json(bytes: &[u8]) {
             loads_base: model.base != RANDOM,
             host_layers: model.stream_layers.count(),
             host_vision: model.stream_vision,
+            packed_attention: model.packed_attention,
         };
         if let Err(error) = guard::guard(|| Ok(PrsMed::new(&description.sizes, options))) {
             let text = error.to_string();

@@ -96,6 +96,7 @@ struct Register {
 #define __syncthreads emulated::barrier
 #define __shfl_xor_sync(mask, value, lane) emulated::shuffle(value, lane)
 
+inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline float rsqrtf(float value) { return 1.0f / std::sqrt(value); }
 inline float __uint_as_float(unsigned bits) {
   float value;

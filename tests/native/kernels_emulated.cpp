@@ -7,6 +7,7 @@
 // after all other includes, because the keywords of device code could confuse them
 #include "kernels/adamw8.cu"
 #include "kernels/dropout.cu"
+#include "kernels/low_rank.cu"
 #include "kernels/nf4.cu"
 #include "kernels/packed_bias.cu"
 #include "kernels/rms_norm.cu"

@@ -4,7 +4,7 @@
 use super::operands::{BF16, FP32, Work, backward, forward, heads, leaf, zeros};
 use super::{config_of, ready};
 use prsmed::nn::attention::{self, Mask};
-use prsmed::tensor::functions::{LowRank, packed_bias, rms_norm, rotate, swiglu};
+use prsmed::tensor::functions::{LowRank, Segments, packed_bias, rms_norm, rotate, swiglu};
 use prsmed::tensor::{Device, Kind, META, Tensor, kernels, ledger, memory, meta, trace};
 use prsmed::trainer::Parameter;
 use prsmed::trainer::optimizer::AdamW;
@@ -424,6 +424,66 @@ fn operations_of_grouped_query_attention_are_counted() {
         let product = part * 2.0 * f64::from(4 * 64 * 64 * 32);
         assert_eq!(found, [(false, 2.0 * product), (true, 5.0 * product)], "{mask:?}");
     }
+}
+
+/// Only pairs that attend to each other: a prefix of 8, questions of 4 and 2, padding of 2.
+#[test]
+fn operations_of_packed_questions_are_counted() {
+    let _alone = ready();
+    let _target = meta::enter_target(meta::Target::Cuda);
+    let [q, k, v] = [4, 2, 2].map(|heads| leaf(&[1, 16, heads * 32], BF16, META));
+    let keys = || zeros(&[40], Kind::Int64, META);
+    let segments = Segments {
+        from: keys(),
+        to: keys(),
+        starts: [0; 2].map(|_| zeros(&[5], Kind::Int, META)),
+        lengths: vec![[8, 8], [4, 12], [2, 10], [2, 2]],
+    };
+    let recording = trace::begin(trace::Options { counts_host: false, costs: true }).unwrap();
+    let ys = segments.attend(&q, &k, &v, 32);
+    Tensor::run_backward(&[&ys.sum(FP32)], &[q, k, v], false, false);
+    let trace = recording.finish();
+    let costs = trace.costs.iter().filter(|cost| trace.ops[usize::from(cost.op)].contains("attention"));
+    let found: Vec<_> = costs.map(|cost| (cost.backward, cost.flops)).collect();
+    let pairs = f64::from(36 + (4 * 8 + 10) + (2 * 8 + 3) + 3);
+    let product = 2.0 * pairs * f64::from(4 * 32);
+    assert_eq!(found, [(false, 2.0 * product), (true, 5.0 * product)]);
+}
+
+/// Bytes that the adapters of q, k, v and o of a layer of the full model move, forward and backward, and the number of
+/// their operators. The gradients of a shared input are summed.
+fn adapters_of_a_layer(are_shared: bool) -> (f64, usize) {
+    const SIZE: [i64; 3] = [1, 1152, 4096];
+    let widths = [SIZE[2], SIZE[2] / 4, SIZE[2] / 4, SIZE[2]];
+    let matrices = widths.map(|out| [leaf(&[16, SIZE[2]], FP32, META), leaf(&[out, 16], FP32, META)]);
+    let [q, k, v, o] = matrices.each_ref().map(|[a, b]| LowRank { a, b, scale: 1.0, dropout: 0.05 });
+    let [y_q, y_k, y_v, y_o] = widths.map(|out| zeros(&[SIZE[0], SIZE[1], out], BF16, META));
+    let inputs = [0; 2].map(|_| leaf(&SIZE, BF16, META));
+    let recording = trace::begin(trace::Options { counts_host: false, costs: true }).unwrap();
+    let mut sums: Vec<Tensor> = if are_shared {
+        LowRank::add_each_to([q, k, v], [y_q, y_k, y_v], &inputs[0]).into()
+    } else {
+        [(q, y_q), (k, y_k), (v, y_v)].map(|(adapter, ys)| adapter.add_to(ys, &inputs[0])).into()
+    };
+    sums.push(o.add_to(y_o, &inputs[1]));
+    let leaves: Vec<&Tensor> = matrices.iter().flatten().chain(&inputs).collect();
+    Tensor::run_backward(&sums, &leaves, false, false);
+    let trace = recording.finish();
+    (trace.costs.iter().map(|cost| cost.bytes).sum(), trace.costs.len())
+}
+
+#[test]
+#[expect(clippy::print_stdout, reason = "shown with --nocapture")]
+fn adapters_that_share_their_input_move_half_of_the_bytes() {
+    let _alone = ready();
+    let _target = meta::enter_target(meta::Target::Cuda);
+    let (apart, operators) = adapters_of_a_layer(false);
+    kernels::set_mode(kernels::KernelMode::On);
+    let (shared, fewer) = adapters_of_a_layer(true);
+    kernels::set_mode(kernels::KernelMode::Off);
+    println!("{:.1} of {:.1} MB, {:.2}; {fewer} of {operators} operators", shared / 1e6, apart / 1e6, shared / apart);
+    assert!(shared <= 0.5 * apart, "{shared} of {apart} bytes");
+    assert!(fewer < operators, "{fewer} of {operators} operators");
 }
 
 /// Live bytes of the optimizer after a step of two parameters, and its peak in a second step.

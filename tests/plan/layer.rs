@@ -3,11 +3,11 @@
 
 use super::operands::{BF16, FP32, leaf, zeros};
 use super::*;
-use prsmed::models::mistral::{AttentionPattern, Config, Mistral, Pass};
+use prsmed::models::mistral::{AttentionPattern, Config, Mistral, PackedAttention, Pass};
 use prsmed::models::prsmed::{BuildOptions, PrsMed};
 use prsmed::nn::LoraConfig;
 use prsmed::nn::attention::{merge_heads, split_heads};
-use prsmed::tensor::functions::packed_bias;
+use prsmed::tensor::functions::{Segments, packed_bias};
 use prsmed::tensor::store::{Role, Store, StoreOptions};
 use prsmed::tensor::{Kind, Tensor};
 
@@ -54,10 +54,18 @@ enum Texts {
 fn fused(config: &Config, kind: Kind, texts: Texts) -> i64 {
     let numbers = zeros(&[1, TOKENS], Kind::Int64, META);
     let keep = zeros(&[1, TOKENS], Kind::Bool, META);
+    // two questions of 20 tokens
+    let keys = || zeros(&[2 * TOKENS - 40], Kind::Int64, META);
+    let segments = Segments {
+        from: keys(),
+        to: keys(),
+        starts: [0; 2].map(|_| zeros(&[5], Kind::Int, META)),
+        lengths: vec![[TOKENS - 40, TOKENS - 40], [20, TOKENS - 20], [20, TOKENS - 20], [0, 0]],
+    };
     let vision_features = match texts {
         Texts::One => AttentionPattern::Causal,
         Texts::Padded => AttentionPattern::Padded(&keep),
-        Texts::Packed => AttentionPattern::Packed { positions: &numbers, blocks: &numbers },
+        Texts::Packed => AttentionPattern::Packed { positions: &numbers, blocks: &numbers, segments: &segments },
     };
     let [one, two] = [1, 2].map(|layers| {
         let (_adapters, model) = of_layers(config, layers, kind);
@@ -216,6 +224,7 @@ fn a_frozen_vision_tower_keeps_no_activations() {
             loads_base: true,
             host_layers: 0,
             host_vision: false,
+            packed_attention: PackedAttention::Auto,
             quantization: prsmed::nn::Quantization::None,
         };
         let model = PrsMed::new(&sizes, options);

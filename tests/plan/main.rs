@@ -73,6 +73,7 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
         one("model.sizes.encoder.window_sizes", &["[7,8,16,8]", "[7,7,14,7]"]),
         one("model.sizes.encoder.out_dim", &["32", "64"]),
         one("data.cache_vision", &["off", "ram"]),
+        one("model.packed_attention", &["mask", "flash"]),
     ];
     if sets.contains(&"data.cache_vision=ram".to_owned()) {
         // only a frozen vision tower can have a feature cache

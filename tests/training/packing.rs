@@ -120,8 +120,13 @@ fn assert_same(what: &str, got: &[(String, Tensor)], want: &[(String, Tensor)]) 
 fn packed_and_padded_batches_have_the_gradients_of_single_questions() {
     let _turn = TURN.lock();
     let (_data, manifest) = data();
-    for decoder in ["model.decoder=v5", "model.decoder=v6"] {
-        let config = config_of(&[decoder]);
+    let variants = [
+        ["model.decoder=v5", "model.packed_attention=mask"],
+        ["model.decoder=v5", "model.packed_attention=flash"],
+        ["model.decoder=v6", "model.packed_attention=auto"],
+    ];
+    for sets in variants {
+        let config = config_of(&sets);
         let assembly = assemble(&config, &manifest, build(&config, Device::Cpu, None));
         let model = &assembly.model;
         for (name, tensor) in trained(model) {
@@ -133,13 +138,13 @@ fn packed_and_padded_batches_have_the_gradients_of_single_questions() {
         let (single, packed) = (inputs(model, false), inputs(model, true));
         assert!(packed.layout.is_packed() && packed.layout.sequences() == 3);
         let want = gradients(model, &single, 0);
-        assert_same(&format!("{decoder} packed"), &gradients(model, &packed, 0), &want);
-        assert_same(&format!("{decoder} packed, run twice"), &gradients(model, &packed, 2), &want);
+        assert_same(&format!("{sets:?} packed"), &gradients(model, &packed, 0), &want);
+        assert_same(&format!("{sets:?} packed, run twice"), &gradients(model, &packed, 2), &want);
         for inputs in [single, packed] {
             let sizes = inputs.layout.needed().rounded_up(Sizes { sequence: 32, supervised: 16, prompt: 32 });
             assert_ne!(sizes, inputs.layout.needed());
             let inputs = Inputs { layout: inputs.layout.padded_to(sizes), ..inputs };
-            assert_same(&format!("{decoder} padded to {sizes:?}"), &gradients(model, &inputs, 0), &want);
+            assert_same(&format!("{sets:?} padded to {sizes:?}"), &gradients(model, &inputs, 0), &want);
         }
     }
 }

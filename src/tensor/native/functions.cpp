@@ -12,6 +12,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
@@ -23,6 +24,8 @@
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
+
+#include <map>
 
 #pragma GCC optimize("O3")
 
@@ -366,52 +369,129 @@ struct SwiGlu : torch::autograd::Function<SwiGlu> {
   }
 };
 
-// ys += scale * dropout(x) a^T b^T in place: saves x (shared with other projections), the product with a, and a seed.
-struct LowRank : torch::autograd::Function<LowRank> {
-  static Variable forward(AutogradContext* ctx, Variable ys, Variable x, Variable a, Variable b, double scale,
-                          double p) {
-    const auto kind = x.scalar_type();
-    const int64_t seed = p > 0 ? draw_seed(x) : 0;
-    const double factor = scale / (1 - p);
-    const auto rows = x.reshape({-1, x.size(-1)});
-    auto dropped = p > 0 ? call<&drop>("prsmed::drop", rows, p, seed) : rows;
-    auto low = at::mm(dropped, a.to(kind).t());
+// Products of x with each a and their gradients, with libtorch's operators: see kernels.h.
+std::vector<Tensor> low_rank_fallback(const Tensor& x, const kernels::Adapters& adapters) {
+  const auto kind = x.scalar_type();
+  const auto scaled = [&](Tensor low) { return adapters.factor == 1 ? low : low.mul_(adapters.factor); };
+  if (adapters.p == 0 && adapters.a.size() > 1)
+    return scaled(at::mm(x, at::cat(adapters.a).to(kind).t())).split(adapters.a[0].size(0), 1);
+  std::vector<Tensor> all;
+  for (size_t i = 0; i < adapters.a.size(); ++i) {
+    auto dropped = adapters.p > 0 ? call<&drop>("prsmed::drop", x, adapters.p, adapters.seeds[i]) : x;
+    auto low = at::mm(dropped, adapters.a[i].to(kind).t());
     dropped.reset();
-    // the mask does not scale, so the product with a is scaled
-    if (factor != 1) low.mul_(factor);
-    ys.view({-1, ys.size(-1)}).addmm_(low, b.to(kind).t());
-    ctx->mark_dirty({ys});
-    ctx->save_for_backward({x, low, a, b});
-    ctx->saved_data["seed"] = seed;
+    all.push_back(scaled(std::move(low)));
+  }
+  return all;
+}
+
+Tensor times(const Tensor& x, double factor) { return factor == 1 ? x : x * factor; }
+
+std::vector<Tensor> low_rank_weight_grad_fallback(const Tensor& x, const std::vector<Tensor>& grads,
+                                                  const kernels::Adapters& adapters) {
+  const auto wide = adapters.a[0].scalar_type();
+  if (adapters.p == 0 && grads.size() > 1)
+    return at::mm(times(at::cat(grads, 1), adapters.factor).t(), x).to(wide).split(adapters.a[0].size(0), 0);
+  std::vector<Tensor> all;
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const auto dropped = adapters.p > 0 ? call<&drop>("prsmed::drop", x, adapters.p, adapters.seeds[i]) : x;
+    all.push_back(at::mm(times(grads[i], adapters.factor).t(), dropped).to(wide));
+  }
+  return all;
+}
+
+Tensor low_rank_input_grad_fallback(const Tensor& x, const std::vector<Tensor>& grads,
+                                    const kernels::Adapters& adapters) {
+  const auto kind = x.scalar_type();
+  if (adapters.p == 0 && grads.size() > 1)
+    return at::mm(times(at::cat(grads, 1), adapters.factor), at::cat(adapters.a).to(kind));
+  Tensor sum;
+  for (size_t i = 0; i < grads.size(); ++i) {
+    auto dx = at::mm(times(grads[i], adapters.factor), adapters.a[i].to(kind));
+    if (adapters.p > 0) call<&drop_>("prsmed::drop_", dx, adapters.p, adapters.seeds[i]);
+    sum = sum.defined() ? sum.add_(dx) : dx;
+  }
+  return sum;
+}
+
+// ys[i] += scale * dropout_i(x) a_i^T b_i^T in place, for adapters that share x: saves x (shared with the layers
+// themselves), the products with each a, and seeds. The masks do not scale, so the products are scaled.
+struct LowRank : torch::autograd::Function<LowRank> {
+  static variable_list forward(AutogradContext* ctx, Variable x, at::TensorList ys, at::TensorList a, at::TensorList b,
+                               double scale, double p) {
+    const auto kind = x.scalar_type();
+    const auto rows = x.reshape({-1, x.size(-1)});
+    kernels::Adapters adapters{a.vec(), {}, p, scale / (1 - p)};
+    for (size_t i = 0; i < a.size(); ++i) adapters.seeds.push_back(p > 0 ? draw_seed(x) : 0);
+    const auto low = kernels::choose(
+        name_of("low_rank", adapters), rows, [&] { return kernels::low_rank(rows, adapters); },
+        [&] { return low_rank_fallback(rows, adapters); });
+    for (size_t i = 0; i < a.size(); ++i) ys[i].view({-1, ys[i].size(-1)}).addmm_(low[i], b[i].to(kind).t());
+    variable_list changed = ys.vec(), kept = {x};
+    kept.insert(kept.end(), low.begin(), low.end());
+    kept.insert(kept.end(), a.begin(), a.end());
+    kept.insert(kept.end(), b.begin(), b.end());
+    ctx->mark_dirty(changed);
+    ctx->save_for_backward(kept);
+    ctx->saved_data["seeds"] = adapters.seeds;
     ctx->saved_data["p"] = p;
-    ctx->saved_data["factor"] = factor;
-    return ys;
+    ctx->saved_data["factor"] = adapters.factor;
+    return changed;
   }
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto saved = ctx->get_saved_variables();
-    const auto &x = saved[0], &low = saved[1], &a = saved[2], &b = saved[3];
+    const size_t count = grads.size();
+    const auto part = [&](size_t index) {
+      const auto first = saved.begin() + static_cast<int64_t>(1 + index * count);
+      return std::vector<Tensor>(first, first + static_cast<int64_t>(count));
+    };
+    const auto &x = saved[0], rows = x.reshape({-1, x.size(-1)});
+    const auto low = part(0), b = part(2);
+    const kernels::Adapters adapters{part(1), ctx->saved_data["seeds"].toIntVector(), ctx->saved_data["p"].toDouble(),
+                                     ctx->saved_data["factor"].toDouble()};
     const auto kind = x.scalar_type();
-    const int64_t seed = ctx->saved_data["seed"].toInt();
-    const double p = ctx->saved_data["p"].toDouble(), factor = ctx->saved_data["factor"].toDouble();
-    const auto grad = grads[0].reshape({-1, b.size(0)});
-    const bool of_x = ctx->needs_input_grad(1), of_a = ctx->needs_input_grad(2);
-    Variable gx, ga, gb;
-    if (ctx->needs_input_grad(3)) gb = at::mm(grad.t(), low).to(b.scalar_type());
-    if (of_x || of_a) {
-      auto narrow = at::mm(grad, b.to(kind));
-      if (factor != 1) narrow.mul_(factor);
-      if (of_a) {
-        const auto rows = x.reshape({-1, x.size(-1)});
-        const auto dropped = p > 0 ? call<&drop>("prsmed::drop", rows, p, seed) : rows;
-        ga = at::mm(narrow.t(), dropped).to(a.scalar_type());
-      }
-      if (of_x) {
-        gx = at::mm(narrow, a.to(kind));
-        if (p > 0) call<&drop_>("prsmed::drop_", gx, p, seed);
-        gx = gx.view(x.sizes());
-      }
+    const auto needs = [&](size_t list) {
+      bool any = false;
+      for (size_t i = 0; i < count; ++i) any |= ctx->needs_input_grad(1 + list * count + i);
+      return any;
+    };
+    const bool of_x = ctx->needs_input_grad(0), of_a = needs(1), of_b = needs(2);
+    std::vector<Tensor> da(count), db(count), narrow;
+    Tensor dx;
+    for (size_t i = 0; i < count; ++i) {
+      const int64_t width = b[i].size(0);
+      const auto grad = grads[i].defined() ? grads[i].reshape({-1, width}) : at::zeros({rows.size(0), width}, x.options());
+      if (of_b) db[i] = at::mm(grad.t(), low[i]).to(b[i].scalar_type());
+      if (of_x || of_a) narrow.push_back(at::mm(grad, b[i].to(kind)));
     }
-    return {grads[0], gx, ga, gb, Variable(), Variable()};
+    if (of_a) {
+      da = kernels::choose(
+          name_of("low_rank_weight_grad", adapters), rows,
+          [&] { return kernels::low_rank_weight_grad(rows, narrow, adapters); },
+          [&] { return low_rank_weight_grad_fallback(rows, narrow, adapters); });
+    }
+    if (of_x) {
+      dx = kernels::choose(
+               name_of("low_rank_input_grad", adapters), rows,
+               [&] { return kernels::low_rank_input_grad(rows, narrow, adapters); },
+               [&] { return low_rank_input_grad_fallback(rows, narrow, adapters); })
+               .view(x.sizes());
+    }
+    variable_list all = {dx};
+    all.insert(all.end(), grads.begin(), grads.end());
+    all.insert(all.end(), da.begin(), da.end());
+    all.insert(all.end(), db.begin(), db.end());
+    all.insert(all.end(), 2, Variable());
+    return all;
+  }
+
+  // Single adapters and groups of them differ in speed.
+  static const char* name_of(const char* op, const kernels::Adapters& adapters) {
+    static const std::map<std::string, std::string> groups = {
+        {"low_rank", "low_rank of a group"},
+        {"low_rank_weight_grad", "low_rank_weight_grad of a group"},
+        {"low_rank_input_grad", "low_rank_input_grad of a group"}};
+    return adapters.a.size() > 1 ? groups.at(op).c_str() : op;
   }
 };
 
@@ -466,6 +546,34 @@ Tensor drop(const Tensor& x, double p, int64_t seed) {
   drop_rows(from, y, p, seed);
   return y.to(x.device());
 }
+
+// As the fallbacks, with these masks on every device.
+std::vector<Tensor> low_rank(const Tensor& x, const Adapters& adapters) {
+  std::vector<Tensor> all;
+  for (size_t i = 0; i < adapters.a.size(); ++i) {
+    const auto dropped = drop(x, adapters.p, adapters.seeds[i]);
+    all.push_back(at::mm(dropped, adapters.a[i].to(x.scalar_type()).t()) * adapters.factor);
+  }
+  return all;
+}
+
+std::vector<Tensor> low_rank_weight_grad(const Tensor& x, const std::vector<Tensor>& grads, const Adapters& adapters) {
+  std::vector<Tensor> all;
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const auto dropped = drop(x, adapters.p, adapters.seeds[i]).to(at::kFloat);
+    all.push_back(at::mm((grads[i] * adapters.factor).t().to(at::kFloat), dropped));
+  }
+  return all;
+}
+
+Tensor low_rank_input_grad(const Tensor& x, const std::vector<Tensor>& grads, const Adapters& adapters) {
+  auto sum = at::zeros(x.sizes(), x.options().dtype(at::kFloat));
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const auto a = adapters.a[i].to(x.scalar_type()).to(at::kFloat);
+    sum.add_(drop(at::mm((grads[i] * adapters.factor).to(at::kFloat), a), adapters.p, adapters.seeds[i]));
+  }
+  return sum.to(x.scalar_type());
+}
 }  // namespace kernels::composed
 }  // namespace prsmed
 
@@ -483,9 +591,22 @@ char* prsmed_swiglu(at::Tensor* gate, at::Tensor* up, at::Tensor** out) {
   })
 }
 
-char* prsmed_low_rank(at::Tensor* ys, at::Tensor* x, at::Tensor* a, at::Tensor* b, double scale, double p,
-                      at::Tensor** out) {
-  PRSMED_TRY(*out = new at::Tensor(prsmed::LowRank::apply(*ys, *x, *a, *b, scale, p)))
+// `count` adapters that share `x`; `out` receives as many tensors.
+char* prsmed_low_rank(at::Tensor** ys, at::Tensor* x, at::Tensor** a, at::Tensor** b, int64_t count, double scale,
+                      double p, at::Tensor** out) {
+  PRSMED_TRY({
+    const auto list = [&](at::Tensor** from) {
+      std::vector<at::Tensor> all;
+      for (int64_t i = 0; i < count; ++i) all.push_back(*from[i]);
+      return all;
+    };
+    const auto first = list(ys);
+    const auto down = list(a);
+    const auto up = list(b);
+    const auto sums =
+        prsmed::LowRank::apply(*x, at::TensorList(first), at::TensorList(down), at::TensorList(up), scale, p);
+    for (int64_t i = 0; i < count; ++i) out[i] = new at::Tensor(sums[static_cast<size_t>(i)]);
+  })
 }
 
 char* prsmed_rotate(at::Tensor* xs, at::Tensor* cos, at::Tensor* sin, at::Tensor** out) {

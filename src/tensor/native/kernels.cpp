@@ -6,6 +6,7 @@
 #include "meta.h"
 #include "native.h"
 #include "optim.h"
+#include "trace.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
@@ -243,6 +244,116 @@ bool drop(const Tensor& x, const Tensor& y, double p, int64_t seed) {
   const bool wide = args.dim.divisor % width(dtype) == 0 && aligned(x) && aligned(y);
   launch("dropout", dtype, wide, {blocks(args.count, wide ? width(dtype) : 1)}, args, x);
   return true;
+}
+
+namespace {
+
+std::vector<Tensor> rows_of_each(const Tensor& all, int64_t rank) { return all.split(rank, 0); }
+std::vector<Tensor> columns_of_each(const Tensor& all, int64_t rank) { return all.split(rank, 1); }
+
+// The arguments that all three passes share. `rows [rows, dim]` is x, or a gradient of its sizes.
+std::optional<LowRankArgs> low_rank_args(const Tensor& x, const Adapters& adapters) {
+  if (!usable(x) || !suffix(x.scalar_type()) || x.dim() != 2 || x.numel() == 0 || !x.is_contiguous() || !aligned(x))
+    return {};
+  const int64_t rank = adapters.a.at(0).size(0), dim = x.size(1);
+  const int64_t most = std::numeric_limits<int32_t>::max();
+  // the masks must be those of the dropout kernel, which may compute the other pass
+  if (dim % 64 != 0 || rank > 32 || adapters.a.size() > 3 || x.size(0) > most || (adapters.p > 0 && !drops(x)))
+    return {};
+  LowRankArgs args{};
+  for (size_t i = 0; i < adapters.a.size(); ++i) {
+    const auto& a = adapters.a[i];
+    if (a.scalar_type() != at::kFloat || a.device() != x.device() || !a.is_contiguous() || a.size(0) != rank ||
+        a.size(1) != dim)
+      return {};
+    args.a[i] = pointer<float>(a), args.seed[i] = adapters.seeds.at(i);
+    if (adapters.p > 0 && !x.is_meta()) args.seed_at[i] = reinterpret_cast<const long long*>(seed_on_device(args.seed[i]));
+  }
+  args.x = pointer<void>(x), args.threshold = adapters.p > 0 ? threshold_of(adapters.p) : 0;
+  args.rows = static_cast<unsigned>(x.size(0)), args.dim = static_cast<unsigned>(dim);
+  args.rank = static_cast<unsigned>(rank), args.adapters = static_cast<unsigned>(adapters.a.size());
+  args.factor = static_cast<float>(adapters.factor);
+  return args;
+}
+
+// Adds gradients of the products with a. Returns false if a kernel cannot read them.
+bool add_grads(LowRankArgs& args, const Tensor& x, const std::vector<Tensor>& grads) {
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const auto& g = grads[i];
+    if (!same(g, x) || !g.is_contiguous() || g.numel() != static_cast<int64_t>(args.rows) * args.rank) return false;
+    args.g[i] = pointer<void>(g);
+  }
+  return grads.size() == args.adapters;
+}
+
+// Splits that give a GPU enough blocks.
+uint32_t splits_of(int64_t tiles, int64_t steps) {
+  return static_cast<uint32_t>(std::clamp<int64_t>(512 / tiles, 1, std::min<int64_t>(8, steps)));
+}
+
+uint32_t tiles_of(int64_t count) { return static_cast<uint32_t>((count + 63) / 64); }
+
+Tensor sum_of(const Tensor& partial, const Tensor& y, double factor) {
+  LowRankSumArgs args{};
+  args.partial = pointer<float>(partial), args.y = pointer<void>(y), args.count = y.numel();
+  args.splits = static_cast<unsigned>(partial.size(0)), args.factor = static_cast<float>(factor);
+  launch("low_rank_sum", y.scalar_type(), false, {blocks(args.count, 1)}, args, y);
+  return y;
+}
+
+// A multiply-add is two operations; x is read, and as many bytes may be written.
+void count_low_rank(const char* name, const Tensor& x, const LowRankArgs& args, double passes, int64_t others) {
+  const double products = 2.0 * static_cast<double>(x.numel()) * args.rank * args.adapters;
+  prsmed_trace_cost(name, products, passes * static_cast<double>(x.nbytes()) + static_cast<double>(others),
+                    static_cast<uint8_t>(x.element_size()));
+}
+
+}  // namespace
+
+std::optional<std::vector<Tensor>> low_rank(const Tensor& x, const Adapters& adapters) {
+  if (refused("low_rank")) return {};
+  const auto args = low_rank_args(x, adapters);
+  if (!args) return {};
+  const int64_t all = static_cast<int64_t>(args->adapters) * args->rank;
+  const auto across = tiles_of(x.size(0));
+  const auto splits = splits_of(across, x.size(1) / 32);
+  auto low = at::empty({x.size(0), all}, x.options());
+  auto partial = at::empty({splits, x.size(0), all}, x.options().dtype(at::kFloat));
+  auto call = *args;
+  call.partial = pointer<float>(partial);
+  launch("low_rank_forward", x.scalar_type(), false, {across, splits}, call, x);
+  sum_of(partial, low, adapters.factor);
+  count_low_rank("prsmed::low_rank", x, *args, 1, 2 * partial.nbytes() + low.nbytes());
+  return columns_of_each(low, args->rank);
+}
+
+std::optional<std::vector<Tensor>> low_rank_weight_grad(const Tensor& x, const std::vector<Tensor>& grads,
+                                                        const Adapters& adapters) {
+  if (refused("low_rank_weight_grad")) return {};
+  auto args = low_rank_args(x, adapters);
+  if (!args || !add_grads(*args, x, grads)) return {};
+  const int64_t all = static_cast<int64_t>(args->adapters) * args->rank;
+  const auto across = tiles_of(x.size(1));
+  const auto splits = splits_of(across, (x.size(0) + 31) / 32);
+  auto sums = at::empty({all, x.size(1)}, x.options().dtype(at::kFloat));
+  auto partial = at::empty({splits, all, x.size(1)}, sums.options());
+  args->partial = pointer<float>(partial);
+  launch("low_rank_weight_grad", x.scalar_type(), false, {across, splits}, *args, x);
+  sum_of(partial, sums, 1.0);
+  count_low_rank("prsmed::low_rank_weight_grad", x, *args, 1, 2 * partial.nbytes() + sums.nbytes());
+  return rows_of_each(sums, args->rank);
+}
+
+std::optional<Tensor> low_rank_input_grad(const Tensor& x, const std::vector<Tensor>& grads,
+                                          const Adapters& adapters) {
+  if (refused("low_rank_input_grad")) return {};
+  auto args = low_rank_args(x, adapters);
+  if (!args || !add_grads(*args, x, grads)) return {};
+  auto dx = at::empty(x.sizes(), x.options());
+  args->y = pointer<void>(dx);
+  launch("low_rank_input_grad", x.scalar_type(), false, {tiles_of(x.size(0)), tiles_of(x.size(1))}, *args, x);
+  count_low_rank("prsmed::low_rank_input_grad", x, *args, 1, 0);
+  return dx;
 }
 
 std::optional<Tensor> swiglu(const Tensor& gate, const Tensor& up) {

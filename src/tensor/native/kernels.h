@@ -7,6 +7,7 @@
 #include <functional>
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace prsmed {
 struct Adamw8;  // optim.h
@@ -44,6 +45,19 @@ bool drops(const Tensor& x);
 // Dropout without scaling: writes `x` to `y`, with elements set to 0 with probability `p`. The mask depends only on the
 // seed and the index of the element. Returns true if it did.
 bool drop(const Tensor& x, const Tensor& y, double p, int64_t seed);
+// Adapters that share an input and have one rank and one dropout probability `p` (`kernels/low_rank.cu`).
+struct Adapters {
+  std::vector<Tensor> a;       // [rank, dim] fp32 each, at most three
+  std::vector<int64_t> seeds;  // of the dropout masks
+  double p, factor;            // the factor of the products
+};
+// The products of `x [rows, dim]`, dropped out, with each a, times the factor: `[rows, rank]`, views of one tensor.
+std::optional<std::vector<Tensor>> low_rank(const Tensor& x, const Adapters& adapters);
+// From the gradients of those products: the gradients of each a, fp32 `[rank, dim]`, views of one tensor.
+std::optional<std::vector<Tensor>> low_rank_weight_grad(const Tensor& x, const std::vector<Tensor>& grads,
+                                                        const Adapters& adapters);
+// ... and the gradient of an input like `x`.
+std::optional<Tensor> low_rank_input_grad(const Tensor& x, const std::vector<Tensor>& grads, const Adapters& adapters);
 // silu(gate) up.
 std::optional<Tensor> swiglu(const Tensor& gate, const Tensor& up);
 // Gradients of gate and up.
@@ -66,6 +80,9 @@ Tensor rms_norm_backward(const Tensor& dy, const Tensor& x, const Tensor& weight
 Tensor rms_norm_weight_grad(const Tensor& dy, const Tensor& x, const Tensor& weight, const Tensor& rstd);
 void rotate_(const Tensor& xs, const Tensor& cos, const Tensor& sin, bool back);
 Tensor drop(const Tensor& x, double p, int64_t seed);
+std::vector<Tensor> low_rank(const Tensor& x, const Adapters& adapters);
+std::vector<Tensor> low_rank_weight_grad(const Tensor& x, const std::vector<Tensor>& grads, const Adapters& adapters);
+Tensor low_rank_input_grad(const Tensor& x, const std::vector<Tensor>& grads, const Adapters& adapters);
 Tensor swiglu(const Tensor& gate, const Tensor& up);
 std::pair<Tensor, Tensor> swiglu_backward(const Tensor& dy, const Tensor& gate, const Tensor& up);
 Tensor nf4(const Codes& weight, const Tensor& like);

@@ -20,6 +20,7 @@ using Way = std::function<std::vector<Tensor>(const std::vector<Tensor>&, double
 template <class T> std::vector<Tensor> required(std::optional<T> result) {
   TORCH_CHECK(result.has_value(), "the kernel does not support these tensors");
   if constexpr (std::is_same_v<T, Tensor>) return {*result};
+  else if constexpr (std::is_same_v<T, std::vector<Tensor>>) return *result;
   else return {result->first, result->second};
 }
 
@@ -54,6 +55,24 @@ std::vector<Tensor> stepped(Inputs in, double rate, bool custom) {
   return {work.param, work.first_codes, work.first_scales, work.second_codes, work.second_scales};
 }
 
+// `in[first..]` are matrices of adapters; the number is the probability of dropout.
+Adapters adapters_of(Inputs in, size_t first, double p) {
+  Adapters adapters{{in.begin() + static_cast<int64_t>(first), in.end()}, {}, p, 0.75};
+  for (size_t i = 0; i < adapters.a.size(); ++i) adapters.seeds.push_back(7 + static_cast<int64_t>(i));
+  return adapters;
+}
+
+// Half of the matrices after x are gradients, the others those of the adapters.
+std::pair<std::vector<Tensor>, Adapters> grads_of(Inputs in, double p) {
+  const size_t count = (in.size() - 1) / 2;
+  return {{in.begin() + 1, in.begin() + 1 + static_cast<int64_t>(count)}, adapters_of(in, 1 + count, p)};
+}
+
+std::vector<Tensor> contiguous(std::vector<Tensor> tensors) {
+  for (auto& tensor : tensors) tensor = tensor.contiguous();
+  return tensors;
+}
+
 // Every operation, with its inputs in the order of its function above: kernel, libtorch's operators.
 const std::map<std::string, std::pair<Way, Way>>& operations() {
   static const std::map<std::string, std::pair<Way, Way>> all = {
@@ -79,6 +98,27 @@ const std::map<std::string, std::pair<Way, Way>>& operations() {
           return listed(y);
         },
         [](Inputs i, double p) { return listed(composed::drop(i.at(0), p, 7)); }}},
+      {"low_rank",
+       {[](Inputs i, double p) { return contiguous(required(low_rank(i.at(0), adapters_of(i, 1, p)))); },
+        [](Inputs i, double p) { return composed::low_rank(i.at(0), adapters_of(i, 1, p)); }}},
+      {"low_rank_weight_grad",
+       {[](Inputs i, double p) {
+          const auto [grads, adapters] = grads_of(i, p);
+          return contiguous(required(low_rank_weight_grad(i.at(0), grads, adapters)));
+        },
+        [](Inputs i, double p) {
+          const auto [grads, adapters] = grads_of(i, p);
+          return composed::low_rank_weight_grad(i.at(0), grads, adapters);
+        }}},
+      {"low_rank_input_grad",
+       {[](Inputs i, double p) {
+          const auto [grads, adapters] = grads_of(i, p);
+          return required(low_rank_input_grad(i.at(0), grads, adapters));
+        },
+        [](Inputs i, double p) {
+          const auto [grads, adapters] = grads_of(i, p);
+          return listed(composed::low_rank_input_grad(i.at(0), grads, adapters));
+        }}},
       {"swiglu",
        {[](Inputs i, double) { return required(swiglu(i.at(0), i.at(1))); },
         [](Inputs i, double) { return listed(composed::swiglu(i.at(0), i.at(1))); }}},

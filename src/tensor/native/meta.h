@@ -87,6 +87,8 @@ namespace cuda {
 PRSMED_SHARED_KERNELS
 // True if attention without dropout uses the memory-efficient kernel.
 bool takes_efficient(const Tensor& q, const Tensor& k, const Tensor& v, const OptT& mask, bool causal);
+// True if attention without a mask and without dropout uses the flash kernel.
+bool takes_flash(const Tensor& q, const Tensor& k, const Tensor& v);
 Tensor dropout(const Tensor& x, double p, bool train);
 // Registers kernels of operators that the CPU target mirrors, and of operators that only CUDA has.
 void install(torch::Library& meta);

@@ -29,6 +29,10 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
+#ifdef __x86_64__
+#include <cpuid.h>
+#endif
+
 #include <sstream>
 
 namespace at::native {
@@ -253,6 +257,21 @@ Tensor sum(const Tensor& x, at::OptionalIntArrayRef dims, bool keep, std::option
 // Above this number of multiplications a product is not run whole. Its scratch, which depends on block sizes and
 // reaches about 1 MB, is that of a product cut to kCut.
 constexpr double kWhole = 1e11;
+// cpublas.cpp, mkldnn_bf16_gemm: oneDNN multiplies 16-bit matrices, with scratch memory, where the CPU has AVX-512 or
+// AVX-NE-CONVERT. Elsewhere libtorch's own loops do, without scratch memory and too slowly to run for a plan.
+bool packs(const Tensor& t) {
+#ifdef __x86_64__
+  static const bool has_onednn = [] {
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    const bool converts = __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (d & (1U << 5U)) != 0;
+    return converts || (__builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+                        __builtin_cpu_supports("avx512dq"));
+  }();
+  return reduced(t) && has_onednn;
+#else
+  return reduced(t);
+#endif
+}
 constexpr int64_t kCut = 2048;
 bool whole(const Tensor& a, const Tensor& b) { return static_cast<double>(a.numel()) * b.size(-1) < kWhole; }
 void cut_scratch(const Tensor& a, const Tensor& b) {
@@ -282,34 +301,34 @@ torch::jit::Stack& mirrored_call(const char* name, torch::jit::Stack& stack) {
 }
 Tensor mm(const Tensor& a, const Tensor& b) {
   torch::jit::Stack s{a, b};
-  if (reduced(a) && whole(a, b)) return mirrored_call("aten::mm", s)[0].toTensor();
+  if (packs(a) && whole(a, b)) return mirrored_call("aten::mm", s)[0].toTensor();
   auto out = at::meta::mm(a, b);
-  if (reduced(a)) cut_scratch(a, b);
+  if (packs(a)) cut_scratch(a, b);
   else copy_irregular(a, b);
   return out;
 }
 Tensor bmm(const Tensor& a, const Tensor& b) {
   torch::jit::Stack s{a, b};
-  if (reduced(a) && whole(a, b)) return mirrored_call("aten::bmm", s)[0].toTensor();
+  if (packs(a) && whole(a, b)) return mirrored_call("aten::bmm", s)[0].toTensor();
   auto out = at::meta::bmm(a, b);
   // small products are loops; others run one after another, unless MKL takes them all
   constexpr int64_t kLoops = 400;
-  if (reduced(a)) cut_scratch(a, b);
+  if (packs(a)) cut_scratch(a, b);
   else if (a.size(1) * a.size(2) * b.size(2) >= kLoops) copy_irregular(a, b);
   return out;
 }
 Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar& beta, const at::Scalar& alpha) {
   torch::jit::Stack s{c, a, b, beta, alpha};
-  if (reduced(a) && whole(a, b)) return mirrored_call("aten::addmm", s)[0].toTensor();
+  if (packs(a) && whole(a, b)) return mirrored_call("aten::addmm", s)[0].toTensor();
   auto out = at::meta::addmm(c, a, b, beta, alpha);
-  if (reduced(a)) cut_scratch(a, b);
+  if (packs(a)) cut_scratch(a, b);
   else copy_irregular(a, b);
   return out;
 }
 Tensor& addmm_(Tensor& c, const Tensor& a, const Tensor& b, const at::Scalar& beta, const at::Scalar& alpha) {
   torch::jit::Stack s{c, a, b, beta, alpha};
-  if (reduced(a) && whole(a, b)) mirrored_call("aten::addmm_", s);
-  else if (reduced(a)) cut_scratch(a, b);
+  if (packs(a) && whole(a, b)) mirrored_call("aten::addmm_", s);
+  else if (packs(a)) cut_scratch(a, b);
   else copy_irregular(a, b);
   return c;
 }

@@ -154,6 +154,37 @@ Three flash_backward(const Tensor& g, const Tensor& q, const Tensor& k, const Te
   return {dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)};
 }
 
+using VarlenOut = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// flash_attn/flash_api.cpp, mha_varlen_fwd: sequences of several lengths one after another, `[tokens, heads, width]`
+VarlenOut flash_varlen(const Tensor& q, const Tensor&, const Tensor&, const OptT&, const OptT&, c10::SymInt,
+                       c10::SymInt, double, bool, bool, std::optional<double>, std::optional<c10::SymInt>,
+                       std::optional<c10::SymInt>, const OptT&, const OptT&) {
+  auto out = at::empty_like(q);
+  auto lse = at::empty({q.size(1), q.size(0)}, fp32(q));
+  auto wide = q.options().dtype(at::kLong);
+  auto random = at::empty({2}, wide), unused = at::empty({}, wide);
+  return {out, lse, random, unused, at::empty({0}, q.options())};
+}
+
+// flash_attn/flash_api.cpp, mha_varlen_bwd
+Three flash_varlen_backward(const Tensor& g, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& out,
+                            const Tensor&, const Tensor& starts, const Tensor&, c10::SymInt, c10::SymInt, double, bool,
+                            const Tensor&, const Tensor&, std::optional<double>, std::optional<c10::SymInt>,
+                            std::optional<c10::SymInt>) {
+  const int64_t h = q.size(1), d = q.size(2), rows = q.size(0) + 128 * (starts.numel() - 1);
+  auto gc = g.contiguous(), oc = out.contiguous();
+  auto dq = at::empty_like(q), dk = at::empty_like(k), dv = at::empty_like(v);
+  auto softmax = at::empty({h, rows}, fp32(q));
+  auto dq_sum = at::empty({rows, h, round_up(d, d <= 128 ? 32 : 64)}, fp32(q));
+  Tensor dk_wide, dv_wide;
+  if (k.size(1) != h) {  // grouped: a gradient per query head, then summed
+    dk_wide = at::empty({k.size(0), h, d}, q.options());
+    dv_wide = at::empty({k.size(0), h, d}, q.options());
+  }
+  return {dq, dk, dv};
+}
+
 // transformers/cuda/attention.cu, _efficient_attention_forward. The generator's state is two numbers on the CPU (on the
 // GPU during a capture).
 std::tuple<Tensor, Tensor, Tensor, Tensor> efficient(const Tensor& q, const Tensor&, const Tensor& v, const OptT&,
@@ -390,6 +421,10 @@ bool takes_efficient(const Tensor& q, const Tensor& k, const Tensor& v, const Op
   return choose(q, k, v, mask, 0.0, causal, false) == Backend::Efficient;
 }
 
+bool takes_flash(const Tensor& q, const Tensor& k, const Tensor& v) {
+  return choose(q, k, v, std::nullopt, 0.0, false, /*gqa=*/true) == Backend::Flash;
+}
+
 Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const OptT& mask, double dropout, bool causal,
                  std::optional<double> scale, bool gqa) {
   const auto backend = choose(q, k, v, mask, dropout, causal, gqa);
@@ -528,6 +563,8 @@ void install(torch::Library& m) {
   both<&log_sigmoid_backward>(m, "log_sigmoid_backward");
   m.impl("_scaled_dot_product_flash_attention", flash);
   m.impl("_scaled_dot_product_flash_attention_backward", flash_backward);
+  m.impl("_flash_attention_forward", flash_varlen);
+  m.impl("_flash_attention_backward", flash_varlen_backward);
   m.impl("_scaled_dot_product_efficient_attention", efficient);
   m.impl("_scaled_dot_product_efficient_attention_backward", efficient_backward);
 }

@@ -109,7 +109,7 @@ Kind kind_of(const c10::FunctionSchema& schema) {
        {"aten::empty", "aten::new_empty", "aten::resize_", "aten::contiguous", "aten::to", "aten::_to_copy",
         "aten::is_", "aten::set_", "aten::result_type", "aten::detach", "aten::reshape", "aten::_unsafe_view",
         "aten::_reshape", "aten::scalar_tensor", "aten::lift", "aten::requires_grad",
-        "aten::_has_compatible_shallow_copy_type"})
+        "aten::_has_compatible_shallow_copy_type", "aten::_flash_attention"})
     if (name.rfind(free, 0) == 0 && name != "aten::_to_copy") return Kind::kFree;
   for (auto* product : {"aten::mm", "aten::bmm", "aten::addmm", "aten::addmm_", "aten::baddbmm", "aten::addmv",
                         "aten::mv", "aten::dot"})

@@ -8,7 +8,7 @@ use prsmed::config::AugmentRun;
 use prsmed::plan::dry_run::Steps;
 
 /// Settings that together cover all code of the models.
-const VARIANTS: [(&str, &[&str]); 15] = [
+const VARIANTS: [(&str, &[&str]); 16] = [
     ("tiny", &[]),
     (
         "tiny",
@@ -65,6 +65,7 @@ const VARIANTS: [(&str, &[&str]); 15] = [
     ),
     ("tiny", &["data.questions_per_image=3", "train.precision=bf16", "train.checkpointing=full"]),
     ("tiny", &["data.questions_per_image=2", "model.train_base=false", "train.precision=fp32"]),
+    ("tiny", &["data.questions_per_image=3", "model.packed_attention=flash", "train.precision=bf16"]),
     ("tiny", &["data.cache_vision=ram", "model.train_base=false", "train.precision=bf16"]),
     ("tiny", &["train.graph=on", "train.optimizer=adamw8bit"]),
     ("full", &["train.checkpointing=full", "train.checkpoint_encoder=full"]),

@@ -1,7 +1,7 @@
 //! Custom autograd functions, which keep less memory for the backward pass.
 
 use super::*;
-use prsmed::tensor::functions::{LowRank, packed_bias, rms_norm, rotate, swiglu};
+use prsmed::tensor::functions::{LowRank, Segments, packed_bias, rms_norm, rotate, swiglu};
 
 fn norms() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -96,6 +96,60 @@ fn low_rank_products() -> Vec<Case> {
     cases
 }
 
+/// Three adapters that share their input, with gradients of all leaves or only of the factors.
+fn shared_low_rank_products() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for (kind, dropout, whole) in
+        FLOATS.into_iter().flat_map(|kind| [(kind, 0.0, true), (kind, 0.0, false), (kind, 0.1, true)])
+    {
+        let op = if dropout > 0.0 { "prsmed::drop_" } else { "aten::cat" };
+        let what = format!("three, {kind:?}, dropout {dropout}, input {whole}");
+        cases.push(case(op, what, move |on| {
+            let xs = leaf(&[2, 150, 96], kind, on);
+            let xs = if whole { xs } else { xs.detach() };
+            let a = [0; 3].map(|_| leaf(&[16, 96], FP32, on));
+            let b = [160, 40, 40].map(|out| leaf(&[out, 16], FP32, on));
+            let mut leaves: Vec<Tensor> = a.iter().chain(&b).map(Tensor::shallow_clone).collect();
+            if whole {
+                leaves.push(xs.shallow_clone());
+            }
+            Box::new(move || {
+                let adapters = [0, 1, 2].map(|i| LowRank { a: &a[i], b: &b[i], scale: 0.5, dropout });
+                let ys = [160, 40, 40].map(|out| zeros(&[2, 150, out], kind, on));
+                let sums = LowRank::add_each_to(adapters, ys, &xs);
+                let mut kept = Tensor::run_backward(&sums, &leaves, false, false);
+                kept.extend(sums);
+                kept
+            })
+        }));
+    }
+    cases
+}
+
+/// A prefix of 30 tokens, questions of 20 and 7, and padding, without a mask.
+fn segments() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for kind in FLOATS {
+        cases.extend(passes(
+            "aten::_scaled_dot_product_flash_attention_for_cpu",
+            &format!("of segments, {kind:?}"),
+            move |on| {
+                let [q, k, v] = [6, 2, 2].map(|heads| leaf(&[1, 60, heads * 16], kind, on));
+                let keys = || zeros(&[125], Kind::Int64, on);
+                let segments = Segments {
+                    from: keys(),
+                    to: keys(),
+                    starts: [0; 2].map(|_| zeros(&[5], Kind::Int, on)),
+                    lengths: vec![[30, 30], [20, 50], [7, 37], [3, 3]],
+                };
+                let leaves = [&q, &k, &v].map(Tensor::shallow_clone);
+                (leaves.into(), move || segments.attend(&q, &k, &v, 16))
+            },
+        ));
+    }
+    cases
+}
+
 fn rotations() -> Vec<Case> {
     let mut cases = Vec::new();
     for kind in FLOATS {
@@ -119,5 +173,8 @@ fn biases() -> Vec<Case> {
 }
 
 pub(super) fn cases() -> Vec<Case> {
-    [norms(), gates(), low_rank_products(), rotations(), biases()].into_iter().flatten().collect()
+    [norms(), gates(), low_rank_products(), shared_low_rank_products(), segments(), rotations(), biases()]
+        .into_iter()
+        .flatten()
+        .collect()
 }

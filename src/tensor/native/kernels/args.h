@@ -38,6 +38,27 @@ struct DropoutArgs {
   unsigned threshold;  // the probability of being dropped, of 2^32
 };
 
+struct LowRankArgs {
+  const void* x;                // [rows, dim]
+  const float* a[3];            // [rank, dim] each: the master weights
+  const void* g[3];             // backward: gradients of the products with a, [rows, rank] each
+  const long long* seed_at[3];  // where the seeds are; null = `seed`
+  long long seed[3];
+  float* partial;      // forward [splits, rows, adapters rank]; gradient of a [splits, adapters rank, dim]
+  void* y;             // gradient of x, [rows, dim]
+  unsigned threshold;  // the probability of being dropped, of 2^32; 0 = no dropout
+  unsigned rows, dim, rank, adapters;
+  float factor;  // of the gradients
+};
+
+struct LowRankSumArgs {
+  const float* partial;  // [splits, count]
+  void* y;               // [count]
+  long long count;
+  unsigned splits;
+  float factor;
+};
+
 struct SwigluArgs {
   const void *gate, *up;  // [rows, cols] with strides of rows
   const void* dy;         // [rows, cols] contiguous, backward only

@@ -56,6 +56,23 @@ template <typename T, int V> __device__ inline void store(T* to, const Pack<T, V
 // For n below 2^31.
 __device__ inline unsigned quotient(unsigned n, const Divider& by) { return (__umulhi(n, by.magic) + n) >> by.shift; }
 
+// Dropout masks, which depend only on a seed and the index of the element (the CPU's loops in `functions.cpp` give the
+// same masks). Rows have keys from SplitMix64 (Steele et al. 2014); Wellons' `lowbias32` mixes the bits.
+__device__ inline unsigned row_key(long long seed, long long row) {
+  unsigned long long z =
+      static_cast<unsigned long long>(seed) + (static_cast<unsigned long long>(row) + 1) * 0x9e3779b97f4a7c15ull;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+  return static_cast<unsigned>((z ^ (z >> 31)) >> 32);
+}
+
+__device__ inline bool keeps(unsigned key, unsigned column, unsigned threshold) {
+  unsigned h = column * 0x9e3779b9u + key;
+  h = (h ^ (h >> 16)) * 0x7feb352du;
+  h = (h ^ (h >> 15)) * 0x846ca68bu;
+  return (h ^ (h >> 16)) >= threshold;
+}
+
 __device__ inline long long global_thread() { return static_cast<long long>(blockIdx.x) * blockDim.x + threadIdx.x; }
 __device__ inline long long all_threads() { return static_cast<long long>(gridDim.x) * blockDim.x; }
 
