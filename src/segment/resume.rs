@@ -156,6 +156,7 @@ mod tests {
             [
                 "model.stream_layers",
                 "model.stream_vision",
+                "model.packed_attention",
                 "train.micro_batch",
                 "train.accumulation",
                 "train.checkpoint_every_steps",

@@ -173,6 +173,7 @@ pub struct Segments {
 
 impl Segments {
     /// The same tensors.
+    #[must_use]
     pub fn shallow_clone(&self) -> Self {
         Self {
             from: self.from.shallow_clone(),

@@ -385,17 +385,16 @@ std::vector<Tensor> low_rank_fallback(const Tensor& x, const kernels::Adapters& 
   return all;
 }
 
-Tensor times(const Tensor& x, double factor) { return factor == 1 ? x : x * factor; }
-
+// `grads` are scaled already.
 std::vector<Tensor> low_rank_weight_grad_fallback(const Tensor& x, const std::vector<Tensor>& grads,
                                                   const kernels::Adapters& adapters) {
   const auto wide = adapters.a[0].scalar_type();
   if (adapters.p == 0 && grads.size() > 1)
-    return at::mm(times(at::cat(grads, 1), adapters.factor).t(), x).to(wide).split(adapters.a[0].size(0), 0);
+    return at::mm(at::cat(grads, 1).t(), x).to(wide).split(adapters.a[0].size(0), 0);
   std::vector<Tensor> all;
   for (size_t i = 0; i < grads.size(); ++i) {
     const auto dropped = adapters.p > 0 ? call<&drop>("prsmed::drop", x, adapters.p, adapters.seeds[i]) : x;
-    all.push_back(at::mm(times(grads[i], adapters.factor).t(), dropped).to(wide));
+    all.push_back(at::mm(grads[i].t(), dropped).to(wide));
   }
   return all;
 }
@@ -403,11 +402,10 @@ std::vector<Tensor> low_rank_weight_grad_fallback(const Tensor& x, const std::ve
 Tensor low_rank_input_grad_fallback(const Tensor& x, const std::vector<Tensor>& grads,
                                     const kernels::Adapters& adapters) {
   const auto kind = x.scalar_type();
-  if (adapters.p == 0 && grads.size() > 1)
-    return at::mm(times(at::cat(grads, 1), adapters.factor), at::cat(adapters.a).to(kind));
+  if (adapters.p == 0 && grads.size() > 1) return at::mm(at::cat(grads, 1), at::cat(adapters.a).to(kind));
   Tensor sum;
   for (size_t i = 0; i < grads.size(); ++i) {
-    auto dx = at::mm(times(grads[i], adapters.factor), adapters.a[i].to(kind));
+    auto dx = at::mm(grads[i], adapters.a[i].to(kind));
     if (adapters.p > 0) call<&drop_>("prsmed::drop_", dx, adapters.p, adapters.seeds[i]);
     sum = sum.defined() ? sum.add_(dx) : dx;
   }
@@ -464,17 +462,24 @@ struct LowRank : torch::autograd::Function<LowRank> {
       if (of_b) db[i] = at::mm(grad.t(), low[i]).to(b[i].scalar_type());
       if (of_x || of_a) narrow.push_back(at::mm(grad, b[i].to(kind)));
     }
+    // the kernels scale while they read
+    std::vector<Tensor> products;
+    const auto scaled = [&]() -> const std::vector<Tensor>& {
+      for (size_t i = products.size(); i < narrow.size(); ++i)
+        products.push_back(adapters.factor == 1 ? narrow[i] : narrow[i] * adapters.factor);
+      return products;
+    };
     if (of_a) {
       da = kernels::choose(
           name_of("low_rank_weight_grad", adapters), rows,
           [&] { return kernels::low_rank_weight_grad(rows, narrow, adapters); },
-          [&] { return low_rank_weight_grad_fallback(rows, narrow, adapters); });
+          [&] { return low_rank_weight_grad_fallback(rows, scaled(), adapters); });
     }
     if (of_x) {
       dx = kernels::choose(
                name_of("low_rank_input_grad", adapters), rows,
                [&] { return kernels::low_rank_input_grad(rows, narrow, adapters); },
-               [&] { return low_rank_input_grad_fallback(rows, narrow, adapters); })
+               [&] { return low_rank_input_grad_fallback(rows, scaled(), adapters); })
                .view(x.sizes());
     }
     variable_list all = {dx};
