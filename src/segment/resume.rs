@@ -92,6 +92,7 @@ mod tests {
         ("model.semantics", "reference"),
         ("model.quantization", "nf4"),
         ("model.stream_layers", "full"),
+        ("model.packed_attention", "flash"),
         ("model.batch_norm", "batch"),
         ("model.decoder", "v6"),
         ("data.cache_vision", "ram"),

@@ -28,14 +28,17 @@ fn config(name: &str) -> String {
 }
 
 #[test]
-fn plans_in_preset_comments_are_current() {
-    // long lines are wrapped
-    let table = done(&mut plan(&["--preset", "cpu", "--gpu", "cpu:24gb"])).replace("\n  ", " ");
-    let text = config("cpu.toml").replace("\n#   ", " ");
-    for line in table.lines() {
-        let comment = format!("# {line}");
-        assert!(text.lines().any(|known| known == comment.trim_end()), "`{comment}`: run scripts/presets");
+#[expect(clippy::print_stderr, reason = "a skipped test is visible")]
+fn the_preset_for_a_cpu_fits_24_gib() {
+    #[cfg(target_arch = "x86_64")]
+    if !std::arch::is_x86_feature_detected!("avx512bw") {
+        eprintln!("SKIPPED: without AVX-512 a plan in bf16 runs slow convolutions for minutes");
+        return;
     }
+    let plan = json(&done(plan(&["--preset", "cpu", "--gpu", "cpu:24gb"]).arg("--json")));
+    let peak = plan["phases"].as_array().unwrap().iter().map(|phase| phase["device_peak"].as_f64().unwrap());
+    let peak = peak.fold(0.0, f64::max) / f64::from(1 << 30);
+    assert!((18.0..22.0).contains(&peak), "{peak} GiB; configs/cpu.toml says about 20");
 }
 
 /// Number of compromises of a preset, and its seconds per sample.

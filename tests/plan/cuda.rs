@@ -25,6 +25,16 @@ fn case(name: &'static str, live: i64, peak: u64, prepare: fn(Device) -> Work) -
     Case { name, prepare, live, peak, depends_on_gpu: false }
 }
 
+/// Queries, keys and values of 1024 tokens: a prefix of 512, and two questions, with 8 query heads and 2 key-value heads.
+fn packed_questions(on: Device) -> ([Tensor; 3], Segments) {
+    let keys = || zeros(&[2048], Kind::Int64, on);
+    let starts = [[0, 512, 768, 1024, 1024], [0, 512, 1280, 2048, 2048]];
+    let starts = starts.map(|starts: [i64; 5]| Tensor::from_slice(&starts).to_kind(Kind::Int).to_device(on));
+    let lengths = vec![[512, 512], [256, 768], [256, 768], [0, 0]];
+    let leaves = [8, 2, 2].map(|heads| leaf(&[1, 1024, heads * 64], BF16, on));
+    (leaves, Segments { from: keys(), to: keys(), starts, lengths })
+}
+
 fn self_attention(size: [i64; 4], groups: i64, kind: Kind, device: Device, mask: &Mask) -> (Tensor, Vec<Tensor>) {
     let [b, _, t, d] = size;
     let ((q, q_leaf), (k, k_leaf), (v, v_leaf)) =
@@ -248,6 +258,18 @@ fn kept_cases() -> Vec<Case> {
         case("rotation", 2 * M, 4 << 20, |on| {
             let (xs, table) = (leaf(&[1, 1024, 1024], BF16, on), zeros(&[1024, 64], BF16, on));
             forward(move || rotate(&xs * 1.0, &table, &table))
+        }),
+        // flash_attn/flash_api.cpp, mha_varlen_fwd: the result, fp32 sums of rows, the generator's state; copies of keys and
+        // values only meanwhile
+        case("packed questions", M + 32_768 + 24, 2 * M as u64 + 32_768 + 24, |on| {
+            let ([q, k, v], segments) = packed_questions(on);
+            forward(move || segments.attend(&q, &k, &v, 64))
+        }),
+        // mha_varlen_bwd: gradients of the copies for each query head and for each key-value head, fp32 sums of rows and of
+        // the gradient of queries, padded for each of four segments; then the sums of the copies
+        case("packed questions backward", 1_507_816, 11_583_488, |on| {
+            let ([q, k, v], segments) = packed_questions(on);
+            backward(segments.attend(&q, &k, &v, 64), vec![q, k, v], segments.starts)
         }),
         // ... rows of 1008; masks of keys in another block and of keys outside block 0
         case("bias of packed texts", 4 * 1001 * 1008, 4 * 1001 * 1008 + 2 * 1001 * 1001 + 2002, |on| {
