@@ -88,7 +88,7 @@ mod tests {
     use toml::Value;
 
     /// Another value for each setting whose values are words.
-    const WORDS: [(&str, &str); 16] = [
+    const WORDS: [(&str, &str); 17] = [
         ("model.semantics", "reference"),
         ("model.quantization", "nf4"),
         ("model.stream_layers", "full"),
