@@ -63,6 +63,24 @@ def build(options, device):
     return model, sizes
 
 
+def quantized(model):
+    """Replaces the frozen matrices of the language model's layers by 4-bit ones of bitsandbytes."""
+    import bitsandbytes
+
+    for name, layer in list(model.llm.get_base_model().model.layers.named_modules()):
+        if type(layer) is not torch.nn.Linear or "lora_" in name:
+            continue
+        codes = bitsandbytes.nn.Linear4bit(layer.in_features, layer.out_features, bias=False, device="meta",
+                                           compute_dtype=layer.weight.dtype, quant_type="nf4")
+        codes.weight = bitsandbytes.nn.Params4bit(layer.weight.data.cpu(), requires_grad=False, quant_type="nf4",
+                                                  module=codes).to(layer.weight.device)
+        parent, _, own = name.rpartition(".")
+        setattr(model.llm.get_base_model().model.layers.get_submodule(parent), own, codes)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def compiled(model):
     """Compiles layer by layer, because all layers of a kind share one compilation."""
     inner = model.llm.get_base_model()
@@ -173,6 +191,7 @@ def main():
                         help="of transformers, for the layers of the language model")
     parser.add_argument("--published", action="store_true",
                         help="as the published code computes: two language model passes, logits at all positions")
+    parser.add_argument("--nf4", action="store_true", help="frozen matrices of the language model in bitsandbytes' NF4")
     parser.add_argument("--no-cudnn-attention", action="store_true", help="for the fake CUDA runtime, which has no cuDNN")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=2)
@@ -181,6 +200,8 @@ def main():
     device = torch.device(options.device)
     torch.manual_seed(0)
     model, sizes = build(options, device)
+    if options.nf4:
+        quantized(model)
     if options.gradient_checkpointing:
         model.llm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     if options.no_cudnn_attention:
