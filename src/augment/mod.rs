@@ -7,6 +7,7 @@ pub mod ablation;
 pub mod dry_run;
 pub mod export;
 pub mod filter;
+pub mod finetune;
 pub mod generate;
 pub mod inpaint_mask;
 pub mod mask_bank;

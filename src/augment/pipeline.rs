@@ -25,9 +25,9 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct Embedding {
     /// `[77, d]`
-    context: Tensor,
+    pub(super) context: Tensor,
     /// SDXL: `[p]`
-    pooled: Option<Tensor>,
+    pub(super) pooled: Option<Tensor>,
 }
 
 /// Indices of a prompt and its negative prompt in a list of texts.
@@ -56,20 +56,20 @@ impl Placement {
         Store::new(StoreOptions { device: self.device, frozen_kind: kind, initialise })
     }
 
-    /// Builds a network and loads its weights.
-    fn network<T>(
+    /// Builds a network with tensors of a dtype and a role, and loads its weights.
+    pub(super) fn network<T>(
         self,
         pipeline_config: &PipelineConfig,
         part: Part,
-        kind: Kind,
+        (kind, role): (Kind, Role),
         build: impl FnOnce(&crate::tensor::store::VarPath) -> T,
     ) -> Result<(T, Store)> {
         let store = self.store(pipeline_config, kind);
         // a network's random weights do not depend on the networks built before it
         rng::seed(self.seed);
-        let network = guard::guard(|| Ok(no_grad(|| build(&store.root(Role::Frozen)))))?;
+        let network = guard::guard(|| Ok(no_grad(|| build(&store.root(role)))))?;
         if self.device != META {
-            pipeline_config.fill(part, &store)?;
+            no_grad(|| pipeline_config.fill(part, &store))?;
         }
         Ok((network, store))
     }
@@ -115,8 +115,9 @@ pub fn encode_prompts(
     for (number, config) in pipeline_config.texts.iter().enumerate() {
         let projects = sdxl && number == 1;
         let part = Part::Text(number);
-        let (encoder, store) =
-            placement.network(pipeline_config, part, placement.kind, |scope| ClipText::new(scope, config, projects))?;
+        let (encoder, store) = placement.network(pipeline_config, part, (placement.kind, Role::Frozen), |scope| {
+            ClipText::new(scope, config, projects)
+        })?;
         let component = if number == 0 { lora::Component::TextEncoder } else { lora::Component::TextEncoder2 };
         merge(&store, component, adapters)?;
         let _module = module_path::enter_at("text_encoder", number);
@@ -226,16 +227,21 @@ impl Generator {
         };
         let sampler = Sampler::new(kind, &scheduler, config.steps)?;
         let vae_kind = Self::vae_kind(pipeline_config, placement.kind);
-        let (vae, vae_store) =
-            placement.network(pipeline_config, Part::Vae, vae_kind, |scope| Vae::new(scope, &pipeline_config.vae))?;
-        let (unet, unet_store) = placement
-            .network(pipeline_config, Part::Unet, placement.kind, |scope| Unet::new(scope, &pipeline_config.unet))?;
+        let (vae, vae_store) = placement.network(pipeline_config, Part::Vae, (vae_kind, Role::Frozen), |scope| {
+            Vae::new(scope, &pipeline_config.vae)
+        })?;
+        let (unet, unet_store) =
+            placement.network(pipeline_config, Part::Unet, (placement.kind, Role::Frozen), |scope| {
+                Unet::new(scope, &pipeline_config.unet)
+            })?;
         merge(&unet_store, lora::Component::Unet, adapters)?;
         let mut stores = vec![vae_store, unet_store];
         let mut controlnet = None;
         if let Some(sizes) = &pipeline_config.controlnet {
-            let (network, store) = placement
-                .network(pipeline_config, Part::ControlNet, placement.kind, |scope| ControlNet::new(scope, sizes))?;
+            let (network, store) =
+                placement.network(pipeline_config, Part::ControlNet, (placement.kind, Role::Frozen), |scope| {
+                    ControlNet::new(scope, sizes)
+                })?;
             controlnet = Some(network);
             stores.push(store);
         }
@@ -448,9 +454,10 @@ impl Generator {
             return Err(Error::Diverged { reason: format!("a generated image is not finite: {hint}") });
         }
         // fp16, and on some GPUs bf16, overflow inside the decoder
-        let (vae, _store) = self.placement.network(&self.pipeline_config, Part::Vae, Kind::Float, |scope| {
-            Vae::new(scope, &self.pipeline_config.vae)
-        })?;
+        let (vae, _store) =
+            self.placement.network(&self.pipeline_config, Part::Vae, (Kind::Float, Role::Frozen), |scope| {
+                Vae::new(scope, &self.pipeline_config.vae)
+            })?;
         let pixels = self.pixels(&vae, &latents, Kind::Float);
         if is_finite(&pixels) {
             return Ok(pixels);

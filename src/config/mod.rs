@@ -16,6 +16,7 @@ mod synonyms;
 mod tests;
 
 use crate::augment::filter::Thresholds;
+pub use crate::augment::finetune::FinetuneRun;
 use crate::augment::settings::AugmentConfig;
 pub use crate::segment::RunConfig;
 use crate::setting::Setting;
@@ -160,6 +161,25 @@ impl Settings for AugmentRun {
 
     fn check_together(&self) -> Result<()> {
         self.augment.check()
+    }
+}
+
+impl Settings for FinetuneRun {
+    const PRESETS: &'static [(&'static str, &'static str)] = &[
+        ("lora-sdxl", include_str!("../../configs/finetune-lora-sdxl.toml")),
+        ("lora-sd15", include_str!("../../configs/finetune-lora-sd15.toml")),
+        ("full-sd15", include_str!("../../configs/finetune-full-sd15.toml")),
+        ("tiny", include_str!("../../configs/finetune-tiny.toml")),
+    ];
+    const DEFAULT_PRESET: &'static str = "lora-sdxl";
+    const PRINTS: &'static str = "prsmed augment finetune --print-config";
+
+    fn settings() -> Vec<Setting> {
+        Self::declarations()
+    }
+
+    fn check_together(&self) -> Result<()> {
+        self.check()
     }
 }
 

@@ -1,12 +1,12 @@
 //! Reference of all settings as Markdown (`docs/reference/settings.md`), from their declarations.
 
-use super::{AugmentRun, RunConfig, Settings, table_of, typed};
+use super::{AugmentRun, FinetuneRun, RunConfig, Settings, table_of, typed};
 use crate::setting::table::{insert, value_at, wrapped};
 use crate::setting::{Results, Resume, Setting};
 use std::fmt::Write as _;
 use toml::Value;
 
-/// All settings of training and of generating pairs.
+/// All settings of training, of generating pairs and of fine-tuning the generator.
 ///
 /// # Panics
 /// Never: a text can be written to.
@@ -20,15 +20,18 @@ pub fn settings_markdown() -> String {
          - **On resume**: *free* (may change), *warns* (may change; results differ from an uninterrupted run) or\n\
            \x20 *fixed* (`prsmed train --resume` refuses another value).\n",
     );
-    section::<RunConfig>(&mut out, "Training", "prsmed train");
-    section::<AugmentRun>(&mut out, "Generating image+mask pairs", "prsmed augment generate");
+    section::<RunConfig>(&mut out, "Training", "prsmed train", "");
+    section::<AugmentRun>(&mut out, "Generating image+mask pairs", "prsmed augment generate", "");
+    // the settings of the engine are those of a training
+    section::<FinetuneRun>(&mut out, "Fine-tuning the generator", "prsmed augment finetune", "finetune.");
     out
 }
 
-fn section<T: Settings>(out: &mut String, title: &str, command: &str) {
+/// The settings whose keys start with `prefix`.
+fn section<T: Settings>(out: &mut String, title: &str, command: &str, prefix: &str) {
     write!(out, "\n## {title} (`{command}`)\n").expect("a string can be written to");
-    for setting in T::settings() {
-        out.push_str(&entry::<T>(&setting));
+    for setting in T::settings().iter().filter(|setting| setting.key.starts_with(prefix)) {
+        out.push_str(&entry::<T>(setting));
     }
 }
 

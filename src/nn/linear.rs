@@ -128,9 +128,15 @@ impl Linear {
     fn product(&self, xs: &Tensor) -> Tensor {
         let kind = xs.kind();
         let bias = self.bias.as_ref().map(|b| cast(b, kind));
-        match &self.weight {
-            Matrix::Dense(weight) => xs.linear(&cast(weight, kind), bias.as_ref()),
-            Matrix::Nf4(weight) => weight.linear(xs, bias.as_ref()),
+        match (&self.weight, &bias) {
+            // with a bias, libtorch's operator returns a view, to which an adapter cannot be added in place
+            (Matrix::Dense(weight), Some(bias)) if self.lora.is_some() => {
+                let mut ys = xs.linear(&cast(weight, kind), None::<&Tensor>);
+                ys += bias;
+                ys
+            }
+            (Matrix::Dense(weight), _) => xs.linear(&cast(weight, kind), bias.as_ref()),
+            (Matrix::Nf4(weight), _) => weight.linear(xs, bias.as_ref()),
         }
     }
 

@@ -4,8 +4,8 @@ use super::RunConfig;
 use crate::data::identity::DataIdentity;
 use crate::data::manifest::Manifest;
 use crate::files;
-use crate::setting::Resume;
 use crate::setting::table::{leaves, renamed, value_at};
+use crate::setting::{Resume, Setting};
 use crate::{Error, Result};
 use std::path::Path;
 use toml::Table;
@@ -23,8 +23,21 @@ pub const DATA_FILE: &str = "data.json";
 /// [`Error::Config`] for the first setting that may not change; [`Error::Data`] for rows that have changed, and for a
 /// damaged file of the checkpoint.
 pub fn check(folder: &Path, config: &RunConfig, manifest: &Manifest) -> Result<Vec<String>> {
+    check_settings_and_rows(folder, (config, &RunConfig::declarations()), manifest)
+}
+
+/// As [`check`], for the settings of any job, with their declarations.
+///
+/// # Errors
+/// As [`check`].
+pub fn check_settings_and_rows<T: serde::Serialize + serde::de::DeserializeOwned>(
+    folder: &Path,
+    (config, declarations): (&T, &[Setting]),
+    manifest: &Manifest,
+) -> Result<Vec<String>> {
     let saved = folder.join(CONFIG_FILE);
-    let warnings = if saved.exists() { compare(&read(&saved)?, config)? } else { Vec::new() };
+    let warnings =
+        if saved.exists() { compare(&read_as::<T>(&saved, declarations)?, config, declarations)? } else { Vec::new() };
     let saved = folder.join(DATA_FILE);
     if saved.exists() {
         let before = DataIdentity::read(&saved)?;
@@ -45,22 +58,26 @@ pub fn check(folder: &Path, config: &RunConfig, manifest: &Manifest) -> Result<V
 /// # Errors
 /// [`Error::Data`] for a damaged file; [`Error::Io`].
 pub fn read(path: &Path) -> Result<RunConfig> {
+    read_as(path, &RunConfig::declarations())
+}
+
+fn read_as<T: serde::de::DeserializeOwned>(path: &Path, declarations: &[Setting]) -> Result<T> {
     let text = files::read_to_string(path, files::MAX_TEXT).map_err(Error::io(path, "read"))?;
     let damaged = |error: toml::de::Error| {
         Error::data(path, error.message(), "put the run's own file back, or start a new run with another `--out`")
     };
-    let table = renamed(text.parse::<Table>().map_err(damaged)?, &RunConfig::declarations());
+    let table = renamed(text.parse::<Table>().map_err(damaged)?, declarations);
     table.try_into().map_err(damaged)
 }
 
 /// Compares the settings of a run with those it is resumed with, and returns a warning for each change that makes the
 /// run differ from an uninterrupted one.
-fn compare(before: &RunConfig, now: &RunConfig) -> Result<Vec<String>> {
+fn compare<T: serde::Serialize>(before: &T, now: &T, declarations: &[Setting]) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
     let [old, new] = [before, now].map(|config| Table::try_from(config).expect("plain values serialise"));
     let mut keys = leaves(&old);
     keys.extend(leaves(&new).into_iter().filter(|(key, _)| value_at(&old, key).is_none()));
-    for setting in RunConfig::declarations() {
+    for setting in declarations {
         let is_part = |key: &str| key == setting.key || key.starts_with(&format!("{}.", setting.key));
         for (key, _) in keys.iter().filter(|(key, _)| is_part(key)) {
             let [was, is] = [&old, &new].map(|table| value_at(table, key).map_or("unset".into(), ToString::to_string));
@@ -131,7 +148,7 @@ mod tests {
         for setting in RunConfig::declarations().into_iter().filter(|setting| setting.key != "model.sizes") {
             let now = changed(setting.key);
             assert_ne!(now, before, "{}", setting.key);
-            let outcome = compare(&before, &now);
+            let outcome = compare(&before, &now, &RunConfig::declarations());
             match setting.resume {
                 Resume::Free => assert_eq!(outcome.unwrap(), [""; 0], "{}", setting.key),
                 Resume::Warn => {

@@ -42,7 +42,8 @@ pub enum Init {
 }
 
 impl Init {
-    fn fill(self, tensor: &mut Tensor) {
+    /// Overwrites `tensor` with these values.
+    pub(crate) fn fill(self, tensor: &mut Tensor) {
         #[cfg(test)]
         if !matches!(self, Self::Const(_)) && tensor.device() != super::META {
             super::rng::TEST_LOCK.check();
@@ -195,6 +196,11 @@ impl VarPath {
     #[must_use]
     pub fn sub(&self, name: impl std::fmt::Display) -> Self {
         Self { prefix: format!("{}{name}.", self.prefix), ..self.clone() }
+    }
+
+    /// The names that lead here, with dots between them; empty at the root.
+    pub fn path(&self) -> &str {
+        self.prefix.strip_suffix('.').unwrap_or(&self.prefix)
     }
 
     /// The same path, with frozen matrices ([`VarPath::matrix`]) quantized below it. Without `fills` they are not

@@ -1,6 +1,7 @@
 //! `prsmed augment generate`: properties of the pairs, reproducibility, and interrupted runs.
 
 mod filtered;
+mod finetuned;
 mod models;
 mod plans;
 mod refusals;

@@ -128,6 +128,7 @@ fn the_help_of_augment() {
     Usage: prsmed augment [OPTIONS] <COMMAND>
 
     Commands:
+      finetune  Fine-tune the generator on the train rows of a data root
       generate  Generate image+mask pairs from the train rows of a data root
       filter    Filter synthetic pairs with cross-fitted segmenters
       quality   Measure how close synthetic images are to real ones: FID, KID, MMD
@@ -140,6 +141,7 @@ fn the_help_of_augment() {
       -h, --help   Print help (see more with '--help')
 
     Examples, in order:
+      prsmed augment finetune --data-root data --out runs/lora
       prsmed augment generate --data-root data --out pairs
       prsmed augment filter --data-root data --synthetic pairs --preset gpu-24gb
       prsmed augment ablation --data-root data --extra pairs --preset gpu-24gb

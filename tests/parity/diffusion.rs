@@ -15,7 +15,7 @@ fn flat_indices(shape: &[i64]) -> Tensor {
 }
 
 /// `sin(frequency i)` over the flattened tensor.
-fn wave(shape: &[i64], frequency: f64) -> Tensor {
+pub(crate) fn wave(shape: &[i64], frequency: f64) -> Tensor {
     (flat_indices(shape) * frequency).sin().reshape(shape)
 }
 
@@ -26,7 +26,7 @@ fn leaf(shape: &[i64], frequency: f64) -> Tensor {
 
 /// Formula of the weights.
 #[derive(Clone, Copy, PartialEq)]
-enum Style {
+pub(crate) enum Style {
     /// The formula of the published example values. Its matrices have rank 2, so they hide many errors.
     Smooth,
     /// Matrices of quadratic residues.
@@ -36,7 +36,7 @@ enum Style {
 }
 
 /// Fills the weights by the index of their names and their flat indices.
-fn fill(store: &Store, style: Style) {
+pub(crate) fn fill(store: &Store, style: Style) {
     let mut entries = store.entries();
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     for (n, entry) in (0_u32..).zip(&entries) {

@@ -8,6 +8,7 @@ mod adamw8bit;
 mod clip;
 mod diffusion;
 mod diffusion_keys;
+mod finetune;
 mod fixture;
 mod inception;
 mod lora;

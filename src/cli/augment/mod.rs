@@ -1,8 +1,9 @@
-//! `prsmed augment`: generate image+mask pairs, filter them, measure their quality, and test whether they help.
+//! `prsmed augment`: fine-tune the generator, generate image+mask pairs, filter them, measure their quality, and test whether they help.
 
 mod ablation;
 pub(super) mod args;
 mod filter;
+mod finetune;
 mod generate;
 mod quality;
 
@@ -15,11 +16,13 @@ use super::report::Outcome;
 /// segmenter: run `augment ablation` before you train on pairs.
 #[derive(Debug, clap::Subcommand)]
 #[command(after_help = "Examples, in order:
+  prsmed augment finetune --data-root data --out runs/lora
   prsmed augment generate --data-root data --out pairs
   prsmed augment filter --data-root data --synthetic pairs --preset gpu-24gb
   prsmed augment ablation --data-root data --extra pairs --preset gpu-24gb
   prsmed train --data-root data --extra pairs --out runs/a")]
 pub(super) enum Command {
+    Finetune(Box<finetune::Args>),
     Generate(Box<generate::Args>),
     Filter(Box<filter::Args>),
     Quality(quality::Args),
@@ -29,6 +32,7 @@ pub(super) enum Command {
 
 pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcome> {
     match command {
+        Command::Finetune(args) => finetune::run(args, context),
         Command::Generate(args) => generate::run(args, context),
         Command::Filter(args) => filter::run(args, context),
         Command::Quality(args) => quality::run(args, context),

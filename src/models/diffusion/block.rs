@@ -5,14 +5,66 @@
 
 use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::conv::Conv2dConfig;
-use crate::nn::{Conv2d, GroupNorm, LayerNorm, Linear, Mask, attention};
+use crate::nn::{Conv2d, GroupNorm, LayerNorm, Linear, LoraConfig, Mask, attention};
+use crate::tensor::autograd::checkpoint;
 use crate::tensor::store::{Init, VarPath};
-use crate::tensor::{Kind, Tensor, dims, module_path};
+use crate::tensor::{Kind, Shared, Tensor, dims, module_path};
+use std::cell::Cell;
 
 /// Epsilon of the group norm before a transformer. It does not depend on the config.
 const TRANSFORMER_EPS: f64 = 1e-6;
 /// Epsilon of the layer norms inside a transformer.
 const LAYER_NORM_EPS: f64 = 1e-5;
+
+/// Activation checkpointing of the first residual and transformer blocks of a pass. They save only their inputs.
+#[derive(Debug)]
+pub(super) struct Checkpoints(Cell<usize>);
+
+impl Checkpoints {
+    /// For the first `blocks` blocks.
+    pub(super) fn of(blocks: usize) -> Self {
+        Self(Cell::new(blocks))
+    }
+
+    /// The output of the next block.
+    fn run<B: Send + std::panic::RefUnwindSafe + std::panic::UnwindSafe + 'static>(
+        &self,
+        block: &Shared<B>,
+        inputs: &[&Tensor],
+        forward: fn(&B, &[Tensor]) -> Tensor,
+    ) -> Tensor {
+        if self.0.get() == 0 {
+            let inputs: Vec<Tensor> = inputs.iter().map(|input| input.shallow_clone()).collect();
+            return forward(block, &inputs);
+        }
+        self.0.set(self.0.get() - 1);
+        let block = block.clone();
+        checkpoint(inputs, move |inputs| forward(&block, inputs))
+    }
+}
+
+/// Adapters for the linear layers of a network's transformers. They have the names of the layers in a store of their
+/// own.
+#[derive(Debug)]
+pub struct Adapters {
+    /// Root of the adapters' store.
+    pub root: VarPath,
+    /// Rank, scale and dropout.
+    pub config: LoraConfig,
+    /// Last components of the names of the adapted layers, for example `to_q` and `to_out.0`.
+    pub targets: Vec<String>,
+}
+
+impl Adapters {
+    /// `linear` with an adapter if the layer at `vs` is a target.
+    fn on(this: Option<&Self>, vs: &VarPath, linear: Linear) -> Linear {
+        let is_target = |target: &String| vs.path() == target || vs.path().ends_with(&format!(".{target}"));
+        match this.filter(|adapters| adapters.targets.iter().any(is_target)) {
+            Some(adapters) => linear.with_lora(&adapters.root.sub(vs.path()), &adapters.config),
+            None => linear,
+        }
+    }
+}
 
 /// A 3x3 convolution that keeps the size.
 pub(super) fn conv3(vs: &VarPath, in_dim: i64, out_dim: i64) -> Conv2d {
@@ -92,6 +144,11 @@ impl Resnet {
         }
     }
 
+    /// [`Self::forward`], with the checkpoints of a pass.
+    pub(super) fn forward_in(this: &Shared<Self>, xs: &Tensor, time: &Tensor, checkpoints: &Checkpoints) -> Tensor {
+        checkpoints.run(this, &[xs, time], |block, inputs| block.forward(&inputs[0], Some(&inputs[1])))
+    }
+
     /// `xs [b, in, h, w]` and `time [b, time_dim]`, the embedding after SiLU, to `[b, out, h, w]`.
     pub(super) fn forward(&self, xs: &Tensor, time: Option<&Tensor>) -> Tensor {
         let mut ys = self.conv1.forward(&self.norm1.forward(xs).silu());
@@ -168,14 +225,18 @@ struct Attention {
 }
 
 impl Attention {
-    fn new(vs: &VarPath, config: TransformerConfig, context_dim: i64) -> Self {
+    fn new(vs: &VarPath, config: TransformerConfig, context_dim: i64, adapters: Option<&Adapters>) -> Self {
         let d = config.dim;
-        let project = |name: &str, in_dim| Linear::no_bias(&vs.sub(name), in_dim, d, Init::FanIn);
+        let project = |name: &str, in_dim| {
+            let vs = vs.sub(name);
+            Adapters::on(adapters, &vs, Linear::no_bias(&vs, in_dim, d, Init::FanIn))
+        };
+        let out = vs.sub("to_out").sub(0);
         Self {
             to_q: project("to_q", d),
             to_k: project("to_k", context_dim),
             to_v: project("to_v", context_dim),
-            to_out: Linear::new(&vs.sub("to_out").sub(0), d, d),
+            to_out: Adapters::on(adapters, &out, Linear::new(&out, d, d)),
             num_heads: config.num_heads,
             upcast: config.upcast,
         }
@@ -208,18 +269,19 @@ struct TransformerBlock {
 }
 
 impl TransformerBlock {
-    fn new(vs: &VarPath, config: TransformerConfig) -> Self {
+    fn new(vs: &VarPath, config: TransformerConfig, adapters: Option<&Adapters>) -> Self {
         let d = config.dim;
+        let linear = |vs: VarPath, in_dim, out_dim| Adapters::on(adapters, &vs, Linear::new(&vs, in_dim, out_dim));
         let norm = |name: &str| LayerNorm::new(&vs.sub(name), d, LAYER_NORM_EPS);
         let ff = vs.sub("ff").sub("net");
         Self {
             norm1: norm("norm1"),
-            attn1: Attention::new(&vs.sub("attn1"), config, d),
+            attn1: Attention::new(&vs.sub("attn1"), config, d, adapters),
             norm2: norm("norm2"),
-            attn2: Attention::new(&vs.sub("attn2"), config, config.context_dim),
+            attn2: Attention::new(&vs.sub("attn2"), config, config.context_dim, adapters),
             norm3: norm("norm3"),
-            proj: Linear::new(&ff.sub(0).sub("proj"), d, 8 * d),
-            out: Linear::new(&ff.sub(2), 4 * d, d),
+            proj: linear(ff.sub(0).sub("proj"), d, 8 * d),
+            out: linear(ff.sub(2), 4 * d, d),
         }
     }
 
@@ -245,27 +307,30 @@ enum Projections {
 pub(super) struct Transformer2d {
     norm: GroupNorm,
     projections: Projections,
-    transformer_blocks: Vec<TransformerBlock>,
+    transformer_blocks: Vec<Shared<TransformerBlock>>,
 }
 
 impl Transformer2d {
-    pub(super) fn new(vs: &VarPath, config: TransformerConfig) -> Self {
+    pub(super) fn new(vs: &VarPath, config: TransformerConfig, adapters: Option<&Adapters>) -> Self {
         let d = config.dim;
+        let linear = |vs: &VarPath| Adapters::on(adapters, vs, Linear::new(vs, d, d));
         let (proj_in, proj_out) = (vs.sub("proj_in"), vs.sub("proj_out"));
         let blocks = vs.sub("transformer_blocks");
         Self {
             norm: GroupNorm::new(&vs.sub("norm"), config.groups, d, TRANSFORMER_EPS),
             projections: if config.linear {
-                Projections::Linear { proj_in: Linear::new(&proj_in, d, d), proj_out: Linear::new(&proj_out, d, d) }
+                Projections::Linear { proj_in: linear(&proj_in), proj_out: linear(&proj_out) }
             } else {
                 Projections::Conv { proj_in: conv1(&proj_in, d, d), proj_out: conv1(&proj_out, d, d) }
             },
-            transformer_blocks: (0..config.num_layers).map(|i| TransformerBlock::new(&blocks.sub(i), config)).collect(),
+            transformer_blocks: (0..config.num_layers)
+                .map(|i| Shared::new(TransformerBlock::new(&blocks.sub(i), config, adapters)))
+                .collect(),
         }
     }
 
     /// `xs [b, c, h, w]` and `context [b, t, context_dim]` to `[b, c, h, w]`.
-    pub(super) fn forward(&self, xs: &Tensor, context: &Tensor) -> Tensor {
+    pub(super) fn forward(&self, xs: &Tensor, context: &Tensor, checkpoints: &Checkpoints) -> Tensor {
         let [b, c, h, w] = dims(xs);
         let to_tokens = |map: &Tensor| map.permute([0, 2, 3, 1]).reshape([b, h * w, c]);
         let to_map = |tokens: &Tensor| tokens.reshape([b, h, w, c]).permute([0, 3, 1, 2]).contiguous();
@@ -276,7 +341,7 @@ impl Transformer2d {
         };
         let tokens = self.transformer_blocks.iter().enumerate().fold(tokens, |tokens, (i, block)| {
             let _module = module_path::enter_at("transformer_blocks", i);
-            block.forward(&tokens, context)
+            checkpoints.run(block, &[&tokens, context], |block, inputs| block.forward(&inputs[0], &inputs[1]))
         });
         let ys = match &self.projections {
             Projections::Linear { proj_out, .. } => to_map(&proj_out.forward(&tokens, false)),

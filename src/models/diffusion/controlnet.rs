@@ -2,9 +2,9 @@
 //!
 //! Source: diffusers' `controlnet.py`. Guess mode and pooled conditions are left out.
 
-use super::block::{conv3, zero_conv};
+use super::block::{Checkpoints, conv3, zero_conv};
 use super::fields::{positive, unsupported};
-use super::unet::{self, Conditioning, Residuals, Trunk};
+use super::unet::{self, BlockInputs, Conditioning, Residuals, Trunk};
 use crate::error::Result;
 use crate::nn::Conv2d;
 use crate::nn::conv::Conv2dConfig;
@@ -135,7 +135,7 @@ impl ControlNet {
         let zero = |vs: &VarPath, dim: i64| zero_conv(vs, Conv2dConfig::new(dim, dim, 1));
         let (skips, down) = (config.skips(), vs.sub("controlnet_down_blocks"));
         Self {
-            trunk: Trunk::new(vs, &config.unet),
+            trunk: Trunk::new(vs, &config.unet, None),
             controlnet_cond_embedding: ConditioningEmbedding::new(&vs.sub("controlnet_cond_embedding"), config),
             controlnet_down_blocks: skips.iter().enumerate().map(|(i, dim)| zero(&down.sub(i), *dim)).collect(),
             controlnet_mid_block: zero(&vs.sub("controlnet_mid_block"), skips[skips.len() - 1]),
@@ -160,15 +160,18 @@ impl ControlNet {
     ) -> Residuals {
         let [_b, _c, _h, _w] = dims(sample);
         let kind = sample.kind();
-        let context = conditioning.context.to_kind(kind);
         let image = if self.reversed { image.flip([1]) } else { image.shallow_clone() };
-        let time = self.trunk.time(timesteps, conditioning, kind);
+        let inputs = BlockInputs {
+            time: self.trunk.time(timesteps, conditioning, kind),
+            context: conditioning.context.to_kind(kind),
+            checkpoints: Checkpoints::of(0),
+        };
         let embedded = {
             let _module = module_path::enter("controlnet_cond_embedding");
             self.controlnet_cond_embedding.forward(&image.to_kind(kind))
         };
         let xs = self.trunk.conv_in.forward(sample) + embedded;
-        let (skips, mid) = self.trunk.forward(&xs, &time, &context);
+        let (skips, mid) = self.trunk.forward(&xs, &inputs);
         let outputs = self.controlnet_down_blocks.iter().zip(&skips);
         Residuals {
             down: outputs.map(|(conv, skip)| conv.forward(skip) * scale).collect(),

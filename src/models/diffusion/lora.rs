@@ -21,7 +21,7 @@ use crate::{Error, Result, files};
 use names::LoraPart;
 
 /// Key in a safetensors header that contains PEFT's settings, as diffusers writes it.
-const METADATA: &str = "lora_adapter_metadata";
+pub(crate) const METADATA: &str = "lora_adapter_metadata";
 
 /// The network that an adapter changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

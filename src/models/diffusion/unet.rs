@@ -9,10 +9,11 @@ mod config;
 pub use super::fields::PerBlock;
 pub use config::Config;
 
-use super::block::{Downsample, Resnet, TimeEmbedding, Transformer2d, Upsample, conv3, sinusoid};
+pub use super::block::Adapters;
+use super::block::{Checkpoints, Downsample, Resnet, TimeEmbedding, Transformer2d, Upsample, conv3, sinusoid};
 use crate::nn::{Conv2d, GroupNorm};
 use crate::tensor::store::VarPath;
-use crate::tensor::{Kind, Tensor, dims, module_path};
+use crate::tensor::{Kind, Shared, Tensor, dims, module_path};
 use config::{CROSS_DOWN, CROSS_UP};
 
 /// Conditioning of the prediction, besides the latents and the time.
@@ -42,16 +43,25 @@ pub struct Residuals {
     pub mid: Tensor,
 }
 
+/// What all blocks of a pass read besides the map.
+pub(super) struct BlockInputs {
+    /// SiLU of the time embedding, `[b, time_dim]`.
+    pub(super) time: Tensor,
+    /// Text embedding, `[b, 77, d]`.
+    pub(super) context: Tensor,
+    pub(super) checkpoints: Checkpoints,
+}
+
 #[derive(Debug)]
 struct DownBlock {
-    resnets: Vec<Resnet>,
+    resnets: Vec<Shared<Resnet>>,
     /// Empty in a block without attention.
     attentions: Vec<Transformer2d>,
     downsample: Option<Downsample>,
 }
 
 impl DownBlock {
-    fn new(vs: &VarPath, config: &Config, i: usize) -> Self {
+    fn new(vs: &VarPath, config: &Config, i: usize, adapters: Option<&Adapters>) -> Self {
         let channels = &config.block_out_channels;
         let (before, dim) = (channels[i.saturating_sub(1)], channels[i]);
         let (resnets, attentions) = (vs.sub("resnets"), vs.sub("attentions"));
@@ -61,19 +71,21 @@ impl DownBlock {
             resnets: layers
                 .map(|j| {
                     let in_dim = if j == 0 { before } else { dim };
-                    Resnet::new(&resnets.sub(j), in_dim, dim, Some(config.time_dim()), config.norm())
+                    Shared::new(Resnet::new(&resnets.sub(j), in_dim, dim, Some(config.time_dim()), config.norm()))
                 })
                 .collect(),
-            attentions: transformers.map(|j| Transformer2d::new(&attentions.sub(j), config.transformer(i))).collect(),
+            attentions: transformers
+                .map(|j| Transformer2d::new(&attentions.sub(j), config.transformer(i), adapters))
+                .collect(),
             downsample: (i + 1 < channels.len()).then(|| Downsample::new(&vs.sub("downsamplers").sub(0), dim, false)),
         }
     }
 
     /// Appends every map to `skips` and returns the last.
-    fn forward(&self, xs: &Tensor, time: &Tensor, context: &Tensor, skips: &mut Vec<Tensor>) -> Tensor {
+    fn forward(&self, xs: &Tensor, inputs: &BlockInputs, skips: &mut Vec<Tensor>) -> Tensor {
         let mut xs = xs.shallow_clone();
         for (j, resnet) in self.resnets.iter().enumerate() {
-            xs = layer(resnet, self.attentions.get(j), &xs, time, context, j);
+            xs = layer(resnet, self.attentions.get(j), &xs, inputs, j);
             skips.push(xs.shallow_clone());
         }
         if let Some(downsample) = &self.downsample {
@@ -86,42 +98,43 @@ impl DownBlock {
 
 /// Residual block `j` and its transformer, if there is one.
 fn layer(
-    resnet: &Resnet,
+    resnet: &Shared<Resnet>,
     attention: Option<&Transformer2d>,
     xs: &Tensor,
-    time: &Tensor,
-    context: &Tensor,
+    inputs: &BlockInputs,
     j: usize,
 ) -> Tensor {
+    let BlockInputs { time, context, checkpoints } = inputs;
     let xs = {
         let _module = module_path::enter_at("resnets", j);
-        resnet.forward(xs, Some(time))
+        Resnet::forward_in(resnet, xs, time, checkpoints)
     };
     let Some(attention) = attention else { return xs };
     let _module = module_path::enter_at("attentions", j);
-    attention.forward(&xs, context)
+    attention.forward(&xs, context, checkpoints)
 }
 
 #[derive(Debug)]
 struct MidBlock {
-    resnets: [Resnet; 2],
+    resnets: [Shared<Resnet>; 2],
     attention: Transformer2d,
 }
 
 impl MidBlock {
-    fn new(vs: &VarPath, config: &Config) -> Self {
+    fn new(vs: &VarPath, config: &Config, adapters: Option<&Adapters>) -> Self {
         let last = config.block_out_channels.len() - 1;
         let dim = config.block_out_channels[last];
         let resnets = vs.sub("resnets");
+        let resnet = |j| Resnet::new(&resnets.sub(j), dim, dim, Some(config.time_dim()), config.norm());
         Self {
-            resnets: [0, 1].map(|j| Resnet::new(&resnets.sub(j), dim, dim, Some(config.time_dim()), config.norm())),
-            attention: Transformer2d::new(&vs.sub("attentions").sub(0), config.transformer(last)),
+            resnets: [0, 1].map(|j| Shared::new(resnet(j))),
+            attention: Transformer2d::new(&vs.sub("attentions").sub(0), config.transformer(last), adapters),
         }
     }
 
-    fn forward(&self, xs: &Tensor, time: &Tensor, context: &Tensor) -> Tensor {
-        let xs = layer(&self.resnets[0], Some(&self.attention), xs, time, context, 0);
-        layer(&self.resnets[1], None, &xs, time, context, 1)
+    fn forward(&self, xs: &Tensor, inputs: &BlockInputs) -> Tensor {
+        let xs = layer(&self.resnets[0], Some(&self.attention), xs, inputs, 0);
+        layer(&self.resnets[1], None, &xs, inputs, 1)
     }
 }
 
@@ -138,7 +151,7 @@ pub(super) struct Trunk {
 }
 
 impl Trunk {
-    pub(super) fn new(vs: &VarPath, config: &Config) -> Self {
+    pub(super) fn new(vs: &VarPath, config: &Config, adapters: Option<&Adapters>) -> Self {
         let (channels, time_dim) = (config.block_out_channels[0], config.time_dim());
         let down_blocks = vs.sub("down_blocks");
         let added = config.projection_class_embeddings_input_dim.filter(|_| config.is_sdxl());
@@ -147,9 +160,9 @@ impl Trunk {
             time_embedding: TimeEmbedding::new(&vs.sub("time_embedding"), channels, time_dim),
             add_embedding: added.map(|width| TimeEmbedding::new(&vs.sub("add_embedding"), width, time_dim)),
             down_blocks: (0..config.block_out_channels.len())
-                .map(|i| DownBlock::new(&down_blocks.sub(i), config, i))
+                .map(|i| DownBlock::new(&down_blocks.sub(i), config, i, adapters))
                 .collect(),
-            mid_block: MidBlock::new(&vs.sub("mid_block"), config),
+            mid_block: MidBlock::new(&vs.sub("mid_block"), config, adapters),
             time_channels: channels,
             size_channels: config.addition_time_embed_dim.unwrap_or(0),
         }
@@ -170,22 +183,22 @@ impl Trunk {
     }
 
     /// From the map after `conv_in` to the skip maps (that map first) and the map after the mid block.
-    pub(super) fn forward(&self, xs: &Tensor, time: &Tensor, context: &Tensor) -> (Vec<Tensor>, Tensor) {
+    pub(super) fn forward(&self, xs: &Tensor, inputs: &BlockInputs) -> (Vec<Tensor>, Tensor) {
         let mut skips = vec![xs.shallow_clone()];
         let mut xs = xs.shallow_clone();
         for (i, block) in self.down_blocks.iter().enumerate() {
             let _module = module_path::enter_at("down_blocks", i);
-            xs = block.forward(&xs, time, context, &mut skips);
+            xs = block.forward(&xs, inputs, &mut skips);
         }
         let _module = module_path::enter("mid_block");
-        let mid = self.mid_block.forward(&xs, time, context);
+        let mid = self.mid_block.forward(&xs, inputs);
         (skips, mid)
     }
 }
 
 #[derive(Debug)]
 struct UpBlock {
-    resnets: Vec<Resnet>,
+    resnets: Vec<Shared<Resnet>>,
     /// Empty in a block without attention.
     attentions: Vec<Transformer2d>,
     upsample: Option<Upsample>,
@@ -193,7 +206,7 @@ struct UpBlock {
 
 impl UpBlock {
     /// Block `i`, counted from the lowest resolution.
-    fn new(vs: &VarPath, config: &Config, i: usize) -> Self {
+    fn new(vs: &VarPath, config: &Config, i: usize, adapters: Option<&Adapters>) -> Self {
         let channels = &config.block_out_channels;
         let last = channels.len() - 1;
         // index from the highest resolution
@@ -207,22 +220,22 @@ impl UpBlock {
                 .map(|j| {
                     let skip = if j == config.layers_per_block { higher } else { dim };
                     let in_dim = if j == 0 { before } else { dim } + skip;
-                    Resnet::new(&resnets.sub(j), in_dim, dim, Some(config.time_dim()), config.norm())
+                    Shared::new(Resnet::new(&resnets.sub(j), in_dim, dim, Some(config.time_dim()), config.norm()))
                 })
                 .collect(),
             attentions: (0..transformers)
-                .map(|j| Transformer2d::new(&attentions.sub(j), config.transformer(place)))
+                .map(|j| Transformer2d::new(&attentions.sub(j), config.transformer(place), adapters))
                 .collect(),
             upsample: (place > 0).then(|| Upsample::new(&vs.sub("upsamplers").sub(0), dim)),
         }
     }
 
     /// Takes its skip maps from the end of `skips`.
-    fn forward(&self, xs: &Tensor, time: &Tensor, context: &Tensor, skips: &mut Vec<Tensor>) -> Tensor {
+    fn forward(&self, xs: &Tensor, inputs: &BlockInputs, skips: &mut Vec<Tensor>) -> Tensor {
         let mut xs = xs.shallow_clone();
         for (j, resnet) in self.resnets.iter().enumerate() {
             let skip = skips.pop().expect("as many maps as residual blocks");
-            xs = layer(resnet, self.attentions.get(j), &Tensor::cat(&[xs, skip], 1), time, context, j);
+            xs = layer(resnet, self.attentions.get(j), &Tensor::cat(&[xs, skip], 1), inputs, j);
         }
         if let Some(upsample) = &self.upsample {
             // twice the size; for odd sizes the next skip map has the right one
@@ -231,6 +244,14 @@ impl UpBlock {
         }
         xs
     }
+}
+
+/// Settings of a training pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Pass {
+    /// Number of first residual and transformer blocks with activation checkpointing: they save only their inputs and
+    /// are recomputed. The gradients of a skip map are then added in another order.
+    pub checkpoint: usize,
 }
 
 /// The denoising UNet.
@@ -245,12 +266,17 @@ pub struct Unet {
 impl Unet {
     /// `vs` is the root of the file. The caller has checked `config`.
     pub fn new(vs: &VarPath, config: &Config) -> Self {
+        Self::with_adapters(vs, config, None)
+    }
+
+    /// [`Self::new`], with adapters on the linear layers of its transformers.
+    pub fn with_adapters(vs: &VarPath, config: &Config, adapters: Option<&Adapters>) -> Self {
         let channels = config.block_out_channels[0];
         let up_blocks = vs.sub("up_blocks");
         Self {
-            trunk: Trunk::new(vs, config),
+            trunk: Trunk::new(vs, config, adapters),
             up_blocks: (0..config.block_out_channels.len())
-                .map(|i| UpBlock::new(&up_blocks.sub(i), config, i))
+                .map(|i| UpBlock::new(&up_blocks.sub(i), config, i, adapters))
                 .collect(),
             conv_norm_out: GroupNorm::new(&vs.sub("conv_norm_out"), config.norm_num_groups, channels, config.norm_eps),
             conv_out: conv3(&vs.sub("conv_out"), channels, config.out_channels),
@@ -271,11 +297,26 @@ impl Unet {
         conditioning: &Conditioning,
         residuals: Option<&Residuals>,
     ) -> Tensor {
+        self.forward_with(sample, timesteps, conditioning, residuals, Pass::default())
+    }
+
+    /// [`Self::forward`], with the settings of a pass.
+    pub fn forward_with(
+        &self,
+        sample: &Tensor,
+        timesteps: &Tensor,
+        conditioning: &Conditioning,
+        residuals: Option<&Residuals>,
+        pass: Pass,
+    ) -> Tensor {
         let [_b, _c, _h, _w] = dims(sample);
         let kind = sample.kind();
-        let context = conditioning.context.to_kind(kind);
-        let time = self.trunk.time(timesteps, conditioning, kind);
-        let (mut skips, mut xs) = self.trunk.forward(&self.trunk.conv_in.forward(sample), &time, &context);
+        let inputs = BlockInputs {
+            time: self.trunk.time(timesteps, conditioning, kind),
+            context: conditioning.context.to_kind(kind),
+            checkpoints: Checkpoints::of(pass.checkpoint),
+        };
+        let (mut skips, mut xs) = self.trunk.forward(&self.trunk.conv_in.forward(sample), &inputs);
         if let Some(residuals) = residuals {
             assert_eq!(residuals.down.len(), skips.len(), "the ControlNet does not match the UNet");
             for (skip, residual) in skips.iter_mut().zip(&residuals.down) {
@@ -285,7 +326,7 @@ impl Unet {
         }
         for (i, block) in self.up_blocks.iter().enumerate() {
             let _module = module_path::enter_at("up_blocks", i);
-            xs = block.forward(&xs, &time, &context, &mut skips);
+            xs = block.forward(&xs, &inputs, &mut skips);
         }
         self.conv_out.forward(&self.conv_norm_out.forward(&xs).silu())
     }

@@ -600,6 +600,10 @@ char* prsmed_swiglu(at::Tensor* gate, at::Tensor* up, at::Tensor** out) {
 char* prsmed_low_rank(at::Tensor** ys, at::Tensor* x, at::Tensor** a, at::Tensor** b, int64_t count, double scale,
                       double p, at::Tensor** out) {
   PRSMED_TRY({
+    for (int64_t i = 0; i < count; ++i) {
+      // autograd would take the gradient of x for that of a view
+      TORCH_CHECK(!(at::GradMode::is_enabled() && ys[i]->is_view()), "an adapter cannot be added to a view in place");
+    }
     const auto list = [&](at::Tensor** from) {
       std::vector<at::Tensor> all;
       for (int64_t i = 0; i < count; ++i) all.push_back(*from[i]);

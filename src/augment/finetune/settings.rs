@@ -1,0 +1,128 @@
+//! Settings of fine-tuning the generator (`finetune.*`, and `train.*` of the engine).
+
+use crate::augment::settings::RANDOM;
+use crate::hub::{Files, Need};
+use crate::nn::LoraConfig;
+use crate::setting::{Setting, settings};
+use crate::trainer::TrainConfig;
+use crate::{Error, Result};
+
+settings! {
+    /// Settings of fine-tuning the generator (`finetune.*`).
+    pub struct FinetuneConfig in "finetune" {
+        /// Stable Diffusion 1.x, 2.x or SDXL: a folder in diffusers' layout, `hub:owner/name[@rev]`, or random weights
+        /// (`random:tiny`, `random:sd15`, `random:sd21`, `random:sdxl`) for trying the tool.
+        model: String = "hub:stabilityai/stable-diffusion-xl-base-1.0".into(), results(Changes), resume(Fixed);
+        /// Preferred variant of weight files (`fp16`); empty = the plain files.
+        variant: String = "fp16".into(), results(Changes), resume(Fixed);
+        /// What is trained: `lora` (small matrices beside the frozen weights) or `full` (all weights of the UNet).
+        method: Method = Method::Lora, results(Changes), resume(Fixed),
+            memory("`full` needs 16 bytes per weight of the UNet"),
+            saves_at("lora", "trains small matrices beside the frozen weights");
+        /// Side of the training images in pixels; other images are scaled and padded to a square. Far below the size
+        /// that the model was made for (512 for SD 1.x, 768 for SD 2.1, 1024 for SDXL), images become unusable.
+        image_size: i64 = 1024, results(Changes), resume(Fixed), range(64.0..), multiple_of(64),
+            memory("activations grow with its square or faster");
+        /// Rank of the LoRA.
+        rank: i64 = 16, results(Changes), resume(Fixed), range(1.0..),
+            memory("adapters, their gradients and their optimizer state grow with it");
+        /// Scale numerator of the LoRA: the output of an adapter is multiplied by alpha / rank.
+        alpha: f64 = 16.0, results(Changes), resume(Fixed);
+        /// Layers of the UNet's transformers that get an adapter, by the last components of their names, with commas
+        /// between them. `to_q,to_k,to_v,to_out.0` are those of the attention, `ff.net.0.proj,ff.net.2` those of the
+        /// feed-forward part.
+        targets: String = "to_q,to_k,to_v,to_out.0".into(), results(Changes), resume(Fixed),
+            memory("each adapted layer keeps its input");
+        /// Weight the loss of each timestep by min(SNR, gamma) / SNR (Hang et al. 2023), which gives timesteps with
+        /// little noise less weight; 5 is usual. 0 = no weights.
+        min_snr_gamma: f64 = 5.0, results(Changes), resume(Fixed), range(0.0..);
+        /// Add this much noise that is constant over each channel (Guttenberg 2023), so that very dark and very bright
+        /// images can be learned; 0.05 to 0.1 are usual. 0 = none.
+        noise_offset: f64 = 0.0, results(Changes), resume(Fixed), range(0.0..1.0);
+        /// Part of the samples whose caption is replaced by an empty one, which guidance needs.
+        caption_dropout: f64 = 0.1, results(Changes), resume(Fixed), range(0.0..=1.0);
+        /// Weight of the loss inside the lesion, relative to 1 outside. The weights of an image are divided by their
+        /// mean.
+        lesion_weight: f64 = 1.0, results(Changes), resume(Fixed), range(1.0..);
+        /// TOML file with captions, in the form of `data/prompts.toml` (the list `whole`); empty = the embedded ones.
+        prompts: String = String::new(), results(Changes), resume(Fixed);
+    }
+}
+
+/// What is trained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum), value(rename_all = "snake_case"))]
+#[serde(rename_all = "lowercase")]
+pub enum Method {
+    /// Adapters of low rank.
+    Lora,
+    /// All weights of the UNet.
+    Full,
+}
+
+impl Method {
+    /// The word of flags and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lora => "lora",
+            Self::Full => "full",
+        }
+    }
+}
+
+impl FinetuneConfig {
+    /// Whether the generator has random weights.
+    pub fn is_random(&self) -> bool {
+        self.model.starts_with(RANDOM)
+    }
+
+    /// Weight files that the training reads.
+    pub fn needs(&self) -> Vec<Need<'_>> {
+        if self.is_random() {
+            return Vec::new();
+        }
+        vec![Need::new("finetune.model", &self.model, Files::Diffusers(&self.variant))]
+    }
+
+    /// Settings of the adapters.
+    pub fn lora(&self) -> LoraConfig {
+        LoraConfig { rank: self.rank, alpha: self.alpha, dropout: 0.0 }
+    }
+
+    /// The adapted layers.
+    pub fn targets(&self) -> Vec<String> {
+        self.targets.split(',').map(str::trim).filter(|target| !target.is_empty()).map(str::to_owned).collect()
+    }
+}
+
+/// Settings of a fine-tuning.
+#[derive(Debug, Clone, PartialEq, Default, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FinetuneRun {
+    /// Model and objective.
+    pub finetune: FinetuneConfig,
+    /// The training engine.
+    pub train: TrainConfig,
+}
+
+impl FinetuneRun {
+    /// Declarations of all settings.
+    pub fn declarations() -> Vec<Setting> {
+        [FinetuneConfig::settings(), TrainConfig::settings()].concat()
+    }
+
+    /// Refuses settings that cannot be used together.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming the key.
+    pub fn check(&self) -> Result<()> {
+        if self.finetune.method == Method::Lora && self.finetune.targets().is_empty() {
+            return Err(Error::config("finetune.targets", "names no layer", "use for example `to_q,to_v`"));
+        }
+        if self.train.step_in_backward && (self.train.accumulation > 1 || self.train.clip_norm > 0.0) {
+            let hint = "set `train.accumulation=1` and `train.clip_norm=0`, or `train.step_in_backward=false`";
+            return Err(Error::config("train.step_in_backward", "needs each gradient as soon as it is complete", hint));
+        }
+        Ok(())
+    }
+}
