@@ -27,6 +27,12 @@ PLAIN = ["train.fused_kernels=off", "train.graph=off"]
 # settings that should make a step faster, and settings that save memory and cost time
 FASTER = ["train.fused_kernels=on", "train.graph=on", "train.fused_kernels=on train.graph=on", "data.cache_vision=ram"]
 SMALLER = ["train.checkpointing=full", "model.quantization=nf4", "train.optimizer=adamw8bit"]
+FINETUNES = {
+    "lora": ["finetune.method=lora"],
+    "full": ["finetune.method=full", "train.optimizer=adamw8bit", "train.clip_norm=0", "train.step_in_backward=true"],
+    "offload": ["finetune.method=full", "train.offload_optimizer=true"],
+    "control": ["finetune.mode=mask_to_image", "train.optimizer=adamw8bit"],
+}
 GPUS_FIRST, GPUS_SECOND = (8, 24, 80), (12, 16, 40, 48, 141)
 
 # prints versions of Python packages and the GPU that PyTorch finds
@@ -310,6 +316,21 @@ class Machine:
 
         return work
 
+    def finetune(self, wanted):
+        """One step of a fine-tuning of SDXL at 1024 pixels with random weights: memory and seconds of every phase, and
+        the errors of the plan."""
+        for name in wanted:
+            sets = [*FINETUNES[name.split("/")[1]], "train.micro_batch=1", "train.accumulation=1"]
+            if not self.tiny:
+                sets += ["finetune.model=random:sdxl", "train.precision=bf16"]
+            ran = self.prsmed("plan", "--task", "finetune", "--preset", "tiny" if self.tiny else "lora-sdxl", "--measure",
+                              *(word for pair in sets for word in ("--set", pair)), driver=True, may_fail=True)
+            if not ran.records or "measured" not in ran.records[-1]:
+                raise Failed(ran.error())
+            record = ran.records[-1]
+            self.add(name, sets=sets, driver_peak=ran.driver_peak, measured=record["measured"], fits=record["fits"],
+                     planned={key: record[key] for key in ("allocated_peak", "reserved_peak", "device_peak", "time")})
+
     def training(self, wanted):
         """Training steps on data with the loader, at the small sizes of the preset tiny."""
         with tempfile.TemporaryDirectory() as folder:
@@ -392,6 +413,7 @@ class Machine:
         second = [
             *[Case("generation", [f"generation/{who}/{index}"], 90, self.generate(who, index))
               for index in (0, 1) for who in ("prsmed", "diffusers")],
+            *[Case("finetune", [f"finetune/{what}"], 90, self.finetune) for what in FINETUNES],
             *gpus(GPUS_SECOND),
             Case("training", ["training"], 60, self.training),
             Case("step", ["step/one/all"], 50, self.step),

@@ -17,6 +17,10 @@ def number(value, form):
     return "-" if value is None else format(value, form)
 
 
+def percent(share):
+    return "" if share is None else f"{100 * share:+.1f} %"
+
+
 def table(head, rows):
     if not rows:
         return []
@@ -155,6 +159,18 @@ class Report:
         what = f"{line['size']}, random weights, {line['side']} pixels, {line['steps']} steps; mean of {line['batches']} batches"
         return ["## Generation", "", what, "", *table(head, rows)]
 
+    def finetunes(self):
+        rows = []
+        for name, line in self.group("finetune/").items():
+            for phase in line["measured"]:
+                errors = phase.get("plan_errors", {})
+                rows.append([name.split("/")[1], phase["name"], f"{phase['seconds']:.2f}", gib(phase["allocated_peak"]),
+                             percent(errors.get("allocated")), gib(phase["reserved_peak"]), percent(errors.get("reserved")),
+                             gib(phase.get("device_used")), percent(errors.get("device"))])
+        head = ["trained", "phase", "s", "tensors, GiB", "plan", "reserved", "plan", "device", "plan"]
+        what = "SDXL, random weights, 1024 pixels, bf16, one image a step; each with the error of its plan"
+        return ["## Fine-tuning", "", what, "", *table(head, rows)] if rows else []
+
     def others(self):
         lines = []
         for line in self.group("smoke/").values():
@@ -180,7 +196,8 @@ class Report:
         return [f"## Cases: {done} of {len(rows)} measured", "", *table(["case", "state", "reason"], rows)]
 
     def text(self):
-        parts = [self.head(), self.steps(), self.ratios(), self.switches(), self.gpus(), self.generation(), self.others()]
+        parts = [self.head(), self.steps(), self.ratios(), self.switches(), self.gpus(), self.generation(), self.finetunes(),
+                 self.others()]
         targets = ["## Targets", "", *table(["target", "value", "result"], self.targets)] if self.targets else []
         return "\n".join(line for part in [*parts, targets, self.states()] for line in part)
 

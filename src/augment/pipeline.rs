@@ -61,15 +61,26 @@ impl Placement {
         self,
         pipeline_config: &PipelineConfig,
         part: Part,
+        place: (Kind, Role),
+        build: impl FnOnce(&crate::tensor::store::VarPath) -> T,
+    ) -> Result<(T, Store)> {
+        self.network_filled(pipeline_config, place, build, |store| pipeline_config.fill(part, store))
+    }
+
+    /// As [`Self::network`]; `fill` loads the weights. It is not called on the meta device.
+    pub(super) fn network_filled<T>(
+        self,
+        pipeline_config: &PipelineConfig,
         (kind, role): (Kind, Role),
         build: impl FnOnce(&crate::tensor::store::VarPath) -> T,
+        fill: impl FnOnce(&Store) -> Result<()>,
     ) -> Result<(T, Store)> {
         let store = self.store(pipeline_config, kind);
         // a network's random weights do not depend on the networks built before it
         rng::seed(self.seed);
         let network = guard::guard(|| Ok(no_grad(|| build(&store.root(role)))))?;
         if self.device != META {
-            no_grad(|| pipeline_config.fill(part, &store))?;
+            no_grad(|| fill(&store))?;
         }
         Ok((network, store))
     }
@@ -182,12 +193,25 @@ pub struct Generator {
 }
 
 /// `tensor` on the device; on the meta device only its sizes.
-fn on(device: Device, tensor: &Tensor) -> Tensor {
+pub(super) fn on(device: Device, tensor: &Tensor) -> Tensor {
     if device == META { Tensor::empty(tensor.size(), (tensor.kind(), META)) } else { tensor.to_device(device) }
 }
 
+/// Device of what a network on `device` reads from files: the CPU; in a plan for the CPU, the meta device.
+pub(super) fn input_device(device: Device) -> Device {
+    if device == META && meta::target() == meta::Target::Cpu { META } else { Device::Cpu }
+}
+
+/// Zeros for a dry run. In a plan for a GPU, where host memory is not counted, one expanded number represents them.
+pub(super) fn blank<const N: usize>(shape: [i64; N], kind: Kind, device: Device) -> Tensor {
+    if device == Device::Cpu && meta::target() == meta::Target::Cuda {
+        return Tensor::zeros([1_i64; N], (kind, device)).expand(shape, false);
+    }
+    Tensor::zeros(shape, (kind, device))
+}
+
 /// A copy in host memory, which is not counted in a plan for a GPU.
-fn to_host(tensor: &Tensor) -> Tensor {
+pub(super) fn to_host(tensor: &Tensor) -> Tensor {
     match tensor.device() {
         Device::Cpu => tensor.copy(),
         META if meta::target() == meta::Target::Cpu => tensor.copy(),
@@ -501,7 +525,7 @@ fn size(pixels: &Tensor) -> [i64; 2] {
     [h, w]
 }
 
-fn is_finite(pixels: &Tensor) -> bool {
+pub(super) fn is_finite(pixels: &Tensor) -> bool {
     // the sum is finite only if every term is; this needs no tensor of flags
     let sum = meta::number(&pixels.sum(Kind::Float));
     sum.is_finite()

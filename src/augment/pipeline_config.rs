@@ -8,6 +8,7 @@ use crate::data::text::clip_bpe::ClipTokenizer;
 use crate::hub::of_variant;
 use crate::models::diffusion::sampler::{self, SchedulerConfig};
 use crate::models::diffusion::{controlnet, text, unet, vae};
+use crate::tensor::Tensor;
 use crate::tensor::store::Store;
 use crate::tensor::weights::{Archive, read_json};
 use crate::{Error, Result, files};
@@ -271,6 +272,14 @@ impl PipelineConfig {
     /// # Errors
     /// [`Error::Weights`] naming missing, unexpected and mis-shaped tensors.
     pub fn fill(&self, part: Part, store: &Store) -> Result<()> {
+        self.fill_into(part, store, &|_, tensor| tensor)
+    }
+
+    /// As [`Self::fill`]; `place(name, tensor)` is the part of a tensor of `store` that receives the stored one.
+    ///
+    /// # Errors
+    /// As [`Self::fill`].
+    pub fn fill_into(&self, part: Part, store: &Store, place: &dyn Fn(&str, Tensor) -> Tensor) -> Result<()> {
         let files = self.files(part)?;
         if files.is_empty() {
             return Ok(());
@@ -283,11 +292,11 @@ impl PipelineConfig {
                     continue;
                 }
                 let name = part.current_name(stored);
-                let Some(mut target) = store.get(&name) else {
+                let Some(target) = store.get(&name) else {
                     let hint = "use weights and `config.json` of the same pipeline";
                     return Err(Error::weights(file, format!("`{stored}` belongs to no layer"), hint));
                 };
-                copy(&archive, stored, &mut target)?;
+                copy(&archive, stored, &mut place(&name, target))?;
                 missing.retain(|other| *other != name);
             }
         }
@@ -374,7 +383,7 @@ impl Part {
 }
 
 /// Copies the tensor `stored`. Weights of a 1x1 convolution and of a linear layer are interchangeable.
-fn copy(archive: &Archive, stored: &str, target: &mut crate::tensor::Tensor) -> Result<()> {
+fn copy(archive: &Archive, stored: &str, target: &mut Tensor) -> Result<()> {
     let shape = archive.info(stored).map(|info| info.shape.clone()).unwrap_or_default();
     let wanted = target.size();
     let squeezed: Vec<i64> = if shape.len() == 4 && shape[2..] == [1, 1] { shape[..2].to_vec() } else { shape.clone() };

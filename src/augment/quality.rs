@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Minimum number of images of a set.
-const MIN_IMAGES: i64 = 4;
+pub const MIN_IMAGES: i64 = 4;
 
 /// Features `[n, d]` of the images, by modality.
 pub type ByModality = BTreeMap<String, Tensor>;

@@ -209,7 +209,7 @@ impl Case {
             let hint = "`prsmed plan` lists changes that save memory; `--no-plan` skips this check";
             return Err(Error::config("bench", plan.summary(), hint));
         }
-        context.memory.remember(&self.config, &self.machine, &plan);
+        context.memory.remember(plan.clone(), super::plan::suggest(&self.config, &self.machine, &plan));
         let flops = if self.work == Work::Train { Some(self.flops(dry_run)?) } else { None };
         Ok(Some((plan, flops)))
     }

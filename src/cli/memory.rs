@@ -2,11 +2,9 @@
 
 use super::output::Output;
 use super::progress::{memory_text, shares_text};
-use crate::config::RunConfig;
-use crate::config::remedies::{Remedy, remedies};
+use crate::config::remedies::Remedy;
 use crate::event::{Event, MemoryReport, Observer};
-use crate::plan::dry_run::Job;
-use crate::plan::report::{Machine, Plan};
+use crate::plan::report::Plan;
 use crate::tensor::ledger::AllocationFailure;
 use crate::tensor::memory;
 use crate::trainer::profile::{PROFILE_FILE, Settings};
@@ -18,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Flags of commands that train.
 #[derive(Debug, clap::Args)]
-pub(super) struct ProfileArgs {
+pub(in crate::cli) struct ProfileArgs {
     /// Profile the memory of the first and of every N-th step
     ///
     /// Writes one JSON object per line. Its `kind` is `phase` (peak by category, as in `plan`), `mark` (memory and its
@@ -37,7 +35,7 @@ impl ProfileArgs {
     ///
     /// # Errors
     /// [`Error::Config`] for an invalid value, or for `--profile-out` without `--profile-memory`.
-    pub(super) fn settings(&self, run: &Path) -> Result<Option<Settings>> {
+    pub(in crate::cli) fn settings(&self, run: &Path) -> Result<Option<Settings>> {
         let Some(text) = &self.profile_memory else {
             return match &self.profile_out {
                 Some(_) => {
@@ -56,17 +54,20 @@ impl ProfileArgs {
     }
 }
 
+/// Searches for changes that save memory, the most useful first.
+pub(super) type Suggest = Box<dyn FnOnce() -> Vec<Remedy> + Send>;
+
 /// Data for the report of a later out-of-memory error.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Known {
     /// The last profiled step.
     last: Option<MemoryReport>,
-    /// Settings, machine and plan of the run.
-    planned: Option<(RunConfig, Machine, Plan)>,
+    /// Plan of the run, and the search for changes that save memory.
+    planned: Option<(Plan, Suggest)>,
 }
 
 /// Shared by the commands and the error handler.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 pub(super) struct Memory(Arc<Mutex<Known>>);
 
 impl Memory {
@@ -75,8 +76,8 @@ impl Memory {
     }
 
     /// Stores the plan of a run that starts.
-    pub(super) fn remember(&self, config: &RunConfig, machine: &Machine, plan: &Plan) {
-        self.known().planned = Some((config.clone(), machine.clone(), plan.clone()));
+    pub(super) fn remember(&self, plan: Plan, suggest: Suggest) {
+        self.known().planned = Some((plan, suggest));
     }
 }
 
@@ -119,8 +120,8 @@ pub(super) fn report(error: &Error, memory: &Memory, out: &mut dyn Write, output
     }
     let mut known = memory.known();
     let mut report = Report { failure: memory::failure(), last: known.last.take(), ..Report::default() };
-    if let Some((config, machine, plan)) = known.planned.take() {
-        report.suggestion = remedies(&config, Job::Train, &machine, &plan).into_iter().next();
+    if let Some((plan, suggest)) = known.planned.take() {
+        report.suggestion = suggest().into_iter().next();
         report.plan = Some(plan);
     }
     report.write(out)?;

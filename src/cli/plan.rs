@@ -1,15 +1,17 @@
 //! `prsmed plan`, and the flags by which commands name settings and a machine to plan for.
 
 use super::args::sets_of;
+use super::augment::args::{planned_finetuned_config, planned_pipeline_config};
 use super::context::Context;
+use super::memory::Suggest;
 use super::report::Outcome;
 use crate::config::remedies::{Remedy, remedies};
-use crate::config::{AugmentRun, Resolved, RunConfig, Settings, Sources};
+use crate::config::{AugmentRun, FinetuneRun, Resolved, RunConfig, Settings, Sources};
 use crate::data::manifest::{Manifest, Split};
 use crate::event::Event;
 use crate::plan::detect::{self, Detected};
 use crate::plan::device_terms::DeviceUsage;
-use crate::plan::dry_run::{self, Job, Measured, Phase};
+use crate::plan::dry_run::{self, DryRun, Job, Measured, Phase};
 use crate::plan::duration::{Duration, Samples};
 use crate::plan::gpus::{self, Budget};
 use crate::plan::host::Host;
@@ -27,7 +29,7 @@ use std::path::{Path, PathBuf};
 /// Settings to plan.
 #[derive(Debug, clap::Args)]
 pub(super) struct SettingsArgs {
-    /// Named settings: tiny, full, cpu, gpu-24gb, ... [default: full; `augment` for that task]
+    /// Named settings: tiny, full, cpu, gpu-24gb, ... [default: full; `augment` and `lora-sdxl` for those tasks]
     #[arg(long, value_name = "NAME")]
     pub(super) preset: Option<String>,
     /// TOML file whose values override the preset
@@ -52,6 +54,11 @@ impl SettingsArgs {
     /// The settings of `prsmed augment`, overridden by `flags`.
     pub(super) fn resolve_augment(&self, flags: Vec<(String, String)>) -> Result<AugmentRun> {
         Ok(self.resolve_as("augment", flags)?.config)
+    }
+
+    /// The settings of `prsmed augment finetune`, overridden by `flags`.
+    pub(super) fn resolve_finetune(&self, flags: Vec<(String, String)>) -> Result<FinetuneRun> {
+        Ok(self.resolve_as(FinetuneRun::DEFAULT_PRESET, flags)?.config)
     }
 
     fn resolve_as<T: Settings>(&self, default_preset: &str, flags: Vec<(String, String)>) -> Result<Resolved<T>> {
@@ -150,6 +157,7 @@ fn libtorch_device(context: &Context) -> Option<Machine> {
   prsmed plan --preset full --gpu 16gb --task predict --json
   prsmed plan --preset gpu-24gb --gpu 24gb --samples 30000
   prsmed plan --task augment --gpu 12gb --set augment.batch=4
+  prsmed plan --task finetune --preset lora-sd15 --gpu 8gb
   prsmed plan --preset gpu-24gb --measure")]
 pub(super) struct Args {
     #[command(flatten)]
@@ -182,43 +190,38 @@ enum Task {
     Eval,
     /// One image of the model's size, the longest question, an answer of 128 tokens
     Predict,
-    /// One batch of generated images (settings of `prsmed augment`, preset `augment`)
+    /// One batch of generated images (settings of `prsmed augment generate`, preset `augment`)
     Augment,
+    /// Fine-tuning the generator (settings of `prsmed augment finetune`, preset `lora-sdxl`)
+    Finetune,
+}
+
+impl Task {
+    fn job(self) -> Job {
+        match self {
+            Self::Train | Self::Finetune => Job::Train,
+            Self::Eval => Job::Eval,
+            Self::Predict => Job::Predict,
+            Self::Augment => Job::Augment,
+        }
+    }
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     args.timeline.as_deref().map(check_timeline).transpose()?;
     let machine = args.machine.machine(context)?;
-    let job = match args.task {
-        Task::Train => Job::Train,
-        Task::Eval => Job::Eval,
-        Task::Predict => Job::Predict,
-        Task::Augment => Job::Augment,
-    };
+    let job = args.task.job();
     if args.measure {
         refuse_to_measure(&machine)?;
     }
     let asks_for_time = args.samples.is_some() || args.data_root.is_some();
-    if asks_for_time && job != Job::Train {
-        let reason = "only the time of a training is predicted";
+    if asks_for_time && !matches!(args.task, Task::Train) {
+        let reason = "only the time of `--task train` is predicted";
         return Err(Error::config("--task", reason, "leave out `--samples` and `--data-root`").into());
     }
-    let (dry_run, plan, helping) = if job == Job::Augment {
-        let run = args.settings.resolve_augment(Vec::new())?;
-        let pipeline_config = super::augment::args::planned_pipeline_config(&run, context)?;
-        let dry_run = run.dry_run(&pipeline_config, (2, None), &machine, true)?;
-        let plan = Plan::of(&dry_run, &machine);
-        let helping = if plan.fits { Vec::new() } else { run.remedies(&pipeline_config, &machine, &plan) };
-        (dry_run, plan, helping)
-    } else {
-        let config = args.settings.resolve(Vec::new())?;
-        let sizes = config.planned_sizes()?;
-        let (dry_run, plan) = config.plan_sized(job, &sizes, config.longest_example(), &machine)?;
-        let helping = if plan.fits { Vec::new() } else { remedies(&config, job, &machine, &plan) };
-        (dry_run, plan, helping)
-    };
+    let (dry_run, plan, helping) = planned(args, job, &machine, context)?;
     if let Some(path) = &args.timeline {
-        let title = format!("{} on {}: peak {}", title(job), plan.budget.device, plan.allocated_peak);
+        let title = format!("{} on {}: peak {}", title(args.task), plan.budget.device, plan.allocated_peak);
         let trace = timeline::chrome_trace(&dry_run.trace, &title, plan.budget.bytes);
         files::write_output(path, trace.to_string().as_bytes()).map_err(Error::io(path, "write"))?;
     }
@@ -236,7 +239,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         record["training"] = json!(duration);
     }
     if args.measure {
-        let measured = measure(args, job, context)?;
+        let measured = measure(args, context)?;
         context.output.line(measured_lines(&plan, &measured))?;
         record["measured"] = measured_record(&plan, &measured)?;
     }
@@ -244,6 +247,36 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     record["remedies"] = json!(helping);
     context.output.record(&record)?;
     Ok(if plan.fits { Outcome::Done } else { Outcome::No })
+}
+
+/// The dry run of `job`, its plan, and changes that help if it does not fit.
+fn planned(args: &Args, job: Job, machine: &Machine, context: &Context) -> Result<(DryRun, Plan, Vec<Remedy>)> {
+    let helping = |plan: &Plan, remedies: &dyn Fn() -> Vec<Remedy>| if plan.fits { Vec::new() } else { remedies() };
+    match args.task {
+        Task::Augment => {
+            let run = args.settings.resolve_augment(Vec::new())?;
+            let pipeline_config = planned_pipeline_config(&run, context)?;
+            let dry_run = run.dry_run(&pipeline_config, (2, None), machine, true)?;
+            let plan = Plan::of(&dry_run, machine);
+            let helping = helping(&plan, &|| run.remedies(&pipeline_config, machine, &plan));
+            Ok((dry_run, plan, helping))
+        }
+        Task::Finetune => {
+            let run = args.settings.resolve_finetune(Vec::new())?;
+            let pipeline_config = planned_finetuned_config(&run, context)?;
+            let dry_run = run.dry_run(&pipeline_config, job, machine, true)?;
+            let plan = Plan::of(&dry_run, machine);
+            let helping = helping(&plan, &|| run.remedies(&pipeline_config, machine, &plan));
+            Ok((dry_run, plan, helping))
+        }
+        Task::Train | Task::Eval | Task::Predict => {
+            let config = args.settings.resolve(Vec::new())?;
+            let sizes = config.planned_sizes()?;
+            let (dry_run, plan) = config.plan_sized(job, &sizes, config.longest_example(), machine)?;
+            let helping = helping(&plan, &|| remedies(&config, job, machine, &plan));
+            Ok((dry_run, plan, helping))
+        }
+    }
 }
 
 /// Predicted time of a training on the samples of the flags; `None` on a CPU without a reading.
@@ -282,14 +315,20 @@ fn refuse_to_measure(machine: &Machine) -> Result<()> {
     Err(Error::config("--measure", reason, "leave out `--gpu` or `--measure`"))
 }
 
-/// Runs the phases of `job` on this machine's device.
-fn measure(args: &Args, job: Job, context: &Context) -> Result<Vec<Phase>> {
+/// Runs the phases of the job on this machine's device.
+fn measure(args: &Args, context: &Context) -> Result<Vec<Phase>> {
     context.progress.on(&Event::Note("running the job with random weights".into()));
-    if job == Job::Augment {
+    if matches!(args.task, Task::Augment) {
         let run = args.settings.resolve_augment(Vec::new())?;
-        let pipeline_config = super::augment::args::planned_pipeline_config(&run, context)?;
+        let pipeline_config = planned_pipeline_config(&run, context)?;
         return run.measure(&pipeline_config, default_device());
     }
+    if matches!(args.task, Task::Finetune) {
+        let run = args.settings.resolve_finetune(Vec::new())?;
+        let pipeline_config = planned_finetuned_config(&run, context)?;
+        return run.measure(&pipeline_config, default_device());
+    }
+    let job = args.task.job();
     let config = args.settings.resolve(Vec::new())?;
     let (device, sizes, example) = (default_device(), config.planned_sizes()?, config.longest_example());
     kernels::check(device)?;
@@ -347,12 +386,13 @@ fn measured_record(plan: &Plan, measured: &[Phase]) -> Result<serde_json::Value>
     measured.iter().map(phase).collect::<Result<Vec<_>>>().map(serde_json::Value::Array)
 }
 
-fn title(job: Job) -> &'static str {
-    match job {
-        Job::Train | Job::Step => "Training",
-        Job::Eval => "Evaluation",
-        Job::Predict => "Prediction",
-        Job::Augment => "Generation",
+fn title(task: Task) -> &'static str {
+    match task {
+        Task::Train => "Training",
+        Task::Eval => "Evaluation",
+        Task::Predict => "Prediction",
+        Task::Augment => "Generation",
+        Task::Finetune => "Fine-tuning",
     }
 }
 
@@ -361,6 +401,28 @@ pub(super) fn remedy_lines(remedies: &[Remedy]) -> String {
     let mut lines = vec!["changes that save memory:".to_owned()];
     lines.extend(remedies.iter().map(|remedy| format!("  {}", remedy.line())));
     lines.join("\n")
+}
+
+/// The search for changes that save memory in a training of the segmenter.
+pub(super) fn suggest(config: &RunConfig, machine: &Machine, plan: &Plan) -> Suggest {
+    let (config, machine, plan) = (config.clone(), machine.clone(), plan.clone());
+    Box::new(move || remedies(&config, Job::Train, &machine, &plan))
+}
+
+/// Keeps the plan of a run that fits, for the report of a later out-of-memory error, and refuses one that does not.
+pub(super) fn accept(plan: Plan, suggest: Suggest, context: &Context) -> Result<()> {
+    if plan.fits {
+        context.memory.remember(plan, suggest);
+        return Ok(());
+    }
+    let remedies = suggest();
+    context.progress.on(&Event::Note(remedy_lines(&remedies)));
+    let helps = remedies.iter().find(|remedy| remedy.fits).map_or_else(
+        || "`prsmed preset` searches for settings that fit".to_owned(),
+        |remedy| format!("`{}` fits", remedy.flags()),
+    );
+    let hint = format!("{helps}; `--no-plan` skips this check");
+    Err(Error::config("train", plan.summary(), hint))
 }
 
 /// Refuses a timeline that is no JSON file.

@@ -1,11 +1,13 @@
 //! `prsmed preset`: searches for the fastest settings that fit a GPU.
 
+use super::augment::args::planned_finetuned_config;
 use super::context::Context;
 use super::plan::{MachineArgs, SettingsArgs};
 use super::report::Outcome;
 use crate::Error;
 use crate::config::planned::{Searched, preset_toml};
 use crate::config::planned_augment::augment_toml;
+use crate::config::planned_finetune::finetune_toml;
 use crate::config::{Resolved, RunConfig};
 use crate::event::Event;
 use crate::nn::Quantization;
@@ -34,7 +36,8 @@ use serde_json::json;
 /// images are used only if nothing fits. It prints a note then. 3 % of the GPU's memory stay free. The speed of CPUs is
 /// not known to the planner: there, settings with the fewest operations count as the fastest.
 ///
-/// With `--task augment` it searches for the fastest batch and decoding mode of `prsmed augment generate`.
+/// With `--task augment` it searches for the fastest batch and decoding mode of `prsmed augment generate`, with `--task
+/// finetune` for the fastest settings of `prsmed augment finetune`.
 ///
 /// Exit code 1 and nothing on standard output if no settings fit.
 #[derive(Debug, clap::Args)]
@@ -42,20 +45,22 @@ use serde_json::json;
   prsmed preset --gpu 24gb > my.toml
   prsmed train --data-root data --config my.toml
   prsmed preset --gpu \"RTX A6000\" --effective-batch 16 --image-size 512
-  prsmed preset --task augment --gpu 8gb > augment.toml")]
+  prsmed preset --task augment --gpu 8gb > augment.toml
+  prsmed preset --task finetune --preset lora-sd15 --gpu 8gb > finetune.toml")]
 pub(super) struct Args {
     #[command(flatten)]
     settings: SettingsArgs,
     #[command(flatten)]
     machine: MachineArgs,
-    /// For training: samples of an optimizer step [default: micro-batch times accumulation times questions per image]
+    /// For trainings: samples of an optimizer step [default: micro-batch times accumulation times questions per image]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8192))]
     effective_batch: Option<u16>,
-    /// Side of the image in pixels: a multiple of 16, for `--task augment` of 64 [default: as in the settings; for
-    /// training smaller if nothing fits]
+    /// Side of the image in pixels: a multiple of 16, for the other tasks of 64 [default: as in the settings; for
+    /// trainings smaller if nothing fits]
     #[arg(long, value_name = "N")]
     image_size: Option<i64>,
-    /// train: settings to train the model; augment: settings to generate image+mask pairs
+    /// train: settings to train the model; augment: settings to generate image+mask pairs; finetune: settings to
+    /// fine-tune the generator
     #[arg(long, value_enum, default_value_t = Task::Train)]
     task: Task,
     /// For training. speed: the fastest step; quality: also a moving average of the weights, and never a smaller image
@@ -68,6 +73,7 @@ pub(super) struct Args {
 enum Task {
     Train,
     Augment,
+    Finetune,
 }
 
 /// The objective of the search.
@@ -81,8 +87,10 @@ enum Objective {
 pub(super) const HEADROOM_FRAC: f64 = 0.03;
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    if args.task == Task::Augment {
-        return augment(args, context);
+    match args.task {
+        Task::Train => {}
+        Task::Augment => return augment(args, context),
+        Task::Finetune => return finetune(args, context),
     }
     let mut flags = Vec::new();
     if let Some(side) = args.image_size {
@@ -168,6 +176,39 @@ fn augment(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let toml = augment_toml(&fitted, &plan);
     context.output.line(&toml)?;
     context.progress.on(&Event::Note(plan.table()));
+    context
+        .output
+        .record(&json!({ "kind": "preset", "fits": true, "settings": fitted, "plan": plan, "toml": toml }))?;
+    Ok(Outcome::Done)
+}
+
+/// The fastest settings of a fine-tuning that fit.
+fn finetune(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+    let side = args.image_size.map(|side| (format!("finetune.image_size={side}"), "--image-size".to_owned()));
+    let mut run = args.settings.resolve_finetune(side.into_iter().collect())?;
+    if let Some(wanted) = args.effective_batch {
+        (run.train.micro_batch, run.train.accumulation) = (1, wanted.into());
+    }
+    let machine = args.machine.machine(context)?;
+    let pipeline_config = planned_finetuned_config(&run, context)?;
+    let may_shrink = args.image_size.is_none() && args.objective == Objective::Speed;
+    let Some((fitted, plan)) = run.fitted(&pipeline_config, &machine, HEADROOM_FRAC, may_shrink)? else {
+        let least = run.plan(&pipeline_config, &machine)?;
+        let helping = run.remedies(&pipeline_config, &machine, &least);
+        let text = format!(
+            "nothing fits {} with 3 % of its memory kept free: {}\n{}",
+            machine.offer().device,
+            least.summary(),
+            super::plan::remedy_lines(&helping)
+        );
+        context.progress.on(&Event::Warning(text));
+        context.output.record(&json!({ "kind": "preset", "fits": false, "smallest": least, "remedies": helping }))?;
+        return Ok(Outcome::No);
+    };
+    let toml = finetune_toml(&fitted, &plan);
+    context.output.line(&toml)?;
+    let notes = std::iter::once(plan.table()).chain(super::augment::finetune::changed_notes(&run, &fitted));
+    context.progress.on(&Event::Note(notes.collect::<Vec<_>>().join("\n")));
     context
         .output
         .record(&json!({ "kind": "preset", "fits": true, "settings": fitted, "plan": plan, "toml": toml }))?;

@@ -6,7 +6,6 @@ use super::memory::ProfileArgs;
 use super::report::Outcome;
 use super::run_lock::RunLock;
 use super::{plan, preset};
-use crate::config::remedies::remedies;
 use crate::config::{Resolved, RunConfig, Settings as _, Sources};
 use crate::event::{Event, Observer};
 use crate::plan::detect;
@@ -221,18 +220,8 @@ pub(super) fn check_memory(config: &RunConfig, machine: &Machine, context: &Cont
         plan => plan?,
     };
     context.progress.on(&Event::Note(format!("memory plan for the longest texts allowed\n{}", plan.table())));
-    if plan.fits {
-        context.memory.remember(config, machine, &plan);
-        return Ok(());
-    }
-    let remedies = remedies(config, Job::Train, machine, &plan);
-    context.progress.on(&Event::Note(plan::remedy_lines(&remedies)));
-    let helps = remedies.iter().find(|remedy| remedy.fits).map_or_else(
-        || "`prsmed preset` searches for settings that fit".to_owned(),
-        |remedy| format!("`{}` fits", remedy.flags()),
-    );
-    let hint = format!("{helps}; `--no-plan` skips this check");
-    Err(Error::config("train", plan.summary(), hint))
+    let suggest = plan::suggest(config, machine, &plan);
+    plan::accept(plan, suggest, context)
 }
 
 /// The plan with the data's own longest texts and the model's own sizes.

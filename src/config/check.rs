@@ -4,7 +4,6 @@ use super::RunConfig;
 use crate::segment::setup::{BatchNorm, check_host_layers};
 use crate::segment::vision_features;
 use crate::trainer::Switch;
-use crate::trainer::precision::Precision;
 use crate::{Error, Result};
 
 /// The first conflict.
@@ -13,29 +12,7 @@ pub(super) fn check(config: &RunConfig) -> Result<()> {
     check_host_layers(&config.model)?;
     vision_features::refuse_trained_tower(&config.data, config.model.train_base)?;
     check_graph(config)?;
-    check_step_in_backward(config)
-}
-
-/// `step_in_backward` updates parameters one at a time, so options that need all gradients at once exclude it.
-fn check_step_in_backward(config: &RunConfig) -> Result<()> {
-    let train = &config.train;
-    let conflicts = [
-        (train.accumulation > 1, "the gradients of several micro-batches are added up", "train.accumulation=1"),
-        (train.clip_norm > 0.0, "the norm of all gradients is known", "train.clip_norm=0"),
-        (
-            train.precision == Precision::Fp16,
-            "the loss scaling of fp16 has checked all gradients",
-            "train.precision=bf16",
-        ),
-    ];
-    match conflicts.into_iter().find(|(conflict, ..)| train.step_in_backward && *conflict) {
-        Some((_, what, remedy)) => {
-            let reason = format!("parameters are updated before {what}");
-            let hint = format!("add `--set {remedy}`, or set it to `false`");
-            Err(Error::config("train.step_in_backward", reason, hint))
-        }
-        None => Ok(()),
-    }
+    config.train.check()
 }
 
 /// Captured steps keep their gradients and pad texts.

@@ -8,6 +8,7 @@
 mod check;
 pub mod planned;
 pub mod planned_augment;
+pub mod planned_finetune;
 pub mod reference;
 pub mod remedies;
 mod synonyms;

@@ -7,7 +7,7 @@ use super::{AugmentRun, Settings as _};
 use crate::Result;
 use crate::augment::dry_run::{GenerationDryRun, SHOWN_STEPS};
 use crate::augment::pipeline_config::PipelineConfig;
-use crate::augment::settings::{AugmentConfig, Decode, Mode};
+use crate::augment::settings::{AugmentConfig, Decode, Mode, RANDOM};
 use crate::plan::dry_run::{self, Buffers, DryRun, Job, Measured, Meter, Phase, Steps};
 use crate::plan::report::{Machine, Plan};
 use crate::plan::search;
@@ -29,9 +29,7 @@ impl AugmentRun {
     /// [`crate::Error::Config`] for an unknown `random:` size.
     pub fn planned_pipeline_config(&self) -> Result<PipelineConfig> {
         let control = self.augment.mode == Mode::MaskToImage;
-        let model = self.augment.model.as_str();
-        let size = model.strip_prefix(crate::augment::settings::RANDOM).unwrap_or_else(|| family_of(model));
-        PipelineConfig::random(size, control || !self.augment.controlnet.is_empty())
+        family_config(&self.augment.model, control || !self.augment.controlnet.is_empty())
     }
 
     /// Runs a batch of these settings on the meta device. `prompts` different texts are encoded first; `filter`
@@ -173,6 +171,11 @@ fn as_fast_as_the_fastest(found: Vec<(AugmentRun, Plan)>) -> Option<(AugmentRun,
 fn planned_steps(config: &AugmentConfig) -> Steps {
     let run = config.num_steps();
     Steps { whole: run, shown: run.min(SHOWN_STEPS) }
+}
+
+/// Sizes of `model` without its files: those of a `random:` model, else of the family that its name suggests.
+pub(super) fn family_config(model: &str, control: bool) -> Result<PipelineConfig> {
+    PipelineConfig::random(model.strip_prefix(RANDOM).unwrap_or_else(|| family_of(model)), control)
 }
 
 /// The family of a model by its name; SDXL, the largest, if its name is not known.

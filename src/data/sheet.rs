@@ -181,7 +181,8 @@ pub fn save_sheet(tiles: &[Tile], columns: usize, path: &Path) -> Result<()> {
     write_bytes(&path.with_extension("csv"), &index.into_inner().expect(in_memory))
 }
 
-fn sheet(tiles: &[Tile], columns: usize) -> RgbImage {
+/// The sheet of [`save_sheet`] as an image.
+pub fn sheet(tiles: &[Tile], columns: usize) -> RgbImage {
     let at = |cell: usize| GAP_PX + u32::try_from(cell).unwrap_or(0) * (CELL_PX + GAP_PX);
     let mut page = RgbImage::from_pixel(at(columns), at(tiles.len().div_ceil(columns)), PAGE);
     for (i, tile) in tiles.iter().enumerate() {

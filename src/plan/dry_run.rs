@@ -6,12 +6,13 @@ use crate::Result;
 use crate::event::Silent;
 use crate::tensor::trace::{Trace, TraceBuilder};
 use crate::tensor::weights::Staged;
-use crate::tensor::{Device, Kind, META, Tensor, kernels, ledger, memory, meta, no_grad, trace};
+use crate::tensor::{Device, Kind, META, Tensor, kernels, ledger, memory, meta, no_grad, synchronize, trace};
 use crate::trainer::graph::SETTLING_STEPS;
 use crate::trainer::precision::Scaler;
 use crate::trainer::{DryRunTask, HostUse, StepInfo, Stepper, Switch, TrainConfig, checkpoint};
 use crate::units::Bytes;
 use std::collections::HashMap;
+use std::time::Instant;
 
 /// Job of a dry run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -43,6 +44,8 @@ pub struct Phase {
     pub device_used: Option<Bytes>,
     /// The peak by category; empty on a GPU.
     pub categories: Vec<(&'static str, Bytes)>,
+    /// Duration in seconds, once all its work on the device was done.
+    pub seconds: f64,
 }
 
 /// Receives the beginning of each phase.
@@ -66,7 +69,7 @@ impl Meter for TraceBuilder {
 pub struct Measured {
     device: Device,
     before: memory::Reading,
-    current: Option<&'static str>,
+    current: Option<(&'static str, Instant)>,
     phases: Vec<Phase>,
 }
 
@@ -95,7 +98,9 @@ impl Measured {
     }
 
     fn end(&mut self) -> Result<()> {
-        let Some(name) = self.current.take() else { return Ok(()) };
+        let Some((name, began)) = self.current.take() else { return Ok(()) };
+        synchronize(self.device);
+        let seconds = began.elapsed().as_secs_f64();
         let now = memory::read(self.device)?;
         let above = |now: Bytes, before: Bytes| Bytes(now.0.saturating_sub(before.0));
         let categories = now.categories_at_peak.iter().zip(&self.before.categories);
@@ -105,6 +110,7 @@ impl Measured {
             reserved_peak: now.reserved_peak,
             device_used: now.system.device_used,
             categories: categories.map(|(now, before)| (now.0, above(now.1, before.1))).collect(),
+            seconds,
         });
         Ok(())
     }
@@ -114,7 +120,7 @@ impl Meter for Measured {
     fn begin(&mut self, phase: &'static str) -> Result<()> {
         self.end()?;
         memory::begin_window(self.device)?;
-        self.current = Some(phase);
+        self.current = Some((phase, Instant::now()));
         Ok(())
     }
 }
@@ -223,11 +229,27 @@ pub fn plan<T: DryRunTask>(
     costs: bool,
     build: impl Fn() -> Result<T>,
 ) -> Result<DryRun> {
+    plan_after(job, config, target, costs, |_| Ok(()), build)
+}
+
+/// As [`plan`], for a job with phases before the first task is built. `before` calls its argument when one begins.
+///
+/// # Errors
+/// Those of the task and of `before`.
+pub fn plan_after<T: DryRunTask>(
+    job: Job,
+    config: &TrainConfig,
+    target: meta::Target,
+    costs: bool,
+    before: impl FnOnce(&mut dyn FnMut(&'static str) -> Result<()>) -> Result<()>,
+    build: impl Fn() -> Result<T>,
+) -> Result<DryRun> {
     meta::install()?;
     kernels::set_mode(config.fused_kernels.kernels());
     let _target = meta::enter_target(target);
     let options = trace::Options { counts_host: target == meta::Target::Cpu, costs };
     let mut tracer = trace::begin(options)?;
+    before(&mut |phase| tracer.begin(phase))?;
     let shown = config.accumulation.min(PLANNED_MICRO_BATCHES);
     // batches wait on the host; on the CPU, where the host is the device, all of them count
     let loaded = if target == meta::Target::Cpu { config.accumulation } else { shown };

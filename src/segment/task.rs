@@ -315,8 +315,9 @@ impl Task for SegmentTask {
         let mean = sums.means();
         let values = ["dice", "iou", "token_accuracy", "loss_text", "loss_mask"];
         Ok(Some(Validation {
-            score: f64::midpoint(mean[0], mean[2]),
+            score: f64::midpoint(mean[0], mean[2]).into(),
             values: values.iter().zip(mean).map(|(name, value)| ((*name).to_owned(), value)).collect(),
+            pictures: Vec::new(),
         }))
     }
 

@@ -25,6 +25,9 @@ pub struct Progress {
     pub best_score: Option<f64>,
     /// Validations since the best one.
     pub without_gain: u64,
+    /// The last scores that have an interval.
+    #[serde(default)]
+    pub scores: Vec<f64>,
     /// The loss scaler.
     pub scaler: Scaler,
     /// Steps of one epoch at the time of saving; another number means other data or batch sizes.

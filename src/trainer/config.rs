@@ -3,6 +3,7 @@
 use super::precision::Precision;
 use crate::setting::settings;
 use crate::tensor::kernels;
+use crate::{Error, Result};
 
 settings! {
     /// Settings of the training engine (`train.*`).
@@ -20,7 +21,9 @@ settings! {
         checkpoint_every_steps: u64 = 500, results(Same), resume(Free);
         /// Validate every so many epochs; 0 = never. The best validated weights are saved in `best/`.
         validate_every_epochs: u64 = 1, results(Same), resume(Free);
-        /// Stop early after this many validations without a better score; 0 = never.
+        /// Stop early after this many validations without a better score; 0 = never. If the score has a known uncertainty
+        /// (samples of a fine-tuning), stop when a line through this many scores, at least 8, has grown by less than the
+        /// half width of the score's interval, with 95 % confidence.
         patience: u64 = 0, results(Changes), resume(Free);
         /// Peak learning rate.
         learning_rate: f64 = 1e-4, results(Changes), resume(Warn), range(0.0..);
@@ -93,6 +96,31 @@ impl TrainConfig {
     /// True if steps are captured as CUDA graphs. They need gradients, which `step_in_backward` frees.
     pub fn graph_switch(&self) -> Switch {
         if self.step_in_backward { Switch::Off } else { self.graph }
+    }
+
+    /// Refuses settings that cannot be used together. `step_in_backward` updates parameters one at a time, so options
+    /// that need all gradients at once exclude it.
+    ///
+    /// # Errors
+    /// [`Error::Config`] naming the key.
+    pub fn check(&self) -> Result<()> {
+        let conflicts = [
+            (self.accumulation > 1, "the gradients of several micro-batches are added up", "train.accumulation=1"),
+            (self.clip_norm > 0.0, "the norm of all gradients is known", "train.clip_norm=0"),
+            (
+                self.precision == Precision::Fp16,
+                "the loss scaling of fp16 has checked all gradients",
+                "train.precision=bf16",
+            ),
+        ];
+        match conflicts.into_iter().find(|(conflict, ..)| self.step_in_backward && *conflict) {
+            Some((_, what, remedy)) => {
+                let reason = format!("parameters are updated before {what}");
+                let hint = format!("add `--set {remedy}`, or set it to `false`");
+                Err(Error::config("train.step_in_backward", reason, hint))
+            }
+            None => Ok(()),
+        }
     }
 }
 

@@ -3,7 +3,8 @@
 mod event_file;
 mod log_file;
 
-use std::path::Path;
+use std::io::Cursor;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
@@ -12,6 +13,8 @@ pub use event_file::EventFile;
 use crate::error::{Error, Result};
 use crate::event::StepReport;
 use crate::files;
+use crate::trainer::Picture;
+use image::ImageFormat;
 use log_file::LogFile;
 
 /// Name of the JSON lines file in a run folder.
@@ -24,6 +27,7 @@ pub struct Records {
     events: EventFile,
     is_full: bool,
     warning: Option<String>,
+    folder: PathBuf,
 }
 
 impl Records {
@@ -43,7 +47,7 @@ impl Records {
         let lines = files::open_to_change(&path).map_err(Error::io(&path, "write"))?;
         let lines = LogFile::new(lines, path)?;
         let events = EventFile::create(folder, resumed_step.map(|step| step + 1))?;
-        Ok(Self { lines, events, is_full: false, warning: None })
+        Ok(Self { folder: folder.to_owned(), lines, events, is_full: false, warning: None })
     }
 
     /// Writes one optimizer step.
@@ -71,6 +75,22 @@ impl Records {
     pub fn validation(&mut self, step: u64, values: &[(String, f64)]) -> Result<()> {
         let scalars: Vec<(String, f64)> = values.iter().map(|(name, value)| (format!("val/{name}"), *value)).collect();
         self.write(&validation_line(step, values), step, &scalars)
+    }
+
+    /// Writes a picture to `NAME/step-000123.png` in the run folder and to the event file.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn picture(&mut self, step: u64, picture: &Picture) -> Result<()> {
+        let folder = self.folder.join(&picture.name);
+        files::create_folders(&folder).map_err(Error::io(&folder, "create"))?;
+        let mut png = Cursor::new(Vec::new());
+        let (path, image) = (folder.join(format!("step-{step:06}.png")), &picture.image);
+        image
+            .write_to(&mut png, ImageFormat::Png)
+            .map_err(|error| Error::Internal { reason: format!("cannot encode {}: {error}", path.display()) })?;
+        files::write(&path, png.get_ref()).map_err(Error::io(&path, "write"))?;
+        self.events.picture(step, (&picture.name, image.dimensions()), png.get_ref()).map(drop)
     }
 
     /// Waits until all lines are on disk. A checkpoint is published only after the lines of its steps.

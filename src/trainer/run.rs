@@ -10,7 +10,7 @@ use super::records::Records;
 use super::recovery::{self, Fitting};
 use super::skipped_steps::{self, SkippedSteps};
 use super::step::{Launched, Mark, StepInfo, StepResult, Stepper, Update};
-use super::{Switch, Task, TrainConfig, Validation, schedule};
+use super::{Picture, Score, Switch, Task, TrainConfig, Validation, plateau, schedule};
 use crate::event::{Event, Observer, StepReport};
 use crate::tensor::threads::Adaptive;
 use crate::tensor::weights::{self, Staged};
@@ -20,6 +20,9 @@ use rand::RngCore;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+/// Scores that early stopping looks at.
+const MOST_SCORES: usize = 1000;
 
 /// Result of a training run.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -179,8 +182,14 @@ impl<'a, T: Task> Engine<'a, T> {
             task.load(folder)?;
         }
         let mut stepper = Stepper::new(task, config, session.has_room_for_graphs);
-        let mut progress =
-            Progress { step: 0, best_score: None, without_gain: 0, scaler: stepper.scaler.clone(), steps_per_epoch };
+        let mut progress = Progress {
+            step: 0,
+            best_score: None,
+            without_gain: 0,
+            scores: Vec::new(),
+            scaler: stepper.scaler.clone(),
+            steps_per_epoch,
+        };
         if let Some(folder) = &checkpoint {
             progress = checkpoint::load(folder, &mut stepper.optimizer, stepper.ema.as_mut())?;
             check_steps_per_epoch(&progress, steps_per_epoch, &last)?;
@@ -454,8 +463,12 @@ impl<'a, T: Task> Engine<'a, T> {
         let session = self.session;
         let validation = guard::guard(|| no_grad(|| self.task.validate(session.observer)))?;
         self.profile.end(self.progress.step)?;
-        let Some(Validation { score, values }) = validation else { return Ok(false) };
+        let Some(Validation { score, values, pictures }) = validation else { return Ok(false) };
         self.records.validation(self.progress.step, &values)?;
+        for picture in &pictures {
+            self.keep_picture(picture)?;
+        }
+        let Score { value: score, half_width } = score;
         session.observer.on(&Event::Validated { step: self.progress.step, values });
         if self.progress.best_score.is_none_or(|best| score > best) {
             let before = self.progress.best_score.replace(score);
@@ -467,7 +480,27 @@ impl<'a, T: Task> Engine<'a, T> {
         } else {
             self.progress.without_gain += 1;
         }
-        Ok(session.config.patience > 0 && self.progress.without_gain >= session.config.patience)
+        let patience = session.config.patience;
+        let Some(half_width) = half_width else {
+            return Ok(patience > 0 && self.progress.without_gain >= patience);
+        };
+        let scores = &mut self.progress.scores;
+        scores.push(score);
+        scores.drain(..scores.len().saturating_sub(MOST_SCORES));
+        let window = usize::try_from(patience).unwrap_or(usize::MAX).min(MOST_SCORES);
+        Ok(patience > 0 && plateau::has_stalled(scores, window, half_width))
+    }
+
+    /// Writes a picture into the run folder and to TensorBoard. A full disk is a warning.
+    fn keep_picture(&mut self, picture: &Picture) -> Result<()> {
+        let kept = self.records.picture(self.progress.step, picture);
+        match kept {
+            Err(error @ Error::Io { .. }) if error.is_disk_full() => {
+                self.session.observer.on(&Event::Warning(format!("a picture is not saved: {error}")));
+                Ok(())
+            }
+            kept => kept,
+        }
     }
 
     /// Saves the run when a step fails: the weights are still those of the last good step.

@@ -8,14 +8,42 @@ use crate::event::Event;
 use crate::tensor::store::{Entry, Role};
 use crate::tensor::weights::Staged;
 use crate::units::Bytes;
+use image::RgbImage;
 
 /// A validation result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Validation {
-    /// Score that selects `best/`; higher is better.
-    pub score: f64,
+    /// Score that selects `best/`.
+    pub score: Score,
     /// Named values for the records.
     pub values: Vec<(String, f64)>,
+    /// Images for the run folder and TensorBoard.
+    pub pictures: Vec<Picture>,
+}
+
+/// A score; higher is better.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Score {
+    /// Its value.
+    pub value: f64,
+    /// Half the width of its 95 % interval. If it is known, a training stops early when the score has stopped growing,
+    /// and not because of a few low values.
+    pub half_width: Option<f64>,
+}
+
+/// An image that shows the state of a training.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Picture {
+    /// Its name, for a folder and a tag.
+    pub name: String,
+    /// The image.
+    pub image: RgbImage,
+}
+
+impl From<f64> for Score {
+    fn from(value: f64) -> Self {
+        Self { value, half_width: None }
+    }
 }
 
 /// The micro-batches of one optimizer step after another.

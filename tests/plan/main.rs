@@ -19,6 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 mod augment;
 mod cpu;
 mod cuda;
+mod finetune;
 mod gpu;
 mod layer;
 mod operands;

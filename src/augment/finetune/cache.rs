@@ -3,19 +3,22 @@
 //! A file is named after a hash of everything that its content depends on: weights, image or text, and size. So files
 //! of other images or models are never read, and an interrupted preparation continues.
 
+use super::masks;
 use crate::augment::inpaint_mask::Frame;
-use crate::augment::pipeline::{Embedding, Placement, encode_prompts, tokenize};
+use crate::augment::pipeline::{Embedding, Placement, blank, encode_prompts, input_device, to_host, tokenize};
 use crate::augment::pipeline_config::{Part, PipelineConfig};
 use crate::data::decode;
 use crate::data::image::foreground;
+use crate::data::text::clip_bpe::CONTEXT;
 use crate::event::{Event, Observer};
 use crate::hub::free_bytes;
 use crate::models::diffusion::vae::Vae;
-use crate::tensor::store::Role;
+use crate::tensor::store::{Role, Store};
 use crate::tensor::weights::{Archive, sha256, write_safetensors};
-use crate::tensor::{Device, Kind, Tensor, guard, no_grad};
+use crate::tensor::{Device, Kind, META, Tensor, guard, memory, no_grad, rng};
 use crate::units::Bytes;
 use crate::{Error, Result, files};
+use image::{GrayImage, RgbImage};
 use rayon::prelude::*;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -34,6 +37,17 @@ pub struct ImageFiles<'a> {
     pub mask: &'a Path,
 }
 
+/// What a network reads besides noise and caption, one tensor for each image or region.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Condition {
+    /// Nothing.
+    None,
+    /// This many regions to fill, each with the latents of the image without it: `[1 + c, s, s]` fp32.
+    Regions(usize),
+    /// The lesion mask, `[1, S, S]` bytes, 0 or 1.
+    Mask,
+}
+
 /// What encoding needs.
 pub struct Encoding<'a> {
     /// Sizes and files of the generator.
@@ -44,6 +58,8 @@ pub struct Encoding<'a> {
     pub placement: Placement,
     /// Side of the images in pixels.
     pub image_size: i64,
+    /// What the network reads besides noise and caption.
+    pub condition: Condition,
     /// Receives progress.
     pub observer: &'a dyn Observer,
     /// Set by Ctrl-C: finished files stay, and the job ends with [`Error::Interrupted`].
@@ -68,6 +84,18 @@ pub struct Latents {
 pub struct Cache {
     latents: Vec<PathBuf>,
     texts: Vec<PathBuf>,
+    /// Conditions of each image, as many for all.
+    conditions: Vec<Vec<PathBuf>>,
+}
+
+/// An image or region whose file is missing.
+struct Missing {
+    /// Number of the image.
+    image: usize,
+    /// File of its latents, if that is missing.
+    latents: Option<PathBuf>,
+    /// Numbers and files of its conditions that are missing.
+    conditions: Vec<(usize, PathBuf)>,
 }
 
 impl Cache {
@@ -87,12 +115,42 @@ impl Cache {
         let latents: Vec<PathBuf> = sums.iter().map(image_path).collect();
         let text_path = |text: &String| encoding.path(folder, "text", &[text]);
         let texts_at: Vec<PathBuf> = texts.iter().map(text_path).collect();
-        let missing: Vec<usize> = (0..images.len()).filter(|&i| !is_whole(&latents[i])).collect();
+        let seed = encoding.placement.seed.to_string();
+        let condition_path = |sums: &String, number: usize| match encoding.condition {
+            Condition::Regions(_) => encoding.path(folder, "region", &[&side, sums, &number.to_string(), &seed]),
+            _ => encoding.path(folder, "mask", &[&side, sums]),
+        };
+        let each = encoding.condition.count();
+        let conditions: Vec<Vec<PathBuf>> =
+            sums.iter().map(|sums| (0..each).map(|number| condition_path(sums, number)).collect()).collect();
+        let missing: Vec<Missing> = (0..images.len())
+            .map(|image| Missing {
+                image,
+                latents: Some(latents[image].clone()).filter(|path| !is_whole(path)),
+                conditions: conditions[image].iter().cloned().enumerate().filter(|(_, path)| !is_whole(path)).collect(),
+            })
+            .filter(|missing| missing.latents.is_some() || !missing.conditions.is_empty())
+            .collect();
         let missing_texts: Vec<usize> = (0..texts.len()).filter(|&i| !is_whole(&texts_at[i])).collect();
-        encoding.check_room(folder, missing.len(), missing_texts.len())?;
+        encoding.check_room(folder, &missing, missing_texts.len())?;
         encoding.encode_texts(&missing_texts, texts, &texts_at)?;
-        encoding.encode_images(&missing, images, &latents)?;
-        Ok(Self { latents, texts: texts_at })
+        return_memory(encoding.placement.device)?;
+        encoding.encode_images(&missing, images)?;
+        return_memory(encoding.placement.device)?;
+        Ok(Self { latents, texts: texts_at, conditions })
+    }
+
+    /// Number of conditions of each image.
+    pub fn num_conditions(&self) -> usize {
+        self.conditions.first().map_or(0, Vec::len)
+    }
+
+    /// Condition `number` of image `index`, in host memory; see [`Condition`].
+    ///
+    /// # Errors
+    /// As [`Self::latents`].
+    pub fn condition(&self, index: usize, number: usize) -> Result<Tensor> {
+        Archive::open(&self.conditions[index][number])?.read("condition")
     }
 
     /// The latents of image `index`.
@@ -137,11 +195,19 @@ impl Encoding<'_> {
         self.image_size / self.pipeline_config.vae.downscale()
     }
 
-    fn check_room(&self, folder: &Path, images: usize, texts: usize) -> Result<()> {
-        let image = 4 * self.cells().pow(2) * (2 * self.pipeline_config.vae.latent_channels + 2);
+    fn check_room(&self, folder: &Path, missing: &[Missing], texts: usize) -> Result<()> {
+        let channels = self.pipeline_config.vae.latent_channels;
+        let image = 4 * self.cells().pow(2) * (2 * channels + 2);
+        let condition = match self.condition {
+            Condition::None => 0,
+            Condition::Regions(_) => 4 * self.cells().pow(2) * (1 + channels),
+            Condition::Mask => self.image_size.pow(2),
+        };
         let text = 4 * 77 * self.pipeline_config.unet.cross_attention_dim + 8192;
         let bytes = |count: usize, each: i64| count as u64 * u64::try_from(each).unwrap_or(0);
-        let needed = bytes(images, image) + bytes(texts, text);
+        let images = missing.iter().filter(|missing| missing.latents.is_some()).count();
+        let conditions = missing.iter().map(|missing| missing.conditions.len()).sum();
+        let needed = bytes(images, image) + bytes(conditions, condition) + bytes(texts, text);
         match free_bytes(folder) {
             Some(free) if free < needed => {
                 let (needed, free) = (Bytes(needed), Bytes(free));
@@ -180,30 +246,33 @@ impl Encoding<'_> {
         Ok(())
     }
 
-    fn encode_images(&self, missing: &[usize], images: &[ImageFiles], paths: &[PathBuf]) -> Result<()> {
+    fn encode_images(&self, missing: &[Missing], images: &[ImageFiles]) -> Result<()> {
         if missing.is_empty() {
             return Ok(());
         }
-        // fp32, as diffusers' training scripts: SDXL's autoencoder overflows in fp16
-        let (vae, _store) =
-            self.placement.network(self.pipeline_config, Part::Vae, (Kind::Float, Role::Frozen), |scope| {
-                Vae::new(scope, &self.pipeline_config.vae)
-            })?;
+        let (vae, _store) = autoencoder(self.pipeline_config, self.placement)?;
         let total = missing.len() as u64;
         self.observer.on(&Event::Started { phase: "encode images".into(), total, unit: "images" });
-        for (done, &index) in missing.iter().enumerate() {
+        for (done, missing) in missing.iter().enumerate() {
             self.check_interrupt()?;
-            let latents = self.encode(&vae, images[index])?;
-            let Latents { mean, std, lesion, inside } = &latents;
-            let tensors = [("mean", mean), ("std", std), ("lesion", lesion), ("inside", inside)];
-            write_safetensors(&paths[index], &tensors, &BTreeMap::new())?;
+            let framed = self.framed(images[missing.image])?;
+            if let Some(path) = &missing.latents {
+                let Latents { mean, std, lesion, inside } = &self.encode(&vae, &framed)?;
+                let tensors = [("mean", mean), ("std", std), ("lesion", lesion), ("inside", inside)];
+                write_safetensors(path, &tensors, &BTreeMap::new())?;
+            }
+            for (number, path) in &missing.conditions {
+                let condition = self.encode_condition(&vae, &framed, *number)?;
+                write_safetensors(path, &[("condition", &condition)], &BTreeMap::new())?;
+            }
             self.observer.on(&Event::Advanced { done: done as u64 + 1 });
         }
         self.observer.on(&Event::Finished);
         Ok(())
     }
 
-    fn encode(&self, vae: &Vae, files: ImageFiles) -> Result<Latents> {
+    /// Reads an image and its mask.
+    fn framed(&self, files: ImageFiles) -> Result<Framed> {
         let image = decode::image(files.image)?.to_rgb8();
         let mask = foreground(&decode::mask(files.mask)?);
         if mask.dimensions() != image.dimensions() {
@@ -215,28 +284,131 @@ impl Encoding<'_> {
         let frame = Frame::new(image.dimensions(), side)?;
         let square = frame.to_model(&image)?;
         let lesion = frame.mask_to_model(&mask)?;
-        let inside =
-            frame.mask_to_model(&image::GrayImage::from_pixel(mask.width(), mask.height(), image::Luma([1])))?;
-        let (size, cells) = (self.image_size, self.cells());
+        Ok(Framed { image, mask, frame, square, lesion })
+    }
+
+    /// `[S, S, 3]` bytes.
+    fn bytes(&self, framed: &Framed) -> Tensor {
+        Tensor::from_slice(framed.square.as_raw()).view([self.image_size, self.image_size, 3])
+    }
+
+    /// The pixels of a mask in the square, 0 or 1: `[1, S, S]` fp32.
+    fn plane(&self, mask: &GrayImage) -> Tensor {
+        let plane: Vec<f32> = mask.iter().map(|&value| f32::from(u8::from(value > 0))).collect();
+        Tensor::from_slice(&plane).view([1, self.image_size, self.image_size])
+    }
+
+    fn encode(&self, vae: &Vae, framed: &Framed) -> Result<Latents> {
+        let Framed { mask, frame, lesion, .. } = framed;
+        let whole = GrayImage::from_pixel(mask.width(), mask.height(), image::Luma([1]));
+        let (inside, cells) = (frame.mask_to_model(&whole)?, self.cells());
         guard::guard(|| {
             no_grad(|| {
-                let bytes = Tensor::from_slice(square.as_raw()).view([size, size, 3]);
-                let pixels = bytes.permute([2, 0, 1]).to_kind(Kind::Float) / 127.5 - 1.0;
-                let pixels = pixels.unsqueeze(0).to_device(self.placement.device);
-                let distribution = vae.encode(&pixels);
-                let scale = self.pipeline_config.vae.scaling_factor;
-                let host = |tensor: Tensor| (tensor * scale).squeeze_dim(0).to_device(Device::Cpu).contiguous();
-                let covered = |mask: &image::GrayImage| {
-                    let covered: Vec<f32> = mask.iter().map(|&value| f32::from(u8::from(value > 0))).collect();
-                    Tensor::from_slice(&covered).view([1, size, size]).adaptive_avg_pool2d([cells, cells])
-                };
-                Ok(Latents {
-                    mean: host(distribution.mean),
-                    std: host((distribution.logvar * 0.5).exp()),
-                    lesion: covered(&lesion),
-                    inside: covered(&inside),
-                })
+                let (mean, std) =
+                    distribution(vae, &self.bytes(framed), None, self.pipeline_config, self.placement.device);
+                let covered = |mask: &GrayImage| self.plane(mask).adaptive_avg_pool2d([cells, cells]);
+                Ok(Latents { mean, std, lesion: covered(lesion), inside: covered(&inside) })
             })
         })
     }
+
+    fn encode_condition(&self, vae: &Vae, framed: &Framed, number: usize) -> Result<Tensor> {
+        let Framed { image, mask, frame, lesion, .. } = framed;
+        if self.condition == Condition::Mask {
+            return guard::guard(|| Ok(self.plane(lesion).to_kind(Kind::Uint8)));
+        }
+        // the same region for the same image, wherever it is in the data
+        let (width, height) = image.dimensions();
+        let sum = mask.iter().fold(u64::from(width) << 32 | u64::from(height), |sum, &value| {
+            sum.wrapping_mul(31).wrapping_add(u64::from(value))
+        });
+        let mut rng = rng::stream(self.placement.seed, "finetune region", &[sum, number as u64]);
+        let region = frame.mask_to_model(&masks::region(number, image, mask, frame, &mut rng)?)?;
+        let (size, cells) = (self.image_size, self.cells());
+        guard::guard(|| {
+            no_grad(|| {
+                let touched = self.plane(&region).adaptive_max_pool2d([cells, cells]).0;
+                let keep = 1.0 - touched.unsqueeze(0).upsample_nearest2d([size, size], None, None);
+                let (bytes, device) = (self.bytes(framed), self.placement.device);
+                let (mean, _) = distribution(vae, &bytes, Some(&keep), self.pipeline_config, device);
+                Ok(Tensor::cat(&[touched, mean], 0))
+            })
+        })
+    }
+}
+
+/// An image and its mask, and both in the square that the network sees.
+struct Framed {
+    image: RgbImage,
+    mask: GrayImage,
+    frame: Frame,
+    square: RgbImage,
+    lesion: GrayImage,
+}
+
+impl Condition {
+    /// Number of conditions of an image.
+    pub fn count(self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::Regions(count) => count,
+            Self::Mask => 1,
+        }
+    }
+}
+
+/// Mean and standard deviation of the latents of `bytes [S, S, 3]`, each `[c, s, s]` in host memory. Pixels where `keep
+/// [1, 1, S, S]` is 0 are grey.
+fn distribution(
+    vae: &Vae,
+    bytes: &Tensor,
+    keep: Option<&Tensor>,
+    pipeline_config: &PipelineConfig,
+    device: Device,
+) -> (Tensor, Tensor) {
+    let mut pixels = (bytes.permute([2, 0, 1]).to_kind(Kind::Float) / 127.5 - 1.0).unsqueeze(0);
+    if let Some(keep) = keep {
+        pixels *= keep;
+    }
+    let distribution = vae.encode(&pixels.to_device(device));
+    let scale = pipeline_config.vae.scaling_factor;
+    let host = |tensor: Tensor| to_host(&(tensor * scale).squeeze_dim(0));
+    (host(distribution.mean), host((distribution.logvar * 0.5).exp()))
+}
+
+/// Names of the phases of [`dry_run`].
+pub const PHASES: [&str; 2] = ["encode captions", "encode images"];
+
+/// Encodes two captions and an image without data, as [`Cache::fill`] does. Calls `begin` with the name of each phase.
+///
+/// # Errors
+/// Errors of `begin`; typed errors of libtorch.
+pub fn dry_run(
+    pipeline_config: &PipelineConfig,
+    placement: Placement,
+    image_size: i64,
+    begin: &mut dyn FnMut(&'static str) -> Result<()>,
+) -> Result<()> {
+    begin(PHASES[0])?;
+    let ids = vec![vec![vec![0; CONTEXT]; 2]; pipeline_config.texts.len()];
+    drop(encode_prompts(pipeline_config, placement, &ids, &[false, true], &[])?);
+    return_memory(placement.device)?;
+    begin(PHASES[1])?;
+    {
+        let (vae, _store) = autoencoder(pipeline_config, placement)?;
+        let bytes = blank([image_size, image_size, 3], Kind::Uint8, input_device(placement.device));
+        guard::guard(|| Ok(no_grad(|| drop(distribution(&vae, &bytes, None, pipeline_config, placement.device)))))?;
+    }
+    return_memory(placement.device)
+}
+
+/// Returns the cached blocks of a network that is no longer used, so that the next one finds memory in one piece.
+fn return_memory(device: Device) -> Result<()> {
+    if device == META { Ok(()) } else { memory::release_cache(device).map(drop) }
+}
+
+/// The autoencoder in fp32, as in diffusers' training scripts: SDXL's overflows in fp16.
+pub(super) fn autoencoder(pipeline_config: &PipelineConfig, placement: Placement) -> Result<(Vae, Store)> {
+    placement
+        .network(pipeline_config, Part::Vae, (Kind::Float, Role::Frozen), |scope| Vae::new(scope, &pipeline_config.vae))
 }

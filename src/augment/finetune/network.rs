@@ -1,62 +1,75 @@
-//! The UNet that is trained: frozen with adapters, or with all weights trained. Writes and reads them in the files of
-//! diffusers.
+//! The networks that are trained: a UNet with adapters, a whole UNet, or a ControlNet beside a frozen UNet. Writes and
+//! reads them in the files of diffusers.
 
-use super::settings::{FinetuneConfig, Method};
+use super::settings::{FinetuneConfig, Method, Mode};
 use crate::augment::pipeline::Placement;
-use crate::augment::pipeline_config::{Part, PipelineConfig};
+use crate::augment::pipeline_config::{Part, PipelineConfig, Weights};
+use crate::models::diffusion::controlnet::{self, ControlNet};
 use crate::models::diffusion::lora;
 use crate::models::diffusion::unet::{self, Adapters, Unet};
 use crate::tensor::store::{Entry, Init, Role, Store, StoreOptions};
 use crate::tensor::weights::{Archive, Staged};
-use crate::tensor::{META, Tensor, guard, no_grad};
+use crate::tensor::{META, Tensor, guard, no_grad, rng};
 use crate::trainer::Parameter;
 use crate::trainer::profile::Component;
 use crate::{Error, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::Path;
 
 /// File of a LoRA in a checkpoint; the name that diffusers looks for.
 pub const LORA_FILE: &str = "pytorch_lora_weights.safetensors";
-/// File of a whole UNet in a checkpoint; the name that diffusers looks for.
-pub const UNET_FILE: &str = "unet/diffusion_pytorch_model.safetensors";
-const UNET_CONFIG: &str = "unet/config.json";
+/// Folders of a whole UNet and of a ControlNet in a checkpoint.
+pub const UNET_FOLDER: &str = "unet";
+/// See [`UNET_FOLDER`].
+pub const CONTROLNET_FOLDER: &str = "controlnet";
+/// File with the weights of a network in its folder; the name that diffusers looks for.
+pub const WEIGHTS_FILE: &str = "diffusion_pytorch_model.safetensors";
+/// Channels that an inpainting UNet reads besides the noisy latents: the mask and the masked latents.
+const INPAINT_CHANNELS: i64 = 5;
 
-/// A UNet in training.
+/// The networks of a training.
 #[derive(Debug)]
 pub struct Network {
-    /// The network.
+    /// The UNet.
     pub unet: Unet,
-    /// Its own weights; trained with [`Method::Full`].
+    /// The ControlNet with [`Mode::MaskToImage`].
+    pub controlnet: Option<ControlNet>,
+    /// Weights of the UNet.
     base: Store,
-    adapters: Option<Store>,
+    /// Weights beside the UNet: adapters or the ControlNet.
+    beside: Option<Store>,
     config: FinetuneConfig,
     sizes: unet::Config,
+    control_sizes: Option<controlnet::Config>,
+}
+
+/// Trained tensors that are written into one file.
+struct Saved {
+    /// Path in a checkpoint.
+    file: String,
+    tensors: Vec<(String, Tensor)>,
+    metadata: BTreeMap<String, String>,
+    /// Path and content of the network's settings.
+    settings: Option<(String, Value)>,
 }
 
 impl Network {
-    /// Builds the network at `placement` and loads the weights of the generator; those of adapters are new.
+    /// Builds the networks at `placement` and loads the weights of the generator; those of adapters are new, those of a
+    /// ControlNet a copy of the UNet's if there is none to start from.
     ///
     /// # Errors
-    /// [`Error::Weights`]; [`Error::Config`] if `finetune.targets` names no layer of it; typed errors of libtorch.
+    /// [`Error::Weights`]; [`Error::Config`] if `finetune.targets` names no layer of the UNet, or for a UNet of 4
+    /// channels that cannot learn to inpaint; typed errors of libtorch.
     pub fn new(pipeline_config: &PipelineConfig, config: &FinetuneConfig, placement: Placement) -> Result<Self> {
-        let role = match config.method {
-            Method::Lora => Role::Frozen,
-            Method::Full => Role::Trainable,
-        };
+        let sizes = trained_sizes(pipeline_config, config)?;
         // adapters draw their values after all other weights, so that those are the generator's
         let options = StoreOptions { device: placement.device, frozen_kind: placement.kind, initialise: false };
-        let store = (config.method == Method::Lora).then(|| Store::new(options));
-        let adapters = store.as_ref().map(|store| Adapters {
-            root: store.root(Role::Trainable).sub(lora::Component::Unet.name()),
-            config: config.lora(),
-            targets: config.targets(),
-        });
-        let sizes = pipeline_config.unet.clone();
-        let (unet, base) = placement.network(pipeline_config, Part::Unet, (placement.kind, role), |scope| {
-            Unet::with_adapters(scope, &sizes, adapters.as_ref())
-        })?;
-        if let Some(store) = &store {
+        let adapters = config.has_adapters().then(|| Store::new(options));
+        let (unet, base) = build_unet(pipeline_config, config, placement, &sizes, adapters.as_ref())?;
+        let mut network =
+            Self { unet, controlnet: None, base, beside: adapters, config: config.clone(), sizes, control_sizes: None };
+        if let Some(store) = &network.beside {
             refuse_unknown_targets(store, &config.targets())?;
             if placement.device != META {
                 guard::guard(|| {
@@ -65,18 +78,57 @@ impl Network {
                 })?;
             }
         }
-        Ok(Self { unet, base, adapters: store, config: config.clone(), sizes })
+        if config.mode == Mode::MaskToImage {
+            network.add_controlnet(pipeline_config, placement)?;
+        }
+        Ok(network)
     }
 
-    /// The store of the trained weights.
-    fn trained(&self) -> &Store {
-        self.adapters.as_ref().unwrap_or(&self.base)
+    fn add_controlnet(&mut self, pipeline_config: &PipelineConfig, placement: Placement) -> Result<()> {
+        let loaded = pipeline_config.controlnet.clone();
+        let sizes = loaded.clone().unwrap_or_else(|| controlnet::Config::of(self.sizes.clone()));
+        let is_read = loaded.is_some() && pipeline_config.weights != Weights::Random;
+        let store =
+            Store::new(StoreOptions { device: placement.device, frozen_kind: placement.kind, initialise: !is_read });
+        rng::seed(placement.seed);
+        let network = guard::guard(|| Ok(no_grad(|| ControlNet::new(&store.root(Role::Trainable), &sizes))))?;
+        if placement.device != META {
+            if is_read {
+                no_grad(|| pipeline_config.fill(Part::ControlNet, &store))?;
+            } else if loaded.is_none() {
+                guard::guard(|| {
+                    no_grad(|| self.copy_into(&store));
+                    Ok(())
+                })?;
+            }
+        }
+        (self.controlnet, self.beside, self.control_sizes) = (Some(network), Some(store), Some(sizes));
+        Ok(())
+    }
+
+    /// Copies the UNet's tensors that `controlnet` has too, as `ControlNetModel.from_unet` of diffusers does.
+    fn copy_into(&self, controlnet: &Store) {
+        for entry in controlnet.entries() {
+            if let Some(own) = self.base.get(&entry.name) {
+                let mut tensor = entry.tensor;
+                tensor.copy_(&own);
+            }
+        }
+    }
+
+    /// The tensors of the UNet that are trained.
+    fn trained_unet(&self) -> Vec<Entry> {
+        let entries = self.base.entries().into_iter();
+        entries.filter(|entry| entry.role == Role::Trainable).collect()
     }
 
     /// The trained tensors.
     pub fn parameters(&self) -> Vec<Parameter> {
-        let entries = self.trained().entries().into_iter();
-        entries.map(|entry| Parameter { name: entry.name, tensor: entry.tensor }).collect()
+        let prefix = if self.controlnet.is_some() { "controlnet." } else { "" };
+        let beside = self.beside.iter().flat_map(Store::entries);
+        let beside = beside.map(|entry| Parameter { name: format!("{prefix}{}", entry.name), tensor: entry.tensor });
+        let unet = self.trained_unet().into_iter();
+        unet.map(|entry| Parameter { name: entry.name, tensor: entry.tensor }).chain(beside).collect()
     }
 
     /// The parts of the model.
@@ -86,33 +138,67 @@ impl Network {
             entries.map(|entry| Entry { name: format!("{file}/{}", entry.name), ..entry }).collect()
         };
         let mut parts = vec![Component { name: "unet", entries: prefixed("unet", &self.base) }];
-        if let Some(store) = &self.adapters {
-            parts.push(Component { name: "lora_adapter", entries: prefixed("lora", store) });
+        if let Some(store) = &self.beside {
+            let (name, file) =
+                if self.controlnet.is_some() { ("controlnet", "controlnet") } else { ("lora_adapter", "lora") };
+            parts.push(Component { name, entries: prefixed(file, store) });
         }
         parts
     }
 
     /// Trained weights, and all weights.
     pub fn num_weights(&self) -> (usize, usize) {
-        let count = |store: &Store| store.entries().iter().map(|entry| entry.tensor.numel()).sum::<usize>();
-        let base = count(&self.base);
-        self.adapters.as_ref().map_or((base, base), |store| (count(store), base + count(store)))
+        let count = |entries: Vec<Entry>| entries.iter().map(|entry| entry.tensor.numel()).sum::<usize>();
+        let beside: usize = self.beside.iter().map(|store| count(store.entries())).sum();
+        (count(self.trained_unet()) + beside, count(self.base.entries()) + beside)
     }
 
-    /// Writes the trained weights: a LoRA file or a whole UNet, as diffusers reads them.
+    /// The files of a checkpoint.
+    fn saved(&self) -> Vec<Saved> {
+        let tensors = |entries: Vec<Entry>| entries.into_iter().map(|entry| (entry.name, entry.tensor)).collect();
+        let in_folder = |folder: &str, tensors: Vec<(String, Tensor)>, settings: Value| Saved {
+            file: format!("{folder}/{WEIGHTS_FILE}"),
+            tensors,
+            metadata: BTreeMap::new(),
+            settings: Some((format!("{folder}/config.json"), settings)),
+        };
+        let class = |mut sizes: Value, class: &str| {
+            sizes["_class_name"] = json!(class);
+            sizes
+        };
+        let value = |sizes: serde_json::Result<Value>| sizes.expect("plain values serialise");
+        let mut saved = Vec::new();
+        match (&self.beside, &self.control_sizes) {
+            (Some(store), Some(sizes)) => {
+                let sizes = class(value(serde_json::to_value(sizes)), "ControlNetModel");
+                saved.push(in_folder(CONTROLNET_FOLDER, tensors(store.entries()), sizes));
+            }
+            (Some(store), None) => {
+                let (file, tensors) = (LORA_FILE.to_owned(), tensors(store.entries()));
+                saved.push(Saved { file, tensors, metadata: self.metadata(), settings: None });
+            }
+            (None, _) => {}
+        }
+        if !self.trained_unet().is_empty() {
+            let sizes = class(value(serde_json::to_value(&self.sizes)), "UNet2DConditionModel");
+            saved.push(in_folder(UNET_FOLDER, tensors(self.base.entries()), sizes));
+        }
+        saved
+    }
+
+    /// Writes the trained networks: a LoRA file, a whole UNet or a ControlNet, as diffusers reads them.
     ///
     /// # Errors
     /// [`Error::Io`].
     pub fn save(&self, folder: &mut Staged) -> Result<()> {
-        let entries = self.trained().entries();
-        let tensors: Vec<(&str, &Tensor)> = entries.iter().map(|entry| (entry.name.as_str(), &entry.tensor)).collect();
-        if self.adapters.is_some() {
-            return folder.write_tensors(LORA_FILE, &tensors, &self.metadata());
+        for Saved { file, tensors, metadata, settings } in self.saved() {
+            let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
+            folder.write_tensors(&file, &tensors, &metadata)?;
+            if let Some((file, settings)) = settings {
+                folder.write_bytes(&file, &serde_json::to_vec_pretty(&settings).expect("plain values serialise"))?;
+            }
         }
-        folder.write_tensors(UNET_FILE, &tensors, &BTreeMap::new())?;
-        let mut sizes = serde_json::to_value(&self.sizes).expect("plain values serialise");
-        sizes["_class_name"] = json!("UNet2DConditionModel");
-        folder.write_bytes(UNET_CONFIG, &serde_json::to_vec_pretty(&sizes).expect("plain values serialise"))
+        Ok(())
     }
 
     /// The settings of the adapters as diffusers writes them to the header.
@@ -134,14 +220,69 @@ impl Network {
     /// # Errors
     /// [`Error::Weights`].
     pub fn load(&self, folder: &Path) -> Result<()> {
-        let name = if self.adapters.is_some() { LORA_FILE } else { UNET_FILE };
-        let path = folder.join(name);
-        let archive = Archive::open(&path)?;
-        let mut targets: Vec<(String, Tensor)> =
-            self.trained().entries().into_iter().map(|entry| (entry.name, entry.tensor)).collect();
-        let report = no_grad(|| archive.load(&mut targets, |_| false))?;
-        report.into_result(&path).map(drop)
+        for mut saved in self.saved() {
+            let path = folder.join(&saved.file);
+            let archive = Archive::open(&path)?;
+            let report = no_grad(|| archive.load(&mut saved.tensors, |_| false))?;
+            report.into_result(&path)?;
+        }
+        Ok(())
     }
+}
+
+/// Sizes of the UNet in training: those of the generator, or of its conversion to inpainting.
+fn trained_sizes(pipeline_config: &PipelineConfig, config: &FinetuneConfig) -> Result<unet::Config> {
+    let mut sizes = pipeline_config.unet.clone();
+    let inpaints = pipeline_config.inpaints();
+    match config.mode {
+        Mode::Inpaint if !inpaints && config.has_adapters() => {
+            let reason = "trains a LoRA of a UNet with 4 input channels, which cannot read masks";
+            let hint = "use the inpainting model of the family, or `finetune.method=full`, which converts this one";
+            return Err(Error::config("finetune.mode", reason, hint));
+        }
+        Mode::Inpaint if !inpaints => sizes.in_channels += INPAINT_CHANNELS,
+        Mode::Images | Mode::MaskToImage if inpaints => {
+            let hint = "set `finetune.mode=inpaint`, or use the text-to-image model of the family";
+            return Err(Error::config("finetune.model", "is an inpainting model", hint));
+        }
+        _ => {}
+    }
+    Ok(sizes)
+}
+
+fn build_unet(
+    pipeline_config: &PipelineConfig,
+    config: &FinetuneConfig,
+    placement: Placement,
+    sizes: &unet::Config,
+    adapters: Option<&Store>,
+) -> Result<(Unet, Store)> {
+    let role = match (config.method, config.mode) {
+        (_, Mode::MaskToImage) | (Method::Lora, _) => Role::Frozen,
+        (Method::Full, _) => Role::Trainable,
+    };
+    let decoder = if config.unlock_decoder { Role::Trainable } else { role };
+    let adapters = adapters.map(|store| Adapters {
+        root: store.root(Role::Trainable).sub(lora::Component::Unet.name()),
+        config: config.lora(),
+        targets: config.targets(),
+    });
+    let build = |scope: &crate::tensor::store::VarPath| {
+        Unet::in_parts(scope, &scope.with_role(decoder), sizes, adapters.as_ref())
+    };
+    let (before, now) = (pipeline_config.unet.in_channels, sizes.in_channels);
+    // new input channels start at zero: the converted network first ignores them
+    let fill = |store: &Store| {
+        if before != now
+            && let Some(weight) = store.get("conv_in.weight")
+        {
+            let _ = weight.narrow(1, before, now - before).zero_();
+        }
+        pipeline_config.fill_into(Part::Unet, store, &|name, tensor| {
+            if name == "conv_in.weight" { tensor.narrow(1, 0, before) } else { tensor }
+        })
+    };
+    placement.network_filled(pipeline_config, (placement.kind, role), build, fill)
 }
 
 /// Initial values of adapters, as in `peft`: the first factor uniform, the second 0.

@@ -1,10 +1,11 @@
 //! Settings of fine-tuning the generator (`finetune.*`, and `train.*` of the engine).
 
+use super::cache::Condition;
 use crate::augment::settings::RANDOM;
 use crate::hub::{Files, Need};
 use crate::nn::LoraConfig;
 use crate::setting::{Setting, settings};
-use crate::trainer::TrainConfig;
+use crate::trainer::{Switch, TrainConfig};
 use crate::{Error, Result};
 
 settings! {
@@ -15,6 +16,10 @@ settings! {
         model: String = "hub:stabilityai/stable-diffusion-xl-base-1.0".into(), results(Changes), resume(Fixed);
         /// Preferred variant of weight files (`fp16`); empty = the plain files.
         variant: String = "fp16".into(), results(Changes), resume(Fixed);
+        /// What the generator learns: `images` (to make images from captions), `inpaint` (to fill a region; the UNet has 9
+        /// input channels, and one with 4 is converted if all weights are trained) or `mask_to_image` (a ControlNet
+        /// that reads lesion masks).
+        mode: Mode = Mode::Images, results(Changes), resume(Fixed);
         /// What is trained: `lora` (small matrices beside the frozen weights) or `full` (all weights of the UNet).
         method: Method = Method::Lora, results(Changes), resume(Fixed),
             memory("`full` needs 16 bytes per weight of the UNet"),
@@ -44,8 +49,55 @@ settings! {
         /// Weight of the loss inside the lesion, relative to 1 outside. The weights of an image are divided by their
         /// mean.
         lesion_weight: f64 = 1.0, results(Changes), resume(Fixed), range(1.0..);
+        /// With `mode=inpaint`: masks of each image. They take turns: the lesion with a rim, the lesion moved and bent, a
+        /// random shape. Their latents are cached.
+        masks_per_image: usize = 6, results(Changes), resume(Fixed), range(1.0..);
+        /// With `mode=mask_to_image`: also train the decoder of the UNet (its up blocks), which is frozen otherwise.
+        unlock_decoder: bool = false, results(Changes), resume(Fixed),
+            memory("weights, gradients and optimizer state of half the UNet");
+        /// With `mode=mask_to_image`: a ControlNet to start from, as `augment.controlnet`; empty = a copy of the UNet's
+        /// down path.
+        controlnet: String = String::new(), results(Changes), resume(Fixed);
+        /// Images that the network in training makes at each validation, spread over the classes. They are written to
+        /// `samples` in the run folder, and their kernel distance (KID) to real training images chooses `best/` and ends the
+        /// training (`train.patience`) instead of the validation loss. 0 = none.
+        num_samples_for_metrics: usize = 0, results(Same), resume(Free);
+        /// Of these, images that are made at once; halved if memory runs out.
+        generation_batch_size: usize = 4, results(Rounding), resume(Free), range(1.0..),
+            memory("activations of the samples grow with it");
+        /// Denoising steps of these images.
+        inference_steps_training: usize = 25, results(Same), resume(Free), range(1.0..);
+        /// Guidance of these images; 1 = none.
+        guidance_scale: f64 = 5.0, results(Same), resume(Free), range(1.0..);
+        /// Features of the distance: weights of InceptionV3 (a file, a folder or `hub:owner/name`), or the folder of a
+        /// trained segmenter, whose image encoder is used (its memory is not planned).
+        features: String = crate::models::inception::WEIGHTS.into(), results(Same), resume(Free);
         /// TOML file with captions, in the form of `data/prompts.toml` (the list `whole`); empty = the embedded ones.
         prompts: String = String::new(), results(Changes), resume(Fixed);
+    }
+}
+
+/// What the generator learns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "cli", derive(clap::ValueEnum), value(rename_all = "snake_case"))]
+#[serde(rename_all = "snake_case")]
+pub enum Mode {
+    /// Images from captions.
+    Images,
+    /// To fill a region of an image.
+    Inpaint,
+    /// Images from lesion masks, by a ControlNet.
+    MaskToImage,
+}
+
+impl Mode {
+    /// The word of flags and files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Images => "images",
+            Self::Inpaint => "inpaint",
+            Self::MaskToImage => "mask_to_image",
+        }
     }
 }
 
@@ -81,7 +133,25 @@ impl FinetuneConfig {
         if self.is_random() {
             return Vec::new();
         }
-        vec![Need::new("finetune.model", &self.model, Files::Diffusers(&self.variant))]
+        let mut needs = vec![Need::new("finetune.model", &self.model, Files::Diffusers(&self.variant))];
+        if !self.controlnet.is_empty() {
+            needs.push(Need::new("finetune.controlnet", &self.controlnet, Files::Diffusers(&self.variant)));
+        }
+        needs
+    }
+
+    /// Whether a LoRA is trained. A ControlNet is always trained whole.
+    pub fn has_adapters(&self) -> bool {
+        self.method == Method::Lora && self.mode != Mode::MaskToImage
+    }
+
+    /// What the network reads besides noise and caption.
+    pub fn condition(&self) -> Condition {
+        match self.mode {
+            Mode::Images => Condition::None,
+            Mode::Inpaint => Condition::Regions(self.masks_per_image),
+            Mode::MaskToImage => Condition::Mask,
+        }
     }
 
     /// Settings of the adapters.
@@ -116,13 +186,22 @@ impl FinetuneRun {
     /// # Errors
     /// [`Error::Config`] naming the key.
     pub fn check(&self) -> Result<()> {
-        if self.finetune.method == Method::Lora && self.finetune.targets().is_empty() {
+        let config = &self.finetune;
+        if config.has_adapters() && config.targets().is_empty() {
             return Err(Error::config("finetune.targets", "names no layer", "use for example `to_q,to_v`"));
         }
-        if self.train.step_in_backward && (self.train.accumulation > 1 || self.train.clip_norm > 0.0) {
-            let hint = "set `train.accumulation=1` and `train.clip_norm=0`, or `train.step_in_backward=false`";
-            return Err(Error::config("train.step_in_backward", "needs each gradient as soon as it is complete", hint));
+        if config.mode != Mode::MaskToImage && (config.unlock_decoder || !config.controlnet.is_empty()) {
+            let key = if config.unlock_decoder { "finetune.unlock_decoder" } else { "finetune.controlnet" };
+            return Err(Error::config(
+                key,
+                "belongs to a ControlNet",
+                "set `finetune.mode=mask_to_image`, or leave it out",
+            ));
         }
-        Ok(())
+        if self.train.graph == Switch::On {
+            let hint = "leave it out: a fine-tuning does not use CUDA graphs";
+            return Err(Error::config("train.graph", "belongs to the segmenter's training", hint));
+        }
+        self.train.check()
     }
 }

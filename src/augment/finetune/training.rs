@@ -1,28 +1,36 @@
 //! A fine-tuning from settings and rows to a run folder: [`Finetuning`] and the finished [`FinetunedRun`].
 
 use super::cache::{Cache, Encoding, ImageFiles};
-use super::network::Network;
-use super::objective::Objective;
+use super::samples::{Class, Extract, Quality, Request};
 use super::settings::FinetuneRun;
-use super::task::{FinetuneTask, Item, Parts};
+use super::step::Denoiser;
+use super::task::{Data, FinetuneTask, Item};
 use crate::augment::pipeline::Placement;
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::prompt::Prompts;
+use crate::augment::quality::{FeatureSource, MIN_IMAGES};
 use crate::augment::settings::Mode;
 use crate::data::identity::DataIdentity;
 use crate::data::manifest::{Manifest, Row, Split};
 use crate::runtime::Runtime;
 use crate::segment::resume;
+use crate::segment::task::spread;
 use crate::segment::training::checkpoint_in;
 use crate::tensor::rng;
 use crate::tensor::weights::verify_folder;
-use crate::trainer::{self, Outcome, Session};
+use crate::trainer::{self, Outcome, Session, profile};
 use crate::{Error, Result, files};
-use std::collections::HashMap;
+use rand::Rng;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 
 /// Folder of encoded images and captions in a run folder.
 const CACHE: &str = "cache";
+/// Folder of the newest samples in a run folder.
+const SAMPLES: &str = "samples/latest";
+/// Real images of a class that samples are compared with.
+const MOST_REAL_IMAGES: usize = 2048;
 
 /// A fine-tuning that has not started.
 pub struct Finetuning<'a> {
@@ -38,6 +46,10 @@ pub struct Finetuning<'a> {
     pub folder: &'a Path,
     /// Continue from `last/` in the run folder if it exists.
     pub resumes: bool,
+    /// What computes the features of images, if samples are measured.
+    pub features: Option<(FeatureSource, Extract)>,
+    /// Settings of the memory profile, if there is one.
+    pub profile: Option<&'a profile::Settings>,
     /// Device, observer and interrupt flag.
     pub runtime: &'a Runtime,
 }
@@ -79,7 +91,7 @@ impl Finetuning<'_> {
         }
         files::create_folders(self.folder).map_err(Error::io(self.folder, "create"))?;
         let task = self.prepare()?;
-        let (trained, all) = task.network().num_weights();
+        let (trained, all) = task.denoiser.network.num_weights();
         let share = trained as f64 / all as f64 * 100.0;
         let (trained, all) = (with_commas(trained), with_commas(all));
         self.runtime.note(format!("trainable params: {trained} || all params: {all} || trainable%: {share:.4}"));
@@ -88,7 +100,7 @@ impl Finetuning<'_> {
             folder: self.folder,
             settings: &self.toml,
             resume: checkpoint.is_some(),
-            profile: None,
+            profile: self.profile,
             observer: self.runtime.observer().as_ref(),
             interrupt: self.runtime.interrupt(),
             has_room_for_graphs: false,
@@ -115,15 +127,67 @@ impl Finetuning<'_> {
             model_sha256: &self.pipeline_config.digest()?,
             placement,
             image_size: self.run.finetune.image_size,
+            condition: self.run.finetune.condition(),
             observer: self.runtime.observer().as_ref(),
             interrupt: self.runtime.interrupt(),
         };
         let cache = Cache::fill(&self.folder.join(CACHE), &images, &texts.texts, &encoding)?;
-        let network = Network::new(self.pipeline_config, &self.run.finetune, placement)?;
-        let objective = Objective::new(&self.pipeline_config.scheduler, &self.run.finetune);
+        let denoiser = Denoiser::new(self.pipeline_config, self.run, device)?;
         let identity = DataIdentity::of(self.manifest)?;
-        let parts = Parts { network, objective, cache, train, validated, empty, device, identity };
-        Ok(FinetuneTask::new(parts, self.run, self.toml.clone()))
+        let data = Data { cache, train, validated, empty, identity };
+        let quality = match &self.features {
+            Some(features) if self.run.finetune.num_samples_for_metrics > 0 => Some(self.quality(&data, features)?),
+            _ => None,
+        };
+        Ok(FinetuneTask { denoiser, data, quality, resolved: self.toml.clone() })
+    }
+
+    /// The samples of each class, and the features of its real training images.
+    fn quality(&self, data: &Data, (source, extract): &(FeatureSource, Extract)) -> Result<Quality> {
+        let seed = self.run.train.seed;
+        let mut classes: BTreeMap<&str, [Vec<usize>; 2]> = BTreeMap::new();
+        for (number, item) in data.train.iter().chain(&data.validated).enumerate() {
+            classes.entry(&item.modality).or_default()[usize::from(number >= data.train.len())].push(number);
+        }
+        let least = usize::try_from(MIN_IMAGES).expect("a small number");
+        if classes.values().all(|[train, _]| train.len() < least) {
+            // no class is large enough for itself
+            let mut all = <[Vec<usize>; 2]>::default();
+            for [train, validated] in classes.into_values() {
+                all[0].extend(train);
+                all[1].extend(validated);
+            }
+            classes = BTreeMap::from([("all classes", all)]);
+        }
+        classes.retain(|_, [train, _]| train.len() >= least);
+        if classes.is_empty() {
+            let reason = format!("needs at least {least} real training images");
+            return Err(Error::config("finetune.num_samples_for_metrics", reason, "add images, or set it to 0"));
+        }
+        let each = self.run.finetune.num_samples_for_metrics.div_ceil(classes.len()).max(least);
+        let item = |number: usize| data.train.get(number).unwrap_or_else(|| &data.validated[number - data.train.len()]);
+        let class = |(class, (modality, [train, validated])): (usize, (&str, [Vec<usize>; 2]))| {
+            let files: Vec<PathBuf> =
+                spread(train.clone(), MOST_REAL_IMAGES).into_iter().map(|number| item(number).image.clone()).collect();
+            // images that are not trained give regions, masks and captions
+            let sources = if validated.is_empty() { &train } else { &validated };
+            let request = |k: usize| {
+                let number = sources[k % sources.len()];
+                let Item { captions, negative, .. } = item(number);
+                let seed = rng::stream(seed, "finetune samples", &[class as u64, k as u64]).random();
+                let caption = captions[k / sources.len() % captions.len()];
+                Request { item: number, caption, negative: *negative, seed }
+            };
+            let samples = (0..each).map(request).collect();
+            Ok(Class { modality: modality.to_owned(), real: extract(&files)?, samples })
+        };
+        Ok(Quality {
+            folder: self.folder.join(SAMPLES),
+            pipeline_config: self.pipeline_config.clone(),
+            source: source.clone(),
+            extract: Rc::clone(extract),
+            classes: classes.into_iter().enumerate().map(class).collect::<Result<_>>()?,
+        })
     }
 
     /// The images of a split in the order of their first rows, with one caption for each row. Synthetic rows are left
@@ -135,10 +199,11 @@ impl Finetuning<'_> {
             let row = &self.manifest.rows[number];
             let index = *index_of.entry((&row.image_path, &row.mask_path)).or_insert_with(|| {
                 let (image, mask) = (row.image_path.clone(), row.mask_path.clone());
-                items.push(Item { image, mask, captions: Vec::new() });
+                let negative = texts.of_row(row, number as u64).1;
+                items.push(Item { image, mask, modality: row.modality.clone(), captions: Vec::new(), negative });
                 items.len() - 1
             });
-            items[index].captions.push(texts.of_row(row, number as u64));
+            items[index].captions.push(texts.of_row(row, number as u64).0);
         }
         items
     }
@@ -159,11 +224,11 @@ impl Captions {
         Ok(Self { prompts, seed: run.train.seed, texts: Vec::new(), index_of: HashMap::new() })
     }
 
-    /// The caption of a row: a prompt for whole images, as for generating them.
-    fn of_row(&mut self, row: &Row, number: u64) -> usize {
+    /// Caption and negative caption of a row: a prompt for whole images, as for generating them.
+    fn of_row(&mut self, row: &Row, number: u64) -> (usize, usize) {
         let mut rng = rng::stream(self.seed, "finetune caption", &[number]);
-        let text = self.prompts.for_row(row, Mode::Img2img, &mut rng).positive;
-        self.number(text)
+        let prompt = self.prompts.for_row(row, Mode::Img2img, &mut rng);
+        (self.number(prompt.positive), self.number(prompt.negative))
     }
 
     fn number(&mut self, text: String) -> usize {

@@ -5,7 +5,7 @@ use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::settings::RANDOM;
 use crate::cli::args::sets_of;
 use crate::cli::context::Context;
-use crate::config::{AugmentRun, Resolved, RunConfig, Sources};
+use crate::config::{AugmentRun, FinetuneRun, Resolved, RunConfig, Sources};
 use std::path::PathBuf;
 
 /// Settings of the generator.
@@ -81,4 +81,27 @@ pub(in crate::cli) fn planned_pipeline_config(run: &AugmentRun, context: &Contex
         return run.planned_pipeline_config();
     }
     pipeline_config(run, context)
+}
+
+/// The pipeline config of a generator that is fine-tuned. Downloads the files if they are on the hub.
+pub(in crate::cli) fn finetuned_pipeline_config(run: &FinetuneRun, context: &Context) -> Result<PipelineConfig> {
+    let config = &run.finetune;
+    context.check_files(config.needs())?;
+    let control = if config.controlnet.is_empty() { None } else { Some(context.locate(&config.controlnet)?) };
+    if config.is_random() {
+        return run.planned_pipeline_config();
+    }
+    let root = context.locate(&config.model)?;
+    let pipeline_config = PipelineConfig::open(&config.model, &root, control.as_deref(), &config.variant)?;
+    pipeline_config.check_files()?;
+    Ok(pipeline_config)
+}
+
+/// As [`planned_pipeline_config`], for a generator that is fine-tuned.
+pub(in crate::cli) fn planned_finetuned_config(run: &FinetuneRun, context: &Context) -> Result<PipelineConfig> {
+    let model = &run.finetune.model;
+    if model.starts_with("hub:") || model.starts_with(RANDOM) {
+        return run.planned_pipeline_config();
+    }
+    finetuned_pipeline_config(run, context)
 }

@@ -1,23 +1,36 @@
 //! `prsmed augment finetune`.
 
-use crate::augment::finetune::network::{LORA_FILE, UNET_FILE};
-use crate::augment::finetune::task::SCORE;
-use crate::augment::finetune::{Finetuning, Method};
+use crate::augment::finetune::dry_run::FEATURES_BATCH;
+use crate::augment::finetune::network::{CONTROLNET_FOLDER, LORA_FILE, UNET_FOLDER, WEIGHTS_FILE};
+use crate::augment::finetune::samples::Extract;
+use crate::augment::finetune::task::{SAMPLES_SCORE, SCORE};
+use crate::augment::finetune::{FinetuneConfig, Finetuning, Method, Mode};
 use crate::augment::pipeline_config::PipelineConfig;
-use crate::augment::settings::RANDOM;
+use crate::augment::quality::{self, FeatureSource, Images};
 use crate::cli::args::{RootArgs, sets_of};
+use crate::cli::augment::args::finetuned_pipeline_config;
 use crate::cli::context::Context;
+use crate::cli::memory::ProfileArgs;
+use crate::cli::plan::{accept, training_machine};
+use crate::cli::predict::open_run;
+use crate::cli::preset::HEADROOM_FRAC;
 use crate::cli::report::Outcome;
 use crate::cli::run_lock::RunLock;
 use crate::config::{FinetuneRun, Resolved, Settings as _, Sources};
 use crate::data::manifest::Manifest;
 use crate::data::split;
 use crate::event::Event;
+use crate::hub::{Files, Need};
+use crate::models::inception;
+use crate::plan::search::has_headroom;
 use crate::segment::training::checkpoint_in;
-use crate::tensor::{self, memory};
+use crate::tensor::{self, Device, Tensor, memory};
+use crate::trainer::FirstLayers;
 use crate::{Error, Result};
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
 
 /// Part of the training images that validate if there are no `val` rows.
 const VAL_FRAC: f64 = 0.1;
@@ -53,7 +66,10 @@ pub(in crate::cli) struct Args {
     /// A folder in diffusers' layout, hub:owner/name[@rev], or random:tiny|sd15|sd21|sdxl [default: SDXL, from the hub]
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
-    /// What is trained [default: lora]
+    /// What the generator learns [default: images]
+    #[arg(long, value_enum)]
+    mode: Option<Mode>,
+    /// What is trained, except with `--mode mask_to_image` [default: lora]
     #[arg(long, value_enum)]
     method: Option<Method>,
     /// Same as `--set train.seed=N`
@@ -62,22 +78,43 @@ pub(in crate::cli) struct Args {
     /// Same as `--set train.precision=P`: fp32, bf16 or fp16
     #[arg(long, value_name = "P")]
     precision: Option<String>,
+    #[command(flatten)]
+    profile: ProfileArgs,
     /// Continue from `last/` in the run folder
     #[arg(long)]
     resume: bool,
+    /// Do not plan memory before the training
+    #[arg(long)]
+    no_plan: bool,
     /// Print the resolved settings as TOML and exit
     #[arg(long)]
     print_config: bool,
 }
 
+/// Settings that the search for a GPU chooses; with a flag for one of them it does not search.
+const SEARCHED: [&str; 9] = [
+    "train.micro_batch",
+    "train.accumulation",
+    "train.checkpointing",
+    "train.optimizer",
+    "train.step_in_backward",
+    "train.offload_optimizer",
+    "train.clip_norm",
+    "train.precision",
+    "finetune.image_size",
+];
+
+/// Settings of the engine that apply to the segmenter alone.
+const SEGMENTER_ONLY: [&str; 3] = ["train.checkpoint_encoder", "train.checkpoint_decoder", "train.graph"];
+
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let resolved = resolve(args)?;
+    let mut resolved = resolve(args)?;
     if args.print_config {
         context.output.line(resolved.to_toml())?;
         context.output.record(&resolved.config)?;
         return Ok(Outcome::Done);
     }
-    let (toml, run) = (resolved.to_toml(), resolved.config);
+    let profile = args.profile.settings(&args.out)?;
     let lock = || RunLock::on("--out", &args.out, context.progress.as_ref());
     // an existing run is refused before the data is read; unusable data leaves no folder behind
     let early = args.out.is_dir().then(lock).transpose()?;
@@ -85,14 +122,22 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         checkpoint_in(&args.out, args.resume)?;
     }
     let mut manifest = args.data.open(context)?;
-    keep_for_validation(&mut manifest, &run, context)?;
+    keep_for_validation(&mut manifest, &resolved.config, context)?;
     let _lock = early.map_or_else(lock, Ok)?;
+    let pipeline_config = finetuned_pipeline_config(&resolved.config, context)?;
+    if !args.no_plan {
+        let searches =
+            args.config.is_none() && !args.resume && !SEARCHED.iter().any(|key| resolved.is_from_a_flag(key));
+        plan_memory(&mut resolved, &pipeline_config, searches, context)?;
+    }
+    let (toml, run) = (resolved.to_toml(), resolved.config);
+    if let Some(profile) = &profile {
+        profile.check()?;
+    }
     if run.finetune.is_random() {
         let text = format!("`{}` has random weights: the result is only for trying the tool", run.finetune.model);
         context.progress.on(&Event::Note(text));
     }
-    context.check_files(run.finetune.needs())?;
-    let pipeline_config = pipeline_config(&run, context)?;
     let finetuning = Finetuning {
         run: &run,
         toml,
@@ -100,10 +145,12 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         manifest: &manifest,
         folder: &args.out,
         resumes: args.resume,
+        features: features(&run, context)?,
+        profile: profile.as_ref(),
         runtime: &context.runtime,
     };
     let finished = finetuning.run()?;
-    print_result(&finished.outcome, run.finetune.method, args, context)
+    print_result(&finished.outcome, &run.finetune, args, context)
 }
 
 fn resolve(args: &Args) -> Result<Resolved<FinetuneRun>> {
@@ -115,6 +162,7 @@ fn resolve(args: &Args) -> Result<Resolved<FinetuneRun>> {
     };
     let flags = [
         ("finetune.model", "--model", args.model.clone()),
+        ("finetune.mode", "--mode", args.mode.map(|mode| mode.name().to_owned())),
         ("finetune.method", "--method", args.method.map(|method| method.name().to_owned())),
         ("train.seed", "--seed", args.seed.map(|seed| seed.to_string())),
         ("train.precision", "--precision", args.precision.clone()),
@@ -122,7 +170,11 @@ fn resolve(args: &Args) -> Result<Resolved<FinetuneRun>> {
     let flags = flags.into_iter().filter_map(|(key, flag, value)| Some((format!("{key}={}", value?), flag.to_owned())));
     let sets = sets_of(&args.sets, flags);
     let default_preset = FinetuneRun::DEFAULT_PRESET.into();
-    Sources { preset: args.preset.clone(), default_preset, file, sets }.resolve_as()
+    let resolved = Sources { preset: args.preset.clone(), default_preset, file, sets }.resolve_as()?;
+    match SEGMENTER_ONLY.iter().find(|key| resolved.is_from_a_flag(key)) {
+        Some(key) => Err(Error::config(*key, "has no effect on a generator", "leave it out")),
+        None => Ok(resolved),
+    }
 }
 
 fn keep_for_validation(manifest: &mut Manifest, run: &FinetuneRun, context: &Context) -> Result<()> {
@@ -137,37 +189,116 @@ fn keep_for_validation(manifest: &mut Manifest, run: &FinetuneRun, context: &Con
     Ok(())
 }
 
-fn pipeline_config(run: &FinetuneRun, context: &Context) -> Result<PipelineConfig> {
-    let config = &run.finetune;
-    let pipeline_config = if let Some(size) = config.model.strip_prefix(RANDOM) {
-        PipelineConfig::random(size, false)?
-    } else {
-        let root = context.locate(&config.model)?;
-        let opened = PipelineConfig::open(&config.model, &root, None, &config.variant)?;
-        opened.check_files()?;
-        opened
-    };
-    if pipeline_config.inpaints() {
-        let hint = "use the text-to-image model of the same family";
-        return Err(Error::config("finetune.model", "is an inpainting model, which cannot be fine-tuned yet", hint));
+/// Prints the memory plan, and refuses settings that cannot fit. With `searches`, settings that do not fit are replaced
+/// by the fastest that fit this machine.
+fn plan_memory(
+    resolved: &mut Resolved<FinetuneRun>,
+    pipeline_config: &PipelineConfig,
+    searches: bool,
+    context: &Context,
+) -> Result<()> {
+    let machine = training_machine(context);
+    let mut plan = resolved.config.plan(pipeline_config, &machine)?;
+    if searches && !has_headroom(&plan, HEADROOM_FRAC) {
+        let wanted = resolved.config.clone();
+        if let Some((fitted, fitting)) = wanted.fitted(pipeline_config, &machine, HEADROOM_FRAC, true)? {
+            for note in changed_notes(&wanted, &fitted) {
+                context.progress.on(&Event::Note(note));
+            }
+            for key in SEARCHED {
+                resolved.origins.insert(key.to_owned(), format!("chosen for {}", plan.budget.device));
+            }
+            (resolved.config, plan) = (fitted, fitting);
+        }
     }
-    Ok(pipeline_config)
+    context.progress.on(&Event::Note(format!("memory plan\n{}", plan.table())));
+    let (run, pipeline_config, known) = (resolved.config.clone(), pipeline_config.clone(), plan.clone());
+    accept(plan, Box::new(move || run.remedies(&pipeline_config, &machine, &known)), context)
+}
+
+/// What computes the features of samples and real images, if samples are measured.
+fn features(run: &FinetuneRun, context: &Context) -> Result<Option<(FeatureSource, Extract)>> {
+    if run.finetune.num_samples_for_metrics == 0 {
+        return Ok(None);
+    }
+    let (observer, interrupt) = (Arc::clone(&context.progress), Arc::clone(&context.interrupt));
+    let batch = usize::try_from(FEATURES_BATCH).expect("a small batch");
+    let images = move |files: &[PathBuf], compute: &dyn Fn(&Images) -> Result<Tensor>| {
+        compute(&Images { files, area: None, batch, observer: observer.as_ref(), interrupt: &interrupt })
+    };
+    let spec = run.finetune.features.as_str();
+    if Path::new(spec).join("config.toml").exists() {
+        let assembly = open_run(Path::new(spec), context)?;
+        let extract: Extract =
+            Rc::new(move |files| images(files, &|images| quality::encoder_features(&assembly, images)));
+        return Ok(Some((FeatureSource::Encoder("segmenter".into()), extract)));
+    }
+    if !spec.starts_with("hub:") && !Path::new(spec).exists() {
+        let hint = "give weights of InceptionV3, `hub:owner/name`, or the run folder of a segmenter";
+        return Err(Error::weights(spec, "there is no such file or folder", hint));
+    }
+    context.check_files(vec![Need::new("finetune.features", spec, Files::Matching(&[inception::WEIGHTS_FILE]))])?;
+    let path = context.locate(spec)?;
+    // a file that cannot be read is refused before the training
+    drop(quality::open_inception(&path, Device::Cpu)?);
+    let extract: Extract = Rc::new(move |files| {
+        let network = quality::open_inception(&path, tensor::default_device())?;
+        images(files, &|images| quality::inception_features(&network, images))
+    });
+    Ok(Some((FeatureSource::Inception, extract)))
+}
+
+/// What a search changed, in words.
+pub(in crate::cli) fn changed_notes(before: &FinetuneRun, now: &FinetuneRun) -> Vec<String> {
+    let mut notes = Vec::new();
+    let (was, is) = (&before.train, &now.train);
+    if (was.micro_batch, was.accumulation) != (is.micro_batch, is.accumulation) {
+        let (micro_batch, accumulation, whole) = (is.micro_batch, is.accumulation, now.effective_batch());
+        notes.push(format!("effective batch: {micro_batch} x {accumulation} = {whole} images"));
+    }
+    if was.checkpointing != is.checkpointing {
+        notes.push(match is.checkpointing {
+            FirstLayers::None => "`train.checkpointing=none`: memory suffices without recomputing blocks".to_owned(),
+            _ => "`train.checkpointing`: blocks of the UNet are computed again in the backward pass".to_owned(),
+        });
+    }
+    if was.optimizer != is.optimizer {
+        notes.push("`train.optimizer=adamw8bit`: nothing else fits".to_owned());
+    }
+    if !was.step_in_backward && is.step_in_backward {
+        notes.push(
+            "`train.step_in_backward=true`: each weight is updated as soon as its gradient is complete, and gradients \
+             are not clipped; nothing else fits"
+                .to_owned(),
+        );
+    }
+    if !was.offload_optimizer && is.offload_optimizer {
+        notes.push("`train.offload_optimizer=true`: optimizer state in host memory; nothing else fits".to_owned());
+    }
+    let (was, is) = (before.finetune.image_size, now.finetune.image_size);
+    if was != is {
+        notes.push(format!("nothing fits with images of {was} pixels: using {is}, which makes images coarser"));
+    }
+    notes
 }
 
 fn print_result(
     outcome: &crate::trainer::Outcome,
-    method: Method,
+    config: &FinetuneConfig,
     args: &Args,
     context: &Context,
 ) -> anyhow::Result<Outcome> {
     let images_per_s = outcome.samples_now as f64 / outcome.train_seconds.max(1e-9);
     let peak = memory::overall_peak(tensor::default_device());
-    let score = outcome.best_score.map_or_else(|| "not measured".to_owned(), |score| format!("{score:.5} ({SCORE})"));
+    let kind = if config.num_samples_for_metrics > 0 { SAMPLES_SCORE } else { SCORE };
+    let score = outcome.best_score.map_or_else(|| "not measured".to_owned(), |score| format!("{score:.5} ({kind})"));
     let best = if outcome.best_score.is_some() { "best" } else { "last" };
-    let weights = args.out.join(best).join(match method {
-        Method::Lora => LORA_FILE,
-        Method::Full => UNET_FILE,
-    });
+    let best = args.out.join(best);
+    let weights = match (config.mode, config.method) {
+        (Mode::MaskToImage, _) => best.join(CONTROLNET_FOLDER).join(WEIGHTS_FILE),
+        (_, Method::Lora) => best.join(LORA_FILE),
+        (_, Method::Full) => best.join(UNET_FOLDER).join(WEIGHTS_FILE),
+    };
     context.output.line(format!(
         "trained {} steps at {images_per_s:.2} images/s, peak of tensors {peak}; best score {score}\nweights: {}",
         outcome.steps,

@@ -3,7 +3,7 @@
 mod ablation;
 pub(super) mod args;
 mod filter;
-mod finetune;
+pub(super) mod finetune;
 mod generate;
 mod quality;
 

@@ -340,6 +340,7 @@ mod tests {
             reserved_peak: Bytes(0),
             device_used: None,
             categories: Vec::new(),
+            seconds: 0.0,
         };
         let examples = Measurement {
             seconds: vec![1.0, 3.0, 2.0],

@@ -4,7 +4,7 @@
 
 use super::block::{Checkpoints, conv3, zero_conv};
 use super::fields::{positive, unsupported};
-use super::unet::{self, BlockInputs, Conditioning, Residuals, Trunk};
+use super::unet::{self, BlockInputs, Conditioning, Pass, Residuals, Trunk};
 use crate::error::Result;
 use crate::nn::Conv2d;
 use crate::nn::conv::Conv2dConfig;
@@ -158,13 +158,26 @@ impl ControlNet {
         image: &Tensor,
         scale: f64,
     ) -> Residuals {
+        self.forward_with(sample, timesteps, conditioning, (image, scale), Pass::default())
+    }
+
+    /// [`Self::forward`] with the image and its scale, and the settings of a pass.
+    pub fn forward_with(
+        &self,
+        sample: &Tensor,
+        timesteps: &Tensor,
+        conditioning: &Conditioning,
+        (image, scale): (&Tensor, f64),
+        pass: Pass,
+    ) -> Residuals {
+        let _module = module_path::enter("controlnet");
         let [_b, _c, _h, _w] = dims(sample);
         let kind = sample.kind();
         let image = if self.reversed { image.flip([1]) } else { image.shallow_clone() };
         let inputs = BlockInputs {
             time: self.trunk.time(timesteps, conditioning, kind),
             context: conditioning.context.to_kind(kind),
-            checkpoints: Checkpoints::of(0),
+            checkpoints: Checkpoints::of(pass.checkpoint),
         };
         let embedded = {
             let _module = module_path::enter("controlnet_cond_embedding");

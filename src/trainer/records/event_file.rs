@@ -49,6 +49,20 @@ impl EventFile {
         self.append(&event(now(), step, &bytes_field(5, &summary)))
     }
 
+    /// Appends a picture with its name and size; `png` is the file.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn picture(&mut self, step: u64, (tag, (width, height)): (&str, (u32, u32)), png: &[u8]) -> Result<bool> {
+        // Summary.Image { height = 1, width = 2, colorspace = 3, encoded_image_string = 4 }
+        const RGB: u64 = 3;
+        let sizes = [varint_field(1, height.into()), varint_field(2, width.into()), varint_field(3, RGB)].concat();
+        let image = [sizes, bytes_field(4, png)].concat();
+        // Summary.Value { tag = 1, image = 4 }
+        let value = [bytes_field(1, tag.as_bytes()), bytes_field(4, &image)].concat();
+        self.append(&event(now(), step, &bytes_field(5, &bytes_field(1, &value))))
+    }
+
     /// Writes the waiting records.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! `prsmed augment finetune`: results, resume, use of the result, and refusals.
 
 use super::generate;
-use crate::support::{done, error_text, folder, objects, path, phantoms, prsmed, run, tree};
+use crate::support::{done, error_text, folder, objects, path, phantoms, prsmed, run, trained, tree};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -111,4 +111,78 @@ fn unusable_fine_tunings_are_refused_before_they_start() {
     let error = error_of(&mut finetune(&done_once, &["--resume", "--set", "finetune.rank=8"]));
     assert!(error.contains("`finetune.rank`: the run to resume has 4, and 8"), "{error}");
     assert!(before == tree(&done_once), "a refused command changed the run");
+}
+
+#[test]
+fn regions_and_masks_can_be_learned() {
+    let images = |run: &Path, kind: &str| {
+        tree(&run.join("cache")).into_iter().filter(|(name, _)| name.starts_with(kind)).count()
+    };
+    let regions = path("finetuned-regions");
+    done(&mut finetune(&regions, &["--mode", "inpaint", "--set", "finetune.masks_per_image=2"]));
+    assert!(regions.join("best/pytorch_lora_weights.safetensors").exists());
+    assert!(images(&regions, "image") > 0);
+    assert_eq!(images(&regions, "region"), 2 * images(&regions, "image"));
+
+    let masks = path("finetuned-masks");
+    let decoder = ["--mode", "mask_to_image", "--set", "finetune.unlock_decoder=true"];
+    let ran = run(&mut finetune(&masks, &decoder));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stdout.contains("best/controlnet/diffusion_pytorch_model.safetensors"), "{}", ran.stdout);
+    assert_eq!(images(&masks, "mask"), images(&masks, "image"));
+    for (folder, class) in [("controlnet", "ControlNetModel"), ("unet", "UNet2DConditionModel")] {
+        let sizes = fs::read(masks.join("best").join(folder).join("config.json")).unwrap();
+        assert_eq!(serde_json::from_slice::<serde_json::Value>(&sizes).unwrap()["_class_name"], class);
+        assert!(masks.join("best").join(folder).join("diffusion_pytorch_model.safetensors").exists());
+    }
+    // a frozen UNet is not written
+    let frozen = path("finetuned-masks-frozen");
+    done(&mut finetune(&frozen, &["--mode", "mask_to_image"]));
+    assert!(frozen.join("best/controlnet").exists() && !frozen.join("best/unet").exists());
+}
+
+#[test]
+fn samples_are_made_and_measured_at_each_validation() {
+    let (run_folder, _) = trained();
+    let features = format!("finetune.features={}", run_folder.display());
+    let sets = [
+        "finetune.num_samples_for_metrics=24",
+        "finetune.inference_steps_training=2",
+        "train.max_steps=0",
+        "train.epochs=10",
+        &features,
+    ];
+    let sets: Vec<&str> = sets.into_iter().flat_map(|set| ["--set", set]).collect();
+    let out = path("finetuned-with-samples");
+    let ran = run(&mut finetune(&out, &[&sets[..], &["--profile-memory", "every=1"]].concat()));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stdout.contains("minus the mean KID of the samples"), "{}", ran.stdout);
+    for text in ["Computing quality metrics... before", "KID[segmenter]", "MMD[segmenter]"] {
+        assert_eq!(ran.stderr.matches(text).count() % 10, 0, "{text}\n{}", ran.stderr);
+        assert!(ran.stderr.contains(text), "{text}\n{}", ran.stderr);
+    }
+    let lines = objects(&fs::read_to_string(out.join("metrics.jsonl")).unwrap());
+    let validated: Vec<_> = lines.iter().filter(|line| line["kind"] == "validation").collect();
+    assert_eq!(validated.len(), 10);
+    for line in validated {
+        let value = |key: &str| line["values"][key].as_f64().unwrap_or_else(|| panic!("{key}: {line}"));
+        assert!(value("kid_low") <= value("kid") && value("kid") <= value("kid_high"), "{line}");
+        let step = line["step"].as_u64().unwrap();
+        assert!(out.join(format!("samples/step-{step:06}.png")).exists());
+    }
+    assert!(fs::read_dir(out.join("samples/latest")).unwrap().count() >= 24);
+    let best: serde_json::Value = serde_json::from_slice(&fs::read(out.join("best/trainer.json")).unwrap()).unwrap();
+    assert!(best["best_score"].as_f64().unwrap() < 1.0);
+
+    // memory does not grow from epoch to epoch
+    let profile = objects(&fs::read_to_string(out.join("memory.jsonl")).unwrap());
+    assert!(!profile.iter().any(|line| line["kind"] == "leak"), "memory leaks");
+    let of = |key: &str| -> Vec<u64> {
+        let evaluations = profile.iter().filter(|line| line["kind"] == "phase" && line["name"] == "evaluate");
+        evaluations.filter_map(|line| line[key].as_u64()).collect()
+    };
+    for bytes in [of("allocated"), of("allocated_peak")] {
+        assert_eq!(bytes.len(), 10);
+        assert!(bytes.iter().all(|&later| later == bytes[0]), "memory grows: {bytes:?}");
+    }
 }

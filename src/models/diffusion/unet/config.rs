@@ -88,6 +88,12 @@ fn types(names: &[&str]) -> Vec<String> {
 }
 
 impl Config {
+    /// Width of SDXL's pooled text embedding; `None` for other families.
+    pub fn pooled_dim(&self) -> Option<i64> {
+        let whole = self.projection_class_embeddings_input_dim.filter(|_| self.is_sdxl())?;
+        Some(whole - 6 * self.addition_time_embed_dim.unwrap_or(0))
+    }
+
     /// Stable Diffusion 1.5.
     pub fn sd15() -> Self {
         Self { sample_size: Some(64), cross_attention_dim: 768, ..Self::default() }

@@ -1,0 +1,199 @@
+//! Dry run of a fine-tuning: its encoding and its training steps without data, for planning memory and for measuring it.
+//!
+//! It calls the functions of the training; the values in its batches have no meaning.
+
+use super::cache::{self, Condition, Latents, autoencoder};
+use super::samples::{self, Conditions};
+use super::settings::FinetuneRun;
+use super::step::{Denoiser, Draw, NoisyLatents, Sample};
+use super::task::VALIDATED_TIMESTEPS;
+use crate::Result;
+use crate::augment::pipeline::{Embedding, Placement, blank, input_device};
+use crate::augment::pipeline_config::PipelineConfig;
+use crate::data::text::clip_bpe::CONTEXT;
+use crate::event::Observer;
+use crate::models::diffusion::unet::Pass;
+use crate::models::inception::{self, Inception};
+use crate::tensor::store::{Role, Store, StoreOptions};
+use crate::tensor::weights::Staged;
+use crate::tensor::{Device, Kind, Tensor, guard, ledger, no_grad};
+use crate::trainer::profile::Component;
+use crate::trainer::{BatchSize, Batches, DryRunTask, Loss, Parameter, Task, Validation};
+use std::path::Path;
+
+/// Denoising steps of the samples that a dry run runs; later ones need the same memory.
+const SHOWN_STEPS: usize = 3;
+/// Images of which features are computed at a time.
+pub const FEATURES_BATCH: i64 = 8;
+
+/// Encodes captions and an image as a new run does before its first step. Calls `begin` with the name of each phase.
+///
+/// # Errors
+/// Errors of `begin`; typed errors of libtorch.
+pub fn encode(
+    pipeline_config: &PipelineConfig,
+    run: &FinetuneRun,
+    device: Device,
+    begin: &mut dyn FnMut(&'static str) -> Result<()>,
+) -> Result<()> {
+    let placement = Placement { device, kind: run.train.precision.kind(), seed: run.train.seed };
+    cache::dry_run(pipeline_config, placement, run.finetune.image_size, begin)
+}
+
+/// A network in training, without data.
+pub struct FinetuneDryRun {
+    denoiser: Denoiser,
+    pipeline_config: PipelineConfig,
+    steps: u64,
+}
+
+impl FinetuneDryRun {
+    /// Builds the network of `run` on `device`; on [`crate::tensor::META`] bytes are counted but not allocated.
+    ///
+    /// # Errors
+    /// As [`Denoiser::new`].
+    pub fn new(pipeline_config: &PipelineConfig, run: &FinetuneRun, device: Device) -> Result<Self> {
+        let denoiser = Denoiser::new(pipeline_config, run, device)?;
+        Ok(Self { denoiser, pipeline_config: pipeline_config.clone(), steps: 1 })
+    }
+
+    /// Sets the number of optimizer steps of an epoch.
+    #[must_use]
+    pub fn with_steps(mut self, steps: u64) -> Self {
+        self.steps = steps;
+        self
+    }
+
+    /// `count` samples, as read from the cache.
+    fn batch(&self, count: usize, draws_latents: bool) -> NoisyLatents {
+        let _category = ledger::enter(ledger::Category::Inputs);
+        let samples =
+            (0..count).map(|item| self.sample(Draw { item, timestep: 500, seed: 0, draws_latents })).collect();
+        self.denoiser.batch(samples).expect("blank samples have the shapes of the model")
+    }
+
+    /// Makes a batch of samples and computes its Inception features.
+    fn measure_samples(&self) -> Result<()> {
+        let (config, device) = (&self.denoiser.config, self.denoiser.device);
+        let seed = self.denoiser.engine.seed;
+        {
+            let (vae, _store) = autoencoder(
+                &self.pipeline_config,
+                Placement { device, kind: self.denoiser.engine.precision.kind(), seed },
+            )?;
+            let conditions = {
+                let _category = ledger::enter(ledger::Category::Inputs);
+                let draw = Draw { item: 0, timestep: 0, seed, draws_latents: false };
+                let samples: Vec<Sample> = (0..config.generation_batch_size).map(|_| self.sample(draw)).collect();
+                let condition = || {
+                    let each = samples.iter().filter_map(|sample| sample.condition.as_ref());
+                    Tensor::stack(&each.collect::<Vec<_>>(), 0)
+                };
+                let condition = (config.condition().count() > 0).then(condition);
+                let negative = samples.iter().map(|_| self.sample(draw).embedding).collect();
+                let seeds = vec![seed; samples.len()];
+                let positive = samples.into_iter().map(|sample| sample.embedding).collect();
+                Conditions { positive, negative, condition, seeds }
+            };
+            let run = || samples::generate(&self.denoiser, &self.pipeline_config, &vae, &conditions, SHOWN_STEPS);
+            drop(guard::guard(|| no_grad(run))?);
+        }
+        let store = Store::new(StoreOptions { device, frozen_kind: Kind::Float, initialise: false });
+        guard::guard(|| {
+            no_grad(|| {
+                let network = Inception::new(&store.root(Role::Frozen));
+                let side = inception::SIZE;
+                let images = blank([FEATURES_BATCH, 3, side, side], Kind::Float, input_device(device));
+                drop(network.features(&images));
+            });
+            Ok(())
+        })
+    }
+
+    fn sample(&self, draw: Draw) -> Sample {
+        let (sizes, vae) = (&self.pipeline_config.unet, &self.pipeline_config.vae);
+        let device = input_device(self.denoiser.device);
+        let side = self.denoiser.config.image_size / vae.downscale();
+        let map = |channels: i64| blank([channels, side, side], Kind::Float, device);
+        let channels = vae.latent_channels;
+        let latents = Latents { mean: map(channels), std: map(channels), lesion: map(1), inside: map(1) };
+        let context = i64::try_from(CONTEXT).expect("a short text");
+        let embedding = Embedding {
+            context: blank([context, sizes.cross_attention_dim], Kind::Float, device),
+            pooled: sizes.pooled_dim().map(|width| blank([width], Kind::Float, device)),
+        };
+        let size = self.denoiser.config.image_size;
+        let condition = match self.denoiser.config.condition() {
+            Condition::None => None,
+            Condition::Regions(_) => Some(blank([1 + channels, side, side], Kind::Float, device)),
+            Condition::Mask => Some(blank([1, size, size], Kind::Uint8, device)),
+        };
+        Sample { latents, embedding, condition, draw }
+    }
+}
+
+impl Task for FinetuneDryRun {
+    type Batch = NoisyLatents;
+
+    fn parameters(&self) -> Vec<Parameter> {
+        self.denoiser.network.parameters()
+    }
+
+    fn components(&self) -> Vec<Component> {
+        self.denoiser.network.components()
+    }
+
+    fn steps_per_epoch(&self) -> u64 {
+        self.steps
+    }
+
+    fn batches(&self, _epoch: u64, first: u64) -> Result<Batches<'_, NoisyLatents>> {
+        let step = |_| Ok((0..self.denoiser.engine.accumulation).map(|_| self.example(true)).collect());
+        Ok(Box::new((first..self.steps).map(step)))
+    }
+
+    fn batch_size(&self, batch: &NoisyLatents) -> BatchSize {
+        batch.size()
+    }
+
+    fn loss(&self, batch: &NoisyLatents, effective_batch: BatchSize, _epoch: u64) -> Result<Loss> {
+        Ok(self.denoiser.loss(batch, effective_batch))
+    }
+
+    fn split(&self, batch: &NoisyLatents, most: usize) -> Option<Vec<NoisyLatents>> {
+        Some(batch.split(most))
+    }
+
+    fn validate(&self, _observer: &dyn Observer) -> Result<Option<Validation>> {
+        self.denoiser.validation_loss(self.batch(VALIDATED_TIMESTEPS, false))?;
+        if self.denoiser.config.num_samples_for_metrics > 0 {
+            self.measure_samples()?;
+        }
+        Ok(None)
+    }
+
+    fn save(&self, folder: &mut Staged) -> Result<()> {
+        self.denoiser.network.save(folder)
+    }
+
+    fn load(&self, folder: &Path) -> Result<()> {
+        self.denoiser.network.load(folder)
+    }
+}
+
+impl DryRunTask for FinetuneDryRun {
+    fn example(&self, _seen: bool) -> NoisyLatents {
+        self.batch(self.denoiser.engine.micro_batch, true)
+    }
+
+    /// The whole effective batch is read before its first pass.
+    fn sends_whole_steps(&self) -> bool {
+        true
+    }
+
+    /// One validation pass: the generator has no prediction of its own.
+    fn predict(&self) -> Result<()> {
+        let batch = self.batch(1, false);
+        guard::guard(|| Ok(no_grad(|| drop(self.denoiser.loss_sum(&batch, Pass::default())))))
+    }
+}

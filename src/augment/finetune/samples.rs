@@ -1,0 +1,308 @@
+//! Images from the network in training: samples, their grid, and their distance to real images (KID, FID, MMD).
+//!
+//! The network in training itself makes the images: there is no second copy of it. The autoencoder and the feature
+//! network are loaded for this pass alone.
+
+use super::cache::{Cache, autoencoder};
+use super::step::Denoiser;
+use crate::augment::pipeline::{Embedding, Placement, bytes, on};
+use crate::augment::pipeline_config::PipelineConfig;
+use crate::augment::quality::{FeatureSource, QualityReport};
+use crate::data::sheet::{Tile, sheet};
+use crate::event::{Event, Observer};
+use crate::models::diffusion::sampler::{History, Sampler};
+use crate::models::diffusion::unet::{Added, Conditioning, Pass};
+use crate::models::diffusion::vae::Vae;
+use crate::tensor::{Device, Kind, META, Tensor, dims, guard, ledger, memory, meta, module_path, no_grad, rng};
+use crate::trainer::{Picture, Score};
+use crate::{Error, Result, files};
+use image::RgbImage;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::rc::Rc;
+
+/// Images on a grid.
+const SHOWN: usize = 24;
+/// Columns of a grid.
+const COLUMNS: usize = 6;
+
+/// Computes features of images, `[n, d]`.
+pub type Extract = Rc<dyn Fn(&[PathBuf]) -> Result<Tensor>>;
+
+/// Where the samples of a training go, and what they are compared with.
+pub struct Quality {
+    /// Folder of the images.
+    pub folder: PathBuf,
+    /// Sizes and files of the generator.
+    pub pipeline_config: PipelineConfig,
+    /// What computes the features.
+    pub source: FeatureSource,
+    /// Computes features of images. It loads its network each time, so that it takes no memory otherwise.
+    pub extract: Extract,
+    /// The classes of the training images.
+    pub classes: Vec<Class>,
+}
+
+/// A class of images.
+pub struct Class {
+    /// Its name.
+    pub modality: String,
+    /// Features of its real training images.
+    pub real: Tensor,
+    /// Samples to make.
+    pub samples: Vec<Request>,
+}
+
+/// A sample to make.
+#[derive(Debug, Clone, Copy)]
+pub struct Request {
+    /// Number of the image whose region or mask is used.
+    pub item: usize,
+    /// Number of its caption.
+    pub caption: usize,
+    /// Number of its negative caption.
+    pub negative: usize,
+    /// Seed of its noise.
+    pub seed: u64,
+}
+
+/// A measured pass.
+pub struct Measured {
+    /// `kid`, `kid_low`, ... for the records.
+    pub values: Vec<(String, f64)>,
+    /// The score: minus the mean KID of all classes.
+    pub score: Score,
+    /// The grid.
+    pub picture: Picture,
+}
+
+/// What the network reads to make a batch of images, in host memory.
+pub struct Conditions {
+    /// Captions.
+    pub positive: Vec<Embedding>,
+    /// Negative captions, used with guidance.
+    pub negative: Vec<Embedding>,
+    /// Regions or masks, stacked.
+    pub condition: Option<Tensor>,
+    /// Seeds of the noise.
+    pub seeds: Vec<u64>,
+}
+
+impl Quality {
+    /// Makes the samples, writes them as files, and compares them with the real images.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; [`Error::Diverged`] for images that are not finite; [`Error::Interrupted`]; typed errors of
+    /// libtorch.
+    pub fn measure(&self, denoiser: &Denoiser, cache: &Cache, observer: &dyn Observer) -> Result<Measured> {
+        memory_line("Computing quality metrics... before", denoiser.device, observer);
+        let (mut report, mut tiles) = (QualityReport::default(), Vec::new());
+        let total: usize = self.classes.iter().map(|class| class.samples.len()).sum();
+        observer.on(&Event::Started { phase: "samples".into(), total: total as u64, unit: "images" });
+        files::create_folders(&self.folder).map_err(Error::io(&self.folder, "create"))?;
+        let mut made: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+        let mut done = 0;
+        {
+            let (vae, _store) = autoencoder(&self.pipeline_config, placement(denoiser))?;
+            for class in &self.classes {
+                for (number, image) in self.images(class, denoiser, cache, &vae, &mut |count| {
+                    done += count;
+                    observer.on(&Event::Advanced { done: done as u64 });
+                })? {
+                    let path = self.folder.join(format!("{}-{number:03}.png", file_name(&class.modality)));
+                    crate::data::sheet::save(&image.clone().into(), &path)?;
+                    if number < SHOWN.div_ceil(self.classes.len()) {
+                        let (name, notes) = (class.modality.clone(), String::new());
+                        tiles.push(Tile { image, frame: None, name, shows: "sample", notes });
+                    }
+                    made.entry(class.modality.clone()).or_default().push(path);
+                }
+            }
+        }
+        observer.on(&Event::Finished);
+        for class in &self.classes {
+            let own = |features: Tensor| BTreeMap::from([(class.modality.clone(), features)]);
+            let features = (self.extract)(&made[&class.modality])?;
+            report.add(
+                &self.source,
+                &own(class.real.shallow_clone()),
+                "samples",
+                &own(features),
+                denoiser.engine.seed,
+            )?;
+        }
+        observer.on(&Event::Note(format!("quality of the samples against real training images\n{report}")));
+        // blocks of the autoencoder would only divide the memory of the next steps
+        memory::release_cache(denoiser.device)?;
+        memory_line("Computing quality metrics... after", denoiser.device, observer);
+        let (values, score) = summary(&report)?;
+        Ok(Measured { values, score, picture: Picture { name: "samples".into(), image: sheet(&tiles, COLUMNS) } })
+    }
+
+    /// The images of a class with their numbers. If memory runs out, batches are halved.
+    fn images(
+        &self,
+        class: &Class,
+        denoiser: &Denoiser,
+        cache: &Cache,
+        vae: &Vae,
+        advance: &mut dyn FnMut(usize),
+    ) -> Result<Vec<(usize, RgbImage)>> {
+        let mut images = Vec::new();
+        let mut most = denoiser.config.generation_batch_size.max(1);
+        while images.len() < class.samples.len() {
+            let first = images.len();
+            let requests = &class.samples[first..class.samples.len().min(first + most)];
+            let conditions = Conditions::read(requests, denoiser, cache)?;
+            let made =
+                guard::guard(|| no_grad(|| generate(denoiser, &self.pipeline_config, vae, &conditions, usize::MAX)));
+            match made {
+                Err(Error::OutOfMemory { .. }) if most > 1 => most /= 2,
+                made => {
+                    images.extend(pictures(&made?).into_iter().enumerate().map(|(i, image)| (first + i, image)));
+                    advance(requests.len());
+                }
+            }
+        }
+        Ok(images)
+    }
+}
+
+impl Conditions {
+    fn read(requests: &[Request], denoiser: &Denoiser, cache: &Cache) -> Result<Self> {
+        let _category = ledger::enter(ledger::Category::Inputs);
+        let texts = |of: fn(&Request) -> usize| -> Result<Vec<Embedding>> {
+            requests.iter().map(|request| cache.embedding(of(request))).collect()
+        };
+        let conditions = requests.iter().map(|request| cache.condition(request.item, 0));
+        let has_conditions = denoiser.config.condition().count() > 0;
+        let stacked = || guard::guard(|| Ok(Tensor::stack(&conditions.collect::<Result<Vec<_>>>()?, 0)));
+        Ok(Self {
+            positive: texts(|request| request.caption)?,
+            negative: texts(|request| request.negative)?,
+            condition: has_conditions.then(stacked).transpose()?,
+            seeds: requests.iter().map(|request| request.seed).collect(),
+        })
+    }
+}
+
+fn placement(denoiser: &Denoiser) -> Placement {
+    Placement { device: denoiser.device, kind: denoiser.engine.precision.kind(), seed: denoiser.engine.seed }
+}
+
+/// Makes a batch of images, `[b, S, S, 3]` bytes on the host. At most `steps` denoising steps run.
+///
+/// # Errors
+/// [`Error::Diverged`] for an image that is not finite; [`Error::Config`] for too many steps; typed errors of libtorch.
+pub fn generate(
+    denoiser: &Denoiser,
+    pipeline_config: &PipelineConfig,
+    vae: &Vae,
+    conditions: &Conditions,
+    steps: usize,
+) -> Result<Tensor> {
+    let _module = module_path::enter("samples");
+    let (config, device) = (&denoiser.config, denoiser.device);
+    let sampler = Sampler::new(pipeline_config.sampler, &pipeline_config.scheduler, config.inference_steps_training)?;
+    let (kind, guidance) = (denoiser.engine.precision.kind(), config.guidance_scale);
+    let doubled = |xs: &Tensor| if guidance > 1.0 { Tensor::cat(&[xs, xs], 0) } else { xs.shallow_clone() };
+    let conditioning = conditioning(denoiser, conditions, guidance > 1.0);
+    let condition = conditions.condition.as_ref().map(|condition| doubled(&placed(device, condition)));
+    let noise = noise(denoiser, pipeline_config, &conditions.seeds);
+    let mut latents = noise * sampler.init_noise_scale();
+    let mut history = History::default();
+    for (i, &time) in sampler.timesteps().iter().enumerate().take(steps) {
+        let input = doubled(&sampler.scale_model_input(&latents, i).to_kind(kind));
+        let times = Tensor::full([input.size()[0]], time, (Kind::Float, device));
+        let output = denoiser.predict(&input, &times, &conditioning, condition.as_ref(), Pass::default());
+        drop(input);
+        let mut output = output.to_kind(Kind::Float);
+        if guidance > 1.0 {
+            let halves = output.chunk(2, 0);
+            output = &halves[0] + (&halves[1] - &halves[0]) * guidance;
+        }
+        latents = sampler.step(i, &output, &latents, &mut history);
+    }
+    let pixels = vae.decode_sliced(&(latents / pipeline_config.vae.scaling_factor));
+    if pixels.device() != META && !crate::augment::pipeline::is_finite(&pixels) {
+        return Err(Error::Diverged { reason: "a sample of the network in training is not finite".into() });
+    }
+    Ok(bytes(&pixels))
+}
+
+/// A tensor from the host on the device.
+fn placed(device: Device, tensor: &Tensor) -> Tensor {
+    if tensor.device() == device { tensor.shallow_clone() } else { on(device, tensor) }
+}
+
+fn conditioning(denoiser: &Denoiser, conditions: &Conditions, is_guided: bool) -> Conditioning {
+    let negative = conditions.negative.iter().filter(|_| is_guided);
+    let rows: Vec<&Embedding> = negative.chain(&conditions.positive).collect();
+    let stacked = |of: &dyn Fn(&Embedding) -> Tensor| {
+        placed(denoiser.device, &Tensor::stack(&rows.iter().map(|row| of(row)).collect::<Vec<_>>(), 0))
+    };
+    let added = rows.iter().all(|row| row.pooled.is_some()).then(|| {
+        let pooled = stacked(&|row| row.pooled.as_ref().expect("all rows have one").shallow_clone());
+        Added { pooled, time_ids: denoiser.time_ids(i64::try_from(rows.len()).expect("a small batch")) }
+    });
+    Conditioning { context: stacked(&|row| row.context.shallow_clone()), added }
+}
+
+/// Noise from each sample's own seed, so that it does not depend on the batch.
+fn noise(denoiser: &Denoiser, pipeline_config: &PipelineConfig, seeds: &[u64]) -> Tensor {
+    let _category = ledger::enter(ledger::Category::Inputs);
+    let vae = &pipeline_config.vae;
+    let side = denoiser.config.image_size / vae.downscale();
+    let host = if denoiser.device == META && meta::target() == meta::Target::Cpu { META } else { Device::Cpu };
+    let each = seeds.iter().map(|&seed| {
+        rng::seed(seed);
+        Tensor::randn([1, vae.latent_channels, side, side], (Kind::Float, host))
+    });
+    placed(denoiser.device, &Tensor::cat(&each.collect::<Vec<_>>(), 0))
+}
+
+/// `bytes [b, S, S, 3]` as images.
+fn pictures(bytes: &Tensor) -> Vec<RgbImage> {
+    let [count, height, width, _] = dims(bytes);
+    let [height, width] = [height, width].map(|side| u32::try_from(side).expect("the side of an image"));
+    let each = (0..count).map(|i| Vec::<u8>::try_from(bytes.get(i).flatten(0, -1)).expect("bytes"));
+    each.map(|pixels| RgbImage::from_raw(width, height, pixels).expect("three bytes for each pixel")).collect()
+}
+
+/// A class as a part of a file's name.
+fn file_name(modality: &str) -> String {
+    modality.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect()
+}
+
+fn memory_line(what: &str, device: Device, observer: &dyn Observer) {
+    if let Ok(reading) = memory::read(device) {
+        let (allocated, reserved) = (reading.allocated, reading.reserved);
+        observer.on(&Event::Note(format!("{what}: tensors {allocated}, reserved {reserved}")));
+    }
+}
+
+/// Values for the records, and the score: minus the mean of the kernel distances of the classes, with the half width of
+/// its 95 % interval.
+fn summary(report: &QualityReport) -> Result<(Vec<(String, f64)>, Score)> {
+    let mut values = Vec::new();
+    let (mut sum, mut variance, mut count) = (0.0, 0.0, 0.0);
+    for row in &report.rows {
+        let Some(value) = row.value else { continue };
+        values.push((format!("{}/{}", row.metric, row.modality), value));
+        if row.metric.starts_with("KID")
+            && let Some((low, high)) = row.low.zip(row.high)
+        {
+            sum += value;
+            variance += ((high - low) / 2.0).powi(2);
+            count += 1.0;
+        }
+    }
+    if count == 0.0 {
+        let reason = "no class has the four real images and four samples that a kernel distance needs";
+        let hint = "raise `finetune.num_samples_for_metrics`, or set it to 0";
+        return Err(Error::config("finetune.num_samples_for_metrics", reason, hint));
+    }
+    let (kid, half) = (sum / count, f64::sqrt(variance) / count);
+    values.extend([("kid".to_owned(), kid), ("kid_low".to_owned(), kid - half), ("kid_high".to_owned(), kid + half)]);
+    Ok((values, Score { value: -kid, half_width: Some(half) }))
+}

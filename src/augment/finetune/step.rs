@@ -1,0 +1,292 @@
+//! A training step of the denoiser: samples become a micro-batch, and the micro-batch a loss.
+//!
+//! The training and its dry run both call these functions; they differ only in where the samples come from.
+
+use super::cache::Latents;
+use super::network::Network;
+use super::objective::{NoisyBatch, Objective};
+use super::settings::{FinetuneConfig, FinetuneRun};
+use crate::augment::pipeline::{Embedding, Placement};
+use crate::augment::pipeline_config::PipelineConfig;
+use crate::models::diffusion::unet::{Added, Conditioning, Pass};
+use crate::tensor::{Device, Kind, META, Tensor, guard, ledger, no_grad, rng};
+use crate::trainer::{BatchSize, Loss, TrainConfig};
+use crate::{Error, Result};
+
+/// A network in training, with its objective and its settings.
+pub struct Denoiser {
+    /// The networks.
+    pub network: Network,
+    /// Its objective.
+    pub objective: Objective,
+    /// Settings of the fine-tuning.
+    pub config: FinetuneConfig,
+    /// Settings of the engine.
+    pub engine: TrainConfig,
+    /// Device of the network.
+    pub device: Device,
+}
+
+/// An encoded image and one of its captions.
+#[derive(Debug)]
+pub struct Sample {
+    /// The image.
+    pub latents: Latents,
+    /// The caption.
+    pub embedding: Embedding,
+    /// What else the network reads.
+    pub condition: Option<Tensor>,
+    /// What is drawn for it.
+    pub draw: Draw,
+}
+
+/// Random choices of a sample.
+#[derive(Debug, Clone, Copy)]
+pub struct Draw {
+    /// Number of the image.
+    pub item: usize,
+    /// Training timestep.
+    pub timestep: usize,
+    /// Seed of its noise.
+    pub seed: u64,
+    /// Whether the latents are drawn from their distribution; else they are its mean.
+    pub draws_latents: bool,
+}
+
+/// A micro-batch; all tensors but masks are fp32.
+#[derive(Debug)]
+pub struct NoisyLatents {
+    /// `[b, c, s, s]`.
+    clean: Tensor,
+    /// `[b, c, s, s]`.
+    noise: Tensor,
+    /// `[b, 1, s, s]`.
+    pixels: Tensor,
+    /// `[b, 3]`: see [`NoisyBatch::factors`].
+    factors: Tensor,
+    /// `[b]`.
+    timesteps: Tensor,
+    /// `[b, 77, d]`.
+    context: Tensor,
+    /// SDXL: `[b, p]`.
+    pooled: Option<Tensor>,
+    /// See [`Condition`](super::cache::Condition), with a batch dimension.
+    condition: Option<Tensor>,
+    /// Numbers of the images.
+    pub items: Vec<usize>,
+}
+
+impl NoisyLatents {
+    /// This batch with `change(tensor)` in place of each tensor.
+    pub fn map(&self, items: Vec<usize>, change: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
+        Self {
+            clean: change(&self.clean),
+            noise: change(&self.noise),
+            pixels: change(&self.pixels),
+            factors: change(&self.factors),
+            timesteps: change(&self.timesteps),
+            context: change(&self.context),
+            pooled: self.pooled.as_ref().map(&mut *change),
+            condition: self.condition.as_ref().map(change),
+            items,
+        }
+    }
+
+    /// Number of samples.
+    pub fn size(&self) -> BatchSize {
+        BatchSize { samples: self.items.len() as f64, tokens: 0.0 }
+    }
+
+    /// The same samples, at most `most` per batch.
+    pub fn split(&self, most: usize) -> Vec<Self> {
+        let parts = self.items.chunks(most.max(1)).enumerate().map(|(i, items)| {
+            let [first, count] = [i * most.max(1), items.len()].map(|n| i64::try_from(n).expect("a few samples"));
+            self.map(items.to_vec(), &mut |tensor| tensor.narrow(0, first, count))
+        });
+        parts.collect()
+    }
+
+    /// The same samples, each timestep with the weight 1.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    pub fn unweighted(mut self) -> Result<Self> {
+        self.factors = guard::guard(|| {
+            let factors = self.factors.copy();
+            let _ = factors.narrow(1, 2, 1).fill_(1.0);
+            Ok(factors)
+        })?;
+        Ok(self)
+    }
+}
+
+/// A sample without its batch dimension.
+struct Row {
+    clean: Tensor,
+    noise: Tensor,
+    pixels: Tensor,
+    context: Tensor,
+    pooled: Option<Tensor>,
+    condition: Option<Tensor>,
+}
+
+impl Denoiser {
+    /// Builds the network of a generator on `device` and loads its weights.
+    ///
+    /// # Errors
+    /// As [`Network::new`].
+    pub fn new(pipeline_config: &PipelineConfig, run: &FinetuneRun, device: Device) -> Result<Self> {
+        let placement = Placement { device, kind: run.train.precision.kind(), seed: run.train.seed };
+        Ok(Self {
+            network: Network::new(pipeline_config, &run.finetune, placement)?,
+            objective: Objective::new(&pipeline_config.scheduler, &run.finetune),
+            config: run.finetune.clone(),
+            engine: run.train.clone(),
+            device,
+        })
+    }
+
+    /// Images of an optimizer step.
+    pub fn effective_batch(&self) -> usize {
+        self.engine.micro_batch * self.engine.accumulation
+    }
+
+    /// The micro-batch of `samples`, on the device of their latents.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    pub fn batch(&self, samples: Vec<Sample>) -> Result<NoisyLatents> {
+        let _category = ledger::enter(ledger::Category::Inputs);
+        let draws: Vec<Draw> = samples.iter().map(|sample| sample.draw).collect();
+        let rows: Vec<Row> = samples.into_iter().map(|sample| self.row(sample)).collect::<Result<_>>()?;
+        guard::guard(|| {
+            let stacked = |of: &dyn Fn(&Row) -> &Tensor| {
+                Tensor::stack(&rows.iter().map(|row| of(row).shallow_clone()).collect::<Vec<_>>(), 0)
+            };
+            let device = rows.first().map_or(Device::Cpu, |row| row.clean.device());
+            let numbers = |values: &[f32]| on(device, &Tensor::from_slice(values));
+            let factors = draws.iter().map(|draw| self.objective.factors(draw.timestep));
+            let factors: Vec<f32> =
+                factors.flat_map(|factors| [factors.signal, factors.noise, factors.weight]).collect();
+            let timesteps: Vec<f32> = draws.iter().map(|draw| draw.timestep as f32).collect();
+            let of_all = |of: &dyn Fn(&Row) -> Option<&Tensor>| {
+                let tensors: Option<Vec<Tensor>> = rows.iter().map(|row| of(row).map(Tensor::shallow_clone)).collect();
+                tensors.map(|tensors| Tensor::stack(&tensors, 0))
+            };
+            Ok(NoisyLatents {
+                clean: stacked(&|row| &row.clean),
+                noise: stacked(&|row| &row.noise),
+                pixels: stacked(&|row| &row.pixels),
+                factors: numbers(&factors).view([-1, 3]),
+                timesteps: numbers(&timesteps),
+                context: stacked(&|row| &row.context),
+                pooled: of_all(&|row| row.pooled.as_ref()),
+                condition: of_all(&|row| row.condition.as_ref()),
+                items: draws.iter().map(|draw| draw.item).collect(),
+            })
+        })
+    }
+
+    fn row(&self, sample: Sample) -> Result<Row> {
+        let Sample { latents, embedding, condition, draw } = sample;
+        guard::guard(|| {
+            rng::seed(draw.seed);
+            let place = (Kind::Float, latents.mean.device());
+            let size = latents.mean.size();
+            let mut noise = Tensor::randn(&size, place);
+            if self.config.noise_offset > 0.0 {
+                noise += Tensor::randn([size[0], 1, 1], place) * self.config.noise_offset;
+            }
+            let clean = if draw.draws_latents {
+                latents.mean + latents.std * Tensor::randn(&size, place)
+            } else {
+                latents.mean
+            };
+            let weights = latents.inside * (latents.lesion * (self.config.lesion_weight - 1.0) + 1.0);
+            let mean = weights.mean(Kind::Float).clamp_min(1e-6);
+            let Embedding { context, pooled } = embedding;
+            Ok(Row { clean, noise, pixels: weights / mean, context, pooled, condition })
+        })
+    }
+
+    /// Sum of the losses of the samples, an fp64 scalar.
+    pub fn loss_sum(&self, batch: &NoisyLatents, pass: Pass) -> Tensor {
+        let batch = batch.map(Vec::new(), &mut |tensor| tensor.to_device(self.device));
+        let rows = batch.clean.size()[0];
+        let added =
+            batch.pooled.as_ref().map(|pooled| Added { pooled: pooled.shallow_clone(), time_ids: self.time_ids(rows) });
+        let conditioning = Conditioning { context: batch.context.shallow_clone(), added };
+        let NoisyLatents { clean, noise, factors, pixels, timesteps, condition, .. } = &batch;
+        let kind = self.engine.precision.kind();
+        self.objective.loss(&NoisyBatch { clean, noise, factors, pixels: Some(pixels) }, |noisy| {
+            self.predict(&noisy.to_kind(kind), timesteps, &conditioning, condition.as_ref(), pass)
+        })
+    }
+
+    /// The prediction of the networks.
+    ///
+    /// # Shapes
+    /// `noisy [b, c, s, s]` in the compute dtype, `timesteps [b]` fp32, `condition` as in [`NoisyLatents`], to `[b, c, s,
+    /// s]`.
+    pub fn predict(
+        &self,
+        noisy: &Tensor,
+        timesteps: &Tensor,
+        conditioning: &Conditioning,
+        condition: Option<&Tensor>,
+        pass: Pass,
+    ) -> Tensor {
+        let Network { unet, controlnet, .. } = &self.network;
+        match (controlnet, condition) {
+            (Some(controlnet), Some(mask)) => {
+                let image = mask.expand([-1, 3, -1, -1], true);
+                let residuals = controlnet.forward_with(noisy, timesteps, conditioning, (&image, 1.0), pass);
+                unet.forward_with(noisy, timesteps, conditioning, Some(&residuals), pass)
+            }
+            (_, Some(region)) => {
+                let input = Tensor::cat(&[noisy, &region.to_kind(noisy.kind())], 1);
+                unet.forward_with(&input, timesteps, conditioning, None, pass)
+            }
+            (_, None) => unet.forward_with(noisy, timesteps, conditioning, None, pass),
+        }
+    }
+
+    /// SDXL's sizes and crops of `rows` whole square images, `[rows, 6]`.
+    pub fn time_ids(&self, rows: i64) -> Tensor {
+        let side = self.config.image_size as f32;
+        Tensor::from_slice(&[side, side, 0.0, 0.0, side, side]).repeat([rows, 1]).to_device(self.device)
+    }
+
+    /// The loss of a micro-batch as the engine expects it: its part of the mean over the effective batch.
+    pub fn loss(&self, batch: &NoisyLatents, effective_batch: BatchSize) -> Loss {
+        let pass = Pass { checkpoint: self.engine.checkpointing.count() };
+        let total = self.loss_sum(batch, pass) / effective_batch.samples;
+        Loss { total, parts: Vec::new() }
+    }
+
+    /// Sum of the losses of a micro-batch of validation images, without weights of timesteps.
+    ///
+    /// # Errors
+    /// [`Error::Diverged`] for a loss that is not finite; typed errors of libtorch.
+    pub fn validation_loss(&self, batch: NoisyLatents) -> Result<f64> {
+        let mut sum = 0.0;
+        for part in batch.unweighted()?.split(self.engine.micro_batch) {
+            sum += guard::guard(|| Ok(no_grad(|| number(&self.loss_sum(&part, Pass::default())))))?;
+        }
+        if sum.is_finite() {
+            Ok(sum)
+        } else {
+            Err(Error::Diverged { reason: "the validation loss is not finite".into() })
+        }
+    }
+}
+
+/// The value of a scalar; 0 on the meta device.
+fn number(scalar: &Tensor) -> f64 {
+    if scalar.device() == META { 0.0 } else { scalar.double_value(&[]) }
+}
+
+/// `tensor` on the CPU or the meta device.
+fn on(device: Device, tensor: &Tensor) -> Tensor {
+    if device == META { Tensor::empty(tensor.size(), (tensor.kind(), META)) } else { tensor.shallow_clone() }
+}

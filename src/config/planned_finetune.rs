@@ -1,0 +1,201 @@
+//! Plans of a [`FinetuneRun`]: dry runs of encoding and training, the settings that fit a GPU, and changes that save
+//! memory.
+
+use super::planned::commented;
+use super::remedies::Remedy;
+use super::{FinetuneRun, Settings as _};
+use crate::Result;
+use crate::augment::finetune::Mode;
+use crate::augment::finetune::dry_run::{self as finetuning, FinetuneDryRun};
+use crate::augment::pipeline_config::PipelineConfig;
+use crate::plan::dry_run::{self, Buffers, DryRun, Job, Measured, Meter, Phase};
+use crate::plan::report::{Machine, Plan};
+use crate::plan::search;
+use crate::setting::Results;
+use crate::tensor::{Device, META, kernels};
+use crate::trainer::precision::Precision;
+use crate::units::Bytes;
+
+/// Savings in the order in which the search tries them, as `key=value` assignments.
+///
+/// The first two change no result but rounding, so the fastest settings with one of them are taken. Each further one is
+/// tried only if nothing fits without it.
+const FREE: [&str; 2] = ["train.checkpointing=none", "train.checkpointing=full"];
+const COSTLY: [&str; 4] = [
+    "train.optimizer=adamw8bit",
+    "train.optimizer=adamw8bit train.clip_norm=0 train.step_in_backward=true",
+    "train.offload_optimizer=true",
+    "train.offload_optimizer=true train.clip_norm=0 train.step_in_backward=true",
+];
+/// Smaller images, tried if nothing fits with all savings.
+const SMALLER: [i64; 3] = [1024, 768, 512];
+
+impl FinetuneRun {
+    /// The generator's sizes without its files: those of a `random:` model, else of the family that its name suggests.
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] for an unknown `random:` size.
+    pub fn planned_pipeline_config(&self) -> Result<PipelineConfig> {
+        let mut pipeline_config = super::planned_augment::family_config(&self.finetune.model, false)?;
+        if self.finetune.mode == Mode::Inpaint && self.finetune.has_adapters() {
+            pipeline_config.unet.in_channels = 9;
+        }
+        Ok(pipeline_config)
+    }
+
+    /// Runs `job` with these settings on the meta device; `costs` as in [`dry_run::plan`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] for a precision that the machine does not have.
+    pub fn dry_run(
+        &self,
+        pipeline_config: &PipelineConfig,
+        job: Job,
+        machine: &Machine,
+        costs: bool,
+    ) -> Result<DryRun> {
+        machine.check_precision("train.precision", self.train.precision)?;
+        machine.set_planned_gpu();
+        let encode = |begin: &mut dyn FnMut(&'static str) -> Result<()>| match job {
+            Job::Train => finetuning::encode(pipeline_config, self, META, begin),
+            _ => Ok(()),
+        };
+        let build = || FinetuneDryRun::new(pipeline_config, self, META);
+        let mut dry_run = dry_run::plan_after(job, &self.train, machine.target(), costs, encode, build)?;
+        dry_run.buffers = Buffers { half_precision: self.train.precision != Precision::Fp32, ..Buffers::default() };
+        Ok(dry_run)
+    }
+
+    /// The plan of a whole training.
+    ///
+    /// # Errors
+    /// Those of [`Self::dry_run`].
+    pub fn plan(&self, pipeline_config: &PipelineConfig, machine: &Machine) -> Result<Plan> {
+        Ok(Plan::of(&self.dry_run(pipeline_config, Job::Train, machine, true)?, machine))
+    }
+
+    /// Runs a training of these settings with random weights on `device`, and measures its memory.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    pub fn measure(&self, pipeline_config: &PipelineConfig, device: Device) -> Result<Vec<Phase>> {
+        kernels::check(device)?;
+        kernels::set_mode(self.train.fused_kernels.kernels());
+        let mut meter = Measured::begin(device)?;
+        finetuning::encode(pipeline_config, self, device, &mut |phase| meter.begin(phase))?;
+        let build = || FinetuneDryRun::new(pipeline_config, self, device);
+        dry_run::dry_run(Job::Train, &self.train, &build, &mut meter)?;
+        meter.finish()
+    }
+
+    /// Images of an optimizer step.
+    pub fn effective_batch(&self) -> usize {
+        self.train.micro_batch * self.train.accumulation
+    }
+
+    /// The fastest settings with the same effective batch that leave `headroom_frac` of the machine free. Savings that
+    /// change results are used only if nothing fits without them, and smaller images (if they are permitted) last.
+    /// `None` if nothing fits.
+    ///
+    /// # Errors
+    /// Those of [`Self::dry_run`].
+    pub fn fitted(
+        &self,
+        pipeline_config: &PipelineConfig,
+        machine: &Machine,
+        headroom_frac: f64,
+        may_shrink: bool,
+    ) -> Result<Option<(Self, Plan)>> {
+        let size = self.finetune.image_size;
+        let smaller = SMALLER.into_iter().filter(|&side| may_shrink && side < size);
+        for side in std::iter::once(size).chain(smaller) {
+            let sized = self.with_sets(&format!("finetune.image_size={side}"))?;
+            let mut found = Vec::new();
+            for saving in FREE {
+                found.extend(sized.fastest_with(saving, pipeline_config, machine, headroom_frac)?);
+            }
+            if !found.is_empty() {
+                let seconds = |(_, plan): &(Self, Plan)| plan.time.map_or(0.0, |time| time.seconds);
+                return Ok(found.into_iter().min_by(|one, other| seconds(one).total_cmp(&seconds(other))));
+            }
+            let checkpointed = sized.with_sets(FREE[1])?;
+            for saving in COSTLY {
+                if let Some(found) = checkpointed.fastest_with(saving, pipeline_config, machine, headroom_frac)? {
+                    return Ok(Some(found));
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The largest micro-batch that fits with `saving`.
+    fn fastest_with(
+        &self,
+        saving: &str,
+        pipeline_config: &PipelineConfig,
+        machine: &Machine,
+        headroom_frac: f64,
+    ) -> Result<Option<(Self, Plan)>> {
+        let whole = self.effective_batch();
+        let divisors: Vec<usize> = (1..=whole).filter(|count| whole.is_multiple_of(*count)).collect();
+        let with = |micro_batch: usize| {
+            let steps_at_once = saving.contains("step_in_backward") && micro_batch < whole;
+            let sets = format!("train.micro_batch={micro_batch} train.accumulation={} {saving}", whole / micro_batch);
+            // a step of several micro-batches cannot update in the backward pass
+            (!steps_at_once).then(|| self.with_sets(&sets).ok()).flatten()
+        };
+        let fits = |number: usize| -> Result<bool> {
+            let Some(run) = with(divisors[number]) else { return Ok(false) };
+            let dry_run = run.dry_run(pipeline_config, Job::Train, machine, false)?;
+            Ok(search::has_headroom(&Plan::of(&dry_run, machine), headroom_frac))
+        };
+        let number = if saving.contains("step_in_backward") {
+            let last = divisors.len() - 1;
+            fits(last)?.then_some(last)
+        } else {
+            search::largest(0..=divisors.len() - 1, fits)?
+        };
+        let Some(run) = number.and_then(|number| with(divisors[number])) else { return Ok(None) };
+        let plan = run.plan(pipeline_config, machine)?;
+        Ok(Some((run, plan)))
+    }
+
+    /// Changes that save memory, each planned separately. Changes that do not affect results come first.
+    pub fn remedies(&self, pipeline_config: &PipelineConfig, machine: &Machine, plan: &Plan) -> Vec<Remedy> {
+        let mut changes: Vec<(String, String, bool)> = Vec::new();
+        for setting in Self::settings() {
+            if let Some((value, cost)) = setting.saving {
+                let keeps_results = setting.results != Results::Changes;
+                changes.push((format!("{}={value}", setting.key), cost.to_owned(), keeps_results));
+            }
+        }
+        if self.train.micro_batch > 1 {
+            let sets = format!("train.micro_batch=1 train.accumulation={}", self.effective_batch());
+            changes.push((sets, "the same effective batch in smaller parts".to_owned(), true));
+        }
+        if self.effective_batch() == 1 && !self.train.step_in_backward && self.train.precision != Precision::Fp16 {
+            let sets = "train.step_in_backward=true train.clip_norm=0".to_owned();
+            changes.push((sets, "each gradient is used at once, and none is clipped".to_owned(), false));
+        }
+        for side in SMALLER.into_iter().filter(|side| self.finetune.image_size > *side) {
+            changes.push((format!("finetune.image_size={side}"), "coarser images".to_owned(), false));
+        }
+        let mut found: Vec<Remedy> = Vec::new();
+        for (change, cost, keeps_results) in changes {
+            let Some(changed) = self.with_sets(&change).ok().filter(|changed| changed != self) else { continue };
+            let Ok(then) = changed.plan(pipeline_config, machine) else { continue };
+            let (device_peak, fits) = (then.device_peak, then.fits);
+            let saves = Bytes(plan.device_peak.0.saturating_sub(device_peak.0));
+            found.push(Remedy { change, saves, device_peak, fits, cost, keeps_results });
+        }
+        found.retain(|remedy| remedy.saves.0 > 0);
+        found.sort_by_key(|remedy| (!remedy.keeps_results, std::cmp::Reverse(remedy.saves)));
+        found
+    }
+}
+
+/// Settings as TOML for `prsmed augment finetune --config`, with their plan in comments.
+pub fn finetune_toml(run: &FinetuneRun, plan: &Plan) -> String {
+    let (device, bytes) = (&plan.budget.device, plan.budget.bytes);
+    commented(&format!("prsmed preset --task finetune for {device} ({bytes})."), run, plan)
+}
