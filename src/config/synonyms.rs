@@ -1,7 +1,7 @@
 //! Names of settings in other trainers: PyTorch examples, Hugging Face's `Trainer`, diffusers' scripts.
 
 /// Name in another trainer, setting of this program.
-const SYNONYMS: [(&str, &str); 62] = [
+const SYNONYMS: [(&str, &str); 72] = [
     ("batch_size", "train.micro_batch"),
     ("micro_batch_size", "train.micro_batch"),
     ("train_batch_size", "train.micro_batch"),
@@ -64,6 +64,16 @@ const SYNONYMS: [(&str, &str); 62] = [
     ("load_in_4bit", "model.quantization"),
     ("model_name_or_path", "model.base"),
     ("resolution", "model.image_size"),
+    ("batch_size_per_gpu", "train.micro_batch"),
+    ("compute_every_n_epochs", "train.validate_every_epochs"),
+    ("enable_cpu_offload", "train.offload_optimizer"),
+    ("zero_stage", "train.offload_optimizer"),
+    ("training_method", "finetune.method"),
+    ("snr_gamma", "finetune.min_snr_gamma"),
+    ("proportion_empty_prompts", "finetune.caption_dropout"),
+    ("eval_num_examples", "finetune.num_samples_for_metrics"),
+    ("eval_mmd_samples", "finetune.num_samples_for_metrics"),
+    ("eval_batch_size", "finetune.generation_batch_size"),
 ];
 
 /// The setting that `key` (`train.batch_size`, `lr`) means, by its name in other trainers.
@@ -75,7 +85,7 @@ pub(super) fn synonym(key: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Sources;
+    use crate::config::{FinetuneRun, RunConfig, Settings as _};
 
     #[test]
     fn names_of_other_trainers_are_understood() {
@@ -87,11 +97,12 @@ mod tests {
 
     #[test]
     fn every_synonym_leads_to_a_setting_and_is_none_itself() {
-        let settings = Sources { preset: Some("tiny".into()), ..Sources::default() }.resolve().expect("a preset");
+        let keys: Vec<&str> =
+            [RunConfig::settings(), FinetuneRun::settings()].concat().into_iter().map(|setting| setting.key).collect();
         for (other, own) in SYNONYMS {
-            assert!(settings.origins.contains_key(own), "`{own}` is no setting");
+            assert!(keys.contains(&own), "`{own}` is no setting");
             let (section, _) = own.split_once('.').expect("a dotted key");
-            assert!(!settings.origins.contains_key(&format!("{section}.{other}")), "`{other}` is a setting");
+            assert!(!keys.contains(&format!("{section}.{other}").as_str()), "`{other}` is a setting");
         }
     }
 }

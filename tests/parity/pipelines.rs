@@ -5,6 +5,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use prsmed::augment::finetune::network::Network;
+use prsmed::augment::finetune::{self, FinetuneConfig, Method};
 use prsmed::augment::pipeline::{Batch, Generator, Placement, PromptPair, encode_prompts, tokenize};
 use prsmed::augment::pipeline_config::{Part, PipelineConfig};
 use prsmed::augment::settings::{AugmentConfig, Decode, Mode, SamplerChoice};
@@ -255,4 +257,43 @@ fn an_old_autoencoder_is_read() {
     for (name, tensor) in tensors {
         assert_eq!(store.get(&name).unwrap(), tensor, "{name}");
     }
+}
+
+/// A text-to-image UNet that is converted to 9 channels first ignores the region, and a new ControlNet has the weights of
+/// the UNet's down path.
+#[test]
+fn new_networks_of_a_fine_tuning_begin_as_the_generator() {
+    let (root, ..) = folder("sd15");
+    let pipeline_config = PipelineConfig::open("", root.path(), None, "").unwrap();
+    let placement = Placement { device: Device::Cpu, kind: Kind::Float, seed: 3 };
+    let network = |mode, method| {
+        let config = FinetuneConfig { mode, method, ..FinetuneConfig::default() };
+        Network::new(&pipeline_config, &config, placement).unwrap()
+    };
+    let named = |network: &Network| -> BTreeMap<String, Tensor> {
+        network.parameters().into_iter().map(|parameter| (parameter.name, parameter.tensor)).collect()
+    };
+    let plain = named(&network(finetune::Mode::Images, Method::Full));
+    let wide = named(&network(finetune::Mode::Inpaint, Method::Full));
+    assert!(plain.keys().eq(wide.keys()));
+    for (name, tensor) in &wide {
+        if name == "conv_in.weight" {
+            assert_eq!(tensor.size()[1], 9);
+            assert!(tensor.narrow(1, 0, 4).equal(&plain[name]), "the first channels are the generator's");
+            assert_eq!(tensor.narrow(1, 4, 5).abs().max().double_value(&[]), 0.0);
+        } else {
+            assert!(tensor.equal(&plain[name]), "{name}");
+        }
+    }
+    let control = named(&network(finetune::Mode::MaskToImage, Method::Lora));
+    let own = control.iter().filter_map(|(name, tensor)| {
+        plain.get(name.strip_prefix("controlnet.").expect("only the ControlNet is trained")).map(|unet| (unet, tensor))
+    });
+    let copied: Vec<bool> = own.map(|(unet, tensor)| unet.equal(tensor)).collect();
+    assert!(copied.len() > 50 && copied.iter().all(|is_equal| *is_equal), "{} tensors", copied.len());
+    let is_zero = |name: &str| control[name].abs().max().double_value(&[]) == 0.0;
+    assert!(
+        is_zero("controlnet.controlnet_mid_block.weight")
+            && is_zero("controlnet.controlnet_cond_embedding.conv_out.weight")
+    );
 }

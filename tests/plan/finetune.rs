@@ -33,7 +33,7 @@ fn draw_settings(rng: &mut ChaCha8Rng) -> Vec<String> {
         one("train.offload_optimizer", &["false", "true"]),
         one("train.step_in_backward", &["false", "true"]),
     ];
-    sets.push(one("finetune.num_samples_for_metrics", &["0", "8"]));
+    sets.push(one("finetune.num_samples_for_metrics", &["0", "0", "8"]));
     sets.push(one("finetune.generation_batch_size", &["1", "2"]));
     sets.push(one("finetune.guidance_scale", &["1.0", "4.0"]));
     if sets.contains(&"finetune.mode=mask_to_image".to_owned()) {

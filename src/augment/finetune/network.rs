@@ -170,7 +170,11 @@ impl Network {
         let mut saved = Vec::new();
         match (&self.beside, &self.control_sizes) {
             (Some(store), Some(sizes)) => {
-                let sizes = class(value(serde_json::to_value(sizes)), "ControlNetModel");
+                let mut sizes = class(value(serde_json::to_value(sizes)), "ControlNetModel");
+                // sizes of the UNet's decoder, which a ControlNet does not have
+                for key in ["sample_size", "out_channels", "up_block_types"] {
+                    sizes.as_object_mut().expect("an object").remove(key);
+                }
                 saved.push(in_folder(CONTROLNET_FOLDER, tensors(store.entries()), sizes));
             }
             (Some(store), None) => {

@@ -186,3 +186,35 @@ fn samples_are_made_and_measured_at_each_validation() {
         assert!(bytes.iter().all(|&later| later == bytes[0]), "memory grows: {bytes:?}");
     }
 }
+
+/// Files for diffusers are compared with diffusers itself: every tensor is used, none is missing, all values are equal.
+#[test]
+#[ignore = "needs scripts/setup --checks"]
+fn python_reads_the_fine_tuned_networks() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let whole = path("finetuned-for-python-whole");
+    done(&mut finetune(&whole, &["--method", "full"]));
+    let sizes = whole.join("best/unet/config.json");
+    let cases: [(&str, &[&str], &[&str]); 4] = [
+        ("whole", &["--method", "full", "--mode", "inpaint"], &["unet: 304 tensors"]),
+        ("lora", &[], &["LoRA: 96 tensors"]),
+        ("lora-inpaint", &["--mode", "inpaint", "--set", "finetune.targets=to_q,ff.net.2"], &["LoRA: "]),
+        (
+            "control",
+            &["--mode", "mask_to_image", "--set", "finetune.unlock_decoder=true"],
+            &["unet: 304 tensors", "controlnet: 178 tensors"],
+        ),
+    ];
+    for (name, more, expected) in cases {
+        let out = path(&format!("finetuned-for-python-{name}-files"));
+        done(&mut finetune(&out, more));
+        let mut python = Command::new(root.join(".venv/bin/python"));
+        python.env("PYTHONPATH", root.join(".tools/diffusers")).arg(root.join("scripts/generator_interop_check.py"));
+        let output = python.arg(out.join("best")).arg(&sizes).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success(), "{name}: {said}{}", String::from_utf8_lossy(&output.stderr));
+        for line in expected {
+            assert!(said.contains(line), "{name}: {said}");
+        }
+    }
+}

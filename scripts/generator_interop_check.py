@@ -1,0 +1,59 @@
+"""Checks that diffusers loads what `prsmed augment finetune` writes: every tensor is used, none is missing, and all values
+are equal.
+
+    generator_interop_check.py CHECKPOINT UNET_CONFIG
+
+CHECKPOINT has `unet/` (all weights), `controlnet/` or `pytorch_lora_weights.safetensors`; the LoRA is loaded into a UNet
+with the sizes of UNET_CONFIG. Prints a line for each; exits with code 1 and the reason if something differs.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import torch
+from diffusers import ControlNetModel, UNet2DConditionModel
+from safetensors.torch import load_file
+
+
+def compare(own, theirs, what):
+    """Refuses names that differ and values that are not equal."""
+    missing, more = sorted(set(own) - set(theirs)), sorted(set(theirs) - set(own))
+    if missing or more:
+        raise SystemExit(f"{what}: diffusers lacks {missing[:3]} and has {more[:3]} in addition")
+    differing = [name for name in own if not torch.equal(own[name].float(), theirs[name].detach().float().cpu())]
+    if differing:
+        raise SystemExit(f"{what}: other values: {differing[:3]}")
+    print(f"{what}: {len(own)} tensors")
+
+
+def network(folder, kind):
+    model, info = kind.from_pretrained(folder, output_loading_info=True)
+    if any(info.values()):
+        raise SystemExit(f"{folder}: {info}")
+    compare(load_file(folder / "diffusion_pytorch_model.safetensors"), model.state_dict(), str(folder.name))
+
+
+def lora(path, config):
+    unet = UNet2DConditionModel.from_config({**json.loads(config.read_text()), "_class_name": "UNet2DConditionModel"})
+    own = load_file(path)
+    unet.load_lora_adapter(own, prefix="unet", adapter_name="own")
+    theirs = {"unet." + name.replace(".own.", "."): value for name, value in unet.state_dict().items() if "lora_" in name}
+    compare(own, theirs, "LoRA")
+
+
+def main():
+    folder, config = Path(sys.argv[1]), Path(sys.argv[2])
+    if (folder / "unet").is_dir():
+        network(folder / "unet", UNet2DConditionModel)
+    if (folder / "controlnet").is_dir():
+        network(folder / "controlnet", ControlNetModel)
+    if (folder / "pytorch_lora_weights.safetensors").exists():
+        lora(folder / "pytorch_lora_weights.safetensors", config)
+
+
+if __name__ == "__main__":
+    main()
