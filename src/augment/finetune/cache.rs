@@ -323,7 +323,7 @@ impl Encoding<'_> {
             sum.wrapping_mul(31).wrapping_add(u64::from(value))
         });
         let mut rng = rng::stream(self.placement.seed, "finetune region", &[sum, number as u64]);
-        let region = frame.mask_to_model(&masks::region(number, image, mask, frame, &mut rng)?)?;
+        let region = frame.mask_to_model(&masks::region(number, image, mask, frame, &mut rng))?;
         let (size, cells) = (self.image_size, self.cells());
         guard::guard(|| {
             no_grad(|| {
@@ -397,7 +397,8 @@ pub fn dry_run(
     {
         let (vae, _store) = autoencoder(pipeline_config, placement)?;
         let bytes = blank([image_size, image_size, 3], Kind::Uint8, input_device(placement.device));
-        guard::guard(|| Ok(no_grad(|| drop(distribution(&vae, &bytes, None, pipeline_config, placement.device)))))?;
+        let _latents =
+            guard::guard(|| Ok(no_grad(|| distribution(&vae, &bytes, None, pipeline_config, placement.device))))?;
     }
     return_memory(placement.device)
 }

@@ -194,6 +194,6 @@ impl DryRunTask for FinetuneDryRun {
     /// One validation pass: the generator has no prediction of its own.
     fn predict(&self) -> Result<()> {
         let batch = self.batch(1, false);
-        guard::guard(|| Ok(no_grad(|| drop(self.denoiser.loss_sum(&batch, Pass::default())))))
+        guard::guard(|| Ok(no_grad(|| self.denoiser.loss_sum(&batch, Pass::default())))).map(drop)
     }
 }

@@ -1,7 +1,6 @@
 //! Regions that an inpainting network learns to fill: the lesion with a rim, the lesion moved and bent, and random
 //! shapes, which also make it fill regions without a lesion.
 
-use crate::Result;
 use crate::augment::inpaint_mask::{Frame, dilate, field_of_view};
 use crate::augment::mask_bank::{SourceMaskOptions, place_mask};
 use image::{GrayImage, Luma, RgbImage};
@@ -17,29 +16,26 @@ const HALF_AXIS_FRAC: std::ops::Range<f64> = 0.05..0.25;
 /// Region `number` of an image, at its size, 0 or 255. `label` is the lesion mask (0 or 255). Numbers take turns: 0 is
 /// the lesion with a rim, 1 the lesion at another place, 2 a random shape. An image without a lesion gets random
 /// shapes only.
-///
-/// # Errors
-/// [`crate::Error::Shape`] if `label` and `frame` differ in size.
 pub(super) fn region(
     number: usize,
     image: &RgbImage,
     label: &GrayImage,
     frame: &Frame,
     rng: &mut impl Rng,
-) -> Result<GrayImage> {
+) -> GrayImage {
     let is_empty = label.iter().all(|&value| value == 0);
     if is_empty || number % 3 == 2 {
-        return Ok(random_shape(label.dimensions(), rng));
+        return random_shape(label.dimensions(), rng);
     }
     if number % 3 == 1 {
         let field = field_of_view(image);
         // a lesion that fits nowhere else stays where it is
         if let Ok(placed) = place_mask(label, "", &field, &SourceMaskOptions::default(), rng) {
-            return Ok(placed.mask);
+            return placed.mask;
         }
     }
     let rim = rng.random_range(0.0..=RIM_MAX_PX) * frame.pixels_per_model_pixel();
-    Ok(dilate(label, rim))
+    dilate(label, rim)
 }
 
 /// One to three turned ellipses.
@@ -81,15 +77,15 @@ mod tests {
         });
         let mut rng = ChaCha8Rng::seed_from_u64(4);
         for _ in 0..20 {
-            let rimmed = region(3, &image, &label, &frame, &mut rng).unwrap();
+            let rimmed = region(3, &image, &label, &frame, &mut rng);
             assert!(label.iter().zip(rimmed.iter()).all(|(inside, region)| region >= inside), "covers the lesion");
-            let moved = region(1, &image, &label, &frame, &mut rng).unwrap();
+            let moved = region(1, &image, &label, &frame, &mut rng);
             let ratio = area(&moved) as f64 / area(&label) as f64;
             assert!((0.2..4.0).contains(&ratio) && moved != label, "a lesion of similar size elsewhere: {ratio}");
-            let shape = region(2, &image, &label, &frame, &mut rng).unwrap();
+            let shape = region(2, &image, &label, &frame, &mut rng);
             assert!(area(&shape) > 0 && area(&shape) < 96 * 64);
         }
         let empty = GrayImage::new(96, 64);
-        assert!(area(&region(0, &image, &empty, &frame, &mut rng).unwrap()) > 0, "there is always a region to fill");
+        assert!(area(&region(0, &image, &empty, &frame, &mut rng)) > 0, "there is always a region to fill");
     }
 }

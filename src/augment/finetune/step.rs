@@ -78,6 +78,7 @@ pub struct NoisyLatents {
 
 impl NoisyLatents {
     /// This batch with `change(tensor)` in place of each tensor.
+    #[must_use]
     pub fn map(&self, items: Vec<usize>, change: &mut dyn FnMut(&Tensor) -> Tensor) -> Self {
         Self {
             clean: change(&self.clean),
