@@ -418,7 +418,7 @@ pub(super) fn accept(plan: Plan, suggest: Suggest, context: &Context) -> Result<
     let remedies = suggest();
     context.progress.on(&Event::Note(remedy_lines(&remedies)));
     let helps = remedies.iter().find(|remedy| remedy.fits).map_or_else(
-        || "`prsmed preset` searches for settings that fit".to_owned(),
+        || "`prsmed preset` (for a fine-tuning with `--task finetune`) searches for settings that fit".to_owned(),
         |remedy| format!("`{}` fits", remedy.flags()),
     );
     let hint = format!("{helps}; `--no-plan` skips this check");

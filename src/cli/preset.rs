@@ -1,6 +1,6 @@
 //! `prsmed preset`: searches for the fastest settings that fit a GPU.
 
-use super::augment::args::planned_finetuned_config;
+use super::augment::args::{finetune_changes, planned_finetuned_config};
 use super::context::Context;
 use super::plan::{MachineArgs, SettingsArgs};
 use super::report::Outcome;
@@ -207,7 +207,7 @@ fn finetune(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     };
     let toml = finetune_toml(&fitted, &plan);
     context.output.line(&toml)?;
-    let notes = std::iter::once(plan.table()).chain(super::augment::finetune::changed_notes(&run, &fitted));
+    let notes = std::iter::once(plan.table()).chain(finetune_changes(&run, &fitted));
     context.progress.on(&Event::Note(notes.collect::<Vec<_>>().join("\n")));
     context
         .output

@@ -110,15 +110,22 @@ impl FinetuneRun {
         let smaller = SMALLER.into_iter().filter(|&side| may_shrink && side < size);
         for side in std::iter::once(size).chain(smaller) {
             let sized = self.with_sets(&format!("finetune.image_size={side}"))?;
-            let mut found = Vec::new();
-            for saving in FREE {
-                found.extend(sized.fastest_with(saving, pipeline_config, machine, headroom_frac)?);
+            // samples one by one: that costs the training nothing
+            let one_by_one = sized.with_sets("finetune.generation_batch_size=1")?;
+            for run in [&sized, &one_by_one] {
+                let mut found = Vec::new();
+                for saving in FREE {
+                    found.extend(run.fastest_with(saving, pipeline_config, machine, headroom_frac)?);
+                }
+                if !found.is_empty() {
+                    let seconds = |(_, plan): &(Self, Plan)| plan.time.map_or(0.0, |time| time.seconds);
+                    return Ok(found.into_iter().min_by(|one, other| seconds(one).total_cmp(&seconds(other))));
+                }
+                if self.finetune.num_samples_for_metrics == 0 {
+                    break;
+                }
             }
-            if !found.is_empty() {
-                let seconds = |(_, plan): &(Self, Plan)| plan.time.map_or(0.0, |time| time.seconds);
-                return Ok(found.into_iter().min_by(|one, other| seconds(one).total_cmp(&seconds(other))));
-            }
-            let checkpointed = sized.with_sets(FREE[1])?;
+            let checkpointed = one_by_one.with_sets(FREE[1])?;
             for saving in COSTLY {
                 if let Some(found) = checkpointed.fastest_with(saving, pipeline_config, machine, headroom_frac)? {
                     return Ok(Some(found));

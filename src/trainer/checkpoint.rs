@@ -28,6 +28,12 @@ pub struct Progress {
     /// The last scores that have an interval.
     #[serde(default)]
     pub scores: Vec<f64>,
+    /// What the scores measure. Scores of different kinds are not compared.
+    #[serde(default)]
+    pub score_kind: String,
+    /// True if a validation after the last step was due and was interrupted.
+    #[serde(default)]
+    pub unvalidated: bool,
     /// The loss scaler.
     pub scaler: Scaler,
     /// Steps of one epoch at the time of saving; another number means other data or batch sizes.

@@ -21,9 +21,9 @@ settings! {
         checkpoint_every_steps: u64 = 500, results(Same), resume(Free);
         /// Validate every so many epochs; 0 = never. The best validated weights are saved in `best/`.
         validate_every_epochs: u64 = 1, results(Same), resume(Free);
-        /// Stop early after this many validations without a better score; 0 = never. If the score has a known uncertainty
-        /// (samples of a fine-tuning), stop when a line through this many scores, at least 8, has grown by less than the
-        /// half width of the score's interval, with 95 % confidence.
+        /// Stop early after this many validations without a better score; 0 = never. The samples of a fine-tuning give a
+        /// score with noise: then stop when a line through this many scores, at least 8, has with 95 % confidence grown by
+        /// less than what two of them must differ by to be told apart.
         patience: u64 = 0, results(Changes), resume(Free);
         /// Peak learning rate.
         learning_rate: f64 = 1e-4, results(Changes), resume(Warn), range(0.0..);

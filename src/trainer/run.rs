@@ -113,6 +113,11 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
     let phase = Event::Started { phase: "train".into(), total: engine.total_steps, unit: "steps" };
     session.observer.on(&phase);
     let mut stopped_early = false;
+    if engine.progress.unvalidated {
+        let (step, total) = (engine.progress.step, engine.total_steps);
+        stopped_early = engine.validate((step - 1) / steps_per_epoch, step >= total)?;
+        engine.save("last")?;
+    }
     engine.begin_interval();
     while engine.progress.step < engine.total_steps && !stopped_early {
         let epoch = engine.progress.step / steps_per_epoch;
@@ -130,7 +135,11 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
             let settled = guard::guard(|| engine.settle());
             settled.or_else(|error| engine.rescue(error))?;
             if epoch_ended {
-                stopped_early = engine.validate(epoch, ended)?;
+                stopped_early = match engine.validate(epoch, ended) {
+                    Ok(stops) => stops,
+                    // the steps are saved, and a resumed run validates first
+                    Err(error) => return engine.rescue(error).map(|()| Outcome::default()),
+                };
             }
             let interrupted = interrupted || session.interrupt.load(Ordering::SeqCst);
             if ended || stopped_early || interrupted {
@@ -187,6 +196,8 @@ impl<'a, T: Task> Engine<'a, T> {
             best_score: None,
             without_gain: 0,
             scores: Vec::new(),
+            score_kind: String::new(),
+            unvalidated: false,
             scaler: stepper.scaler.clone(),
             steps_per_epoch,
         };
@@ -461,14 +472,25 @@ impl<'a, T: Task> Engine<'a, T> {
 
     fn validate_and_keep(&mut self) -> Result<bool> {
         let session = self.session;
+        self.progress.unvalidated = true;
         let validation = guard::guard(|| no_grad(|| self.task.validate(session.observer)))?;
+        self.progress.unvalidated = false;
         self.profile.end(self.progress.step)?;
         let Some(Validation { score, values, pictures }) = validation else { return Ok(false) };
         self.records.validation(self.progress.step, &values)?;
         for picture in &pictures {
             self.keep_picture(picture)?;
         }
-        let Score { value: score, half_width } = score;
+        let Score { value: score, is_noisy, kind } = score;
+        if self.progress.score_kind != kind {
+            if let Some(best) = self.progress.best_score.take() {
+                let text =
+                    format!("scores from now on measure something else; the best so far ({best}) is not compared");
+                session.observer.on(&Event::Warning(text));
+            }
+            (self.progress.without_gain, self.progress.score_kind) = (0, kind.to_owned());
+            self.progress.scores.clear();
+        }
         session.observer.on(&Event::Validated { step: self.progress.step, values });
         if self.progress.best_score.is_none_or(|best| score > best) {
             let before = self.progress.best_score.replace(score);
@@ -481,14 +503,14 @@ impl<'a, T: Task> Engine<'a, T> {
             self.progress.without_gain += 1;
         }
         let patience = session.config.patience;
-        let Some(half_width) = half_width else {
+        if !is_noisy {
             return Ok(patience > 0 && self.progress.without_gain >= patience);
-        };
+        }
         let scores = &mut self.progress.scores;
         scores.push(score);
         scores.drain(..scores.len().saturating_sub(MOST_SCORES));
         let window = usize::try_from(patience).unwrap_or(usize::MAX).min(MOST_SCORES);
-        Ok(patience > 0 && plateau::has_stalled(scores, window, half_width))
+        Ok(patience > 0 && plateau::has_stalled(scores, window))
     }
 
     /// Writes a picture into the run folder and to TensorBoard. A full disk is a warning.

@@ -26,9 +26,11 @@ pub struct Validation {
 pub struct Score {
     /// Its value.
     pub value: f64,
-    /// Half the width of its 95 % interval. If it is known, a training stops early when the score has stopped growing,
-    /// and not because of a few low values.
-    pub half_width: Option<f64>,
+    /// True for an estimate that varies from one validation to the next without a reason. A training then stops early
+    /// when the score has stopped growing, and not because of a few low values.
+    pub is_noisy: bool,
+    /// What it measures; scores of different kinds are not compared.
+    pub kind: &'static str,
 }
 
 /// An image that shows the state of a training.
@@ -42,7 +44,7 @@ pub struct Picture {
 
 impl From<f64> for Score {
     fn from(value: f64) -> Self {
-        Self { value, half_width: None }
+        Self { value, is_noisy: false, kind: "" }
     }
 }
 

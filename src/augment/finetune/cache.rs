@@ -20,13 +20,14 @@ use crate::units::Bytes;
 use crate::{Error, Result, files};
 use image::{GrayImage, RgbImage};
 use rayon::prelude::*;
+use serde_json::json;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Layout of the files.
-const FORMAT: &str = "1";
+const FORMAT: &str = "2";
 
 /// An image with its mask.
 #[derive(Debug, Clone, Copy)]
@@ -92,6 +93,8 @@ pub struct Cache {
 struct Missing {
     /// Number of the image.
     image: usize,
+    /// Seed of its regions: from the content of image and mask.
+    seed: u64,
     /// File of its latents, if that is missing.
     latents: Option<PathBuf>,
     /// Numbers and files of its conditions that are missing.
@@ -126,6 +129,7 @@ impl Cache {
         let missing: Vec<Missing> = (0..images.len())
             .map(|image| Missing {
                 image,
+                seed: u64::from_str_radix(&sums[image][..16], 16).unwrap_or_default(),
                 latents: Some(latents[image].clone()).filter(|path| !is_whole(path)),
                 conditions: conditions[image].iter().cloned().enumerate().filter(|(_, path)| !is_whole(path)).collect(),
             })
@@ -183,7 +187,9 @@ impl Encoding<'_> {
     fn path(&self, folder: &Path, what: &str, parts: &[&str]) -> PathBuf {
         let mut hash = Sha256::new();
         // weights that are not loaded depend on the seed
-        let weights = format!("{} {} {:?}", self.model_sha256, self.placement.seed, self.placement.kind);
+        let Self { pipeline_config, .. } = self;
+        let sizes = json!([pipeline_config.vae, pipeline_config.texts, pipeline_config.zero_without_negative]);
+        let weights = format!("{} {} {:?} {sizes}", self.model_sha256, self.placement.seed, self.placement.kind);
         for part in [FORMAT, what, &weights].iter().chain(parts) {
             hash.update((part.len() as u64).to_le_bytes());
             hash.update(part);
@@ -262,7 +268,7 @@ impl Encoding<'_> {
                 write_safetensors(path, &tensors, &BTreeMap::new())?;
             }
             for (number, path) in &missing.conditions {
-                let condition = self.encode_condition(&vae, &framed, *number)?;
+                let condition = self.encode_condition(&vae, &framed, (missing.seed, *number))?;
                 write_safetensors(path, &[("condition", &condition)], &BTreeMap::new())?;
             }
             self.observer.on(&Event::Advanced { done: done as u64 + 1 });
@@ -312,22 +318,22 @@ impl Encoding<'_> {
         })
     }
 
-    fn encode_condition(&self, vae: &Vae, framed: &Framed, number: usize) -> Result<Tensor> {
+    fn encode_condition(&self, vae: &Vae, framed: &Framed, (seed, number): (u64, usize)) -> Result<Tensor> {
         let Framed { image, mask, frame, lesion, .. } = framed;
         if self.condition == Condition::Mask {
             return guard::guard(|| Ok(self.plane(lesion).to_kind(Kind::Uint8)));
         }
         // the same region for the same image, wherever it is in the data
-        let (width, height) = image.dimensions();
-        let sum = mask.iter().fold(u64::from(width) << 32 | u64::from(height), |sum, &value| {
-            sum.wrapping_mul(31).wrapping_add(u64::from(value))
-        });
-        let mut rng = rng::stream(self.placement.seed, "finetune region", &[sum, number as u64]);
+        let mut rng = rng::stream(self.placement.seed, "finetune region", &[seed, number as u64]);
         let region = frame.mask_to_model(&masks::region(number, image, mask, frame, &mut rng))?;
+        let whole = frame.mask_to_model(&GrayImage::from_pixel(mask.width(), mask.height(), image::Luma([1])))?;
         let (size, cells) = (self.image_size, self.cells());
         guard::guard(|| {
             no_grad(|| {
                 let touched = self.plane(&region).adaptive_max_pool2d([cells, cells]).0;
+                // padding is always repainted, as in the generation of pairs
+                let inside = self.plane(&whole).adaptive_max_pool2d([cells, cells]).0;
+                let touched = touched.maximum(&(1.0 - inside));
                 let keep = 1.0 - touched.unsqueeze(0).upsample_nearest2d([size, size], None, None);
                 let (bytes, device) = (self.bytes(framed), self.placement.device);
                 let (mean, _) = distribution(vae, &bytes, Some(&keep), self.pipeline_config, device);

@@ -183,7 +183,10 @@ impl Task for FinetuneDryRun {
 
 impl DryRunTask for FinetuneDryRun {
     fn example(&self, _seen: bool) -> NoisyLatents {
-        self.batch(self.denoiser.engine.micro_batch, true)
+        let batch = self.batch(self.denoiser.engine.micro_batch, true);
+        let _category = ledger::enter(ledger::Category::Inputs);
+        // the training sends its micro-batches before the first pass
+        batch.map(batch.items.clone(), &mut |tensor| tensor.to_device(self.denoiser.device))
     }
 
     /// The whole effective batch is read before its first pass.

@@ -1,11 +1,13 @@
-//! Regions that an inpainting network learns to fill: the lesion with a rim, the lesion moved and bent, and random
-//! shapes, which also make it fill regions without a lesion.
+//! Regions that an inpainting network learns to fill: the lesion with a rim, the lesion moved and bent, random
+//! shapes, which also make it fill regions without a lesion, and everything but the lesion.
 
 use crate::augment::inpaint_mask::{Frame, dilate, field_of_view};
 use crate::augment::mask_bank::{SourceMaskOptions, place_mask};
 use image::{GrayImage, Luma, RgbImage};
 use rand::Rng;
 
+/// Kinds of regions.
+const KINDS: usize = 4;
 /// Widest rim around a lesion, in model pixels.
 const RIM_MAX_PX: f64 = 16.0;
 /// Most ellipses of a random shape.
@@ -14,8 +16,8 @@ const ELLIPSES_MAX: usize = 3;
 const HALF_AXIS_FRAC: std::ops::Range<f64> = 0.05..0.25;
 
 /// Region `number` of an image, at its size, 0 or 255. `label` is the lesion mask (0 or 255). Numbers take turns: 0 is
-/// the lesion with a rim, 1 the lesion at another place, 2 a random shape. An image without a lesion gets random
-/// shapes only.
+/// the lesion with a rim, 1 the lesion at another place, 2 a random shape, 3 everything but the lesion with a rim. An
+/// image without a lesion gets random shapes only.
 pub(super) fn region(
     number: usize,
     image: &RgbImage,
@@ -24,10 +26,10 @@ pub(super) fn region(
     rng: &mut impl Rng,
 ) -> GrayImage {
     let is_empty = label.iter().all(|&value| value == 0);
-    if is_empty || number % 3 == 2 {
+    if is_empty || number % KINDS == 2 {
         return random_shape(label.dimensions(), rng);
     }
-    if number % 3 == 1 {
+    if number % KINDS == 1 {
         let field = field_of_view(image);
         // a lesion that fits nowhere else stays where it is
         if let Ok(placed) = place_mask(label, "", &field, &SourceMaskOptions::default(), rng) {
@@ -35,7 +37,11 @@ pub(super) fn region(
         }
     }
     let rim = rng.random_range(0.0..=RIM_MAX_PX) * frame.pixels_per_model_pixel();
-    dilate(label, rim)
+    let mut region = dilate(label, rim);
+    if number % KINDS == 3 {
+        region.iter_mut().for_each(|value| *value = 255 - *value);
+    }
+    region
 }
 
 /// One to three turned ellipses.
@@ -77,11 +83,17 @@ mod tests {
         });
         let mut rng = ChaCha8Rng::seed_from_u64(4);
         for _ in 0..20 {
-            let rimmed = region(3, &image, &label, &frame, &mut rng);
+            let rimmed = region(4, &image, &label, &frame, &mut rng);
             assert!(label.iter().zip(rimmed.iter()).all(|(inside, region)| region >= inside), "covers the lesion");
             let moved = region(1, &image, &label, &frame, &mut rng);
             let ratio = area(&moved) as f64 / area(&label) as f64;
             assert!((0.2..4.0).contains(&ratio) && moved != label, "a lesion of similar size elsewhere: {ratio}");
+            let rest = region(3, &image, &label, &frame, &mut rng);
+            assert!(
+                label.iter().zip(rest.iter()).all(|(inside, region)| *inside == 0 || *region == 0),
+                "spares the lesion"
+            );
+            assert!(area(&rest) > 96 * 64 / 2);
             let shape = region(2, &image, &label, &frame, &mut rng);
             assert!(area(&shape) > 0 && area(&shape) < 96 * 64);
         }

@@ -86,7 +86,10 @@ impl Network {
 
     fn add_controlnet(&mut self, pipeline_config: &PipelineConfig, placement: Placement) -> Result<()> {
         let loaded = pipeline_config.controlnet.clone();
-        let sizes = loaded.clone().unwrap_or_else(|| controlnet::Config::of(self.sizes.clone()));
+        let sizes = match &loaded {
+            Some(sizes) => sizes.clone(),
+            None => new_controlnet(&self.sizes, pipeline_config.vae.downscale())?,
+        };
         let is_read = loaded.is_some() && pipeline_config.weights != Weights::Random;
         let store =
             Store::new(StoreOptions { device: placement.device, frozen_kind: placement.kind, initialise: !is_read });
@@ -232,6 +235,19 @@ impl Network {
         }
         Ok(())
     }
+}
+
+/// Sizes of a new ControlNet for a UNet whose latents are `downscale` times as narrow as the image.
+fn new_controlnet(sizes: &unet::Config, downscale: i64) -> Result<controlnet::Config> {
+    let mut config = controlnet::Config::of(sizes.clone());
+    let channels = &mut config.conditioning_embedding_out_channels;
+    // each entry after the first halves the image
+    channels.truncate(usize::try_from(downscale.ilog2()).unwrap_or(0) + 1);
+    if 1 << (channels.len() - 1) != downscale {
+        let reason = format!("its autoencoder has {downscale} pixels a latent; a new ControlNet needs 1, 2, 4 or 8");
+        return Err(Error::config("finetune.model", reason, "start from a ControlNet with `finetune.controlnet`"));
+    }
+    Ok(config)
 }
 
 /// Sizes of the UNet in training: those of the generator, or of its conversion to inpainting.

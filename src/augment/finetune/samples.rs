@@ -5,6 +5,7 @@
 
 use super::cache::{Cache, autoencoder};
 use super::step::Denoiser;
+use crate::augment::inpaint_mask::Frame;
 use crate::augment::pipeline::{Embedding, Placement, bytes, on};
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::quality::{FeatureSource, QualityReport};
@@ -16,10 +17,12 @@ use crate::models::diffusion::vae::Vae;
 use crate::tensor::{Device, Kind, META, Tensor, dims, guard, ledger, memory, meta, module_path, no_grad, rng};
 use crate::trainer::{Picture, Score};
 use crate::{Error, Result, files};
-use image::RgbImage;
+use image::{RgbImage, imageops};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Images on a grid.
 const SHOWN: usize = 24;
@@ -41,6 +44,8 @@ pub struct Quality {
     pub extract: Extract,
     /// The classes of the training images.
     pub classes: Vec<Class>,
+    /// Set by Ctrl-C: the pass ends with [`Error::Interrupted`].
+    pub interrupt: Arc<AtomicBool>,
 }
 
 /// A class of images.
@@ -64,6 +69,8 @@ pub struct Request {
     pub negative: usize,
     /// Seed of its noise.
     pub seed: u64,
+    /// The place of that image in the square: only this part of the sample was trained.
+    pub frame: Frame,
 }
 
 /// A measured pass.
@@ -104,12 +111,12 @@ impl Quality {
         let mut done = 0;
         {
             let (vae, _store) = autoencoder(&self.pipeline_config, placement(denoiser))?;
-            for class in &self.classes {
-                for (number, image) in self.images(class, denoiser, cache, &vae, &mut |count| {
+            for (index, class) in self.classes.iter().enumerate() {
+                for (number, image) in self.images(class, (denoiser, cache, &vae), observer, &mut |count| {
                     done += count;
                     observer.on(&Event::Advanced { done: done as u64 });
                 })? {
-                    let path = self.folder.join(format!("{}-{number:03}.png", file_name(&class.modality)));
+                    let path = self.folder.join(format!("{index:02}-{}-{number:03}.png", file_name(&class.modality)));
                     crate::data::sheet::save(&image.clone().into(), &path)?;
                     if number < SHOWN.div_ceil(self.classes.len()) {
                         let (name, notes) = (class.modality.clone(), String::new());
@@ -143,23 +150,33 @@ impl Quality {
     fn images(
         &self,
         class: &Class,
-        denoiser: &Denoiser,
-        cache: &Cache,
-        vae: &Vae,
+        (denoiser, cache, vae): (&Denoiser, &Cache, &Vae),
+        observer: &dyn Observer,
         advance: &mut dyn FnMut(usize),
     ) -> Result<Vec<(usize, RgbImage)>> {
         let mut images = Vec::new();
         let mut most = denoiser.config.generation_batch_size.max(1);
         while images.len() < class.samples.len() {
+            if self.interrupt.load(Ordering::SeqCst) {
+                return Err(Error::Interrupted);
+            }
             let first = images.len();
             let requests = &class.samples[first..class.samples.len().min(first + most)];
             let conditions = Conditions::read(requests, denoiser, cache)?;
             let made =
                 guard::guard(|| no_grad(|| generate(denoiser, &self.pipeline_config, vae, &conditions, usize::MAX)));
             match made {
-                Err(Error::OutOfMemory { .. }) if most > 1 => most /= 2,
+                Err(Error::OutOfMemory { .. }) if most > 1 => {
+                    most /= 2;
+                    memory::clear_failure();
+                    memory::release_cache(denoiser.device)?;
+                    let text = format!("memory ran out: samples are made in batches of {most}");
+                    observer.on(&Event::Warning(text));
+                }
                 made => {
-                    images.extend(pictures(&made?).into_iter().enumerate().map(|(i, image)| (first + i, image)));
+                    let cut =
+                        pictures(&made?).into_iter().zip(requests).map(|(image, request)| inner(&image, request.frame));
+                    images.extend(cut.enumerate().map(|(i, image)| (first + i, image)));
                     advance(requests.len());
                 }
             }
@@ -269,6 +286,12 @@ fn pictures(bytes: &Tensor) -> Vec<RgbImage> {
     each.map(|pixels| RgbImage::from_raw(width, height, pixels).expect("three bytes for each pixel")).collect()
 }
 
+/// The part of a square that shows the image, without the padding.
+fn inner(square: &RgbImage, frame: Frame) -> RgbImage {
+    let (left, top) = frame.offset;
+    imageops::crop_imm(square, left, top, frame.inner.0, frame.inner.1).to_image()
+}
+
 /// A class as a part of a file's name.
 fn file_name(modality: &str) -> String {
     modality.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect()
@@ -281,8 +304,7 @@ fn memory_line(what: &str, device: Device, observer: &dyn Observer) {
     }
 }
 
-/// Values for the records, and the score: minus the mean of the kernel distances of the classes, with the half width of
-/// its 95 % interval.
+/// Values for the records, and the score: minus the mean of the kernel distances of the classes.
 fn summary(report: &QualityReport) -> Result<(Vec<(String, f64)>, Score)> {
     let mut values = Vec::new();
     let (mut sum, mut variance, mut count) = (0.0, 0.0, 0.0);
@@ -304,5 +326,5 @@ fn summary(report: &QualityReport) -> Result<(Vec<(String, f64)>, Score)> {
     }
     let (kid, half) = (sum / count, f64::sqrt(variance) / count);
     values.extend([("kid".to_owned(), kid), ("kid_low".to_owned(), kid - half), ("kid_high".to_owned(), kid + half)]);
-    Ok((values, Score { value: -kid, half_width: Some(half) }))
+    Ok((values, Score { value: -kid, is_noisy: true, kind: "KID" }))
 }

@@ -49,29 +49,31 @@ settings! {
         /// Weight of the loss inside the lesion, relative to 1 outside. The weights of an image are divided by their
         /// mean.
         lesion_weight: f64 = 1.0, results(Changes), resume(Fixed), range(1.0..);
-        /// With `mode=inpaint`: masks of each image. They take turns: the lesion with a rim, the lesion moved and bent, a
-        /// random shape. Their latents are cached.
-        masks_per_image: usize = 6, results(Changes), resume(Fixed), range(1.0..);
+        /// With `mode=inpaint`: regions of each image. They take turns: the lesion with a rim, the lesion moved and bent, a
+        /// random shape, everything but the lesion. Their latents are cached.
+        masks_per_image: usize = 8, results(Changes), resume(Fixed), range(1.0..);
         /// With `mode=mask_to_image`: also train the decoder of the UNet (its up blocks), which is frozen otherwise.
         unlock_decoder: bool = false, results(Changes), resume(Fixed),
             memory("weights, gradients and optimizer state of half the UNet");
         /// With `mode=mask_to_image`: a ControlNet to start from, as `augment.controlnet`; empty = a copy of the UNet's
         /// down path.
         controlnet: String = String::new(), results(Changes), resume(Fixed);
-        /// Images that the network in training makes at each validation, spread over the classes. They are written to
+        /// Images that the network in training makes at each validation, spread over the classes, at least four of each
+        /// class with four training images or more. They are written to
         /// `samples` in the run folder, and their kernel distance (KID) to real training images chooses `best/` and ends the
         /// training (`train.patience`) instead of the validation loss. 0 = none.
-        num_samples_for_metrics: usize = 0, results(Same), resume(Free);
+        num_samples_for_metrics: usize = 0, results(Changes), resume(Warn);
         /// Of these, images that are made at once; halved if memory runs out.
         generation_batch_size: usize = 4, results(Rounding), resume(Free), range(1.0..),
-            memory("activations of the samples grow with it");
+            memory("activations of the samples grow with it"), saves_at("1", "samples are made one by one");
         /// Denoising steps of these images.
-        inference_steps_training: usize = 25, results(Same), resume(Free), range(1.0..);
+        inference_steps_training: usize = 25, results(Changes), resume(Warn), range(1.0..);
         /// Guidance of these images; 1 = none.
-        guidance_scale: f64 = 5.0, results(Same), resume(Free), range(1.0..);
+        guidance_scale: f64 = 5.0, results(Changes), resume(Warn), range(1.0..);
         /// Features of the distance: weights of InceptionV3 (a file, a folder or `hub:owner/name`), or the folder of a
-        /// trained segmenter, whose image encoder is used (its memory is not planned).
-        features: String = crate::models::inception::WEIGHTS.into(), results(Same), resume(Free);
+        /// trained segmenter, whose image encoder is used. A segmenter stays in memory during the whole training, which is not
+        /// planned: use a small one.
+        features: String = crate::models::inception::WEIGHTS.into(), results(Changes), resume(Warn);
         /// TOML file with captions, in the form of `data/prompts.toml` (the list `whole`); empty = the embedded ones.
         prompts: String = String::new(), results(Changes), resume(Fixed);
     }
@@ -197,6 +199,14 @@ impl FinetuneRun {
                 "belongs to a ControlNet",
                 "set `finetune.mode=mask_to_image`, or leave it out",
             ));
+        }
+        if config.num_samples_for_metrics > 0 && self.train.validate_every_epochs == 0 {
+            let (key, reason) = ("finetune.num_samples_for_metrics", "samples are made at validations, which are off");
+            return Err(Error::config(key, reason, "set `train.validate_every_epochs=1`, or this to 0"));
+        }
+        if config.is_random() && !config.controlnet.is_empty() {
+            let hint = "leave it out: a model of random weights gets a new ControlNet";
+            return Err(Error::config("finetune.controlnet", "has no effect on a `random:` model", hint));
         }
         if self.train.graph == Switch::On {
             let hint = "leave it out: a fine-tuning does not use CUDA graphs";

@@ -12,7 +12,7 @@ use crate::tensor::async_copy::AsyncCopy;
 use crate::tensor::weights::Staged;
 use crate::tensor::{guard, ledger, no_grad, rng};
 use crate::trainer::profile::Component;
-use crate::trainer::{BatchSize, Batches, Loss, Parameter, Task, Validation};
+use crate::trainer::{BatchSize, Batches, Loss, Parameter, Score, Task, Validation};
 use rand::Rng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use std::path::{Path, PathBuf};
@@ -180,26 +180,26 @@ impl Task for FinetuneTask {
     /// The loss of the validation images at fixed timesteps, with fixed noise and without the weights of timesteps.
     fn validate(&self, observer: &dyn Observer) -> Result<Option<Validation>> {
         let total = self.data.validated.len();
-        if total == 0 {
-            return Ok(None);
+        let mut validation = None;
+        if total > 0 {
+            observer.on(&Event::Started { phase: "validate".into(), total: total as u64, unit: "images" });
+            let mut sum = 0.0;
+            for item in 0..total {
+                sum += self.denoiser.validation_loss(self.fixed(item)?)?;
+                observer.on(&Event::Advanced { done: item as u64 + 1 });
+            }
+            observer.on(&Event::Finished);
+            let loss = sum / (total * VALIDATED_TIMESTEPS) as f64;
+            let score = Score { kind: "loss", ..(-loss).into() };
+            validation = Some((score, vec![("loss_denoising".to_owned(), loss)]));
         }
-        observer.on(&Event::Started { phase: "validate".into(), total: total as u64, unit: "images" });
-        let mut sum = 0.0;
-        for item in 0..total {
-            sum += self.denoiser.validation_loss(self.fixed(item)?)?;
-            observer.on(&Event::Advanced { done: item as u64 + 1 });
-        }
-        observer.on(&Event::Finished);
-        let loss = sum / (total * VALIDATED_TIMESTEPS) as f64;
-        let mut validation =
-            Validation { score: (-loss).into(), values: vec![("loss_denoising".into(), loss)], pictures: Vec::new() };
-        if let Some(quality) = &self.quality {
-            let measured = quality.measure(&self.denoiser, &self.data.cache, observer)?;
-            validation.score = measured.score;
-            validation.values.extend(measured.values);
-            validation.pictures.push(measured.picture);
-        }
-        Ok(Some(validation))
+        let Some(quality) = &self.quality else {
+            return Ok(validation.map(|(score, values)| Validation { score, values, pictures: Vec::new() }));
+        };
+        let measured = quality.measure(&self.denoiser, &self.data.cache, observer)?;
+        let mut values = validation.map_or_else(Vec::new, |(_, values)| values);
+        values.extend(measured.values);
+        Ok(Some(Validation { score: measured.score, values, pictures: vec![measured.picture] }))
     }
 
     fn save(&self, folder: &mut Staged) -> Result<()> {

@@ -5,6 +5,7 @@ use super::samples::{Class, Extract, Quality, Request};
 use super::settings::FinetuneRun;
 use super::step::Denoiser;
 use super::task::{Data, FinetuneTask, Item};
+use crate::augment::inpaint_mask::Frame;
 use crate::augment::pipeline::Placement;
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::prompt::Prompts;
@@ -24,6 +25,7 @@ use rand::Rng;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Folder of encoded images and captions in a run folder.
 const CACHE: &str = "cache";
@@ -159,12 +161,21 @@ impl Finetuning<'_> {
             }
             classes = BTreeMap::from([("all classes", all)]);
         }
+        let small = classes.iter().filter(|(_, [train, _])| train.len() < least).map(|(modality, _)| *modality);
+        let small: Vec<&str> = small.collect();
+        if !small.is_empty() {
+            let names = small.join(", ");
+            self.runtime.warn(format!("samples of these classes are not measured, they have too few images: {names}"));
+        }
         classes.retain(|_, [train, _]| train.len() >= least);
         if classes.is_empty() {
             let reason = format!("needs at least {least} real training images");
             return Err(Error::config("finetune.num_samples_for_metrics", reason, "add images, or set it to 0"));
         }
         let each = self.run.finetune.num_samples_for_metrics.div_ceil(classes.len()).max(least);
+        self.runtime.note(format!("each validation makes {} samples", each * classes.len()));
+        let side = u32::try_from(self.run.finetune.image_size)
+            .map_err(|_| Error::config("finetune.image_size", "is not a valid side", "use 512 or 1024"))?;
         let item = |number: usize| data.train.get(number).unwrap_or_else(|| &data.validated[number - data.train.len()]);
         let class = |(class, (modality, [train, validated])): (usize, (&str, [Vec<usize>; 2]))| {
             let files: Vec<PathBuf> =
@@ -173,12 +184,16 @@ impl Finetuning<'_> {
             let sources = if validated.is_empty() { &train } else { &validated };
             let request = |k: usize| {
                 let number = sources[k % sources.len()];
-                let Item { captions, negative, .. } = item(number);
+                let Item { image, captions, negative, .. } = item(number);
                 let seed = rng::stream(seed, "finetune samples", &[class as u64, k as u64]).random();
                 let caption = captions[k / sources.len() % captions.len()];
-                Request { item: number, caption, negative: *negative, seed }
+                let size = image::image_dimensions(image).map_err(|error| {
+                    Error::data(image, format!("cannot be read: {error}"), "replace the file, or leave out its rows")
+                })?;
+                let frame = Frame::new(size, side)?;
+                Ok(Request { item: number, caption, negative: *negative, seed, frame })
             };
-            let samples = (0..each).map(request).collect();
+            let samples = (0..each).map(request).collect::<Result<_>>()?;
             Ok(Class { modality: modality.to_owned(), real: extract(&files)?, samples })
         };
         Ok(Quality {
@@ -186,6 +201,7 @@ impl Finetuning<'_> {
             pipeline_config: self.pipeline_config.clone(),
             source: source.clone(),
             extract: Rc::clone(extract),
+            interrupt: Arc::clone(self.runtime.interrupt()),
             classes: classes.into_iter().enumerate().map(class).collect::<Result<_>>()?,
         })
     }

@@ -6,6 +6,7 @@ use crate::augment::settings::RANDOM;
 use crate::cli::args::sets_of;
 use crate::cli::context::Context;
 use crate::config::{AugmentRun, FinetuneRun, Resolved, RunConfig, Sources};
+use crate::trainer::FirstLayers;
 use std::path::PathBuf;
 
 /// Settings of the generator.
@@ -104,4 +105,38 @@ pub(in crate::cli) fn planned_finetuned_config(run: &FinetuneRun, context: &Cont
         return run.planned_pipeline_config();
     }
     finetuned_pipeline_config(run, context)
+}
+
+/// What a search changed, in words.
+pub(in crate::cli) fn finetune_changes(before: &FinetuneRun, now: &FinetuneRun) -> Vec<String> {
+    let mut notes = Vec::new();
+    let (was, is) = (&before.train, &now.train);
+    if (was.micro_batch, was.accumulation) != (is.micro_batch, is.accumulation) {
+        let (micro_batch, accumulation, whole) = (is.micro_batch, is.accumulation, now.effective_batch());
+        notes.push(format!("effective batch: {micro_batch} x {accumulation} = {whole} images"));
+    }
+    if was.checkpointing != is.checkpointing {
+        notes.push(match is.checkpointing {
+            FirstLayers::None => "`train.checkpointing=none`: memory suffices without recomputing blocks".to_owned(),
+            _ => "`train.checkpointing`: blocks of the UNet are computed again in the backward pass".to_owned(),
+        });
+    }
+    if was.optimizer != is.optimizer {
+        notes.push("`train.optimizer=adamw8bit`: nothing else fits".to_owned());
+    }
+    if !was.step_in_backward && is.step_in_backward {
+        notes.push(
+            "`train.step_in_backward=true`: each weight is updated as soon as its gradient is complete, and gradients \
+             are not clipped; nothing else fits"
+                .to_owned(),
+        );
+    }
+    if !was.offload_optimizer && is.offload_optimizer {
+        notes.push("`train.offload_optimizer=true`: optimizer state in host memory; nothing else fits".to_owned());
+    }
+    let (was, is) = (before.finetune.image_size, now.finetune.image_size);
+    if was != is {
+        notes.push(format!("nothing fits with images of {was} pixels: using {is}, which is unusable for a model made for much larger ones"));
+    }
+    notes
 }

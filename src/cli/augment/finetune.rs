@@ -8,7 +8,7 @@ use crate::augment::finetune::{FinetuneConfig, Finetuning, Method, Mode};
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::quality::{self, FeatureSource, Images};
 use crate::cli::args::{RootArgs, sets_of};
-use crate::cli::augment::args::finetuned_pipeline_config;
+use crate::cli::augment::args::{finetune_changes, finetuned_pipeline_config};
 use crate::cli::context::Context;
 use crate::cli::memory::ProfileArgs;
 use crate::cli::plan::{accept, training_machine};
@@ -25,7 +25,6 @@ use crate::models::inception;
 use crate::plan::search::has_headroom;
 use crate::segment::training::checkpoint_in;
 use crate::tensor::{self, Device, Tensor, memory};
-use crate::trainer::FirstLayers;
 use crate::{Error, Result};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -37,10 +36,11 @@ const VAL_FRAC: f64 = 0.1;
 
 /// Fine-tune the generator on the train rows of a data root
 ///
-/// Trains a LoRA (the default) or all weights of the UNet of Stable Diffusion 1.x, 2.x or SDXL. Images and captions are
-/// encoded once into OUT/cache. OUT/best has the weights with the lowest loss on `val` rows, OUT/last the newest; each
-/// has a LoRA file that `prsmed augment generate --lora` and diffusers read. Ctrl-C saves and stops; `--resume`
-/// continues.
+/// Trains a LoRA (the default) or all weights of the UNet of Stable Diffusion 1.x, 2.x or SDXL, or a ControlNet that reads
+/// lesion masks (`--mode mask_to_image`). Images and captions are encoded once into OUT/cache. Memory is planned first; if
+/// the settings do not fit the GPU, others are searched. OUT/best has the weights with the best score (the loss on `val`
+/// rows, or the distance of samples to real images), OUT/last the newest, in files that `prsmed augment generate` and
+/// diffusers read. Ctrl-C saves and stops; `--resume` continues.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed augment finetune --data-root data --out runs/lora
@@ -198,11 +198,18 @@ fn plan_memory(
     context: &Context,
 ) -> Result<()> {
     let machine = training_machine(context);
-    let mut plan = resolved.config.plan(pipeline_config, &machine)?;
+    let mut plan = match resolved.config.plan(pipeline_config, &machine) {
+        // the CPU's operators are tried one by one to learn what they need
+        Err(error @ Error::OutOfMemory { .. }) => {
+            context.progress.on(&Event::Warning(format!("no memory plan: {error}")));
+            return Ok(());
+        }
+        plan => plan?,
+    };
     if searches && !has_headroom(&plan, HEADROOM_FRAC) {
         let wanted = resolved.config.clone();
         if let Some((fitted, fitting)) = wanted.fitted(pipeline_config, &machine, HEADROOM_FRAC, true)? {
-            for note in changed_notes(&wanted, &fitted) {
+            for note in finetune_changes(&wanted, &fitted) {
                 context.progress.on(&Event::Note(note));
             }
             for key in SEARCHED {
@@ -248,40 +255,6 @@ fn features(run: &FinetuneRun, context: &Context) -> Result<Option<(FeatureSourc
     Ok(Some((FeatureSource::Inception, extract)))
 }
 
-/// What a search changed, in words.
-pub(in crate::cli) fn changed_notes(before: &FinetuneRun, now: &FinetuneRun) -> Vec<String> {
-    let mut notes = Vec::new();
-    let (was, is) = (&before.train, &now.train);
-    if (was.micro_batch, was.accumulation) != (is.micro_batch, is.accumulation) {
-        let (micro_batch, accumulation, whole) = (is.micro_batch, is.accumulation, now.effective_batch());
-        notes.push(format!("effective batch: {micro_batch} x {accumulation} = {whole} images"));
-    }
-    if was.checkpointing != is.checkpointing {
-        notes.push(match is.checkpointing {
-            FirstLayers::None => "`train.checkpointing=none`: memory suffices without recomputing blocks".to_owned(),
-            _ => "`train.checkpointing`: blocks of the UNet are computed again in the backward pass".to_owned(),
-        });
-    }
-    if was.optimizer != is.optimizer {
-        notes.push("`train.optimizer=adamw8bit`: nothing else fits".to_owned());
-    }
-    if !was.step_in_backward && is.step_in_backward {
-        notes.push(
-            "`train.step_in_backward=true`: each weight is updated as soon as its gradient is complete, and gradients \
-             are not clipped; nothing else fits"
-                .to_owned(),
-        );
-    }
-    if !was.offload_optimizer && is.offload_optimizer {
-        notes.push("`train.offload_optimizer=true`: optimizer state in host memory; nothing else fits".to_owned());
-    }
-    let (was, is) = (before.finetune.image_size, now.finetune.image_size);
-    if was != is {
-        notes.push(format!("nothing fits with images of {was} pixels: using {is}, which makes images coarser"));
-    }
-    notes
-}
-
 fn print_result(
     outcome: &crate::trainer::Outcome,
     config: &FinetuneConfig,
@@ -293,14 +266,23 @@ fn print_result(
     let kind = if config.num_samples_for_metrics > 0 { SAMPLES_SCORE } else { SCORE };
     let score = outcome.best_score.map_or_else(|| "not measured".to_owned(), |score| format!("{score:.5} ({kind})"));
     let best = if outcome.best_score.is_some() { "best" } else { "last" };
-    let best = args.out.join(best);
+    let best_folder = args.out.join(best);
+    let best = &best_folder;
     let weights = match (config.mode, config.method) {
         (Mode::MaskToImage, _) => best.join(CONTROLNET_FOLDER).join(WEIGHTS_FILE),
         (_, Method::Lora) => best.join(LORA_FILE),
         (_, Method::Full) => best.join(UNET_FOLDER).join(WEIGHTS_FILE),
     };
+    let decoder = if config.unlock_decoder {
+        format!(
+            "\ndecoder: {}, which belongs in the place of the model's `unet`",
+            best_folder.join(UNET_FOLDER).display()
+        )
+    } else {
+        String::new()
+    };
     context.output.line(format!(
-        "trained {} steps at {images_per_s:.2} images/s, peak of tensors {peak}; best score {score}\nweights: {}",
+        "trained {} steps at {images_per_s:.2} images/s, peak of tensors {peak}; best score {score}\nweights: {}{decoder}",
         outcome.steps,
         weights.display()
     ))?;

@@ -3,7 +3,7 @@
 mod ablation;
 pub(super) mod args;
 mod filter;
-pub(super) mod finetune;
+mod finetune;
 mod generate;
 mod quality;
 
