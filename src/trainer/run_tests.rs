@@ -2,7 +2,8 @@ use super::*;
 use crate::tensor::{Device, Kind, Tensor};
 use crate::trainer::fixture::{RUN_AHEAD, plain};
 use crate::trainer::{BatchSize, Batches, Loss, Parameter};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 use std::sync::Mutex;
 
@@ -109,6 +110,10 @@ impl Observer for Notes {
 }
 
 fn train<T: Task>(task: &T, config: &TrainConfig, folder: &Path) -> (Result<Outcome>, Vec<String>) {
+    train_on(task, config, folder, false)
+}
+
+fn train_on<T: Task>(task: &T, config: &TrainConfig, folder: &Path, resume: bool) -> (Result<Outcome>, Vec<String>) {
     ledger::install();
     let _lock = rng::TEST_LOCK.lock();
     let notes = Notes::default();
@@ -116,7 +121,7 @@ fn train<T: Task>(task: &T, config: &TrainConfig, folder: &Path) -> (Result<Outc
         config,
         folder,
         settings: "",
-        resume: false,
+        resume,
         profile: None,
         observer: &notes,
         interrupt: &AtomicBool::new(false),
@@ -382,4 +387,95 @@ fn a_run_that_ends_keeps_the_step_that_was_launched_ahead() {
     let steps: Vec<u64> = lines.iter().filter_map(|line| line["step"].as_u64()).collect();
     assert_eq!(steps, [1, 2, 4]);
     assert_eq!(lines.last().unwrap().as_str().unwrap(), format!("{:?}", task.values()));
+}
+
+/// A task whose validations have these scores, one after another; `None` = it is interrupted.
+struct Judged<'a>(&'a Toy, RefCell<VecDeque<Option<Score>>>);
+
+impl Task for Judged<'_> {
+    type Batch = Vec<f64>;
+
+    fn parameters(&self) -> Vec<Parameter> {
+        self.0.parameters()
+    }
+
+    fn steps_per_epoch(&self) -> u64 {
+        8
+    }
+
+    fn batches(&self, epoch: u64, first: u64) -> Result<Batches<'_, Vec<f64>>> {
+        self.0.batches(epoch, first)
+    }
+
+    fn batch_size(&self, batch: &Vec<f64>) -> BatchSize {
+        self.0.batch_size(batch)
+    }
+
+    fn loss(&self, batch: &Vec<f64>, whole: BatchSize, epoch: u64) -> Result<Loss> {
+        self.0.loss(batch, whole, epoch)
+    }
+
+    fn validate(&self, _observer: &dyn Observer) -> Result<Option<Validation>> {
+        let score = self.1.borrow_mut().pop_front().expect("a validation that is not expected");
+        let picture = Picture { name: "grids".into(), image: image::RgbImage::new(3, 2) };
+        let of = |score| Validation { score, values: vec![("value".into(), 1.0)], pictures: vec![picture] };
+        score.map(|score| Some(of(score))).ok_or(Error::Interrupted)
+    }
+
+    fn save(&self, _folder: &mut Staged) -> Result<()> {
+        Ok(())
+    }
+
+    fn load(&self, _folder: &Path) -> Result<()> {
+        Ok(())
+    }
+}
+
+fn judged(toy: &Toy, scores: impl IntoIterator<Item = Option<Score>>) -> Judged<'_> {
+    Judged(toy, RefCell::new(scores.into_iter().collect()))
+}
+
+#[test]
+fn an_interrupted_validation_is_repeated_when_the_run_is_resumed() {
+    let (toy, folder) = (Toy::new(0, 6), tempfile::tempdir().unwrap());
+    let config = TrainConfig { epochs: 2, max_steps: 0, validate_every_epochs: 1, ..config(false) };
+    let error = train(&judged(&toy, [None]), &config, folder.path()).0.unwrap_err();
+    assert!(matches!(error, Error::Interrupted), "{error}");
+    let last = || -> serde_json::Value {
+        serde_json::from_slice(&std::fs::read(folder.path().join("last/trainer.json")).unwrap()).unwrap()
+    };
+    assert_eq!((last()["step"].as_u64(), last()["unvalidated"].as_bool()), (Some(8), Some(true)));
+    let task = judged(&toy, [Some(0.7.into()), Some(0.5.into())]);
+    let outcome = train_on(&task, &config, folder.path(), true).0.unwrap();
+    assert!(task.1.borrow().is_empty(), "both epochs are validated");
+    assert_eq!((outcome.steps, outcome.steps_now, outcome.best_score), (16, 8, Some(0.7)));
+    assert_eq!(last()["unvalidated"].as_bool(), Some(false));
+    for step in ["000008", "000016"] {
+        assert!(folder.path().join(format!("grids/step-{step}.png")).exists());
+    }
+}
+
+#[test]
+fn scores_of_another_kind_are_not_compared() {
+    let (toy, folder) = (Toy::new(0, 6), tempfile::tempdir().unwrap());
+    let config = |epochs| TrainConfig { epochs, max_steps: 0, validate_every_epochs: 1, ..config(false) };
+    let score = |value, kind| Some(Score { kind, ..f64::into(value) });
+    train(&judged(&toy, [score(10.0, "loss")]), &config(1), folder.path()).0.unwrap();
+    let task = judged(&toy, [score(-0.3, "KID"), score(-0.4, "KID")]);
+    let (outcome, notes) = train_on(&task, &config(3), folder.path(), true);
+    assert_eq!(outcome.unwrap().best_score, Some(-0.3));
+    assert_eq!(notes.iter().filter(|note| note.contains("measure something else")).count(), 1, "{notes:?}");
+}
+
+#[test]
+fn a_noisy_score_ends_the_training_when_it_no_longer_grows() {
+    let (toy, folder) = (Toy::new(0, 6), tempfile::tempdir().unwrap());
+    let config = TrainConfig { epochs: 30, max_steps: 0, validate_every_epochs: 1, patience: 2, ..config(false) };
+    let noise = [0.3, -0.2, 0.1, -0.3, 0.2, -0.1, 0.3, -0.2];
+    let score = |value: f64| Some(Score { value, is_noisy: true, kind: "KID" });
+    // it grows for twelve epochs; low values in between do not end the training
+    let scores = (0..30).map(|i| score(2.0 * f64::from(i.min(12)) + noise[usize::try_from(i % 8).unwrap()]));
+    let outcome = train(&judged(&toy, scores), &config, folder.path()).0.unwrap();
+    let epochs = outcome.steps / 8;
+    assert!(outcome.stopped_early && (14..=22).contains(&epochs), "{epochs} epochs");
 }
