@@ -40,7 +40,8 @@ pub struct Quality {
     pub pipeline_config: PipelineConfig,
     /// What computes the features.
     pub source: FeatureSource,
-    /// Computes features of images. It loads its network each time, so that it takes no memory otherwise.
+    /// Computes features of images. Inception is loaded each time, so that it takes no memory otherwise; a segmenter stays
+    /// loaded.
     pub extract: Extract,
     /// The classes of the training images.
     pub classes: Vec<Class>,

@@ -92,7 +92,7 @@ pub(in crate::cli) struct Args {
 }
 
 /// Settings that the search for a GPU chooses; with a flag for one of them it does not search.
-const SEARCHED: [&str; 9] = [
+const SEARCHED: [&str; 10] = [
     "train.micro_batch",
     "train.accumulation",
     "train.checkpointing",
@@ -102,6 +102,7 @@ const SEARCHED: [&str; 9] = [
     "train.clip_norm",
     "train.precision",
     "finetune.image_size",
+    "finetune.generation_batch_size",
 ];
 
 /// Settings of the engine that apply to the segmenter alone.
