@@ -51,7 +51,8 @@ pub struct Placement {
 }
 
 impl Placement {
-    fn store(self, pipeline_config: &PipelineConfig, kind: Kind) -> Store {
+    /// A store for a network with frozen tensors of dtype `kind`.
+    pub(super) fn store(self, pipeline_config: &PipelineConfig, kind: Kind) -> Store {
         let initialise = pipeline_config.weights == super::pipeline_config::Weights::Random;
         Store::new(StoreOptions { device: self.device, frozen_kind: kind, initialise })
     }
@@ -64,18 +65,19 @@ impl Placement {
         place: (Kind, Role),
         build: impl FnOnce(&crate::tensor::store::VarPath) -> T,
     ) -> Result<(T, Store)> {
-        self.network_filled(pipeline_config, place, build, |store| pipeline_config.fill(part, store))
+        let (kind, role) = place;
+        let store = self.store(pipeline_config, kind);
+        self.network_filled(store, role, build, |store| pipeline_config.fill(part, store))
     }
 
-    /// As [`Self::network`]; `fill` loads the weights. It is not called on the meta device.
+    /// As [`Self::network`], with tensors in `store`; `fill` loads the weights. It is not called on the meta device.
     pub(super) fn network_filled<T>(
         self,
-        pipeline_config: &PipelineConfig,
-        (kind, role): (Kind, Role),
+        store: Store,
+        role: Role,
         build: impl FnOnce(&crate::tensor::store::VarPath) -> T,
         fill: impl FnOnce(&Store) -> Result<()>,
     ) -> Result<(T, Store)> {
-        let store = self.store(pipeline_config, kind);
         // a network's random weights do not depend on the networks built before it
         rng::seed(self.seed);
         let network = guard::guard(|| Ok(no_grad(|| build(&store.root(role)))))?;
@@ -192,6 +194,11 @@ pub struct Generator {
     _stores: Vec<Store>,
 }
 
+/// Dtype in which the autoencoder decodes beside a UNet in `kind`: SDXL's overflows in fp16.
+pub(super) fn vae_kind(pipeline_config: &PipelineConfig, kind: Kind) -> Kind {
+    if kind == Kind::Half && pipeline_config.vae.force_upcast { Kind::Float } else { kind }
+}
+
 /// `tensor` on the device; on the meta device only its sizes.
 pub(super) fn on(device: Device, tensor: &Tensor) -> Tensor {
     if device == META { Tensor::empty(tensor.size(), (tensor.kind(), META)) } else { tensor.to_device(device) }
@@ -250,7 +257,7 @@ impl Generator {
             None => pipeline_config.sampler,
         };
         let sampler = Sampler::new(kind, &scheduler, config.steps)?;
-        let vae_kind = Self::vae_kind(pipeline_config, placement.kind);
+        let vae_kind = vae_kind(pipeline_config, placement.kind);
         let (vae, vae_store) = placement.network(pipeline_config, Part::Vae, (vae_kind, Role::Frozen), |scope| {
             Vae::new(scope, &pipeline_config.vae)
         })?;
@@ -280,11 +287,6 @@ impl Generator {
             sampler,
             _stores: stores,
         })
-    }
-
-    /// Dtype of the autoencoder: SDXL's overflows in fp16.
-    fn vae_kind(pipeline_config: &PipelineConfig, kind: Kind) -> Kind {
-        if kind == Kind::Half && pipeline_config.vae.force_upcast { Kind::Float } else { kind }
     }
 
     /// Image pixels per latent cell.

@@ -12,6 +12,10 @@ pub(super) fn check(config: &RunConfig) -> Result<()> {
     check_host_layers(&config.model)?;
     vision_features::refuse_trained_tower(&config.data, config.model.train_base)?;
     check_graph(config)?;
+    if config.train.offload_weights {
+        let hint = "use `train.offload_optimizer=true`: the segmenter trains few weights, and most memory is elsewhere";
+        return Err(Error::config("train.offload_weights", "belongs to `augment finetune`", hint));
+    }
     config.train.check()
 }
 

@@ -21,11 +21,12 @@ use crate::units::Bytes;
 /// The first two change no result but rounding, so the fastest settings with one of them are taken. Each further one is
 /// tried only if nothing fits without it.
 const FREE: [&str; 2] = ["train.checkpointing=none", "train.checkpointing=full"];
-const COSTLY: [&str; 4] = [
+const COSTLY: [&str; 5] = [
     "train.optimizer=adamw8bit",
     "train.optimizer=adamw8bit train.clip_norm=0 train.step_in_backward=true",
     "train.offload_optimizer=true",
     "train.offload_optimizer=true train.clip_norm=0 train.step_in_backward=true",
+    "train.offload_weights=true",
 ];
 /// Smaller images, tried if nothing fits with all savings.
 const SMALLER: [i64; 3] = [1024, 768, 512];

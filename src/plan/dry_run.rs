@@ -145,8 +145,12 @@ pub struct DryRun {
 pub struct StepFacts {
     /// Bytes of a CUDA graph's fixed inputs, where steps are captured.
     pub captured_inputs: Option<Bytes>,
-    /// Bytes of optimizer state that a step copies from host memory and back.
-    pub moments: Bytes,
+    /// Bytes that a step copies between host memory and the device, in both directions, because optimizer state or fp32
+    /// weights are in host memory.
+    pub copied: Bytes,
+    /// Host memory of optimizer state and, with `train.offload_weights`, of fp32 weights, their gradients and their
+    /// moving average.
+    pub host_state: Bytes,
     /// Frozen weights in host memory; `sent` counts those of the micro-batches that ran in the phase whose time is
     /// predicted.
     pub host_weights: HostUse,
@@ -352,19 +356,25 @@ fn train<T: DryRunTask>(
             stepper.step(batches, info, &mut |_, _| Ok(()))?;
         }
     }
+    let moments = if config.offload_optimizer { stepper.optimizer.moment_bytes() } else { Bytes(0) };
+    let (copied, host_state) = match &stepper.masters {
+        Some(masters) => (masters.copied_bytes(config.accumulation), masters.host_bytes(config)),
+        None => (Bytes(2 * moments.0), moments),
+    };
     let facts = StepFacts {
         // of the last phase, which is one step
         host_weights: task.host_weights().since(&before),
         captured_inputs: captures.then(|| stepper.graphs.input_bytes()),
-        moments: if config.offload_optimizer { stepper.optimizer.moment_bytes() } else { Bytes(0) },
+        copied,
+        host_state,
     };
     if !whole {
         return Ok((SavedState::new(), facts));
     }
     meter.begin("evaluate")?;
-    stepper.swap_ema();
+    stepper.swap_ema()?;
     no_grad(|| task.validate(&Silent))?;
-    stepper.swap_ema();
+    stepper.swap_ema()?;
     meter.begin("save")?;
     let _category = ledger::enter(ledger::Category::Workspace);
     let mut folder = Staged::discarding();

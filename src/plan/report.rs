@@ -76,6 +76,8 @@ pub struct Plan {
     pub flops: f64,
     /// Pinned host memory of frozen weights (`model.stream_layers`).
     pub host_weights: Bytes,
+    /// Host memory of optimizer state and of fp32 weights (`train.offload_optimizer`, `train.offload_weights`).
+    pub host_state: Bytes,
     /// The plan with CUDA graphs, if the run decides about them in its first steps (`train.graph=auto`).
     pub with_graphs: Option<GraphPlan>,
 }
@@ -126,10 +128,10 @@ impl Plan {
         let most = |of: fn(&PhasePlan) -> Bytes| phases.iter().map(of).max().unwrap_or_default();
         let device_peak = most(|phase| phase.device_peak);
         let budget = machine.offer();
-        let host_weights = match machine {
-            Machine::Cuda(..) => dry_run.steps.host_weights.bytes,
+        let (host_weights, host_state) = match machine {
+            Machine::Cuda(..) => (dry_run.steps.host_weights.bytes, dry_run.steps.host_state),
             // part of the planned memory
-            Machine::Cpu(_) => Bytes(0),
+            Machine::Cpu(_) => (Bytes(0), Bytes(0)),
         };
         Self {
             job: *job,
@@ -138,8 +140,9 @@ impl Plan {
             device_peak,
             peak_phase,
             scopes: replay::scopes_at(trace, peak_event, 2),
-            fits: device_peak <= budget.bytes && machine.has_host_memory(host_weights),
+            fits: device_peak <= budget.bytes && machine.has_host_memory(Bytes(host_weights.0 + host_state.0)),
             host_weights,
+            host_state,
             with_graphs: None,
             budget,
             time: machine.time(*job, dry_run),
@@ -184,6 +187,9 @@ impl Plan {
         if self.host_weights > Bytes(0) {
             lines.push(format!("in pinned host memory: {} of frozen layers", self.host_weights));
         }
+        if self.host_state > Bytes(0) {
+            lines.push(format!("in host memory: {} of optimizer state and weights in fp32", self.host_state));
+        }
         if let Some(time) = self.time {
             let bound = if time.host_bound { ", limited by the CPU" } else { "" };
             let what = match self.job {
@@ -212,10 +218,8 @@ impl Plan {
             let left = Bytes(bytes.0 - self.device_peak.0);
             format!("fits {device}: {} of {bytes}, {left} free ({note})", self.device_peak)
         } else if self.device_peak <= *bytes {
-            format!(
-                "does not fit this machine: frozen layers need {} of host memory, more than three quarters of what is free",
-                self.host_weights
-            )
+            let needed = Bytes(self.host_weights.0 + self.host_state.0);
+            format!("does not fit this machine: {needed} of host memory are more than three quarters of what is free")
         } else {
             let over = Bytes(self.device_peak.0 - bytes.0);
             format!("does not fit {device}: {} of {bytes}, {over} too much ({note})", self.device_peak)
@@ -358,7 +362,7 @@ impl Machine {
             }
             _ => 0.0,
         };
-        let time = time.waiting(copied).with_transfers(steps.moments, &speed);
+        let time = time.waiting(copied).with_transfers(steps.copied, &speed);
         Some(if steps.captured_inputs.is_some() { time.with_graphs() } else { time })
     }
 }

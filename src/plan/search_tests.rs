@@ -87,6 +87,7 @@ impl Problem for Rule {
             time: Some(time),
             flops: 0.0,
             host_weights: Bytes(0),
+            host_state: Bytes(0),
             with_graphs: choice.use_graphs.then_some(graphs),
         })
     }

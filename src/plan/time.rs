@@ -35,11 +35,11 @@ impl PhaseTime {
         Self { seconds: all, gpu_seconds, host_bound: self.host_bound && all > gpu_seconds, ..self }
     }
 
-    /// Adds the time to copy offloaded optimizer state to the GPU and back. It is counted in full, although some of
-    /// it overlaps with computation.
+    /// Adds the time of `copied` bytes between host memory and the GPU. It is counted in full, although some of it
+    /// overlaps with computation.
     #[must_use]
-    pub fn with_transfers(self, moments: Bytes, speed: &Speed) -> Self {
-        let bus = 2.0 * speed.transfer_seconds(moments.0 as f64);
+    pub fn with_transfers(self, copied: Bytes, speed: &Speed) -> Self {
+        let bus = speed.transfer_seconds(copied.0 as f64);
         Self { seconds: self.seconds + bus, gpu_seconds: self.gpu_seconds + bus, ..self }
     }
 

@@ -185,6 +185,7 @@ mod tests {
                 "train.checkpoint_encoder",
                 "train.checkpoint_decoder",
                 "train.offload_optimizer",
+                "train.offload_weights",
                 "train.step_in_backward",
                 "train.graph",
                 "train.fused_kernels",

@@ -10,6 +10,7 @@
 use super::native::{self, RawAdamw, RawSlot, RawTensor};
 use super::{Device, Kind, META, Tensor, guard, ledger, meta};
 use crate::Result;
+use crate::units::Bytes;
 
 /// Elements that share a scale.
 pub const BLOCK: i64 = 256;
@@ -220,6 +221,17 @@ impl Moments {
 /// True if the moments of `param` are 8-bit codes under the setting `eight_bit`.
 pub fn in_8_bits(param: &Tensor, eight_bit: bool) -> bool {
     eight_bit && param.numel() >= MIN_8BIT_ELEMENTS
+}
+
+/// Bytes of the moments of `param`.
+pub fn state_bytes(param: &Tensor, eight_bit: bool) -> Bytes {
+    let numel = param.numel() as u64;
+    if in_8_bits(param, eight_bit) {
+        let scales = blocks(param.numel()).unsigned_abs();
+        Bytes(2 * (numel + 4 * scales))
+    } else {
+        Bytes(8 * numel)
+    }
 }
 
 fn zeros(size: &[i64], kind: Kind, device: Device) -> Tensor {

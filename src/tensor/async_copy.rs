@@ -196,9 +196,12 @@ impl Sent {
     }
 }
 
-/// Copies a small CPU tensor to `device`. The CPU does not wait for a GPU.
+/// A small tensor of the CPU on `device`. The CPU does not wait for a GPU. A tensor that is there already stays.
 fn send_small(host: &Tensor, device: Device) -> Tensor {
     let Device::Cuda(gpu) = device else { return host.to_device(device) };
+    if host.device() == device {
+        return host.shallow_clone();
+    }
     let mut out = std::ptr::null_mut();
     let gpu = i32::try_from(gpu).expect("a few GPUs");
     // SAFETY: the tensor outlives the call; `out` is set when no message is returned.
@@ -210,38 +213,92 @@ fn send_small(host: &Tensor, device: Device) -> Tensor {
     }
 }
 
-/// Numbers that a device computes and the CPU reads later.
+/// A tensor that a device computes and the CPU reads later.
 #[derive(Debug)]
-pub struct ReadBack(State);
+pub struct Fetch(State);
 
 #[derive(Debug)]
 enum State {
-    Known(Vec<f64>),
-    Pending { handle: *mut c_void, count: usize },
+    Here(Tensor),
+    Pending(*mut c_void),
+}
+
+impl Fetch {
+    /// Starts to copy `tensor` to the host. The CPU does not wait for a GPU, and the GPU may reuse the tensor's memory
+    /// at once. A tensor of the CPU or of the meta device is not copied.
+    ///
+    /// # Panics
+    /// With libtorch's message, like its operators.
+    pub fn begin(tensor: &Tensor) -> Self {
+        let Device::Cuda(_) = tensor.device() else { return Self(State::Here(tensor.detach())) };
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the tensor outlives the call; `handle` is set when no message is returned.
+        let begun = unsafe { native::check(native::prsmed_fetch_begin(native::raw(tensor), &raw mut handle)) };
+        begun.unwrap_or_else(|error| error.raise());
+        Self(State::Pending(handle))
+    }
+
+    /// True if [`Self::tensor`] would not wait.
+    ///
+    /// # Errors
+    /// An error of the GPU in earlier work.
+    pub fn is_complete(&self) -> Result<bool> {
+        let State::Pending(handle) = self.0 else { return Ok(true) };
+        let mut is_complete = false;
+        // SAFETY: the handle is open until `tensor` or `drop`.
+        unsafe { native::check(native::prsmed_fetch_is_complete(handle, &raw mut is_complete))? };
+        Ok(is_complete)
+    }
+
+    /// The tensor on the host. Waits for the GPU.
+    ///
+    /// # Errors
+    /// An error of the GPU in earlier work.
+    pub fn tensor(mut self) -> Result<Tensor> {
+        match std::mem::replace(&mut self.0, State::Here(Tensor::new())) {
+            State::Here(tensor) => Ok(tensor),
+            State::Pending(handle) => {
+                let mut out = std::ptr::null_mut();
+                // SAFETY: the handle is closed once, here; on success `out` is an owned tensor.
+                unsafe {
+                    native::check(native::prsmed_fetch_end(handle, &raw mut out))?;
+                    Ok(native::owned(out))
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Fetch {
+    fn drop(&mut self) {
+        if let State::Pending(handle) = self.0 {
+            // SAFETY: the handle is closed once, here.
+            let ended = unsafe { native::check(native::prsmed_fetch_end(handle, std::ptr::null_mut())) };
+            debug_assert!(ended.is_ok(), "{ended:?}");
+        }
+    }
+}
+
+/// Numbers that a device computes and the CPU reads later.
+#[derive(Debug)]
+pub struct ReadBack {
+    count: usize,
+    /// fp64 `[count]`; `None` without numbers.
+    numbers: Option<Fetch>,
 }
 
 impl ReadBack {
-    /// Starts to read scalars of one device. The CPU does not wait for a GPU. Meta tensors read as 1.
+    /// Starts to read scalars, without waiting for a GPU. Meta tensors read as 1. Scalars of the CPU beside some of a GPU
+    /// are sent there first.
     ///
     /// # Panics
     /// With libtorch's message, like its operators.
     pub fn begin(scalars: &[Tensor]) -> Self {
         let count = scalars.len();
-        let Some(first) = scalars.first() else { return Self(State::Known(Vec::new())) };
-        let all: Vec<Tensor> = scalars.iter().map(|scalar| scalar.detach().to_kind(Kind::Double)).collect();
-        let all = Tensor::stack(&all, 0);
-        match first.device() {
-            META => Self(State::Known(vec![1.0; count])),
-            Device::Cuda(_) => {
-                let mut handle = std::ptr::null_mut();
-                // SAFETY: the tensor outlives the call; `handle` is set when no message is returned.
-                let begun =
-                    unsafe { native::check(native::prsmed_read_back_begin(native::raw(&all), &raw mut handle)) };
-                begun.unwrap_or_else(|error| error.raise());
-                Self(State::Pending { handle, count })
-            }
-            _ => Self(State::Known((0..count).map(|i| all.double_value(&[i64::try_from(i).expect("few")])).collect())),
-        }
+        let Some(first) = scalars.first() else { return Self { count, numbers: None } };
+        let number = |scalar: &Tensor| send_small(&scalar.detach().to_kind(Kind::Double), first.device());
+        let all: Vec<Tensor> = scalars.iter().map(number).collect();
+        Self { count, numbers: Some(Fetch::begin(&Tensor::stack(&all, 0))) }
     }
 
     /// True if [`Self::numbers`] would not wait.
@@ -249,37 +306,20 @@ impl ReadBack {
     /// # Errors
     /// An error of the GPU in earlier work.
     pub fn is_complete(&self) -> Result<bool> {
-        let State::Pending { handle, .. } = self.0 else { return Ok(true) };
-        let mut is_complete = false;
-        // SAFETY: the handle is open until `numbers` or `drop`.
-        unsafe { native::check(native::prsmed_read_back_is_complete(handle, &raw mut is_complete))? };
-        Ok(is_complete)
+        self.numbers.as_ref().map_or(Ok(true), Fetch::is_complete)
     }
 
     /// The numbers, in the order of the scalars. Waits for the GPU.
     ///
     /// # Errors
     /// An error of the GPU in earlier work.
-    pub fn numbers(mut self) -> Result<Vec<f64>> {
-        match std::mem::replace(&mut self.0, State::Known(Vec::new())) {
-            State::Known(numbers) => Ok(numbers),
-            State::Pending { handle, count } => {
-                let mut numbers = vec![0.0; count];
-                // SAFETY: the handle is closed once, here; the callee writes `count` numbers.
-                unsafe { native::check(native::prsmed_read_back_end(handle, numbers.as_mut_ptr()))? };
-                Ok(numbers)
-            }
+    pub fn numbers(self) -> Result<Vec<f64>> {
+        let Some(numbers) = self.numbers else { return Ok(Vec::new()) };
+        let numbers = numbers.tensor()?;
+        if numbers.device() == META {
+            return Ok(vec![1.0; self.count]);
         }
-    }
-}
-
-impl Drop for ReadBack {
-    fn drop(&mut self) {
-        if let State::Pending { handle, .. } = self.0 {
-            // SAFETY: the handle is closed once, here.
-            let ended = unsafe { native::check(native::prsmed_read_back_end(handle, std::ptr::null_mut())) };
-            debug_assert!(ended.is_ok(), "{ended:?}");
-        }
+        Ok((0..self.count).map(|i| numbers.double_value(&[i64::try_from(i).expect("few")])).collect())
     }
 }
 

@@ -91,6 +91,12 @@ pub fn clear_grad(tensor: &Tensor) {
     unsafe { native::prsmed_clear_grad(native::raw(tensor)) };
 }
 
+/// Makes `grad` the gradient of `tensor`. The next backward pass adds to it in place.
+pub fn set_grad(tensor: &Tensor, grad: &Tensor) {
+    // SAFETY: two live tensors of one shape; the callee takes a reference to the second.
+    unsafe { native::prsmed_set_grad(native::raw(tensor), native::raw(grad)) };
+}
+
 /// Runs `backward`, and calls `work(index)` during the backward pass as soon as the gradient of a parameter in `params`
 /// is complete. `work` may change the parameter and drop the gradient. If several segments of [`checkpoint`] share a
 /// parameter, `work` is called once for each.

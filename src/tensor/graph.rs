@@ -150,13 +150,6 @@ pub fn synchronize(device: Device) -> Result<()> {
     unsafe { native::check(native::prsmed_synchronize(gpu(device)?)) }
 }
 
-/// Makes `grad` the gradient of `tensor`. The next backward pass adds to it in place.
-pub fn set_grad(tensor: &Tensor, grad: &Tensor) {
-    let (tensor, grad): (RawTensor, RawTensor) = (native::raw(tensor), native::raw(grad));
-    // SAFETY: two live tensors of one shape; the callee takes a reference to the second.
-    unsafe { native::prsmed_set_grad(tensor, grad) };
-}
-
 /// Fills `tensors` with zeros. On a GPU a few kernels do all of them.
 ///
 /// # Errors
@@ -180,6 +173,7 @@ fn gpu(device: Device) -> Result<i32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::autograd::set_grad;
 
     #[test]
     fn a_machine_without_a_gpu_gives_an_error() {

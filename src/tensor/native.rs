@@ -182,9 +182,9 @@ fallible! {
         completion: *mut *mut c_void);
     fn prsmed_async_copy_complete(completion: *mut c_void);
     fn prsmed_send_small(host: RawTensor, index: i32, out: *mut RawTensor);
-    fn prsmed_read_back_begin(numbers: RawTensor, out: *mut *mut c_void);
-    fn prsmed_read_back_is_complete(read_back: *mut c_void, out: *mut bool);
-    fn prsmed_read_back_end(read_back: *mut c_void, out: *mut f64);
+    fn prsmed_fetch_begin(tensor: RawTensor, out: *mut *mut c_void);
+    fn prsmed_fetch_is_complete(fetch: *mut c_void, out: *mut bool);
+    fn prsmed_fetch_end(fetch: *mut c_void, out: *mut RawTensor);
     fn prsmed_graph_pool(out: *mut u64);
     fn prsmed_stream_enter(device: i32);
     fn prsmed_stream_leave(device: i32);

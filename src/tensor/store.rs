@@ -1,11 +1,13 @@
 //! Parameters of a model by name: trainable or frozen, dtype, and initialization.
 //!
 //! A model is built with [`VarPath`]s, whose paths are the keys of the checkpoint. One [`Store`] holds the tensors of
-//! one checkpoint file. Trainable tensors are stored in fp32 (the master weights) and cast where they are used.
+//! one checkpoint file. Trainable tensors are stored in fp32 (the master weights) and cast where they are used, unless
+//! their masters are in host memory ([`Store::with_masters`]).
 
+use super::async_copy::pinned;
 use super::host_weights::{host_tensor, is_stand_in};
 use super::nf4::{Nf4, Quantization};
-use super::{Device, Kind, Shared, Tensor, ledger};
+use super::{Device, Kind, META, Shared, Tensor, ledger, meta};
 use std::cell::RefCell;
 use std::rc::Rc;
 
@@ -133,13 +135,91 @@ pub struct Store {
     entries: Rc<RefCell<Vec<Entry>>>,
     /// NF4 matrices by name. Their tensors are also among the entries.
     quantized: Rc<RefCell<Quantized>>,
+    /// Trained tensors with fp32 masters in host memory; see [`Self::with_masters`].
+    masters: Option<Masters>,
     options: StoreOptions,
+}
+
+/// Trained tensors on the device and their masters.
+#[derive(Debug, Clone)]
+struct Masters {
+    /// Dtype on the device.
+    kind: Kind,
+    weights: Rc<RefCell<Vec<Mastered>>>,
+}
+
+/// A trained tensor and its master.
+#[derive(Debug)]
+pub struct Mastered {
+    /// Key in the checkpoint file.
+    pub name: String,
+    /// The tensor that the model uses, on the device.
+    pub weight: Tensor,
+    /// Its fp32 values in host memory. In a planned GPU run, where host memory is not counted, one number represents
+    /// them.
+    pub master: Tensor,
+}
+
+impl Mastered {
+    /// A master of `shape`, not initialized.
+    fn empty_master(shape: &[i64], device: Device) -> Tensor {
+        match device {
+            META if meta::target() == meta::Target::Cuda => Tensor::zeros([1], (Kind::Float, Device::Cpu)),
+            META => Tensor::empty(shape, (Kind::Float, META)),
+            _ => Tensor::empty(shape, (Kind::Float, Device::Cpu)),
+        }
+    }
+
+    /// Gives the model the rounded values of the master.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`] from the GPU.
+    pub fn round(&self) -> crate::Result<()> {
+        if is_stand_in(&self.master) {
+            return Ok(());
+        }
+        let mut weight = self.weight.detach();
+        super::no_grad(|| {
+            if let Device::Cuda(_) = weight.device() {
+                // rounded on the host: half the bytes to copy, and no fp32 copy on the GPU
+                weight.copy_(&pinned(&self.master.to_kind(weight.kind()))?);
+            } else {
+                weight.copy_(&self.master);
+            }
+            Ok(())
+        })
+    }
 }
 
 impl Store {
     /// An empty store.
     pub fn new(options: StoreOptions) -> Self {
-        Self { entries: Rc::default(), quantized: Rc::default(), options }
+        Self { entries: Rc::default(), quantized: Rc::default(), masters: None, options }
+    }
+
+    /// Trained tensors will have dtype `kind` on the device and fp32 masters in host memory. [`Self::entries`] and
+    /// [`Self::get`] then return the masters; after these change, [`Self::round`] brings the values to the device.
+    #[must_use]
+    pub fn with_masters(self, kind: Kind) -> Self {
+        Self { masters: Some(Masters { kind, weights: Rc::default() }), ..self }
+    }
+
+    /// The trained tensors with masters, in order of creation; empty without [`Self::with_masters`].
+    pub fn mastered(&self) -> Vec<Mastered> {
+        let clone = |one: &Mastered| Mastered {
+            name: one.name.clone(),
+            weight: one.weight.shallow_clone(),
+            master: one.master.shallow_clone(),
+        };
+        self.masters.iter().flat_map(|masters| masters.weights.borrow().iter().map(clone).collect::<Vec<_>>()).collect()
+    }
+
+    /// Gives the model the rounded values of all masters.
+    ///
+    /// # Errors
+    /// As [`Mastered::round`].
+    pub fn round(&self) -> crate::Result<()> {
+        self.mastered().iter().try_for_each(Mastered::round)
     }
 
     /// The root path. It creates tensors of `role`.
@@ -294,6 +374,9 @@ impl VarPath {
     fn insert(&self, name: &str, shape: &[i64], init: Init, place: (Kind, ledger::Category), role: Role) -> Tensor {
         let _category = ledger::enter(place.1);
         let options = self.store.options;
+        if let (Role::Trainable, Some(masters)) = (role, &self.store.masters) {
+            return self.insert_mastered(name, shape, init, masters);
+        }
         let mut tensor = self.empty(shape, place.0);
         if options.initialise && !is_stand_in(&tensor) {
             super::no_grad(|| self.fill(&mut tensor, init));
@@ -304,6 +387,25 @@ impl VarPath {
         let entry = Entry { name: format!("{}{name}", self.prefix), tensor: tensor.shallow_clone(), role };
         self.store.entries.borrow_mut().push(entry);
         tensor
+    }
+
+    /// A trained tensor with a master, which becomes the entry.
+    fn insert_mastered(&self, name: &str, shape: &[i64], init: Init, masters: &Masters) -> Tensor {
+        let options = self.store.options;
+        let mut master = Mastered::empty_master(shape, options.device);
+        let mut weight = Tensor::empty(shape, (masters.kind, options.device));
+        if options.initialise && !is_stand_in(&master) {
+            super::no_grad(|| {
+                self.fill(&mut master, init);
+                weight.copy_(&master);
+            });
+        }
+        let weight = weight.set_requires_grad(true);
+        let name = format!("{}{name}", self.prefix);
+        let entry = Entry { name: name.clone(), tensor: master.shallow_clone(), role: Role::Trainable };
+        self.store.entries.borrow_mut().push(entry);
+        masters.weights.borrow_mut().push(Mastered { name, weight: weight.shallow_clone(), master });
+        weight
     }
 }
 

@@ -73,6 +73,12 @@ settings! {
         offload_optimizer: bool = false, results(Same), resume(Free),
             memory("optimizer state moves from the GPU to the host"),
             saves_at("true", "copies the optimizer state to the GPU in each step");
+        /// Keep the fp32 trained weights, their gradients and the optimizer state in host memory, and update them there
+        /// with the CPU. The GPU has the trained weights in `train.precision` and no whole set of gradients. For
+        /// `augment finetune`; needs bf16 or fp16.
+        offload_weights: bool = false, results(Rounding), resume(Free),
+            memory("2 bytes per trained weight on the GPU instead of up to 16; a step waits for copies and for the CPU"),
+            saves_at("true", "the CPU updates the weights, in host memory");
         /// Update each parameter as soon as its gradient is complete, and free the gradient. Needs
         /// `train.accumulation=1`, `train.clip_norm=0` and another precision than fp16. A gradient that is not finite
         /// ends the run, because some weights were already updated in that step; `last/` keeps the checkpoint before
@@ -95,7 +101,7 @@ settings! {
 impl TrainConfig {
     /// True if steps are captured as CUDA graphs. They need gradients, which `step_in_backward` frees.
     pub fn graph_switch(&self) -> Switch {
-        if self.step_in_backward { Switch::Off } else { self.graph }
+        if self.step_in_backward || self.offload_weights { Switch::Off } else { self.graph }
     }
 
     /// Refuses settings that cannot be used together. `step_in_backward` updates parameters one at a time, so options
@@ -104,6 +110,17 @@ impl TrainConfig {
     /// # Errors
     /// [`Error::Config`] naming the key.
     pub fn check(&self) -> Result<()> {
+        if self.offload_weights {
+            let conflicts = [
+                (self.precision == Precision::Fp32, "saves memory with 16-bit weights on the GPU", "train.precision=bf16"),
+                (self.offload_optimizer, "includes `train.offload_optimizer`", "train.offload_optimizer=false"),
+                (self.step_in_backward, "frees gradients in the backward pass itself", "train.step_in_backward=false"),
+            ];
+            if let Some((_, reason, remedy)) = conflicts.into_iter().find(|(conflict, ..)| *conflict) {
+                let hint = format!("add `--set {remedy}`, or set it to `false`");
+                return Err(Error::config("train.offload_weights", reason, hint));
+            }
+        }
         let conflicts = [
             (self.accumulation > 1, "the gradients of several micro-batches are added up", "train.accumulation=1"),
             (self.clip_norm > 0.0, "the norm of all gradients is known", "train.clip_norm=0"),

@@ -23,7 +23,7 @@ use super::optimizer::{AdamW, Gradients};
 use super::precision::Scaler;
 use super::{BatchSize, Loss, Parameter, Switch, Task};
 use crate::metrics::neighbours::median;
-use crate::tensor::autograd::clear_grad;
+use crate::tensor::autograd::{clear_grad, set_grad};
 use crate::tensor::{Device, Kind, Tensor, graph, guard, ledger, memory, no_grad};
 use crate::units::Bytes;
 use crate::{Error, Result};
@@ -244,7 +244,7 @@ impl<'a> Graphs<'a> {
         if let (true, Some(gradients)) = (self.is_on(), &self.gradients) {
             for (param, gradient) in params.iter().zip(gradients) {
                 if let Some(gradient) = gradient {
-                    graph::set_grad(&param.tensor, gradient);
+                    set_grad(&param.tensor, gradient);
                 }
             }
         }

@@ -8,6 +8,7 @@ pub mod config;
 mod data_wait;
 pub mod ema;
 pub mod graph;
+pub mod host_masters;
 mod loss;
 pub mod optimizer;
 mod plateau;

@@ -209,7 +209,7 @@ impl<'a, T: Task> Engine<'a, T> {
         }
         let done = checkpoint.is_some().then_some(progress.step);
         let records = Records::open(session.folder, done)?;
-        let profile = Hooks::start(session.profile, session.observer, stepper.optimizer.device(), done)?;
+        let profile = Hooks::start(session.profile, session.observer, stepper.device(), done)?;
         if !session.settings.is_empty() {
             weights::write_bytes(&session.folder.join("config.toml"), session.settings.as_bytes())?;
         }
@@ -220,7 +220,7 @@ impl<'a, T: Task> Engine<'a, T> {
             records,
             data_wait: Waiting::default(),
             profile,
-            threads: Adaptive::begin(stepper.optimizer.device()),
+            threads: Adaptive::begin(stepper.device()),
             kernels_reported: Vec::new(),
             total_steps,
             fitting: Fitting::new(config.micro_batch),
@@ -293,26 +293,26 @@ impl<'a, T: Task> Engine<'a, T> {
 
     /// After a step that ran out of memory: turns CUDA graphs off or, where they are off, makes micro-batches smaller.
     fn reduce_memory(&mut self, reason: String, batches: &[T::Batch]) -> Result<()> {
-        let Stepper { optimizer, graphs, .. } = &mut self.stepper;
-        if optimizer.is_partially_updated() {
+        let stepper = &mut self.stepper;
+        if stepper.optimizer.is_partially_updated() {
             let reason =
                 format!("{reason}; some weights were already updated in this step, {}", self.last_checkpoint());
             return Err(Error::OutOfMemory { reason });
         }
         let observer = self.session.observer;
-        if graphs.is_on() {
-            optimizer.clear();
-            graphs.turn_off(&format!("memory ran out ({reason}), the step is repeated without them"));
-            graphs.take_notes().into_iter().for_each(|note| observer.on(&Event::Note(note)));
+        if stepper.graphs.is_on() {
+            stepper.clear();
+            stepper.graphs.turn_off(&format!("memory ran out ({reason}), the step is repeated without them"));
+            stepper.graphs.take_notes().into_iter().for_each(|note| observer.on(&Event::Note(note)));
             memory::clear_failure();
-            memory::release_cache(optimizer.device())?;
+            memory::release_cache(stepper.device())?;
             return Ok(());
         }
         if batches.first().is_none_or(|batch| self.task.split(batch, 1).is_none()) {
             return Err(Error::OutOfMemory { reason });
         }
-        optimizer.clear();
-        let halved = self.fitting.halve(reason, optimizer.device())?;
+        stepper.clear();
+        let halved = self.fitting.halve(reason, stepper.device())?;
         let text = format!(
             "step {}: {}; it is repeated with micro-batches of {}, the effective batch stays; next time: `{}`",
             self.progress.step + 1,
@@ -372,7 +372,7 @@ impl<'a, T: Task> Engine<'a, T> {
         self.profile.end_step(step, self.task, state)?;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count of samples")]
         let samples = result.batch_size.samples as u64;
-        let allocated_peak = memory::overall_peak(optimizer.device()).0;
+        let allocated_peak = memory::overall_peak(self.stepper.device()).0;
         self.report(StepReport {
             step,
             total_steps: self.total_steps,
@@ -464,9 +464,9 @@ impl<'a, T: Task> Engine<'a, T> {
         }
         self.profile.begin("evaluate", self.progress.step)?;
         // `best/` and its score are those of the moving average, if it is on
-        self.stepper.swap_ema();
+        self.stepper.swap_ema()?;
         let outcome = self.validate_and_keep();
-        self.stepper.swap_ema();
+        self.stepper.swap_ema()?;
         outcome
     }
 

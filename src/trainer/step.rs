@@ -7,6 +7,7 @@
 use super::ema::Ema;
 use super::graph::backend::Numbers;
 use super::graph::{Graphs, Share, forward_backward};
+use super::host_masters::HostMasters;
 use super::optimizer::AdamW;
 use super::precision::Scaler;
 use super::{BatchSize, Parameter, Task, TrainConfig};
@@ -103,6 +104,8 @@ impl Launched {
 /// Everything that changes from step to step: optimizer, moving average, loss scaler, CUDA graphs.
 pub struct Stepper<'a, T: Task> {
     task: &'a T,
+    /// Masters in host memory, which the optimizer then updates.
+    pub(crate) masters: Option<HostMasters>,
     pub(crate) optimizer: AdamW,
     pub(crate) ema: Option<Ema>,
     pub(crate) scaler: Scaler,
@@ -121,10 +124,26 @@ impl<'a, T: Task> Stepper<'a, T> {
     /// passes. Only `train.graph = "auto"` uses it.
     pub fn new(task: &'a T, config: &TrainConfig, has_room_for_graphs: bool) -> Self {
         let optimizer = AdamW::new(task.parameters(), config);
+        let mastered = task.mastered();
+        let masters = (!mastered.is_empty()).then(|| HostMasters::new(mastered));
+        let device = masters.as_ref().map_or_else(|| optimizer.device(), HostMasters::device);
         let ema = (config.ema_decay > 0.0).then(|| Ema::new(config.ema_decay, optimizer.params()));
-        let graphs = Graphs::new(config.graph_switch(), optimizer.device(), has_room_for_graphs);
+        let graphs = Graphs::new(config.graph_switch(), device, has_room_for_graphs);
         let scaler = Scaler::new(config.precision);
-        Self { task, optimizer, ema, scaler, graphs, step_in_backward: config.step_in_backward }
+        Self { task, masters, optimizer, ema, scaler, graphs, step_in_backward: config.step_in_backward }
+    }
+
+    /// Device of the passes.
+    pub fn device(&self) -> Device {
+        self.masters.as_ref().map_or_else(|| self.optimizer.device(), HostMasters::device)
+    }
+
+    /// Drops all gradients.
+    pub fn clear(&self) {
+        self.optimizer.clear();
+        if let Some(masters) = &self.masters {
+            masters.clear();
+        }
     }
 
     /// One optimizer step over the micro-batches of an effective batch. Waits for the device.
@@ -139,8 +158,8 @@ impl<'a, T: Task> Stepper<'a, T> {
     /// True if the next step may be launched before [`Self::finish`]: it does not depend on this step's numbers. The
     /// update itself never waits, because a step whose gradients are not finite changes nothing on the device.
     pub fn may_run_ahead(&self) -> bool {
-        let waits = self.scaler.is_dynamic() || self.ema.is_some() || self.step_in_backward;
-        let is_asynchronous = matches!(self.optimizer.device(), Device::Cuda(_));
+        let waits = self.scaler.is_dynamic() || self.ema.is_some() || self.step_in_backward || self.masters.is_some();
+        let is_asynchronous = matches!(self.device(), Device::Cuda(_));
         #[cfg(test)]
         let is_asynchronous = is_asynchronous || super::fixture::RUN_AHEAD.get();
         is_asynchronous && !waits
@@ -151,10 +170,20 @@ impl<'a, T: Task> Stepper<'a, T> {
     /// # Errors
     /// As [`Self::step`].
     pub fn launch(&mut self, batches: &[T::Batch], info: StepInfo, mark: &mut OnMark) -> Result<Launched> {
-        let Self { task, optimizer, graphs, scaler, .. } = self;
+        let Self { task, masters, optimizer, graphs, scaler, .. } = self;
         let task = *task;
         // a batch that was split after memory ran out has several gradients to add up
-        let (batch_size, losses, gradients) = if self.step_in_backward && batches.len() == 1 {
+        let (batch_size, losses, gradients) = if let Some(masters) = masters {
+            let work = Work { task, scaler, epoch: info.epoch, params: &[] };
+            let (batch_size, losses) = masters.collect(|| work.accumulate(batches, graphs, mark))?;
+            mark(Mark::Gradients, optimizer.params())?;
+            let gradients = optimizer.measure(scaler.unscale_factor())?;
+            optimizer.step(info.learning_rate, &gradients)?;
+            optimizer.mark_partial();
+            masters.round()?;
+            optimizer.mark_whole();
+            (batch_size, losses, gradients)
+        } else if self.step_in_backward && batches.len() == 1 {
             let work = Work { task, scaler, epoch: info.epoch, params: &[] };
             let ((batch_size, losses), gradients) =
                 optimizer.step_during(info.learning_rate, || work.accumulate(batches, graphs, mark))?;
@@ -215,10 +244,17 @@ impl<'a, T: Task> Stepper<'a, T> {
     }
 
     /// Exchanges the weights and their moving average, if it is on. A second call exchanges them back.
-    pub fn swap_ema(&mut self) {
+    ///
+    /// # Errors
+    /// An error of the device.
+    pub fn swap_ema(&mut self) -> Result<()> {
         if let Some(ema) = &mut self.ema {
             ema.swap(self.optimizer.params());
+            if let Some(masters) = &self.masters {
+                masters.round()?;
+            }
         }
+        Ok(())
     }
 }
 

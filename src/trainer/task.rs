@@ -5,7 +5,7 @@ use super::profile::Component;
 use super::{BatchSize, Loss, Parameter};
 use crate::Result;
 use crate::event::Event;
-use crate::tensor::store::{Entry, Role};
+use crate::tensor::store::{Entry, Mastered, Role};
 use crate::tensor::weights::Staged;
 use crate::units::Bytes;
 use image::RgbImage;
@@ -56,8 +56,14 @@ pub trait Task {
     /// One micro-batch.
     type Batch;
 
-    /// All trained tensors, always in the same order.
+    /// All trained tensors in fp32, always in the same order.
     fn parameters(&self) -> Vec<Parameter>;
+
+    /// With [`Self::parameters`] in host memory (`train.offload_weights`): the tensors on the device that have their
+    /// rounded values, in the same order. Else empty.
+    fn mastered(&self) -> Vec<Mastered> {
+        Vec::new()
+    }
 
     /// The parts of the model for a memory profile: by default one part with all trained tensors.
     fn components(&self) -> Vec<Component> {

@@ -251,6 +251,7 @@ fn fine_tunings_use_the_planned_memory() {
          train.step_in_backward=true train.clip_norm=0",
         "finetune.model=random:sd15 finetune.method=full train.offload_optimizer=true",
         "finetune.model=random:sdxl finetune.rank=64",
+        "finetune.model=random:sd15 finetune.method=full train.offload_weights=true train.accumulation=2",
         "finetune.model=random:sd15 finetune.mode=mask_to_image finetune.unlock_decoder=true",
     ];
     let mut wrong = Vec::new();

@@ -5,7 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use prsmed::augment::finetune::network::Network;
+use prsmed::augment::finetune::network::{Masters, Network};
 use prsmed::augment::finetune::{self, FinetuneConfig, Method};
 use prsmed::augment::pipeline::{Batch, Generator, Placement, PromptPair, encode_prompts, tokenize};
 use prsmed::augment::pipeline_config::{Part, PipelineConfig};
@@ -268,7 +268,7 @@ fn new_networks_of_a_fine_tuning_begin_as_the_generator() {
     let placement = Placement { device: Device::Cpu, kind: Kind::Float, seed: 3 };
     let network = |mode, method| {
         let config = FinetuneConfig { mode, method, ..FinetuneConfig::default() };
-        Network::new(&pipeline_config, &config, placement).unwrap()
+        Network::new(&pipeline_config, &config, placement, Masters::OnDevice).unwrap()
     };
     let named = |network: &Network| -> BTreeMap<String, Tensor> {
         network.parameters().into_iter().map(|parameter| (parameter.name, parameter.tensor)).collect()

@@ -43,6 +43,11 @@ fn draw_settings(rng: &mut ChaCha8Rng) -> Vec<String> {
         sets.retain(|set| !set.starts_with("train.accumulation=") && set != "train.precision=fp16");
         sets.extend(["train.accumulation=1", "train.clip_norm=0"].map(str::to_owned));
     }
+    let plain = ["train.precision=fp32", "train.offload_optimizer=true", "train.step_in_backward=true"];
+    if !sets.iter().any(|set| plain.contains(&set.as_str())) {
+        let mut one = |key: &str, values: &[&str]| format!("{key}={}", values.choose(rng).unwrap());
+        sets.push(one("train.offload_weights", &["false", "true"]));
+    }
     sets
 }
 
@@ -66,7 +71,7 @@ fn planned_memory_of_fine_tuning_equals_measured_memory() {
     let _alone = ready();
     let mut rng = ChaCha8Rng::seed_from_u64(5);
     let mut different = Vec::new();
-    for _ in 0..30 {
+    for _ in 0..40 {
         let sets = draw_settings(&mut rng);
         let run = settings("tiny", &sets);
         let pipeline_config = run.planned_pipeline_config().unwrap();

@@ -256,7 +256,7 @@ impl Encoding<'_> {
         if missing.is_empty() {
             return Ok(());
         }
-        let (vae, _store) = autoencoder(self.pipeline_config, self.placement)?;
+        let (vae, _store) = autoencoder(self.pipeline_config, self.placement, Kind::Float)?;
         let total = missing.len() as u64;
         self.observer.on(&Event::Started { phase: "encode images".into(), total, unit: "images" });
         for (done, missing) in missing.iter().enumerate() {
@@ -401,7 +401,7 @@ pub fn dry_run(
     return_memory(placement.device)?;
     begin(PHASES[1])?;
     {
-        let (vae, _store) = autoencoder(pipeline_config, placement)?;
+        let (vae, _store) = autoencoder(pipeline_config, placement, Kind::Float)?;
         let bytes = blank([image_size, image_size, 3], Kind::Uint8, input_device(placement.device));
         let _latents =
             guard::guard(|| Ok(no_grad(|| distribution(&vae, &bytes, None, pipeline_config, placement.device))))?;
@@ -414,8 +414,11 @@ fn return_memory(device: Device) -> Result<()> {
     if device == META { Ok(()) } else { memory::release_cache(device).map(drop) }
 }
 
-/// The autoencoder in fp32, as in diffusers' training scripts: SDXL's overflows in fp16.
-pub(super) fn autoencoder(pipeline_config: &PipelineConfig, placement: Placement) -> Result<(Vae, Store)> {
-    placement
-        .network(pipeline_config, Part::Vae, (Kind::Float, Role::Frozen), |scope| Vae::new(scope, &pipeline_config.vae))
+/// The autoencoder in `kind`. Images are encoded in fp32, as in diffusers' training scripts.
+pub(super) fn autoencoder(
+    pipeline_config: &PipelineConfig,
+    placement: Placement,
+    kind: Kind,
+) -> Result<(Vae, Store)> {
+    placement.network(pipeline_config, Part::Vae, (kind, Role::Frozen), |scope| Vae::new(scope, &pipeline_config.vae))
 }

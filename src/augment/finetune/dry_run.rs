@@ -2,8 +2,8 @@
 //!
 //! It calls the functions of the training; the values in its batches have no meaning.
 
-use super::cache::{self, Condition, Latents, autoencoder};
-use super::samples::{self, Conditions};
+use super::cache::{self, Condition, Latents};
+use super::samples::{self, Conditions, Decoder};
 use super::settings::FinetuneRun;
 use super::step::{Denoiser, Draw, NoisyLatents, Sample};
 use super::task::VALIDATED_TIMESTEPS;
@@ -14,7 +14,7 @@ use crate::data::text::clip_bpe::CONTEXT;
 use crate::event::Observer;
 use crate::models::diffusion::unet::Pass;
 use crate::models::inception::{self, Inception};
-use crate::tensor::store::{Role, Store, StoreOptions};
+use crate::tensor::store::{Mastered, Role, Store, StoreOptions};
 use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, Tensor, guard, ledger, no_grad};
 use crate::trainer::profile::Component;
@@ -77,10 +77,7 @@ impl FinetuneDryRun {
         let (config, device) = (&self.denoiser.config, self.denoiser.device);
         let seed = self.denoiser.engine.seed;
         {
-            let (vae, _store) = autoencoder(
-                &self.pipeline_config,
-                Placement { device, kind: self.denoiser.engine.precision.kind(), seed },
-            )?;
+            let decoder = Decoder::new(&self.pipeline_config, &self.denoiser)?;
             let conditions = {
                 let _category = ledger::enter(ledger::Category::Inputs);
                 let draw = Draw { item: 0, timestep: 0, seed, draws_latents: false };
@@ -95,7 +92,7 @@ impl FinetuneDryRun {
                 let positive = samples.into_iter().map(|sample| sample.embedding).collect();
                 Conditions { positive, negative, condition, seeds }
             };
-            let run = || samples::generate(&self.denoiser, &self.pipeline_config, &vae, &conditions, SHOWN_STEPS);
+            let run = || samples::generate(&self.denoiser, &decoder, &conditions, SHOWN_STEPS);
             drop(guard::guard(|| no_grad(run))?);
         }
         let store = Store::new(StoreOptions { device, frozen_kind: Kind::Float, initialise: false });
@@ -137,6 +134,10 @@ impl Task for FinetuneDryRun {
 
     fn parameters(&self) -> Vec<Parameter> {
         self.denoiser.network.parameters()
+    }
+
+    fn mastered(&self) -> Vec<Mastered> {
+        self.denoiser.network.mastered()
     }
 
     fn components(&self) -> Vec<Component> {

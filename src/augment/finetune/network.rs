@@ -7,9 +7,9 @@ use crate::augment::pipeline_config::{Part, PipelineConfig, Weights};
 use crate::models::diffusion::controlnet::{self, ControlNet};
 use crate::models::diffusion::lora;
 use crate::models::diffusion::unet::{self, Adapters, Unet};
-use crate::tensor::store::{Entry, Init, Role, Store, StoreOptions};
+use crate::tensor::store::{Entry, Init, Mastered, Role, Store, StoreOptions};
 use crate::tensor::weights::{Archive, Staged};
-use crate::tensor::{META, Tensor, guard, no_grad, rng};
+use crate::tensor::{Kind, META, Tensor, guard, no_grad, rng};
 use crate::trainer::Parameter;
 use crate::trainer::profile::Component;
 use crate::{Error, Result};
@@ -61,12 +61,17 @@ impl Network {
     /// # Errors
     /// [`Error::Weights`]; [`Error::Config`] if `finetune.targets` names no layer of the UNet, or for a UNet of 4
     /// channels that cannot learn to inpaint; typed errors of libtorch.
-    pub fn new(pipeline_config: &PipelineConfig, config: &FinetuneConfig, placement: Placement) -> Result<Self> {
+    pub fn new(
+        pipeline_config: &PipelineConfig,
+        config: &FinetuneConfig,
+        placement: Placement,
+        masters: Masters,
+    ) -> Result<Self> {
         let sizes = trained_sizes(pipeline_config, config)?;
         // adapters draw their values after all other weights, so that those are the generator's
         let options = StoreOptions { device: placement.device, frozen_kind: placement.kind, initialise: false };
-        let adapters = config.has_adapters().then(|| Store::new(options));
-        let (unet, base) = build_unet(pipeline_config, config, placement, &sizes, adapters.as_ref())?;
+        let adapters = config.has_adapters().then(|| masters.applied_to(Store::new(options)));
+        let (unet, base) = build_unet(pipeline_config, config, (placement, masters), &sizes, adapters.as_ref())?;
         let mut network =
             Self { unet, controlnet: None, base, beside: adapters, config: config.clone(), sizes, control_sizes: None };
         if let Some(store) = &network.beside {
@@ -79,20 +84,26 @@ impl Network {
             }
         }
         if config.mode == Mode::MaskToImage {
-            network.add_controlnet(pipeline_config, placement)?;
+            network.add_controlnet(pipeline_config, placement, masters)?;
         }
+        network.round()?;
         Ok(network)
     }
 
-    fn add_controlnet(&mut self, pipeline_config: &PipelineConfig, placement: Placement) -> Result<()> {
+    fn add_controlnet(
+        &mut self,
+        pipeline_config: &PipelineConfig,
+        placement: Placement,
+        masters: Masters,
+    ) -> Result<()> {
         let loaded = pipeline_config.controlnet.clone();
         let sizes = match &loaded {
             Some(sizes) => sizes.clone(),
             None => new_controlnet(&self.sizes, pipeline_config.vae.downscale())?,
         };
         let is_read = loaded.is_some() && pipeline_config.weights != Weights::Random;
-        let store =
-            Store::new(StoreOptions { device: placement.device, frozen_kind: placement.kind, initialise: !is_read });
+        let options = StoreOptions { device: placement.device, frozen_kind: placement.kind, initialise: !is_read };
+        let store = masters.applied_to(Store::new(options));
         rng::seed(placement.seed);
         let network = guard::guard(|| Ok(no_grad(|| ControlNet::new(&store.root(Role::Trainable), &sizes))))?;
         if placement.device != META {
@@ -119,13 +130,26 @@ impl Network {
         }
     }
 
+    /// The trained tensors with their masters in host memory; empty if they are fp32 themselves.
+    pub fn mastered(&self) -> Vec<Mastered> {
+        let prefix = if self.controlnet.is_some() { "controlnet." } else { "" };
+        let beside = self.beside.iter().flat_map(Store::mastered);
+        let beside = beside.map(|one| Mastered { name: format!("{prefix}{}", one.name), ..one });
+        self.base.mastered().into_iter().chain(beside).collect()
+    }
+
+    /// Gives the networks the rounded values of masters that were changed.
+    fn round(&self) -> Result<()> {
+        guard::guard(|| self.mastered().iter().try_for_each(Mastered::round))
+    }
+
     /// The tensors of the UNet that are trained.
     fn trained_unet(&self) -> Vec<Entry> {
         let entries = self.base.entries().into_iter();
         entries.filter(|entry| entry.role == Role::Trainable).collect()
     }
 
-    /// The trained tensors.
+    /// The trained tensors in fp32.
     pub fn parameters(&self) -> Vec<Parameter> {
         let prefix = if self.controlnet.is_some() { "controlnet." } else { "" };
         let beside = self.beside.iter().flat_map(Store::entries);
@@ -233,7 +257,25 @@ impl Network {
             let report = no_grad(|| archive.load(&mut saved.tensors, |_| false))?;
             report.into_result(&path)?;
         }
-        Ok(())
+        self.round()
+    }
+}
+
+/// Where the fp32 values of trained weights are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Masters {
+    /// The weights themselves, on the device.
+    OnDevice,
+    /// In host memory; the device has rounded weights of this dtype.
+    OnHost(Kind),
+}
+
+impl Masters {
+    fn applied_to(self, store: Store) -> Store {
+        match self {
+            Self::OnDevice => store,
+            Self::OnHost(kind) => store.with_masters(kind),
+        }
     }
 }
 
@@ -273,7 +315,7 @@ fn trained_sizes(pipeline_config: &PipelineConfig, config: &FinetuneConfig) -> R
 fn build_unet(
     pipeline_config: &PipelineConfig,
     config: &FinetuneConfig,
-    placement: Placement,
+    (placement, masters): (Placement, Masters),
     sizes: &unet::Config,
     adapters: Option<&Store>,
 ) -> Result<(Unet, Store)> {
@@ -302,7 +344,8 @@ fn build_unet(
             if name == "conv_in.weight" { tensor.narrow(1, 0, before) } else { tensor }
         })
     };
-    placement.network_filled(pipeline_config, (placement.kind, role), build, fill)
+    let store = masters.applied_to(placement.store(pipeline_config, placement.kind));
+    placement.network_filled(store, role, build, fill)
 }
 
 /// Initial values of adapters, as in `peft`: the first factor uniform, the second 0.

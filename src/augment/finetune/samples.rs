@@ -6,7 +6,7 @@
 use super::cache::{Cache, autoencoder};
 use super::step::Denoiser;
 use crate::augment::inpaint_mask::Frame;
-use crate::augment::pipeline::{Embedding, Placement, bytes, on};
+use crate::augment::pipeline::{Embedding, Placement, bytes, is_finite, on, vae_kind};
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::quality::{FeatureSource, QualityReport};
 use crate::data::sheet::{Tile, sheet};
@@ -14,6 +14,7 @@ use crate::event::{Event, Observer};
 use crate::models::diffusion::sampler::{History, Sampler};
 use crate::models::diffusion::unet::{Added, Conditioning, Pass};
 use crate::models::diffusion::vae::Vae;
+use crate::tensor::store::Store;
 use crate::tensor::{Device, Kind, META, Tensor, dims, guard, ledger, memory, meta, module_path, no_grad, rng};
 use crate::trainer::{Picture, Score};
 use crate::{Error, Result, files};
@@ -84,6 +85,61 @@ pub struct Measured {
     pub picture: Picture,
 }
 
+/// The autoencoder that makes images of the samples' latents.
+pub struct Decoder {
+    pipeline_config: PipelineConfig,
+    placement: Placement,
+    kind: Kind,
+    vae: Vae,
+    // owns its tensors
+    _store: Store,
+}
+
+impl Decoder {
+    /// Side of the tiles in which larger images are decoded, so that this needs less memory than a training step.
+    const TILE: i64 = 512;
+
+    /// Loads the autoencoder of `pipeline_config` in the dtype of the training.
+    ///
+    /// # Errors
+    /// [`Error::Weights`]; typed errors of libtorch.
+    pub fn new(pipeline_config: &PipelineConfig, denoiser: &Denoiser) -> Result<Self> {
+        let kind = denoiser.engine.precision.kind();
+        let placement = Placement { device: denoiser.device, kind, seed: denoiser.engine.seed };
+        Self::in_kind(pipeline_config, placement, vae_kind(pipeline_config, kind))
+    }
+
+    fn in_kind(pipeline_config: &PipelineConfig, placement: Placement, kind: Kind) -> Result<Self> {
+        let (vae, store) = autoencoder(pipeline_config, placement, kind)?;
+        Ok(Self { pipeline_config: pipeline_config.clone(), placement, kind, vae, _store: store })
+    }
+
+    /// Images of `latents [b, c, s, s]`, one after another, `[b, 3, S, S]` fp32.
+    ///
+    /// # Errors
+    /// [`Error::Diverged`] for an image that is not finite, also in fp32; typed errors of libtorch.
+    fn decode(&self, latents: &Tensor) -> Result<Tensor> {
+        let pixels = self.pixels(latents);
+        if self.placement.device == META || is_finite(&pixels) {
+            return Ok(pixels);
+        }
+        drop(pixels);
+        if self.kind != Kind::Float {
+            // 16-bit decoders can overflow
+            return Self::in_kind(&self.pipeline_config, self.placement, Kind::Float)?.decode(latents);
+        }
+        Err(Error::Diverged { reason: "a sample of the network in training is not finite".into() })
+    }
+
+    fn pixels(&self, latents: &Tensor) -> Tensor {
+        let scaled = (latents / self.pipeline_config.vae.scaling_factor).to_kind(self.kind);
+        let side = scaled.size()[2] * self.pipeline_config.vae.downscale();
+        let pixels =
+            if side > Self::TILE { self.vae.decode_tiled(&scaled, Self::TILE) } else { self.vae.decode_sliced(&scaled) };
+        pixels.to_kind(Kind::Float)
+    }
+}
+
 /// What the network reads to make a batch of images, in host memory.
 pub struct Conditions {
     /// Captions.
@@ -111,9 +167,9 @@ impl Quality {
         let mut made: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
         let mut done = 0;
         {
-            let (vae, _store) = autoencoder(&self.pipeline_config, placement(denoiser))?;
+            let decoder = Decoder::new(&self.pipeline_config, denoiser)?;
             for (index, class) in self.classes.iter().enumerate() {
-                for (number, image) in self.images(class, (denoiser, cache, &vae), observer, &mut |count| {
+                for (number, image) in self.images(class, (denoiser, cache, &decoder), observer, &mut |count| {
                     done += count;
                     observer.on(&Event::Advanced { done: done as u64 });
                 })? {
@@ -151,7 +207,7 @@ impl Quality {
     fn images(
         &self,
         class: &Class,
-        (denoiser, cache, vae): (&Denoiser, &Cache, &Vae),
+        (denoiser, cache, decoder): (&Denoiser, &Cache, &Decoder),
         observer: &dyn Observer,
         advance: &mut dyn FnMut(usize),
     ) -> Result<Vec<(usize, RgbImage)>> {
@@ -164,8 +220,7 @@ impl Quality {
             let first = images.len();
             let requests = &class.samples[first..class.samples.len().min(first + most)];
             let conditions = Conditions::read(requests, denoiser, cache)?;
-            let made =
-                guard::guard(|| no_grad(|| generate(denoiser, &self.pipeline_config, vae, &conditions, usize::MAX)));
+            let made = guard::guard(|| no_grad(|| generate(denoiser, decoder, &conditions, usize::MAX)));
             match made {
                 Err(Error::OutOfMemory { .. }) if most > 1 => {
                     most /= 2;
@@ -204,21 +259,12 @@ impl Conditions {
     }
 }
 
-fn placement(denoiser: &Denoiser) -> Placement {
-    Placement { device: denoiser.device, kind: denoiser.engine.precision.kind(), seed: denoiser.engine.seed }
-}
-
 /// Makes a batch of images, `[b, S, S, 3]` bytes on the host. At most `steps` denoising steps run.
 ///
 /// # Errors
 /// [`Error::Diverged`] for an image that is not finite; [`Error::Config`] for too many steps; typed errors of libtorch.
-pub fn generate(
-    denoiser: &Denoiser,
-    pipeline_config: &PipelineConfig,
-    vae: &Vae,
-    conditions: &Conditions,
-    steps: usize,
-) -> Result<Tensor> {
+pub fn generate(denoiser: &Denoiser, decoder: &Decoder, conditions: &Conditions, steps: usize) -> Result<Tensor> {
+    let pipeline_config = &decoder.pipeline_config;
     let _module = module_path::enter("samples");
     let (config, device) = (&denoiser.config, denoiser.device);
     let sampler = Sampler::new(pipeline_config.sampler, &pipeline_config.scheduler, config.inference_steps_training)?;
@@ -241,11 +287,8 @@ pub fn generate(
         }
         latents = sampler.step(i, &output, &latents, &mut history);
     }
-    let pixels = vae.decode_sliced(&(latents / pipeline_config.vae.scaling_factor));
-    if pixels.device() != META && !crate::augment::pipeline::is_finite(&pixels) {
-        return Err(Error::Diverged { reason: "a sample of the network in training is not finite".into() });
-    }
-    Ok(bytes(&pixels))
+    drop((conditioning, condition));
+    Ok(bytes(&decoder.decode(&latents)?))
 }
 
 /// A tensor from the host on the device.

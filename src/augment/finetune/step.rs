@@ -3,7 +3,7 @@
 //! The training and its dry run both call these functions; they differ only in where the samples come from.
 
 use super::cache::Latents;
-use super::network::Network;
+use super::network::{Masters, Network};
 use super::objective::{NoisyBatch, Objective};
 use super::settings::{FinetuneConfig, FinetuneRun};
 use crate::augment::pipeline::{Embedding, Placement};
@@ -138,8 +138,9 @@ impl Denoiser {
     /// As [`Network::new`].
     pub fn new(pipeline_config: &PipelineConfig, run: &FinetuneRun, device: Device) -> Result<Self> {
         let placement = Placement { device, kind: run.train.precision.kind(), seed: run.train.seed };
+        let masters = if run.train.offload_weights { Masters::OnHost(placement.kind) } else { Masters::OnDevice };
         Ok(Self {
-            network: Network::new(pipeline_config, &run.finetune, placement)?,
+            network: Network::new(pipeline_config, &run.finetune, placement, masters)?,
             objective: Objective::new(&pipeline_config.scheduler, &run.finetune),
             config: run.finetune.clone(),
             engine: run.train.clone(),

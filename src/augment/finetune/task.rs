@@ -9,6 +9,7 @@ use crate::event::{Event, Observer};
 use crate::models::diffusion::unet::Pass;
 use crate::segment::resume;
 use crate::tensor::async_copy::AsyncCopy;
+use crate::tensor::store::Mastered;
 use crate::tensor::weights::Staged;
 use crate::tensor::{guard, ledger, no_grad, rng};
 use crate::trainer::profile::Component;
@@ -116,6 +117,10 @@ impl Task for FinetuneTask {
 
     fn parameters(&self) -> Vec<Parameter> {
         self.denoiser.network.parameters()
+    }
+
+    fn mastered(&self) -> Vec<Mastered> {
+        self.denoiser.network.mastered()
     }
 
     fn components(&self) -> Vec<Component> {

@@ -134,6 +134,13 @@ pub(in crate::cli) fn finetune_changes(before: &FinetuneRun, now: &FinetuneRun) 
     if !was.offload_optimizer && is.offload_optimizer {
         notes.push("`train.offload_optimizer=true`: optimizer state in host memory; nothing else fits".to_owned());
     }
+    if !was.offload_weights && is.offload_weights {
+        notes.push(
+            "`train.offload_weights=true`: fp32 weights and optimizer state in host memory, updated by the CPU; nothing \
+             else fits"
+                .to_owned(),
+        );
+    }
     let makes_samples = now.finetune.num_samples_for_metrics > 0;
     if makes_samples && before.finetune.generation_batch_size != now.finetune.generation_batch_size {
         notes.push("`finetune.generation_batch_size=1`: samples are made one by one".to_owned());

@@ -92,13 +92,14 @@ pub(in crate::cli) struct Args {
 }
 
 /// Settings that the search for a GPU chooses; with a flag for one of them it does not search.
-const SEARCHED: [&str; 10] = [
+const SEARCHED: [&str; 11] = [
     "train.micro_batch",
     "train.accumulation",
     "train.checkpointing",
     "train.optimizer",
     "train.step_in_backward",
     "train.offload_optimizer",
+    "train.offload_weights",
     "train.clip_norm",
     "train.precision",
     "finetune.image_size",

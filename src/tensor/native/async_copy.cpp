@@ -60,16 +60,16 @@ at::Tensor* pinned_copy(const at::Tensor& host) {
   return new at::Tensor(pinned);
 }
 
-// Numbers on their way from a GPU.
-struct ReadBack {
+// A tensor on its way from a GPU.
+struct Fetch {
   at::Tensor pinned;
   c10::Event event;
 };
 
-ReadBack* read_back(const at::Tensor& numbers) {
-  const auto device = numbers.device();
-  auto out = std::make_unique<ReadBack>(ReadBack{pinned_like(numbers), c10::Event(device.type())});
-  out->pinned.copy_(numbers, /*non_blocking=*/true);
+Fetch* fetch(const at::Tensor& tensor) {
+  const auto device = tensor.device();
+  auto out = std::make_unique<Fetch>(Fetch{pinned_like(tensor), c10::Event(device.type())});
+  out->pinned.copy_(tensor, /*non_blocking=*/true);
   out->event.record(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
   return out.release();
 }
@@ -88,17 +88,17 @@ char* prsmed_send_small(at::Tensor* host, int32_t index, at::Tensor** out) {
   })
 }
 
-// Starts to copy fp64 numbers from a GPU. `prsmed_read_back_end` frees the result.
-char* prsmed_read_back_begin(at::Tensor* numbers, void** out) { PRSMED_TRY(*out = read_back(*numbers)) }
-char* prsmed_read_back_is_complete(void* read_back, bool* out) {
-  PRSMED_TRY(*out = static_cast<ReadBack*>(read_back)->event.query())
+// Starts to copy a tensor from a GPU on the compute stream. `prsmed_fetch_end` frees the result.
+char* prsmed_fetch_begin(at::Tensor* tensor, void** out) { PRSMED_TRY(*out = fetch(*tensor)) }
+char* prsmed_fetch_is_complete(void* fetch, bool* out) {
+  PRSMED_TRY(*out = static_cast<Fetch*>(fetch)->event.query())
 }
-// Waits for the copy, and writes its numbers to `out` unless that is null.
-char* prsmed_read_back_end(void* read_back, double* out) {
+// Waits for the copy, and returns it in pinned memory unless `out` is null.
+char* prsmed_fetch_end(void* fetch, at::Tensor** out) {
   PRSMED_TRY({
-    const std::unique_ptr<ReadBack> done(static_cast<ReadBack*>(read_back));
+    const std::unique_ptr<Fetch> done(static_cast<Fetch*>(fetch));
     done->event.synchronize();
-    if (out) std::copy_n(done->pinned.const_data_ptr<double>(), done->pinned.numel(), out);
+    if (out) *out = new at::Tensor(done->pinned);
   })
 }
 

@@ -60,6 +60,61 @@ fn micro_batches_change_rounding_only() {
     assert!((one - checkpointed).abs() < 1e-6 * one, "{one} {checkpointed}");
 }
 
+/// Weights in host memory are those on the device, and a run can go from one place to the other.
+#[test]
+fn weights_in_host_memory_train_the_same() {
+    let with = |more: &[&str]| {
+        let sets = "finetune.method=full train.precision=bf16 train.micro_batch=2 train.accumulation=2 \
+                    train.ema_decay=0.9 train.checkpoint_every_steps=3";
+        let sets: Vec<&str> = sets.split_whitespace().chain(more.iter().copied()).collect();
+        sets.into_iter().flat_map(|set| ["--set".to_owned(), set.to_owned()]).collect::<Vec<_>>()
+    };
+    let train = |name: &str, sets: &[String], more: &[&str]| {
+        let out = path(name);
+        let words: Vec<&str> = sets.iter().map(String::as_str).chain(more.iter().copied()).collect();
+        done(&mut finetune(&out, &words));
+        let lines = objects(&fs::read_to_string(out.join("metrics.jsonl")).unwrap());
+        let losses = lines.iter().filter(|line| line["kind"] == "step").map(|line| line["losses"]["total"].clone());
+        (losses.collect::<Vec<_>>(), out)
+    };
+    let offloaded = with(&["train.offload_weights=true"]);
+    let (resident_losses, resident) = train("finetuned-resident", &with(&[]), &[]);
+    let (losses, on_host) = train("finetuned-on-host", &offloaded, &[]);
+    assert_eq!(losses, resident_losses);
+    let weights = "unet/diffusion_pytorch_model.safetensors";
+    let bytes = |run: &Path, which: &str| fs::read(run.join(which).join(weights)).unwrap();
+    for which in ["last", "best"] {
+        assert!(bytes(&resident, which) == bytes(&on_host, which), "`{which}` differs");
+    }
+    // half of the steps here, half there
+    let begun = path("finetuned-moved");
+    let words: Vec<&str> = offloaded.iter().map(String::as_str).collect();
+    let mut child = finetune(&begun, &words).stderr(std::process::Stdio::null()).spawn().unwrap();
+    while !begun.join("last").exists() && child.try_wait().unwrap().is_none() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let (_, moved) = train("finetuned-moved", &with(&[]), &["--resume"]);
+    assert!(bytes(&resident, "last") == bytes(&moved, "last"), "a run that moved to the device differs");
+}
+
+#[test]
+fn weights_in_host_memory_need_16_bits() {
+    let out = folder("unusable-offload");
+    for (sets, words) in [
+        ("train.precision=fp32", "train.precision=bf16"),
+        ("train.precision=bf16 train.offload_optimizer=true", "includes `train.offload_optimizer`"),
+        ("train.precision=bf16 train.step_in_backward=true train.clip_norm=0 train.accumulation=1", "step_in_backward"),
+    ] {
+        let words_of_sets = sets.split_whitespace().flat_map(|set| ["--set", set]);
+        let all: Vec<&str> = words_of_sets.chain(["--set", "train.offload_weights=true"]).collect();
+        let ran = run(&mut finetune(&out, &all));
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        assert!(error_text(&ran).contains(words), "{}", ran.stderr);
+    }
+}
+
 #[test]
 fn the_generator_uses_the_fine_tuned_adapters() {
     let out = path("finetuned-for-use");
