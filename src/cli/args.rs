@@ -5,7 +5,9 @@ use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, OpenOptions};
 use crate::event::Event;
 use crate::{Error, Result};
-use std::path::PathBuf;
+use crate::segment::training::checkpoint_in;
+use crate::tensor::weights::{copy_folder, verify_folder};
+use std::path::{Path, PathBuf};
 
 /// Values of `--set` with those of other flags over them, as [`crate::config::Sources`] takes them.
 pub(super) fn sets_of(sets: &[String], flags: impl IntoIterator<Item = (String, String)>) -> Vec<(String, String)> {
@@ -15,6 +17,51 @@ pub(super) fn sets_of(sets: &[String], flags: impl IntoIterator<Item = (String, 
 /// The labels of a flag.
 pub(super) fn labels_of(text: &str) -> Result<Labels> {
     text.parse().map_err(|reason: String| Error::config("--labels", reason, "give for example `--labels 1,3`"))
+}
+
+/// Whether a training continues an earlier one.
+#[derive(Debug, clap::Args)]
+pub(super) struct ResumeArgs {
+    /// Continue: `latest` from `last/` in the run folder (the same as no value), or a checkpoint folder such as
+    /// runs/a/best, which is copied into a new run folder; `none` begins a new run [default: none]
+    #[arg(long, value_name = "FROM", num_args = 0..=1, default_missing_value = "latest")]
+    resume: Option<PathBuf>,
+}
+
+impl ResumeArgs {
+    /// Whether the run in the run folder is continued, once [`Self::adopt`] has copied a checkpoint there.
+    pub(super) fn resumes(&self) -> bool {
+        self.resume.as_ref().is_some_and(|from| from.as_os_str() != "none")
+    }
+
+    /// The checkpoint of another folder to continue from.
+    fn other(&self) -> Option<&Path> {
+        self.resume.as_deref().filter(|from| from.as_os_str() != "none" && from.as_os_str() != "latest")
+    }
+
+    /// The settings of the run to continue.
+    pub(super) fn settings(&self, run: &Path) -> Option<PathBuf> {
+        let folder = self.other().unwrap_or(run);
+        Some(folder.join("config.toml")).filter(|file| self.resumes() && file.exists())
+    }
+
+    /// Refuses to continue in a run folder that has another run, or from a folder that is no checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::Config`]; [`Error::Weights`].
+    pub(super) fn check(&self, run: &Path) -> Result<()> {
+        let Some(other) = self.other() else { return checkpoint_in(run, self.resumes()).map(drop) };
+        checkpoint_in(run, false)?;
+        verify_folder(other)
+    }
+
+    /// Copies the checkpoint of another folder into the run folder.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] for a folder that is not complete; [`Error::Io`].
+    pub(super) fn adopt(&self, run: &Path) -> Result<()> {
+        self.other().map_or(Ok(()), |other| copy_folder(other, &run.join("last")))
+    }
 }
 
 /// Location of the rows for training or evaluation.

@@ -239,6 +239,11 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         record["training"] = json!(duration);
     }
     if args.measure {
+        let lacks_host_memory = matches!(machine, Machine::Cpu(_)) || plan.device_peak <= plan.budget.bytes;
+        if !plan.fits && lacks_host_memory {
+            let hint = "measure smaller settings: the system would end this program";
+            return Err(Error::config("--measure", plan.summary(), hint).into());
+        }
         let measured = measure(args, context)?;
         context.output.line(measured_lines(&plan, &measured))?;
         record["measured"] = measured_record(&plan, &measured)?;

@@ -1,6 +1,6 @@
 //! `prsmed train`: plans memory, then trains.
 
-use super::args::{RootArgs, sets_of};
+use super::args::{ResumeArgs, RootArgs, sets_of};
 use super::context::Context;
 use super::memory::ProfileArgs;
 use super::report::Outcome;
@@ -12,7 +12,6 @@ use crate::plan::detect;
 use crate::plan::dry_run::Job;
 use crate::plan::report::{Machine, Plan};
 use crate::segment::task::{SCORE, SegmentTask};
-use crate::segment::training::checkpoint_in;
 use crate::segment::{Run, Training, needs};
 use crate::tensor::{self, Device, ledger, memory};
 use crate::trainer::Switch;
@@ -61,9 +60,8 @@ pub(super) struct Args {
     /// Run folder [default: runs/train]
     #[arg(long, value_name = "DIR", default_value = "runs/train", hide_default_value = true)]
     out: PathBuf,
-    /// Continue from `last/` in the run folder
-    #[arg(long)]
-    resume: bool,
+    #[command(flatten)]
+    resume: ResumeArgs,
     /// Same as `--set train.seed=N`
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -100,16 +98,15 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let lock = || RunLock::on("--out", &args.out, context.progress.as_ref());
     // an existing run is refused before the data is read; unusable data leaves no folder behind
     let early = args.out.is_dir().then(lock).transpose()?;
-    if early.is_some() {
-        checkpoint_in(&args.out, args.resume)?;
-    }
+    args.resume.check(&args.out)?;
     let (toml, config) = (resolved.to_toml(), resolved.config);
     let manifest = args.data.open_with_extra(&args.extra, context)?;
     let training = Training::new(config.clone(), manifest, &args.out, &context.runtime)?.with_toml(toml);
-    let training = training.resume(args.resume);
+    let training = training.resume(args.resume.resumes());
     let _run_lock = early.map_or_else(lock, Ok)?;
+    args.resume.adopt(&args.out)?;
     let checkpoint = training.checkpoint()?.map(|(folder, _)| folder);
-    if args.resume && checkpoint.is_none() {
+    if args.resume.resumes() && checkpoint.is_none() {
         let note = format!("{} contains no checkpoint yet: starting from the beginning", args.out.display());
         context.progress.on(&Event::Note(note));
     }
@@ -279,10 +276,11 @@ impl Observer for PlanCheck<'_> {
 }
 
 fn resolve(args: &Args, context: &Context) -> Result<Resolved> {
-    let saved = args.out.join("config.toml");
     // a resumed run keeps its settings; those that are newer than its file have their defaults
     let (file, default_preset) = match &args.config {
-        None if args.resume && args.preset.is_none() && saved.exists() => (Some(saved), RunConfig::DEFAULT_PRESET),
+        None if args.preset.is_none() && args.resume.settings(&args.out).is_some() => {
+            (args.resume.settings(&args.out), RunConfig::DEFAULT_PRESET)
+        }
         other => (other.clone(), "tiny"),
     };
     let mut sets = sets_of(&args.sets, []);
@@ -332,7 +330,7 @@ fn preset_for_this_gpu(sets: Vec<(String, String)>, args: &Args, context: &Conte
     let resolve =
         |sets: Vec<(String, String)>| Sources { default_preset: "full".into(), sets, ..Sources::default() }.resolve();
     let full = resolve(sets.clone())?;
-    if !args.print_config && !args.resume {
+    if !args.print_config && !args.resume.resumes() {
         context.check_files(needs::of_model(&full.config.model))?;
     }
     let machine = plan::training_machine(context);

@@ -7,7 +7,7 @@ use crate::augment::finetune::task::{SAMPLES_SCORE, SCORE};
 use crate::augment::finetune::{FinetuneConfig, Finetuning, Method, Mode};
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::quality::{self, FeatureSource, Images};
-use crate::cli::args::{RootArgs, sets_of};
+use crate::cli::args::{ResumeArgs, RootArgs, sets_of};
 use crate::cli::augment::args::{finetune_changes, finetuned_pipeline_config};
 use crate::cli::context::Context;
 use crate::cli::memory::ProfileArgs;
@@ -23,7 +23,6 @@ use crate::event::Event;
 use crate::hub::{Files, Need};
 use crate::models::inception;
 use crate::plan::search::has_headroom;
-use crate::segment::training::checkpoint_in;
 use crate::tensor::{self, Device, Tensor, memory};
 use crate::{Error, Result};
 use serde_json::json;
@@ -80,9 +79,8 @@ pub(in crate::cli) struct Args {
     precision: Option<String>,
     #[command(flatten)]
     profile: ProfileArgs,
-    /// Continue from `last/` in the run folder
-    #[arg(long)]
-    resume: bool,
+    #[command(flatten)]
+    resume: ResumeArgs,
     /// Do not plan memory before the training
     #[arg(long)]
     no_plan: bool,
@@ -120,16 +118,15 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let lock = || RunLock::on("--out", &args.out, context.progress.as_ref());
     // an existing run is refused before the data is read; unusable data leaves no folder behind
     let early = args.out.is_dir().then(lock).transpose()?;
-    if early.is_some() {
-        checkpoint_in(&args.out, args.resume)?;
-    }
+    args.resume.check(&args.out)?;
     let mut manifest = args.data.open(context)?;
     keep_for_validation(&mut manifest, &resolved.config, context)?;
     let _lock = early.map_or_else(lock, Ok)?;
+    args.resume.adopt(&args.out)?;
     let pipeline_config = finetuned_pipeline_config(&resolved.config, context)?;
     if !args.no_plan {
         let searches =
-            args.config.is_none() && !args.resume && !SEARCHED.iter().any(|key| resolved.is_from_a_flag(key));
+            args.config.is_none() && !args.resume.resumes() && !SEARCHED.iter().any(|key| resolved.is_from_a_flag(key));
         plan_memory(&mut resolved, &pipeline_config, searches, context)?;
     }
     let (toml, run) = (resolved.to_toml(), resolved.config);
@@ -146,7 +143,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         pipeline_config: &pipeline_config,
         manifest: &manifest,
         folder: &args.out,
-        resumes: args.resume,
+        resumes: args.resume.resumes(),
         features: features(&run, context)?,
         profile: profile.as_ref(),
         runtime: &context.runtime,
@@ -156,10 +153,9 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 }
 
 fn resolve(args: &Args) -> Result<Resolved<FinetuneRun>> {
-    let saved = args.out.join("config.toml");
     let file = match &args.config {
         // a resumed run keeps its settings
-        None if args.resume && args.preset.is_none() && saved.exists() => Some(saved),
+        None if args.preset.is_none() => args.resume.settings(&args.out),
         other => other.clone(),
     };
     let flags = [

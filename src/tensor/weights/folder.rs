@@ -166,6 +166,21 @@ impl Staged {
     }
 }
 
+/// Copies the complete checkpoint folder `source` to `target`, which does not exist.
+///
+/// # Errors
+/// [`Error::Weights`] for a folder that is not complete; [`Error::Io`].
+pub fn copy_folder(source: &Path, target: &Path) -> Result<()> {
+    verify_folder(source)?;
+    let mut staged = Staged::create(target)?;
+    for name in read_checksums(source)?.files.keys() {
+        let path = source.join(name);
+        let mut file = files::open(&path).map_err(Error::io(&path, "read"))?;
+        staged.write(name, |to, out| io::copy(&mut file, out).map(drop).map_err(Error::io(to, "write")))?;
+    }
+    staged.publish()
+}
+
 /// The folder to read for `target`: itself, or the previous content after a crash between the two renames of
 /// [`NewFolder::replace`]. Older versions called that `DIR.previous`. Changes nothing.
 ///

@@ -95,8 +95,25 @@ fn weights_in_host_memory_train_the_same() {
     }
     child.kill().unwrap();
     child.wait().unwrap();
-    let (_, moved) = train("finetuned-moved", &with(&[]), &["--resume"]);
+    let from = begun.join("last");
+    let (_, moved) = train("finetuned-elsewhere", &with(&[]), &["--resume", from.to_str().unwrap()]);
     assert!(bytes(&resident, "last") == bytes(&moved, "last"), "a run that moved to the device differs");
+}
+
+#[test]
+fn a_run_continues_only_from_a_complete_checkpoint_in_a_new_folder() {
+    let (first, second) = (path("finetuned-origin"), path("finetuned-copy"));
+    done(&mut finetune(&first, &[]));
+    let refused = |out: &Path, from: &Path, words: &str| {
+        let before = out.exists().then(|| tree(out));
+        let ran = run(&mut finetune(out, &["--resume", from.to_str().unwrap()]));
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        assert!(error_text(&ran).contains(words), "{}", ran.stderr);
+        assert!(before == out.exists().then(|| tree(out)), "a refused command changed the folder");
+    };
+    refused(&first, &first.join("best"), "already contains a run");
+    refused(&second, &first.join("samples"), "checksums.json");
+    done(&mut finetune(&second, &["--resume", "none"]));
 }
 
 #[test]
