@@ -30,7 +30,7 @@ SMALLER = ["train.checkpointing=full", "model.quantization=nf4", "train.optimize
 FINETUNES = {
     "lora": ["finetune.method=lora"],
     "full": ["finetune.method=full", "train.optimizer=adamw8bit", "train.clip_norm=0", "train.step_in_backward=true"],
-    "offload": ["finetune.method=full", "train.offload_optimizer=true"],
+    "offload": ["finetune.method=full", "train.precision=bf16", "train.offload_weights=true"],
     "control": ["finetune.mode=mask_to_image", "train.optimizer=adamw8bit"],
 }
 GPUS_FIRST, GPUS_SECOND = (8, 24, 80), (12, 16, 40, 48, 141)

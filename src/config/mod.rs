@@ -169,7 +169,10 @@ impl Settings for FinetuneRun {
     const PRESETS: &'static [(&'static str, &'static str)] = &[
         ("lora-sdxl", include_str!("../../configs/finetune-lora-sdxl.toml")),
         ("lora-sd15", include_str!("../../configs/finetune-lora-sd15.toml")),
+        ("full-sdxl", include_str!("../../configs/finetune-full-sdxl.toml")),
         ("full-sd15", include_str!("../../configs/finetune-full-sd15.toml")),
+        ("inpaint-sd15", include_str!("../../configs/finetune-inpaint-sd15.toml")),
+        ("controlnet-sd15", include_str!("../../configs/finetune-controlnet-sd15.toml")),
         ("tiny", include_str!("../../configs/finetune-tiny.toml")),
     ];
     const DEFAULT_PRESET: &'static str = "lora-sdxl";

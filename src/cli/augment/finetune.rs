@@ -53,7 +53,8 @@ pub(in crate::cli) struct Args {
     /// Run folder
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Named settings: lora-sdxl, lora-sd15, full-sd15, or tiny (random weights, for a quick try) [default: lora-sdxl]
+    /// Named settings: lora-sdxl, lora-sd15, full-sdxl, full-sd15, inpaint-sd15, controlnet-sd15, or tiny (random weights,
+    /// for a quick try) [default: lora-sdxl]
     #[arg(long, value_name = "NAME")]
     preset: Option<String>,
     /// TOML file whose values override the preset
