@@ -151,7 +151,12 @@ impl Files<'_> {
             Self::OnlyWeights => matching(&SINGLE),
             Self::Diffusers(variant) => diffusers(files, variant),
             Self::Folders { names, variant } => {
-                names.iter().flat_map(|folder| of_folder(files, folder, variant, &["*.json", "*.txt"])).collect()
+                let inside = |folder: &&str| {
+                    let found = of_folder(files, folder, variant, &["*.json", "*.txt"]).into_iter();
+                    let is_network = NETWORKS.contains(folder);
+                    found.filter(move |file| is_network || !file.name.ends_with(".safetensors")).collect::<Vec<_>>()
+                };
+                names.iter().flat_map(inside).collect()
             }
         }
     }
@@ -251,6 +256,9 @@ mod tests {
         assert!(names(Files::Diffusers(""), &["config.json", "README.md"]).is_empty());
         let folders = Files::Folders { names: &["tokenizer", "vae"], variant: "fp16" };
         assert_eq!(names(folders, &pipeline), ["tokenizer/merges.txt", rest[0], rest[1]]);
+        // the weights of a repository with one network are not those of a pipeline
+        let tokenizer = Files::Folders { names: &["", "tokenizer"], variant: "" };
+        assert_eq!(names(tokenizer, &["vocab.json", "merges.txt", "model.safetensors"]), ["vocab.json", "merges.txt"]);
         assert!(matches("a*b*c", "a-b-b-c") && !matches("a*b*c", "a-c") && matches("*", ""));
     }
 }

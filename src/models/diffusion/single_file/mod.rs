@@ -256,6 +256,3 @@ fn is_unused_by_sd2(key: &str) -> bool {
 pub fn is_same_matrix(stored: &[i64], wanted: &[i64]) -> bool {
     stored == wanted || stored.len() == 4 && stored[2..] == [1, 1] && stored[..2] == *wanted
 }
-
-#[cfg(test)]
-mod tests;
