@@ -251,7 +251,8 @@ impl PipelineConfig {
     /// The checkpoint in one file, if it has `part`.
     fn single_file(&self, part: Part) -> Option<&SingleFileWeights> {
         let Weights::Files { single_file: Some(single), .. } = &self.weights else { return None };
-        Some(single).filter(|single| part.network().is_some_and(|network| single.contents.networks().contains(&network)))
+        Some(single)
+            .filter(|single| part.network().is_some_and(|network| single.contents.networks().contains(&network)))
     }
 
     fn parts(&self) -> Vec<Part> {

@@ -303,7 +303,10 @@ fn wrong_files_are_refused_with_the_key_and_the_remedy() {
     refuses(&one("conditioner.embedders.0.model.ln_final.weight"), &["is an SDXL refiner"]);
     refuses(&one("control_model.time_embed.0.weight"), &["is a ControlNet"]);
     refuses(&one("down_blocks.0.resnets.0.conv1.weight"), &["one network in diffusers' layout", "`model_index.json`"]);
-    refuses(&one("first_stage_model.encoder.conv_in.weight"), &["has no UNet", "`first_stage_model.encoder.conv_in.weight`"]);
+    refuses(
+        &one("first_stage_model.encoder.conv_in.weight"),
+        &["has no UNet", "`first_stage_model.encoder.conv_in.weight`"],
+    );
     refuses(&one("bert.embeddings"), &["none of the keys of a checkpoint", "`bert.embeddings`"]);
 
     let change = |change: &dyn Fn(&mut Tensors), parts: &[&str]| {
@@ -314,7 +317,10 @@ fn wrong_files_are_refused_with_the_key_and_the_remedy() {
     let zeros = |shape: &[i64]| Tensor::zeros(shape, (Kind::Half, Device::Cpu));
     let odd = "model.diffusion_model.input_blocks.1.0.odd.weight";
     change(&|tensors| tensors.push((odd.into(), zeros(&[1]))), &[&format!("`{odd}` belongs to no layer")]);
-    change(&|tensors| tensors.push(("embedding_manager.x".into(), zeros(&[1]))), &["`embedding_manager.x` belongs to no"]);
+    change(
+        &|tensors| tensors.push(("embedding_manager.x".into(), zeros(&[1]))),
+        &["`embedding_manager.x` belongs to no"],
+    );
     let key = "model.diffusion_model.output_blocks.2.0.in_layers.2.weight";
     let other = |tensors: &mut Tensors| {
         let found = tensors.iter_mut().find(|(name, _)| name == key).unwrap();
@@ -346,10 +352,7 @@ fn a_file_without_autoencoder_or_text_encoder_is_completed_or_refused() {
     write(&file, &own);
     let contents = SingleFile::open(&file).unwrap();
     assert_eq!(contents.lacking(), [Network::Vae, Network::Text(1)]);
-    assert_eq!(
-        single_file::folders(&contents),
-        ["", "scheduler", "tokenizer", "tokenizer_2", "vae", "text_encoder_2"]
-    );
+    assert_eq!(single_file::folders(&contents), ["", "scheduler", "tokenizer", "tokenizer_2", "vae", "text_encoder_2"]);
     let error = single_file::refuse_lacking(&file, &contents, "augment.base_pipeline").unwrap_err();
     assert!(error.to_string().contains("has no autoencoder (`first_stage_model.…`)"), "{error}");
     assert!(error.hint().contains("set `augment.base_pipeline`") && error.hint().contains("stable-diffusion-xl-base"));

@@ -221,7 +221,10 @@ fn a_lora_of_another_model_is_refused_before_the_work() {
     let text = folder.join("text.safetensors");
     write(&text, "lora_te2_text_model_encoder_layers_0_mlp_fc1", 32);
     for (file, parts) in [
-        (&wide, ["~/other-lora/wide.safetensors: the adapter of `down_blocks.0.", "[4, 320] and [320, 4], its weight is"]),
+        (
+            &wide,
+            ["~/other-lora/wide.safetensors: the adapter of `down_blocks.0.", "[4, 320] and [320, 4], its weight is"],
+        ),
         (&text, ["~/other-lora/text.safetensors: changes `text_model.encoder.", "of a second text encoder"]),
     ] {
         let out = path("never-with-a-lora");

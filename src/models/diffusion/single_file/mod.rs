@@ -204,7 +204,9 @@ impl SingleFile {
     fn shapes(&self, network: Network) -> Result<Shapes> {
         match network {
             Network::Unet => shapes::of(|scope| drop(Unet::new(scope, &self.unet))),
-            Network::Vae => self.vae.as_ref().map_or(Ok(Shapes::new()), |vae| shapes::of(|scope| drop(Vae::new(scope, vae)))),
+            Network::Vae => {
+                self.vae.as_ref().map_or(Ok(Shapes::new()), |vae| shapes::of(|scope| drop(Vae::new(scope, vae))))
+            }
             Network::Text(number) => match self.texts.get(number) {
                 Some(Some(text)) => shapes::of(|scope| drop(ClipText::new(scope, text, number == 1))),
                 _ => Ok(Shapes::new()),

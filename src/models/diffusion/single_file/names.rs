@@ -179,7 +179,10 @@ mod tests {
             ("input_blocks.0.0.weight", "conv_in.weight"),
             ("input_blocks.3.0.op.weight", "down_blocks.0.downsamplers.0.conv.weight"),
             ("input_blocks.8.0.skip_connection.weight", "down_blocks.2.resnets.1.conv_shortcut.weight"),
-            ("input_blocks.4.1.transformer_blocks.0.attn1.to_out.0.bias", "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_out.0.bias"),
+            (
+                "input_blocks.4.1.transformer_blocks.0.attn1.to_out.0.bias",
+                "down_blocks.1.attentions.0.transformer_blocks.0.attn1.to_out.0.bias",
+            ),
             ("middle_block.2.out_layers.3.weight", "mid_block.resnets.1.conv2.weight"),
             ("output_blocks.2.1.conv.weight", "up_blocks.0.upsamplers.0.conv.weight"),
             ("output_blocks.5.2.conv.weight", "up_blocks.1.upsamplers.0.conv.weight"),
@@ -187,7 +190,9 @@ mod tests {
         ] {
             assert_eq!(unet(key, 2).as_deref(), Some(name), "{key}");
         }
-        for wrong in ["input_blocks.1.3.proj_in.weight", "middle_block.3.proj_in.weight", "input_blocks.1.0.conv.weight"] {
+        for wrong in
+            ["input_blocks.1.3.proj_in.weight", "middle_block.3.proj_in.weight", "input_blocks.1.0.conv.weight"]
+        {
             assert_eq!(unet(wrong, 2), None, "{wrong}");
         }
         for (key, name) in [

@@ -81,7 +81,8 @@ fn read_unet(header: &Header) -> Result<(Family, unet::Config)> {
     let key = |rest: &str| format!("{UNET}{rest}");
     let num_inputs = header.count(|i| key(&format!("input_blocks.{i}.")));
     // a down block has its layers and the step to the next resolution
-    let steps: Vec<i64> = (1..num_inputs).filter(|i| header.has(&key(&format!("input_blocks.{i}.0.op.weight")))).collect();
+    let steps: Vec<i64> =
+        (1..num_inputs).filter(|i| header.has(&key(&format!("input_blocks.{i}.0.op.weight")))).collect();
     let stride = steps.first().copied().unwrap_or(num_inputs);
     if stride < 2 || num_inputs % stride != 0 {
         let reason = format!("its UNet has {num_inputs} input blocks, with a step to the next resolution at {steps:?}");
@@ -142,7 +143,7 @@ fn read_vae(header: &Header, family: Family) -> Result<vae::Config> {
     let key = |rest: &str| format!("{VAE}{rest}");
     let num_blocks = header.count(|i| key(&format!("encoder.down.{i}.")));
     let channels = |i: i64| header.dim(&key(&format!("encoder.down.{i}.block.0.conv1.weight")), 0);
-    let block_out_channels = (0..num_blocks).map(channels).collect::<Result<Vec<i64>>>()?;
+    let block_out_channels = (0..num_blocks.max(1)).map(channels).collect::<Result<Vec<i64>>>()?;
     let published = if family == Family::Sdxl { vae::Config::sdxl() } else { vae::Config::sd() };
     Ok(vae::Config {
         in_channels: header.dim(&key("encoder.conv_in.weight"), 1)?,
@@ -158,7 +159,8 @@ fn read_vae(header: &Header, family: Family) -> Result<vae::Config> {
 
 fn read_texts(header: &Header, family: Family) -> Result<Vec<Option<text::Config>>> {
     let clip = |prefix: &str| header.has_any(prefix).then(|| read_clip(header, prefix)).transpose();
-    let open = |prefix: &str, limit: i64| header.has_any(prefix).then(|| read_open_clip(header, prefix, limit)).transpose();
+    let open =
+        |prefix: &str, limit: i64| header.has_any(prefix).then(|| read_open_clip(header, prefix, limit)).transpose();
     Ok(match family {
         Family::Sd1 => vec![clip(CLIP[0])?],
         Family::Sd2 => vec![open(OPEN_CLIP[0], SD2_LAYERS)?],
