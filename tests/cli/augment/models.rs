@@ -15,7 +15,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::{assert_rows_are_correct, generate, journal, tree};
-use crate::support::{copy, done, error_text, folder, path, phantoms, run};
+use crate::support::{copy, done, error_text, folder, path, phantoms, prsmed, run};
 
 const NETWORK: &str = "diffusion_pytorch_model.safetensors";
 
