@@ -165,6 +165,7 @@ impl Generation<'_> {
     /// [`Error::Config`] for a data root made with other settings; [`Error::Data`] for an image that cannot be read;
     /// [`Error::Weights`]; [`Error::OutOfMemory`] when a single image does not fit; [`Error::Interrupted`].
     pub fn run(&self) -> Result<GenerationSummary> {
+        super::adapters::check(self.pipeline_config, self.adapters, self.loras)?;
         let sources = sources(self.manifest, self.limit)?;
         let texts = self.texts()?;
         let model_sha256 = self.pipeline_config.digest()?;
@@ -235,9 +236,17 @@ impl Generation<'_> {
     /// Writes the settings at the first run. Later runs fail when their settings differ.
     fn check_settings(&self, sources: &[SourceImage], texts: &PromptTexts, model_sha256: &str) -> Result<()> {
         let preview_free = AugmentConfig { preview_every: 0, ..self.config.clone() };
+        let mut augment = serde_json::to_value(preview_free).expect("plain values serialise");
+        // folders of earlier versions do not have these settings
+        let defaults = serde_json::to_value(AugmentConfig::default()).expect("plain values serialise");
+        for key in ["base_pipeline", "prediction_type"] {
+            if augment[key] == defaults[key] {
+                augment.as_object_mut().expect("an object").remove(key);
+            }
+        }
         let now = json!({
             "format": 1,
-            "augment": preview_free,
+            "augment": augment,
             "filter": self.thresholds,
             "filters": self.filters,
             "model_sha256": model_sha256,

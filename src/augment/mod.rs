@@ -4,6 +4,7 @@
 //! new data root.
 
 pub mod ablation;
+pub mod adapters;
 pub mod dry_run;
 pub mod export;
 pub mod filter;
@@ -17,3 +18,4 @@ pub mod prompt;
 pub mod quality;
 mod saved_settings;
 pub mod settings;
+pub mod single_file;

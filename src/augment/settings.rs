@@ -14,11 +14,19 @@ pub const RANDOM: &str = "random:";
 settings! {
     /// Settings of the generator (`augment.*`).
     pub struct AugmentConfig in "augment" {
-        /// Stable Diffusion 1.x, 2.x or SDXL: a folder in diffusers' layout, `hub:owner/name[@rev]`, or random weights
-        /// (`random:tiny`, `random:sd15`, `random:sd21`, `random:sdxl`) for trying the tool.
+        /// Stable Diffusion 1.x, 2.x or SDXL: a folder in diffusers' layout, `hub:owner/name[@rev]`, one `.safetensors` file
+        /// in Stability's layout (a path or `hub:owner/name/FILE`), or random weights (`random:tiny`, `random:sd15`,
+        /// `random:sd21`, `random:sdxl`) for trying the tool.
         model: String = "hub:stabilityai/stable-diffusion-xl-base-1.0".into(), results(Changes), resume(Fixed);
         /// Preferred variant of weight files (`fp16`); empty = the plain files.
         variant: String = "fp16".into(), results(Changes), resume(Fixed);
+        /// For a model in one file: a folder in diffusers' layout or `hub:owner/name` of the same family. It gives the
+        /// tokenizers, the noise schedule, and the networks that the file lacks. Empty = the tokenizer of
+        /// `hub:openai/clip-vit-large-patch14` and the schedule of the family.
+        base_pipeline: String = String::new(), results(Changes), resume(Fixed);
+        /// What the UNet predicts: `epsilon` (the noise), `v_prediction` (the velocity), or `model` = as the model's files
+        /// say. A SD 2.x model in one file often does not say it; `v_prediction` is then assumed.
+        prediction_type: PredictionChoice = PredictionChoice::Model, results(Changes), resume(Fixed);
         /// ControlNet for `mask_to_image`: a folder or `hub:...`; empty = none.
         controlnet: String = String::new(), results(Changes), resume(Fixed), memory("its weights and activations");
         /// Factor of ControlNet's residuals.
@@ -111,6 +119,58 @@ pub enum Paste {
     Vae,
 }
 
+/// What the UNet predicts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub enum PredictionChoice {
+    /// As the model's files say.
+    #[serde(rename = "model")]
+    Model,
+    /// The noise.
+    #[serde(rename = "epsilon")]
+    Epsilon,
+    /// The velocity.
+    #[serde(rename = "v_prediction")]
+    Velocity,
+}
+
+impl PredictionChoice {
+    /// The prediction type, `None` for the model's own.
+    pub fn kind(self) -> Option<sampler::PredictionType> {
+        match self {
+            Self::Model => None,
+            Self::Epsilon => Some(sampler::PredictionType::Epsilon),
+            Self::Velocity => Some(sampler::PredictionType::Velocity),
+        }
+    }
+}
+
+/// The settings that name a generator: those of `augment.*` or of `finetune.*`.
+#[derive(Debug, Clone, Copy)]
+pub struct GeneratorSettings<'a> {
+    /// `augment` or `finetune`.
+    pub section: &'static str,
+    /// See [`AugmentConfig::model`].
+    pub model: &'a str,
+    /// See [`AugmentConfig::variant`].
+    pub variant: &'a str,
+    /// See [`AugmentConfig::base_pipeline`].
+    pub base_pipeline: &'a str,
+    /// See [`AugmentConfig::prediction_type`].
+    pub prediction_type: PredictionChoice,
+    /// See [`AugmentConfig::controlnet`].
+    pub controlnet: &'a str,
+}
+
+impl<'a> GeneratorSettings<'a> {
+    /// Weight files that are read, without those of [`Self::base_pipeline`]: they depend on the model's file.
+    pub fn needs(&self) -> Vec<Need<'a>> {
+        let parts = [("model", self.model), ("controlnet", self.controlnet)];
+        let named = parts.into_iter().filter(|(_, spec)| !spec.is_empty() && !spec.starts_with(RANDOM));
+        let key = |name: &str| format!("{}.{name}", self.section);
+        named.map(|(name, spec)| Need::new(&key(name), spec, Files::Diffusers(self.variant))).collect()
+    }
+}
+
 /// Which sampler runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum SamplerChoice {
@@ -186,9 +246,19 @@ impl AugmentConfig {
 
     /// Weight files that the generator reads.
     pub fn needs(&self) -> Vec<Need<'_>> {
-        let parts = [("augment.model", &self.model), ("augment.controlnet", &self.controlnet)];
-        let named = parts.into_iter().filter(|(_, spec)| !spec.is_empty() && !spec.starts_with(RANDOM));
-        named.map(|(key, spec)| Need::new(key, spec, Files::Diffusers(&self.variant))).collect()
+        self.generator().needs()
+    }
+
+    /// The settings that name the generator.
+    pub fn generator(&self) -> GeneratorSettings<'_> {
+        GeneratorSettings {
+            section: "augment",
+            model: &self.model,
+            variant: &self.variant,
+            base_pipeline: &self.base_pipeline,
+            prediction_type: self.prediction_type,
+            controlnet: &self.controlnet,
+        }
     }
 
     /// Whether each step runs the prompt and its negative.

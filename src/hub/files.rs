@@ -21,6 +21,14 @@ pub enum Files<'a> {
     /// A pipeline in diffusers' layout, or one network of it: configs, tokenizer files, and the safetensors files of
     /// each network, in this variant (`fp16`) if there is one.
     Diffusers(&'a str),
+    /// Some folders of a pipeline in diffusers' layout: configs, tokenizer files, and the safetensors files of networks in
+    /// this variant if there is one.
+    Folders {
+        /// Names of the folders; empty = the files outside of folders.
+        names: &'a [&'a str],
+        /// Preferred variant of weight files.
+        variant: &'a str,
+    },
 }
 
 /// Networks of a pipeline that are used. The safety checker is not.
@@ -50,28 +58,29 @@ fn diffusers(files: &[RemoteFile], variant: &str) -> Vec<RemoteFile> {
     if !is_pipeline {
         folders.push("");
     }
-    let mut chosen = Vec::new();
-    let in_folder = |folder: &str| -> Vec<&RemoteFile> {
-        files.iter().filter(|file| file.name.rsplit_once('/').map_or("", |(parent, _)| parent) == folder).collect()
-    };
-    for folder in &folders {
-        let inside = in_folder(folder);
-        let base =
-            |file: &RemoteFile| file.name.rsplit_once('/').map_or(file.name.clone(), |(_, name)| name.to_owned());
-        let bases: Vec<String> = inside.iter().map(|file| base(file)).collect();
-        let names: Vec<&str> = bases.iter().map(String::as_str).collect();
-        let weights = of_variant(&names, variant);
-        let wanted = |name: &str| weights.contains(&name) || matches("*.json", name);
-        chosen.extend(inside.iter().zip(&bases).filter(|(_, name)| wanted(name)).map(|(file, _)| (*file).clone()));
-    }
+    let mut chosen: Vec<RemoteFile> =
+        folders.iter().flat_map(|folder| of_folder(files, folder, variant, &["*.json"])).collect();
     if !chosen.iter().any(|file| file.name.ends_with(".safetensors")) {
         return Vec::new();
     }
     for folder in TEXTS.iter().filter(|folder| is_pipeline || !folder.is_empty()) {
-        let texts = [".json", ".txt"];
-        chosen.extend(in_folder(folder).into_iter().filter(|f| texts.iter().any(|end| f.name.ends_with(end))).cloned());
+        let texts = of_folder(files, folder, variant, &["*.json", "*.txt"]).into_iter();
+        chosen.extend(texts.filter(|file| !file.name.ends_with(".safetensors")));
     }
     chosen
+}
+
+/// The weights of a network in `folder`, and the files that match one of `patterns`.
+fn of_folder<'a>(files: &'a [RemoteFile], folder: &str, variant: &str, patterns: &[&str]) -> Vec<RemoteFile> {
+    let in_folder = |file: &'a RemoteFile| {
+        let (parent, name) = file.name.rsplit_once('/').unwrap_or(("", &file.name));
+        (parent == folder).then_some((file, name))
+    };
+    let inside: Vec<(&RemoteFile, &str)> = files.iter().filter_map(in_folder).collect();
+    let names: Vec<&str> = inside.iter().map(|(_, name)| *name).collect();
+    let weights = of_variant(&names, variant);
+    let wanted = |name: &str| weights.contains(&name) || patterns.iter().any(|pattern| matches(pattern, name));
+    inside.iter().filter(|(_, name)| wanted(name)).map(|(file, _)| (*file).clone()).collect()
 }
 
 const CONFIGS: [&str; 2] = ["*.json", "tokenizer.model"];
@@ -141,6 +150,14 @@ impl Files<'_> {
             }
             Self::OnlyWeights => matching(&SINGLE),
             Self::Diffusers(variant) => diffusers(files, variant),
+            Self::Folders { names, variant } => {
+                let inside = |folder: &&str| {
+                    let found = of_folder(files, folder, variant, &["*.json", "*.txt"]).into_iter();
+                    let is_network = NETWORKS.contains(folder);
+                    found.filter(move |file| is_network || !file.name.ends_with(".safetensors")).collect::<Vec<_>>()
+                };
+                names.iter().flat_map(inside).collect()
+            }
         }
     }
 }
@@ -152,6 +169,7 @@ impl fmt::Display for Files<'_> {
             Self::Matching(patterns) => write!(f, "`{}`", patterns.join("`, `")),
             Self::Checkpoint => write!(f, "weights (`*.safetensors`, `*.bin`, `*.pth`)"),
             Self::OnlyWeights => write!(f, "weight file (`*.safetensors`, `*.pth`, `*.pt`)"),
+            Self::Folders { names, .. } => write!(f, "the folders `{}` of a diffusers pipeline", names.join("`, `")),
             Self::Diffusers(_) => {
                 write!(f, "a diffusers pipeline (`unet/*.safetensors`, `vae/`, `text_encoder/`, ...)")
             }
@@ -236,6 +254,11 @@ mod tests {
         let single = ["config.json", "diffusion_pytorch_model.safetensors", "model.onnx"];
         assert_eq!(names(Files::Diffusers("fp16"), &single), single[..2]);
         assert!(names(Files::Diffusers(""), &["config.json", "README.md"]).is_empty());
+        let folders = Files::Folders { names: &["tokenizer", "vae"], variant: "fp16" };
+        assert_eq!(names(folders, &pipeline), ["tokenizer/merges.txt", rest[0], rest[1]]);
+        // the weights of a repository with one network are not those of a pipeline
+        let tokenizer = Files::Folders { names: &["", "tokenizer"], variant: "" };
+        assert_eq!(names(tokenizer, &["vocab.json", "merges.txt", "model.safetensors"]), ["vocab.json", "merges.txt"]);
         assert!(matches("a*b*c", "a-b-b-c") && !matches("a*b*c", "a-c") && matches("*", ""));
     }
 }

@@ -19,4 +19,5 @@ mod mistral;
 mod nf4;
 mod pipelines;
 mod samplers;
+mod single_file;
 mod tiny_vit;

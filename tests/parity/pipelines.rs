@@ -87,7 +87,7 @@ fn control_folder(root: &Path) -> Option<PathBuf> {
     Some(root.join("controlnet")).filter(|folder| folder.exists())
 }
 
-fn copy(from: &Path, to: &Path) {
+pub(crate) fn copy(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {
         let path = entry.unwrap().path();

@@ -19,6 +19,8 @@ use std::path::Path;
 
 /// File of a LoRA in a checkpoint; the name that diffusers looks for.
 pub const LORA_FILE: &str = "pytorch_lora_weights.safetensors";
+/// The same LoRA with the names of kohya's tools.
+pub const KOHYA_FILE: &str = "kohya_lora.safetensors";
 /// Folders of a whole UNet and of a ControlNet in a checkpoint.
 pub const UNET_FOLDER: &str = "unet";
 /// See [`UNET_FOLDER`].
@@ -52,6 +54,8 @@ struct Saved {
     metadata: BTreeMap<String, String>,
     /// Path and content of the network's settings.
     settings: Option<(String, Value)>,
+    /// Whether the tensors are in another file too, which is read.
+    is_copy: bool,
 }
 
 impl Network {
@@ -188,6 +192,7 @@ impl Network {
             tensors,
             metadata: BTreeMap::new(),
             settings: Some((format!("{folder}/config.json"), settings)),
+            is_copy: false,
         };
         let class = |mut sizes: Value, class: &str| {
             sizes["_class_name"] = json!(class);
@@ -205,8 +210,22 @@ impl Network {
                 saved.push(in_folder(CONTROLNET_FOLDER, tensors(store.entries()), sizes));
             }
             (Some(store), None) => {
-                let (file, tensors) = (LORA_FILE.to_owned(), tensors(store.entries()));
-                saved.push(Saved { file, tensors, metadata: self.metadata(), settings: None });
+                let tensors: Vec<(String, Tensor)> = tensors(store.entries());
+                let metadata = BTreeMap::from([
+                    ("ss_network_module".to_owned(), "networks.lora".to_owned()),
+                    ("ss_network_dim".to_owned(), self.config.rank.to_string()),
+                    ("ss_network_alpha".to_owned(), self.config.alpha.to_string()),
+                ]);
+                let kohya = Saved {
+                    file: KOHYA_FILE.to_owned(),
+                    tensors: lora::kohya::tensors(&tensors, self.config.alpha, self.sizes.is_sdxl()),
+                    metadata,
+                    settings: None,
+                    is_copy: true,
+                };
+                let (file, metadata) = (LORA_FILE.to_owned(), self.metadata());
+                saved.push(Saved { file, tensors, metadata, settings: None, is_copy: false });
+                saved.push(kohya);
             }
             (None, _) => {}
         }
@@ -222,7 +241,7 @@ impl Network {
     /// # Errors
     /// [`Error::Io`].
     pub fn save(&self, folder: &mut Staged) -> Result<()> {
-        for Saved { file, tensors, metadata, settings } in self.saved() {
+        for Saved { file, tensors, metadata, settings, .. } in self.saved() {
             let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
             folder.write_tensors(&file, &tensors, &metadata)?;
             if let Some((file, settings)) = settings {
@@ -251,7 +270,7 @@ impl Network {
     /// # Errors
     /// [`Error::Weights`].
     pub fn load(&self, folder: &Path) -> Result<()> {
-        for mut saved in self.saved() {
+        for mut saved in self.saved().into_iter().filter(|saved| !saved.is_copy) {
             let path = folder.join(&saved.file);
             let archive = Archive::open(&path)?;
             let report = no_grad(|| archive.load(&mut saved.tensors, |_| false))?;

@@ -2,12 +2,16 @@
 
 use crate::Result;
 use crate::augment::pipeline_config::PipelineConfig;
-use crate::augment::settings::RANDOM;
+use crate::augment::settings::{GeneratorSettings, PredictionChoice, RANDOM};
+use crate::augment::single_file;
 use crate::cli::args::sets_of;
 use crate::cli::context::Context;
 use crate::config::{AugmentRun, FinetuneRun, Resolved, RunConfig, Sources};
+use crate::event::Event;
+use crate::hub::{Files, Need};
+use crate::models::diffusion::single_file::SingleFile;
 use crate::trainer::FirstLayers;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Settings of the generator.
 #[derive(Debug, clap::Args)]
@@ -63,16 +67,12 @@ impl SegmenterArgs {
 /// The pipeline config of the generator. Downloads the files if they are on the hub.
 pub(in crate::cli) fn pipeline_config(run: &AugmentRun, context: &Context) -> Result<PipelineConfig> {
     let config = &run.augment;
-    context.check_files(config.needs())?;
-    let control = if config.controlnet.is_empty() { None } else { Some(context.locate(&config.controlnet)?) };
     if let Some(size) = config.model.strip_prefix(RANDOM) {
-        let wanted = control.is_some() || config.mode == crate::augment::settings::Mode::MaskToImage;
+        context.check_files(config.needs())?;
+        let wanted = !config.controlnet.is_empty() || config.mode == crate::augment::settings::Mode::MaskToImage;
         return PipelineConfig::random(size, wanted);
     }
-    let root = context.locate(&config.model)?;
-    let pipeline_config = PipelineConfig::open(&config.model, &root, control.as_deref(), &config.variant)?;
-    pipeline_config.check_files()?;
-    Ok(pipeline_config)
+    open(&config.generator(), Use::Weights, context)
 }
 
 /// The pipeline config for a plan: read from local files, or guessed from the name of a hub model.
@@ -81,21 +81,16 @@ pub(in crate::cli) fn planned_pipeline_config(run: &AugmentRun, context: &Contex
     if config.model.starts_with("hub:") || config.model.starts_with(RANDOM) {
         return run.planned_pipeline_config();
     }
-    pipeline_config(run, context)
+    open(&config.generator(), Use::Sizes, context)
 }
 
 /// The pipeline config of a generator that is fine-tuned. Downloads the files if they are on the hub.
 pub(in crate::cli) fn finetuned_pipeline_config(run: &FinetuneRun, context: &Context) -> Result<PipelineConfig> {
     let config = &run.finetune;
-    context.check_files(config.needs())?;
-    let control = if config.controlnet.is_empty() { None } else { Some(context.locate(&config.controlnet)?) };
     if config.is_random() {
         return run.planned_pipeline_config();
     }
-    let root = context.locate(&config.model)?;
-    let pipeline_config = PipelineConfig::open(&config.model, &root, control.as_deref(), &config.variant)?;
-    pipeline_config.check_files()?;
-    Ok(pipeline_config)
+    open(&config.generator(), Use::Weights, context)
 }
 
 /// As [`planned_pipeline_config`], for a generator that is fine-tuned.
@@ -104,7 +99,65 @@ pub(in crate::cli) fn planned_finetuned_config(run: &FinetuneRun, context: &Cont
     if model.starts_with("hub:") || model.starts_with(RANDOM) {
         return run.planned_pipeline_config();
     }
-    finetuned_pipeline_config(run, context)
+    open(&run.finetune.generator(), Use::Sizes, context)
+}
+
+/// What a pipeline config is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    /// For a plan.
+    Sizes,
+    /// For a run.
+    Weights,
+}
+
+/// The generator in a folder or in one file.
+fn open(settings: &GeneratorSettings, purpose: Use, context: &Context) -> Result<PipelineConfig> {
+    context.check_files(settings.needs())?;
+    let control = if settings.controlnet.is_empty() { None } else { Some(context.locate(settings.controlnet)?) };
+    let root = context.locate(settings.model)?;
+    let pipeline_config = if root.is_file() {
+        open_single_file(settings, &root, control.as_deref(), purpose, context)?
+    } else {
+        PipelineConfig::open(settings.model, &root, control.as_deref(), settings.variant)?
+    };
+    if purpose == Use::Weights || root.is_dir() {
+        pipeline_config.check_files()?;
+    }
+    pipeline_config.with_prediction(settings.prediction_type)
+}
+
+fn open_single_file(
+    settings: &GeneratorSettings,
+    path: &Path,
+    control: Option<&Path>,
+    purpose: Use,
+    context: &Context,
+) -> Result<PipelineConfig> {
+    let contents = SingleFile::open(path)?;
+    let base = settings.base_pipeline;
+    if purpose == Use::Sizes && (base.is_empty() || base.starts_with("hub:")) {
+        return single_file::open(path, contents, None, control, settings.variant);
+    }
+    let (key, folders) = (format!("{}.base_pipeline", settings.section), single_file::folders(&contents));
+    let (spec, files) = if base.is_empty() {
+        single_file::refuse_lacking(path, &contents, &key)?;
+        (single_file::TOKENIZER, Files::Matching(&single_file::TOKENIZER_FILES))
+    } else {
+        (base, Files::Folders { names: &folders, variant: settings.variant })
+    };
+    context.check_files(vec![Need::new(&key, spec, files)])?;
+    let folder = context.locate(spec)?;
+    let says_it = contents.prediction.is_some() || folder.join("scheduler").is_dir();
+    if settings.prediction_type == PredictionChoice::Model && contents.prediction_is_assumed() && !says_it {
+        let name = path.display();
+        context.progress.on(&Event::Warning(format!(
+            "`{name}` does not say what its UNet predicts: `{}.prediction_type=v_prediction` is assumed, as in SD 2.0 and \
+             2.1 for 768 pixels; the `base` models for 512 pixels need `epsilon`",
+            settings.section
+        )));
+    }
+    single_file::open(path, contents, Some(&folder), control, settings.variant)
 }
 
 /// What a search changed, in words.

@@ -63,7 +63,8 @@ pub(in crate::cli) struct Args {
     /// One setting, for example `finetune.rank=32`; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
     sets: Vec<String>,
-    /// A folder in diffusers' layout, hub:owner/name[@rev], or random:tiny|sd15|sd21|sdxl [default: SDXL, from the hub]
+    /// A folder in diffusers' layout, a .safetensors file, hub:owner/name[@rev], or random:tiny|sd15|sd21|sdxl
+    /// [default: SDXL, from the hub]
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
     /// What the generator learns [default: images]

@@ -64,7 +64,8 @@ pub(in crate::cli) struct Args {
     /// Use N real training images, the same as `augment ablation --limit-real N`; 0 = all
     #[arg(long, value_name = "N", default_value_t = 0)]
     limit_real: usize,
-    /// A folder in diffusers' layout, hub:owner/name[@rev], or random:tiny|sd15|sd21|sdxl [default: SDXL, from the hub]
+    /// A folder in diffusers' layout, a .safetensors file, hub:owner/name[@rev], or random:tiny|sd15|sd21|sdxl
+    /// [default: SDXL, from the hub]
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
     /// LoRA file, optionally with `=STRENGTH` (default 1); may be repeated

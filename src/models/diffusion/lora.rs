@@ -5,6 +5,7 @@
 //! not supported: a file with any of them is an error. Deviation: an adapter for a module that the model lacks is an
 //! error; diffusers ignores it.
 
+pub mod kohya;
 mod names;
 #[cfg(test)]
 mod tests;
@@ -14,6 +15,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+use super::shapes::Shapes;
 use crate::tensor::store::Store;
 use crate::tensor::weights::Archive;
 use crate::tensor::{Kind, Tensor, no_grad};
@@ -22,6 +24,9 @@ use names::LoraPart;
 
 /// Key in a safetensors header that contains PEFT's settings, as diffusers writes it.
 pub(crate) const METADATA: &str = "lora_adapter_metadata";
+
+/// Remedy for adapters that do not fit.
+pub const OTHER_MODEL: &str = "use a LoRA that was trained for this model";
 
 /// The network that an adapter changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -194,20 +199,18 @@ fn is_tail(module: &str, tail: &str) -> bool {
     module.strip_suffix(tail).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
-/// Adds `strength · scale · up · down` of every adapter to the weights of `store`, in fp32, and stores the sum in the
-/// dtype of the weight. If an adapter does not fit, nothing is changed. The adapters must belong to the store's
-/// component.
+/// The weights that `adapters` change, by name. `shapes` are those of their component.
 ///
 /// # Errors
-/// [`Error::Config`] with the nearest module if the model has no such module, or with the shapes if they differ.
-pub fn merge<'a>(store: &Store, adapters: impl IntoIterator<Item = &'a Adapter>, strength: f64) -> Result<MergeReport> {
-    let weights: HashMap<String, Tensor> =
-        store.entries().into_iter().map(|entry| (entry.name, entry.tensor)).collect();
-    let mut planned = Vec::new();
+/// The nearest module if the model has no such module, or the shapes if they differ.
+pub fn targets<'a>(
+    shapes: &Shapes,
+    adapters: impl IntoIterator<Item = &'a Adapter>,
+) -> Result<Vec<(String, &'a Adapter)>, String> {
+    let mut found = Vec::new();
     for adapter in adapters {
-        let name = weight_name(&weights, adapter)?;
-        let weight = &weights[&name];
-        let size = weight.size();
+        let name = weight_name(shapes, adapter)?;
+        let size = &shapes[&name];
         let (out, rank) = (adapter.up.size()[0], adapter.down.size()[0]);
         let inside: i64 = size.iter().skip(1).product();
         let kernel = adapter.down.size()[2..].iter().any(|&side| side != 1);
@@ -218,14 +221,24 @@ pub fn merge<'a>(store: &Store, adapters: impl IntoIterator<Item = &'a Adapter>,
             && (!kernel || adapter.down.size()[2..] == size[2..]);
         if !fits {
             let shapes = format!("{:?} and {:?}", adapter.down.size(), adapter.up.size());
-            return Err(Error::config(
-                "lora",
-                format!("the adapter of `{}` has matrices {shapes}, its weight is {size:?}", adapter.module),
-                "use a LoRA that was trained for this model",
-            ));
+            return Err(format!("the adapter of `{}` has matrices {shapes}, its weight is {size:?}", adapter.module));
         }
-        planned.push((name, adapter));
+        found.push((name, adapter));
     }
+    Ok(found)
+}
+
+/// Adds `strength · scale · up · down` of every adapter to the weights of `store`, in fp32, and stores the sum in the
+/// dtype of the weight. If an adapter does not fit, nothing is changed. The adapters must belong to the store's
+/// component.
+///
+/// # Errors
+/// [`Error::Config`] with the reason of [`targets`].
+pub fn merge<'a>(store: &Store, adapters: impl IntoIterator<Item = &'a Adapter>, strength: f64) -> Result<MergeReport> {
+    let weights: HashMap<String, Tensor> =
+        store.entries().into_iter().map(|entry| (entry.name, entry.tensor)).collect();
+    let shapes = weights.iter().map(|(name, tensor)| (name.clone(), tensor.size())).collect();
+    let planned = targets(&shapes, adapters).map_err(|reason| Error::config("lora", reason, OTHER_MODEL))?;
     no_grad(|| {
         for (name, adapter) in &planned {
             let weight = &weights[name];
@@ -240,7 +253,7 @@ pub fn merge<'a>(store: &Store, adapters: impl IntoIterator<Item = &'a Adapter>,
 }
 
 /// Name of the weight that an adapter changes. Text towers are stored with or without `text_model.`.
-fn weight_name(weights: &HashMap<String, Tensor>, adapter: &Adapter) -> Result<String> {
+fn weight_name(weights: &Shapes, adapter: &Adapter) -> Result<String, String> {
     let module = &adapter.module;
     let mut names = vec![format!("{module}.weight")];
     if adapter.component != Component::Unet {
@@ -253,9 +266,5 @@ fn weight_name(weights: &HashMap<String, Tensor>, adapter: &Adapter) -> Result<S
     let near = |name: &str| strsim::jaro_winkler(name, &names[0]);
     let nearest = weights.keys().filter_map(|name| name.strip_suffix(".weight"));
     let nearest = nearest.max_by(|a, b| near(a).total_cmp(&near(b)).then_with(|| b.cmp(a))).unwrap_or("nothing");
-    Err(Error::config(
-        "lora",
-        format!("the {} has no module `{module}`; the nearest is `{nearest}`", adapter.component.name()),
-        "use a LoRA that was trained for this model",
-    ))
+    Err(format!("the {} has no module `{module}`; the nearest is `{nearest}`", adapter.component.name()))
 }

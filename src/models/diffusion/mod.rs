@@ -1,11 +1,13 @@
 //! Stable Diffusion (Rombach et al. 2022) and SDXL (Podell et al. 2023) in the layout of the diffusers library:
-//! networks, samplers, and LoRA files. The pipeline that combines them is `augment::pipeline`.
+//! networks, samplers, LoRA files, and checkpoints in one file. The pipeline that combines them is `augment::pipeline`.
 
 pub mod block;
 pub mod controlnet;
 mod fields;
 pub mod lora;
 pub mod sampler;
+pub mod shapes;
+pub mod single_file;
 pub mod text;
 pub mod unet;
 pub mod vae;

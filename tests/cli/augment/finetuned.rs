@@ -267,9 +267,14 @@ fn python_reads_the_fine_tuned_networks() {
     let whole = path("finetuned-for-python-whole");
     done(&mut finetune(&whole, &["--method", "full"]));
     let sizes = whole.join("best/unet/config.json");
-    let cases: [(&str, &[&str], &[&str]); 4] = [
+    // the sizes of a small SDXL model
+    let sdxl = path("finetuned-for-python-sdxl");
+    done(&mut finetune(&sdxl, &["--method", "full", "--model", "random:tiny-sdxl"]));
+    let cases: [(&str, &[&str], &[&str]); 6] = [
         ("whole", &["--method", "full", "--mode", "inpaint"], &["unet: 304 tensors"]),
-        ("lora", &[], &["LoRA: 96 tensors"]),
+        ("lora", &[], &["LoRA: 96 tensors", "kohya LoRA: 96 tensors"]),
+        ("lora-scaled", &["--set", "finetune.alpha=4", "--set", "finetune.rank=8"], &["kohya LoRA: 96 tensors"]),
+        ("lora-sdxl", &["--model", "random:tiny-sdxl"], &["LoRA: 96 tensors", "kohya LoRA: 96 tensors"]),
         ("lora-inpaint", &["--mode", "inpaint", "--set", "finetune.targets=to_q,ff.net.2"], &["LoRA: "]),
         (
             "control",
@@ -282,7 +287,8 @@ fn python_reads_the_fine_tuned_networks() {
         done(&mut finetune(&out, more));
         let mut python = Command::new(root.join(".venv/bin/python"));
         python.env("PYTHONPATH", root.join(".tools/diffusers")).arg(root.join("scripts/generator_interop_check.py"));
-        let output = python.arg(out.join("best")).arg(&sizes).output().unwrap();
+        let sizes = if name.ends_with("sdxl") { sdxl.join("best/unet/config.json") } else { sizes.clone() };
+        let output = python.arg(out.join("best")).arg(sizes).output().unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{name}: {said}{}", String::from_utf8_lossy(&output.stderr));
         for line in expected {

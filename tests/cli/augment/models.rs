@@ -15,7 +15,7 @@ use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::{assert_rows_are_correct, generate, journal, tree};
-use crate::support::{copy, done, error_text, folder, path, phantoms, run};
+use crate::support::{copy, done, error_text, folder, path, phantoms, prsmed, run};
 
 const NETWORK: &str = "diffusion_pytorch_model.safetensors";
 
@@ -147,6 +147,93 @@ fn folder_hub_and_cache_give_the_same_pairs() {
         "{}",
         ran.stderr
     );
+}
+
+/// The small model in one file that diffusers' converter wrote, with its tokenizer and scheduler beside it.
+fn single_file() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/single_file/sd15/model.safetensors")
+}
+
+#[test]
+fn a_model_in_one_file_gives_pairs_and_is_planned() {
+    let file = single_file();
+    let root = file.parent().unwrap();
+    let base = format!("augment.base_pipeline={}", root.display());
+    let from_file = path("pairs-of-one-file");
+    done(generate(phantoms(), &from_file, &["--limit", "2", "--set", &base, "--model"]).arg(&file));
+    assert_rows_are_correct(&from_file);
+    assert_eq!(journal(&from_file)[0]["model_sha256"].as_str().unwrap().len(), 64);
+    let from_hub = path("pairs-of-one-file-of-a-hub");
+    let hub = [
+        "--limit",
+        "2",
+        "--set",
+        "augment.base_pipeline=hub:owner/name",
+        "--model",
+        "hub:owner/name/model.safetensors",
+    ];
+    let cache = path("hub-of-one-file");
+    done(generate(phantoms(), &from_hub, &hub).env("HF_ENDPOINT", serve(root)).env("HF_HOME", cache));
+    assert_eq!(files_of(&from_hub), files_of(&from_file));
+
+    // the sizes come from the file: no tokenizer is needed
+    for (task, section) in [("augment", "augment"), ("finetune", "finetune")] {
+        let set = format!("{section}.model={}", file.display());
+        let size = format!("{section}.image_size=64");
+        done(prsmed().args(["plan", "--task", task, "--gpu", "24gb", "--set", &set, "--set", &size]));
+    }
+    let ran = run(generate(phantoms(), &path("never-of-one-file"), &["--model"]).arg(&file).env("HF_HUB_OFFLINE", "1"));
+    let said = error_text(&ran);
+    assert!(ran.code == Some(2) && said.contains("`augment.base_pipeline`"), "{}", ran.stderr);
+    assert!(said.contains("openai/clip-vit-large-patch14"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_lora_is_trained_on_a_model_in_one_file_and_used_with_it() {
+    let file = single_file();
+    let base = |section: &str| format!("{section}.base_pipeline={}", file.parent().unwrap().display());
+    let out = path("finetuned-of-one-file");
+    let mut command = prsmed();
+    command.args(["augment", "finetune", "--preset", "tiny", "--data-root"]).arg(phantoms()).arg("--out").arg(&out);
+    command.args(["--set", "finetune.image_size=64", "--set", "train.max_steps=2", "--set", &base("finetune")]);
+    done(command.arg("--model").arg(&file));
+    let lora = |name: &str| {
+        let made = path(&format!("pairs-of-one-file-and-{name}"));
+        let mut command = generate(phantoms(), &made, &["--limit", "2", "--set", &base("augment"), "--lora"]);
+        done(command.arg(out.join("last").join(name)).arg("--model").arg(&file));
+        files_of(&made)
+    };
+    assert_eq!(lora("pytorch_lora_weights.safetensors"), lora("kohya_lora.safetensors"));
+}
+
+#[test]
+fn a_lora_of_another_model_is_refused_before_the_work() {
+    let folder = folder("other-lora");
+    let stem = "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0_attn1_to_q";
+    let wide = folder.join("wide.safetensors");
+    let zeros = |shape: [i64; 2]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
+    let write = |file: &Path, stem: &str, width: i64| {
+        let (down, up) = (zeros([4, width]), zeros([width, 4]));
+        let names = [format!("{stem}.lora_down.weight"), format!("{stem}.lora_up.weight")];
+        write_safetensors(file, &[(&names[0], &down), (&names[1], &up)], &BTreeMap::new()).unwrap();
+    };
+    write(&wide, stem, 320);
+    let text = folder.join("text.safetensors");
+    write(&text, "lora_te2_text_model_encoder_layers_0_mlp_fc1", 32);
+    for (file, parts) in [
+        (
+            &wide,
+            ["~/other-lora/wide.safetensors: the adapter of `down_blocks.0.", "[4, 320] and [320, 4], its weight is"],
+        ),
+        (&text, ["~/other-lora/text.safetensors: changes `text_model.encoder.", "of a second text encoder"]),
+    ] {
+        let out = path("never-with-a-lora");
+        let ran = run(generate(phantoms(), &out, &["--lora"]).arg(file));
+        let said = error_text(&ran);
+        assert!(ran.code == Some(2) && parts.iter().all(|part| said.contains(part)), "{}", ran.stderr);
+        assert!(said.contains("hint: use a LoRA that was trained for this model"), "{said}");
+        assert!(!ran.stderr.contains("loading the generator"), "{}", ran.stderr);
+    }
 }
 
 #[test]

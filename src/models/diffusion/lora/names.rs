@@ -8,6 +8,7 @@
 //! | kohya, SDXL | like kohya, with the blocks of the original checkpoint: `lora_unet_input_blocks_4_1_…` |
 
 use super::Component;
+use crate::models::diffusion::single_file::{OUTSIDE, RESNET};
 
 /// Role of a tensor in an adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,24 +44,6 @@ const COMPOUND: &[&str] = &[
     "linear_2", "time_emb_proj", "conv_in", "conv_out", "conv_shortcut", "conv_norm_out", "proj_in", "proj_out",
     "to_q", "to_k", "to_v", "to_out", "text_model", "text_projection", "final_layer_norm", "layer_norm1",
     "layer_norm2", "self_attn", "q_proj", "k_proj", "v_proj", "out_proj", "token_embedding", "position_embedding",
-];
-
-/// Modules of the original checkpoint that are not in a block.
-const SGM_OUTSIDE: &[(&str, &str)] = &[
-    ("time_embed_0", "time_embedding.linear_1"),
-    ("time_embed_2", "time_embedding.linear_2"),
-    ("label_emb_0_0", "add_embedding.linear_1"),
-    ("label_emb_0_2", "add_embedding.linear_2"),
-    ("input_blocks_0_0", "conv_in"),
-    ("out_2", "conv_out"),
-];
-
-/// Parts of a residual block in the original checkpoint.
-const SGM_RESNET: &[(&str, &str)] = &[
-    ("in_layers_2", "conv1"),
-    ("emb_layers_1", "time_emb_proj"),
-    ("out_layers_3", "conv2"),
-    ("skip_connection", "conv_shortcut"),
 ];
 
 /// Blocks per resolution in the original checkpoint: two layers, and the step to the next resolution.
@@ -112,7 +95,7 @@ fn processor_free(module: &str) -> String {
 
 /// The dotted path of a name with underscores; `None` for a block that no model of the family has.
 fn dotted(flat: &str) -> Option<String> {
-    if let Some((_, module)) = SGM_OUTSIDE.iter().find(|(name, _)| *name == flat) {
+    if let Some((_, module)) = OUTSIDE.iter().find(|(name, _)| name.replace('.', "_") == flat) {
         return Some((*module).to_owned());
     }
     let flat = match sgm_block(flat) {
@@ -190,11 +173,28 @@ fn output_block(rest: &str) -> Option<String> {
     Some(format!("up_blocks_{block}_{}", layer_of(inner, layer, rest)?))
 }
 
+/// Name in the original checkpoint of a module of a transformer, `None` for other modules.
+pub(super) fn original_block(module: &str) -> Option<String> {
+    let (block, rest) = module.split_once(".attentions.")?;
+    let (layer, rest) = rest.split_once('.')?;
+    let layer: usize = layer.parse().ok()?;
+    if block == "mid_block" {
+        return Some(format!("middle_block.{}.{rest}", layer + 1));
+    }
+    let (direction, number) = block.split_once('.')?;
+    let first = number.parse::<usize>().ok()? * SGM_STRIDE + layer;
+    match direction {
+        "down_blocks" => Some(format!("input_blocks.{}.1.{rest}", first + 1)),
+        "up_blocks" => Some(format!("output_blocks.{first}.1.{rest}")),
+        _ => None,
+    }
+}
+
 /// The first module of a block is its residual block, the second its attention.
 fn layer_of(inner: usize, layer: usize, rest: &str) -> Option<String> {
     match inner {
         0 => {
-            let (_, name) = SGM_RESNET.iter().find(|(original, _)| *original == rest)?;
+            let (_, name) = RESNET.iter().find(|(original, _)| original.replace('.', "_") == rest)?;
             Some(format!("resnets_{layer}_{name}"))
         }
         1 => Some(format!("attentions_{layer}_{rest}")),
@@ -244,6 +244,7 @@ mod tests {
         for (ours, original) in &pairs {
             assert_eq!(dotted(original).as_ref(), Some(ours), "{original}");
             assert_eq!(dotted(&ours.replace('.', "_")).as_ref(), Some(ours), "the same with diffusers' name");
+            assert_eq!(original_block(ours).map(|name| name.replace('.', "_")).as_ref(), Some(original));
         }
         for (original, ours) in [
             ("input_blocks_0_0", "conv_in"),
