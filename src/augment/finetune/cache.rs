@@ -34,8 +34,8 @@ const FORMAT: &str = "2";
 pub struct ImageFiles<'a> {
     /// The image.
     pub image: &'a Path,
-    /// Its mask.
-    pub mask: &'a Path,
+    /// Its mask; `None` for an image without a lesion.
+    pub mask: Option<&'a Path>,
 }
 
 /// What a network reads besides noise and caption, one tensor for each image or region.
@@ -47,6 +47,8 @@ pub enum Condition {
     Regions(usize),
     /// The lesion mask, `[1, S, S]` bytes, 0 or 1.
     Mask,
+    /// The lesion mask, and red, green and blue of the image: `[4, S, S]` bytes.
+    MaskAndImage,
 }
 
 /// What encoding needs.
@@ -111,7 +113,10 @@ impl Cache {
         files::create_folders(folder).map_err(Error::io(folder, "create"))?;
         let sums: Vec<String> = images
             .par_iter()
-            .map(|files| Ok(format!("{} {}", sha256(files.image)?, sha256(files.mask)?)))
+            .map(|files| {
+                let mask = files.mask.map_or_else(|| Ok("none".to_owned()), sha256)?;
+                Ok(format!("{} {mask}", sha256(files.image)?))
+            })
             .collect::<Result<_>>()?;
         let side = encoding.image_size.to_string();
         let image_path = |sums: &String| encoding.path(folder, "image", &[&side, sums]);
@@ -121,6 +126,7 @@ impl Cache {
         let seed = encoding.placement.seed.to_string();
         let condition_path = |sums: &String, number: usize| match encoding.condition {
             Condition::Regions(_) => encoding.path(folder, "region", &[&side, sums, &number.to_string(), &seed]),
+            Condition::MaskAndImage => encoding.path(folder, "mask-and-image", &[&side, sums]),
             _ => encoding.path(folder, "mask", &[&side, sums]),
         };
         let each = encoding.condition.count();
@@ -208,6 +214,7 @@ impl Encoding<'_> {
             Condition::None => 0,
             Condition::Regions(_) => 4 * self.cells().pow(2) * (1 + channels),
             Condition::Mask => self.image_size.pow(2),
+            Condition::MaskAndImage => 4 * self.image_size.pow(2),
         };
         let text = 4 * 77 * self.pipeline_config.unet.cross_attention_dim + 8192;
         let bytes = |count: usize, each: i64| count as u64 * u64::try_from(each).unwrap_or(0);
@@ -280,11 +287,17 @@ impl Encoding<'_> {
     /// Reads an image and its mask.
     fn framed(&self, files: ImageFiles) -> Result<Framed> {
         let image = decode::image(files.image)?.to_rgb8();
-        let mask = foreground(&decode::mask(files.mask)?);
-        if mask.dimensions() != image.dimensions() {
-            let reason = format!("the mask is {:?}, its image {:?}", mask.dimensions(), image.dimensions());
-            return Err(Error::data(files.mask, reason, "export image and mask at one size"));
-        }
+        let mask = match files.mask {
+            None => GrayImage::new(image.width(), image.height()),
+            Some(path) => {
+                let mask = foreground(&decode::mask(path)?);
+                if mask.dimensions() != image.dimensions() {
+                    let reason = format!("the mask is {:?}, its image {:?}", mask.dimensions(), image.dimensions());
+                    return Err(Error::data(path, reason, "export image and mask at one size"));
+                }
+                mask
+            }
+        };
         let side = u32::try_from(self.image_size)
             .map_err(|_| Error::config("finetune.image_size", "is not a valid side", "use 512 or 1024"))?;
         let frame = Frame::new(image.dimensions(), side)?;
@@ -320,8 +333,14 @@ impl Encoding<'_> {
 
     fn encode_condition(&self, vae: &Vae, framed: &Framed, (seed, number): (u64, usize)) -> Result<Tensor> {
         let Framed { image, mask, frame, lesion, .. } = framed;
-        if self.condition == Condition::Mask {
-            return guard::guard(|| Ok(self.plane(lesion).to_kind(Kind::Uint8)));
+        let lesion = || self.plane(lesion).to_kind(Kind::Uint8);
+        match self.condition {
+            Condition::Mask => return guard::guard(|| Ok(lesion())),
+            Condition::MaskAndImage => {
+                let image = || self.bytes(framed).permute([2, 0, 1]);
+                return guard::guard(|| Ok(Tensor::cat(&[lesion(), image()], 0)));
+            }
+            Condition::None | Condition::Regions(_) => {}
         }
         // the same region for the same image, wherever it is in the data
         let mut rng = rng::stream(self.placement.seed, "finetune region", &[seed, number as u64]);
@@ -358,7 +377,7 @@ impl Condition {
         match self {
             Self::None => 0,
             Self::Regions(count) => count,
-            Self::Mask => 1,
+            Self::Mask | Self::MaskAndImage => 1,
         }
     }
 }

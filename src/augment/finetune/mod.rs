@@ -8,10 +8,12 @@
 //! affects rounding only and a resumed run repeats them.
 
 pub mod cache;
+pub mod controlnet_losses;
 pub mod dry_run;
 mod masks;
 pub mod network;
 pub mod objective;
+pub mod prior;
 pub mod samples;
 pub mod settings;
 pub mod step;

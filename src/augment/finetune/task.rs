@@ -1,18 +1,18 @@
 //! Fine-tuning as a [`Task`] of the engine.
 
 use super::cache::Cache;
+use super::prior::PriorImages;
 use super::samples::Quality;
 use super::step::{Denoiser, Draw, NoisyLatents, Sample};
 use crate::Result;
 use crate::data::identity::DataIdentity;
 use crate::event::{Event, Observer};
-use crate::models::diffusion::unet::Pass;
 use crate::segment::resume;
 use crate::tensor::async_copy::AsyncCopy;
 use crate::tensor::weights::Staged;
-use crate::tensor::{guard, ledger, no_grad, rng};
+use crate::tensor::{ledger, rng};
 use crate::trainer::profile::Component;
-use crate::trainer::{BatchSize, Batches, Loss, Parameter, Score, Task, Validation};
+use crate::trainer::{BatchSize, Batches, Loss, Parameter, Score, Task, TrainConfig, Validation};
 use rand::Rng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use std::path::{Path, PathBuf};
@@ -51,6 +51,15 @@ pub struct FinetuneTask {
     pub resolved: String,
 }
 
+/// Prior images in the cache.
+#[derive(Debug)]
+pub struct Prior {
+    /// The files; in the cache they follow the validation images.
+    pub images: PriorImages,
+    /// Number of their caption.
+    pub caption: usize,
+}
+
 /// Encoded images and captions.
 #[derive(Debug)]
 pub struct Data {
@@ -60,6 +69,8 @@ pub struct Data {
     pub train: Vec<Item>,
     /// Validation images; in the cache they follow the training images.
     pub validated: Vec<Item>,
+    /// Prior images, if there are any.
+    pub prior: Option<Prior>,
     /// Number of the empty caption.
     pub empty: usize,
     /// Identity of the rows, written into every checkpoint.
@@ -74,19 +85,52 @@ impl FinetuneTask {
         order
     }
 
-    /// The training images `items` with the noise, timesteps and captions of `epoch`.
-    fn drawn(&self, items: &[usize], epoch: u64) -> Result<NoisyLatents> {
+    /// Part of the training that is done before step `number` (from 0).
+    fn progress(&self, number: u64) -> f64 {
+        let TrainConfig { epochs, max_steps, .. } = self.denoiser.engine;
+        let all = epochs * self.steps_per_epoch();
+        let total = if max_steps > 0 { all.min(max_steps) } else { all };
+        (number as f64 / total.max(1) as f64).min(1.0)
+    }
+
+    /// The training images `items` with the noise, timesteps and captions of `epoch`, each followed by its prior image
+    /// if there are any.
+    fn drawn(&self, items: &[usize], epoch: u64, progress: f64) -> Result<NoisyLatents> {
+        let mut samples = Vec::new();
+        for &item in items {
+            samples.push(self.drawn_image(item, epoch, progress)?);
+            if let Some(prior) = &self.data.prior {
+                samples.push(self.drawn_prior(prior, item, epoch)?);
+            }
+        }
+        self.denoiser.batch(samples)
+    }
+
+    fn drawn_image(&self, item: usize, epoch: u64, progress: f64) -> Result<Sample> {
         let Data { train, empty, .. } = &self.data;
-        let draw = |&item: &usize| {
-            let mut rng = rng::stream(self.denoiser.engine.seed, "finetune sample", &[epoch, item as u64]);
-            let timestep = rng.random_range(0..self.denoiser.objective.num_timesteps());
-            let caption = train[item].captions.choose(&mut rng).copied().unwrap_or(*empty);
-            let is_dropped = rng.random::<f64>() < self.denoiser.config.caption_dropout;
-            let draw = Draw { item, timestep, seed: rng.random(), draws_latents: true };
-            let condition = rng.random_range(0..self.data.cache.num_conditions().max(1));
-            self.sample(draw, if is_dropped { *empty } else { caption }, condition)
+        let mut rng = rng::stream(self.denoiser.engine.seed, "finetune sample", &[epoch, item as u64]);
+        let timestep = rng.random_range(0..self.denoiser.objective.num_timesteps());
+        let caption = train[item].captions.choose(&mut rng).copied().unwrap_or(*empty);
+        let is_dropped = rng.random::<f64>() < self.denoiser.config.caption_dropout;
+        let draw = Draw { item, timestep, seed: rng.random(), draws_latents: true, progress, ..Draw::default() };
+        let condition = rng.random_range(0..self.data.cache.num_conditions().max(1));
+        self.sample(draw, if is_dropped { *empty } else { caption }, condition)
+    }
+
+    /// The prior image that accompanies training image `item` in `epoch`.
+    fn drawn_prior(&self, prior: &Prior, item: usize, epoch: u64) -> Result<Sample> {
+        let Data { train, validated, .. } = &self.data;
+        let mut rng = rng::stream(self.denoiser.engine.seed, "finetune prior image", &[epoch, item as u64]);
+        let first = train.len() + validated.len();
+        let draw = Draw {
+            item: first + rng.random_range(0..prior.images.files.len()),
+            is_prior: true,
+            timestep: rng.random_range(0..self.denoiser.objective.num_timesteps()),
+            seed: rng.random(),
+            draws_latents: true,
+            ..Draw::default()
         };
-        self.denoiser.batch(items.iter().map(draw).collect::<Result<_>>()?)
+        self.sample(draw, prior.caption, 0)
     }
 
     /// The validation image `item` at its timesteps; the same in every validation.
@@ -96,7 +140,8 @@ impl FinetuneTask {
         let at = |i: usize| {
             let seed = rng::stream(self.denoiser.engine.seed, "finetune validation", &[item as u64, i as u64]).random();
             let timestep = (2 * i + 1) * steps / (2 * VALIDATED_TIMESTEPS);
-            self.sample(Draw { item: self.data.train.len() + item, timestep, seed, draws_latents: false }, caption, 0)
+            let draw = Draw { item: self.data.train.len() + item, timestep, seed, ..Draw::default() };
+            self.sample(draw, caption, 0)
         };
         self.denoiser.batch((0..VALIDATED_TIMESTEPS).map(at).collect::<Result<_>>()?)
     }
@@ -130,13 +175,14 @@ impl Task for FinetuneTask {
         let order = self.order(epoch);
         let steps: Vec<Vec<usize>> = order.chunks(self.denoiser.effective_batch()).map(<[usize]>::to_vec).collect();
         let first = usize::try_from(first).unwrap_or(usize::MAX);
-        Ok(Box::new(steps.into_iter().skip(first).map(move |step| {
+        Ok(Box::new(steps.into_iter().enumerate().skip(first).map(move |(number, step)| {
             let _category = ledger::enter(ledger::Category::Inputs);
+            let progress = self.progress(epoch * self.steps_per_epoch() + number as u64);
             let mut copy = AsyncCopy::to(self.denoiser.device);
             let batches = step.chunks(self.denoiser.engine.micro_batch).map(|items| {
-                let batch = self.drawn(items, epoch)?;
+                let batch = self.drawn(items, epoch, progress)?;
                 Ok(match &mut copy {
-                    Some(copy) => batch.map(batch.items.clone(), &mut |tensor| copy.send(tensor)),
+                    Some(copy) => batch.map(batch.draws.clone(), &mut |tensor| copy.send(tensor)),
                     None => batch,
                 })
             });
@@ -157,15 +203,15 @@ impl Task for FinetuneTask {
     }
 
     fn samples(&self, batch: &NoisyLatents) -> Vec<usize> {
-        batch.items.clone()
+        batch.items()
     }
 
     fn suspects(&self, items: &[usize], epoch: u64) -> Result<Vec<String>> {
         let mut suspects = Vec::new();
         for &item in items {
-            let batch = self.drawn(&[item], epoch)?;
-            let loss = || no_grad(|| self.denoiser.loss_sum(&batch, Pass::default())).double_value(&[]);
-            if !guard::guard(|| Ok(loss()))?.is_finite() {
+            // the last step of the epoch has all losses that earlier ones have
+            let batch = self.drawn(&[item], epoch, self.progress((epoch + 1) * self.steps_per_epoch()))?;
+            if !self.denoiser.has_finite_loss(&batch)? {
                 suspects.push(item);
             }
         }
@@ -204,6 +250,9 @@ impl Task for FinetuneTask {
 
     fn save(&self, folder: &mut Staged) -> Result<()> {
         self.denoiser.network.save(folder)?;
+        if let Some(prior) = &self.data.prior {
+            prior.images.save(folder)?;
+        }
         folder.write_bytes(resume::DATA_FILE, self.data.identity.to_json().as_bytes())?;
         folder.write_bytes(resume::CONFIG_FILE, self.resolved.as_bytes())
     }

@@ -1,10 +1,11 @@
 //! A fine-tuning from settings and rows to a run folder: [`Finetuning`] and the finished [`FinetunedRun`].
 
 use super::cache::{Cache, Encoding, ImageFiles};
+use super::prior::PriorImages;
 use super::samples::{Class, Extract, Quality, Request};
 use super::settings::FinetuneRun;
 use super::step::Denoiser;
-use super::task::{Data, FinetuneTask, Item};
+use super::task::{Data, FinetuneTask, Item, Prior};
 use crate::augment::inpaint_mask::Frame;
 use crate::augment::pipeline::Placement;
 use crate::augment::pipeline_config::PipelineConfig;
@@ -91,8 +92,12 @@ impl Finetuning<'_> {
                 self.runtime.warn(warning.as_str());
             }
         }
+        let prior = self.run.finetune.open_prior_images()?;
+        if let (Some(prior), Some((folder, _))) = (&prior, &checkpoint) {
+            prior.check(folder)?;
+        }
         files::create_folders(self.folder).map_err(Error::io(self.folder, "create"))?;
-        let task = self.prepare()?;
+        let task = self.prepare(prior)?;
         let (trained, all) = task.denoiser.network.num_weights();
         let share = trained as f64 / all as f64 * 100.0;
         let (trained, all) = (with_commas(trained), with_commas(all));
@@ -111,7 +116,7 @@ impl Finetuning<'_> {
         Ok(FinetunedRun { outcome, task })
     }
 
-    fn prepare(&self) -> Result<FinetuneTask> {
+    fn prepare(&self, prior: Option<PriorImages>) -> Result<FinetuneTask> {
         let mut texts = Captions::new(self.run)?;
         let train = self.items(Split::Train, &mut texts);
         if train.is_empty() {
@@ -119,11 +124,15 @@ impl Finetuning<'_> {
             return Err(Error::data(&self.manifest.root, "there are no training rows", hint));
         }
         let validated = self.items(Split::Val, &mut texts);
+        let caption = &self.run.finetune.prior_caption;
+        let prior = prior.map(|images| Prior { images, caption: texts.number(caption.clone()) });
         let empty = texts.number(String::new());
         let device = self.runtime.device();
         let placement = Placement { device, kind: self.run.train.precision.kind(), seed: self.run.train.seed };
-        let images: Vec<ImageFiles> =
-            train.iter().chain(&validated).map(|item| ImageFiles { image: &item.image, mask: &item.mask }).collect();
+        let with_masks = train.iter().chain(&validated);
+        let with_masks = with_masks.map(|item| ImageFiles { image: &item.image, mask: Some(&item.mask) });
+        let without = prior.iter().flat_map(|prior| &prior.images.files).map(|image| ImageFiles { image, mask: None });
+        let images: Vec<ImageFiles> = with_masks.chain(without).collect();
         let encoding = Encoding {
             pipeline_config: self.pipeline_config,
             model_sha256: &self.pipeline_config.digest()?,
@@ -136,7 +145,7 @@ impl Finetuning<'_> {
         let cache = Cache::fill(&self.folder.join(CACHE), &images, &texts.texts, &encoding)?;
         let denoiser = Denoiser::new(self.pipeline_config, self.run, device)?;
         let identity = DataIdentity::of(self.manifest)?;
-        let data = Data { cache, train, validated, empty, identity };
+        let data = Data { cache, train, validated, prior, empty, identity };
         let quality = match &self.features {
             Some(features) if self.run.finetune.num_samples_for_metrics > 0 => Some(self.quality(&data, features)?),
             _ => None,
