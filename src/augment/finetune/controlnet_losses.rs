@@ -204,8 +204,7 @@ impl Networks<'_> {
                 parts.push(parts[0].detach() + image * weight);
                 Tensor::cat(&parts, 0)
             };
-            residuals =
-                Residuals { down: residuals.down.iter().map(joined).collect(), mid: joined(&residuals.mid) };
+            residuals = Residuals { down: residuals.down.iter().map(joined).collect(), mid: joined(&residuals.mid) };
         }
         let output = unet.forward_with(&noisy, &timesteps, &conditioning, Some(&residuals), *pass);
         output.to_kind(Kind::Float).chunk(copies, 0)
@@ -247,7 +246,10 @@ mod tests {
         let lesion = Tensor::from_slice(&[1.0_f32, 0.5, 0.0, 0.0]).view([1, 1, 2, 2]);
         let outside = Tensor::from_slice(&[0.0_f32, 0.0, 1.0, 1.0]).view([1, 1, 2, 2]);
         let regions = Tensor::cat(&[lesion, outside], 1);
-        let none = Tensor::cat(&[Tensor::zeros([1, 1, 2, 2], (Kind::Float, Device::Cpu)), full(1.0).narrow(0, 0, 1).narrow(1, 0, 1)], 1);
+        let none = Tensor::cat(
+            &[Tensor::zeros([1, 1, 2, 2], (Kind::Float, Device::Cpu)), full(1.0).narrow(0, 0, 1).narrow(1, 0, 1)],
+            1,
+        );
         let regions = Tensor::cat(&[regions.shallow_clone(), regions, none], 0);
         let (with, without) = (full(1.0), full(0.5));
         let _ = with.get(1).fill_(4.0);

@@ -64,7 +64,7 @@ impl FinetuneDryRun {
         self
     }
 
-    /// `count` samples, as read from the cache; those of a training in its last step, with as little noise as the
+    /// `count` samples in a square, the largest bucket, as read from the cache; those of a training in its last step, with as little noise as the
     /// Siamese losses need for all of their passes.
     fn batch(&self, count: usize, is_trained: bool) -> NoisyLatents {
         let _category = ledger::enter(ledger::Category::Inputs);
@@ -135,7 +135,7 @@ impl FinetuneDryRun {
             Condition::Mask => Some(blank([1, size, size], Kind::Uint8, device)),
             Condition::MaskAndImage => Some(blank([4, size, size], Kind::Uint8, device)),
         };
-        Sample { latents, embedding, condition, draw }
+        Sample { latents, embedding, condition, time_ids: [0.0; 6], draw }
     }
 }
 

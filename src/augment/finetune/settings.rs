@@ -32,6 +32,11 @@ settings! {
         /// that the model was made for (512 for SD 1.x, 768 for SD 2.1, 1024 for SDXL), images become unusable.
         image_size: i64 = 1024, results(Changes), resume(Fixed), range(64.0..), multiple_of(64),
             memory("activations grow with its square or faster");
+        /// Train images in shapes near their own (aspect buckets) instead of padded squares. The shapes have at most as many
+        /// pixels as the square, and sides that are multiples of 64. What a shape does not cover is cropped, in equal parts
+        /// on two sides; smaller images are an error. The images of a step have one shape. Not together with samples at
+        /// validations.
+        buckets: bool = false, results(Changes), resume(Fixed);
         /// Rank of the LoRA.
         rank: i64 = 16, results(Changes), resume(Fixed), range(1.0..),
             memory("adapters, their gradients and their optimizer state grow with it");
@@ -188,11 +193,15 @@ impl FinetuneConfig {
     fn check_prior(&self) -> Result<()> {
         let (key, reason, hint) = match (self.has_prior(), self.prior_caption.trim().is_empty()) {
             (false, true) => return Ok(()),
-            (false, false) => ("finetune.prior_caption", "there are no prior images", "set `finetune.prior_images`, or leave it out"),
+            (false, false) => {
+                ("finetune.prior_caption", "there are no prior images", "set `finetune.prior_images`, or leave it out")
+            }
             (true, _) if self.mode != Mode::Images => {
                 ("finetune.prior_images", "belongs to `finetune.mode=images`", "leave it out, or change the mode")
             }
-            (true, true) => ("finetune.prior_caption", "is empty", "say what the prior images show, for example `a medical image`"),
+            (true, true) => {
+                ("finetune.prior_caption", "is empty", "say what the prior images show, for example `a medical image`")
+            }
             (true, false) => return Ok(()),
         };
         Err(Error::config(key, reason, hint))
@@ -265,7 +274,11 @@ impl FinetuneRun {
             && let Some((key, _)) = of_a_controlnet.into_iter().find(|(_, weight)| *weight > 0.0)
         {
             let key = format!("finetune.{key}");
-            return Err(Error::config(key, "is a loss of a ControlNet", "set `finetune.mode=mask_to_image`, or this to 0"));
+            return Err(Error::config(
+                key,
+                "is a loss of a ControlNet",
+                "set `finetune.mode=mask_to_image`, or this to 0",
+            ));
         }
         if config.siamese > 0.0 && self.train.step_in_backward {
             let reason = "parameters are updated when their gradient is complete, and Siamese losses use them twice";
@@ -273,6 +286,14 @@ impl FinetuneRun {
             return Err(Error::config("train.step_in_backward", reason, hint));
         }
         config.check_prior()?;
+        if config.buckets && config.num_samples_for_metrics > 0 {
+            let reason = "is not possible together with samples at validations, which are square";
+            return Err(Error::config(
+                "finetune.buckets",
+                reason,
+                "set one of it and `finetune.num_samples_for_metrics` to 0 or false",
+            ));
+        }
         if config.num_samples_for_metrics > 0 && self.train.validate_every_epochs == 0 {
             let (key, reason) = ("finetune.num_samples_for_metrics", "samples are made at validations, which are off");
             return Err(Error::config(key, reason, "set `train.validate_every_epochs=1`, or this to 0"));

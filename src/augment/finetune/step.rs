@@ -37,6 +37,8 @@ pub struct Sample {
     pub embedding: Embedding,
     /// What else the network reads.
     pub condition: Option<Tensor>,
+    /// SDXL's numbers, see [`View::time_ids`](super::buckets::View::time_ids).
+    pub time_ids: [f32; 6],
     /// What is drawn for it.
     pub draw: Draw,
 }
@@ -61,11 +63,11 @@ pub struct Draw {
 /// A micro-batch; all tensors but masks are fp32.
 #[derive(Debug)]
 pub struct NoisyLatents {
-    /// `[b, c, s, s]`.
+    /// `[b, c, h, w]`.
     clean: Tensor,
-    /// `[b, c, s, s]`.
+    /// `[b, c, h, w]`.
     noise: Tensor,
-    /// `[b, 1, s, s]`.
+    /// `[b, 1, h, w]`.
     pixels: Tensor,
     /// `[b, 3]`: see [`NoisyBatch::factors`].
     factors: Tensor,
@@ -73,11 +75,11 @@ pub struct NoisyLatents {
     timesteps: Tensor,
     /// `[b, 77, d]`.
     context: Tensor,
-    /// SDXL: `[b, p]`.
-    pooled: Option<Tensor>,
+    /// SDXL: `[b, p]`, and `[b, 6]`.
+    added: Option<Added>,
     /// See [`Condition`](super::cache::Condition), with a batch dimension.
     condition: Option<Tensor>,
-    /// For the region contrast: `[b, 2, s, s]`, see [`Inputs::regions`].
+    /// For the region contrast: `[b, 2, h, w]`, see [`Inputs::regions`].
     regions: Option<Tensor>,
     /// What was drawn for the rows. A prior image follows its training image.
     pub draws: Vec<Draw>,
@@ -99,7 +101,10 @@ impl NoisyLatents {
             factors: change(&self.factors),
             timesteps: change(&self.timesteps),
             context: change(&self.context),
-            pooled: self.pooled.as_ref().map(&mut *change),
+            added: self
+                .added
+                .as_ref()
+                .map(|added| Added { pooled: change(&added.pooled), time_ids: change(&added.time_ids) }),
             condition: self.condition.as_ref().map(&mut *change),
             regions: self.regions.as_ref().map(change),
             draws,
@@ -180,6 +185,7 @@ impl Denoiser {
     pub fn batch(&self, samples: Vec<Sample>) -> Result<NoisyLatents> {
         let _category = ledger::enter(ledger::Category::Inputs);
         let draws: Vec<Draw> = samples.iter().map(|sample| sample.draw).collect();
+        let time_ids: Vec<f32> = samples.iter().flat_map(|sample| sample.time_ids).collect();
         let rows: Vec<Row> = samples.into_iter().map(|sample| self.row(sample)).collect::<Result<_>>()?;
         guard::guard(|| {
             let stacked = |of: &dyn Fn(&Row) -> &Tensor| {
@@ -202,7 +208,8 @@ impl Denoiser {
                 factors: numbers(&factors).view([-1, 3]),
                 timesteps: numbers(&timesteps),
                 context: stacked(&|row| &row.context),
-                pooled: of_all(&|row| row.pooled.as_ref()),
+                added: of_all(&|row| row.pooled.as_ref())
+                    .map(|pooled| Added { pooled, time_ids: numbers(&time_ids).view([-1, 6]) }),
                 condition: of_all(&|row| row.condition.as_ref()),
                 regions: of_all(&|row| row.regions.as_ref()),
                 draws,
@@ -219,7 +226,7 @@ impl Denoiser {
     }
 
     fn row(&self, sample: Sample) -> Result<Row> {
-        let Sample { latents, embedding, condition, draw } = sample;
+        let Sample { latents, embedding, condition, draw, .. } = sample;
         guard::guard(|| {
             rng::seed(draw.seed);
             let place = (Kind::Float, latents.mean.device());
@@ -265,8 +272,7 @@ impl Denoiser {
         let (batch, conditioning) = self.sent(batch);
         let condition = batch.condition.as_ref().expect("a ControlNet reads masks");
         let image = (condition.size()[1] > 1).then(|| condition.narrow(1, 1, 3).to_kind(Kind::Float) / 255.0);
-        let networks =
-            Networks { unet: &self.network.unet, controlnet, kind: self.engine.precision.kind(), pass };
+        let networks = Networks { unet: &self.network.unet, controlnet, kind: self.engine.precision.kind(), pass };
         let inputs = Inputs {
             timesteps: &batch.timesteps,
             conditioning: &conditioning,
@@ -282,9 +288,9 @@ impl Denoiser {
     /// The batch on the device of the networks, and its captions.
     fn sent(&self, batch: &NoisyLatents) -> (NoisyLatents, Conditioning) {
         let batch = batch.map(Vec::new(), &mut |tensor| tensor.to_device(self.device));
-        let rows = batch.clean.size()[0];
-        let added =
-            batch.pooled.as_ref().map(|pooled| Added { pooled: pooled.shallow_clone(), time_ids: self.time_ids(rows) });
+        let shared =
+            |added: &Added| Added { pooled: added.pooled.shallow_clone(), time_ids: added.time_ids.shallow_clone() };
+        let added = batch.added.as_ref().map(shared);
         let conditioning = Conditioning { context: batch.context.shallow_clone(), added };
         (batch, conditioning)
     }
@@ -292,8 +298,8 @@ impl Denoiser {
     /// The prediction of the networks.
     ///
     /// # Shapes
-    /// `noisy [b, c, s, s]` in the compute dtype, `timesteps [b]` fp32, `condition` as in [`NoisyLatents`], to `[b, c, s,
-    /// s]`.
+    /// `noisy [b, c, h, w]` in the compute dtype, `timesteps [b]` fp32, `condition` as in [`NoisyLatents`], to `[b, c, h,
+    /// w]`.
     pub fn predict(
         &self,
         noisy: &Tensor,
@@ -365,7 +371,7 @@ impl Denoiser {
     }
 }
 
-/// The lesion masks of a batch of [`Condition::Mask`](super::cache::Condition), `[b, 1, S, S]`.
+/// The lesion masks of a batch of [`Condition::Mask`](super::cache::Condition), `[b, 1, H, W]`.
 fn mask_of(condition: &Tensor) -> Tensor {
     condition.narrow(1, 0, 1)
 }

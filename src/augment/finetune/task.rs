@@ -1,5 +1,6 @@
 //! Fine-tuning as a [`Task`] of the engine.
 
+use super::buckets::Shape;
 use super::cache::Cache;
 use super::prior::PriorImages;
 use super::samples::Quality;
@@ -15,6 +16,7 @@ use crate::trainer::profile::Component;
 use crate::trainer::{BatchSize, Batches, Loss, Parameter, Score, Task, TrainConfig, Validation};
 use rand::Rng;
 use rand::seq::{IndexedRandom, SliceRandom};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The score that decides which checkpoint is the best.
@@ -33,6 +35,8 @@ pub struct Item {
     pub mask: PathBuf,
     /// Its class.
     pub modality: String,
+    /// Shape of the input that shows it.
+    pub shape: Shape,
     /// Numbers of its captions.
     pub captions: Vec<usize>,
     /// Number of the negative prompt of its first row.
@@ -54,8 +58,10 @@ pub struct FinetuneTask {
 /// Prior images in the cache.
 #[derive(Debug)]
 pub struct Prior {
-    /// The files; in the cache they follow the validation images.
+    /// The files. In the cache they follow the validation images, once for each of the shapes.
     pub images: PriorImages,
+    /// The shapes of the training images.
+    pub shapes: Vec<Shape>,
     /// Number of their caption.
     pub caption: usize,
 }
@@ -78,11 +84,24 @@ pub struct Data {
 }
 
 impl FinetuneTask {
-    /// The order of the training images in `epoch`.
-    fn order(&self, epoch: u64) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..self.data.train.len()).collect();
-        order.shuffle(&mut rng::stream(self.denoiser.engine.seed, "finetune order", &[epoch]));
-        order
+    /// The training images of each step in `epoch`. The images of a step have one shape, so that the size of the
+    /// micro-batches does not change them. The last step of a shape may be smaller.
+    fn steps(&self, epoch: u64) -> Vec<Vec<usize>> {
+        let train = &self.data.train;
+        let mut rng = rng::stream(self.denoiser.engine.seed, "finetune order", &[epoch]);
+        let mut order: Vec<usize> = (0..train.len()).collect();
+        order.shuffle(&mut rng);
+        let mut of_shape: BTreeMap<Shape, Vec<usize>> = BTreeMap::new();
+        for item in order {
+            of_shape.entry(train[item].shape).or_default().push(item);
+        }
+        let images = self.denoiser.effective_batch();
+        let mut steps: Vec<Vec<usize>> =
+            of_shape.values().flat_map(|items| items.chunks(images).map(<[usize]>::to_vec)).collect();
+        if of_shape.len() > 1 {
+            steps.shuffle(&mut rng);
+        }
+        steps
     }
 
     /// Part of the training that is done before step `number` (from 0).
@@ -121,9 +140,10 @@ impl FinetuneTask {
     fn drawn_prior(&self, prior: &Prior, item: usize, epoch: u64) -> Result<Sample> {
         let Data { train, validated, .. } = &self.data;
         let mut rng = rng::stream(self.denoiser.engine.seed, "finetune prior image", &[epoch, item as u64]);
-        let first = train.len() + validated.len();
+        let count = prior.images.files.len();
+        let shape = prior.shapes.iter().position(|shape| *shape == train[item].shape).unwrap_or_default();
         let draw = Draw {
-            item: first + rng.random_range(0..prior.images.files.len()),
+            item: train.len() + validated.len() + shape * count + rng.random_range(0..count),
             is_prior: true,
             timestep: rng.random_range(0..self.denoiser.objective.num_timesteps()),
             seed: rng.random(),
@@ -152,7 +172,7 @@ impl FinetuneTask {
         let cache = &self.data.cache;
         let (latents, embedding) = (cache.latents(draw.item)?, cache.embedding(caption)?);
         let condition = (cache.num_conditions() > 0).then(|| cache.condition(draw.item, number)).transpose()?;
-        Ok(Sample { latents, embedding, condition, draw })
+        Ok(Sample { latents, embedding, condition, time_ids: cache.time_ids(draw.item), draw })
     }
 }
 
@@ -168,14 +188,14 @@ impl Task for FinetuneTask {
     }
 
     fn steps_per_epoch(&self) -> u64 {
-        self.data.train.len().div_ceil(self.denoiser.effective_batch()) as u64
+        let mut counts: BTreeMap<Shape, usize> = BTreeMap::new();
+        self.data.train.iter().for_each(|item| *counts.entry(item.shape).or_default() += 1);
+        counts.values().map(|count| count.div_ceil(self.denoiser.effective_batch()) as u64).sum()
     }
 
     fn batches(&self, epoch: u64, first: u64) -> Result<Batches<'_, NoisyLatents>> {
-        let order = self.order(epoch);
-        let steps: Vec<Vec<usize>> = order.chunks(self.denoiser.effective_batch()).map(<[usize]>::to_vec).collect();
         let first = usize::try_from(first).unwrap_or(usize::MAX);
-        Ok(Box::new(steps.into_iter().enumerate().skip(first).map(move |(number, step)| {
+        Ok(Box::new(self.steps(epoch).into_iter().enumerate().skip(first).map(move |(number, step)| {
             let _category = ledger::enter(ledger::Category::Inputs);
             let progress = self.progress(epoch * self.steps_per_epoch() + number as u64);
             let mut copy = AsyncCopy::to(self.denoiser.device);
