@@ -144,7 +144,7 @@ impl Finetuning<'_> {
         let with_masks = train.iter().chain(&validated).zip(views);
         let with_masks = with_masks.map(|(item, view)| ImageFiles { image: &item.image, mask: Some(&item.mask), view });
         let mut images: Vec<ImageFiles> = with_masks.collect();
-        for Prior { images: prior, shapes, .. } in &prior {
+        if let Some(Prior { images: prior, shapes, .. }) = &prior {
             for shape in shapes {
                 for image in &prior.files {
                     images.push(ImageFiles { image, mask: None, view: self.view(image, Some(*shape))? });

@@ -149,6 +149,8 @@ fn phantoms_of_several_shapes(name: &str) -> (PathBuf, PathBuf) {
                 1 => (width, height / 2),
                 _ => (width / 2, height),
             };
+            // two phantoms may share a file
+            fs::remove_file(&path).unwrap();
             pixels.resize_exact(width, height, image::imageops::FilterType::Nearest).save(&path).unwrap();
         }
     }
