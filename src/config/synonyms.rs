@@ -1,7 +1,7 @@
 //! Names of settings in other trainers: PyTorch examples, Hugging Face's `Trainer`, diffusers' scripts.
 
 /// Name in another trainer, setting of this program.
-const SYNONYMS: [(&str, &str); 72] = [
+const SYNONYMS: [(&str, &str); 75] = [
     ("batch_size", "train.micro_batch"),
     ("micro_batch_size", "train.micro_batch"),
     ("train_batch_size", "train.micro_batch"),
@@ -71,6 +71,9 @@ const SYNONYMS: [(&str, &str); 72] = [
     ("training_method", "finetune.method"),
     ("snr_gamma", "finetune.min_snr_gamma"),
     ("proportion_empty_prompts", "finetune.caption_dropout"),
+    ("class_data_dir", "finetune.prior_images"),
+    ("class_prompt", "finetune.prior_caption"),
+    ("prior_loss_weight", "finetune.prior_weight"),
     ("eval_num_examples", "finetune.num_samples_for_metrics"),
     ("eval_mmd_samples", "finetune.num_samples_for_metrics"),
     ("eval_batch_size", "finetune.generation_batch_size"),

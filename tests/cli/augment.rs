@@ -3,6 +3,7 @@
 mod filtered;
 mod finetuned;
 mod models;
+mod objectives;
 mod plans;
 mod refusals;
 

@@ -3,8 +3,8 @@
 //! A file is named after a hash of everything that its content depends on: weights, image or text, and size. So files
 //! of other images or models are never read, and an interrupted preparation continues.
 
+use super::buckets::View;
 use super::masks;
-use crate::augment::inpaint_mask::Frame;
 use crate::augment::pipeline::{Embedding, Placement, blank, encode_prompts, input_device, to_host, tokenize};
 use crate::augment::pipeline_config::{Part, PipelineConfig};
 use crate::data::decode;
@@ -34,8 +34,10 @@ const FORMAT: &str = "2";
 pub struct ImageFiles<'a> {
     /// The image.
     pub image: &'a Path,
-    /// Its mask.
-    pub mask: &'a Path,
+    /// Its mask; `None` for an image without a lesion.
+    pub mask: Option<&'a Path>,
+    /// Its position in the input of the networks.
+    pub view: View,
 }
 
 /// What a network reads besides noise and caption, one tensor for each image or region.
@@ -43,10 +45,12 @@ pub struct ImageFiles<'a> {
 pub enum Condition {
     /// Nothing.
     None,
-    /// This many regions to fill, each with the latents of the image without it: `[1 + c, s, s]` fp32.
+    /// This many regions to fill, each with the latents of the image without it: `[1 + c, h, w]` fp32.
     Regions(usize),
-    /// The lesion mask, `[1, S, S]` bytes, 0 or 1.
+    /// The lesion mask, `[1, H, W]` bytes, 0 or 1.
     Mask,
+    /// The lesion mask, and red, green and blue of the image: `[4, H, W]` bytes.
+    MaskAndImage,
 }
 
 /// What encoding needs.
@@ -57,8 +61,6 @@ pub struct Encoding<'a> {
     pub model_sha256: &'a str,
     /// Device, dtype and seed of the networks.
     pub placement: Placement,
-    /// Side of the images in pixels.
-    pub image_size: i64,
     /// What the network reads besides noise and caption.
     pub condition: Condition,
     /// Receives progress.
@@ -70,13 +72,13 @@ pub struct Encoding<'a> {
 /// Encoded image; all tensors are fp32 on the CPU.
 #[derive(Debug)]
 pub struct Latents {
-    /// Mean of the latents, `[c, s, s]`, scaled as the UNet expects.
+    /// Mean of the latents, `[c, h, w]`, scaled as the UNet expects.
     pub mean: Tensor,
     /// Their standard deviation.
     pub std: Tensor,
-    /// Part of each cell that the lesion covers, `[1, s, s]`.
+    /// Part of each cell that the lesion covers, `[1, h, w]`.
     pub lesion: Tensor,
-    /// Part of each cell that is inside the image, `[1, s, s]`; the rest is padding.
+    /// Part of each cell that is inside the image, `[1, h, w]`; the rest is padding.
     pub inside: Tensor,
 }
 
@@ -87,6 +89,8 @@ pub struct Cache {
     texts: Vec<PathBuf>,
     /// Conditions of each image, as many for all.
     conditions: Vec<Vec<PathBuf>>,
+    /// SDXL's numbers of each image, see [`View::time_ids`].
+    time_ids: Vec<[f32; 6]>,
 }
 
 /// An image or region whose file is missing.
@@ -111,21 +115,28 @@ impl Cache {
         files::create_folders(folder).map_err(Error::io(folder, "create"))?;
         let sums: Vec<String> = images
             .par_iter()
-            .map(|files| Ok(format!("{} {}", sha256(files.image)?, sha256(files.mask)?)))
+            .map(|files| {
+                let mask = files.mask.map_or_else(|| Ok("none".to_owned()), sha256)?;
+                Ok(format!("{} {mask}", sha256(files.image)?))
+            })
             .collect::<Result<_>>()?;
-        let side = encoding.image_size.to_string();
-        let image_path = |sums: &String| encoding.path(folder, "image", &[&side, sums]);
-        let latents: Vec<PathBuf> = sums.iter().map(image_path).collect();
+        let shape_of = |image: usize| images[image].view.shape().to_string();
+        let image_path = |image: usize| encoding.path(folder, "image", &[&shape_of(image), &sums[image]]);
+        let latents: Vec<PathBuf> = (0..images.len()).map(image_path).collect();
         let text_path = |text: &String| encoding.path(folder, "text", &[text]);
         let texts_at: Vec<PathBuf> = texts.iter().map(text_path).collect();
         let seed = encoding.placement.seed.to_string();
-        let condition_path = |sums: &String, number: usize| match encoding.condition {
-            Condition::Regions(_) => encoding.path(folder, "region", &[&side, sums, &number.to_string(), &seed]),
-            _ => encoding.path(folder, "mask", &[&side, sums]),
+        let condition_path = |image: usize, number: usize| {
+            let (shape, sums) = (shape_of(image), &sums[image]);
+            match encoding.condition {
+                Condition::Regions(_) => encoding.path(folder, "region", &[&shape, sums, &number.to_string(), &seed]),
+                Condition::MaskAndImage => encoding.path(folder, "mask-and-image", &[&shape, sums]),
+                _ => encoding.path(folder, "mask", &[&shape, sums]),
+            }
         };
         let each = encoding.condition.count();
         let conditions: Vec<Vec<PathBuf>> =
-            sums.iter().map(|sums| (0..each).map(|number| condition_path(sums, number)).collect()).collect();
+            (0..images.len()).map(|image| (0..each).map(|number| condition_path(image, number)).collect()).collect();
         let missing: Vec<Missing> = (0..images.len())
             .map(|image| Missing {
                 image,
@@ -136,12 +147,13 @@ impl Cache {
             .filter(|missing| missing.latents.is_some() || !missing.conditions.is_empty())
             .collect();
         let missing_texts: Vec<usize> = (0..texts.len()).filter(|&i| !is_whole(&texts_at[i])).collect();
-        encoding.check_room(folder, &missing, missing_texts.len())?;
+        encoding.check_room(folder, &missing, images, missing_texts.len())?;
         encoding.encode_texts(&missing_texts, texts, &texts_at)?;
         return_memory(encoding.placement.device)?;
         encoding.encode_images(&missing, images)?;
         return_memory(encoding.placement.device)?;
-        Ok(Self { latents, texts: texts_at, conditions })
+        let time_ids = images.iter().map(|files| files.view.time_ids()).collect();
+        Ok(Self { latents, texts: texts_at, conditions, time_ids })
     }
 
     /// Number of conditions of each image.
@@ -165,6 +177,11 @@ impl Cache {
         let archive = Archive::open(&self.latents[index])?;
         let read = |name: &str| archive.read(name);
         Ok(Latents { mean: read("mean")?, std: read("std")?, lesion: read("lesion")?, inside: read("inside")? })
+    }
+
+    /// SDXL's numbers of image `index`.
+    pub fn time_ids(&self, index: usize) -> [f32; 6] {
+        self.time_ids[index]
     }
 
     /// The embedding of text `index`, fp32 on the CPU.
@@ -197,23 +214,29 @@ impl Encoding<'_> {
         folder.join(format!("{what}-{}.safetensors", &format!("{:x}", hash.finalize())[..32]))
     }
 
-    fn cells(&self) -> i64 {
-        self.image_size / self.pipeline_config.vae.downscale()
+    /// Height and width of the latents.
+    fn cells(&self, view: &View) -> [i64; 2] {
+        view.shape().pixels().map(|pixels| pixels / self.pipeline_config.vae.downscale())
     }
 
-    fn check_room(&self, folder: &Path, missing: &[Missing], texts: usize) -> Result<()> {
+    fn check_room(&self, folder: &Path, missing: &[Missing], images: &[ImageFiles], texts: usize) -> Result<()> {
         let channels = self.pipeline_config.vae.latent_channels;
-        let image = 4 * self.cells().pow(2) * (2 * channels + 2);
-        let condition = match self.condition {
-            Condition::None => 0,
-            Condition::Regions(_) => 4 * self.cells().pow(2) * (1 + channels),
-            Condition::Mask => self.image_size.pow(2),
+        let of_image = |missing: &Missing| {
+            let view = &images[missing.image].view;
+            let area = |[height, width]: [i64; 2]| height * width;
+            let (pixels, cells) = (area(view.shape().pixels()), area(self.cells(view)));
+            let condition = match self.condition {
+                Condition::None => 0,
+                Condition::Regions(_) => 4 * cells * (1 + channels),
+                Condition::Mask => pixels,
+                Condition::MaskAndImage => 4 * pixels,
+            };
+            let latents = if missing.latents.is_some() { 4 * cells * (2 * channels + 2) } else { 0 };
+            latents + condition * i64::try_from(missing.conditions.len()).unwrap_or(i64::MAX)
         };
         let text = 4 * 77 * self.pipeline_config.unet.cross_attention_dim + 8192;
-        let bytes = |count: usize, each: i64| count as u64 * u64::try_from(each).unwrap_or(0);
-        let images = missing.iter().filter(|missing| missing.latents.is_some()).count();
-        let conditions = missing.iter().map(|missing| missing.conditions.len()).sum();
-        let needed = bytes(images, image) + bytes(conditions, condition) + bytes(texts, text);
+        let bytes = |bytes: i64| u64::try_from(bytes).unwrap_or(0);
+        let needed = missing.iter().map(|missing| bytes(of_image(missing))).sum::<u64>() + texts as u64 * bytes(text);
         match free_bytes(folder) {
             Some(free) if free < needed => {
                 let (needed, free) = (Bytes(needed), Bytes(free));
@@ -280,62 +303,60 @@ impl Encoding<'_> {
     /// Reads an image and its mask.
     fn framed(&self, files: ImageFiles) -> Result<Framed> {
         let image = decode::image(files.image)?.to_rgb8();
-        let mask = foreground(&decode::mask(files.mask)?);
-        if mask.dimensions() != image.dimensions() {
-            let reason = format!("the mask is {:?}, its image {:?}", mask.dimensions(), image.dimensions());
-            return Err(Error::data(files.mask, reason, "export image and mask at one size"));
-        }
-        let side = u32::try_from(self.image_size)
-            .map_err(|_| Error::config("finetune.image_size", "is not a valid side", "use 512 or 1024"))?;
-        let frame = Frame::new(image.dimensions(), side)?;
-        let square = frame.to_model(&image)?;
-        let lesion = frame.mask_to_model(&mask)?;
-        Ok(Framed { image, mask, frame, square, lesion })
-    }
-
-    /// `[S, S, 3]` bytes.
-    fn bytes(&self, framed: &Framed) -> Tensor {
-        Tensor::from_slice(framed.square.as_raw()).view([self.image_size, self.image_size, 3])
-    }
-
-    /// The pixels of a mask in the square, 0 or 1: `[1, S, S]` fp32.
-    fn plane(&self, mask: &GrayImage) -> Tensor {
-        let plane: Vec<f32> = mask.iter().map(|&value| f32::from(u8::from(value > 0))).collect();
-        Tensor::from_slice(&plane).view([1, self.image_size, self.image_size])
+        let mask = match files.mask {
+            None => GrayImage::new(image.width(), image.height()),
+            Some(path) => {
+                let mask = foreground(&decode::mask(path)?);
+                if mask.dimensions() != image.dimensions() {
+                    let reason = format!("the mask is {:?}, its image {:?}", mask.dimensions(), image.dimensions());
+                    return Err(Error::data(path, reason, "export image and mask at one size"));
+                }
+                mask
+            }
+        };
+        let view = files.view;
+        let (input, lesion) = (view.image(&image)?, view.mask(&mask)?);
+        Ok(Framed { image, mask, view, input, lesion })
     }
 
     fn encode(&self, vae: &Vae, framed: &Framed) -> Result<Latents> {
-        let Framed { mask, frame, lesion, .. } = framed;
+        let Framed { mask, view, lesion, .. } = framed;
         let whole = GrayImage::from_pixel(mask.width(), mask.height(), image::Luma([1]));
-        let (inside, cells) = (frame.mask_to_model(&whole)?, self.cells());
+        let (inside, cells) = (view.mask(&whole)?, self.cells(view));
         guard::guard(|| {
             no_grad(|| {
-                let (mean, std) =
-                    distribution(vae, &self.bytes(framed), None, self.pipeline_config, self.placement.device);
-                let covered = |mask: &GrayImage| self.plane(mask).adaptive_avg_pool2d([cells, cells]);
+                let (mean, std) = distribution(vae, &framed.bytes(), None, self.pipeline_config, self.placement.device);
+                let covered = |mask: &GrayImage| plane(mask).adaptive_avg_pool2d(cells);
                 Ok(Latents { mean, std, lesion: covered(lesion), inside: covered(&inside) })
             })
         })
     }
 
     fn encode_condition(&self, vae: &Vae, framed: &Framed, (seed, number): (u64, usize)) -> Result<Tensor> {
-        let Framed { image, mask, frame, lesion, .. } = framed;
-        if self.condition == Condition::Mask {
-            return guard::guard(|| Ok(self.plane(lesion).to_kind(Kind::Uint8)));
+        let Framed { image, mask, view, lesion, .. } = framed;
+        let lesion = || plane(lesion).to_kind(Kind::Uint8);
+        match self.condition {
+            Condition::Mask => return guard::guard(|| Ok(lesion())),
+            Condition::MaskAndImage => {
+                let image = || framed.bytes().permute([2, 0, 1]);
+                return guard::guard(|| Ok(Tensor::cat(&[lesion(), image()], 0)));
+            }
+            Condition::None | Condition::Regions(_) => {}
         }
         // the same region for the same image, wherever it is in the data
         let mut rng = rng::stream(self.placement.seed, "finetune region", &[seed, number as u64]);
-        let region = frame.mask_to_model(&masks::region(number, image, mask, frame, &mut rng))?;
-        let whole = frame.mask_to_model(&GrayImage::from_pixel(mask.width(), mask.height(), image::Luma([1])))?;
-        let (size, cells) = (self.image_size, self.cells());
+        let scale = view.pixels_per_model_pixel();
+        let region = view.mask(&masks::region(number, image, mask, scale, &mut rng))?;
+        let whole = view.mask(&GrayImage::from_pixel(mask.width(), mask.height(), image::Luma([1])))?;
+        let (size, cells) = (view.shape().pixels(), self.cells(view));
         guard::guard(|| {
             no_grad(|| {
-                let touched = self.plane(&region).adaptive_max_pool2d([cells, cells]).0;
+                let touched = plane(&region).adaptive_max_pool2d(cells).0;
                 // padding is always repainted, as in the generation of pairs
-                let inside = self.plane(&whole).adaptive_max_pool2d([cells, cells]).0;
+                let inside = plane(&whole).adaptive_max_pool2d(cells).0;
                 let touched = touched.maximum(&(1.0 - inside));
-                let keep = 1.0 - touched.unsqueeze(0).upsample_nearest2d([size, size], None, None);
-                let (bytes, device) = (self.bytes(framed), self.placement.device);
+                let keep = 1.0 - touched.unsqueeze(0).upsample_nearest2d(size, None, None);
+                let (bytes, device) = (framed.bytes(), self.placement.device);
                 let (mean, _) = distribution(vae, &bytes, Some(&keep), self.pipeline_config, device);
                 Ok(Tensor::cat(&[touched, mean], 0))
             })
@@ -343,13 +364,27 @@ impl Encoding<'_> {
     }
 }
 
-/// An image and its mask, and both in the square that the network sees.
+/// An image and its mask, and both in the input of the networks.
 struct Framed {
     image: RgbImage,
     mask: GrayImage,
-    frame: Frame,
-    square: RgbImage,
+    view: View,
+    input: RgbImage,
     lesion: GrayImage,
+}
+
+impl Framed {
+    /// `[H, W, 3]` bytes.
+    fn bytes(&self) -> Tensor {
+        let [height, width] = self.view.shape().pixels();
+        Tensor::from_slice(self.input.as_raw()).view([height, width, 3])
+    }
+}
+
+/// The pixels of a mask, 0 or 1: `[1, H, W]` fp32.
+fn plane(mask: &GrayImage) -> Tensor {
+    let plane: Vec<f32> = mask.iter().map(|&value| f32::from(u8::from(value > 0))).collect();
+    Tensor::from_slice(&plane).view([1, i64::from(mask.height()), i64::from(mask.width())])
 }
 
 impl Condition {
@@ -358,13 +393,13 @@ impl Condition {
         match self {
             Self::None => 0,
             Self::Regions(count) => count,
-            Self::Mask => 1,
+            Self::Mask | Self::MaskAndImage => 1,
         }
     }
 }
 
-/// Mean and standard deviation of the latents of `bytes [S, S, 3]`, each `[c, s, s]` in host memory. Pixels where `keep
-/// [1, 1, S, S]` is 0 are grey.
+/// Mean and standard deviation of the latents of `bytes [H, W, 3]`, each `[c, h, w]` in host memory. Pixels where `keep
+/// [1, 1, H, W]` is 0 are grey.
 fn distribution(
     vae: &Vae,
     bytes: &Tensor,

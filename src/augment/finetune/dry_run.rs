@@ -64,11 +64,17 @@ impl FinetuneDryRun {
         self
     }
 
-    /// `count` samples, as read from the cache.
-    fn batch(&self, count: usize, draws_latents: bool) -> NoisyLatents {
+    /// `count` samples in a square, the largest bucket, as read from the cache; those of a training in its last step, with as little noise as the
+    /// Siamese losses need for all of their passes.
+    fn batch(&self, count: usize, is_trained: bool) -> NoisyLatents {
         let _category = ledger::enter(ledger::Category::Inputs);
-        let samples =
-            (0..count).map(|item| self.sample(Draw { item, timestep: 500, seed: 0, draws_latents })).collect();
+        let has_prior = is_trained && self.denoiser.config.has_prior();
+        let draw = |item: usize| Draw { item, draws_latents: is_trained, progress: 1.0, ..Draw::default() };
+        let rows = (0..count).flat_map(|item| {
+            let prior = has_prior.then(|| Draw { is_prior: true, ..draw(item) });
+            std::iter::once(draw(item)).chain(prior)
+        });
+        let samples = rows.map(|draw| self.sample(draw)).collect();
         self.denoiser.batch(samples).expect("blank samples have the shapes of the model")
     }
 
@@ -80,7 +86,7 @@ impl FinetuneDryRun {
             let decoder = Decoder::new(&self.pipeline_config, &self.denoiser)?;
             let conditions = {
                 let _category = ledger::enter(ledger::Category::Inputs);
-                let draw = Draw { item: 0, timestep: 0, seed, draws_latents: false };
+                let draw = Draw { seed, ..Draw::default() };
                 let samples: Vec<Sample> = (0..config.generation_batch_size).map(|_| self.sample(draw)).collect();
                 let condition = || {
                     let each = samples.iter().filter_map(|sample| sample.condition.as_ref());
@@ -124,8 +130,9 @@ impl FinetuneDryRun {
             Condition::None => None,
             Condition::Regions(_) => Some(blank([1 + channels, side, side], Kind::Float, device)),
             Condition::Mask => Some(blank([1, size, size], Kind::Uint8, device)),
+            Condition::MaskAndImage => Some(blank([4, size, size], Kind::Uint8, device)),
         };
-        Sample { latents, embedding, condition, draw }
+        Sample { latents, embedding, condition, time_ids: [0.0; 6], draw }
     }
 }
 
@@ -187,7 +194,7 @@ impl DryRunTask for FinetuneDryRun {
         let batch = self.batch(self.denoiser.engine.micro_batch, true);
         let _category = ledger::enter(ledger::Category::Inputs);
         // the training sends its micro-batches before the first pass
-        batch.map(batch.items.clone(), &mut |tensor| tensor.to_device(self.denoiser.device))
+        batch.map(batch.draws.clone(), &mut |tensor| tensor.to_device(self.denoiser.device))
     }
 
     /// The whole effective batch is read before its first pass.

@@ -1,7 +1,7 @@
 //! Regions that an inpainting network learns to fill: the lesion with a rim, the lesion moved and bent, random
 //! shapes, which also make it fill regions without a lesion, and everything but the lesion.
 
-use crate::augment::inpaint_mask::{Frame, dilate, field_of_view};
+use crate::augment::inpaint_mask::{dilate, field_of_view};
 use crate::augment::mask_bank::{SourceMaskOptions, place_mask};
 use image::{GrayImage, Luma, RgbImage};
 use rand::Rng;
@@ -22,7 +22,7 @@ pub(super) fn region(
     number: usize,
     image: &RgbImage,
     label: &GrayImage,
-    frame: &Frame,
+    pixels_per_model_pixel: f64,
     rng: &mut impl Rng,
 ) -> GrayImage {
     let is_empty = label.iter().all(|&value| value == 0);
@@ -36,7 +36,7 @@ pub(super) fn region(
             return placed.mask;
         }
     }
-    let rim = rng.random_range(0.0..=RIM_MAX_PX) * frame.pixels_per_model_pixel();
+    let rim = rng.random_range(0.0..=RIM_MAX_PX) * pixels_per_model_pixel;
     let mut region = dilate(label, rim);
     if number % KINDS == 3 {
         region.iter_mut().for_each(|value| *value = 255 - *value);
@@ -77,27 +77,30 @@ mod tests {
     #[test]
     fn regions_take_turns_and_follow_the_lesion() {
         let image = RgbImage::from_pixel(96, 64, image::Rgb([120; 3]));
-        let frame = Frame::new((96, 64), 64).unwrap();
+        let pixels_per_model_pixel = 1.5;
         let label = GrayImage::from_fn(96, 64, |x, y| {
             Luma([if (20..36).contains(&x) && (20..32).contains(&y) { 255 } else { 0 }])
         });
         let mut rng = ChaCha8Rng::seed_from_u64(4);
         for _ in 0..20 {
-            let rimmed = region(4, &image, &label, &frame, &mut rng);
+            let rimmed = region(4, &image, &label, pixels_per_model_pixel, &mut rng);
             assert!(label.iter().zip(rimmed.iter()).all(|(inside, region)| region >= inside), "covers the lesion");
-            let moved = region(1, &image, &label, &frame, &mut rng);
+            let moved = region(1, &image, &label, pixels_per_model_pixel, &mut rng);
             let ratio = area(&moved) as f64 / area(&label) as f64;
             assert!((0.2..4.0).contains(&ratio) && moved != label, "a lesion of similar size elsewhere: {ratio}");
-            let rest = region(3, &image, &label, &frame, &mut rng);
+            let rest = region(3, &image, &label, pixels_per_model_pixel, &mut rng);
             assert!(
                 label.iter().zip(rest.iter()).all(|(inside, region)| *inside == 0 || *region == 0),
                 "spares the lesion"
             );
             assert!(area(&rest) > 96 * 64 / 2);
-            let shape = region(2, &image, &label, &frame, &mut rng);
+            let shape = region(2, &image, &label, pixels_per_model_pixel, &mut rng);
             assert!(area(&shape) > 0 && area(&shape) < 96 * 64);
         }
         let empty = GrayImage::new(96, 64);
-        assert!(area(&region(0, &image, &empty, &frame, &mut rng)) > 0, "there is always a region to fill");
+        assert!(
+            area(&region(0, &image, &empty, pixels_per_model_pixel, &mut rng)) > 0,
+            "there is always a region to fill"
+        );
     }
 }

@@ -74,23 +74,53 @@ impl Objective {
         weight as f32
     }
 
+    /// The noisy latents of a batch, `[b, c, s, s]`.
+    pub fn noisy(batch: &NoisyBatch) -> Tensor {
+        batch.clean * &batch.column(0) + batch.noise * &batch.column(1)
+    }
+
+    /// What the network should predict, `[b, c, s, s]`.
+    pub fn target(&self, batch: &NoisyBatch) -> Tensor {
+        match self.prediction {
+            PredictionType::Epsilon => batch.noise.shallow_clone(),
+            PredictionType::Velocity => batch.noise * batch.column(0) - batch.clean * batch.column(1),
+        }
+    }
+
+    /// The clean latents according to `prediction` for `noisy`, the noisy latents of `batch`.
+    pub fn denoised(&self, batch: &NoisyBatch, noisy: &Tensor, prediction: &Tensor) -> Tensor {
+        match self.prediction {
+            PredictionType::Epsilon => (noisy - prediction * batch.column(1)) / batch.column(0),
+            PredictionType::Velocity => noisy * batch.column(0) - prediction * batch.column(1),
+        }
+    }
+
     /// Sum over the samples of their losses, an fp64 scalar; the loss of a sample is the weighted mean square error of
     /// `predict(noisy)`, which has the shape of the latents.
     pub fn loss(&self, batch: &NoisyBatch, predict: impl FnOnce(&Tensor) -> Tensor) -> Tensor {
-        let NoisyBatch { clean, noise, factors, pixels } = batch;
-        let factor = |column: i64| factors.narrow(1, column, 1).unsqueeze(-1).unsqueeze(-1);
-        let (signal, level) = (factor(0), factor(1));
-        let noisy = *clean * &signal + *noise * &level;
-        let target = match self.prediction {
-            PredictionType::Epsilon => noise.shallow_clone(),
-            PredictionType::Velocity => *noise * signal - *clean * level,
-        };
-        let mut errors = (predict(&noisy).to_kind(Kind::Float) - target).square();
-        if let Some(pixels) = pixels {
-            errors *= *pixels;
+        let prediction = predict(&Self::noisy(batch)).to_kind(Kind::Float);
+        batch.sum(&batch.square_errors(prediction, &self.target(batch)))
+    }
+}
+
+impl NoisyBatch<'_> {
+    /// A column of the factors, for each pixel: `[b, 1, 1, 1]`.
+    fn column(&self, column: i64) -> Tensor {
+        self.factors.narrow(1, column, 1).unsqueeze(-1).unsqueeze(-1)
+    }
+
+    /// Mean square error of each sample with the weights of its pixels, `[b]`.
+    pub fn square_errors(&self, prediction: Tensor, target: &Tensor) -> Tensor {
+        let mut errors = (prediction - target).square();
+        if let Some(pixels) = self.pixels {
+            errors *= pixels;
         }
-        let means = errors.mean_dim([1_i64, 2, 3].as_slice(), false, Kind::Float);
-        (means * factors.select(1, 2)).sum(Kind::Double)
+        errors.mean_dim([1_i64, 2, 3].as_slice(), false, Kind::Float)
+    }
+
+    /// Sum of the samples' `losses [b]` with the weights of their timesteps, an fp64 scalar.
+    pub fn sum(&self, losses: &Tensor) -> Tensor {
+        (losses * self.factors.select(1, 2)).sum(Kind::Double)
     }
 }
 

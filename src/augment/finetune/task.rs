@@ -1,21 +1,23 @@
 //! Fine-tuning as a [`Task`] of the engine.
 
+use super::buckets::Shape;
 use super::cache::Cache;
+use super::prior::PriorImages;
 use super::samples::Quality;
 use super::step::{Denoiser, Draw, NoisyLatents, Sample};
 use crate::Result;
 use crate::data::identity::DataIdentity;
 use crate::event::{Event, Observer};
-use crate::models::diffusion::unet::Pass;
 use crate::segment::resume;
 use crate::tensor::async_copy::AsyncCopy;
 use crate::tensor::store::Mastered;
 use crate::tensor::weights::Staged;
-use crate::tensor::{guard, ledger, no_grad, rng};
+use crate::tensor::{ledger, rng};
 use crate::trainer::profile::Component;
-use crate::trainer::{BatchSize, Batches, Loss, Parameter, Score, Task, Validation};
+use crate::trainer::{BatchSize, Batches, Loss, Parameter, Score, Task, TrainConfig, Validation};
 use rand::Rng;
 use rand::seq::{IndexedRandom, SliceRandom};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// The score that decides which checkpoint is the best.
@@ -34,6 +36,8 @@ pub struct Item {
     pub mask: PathBuf,
     /// Its class.
     pub modality: String,
+    /// Shape of the input that shows it.
+    pub shape: Shape,
     /// Numbers of its captions.
     pub captions: Vec<usize>,
     /// Number of the negative prompt of its first row.
@@ -52,6 +56,17 @@ pub struct FinetuneTask {
     pub resolved: String,
 }
 
+/// Prior images in the cache.
+#[derive(Debug)]
+pub struct Prior {
+    /// The files. In the cache they follow the validation images, once for each of the shapes.
+    pub images: PriorImages,
+    /// The shapes of the training images.
+    pub shapes: Vec<Shape>,
+    /// Number of their caption.
+    pub caption: usize,
+}
+
 /// Encoded images and captions.
 #[derive(Debug)]
 pub struct Data {
@@ -61,6 +76,8 @@ pub struct Data {
     pub train: Vec<Item>,
     /// Validation images; in the cache they follow the training images.
     pub validated: Vec<Item>,
+    /// Prior images, if there are any.
+    pub prior: Option<Prior>,
     /// Number of the empty caption.
     pub empty: usize,
     /// Identity of the rows, written into every checkpoint.
@@ -68,26 +85,73 @@ pub struct Data {
 }
 
 impl FinetuneTask {
-    /// The order of the training images in `epoch`.
-    fn order(&self, epoch: u64) -> Vec<usize> {
-        let mut order: Vec<usize> = (0..self.data.train.len()).collect();
-        order.shuffle(&mut rng::stream(self.denoiser.engine.seed, "finetune order", &[epoch]));
-        order
+    /// The training images of each step in `epoch`. The images of a step have one shape, so that the size of the
+    /// micro-batches does not change them. The last step of a shape may be smaller.
+    fn steps(&self, epoch: u64) -> Vec<Vec<usize>> {
+        let train = &self.data.train;
+        let mut rng = rng::stream(self.denoiser.engine.seed, "finetune order", &[epoch]);
+        let mut order: Vec<usize> = (0..train.len()).collect();
+        order.shuffle(&mut rng);
+        let mut of_shape: BTreeMap<Shape, Vec<usize>> = BTreeMap::new();
+        for item in order {
+            of_shape.entry(train[item].shape).or_default().push(item);
+        }
+        let images = self.denoiser.effective_batch();
+        let mut steps: Vec<Vec<usize>> =
+            of_shape.values().flat_map(|items| items.chunks(images).map(<[usize]>::to_vec)).collect();
+        if of_shape.len() > 1 {
+            steps.shuffle(&mut rng);
+        }
+        steps
     }
 
-    /// The training images `items` with the noise, timesteps and captions of `epoch`.
-    fn drawn(&self, items: &[usize], epoch: u64) -> Result<NoisyLatents> {
+    /// Part of the training that is done before step `number` (from 0).
+    fn progress(&self, number: u64) -> f64 {
+        let TrainConfig { epochs, max_steps, .. } = self.denoiser.engine;
+        let all = epochs * self.steps_per_epoch();
+        let total = if max_steps > 0 { all.min(max_steps) } else { all };
+        (number as f64 / total.max(1) as f64).min(1.0)
+    }
+
+    /// The training images `items` with the noise, timesteps and captions of `epoch`, each followed by its prior image
+    /// if there are any.
+    fn drawn(&self, items: &[usize], epoch: u64, progress: f64) -> Result<NoisyLatents> {
+        let mut samples = Vec::new();
+        for &item in items {
+            samples.push(self.drawn_image(item, epoch, progress)?);
+            if let Some(prior) = &self.data.prior {
+                samples.push(self.drawn_prior(prior, item, epoch)?);
+            }
+        }
+        self.denoiser.batch(samples)
+    }
+
+    fn drawn_image(&self, item: usize, epoch: u64, progress: f64) -> Result<Sample> {
         let Data { train, empty, .. } = &self.data;
-        let draw = |&item: &usize| {
-            let mut rng = rng::stream(self.denoiser.engine.seed, "finetune sample", &[epoch, item as u64]);
-            let timestep = rng.random_range(0..self.denoiser.objective.num_timesteps());
-            let caption = train[item].captions.choose(&mut rng).copied().unwrap_or(*empty);
-            let is_dropped = rng.random::<f64>() < self.denoiser.config.caption_dropout;
-            let draw = Draw { item, timestep, seed: rng.random(), draws_latents: true };
-            let condition = rng.random_range(0..self.data.cache.num_conditions().max(1));
-            self.sample(draw, if is_dropped { *empty } else { caption }, condition)
+        let mut rng = rng::stream(self.denoiser.engine.seed, "finetune sample", &[epoch, item as u64]);
+        let timestep = rng.random_range(0..self.denoiser.objective.num_timesteps());
+        let caption = train[item].captions.choose(&mut rng).copied().unwrap_or(*empty);
+        let is_dropped = rng.random::<f64>() < self.denoiser.config.caption_dropout;
+        let draw = Draw { item, timestep, seed: rng.random(), draws_latents: true, progress, ..Draw::default() };
+        let condition = rng.random_range(0..self.data.cache.num_conditions().max(1));
+        self.sample(draw, if is_dropped { *empty } else { caption }, condition)
+    }
+
+    /// The prior image that accompanies training image `item` in `epoch`.
+    fn drawn_prior(&self, prior: &Prior, item: usize, epoch: u64) -> Result<Sample> {
+        let Data { train, validated, .. } = &self.data;
+        let mut rng = rng::stream(self.denoiser.engine.seed, "finetune prior image", &[epoch, item as u64]);
+        let count = prior.images.files.len();
+        let shape = prior.shapes.iter().position(|shape| *shape == train[item].shape).unwrap_or_default();
+        let draw = Draw {
+            item: train.len() + validated.len() + shape * count + rng.random_range(0..count),
+            is_prior: true,
+            timestep: rng.random_range(0..self.denoiser.objective.num_timesteps()),
+            seed: rng.random(),
+            draws_latents: true,
+            ..Draw::default()
         };
-        self.denoiser.batch(items.iter().map(draw).collect::<Result<_>>()?)
+        self.sample(draw, prior.caption, 0)
     }
 
     /// The validation image `item` at its timesteps; the same in every validation.
@@ -97,7 +161,8 @@ impl FinetuneTask {
         let at = |i: usize| {
             let seed = rng::stream(self.denoiser.engine.seed, "finetune validation", &[item as u64, i as u64]).random();
             let timestep = (2 * i + 1) * steps / (2 * VALIDATED_TIMESTEPS);
-            self.sample(Draw { item: self.data.train.len() + item, timestep, seed, draws_latents: false }, caption, 0)
+            let draw = Draw { item: self.data.train.len() + item, timestep, seed, ..Draw::default() };
+            self.sample(draw, caption, 0)
         };
         self.denoiser.batch((0..VALIDATED_TIMESTEPS).map(at).collect::<Result<_>>()?)
     }
@@ -108,7 +173,7 @@ impl FinetuneTask {
         let cache = &self.data.cache;
         let (latents, embedding) = (cache.latents(draw.item)?, cache.embedding(caption)?);
         let condition = (cache.num_conditions() > 0).then(|| cache.condition(draw.item, number)).transpose()?;
-        Ok(Sample { latents, embedding, condition, draw })
+        Ok(Sample { latents, embedding, condition, time_ids: cache.time_ids(draw.item), draw })
     }
 }
 
@@ -128,20 +193,21 @@ impl Task for FinetuneTask {
     }
 
     fn steps_per_epoch(&self) -> u64 {
-        self.data.train.len().div_ceil(self.denoiser.effective_batch()) as u64
+        let mut counts: BTreeMap<Shape, usize> = BTreeMap::new();
+        self.data.train.iter().for_each(|item| *counts.entry(item.shape).or_default() += 1);
+        counts.values().map(|count| count.div_ceil(self.denoiser.effective_batch()) as u64).sum()
     }
 
     fn batches(&self, epoch: u64, first: u64) -> Result<Batches<'_, NoisyLatents>> {
-        let order = self.order(epoch);
-        let steps: Vec<Vec<usize>> = order.chunks(self.denoiser.effective_batch()).map(<[usize]>::to_vec).collect();
         let first = usize::try_from(first).unwrap_or(usize::MAX);
-        Ok(Box::new(steps.into_iter().skip(first).map(move |step| {
+        Ok(Box::new(self.steps(epoch).into_iter().enumerate().skip(first).map(move |(number, step)| {
             let _category = ledger::enter(ledger::Category::Inputs);
+            let progress = self.progress(epoch * self.steps_per_epoch() + number as u64);
             let mut copy = AsyncCopy::to(self.denoiser.device);
             let batches = step.chunks(self.denoiser.engine.micro_batch).map(|items| {
-                let batch = self.drawn(items, epoch)?;
+                let batch = self.drawn(items, epoch, progress)?;
                 Ok(match &mut copy {
-                    Some(copy) => batch.map(batch.items.clone(), &mut |tensor| copy.send(tensor)),
+                    Some(copy) => batch.map(batch.draws.clone(), &mut |tensor| copy.send(tensor)),
                     None => batch,
                 })
             });
@@ -162,15 +228,15 @@ impl Task for FinetuneTask {
     }
 
     fn samples(&self, batch: &NoisyLatents) -> Vec<usize> {
-        batch.items.clone()
+        batch.items()
     }
 
     fn suspects(&self, items: &[usize], epoch: u64) -> Result<Vec<String>> {
         let mut suspects = Vec::new();
         for &item in items {
-            let batch = self.drawn(&[item], epoch)?;
-            let loss = || no_grad(|| self.denoiser.loss_sum(&batch, Pass::default())).double_value(&[]);
-            if !guard::guard(|| Ok(loss()))?.is_finite() {
+            // the last step of the epoch has all losses that earlier ones have
+            let batch = self.drawn(&[item], epoch, self.progress((epoch + 1) * self.steps_per_epoch()))?;
+            if !self.denoiser.has_finite_loss(&batch)? {
                 suspects.push(item);
             }
         }
@@ -209,6 +275,9 @@ impl Task for FinetuneTask {
 
     fn save(&self, folder: &mut Staged) -> Result<()> {
         self.denoiser.network.save(folder)?;
+        if let Some(prior) = &self.data.prior {
+            prior.images.save(folder)?;
+        }
         folder.write_bytes(resume::DATA_FILE, self.data.identity.to_json().as_bytes())?;
         folder.write_bytes(resume::CONFIG_FILE, self.resolved.as_bytes())
     }

@@ -1,10 +1,12 @@
 //! A fine-tuning from settings and rows to a run folder: [`Finetuning`] and the finished [`FinetunedRun`].
 
+use super::buckets::{Shape, View};
 use super::cache::{Cache, Encoding, ImageFiles};
+use super::prior::PriorImages;
 use super::samples::{Class, Extract, Quality, Request};
 use super::settings::FinetuneRun;
 use super::step::Denoiser;
-use super::task::{Data, FinetuneTask, Item};
+use super::task::{Data, FinetuneTask, Item, Prior};
 use crate::augment::inpaint_mask::Frame;
 use crate::augment::pipeline::Placement;
 use crate::augment::pipeline_config::PipelineConfig;
@@ -22,7 +24,7 @@ use crate::tensor::weights::verify_folder;
 use crate::trainer::{self, Outcome, Session, profile};
 use crate::{Error, Result, files};
 use rand::Rng;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -91,8 +93,12 @@ impl Finetuning<'_> {
                 self.runtime.warn(warning.as_str());
             }
         }
+        let prior = self.run.finetune.open_prior_images()?;
+        if let (Some(prior), Some((folder, _))) = (&prior, &checkpoint) {
+            prior.check(folder)?;
+        }
         files::create_folders(self.folder).map_err(Error::io(self.folder, "create"))?;
-        let task = self.prepare()?;
+        let task = self.prepare(prior)?;
         let (trained, all) = task.denoiser.network.num_weights();
         let share = trained as f64 / all as f64 * 100.0;
         let (trained, all) = (with_commas(trained), with_commas(all));
@@ -111,24 +117,44 @@ impl Finetuning<'_> {
         Ok(FinetunedRun { outcome, task })
     }
 
-    fn prepare(&self) -> Result<FinetuneTask> {
+    fn prepare(&self, prior: Option<PriorImages>) -> Result<FinetuneTask> {
         let mut texts = Captions::new(self.run)?;
-        let train = self.items(Split::Train, &mut texts);
+        let mut train = self.items(Split::Train, &mut texts);
         if train.is_empty() {
             let hint = "the generator learns from train rows: give at least one row the split `train`";
             return Err(Error::data(&self.manifest.root, "there are no training rows", hint));
         }
-        let validated = self.items(Split::Val, &mut texts);
+        let mut validated = self.items(Split::Val, &mut texts);
+        let mut views = Vec::new();
+        for item in train.iter_mut().chain(&mut validated) {
+            let view = self.view(&item.image, None)?;
+            item.shape = view.shape();
+            views.push(view);
+        }
+        let caption = &self.run.finetune.prior_caption;
+        let shapes: BTreeSet<Shape> = train.iter().map(|item| item.shape).collect();
+        let shapes: Vec<Shape> = shapes.into_iter().collect();
+        let prior = prior.map(|images| Prior { images, shapes, caption: texts.number(caption.clone()) });
+        if self.run.finetune.buckets {
+            self.runtime.note(describe(&train));
+        }
         let empty = texts.number(String::new());
         let device = self.runtime.device();
         let placement = Placement { device, kind: self.run.train.precision.kind(), seed: self.run.train.seed };
-        let images: Vec<ImageFiles> =
-            train.iter().chain(&validated).map(|item| ImageFiles { image: &item.image, mask: &item.mask }).collect();
+        let with_masks = train.iter().chain(&validated).zip(views);
+        let with_masks = with_masks.map(|(item, view)| ImageFiles { image: &item.image, mask: Some(&item.mask), view });
+        let mut images: Vec<ImageFiles> = with_masks.collect();
+        if let Some(Prior { images: prior, shapes, .. }) = &prior {
+            for shape in shapes {
+                for image in &prior.files {
+                    images.push(ImageFiles { image, mask: None, view: self.view(image, Some(*shape))? });
+                }
+            }
+        }
         let encoding = Encoding {
             pipeline_config: self.pipeline_config,
             model_sha256: &self.pipeline_config.digest()?,
             placement,
-            image_size: self.run.finetune.image_size,
             condition: self.run.finetune.condition(),
             observer: self.runtime.observer().as_ref(),
             interrupt: self.runtime.interrupt(),
@@ -136,12 +162,27 @@ impl Finetuning<'_> {
         let cache = Cache::fill(&self.folder.join(CACHE), &images, &texts.texts, &encoding)?;
         let denoiser = Denoiser::new(self.pipeline_config, self.run, device)?;
         let identity = DataIdentity::of(self.manifest)?;
-        let data = Data { cache, train, validated, empty, identity };
+        let data = Data { cache, train, validated, prior, empty, identity };
         let quality = match &self.features {
             Some(features) if self.run.finetune.num_samples_for_metrics > 0 => Some(self.quality(&data, features)?),
             _ => None,
         };
         Ok(FinetuneTask { denoiser, data, quality, resolved: self.toml.clone() })
+    }
+
+    /// Side of the square.
+    fn side(&self) -> Result<u32> {
+        u32::try_from(self.run.finetune.image_size)
+            .map_err(|_| Error::config("finetune.image_size", "is not a valid side", "use 512 or 1024"))
+    }
+
+    /// Position of an image in the input of the networks. With buckets its shape is `shape`, or the nearest one.
+    fn view(&self, path: &Path, shape: Option<Shape>) -> Result<View> {
+        let (size, side) = (size_of(path)?, self.side()?);
+        if !self.run.finetune.buckets {
+            return View::padded(size, side);
+        }
+        View::cropped(path, size, shape.unwrap_or_else(|| Shape::nearest(size, side)))
     }
 
     /// The samples of each class, and the features of its real training images.
@@ -174,8 +215,7 @@ impl Finetuning<'_> {
         }
         let each = self.run.finetune.num_samples_for_metrics.div_ceil(classes.len()).max(least);
         self.runtime.note(format!("each validation makes {} samples", each * classes.len()));
-        let side = u32::try_from(self.run.finetune.image_size)
-            .map_err(|_| Error::config("finetune.image_size", "is not a valid side", "use 512 or 1024"))?;
+        let side = self.side()?;
         let item = |number: usize| data.train.get(number).unwrap_or_else(|| &data.validated[number - data.train.len()]);
         let class = |(class, (modality, [train, validated])): (usize, (&str, [Vec<usize>; 2]))| {
             let files: Vec<PathBuf> =
@@ -187,10 +227,7 @@ impl Finetuning<'_> {
                 let Item { image, captions, negative, .. } = item(number);
                 let seed = rng::stream(seed, "finetune samples", &[class as u64, k as u64]).random();
                 let caption = captions[k / sources.len() % captions.len()];
-                let size = image::image_dimensions(image).map_err(|error| {
-                    Error::data(image, format!("cannot be read: {error}"), "replace the file, or leave out its rows")
-                })?;
-                let frame = Frame::new(size, side)?;
+                let frame = Frame::new(size_of(image)?, side)?;
                 Ok(Request { item: number, caption, negative: *negative, seed, frame })
             };
             let samples = (0..each).map(request).collect::<Result<_>>()?;
@@ -216,13 +253,30 @@ impl Finetuning<'_> {
             let index = *index_of.entry((&row.image_path, &row.mask_path)).or_insert_with(|| {
                 let (image, mask) = (row.image_path.clone(), row.mask_path.clone());
                 let negative = texts.of_row(row, number as u64).1;
-                items.push(Item { image, mask, modality: row.modality.clone(), captions: Vec::new(), negative });
+                let modality = row.modality.clone();
+                items.push(Item { image, mask, modality, shape: Shape::default(), captions: Vec::new(), negative });
                 items.len() - 1
             });
             items[index].captions.push(texts.of_row(row, number as u64).0);
         }
         items
     }
+}
+
+/// Width and height of an image file, whose format is detected from its content.
+fn size_of(path: &Path) -> Result<(u32, u32)> {
+    let reader = image::ImageReader::open(path).and_then(image::ImageReader::with_guessed_format);
+    reader.map_err(image::ImageError::IoError).and_then(image::ImageReader::into_dimensions).map_err(|error| {
+        Error::data(path, format!("cannot be read: {error}"), "replace the file, or leave out its rows")
+    })
+}
+
+/// `images of each shape: 12 of 512x512, 30 of 576x448`.
+fn describe(train: &[Item]) -> String {
+    let mut counts: BTreeMap<Shape, usize> = BTreeMap::new();
+    train.iter().for_each(|item| *counts.entry(item.shape).or_default() += 1);
+    let counts: Vec<String> = counts.iter().map(|(shape, count)| format!("{count} of {shape}")).collect();
+    format!("images of each shape: {}", counts.join(", "))
 }
 
 /// The different captions of a training.

@@ -117,6 +117,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Done);
     }
     let profile = args.profile.settings(&args.out)?;
+    // a folder without images is refused before anything is downloaded
+    drop(resolved.config.finetune.open_prior_images()?);
     let lock = || RunLock::on("--out", &args.out, context.progress.as_ref());
     // an existing run is refused before the data is read; unusable data leaves no folder behind
     let early = args.out.is_dir().then(lock).transpose()?;
