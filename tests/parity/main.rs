@@ -20,3 +20,4 @@ mod nf4;
 mod pipelines;
 mod samplers;
 mod tiny_vit;
+mod unet_segmenter;
