@@ -335,8 +335,10 @@ fn runs_are_compared_seed_by_seed_and_duplicates_can_explain_a_gain() {
     assert_eq!(explained.verdict, Conclusion::NoGain);
     assert!(explained.sentence().contains("duplicated real rows may explain the gain"), "{}", explained.sentence());
     // 4 % inside decoys, 1 % on real background
-    let probe = &gained.conditions[0].probes[0];
-    assert!(probe.is_suspicious && probe.arm == Arm::Real && probe.real.pixels == 2 * 4 * 100, "{probe:?}");
+    let probes = &gained.conditions[0].probes;
+    let of = |arm: Arm| probes.iter().find(|probe| probe.arm == arm).unwrap();
+    assert!(of(Arm::Synthetic(HALF)).is_suspicious && !of(Arm::Real).is_suspicious, "{probes:?}");
+    assert_eq!(of(Arm::Real).real.pixels, 2 * 4 * 100);
     assert!(gained.table().contains("4.000 % of the pixels inside decoys"), "{}", gained.table());
     std::fs::create_dir_all(&data.out).unwrap();
     ablation.write(&gained).unwrap();
@@ -349,6 +351,27 @@ fn runs_are_compared_seed_by_seed_and_duplicates_can_explain_a_gain() {
     // one mark for each arm but the baseline, for two numbers of images and two metrics, and three in the legend
     assert_eq!(figure.matches("<circle").count(), 2 * 2 * 5 + 3);
     assert_eq!(figure.matches("<text").count(), figure.matches("</text>").count());
+}
+
+#[test]
+fn one_seed_shows_no_gain() {
+    let (data, config) = (Data::new(), RunConfig::default());
+    let ablation = Ablation { num_seeds: 1, ..data.ablation(&config) };
+    let sets = ablation.sets(&Runtime::new()).unwrap();
+    let rows = data.rows(0);
+    let runs = simulated(&ablation, 1, |arm| if matches!(arm, Arm::Synthetic(_)) { 0.2 } else { 0.0 });
+    let results = Results {
+        steps: 3,
+        seeds: ablation.seeds(),
+        ratios: &ablation.ratios,
+        tolerance_px: 2.0,
+        conditions: vec![(ablation.conditions()[0], &rows)],
+        sets: &sets,
+        runs: &runs,
+    };
+    let report = results.report().unwrap();
+    assert_eq!(report.verdict, Conclusion::NoGain);
+    assert!(report.sentence().starts_with("no gain was shown: one seed does not show"), "{}", report.sentence());
 }
 
 #[test]

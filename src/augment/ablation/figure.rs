@@ -112,8 +112,12 @@ fn draw(out: &mut String, panel: &Panel, (left, top): (f64, f64), width: f64, (l
         "<rect x=\"{left}\" y=\"{top}\" width=\"{width}\" height=\"{PANEL_HEIGHT}\" fill=\"none\" stroke=\"#999\"/>"
     );
     let mut x = left + GROUP_GAP / 2.0;
-    for (real_images, marks) in &panel.groups {
+    for (number, (real_images, marks)) in panel.groups.iter().enumerate() {
         let start = x;
+        if number > 0 {
+            let border = x - GROUP_GAP / 2.0;
+            line(out, (border, top), (border, top + PANEL_HEIGHT), "stroke=\"#c8c8c8\" stroke-dasharray=\"4 3\"");
+        }
         for comparison in marks {
             mark(out, comparison, x + MARK / 2.0, &y);
             let ratio = comparison.arm.ratio().map_or_else(String::new, |ratio| ratio.to_string());
@@ -175,7 +179,8 @@ fn legend(out: &mut String) {
 /// Round values in the range, at most about eight.
 fn ticks(low: f64, high: f64) -> Vec<f64> {
     let step = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5].into_iter().find(|step| (high - low) / step <= 8.0).unwrap_or(1.0);
-    let (first, last) = ((low / step).ceil(), (high / step).floor());
+    // a quotient of round numbers may be a little off
+    let (first, last) = ((low / step - 1e-9).ceil(), (high / step + 1e-9).floor());
     let mut ticks = Vec::new();
     let mut tick = first;
     while tick <= last {

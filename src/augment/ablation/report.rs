@@ -83,7 +83,7 @@ pub struct ProbeReport {
     pub synthetic: ProbeCounts,
     /// In the background of the real test rows.
     pub real: FalsePositives,
-    /// True if the rate inside decoys is more than 1.5 times the rate on real background.
+    /// True for a synthetic arm whose rate inside decoys is more than 1.5 times its rate on real background.
     pub is_suspicious: bool,
 }
 
@@ -151,8 +151,13 @@ impl Results<'_> {
                 }
             }
         }
-        let primary = comparisons.iter().filter(|c| c.is_primary).filter_map(ArmComparison::overall);
-        let verdict = conclude(&primary.map(|all| all.verdict).collect::<Vec<_>>());
+        let primary = || comparisons.iter().filter(|c| c.is_primary).filter_map(ArmComparison::overall);
+        let verdict = if primary().any(|all| all.images_only) {
+            // the intervals of one seed do not contain the variation between trainings
+            Conclusion::NoGain
+        } else {
+            conclude(&primary().map(|all| all.verdict).collect::<Vec<_>>())
+        };
         Ok(AblationReport {
             steps: self.steps,
             seeds: self.seeds.clone(),
@@ -243,7 +248,8 @@ impl Results<'_> {
                 real += FalsePositives { predicted: score.false_positives, pixels: score.background };
             }
         }
-        let is_suspicious = synthetic.decoys.rate() > MOST_TIMES * real.rate();
+        // the real arm never saw a synthetic image: its rate shows how hard decoys are without a shortcut
+        let is_suspicious = matches!(arm, Arm::Synthetic(_)) && synthetic.decoys.rate() > MOST_TIMES * real.rate();
         Some(ProbeReport { arm, synthetic, real, is_suspicious })
     }
 }
@@ -360,6 +366,7 @@ impl AblationReport {
         let conclusion = match (self.verdict, real.verdict) {
             (Conclusion::Gain, _) => "synthetic pairs help",
             (Conclusion::Harm, _) => "synthetic pairs harm",
+            _ if real.images_only => "no gain was shown: one seed does not show the variation between trainings",
             (Conclusion::NoGain, Conclusion::Gain) => {
                 "no gain was shown: duplicated real rows may explain the gain over real images alone"
             }

@@ -33,8 +33,8 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed augment ablation --data-root data --extra pairs --preset gpu-24gb --real-images 100
-  prsmed augment ablation --data-root data --extra pairs --ratios 0.5,0.25,1,2 --segmenters prsmed,unet
-  prsmed augment ablation --data-root data --extra pairs --real-images 20,50,100 --external other-hospital
+  prsmed augment ablation --data-root data --extra pairs --ratios 0.5,1 --segmenters prsmed,unet
+  prsmed augment ablation --data-root data --extra pairs --real-images 20,50,100 --external other
   prsmed augment ablation --data-root phantoms --extra pairs --out ablation --steps 200 --seeds 5")]
 pub(in crate::cli) struct Args {
     #[command(flatten)]
