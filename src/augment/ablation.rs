@@ -1,57 +1,44 @@
 //! Ablation of synthetic pairs: trainings with and without them, at equal optimizer steps, scored on the same real
-//! test images.
+//! images.
 //!
-//! There are three arms: real images only, real images with classical augmentation, real images with synthetic pairs.
-//! Each arm is trained with every seed, for the same number of steps and with the same batch size. The classical arm
-//! shows what simple augmentation alone gains. Equal steps rule out a gain from longer training. A synthetic pair is
-//! used only when its source is among the real training images of the ablation. Other pairs would bring in images
-//! that the real arm does not have.
+//! There are four kinds of arms: real images only, real images with classical augmentation, real images with synthetic
+//! pairs, and real images with duplicated real rows in place of the synthetic ones ([`arms`]). Each arm is trained with
+//! every seed, for the same number of steps and with the same batch size. The classical arm shows what simple
+//! augmentation alone gains. Equal steps rule out a gain from longer training. The duplicates rule out a gain from the
+//! number and the choice of the sources. What decides is fixed before the first training ([`report`]).
 
-use super::export::Journal;
+pub mod arms;
+mod figure;
+pub mod probe;
+pub mod report;
+mod rows;
+pub mod scores;
+mod trained;
+mod unet;
+
+pub use arms::{Arm, Condition, RunKey, Segmenter};
+pub use report::AblationReport;
+pub use rows::{limited_to, training_rows};
+
 use super::saved_settings::same_settings;
 use crate::data::classical::Augment;
-use crate::data::manifest::{Manifest, Row, Split};
+use crate::data::manifest::{Manifest, Row};
 use crate::data::mixing_sampler::Ratio;
-use crate::event::{Event, Observer, Silent};
-use crate::metrics::paired::{self, Comparison, Conclusion, Interval, Scores};
 use crate::runtime::Runtime;
-use crate::segment::evaluate;
-use crate::segment::task::spread;
-use crate::segment::{RunConfig, Training};
-use crate::tensor::weights::{sha256, write_bytes};
+use crate::segment::RunConfig;
+use crate::tensor::weights::write_bytes;
 use crate::{Error, Result, files};
+use probe::Probe;
+use report::{Results, RunScores};
+use rows::ArmRows;
+use scores::{Scoring, TestSet};
 use serde_json::json;
 use sha2::{Digest, Sha256};
-use std::collections::{BTreeMap, HashMap, HashSet};
-use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
-
-/// Training data of one arm of the ablation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Arm {
-    /// Real images without changes.
-    Real,
-    /// Real images with classical augmentation: flips, rotations, elastic deformation, intensity changes.
-    Classical,
-    /// Real and synthetic images.
-    Synthetic,
-}
-
-impl Arm {
-    /// All arms, the baseline first.
-    pub const ALL: [Self; 3] = [Self::Real, Self::Classical, Self::Synthetic];
-
-    /// Name in folder names and tables.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Real => "real",
-            Self::Classical => "classical",
-            Self::Synthetic => "synthetic",
-        }
-    }
-}
+use std::time::{Duration, Instant};
+use trained::Trained;
 
 /// Settings of an ablation.
 #[derive(Debug)]
@@ -60,392 +47,282 @@ pub struct Ablation<'a> {
     pub real: &'a Manifest,
     /// Pairs that `prsmed augment generate` made.
     pub synthetic: &'a Manifest,
-    /// Training settings. The ablation sets augmentation, seed and number of steps itself.
+    /// Real data of another source, which is scored too. Its `test` rows, or all rows if there are none.
+    pub external: Option<&'a Manifest>,
+    /// Training settings. The ablation sets augmentation, synthetic rows, seed and number of steps itself.
     pub config: &'a RunConfig,
-    /// Text of the settings, for the run folders.
+    /// Text of the settings. A folder of runs belongs to one text.
     pub toml: &'a str,
+    /// The trained models; the first one decides.
+    pub segmenters: Vec<Segmenter>,
+    /// Numbers of real training images, each spread evenly over the classes; 0 = all. The largest one decides.
+    pub real_images: Vec<usize>,
+    /// Synthetic rows per real row; the first one decides.
+    pub ratios: Vec<Ratio>,
     /// Optimizer steps of every training.
     pub steps: u64,
     /// First seed.
     pub first_seed: u64,
     /// Number of seeds.
     pub num_seeds: usize,
-    /// Number of real training images, spread evenly over each class; 0 = all.
-    pub limit_real: usize,
-    /// Number of test rows, spread evenly; 0 = all.
+    /// Most rows of each set that is scored, spread evenly; 0 = all.
     pub limit_test: usize,
-    /// Synthetic rows per real row.
-    pub ratio: Ratio,
+    /// Tolerance of the surface Dice in pixels.
+    pub tolerance_px: f64,
     /// Output folder of runs and report.
     pub out: &'a Path,
 }
 
-/// Results of an ablation.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
-pub struct AblationReport {
-    /// Optimizer steps of every training.
-    pub steps: u64,
-    /// Seeds.
-    pub seeds: Vec<u64>,
-    /// Real training images.
-    pub real_images: usize,
-    /// Synthetic training images, all made from these real images.
-    pub synthetic_images: usize,
-    /// Scored test rows.
-    pub test_rows: usize,
-    /// Images of these rows. The scores of an image's rows are averaged before arms are compared.
-    pub test_images: usize,
-    /// Mean Dice of every run: arm name -> one value per seed.
-    pub runs: BTreeMap<&'static str, Vec<f64>>,
-    /// Classical against real, by class and overall.
-    pub classical: Vec<Comparison>,
-    /// Synthetic against real, by class and overall.
-    pub synthetic: Vec<Comparison>,
-    /// Synthetic against classical, by class and overall.
-    pub synthetic_over_classical: Vec<Comparison>,
-    /// Conclusion: do synthetic images improve on real images alone?
-    pub verdict: Conclusion,
-}
-
-/// Rows of the arms.
-struct ArmData {
-    real: Arc<Manifest>,
-    /// Real and synthetic.
-    both: Arc<Manifest>,
-}
-
-impl ArmData {
-    /// Only the synthetic arm has synthetic rows.
-    fn of(&self, arm: Arm) -> &Arc<Manifest> {
-        match arm {
-            Arm::Real | Arm::Classical => &self.real,
-            Arm::Synthetic => &self.both,
-        }
-    }
-}
-
 impl Ablation<'_> {
-    /// Runs the trainings that are missing, scores and compares all of them, and writes `ablation.json` and
-    /// `ablation.txt`.
+    /// Runs the trainings that are missing, scores and compares all of them, and writes `ablation.json`,
+    /// `ablation.txt` and `ablation.svg`.
     ///
     /// # Errors
-    /// [`Error::Data`] without test rows or without pairs made from these images; as [`Training::run`];
-    /// [`Error::Interrupted`].
+    /// [`Error::Config`] for a ratio that the batch is too small for; [`Error::Data`] without test rows or without
+    /// pairs made from these images; as [`Training::run`](crate::segment::Training::run); [`Error::Interrupted`].
     pub fn run(&self, runtime: &Runtime) -> Result<AblationReport> {
-        let (rows, images) = limited(self.real, self.limit_real);
-        let real = self.repeated(&Manifest { rows, ..self.real.clone() });
-        let (synthetic, pairs) = self.pairs_of(&images)?;
-        let synthetic = self.repeated(&synthetic);
-        let both = Arc::new(real.clone().with_extra(synthetic.clone())?);
-        let real = Arc::new(real);
-        let test = spread(self.unseen_test_rows(runtime.observer().as_ref())?, self.limit_test);
-        if test.is_empty() {
-            let hint = "give some rows the split `test`: the ablation scores real images that no arm was trained on";
-            return Err(Error::data(&self.real.root, "there are no `test` rows", hint));
-        }
-        self.check_settings(&real, &synthetic, &test)?;
-        let data = ArmData { real, both };
+        let sets = self.sets(runtime)?;
+        let limits = self.limits();
+        let rows: Vec<ArmRows> =
+            limits.iter().map(|&limit| ArmRows::new(self.real, self.synthetic, limit)).collect::<Result<_>>()?;
+        self.check(&rows)?;
+        self.check_settings()?;
+        self.describe(&rows, runtime);
+        let rows_of = |limit: usize| limits.iter().position(|&one| one == limit).map(|i| &rows[i]);
         let runs = self.runs();
-        let mut scores: BTreeMap<&'static str, Vec<Vec<f64>>> = BTreeMap::new();
-        for (done, &(seed, arm)) in runs.iter().enumerate() {
-            runtime.note(format!("run {} of {}: {} images, seed {seed}", done + 1, runs.len(), arm.name()));
-            let found = self.scores(arm, seed, data.of(arm), &test, runtime)?;
-            scores.entry(arm.name()).or_default().push(found);
+        let mut clock = Clock::default();
+        let mut scores = HashMap::new();
+        for (done, &key) in runs.iter().enumerate() {
+            let Some(rows) = rows_of(key.condition.limit_real) else { continue };
+            runtime.note(format!("run {} of {}: {key}", done + 1, runs.len()));
+            let start = Instant::now();
+            let (found, is_new) = self.scores(key, rows, &sets, runtime)?;
+            if is_new {
+                clock.add(key.condition.segmenter, start.elapsed());
+                clock.estimate(&runs[done + 1..]).into_iter().for_each(|text| runtime.note(text));
+            }
+            scores.insert(key.to_string(), found);
         }
-        let report = self.report(&scores, &test, self.seeds(), images.len(), pairs)?;
+        let conditions = self.conditions().into_iter();
+        let results = Results {
+            steps: self.steps,
+            seeds: self.seeds(),
+            ratios: &self.ratios,
+            tolerance_px: self.tolerance_px,
+            conditions: conditions.filter_map(|c| Some((c, rows_of(c.limit_real)?))).collect(),
+            sets: &sets,
+            runs: &scores,
+        };
+        let report = results.report()?;
         self.write(&report)?;
         Ok(report)
+    }
+
+    fn check(&self, rows: &[ArmRows]) -> Result<()> {
+        let batch = self.config.train.micro_batch * self.config.train.accumulation;
+        for ratio in rows.iter().flat_map(|rows| self.ratios.iter().map(|&ratio| rows.ratio(ratio))) {
+            if ratio <= 0.0 {
+                return Err(Error::config("--ratios", "0 adds no synthetic rows", "use for example 0.5"));
+            }
+            if (batch as f64) < 1.0 + ratio {
+                let reason = format!(
+                    "with {ratio} synthetic rows per real row, some steps of {batch} would contain no real row"
+                );
+                let hint = "lower the ratio, or raise `train.micro_batch` or `train.accumulation`";
+                return Err(Error::config("--ratios", reason, hint));
+            }
+        }
+        if self.tolerance_px.is_nan() || self.tolerance_px < 0.0 {
+            return Err(Error::config("--tolerance", "must be 0 or more", "use for example 2"));
+        }
+        Ok(())
+    }
+
+    /// The scored rows: `test` rows, then those of the external data root.
+    fn sets(&self, runtime: &Runtime) -> Result<Vec<TestSet<'_>>> {
+        let labels = self.config.data.labels;
+        let scoring = Scoring { labels, tolerance_px: self.tolerance_px, limit: self.limit_test };
+        let observer = runtime.observer().as_ref();
+        let mut sets = vec![TestSet::of_test_rows(self.real, scoring, observer)?];
+        if let Some(external) = self.external {
+            sets.push(TestSet::of_external(self.real, external, scoring, observer)?);
+        }
+        Ok(sets)
     }
 
     fn seeds(&self) -> Vec<u64> {
         (0..self.num_seeds as u64).map(|i| self.first_seed + i).collect()
     }
 
-    /// Seed and arm of each training: every arm has every seed, in the same order.
-    fn runs(&self) -> Vec<(u64, Arm)> {
-        self.seeds().into_iter().flat_map(|seed| Arm::ALL.map(|arm| (seed, arm))).collect()
+    /// Numbers of real images, each once, the one that decides first: all images (0) or the largest number.
+    fn limits(&self) -> Vec<usize> {
+        let mut limits = self.real_images.clone();
+        limits.sort_unstable_by_key(|&limit| std::cmp::Reverse(limit.wrapping_sub(1)));
+        limits.dedup();
+        limits
     }
 
-    /// Settings of a training. Arms differ in the augmentation only; their rows are those of [`ArmData`].
-    fn config_of(&self, arm: Arm, seed: u64) -> RunConfig {
+    /// Segmenters and numbers of real images; the first one decides.
+    fn conditions(&self) -> Vec<Condition> {
+        let limits = self.limits();
+        let of_segmenter = |&segmenter: &Segmenter| {
+            limits.iter().map(|&limit_real| Condition { segmenter, limit_real }).collect::<Vec<_>>()
+        };
+        self.segmenters.iter().flat_map(of_segmenter).collect()
+    }
+
+    /// All trainings: every arm has every seed under every condition. Seeds come last, so that an unfinished ablation
+    /// has complete comparisons of its first seeds.
+    fn runs(&self) -> Vec<RunKey> {
+        let (conditions, arms) = (self.conditions(), Arm::all(&self.ratios));
+        let mut runs = Vec::new();
+        for seed in self.seeds() {
+            for &condition in &conditions {
+                runs.extend(arms.iter().map(|&arm| RunKey { condition, arm, seed }));
+            }
+        }
+        runs
+    }
+
+    /// Prints the number of trainings and what is compared.
+    fn describe(&self, rows: &[ArmRows], runtime: &Runtime) {
+        let (arms, seeds) = (Arm::all(&self.ratios).len(), self.num_seeds);
+        let conditions = self.conditions();
+        let trainings = arms * seeds * conditions.len();
+        runtime.note(format!(
+            "{trainings} trainings of {} steps: {arms} arms, {seeds} seeds, {} segmenters, {} numbers of real images",
+            self.steps,
+            self.segmenters.len(),
+            rows.len(),
+        ));
+        if let (Some(first), Some(ratio), Some(rows)) = (conditions.first(), self.ratios.first(), rows.first()) {
+            runtime.note(format!(
+                "the verdict compares synthetic-{ratio} with real and with duplicates-{ratio}: Dice of {} with {} real \
+                 images on the test rows",
+                first.segmenter, rows.num_images,
+            ));
+        }
+        for rows in rows {
+            for &ratio in &self.ratios {
+                let (wanted, pairs) = (rows.ratio(ratio) * rows.num_real() as f64, rows.synthetic.len());
+                if wanted > 1.01 * pairs as f64 {
+                    runtime.note(format!(
+                        "with {} real images and ratio {ratio}, each of the {pairs} synthetic rows is used {:.1} times \
+                         as often as a real row",
+                        rows.num_images,
+                        wanted / pairs as f64
+                    ));
+                }
+            }
+        }
+    }
+
+    /// Settings of a training. Arms differ in the augmentation and in their extra rows only.
+    fn config_of(&self, key: RunKey, rows: &ArmRows) -> RunConfig {
         let mut config = self.config.clone();
-        config.train.seed = seed;
+        config.train.seed = key.seed;
         config.train.max_steps = self.steps;
         config.train.epochs = self.steps;
         config.train.validate_every_epochs = 0;
         config.train.patience = 0;
-        config.data.augment = if arm == Arm::Classical { Augment::Classical } else { Augment::None };
-        config.data.synthetic_ratio = self.ratio;
+        config.data.augment = if key.arm == Arm::Classical { Augment::Classical } else { Augment::None };
+        config.data.synthetic_ratio = Ratio::PerReal(key.arm.ratio().map_or(0.0, |ratio| rows.ratio(ratio)));
         config
     }
 
-    /// Repeats the training rows until one epoch is longer than the training. Otherwise the short last batch of an
-    /// epoch would give the arm with fewer rows fewer samples per step.
-    fn repeated(&self, manifest: &Manifest) -> Manifest {
-        let train = &self.config.train;
-        let needed =
-            usize::try_from(self.steps).unwrap_or(usize::MAX).saturating_mul(train.micro_batch * train.accumulation);
-        let once: Vec<Row> = manifest.rows.iter().filter(|row| row.split == Split::Train).cloned().collect();
-        let times = needed.div_ceil(once.len().max(1)) + 1;
-        let mut rows: Vec<Row> = manifest.rows.iter().filter(|row| row.split != Split::Train).cloned().collect();
-        for _ in 0..times {
-            rows.extend(once.iter().cloned());
-        }
-        Manifest { rows, ..manifest.clone() }
-    }
-
-    /// Test rows whose images are not also training images.
-    fn unseen_test_rows(&self, observer: &dyn Observer) -> Result<Vec<usize>> {
-        let sums_of = |split: Split| -> Result<HashSet<String>> {
-            let images: HashSet<&PathBuf> =
-                self.real.rows_of(split).into_iter().map(|row| &self.real.rows[row].image_path).collect();
-            images.into_iter().map(|path| sha256(path)).collect()
-        };
-        let seen = sums_of(Split::Train)?;
-        let all = self.real.rows_of(Split::Test);
-        let mut selected = Vec::new();
-        for &row in &all {
-            if !seen.contains(&sha256(&self.real.rows[row].image_path)?) {
-                selected.push(row);
+    /// Writes the settings and a hash of the training rows at the first call; later calls fail when they differ. Seeds,
+    /// ratios, segmenters, numbers of real images and scored rows are not compared: they can be added later.
+    fn check_settings(&self) -> Result<()> {
+        let hash_of = |rows: &mut dyn Iterator<Item = &Row>| {
+            let mut hash = Sha256::new();
+            for row in rows {
+                hash.update(format!("{:?}", (&row.modality, row.mask_path.file_name(), &row.question, &row.answer)));
             }
-        }
-        if selected.len() < all.len() {
-            let text =
-                format!("left out {} test rows whose images are also training images", all.len() - selected.len());
-            observer.on(&Event::Warning(text));
-        }
-        Ok(selected)
-    }
-
-    /// Writes the settings and a hash of the rows at the first call; later calls fail when they differ. The seeds are
-    /// not compared, so more can be added.
-    fn check_settings(&self, real: &Manifest, synthetic: &Manifest, test: &[usize]) -> Result<()> {
-        let mut hash = Sha256::new();
-        let train = real.rows.iter().filter(|row| row.split == Split::Train);
-        for row in train.chain(&synthetic.rows).chain(test.iter().map(|&i| &self.real.rows[i])) {
-            hash.update(format!("{:?}", (&row.modality, row.mask_path.file_name(), &row.question, &row.answer)));
-        }
+            format!("{:x}", hash.finalize())
+        };
+        let real = self.real.rows_of(crate::data::manifest::Split::Train);
         let now = json!({
-            "format": 1,
+            "format": 2,
             "steps": self.steps,
-            "limit_real": self.limit_real,
-            "limit_test": self.limit_test,
-            "synthetic_ratio": self.ratio,
-            "rows_sha256": format!("{:x}", hash.finalize()),
+            "real_rows_sha256": hash_of(&mut real.iter().map(|&row| &self.real.rows[row])),
+            "synthetic_rows_sha256": hash_of(&mut self.synthetic.rows.iter()),
             "recipe": self.toml,
         });
         files::create_folders(self.out).map_err(Error::io(self.out, "create"))?;
         same_settings(&self.out.join("settings.json"), &now, "--out", "runs")
     }
 
-    /// Accepted pairs whose sources are among `images`, and their number.
-    fn pairs_of(&self, images: &HashSet<PathBuf>) -> Result<(Manifest, usize)> {
-        let root = &self.synthetic.root;
-        let records = Journal::read(&root.join(super::export::JOURNAL))?;
-        // names are compared too: a copy of an image may have a mask that the real arm does not use
-        let key = |path: &Path, sum: String| (path.file_name().map(ToOwned::to_owned), sum);
-        let real: HashSet<_> = images.iter().map(|path| Ok(key(path, sha256(path)?))).collect::<Result<_>>()?;
-        let names: HashSet<String> = records
-            .iter()
-            .filter(|record| record.accepted && real.contains(&key(&record.source_image, record.source_sha256.clone())))
-            .map(|record| record.name.clone())
-            .collect();
-        let is_selected = |row: &&Row| row.mask_path.file_stem().is_some_and(|s| names.contains(&*s.to_string_lossy()));
-        let rows: Vec<Row> = self.synthetic.rows.iter().filter(is_selected).cloned().collect();
-        if rows.is_empty() {
-            let reason = "contains no pair made from these real training images";
-            return Err(Error::data(root, reason, "make some with `prsmed augment generate` on the same data root"));
-        }
-        Ok((Manifest { rows, ..self.synthetic.clone() }, names.len()))
-    }
-
-    /// Dice of every test row after one training. A finished training is read from its `scores.json`.
-    fn scores(
-        &self,
-        arm: Arm,
-        seed: u64,
-        manifest: &Arc<Manifest>,
-        test: &[usize],
-        runtime: &Runtime,
-    ) -> Result<Vec<f64>> {
-        let folder = self.out.join("runs").join(format!("{}-{seed}", arm.name()));
+    /// Scores of one run, and whether it had to be trained or scored. A finished training is not repeated, and neither
+    /// are finished scores.
+    fn scores(&self, key: RunKey, rows: &ArmRows, sets: &[TestSet], runtime: &Runtime) -> Result<(RunScores, bool)> {
+        let folder = self.out.join("runs").join(key.to_string());
         files::create_below(self.out, &folder).map_err(Error::io(&folder, "create"))?;
-        let file = folder.join("scores.json");
-        if let Ok(text) = files::read(&file, files::MAX_TABLE)
-            && let Ok(known) = serde_json::from_slice::<Vec<f64>>(&text)
-            && known.len() == test.len()
-        {
-            return Ok(known);
+        let is_probed = matches!(key.arm, Arm::Real | Arm::Synthetic(_));
+        let labels = self.config.data.labels;
+        let probe = if is_probed { Probe::new(&rows.synthetic, &rows.records, labels) } else { None };
+        let known = sets.iter().map(|set| set.known(&folder)).collect::<Result<Vec<_>>>()?;
+        let counts = probe.as_ref().and_then(|probe| probe.known(&folder));
+        let is_scored = known.iter().zip(sets).all(|(scores, set)| scores.len() == set.len());
+        if is_scored && counts.is_some() == probe.is_some() {
+            return Ok((RunScores { sets: known, probe: counts }, false));
         }
-        let config = self.config_of(arm, seed);
-        let quiet = runtime.clone().with_observer(Arc::new(Quiet { inner: Arc::clone(runtime.observer()) }));
-        let training = Training::new(config, Arc::clone(manifest), &folder, &quiet)?;
-        let run = training.with_toml(self.toml.to_owned()).resume(true).run()?;
-        if runtime.is_interrupted() {
-            return Err(Error::Interrupted);
-        }
-        // one token is enough: the mask depends on the question only, and answers are not scored here
-        let evaluation = evaluate::evaluate(run.task.assembly(), self.real, test, 1, &Silent, runtime.interrupt())?;
-        let dice: Vec<f64> = evaluation.samples.iter().map(|sample| sample.dice).collect();
-        write_bytes(&file, &serde_json::to_vec(&dice).expect("plain numbers serialise"))?;
-        Ok(dice)
-    }
-
-    fn report(
-        &self,
-        scores: &BTreeMap<&'static str, Vec<Vec<f64>>>,
-        test: &[usize],
-        seeds: Vec<u64>,
-        real_images: usize,
-        synthetic_images: usize,
-    ) -> Result<AblationReport> {
-        // the data root may contain a copy of an image for each of its masks
-        let images: Vec<String> =
-            test.iter().map(|&row| sha256(&self.real.rows[row].image_path)).collect::<Result<_>>()?;
-        let scores: BTreeMap<&'static str, Vec<Vec<f64>>> = scores
-            .iter()
-            .map(|(arm, runs)| (*arm, runs.iter().map(|dice| by_image(&images, dice)).collect()))
-            .collect();
-        let mut seen = HashSet::new();
-        let firsts = test.iter().zip(&images).filter(|(_, image)| seen.insert(*image));
-        let groups: Vec<String> = firsts.map(|(&row, _)| self.real.rows[row].modality.clone()).collect();
-        let compare = |baseline: Arm, other: Arm| {
-            let (baseline, other) = (&scores[baseline.name()], &scores[other.name()]);
-            paired::compare(&Scores { groups: &groups, baseline, other }, self.first_seed)
-        };
-        let synthetic = compare(Arm::Real, Arm::Synthetic)?;
-        let mean = |dice: &Vec<f64>| dice.iter().sum::<f64>() / dice.len().max(1) as f64;
-        Ok(AblationReport {
-            steps: self.steps,
-            seeds,
-            real_images,
-            synthetic_images,
-            test_rows: test.len(),
-            test_images: groups.len(),
-            runs: scores.iter().map(|(arm, runs)| (*arm, runs.iter().map(mean).collect())).collect(),
-            classical: compare(Arm::Real, Arm::Classical)?,
-            verdict: synthetic.last().map_or(Conclusion::NoGain, |all| all.verdict),
-            synthetic,
-            synthetic_over_classical: compare(Arm::Classical, Arm::Synthetic)?,
-        })
+        let train = &self.config.train;
+        let batch = train.micro_batch * train.accumulation;
+        let samples = usize::try_from(self.steps).unwrap_or(usize::MAX).saturating_mul(batch);
+        let manifest = Arc::new(rows.manifest(key.arm, samples));
+        let config = self.config_of(key, rows);
+        let model = Trained::train(key.condition.segmenter, config, manifest, &folder, runtime)?;
+        let sets = sets.iter().map(|set| set.score(&model, &folder, runtime)).collect::<Result<_>>()?;
+        let probe = probe.map(|probe| probe.measure(&model, &folder, runtime)).transpose()?;
+        Ok((RunScores { sets, probe }, true))
     }
 
     fn write(&self, report: &AblationReport) -> Result<()> {
         let json = serde_json::to_vec_pretty(report).expect("plain numbers serialise");
         write_bytes(&self.out.join("ablation.json"), &json)?;
-        write_bytes(&self.out.join("ablation.txt"), report.table().as_bytes())
+        write_bytes(&self.out.join("ablation.txt"), report.table().as_bytes())?;
+        write_bytes(&self.out.join("ablation.svg"), figure::svg(report).as_bytes())
     }
 }
 
-/// Mean score of each image, in the order of first occurrence. Rows about one image are not independent samples;
-/// confidence intervals over rows would be too narrow.
-fn by_image(images: &[String], scores: &[f64]) -> Vec<f64> {
-    let mut index_of: HashMap<&str, usize> = HashMap::new();
-    let mut sums: Vec<(f64, f64)> = Vec::new();
-    for (image, score) in images.iter().zip(scores) {
-        let index = *index_of.entry(image).or_insert(sums.len());
-        if index == sums.len() {
-            sums.push((0.0, 0.0));
-        }
-        sums[index].0 += score;
-        sums[index].1 += 1.0;
-    }
-    sums.into_iter().map(|(sum, count)| sum / count).collect()
+/// Times of the trainings of this process.
+#[derive(Default)]
+struct Clock {
+    /// Segmenter, number and time of its trainings.
+    spent: Vec<(Segmenter, u32, Duration)>,
+    /// Number of segmenters when the last estimate was printed.
+    estimated: usize,
 }
 
-/// Number of training rows when an ablation uses `limit` real images.
-pub fn training_rows(manifest: &Manifest, limit: usize) -> usize {
-    limited(manifest, limit).0.iter().filter(|row| row.split == Split::Train).count()
-}
-
-/// Keeps `limit` real training images (0 = all), the same ones that an ablation with this limit uses. Pairs for that
-/// ablation must be generated and filtered with these images only.
-#[must_use]
-pub fn limited_to(manifest: Manifest, limit: usize) -> Manifest {
-    let (rows, _) = limited(&manifest, limit);
-    Manifest { rows, ..manifest }
-}
-
-/// Rows of at most `limit` training images, spread evenly over each class, plus all rows of the other splits. Also
-/// returns the images.
-fn limited(manifest: &Manifest, limit: usize) -> (Vec<Row>, HashSet<PathBuf>) {
-    let mut by_class: BTreeMap<&str, Vec<&PathBuf>> = BTreeMap::new();
-    for row in manifest.rows.iter().filter(|row| row.split == Split::Train) {
-        let images = by_class.entry(&row.modality).or_default();
-        if images.last() != Some(&&row.image_path) && !images.contains(&&row.image_path) {
-            images.push(&row.image_path);
+impl Clock {
+    fn add(&mut self, segmenter: Segmenter, time: Duration) {
+        match self.spent.iter_mut().find(|(one, ..)| *one == segmenter) {
+            Some((_, count, sum)) => (*count, *sum) = (*count + 1, *sum + time),
+            None => self.spent.push((segmenter, 1, time)),
         }
     }
-    let classes = by_class.len().max(1);
-    let mut selected: HashSet<PathBuf> = HashSet::new();
-    for (number, images) in by_class.values().enumerate() {
-        // the first classes take the remainder
-        let share = if limit == 0 { 0 } else { (limit / classes + usize::from(number < limit % classes)).max(1) };
-        let chosen = spread((0..images.len()).collect(), share);
-        selected.extend(chosen.into_iter().map(|i| images[i].clone()));
-    }
-    let rows = manifest.rows.iter().filter(|row| row.split != Split::Train || selected.contains(&row.image_path));
-    (rows.cloned().collect(), selected)
-}
 
-impl AblationReport {
-    /// The results as a text table.
-    pub fn table(&self) -> String {
-        let mut out = format!(
-            "{} steps, {} seeds, {} real and {} synthetic training images, {} test images with {} rows\n\n",
-            self.steps,
-            self.seeds.len(),
-            self.real_images,
-            self.synthetic_images,
-            self.test_images,
-            self.test_rows
-        );
-        let parts = [
-            ("classical augmentation against real alone", &self.classical),
-            ("synthetic pairs against real alone", &self.synthetic),
-            ("synthetic pairs against classical augmentation", &self.synthetic_over_classical),
-        ];
-        for (title, comparisons) in parts {
-            let _ = writeln!(out, "{title}, Dice:");
-            out.push_str(&paired::table(comparisons));
-            out.push('\n');
+    /// The time that the runs `left` take, after the first training of each segmenter.
+    fn estimate(&mut self, left: &[RunKey]) -> Option<String> {
+        if self.estimated == self.spent.len() || left.is_empty() {
+            return None;
         }
-        out.push_str(&self.sentence());
-        out
-    }
-
-    /// The conclusion in one sentence.
-    pub fn sentence(&self) -> String {
-        let Some(all) = self.synthetic.last() else { return "nothing was compared".into() };
-        let Interval { low, high } = all.bootstrap;
-        let change = format!("{:+.4} Dice (95 % of draws {low:+.4} to {high:+.4})", all.difference);
-        let conclusion = match self.verdict {
-            Conclusion::Gain => "synthetic pairs help",
-            Conclusion::NoGain => "no gain was shown: an interval contains 0",
-            Conclusion::Harm => "synthetic pairs harm",
-        };
-        let classical = self.synthetic_over_classical.last().map_or_else(String::new, |all| match all.verdict {
-            Conclusion::Gain => "; more than classical augmentation does".into(),
-            Conclusion::NoGain => "; classical augmentation does as much".into(),
-            Conclusion::Harm => "; classical augmentation alone does better".into(),
-        });
-        format!("{conclusion}: {change} over {} seeds{classical}", all.seeds)
-    }
-}
-
-/// Forwards only progress, steps and warnings of a training.
-struct Quiet {
-    inner: Arc<dyn Observer>,
-}
-
-impl Observer for Quiet {
-    fn on(&self, event: &Event) {
-        if matches!(
-            event,
-            Event::Warning(_) | Event::Started { .. } | Event::Advanced { .. } | Event::Finished | Event::Step(_)
-        ) {
-            self.inner.on(event);
+        self.estimated = self.spent.len();
+        let mut seconds = 0.0;
+        let mut unknown = 0;
+        for key in left {
+            match self.spent.iter().find(|(one, ..)| *one == key.condition.segmenter) {
+                Some((_, count, sum)) => seconds += sum.as_secs_f64() / f64::from(*count),
+                None => unknown += 1,
+            }
         }
+        let rest = if unknown == 0 { String::new() } else { format!(", and {unknown} of another segmenter") };
+        let last = self.spent.last().map_or(0.0, |(_, _, sum)| sum.as_secs_f64());
+        Some(format!(
+            "the first training took {last:.0} s; {} more like it need about {:.0} minutes at most{rest}",
+            left.len() - unknown,
+            (seconds / 60.0).ceil()
+        ))
     }
 }
 

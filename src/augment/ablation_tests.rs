@@ -1,168 +1,441 @@
+use super::report::ArmComparison;
+use super::scores::{Metric, RowScore};
 use super::*;
+use crate::augment::export::{JOURNAL, Record, Text};
+use crate::augment::settings::{Mode, Paste};
+use crate::data::manifest::Split;
+use crate::data::mixing_sampler::{Lengths, MixingSampler};
+use crate::event::Silent;
+use crate::metrics::paired::Conclusion;
+use crate::tensor::weights::sha256;
+use std::path::PathBuf;
 
-/// An image of one colour below `root`, in a row of `split`.
+const HALF: Ratio = Ratio::PerReal(0.5);
+
+/// A row of `split` about an image of one colour below `root`.
 fn row(root: &Path, name: &str, gray: u8, split: Split) -> Row {
-    let image_path = root.join(format!("{name}.png"));
-    image::GrayImage::from_pixel(2, 2, image::Luma([gray])).save(&image_path).unwrap();
-    Row { image_path, split, modality: "skin".into(), ..crate::data::fixture::row("where", "there", None) }
+    let folder = root.join("skin/train_masks");
+    std::fs::create_dir_all(&folder).unwrap();
+    let (image_path, mask_path) = (root.join(format!("{name}.png")), folder.join(format!("{name}.png")));
+    for path in [&image_path, &mask_path] {
+        image::GrayImage::from_pixel(2, 2, image::Luma([gray])).save(path).unwrap();
+    }
+    Row { image_path, mask_path, split, modality: "skin".into(), ..crate::data::fixture::row("where", "there", None) }
 }
 
 fn manifest(root: &Path, rows: Vec<Row>) -> Manifest {
     Manifest { root: root.to_path_buf(), rows, modalities: vec!["skin".into()], num_leaking: 0, skipped: Vec::new() }
 }
 
-/// The ablation of two seeds from 7 on.
-fn ablation<'a>(real: &'a Manifest, synthetic: &'a Manifest, config: &'a RunConfig) -> Ablation<'a> {
-    Ablation {
-        real,
-        synthetic,
-        config,
-        toml: "",
-        steps: 3,
-        first_seed: 7,
-        num_seeds: 2,
-        limit_real: 0,
-        limit_test: 0,
-        ratio: Ratio::All,
-        out: Path::new("unused"),
+/// An accepted pair `name` made from the image of `source`, as a row of `root` and a record.
+fn pair(root: &Path, index: u64, name: &str, source: &Row) -> (Row, Record) {
+    let record = Record {
+        index,
+        name: name.into(),
+        class: "skin".into(),
+        source_image: source.image_path.clone(),
+        source_sha256: sha256(&source.image_path).unwrap(),
+        mode: Mode::KeepLesion,
+        paste: Paste::Exact,
+        model: "random:tiny".into(),
+        model_sha256: String::new(),
+        loras: Vec::new(),
+        prompt: String::new(),
+        negative: String::new(),
+        seed: 0,
+        steps: 1,
+        guidance: 1.0,
+        strength: 1.0,
+        sampler: String::new(),
+        source_mask: None,
+        mask_transform: None,
+        rim_px: 1.0,
+        decoys: Vec::new(),
+        texts: vec![Text::new(&source.question, &source.answer, "left")],
+        scores: std::collections::BTreeMap::new(),
+        accepted: true,
+        reason: String::new(),
+    };
+    let made = row(root, name, 100, Split::Train);
+    (Row { question: source.question.clone(), answer: source.answer.clone(), ..made }, record)
+}
+
+/// Real images `a` (two questions), `b`, `c` with a test image, and pairs: two of `a`, one of `b`.
+struct Data {
+    _folder: tempfile::TempDir,
+    real: Manifest,
+    synthetic: Manifest,
+    out: PathBuf,
+}
+
+impl Data {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        let a = row(root, "a", 1, Split::Train);
+        let again = Row { question: "where is the second".into(), ..a.clone() };
+        let (b, c) = (row(root, "b", 2, Split::Train), row(root, "c", 3, Split::Train));
+        let real = vec![a.clone(), again.clone(), b.clone(), c, row(root, "test", 9, Split::Test)];
+        let pairs = root.join("pairs");
+        std::fs::create_dir_all(&pairs).unwrap();
+        let made = [(0, "pa", &a), (1, "pb", &b), (2, "pc", &again)].map(|(i, name, of)| pair(&pairs, i, name, of));
+        let journal: String =
+            made.iter().map(|(_, record)| serde_json::to_string(record).unwrap() + "\n").collect::<Vec<_>>().concat();
+        std::fs::write(pairs.join(JOURNAL), journal).unwrap();
+        let synthetic = manifest(&pairs, made.into_iter().map(|(row, _)| row).collect());
+        let out = root.join("out");
+        Self { real: manifest(root, real), synthetic, out, _folder: folder }
+    }
+
+    /// The ablation of two seeds from 7 on.
+    fn ablation<'a>(&'a self, config: &'a RunConfig) -> Ablation<'a> {
+        Ablation {
+            real: &self.real,
+            synthetic: &self.synthetic,
+            external: None,
+            config,
+            toml: "",
+            segmenters: vec![Segmenter::PrsMed],
+            real_images: vec![0],
+            ratios: vec![HALF],
+            steps: 3,
+            first_seed: 7,
+            num_seeds: 2,
+            limit_test: 0,
+            tolerance_px: 2.0,
+            out: &self.out,
+        }
+    }
+
+    fn rows(&self, limit: usize) -> ArmRows {
+        ArmRows::new(&self.real, &self.synthetic, limit).unwrap()
     }
 }
 
+/// Settings with effective batches of `size`.
+fn config(size: usize) -> RunConfig {
+    let mut config = RunConfig::default();
+    (config.train.micro_batch, config.train.accumulation) = (size, 1);
+    config
+}
+
+fn key(arm: Arm) -> RunKey {
+    RunKey { condition: Condition { segmenter: Segmenter::PrsMed, limit_real: 0 }, arm, seed: 7 }
+}
+
 #[test]
-fn arms_differ_only_in_augmentation_and_synthetic_rows() {
-    let folder = tempfile::tempdir().unwrap();
-    let real = manifest(folder.path(), vec![row(folder.path(), "real", 1, Split::Train)]);
-    let made = Row { synthetic: true, ..row(folder.path(), "made", 2, Split::Train) };
-    let synthetic = manifest(folder.path(), vec![made]);
-    let config = RunConfig::default();
-    let ablation = ablation(&real, &synthetic, &config);
-    let both = real.clone().with_extra(synthetic.clone()).unwrap();
-    let data = ArmData { real: Arc::new(real.clone()), both: Arc::new(both) };
-    let num_synthetic = |arm| data.of(arm).rows.iter().filter(|row| row.synthetic).count();
-    assert_eq!(Arm::ALL.map(num_synthetic), [0, 0, 1]);
-    assert_eq!(
-        Arm::ALL.map(|arm| ablation.config_of(arm, 7).data.augment),
-        [Augment::None, Augment::Classical, Augment::None]
-    );
-    let same = |arm| {
-        let mut config = ablation.config_of(arm, 7);
-        config.data.augment = Augment::None;
+fn arms_differ_only_in_augmentation_and_extra_rows() {
+    let (data, config) = (Data::new(), config(4));
+    let (ablation, rows) = (data.ablation(&config), data.rows(0));
+    let arms = Arm::all(&[HALF]);
+    assert_eq!(arms, [Arm::Real, Arm::Classical, Arm::Duplicates(HALF), Arm::Synthetic(HALF)]);
+    let num_extra = |arm: &Arm| rows.manifest(*arm, 12).synthetic_rows().len();
+    let counts: Vec<usize> = arms.iter().map(num_extra).collect();
+    assert!(counts[..2] == [0, 0] && counts[2] == counts[3] && counts[2] > 0, "{counts:?}");
+    let augment = |arm: &Arm| ablation.config_of(key(*arm), &rows).data.augment;
+    let augments: Vec<Augment> = arms.iter().map(augment).collect();
+    assert_eq!(augments, [Augment::None, Augment::Classical, Augment::None, Augment::None]);
+    let same = |arm: &Arm| {
+        let mut config = ablation.config_of(key(*arm), &rows);
+        (config.data.augment, config.data.synthetic_ratio) = (Augment::None, Ratio::All);
         config
     };
-    assert_eq!(same(Arm::Classical), same(Arm::Real));
-    assert_eq!(same(Arm::Synthetic), same(Arm::Real));
-    let train = same(Arm::Real).train;
-    assert_eq!((train.max_steps, train.epochs), (3, 3));
+    assert!(arms.iter().all(|arm| same(arm) == same(&Arm::Real)));
+    let train = same(&Arm::Real).train;
+    assert_eq!((train.max_steps, train.epochs, train.seed), (3, 3, 7));
     assert_eq!((train.validate_every_epochs, train.patience), (0, 0), "every arm is trained to the end");
 }
 
 #[test]
-fn training_rows_are_repeated_until_an_epoch_is_longer_than_the_training() {
-    let folder = tempfile::tempdir().unwrap();
-    let of = |name: &str, split| row(folder.path(), name, 1, split);
-    let real = manifest(folder.path(), vec![of("a", Split::Train), of("test", Split::Test), of("b", Split::Train)]);
-    let mut config = RunConfig::default();
-    (config.train.micro_batch, config.train.accumulation) = (2, 1);
-    let rows = ablation(&real, &real, &config).repeated(&real).rows;
-    // three steps of two rows are three passes over two rows, and one more follows
-    assert_eq!(rows.iter().filter(|row| row.split == Split::Train).count(), 8);
-    assert_eq!(rows.iter().filter(|row| row.split == Split::Test).count(), 1);
-}
-
-#[test]
-fn every_arm_is_trained_with_the_same_seeds() {
-    let empty = manifest(Path::new(""), Vec::new());
-    let config = RunConfig::default();
-    let ablation = ablation(&empty, &empty, &config);
-    for arm in Arm::ALL {
-        let of_arm = ablation.runs().into_iter().filter(|run| run.1 == arm);
-        let seeds: Vec<u64> = of_arm.map(|(seed, arm)| ablation.config_of(arm, seed).train.seed).collect();
-        assert_eq!(seeds, [7, 8], "{arm:?}");
+fn duplicates_take_the_places_of_synthetic_rows() {
+    let (data, ratio) = (Data::new(), Ratio::PerReal(1.0));
+    let rows = data.rows(0);
+    let [duplicates, synthetic] = [Arm::Duplicates(ratio), Arm::Synthetic(ratio)].map(|arm| rows.manifest(arm, 40));
+    let batches = |manifest: &Manifest| {
+        let equal = |rows: Vec<usize>| Lengths { lengths: vec![5; rows.len()], rows };
+        let (real, extra) = (equal(manifest.rows_of(Split::Train)), equal(manifest.synthetic_rows()));
+        MixingSampler::new(real, extra, ratio, 4, 7).unwrap().batches(0)
+    };
+    assert_eq!(batches(&duplicates), batches(&synthetic));
+    let mut replaced = 0;
+    for (copy, made) in duplicates.rows.iter().zip(&synthetic.rows) {
+        assert_eq!((copy.synthetic, copy.split), (made.synthetic, made.split));
+        if !made.synthetic {
+            assert_eq!(copy, made);
+            continue;
+        }
+        replaced += 1;
+        // the row of the source with the same question: `pc` belongs to the second question about `a`
+        let stem = made.mask_path.file_stem().unwrap().to_string_lossy().into_owned();
+        let source = if stem == "pb" { "b" } else { "a" };
+        assert!(copy.image_path.ends_with(format!("{source}.png")), "{copy:?}");
+        assert_eq!((&copy.question, copy.question.contains("second")), (&made.question, stem == "pc"));
     }
-    assert_eq!(ablation.seeds(), [7, 8]);
+    assert_eq!(replaced, synthetic.synthetic_rows().len());
 }
 
 #[test]
-fn test_images_that_are_also_training_images_are_left_out() {
-    let folder = tempfile::tempdir().unwrap();
-    let rows = vec![
-        row(folder.path(), "train", 1, Split::Train),
-        row(folder.path(), "copy-of-train", 1, Split::Test),
-        row(folder.path(), "unseen", 2, Split::Test),
-        row(folder.path(), "val", 3, Split::Val),
-    ];
-    let real = manifest(folder.path(), rows);
-    let config = RunConfig::default();
-    assert_eq!(ablation(&real, &real, &config).unseen_test_rows(&Silent).unwrap(), [2]);
-}
-
-#[test]
-fn runs_are_compared_seed_by_seed_on_the_same_images() {
-    let folder = tempfile::tempdir().unwrap();
-    let rows = (0..4_u8).map(|i| row(folder.path(), &format!("test-{i}"), i, Split::Test)).collect();
-    let real = manifest(folder.path(), rows);
-    let config = RunConfig::default();
-    let ablation = Ablation { out: folder.path(), ..ablation(&real, &real, &config) };
-    // seeds and images differ far more than arms
-    let base = [[0.1, 0.3, 0.5, 0.7], [0.2, 0.4, 0.6, 0.8]];
-    let arm = |gain: f64| base.map(|row| row.map(|dice| dice + gain).to_vec()).to_vec();
-    let scores = BTreeMap::from([("real", arm(0.0)), ("classical", arm(0.01)), ("synthetic", arm(0.03))]);
-    let report = ablation.report(&scores, &[0, 1, 2, 3], ablation.seeds(), 1, 1).unwrap();
-    for (comparisons, gain) in
-        [(&report.classical, 0.01), (&report.synthetic, 0.03), (&report.synthetic_over_classical, 0.02)]
-    {
-        let all = comparisons.last().unwrap();
-        let interval = [all.bootstrap.low, all.bootstrap.high];
-        let is_gain = |value: f64| (value - gain).abs() < 1e-9;
-        assert!(is_gain(all.difference) && interval.into_iter().all(is_gain), "{gain}: {all:?}");
-        assert_eq!(all.verdict, Conclusion::Gain);
+fn rows_are_repeated_until_an_epoch_is_longer_than_the_training() {
+    let rows = Data::new().rows(0);
+    // three passes over four rows are twelve samples, and one more follows
+    assert_eq!(rows.manifest(Arm::Real, 12).rows_of(Split::Train).len(), 16);
+    assert_eq!(rows.manifest(Arm::Real, 12).rows_of(Split::Test).len(), 1);
+    for (ratio, least) in [(0.25, 4), (2.0, 32), (5.0, 80)] {
+        let made = rows.manifest(Arm::Synthetic(Ratio::PerReal(ratio)), 12).synthetic_rows().len();
+        assert!(made >= least && made.is_multiple_of(3) && made < least + 3, "{ratio}: {made}");
     }
-    assert!((report.runs["real"][1] - 0.5).abs() < 1e-9, "{:?}", report.runs);
-    ablation.write(&report).unwrap();
-    let written = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
-    assert_eq!(written("ablation.txt"), report.table());
+    assert!((rows.ratio(Ratio::All) - 0.75).abs() < 1e-9, "three synthetic rows, four real ones");
+}
+
+#[test]
+fn pairs_of_other_images_are_left_out() {
+    let data = Data::new();
+    let all = data.rows(0);
+    assert_eq!((all.num_images, all.num_pairs, all.synthetic.len()), (3, 3, 3));
+    // the first image is `a`
+    let one = data.rows(1);
+    assert_eq!((one.num_images, one.num_pairs), (1, 2));
+    assert!(one.records.iter().all(|record| record.source_image.ends_with("a.png")));
+}
+
+#[test]
+fn every_arm_is_trained_with_the_same_seeds_and_the_first_condition_decides() {
+    let (data, config) = (Data::new(), RunConfig::default());
+    let ablation = Ablation {
+        segmenters: vec![Segmenter::Unet, Segmenter::PrsMed],
+        real_images: vec![1, 0, 2, 1],
+        ..data.ablation(&config)
+    };
+    assert_eq!(ablation.limits(), [0, 2, 1], "0 = all images");
+    let first = ablation.conditions()[0];
+    assert_eq!((first.segmenter, first.limit_real), (Segmenter::Unet, 0));
+    let runs = ablation.runs();
+    assert_eq!(runs.len(), 2 * 3 * 4 * 2);
+    for condition in ablation.conditions() {
+        for arm in Arm::all(&[HALF]) {
+            let own = runs.iter().filter(|run| run.condition == condition && run.arm == arm);
+            assert_eq!(own.map(|run| run.seed).collect::<Vec<_>>(), [7, 8], "{condition:?} {arm}");
+        }
+    }
+    let names: std::collections::HashSet<String> = runs.iter().map(ToString::to_string).collect();
+    assert_eq!(names.len(), runs.len());
+    assert!(names.contains("prsmed-2-synthetic-0.5-8") && names.contains("unet-all-real-7"), "{names:?}");
+}
+
+#[test]
+fn settings_that_cannot_work_are_refused_before_the_first_training() {
+    let data = Data::new();
+    let refused = |batch: usize, ratio: f64, tolerance_px: f64| {
+        let config = config(batch);
+        let ratios = vec![Ratio::PerReal(ratio)];
+        let ablation = Ablation { ratios, tolerance_px, ..data.ablation(&config) };
+        ablation.check(&[data.rows(0)]).unwrap_err().to_string()
+    };
+    let error = refused(2, 2.0, 2.0);
+    assert!(error.contains("`--ratios`: with 2 synthetic rows per real row, some steps of 2 would"), "{error}");
+    assert!(refused(2, 0.0, 2.0).starts_with("`--ratios`: 0 adds no synthetic rows"));
+    assert!(refused(2, 1.0, f64::NAN).starts_with("`--tolerance`: "));
+    let config = config(3);
+    let ablation = Ablation { ratios: vec![Ratio::PerReal(2.0), Ratio::All], ..data.ablation(&config) };
+    ablation.check(&[data.rows(0)]).unwrap();
+}
+
+#[test]
+fn images_of_the_training_are_not_scored() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path();
+    let of = |name: &str, gray, split| row(root, name, gray, split);
+    let real = manifest(
+        root,
+        vec![
+            of("train", 1, Split::Train),
+            of("copy-of-train", 1, Split::Test),
+            of("unseen", 2, Split::Test),
+            of("val", 3, Split::Val),
+        ],
+    );
+    let scoring = Scoring { labels: crate::data::labels::Labels::NONE, tolerance_px: 2.0, limit: 0 };
+    assert_eq!(TestSet::of_test_rows(&real, scoring, &Silent).unwrap().len(), 1);
+    let external = |rows| manifest(root, rows);
+    let both = external(vec![of("copy", 1, Split::Train), of("x", 5, Split::Train), of("y", 6, Split::Val)]);
+    let count = |external: &Manifest| TestSet::of_external(&real, external, scoring, &Silent).map(|set| set.len());
+    assert_eq!(count(&both).unwrap(), 2, "all rows without a test split");
+    let test = external(vec![of("x", 5, Split::Train), of("z", 6, Split::Test)]);
+    assert_eq!(count(&test).unwrap(), 1);
+    let error = count(&external(vec![of("copy", 1, Split::Test)])).unwrap_err().to_string();
+    assert!(error.contains("all images are training images of the ablation"), "{error}");
+}
+
+/// Scores of all runs of `ablation`: `base` for the real arm, plus a gain for each other arm.
+fn simulated(ablation: &Ablation, num_rows: usize, gain: impl Fn(Arm) -> f64) -> HashMap<String, RunScores> {
+    let scores = |key: &RunKey| {
+        // seeds and images differ far more than arms
+        let dice = |row: usize| 0.1 + 0.2 * row as f64 + 0.1 * (key.seed - 7) as f64 + gain(key.arm);
+        let score =
+            |row| RowScore { dice: dice(row), surface_dice: dice(row) / 2.0, false_positives: 1, background: 100 };
+        let decoys = probe::FalsePositives { predicted: 4, pixels: 100 };
+        let probe = probe::ProbeCounts { decoys, generated: decoys };
+        RunScores { sets: vec![(0..num_rows).map(score).collect()], probe: Some(probe) }
+    };
+    ablation.runs().iter().map(|key| (key.to_string(), scores(key))).collect()
+}
+
+#[test]
+fn runs_are_compared_seed_by_seed_and_duplicates_can_explain_a_gain() {
+    let data = Data::new();
+    let root = data.real.root.clone();
+    let mut rows = data.real.rows.clone();
+    rows.extend((0..3_u8).map(|i| row(&root, &format!("test-{i}"), 20 + i, Split::Test)));
+    let data = Data { real: manifest(&root, rows), ..data };
+    let config = RunConfig::default();
+    let quarter = Ratio::PerReal(0.25);
+    let ablation = Ablation { ratios: vec![HALF, quarter], real_images: vec![1, 0], ..data.ablation(&config) };
+    let sets = ablation.sets(&Runtime::new()).unwrap();
+    let (all, one) = (data.rows(0), data.rows(1));
+    let report = |duplicates: f64| {
+        let gain = |arm: Arm| match arm {
+            Arm::Real => 0.0,
+            Arm::Classical => 0.01,
+            Arm::Duplicates(_) => duplicates,
+            Arm::Synthetic(_) => 0.03,
+        };
+        let runs = simulated(&ablation, 4, gain);
+        let conditions = ablation.conditions().into_iter().zip([&all, &one]).collect();
+        let results = Results {
+            steps: 3,
+            seeds: ablation.seeds(),
+            ratios: &ablation.ratios,
+            tolerance_px: 2.0,
+            conditions,
+            sets: &sets,
+            runs: &runs,
+        };
+        results.report().unwrap()
+    };
+    let gained = report(0.0);
+    // two numbers of images, two metrics, 1 + 2 * 4 comparisons
+    assert_eq!(gained.comparisons.len(), 2 * 2 * 9);
+    let primary: Vec<&ArmComparison> = gained.comparisons.iter().filter(|c| c.is_primary).collect();
+    assert_eq!(primary.len(), 2);
+    assert!(primary.iter().all(|c| c.arm == Arm::Synthetic(HALF) && c.real_images == 3 && c.metric == Metric::Dice));
+    assert_eq!((primary[0].baseline, primary[1].baseline), (Arm::Real, Arm::Duplicates(HALF)));
+    for (arm, baseline, expected) in [
+        (Arm::Classical, Arm::Real, 0.01),
+        (Arm::Synthetic(quarter), Arm::Real, 0.03),
+        (Arm::Synthetic(quarter), Arm::Classical, 0.02),
+    ] {
+        let found = gained.comparisons.iter().find(|c| c.arm == arm && c.baseline == baseline).unwrap();
+        let overall = found.overall().unwrap();
+        let is_gain = |value: f64| (value - expected).abs() < 1e-9;
+        assert!(is_gain(overall.difference) && is_gain(overall.bootstrap.low), "{arm}: {overall:?}");
+    }
+    assert_eq!(gained.verdict, Conclusion::Gain);
+    assert!(gained.sentence().starts_with("synthetic pairs help: +0.0300 Dice over real images alone"));
+    let explained = report(0.03);
+    assert_eq!(explained.verdict, Conclusion::NoGain);
+    assert!(explained.sentence().contains("duplicated real rows may explain the gain"), "{}", explained.sentence());
+    // 4 % inside decoys, 1 % on real background
+    let probes = &gained.conditions[0].probes;
+    let of = |arm: Arm| probes.iter().find(|probe| probe.arm == arm).unwrap();
+    assert!(of(Arm::Synthetic(HALF)).is_suspicious && !of(Arm::Real).is_suspicious, "{probes:?}");
+    assert_eq!(of(Arm::Real).real.pixels, 2 * 4 * 100);
+    assert!(gained.table().contains("4.000 % of the pixels inside decoys"), "{}", gained.table());
+    std::fs::create_dir_all(&data.out).unwrap();
+    ablation.write(&gained).unwrap();
+    let written = |name: &str| std::fs::read_to_string(data.out.join(name)).unwrap();
+    assert_eq!(written("ablation.txt"), gained.table());
     let json: serde_json::Value = serde_json::from_str(&written("ablation.json")).unwrap();
-    assert_eq!((&json["seeds"], &json["test_rows"]), (&json!([7, 8]), &json!(4)));
+    assert_eq!((&json["seeds"], &json["sets"][0]["rows"]), (&json!([7, 8]), &json!(4)));
+    assert_eq!(json["conditions"][0]["runs"][3]["arm"], "synthetic-0.5");
+    let figure = written("ablation.svg");
+    // one mark for each arm but the baseline, for two numbers of images and two metrics, and three in the legend
+    assert_eq!(figure.matches("<circle").count(), 2 * 2 * 5 + 3);
+    assert_eq!(figure.matches("<text").count(), figure.matches("</text>").count());
+}
+
+#[test]
+fn one_seed_shows_no_gain() {
+    let (data, config) = (Data::new(), RunConfig::default());
+    let ablation = Ablation { num_seeds: 1, ..data.ablation(&config) };
+    let sets = ablation.sets(&Runtime::new()).unwrap();
+    let rows = data.rows(0);
+    let runs = simulated(&ablation, 1, |arm| if matches!(arm, Arm::Synthetic(_)) { 0.2 } else { 0.0 });
+    let results = Results {
+        steps: 3,
+        seeds: ablation.seeds(),
+        ratios: &ablation.ratios,
+        tolerance_px: 2.0,
+        conditions: vec![(ablation.conditions()[0], &rows)],
+        sets: &sets,
+        runs: &runs,
+    };
+    let report = results.report().unwrap();
+    assert_eq!(report.verdict, Conclusion::NoGain);
+    assert!(report.sentence().starts_with("no gain was shown: one seed does not show"), "{}", report.sentence());
 }
 
 #[test]
 fn a_new_output_folder_is_created_and_keeps_its_settings() {
-    let folder = tempfile::tempdir().unwrap();
-    let real = manifest(folder.path(), vec![row(folder.path(), "image", 1, Split::Train)]);
-    let config = RunConfig::default();
-    let out = folder.path().join("new/ablation");
-    let first = Ablation { out: &out, ..ablation(&real, &real, &config) };
-    first.check_settings(&real, &real, &[0]).unwrap();
-    assert!(out.join("settings.json").is_file());
-    let more_seeds = Ablation { num_seeds: 5, out: &out, ..ablation(&real, &real, &config) };
-    more_seeds.check_settings(&real, &real, &[0]).expect("seeds can be added");
-    let longer = Ablation { steps: 4, out: &out, ..ablation(&real, &real, &config) };
-    let error = longer.check_settings(&real, &real, &[0]).unwrap_err().to_string();
+    let (data, config) = (Data::new(), RunConfig::default());
+    let first = data.ablation(&config);
+    first.check_settings().unwrap();
+    assert!(data.out.join("settings.json").is_file());
+    let more = Ablation {
+        num_seeds: 5,
+        ratios: vec![HALF, Ratio::All],
+        segmenters: vec![Segmenter::Unet],
+        real_images: vec![2],
+        ..data.ablation(&config)
+    };
+    more.check_settings().expect("seeds, ratios, segmenters and numbers of images can be added");
+    let longer = Ablation { steps: 4, ..data.ablation(&config) };
+    let error = longer.check_settings().unwrap_err().to_string();
     assert!(error.contains("runs made with other settings (steps was 3, is 4)"), "{error}");
 }
 
 #[test]
-fn a_finished_training_is_read_and_an_interrupted_one_continues_from_its_checkpoint() {
-    let folder = tempfile::tempdir().unwrap();
-    let real = manifest(folder.path(), vec![row(folder.path(), "image", 1, Split::Train)]);
-    let config = RunConfig::default();
-    let ablation = Ablation { out: folder.path(), ..ablation(&real, &real, &config) };
-    let rows = Arc::new(real.clone());
-    let scores = |arm, seed| ablation.scores(arm, seed, &rows, &[0, 0], &Runtime::new());
-    let finished = folder.path().join("runs/classical-7");
+fn finished_scores_are_read_and_an_interrupted_training_continues_from_its_checkpoint() {
+    let (data, config) = (Data::new(), RunConfig::default());
+    let ablation = data.ablation(&config);
+    std::fs::create_dir_all(&data.out).unwrap();
+    let runtime = Runtime::new();
+    let (sets, rows) = (ablation.sets(&runtime).unwrap(), data.rows(0));
+    let run = |arm: Arm| ablation.scores(key(arm), &rows, &sets, &runtime);
+    let finished = data.out.join("runs").join(key(Arm::Classical).to_string());
     std::fs::create_dir_all(&finished).unwrap();
-    std::fs::write(finished.join("scores.json"), "[0.25, 0.5]").unwrap();
-    assert_eq!(scores(Arm::Classical, 7).unwrap(), [0.25, 0.5]);
+    let score = RowScore { dice: 0.25, surface_dice: 0.5, false_positives: 0, background: 4 };
+    let saved = |identity: &str| json!({ "set_sha256": identity, "rows": [score] }).to_string();
+    let file = finished.join("scores-test.json");
+    std::fs::write(&file, saved(&sets[0].identity().unwrap())).unwrap();
+    let (found, is_new) = run(Arm::Classical).unwrap();
+    assert_eq!((found.sets, is_new), (vec![vec![score]], false));
+    // scores of other rows are not used
+    std::fs::write(&file, saved("other rows")).unwrap();
+    assert_eq!(sets[0].known(&finished).unwrap(), []);
     // a damaged checkpoint shows that the training reads it
-    let checkpoint = folder.path().join("runs/real-8/last");
+    let checkpoint = data.out.join("runs").join(key(Arm::Real).to_string()).join("last");
     std::fs::create_dir_all(&checkpoint).unwrap();
     std::fs::write(checkpoint.join("config.toml"), "[train").unwrap();
-    let error = scores(Arm::Real, 8).unwrap_err().to_string();
-    assert!(error.contains("runs/real-8/last/config.toml: "), "{error}");
+    let error = run(Arm::Real).err().unwrap().to_string();
+    assert!(error.contains("runs/prsmed-all-real-7/last/config.toml: "), "{error}");
 }
 
 #[test]
-fn scores_of_one_image_are_averaged() {
-    let images = ["b", "a", "b", "b"].map(str::to_owned);
-    assert_eq!(by_image(&images, &[0.0, 0.5, 0.3, 0.6]), [0.3, 0.5]);
+fn the_time_that_is_left_is_estimated_after_the_first_training_of_each_segmenter() {
+    let (data, config) = (Data::new(), RunConfig::default());
+    let ablation =
+        Ablation { segmenters: vec![Segmenter::PrsMed, Segmenter::Unet], num_seeds: 1, ..data.ablation(&config) };
+    let runs = ablation.runs();
+    let mut clock = Clock::default();
+    assert_eq!(clock.estimate(&runs), None);
+    clock.add(Segmenter::PrsMed, Duration::from_secs(60));
+    let text = clock.estimate(&runs[1..]).unwrap();
+    assert_eq!(
+        text,
+        "the first training took 60 s; 3 more like it need about 3 minutes at most, and 4 of another segmenter"
+    );
+    clock.add(Segmenter::PrsMed, Duration::from_secs(60));
+    assert_eq!(clock.estimate(&runs[2..]), None);
+    clock.add(Segmenter::Unet, Duration::from_secs(10));
+    assert!(clock.estimate(&runs[5..]).unwrap().starts_with("the first training took 10 s; 3 more like it"));
 }

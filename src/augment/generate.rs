@@ -12,7 +12,6 @@ use super::export::{self, Export, LoraUse, MaskSource};
 use super::filter::pixels::RealStatistics;
 use super::filter::sheet::SheetPair;
 use super::filter::{Decision, Thresholds, survey};
-use super::inpaint_mask::CELL;
 use super::mask_bank::MaskBank;
 use super::pipeline::{Batch, Embedding, Generator, Placement, PromptPair, encode_prompts, tokenize};
 use super::pipeline_config::PipelineConfig;
@@ -188,12 +187,14 @@ impl Generation<'_> {
             let embeddings = self.embeddings(&texts)?;
             self.observer.on(&Event::Note(format!("loading the generator ({})", self.pipeline_config.family())));
             let generator = Generator::load(self.pipeline_config, self.config, self.placement(), self.adapters)?;
-            if generator.cell_px() != i64::from(CELL) {
-                let reason = format!("its autoencoder has {} pixels per latent, not {CELL}", generator.cell_px());
-                return Err(Error::config("augment.model", reason, "use Stable Diffusion 1.x, 2.x or SDXL"));
-            }
+            let side = side_of(self.config)?;
+            let Some(cell) = u32::try_from(generator.cell_px()).ok().filter(|cell| side.is_multiple_of(*cell)) else {
+                let reason = format!("{side} is no multiple of the {} pixels per latent", generator.cell_px());
+                return Err(Error::config("augment.image_size", reason, "use a multiple of it, for example 512"));
+            };
             let work = Work {
                 config: self.config,
+                cell,
                 thresholds: self.thresholds,
                 loras: self.loras,
                 sources: &sources,
@@ -390,7 +391,7 @@ impl Generation<'_> {
         let mode = self.config.mode;
         let pixels = (mode != Mode::MaskToImage)
             .then(|| stacked(3, side, prepared.par_iter().map(|p| planes(&framed(p))).collect()));
-        let cells = side / i64::from(CELL);
+        let cells = side / generator.cell_px();
         let repaint = mode.holds().then(|| {
             let everything = || vec![1.0; usize::try_from(cells * cells).unwrap_or(0)];
             let mask = |p: &PreparedPair| {

@@ -22,7 +22,7 @@ use rand::Rng;
 
 pub use self::distance::{dilate, squared_distances};
 pub use self::field::field_of_view;
-pub use self::frame::{CELL, Frame};
+pub use self::frame::Frame;
 pub use self::paste::{ColourMatch, is_grey, paste_exact, paste_vae};
 
 use crate::data::image::foreground;

@@ -37,6 +37,27 @@ impl Ratio {
     }
 }
 
+impl std::fmt::Display for Ratio {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::All => f.write_str("all"),
+            Self::PerReal(ratio) => ratio.fmt(f),
+        }
+    }
+}
+
+impl std::str::FromStr for Ratio {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        match (text, text.parse::<f64>()) {
+            ("all", _) => Ok(Self::All),
+            (_, Ok(ratio)) if ratio.is_finite() && ratio >= 0.0 => Ok(Self::PerReal(ratio)),
+            _ => Err("expected `all` or a number, 0 or more".into()),
+        }
+    }
+}
+
 fn not_negative<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<f64, D::Error> {
     let value = f64::deserialize(deserializer)?;
     if value.is_finite() && value >= 0.0 { Ok(value) } else { Err(de::Error::custom("is below 0 or not finite")) }
@@ -299,6 +320,12 @@ mod tests {
         assert_eq!(read("ratio = \"all\"").unwrap(), Ratio::All);
         assert_eq!(read("ratio = 2").unwrap(), Ratio::PerReal(2.0));
         assert_eq!(toml::to_string(&Holder { ratio: Ratio::PerReal(0.5) }).unwrap(), "ratio = 0.5\n");
+        for text in ["all", "0.5", "2", "0"] {
+            assert_eq!(text.parse::<Ratio>().unwrap().to_string(), text);
+        }
+        for bad in ["", "some", "-1", "nan", "inf"] {
+            assert_eq!(bad.parse::<Ratio>().unwrap_err(), "expected `all` or a number, 0 or more", "{bad}");
+        }
         for bad in ["ratio = -1.0", "ratio = \"some\"", "ratio = true", "ratio = nan"] {
             let error = read(bad).err().unwrap().to_string();
             assert!(error.contains("expected `all` or a number, 0 or more"), "{error}");

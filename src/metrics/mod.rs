@@ -2,11 +2,13 @@
 //! [`distance`] and [`neighbours`] take feature tensors, the others take slices.
 
 pub mod distance;
+pub mod distance_transform;
 pub mod neighbours;
 pub mod paired;
 pub mod porter;
 pub mod segmentation;
 pub mod structure;
+pub mod surface;
 pub mod table;
 pub mod text;
 pub mod threshold_average;

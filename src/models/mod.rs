@@ -1,5 +1,5 @@
-//! Published models, one file or folder each. Field names are checkpoint keys; a table next to a model lists renamed
-//! keys.
+//! Models, one file or folder each; all but [`unet_segmenter`] are published. Field names are checkpoint keys; a table
+//! next to a model lists renamed keys.
 
 pub mod clip;
 pub mod diffusion;
@@ -9,3 +9,4 @@ pub mod mask_decoder;
 pub mod mistral;
 pub mod prsmed;
 pub mod tiny_vit;
+pub mod unet_segmenter;

@@ -21,3 +21,4 @@ mod pipelines;
 mod samplers;
 mod single_file;
 mod tiny_vit;
+mod unet_segmenter;

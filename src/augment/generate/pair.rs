@@ -44,6 +44,8 @@ impl SourceImage<'_> {
 /// Inputs of the work for one pair. It runs on many threads.
 pub(super) struct Work<'a> {
     pub(super) config: &'a AugmentConfig,
+    /// Image pixels per latent cell.
+    pub(super) cell: u32,
     pub(super) thresholds: &'a Thresholds,
     pub(super) loras: &'a [LoraUse],
     pub(super) sources: &'a [SourceImage<'a>],
@@ -67,7 +69,7 @@ impl Work<'_> {
             let reason = format!("the mask is {:?}, its image {:?}", own.dimensions(), image.dimensions());
             return Err(Error::data(source.mask, reason, "export image and mask at one size"));
         }
-        let frame = Frame::new(image.dimensions(), side_of(self.config)?)?;
+        let frame = Frame::new(image.dimensions(), side_of(self.config)?)?.with_cell(self.cell);
         let options = InpaintMaskOptions::default();
         let mut pair = PreparedPair {
             index,

@@ -10,8 +10,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// Side of a latent cell in model pixels.
-pub const CELL: u32 = 8;
+/// Side of a latent cell in model pixels, at the published sizes.
+const CELL: u32 = 8;
 
 /// Position of an image in a square of `side` pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,10 +24,12 @@ pub struct Frame {
     pub inner: (u32, u32),
     /// Column and row of the image's upper left pixel inside the square.
     pub offset: (u32, u32),
+    /// Side of a latent cell in model pixels.
+    pub cell: u32,
 }
 
 impl Frame {
-    /// The frame of an image of `size` (width, height) in a square of `side` pixels, a multiple of [`CELL`].
+    /// The frame of an image of `size` (width, height) in a square of `side` pixels, a multiple of 8.
     ///
     /// # Errors
     /// [`Error::Shape`] for an image or square without pixels, or an invalid side.
@@ -43,7 +45,13 @@ impl Frame {
             u32::try_from(scaled).unwrap_or(side).clamp(1, side)
         };
         let inner = (fitted(size.0), fitted(size.1));
-        Ok(Self { size, side, inner, offset: ((side - inner.0) / 2, (side - inner.1) / 2) })
+        Ok(Self { size, side, inner, offset: ((side - inner.0) / 2, (side - inner.1) / 2), cell: CELL })
+    }
+
+    /// This frame for an autoencoder with `cell` pixels per latent cell, a divisor of the side.
+    #[must_use]
+    pub fn with_cell(self, cell: u32) -> Self {
+        Self { cell, ..self }
     }
 
     /// Length of a model pixel in pixels of the image.
@@ -53,7 +61,7 @@ impl Frame {
 
     /// Latent cells along the side.
     pub fn cells(&self) -> usize {
-        (self.side / CELL) as usize
+        (self.side / self.cell) as usize
     }
 
     pub(super) fn check(&self, what: &str, found: (u32, u32)) -> Result<()> {
@@ -132,7 +140,7 @@ impl Frame {
     /// The cells along one axis that pixel `at` of the image overlaps.
     fn cell_span(&self, at: u32, offset: u32, inner: u32, length: u32) -> std::ops::Range<usize> {
         let (at, offset, inner, length) = (u64::from(at), u64::from(offset), u64::from(inner), u64::from(length));
-        let cell = u64::from(CELL);
+        let cell = u64::from(self.cell);
         let first = (offset * length + at * inner) / (length * cell);
         let end = (offset * length + (at + 1) * inner).div_ceil(length * cell);
         let index = |value: u64| usize::try_from(value).unwrap_or(usize::MAX).min(self.cells());

@@ -1,7 +1,7 @@
 //! `prsmed augment ablation`.
 
 use super::args::SegmenterArgs;
-use crate::augment::ablation::{self, Ablation};
+use crate::augment::ablation::{self, Ablation, Segmenter};
 use crate::cli::args::RootArgs;
 use crate::cli::context::Context;
 use crate::cli::plan;
@@ -10,6 +10,7 @@ use crate::cli::run_lock::RunLock;
 use crate::cli::train::{check_memory, refuse_gpu_preset_without_gpu};
 use crate::config::RunConfig;
 use crate::data::manifest::Manifest;
+use crate::data::mixing_sampler::Ratio;
 use crate::event::Event;
 use crate::metrics::paired::Conclusion;
 use crate::segment::needs;
@@ -19,16 +20,21 @@ use std::path::PathBuf;
 
 /// Test whether synthetic pairs help: compare trainings with and without them
 ///
-/// Trains the segmenter on real images alone, on real images with classical augmentation, and on real images with the
-/// pairs of `--extra`. Every arm is trained with every seed and for the same number of steps, and is scored on the real
-/// `test` rows. Prints mean Dice, paired differences with 95 % intervals by class, and a conclusion; writes
-/// ablation.json and ablation.txt. Pairs whose source is not among the real training images are left out.
+/// Trains the segmenter on real images alone, on real images with classical augmentation, on real images with the
+/// pairs of `--extra`, and on real images with duplicated real rows in place of these pairs. Every arm is trained with
+/// every seed and for the same number of steps, and is scored on the real `test` rows. Prints mean Dice, paired
+/// differences with 95 % intervals by class, and a conclusion; writes ablation.json, ablation.txt and ablation.svg.
+/// Pairs whose source is not among the real training images are left out.
 ///
-/// The exit code is 0 when the interval of the gain over real images alone excludes 0, else 1. After an interruption,
-/// the same command continues where it stopped.
+/// One comparison decides: Dice on the test rows, of the first of `--segmenters`, with the largest of `--real-images` and
+/// the first of `--ratios`. All others are reported as secondary. The exit code is 0 when the intervals of the gain over
+/// real images alone and over duplicated real rows exclude 0, else 1. After an interruption, the same command continues
+/// where it stopped; seeds, ratios, segmenters, numbers of images and scored rows can be added later.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
-  prsmed augment ablation --data-root data --extra pairs --preset gpu-24gb --limit-real 100
+  prsmed augment ablation --data-root data --extra pairs --preset gpu-24gb --real-images 100
+  prsmed augment ablation --data-root data --extra pairs --ratios 0.5,1 --segmenters prsmed,unet
+  prsmed augment ablation --data-root data --extra pairs --real-images 20,50,100 --external other
   prsmed augment ablation --data-root phantoms --extra pairs --out ablation --steps 200 --seeds 5")]
 pub(in crate::cli) struct Args {
     #[command(flatten)]
@@ -36,12 +42,18 @@ pub(in crate::cli) struct Args {
     /// Data root of pairs that `prsmed augment generate` made from the same data root
     #[arg(long, value_name = "DIR")]
     extra: PathBuf,
+    /// Data root from another source that is scored too: its `test` rows, or all rows if there are none
+    #[arg(long, value_name = "DIR")]
+    external: Option<PathBuf>,
     /// Folder of the report and the runs
     #[arg(long, value_name = "DIR", default_value = "runs/ablation")]
     out: PathBuf,
     #[command(flatten)]
     settings: SegmenterArgs,
-    /// Optimizer steps of every training [default: as many as the settings take on the real images]
+    /// Models to train, the one that decides first; `unet` is a small U-Net with the same training settings
+    #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "prsmed")]
+    segmenters: Vec<SegmenterName>,
+    /// Optimizer steps of every training [default: as many as the settings take on the most real images]
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
     /// Number of seeds of each arm
@@ -50,46 +62,60 @@ pub(in crate::cli) struct Args {
     /// First seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Train on N real images, spread evenly over each class; 0 = all
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    limit_real: usize,
-    /// Score N test rows, spread evenly; 0 = all
+    /// Train on N real images, spread evenly over each class; 0 = all. Several numbers give learning curves
+    #[arg(long, value_name = "N", alias = "limit-real", value_delimiter = ',', default_value = "0")]
+    real_images: Vec<usize>,
+    /// Score N rows of each set, spread evenly; 0 = all
     #[arg(long, value_name = "N", default_value_t = 0)]
     limit_test: usize,
-    /// Synthetic rows per real row, or `all`
-    #[arg(long, value_name = "R", default_value = "0.5")]
-    synthetic_ratio: String,
+    /// Synthetic rows per real row, or `all`; the one that decides first
+    #[arg(long, value_name = "R", alias = "synthetic-ratio", value_delimiter = ',', default_value = "0.5")]
+    ratios: Vec<Ratio>,
+    /// Tolerance of the surface Dice in pixels
+    #[arg(long, value_name = "PIXELS", default_value_t = 2.0)]
+    tolerance: f64,
     /// Skip the memory plan and start even if the trainings may not fit
     #[arg(long)]
     no_plan: bool,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum SegmenterName {
+    Prsmed,
+    Unet,
+}
+
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let ratio = (format!("data.synthetic_ratio={}", args.synthetic_ratio), "--synthetic-ratio".to_owned());
-    let resolved = args.settings.resolve([ratio])?;
+    let segmenters = segmenters(args)?;
+    let resolved = args.settings.resolve([])?;
     refuse_gpu_preset_without_gpu(&resolved, context)?;
     let toml = resolved.to_toml();
     let config = resolved.config;
     let real = args.data.open(context)?;
     let synthetic = Manifest::open(&args.extra, None)?;
+    let external = args.external.as_deref().map(|root| Manifest::open(root, None)).transpose()?;
     let _claim = RunLock::on("--out", &args.out, context.progress.as_ref())?;
-    context.check_files(needs::of_model(&config.model))?;
-    if !args.no_plan {
-        check_memory(&config.with_cache_for(&real), &plan::training_machine(context), context)?;
+    if segmenters.contains(&Segmenter::PrsMed) {
+        context.check_files(needs::of_model(&config.model))?;
+        if !args.no_plan {
+            check_memory(&config.with_cache_for(&real), &plan::training_machine(context), context)?;
+        }
     }
-    let ratio = config.data.synthetic_ratio;
     let steps = steps(args, &config, &real)?;
     let ablation = Ablation {
         real: &real,
         synthetic: &synthetic,
+        external: external.as_ref(),
         config: &config,
         toml: &toml,
+        segmenters,
+        real_images: args.real_images.clone(),
+        ratios: each_once("--ratios", &args.ratios)?,
         steps,
         first_seed: args.seed,
         num_seeds: usize::from(args.seeds),
-        limit_real: args.limit_real,
         limit_test: args.limit_test,
-        ratio,
+        tolerance_px: args.tolerance,
         out: &args.out,
     };
     let report = ablation.run(&context.runtime)?;
@@ -103,7 +129,26 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     Ok(if report.verdict == Conclusion::Gain { Outcome::Done } else { Outcome::No })
 }
 
-/// Number of steps that the settings take on the real images of the ablation.
+fn segmenters(args: &Args) -> Result<Vec<Segmenter>> {
+    let segmenter = |name: SegmenterName| match name {
+        SegmenterName::Prsmed => Segmenter::PrsMed,
+        SegmenterName::Unet => Segmenter::Unet,
+    };
+    Ok(each_once("--segmenters", &args.segmenters)?.into_iter().map(segmenter).collect())
+}
+
+/// The values of a list.
+///
+/// # Errors
+/// [`Error::Config`] if a value occurs twice.
+fn each_once<T: Copy + PartialEq>(flag: &str, values: &[T]) -> Result<Vec<T>> {
+    if values.iter().enumerate().any(|(i, value)| values[..i].contains(value)) {
+        return Err(Error::config(flag, "a value occurs twice", "give each value once"));
+    }
+    Ok(values.to_vec())
+}
+
+/// Number of steps that the settings take on the largest number of real images.
 fn steps(args: &Args, config: &RunConfig, real: &Manifest) -> Result<u64> {
     if let Some(steps) = args.steps {
         if steps == 0 {
@@ -111,7 +156,7 @@ fn steps(args: &Args, config: &RunConfig, real: &Manifest) -> Result<u64> {
         }
         return Ok(steps);
     }
-    let rows = ablation::training_rows(real, args.limit_real);
+    let rows = args.real_images.iter().map(|&limit| ablation::training_rows(real, limit)).max().unwrap_or(0);
     let batch = config.train.micro_batch * config.train.accumulation;
     let whole = rows.div_ceil(batch.max(1)) as u64 * config.train.epochs;
     Ok(if config.train.max_steps > 0 { whole.min(config.train.max_steps) } else { whole }.max(1))

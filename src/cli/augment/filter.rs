@@ -47,7 +47,7 @@ pub(in crate::cli) struct Args {
     /// Optimizer steps of each filter model [default: those of the settings]
     #[arg(long, value_name = "N")]
     steps: Option<u64>,
-    /// Use N real training images, the same as `augment ablation --limit-real N`; 0 = all
+    /// Use N real training images, the same as `augment ablation --real-images N`; 0 = all
     #[arg(long, value_name = "N", default_value_t = 0)]
     limit_real: usize,
     /// Accept at most N pairs; pairs that are too easy are dropped first; 0 = all

@@ -61,7 +61,7 @@ pub(in crate::cli) struct Args {
     /// Use the first N source images; 0 = all
     #[arg(long, value_name = "N", default_value_t = 0)]
     limit: usize,
-    /// Use N real training images, the same as `augment ablation --limit-real N`; 0 = all
+    /// Use N real training images, the same as `augment ablation --real-images N`; 0 = all
     #[arg(long, value_name = "N", default_value_t = 0)]
     limit_real: usize,
     /// A folder in diffusers' layout, a .safetensors file, hub:owner/name[@rev], or random:tiny|sd15|sd21|sdxl

@@ -205,8 +205,15 @@ fn ablation(out: &Path, seeds: &str) -> Command {
     command
 }
 
+/// Mean Dice on the test rows of each arm and seed, from the first condition of `ablation.json`.
+fn dice_of_arms(report: &Value) -> BTreeMap<String, Vec<f64>> {
+    let runs = report["conditions"][0]["runs"].as_array().unwrap();
+    let dice = runs.iter().filter(|run| run["set"] == "test" && run["metric"] == "dice");
+    dice.map(|run| (word(run, "arm").to_owned(), serde_json::from_value(run["by_seed"].clone()).unwrap())).collect()
+}
+
 #[test]
-fn an_ablation_compares_three_arms() {
+fn an_ablation_compares_four_arms() {
     let out = path("ablation");
     let ran = run(&mut ablation(&out, "2"));
     let conclusion = if ran.code == Some(0) { "synthetic pairs help" } else { "no gain was shown" };
@@ -214,31 +221,81 @@ fn an_ablation_compares_three_arms() {
     assert!(ran.stdout.contains(conclusion) || ran.stdout.contains("synthetic pairs harm"), "{}", ran.stdout);
     for title in [
         "classical augmentation against real alone",
+        "duplicated real rows against real alone",
         "synthetic pairs against real alone",
+        "synthetic pairs against duplicated real rows",
         "synthetic pairs against classical augmentation",
     ] {
         assert!(ran.stdout.contains(title), "{}", ran.stdout);
     }
+    assert!(ran.stderr.contains("8 trainings of 2 steps: 4 arms, 2 seeds, 1 segmenters"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("7 more like it need about"), "{}", ran.stderr);
     assert!(ran.stdout.contains(fs::read_to_string(out.join("ablation.txt")).unwrap().trim_end()));
     let report = fs::read_to_string(out.join("ablation.json")).unwrap();
     let read: Value = serde_json::from_str(&report).unwrap();
-    let arms: BTreeMap<String, Vec<f64>> = serde_json::from_value(read["runs"].clone()).unwrap();
-    assert_eq!(arms.keys().collect::<Vec<_>>(), ["classical", "real", "synthetic"]);
+    let arms = dice_of_arms(&read);
+    assert_eq!(arms.keys().collect::<Vec<_>>(), ["classical", "duplicates-0.5", "real", "synthetic-0.5"]);
     assert!(arms.values().all(|runs| runs.len() == 2));
-    assert_eq!((read["steps"].as_u64(), read["real_images"].as_u64()), (Some(2), Some(6)));
+    let condition = &read["conditions"][0];
+    assert_eq!((read["steps"].as_u64(), condition["real_images"].as_u64()), (Some(2), Some(6)));
     // Pairs of other images are not used.
-    let synthetic = read["synthetic_images"].as_u64().unwrap();
+    let synthetic = condition["synthetic_images"].as_u64().unwrap();
     let all = journal(made()).iter().filter(|record| record["accepted"] == true).count() as u64;
     assert!(synthetic > 0 && synthetic < all, "{synthetic} of {all}");
     let started = Instant::now();
     let again = run(&mut ablation(&out, "2"));
     assert!(started.elapsed().as_secs() < 10, "finished runs are used again");
-    assert_eq!((again.code, again.stdout), (ran.code, ran.stdout));
+    assert_eq!((again.code, &again.stdout), (ran.code, &ran.stdout));
     assert_eq!(fs::read_to_string(out.join("ablation.json")).unwrap(), report);
+    // a run of the second seed whose scoring was interrupted continues from its checkpoint
+    fs::remove_file(out.join("runs/prsmed-6-synthetic-0.5-1/scores-test.json")).unwrap();
+    let rescored = run(&mut ablation(&out, "2"));
+    assert_eq!((rescored.code, &rescored.stdout), (ran.code, &ran.stdout), "{}", rescored.stderr);
     // one of the two seeds
     let warning = "warning: one seed cannot show the variation between seeds: ";
     let one = run(&mut ablation(&out, "1"));
     assert!(one.stderr.contains(warning) && !again.stderr.contains(warning), "{}", one.stderr);
+}
+
+#[test]
+fn an_ablation_trains_a_unet_and_scores_an_external_data_root() {
+    let out = path("ablation-of-unet");
+    let ablation = |more: &[&str]| {
+        let mut command = ablation(&out, "1");
+        command.args(["--segmenters", "unet", "--ratios", "0.5,1", "--external"]).arg(phantoms()).args(more);
+        run(&mut command)
+    };
+    let ran = ablation(&[]);
+    assert!(matches!(ran.code, Some(0 | 1)), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("memory plan"), "no model of PRS-Med is trained: {}", ran.stderr);
+    let read: Value = serde_json::from_str(&fs::read_to_string(out.join("ablation.json")).unwrap()).unwrap();
+    assert_eq!(dice_of_arms(&read).len(), 6);
+    let sets: Vec<&str> = read["sets"].as_array().unwrap().iter().map(|set| word(set, "name")).collect();
+    assert_eq!(sets, ["test", "external"]);
+    let comparisons = read["comparisons"].as_array().unwrap();
+    // two sets, two metrics, one comparison of classical augmentation and four for each ratio
+    assert_eq!(comparisons.len(), 2 * 2 * (1 + 2 * 4));
+    assert_eq!(comparisons.iter().filter(|one| one["is_primary"] == true).count(), 2);
+    assert!(fs::read_to_string(out.join("ablation.svg")).unwrap().contains("unet, external rows: surface Dice"));
+    // the weights of a finished training are read
+    for name in ["scores-test.json", "probe.json"] {
+        let _ = fs::remove_file(out.join("runs/unet-6-real-0").join(name));
+    }
+    let again = ablation(&[]);
+    assert_eq!((again.code, &again.stdout), (ran.code, &ran.stdout), "{}", again.stderr);
+    // scores of another tolerance are new, trainings are not
+    let wide = ablation(&["--tolerance", "30"]);
+    assert!(wide.stdout.contains("surface Dice within 30 pixels"), "{}", wide.stdout);
+    for (flag, value, message) in [
+        ("--ratios", "0.5,0.5", "`--ratios`: a value occurs twice"),
+        ("--segmenters", "unet,unet", "`--segmenters`: a value occurs twice"),
+        ("--ratios", "5", "some steps of 2 would contain no real row"),
+        ("--tolerance", "nan", "`--tolerance`: must be 0 or more"),
+    ] {
+        let mut command = self::ablation(&out, "1");
+        let refused = run(command.args([flag, value]));
+        assert!(refused.code == Some(2) && refused.stderr.contains(message), "{flag}: {}", refused.stderr);
+    }
 }
 
 #[test]
@@ -281,7 +338,7 @@ fn models_and_runs_are_not_written_through_links() {
     refuses(&mut filter(&pairs, &[]), pairs.join("filter_models/fold-0"));
     let out = crate::support::folder("ablation-with-links");
     fs::create_dir_all(out.join("runs")).unwrap();
-    refuses(&mut ablation(&out, "1"), out.join("runs/real-0"));
+    refuses(&mut ablation(&out, "1"), out.join("runs/prsmed-6-real-0"));
     fs::remove_dir(out.join("runs")).unwrap();
     refuses(&mut ablation(&out, "1"), out.join("runs"));
 }

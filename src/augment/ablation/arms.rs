@@ -1,0 +1,111 @@
+//! Arms and segmenters of an ablation, and the trainings that they need.
+
+use crate::data::mixing_sampler::Ratio;
+use std::fmt;
+
+/// Training data of one arm of the ablation.
+///
+/// Every training has the same number of steps and the same batch size, so no arm gains from longer training. The
+/// arms `Duplicates` and `Synthetic` of one ratio have equal batches, row by row, up to one difference: in place of a
+/// synthetic row, `Duplicates` has the real row that the pair was made from.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Arm {
+    /// Real images without changes.
+    Real,
+    /// Real images with classical augmentation: flips, rotations, elastic deformation, intensity changes.
+    Classical,
+    /// Real images, and for each synthetic row of the arm `Synthetic` the unchanged real row of its source.
+    Duplicates(Ratio),
+    /// Real and synthetic images.
+    Synthetic(Ratio),
+}
+
+impl Arm {
+    /// The arms for these ratios, the baseline first.
+    pub fn all(ratios: &[Ratio]) -> Vec<Self> {
+        let of_ratio = ratios.iter().flat_map(|&ratio| [Self::Duplicates(ratio), Self::Synthetic(ratio)]);
+        [Self::Real, Self::Classical].into_iter().chain(of_ratio).collect()
+    }
+
+    /// Name of the kind of arm.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Self::Real => "real",
+            Self::Classical => "classical",
+            Self::Duplicates(_) => "duplicates",
+            Self::Synthetic(_) => "synthetic",
+        }
+    }
+
+    /// Extra rows per real row, for arms with extra rows.
+    pub fn ratio(self) -> Option<Ratio> {
+        match self {
+            Self::Real | Self::Classical => None,
+            Self::Duplicates(ratio) | Self::Synthetic(ratio) => Some(ratio),
+        }
+    }
+}
+
+/// `real`, or for example `synthetic-0.5`: the name in folder names, tables and the report.
+impl fmt::Display for Arm {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.kind())?;
+        self.ratio().map_or(Ok(()), |ratio| write!(f, "-{ratio}"))
+    }
+}
+
+impl serde::Serialize for Arm {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_str(self)
+    }
+}
+
+/// A model that an ablation trains.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Segmenter {
+    /// PRS-Med with the settings of the ablation.
+    PrsMed,
+    /// The small U-Net of [`unet_segmenter`](crate::models::unet_segmenter), with the same training settings.
+    Unet,
+}
+
+impl fmt::Display for Segmenter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::PrsMed => "prsmed",
+            Self::Unet => "unet",
+        })
+    }
+}
+
+/// Segmenter and number of real images: all arms are trained under each condition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Condition {
+    /// The model.
+    pub segmenter: Segmenter,
+    /// Number of real training images; 0 = all.
+    pub limit_real: usize,
+}
+
+/// One training.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RunKey {
+    /// Segmenter and number of real images.
+    pub condition: Condition,
+    /// Training data.
+    pub arm: Arm,
+    /// Seed of all its random numbers.
+    pub seed: u64,
+}
+
+/// The name of the run's folder.
+impl fmt::Display for RunKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { condition: Condition { segmenter, limit_real }, arm, seed } = self;
+        match limit_real {
+            0 => write!(f, "{segmenter}-all-{arm}-{seed}"),
+            images => write!(f, "{segmenter}-{images}-{arm}-{seed}"),
+        }
+    }
+}

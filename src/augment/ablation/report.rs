@@ -1,0 +1,415 @@
+//! Comparisons of the arms, the verdict, and the report as text.
+//!
+//! The comparison that decides is fixed by the settings, before any training: the first segmenter, the largest number
+//! of real images, the first ratio, Dice on the test rows. Synthetic pairs help only if they gain over real images
+//! alone *and* over the duplicated real rows. Each of the two must hold, so they need no correction for their number.
+//! All other comparisons are secondary.
+
+use super::arms::{Arm, Condition, RunKey, Segmenter};
+use super::probe::{FalsePositives, MOST_TIMES, ProbeCounts};
+use super::rows::ArmRows;
+use super::scores::{Metric, RowScore, TestSet};
+use crate::Result;
+use crate::data::mixing_sampler::Ratio;
+use crate::metrics::paired::{self, Comparison, Conclusion, Interval, Scores};
+use crate::metrics::table::aligned;
+use std::collections::HashMap;
+use std::fmt::Write as _;
+
+/// Results of an ablation.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct AblationReport {
+    /// Optimizer steps of every training.
+    pub steps: u64,
+    /// Seeds.
+    pub seeds: Vec<u64>,
+    /// Tolerance of the surface Dice in pixels.
+    pub tolerance_px: f64,
+    /// The sets of scored rows.
+    pub sets: Vec<SetReport>,
+    /// Training images and mean scores for each segmenter and number of real images.
+    pub conditions: Vec<ConditionReport>,
+    /// All comparisons.
+    pub comparisons: Vec<ArmComparison>,
+    /// Conclusion of the primary comparisons: do synthetic pairs improve on real images alone and on duplicated ones?
+    pub verdict: Conclusion,
+}
+
+/// A set of scored rows.
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
+pub struct SetReport {
+    /// `test` or `external`.
+    pub name: &'static str,
+    /// Number of rows.
+    pub rows: usize,
+    /// Images of these rows. The scores of an image's rows are averaged before arms are compared.
+    pub images: usize,
+}
+
+/// Training images and mean scores for one segmenter and number of real images.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct ConditionReport {
+    /// The trained model.
+    pub segmenter: Segmenter,
+    /// Real training images.
+    pub real_images: usize,
+    /// Synthetic training images, all made from these real images.
+    pub synthetic_images: usize,
+    /// Mean scores of every run.
+    pub runs: Vec<ArmMeans>,
+    /// Probes for the shortcut; empty if the pairs have no decoys.
+    pub probes: Vec<ProbeReport>,
+}
+
+/// Mean scores of the runs of one arm.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct ArmMeans {
+    /// The set of rows.
+    pub set: &'static str,
+    /// The score.
+    pub metric: Metric,
+    /// The arm.
+    pub arm: Arm,
+    /// Mean over the images, for each seed.
+    pub by_seed: Vec<f64>,
+}
+
+/// False positives of the runs of one arm, added over seeds.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct ProbeReport {
+    /// The arm.
+    pub arm: Arm,
+    /// In the background of synthetic images.
+    pub synthetic: ProbeCounts,
+    /// In the background of the real test rows.
+    pub real: FalsePositives,
+    /// True for a synthetic arm whose rate inside decoys is more than 1.5 times its rate on real background.
+    pub is_suspicious: bool,
+}
+
+/// A comparison of two arms.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct ArmComparison {
+    /// The trained model.
+    pub segmenter: Segmenter,
+    /// Real training images.
+    pub real_images: usize,
+    /// The set of rows.
+    pub set: &'static str,
+    /// The score.
+    pub metric: Metric,
+    /// The arm that is compared.
+    pub arm: Arm,
+    /// The arm that it is compared with.
+    pub baseline: Arm,
+    /// True for the comparisons that the verdict depends on.
+    pub is_primary: bool,
+    /// By class, and overall in the last row.
+    pub groups: Vec<Comparison>,
+}
+
+impl ArmComparison {
+    /// The comparison over all images.
+    pub fn overall(&self) -> Option<&Comparison> {
+        self.groups.last()
+    }
+}
+
+/// Scores of one run.
+pub(super) struct RunScores {
+    /// For each set, the scores of its rows.
+    pub(super) sets: Vec<Vec<RowScore>>,
+    pub(super) probe: Option<ProbeCounts>,
+}
+
+/// What a report is made from.
+pub(super) struct Results<'a> {
+    pub(super) steps: u64,
+    pub(super) seeds: Vec<u64>,
+    pub(super) ratios: &'a [Ratio],
+    pub(super) tolerance_px: f64,
+    /// The conditions with their rows; the primary one first.
+    pub(super) conditions: Vec<(Condition, &'a ArmRows)>,
+    pub(super) sets: &'a [TestSet<'a>],
+    /// By the name of the run.
+    pub(super) runs: &'a HashMap<String, RunScores>,
+}
+
+impl Results<'_> {
+    /// Compares all arms.
+    ///
+    /// # Errors
+    /// As [`paired::compare`].
+    pub(super) fn report(&self) -> Result<AblationReport> {
+        let mut comparisons = Vec::new();
+        for (number, &(condition, rows)) in self.conditions.iter().enumerate() {
+            for (set_number, set) in self.sets.iter().enumerate() {
+                for metric in Metric::ALL {
+                    let is_first = number == 0 && set_number == 0 && metric == Metric::Dice;
+                    comparisons.extend(self.compare((condition, rows), set_number, metric, is_first)?);
+                    debug_assert!(!set.groups().is_empty());
+                }
+            }
+        }
+        let primary = || comparisons.iter().filter(|c| c.is_primary).filter_map(ArmComparison::overall);
+        let verdict = if primary().any(|all| all.images_only) {
+            // the intervals of one seed do not contain the variation between trainings
+            Conclusion::NoGain
+        } else {
+            conclude(&primary().map(|all| all.verdict).collect::<Vec<_>>())
+        };
+        Ok(AblationReport {
+            steps: self.steps,
+            seeds: self.seeds.clone(),
+            tolerance_px: self.tolerance_px,
+            sets: self
+                .sets
+                .iter()
+                .map(|set| SetReport { name: set.name, rows: set.len(), images: set.groups().len() })
+                .collect(),
+            conditions: self.conditions.iter().map(|condition| self.condition(*condition)).collect(),
+            comparisons,
+            verdict,
+        })
+    }
+
+    fn runs_of(&self, condition: Condition, arm: Arm) -> impl Iterator<Item = &RunScores> {
+        self.seeds.iter().filter_map(move |&seed| self.runs.get(&RunKey { condition, arm, seed }.to_string()))
+    }
+
+    /// Score of each image for each seed.
+    fn scores(&self, condition: Condition, arm: Arm, set: usize, metric: Metric) -> Vec<Vec<f64>> {
+        self.runs_of(condition, arm).map(|run| self.sets[set].by_image(&run.sets[set], metric)).collect()
+    }
+
+    fn compare(
+        &self,
+        (condition, rows): (Condition, &ArmRows),
+        set: usize,
+        metric: Metric,
+        is_first: bool,
+    ) -> Result<Vec<ArmComparison>> {
+        let groups = self.sets[set].groups();
+        let mut pairs = vec![(Arm::Real, Arm::Classical, false)];
+        for (number, &ratio) in self.ratios.iter().enumerate() {
+            let (duplicates, synthetic) = (Arm::Duplicates(ratio), Arm::Synthetic(ratio));
+            let is_primary = is_first && number == 0;
+            pairs.extend([
+                (Arm::Real, duplicates, false),
+                (Arm::Real, synthetic, is_primary),
+                (duplicates, synthetic, is_primary),
+                (Arm::Classical, synthetic, false),
+            ]);
+        }
+        let bootstrap_seed = self.seeds.first().copied().unwrap_or(0);
+        let compare = |(baseline, arm, is_primary): (Arm, Arm, bool)| {
+            let [base, other] = [baseline, arm].map(|arm| self.scores(condition, arm, set, metric));
+            let scores = Scores { groups: &groups, baseline: &base, other: &other };
+            Ok(ArmComparison {
+                segmenter: condition.segmenter,
+                real_images: rows.num_images,
+                set: self.sets[set].name,
+                metric,
+                arm,
+                baseline,
+                is_primary,
+                groups: paired::compare(&scores, bootstrap_seed)?,
+            })
+        };
+        pairs.into_iter().map(compare).collect()
+    }
+
+    fn condition(&self, (condition, rows): (Condition, &ArmRows)) -> ConditionReport {
+        let mean = |scores: &Vec<f64>| scores.iter().sum::<f64>() / scores.len().max(1) as f64;
+        let arms = Arm::all(self.ratios);
+        let mut runs = Vec::new();
+        for (number, set) in self.sets.iter().enumerate() {
+            for metric in Metric::ALL {
+                runs.extend(arms.iter().map(|&arm| {
+                    let by_seed = self.scores(condition, arm, number, metric).iter().map(mean).collect();
+                    ArmMeans { set: set.name, metric, arm, by_seed }
+                }));
+            }
+        }
+        ConditionReport {
+            segmenter: condition.segmenter,
+            real_images: rows.num_images,
+            synthetic_images: rows.num_pairs,
+            runs,
+            probes: arms.into_iter().filter_map(|arm| self.probe(condition, arm)).collect(),
+        }
+    }
+
+    fn probe(&self, condition: Condition, arm: Arm) -> Option<ProbeReport> {
+        let (mut synthetic, mut real) = (ProbeCounts::default(), FalsePositives::default());
+        for run in self.runs_of(condition, arm) {
+            synthetic += run.probe?;
+            for score in run.sets.first()? {
+                real += FalsePositives { predicted: score.false_positives, pixels: score.background };
+            }
+        }
+        // the real arm never saw a synthetic image: its rate shows how hard decoys are without a shortcut
+        let is_suspicious = matches!(arm, Arm::Synthetic(_)) && synthetic.decoys.rate() > MOST_TIMES * real.rate();
+        Some(ProbeReport { arm, synthetic, real, is_suspicious })
+    }
+}
+
+/// A gain needs a gain in every primary comparison. Harm over real images alone, the first of them, is harm.
+fn conclude(primary: &[Conclusion]) -> Conclusion {
+    match primary.first() {
+        Some(Conclusion::Harm) => Conclusion::Harm,
+        Some(Conclusion::Gain) if primary.iter().all(|&one| one == Conclusion::Gain) => Conclusion::Gain,
+        _ => Conclusion::NoGain,
+    }
+}
+
+impl AblationReport {
+    /// The results as text.
+    pub fn table(&self) -> String {
+        let mut out = format!("{} steps, {} seeds", self.steps, self.seeds.len());
+        for set in &self.sets {
+            let _ = write!(out, ", {} {} images with {} rows", set.images, set.name, set.rows);
+        }
+        out.push('\n');
+        for ConditionReport { segmenter, real_images, synthetic_images, .. } in &self.conditions {
+            let _ = writeln!(out, "{segmenter}: {real_images} real and {synthetic_images} synthetic training images");
+        }
+        for comparison in self.of_primary_arms() {
+            let _ = writeln!(out, "\n{}, Dice:", title(comparison));
+            out.push_str(&paired::table(&comparison.groups));
+        }
+        let _ = writeln!(
+            out,
+            "\nall comparisons, over all images (surface Dice within {} pixels; *: decides, the others are secondary and not \
+             corrected for their number):",
+            self.tolerance_px
+        );
+        out.push_str(&self.overview());
+        out.push('\n');
+        out.push_str(&self.probes());
+        out.push_str(&self.sentence());
+        out
+    }
+
+    /// The comparisons of Dice on the test rows, under the primary condition, of all arms up to the first ratio.
+    fn of_primary_arms(&self) -> impl Iterator<Item = &ArmComparison> {
+        let last = self.comparisons.iter().rposition(|c| c.is_primary).map_or(0, |last| last + 2);
+        // the comparison with classical augmentation follows the primary ones
+        self.comparisons.iter().take(last)
+    }
+
+    fn overview(&self) -> String {
+        let header = [
+            "arm", "against", "segmenter", "real", "rows", "score", "difference", "bootstrap 95 %", "t 95 %", "result",
+        ];
+        let cells: Vec<Vec<String>> = self
+            .comparisons
+            .iter()
+            .filter_map(|comparison| Some((comparison, comparison.overall()?)))
+            .map(|(comparison, all)| {
+                vec![
+                    format!("{}{}", comparison.arm, if comparison.is_primary { " *" } else { "" }),
+                    comparison.baseline.to_string(),
+                    comparison.segmenter.to_string(),
+                    comparison.real_images.to_string(),
+                    comparison.set.to_owned(),
+                    comparison.metric.name().to_owned(),
+                    format!("{:+.4}", all.difference),
+                    all.bootstrap.to_string(),
+                    all.over_seeds.map_or_else(|| "-".into(), |interval| interval.to_string()),
+                    all.verdict.to_string(),
+                ]
+            })
+            .collect();
+        aligned(&header, &cells, None)
+    }
+
+    /// The probes for the shortcut, one line each.
+    fn probes(&self) -> String {
+        let mut out = String::new();
+        for condition in &self.conditions {
+            for ProbeReport { arm, synthetic, real, is_suspicious } in &condition.probes {
+                let rate = |of: FalsePositives| format!("{:.3} %", 100.0 * of.rate());
+                let _ = writeln!(
+                    out,
+                    "false positives of {arm} ({}, {} real images): {} of the pixels inside decoys, {} of generated \
+                     background, {} of real background{}",
+                    condition.segmenter,
+                    condition.real_images,
+                    rate(synthetic.decoys),
+                    rate(synthetic.generated),
+                    rate(*real),
+                    if *is_suspicious { ": camera noise may be taken for a lesion" } else { "" }
+                );
+            }
+        }
+        if out.is_empty() {
+            out.push_str("no probe for false positives: the pairs have no decoys\n");
+        }
+        out.push('\n');
+        out
+    }
+
+    fn primary(&self, baseline: &str) -> Option<&Comparison> {
+        self.comparisons.iter().find(|c| c.is_primary && c.baseline.kind() == baseline)?.overall()
+    }
+
+    /// The conclusion in one sentence.
+    pub fn sentence(&self) -> String {
+        let (Some(real), Some(duplicates)) = (self.primary("real"), self.primary("duplicates")) else {
+            return "nothing was compared".into();
+        };
+        let change = |all: &Comparison, over: &str| {
+            let Interval { low, high } = all.bootstrap;
+            format!("{:+.4} Dice over {over} (95 % of draws {low:+.4} to {high:+.4})", all.difference)
+        };
+        let conclusion = match (self.verdict, real.verdict) {
+            (Conclusion::Gain, _) => "synthetic pairs help",
+            (Conclusion::Harm, _) => "synthetic pairs harm",
+            _ if real.images_only => "no gain was shown: one seed does not show the variation between trainings",
+            (Conclusion::NoGain, Conclusion::Gain) => {
+                "no gain was shown: duplicated real rows may explain the gain over real images alone"
+            }
+            (Conclusion::NoGain, _) => "no gain was shown: an interval contains 0",
+        };
+        let classical = self.comparisons.iter().find(|c| c.baseline == Arm::Classical).and_then(ArmComparison::overall);
+        let classical = classical.map_or("", |all| match all.verdict {
+            Conclusion::Gain => "; more than classical augmentation does",
+            Conclusion::NoGain => "; no difference to classical augmentation was shown",
+            Conclusion::Harm => "; classical augmentation alone does better",
+        });
+        let (real, duplicates) = (change(real, "real images alone"), change(duplicates, "duplicated real rows"));
+        format!("{conclusion}: {real}, {duplicates}, {} seeds{classical}", self.seeds.len())
+    }
+}
+
+/// The arms of a comparison in words.
+fn title(comparison: &ArmComparison) -> String {
+    let name = |arm: Arm| match arm {
+        Arm::Real => "real alone",
+        Arm::Classical => "classical augmentation",
+        Arm::Duplicates(_) => "duplicated real rows",
+        Arm::Synthetic(_) => "synthetic pairs",
+    };
+    format!("{} against {}", name(comparison.arm), name(comparison.baseline))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gain_must_hold_over_duplicates_too() {
+        use Conclusion::{Gain, Harm, NoGain};
+        for (primary, expected) in [
+            ([Gain, Gain], Gain),
+            ([Gain, NoGain], NoGain),
+            ([Gain, Harm], NoGain),
+            ([NoGain, Gain], NoGain),
+            ([Harm, Gain], Harm),
+        ] {
+            assert_eq!(conclude(&primary), expected, "{primary:?}");
+        }
+        assert_eq!(conclude(&[]), NoGain);
+    }
+}
