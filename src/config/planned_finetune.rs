@@ -177,6 +177,8 @@ impl FinetuneRun {
                 changes.push((format!("{}={value}", setting.key), cost.to_owned(), keeps_results));
             }
         }
+        let offloaded = "train.offload_weights=true train.offload_optimizer=false train.step_in_backward=false";
+        changes.push((offloaded.to_owned(), "the CPU updates the weights, in host memory".to_owned(), true));
         if self.train.micro_batch > 1 {
             let sets = format!("train.micro_batch=1 train.accumulation={}", self.effective_batch());
             changes.push((sets, "the same effective batch in smaller parts".to_owned(), true));

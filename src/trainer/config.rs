@@ -77,8 +77,7 @@ settings! {
         /// with the CPU. The GPU has the trained weights in `train.precision` and no whole set of gradients. For
         /// `augment finetune`; needs bf16 or fp16.
         offload_weights: bool = false, results(Rounding), resume(Free),
-            memory("2 bytes per trained weight on the GPU instead of up to 16; a step waits for copies and for the CPU"),
-            saves_at("true", "the CPU updates the weights, in host memory");
+            memory("2 bytes per trained weight on the GPU instead of up to 16; a step waits for copies and for the CPU");
         /// Update each parameter as soon as its gradient is complete, and free the gradient. Needs
         /// `train.accumulation=1`, `train.clip_norm=0` and another precision than fp16. A gradient that is not finite
         /// ends the run, because some weights were already updated in that step; `last/` keeps the checkpoint before
