@@ -46,7 +46,7 @@ pub enum Weights {
         /// Folder of the pipeline. With a single file: the folder that has what the file lacks.
         root: PathBuf,
         /// A checkpoint in one file.
-        single_file: Option<SingleFileWeights>,
+        single_file: Option<Box<SingleFileWeights>>,
         /// Folder of the ControlNet.
         controlnet: Option<PathBuf>,
         /// Preferred variant of weight files; empty = files without a variant.
@@ -251,7 +251,7 @@ impl PipelineConfig {
     /// The checkpoint in one file, if it has `part`.
     fn single_file(&self, part: Part) -> Option<&SingleFileWeights> {
         let Weights::Files { single_file: Some(single), .. } = &self.weights else { return None };
-        Some(single)
+        Some(single.as_ref())
             .filter(|single| part.network().is_some_and(|network| single.contents.networks().contains(&network)))
     }
 

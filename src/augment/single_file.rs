@@ -113,7 +113,7 @@ pub fn open(
         zero_without_negative: is_sdxl,
         weights: Weights::Files {
             root: base.or(path.parent()).unwrap_or(path).to_path_buf(),
-            single_file: Some(SingleFileWeights { path: path.to_path_buf(), contents, tokenizers }),
+            single_file: Some(Box::new(SingleFileWeights { path: path.to_path_buf(), contents, tokenizers })),
             controlnet: controlnet.map(Path::to_path_buf),
             variant: variant.to_owned(),
         },

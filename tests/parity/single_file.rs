@@ -42,7 +42,7 @@ fn exact(store: &Store) -> Tensors {
             (1, true) => steps / 512.0 + 1.0,
             (1, false) => steps / 1024.0,
             _ => {
-                let power = (0..).find(|power| 4_i64.pow(*power) >= count / shape[0]).unwrap();
+                let power = (0..31).find(|power| 4_i64.pow(*power) >= count / shape[0]).unwrap();
                 steps / (128.0 * 2_f64.powi(i32::try_from(power).unwrap()))
             }
         };
@@ -273,7 +273,7 @@ fn what_the_unet_predicts_is_told_by_the_file() {
     assert_eq!(with(Some(("global_step", Tensor::from(110_000_i64))), &[]), (PredictionType::Velocity, true));
     assert_eq!(with(None, &[("modelspec.prediction_type", "epsilon")]), (PredictionType::Epsilon, false));
     assert_eq!(with(None, &[("modelspec.prediction_type", "v")]), (PredictionType::Velocity, false));
-    assert_eq!(with(Some(("v_pred", Tensor::zeros([0], (Kind::Float, Device::Cpu)))), &[]).1, false);
+    assert!(!with(Some(("v_pred", Tensor::zeros([0], (Kind::Float, Device::Cpu)))), &[]).1);
 }
 
 /// The tensors of a fixture's file.

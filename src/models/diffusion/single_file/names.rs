@@ -8,7 +8,7 @@
 //! | CLIP | `text_model.…` | the same |
 //! | OpenCLIP | `transformer.resblocks.0.attn.in_proj_weight` | `….self_attn.q_proj.weight` and those of k and v |
 
-use super::{Cut, Piece};
+use super::layout::{Cut, Piece};
 
 /// Modules of the UNet that are not in a block, with their names in diffusers.
 pub(in crate::models::diffusion) const OUTSIDE: [(&str, &str); 7] = [

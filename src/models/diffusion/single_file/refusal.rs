@@ -1,6 +1,6 @@
 //! Files that are no checkpoint of the supported families, with what they are and what to do with them.
 
-use super::{CLIP, OPEN_CLIP, UNET, VAE};
+use super::layout::{CLIP, OPEN_CLIP, UNET, VAE};
 use crate::error::{Error, Result};
 use crate::tensor::weights::Archive;
 

@@ -1,6 +1,6 @@
 //! Family and sizes of a checkpoint, from its keys and shapes.
 
-use super::{CLIP, Family, OPEN_CLIP, SD2_BASE_STEP, SD2_LAYERS, SingleFile, UNET, VAE};
+use super::layout::{CLIP, Family, OPEN_CLIP, SD2_BASE_STEP, SD2_LAYERS, SingleFile, UNET, VAE};
 use crate::error::{Error, Result};
 use crate::models::clip::Activation;
 use crate::models::diffusion::sampler::PredictionType;
