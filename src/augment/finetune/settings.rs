@@ -291,7 +291,7 @@ impl FinetuneRun {
             return Err(Error::config(
                 "finetune.buckets",
                 reason,
-                "set one of it and `finetune.num_samples_for_metrics` to 0 or false",
+                "set `finetune.num_samples_for_metrics=0`, or `finetune.buckets=false`",
             ));
         }
         if config.num_samples_for_metrics > 0 && self.train.validate_every_epochs == 0 {
