@@ -192,7 +192,6 @@ impl FinetuneConfig {
     /// Refuses incomplete settings of prior images.
     fn check_prior(&self) -> Result<()> {
         let (key, reason, hint) = match (self.has_prior(), self.prior_caption.trim().is_empty()) {
-            (false, true) => return Ok(()),
             (false, false) => {
                 ("finetune.prior_caption", "there are no prior images", "set `finetune.prior_images`, or leave it out")
             }
@@ -202,7 +201,7 @@ impl FinetuneConfig {
             (true, true) => {
                 ("finetune.prior_caption", "is empty", "say what the prior images show, for example `a medical image`")
             }
-            (true, false) => return Ok(()),
+            (false, true) | (true, false) => return Ok(()),
         };
         Err(Error::config(key, reason, hint))
     }
