@@ -284,7 +284,7 @@ impl Encoding<'_> {
         self.observer.on(&Event::Started { phase: "encode images".into(), total, unit: "images" });
         for (done, missing) in missing.iter().enumerate() {
             self.check_interrupt()?;
-            let framed = self.framed(images[missing.image])?;
+            let framed = Self::framed(images[missing.image])?;
             if let Some(path) = &missing.latents {
                 let Latents { mean, std, lesion, inside } = &self.encode(&vae, &framed)?;
                 let tensors = [("mean", mean), ("std", std), ("lesion", lesion), ("inside", inside)];
@@ -301,7 +301,7 @@ impl Encoding<'_> {
     }
 
     /// Reads an image and its mask.
-    fn framed(&self, files: ImageFiles) -> Result<Framed> {
+    fn framed(files: ImageFiles) -> Result<Framed> {
         let image = decode::image(files.image)?.to_rgb8();
         let mask = match files.mask {
             None => GrayImage::new(image.width(), image.height()),

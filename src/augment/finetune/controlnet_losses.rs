@@ -100,13 +100,9 @@ pub struct Losses {
 impl Losses {
     /// The loss to differentiate.
     pub fn total(&self, weights: &Weights) -> Tensor {
-        let mut total = self.denoising.shallow_clone();
-        for (loss, weight) in [(&self.contrast, weights.contrast), (&self.siamese, weights.siamese)] {
-            if let Some(loss) = loss {
-                total = total + loss * weight;
-            }
-        }
-        total
+        let extra = [(&self.contrast, weights.contrast), (&self.siamese, weights.siamese)];
+        let extra = extra.into_iter().filter_map(|(loss, weight)| Some(loss.as_ref()? * weight));
+        extra.fold(self.denoising.shallow_clone(), |total, loss| total + loss)
     }
 }
 

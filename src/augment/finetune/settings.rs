@@ -205,7 +205,6 @@ impl FinetuneConfig {
     /// Refuses incomplete settings of prior images.
     fn check_prior(&self) -> Result<()> {
         let (key, reason, hint) = match (self.has_prior(), self.prior_caption.trim().is_empty()) {
-            (false, true) => return Ok(()),
             (false, false) => {
                 ("finetune.prior_caption", "there are no prior images", "set `finetune.prior_images`, or leave it out")
             }
@@ -215,7 +214,7 @@ impl FinetuneConfig {
             (true, true) => {
                 ("finetune.prior_caption", "is empty", "say what the prior images show, for example `a medical image`")
             }
-            (true, false) => return Ok(()),
+            (false, true) | (true, false) => return Ok(()),
         };
         Err(Error::config(key, reason, hint))
     }
@@ -304,7 +303,7 @@ impl FinetuneRun {
             return Err(Error::config(
                 "finetune.buckets",
                 reason,
-                "set one of it and `finetune.num_samples_for_metrics` to 0 or false",
+                "set `finetune.num_samples_for_metrics=0`, or `finetune.buckets=false`",
             ));
         }
         if config.num_samples_for_metrics > 0 && self.train.validate_every_epochs == 0 {

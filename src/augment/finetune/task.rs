@@ -194,7 +194,9 @@ impl Task for FinetuneTask {
 
     fn steps_per_epoch(&self) -> u64 {
         let mut counts: BTreeMap<Shape, usize> = BTreeMap::new();
-        self.data.train.iter().for_each(|item| *counts.entry(item.shape).or_default() += 1);
+        for item in &self.data.train {
+            *counts.entry(item.shape).or_default() += 1;
+        }
         counts.values().map(|count| count.div_ceil(self.denoiser.effective_batch()) as u64).sum()
     }
 

@@ -274,7 +274,9 @@ fn size_of(path: &Path) -> Result<(u32, u32)> {
 /// `images of each shape: 12 of 512x512, 30 of 576x448`.
 fn describe(train: &[Item]) -> String {
     let mut counts: BTreeMap<Shape, usize> = BTreeMap::new();
-    train.iter().for_each(|item| *counts.entry(item.shape).or_default() += 1);
+    for item in train {
+        *counts.entry(item.shape).or_default() += 1;
+    }
     let counts: Vec<String> = counts.iter().map(|(shape, count)| format!("{count} of {shape}")).collect();
     format!("images of each shape: {}", counts.join(", "))
 }
