@@ -428,13 +428,13 @@ fn the_time_that_is_left_is_estimated_after_the_first_training_of_each_segmenter
     let runs = ablation.runs();
     let mut clock = Clock::default();
     assert_eq!(clock.estimate(&runs), None);
-    clock.add(Segmenter::PrsMed, Duration::from_secs(60));
+    clock.add(Segmenter::PrsMed, Duration::from_mins(1));
     let text = clock.estimate(&runs[1..]).unwrap();
     assert_eq!(
         text,
         "the first training took 60 s; 3 more like it need about 3 minutes at most, and 4 of another segmenter"
     );
-    clock.add(Segmenter::PrsMed, Duration::from_secs(60));
+    clock.add(Segmenter::PrsMed, Duration::from_mins(1));
     assert_eq!(clock.estimate(&runs[2..]), None);
     clock.add(Segmenter::Unet, Duration::from_secs(10));
     assert!(clock.estimate(&runs[5..]).unwrap().starts_with("the first training took 10 s; 3 more like it"));

@@ -169,7 +169,7 @@ fn legend(out: &mut String) {
     for (arm, name) in entries {
         let _ = writeln!(out, "<circle cx=\"{}\" cy=\"61\" r=\"6\" fill=\"{}\"/>", x + 6.0, colour(arm));
         text(out, (x + 17.0, 65.0), "", name);
-        x += 170.0;
+        x += 190.0;
     }
     let note = "thick: bootstrap over images and seeds, thin: t over seeds (cut off at the frame), both 95 %; \
                 white: decides; number below a mark: extra rows per real row";
