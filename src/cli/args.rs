@@ -4,9 +4,9 @@ use super::context::Context;
 use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, OpenOptions};
 use crate::event::Event;
-use crate::{Error, Result};
 use crate::segment::training::checkpoint_in;
 use crate::tensor::weights::{copy_folder, verify_folder};
+use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 
 /// Values of `--set` with those of other flags over them, as [`crate::config::Sources`] takes them.

@@ -111,7 +111,11 @@ impl TrainConfig {
     pub fn check(&self) -> Result<()> {
         if self.offload_weights {
             let conflicts = [
-                (self.precision == Precision::Fp32, "saves memory with 16-bit weights on the GPU", "train.precision=bf16"),
+                (
+                    self.precision == Precision::Fp32,
+                    "saves memory with 16-bit weights on the GPU",
+                    "train.precision=bf16",
+                ),
                 (self.offload_optimizer, "includes `train.offload_optimizer`", "train.offload_optimizer=false"),
                 (self.step_in_backward, "frees gradients in the backward pass itself", "train.step_in_backward=false"),
             ];

@@ -450,10 +450,6 @@ fn return_memory(device: Device) -> Result<()> {
 }
 
 /// The autoencoder in `kind`. Images are encoded in fp32, as in diffusers' training scripts.
-pub(super) fn autoencoder(
-    pipeline_config: &PipelineConfig,
-    placement: Placement,
-    kind: Kind,
-) -> Result<(Vae, Store)> {
+pub(super) fn autoencoder(pipeline_config: &PipelineConfig, placement: Placement, kind: Kind) -> Result<(Vae, Store)> {
     placement.network(pipeline_config, Part::Vae, (kind, Role::Frozen), |scope| Vae::new(scope, &pipeline_config.vae))
 }

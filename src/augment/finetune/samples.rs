@@ -134,8 +134,11 @@ impl Decoder {
     fn pixels(&self, latents: &Tensor) -> Tensor {
         let scaled = (latents / self.pipeline_config.vae.scaling_factor).to_kind(self.kind);
         let side = scaled.size()[2] * self.pipeline_config.vae.downscale();
-        let pixels =
-            if side > Self::TILE { self.vae.decode_tiled(&scaled, Self::TILE) } else { self.vae.decode_sliced(&scaled) };
+        let pixels = if side > Self::TILE {
+            self.vae.decode_tiled(&scaled, Self::TILE)
+        } else {
+            self.vae.decode_sliced(&scaled)
+        };
         pixels.to_kind(Kind::Float)
     }
 }

@@ -22,8 +22,9 @@ use std::path::{Path, PathBuf};
 use memmap2::{Mmap, UncheckedAdvice};
 use tch::{Device, Kind, Tensor, no_grad};
 
-pub use folder::{copy_folder, 
-    CHECKSUMS, Staged, read_unchanged, readable_folder, sha256, verify_folder, write_bytes, write_safetensors,
+pub use folder::{
+    CHECKSUMS, Staged, copy_folder, read_unchanged, readable_folder, sha256, verify_folder, write_bytes,
+    write_safetensors,
 };
 pub use report::{LoadReport, MisShaped};
 pub use stream::TensorSpec;
