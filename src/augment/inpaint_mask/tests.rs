@@ -321,6 +321,12 @@ fn colours_are_matched_on_the_rim_only() {
 #[test]
 fn sizes_are_checked() {
     assert!(Frame::new((0, 5), 64).is_err());
+    let fine = Frame::new((64, 64), 64).unwrap().with_cell(4);
+    assert_eq!(fine.cells(), 16);
+    let mut mask = GrayImage::new(64, 64);
+    mask.put_pixel(13, 6, image::Luma([255]));
+    let touched = fine.touched_cells(&mask, true);
+    assert_eq!((0..256).filter(|&cell| touched[cell]).collect::<Vec<_>>(), [16 + 3], "row 1, column 3");
     assert!(Frame::new((5, 5), 63).is_err());
     let frame = Frame::new((5, 6), 64).unwrap();
     let error = InpaintMask::draw(&GrayImage::new(6, 5), None, &frame, &InpaintMaskOptions::default(), &mut rng(0))
