@@ -185,8 +185,8 @@ mod tests {
         let small = of(vec![cost(0.0, 1.0); 100]);
         assert!((small.seconds - 100.0 * HOST).abs() < 1e-12 && small.host_bound);
         assert!((small.with_graphs().seconds - 100.0 * LAUNCH).abs() < 1e-12 && !small.with_graphs().host_bound);
-        let brought = small.with_transfers(Bytes(6_000_000_000), &speed);
-        assert!((brought.seconds - small.seconds - 1.0).abs() < 1e-9, "6 GB and back at 12 GB/s");
+        let brought = small.with_transfers(Bytes(12_000_000_000), &speed);
+        assert!((brought.seconds - small.seconds - 1.0).abs() < 1e-9, "12 GB at 12 GB/s");
         assert!((brought.with_graphs().seconds - small.with_graphs().seconds - 1.0).abs() < 1e-9);
     }
 
