@@ -6,7 +6,8 @@
 use crate::diffusion::{Style, fill, wave};
 use crate::fixture::{Fixture, archive, relative_error};
 use prsmed::augment::finetune::FinetuneConfig;
-use prsmed::augment::finetune::controlnet_losses::{Inputs, Networks, Weights, is_renoised};
+use prsmed::augment::finetune::controlnet_losses::{Inputs, Networks, is_renoised};
+use prsmed::augment::finetune::loss_weights::Weights;
 use prsmed::augment::finetune::objective::{NoisyBatch, Objective};
 use prsmed::models::diffusion::controlnet::{self, ControlNet};
 use prsmed::models::diffusion::sampler::{PredictionType, SchedulerConfig};

@@ -21,6 +21,7 @@
 //!
 //! Legend: b batch, c channels, s side of the latents, S side of the image.
 
+use super::loss_weights::Weights;
 use super::objective::{NoisyBatch, Objective};
 use crate::models::diffusion::controlnet::ControlNet;
 use crate::models::diffusion::unet::{Added, Conditioning, Pass, Residuals, Unet};
@@ -30,24 +31,6 @@ use crate::tensor::{Kind, Tensor};
 const RENOISED_MAX_TIMESTEP: usize = 200;
 /// Progress from which they are.
 const RENOISED_FROM: f64 = 1.0 / 3.0;
-
-/// Weights of the losses; 0 = off.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Weights {
-    /// Of the region contrast.
-    pub contrast: f64,
-    /// Difference of the predictions inside a lesion that is large enough.
-    pub margin: f64,
-    /// Of the Siamese losses.
-    pub siamese: f64,
-}
-
-impl Weights {
-    /// Whether there is any loss besides the denoising loss.
-    pub fn any(&self) -> bool {
-        self.contrast > 0.0 || self.siamese > 0.0
-    }
-}
 
 /// Whether the Siamese losses of a sample include the re-noised latents. `progress`: part of the training that is done.
 pub fn is_renoised(timestep: usize, progress: f64) -> bool {

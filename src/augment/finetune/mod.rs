@@ -11,6 +11,7 @@ pub mod buckets;
 pub mod cache;
 pub mod controlnet_losses;
 pub mod dry_run;
+pub mod loss_weights;
 mod masks;
 pub mod network;
 pub mod objective;

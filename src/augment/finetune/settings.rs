@@ -1,7 +1,7 @@
 //! Settings of fine-tuning the generator (`finetune.*`, and `train.*` of the engine).
 
 use super::cache::Condition;
-use super::controlnet_losses::Weights;
+use super::loss_weights::Weights;
 use super::prior::PriorImages;
 use crate::augment::settings::{GeneratorSettings, PredictionChoice, RANDOM};
 use crate::hub::Need;
