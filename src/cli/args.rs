@@ -22,8 +22,10 @@ pub(super) fn labels_of(text: &str) -> Result<Labels> {
 /// Whether a training continues an earlier one.
 #[derive(Debug, clap::Args)]
 pub(super) struct ResumeArgs {
-    /// Continue: `latest` from `last/` in the run folder (the same as no value), or a checkpoint folder such as
-    /// runs/a/best, which is copied into a new run folder; `none` begins a new run [default: none]
+    /// Continue from `last/` in the run folder, or from another checkpoint
+    ///
+    /// Without a value and with `latest`: from `last/` in the run folder. With a checkpoint folder such as runs/a/best:
+    /// from a copy of it in a new run folder. `none`, the default, begins a new run.
     #[arg(long, value_name = "FROM", num_args = 0..=1, default_missing_value = "latest")]
     resume: Option<PathBuf>,
 }

@@ -21,4 +21,5 @@ mod pipelines;
 mod samplers;
 mod single_file;
 mod tiny_vit;
+mod training_steps;
 mod unet_segmenter;
