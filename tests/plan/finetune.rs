@@ -58,6 +58,9 @@ fn draw_settings(rng: &mut ChaCha8Rng) -> Vec<String> {
     if rng.random_bool(0.3) {
         let excluded = ["train.precision=fp32", "train.offload_optimizer=true", "train.step_in_backward=true"];
         sets.retain(|set| !excluded.contains(&set.as_str()));
+        if !sets.iter().any(|set| set.starts_with("train.precision=")) {
+            sets.push("train.precision=bf16".to_owned());
+        }
         sets.push("train.offload_weights=true".to_owned());
     }
     sets
