@@ -95,7 +95,8 @@ fn the_help_of_train() {
           --config <FILE>             TOML file over the preset
           --set <KEY=VALUE>           One setting, for example `train.micro_batch=4`; may be repeated
           --out <DIR>                 Run folder [default: runs/train]
-          --resume [<FROM>]           Continue from `last/` in the run folder, or from another checkpoint
+          --resume [<FROM>]           Continue from `last/` in the run folder, or from another
+                                      checkpoint
           --seed <N>                  Same as `--set train.seed=N`
           --precision <P>             Same as `--set train.precision=P`: fp32, bf16 or fp16
           --graph <G>                 Same as `--set train.graph=G`: auto, on or off
