@@ -25,7 +25,8 @@ pub(super) struct ResumeArgs {
     /// Continue from `last/` in the run folder, or from another checkpoint
     ///
     /// Without a value and with `latest`: from `last/` in the run folder. With a checkpoint folder such as runs/a/best:
-    /// from a copy of it in a new run folder. `none`, the default, begins a new run.
+    /// from a copy of it in a new run folder; with another run folder, from its `last/`. `none`, the default, begins a
+    /// new run.
     #[arg(long, value_name = "FROM", num_args = 0..=1, default_missing_value = "latest")]
     resume: Option<PathBuf>,
 }
@@ -37,13 +38,15 @@ impl ResumeArgs {
     }
 
     /// The checkpoint of another folder to continue from.
-    fn other(&self) -> Option<&Path> {
-        self.resume.as_deref().filter(|from| from.as_os_str() != "none" && from.as_os_str() != "latest")
+    fn other(&self) -> Option<PathBuf> {
+        let from = self.resume.as_deref().filter(|from| from.as_os_str() != "none" && from.as_os_str() != "latest")?;
+        let last = from.join("last");
+        Some(if last.is_dir() { last } else { from.to_owned() })
     }
 
     /// The settings of the run to continue.
     pub(super) fn settings(&self, run: &Path) -> Option<PathBuf> {
-        let folder = self.other().unwrap_or(run);
+        let folder = self.other().unwrap_or_else(|| run.to_owned());
         Some(folder.join("config.toml")).filter(|file| self.resumes() && file.exists())
     }
 
@@ -54,7 +57,7 @@ impl ResumeArgs {
     pub(super) fn check(&self, run: &Path) -> Result<()> {
         let Some(other) = self.other() else { return checkpoint_in(run, self.resumes()).map(drop) };
         checkpoint_in(run, false)?;
-        verify_folder(other)
+        verify_folder(&other)
     }
 
     /// Copies the checkpoint of another folder into the run folder.
@@ -62,7 +65,7 @@ impl ResumeArgs {
     /// # Errors
     /// [`Error::Weights`] for a folder that is not complete; [`Error::Io`].
     pub(super) fn adopt(&self, run: &Path) -> Result<()> {
-        self.other().map_or(Ok(()), |other| copy_folder(other, &run.join("last")))
+        self.other().map_or(Ok(()), |other| copy_folder(&other, &run.join("last")))
     }
 }
 

@@ -198,7 +198,7 @@ impl Store {
     }
 
     /// Trained tensors will have dtype `kind` on the device and fp32 masters in host memory. [`Self::entries`] and
-    /// [`Self::get`] then return the masters; after these change, [`Self::round`] brings the values to the device.
+    /// [`Self::get`] then return the masters; after these change, [`Mastered::round`] brings the values to the device.
     #[must_use]
     pub fn with_masters(self, kind: Kind) -> Self {
         Self { masters: Some(Masters { kind, weights: Rc::default() }), ..self }
@@ -212,14 +212,6 @@ impl Store {
             master: one.master.shallow_clone(),
         };
         self.masters.iter().flat_map(|masters| masters.weights.borrow().iter().map(clone).collect::<Vec<_>>()).collect()
-    }
-
-    /// Gives the model the rounded values of all masters.
-    ///
-    /// # Errors
-    /// As [`Mastered::round`].
-    pub fn round(&self) -> crate::Result<()> {
-        self.mastered().iter().try_for_each(Mastered::round)
     }
 
     /// The root path. It creates tensors of `role`.

@@ -9,9 +9,9 @@
 //! | text encoder of SD 2.x (OpenCLIP) | `cond_stage_model.model.…` |
 //! | text encoders of SDXL (CLIP, OpenCLIP) | `conditioner.embedders.0.transformer.…`, `conditioner.embedders.1.model.…` |
 //!
-//! Source: `single_file_utils.py` of diffusers 0.42. Deviations: the family is told by the structure of the UNet, so small
-//! models are read too; a key that belongs to no layer is an error; weights of an exponential moving average
-//! (`model_ema.…`) are never used. Nothing but the header of the file is read here.
+//! Source: `single_file_utils.py` of diffusers 0.42. Deviations: the family is recognised by the structure of the
+//! UNet, so small models are read too; a key that belongs to no layer is an error; weights of an exponential moving
+//! average (`model_ema.…`) are never used. Nothing but the header of the file is read here.
 
 mod layout;
 mod names;
