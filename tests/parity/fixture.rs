@@ -6,11 +6,18 @@ use prsmed::tensor::{Kind, Tensor, no_grad};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const FORWARD: f64 = 1e-5;
 const GRADIENT: f64 = 1e-4;
 /// Relative error that bfloat16 arithmetic may add.
 pub(crate) const BF16: f64 = 3e-2;
+
+/// libtorch has one random generator for all threads: tests that seed it, or compare numbers drawn from it, hold this.
+pub(crate) fn generator() -> MutexGuard<'static, ()> {
+    static GENERATOR: Mutex<()> = Mutex::new(());
+    GENERATOR.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 pub(crate) struct Fixture {
     folder: PathBuf,

@@ -1,6 +1,8 @@
 //! Parity of LoRA with peft: a saved adapter, its gradients, its merged weights; and checkpointing with dropout.
 
-use crate::fixture::{BF16, Fixture, assert_finite_gradients, assert_near_in_bf16, load, relative_error, store};
+use crate::fixture::{
+    BF16, Fixture, assert_finite_gradients, assert_near_in_bf16, generator, load, relative_error, store,
+};
 use crate::mistral::{Outputs, embeds, forward};
 use prsmed::models::mistral::{Config, Mistral, Pass};
 use prsmed::nn::{Linear, LoraConfig};
@@ -70,7 +72,7 @@ fn an_adapted_layer_equals_its_merged_weight() {
 
 /// Hidden states and all gradients of one pass from a fixed generator state.
 fn gradients(fixture: &Fixture, pass: Pass) -> (Outputs, Vec<(String, Tensor)>) {
-    // the only test of this program that draws random numbers, so no other test can interfere
+    let _generator = generator();
     let (_base, adapters, model) = build(fixture, 0.4);
     rng::seed(5);
     let embeds = embeds(fixture, "c", &model, Kind::Float);

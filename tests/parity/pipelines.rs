@@ -5,6 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use crate::fixture::generator;
 use prsmed::augment::finetune::network::{Masters, Network};
 use prsmed::augment::finetune::{self, FinetuneConfig, Method};
 use prsmed::augment::pipeline::{Batch, Generator, Placement, PromptPair, encode_prompts, tokenize};
@@ -124,6 +125,7 @@ fn config(settings: &Value, mode: Mode) -> AugmentConfig {
 }
 
 fn compare(name: &str, mode: Mode, batch: impl FnOnce(&Archive, Tensor) -> Batch, without_negative: bool) {
+    let _generator = generator();
     let (folder, settings, expected) = folder(name);
     let pipeline_config =
         PipelineConfig::open("", folder.path(), control_folder(folder.path()).as_deref(), "").unwrap();
@@ -263,6 +265,7 @@ fn an_old_autoencoder_is_read() {
 /// the UNet's down path.
 #[test]
 fn new_networks_of_a_fine_tuning_begin_as_the_generator() {
+    let _generator = generator();
     let (root, ..) = folder("sd15");
     let pipeline_config = PipelineConfig::open("", root.path(), None, "").unwrap();
     let placement = Placement { device: Device::Cpu, kind: Kind::Float, seed: 3 };

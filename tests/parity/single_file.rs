@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use crate::fixture::generator;
 use prsmed::augment::pipeline::{Batch, Generator, Placement, PromptPair, encode_prompts, tokenize};
 use prsmed::augment::pipeline_config::{Part, PipelineConfig};
 use prsmed::augment::settings::{AugmentConfig, Decode, Mode};
@@ -124,6 +125,7 @@ fn every_tensor_equals_that_of_the_converted_folder() {
 }
 
 fn image(config: &PipelineConfig) -> Tensor {
+    let _generator = generator();
     let texts = ["a polyp".to_owned(), String::new()];
     let (ids, _) = tokenize(&config.tokenizers().unwrap(), &texts).unwrap();
     let place = Placement { device: Device::Cpu, kind: Kind::Float, seed: 0 };

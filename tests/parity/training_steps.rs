@@ -2,7 +2,7 @@
 //! what 8-bit optimizer state costs.
 
 use crate::adamw::config;
-use crate::fixture::{Fixture, leaf};
+use crate::fixture::{Fixture, generator, leaf};
 use prsmed::Result;
 use prsmed::event::Silent;
 use prsmed::tensor::weights::{Archive, Staged};
@@ -68,6 +68,7 @@ impl Task for Layers {
 
 #[test]
 fn scaled_steps_and_their_average_agree() {
+    let _generator = generator();
     let fixture = Fixture::open("training_steps");
     let number = |name: &str| fixture.numbers(name)[0];
     let rate = number("lr");
@@ -133,6 +134,7 @@ fn random_task() -> Layers {
 
 #[test]
 fn eight_bit_state_has_two_bytes_a_weight_and_trains_alike() {
+    let _generator = generator();
     let train = |optimizer: OptimizerKind| {
         let task = random_task();
         let config = TrainConfig { optimizer, precision: Precision::Fp32, accumulation: 1, ..TrainConfig::default() };
