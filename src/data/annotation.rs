@@ -2,15 +2,16 @@
 //! decoded.
 //!
 //! The columns `image_path`, `question`, `answer` and `split` are required. `image_path` is the path of the *mask*,
-//! relative to the data root; `\` is allowed. The column `position` is optional, and other columns are ignored. Texts
-//! are kept verbatim. The encoding is UTF-8 with or without a BOM.
+//! relative to the data root; `\` is allowed. The columns `position`, `present`, `patient`, `spacing_x_mm` and
+//! `spacing_y_mm` are optional, and other columns are ignored. Texts are kept verbatim. The encoding is UTF-8 with or
+//! without a BOM.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::path::{Component, Path, PathBuf};
 use std::{fs, io};
 
-use super::manifest::{BadRow, Problem, Row, Split};
+use super::manifest::{BadRow, Problem, Row, Split, Target};
 use crate::error::{Error, Result};
 use crate::files;
 
@@ -90,6 +91,9 @@ struct Columns {
     answer: usize,
     split: usize,
     position: Option<usize>,
+    present: Option<usize>,
+    patient: Option<usize>,
+    spacing_mm: [Option<usize>; 2],
     names: Vec<String>,
 }
 
@@ -114,6 +118,9 @@ impl Columns {
             answer: need("answer")?,
             split: need("split")?,
             position: find("position"),
+            present: find("present"),
+            patient: find("patient"),
+            spacing_mm: ["spacing_x_mm", "spacing_y_mm"].map(find),
             names,
         })
     }
@@ -191,7 +198,7 @@ impl Reader<'_> {
             Err(problem) => return Ok(Err(problem)),
         };
         let mask_path = self.root.join(&mask);
-        if !mask_path.is_file() {
+        if !mask_path.is_file() && (texts.target == Target::Present || mask_path.exists()) {
             return Ok(Err(not_a_file(&mask_path, &mask)));
         }
         let image_path = match self.image_of(&mask)? {
@@ -218,6 +225,9 @@ impl Reader<'_> {
             question: texts.question,
             answer: texts.answer,
             position: texts.position,
+            target: texts.target,
+            patient: texts.patient,
+            spacing_mm: texts.spacing_mm,
             split: texts.split,
             synthetic: false,
         }))
@@ -349,6 +359,9 @@ struct Texts {
     question: String,
     answer: String,
     position: Option<String>,
+    target: Target,
+    patient: Option<String>,
+    spacing_mm: Option<[f64; 2]>,
     split: Split,
 }
 
@@ -372,13 +385,45 @@ fn texts(columns: &Columns, record: &csv::ByteRecord) -> Result<Texts, RowProble
     let mask = cell(columns.image_path, "image_path")?;
     let question = cell(columns.question, "question")?;
     let answer = cell(columns.answer, "answer")?;
-    let position = columns.position.map(|index| cell(index, "position")).transpose()?;
+    let optional = |index: Option<usize>, column: &str| match index {
+        Some(index) if record[index].trim_ascii().is_empty() => Ok(None),
+        Some(index) => cell(index, column).map(|text| Some(text.trim().to_owned())),
+        None => Ok(None),
+    };
+    let present = optional(columns.present, "present")?.unwrap_or_default();
+    let target = Target::parse(&present).ok_or_else(|| {
+        let reason = format!("present `{present}` is not one of `1`, `0`, `unknown`");
+        (Problem::BadPresent, reason)
+    })?;
+    let patient = optional(columns.patient, "patient")?;
+    let [across, down] = columns.spacing_mm;
+    let spacing_mm = spacing(optional(across, "spacing_x_mm")?, optional(down, "spacing_y_mm")?)?;
+    // nothing has a location that is absent or unknown
+    let position = match target {
+        Target::Present => columns.position.map(|index| cell(index, "position")).transpose()?,
+        Target::Absent | Target::Unknown => optional(columns.position, "position")?,
+    };
     let word = cell(columns.split, "split")?;
     let split = Split::parse(&word).ok_or_else(|| {
         (Problem::UnknownSplit, format!("split `{}` is not one of `train`, `val`, `test`", word.trim()))
     })?;
     let position = position.map(|text| text.trim().to_owned());
-    Ok(Texts { mask: mask.trim().replace('\\', "/"), question, answer, position, split })
+    let mask = mask.trim().replace('\\', "/");
+    Ok(Texts { mask, question, answer, position, target, patient, spacing_mm, split })
+}
+
+/// The size of a pixel in mm from its two cells.
+fn spacing(across: Option<String>, down: Option<String>) -> Result<Option<[f64; 2]>, RowProblem> {
+    let bad = |reason: String| (Problem::BadSpacing, reason);
+    let number = |cell: String| match cell.parse::<f64>() {
+        Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
+        _ => Err(bad(format!("spacing `{cell}` is not a positive number of mm"))),
+    };
+    match (across, down) {
+        (None, None) => Ok(None),
+        (Some(across), Some(down)) => Ok(Some([number(across)?, number(down)?])),
+        _ => Err(bad("only one of `spacing_x_mm` and `spacing_y_mm` is given".to_owned())),
+    }
 }
 
 /// The mask's path relative to the data root, and its class folder.

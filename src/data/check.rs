@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::bit_depth::DepthReport;
 use super::decode;
 use super::labels::{self, Labels};
-use super::manifest::{BadRow, Manifest, Problem, Row, Split};
+use super::manifest::{BadRow, Manifest, Problem, Row, Split, Target};
 use super::sample::size_mismatch;
 use super::split::{Content, content};
 use crate::error::{Error, Result};
@@ -83,16 +83,16 @@ impl CheckReport {
 pub fn check(root: &Path, annotations: Option<&Path>, labels: Labels, observer: &dyn Observer) -> Result<CheckReport> {
     let (manifest, mut bad) = Manifest::read(root, annotations)?;
     let rows = manifest.rows.len() + bad.len();
-    let mut pairs: BTreeMap<(&PathBuf, &PathBuf), Vec<usize>> = BTreeMap::new();
+    let mut pairs: BTreeMap<(&PathBuf, &PathBuf, Target), Vec<usize>> = BTreeMap::new();
     for (index, row) in manifest.rows.iter().enumerate() {
-        pairs.entry((&row.image_path, &row.mask_path)).or_default().push(index);
+        pairs.entry((&row.image_path, &row.mask_path, row.target)).or_default().push(index);
     }
     observer.on(&Event::Started { phase: "check".into(), total: pairs.len() as u64, unit: "images" });
     let done = Mutex::new(0_u64);
     let results: Vec<(Vec<usize>, PairCheck)> = pairs
         .into_par_iter()
-        .map(|((image, mask), rows)| {
-            let found = check_pair(image, mask, labels);
+        .map(|((image, mask, target), rows)| {
+            let found = check_pair(image, mask, target, labels);
             let mut done = done.lock().unwrap_or_else(PoisonError::into_inner);
             *done += 1;
             observer.on(&Event::Advanced { done: *done });
@@ -148,9 +148,13 @@ fn uncovered(manifest: &Manifest) -> Vec<Uncovered> {
 type PairCheck = Result<(Content, Option<[u16; 2]>), (Problem, String)>;
 
 /// Decodes an image and its mask.
-fn check_pair(image: &Path, mask: &Path, labels: Labels) -> PairCheck {
+fn check_pair(image: &Path, mask: &Path, target: Target, labels: Labels) -> PairCheck {
     let (decoded, range) =
         decode::image_with_range(image).map_err(|error| (Problem::UndecodableImage, describe(&error)))?;
+    let content = || content(image).map_err(|error| (Problem::UndecodableImage, describe(&error)));
+    if target != Target::Present && !mask.exists() {
+        return Ok((content()?, range));
+    }
     let stored = decode::stored_mask(mask).map_err(|error| (Problem::UndecodableMask, describe(&error)))?;
     let found = stored.labels();
     if labels.is_empty() && found.len() > 1 {
@@ -163,7 +167,19 @@ fn check_pair(image: &Path, mask: &Path, labels: Labels) -> PairCheck {
     if sizes.0 != sizes.1 {
         return Err((Problem::SizeMismatch, format!("{}: {}", mask.display(), size_mismatch(sizes.0, sizes.1))));
     }
-    if pixels.iter().all(|&value| value == 0) {
+    let num_foreground = pixels.iter().filter(|&&value| value > 0).count();
+    if target != Target::Present {
+        return if num_foreground == 0 {
+            Ok((content()?, range))
+        } else {
+            let reason = format!(
+                "{}: the mask has {num_foreground} pixels of foreground, but the row says that there is no such target",
+                mask.display()
+            );
+            Err((Problem::NotEmpty, reason))
+        };
+    }
+    if num_foreground == 0 {
         let what = if found.is_empty() {
             "the mask is empty".to_owned()
         } else {
@@ -171,8 +187,7 @@ fn check_pair(image: &Path, mask: &Path, labels: Labels) -> PairCheck {
         };
         return Err((Problem::EmptyMask, format!("{}: {what}", mask.display())));
     }
-    let content = content(image).map_err(|error| (Problem::UndecodableImage, describe(&error)))?;
-    Ok((content, range))
+    Ok((content()?, range))
 }
 
 fn describe(error: &Error) -> String {

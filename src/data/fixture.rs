@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use ::image::{GrayImage, Luma, Rgb, RgbImage};
 
-use crate::data::manifest::{Row, Split};
+use crate::data::manifest::{Row, Split, Target};
 
 /// A data root in a temporary folder.
 pub(crate) struct Root(tempfile::TempDir);
@@ -61,6 +61,9 @@ pub(crate) fn row(question: &str, answer: &str, position: Option<&str>) -> Row {
         answer: answer.into(),
         position: position.map(str::to_owned),
         split: Split::Train,
+        target: Target::Present,
+        patient: None,
+        spacing_mm: None,
         synthetic: false,
     }
 }

@@ -58,8 +58,33 @@ impl fmt::Display for Split {
     }
 }
 
+/// What is known about the mask of a row: the column `present` of the CSV file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Target {
+    /// `1`, or no such column: the target is in the image, and the mask shows it.
+    #[default]
+    Present,
+    /// `0`: the target is not in the image. The mask is empty, and its file may be missing.
+    Absent,
+    /// `unknown`: there is no mask; the row has an answer only.
+    Unknown,
+}
+
+impl Target {
+    /// The target of a cell; an empty cell means [`Target::Present`].
+    pub fn parse(cell: &str) -> Option<Self> {
+        match cell.trim().to_ascii_lowercase().as_str() {
+            "" | "1" | "true" | "yes" => Some(Self::Present),
+            "0" | "false" | "no" => Some(Self::Absent),
+            "unknown" => Some(Self::Unknown),
+            _ => None,
+        }
+    }
+}
+
 /// One question and answer about one target in one image.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Row {
     /// CSV file of the row.
     pub csv: PathBuf,
@@ -77,6 +102,12 @@ pub struct Row {
     pub answer: String,
     /// Position label (`upper left`, a sentence, ...) if the CSV file has that column.
     pub position: Option<String>,
+    /// Whether the target is in the image.
+    pub target: Target,
+    /// Patient, or another group of images that must be in one split, if the CSV file has the column `patient`.
+    pub patient: Option<String>,
+    /// Size of a pixel in mm, across and down, if the CSV file has the columns `spacing_x_mm` and `spacing_y_mm`.
+    pub spacing_mm: Option<[f64; 2]>,
     /// Use of the row.
     pub split: Split,
     /// True if the row comes from an extra data root; such rows are used for training only.
@@ -101,6 +132,10 @@ pub enum Problem {
     EmptyCell,
     /// The split is not one of `train`, `val`, `test`.
     UnknownSplit,
+    /// The column `present` is not one of `1`, `0`, `unknown`.
+    BadPresent,
+    /// A spacing is not a positive number, or only one of the two is given.
+    BadSpacing,
     /// The mask path has no class folder, no `*_masks` folder, or leaves the data root.
     BadPath,
     /// The mask file does not exist.
@@ -119,6 +154,8 @@ pub enum Problem {
     SizeMismatch,
     /// The mask has no foreground.
     EmptyMask,
+    /// The mask has foreground, but the row says that the target is absent.
+    NotEmpty,
     /// The mask has several labels, and none was chosen.
     SeveralLabels,
 }

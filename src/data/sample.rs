@@ -9,7 +9,7 @@ use super::features::Seen;
 use super::flip_rotate::Transform;
 use super::image::{PixelConfig, clip_pixels, mask_pixels, sam_pixels};
 use super::labels::Labels;
-use super::manifest::Row;
+use super::manifest::{Row, Target};
 use crate::error::{Error, Result};
 
 /// Pixels of one image and mask as bytes; see [`PixelConfig`] for the sizes.
@@ -76,11 +76,15 @@ pub fn decoded(row: &Row, labels: Labels) -> Result<(DynamicImage, GrayImage)> {
     Ok((image, mask))
 }
 
-/// Decodes the mask of a row whose image is already decoded.
+/// Decodes the mask of a row whose image is already decoded. The mask of a target that is not [`Target::Present`] is
+/// empty, also where its file is missing.
 ///
 /// # Errors
 /// As [`decoded`].
 pub(super) fn mask_of(row: &Row, image: &DynamicImage, labels: Labels) -> Result<GrayImage> {
+    if row.target != Target::Present && !row.mask_path.exists() {
+        return Ok(GrayImage::new(image.width(), image.height()));
+    }
     let mask = decode::labelled_mask(&row.mask_path, labels)?;
     let sizes = ((image.width(), image.height()), (mask.width(), mask.height()));
     if sizes.0 != sizes.1 {

@@ -219,7 +219,7 @@ pub fn overlay(image: &DynamicImage, prediction: &Prediction, truth: Option<&Gra
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::manifest::Split;
+    use crate::data::manifest::{Split, Target};
 
     #[test]
     fn a_sheet_shows_every_image_and_mask_once() {
@@ -233,6 +233,9 @@ mod tests {
             answer: String::new(),
             position: None,
             split: Split::Test,
+            target: Target::Present,
+            patient: None,
+            spacing_mm: None,
             synthetic: false,
         };
         let mut kept = Extremes::default();
