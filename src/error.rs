@@ -44,9 +44,9 @@ pub enum Error {
         hint: String,
     },
     /// A hub repository could not be read.
-    #[error("`hub:{repo}`: {reason}")]
+    #[error("`{repo}`: {reason}")]
     Hub {
-        /// `owner/name[@revision]`.
+        /// `hub:owner/name[@revision]`, or `dataset:...`.
         repo: String,
         /// The failure of the hub or the connection.
         reason: String,
