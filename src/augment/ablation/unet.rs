@@ -31,7 +31,7 @@ const WEIGHTS_FILE: &str = "unet.safetensors";
 const NO_CLIP: u32 = 1;
 
 /// The network, its rows and the settings of its training.
-pub(super) struct UnetTask {
+pub(in crate::augment) struct UnetTask {
     model: UnetSegmenter,
     store: Store,
     sizes: Config,

@@ -17,10 +17,12 @@ pub mod network;
 pub mod objective;
 pub mod prior;
 pub mod samples;
+pub mod select_by;
 pub mod settings;
 pub mod step;
 pub mod task;
 pub mod training;
 
+pub use select_by::SelectBy;
 pub use settings::{FinetuneConfig, FinetuneRun, Method, Mode};
 pub use training::{FinetunedRun, Finetuning};
