@@ -50,6 +50,15 @@ pub(super) fn existing(kept: &[Candidate], run: &Path) -> Vec<Candidate> {
     kept.iter().filter(|one| weights::readable_folder(&one.folder(run)).is_ok()).copied().collect()
 }
 
+/// The kept candidates of the run folder `run`, the best one first, and the kind of their scores.
+///
+/// # Errors
+/// [`crate::Error::Weights`] without a complete checkpoint in `last/`; [`crate::Error::Io`].
+pub fn of_run(run: &Path) -> Result<(Vec<Candidate>, String)> {
+    let progress = checkpoint::read_progress(&weights::readable_folder(&run.join("last"))?)?;
+    Ok((existing(&progress.candidates, run), progress.score_kind))
+}
+
 /// Deletes the candidates in the run folder `run` that are not in `kept`.
 pub(super) fn prune(kept: &[Candidate], run: &Path) -> io::Result<()> {
     let entries = match std::fs::read_dir(run.join(FOLDER)) {

@@ -105,7 +105,11 @@ impl<'a> TestSet<'a> {
     }
 
     /// The `val` rows of `real` whose images are not also training images.
-    pub(in crate::augment) fn of_val_rows(real: &'a Manifest, scoring: Scoring, observer: &dyn Observer) -> Result<Self> {
+    pub(in crate::augment) fn of_val_rows(
+        real: &'a Manifest,
+        scoring: Scoring,
+        observer: &dyn Observer,
+    ) -> Result<Self> {
         let set = Self::unseen("val", real, (real, real.rows_of(Split::Val)), scoring, observer)?;
         if set.rows.is_empty() {
             let hint = "give rows of other images than the training images the split `val`";

@@ -42,7 +42,7 @@ pub(in crate::augment) struct UnetTask {
 }
 
 /// A micro-batch on the device.
-pub(super) struct UnetBatch {
+pub(in crate::augment) struct UnetBatch {
     /// `[b, 3, s, s]` u8.
     image: Tensor,
     /// `[b, 1, s, s]` fp32 in 0..=1.

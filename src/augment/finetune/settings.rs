@@ -4,7 +4,7 @@ use super::cache::Condition;
 use super::loss_weights::Weights;
 use super::prior::PriorImages;
 use super::select_by::{PairMode, SelectBy};
-use crate::augment::settings::{GeneratorSettings, PredictionChoice, RANDOM};
+use crate::augment::settings::{self as generate, GeneratorSettings, PredictionChoice, RANDOM};
 use crate::hub::Need;
 use crate::nn::LoraConfig;
 use crate::setting::{Setting, settings};
@@ -248,12 +248,19 @@ impl FinetuneConfig {
             let hint = "set `train.validate_every_epochs=1`, or `finetune.select_by=metric`";
             return Err(Error::config("finetune.select_by", reason, hint));
         }
-        if self.select_mode == PairMode::MaskToImage && self.mode != Mode::MaskToImage {
-            let reason = format!("`mask_to_image` needs a ControlNet, and `{}` trains none", self.mode.name());
-            let hint = "set `finetune.mode=mask_to_image`, or use `keep_lesion`, `edit_lesion` or `insert_lesion`";
-            return Err(Error::config("finetune.select_mode", reason, hint));
+        let (key, is_controlnet) = ("finetune.select_mode", self.mode == Mode::MaskToImage);
+        match self.select_mode.resolved(is_controlnet) {
+            generate::Mode::MaskToImage if !is_controlnet => {
+                let reason = format!("`mask_to_image` needs a ControlNet, and `{}` trains none", self.mode.name());
+                let hint = "set `finetune.mode=mask_to_image`, or use `keep_lesion`, `edit_lesion` or `insert_lesion`";
+                Err(Error::config(key, reason, hint))
+            }
+            mode if is_controlnet && mode != generate::Mode::MaskToImage => {
+                let reason = format!("pairs of mode `{}` do not use the ControlNet that is trained", mode.name());
+                Err(Error::config(key, reason, "use `auto` or `mask_to_image`"))
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Number of checkpoints that are kept for the choice after the training.
