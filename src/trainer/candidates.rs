@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(with(30, -2.0), (true, vec![20, 30, 10]));
         assert_eq!(with(40, -4.0), (false, vec![20, 30, 10]));
         assert_eq!(with(50, -1.0), (true, vec![20, 50, 30]), "the earlier one of equal scores is better");
-        assert_eq!(with(20, -5.0), (false, vec![50, 30]), "a step that is validated again has its new score");
+        assert_eq!(with(20, -5.0), (true, vec![50, 30, 20]), "a step that is validated again has its new score");
     }
 
     #[test]

@@ -5,8 +5,8 @@ use crate::data::decode;
 use crate::data::manifest::{Row, Split};
 use crate::data::phantom::{self, PhantomOptions};
 use crate::event::Event;
-use crate::tensor::Device;
 use crate::tensor::weights::{Staged, sha256};
+use crate::tensor::{Device, rng};
 use crate::trainer::checkpoint::{Progress, read_progress};
 use crate::trainer::precision::Scaler;
 use image::{GrayImage, RgbImage};
@@ -119,7 +119,8 @@ impl Finetuned {
         let mut manifest = Manifest::open(&root, None).expect("phantoms");
         let images: BTreeSet<PathBuf> = train_rows(&manifest).iter().map(|row| row.image_path.clone()).collect();
         let real: BTreeSet<&PathBuf> = images.iter().take(REAL).collect();
-        let others = train_rows(&manifest).into_iter().filter(|row| !real.contains(&row.image_path)).collect();
+        let others: Vec<Row> =
+            train_rows(&manifest).into_iter().filter(|row| !real.contains(&row.image_path)).collect();
         manifest.rows.retain(|row| row.split != Split::Train || real.contains(&row.image_path));
         let mut run = FinetuneRun::default();
         run.finetune.select_by = crate::augment::finetune::SelectBy::Segmenter;
@@ -196,10 +197,10 @@ fn pixels(row: &Row, pairs: Pairs, seed: u64) -> (RgbImage, GrayImage) {
 /// The candidate with the best validation score makes noise, the other one makes useful images.
 #[test]
 fn a_generator_of_noise_is_not_chosen_when_another_one_is_good() {
+    let _lock = rng::TEST_LOCK.lock();
     let run = Finetuned::new(60, [Pairs::Noise, Pairs::Phantoms]);
     let (report, trainings) = run.choose(0);
     let report = report.unwrap();
-    println!("{}", report.table());
     assert_eq!(trainings, 6, "two seeds of real images alone and of two candidates");
     assert_eq!((report.chosen_step, report.best_step_by_metric), (10, 20));
     assert_eq!(report.metric, "loss");
@@ -223,6 +224,7 @@ fn a_generator_of_noise_is_not_chosen_when_another_one_is_good() {
 
 #[test]
 fn an_interrupted_choice_continues_with_the_same_result() {
+    let _lock = rng::TEST_LOCK.lock();
     let [whole, parts] = [(); 2].map(|()| Finetuned::new(6, [Pairs::Phantoms, Pairs::Noise]));
     let expected = whole.choose(0).0.unwrap();
     let before = parts.best();
@@ -236,6 +238,7 @@ fn an_interrupted_choice_continues_with_the_same_result() {
 
 #[test]
 fn candidates_without_usable_pairs_are_not_scored() {
+    let _lock = rng::TEST_LOCK.lock();
     let run = Finetuned::new(2, [Pairs::None, Pairs::Noise]);
     let (report, trainings) = run.choose(0);
     let report = report.unwrap();
