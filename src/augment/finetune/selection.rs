@@ -166,8 +166,10 @@ impl<'a> Selection<'a> {
     /// A folder below that of the choice, created if it does not exist.
     fn folder_of(&self, what: &str, settings: &serde_json::Value) -> Result<PathBuf> {
         let hash = format!("{:x}", Sha256::digest(settings.to_string()));
-        let folder = self.folder.join(FOLDER).join(format!("{what}-{}", &hash[..8]));
-        files::create_below(self.folder, &folder).map_err(Error::io(&folder, "create"))?;
+        let all = self.folder.join(FOLDER);
+        let folder = all.join(format!("{what}-{}", &hash[..8]));
+        create(self.folder, &all)?;
+        create(&all, &folder)?;
         Ok(folder)
     }
 
@@ -236,7 +238,7 @@ impl<'a> Selection<'a> {
     /// Dice of each validation image, by the U-Net that is trained on `arm`.
     fn scores(&self, arm: &TrainingRows, seed: u64, set: &TestSet, unets: &Path) -> Result<Vec<f64>> {
         let folder = unets.join(format!("{}-{seed}", arm.name));
-        files::create_below(unets, &folder).map_err(Error::io(&folder, "create"))?;
+        create(unets, &folder)?;
         let mut scores = set.known(&folder)?;
         if scores.len() < set.len() {
             let steps = usize::try_from(self.run.finetune.select_steps).unwrap_or(usize::MAX);
@@ -286,6 +288,12 @@ impl<'a> Selection<'a> {
         let (score, kind) = report.best_score(chosen);
         candidates::promote(self.folder, chosen, score, kind)
     }
+}
+
+/// Creates the folder `folder` below `root`, or clears what a crash has left in it.
+fn create(root: &Path, folder: &Path) -> Result<()> {
+    files::create_below(root, folder).map_err(Error::io(folder, "create"))?;
+    files::clear_leftovers(folder).map_err(Error::io(folder, "clear temporary files in"))
 }
 
 #[cfg(test)]
