@@ -129,7 +129,9 @@ impl Finetuned {
         files::create_folders(&folder).expect("a folder");
         checkpoint(&folder.join("last"), 30);
         checkpoint(&folder.join("best"), 20);
-        CANDIDATES.iter().for_each(|one| checkpoint(&one.folder(&folder), one.step));
+        for one in CANDIDATES {
+            checkpoint(&one.folder(&folder), one.step);
+        }
         let this = Self { _home: home, folder, run, manifest };
         for (candidate, pairs) in CANDIDATES.iter().zip(pairs) {
             this.write_pairs(candidate, pairs, &others);
