@@ -4,6 +4,8 @@
 //! The list of the kept ones is part of the training state in `last/`. Folders that are no longer in the list are
 //! deleted after `last/` has been saved. So after a crash, all checkpoints of the list in `last/` still exist.
 
+pub use super::checkpoint::Candidate;
+
 use super::checkpoint::{self, Progress};
 use crate::tensor::weights;
 use crate::{Result, files};
@@ -12,15 +14,6 @@ use std::path::{Path, PathBuf};
 
 /// Folder of the candidates in a run folder.
 pub const FOLDER: &str = "candidates";
-
-/// A kept checkpoint.
-#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
-pub struct Candidate {
-    /// Optimizer steps.
-    pub step: u64,
-    /// Its validation score; higher is better.
-    pub score: f64,
-}
 
 impl Candidate {
     /// Name of its folder.

@@ -3,7 +3,6 @@
 //!
 //! Random states are not saved: every step seeds the generators from the run's seed and its own number.
 
-use super::candidates::Candidate;
 use super::ema::Ema;
 use super::optimizer::AdamW;
 use super::precision::Scaler;
@@ -17,6 +16,15 @@ use std::path::Path;
 const TENSORS: &str = "trainer.safetensors";
 /// File of the progress.
 pub(super) const PROGRESS: &str = "trainer.json";
+
+/// A checkpoint that is kept for a choice after the training, see [`super::candidates`].
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Candidate {
+    /// Optimizer steps.
+    pub step: u64,
+    /// Its validation score; higher is better.
+    pub score: f64,
+}
 
 /// Progress of a run.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
