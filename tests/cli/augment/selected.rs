@@ -1,13 +1,14 @@
 //! `prsmed augment finetune --select-by segmenter`: candidates, the choice, its resume, and refusals.
 
 use super::finetuned::finetune;
+use crate::runs::signal;
 use crate::support::{copy, done, error_text, objects, path, run, tree};
 use prsmed::tensor::weights::replace_folder;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -120,15 +121,15 @@ fn candidates_make_pairs_of_the_same_sources_prompts_and_seeds() {
     assert_eq!(made[0], made[1]);
 }
 
-/// Kills a run as soon as `exists` exists below it.
-fn killed_at(out: &Path, exists: impl Fn(&Path) -> bool, more: &[&str]) {
+/// Ends a run with the signal `number` as soon as `exists` exists below it.
+fn ended_at(out: &Path, exists: impl Fn(&Path) -> bool, number: i32, more: &[&str]) -> ExitStatus {
     let mut child = selecting(out, more).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     while !exists(out) {
         assert!(child.try_wait().unwrap().is_none(), "the run ended before");
         std::thread::sleep(Duration::from_millis(5));
     }
-    child.kill().unwrap();
-    child.wait().unwrap();
+    signal(&child, number);
+    child.wait().unwrap()
 }
 
 /// Whether a file of the choice whose name contains all `words` exists.
@@ -150,9 +151,10 @@ fn has(run: &Path, words: &[&str]) -> bool {
 fn a_killed_choice_continues_and_repeats_nothing() {
     let (whole, _) = selected();
     let out = path("selected-in-parts");
-    killed_at(&out, |run| run.join("candidates").is_dir(), &[]);
-    killed_at(&out, |run| has(run, &["pairs-", "manifest.jsonl"]), &["--resume"]);
-    killed_at(&out, |run| has(run, &["unets-", "real-0", "scores-val"]), &["--resume"]);
+    ended_at(&out, |run| run.join("candidates").is_dir(), libc::SIGKILL, &[]);
+    let status = ended_at(&out, |run| has(run, &["pairs-", "manifest.jsonl"]), libc::SIGINT, &["--resume"]);
+    assert_eq!(status.code(), Some(130), "Ctrl-C while pairs are made");
+    ended_at(&out, |run| has(run, &["unets-", "real-0", "scores-val"]), libc::SIGKILL, &["--resume"]);
     let pairs = |run: &Path| -> Vec<std::time::SystemTime> {
         let names = tree(&run.join("selection")).into_keys().filter(|name| is_of(name, &["png"]));
         names.map(|name| fs::metadata(run.join("selection").join(name)).unwrap().modified().unwrap()).collect()
