@@ -55,6 +55,8 @@ const BATCH: usize = 8;
 const SIDE: i64 = 256;
 /// Host memory for decoded images.
 const CACHE_MIB: usize = 512;
+/// A choice on fewer validation images gives a warning.
+const FEW_IMAGES: usize = 20;
 /// Tolerance of the surface Dice, which does not decide.
 const TOLERANCE_PX: f64 = 2.0;
 
@@ -90,7 +92,12 @@ impl<'a> Selection<'a> {
         manifest.rows.retain(|row| row.target == Target::Present);
         let pairs = PairJob::new(run, &manifest)?;
         let this = Self { run: run.clone(), folder, runtime, manifest, pairs };
-        this.val_rows(&Silent)?;
+        let images = this.val_rows(&Silent)?.groups().len();
+        if images < FEW_IMAGES {
+            runtime.warn(format!(
+                "the choice by segmenter has {images} validation images: with fewer than {FEW_IMAGES} it is mostly chance"
+            ));
+        }
         Ok(this)
     }
 
