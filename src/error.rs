@@ -236,7 +236,9 @@ impl Error {
                                        earlier checkpoint, or train again with a lower `train.learning_rate`"
                     .into()
             }
-            Self::Interrupted => "run the same command again to continue; `prsmed train` needs `--resume`".into(),
+            Self::Interrupted => {
+                "run the same command again to continue; `prsmed train` and `augment finetune` need `--resume`".into()
+            }
         }
     }
 }
