@@ -20,6 +20,7 @@ mod init;
 mod loopback;
 mod memory;
 mod merge;
+mod mlflow;
 mod plan;
 mod pth;
 mod reference;
