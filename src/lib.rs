@@ -25,7 +25,7 @@
 //! | 5 | `segment` |
 //! | 4 | `trainer` |
 //! | 3 | `models` `data` `metrics` `runtime` |
-//! | 2 | `nn` `hub` |
+//! | 2 | `nn` `hub` `mlflow` |
 //! | 1 | `tensor` |
 //! | 0 | `error` `files` `units` `event` `location` `panics` `setting` |
 
@@ -40,6 +40,7 @@ pub mod units;
 pub mod tensor;
 
 pub mod hub;
+pub mod mlflow;
 pub mod nn;
 
 pub mod data;

@@ -17,6 +17,7 @@ mod files;
 mod hub;
 mod memory;
 mod merge;
+mod mlflow;
 mod plan;
 mod predict;
 mod preset;

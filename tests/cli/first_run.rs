@@ -384,3 +384,27 @@ fn doctor_reports_the_machine_and_never_shows_the_token() {
     let dead = done(doctor().env("HF_ENDPOINT", "http://127.0.0.1:9").env_remove("HF_TOKEN"));
     assert!(dead.contains("not reachable: ") && dead.contains("token     not set"), "{dead}");
 }
+
+/// The commands of the guide `docs/guides/reproduce.md`, with a small data set and small weights.
+#[test]
+fn published_weights_are_scored_on_a_published_data_set() {
+    let server = hub();
+    publish(&server, "datasets/lab/prs-med", phantoms(), "");
+    let cache = "cache-reproduce";
+    let data = done(with_cache(&server, cache).args(["hub", "get", "--quiet", "dataset:lab/prs-med"]));
+    let data = Path::new(data.trim_end());
+    assert!(data.join("annotations").is_dir() && data.ends_with(COMMIT), "{}", data.display());
+    done(with_cache(&server, cache).args(["data", "check"]).arg(data));
+    for semantics in ["reference", "corrected"] {
+        let out = path(&format!("reproduced-{semantics}"));
+        let mut eval = with_cache(&server, cache);
+        eval.args(["eval", "hub:lab/prs-med", "--semantics", semantics, "--limit", "1", "--max-new-tokens", "2"]);
+        done(eval.arg("--data-root").arg(data).arg("--out").arg(&out));
+        assert!(out.join("summary.json").is_file());
+    }
+    // a training on the data set, from the published weights
+    let out = path("trained-on-the-hub");
+    let mut train = train_full(&server, cache, &out, &[]);
+    done(train.arg("--init").arg("hub:lab/prs-med"));
+    assert!(out.join("last/model.json").is_file());
+}
