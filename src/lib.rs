@@ -19,7 +19,7 @@
 //! | level | modules |
 //! |---|---|
 //! | 9 | `cli` `prelude` |
-//! | 8 | `config` |
+//! | 8 | `config` `serve` |
 //! | 7 | `plan` |
 //! | 6 | `augment` |
 //! | 5 | `segment` |
@@ -57,6 +57,9 @@ pub mod augment;
 pub mod plan;
 
 pub mod config;
+
+#[cfg(feature = "cli")]
+pub mod serve;
 
 #[cfg(feature = "cli")]
 pub mod cli;

@@ -18,6 +18,8 @@ pub struct Env {
     pub sets_threads: bool,
     /// `CUDA_VISIBLE_DEVICES`: the GPUs that are visible to this process.
     pub cuda_visible_devices: Option<String>,
+    /// `PRSMED_TOKEN`: the token of `prsmed serve`.
+    pub token: Option<String>,
     /// Whether `NO_COLOR` is set and not empty.
     pub no_color: bool,
 }
@@ -34,6 +36,7 @@ impl Env {
             mlflow: Credentials::from_vars(var),
             sets_threads: ["OMP_NUM_THREADS", "MKL_NUM_THREADS"].iter().any(|name| var(name).is_some()),
             cuda_visible_devices: var("CUDA_VISIBLE_DEVICES"),
+            token: var("PRSMED_TOKEN").filter(|token| !token.is_empty()),
             no_color: var("NO_COLOR").is_some_and(|value| !value.is_empty()),
         }
     }
