@@ -26,6 +26,9 @@ pub mod voxels;
 pub mod window;
 pub mod write;
 
+#[cfg(test)]
+mod tests;
+
 use std::path::Path;
 
 pub use cleanup::Cleanup;

@@ -8,6 +8,7 @@ use flate2::write::GzEncoder;
 
 use super::dicom::seg::{self, Segment};
 use super::grid::{Affine, Grid};
+use super::path::{has_extension, is_nifti_name};
 use super::source::Source;
 use super::voxels::Volume;
 use crate::error::{Error, Result};
@@ -30,12 +31,10 @@ pub enum MaskFormat {
 impl MaskFormat {
     /// The format of a file name.
     pub fn of(path: &Path) -> Option<Self> {
-        let name = path.file_name()?.to_string_lossy().to_lowercase();
-        match name {
-            name if name.ends_with(".nii") || name.ends_with(".nii.gz") => Some(Self::Nifti),
-            name if name.ends_with(".dcm") => Some(Self::DicomSeg),
-            _ => None,
+        if is_nifti_name(path) {
+            return Some(Self::Nifti);
         }
+        has_extension(path, "dcm").then_some(Self::DicomSeg)
     }
 }
 
@@ -76,8 +75,7 @@ pub fn nifti(path: &Path, labels: &[u8], volume: &Volume) -> Result<()> {
         Source::Dicom(_) => SCANNER,
     };
     let header = header(path, &volume.grid, code.max(SCANNER))?;
-    let is_compressed = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gz"));
-    let bytes = if is_compressed {
+    let bytes = if has_extension(path, "gz") {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
         let written = encoder.write_all(&header).and_then(|()| encoder.write_all(labels));
         written.and_then(|()| encoder.finish()).map_err(Error::io(path, "write"))?

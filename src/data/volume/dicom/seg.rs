@@ -149,7 +149,9 @@ fn put_modules(object: &mut InMemDicomObject, instance: &str, references: &Refer
         (tags::CONTENT_DESCRIPTION, VR::LO, "research use only"),
         (tags::CONTENT_CREATOR_NAME, VR::PN, ""),
     ];
-    texts.iter().for_each(|(tag, vr, text)| put_text(object, *tag, *vr, text));
+    for (tag, vr, text) in texts {
+        put_text(object, tag, vr, text);
+    }
     let mut seen: Vec<&str> = Vec::new();
     let mut instances = Vec::new();
     for instance in &references.instances {
