@@ -203,7 +203,7 @@ fn windows_are_chosen_by_modality() {
     assert_eq!((levels.low, levels.high, levels.inverted), (-160.0, 240.0, false));
     let volume = read("monochrome1.dcm");
     let levels = Window::Auto.levels(&volume).unwrap();
-    assert_eq!((levels.apply(0.0), levels.apply(1000.0)), (230, 0));
+    assert_eq!((levels.apply(50.0), levels.apply(100.0), levels.apply(550.0)), (255, 229, 0));
     let error = Window::File.levels(&read("ras_i16.nii.gz")).unwrap_err();
     assert!(error.hint().contains("--window"), "{error}");
 }

@@ -38,29 +38,39 @@ impl MaskFormat {
     }
 }
 
-/// Writes segments on the grid of `volume`: as NIfTI with the values 1, 2, ... for the segments in their order (a later
-/// segment wins where they overlap), or as DICOM SEG.
+/// Checks that a mask of `volume` can be written to `path`, before the expensive work.
 ///
 /// # Errors
-/// [`Error::Config`] for another ending than those of [`MaskFormat`]; [`Error::Shape`] for a mask of another size;
-/// [`Error::Data`] for a volume that the format cannot hold; [`Error::Io`].
-pub fn segments(path: &Path, segments: &[Segment], volume: &Volume) -> Result<()> {
+/// [`Error::Config`] for another ending than those of [`MaskFormat`]; [`Error::Data`] for a volume that the format cannot
+/// hold.
+pub fn check(path: &Path, volume: &Volume) -> Result<()> {
     match MaskFormat::of(path) {
-        Some(MaskFormat::DicomSeg) => seg::write(path, segments, volume),
-        Some(MaskFormat::Nifti) => {
-            let mut labels = vec![0_u8; volume.grid.num_voxels()];
-            for (segment, label) in segments.iter().zip(1..=u8::MAX) {
-                volume.grid.check(segment.mask.len())?;
-                let pairs = labels.iter_mut().zip(segment.mask);
-                pairs.filter(|(_, value)| **value != 0).for_each(|(voxel, _)| *voxel = label);
-            }
-            nifti(path, &labels, volume)
-        }
+        Some(MaskFormat::DicomSeg) => seg::check(path, volume).map(drop),
+        Some(MaskFormat::Nifti) => header(path, &volume.grid, SCANNER).map(drop),
         None => {
             let reason = format!("`{}` has the wrong file extension", path.display());
             Err(Error::config("--out", reason, "use a file name that ends with `.nii.gz`, `.nii` or `.dcm`"))
         }
     }
+}
+
+/// Writes segments on the grid of `volume`: as NIfTI with the values 1, 2, ... for the segments in their order (a later
+/// segment wins where they overlap), or as DICOM SEG.
+///
+/// # Errors
+/// As [`check`]; [`Error::Shape`] for a mask of another size; [`Error::Io`].
+pub fn segments(path: &Path, segments: &[Segment], volume: &Volume) -> Result<()> {
+    check(path, volume)?;
+    if MaskFormat::of(path) == Some(MaskFormat::DicomSeg) {
+        return seg::write(path, segments, volume);
+    }
+    let mut labels = vec![0_u8; volume.grid.num_voxels()];
+    for (segment, label) in segments.iter().zip(1..=u8::MAX) {
+        volume.grid.check(segment.mask.len())?;
+        let pairs = labels.iter_mut().zip(segment.mask);
+        pairs.filter(|(_, value)| **value != 0).for_each(|(voxel, _)| *voxel = label);
+    }
+    nifti(path, &labels, volume)
 }
 
 /// Writes labels (one value for each voxel) as NIfTI-1 with the grid of their volume and voxels of type uint8. A path
