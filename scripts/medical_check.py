@@ -108,7 +108,7 @@ def seg(path, folder, masks):
     orientation = shared.PlaneOrientationSequence[0].ImageOrientationPatient
     assert numpy.allclose(orientation, sources[0].ImageOrientationPatient, atol=1e-5)
     assert numpy.allclose(shared.PixelMeasuresSequence[0].PixelSpacing, sources[0].PixelSpacing, atol=1e-6)
-    volume = segmentation.get_volume(combine_segments=True, allow_missing_positions=True)
+    volume = segmentation.get_volume(allow_missing_positions=True)
     report = {
         "labels": [segmentation.get_segment_description(number).segment_label for number in segmentation.segment_numbers],
         "frames": int(segmentation.NumberOfFrames),

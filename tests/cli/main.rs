@@ -30,3 +30,4 @@ mod scores;
 mod settings;
 mod soak;
 mod support;
+mod volumes;

@@ -15,6 +15,27 @@ use super::object::Object;
 use super::syntax;
 use crate::error::{Error, Result};
 
+/// Marks JPEG images that are stored as RGB: without a marker of Adobe the decoder takes them for YCbCr.
+pub(super) fn mark_rgb(object: &mut Object, format: &PixelFormat, num_frames: usize) {
+    if format.photometric != Photometric::Rgb || !syntax::is_lossy_jpeg(&format.syntax) {
+        return;
+    }
+    object.update_value(tags::PIXEL_DATA, |value| {
+        let Value::PixelSequence(sequence) = value else { return };
+        let fragments = sequence.fragments_mut();
+        // fragments of one frame are found by their offsets, which must not change
+        if num_frames > 1 && fragments.len() != num_frames {
+            return;
+        }
+        for fragment in fragments.iter_mut() {
+            let header = fragment.get(..1024).unwrap_or(fragment);
+            if fragment.starts_with(&[0xff, 0xd8]) && !header.windows(5).any(|name| name == b"Adobe") {
+                fragment.splice(2..2, *b"\xff\xee\x00\x0eAdobe\x00\x64\x00\x00\x00\x00\x00");
+            }
+        }
+    });
+}
+
 /// The pixel data of one file.
 pub(super) struct Pixels<'a> {
     path: &'a Path,
@@ -83,7 +104,9 @@ impl<'a> Pixels<'a> {
                 Ok(Ok(decoded)) => Ok(Cow::Owned(decoded.into_data())),
                 Ok(Err(error)) => {
                     let reason = format!("the pixels of frame {} cannot be decoded: {}", frame + 1, cause(&error));
-                    Err(damaged(self.path, reason))
+                    let hint = "decompress it with another program, for example GDCM: `gdcmconv --raw IN OUT`; if that fails \
+                                too, the file is damaged";
+                    Err(Error::data(self.path, reason, hint))
                 }
                 Err(_) => Err(damaged(self.path, format!("the compressed pixels of frame {} are damaged", frame + 1))),
             };
