@@ -280,7 +280,7 @@ fn huge_dimensions_are_errors() {
     assert!(open(&path).is_err());
     let mut bytes = fs::read(fixtures().join("cine.dcm")).unwrap();
     let frames = bytes.windows(6).position(|element| element == [0x28, 0, 8, 0, b'I', b'S']).unwrap();
-    bytes.splice(frames + 6..frames + 10, *b"\x08\x0099999999");
+    bytes.splice(frames + 6..frames + 10, *b"\x08\x0000099999");
     fs::write(&path, &bytes).unwrap();
-    assert!(open(&path).unwrap_err().to_string().contains("promises 99999999 frames"));
+    assert!(open(&path).unwrap_err().to_string().contains("promises 99999 frames"));
 }
