@@ -117,6 +117,11 @@ fn wrong_flags_are_refused_before_the_model_is_loaded() {
         "error: `--mask-out`: it is for images, and `--image` is a volume\nhint: use `--out mask.nii.gz`",
     );
     refused(
+        &mut predict(&fixture("rgb.dcm"), &["--fill-gaps", "1"]),
+        "error: `--fill-gaps`: it is for volumes, and `--image` is an image\nhint: remove it; the mask of an image is written \
+         with `--mask-out mask.png`",
+    );
+    refused(
         &mut predict(&fixture("oblique.zip"), &["--out", "missing/mask.nii"]),
         "error: `--out`: `missing` is not a folder\nhint: create the folder first, or choose another path",
     );

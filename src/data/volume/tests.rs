@@ -192,6 +192,18 @@ fn label_maps_are_reoriented_to_the_volume() {
 }
 
 #[test]
+fn the_suggested_axis_is_that_of_thick_slices() {
+    let suggested = |name: &str| Axis::suggested(&read(name).grid);
+    assert_eq!(suggested("axial.zip"), Axis::Axial);
+    assert_eq!(suggested("sagittal.zip"), Axis::Sagittal);
+    assert_eq!(suggested("oblique.zip"), Axis::Coronal);
+    assert_eq!(suggested("monochrome1.dcm"), Axis::Axial);
+    let cubic = Affine::from_columns([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.2]], [0.0; 3]);
+    assert_eq!(Axis::suggested(&Grid { size: [4, 4, 4], affine: cubic }), Axis::Axial);
+    assert_eq!(Axis::suggested(&Grid { size: [4, 1, 4], affine: cubic }), Axis::Coronal);
+}
+
+#[test]
 fn windows_are_chosen_by_modality() {
     let chosen = |name: &str| Window::Auto.chosen_for(&read(name)).to_string();
     assert_eq!(chosen("axial.zip"), "soft-tissue");
