@@ -1,7 +1,6 @@
 //! `prsmed predict` on volumes and DICOM images: opens them, and segments a volume slice by slice.
 
-use super::context::Context;
-use super::predict::check_folder;
+use super::context::{Context, check_parent};
 use super::report::Outcome;
 use crate::data::decode;
 use crate::data::volume::{self, Axis, Cleanup, Modality, Segment, Volume, Window, write};
@@ -106,8 +105,8 @@ impl VolumeArgs {
             let reason = format!("`{}` is a volume of {x}x{y}x{z} voxels, and its mask needs a file", path.display());
             return Err(Error::config("--out", reason, "add `--out mask.nii.gz`, or `--out mask.dcm` for DICOM SEG"));
         };
-        check_folder("--out", out)?;
-        self.record_out.iter().try_for_each(|path| check_folder("--record-out", path))?;
+        check_parent("--out", out)?;
+        self.record_out.iter().try_for_each(|path| check_parent("--record-out", path))?;
         write::check(out, &volume)?;
         // wrong slices and windows are found before the model is loaded
         let settings = self.settings(&volume, "", false);
