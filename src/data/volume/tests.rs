@@ -290,6 +290,12 @@ fn huge_dimensions_are_errors() {
     bytes[rows + 8..rows + 10].copy_from_slice(&[0xff, 0xff]);
     fs::write(&path, &bytes).unwrap();
     assert!(open(&path).is_err());
+    // the decoder would allocate memory for the number of segments
+    let mut bytes = fs::read(fixtures().join("rle.dcm")).unwrap();
+    let item = bytes.windows(4).rposition(|tag| tag == [0xfe, 0xff, 0, 0xe0]).unwrap();
+    bytes[item + 8..item + 12].fill(0xff);
+    fs::write(&path, &bytes).unwrap();
+    assert!(open(&path).unwrap_err().to_string().contains("RLE data is damaged"));
     let mut bytes = fs::read(fixtures().join("cine.dcm")).unwrap();
     let frames = bytes.windows(6).position(|element| element == [0x28, 0, 8, 0, b'I', b'S']).unwrap();
     bytes.splice(frames + 6..frames + 10, *b"\x08\x0000099999");
