@@ -164,7 +164,8 @@ impl Walker<'_> {
         while at + 8 <= limit {
             let element = self.element(at)?;
             let end = self.value(&element, 0, limit)?;
-            if element.tag.0 == PIXELS {
+            // the group may begin with its length and offsets of frames
+            if element.tag.0 == PIXELS && matches!(element.tag.1, 0x08..=0x10) {
                 return Ok([at, end]);
             }
             at = end;
@@ -195,8 +196,8 @@ impl Walker<'_> {
             None => element.length == UNDEFINED || is_sequence_in_dictionary(element.tag),
         };
         if !is_sequence {
-            let size = element.vr.map_or_else(|| size_in_dictionary(element.tag), |vr| number_size(&vr));
-            return if element.length % size == 0 { element.end(limit) } else { Err(Damage::Length) };
+            let size = element.vr.map_or_else(|| size_in_dictionary(element.tag), number_size);
+            return if element.length.is_multiple_of(size) { element.end(limit) } else { Err(Damage::Length) };
         }
         // the items of an unknown value representation have implicit ones
         let is_implicit = self.is_implicit || element.vr.is_some_and(|vr| &vr == b"UN");
@@ -241,8 +242,8 @@ impl Walker<'_> {
 }
 
 /// Bytes of one number of a value representation; 1 for text and bytes.
-fn number_size(vr: &[u8; 2]) -> u32 {
-    match vr {
+fn number_size(vr: [u8; 2]) -> u32 {
+    match &vr {
         b"US" | b"SS" | b"OW" => 2,
         b"UL" | b"SL" | b"FL" | b"AT" | b"OF" | b"OL" => 4,
         b"FD" | b"OD" | b"OV" | b"SV" | b"UV" => 8,
@@ -252,7 +253,7 @@ fn number_size(vr: &[u8; 2]) -> u32 {
 
 fn size_in_dictionary(tag: (u16, u16)) -> u32 {
     match StandardDataDictionary.by_tag(Tag(tag.0, tag.1)).map(DataDictionaryEntry::vr) {
-        Some(VirtualVr::Exact(vr)) => number_size(&vr.to_bytes()),
+        Some(VirtualVr::Exact(vr)) => number_size(vr.to_bytes()),
         Some(VirtualVr::Xs | VirtualVr::Ox | VirtualVr::Px) => 2,
         _ => 1,
     }
@@ -288,7 +289,7 @@ mod tests {
         assert_eq!(check(&file(EXPLICIT, &element[..9])), Err(Damage::Truncated));
         let huge = [0xe0, 0x7f, 0x10, 0, b'O', b'W', 0, 0, 0xfe, 0xff, 0xff, 0xff, 1, 2];
         assert_eq!(check(&file(EXPLICIT, &huge)), Err(Damage::Truncated));
-        let implicit = [0x28, 0, 0x10, 0, 0xff, 0xff, 0xff, 0x7f];
+        let implicit = [0x28, 0, 0x10, 0, 0xfe, 0xff, 0xff, 0x7f];
         assert_eq!(check(&file("1.2.840.10008.1.2\0", &implicit)), Err(Damage::Truncated));
     }
 
