@@ -207,6 +207,7 @@ impl VolumeArgs {
             "slices": found.slices,
             "raw_volume_ml": found.raw_ml,
             "volume_ml": found.volume_ml,
+            "range": found.range,
             "seconds": elapsed.as_secs_f64(),
         })
     }
@@ -217,12 +218,7 @@ fn num_found(found: &VolumePrediction) -> usize {
 }
 
 fn summary(found: &VolumePrediction) -> String {
-    let painted: Vec<usize> =
-        found.slices.iter().filter(|slice| slice.num_pixels > 0).map(|slice| slice.slice).collect();
-    let range = match (painted.first(), painted.last()) {
-        (Some(first), Some(last)) => format!(" in slices {first} to {last}"),
-        _ => String::new(),
-    };
+    let range = found.range.map_or_else(String::new, |[first, last]| format!(" in slices {first} to {last}"));
     let cleaned = if (found.raw_ml - found.volume_ml).abs() > 1e-9 {
         format!(" ({:.2} ml before the clean-up)", found.raw_ml)
     } else {

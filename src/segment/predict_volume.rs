@@ -103,6 +103,8 @@ pub struct VolumePrediction {
     pub raw_ml: f64,
     /// Volume of the mask in millilitres.
     pub volume_ml: f64,
+    /// First and last slice with a mask; `None` for an empty mask.
+    pub range: Option<[usize; 2]>,
 }
 
 impl VolumeSettings {
@@ -159,7 +161,19 @@ pub fn predict_volume(
     let raw_ml = volume.grid.volume_ml(&mask)?;
     settings.cleanup.apply(&mut mask, &volume.grid, Plane::through_axis(&volume.grid, settings.axis))?;
     let volume_ml = volume.grid.volume_ml(&mask)?;
-    Ok(VolumePrediction { mask, slices, levels, raw_ml, volume_ml })
+    let range = range(&plane, &mask)?;
+    Ok(VolumePrediction { mask, slices, levels, raw_ml, volume_ml, range })
+}
+
+/// First and last slice with a mask.
+fn range(plane: &Plane, mask: &[u8]) -> Result<Option<[usize; 2]>> {
+    let mut range: Option<[usize; 2]> = None;
+    for slice in 0..plane.num_slices {
+        if plane.values(mask, slice)?.contains(&1) {
+            range = range.map_or(Some([slice, slice]), |[first, _]| Some([first, slice]));
+        }
+    }
+    Ok(range)
 }
 
 /// One slice as an 8-bit image: colour for a colour image, else grey.
@@ -187,6 +201,15 @@ mod tests {
         assert!(range("7..7").unwrap_err().contains("no slices"));
         assert!(range("7").unwrap_err().contains("10..40"));
         assert!(range("-1..7").is_err());
+    }
+
+    #[test]
+    fn the_range_of_a_mask_is_that_of_its_slices() {
+        // inferior first, also for a grid that runs from superior
+        let affine = Affine::from_columns([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, -1.0]], [0.0; 3]);
+        let plane = Plane::new(&Grid { size: [2, 1, 5], affine }, Axis::Axial);
+        assert_eq!(range(&plane, &[0; 10]).unwrap(), None);
+        assert_eq!(range(&plane, &[0, 0, 0, 1, 0, 0, 0, 0, 1, 0]).unwrap(), Some([0, 3]));
     }
 
     #[test]

@@ -14,6 +14,7 @@ mod series;
 mod structure;
 mod syntax;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 pub(crate) use archive::is_zip;
@@ -57,6 +58,12 @@ pub(crate) fn open(path: &Path, selected: Option<u32>) -> Result<Volume> {
     let mut layout = series::arrange(path, &entries, if is_group { None } else { selected })?;
     if num_others > 0 {
         layout.notes.push(format!("{num_others} files that are not images of this kind were skipped"));
+    }
+    let instances: BTreeSet<&str> = entries.iter().map(|entry| entry.header.instance.as_str()).collect();
+    if instances.len() < entries.len() {
+        let note = "several files have the same SOPInstanceUID, a fault of their de-identification: the frames of a DICOM \
+                    SEG of this series have positions, but cannot refer to single slices";
+        layout.notes.push(note.to_owned());
     }
     assemble(path, &mut container, &entries, layout)
 }
