@@ -20,6 +20,7 @@ mod merge;
 mod mlflow;
 mod plan;
 mod predict;
+mod predict_volume;
 mod preset;
 mod reference;
 mod run_lock;
