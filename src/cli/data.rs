@@ -4,7 +4,8 @@ use super::args::labels_of;
 use super::context::Context;
 use super::report::Outcome;
 use crate::Error;
-use crate::data::check::{self, CheckReport, Leak, ModalityCounts, Uncovered};
+use crate::data::check::{self, CheckReport, Leak, ModalityCounts, PatientLeak, Uncovered};
+use crate::data::fingerprint::{Fingerprint, ValueRange};
 use crate::data::manifest::Split;
 use crate::data::phantom::{self, PhantomOptions};
 use crate::data::position::Zones;
@@ -35,8 +36,13 @@ pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcom
 /// and reason: missing or corrupt image or mask, size mismatch, empty mask, mask with several labels, empty text, stray
 /// quote, unknown split, duplicate. Then counts the good rows. The exit code is 1 when there is a bad row.
 ///
-/// Warnings name images that occur in several splits (scores on them are not scores on unseen data), classes without
-/// images of a split, and 16-bit images that use a small part of the range of values.
+/// A second table is the fingerprint of the data: for each class the number of images and patients, image sizes, sides
+/// of a pixel in mm, grey levels (first and 99th percentile), the part of the image that is foreground, labels of the
+/// masks, and the number of rows whose target is absent or whose mask is unknown. `15..40..90` are the smallest, middle
+/// and largest value.
+///
+/// Warnings name images or patients that occur in several splits (scores on them are not scores on unseen data), classes
+/// without images of a split, and 16-bit images that use a small part of the range of values.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed data check data
@@ -68,6 +74,8 @@ fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
         }
     }
     context.output.line(count_table(&report))?;
+    context.output.line(String::new())?;
+    context.output.line(fingerprint_table(&report))?;
     let mut record = json!({ "kind": "result", "good": report.is_good() });
     if let (Some(record), serde_json::Value::Object(fields)) = (record.as_object_mut(), serde_json::to_value(&report)?)
     {
@@ -82,7 +90,12 @@ fn warnings(report: &CheckReport) -> Vec<String> {
     let uncovered = report.uncovered.iter().map(|Uncovered { split, classes }| {
         format!("these classes have no `{split}` images: `{}`", classes.join("`, `"))
     });
-    report.leaks.iter().map(describe_leak).chain(uncovered).chain(report.depth.warning()).collect()
+    let patients = report.patient_leaks.iter().map(|PatientLeak { patient, splits, images }| {
+        let splits: Vec<&str> = splits.iter().map(|split| split.name()).collect();
+        format!("patient `{patient}` is in {}: {images} images", splits.join(" and "))
+    });
+    let leaks = report.leaks.iter().map(describe_leak);
+    leaks.chain(patients).chain(uncovered).chain(report.depth.warning()).collect()
 }
 
 fn describe_leak(leak: &Leak) -> String {
@@ -111,6 +124,52 @@ fn count_table(report: &CheckReport) -> String {
     text += &row(&sum.modality, numbers(&sum));
     let bad = if report.is_good() { "no bad rows".into() } else { format!("{} bad", report.bad.len()) };
     format!("{text}{} rows of {} images, {bad}", report.rows, report.images)
+}
+
+/// Table of the fingerprint, one line for each class.
+fn fingerprint_table(report: &CheckReport) -> String {
+    let head = ["modality", "images", "patients", "width", "height", "mm/pixel", "grey", "foreground %", "labels"];
+    let mut table = vec![head.into_iter().chain(["absent", "unknown"]).map(str::to_owned).collect::<Vec<_>>()];
+    table.extend(report.fingerprint.iter().map(fingerprint_cells));
+    let widths: Vec<usize> = (0..table[0].len())
+        .map(|column| table.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
+        .collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).enumerate();
+        let text: String = cells
+            .map(|(column, (cell, width))| if column == 0 { format!("{cell:<width$}") } else { format!("  {cell:>width$}") })
+            .collect();
+        text + "\n"
+    };
+    let text: String = table.iter().map(line).collect();
+    format!("{text}{} image files are copies of another one", report.copies)
+}
+
+fn fingerprint_cells(class: &Fingerprint) -> Vec<String> {
+    let range = |range: Option<ValueRange>, digits: usize, times: f64| match range {
+        None => "-".to_owned(),
+        Some(ValueRange { min, median, max }) => {
+            let [min, median, max] = [min, median, max].map(|value| format!("{:.digits$}", value * times));
+            if min == max { min } else { format!("{min}..{median}..{max}") }
+        }
+    };
+    let labels: Vec<String> = match class.labels.len() {
+        0..=6 => class.labels.keys().map(u16::to_string).collect(),
+        more => vec![format!("{more} labels")],
+    };
+    vec![
+        class.modality.clone(),
+        class.images.to_string(),
+        class.patients.map_or_else(|| "-".to_owned(), |count| count.to_string()),
+        range(class.width_px, 0, 1.0),
+        range(class.height_px, 0, 1.0),
+        range(class.spacing_mm, 2, 1.0),
+        format!("{}..{}", class.grey.p1, class.grey.p99),
+        range(class.foreground_frac, 1, 100.0),
+        labels.join(","),
+        class.absent.to_string(),
+        class.unknown.to_string(),
+    ]
 }
 
 /// Generate a data root of phantoms: synthetic images with lesions, questions and answers

@@ -21,7 +21,7 @@ use super::decode;
 use super::features::{self, FeatureShape, Features, Seen};
 use super::flip_rotate::{self, Transform};
 use super::image::PixelConfig;
-use super::manifest::{Manifest, Row};
+use super::manifest::{Manifest, Row, Target};
 use super::sample::{Pixels, Sample, at_row, decoded, mask_of};
 use super::unreadable::Unreadable;
 use crate::error::{Error, Result};
@@ -187,9 +187,10 @@ impl Source {
         let mut readable = Vec::new();
         for &index in rows {
             let Some(row) = self.manifest.rows.get(index) else { return Err(error) };
-            let files = decode::image(&row.image_path).and_then(|_| decode::stored_mask(&row.mask_path));
-            match files {
-                Ok(_) => readable.push(index),
+            let may_be_missing = row.target != Target::Present && !row.mask_path.exists();
+            let mask = |_| if may_be_missing { Ok(()) } else { decode::stored_mask(&row.mask_path).map(drop) };
+            match decode::image(&row.image_path).and_then(mask) {
+                Ok(()) => readable.push(index),
                 Err(cause) => unreadable.add(index, at_row(row, &cause))?,
             }
         }

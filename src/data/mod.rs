@@ -15,6 +15,7 @@ pub mod check;
 pub mod classical;
 pub mod decode;
 pub mod features;
+pub mod fingerprint;
 pub mod flip_rotate;
 pub mod held_out;
 pub mod identity;
