@@ -2,14 +2,12 @@
 
 use super::args::labels_of;
 use super::context::Context;
+use super::prepare::{PrepareArgs, prepare_root};
 use super::report::Outcome;
-use crate::Error;
 use crate::data::check::{self, CheckReport, Leak, ModalityCounts, PatientLeak, Uncovered};
 use crate::data::fingerprint::{Fingerprint, ValueRange};
 use crate::data::manifest::Split;
 use crate::data::phantom::{self, PhantomOptions};
-use crate::data::position::Zones;
-use crate::data::prepare::{self, PrepareOptions, Several};
 use crate::event::Event;
 use serde_json::json;
 use std::path::PathBuf;
@@ -137,7 +135,11 @@ fn fingerprint_table(report: &CheckReport) -> String {
     let line = |row: &Vec<String>| {
         let cells = row.iter().zip(&widths).enumerate();
         let text: String = cells
-            .map(|(column, (cell, width))| if column == 0 { format!("{cell:<width$}") } else { format!("  {cell:>width$}") })
+            .map(
+                |(column, (cell, width))| {
+                    if column == 0 { format!("{cell:<width$}") } else { format!("  {cell:>width$}") }
+                },
+            )
             .collect();
         text + "\n"
     };
@@ -193,6 +195,9 @@ pub(super) struct PhantomArgs {
     /// Fraction of images with two lesions, 0..1
     #[arg(long, value_name = "F", default_value_t = PhantomOptions::default().two_lesion_frac)]
     two_lesions: f64,
+    /// Fraction of images without a lesion, 0..1; they have the same questions, and answers that there is none
+    #[arg(long, value_name = "F", default_value_t = PhantomOptions::default().absent_frac)]
+    negatives: f64,
     /// Questions per lesion, 1 to 4
     #[arg(long, value_name = "N", default_value_t = PhantomOptions::default().rows_per_lesion)]
     questions: usize,
@@ -204,106 +209,21 @@ fn make_phantoms(args: &PhantomArgs, context: &Context) -> anyhow::Result<Outcom
         seed: args.seed,
         image_size_px: args.image_size,
         two_lesion_frac: args.two_lesions,
+        absent_frac: args.negatives,
         rows_per_lesion: args.questions,
         ..PhantomOptions::default()
     };
     let report = phantom::generate(&args.out, &options, context.progress.as_ref())?;
+    let absent = match report.images_without_lesion {
+        0 => String::new(),
+        count => format!(", {count} without a lesion"),
+    };
     context.output.line(format!(
-        "{} images ({} with two lesions), {} questions in {}",
+        "{} images ({} with two lesions{absent}), {} questions in {}",
         report.images,
         report.two_lesion_images,
         report.rows,
         args.out.display()
-    ))?;
-    context.output.record(&report)?;
-    Ok(Outcome::Done)
-}
-
-/// Prepare a data root from a folder of images and a folder of masks
-///
-/// Matches images and masks by name (a mask's name may end in `_mask`, `_seg` or `_Segmentation`), divides them into
-/// train, val and test, and writes questions and answers about the location of the mask.
-#[derive(Debug, clap::Args)]
-#[command(after_help = "Example:
-  prsmed data prepare --images scans --masks labels --modality skin --target nevus --out data")]
-pub(super) struct PrepareArgs {
-    /// Folder of images: PNG, JPEG or TIFF
-    #[arg(long, value_name = "DIR")]
-    images: PathBuf,
-    /// Folder of masks: background 0, one label; for label maps see `--labels`
-    #[arg(long, value_name = "DIR")]
-    masks: PathBuf,
-    /// Modality: class and folder name of these images
-    #[arg(long, value_name = "NAME")]
-    modality: String,
-    /// Output data root; may already contain other modalities
-    #[arg(long, value_name = "DIR")]
-    out: PathBuf,
-    /// Name of the target in questions and answers
-    #[arg(long, value_name = "WORDS", default_value = "lesion")]
-    target: String,
-    /// Name of the image in questions and answers
-    #[arg(long, value_name = "WORDS", default_value = "image")]
-    image_word: String,
-    /// Location words: `grid` (3x3) or `quadrants` (as in PRS-Med's data)
-    #[arg(long, value_name = "NAME", default_value = "grid")]
-    zones: String,
-    /// Describe a mask of two separate regions by two locations instead of one
-    #[arg(long)]
-    regions: bool,
-    /// Questions per image
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    questions: usize,
-    /// Fraction of images for validation, 0..1
-    #[arg(long, value_name = "F", default_value_t = 0.1)]
-    val_frac: f64,
-    /// Fraction of images for testing, 0..1
-    #[arg(long, value_name = "F", default_value_t = 0.1)]
-    test_frac: f64,
-    /// Seed of splits and question templates
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
-    /// Question templates to use instead of the built-in ones (TOML)
-    #[arg(long, value_name = "FILE")]
-    templates: Option<PathBuf>,
-    /// Labels of the target in masks with several labels, for example `1,3`; other labels become background
-    #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
-    labels: String,
-}
-
-fn prepare_root(args: &PrepareArgs, context: &Context) -> anyhow::Result<Outcome> {
-    let zones = match args.zones.as_str() {
-        "grid" => Zones::Grid,
-        "quadrants" => Zones::Quadrants,
-        other => {
-            let reason = format!("`{other}` is not a set of zones");
-            return Err(Error::config("--zones", reason, "use grid or quadrants").into());
-        }
-    };
-    let options = PrepareOptions {
-        zones,
-        several: if args.regions { Several::Regions } else { Several::Together },
-        target: args.target.clone(),
-        image_word: args.image_word.clone(),
-        rows_per_image: args.questions,
-        val_frac: args.val_frac,
-        test_frac: args.test_frac,
-        seed: args.seed,
-        templates: args.templates.clone(),
-        labels: labels_of(&args.labels)?,
-        ..PrepareOptions::new(&args.images, &args.masks, &args.modality, &args.out)
-    };
-    let report = prepare::prepare(&options, context.progress.as_ref())?;
-    for skipped in &report.skipped {
-        context.progress.on(&Event::Warning(format!("{}: skipped, {}", skipped.path.display(), skipped.reason)));
-    }
-    report.depth.warning().into_iter().for_each(|text| context.progress.on(&Event::Warning(text)));
-    context.output.line(format!(
-        "{} images, {} questions in {}; {} files skipped",
-        report.images,
-        report.rows,
-        args.out.display(),
-        report.skipped.len()
     ))?;
     context.output.record(&report)?;
     Ok(Outcome::Done)

@@ -90,9 +90,7 @@ fn label_maps_narrow_images_and_missing_splits_are_reported() {
     assert_eq!(report.bad, []);
     let report = check(&[20]);
     assert_eq!(report.bad.iter().map(|bad| bad.line).collect::<Vec<_>>(), [2, 4, 5]);
-    assert!(
-        report.bad[0].reason.ends_with("one.png: the mask has no pixel of the labels 20; it has 255 (15 pixels)")
-    );
+    assert!(report.bad[0].reason.ends_with("one.png: the mask has no pixel of the labels 20; it has 255 (15 pixels)"));
 }
 
 #[test]
@@ -159,7 +157,11 @@ fn absent_and_unknown_targets_need_no_mask_but_no_foreground_either() {
     let report = check(root.path(), None, Labels::NONE, &Silent).expect("readable");
     let found: Vec<(u64, Problem)> = report.bad.iter().map(|bad| (bad.line, bad.problem)).collect();
     assert_eq!(found, [(6, Problem::NotEmpty), (7, Problem::NotEmpty), (8, Problem::EmptyCell)]);
-    assert!(report.bad[0].reason.ends_with("has 15 pixels of foreground, but the row says that its target is not in the image"));
+    assert!(
+        report.bad[0]
+            .reason
+            .ends_with("has 15 pixels of foreground, but the row says that its target is not in the image")
+    );
     assert!(report.bad[1].reason.ends_with("but the row says that its mask is unknown"), "{}", report.bad[1].reason);
     let leak = &report.patient_leaks[..];
     assert_eq!(leak, [PatientLeak { patient: "p1".into(), splits: vec![Split::Train, Split::Test], images: 3 }]);

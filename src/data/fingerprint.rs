@@ -131,7 +131,8 @@ impl<'a> ClassRows<'a> {
 
     fn fingerprint(self, modality: &str) -> Fingerprint {
         let rows = |target| self.targets.get(&target).copied().unwrap_or(0);
-        let side = |of: fn(&(u32, u32)) -> u32| ValueRange::of(self.images.values().map(|s| f64::from(of(s))).collect());
+        let side =
+            |of: fn(&(u32, u32)) -> u32| ValueRange::of(self.images.values().map(|s| f64::from(of(s))).collect());
         Fingerprint {
             modality: modality.to_owned(),
             images: self.images.len(),

@@ -1,0 +1,168 @@
+//! `prsmed data prepare`: images and masks become a data root.
+
+use super::args::labels_of;
+use super::context::Context;
+use super::report::Outcome;
+use crate::data::labels::Labels;
+use crate::data::position::Zones;
+use crate::data::prepare::{self, NamedLabels, Negatives, Patients, PrepareOptions, PrepareReport, Several};
+use crate::event::Event;
+use crate::{Error, Result};
+use std::path::PathBuf;
+
+/// Prepare a data root from a folder of images and a folder of masks
+///
+/// Matches images and masks by name (a mask's name may end in `_mask`, `_seg` or `_Segmentation`), divides them into
+/// train, val and test, and writes questions and answers about the location of the mask.
+///
+/// Give the patients with `--group` or `--patients` if several images show the same patient: their images are then in
+/// one split. With `--negatives`, images whose mask is empty become questions whose answer is that there is no target.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  prsmed data prepare --images scans --masks labels --modality skin --target nevus --out data
+  prsmed data prepare --images scans --masks labels --modality skin --out data --group '^(P[0-9]+)_' --negatives
+  prsmed data prepare --images scans --masks maps --labels 1=liver,2=tumour --modality abdomen_CT --out data
+  prsmed data prepare --images new --masks new_labels --modality skin --target nevus --out data --append")]
+pub(super) struct PrepareArgs {
+    /// Folder of images: PNG, JPEG or TIFF
+    #[arg(long, value_name = "DIR")]
+    images: PathBuf,
+    /// Folder of masks: background 0, one label; for label maps see `--labels`
+    #[arg(long, value_name = "DIR")]
+    masks: PathBuf,
+    /// Modality: class and folder name of these images
+    #[arg(long, value_name = "NAME")]
+    modality: String,
+    /// Output data root; may already contain other modalities
+    #[arg(long, value_name = "DIR")]
+    out: PathBuf,
+    /// Add new files to a modality that exists. Existing files and rows do not change, and patients keep their split
+    #[arg(long)]
+    append: bool,
+    /// Regular expression of file names whose first group is the patient, for example `^(P[0-9]+)_`
+    #[arg(long, value_name = "REGEX", conflicts_with = "patients")]
+    group: Option<String>,
+    /// CSV file with the columns `file` and `patient`
+    #[arg(long, value_name = "CSV")]
+    patients: Option<PathBuf>,
+    /// Add rows about images without the target, at most RATIO for each image with it [default: all such images]
+    #[arg(long, value_name = "RATIO", num_args = 0..=1, require_equals = true)]
+    negatives: Option<Option<f64>>,
+    /// Name of the target in questions and answers
+    #[arg(long, value_name = "WORDS", default_value = "lesion")]
+    target: String,
+    /// Name of the image in questions and answers
+    #[arg(long, value_name = "WORDS", default_value = "image")]
+    image_word: String,
+    /// Location words: `grid` (3x3) or `quadrants` (as in PRS-Med's data)
+    #[arg(long, value_name = "NAME", default_value = "grid")]
+    zones: String,
+    /// Describe a mask of two separate regions by two locations instead of one
+    #[arg(long)]
+    regions: bool,
+    /// Questions per mask
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    questions: usize,
+    /// Fraction of patients (or images) for validation, 0..1
+    #[arg(long, value_name = "F", default_value_t = 0.1)]
+    val_frac: f64,
+    /// Fraction of patients (or images) for testing, 0..1
+    #[arg(long, value_name = "F", default_value_t = 0.1)]
+    test_frac: f64,
+    /// Seed of splits and question templates
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Question templates to use instead of the built-in ones (TOML)
+    #[arg(long, value_name = "FILE")]
+    templates: Option<PathBuf>,
+    /// Labels of the target in masks with several labels, for example `1,3`; or one target for each label by name,
+    /// for example `1=liver,2+3=tumour`. Other labels become background
+    #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
+    labels: String,
+}
+
+pub(super) fn prepare_root(args: &PrepareArgs, context: &Context) -> anyhow::Result<Outcome> {
+    let report = prepare::prepare(&options(args)?, context.progress.as_ref())?;
+    for text in warnings(&report) {
+        context.progress.on(&Event::Warning(text));
+    }
+    let patients = report.patients.map_or_else(String::new, |count| format!(" of {count} patients"));
+    let absent = if report.absent > 0 { format!(", {} masks without target", report.absent) } else { String::new() };
+    let known = if report.known > 0 { format!(", {} images were there before", report.known) } else { String::new() };
+    context.output.line(format!(
+        "{} images{patients}, {} questions in {}; {} files skipped{absent}{known}",
+        report.images,
+        report.rows,
+        args.out.display(),
+        report.skipped.len()
+    ))?;
+    context.output.record(&report)?;
+    Ok(Outcome::Done)
+}
+
+fn warnings(report: &PrepareReport) -> Vec<String> {
+    let skipped = report.skipped.iter();
+    let mut texts: Vec<String> =
+        skipped.map(|skipped| format!("{}: skipped, {}", skipped.path.display(), skipped.reason)).collect();
+    if let Some(first) = report.own_patients.first() {
+        texts.push(format!(
+            "{} files have no patient, so each is a patient of its own (the first: {})",
+            report.own_patients.len(),
+            first.display()
+        ));
+    }
+    if report.absent_left_out > 0 {
+        texts.push(format!("{} masks without target are left out; see `--negatives`", report.absent_left_out));
+    }
+    texts.extend(report.depth.warning());
+    texts
+}
+
+fn options(args: &PrepareArgs) -> Result<PrepareOptions> {
+    let zones = match args.zones.as_str() {
+        "grid" => Zones::Grid,
+        "quadrants" => Zones::Quadrants,
+        other => {
+            let reason = format!("`{other}` is not a set of zones");
+            return Err(Error::config("--zones", reason, "use grid or quadrants"));
+        }
+    };
+    let (labels, named_labels) = labels(&args.labels)?;
+    let patients = match (&args.group, &args.patients) {
+        (Some(pattern), _) => Patients::Pattern(pattern.clone()),
+        (None, Some(table)) => Patients::Table(table.clone()),
+        (None, None) => Patients::Unknown,
+    };
+    Ok(PrepareOptions {
+        append: args.append,
+        patients,
+        negatives: match args.negatives {
+            None => Negatives::Skipped,
+            Some(None) => Negatives::Usual,
+            Some(Some(ratio)) => Negatives::PerPositive(ratio),
+        },
+        zones,
+        several: if args.regions { Several::Regions } else { Several::Together },
+        target: args.target.clone(),
+        image_word: args.image_word.clone(),
+        rows_per_image: args.questions,
+        val_frac: args.val_frac,
+        test_frac: args.test_frac,
+        seed: args.seed,
+        templates: args.templates.clone(),
+        labels,
+        named_labels,
+        ..PrepareOptions::new(&args.images, &args.masks, &args.modality, &args.out)
+    })
+}
+
+/// Labels of one target, or named labels.
+fn labels(text: &str) -> Result<(Labels, NamedLabels)> {
+    if !text.contains('=') {
+        return Ok((labels_of(text)?, NamedLabels::default()));
+    }
+    let named = text
+        .parse()
+        .map_err(|reason: String| Error::config("--labels", reason, "give for example `--labels 1=liver,2=tumour`"))?;
+    Ok((Labels::NONE, named))
+}
