@@ -1,4 +1,5 @@
-//! Prepares a data root in PRS-Med's layout from a folder of images and a folder of masks.
+//! Prepares a data root in PRS-Med's layout from a folder of images and a folder of masks, or from volumes and their label
+//! maps, whose slices become images.
 //!
 //! Positions are computed from the masks; questions and answers are drawn from templates. Images of a patient are in one
 //! split, if [`Patients`] says who the patients are. Several regions of a mask are described by one location: the box of
@@ -15,12 +16,13 @@ mod patients;
 mod rows;
 mod splits;
 mod structures;
+mod volumes;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use image::GrayImage;
+use image::DynamicImage;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
@@ -32,11 +34,14 @@ use self::pairs::UsablePair;
 use self::patients::Finder;
 pub use self::patients::Patients;
 pub use self::structures::NamedLabels;
+use self::structures::Structure;
 use crate::data::bit_depth::DepthReport;
 use crate::data::labels::Labels;
 use crate::data::manifest::Split;
 use crate::data::position::Zones;
+use crate::data::prepared::{Intensity, Prepared};
 use crate::data::templates::Templates;
+use crate::data::volume::{Axis, Window};
 use crate::event::Observer;
 use crate::location::first_location;
 use crate::{Error, Result};
@@ -61,7 +66,7 @@ pub enum Negatives {
     /// Such images are skipped.
     #[default]
     Skipped,
-    /// All of them.
+    /// All such images of folders; of volumes, at most as many slices as there are with the target.
     Usual,
     /// At most this number for each image with the target, drawn with the seed.
     PerPositive(f64),
@@ -73,12 +78,33 @@ impl Negatives {
     }
 }
 
+/// Which slices of volumes become images, and how.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SliceOptions {
+    /// Direction of the slices.
+    pub axis: Axis,
+    /// Use every `every`-th slice, at least 1.
+    pub every: usize,
+    /// Intensity window; `None` = that of the class when slices are added to it, otherwise [`Window::Auto`].
+    pub window: Option<Window>,
+    /// Use label maps on another grid than their volume: each voxel gets the label of the nearest voxel.
+    pub resample: bool,
+}
+
+impl Default for SliceOptions {
+    fn default() -> Self {
+        Self { axis: Axis::Axial, every: 1, window: None, resample: false }
+    }
+}
+
 /// Options of [`prepare`].
 #[derive(Debug, Clone)]
 pub struct PrepareOptions {
-    /// Folder of images (PNG, JPEG, TIFF); subfolders are not searched.
+    /// A folder of images (PNG, JPEG, TIFF; subfolders are not searched), or volumes: NIfTI files, DICOM files, folders
+    /// and zips, or folders of them.
     pub images: Vec<PathBuf>,
-    /// Folder of masks. It may be the image folder if the masks have one of [`MASK_SUFFIXES`].
+    /// A folder of masks, or the label maps of volumes. It may be the image folder if the masks have one of
+    /// [`MASK_SUFFIXES`].
     pub masks: Vec<PathBuf>,
     /// Name of the modality: class of the images, and name of the folder and annotation file in `out`.
     pub modality: String,
@@ -112,6 +138,8 @@ pub struct PrepareOptions {
     pub labels: Labels,
     /// Labels of masks with their own target each; empty for one target.
     pub named_labels: NamedLabels,
+    /// Slices of volumes.
+    pub slices: SliceOptions,
 }
 
 impl PrepareOptions {
@@ -141,6 +169,7 @@ impl PrepareOptions {
             templates: None,
             labels: Labels::NONE,
             named_labels: NamedLabels::default(),
+            slices: SliceOptions::default(),
         }
     }
 }
@@ -155,8 +184,14 @@ pub struct Skipped {
 }
 
 /// Results of [`prepare`].
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct PrepareReport {
+    /// Number of volumes with a usable label map; `None` if the images are files of their own.
+    pub volumes: Option<usize>,
+    /// Axis and intensity window of the slices of volumes.
+    pub intensity: Option<Intensity>,
+    /// What was assumed about volumes.
+    pub notes: Vec<String>,
     /// Number of new images in the data root.
     pub images: usize,
     /// Number of rows of the new annotation file.
@@ -206,10 +241,11 @@ impl Item {
 }
 
 /// Writes `out/MODALITY/{train,val,test}_{images,masks}/` and, last, `out/annotations/MODALITY.csv` (with `append`, the
-/// next free `MODALITY.N.csv`).
+/// next free `MODALITY.N.csv`). For volumes also `out/MODALITY/prepared.json`.
 ///
-/// Images are copied byte for byte; masks become 8-bit PNG files with values 0 and 255 and the image's stem. Existing
-/// files are never overwritten. Pairs that cannot be used are listed in the report with the reason.
+/// Images are copied byte for byte; slices of volumes become 8-bit PNG files. Masks become 8-bit PNG files with values 0
+/// and 255 and the image's stem. Existing files are never overwritten. Pairs that cannot be used are listed in the report
+/// with the reason.
 ///
 /// # Errors
 /// [`Error::Config`] for options out of range or an invalid template file, [`Error::Data`] when the modality exists
@@ -220,34 +256,172 @@ pub fn prepare(options: &PrepareOptions, observer: &dyn Observer) -> Result<Prep
         None => Templates::embedded(),
     };
     check(options, &templates)?;
-    let finder = Finder::open(&options.patients)?;
-    let existing = Existing::read(options)?;
-    let structures = structures::structures(&options.named_labels, &options.target, options.labels);
-    let mut found = pairs::read(options, &structures, &existing, observer)?;
-    let mut report = PrepareReport { known: found.known, ..PrepareReport::default() };
-    report.absent_left_out = limit_negatives(&mut found.pairs, |pair| &pair.item, options);
-    report.skipped = found.skipped;
-    if found.pairs.is_empty() {
-        if report.known > 0 {
+    let work = Work {
+        options,
+        templates,
+        finder: Finder::open(&options.patients)?,
+        existing: Existing::read(options)?,
+        structures: structures::structures(&options.named_labels, &options.target, options.labels),
+        observer,
+    };
+    if volumes::are_volumes(&options.images)? { work.volumes() } else { work.images() }
+}
+
+/// A preparation.
+struct Work<'a> {
+    options: &'a PrepareOptions,
+    templates: Templates,
+    /// `None` if patients are not known.
+    finder: Option<Finder>,
+    existing: Existing,
+    structures: Vec<Structure>,
+    observer: &'a dyn Observer,
+}
+
+impl Work<'_> {
+    fn images(&self) -> Result<PrepareReport> {
+        for (key, paths) in [("--images", &self.options.images), ("--masks", &self.options.masks)] {
+            if paths.len() != 1 {
+                let reason = format!("{} paths were given", paths.len());
+                return Err(Error::config(key, reason, "give one folder of images and one folder of masks"));
+            }
+        }
+        let mut found = pairs::read(self)?;
+        let mut report = PrepareReport { known: found.known, ..PrepareReport::default() };
+        report.absent_left_out = self.limit_negatives(&mut found.pairs, |pair| &pair.item, None);
+        report.skipped = found.skipped;
+        if self.is_nothing_new(found.pairs.is_empty(), &report)? {
             return Ok(report);
         }
-        return Err(nothing_usable(options, &report.skipped));
+        if let Some(finder) = &self.finder {
+            let paths: Vec<&Path> = found.pairs.iter().map(|pair| pair.image.as_path()).collect();
+            let (patients, own) = finder.patients(&paths)?;
+            found.pairs.iter_mut().zip(patients).for_each(|(pair, patient)| pair.item.patient = Some(patient));
+            report.own_patients = own.into_iter().collect::<BTreeSet<_>>().into_iter().collect();
+        }
+        report.depth = pairs::depths(&found.pairs);
+        let items: Vec<Item> = found.pairs.iter().map(|UsablePair { item, .. }| item.clone()).collect();
+        self.write(&items, report, |splits| pairs::copy(&found.pairs, splits, self.options, self.observer))
     }
-    if let Some(finder) = finder {
-        let paths: Vec<&Path> = found.pairs.iter().map(|pair| pair.image.as_path()).collect();
-        let (patients, own) = finder.patients(&paths)?;
-        found.pairs.iter_mut().zip(patients).for_each(|(pair, patient)| pair.item.patient = Some(patient));
-        report.own_patients = own.into_iter().collect::<BTreeSet<_>>().into_iter().collect();
+
+    fn volumes(&self) -> Result<PrepareReport> {
+        let class = self.options.out.join(&self.options.modality);
+        let mut found = volumes::read(self, window(self.options, &class)?)?;
+        let intensity = Intensity { axis: self.options.slices.axis, window: found.window };
+        let mut report = PrepareReport {
+            volumes: Some(found.volumes.len()),
+            intensity: Some(intensity),
+            known: found.known,
+            ..PrepareReport::default()
+        };
+        report.absent_left_out = self.limit_negatives(&mut found.slices, |slice| &slice.item, Some(1.0));
+        report.skipped.append(&mut found.skipped);
+        report.notes.append(&mut found.notes);
+        if self.is_nothing_new(found.slices.is_empty(), &report)? {
+            return Ok(report);
+        }
+        if let Some(finder) = &self.finder {
+            let paths: Vec<&Path> = found.volumes.iter().map(|volume| volume.pair.image.as_path()).collect();
+            let (patients, own) = finder.patients(&paths)?;
+            found.slices.iter_mut().for_each(|slice| slice.item.patient = Some(patients[slice.volume].clone()));
+            report.own_patients = own;
+        }
+        let items: Vec<Item> = found.slices.iter().map(|slice| slice.item.clone()).collect();
+        let targets = self.structures.iter().map(|structure| (structure.name.clone(), structure.labels.to_string()));
+        let prepared = Prepared::new(intensity, targets.collect());
+        self.write(&items, report, |splits| {
+            volumes::write(&found, splits, self)?;
+            prepared.merged_with(&class)?.write(&class)
+        })
     }
-    report.depth = pairs::depths(&found.pairs);
-    let items: Vec<Item> = found.pairs.iter().map(|UsablePair { item, .. }| item.clone()).collect();
-    let splits = planned_splits(&items, options, &existing)?;
-    write::make_folders(&splits, options)?;
-    pairs::copy(&found.pairs, &splits, options, observer)?;
-    let path = existing::free_annotation_path(options);
-    report.rows = rows::write(&path, &items, &splits, options, &templates)?;
-    count(&mut report, &items, &splits);
-    Ok(report)
+
+    /// Divides the items into splits, lets `write_files` write their files, and writes the annotation file last.
+    fn write(
+        &self,
+        items: &[Item],
+        mut report: PrepareReport,
+        write_files: impl FnOnce(&[Split]) -> Result<()>,
+    ) -> Result<PrepareReport> {
+        let splits = planned_splits(items, self.options, &self.existing)?;
+        write::make_folders(&splits, self.options)?;
+        write_files(&splits)?;
+        let path = existing::free_annotation_path(self.options);
+        report.rows = rows::write(&path, items, &splits, self.options, &self.templates)?;
+        count(&mut report, items, &splits);
+        Ok(report)
+    }
+
+    /// True if everything that is usable is in the data root.
+    ///
+    /// # Errors
+    /// [`Error::Data`] if nothing is usable at all.
+    fn is_nothing_new(&self, is_empty: bool, report: &PrepareReport) -> Result<bool> {
+        if !is_empty || report.known > 0 {
+            return Ok(is_empty);
+        }
+        let (images, masks) = (&self.options.images[0], &self.options.masks[0]);
+        let (pair, needs) = match report.volumes {
+            Some(_) => ("volume and label map", "a label map must have its volume's name"),
+            None => ("image and mask", "a mask must have its image's stem"),
+        };
+        let first = report.skipped.first();
+        let first = first.map_or_else(String::new, |s| format!("; first: {}: {}", s.path.display(), s.reason));
+        Err(Error::data(
+            images,
+            format!("no usable pair of {pair} with `{}`{first}", masks.display()),
+            format!("{needs}, optionally with one of {}", MASK_SUFFIXES.join(", ")),
+        ))
+    }
+
+    /// Removes absent targets beyond the limit and returns their number. `usual` is the limit of
+    /// [`Negatives::Usual`] for each image with the target.
+    fn limit_negatives<T>(&self, all: &mut Vec<T>, item: impl Fn(&T) -> &Item, usual: Option<f64>) -> usize {
+        let ratio = match self.options.negatives {
+            Negatives::PerPositive(ratio) => Some(ratio),
+            Negatives::Usual => usual,
+            Negatives::Skipped => None,
+        };
+        let Some(ratio) = ratio else { return 0 };
+        let mut absent: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        let mut present: BTreeMap<String, usize> = BTreeMap::new();
+        for (index, item) in all.iter().map(item).enumerate() {
+            if item.location.is_some() {
+                *present.entry(item.target.clone()).or_default() += 1;
+            } else {
+                absent.entry(item.target.clone()).or_default().push(index);
+            }
+        }
+        let mut random = ChaCha8Rng::seed_from_u64(self.options.seed);
+        let mut removed = BTreeSet::new();
+        for (target, mut indices) in absent {
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be 0 or more")]
+            let most = (present.get(&target).copied().unwrap_or(0) as f64 * ratio).round() as usize;
+            indices.shuffle(&mut random);
+            removed.extend(indices.into_iter().skip(most));
+        }
+        let mut index = 0;
+        all.retain(|_| {
+            index += 1;
+            !removed.contains(&(index - 1))
+        });
+        removed.len()
+    }
+}
+
+/// The intensity window of new slices. Slices that are added to a class have its window.
+fn window(options: &PrepareOptions, class: &Path) -> Result<Window> {
+    let Some(Prepared { intensity, .. }) = Prepared::read(class)? else {
+        return Ok(options.slices.window.unwrap_or_default());
+    };
+    if options.slices.window.is_some_and(|window| window != intensity.window) {
+        let reason = format!("the class was prepared with the window `{}`", intensity.window);
+        return Err(Error::config("--window", reason, "leave the flag out, or give another modality name"));
+    }
+    if options.slices.axis != intensity.axis {
+        let reason = format!("the class was prepared with {} slices", intensity.axis);
+        return Err(Error::config("--axis", reason, format!("use `--axis {}`, or another modality name", intensity.axis)));
+    }
+    Ok(intensity.window)
 }
 
 /// The splits of the items; patients of the data root keep theirs.
@@ -269,45 +443,8 @@ fn count(report: &mut PrepareReport, items: &[Item], splits: &[Split]) {
     report.patients = (!patients.is_empty()).then_some(patients.len());
 }
 
-/// Removes absent targets beyond the limit of `options` and returns their number.
-fn limit_negatives<T>(all: &mut Vec<T>, item: impl Fn(&T) -> &Item, options: &PrepareOptions) -> usize {
-    let Negatives::PerPositive(ratio) = options.negatives else { return 0 };
-    let mut absent: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-    let mut present: BTreeMap<String, usize> = BTreeMap::new();
-    for (index, item) in all.iter().map(item).enumerate() {
-        if item.location.is_some() {
-            *present.entry(item.target.clone()).or_default() += 1;
-        } else {
-            absent.entry(item.target.clone()).or_default().push(index);
-        }
-    }
-    let mut random = ChaCha8Rng::seed_from_u64(options.seed);
-    let mut removed = BTreeSet::new();
-    for (target, mut indices) in absent {
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be 0 or more")]
-        let most = (present.get(&target).copied().unwrap_or(0) as f64 * ratio).round() as usize;
-        indices.shuffle(&mut random);
-        removed.extend(indices.into_iter().skip(most));
-    }
-    let mut index = 0;
-    all.retain(|_| {
-        index += 1;
-        !removed.contains(&(index - 1))
-    });
-    removed.len()
-}
-
-fn nothing_usable(options: &PrepareOptions, skipped: &[Skipped]) -> Error {
-    let first = skipped.first().map_or_else(String::new, |s| format!("; first: {}: {}", s.path.display(), s.reason));
-    Error::data(
-        &options.images[0],
-        format!("no usable pair of image and mask with `{}`{first}", options.masks[0].display()),
-        format!("a mask must have its image's stem, optionally with one of {}", MASK_SUFFIXES.join(", ")),
-    )
-}
-
 /// An image as PNG.
-fn png(image: &GrayImage) -> std::result::Result<Vec<u8>, String> {
+fn png(image: &DynamicImage) -> std::result::Result<Vec<u8>, String> {
     let mut bytes = std::io::Cursor::new(Vec::new());
     let encoded = image.write_to(&mut bytes, image::ImageFormat::Png);
     encoded.map_err(|error| format!("cannot be written as PNG: {error}"))?;
@@ -325,9 +462,12 @@ fn check(options: &PrepareOptions, templates: &Templates) -> Result<()> {
         ));
     }
     for (key, paths) in [("--images", &options.images), ("--masks", &options.masks)] {
-        if paths.len() != 1 {
-            return Err(Error::config(key, format!("{} folders were given", paths.len()), "give one folder"));
+        if paths.is_empty() {
+            return Err(Error::config(key, "no path was given", "give a folder of images or volumes"));
         }
+    }
+    if options.slices.every == 0 {
+        return Err(Error::config("--every", "0 is out of range", "give 1 for all slices, 2 for every second one"));
     }
     let frac = |value: f64| (0.0..=1.0).contains(&value);
     if !frac(options.val_frac) || !frac(options.test_frac) || options.val_frac + options.test_frac > 1.0 {

@@ -5,13 +5,13 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use image::GrayImage;
+use image::{DynamicImage, GrayImage};
 use rayon::prelude::*;
 
 use super::existing::Existing;
 use super::location::{binary, describe};
 use super::structures::Structure;
-use super::{Item, MASK_SUFFIXES, PrepareOptions, Skipped, png, write};
+use super::{Item, MASK_SUFFIXES, PrepareOptions, Skipped, Work, png, write};
 use crate::data::annotation::EXTENSIONS;
 use crate::data::bit_depth::DepthReport;
 use crate::data::decode::{self, StoredMask};
@@ -46,16 +46,12 @@ pub(super) struct Found {
     pub(super) known: usize,
 }
 
-/// Reads all pairs of the folders of `options`, in parallel. `structures` are those to look for.
+/// Reads all pairs of the two folders, in parallel.
 ///
 /// # Errors
 /// [`Error::Data`] for an ambiguous stem, [`Error::Io`] for a folder that cannot be read.
-pub(super) fn read(
-    options: &PrepareOptions,
-    structures: &[Structure],
-    existing: &Existing,
-    observer: &dyn Observer,
-) -> Result<Found> {
+pub(super) fn read(work: &Work) -> Result<Found> {
+    let Work { options, structures, existing, observer, .. } = work;
     let (image_folder, mask_folder) = (&options.images[0], &options.masks[0]);
     let (files, skipped) = matched(image_folder, mask_folder)?;
     let mut found = Found { skipped, ..Found::default() };
@@ -215,7 +211,7 @@ fn read_pair(
         if (location.is_none() && !options.negatives.are_wanted()) || existing.has_stem(&stem) {
             continue;
         }
-        let mask_png = png(&selected).map_err(|reason| skip(&pair.mask, reason))?;
+        let mask_png = png(&DynamicImage::ImageLuma8(selected)).map_err(|reason| skip(&pair.mask, reason))?;
         let item = Item { image: pair.stem.clone(), stem, target: structure.name.clone(), location, ..Item::default() };
         usable.push(UsablePair { item, image: pair.image.clone(), mask_png, range });
     }
