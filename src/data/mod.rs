@@ -36,6 +36,7 @@ pub mod split;
 pub mod templates;
 pub mod text;
 pub mod unreadable;
+pub mod volume;
 
 mod random;
 
