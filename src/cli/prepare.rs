@@ -5,31 +5,42 @@ use super::context::Context;
 use super::report::Outcome;
 use crate::data::labels::Labels;
 use crate::data::position::Zones;
-use crate::data::prepare::{self, NamedLabels, Negatives, Patients, PrepareOptions, PrepareReport, Several};
+use crate::data::prepare::{
+    self, NamedLabels, Negatives, Patients, PrepareOptions, PrepareReport, Several, SliceOptions,
+};
 use crate::event::Event;
 use crate::{Error, Result};
 use std::path::PathBuf;
 
-/// Prepare a data root from a folder of images and a folder of masks
+/// Prepare a data root from images and masks, or from DICOM and NIfTI volumes and their label maps
 ///
-/// Matches images and masks by name (a mask's name may end in `_mask`, `_seg` or `_Segmentation`), divides them into
-/// train, val and test, and writes questions and answers about the location of the mask.
+/// Matches images and masks by name (a mask's name may end in `_mask`, `_seg`, `_labels` or `_Segmentation`), divides them
+/// into train, val and test, and writes questions and answers about the location of the mask.
+///
+/// Volumes are NIfTI files, DICOM files, folders of a DICOM series, zips of one, or a folder of such volumes; `FILE#N`
+/// chooses one of several in a file. Label maps are NIfTI files. All slices with the target become PNG images, after an
+/// intensity window was applied to the full depth of the voxels (`--window`). Each volume is a patient, unless `--group`
+/// or `--patients` says otherwise. The window is stored in `DATA/MODALITY/prepared.json`; a training copies it, and
+/// `prsmed predict` on a volume uses it.
 ///
 /// Give the patients with `--group` or `--patients` if several images show the same patient: their images are then in
-/// one split. With `--negatives`, images whose mask is empty become questions whose answer is that there is no target.
+/// one split. With `--negatives`, images whose mask is empty become questions whose answer is that there is no target; of
+/// volumes, at most as many slices as there are slices with the target.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed data prepare --images scans --masks labels --modality skin --target nevus --out data
   prsmed data prepare --images scans --masks labels --modality skin --out data --group '^(P[0-9]+)_' --negatives
-  prsmed data prepare --images scans --masks maps --labels 1=liver,2=tumour --modality abdomen_CT --out data
+  prsmed data prepare --images ct/ --masks labels/ --labels 1=liver,2=tumour --modality abdomen_CT --out data \\
+      --window soft-tissue --every 2 --negatives
+  prsmed data prepare --images dicom_folder --masks labels.nii.gz --target spleen --modality abdomen_CT --out data
   prsmed data prepare --images new --masks new_labels --modality skin --target nevus --out data --append")]
 pub(super) struct PrepareArgs {
-    /// Folder of images: PNG, JPEG or TIFF
-    #[arg(long, value_name = "DIR")]
-    images: PathBuf,
-    /// Folder of masks: background 0, one label; for label maps see `--labels`
-    #[arg(long, value_name = "DIR")]
-    masks: PathBuf,
+    /// Folder of images (PNG, JPEG or TIFF), or volumes: files, DICOM folders, or a folder of them
+    #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
+    images: Vec<PathBuf>,
+    /// Folder of masks (background 0, one label), or label maps of volumes; for several labels see `--labels`
+    #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
+    masks: Vec<PathBuf>,
     /// Modality: class and folder name of these images
     #[arg(long, value_name = "NAME")]
     modality: String,
@@ -45,9 +56,23 @@ pub(super) struct PrepareArgs {
     /// CSV file with the columns `file` and `patient`
     #[arg(long, value_name = "CSV")]
     patients: Option<PathBuf>,
-    /// Add rows about images without the target, at most RATIO for each image with it [default: all such images]
+    /// Add rows about images without the target, at most RATIO for each image with it [default: all such images; of
+    /// volumes 1]
     #[arg(long, value_name = "RATIO", num_args = 0..=1, require_equals = true)]
     negatives: Option<Option<f64>>,
+    /// Direction of the slices of volumes: axial, coronal or sagittal
+    #[arg(long, value_name = "NAME", default_value = "axial")]
+    axis: String,
+    /// Use every N-th slice of volumes
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    every: usize,
+    /// Intensity window of volumes: `auto`, a name such as `soft-tissue` or `lung`, `WIDTH/LEVEL`, `LOW..HIGH`,
+    /// percentiles such as `p0.5-p99.5`, or `file` (of the DICOM header) [default: auto]
+    #[arg(long, value_name = "WINDOW")]
+    window: Option<String>,
+    /// Use label maps on another grid than their volume, by the nearest voxel
+    #[arg(long)]
+    resample: bool,
     /// Name of the target in questions and answers
     #[arg(long, value_name = "WORDS", default_value = "lesion")]
     target: String,
@@ -85,6 +110,11 @@ pub(super) fn prepare_root(args: &PrepareArgs, context: &Context) -> anyhow::Res
     let report = prepare::prepare(&options(args)?, context.progress.as_ref())?;
     for text in warnings(&report) {
         context.progress.on(&Event::Warning(text));
+    }
+    report.notes.iter().for_each(|text| context.progress.on(&Event::Note(text.clone())));
+    if let Some(intensity) = report.intensity.filter(|_| report.images > 0) {
+        let text = format!("{} slices with the intensity window `{}`", intensity.axis, intensity.window);
+        context.progress.on(&Event::Note(text));
     }
     let patients = report.patients.map_or_else(String::new, |count| format!(" of {count} patients"));
     let absent = if report.absent > 0 { format!(", {} masks without target", report.absent) } else { String::new() };
@@ -128,6 +158,11 @@ fn options(args: &PrepareArgs) -> Result<PrepareOptions> {
         }
     };
     let (labels, named_labels) = labels(&args.labels)?;
+    let axis = args.axis.parse().map_err(|reason: String| Error::config("--axis", reason, "for example `axial`"))?;
+    let window = args.window.as_deref().map(|text| {
+        let hint = "give for example `--window soft-tissue`, `--window 400/40` or `--window p0.5-p99.5`";
+        text.parse().map_err(|reason: String| Error::config("--window", reason, hint))
+    });
     let patients = match (&args.group, &args.patients) {
         (Some(pattern), _) => Patients::Pattern(pattern.clone()),
         (None, Some(table)) => Patients::Table(table.clone()),
@@ -152,7 +187,10 @@ fn options(args: &PrepareArgs) -> Result<PrepareOptions> {
         templates: args.templates.clone(),
         labels,
         named_labels,
-        ..PrepareOptions::new(&args.images, &args.masks, &args.modality, &args.out)
+        slices: SliceOptions { axis, every: args.every, window: window.transpose()?, resample: args.resample },
+        images: args.images.clone(),
+        masks: args.masks.clone(),
+        ..PrepareOptions::new("", "", &args.modality, &args.out)
     })
 }
 

@@ -28,6 +28,7 @@ pub mod mixing_sampler;
 pub mod phantom;
 pub mod position;
 pub mod prepare;
+pub mod prepared;
 pub mod relabel;
 pub mod resample;
 pub mod sample;

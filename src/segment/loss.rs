@@ -81,6 +81,7 @@ mod tests {
 
     #[test]
     fn factors_leave_samples_out() {
+        let _lock = rng::TEST_LOCK.lock();
         rng::seed(3);
         let logits = Tensor::randn([3, 1, 40, 40], (Kind::Float, Device::Cpu));
         let mask = Tensor::rand([3, 1, 40, 40], (Kind::Float, Device::Cpu)).gt(0.8).to_kind(Kind::Float);

@@ -18,6 +18,7 @@ use crate::data::length_sampler;
 use crate::data::loader::{Loader, LoaderOptions, Source, TextEncoder, TextLength, single_rows};
 use crate::data::manifest::{Manifest, Row, Split};
 use crate::data::mixing_sampler::{Lengths, MixingSampler};
+use crate::data::prepared;
 use crate::data::text::{self, TextTokenizer};
 use crate::data::unreadable::Unreadable;
 use crate::event::{Event, Observer};
@@ -105,13 +106,14 @@ impl SegmentTask {
     /// [`Error::Data`] without train rows, or for a row whose text cannot be encoded; [`Error::Config`] when synthetic
     /// rows would leave a step without a real one; [`Error::Io`] for an image or mask that cannot be read.
     pub fn new(
-        assembly: Assembly,
+        mut assembly: Assembly,
         manifest: &Arc<Manifest>,
         config: TrainConfig,
         data: DataConfig,
         resolved: String,
         feature_cache: Option<FeatureCache>,
     ) -> Result<Self> {
+        assembly.description.intensity = prepared::intensities(manifest)?;
         let model = &assembly.description.model;
         let encoder = Arc::new(Encoder {
             tokenizer: Arc::clone(&assembly.tokenizer),

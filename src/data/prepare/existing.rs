@@ -38,7 +38,7 @@ impl Existing {
             }
         }
         let mut existing = Self::default();
-        if !options.out.join("annotations").is_dir() {
+        if !has_rows(&options.out.join("annotations"))? {
             return Ok(existing);
         }
         for row in Manifest::open(&options.out, None)?.rows {
@@ -100,6 +100,20 @@ impl Existing {
     pub(super) fn has_stem(&self, stem: &str) -> bool {
         self.images.contains_key(stem)
     }
+}
+
+/// Whether a folder of annotations, which is no link, has a CSV file.
+fn has_rows(folder: &Path) -> Result<bool> {
+    if !folder.symlink_metadata().is_ok_and(|found| found.is_dir()) {
+        return Ok(false);
+    }
+    for entry in fs::read_dir(folder).map_err(Error::io(folder, "read"))? {
+        let path = entry.map_err(Error::io(folder, "read"))?.path();
+        if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv")) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Whether two files have the same content.

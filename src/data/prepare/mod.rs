@@ -286,6 +286,10 @@ impl Work<'_> {
                 return Err(Error::config(key, reason, "give one folder of images and one folder of masks"));
             }
         }
+        if self.options.slices != SliceOptions::default() {
+            let reason = format!("`{}` is a folder of images, not of volumes", self.options.images[0].display());
+            return Err(Error::config("--axis, --every, --window, --resample", reason, "leave these flags out"));
+        }
         let mut found = pairs::read(self)?;
         let mut report = PrepareReport { known: found.known, ..PrepareReport::default() };
         report.absent_left_out = self.limit_negatives(&mut found.pairs, |pair| &pair.item, None);
@@ -419,7 +423,11 @@ fn window(options: &PrepareOptions, class: &Path) -> Result<Window> {
     }
     if options.slices.axis != intensity.axis {
         let reason = format!("the class was prepared with {} slices", intensity.axis);
-        return Err(Error::config("--axis", reason, format!("use `--axis {}`, or another modality name", intensity.axis)));
+        return Err(Error::config(
+            "--axis",
+            reason,
+            format!("use `--axis {}`, or another modality name", intensity.axis),
+        ));
     }
     Ok(intensity.window)
 }

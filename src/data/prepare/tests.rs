@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use image::{ColorType, ImageBuffer, Luma, imageops};
+use image::{ColorType, GrayImage, ImageBuffer, Luma, imageops};
 
 use super::location::{binary, describe};
 use super::*;

@@ -3,7 +3,7 @@
 //! A volume is opened twice: first for the locations of its structures, which decide the slices, then to write them.
 //! In between the splits are drawn, which needs all volumes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -150,10 +150,9 @@ pub(super) fn read(work: &Work, window: Window) -> Result<Found> {
             Ok((volume, slices, notes)) => {
                 found.notes.extend(notes.into_iter().map(|note| format!("{name}: {note}")));
                 windows.extend(volume.window.map(|window| (window.to_string(), (window, name))));
-                let all = slices.len();
-                let new: Vec<SliceItem> =
-                    slices.into_iter().filter(|slice| !work.existing.has_stem(&slice.item.stem)).collect();
-                found.known += all - new.len();
+                let (known, new): (Vec<_>, Vec<_>) =
+                    slices.into_iter().partition(|slice| work.existing.has_stem(&slice.item.stem));
+                found.known += known.iter().map(|slice| slice.slice).collect::<BTreeSet<_>>().len();
                 found.slices.extend(new);
                 found.volumes.push(volume);
             }
@@ -247,7 +246,8 @@ fn of_volume(pair: FilePair, number: usize, work: &Work, window: Window) -> Resu
     } else {
         let window = window.chosen_for(&opened.volume);
         let levels = window.levels(&opened.volume);
-        let unusable = |error: Error| Skipped { path: pair.image.clone(), reason: format!("{error} ({})", error.hint()) };
+        let unusable =
+            |error: Error| Skipped { path: pair.image.clone(), reason: format!("{error} ({})", error.hint()) };
         (Some(window), Some(levels.map_err(unusable)?))
     };
     let SliceOptions { axis, every, .. } = work.options.slices;
@@ -333,3 +333,7 @@ fn write_slice(
     }
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "volumes_tests.rs"]
+mod tests;
