@@ -32,12 +32,12 @@ pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcom
 ///
 /// Reads every row and decodes every image and mask without changing anything. Lists each bad row with its file, line
 /// and reason: missing or corrupt image or mask, size mismatch, empty mask, mask with several labels, empty text, stray
-/// quote, unknown split, duplicate. Then counts the good rows. The exit code is 1 when there is a bad row.
+/// quote, unknown split, duplicate. The exit code is 1 when there is a bad row.
 ///
-/// A second table is the fingerprint of the data: for each class the number of images and patients, image sizes, sides
-/// of a pixel in mm, grey levels (first and 99th percentile), the part of the image that is foreground, labels of the
-/// masks, and the number of rows whose target is absent or whose mask is unknown. `15..40..90` are the smallest, middle
-/// and largest value.
+/// Then prints the fingerprint of the good rows, and counts them by split. The fingerprint has for each class the number
+/// of images and patients, image sizes, sides of a pixel in mm, grey levels (first and 99th percentile), the percentage
+/// of the image that is foreground, labels of the masks, and the number of rows whose target is absent or whose mask is
+/// unknown. `15..40..90` are the smallest, middle and largest value.
 ///
 /// Warnings name images or patients that occur in several splits (scores on them are not scores on unseen data), classes
 /// without images of a split, and 16-bit images that use a small part of the range of values.
@@ -71,9 +71,9 @@ fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
             context.progress.on(&Event::Warning(text));
         }
     }
-    context.output.line(count_table(&report))?;
-    context.output.line(String::new())?;
     context.output.line(fingerprint_table(&report))?;
+    context.output.line(String::new())?;
+    context.output.line(count_table(&report))?;
     let mut record = json!({ "kind": "result", "good": report.is_good() });
     if let (Some(record), serde_json::Value::Object(fields)) = (record.as_object_mut(), serde_json::to_value(&report)?)
     {

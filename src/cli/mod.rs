@@ -19,6 +19,7 @@ mod memory;
 mod merge;
 mod plan;
 mod predict;
+mod predict_volume;
 mod prepare;
 mod preset;
 mod reference;

@@ -4,6 +4,7 @@ use super::args::labels_of;
 use super::context::Context;
 use super::report::Outcome;
 use crate::data::labels::Labels;
+use crate::data::manifest::Split;
 use crate::data::position::Zones;
 use crate::data::prepare::{
     self, NamedLabels, Negatives, Patients, PrepareOptions, PrepareReport, Several, SliceOptions,
@@ -34,6 +35,7 @@ use std::path::PathBuf;
       --window soft-tissue --every 2 --negatives
   prsmed data prepare --images dicom_folder --masks labels.nii.gz --target spleen --modality abdomen_CT --out data
   prsmed data prepare --images new --masks new_labels --modality skin --target nevus --out data --append")]
+#[command(override_usage = "prsmed data prepare [OPTIONS] --images PATH --masks PATH --modality NAME --out DIR")]
 pub(super) struct PrepareArgs {
     /// Folder of images (PNG, JPEG or TIFF), or volumes: files, DICOM folders, or a folder of them
     #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
@@ -108,7 +110,7 @@ pub(super) struct PrepareArgs {
 
 pub(super) fn prepare_root(args: &PrepareArgs, context: &Context) -> anyhow::Result<Outcome> {
     let report = prepare::prepare(&options(args)?, context.progress.as_ref())?;
-    for text in warnings(&report) {
+    for text in warnings(&report, args) {
         context.progress.on(&Event::Warning(text));
     }
     report.notes.iter().for_each(|text| context.progress.on(&Event::Note(text.clone())));
@@ -116,7 +118,8 @@ pub(super) fn prepare_root(args: &PrepareArgs, context: &Context) -> anyhow::Res
         let text = format!("{} slices with the intensity window `{}`", intensity.axis, intensity.window);
         context.progress.on(&Event::Note(text));
     }
-    let patients = report.patients.map_or_else(String::new, |count| format!(" of {count} patients"));
+    let plural = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    let patients = report.patients.map_or_else(String::new, |count| format!(" of {}", plural(count, "patient")));
     let absent = if report.absent > 0 { format!(", {} masks without target", report.absent) } else { String::new() };
     let known = if report.known > 0 { format!(", {} images were there before", report.known) } else { String::new() };
     context.output.line(format!(
@@ -130,7 +133,7 @@ pub(super) fn prepare_root(args: &PrepareArgs, context: &Context) -> anyhow::Res
     Ok(Outcome::Done)
 }
 
-fn warnings(report: &PrepareReport) -> Vec<String> {
+fn warnings(report: &PrepareReport, args: &PrepareArgs) -> Vec<String> {
     let skipped = report.skipped.iter();
     let mut texts: Vec<String> =
         skipped.map(|skipped| format!("{}: skipped, {}", skipped.path.display(), skipped.reason)).collect();
@@ -143,6 +146,15 @@ fn warnings(report: &PrepareReport) -> Vec<String> {
     }
     if report.absent_left_out > 0 {
         texts.push(format!("{} masks without target are left out; see `--negatives`", report.absent_left_out));
+    }
+    let fractions = [(Split::Val, args.val_frac), (Split::Test, args.test_frac)];
+    for (split, _) in fractions.into_iter().filter(|(_, fraction)| *fraction > 0.0 && !args.append && report.images > 0) {
+        if !report.images_by_split.contains_key(split.name()) {
+            texts.push(match report.patients {
+                Some(count) => format!("{count} patients are too few for a `{split}` split, which has no images"),
+                None => format!("{} images are too few for a `{split}` split, which has no images", report.images),
+            });
+        }
     }
     texts.extend(report.depth.warning());
     texts

@@ -20,6 +20,7 @@ mod init;
 mod loopback;
 mod memory;
 mod merge;
+mod negatives;
 mod plan;
 mod pth;
 mod reference;

@@ -266,7 +266,8 @@ fn of_volume(pair: FilePair, number: usize, work: &Work, window: Window) -> Resu
                 patient: patient.clone(),
                 target: name.clone(),
                 location,
-                spacing_mm: Some(opened.plane.spacing),
+                // NIfTI stores 32-bit numbers: 0.7 would become 0.699999988
+                spacing_mm: Some(opened.plane.spacing.map(|mm| (mm * 1e6).round() / 1e6)),
                 slice: Some((file_name(&pair.image), slice)),
             };
             items.push(SliceItem { item, volume: number, slice, structure });

@@ -26,7 +26,9 @@ impl Cleanup {
     /// [`crate::Error::Shape`] for a mask of another size than the grid.
     pub fn apply(&self, mask: &mut [u8], grid: &Grid, through: usize) -> Result<()> {
         grid.check(mask.len())?;
-        mask.iter_mut().for_each(|value| *value = u8::from(*value != 0));
+        for value in mask.iter_mut() {
+            *value = u8::from(*value != 0);
+        }
         fill_gaps(mask, grid.size, through, self.fill_gaps);
         if self.min_volume_ml > 0.0 || self.largest_component {
             let components = Components::of(mask, grid.size);

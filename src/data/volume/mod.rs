@@ -26,6 +26,11 @@ pub mod voxels;
 pub mod window;
 pub mod write;
 
+#[cfg(test)]
+mod python_tests;
+#[cfg(test)]
+mod tests;
+
 use std::path::Path;
 
 pub use cleanup::Cleanup;
@@ -41,6 +46,21 @@ pub use window::{Levels, Window};
 pub use write::MaskFormat;
 
 use crate::error::{Error, Result};
+
+/// True for a path that [`open`] reads: a folder, or a NIfTI, DICOM or zip file by its first bytes or its name.
+///
+/// # Errors
+/// [`Error::Io`] for a file that cannot be read.
+pub fn is_volume(path: &Path) -> Result<bool> {
+    let (path, _) = path::split_selection(path);
+    if !path.is_file() {
+        return Ok(path.is_dir());
+    }
+    let mut start = [0; 132];
+    let num_bytes = path::first_bytes(&path, &mut start)?;
+    let start = &start[..num_bytes];
+    Ok(dicom::is_dicom(start) || dicom::is_zip(start) || nifti::is_nifti(&path, start))
+}
 
 /// Opens a volume or an image: a NIfTI file, a DICOM file, a folder of DICOM files, or a zip of them.
 ///

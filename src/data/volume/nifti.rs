@@ -11,7 +11,7 @@ use nifti::{Endianness, NiftiHeader};
 use super::grid::{Affine, Grid, furthest, length, scale};
 use super::limits::{MAX_FILE, MAX_VOXELS, check_size};
 use super::modality::Modality;
-use super::path::first_bytes;
+use super::path::{first_bytes, is_nifti_name};
 use super::source::Source;
 use super::voxels::{Volume, Voxels};
 use crate::error::{Error, Result};
@@ -24,13 +24,8 @@ const TRUNCATED: &str = "copy or download the file again";
 
 /// True for a NIfTI file, by its first four bytes, or the name of a compressed file.
 pub(crate) fn is_nifti(path: &Path, start: &[u8]) -> bool {
-    let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
     let header = |size: i32| start.starts_with(&size.to_le_bytes()) || start.starts_with(&size.to_be_bytes());
-    header(348)
-        || header(540)
-        || start.starts_with(&[0x1f, 0x8b])
-        || name.ends_with(".nii")
-        || name.ends_with(".nii.gz")
+    header(348) || header(540) || start.starts_with(&[0x1f, 0x8b]) || is_nifti_name(path)
 }
 
 /// Reads a volume; `selected` is the number of a volume of a 4-D file.

@@ -16,6 +16,17 @@ pub fn split_selection(path: &Path) -> (PathBuf, Option<u32>) {
     split().unwrap_or_else(|| (path.to_path_buf(), None))
 }
 
+/// True for a name that ends with `.nii` or `.nii.gz`.
+pub(crate) fn is_nifti_name(path: &Path) -> bool {
+    has_extension(path, "nii")
+        || (has_extension(path, "gz") && path.file_stem().is_some_and(|stem| has_extension(Path::new(stem), "nii")))
+}
+
+/// True for a name that ends with a dot and `extension`, in small or capital letters.
+pub(crate) fn has_extension(path: &Path, extension: &str) -> bool {
+    path.extension().is_some_and(|found| found.eq_ignore_ascii_case(extension))
+}
+
 /// Reads the first bytes of a regular file; how many there were.
 pub(crate) fn first_bytes(path: &Path, buffer: &mut [u8]) -> Result<usize> {
     let mut file = files::open(path).map_err(Error::io(path, "read"))?;
@@ -43,5 +54,14 @@ mod tests {
         std::fs::write(&odd, "").unwrap();
         assert_eq!(split_selection(&odd), (odd.clone(), None));
         assert_eq!(split_selection(Path::new("a#b")), (PathBuf::from("a#b"), None));
+    }
+
+    #[test]
+    fn nifti_names_have_two_endings() {
+        for (name, is_nifti) in
+            [("a.nii", true), ("a.b.NII.gz", true), ("a.gz", false), ("nii", false), ("a.dcm", false)]
+        {
+            assert_eq!(is_nifti_name(Path::new(name)), is_nifti, "{name}");
+        }
     }
 }

@@ -8,6 +8,7 @@ use flate2::write::GzEncoder;
 
 use super::dicom::seg::{self, Segment};
 use super::grid::{Affine, Grid};
+use super::path::{has_extension, is_nifti_name};
 use super::source::Source;
 use super::voxels::Volume;
 use crate::error::{Error, Result};
@@ -30,11 +31,25 @@ pub enum MaskFormat {
 impl MaskFormat {
     /// The format of a file name.
     pub fn of(path: &Path) -> Option<Self> {
-        let name = path.file_name()?.to_string_lossy().to_lowercase();
-        match name {
-            name if name.ends_with(".nii") || name.ends_with(".nii.gz") => Some(Self::Nifti),
-            name if name.ends_with(".dcm") => Some(Self::DicomSeg),
-            _ => None,
+        if is_nifti_name(path) {
+            return Some(Self::Nifti);
+        }
+        has_extension(path, "dcm").then_some(Self::DicomSeg)
+    }
+}
+
+/// Checks that a mask of `volume` can be written to `path`, before the expensive work.
+///
+/// # Errors
+/// [`Error::Config`] for another ending than those of [`MaskFormat`]; [`Error::Data`] for a volume that the format cannot
+/// hold.
+pub fn check(path: &Path, volume: &Volume) -> Result<()> {
+    match MaskFormat::of(path) {
+        Some(MaskFormat::DicomSeg) => seg::check(path, volume).map(drop),
+        Some(MaskFormat::Nifti) => header(path, &volume.grid, SCANNER).map(drop),
+        None => {
+            let reason = format!("`{}` has the wrong file extension", path.display());
+            Err(Error::config("--out", reason, "use a file name that ends with `.nii.gz`, `.nii` or `.dcm`"))
         }
     }
 }
@@ -43,25 +58,19 @@ impl MaskFormat {
 /// segment wins where they overlap), or as DICOM SEG.
 ///
 /// # Errors
-/// [`Error::Config`] for another ending than those of [`MaskFormat`]; [`Error::Shape`] for a mask of another size;
-/// [`Error::Data`] for a volume that the format cannot hold; [`Error::Io`].
+/// As [`check`]; [`Error::Shape`] for a mask of another size; [`Error::Io`].
 pub fn segments(path: &Path, segments: &[Segment], volume: &Volume) -> Result<()> {
-    match MaskFormat::of(path) {
-        Some(MaskFormat::DicomSeg) => seg::write(path, segments, volume),
-        Some(MaskFormat::Nifti) => {
-            let mut labels = vec![0_u8; volume.grid.num_voxels()];
-            for (segment, label) in segments.iter().zip(1..=u8::MAX) {
-                volume.grid.check(segment.mask.len())?;
-                let pairs = labels.iter_mut().zip(segment.mask);
-                pairs.filter(|(_, value)| **value != 0).for_each(|(voxel, _)| *voxel = label);
-            }
-            nifti(path, &labels, volume)
-        }
-        None => {
-            let reason = format!("`{}` has the wrong file extension", path.display());
-            Err(Error::config("--out", reason, "use a file name that ends with `.nii.gz`, `.nii` or `.dcm`"))
-        }
+    check(path, volume)?;
+    if MaskFormat::of(path) == Some(MaskFormat::DicomSeg) {
+        return seg::write(path, segments, volume);
     }
+    let mut labels = vec![0_u8; volume.grid.num_voxels()];
+    for (segment, label) in segments.iter().zip(1..=u8::MAX) {
+        volume.grid.check(segment.mask.len())?;
+        let pairs = labels.iter_mut().zip(segment.mask);
+        pairs.filter(|(_, value)| **value != 0).for_each(|(voxel, _)| *voxel = label);
+    }
+    nifti(path, &labels, volume)
 }
 
 /// Writes labels (one value for each voxel) as NIfTI-1 with the grid of their volume and voxels of type uint8. A path
@@ -76,8 +85,7 @@ pub fn nifti(path: &Path, labels: &[u8], volume: &Volume) -> Result<()> {
         Source::Dicom(_) => SCANNER,
     };
     let header = header(path, &volume.grid, code.max(SCANNER))?;
-    let is_compressed = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gz"));
-    let bytes = if is_compressed {
+    let bytes = if has_extension(path, "gz") {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
         let written = encoder.write_all(&header).and_then(|()| encoder.write_all(labels));
         written.and_then(|()| encoder.finish()).map_err(Error::io(path, "write"))?

@@ -129,7 +129,7 @@ impl Zip {
         entries.sort();
         let entries = entries.into_iter().map(|(_, index)| index).collect();
         // every entry is read twice: for its header, and for its pixels
-        let limit = 2 * size.saturating_mul(MAX_RATIO).max(FREE).min(MAX_FILE);
+        let limit = 2 * size.saturating_mul(MAX_RATIO).clamp(FREE, MAX_FILE);
         Ok(Self { path: path.into(), archive, entries, total: 0, limit })
     }
 

@@ -111,8 +111,7 @@ impl<'a> Pixels<'a> {
             return Ok(samples.into_iter().map(|value| palette.colour(value)).collect());
         }
         let shift = self.format.bits_stored.saturating_sub(8);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clipped to 0..=255")]
-        let byte = |value: i32| (value >> shift).clamp(0, 255) as u8;
+        let byte = |value: i32| u8::try_from((value >> shift).clamp(0, 255)).unwrap_or(0);
         let colours = samples.chunks_exact(3).map(|pixel| [byte(pixel[0]), byte(pixel[1]), byte(pixel[2])]);
         Ok(if self.is_ybr() { colours.map(rgb_of_ybr).collect() } else { colours.collect() })
     }
@@ -255,7 +254,7 @@ fn channel(object: &InMemDicomObject, descriptor: Tag, data: Tag) -> Option<(i32
     };
     let bytes = object.get(data)?.to_bytes().ok()?;
     let entries: Vec<u8> = if bytes.len() >= 2 * count {
-        let byte = if *bits == 8 { 0 } else { 1 };
+        let byte = usize::from(*bits != 8);
         bytes.chunks_exact(2).take(count).map(|word| word[byte]).collect()
     } else {
         bytes.iter().take(count).copied().collect()

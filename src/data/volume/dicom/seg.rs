@@ -13,7 +13,7 @@ use dicom_dictionary_std::{tags, uids};
 use dicom_object::{FileMetaTableBuilder, InMemDicomObject};
 
 use super::super::grid::{length, scale, swap_lps_ras};
-use super::super::source::{Instance, References, Source};
+use super::super::source::{Instance, References, Source, Uid};
 use super::super::voxels::Volume;
 use crate::error::{Error, Result};
 use crate::files;
@@ -27,20 +27,29 @@ pub struct Segment<'a> {
     pub mask: &'a [u8],
 }
 
+/// The UIDs that a SEG of `volume` refers to, and its frame of reference.
+///
+/// # Errors
+/// [`Error::Data`] for a volume that is not a DICOM series with positions.
+pub(crate) fn check<'a>(path: &Path, volume: &'a Volume) -> Result<(&'a References, &'a Uid)> {
+    let no_series =
+        |reason: &str| Error::data(path, reason, "write NIfTI instead: use a name that ends with `.nii.gz`");
+    let Source::Dicom(references) = &volume.source else {
+        return Err(no_series("a DICOM SEG refers to DICOM images, and the volume is a NIfTI file"));
+    };
+    let frame_of_reference = volume.frame_of_reference.as_ref();
+    let frame_of_reference = frame_of_reference
+        .ok_or_else(|| no_series("a DICOM SEG needs positions in the patient, and the image has none"))?;
+    Ok((references, frame_of_reference))
+}
+
 /// Writes segments as a DICOM SEG with the geometry of `volume`, which must come from a DICOM series with positions.
 ///
 /// # Errors
 /// [`Error::Shape`] for a mask of another size; [`Error::Data`] for a volume that is not a DICOM series; [`Error::Io`].
 pub fn write(path: &Path, segments: &[Segment], volume: &Volume) -> Result<()> {
     segments.iter().try_for_each(|segment| volume.grid.check(segment.mask.len()))?;
-    let no_series =
-        |reason: &str| Error::data(path, reason, "write NIfTI instead: use a name that ends with `.nii.gz`");
-    let Source::Dicom(references) = &volume.source else {
-        return Err(no_series("a DICOM SEG refers to DICOM images, and the volume is a NIfTI file"));
-    };
-    let Some(frame_of_reference) = &volume.frame_of_reference else {
-        return Err(no_series("a DICOM SEG needs positions in the patient, and the image has none"));
-    };
+    let (references, frame_of_reference) = check(path, volume)?;
     let instance = new_uid();
     let mut object = InMemDicomObject::new_empty();
     put_modules(&mut object, &instance, references);
@@ -149,7 +158,9 @@ fn put_modules(object: &mut InMemDicomObject, instance: &str, references: &Refer
         (tags::CONTENT_DESCRIPTION, VR::LO, "research use only"),
         (tags::CONTENT_CREATOR_NAME, VR::PN, ""),
     ];
-    texts.iter().for_each(|(tag, vr, text)| put_text(object, *tag, *vr, text));
+    for (tag, vr, text) in texts {
+        put_text(object, tag, vr, text);
+    }
     let mut seen: Vec<&str> = Vec::new();
     let mut instances = Vec::new();
     for instance in &references.instances {

@@ -207,7 +207,8 @@ fn step(path: &Path, positions: &[[f64; 3]], normal: [f64; 3], notes: &mut Vec<S
     let distances: Vec<f64> = positions.windows(2).map(|pair| dot(subtract(pair[1], pair[0]), normal)).collect();
     let mut sorted = distances.clone();
     sorted.sort_by(f64::total_cmp);
-    let usual = sorted[sorted.len() / 2];
+    // the lower one of two
+    let usual = sorted[(sorted.len() - 1) / 2];
     let num_equal = distances.iter().filter(|distance| **distance < 1e-3).count();
     if num_equal > 0 {
         let reason = format!("{num_equal} of its {} slices have the position of another slice", positions.len());

@@ -95,6 +95,14 @@ struct Element {
     value: usize,
 }
 
+impl Element {
+    /// End of the value, if its length is known.
+    fn end(&self, limit: usize) -> Result<usize, Damage> {
+        let end = self.value.checked_add(self.length as usize).ok_or(Damage::Truncated)?;
+        if self.length == UNDEFINED || end > limit { Err(Damage::Truncated) } else { Ok(end) }
+    }
+}
+
 impl<'a> Walker<'a> {
     fn u16(&self, at: usize) -> Result<u16, Damage> {
         let bytes = self.bytes.get(at..at + 2).and_then(|bytes| bytes.try_into().ok()).ok_or(Damage::Truncated)?;
@@ -111,7 +119,7 @@ impl<'a> Walker<'a> {
         let (mut at, mut syntax) = (start, [].as_slice());
         while at + 8 <= self.bytes.len() && self.u16(at)? == 2 {
             let element = self.element(at)?;
-            let end = self.end(&element, self.bytes.len())?;
+            let end = element.end(self.bytes.len())?;
             if element.tag == (2, 0x10) {
                 let value = self.bytes.get(element.value..end).unwrap_or_default();
                 let length = value.iter().take_while(|byte| byte.is_ascii_digit() || **byte == b'.').count();
@@ -133,12 +141,6 @@ impl<'a> Walker<'a> {
             return Ok(Element { tag, vr: Some(vr), length: u32::from(self.u16(at + 6)?), value: at + 8 });
         }
         Ok(Element { tag, vr: Some(vr), length: self.u32(at + 8)?, value: at + 12 })
-    }
-
-    /// End of the value of an element with a known length.
-    fn end(&self, element: &Element, limit: usize) -> Result<usize, Damage> {
-        let end = element.value.checked_add(element.length as usize).ok_or(Damage::Truncated)?;
-        if element.length == UNDEFINED || end > limit { Err(Damage::Truncated) } else { Ok(end) }
     }
 
     /// Walks over elements until `limit`, the end of an item or the pixel data; the position after them.
@@ -168,7 +170,7 @@ impl<'a> Walker<'a> {
             None => element.length == UNDEFINED || is_sequence_in_dictionary(element.tag),
         };
         if !is_sequence {
-            return self.end(element, limit);
+            return element.end(limit);
         }
         // the items of an unknown value representation have implicit ones
         let is_implicit = self.is_implicit || element.vr.is_some_and(|vr| &vr == b"UN");
@@ -180,7 +182,7 @@ impl<'a> Walker<'a> {
             return Err(Damage::TooDeep);
         }
         let has_length = element.length != UNDEFINED;
-        let end = if has_length { self.end(element, limit)? } else { limit };
+        let end = if has_length { element.end(limit)? } else { limit };
         let mut at = element.value;
         while at + 8 <= end {
             let item = self.element(at)?;
@@ -188,7 +190,7 @@ impl<'a> Walker<'a> {
                 SEQUENCE_END => return Ok(if has_length { end } else { item.value }),
                 ITEM if item.length == UNDEFINED => at = self.dataset(item.value, depth, end)?,
                 ITEM => {
-                    let last = self.end(&item, end)?;
+                    let last = item.end(end)?;
                     self.dataset(item.value, depth, last)?;
                     at = last;
                 }
@@ -204,7 +206,7 @@ impl<'a> Walker<'a> {
             let item = self.element(at)?;
             match item.tag {
                 SEQUENCE_END => return Ok(item.value),
-                ITEM => at = self.end(&item, limit)?,
+                ITEM => at = item.end(limit)?,
                 _ => return Err(Damage::NoItem),
             }
         }

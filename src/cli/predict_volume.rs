@@ -1,0 +1,207 @@
+//! `prsmed predict` on volumes and DICOM images: opens them, and segments a volume slice by slice.
+
+use super::context::Context;
+use super::predict::check_folder;
+use super::report::Outcome;
+use crate::data::decode;
+use crate::data::volume::{self, Axis, Cleanup, Segment, Volume, Window, write};
+use crate::event::Event;
+use crate::segment::Assembly;
+use crate::segment::predict_volume::{SliceRange, VolumePrediction, VolumeSettings, predict_volume, slice_image};
+use crate::{Error, Result, files};
+use image::DynamicImage;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Flags for volumes.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Volumes (NIfTI, DICOM)")]
+pub(super) struct VolumeArgs {
+    /// Write the mask of a volume on its grid: NIfTI (`.nii.gz`, `.nii`) or DICOM SEG (`.dcm`, for a DICOM series)
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Write what was done as JSON: settings, versions, names of files, results by slice, seconds
+    #[arg(long, value_name = "FILE")]
+    record_out: Option<PathBuf>,
+    /// Direction of the slices: axial, coronal or sagittal
+    #[arg(long, value_name = "AXIS", default_value_t)]
+    axis: Axis,
+    /// Slices `A..B`, counted from 0 in display order (from inferior, posterior, left) without B [default: all]
+    #[arg(long, value_name = "A..B", default_value_t, hide_default_value = true)]
+    slices: SliceRange,
+    /// Segment every N-th slice only; the others stay empty unless `--fill-gaps` fills them
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive)]
+    every: usize,
+    /// How values become grey: `auto`, a CT window by name (soft-tissue, lung, brain, bone, abdomen, liver, mediastinum,
+    /// stroke, subdural, angiography), WIDTH/LEVEL, LOW..HIGH, `file` (the file's window) or percentiles `p0.5-p99.5`.
+    /// `auto`: CT soft-tissue, radiographs their own window, 8-bit images unchanged, others p0.5-p99.5
+    #[arg(long, value_name = "W", default_value_t)]
+    window: Window,
+    /// Keep the largest connected component of the mask only (26 neighbours)
+    #[arg(long)]
+    largest_component: bool,
+    /// Remove components of the mask below this volume in millilitres
+    #[arg(long, value_name = "ML", default_value_t = 0.0, value_parser = volume_ml)]
+    min_volume_ml: f64,
+    /// Fill up to N empty slices between slices with a mask, pixel by pixel
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    fill_gaps: usize,
+}
+
+fn positive(text: &str) -> std::result::Result<usize, String> {
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "use a whole number from 1".into())
+}
+
+fn volume_ml(text: &str) -> std::result::Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
+    number.ok_or_else(|| "use a number of millilitres from 0".into())
+}
+
+/// What `--image` names.
+pub(super) enum Input {
+    /// An image, or a DICOM file with one slice.
+    Image(DynamicImage),
+    Volume(Box<Volume>),
+}
+
+/// The other flags of a prediction.
+pub(super) struct Common<'a> {
+    pub(super) image: &'a Path,
+    pub(super) run: &'a Path,
+    pub(super) question: &'a str,
+    pub(super) always_paint: bool,
+}
+
+impl VolumeArgs {
+    /// Opens an image or a volume, and checks the flags and output files that belong to it.
+    pub(super) fn open(&self, path: &Path, context: &Context) -> Result<Input> {
+        if !volume::is_volume(path)? {
+            if !path.is_file() {
+                let reason = format!("there is no file `{}`", path.display());
+                let hint = "give a PNG, JPEG or TIFF file, a NIfTI or DICOM file, or a folder or zip of DICOM files";
+                return Err(Error::config("--image", reason, hint));
+            }
+            if self.out.is_some() {
+                let hint = "use `--mask-out mask.png` for an image";
+                return Err(Error::config("--out", "it is for volumes, and `--image` is an image", hint));
+            }
+            return decode::image(path).map(Input::Image);
+        }
+        let volume = volume::open(path)?;
+        for note in &volume.notes {
+            context.progress.on(&Event::Note(format!("{}: {note}", path.display())));
+        }
+        let [x, y, z] = volume.grid.size;
+        let Some(out) = &self.out else {
+            if z == 1 {
+                let levels = self.window.levels(&volume)?;
+                return slice_image(&volume, &volume.plane(self.axis), 0, &levels).map(Input::Image);
+            }
+            let reason = format!("`{}` is a volume of {x}x{y}x{z} voxels, and its mask needs a file", path.display());
+            return Err(Error::config("--out", reason, "add `--out mask.nii.gz`, or `--out mask.dcm` for DICOM SEG"));
+        };
+        check_folder("--out", out)?;
+        self.record_out.iter().try_for_each(|path| check_folder("--record-out", path))?;
+        write::check(out, &volume)?;
+        // wrong slices and windows are found before the model is loaded
+        self.settings("", false).chosen(&volume.plane(self.axis))?;
+        self.window.levels(&volume)?;
+        Ok(Input::Volume(Box::new(volume)))
+    }
+
+    fn settings(&self, question: &str, always_paint: bool) -> VolumeSettings {
+        VolumeSettings {
+            question: question.to_owned(),
+            axis: self.axis,
+            slices: self.slices,
+            every: self.every,
+            window: self.window,
+            cleanup: Cleanup {
+                fill_gaps: self.fill_gaps,
+                min_volume_ml: self.min_volume_ml,
+                largest_component: self.largest_component,
+            },
+            always_paint,
+        }
+    }
+
+    /// Segments a volume and writes its mask and record.
+    pub(super) fn run(
+        &self,
+        volume: &Volume,
+        assembly: &Assembly,
+        context: &Context,
+        common: &Common,
+    ) -> anyhow::Result<Outcome> {
+        let mut settings = self.settings(common.question, common.always_paint);
+        let start = Instant::now();
+        let found = predict_volume(assembly, volume, &settings, &*context.progress, &context.interrupt)
+            .map_err(|error| error.of_image(common.image))?;
+        if let Some(out) = &self.out {
+            write::segments(out, &[Segment { name: common.question, mask: &found.mask }], volume)?;
+        }
+        // the record says which window `auto` was
+        settings.window = settings.window.chosen_for(volume);
+        let record = self.record(volume, &settings, &found, (common, start.elapsed()));
+        if let Some(path) = &self.record_out {
+            let text =
+                serde_json::to_string_pretty(&record).map_err(|error| Error::Internal { reason: error.to_string() })?;
+            files::write_output(path, (text + "\n").as_bytes()).map_err(Error::io(path, "write"))?;
+        }
+        context.output.line(summary(&found))?;
+        context.output.record(&record)?;
+        Ok(Outcome::Done)
+    }
+
+    /// Files are named without their folders, which may name a patient.
+    fn record(
+        &self,
+        volume: &Volume,
+        settings: &VolumeSettings,
+        found: &VolumePrediction,
+        (common, elapsed): (&Common, Duration),
+    ) -> Value {
+        let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+        json!({
+            "kind": "result",
+            "version": env!("CARGO_PKG_VERSION"),
+            "image": name(common.image),
+            "run": name(common.run),
+            "mask": self.out.as_deref().and_then(name),
+            "settings": settings,
+            "modality": volume.modality.code(),
+            "size": volume.grid.size,
+            "spacing_mm": volume.grid.spacing(),
+            "orientation": volume.grid.affine.orientation(),
+            "levels": found.levels,
+            "notes": volume.notes,
+            "num_slices": found.slices.len(),
+            "num_found": num_found(found),
+            "slices": found.slices,
+            "raw_volume_ml": found.raw_ml,
+            "volume_ml": found.volume_ml,
+            "seconds": elapsed.as_secs_f64(),
+        })
+    }
+}
+
+fn num_found(found: &VolumePrediction) -> usize {
+    found.slices.iter().filter(|slice| slice.confidence.is_found).count()
+}
+
+fn summary(found: &VolumePrediction) -> String {
+    let painted: Vec<usize> =
+        found.slices.iter().filter(|slice| slice.num_pixels > 0).map(|slice| slice.slice).collect();
+    let range = match (painted.first(), painted.last()) {
+        (Some(first), Some(last)) => format!(" in slices {first} to {last}"),
+        _ => String::new(),
+    };
+    let cleaned = if (found.raw_ml - found.volume_ml).abs() > 1e-9 {
+        format!(" ({:.2} ml before the clean-up)", found.raw_ml)
+    } else {
+        String::new()
+    };
+    let count = found.slices.len();
+    format!("mask: {:.2} ml{range}{cleaned}; found in {} of {count} slices", found.volume_ml, num_found(found))
+}
