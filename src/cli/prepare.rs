@@ -148,7 +148,8 @@ fn warnings(report: &PrepareReport, args: &PrepareArgs) -> Vec<String> {
         texts.push(format!("{} masks without target are left out; see `--negatives`", report.absent_left_out));
     }
     let fractions = [(Split::Val, args.val_frac), (Split::Test, args.test_frac)];
-    for (split, _) in fractions.into_iter().filter(|(_, fraction)| *fraction > 0.0 && !args.append && report.images > 0) {
+    for (split, _) in fractions.into_iter().filter(|(_, fraction)| *fraction > 0.0 && !args.append && report.images > 0)
+    {
         if !report.images_by_split.contains_key(split.name()) {
             texts.push(match report.patients {
                 Some(count) => format!("{count} patients are too few for a `{split}` split, which has no images"),
