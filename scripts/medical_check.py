@@ -108,11 +108,14 @@ def seg(path, folder, masks):
     orientation = shared.PlaneOrientationSequence[0].ImageOrientationPatient
     assert numpy.allclose(orientation, sources[0].ImageOrientationPatient, atol=1e-5)
     assert numpy.allclose(shared.PixelMeasuresSequence[0].PixelSpacing, sources[0].PixelSpacing, atol=1e-6)
-    volume = segmentation.get_volume(combine_segments=True, allow_missing_positions=True)
+    try:
+        shape = list(segmentation.get_volume(allow_missing_positions=True).spatial_shape)
+    except RuntimeError:  # a sheared stack is no volume for highdicom
+        shape = None
     report = {
         "labels": [segmentation.get_segment_description(number).segment_label for number in segmentation.segment_numbers],
         "frames": int(segmentation.NumberOfFrames),
-        "volume_shape": list(volume.spatial_shape),
+        "volume_shape": shape,
         "patient": [str(segmentation.PatientName), segmentation.PatientID, segmentation.PatientBirthDate],
         "identity_removed": segmentation.PatientIdentityRemoved,
     }

@@ -1,7 +1,7 @@
 //! `prsmed predict`: segments an image or a volume and answers a question, and the flags by which commands open a
 //! trained model.
 
-use super::context::Context;
+use super::context::{Context, check_parent};
 use super::predict_volume::{Common, Input, VolumeArgs};
 use super::report::Outcome;
 use crate::data::sheet;
@@ -248,19 +248,9 @@ fn check_volume_flags(args: &Args) -> Result<()> {
     }
 }
 
-/// Checks the folder of an output path before the expensive work.
-pub(super) fn check_folder(flag: &str, path: &Path) -> Result<()> {
-    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if !parent.is_dir() {
-        let reason = format!("`{}` is not a folder", parent.display());
-        return Err(Error::config(flag, reason, "create the folder first, or choose another path"));
-    }
-    Ok(())
-}
-
 /// Checks an output path before the expensive work.
 fn check_writable(flag: &str, path: &Path, extensions: &[&str]) -> Result<()> {
-    check_folder(flag, path)?;
+    check_parent(flag, path)?;
     let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
     if extensions.contains(&extension.as_str()) {
         return Ok(());

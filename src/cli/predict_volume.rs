@@ -1,10 +1,9 @@
 //! `prsmed predict` on volumes and DICOM images: opens them, and segments a volume slice by slice.
 
-use super::context::Context;
-use super::predict::check_folder;
+use super::context::{Context, check_parent};
 use super::report::Outcome;
 use crate::data::decode;
-use crate::data::volume::{self, Axis, Cleanup, Segment, Volume, Window, write};
+use crate::data::volume::{self, Axis, Cleanup, Modality, Segment, Volume, Window, write};
 use crate::event::Event;
 use crate::segment::Assembly;
 use crate::segment::predict_volume::{SliceRange, VolumePrediction, VolumeSettings, predict_volume, slice_image};
@@ -24,9 +23,9 @@ pub(super) struct VolumeArgs {
     /// Write what was done as JSON: settings, versions, names of files, results by slice, seconds
     #[arg(long, value_name = "FILE")]
     record_out: Option<PathBuf>,
-    /// Direction of the slices: axial, coronal or sagittal
-    #[arg(long, value_name = "AXIS", default_value_t)]
-    axis: Axis,
+    /// Direction of the slices: axial, coronal or sagittal [default: that of the thickest slices, else axial]
+    #[arg(long, value_name = "AXIS")]
+    axis: Option<Axis>,
     /// Slices `A..B`, counted from 0 in display order (from inferior, posterior, left) without B [default: all]
     #[arg(long, value_name = "A..B", default_value_t, hide_default_value = true)]
     slices: SliceRange,
@@ -35,7 +34,8 @@ pub(super) struct VolumeArgs {
     every: usize,
     /// How values become grey: `auto`, a CT window by name (soft-tissue, lung, brain, bone, abdomen, liver, mediastinum,
     /// stroke, subdural, angiography), WIDTH/LEVEL, LOW..HIGH, `file` (the file's window) or percentiles `p0.5-p99.5`.
-    /// `auto`: CT soft-tissue, radiographs their own window, 8-bit images unchanged, others p0.5-p99.5
+    /// `auto`: DICOM CT soft-tissue, radiographs their own window, 8-bit images unchanged, others p0.5-p99.5. NIfTI files
+    /// do not say their modality: name a window for CT
     #[arg(long, value_name = "W", default_value_t)]
     window: Window,
     /// Keep the largest connected component of the mask only (26 neighbours)
@@ -82,38 +82,64 @@ impl VolumeArgs {
                 let hint = "give a PNG, JPEG or TIFF file, a NIfTI or DICOM file, or a folder or zip of DICOM files";
                 return Err(Error::config("--image", reason, hint));
             }
-            if self.out.is_some() {
-                let hint = "use `--mask-out mask.png` for an image";
-                return Err(Error::config("--out", "it is for volumes, and `--image` is an image", hint));
-            }
+            self.check_image()?;
             return decode::image(path).map(Input::Image);
         }
         let volume = volume::open(path)?;
         for note in &volume.notes {
             context.progress.on(&Event::Note(format!("{}: {note}", path.display())));
         }
+        if self.window == Window::Auto && volume.modality == Modality::Unknown {
+            let note = "the file does not say its modality: grey is scaled from the 0.5th to the 99.5th percentile; for CT, \
+                        name a window as in `--window soft-tissue`";
+            context.progress.on(&Event::Note(format!("{}: {note}", path.display())));
+        }
         let [x, y, z] = volume.grid.size;
         let Some(out) = &self.out else {
-            if z == 1 {
+            let plane = volume.plane(Axis::suggested(&volume.grid));
+            if plane.num_slices == 1 {
+                self.check_image()?;
                 let levels = self.window.levels(&volume)?;
-                return slice_image(&volume, &volume.plane(self.axis), 0, &levels).map(Input::Image);
+                return slice_image(&volume, &plane, 0, &levels).map(Input::Image);
             }
             let reason = format!("`{}` is a volume of {x}x{y}x{z} voxels, and its mask needs a file", path.display());
             return Err(Error::config("--out", reason, "add `--out mask.nii.gz`, or `--out mask.dcm` for DICOM SEG"));
         };
-        check_folder("--out", out)?;
-        self.record_out.iter().try_for_each(|path| check_folder("--record-out", path))?;
+        check_parent("--out", out)?;
+        self.record_out.iter().try_for_each(|path| check_parent("--record-out", path))?;
         write::check(out, &volume)?;
         // wrong slices and windows are found before the model is loaded
-        self.settings("", false).chosen(&volume.plane(self.axis))?;
+        let settings = self.settings(&volume, "", false);
+        settings.chosen(&volume.plane(settings.axis))?;
         self.window.levels(&volume)?;
         Ok(Input::Volume(Box::new(volume)))
     }
 
-    fn settings(&self, question: &str, always_paint: bool) -> VolumeSettings {
+    /// Refuses flags that an image has no use for.
+    fn check_image(&self) -> Result<()> {
+        let given = [
+            ("--out", self.out.is_some()),
+            ("--record-out", self.record_out.is_some()),
+            ("--axis", self.axis.is_some()),
+            ("--slices", self.slices != SliceRange::default()),
+            ("--every", self.every != 1),
+            ("--largest-component", self.largest_component),
+            ("--min-volume-ml", self.min_volume_ml != 0.0),
+            ("--fill-gaps", self.fill_gaps != 0),
+        ];
+        match given.iter().find(|(_, is_given)| *is_given) {
+            Some((flag, _)) => {
+                let hint = "remove it; the mask of an image is written with `--mask-out mask.png`";
+                Err(Error::config(*flag, "it is for volumes, and `--image` is an image", hint))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn settings(&self, volume: &Volume, question: &str, always_paint: bool) -> VolumeSettings {
         VolumeSettings {
             question: question.to_owned(),
-            axis: self.axis,
+            axis: self.axis.unwrap_or_else(|| Axis::suggested(&volume.grid)),
             slices: self.slices,
             every: self.every,
             window: self.window,
@@ -134,7 +160,7 @@ impl VolumeArgs {
         context: &Context,
         common: &Common,
     ) -> anyhow::Result<Outcome> {
-        let mut settings = self.settings(common.question, common.always_paint);
+        let mut settings = self.settings(volume, common.question, common.always_paint);
         let start = Instant::now();
         let found = predict_volume(assembly, volume, &settings, &*context.progress, &context.interrupt)
             .map_err(|error| error.of_image(common.image))?;

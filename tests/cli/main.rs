@@ -31,3 +31,4 @@ mod scores;
 mod settings;
 mod soak;
 mod support;
+mod volumes;

@@ -46,6 +46,17 @@ impl Axis {
         }
     }
 
+    /// The direction in which a volume was acquired: across its thickest slices if they are at least half as thick again
+    /// as the pixels, or across its only slice. Axial for volumes with cubic voxels.
+    pub fn suggested(grid: &Grid) -> Self {
+        let single = Self::ALL.into_iter().find(|axis| Plane::new(grid, *axis).num_slices == 1);
+        let thick = Self::ALL.into_iter().find(|axis| {
+            let Plane { spacing: [x, y], slice_spacing, .. } = Plane::new(grid, *axis);
+            slice_spacing >= 1.5 * x.max(y)
+        });
+        single.or(thick).unwrap_or_default()
+    }
+
     /// Patient axes (R, A, S) of columns, rows and slices, and whether they run backwards.
     fn layout(self) -> [(usize, bool); 3] {
         match self {

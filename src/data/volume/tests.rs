@@ -192,6 +192,18 @@ fn label_maps_are_reoriented_to_the_volume() {
 }
 
 #[test]
+fn the_suggested_axis_is_that_of_thick_slices() {
+    let suggested = |name: &str| Axis::suggested(&read(name).grid);
+    assert_eq!(suggested("axial.zip"), Axis::Axial);
+    assert_eq!(suggested("sagittal.zip"), Axis::Sagittal);
+    assert_eq!(suggested("oblique.zip"), Axis::Coronal);
+    assert_eq!(suggested("monochrome1.dcm"), Axis::Axial);
+    let cubic = Affine::from_columns([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.2]], [0.0; 3]);
+    assert_eq!(Axis::suggested(&Grid { size: [4, 4, 4], affine: cubic }), Axis::Axial);
+    assert_eq!(Axis::suggested(&Grid { size: [4, 1, 4], affine: cubic }), Axis::Coronal);
+}
+
+#[test]
 fn windows_are_chosen_by_modality() {
     let chosen = |name: &str| Window::Auto.chosen_for(&read(name)).to_string();
     assert_eq!(chosen("axial.zip"), "soft-tissue");
@@ -278,4 +290,9 @@ fn huge_dimensions_are_errors() {
     bytes[rows + 8..rows + 10].copy_from_slice(&[0xff, 0xff]);
     fs::write(&path, &bytes).unwrap();
     assert!(open(&path).is_err());
+    let mut bytes = fs::read(fixtures().join("cine.dcm")).unwrap();
+    let frames = bytes.windows(6).position(|element| element == [0x28, 0, 8, 0, b'I', b'S']).unwrap();
+    bytes.splice(frames + 6..frames + 10, *b"\x08\x0000099999");
+    fs::write(&path, &bytes).unwrap();
+    assert!(open(&path).unwrap_err().to_string().contains("promises 99999 frames"));
 }

@@ -115,7 +115,9 @@ mod tests {
     fn values_are_i16_while_they_fit() {
         let built = |values: &[f64]| {
             let mut builder = VoxelBuilder::with_capacity(usize::MAX);
-            values.iter().for_each(|value| builder.push(*value));
+            for value in values {
+                builder.push(*value);
+            }
             builder.finish()
         };
         assert_eq!(built(&[-32768.0, 32767.0]), Voxels::I16(vec![-32768, 32767]));

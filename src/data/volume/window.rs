@@ -256,3 +256,57 @@ impl<'de> Deserialize<'de> for Window {
         String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_are_read_and_written() {
+        for text in ["auto", "file", "soft-tissue", "lung", "400/40", "1500/-160", "-160..240", "p0.5-p99.5", "p0-p100"]
+        {
+            let window: Window = text.parse().unwrap();
+            assert_eq!(window.to_string(), text);
+            let json = serde_json::to_string(&window).unwrap();
+            assert_eq!(json, format!("\"{text}\""));
+            assert_eq!(serde_json::from_str::<Window>(&json).unwrap(), window);
+        }
+        for (name, ..) in NAMED {
+            assert!(name.parse::<Window>().is_ok(), "{name}");
+        }
+        for (text, part) in [
+            ("0/40", "larger than 0"),
+            ("-5/40", "larger than 0"),
+            ("40..40", "white must be larger"),
+            ("p99-p1", "two increasing percentiles"),
+            ("p0-p101", "from 0 to 100"),
+            ("nan/40", "not a number"),
+            ("belly", "soft-tissue"),
+        ] {
+            let error = text.parse::<Window>().unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn values_are_rounded_and_clipped() {
+        let levels = Levels { low: -160.0, high: 240.0, inverted: false };
+        assert_eq!([-2000.0, -160.0, 40.0, 240.0, 3000.0].map(|value| levels.apply(value)), [0, 0, 128, 255, 255]);
+        let inverted = Levels { inverted: true, ..levels };
+        assert_eq!([-160.0, 240.0].map(|value| inverted.apply(value)), [255, 0]);
+    }
+
+    /// Numbers of numpy.percentile.
+    #[test]
+    fn percentiles_equal_those_of_numpy() {
+        let values: [i16; 10] = [3, 1, -4, 1, 5, 900, 2, 6, 5, -300];
+        let near = |found: [f32; 2], wanted: [f32; 2]| {
+            assert!(found.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-3), "{found:?}, not {wanted:?}");
+        };
+        near(percentiles_i16(&values, [0.5, 99.5]), [-286.68, 859.77]);
+        near(percentiles_i16(&values, [0.0, 30.0]), [-300.0, 1.0]);
+        let sevenths = values.map(|value| f32::from(value) / 7.0);
+        near(percentiles_f32(&sevenths, [0.5, 99.5]), [-40.954_285, 122.824_3]);
+        near(percentiles_f32(&sevenths, [30.0, 100.0]), [0.142_857, 128.571_43]);
+    }
+}

@@ -8,6 +8,7 @@ use zip::ZipArchive;
 
 use super::super::limits::MAX_FILE;
 use super::super::path::first_bytes;
+use super::structure::is_dicom;
 use crate::error::{Error, Result};
 use crate::files;
 
@@ -65,11 +66,18 @@ impl Container {
         }
     }
 
-    /// Name and content of a file.
+    /// Name and content of a file. Of a file of a folder that is not a DICOM file, only the start is read.
     pub(super) fn read(&mut self, index: usize) -> Result<(PathBuf, Vec<u8>)> {
         let path = match self {
             Self::File(path) => path.clone(),
-            Self::Folder(files) => files[index].clone(),
+            Self::Folder(files) => {
+                let mut start = [0; 132];
+                let count = first_bytes(&files[index], &mut start)?;
+                if !is_dicom(&start[..count]) {
+                    return Ok((files[index].clone(), start[..count].to_vec()));
+                }
+                files[index].clone()
+            }
             Self::Zip(zip) => return zip.read(index),
         };
         let bytes = files::read(&path, MAX_FILE).map_err(Error::io(&path, "read"))?;

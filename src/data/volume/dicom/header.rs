@@ -12,6 +12,8 @@ use super::object::Object;
 use super::syntax;
 use crate::error::{Error, Result};
 
+/// Most frames of a file. A header could promise many frames of one pixel.
+const MAX_FRAMES: usize = 1 << 16;
 const DAMAGED: &str = "export the series again from the archive";
 
 /// Header of one DICOM file with an image.
@@ -122,6 +124,9 @@ impl Header {
         let num_frames = usize::try_from(integer(object, tags::NUMBER_OF_FRAMES).unwrap_or(1).max(1));
         let num_frames = num_frames.unwrap_or(usize::MAX);
         check_size(path, [pixels.size[0], pixels.size[1], num_frames])?;
+        if num_frames > MAX_FRAMES {
+            return Err(wrong(path, format!("its header promises {num_frames} frames; {MAX_FRAMES} can be read")));
+        }
         if object.get(tags::MODALITY_LUT_SEQUENCE).is_some() {
             let hint = "export the image with a rescale slope and intercept, or as NIfTI";
             return Err(Error::data(path, "it has a modality lookup table, which cannot be read", hint));

@@ -71,8 +71,9 @@ fn assemble(path: &Path, container: &mut Container, entries: &[Entry], layout: L
         let count = slices[at..].iter().take_while(|slice| slice.entry == entry).count();
         let Entry { index, name, header } = &entries[entry];
         let (_, bytes) = container.read(*index)?;
-        let object = parse(name, &bytes, false)?;
+        let mut object = parse(name, &bytes, false)?;
         drop(bytes);
+        pixels::mark_rgb(&mut object, &header.pixels);
         let pixels = Pixels::new(name, &object, &header.pixels)?;
         for slice in &slices[at..at + count] {
             voxels.add(&pixels, header, slice.frame)?;

@@ -3,7 +3,6 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use dicom_dictionary_std::tags;
 use dicom_object::{DefaultDicomObject, OpenFileOptions};
 
 use super::structure::{self, is_dicom};
@@ -19,12 +18,10 @@ pub(super) fn parse(path: &Path, bytes: &[u8], header_only: bool) -> Result<Obje
         let hint = "give a DICOM file, a folder or zip of DICOM files, or a NIfTI file (`.nii`, `.nii.gz`)";
         return Err(Error::data(path, "it is not a medical image that can be read", hint));
     }
-    structure::check(bytes).map_err(|damage| Error::data(path, damage.reason(), hint))?;
-    let options = OpenFileOptions::new();
-    // float pixels come before the integer ones
-    let options =
-        if header_only { options.read_until(tags::FLOAT_PIXEL_DATA) } else { options.read_to(tags::PIXEL_DATA) };
-    match catch_unwind(AssertUnwindSafe(|| options.from_reader(bytes))) {
+    let checked = structure::check(bytes);
+    let [header, whole] = checked.map_err(|damage| Error::data(path, damage.reason(), hint))?;
+    let bytes = if header_only { header } else { whole };
+    match catch_unwind(AssertUnwindSafe(|| OpenFileOptions::new().from_reader(bytes))) {
         Ok(Ok(object)) => Ok(object),
         Ok(Err(_)) | Err(_) => Err(Error::data(path, "its DICOM header is damaged and cannot be read", hint)),
     }

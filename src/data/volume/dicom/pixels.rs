@@ -15,6 +15,58 @@ use super::object::Object;
 use super::syntax;
 use crate::error::{Error, Result};
 
+/// Marks JPEG images that are stored as RGB by the names of their components; the decoder takes others for YCbCr.
+pub(super) fn mark_rgb(object: &mut Object, format: &PixelFormat) {
+    if format.photometric != Photometric::Rgb || !syntax::is_lossy_jpeg(&format.syntax) {
+        return;
+    }
+    object.update_value(tags::PIXEL_DATA, |value| {
+        if let Value::PixelSequence(sequence) = value {
+            sequence.fragments_mut().iter_mut().for_each(|fragment| name_components(fragment));
+        }
+    });
+}
+
+/// Renames the three components of a JPEG image to R, G and B, unless a marker of Adobe says that it is YCbCr.
+fn name_components(jpeg: &mut [u8]) {
+    let header = jpeg.get(..1024).unwrap_or(jpeg);
+    let adobe = header.windows(5).position(|name| name == b"Adobe");
+    if adobe.and_then(|at| header.get(at + 11)).is_some_and(|transform| *transform != 0) {
+        return;
+    }
+    let (mut at, mut names) = (2, [0; 3]);
+    while let Some(&[0xff, marker, high, low]) = jpeg.get(at..at + 4) {
+        let next = at + 2 + big_endian(&[high, low]);
+        if is_frame_header(marker)
+            && let Some(frame) = jpeg.get_mut(at + 9..at + 17)
+            && frame[0] == 3
+        {
+            names = [frame[1], frame[4], frame[7]];
+            (frame[1], frame[4], frame[7]) = (b'R', b'G', b'B');
+        }
+        if marker == 0xda {
+            let Some([count, scan @ ..]) = jpeg.get_mut(at + 4..next) else { return };
+            for selector in scan.iter_mut().step_by(2).take(usize::from(*count)) {
+                if let Some(index) = names.iter().position(|name| name == selector) {
+                    *selector = b"RGB"[index];
+                }
+            }
+            // the data of the scan end at the next marker
+            let data = jpeg.get(next..).unwrap_or_default().windows(2);
+            let is_marker = |pair: &[u8]| pair[0] == 0xff && !matches!(pair[1], 0 | 0xff | 0xd0..=0xd7);
+            let Some(length) = data.into_iter().position(is_marker) else { return };
+            at = next + length;
+        } else {
+            at = next;
+        }
+    }
+}
+
+/// True for the markers SOF0 to SOF15.
+fn is_frame_header(marker: u8) -> bool {
+    matches!(marker, 0xc0..=0xcf) && !matches!(marker, 0xc4 | 0xc8 | 0xcc)
+}
+
 /// The pixel data of one file.
 pub(super) struct Pixels<'a> {
     path: &'a Path,
@@ -83,7 +135,9 @@ impl<'a> Pixels<'a> {
                 Ok(Ok(decoded)) => Ok(Cow::Owned(decoded.into_data())),
                 Ok(Err(error)) => {
                     let reason = format!("the pixels of frame {} cannot be decoded: {}", frame + 1, cause(&error));
-                    Err(damaged(self.path, reason))
+                    let hint = "decompress it with another program, for example GDCM: `gdcmconv --raw IN OUT`; if that fails \
+                                too, the file is damaged";
+                    Err(Error::data(self.path, reason, hint))
                 }
                 Err(_) => Err(damaged(self.path, format!("the compressed pixels of frame {} are damaged", frame + 1))),
             };
@@ -194,7 +248,7 @@ fn jpeg_size(bytes: &[u8]) -> Option<[usize; 2]> {
             at += 1;
             continue;
         }
-        if matches!(marker[1], 0xc0..=0xcf) && !matches!(marker[1], 0xc4 | 0xc8 | 0xcc) {
+        if is_frame_header(marker[1]) {
             let size = bytes.get(at + 5..at + 9)?;
             return Some([big_endian(&size[2..]), big_endian(&size[..2])]);
         }

@@ -18,7 +18,8 @@ const UNDEFINED: u32 = u32::MAX;
 const ITEM: (u16, u16) = (0xfffe, 0xe000);
 const ITEM_END: (u16, u16) = (0xfffe, 0xe00d);
 const SEQUENCE_END: (u16, u16) = (0xfffe, 0xe0dd);
-const PIXEL_DATA: (u16, u16) = (0x7fe0, 0x0010);
+/// Group of the pixel data, also of floating-point ones.
+const PIXELS: u16 = 0x7fe0;
 /// Value representations with a length of 16 bits.
 const SHORT: [&[u8; 2]; 21] = [
     b"AE", b"AS", b"AT", b"CS", b"DA", b"DS", b"DT", b"FL", b"FD", b"IS", b"LO", b"LT", b"PN", b"SH", b"SL", b"SS",
@@ -55,18 +56,19 @@ impl Damage {
     }
 }
 
-/// Checks a DICOM file up to its pixel data.
+/// Checks a DICOM file up to the end of its pixel data, and returns the bytes before them and those with them. What follows
+/// is not checked and must not be parsed. Both are the whole file if its data set is deflated.
 ///
 /// # Errors
 /// What is wrong.
-pub(crate) fn check(bytes: &[u8]) -> Result<(), Damage> {
+pub(crate) fn check(bytes: &[u8]) -> Result<[&[u8]; 2], Damage> {
     let start = if bytes.starts_with(b"DICM") { 4 } else { 132 };
     let meta = Walker { bytes, is_implicit: false, is_big: false };
     let (dataset, syntax) = meta.file_meta(start)?;
     let walker = |bytes, is_implicit, is_big| Walker { bytes, is_implicit, is_big };
-    match syntax {
-        b"1.2.840.10008.1.2" => walker(bytes, true, false).dataset(dataset, 0, bytes.len()).map(drop),
-        b"1.2.840.10008.1.2.2" => walker(bytes, false, true).dataset(dataset, 0, bytes.len()).map(drop),
+    let [start, end] = match syntax {
+        b"1.2.840.10008.1.2" => walker(bytes, true, false).pixels(dataset)?,
+        b"1.2.840.10008.1.2.2" => walker(bytes, false, true).pixels(dataset)?,
         b"1.2.840.10008.1.2.1.99" => {
             let mut inflated = Vec::new();
             let source = bytes.get(dataset..).unwrap_or_default();
@@ -74,10 +76,12 @@ pub(crate) fn check(bytes: &[u8]) -> Result<(), Damage> {
             if read.is_err() || inflated.len() as u64 > MAX_INFLATED {
                 return Err(Damage::Deflate);
             }
-            walker(&inflated, false, false).dataset(0, 0, inflated.len()).map(drop)
+            walker(&inflated, false, false).pixels(0)?;
+            [bytes.len(), bytes.len()]
         }
-        _ => walker(bytes, false, false).dataset(dataset, 0, bytes.len()).map(drop),
-    }
+        _ => walker(bytes, false, false).pixels(dataset)?,
+    };
+    Ok([&bytes[..start], &bytes[..end]])
 }
 
 #[derive(Clone, Copy)]
@@ -143,25 +147,36 @@ impl<'a> Walker<'a> {
         Ok(Element { tag, vr: Some(vr), length: self.u32(at + 8)?, value: at + 12 })
     }
 
-    /// Walks over elements until `limit`, the end of an item or the pixel data; the position after them.
-    fn dataset(&self, mut at: usize, depth: usize, limit: usize) -> Result<usize, Damage> {
+    /// Start and end of the pixel data of a data set; its end if there are none.
+    fn pixels(&self, mut at: usize) -> Result<[usize; 2], Damage> {
+        let limit = self.bytes.len();
         // less than the header of an element is padding
+        while at + 8 <= limit {
+            let element = self.element(at)?;
+            let end = self.value(&element, 0, limit)?;
+            if element.tag.0 == PIXELS {
+                return Ok([at, end]);
+            }
+            at = end;
+        }
+        Ok([at.min(limit), at.min(limit)])
+    }
+
+    /// Walks over elements until `limit` or the end of an item; the position after them.
+    fn dataset(&self, mut at: usize, depth: usize, limit: usize) -> Result<usize, Damage> {
         while at + 8 <= limit {
             let element = self.element(at)?;
             if element.tag == ITEM_END {
                 return Ok(element.value);
             }
             at = self.value(&element, depth, limit)?;
-            if depth == 0 && element.tag == PIXEL_DATA {
-                return Ok(at);
-            }
         }
         Ok(limit)
     }
 
     /// The position after the value of an element.
     fn value(&self, element: &Element, depth: usize, limit: usize) -> Result<usize, Damage> {
-        let is_fragments = matches!(&element.vr, Some(vr) if vr == b"OB" || vr == b"OW") || element.tag == PIXEL_DATA;
+        let is_fragments = matches!(&element.vr, Some(vr) if vr == b"OB" || vr == b"OW") || element.tag.0 == PIXELS;
         if element.length == UNDEFINED && is_fragments {
             return self.fragments(element.value, limit);
         }
@@ -240,7 +255,7 @@ mod tests {
     #[test]
     fn a_length_beyond_the_file_is_found() {
         let element = [0x28, 0, 0x10, 0, b'U', b'S', 2, 0, 1, 0];
-        assert_eq!(check(&file(EXPLICIT, &element)), Ok(()));
+        assert!(check(&file(EXPLICIT, &element)).is_ok());
         assert_eq!(check(&file(EXPLICIT, &element[..9])), Err(Damage::Truncated));
         let huge = [0xe0, 0x7f, 0x10, 0, b'O', b'W', 0, 0, 0xfe, 0xff, 0xff, 0xff, 1, 2];
         assert_eq!(check(&file(EXPLICIT, &huge)), Err(Damage::Truncated));
@@ -273,7 +288,10 @@ mod tests {
         let without_end = file(EXPLICIT, &pixels);
         pixels.extend([0xfe, 0xff, 0xdd, 0xe0, 0, 0, 0, 0]);
         pixels.extend([1; 20]);
-        assert_eq!(check(&file(EXPLICIT, &pixels)), Ok(()));
+        // the parser gets nothing of what follows
+        let whole = file(EXPLICIT, &pixels);
+        let [header, with_pixels] = check(&whole).unwrap();
+        assert_eq!((whole.len() - header.len(), whole.len() - with_pixels.len()), (pixels.len(), 20));
         assert_eq!(check(&without_end), Err(Damage::Truncated));
     }
 }

@@ -87,6 +87,11 @@ pub(super) const BIG_ENDIAN: &str = "1.2.840.10008.1.2.2";
 /// RLE Lossless.
 pub(super) const RLE: &str = "1.2.840.10008.1.2.5";
 
+/// True for JPEG Baseline and Extended.
+pub(super) fn is_lossy_jpeg(uid: &str) -> bool {
+    matches!(uid, "1.2.840.10008.1.2.4.50" | "1.2.840.10008.1.2.4.51")
+}
+
 /// True for JPEG 2000.
 pub(super) fn is_jpeg_2000(uid: &str) -> bool {
     uid.strip_prefix("1.2.840.10008.1.2.4.")
