@@ -22,6 +22,7 @@ mod memory;
 mod merge;
 mod negatives;
 mod plan;
+mod prepared_volumes;
 mod pth;
 mod reference;
 mod resident;
