@@ -16,7 +16,7 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
     Check(CheckArgs),
-    Prepare(PrepareArgs),
+    Prepare(Box<PrepareArgs>),
     Phantom(PhantomArgs),
 }
 

@@ -60,8 +60,9 @@ pub(super) struct PrepareArgs {
     patients: Option<PathBuf>,
     /// Add rows about images without the target, at most RATIO for each image with it [default: all such images; of
     /// volumes 1]
-    #[arg(long, value_name = "RATIO", num_args = 0..=1, require_equals = true)]
-    negatives: Option<Option<f64>>,
+    #[arg(long, value_name = "RATIO", num_args = 0..=1, require_equals = true, default_missing_value = "usual",
+        value_parser = negatives)]
+    negatives: Option<Negatives>,
     /// Direction of the slices of volumes: axial, coronal or sagittal
     #[arg(long, value_name = "NAME", default_value = "axial")]
     axis: String,
@@ -108,10 +109,23 @@ pub(super) struct PrepareArgs {
     labels: String,
 }
 
+fn negatives(text: &str) -> std::result::Result<Negatives, String> {
+    match text {
+        "usual" => Ok(Negatives::Usual),
+        ratio => {
+            ratio.parse().map(Negatives::PerPositive).map_err(|_| "give a number above 0, for example 1".to_owned())
+        }
+    }
+}
+
 pub(super) fn prepare_root(args: &PrepareArgs, context: &Context) -> anyhow::Result<Outcome> {
     let report = prepare::prepare(&options(args)?, context.progress.as_ref())?;
     for text in warnings(&report, args) {
         context.progress.on(&Event::Warning(text));
+    }
+    if report.absent_left_out > 0 {
+        let text = format!("{} masks without target are left out; see `--negatives`", report.absent_left_out);
+        context.progress.on(&Event::Note(text));
     }
     report.notes.iter().for_each(|text| context.progress.on(&Event::Note(text.clone())));
     if let Some(intensity) = report.intensity.filter(|_| report.images > 0) {
@@ -144,16 +158,13 @@ fn warnings(report: &PrepareReport, args: &PrepareArgs) -> Vec<String> {
             first.display()
         ));
     }
-    if report.absent_left_out > 0 {
-        texts.push(format!("{} masks without target are left out; see `--negatives`", report.absent_left_out));
-    }
     let fractions = [(Split::Val, args.val_frac), (Split::Test, args.test_frac)];
     for (split, _) in fractions.into_iter().filter(|(_, fraction)| *fraction > 0.0 && !args.append && report.images > 0)
     {
         if !report.images_by_split.contains_key(split.name()) {
             texts.push(match report.patients {
-                Some(count) => format!("{count} patients are too few for a `{split}` split, which has no images"),
-                None => format!("{} images are too few for a `{split}` split, which has no images", report.images),
+                Some(count) => format!("too few patients ({count}) for a `{split}` split, which has no images"),
+                None => format!("too few images ({}) for a `{split}` split, which has none", report.images),
             });
         }
     }
@@ -184,11 +195,7 @@ fn options(args: &PrepareArgs) -> Result<PrepareOptions> {
     Ok(PrepareOptions {
         append: args.append,
         patients,
-        negatives: match args.negatives {
-            None => Negatives::Skipped,
-            Some(None) => Negatives::Usual,
-            Some(Some(ratio)) => Negatives::PerPositive(ratio),
-        },
+        negatives: args.negatives.unwrap_or_default(),
         zones,
         several: if args.regions { Several::Regions } else { Several::Together },
         target: args.target.clone(),

@@ -43,7 +43,8 @@ fn a_prediction_on_a_volume_has_the_window_of_the_training_images() {
          P1.zip\nhint: choose one for all of them, for example `--window soft-tissue`, or prepare them as different \
          modalities",
     );
-    let report = &objects(&done(prepare("ct", &["--window", "350/50", "--val-frac", "0.5"]).arg("--json")))[0];
+    let text = done(prepare("ct", &["--window", "350/50", "--val-frac", "0.5"]).arg("--json"));
+    let report = &objects(&text).pop().unwrap();
     assert_eq!((&report["volumes"], &report["patients"], &report["absent"]), (&2.into(), &2.into(), &2.into()));
     assert_eq!(report["intensity"]["window"], "350/50");
     let checked = &objects(&done(prsmed().args(["--json", "data", "check"]).arg(&root)))[0];

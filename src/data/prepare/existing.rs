@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::{PrepareOptions, Skipped};
+use super::item::Skipped;
+use super::options::PrepareOptions;
 use crate::data::manifest::{Manifest, Split};
 use crate::{Error, Result};
 

@@ -2,7 +2,7 @@
 
 use image::GrayImage;
 
-use super::Several;
+use super::options::Several;
 use crate::data::decode::StoredMask;
 use crate::data::position::{self, Region, Zones};
 

@@ -9,9 +9,12 @@ use image::{DynamicImage, GrayImage};
 use rayon::prelude::*;
 
 use super::existing::Existing;
+use super::item::{Item, Skipped, png};
 use super::location::{binary, describe};
+use super::options::{MASK_SUFFIXES, PrepareOptions};
 use super::structures::Structure;
-use super::{Item, MASK_SUFFIXES, PrepareOptions, Skipped, Work, png, write};
+use super::work::Work;
+use super::write;
 use crate::data::annotation::EXTENSIONS;
 use crate::data::bit_depth::DepthReport;
 use crate::data::decode::{self, StoredMask};

@@ -83,7 +83,12 @@ impl Finder {
 
 /// A file name without its extension; `.nii.gz` is one extension.
 pub(super) fn stem_of(name: &str) -> &str {
-    let name = name.strip_suffix(".gz").filter(|rest| rest.ends_with(".nii")).unwrap_or(name);
+    let ends_in = |end: &str| {
+        name.split_at_checked(name.len().saturating_sub(end.len())).filter(|(_, tail)| tail.eq_ignore_ascii_case(end))
+    };
+    if let Some((stem, _)) = ends_in(".nii.gz").filter(|(stem, _)| !stem.is_empty()) {
+        return stem;
+    }
     name.rsplit_once('.').map_or(name, |(stem, _)| if stem.is_empty() { name } else { stem })
 }
 

@@ -6,58 +6,57 @@ use rand::SeedableRng;
 use rand::seq::IndexedRandom;
 use rand_chacha::ChaCha8Rng;
 
+use super::item::Item;
 use super::location::LocationWords;
-use super::{Item, PrepareOptions};
+use super::options::PrepareOptions;
 use crate::data::manifest::Split;
 use crate::data::templates::{self, Templates, Words};
 use crate::{Error, Result, files};
 
-/// Optional columns that the items need.
-struct Columns {
-    present: bool,
-    patient: bool,
-    spacing: bool,
-    slice: bool,
+/// Optional columns, which a file has if an item needs them.
+#[derive(Clone, Copy)]
+enum Column {
+    Present,
+    Patient,
+    Spacing,
+    Slice,
 }
 
-impl Columns {
-    fn of(items: &[Item]) -> Self {
-        Self {
-            present: items.iter().any(|item| item.location.is_none()),
-            patient: items.iter().any(|item| item.patient.is_some()),
-            spacing: items.iter().any(|item| item.spacing_mm.is_some()),
-            slice: items.iter().any(|item| item.slice.is_some()),
+impl Column {
+    /// The columns that the items need.
+    fn of(items: &[Item]) -> Vec<Self> {
+        let needs = |column: &Self| match column {
+            Self::Present => items.iter().any(|item| item.location.is_none()),
+            Self::Patient => items.iter().any(|item| item.patient.is_some()),
+            Self::Spacing => items.iter().any(|item| item.spacing_mm.is_some()),
+            Self::Slice => items.iter().any(|item| item.slice.is_some()),
+        };
+        [Self::Present, Self::Patient, Self::Spacing, Self::Slice].into_iter().filter(needs).collect()
+    }
+
+    fn names(self) -> &'static [&'static str] {
+        match self {
+            Self::Present => &["present"],
+            Self::Patient => &["patient"],
+            Self::Spacing => &["spacing_x_mm", "spacing_y_mm"],
+            Self::Slice => &["volume", "slice"],
         }
     }
 
-    fn header(&self) -> Vec<&'static str> {
-        let optional = [
-            (self.present, &["present"][..]),
-            (self.patient, &["patient"]),
-            (self.spacing, &["spacing_x_mm", "spacing_y_mm"]),
-            (self.slice, &["volume", "slice"]),
-        ];
-        let optional = optional.into_iter().filter(|(needed, _)| *needed).flat_map(|(_, names)| names);
-        ["image_path", "question", "answer", "position", "split"].iter().chain(optional).copied().collect()
-    }
-
-    /// The cells of an item in the optional columns.
-    fn cells(&self, item: &Item) -> Vec<String> {
-        let mut cells = Vec::new();
-        if self.present {
-            cells.push(if item.location.is_some() { "1" } else { "0" }.to_owned());
+    /// The cells of an item; empty if it has no such value.
+    fn cells(self, item: &Item) -> Vec<String> {
+        match self {
+            Self::Present => vec![if item.location.is_some() { "1" } else { "0" }.to_owned()],
+            Self::Patient => vec![item.patient.clone().unwrap_or_default()],
+            Self::Spacing => {
+                let cell = |side: usize| item.spacing_mm.map_or_else(String::new, |mm| mm[side].to_string());
+                vec![cell(0), cell(1)]
+            }
+            Self::Slice => {
+                let (volume, slice) = item.slice.clone().map_or_else(Default::default, |(v, s)| (v, s.to_string()));
+                vec![volume, slice]
+            }
         }
-        if self.patient {
-            cells.push(item.patient.clone().unwrap_or_default());
-        }
-        if self.spacing {
-            cells.extend([0, 1].map(|side| item.spacing_mm.map_or_else(String::new, |mm| mm[side].to_string())));
-        }
-        if self.slice {
-            let (volume, slice) = item.slice.clone().map_or_else(Default::default, |(v, s)| (v, s.to_string()));
-            cells.extend([volume, slice]);
-        }
-        cells
     }
 }
 
@@ -73,16 +72,18 @@ pub(super) fn write(
     templates: &Templates,
 ) -> Result<usize> {
     let failed = |error: csv::Error| Error::io(path, "write")(error.into());
-    let columns = Columns::of(items);
+    let columns = Column::of(items);
     let mut csv = csv::Writer::from_writer(Vec::new());
-    csv.write_record(columns.header()).map_err(failed)?;
+    let optional = columns.iter().flat_map(|column| column.names());
+    csv.write_record(["image_path", "question", "answer", "position", "split"].iter().chain(optional))
+        .map_err(failed)?;
     let mut rows = 0;
     for (number, (item, split)) in items.iter().zip(splits).enumerate() {
         let mut rng = ChaCha8Rng::seed_from_u64(options.seed);
         rng.set_stream(1 + number as u64);
         let mask_path = format!("{}/{split}_masks/{}.png", options.modality, item.stem);
         let position = item.location.as_ref().map(LocationWords::label).unwrap_or_default();
-        let optional = columns.cells(item);
+        let optional: Vec<String> = columns.iter().flat_map(|column| column.cells(item)).collect();
         for (question, answer) in questions(item, options, templates, &mut rng) {
             let first = [&mask_path, &question, &answer, &position, split.name()];
             let optional = optional.iter().map(String::as_str);

@@ -6,7 +6,8 @@ use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
-use super::{Item, PrepareOptions};
+use super::item::Item;
+use super::options::PrepareOptions;
 use crate::data::manifest::Split;
 
 /// The split of every item. `known` are the splits of patients that the data root already contains.

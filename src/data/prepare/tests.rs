@@ -8,7 +8,9 @@ use super::location::{binary, describe};
 use super::*;
 use crate::data::check;
 use crate::data::decode::StoredMask;
+use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, Row, Target};
+use crate::data::position::Zones;
 use crate::event::{Event, Silent};
 use crate::location::first_location;
 

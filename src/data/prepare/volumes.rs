@@ -11,11 +11,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use image::{DynamicImage, GrayImage};
 use rayon::prelude::*;
 
+use super::item::{Item, Skipped, png};
 use super::location::describe;
+use super::options::{PrepareOptions, SliceOptions};
 use super::pairs::{FilePair, by_stem, is_image, unique_by_stem, without_suffix};
 use super::patients::stem_of;
 use super::structures::Structure;
-use super::{Item, PrepareOptions, Skipped, SliceOptions, Work, png, write};
+use super::work::Work;
+use super::write;
 use crate::data::manifest::Split;
 use crate::data::volume::path::split_selection;
 use crate::data::volume::{self, LabelMap, Levels, Plane, Volume, Window, labels};

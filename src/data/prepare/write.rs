@@ -4,7 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-use super::PrepareOptions;
+use super::options::PrepareOptions;
 use crate::data::manifest::Split;
 use crate::{Error, Result, files};
 
