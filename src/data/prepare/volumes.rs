@@ -180,16 +180,16 @@ fn file_name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// A volume with the masks of its structures: 1 inside, 0 outside.
-struct Opened {
+/// A volume with its label map.
+struct Opened<'a> {
     volume: Volume,
     plane: Plane,
-    masks: Vec<Vec<u8>>,
-    notes: Vec<String>,
+    labels: LabelMap,
+    structures: &'a [Structure],
 }
 
-impl Opened {
-    fn open(pair: &FilePair, work: &Work) -> Result<Self, Skipped> {
+impl<'a> Opened<'a> {
+    fn open(pair: &FilePair, work: &'a Work) -> Result<Self, Skipped> {
         let skip = |path: &Path, reason: String| Skipped { path: path.to_owned(), reason };
         let unusable = |path: &Path, error: &Error| {
             let reason = match error {
@@ -201,16 +201,24 @@ impl Opened {
         let volume = volume::open(&pair.image).map_err(|error| unusable(&pair.image, &error))?;
         let on_grid = |labels: LabelMap| labels.on_grid(&pair.mask, &volume.grid, work.options.slices.resample);
         let labels = labels::open(&pair.mask).and_then(on_grid).map_err(|error| unusable(&pair.mask, &error))?;
-        let masks = work.structures.iter().map(|structure| mask(&labels, structure)).collect::<Result<_, String>>();
-        let masks = masks.map_err(|reason| skip(&pair.mask, reason))?;
+        check_labels(&labels, &work.structures).map_err(|reason| skip(&pair.mask, reason))?;
         let plane = volume.plane(work.options.slices.axis);
-        let notes = volume.notes.iter().chain(&labels.notes).cloned().collect();
-        Ok(Self { volume, plane, masks, notes })
+        Ok(Self { volume, plane, labels, structures: &work.structures })
+    }
+
+    /// What was assumed about the volume and its label map.
+    fn notes(&self) -> Vec<String> {
+        self.volume.notes.iter().chain(&self.labels.notes).cloned().collect()
     }
 
     /// The mask of a structure on a slice as 0 and 255.
     fn mask(&self, structure: usize, slice: usize) -> Result<GrayImage> {
-        self.plane.mask(&self.masks[structure], slice)
+        let chosen = self.structures[structure].labels;
+        let is_inside = |label: u16| if chosen.is_empty() { label > 0 } else { chosen.contains(label) };
+        let labels = self.plane.values(&self.labels.values, slice)?;
+        let pixels = labels.into_iter().map(|label| if is_inside(label) { 255 } else { 0 }).collect();
+        let [width, height] = self.plane.size.map(|side| u32::try_from(side).unwrap_or(u32::MAX));
+        GrayImage::from_raw(width, height, pixels).ok_or_else(|| Error::Shape { reason: "a slice is too wide".into() })
     }
 
     /// A slice as PNG.
@@ -227,16 +235,15 @@ impl Opened {
 /// Levels that change no grey value of 8 bits.
 const FULL: Levels = Levels { low: 0.0, high: 255.0, inverted: false };
 
-/// The voxels of a structure: 1, others 0.
-fn mask(labels: &LabelMap, structure: &Structure) -> Result<Vec<u8>, String> {
+/// Refuses a label map of several labels if none is chosen.
+fn check_labels(labels: &LabelMap, structures: &[Structure]) -> Result<(), String> {
     let found = labels.labels();
-    if structure.labels.is_empty() && found.len() > 1 {
-        let all: Vec<String> = found.iter().map(|(label, count)| format!("{label} ({count} voxels)")).collect();
-        let reason = "choose with `--labels 2`, or name them with `--labels 1=liver,2=tumour`";
-        return Err(format!("the label map has several labels: {}; {reason}", all.join(", ")));
+    if found.len() < 2 || structures.iter().all(|structure| !structure.labels.is_empty()) {
+        return Ok(());
     }
-    let is_inside = |label: u16| if structure.labels.is_empty() { label > 0 } else { structure.labels.contains(label) };
-    Ok(labels.values.iter().map(|label| u8::from(is_inside(*label))).collect())
+    let all: Vec<String> = found.iter().map(|(label, count)| format!("{label} ({count} voxels)")).collect();
+    let choice = "choose with `--labels 2`, or name them with `--labels 1=liver,2=tumour`";
+    Err(format!("the label map has several labels: {}; {choice}", all.join(", ")))
 }
 
 type OfVolume = (UsableVolume, Vec<SliceItem>, Vec<String>);
@@ -285,7 +292,7 @@ fn of_volume(pair: FilePair, number: usize, work: &Work, window: Window) -> Resu
         let reason = "no slice has the target; `--negatives` adds slices without it";
         return Err(Skipped { path: pair.mask, reason: reason.to_owned() });
     }
-    Ok((UsableVolume { pair, window, levels }, items, opened.notes))
+    Ok((UsableVolume { pair, window, levels }, items, opened.notes()))
 }
 
 /// Writes the slices and their masks.
