@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+use super::dicom;
 use super::grid::{Affine, Grid, corners, length, subtract};
 use super::nifti;
 use super::path::{first_bytes, split_selection};
@@ -22,24 +23,33 @@ pub struct LabelMap {
     pub values: Vec<u16>,
     /// Size and position in the patient.
     pub grid: Grid,
+    /// Names of the segments of a DICOM SEG; empty for NIfTI.
+    pub names: LabelNames,
     /// What was assumed, in sentences for the user.
     pub notes: Vec<String>,
+    /// True for a DICOM SEG, whose grid has no slices before the first segment and after the last one.
+    is_part: bool,
 }
 
-/// Opens a label map: a NIfTI file of whole numbers from 0 to 65535. `PATH#N` chooses a volume of a 4-D file.
+/// Opens a label map: a NIfTI file of whole numbers from 0 to 65535, or a DICOM SEG with binary segments, whose labels are
+/// the segment numbers. `PATH#N` chooses a volume of a 4-D NIfTI file.
 ///
 /// # Errors
 /// [`Error::Data`] for other files and values; [`Error::Io`].
 pub fn open(path: &Path) -> Result<LabelMap> {
     let (path, selected) = split_selection(path);
-    let mut start = [0; 4];
+    let mut start = [0; 132];
     let num_bytes = first_bytes(&path, &mut start)?;
+    if dicom::is_dicom(&start[..num_bytes]) {
+        let dicom::segments::Segments { values, grid, names, notes } = dicom::segments::read(&path)?;
+        return Ok(LabelMap { values, grid, names: LabelNames(names), notes, is_part: true });
+    }
     if !nifti::is_nifti(&path, &start[..num_bytes]) {
-        let hint = "convert it to NIfTI (`.nii.gz`); dcmqi's `segimage2itkimage` converts a DICOM SEG";
-        return Err(Error::data(&path, "it is not a label map: it is not a NIfTI file", hint));
+        let hint = "give a NIfTI file (`.nii.gz`) or a DICOM SEG (`.dcm`)";
+        return Err(Error::data(&path, "it is not a label map that can be read", hint));
     }
     let (values, grid, notes) = nifti::open_labels(&path, selected)?;
-    Ok(LabelMap { values, grid, notes })
+    Ok(LabelMap { values, grid, names: LabelNames::default(), notes, is_part: false })
 }
 
 impl LabelMap {
@@ -58,8 +68,9 @@ impl LabelMap {
         self.values.iter().map(|value| u8::from(*value == label)).collect()
     }
 
-    /// The label map on the grid of a volume. Flipped and permuted axes are reordered exactly. `resample` allows any
-    /// grid: each voxel gets the label of the nearest voxel, and 0 outside of the label map.
+    /// The label map on the grid of a volume. Flipped and permuted axes are reordered exactly, and the slices that a DICOM
+    /// SEG lacks are empty. `resample` allows any grid: each voxel gets the label of the nearest voxel, and 0 outside of
+    /// the label map.
     ///
     /// # Errors
     /// [`Error::Data`] that names `path` and says what differs, for another grid without `resample`.
@@ -69,16 +80,34 @@ impl LabelMap {
         };
         let map = inverse.after(&grid.affine);
         if let Some(steps) = exact_steps(&map, grid.size, self.grid.size) {
-            return Ok(Self { values: reorder(&self.values, steps, grid.size), grid: grid.clone(), notes: self.notes });
+            return Ok(Self { values: reorder(&self.values, steps, grid.size), grid: grid.clone(), ..self });
         }
-        if resample {
+        if resample || (self.is_part && is_inside(&self.grid, grid)) {
             let values = nearest(&self, &map, grid.size);
-            return Ok(Self { values, grid: grid.clone(), notes: self.notes });
+            return Ok(Self { values, grid: grid.clone(), ..self });
         }
         let reason = format!("its grid is not that of the volume: {}", differences(&self.grid, grid));
         let hint = "use the label map of this volume, or allow resampling to the nearest voxel with `--resample`";
         Err(Error::data(path, reason, hint))
     }
+}
+
+/// True if every voxel of `part` is a voxel of `whole`.
+fn is_inside(part: &Grid, whole: &Grid) -> bool {
+    let Some(map) = whole.affine.inverse().map(|inverse| inverse.after(&part.affine)) else { return false };
+    let are_steps_whole = (0..3).filter(|axis| part.size[*axis] > 1).all(|axis| {
+        let step = map.step(axis);
+        let largest = step.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+        (largest - 1.0).abs() < 0.01 && (length(step) - 1.0).abs() < 0.01
+    });
+    are_steps_whole
+        && corners(part.size).all(|corner| {
+            let place = map.apply(corner);
+            (0..3).all(|axis| {
+                let nearest = place[axis].round();
+                (place[axis] - nearest).abs() <= TOLERANCE && (0.0..whole.size[axis] as f64).contains(&nearest)
+            })
+        })
 }
 
 /// First linear index and steps of the linear index in the label map, along the axes of the target.
@@ -230,7 +259,13 @@ mod tests {
     fn numbered(size: [usize; 3], affine: Affine) -> LabelMap {
         let count = size.iter().product::<usize>();
         let values = (0..count).map(|index| u16::try_from(index).unwrap()).collect();
-        LabelMap { values, grid: Grid { size, affine }, notes: Vec::new() }
+        LabelMap {
+            values,
+            grid: Grid { size, affine },
+            names: LabelNames::default(),
+            notes: Vec::new(),
+            is_part: false,
+        }
     }
 
     /// An oblique grid of 4x3x2 voxels, and its axes permuted and flipped in all 48 ways.
@@ -315,7 +350,7 @@ mod tests {
     #[test]
     fn labels_are_counted() {
         let affine = Affine::from_columns([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], [0.0; 3]);
-        let map = LabelMap { values: vec![0, 5, 5, 1], grid: Grid { size: [4, 1, 1], affine }, notes: Vec::new() };
+        let map = LabelMap { values: vec![0, 5, 5, 1], ..numbered([4, 1, 1], affine) };
         assert_eq!(map.labels(), BTreeMap::from([(1, 1), (5, 2)]));
         assert_eq!(map.mask(5), [0, 1, 1, 0]);
     }

@@ -290,9 +290,44 @@ fn huge_dimensions_are_errors() {
     bytes[rows + 8..rows + 10].copy_from_slice(&[0xff, 0xff]);
     fs::write(&path, &bytes).unwrap();
     assert!(open(&path).is_err());
+    // the decoder would allocate memory for the number of segments
+    let mut bytes = fs::read(fixtures().join("rle.dcm")).unwrap();
+    let item = bytes.windows(4).rposition(|tag| tag == [0xfe, 0xff, 0, 0xe0]).unwrap();
+    bytes[item + 8..item + 12].fill(0xff);
+    fs::write(&path, &bytes).unwrap();
+    assert!(open(&path).unwrap_err().to_string().contains("RLE data is damaged"));
     let mut bytes = fs::read(fixtures().join("cine.dcm")).unwrap();
     let frames = bytes.windows(6).position(|element| element == [0x28, 0, 8, 0, b'I', b'S']).unwrap();
     bytes.splice(frames + 6..frames + 10, *b"\x08\x0000099999");
     fs::write(&path, &bytes).unwrap();
     assert!(open(&path).unwrap_err().to_string().contains("promises 99999 frames"));
+}
+
+/// Writes segments as DICOM SEG and reads them as a label map. That highdicom reads the same is tested with Python.
+#[test]
+fn a_dicom_segmentation_is_a_label_map_on_its_series() {
+    let out = tempfile::tempdir().unwrap();
+    let path = out.path().join("seg.dcm");
+    for name in ["axial.zip", "oblique.zip", "sagittal.zip", "tilt.zip", "enhanced.dcm"] {
+        let volume = read(name);
+        let count = volume.grid.num_voxels();
+        // slices 1 and 3 of 4 have a mask
+        let mask = |remainder: usize| -> Vec<u8> {
+            (0..count).map(|index| u8::from(index / 30 % 2 == 1 && index % 3 == remainder)).collect()
+        };
+        let (first, second) = (mask(0), mask(1));
+        let segments = [Segment { name: "liver", mask: &first }, Segment { name: "spleen", mask: &second }];
+        write::segments(&path, &segments, &volume).unwrap();
+        let labels = labels::open(&path).unwrap();
+        assert_eq!(labels.names.to_string(), "1=liver,2=spleen");
+        assert_eq!(labels.grid.size, [6, 5, 3], "{name}: from the first to the last slice with a mask");
+        let labels = labels.on_grid(&path, &volume.grid, false).unwrap();
+        assert_eq!((labels.mask(1), labels.mask(2)), (first, second), "{name}");
+        // another series does not fit
+        let other = read(if name == "axial.zip" { "sagittal.zip" } else { "axial.zip" });
+        let error = labels::open(&path).unwrap().on_grid(&path, &other.grid, false);
+        assert!(error.is_err(), "{name}");
+    }
+    let error = labels::open(&fixtures().join("rle.dcm")).unwrap_err().to_string();
+    assert!(error.contains("not a segmentation"), "{error}");
 }

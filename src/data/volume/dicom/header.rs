@@ -213,13 +213,13 @@ fn photometric(path: &Path, object: &InMemDicomObject, samples: usize) -> Result
 }
 
 /// Functional groups of an enhanced multi-frame image, or none.
-struct Groups<'a> {
+pub(super) struct Groups<'a> {
     shared: Option<&'a InMemDicomObject>,
     per_frame: &'a [InMemDicomObject],
 }
 
 impl<'a> Groups<'a> {
-    fn new(object: &'a InMemDicomObject) -> Self {
+    pub(super) fn new(object: &'a InMemDicomObject) -> Self {
         let items = |tag: Tag| object.get(tag).and_then(|element| element.items()).unwrap_or_default();
         Self {
             shared: items(tags::SHARED_FUNCTIONAL_GROUPS_SEQUENCE).first(),
@@ -240,7 +240,12 @@ impl<'a> Groups<'a> {
         candidates.into_iter().flatten().find(|candidate| candidate.get(tag).is_some())
     }
 
-    fn frame(&self, path: &Path, object: &'a InMemDicomObject, frame: usize) -> Result<Frame> {
+    /// A whole number of a frame.
+    pub(super) fn number(&self, object: &'a InMemDicomObject, frame: usize, sequence: Tag, tag: Tag) -> Option<i64> {
+        integer(self.holder(object, frame, sequence, tag)?, tag)
+    }
+
+    pub(super) fn frame(&self, path: &Path, object: &'a InMemDicomObject, frame: usize) -> Result<Frame> {
         let value = |sequence: Tag, tag: Tag| numbers(self.holder(object, frame, sequence, tag)?, tag);
         let first = |sequence: Tag, tag: Tag| value(sequence, tag).and_then(|values| values.first().copied());
         let measures = tags::PIXEL_MEASURES_SEQUENCE;

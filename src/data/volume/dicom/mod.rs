@@ -9,6 +9,7 @@ mod header;
 mod object;
 mod pixels;
 pub mod seg;
+pub(crate) mod segments;
 mod series;
 mod structure;
 mod syntax;

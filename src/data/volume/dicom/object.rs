@@ -21,7 +21,7 @@ pub(super) fn parse(path: &Path, bytes: &[u8], header_only: bool) -> Result<Obje
     let checked = structure::check(bytes);
     let [header, whole] = checked.map_err(|damage| Error::data(path, damage.reason(), hint))?;
     let bytes = if header_only { header } else { whole };
-    match catch_unwind(AssertUnwindSafe(|| OpenFileOptions::new().from_reader(bytes))) {
+    match catch_unwind(AssertUnwindSafe(|| OpenFileOptions::new().from_reader(&*bytes))) {
         Ok(Ok(object)) => Ok(object),
         Ok(Err(_)) | Err(_) => Err(Error::data(path, "its DICOM header is damaged and cannot be read", hint)),
     }

@@ -101,7 +101,7 @@ impl<'a> Pixels<'a> {
                 Some(bytes)
             }
             Value::PixelSequence(sequence) if !syntax::is_native(&format.syntax) => {
-                sequence.fragments().iter().try_for_each(|fragment| check_size(path, fragment, format.size))?;
+                sequence.fragments().iter().try_for_each(|fragment| check_fragment(path, fragment, format))?;
                 None
             }
             _ => return Err(damaged(path, "its pixels are not stored as its transfer syntax says")),
@@ -219,7 +219,17 @@ fn rgb_of_ybr([y, b, r]: [u8; 3]) -> [u8; 3] {
     colours.map(|value| (value + 0.5).floor().clamp(0.0, 255.0) as u8)
 }
 
-/// Fails if a compressed fragment says another size than the header: the decoder would allocate that size.
+/// Fails if a compressed fragment says something that makes its decoder allocate more than the image needs.
+fn check_fragment(path: &Path, fragment: &[u8], format: &PixelFormat) -> Result<()> {
+    if format.syntax != syntax::RLE {
+        return check_size(path, fragment, format.size);
+    }
+    // a header of 64 bytes: the number of segments, and their offsets (PS3.5, G.5)
+    let is_valid = fragment.len() >= 64 && matches!(fragment[..4], [1..=15, 0, 0, 0]);
+    if is_valid { Ok(()) } else { Err(damaged(path, "the header of its RLE data is damaged")) }
+}
+
+/// Fails if a JPEG or JPEG 2000 image has another size than the header: the decoder would allocate that size.
 fn check_size(path: &Path, fragment: &[u8], size: [usize; 2]) -> Result<()> {
     let found = if fragment.starts_with(&[0xff, 0xd8]) { jpeg_size(fragment) } else { jpeg_2000_size(fragment) };
     match found {

@@ -2,7 +2,8 @@
 //!
 //! Source: DICOM PS3.3, A.51 and C.8.20 (Segmentation). The object refers to its images by their UIDs (study, frame of
 //! reference, series, instances), without which no viewer could show it on them. Everything else of the patient and study
-//! modules is empty: name, id, sex, dates and accession number. An archive files such an object under an empty patient;
+//! modules is empty: name, id, sex, dates and accession number. ContentDate and ContentTime
+//! are those of writing. An archive files such an object under an empty patient;
 //! to store it with its patient, copy PatientName and PatientID from the series, for example with `dcmodify`.
 
 use std::path::Path;

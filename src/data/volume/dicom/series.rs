@@ -144,7 +144,7 @@ fn check_equal(path: &Path, entries: &[Entry]) -> Result<()> {
 }
 
 /// Position, row and column direction of a slice, if they are complete.
-fn placed(frame: &Frame) -> Option<([f64; 3], [f64; 3], [f64; 3])> {
+pub(super) fn placed(frame: &Frame) -> Option<([f64; 3], [f64; 3], [f64; 3])> {
     let [a, b, c, d, e, f] = frame.orientation?;
     let (row, column) = ([a, b, c], [d, e, f]);
     let is_unit = |vector| (length(vector) - 1.0).abs() < 0.01;

@@ -3,7 +3,9 @@
 //! The parser allocates the length that an element promises and calls itself for each nested sequence. A damaged or
 //! hostile file could make it use gigabytes of memory or overflow the stack. Source: DICOM PS3.5, chapter 7.
 
+use std::borrow::Cow;
 use std::io::Read;
+use std::ops::Range;
 
 use dicom_core::dictionary::{DataDictionary, DataDictionaryEntry, VirtualVr};
 use dicom_core::{Tag, VR};
@@ -12,6 +14,8 @@ use flate2::read::DeflateDecoder;
 
 /// Deepest nesting of sequences. Enhanced multi-frame files have 3 to 6 levels.
 const MAX_DEPTH: usize = 24;
+/// What the UID of Deflated Explicit VR Little Endian adds to that of Explicit VR Little Endian.
+const DEFLATED_PART: &str = ".99";
 /// Most bytes of a deflated data set.
 const MAX_INFLATED: u64 = 2 << 30;
 const UNDEFINED: u32 = u32::MAX;
@@ -36,6 +40,8 @@ pub(crate) fn is_dicom(bytes: &[u8]) -> bool {
 pub(crate) enum Damage {
     /// An element needs more bytes than there are.
     Truncated,
+    /// The length of numbers is no multiple of their size, after which the parser would lose its place.
+    Length,
     /// Sequences are nested too deeply.
     TooDeep,
     /// A sequence contains something else than items.
@@ -49,6 +55,7 @@ impl Damage {
     pub(crate) fn reason(self) -> &'static str {
         match self {
             Self::Truncated => "it is truncated or damaged: an element is longer than the file",
+            Self::Length => "it is damaged: an element has a length that its numbers cannot have",
             Self::TooDeep => "its sequences are nested too deeply for a DICOM image",
             Self::NoItem => "it is damaged: a sequence has no items",
             Self::Deflate => "it is damaged: its deflated data set cannot be read",
@@ -57,16 +64,16 @@ impl Damage {
 }
 
 /// Checks a DICOM file up to the end of its pixel data, and returns the bytes before them and those with them. What follows
-/// is not checked and must not be parsed. Both are the whole file if its data set is deflated.
+/// is not checked and must not be parsed. A deflated data set is inflated, with its syntax changed accordingly.
 ///
 /// # Errors
 /// What is wrong.
-pub(crate) fn check(bytes: &[u8]) -> Result<[&[u8]; 2], Damage> {
+pub(crate) fn check(bytes: &[u8]) -> Result<[Cow<'_, [u8]>; 2], Damage> {
     let start = if bytes.starts_with(b"DICM") { 4 } else { 132 };
     let meta = Walker { bytes, is_implicit: false, is_big: false };
     let (dataset, syntax) = meta.file_meta(start)?;
     let walker = |bytes, is_implicit, is_big| Walker { bytes, is_implicit, is_big };
-    let [start, end] = match syntax {
+    let [start, end] = match &bytes[syntax.clone()] {
         b"1.2.840.10008.1.2" => walker(bytes, true, false).pixels(dataset)?,
         b"1.2.840.10008.1.2.2" => walker(bytes, false, true).pixels(dataset)?,
         b"1.2.840.10008.1.2.1.99" => {
@@ -76,12 +83,15 @@ pub(crate) fn check(bytes: &[u8]) -> Result<[&[u8]; 2], Damage> {
             if read.is_err() || inflated.len() as u64 > MAX_INFLATED {
                 return Err(Damage::Deflate);
             }
-            walker(&inflated, false, false).pixels(0)?;
-            [bytes.len(), bytes.len()]
+            let ends = walker(&inflated, false, false).pixels(0)?;
+            let mut meta = bytes[..dataset].to_vec();
+            // the UID without its last part, padded
+            meta[syntax.end - DEFLATED_PART.len()..syntax.end].fill(0);
+            return Ok(ends.map(|end| Cow::Owned([&meta, &inflated[..end]].concat())));
         }
         _ => walker(bytes, false, false).pixels(dataset)?,
     };
-    Ok([&bytes[..start], &bytes[..end]])
+    Ok([Cow::Borrowed(&bytes[..start]), Cow::Borrowed(&bytes[..end])])
 }
 
 #[derive(Clone, Copy)]
@@ -107,7 +117,7 @@ impl Element {
     }
 }
 
-impl<'a> Walker<'a> {
+impl Walker<'_> {
     fn u16(&self, at: usize) -> Result<u16, Damage> {
         let bytes = self.bytes.get(at..at + 2).and_then(|bytes| bytes.try_into().ok()).ok_or(Damage::Truncated)?;
         Ok(if self.is_big { u16::from_be_bytes(bytes) } else { u16::from_le_bytes(bytes) })
@@ -118,16 +128,16 @@ impl<'a> Walker<'a> {
         Ok(if self.is_big { u32::from_be_bytes(bytes) } else { u32::from_le_bytes(bytes) })
     }
 
-    /// Start of the data set, and the transfer syntax.
-    fn file_meta(&self, start: usize) -> Result<(usize, &'a [u8]), Damage> {
-        let (mut at, mut syntax) = (start, [].as_slice());
+    /// Start of the data set, and the place of the transfer syntax.
+    fn file_meta(&self, start: usize) -> Result<(usize, Range<usize>), Damage> {
+        let (mut at, mut syntax) = (start, 0..0);
         while at + 8 <= self.bytes.len() && self.u16(at)? == 2 {
             let element = self.element(at)?;
             let end = element.end(self.bytes.len())?;
             if element.tag == (2, 0x10) {
                 let value = self.bytes.get(element.value..end).unwrap_or_default();
                 let length = value.iter().take_while(|byte| byte.is_ascii_digit() || **byte == b'.').count();
-                syntax = &value[..length];
+                syntax = element.value..element.value + length;
             }
             at = end;
         }
@@ -154,7 +164,8 @@ impl<'a> Walker<'a> {
         while at + 8 <= limit {
             let element = self.element(at)?;
             let end = self.value(&element, 0, limit)?;
-            if element.tag.0 == PIXELS {
+            // the group may begin with its length and offsets of frames
+            if element.tag.0 == PIXELS && matches!(element.tag.1, 0x08..=0x10) {
                 return Ok([at, end]);
             }
             at = end;
@@ -185,7 +196,8 @@ impl<'a> Walker<'a> {
             None => element.length == UNDEFINED || is_sequence_in_dictionary(element.tag),
         };
         if !is_sequence {
-            return element.end(limit);
+            let size = element.vr.map_or_else(|| size_in_dictionary(element.tag), number_size);
+            return if element.length.is_multiple_of(size) { element.end(limit) } else { Err(Damage::Length) };
         }
         // the items of an unknown value representation have implicit ones
         let is_implicit = self.is_implicit || element.vr.is_some_and(|vr| &vr == b"UN");
@@ -229,6 +241,24 @@ impl<'a> Walker<'a> {
     }
 }
 
+/// Bytes of one number of a value representation; 1 for text and bytes.
+fn number_size(vr: [u8; 2]) -> u32 {
+    match &vr {
+        b"US" | b"SS" | b"OW" => 2,
+        b"UL" | b"SL" | b"FL" | b"AT" | b"OF" | b"OL" => 4,
+        b"FD" | b"OD" | b"OV" | b"SV" | b"UV" => 8,
+        _ => 1,
+    }
+}
+
+fn size_in_dictionary(tag: (u16, u16)) -> u32 {
+    match StandardDataDictionary.by_tag(Tag(tag.0, tag.1)).map(DataDictionaryEntry::vr) {
+        Some(VirtualVr::Exact(vr)) => number_size(vr.to_bytes()),
+        Some(VirtualVr::Xs | VirtualVr::Ox | VirtualVr::Px) => 2,
+        _ => 1,
+    }
+}
+
 fn is_sequence_in_dictionary(tag: (u16, u16)) -> bool {
     let entry = StandardDataDictionary.by_tag(Tag(tag.0, tag.1));
     entry.is_some_and(|entry| entry.vr() == VirtualVr::Exact(VR::SQ))
@@ -259,8 +289,16 @@ mod tests {
         assert_eq!(check(&file(EXPLICIT, &element[..9])), Err(Damage::Truncated));
         let huge = [0xe0, 0x7f, 0x10, 0, b'O', b'W', 0, 0, 0xfe, 0xff, 0xff, 0xff, 1, 2];
         assert_eq!(check(&file(EXPLICIT, &huge)), Err(Damage::Truncated));
-        let implicit = [0x28, 0, 0x10, 0, 0xff, 0xff, 0xff, 0x7f];
+        let implicit = [0x28, 0, 0x10, 0, 0xfe, 0xff, 0xff, 0x7f];
         assert_eq!(check(&file("1.2.840.10008.1.2\0", &implicit)), Err(Damage::Truncated));
+    }
+
+    #[test]
+    fn lengths_that_numbers_cannot_have_are_found() {
+        let element = [0x28, 0, 0x10, 0, b'U', b'S', 3, 0, 1, 0, 0];
+        assert_eq!(check(&file(EXPLICIT, &element)), Err(Damage::Length));
+        let implicit = [0x28, 0, 0x10, 0, 3, 0, 0, 0, 1, 0, 0];
+        assert_eq!(check(&file("1.2.840.10008.1.2\0", &implicit)), Err(Damage::Length));
     }
 
     #[test]
