@@ -19,7 +19,7 @@ use std::path::PathBuf;
 /// into train, val and test, and writes questions and answers about the location of the mask.
 ///
 /// Volumes are NIfTI files, DICOM files, folders of a DICOM series, zips of one, or a folder of such volumes; `FILE#N`
-/// chooses one of several in a file. Label maps are NIfTI files. All slices with the target become PNG images, after an
+/// chooses one of several in a file. Label maps are NIfTI files or DICOM SEG. All slices with the target become PNG images, after an
 /// intensity window was applied to the full depth of the voxels (`--window`). Each volume is a patient, unless `--group`
 /// or `--patients` says otherwise. The window is stored in `DATA/MODALITY/prepared.json`; a training copies it, and
 /// `prsmed predict` on a volume uses it.

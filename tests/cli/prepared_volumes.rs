@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use prsmed::data::volume::{self, write};
+use prsmed::data::volume::{self, Segment, write};
 use serde_json::Value;
 
 use crate::support::{done, folder, objects, path, prsmed, refused, train};
@@ -49,6 +49,22 @@ fn a_prediction_on_a_volume_has_the_window_of_the_training_images() {
     assert_eq!(report["intensity"]["window"], "350/50");
     let checked = &objects(&done(prsmed().args(["--json", "data", "check"]).arg(&root)))[0];
     assert_eq!((&checked["good"], &checked["fingerprint"][0]["absent"]), (&true.into(), &4.into()));
+
+    // a folder of DICOM SEG files instead of NIfTI; segment 1 is the liver
+    let segmentations = folder("segmentations-to-prepare");
+    let mask: Vec<u8> = labels.iter().map(|label| u8::from(*label > 0)).collect();
+    write::segments(&segmentations.join("P1.dcm"), &[Segment { name: "liver", mask: &mask }], &series).unwrap();
+    let other = path("prepared-from-segmentations");
+    let mut command = prsmed();
+    command.args(["data", "prepare", "--modality", "ct", "--labels", "1=liver", "--window", "350/50", "--images"]);
+    command.arg(images.join("P1.zip")).arg("--masks").arg(&segmentations).arg("--out").arg(&other);
+    done(&mut command);
+    for entry in fs::read_dir(other.join("ct/train_masks")).unwrap() {
+        let name = entry.unwrap().file_name();
+        let of = |root: &Path, split: &str| fs::read(root.join("ct").join(split).join(&name)).ok();
+        let same = of(&root, "train_masks").or_else(|| of(&root, "val_masks"));
+        assert_eq!(of(&other, "train_masks"), same, "{}", name.display());
+    }
 
     let run = path("run-of-volumes");
     done(&mut train(&root, &run, &["train.max_steps=1"]));

@@ -64,7 +64,7 @@ impl Default for SliceOptions {
     }
 }
 
-/// Options of [`prepare`].
+/// Options of [`super::prepare`].
 #[derive(Debug, Clone)]
 pub struct PrepareOptions {
     /// A folder of images (PNG, JPEG, TIFF; subfolders are not searched), or volumes: NIfTI files, DICOM files, folders

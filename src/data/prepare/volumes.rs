@@ -82,11 +82,12 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The volumes that paths name: a file is a volume; a folder is one DICOM series, or contains volumes.
-fn listed(paths: &[PathBuf]) -> Result<Vec<(String, PathBuf)>> {
+/// The volumes or label maps that paths name. A file is one of them, and a folder contains them; a folder of volumes may
+/// also be one DICOM series.
+fn listed(paths: &[PathBuf], may_be_series: bool) -> Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     for path in paths {
-        if path.is_dir() && !is_series(path)? {
+        if path.is_dir() && !(may_be_series && is_series(path)?) {
             found.extend(entries(path)?);
         } else {
             found.push(path.clone());
@@ -115,7 +116,7 @@ fn stem(path: &Path) -> String {
 
 /// Volumes and label maps, matched by name; one of each needs no matching names.
 fn matched(options: &PrepareOptions) -> Result<(Vec<FilePair>, Vec<Skipped>)> {
-    let (mut images, mut masks) = (listed(&options.images)?, listed(&options.masks)?);
+    let (mut images, mut masks) = (listed(&options.images, true)?, listed(&options.masks, false)?);
     if let ([(stem, image)], [(_, mask)]) = (images.as_slice(), masks.as_slice()) {
         return Ok((vec![FilePair { stem: stem.clone(), image: image.clone(), mask: mask.clone() }], Vec::new()));
     }
