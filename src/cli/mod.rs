@@ -21,6 +21,7 @@ mod mlflow;
 mod plan;
 mod predict;
 mod predict_volume;
+mod prepare;
 mod preset;
 mod reference;
 mod run_lock;

@@ -4,7 +4,7 @@
 use super::context::{Context, check_parent};
 use super::predict_volume::{Common, Input, VolumeArgs};
 use super::report::Outcome;
-use crate::data::sheet;
+use crate::data::{sheet, volume};
 use crate::event::Event;
 use crate::segment::calibration::Confidence;
 use crate::segment::predict::{Prediction, Request, predict};
@@ -146,9 +146,14 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let image = match args.volume.open(&args.image, context)? {
+    let volume = match volume::is_volume(&args.image)?.then(|| context.described(&args.run.run)).transpose()?.flatten()
+    {
+        Some(description) => args.volume.with_training(&description, context)?,
+        None => args.volume.clone(),
+    };
+    let image = match volume.open(&args.image, context)? {
         Input::Image(image) => image,
-        Input::Volume(volume) => {
+        Input::Volume(opened) => {
             check_volume_flags(args)?;
             let assembly = args.run.open(context)?;
             let common = Common {
@@ -157,7 +162,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
                 question: &args.question,
                 always_paint: args.always_paint,
             };
-            return args.volume.run(&volume, &assembly, context, &common);
+            return volume.run(&opened, &assembly, context, &common);
         }
     };
     // JPEG compression would change the values 0 and 255 of the mask.

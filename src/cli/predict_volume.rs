@@ -3,10 +3,12 @@
 use super::context::{Context, check_parent};
 use super::report::Outcome;
 use crate::data::decode;
+use crate::data::prepared::Intensity;
 use crate::data::volume::{self, Axis, Cleanup, Modality, Segment, Volume, Window, write};
 use crate::event::Event;
 use crate::segment::Assembly;
 use crate::segment::predict_volume::{SliceRange, VolumePrediction, VolumeSettings, predict_volume, slice_image};
+use crate::segment::setup::Description;
 use crate::{Error, Result, files};
 use image::DynamicImage;
 use serde_json::{Value, json};
@@ -14,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Flags for volumes.
-#[derive(Debug, clap::Args)]
+#[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Volumes (NIfTI, DICOM)")]
 pub(super) struct VolumeArgs {
     /// Write the mask of a volume on its grid: NIfTI (`.nii.gz`, `.nii`) or DICOM SEG (`.dcm`, for a DICOM series)
@@ -23,7 +25,8 @@ pub(super) struct VolumeArgs {
     /// Write what was done as JSON: settings, versions, names of files, results by slice, seconds
     #[arg(long, value_name = "FILE")]
     record_out: Option<PathBuf>,
-    /// Direction of the slices: axial, coronal or sagittal [default: that of the thickest slices, else axial]
+    /// Direction of the slices: axial, coronal or sagittal [default: as the training images, else that
+    /// of the thickest slices, else axial]
     #[arg(long, value_name = "AXIS")]
     axis: Option<Axis>,
     /// Slices `A..B`, counted from 0 in display order (from inferior, posterior, left) without B [default: all]
@@ -35,9 +38,12 @@ pub(super) struct VolumeArgs {
     /// How values become grey: `auto`, a CT window by name (soft-tissue, lung, brain, bone, abdomen, liver, mediastinum,
     /// stroke, subdural, angiography), WIDTH/LEVEL, LOW..HIGH, `file` (the file's window) or percentiles `p0.5-p99.5`.
     /// `auto`: DICOM CT soft-tissue, radiographs their own window, 8-bit images unchanged, others p0.5-p99.5. NIfTI files
-    /// do not say their modality: name a window for CT
-    #[arg(long, value_name = "W", default_value_t)]
-    window: Window,
+    /// do not say their modality: name a window for CT [default: that of the training images, else auto]
+    #[arg(long, value_name = "W")]
+    window: Option<Window>,
+    /// Axis of the training images.
+    #[arg(skip)]
+    trained_axis: Option<Axis>,
     /// Keep the largest connected component of the mask only (26 neighbours)
     #[arg(long)]
     largest_component: bool,
@@ -74,6 +80,32 @@ pub(super) struct Common<'a> {
 }
 
 impl VolumeArgs {
+    /// These flags; what the user does not choose is as in the training images, if the run knows it.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the classes of the run have different windows, so that the user must choose.
+    pub(super) fn with_training(&self, description: &Description, context: &Context) -> Result<Self> {
+        let mut flags = self.clone();
+        let mut axes = description.intensity.values().map(|intensity| intensity.axis);
+        flags.trained_axis = axes.next().filter(|first| axes.all(|axis| axis == *first));
+        let mut windows = description.intensity.values().map(|intensity| intensity.window);
+        let (None, Some(window)) = (self.window, windows.next()) else { return Ok(flags) };
+        if windows.any(|other| other != window) {
+            let of = |(class, intensity): (&String, &Intensity)| format!("`{}` for `{class}`", intensity.window);
+            let all: Vec<String> = description.intensity.iter().map(of).collect();
+            let reason = format!("the classes of the run have different windows: {}", all.join(", "));
+            return Err(Error::config("--window", reason, "choose the window of the class that the volume belongs to"));
+        }
+        context.progress.on(&Event::Note(format!("intensity window `{window}`, as in the training images")));
+        flags.window = Some(window);
+        Ok(flags)
+    }
+
+    /// The window that the user or the run has chosen.
+    fn window(&self) -> Window {
+        self.window.unwrap_or_default()
+    }
+
     /// Opens an image or a volume, and checks the flags and output files that belong to it.
     pub(super) fn open(&self, path: &Path, context: &Context) -> Result<Input> {
         if !volume::is_volume(path)? {
@@ -89,7 +121,7 @@ impl VolumeArgs {
         for note in &volume.notes {
             context.progress.on(&Event::Note(format!("{}: {note}", path.display())));
         }
-        if self.window == Window::Auto && volume.modality == Modality::Unknown {
+        if self.window() == Window::Auto && volume.modality == Modality::Unknown {
             let note = "the file does not say its modality: grey is scaled from the 0.5th to the 99.5th percentile; for CT, \
                         name a window as in `--window soft-tissue`";
             context.progress.on(&Event::Note(format!("{}: {note}", path.display())));
@@ -99,7 +131,7 @@ impl VolumeArgs {
             let plane = volume.plane(Axis::suggested(&volume.grid));
             if plane.num_slices == 1 {
                 self.check_image()?;
-                let levels = self.window.levels(&volume)?;
+                let levels = self.window().levels(&volume)?;
                 return slice_image(&volume, &plane, 0, &levels).map(Input::Image);
             }
             let reason = format!("`{}` is a volume of {x}x{y}x{z} voxels, and its mask needs a file", path.display());
@@ -111,7 +143,7 @@ impl VolumeArgs {
         // wrong slices and windows are found before the model is loaded
         let settings = self.settings(&volume, "", false);
         settings.chosen(&volume.plane(settings.axis))?;
-        self.window.levels(&volume)?;
+        self.window().levels(&volume)?;
         Ok(Input::Volume(Box::new(volume)))
     }
 
@@ -137,12 +169,15 @@ impl VolumeArgs {
     }
 
     fn settings(&self, volume: &Volume, question: &str, always_paint: bool) -> VolumeSettings {
+        let suggested = Axis::suggested(&volume.grid);
+        // a single slice has one axis only
+        let trained = self.trained_axis.filter(|_| volume.plane(suggested).num_slices > 1);
         VolumeSettings {
             question: question.to_owned(),
-            axis: self.axis.unwrap_or_else(|| Axis::suggested(&volume.grid)),
+            axis: self.axis.or(trained).unwrap_or(suggested),
             slices: self.slices,
             every: self.every,
-            window: self.window,
+            window: self.window(),
             cleanup: Cleanup {
                 fill_gaps: self.fill_gaps,
                 min_volume_ml: self.min_volume_ml,

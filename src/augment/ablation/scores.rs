@@ -93,7 +93,7 @@ pub(in crate::augment) struct Scoring {
 }
 
 impl<'a> TestSet<'a> {
-    /// The `test` rows of `real` whose images are not also training images.
+    /// The `test` rows of `real` whose masks show their target and whose images are not also training images.
     pub(super) fn of_test_rows(real: &'a Manifest, scoring: Scoring, observer: &dyn Observer) -> Result<Self> {
         let rows = real.rows_of(Split::Test);
         let set = Self::unseen("test", real, (real, rows), scoring, observer)?;
@@ -148,6 +148,7 @@ impl<'a> TestSet<'a> {
         let trained: HashSet<String> = trained.into_iter().map(|path| sha256(path)).collect::<Result<_>>()?;
         let sums = sums(rows.iter().map(|&row| &manifest.rows[row]))?;
         let sum = |row: usize| &sums[&manifest.rows[row].image_path];
+        let rows: Vec<usize> = rows.into_iter().filter(|&row| manifest.rows[row].is_present()).collect();
         let all = rows.len();
         let unseen: Vec<usize> = rows.into_iter().filter(|&row| !trained.contains(sum(row))).collect();
         if unseen.len() < all {

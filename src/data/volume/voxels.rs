@@ -15,7 +15,7 @@ pub struct Volume {
     pub modality: Modality,
     /// Windows of the DICOM header: width and level.
     pub windows: Vec<[f32; 2]>,
-    /// True for MONOCHROME1: small values are bright. [`Levels::apply`] inverts them.
+    /// True for MONOCHROME1: small values are bright. [`super::window::Levels::apply`] inverts them.
     pub inverted: bool,
     /// True for a DICOM image that stores 8 bits without a rescale.
     pub is_8_bit: bool,
