@@ -16,7 +16,7 @@ use crate::plan::matmul;
 use crate::plan::report::{Machine, Plan};
 use crate::plan::time;
 use crate::segment::dry_run::{Example, SegmentDryRun};
-use crate::segment::{Training, setup, vision_features};
+use crate::segment::{Training, init, vision_features};
 use crate::tensor::meta::Target;
 use crate::tensor::{self, Device, Kind, META, memory};
 use crate::trainer::graph::settling_steps;
@@ -169,7 +169,7 @@ impl Case {
             return Err(Error::config("--answer-tokens", reason, "give a text at least two ids more than its answer"));
         }
         let example = Example { text_tokens, answer_tokens, ..longest };
-        let sizes = setup::planned_sizes(&config.model, config.lora, example.num_classes)?;
+        let sizes = init::planned_sizes(&config.model, config.lora, example.num_classes)?;
         let machine = match device {
             Device::Cpu => Machine::Cpu(Host::detect()),
             _ => plan::training_machine(context),

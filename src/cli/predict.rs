@@ -4,6 +4,7 @@ use super::context::Context;
 use super::report::Outcome;
 use crate::data::{decode, sheet};
 use crate::event::Event;
+use crate::segment::calibration::Confidence;
 use crate::segment::predict::{Prediction, Request, predict};
 use crate::segment::setup::{self, Build, RunOverrides};
 use crate::segment::{Assembly, Semantics, evaluate};
@@ -128,6 +129,9 @@ pub(super) struct Args {
     /// Write the image with the mask drawn over it
     #[arg(long, value_name = "FILE")]
     overlay_out: Option<PathBuf>,
+    /// Paint the mask even if the target is reported as not found
+    #[arg(long)]
+    always_paint: bool,
     /// Maximum length of the answer in tokens
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_new_tokens: usize,
@@ -145,7 +149,11 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let assembly = args.run.open(context)?;
     let request = Request { image: &image, question: &args.question, max_new_tokens: args.max_new_tokens };
     let stream = |piece: &str| context.progress.on(&Event::Token(piece.to_owned()));
-    let prediction = predict(&assembly, &request, stream).map_err(|error| error.of_image(&args.image))?;
+    let mut prediction = predict(&assembly, &request, stream).map_err(|error| error.of_image(&args.image))?;
+    let confidence = assembly.confidence(&prediction.mask);
+    if !confidence.is_found && !args.always_paint {
+        prediction.mask.fill(0.0);
+    }
     let (width, height) = prediction.size;
     let mask = binary(sheet::probability_image(&prediction.mask, width, height)?);
     if let Some(path) = &args.mask_out {
@@ -154,7 +162,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if let Some(path) = &args.overlay_out {
         write_image(&evaluate::overlay(&image, &prediction, None)?.into(), path)?;
     }
-    finish(context, &assembly, &prediction, args)
+    finish(context, &assembly, (&prediction, &confidence), args)
 }
 
 /// The mask of a probability image: 255 from a probability of 0.5 on, else 0.
@@ -167,13 +175,18 @@ fn write_image(image: &DynamicImage, path: &Path) -> Result<()> {
     files::write_output(path, &sheet::encode(image, path)?).map_err(Error::io(path, "write"))
 }
 
-fn finish(context: &Context, assembly: &Assembly, prediction: &Prediction, args: &Args) -> anyhow::Result<Outcome> {
+fn finish(
+    context: &Context,
+    assembly: &Assembly,
+    (prediction, confidence): (&Prediction, &Confidence),
+    args: &Args,
+) -> anyhow::Result<Outcome> {
     let foreground = prediction.mask.iter().filter(|p| **p > 0.5).count();
     let foreground_frac = foreground as f64 / prediction.mask.len().max(1) as f64;
     let best = prediction.classes.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(i, _)| i);
     let modality = best.and_then(|i| assembly.description.modalities.get(i));
     context.output.line("")?;
-    context.output.line(format!("mask: {:.2} % of the image", 100.0 * foreground_frac))?;
+    context.output.line(mask_line(foreground_frac, confidence))?;
     context.output.record(&json!({
         "kind": "result",
         "answer": prediction.answer,
@@ -182,11 +195,26 @@ fn finish(context: &Context, assembly: &Assembly, prediction: &Prediction, args:
         "mask": args.mask_out,
         "overlay": args.overlay_out,
         "foreground_frac": foreground_frac,
+        "confidence": confidence,
         "width": prediction.size.0,
         "height": prediction.size.1,
         "memory": { "measured": ledger::usage() },
     }))?;
     Ok(Outcome::Done)
+}
+
+/// What the mask shows and how sure the model is of it.
+fn mask_line(foreground_frac: f64, confidence: &Confidence) -> String {
+    let Confidence { presence, is_found, foreground, boundary } = confidence;
+    let area = format!("mask: {:.2} % of the image", 100.0 * foreground_frac);
+    let sure = match (foreground, boundary) {
+        (Some(foreground), Some(boundary)) if foreground_frac > 0.0 => {
+            format!(", mean probability {foreground:.2}, uncertain boundary {:.0} % of its area", 100.0 * boundary)
+        }
+        _ => String::new(),
+    };
+    let found = if *is_found { "presence" } else { "not found, presence" };
+    format!("{area}{sure}; {found} {presence:.2}")
 }
 
 /// Checks an output path before the expensive work.

@@ -8,12 +8,14 @@ use super::run_lock::RunLock;
 use super::{plan, preset};
 use crate::config::{Resolved, RunConfig, Settings as _, Sources};
 use crate::event::{Event, Observer};
+use crate::hub::Spec;
 use crate::plan::detect;
 use crate::plan::dry_run::Job;
 use crate::plan::report::{Machine, Plan};
+use crate::segment::setup::Build;
 use crate::segment::task::{SCORE, SegmentTask};
-use crate::segment::{Run, Training, needs};
-use crate::tensor::{self, Device, ledger, memory};
+use crate::segment::{Run, Training, init, needs};
+use crate::tensor::{self, Device, Kind, ledger, memory};
 use crate::trainer::Switch;
 use crate::trainer::graph::settling_steps;
 use crate::units::Bytes;
@@ -60,6 +62,12 @@ pub(super) struct Args {
     /// Run folder [default: runs/train]
     #[arg(long, value_name = "DIR", default_value = "runs/train", hide_default_value = true)]
     out: PathBuf,
+    /// Start from the weights of a trained run: a run folder, a checkpoint, a published folder or `hub:owner/name`
+    ///
+    /// Also for data with other classes; the training says what was taken and what is new. Sizes of the model and of its
+    /// adapters are those of the run. Use a lower learning rate than for a new run.
+    #[arg(long, value_name = "RUN", conflicts_with = "resume")]
+    init: Option<PathBuf>,
     #[command(flatten)]
     resume: ResumeArgs,
     /// Same as `--set train.seed=N`
@@ -110,7 +118,11 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         let note = format!("{} contains no checkpoint yet: starting from the beginning", args.out.display());
         context.progress.on(&Event::Note(note));
     }
-    context.check_files(needs::of_training(&config.model, checkpoint.as_deref())?)?;
+    let weights = match (&checkpoint, config.model.init.as_str()) {
+        (None, init) if !init.is_empty() => Some(needs::checkpoint_of(&context.locate(init)?)?),
+        _ => checkpoint,
+    };
+    context.check_files(needs::of_training(&config.model, weights.as_deref())?)?;
     if let Some(profile) = &profile {
         profile.check()?;
     }
@@ -283,7 +295,8 @@ fn resolve(args: &Args, context: &Context) -> Result<Resolved> {
         }
         other => (other.clone(), "tiny"),
     };
-    let mut sets = sets_of(&args.sets, []);
+    let mut sets = init_settings(args, context)?;
+    sets.extend(sets_of(&args.sets, []));
     let flags = [
         ("train.seed", "--seed", args.seed.map(|seed| seed.to_string())),
         ("train.precision", "--precision", args.precision.clone()),
@@ -310,6 +323,28 @@ fn resolve(args: &Args, context: &Context) -> Result<Resolved> {
         refuse_gpu_preset_without_gpu(&resolved, context)?;
     }
     Ok(resolved)
+}
+
+/// The settings that `--init` takes from its run.
+fn init_settings(args: &Args, context: &Context) -> Result<Vec<(String, String)>> {
+    let Some(run) = &args.init else { return Ok(Vec::new()) };
+    let locate = |spec: &str| context.locate(spec);
+    let build = Build {
+        device: Device::Cpu,
+        kind: Kind::Float,
+        seed: 0,
+        locate: &locate,
+        allow_partial: false,
+        cache: context.env.cache.as_deref(),
+    };
+    let mut settings = context.read_run(run, None, None, &|folder| init::settings(folder, build))?;
+    let path = run.to_string_lossy();
+    let named = match Spec::parse(&path)? {
+        Spec::Hub(_) => needs::of_run(&path, &context.env.hub, context.progress.as_ref())?.spec,
+        Spec::Local(_) => std::path::absolute(run).map_err(Error::io(run, "find"))?.display().to_string(),
+    };
+    settings.push(format!("model.init={named}"));
+    Ok(settings.into_iter().map(|setting| (setting, "--init".to_owned())).collect())
 }
 
 /// Stops a training with a preset made for GPUs on a machine without one: it would load the full model on the CPU.

@@ -10,6 +10,7 @@ use crate::plan::report::{Machine, Plan};
 use crate::plan::search::{Choice, Compromise, Effort, Problem, Saving, Use};
 use crate::runtime::Runtime;
 use crate::segment::dry_run::{Example, SegmentDryRun};
+use crate::segment::init;
 use crate::segment::setup::{self, ModelConfig};
 use crate::segment::task::{self, CacheVision};
 use crate::segment::vision_features;
@@ -45,7 +46,7 @@ impl RunConfig {
     /// # Errors
     /// [`crate::Error::Config`] for sizes that do not fit.
     pub fn planned_sizes(&self) -> Result<prsmed::Config> {
-        setup::planned_sizes(&self.model, self.lora, CLASSES)
+        init::planned_sizes(&self.model, self.lora, CLASSES)
     }
 
     /// Runs `job` with these settings on the meta device; `costs` as in [`dry_run::plan`].
@@ -53,7 +54,7 @@ impl RunConfig {
     /// # Errors
     /// [`crate::Error::Config`] for sizes that do not fit.
     pub fn dry_run(&self, job: Job, example: Example, machine: &Machine, costs: bool) -> Result<DryRun> {
-        let sizes = setup::planned_sizes(&self.model, self.lora, example.num_classes)?;
+        let sizes = init::planned_sizes(&self.model, self.lora, example.num_classes)?;
         self.dry_run_sized(job, &sizes, example, machine, costs)
     }
 
@@ -111,7 +112,7 @@ impl RunConfig {
     pub fn with_cache_for(&self, manifest: &Manifest) -> Self {
         const TURNED: usize = 8;
         // building the model reports wrong sizes
-        let Ok(sizes) = setup::planned_sizes(&self.model, self.lora, manifest.modalities.len()) else {
+        let Ok(sizes) = init::planned_sizes(&self.model, self.lora, manifest.modalities.len()) else {
             return self.clone();
         };
         let pixels = setup::pixels(&self.model, &sizes);

@@ -1,6 +1,7 @@
 //! A model with its tokenizer and description, and how it is built.
 
 use super::Semantics;
+use super::calibration::{Calibration, Confidence};
 use super::config::ModelConfig;
 use crate::Result;
 use crate::data::image::PixelConfig;
@@ -33,6 +34,9 @@ pub struct Description {
     pub modalities: Vec<String>,
     /// Preprocessing.
     pub pixels: PixelConfig,
+    /// How sure the model is, from the validation rows; checkpoints without a validation have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub calibration: Option<Calibration>,
     /// Commits and hashes of the weights from the hub, by part: `base`, `vision_tower`, `image_encoder`. Checkpoints of
     /// old versions have none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -61,6 +65,13 @@ impl Description {
             Some(text.chars().filter(|c| !c.is_control()).collect())
         };
         parts.iter().filter_map(warning).collect()
+    }
+}
+
+impl Assembly {
+    /// How sure the model is of the foreground probabilities of a mask.
+    pub fn confidence(&self, probabilities: &[f32]) -> Confidence {
+        Confidence::of(probabilities, self.description.calibration.as_ref())
     }
 }
 

@@ -21,6 +21,9 @@ settings! {
         /// Side of the segmenter's square input in pixels.
         image_size: i64 = 1024, results(Changes), resume(Fixed), range(16.0..), multiple_of(16),
             memory("activations of the encoder and of the mask grow with its square");
+        /// Trained run that the training starts from: a run folder, a checkpoint, a published folder or
+        /// `hub:owner/name`; empty = none. Its classes may be others.
+        init: String = String::new(), results(Changes), resume(Fixed);
         /// Language model with vision tower and projector: `hub:owner/name[@rev]`, a folder, or `random`.
         base: String = "hub:microsoft/llava-med-v1.5-mistral-7b".into(), results(Changes), resume(Fixed);
         /// A separate CLIP repository or folder; empty = the tower inside `model.base`.

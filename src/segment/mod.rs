@@ -4,10 +4,12 @@
 
 mod assembly;
 mod batches;
+pub mod calibration;
 pub mod config;
 mod description;
 pub mod dry_run;
 pub mod evaluate;
+pub mod init;
 pub mod layout;
 pub mod loss;
 pub mod merge;

@@ -149,7 +149,7 @@ impl Task for TraceTask<'_> {
     }
 
     fn save(&self, folder: &mut Staged) -> Result<()> {
-        weights::save(folder, self.assembly)
+        weights::save(folder, self.assembly, &self.assembly.description)
     }
 
     fn load(&self, folder: &Path) -> Result<()> {

@@ -43,6 +43,7 @@ pub fn create(
         pixels: pixels(config, &sizes),
         modalities: modalities.to_vec(),
         sizes,
+        calibration: None,
         sources: found.sources(),
     };
     let of_kernels = check_kernels(build.device)?;
@@ -114,7 +115,7 @@ pub fn resident_on_cpu(model: ModelConfig, device: Device) -> ModelConfig {
 }
 
 /// Checks the custom CUDA kernels before the first 4-bit weights need them; returns warnings.
-fn check_kernels(device: Device) -> Result<Vec<String>> {
+pub(super) fn check_kernels(device: Device) -> Result<Vec<String>> {
     kernels::check(device)?;
     if device == Device::Cpu {
         return Ok(Vec::new());
@@ -125,7 +126,7 @@ fn check_kernels(device: Device) -> Result<Vec<String>> {
     Ok(off.map(|reason| format!("{reason}. Plans underestimate memory without it")).collect())
 }
 
-fn build_options(config: &ModelConfig, build: Build, initialise: bool) -> BuildOptions {
+pub(super) fn build_options(config: &ModelConfig, build: Build, initialise: bool) -> BuildOptions {
     BuildOptions {
         device: build.device,
         stored: build.kind,

@@ -2,8 +2,9 @@
 
 pub use super::config::{CacheVision, DataConfig};
 
-use super::assembly::Assembly;
+use super::assembly::{Assembly, Description};
 use super::batches::Steps;
+use super::calibration::{Calibration, Calibrator};
 use super::config::{BatchNorm, ModelConfig, RANDOM};
 use super::layout::{Example, Sizes};
 use super::resume;
@@ -35,7 +36,7 @@ use crate::trainer::{BatchSize, Batches, Loss, Parameter, Task, TrainConfig, Val
 use crate::{Error, Result};
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Tokenizes the rows as the semantics requires.
 #[derive(Debug)]
@@ -92,6 +93,8 @@ pub struct SegmentTask {
     identity: DataIdentity,
     /// Images of a validation batch.
     validated_at_once: Fitting,
+    /// Fitted at the last validation.
+    calibration: Mutex<Option<Calibration>>,
     unreadable: Arc<Unreadable>,
 }
 
@@ -162,6 +165,7 @@ impl SegmentTask {
         };
         let val_rows = spread(manifest.rows_of(Split::Val), data.max_val_rows);
         let validated_at_once = Fitting::new(config.micro_batch);
+        let calibration = Mutex::new(assembly.description.calibration);
         Ok(Self {
             assembly,
             train,
@@ -177,6 +181,7 @@ impl SegmentTask {
             resolved,
             identity: DataIdentity::of(manifest)?,
             validated_at_once,
+            calibration,
             unreadable,
         })
     }
@@ -229,6 +234,10 @@ impl SegmentTask {
         let workers = if self.data.workers == 0 { workers(device, cores) } else { self.data.workers };
         let options = LoaderOptions { workers, prefetch: self.data.prefetch, epoch, by_image };
         Loader::start(Arc::clone(source), batches, options)
+    }
+
+    fn calibration(&self) -> MutexGuard<'_, Option<Calibration>> {
+        self.calibration.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn semantics(&self) -> Semantics {
@@ -299,12 +308,12 @@ impl Task for SegmentTask {
         }
         let total = self.val_rows.len() as u64;
         observer.on(&Event::Started { phase: "validate".into(), total, unit: "questions" });
-        let mut sums = Sums::default();
+        let (mut sums, mut calibrator) = (Sums::default(), Calibrator::default());
         let batches = length_sampler::plain_batches(&self.val_rows, self.config.micro_batch);
         for batch in self.load(&self.plain, single_rows(batches), 0, false)? {
             let image_tokens = self.assembly.model.num_image_tokens();
             let inputs = Inputs::from_batch(batch?, self.semantics(), image_tokens, self.feature_cache.as_ref());
-            self.score_what_fits(inputs, &mut sums, observer)?;
+            self.score_what_fits(inputs, (&mut sums, &mut calibrator), observer)?;
             observer.on(&Event::Advanced { done: sums.images });
         }
         observer.on(&Event::Finished);
@@ -312,6 +321,7 @@ impl Task for SegmentTask {
             // no file could be read
             return Ok(None);
         }
+        *self.calibration() = calibrator.fit();
         let mean = sums.means();
         let values = ["dice", "iou", "token_accuracy", "loss_text", "loss_mask"];
         Ok(Some(Validation {
@@ -351,7 +361,8 @@ impl Task for SegmentTask {
     }
 
     fn save(&self, folder: &mut Staged) -> Result<()> {
-        weights::save(folder, &self.assembly)?;
+        let description = Description { calibration: *self.calibration(), ..self.assembly.description.clone() };
+        weights::save(folder, &self.assembly, &description)?;
         folder.write_bytes(resume::DATA_FILE, self.identity.to_json().as_bytes())?;
         folder.write_bytes(resume::CONFIG_FILE, self.resolved.as_bytes())
     }
@@ -522,7 +533,12 @@ pub fn spread(rows: Vec<usize>, limit: usize) -> Vec<usize> {
 
 impl SegmentTask {
     /// Scores a batch. If memory runs out, this batch and later ones are halved.
-    fn score_what_fits(&self, inputs: Inputs, sums: &mut Sums, observer: &dyn Observer) -> Result<()> {
+    fn score_what_fits(
+        &self,
+        inputs: Inputs,
+        (sums, calibrator): (&mut Sums, &mut Calibrator),
+        observer: &dyn Observer,
+    ) -> Result<()> {
         let mut open = VecDeque::from([inputs]);
         while let Some(part) = open.pop_front() {
             let most = self.validated_at_once.most();
@@ -539,20 +555,24 @@ impl SegmentTask {
                     observer.on(&Event::Note(text));
                     open.push_front(part);
                 }
-                outcome => outcome?,
+                outcome => calibrator.merge(outcome?),
             }
         }
         Ok(())
     }
 
-    fn score(&self, inputs: &Inputs, sums: &mut Sums) -> Result<()> {
+    fn score(&self, inputs: &Inputs, sums: &mut Sums) -> Result<Calibrator> {
+        let mut calibrator = Calibrator::default();
+        let mut rows = inputs.rows.iter().map(|row| self.plain.manifest().rows[*row].target);
         score(&self.assembly.model, inputs, sums, |prediction, truth, sums| {
+            calibrator.add(rows.next().expect("a row for each question"), &prediction, &truth);
             let score = ImageScore::of(&prediction, &truth)?;
             sums.dice += score.dice;
             sums.iou += score.iou;
             sums.images += 1;
             Ok(())
-        })
+        })?;
+        Ok(calibrator)
     }
 }
 

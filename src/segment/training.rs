@@ -3,7 +3,7 @@
 use super::predict::Prediction;
 use super::setup::{self, Assembly, Build, RunOverrides};
 use super::task::SegmentTask;
-use super::{RunConfig, resume, vision_features};
+use super::{RunConfig, init, resume, vision_features};
 use crate::data::manifest::{Manifest, Split};
 use crate::data::{bit_depth, split};
 use crate::event::Observer;
@@ -119,7 +119,7 @@ impl<'r> Training<'r> {
         if task.longest().text_tokens >= config.model.max_text_tokens {
             runtime.warn("some answers are cut: their texts have more ids than `model.max_text_tokens`");
         }
-        if checkpoint.is_none() {
+        if checkpoint.is_none() && config.model.init.is_empty() {
             guard::guard(|| task.calibrate())?;
         }
         let resumes = checkpoint.is_some();
@@ -242,6 +242,12 @@ fn assemble(config: &RunConfig, manifest: &Manifest, checkpoint: Option<&Path>, 
         cache: runtime.cache(),
     };
     let Some(folder) = checkpoint else {
+        if !config.model.init.is_empty() {
+            let run = runtime.locate(&config.model.init)?;
+            let (assembly, note) = init::create(&run, &config.model, config.lora, &manifest.modalities, build)?;
+            runtime.note(note);
+            return Ok(assembly);
+        }
         // synthetic rows are left out, so that runs with and without them start from the same model
         let real = manifest.rows.iter().filter(|row| !row.synthetic);
         let texts: Vec<&str> = real.flat_map(|row| [row.question.as_str(), row.answer.as_str()]).collect();

@@ -22,7 +22,7 @@ use crate::models::{clip, mask_decoder, mistral, tiny_vit};
 use crate::nn::{LoraConfig, Quantization};
 use crate::tensor::store::Store;
 use crate::tensor::weights::{Archive, LoadReport, Staged, read_json};
-use crate::tensor::{Kind, Tensor, ledger};
+use crate::tensor::{Kind, Tensor, ledger, no_grad};
 use crate::{Error, Result};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -335,7 +335,15 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
     })?;
     let modalities = REFERENCE_CLASSES.iter().map(|m| (*m).to_owned()).collect();
     let sources = BTreeMap::new();
-    Ok(Description { format: FORMAT, pixels: pixels(&model, &sizes), model, sizes, modalities, sources })
+    Ok(Description {
+        format: FORMAT,
+        pixels: pixels(&model, &sizes),
+        model,
+        sizes,
+        modalities,
+        calibration: None,
+        sources,
+    })
 }
 
 /// Refuses a class head that does not have one class for each name. Old published folders have no class head.
@@ -357,12 +365,27 @@ fn check_class_head(file: &Path, num_classes: i64) -> Result<()> {
 /// # Errors
 /// [`Error::Weights`] listing the first keys that do not fit.
 pub fn load_run(folder: &Path, description: &Description, model: &PrsMed, build: Build) -> Result<Vec<String>> {
+    let mut warnings = load_run_without_classes(folder, description, model, build)?;
+    load_class_head(folder, model, build.allow_partial, &mut warnings)?;
+    Ok(warnings)
+}
+
+/// As [`load_run`], without the class head.
+///
+/// # Errors
+/// As [`load_run`].
+pub(super) fn load_run_without_classes(
+    folder: &Path,
+    description: &Description,
+    model: &PrsMed,
+    build: Build,
+) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
     let stores = model.stores();
     let (base, tower) = base_of(folder, description, build)?;
     let report = load_base(&base, tower.as_deref(), &stores.base, build.cache, &mut warnings)?;
     settle(report, &base, build.allow_partial, &mut warnings)?;
-    load_parts(folder, model, build.allow_partial, &mut warnings)?;
+    load_segmenter(folder, model, build.allow_partial, &mut warnings)?;
     Ok(warnings)
 }
 
@@ -384,11 +407,17 @@ pub(super) fn base_of(folder: &Path, description: &Description, build: Build) ->
     Ok((base, found.tower))
 }
 
-/// Loads adapters (if the model has any), encoder, decoder and class head (which old published folders lack).
+/// Loads adapters, encoder, decoder and class head (which old published folders lack).
 ///
 /// # Errors
 /// [`Error::Weights`] listing the first keys that do not fit.
 pub fn load_parts(folder: &Path, model: &PrsMed, allow_partial: bool, warnings: &mut Vec<String>) -> Result<()> {
+    load_segmenter(folder, model, allow_partial, warnings)?;
+    load_class_head(folder, model, allow_partial, warnings)
+}
+
+/// Loads adapters (if the model has any), encoder and decoder.
+fn load_segmenter(folder: &Path, model: &PrsMed, allow_partial: bool, warnings: &mut Vec<String>) -> Result<()> {
     let stores = model.stores();
     let mut adapters = targets(&stores.lora_adapter, |n| Some(n.to_owned()));
     if !adapters.is_empty() {
@@ -398,14 +427,45 @@ pub fn load_parts(folder: &Path, model: &PrsMed, allow_partial: bool, warnings: 
     }
     let encoder = part_file(folder, "image_encoder");
     settle(load_image_encoder(&encoder, &stores.image_encoder)?, &encoder, allow_partial, warnings)?;
-    for (part, store) in [("mask_decoder", &stores.mask_decoder), ("cls", &stores.cls)] {
-        let file = part_file(folder, part);
-        if part == "cls" && !file.exists() && is_published(folder) {
-            warnings.push(format!("{}: no class head; its output is not meaningful", folder.display()));
-            continue;
+    load_part(&part_file(folder, "mask_decoder"), &stores.mask_decoder, allow_partial, warnings)
+}
+
+fn load_class_head(folder: &Path, model: &PrsMed, allow_partial: bool, warnings: &mut Vec<String>) -> Result<()> {
+    let file = part_file(folder, "cls");
+    if !file.exists() && is_published(folder) {
+        warnings.push(format!("{}: no class head; its output is not meaningful", folder.display()));
+        return Ok(());
+    }
+    load_part(&file, &model.stores().cls, allow_partial, warnings)
+}
+
+fn load_part(file: &Path, store: &Store, allow_partial: bool, warnings: &mut Vec<String>) -> Result<()> {
+    let report = Archive::open(file)?.load(&mut targets(store, |n| Some(n.to_owned())), |_| false)?;
+    settle(report, file, allow_partial, warnings)
+}
+
+/// Loads the rows of a checkpoint's class head that `rows` names, one for each class of the model; `None` keeps the
+/// row. Old published folders have no class head: then all rows stay.
+///
+/// # Errors
+/// [`Error::Weights`] for a class head of another shape.
+pub(super) fn load_classes(folder: &Path, model: &PrsMed, rows: &[Option<usize>]) -> Result<()> {
+    let file = part_file(folder, "cls");
+    if !file.exists() && is_published(folder) {
+        return Ok(());
+    }
+    let archive = Archive::open(&file)?;
+    for entry in model.stores().cls.entries() {
+        let stored = archive.read(&entry.name)?;
+        for (class, row) in rows.iter().enumerate() {
+            let Some(row) = row else { continue };
+            let [class, row] = [class, *row].map(|index| i64::try_from(index).expect("a few classes"));
+            if row >= stored.size()[0] || stored.size()[1..] != entry.tensor.size()[1..] {
+                let reason = format!("`{}` has the shape {:?}", entry.name, stored.size());
+                return Err(Error::weights(&file, reason, "use a complete run folder"));
+            }
+            no_grad(|| entry.tensor.get(class).copy_(&stored.get(row)));
         }
-        let report = Archive::open(&file)?.load(&mut targets(store, |n| Some(n.to_owned())), |_| false)?;
-        settle(report, &file, allow_partial, warnings)?;
     }
     Ok(())
 }
@@ -422,12 +482,12 @@ pub fn load_own_base(folder: &Path, model: &PrsMed) -> Result<()> {
     Ok(())
 }
 
-/// Writes a checkpoint folder: adapters for Python's `peft`, the other parts as safetensors, tokenizer, description.
+/// Writes a checkpoint folder: adapters for Python's `peft`, the other parts as safetensors, tokenizer, `description`.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn save(folder: &mut Staged, assembly: &Assembly) -> Result<()> {
-    let Assembly { model, tokenizer, description, .. } = assembly;
+pub fn save(folder: &mut Staged, assembly: &Assembly, description: &Description) -> Result<()> {
+    let Assembly { model, tokenizer, .. } = assembly;
     let random_base = description.model.base == RANDOM;
     save_tensors(folder, model, random_base)?;
     let json = |value: &serde_json::Value| serde_json::to_vec_pretty(value).expect("plain values serialise");

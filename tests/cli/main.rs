@@ -14,6 +14,7 @@ mod extra;
 mod first_run;
 mod help;
 mod hub;
+mod init;
 #[expect(dead_code, reason = "tests of the hub client use the rest")]
 #[path = "../loopback/mod.rs"]
 mod loopback;

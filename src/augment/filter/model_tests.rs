@@ -163,7 +163,8 @@ fn every_pair_of_a_known_source_is_scored_once_and_rejections_are_counted_by_tes
     let models = folder.path().join("models");
     std::fs::create_dir_all(models.join("fold-0")).unwrap();
     let mut checkpoint = Staged::begin(&models.join("fold-0/last")).unwrap();
-    weights::save(&mut checkpoint, &assembly()).unwrap();
+    let assembly = assembly();
+    weights::save(&mut checkpoint, &assembly, &assembly.description).unwrap();
     checkpoint.publish().unwrap();
 
     let (known, other) = (real_row(folder.path(), "known", 90), real_row(folder.path(), "other", 60));
