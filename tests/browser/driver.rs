@@ -207,7 +207,8 @@ fn port_of(driver: &mut Child) -> u16 {
     // chromedriver must be able to write until it ends
     std::thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
     let line = started.expect("chromedriver says its port");
-    let number: String = line.chars().rev().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
+    let number: String =
+        line.chars().rev().skip_while(|c| !c.is_ascii_digit()).take_while(char::is_ascii_digit).collect();
     let number: String = number.chars().rev().collect();
     number.parse().expect("a port number")
 }

@@ -32,7 +32,11 @@ fn a_run_starts_from_the_weights_of_another() {
     let (from, out) = (&trained().0, path("from-a-run"));
     let ran = run(&mut start(phantoms(), &out, from));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    assert!(ran.stderr.contains("adapters, image encoder, mask decoder and tokenizer, class head of"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("adapters, image encoder, mask decoder and tokenizer, class head of"),
+        "{}",
+        ran.stderr
+    );
     assert!(ran.stderr.contains("are taken; new: nothing"), "{}", ran.stderr);
     // only the state of the optimizer differs
     assert_eq!(differing(&out.join("last"), &from.join("best")), ["trainer.safetensors"]);
