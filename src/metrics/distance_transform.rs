@@ -39,7 +39,17 @@ impl Nearest {
                 line.replace(&mut found, (start, stride, count), spacing);
             }
         }
-        Some(found)
+        Some(found.round_as_scipy(size, spacing))
+    }
+
+    /// Computes the squared distances again from the cells, with the roundings of SciPy: slice, row, column.
+    fn round_as_scipy(mut self, size: Size, spacing: Spacing) -> Self {
+        for (at, (squared, cell)) in self.squared.iter_mut().zip(&self.cell).enumerate() {
+            let (from, to) = (size.position(at), size.position(*cell as usize));
+            let steps = from.into_iter().zip(to).map(|(from, to)| from.abs_diff(to) as f64);
+            *squared = steps.zip(spacing.axes()).map(|(steps, spacing)| (steps * spacing).powi(2)).sum();
+        }
+        self
     }
 }
 
@@ -48,8 +58,8 @@ pub fn squared_distances(is_set: &[bool], size: Size, spacing: Spacing) -> Vec<f
     Nearest::of(is_set, size, spacing).map_or_else(|| vec![f64::INFINITY; is_set.len()], |nearest| nearest.squared)
 }
 
-/// A candidate of one line: its place along the line, the squared distance of its set cell from the line, and that cell.
-type Site = (f64, f64, u32);
+/// A candidate of one line: its index along the line, the squared distance of its set cell from the line, and that cell.
+type Site = (usize, f64, u32);
 
 /// The candidates of one line that are nearest somewhere on it.
 #[derive(Default)]
@@ -65,7 +75,7 @@ impl Line {
         for i in 0..count {
             let at = start + i * stride;
             if found.cell[at] != NONE {
-                self.keep((i as f64 * spacing, found.squared[at], found.cell[at]));
+                self.keep((i, found.squared[at], found.cell[at]), spacing);
             }
         }
         if self.kept.is_empty() {
@@ -73,8 +83,7 @@ impl Line {
         }
         let mut current = 0;
         for i in 0..count {
-            let place = i as f64 * spacing;
-            let squared = |(along, off, _): Site| (along - place) * (along - place) + off;
+            let squared = |(along, off, _): Site| (along.abs_diff(i) as f64 * spacing).powi(2) + off;
             while self.kept.get(current + 1).is_some_and(|&next| squared(self.kept[current]) > squared(next)) {
                 current += 1;
             }
@@ -86,9 +95,9 @@ impl Line {
 
     /// Adds a candidate. The middle of three is dropped if the bisectors with its neighbours leave it no part of the
     /// line.
-    fn keep(&mut self, (w, w_off, cell): Site) {
+    fn keep(&mut self, (w, w_off, cell): Site, spacing: f64) {
         while let [.., (u, u_off, _), (v, v_off, _)] = self.kept[..] {
-            let (a, b) = (v - u, w - v);
+            let (a, b) = ((v - u) as f64 * spacing, (w - v) as f64 * spacing);
             let c = a + b;
             if c * v_off - b * u_off - a * w_off - a * b * c <= 0.0 {
                 break;

@@ -6,6 +6,7 @@ pub mod border;
 pub mod detection;
 pub mod distance;
 pub mod distance_transform;
+pub mod estimates;
 pub mod grid;
 pub mod lesions;
 pub mod mask_scores;
