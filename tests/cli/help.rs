@@ -95,6 +95,8 @@ fn the_help_of_train() {
           --config <FILE>             TOML file over the preset
           --set <KEY=VALUE>           One setting, for example `train.micro_batch=4`; may be repeated
           --out <DIR>                 Run folder [default: runs/train]
+          --init <RUN>                Start from the weights of a trained run: a run folder, a
+                                      checkpoint, a published folder or `hub:owner/name`
           --resume [<FROM>]           Continue from `last/` in the run folder, or from another
                                       checkpoint
           --seed <N>                  Same as `--set train.seed=N`

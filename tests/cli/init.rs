@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::support::{copy, differing, done, error_text, objects, path, phantoms, run, train, trained, tree};
+use crate::support::{copy, differing, done, error_text, objects, path, phantoms, prsmed, run, train, trained, tree};
 
 /// Steps that change no weight.
 const STILL: [&str; 3] = ["train.max_steps=1", "train.learning_rate=1e-30", "train.min_learning_rate=0.0"];
@@ -47,8 +47,9 @@ fn a_run_starts_from_the_weights_of_another() {
     let second = path("from-a-run-that-is-gone");
     done(&mut start(phantoms(), &second, &moved));
     fs::remove_dir_all(&moved).unwrap();
-    let mut resume = train(phantoms(), &second, &["train.max_steps=2"]);
-    done(resume.arg("--resume"));
+    let mut resume = prsmed();
+    resume.args(["train", "--set", "train.max_steps=2", "--data-root"]).arg(phantoms());
+    done(resume.arg("--resume").arg(&second));
 }
 
 #[test]

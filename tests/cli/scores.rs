@@ -334,9 +334,12 @@ fn names_in_json_and_csv_stay() {
     predict.args(["--json", "predict", "--question", "Where?", "--max-new-tokens", "1", "--image"]);
     predict.arg(class_files(root, "train_images").remove(0)).arg(&trained().0);
     let result = objects(&done(&mut predict)).pop().unwrap();
-    let expected =
-        ["answer", "foreground_frac", "height", "kind", "mask", "memory", "modality", "new_tokens", "overlay", "width"];
+    let expected = [
+        "answer", "confidence", "foreground_frac", "height", "kind", "mask", "memory", "modality", "new_tokens",
+        "overlay", "width",
+    ];
     assert_eq!(keys(&result), expected);
+    assert_eq!(keys(&result["confidence"]), ["boundary", "foreground", "is_found", "presence"]);
 }
 
 const STEP_KEYS: [&str; 12] = [
