@@ -317,6 +317,9 @@ mod tests {
     fn every_score_has_one_name() {
         let keys: BTreeSet<&str> = SCORES.iter().map(|score| score.key).collect();
         assert_eq!(keys.len(), SCORES.len());
-        assert_eq!((title("hd95", "mm"), title("area_difference", "px")), ("HD95 (mm)".into(), "area difference (px)".into()));
+        assert_eq!(
+            (title("hd95", "mm"), title("area_difference", "px")),
+            ("HD95 (mm)".into(), "area difference (px)".into())
+        );
     }
 }

@@ -368,9 +368,10 @@ impl EvalSummary {
             )
         }));
         notes.extend(self.calibration.as_ref().map(|calibration| {
-            let scaled = calibration.scaled.as_ref().zip(calibration.temperature).map_or_else(String::new, |(curve, t)| {
-                format!(", {:.4} at the run's temperature {t:.3}", curve.ece)
-            });
+            let scaled =
+                calibration.scaled.as_ref().zip(calibration.temperature).map_or_else(String::new, |(curve, t)| {
+                    format!(", {:.4} at the run's temperature {t:.3}", curve.ece)
+                });
             format!("expected calibration error of pixels: {:.4}{scaled}", calibration.raw.ece)
         }));
         if !unknown_classes.is_empty() {

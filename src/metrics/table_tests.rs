@@ -135,5 +135,8 @@ fn columns_are_aligned() {
         let cell = &line[..end_of_dice];
         assert!(cell.ends_with(|c: char| c.is_ascii_digit()) && !cell.ends_with(' '), "{table}");
     }
-    assert!(EvalSums::default().summary(Protocol::default()).to_string().contains("macro mean"), "an empty evaluation has a table");
+    assert!(
+        EvalSums::default().summary(Protocol::default()).to_string().contains("macro mean"),
+        "an empty evaluation has a table"
+    );
 }

@@ -141,8 +141,7 @@ impl Running<'_> {
         let (image, mask) = decoded(row, labels).map_err(|error| at_row(row, &error))?;
         let truth = pixels::foreground(&mask);
         let flags: Vec<bool> = truth.iter().map(|v| *v > 127).collect();
-        let request =
-            Request { image: &image, question: &row.question, max_new_tokens: self.options.max_new_tokens };
+        let request = Request { image: &image, question: &row.question, max_new_tokens: self.options.max_new_tokens };
         let mut prediction =
             predict(self.assembly, &request, |_| ()).map_err(|error| error.of_image(&row.image_path))?;
         let confidence = self.assembly.confidence(&prediction.mask);
@@ -158,7 +157,7 @@ impl Running<'_> {
             Target::Present => Some(self.mask_scores(row, &prediction, &flags, &raw)?),
             Target::Absent | Target::Unknown => None,
         };
-        let answered = self.answered(row, &prediction, confidence);
+        let answered = self.answered(row, &prediction, (confidence, is_withheld));
         let sample = SampleScore::new(row, answered, scored.as_ref());
         self.keep(row, &sample, (&image, &prediction, &truth))?;
         self.sums.add_item(sample.item(), is_withheld);
@@ -183,7 +182,12 @@ impl Running<'_> {
         Ok(Scored { painted, raw_dice: has_threshold.then_some(raw.dice), mask })
     }
 
-    fn answered(&mut self, row: &Row, prediction: &Prediction, confidence: Confidence) -> Answered {
+    fn answered(
+        &mut self,
+        row: &Row,
+        prediction: &Prediction,
+        (confidence, is_withheld): (Confidence, bool),
+    ) -> Answered {
         let group = self.sums.group(&row.modality);
         group.add_image(&row.image_path);
         let (text, position_right) = group.add_answer(&prediction.answer, &row.answer, row.position.as_deref());
@@ -197,6 +201,7 @@ impl Running<'_> {
             class_right: modalities.contains(&row.modality).then(|| predicted_modality == row.modality),
             predicted_modality,
             confidence,
+            is_withheld,
             has_mask: prediction.mask.iter().any(|p| *p > THRESHOLD),
         }
     }

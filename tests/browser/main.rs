@@ -1,6 +1,7 @@
 //! Pages in a headless Chromium. `scripts/check` runs these tests; `scripts/setup --checks` installs the browser.
 
 mod driver;
+mod report;
 
 use driver::{Browser, key};
 

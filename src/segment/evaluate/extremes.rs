@@ -188,7 +188,7 @@ mod tests {
     fn a_case_is_small_and_its_masks_have_two_levels() {
         let case = shown("x", 2000).1;
         assert_eq!((case.image.dimensions(), case.prediction.dimensions()), ((512, 256), (512, 256)));
-        let set = case.truth.iter().filter(|level| **level == 255).count();
+        let set = case.truth.pixels().filter(|pixel| pixel.0 == [255]).count();
         assert!(set == 512 * 256 / 2 && case.truth.iter().all(|level| [0, 255].contains(level)), "{set}");
     }
 }

@@ -49,6 +49,8 @@ pub struct SampleScore {
     pub presence: f64,
     /// False if the presence score is below the threshold of the run, so that the mask is withheld.
     pub is_found: bool,
+    /// Whether the mask had foreground and was withheld.
+    pub is_withheld: bool,
     /// Whether the painted mask has foreground.
     pub has_mask: bool,
     /// Mean probability of the mask before it is withheld, after temperature scaling.
@@ -107,13 +109,13 @@ pub(super) struct Answered {
     pub(super) predicted_modality: String,
     pub(super) class_right: Option<bool>,
     pub(super) confidence: Confidence,
+    pub(super) is_withheld: bool,
     pub(super) has_mask: bool,
 }
 
 impl SampleScore {
     pub(super) fn new(row: &Row, answered: Answered, scored: Option<&Scored>) -> Self {
-        let Answered { generated, text, position_right, predicted_modality, class_right, confidence, has_mask } =
-            answered;
+        let Answered { generated, text, position_right, predicted_modality, class_right, confidence, .. } = answered;
         let mask = scored.map(|scored| &scored.mask);
         let border = mask.and_then(|mask| mask.border);
         let lesions = mask.map(|mask| mask.lesions);
@@ -137,7 +139,8 @@ impl SampleScore {
             target: row.target,
             presence: confidence.presence,
             is_found: confidence.is_found,
-            has_mask,
+            is_withheld: answered.is_withheld,
+            has_mask: answered.has_mask,
             foreground_confidence: confidence.foreground,
             uncertain_boundary: confidence.boundary,
             raw_dice: scored.and_then(|scored| scored.raw_dice),

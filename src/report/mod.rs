@@ -1,0 +1,68 @@
+//! HTML reports: one file with everything in it, for people without this program. They render results that others
+//! computed and know no model.
+//!
+//! A page needs no network and no JavaScript: scripts only sort and filter tables. Every text is escaped, and the page's
+//! content security policy allows no script but its own.
+
+pub mod comparison;
+pub mod evaluation;
+mod histogram;
+mod picture;
+mod svg;
+pub mod training;
+
+use crate::{Error, Result, files};
+use askama::Template;
+use sha2::{Digest, Sha256};
+use std::path::Path;
+
+/// Name of a report's file.
+pub const REPORT_FILE: &str = "report.html";
+
+const STYLE: &str = include_str!("templates/style.css");
+const SCRIPT: &str = include_str!("templates/script.js");
+
+/// What all pages have in common.
+#[derive(Debug)]
+struct Page {
+    title: String,
+    subtitle: String,
+    style: &'static str,
+    script: &'static str,
+    /// Hash of the script for the content security policy.
+    script_hash: String,
+    version: &'static str,
+}
+
+impl Page {
+    fn new(title: &str, subtitle: &str) -> Self {
+        Self {
+            title: title.to_owned(),
+            subtitle: subtitle.to_owned(),
+            style: STYLE,
+            script: SCRIPT,
+            script_hash: picture::base64(&Sha256::digest(SCRIPT.as_bytes())),
+            version: env!("CARGO_PKG_VERSION"),
+        }
+    }
+}
+
+/// Renders a page into `folder`.
+fn write(folder: &Path, page: &impl Template) -> Result<()> {
+    let path = folder.join(REPORT_FILE);
+    let text = page.render().map_err(|error| Error::Internal { reason: format!("cannot render a report: {error}") })?;
+    files::write(&path, text.as_bytes()).map_err(Error::io(&path, "write"))
+}
+
+/// A number for people: four significant digits at most, `-` without a value.
+fn number(value: Option<f64>) -> String {
+    value.map_or_else(
+        || "–".to_owned(),
+        |value| if value.abs() >= 100.0 { format!("{value:.1}") } else { format!("{value:.3}") },
+    )
+}
+
+/// The value by which a table sorts a cell; empty values come last.
+fn sort_key(value: Option<f64>) -> String {
+    value.map_or_else(String::new, |value| value.to_string())
+}
