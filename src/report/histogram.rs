@@ -25,8 +25,8 @@ impl Histogram {
 
     /// Ends of a bin.
     pub(super) fn range(&self, bin: usize) -> (f64, f64) {
-        let width = (self.high - self.low) / self.counts.len() as f64;
-        (self.low + bin as f64 * width, self.low + (bin + 1) as f64 * width)
+        let end = |bin: usize| self.low + (self.high - self.low) * bin as f64 / self.counts.len() as f64;
+        (end(bin), end(bin + 1))
     }
 }
 
