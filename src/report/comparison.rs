@@ -1,7 +1,7 @@
 //! Comparison of several runs that were scored on the same questions: a text table, files and a report.
 
 use super::evaluation::{MeanCell, mean_cell, range};
-use super::{Page, REPORT_FILE, number};
+use super::{Page, REPORT_FILE, heading, number};
 use crate::Result;
 use crate::metrics::estimates::{self, Difference, Estimates, Item, differences, keys_in_order, title};
 use crate::metrics::paired::Interval;
@@ -96,7 +96,7 @@ impl Comparison {
         let length = self.length();
         let names: BTreeSet<&str> = self.runs.iter().map(|run| run.name.as_str()).collect();
         let row = |key: &'static str| Row {
-            title: title(key, length),
+            title: heading(key, length),
             cells: self.runs.iter().map(|run| mean_cell(run.summary.all_images.estimates.get(key))).collect(),
         };
         let part = |(i, run): (usize, &RunDifferences)| Part {
@@ -126,7 +126,7 @@ fn href(name: &str) -> String {
 fn difference_row(row: &Difference, length: &str) -> DifferenceRow {
     let sign = |value: f64| format!("{}{}", if value > 0.0 { "+" } else { "" }, number(Some(value)));
     DifferenceRow {
-        title: title(&row.score, length),
+        title: heading(&row.score, length),
         baseline: number(Some(row.baseline)),
         other: number(Some(row.other)),
         difference: sign(row.difference),

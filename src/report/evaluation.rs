@@ -3,10 +3,10 @@
 use super::histogram::{Histogram, Spread, round_up};
 use super::picture::{self, Layer};
 use super::svg::{self, Axis};
-use super::{Page, number, sort_key};
+use super::{Page, heading, number, sort_key};
 use crate::Result;
 use crate::data::manifest::Target;
-use crate::metrics::estimates::{AUROC, Estimate, Estimates, keys_in_order, title};
+use crate::metrics::estimates::{AUROC, Estimate, Estimates, keys_in_order};
 use crate::metrics::neighbours::quantile;
 use crate::metrics::paired::Interval;
 use crate::metrics::table::EvalRow;
@@ -24,10 +24,8 @@ const MAX_ROWS: usize = 2000;
 const CARDS: [&str; 8] =
     ["dice", "surface_dice", "hd95", "lesion_f1", "target_sensitivity", "target_specificity", AUROC, "position_right"];
 /// Scores of the table of classes.
-const CLASS_COLUMNS: [&str; 9] = [
-    "dice", "iou", "surface_dice", "hd95", "assd", "lesion_f1", "target_sensitivity", "target_specificity",
-    "position_right",
-];
+const CLASS_COLUMNS: [&str; 7] =
+    ["dice", "surface_dice", "hd95", "lesion_f1", "target_sensitivity", "target_specificity", "position_right"];
 /// Scores of the table of questions.
 const ROW_COLUMNS: [&str; 3] = ["dice", "surface_dice", "hd95"];
 
@@ -83,6 +81,7 @@ struct EvaluationPage {
 struct Card {
     title: String,
     value: String,
+    interval: String,
     note: String,
     meter: Option<Meter>,
 }
@@ -200,7 +199,7 @@ impl EvaluationPage {
             cards: cards(all, length),
             notes: summary.notes(),
             scores: keys_in_order(all).into_iter().map(|key| score_row(key, all, mean, length)).collect(),
-            class_columns: class_keys(all).map(|key| title(key, length)).collect(),
+            class_columns: class_keys(all).map(|key| heading(key, length)).collect(),
             classes: summary.modalities.iter().map(|row| class_row(row, all)).collect(),
             charts: charts(samples, length),
             calibration: calibration(evaluation),
@@ -245,9 +244,10 @@ fn cards(all: &Estimates, length: &str) -> Vec<Card> {
             |interval| format!("95 %: {}", range(Some(interval))),
         );
         Some(Card {
-            title: title(key, length),
+            title: heading(key, length),
             value: number(Some(*mean)),
-            note: format!("{interval_text} · {count} questions"),
+            interval: interval_text,
+            note: format!("{count} questions"),
             meter: interval.as_ref().filter(|_| is_fraction).map(meter),
         })
     };
@@ -257,7 +257,7 @@ fn cards(all: &Estimates, length: &str) -> Vec<Card> {
 fn score_row(key: &str, all: &Estimates, macro_mean: &Estimates, length: &str) -> ScoreRow {
     let (estimate, mean) = (&all[key], macro_mean.get(key));
     ScoreRow {
-        title: title(key, length),
+        title: heading(key, length),
         mean: number(Some(estimate.mean)),
         range: range(estimate.interval.as_ref()),
         macro_mean: number(mean.map(|mean| mean.mean)),

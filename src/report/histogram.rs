@@ -48,13 +48,13 @@ impl Spread {
     }
 }
 
-/// A round number at or above `value`: 1, 2 or 5 times a power of ten.
+/// A round number at or above `value`, a fifth of which is round too.
 pub(super) fn round_up(value: f64) -> f64 {
     if !(value.is_finite() && value > 0.0) {
         return 1.0;
     }
     let power = 10_f64.powf(value.log10().floor());
-    [1.0, 2.0, 5.0]
+    [1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.5]
         .into_iter()
         .map(|step| step * power)
         .find(|round| *round >= value * (1.0 - 1e-9))
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn ends_of_axes_are_round() {
-        for (value, expected) in [(0.0, 1.0), (3.4, 5.0), (5.0, 5.0), (51.0, 100.0), (0.013, 0.02), (f64::NAN, 1.0)] {
+        for (value, expected) in [(0.0, 1.0), (3.4, 4.0), (5.0, 5.0), (76.0, 100.0), (0.013, 0.015), (f64::NAN, 1.0)] {
             assert!((round_up(value) - expected).abs() < 1e-12, "{value}: {}", round_up(value));
         }
         assert_eq!(Spread::new("a", &[]), None);

@@ -11,6 +11,7 @@ mod picture;
 mod svg;
 pub mod training;
 
+use crate::metrics::estimates;
 use crate::{Error, Result, files};
 use askama::Template;
 use sha2::{Digest, Sha256};
@@ -54,12 +55,17 @@ fn write(folder: &Path, page: &impl Template) -> Result<()> {
     files::write(&path, text.as_bytes()).map_err(Error::io(&path, "write"))
 }
 
-/// A number for people: four significant digits at most, `-` without a value.
+/// A number for people: three decimals below 10, one above; `–` without a value.
 fn number(value: Option<f64>) -> String {
-    value.map_or_else(
-        || "–".to_owned(),
-        |value| if value.abs() >= 100.0 { format!("{value:.1}") } else { format!("{value:.3}") },
-    )
+    let shown = |value: f64| if value.abs() < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") };
+    value.map_or_else(|| "–".to_owned(), shown)
+}
+
+/// The title of a score at the start of a line; `length` is `mm` or `px`.
+fn heading(key: &str, length: &str) -> String {
+    let title = estimates::title(key, length);
+    let mut letters = title.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().collect::<String>() + letters.as_str())
 }
 
 /// The value by which a table sorts a cell; empty values come last.

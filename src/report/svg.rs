@@ -54,11 +54,12 @@ impl<'a> Chart<'a> {
         self.text.write_fmt(part).expect("writing to a string");
     }
 
-    /// Ticks and labels of the horizontal axis.
-    fn x_axis(&mut self, steps: usize) {
+    /// Ticks and labels of the horizontal axis, `distance` from each other.
+    fn x_axis(&mut self, distance: f64) {
         let bottom = self.height - BOTTOM;
-        for i in 0..=steps {
-            let value = self.x.low + (self.x.high - self.x.low) * i as f64 / steps as f64;
+        let ticks = (0_u32..).map(|i| self.x.low + f64::from(i) * distance);
+        let ticks: Vec<f64> = ticks.take_while(|value| *value <= self.x.high + 1e-9 * distance).collect();
+        for value in ticks {
             let at = self.x(value);
             self.add(format_args!("<line class=\"grid\" x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{bottom}\"/>"));
             let label = tick(value);
@@ -102,14 +103,20 @@ impl<'a> Chart<'a> {
 
 /// A bar chart of a histogram.
 pub(super) fn histogram(histogram: &Histogram, label: &str) -> String {
-    let most = histogram.counts.iter().copied().max().unwrap_or(0) as f64;
+    let most = histogram.counts.iter().copied().max().unwrap_or(0);
+    // ticks are whole numbers
+    let (high, steps) = match most {
+        0..=5 => (most.max(1) as f64, usize::try_from(most.max(1)).unwrap_or(1)),
+        6..=10 => (10.0, 5),
+        _ => (round_up(most as f64), 5),
+    };
     let all: u64 = histogram.counts.iter().sum();
-    let description = format!("Histogram of {label} over {all} masks");
+    let description = format!("Histogram of {label}, {all} values");
     let x = Axis { low: histogram.low, high: histogram.high, label };
-    let y = Axis { low: 0.0, high: round_up(most), label: "masks" };
+    let y = Axis { low: 0.0, high, label: "number" };
     let mut chart = Chart::new(&description, x, y, HEIGHT, LEFT);
-    chart.y_axis(if y.high < 4.0 { 1 } else { 4 });
-    chart.x_axis(5);
+    chart.y_axis(steps);
+    chart.x_axis((x.high - x.low) / 5.0);
     for (bin, count) in histogram.counts.iter().enumerate() {
         let (from, to) = histogram.range(bin);
         let (left, right, top) = (chart.x(from) + 1.0, chart.x(to) - 1.0, chart.y(*count as f64));
@@ -134,7 +141,7 @@ pub(super) fn spreads(spreads: &[Spread], axis: Axis) -> String {
     let height = TOP + BOTTOM + ROW * spreads.len() as f64;
     let y = Axis { low: 0.0, high: 1.0, label: "" };
     let mut chart = Chart::new(&description, axis, y, height, NAMES);
-    chart.x_axis(5);
+    chart.x_axis((axis.high - axis.low) / 5.0);
     for (i, Spread { name, count, five }) in spreads.iter().enumerate() {
         let middle = TOP + ROW * (i as f64 + 0.5);
         let [low, first, median, third, high] = five.map(|value| chart.x(value.clamp(axis.low, axis.high)));
@@ -167,7 +174,7 @@ pub(super) fn reliability(curves: &[(&str, &Curve)]) -> String {
     let y = Axis { low: 0.0, high: 1.0, label: "share of foreground" };
     let mut chart = Chart::new("Reliability curve of the pixel probabilities", x, y, 340.0, LEFT);
     chart.y_axis(5);
-    chart.x_axis(5);
+    chart.x_axis(0.2);
     let (left, right, low, high) = (chart.x(0.0), chart.x(1.0), chart.y(0.0), chart.y(1.0));
     chart.add(format_args!("<line class=\"diagonal\" x1=\"{left}\" y1=\"{low}\" x2=\"{right}\" y2=\"{high}\"/>"));
     for (class, curve) in curves {
@@ -206,7 +213,7 @@ pub(super) fn lines(series: &[Series], label: &str) -> String {
     let x = Axis { low: 0.0, high: last, label: "step" };
     let mut chart = Chart::new(&description, x, Axis { low, high, label }, HEIGHT, LEFT);
     chart.y_axis(5);
-    chart.x_axis(4);
+    chart.x_axis(round_up(last / 5.0).ceil());
     for (index, series) in series.iter().enumerate() {
         let class = index % 4;
         for run in series.points.split(|point| point.1.is_none()) {

@@ -44,7 +44,7 @@ impl Browser {
             .spawn()
             .expect("chromedriver starts (`scripts/setup --checks` installs it)");
         let port = port_of(&mut driver);
-        let config = ureq::Agent::config_builder().timeout_global(Some(Duration::from_secs(120)));
+        let config = ureq::Agent::config_builder().timeout_global(Some(Duration::from_mins(2)));
         let agent = config.http_status_as_error(false).proxy(None).build().new_agent();
         let flags = [
             "--headless",
@@ -215,7 +215,7 @@ fn port_of(driver: &mut Child) -> u16 {
 
 fn read(path: &str, answer: Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Value {
     let mut answer = answer.unwrap_or_else(|error| panic!("chromedriver does not answer `{path}`: {error}"));
-    let mut body = answer.body_mut().with_config().limit(256 << 20);
+    let body = answer.body_mut().with_config().limit(256 << 20);
     let text = body.read_to_string().unwrap_or_else(|error| panic!("the answer to `{path}`: {error}"));
     let mut value: Value = serde_json::from_str(&text).unwrap_or_else(|_| panic!("the answer to `{path}`: {text}"));
     let value = value["value"].take();

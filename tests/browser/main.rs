@@ -23,6 +23,7 @@ fn the_driver_opens_types_clicks_and_reads_errors() {
     browser.open_file(&page);
     assert!(browser.console_errors().is_empty());
     browser.type_text("#text", "hello");
+    browser.type_text("#text", key::ESCAPE);
     browser.upload("#file", &[&file]);
     browser.type_text("button", key::ENTER);
     browser.wait_for("document.querySelector('button').textContent === 'hello'");

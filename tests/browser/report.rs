@@ -71,7 +71,6 @@ fn reports() -> &'static Path {
         let _ = fs::remove_dir_all(&home);
         fs::create_dir_all(&home).expect("a folder");
         prsmed(&["data", "phantom", "--count", "16", "--image-size", "96", "--seed", "3", "data"]);
-        extend(&home.join("data/annotations"));
         prsmed(&[
             "train",
             "--preset",
@@ -87,6 +86,7 @@ fn reports() -> &'static Path {
             "--set",
             "train.max_steps=6",
         ]);
+        extend(&home.join("data/annotations"));
         prsmed(&[
             "eval", "run", "run/last", "--data-root", "data", "--split", "train", "--max-new-tokens", "4", "--out",
             "compared",

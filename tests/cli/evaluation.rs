@@ -238,6 +238,6 @@ fn several_runs_are_compared_question_by_question() {
 #[test]
 fn an_impossible_tolerance_is_an_error() {
     let mut eval = prsmed();
-    eval.args(["eval", "--split", "train", "--tolerance-mm", "-1", "--data-root"]).arg(phantoms()).arg(&trained().0);
+    eval.args(["eval", "--split", "train", "--tolerance-mm=-1", "--data-root"]).arg(phantoms()).arg(&trained().0);
     refused(&mut eval, "error: `--tolerance-mm`: -1 is no distance\nhint: use 0 or more, for example 2");
 }
