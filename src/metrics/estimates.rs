@@ -89,7 +89,8 @@ pub struct Item {
 pub struct Estimate {
     /// The mean.
     pub mean: f64,
-    /// 95 % interval by the bootstrap over patients; `None` with fewer than two patients.
+    /// 95 % interval by the bootstrap over patients, or the exact binomial interval of fractions that are all 0 or all 1;
+    /// `None` with fewer than two patients.
     pub interval: Option<Interval>,
     /// Number of questions with a value.
     pub count: u64,
@@ -124,11 +125,28 @@ fn of_classes(items: &[&Item], bootstrap: &Bootstrap, classes: &[Vec<usize>]) ->
         let values: Vec<Option<f64>> = items.iter().map(|item| item.values[index]).collect();
         if let Some(mean) = macro_mean(classes, &values) {
             let count = values.iter().flatten().count() as u64;
-            let interval = bootstrap.macro_mean(classes, &values);
+            let interval = bootstrap.macro_mean(classes, &values).map(|interval| match score.unit {
+                Unit::Fraction => exact(&values, bootstrap).unwrap_or(interval),
+                _ => interval,
+            });
             found.insert(score.key.to_owned(), Estimate { mean, interval, count });
         }
     }
     found
+}
+
+/// Interval of fractions that are all 0 or all 1: their bootstrap has no spread, which would look like certainty. It is
+/// the exact binomial interval (Clopper and Pearson 1934) with one trial for each patient.
+fn exact(values: &[Option<f64>], bootstrap: &Bootstrap) -> Option<Interval> {
+    let all = |end: f64| values.iter().flatten().all(|value| *value == end);
+    let with_value = (0..values.len()).filter(|item| values[*item].is_some());
+    let patients = with_value.map(|item| bootstrap.group_of(item)).collect::<BTreeSet<_>>().len();
+    let open = 0.025_f64.powf(1.0 / patients as f64);
+    match (all(0.0), all(1.0)) {
+        (true, false) => Some(Interval { low: 0.0, high: 1.0 - open }),
+        (false, true) => Some(Interval { low: open, high: 1.0 }),
+        _ => None,
+    }
 }
 
 fn macro_mean(classes: &[Vec<usize>], values: &[Option<f64>]) -> Option<f64> {
@@ -279,6 +297,17 @@ mod tests {
         assert!(interval.low == 0.0 && interval.high == 0.75, "{interval:?}");
         assert_eq!(estimates(&items[..2])["dice"].interval, None, "one patient");
         assert!(table(&all, "mm").contains("0.0000 .. 0.7500"), "{}", table(&all, "mm"));
+    }
+
+    #[test]
+    fn fractions_without_spread_have_an_exact_interval() {
+        let items: Vec<Item> = (0..20).map(|i| item(i, "a", &(i / 2).to_string(), Some(1.0))).collect();
+        let interval = estimates(&items.iter().collect::<Vec<_>>())["dice"].interval.unwrap();
+        // 10 of 10 patients: SciPy's `binomtest(10, 10).proportion_ci(method="exact")` is 0.6915 to 1
+        assert!((interval.low - 0.691_503).abs() < 1e-5 && interval.high == 1.0, "{interval:?}");
+        let items: Vec<Item> = (0..4).map(|i| item(i, "a", &i.to_string(), Some(0.0))).collect();
+        let interval = estimates(&items.iter().collect::<Vec<_>>())["dice"].interval.unwrap();
+        assert!((interval.high - 0.602_365).abs() < 1e-5 && interval.low == 0.0, "{interval:?}");
     }
 
     #[test]

@@ -184,7 +184,7 @@ fn reports_can_be_read_without_javascript() {
     browser.open_file(&reports().join("compared/run/report.html"));
     for (selector, part) in [
         ("#summary", "Dice"),
-        ("#scores table", "surface Dice"),
+        ("#scores table", "Surface Dice"),
         ("#classes table", "brain"),
         ("#questions-table", "second lesion"),
         ("#run table", "libtorch"),
