@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::bootstrap::Bootstrap;
 use super::detection::auroc_of_sorted;
 use super::paired::Interval;
-use super::table::aligned;
+use super::text_table::aligned;
 use crate::error::{Error, Result};
 
 /// A score of a question.

@@ -21,4 +21,5 @@ pub mod surface;
 pub mod table;
 pub mod temperature;
 pub mod text;
+pub mod text_table;
 pub mod threshold_average;
