@@ -24,6 +24,13 @@ pub(super) struct RunArgs {
     /// Run folder (its `best/`, else `last/`), one checkpoint folder, a published PRS-Med folder, or
     /// `hub:owner/name[/FOLDER]`
     pub(super) run: PathBuf,
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
+}
+
+/// Overrides of a trained model's settings.
+#[derive(Debug, Default, clap::Args)]
+pub(super) struct ModelArgs {
     /// Language model: a folder or `hub:owner/name[@rev]` [default: as stored in the run]
     #[arg(long, value_name = "WHERE")]
     base: Option<String>,
@@ -64,20 +71,17 @@ pub(super) fn parse_precision(text: &str) -> std::result::Result<Precision, Stri
 
 /// Opens the model of a run folder with its stored settings.
 pub(super) fn open_run(run: &Path, context: &Context) -> Result<Assembly> {
-    let unchanged = RunArgs {
-        run: run.to_path_buf(),
-        base: None,
-        vision_tower: None,
-        semantics: None,
-        stream_layers: None,
-        precision: None,
-        allow_partial: false,
-    };
-    unchanged.open(context)
+    ModelArgs::default().open(run, context)
 }
 
 impl RunArgs {
     pub(super) fn open(&self, context: &Context) -> Result<Assembly> {
+        self.model.open(&self.run, context)
+    }
+}
+
+impl ModelArgs {
+    pub(super) fn open(&self, run: &Path, context: &Context) -> Result<Assembly> {
         let device = tensor::default_device();
         let default = if device == tensor::Device::Cpu { Precision::Fp32 } else { Precision::Bf16 };
         let overrides = RunOverrides {
@@ -98,7 +102,7 @@ impl RunArgs {
             cache: context.env.cache.as_deref(),
         };
         let (base, tower) = (self.base.as_deref(), self.vision_tower.as_deref());
-        let assembly = context.read_run(&self.run, base, tower, &|folder| {
+        let assembly = context.read_run(run, base, tower, &|folder| {
             setup::verify(folder)?;
             setup::open(folder, &overrides, build)
         })?;

@@ -50,7 +50,7 @@ fn without_a_command_the_commands_are_listed() {
 
     Commands:
       train      Train on a data root
-      eval       Score a trained model on a data root: masks, positions, answers
+      eval       Score trained models on a data root: masks, positions, answers
       predict    Answer a question about an image and segment the region it asks for
       merge      Merge the LoRA adapters of a run into its language model
       plan       Predict the memory and time of a job before it runs

@@ -6,7 +6,7 @@ use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, Row, Split};
 use crate::data::sample::{at_row, decoded};
 use crate::event::{Event, Observer};
-use crate::metrics::distance_transform::Spacing;
+use crate::metrics::grid::{Size, Spacing};
 use crate::metrics::segmentation::{PixelCounts, THRESHOLD};
 use crate::metrics::surface::SurfaceDistances;
 use crate::runtime::Runtime;
@@ -239,7 +239,8 @@ impl<'a> TestSet<'a> {
             model.probabilities(&image, &row.question).map_err(|error| error.of_image(&row.image_path))?;
         let counts = PixelCounts::of(&probabilities, &truth, THRESHOLD)?;
         let predicted: Vec<bool> = probabilities.iter().map(|p| *p > THRESHOLD).collect();
-        let surfaces = SurfaceDistances::of(&predicted, &truth, mask.width() as usize, Spacing::PIXELS)?;
+        let size = Size::image(mask.height() as usize, mask.width() as usize);
+        let surfaces = SurfaceDistances::of(&predicted, &truth, size, Spacing::PIXELS)?;
         Ok(RowScore {
             dice: counts.dice(),
             surface_dice: surfaces.surface_dice(self.tolerance_px),
