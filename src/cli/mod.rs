@@ -20,6 +20,7 @@ mod merge;
 mod mlflow;
 mod plan;
 mod predict;
+mod predict_many;
 mod predict_volume;
 mod prepare;
 mod preset;

@@ -2,19 +2,21 @@
 //! trained model.
 
 use super::context::{Context, check_parent};
+use super::predict_many::{ManyArgs, Settings, has_dicom};
 use super::predict_volume::{Common, Input, VolumeArgs};
 use super::report::Outcome;
 use crate::data::{sheet, volume};
 use crate::event::Event;
 use crate::segment::calibration::Confidence;
 use crate::segment::predict::{Prediction, Request, predict};
+use crate::segment::predict_many::identity_of;
 use crate::segment::setup::{self, Build, RunOverrides};
 use crate::segment::{Assembly, Semantics, evaluate};
 use crate::tensor::{self, ledger};
 use crate::trainer::FirstLayers;
 use crate::trainer::precision::Precision;
 use crate::{Error, Result, files};
-use image::{DynamicImage, GrayImage};
+use image::DynamicImage;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
@@ -75,6 +77,13 @@ pub(super) fn open_run(run: &Path, context: &Context) -> Result<Assembly> {
 }
 
 impl RunArgs {
+    /// SHA-256 of what identifies the weights and these flags.
+    pub(super) fn identity(&self, context: &Context) -> Result<String> {
+        let (base, tower) = (self.model.base.as_deref(), self.model.vision_tower.as_deref());
+        let flags = format!("{:?}", self.model);
+        context.read_run(&self.run, base, tower, &|folder| identity_of(folder, &flags))
+    }
+
     pub(super) fn open(&self, context: &Context) -> Result<Assembly> {
         self.model.open(&self.run, context)
     }
@@ -121,6 +130,8 @@ impl ModelArgs {
 #[command(after_help = "Examples:
   prsmed predict runs/a --image scan.png --question \"Where is the lesion?\" --mask-out mask.png
   prsmed predict hub:huyquoctrinh/PRS-Med --image scan.png --question \"Where is the lesion?\"
+  prsmed predict runs/a --images scans/ --question \"Where is the lesion?\" --out results
+  prsmed predict runs/a --images questions.csv --out results --overlays
   prsmed predict runs/a --image ct.nii.gz --question \"Where is the liver?\" --out liver.nii.gz --largest-component
   prsmed predict runs/a --image series/ --question \"Where is the tumour?\" --window liver --out tumour.dcm")]
 pub(super) struct Args {
@@ -128,16 +139,18 @@ pub(super) struct Args {
     run: RunArgs,
     /// Image file: PNG, JPEG, TIFF or DICOM; or a volume: NIfTI, a DICOM file, or a folder or zip of one DICOM series.
     /// `PATH#N` chooses volume N of a 4-D NIfTI file, series number N, or frame N
-    #[arg(long, value_name = "FILE")]
-    image: PathBuf,
-    /// Question about the image
-    #[arg(long, value_name = "TEXT")]
-    question: String,
+    #[arg(long, value_name = "FILE", required_unless_present = "images")]
+    image: Option<PathBuf>,
+    /// Question about the image; for many images it may be repeated
+    #[arg(long = "question", value_name = "TEXT", required_unless_present = "images")]
+    questions: Vec<String>,
+    #[command(flatten)]
+    many: ManyArgs,
     /// Write the mask as an 8-bit PNG with the values 0 and 255
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "images")]
     mask_out: Option<PathBuf>,
     /// Write the image with the mask drawn over it
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "images")]
     overlay_out: Option<PathBuf>,
     /// Paint the mask even if the target is reported as not found
     #[arg(long)]
@@ -150,22 +163,25 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let volume = match volume::is_volume(&args.image)?.then(|| context.described(&args.run.run)).transpose()?.flatten()
-    {
+    let Some(path) = &args.image else { return many(args, context) };
+    let [question] = args.questions.as_slice() else {
+        let hint = "use `--images` for several questions about one or many images";
+        return Err(Error::config("--question", "one image has one question", hint).into());
+    };
+    if args.many.no_overwrite {
+        let outputs = [&args.mask_out, &args.overlay_out, &args.volume.out, &args.volume.record_out];
+        outputs.into_iter().flatten().try_for_each(|path| check_new(path))?;
+    }
+    let volume = match volume::is_volume(path)?.then(|| context.described(&args.run.run)).transpose()?.flatten() {
         Some(description) => args.volume.with_training(&description, context)?,
         None => args.volume.clone(),
     };
-    let image = match volume.open(&args.image, context)? {
+    let image = match volume.open(path, context)? {
         Input::Image(image) => image,
         Input::Volume(opened) => {
-            check_volume_flags(args)?;
+            check_volume_flags(args, question)?;
             let assembly = args.run.open(context)?;
-            let common = Common {
-                image: &args.image,
-                run: &args.run.run,
-                question: &args.question,
-                always_paint: args.always_paint,
-            };
+            let common = Common { image: path, run: &args.run.run, question, always_paint: args.always_paint };
             return volume.run(&opened, &assembly, context, &common);
         }
     };
@@ -173,17 +189,15 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     args.mask_out.iter().try_for_each(|path| check_writable("--mask-out", path, &["png"]))?;
     args.overlay_out.iter().try_for_each(|path| check_writable("--overlay-out", path, &["png", "jpg", "jpeg"]))?;
     let assembly = args.run.open(context)?;
-    let request = Request { image: &image, question: &args.question, max_new_tokens: args.max_new_tokens };
+    let request = Request { image: &image, question, max_new_tokens: args.max_new_tokens };
     let stream = |piece: &str| context.progress.on(&Event::Token(piece.to_owned()));
-    let mut prediction = predict(&assembly, &request, stream).map_err(|error| error.of_image(&args.image))?;
+    let mut prediction = predict(&assembly, &request, stream).map_err(|error| error.of_image(path))?;
     let confidence = assembly.confidence(&prediction.mask);
     if !confidence.is_found && !args.always_paint {
         prediction.mask.fill(0.0);
     }
-    let (width, height) = prediction.size;
-    let mask = binary(sheet::probability_image(&prediction.mask, width, height)?);
     if let Some(path) = &args.mask_out {
-        write_image(&mask.into(), path)?;
+        write_image(&prediction.binary_mask()?.into(), path)?;
     }
     if let Some(path) = &args.overlay_out {
         write_image(&evaluate::overlay(&image, &prediction, None)?.into(), path)?;
@@ -191,10 +205,30 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     finish(context, &assembly, (&prediction, &confidence), args)
 }
 
-/// The mask of a probability image: 255 from a probability of 0.5 on, else 0.
-fn binary(mut probabilities: GrayImage) -> GrayImage {
-    probabilities.iter_mut().for_each(|value| *value = if *value > 127 { 255 } else { 0 });
-    probabilities
+/// Predictions on many images.
+fn many(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+    let jobs = args.many.jobs(&args.questions)?;
+    let described = if has_dicom(&jobs)? { context.described(&args.run.run)? } else { None };
+    let volume = match described {
+        Some(description) => args.volume.with_training(&description, context)?,
+        None => args.volume.clone(),
+    };
+    let settings = Settings {
+        volume: &volume,
+        max_new_tokens: args.max_new_tokens,
+        always_paint: args.always_paint,
+        model: args.run.identity(context)?,
+    };
+    args.many.run(&jobs, &settings, context, || args.run.open(context))
+}
+
+/// Refuses to replace a file.
+fn check_new(path: &Path) -> Result<()> {
+    if !path.exists() {
+        return Ok(());
+    }
+    let reason = format!("`{}` exists", path.display());
+    Err(Error::config("--no-overwrite", reason, "choose another name, or leave out `--no-overwrite`"))
 }
 
 fn write_image(image: &DynamicImage, path: &Path) -> Result<()> {
@@ -209,8 +243,7 @@ fn finish(
 ) -> anyhow::Result<Outcome> {
     let foreground = prediction.mask.iter().filter(|p| **p > 0.5).count();
     let foreground_frac = foreground as f64 / prediction.mask.len().max(1) as f64;
-    let best = prediction.classes.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(i, _)| i);
-    let modality = best.and_then(|i| assembly.description.modalities.get(i));
+    let modality = prediction.best_class().and_then(|class| assembly.description.modalities.get(class));
     context.output.line("")?;
     context.output.line(mask_line(foreground_frac, confidence))?;
     context.output.record(&json!({
@@ -244,8 +277,8 @@ fn mask_line(foreground_frac: f64, confidence: &Confidence) -> String {
 }
 
 /// Refuses flags that are for images.
-fn check_volume_flags(args: &Args) -> Result<()> {
-    if args.question.trim().is_empty() {
+fn check_volume_flags(args: &Args, question: &str) -> Result<()> {
+    if question.trim().is_empty() {
         return Err(Error::config("--question", "the question is empty", "ask for example: Where is the lesion?"));
     }
     let flags = [("--mask-out", &args.mask_out), ("--overlay-out", &args.overlay_out)];
@@ -266,16 +299,4 @@ fn check_writable(flag: &str, path: &Path, extensions: &[&str]) -> Result<()> {
     }
     let hint = format!("use a file name that ends in `.{}`", extensions.join("` or `."));
     Err(Error::config(flag, format!("`{}` has the wrong file extension", path.display()), hint))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mask_has_the_pixels_with_a_probability_of_at_least_one_half() {
-        let probabilities = sheet::probability_image(&[0.0, 0.497, 0.5, 0.503, 1.0], 5, 1).unwrap();
-        assert_eq!(probabilities.as_raw(), &[0, 127, 128, 128, 255]);
-        assert_eq!(binary(probabilities).as_raw(), &[0, 0, 255, 255, 255]);
-    }
 }

@@ -19,12 +19,13 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Volumes (NIfTI, DICOM)")]
 pub(super) struct VolumeArgs {
-    /// Write the mask of a volume on its grid: NIfTI (`.nii.gz`, `.nii`) or DICOM SEG (`.dcm`, for a DICOM series)
+    /// Write the mask of a volume on its grid: NIfTI (`.nii.gz`, `.nii`) or DICOM SEG (`.dcm`, for a DICOM series). With
+    /// `--images` the folder of the results
     #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
+    pub(super) out: Option<PathBuf>,
     /// Write what was done as JSON: settings, versions, names of files, results by slice, seconds
     #[arg(long, value_name = "FILE")]
-    record_out: Option<PathBuf>,
+    pub(super) record_out: Option<PathBuf>,
     /// Direction of the slices: axial, coronal or sagittal [default: as the training images, else that
     /// of the thickest slices, else axial]
     #[arg(long, value_name = "AXIS")]
@@ -102,7 +103,7 @@ impl VolumeArgs {
     }
 
     /// The window that the user or the run has chosen.
-    fn window(&self) -> Window {
+    pub(super) fn window(&self) -> Window {
         self.window.unwrap_or_default()
     }
 

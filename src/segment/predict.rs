@@ -11,6 +11,7 @@ use super::setup::{self, Assembly, Build, RunOverrides};
 use super::step;
 use super::validation::values;
 use crate::data::image::{clip_pixels, sam_pixels};
+use crate::data::sheet;
 use crate::data::text::{self, AnswerStream};
 use crate::models::mask_decoder;
 use crate::models::mistral::KvCache;
@@ -19,7 +20,7 @@ use crate::runtime::Runtime;
 use crate::tensor::weights::read_unchanged;
 use crate::tensor::{Device, Kind, Tensor, dims, guard, ledger, meta, no_grad};
 use crate::{Error, Result};
-use image::DynamicImage;
+use image::{DynamicImage, GrayImage};
 use std::ops::ControlFlow;
 use std::path::Path;
 
@@ -81,6 +82,24 @@ impl Assembly {
         /// Longest answer, tokens.
         const MAX_NEW_TOKENS: usize = 128;
         predict(self, &Request { image, question, max_new_tokens: MAX_NEW_TOKENS }, |_| ())
+    }
+}
+
+impl Prediction {
+    /// The mask as an image of 0 and 255: foreground from a probability of 0.5 on, after rounding to 8 bits.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the mask does not have the size.
+    pub fn binary_mask(&self) -> Result<GrayImage> {
+        let (width, height) = self.size;
+        let mut mask = sheet::probability_image(&self.mask, width, height)?;
+        mask.iter_mut().for_each(|value| *value = if *value > 127 { 255 } else { 0 });
+        Ok(mask)
+    }
+
+    /// The most probable class, as an index of the run's classes.
+    pub fn best_class(&self) -> Option<usize> {
+        self.classes.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(class, _)| class)
     }
 }
 
@@ -424,6 +443,15 @@ mod tests {
                 assert!((found - expected).abs() < 1e-5, "{width}x{height} at {x}, {y}: {found} {expected}");
             }
         }
+    }
+
+    #[test]
+    fn a_mask_has_the_pixels_with_a_probability_of_at_least_one_half() {
+        let mask = vec![0.0, 0.497, 0.5, 0.503, 1.0];
+        let prediction =
+            Prediction { answer: String::new(), new_tokens: 0, mask, size: (5, 1), classes: vec![0.2, 0.5, 0.3] };
+        assert_eq!(prediction.binary_mask().unwrap().as_raw(), &[0, 0, 255, 255, 255]);
+        assert_eq!(prediction.best_class(), Some(1));
     }
 
     #[test]

@@ -24,6 +24,7 @@ mod merge;
 mod mlflow;
 mod negatives;
 mod plan;
+mod predict_many;
 mod prepared_volumes;
 mod pth;
 mod reference;

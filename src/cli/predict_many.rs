@@ -1,0 +1,113 @@
+//! `prsmed predict --images`: many images, each with one or several questions.
+
+use super::context::Context;
+use super::predict_volume::{Input, VolumeArgs};
+use super::report::Outcome;
+use super::run_lock::RunLock;
+use crate::data::volume;
+use crate::segment::Assembly;
+use crate::segment::predict_many::{JOURNAL, Job, Made, Results, TABLE, Tally, jobs};
+use crate::{Error, Result};
+use image::DynamicImage;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Many images")]
+pub(super) struct ManyArgs {
+    /// Folder of images (PNG, JPEG, TIFF, DICOM images; with its subfolders), or a CSV file with the column `image` and,
+    /// for questions of its own, `question`
+    ///
+    /// Each image is read once for all its questions. `--out` names the folder for masks and answers; the same command
+    /// continues where it stopped. An image that cannot be read gets its error in the table, and the exit code is 1.
+    #[arg(long, value_name = "DIR|CSV", visible_alias = "jobs", conflicts_with = "image", requires = "out")]
+    images: Option<PathBuf>,
+    /// Also write each image with its mask drawn over it
+    #[arg(long, requires = "images")]
+    overlays: bool,
+    /// Stop instead of replacing files; results of the same model and settings in `--out` are continued
+    #[arg(long)]
+    pub(super) no_overwrite: bool,
+}
+
+/// What the other flags say.
+pub(super) struct Settings<'a> {
+    pub(super) volume: &'a VolumeArgs,
+    pub(super) max_new_tokens: usize,
+    pub(super) always_paint: bool,
+    /// SHA-256 of what identifies weights and flags of the model.
+    pub(super) model: String,
+}
+
+impl ManyArgs {
+    /// The questions about all images, before the model is loaded.
+    pub(super) fn jobs(&self, questions: &[String]) -> Result<Vec<Job>> {
+        if questions.iter().any(|question| question.trim().is_empty()) {
+            return Err(Error::config("--question", "the question is empty", "ask for example: Where is the lesion?"));
+        }
+        jobs(self.images.as_deref().unwrap_or(Path::new("")), questions)
+    }
+
+    /// Answers the jobs and writes results into the folder `--out`.
+    pub(super) fn run(
+        &self,
+        jobs: &[Job],
+        settings: &Settings,
+        context: &Context,
+        open: impl FnOnce() -> Result<Assembly>,
+    ) -> anyhow::Result<Outcome> {
+        let folder = settings.volume.out.as_deref().unwrap_or(Path::new("predictions"));
+        let _lock = RunLock::on("--out", folder, context.progress.as_ref())?;
+        let made = Made {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            model: settings.model.clone(),
+            max_new_tokens: settings.max_new_tokens,
+            always_paint: settings.always_paint,
+            overlays: self.overlays,
+            window: settings.volume.window().to_string(),
+        };
+        let mut results = Results::open(folder, made, self.no_overwrite, context.progress.as_ref())?;
+        let assembly = open()?;
+        // a DICOM image is opened as `--image` opens it
+        let mut flags = settings.volume.clone();
+        (flags.out, flags.record_out) = (None, None);
+        let read = |path: &Path| read(&flags, path, context);
+        let mut on_answer = |answered: &_| {
+            let mut record = serde_json::to_value(answered).expect("plain values serialise");
+            record["kind"] = json!("prediction");
+            context.output.record(&record)
+        };
+        let watch = (context.progress.as_ref(), context.interrupt.as_ref());
+        let Tally { answered, kept, failed } = results.answer(&assembly, jobs, &read, watch, &mut on_answer)?;
+        let (journal, table) = (folder.join(JOURNAL), folder.join(TABLE));
+        let before = if kept > 0 { format!(", {kept} were answered before") } else { String::new() };
+        let bad = if failed > 0 { format!(", {failed} failed (column `error`)") } else { String::new() };
+        context.output.line(format!("{answered} questions answered{before}{bad}: {}", table.display()))?;
+        context.output.record(&json!({
+            "kind": "result", "answered": answered, "kept": kept, "failed": failed, "table": table, "journal": journal,
+        }))?;
+        Ok(if failed == 0 { Outcome::Done } else { Outcome::No })
+    }
+}
+
+/// True if one of the images is a DICOM file, whose grey values need a window.
+pub(super) fn has_dicom(jobs: &[Job]) -> Result<bool> {
+    for job in jobs {
+        if volume::is_volume(&job.image)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+fn read(flags: &VolumeArgs, path: &Path, context: &Context) -> Result<DynamicImage> {
+    match flags.open(path, context) {
+        Ok(Input::Image(image)) => Ok(image),
+        Ok(Input::Volume(_)) | Err(Error::Config { .. }) => Err(Error::data(
+            path,
+            "is a volume with several slices",
+            "segment it with `--image FILE --out mask.nii.gz`",
+        )),
+        Err(error) => Err(error),
+    }
+}

@@ -1,0 +1,494 @@
+//! Predictions on many images, each with one or several questions: masks, answers and a table in one folder.
+//!
+//! The folder gets `results.jsonl` (a first line about the model, then one line for each question, written as soon as
+//! its mask is on disk), `masks/`, `overlays/` if asked for, and at the end `results.csv` with the same content. A
+//! repeated call continues after the last complete line.
+
+use super::assembly::Assembly;
+use super::calibration::Confidence;
+use super::evaluate::overlay;
+use super::predict::{EncodedImage, Prediction, ask, encode};
+use crate::data::sheet;
+use crate::event::{Event, Observer};
+use crate::{Error, Result, files};
+use image::DynamicImage;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use std::collections::HashSet;
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Instant, UNIX_EPOCH};
+
+/// Name of the file with one line for each question.
+pub const JOURNAL: &str = "results.jsonl";
+/// Name of the table.
+pub const TABLE: &str = "results.csv";
+/// Endings of the images that a folder is searched for.
+const ENDINGS: [&str; 6] = ["png", "jpg", "jpeg", "tif", "tiff", "dcm"];
+
+/// One question about one image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Job {
+    /// The image file.
+    pub image: PathBuf,
+    /// Its name in the results: relative to the folder of the images or of the table.
+    pub name: String,
+    /// The question without the prompt template.
+    pub question: String,
+}
+
+/// The jobs of a folder of images (searched with its subfolders) or of a CSV file with the column `image` and, if the
+/// rows have their own, the column `question`. Rows without a question and images of a folder get all `questions`. Jobs
+/// about one image follow each other.
+///
+/// # Errors
+/// [`Error::Config`] for no images or no question; [`Error::Data`] with the line for a file that does not exist;
+/// [`Error::Io`].
+pub fn jobs(path: &Path, questions: &[String]) -> Result<Vec<Job>> {
+    let listed = if path.is_dir() {
+        let mut found = Vec::new();
+        let is_image = |file: &Path| {
+            let ending = file.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+            ENDINGS.contains(&ending.as_str())
+        };
+        search(path, &mut |file| found.extend(is_image(&file).then_some(file)))?;
+        found.sort();
+        if found.is_empty() {
+            let reason = format!("`{}` has no file that ends in .{}", path.display(), ENDINGS.join(", ."));
+            return Err(Error::config(
+                "--images",
+                reason,
+                "name a folder of images, or a CSV file with a column `image`",
+            ));
+        }
+        found.into_iter().map(|image| (image, None)).collect()
+    } else {
+        read_table(path)?
+    };
+    let root = if path.is_dir() { path } else { path.parent().unwrap_or(Path::new("")) };
+    if questions.is_empty() && listed.iter().any(|(_, question)| question.is_none()) {
+        let reason = "the images have no questions";
+        return Err(Error::config(
+            "--question",
+            reason,
+            "add `--question \"Where is the lesion?\"`, or a column `question`",
+        ));
+    }
+    let mut images: Vec<&Path> = Vec::new();
+    let mut seen = HashSet::new();
+    images.extend(listed.iter().map(|(image, _)| image.as_path()).filter(|image| seen.insert(*image)));
+    let mut jobs = Vec::new();
+    for image in images {
+        let name = image.strip_prefix(root).unwrap_or(image).to_string_lossy().into_owned();
+        let mut asked = HashSet::new();
+        for (_, own) in listed.iter().filter(|(listed, _)| listed == image) {
+            let own = own.as_ref().map_or(questions, std::slice::from_ref);
+            let new = own.iter().filter(|question| asked.insert(question.as_str()));
+            jobs.extend(new.map(|question| Job {
+                image: image.to_owned(),
+                name: name.clone(),
+                question: question.clone(),
+            }));
+        }
+    }
+    Ok(jobs)
+}
+
+/// Calls `found` for each file below a folder that is not hidden.
+fn search(folder: &Path, found: &mut dyn FnMut(PathBuf)) -> Result<()> {
+    for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
+        let path = entry.map_err(Error::io(folder, "list"))?.path();
+        if path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.')) {
+            continue;
+        }
+        if path.is_dir() {
+            search(&path, found)?;
+        } else {
+            found(path);
+        }
+    }
+    Ok(())
+}
+
+/// Images of a table, with their questions.
+fn read_table(path: &Path) -> Result<Vec<(PathBuf, Option<String>)>> {
+    let bytes = files::read(path, files::MAX_TABLE).map_err(Error::io(path, "read"))?;
+    let mut reader = csv::ReaderBuilder::new().flexible(false).from_reader(bytes.as_slice());
+    let damaged = |error: csv::Error| Error::data(path, error.to_string(), "write a CSV file with a header line");
+    let header = reader.headers().map_err(damaged)?.clone();
+    let column = |name: &str| header.iter().position(|found| found.trim().trim_start_matches('\u{feff}') == name);
+    let Some(image) = column("image") else {
+        let reason =
+            format!("has no column `image`; its columns are: {}", header.iter().collect::<Vec<_>>().join(", "));
+        return Err(Error::data(path, reason, "name the column of image files `image`, that of questions `question`"));
+    };
+    let question = column("question");
+    let root = path.parent().unwrap_or(Path::new(""));
+    let mut rows = Vec::new();
+    for record in reader.records() {
+        let record = record.map_err(damaged)?;
+        let line = record.position().map_or(0, csv::Position::line);
+        let file = root.join(record.get(image).unwrap_or_default().trim());
+        if !file.is_file() {
+            let reason = format!("line {line}: there is no file `{}`", file.display());
+            return Err(Error::data(path, reason, "correct the column `image`: paths are relative to the CSV file"));
+        }
+        let own = question.and_then(|column| record.get(column)).map(str::trim).filter(|text| !text.is_empty());
+        rows.push((file, own.map(str::to_owned)));
+    }
+    if rows.is_empty() {
+        return Err(Error::data(path, "has no rows", "add one row for each image"));
+    }
+    Ok(rows)
+}
+
+/// What decides a prediction besides image and question: a folder has results of one of them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Made {
+    /// Version of this program.
+    pub version: String,
+    /// SHA-256 of what identifies the weights.
+    pub model: String,
+    /// Longest answer in tokens.
+    pub max_new_tokens: usize,
+    /// Whether masks of targets that are reported as not found are painted.
+    pub always_paint: bool,
+    /// Whether overlays are written.
+    pub overlays: bool,
+    /// How values of DICOM images become grey.
+    pub window: String,
+}
+
+/// The result of one question: a line of [`JOURNAL`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Answered {
+    /// [`Job::name`].
+    pub image: String,
+    /// The question.
+    pub question: String,
+    /// Size of the image file in bytes and time of its last change in milliseconds since 1970: a changed file is asked again.
+    pub file: (u64, u64),
+    /// The answer; empty if there is an error.
+    pub answer: String,
+    /// The most probable class.
+    pub modality: Option<String>,
+    /// How sure the model is.
+    pub confidence: Option<Confidence>,
+    /// Foreground of the mask that was written, in pixels.
+    pub area_pixels: u64,
+    /// The same as a fraction of the image.
+    pub area_frac: f64,
+    /// Width and height of image and mask.
+    pub size: (u32, u32),
+    /// The mask, relative to the folder of the results.
+    pub mask: Option<String>,
+    /// The overlay, relative to the folder of the results.
+    pub overlay: Option<String>,
+    /// Why there is no answer.
+    pub error: Option<String>,
+    /// Time for question and files.
+    pub seconds: f64,
+}
+
+impl Answered {
+    fn empty(job: &Job) -> Self {
+        Self {
+            image: job.name.clone(),
+            question: job.question.clone(),
+            file: (0, 0),
+            answer: String::new(),
+            modality: None,
+            confidence: None,
+            area_pixels: 0,
+            area_frac: 0.0,
+            size: (0, 0),
+            mask: None,
+            overlay: None,
+            error: None,
+            seconds: 0.0,
+        }
+    }
+}
+
+/// The results in a folder.
+#[derive(Debug)]
+pub struct Results {
+    folder: PathBuf,
+    made: Made,
+    answered: Vec<Answered>,
+    journal: File,
+    names: HashSet<String>,
+}
+
+/// Numbers of questions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Tally {
+    /// Answered now.
+    pub answered: usize,
+    /// Answered by an earlier call.
+    pub kept: usize,
+    /// Not answered because of their image.
+    pub failed: usize,
+}
+
+impl Results {
+    /// Opens the folder and reads what an earlier call has answered. Results of another model or of other settings are
+    /// begun anew, with a note.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if `keeps_files` is set and the folder has other results or other files with the names of new
+    /// ones; [`Error::Io`].
+    pub fn open(folder: &Path, made: Made, keeps_files: bool, observer: &dyn Observer) -> Result<Self> {
+        let path = folder.join(JOURNAL);
+        let text = match files::read(&path, files::MAX_TABLE) {
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(Error::io(&path, "read")(error)),
+        };
+        let mut lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        let before: Option<Made> = lines.next().and_then(|line| serde_json::from_str(line).ok());
+        let is_same = before.as_ref() == Some(&made);
+        if keeps_files && !is_same && (!text.is_empty() || folder.join("masks").exists() || folder.join(TABLE).exists())
+        {
+            let reason = format!("`{}` has results of another model or of other settings", folder.display());
+            return Err(Error::config(
+                "--no-overwrite",
+                reason,
+                "choose another `--out`, or leave out `--no-overwrite`",
+            ));
+        }
+        if !text.is_empty() && !is_same {
+            let note = "the folder has results of another model or of other settings: all images are asked again";
+            observer.on(&Event::Note(format!("{}: {note}", folder.display())));
+        }
+        let known: Vec<Answered> =
+            if is_same { lines.map_while(|line| serde_json::from_str(line).ok()).collect() } else { Vec::new() };
+        // replaced as a whole, without a partial last line
+        let mut kept = line_of(&made)?;
+        for answered in &known {
+            kept += &line_of(answered)?;
+        }
+        files::write(&path, kept.as_bytes()).map_err(Error::io(&path, "write"))?;
+        let journal = OpenOptions::new().append(true).open(&path).map_err(Error::io(&path, "open"))?;
+        let names = known.iter().filter_map(|answered| answered.mask.clone()).collect();
+        Ok(Self { folder: folder.to_owned(), made, answered: known, journal, names })
+    }
+
+    /// Answers the jobs that are not answered yet. `read` opens an image; an image that cannot be read or answered gets
+    /// a line with the error, and the others go on. `on_answer` gets each new line.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`]; [`Error::Io`] for files that cannot be written; errors of libtorch other than of one
+    /// image. [`TABLE`] is written also then.
+    pub fn answer(
+        &mut self,
+        assembly: &Assembly,
+        jobs: &[Job],
+        read: &dyn Fn(&Path) -> Result<DynamicImage>,
+        (observer, interrupt): (&dyn Observer, &AtomicBool),
+        on_answer: &mut dyn FnMut(&Answered) -> Result<()>,
+    ) -> Result<Tally> {
+        let mut tally = Tally::default();
+        observer.on(&Event::Started { phase: "predict".into(), total: jobs.len() as u64, unit: "questions" });
+        let mut each = || -> Result<()> {
+            let mut encoded: Option<(PathBuf, DynamicImage, EncodedImage)> = None;
+            for (done, job) in jobs.iter().enumerate() {
+                if interrupt.load(Ordering::SeqCst) {
+                    return Err(Error::Interrupted);
+                }
+                let file = stamp(&job.image)?;
+                if self.has(job, file) {
+                    tally.kept += 1;
+                    continue;
+                }
+                let start = Instant::now();
+                let is_open = encoded.as_ref().is_some_and(|(path, ..)| *path == job.image);
+                if !is_open {
+                    encoded = None;
+                }
+                let made = self.one(assembly, job, &mut encoded, (read, interrupt));
+                let mut answered = match made {
+                    Ok(answered) => answered,
+                    // the other images go on
+                    Err(error @ (Error::Data { .. } | Error::NotFinite { .. })) => {
+                        observer.on(&Event::Warning(error.to_string()));
+                        Answered { error: Some(error.to_string()), ..Answered::empty(job) }
+                    }
+                    Err(error) => return Err(error),
+                };
+                tally.failed += usize::from(answered.error.is_some());
+                tally.answered += usize::from(answered.error.is_none());
+                (answered.file, answered.seconds) = (file, start.elapsed().as_secs_f64());
+                self.append(answered.clone())?;
+                on_answer(&answered)?;
+                observer.on(&Event::Advanced { done: done as u64 + 1 });
+            }
+            Ok(())
+        };
+        let ended = each();
+        observer.on(&Event::Finished);
+        self.write_table(jobs)?;
+        ended.map(|()| tally)
+    }
+
+    fn has(&self, job: &Job, file: (u64, u64)) -> bool {
+        self.answered.iter().any(|answered| {
+            answered.image == job.name
+                && answered.question == job.question
+                && answered.file == file
+                && answered.error.is_none()
+                && answered.mask.as_ref().is_some_and(|mask| self.folder.join(mask).is_file())
+        })
+    }
+
+    fn one(
+        &mut self,
+        assembly: &Assembly,
+        job: &Job,
+        encoded: &mut Option<(PathBuf, DynamicImage, EncodedImage)>,
+        (read, interrupt): (&dyn Fn(&Path) -> Result<DynamicImage>, &AtomicBool),
+    ) -> Result<Answered> {
+        if encoded.is_none() {
+            let image = read(&job.image)?;
+            let features = encode(assembly, &image).map_err(|error| error.of_image(&job.image))?;
+            *encoded = Some((job.image.clone(), image, features));
+        }
+        let (_, image, features) = encoded.as_ref().expect("just encoded");
+        let stop = |_: &str| {
+            if interrupt.load(Ordering::SeqCst) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        let asked = ask(assembly, features, &job.question, self.made.max_new_tokens, stop);
+        let mut prediction = asked.map_err(|error| error.of_image(&job.image))?;
+        let confidence = assembly.confidence(&prediction.mask);
+        if !confidence.is_found && !self.made.always_paint {
+            prediction.mask.fill(0.0);
+        }
+        let (mask, overlay) = self.write(job, image, &prediction)?;
+        let area = prediction.mask.iter().filter(|probability| **probability >= 0.5).count() as u64;
+        let class = prediction.best_class().and_then(|class| assembly.description.modalities.get(class));
+        Ok(Answered {
+            answer: prediction.answer,
+            modality: class.cloned(),
+            confidence: Some(confidence),
+            area_pixels: area,
+            area_frac: area as f64 / prediction.mask.len().max(1) as f64,
+            size: prediction.size,
+            mask: Some(mask),
+            overlay,
+            ..Answered::empty(job)
+        })
+    }
+
+    /// Writes mask and overlay; returns their names.
+    fn write(&mut self, job: &Job, image: &DynamicImage, prediction: &Prediction) -> Result<(String, Option<String>)> {
+        let stem = Path::new(&job.name).with_extension("");
+        // a name that leaves the folder of the results loses its folders
+        let is_inside = stem.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+        let stem = if is_inside { stem } else { stem.file_name().map(PathBuf::from).unwrap_or_default() };
+        let numbered = |number: usize| match number {
+            1 => format!("masks/{}.png", stem.display()),
+            number => format!("masks/{}-{number}.png", stem.display()),
+        };
+        let name = (1..).map(numbered).find(|name| !self.names.contains(name)).expect("a free number");
+        let save = |name: &str, image: DynamicImage| -> Result<()> {
+            let path = self.folder.join(name);
+            let parent = path.parent().unwrap_or(&self.folder);
+            files::create_below(&self.folder, parent).map_err(Error::io(parent, "create"))?;
+            files::write_output(&path, &sheet::encode(&image, &path)?).map_err(Error::io(&path, "write"))
+        };
+        save(&name, prediction.binary_mask()?.into())?;
+        let drawn = self.made.overlays.then(|| name.replacen("masks/", "overlays/", 1));
+        if let Some(drawn) = &drawn {
+            save(drawn, overlay(image, prediction, None)?.into())?;
+        }
+        self.names.insert(name.clone());
+        Ok((name, drawn))
+    }
+
+    fn append(&mut self, answered: Answered) -> Result<()> {
+        let path = self.folder.join(JOURNAL);
+        self.journal.write_all(line_of(&answered)?.as_bytes()).map_err(Error::io(path, "write"))?;
+        self.answered.retain(|old| (&old.image, &old.question) != (&answered.image, &answered.question));
+        self.answered.push(answered);
+        Ok(())
+    }
+
+    /// The results of `jobs` as a table, in their order.
+    fn write_table(&self, jobs: &[Job]) -> Result<()> {
+        let path = self.folder.join(TABLE);
+        let mut table = csv::Writer::from_writer(Vec::new());
+        let failed = |error: csv::Error| Error::io(&path, "write")(error.into());
+        table
+            .write_record([
+                "image", "question", "answer", "class", "found", "presence", "probability", "boundary", "area_pixels",
+                "area_frac", "width", "height", "mask", "overlay", "seconds", "error",
+            ])
+            .map_err(failed)?;
+        for job in jobs {
+            let of_job = |answered: &&Answered| answered.image == job.name && answered.question == job.question;
+            let Some(answered) = self.answered.iter().rev().find(of_job) else { continue };
+            let confidence = answered.confidence.as_ref();
+            let number = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.4}"));
+            let text = |value: &Option<String>| value.clone().unwrap_or_default();
+            table
+                .write_record([
+                    answered.image.clone(),
+                    answered.question.clone(),
+                    answered.answer.clone(),
+                    text(&answered.modality),
+                    confidence.map_or_else(String::new, |confidence| u8::from(confidence.is_found).to_string()),
+                    number(confidence.map(|confidence| confidence.presence)),
+                    number(confidence.and_then(|confidence| confidence.foreground)),
+                    number(confidence.and_then(|confidence| confidence.boundary)),
+                    answered.area_pixels.to_string(),
+                    format!("{:.6}", answered.area_frac),
+                    answered.size.0.to_string(),
+                    answered.size.1.to_string(),
+                    text(&answered.mask),
+                    text(&answered.overlay),
+                    format!("{:.3}", answered.seconds),
+                    text(&answered.error),
+                ])
+                .map_err(failed)?;
+        }
+        let bytes = table.into_inner().map_err(|error| Error::io(&path, "write")(error.into_error()))?;
+        files::write_output(&path, &bytes).map_err(Error::io(&path, "write"))
+    }
+}
+
+/// SHA-256 of what identifies the weights of the checkpoint in `folder`: its checksums, or, for a published folder, the
+/// names, sizes and times of its files. `flags` are the user's changes of the run's settings.
+///
+/// # Errors
+/// [`Error::Io`].
+pub fn identity_of(folder: &Path, flags: &str) -> Result<String> {
+    let mut hash = Sha256::new();
+    hash.update(flags.as_bytes());
+    let checksums = folder.join(files::CHECKSUMS);
+    if checksums.is_file() {
+        hash.update(files::read(&checksums, files::MAX_TEXT).map_err(Error::io(&checksums, "read"))?);
+    } else {
+        let mut found = Vec::new();
+        search(folder, &mut |path| found.push(path))?;
+        found.sort();
+        for file in found {
+            hash.update(format!("{} {:?}", file.display(), stamp(&file)?).as_bytes());
+        }
+    }
+    Ok(format!("{:x}", hash.finalize()))
+}
+
+/// Size and time of the last change of a file.
+fn stamp(path: &Path) -> Result<(u64, u64)> {
+    let meta = path.metadata().map_err(Error::io(path, "read"))?;
+    let changed = meta.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+    Ok((meta.len(), u64::try_from(changed.as_millis()).unwrap_or(u64::MAX)))
+}
+
+fn line_of(record: &impl Serialize) -> Result<String> {
+    let line = serde_json::to_string(record).map_err(|error| Error::Internal { reason: error.to_string() })?;
+    Ok(line + "\n")
+}

@@ -1,0 +1,150 @@
+//! `prsmed predict --images`: many images with several questions, continued after an interruption.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::support::{copy, done, error_text, folder, objects, path, phantoms, prsmed, run, trained, tree};
+
+const QUESTIONS: [&str; 2] = ["Where is the lesion?", "Is there a tumour?"];
+
+/// Three images, one of them in a subfolder.
+fn images(name: &str) -> PathBuf {
+    let images = folder(name);
+    let source = phantoms().join("brain_MRI/train_images");
+    let mut files: Vec<PathBuf> = fs::read_dir(source).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    fs::create_dir_all(images.join("b")).unwrap();
+    for (file, name) in files.iter().zip(["a.png", "b/a.png"]) {
+        fs::copy(file, images.join(name)).unwrap();
+    }
+    fs::copy(&files[0], images.join("c.PNG")).unwrap();
+    fs::write(images.join("notes.txt"), "not an image").unwrap();
+    images
+}
+
+fn predict(images: &Path, out: &Path, more: &[&str]) -> Command {
+    let mut command = prsmed();
+    command.args(["predict", "--max-new-tokens", "3", "--images"]).arg(images).arg("--out").arg(out);
+    command.args(more).arg(&trained().0);
+    command
+}
+
+fn asked(questions: &[&'static str]) -> Vec<&'static str> {
+    questions.iter().flat_map(|question| ["--question", question]).collect()
+}
+
+/// `(image, question)` -> row of the table.
+fn table(out: &Path) -> BTreeMap<(String, String), csv::StringRecord> {
+    let mut reader = csv::Reader::from_path(out.join("results.csv")).unwrap();
+    reader.records().map(|row| row.unwrap()).map(|row| ((row[0].to_owned(), row[1].to_owned()), row)).collect()
+}
+
+#[test]
+fn each_image_gets_the_same_mask_and_answer_as_alone() {
+    let (images, out) = (images("many-images"), path("many-out"));
+    let mut more = asked(&QUESTIONS);
+    more.push("--overlays");
+    let stdout = done(predict(&images, &out, &more).arg("--json"));
+    let lines = objects(&stdout);
+    assert_eq!(lines.iter().filter(|line| line["kind"] == "prediction").count(), 6);
+    let result = lines.last().unwrap();
+    assert_eq!((&result["answered"], &result["kept"], &result["failed"]), (&6.into(), &0.into(), &0.into()));
+    let rows = table(&out);
+    assert_eq!(rows.len(), 6);
+    for (number, question) in QUESTIONS.iter().enumerate() {
+        let alone = path("many-alone.png");
+        let mut single = prsmed();
+        single.args(["--json", "predict", "--max-new-tokens", "3", "--question", question, "--mask-out"]).arg(&alone);
+        let stdout = done(single.arg("--image").arg(images.join("b/a.png")).arg(&trained().0));
+        let expected = objects(&stdout).pop().unwrap();
+        let row = &rows[&("b/a.png".to_owned(), (*question).to_owned())];
+        assert_eq!(&row[2], expected["answer"].as_str().unwrap());
+        let mask = if number == 0 { "masks/b/a.png" } else { "masks/b/a-2.png" };
+        assert_eq!(&row[12], mask);
+        assert_eq!(fs::read(out.join(mask)).unwrap(), fs::read(&alone).unwrap());
+        assert!(out.join(mask.replacen("masks", "overlays", 1)).is_file());
+        let area: f64 = row[9].parse().unwrap();
+        assert!((area - expected["foreground_frac"].as_f64().unwrap()).abs() < 1e-6, "{row:?}");
+    }
+}
+
+#[test]
+fn a_repeated_command_asks_only_what_is_new_and_keeps_the_rest() {
+    let (images, out) = (images("many-again"), path("many-again-out"));
+    let one = asked(&QUESTIONS[..1]);
+    done(&mut predict(&images, &out, &one));
+    let before = tree(&out.join("masks"));
+    // a process that was killed leaves a partial line and no table
+    let journal = fs::read_to_string(out.join("results.jsonl")).unwrap();
+    let cut = journal.trim_end().rfind('\n').unwrap() + 20;
+    fs::write(out.join("results.jsonl"), &journal[..cut]).unwrap();
+    fs::remove_file(out.join("results.csv")).unwrap();
+    let stdout = done(&mut predict(&images, &out, &[one.clone(), vec!["--no-overwrite"]].concat()));
+    assert!(stdout.starts_with("1 questions answered, 2 were answered before: "), "{stdout}");
+    assert!(tree(&out.join("masks")) == before);
+    assert_eq!(table(&out).len(), 3);
+    // a changed image is asked again, a new question is added
+    fs::copy(images.join("a.png"), images.join("c.PNG")).unwrap();
+    let other = phantoms().join("lung_Xray/train_images");
+    fs::copy(fs::read_dir(other).unwrap().next().unwrap().unwrap().path(), images.join("a.png")).unwrap();
+    let stdout = done(&mut predict(&images, &out, &asked(&QUESTIONS)));
+    assert!(stdout.contains("2 were answered before") || stdout.contains("1 were answered before"), "{stdout}");
+    assert_eq!(table(&out).len(), 6);
+    // other settings begin anew, or stop
+    let error = run(predict(&images, &out, &one).args(["--no-overwrite", "--always-paint"]));
+    assert!(error_text(&error).contains("has results of another model or of other settings"), "{}", error.stderr);
+    let ran = run(predict(&images, &out, &one).arg("--always-paint"));
+    assert!(ran.code == Some(0) && ran.stderr.contains("all images are asked again"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_table_has_questions_of_its_own_and_bad_images_do_not_stop_the_others() {
+    let (images, out) = (images("many-table"), path("many-table-out"));
+    fs::write(images.join("bad.png"), "no image").unwrap();
+    fs::write(images.join("jobs.csv"), "image,question\na.png,Where?\nbad.png,Where?\na.png,\nb/a.png,What?\n")
+        .unwrap();
+    let ran = run(&mut predict(&images.join("jobs.csv"), &out, &["--question", "Is it there?"]));
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    assert!(ran.stdout.starts_with("3 questions answered, 1 failed"), "{}", ran.stdout);
+    let rows = table(&out);
+    let asked: Vec<(&str, &str)> = rows.keys().map(|(image, question)| (image.as_str(), question.as_str())).collect();
+    assert_eq!(asked, [("a.png", "Is it there?"), ("a.png", "Where?"), ("b/a.png", "What?"), ("bad.png", "Where?")]);
+    let bad = &rows[&("bad.png".to_owned(), "Where?".to_owned())];
+    assert!(bad[15].contains("bad.png") && bad[12].is_empty(), "{bad:?}");
+    let lines: Vec<Value> = objects(&fs::read_to_string(out.join("results.jsonl")).unwrap());
+    assert_eq!(lines.len(), 5);
+}
+
+#[test]
+fn unusable_lists_are_refused_before_the_model_is_loaded() {
+    let (images, out) = (images("many-refused"), path("many-refused-out"));
+    let refused = |images: &Path, more: &[&str]| {
+        let ran = run(&mut predict(images, &out, more));
+        assert_eq!((ran.code, out.exists()), (Some(2), false), "{}", ran.stderr);
+        error_text(&ran)
+    };
+    let table = images.join("jobs.csv");
+    fs::write(&table, "image,question\na.png,Where?\ngone.png,Where?\n").unwrap();
+    let error = refused(&table, &[]);
+    assert!(error.contains("line 3: there is no file") && error.contains("gone.png"), "{error}");
+    fs::write(&table, "file\na.png\n").unwrap();
+    assert!(refused(&table, &[]).contains("has no column `image`; its columns are: file"));
+    assert!(refused(&images, &[]).contains("the images have no questions"));
+    assert!(refused(&folder("many-empty"), &["--question", "a"]).contains("has no file that ends in .png"));
+    assert!(refused(&images, &["--question", " "]).contains("the question is empty"));
+    // one image
+    let mask = images.join("a.png");
+    let mut single = prsmed();
+    single.args(["predict", "--question", "a", "--no-overwrite", "--image"]).arg(&mask).arg("--mask-out").arg(&mask);
+    let before = fs::read(&mask).unwrap();
+    let error = error_text(&run(single.arg(&trained().0)));
+    assert!(error.contains("a.png` exists") && fs::read(&mask).unwrap() == before, "{error}");
+    let copy = copy(&images, "many-copy");
+    let mut two = prsmed();
+    two.args(["predict", "--question", "a", "--question", "b", "--image"]).arg(copy.join("a.png")).arg(&trained().0);
+    assert!(error_text(&run(&mut two)).contains("one image has one question"));
+}
