@@ -44,9 +44,9 @@ pub enum Error {
         hint: String,
     },
     /// A hub repository could not be read.
-    #[error("`hub:{repo}`: {reason}")]
+    #[error("`{repo}`: {reason}")]
     Hub {
-        /// `owner/name[@revision]`.
+        /// `hub:owner/name[@revision]`, or `dataset:...`.
         repo: String,
         /// The failure of the hub or the connection.
         reason: String,
@@ -236,7 +236,9 @@ impl Error {
                                        earlier checkpoint, or train again with a lower `train.learning_rate`"
                     .into()
             }
-            Self::Interrupted => "run the same command again to continue; `prsmed train` needs `--resume`".into(),
+            Self::Interrupted => {
+                "run the same command again to continue; `prsmed train` and `augment finetune` need `--resume`".into()
+            }
         }
     }
 }

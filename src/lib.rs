@@ -19,13 +19,13 @@
 //! | level | modules |
 //! |---|---|
 //! | 9 | `cli` `prelude` |
-//! | 8 | `config` |
+//! | 8 | `config` `serve` |
 //! | 7 | `plan` |
 //! | 6 | `augment` `report` |
 //! | 5 | `segment` |
 //! | 4 | `trainer` |
 //! | 3 | `models` `data` `metrics` `runtime` |
-//! | 2 | `nn` `hub` |
+//! | 2 | `nn` `hub` `mlflow` |
 //! | 1 | `tensor` |
 //! | 0 | `error` `files` `units` `event` `location` `panics` `setting` |
 
@@ -40,6 +40,7 @@ pub mod units;
 pub mod tensor;
 
 pub mod hub;
+pub mod mlflow;
 pub mod nn;
 
 pub mod data;
@@ -58,6 +59,9 @@ pub mod report;
 pub mod plan;
 
 pub mod config;
+
+#[cfg(feature = "cli")]
+pub mod serve;
 
 #[cfg(feature = "cli")]
 pub mod cli;

@@ -37,6 +37,26 @@ impl Observer for EventLog {
 }
 
 #[test]
+fn a_data_set_has_a_name_and_a_cache_folder_of_its_own() {
+    let server = Server::start(vec![("config.json", small("{}"))]);
+    server.add("datasets/owner/name", "annotations/a.csv", small("a,b"));
+    let cache = tempfile::tempdir().unwrap();
+    let options = server.options(cache.path());
+    let folder = resolve("dataset:owner/name", &Files::All, &options, &Silent).unwrap();
+    assert_eq!(folder, cache.path().join("datasets--owner--name/snapshots").join(COMMIT));
+    assert_eq!(fs::read_to_string(folder.join("annotations/a.csv")).unwrap(), "a,b");
+    assert!(!folder.join("config.json").exists());
+    let listed = ls("dataset:owner/name", &options, &Silent).unwrap();
+    assert_eq!(listed, [RemoteFile { name: "annotations/a.csv".into(), size: Some(3) }]);
+    let verified = verify("dataset:owner/name", &options, &Silent).unwrap();
+    assert!(verified.len() == 1 && verified[0].state == State::Good, "{verified:?}");
+    let (text, hint) = failure(resolve("dataset:owner/other", &Files::All, &options, &Silent));
+    assert!(text.starts_with("`dataset:owner/other`: the repository does not exist"), "{text}");
+    let (_, model) = failure(resolve("hub:owner/other", &Files::All, &options, &Silent));
+    assert!(model.contains("a data set is written `dataset:owner/name`") && hint == model, "{hint} {model}");
+}
+
+#[test]
 fn files_are_downloaded_through_redirects_into_pythons_cache_layout() {
     let weights = Stored { redirect: Some(Redirect::Absolute), ..large(3_000_000) };
     let nested = Stored { redirect: Some(Redirect::Relative), ..small("nested") };

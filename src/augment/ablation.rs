@@ -11,9 +11,9 @@ pub mod arms;
 mod figure;
 pub mod probe;
 pub mod report;
-mod rows;
+pub(in crate::augment) mod rows;
 pub mod scores;
-mod trained;
+pub(in crate::augment) mod trained;
 mod unet;
 
 pub use arms::{Arm, Condition, RunKey, Segmenter};

@@ -36,6 +36,8 @@ pub struct PipelineConfig {
     pub zero_without_negative: bool,
     /// Location of weights and tokenizers.
     pub weights: Weights,
+    /// Folders of fine-tuned networks that are used in place of the model's own.
+    pub fine_tuned: Vec<(Part, PathBuf)>,
 }
 
 /// Source of the weights.
@@ -114,6 +116,7 @@ impl PipelineConfig {
             scheduler: SchedulerConfig::stable_diffusion(),
             sampler: sampler::SamplerKind::Euler,
             weights: Weights::Random,
+            fine_tuned: Vec::new(),
         })
     }
 
@@ -152,6 +155,7 @@ impl PipelineConfig {
                 controlnet: controlnet.map(Path::to_path_buf),
                 variant: variant.to_owned(),
             },
+            fine_tuned: Vec::new(),
         };
         this.check(root)?;
         Ok(this)
@@ -169,6 +173,34 @@ impl PipelineConfig {
         }
         self.scheduler.prediction_type = kind;
         Ok(self)
+    }
+
+    /// The same model with the UNet in `folder`, in diffusers' layout.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] for missing or unsupported sizes.
+    pub fn with_unet(mut self, folder: &Path) -> Result<Self> {
+        let file = folder.join("config.json");
+        self.unet = read_json(&file, HINT)?;
+        self.unet.check().map_err(|error| at(&file, &error))?;
+        self.fine_tuned.push((Part::Unet, folder.to_owned()));
+        self.check(folder)?;
+        Ok(self)
+    }
+
+    /// The same model with the ControlNet in `folder`, in diffusers' layout.
+    ///
+    /// # Errors
+    /// As [`Self::with_unet`].
+    pub fn with_controlnet(mut self, folder: &Path) -> Result<Self> {
+        self.controlnet = read_controlnet(Some(folder))?;
+        self.fine_tuned.push((Part::ControlNet, folder.to_owned()));
+        Ok(self)
+    }
+
+    /// Folder of the fine-tuned network in place of `part`.
+    fn fine_tuned(&self, part: Part) -> Option<&Path> {
+        self.fine_tuned.iter().find(|(own, _)| *own == part).map(|(_, folder)| folder.as_path())
     }
 
     pub(super) fn check(&self, root: &Path) -> Result<()> {
@@ -227,7 +259,9 @@ impl PipelineConfig {
     /// # Errors
     /// [`Error::Io`].
     pub fn digest(&self) -> Result<String> {
-        let Weights::Files { .. } = &self.weights else { return Ok(RANDOM_DIGEST.into()) };
+        if self.weights == Weights::Random && self.fine_tuned.is_empty() {
+            return Ok(RANDOM_DIGEST.into());
+        }
         let mut hash = Sha256::new();
         for file in self.all_files()? {
             digest_file(&file, &mut hash)?;
@@ -251,8 +285,10 @@ impl PipelineConfig {
     /// The checkpoint in one file, if it has `part`.
     fn single_file(&self, part: Part) -> Option<&SingleFileWeights> {
         let Weights::Files { single_file: Some(single), .. } = &self.weights else { return None };
-        Some(single.as_ref())
-            .filter(|single| part.network().is_some_and(|network| single.contents.networks().contains(&network)))
+        let has = |single: &&SingleFileWeights| {
+            part.network().is_some_and(|network| single.contents.networks().contains(&network))
+        };
+        Some(single.as_ref()).filter(has).filter(|_| self.fine_tuned(part).is_none())
     }
 
     fn parts(&self) -> Vec<Part> {
@@ -263,6 +299,9 @@ impl PipelineConfig {
     }
 
     fn folder(&self, part: Part) -> Option<PathBuf> {
+        if let Some(folder) = self.fine_tuned(part) {
+            return Some(folder.to_owned());
+        }
         let Weights::Files { root, controlnet, .. } = &self.weights else { return None };
         match part {
             Part::Unet => Some(root.join("unet")),
@@ -278,9 +317,8 @@ impl PipelineConfig {
         if let Some(single) = self.single_file(part) {
             return Ok(vec![single.path.clone()]);
         }
-        let (Some(folder), Weights::Files { variant, .. }) = (self.folder(part), &self.weights) else {
-            return Ok(Vec::new());
-        };
+        let Some(folder) = self.folder(part) else { return Ok(Vec::new()) };
+        let variant = if let Weights::Files { variant, .. } = &self.weights { variant } else { "" };
         let mut names = Vec::new();
         for entry in std::fs::read_dir(&folder).map_err(Error::io(&folder, "list"))? {
             names.push(entry.map_err(Error::io(&folder, "list"))?.file_name().to_string_lossy().into_owned());

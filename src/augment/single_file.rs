@@ -117,6 +117,7 @@ pub fn open(
             controlnet: controlnet.map(Path::to_path_buf),
             variant: variant.to_owned(),
         },
+        fine_tuned: Vec::new(),
     };
     this.check(path)?;
     Ok(this)

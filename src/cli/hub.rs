@@ -1,12 +1,12 @@
-//! `prsmed hub`: downloads model repositories from the Hugging Face Hub, lists their files, and checks the cache.
+//! `prsmed hub`: downloads models and data sets from the Hugging Face Hub, lists their files, and checks the cache.
 
 use super::context::Context;
 use super::report::Outcome;
-use crate::hub::{self, Files, Spec, State, VerifiedFile};
+use crate::hub::{self, Files, RepoKind, Source, Spec, State, VerifiedFile};
 use crate::units::Bytes;
 use serde_json::json;
 
-/// Download a model repository, list its files, or check the cache
+/// Download a model or a data set, list its files, or check the cache
 ///
 /// Files go to the cache folder of Python's `huggingface_hub`, which both programs share. Environment variables of that
 /// client apply: HF_HOME (cache folder), HF_TOKEN (private and gated repositories), HF_ENDPOINT (a mirror),
@@ -32,15 +32,16 @@ pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcom
 /// Files in the cache are not downloaded again, and an interrupted download continues where it stopped. Each download is
 /// compared with its hash; `prsmed hub verify` compares files in the cache again.
 ///
-/// Without `--include` it downloads all `.json` files, `tokenizer.model`, and the `.safetensors` files (if there are
-/// none, the `.bin`, `.pth` and `.pt` files).
+/// Without `--include` it downloads all files of a data set (`dataset:owner/name`). Of a model it downloads all `.json`
+/// files, `tokenizer.model`, and the `.safetensors` files (if there are none, the `.bin`, `.pth` and `.pt` files).
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed hub get hub:microsoft/llava-med-v1.5-mistral-7b
   prsmed hub get hub:owner/name@v1.0 --include '*.json' --include model.safetensors
+  prsmed hub get dataset:owner/name --include '*.csv'
   prsmed train --set model.base=$(prsmed hub get --quiet hub:owner/name) ...")]
 pub(super) struct GetArgs {
-    /// `hub:owner/name`, or `hub:owner/name@REV` for a branch, tag or commit
+    /// `hub:owner/name` for a model, `dataset:owner/name` for a data set; `@REV` at the end for a branch, tag or commit
     #[arg(value_name = "SPEC")]
     spec: String,
     /// Download only these files: a name, or a pattern in which `*` matches anything; may be repeated
@@ -54,7 +55,7 @@ pub(super) struct GetArgs {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  prsmed hub ls hub:openai/clip-vit-large-patch14-336")]
 pub(super) struct LsArgs {
-    /// `hub:owner/name[@REV]`, or a folder
+    /// `hub:owner/name[@REV]`, `dataset:owner/name[@REV]`, or a folder
     #[arg(value_name = "SPEC")]
     spec: String,
 }
@@ -68,14 +69,19 @@ pub(super) struct LsArgs {
   prsmed hub verify hub:microsoft/llava-med-v1.5-mistral-7b
   prsmed hub verify hub:owner/name@v1.0")]
 pub(super) struct VerifyArgs {
-    /// `hub:owner/name` for all revisions in the cache, or `hub:owner/name@REV` for one
+    /// `hub:owner/name` or `dataset:owner/name` for all revisions in the cache; with `@REV` at the end for one
     #[arg(value_name = "SPEC")]
     spec: String,
 }
 
 fn get(args: &GetArgs, context: &Context) -> anyhow::Result<Outcome> {
     let patterns: Vec<&str> = args.include.iter().map(String::as_str).collect();
-    let files = if patterns.is_empty() { Files::Checkpoint } else { Files::Matching(&patterns) };
+    let is_dataset = matches!(Spec::parse(&args.spec)?, Spec::Hub(source) if source.kind == RepoKind::Dataset);
+    let files = match patterns.as_slice() {
+        [] if is_dataset => Files::All,
+        [] => Files::Checkpoint,
+        patterns => Files::Matching(patterns),
+    };
     let folder = hub::resolve(&args.spec, &files, &context.env.hub, context.progress.as_ref())?;
     context.output.line(folder.display())?;
     context.output.record(&json!({ "kind": "result", "spec": args.spec, "folder": folder }))?;
@@ -141,8 +147,8 @@ fn replace_commands(spec: &str, damaged: &[&VerifiedFile]) -> crate::Result<Vec<
     let Spec::Hub(source) = Spec::parse(spec)? else { return Ok(Vec::new()) };
     let quoted = |text: &str| format!("'{}'", text.replace('\'', "'\\''"));
     let delete = damaged.iter().map(|file| format!("rm -f {}", quoted(&file.path.display().to_string())));
-    let download = damaged
-        .iter()
-        .map(|file| format!("prsmed hub get hub:{}@{} --include {}", source.repo, file.commit, quoted(&file.name)));
+    let at = |commit: &str| Source { inside: String::new(), revision: Some(commit.to_owned()), ..source.clone() };
+    let download =
+        damaged.iter().map(|file| format!("prsmed hub get {} --include {}", at(&file.commit), quoted(&file.name)));
     Ok(delete.chain(download).collect())
 }

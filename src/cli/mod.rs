@@ -17,11 +17,15 @@ mod files;
 mod hub;
 mod memory;
 mod merge;
+mod mlflow;
 mod plan;
 mod predict;
+mod predict_volume;
+mod prepare;
 mod preset;
 mod reference;
 mod run_lock;
+mod serve;
 mod solve;
 mod train;
 
@@ -62,6 +66,7 @@ enum Command {
     Train(Box<train::Args>),
     Eval(eval::Args),
     Predict(predict::Args),
+    Serve(Box<serve::Args>),
     Merge(merge::Args),
     Plan(plan::Args),
     Preset(preset::Args),
@@ -81,7 +86,7 @@ enum Command {
 
 impl Command {
     fn saves_on_interrupt(&self) -> bool {
-        matches!(self, Self::Train(_) | Self::Bench(_) | Self::Augment(_))
+        matches!(self, Self::Train(_) | Self::Bench(_) | Self::Augment(_) | Self::Serve(_))
     }
 }
 
@@ -139,6 +144,7 @@ fn dispatch(command: Command, context: &Context) -> anyhow::Result<Outcome> {
         Command::Train(args) => train::run(&args, context),
         Command::Eval(args) => eval::run(&args, context),
         Command::Predict(args) => predict::run(&args, context),
+        Command::Serve(args) => serve::run(&args, context),
         Command::Merge(args) => merge::run(&args, context),
         Command::Plan(args) => plan::run(&args, context),
         Command::Preset(args) => preset::run(&args, context),

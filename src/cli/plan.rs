@@ -5,6 +5,7 @@ use super::augment::args::{planned_finetuned_config, planned_pipeline_config};
 use super::context::Context;
 use super::memory::Suggest;
 use super::report::Outcome;
+use crate::config::learning_rate::suggestion;
 use crate::config::remedies::{Remedy, remedies};
 use crate::config::{AugmentRun, FinetuneRun, Resolved, RunConfig, Settings, Sources};
 use crate::data::manifest::{Manifest, Split};
@@ -250,6 +251,14 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     record["kind"] = json!("plan");
     record["remedies"] = json!(helping);
+    if let Task::Train = args.task {
+        let resolved = args.settings.resolved(Vec::new())?;
+        let learning_rate = suggestion(&resolved, resolved.config.samples_of_a_step());
+        if let Some(suggestion) = learning_rate {
+            context.output.line(suggestion.text())?;
+        }
+        record["learning_rate"] = json!(learning_rate);
+    }
     context.output.record(&record)?;
     Ok(if plan.fits { Outcome::Done } else { Outcome::No })
 }

@@ -5,6 +5,7 @@ use super::context::Context;
 use super::plan::{MachineArgs, SettingsArgs};
 use super::report::Outcome;
 use crate::Error;
+use crate::config::learning_rate::suggestion;
 use crate::config::planned::{Searched, preset_toml};
 use crate::config::planned_augment::augment_toml;
 use crate::config::planned_finetune::finetune_toml;
@@ -131,6 +132,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         notes.push(note.to_owned());
     }
     notes.extend(fewer_questions(config.data.questions_per_image, best));
+    let learning_rate = suggestion(&resolved, config.with(&best.choice).samples_of_a_step());
+    notes.extend(learning_rate.map(|suggestion| suggestion.text()));
     if let Some(second) = found.fitting.get(1) {
         notes.push(format!("runner-up: {}", described(second)));
     }
@@ -145,6 +148,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         "runner_up": found.fitting.get(1),
         "considered": found.num_considered,
         "planned": found.num_planned,
+        "learning_rate": learning_rate,
         "toml": toml,
     }))?;
     Ok(Outcome::Done)

@@ -114,7 +114,8 @@ mod tests {
     #[test]
     fn an_interrupt_is_not_written_as_an_error() {
         let error = anyhow::Error::from(Error::Interrupted).context("while training");
-        let text = "interrupted\nhint: run the same command again to continue; `prsmed train` needs `--resume`\n";
+        let text = "interrupted\nhint: run the same command again to continue; `prsmed train` and `augment finetune` need \
+                    `--resume`\n";
         assert_eq!(written(&error, false), text);
         assert_eq!(exit_code(&Err(error)), 130);
         assert_eq!((exit_code(&Ok(Outcome::Done)), exit_code(&Ok(Outcome::No))), (0, 1));

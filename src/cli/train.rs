@@ -3,9 +3,11 @@
 use super::args::{ResumeArgs, RootArgs, sets_of};
 use super::context::Context;
 use super::memory::ProfileArgs;
+use super::mlflow::{MlflowArgs, recorded};
 use super::report::Outcome;
 use super::run_lock::RunLock;
 use super::{plan, preset};
+use crate::config::learning_rate::suggestion;
 use crate::config::{Resolved, RunConfig, Settings as _, Sources};
 use crate::event::{Event, Observer};
 use crate::hub::Spec;
@@ -95,6 +97,8 @@ pub(super) struct Args {
     print_config: bool,
     #[command(flatten)]
     profile: ProfileArgs,
+    #[command(flatten)]
+    mlflow: MlflowArgs,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
@@ -105,10 +109,14 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         context.output.record(&resolved.config)?;
         return Ok(Outcome::Done);
     }
+    let mlflow = args.mlflow.connect(context)?;
     let lock = || RunLock::on("--out", &args.out, context.progress.as_ref());
     // an existing run is refused before the data is read; unusable data leaves no folder behind
     let early = args.out.is_dir().then(lock).transpose()?;
     args.resume.check(&args.out)?;
+    if let Some(suggestion) = suggestion(&resolved, resolved.config.samples_of_a_step()) {
+        context.progress.on(&Event::Note(suggestion.text()));
+    }
     let (toml, config) = (resolved.to_toml(), resolved.config);
     let manifest = args.data.open_with_extra(&args.extra, context)?;
     let training = Training::new(config.clone(), manifest, &args.out, &context.runtime)?.with_toml(toml.clone());
@@ -145,9 +153,12 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         context.progress.on(&Event::Note(format!("images of this run fill at most {most} of vision features")));
     }
     let plan = if args.no_plan { None } else { plan_of_data(&planned_config, &prepared.task, &machine, context) };
-    let observer = PlanCheck::new(plan.as_ref(), config.train.graph_switch(), context);
     let has_room = plan.as_ref().is_some_and(Plan::has_room_for_graphs);
-    let run = prepared.with_profile(profile.as_ref()).with_room_for_graphs(has_room).run(&observer)?;
+    let prepared = prepared.with_profile(profile.as_ref()).with_room_for_graphs(has_room);
+    let run = recorded(mlflow, (&args.out, args.resume.resumes()), &config, context, |progress| {
+        let observer = PlanCheck::new(plan.as_ref(), config.train.graph_switch(), (progress.as_ref(), context));
+        prepared.run(&observer)
+    })?;
     let profile = profile.as_ref().map(|profile| profile.out.as_path());
     write_report(&run, &toml, args, context);
     print_result(&run, plan.as_ref(), profile, args, context)
@@ -274,11 +285,11 @@ struct PlanCheck<'a> {
 }
 
 impl<'a> PlanCheck<'a> {
-    fn new(plan: Option<&Plan>, graph: Switch, context: &'a Context) -> Self {
+    fn new(plan: Option<&Plan>, graph: Switch, (inner, context): (&'a dyn Observer, &Context)) -> Self {
         // if `train.graph=auto` decides during the run, the plan without graphs is compared
         let planned = plan.filter(|plan| plan.with_graphs.is_none_or(|graphs| !graphs.fits));
         Self {
-            inner: context.progress.as_ref(),
+            inner,
             planned: planned.map(|plan| plan.allocated_peak),
             settled: SETTLED_STEPS.max(settling_steps(graph, context.runtime.device())),
             steps: AtomicU64::new(0),

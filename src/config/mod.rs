@@ -6,6 +6,7 @@
 //! and `--set key=value` overlays both. An unknown key is an error that names the nearest setting.
 
 mod check;
+pub mod learning_rate;
 pub mod planned;
 pub mod planned_augment;
 pub mod planned_finetune;

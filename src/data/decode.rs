@@ -50,6 +50,38 @@ pub fn image_with_range(path: &Path) -> Result<(DynamicImage, Option<[u16; 2]>)>
     Ok((eight_bits(decoded), range))
 }
 
+/// As [`image()`], for a file in memory; errors call it `name`. Refuses an image of more than `max_pixels` pixels before
+/// it is decoded.
+///
+/// # Errors
+/// As [`image()`].
+pub fn image_of(bytes: &[u8], name: &Path, max_pixels: u64) -> Result<DynamicImage> {
+    check_pixels(bytes, name, max_pixels)?;
+    Ok(eight_bits(decode_bytes(bytes, name)?))
+}
+
+/// As [`stored_mask`], for a file in memory, with the limit of [`image_of`].
+///
+/// # Errors
+/// As [`image()`].
+pub fn stored_mask_of(bytes: &[u8], name: &Path, max_pixels: u64) -> Result<StoredMask> {
+    check_pixels(bytes, name, max_pixels)?;
+    Ok(as_stored(decode_bytes(bytes, name)?))
+}
+
+fn check_pixels(bytes: &[u8], name: &Path, max_pixels: u64) -> Result<()> {
+    let size = ImageReader::new(Cursor::new(bytes)).with_guessed_format().ok().and_then(|reader| {
+        let is_known = matches!(reader.format(), Some(ImageFormat::Png | ImageFormat::Tiff | ImageFormat::Jpeg));
+        if is_known { reader.into_dimensions().ok() } else { None }
+    });
+    // a file whose size cannot be read is refused by its decoder
+    let Some((width, height)) = size.filter(|(width, height)| u64::from(*width) * u64::from(*height) > max_pixels)
+    else {
+        return Ok(());
+    };
+    Err(Error::data(name, format!("has {width}x{height} pixels, at most {max_pixels} pixels are allowed"), TILES))
+}
+
 fn eight_bits(decoded: DynamicImage) -> DynamicImage {
     match decoded {
         grey @ (DynamicImage::ImageLuma8(_)
@@ -144,7 +176,11 @@ impl StoredMask {
 /// # Errors
 /// As [`image()`].
 pub fn stored_mask(path: &Path) -> Result<StoredMask> {
-    Ok(match decode(path)? {
+    Ok(as_stored(decode(path)?))
+}
+
+fn as_stored(decoded: DynamicImage) -> StoredMask {
+    match decoded {
         DynamicImage::ImageLuma8(grey) => StoredMask::Grey8(grey),
         grey @ DynamicImage::ImageLumaA8(_) => StoredMask::Grey8(grey.into_luma8()),
         deep @ (DynamicImage::ImageLuma16(_) | DynamicImage::ImageLumaA16(_)) => StoredMask::Grey16(deep.into_luma16()),
@@ -154,7 +190,7 @@ pub fn stored_mask(path: &Path) -> Result<StoredMask> {
                 Luma([grey_of(*rgb.get_pixel(x, y))])
             }))
         }
-    })
+    }
 }
 
 fn byte(value: u32) -> u8 {
@@ -176,15 +212,18 @@ pub(super) fn bytes_of(path: &Path) -> Result<Vec<u8>> {
 }
 
 fn decode(path: &Path) -> Result<DynamicImage> {
-    let bytes = bytes_of(path)?;
+    decode_bytes(&bytes_of(path)?, path)
+}
+
+fn decode_bytes(bytes: &[u8], path: &Path) -> Result<DynamicImage> {
     let corrupt = |reason: String| Error::data(path, format!("cannot be decoded: {reason}"), REPLACE);
     let mut reader =
-        ImageReader::new(Cursor::new(&bytes)).with_guessed_format().map_err(|error| corrupt(error.to_string()))?;
+        ImageReader::new(Cursor::new(bytes)).with_guessed_format().map_err(|error| corrupt(error.to_string()))?;
     match reader.format() {
         Some(ImageFormat::Png | ImageFormat::Tiff) => {}
         Some(ImageFormat::Jpeg) => {
-            let scans = jpeg_scans(&bytes).ok_or_else(|| corrupt("the JPEG is truncated".into()))?;
-            if let Some(decoded) = jpeg(&bytes, scans).map_err(corrupt)? {
+            let scans = jpeg_scans(bytes).ok_or_else(|| corrupt("the JPEG is truncated".into()))?;
+            if let Some(decoded) = jpeg(bytes, scans).map_err(corrupt)? {
                 return Ok(decoded);
             }
         }

@@ -12,7 +12,7 @@ mod write;
 
 pub use write::{
     CHECKSUMS, NewFile, NewFolder, check_replaceable, clear_leftovers, clear_leftovers_of, create_below,
-    create_folders, is_ours, open_to_change, previous, sync, write, write_output,
+    create_folders, discard, is_ours, open_to_change, previous, sync, write, write_output,
 };
 
 use std::fs::{File, OpenOptions};

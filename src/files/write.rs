@@ -355,7 +355,10 @@ fn clear(path: &Path, is_folder: bool) -> io::Result<()> {
 
 /// Deletes a folder of this program, if there is one. It first gets a temporary name, so that no reader takes it for
 /// complete.
-fn discard(folder: &Path) -> io::Result<()> {
+///
+/// # Errors
+/// Those of the operating system.
+pub fn discard(folder: &Path) -> io::Result<()> {
     if !is_ours(folder) {
         return Ok(());
     }

@@ -24,7 +24,7 @@ const CHUNK: usize = 1 << 20;
 pub(super) struct RepoCache<'a> {
     /// The cache folder.
     pub(super) folder: &'a Path,
-    /// `models--owner--name`.
+    /// `models--owner--name` or `datasets--owner--name`.
     pub(super) name: String,
 }
 

@@ -1,7 +1,7 @@
-//! Hugging Face hub: turns `hub:owner/name[/INSIDE][@revision]` or a path into local files.
+//! Hugging Face hub: turns `hub:owner/name[/INSIDE][@revision]`, `dataset:owner/name...` or a path into local files.
 //!
-//! Downloads go into the cache of the Python client (`models--owner--name/{blobs, refs, snapshots}`), so both share the
-//! files. All files of a repository are of one commit. Interrupted downloads continue. Contents are compared with their
+//! Downloads go into the cache of the Python client (`models--owner--name/{blobs, refs, snapshots}`, `datasets--...`), so
+//! both share the files. All files of a repository are of one commit. Interrupted downloads continue. Contents are compared with their
 //! hashes before they are used ([`verify()`] compares those in the cache again). The list of files and their sizes is
 //! known before anything is downloaded ([`check()`]). Errors have hints.
 //!
@@ -31,7 +31,7 @@ pub use check::{Checked, Need, check, free_bytes};
 pub use files::{Files, of_variant};
 pub use options::{HubOptions, Timeouts};
 pub use pinned::{Pinned, pinned};
-pub use spec::{Source, Spec};
+pub use spec::{RepoKind, Source, Spec};
 pub use verify::{State, VerifiedFile, verify};
 
 use crate::error::{Error, Result};
@@ -238,8 +238,13 @@ impl<'a> Hub<'a> {
         if self.revision == "main" { repo.clone() } else { format!("{repo}@{}", self.revision) }
     }
 
+    /// The repository as the user writes it.
+    fn spec(&self) -> String {
+        format!("{}{}", self.source.kind.prefix(), self.label())
+    }
+
     fn error(&self, reason: impl Into<String>, hint: impl Into<String>) -> Error {
-        Error::hub(self.label(), reason, hint)
+        Error::hub(self.spec(), reason, hint)
     }
 
     fn unreachable(&self, reason: &str) -> Error {
@@ -250,11 +255,15 @@ impl<'a> Hub<'a> {
     }
 
     fn uses_cache(&self, reason: &str) -> Event {
-        Event::Warning(format!("`hub:{}` cannot be reached ({reason}): the cached files are used", self.label()))
+        Event::Warning(format!("`{}` cannot be reached ({reason}): the cached files are used", self.spec()))
     }
 
     fn cache(&self) -> RepoCache<'_> {
-        let repo = Repo::new(self.source.repo.clone(), RepoType::Model);
+        let kind = match self.source.kind {
+            RepoKind::Model => RepoType::Model,
+            RepoKind::Dataset => RepoType::Dataset,
+        };
+        let repo = Repo::new(self.source.repo.clone(), kind);
         RepoCache { folder: &self.options.cache_dir, name: repo.folder_name() }
     }
 
@@ -265,7 +274,8 @@ impl<'a> Hub<'a> {
     /// The address of a file.
     fn address_of(&self, commit: &str, file: &str) -> String {
         let endpoint = self.options.endpoint.trim_end_matches('/');
-        format!("{endpoint}/{}/resolve/{commit}/{}", self.source.repo, client::encode(file))
+        let datasets = if self.source.kind == RepoKind::Dataset { "datasets/" } else { "" };
+        format!("{endpoint}/{datasets}{}/resolve/{commit}/{}", self.source.repo, client::encode(file))
     }
 
     /// Asks the hub for the commit and the files.
@@ -275,7 +285,8 @@ impl<'a> Hub<'a> {
         }
         let endpoint = self.options.endpoint.trim_end_matches('/');
         let revision = self.revision.replace('/', "%2F");
-        let address = format!("{endpoint}/api/models/{}/revision/{revision}?blobs=true", self.source.repo);
+        let kind = if self.source.kind == RepoKind::Dataset { "datasets" } else { "models" };
+        let address = format!("{endpoint}/api/{kind}/{}/revision/{revision}?blobs=true", self.source.repo);
         let text = self.client().map_err(Failure::Refused)?.text(&address).map_err(|fault| match fault {
             Fault::Connection(reason) => Failure::Unreachable(reason),
             Fault::Status(status) => Failure::Refused(self.status(status, None)),
@@ -423,7 +434,7 @@ impl<'a> Hub<'a> {
             ),
             (404, _) => self.error(
                 format!("{what} does not exist at revision `{}` (HTTP 404)", self.revision),
-                "check the spelling of `hub:owner/name@revision`",
+                "check the spelling of `hub:owner/name@revision`; a data set is written `dataset:owner/name`",
             ),
             _ => self.error(format!("the hub answered HTTP {status} for {what}"), "try again later"),
         }

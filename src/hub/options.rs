@@ -14,7 +14,7 @@ pub struct HubOptions {
     pub endpoint: String,
     /// Access token (`HF_TOKEN`, or the file that a login wrote).
     pub token: Option<String>,
-    /// Folder that contains the `models--owner--name` folders (`HF_HUB_CACHE`, `HF_HOME/hub`).
+    /// Folder that contains folders such as `models--owner--name` (`HF_HUB_CACHE`, `HF_HOME/hub`).
     pub cache_dir: PathBuf,
     /// Use the cache only (`HF_HUB_OFFLINE`).
     pub offline: bool,

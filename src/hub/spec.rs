@@ -1,4 +1,5 @@
-//! Location of weights as the user writes it: `hub:owner/name[/INSIDE][@revision]` or a path.
+//! Location of weights or data as the user writes it: `hub:owner/name[/INSIDE][@revision]`, `dataset:owner/name...` or a
+//! path.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -13,9 +14,30 @@ pub enum Spec {
     Hub(Source),
 }
 
+/// Kind of a repository. Each has its own names: a model and a data set may both be called `owner/name`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RepoKind {
+    /// Weights: `hub:owner/name`.
+    Model,
+    /// Data: `dataset:owner/name`.
+    Dataset,
+}
+
+impl RepoKind {
+    /// What a spec begins with.
+    pub(super) fn prefix(self) -> &'static str {
+        match self {
+            Self::Model => "hub:",
+            Self::Dataset => "dataset:",
+        }
+    }
+}
+
 /// A repository of the hub at one revision.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
+    /// Model or data set.
+    pub kind: RepoKind,
     /// `owner/name`.
     pub repo: String,
     /// A file or folder inside the repository; empty for the whole repository.
@@ -25,12 +47,16 @@ pub struct Source {
 }
 
 impl Spec {
-    /// Parses `hub:owner/name[/INSIDE][@revision]`. Any other text is a path.
+    /// Parses `hub:owner/name[/INSIDE][@revision]`, or the same with `dataset:`. Any other text is a path.
     ///
     /// # Errors
-    /// [`Error::Config`] if the text after `hub:` is not a repository.
+    /// [`Error::Config`] if the text after `hub:` or `dataset:` is not a repository.
     pub fn parse(text: &str) -> Result<Self> {
-        let Some(rest) = text.strip_prefix("hub:") else { return Ok(Self::Local(text.into())) };
+        let kinds = [RepoKind::Model, RepoKind::Dataset];
+        let Some((kind, rest)) = kinds.into_iter().find_map(|kind| Some((kind, text.strip_prefix(kind.prefix())?)))
+        else {
+            return Ok(Self::Local(text.into()));
+        };
         let (name, revision) = rest.split_once('@').map_or((rest, None), |(name, revision)| (name, Some(revision)));
         let mut parts = name.splitn(3, '/');
         let repo = [parts.next(), parts.next()].map(Option::unwrap_or_default);
@@ -38,9 +64,11 @@ impl Spec {
         let revised = revision.is_none_or(|revision| revision.split('/').all(is_plain));
         if repo.iter().all(|part| is_plain(part)) && inside.is_none_or(stays_inside) && revised {
             let inside = inside.unwrap_or_default().to_owned();
-            return Ok(Self::Hub(Source { repo: repo.join("/"), inside, revision: revision.map(str::to_owned) }));
+            return Ok(Self::Hub(Source { kind, repo: repo.join("/"), inside, revision: revision.map(str::to_owned) }));
         }
-        let hint = "write `hub:owner/name`, `hub:owner/name/FILE`, or one of them with `@revision` at the end";
+        let hub = kind.prefix();
+        let hint =
+            format!("write `{hub}owner/name`, `{hub}owner/name/FILE`, or one of them with `@revision` at the end");
         Err(Error::config(text, "does not name a hub repository", hint))
     }
 }
@@ -57,7 +85,7 @@ impl std::fmt::Display for Source {
     /// In the syntax of [`Spec::parse`].
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let slash = if self.inside.is_empty() { "" } else { "/" };
-        write!(f, "hub:{}{slash}{}", self.repo, self.inside)?;
+        write!(f, "{}{}{slash}{}", self.kind.prefix(), self.repo, self.inside)?;
         self.revision.as_ref().map_or(Ok(()), |revision| write!(f, "@{revision}"))
     }
 }
@@ -84,14 +112,16 @@ mod tests {
 
     #[test]
     fn a_spec_is_a_path_or_a_repository_with_an_optional_file_and_revision() {
-        let hub = |repo: &str, inside: &str, revision: Option<&str>| {
-            Spec::Hub(Source { repo: repo.into(), inside: inside.into(), revision: revision.map(str::to_owned) })
+        let spec = |kind, repo: &str, inside: &str, revision: Option<&str>| {
+            Spec::Hub(Source { kind, repo: repo.into(), inside: inside.into(), revision: revision.map(str::to_owned) })
         };
+        let hub = |repo: &str, inside: &str, revision| spec(RepoKind::Model, repo, inside, revision);
         for (text, spec) in [
             ("hub:o/n", hub("o/n", "", None)),
             ("hub:o/n-1.5_x@refs/pr/1", hub("o/n-1.5_x", "", Some("refs/pr/1"))),
             ("hub:o/n/tinysam.pth", hub("o/n", "tinysam.pth", None)),
             ("hub:o/n/runs/a@v1", hub("o/n", "runs/a", Some("v1"))),
+            ("dataset:o/n/a.zip@v1", spec(RepoKind::Dataset, "o/n", "a.zip", Some("v1"))),
             ("o/n", Spec::Local("o/n".into())),
         ] {
             let parsed = Spec::parse(text).unwrap();
@@ -102,10 +132,15 @@ mod tests {
         }
         for wrong in [
             "hub:", "hub:n", "hub:o/n/", "hub:o/n/../x", "hub:o/n//etc", "hub:../n", "hub:o/..", "hub:o/n@",
-            "hub:o/n@a/../b", "hub:o/n@/a", "hub:o n/m",
+            "hub:o/n@a/../b", "hub:o/n@/a", "hub:o n/m", "dataset:n",
         ] {
             let error = Spec::parse(wrong).unwrap_err();
-            assert!(error.to_string().contains("repository") && error.hint().contains("hub:owner/name"), "{wrong}");
+            let (prefix, _) = wrong.split_once(':').unwrap();
+            let hint = error.hint();
+            assert!(
+                error.to_string().contains("repository") && hint.contains(&format!("{prefix}:owner/name")),
+                "{wrong}"
+            );
         }
     }
 

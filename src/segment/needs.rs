@@ -139,12 +139,12 @@ fn run_folder(names: &[&str], source: &Source) -> Result<String> {
         [] => {
             let reason =
                 format!("contains no run (a folder with `{DESCRIPTION}`, or `mask_decoder.pth` and `lora_adapter/`)");
-            Err(Error::hub(&source.repo, reason, "check the name, and `prsmed hub ls` for its files"))
+            Err(Error::hub(format!("hub:{}", source.repo), reason, "check the name, and `prsmed hub ls` for its files"))
         }
         [first, ..] => {
             let reason = format!("contains several runs: `{}`", chosen.join("`, `"));
             let hint = format!("name one of them, for example `{}`", source.with_inside(first));
-            Err(Error::hub(&source.repo, reason, hint))
+            Err(Error::hub(format!("hub:{}", source.repo), reason, hint))
         }
     }
 }
@@ -196,6 +196,7 @@ pub(super) fn tokenizer_folder(folder: &Path, base: &Path) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::hub::RepoKind;
 
     #[test]
     fn a_checkpoint_is_found_while_a_training_replaces_it() {
@@ -228,7 +229,7 @@ mod tests {
 
     #[test]
     fn the_run_of_a_repository_is_found_in_any_folder() {
-        let source = Source { repo: "o/n".into(), inside: String::new(), revision: None };
+        let source = Source { kind: RepoKind::Model, repo: "o/n".into(), inside: String::new(), revision: None };
         let run = |names: &[&str]| run_folder(names, &source);
         let published = |folder: &str| [format!("{folder}mask_decoder.pth"), format!("{folder}{ADAPTER_CONFIG}")];
         for folder in ["", "weights/llm_seg_16/"] {

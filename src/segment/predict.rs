@@ -1,7 +1,8 @@
 //! Prediction: an answer and a mask for one image and one question. The mask has the size of the image.
 //!
 //! The language model processes the prompt once. The mask decoder reads its states, and generation of the answer
-//! starts from its key-value cache.
+//! starts from its key-value cache. The encoders run once for each image: [`encode`] keeps their outputs, and [`ask`]
+//! answers any number of questions from them. [`predict()`] does both.
 
 use super::Semantics;
 use super::layout::Layout;
@@ -19,6 +20,7 @@ use crate::tensor::weights::read_unchanged;
 use crate::tensor::{Device, Kind, Tensor, dims, guard, ledger, meta, no_grad};
 use crate::{Error, Result};
 use image::DynamicImage;
+use std::ops::ControlFlow;
 use std::path::Path;
 
 /// Image and question of a prediction.
@@ -82,36 +84,98 @@ impl Assembly {
     }
 }
 
+/// An image as the encoders of a model read it. It belongs to the model that made it.
+#[derive(Debug)]
+pub struct EncodedImage {
+    /// Vision features `[1, p, w]`, see [`PrsMed::vision_features`].
+    features: Tensor,
+    /// Image embedding `[1, c, h, w]`, see [`PrsMed::embed_image`].
+    embedding: Tensor,
+    /// `(width, height)` of the image in pixels.
+    size: (u32, u32),
+}
+
+impl EncodedImage {
+    /// Bytes of its tensors.
+    pub fn bytes(&self) -> usize {
+        let bytes = |tensor: &Tensor| tensor.numel() * tensor.kind().elt_size_in_bytes();
+        bytes(&self.features) + bytes(&self.embedding)
+    }
+}
+
 /// Answers `request`; `on_text` receives the answer piece by piece.
 ///
 /// # Errors
 /// [`Error::Config`] for an empty question; [`Error::NotFinite`] if the model computes NaN or infinity for the mask,
 /// the modality or the answer; typed errors of libtorch.
 pub fn predict(assembly: &Assembly, request: &Request, mut on_text: impl FnMut(&str)) -> Result<Prediction> {
-    if request.question.trim().is_empty() {
-        return Err(Error::config("--question", "the question is empty", "ask for example: Where is the lesion?"));
-    }
-    no_grad(|| guard::guard(|| run(assembly, request, &mut on_text)))
+    check_question(request.question)?;
+    let image = encode(assembly, request.image)?;
+    ask(assembly, &image, request.question, request.max_new_tokens, |text| {
+        on_text(text);
+        ControlFlow::Continue(())
+    })
 }
 
-fn run(assembly: &Assembly, request: &Request, on_text: &mut dyn FnMut(&str)) -> Result<Prediction> {
+/// Runs the encoders on an image.
+///
+/// # Errors
+/// [`Error::Shape`] for an image of 0 pixels; typed errors of libtorch.
+pub fn encode(assembly: &Assembly, image: &DynamicImage) -> Result<EncodedImage> {
+    no_grad(|| {
+        guard::guard(|| {
+            let images = pixels(assembly, image)?;
+            Ok(encode_pixels(&assembly.model, &images, (image.width(), image.height())))
+        })
+    })
+}
+
+/// Answers a question about an image. `on_text` receives the answer piece by piece and can stop the generation.
+///
+/// # Errors
+/// As [`predict()`]; [`Error::Interrupted`] if `on_text` stopped it.
+pub fn ask(
+    assembly: &Assembly,
+    image: &EncodedImage,
+    question: &str,
+    max_new_tokens: usize,
+    mut on_text: impl FnMut(&str) -> ControlFlow<()>,
+) -> Result<Prediction> {
+    check_question(question)?;
+    no_grad(|| guard::guard(|| run(assembly, image, question, max_new_tokens, &mut on_text)))
+}
+
+fn check_question(question: &str) -> Result<()> {
+    if question.trim().is_empty() {
+        return Err(Error::config("--question", "the question is empty", "ask for example: Where is the lesion?"));
+    }
+    Ok(())
+}
+
+fn run(
+    assembly: &Assembly,
+    image: &EncodedImage,
+    question: &str,
+    max_new_tokens: usize,
+    on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+) -> Result<Prediction> {
     let Assembly { model, tokenizer, description, .. } = assembly;
-    let images = pixels(assembly, request.image)?;
-    let prompt = text::question_prompt(tokenizer, request.question)?;
-    let size = (request.image.width(), request.image.height());
+    let prompt = text::question_prompt(tokenizer, question)?;
     let mut stream = AnswerStream::default();
     let mut ids = Vec::new();
-    let Parts { mask, classes } = answer(model, &images, prompt.ids, size, request.max_new_tokens, &mut |id| {
+    let Parts { mask, classes } = answer_encoded(model, image, prompt.ids, max_new_tokens, &mut |id| {
         ids.push(id);
         if id == tokenizer.eos() {
             return Ok(false);
         }
-        on_text(&stream.push(tokenizer, id)?);
-        Ok(true)
+        match on_text(&stream.push(tokenizer, id)?) {
+            ControlFlow::Continue(()) => Ok(true),
+            ControlFlow::Break(()) => Err(Error::Interrupted),
+        }
     })?;
     debug_assert_eq!(classes.len(), description.modalities.len());
     let answer = text::clean_answer(&tokenizer.decode(&ids)?);
-    Ok(Prediction { answer, new_tokens: ids.len(), mask, size, classes })
+    Ok(Prediction { answer, new_tokens: ids.len(), mask, size: image.size, classes })
 }
 
 /// Mask and class probabilities of one prompt.
@@ -120,8 +184,8 @@ pub(super) struct Parts {
     classes: Vec<f32>,
 }
 
-/// Computes mask and classes of one prompt, then decodes greedily until `on_token` returns false for a token or
-/// `max_new_tokens` are generated.
+/// Encodes an image, computes mask and classes of one prompt, then decodes greedily until `on_token` returns false for
+/// a token or `max_new_tokens` are generated.
 ///
 /// `images` are [`clip, sam`] as [`PrsMed::image_tokens`] and [`PrsMed::embed_image`] take them; `size` is
 /// `(width, height)` of the mask.
@@ -133,22 +197,38 @@ pub(super) fn answer(
     max_new_tokens: usize,
     on_token: &mut dyn FnMut(i64) -> Result<bool>,
 ) -> Result<Parts> {
-    let [clip_image, sam_image] = images;
+    answer_encoded(model, &encode_pixels(model, images, size), ids, max_new_tokens, on_token)
+}
+
+/// `size` is `(width, height)` of the image.
+fn encode_pixels(model: &PrsMed, [clip, sam]: &[Tensor; 2], size: (u32, u32)) -> EncodedImage {
+    let features = model.vision_features(clip);
+    let embedding = model.embed_image(sam, PrsMed::evaluation_pass());
+    EncodedImage { features, embedding, size }
+}
+
+fn answer_encoded(
+    model: &PrsMed,
+    image: &EncodedImage,
+    ids: Vec<i64>,
+    max_new_tokens: usize,
+    on_token: &mut dyn FnMut(i64) -> Result<bool>,
+) -> Result<Parts> {
     let prompt = [ids.len()];
     let layout = Layout::new(vec![ids], &prompt, &[1], Semantics::Corrected, model.num_image_tokens());
     let layout = {
         let _category = ledger::enter(ledger::Category::Inputs);
         layout.to_device(model.options().device)
     };
-    let embeds = step::embeds(model, clip_image, &layout);
+    let embeds = step::embeds(model, &image.features, &layout);
     let [_one, length, _d] = dims(&embeds);
     let capacity = length + i64::try_from(max_new_tokens).unwrap_or(i64::MAX / 2);
     let mut cache = KvCache::new(model.llm().config(), capacity);
     let states = model.llm().forward_cached(&embeds, &mut cache);
 
-    let embedding = model.embed_image(sam_image, PrsMed::evaluation_pass());
-    let mask = mask_at(&model.mask_logits(&embedding, &states, None, mask_decoder::Pass::default()), size)?;
-    let classes = probabilities(&model.class_logits(&embedding))?;
+    let embedding = &image.embedding;
+    let mask = mask_at(&model.mask_logits(embedding, &states, None, mask_decoder::Pass::default()), image.size)?;
+    let classes = probabilities(&model.class_logits(embedding))?;
 
     let mut state = states.narrow(1, length - 1, 1);
     for made in 1..=max_new_tokens {
@@ -243,6 +323,78 @@ mod tests {
         assert_eq!(whole.len(), 4);
         assert_eq!(generated(4, 2), whole[..2]);
         assert_eq!(generated(1, usize::MAX), whole[..1]);
+    }
+
+    /// A tiny model with random weights.
+    fn tiny() -> Assembly {
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
+        let description = setup::describe(&fixture).expect("a checkpoint's description");
+        let build = Build {
+            device: Device::Cpu,
+            kind: Kind::Float,
+            seed: 3,
+            locate: &|spec| Ok(spec.into()),
+            allow_partial: false,
+            cache: None,
+        };
+        let texts = ["Where is the lesion? The lesion is at the upper left of the image."];
+        setup::create(&description.model, description.sizes.lora, &description.modalities, &texts, build)
+            .expect("a tiny model")
+    }
+
+    #[test]
+    fn questions_about_an_encoded_image_get_the_answers_of_predict() {
+        let _lock = rng::TEST_LOCK.lock();
+        let assembly = tiny();
+        let image = DynamicImage::from(image::RgbImage::from_fn(40, 30, |x, y| {
+            image::Rgb([x, y, x * y].map(|value| u8::try_from(value * 7 % 256).expect("a byte")))
+        }));
+        let encoded = encode(&assembly, &image).unwrap();
+        assert!(encoded.bytes() > 1000, "{}", encoded.bytes());
+        for question in ["Where is the lesion?", "Is there a lesion?", "Where is the lesion?"] {
+            let mut pieces = [String::new(), String::new()];
+            let [whole, asked] = &mut pieces;
+            let request = Request { image: &image, question, max_new_tokens: 5 };
+            let predicted = predict(&assembly, &request, |text| whole.push_str(text)).unwrap();
+            let after = ask(&assembly, &encoded, question, 5, |text| {
+                asked.push_str(text);
+                ControlFlow::Continue(())
+            });
+            assert_eq!(after.unwrap(), predicted);
+            assert_eq!(pieces[0], pieces[1]);
+            assert_eq!((predicted.new_tokens, predicted.mask.len()), (5, 40 * 30));
+
+            // the model's parts by hand, from the pixels
+            let ids = text::question_prompt(&assembly.tokenizer, question).unwrap().ids;
+            let model = &assembly.model;
+            let (mask, classes) = no_grad(|| {
+                let [clip, sam] = pixels(&assembly, &image).unwrap();
+                let prompt = [ids.len()];
+                let layout = Layout::new(vec![ids], &prompt, &[1], Semantics::Corrected, model.num_image_tokens());
+                let embeds = step::embeds(model, &clip, &layout.to_device(Device::Cpu));
+                let states = model.llm().forward_cached(&embeds, &mut KvCache::new(model.llm().config(), 1000));
+                let embedding = model.embed_image(&sam, PrsMed::evaluation_pass());
+                let logits = model.mask_logits(&embedding, &states, None, mask_decoder::Pass::default());
+                (mask_at(&logits, (40, 30)).unwrap(), probabilities(&model.class_logits(&embedding)).unwrap())
+            });
+            assert_eq!((predicted.mask, predicted.classes), (mask, classes));
+        }
+    }
+
+    #[test]
+    fn a_caller_can_stop_an_answer() {
+        let _lock = rng::TEST_LOCK.lock();
+        let assembly = tiny();
+        let encoded = encode(&assembly, &DynamicImage::new_luma8(8, 8)).unwrap();
+        let mut pieces = 0;
+        let stopped = ask(&assembly, &encoded, "Where?", 50, |_| {
+            pieces += 1;
+            if pieces < 2 { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
+        });
+        assert!(matches!(stopped, Err(Error::Interrupted)), "{stopped:?}");
+        assert_eq!(pieces, 2);
+        let empty = ask(&assembly, &encoded, " ", 5, |_| ControlFlow::Continue(())).unwrap_err();
+        assert_eq!(empty.to_string(), "`--question`: the question is empty");
     }
 
     /// Linear interpolation between pixel centres in both directions, by its definition.

@@ -14,7 +14,17 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 const TENSORS: &str = "trainer.safetensors";
-const PROGRESS: &str = "trainer.json";
+/// File of the progress.
+pub(super) const PROGRESS: &str = "trainer.json";
+
+/// A checkpoint that is kept for a choice after the training, see [`super::candidates`].
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct Candidate {
+    /// Optimizer steps.
+    pub step: u64,
+    /// Its validation score; higher is better.
+    pub score: f64,
+}
 
 /// Progress of a run.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -38,6 +48,16 @@ pub struct Progress {
     pub scaler: Scaler,
     /// Steps of one epoch at the time of saving; another number means other data or batch sizes.
     pub steps_per_epoch: u64,
+    /// The best checkpoints that the task asks for, the best one first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub candidates: Vec<Candidate>,
+}
+
+impl Progress {
+    /// The content of its file.
+    pub(super) fn to_json(&self) -> Vec<u8> {
+        serde_json::to_vec_pretty(self).expect("plain numbers serialise")
+    }
 }
 
 /// Writes progress and optimizer state into a checkpoint folder.
@@ -46,8 +66,7 @@ pub struct Progress {
 /// [`Error::Io`].
 pub fn save(folder: &mut Staged, progress: &Progress, optimizer: &AdamW, ema: Option<&Ema>) -> Result<()> {
     save_tensors(folder, optimizer, ema)?;
-    let json = serde_json::to_vec_pretty(progress).expect("plain numbers serialise");
-    folder.write_bytes(PROGRESS, &json)
+    folder.write_bytes(PROGRESS, &progress.to_json())
 }
 
 /// Writes optimizer state and moving average.
@@ -69,16 +88,24 @@ pub fn state(optimizer: &AdamW, ema: Option<&Ema>) -> Vec<(String, Tensor)> {
     tensors
 }
 
+/// The progress in a checkpoint folder.
+///
+/// # Errors
+/// [`Error::Weights`] for a damaged file; [`Error::Io`].
+pub fn read_progress(folder: &Path) -> Result<Progress> {
+    let path = folder.join(PROGRESS);
+    let text = files::read(&path, files::MAX_TEXT).map_err(Error::io(&path, "read"))?;
+    serde_json::from_slice(&text).map_err(|e| {
+        Error::weights(&path, format!("not a training state: {e}"), "resume from another checkpoint folder")
+    })
+}
+
 /// Restores optimizer state and moving average; returns the progress.
 ///
 /// # Errors
 /// [`Error::Weights`] when a file is missing or does not fit; [`Error::Io`].
 pub fn load(folder: &Path, optimizer: &mut AdamW, ema: Option<&mut Ema>) -> Result<Progress> {
-    let path = folder.join(PROGRESS);
-    let text = files::read(&path, files::MAX_TEXT).map_err(Error::io(&path, "read"))?;
-    let progress: Progress = serde_json::from_slice(&text).map_err(|e| {
-        Error::weights(&path, format!("not a training state: {e}"), "resume from another checkpoint folder")
-    })?;
+    let progress = read_progress(folder)?;
     let archive = Archive::open(&folder.join(TENSORS))?;
     optimizer.restore(|name| if archive.contains(name) { archive.read(name).map(Some) } else { Ok(None) })?;
     if let Some(ema) = ema {

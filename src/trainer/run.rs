@@ -3,6 +3,7 @@
 //! On a GPU the CPU does not wait for a step: it launches the next one while the GPU still computes, and then reads the
 //! losses of the step before. Validation, checkpoints and the end of the run wait for all steps.
 
+use super::candidates::{self, Candidate};
 use super::checkpoint::{self, Progress};
 use super::data_wait::Waiting;
 use super::profile::{self, Hooks};
@@ -200,11 +201,13 @@ impl<'a, T: Task> Engine<'a, T> {
             unvalidated: false,
             scaler: stepper.scaler.clone(),
             steps_per_epoch,
+            candidates: Vec::new(),
         };
         if let Some(folder) = &checkpoint {
             progress = checkpoint::load(folder, &mut stepper.optimizer, stepper.ema.as_mut())?;
             check_steps_per_epoch(&progress, steps_per_epoch, &last)?;
             stepper.scaler = progress.scaler.clone();
+            progress.candidates = candidates::existing(&progress.candidates, session.folder);
             session.observer.on(&Event::Note(format!("resumed at step {} of {total_steps}", progress.step)));
         }
         let done = checkpoint.is_some().then_some(progress.step);
@@ -490,6 +493,7 @@ impl<'a, T: Task> Engine<'a, T> {
             }
             (self.progress.without_gain, self.progress.score_kind) = (0, kind.to_owned());
             self.progress.scores.clear();
+            self.progress.candidates.clear();
         }
         session.observer.on(&Event::Validated { step: self.progress.step, values });
         if self.progress.best_score.is_none_or(|best| score > best) {
@@ -502,6 +506,7 @@ impl<'a, T: Task> Engine<'a, T> {
         } else {
             self.progress.without_gain += 1;
         }
+        self.keep_candidate(score)?;
         let patience = session.config.patience;
         if !is_noisy {
             return Ok(patience > 0 && self.progress.without_gain >= patience);
@@ -511,6 +516,20 @@ impl<'a, T: Task> Engine<'a, T> {
         scores.drain(..scores.len().saturating_sub(MOST_SCORES));
         let window = usize::try_from(patience).unwrap_or(usize::MAX).min(MOST_SCORES);
         Ok(patience > 0 && plateau::has_stalled(scores, window))
+    }
+
+    /// Saves the validated weights in `candidates/` if their score is among the best ones.
+    fn keep_candidate(&mut self, score: f64) -> Result<()> {
+        let before = self.progress.candidates.clone();
+        let candidate = Candidate { step: self.progress.step, score };
+        let most = self.task.num_candidates();
+        if most > 0
+            && candidates::add(&mut self.progress.candidates, candidate, most)
+            && !self.save_if_possible(&format!("{}/{}", candidates::FOLDER, candidate.name()))?
+        {
+            self.progress.candidates = before;
+        }
+        Ok(())
     }
 
     /// Writes a picture into the run folder and to TensorBoard. A full disk is a warning.
@@ -550,7 +569,7 @@ impl<'a, T: Task> Engine<'a, T> {
     }
 
     /// As [`Self::save`]; a full disk is a warning, and training continues. Returns `true` if it was saved.
-    fn save_if_possible(&mut self, name: &'static str) -> Result<bool> {
+    fn save_if_possible(&mut self, name: &str) -> Result<bool> {
         match self.save(name) {
             Err(error @ Error::Io { .. }) if error.is_disk_full() => {
                 let text = format!(
@@ -564,16 +583,28 @@ impl<'a, T: Task> Engine<'a, T> {
         }
     }
 
-    fn save(&mut self, name: &'static str) -> Result<()> {
+    fn save(&mut self, name: &str) -> Result<()> {
         let path = self.session.folder.join(name);
         self.profile.begin("save", self.progress.step)?;
         guard::guard(|| self.write(&path))?;
         self.profile.end(self.progress.step)?;
         if name == "last" {
             self.saved = Some(self.progress.step);
+            self.prune_candidates();
         }
         self.session.observer.on(&Event::Saved { path, best: name == "best" });
         Ok(())
+    }
+
+    /// Deletes the candidates that `last/` no longer lists.
+    fn prune_candidates(&self) {
+        if self.task.num_candidates() == 0 {
+            return;
+        }
+        if let Err(error) = candidates::prune(&self.progress.candidates, self.session.folder) {
+            let text = format!("older checkpoints in `{}/` cannot be deleted: {error}", candidates::FOLDER);
+            self.session.observer.on(&Event::Warning(text));
+        }
     }
 
     fn write(&mut self, path: &Path) -> Result<()> {

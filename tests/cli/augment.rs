@@ -6,6 +6,7 @@ mod models;
 mod objectives;
 mod plans;
 mod refusals;
+mod selected;
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -111,7 +111,7 @@ fn saves_on(number: i32, name: &str) {
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(130), "{said}");
     assert!(
-        said.ends_with("interrupted\nhint: run the same command again to continue; `prsmed train` needs `--resume`\n"),
+        said.ends_with("interrupted\nhint: run the same command again to continue; `prsmed train` and `augment finetune` need `--resume`\n"),
         "{said}"
     );
     let step = step_of(&out.join("last"));

@@ -193,8 +193,9 @@ fn respond(request: &Request, state: &mut State, base: &str) -> Answer {
         return plain("403 Forbidden");
     }
     let path = request.path.split('?').next().unwrap_or_default();
-    let listing = path.strip_prefix("/api/models/").and_then(|rest| rest.split_once("/revision/"));
-    if let Some((repo, revision)) = listing {
+    // data sets have names of their own: `datasets/owner/name`
+    let repo = path.strip_prefix("/api/").map(|path| path.strip_prefix("models/").unwrap_or(path));
+    if let Some((repo, revision)) = repo.and_then(|rest| rest.split_once("/revision/")) {
         let known = revision == "main" || revision == state.commit;
         return if known { info(repo, state) } else { plain("404 Not Found") };
     }

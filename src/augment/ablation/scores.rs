@@ -23,7 +23,7 @@ const SAVED_AFTER: usize = 25;
 
 /// Scores of one row.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub(super) struct RowScore {
+pub(in crate::augment) struct RowScore {
     pub(super) dice: f64,
     pub(super) surface_dice: f64,
     /// Pixels that only the prediction counts to the foreground.
@@ -63,7 +63,7 @@ impl Metric {
 }
 
 /// Rows that every trained segmenter is scored on.
-pub(super) struct TestSet<'a> {
+pub(in crate::augment) struct TestSet<'a> {
     /// `test` or `external`: the name of the file of scores, and in the report.
     pub(super) name: &'static str,
     manifest: &'a Manifest,
@@ -83,23 +83,37 @@ struct Saved {
 
 /// How sets are scored.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Scoring {
+pub(in crate::augment) struct Scoring {
     /// Foreground labels of masks.
-    pub(super) labels: Labels,
+    pub(in crate::augment) labels: Labels,
     /// Tolerance of the surface Dice.
-    pub(super) tolerance_px: f64,
+    pub(in crate::augment) tolerance_px: f64,
     /// Most rows of a set, spread evenly; 0 = all.
-    pub(super) limit: usize,
+    pub(in crate::augment) limit: usize,
 }
 
 impl<'a> TestSet<'a> {
-    /// The `test` rows of `real` whose images are not also training images.
+    /// The `test` rows of `real` whose masks show their target and whose images are not also training images.
     pub(super) fn of_test_rows(real: &'a Manifest, scoring: Scoring, observer: &dyn Observer) -> Result<Self> {
         let rows = real.rows_of(Split::Test);
         let set = Self::unseen("test", real, (real, rows), scoring, observer)?;
         if set.rows.is_empty() {
             let hint = "give some rows the split `test`: the ablation scores real images that no arm was trained on";
             return Err(Error::data(&real.root, "there are no `test` rows", hint));
+        }
+        Ok(set)
+    }
+
+    /// The `val` rows of `real` whose images are not also training images.
+    pub(in crate::augment) fn of_val_rows(
+        real: &'a Manifest,
+        scoring: Scoring,
+        observer: &dyn Observer,
+    ) -> Result<Self> {
+        let set = Self::unseen("val", real, (real, real.rows_of(Split::Val)), scoring, observer)?;
+        if set.rows.is_empty() {
+            let hint = "give rows of other images than the training images the split `val`";
+            return Err(Error::data(&real.root, "there are no `val` rows of images that are not trained", hint));
         }
         Ok(set)
     }
@@ -134,6 +148,7 @@ impl<'a> TestSet<'a> {
         let trained: HashSet<String> = trained.into_iter().map(|path| sha256(path)).collect::<Result<_>>()?;
         let sums = sums(rows.iter().map(|&row| &manifest.rows[row]))?;
         let sum = |row: usize| &sums[&manifest.rows[row].image_path];
+        let rows: Vec<usize> = rows.into_iter().filter(|&row| manifest.rows[row].is_present()).collect();
         let all = rows.len();
         let unseen: Vec<usize> = rows.into_iter().filter(|&row| !trained.contains(sum(row))).collect();
         if unseen.len() < all {
@@ -147,12 +162,12 @@ impl<'a> TestSet<'a> {
     }
 
     /// Number of rows.
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::augment) fn len(&self) -> usize {
         self.rows.len()
     }
 
     /// The class of each image, in the order of first rows.
-    pub(super) fn groups(&self) -> Vec<String> {
+    pub(in crate::augment) fn groups(&self) -> Vec<String> {
         let mut seen = HashSet::new();
         let firsts = self.rows.iter().zip(&self.images).filter(|(_, image)| seen.insert(*image));
         firsts.map(|(&row, _)| self.manifest.rows[row].modality.clone()).collect()
@@ -160,7 +175,7 @@ impl<'a> TestSet<'a> {
 
     /// Mean score of each image, in the order of [`Self::groups`]. Rows about one image are not independent samples;
     /// confidence intervals over rows would be too narrow.
-    pub(super) fn by_image(&self, scores: &[RowScore], metric: Metric) -> Vec<f64> {
+    pub(in crate::augment) fn by_image(&self, scores: &[RowScore], metric: Metric) -> Vec<f64> {
         by_image(&self.images, scores.iter().map(|score| metric.of(score)))
     }
 
@@ -177,7 +192,7 @@ impl<'a> TestSet<'a> {
 
     /// The scores that are known in the folder of a run; fewer than there are rows after an interruption, and none if
     /// they are of other rows.
-    pub(super) fn known(&self, folder: &Path) -> Result<Vec<RowScore>> {
+    pub(in crate::augment) fn known(&self, folder: &Path) -> Result<Vec<RowScore>> {
         let Ok(text) = files::read(&self.file(folder), files::MAX_TABLE) else { return Ok(Vec::new()) };
         let Ok(saved) = serde_json::from_slice::<Saved>(&text) else { return Ok(Vec::new()) };
         let is_same = saved.rows.len() <= self.rows.len() && saved.set_sha256 == self.identity()?;
@@ -192,7 +207,7 @@ impl<'a> TestSet<'a> {
     ///
     /// # Errors
     /// [`Error::Data`] for a row that cannot be read; [`Error::NotFinite`]; [`Error::Interrupted`] after saving.
-    pub(super) fn score(&self, model: &Trained, folder: &Path, runtime: &Runtime) -> Result<Vec<RowScore>> {
+    pub(in crate::augment) fn score(&self, model: &Trained, folder: &Path, runtime: &Runtime) -> Result<Vec<RowScore>> {
         let mut saved = Saved { set_sha256: self.identity()?, rows: self.known(folder)? };
         let observer = runtime.observer();
         let total = self.rows.len() as u64;

@@ -13,7 +13,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 /// A segmenter with the weights after the last step of its training.
-pub(super) enum Trained {
+pub(in crate::augment) enum Trained {
     PrsMed(Box<Run>),
     Unet(Box<UnetTask>),
 }
@@ -24,7 +24,7 @@ impl Trained {
     ///
     /// # Errors
     /// As [`Training::run`]; [`Error::Interrupted`].
-    pub(super) fn train(
+    pub(in crate::augment) fn train(
         segmenter: Segmenter,
         config: RunConfig,
         manifest: Arc<Manifest>,

@@ -299,7 +299,7 @@ impl Masters {
 }
 
 /// Sizes of a new ControlNet for a UNet whose latents are `downscale` times as narrow as the image.
-fn new_controlnet(sizes: &unet::Config, downscale: i64) -> Result<controlnet::Config> {
+pub(super) fn new_controlnet(sizes: &unet::Config, downscale: i64) -> Result<controlnet::Config> {
     let mut config = controlnet::Config::of(sizes.clone());
     let channels = &mut config.conditioning_embedding_out_channels;
     // each entry after the first halves the image
@@ -312,7 +312,7 @@ fn new_controlnet(sizes: &unet::Config, downscale: i64) -> Result<controlnet::Co
 }
 
 /// Sizes of the UNet in training: those of the generator, or of its conversion to inpainting.
-fn trained_sizes(pipeline_config: &PipelineConfig, config: &FinetuneConfig) -> Result<unet::Config> {
+pub(super) fn trained_sizes(pipeline_config: &PipelineConfig, config: &FinetuneConfig) -> Result<unet::Config> {
     let mut sizes = pipeline_config.unet.clone();
     let inpaints = pipeline_config.inpaints();
     match config.mode {

@@ -275,6 +275,10 @@ impl Task for FinetuneTask {
         Ok(Some(Validation { score: measured.score, values, pictures: vec![measured.picture] }))
     }
 
+    fn num_candidates(&self) -> usize {
+        self.denoiser.config.num_candidates()
+    }
+
     fn save(&self, folder: &mut Staged) -> Result<()> {
         self.denoiser.network.save(folder)?;
         if let Some(prior) = &self.data.prior {

@@ -4,11 +4,12 @@ use crate::augment::finetune::dry_run::FEATURES_BATCH;
 use crate::augment::finetune::network::{CONTROLNET_FOLDER, LORA_FILE, UNET_FOLDER, WEIGHTS_FILE};
 use crate::augment::finetune::samples::Extract;
 use crate::augment::finetune::task::{SAMPLES_SCORE, SCORE};
-use crate::augment::finetune::{FinetuneConfig, Finetuning, Method, Mode};
+use crate::augment::finetune::{FinetuneConfig, FinetunedRun, Finetuning, Method, Mode, SelectBy, SelectionReport};
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::quality::{self, FeatureSource, Images};
 use crate::cli::args::{ResumeArgs, RootArgs, sets_of};
 use crate::cli::augment::args::{finetune_changes, finetuned_pipeline_config};
+use crate::cli::augment::selection;
 use crate::cli::context::Context;
 use crate::cli::memory::ProfileArgs;
 use crate::cli::plan::{accept, training_machine};
@@ -24,6 +25,7 @@ use crate::hub::{Files, Need};
 use crate::models::inception;
 use crate::plan::search::has_headroom;
 use crate::tensor::{self, Device, Tensor, memory};
+use crate::units::Bytes;
 use crate::{Error, Result};
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -39,11 +41,13 @@ const VAL_FRAC: f64 = 0.1;
 /// lesion masks (`--mode mask_to_image`). Images and captions are encoded once into OUT/cache. Memory is planned first; if
 /// the settings do not fit the GPU, others are searched. OUT/best has the weights with the best score (the loss on `val`
 /// rows, or the distance of samples to real images), OUT/last the newest, in files that `prsmed augment generate` and
-/// diffusers read. Ctrl-C saves and stops; `--resume` continues.
+/// diffusers read. With `--select-by segmenter`, the best checkpoints make pairs at the end, and the one whose pairs help a
+/// small U-Net most becomes OUT/best; OUT/selection has the scores. Ctrl-C saves and stops; `--resume` continues.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed augment finetune --data-root data --out runs/lora
   prsmed augment finetune --data-root data --out runs/lora --preset lora-sd15 --set finetune.rank=32
+  prsmed augment finetune --data-root data --out runs/lora --select-by segmenter
   prsmed augment finetune --data-root data --out runs/lora --resume
   prsmed augment finetune --data-root phantoms --out runs/try --preset tiny
   prsmed augment generate --data-root data --out pairs --lora runs/lora/best/pytorch_lora_weights.safetensors")]
@@ -73,6 +77,10 @@ pub(in crate::cli) struct Args {
     /// What is trained, except with `--mode mask_to_image` [default: lora]
     #[arg(long, value_enum)]
     method: Option<Method>,
+    /// What chooses OUT/best in the end: the validation score, or what a small U-Net gains on `val` rows from the pairs
+    /// of the best checkpoints [default: metric]
+    #[arg(long, value_enum)]
+    select_by: Option<SelectBy>,
     /// Same as `--set train.seed=N`
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
@@ -125,6 +133,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     args.resume.check(&args.out)?;
     let mut manifest = args.data.open(context)?;
     keep_for_validation(&mut manifest, &resolved.config, context)?;
+    let choice = selection::prepare(&resolved.config, &manifest, &args.out, context)?;
     let _lock = early.map_or_else(lock, Ok)?;
     args.resume.adopt(&args.out)?;
     let pipeline_config = finetuned_pipeline_config(&resolved.config, context)?;
@@ -134,6 +143,10 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         plan_memory(&mut resolved, &pipeline_config, searches, context)?;
     }
     let (toml, run) = (resolved.to_toml(), resolved.config);
+    let choice = choice.map(|choice| choice.with_settings(&run));
+    if let Some(choice) = choice.as_ref().filter(|_| !args.no_plan) {
+        selection::plan_pairs(choice, &pipeline_config, context)?;
+    }
     if let Some(profile) = &profile {
         profile.check()?;
     }
@@ -152,8 +165,12 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         profile: profile.as_ref(),
         runtime: &context.runtime,
     };
-    let finished = finetuning.run()?;
-    print_result(&finished.outcome, &run.finetune, args, context)
+    let FinetunedRun { outcome, task } = finetuning.run()?;
+    let peak = memory::overall_peak(tensor::default_device());
+    // the choice has all memory to itself
+    drop(task);
+    let chosen = choice.map(|choice| selection::run(&choice, &pipeline_config)).transpose()?;
+    print_result((&outcome, peak, chosen.as_ref()), &run.finetune, args, context)
 }
 
 fn resolve(args: &Args) -> Result<Resolved<FinetuneRun>> {
@@ -166,6 +183,7 @@ fn resolve(args: &Args) -> Result<Resolved<FinetuneRun>> {
         ("finetune.model", "--model", args.model.clone()),
         ("finetune.mode", "--mode", args.mode.map(|mode| mode.name().to_owned())),
         ("finetune.method", "--method", args.method.map(|method| method.name().to_owned())),
+        ("finetune.select_by", "--select-by", args.select_by.map(|choice| choice.name().to_owned())),
         ("train.seed", "--seed", args.seed.map(|seed| seed.to_string())),
         ("train.precision", "--precision", args.precision.clone()),
     ];
@@ -258,13 +276,12 @@ fn features(run: &FinetuneRun, context: &Context) -> Result<Option<(FeatureSourc
 }
 
 fn print_result(
-    outcome: &crate::trainer::Outcome,
+    (outcome, peak, chosen): (&crate::trainer::Outcome, Bytes, Option<&SelectionReport>),
     config: &FinetuneConfig,
     args: &Args,
     context: &Context,
 ) -> anyhow::Result<Outcome> {
     let images_per_s = outcome.samples_now as f64 / outcome.train_seconds.max(1e-9);
-    let peak = memory::overall_peak(tensor::default_device());
     let kind = if config.num_samples_for_metrics > 0 { SAMPLES_SCORE } else { SCORE };
     let score = outcome.best_score.map_or_else(|| "not measured".to_owned(), |score| format!("{score:.5} ({kind})"));
     let best = if outcome.best_score.is_some() { "best" } else { "last" };
@@ -288,6 +305,9 @@ fn print_result(
         outcome.steps,
         weights.display()
     ))?;
+    if let Some(report) = chosen {
+        context.output.line(report.table())?;
+    }
     context.output.record(&json!({
         "kind": "result",
         "run": args.out,
@@ -299,6 +319,7 @@ fn print_result(
         "skipped_steps": outcome.skipped_steps,
         "images_per_s": images_per_s,
         "memory": { "measured": peak },
+        "selection": chosen,
     }))?;
     Ok(Outcome::Done)
 }

@@ -6,6 +6,7 @@ mod filter;
 mod finetune;
 mod generate;
 mod quality;
+mod selection;
 
 use super::context::Context;
 use super::report::Outcome;

@@ -142,6 +142,13 @@ impl Staged {
         self.write(name, |path, out| out.write_all(bytes).map_err(Error::io(path, "write")))
     }
 
+    /// Copies the file `name` of the folder `source`.
+    fn copy(&mut self, name: &str, source: &Path) -> Result<()> {
+        let path = source.join(name);
+        let mut file = files::open(&path).map_err(Error::io(&path, "read"))?;
+        self.write(name, |to, out| io::copy(&mut file, out).map(drop).map_err(Error::io(to, "write")))
+    }
+
     /// Writes a file and notes its checksum.
     fn write(&mut self, name: &str, fill: impl FnOnce(&Path, &mut dyn Write) -> Result<()>) -> Result<()> {
         let Some(folder) = &self.folder else { return fill(Path::new(name), &mut io::sink()) };
@@ -174,10 +181,23 @@ pub fn copy_folder(source: &Path, target: &Path) -> Result<()> {
     verify_folder(source)?;
     let mut staged = Staged::create(target)?;
     for name in read_checksums(source)?.files.keys() {
-        let path = source.join(name);
-        let mut file = files::open(&path).map_err(Error::io(&path, "read"))?;
-        staged.write(name, |to, out| io::copy(&mut file, out).map(drop).map_err(Error::io(to, "write")))?;
+        staged.copy(name, source)?;
     }
+    staged.publish()
+}
+
+/// Replaces `target` by a copy of the complete checkpoint folder `source` in which the file `changed.0` has the content
+/// `changed.1`.
+///
+/// # Errors
+/// As [`copy_folder`]; [`Error::Io`] for a `target` that this program has not written.
+pub fn replace_folder(source: &Path, target: &Path, changed: (&str, &[u8])) -> Result<()> {
+    verify_folder(source)?;
+    let mut staged = Staged::begin(target)?;
+    for name in read_checksums(source)?.files.keys().filter(|name| *name != changed.0) {
+        staged.copy(name, source)?;
+    }
+    staged.write_bytes(changed.0, changed.1)?;
     staged.publish()
 }
 

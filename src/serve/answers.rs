@@ -1,0 +1,207 @@
+//! Routes of questions and answers: ask, show, mask, overlay, corrections.
+
+use super::failure::{Failure, Reply};
+use super::images::png;
+use super::model::Question;
+use super::options::{ALIVE_EVERY, MAX_TEXT};
+use super::picture::{View, Window};
+use super::routes::{App, enqueue};
+use super::worker::{Job, Progress};
+use super::{upload, uploaded};
+use crate::Error;
+use crate::data::decode::{self, StoredMask};
+use crate::data::sheet;
+use axum::Json;
+use axum::body::Body;
+use axum::extract::rejection::JsonRejection;
+use axum::extract::{Path, State};
+use axum::http::StatusCode;
+use axum::response::IntoResponse;
+use axum::response::sse::{Event, KeepAlive, Sse};
+use image::{DynamicImage, GrayImage};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::sync::mpsc::unbounded_channel;
+use tokio_stream::StreamExt;
+use tokio_stream::wrappers::UnboundedReceiverStream;
+
+/// A question of a client.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Asked {
+    question: String,
+    #[serde(default)]
+    slice: usize,
+    window: Option<Window>,
+    max_new_tokens: Option<usize>,
+}
+
+/// A change of an answer.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Change {
+    /// The answer for training; `null` is the model's.
+    corrected_answer: Option<String>,
+}
+
+/// The content of a JSON request, or an error in the server's form.
+fn content<T>(body: Result<Json<T>, JsonRejection>) -> Reply<T> {
+    body.map(|Json(content)| content).map_err(|rejection| {
+        let status = rejection.status();
+        if status == StatusCode::PAYLOAD_TOO_LARGE {
+            return too_long("request");
+        }
+        Failure::new(status, rejection.body_text(), "see /api/openapi.json")
+    })
+}
+
+fn too_long(what: &str) -> Failure {
+    let error = format!("the {what} is too long: at most {MAX_TEXT} characters are allowed");
+    Failure::new(StatusCode::PAYLOAD_TOO_LARGE, error, "ask a shorter question")
+}
+
+/// Streams the answer as server-sent events: `queued`, `started`, `token`, then `result` or `error`.
+pub(super) async fn ask(
+    State(app): State<App>,
+    Path(image): Path<String>,
+    body: Result<Json<Asked>, JsonRejection>,
+) -> Reply {
+    let asked = content(body)?;
+    if asked.question.trim().is_empty() {
+        let hint = "ask for example: Where is the lesion?";
+        return Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "the question is empty", hint));
+    }
+    if asked.question.chars().count() > MAX_TEXT {
+        return Err(too_long("question"));
+    }
+    let picture = app.shared.store.picture(&image)?;
+    app.shared.store.check_room(&image)?;
+    let view = View { slice: asked.slice, window: asked.window };
+    picture.check(view)?;
+    let most = app.options.max_new_tokens;
+    let max_new_tokens = asked.max_new_tokens.map_or(most, |tokens| tokens.clamp(1, most));
+    let question = Question { view, text: asked.question, max_new_tokens };
+    let (progress, receiver) = unbounded_channel();
+    let ahead = app.shared.metrics.waiting.load(Ordering::Relaxed) + app.shared.metrics.running.load(Ordering::Relaxed);
+    enqueue(&app, Job { image, picture, question, progress })?;
+    let queued = tokio_stream::once(event("queued", &json!({ "ahead": ahead })));
+    let events = queued.chain(UnboundedReceiverStream::new(receiver).map(event_of)).map(Ok::<_, Infallible>);
+    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(ALIVE_EVERY)).into_response())
+}
+
+fn event_of(progress: Progress) -> Event {
+    match progress {
+        Progress::Started => event("started", &json!({})),
+        Progress::Text(text) => event("token", &json!({ "text": text })),
+        Progress::Done(answer) => event("result", &answer.json()),
+        Progress::Failed(failure) => {
+            let mut value = failure.json();
+            value["status"] = json!(failure.status.as_u16());
+            event("error", &value)
+        }
+    }
+}
+
+/// JSON has no line breaks outside of texts, and escapes them there.
+fn event(name: &str, data: &Value) -> Event {
+    Event::default().event(name).data(data.to_string())
+}
+
+pub(super) async fn show(State(app): State<App>, Path((image, answer)): Path<(String, String)>) -> Reply<Json<Value>> {
+    Ok(Json(app.shared.store.answer(&image, &answer)?.1.json()))
+}
+
+pub(super) async fn remove(State(app): State<App>, Path((image, answer)): Path<(String, String)>) -> Reply<StatusCode> {
+    app.shared.store.remove_answer(&image, &answer)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn change(
+    State(app): State<App>,
+    Path((image, answer)): Path<(String, String)>,
+    body: Result<Json<Change>, JsonRejection>,
+) -> Reply<Json<Value>> {
+    let corrected = content(body)?.corrected_answer.map(|text| text.trim().to_owned());
+    if corrected.as_ref().is_some_and(|text| text.chars().count() > MAX_TEXT) {
+        return Err(too_long("answer"));
+    }
+    let corrected = corrected.filter(|text| !text.is_empty());
+    let changed = app.shared.store.change(&image, &answer, |answer| answer.corrected_answer = corrected)?;
+    Ok(Json(changed.json()))
+}
+
+/// The corrected mask if there is one, else the model's: 8-bit PNG with 0 and 255.
+pub(super) async fn mask(State(app): State<App>, Path((image, answer)): Path<(String, String)>) -> Reply {
+    let mask = Arc::clone(app.shared.store.answer(&image, &answer)?.1.current_mask());
+    app.work(move || png(&DynamicImage::from((*mask).clone()))).await
+}
+
+/// The image with the current mask drawn over it.
+pub(super) async fn overlay(State(app): State<App>, Path((image, answer)): Path<(String, String)>) -> Reply {
+    let (picture, answer) = app.shared.store.answer(&image, &answer)?;
+    app.work(move || {
+        let pixels = picture.pixels(answer.view)?.to_rgb8();
+        png(&sheet::overlay(&pixels, answer.current_mask(), None)?.into())
+    })
+    .await
+}
+
+/// Replaces the mask by a user's: a PNG, JPEG or TIFF file of the size of the image.
+pub(super) async fn correct(
+    State(app): State<App>,
+    Path((image, answer)): Path<(String, String)>,
+    body: Body,
+) -> Reply<Json<Value>> {
+    let size = app.shared.store.answer(&image, &answer)?.0.size();
+    let bytes = upload::receive(&app, body).await?;
+    let max_pixels = app.options.max_pixels;
+    let mask = app.work(move || Ok(corrected(decode::stored_mask_of(&bytes, uploaded(), max_pixels)?, size)?)).await?;
+    let changed = app.shared.store.change(&image, &answer, |answer| answer.corrected = Some(Arc::new(mask)))?;
+    Ok(Json(changed.json()))
+}
+
+/// A mask with 0 and 255. Its file has one target: 0 is background, and another value is foreground.
+fn corrected(stored: StoredMask, size: (u32, u32)) -> Result<GrayImage, Error> {
+    if stored.dimensions() != size {
+        let ((width, height), (expected_width, expected_height)) = (stored.dimensions(), size);
+        let reason = format!("the mask is {width}x{height} pixels but its image is {expected_width}x{expected_height}");
+        return Err(Error::data(uploaded(), reason, "send a mask of the size of the image"));
+    }
+    if stored.labels().len() > 1 {
+        let hint = "send one mask for each target: 0 is background, 255 is the target";
+        return Err(Error::data(uploaded(), "the mask has several labels", hint));
+    }
+    let mut mask = stored.into_grey();
+    let most = mask.iter().copied().max().unwrap_or(0);
+    // antialiased borders are foreground from half of the largest value on
+    mask.iter_mut().for_each(|value| *value = if *value > most / 2 { 255 } else { 0 });
+    Ok(mask)
+}
+
+/// Returns to the model's mask.
+pub(super) async fn restore(
+    State(app): State<App>,
+    Path((image, answer)): Path<(String, String)>,
+) -> Reply<Json<Value>> {
+    Ok(Json(app.shared.store.change(&image, &answer, |answer| answer.corrected = None)?.json()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_corrected_mask_has_one_target_and_the_size_of_the_image() {
+        let mask = |values: &[u8]| StoredMask::Grey8(GrayImage::from_raw(4, 2, values.to_vec()).unwrap());
+        let read = |values: &[u8]| corrected(mask(values), (4, 2));
+        assert_eq!(read(&[0, 0, 1, 1, 0, 0, 1, 1]).unwrap().as_raw(), &[0, 0, 255, 255, 0, 0, 255, 255]);
+        assert_eq!(read(&[0; 8]).unwrap().as_raw(), &[0; 8]);
+        assert_eq!(read(&[255; 8]).unwrap().as_raw(), &[255; 8]);
+        assert!(read(&[0, 0, 1, 1, 0, 0, 2, 2]).unwrap_err().to_string().contains("several labels"));
+        let size = corrected(mask(&[0; 8]), (2, 4)).unwrap_err();
+        assert_eq!(size.to_string(), "the uploaded file: the mask is 4x2 pixels but its image is 2x4");
+    }
+}

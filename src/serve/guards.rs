@@ -1,0 +1,98 @@
+//! What every request passes: security headers, counts and times, and panics that become errors.
+
+use super::failure::Failure;
+use super::routes::App;
+use crate::{Error, panics};
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderName, HeaderValue, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::task::Poll;
+use std::time::Instant;
+
+/// Headers of every response: the page loads nothing from elsewhere and cannot be framed, and nothing is stored.
+const HEADERS: [(HeaderName, &str); 6] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; \
+         base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (header::CACHE_CONTROL, "no-store"),
+    (HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
+    (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
+];
+
+/// Adds [`HEADERS`].
+pub(super) async fn secure(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    for (name, value) in HEADERS {
+        response.headers_mut().insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+/// Counts a request by method, route and status. Reports it if the server logs requests.
+pub(super) async fn count(State(app): State<App>, request: Request, next: Next) -> Response {
+    let begin = Instant::now();
+    let method = request.method().clone();
+    let route = request.extensions().get::<MatchedPath>().map_or("other", MatchedPath::as_str).to_owned();
+    // a client can send any word as the method
+    let method = if is_known(method.as_str()) { method.to_string() } else { "other".to_owned() };
+    let response = next.run(request).await;
+    let status = response.status().as_u16();
+    app.shared.metrics.add_request(&method, &route, status, begin.elapsed());
+    if app.options.logs_requests {
+        super::log(&*app.observer, format!("{method} {route}: {status}, {} ms", begin.elapsed().as_millis()));
+    }
+    response
+}
+
+fn is_known(method: &str) -> bool {
+    ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"].contains(&method)
+}
+
+/// Turns a panic in a request into an error; the server continues.
+pub(super) async fn caught(request: Request, next: Next) -> Response {
+    let mut work = Box::pin(next.run(request));
+    let run = |cx: &mut std::task::Context<'_>| match catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(cx))) {
+        Ok(poll) => poll.map(Ok),
+        Err(panic) => Poll::Ready(Err(panics::describe(&*panic))),
+    };
+    match poll_fn(run).await {
+        Ok(response) => response,
+        Err(reason) => Failure::from(Error::Internal { reason }).into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use axum::Router;
+    use axum::routing::get;
+    use std::io::{Read, Write};
+
+    #[test]
+    fn a_panic_in_a_request_is_an_answer_with_an_error() {
+        async fn fails() -> &'static str {
+            panic!("number {} is impossible", 8)
+        }
+        panics::record();
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let router: Router = Router::new().route("/", get(fails)).layer(axum::middleware::from_fn(caught));
+        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let address = listener.local_addr().unwrap();
+        runtime.spawn(async { axum::serve(listener, router).await });
+        for _twice in 0..2 {
+            let mut stream = std::net::TcpStream::connect(address).unwrap();
+            stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n").unwrap();
+            let mut text = String::new();
+            stream.read_to_string(&mut text).unwrap();
+            assert!(text.starts_with("HTTP/1.1 500"), "{text}");
+            assert!(text.contains("internal error") && text.contains("number 8 is impossible"), "{text}");
+        }
+    }
+}

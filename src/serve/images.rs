@@ -1,0 +1,126 @@
+//! Routes of images: upload, show, pixels of a view, remove.
+
+use super::failure::{Failure, Reply};
+use super::picture::{Picture, View, Window};
+use super::routes::App;
+use super::store::Answer;
+use super::{upload, uploaded};
+use crate::Error;
+use crate::data::{decode, sheet};
+use axum::Json;
+use axum::body::Body;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use image::DynamicImage;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::path::Path as FilePath;
+
+/// Query of an upload.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct UploadQuery {
+    /// Size of a pixel in mm, across.
+    spacing_x_mm: Option<f64>,
+    /// Size of a pixel in mm, down.
+    spacing_y_mm: Option<f64>,
+}
+
+impl UploadQuery {
+    fn spacing_mm(&self) -> Reply<Option<[f64; 2]>> {
+        let is_size = |mm: f64| mm.is_finite() && mm > 0.0 && mm < 1e6;
+        match (self.spacing_x_mm, self.spacing_y_mm) {
+            (None, None) => Ok(None),
+            (Some(x), Some(y)) if is_size(x) && is_size(y) => Ok(Some([x, y])),
+            _ => {
+                let hint = "give `spacing_x_mm` and `spacing_y_mm`, both above 0, or neither";
+                Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "the size of a pixel is not complete", hint))
+            }
+        }
+    }
+}
+
+/// Query of the pixels of an image.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ViewQuery {
+    #[serde(default)]
+    slice: usize,
+    window: Option<Window>,
+}
+
+impl From<ViewQuery> for View {
+    fn from(query: ViewQuery) -> Self {
+        Self { slice: query.slice, window: query.window }
+    }
+}
+
+/// The fields of a query, or an error in the server's form.
+pub(super) fn query_of<T>(query: Result<Query<T>, QueryRejection>) -> Reply<T> {
+    query.map(|Query(query)| query).map_err(|rejection| Failure::bad_request(rejection.body_text()))
+}
+
+pub(super) async fn upload(
+    State(app): State<App>,
+    query: Result<Query<UploadQuery>, QueryRejection>,
+    body: Body,
+) -> Reply {
+    let spacing_mm = query_of(query)?.spacing_mm()?;
+    let bytes = upload::receive(&app, body).await?;
+    let max_pixels = app.options.max_pixels;
+    let picture = app
+        .work(move || {
+            let pixels = decode::image_of(&bytes, uploaded(), max_pixels)?;
+            Ok(Picture::new(pixels, spacing_mm))
+        })
+        .await?;
+    let id = app.shared.store.add(picture);
+    let (picture, answers) = app.shared.store.image(&id)?;
+    let location = format!("/api/images/{id}");
+    Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(json_of(&id, &picture, &answers))).into_response())
+}
+
+pub(super) async fn show(State(app): State<App>, Path(image): Path<String>) -> Reply<Json<Value>> {
+    let (picture, answers) = app.shared.store.image(&image)?;
+    Ok(Json(json_of(&image, &picture, &answers)))
+}
+
+fn json_of(id: &str, picture: &Picture, answers: &[Answer]) -> Value {
+    let (width, height) = picture.size();
+    json!({
+        "id": id,
+        "width": width,
+        "height": height,
+        "slices": picture.slices(),
+        "window": picture.window(),
+        "spacing_mm": picture.spacing_mm(),
+        "answers": answers.iter().map(Answer::json).collect::<Vec<_>>(),
+    })
+}
+
+pub(super) async fn remove(State(app): State<App>, Path(image): Path<String>) -> Reply<StatusCode> {
+    app.shared.store.remove(&image)?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+pub(super) async fn pixels(
+    State(app): State<App>,
+    Path(image): Path<String>,
+    query: Result<Query<ViewQuery>, QueryRejection>,
+) -> Reply {
+    let view = query_of(query)?.into();
+    let picture = app.shared.store.picture(&image)?;
+    app.work(move || png(&*picture.pixels(view)?)).await
+}
+
+/// The response with an image as PNG.
+pub(super) fn png(image: &DynamicImage) -> Reply {
+    Ok(([(header::CONTENT_TYPE, "image/png")], png_bytes(image)?).into_response())
+}
+
+/// An image as a PNG file.
+pub(super) fn png_bytes(image: &DynamicImage) -> Result<Vec<u8>, Error> {
+    sheet::encode(image, FilePath::new("image.png"))
+}

@@ -1,0 +1,130 @@
+//! Server of a trained model: a page and the same over HTTP, for one machine or a trusted network.
+//!
+//! ```text
+//! requests (2 threads) -> queue -> worker (the calling thread): encode image, ask -> answer in the store
+//!      |                                        |
+//!      +-- store: images, masks (memory only)   +-- server-sent events to the client
+//! ```
+//!
+//! The worker answers one question at a time with the function of `prsmed predict`. Images are kept in memory only,
+//! bounded in number, bytes and time. The routes are described in `docs/reference/openapi.json`.
+
+mod access;
+mod answers;
+mod connections;
+mod failure;
+mod guards;
+mod images;
+mod metrics;
+mod model;
+mod options;
+mod page;
+mod pairs;
+mod picture;
+mod routes;
+mod store;
+mod upload;
+mod worker;
+
+pub use access::check_token;
+pub use options::Options;
+
+use crate::event::{Event, Observer};
+use crate::segment::Assembly;
+use crate::{Error, Result};
+use metrics::Metrics;
+use model::Model;
+use routes::App;
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::mpsc::sync_channel;
+use std::time::Duration;
+use store::Store;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::oneshot;
+use worker::Shared;
+
+/// Time for the responses that are on their way when the server stops.
+const FAREWELL: Duration = Duration::from_secs(3);
+
+/// Serves `assembly` on `listener` until `interrupt` is set. Runs the model on the calling thread.
+///
+/// # Errors
+/// [`Error::Io`] if threads or the listener cannot be used.
+pub fn serve(
+    assembly: &Assembly,
+    options: Options,
+    listener: TcpListener,
+    observer: Arc<dyn Observer>,
+    interrupt: &AtomicBool,
+) -> Result<()> {
+    let description = &assembly.description;
+    let shared = Arc::new(Shared {
+        store: Store::new(options.max_images, options.keep),
+        metrics: Metrics::default(),
+        classes: description.modalities.clone(),
+        calibration: description.calibration,
+        time_limit: options.time_limit,
+    });
+    // a queue of 0 would take a question only while the worker waits for one
+    let (jobs, received) = sync_channel(options.queue.max(1));
+    let app = App::new(Arc::clone(&shared), jobs, options, observer);
+    let runtime = runtime()?;
+    let listener = {
+        let _inside = runtime.enter();
+        let refused = |source| Error::Io { path: "the listening socket".into(), action: "open", source };
+        listener.set_nonblocking(true).map_err(refused)?;
+        tokio::net::TcpListener::from_std(listener).map_err(refused)?
+    };
+    let (stop, stopped) = oneshot::channel::<()>();
+    let router = routes::router(app);
+    let server = runtime.spawn(async move {
+        let connections = connections::Connections::new(listener);
+        let stops = async { drop(stopped.await) };
+        axum::serve(connections, router).with_graceful_shutdown(stops).await
+    });
+    worker::work(&received, &mut Model::new(assembly), &shared, interrupt);
+    drop((stop, received));
+    let _ = runtime.block_on(async { tokio::time::timeout(FAREWELL, server).await });
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    Ok(())
+}
+
+/// Two threads for requests, and a few that decode and encode images.
+fn runtime() -> Result<Runtime> {
+    let failed = |source| Error::Io { path: "threads of the server".into(), action: "create", source };
+    Builder::new_multi_thread()
+        .worker_threads(2)
+        .max_blocking_threads(options::MAX_DECODERS)
+        .thread_name("prsmed-serve")
+        .enable_all()
+        .build()
+        .map_err(failed)
+}
+
+/// Binds the address of the server.
+///
+/// # Errors
+/// [`Error::Config`] if the address is taken, not allowed or not of this machine.
+pub fn bind(host: std::net::IpAddr, port: u16) -> Result<TcpListener> {
+    TcpListener::bind((host, port)).map_err(|error| {
+        let (key, hint) = match error.kind() {
+            std::io::ErrorKind::AddrInUse => ("--port", "choose another port, or `--port 0` for any free one"),
+            std::io::ErrorKind::PermissionDenied => ("--port", "choose a port from 1024 on"),
+            _ => ("--host", "use an address of this machine; 127.0.0.1 is for this machine only"),
+        };
+        Error::config(key, format!("cannot listen on {host}, port {port}: {error}"), hint)
+    })
+}
+
+/// Name of an uploaded file in errors: the server does not know or keep the user's file name.
+fn uploaded() -> &'static Path {
+    Path::new("the uploaded file")
+}
+
+/// Reports a request without anything that a user wrote: method, route, status and time.
+fn log(observer: &dyn Observer, text: String) {
+    observer.on(&Event::Note(text));
+}

@@ -1,0 +1,149 @@
+//! The model of the server, with the encoded images of recent questions.
+
+use super::options::MAX_ENCODED;
+use super::picture::{Picture, View};
+use crate::Result;
+use crate::error::Error;
+use crate::segment::Assembly;
+use crate::segment::predict::{EncodedImage, Prediction, ask, encode};
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::sync::{Arc, Weak};
+
+/// A question about a view of an image.
+#[derive(Debug, Clone)]
+pub(super) struct Question {
+    pub(super) view: View,
+    pub(super) text: String,
+    pub(super) max_new_tokens: usize,
+}
+
+/// Answers questions about images.
+pub(super) trait Answerer {
+    /// The answer. `on_text` receives it piece by piece and can stop the work.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`] if `on_text` stopped the work, and others.
+    fn answer(
+        &mut self,
+        picture: &Arc<Picture>,
+        question: &Question,
+        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Prediction>;
+
+    /// Bytes of encoded images that wait for another question.
+    fn encoded_bytes(&self) -> usize;
+}
+
+/// A trained model.
+pub(super) struct Model<'a> {
+    assembly: &'a Assembly,
+    encoded: RecentImages<EncodedImage>,
+}
+
+impl<'a> Model<'a> {
+    pub(super) fn new(assembly: &'a Assembly) -> Self {
+        Self { assembly, encoded: RecentImages::new(MAX_ENCODED) }
+    }
+}
+
+impl Answerer for Model<'_> {
+    fn answer(
+        &mut self,
+        picture: &Arc<Picture>,
+        question: &Question,
+        on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+    ) -> Result<Prediction> {
+        self.encoded.forget_removed();
+        if self.encoded.get(picture, question.view).is_none() {
+            let encoded = encode(self.assembly, &*picture.pixels(question.view)?)?;
+            let bytes = encoded.bytes();
+            self.encoded.put(picture, question.view, (encoded, bytes));
+        }
+        if on_text("").is_break() {
+            return Err(Error::Interrupted);
+        }
+        let encoded = self.encoded.get(picture, question.view);
+        let encoded = encoded.ok_or_else(|| Error::Internal { reason: "an encoded image is missing".into() })?;
+        ask(self.assembly, encoded, &question.text, question.max_new_tokens, on_text)
+    }
+
+    fn encoded_bytes(&self) -> usize {
+        self.encoded.bytes()
+    }
+}
+
+/// Values by image and view, the least recently used first. Keeps the newest one, and others within a limit.
+struct RecentImages<T> {
+    entries: VecDeque<Entry<T>>,
+    max_bytes: usize,
+}
+
+struct Entry<T> {
+    picture: Weak<Picture>,
+    view: View,
+    value: T,
+    bytes: usize,
+}
+
+impl<T> RecentImages<T> {
+    fn new(max_bytes: usize) -> Self {
+        Self { entries: VecDeque::new(), max_bytes }
+    }
+
+    fn get(&mut self, picture: &Arc<Picture>, view: View) -> Option<&T> {
+        let is_it = |entry: &Entry<T>| entry.view == view && Weak::as_ptr(&entry.picture) == Arc::as_ptr(picture);
+        let at = self.entries.iter().position(is_it)?;
+        let entry = self.entries.remove(at)?;
+        self.entries.push_back(entry);
+        self.entries.back().map(|entry| &entry.value)
+    }
+
+    fn put(&mut self, picture: &Arc<Picture>, view: View, (value, bytes): (T, usize)) {
+        self.entries.push_back(Entry { picture: Arc::downgrade(picture), view, value, bytes });
+        while self.bytes() > self.max_bytes && self.entries.len() > 1 {
+            self.entries.pop_front();
+        }
+    }
+
+    /// Removes the values of images that exist no more.
+    fn forget_removed(&mut self) {
+        self.entries.retain(|entry| entry.picture.strong_count() > 0);
+    }
+
+    fn bytes(&self) -> usize {
+        self.entries.iter().map(|entry| entry.bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use image::DynamicImage;
+
+    #[test]
+    fn recent_images_are_kept_within_a_limit_and_while_they_exist() {
+        let picture = || Arc::new(Picture::new(DynamicImage::new_luma8(1, 1), None));
+        let (a, b, c) = (picture(), picture(), picture());
+        let view = View::default();
+        let other = View { slice: 1, window: None };
+        let mut recent = RecentImages::new(30);
+        recent.put(&a, view, ("a", 10));
+        recent.put(&b, view, ("b", 10));
+        recent.put(&b, other, ("b1", 10));
+        assert_eq!(recent.get(&a, view), Some(&"a"));
+        assert_eq!(recent.get(&a, other), None);
+        recent.put(&c, view, ("c", 10));
+        assert_eq!(recent.get(&b, view), None);
+        assert_eq!(recent.get(&b, other), Some(&"b1"));
+        assert_eq!(recent.bytes(), 30);
+        drop(b);
+        recent.forget_removed();
+        assert_eq!(recent.get(&a, view), Some(&"a"));
+        assert_eq!(recent.get(&c, view), Some(&"c"));
+        assert_eq!(recent.bytes(), 20);
+        recent.put(&c, other, ("large", 100));
+        assert_eq!(recent.get(&c, other), Some(&"large"));
+        assert_eq!(recent.bytes(), 100);
+    }
+}

@@ -1,0 +1,55 @@
+//! Settings of the server.
+
+use std::time::Duration;
+
+/// Settings of the server.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Name of the model for the page.
+    pub name: String,
+    /// Every request under `/api` and `/metrics` must send it as a bearer token, if there is one.
+    pub token: Option<String>,
+    /// Names under which the server may be reached, besides IP addresses and `localhost`.
+    pub hosts: Vec<String>,
+    /// Most questions that wait for the model, at least 1.
+    pub queue: usize,
+    /// Most images in memory; the least recently used one is removed for a new one.
+    pub max_images: usize,
+    /// Time after its last use when an image is removed.
+    pub keep: Duration,
+    /// Most bytes of an uploaded file.
+    pub max_upload: usize,
+    /// Most pixels of an image.
+    pub max_pixels: u64,
+    /// Longest answer in tokens.
+    pub max_new_tokens: usize,
+    /// Longest time of one question.
+    pub time_limit: Duration,
+    /// Report method, route and status of every request.
+    pub logs_requests: bool,
+}
+
+/// Most characters of a question or an answer.
+pub(super) const MAX_TEXT: usize = 4_000;
+/// Most questions about one image.
+pub(super) const MAX_ANSWERS: usize = 32;
+/// Most bytes of all decoded images and masks.
+pub(super) const MAX_STORED: usize = 2 << 30;
+/// Most bytes of encoded images that wait for another question.
+pub(super) const MAX_ENCODED: usize = 256 << 20;
+/// Most bytes of a request that is no file.
+pub(super) const MAX_JSON: usize = 128 << 10;
+/// Most connections at a time.
+pub(super) const MAX_CONNECTIONS: usize = 256;
+/// Most files that are received at a time.
+pub(super) const MAX_TRANSFERS: usize = 16;
+/// Most images that are decoded or encoded at a time.
+pub(super) const MAX_DECODERS: usize = 4;
+/// Longest time of an upload.
+pub(super) const UPLOAD_TIME: Duration = Duration::from_mins(2);
+/// Longest time without a byte of an upload.
+pub(super) const UPLOAD_PAUSE: Duration = Duration::from_secs(15);
+/// Longest time of a connection without a byte in either direction.
+pub(super) const IDLE_TIME: Duration = Duration::from_mins(1);
+/// Time between two signs of life while a client waits for an answer.
+pub(super) const ALIVE_EVERY: Duration = Duration::from_secs(5);

@@ -1,0 +1,127 @@
+// Slices and intensity window of the open image. An image file has one slice and no window.
+
+import { getBlob } from "./api.js";
+
+const PRESETS = ["auto", "soft-tissue", "lung", "brain", "bone", "abdomen", "liver", "mediastinum", "stroke", "subdural", "angiography"];
+
+const $ = (id) => document.getElementById(id);
+
+export class Volume {
+  /** `on` has callbacks: `failed(error)`, `changed()` when another slice is shown. */
+  constructor(viewer, on) {
+    this.viewer = viewer;
+    this.on = on;
+    this.image = null;
+    this.slice = 0;
+    this.window = null;
+    this.isLoading = false;
+    this.isStale = false;
+    $("window-preset").replaceChildren(...[...PRESETS, "W/L"].map((name) => new Option(name, name)));
+    $("slice").addEventListener("input", () => this.setSlice(Number($("slice").value)));
+    $("window-preset").addEventListener("change", () => this.setWindow($("window-preset").value));
+    for (const id of ["window-width", "window-level"]) {
+      $(id).addEventListener("change", () => this.setLevels(Number($("window-width").value), Number($("window-level").value)));
+    }
+  }
+
+  async open(image) {
+    this.image = image;
+    this.slice = Math.floor((image.slices - 1) / 2);
+    this.window = image.window;
+    $("volume").hidden = image.slices === 1 && image.window === null;
+    $("window-controls").hidden = image.window === null;
+    $("slice").max = image.slices - 1;
+    this.showControls();
+    await this.load(false);
+  }
+
+  close() {
+    this.image = null;
+    $("volume").hidden = true;
+    this.viewer.show(null, null, false);
+  }
+
+  /** The view that a question is about. */
+  view() {
+    return this.window === null ? { slice: this.slice } : { slice: this.slice, window: this.window };
+  }
+
+  /** Whether an answer is about the shown slice. */
+  shows(answer) {
+    return answer.slice === this.slice;
+  }
+
+  goTo(answer) {
+    if (!this.shows(answer)) this.setSlice(answer.slice);
+  }
+
+  /** Shows another slice; false for an image with one slice. */
+  step(by) {
+    if (!this.image || this.image.slices === 1) return false;
+    this.setSlice(this.slice + by);
+    return true;
+  }
+
+  setSlice(slice) {
+    this.slice = Math.min(this.image.slices - 1, Math.max(0, slice));
+    this.showControls();
+    this.on.changed();
+    this.refresh();
+  }
+
+  setWindow(window) {
+    if (window === "W/L") return;
+    this.window = window;
+    this.showControls();
+    this.refresh();
+  }
+
+  setLevels(width, level) {
+    this.window = `${Math.max(1, Math.round(width))}/${Math.round(level)}`;
+    this.showControls();
+    this.refresh();
+  }
+
+  /** Changes the window by a drag with the right button. */
+  drag(across, down) {
+    if (!this.image || this.image.window === null) return;
+    const [width, level] = [Number($("window-width").value) || 400, Number($("window-level").value) || 40];
+    const step = Math.max(0.5, width / 300);
+    this.setLevels(width + across * step, level + down * step);
+  }
+
+  showControls() {
+    $("slice").value = this.slice;
+    $("slice-number").textContent = `${this.slice + 1} / ${this.image.slices}`;
+    if (this.window === null) return;
+    const isNamed = PRESETS.includes(this.window);
+    $("window-preset").value = isNamed ? this.window : "W/L";
+    const [width, level] = isNamed ? ["", ""] : this.window.split("/");
+    $("window-width").value = width;
+    $("window-level").value = level;
+  }
+
+  /** Loads the shown slice; while one is on its way, only the newest view is loaded after it. */
+  async refresh() {
+    this.isStale = true;
+    if (this.isLoading) return;
+    this.isLoading = true;
+    try {
+      while (this.isStale && this.image) {
+        this.isStale = false;
+        await this.load(true);
+      }
+    } catch (error) {
+      this.on.failed(error);
+    } finally {
+      this.isLoading = false;
+    }
+  }
+
+  async load(keepsPlace) {
+    const { id, spacing_mm: spacing } = this.image;
+    const window = this.window === null ? "" : `&window=${encodeURIComponent(this.window)}`;
+    const pixels = await getBlob(`api/images/${id}/pixels?slice=${this.slice}${window}`);
+    this.viewer.show(await createImageBitmap(pixels), spacing, keepsPlace);
+  }
+}

@@ -1,0 +1,125 @@
+//! Download of images and masks as a zip with the layout of a data root, for `prsmed train --extra`.
+
+use super::failure::{Failure, Reply};
+use super::images::{png_bytes, query_of};
+use super::picture::Picture;
+use super::routes::App;
+use super::store::Answer;
+use crate::Error;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, State};
+use axum::http::{StatusCode, header};
+use axum::response::IntoResponse;
+use image::DynamicImage;
+use serde::Deserialize;
+use std::io::{Cursor, Write};
+use zip::write::SimpleFileOptions;
+use zip::{CompressionMethod, ZipWriter};
+
+/// Query of a download.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct PairsQuery {
+    /// Only this answer.
+    answer: Option<String>,
+    /// Class of the image; without it, the class that the model found most likely.
+    class: Option<String>,
+}
+
+pub(super) async fn download(
+    State(app): State<App>,
+    Path(image): Path<String>,
+    query: Result<Query<PairsQuery>, QueryRejection>,
+) -> Reply {
+    let query = query_of(query)?;
+    let (picture, mut answers) = app.shared.store.image(&image)?;
+    if let Some(wanted) = &query.answer {
+        // the error of an unknown answer
+        app.shared.store.answer(&image, wanted)?;
+        answers.retain(|answer| answer.id == *wanted);
+    }
+    if answers.is_empty() {
+        let hint = "ask a question about the image first";
+        return Err(Failure::new(StatusCode::CONFLICT, "the image has no answers", hint));
+    }
+    let classes = app.shared.classes.clone();
+    if query.class.as_ref().is_some_and(|class| !classes.contains(class)) {
+        let hint = format!("use one of {}", crate::error::quoted(&classes));
+        return Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "the model does not have this class", hint));
+    }
+    let bytes = app.work(move || Ok(archive(&picture, &answers, query.class.as_deref())?)).await?;
+    let headers = [
+        (header::CONTENT_TYPE, "application/zip"),
+        (header::CONTENT_DISPOSITION, "attachment; filename=\"prsmed-pairs.zip\""),
+    ];
+    Ok((headers, bytes).into_response())
+}
+
+/// A zip with an image, a mask and a row of `annotations/corrected.csv` for each answer.
+///
+/// # Errors
+/// [`Error::Data`] if the name of the class cannot be the name of a folder.
+fn archive(picture: &Picture, answers: &[Answer], class: Option<&str>) -> Result<Vec<u8>, Error> {
+    let mut zip = ZipWriter::new(Cursor::new(Vec::new()));
+    let mut rows = csv::Writer::from_writer(Vec::new());
+    let header = ["image_path", "question", "answer", "split", "present", "spacing_x_mm", "spacing_y_mm"];
+    let header = &header[..if picture.spacing_mm().is_some() { 7 } else { 5 }];
+    rows.write_record(header).map_err(|error| failed(error.into()))?;
+    for answer in answers {
+        let class = folder_of(class.or(answer.class.as_ref().map(|class| class.name.as_str())))?;
+        let image = picture.pixels(answer.view)?;
+        let mask = answer.current_mask();
+        let path = |kind: &str| format!("{class}/train_{kind}/{}.png", answer.id);
+        add(&mut zip, &path("images"), &png_bytes(&image)?)?;
+        add(&mut zip, &path("masks"), &png_bytes(&DynamicImage::from((**mask).clone()))?)?;
+        let is_present = mask.iter().any(|value| *value > 0);
+        let text = answer.corrected_answer.as_ref().unwrap_or(&answer.answer);
+        let spacing = picture.spacing_mm().map(|spacing| spacing.map(|mm| mm.to_string()));
+        let mut row = vec![path("masks"), answer.question.clone(), text.clone(), "train".to_owned()];
+        row.push(u8::from(is_present).to_string());
+        row.extend(spacing.into_iter().flatten());
+        rows.write_record(&row).map_err(|error| failed(error.into()))?;
+    }
+    let rows = rows.into_inner().map_err(|error| failed(error.into_error()))?;
+    add(&mut zip, "annotations/corrected.csv", &rows)?;
+    let done = zip.finish().map_err(|error| failed(error.into()))?;
+    Ok(done.into_inner())
+}
+
+fn add(zip: &mut ZipWriter<Cursor<Vec<u8>>>, name: &str, bytes: &[u8]) -> Result<(), Error> {
+    let stored = SimpleFileOptions::default().compression_method(CompressionMethod::Stored);
+    zip.start_file(name, stored).map_err(|error| failed(error.into()))?;
+    zip.write_all(bytes).map_err(failed)
+}
+
+fn failed(source: std::io::Error) -> Error {
+    Error::Io { path: "prsmed-pairs.zip".into(), action: "write", source }
+}
+
+/// The name of a class as a folder. Names of classes come from the folders of a data root, but a run can have any.
+fn folder_of(class: Option<&str>) -> Result<&str, Error> {
+    let class = class.unwrap_or("unknown");
+    let is_name = !class.is_empty() && !class.starts_with('.') && !class.contains(['/', '\\', ':', '\0']);
+    if is_name {
+        return Ok(class);
+    }
+    Err(Error::data(
+        "model.json",
+        "the name of the class cannot be the name of a folder",
+        "train with other class names",
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn classes_that_leave_their_folder_are_refused() {
+        assert_eq!(folder_of(Some("brain_MRI")).unwrap(), "brain_MRI");
+        assert_eq!(folder_of(None).unwrap(), "unknown");
+        for bad in ["", "..", "../a", "a/b", "a\\b", ".hidden", "c:"] {
+            assert!(folder_of(Some(bad)).is_err(), "{bad}");
+        }
+    }
+}

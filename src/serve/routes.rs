@@ -1,0 +1,203 @@
+//! Routes of the server. `docs/reference/openapi.json` describes them.
+
+use super::failure::Failure;
+use super::metrics::Gauges;
+use super::options::{ALIVE_EVERY, MAX_ANSWERS, MAX_DECODERS, MAX_JSON, MAX_TEXT, MAX_TRANSFERS, Options};
+use super::worker::{Job, Shared};
+use super::{access, answers, guards, images, page, pairs};
+use crate::event::Observer;
+use crate::tensor::{Device, ledger, memory};
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use serde_json::{Value, json};
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::SyncSender;
+use tokio::sync::Semaphore;
+
+/// State of the server, shared by all requests.
+#[derive(Clone)]
+pub(super) struct App(Arc<Inner>);
+
+pub(super) struct Inner {
+    pub(super) shared: Arc<Shared>,
+    pub(super) jobs: SyncSender<Job>,
+    pub(super) options: Options,
+    pub(super) observer: Arc<dyn Observer>,
+    /// Files that may be received now.
+    pub(super) transfers: Semaphore,
+    /// Images that may be decoded or encoded now.
+    pub(super) decoders: Semaphore,
+}
+
+impl App {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        jobs: SyncSender<Job>,
+        options: Options,
+        observer: Arc<dyn Observer>,
+    ) -> Self {
+        let (transfers, decoders) = (Semaphore::new(MAX_TRANSFERS), Semaphore::new(MAX_DECODERS));
+        Self(Arc::new(Inner { shared, jobs, options, observer, transfers, decoders }))
+    }
+
+    /// Runs work of many milliseconds, such as decoding, on a thread of its own.
+    ///
+    /// # Errors
+    /// Those of `work`; a panic of it.
+    pub(super) async fn work<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> std::result::Result<T, Failure> + Send + 'static,
+    ) -> std::result::Result<T, Failure> {
+        // the semaphore is never closed
+        let _permit = self.decoders.acquire().await.ok();
+        match tokio::task::spawn_blocking(work).await {
+            Ok(result) => result,
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => Err(crate::Error::Interrupted.into()),
+        }
+    }
+}
+
+impl Deref for App {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+pub(super) fn router(app: App) -> Router {
+    Router::new()
+        .route("/", get(page::index))
+        .route("/page/{*file}", get(page::file))
+        .route("/metrics", get(metrics))
+        .route("/api/health", get(health))
+        .route("/api/openapi.json", get(page::openapi))
+        .route("/api/model", get(model))
+        .route("/api/images", post(images::upload))
+        .route("/api/images/{image}", get(images::show).delete(images::remove))
+        .route("/api/images/{image}/pixels", get(images::pixels))
+        .route("/api/images/{image}/questions", post(answers::ask))
+        .route("/api/images/{image}/pairs.zip", get(pairs::download))
+        .route(
+            "/api/images/{image}/answers/{answer}",
+            get(answers::show).patch(answers::change).delete(answers::remove),
+        )
+        .route(
+            "/api/images/{image}/answers/{answer}/mask",
+            get(answers::mask).put(answers::correct).delete(answers::restore),
+        )
+        .route("/api/images/{image}/answers/{answer}/overlay", get(answers::overlay))
+        .method_not_allowed_fallback(wrong_method)
+        .fallback(unknown)
+        // uploads have a limit of their own, see `upload`
+        .layer(DefaultBodyLimit::max(MAX_JSON))
+        .layer(from_fn(guards::caught))
+        .layer(from_fn_with_state(app.clone(), access::check))
+        .layer(from_fn_with_state(app.clone(), guards::count))
+        .layer(from_fn(guards::secure))
+        .with_state(app)
+}
+
+async fn unknown() -> Failure {
+    Failure::new(StatusCode::NOT_FOUND, "there is no such address", "see /api/openapi.json")
+}
+
+async fn wrong_method(request: Request) -> Failure {
+    let error = format!("the method {} is not possible here", printable(request.method().as_str()));
+    Failure::new(StatusCode::METHOD_NOT_ALLOWED, error, "see /api/openapi.json")
+}
+
+fn printable(word: &str) -> String {
+    word.chars().filter(char::is_ascii_alphanumeric).take(20).collect()
+}
+
+async fn health() -> Json<Value> {
+    Json(json!({ "status": "ok" }))
+}
+
+/// What the page and scripts need to know: classes, threshold, limits.
+async fn model(State(app): State<App>) -> Json<Value> {
+    let options = &app.options;
+    Json(json!({
+        "name": options.name,
+        "version": env!("CARGO_PKG_VERSION"),
+        "classes": app.shared.classes,
+        "calibration": app.shared.calibration,
+        "notice": "research software, not a medical device",
+        "limits": {
+            "upload_bytes": options.max_upload,
+            "image_pixels": options.max_pixels,
+            "question_characters": MAX_TEXT,
+            "answers_per_image": MAX_ANSWERS,
+            "images": options.max_images,
+            "minutes_in_memory": options.keep.as_secs_f64() / 60.0,
+            "new_tokens": options.max_new_tokens,
+            "queue": options.queue,
+            "question_seconds": options.time_limit.as_secs(),
+            "alive_seconds": ALIVE_EVERY.as_secs(),
+        },
+    }))
+}
+
+async fn metrics(State(app): State<App>) -> Response {
+    let (images, image_bytes) = app.shared.store.usage();
+    let resident = memory::read(Device::Cpu).map_or(0, |reading| reading.system.resident.0);
+    let tensor_bytes = ledger::usage().allocated.0;
+    let text = app.shared.metrics.text(&Gauges { images, image_bytes, resident_bytes: resident, tensor_bytes });
+    ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
+}
+
+/// Puts a question into the queue.
+pub(super) fn enqueue(app: &App, job: Job) -> std::result::Result<(), Failure> {
+    use std::sync::mpsc::TrySendError;
+    let metrics = &app.shared.metrics;
+    metrics.waiting.fetch_add(1, Ordering::Relaxed);
+    app.jobs.try_send(job).map_err(|error| {
+        metrics.waiting.fetch_sub(1, Ordering::Relaxed);
+        match error {
+            TrySendError::Full(_) => {
+                metrics.add_question(super::metrics::Outcome::Refused, std::time::Duration::ZERO);
+                let error = format!("the queue is full: {} questions wait", app.options.queue);
+                Failure::busy(error, metrics.retry_after_s())
+            }
+            TrySendError::Disconnected(_) => crate::Error::Interrupted.into(),
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn the_openapi_file_describes_every_route() {
+        let code = include_str!("routes.rs");
+        let pattern = regex::Regex::new(r#"\.route\(\s*"([^"]+)",\s*([^;]*?)\n?\s*\)\n"#).unwrap();
+        let methods = regex::Regex::new(r"\b(get|post|put|patch|delete)\(").unwrap();
+        let mut routes = BTreeSet::new();
+        for route in pattern.captures_iter(code.split("#[cfg(test)]").next().unwrap()) {
+            for method in methods.captures_iter(&route[2]) {
+                routes.insert((route[1].to_owned(), method[1].to_owned()));
+            }
+        }
+        // the page is no part of the interface
+        routes.retain(|(path, _)| path != "/" && !path.starts_with("/page/"));
+        assert!(routes.len() > 14, "{routes:?}");
+        let openapi: Value = serde_json::from_str(page::OPENAPI).unwrap();
+        let mut described = BTreeSet::new();
+        for (path, operations) in openapi["paths"].as_object().unwrap() {
+            for method in operations.as_object().unwrap().keys().filter(|key| *key != "parameters") {
+                described.insert((path.clone(), method.clone()));
+            }
+        }
+        assert_eq!(routes, described);
+    }
+}

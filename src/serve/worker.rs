@@ -1,0 +1,288 @@
+//! The worker: one thread answers the questions of all clients, one after the other.
+
+use super::failure::Failure;
+use super::metrics::{Metrics, Outcome};
+use super::model::{Answerer, Question};
+use super::picture::Picture;
+use super::store::{Answer, Class, Store};
+use crate::data::sheet;
+use crate::segment::calibration::{Calibration, Confidence};
+use crate::segment::predict::Prediction;
+use crate::{Error, Result, panics};
+use axum::http::StatusCode;
+use std::ops::ControlFlow;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+use tokio::sync::mpsc::UnboundedSender;
+
+/// Time between two looks at the interrupt flag.
+const INTERVAL: Duration = Duration::from_millis(100);
+
+/// Progress of a question.
+#[derive(Debug)]
+pub(super) enum Progress {
+    /// The model begins with it.
+    Started,
+    /// The next piece of the answer.
+    Text(String),
+    Done(Box<Answer>),
+    Failed(Failure),
+}
+
+/// A question in the queue.
+pub(super) struct Job {
+    pub(super) image: String,
+    pub(super) picture: Arc<Picture>,
+    pub(super) question: Question,
+    /// Closed when the client has left. The number of its messages is bounded by the length of an answer.
+    pub(super) progress: UnboundedSender<Progress>,
+}
+
+/// What the worker shares with the requests.
+pub(super) struct Shared {
+    pub(super) store: Store,
+    pub(super) metrics: Metrics,
+    /// Classes of the model.
+    pub(super) classes: Vec<String>,
+    /// How sure the model is, from its validation rows.
+    pub(super) calibration: Option<Calibration>,
+    pub(super) time_limit: Duration,
+}
+
+/// Answers questions until `interrupt` is set or nobody can ask any more.
+pub(super) fn work(jobs: &Receiver<Job>, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &AtomicBool) {
+    while !interrupt.load(Ordering::SeqCst) {
+        match jobs.recv_timeout(INTERVAL) {
+            Ok(job) => {
+                shared.metrics.waiting.fetch_sub(1, Ordering::Relaxed);
+                shared.metrics.running.store(1, Ordering::Relaxed);
+                run(&job, answerer, shared, interrupt);
+                shared.metrics.running.store(0, Ordering::Relaxed);
+                shared.metrics.encoded_bytes.store(answerer.encoded_bytes(), Ordering::Relaxed);
+            }
+            Err(RecvTimeoutError::Timeout) => shared.store.expire(),
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+    }
+    jobs.try_iter().for_each(|job| send(&job, Progress::Failed(Error::Interrupted.into())));
+}
+
+/// A client that has left needs no progress.
+fn send(job: &Job, progress: Progress) {
+    let _ = job.progress.send(progress);
+}
+
+fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &AtomicBool) {
+    let begin = Instant::now();
+    let is_late = || begin.elapsed() > shared.time_limit;
+    let mut on_text = |text: &str| {
+        if !text.is_empty() {
+            send(job, Progress::Text(text.to_owned()));
+        }
+        let stops = job.progress.is_closed() || is_late() || interrupt.load(Ordering::SeqCst);
+        if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    if job.progress.is_closed() {
+        return shared.metrics.add_question(Outcome::Left, begin.elapsed());
+    }
+    send(job, Progress::Started);
+    let result = catch_unwind(AssertUnwindSafe(|| answerer.answer(&job.picture, &job.question, &mut on_text)))
+        .unwrap_or_else(|panic| Err(Error::Internal { reason: panics::describe(&*panic) }));
+    let result = result.map_err(|error| match error {
+        Error::Interrupted if is_late() => late(shared.time_limit),
+        error => error.into(),
+    });
+    let answer = result.and_then(|prediction| Ok(answer_of(job, &prediction, begin.elapsed(), shared)?));
+    if job.progress.is_closed() {
+        return shared.metrics.add_question(Outcome::Left, begin.elapsed());
+    }
+    let (outcome, progress) = match answer.and_then(|answer| shared.store.add_answer(&job.image, answer)) {
+        Ok(answer) => (Outcome::Answered, Progress::Done(Box::new(answer))),
+        Err(failure) => (Outcome::Failed, Progress::Failed(failure)),
+    };
+    // counted before the client learns of it
+    shared.metrics.add_question(outcome, begin.elapsed());
+    send(job, progress);
+}
+
+fn late(limit: Duration) -> Failure {
+    let error = format!("the question took longer than {} s", limit.as_secs());
+    Failure::new(StatusCode::GATEWAY_TIMEOUT, error, "start the server with a larger `--time-limit`")
+}
+
+/// The answer of a prediction. As `prsmed predict`, it has an empty mask if the target is not found.
+fn answer_of(job: &Job, prediction: &Prediction, time: Duration, shared: &Shared) -> Result<Answer> {
+    let (width, height) = prediction.size;
+    let confidence = Confidence::of(&prediction.mask, shared.calibration.as_ref());
+    let mut mask = sheet::probability_image(&prediction.mask, width, height)?;
+    mask.iter_mut().for_each(|value| *value = if confidence.is_found && *value > 127 { 255 } else { 0 });
+    let area = mask.iter().filter(|value| **value > 0).count() as f64;
+    let best = prediction.classes.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+    let class = best.and_then(|(index, probability)| {
+        Some(Class { name: shared.classes.get(index)?.clone(), probability: *probability })
+    });
+    Ok(Answer {
+        id: String::new(),
+        question: job.question.text.clone(),
+        view: job.question.view,
+        answer: prediction.answer.clone(),
+        new_tokens: prediction.new_tokens,
+        seconds: time.as_secs_f64(),
+        class,
+        area_frac: area / prediction.mask.len().max(1) as f64,
+        area_mm2: job.picture.spacing_mm().map(|[across, down]| area * across * down),
+        confidence,
+        corrected_answer: None,
+        mask: Arc::new(mask),
+        corrected: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::picture::View;
+    use super::*;
+    use image::DynamicImage;
+    use std::sync::mpsc::sync_channel;
+    use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+    /// Panics, or speaks until it is stopped, as the question says.
+    struct Fake;
+
+    impl Answerer for Fake {
+        fn answer(
+            &mut self,
+            _: &Arc<Picture>,
+            question: &Question,
+            on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
+        ) -> Result<Prediction> {
+            match question.text.as_str() {
+                "panic" => panic!("number {} is impossible", 7),
+                "endless" => loop {
+                    std::thread::sleep(Duration::from_millis(5));
+                    if on_text("on ").is_break() {
+                        return Err(Error::Interrupted);
+                    }
+                },
+                text => {
+                    assert!(on_text("yes").is_continue());
+                    let mask = if text == "absent" { vec![0.3; 4] } else { vec![0.9, 0.7, 0.2, 0.1] };
+                    let classes = vec![0.25, 0.75];
+                    Ok(Prediction { answer: "yes".into(), new_tokens: 2, mask, size: (2, 2), classes })
+                }
+            }
+        }
+
+        fn encoded_bytes(&self) -> usize {
+            5
+        }
+    }
+
+    struct Server {
+        shared: Arc<Shared>,
+        interrupt: Arc<AtomicBool>,
+        image: String,
+        jobs: std::sync::mpsc::SyncSender<Job>,
+        worker: std::thread::JoinHandle<()>,
+    }
+
+    fn server(time_limit: Duration) -> Server {
+        panics::record();
+        let store = Store::new(2, Duration::from_secs(60));
+        let picture = Picture::new(DynamicImage::new_luma8(2, 2), Some([0.5, 2.0]));
+        let image = store.add(picture);
+        let classes = vec!["ct".into(), "mr".into()];
+        let calibration =
+            Calibration { temperature: 1.0, presence_threshold: Some(0.5), num_present: 1, num_absent: 1 };
+        let calibration = Some(calibration);
+        let shared = Arc::new(Shared { store, metrics: Metrics::default(), classes, calibration, time_limit });
+        let interrupt = Arc::new(AtomicBool::new(false));
+        let (jobs, received) = sync_channel(8);
+        let (worker_shared, worker_interrupt) = (Arc::clone(&shared), Arc::clone(&interrupt));
+        let worker = std::thread::spawn(move || work(&received, &mut Fake, &worker_shared, &worker_interrupt));
+        Server { shared, interrupt, image, jobs, worker }
+    }
+
+    fn ask(server: &Server, text: &str) -> UnboundedReceiver<Progress> {
+        let (progress, receiver) = unbounded_channel();
+        let question = Question { view: View::default(), text: text.into(), max_new_tokens: 4 };
+        let picture = server.shared.store.picture(&server.image).unwrap();
+        server.shared.metrics.waiting.fetch_add(1, Ordering::Relaxed);
+        server.jobs.send(Job { image: server.image.clone(), picture, question, progress }).unwrap();
+        receiver
+    }
+
+    fn last(mut receiver: UnboundedReceiver<Progress>) -> Progress {
+        let mut last = None;
+        while let Some(progress) = receiver.blocking_recv() {
+            last = Some(progress);
+        }
+        last.unwrap()
+    }
+
+    fn failure(receiver: UnboundedReceiver<Progress>) -> Failure {
+        match last(receiver) {
+            Progress::Failed(failure) => failure,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_worker_continues_after_a_panic() {
+        let server = server(Duration::from_secs(60));
+        let failure = failure(ask(&server, "panic"));
+        assert_eq!(failure.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(failure.error.contains("number 7 is impossible (at src/serve/worker.rs:"), "{}", failure.error);
+        let Progress::Done(answer) = last(ask(&server, "is it?")) else { panic!("no answer") };
+        let expected = Class { name: "mr".into(), probability: 0.75 };
+        assert_eq!((answer.answer.as_str(), answer.class.as_ref()), ("yes", Some(&expected)));
+        assert_eq!((answer.area_frac, answer.area_mm2), (0.5, Some(2.0)));
+        assert!((answer.confidence.foreground.unwrap() - 0.8).abs() < 1e-6 && answer.confidence.is_found);
+        assert_eq!(answer.mask.as_raw(), &[255, 255, 0, 0]);
+        assert_eq!(server.shared.store.image(&server.image).unwrap().1.len(), 1);
+        let Progress::Done(answer) = last(ask(&server, "absent")) else { panic!("no answer") };
+        assert_eq!((answer.confidence.is_found, answer.area_frac), (false, 0.0));
+        server.interrupt.store(true, Ordering::SeqCst);
+        server.worker.join().unwrap();
+    }
+
+    #[test]
+    fn the_work_for_a_client_that_leaves_stops() {
+        let server = server(Duration::from_secs(60));
+        let mut leaves = ask(&server, "endless");
+        while !matches!(leaves.blocking_recv(), Some(Progress::Text(_))) {}
+        let waits = ask(&server, "endless");
+        drop((leaves, waits));
+        let begin = Instant::now();
+        assert!(matches!(last(ask(&server, "next")), Progress::Done(_)));
+        assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+        let gauges = super::super::metrics::Gauges { images: 0, image_bytes: 0, resident_bytes: 0, tensor_bytes: 0 };
+        assert!(server.shared.metrics.text(&gauges).contains("{outcome=\"left\"} 2"));
+    }
+
+    #[test]
+    fn a_question_has_a_time_limit() {
+        let server = server(Duration::from_millis(30));
+        let failure = failure(ask(&server, "endless"));
+        assert_eq!(
+            (failure.status, failure.error.as_str()),
+            (StatusCode::GATEWAY_TIMEOUT, "the question took longer than 0 s")
+        );
+    }
+
+    #[test]
+    fn an_interrupt_ends_running_and_waiting_questions() {
+        let server = server(Duration::from_secs(60));
+        let mut running = ask(&server, "endless");
+        while !matches!(running.blocking_recv(), Some(Progress::Text(_))) {}
+        let waiting = ask(&server, "next");
+        server.interrupt.store(true, Ordering::SeqCst);
+        for receiver in [running, waiting] {
+            assert_eq!(failure(receiver).status, StatusCode::SERVICE_UNAVAILABLE);
+        }
+        server.worker.join().unwrap();
+    }
+}

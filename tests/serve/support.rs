@@ -1,0 +1,254 @@
+//! A server process with a tiny trained run, and a client.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// The folder of this suite, empty at first.
+pub(crate) fn home() -> &'static Path {
+    static HOME: OnceLock<PathBuf> = OnceLock::new();
+    HOME.get_or_init(|| {
+        let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("serve");
+        let _ = std::fs::remove_dir_all(&home);
+        std::fs::create_dir_all(&home).expect("a folder for the tests");
+        home
+    })
+}
+
+/// The binary with a fixed environment.
+pub(crate) fn prsmed() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_prsmed"));
+    command.current_dir(home()).stdin(Stdio::null());
+    command.env("OMP_NUM_THREADS", "1").env("COLUMNS", "100").env_remove("PRSMED_TOKEN");
+    command
+}
+
+/// Runs a command that must succeed; returns standard output.
+pub(crate) fn done(command: &mut Command) -> String {
+    let output = command.output().expect("the program starts");
+    let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{errors}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// A data root of 8 small phantoms.
+pub(crate) fn phantoms() -> &'static Path {
+    static ROOT: OnceLock<PathBuf> = OnceLock::new();
+    ROOT.get_or_init(|| {
+        let root = home().join("phantoms");
+        done(prsmed().args(["data", "phantom", "--count", "8", "--image-size", "64", "--seed", "3"]).arg(&root));
+        root
+    })
+}
+
+/// A run of two steps.
+pub(crate) fn trained() -> &'static Path {
+    static RUN: OnceLock<PathBuf> = OnceLock::new();
+    RUN.get_or_init(|| {
+        let run = home().join("run");
+        let mut train = prsmed();
+        train.args(["train", "--preset", "tiny", "--data-root"]).arg(phantoms()).arg("--out").arg(&run);
+        for set in ["model.image_size=64", "train.micro_batch=2", "train.max_steps=2"] {
+            train.args(["--set", set]);
+        }
+        done(&mut train);
+        run
+    })
+}
+
+/// An image of the phantoms.
+pub(crate) fn image_file() -> PathBuf {
+    let folder = phantoms().join("brain_MRI/train_images");
+    let mut files: Vec<PathBuf> =
+        std::fs::read_dir(folder).expect("images").map(|entry| entry.expect("an entry").path()).collect();
+    files.sort();
+    files.swap_remove(0)
+}
+
+/// A running server. Ends when the value is dropped.
+pub(crate) struct Server {
+    child: Child,
+    /// `127.0.0.1:PORT`.
+    pub(crate) address: String,
+    token: Option<String>,
+    agent: ureq::Agent,
+}
+
+/// A response with its content.
+pub(crate) struct Answered {
+    pub(crate) status: u16,
+    pub(crate) headers: ureq::http::HeaderMap,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Answered {
+    pub(crate) fn json(&self) -> Value {
+        let text = String::from_utf8_lossy(&self.bytes);
+        serde_json::from_str(&text).unwrap_or_else(|error| panic!("{}: {text}: {error}", self.status))
+    }
+
+    pub(crate) fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+
+    /// Checks an error: its status, and that its text contains `expected`.
+    pub(crate) fn is_error(&self, status: u16, expected: &str) {
+        let value = self.json();
+        let error = value["error"].as_str().unwrap_or_default();
+        assert_eq!(self.status, status, "{value}");
+        assert!(error.contains(expected), "`{expected}` is not in {value}");
+        assert!(value["hint"].is_string(), "{value}");
+    }
+
+    /// Checks the status of a success.
+    pub(crate) fn ok(self) -> Self {
+        assert!((200..300).contains(&self.status), "{}: {}", self.status, String::from_utf8_lossy(&self.bytes));
+        self
+    }
+}
+
+impl Server {
+    /// Starts a server on a free port of this machine.
+    pub(crate) fn start(flags: &[&str]) -> Self {
+        let mut command = prsmed();
+        command.args(["--json", "serve", "--port", "0"]).args(flags).arg(trained());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the server starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let serving = lines.by_ref().map_while(Result::ok).find(|line| line.contains("\"serving\""));
+        let Some(serving) = serving else {
+            let mut errors = String::new();
+            let _ = child.stderr.take().expect("a pipe").read_to_string(&mut errors);
+            panic!("the server does not start: {errors}");
+        };
+        std::thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
+        let serving: Value = serde_json::from_str(&serving).expect("an object");
+        let url = serving["url"].as_str().expect("an address");
+        let address = url.trim_start_matches("http://").trim_end_matches('/').to_owned();
+        let config = ureq::Agent::config_builder().http_status_as_error(false).proxy(None);
+        let agent = config.timeout_global(Some(Duration::from_secs(120))).build().new_agent();
+        Self { child, address, token: None, agent }
+    }
+
+    /// Sends this token with every request.
+    pub(crate) fn with_token(mut self, token: &str) -> Self {
+        self.token = Some(token.to_owned());
+        self
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits for the end of the process; its exit code.
+    pub(crate) fn wait(&mut self) -> Option<i32> {
+        self.child.wait().expect("the process ends").code()
+    }
+
+    pub(crate) fn send(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &[u8]) -> Answered {
+        let url = format!("http://{}{path}", self.address);
+        let mut request = ureq::http::Request::builder().method(method).uri(url);
+        for (name, value) in headers {
+            request = request.header(*name, *value);
+        }
+        if let Some(token) = &self.token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        let request = request.body(body.to_vec()).expect("a request");
+        let run = |agent: &ureq::Agent| agent.run(request);
+        let mut response = run(&self.agent).unwrap_or_else(|error| panic!("{method} {path}: {error}"));
+        let (status, headers) = (response.status().as_u16(), response.headers().clone());
+        let read = response.body_mut().with_config().limit(1 << 28).read_to_vec();
+        Answered { status, headers, bytes: read.unwrap_or_else(|error| panic!("{method} {path}: {error}")) }
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Answered {
+        self.send("GET", path, &[], &[])
+    }
+
+    pub(crate) fn json(&self, method: &str, path: &str, value: &Value) -> Answered {
+        self.send(method, path, &[("Content-Type", "application/json")], value.to_string().as_bytes())
+    }
+
+    /// Uploads a file; the id of the image.
+    pub(crate) fn upload(&self, file: &Path) -> String {
+        let bytes = std::fs::read(file).expect("an image file");
+        let image = self.send("POST", "/api/images", &[], &bytes).ok().json();
+        image["id"].as_str().expect("an id").to_owned()
+    }
+
+    /// Asks and waits for the last event; all events by name.
+    pub(crate) fn ask(&self, image: &str, question: &Value) -> Vec<(String, Value)> {
+        let answered = self.json("POST", &format!("/api/images/{image}/questions"), question).ok();
+        assert_eq!(answered.header("content-type"), "text/event-stream");
+        events(&String::from_utf8(answered.bytes).expect("text"))
+    }
+
+    /// The result of a question.
+    pub(crate) fn result(&self, image: &str, question: &str, max_new_tokens: usize) -> Value {
+        let asked = self.ask(image, &json!({ "question": question, "max_new_tokens": max_new_tokens }));
+        let (name, value) = asked.last().expect("events").clone();
+        assert_eq!(name, "result", "{value}");
+        value
+    }
+
+    /// A number of `/metrics`; 0 if it is not there.
+    pub(crate) fn metric(&self, name: &str) -> f64 {
+        let text = String::from_utf8(self.get("/metrics").ok().bytes).expect("text");
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+        line.unwrap_or(0.0)
+    }
+
+    /// Waits until a number of `/metrics` has a value; the time that it took.
+    pub(crate) fn wait_for(&self, name: &str, value: f64, limit: Duration) -> Duration {
+        let begin = Instant::now();
+        while self.metric(name) != value {
+            assert!(begin.elapsed() < limit, "{name} is {} and not {value} after {limit:?}", self.metric(name));
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        begin.elapsed()
+    }
+
+    /// A connection for bytes that no client library sends.
+    pub(crate) fn connect(&self, bytes: &[u8]) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).expect("a connection");
+        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a time limit");
+        stream.write_all(bytes).expect("the server reads");
+        stream
+    }
+
+    /// Sends bytes; everything that the server answers until it closes the connection.
+    pub(crate) fn raw(&self, bytes: &[u8]) -> String {
+        let mut text = Vec::new();
+        let _ = self.connect(bytes).read_to_end(&mut text);
+        String::from_utf8_lossy(&text).into_owned()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The events of a stream, by name.
+pub(crate) fn events(text: &str) -> Vec<(String, Value)> {
+    let event = |block: &str| {
+        let field = |name: &str| block.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
+        let data = field("data:")?;
+        Some((field("event:")?.to_owned(), serde_json::from_str(data).expect("JSON")))
+    };
+    text.split("\n\n").filter_map(event).collect()
+}
+
+/// Sends a signal to a process that was not waited for.
+pub(crate) fn signal(process: u32, number: i32) {
+    let id = i32::try_from(process).expect("a process id");
+    // SAFETY: the caller holds the child, so the id is still its own.
+    assert_eq!(unsafe { libc::kill(id, number) }, 0);
+}
