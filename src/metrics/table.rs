@@ -351,10 +351,21 @@ impl fmt::Display for EvalSummary {
 }
 
 impl EvalSummary {
+    /// How many masks the presence threshold withheld; `None` if the run has no threshold.
+    pub fn withheld(&self) -> Option<String> {
+        let PresenceCounts { withheld_present, withheld_absent, .. } = self.presence;
+        self.protocol.presence_threshold.map(|threshold| {
+            format!(
+                "presence threshold {threshold:.3} of the run: {withheld_present} masks of present and \
+                 {withheld_absent} of absent targets were withheld and scored as empty"
+            )
+        })
+    }
+
     /// Sentences that explain the estimates: what they are over, withheld masks, calibration.
     pub fn notes(&self) -> Vec<String> {
-        let Protocol { length, tolerance, presence_threshold, unknown_classes, .. } = &self.protocol;
-        let PresenceCounts { present, absent, unknown, withheld_present, withheld_absent } = self.presence;
+        let Protocol { length, tolerance, unknown_classes, .. } = &self.protocol;
+        let PresenceCounts { present, absent, unknown, .. } = self.presence;
         let mut notes = vec![
             format!(
                 "mask scores: over {present} questions whose target is in the image; {absent} targets are absent, \
@@ -362,12 +373,7 @@ impl EvalSummary {
             ),
             format!("surface Dice within {tolerance} {length}; distances only where both masks have foreground"),
         ];
-        notes.extend(presence_threshold.map(|threshold| {
-            format!(
-                "presence threshold {threshold:.3} of the run: {withheld_present} masks of present and \
-                 {withheld_absent} of absent targets were withheld and scored as empty"
-            )
-        }));
+        notes.extend(self.withheld());
         notes.extend(self.calibration.as_ref().map(|calibration| {
             let scaled =
                 calibration.scaled.as_ref().zip(calibration.temperature).map_or_else(String::new, |(curve, t)| {

@@ -89,6 +89,12 @@ impl Comparison {
         keys_in_order(&all)
     }
 
+    /// Masks that the presence thresholds of the runs withheld.
+    fn notes(&self) -> Vec<String> {
+        let note = |run: &Compared| run.summary.withheld().map(|note| format!("{}: {note}", run.name));
+        self.runs.iter().filter_map(note).collect()
+    }
+
     fn length(&self) -> &str {
         self.runs.first().map_or("px", |run| &run.summary.protocol.length)
     }
@@ -110,6 +116,7 @@ impl Comparison {
             baseline: self.runs.first().map_or_else(String::new, |run| run.name.clone()),
             links: self.runs.iter().map(|run| Link { name: run.name.clone(), href: href(&run.name) }).collect(),
             rows: self.keys().into_iter().map(row).collect(),
+            notes: self.notes(),
             parts: self.differences.iter().enumerate().map(part).collect(),
         }
     }
@@ -149,6 +156,7 @@ struct ComparisonPage {
     baseline: String,
     links: Vec<Link>,
     rows: Vec<Row>,
+    notes: Vec<String>,
     parts: Vec<Part>,
 }
 
@@ -200,6 +208,7 @@ impl fmt::Display for Comparison {
             writeln!(f, "\n{run} compared with {baseline}, question by question")?;
             f.write_str(&estimates::difference_table(scores, [baseline, run], length))?;
         }
-        writeln!(f, "intervals: 95 %, bootstrap over patients")
+        writeln!(f, "intervals: 95 %, bootstrap over patients")?;
+        self.notes().into_iter().try_for_each(|note| writeln!(f, "{note}"))
     }
 }

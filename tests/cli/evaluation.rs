@@ -200,29 +200,30 @@ fn unknown_classes_are_scored_but_not_their_class() {
 #[test]
 fn several_runs_are_compared_question_by_question() {
     let root = clinical("clinical-compared");
-    let (first, second) = (&trained().0, calibrated("other-run", &Value::Null));
+    let calibration = json!({ "temperature": 1.0, "presence_threshold": 1.0, "num_present": 1, "num_absent": 1 });
+    let (first, second) = (&calibrated("first-run", &calibration), calibrated("other-run", &Value::Null));
     let out = path("compared-report");
     let (result, _) = evaluated(&root, &[first, &second, &first.join("last")], &out);
     let names: Vec<&Value> = result["runs"].as_array().unwrap().iter().map(|run| &run["name"]).collect();
-    assert_eq!(names, ["trained", "other-run", "trained-last"]);
-    for name in ["trained", "other-run", "trained-last"] {
+    assert_eq!(names, ["first-run", "other-run", "first-run-last"]);
+    for name in ["first-run", "other-run", "first-run-last"] {
         assert!(out.join(name).join("report.html").is_file() && out.join(name).join("samples.csv").is_file());
     }
     let differences = result["differences"].as_array().unwrap();
-    assert_eq!((differences.len(), &differences[1]["run"]), (2, &"trained-last".into()));
+    assert_eq!((differences.len(), &differences[1]["run"]), (2, &"first-run-last".into()));
     let of = |run: usize, score: &str| -> Value {
         let scores = differences[run]["scores"].as_array().unwrap();
         scores.iter().find(|row| row["score"] == score).unwrap().clone()
     };
-    let samples = ["trained", "trained-last"].map(|name| lines_of(&out.join(name).join("samples.csv")));
+    let samples = ["first-run", "first-run-last"].map(|name| lines_of(&out.join(name).join("samples.csv")));
     let expected = mean_of(&samples[1], "dice").0 - mean_of(&samples[0], "dice").0;
     assert!((of(1, "dice")["difference"].as_f64().unwrap() - expected).abs() < 1e-9);
     assert_eq!(of(0, "bleu")["difference"], 0.0, "the same weights");
     assert_eq!(of(0, "bleu")["interval"], json!({ "low": 0.0, "high": 0.0 }));
     let page = fs::read_to_string(out.join("report.html")).unwrap();
-    assert!(page.contains("./trained-last/report.html") && page.contains("trained-last compared with trained"));
+    assert!(page.contains("./first-run-last/report.html") && page.contains("first-run-last compared with first-run"));
     let rows = lines_of(&out.join("comparison.csv"));
-    assert!(rows.iter().any(|row| row["score"] == "dice" && row["run"] == "trained-last"));
+    assert!(rows.iter().any(|row| row["score"] == "dice" && row["run"] == "first-run-last"));
     let shown = done(
         prsmed()
             .args(["--quiet", "eval", "--limit", "2", "--max-new-tokens", "1", "--split", "train", "--data-root"])
@@ -232,7 +233,9 @@ fn several_runs_are_compared_question_by_question() {
             .arg("--out")
             .arg(path("compared-shown")),
     );
-    assert!(shown.contains("trained-last compared with trained, question by question"), "{shown}");
+    assert!(shown.contains("first-run: presence threshold 1.000 of the run: "), "{shown}");
+    assert!(page.contains("first-run: presence threshold 1.000"), "withheld masks are told in the report too");
+    assert!(shown.contains("first-run-last compared with first-run, question by question"), "{shown}");
 }
 
 #[test]
