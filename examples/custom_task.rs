@@ -71,7 +71,7 @@ impl Task for Brightness {
     }
 
     fn batch_size(&self, (images, _): &Batch) -> BatchSize {
-        BatchSize { samples: f64::from(u32::try_from(images.size()[0]).unwrap_or(0)), tokens: 0.0 }
+        BatchSize { samples: f64::from(u32::try_from(images.size()[0]).unwrap_or(0)), ..BatchSize::default() }
     }
 
     fn loss(&self, (images, targets): &Batch, effective_batch: BatchSize, _epoch: u64) -> prsmed::Result<Loss> {

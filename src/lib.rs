@@ -21,7 +21,7 @@
 //! | 9 | `cli` `prelude` |
 //! | 8 | `config` `serve` |
 //! | 7 | `plan` |
-//! | 6 | `augment` |
+//! | 6 | `augment` `report` |
 //! | 5 | `segment` |
 //! | 4 | `trainer` |
 //! | 3 | `models` `data` `metrics` `runtime` |
@@ -53,6 +53,8 @@ pub mod trainer;
 pub mod segment;
 
 pub mod augment;
+
+pub mod report;
 
 pub mod plan;
 

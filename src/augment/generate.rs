@@ -91,11 +91,11 @@ pub struct GenerationSummary {
     pub batch: usize,
 }
 
-/// The training images of a manifest, in the order of their first rows.
+/// The training images of a manifest whose masks show a target, in the order of their first rows.
 fn sources(manifest: &Manifest, limit: usize) -> Result<Vec<SourceImage<'_>>> {
     let mut found: Vec<SourceImage> = Vec::new();
     let mut index_of: HashMap<(&Path, &Path), usize> = HashMap::new();
-    for row in manifest.rows.iter().filter(|row| row.split == Split::Train) {
+    for row in manifest.rows.iter().filter(|row| row.split == Split::Train && row.is_present()) {
         let (image, mask) = (row.image_path.as_path(), row.mask_path.as_path());
         let index = *index_of.entry((image, mask)).or_insert_with(|| {
             found.push(SourceImage { image, sha256: String::new(), mask, companions: Vec::new(), rows: Vec::new() });
@@ -117,7 +117,7 @@ fn sources(manifest: &Manifest, limit: usize) -> Result<Vec<SourceImage<'_>>> {
     }
     if found.is_empty() {
         let hint = "pairs are made from train rows only: give at least one row the split `train`";
-        return Err(Error::data(&manifest.root, "there are no training rows", hint));
+        return Err(Error::data(&manifest.root, "there are no training rows with a mask", hint));
     }
     Ok(found)
 }

@@ -25,10 +25,10 @@ pub struct MaskBank {
 }
 
 impl MaskBank {
-    /// Collects the masks of all `train` rows of real images, each once.
+    /// Collects the masks of all `train` rows of real images that show their target, each once.
     pub fn new<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Self {
         let mut masks: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
-        for row in rows.into_iter().filter(|row| row.split == Split::Train && !row.synthetic) {
+        for row in rows.into_iter().filter(|row| row.split == Split::Train && !row.synthetic && row.is_present()) {
             masks.entry(row.modality.clone()).or_default().push(row.mask_path.clone());
         }
         for paths in masks.values_mut() {
@@ -286,6 +286,7 @@ mod tests {
 
     use super::*;
     use crate::data::fixture;
+    use crate::data::manifest::Target;
 
     fn disc(width: u32, height: u32, middle: (u32, u32), radius: u32) -> GrayImage {
         GrayImage::from_fn(width, height, |x, y| {
@@ -392,6 +393,7 @@ mod tests {
             row("c.png", "ct", Split::Test),
             row("d.png", "us", Split::Train),
             Row { synthetic: true, ..row("e.png", "ct", Split::Train) },
+            Row { target: Target::Absent, ..row("f.png", "ct", Split::Train) },
         ];
         let mask_bank = MaskBank::new(&rows);
         let counts: Vec<(&str, usize)> =

@@ -9,7 +9,7 @@ use crate::data::decode;
 use crate::data::image::{MaskMode, mask_pixels, sam_pixels};
 use crate::event::{Event, Observer};
 use crate::metrics::distance::{self, FID_MIN_IMAGES, Mmd};
-use crate::metrics::table::aligned;
+use crate::metrics::text_table::aligned;
 use crate::models::inception::{self, Inception};
 use crate::models::prsmed::PrsMed;
 use crate::models::tiny_vit::STRIDE;

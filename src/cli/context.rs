@@ -36,3 +36,13 @@ pub(super) fn make_folder(flag: &str, folder: &Path) -> Result<()> {
     files::create_folders(folder).map_err(Error::io(folder, "create"))?;
     tempfile::tempfile_in(folder).map(drop).map_err(Error::io(folder, "write"))
 }
+
+/// Checks the folder of an output path before the expensive work.
+pub(super) fn check_parent(flag: &str, path: &Path) -> Result<()> {
+    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !parent.is_dir() {
+        let reason = format!("`{}` is not a folder", parent.display());
+        return Err(Error::config(flag, reason, "create the folder first, or choose another path"));
+    }
+    Ok(())
+}

@@ -2,13 +2,12 @@
 
 use super::args::labels_of;
 use super::context::Context;
+use super::prepare::{PrepareArgs, prepare_root};
 use super::report::Outcome;
-use crate::Error;
-use crate::data::check::{self, CheckReport, Leak, ModalityCounts, Uncovered};
+use crate::data::check::{self, CheckReport, Leak, ModalityCounts, PatientLeak, Uncovered};
+use crate::data::fingerprint::{Fingerprint, ValueRange};
 use crate::data::manifest::Split;
 use crate::data::phantom::{self, PhantomOptions};
-use crate::data::position::Zones;
-use crate::data::prepare::{self, PrepareOptions, Several};
 use crate::event::Event;
 use serde_json::json;
 use std::path::PathBuf;
@@ -17,7 +16,7 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
     Check(CheckArgs),
-    Prepare(PrepareArgs),
+    Prepare(Box<PrepareArgs>),
     Phantom(PhantomArgs),
 }
 
@@ -33,10 +32,15 @@ pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcom
 ///
 /// Reads every row and decodes every image and mask without changing anything. Lists each bad row with its file, line
 /// and reason: missing or corrupt image or mask, size mismatch, empty mask, mask with several labels, empty text, stray
-/// quote, unknown split, duplicate. Then counts the good rows. The exit code is 1 when there is a bad row.
+/// quote, unknown split, duplicate. The exit code is 1 when there is a bad row.
 ///
-/// Warnings name images that occur in several splits (scores on them are not scores on unseen data), classes without
-/// images of a split, and 16-bit images that use a small part of the range of values.
+/// Then prints the fingerprint of the good rows, and counts them by split. The fingerprint has for each class the number
+/// of images and patients, image sizes, sides of a pixel in mm, grey levels (first and 99th percentile), the percentage
+/// of the image that is foreground, labels of the masks, and the number of rows whose target is absent or whose mask is
+/// unknown. `15..40..90` are the smallest, middle and largest value.
+///
+/// Warnings name images or patients that occur in several splits (scores on them are not scores on unseen data), classes
+/// without images of a split, and 16-bit images that use a small part of the range of values.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed data check data
@@ -67,6 +71,8 @@ fn check_root(args: &CheckArgs, context: &Context) -> anyhow::Result<Outcome> {
             context.progress.on(&Event::Warning(text));
         }
     }
+    context.output.line(fingerprint_table(&report))?;
+    context.output.line(String::new())?;
     context.output.line(count_table(&report))?;
     let mut record = json!({ "kind": "result", "good": report.is_good() });
     if let (Some(record), serde_json::Value::Object(fields)) = (record.as_object_mut(), serde_json::to_value(&report)?)
@@ -82,7 +88,12 @@ fn warnings(report: &CheckReport) -> Vec<String> {
     let uncovered = report.uncovered.iter().map(|Uncovered { split, classes }| {
         format!("these classes have no `{split}` images: `{}`", classes.join("`, `"))
     });
-    report.leaks.iter().map(describe_leak).chain(uncovered).chain(report.depth.warning()).collect()
+    let patients = report.patient_leaks.iter().map(|PatientLeak { patient, splits, images }| {
+        let splits: Vec<&str> = splits.iter().map(|split| split.name()).collect();
+        format!("patient `{patient}` is in {}: {images} images", splits.join(" and "))
+    });
+    let leaks = report.leaks.iter().map(describe_leak);
+    leaks.chain(patients).chain(uncovered).chain(report.depth.warning()).collect()
 }
 
 fn describe_leak(leak: &Leak) -> String {
@@ -113,6 +124,56 @@ fn count_table(report: &CheckReport) -> String {
     format!("{text}{} rows of {} images, {bad}", report.rows, report.images)
 }
 
+/// Table of the fingerprint, one line for each class.
+fn fingerprint_table(report: &CheckReport) -> String {
+    let head = ["modality", "images", "patients", "width", "height", "mm/pixel", "grey", "foreground %", "labels"];
+    let mut table = vec![head.into_iter().chain(["absent", "unknown"]).map(str::to_owned).collect::<Vec<_>>()];
+    table.extend(report.fingerprint.iter().map(fingerprint_cells));
+    let widths: Vec<usize> = (0..table[0].len())
+        .map(|column| table.iter().map(|row| row[column].chars().count()).max().unwrap_or(0))
+        .collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).enumerate();
+        let text: String = cells
+            .map(
+                |(column, (cell, width))| {
+                    if column == 0 { format!("{cell:<width$}") } else { format!("  {cell:>width$}") }
+                },
+            )
+            .collect();
+        text + "\n"
+    };
+    let text: String = table.iter().map(line).collect();
+    format!("{text}{} image files are copies of another one", report.copies)
+}
+
+fn fingerprint_cells(class: &Fingerprint) -> Vec<String> {
+    let range = |range: Option<ValueRange>, digits: usize, times: f64| match range {
+        None => "-".to_owned(),
+        Some(ValueRange { min, median, max }) => {
+            let [min, median, max] = [min, median, max].map(|value| format!("{:.digits$}", value * times));
+            if min == max { min } else { format!("{min}..{median}..{max}") }
+        }
+    };
+    let labels: Vec<String> = match class.labels.len() {
+        0..=6 => class.labels.keys().map(u16::to_string).collect(),
+        more => vec![format!("{more} labels")],
+    };
+    vec![
+        class.modality.clone(),
+        class.images.to_string(),
+        class.patients.map_or_else(|| "-".to_owned(), |count| count.to_string()),
+        range(class.width_px, 0, 1.0),
+        range(class.height_px, 0, 1.0),
+        range(class.spacing_mm, 2, 1.0),
+        format!("{}..{}", class.grey.p1, class.grey.p99),
+        range(class.foreground_frac, 1, 100.0),
+        labels.join(","),
+        class.absent.to_string(),
+        class.unknown.to_string(),
+    ]
+}
+
 /// Generate a data root of phantoms: synthetic images with lesions, questions and answers
 ///
 /// The images imitate CT, MRI, X-ray, ultrasound, endoscopy and dermoscopy, with one or two lesions. The same seed
@@ -134,6 +195,9 @@ pub(super) struct PhantomArgs {
     /// Fraction of images with two lesions, 0..1
     #[arg(long, value_name = "F", default_value_t = PhantomOptions::default().two_lesion_frac)]
     two_lesions: f64,
+    /// Fraction of images without a lesion, 0..1; they have the same questions, and answers that there is none
+    #[arg(long, value_name = "F", default_value_t = PhantomOptions::default().absent_frac)]
+    negatives: f64,
     /// Questions per lesion, 1 to 4
     #[arg(long, value_name = "N", default_value_t = PhantomOptions::default().rows_per_lesion)]
     questions: usize,
@@ -145,106 +209,21 @@ fn make_phantoms(args: &PhantomArgs, context: &Context) -> anyhow::Result<Outcom
         seed: args.seed,
         image_size_px: args.image_size,
         two_lesion_frac: args.two_lesions,
+        absent_frac: args.negatives,
         rows_per_lesion: args.questions,
         ..PhantomOptions::default()
     };
     let report = phantom::generate(&args.out, &options, context.progress.as_ref())?;
+    let absent = match report.images_without_lesion {
+        0 => String::new(),
+        count => format!(", {count} without a lesion"),
+    };
     context.output.line(format!(
-        "{} images ({} with two lesions), {} questions in {}",
+        "{} images ({} with two lesions{absent}), {} questions in {}",
         report.images,
         report.two_lesion_images,
         report.rows,
         args.out.display()
-    ))?;
-    context.output.record(&report)?;
-    Ok(Outcome::Done)
-}
-
-/// Prepare a data root from a folder of images and a folder of masks
-///
-/// Matches images and masks by name (a mask's name may end in `_mask`, `_seg` or `_Segmentation`), divides them into
-/// train, val and test, and writes questions and answers about the location of the mask.
-#[derive(Debug, clap::Args)]
-#[command(after_help = "Example:
-  prsmed data prepare --images scans --masks labels --modality skin --target nevus --out data")]
-pub(super) struct PrepareArgs {
-    /// Folder of images: PNG, JPEG or TIFF
-    #[arg(long, value_name = "DIR")]
-    images: PathBuf,
-    /// Folder of masks: background 0, one label; for label maps see `--labels`
-    #[arg(long, value_name = "DIR")]
-    masks: PathBuf,
-    /// Modality: class and folder name of these images
-    #[arg(long, value_name = "NAME")]
-    modality: String,
-    /// Output data root; may already contain other modalities
-    #[arg(long, value_name = "DIR")]
-    out: PathBuf,
-    /// Name of the target in questions and answers
-    #[arg(long, value_name = "WORDS", default_value = "lesion")]
-    target: String,
-    /// Name of the image in questions and answers
-    #[arg(long, value_name = "WORDS", default_value = "image")]
-    image_word: String,
-    /// Location words: `grid` (3x3) or `quadrants` (as in PRS-Med's data)
-    #[arg(long, value_name = "NAME", default_value = "grid")]
-    zones: String,
-    /// Describe a mask of two separate regions by two locations instead of one
-    #[arg(long)]
-    regions: bool,
-    /// Questions per image
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    questions: usize,
-    /// Fraction of images for validation, 0..1
-    #[arg(long, value_name = "F", default_value_t = 0.1)]
-    val_frac: f64,
-    /// Fraction of images for testing, 0..1
-    #[arg(long, value_name = "F", default_value_t = 0.1)]
-    test_frac: f64,
-    /// Seed of splits and question templates
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
-    /// Question templates to use instead of the built-in ones (TOML)
-    #[arg(long, value_name = "FILE")]
-    templates: Option<PathBuf>,
-    /// Labels of the target in masks with several labels, for example `1,3`; other labels become background
-    #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
-    labels: String,
-}
-
-fn prepare_root(args: &PrepareArgs, context: &Context) -> anyhow::Result<Outcome> {
-    let zones = match args.zones.as_str() {
-        "grid" => Zones::Grid,
-        "quadrants" => Zones::Quadrants,
-        other => {
-            let reason = format!("`{other}` is not a set of zones");
-            return Err(Error::config("--zones", reason, "use grid or quadrants").into());
-        }
-    };
-    let options = PrepareOptions {
-        zones,
-        several: if args.regions { Several::Regions } else { Several::Together },
-        target: args.target.clone(),
-        image_word: args.image_word.clone(),
-        rows_per_image: args.questions,
-        val_frac: args.val_frac,
-        test_frac: args.test_frac,
-        seed: args.seed,
-        templates: args.templates.clone(),
-        labels: labels_of(&args.labels)?,
-        ..PrepareOptions::new(&args.images, &args.masks, &args.modality, &args.out)
-    };
-    let report = prepare::prepare(&options, context.progress.as_ref())?;
-    for skipped in &report.skipped {
-        context.progress.on(&Event::Warning(format!("{}: skipped, {}", skipped.path.display(), skipped.reason)));
-    }
-    report.depth.warning().into_iter().for_each(|text| context.progress.on(&Event::Warning(text)));
-    context.output.line(format!(
-        "{} images, {} questions in {}; {} files skipped",
-        report.images,
-        report.rows,
-        args.out.display(),
-        report.skipped.len()
     ))?;
     context.output.record(&report)?;
     Ok(Outcome::Done)

@@ -1,26 +1,44 @@
-//! `prsmed eval`: scores a trained model on a data root.
+//! `prsmed eval`: scores trained models on a data root.
 
 use super::args::{RootArgs, labels_of};
 use super::context::{Context, make_folder};
-use super::predict::RunArgs;
+use super::predict::ModelArgs;
 use super::report::Outcome;
+use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, Split};
-use crate::segment::evaluate;
+use crate::event::Event;
+use crate::report::comparison::{Compared, Comparison};
+use crate::report::evaluation::{self, Facts};
+use crate::segment::evaluate::{self, Evaluation, Options};
 use crate::segment::task::spread;
-use crate::{Error, files};
-use serde_json::json;
+use crate::tensor::{self, memory};
+use crate::{Error, Result, files};
+use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
-/// Score a trained model on a data root: masks, positions, answers
+/// Score trained models on a data root: masks, positions, answers
 ///
-/// Computes Dice and IoU at threshold 0.5 (per image, by modality, pooled), the averages over thresholds as published,
-/// and scores of the positions and texts in the generated answers. Prints a table and writes `summary.json`,
-/// `samples.csv`, `overlays.png` (worst and best samples) and `overlays.csv`, which describes them.
+/// Computes Dice and IoU at threshold 0.5 (per image, by modality, pooled), distances of borders (HD95, ASSD, surface
+/// Dice), lesions found, the averages over thresholds as published, calibration, and scores of the positions and texts
+/// in the generated answers, with 95 % intervals over patients. A mask whose presence score is below the run's
+/// threshold is scored as empty, as `prsmed predict` paints it. Absent targets (column `present` 0) count for the share
+/// of false masks, rows without a known mask for their answers only.
+///
+/// Prints a table and writes `report.html`, `summary.json`, `samples.csv`, `patients.csv`, `overlays.png` (worst and
+/// best samples) and `overlays.csv`, which describes them. Several runs are scored one after the other and compared
+/// with the first one, question by question.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  prsmed eval runs/a --data-root data --split test")]
+#[command(after_help = "Examples:
+  prsmed eval runs/a --data-root data --split test
+  prsmed eval runs/a runs/b --data-root data --out compared")]
 pub(super) struct Args {
+    /// Run folders (their `best/`, else `last/`), checkpoint folders, published PRS-Med folders, or
+    /// `hub:owner/name[/FOLDER]`. With several, the first is the baseline
+    #[arg(required = true, value_name = "RUN")]
+    runs: Vec<PathBuf>,
     #[command(flatten)]
-    run: RunArgs,
+    model: ModelArgs,
     #[command(flatten)]
     data: RootArgs,
     /// Split to score: train, val or test
@@ -29,13 +47,17 @@ pub(super) struct Args {
     /// Labels of masks that are foreground, as `--labels` of `prsmed train` [default: those of the run]
     #[arg(long, value_name = "LIST")]
     labels: Option<String>,
+    /// Tolerance of the surface Dice in mm; in pixels if the data have no pixel spacing
+    #[arg(long, value_name = "MM", default_value_t = 2.0)]
+    tolerance_mm: f64,
     /// Score only N rows, spread evenly over the split; 0 = all
     #[arg(long, value_name = "N", default_value_t = 0)]
     limit: usize,
     /// Maximum length of an answer in tokens
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_new_tokens: usize,
-    /// Folder for the report [default: `eval-SPLIT` in the run folder; for a run on the hub `NAME-eval-SPLIT`]
+    /// Folder for the report [default: `eval-SPLIT` in the run folder; for a run on the hub `NAME-eval-SPLIT`; for
+    /// several runs `eval-SPLIT-compared` in the current folder]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
@@ -44,42 +66,154 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let split = Split::parse(&args.split).ok_or_else(|| {
         Error::config("--split", format!("there is no split `{}`", args.split), "use train, val or test")
     })?;
+    if !(args.tolerance_mm.is_finite() && args.tolerance_mm >= 0.0) {
+        let reason = format!("{} is no distance", args.tolerance_mm);
+        return Err(Error::config("--tolerance-mm", reason, "use 0 or more, for example 2").into());
+    }
     let manifest = args.data.open(context)?;
     let rows = spread(manifest.rows_of(split), args.limit);
     if rows.is_empty() {
         return Err(no_rows(&manifest, split).into());
     }
     let labels = args.labels.as_deref().map(labels_of).transpose()?;
-    let mut assembly = args.run.open(context)?;
-    if let Some(labels) = labels {
-        assembly.description.pixels.labels = labels;
+    let job = Job { args, context, manifest: &manifest, rows: &rows, split, labels };
+    match &args.runs[..] {
+        [run] => job.single(run)?,
+        runs => job.compare(runs)?,
     }
-    let out = args.out.clone().unwrap_or_else(|| report_folder(&args.run.run, split));
-    if args.out.is_none() && args.run.run.is_dir() {
-        // the user did not name this folder, so it must not lead out of the run folder
-        files::create_below(&args.run.run, &out).map_err(Error::io(&out, "create"))?;
-    }
-    make_folder("--out", &out)?;
-    let manifest = manifest.with_modalities(assembly.description.modalities.clone())?;
-    let evaluation = evaluate::evaluate(
-        &assembly,
-        &manifest,
-        &rows,
-        args.max_new_tokens,
-        context.progress.as_ref(),
-        &context.interrupt,
-    )?;
-    evaluation.write(&out)?;
-    context.output.line(&evaluation.summary)?;
-    context.output.line(format!("report in {}", out.display()))?;
-    context.output.record(&json!({
-        "kind": "result",
-        "split": split.name(),
-        "rows": rows.len(),
-        "report": out,
-        "summary": evaluation.summary,
-    }))?;
     Ok(Outcome::Done)
+}
+
+/// What all runs have in common.
+struct Job<'a> {
+    args: &'a Args,
+    context: &'a Context,
+    manifest: &'a Manifest,
+    rows: &'a [usize],
+    split: Split,
+    labels: Option<Labels>,
+}
+
+impl Job<'_> {
+    fn single(&self, run: &Path) -> anyhow::Result<()> {
+        let out = self.args.out.clone().unwrap_or_else(|| report_folder(run, self.split));
+        let evaluation = self.score(run, || {
+            if self.args.out.is_none() && run.is_dir() {
+                // the user did not name this folder, so it must not lead out of the run folder
+                files::create_below(run, &out).map_err(Error::io(&out, "create"))?;
+            }
+            make_folder("--out", &out)?;
+            Ok((out.clone(), name_of(run)))
+        })?;
+        self.context.output.line(&evaluation.summary)?;
+        self.context.output.line(format!("report in {}", out.display()))?;
+        self.context.output.record(&json!({
+            "kind": "result",
+            "split": self.split.name(),
+            "rows": self.rows.len(),
+            "report": out,
+            "summary": evaluation.summary,
+        }))?;
+        Ok(())
+    }
+
+    /// Scores several runs and compares them with the first.
+    fn compare(&self, runs: &[PathBuf]) -> anyhow::Result<()> {
+        let default = || PathBuf::from(format!("eval-{}-compared", self.split.name()));
+        let out = self.args.out.clone().unwrap_or_else(default);
+        make_folder("--out", &out)?;
+        let mut compared: Vec<Compared> = Vec::new();
+        let mut records: Vec<Value> = Vec::new();
+        for (run, name) in runs.iter().zip(unique_names(runs)) {
+            let folder = out.join(&name);
+            self.context.progress.on(&Event::Note(format!("scoring {name}")));
+            let evaluation = self.score(run, || {
+                make_folder("--out", &folder)?;
+                Ok((folder.clone(), name.clone()))
+            })?;
+            records.push(json!({ "name": name, "run": run, "report": folder, "summary": evaluation.summary }));
+            compared.push(Compared { name, summary: evaluation.summary, items: evaluation.items });
+        }
+        let comparison = Comparison::new(compared)?;
+        comparison.write(&out, &self.subtitle())?;
+        self.context.output.line(&comparison)?;
+        self.context.output.line(format!("report in {}", out.display()))?;
+        self.context.output.record(&json!({
+            "kind": "result",
+            "split": self.split.name(),
+            "rows": self.rows.len(),
+            "report": out,
+            "runs": records,
+            "differences": comparison.differences,
+        }))?;
+        Ok(())
+    }
+
+    /// Loads a run, scores it and writes its files into the folder that `prepare` makes, which gives it and the name of
+    /// the run.
+    fn score(&self, run: &Path, prepare: impl FnOnce() -> Result<(PathBuf, String)>) -> Result<Evaluation> {
+        let mut assembly = self.args.model.open(run, self.context)?;
+        if let Some(labels) = self.labels {
+            assembly.description.pixels.labels = labels;
+        }
+        let (folder, name) = prepare()?;
+        let started = Instant::now();
+        let options = Options { max_new_tokens: self.args.max_new_tokens, tolerance: self.args.tolerance_mm };
+        let (progress, interrupt) = (self.context.progress.as_ref(), &self.context.interrupt);
+        let evaluation = evaluate::evaluate(&assembly, self.manifest, self.rows, options, progress, interrupt)?;
+        evaluation.write(&folder)?;
+        let mut facts = self.facts(run, started.elapsed().as_secs_f64());
+        facts.extend(evaluation::model_facts(&assembly.description));
+        evaluation::write(&folder, (&name, &self.subtitle()), &evaluation, &facts)?;
+        Ok(evaluation)
+    }
+
+    /// What was scored, in one line.
+    fn subtitle(&self) -> String {
+        format!("split {}, {} questions of {}", self.split.name(), self.rows.len(), self.manifest.root.display())
+    }
+
+    /// Versions, time and memory of one run's evaluation.
+    fn facts(&self, run: &Path, seconds: f64) -> Facts {
+        let per_question = seconds / self.rows.len() as f64;
+        let device = tensor::default_device();
+        vec![
+            ("run".into(), run.display().to_string()),
+            ("data root".into(), self.manifest.root.display().to_string()),
+            ("split".into(), self.split.name().into()),
+            ("prsmed".into(), env!("CARGO_PKG_VERSION").into()),
+            ("libtorch".into(), tensor::libtorch_version()),
+            ("device".into(), format!("{device:?}")),
+            ("time".into(), format!("{seconds:.1} s, {per_question:.2} s a question")),
+            ("peak memory of tensors".into(), memory::overall_peak(device).to_string()),
+        ]
+    }
+}
+
+/// The last part of a run's path; `a-best` for a checkpoint folder `a/best`.
+fn name_of(run: &Path) -> String {
+    let text = run.to_string_lossy();
+    let path = text.strip_prefix("hub:").unwrap_or(&text);
+    let path = path.split('@').next().unwrap_or_default();
+    let mut parts: Vec<&str> =
+        path.split('/').filter(|part| !part.is_empty() && *part != "." && *part != "..").collect();
+    let last = parts.pop().unwrap_or("run");
+    match parts.last() {
+        Some(parent) if last == "best" || last == "last" => format!("{parent}-{last}"),
+        _ => last.to_owned(),
+    }
+}
+
+/// Names of runs; a name that repeats gets a number.
+fn unique_names(runs: &[PathBuf]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for run in runs {
+        let name = name_of(run);
+        let free = (2..).map(|number| format!("{name}-{number}"));
+        let name = [name.clone()].into_iter().chain(free).find(|name| !names.contains(name)).unwrap_or_default();
+        names.push(name);
+    }
+    names
 }
 
 /// `eval-SPLIT` in a local run folder; for a run on the hub a folder named after it.
@@ -98,4 +232,15 @@ fn no_rows(manifest: &Manifest, split: Split) -> Error {
         .collect();
     let reason = format!("there are no `{}` rows (found {})", split.name(), counts.join(", "));
     Error::data(&manifest.root, reason, "choose another `--split`")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_of_one_name_get_different_folders() {
+        let runs = ["runs/a", "other/a/", "runs/b/best", "hub:owner/PRS-Med@v1", "runs/a-2"].map(PathBuf::from);
+        assert_eq!(unique_names(&runs), ["a", "a-2", "b-best", "PRS-Med", "a-2-2"]);
+    }
 }

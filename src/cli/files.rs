@@ -5,6 +5,7 @@ use crate::Result;
 use crate::event::Event;
 use crate::hub::{self, Checked, Need};
 use crate::segment::needs;
+use crate::segment::setup::{self, Description};
 use crate::tensor::weights::read_unchanged;
 use crate::units::Bytes;
 use serde_json::json;
@@ -48,6 +49,20 @@ impl Context {
         all.extend(needs::of_checkpoint(&described, base, vision_tower)?);
         self.check_files(all)?;
         read(&self.locate(&run.spec)?)
+    }
+}
+
+impl Context {
+    /// The description of a run, a path or `hub:...`, without its weights; `None` for published folders, which have none.
+    pub(super) fn described(&self, run: &Path) -> Result<Option<Description>> {
+        let name = run.to_string_lossy();
+        let folder = if name.starts_with("hub:") {
+            let run = needs::of_run(&name, &self.env.hub, self.progress.as_ref())?;
+            needs::described_folder(&run, &self.env.hub, self.progress.as_ref())?
+        } else {
+            needs::checkpoint_of(run)?
+        };
+        if folder.join("model.json").is_file() { setup::describe(&folder).map(Some) } else { Ok(None) }
     }
 }
 

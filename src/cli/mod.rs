@@ -20,6 +20,8 @@ mod merge;
 mod mlflow;
 mod plan;
 mod predict;
+mod predict_volume;
+mod prepare;
 mod preset;
 mod reference;
 mod run_lock;

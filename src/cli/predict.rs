@@ -1,8 +1,10 @@
-//! `prsmed predict`: segments one image and answers a question, and the flags by which commands open a trained model.
+//! `prsmed predict`: segments an image or a volume and answers a question, and the flags by which commands open a
+//! trained model.
 
-use super::context::Context;
+use super::context::{Context, check_parent};
+use super::predict_volume::{Common, Input, VolumeArgs};
 use super::report::Outcome;
-use crate::data::{decode, sheet};
+use crate::data::{sheet, volume};
 use crate::event::Event;
 use crate::segment::calibration::Confidence;
 use crate::segment::predict::{Prediction, Request, predict};
@@ -22,6 +24,13 @@ pub(super) struct RunArgs {
     /// Run folder (its `best/`, else `last/`), one checkpoint folder, a published PRS-Med folder, or
     /// `hub:owner/name[/FOLDER]`
     pub(super) run: PathBuf,
+    #[command(flatten)]
+    pub(super) model: ModelArgs,
+}
+
+/// Overrides of a trained model's settings.
+#[derive(Debug, Default, clap::Args)]
+pub(super) struct ModelArgs {
     /// Language model: a folder or `hub:owner/name[@rev]` [default: as stored in the run]
     #[arg(long, value_name = "WHERE")]
     base: Option<String>,
@@ -62,20 +71,17 @@ pub(super) fn parse_precision(text: &str) -> std::result::Result<Precision, Stri
 
 /// Opens the model of a run folder with its stored settings.
 pub(super) fn open_run(run: &Path, context: &Context) -> Result<Assembly> {
-    let unchanged = RunArgs {
-        run: run.to_path_buf(),
-        base: None,
-        vision_tower: None,
-        semantics: None,
-        stream_layers: None,
-        precision: None,
-        allow_partial: false,
-    };
-    unchanged.open(context)
+    ModelArgs::default().open(run, context)
 }
 
 impl RunArgs {
     pub(super) fn open(&self, context: &Context) -> Result<Assembly> {
+        self.model.open(&self.run, context)
+    }
+}
+
+impl ModelArgs {
+    pub(super) fn open(&self, run: &Path, context: &Context) -> Result<Assembly> {
         let device = tensor::default_device();
         let default = if device == tensor::Device::Cpu { Precision::Fp32 } else { Precision::Bf16 };
         let overrides = RunOverrides {
@@ -96,7 +102,7 @@ impl RunArgs {
             cache: context.env.cache.as_deref(),
         };
         let (base, tower) = (self.base.as_deref(), self.vision_tower.as_deref());
-        let assembly = context.read_run(&self.run, base, tower, &|folder| {
+        let assembly = context.read_run(run, base, tower, &|folder| {
             setup::verify(folder)?;
             setup::open(folder, &overrides, build)
         })?;
@@ -109,15 +115,19 @@ impl RunArgs {
 
 /// Answer a question about an image and segment the region it asks for
 ///
-/// Prints the answer while it is generated. The mask has the same size as the image.
+/// Prints the answer while it is generated. The mask has the same size as the image. A volume (NIfTI, DICOM) is segmented
+/// slice by slice, without answers; its mask is written with `--out` on the grid of the volume.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed predict runs/a --image scan.png --question \"Where is the lesion?\" --mask-out mask.png
-  prsmed predict hub:huyquoctrinh/PRS-Med --image scan.png --question \"Where is the lesion?\"")]
+  prsmed predict hub:huyquoctrinh/PRS-Med --image scan.png --question \"Where is the lesion?\"
+  prsmed predict runs/a --image ct.nii.gz --question \"Where is the liver?\" --out liver.nii.gz --largest-component
+  prsmed predict runs/a --image series/ --question \"Where is the tumour?\" --window liver --out tumour.dcm")]
 pub(super) struct Args {
     #[command(flatten)]
     run: RunArgs,
-    /// Image file: PNG, JPEG or TIFF
+    /// Image file: PNG, JPEG, TIFF or DICOM; or a volume: NIfTI, a DICOM file, or a folder or zip of one DICOM series.
+    /// `PATH#N` chooses volume N of a 4-D NIfTI file, series number N, or frame N
     #[arg(long, value_name = "FILE")]
     image: PathBuf,
     /// Question about the image
@@ -135,14 +145,30 @@ pub(super) struct Args {
     /// Maximum length of the answer in tokens
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_new_tokens: usize,
+    #[command(flatten)]
+    volume: VolumeArgs,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    if !args.image.is_file() {
-        let reason = format!("there is no file `{}`", args.image.display());
-        return Err(Error::config("--image", reason, "give a PNG, JPEG or TIFF file").into());
-    }
-    let image = decode::image(&args.image)?;
+    let volume = match volume::is_volume(&args.image)?.then(|| context.described(&args.run.run)).transpose()?.flatten()
+    {
+        Some(description) => args.volume.with_training(&description, context)?,
+        None => args.volume.clone(),
+    };
+    let image = match volume.open(&args.image, context)? {
+        Input::Image(image) => image,
+        Input::Volume(opened) => {
+            check_volume_flags(args)?;
+            let assembly = args.run.open(context)?;
+            let common = Common {
+                image: &args.image,
+                run: &args.run.run,
+                question: &args.question,
+                always_paint: args.always_paint,
+            };
+            return volume.run(&opened, &assembly, context, &common);
+        }
+    };
     // JPEG compression would change the values 0 and 255 of the mask.
     args.mask_out.iter().try_for_each(|path| check_writable("--mask-out", path, &["png"]))?;
     args.overlay_out.iter().try_for_each(|path| check_writable("--overlay-out", path, &["png", "jpg", "jpeg"]))?;
@@ -217,13 +243,23 @@ fn mask_line(foreground_frac: f64, confidence: &Confidence) -> String {
     format!("{area}{sure}; {found} {presence:.2}")
 }
 
+/// Refuses flags that are for images.
+fn check_volume_flags(args: &Args) -> Result<()> {
+    if args.question.trim().is_empty() {
+        return Err(Error::config("--question", "the question is empty", "ask for example: Where is the lesion?"));
+    }
+    let flags = [("--mask-out", &args.mask_out), ("--overlay-out", &args.overlay_out)];
+    match flags.iter().find(|(_, path)| path.is_some()) {
+        Some((flag, _)) => {
+            Err(Error::config(*flag, "it is for images, and `--image` is a volume", "use `--out mask.nii.gz`"))
+        }
+        None => Ok(()),
+    }
+}
+
 /// Checks an output path before the expensive work.
 fn check_writable(flag: &str, path: &Path, extensions: &[&str]) -> Result<()> {
-    let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if !parent.is_dir() {
-        let reason = format!("`{}` is not a folder", parent.display());
-        return Err(Error::config(flag, reason, "create the folder first, or choose another path"));
-    }
+    check_parent(flag, path)?;
     let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
     if extensions.contains(&extension.as_str()) {
         return Ok(());

@@ -14,6 +14,7 @@ use crate::hub::Spec;
 use crate::plan::detect;
 use crate::plan::dry_run::Job;
 use crate::plan::report::{Machine, Plan};
+use crate::report::{self, training};
 use crate::segment::setup::Build;
 use crate::segment::task::{SCORE, SegmentTask};
 use crate::segment::{Run, Training, init, needs};
@@ -28,7 +29,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Train on a data root
 ///
-/// Leaves a run folder with `last/` and `best/`, each complete in itself. Ctrl-C saves and stops; `--resume` continues.
+/// Leaves a run folder with `last/` and `best/`, each complete in itself, and `report.html` with the curves. Ctrl-C saves
+/// and stops; `--resume` continues.
 ///
 /// Memory is planned before anything is loaded. A training that cannot fit is refused (`--no-plan` skips this check).
 /// Without `--preset` and `--config` the fastest settings of the full model that fit this machine's GPU are searched;
@@ -117,7 +119,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let (toml, config) = (resolved.to_toml(), resolved.config);
     let manifest = args.data.open_with_extra(&args.extra, context)?;
-    let training = Training::new(config.clone(), manifest, &args.out, &context.runtime)?.with_toml(toml);
+    let training = Training::new(config.clone(), manifest, &args.out, &context.runtime)?.with_toml(toml.clone());
     let training = training.resume(args.resume.resumes());
     let _run_lock = early.map_or_else(lock, Ok)?;
     args.resume.adopt(&args.out)?;
@@ -158,6 +160,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         prepared.run(&observer)
     })?;
     let profile = profile.as_ref().map(|profile| profile.out.as_path());
+    write_report(&run, &toml, args, context);
     print_result(&run, plan.as_ref(), profile, args, context)
 }
 
@@ -165,6 +168,21 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 fn limit_memory(limit: Bytes, machine: &Machine) -> Result<()> {
     let total = if let Machine::Cuda(budget, _) = machine { Bytes(budget.total_bytes) } else { limit };
     memory::set_limit(tensor::default_device(), limit, total)
+}
+
+/// Writes `report.html` into the run folder. The training is done, so a failure is a warning only.
+fn write_report(run: &Run, toml: &str, args: &Args, context: &Context) {
+    let (outcome, device) = (&run.outcome, tensor::default_device());
+    let facts = vec![
+        ("prsmed".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+        ("libtorch".to_owned(), tensor::libtorch_version()),
+        ("device".to_owned(), format!("{device:?}")),
+        ("time of this session".to_owned(), format!("{:.1} s", outcome.train_seconds)),
+        ("peak memory of tensors".to_owned(), memory::overall_peak(device).to_string()),
+    ];
+    if let Err(error) = training::write(&args.out, toml, &facts) {
+        context.progress.on(&Event::Warning(format!("no {}: {error}", report::REPORT_FILE)));
+    }
 }
 
 /// Prints the result of the run.

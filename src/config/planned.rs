@@ -38,6 +38,7 @@ impl RunConfig {
             num_classes: CLASSES,
             new_tokens: NEW_TOKENS,
             questions: self.data.questions_per_image,
+            has_unknown_masks: false,
         }
     }
 

@@ -20,6 +20,8 @@ pub struct Batch {
     pub sam_image: Tensor,
     /// u8 `[B, 1, S, S]`, 255 = foreground.
     pub mask: Tensor,
+    /// For each sample, whether its mask is known. `None` if all masks of the data set are.
+    pub has_mask: Option<Vec<bool>>,
     /// i64 `[B]`.
     pub class_label: Tensor,
     /// Indices into the manifest's rows.
@@ -73,6 +75,9 @@ pub struct Collated {
     seen: Vec<Seen>,
     sam: Vec<u8>,
     mask: Vec<u8>,
+    has_mask: Vec<bool>,
+    /// Whether the data set has samples without a mask.
+    with_unknown_masks: bool,
     labels: Vec<i64>,
     rows: Vec<usize>,
     groups: Vec<usize>,
@@ -101,6 +106,8 @@ impl Collated {
             seen: Vec::new(),
             sam: Vec::with_capacity(images * 3 * sam_plane),
             mask: Vec::with_capacity(count * sam_plane),
+            has_mask: Vec::with_capacity(count),
+            with_unknown_masks: false,
             labels: Vec::with_capacity(count),
             rows: Vec::with_capacity(count),
             groups: groups.iter().map(Vec::len).collect(),
@@ -121,6 +128,7 @@ impl Collated {
             batch.texts.push(sample.ids.clone());
             batch.answer_starts.push(sample.answer_start);
             batch.mask.extend(&pixels.mask);
+            batch.has_mask.push(sample.has_mask);
             batch.labels.push(to_i64(sample.label));
             batch.rows.push(sample.row);
         }
@@ -134,6 +142,13 @@ impl Collated {
         Ok(batch)
     }
 
+    /// Marks the batch as one of a data set with samples without a mask. All its batches then have the same tensors.
+    #[must_use]
+    pub fn with_unknown_masks(mut self) -> Self {
+        self.with_unknown_masks = true;
+        self
+    }
+
     /// Copies everything into tensors.
     pub fn into_tensors(self) -> Batch {
         let (count, images) = (to_i64(self.rows.len()), to_i64(self.groups.len()));
@@ -145,6 +160,7 @@ impl Collated {
             clip,
             sam_image: Tensor::from_slice(&self.sam).view([images, 3, sam, sam]),
             mask: Tensor::from_slice(&self.mask).view([count, 1, sam, sam]),
+            has_mask: self.with_unknown_masks.then_some(self.has_mask),
             class_label: Tensor::from_slice(&self.labels),
             rows: self.rows,
             groups: self.groups,
@@ -193,7 +209,9 @@ mod tests {
     fn sample(row: usize, ids: &[i64]) -> Sample {
         let byte = u8::try_from(row).expect("small");
         let pixels = Pixels { clip: vec![byte; 12], sam: vec![byte; 27], mask: vec![byte + 50; 9] };
-        Sample { row, label: row + 1, ids: ids.to_vec(), answer_start: 1, pixels: Arc::new(pixels), seen: None }
+        let ids = ids.to_vec();
+        let has_mask = row != 2;
+        Sample { row, label: row + 1, ids, answer_start: 1, has_mask, pixels: Arc::new(pixels), seen: None }
     }
 
     #[test]
@@ -225,6 +243,9 @@ mod tests {
         let masks: Vec<i64> = (0..3).map(|question| batch.mask.int64_value(&[question, 0, 0, 0])).collect();
         assert_eq!(masks, [54, 55, 52], "each question has its own mask");
         assert_eq!(Vec::<i64>::try_from(&batch.class_label).expect("labels"), [5, 6, 3]);
+        assert_eq!(batch.has_mask, None, "all masks of the data set are known");
+        let batch = Collated::new(&groups, CONFIG, None).expect("fits").with_unknown_masks().into_tensors();
+        assert_eq!(batch.has_mask, Some(vec![true, true, false]));
     }
 
     #[test]

@@ -9,6 +9,8 @@ use serde::Serialize;
 
 use super::bit_depth::DepthReport;
 use super::decode;
+use super::fingerprint::{self, Fingerprint, PairSummary};
+use super::image::foreground;
 use super::labels::{self, Labels};
 use super::manifest::{BadRow, Manifest, Problem, Row, Split, Target};
 use super::sample::size_mismatch;
@@ -38,8 +40,19 @@ pub struct Leak {
     pub images: Vec<PathBuf>,
 }
 
-/// Results of [`check`].
+/// A patient whose images occur in several splits. A score on them is not a score on unseen patients.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct PatientLeak {
+    /// The patient.
+    pub patient: String,
+    /// The splits with this patient.
+    pub splits: Vec<Split>,
+    /// Number of image files.
+    pub images: usize,
+}
+
+/// Results of [`check`].
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CheckReport {
     /// The data root.
     pub root: PathBuf,
@@ -53,6 +66,12 @@ pub struct CheckReport {
     pub bad: Vec<BadRow>,
     /// Images in several splits: warnings, not bad rows.
     pub leaks: Vec<Leak>,
+    /// Patients in several splits: warnings, not bad rows.
+    pub patient_leaks: Vec<PatientLeak>,
+    /// Number of image files with the bytes of another image file. An image with several targets has such copies.
+    pub copies: usize,
+    /// Sizes, spacings, intensities, labels and foreground of the good rows, by class.
+    pub fingerprint: Vec<Fingerprint>,
     /// Splits that some classes have no rows of: warnings, not bad rows.
     pub uncovered: Vec<Uncovered>,
     /// 16-bit images, and those that use a small part of the range: warnings, not bad rows.
@@ -104,10 +123,12 @@ pub fn check(root: &Path, annotations: Option<&Path>, labels: Labels, observer: 
     let mut good = vec![true; manifest.rows.len()];
     let mut by_content: HashMap<Content, Vec<usize>> = HashMap::new();
     let mut ranges = BTreeMap::new();
+    let mut summaries = Vec::new();
     for (indices, found) in results {
         match found {
-            Ok((content, range)) => {
+            Ok(GoodPair { content, range, summary }) => {
                 ranges.extend(indices.first().map(|&index| (&manifest.rows[index].image_path, range)));
+                summaries.push((indices.iter().map(|&index| &manifest.rows[index]).collect(), summary));
                 by_content.entry(content).or_default().extend(indices);
             }
             Err((problem, reason)) => {
@@ -131,7 +152,10 @@ pub fn check(root: &Path, annotations: Option<&Path>, labels: Labels, observer: 
         rows,
         images,
         counts: counts(usable),
+        copies: copies(&manifest, &by_content),
         leaks: leaks(&manifest, by_content),
+        patient_leaks: patient_leaks(&manifest),
+        fingerprint: fingerprint::fingerprints(summaries),
         uncovered: uncovered(&manifest),
         depth,
         bad,
@@ -144,16 +168,29 @@ fn uncovered(manifest: &Manifest) -> Vec<Uncovered> {
     Split::ALL.into_iter().map(of).filter(|uncovered| !uncovered.classes.is_empty()).collect()
 }
 
-/// The content hash of the image and its range of values if it has 16 bits, or what is wrong with the pair.
-type PairCheck = Result<(Content, Option<[u16; 2]>), (Problem, String)>;
+/// An image and a mask that can be used.
+struct GoodPair {
+    /// Content hash of the image file.
+    content: Content,
+    /// Range of values of a 16-bit image.
+    range: Option<[u16; 2]>,
+    summary: PairSummary,
+}
+
+/// What is known of a pair, or what is wrong with it.
+type PairCheck = Result<GoodPair, (Problem, String)>;
 
 /// Decodes an image and its mask.
 fn check_pair(image: &Path, mask: &Path, target: Target, labels: Labels) -> PairCheck {
-    let (decoded, range) =
-        decode::image_with_range(image).map_err(|error| (Problem::UndecodableImage, describe(&error)))?;
-    let content = || content(image).map_err(|error| (Problem::UndecodableImage, describe(&error)));
+    let undecodable = |error: Error| (Problem::UndecodableImage, describe(&error));
+    let (decoded, range) = decode::image_with_range(image).map_err(undecodable)?;
+    let good = |num_foreground: usize, labels: Vec<u16>| {
+        let size_px = (decoded.width(), decoded.height());
+        let summary = PairSummary { size_px, levels: fingerprint::levels(&decoded), num_foreground, labels };
+        Ok(GoodPair { content: content(image).map_err(undecodable)?, range, summary })
+    };
     if target != Target::Present && !mask.exists() {
-        return Ok((content()?, range));
+        return good(0, Vec::new());
     }
     let stored = decode::stored_mask(mask).map_err(|error| (Problem::UndecodableMask, describe(&error)))?;
     let found = stored.labels();
@@ -167,19 +204,8 @@ fn check_pair(image: &Path, mask: &Path, target: Target, labels: Labels) -> Pair
     if sizes.0 != sizes.1 {
         return Err((Problem::SizeMismatch, format!("{}: {}", mask.display(), size_mismatch(sizes.0, sizes.1))));
     }
-    let num_foreground = pixels.iter().filter(|&&value| value > 0).count();
-    if target != Target::Present {
-        return if num_foreground == 0 {
-            Ok((content()?, range))
-        } else {
-            let reason = format!(
-                "{}: the mask has {num_foreground} pixels of foreground, but the row says that there is no such target",
-                mask.display()
-            );
-            Err((Problem::NotEmpty, reason))
-        };
-    }
-    if num_foreground == 0 {
+    let num_foreground = foreground(&pixels).iter().filter(|&&value| value > 0).count();
+    if target == Target::Present && pixels.iter().all(|&value| value == 0) {
         let what = if found.is_empty() {
             "the mask is empty".to_owned()
         } else {
@@ -187,7 +213,15 @@ fn check_pair(image: &Path, mask: &Path, target: Target, labels: Labels) -> Pair
         };
         return Err((Problem::EmptyMask, format!("{}: {what}", mask.display())));
     }
-    Ok((content()?, range))
+    if target != Target::Present && num_foreground > 0 {
+        let reason = format!(
+            "{}: the mask has {num_foreground} pixels of foreground, but the row says that {}",
+            mask.display(),
+            if target == Target::Absent { "its target is not in the image" } else { "its mask is unknown" }
+        );
+        return Err((Problem::NotEmpty, reason));
+    }
+    good(num_foreground, found.into_iter().map(|(label, _)| label).collect())
 }
 
 fn describe(error: &Error) -> String {
@@ -222,134 +256,31 @@ fn leaks(manifest: &Manifest, by_content: HashMap<Content, Vec<usize>>) -> Vec<L
     leaks
 }
 
-#[cfg(test)]
-mod tests {
-    use std::fs;
-    use std::sync::atomic::{AtomicU64, Ordering};
-
-    use super::*;
-    use crate::data::fixture::{Root, shared};
-    use crate::event::Silent;
-
-    #[test]
-    fn every_bad_row_is_reported_with_file_line_and_reason() {
-        let root = Root::new();
-        for name in ["good", "corrupt", "size", "empty"] {
-            root.pair("ct", "train", name);
-        }
-        fs::write(root.file("ct/train_images/corrupt.png"), b"\x89PNG\r\n\x1a\nnothing").expect("written");
-        root.mask("ct/train_masks/size.png", 11, 8, |_, _| 255);
-        root.mask("ct/train_masks/empty.png", 12, 8, |_, _| 0);
-        root.csv(
-            "a.csv",
-            "image_path,question,answer,split\n\
-             ct/train_masks/good.png,q,a,train\n\
-             ct/train_masks/corrupt.png,q,a,train\n\
-             ct/train_masks/size.png,q,a,train\n\
-             ct/train_masks/empty.png,q1,a,train\n\
-             ct/train_masks/empty.png,q2,a,train\n\
-             ct/train_masks/none.png,q,a,train\n\
-             ct/train_masks/good.png,q,a,nothing\n\
-             ct/train_masks/good.png,q2,a,test\n\
-             ct/train_masks/good.png,,a,train\n\
-             ct/train_masks/good.png,q,a,train\n",
-        );
-        let report = check(root.path(), None, Labels::NONE, &Silent).expect("readable");
-        let found: Vec<(u64, Problem)> = report.bad.iter().map(|bad| (bad.line, bad.problem)).collect();
-        assert_eq!(
-            found,
-            [
-                (3, Problem::UndecodableImage),
-                (4, Problem::SizeMismatch),
-                (5, Problem::EmptyMask),
-                (6, Problem::EmptyMask),
-                (7, Problem::MissingMask),
-                (8, Problem::UnknownSplit),
-                (10, Problem::EmptyCell),
-                (11, Problem::Duplicate),
-            ]
-        );
-        assert!(report.bad[0].reason.contains("corrupt.png: cannot be decoded: "), "{}", report.bad[0].reason);
-        assert!(report.bad[1].reason.ends_with("size.png: the mask is 11x8 pixels but its image is 12x8"));
-        assert!(report.bad[2].reason.ends_with("empty.png: the mask is empty"));
-        assert_eq!(report.counts, [ModalityCounts { modality: "ct".into(), train: 1, val: 0, test: 1 }]);
-        assert_eq!((report.rows, report.images, report.is_good()), (10, 4, false));
-        let leak = &report.leaks[0];
-        assert_eq!((leak.splits.as_slice(), leak.images.len()), ([Split::Train, Split::Test].as_slice(), 1));
-        let json = serde_json::to_value(&report).expect("serializable");
-        assert_eq!(json["bad"][0]["problem"], "undecodable_image");
-        assert_eq!(json["counts"][0]["train"], 1);
-    }
-
-    #[test]
-    fn label_maps_narrow_images_and_missing_splits_are_reported() {
-        let root = Root::new();
-        for name in ["one", "map", "narrow"] {
-            root.pair("ct", "train", name);
-        }
-        root.pair("mr", "train", "a");
-        root.mask("ct/train_masks/map.png", 12, 8, |x, _| [0, 5, 20][x as usize / 4]);
-        ::image::ImageBuffer::<::image::Luma<u16>, _>::from_fn(12, 8, |x, _| ::image::Luma([u16::from(x > 3) * 4095]))
-            .save(root.file("ct/train_images/narrow.png"))
-            .expect("written");
-        root.csv(
-            "a.csv",
-            "image_path,question,answer,split\n\
-             ct/train_masks/one.png,q,a,train\n\
-             ct/train_masks/map.png,q,a,test\n\
-             ct/train_masks/narrow.png,q,a,val\n\
-             mr/train_masks/a.png,q,a,train\n",
-        );
-        let check =
-            |labels: &[u16]| check(root.path(), None, Labels::new(labels).expect("labels"), &Silent).expect("readable");
-        let report = check(&[]);
-        assert_eq!((report.bad.len(), report.bad[0].line, report.bad[0].problem), (1, 3, Problem::SeveralLabels));
-        let reason = &report.bad[0].reason;
-        assert!(reason.contains("map.png: the mask has several labels: 5 (32 pixels), 20 (32 pixels); "), "{reason}");
-        assert!(reason.contains("`--labels 1,3`"), "{reason}");
-        assert_eq!((report.depth.num_decoded, report.depth.narrow[0].max), (1, 4095));
-        let uncovered: Vec<_> = report.uncovered.iter().map(|u| (u.split, u.classes.join(","))).collect();
-        assert_eq!(uncovered, [(Split::Val, "mr".to_owned()), (Split::Test, "mr".to_owned())]);
-        let report = check(&[5, 255]);
-        assert_eq!(report.bad, []);
-        let report = check(&[20]);
-        assert_eq!(report.bad.iter().map(|bad| bad.line).collect::<Vec<_>>(), [2, 4, 5]);
-        assert!(
-            report.bad[0].reason.ends_with("one.png: the mask has no pixel of the labels 20; it has 255 (15 pixels)")
-        );
-    }
-
-    #[test]
-    fn images_in_several_splits_are_reported_in_the_order_of_their_paths() {
-        let root = Root::new();
-        let rows = ["a", "b", "c", "d", "e", "f", "g", "h"].map(|name| {
-            root.pair("ct", "train", name);
-            format!("ct/train_masks/{name}.png,q,a,train\nct/train_masks/{name}.png,q2,a,test\n")
-        });
-        root.csv("a.csv", &format!("image_path,question,answer,split\n{}", rows.concat()));
-        let report = check(root.path(), None, Labels::NONE, &Silent).expect("readable");
-        let images: Vec<&PathBuf> = report.leaks.iter().flat_map(|leak| &leak.images).collect();
-        assert_eq!((images.len(), report.leaks.len()), (8, 8));
-        assert!(images.is_sorted(), "{images:?}");
-    }
-
-    #[test]
-    #[ignore = "needs shared data"]
-    fn shared_data_the_real_data_set_has_no_bad_rows() {
-        struct Last(AtomicU64);
-        impl Observer for Last {
-            fn on(&self, event: &Event) {
-                if let Event::Advanced { done } = event {
-                    assert_eq!(self.0.swap(*done, Ordering::Relaxed) + 1, *done, "progress advances by one");
-                }
-            }
-        }
-        let folder = shared("data/real");
-        let observer = Last(AtomicU64::new(0));
-        let report = check(&folder, None, Labels::NONE, &observer).expect("readable");
-        assert_eq!(report.bad, []);
-        assert_eq!((report.rows, report.images, report.counts.len()), (360, 180, 9));
-        assert_eq!(observer.0.load(Ordering::Relaxed), 180);
-        assert!(report.counts.iter().all(|count| count.train > 0 && count.test > 0));
-    }
+/// Image files whose bytes another image file has too, without one of each.
+fn copies(manifest: &Manifest, by_content: &HashMap<Content, Vec<usize>>) -> usize {
+    let files = |rows: &Vec<usize>| rows.iter().map(|&row| &manifest.rows[row].image_path).collect::<BTreeSet<_>>();
+    by_content.values().map(|rows| files(rows).len() - 1).sum()
 }
+
+fn patient_leaks(manifest: &Manifest) -> Vec<PatientLeak> {
+    let mut patients: BTreeMap<&str, (BTreeSet<Split>, BTreeSet<&PathBuf>)> = BTreeMap::new();
+    for row in &manifest.rows {
+        if let Some(patient) = &row.patient {
+            let (splits, images) = patients.entry(patient).or_default();
+            splits.insert(row.split);
+            images.insert(&row.image_path);
+        }
+    }
+    let several = patients.into_iter().filter(|(_, (splits, _))| splits.len() > 1);
+    several
+        .map(|(patient, (splits, images))| PatientLeak {
+            patient: patient.to_owned(),
+            splits: splits.into_iter().collect(),
+            images: images.len(),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+#[path = "check_tests.rs"]
+mod tests;

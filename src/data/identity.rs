@@ -1,6 +1,6 @@
 //! Identity of the rows of a training, by which a resumed run notices changed data.
 
-use super::manifest::{Manifest, Row};
+use super::manifest::{Manifest, Row, Target};
 use crate::files;
 use crate::{Error, Result};
 use rayon::prelude::*;
@@ -11,7 +11,7 @@ use std::path::Path;
 /// Characters of a row's mark.
 const MARK: usize = 8;
 
-/// Hashes of all rows in their order: texts, class, split, and the paths (below the data root) and sizes of image and
+/// Hashes of all rows in their order: texts, class, split, target, and the paths (below the data root) and sizes of image and
 /// mask. The data root may move; the content of images is not read.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct DataIdentity {
@@ -88,9 +88,15 @@ fn hash(row: &Row, root: &Path) -> Result<[u8; 32]> {
         hash.update((bytes.len() as u64).to_le_bytes());
         hash.update(bytes);
     };
+    let may_be_missing = row.target != Target::Present && !row.mask_path.exists();
     for path in [&row.image_path, &row.mask_path] {
         add(inside(path, root).to_string_lossy().as_bytes());
-        add(&std::fs::metadata(path).map_err(Error::io(path, "read"))?.len().to_le_bytes());
+        if !(may_be_missing && path == &row.mask_path) {
+            add(&std::fs::metadata(path).map_err(Error::io(path, "read"))?.len().to_le_bytes());
+        }
+    }
+    if row.target != Target::Present {
+        add(format!("{:?}", row.target).as_bytes());
     }
     for text in [&row.modality, &row.question, &row.answer] {
         add(text.as_bytes());

@@ -21,7 +21,7 @@ use super::decode;
 use super::features::{self, FeatureShape, Features, Seen};
 use super::flip_rotate::{self, Transform};
 use super::image::PixelConfig;
-use super::manifest::{Manifest, Row};
+use super::manifest::{Manifest, Row, Target};
 use super::sample::{Pixels, Sample, at_row, decoded, mask_of};
 use super::unreadable::Unreadable;
 use crate::error::{Error, Result};
@@ -57,6 +57,8 @@ pub struct Source {
     pairs: Vec<usize>,
     /// For each row the first row with the same image.
     images: Vec<usize>,
+    /// Whether some rows of the manifest have no mask.
+    has_unknown_masks: bool,
 }
 
 /// Length of a row's text in ids.
@@ -78,7 +80,20 @@ impl Source {
         let images = rows().map(|(index, row)| *first_image.entry(&row.image_path).or_insert(index)).collect();
         let augment = Augment::None;
         let (cache, vision, unreadable) = (None, None, None);
-        Self { manifest, encoder, config, augment, seed: 0, cache, vision, unreadable, pairs, images }
+        let has_unknown_masks = manifest.has_unknown_masks();
+        Self {
+            manifest,
+            encoder,
+            config,
+            augment,
+            seed: 0,
+            cache,
+            vision,
+            unreadable,
+            pairs,
+            images,
+            has_unknown_masks,
+        }
     }
 
     /// Adds augmentation, new in every epoch. Its random numbers depend on `seed`, epoch and row (or image).
@@ -187,9 +202,10 @@ impl Source {
         let mut readable = Vec::new();
         for &index in rows {
             let Some(row) = self.manifest.rows.get(index) else { return Err(error) };
-            let files = decode::image(&row.image_path).and_then(|_| decode::stored_mask(&row.mask_path));
-            match files {
-                Ok(_) => readable.push(index),
+            let may_be_missing = row.target != Target::Present && !row.mask_path.exists();
+            let mask = |_| if may_be_missing { Ok(()) } else { decode::stored_mask(&row.mask_path).map(drop) };
+            match decode::image(&row.image_path).and_then(mask) {
+                Ok(()) => readable.push(index),
                 Err(cause) => unreadable.add(index, at_row(row, &cause))?,
             }
         }
@@ -238,7 +254,8 @@ impl Source {
                     None => Arc::new(Pixels::of(&image, mask, &self.config)?),
                 };
                 let seen = self.vision.as_ref().map(|vision| vision.of(features::key_of(&pixels.clip)));
-                Ok(Sample { row: index, label: self.label(row)?, ids, answer_start, pixels, seen })
+                let has_mask = row.target != Target::Unknown;
+                Ok(Sample { row: index, label: self.label(row)?, ids, answer_start, has_mask, pixels, seen })
             };
             let sample = make().map_err(|error| at_row(row, &error))?;
             samples.push(sample);
@@ -271,7 +288,8 @@ impl Source {
             (Some(vision), None) => Some(vision.remember(key, &pixels.clip)),
             (_, seen) => seen,
         };
-        Ok(Sample { row: index, label, ids, answer_start, pixels, seen })
+        let has_mask = row.target != Target::Unknown;
+        Ok(Sample { row: index, label, ids, answer_start, has_mask, pixels, seen })
     }
 
     /// Pixels from the cache or the files. CLIP pixels are left out if they are not needed.
@@ -467,7 +485,8 @@ fn collate(source: &Source, groups: &[Vec<usize>], options: LoaderOptions, stop:
         if samples.is_empty() && source.unreadable.is_some() {
             return Ok(None);
         }
-        Collated::new(&samples, source.config, source.feature_shape()).map(Some)
+        let batch = Collated::new(&samples, source.config, source.feature_shape())?;
+        Ok(Some(if source.has_unknown_masks { batch.with_unknown_masks() } else { batch }))
     }))
 }
 

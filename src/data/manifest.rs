@@ -114,6 +114,13 @@ pub struct Row {
     pub synthetic: bool,
 }
 
+impl Row {
+    /// Whether the mask shows the target. The mask of other rows is empty or not known, and its file may be missing.
+    pub fn is_present(&self) -> bool {
+        self.target == Target::Present
+    }
+}
+
 /// Kind of problem of a bad row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -273,6 +280,11 @@ impl Manifest {
         let more = self.skipped.len().saturating_sub(SHOWN);
         let more = if more > 0 { format!("; and {more} more (`prsmed data check` lists them)") } else { String::new() };
         (!rows.is_empty()).then(|| format!("{} bad rows are left out: {}{more}", self.skipped.len(), rows.join("; ")))
+    }
+
+    /// Whether some rows have an answer only. Their masks do not count in losses and scores.
+    pub fn has_unknown_masks(&self) -> bool {
+        self.rows.iter().any(|row| row.target == Target::Unknown)
     }
 
     /// The classes without a real row of `split`, if other classes have some.

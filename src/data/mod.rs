@@ -15,6 +15,7 @@ pub mod check;
 pub mod classical;
 pub mod decode;
 pub mod features;
+pub mod fingerprint;
 pub mod flip_rotate;
 pub mod held_out;
 pub mod identity;
@@ -27,6 +28,7 @@ pub mod mixing_sampler;
 pub mod phantom;
 pub mod position;
 pub mod prepare;
+pub mod prepared;
 pub mod relabel;
 pub mod resample;
 pub mod sample;
@@ -35,6 +37,7 @@ pub mod split;
 pub mod templates;
 pub mod text;
 pub mod unreadable;
+pub mod volume;
 
 mod random;
 

@@ -52,12 +52,18 @@ type RelabelResult<T> = Result<T, RelabelError>;
 
 /// Rewrites the texts of a row from mask `old` to mask `new` (foreground as in [`foreground`]). Paths do not change.
 ///
+/// A row whose target is absent, or whose mask is not known, does not change if its texts name no location, direction
+/// or percentage.
+///
 /// `zones` decides if both rules explain the row's location. If it is `None`, the words decide (`top`: quadrants,
 /// `upper`: grid).
 ///
 /// # Errors
 /// The first thing that cannot be rewritten safely.
 pub fn relabel(row: &Row, old: &GrayImage, new: &GrayImage, zones: Option<Zones>) -> RelabelResult<Row> {
+    if !row.is_present() {
+        return without_target(row);
+    }
     let (old, new) = (MaskSummary::of(old)?, MaskSummary::of(new)?);
     let from = named_location(row)?;
     let style = Style::of(row);
@@ -75,6 +81,19 @@ pub fn relabel(row: &Row, old: &GrayImage, new: &GrayImage, zones: Option<Zones>
         position: row.position.as_ref().map(label).transpose()?,
         ..row.clone()
     })
+}
+
+/// A row without a mask that shows its target: it does not change if no word of it depends on the geometry.
+fn without_target(row: &Row) -> RelabelResult<Row> {
+    let all = [Some(&row.question), Some(&row.answer), row.position.as_ref()];
+    for text in all.into_iter().flatten() {
+        let depends =
+            |word: &str| is_location_word(word) || UNSUPPORTED_WORDS.contains(&word) || word.starts_with("percent");
+        if text.contains('%') || words(text).iter().any(|word| depends(&word.lower)) {
+            return Err(RelabelError::Words(text.clone()));
+        }
+    }
+    Ok(row.clone())
 }
 
 /// Properties of a mask that texts refer to.

@@ -4,7 +4,7 @@ use ::image::imageops::{flip_horizontal, rotate90, rotate180};
 use super::*;
 use crate::data::decode;
 use crate::data::fixture::{row, shared};
-use crate::data::manifest::Manifest;
+use crate::data::manifest::{Manifest, Target};
 
 /// 90x90 with blocks of `side` pixels at these corners.
 fn blocks(side: u32, corners: &[(u32, u32)]) -> GrayImage {
@@ -207,6 +207,21 @@ fn uncertain_texts_are_not_relabelled() {
     let two = "one in the upper left part of the image and one in the lower right part of the image";
     assert_eq!(relabel(&row("q", two, None), &old, &new, None), Err(RelabelError::NoLocation));
     assert_eq!(relabel(&row("q", "a nevus", None), &old, &new, None), Err(RelabelError::NoLocation));
+}
+
+#[test]
+fn rows_without_a_target_stay_if_no_word_depends_on_the_geometry() {
+    let (old, new) = (GrayImage::new(9, 9), GrayImage::new(9, 9));
+    for target in [Target::Absent, Target::Unknown] {
+        let of =
+            |answer: &str, label| relabel(&Row { target, ..row("Is there a nevus?", answer, label) }, &old, &new, None);
+        let text = "There is no nevus in this image.";
+        assert_eq!(of(text, None).unwrap().answer, text);
+        for answer in ["None in the left part of the image.", "It is above the other.", "It covers 5% of the image."] {
+            assert_eq!(of(answer, None), Err(RelabelError::Words(answer.to_owned())), "{answer}");
+        }
+        assert!(of(text, Some("upper left")).is_err());
+    }
 }
 
 /// The grid label, which the real data set uses.

@@ -7,7 +7,7 @@ use ::image::{DynamicImage, GrayImage};
 use super::decode;
 use super::features::Seen;
 use super::flip_rotate::Transform;
-use super::image::{PixelConfig, clip_pixels, mask_pixels, sam_pixels};
+use super::image::{PixelConfig, clip_pixels, foreground, mask_pixels, sam_pixels};
 use super::labels::Labels;
 use super::manifest::{Row, Target};
 use crate::error::{Error, Result};
@@ -86,6 +86,10 @@ pub(super) fn mask_of(row: &Row, image: &DynamicImage, labels: Labels) -> Result
         return Ok(GrayImage::new(image.width(), image.height()));
     }
     let mask = decode::labelled_mask(&row.mask_path, labels)?;
+    if row.target == Target::Absent && foreground(&mask).iter().any(|value| *value > 0) {
+        let reason = "the mask has foreground, but a row says that its target is absent";
+        return Err(Error::data(&row.mask_path, reason, "list such rows with `prsmed data check`, then repair them"));
+    }
     let sizes = ((image.width(), image.height()), (mask.width(), mask.height()));
     if sizes.0 != sizes.1 {
         return Err(Error::data(&row.mask_path, size_mismatch(sizes.0, sizes.1), "export image and mask at one size"));
@@ -108,6 +112,8 @@ pub struct Sample {
     pub ids: Vec<i64>,
     /// `ids[answer_start..]` is the answer.
     pub answer_start: usize,
+    /// Whether the mask is known; an answer alone has none.
+    pub has_mask: bool,
     /// The pixels, which the cache may share.
     pub pixels: Arc<Pixels>,
     /// Vision features of the image, or the key under which they will be cached; `None` without a vision feature
@@ -128,6 +134,7 @@ pub(crate) fn at_row(row: &Row, error: &Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::fixture::{Root, row};
     use crate::data::image::{MaskMode, PadOffset};
 
     #[test]
@@ -141,5 +148,29 @@ mod tests {
         };
         let pixels = Pixels::of(&DynamicImage::new_rgb8(9, 7), &GrayImage::new(9, 7), &config).unwrap();
         assert_eq!((pixels.bytes(), config.cached_bytes()), (3 * 64 + 4 * 256, 3 * 64 + 4 * 256));
+    }
+
+    #[test]
+    fn the_mask_of_an_absent_target_is_empty_also_without_a_file() {
+        let root = Root::new();
+        root.pair("ct", "train", "a");
+        let [image_path, mask_path] =
+            ["images", "masks"].map(|what| root.path().join(format!("ct/train_{what}/a.png")));
+        let row = |target| Row {
+            image_path: image_path.clone(),
+            mask_path: mask_path.clone(),
+            target,
+            ..row("q", "a", None)
+        };
+        let mask = |target| decoded(&row(target), Labels::NONE).map(|(_, mask)| mask);
+        let error = mask(Target::Absent).unwrap_err().to_string();
+        assert!(error.contains("a row says that its target is absent"), "{error}");
+        assert!(mask(Target::Present).unwrap().iter().any(|value| *value > 0));
+        std::fs::remove_file(&mask_path).unwrap();
+        for target in [Target::Absent, Target::Unknown] {
+            let mask = mask(target).unwrap();
+            assert_eq!((mask.dimensions(), mask.iter().max()), ((12, 8), Some(&0)));
+        }
+        assert!(mask(Target::Present).is_err());
     }
 }

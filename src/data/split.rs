@@ -1,8 +1,9 @@
 //! Creates a missing `val` split from `train`, by image and not by row.
 //!
 //! Rows whose image files have the same bytes form a group, regardless of their names. Several targets of one image, or
-//! copies of it, are therefore in the same split. Within each class the groups are ordered by a hash of seed and
-//! content, so the split does not depend on paths or on the order of the rows.
+//! copies of it, are therefore in the same split. So are the images of a patient, if the rows name patients. Within each
+//! class the groups are ordered by a hash of seed and content, so the split does not depend on paths or on the order of
+//! the rows.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -32,8 +33,8 @@ pub struct ValSplit {
     pub val_rows: usize,
 }
 
-/// Moves about `fraction` of each class's training images to `val`, at least one if a class has two. `None` when the
-/// data set already has `val` rows; nothing is moved then. Rows of extra data roots are neither counted nor moved;
+/// Moves about `fraction` of each class's training images (or patients) to `val`, at least one if a class has two.
+/// `None` when the data set already has `val` rows; nothing is moved then. Rows of extra data roots are neither counted nor moved;
 /// synthetic pairs made from images that are now `val` are left out.
 ///
 /// # Errors
@@ -53,9 +54,9 @@ pub fn ensure_val(manifest: &mut Manifest, fraction: f64, seed: u64) -> Result<O
     let train = manifest.rows_of(Split::Train);
     let groups = groups(manifest, &train)?;
     let mut classes: BTreeMap<&str, Vec<(Content, Content)>> = BTreeMap::new();
-    for (content, rows) in &groups {
-        // An image in several classes belongs to the first class by name.
-        let class = rows.iter().map(|&row| manifest.rows[row].modality.as_str()).min().unwrap_or_default();
+    for (content, group) in &groups {
+        // A group in several classes belongs to the first class by name.
+        let class = group.rows.iter().map(|&row| manifest.rows[row].modality.as_str()).min().unwrap_or_default();
         let mut rank = Sha256::new();
         rank.update(seed.to_le_bytes());
         rank.update(content);
@@ -68,21 +69,25 @@ pub fn ensure_val(manifest: &mut Manifest, fraction: f64, seed: u64) -> Result<O
     }
     if chosen.is_empty() {
         if groups.len() < 2 {
+            let images: usize = groups.values().map(|group| group.images).sum();
+            let of = if images > 1 { " of one patient" } else { "" };
             return Err(Error::data(
                 &manifest.root,
-                format!("{} training image(s) are too few for a `val` split", groups.len()),
+                format!("{images} training image(s){of} are too few for a `val` split"),
                 "add images, or rows with the split `val`",
             ));
         }
         // Every class has only one image: take the first of all by rank.
         chosen.extend(classes.values().flatten().min().map(|(_, content)| *content));
     }
-    let moved: Vec<usize> = chosen.iter().flat_map(|content| groups[content].iter().copied()).collect();
+    let moved: Vec<usize> = chosen.iter().flat_map(|content| groups[content].rows.iter().copied()).collect();
+    let val_images = chosen.iter().map(|content| groups[content].images).sum();
     for &row in &moved {
         manifest.rows[row].split = Split::Val;
     }
     held_out::drop_leaking_pairs(manifest)?;
-    Ok(Some(ValSplit { images: groups.len(), val_images: chosen.len(), val_rows: moved.len() }))
+    let images = groups.values().map(|group| group.images).sum();
+    Ok(Some(ValSplit { images, val_images, val_rows: moved.len() }))
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a fraction of a count, clamped to it")]
@@ -90,19 +95,59 @@ fn num_val(count: usize, fraction: f64) -> usize {
     if count < 2 { 0 } else { ((count as f64 * fraction).round() as usize).clamp(1, count - 1) }
 }
 
-/// Rows by the content of their image.
-fn groups(manifest: &Manifest, rows: &[usize]) -> Result<BTreeMap<Content, Vec<usize>>> {
+/// Rows that must be in the same split.
+#[derive(Debug, Default)]
+struct Group {
+    /// Number of different images.
+    images: usize,
+    rows: Vec<usize>,
+}
+
+/// Groups of rows, each by the smallest content of its images.
+fn groups(manifest: &Manifest, rows: &[usize]) -> Result<BTreeMap<Content, Group>> {
     let mut by_path: BTreeMap<&PathBuf, Vec<usize>> = BTreeMap::new();
     for &row in rows {
         by_path.entry(&manifest.rows[row].image_path).or_default().push(row);
     }
     let contents: Vec<(Content, Vec<usize>)> =
         by_path.into_par_iter().map(|(path, rows)| Ok((content(path)?, rows))).collect::<Result<_>>()?;
-    let mut groups: BTreeMap<Content, Vec<usize>> = BTreeMap::new();
+    let mut images: BTreeMap<Content, Vec<usize>> = BTreeMap::new();
     for (content, rows) in contents {
-        groups.entry(content).or_default().extend(rows);
+        images.entry(content).or_default().extend(rows);
+    }
+    let first = first_of_patients(manifest, &images);
+    let mut groups: BTreeMap<Content, Group> = BTreeMap::new();
+    for ((content, rows), first) in images.into_iter().zip(first) {
+        let group = groups.entry(first.unwrap_or(content)).or_default();
+        group.images += 1;
+        group.rows.extend(rows);
     }
     Ok(groups)
+}
+
+/// For each image the smallest content among all images that are connected to it by patients; `None` for an image
+/// without a patient.
+fn first_of_patients(manifest: &Manifest, images: &BTreeMap<Content, Vec<usize>>) -> Vec<Option<Content>> {
+    let patients = |rows: &[usize]| -> Vec<&str> {
+        rows.iter().filter_map(|&row| manifest.rows[row].patient.as_deref()).collect()
+    };
+    let mut first: BTreeMap<&str, Content> = BTreeMap::new();
+    loop {
+        let mut is_stable = true;
+        for (content, rows) in images {
+            let of_image = patients(rows);
+            let Some(least) = of_image.iter().map(|patient| *first.get(patient).unwrap_or(content)).min() else {
+                continue;
+            };
+            for patient in of_image {
+                is_stable &= first.insert(patient, least) == Some(least);
+            }
+        }
+        if is_stable {
+            break;
+        }
+    }
+    images.values().map(|rows| patients(rows).first().map(|patient| first[patient])).collect()
 }
 
 #[cfg(test)]
@@ -176,6 +221,50 @@ mod tests {
             moved += usize::from(has("copy.png"));
         }
         assert!(moved > 0, "no seed moved the copied image, so nothing was tested");
+    }
+
+    #[test]
+    fn images_of_a_patient_stay_in_the_same_split() {
+        let root = Root::new();
+        let mut text = "image_path,question,answer,split,patient\n".to_owned();
+        for class in ["ct", "mr"] {
+            for index in 0..12 {
+                root.pair(class, "train", &format!("{class}{index}"));
+                // patients 0 and 1 have images of both classes; the last image of each class names no patient
+                let patient = if index < 11 { format!("p{}", index / 3) } else { String::new() };
+                writeln!(text, "{class}/train_masks/{class}{index}.png,q,a,train,{patient}").expect("a string");
+            }
+        }
+        root.csv("a.csv", &text);
+        let mut sizes = BTreeSet::new();
+        for seed in 0..20 {
+            let mut manifest = Manifest::open(root.path(), None).expect("good");
+            let cut = ensure_val(&mut manifest, 0.3, seed).expect("cut").expect("no val of its own");
+            let splits = |split| -> BTreeSet<&str> {
+                let rows = manifest.rows_of(split).into_iter();
+                rows.filter_map(|row| manifest.rows[row].patient.as_deref()).collect()
+            };
+            assert!(splits(Split::Val).is_disjoint(&splits(Split::Train)), "seed {seed}");
+            assert_eq!((cut.images, cut.val_images), (24, manifest.rows_of(Split::Val).len()));
+            sizes.insert(cut.val_images);
+        }
+        assert!(sizes.iter().any(|size| *size >= 6), "no seed moved a patient with both classes: {sizes:?}");
+    }
+
+    #[test]
+    fn patients_of_a_copied_image_are_one_group() {
+        let mut manifest = Manifest::open(root(false).path(), None);
+        let manifest = manifest.as_mut().expect("good");
+        let patients = ["b", "a", "c", "c", "d"];
+        let of = |rows: &[usize], content: u8| ([content; 32], rows.to_vec());
+        for (row, patient) in manifest.rows.iter_mut().zip(patients) {
+            row.patient = Some(patient.to_owned());
+        }
+        // a and b share image 9, b and c share image 5; row 5 has no patient
+        manifest.rows[5].patient = None;
+        let images = BTreeMap::from([of(&[1], 1), of(&[0, 2], 5), of(&[5], 6), of(&[4], 7), of(&[0, 1], 9)]);
+        let first: Vec<_> = first_of_patients(manifest, &images).into_iter().map(|c| c.map(|c| c[0])).collect();
+        assert_eq!(first, [Some(1), Some(1), None, Some(7), Some(1)]);
     }
 
     #[test]

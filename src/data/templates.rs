@@ -9,6 +9,7 @@ use rand::seq::IndexedRandom;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
+use crate::location::first_location;
 use crate::{Error, Result, files};
 
 const EMBEDDED: &str = include_str!("../../data/question_templates.toml");
@@ -27,6 +28,14 @@ pub struct QuestionTemplate {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RegionTemplates {
+    /// The answers.
+    pub answers: Vec<String>,
+}
+
+/// Answers about a target that is not in the image; none contains a zone.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AbsentTemplates {
     /// The answers.
     pub answers: Vec<String>,
 }
@@ -53,6 +62,9 @@ pub struct Templates {
     pub pair: Vec<QuestionTemplate>,
     /// Answers that name two regions.
     pub regions: RegionTemplates,
+    /// Answers about targets that are absent; empty in files of earlier versions.
+    #[serde(default)]
+    pub absent: AbsentTemplates,
     /// Additional sentences.
     pub extra: ExtraTemplates,
 }
@@ -101,7 +113,8 @@ impl Templates {
     /// Reads a file in the format of the built-in templates.
     ///
     /// # Errors
-    /// As [`read`]; also for an empty section, an unknown placeholder, or an answer without its zone.
+    /// As [`read`]; also for an empty section, an unknown placeholder, an answer without its zone, or an answer about an
+    /// absent target that names a location.
     pub fn open(path: &Path) -> Result<Self> {
         read(path, "data/question_templates.toml", Self::check)
     }
@@ -138,6 +151,12 @@ impl Templates {
             check_placeholders(answer, &["target", "image", "zone", "second_zone"])?;
             if !answer.contains("{zone}") || !answer.contains("{second_zone}") {
                 return Err(format!("`[regions]`: the answer `{answer}` lacks `{{zone}}` or `{{second_zone}}`"));
+            }
+        }
+        for answer in &self.absent.answers {
+            check_placeholders(answer, &["target", "image"])?;
+            if answer.trim().is_empty() || first_location(answer).is_some() {
+                return Err(format!("`[absent]`: the answer `{answer}` is empty or names a location"));
             }
         }
         check_placeholders(&self.extra.areas, &["target", "image", "count"])?;
@@ -233,5 +252,20 @@ mod tests {
         assert!(unknown.contains("`{organ}` is not known"), "{unknown}");
         let key = open(&EMBEDDED.replacen("[extra]", "[extras]", 1));
         assert!(key.contains("extras"), "{key}");
+        let located =
+            open(&EMBEDDED.replacen("There is no {target} in this", "None in the upper left part of this", 1));
+        assert!(located.contains("`[absent]`") && located.contains("names a location"), "{located}");
+        let zone = open(&EMBEDDED.replacen("shows no {target}", "shows no {target} in the {zone}", 1));
+        assert!(zone.contains("`{zone}` is not known here"), "{zone}");
+    }
+
+    #[test]
+    fn files_of_earlier_versions_have_no_answers_about_absent_targets() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.toml");
+        let (start, rest) = EMBEDDED.split_once("[absent]").unwrap();
+        std::fs::write(&path, format!("{start}{}", &rest[rest.find("[extra]").unwrap()..])).unwrap();
+        let templates = Templates::open(&path).unwrap();
+        assert!(templates.absent.answers.is_empty() && !Templates::embedded().absent.answers.is_empty());
     }
 }

@@ -17,7 +17,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use super::neighbours::quantile;
-use super::table::aligned;
+use super::text_table::aligned;
 
 /// Number of bootstrap samples.
 const DRAWS: usize = 2000;

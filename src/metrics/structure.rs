@@ -2,9 +2,12 @@
 //! weighted F.
 //!
 //! Sources: Fan et al. 2017 (structure measure), Fan et al. 2018 (enhanced alignment), Margolin et al. 2014 (weighted
-//! F), all as in PRS-Med's `eval_functions.py`. The nearest-foreground transform follows SciPy's (Maurer et al. 2003),
-//! including its tie-breaking, because the weighted F copies values from the nearest pixel. Deviations: an empty
-//! quadrant of the structure measure is skipped; an empty truth has no weighted F (NaN there).
+//! F), all as in PRS-Med's `eval_functions.py`. The weighted F copies values from the nearest pixel of the truth, so
+//! the distance transform breaks ties as SciPy's does. Deviations: an empty quadrant of the structure measure is
+//! skipped; an empty truth has no weighted F (NaN there).
+
+use super::distance_transform::Nearest;
+use super::grid::{Size, Spacing};
 
 /// numpy's `finfo(float64).eps`.
 const EPS: f64 = f64::EPSILON;
@@ -83,9 +86,10 @@ impl MaskPair {
     /// Weighted F (beta 1). Errors are smoothed inside the object (Gaussian 7x7, sigma 5) and have less weight near the
     /// object. `None` for an empty truth.
     pub fn weighted_f(&self) -> Option<f64> {
-        let nearest = nearest_foreground(&self.truth, self.width)?;
+        let size = Size::image(self.height, self.width);
+        let nearest = Nearest::of(&self.truth, size, Spacing::PIXELS)?;
         let error: Vec<f64> = self.map.iter().zip(&self.truth).map(|(p, &t)| (p - as_f64(t)).abs()).collect();
-        let spread: Vec<f64> = nearest.iter().map(|&i| error[i]).collect();
+        let spread: Vec<f64> = nearest.cell.iter().map(|&cell| error[cell as usize]).collect();
         let smooth = self.smoothed_inside(&spread);
         let (mut inside, mut outside, mut count) = (0.0, 0.0, 0.0);
         for (i, &is_truth) in self.truth.iter().enumerate() {
@@ -93,19 +97,13 @@ impl MaskPair {
                 count += 1.0;
                 inside += if smooth[i] < error[i] { smooth[i] } else { error[i] };
             } else {
-                outside += error[i] * (2.0 - (0.5_f64.ln() / 5.0 * self.distance(i, nearest[i])).exp());
+                outside += error[i] * (2.0 - (0.5_f64.ln() / 5.0 * nearest.squared[i].sqrt()).exp());
             }
         }
         let hits = count - inside;
         let recall = 1.0 - inside / count;
         let precision = hits / (hits + outside + EPS);
         Some(2.0 * recall * precision / (recall + precision + EPS))
-    }
-
-    fn distance(&self, a: usize, b: usize) -> f64 {
-        let down = (a / self.width).abs_diff(b / self.width) as f64;
-        let right = (a % self.width).abs_diff(b % self.width) as f64;
-        down.hypot(right)
     }
 
     /// 7x7 Gaussian of `values` at the pixels of the object, 0 elsewhere. Border pixels are repeated outside the image.
@@ -197,85 +195,9 @@ fn gaussian() -> [[f64; 7]; 7] {
     kernel
 }
 
-/// Row and column of a foreground pixel.
-type Site = (i64, i64);
-
-/// For each pixel, the index of its nearest foreground pixel; `None` if there is no foreground. It processes columns,
-/// then rows, like SciPy's `distance_transform_edt(return_indices=True)`, so that ties are broken the same way.
-#[expect(clippy::cast_possible_wrap, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "image sides")]
-pub fn nearest_foreground(truth: &[bool], width: usize) -> Option<Vec<usize>> {
-    truth.iter().any(|&t| t).then_some(())?;
-    let height = truth.len() / width;
-    let mut sites: Vec<Option<Site>> =
-        (0..truth.len()).map(|i| truth[i].then_some(((i / width) as i64, (i % width) as i64))).collect();
-    let mut line = Vec::with_capacity(height.max(width));
-    for x in 0..width {
-        line.clear();
-        line.extend((0..height).map(|y| sites[y * width + x]));
-        nearest_on_line(&mut line, |site| (site.0, site.1 - x as i64));
-        for (y, site) in line.iter().enumerate() {
-            sites[y * width + x] = *site;
-        }
-    }
-    for y in 0..height {
-        line.clear();
-        line.extend_from_slice(&sites[y * width..(y + 1) * width]);
-        nearest_on_line(&mut line, |site| (site.1, site.0 - y as i64));
-        sites[y * width..(y + 1) * width].copy_from_slice(&line);
-    }
-    sites.iter().map(|site| site.map(|(y, x)| y as usize * width + x as usize)).collect()
-}
-
-/// Replaces each pixel's site on one line by the nearest of the line's sites. `place` gives a site's coordinate along
-/// the line and its offset from the line.
-#[expect(clippy::cast_possible_wrap, reason = "image sides")]
-fn nearest_on_line(line: &mut [Option<Site>], place: impl Fn(Site) -> (i64, i64)) {
-    let mut kept: Vec<Site> = Vec::new();
-    for site in line.iter().copied().flatten() {
-        let (w, w_off) = place(site);
-        // the middle of three sites is dropped if the bisectors with its neighbours leave it no part of the line
-        while let [.., first, second] = kept[..] {
-            let ((u, u_off), (v, v_off)) = (place(first), place(second));
-            let (a, b) = (v - u, w - v);
-            let c = a + b;
-            if c * v_off * v_off - b * u_off * u_off - a * w_off * w_off - a * b * c <= 0 {
-                break;
-            }
-            kept.pop();
-        }
-        kept.push(site);
-    }
-    let squared = |site: Site, i: usize| {
-        let (along, off) = place(site);
-        let along = along - i as i64;
-        along * along + off * off
-    };
-    let mut current = 0;
-    for (i, pixel) in line.iter_mut().enumerate() {
-        while current + 1 < kept.len() && squared(kept[current], i) > squared(kept[current + 1], i) {
-            current += 1;
-        }
-        *pixel = kept.get(current).copied();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_nearest_foreground_pixel_is_found() {
-        let width = 23;
-        let truth: Vec<bool> = (0..23 * 17).map(|i| i * 7 % 31 == 0).collect();
-        let nearest = nearest_foreground(&truth, width).unwrap();
-        for (i, &found) in nearest.iter().enumerate() {
-            assert!(truth[found]);
-            let squared = |j: usize| (i / width).abs_diff(j / width).pow(2) + (i % width).abs_diff(j % width).pow(2);
-            let best = (0..truth.len()).filter(|&j| truth[j]).map(squared).min().unwrap();
-            assert_eq!(squared(found), best, "pixel {i}");
-        }
-        assert_eq!(nearest_foreground(&[false; 6], 3), None);
-    }
 
     #[test]
     fn a_perfect_map_scores_one() {

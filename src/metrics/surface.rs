@@ -1,23 +1,26 @@
-//! Distances between the contours of two masks, and the surface Dice that they give.
+//! Distances between the contours of two masks, or the surfaces of two volumes, and the surface Dice that they give.
 //!
 //! Source: Nikolov et al. 2018 ("Deep learning to achieve clinically applicable segmentation of head and neck anatomy
-//! for radiotherapy"), computed as `DeepMind`'s package `surface-distance` 0.1 does for masks of two dimensions.
+//! for radiotherapy"), computed as `DeepMind`'s package `surface-distance` 0.1 does.
 //!
-//! The contour is that of marching squares. Its pieces lie around the corners that four pixels share: a corner whose
-//! pixels are not all equal is a piece of contour. The length of a piece depends on which of its pixels are set. The
-//! distance of a piece is that from its corner to the nearest corner on the other contour. Pixels outside of the image
-//! are background, so a mask at the border of the image has a contour there.
+//! The contour is that of marching squares, the surface that of marching cubes. Its pieces lie around the corners that
+//! four pixels (eight voxels) share: a corner whose pixels are not all equal is a piece. Its length (area) depends on
+//! which of its pixels are set. The distance of a piece is that from its corner to the nearest corner on the other
+//! contour. Pixels outside of the image are background, so a mask at the border of the image has a contour there.
+//!
+//! Distances between the outermost pixels themselves, as MONAI and medpy define the Hausdorff distance, are in
+//! [`border`](crate::metrics::border).
 
-use super::distance_transform::{Spacing, squared_distances};
-use super::segmentation::same_length;
-use crate::error::{Error, Result};
+use super::distance_transform::squared_distances;
+use super::grid::{Size, Spacing, Window};
+use crate::error::Result;
 
-/// A piece of a contour.
+/// A piece of a contour or surface.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Piece {
     /// Distance to the other contour, in the unit of the spacing; infinite if the other mask is empty.
     pub distance: f64,
-    /// Length of the piece, in the unit of the spacing.
+    /// Length of the piece in the unit of the spacing; of a surface its area in the squared unit.
     pub length: f64,
 }
 
@@ -31,30 +34,24 @@ pub struct SurfaceDistances {
 }
 
 impl SurfaceDistances {
-    /// Compares two masks in row-major order with rows of `width` pixels.
+    /// Compares two masks in row-major order.
     ///
     /// # Errors
-    /// [`Error::Shape`] if the masks differ in size or are not whole rows; [`Error::Config`] for a spacing that is not
-    /// above 0.
-    pub fn of(prediction: &[bool], truth: &[bool], width: usize, spacing: Spacing) -> Result<Self> {
-        same_length(prediction.len(), truth.len())?;
-        if width == 0 || !truth.len().is_multiple_of(width) {
-            return Err(Error::Shape { reason: format!("{} pixels are not rows of {width}", truth.len()) });
-        }
-        for side in [spacing.row, spacing.column] {
-            if !(side.is_finite() && side > 0.0) {
-                return Err(Error::config("spacing", format!("{side} is no distance"), "use a number above 0"));
-            }
-        }
-        // distances between contours do not depend on pixels that are background in both masks
-        let Some(window) = Window::around(prediction, truth, width) else {
+    /// [`Error::Shape`](crate::Error::Shape) if a mask has another size; [`Error::Config`](crate::Error::Config) for a
+    /// spacing that is not above 0.
+    pub fn of(prediction: &[bool], truth: &[bool], size: Size, spacing: Spacing) -> Result<Self> {
+        size.check(prediction, truth)?;
+        spacing.check()?;
+        let Some(window) = Window::around(prediction, truth, size) else {
             return Ok(Self { prediction: Vec::new(), truth: Vec::new() });
         };
-        let (prediction, truth) = (window.corners(prediction), window.corners(truth));
-        let columns = window.width + 1;
+        let of_window = |mask: &[bool]| corners(&window.of(mask), window.size);
+        let (prediction, truth) = (of_window(prediction), of_window(truth));
+        let lengths = lengths(window.size, spacing);
+        let size = corner_size(window.size);
         Ok(Self {
-            prediction: pieces(&prediction, &truth, columns, spacing),
-            truth: pieces(&truth, &prediction, columns, spacing),
+            prediction: pieces(&prediction, &truth, size, spacing, &lengths),
+            truth: pieces(&truth, &prediction, size, spacing, &lengths),
         })
     }
 
@@ -71,51 +68,36 @@ impl SurfaceDistances {
     }
 }
 
-/// Rows and columns of the image that contain the foreground of both masks.
-struct Window {
-    first_row: usize,
-    height: usize,
-    first_column: usize,
-    width: usize,
-    image_width: usize,
+/// Size of the grid of corners.
+fn corner_size(size: Size) -> Size {
+    Size { slices: size.slices.map(|slices| slices + 1), rows: size.rows + 1, columns: size.columns + 1 }
 }
 
-impl Window {
-    fn around(a: &[bool], b: &[bool], image_width: usize) -> Option<Self> {
-        let set = || (0..a.len()).filter(|&i| a[i] || b[i]);
-        let (first_row, last_row) = (set().next()? / image_width, set().next_back()? / image_width);
-        let (first_column, last_column) =
-            set().map(|i| i % image_width).fold((usize::MAX, 0), |(low, high), x| (low.min(x), high.max(x)));
-        let (height, width) = (last_row + 1 - first_row, last_column + 1 - first_column);
-        Some(Self { first_row, height, first_column, width, image_width })
-    }
-
-    /// For each corner of the window's pixels, which of its four pixels are set: bits 8 and 4 for the upper left and
-    /// right, 2 and 1 for the lower ones.
-    fn corners(&self, mask: &[bool]) -> Vec<u8> {
-        let columns = self.width + 1;
-        let mut codes = vec![0; (self.height + 1) * columns];
-        for y in 0..self.height {
-            for x in 0..self.width {
-                if mask[(self.first_row + y) * self.image_width + self.first_column + x] {
-                    let at = y * columns + x;
-                    codes[at] |= 1;
-                    codes[at + 1] |= 2;
-                    codes[at + columns] |= 4;
-                    codes[at + columns + 1] |= 8;
-                }
-            }
+/// For each corner, which of its pixels are set: bits 8 and 4 for the upper left and right, 2 and 1 for the lower ones;
+/// in a volume these bits are those of the next slice, and 16 times them those of the slice before.
+fn corners(mask: &[bool], size: Size) -> Vec<u8> {
+    let grid = corner_size(size);
+    let mut codes = vec![0; grid.cells()];
+    let depth_steps = if size.slices.is_some() { 2 } else { 1 };
+    for at in (0..mask.len()).filter(|&at| mask[at]) {
+        let [slice, row, column] = size.position(at);
+        for (bit, step) in (0..4 * depth_steps).map(|step| (1 << step, [step / 4, step / 2 % 2, step % 2])) {
+            codes[grid.index([slice + step[0], row + step[1], column + step[2]])] |= bit;
         }
-        codes
     }
+    codes
 }
 
-fn is_contour(code: u8) -> bool {
-    code != 0 && code != 15
+/// Length (area) of the pieces around a corner, for each code of [`corners`]. It is 0 for a corner off the contour.
+fn lengths(size: Size, spacing: Spacing) -> Vec<f64> {
+    match size.slices {
+        None => (0..16).map(|code| contour_length(code, spacing)).collect(),
+        Some(_) => (0..=255).map(|code| surface_area(code, spacing)).collect(),
+    }
 }
 
 /// Length of the contour around a corner with the set pixels `code`.
-fn length(code: u8, spacing: Spacing) -> f64 {
+fn contour_length(code: u8, spacing: Spacing) -> f64 {
     let diagonal = 0.5 * spacing.row.hypot(spacing.column);
     match code {
         0 | 15 => 0.0,
@@ -130,12 +112,76 @@ fn length(code: u8, spacing: Spacing) -> f64 {
     }
 }
 
+/// Normals of the facets of marching cubes, without their signs, in eighths along slice, row and column. Their length
+/// is the facet's area.
+const NORMALS: [[f64; 3]; 9] = [
+    [4.0, 0.0, 0.0],
+    [0.0, 4.0, 0.0],
+    [0.0, 0.0, 4.0],
+    [0.0, 2.0, 2.0],
+    [2.0, 0.0, 2.0],
+    [2.0, 2.0, 0.0],
+    [1.0, 1.0, 1.0],
+    [2.0, 2.0, 2.0],
+    [3.0, 3.0, 3.0],
+];
+
+/// The different sets of facets around a corner: indices into [`NORMALS`].
+const FACETS: [&[usize]; 27] = [
+    &[],
+    &[6],
+    &[5, 5],
+    &[4, 4],
+    &[6, 6],
+    &[0, 6, 7],
+    &[0, 0],
+    &[3, 3],
+    &[1, 6, 7],
+    &[2, 6, 7],
+    &[6, 6, 6],
+    &[6, 6, 7, 7],
+    &[3, 3, 6],
+    &[4, 4, 6],
+    &[3, 4, 6, 8],
+    &[5, 5, 6],
+    &[3, 5, 6, 8],
+    &[0, 6, 6, 7],
+    &[1, 1],
+    &[4, 5, 6, 8],
+    &[1, 6, 6, 7],
+    &[5, 5, 5, 5],
+    &[2, 2],
+    &[2, 6, 6, 7],
+    &[4, 4, 4, 4],
+    &[3, 3, 3, 3],
+    &[6, 6, 6, 6],
+];
+
+/// Set of facets of each code from 0 to 127, `a` for the first and `A` for the last of [`FACETS`]. A code and its
+/// complement have the same areas. From the table of `surface-distance`.
+const CODES: &[u8; 128] = b"abbcbdefbedfcffgbheiejklemnopqrfbehienmoekjlprqfciisptuiputivppc\
+beephjmqeknrilofdjntjwxjnxyntjndekmumxzmkAxkukmefloiqjmhrknepeeb";
+
+/// Area of the surface around a corner with the set voxels `code`.
+fn surface_area(code: u8, spacing: Spacing) -> f64 {
+    let letter = CODES[usize::from(code.min(255 - code))];
+    let facets = if letter == b'A' { 26 } else { usize::from(letter - b'a') };
+    let [slice, row, column] = spacing.axes();
+    let area = |normal: [f64; 3]| {
+        let [x, y, z] = [normal[0] * row * column, normal[1] * slice * column, normal[2] * slice * row];
+        (x * x + y * y + z * z).sqrt() / 8.0
+    };
+    FACETS[facets].iter().map(|&normal| area(NORMALS[normal])).sum()
+}
+
 /// The pieces of the contour `own` with their distances to the contour `other`.
-fn pieces(own: &[u8], other: &[u8], columns: usize, spacing: Spacing) -> Vec<Piece> {
+fn pieces(own: &[u8], other: &[u8], size: Size, spacing: Spacing, lengths: &[f64]) -> Vec<Piece> {
+    let all = lengths.len() - 1;
+    let is_contour = |code: u8| code != 0 && usize::from(code) != all;
     let other: Vec<bool> = other.iter().map(|&code| is_contour(code)).collect();
-    let squared = squared_distances(&other, columns, spacing);
+    let squared = squared_distances(&other, size, spacing);
     let contour = own.iter().zip(squared).filter(|(code, _)| is_contour(**code));
-    contour.map(|(&code, squared)| Piece { distance: squared.sqrt(), length: length(code, spacing) }).collect()
+    contour.map(|(&code, squared)| Piece { distance: squared.sqrt(), length: lengths[usize::from(code)] }).collect()
 }
 
 #[cfg(test)]

@@ -12,8 +12,13 @@ fn square(y: usize, x: usize, side: usize) -> Vec<bool> {
     (0..144).map(|i| (y..y + side).contains(&(i / 12)) && (x..x + side).contains(&(i % 12))).collect()
 }
 
+/// The size of a mask with rows of `width` pixels.
+fn image(mask: &[bool], width: usize) -> Size {
+    Size::image(mask.len() / width, width)
+}
+
 fn of(prediction: &[bool], truth: &[bool], width: usize) -> SurfaceDistances {
-    SurfaceDistances::of(prediction, truth, width, Spacing::PIXELS).unwrap()
+    SurfaceDistances::of(prediction, truth, image(truth, width), Spacing::PIXELS).unwrap()
 }
 
 fn is(found: f64, expected: f64) -> bool {
@@ -70,17 +75,17 @@ fn the_border_of_the_image_is_a_contour() {
 #[test]
 fn spacing_scales_distances_and_lengths() {
     let (a, b) = (square(3, 3, 4), square(3, 5, 4));
-    let with = |row, column| SurfaceDistances::of(&a, &b, 12, Spacing { row, column }).unwrap();
+    let with = |row, column| SurfaceDistances::of(&a, &b, Size::image(12, 12), Spacing::image(row, column)).unwrap();
     assert!(is(with(0.5, 0.5).surface_dice(0.5), with(1.0, 1.0).surface_dice(1.0)));
     // columns 3 mm apart: the left edge is 6 mm from the other square
     let wide = with(1.0, 3.0);
     assert!(wide.truth.iter().any(|piece| is(piece.distance, 6.0)), "{wide:?}");
-    for spacing in [Spacing { row: 0.0, column: 1.0 }, Spacing { row: 1.0, column: f64::NAN }] {
-        let error = SurfaceDistances::of(&a, &b, 12, spacing).unwrap_err().to_string();
+    for spacing in [Spacing::image(0.0, 1.0), Spacing::image(1.0, f64::NAN)] {
+        let error = SurfaceDistances::of(&a, &b, Size::image(12, 12), spacing).unwrap_err().to_string();
         assert!(error.starts_with("`spacing`: "), "{error}");
     }
-    assert!(SurfaceDistances::of(&a, &b, 7, Spacing::PIXELS).is_err());
-    assert!(SurfaceDistances::of(&a, &b[1..], 12, Spacing::PIXELS).is_err());
+    assert!(SurfaceDistances::of(&a, &b, Size::image(20, 7), Spacing::PIXELS).is_err());
+    assert!(SurfaceDistances::of(&a, &b[1..], Size::image(12, 12), Spacing::PIXELS).is_err());
 }
 
 /// Surface Dice from the definition: every pair of corners, without cropping or a distance transform.
@@ -125,8 +130,8 @@ fn random_masks_agree_with_all_pairs() {
         let density = [0.02, 0.2, 0.5, 0.95][case % 4];
         let mut draw = || -> Vec<bool> { (0..width * height).map(|_| rng.random_bool(density)).collect() };
         let (a, b) = (draw(), draw());
-        let spacing = if case % 3 == 0 { Spacing { row: 0.8, column: 1.7 } } else { Spacing::PIXELS };
-        let found = SurfaceDistances::of(&a, &b, width, spacing).unwrap();
+        let spacing = if case % 3 == 0 { Spacing::image(0.8, 1.7) } else { Spacing::PIXELS };
+        let found = SurfaceDistances::of(&a, &b, Size::image(height, width), spacing).unwrap();
         for tolerance in [0.0, 1.0, 1.5, 2.0, 4.2] {
             // the definition allows for rounding, so a little more is allowed here too
             let (found, expected) =
@@ -159,7 +164,8 @@ fn surface_dice_equals_deepminds() {
     for (number, case) in fixture.cases.iter().enumerate() {
         let rows = |mask: &[String]| super::tests::mask(&mask.iter().map(String::as_str).collect::<Vec<_>>());
         let width = case.truth[0].len();
-        let found = SurfaceDistances::of(&rows(&case.prediction), &rows(&case.truth), width, case.spacing).unwrap();
+        let (prediction, truth) = (rows(&case.prediction), rows(&case.truth));
+        let found = SurfaceDistances::of(&prediction, &truth, image(&truth, width), case.spacing).unwrap();
         let sum = |pieces: &[Piece]| pieces.iter().map(|piece| piece.length).sum::<f64>();
         assert!(is(sum(&found.prediction), case.lengths[0]) && is(sum(&found.truth), case.lengths[1]), "case {number}");
         for &(tolerance, expected) in &case.surface_dice {

@@ -8,8 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::location::first_location;
+use crate::metrics::estimates::{self, Estimates, Item, estimates, macro_estimates};
+use crate::metrics::reliability::{Curve, Reliability};
 use crate::metrics::segmentation::{ImageScore, SegmentationMeans, SegmentationSums};
 use crate::metrics::text::{BleuCounts, TextScores};
+use crate::metrics::text_table::aligned;
 use crate::metrics::threshold_average::{ThresholdScores, ThresholdSums};
 
 /// True if an answer names the location of a label (`upper left`); an answer without a location is wrong. `None` if the
@@ -37,7 +40,7 @@ impl GroupSums {
         self.images.insert(path.to_owned());
     }
 
-    /// Adds one mask: probabilities at the truth's own `size` (width, height), for every score.
+    /// Adds one mask of a target that is in the image: probabilities at the truth's own `size` (width, height), for every score.
     ///
     /// # Errors
     /// [`Error::Shape`](crate::Error::Shape) if the sizes do not match.
@@ -73,11 +76,13 @@ impl GroupSums {
         self.images.extend(other.images.iter().cloned());
     }
 
-    fn row(&self, name: &str) -> EvalRow {
+    fn row(&self, name: &str, items: &[&Item]) -> EvalRow {
         let answers = self.answers as f64;
         EvalRow {
             name: name.to_owned(),
-            questions: self.segmentation.images,
+            questions: self.answers,
+            patients: items.iter().map(|item| &item.group).collect::<BTreeSet<_>>().len() as u64,
+            estimates: estimates(items),
             images: self.images.len() as u64,
             segmentation: self.segmentation.means(),
             thresholds: self.thresholds.scores(),
@@ -96,6 +101,9 @@ impl GroupSums {
 #[derive(Debug, Clone, Default)]
 pub struct EvalSums {
     groups: BTreeMap<String, GroupSums>,
+    items: Vec<Item>,
+    counts: PresenceCounts,
+    reliability: Reliability,
 }
 
 impl EvalSums {
@@ -104,18 +112,103 @@ impl EvalSums {
         self.groups.entry(modality.to_owned()).or_default()
     }
 
+    /// Adds the scores of one question. A mask is withheld if its presence score is below the threshold of the run.
+    pub fn add_item(&mut self, item: Item, is_withheld: bool) {
+        self.counts.add(item.is_present, is_withheld);
+        self.items.push(item);
+    }
+
+    /// Adds the pixels of one mask, as the model computed them, to the calibration.
+    pub fn add_pixels(&mut self, probabilities: &[f32], truth: &[bool]) {
+        self.reliability.add(probabilities, truth);
+    }
+
+    /// The scores of the questions so far.
+    pub fn items(&self) -> &[Item] {
+        &self.items
+    }
+
     /// Summary of the sums so far.
-    pub fn summary(&self) -> EvalSummary {
+    pub fn summary(&self, protocol: Protocol) -> EvalSummary {
         let mut all = GroupSums::default();
         self.groups.values().for_each(|group| all.merge(group));
-        let modalities: Vec<EvalRow> = self.groups.iter().map(|(name, group)| group.row(name)).collect();
+        let items: Vec<&Item> = self.items.iter().collect();
+        let of_class = |name: &str| items.iter().copied().filter(|item| item.class == name).collect::<Vec<_>>();
+        let row = |(name, group): (&String, &GroupSums)| group.row(name, &of_class(name));
+        let modalities: Vec<EvalRow> = self.groups.iter().map(row).collect();
+        let mut mean = macro_mean(&modalities);
+        mean.patients = items.iter().map(|item| &item.group).collect::<BTreeSet<_>>().len() as u64;
+        mean.estimates = macro_estimates(&items);
         EvalSummary {
-            macro_mean: macro_mean(&modalities),
-            all_images: all.row("all questions"),
+            macro_mean: mean,
+            all_images: all.row("all questions", &items),
             pooled: Pooled { dice: all.segmentation.pooled.dice(), iou: all.segmentation.pooled.iou() },
             modalities,
+            presence: self.counts,
+            calibration: self.reliability.curve(1.0).map(|raw| Calibration {
+                raw,
+                temperature: protocol.temperature,
+                scaled: protocol.temperature.and_then(|temperature| self.reliability.curve(temperature)),
+            }),
+            protocol,
         }
     }
+}
+
+/// How questions are scored.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, Default)]
+pub struct Protocol {
+    /// Unit of distances: `mm` if every mask has a pixel spacing, else `px`.
+    pub length: String,
+    /// Tolerance of the surface Dice in that unit.
+    pub tolerance: f64,
+    /// Masks with a lower presence score are withheld (empty); `None` if the run has no threshold.
+    pub presence_threshold: Option<f64>,
+    /// Temperature of the run; `None` if it has none.
+    pub temperature: Option<f64>,
+    /// Classes of the data that the run does not know.
+    pub unknown_classes: Vec<String>,
+}
+
+/// Numbers of questions by what is known about their target.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PresenceCounts {
+    /// Questions whose target is in the image.
+    pub present: u64,
+    /// Questions whose target is absent.
+    pub absent: u64,
+    /// Questions without a known mask.
+    pub unknown: u64,
+    /// Masks of present targets that the presence threshold withheld.
+    pub withheld_present: u64,
+    /// Masks of absent targets that the presence threshold withheld.
+    pub withheld_absent: u64,
+}
+
+impl PresenceCounts {
+    fn add(&mut self, is_present: Option<bool>, is_withheld: bool) {
+        let (questions, withheld) = match is_present {
+            Some(true) => (&mut self.present, &mut self.withheld_present),
+            Some(false) => (&mut self.absent, &mut self.withheld_absent),
+            None => {
+                self.unknown += 1;
+                return;
+            }
+        };
+        *questions += 1;
+        *withheld += u64::from(is_withheld);
+    }
+}
+
+/// Calibration of the pixel probabilities.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Calibration {
+    /// Of the probabilities as the model computes them.
+    pub raw: Curve,
+    /// Temperature of the run; `None` if it has none.
+    pub temperature: Option<f64>,
+    /// Of the probabilities at that temperature.
+    pub scaled: Option<Curve>,
 }
 
 /// A row of the table: a modality, or a mean.
@@ -123,12 +216,18 @@ impl EvalSums {
 pub struct EvalRow {
     /// Modality, `macro mean` or `all questions`.
     pub name: String,
-    /// Number of questions, each with its mask.
+    /// Number of questions.
     #[serde(default)]
     pub questions: u64,
     /// Number of different images.
     pub images: u64,
-    /// Scores at 0.5 and soft Dice; `None` without masks.
+    /// Number of different patients; an image without a patient counts as one.
+    #[serde(default)]
+    pub patients: u64,
+    /// Means of all scores with 95 % intervals over patients, by name. See [`estimates::SCORES`].
+    #[serde(default)]
+    pub estimates: Estimates,
+    /// Scores at 0.5 and soft Dice of the questions whose target is in the image; `None` without masks.
     pub segmentation: Option<SegmentationMeans>,
     /// The reference's threshold-averaged scores; `None` without masks.
     pub thresholds: Option<ThresholdScores>,
@@ -162,6 +261,15 @@ pub struct EvalSummary {
     pub all_images: EvalRow,
     /// Scores over all pixels.
     pub pooled: Pooled,
+    /// Numbers of questions by what is known about their target, and of withheld masks.
+    #[serde(default)]
+    pub presence: PresenceCounts,
+    /// Calibration of the pixel probabilities; `None` without masks.
+    #[serde(default)]
+    pub calibration: Option<Calibration>,
+    /// How the questions were scored.
+    #[serde(default)]
+    pub protocol: Protocol,
 }
 
 fn macro_mean(rows: &[EvalRow]) -> EvalRow {
@@ -172,6 +280,8 @@ fn macro_mean(rows: &[EvalRow]) -> EvalRow {
         name: "macro mean".into(),
         questions: rows.iter().map(|row| row.questions).sum(),
         images: rows.iter().map(|row| row.images).sum(),
+        patients: 0,
+        estimates: Estimates::new(),
         segmentation: SegmentationMeans::macro_mean(rows.iter().filter_map(|row| row.segmentation)),
         thresholds: ThresholdScores::macro_mean(&thresholds),
         position_accuracy: mean(rows.iter().filter_map(|row| row.position_accuracy)),
@@ -230,179 +340,54 @@ impl fmt::Display for EvalSummary {
             f,
             "BLEU: mean of the BLEU-4 of each answer, without smoothing; corpus BLEU: of all answers together"
         )?;
-        writeln!(f, "* exact and stem matches, no synonyms")
+        writeln!(f, "* exact and stem matches, no synonyms")?;
+        if self.all_images.estimates.is_empty() {
+            return Ok(());
+        }
+        writeln!(f, "\nall questions, {} patients", self.all_images.patients)?;
+        f.write_str(&estimates::table(&self.all_images.estimates, &self.protocol.length))?;
+        self.notes().into_iter().try_for_each(|note| writeln!(f, "{note}"))
     }
 }
 
-/// A text table with aligned columns, the first to the left, the others to the right. A rule is below the header and
-/// before row `rule`.
-pub fn aligned(header: &[&str], rows: &[Vec<String>], rule: Option<usize>) -> String {
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
-        cells.chain([header[column].chars().count()]).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..header.len()).map(width).collect();
-    let line = |cells: &[&str]| {
-        let mut text = String::new();
-        for (column, (cell, &width)) in cells.iter().zip(&widths).enumerate() {
-            if column == 0 {
-                text.push_str(cell);
-                text.extend(std::iter::repeat_n(' ', width - cell.chars().count()));
-            } else {
-                text.extend(std::iter::repeat_n(' ', 2 + width - cell.chars().count()));
-                text.push_str(cell);
-            }
-        }
-        text.trim_end().to_owned() + "\n"
-    };
-    let ruler = "-".repeat(widths.iter().sum::<usize>() + 2 * widths.len().saturating_sub(1)) + "\n";
-    let mut out = line(header) + &ruler;
-    for (i, row) in rows.iter().enumerate() {
-        if rule == Some(i) && i > 0 {
-            out += &ruler;
-        }
-        out += &line(&row.iter().map(String::as_str).collect::<Vec<_>>());
+impl EvalSummary {
+    /// How many masks the presence threshold withheld; `None` if the run has no threshold.
+    pub fn withheld(&self) -> Option<String> {
+        let PresenceCounts { withheld_present, withheld_absent, .. } = self.presence;
+        self.protocol.presence_threshold.map(|threshold| {
+            format!(
+                "presence threshold {threshold:.3} of the run: {withheld_present} masks of present and \
+                 {withheld_absent} of absent targets were withheld and scored as empty"
+            )
+        })
     }
-    out
+
+    /// Sentences that explain the estimates: what they are over, withheld masks, calibration.
+    pub fn notes(&self) -> Vec<String> {
+        let Protocol { length, tolerance, unknown_classes, .. } = &self.protocol;
+        let PresenceCounts { present, absent, unknown, .. } = self.presence;
+        let mut notes = vec![
+            format!(
+                "mask scores: over {present} questions whose target is in the image; {absent} targets are absent, \
+                 {unknown} unknown"
+            ),
+            format!("surface Dice within {tolerance} {length}; distances only where both masks have foreground"),
+        ];
+        notes.extend(self.withheld());
+        notes.extend(self.calibration.as_ref().map(|calibration| {
+            let scaled =
+                calibration.scaled.as_ref().zip(calibration.temperature).map_or_else(String::new, |(curve, t)| {
+                    format!(", {:.4} at the run's temperature {t:.3}", curve.ece)
+                });
+            format!("expected calibration error of pixels: {:.4}{scaled}", calibration.raw.ece)
+        }));
+        if !unknown_classes.is_empty() {
+            notes.push(format!("classes that the run does not know: {}", unknown_classes.join(", ")));
+        }
+        notes
+    }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_answer_is_right_if_it_names_the_labels_location() {
-        assert_eq!(is_right("the polyp lies in the center left part of the image", "center left"), Some(true));
-        assert_eq!(is_right("the polyp lies in the center left part of the image", "center"), Some(false));
-        assert_eq!(is_right("no idea", "upper left"), Some(false));
-        assert_eq!(is_right("upper left", "liver"), None);
-    }
-
-    fn summary() -> EvalSummary {
-        let mut sums = EvalSums::default();
-        let truth = [true, true, false, false];
-        sums.group("skin").add_mask(&[1.0, 1.0, 0.0, 0.0], &truth, (2, 2)).unwrap();
-        sums.group("skin").add_mask(&[1.0, 0.0, 0.0, 0.0], &truth, (2, 2)).unwrap();
-        for _question in 0..2 {
-            sums.group("skin").add_image(Path::new("a.png"));
-        }
-        sums.group("lung_CT").add_mask(&[0.0, 0.0, 0.0, 1.0], &truth, (2, 2)).unwrap();
-        let reference = "The lesion lies in the upper left part of the image.";
-        sums.group("skin").add_answer(reference, reference, Some("upper left"));
-        sums.group("skin").add_answer("It lies at the bottom.", reference, Some("upper left"));
-        sums.summary()
-    }
-
-    #[test]
-    fn means_are_over_groups_and_over_samples() {
-        let summary = summary();
-        let dice = |row: &EvalRow| row.segmentation.unwrap().dice;
-        let names: Vec<&str> = summary.modalities.iter().map(|row| row.name.as_str()).collect();
-        assert_eq!(names, ["lung_CT", "skin"]);
-        assert!((dice(&summary.modalities[1]) - 5.0 / 6.0).abs() < 1e-12);
-        assert!((dice(&summary.macro_mean) - 5.0 / 12.0).abs() < 1e-12);
-        assert!((dice(&summary.all_images) - 5.0 / 9.0).abs() < 1e-12);
-        assert!((summary.pooled.dice - 6.0 / 10.0).abs() < 1e-12, "{:?}", summary.pooled);
-        assert_eq!((summary.modalities[1].questions, summary.modalities[1].images), (2, 1), "two questions, one image");
-        assert_eq!(summary.modalities[1].position_accuracy, Some(0.5));
-        assert_eq!(summary.modalities[0].text, None);
-        let reference = "The lesion lies in the upper left part of the image.";
-        let [a, b] = [reference, "It lies at the bottom."].map(|answer| TextScores::of(answer, reference));
-        let text = summary.modalities[1].text.unwrap();
-        for (mean, a, b) in [
-            (text.bleu, a.bleu, b.bleu),
-            (text.rouge1, a.rouge1, b.rouge1),
-            (text.meteor_exact_stem, a.meteor_exact_stem, b.meteor_exact_stem),
-        ] {
-            assert!((mean - f64::midpoint(a, b)).abs() < 1e-12, "{text:?}");
-        }
-        assert_eq!(summary.macro_mean.position_accuracy, Some(0.5), "a modality without answers does not count");
-    }
-
-    #[test]
-    fn each_column_shows_the_score_of_its_header() {
-        let row = EvalRow {
-            name: "skin".into(),
-            questions: 101,
-            images: 102,
-            segmentation: Some(SegmentationMeans { dice: 0.01, iou: 0.02, soft_dice: 0.03 }),
-            thresholds: Some(ThresholdScores {
-                mean_dic: 0.04,
-                max_dic: 0.05,
-                mean_iou: 0.06,
-                max_iou: 0.07,
-                mean_sen: 0.08,
-                mean_spe: 0.09,
-                mean_em: 0.10,
-                max_em: 0.11,
-                sm: 0.12,
-                weighted_fm: Some(0.13),
-                mae: 0.14,
-            }),
-            position_accuracy: Some(0.15),
-            text: Some(TextScores { bleu: 0.16, rouge1: 0.17, meteor_exact_stem: 0.18 }),
-            corpus_bleu: Some(0.19),
-        };
-        let shown: Vec<(&str, String)> = HEADER.into_iter().zip(row.cells()).collect();
-        let expected = [
-            ("modality", "skin"),
-            ("questions", "101"),
-            ("images", "102"),
-            ("Dice", "0.0100"),
-            ("IoU", "0.0200"),
-            ("soft Dice", "0.0300"),
-            ("meanDic", "0.0400"),
-            ("meanIoU", "0.0600"),
-            ("maxDic", "0.0500"),
-            ("MAE", "0.1400"),
-            ("position", "0.1500"),
-            ("BLEU", "0.1600"),
-            ("corpus BLEU", "0.1900"),
-            ("ROUGE-1", "0.1700"),
-            ("METEOR*", "0.1800"),
-        ];
-        assert_eq!(shown, expected.map(|(name, cell)| (name, cell.to_owned())));
-    }
-
-    #[test]
-    fn corpus_bleu_and_the_mean_of_bleu_are_different_columns() {
-        let mut sums = EvalSums::default();
-        let long = "The lesion is in the upper left part of the image.";
-        sums.group("a").add_answer(long, long, None);
-        sums.group("a").add_answer("upper left", "upper left", None);
-        sums.group("b").add_answer("no words of it", long, None);
-        let summary = sums.summary();
-        let of = |row: &EvalRow| (row.text.unwrap().bleu, row.corpus_bleu.unwrap());
-        // an answer of two tokens has no 4-gram; in the corpus its shorter n-grams count
-        let (mean, corpus) = of(&summary.modalities[0]);
-        assert!((mean - 0.5).abs() < 1e-9 && (corpus - 1.0).abs() < 1e-9, "{mean} {corpus}");
-        assert_eq!(of(&summary.modalities[1]), (0.0, 0.0));
-        assert!((of(&summary.macro_mean).1 - 0.5).abs() < 1e-9, "the mean over modalities");
-        assert!((of(&summary.all_images).0 - 1.0 / 3.0).abs() < 1e-9);
-        let all = of(&summary.all_images).1;
-        // 15 of 18 tokens, 12 of 15 pairs, 10 of 12 triples and 9 of 10 quadruples match; the references have 26 tokens
-        let precisions: f64 = [15.0 / 18.0, 12.0 / 15.0, 10.0 / 12.0, 9.0 / 10.0_f64].iter().map(|p| p.ln()).sum();
-        let expected = (precisions / 4.0).exp() * (1.0 - 26.0 / 18.0_f64).exp();
-        assert!((all - expected).abs() < 1e-9, "{all} {expected}");
-    }
-
-    #[test]
-    fn the_summary_can_be_written_and_read_as_json() {
-        let text = serde_json::to_string(&summary()).unwrap();
-        assert!(text.contains("\"meanDic\"") && text.contains("\"macro_mean\""));
-        assert_eq!(serde_json::from_str::<EvalSummary>(&text).unwrap().to_string(), summary().to_string());
-    }
-
-    #[test]
-    fn columns_are_aligned() {
-        let table = summary().to_string();
-        let lines: Vec<&str> = table.lines().collect();
-        assert_eq!(lines.len(), 2 + 2 + 1 + 2 + 5, "{table}");
-        let end_of_dice = lines[0].find("Dice").unwrap() + 4;
-        for line in [lines[2], lines[3], lines[5], lines[6]] {
-            let cell = &line[..end_of_dice];
-            assert!(cell.ends_with(|c: char| c.is_ascii_digit()) && !cell.ends_with(' '), "{table}");
-        }
-        assert!(EvalSums::default().summary().to_string().contains("macro mean"), "an empty evaluation has a table");
-    }
-}
+#[path = "table_tests.rs"]
+mod tests;

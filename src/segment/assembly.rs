@@ -6,6 +6,7 @@ use super::config::ModelConfig;
 use crate::Result;
 use crate::data::image::PixelConfig;
 use crate::data::labels::Labels;
+use crate::data::prepared::Intensity;
 use crate::data::text::TextTokenizer;
 use crate::hub::{self, Pinned};
 use crate::models::prsmed::{self, PrsMed};
@@ -37,6 +38,9 @@ pub struct Description {
     /// How sure the model is, from the validation rows; checkpoints without a validation have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub calibration: Option<Calibration>,
+    /// Axis and intensity window of the images of classes that were prepared from volumes, by class.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub intensity: BTreeMap<String, Intensity>,
     /// Commits and hashes of the weights from the hub, by part: `base`, `vision_tower`, `image_encoder`. Checkpoints of
     /// old versions have none.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -160,7 +160,8 @@ settings! {
         synthetic_ratio: Ratio = Ratio::All, results(Changes), resume(Fixed);
         /// Part of the training after which only real rows are used.
         synthetic_until: f64 = 1.0, results(Changes), resume(Warn), range(0.0..=1.0);
-        /// Part of the training images that is kept for validation when the data has no `val` rows.
+        /// Part of the training images that is kept for validation when the data has no `val` rows. Images of a patient stay
+        /// together.
         val_frac: f64 = 0.1, results(Changes), resume(Fixed), range(0.0..1.0);
         /// Most training rows, spread evenly over all rows; 0 = all. Useful to check that a model can fit a few
         /// samples.

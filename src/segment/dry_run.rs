@@ -199,6 +199,7 @@ impl SegmentDryRun {
             vision: self.vision(b, seen, device),
             sam_image: blank([b, 3, side, side], Kind::Uint8, device),
             mask: blank([q, 1, side, side], Kind::Uint8, device),
+            has_mask: self.example.has_unknown_masks.then(|| (0..rows).map(|row| row % 2 == 0).collect()),
             class_label: Tensor::zeros([q], (Kind::Int64, device)),
             rows: Vec::new(),
         }

@@ -1,51 +1,42 @@
 //! Evaluation of a model on rows of a data root: scores of masks, answers and locations, and a sheet of overlays.
+//!
+//! A mask is scored as `predict` paints it: a mask whose presence score is below the threshold of the run is empty.
+//! Masks are scored where the target is in the image. Absent targets count for the share of false masks, and rows
+//! without a known mask for their answers only.
 
+mod extremes;
+pub mod files;
+mod sample;
+
+use self::extremes::{Extremes, Shown};
+use self::sample::{Answered, Scored};
+use super::calibration::Confidence;
 use super::predict::{Prediction, Request, predict};
 use super::setup::Assembly;
-use crate::data::manifest::{Manifest, Row};
+use crate::data::manifest::{Manifest, Row, Target};
 use crate::data::sample::{at_row, decoded};
 use crate::data::{image as pixels, sheet};
 use crate::event::{Event, Observer};
-use crate::metrics::segmentation::ImageScore;
-use crate::metrics::table::{EvalSummary, EvalSums};
-use crate::metrics::text::TextScores;
-use crate::{Error, Result, files};
+use crate::metrics::estimates::Item;
+use crate::metrics::grid::{Size, Spacing};
+use crate::metrics::mask_scores::MaskScores;
+use crate::metrics::segmentation::{ImageScore, THRESHOLD};
+use crate::metrics::table::{EvalSummary, EvalSums, Protocol};
+use crate::{Error, Result};
 use image::{DynamicImage, GrayImage, RgbImage};
-use std::collections::HashSet;
-use std::path::{Path, PathBuf};
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// One row's scores; a line of `samples.csv`.
-#[derive(Debug, Clone, serde::Serialize)]
-pub struct SampleScore {
-    /// CSV file and line of the row.
-    pub row: String,
-    /// Modality folder.
-    pub modality: String,
-    /// Mask file.
-    pub mask: String,
-    /// Dice at 0.5.
-    pub dice: f64,
-    /// IoU at 0.5.
-    pub iou: f64,
-    /// Soft Dice.
-    pub soft_dice: f64,
-    /// True if the answer names the correct location; empty if the row has no location.
-    pub position_right: Option<bool>,
-    /// BLEU of the answer.
-    pub bleu: f64,
-    /// ROUGE-1 F1 of the answer.
-    pub rouge1: f64,
-    /// METEOR without synonyms.
-    pub meteor_exact_stem: f64,
-    /// Predicted modality.
-    pub predicted_modality: String,
-    /// The question.
-    pub question: String,
-    /// The row's answer.
-    pub answer: String,
-    /// The generated answer.
-    pub generated: String,
+pub use extremes::{Case, Cases};
+pub use sample::SampleScore;
+
+/// Options of an evaluation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Options {
+    /// Longest answer in tokens.
+    pub max_new_tokens: usize,
+    /// Tolerance of the surface Dice in mm; in pixels if a row has no pixel spacing.
+    pub tolerance: f64,
 }
 
 /// An evaluation: the summary and every sample.
@@ -55,10 +46,15 @@ pub struct Evaluation {
     pub summary: EvalSummary,
     /// Scores of each sample, in the order of the rows.
     pub samples: Vec<SampleScore>,
+    /// The same scores as [`EvalSums`] takes them, for the comparison of runs.
+    pub items: Vec<Item>,
+    /// Images for a report.
+    pub cases: Cases,
     tiles: Vec<sheet::Tile>,
 }
 
-/// Runs the model on `rows` (indices into the manifest).
+/// Runs the model on `rows` (indices into the manifest). Classes that the run does not know are scored, but not whether
+/// the class is right; a warning names them.
 ///
 /// # Errors
 /// [`Error::Data`] naming a row that cannot be read, or whose mask and image differ in width or height;
@@ -67,142 +63,184 @@ pub fn evaluate(
     assembly: &Assembly,
     manifest: &Manifest,
     rows: &[usize],
-    max_new_tokens: usize,
+    options: Options,
     observer: &dyn Observer,
     interrupt: &AtomicBool,
 ) -> Result<Evaluation> {
-    let mut sums = EvalSums::default();
-    let mut samples = Vec::new();
-    let mut kept = Extremes::default();
+    let rows: Vec<&Row> = rows.iter().map(|index| &manifest.rows[*index]).collect();
+    let protocol = protocol(assembly, &rows, options, observer);
+    let mut run = Running {
+        assembly,
+        options,
+        is_in_mm: protocol.length == "mm",
+        sums: EvalSums::default(),
+        samples: Vec::new(),
+        kept: Extremes::default(),
+    };
     observer.on(&Event::Started { phase: "evaluate".into(), total: rows.len() as u64, unit: "questions" });
-    for (done, &index) in rows.iter().enumerate() {
+    for (done, row) in rows.iter().enumerate() {
         if interrupt.load(Ordering::SeqCst) {
             return Err(Error::Interrupted);
         }
-        let row = &manifest.rows[index];
-        let labels = assembly.description.pixels.labels;
-        let (image, mask) = decoded(row, labels).map_err(|error| at_row(row, &error))?;
-        let truth = pixels::foreground(&mask);
-        let request = Request { image: &image, question: &row.question, max_new_tokens };
-        let prediction = predict(assembly, &request, |_| ()).map_err(|error| error.of_image(&row.image_path))?;
-        let group = sums.group(&row.modality);
-        group.add_image(&row.image_path);
-        let flags: Vec<bool> = truth.iter().map(|v| *v > 127).collect();
-        let size = (truth.width() as usize, truth.height() as usize);
-        let score = group.add_mask(&prediction.mask, &flags, size).map_err(|error| error.of_image(&row.image_path))?;
-        let (text, right) = group.add_answer(&prediction.answer, &row.answer, row.position.as_deref());
-        samples.push(sample_score(assembly, row, &prediction, &score, (text, right)));
-        kept.offer(row, score.dice, || tile(row, &image, &prediction, &truth, score.dice))?;
+        run.score(row)?;
         observer.on(&Event::Advanced { done: done as u64 + 1 });
     }
     observer.on(&Event::Finished);
-    Ok(Evaluation { summary: sums.summary(), samples, tiles: kept.into_tiles() })
+    let (tiles, cases) = run.kept.into_parts();
+    let items = run.sums.items().to_vec();
+    Ok(Evaluation { summary: run.sums.summary(protocol), samples: run.samples, items, cases, tiles })
 }
 
-fn sample_score(
-    assembly: &Assembly,
-    row: &Row,
-    prediction: &Prediction,
-    score: &ImageScore,
-    (text, position_right): (TextScores, Option<bool>),
-) -> SampleScore {
-    let best = prediction.classes.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(i, _)| i);
-    SampleScore {
-        row: format!("{}:{}", row.csv.display(), row.line),
-        modality: row.modality.clone(),
-        mask: row.mask_path.display().to_string(),
-        dice: score.dice,
-        iou: score.iou,
-        soft_dice: score.soft_dice,
-        position_right,
-        bleu: text.bleu,
-        rouge1: text.rouge1,
-        meteor_exact_stem: text.meteor_exact_stem,
-        predicted_modality: best.and_then(|i| assembly.description.modalities.get(i).cloned()).unwrap_or_default(),
-        question: row.question.clone(),
-        answer: row.answer.clone(),
-        generated: prediction.answer.clone(),
+/// Unit, thresholds and unknown classes; warns about what the user may not expect.
+fn protocol(assembly: &Assembly, rows: &[&Row], options: Options, observer: &dyn Observer) -> Protocol {
+    let present = || rows.iter().filter(|row| row.target == Target::Present);
+    let without = present().filter(|row| row.spacing_mm.is_none()).count();
+    let is_in_mm = without == 0 && present().next().is_some();
+    if without > 0 && without < present().count() {
+        let text = format!(
+            "{without} of {} masks have no pixel spacing, so all distances and areas are in pixels; fill in the columns \
+             `spacing_x_mm` and `spacing_y_mm` to get mm",
+            present().count()
+        );
+        observer.on(&Event::Warning(text));
+    }
+    let description = &assembly.description;
+    let classes: BTreeSet<&str> = rows.iter().map(|row| row.modality.as_str()).collect();
+    let is_unknown = |class: &&str| !description.modalities.iter().any(|known| known == class);
+    let unknown_classes: Vec<String> = classes.into_iter().filter(is_unknown).map(str::to_owned).collect();
+    if !unknown_classes.is_empty() {
+        let text = format!(
+            "the run does not know the classes `{}`: their masks and answers are scored, but not the predicted class",
+            unknown_classes.join("`, `")
+        );
+        observer.on(&Event::Warning(text));
+    }
+    let calibration = description.calibration.as_ref();
+    Protocol {
+        length: if is_in_mm { "mm" } else { "px" }.to_owned(),
+        tolerance: options.tolerance,
+        presence_threshold: calibration.and_then(|calibration| calibration.presence_threshold),
+        temperature: calibration.map(|calibration| calibration.temperature),
+        unknown_classes,
     }
 }
 
-impl Evaluation {
-    /// Writes `summary.json`, `samples.csv` and `overlays.png` (the worst samples by Dice, then the best;
-    /// `overlays.csv` lists the tiles) into `folder`.
-    ///
-    /// # Errors
-    /// [`Error::Io`].
-    pub fn write(&self, folder: &Path) -> Result<()> {
-        files::create_folders(folder).map_err(Error::io(folder, "create"))?;
-        let path = folder.join("summary.json");
-        let json = serde_json::to_vec_pretty(&self.summary).expect("plain numbers serialise");
-        files::write(&path, &json).map_err(Error::io(&path, "write"))?;
-        let path = folder.join("samples.csv");
-        let refused = |e: csv::Error| Error::Io { path: path.clone(), action: "write", source: e.into() };
-        let mut writer = csv::Writer::from_writer(Vec::new());
-        for sample in &self.samples {
-            writer.serialize(sample).map_err(refused)?;
-        }
-        let rows = writer.into_inner().expect("a vector takes all bytes");
-        files::write(&path, &rows).map_err(Error::io(&path, "write"))?;
-        sheet::save_sheet(&self.tiles, COLUMNS, &folder.join("overlays.png"))
-    }
+/// An evaluation that runs.
+struct Running<'a> {
+    assembly: &'a Assembly,
+    options: Options,
+    is_in_mm: bool,
+    sums: EvalSums,
+    samples: Vec<SampleScore>,
+    kept: Extremes,
 }
 
-const COLUMNS: usize = 4;
-const KEPT: usize = 8;
-
-/// The worst and the best samples so far. Questions about the same mask of an image share a tile.
-#[derive(Debug, Default)]
-struct Extremes {
-    masks: HashSet<(PathBuf, PathBuf)>,
-    worst: Vec<Kept>,
-    best: Vec<Kept>,
-}
-
-/// A tile with its Dice and its number.
-#[derive(Debug)]
-struct Kept {
-    dice: f64,
-    number: usize,
-    tile: sheet::Tile,
-}
-
-impl Extremes {
-    fn offer(&mut self, row: &Row, dice: f64, tile: impl Fn() -> Result<sheet::Tile>) -> Result<()> {
-        if !self.masks.insert((row.image_path.clone(), row.mask_path.clone())) {
-            return Ok(());
+impl Running<'_> {
+    fn score(&mut self, row: &Row) -> Result<()> {
+        let labels = self.assembly.description.pixels.labels;
+        let (image, mask) = decoded(row, labels).map_err(|error| at_row(row, &error))?;
+        let truth = pixels::foreground(&mask);
+        let flags: Vec<bool> = truth.iter().map(|v| *v > 127).collect();
+        let request = Request { image: &image, question: &row.question, max_new_tokens: self.options.max_new_tokens };
+        let mut prediction =
+            predict(self.assembly, &request, |_| ()).map_err(|error| error.of_image(&row.image_path))?;
+        let confidence = self.assembly.confidence(&prediction.mask);
+        if row.target != Target::Unknown {
+            self.sums.add_pixels(&prediction.mask, &flags);
         }
-        let number = self.masks.len();
-        let lowest = self.worst.len() < KEPT || self.worst.last().is_some_and(|last| dice < last.dice);
-        let highest = self.best.len() < KEPT || self.best.last().is_some_and(|last| dice > last.dice);
-        if lowest {
-            self.worst.push(Kept { dice, number, tile: tile()? });
-            self.worst.sort_by(|a, b| a.dice.total_cmp(&b.dice));
-            self.worst.truncate(KEPT);
+        let raw = ImageScore::of(&prediction.mask, &flags).map_err(|error| error.of_image(&row.image_path))?;
+        let is_withheld = !confidence.is_found && raw.counts.predicted > 0;
+        if !confidence.is_found {
+            prediction.mask.fill(0.0);
         }
-        if highest {
-            self.best.push(Kept { dice, number, tile: tile()? });
-            self.best.sort_by(|a, b| b.dice.total_cmp(&a.dice));
-            self.best.truncate(KEPT);
-        }
+        let scored = match row.target {
+            Target::Present => Some(self.mask_scores(row, &prediction, &flags, &raw)?),
+            Target::Absent | Target::Unknown => None,
+        };
+        let answered = self.answered(row, &prediction, (confidence, is_withheld));
+        let sample = SampleScore::new(row, answered, scored.as_ref());
+        self.keep(row, &sample, (&image, &prediction, &truth))?;
+        self.sums.add_item(sample.item(), is_withheld);
+        self.samples.push(sample);
         Ok(())
     }
 
-    /// The worst, then those of the best that are not among the worst.
-    fn into_tiles(self) -> Vec<sheet::Tile> {
-        let worst: HashSet<usize> = self.worst.iter().map(|kept| kept.number).collect();
-        let best = self.best.into_iter().filter(|kept| !worst.contains(&kept.number));
-        self.worst.into_iter().chain(best).map(|kept| kept.tile).collect()
+    /// Scores of a painted mask. `raw` is its overlap before it was withheld.
+    fn mask_scores(&mut self, row: &Row, prediction: &Prediction, truth: &[bool], raw: &ImageScore) -> Result<Scored> {
+        let (width, height) = (prediction.size.0 as usize, prediction.size.1 as usize);
+        let named = |error: Error| error.of_image(&row.image_path);
+        let group = self.sums.group(&row.modality);
+        let painted = group.add_mask(&prediction.mask, truth, (width, height)).map_err(named)?;
+        let spacing = match row.spacing_mm.filter(|_| self.is_in_mm) {
+            Some([across, down]) => Spacing::image(down, across),
+            None => Spacing::PIXELS,
+        };
+        let predicted: Vec<bool> = prediction.mask.iter().map(|p| *p > THRESHOLD).collect();
+        let size = Size::image(height, width);
+        let mask = MaskScores::of(&predicted, truth, size, spacing, self.options.tolerance).map_err(named)?;
+        let has_threshold = self.assembly.description.calibration.is_some_and(|c| c.presence_threshold.is_some());
+        Ok(Scored { painted, raw_dice: has_threshold.then_some(raw.dice), mask })
+    }
+
+    fn answered(
+        &mut self,
+        row: &Row,
+        prediction: &Prediction,
+        (confidence, is_withheld): (Confidence, bool),
+    ) -> Answered {
+        let group = self.sums.group(&row.modality);
+        group.add_image(&row.image_path);
+        let (text, position_right) = group.add_answer(&prediction.answer, &row.answer, row.position.as_deref());
+        let modalities = &self.assembly.description.modalities;
+        let best = prediction.classes.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(i, _)| i);
+        let predicted_modality = best.and_then(|i| modalities.get(i).cloned()).unwrap_or_default();
+        Answered {
+            generated: prediction.answer.clone(),
+            text,
+            position_right,
+            class_right: modalities.contains(&row.modality).then(|| predicted_modality == row.modality),
+            predicted_modality,
+            confidence,
+            is_withheld,
+            has_mask: prediction.mask.iter().any(|p| *p > THRESHOLD),
+        }
+    }
+
+    /// Keeps the images of a sample for the report if it is one of the worst or best, or a false mask.
+    fn keep(
+        &mut self,
+        row: &Row,
+        sample: &SampleScore,
+        (image, prediction, truth): (&DynamicImage, &Prediction, &GrayImage),
+    ) -> Result<()> {
+        let number = self.samples.len();
+        let shown = || -> Result<Shown> {
+            let (width, height) = prediction.size;
+            let mask = sheet::probability_image(&prediction.mask, width, height)?;
+            Ok((tile(row, image, prediction, truth, sample)?, Case::new(number, image, &mask, truth)))
+        };
+        match (row.target, sample.dice) {
+            (Target::Present, Some(dice)) => self.kept.offer(row, dice, shown),
+            (Target::Absent, _) if sample.has_mask => self.kept.offer_false(sample.presence, shown),
+            _ => Ok(()),
+        }
     }
 }
 
-fn tile(row: &Row, image: &DynamicImage, prediction: &Prediction, truth: &GrayImage, dice: f64) -> Result<sheet::Tile> {
+fn tile(
+    row: &Row,
+    image: &DynamicImage,
+    prediction: &Prediction,
+    truth: &GrayImage,
+    sample: &SampleScore,
+) -> Result<sheet::Tile> {
+    let score = sample.dice.map_or_else(|| "absent".to_owned(), |dice| format!("Dice {dice:.3}"));
     Ok(sheet::Tile {
         image: overlay(image, prediction, Some(truth))?,
         frame: None,
         name: row.image_path.display().to_string(),
         shows: sheet::SHOWS_BOTH,
-        notes: format!("Dice {dice:.3}, {}: {} {}", row.modality, row.question, prediction.answer),
+        notes: format!("{score}, {}: {} {}", row.modality, row.question, prediction.answer),
     })
 }
 
@@ -214,49 +252,4 @@ pub fn overlay(image: &DynamicImage, prediction: &Prediction, truth: Option<&Gra
     let (width, height) = prediction.size;
     let mask = sheet::probability_image(&prediction.mask, width, height)?;
     sheet::overlay(&image.to_rgb8(), &mask, truth)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::data::manifest::{Split, Target};
-
-    #[test]
-    fn a_sheet_shows_every_image_and_mask_once() {
-        let row = |image: &str, mask: &str| Row {
-            csv: PathBuf::new(),
-            line: 2,
-            modality: "skin".into(),
-            mask_path: mask.into(),
-            image_path: image.into(),
-            question: String::new(),
-            answer: String::new(),
-            position: None,
-            split: Split::Test,
-            target: Target::Present,
-            patient: None,
-            spacing_mm: None,
-            synthetic: false,
-        };
-        let mut kept = Extremes::default();
-        let tile = |name: &str| {
-            Ok(sheet::Tile {
-                image: RgbImage::new(1, 1),
-                frame: None,
-                name: name.to_owned(),
-                shows: "",
-                notes: String::new(),
-            })
-        };
-        for (image, mask, dice, name) in [
-            ("a", "left", 0.9, "a left"),
-            ("a", "left", 0.1, "again"),
-            ("a", "right", 0.2, "a right"),
-            ("b", "b", 0.5, "b"),
-        ] {
-            kept.offer(&row(image, mask), dice, || tile(name)).expect("a tile");
-        }
-        let shown: Vec<String> = kept.into_tiles().into_iter().map(|tile| tile.name).collect();
-        assert_eq!(shown, ["a right", "b", "a left"]);
-    }
 }

@@ -9,6 +9,7 @@ use crate::models::prsmed::{self, PrsMed};
 use crate::nn::LoraConfig;
 use crate::tensor::{guard, rng};
 use crate::{Error, Result};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -49,6 +50,7 @@ pub fn create(
         modalities: modalities.to_vec(),
         sizes,
         calibration: None,
+        intensity: BTreeMap::new(),
         sources: trained.sources.clone(),
     };
     let note = note(&folder, modalities, &taken);

@@ -82,6 +82,8 @@ pub struct Example {
     pub new_tokens: usize,
     /// Questions about each image.
     pub questions: usize,
+    /// Whether some masks of the data set are not known.
+    pub has_unknown_masks: bool,
 }
 
 /// Positions of every id, image token, prompt and label of a micro-batch.

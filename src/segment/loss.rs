@@ -36,27 +36,34 @@ pub fn boundary_weights(mask: &Tensor) -> Tensor {
 /// `corrected`: BCE is `sum(w bce) / sum(w)` of each sample. `reference`: the plain mean over all pixels (the published
 /// code passes `reduce='none'`, which means "mean", so that its weights cancel).
 ///
+/// `factors` are multiplied with the losses of the samples: 0 for a sample whose mask is not known. `None`: 1.
+///
 /// # Shapes
-/// `logits` and `mask [b, 1, h, w]` fp32 to a scalar.
-pub fn structure(logits: &Tensor, mask: &Tensor, semantics: Semantics) -> Tensor {
+/// `logits` and `mask [b, 1, h, w]` fp32, `factors [b]` fp32, to a scalar.
+pub fn structure(logits: &Tensor, mask: &Tensor, semantics: Semantics, factors: Option<&Tensor>) -> Tensor {
     let [b, _one, _h, _w] = dims(logits);
     let over = [1_i64, 2, 3];
     let weights = boundary_weights(mask);
     let sum = |xs: &Tensor| xs.sum_dim_intlist(over.as_slice(), false, Kind::Float);
+    let of_samples = |each: Tensor| match factors {
+        Some(factors) => (each * factors).sum(Kind::Float),
+        None => each.sum(Kind::Float),
+    };
+    let bce = |reduction| logits.binary_cross_entropy_with_logits(mask, None::<&Tensor>, None::<&Tensor>, reduction);
     let bce = if semantics.weighs_pixels() {
-        let each = logits.binary_cross_entropy_with_logits(mask, None::<&Tensor>, None::<&Tensor>, Reduction::None);
-        (sum(&(each * &weights)) / sum(&weights)).sum(Kind::Float)
+        of_samples(sum(&(bce(Reduction::None) * &weights)) / sum(&weights))
+    } else if factors.is_some() {
+        of_samples(bce(Reduction::None).mean_dim(over.as_slice(), false, Kind::Float))
     } else {
-        let mean = logits.binary_cross_entropy_with_logits(mask, None::<&Tensor>, None::<&Tensor>, Reduction::Mean);
         let samples = b as f64;
-        mean * samples
+        bce(Reduction::Mean) * samples
     };
     let probability = logits.sigmoid();
     let weighted = &probability * &weights;
     let intersection = sum(&(&weighted * mask));
     let union = sum(&weighted) + sum(&(mask * &weights)) - &intersection;
     let iou: Tensor = (&intersection + 1.0) / (union + 1.0);
-    bce + (iou.neg() + 1.0).sum(Kind::Float)
+    bce + of_samples(iou.neg() + 1.0)
 }
 
 /// Cross-entropy of the modality, summed over samples.
@@ -65,4 +72,28 @@ pub fn structure(logits: &Tensor, mask: &Tensor, semantics: Semantics) -> Tensor
 /// `logits [b, classes]`, `labels [b]` i64 to a scalar.
 pub fn class(logits: &Tensor, labels: &Tensor) -> Tensor {
     logits.cross_entropy_loss(labels, None::<&Tensor>, Reduction::Sum, -100, 0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::{Device, rng};
+
+    #[test]
+    fn factors_leave_samples_out() {
+        let _lock = rng::TEST_LOCK.lock();
+        rng::seed(3);
+        let logits = Tensor::randn([3, 1, 40, 40], (Kind::Float, Device::Cpu));
+        let mask = Tensor::rand([3, 1, 40, 40], (Kind::Float, Device::Cpu)).gt(0.8).to_kind(Kind::Float);
+        for semantics in [Semantics::Corrected, Semantics::Reference] {
+            let number = |logits: &Tensor, mask: &Tensor, factors: Option<&Tensor>| {
+                structure(logits, mask, semantics, factors).double_value(&[])
+            };
+            let rows = Tensor::from_slice(&[0_i64, 2]);
+            let want = number(&logits.index_select(0, &rows), &mask.index_select(0, &rows), None);
+            let got = number(&logits, &mask, Some(&Tensor::from_slice(&[1.0_f32, 0.0, 1.0])));
+            assert!((got - want).abs() < 1e-5 * want, "{semantics:?}: {got} {want}");
+            assert_eq!(number(&logits, &mask, Some(&Tensor::from_slice(&[0.0_f32; 3]))), 0.0);
+        }
+    }
 }

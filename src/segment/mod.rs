@@ -15,6 +15,7 @@ pub mod loss;
 pub mod merge;
 pub mod needs;
 pub mod predict;
+pub mod predict_volume;
 mod quantized;
 pub mod resume;
 pub mod run_config;

@@ -46,6 +46,7 @@ fn read_inputs(path: &Path, semantics: Semantics, image_tokens: i64) -> Result<I
             layout: Layout::new(texts, &answer_start, &groups, semantics, image_tokens),
             vision: archive.read("clip_image")?.to_kind(Kind::Float).into(),
             sam_image: archive.read("sam_image_u8")?,
+            has_mask: None,
             mask: archive.read("mask_u8")?,
             class_label: archive.read("class_label")?.to_kind(Kind::Int64),
             rows: Vec::new(),

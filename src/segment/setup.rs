@@ -15,6 +15,7 @@ use crate::nn::LoraConfig;
 use crate::tensor::{Device, guard, kernels, rng};
 use crate::trainer::FirstLayers;
 use crate::{Error, Result};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -44,6 +45,7 @@ pub fn create(
         modalities: modalities.to_vec(),
         sizes,
         calibration: None,
+        intensity: BTreeMap::new(),
         sources: found.sources(),
     };
     let of_kernels = check_kernels(build.device)?;

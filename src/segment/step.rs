@@ -29,6 +29,8 @@ pub struct Inputs {
     pub sam_image: Tensor,
     /// `[q, 1, s, s]` u8, 255 = foreground.
     pub mask: Tensor,
+    /// For each question, whether its mask is known. `None` if all masks of the data set are.
+    pub has_mask: Option<Vec<bool>>,
     /// `[q]` i64.
     pub class_label: Tensor,
     /// Rows of the questions in the manifest; empty for batches that are not from a manifest.
@@ -49,6 +51,7 @@ impl Inputs {
             vision: VisionInput::new(batch.clip, cache.cloned()),
             sam_image: batch.sam_image,
             mask: batch.mask,
+            has_mask: batch.has_mask,
             class_label: batch.class_label,
             rows: batch.rows,
         }
@@ -62,6 +65,7 @@ impl Inputs {
             vision: self.vision.send(copy),
             sam_image: copy.send(&self.sam_image),
             mask: copy.send(&self.mask),
+            has_mask: self.has_mask,
             class_label: copy.send(&self.class_label),
             rows: self.rows,
         }
@@ -90,15 +94,29 @@ impl Inputs {
             vision: self.vision.part(&range),
             sam_image: of(&self.sam_image, &range),
             mask: of(&self.mask, &questions),
+            has_mask: self.has_mask.as_ref().map(|has_mask| has_mask[questions.clone()].to_vec()),
             class_label: of(&self.class_label, &questions),
             rows: self.rows.get(questions).unwrap_or_default().to_vec(),
         }
     }
 
-    /// Number of questions and of supervised tokens.
+    /// Number of questions, of supervised tokens and of known masks.
     pub fn batch_size(&self) -> BatchSize {
         let (samples, tokens) = (self.layout.questions() as f64, self.layout.tokens() as f64);
-        BatchSize { samples, tokens }
+        let known = |has_mask: &Vec<bool>| has_mask.iter().filter(|known| **known).count() as f64;
+        BatchSize { samples, tokens, masks: self.has_mask.as_ref().map_or(samples, known) }
+    }
+
+    /// Numbers that a pass needs: supervised tokens (at least 1) and samples of the effective batch; if some masks of
+    /// the data set are not known, also its known masks (at least 1) and 1 for each question with a mask, 0 for others.
+    #[expect(clippy::cast_possible_truncation, reason = "counts far below 2^24")]
+    fn numbers(&self, effective_batch: BatchSize) -> Vec<f32> {
+        let mut numbers = vec![effective_batch.tokens.max(1.0) as f32, effective_batch.samples as f32];
+        if let Some(has_mask) = &self.has_mask {
+            numbers.push(effective_batch.masks.max(1.0) as f32);
+            numbers.extend(has_mask.iter().map(|known| f32::from(u8::from(*known))));
+        }
+        numbers
     }
 
     /// Copies everything that a pass needs to the device of `vision`, the result of [`VisionInput::resolve`]. Losses
@@ -122,9 +140,7 @@ impl Inputs {
     fn prepared(&self, layout: &Layout, clip: Tensor, effective_batch: BatchSize) -> Prepared {
         let device = clip.device();
         let _category = ledger::enter(ledger::Category::Inputs);
-        #[expect(clippy::cast_possible_truncation, reason = "counts far below 2^24")]
-        let effective_batch = [effective_batch.tokens.max(1.0) as f32, effective_batch.samples as f32];
-        let (on_device, effective_batch) = layout.to_device_with(device, &effective_batch);
+        let (on_device, numbers) = layout.to_device_with(device, &self.numbers(effective_batch));
         Prepared {
             layout: on_device,
             semantics: layout.semantics(),
@@ -132,7 +148,8 @@ impl Inputs {
             sam_image: self.sam_image.to_device(device),
             mask: self.target(device),
             class_label: self.class_label.to_device(device),
-            effective_batch,
+            has_unknown_masks: self.has_mask.is_some(),
+            numbers,
         }
     }
 }
@@ -152,15 +169,19 @@ pub struct Prepared {
     pub mask: Tensor,
     /// `[q]` i64.
     pub class_label: Tensor,
-    /// Supervised tokens (at least 1) and samples of the effective batch, `[2]` f32.
-    pub effective_batch: Tensor,
+    /// Whether some masks of the data set are not known.
+    has_unknown_masks: bool,
+    /// Loss denominators of the effective batch: supervised tokens (at least 1) and samples, `[2]` f32. With
+    /// `has_unknown_masks`, `[3 + q]`: also known masks (at least 1), and 1 or 0 for each question with or without a
+    /// mask.
+    numbers: Tensor,
 }
 
 impl Prepared {
     /// All tensors; micro-batches of one kind and size have equally many of them, of the same shapes.
     pub fn tensors(&self) -> Vec<&Tensor> {
         let mut all = self.layout.tensors();
-        all.extend([&self.clip, &self.sam_image, &self.mask, &self.class_label, &self.effective_batch]);
+        all.extend([&self.clip, &self.sam_image, &self.mask, &self.class_label, &self.numbers]);
         all
     }
 }
@@ -247,7 +268,7 @@ fn of_questions(xs: &Tensor, layout: &DeviceLayout) -> Tensor {
 pub struct Losses {
     /// Cross-entropy of the answer, mean over the effective batch's supervised tokens.
     pub text: Tensor,
-    /// Structure loss, mean over its samples.
+    /// Structure loss, mean over its samples with a mask.
     pub mask: Tensor,
     /// Cross-entropy of the modality, mean over its samples.
     pub class: Tensor,
@@ -257,17 +278,21 @@ pub struct Losses {
 pub fn losses(model: &PrsMed, inputs: &Prepared, outputs: &Outputs) -> Losses {
     let _module = module_path::enter("losses");
     let text = text_loss(model, inputs, &outputs.states);
-    let samples = inputs.effective_batch.get(1);
-    Losses {
-        text,
-        mask: loss::structure(&outputs.mask_logits, &inputs.mask, inputs.semantics) / &samples,
-        class: loss::class(&outputs.class_logits, &inputs.class_label) / &samples,
-    }
+    let samples = inputs.numbers.get(1);
+    let structure =
+        |factors: Option<&Tensor>| loss::structure(&outputs.mask_logits, &inputs.mask, inputs.semantics, factors);
+    let mask = if inputs.has_unknown_masks {
+        let questions = inputs.numbers.size()[0] - 3;
+        structure(Some(&inputs.numbers.narrow(0, 3, questions))) / inputs.numbers.get(2)
+    } else {
+        structure(None) / &samples
+    };
+    Losses { text, mask, class: loss::class(&outputs.class_logits, &inputs.class_label) / &samples }
 }
 
 /// Cross-entropy of the answers from states `[s, t, d]`, as a share of the effective batch.
 fn text_loss(model: &PrsMed, inputs: &Prepared, states: &Tensor) -> Tensor {
-    model.llm().cross_entropy(&supervised(inputs, states), &inputs.layout.labels) / inputs.effective_batch.get(0)
+    model.llm().cross_entropy(&supervised(inputs, states), &inputs.layout.labels) / inputs.numbers.get(0)
 }
 
 /// Text loss of a pass through the language model only, with zeros for `images`.
@@ -309,11 +334,14 @@ mod tests {
             vision: numbers(3).into(),
             sam_image: numbers(3),
             mask: numbers(6),
+            has_mask: Some(vec![true, false, true, false, false, true]),
             class_label: Tensor::arange(6, (Kind::Int64, Device::Cpu)) + 10,
             rows: (20..26).collect(),
         };
         let rows: Vec<Vec<usize>> = inputs.split(2).into_iter().map(|part| part.rows).collect();
         assert_eq!(rows, [vec![20, 21, 22], vec![23, 24, 25]]);
+        let masks: Vec<f64> = inputs.split(2).iter().map(|part| part.batch_size().masks).collect();
+        assert_eq!((masks, inputs.batch_size().masks), (vec![2.0, 1.0], 3.0));
         let list = |tensor: &Tensor| Vec::<i64>::try_from(tensor.to_kind(Kind::Int64).reshape([-1])).unwrap();
         let targets = |most: usize| -> Vec<[Vec<i64>; 3]> {
             let parts = inputs.split(most);

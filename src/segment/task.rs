@@ -18,10 +18,10 @@ use crate::data::length_sampler;
 use crate::data::loader::{Loader, LoaderOptions, Source, TextEncoder, TextLength, single_rows};
 use crate::data::manifest::{Manifest, Row, Split};
 use crate::data::mixing_sampler::{Lengths, MixingSampler};
+use crate::data::prepared;
 use crate::data::text::{self, TextTokenizer};
 use crate::data::unreadable::Unreadable;
 use crate::event::{Event, Observer};
-use crate::metrics::segmentation::ImageScore;
 use crate::models::prsmed::{PrsMed, TOWER_PREFIX};
 use crate::models::{mask_decoder, mistral, tiny_vit};
 use crate::nn::BatchStatistics;
@@ -106,13 +106,14 @@ impl SegmentTask {
     /// [`Error::Data`] without train rows, or for a row whose text cannot be encoded; [`Error::Config`] when synthetic
     /// rows would leave a step without a real one; [`Error::Io`] for an image or mask that cannot be read.
     pub fn new(
-        assembly: Assembly,
+        mut assembly: Assembly,
         manifest: &Arc<Manifest>,
         config: TrainConfig,
         data: DataConfig,
         resolved: String,
         feature_cache: Option<FeatureCache>,
     ) -> Result<Self> {
+        assembly.description.intensity = prepared::intensities(manifest)?;
         let model = &assembly.description.model;
         let encoder = Arc::new(Encoder {
             tokenizer: Arc::clone(&assembly.tokenizer),
@@ -162,6 +163,7 @@ impl SegmentTask {
             num_classes: manifest.modalities.len(),
             new_tokens: 1,
             questions: data.questions_per_image,
+            has_unknown_masks: manifest.has_unknown_masks(),
         };
         let val_rows = spread(manifest.rows_of(Split::Val), data.max_val_rows);
         let validated_at_once = Fitting::new(config.micro_batch);
@@ -301,7 +303,8 @@ impl Task for SegmentTask {
     }
 
     /// Dice at 0.5, IoU and the share of answer tokens that the teacher-forced model puts first; the score is the mean
-    /// of Dice and that share.
+    /// of Dice and that share. Dice and IoU are those of questions whose target is in the image. With questions about
+    /// absent targets also `false_masks`, the part of them with any pixel of at least 0.5.
     fn validate(&self, observer: &dyn Observer) -> Result<Option<Validation>> {
         if self.val_rows.is_empty() {
             return Ok(None);
@@ -314,21 +317,15 @@ impl Task for SegmentTask {
             let image_tokens = self.assembly.model.num_image_tokens();
             let inputs = Inputs::from_batch(batch?, self.semantics(), image_tokens, self.feature_cache.as_ref());
             self.score_what_fits(inputs, (&mut sums, &mut calibrator), observer)?;
-            observer.on(&Event::Advanced { done: sums.images });
+            observer.on(&Event::Advanced { done: sums.questions });
         }
         observer.on(&Event::Finished);
-        if sums.images == 0 {
+        if sums.questions == 0 {
             // no file could be read
             return Ok(None);
         }
         *self.calibration() = calibrator.fit();
-        let mean = sums.means();
-        let values = ["dice", "iou", "token_accuracy", "loss_text", "loss_mask"];
-        Ok(Some(Validation {
-            score: f64::midpoint(mean[0], mean[2]).into(),
-            values: values.iter().zip(mean).map(|(name, value)| ((*name).to_owned(), value)).collect(),
-            pictures: Vec::new(),
-        }))
+        Ok(Some(Validation { score: sums.score().into(), values: sums.means(), pictures: Vec::new() }))
     }
 
     fn take_events(&self) -> Vec<Event> {
@@ -565,12 +562,9 @@ impl SegmentTask {
         let mut calibrator = Calibrator::default();
         let mut rows = inputs.rows.iter().map(|row| self.plain.manifest().rows[*row].target);
         score(&self.assembly.model, inputs, sums, |prediction, truth, sums| {
-            calibrator.add(rows.next().expect("a row for each question"), &prediction, &truth);
-            let score = ImageScore::of(&prediction, &truth)?;
-            sums.dice += score.dice;
-            sums.iou += score.iou;
-            sums.images += 1;
-            Ok(())
+            let target = rows.next().expect("a row for each question");
+            calibrator.add(target, &prediction, &truth);
+            sums.add(target, &prediction, &truth)
         })?;
         Ok(calibrator)
     }

@@ -2,6 +2,8 @@
 
 use super::step::{self, Inputs, Pass};
 use crate::Result;
+use crate::data::manifest::Target;
+use crate::metrics::segmentation::ImageScore;
 use crate::models::prsmed::PrsMed;
 use crate::tensor::{Device, Kind, META, Tensor, meta};
 use crate::trainer::BatchSize;
@@ -14,14 +16,16 @@ pub(super) fn score(
     sums: &mut Sums,
     mut image: impl FnMut(Vec<f32>, Vec<bool>, &mut Sums) -> Result<()>,
 ) -> Result<()> {
-    let one = BatchSize { samples: 1.0, tokens: 1.0 };
+    let one = BatchSize { samples: 1.0, tokens: 1.0, masks: 1.0 };
     let prepared = inputs.to_device(inputs.vision.resolve(model), one);
     let outputs = step::forward(model, &prepared, Pass::evaluation());
     let losses = step::losses(model, &prepared, &outputs);
     sums.text += meta::number(&losses.text);
     sums.mask += meta::number(&losses.mask);
     sums.tokens_right += step::tokens_right(model, &prepared, &outputs);
-    sums.tokens += inputs.batch_size().tokens;
+    let size = inputs.batch_size();
+    sums.tokens += size.tokens;
+    sums.masks += size.masks;
     let probability = outputs.mask_logits.sigmoid();
     for i in 0..i64::try_from(inputs.layout.questions()).expect("a few samples") {
         let truth = values(&inputs.mask.get(i)).iter().map(|byte| *byte > 127.5).collect();
@@ -33,21 +37,65 @@ pub(super) fn score(
 /// Sums over validation samples.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Sums {
-    pub(super) images: u64,
-    pub(super) dice: f64,
-    pub(super) iou: f64,
+    /// Questions of all kinds.
+    pub(super) questions: u64,
+    /// Questions whose target is in the image, and the sums of their scores.
+    present: u64,
+    dice: f64,
+    iou: f64,
+    /// Questions whose target is absent, and those of them that got a mask.
+    absent: u64,
+    false_masks: u64,
     tokens: f64,
     tokens_right: f64,
     text: f64,
+    /// Questions whose mask is known.
+    masks: f64,
     mask: f64,
 }
 
 impl Sums {
-    /// Dice, IoU, token accuracy, text loss, mask loss.
-    pub(super) fn means(&self) -> [f64; 5] {
-        let images = (self.images as f64).max(1.0);
-        let tokens = self.tokens.max(1.0);
-        [self.dice / images, self.iou / images, self.tokens_right / tokens, self.text / tokens, self.mask / images]
+    /// Adds the mask of one question.
+    ///
+    /// # Errors
+    /// [`crate::Error::Data`] for a probability that is NaN.
+    pub(super) fn add(&mut self, target: Target, prediction: &[f32], truth: &[bool]) -> Result<()> {
+        self.questions += 1;
+        match target {
+            Target::Present => {
+                let score = ImageScore::of(prediction, truth)?;
+                self.present += 1;
+                self.dice += score.dice;
+                self.iou += score.iou;
+            }
+            Target::Absent => {
+                self.absent += 1;
+                self.false_masks += u64::from(prediction.iter().any(|probability| *probability >= 0.5));
+            }
+            Target::Unknown => {}
+        }
+        Ok(())
+    }
+
+    /// Mean of Dice and token accuracy; the token accuracy alone if no target is in its image.
+    pub(super) fn score(&self) -> f64 {
+        let accuracy = self.tokens_right / self.tokens.max(1.0);
+        if self.present == 0 { accuracy } else { f64::midpoint(self.dice / self.present as f64, accuracy) }
+    }
+
+    /// Named means. Dice and IoU are those of questions whose target is in the image, and `false_masks` is the part of
+    /// the questions about absent targets that got a mask. Values without questions are left out.
+    pub(super) fn means(&self) -> Vec<(String, f64)> {
+        let (present, tokens) = (self.present as f64, self.tokens.max(1.0));
+        let values = [
+            ("dice", self.dice / present, self.present > 0),
+            ("iou", self.iou / present, self.present > 0),
+            ("token_accuracy", self.tokens_right / tokens, true),
+            ("loss_text", self.text / tokens, true),
+            ("loss_mask", self.mask / self.masks, self.masks > 0.0),
+            ("false_masks", self.false_masks as f64 / self.absent as f64, self.absent > 0),
+        ];
+        values.into_iter().filter(|(.., is_known)| *is_known).map(|(name, mean, _)| (name.to_owned(), mean)).collect()
     }
 }
 
@@ -58,4 +106,31 @@ pub(super) fn values(tensor: &Tensor) -> Vec<f32> {
         return Vec::new();
     }
     Vec::<f32>::try_from(&flat).expect("a flat fp32 tensor")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn absent_targets_are_no_part_of_dice_but_count_as_false_masks() {
+        let mut sums = Sums { tokens: 4.0, tokens_right: 3.0, text: 2.0, masks: 4.0, mask: 2.0, ..Sums::default() };
+        let truth = [true, true, false, false];
+        sums.add(Target::Present, &[0.9, 0.9, 0.1, 0.1], &truth).unwrap();
+        let names = |sums: &Sums| sums.means().into_iter().map(|(name, _)| name).collect::<Vec<_>>();
+        assert_eq!(names(&sums), ["dice", "iou", "token_accuracy", "loss_text", "loss_mask"]);
+        sums.add(Target::Present, &[0.9, 0.1, 0.1, 0.9], &truth).unwrap();
+        sums.add(Target::Absent, &[0.1, 0.5, 0.1, 0.1], &[false; 4]).unwrap();
+        sums.add(Target::Absent, &[0.1; 4], &[false; 4]).unwrap();
+        sums.add(Target::Unknown, &[0.9; 4], &[false; 4]).unwrap();
+        let means: std::collections::BTreeMap<String, f64> = sums.means().into_iter().collect();
+        assert_eq!((means["dice"], means["false_masks"], means["loss_mask"]), (0.75, 0.5, 0.5));
+        assert_eq!((sums.questions, sums.score()), (5, 0.75));
+        let mut only_absent = Sums { tokens: 4.0, tokens_right: 3.0, ..Sums::default() };
+        only_absent.add(Target::Absent, &[0.1; 4], &[false; 4]).unwrap();
+        assert_eq!(
+            (only_absent.score(), names(&only_absent)),
+            (0.75, ["token_accuracy", "loss_text", "false_masks"].map(str::to_owned).to_vec())
+        );
+    }
 }

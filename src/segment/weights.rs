@@ -342,6 +342,7 @@ pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build)
         sizes,
         modalities,
         calibration: None,
+        intensity: BTreeMap::new(),
         sources,
     })
 }

@@ -70,7 +70,7 @@ impl Task for Toy {
     }
 
     fn batch_size(&self, rows: &i64) -> BatchSize {
-        BatchSize { samples: *rows as f64, tokens: 0.0 }
+        BatchSize { samples: *rows as f64, ..BatchSize::default() }
     }
 
     fn loss(&self, rows: &i64, whole: BatchSize, _epoch: u64) -> Result<Loss> {
@@ -433,7 +433,7 @@ fn graphs_are_off_if_they_cannot_be_faster() {
 #[test]
 fn inputs_of_another_shape_are_refused() {
     let _lock = rng::TEST_LOCK.lock();
-    let size = BatchSize { samples: 1.0, tokens: 0.0 };
+    let size = BatchSize { samples: 1.0, ..BatchSize::default() };
     let task = Toy::new(1);
     let of = |rows| task.capturable(&rows, size, 0).unwrap().unwrap();
     of(3).copy_from(&of(4)).unwrap();

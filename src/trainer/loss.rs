@@ -18,11 +18,17 @@ pub struct BatchSize {
     pub samples: f64,
     /// Supervised text tokens.
     pub tokens: f64,
+    /// Questions whose mask is known.
+    pub masks: f64,
 }
 
 impl std::iter::Sum for BatchSize {
     fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
-        parts.fold(Self::default(), |a, b| Self { samples: a.samples + b.samples, tokens: a.tokens + b.tokens })
+        parts.fold(Self::default(), |a, b| Self {
+            samples: a.samples + b.samples,
+            tokens: a.tokens + b.tokens,
+            masks: a.masks + b.masks,
+        })
     }
 }
 

@@ -114,7 +114,7 @@ impl Task for Toy {
     }
 
     fn batch_size(&self, (): &()) -> BatchSize {
-        BatchSize { samples: 1.0, tokens: 1.0 }
+        BatchSize { samples: 1.0, tokens: 1.0, ..BatchSize::default() }
     }
 
     fn loss(&self, (): &(), _whole: BatchSize, _epoch: u64) -> Result<Loss> {

@@ -52,7 +52,7 @@ impl Task for Toy {
     }
 
     fn batch_size(&self, batch: &Vec<f64>) -> BatchSize {
-        BatchSize { samples: number(batch.len() as u64), tokens: 1.0 }
+        BatchSize { samples: number(batch.len() as u64), tokens: 1.0, ..BatchSize::default() }
     }
 
     fn loss(&self, batch: &Vec<f64>, whole: BatchSize, _epoch: u64) -> Result<Loss> {

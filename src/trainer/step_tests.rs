@@ -39,7 +39,7 @@ impl Task for Toy {
     }
 
     fn batch_size(&self, _batch: &[f32; 2]) -> BatchSize {
-        BatchSize { samples: 1.0, tokens: 0.0 }
+        BatchSize { samples: 1.0, ..BatchSize::default() }
     }
 
     fn loss(&self, batch: &[f32; 2], _whole: BatchSize, _epoch: u64) -> Result<Loss> {

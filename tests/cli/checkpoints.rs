@@ -318,7 +318,8 @@ fn invalid_outputs_are_refused_before_the_work() {
     );
     refused(
         prsmed().arg("predict").arg(run).args(["--question", "Where?", "--image", "none.png"]),
-        "error: `--image`: there is no file `none.png`\nhint: give a PNG, JPEG or TIFF file",
+        "error: `--image`: there is no file `none.png`\nhint: give a PNG, JPEG or TIFF file, a NIfTI or DICOM file, or a \
+         folder or zip of DICOM files",
     );
     refused(
         eval(run).args(["--split", "tset"]),

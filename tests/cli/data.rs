@@ -370,6 +370,15 @@ fn an_image_in_two_splits_gives_a_warning() {
 fn the_rows_of_a_good_data_root_are_counted() {
     let text = done(prsmed().args(["data", "check"]).arg(phantoms()));
     insta::assert_snapshot!(text, @r"
+    modality           images  patients  width  height  mm/pixel     grey   foreground %  labels  absent  unknown
+    abdomen_CT              4         -     64      64         -   0..224  4.3..7.4..9.0     255       0        0
+    brain_MRI               4         -     64      64         -   2..226  4.0..4.1..4.8     255       0        0
+    breast_ultrasound       5         -     64      64         -  14..214  4.3..6.1..7.1     255       0        0
+    lung_Xray               5         -     64      64         -  28..238  4.7..5.9..7.0     255       0        0
+    polyp_endoscopy         3         -     64      64         -   1..211  4.0..5.6..6.6     255       0        0
+    skin_dermoscopy         3         -     64      64         -  58..192  4.6..5.7..9.4     255       0        0
+    8 image files are copies of another one
+
     modality            train     val    test     all
     abdomen_CT              3       0       1       4
     brain_MRI               2       0       2       4

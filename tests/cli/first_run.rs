@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::loopback::{COMMIT, Server, Stored, large, small};
 use crate::pth;
-use crate::support::{copy, done, error_text, folder, objects, path, phantoms, prsmed, run, train};
+use crate::support::{Ran, copy, done, error_text, folder, objects, path, phantoms, prsmed, run, train};
 
 /// The sizes of TinySAM's image encoder in a small model.
 const TINY_VIT: [&str; 9] = [
@@ -246,17 +246,23 @@ fn a_published_run_answers_from_the_hub_with_the_base_that_its_adapter_names() {
     done(predict(&server).env("HF_HUB_OFFLINE", "1"));
 }
 
-#[test]
-fn a_run_on_the_hub_is_scored_and_merged() {
-    let (server, root) = (hub(), path("first-run-data"));
-    let images = copy(&phantoms().join("lung_Xray"), "first-run-images");
-    let notes = images.join("train_images/notes.txt");
-    fs::write(&notes, "").unwrap();
+/// A data root with the class `lung_Xray`, which published runs know, prepared from a copy of images in `images`.
+fn prepare_lungs(images: &str, root: &Path) -> Ran {
+    let images = copy(&phantoms().join("lung_Xray"), images);
+    fs::write(images.join("train_images/notes.txt"), "").unwrap();
     let mut prepare = prsmed();
     prepare.args(["data", "prepare", "--modality", "lung_Xray", "--val-frac", "0", "--test-frac", "0", "--images"]);
     prepare.arg(images.join("train_images")).arg("--masks").arg(images.join("train_masks"));
-    let ran = run(prepare.arg("--out").arg(&root));
+    let ran = run(prepare.arg("--out").arg(root));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    ran
+}
+
+#[test]
+fn a_run_on_the_hub_is_scored_and_merged() {
+    let (server, root) = (hub(), path("first-run-data"));
+    let notes = path("first-run-images").join("train_images/notes.txt");
+    let ran = prepare_lungs("first-run-images", &root);
     assert_eq!(ran.stdout, format!("3 images, 6 questions in {}; 1 files skipped\n", root.display()));
     let warning = format!("warning: {}: skipped, not a PNG, JPEG or TIFF file\n", notes.display());
     assert!(ran.stderr.contains(&warning), "{}", ran.stderr);
@@ -388,8 +394,9 @@ fn doctor_reports_the_machine_and_never_shows_the_token() {
 /// The commands of the guide `docs/guides/reproduce.md`, with a small data set and small weights.
 #[test]
 fn published_weights_are_scored_on_a_published_data_set() {
-    let server = hub();
-    publish(&server, "datasets/lab/prs-med", phantoms(), "");
+    let (server, root) = (hub(), path("reproduce-data"));
+    prepare_lungs("reproduce-images", &root);
+    publish(&server, "datasets/lab/prs-med", &root, "");
     let cache = "cache-reproduce";
     let data = done(with_cache(&server, cache).args(["hub", "get", "--quiet", "dataset:lab/prs-med"]));
     let data = Path::new(data.trim_end());
@@ -398,13 +405,17 @@ fn published_weights_are_scored_on_a_published_data_set() {
     for semantics in ["reference", "corrected"] {
         let out = path(&format!("reproduced-{semantics}"));
         let mut eval = with_cache(&server, cache);
-        eval.args(["eval", "hub:lab/prs-med", "--semantics", semantics, "--limit", "1", "--max-new-tokens", "2"]);
-        done(eval.arg("--data-root").arg(data).arg("--out").arg(&out));
+        eval.args(["eval", "hub:lab/prs-med", "--semantics", semantics, "--split", "train", "--limit", "1"]);
+        done(eval.args(["--max-new-tokens", "2", "--data-root"]).arg(data).arg("--out").arg(&out));
         assert!(out.join("summary.json").is_file());
     }
     // a training on the data set, from the published weights
     let out = path("trained-on-the-hub");
-    let mut train = train_full(&server, cache, &out, &[]);
-    done(train.arg("--init").arg("hub:lab/prs-med"));
+    let mut train = with_cache(&server, cache);
+    train.args(["train", "--no-plan", "--preset", "full", "--init", "hub:lab/prs-med", "--data-root"]).arg(data);
+    for set in ["train.max_steps=1", "train.accumulation=1", "train.precision=fp32", "model.image_size=64"] {
+        train.args(["--set", set]);
+    }
+    done(train.arg("--out").arg(&out));
     assert!(out.join("last/model.json").is_file());
 }

@@ -50,7 +50,7 @@ fn without_a_command_the_commands_are_listed() {
 
     Commands:
       train      Train on a data root
-      eval       Score a trained model on a data root: masks, positions, answers
+      eval       Score trained models on a data root: masks, positions, answers
       predict    Answer a question about an image and segment the region it asks for
       merge      Merge the LoRA adapters of a run into its language model
       plan       Predict the memory and time of a job before it runs
@@ -60,7 +60,7 @@ fn without_a_command_the_commands_are_listed() {
       calibrate  Measure this machine once, so that plans need not assume
       augment    Generate image+mask pairs with Stable Diffusion, filter them, test whether they help
       data       Check, prepare or generate data roots
-      hub        Download a model repository, list its files, or check the cache
+      hub        Download a model or a data set, list its files, or check the cache
       doctor     Check this machine: libtorch, GPU and driver, disk, hub
       help       Print this message or the help of the given subcommand(s)
 
@@ -110,6 +110,9 @@ fn the_help_of_train() {
           --profile-memory <every=N>  Profile the memory of the first and of every N-th step
           --profile-out <FILE>        Where to write that profile [default: memory.jsonl in the run
                                       folder]
+          --mlflow <URL>              Also record the training on this MLflow server, for example
+                                      http://127.0.0.1:5000
+          --mlflow-experiment <NAME>  Experiment on that server [default: prsmed]
           --json                      Write one JSON object a line on standard output instead of text
       -q, --quiet                     Say nothing on standard error but errors
       -h, --help                      Print help (see more with '--help')

@@ -19,6 +19,8 @@ fn train_writes_json_lines() {
     for name in ["last", "best"] {
         assert!(trained().0.join(name).join("checksums.json").is_file());
     }
+    let report = std::fs::read_to_string(trained().0.join("report.html")).unwrap();
+    assert!(report.contains("Training loss") && report.contains("of 6 planned"));
 }
 
 #[test]
@@ -41,7 +43,7 @@ fn eval_and_predict_write_json_lines() {
     eval.args(["--json", "eval", "--limit", "2", "--max-new-tokens", "2", "--split", "train", "--data-root"]);
     let lines = objects(&done(eval.arg(phantoms()).arg(run).arg("--out").arg(path("report"))));
     assert_eq!((&lines.last().unwrap()["rows"], lines.last().unwrap()["summary"].is_object()), (&2.into(), true));
-    for name in ["summary.json", "samples.csv", "overlays.png", "overlays.csv"] {
+    for name in ["report.html", "summary.json", "samples.csv", "overlays.png", "overlays.csv"] {
         assert!(path("report").join(name).is_file(), "{name}");
     }
     let image = std::fs::read_dir(phantoms().join("brain_MRI/train_images")).unwrap().next().unwrap().unwrap().path();

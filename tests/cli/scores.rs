@@ -312,12 +312,11 @@ fn names_in_json_and_csv_stay() {
     eval.args(["--json", "eval", "--limit", "1", "--max-new-tokens", "1", "--split", "train", "--data-root"]);
     let result = objects(&done(eval.arg(root).arg(&trained().0).arg("--out").arg(&report))).pop().unwrap();
     assert_eq!(keys(&result), ["kind", "report", "rows", "split", "summary"]);
-    assert_eq!(keys(&result["summary"]), ["all_images", "macro_mean", "modalities", "pooled"]);
+    assert_eq!(keys(&result["summary"]), SUMMARY_KEYS);
     let row = &result["summary"]["all_images"];
-    assert_eq!(
-        keys(row),
-        ["corpus_bleu", "images", "name", "position_accuracy", "questions", "segmentation", "text", "thresholds"]
-    );
+    assert_eq!(keys(row), ROW_KEYS);
+    assert_eq!(keys(&row["estimates"]["dice"]), ["count", "interval", "mean"]);
+    assert_eq!(keys(&result["summary"]["calibration"]["raw"]), ["bins", "ece"]);
     assert_eq!(keys(&row["segmentation"]), ["dice", "iou", "soft_dice"]);
     assert_eq!(keys(&row["text"]), ["bleu", "meteor_exact_stem", "rouge1"]);
     assert_eq!(
@@ -328,7 +327,9 @@ fn names_in_json_and_csv_stay() {
     assert_eq!(
         samples.lines().next().unwrap(),
         "row,modality,mask,dice,iou,soft_dice,position_right,bleu,rouge1,meteor_exact_stem,predicted_modality,question,\
-         answer,generated"
+         answer,generated,image,patient,target,presence,is_found,is_withheld,has_mask,foreground_confidence,\
+         uncertain_boundary,raw_dice,surface_dice,hd95,hd,assd,pixel_sensitivity,pixel_precision,lesions,lesions_found,\
+         predicted_lesions,predicted_lesions_right,area_difference,area_error_frac,class_right"
     );
     let mut predict = prsmed();
     predict.args(["--json", "predict", "--question", "Where?", "--max-new-tokens", "1", "--image"]);
@@ -342,6 +343,12 @@ fn names_in_json_and_csv_stay() {
     assert_eq!(keys(&result["confidence"]), ["boundary", "foreground", "is_found", "presence"]);
 }
 
+const SUMMARY_KEYS: [&str; 7] =
+    ["all_images", "calibration", "macro_mean", "modalities", "pooled", "presence", "protocol"];
+const ROW_KEYS: [&str; 10] = [
+    "corpus_bleu", "estimates", "images", "name", "patients", "position_accuracy", "questions", "segmentation", "text",
+    "thresholds",
+];
 const STEP_KEYS: [&str; 12] = [
     "allocated_peak", "data_wait_seconds", "epoch", "grad_norm", "images_per_s", "kind", "learning_rate", "losses",
     "samples", "seconds", "step", "total_steps",

@@ -201,7 +201,7 @@ pub(crate) fn limit_file_size(command: &mut Command, bytes: u64) {
 /// Replaces every number of a weight file by one so large that the model computes NaN or infinity, and updates the
 /// checksums of its folder.
 pub(crate) fn overflow(folder: &Path, name: &str) {
-    use prsmed::tensor::weights::{Archive, sha256, write_safetensors};
+    use prsmed::tensor::weights::{Archive, write_safetensors};
     let file = folder.join(name);
     let archive = Archive::open(&file).unwrap();
     let read = |name: &String| (name.clone(), archive.read(name).unwrap().copy());
@@ -212,6 +212,13 @@ pub(crate) fn overflow(folder: &Path, name: &str) {
     }
     let borrowed: Vec<_> = tensors.iter().map(|(name, tensor)| (name, tensor)).collect();
     write_safetensors(&file, &borrowed, &std::collections::BTreeMap::new()).unwrap();
+    update_checksum(folder, name);
+}
+
+/// Replaces the checksum of a file of a checkpoint folder.
+pub(crate) fn update_checksum(folder: &Path, name: &str) {
+    use prsmed::tensor::weights::sha256;
+    let file = folder.join(name);
     let checksums = folder.join("checksums.json");
     let mut sums: Value = serde_json::from_slice(&fs::read(&checksums).unwrap()).unwrap();
     sums["files"][name] =

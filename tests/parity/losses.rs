@@ -12,7 +12,7 @@ fn check(prefix: &str) {
     for (name, semantics) in [("reference", Semantics::Reference), ("corrected", Semantics::Corrected)] {
         let logits = leaf(&input("mask_logits"), Kind::Float);
         let samples = logits.size()[0];
-        let value = loss::structure(&logits, &input("mask"), semantics) / samples;
+        let value = loss::structure(&logits, &input("mask"), semantics, None) / samples;
         value.backward();
         case.check(&format!("{name}.loss"), &value);
         case.check(&format!("{name}.grad.mask_logits"), &logits.grad());

@@ -49,7 +49,7 @@ impl Task for Layers {
     }
 
     fn batch_size(&self, _batch: &Batch) -> BatchSize {
-        BatchSize { samples: 1.0, tokens: 0.0 }
+        BatchSize { samples: 1.0, ..BatchSize::default() }
     }
 
     fn loss(&self, batch: &Batch, _whole: BatchSize, _epoch: u64) -> Result<Loss> {

@@ -106,7 +106,9 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
     }
     let text_tokens = rng.random_range(12..60);
     let answer_tokens = rng.random_range(2..text_tokens - 4);
-    (sets, Example { text_tokens, answer_tokens, num_classes: 6, new_tokens: 4, questions }, rng.random_range(0..5))
+    let has_unknown_masks = rng.random_range(0..4) == 0;
+    let example = Example { text_tokens, answer_tokens, num_classes: 6, new_tokens: 4, questions, has_unknown_masks };
+    (sets, example, rng.random_range(0..5))
 }
 
 /// A preset with `key=value` settings, separated by spaces.

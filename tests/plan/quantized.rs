@@ -91,7 +91,14 @@ fn a_product_with_a_quantized_matrix_keeps_only_its_result() {
 #[test]
 fn quantization_saves_memory_in_all_layers() {
     let _alone = ready();
-    let example = Example { text_tokens: 24, answer_tokens: 8, num_classes: 6, new_tokens: 4, questions: 1 };
+    let example = Example {
+        text_tokens: 24,
+        answer_tokens: 8,
+        num_classes: 6,
+        new_tokens: 4,
+        questions: 1,
+        has_unknown_masks: false,
+    };
     let frozen = |scheme: &str| {
         let sets =
             format!("model.train_base=false model.image_size=64 train.precision=bf16 model.quantization={scheme}");

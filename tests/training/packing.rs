@@ -7,12 +7,13 @@ use prsmed::models::{mask_decoder, mistral, tiny_vit};
 use prsmed::nn::BatchStatistics;
 use prsmed::segment::Semantics;
 use prsmed::segment::layout::{Layout, Sizes};
+use prsmed::segment::loss;
 use prsmed::segment::step::{self, Inputs, Pass};
 use prsmed::segment::task::SegmentTask;
 use prsmed::tensor::autograd::clear_grad;
 use prsmed::tensor::store::Role;
 use prsmed::tensor::{Device, Kind, Tensor, no_grad, rng};
-use prsmed::trainer::Task;
+use prsmed::trainer::{BatchSize, Task};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -52,13 +53,15 @@ fn inputs(model: &PrsMed, is_packed: bool) -> Inputs {
             vision: clip_image.into(),
             sam_image,
             mask,
+            has_mask: None,
             class_label,
             rows: Vec::new(),
         };
     }
     let owners = Tensor::from_slice(&[0_i64, 0, 0, 1, 2, 2]);
     let [clip_image, sam_image] = [clip_image, sam_image].map(|images| images.index_select(0, &owners));
-    Inputs { layout: layout(&[1; 6]), vision: clip_image.into(), sam_image, mask, class_label, rows: Vec::new() }
+    let (vision, has_mask) = (clip_image.into(), None);
+    Inputs { layout: layout(&[1; 6]), vision, sam_image, mask, has_mask, class_label, rows: Vec::new() }
 }
 
 fn trained(model: &PrsMed) -> Vec<(String, Tensor)> {
@@ -113,6 +116,57 @@ fn assert_same(what: &str, got: &[(String, Tensor)], want: &[(String, Tensor)]) 
         let error = (difference / size).sqrt();
         eprintln!("{what}: {part} {error:.1e}");
         assert!(error <= 1e-5, "{what}: {part} differs by {error:.1e}");
+    }
+}
+
+/// Losses of text, mask and class as shares of `whole`, without dropout.
+fn losses(model: &PrsMed, inputs: &Inputs, whole: BatchSize) -> [f64; 3] {
+    let prepared = inputs.to_device(inputs.vision.resolve(model), whole);
+    let outputs = step::forward(model, &prepared, Pass::evaluation());
+    let losses = step::losses(model, &prepared, &outputs);
+    [&losses.text, &losses.mask, &losses.class].map(|loss| loss.double_value(&[]))
+}
+
+#[test]
+fn questions_without_a_mask_train_the_answer_and_the_class_alone() {
+    let _turn = TURN.lock();
+    let (_data, manifest) = data();
+    let config = config_of(&[]);
+    let assembly = assemble(&config, &manifest, build(&config, Device::Cpu, None));
+    let model = &assembly.model;
+    for is_packed in [true, false] {
+        let known = vec![true, false, true, true, false, true];
+        let all = Inputs { has_mask: Some(vec![true; 6]), ..inputs(model, is_packed) };
+        let some = Inputs { has_mask: Some(known.clone()), ..inputs(model, is_packed) };
+        let plain = inputs(model, is_packed);
+        let size = plain.batch_size();
+        assert_eq!((size.masks, some.batch_size().masks), (6.0, 4.0));
+        let (want, got) = (losses(model, &plain, size), losses(model, &all, size));
+        let is_close = |a: [f64; 3], b: [f64; 3]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-5 * b.abs());
+        assert!(is_close(got, want), "packed {is_packed}: {got:?} {want:?}");
+        // the mean over the four known masks, from the outputs
+        let whole = some.batch_size();
+        let of_some = losses(model, &some, whole);
+        let prepared = plain.to_device(plain.vision.resolve(model), size);
+        let logits = step::forward(model, &prepared, Pass::evaluation()).mask_logits;
+        let rows = Tensor::from_slice(&[0_i64, 2, 3, 5]);
+        let [logits, masks] = [&logits, &plain.target(Device::Cpu)].map(|all| all.index_select(0, &rows));
+        let mean = loss::structure(&logits, &masks, Semantics::Corrected, None).double_value(&[]) / 4.0;
+        assert!(is_close(of_some, [want[0], mean, want[2]]), "packed {is_packed}: {of_some:?}, mean {mean}");
+        // what is stored as the mask of an unknown one has no effect
+        let changed = Inputs { has_mask: Some(known.clone()), ..inputs(model, is_packed) };
+        for row in [1, 4] {
+            let _inverted = changed.mask.get(row).bitwise_not_();
+        }
+        assert_eq!(losses(model, &changed, whole), of_some);
+        // parts add up, also one without any mask
+        let parts = some.split(1);
+        assert_eq!(parts.iter().map(|part| part.batch_size().masks).sum::<f64>(), 4.0);
+        let sum = parts
+            .iter()
+            .map(|part| losses(model, part, whole))
+            .fold([0.0; 3], |sum, part| std::array::from_fn(|index| sum[index] + part[index]));
+        assert!(is_close(sum, of_some), "packed {is_packed}: {sum:?} {of_some:?}");
     }
 }
 

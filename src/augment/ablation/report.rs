@@ -12,7 +12,7 @@ use super::scores::{Metric, RowScore, TestSet};
 use crate::Result;
 use crate::data::mixing_sampler::Ratio;
 use crate::metrics::paired::{self, Comparison, Conclusion, Interval, Scores};
-use crate::metrics::table::aligned;
+use crate::metrics::text_table::aligned;
 use std::collections::HashMap;
 use std::fmt::Write as _;
 

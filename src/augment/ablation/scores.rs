@@ -6,7 +6,7 @@ use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, Row, Split};
 use crate::data::sample::{at_row, decoded};
 use crate::event::{Event, Observer};
-use crate::metrics::distance_transform::Spacing;
+use crate::metrics::grid::{Size, Spacing};
 use crate::metrics::segmentation::{PixelCounts, THRESHOLD};
 use crate::metrics::surface::SurfaceDistances;
 use crate::runtime::Runtime;
@@ -93,7 +93,7 @@ pub(in crate::augment) struct Scoring {
 }
 
 impl<'a> TestSet<'a> {
-    /// The `test` rows of `real` whose images are not also training images.
+    /// The `test` rows of `real` whose masks show their target and whose images are not also training images.
     pub(super) fn of_test_rows(real: &'a Manifest, scoring: Scoring, observer: &dyn Observer) -> Result<Self> {
         let rows = real.rows_of(Split::Test);
         let set = Self::unseen("test", real, (real, rows), scoring, observer)?;
@@ -148,6 +148,7 @@ impl<'a> TestSet<'a> {
         let trained: HashSet<String> = trained.into_iter().map(|path| sha256(path)).collect::<Result<_>>()?;
         let sums = sums(rows.iter().map(|&row| &manifest.rows[row]))?;
         let sum = |row: usize| &sums[&manifest.rows[row].image_path];
+        let rows: Vec<usize> = rows.into_iter().filter(|&row| manifest.rows[row].is_present()).collect();
         let all = rows.len();
         let unseen: Vec<usize> = rows.into_iter().filter(|&row| !trained.contains(sum(row))).collect();
         if unseen.len() < all {
@@ -238,7 +239,8 @@ impl<'a> TestSet<'a> {
             model.probabilities(&image, &row.question).map_err(|error| error.of_image(&row.image_path))?;
         let counts = PixelCounts::of(&probabilities, &truth, THRESHOLD)?;
         let predicted: Vec<bool> = probabilities.iter().map(|p| *p > THRESHOLD).collect();
-        let surfaces = SurfaceDistances::of(&predicted, &truth, mask.width() as usize, Spacing::PIXELS)?;
+        let size = Size::image(mask.height() as usize, mask.width() as usize);
+        let surfaces = SurfaceDistances::of(&predicted, &truth, size, Spacing::PIXELS)?;
         Ok(RowScore {
             dice: counts.dice(),
             surface_dice: surfaces.surface_dice(self.tolerance_px),

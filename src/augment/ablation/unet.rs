@@ -7,7 +7,7 @@ use crate::data::batch::Batch;
 use crate::data::classical::Augment;
 use crate::data::image::{PixelConfig, sam_pixels};
 use crate::data::loader::{Loader, LoaderOptions, Source, single_rows};
-use crate::data::manifest::{Manifest, Row, Split};
+use crate::data::manifest::{Manifest, Row, Split, Target};
 use crate::data::mixing_sampler::{Lengths, MixingSampler};
 use crate::models::unet_segmenter::{Config, UnetSegmenter};
 use crate::runtime::Runtime;
@@ -116,7 +116,9 @@ impl UnetTask {
             Augment::None => source,
             augment => source.with_augment(augment, config.train.seed),
         };
-        let rows = spread(manifest.rows_of(Split::Train), config.data.max_train_rows);
+        let has_mask = |row: &usize| manifest.rows[*row].target != Target::Unknown;
+        let rows = manifest.rows_of(Split::Train).into_iter().filter(has_mask).collect();
+        let rows = spread(rows, config.data.max_train_rows);
         let with_lengths = |rows: Vec<usize>| -> Result<Lengths> {
             let lengths = source.text_lengths(&rows)?.into_iter().map(|text| text.tokens).collect();
             Ok(Lengths { rows, lengths })
@@ -237,12 +239,12 @@ impl Task for UnetTask {
     }
 
     fn batch_size(&self, batch: &UnetBatch) -> BatchSize {
-        BatchSize { samples: batch.image.size()[0] as f64, tokens: 0.0 }
+        BatchSize { samples: batch.image.size()[0] as f64, ..BatchSize::default() }
     }
 
     fn loss(&self, batch: &UnetBatch, effective_batch: BatchSize, _epoch: u64) -> Result<Loss> {
         let logits = self.model.forward(&batch.image, &batch.words.numbers, &batch.words.keep, self.kind());
-        let total = loss::structure(&logits, &batch.mask, self.config.model.semantics) / effective_batch.samples;
+        let total = loss::structure(&logits, &batch.mask, self.config.model.semantics, None) / effective_batch.samples;
         let parts = vec![("mask", total.detach())];
         Ok(Loss { total, parts })
     }

@@ -151,7 +151,7 @@ impl FilterModels {
         let mut seen = BTreeSet::new();
         let mut classes: BTreeMap<&str, usize> = BTreeMap::new();
         let (mut question_tokens, mut image) = (0, (1, 1));
-        for row in real.rows.iter().filter(|row| row.split == Split::Train) {
+        for row in real.rows.iter().filter(|row| row.split == Split::Train && row.is_present()) {
             if !seen.insert((&row.image_path, &row.mask_path)) {
                 continue;
             }
@@ -266,6 +266,7 @@ impl FilterModels {
         let mut seen = BTreeSet::new();
         let is_wanted = |row: &&Row| {
             row.split == Split::Train
+                && row.is_present()
                 && sums.get(&row.image_path).and_then(|sum| self.folds.get(sum)) == Some(&fold)
                 && seen.insert(row.mask_path.clone())
         };
@@ -452,7 +453,8 @@ fn nearness(
         let rows: Vec<&Row> = real
             .rows
             .iter()
-            .filter(|row| row.split == Split::Train && row.modality == class && seen.insert(&row.mask_path))
+            .filter(|row| row.split == Split::Train && row.is_present() && row.modality == class)
+            .filter(|row| seen.insert(&row.mask_path))
             .collect();
         if rows.len() < LEAST {
             continue;

@@ -118,7 +118,7 @@ impl NoisyLatents {
 
     /// Number of samples. Prior images do not count: their losses are added.
     pub fn size(&self) -> BatchSize {
-        BatchSize { samples: self.items().len() as f64, tokens: 0.0 }
+        BatchSize { samples: self.items().len() as f64, ..BatchSize::default() }
     }
 
     /// The same samples, at most `most` per batch.

@@ -243,13 +243,16 @@ impl Finetuning<'_> {
         })
     }
 
-    /// The images of a split in the order of their first rows, with one caption for each row. Synthetic rows are left
-    /// out.
+    /// The images of a split in the order of their first rows, with one caption for each row. Synthetic rows, and rows
+    /// whose mask shows no target, are left out.
     fn items(&self, split: Split, texts: &mut Captions) -> Vec<Item> {
         let mut items: Vec<Item> = Vec::new();
         let mut index_of: HashMap<(&Path, &Path), usize> = HashMap::new();
         for number in self.manifest.rows_of(split) {
             let row = &self.manifest.rows[number];
+            if !row.is_present() {
+                continue;
+            }
             let index = *index_of.entry((&row.image_path, &row.mask_path)).or_insert_with(|| {
                 let (image, mask) = (row.image_path.clone(), row.mask_path.clone());
                 let negative = texts.of_row(row, number as u64).1;

@@ -1,23 +1,19 @@
-//! Exact Euclidean distance transform of a mask, and dilation with it.
-//!
-//! Source: Felzenszwalb and Huttenlocher, "Distance Transforms of Sampled Functions" (2012): columns first, then the
-//! lower envelope of parabolas along each row. All arithmetic uses integers, so the result is exact.
+//! Exact squared distances of a mask in whole pixels, and dilation with them.
 
 use image::GrayImage;
 
-use crate::metrics::structure::nearest_foreground;
+use crate::metrics::distance_transform::Nearest;
+use crate::metrics::grid::{Size, Spacing};
 
 /// Squared distance in pixels from each pixel to the nearest one that is set (`to_set`) or not set, row by row; 0 on
 /// such a pixel, `u32::MAX` everywhere when there is none.
 pub fn squared_distances(mask: &GrayImage, to_set: bool) -> Vec<u32> {
-    let width = mask.width() as usize;
+    let size = Size::image(mask.height() as usize, mask.width() as usize);
     let is_target: Vec<bool> = mask.iter().map(|value| (*value > 0) == to_set).collect();
-    let Some(nearest) = nearest_foreground(&is_target, width) else { return vec![u32::MAX; is_target.len()] };
-    let squared = |(at, to): (usize, usize)| {
-        let (down, right) = ((at / width).abs_diff(to / width), (at % width).abs_diff(to % width));
-        u32::try_from(down * down + right * right).unwrap_or(u32::MAX)
-    };
-    nearest.into_iter().enumerate().map(squared).collect()
+    let Some(nearest) = Nearest::of(&is_target, size, Spacing::PIXELS) else { return vec![u32::MAX; is_target.len()] };
+    // whole numbers, exact in f64
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "`as` saturates")]
+    nearest.squared.into_iter().map(|squared| squared as u32).collect()
 }
 
 /// Whether a squared distance is at most `reach` pixels.

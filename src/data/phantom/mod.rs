@@ -1,5 +1,5 @@
-//! Phantoms: synthetic images of six modalities with one or two lesions, with masks, questions and answers, as a data
-//! root.
+//! Phantoms: synthetic images of six modalities with one or two lesions, or on request without, with masks, questions and
+//! answers, as a data root.
 //!
 //! The images imitate the look of the modalities; physics and patients are not modelled. The layout is PRS-Med's:
 //! `MODALITY/{train,val,test}_{images,masks}/` and `annotations/MODALITY.csv`, where `image_path` is the path of the
@@ -49,7 +49,10 @@ pub struct PhantomOptions {
     pub image_size_px: u32,
     /// Fraction of the images with two lesions, 0..=1.
     pub two_lesion_frac: f64,
-    /// Number of rows (different questions) per lesion, 1..=4.
+    /// Fraction of the images without a lesion, 0..=1; the fraction with two lesions is that of the others.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub absent_frac: f64,
+    /// Number of rows (different questions) per lesion, or per image without a lesion, 1..=4.
     pub rows_per_lesion: usize,
     /// Fraction of the images for validation, 0..=1.
     pub val_frac: f64,
@@ -64,11 +67,17 @@ impl Default for PhantomOptions {
             seed: 0,
             image_size_px: 256,
             two_lesion_frac: 0.5,
+            absent_frac: 0.0,
             rows_per_lesion: 1,
             val_frac: 0.1,
             test_frac: 0.1,
         }
     }
+}
+
+/// Fields that are 0 are left out, so that phantoms of earlier versions are recognised.
+fn is_zero<T: PartialEq + Default>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// Results of [`generate`].
@@ -78,6 +87,9 @@ pub struct PhantomReport {
     pub images: usize,
     /// Number of images with two lesions.
     pub two_lesion_images: usize,
+    /// Number of images without a lesion.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub images_without_lesion: usize,
     /// Number of rows of all annotation files.
     pub rows: usize,
     /// Number of rows by modality folder and split.
@@ -98,7 +110,8 @@ struct AnnotationRow {
     mask_path: String,
     question: String,
     answer: String,
-    position: String,
+    /// `None` without a lesion.
+    position: Option<String>,
 }
 
 /// Generates the data root `out`, which must be empty or not exist. A data root made with the same options is not
@@ -144,6 +157,7 @@ fn check(options: &PhantomOptions) -> Result<()> {
         o if o.count == 0 => bad("--count", &o.count, "at least 1"),
         o if !(32..=2048).contains(&o.image_size_px) => bad("--image-size", &o.image_size_px, "32 to 2048 pixels"),
         o if !frac(o.two_lesion_frac) => bad("--two-lesions", &o.two_lesion_frac, "0 to 1"),
+        o if !frac(o.absent_frac) => bad("--negatives", &o.absent_frac, "0 to 1"),
         o if !(1..=4).contains(&o.rows_per_lesion) => bad("--questions", &o.rows_per_lesion, "1 to 4"),
         o if !frac(o.val_frac) => bad("val_frac", &o.val_frac, "0 to 1"),
         o if !frac(o.test_frac) || o.val_frac + o.test_frac > 1.0 => {
@@ -179,7 +193,7 @@ fn modality_of(index: usize) -> Modality {
     Modality::ALL[index % Modality::ALL.len()]
 }
 
-/// Random generator of a stream: 0 for the splits, 1.. for cells, 2^32.. for images.
+/// Random generator of a stream: 0 for the splits, 1.. for cells, 2^32.. for images, 2^48.. for images without a lesion.
 fn generator(seed: u64, stream: u64) -> ChaCha8Rng {
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
     rng.set_stream(stream);
@@ -218,6 +232,23 @@ fn plan(index: usize, frac: f64) -> (bool, usize) {
     let (before, after) = (twos_before(round), twos_before(round + 1));
     let twos = before - twos_before(0);
     if after > before { (true, twos) } else { (false, round - twos) }
+}
+
+/// Whether image `index` has no lesion. The fraction is exact in blocks of ten images of a modality.
+fn is_absent(seed: u64, index: usize, frac: f64) -> bool {
+    const BLOCK: usize = 10;
+    let (kind, round) = (index % Modality::ALL.len(), index / Modality::ALL.len());
+    let block = round / BLOCK;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "small counts")]
+    let before = |block: usize| ((block * BLOCK) as f64 * frac + 1e-9).floor() as usize;
+    let mut order: [usize; BLOCK] = std::array::from_fn(|index| index);
+    order.shuffle(&mut generator(seed, (1 << 48) + (block * Modality::ALL.len() + kind) as u64));
+    order.iter().take(before(block + 1) - before(block)).any(|absent| *absent == round % BLOCK)
+}
+
+/// Whether image `index` has two lesions.
+fn has_two(index: usize, options: &PhantomOptions) -> bool {
+    plan(index, options.two_lesion_frac).0 && !is_absent(options.seed, index, options.absent_frac)
 }
 
 /// The cell of the first lesion: nine images of a kind cover the nine cells, in shuffled order.
@@ -266,6 +297,9 @@ fn make(
 ) -> Result<Vec<AnnotationRow>> {
     let mut rng = generator(options.seed, (1 << 32) + index as u64);
     let modality = modality_of(index);
+    if is_absent(options.seed, index, options.absent_frac) {
+        return make_without_lesion(out, index, split, options, templates);
+    }
     let Some((placed, contrast)) = place_lesions(modality, options, index, &mut rng) else {
         return Err(Error::config(
             "image_size_px",
@@ -303,11 +337,38 @@ fn make(
                 mask_path: mask_path.clone(),
                 question: words.fill(question),
                 answer: words.fill(answer),
-                position: zone.clone(),
+                position: Some(zone.clone()),
             });
         }
     }
     Ok(rows)
+}
+
+/// An image without a lesion: an empty mask, the questions about one lesion, and answers that there is none.
+fn make_without_lesion(
+    out: &Path,
+    index: usize,
+    split: &str,
+    options: &PhantomOptions,
+    templates: &Templates,
+) -> Result<Vec<AnnotationRow>> {
+    let mut rng = generator(options.seed, (1 << 32) + index as u64);
+    let (modality, side) = (modality_of(index), options.image_size_px);
+    let planes = modality.draw(&[], side as usize, &mut rng);
+    let folder = |what: &str| format!("{}/{split}_{what}", modality.folder());
+    let image_path = out.join(folder("images")).join(format!("phantom_{index:05}.{}", modality.extension()));
+    write_image(&image_path, &planes, side)?;
+    let mask_path = format!("{}/phantom_{index:05}.png", folder("masks"));
+    save(&out.join(&mask_path), &DynamicImage::ImageLuma8(GrayImage::new(side, side)))?;
+    let words = Words { target: "lesion", image: "image", ..Words::default() };
+    let questions = templates::draw(&templates.one, options.rows_per_lesion, &mut rng);
+    let row = |(question, _): (&str, &str)| AnnotationRow {
+        mask_path: mask_path.clone(),
+        question: words.fill(question),
+        answer: words.fill(templates.absent.answers.choose(&mut rng).map_or("", String::as_str)),
+        position: None,
+    };
+    Ok(questions.into_iter().map(row).collect())
 }
 
 fn make_folders(out: &Path, splits: &[&str]) -> Result<()> {
@@ -364,19 +425,28 @@ fn write_annotations(
 ) -> Result<PhantomReport> {
     let mut report = PhantomReport {
         images: options.count,
-        two_lesion_images: (0..options.count).filter(|&index| plan(index, options.two_lesion_frac).0).count(),
+        two_lesion_images: (0..options.count).filter(|&index| has_two(index, options)).count(),
+        images_without_lesion: (0..options.count)
+            .filter(|&index| is_absent(options.seed, index, options.absent_frac))
+            .count(),
         ..PhantomReport::default()
     };
     for (kind, modality) in Modality::ALL.into_iter().enumerate().take(options.count) {
         let path = out.join("annotations").join(format!("{}.csv", modality.folder()));
         let failed = |error: csv::Error| Error::io(&path, "write")(error.into());
         let mut csv = csv::WriterBuilder::new().from_path(&path).map_err(failed)?;
-        csv.write_record(["image_path", "question", "answer", "position", "split"]).map_err(failed)?;
+        // without negatives, the files are those of earlier versions
+        let with_present = options.absent_frac > 0.0;
+        let optional = |cell: &'static str| with_present.then_some(cell);
+        let header = ["image_path", "question", "answer", "position", "split"].into_iter().chain(optional("present"));
+        csv.write_record(header).map_err(failed)?;
         let by_split = report.rows_by_modality.entry(modality.folder().to_owned()).or_default();
         for index in (kind..options.count).step_by(Modality::ALL.len()) {
             for row in &rows[index] {
-                let record = [&row.mask_path, &row.question, &row.answer, &row.position, splits[index]];
-                csv.write_record(record).map_err(failed)?;
+                let position = row.position.as_deref().unwrap_or_default();
+                let record = [&row.mask_path, &row.question, &row.answer, position, splits[index]];
+                let present = optional(if row.position.is_some() { "1" } else { "0" });
+                csv.write_record(record.into_iter().chain(present)).map_err(failed)?;
                 *by_split.entry(splits[index].to_owned()).or_default() += 1;
                 report.rows += 1;
             }

@@ -6,6 +6,9 @@ use std::path::Path;
 
 use super::canvas::{Oval, bump, smooth, unit};
 use super::*;
+use crate::data::check;
+use crate::data::labels::Labels;
+use crate::data::manifest::{Manifest, Target};
 use crate::data::position::{grid, whole};
 use crate::event::Silent;
 use crate::location::first_location;
@@ -259,4 +262,31 @@ fn a_ct_phantom_shows_organs_and_ribs_in_their_places() {
         assert!(left > 0 && right > 0, "ribs at both sides: {left}, {right}");
         assert_eq!(num_bright(values, |_, y| y < 0.15), 0, "no ribs at the front");
     }
+}
+
+#[test]
+fn images_without_a_lesion_have_an_empty_mask_and_say_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let with = PhantomOptions { absent_frac: 0.25, rows_per_lesion: 2, ..options(48, 3) };
+    let report = generate(folder.path(), &with, &Silent).unwrap();
+    assert!((6..=18).contains(&report.images_without_lesion), "{report:?}");
+    let manifest = Manifest::open(folder.path(), None).unwrap();
+    let absent: Vec<_> = manifest.rows.iter().filter(|row| row.target == Target::Absent).collect();
+    assert_eq!(absent.len(), 2 * report.images_without_lesion);
+    for row in absent {
+        assert!(image::open(&row.mask_path).unwrap().to_luma8().iter().all(|value| *value == 0));
+        assert!(row.position.is_none() && first_location(&row.answer).is_none(), "{}", row.answer);
+        assert!(row.answer.contains("no lesion") || row.answer.contains("No lesion"), "{}", row.answer);
+    }
+    assert_eq!(check::check(folder.path(), None, Labels::NONE, &Silent).unwrap().bad, []);
+    // the other images are those of a data root without negatives
+    let all = folder.path().join("all");
+    generate(&all, &PhantomOptions { rows_per_lesion: 2, ..options(48, 3) }, &Silent).unwrap();
+    for row in manifest.rows.iter().filter(|row| row.target == Target::Present) {
+        let path = row.image_path.strip_prefix(folder.path()).unwrap();
+        assert_eq!(fs::read(&row.image_path).unwrap(), fs::read(all.join(path)).unwrap(), "{}", path.display());
+    }
+    // ten images of a modality have exactly their part
+    let of = |kind: usize, frac| (0..100).filter(|i| i % 6 == kind && i / 6 < 10 && is_absent(5, *i, frac)).count();
+    assert_eq!([of(0, 0.3), of(5, 0.3), of(2, 0.0), of(2, 1.0)], [3, 3, 0, 10]);
 }

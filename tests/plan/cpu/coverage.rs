@@ -80,6 +80,7 @@ fn of_job(config: &RunConfig, job: Job, shorter: usize) -> BTreeSet<String> {
         num_classes: 6,
         new_tokens: 4,
         questions: config.data.questions_per_image,
+        has_unknown_masks: config.data.questions_per_image == 3,
     };
     let sizes = setup::planned_sizes(&config.model, config.lora, example.num_classes).unwrap();
     let build = || {

@@ -1,11 +1,17 @@
-//! Tests of `prepare.rs` on folders made for them.
+//! Tests of the preparation on folders made for them.
 
 use std::fs;
 
-use image::{ColorType, ImageBuffer, Luma, imageops};
+use image::{ColorType, GrayImage, ImageBuffer, Luma, imageops};
 
+use super::location::{binary, describe};
 use super::*;
-use crate::event::Silent;
+use crate::data::check;
+use crate::data::decode::StoredMask;
+use crate::data::labels::Labels;
+use crate::data::manifest::{Manifest, Row, Target};
+use crate::data::position::Zones;
+use crate::event::{Event, Silent};
 use crate::location::first_location;
 
 struct Folders {
@@ -163,7 +169,7 @@ fn images_and_masks_may_share_a_folder_if_masks_have_a_suffix() {
     f.image("b.png");
     mask(255, &[(2, 2, 9, 9)]).save(f.images.join("a_mask.png")).unwrap();
     mask(255, &[(2, 2, 9, 9)]).save(f.images.join("b_mask.png")).unwrap();
-    let report = prepare(&PrepareOptions { masks: f.images.clone(), ..f.options() }, &Silent).unwrap();
+    let report = prepare(&PrepareOptions { masks: vec![f.images.clone()], ..f.options() }, &Silent).unwrap();
     assert_eq!((report.images, report.skipped.len()), (2, 0));
 }
 
@@ -180,7 +186,7 @@ fn ambiguous_stems_and_folders_without_pairs_are_errors() {
     f.image("a.jpg");
     let twice = prepare(&f.options(), &Silent).unwrap_err();
     assert!(twice.to_string().contains("second image for the stem `a`"), "{twice}");
-    let missing = prepare(&PrepareOptions { masks: f.out.join("no"), ..f.options() }, &Silent).unwrap_err();
+    let missing = prepare(&PrepareOptions { masks: vec![f.out.join("no")], ..f.options() }, &Silent).unwrap_err();
     assert!(missing.to_string().contains("cannot read"), "{missing}");
     assert!(!f.out.exists());
 }
@@ -301,4 +307,173 @@ fn label_maps_need_a_choice_and_narrow_images_are_named() {
     assert_eq!(report.depth.narrow.len(), 1);
     let csv = fs::read_to_string(f.out.join("annotations/chosen.csv")).unwrap();
     assert!(csv.contains("lower right") && !csv.contains("upper left"), "{csv}");
+}
+
+/// Splits of the patients of all rows.
+fn patient_splits(out: &Path) -> BTreeMap<String, BTreeSet<Split>> {
+    let mut splits = BTreeMap::<String, BTreeSet<Split>>::new();
+    for row in Manifest::open(out, None).unwrap().rows {
+        splits.entry(row.patient.unwrap()).or_default().insert(row.split);
+    }
+    splits
+}
+
+#[test]
+fn images_of_a_patient_are_in_one_split() {
+    let f = folders();
+    for number in 0..30 {
+        let name = format!("P{}_{number}.png", number / 3);
+        f.image(&name);
+        f.mask(&name, 255, &[(number, 2, number + 9, 9)]);
+    }
+    f.image("scout.png");
+    f.mask("scout.png", 255, &[(2, 2, 9, 9)]);
+    let options = PrepareOptions { patients: Patients::Pattern("^P([0-9]+)_".into()), ..f.options() };
+    let report = prepare(&options, &Silent).unwrap();
+    assert_eq!((report.images, report.patients), (31, Some(11)));
+    assert_eq!(report.own_patients, [f.images.join("scout.png")]);
+    let splits = patient_splits(&f.out);
+    assert_eq!(splits.len(), 11);
+    assert!(splits.contains_key("7") && splits.contains_key("scout"));
+    assert!(splits.values().all(|splits| splits.len() == 1), "{splits:?}");
+    let of = |split| splits.values().filter(|splits| splits.contains(&split)).count();
+    assert_eq!([of(Split::Train), of(Split::Val), of(Split::Test)], [9, 1, 1]);
+}
+
+#[test]
+fn new_files_are_added_and_nothing_else_changes() {
+    let f = folders();
+    let add = |patient: usize, number: usize| {
+        let name = format!("P{patient}_{number}.png");
+        let left = u32::try_from(number).unwrap();
+        f.image(&name);
+        f.mask(&name, 255, &[(left, 2, left + 9, 9)]);
+    };
+    (0..12).for_each(|number| add(number / 2, number));
+    let options = PrepareOptions { patients: Patients::Pattern("^(P[0-9]+)_".into()), ..f.options() };
+    prepare(&options, &Silent).unwrap();
+    let files = || -> BTreeMap<PathBuf, Vec<u8>> {
+        let folders = ["annotations", "lung_CT/train_images", "lung_CT/train_masks", "lung_CT/test_masks"];
+        let entries = folders.iter().flat_map(|folder| fs::read_dir(f.out.join(folder)).unwrap());
+        entries.map(|entry| entry.unwrap().path()).map(|path| (path.clone(), fs::read(path).unwrap())).collect()
+    };
+    let (before, splits) = (files(), patient_splits(&f.out));
+    let refused = prepare(&options, &Silent).unwrap_err();
+    assert!(refused.hint().contains("`--append`"), "{refused}");
+    let append = PrepareOptions { append: true, ..options };
+    let nothing = prepare(&append, &Silent).unwrap();
+    assert_eq!((nothing.images, nothing.known), (0, 12));
+    // every known patient and four new ones get an image; a known file has changed
+    (0..10).for_each(|patient| add(patient, 20 + patient));
+    GrayImage::from_pixel(60, 40, Luma([91])).save(f.images.join("P0_0.png")).unwrap();
+    let report = prepare(&append, &Silent).unwrap();
+    assert_eq!((report.images, report.known, report.skipped.len()), (10, 11, 1));
+    assert!(report.skipped[0].reason.contains("has another image of this name"), "{:?}", report.skipped);
+    let after = files();
+    assert!(before.iter().all(|(path, bytes)| after[path] == *bytes), "existing files and rows stay");
+    assert!(after.contains_key(&f.out.join("annotations/lung_CT.2.csv")));
+    let all = patient_splits(&f.out);
+    assert_eq!(all.len(), 10);
+    assert!(splits.iter().all(|(patient, split)| all[patient] == *split), "{splits:?} {all:?}");
+    assert_eq!(check::check(&f.out, None, Labels::NONE, &Silent).unwrap().bad, []);
+}
+
+#[test]
+fn an_interrupted_addition_continues_but_other_files_stay() {
+    let f = folders();
+    for name in ["a.png", "b.png"] {
+        f.image(name);
+        f.mask(name, 255, &[(2, 2, 9, 9)]);
+    }
+    let append = PrepareOptions { append: true, val_frac: 0.0, test_frac: 0.0, ..f.options() };
+    fs::create_dir_all(f.out.join("lung_CT/train_images")).unwrap();
+    fs::copy(f.images.join("a.png"), f.out.join("lung_CT/train_images/a.png")).unwrap();
+    fs::write(f.out.join("lung_CT/train_images/b.png"), "something else").unwrap();
+    let refused = prepare(&append, &Silent).unwrap_err();
+    assert!(refused.to_string().contains("b.png: exists with another content"), "{refused}");
+    fs::remove_file(f.out.join("lung_CT/train_images/b.png")).unwrap();
+    assert_eq!(prepare(&append, &Silent).unwrap().images, 2);
+}
+
+#[test]
+fn a_known_patient_keeps_its_split_in_another_modality() {
+    let f = folders();
+    for number in 0..10 {
+        let name = format!("P{number}_x.png");
+        f.image(&name);
+        f.mask(&name, 255, &[(2, 2, 9, 9)]);
+    }
+    let options = PrepareOptions { patients: Patients::Pattern("^(P[0-9]+)_".into()), ..f.options() };
+    prepare(&options, &Silent).unwrap();
+    let other = PrepareOptions { modality: "lung_MR".into(), seed: 9, ..options };
+    prepare(&other, &Silent).unwrap();
+    assert!(patient_splits(&f.out).values().all(|splits| splits.len() == 1));
+}
+
+#[test]
+fn empty_masks_become_rows_about_an_absent_target() {
+    let f = folders();
+    for number in 0..9 {
+        let name = format!("{number}.png");
+        f.image(&name);
+        f.mask(&name, 255, if number < 3 { &[(2, 2, 9, 9)] } else { &[] });
+    }
+    let of = |modality: &str, negatives| {
+        let options = PrepareOptions { modality: modality.into(), negatives, ..f.options() };
+        prepare(&options, &Silent).unwrap()
+    };
+    let (none, all) = (of("none", Negatives::Skipped), of("all", Negatives::Usual));
+    assert_eq!((none.images, none.absent, none.skipped.len()), (3, 0, 6));
+    assert_eq!((all.images, all.absent, all.rows, all.skipped.len()), (9, 6, 18, 0));
+    let some = of("some", Negatives::PerPositive(1.0));
+    assert_eq!((some.images, some.absent, some.absent_left_out), (6, 3, 3));
+    let report = check::check(&f.out, None, Labels::NONE, &Silent).unwrap();
+    assert_eq!(report.bad, []);
+    let absent: Vec<_> = report.fingerprint.iter().map(|class| (class.modality.as_str(), class.absent)).collect();
+    assert_eq!(absent, [("all", 12), ("none", 0), ("some", 6)]);
+    for row in Manifest::open(&f.out, None).unwrap().rows {
+        let says_none = row.answer.contains("no lesion") || row.answer.contains("No lesion");
+        assert_eq!((row.target == Target::Absent, row.position.is_none()), (says_none, says_none), "{}", row.answer);
+    }
+    let csv = fs::read_to_string(f.out.join("annotations/none.csv")).unwrap();
+    assert!(csv.starts_with("image_path,question,answer,position,split\n"), "no column is added without need");
+    let refused = |negatives| {
+        let options = PrepareOptions { modality: "bad".into(), negatives, ..f.options() };
+        prepare(&options, &Silent).unwrap_err().to_string()
+    };
+    assert!(refused(Negatives::PerPositive(0.0)).contains("`--negatives`"));
+}
+
+#[test]
+fn each_named_label_is_a_target_of_its_own() {
+    let f = folders();
+    for (name, second) in [("a.png", true), ("b.png", false)] {
+        f.image(name);
+        let mut map = mask(1, &[(2, 2, 9, 9)]);
+        if second {
+            imageops::replace(&mut map, &GrayImage::from_pixel(10, 10, Luma([2])), 45, 25);
+        }
+        map.save(f.masks.join(name)).unwrap();
+    }
+    let options = PrepareOptions {
+        named_labels: "1=liver,2=tumour".parse().unwrap(),
+        negatives: Negatives::Usual,
+        val_frac: 0.5,
+        ..f.options()
+    };
+    let report = prepare(&options, &Silent).unwrap();
+    assert_eq!((report.images, report.rows, report.absent), (2, 8, 1));
+    let manifest = Manifest::open(&f.out, None).unwrap();
+    let of = |stem: &str| {
+        let ends = |row: &&Row| row.mask_path.file_stem().unwrap() == stem;
+        manifest.rows.iter().find(ends).unwrap()
+    };
+    assert_eq!(of("a_liver").position.as_deref(), Some("upper left"));
+    assert_eq!(of("a_tumour").position.as_deref(), Some("lower right"));
+    assert_eq!((of("b_liver").target, of("b_tumour").target), (Target::Present, Target::Absent));
+    assert!(of("a_tumour").question.contains("tumour"));
+    assert_eq!(of("a_liver").split, of("a_tumour").split, "one image is in one split");
+    assert_eq!(check::check(&f.out, None, Labels::NONE, &Silent).unwrap().bad, []);
+    let again = prepare(&PrepareOptions { append: true, ..options }, &Silent).unwrap();
+    assert_eq!((again.known, again.images), (2, 0));
 }

@@ -1,0 +1,264 @@
+//! `prsmed predict` on volumes and DICOM images: opens them, and segments a volume slice by slice.
+
+use super::context::{Context, check_parent};
+use super::report::Outcome;
+use crate::data::decode;
+use crate::data::prepared::Intensity;
+use crate::data::volume::{self, Axis, Cleanup, Modality, Segment, Volume, Window, write};
+use crate::event::Event;
+use crate::segment::Assembly;
+use crate::segment::predict_volume::{SliceRange, VolumePrediction, VolumeSettings, predict_volume, slice_image};
+use crate::segment::setup::Description;
+use crate::{Error, Result, files};
+use image::DynamicImage;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Flags for volumes.
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Volumes (NIfTI, DICOM)")]
+pub(super) struct VolumeArgs {
+    /// Write the mask of a volume on its grid: NIfTI (`.nii.gz`, `.nii`) or DICOM SEG (`.dcm`, for a DICOM series)
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Write what was done as JSON: settings, versions, names of files, results by slice, seconds
+    #[arg(long, value_name = "FILE")]
+    record_out: Option<PathBuf>,
+    /// Direction of the slices: axial, coronal or sagittal [default: as the training images, else that
+    /// of the thickest slices, else axial]
+    #[arg(long, value_name = "AXIS")]
+    axis: Option<Axis>,
+    /// Slices `A..B`, counted from 0 in display order (from inferior, posterior, left) without B [default: all]
+    #[arg(long, value_name = "A..B", default_value_t, hide_default_value = true)]
+    slices: SliceRange,
+    /// Segment every N-th slice only; the others stay empty unless `--fill-gaps` fills them
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = positive)]
+    every: usize,
+    /// How values become grey: `auto`, a CT window by name (soft-tissue, lung, brain, bone, abdomen, liver, mediastinum,
+    /// stroke, subdural, angiography), WIDTH/LEVEL, LOW..HIGH, `file` (the file's window) or percentiles `p0.5-p99.5`.
+    /// `auto`: DICOM CT soft-tissue, radiographs their own window, 8-bit images unchanged, others p0.5-p99.5. NIfTI files
+    /// do not say their modality: name a window for CT [default: that of the training images, else auto]
+    #[arg(long, value_name = "W")]
+    window: Option<Window>,
+    /// Axis of the training images.
+    #[arg(skip)]
+    trained_axis: Option<Axis>,
+    /// Keep the largest connected component of the mask only (26 neighbours)
+    #[arg(long)]
+    largest_component: bool,
+    /// Remove components of the mask below this volume in millilitres
+    #[arg(long, value_name = "ML", default_value_t = 0.0, value_parser = volume_ml)]
+    min_volume_ml: f64,
+    /// Fill up to N empty slices between slices with a mask, pixel by pixel
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    fill_gaps: usize,
+}
+
+fn positive(text: &str) -> std::result::Result<usize, String> {
+    text.parse().ok().filter(|number| *number > 0).ok_or_else(|| "use a whole number from 1".into())
+}
+
+fn volume_ml(text: &str) -> std::result::Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
+    number.ok_or_else(|| "use a number of millilitres from 0".into())
+}
+
+/// What `--image` names.
+pub(super) enum Input {
+    /// An image, or a DICOM file with one slice.
+    Image(DynamicImage),
+    Volume(Box<Volume>),
+}
+
+/// The other flags of a prediction.
+pub(super) struct Common<'a> {
+    pub(super) image: &'a Path,
+    pub(super) run: &'a Path,
+    pub(super) question: &'a str,
+    pub(super) always_paint: bool,
+}
+
+impl VolumeArgs {
+    /// These flags; what the user does not choose is as in the training images, if the run knows it.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the classes of the run have different windows, so that the user must choose.
+    pub(super) fn with_training(&self, description: &Description, context: &Context) -> Result<Self> {
+        let mut flags = self.clone();
+        let mut axes = description.intensity.values().map(|intensity| intensity.axis);
+        flags.trained_axis = axes.next().filter(|first| axes.all(|axis| axis == *first));
+        let mut windows = description.intensity.values().map(|intensity| intensity.window);
+        let (None, Some(window)) = (self.window, windows.next()) else { return Ok(flags) };
+        if windows.any(|other| other != window) {
+            let of = |(class, intensity): (&String, &Intensity)| format!("`{}` for `{class}`", intensity.window);
+            let all: Vec<String> = description.intensity.iter().map(of).collect();
+            let reason = format!("the classes of the run have different windows: {}", all.join(", "));
+            return Err(Error::config("--window", reason, "choose the window of the class that the volume belongs to"));
+        }
+        context.progress.on(&Event::Note(format!("intensity window `{window}`, as in the training images")));
+        flags.window = Some(window);
+        Ok(flags)
+    }
+
+    /// The window that the user or the run has chosen.
+    fn window(&self) -> Window {
+        self.window.unwrap_or_default()
+    }
+
+    /// Opens an image or a volume, and checks the flags and output files that belong to it.
+    pub(super) fn open(&self, path: &Path, context: &Context) -> Result<Input> {
+        if !volume::is_volume(path)? {
+            if !path.is_file() {
+                let reason = format!("there is no file `{}`", path.display());
+                let hint = "give a PNG, JPEG or TIFF file, a NIfTI or DICOM file, or a folder or zip of DICOM files";
+                return Err(Error::config("--image", reason, hint));
+            }
+            self.check_image()?;
+            return decode::image(path).map(Input::Image);
+        }
+        let volume = volume::open(path)?;
+        for note in &volume.notes {
+            context.progress.on(&Event::Note(format!("{}: {note}", path.display())));
+        }
+        if self.window() == Window::Auto && volume.modality == Modality::Unknown {
+            let note = "the file does not say its modality: grey is scaled from the 0.5th to the 99.5th percentile; for CT, \
+                        name a window as in `--window soft-tissue`";
+            context.progress.on(&Event::Note(format!("{}: {note}", path.display())));
+        }
+        let [x, y, z] = volume.grid.size;
+        let Some(out) = &self.out else {
+            let plane = volume.plane(Axis::suggested(&volume.grid));
+            if plane.num_slices == 1 {
+                self.check_image()?;
+                let levels = self.window().levels(&volume)?;
+                return slice_image(&volume, &plane, 0, &levels).map(Input::Image);
+            }
+            let reason = format!("`{}` is a volume of {x}x{y}x{z} voxels, and its mask needs a file", path.display());
+            return Err(Error::config("--out", reason, "add `--out mask.nii.gz`, or `--out mask.dcm` for DICOM SEG"));
+        };
+        check_parent("--out", out)?;
+        self.record_out.iter().try_for_each(|path| check_parent("--record-out", path))?;
+        write::check(out, &volume)?;
+        // wrong slices and windows are found before the model is loaded
+        let settings = self.settings(&volume, "", false);
+        settings.chosen(&volume.plane(settings.axis))?;
+        self.window().levels(&volume)?;
+        Ok(Input::Volume(Box::new(volume)))
+    }
+
+    /// Refuses flags that an image has no use for.
+    fn check_image(&self) -> Result<()> {
+        let given = [
+            ("--out", self.out.is_some()),
+            ("--record-out", self.record_out.is_some()),
+            ("--axis", self.axis.is_some()),
+            ("--slices", self.slices != SliceRange::default()),
+            ("--every", self.every != 1),
+            ("--largest-component", self.largest_component),
+            ("--min-volume-ml", self.min_volume_ml != 0.0),
+            ("--fill-gaps", self.fill_gaps != 0),
+        ];
+        match given.iter().find(|(_, is_given)| *is_given) {
+            Some((flag, _)) => {
+                let hint = "remove it; the mask of an image is written with `--mask-out mask.png`";
+                Err(Error::config(*flag, "it is for volumes, and `--image` is an image", hint))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn settings(&self, volume: &Volume, question: &str, always_paint: bool) -> VolumeSettings {
+        let suggested = Axis::suggested(&volume.grid);
+        // a single slice has one axis only
+        let trained = self.trained_axis.filter(|_| volume.plane(suggested).num_slices > 1);
+        VolumeSettings {
+            question: question.to_owned(),
+            axis: self.axis.or(trained).unwrap_or(suggested),
+            slices: self.slices,
+            every: self.every,
+            window: self.window(),
+            cleanup: Cleanup {
+                fill_gaps: self.fill_gaps,
+                min_volume_ml: self.min_volume_ml,
+                largest_component: self.largest_component,
+            },
+            always_paint,
+        }
+    }
+
+    /// Segments a volume and writes its mask and record.
+    pub(super) fn run(
+        &self,
+        volume: &Volume,
+        assembly: &Assembly,
+        context: &Context,
+        common: &Common,
+    ) -> anyhow::Result<Outcome> {
+        let mut settings = self.settings(volume, common.question, common.always_paint);
+        let start = Instant::now();
+        let found = predict_volume(assembly, volume, &settings, &*context.progress, &context.interrupt)
+            .map_err(|error| error.of_image(common.image))?;
+        if let Some(out) = &self.out {
+            write::segments(out, &[Segment { name: common.question, mask: &found.mask }], volume)?;
+        }
+        // the record says which window `auto` was
+        settings.window = settings.window.chosen_for(volume);
+        let record = self.record(volume, &settings, &found, (common, start.elapsed()));
+        if let Some(path) = &self.record_out {
+            let text =
+                serde_json::to_string_pretty(&record).map_err(|error| Error::Internal { reason: error.to_string() })?;
+            files::write_output(path, (text + "\n").as_bytes()).map_err(Error::io(path, "write"))?;
+        }
+        context.output.line(summary(&found))?;
+        context.output.record(&record)?;
+        Ok(Outcome::Done)
+    }
+
+    /// Files are named without their folders, which may name a patient.
+    fn record(
+        &self,
+        volume: &Volume,
+        settings: &VolumeSettings,
+        found: &VolumePrediction,
+        (common, elapsed): (&Common, Duration),
+    ) -> Value {
+        let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+        json!({
+            "kind": "result",
+            "version": env!("CARGO_PKG_VERSION"),
+            "image": name(common.image),
+            "run": name(common.run),
+            "mask": self.out.as_deref().and_then(name),
+            "settings": settings,
+            "modality": volume.modality.code(),
+            "size": volume.grid.size,
+            "spacing_mm": volume.grid.spacing(),
+            "orientation": volume.grid.affine.orientation(),
+            "levels": found.levels,
+            "notes": volume.notes,
+            "num_slices": found.slices.len(),
+            "num_found": num_found(found),
+            "slices": found.slices,
+            "raw_volume_ml": found.raw_ml,
+            "volume_ml": found.volume_ml,
+            "range": found.range,
+            "seconds": elapsed.as_secs_f64(),
+        })
+    }
+}
+
+fn num_found(found: &VolumePrediction) -> usize {
+    found.slices.iter().filter(|slice| slice.confidence.is_found).count()
+}
+
+fn summary(found: &VolumePrediction) -> String {
+    let range = found.range.map_or_else(String::new, |[first, last]| format!(" in slices {first} to {last}"));
+    let cleaned = if (found.raw_ml - found.volume_ml).abs() > 1e-9 {
+        format!(" ({:.2} ml before the clean-up)", found.raw_ml)
+    } else {
+        String::new()
+    };
+    let count = found.slices.len();
+    format!("mask: {:.2} ml{range}{cleaned}; found in {} of {count} slices", found.volume_ml, num_found(found))
+}

@@ -1,0 +1,146 @@
+//! What a data root already contains: its patients with their splits, and the files of the class.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::item::Skipped;
+use super::options::PrepareOptions;
+use crate::data::manifest::{Manifest, Split};
+use crate::{Error, Result};
+
+/// The rows of the data root before the preparation.
+#[derive(Debug, Default)]
+pub(super) struct Existing {
+    /// Splits of the patients; `None` for a patient in several.
+    patients: BTreeMap<String, Option<Split>>,
+    /// Images of the class by the stem of their masks.
+    images: BTreeMap<String, PathBuf>,
+}
+
+impl Existing {
+    /// Reads the rows of `options.out`.
+    ///
+    /// # Errors
+    /// [`Error::Data`] if the class exists and nothing may be added to it, and for bad rows.
+    pub(super) fn read(options: &PrepareOptions) -> Result<Self> {
+        let class = options.out.join(&options.modality);
+        for path in [&class, &annotation_path(options, 1)] {
+            // a symbolic link counts, also one that leads nowhere
+            if let (Ok(found), false) = (path.symlink_metadata(), options.append && !path.is_symlink()) {
+                let reason =
+                    if found.is_symlink() { "already exists as a link" } else { "already exists; nothing was written" };
+                return Err(Error::data(
+                    path,
+                    reason,
+                    "give another modality name or data root, remove the old one first, or add the new files to it with \
+                     `--append`",
+                ));
+            }
+        }
+        let mut existing = Self::default();
+        if !has_rows(&options.out.join("annotations"))? {
+            return Ok(existing);
+        }
+        for row in Manifest::open(&options.out, None)?.rows {
+            if let Some(patient) = row.patient {
+                let split = existing.patients.entry(patient).or_insert(Some(row.split));
+                *split = split.filter(|split| *split == row.split);
+            }
+            if row.modality == options.modality {
+                let stem = row.mask_path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+                existing.images.insert(stem, row.image_path);
+            }
+        }
+        Ok(existing)
+    }
+
+    /// The splits of those `patients` that the data root contains.
+    ///
+    /// # Errors
+    /// [`Error::Data`] for a patient in several splits.
+    pub(super) fn splits<'a>(
+        &self,
+        patients: impl Iterator<Item = &'a str>,
+        root: &Path,
+    ) -> Result<BTreeMap<String, Split>> {
+        let mut splits = BTreeMap::new();
+        for patient in patients {
+            match self.patients.get(patient) {
+                None => {}
+                Some(Some(split)) => {
+                    splits.insert(patient.to_owned(), *split);
+                }
+                Some(None) => {
+                    return Err(Error::data(
+                        root,
+                        format!("patient `{patient}` is in several splits of this data root"),
+                        "move all rows of this patient into one split; `prsmed data check` lists such patients",
+                    ));
+                }
+            }
+        }
+        Ok(splits)
+    }
+
+    /// Whether the class already has an image under this stem. With another content than `source`, the new file is
+    /// skipped.
+    ///
+    /// # Errors
+    /// [`Error::Io`]; the inner error says why the new file is skipped.
+    pub(super) fn has(&self, stem: &str, source: &Path) -> Result<Result<bool, Skipped>> {
+        let Some(image) = self.images.get(stem) else { return Ok(Ok(false)) };
+        if same_bytes(image, source)? {
+            return Ok(Ok(true));
+        }
+        let reason = format!("the data root has another image of this name, `{}`", image.display());
+        Ok(Err(Skipped { path: source.to_owned(), reason }))
+    }
+
+    /// Whether the class has a mask with this stem.
+    pub(super) fn has_stem(&self, stem: &str) -> bool {
+        self.images.contains_key(stem)
+    }
+}
+
+/// Whether a folder of annotations, which is no link, has a CSV file.
+fn has_rows(folder: &Path) -> Result<bool> {
+    if !folder.symlink_metadata().is_ok_and(|found| found.is_dir()) {
+        return Ok(false);
+    }
+    for entry in fs::read_dir(folder).map_err(Error::io(folder, "read"))? {
+        let path = entry.map_err(Error::io(folder, "read"))?.path();
+        if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv")) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether two files have the same content.
+///
+/// # Errors
+/// [`Error::Io`].
+pub(super) fn same_bytes(a: &Path, b: &Path) -> Result<bool> {
+    let length = |path: &Path| fs::metadata(path).map(|found| found.len()).map_err(Error::io(path, "read"));
+    let bytes = |path: &Path| fs::read(path).map_err(Error::io(path, "read"));
+    Ok(length(a)? == length(b)? && bytes(a)? == bytes(b)?)
+}
+
+/// Annotation file number `number` (from 1) of the class.
+pub(super) fn annotation_path(options: &PrepareOptions, number: usize) -> PathBuf {
+    let ending = if number == 1 { "csv".to_owned() } else { format!("{number}.csv") };
+    options.out.join("annotations").join(format!("{}.{ending}", options.modality))
+}
+
+/// The first annotation file of the class that does not exist.
+pub(super) fn free_annotation_path(options: &PrepareOptions) -> PathBuf {
+    let mut number = 1;
+    loop {
+        let path = annotation_path(options, number);
+        if path.symlink_metadata().is_err() {
+            return path;
+        }
+        number += 1;
+    }
+}

@@ -1,0 +1,80 @@
+//! Binary masks, and the words for their location.
+
+use image::GrayImage;
+
+use super::options::Several;
+use crate::data::decode::StoredMask;
+use crate::data::position::{self, Region, Zones};
+
+/// Regions smaller than this part of the foreground are specks of the drawing tool and are not counted.
+const SPECK_FRAC: f64 = 0.01;
+
+/// The words for a mask's location.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct LocationWords {
+    pub(super) zone: String,
+    pub(super) second_zone: Option<String>,
+    /// Number of regions that are described together.
+    pub(super) count: usize,
+    /// For quadrants: close to the centre; `None` when it is not mentioned.
+    pub(super) near: Option<bool>,
+}
+
+impl LocationWords {
+    /// The position label of the row.
+    pub(super) fn label(&self) -> String {
+        match &self.second_zone {
+            Some(second) => format!("{} and {second}", self.zone),
+            None => self.zone.clone(),
+        }
+    }
+}
+
+/// The location of a binary mask; `None` if it is empty.
+pub(super) fn describe(mask: &GrayImage, zones: Zones, several: Several) -> Option<LocationWords> {
+    let size = mask.dimensions();
+    let whole = position::whole(mask)?;
+    let speck = |region: &Region| (region.area_px as f64) < SPECK_FRAC * whole.area_px as f64;
+    let mut regions = position::components(mask);
+    regions.retain(|region| !speck(region));
+    let count = regions.len().max(1);
+    if let (Several::Regions, [first, last]) = (several, regions.as_slice()) {
+        let label = |region: &Region| match zones {
+            Zones::Grid => position::grid(region, size).label(zones),
+            Zones::Quadrants => position::component_zone(region, size).label(),
+        };
+        let (zone, second_zone) = (label(first), label(last));
+        if zone != second_zone {
+            return Some(LocationWords { zone, second_zone: Some(second_zone), count: 1, near: None });
+        }
+    }
+    Some(match zones {
+        Zones::Grid => {
+            let zone = position::grid(&whole, size).label(zones);
+            LocationWords { zone, second_zone: None, count, near: None }
+        }
+        Zones::Quadrants => {
+            let quadrant = position::quadrant(&whole, size);
+            let zone = quadrant.position.label(zones);
+            let near = (zone != "center").then_some(quadrant.near);
+            LocationWords { zone, second_zone: None, count, near }
+        }
+    })
+}
+
+/// A mask of one label as 0 and 255. The threshold is half of the range, or 0 if no value is above half (0/1 masks,
+/// 16-bit labels).
+pub(super) fn binary(mask: &StoredMask) -> GrayImage {
+    let half = match mask {
+        StoredMask::Grey8(_) => 127,
+        StoredMask::Grey16(_) => 32_767,
+    };
+    let values: Vec<u16> = match mask {
+        StoredMask::Grey8(grey) => grey.iter().copied().map(u16::from).collect(),
+        StoredMask::Grey16(deep) => deep.as_raw().clone(),
+    };
+    let threshold = if values.iter().any(|&value| value > half) { half } else { 0 };
+    let pixels = values.into_iter().map(|value| if value > threshold { 255 } else { 0 }).collect();
+    let (width, height) = mask.dimensions();
+    GrayImage::from_raw(width, height, pixels).expect("one value for each pixel")
+}

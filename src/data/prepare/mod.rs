@@ -1,0 +1,245 @@
+//! Prepares a data root in PRS-Med's layout from a folder of images and a folder of masks, or from volumes and their label
+//! maps, whose slices become images.
+//!
+//! Positions are computed from the masks; questions and answers are drawn from templates. Images of a patient are in one
+//! split, if [`Patients`] says who the patients are. Several regions of a mask are described by one location: the box of
+//! all for quadrants, the centroid of all for the grid. With [`Several::Regions`], exactly two regions are described by
+//! two locations. Deviation from PRS-Med's pipeline, which names the first and the last of any number of regions.
+//!
+//! [`PrepareOptions::append`] adds to a class that exists. The new rows are in a new annotation file, so that the
+//! existing ones stay as they are.
+
+mod existing;
+mod item;
+mod location;
+mod options;
+mod pairs;
+mod patients;
+mod rows;
+mod splits;
+mod structures;
+mod volumes;
+mod work;
+mod write;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+
+use self::existing::Existing;
+use self::item::Item;
+pub use self::item::Skipped;
+pub use self::options::{MASK_SUFFIXES, Negatives, PrepareOptions, Several, SliceOptions};
+use self::pairs::UsablePair;
+use self::patients::Finder;
+pub use self::patients::Patients;
+pub use self::structures::NamedLabels;
+use self::work::Work;
+use crate::data::bit_depth::DepthReport;
+use crate::data::manifest::Split;
+use crate::data::prepared::{Intensity, Prepared};
+use crate::data::templates::Templates;
+use crate::data::volume::Window;
+use crate::event::Observer;
+use crate::{Error, Result};
+
+/// Results of [`prepare`].
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct PrepareReport {
+    /// Number of volumes with a usable label map; `None` if the images are files of their own.
+    pub volumes: Option<usize>,
+    /// Axis and intensity window of the slices of volumes.
+    pub intensity: Option<Intensity>,
+    /// What was assumed about volumes.
+    pub notes: Vec<String>,
+    /// Number of new images in the data root.
+    pub images: usize,
+    /// Number of rows of the new annotation file.
+    pub rows: usize,
+    /// Number of new masks whose target is not in the image.
+    pub absent: usize,
+    /// Number of absent targets that were left out, because there were more than [`Negatives`] allows.
+    pub absent_left_out: usize,
+    /// Number of patients of the new images; `None` if patients are not known.
+    pub patients: Option<usize>,
+    /// Files without a patient; each is its own patient.
+    pub own_patients: Vec<PathBuf>,
+    /// Number of images that the data root contained before.
+    pub known: usize,
+    /// Number of new images by split.
+    pub images_by_split: BTreeMap<String, usize>,
+    /// Skipped files, by path.
+    pub skipped: Vec<Skipped>,
+    /// 16-bit images, and those that use a small part of the range.
+    pub depth: DepthReport,
+}
+
+/// Writes `out/MODALITY/{train,val,test}_{images,masks}/` and, last, `out/annotations/MODALITY.csv` (with `append`, the
+/// next free `MODALITY.N.csv`). For volumes also `out/MODALITY/prepared.json`.
+///
+/// Images are copied byte for byte; slices of volumes become 8-bit PNG files. Masks become 8-bit PNG files with values 0
+/// and 255 and the image's stem. Existing files are never overwritten. Pairs that cannot be used are listed in the report
+/// with the reason.
+///
+/// # Errors
+/// [`Error::Config`] for options out of range or an invalid template file, [`Error::Data`] when the modality exists
+/// in `out`, a stem is ambiguous or no pair is usable, [`Error::Io`] when a folder cannot be read or written.
+pub fn prepare(options: &PrepareOptions, observer: &dyn Observer) -> Result<PrepareReport> {
+    let templates = match &options.templates {
+        Some(path) => Templates::open(path)?,
+        None => Templates::embedded(),
+    };
+    options::check(options, &templates)?;
+    let work = Work {
+        options,
+        templates,
+        finder: Finder::open(&options.patients)?,
+        existing: Existing::read(options)?,
+        structures: structures::structures(&options.named_labels, &options.target, options.labels),
+        observer,
+    };
+    if volumes::are_volumes(&options.images)? { work.volumes() } else { work.images() }
+}
+
+impl Work<'_> {
+    fn images(&self) -> Result<PrepareReport> {
+        for (key, paths) in [("--images", &self.options.images), ("--masks", &self.options.masks)] {
+            if paths.len() != 1 {
+                let reason = format!("{} paths were given", paths.len());
+                return Err(Error::config(key, reason, "give one folder of images and one folder of masks"));
+            }
+        }
+        if self.options.slices != SliceOptions::default() {
+            let reason = format!("`{}` is a folder of images, not of volumes", self.options.images[0].display());
+            return Err(Error::config("--axis, --every, --window, --resample", reason, "leave these flags out"));
+        }
+        let mut found = pairs::read(self)?;
+        let mut report = PrepareReport { known: found.known, ..PrepareReport::default() };
+        report.absent_left_out = self.limit_negatives(&mut found.pairs, |pair| &pair.item, None);
+        report.skipped = found.skipped;
+        if self.is_nothing_new(found.pairs.is_empty(), &report)? {
+            return Ok(report);
+        }
+        if let Some(finder) = &self.finder {
+            let paths: Vec<&Path> = found.pairs.iter().map(|pair| pair.image.as_path()).collect();
+            let (patients, own) = finder.patients(&paths)?;
+            found.pairs.iter_mut().zip(patients).for_each(|(pair, patient)| pair.item.patient = Some(patient));
+            report.own_patients = own.into_iter().collect::<BTreeSet<_>>().into_iter().collect();
+        }
+        report.depth = pairs::depths(&found.pairs);
+        let items: Vec<Item> = found.pairs.iter().map(|UsablePair { item, .. }| item.clone()).collect();
+        self.write(&items, report, |splits| pairs::copy(&found.pairs, splits, self.options, self.observer))
+    }
+
+    fn volumes(&self) -> Result<PrepareReport> {
+        let class = self.options.out.join(&self.options.modality);
+        let mut found = volumes::read(self, window(self.options, &class)?)?;
+        let intensity = Intensity { axis: self.options.slices.axis, window: found.window };
+        let mut report = PrepareReport {
+            volumes: Some(found.volumes.len()),
+            intensity: Some(intensity),
+            known: found.known,
+            ..PrepareReport::default()
+        };
+        report.absent_left_out = self.limit_negatives(&mut found.slices, |slice| &slice.item, Some(1.0));
+        report.skipped.append(&mut found.skipped);
+        report.notes.append(&mut found.notes);
+        if self.is_nothing_new(found.slices.is_empty(), &report)? {
+            return Ok(report);
+        }
+        if let Some(finder) = &self.finder {
+            let paths: Vec<&Path> = found.volumes.iter().map(|volume| volume.pair.image.as_path()).collect();
+            let (patients, own) = finder.patients(&paths)?;
+            found.slices.iter_mut().for_each(|slice| slice.item.patient = Some(patients[slice.volume].clone()));
+            report.own_patients = own;
+        }
+        let items: Vec<Item> = found.slices.iter().map(|slice| slice.item.clone()).collect();
+        let targets = self.structures.iter().map(|structure| (structure.name.clone(), structure.labels.to_string()));
+        let prepared = Prepared::new(intensity, targets.collect());
+        self.write(&items, report, |splits| {
+            volumes::write(&found, splits, self)?;
+            prepared.merged_with(&class)?.write(&class)
+        })
+    }
+
+    /// Divides the items into splits, lets `write_files` write their files, and writes the annotation file last.
+    fn write(
+        &self,
+        items: &[Item],
+        mut report: PrepareReport,
+        write_files: impl FnOnce(&[Split]) -> Result<()>,
+    ) -> Result<PrepareReport> {
+        let splits = planned_splits(items, self.options, &self.existing)?;
+        write::make_folders(&splits, self.options)?;
+        write_files(&splits)?;
+        let path = existing::free_annotation_path(self.options);
+        report.rows = rows::write(&path, items, &splits, self.options, &self.templates)?;
+        count(&mut report, items, &splits);
+        Ok(report)
+    }
+
+    /// True if everything that is usable is in the data root.
+    ///
+    /// # Errors
+    /// [`Error::Data`] if nothing is usable at all.
+    fn is_nothing_new(&self, is_empty: bool, report: &PrepareReport) -> Result<bool> {
+        if !is_empty || report.known > 0 {
+            return Ok(is_empty);
+        }
+        let (images, masks) = (&self.options.images[0], &self.options.masks[0]);
+        let (pair, needs) = match report.volumes {
+            Some(_) => ("volume and label map", "a label map must have its volume's name"),
+            None => ("image and mask", "a mask must have its image's stem"),
+        };
+        let first = report.skipped.first();
+        let first = first.map_or_else(String::new, |s| format!("; first: {}: {}", s.path.display(), s.reason));
+        Err(Error::data(
+            images,
+            format!("no usable pair of {pair} with `{}`{first}", masks.display()),
+            format!("{needs}, optionally with one of {}", MASK_SUFFIXES.join(", ")),
+        ))
+    }
+}
+
+/// The intensity window of new slices. Slices that are added to a class have its window.
+fn window(options: &PrepareOptions, class: &Path) -> Result<Window> {
+    let Some(Prepared { intensity, .. }) = Prepared::read(class)? else {
+        return Ok(options.slices.window.unwrap_or_default());
+    };
+    if options.slices.window.is_some_and(|window| window != intensity.window) {
+        let reason = format!("the class was prepared with the window `{}`", intensity.window);
+        return Err(Error::config("--window", reason, "leave the flag out, or give another modality name"));
+    }
+    if options.slices.axis != intensity.axis {
+        let reason = format!("the class was prepared with {} slices", intensity.axis);
+        return Err(Error::config(
+            "--axis",
+            reason,
+            format!("use `--axis {}`, or another modality name", intensity.axis),
+        ));
+    }
+    Ok(intensity.window)
+}
+
+/// The splits of the items; patients of the data root keep theirs.
+fn planned_splits(items: &[Item], options: &PrepareOptions, existing: &Existing) -> Result<Vec<Split>> {
+    let known = existing.splits(items.iter().filter_map(|item| item.patient.as_deref()), &options.out)?;
+    Ok(splits::splits(items, options, &known))
+}
+
+/// Adds the numbers of the items to the report.
+fn count(report: &mut PrepareReport, items: &[Item], splits: &[Split]) {
+    let images: BTreeMap<&str, Split> =
+        items.iter().map(|item| item.image.as_str()).zip(splits.iter().copied()).collect();
+    report.images = images.len();
+    for split in images.values() {
+        *report.images_by_split.entry(split.name().to_owned()).or_default() += 1;
+    }
+    report.absent = items.iter().filter(|item| item.location.is_none()).count();
+    let patients: BTreeSet<&String> = items.iter().filter_map(|item| item.patient.as_ref()).collect();
+    report.patients = (!patients.is_empty()).then_some(patients.len());
+}
+
+#[cfg(test)]
+mod tests;

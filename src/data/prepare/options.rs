@@ -1,0 +1,211 @@
+//! Options of a preparation.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::patients::Patients;
+use super::structures::NamedLabels;
+use crate::data::labels::Labels;
+use crate::data::position::Zones;
+use crate::data::templates::Templates;
+use crate::data::volume::{Axis, Window};
+use crate::location::first_location;
+use crate::{Error, Result};
+
+/// Suffixes that a mask's stem may have in addition to its image's stem, compared without case.
+pub const MASK_SUFFIXES: [&str; 7] = ["_mask", "_masks", "_segmentation", "_seg", "_label", "_labels", "_gt"];
+
+/// Description of several separate regions of a mask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Several {
+    /// One location for all regions, and their number.
+    #[default]
+    Together,
+    /// Two locations for two regions; otherwise as `Together`.
+    Regions,
+}
+
+/// Rows about targets that are not in an image: its mask has no foreground.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum Negatives {
+    /// Such images are skipped.
+    #[default]
+    Skipped,
+    /// All such images of folders; of volumes, at most as many slices as there are with the target.
+    Usual,
+    /// At most this number for each image with the target, drawn with the seed.
+    PerPositive(f64),
+}
+
+impl Negatives {
+    pub(super) fn are_wanted(self) -> bool {
+        self != Self::Skipped
+    }
+}
+
+/// Which slices of volumes become images, and how.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SliceOptions {
+    /// Direction of the slices.
+    pub axis: Axis,
+    /// Use every `every`-th slice, at least 1.
+    pub every: usize,
+    /// Intensity window; `None` = that of the class when slices are added to it, otherwise [`Window::Auto`].
+    pub window: Option<Window>,
+    /// Use label maps on another grid than their volume: each voxel gets the label of the nearest voxel.
+    pub resample: bool,
+}
+
+impl Default for SliceOptions {
+    fn default() -> Self {
+        Self { axis: Axis::Axial, every: 1, window: None, resample: false }
+    }
+}
+
+/// Options of [`super::prepare`].
+#[derive(Debug, Clone)]
+pub struct PrepareOptions {
+    /// A folder of images (PNG, JPEG, TIFF; subfolders are not searched), or volumes: NIfTI files, DICOM files, folders
+    /// and zips, or folders of them.
+    pub images: Vec<PathBuf>,
+    /// A folder of masks, or the label maps of volumes. It may be the image folder if the masks have one of
+    /// [`MASK_SUFFIXES`].
+    pub masks: Vec<PathBuf>,
+    /// Name of the modality: class of the images, and name of the folder and annotation file in `out`.
+    pub modality: String,
+    /// Output data root; may already contain other modalities.
+    pub out: PathBuf,
+    /// Add to the modality if it exists. Existing files and rows do not change.
+    pub append: bool,
+    /// Patients of the images.
+    pub patients: Patients,
+    /// Rows about absent targets.
+    pub negatives: Negatives,
+    /// Set of locations.
+    pub zones: Zones,
+    /// Description of several regions.
+    pub several: Several,
+    /// Name of the target in questions and answers (`lesion`), if no labels are named.
+    pub target: String,
+    /// Name of the image in questions and answers (`image`, `chest X-ray`).
+    pub image_word: String,
+    /// Number of rows (different questions) per mask, at least 1 and at most the number of question templates.
+    pub rows_per_image: usize,
+    /// Fraction of the patients or images for validation, 0..=1.
+    pub val_frac: f64,
+    /// Fraction of the patients or images for testing, 0..=1; at most `1 - val_frac`.
+    pub test_frac: f64,
+    /// Seed of splits and templates.
+    pub seed: u64,
+    /// Template file; `None` = the built-in templates.
+    pub templates: Option<PathBuf>,
+    /// Labels of masks that are the target; empty for masks of one label.
+    pub labels: Labels,
+    /// Labels of masks with their own target each; empty for one target.
+    pub named_labels: NamedLabels,
+    /// Slices of volumes.
+    pub slices: SliceOptions,
+}
+
+impl PrepareOptions {
+    /// Default options for these folders: grid, regions together, two rows, 80/10/10, `lesion` in an `image`.
+    pub fn new(
+        images: impl Into<PathBuf>,
+        masks: impl Into<PathBuf>,
+        modality: impl Into<String>,
+        out: impl Into<PathBuf>,
+    ) -> Self {
+        Self {
+            images: vec![images.into()],
+            masks: vec![masks.into()],
+            modality: modality.into(),
+            out: out.into(),
+            append: false,
+            patients: Patients::Unknown,
+            negatives: Negatives::Skipped,
+            zones: Zones::Grid,
+            several: Several::Together,
+            target: "lesion".into(),
+            image_word: "image".into(),
+            rows_per_image: 2,
+            val_frac: 0.1,
+            test_frac: 0.1,
+            seed: 0,
+            templates: None,
+            labels: Labels::NONE,
+            named_labels: NamedLabels::default(),
+            slices: SliceOptions::default(),
+        }
+    }
+}
+
+/// Refuses options out of range, and words and templates that cannot be used.
+///
+/// # Errors
+/// [`Error::Config`].
+pub(super) fn check(options: &PrepareOptions, templates: &Templates) -> Result<()> {
+    let name = &options.modality;
+    let legal = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
+    if name.is_empty() || name.starts_with('.') || name == "annotations" || !name.chars().all(legal) {
+        return Err(Error::config(
+            "modality",
+            format!("`{name}` is not a folder name"),
+            "use letters, digits, `_`, `-` and `.`, as in `lung_CT`; not `annotations`",
+        ));
+    }
+    for (key, paths) in [("--images", &options.images), ("--masks", &options.masks)] {
+        if paths.is_empty() {
+            return Err(Error::config(key, "no path was given", "give a folder of images or volumes"));
+        }
+    }
+    if options.slices.every == 0 {
+        return Err(Error::config("--every", "0 is out of range", "give 1 for all slices, 2 for every second one"));
+    }
+    let frac = |value: f64| (0.0..=1.0).contains(&value);
+    if !frac(options.val_frac) || !frac(options.test_frac) || options.val_frac + options.test_frac > 1.0 {
+        return Err(Error::config(
+            "val_frac, test_frac",
+            format!("{} and {} are out of range", options.val_frac, options.test_frac),
+            "give two numbers from 0 to 1 with a sum of at most 1",
+        ));
+    }
+    check_words(options, templates)
+}
+
+/// Refuses words and templates that cannot be used together.
+fn check_words(options: &PrepareOptions, templates: &Templates) -> Result<()> {
+    if !(1..=templates.one.len()).contains(&options.rows_per_image) {
+        return Err(Error::config(
+            "rows_per_image",
+            format!("{} is out of range", options.rows_per_image),
+            format!("give 1 to {}, the number of questions among the templates", templates.one.len()),
+        ));
+    }
+    if let Negatives::PerPositive(ratio) = options.negatives
+        && !(ratio.is_finite() && ratio > 0.0)
+    {
+        let reason = format!("{ratio} is out of range");
+        return Err(Error::config("--negatives", reason, "give a number above 0, for example 1"));
+    }
+    if options.negatives.are_wanted() && templates.absent.answers.is_empty() {
+        return Err(Error::config(
+            "--templates",
+            "the file has no answers about absent targets",
+            "add a section `[absent]` with `answers = [\"There is no {target} in this {image}.\"]`",
+        ));
+    }
+    let named = options.named_labels.iter().map(|(name, _)| ("--labels", name));
+    let words = [("target", options.target.as_str()), ("image_word", &options.image_word)];
+    for (key, word) in words.into_iter().chain(named) {
+        if word.trim().is_empty() || word.contains(['{', '}', '\n']) || first_location(word).is_some() {
+            return Err(Error::config(
+                key,
+                format!("`{word}` cannot be used in a sentence about a position"),
+                "give a short noun phrase without a location, for example `lung tumor`",
+            ));
+        }
+    }
+    Ok(())
+}

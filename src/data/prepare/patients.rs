@@ -1,0 +1,176 @@
+//! Patients of files: from the file names, or from a table.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use regex::Regex;
+
+use crate::{Error, Result, files};
+
+/// Where the patient of a file is found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Patients {
+    /// Not known.
+    #[default]
+    Unknown,
+    /// The first capture group of this regular expression in the file name.
+    Pattern(String),
+    /// A CSV file with the columns `file` (a file name, with or without its extension) and `patient`.
+    Table(PathBuf),
+}
+
+/// Finds the patients of files.
+pub(super) enum Finder {
+    Pattern(Regex),
+    Table(PathBuf, BTreeMap<String, String>),
+}
+
+impl Finder {
+    /// `None` if patients are not known.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a regular expression without a capture group, [`Error::Data`] for a bad table.
+    pub(super) fn open(patients: &Patients) -> Result<Option<Self>> {
+        match patients {
+            Patients::Unknown => Ok(None),
+            Patients::Pattern(pattern) => pattern_of(pattern).map(|regex| Some(Self::Pattern(regex))),
+            Patients::Table(path) => table(path).map(|table| Some(Self::Table(path.clone(), table))),
+        }
+    }
+
+    /// The patient of a file.
+    fn find(&self, path: &Path) -> Option<String> {
+        let name = path.file_name()?.to_string_lossy();
+        let patient = match self {
+            Self::Pattern(regex) => regex.captures(&name)?.get(1)?.as_str(),
+            Self::Table(_, table) => table.get(&*name).or_else(|| table.get(stem_of(&name)))?,
+        };
+        (!patient.trim().is_empty()).then(|| patient.trim().to_owned())
+    }
+
+    /// The patient of each file. A file without one is its own patient, named like the file; the second list has those
+    /// files.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if no file has a patient.
+    pub(super) fn patients(&self, paths: &[&Path]) -> Result<(Vec<String>, Vec<PathBuf>)> {
+        let mut own = Vec::new();
+        let mut found = Vec::new();
+        for path in paths {
+            found.push(self.find(path).unwrap_or_else(|| {
+                own.push(path.to_path_buf());
+                stem_of(&path.file_name().unwrap_or_default().to_string_lossy()).to_owned()
+            }));
+        }
+        if own.len() < paths.len() || paths.is_empty() {
+            return Ok((found, own));
+        }
+        let first = paths.first().and_then(|path| path.file_name()).unwrap_or_default().to_string_lossy();
+        Err(match self {
+            Self::Pattern(regex) => Error::config(
+                "--group",
+                format!("`{regex}` matches none of {} file names; the first is `{first}`", paths.len()),
+                "write a regular expression whose first group is the patient, for example `--group '^(P[0-9]+)_'`",
+            ),
+            Self::Table(path, _) => Error::data(
+                path,
+                format!("it names none of {} files; the first is `{first}`", paths.len()),
+                "the column `file` must have the names of the image files",
+            ),
+        })
+    }
+}
+
+/// A file name without its extension; `.nii.gz` is one extension.
+pub(super) fn stem_of(name: &str) -> &str {
+    let ends_in = |end: &str| {
+        name.split_at_checked(name.len().saturating_sub(end.len())).filter(|(_, tail)| tail.eq_ignore_ascii_case(end))
+    };
+    if let Some((stem, _)) = ends_in(".nii.gz").filter(|(stem, _)| !stem.is_empty()) {
+        return stem;
+    }
+    name.rsplit_once('.').map_or(name, |(stem, _)| if stem.is_empty() { name } else { stem })
+}
+
+fn pattern_of(pattern: &str) -> Result<Regex> {
+    let bad = |reason: String| {
+        Error::config("--group", reason, "put the patient in parentheses, for example `--group '^(P[0-9]+)_'`")
+    };
+    let regex =
+        Regex::new(pattern).map_err(|error| bad(format!("`{pattern}` is not a regular expression: {error}")))?;
+    if regex.captures_len() < 2 {
+        return Err(bad(format!("`{pattern}` has no capture group")));
+    }
+    Ok(regex)
+}
+
+fn table(path: &Path) -> Result<BTreeMap<String, String>> {
+    const HINT: &str = "write a CSV file with the columns `file` and `patient`, one line for each image file";
+    let bytes = files::read(path, files::MAX_TABLE).map_err(Error::io(path, "read"))?;
+    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+    let mut reader = csv::Reader::from_reader(bytes);
+    let unreadable = |error: csv::Error| Error::data(path, error.to_string(), HINT);
+    let header = reader.headers().map_err(unreadable)?.clone();
+    let column = |name: &str| {
+        header.iter().position(|found| found.trim().eq_ignore_ascii_case(name)).ok_or_else(|| {
+            let found: Vec<&str> = header.iter().collect();
+            Error::data_line(path, 1, format!("column `{name}` is missing; the header is `{}`", found.join(",")), HINT)
+        })
+    };
+    let (file, patient) = (column("file")?, column("patient")?);
+    let mut table = BTreeMap::new();
+    for (record, line) in reader.records().zip(2..) {
+        let record = record.map_err(unreadable)?;
+        let [file, patient] = [file, patient].map(|index| record.get(index).unwrap_or_default().trim().to_owned());
+        if file.is_empty() || patient.is_empty() {
+            return Err(Error::data_line(path, line, "a cell is empty", HINT));
+        }
+        let name = Path::new(&file).file_name().map_or(file.clone(), |name| name.to_string_lossy().into_owned());
+        if let Some(other) = table.insert(name, patient.clone()).filter(|other| *other != patient) {
+            let reason = format!("`{file}` has two patients, `{other}` and `{patient}`");
+            return Err(Error::data_line(path, line, reason, "keep one line for each file"));
+        }
+    }
+    Ok(table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(patients: &Patients, names: &[&str]) -> Result<(Vec<String>, Vec<PathBuf>)> {
+        let paths: Vec<&Path> = names.iter().map(Path::new).collect();
+        Finder::open(patients)?.expect("known").patients(&paths)
+    }
+
+    #[test]
+    fn the_first_group_of_the_file_name_is_the_patient() {
+        let pattern = |text: &str| Patients::Pattern(text.to_owned());
+        let names = ["x/P1_a.png", "x/P1_b.png", "x/P22.png", "x/other.nii.gz"];
+        let (patients, own) = found(&pattern("^(P[0-9]+)"), &names).unwrap();
+        assert_eq!(patients, ["P1", "P1", "P22", "other"]);
+        assert_eq!(own, [PathBuf::from("x/other.nii.gz")]);
+        let error = |text: &str| found(&pattern(text), &names).unwrap_err().to_string();
+        assert!(error("^(Q)").contains("matches none of 4 file names; the first is `P1_a.png`"), "{}", error("^(Q)"));
+        assert!(error("^P1").contains("no capture group"));
+        assert!(error("(P1").contains("is not a regular expression"));
+    }
+
+    #[test]
+    fn a_table_names_files_with_or_without_their_extension() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("patients.csv");
+        let write = |text: &str| std::fs::write(&path, text).unwrap();
+        let of = |names: &[&str]| found(&Patients::Table(path.clone()), names);
+        write("site,patient,file\nA,p7,x/a.png\nA,p7,b\nB,p8,c.nii.gz\n");
+        let (patients, own) = of(&["a.png", "b.jpg", "c.nii.gz", "d.png"]).unwrap();
+        assert_eq!((patients, own), (["p7", "p7", "p8", "d"].map(str::to_owned).to_vec(), vec!["d.png".into()]));
+        assert!(of(&["e.png"]).unwrap_err().to_string().contains("names none of 1 files; the first is `e.png`"));
+        write("file,patient\na,p1\na,p2\n");
+        assert!(of(&["a.png"]).unwrap_err().to_string().contains(":3: `a` has two patients, `p1` and `p2`"));
+        write("file,subject\na,p1\n");
+        assert!(of(&["a.png"]).unwrap_err().to_string().contains("column `patient` is missing"));
+        write("file,patient\na,\n");
+        assert!(of(&["a.png"]).unwrap_err().to_string().contains("a cell is empty"));
+    }
+}

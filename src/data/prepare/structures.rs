@@ -1,0 +1,95 @@
+//! Structures that questions ask about, and the labels of masks that show them.
+
+use std::str::FromStr;
+
+use crate::data::labels::Labels;
+
+/// The structures of a label map: `1=liver,2=tumour`. Several labels of one structure are joined by `+`: `1+2=kidneys`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NamedLabels(Vec<(String, Labels)>);
+
+impl NamedLabels {
+    /// Name and labels of each structure, in the order of the text.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, Labels)> {
+        self.0.iter().map(|(name, labels)| (name.as_str(), *labels))
+    }
+
+    /// True without structures.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl FromStr for NamedLabels {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut named: Vec<(String, Labels)> = Vec::new();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let Some((labels, name)) = part.split_once('=') else {
+                return Err(format!("`{part}` has no name; write `LABEL=NAME`"));
+            };
+            let labels: Labels = labels.replace('+', ",").parse()?;
+            let name = name.trim().to_owned();
+            if labels.is_empty() || name.is_empty() {
+                return Err(format!("`{part}` is not `LABEL=NAME`"));
+            }
+            if named.iter().any(|(known, _)| suffix(known) == suffix(&name)) {
+                return Err(format!("the name `{name}` occurs twice; join its labels as `1+2={name}`"));
+            }
+            named.push((name, labels));
+        }
+        Ok(Self(named))
+    }
+}
+
+/// A structure that questions ask about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Structure {
+    /// Name in questions and answers.
+    pub(super) name: String,
+    /// Labels of the mask that show it; empty for masks of one label.
+    pub(super) labels: Labels,
+    /// Ending of its files in the data root: an image with several structures is stored once for each.
+    pub(super) suffix: String,
+}
+
+/// The structures of a preparation: the named labels, or else one structure with `labels`.
+pub(super) fn structures(named: &NamedLabels, target: &str, labels: Labels) -> Vec<Structure> {
+    if named.is_empty() {
+        return vec![Structure { name: target.to_owned(), labels, suffix: String::new() }];
+    }
+    let of = |(name, labels): (&str, Labels)| Structure { name: name.to_owned(), labels, suffix: suffix(name) };
+    named.iter().map(of).collect()
+}
+
+/// `Left Kidney` becomes `_left_kidney`.
+fn suffix(name: &str) -> String {
+    let letter = |c: char| if c.is_alphanumeric() { c.to_lowercase().next().unwrap_or(c) } else { '_' };
+    format!("_{}", name.chars().map(letter).collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_belong_to_one_label_or_several() {
+        let named: NamedLabels = "1=liver, 2+3=Left lung".parse().unwrap();
+        let found = structures(&named, "unused", Labels::NONE);
+        let view: Vec<_> = found.iter().map(|s| (s.name.as_str(), s.labels.to_string(), s.suffix.as_str())).collect();
+        assert_eq!(view, [("liver", "1".into(), "_liver"), ("Left lung", "2,3".into(), "_left_lung")]);
+        let one = structures(&NamedLabels::default(), "nevus", "4".parse().unwrap());
+        assert_eq!((one[0].name.as_str(), one[0].suffix.as_str(), one[0].labels.contains(4)), ("nevus", "", true));
+        for (text, reason) in [
+            ("1=liver,2", "`2` has no name"),
+            ("=liver", "is not `LABEL=NAME`"),
+            ("1=", "is not `LABEL=NAME`"),
+            ("0=air", "label 0 is the background"),
+            ("1=liver,2=Liver", "occurs twice"),
+        ] {
+            let error = text.parse::<NamedLabels>().unwrap_err();
+            assert!(error.contains(reason), "{text}: {error}");
+        }
+    }
+}

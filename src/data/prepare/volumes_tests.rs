@@ -1,0 +1,280 @@
+//! Tests of the preparation of volumes, on NIfTI files made for them.
+
+use std::fs;
+
+use super::*;
+use crate::data::check;
+use crate::data::fixture::shared;
+use crate::data::labels::Labels;
+use crate::data::manifest::{Manifest, Row, Target};
+use crate::data::prepare::{Negatives, Patients, prepare};
+use crate::data::prepared::Prepared;
+use crate::data::volume::{Affine, Axis, Grid, Modality, Source, Voxels};
+use crate::event::Silent;
+
+const SIZE: [usize; 3] = [8, 6, 5];
+
+/// An empty volume whose voxel axes point to the right, to the front and up.
+fn volume(size: [usize; 3]) -> Volume {
+    let affine = Affine::from_columns([[0.7, 0.0, 0.0], [0.0, 0.8, 0.0], [0.0, 0.0, 2.5]], [1.0, 2.0, 3.0]);
+    Volume {
+        voxels: Voxels::I16(vec![0; size.iter().product()]),
+        grid: Grid { size, affine },
+        modality: Modality::Unknown,
+        windows: Vec::new(),
+        inverted: false,
+        is_8_bit: false,
+        frame_of_reference: None,
+        notes: Vec::new(),
+        source: Source::Nifti { code: 1 },
+    }
+}
+
+struct Folders(tempfile::TempDir);
+
+impl Folders {
+    fn new() -> Self {
+        let folders = Self(tempfile::tempdir().unwrap());
+        for name in ["ct", "labels"] {
+            fs::create_dir(folders.path(name)).unwrap();
+        }
+        folders
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn write(&self, name: &str, size: [usize; 3], value: impl Fn([usize; 3]) -> u8) {
+        let mut values = Vec::new();
+        for z in 0..size[2] {
+            for y in 0..size[1] {
+                values.extend((0..size[0]).map(|x| value([x, y, z])));
+            }
+        }
+        volume::write::nifti(&self.path(name), &values, &volume(size)).unwrap();
+    }
+
+    /// A volume whose values differ everywhere, and its label map: 1 on slices 1 to 3, in the posterior left of the
+    /// patient; 2 on slice 3, in the anterior right.
+    fn pair(&self, image: &str, labels: &str) {
+        self.write(&format!("ct/{image}.nii.gz"), SIZE, grey);
+        self.write(&format!("labels/{labels}.nii.gz"), SIZE, |[x, y, z]| match (x, y, z) {
+            (0..3, 0..2, 1..=3) => 1,
+            (6.., 4.., 3) => 2,
+            _ => 0,
+        });
+    }
+
+    fn options(&self) -> PrepareOptions {
+        let mut options = PrepareOptions::new(self.path("ct"), self.path("labels"), "ct", self.path("out"));
+        options.named_labels = "1=liver,2=tumour".parse().unwrap();
+        options.slices.window = Some(Window::Range { low: 0.0, high: 255.0 });
+        options
+    }
+}
+
+fn grey([x, y, z]: [usize; 3]) -> u8 {
+    u8::try_from(x * 30 + y * 4 + z).unwrap()
+}
+
+fn row<'a>(manifest: &'a Manifest, stem: &str) -> &'a Row {
+    manifest.rows.iter().find(|row| row.mask_path.file_stem().unwrap() == stem).unwrap()
+}
+
+#[test]
+fn slices_with_a_target_become_images_with_their_locations() {
+    let f = Folders::new();
+    f.pair("case", "case");
+    let report = prepare(&f.options(), &Silent).unwrap();
+    assert_eq!((report.volumes, report.images, report.rows, report.absent), (Some(1), 3, 8, 0));
+    assert_eq!((report.patients, report.notes.len()), (Some(1), 0));
+    let manifest = Manifest::open(&f.path("out"), None).unwrap();
+    // left in the image is the patient's right, and the front is up
+    let liver = row(&manifest, "case_axial_0002_liver");
+    assert_eq!(liver.position.as_deref(), Some("lower right"));
+    assert_eq!(row(&manifest, "case_axial_0003_tumour").position.as_deref(), Some("upper left"));
+    assert_eq!((liver.spacing_mm, liver.patient.as_deref()), (Some([0.7, 0.8]), Some("case")));
+    assert!(liver.question.contains("liver"), "{}", liver.question);
+    let image = image::open(&liver.image_path).unwrap().to_luma8();
+    let mask = image::open(&liver.mask_path).unwrap().to_luma8();
+    assert_eq!(image.dimensions(), (8, 6));
+    for (x, y, pixel) in image.enumerate_pixels() {
+        let voxel = [7 - x as usize, 5 - y as usize, 2];
+        assert_eq!(pixel.0[0], grey(voxel));
+        assert_eq!(mask.get_pixel(x, y).0[0], if voxel[0] < 3 && voxel[1] < 2 { 255 } else { 0 });
+    }
+    let csv = fs::read_to_string(f.path("out/annotations/ct.csv")).unwrap();
+    let header = "image_path,question,answer,position,split,patient,spacing_x_mm,spacing_y_mm,volume,slice\n";
+    assert!(csv.starts_with(header), "{csv}");
+    assert!(csv.lines().last().unwrap().ends_with(",case,0.7,0.8,case.nii.gz,3"), "{csv}");
+    let prepared = Prepared::read(&f.path("out/ct")).unwrap().unwrap();
+    assert_eq!((prepared.intensity.axis, prepared.targets["liver"].as_str()), (Axis::Axial, "1"));
+    assert_eq!(check::check(&f.path("out"), None, Labels::NONE, &Silent).unwrap().bad, []);
+}
+
+#[test]
+fn empty_slices_are_added_up_to_a_limit() {
+    let f = Folders::new();
+    f.pair("case", "case");
+    let of = |modality: &str, negatives, every| {
+        let mut options = PrepareOptions { modality: modality.into(), negatives, ..f.options() };
+        options.slices.every = every;
+        let report = prepare(&options, &Silent).unwrap();
+        let manifest = Manifest::open(&f.path("out"), None).unwrap();
+        let absent = |target: &str| {
+            let rows = manifest.rows.iter().filter(|row| row.modality == modality && row.target == Target::Absent);
+            rows.filter(|row| row.mask_path.to_string_lossy().contains(target)).count() / 2
+        };
+        ([absent("liver"), absent("tumour")], report.absent, report.absent_left_out)
+    };
+    assert_eq!(of("usual", Negatives::Usual, 1), ([2, 1], 3, 3));
+    assert_eq!(of("many", Negatives::PerPositive(100.0), 1), ([2, 4], 6, 0));
+    // slices 0, 2 and 4: the liver is on one of them, the tumour on none
+    assert_eq!(of("second", Negatives::Usual, 2), ([1, 0], 1, 4));
+}
+
+#[test]
+fn volumes_and_label_maps_are_matched_by_name() {
+    let f = Folders::new();
+    f.pair("a", "a_labels");
+    f.pair("b_0000", "b");
+    f.pair("alone", "other");
+    f.write("labels/broken.nii.gz", [8, 6, 4], |_| 1);
+    f.write("ct/broken.nii.gz", SIZE, grey);
+    fs::write(f.path("ct/.hidden"), "x").unwrap();
+    let report = prepare(&f.options(), &Silent).unwrap();
+    let skipped: Vec<String> =
+        report.skipped.iter().map(|skip| format!("{}: {}", file_name(&skip.path), skip.reason)).collect();
+    assert_eq!((report.volumes, report.patients, report.images), (Some(2), Some(2), 6));
+    assert_eq!(skipped.len(), 3, "{skipped:?}");
+    assert_eq!(skipped[..2], ["alone.nii.gz: no mask with this stem", "other.nii.gz: no image with this stem"]);
+    assert!(skipped[2].contains("broken.nii.gz: cannot be used: its grid is not that of the volume"), "{skipped:?}");
+    assert!(skipped[2].contains("--resample"), "{skipped:?}");
+    // one of each needs no matching names
+    let options = PrepareOptions {
+        images: vec![f.path("ct/alone.nii.gz")],
+        masks: vec![f.path("labels/other.nii.gz")],
+        modality: "one".into(),
+        ..f.options()
+    };
+    assert_eq!(prepare(&options, &Silent).unwrap().images, 3);
+    let mut options = PrepareOptions {
+        images: vec![f.path("ct/broken.nii.gz")],
+        masks: vec![f.path("labels/broken.nii.gz")],
+        modality: "resampled".into(),
+        named_labels: crate::data::prepare::NamedLabels::default(),
+        ..f.options()
+    };
+    let refused = prepare(&options, &Silent).unwrap_err();
+    assert!(refused.to_string().contains("no usable pair of volume and label map"), "{refused}");
+    options.slices.resample = true;
+    assert_eq!(prepare(&options, &Silent).unwrap().images, 4);
+}
+
+#[test]
+fn a_label_map_with_several_labels_needs_a_choice() {
+    let f = Folders::new();
+    f.pair("case", "case");
+    let mut options = PrepareOptions { named_labels: crate::data::prepare::NamedLabels::default(), ..f.options() };
+    let refused = prepare(&options, &Silent).unwrap_err().to_string();
+    assert!(refused.contains("several labels: 1 (18 voxels), 2 (4 voxels); choose with `--labels 2`"), "{refused}");
+    options.labels = "2".parse().unwrap();
+    let report = prepare(&options, &Silent).unwrap();
+    assert_eq!((report.images, report.rows), (1, 2));
+    let manifest = Manifest::open(&f.path("out"), None).unwrap();
+    assert_eq!(row(&manifest, "case_axial_0003").position.as_deref(), Some("upper left"));
+}
+
+#[test]
+fn added_slices_have_the_window_and_the_split_of_the_class() {
+    let f = Folders::new();
+    for number in 0..4 {
+        f.pair(&format!("P{number}_a"), &format!("P{number}_a"));
+    }
+    let options = PrepareOptions { patients: Patients::Pattern("^(P[0-9]+)_".into()), ..f.options() };
+    let report = prepare(&options, &Silent).unwrap();
+    assert_eq!((report.patients, report.images), (Some(4), 12));
+    assert_eq!(report.images_by_split, BTreeMap::from([("test".into(), 3), ("train".into(), 6), ("val".into(), 3)]));
+    for number in 0..5 {
+        f.pair(&format!("P{number}_b"), &format!("P{number}_b"));
+    }
+    let mut append = PrepareOptions { append: true, ..options };
+    append.slices.window = Window::named("lung");
+    let refused = prepare(&append, &Silent).unwrap_err().to_string();
+    assert!(refused.contains("the class was prepared with the window `0..255`"), "{refused}");
+    append.slices.window = None;
+    let report = prepare(&append, &Silent).unwrap();
+    assert_eq!((report.images, report.known), (15, 12));
+    let checked = check::check(&f.path("out"), None, Labels::NONE, &Silent).unwrap();
+    assert_eq!((checked.bad, checked.patient_leaks), (vec![], vec![]));
+    assert_eq!(checked.fingerprint[0].patients, Some(5));
+}
+
+#[test]
+fn flags_of_volumes_are_refused_for_images_and_bad_values_are_named() {
+    let f = Folders::new();
+    fs::write(f.path("ct/a.png"), "x").unwrap();
+    let refused = prepare(&f.options(), &Silent).unwrap_err().to_string();
+    assert!(refused.contains("is a folder of images, not of volumes"), "{refused}");
+    let mut options = f.options();
+    options.slices.every = 0;
+    assert!(prepare(&options, &Silent).unwrap_err().to_string().contains("`--every`"));
+}
+
+/// Mean grey of the images of a class under the masks whose names end with `suffix`.
+fn mean_grey(manifest: &Manifest, suffix: &str) -> f64 {
+    let (mut sum, mut count) = (0.0, 0.0);
+    for row in &manifest.rows {
+        if row.target != Target::Present || !row.mask_path.to_string_lossy().ends_with(&format!("{suffix}.png")) {
+            continue;
+        }
+        let [image, mask] = [&row.image_path, &row.mask_path].map(|path| image::open(path).unwrap().to_luma8());
+        for (grey, _) in image.iter().zip(mask.iter()).filter(|(_, inside)| **inside > 0) {
+            sum += f64::from(*grey);
+            count += 1.0;
+        }
+    }
+    sum / count
+}
+
+/// Centroid of a mask, as fractions of width and height.
+fn centre(mask: &GrayImage) -> [f64; 2] {
+    let inside: Vec<(u32, u32)> =
+        mask.enumerate_pixels().filter(|(.., p)| p.0[0] > 0).map(|(x, y, _)| (x, y)).collect();
+    let mean = |of: fn(&(u32, u32)) -> u32| inside.iter().map(|p| f64::from(of(p))).sum::<f64>() / inside.len() as f64;
+    [mean(|p| p.0) / f64::from(mask.width()), mean(|p| p.1) / f64::from(mask.height())]
+}
+
+#[test]
+#[ignore = "needs shared data"]
+fn shared_data_a_dicom_series_and_its_label_map_lie_on_each_other() {
+    let f = Folders::new();
+    let options = PrepareOptions {
+        images: vec![shared("data/volumes/ct_dicom")],
+        masks: vec![shared("data/volumes/ct_dicom_labels.nii.gz")],
+        named_labels: "5=liver,1=spleen,32+33=vertebra".parse().unwrap(),
+        ..f.options()
+    };
+    let mut options = PrepareOptions { negatives: Negatives::Usual, ..options };
+    options.slices.window = None;
+    let report = prepare(&options, &Silent).unwrap();
+    assert_eq!(report.intensity.unwrap().window, Window::named("soft-tissue").unwrap(), "the default for CT");
+    let manifest = Manifest::open(&f.path("out"), None).unwrap();
+    // soft-tissue: -160 HU is black, 240 HU is white; the liver has about 100 HU, and bone has more
+    let (liver, bone) = (mean_grey(&manifest, "_liver"), mean_grey(&manifest, "_vertebra"));
+    assert!((140.0..200.0).contains(&liver) && bone > liver + 20.0, "liver {liver}, bone {bone}");
+    // the liver is on the left of the image, the spleen on the right, the spine in the lower half
+    for row in manifest.rows.iter().filter(|row| row.is_present()) {
+        let [x, y] = centre(&image::open(&row.mask_path).unwrap().to_luma8());
+        let name = row.mask_path.to_string_lossy();
+        let fits = match name.trim_end_matches(".png").rsplit('_').next().unwrap() {
+            "liver" => x < 0.5,
+            "spleen" => x > 0.6,
+            "vertebra" => (0.4..0.6).contains(&x) && y > 0.5,
+            other => panic!("{other}"),
+        };
+        assert!(fits, "{name}: {x} {y}");
+    }
+    assert_eq!(check::check(&f.path("out"), None, Labels::NONE, &Silent).unwrap().bad, []);
+}

@@ -1,0 +1,62 @@
+//! A preparation: its options, and what they refer to.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+
+use super::existing::Existing;
+use super::item::Item;
+use super::options::{Negatives, PrepareOptions};
+use super::patients::Finder;
+use super::structures::Structure;
+use crate::data::templates::Templates;
+use crate::event::Observer;
+
+/// A preparation.
+pub(super) struct Work<'a> {
+    pub(super) options: &'a PrepareOptions,
+    pub(super) templates: Templates,
+    /// `None` if patients are not known.
+    pub(super) finder: Option<Finder>,
+    pub(super) existing: Existing,
+    pub(super) structures: Vec<Structure>,
+    pub(super) observer: &'a dyn Observer,
+}
+
+impl Work<'_> {
+    /// Removes absent targets beyond the limit and returns their number. `usual` is the limit of
+    /// [`Negatives::Usual`] for each image with the target.
+    pub(super) fn limit_negatives<T>(&self, all: &mut Vec<T>, item: impl Fn(&T) -> &Item, usual: Option<f64>) -> usize {
+        let ratio = match self.options.negatives {
+            Negatives::PerPositive(ratio) => Some(ratio),
+            Negatives::Usual => usual,
+            Negatives::Skipped => None,
+        };
+        let Some(ratio) = ratio else { return 0 };
+        let mut absent: BTreeMap<String, Vec<usize>> = BTreeMap::new();
+        let mut present: BTreeMap<String, usize> = BTreeMap::new();
+        for (index, item) in all.iter().map(item).enumerate() {
+            if item.location.is_some() {
+                *present.entry(item.target.clone()).or_default() += 1;
+            } else {
+                absent.entry(item.target.clone()).or_default().push(index);
+            }
+        }
+        let mut random = ChaCha8Rng::seed_from_u64(self.options.seed);
+        let mut removed = BTreeSet::new();
+        for (target, mut indices) in absent {
+            #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked to be 0 or more")]
+            let most = (present.get(&target).copied().unwrap_or(0) as f64 * ratio).round() as usize;
+            indices.shuffle(&mut random);
+            removed.extend(indices.into_iter().skip(most));
+        }
+        let mut index = 0;
+        all.retain(|_| {
+            index += 1;
+            !removed.contains(&(index - 1))
+        });
+        removed.len()
+    }
+}

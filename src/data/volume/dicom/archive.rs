@@ -1,0 +1,206 @@
+//! Files of a series: one file, the files of a folder, or the entries of a zip.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use zip::ZipArchive;
+
+use super::super::limits::MAX_FILE;
+use super::super::path::first_bytes;
+use super::structure::is_dicom;
+use crate::error::{Error, Result};
+use crate::files;
+
+/// Most files of a folder or zip.
+const MAX_FILES: usize = 20_000;
+/// Deepest folder below the given one.
+const MAX_DEPTH: usize = 8;
+/// A zip with more bytes than this may not be compressed by more than [`MAX_RATIO`].
+const FREE: u64 = 64 << 20;
+/// Most bytes for each compressed byte. Images of air compress to about 1 %.
+const MAX_RATIO: u64 = 200;
+
+/// True for the first bytes of a zip file.
+pub(crate) fn is_zip(start: &[u8]) -> bool {
+    start.starts_with(b"PK\x03\x04")
+}
+
+/// Files that may belong to a series.
+pub(super) enum Container {
+    File(PathBuf),
+    Folder(Vec<PathBuf>),
+    Zip(Box<Zip>),
+}
+
+/// A zip file with the entries to read.
+pub(super) struct Zip {
+    path: PathBuf,
+    archive: ZipArchive<File>,
+    entries: Vec<usize>,
+    /// Bytes that were decompressed, of all reads.
+    total: u64,
+    limit: u64,
+}
+
+impl Container {
+    pub(super) fn open(path: &Path) -> Result<Self> {
+        if path.is_dir() {
+            return Ok(Self::Folder(list(path)?));
+        }
+        let mut start = [0; 4];
+        let count = first_bytes(path, &mut start)?;
+        if is_zip(&start[..count]) { Ok(Self::Zip(Box::new(Zip::open(path)?))) } else { Ok(Self::File(path.into())) }
+    }
+
+    /// True for a folder or zip.
+    pub(super) fn is_group(&self) -> bool {
+        !matches!(self, Self::File(_))
+    }
+
+    pub(super) fn len(&self) -> usize {
+        match self {
+            Self::File(_) => 1,
+            Self::Folder(files) => files.len(),
+            Self::Zip(zip) => zip.entries.len(),
+        }
+    }
+
+    /// Name and content of a file. Of a file of a folder that is not a DICOM file, only the start is read.
+    pub(super) fn read(&mut self, index: usize) -> Result<(PathBuf, Vec<u8>)> {
+        let path = match self {
+            Self::File(path) => path.clone(),
+            Self::Folder(files) => {
+                let mut start = [0; 132];
+                let count = first_bytes(&files[index], &mut start)?;
+                if !is_dicom(&start[..count]) {
+                    return Ok((files[index].clone(), start[..count].to_vec()));
+                }
+                files[index].clone()
+            }
+            Self::Zip(zip) => return zip.read(index),
+        };
+        let bytes = files::read(&path, MAX_FILE).map_err(Error::io(&path, "read"))?;
+        Ok((path, bytes))
+    }
+}
+
+/// The regular files of a folder and its subfolders, sorted by path. Links to folders are not followed.
+fn list(folder: &Path) -> Result<Vec<PathBuf>> {
+    let (mut found, mut total) = (Vec::new(), 0_u64);
+    let mut folders = vec![(folder.to_path_buf(), 0)];
+    while let Some((current, depth)) = folders.pop() {
+        for entry in std::fs::read_dir(&current).map_err(Error::io(&current, "read"))? {
+            let entry = entry.map_err(Error::io(&current, "read"))?;
+            let (path, kind) = (entry.path(), entry.file_type().map_err(Error::io(&current, "read"))?);
+            if kind.is_dir() && depth < MAX_DEPTH {
+                folders.push((path, depth + 1));
+            } else if path.is_file() {
+                total += path.metadata().map_err(Error::io(&path, "read"))?.len();
+                found.push(path);
+            }
+            if found.len() > MAX_FILES || total > MAX_FILE {
+                let reason = format!("it has more than {MAX_FILES} files or more than {} GiB", MAX_FILE >> 30);
+                return Err(Error::data(folder, reason, "give the folder of one series"));
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+fn damaged(path: &Path) -> Error {
+    Error::data(path, "it is not a complete zip file, or uses a compression that cannot be read", HINT)
+}
+
+const HINT: &str = "copy the file again, or extract it and give the folder";
+
+impl Zip {
+    fn open(path: &Path) -> Result<Self> {
+        let file = files::open(path).map_err(Error::io(path, "read"))?;
+        let size = file.metadata().map_err(Error::io(path, "read"))?.len();
+        let mut archive = ZipArchive::new(file).map_err(|_| damaged(path))?;
+        if archive.len() > MAX_FILES {
+            let reason = format!("it has more than {MAX_FILES} files");
+            return Err(Error::data(path, reason, "make a zip of one series"));
+        }
+        let mut entries = Vec::new();
+        for index in 0..archive.len() {
+            let entry = archive.by_index_raw(index).map_err(|_| damaged(path))?;
+            if entry.encrypted() {
+                return Err(Error::data(path, "it is encrypted", "extract it with its password and give the folder"));
+            }
+            if entry.is_file() {
+                entries.push((entry.name().to_owned(), index));
+            }
+        }
+        entries.sort();
+        let entries = entries.into_iter().map(|(_, index)| index).collect();
+        // every entry is read twice: for its header, and for its pixels
+        let limit = 2 * size.saturating_mul(MAX_RATIO).clamp(FREE, MAX_FILE);
+        Ok(Self { path: path.into(), archive, entries, total: 0, limit })
+    }
+
+    fn read(&mut self, index: usize) -> Result<(PathBuf, Vec<u8>)> {
+        let mut entry = self.archive.by_index(self.entries[index]).map_err(|_| damaged(&self.path))?;
+        // shown in messages
+        let name: String = entry.name().chars().filter(|c| !c.is_control()).take(200).collect();
+        let mut bytes = Vec::new();
+        let left = self.limit - self.total;
+        let read = (&mut entry).take(left.saturating_add(1)).read_to_end(&mut bytes);
+        let count = read.map_err(|_| damaged(&self.path))? as u64;
+        if count > left {
+            let reason = format!(
+                "its content is more than {} GiB or more than {MAX_RATIO} times as large as the file",
+                MAX_FILE >> 30
+            );
+            return Err(Error::data(&self.path, reason, "extract it, check it, and give the folder of one series"));
+        }
+        self.total += count;
+        Ok((self.path.join(name), bytes))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use zip::write::SimpleFileOptions;
+
+    fn zip(path: &Path, entries: &[(&str, &[u8])]) {
+        let mut writer = zip::ZipWriter::new(File::create(path).expect("a file"));
+        for (name, bytes) in entries {
+            writer.start_file(*name, SimpleFileOptions::default()).expect("an entry");
+            writer.write_all(bytes).expect("content");
+        }
+        writer.finish().expect("an archive");
+    }
+
+    #[test]
+    fn a_bomb_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("bomb.zip");
+        // 2 x 100 MB of zeros in about 200 kB
+        let zeros = vec![0; 100_000_000];
+        zip(&path, &[("a.dcm", &zeros), ("b.dcm", &zeros)]);
+        let mut container = Container::open(&path).unwrap();
+        assert_eq!(container.len(), 2);
+        let error = (0..2).find_map(|index| container.read(index).err()).expect("too much").to_string();
+        assert!(error.contains("200 times as large"), "{error}");
+    }
+
+    #[test]
+    fn entries_are_sorted_and_damaged_archives_are_errors() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("series.zip");
+        zip(&path, &[("b", b"2"), ("a/c", b"1")]);
+        let mut container = Container::open(&path).unwrap();
+        assert!(container.is_group());
+        assert_eq!(container.read(0).unwrap(), (path.join("a/c"), b"1".to_vec()));
+        assert_eq!(container.read(1).unwrap(), (path.join("b"), b"2".to_vec()));
+        let bytes = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &bytes[..bytes.len() - 10]).unwrap();
+        let Err(error) = Container::open(&path) else { panic!("a truncated zip was opened") };
+        assert!(error.to_string().contains("not a complete zip"), "{error}");
+    }
+}

@@ -1,0 +1,176 @@
+//! Reading of DICOM Segmentation objects (SEG) with binary segments as label maps. Frames may lack empty slices.
+//!
+//! Source: DICOM PS3.3, C.8.20. Not read: fractional segmentations, label map segmentations, compressed ones.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use dicom_dictionary_std::tags;
+
+use super::super::grid::{Affine, Grid, cross, dot, length, scale, subtract, swap_lps_ras};
+use super::super::limits::{MAX_FILE, check_size};
+use super::header::{Groups, text};
+use super::object::{Object, parse};
+use super::series::placed;
+use super::syntax;
+use crate::error::{Error, Result};
+use crate::files;
+
+const HINT: &str = "convert it to a NIfTI label map, for example with dcmqi's `segimage2itkimage`";
+/// Most frames of a file.
+const MAX_FRAMES: i64 = 1 << 16;
+
+/// A label map: the number of the segment for each voxel.
+pub(crate) struct Segments {
+    pub(crate) values: Vec<u16>,
+    /// From the first to the last frame; it covers a part of the series.
+    pub(crate) grid: Grid,
+    pub(crate) names: BTreeMap<u16, String>,
+    pub(crate) notes: Vec<String>,
+}
+
+/// Segment and position of a frame.
+struct Frame {
+    segment: u16,
+    position: [f64; 3],
+}
+
+/// Reads a SEG.
+///
+/// # Errors
+/// [`Error::Data`] with what is wrong and what to do; [`Error::Io`].
+pub(crate) fn read(path: &Path) -> Result<Segments> {
+    let wrong = |reason: &str| Error::data(path, reason, HINT);
+    let bytes = files::read(path, MAX_FILE).map_err(Error::io(path, "read"))?;
+    let object = parse(path, &bytes, false)?;
+    drop(bytes);
+    if text(&object, tags::MODALITY).as_deref() != Some("SEG") {
+        return Err(wrong("it is a DICOM file, but not a segmentation (SEG)"));
+    }
+    if text(&object, tags::SEGMENTATION_TYPE).as_deref() != Some("BINARY") {
+        return Err(wrong("it is a DICOM SEG with fractions or labels; binary segments can be read"));
+    }
+    if !syntax::is_native(object.meta().transfer_syntax()) {
+        return Err(Error::data(path, "it is a compressed DICOM SEG", "decompress it first: `gdcmconv --raw IN OUT`"));
+    }
+    let side = |tag| object.get(tag).and_then(|element| element.to_int::<u16>().ok()).map(usize::from);
+    let (Some(width), Some(height)) = (side(tags::COLUMNS), side(tags::ROWS)) else {
+        return Err(wrong("its header has no size"));
+    };
+    let count = object.get(tags::NUMBER_OF_FRAMES).and_then(|element| element.to_int::<i64>().ok()).unwrap_or(1);
+    let count = usize::try_from(count.clamp(0, MAX_FRAMES)).unwrap_or(0);
+    check_size(path, [width, height, count])?;
+    let (frames, grid) = arrange(path, &object, [width, height, count])?;
+    let pixels = object.get(tags::PIXEL_DATA).and_then(|element| element.to_bytes().ok());
+    let pixels = pixels.filter(|pixels| pixels.len() >= (width * height * count).div_ceil(8));
+    let Some(pixels) = pixels else { return Err(wrong("it is truncated: frames have no pixels")) };
+    let mut values = vec![0; grid.num_voxels()];
+    let mut num_overlaps = 0_usize;
+    for (index, (frame, slice)) in frames.iter().enumerate() {
+        for pixel in 0..width * height {
+            let bit = index * width * height + pixel;
+            if pixels[bit / 8] >> (bit % 8) & 1 == 1 {
+                let value: &mut u16 = &mut values[slice * width * height + pixel];
+                num_overlaps += usize::from(*value != 0 && *value != frame.segment);
+                *value = frame.segment;
+            }
+        }
+    }
+    let mut notes = Vec::new();
+    if num_overlaps > 0 {
+        notes.push(format!("segments overlap in {num_overlaps} voxels, which get the label of the later frame"));
+    }
+    Ok(Segments { values, grid, names: names(&object), notes })
+}
+
+fn names(object: &Object) -> BTreeMap<u16, String> {
+    let items = object.get(tags::SEGMENT_SEQUENCE).and_then(|element| element.items()).unwrap_or_default();
+    let name = |item| {
+        let number = dicom_object::InMemDicomObject::get(item, tags::SEGMENT_NUMBER)?.to_int::<u16>().ok()?;
+        Some((number, text(item, tags::SEGMENT_LABEL)?))
+    };
+    items.iter().filter_map(name).collect()
+}
+
+/// The frames with their slices, and the grid from the first to the last slice.
+fn arrange(path: &Path, object: &Object, [width, height, count]: [usize; 3]) -> Result<(Vec<(Frame, usize)>, Grid)> {
+    let wrong = |reason: &str| Error::data(path, reason, HINT);
+    let groups = Groups::new(object);
+    let mut frames = Vec::with_capacity(count);
+    let mut plane = None;
+    for frame in 0..count {
+        let found = groups.frame(path, object, frame)?;
+        let segment =
+            groups.number(object, frame, tags::SEGMENT_IDENTIFICATION_SEQUENCE, tags::REFERENCED_SEGMENT_NUMBER);
+        let (Some((position, row, column)), Some(segment)) = (placed(&found), segment) else {
+            return Err(wrong("its frames have no positions or no segment numbers"));
+        };
+        let (first_row, first_column, ..) = *plane.get_or_insert((row, column, found.spacing, found.thickness));
+        if length(subtract(row, first_row)) > 1e-3 || length(subtract(column, first_column)) > 1e-3 {
+            return Err(wrong("its frames have different orientations"));
+        }
+        frames
+            .push(Frame { segment: u16::try_from(segment).map_err(|_| wrong("a segment number is wrong"))?, position });
+    }
+    let Some((row, column, Some([x, y]), thickness)) = plane else { return Err(wrong("it has no frames")) };
+    let normal = cross(row, column);
+    let normal = scale(normal, 1.0 / length(normal));
+    let heights: Vec<f64> = frames.iter().map(|frame| dot(frame.position, normal)).collect();
+    let (low, high) = heights.iter().fold((f64::MAX, f64::MIN), |(low, high), at| (low.min(*at), high.max(*at)));
+    let gap = gap(&heights, thickness.filter(|thickness| *thickness > 0.0));
+    let slice_of = |at: f64| ((at - low) / gap).round();
+    if heights.iter().any(|at| ((at - low) / gap - slice_of(*at)).abs() > 0.1) {
+        return Err(wrong("its frames are unevenly spaced"));
+    }
+    let last = slice_of(high);
+    if last > f64::from(u16::MAX) {
+        return Err(wrong("its frames are too far apart"));
+    }
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "from 0 to 65535")]
+    let frames: Vec<(Frame, usize)> =
+        frames.into_iter().zip(&heights).map(|(frame, at)| (frame, slice_of(*at) as usize)).collect();
+    let by_slice = |frame: &&(Frame, usize)| frame.1;
+    let (Some(bottom), Some(top)) = (frames.iter().min_by_key(by_slice), frames.iter().max_by_key(by_slice)) else {
+        return Err(wrong("it has no frames"));
+    };
+    // along the stack, which is oblique to the slices for a tilted gantry
+    let step = match top.1 {
+        0 => scale(normal, gap),
+        slices => scale(subtract(top.0.position, bottom.0.position), 1.0 / slices as f64),
+    };
+    let size = [width, height, top.1 + 1];
+    check_size(path, size)?;
+    let steps = [scale(row, x), scale(column, y), step].map(swap_lps_ras);
+    let affine = Affine::from_columns(steps, swap_lps_ras(bottom.0.position));
+    Ok((frames, Grid { size, affine }))
+}
+
+/// Distance of the slices: as the header says if all positions are multiples of it, else the smallest distance.
+fn gap(heights: &[f64], stated: Option<f64>) -> f64 {
+    let mut sorted = heights.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let distances = sorted.windows(2).map(|pair| pair[1] - pair[0]).filter(|distance| *distance > 1e-3);
+    let smallest = distances.fold(f64::MAX, f64::min);
+    let is_multiple = |gap: &f64| {
+        sorted.iter().all(|at| {
+            let slices = (at - sorted[0]) / gap;
+            (slices - slices.round()).abs() < 0.1
+        })
+    };
+    stated.filter(is_multiple).unwrap_or(if smallest < f64::MAX { smallest } else { 1.0 })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_distance_of_slices_is_found() {
+        let near = |found: f64, wanted: f64| assert!((found - wanted).abs() < 1e-9, "{found}");
+        // slices are missing: the stated distance holds
+        near(gap(&[0.0, 9.0, 3.0, 3.0], Some(3.0)), 3.0);
+        // a slice thickness that is no distance
+        near(gap(&[0.0, 9.0, 3.0], Some(5.0)), 3.0);
+        near(gap(&[4.0, 4.0], None), 1.0);
+    }
+}

@@ -1,0 +1,261 @@
+//! Slices of a series: which files belong together, their order, and their grid in the patient.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use super::super::grid::{Affine, Grid, cross, dot, length, scale, subtract, swap_lps_ras};
+use super::super::limits::check_size;
+use super::super::slices::stored_orientation;
+use super::header::{Frame, Header};
+use crate::error::{Error, Result};
+
+/// Largest difference of two direction cosines that count as equal.
+const COSINE: f64 = 1e-3;
+/// Largest deviation of the distance between slices, as a share of the usual distance.
+const UNEVEN: f64 = 0.1;
+/// Angle in degrees between the slices and their stack from which the gantry counts as tilted.
+const TILT: f64 = 0.5;
+
+/// A file with an image.
+pub(super) struct Entry {
+    /// Its number in the container.
+    pub index: usize,
+    /// For messages.
+    pub name: PathBuf,
+    pub header: Header,
+}
+
+/// A slice: the file and the frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Slice {
+    pub entry: usize,
+    pub frame: usize,
+}
+
+/// The slices in order, and their grid.
+pub(super) struct Layout {
+    pub slices: Vec<Slice>,
+    pub grid: Grid,
+    pub notes: Vec<String>,
+}
+
+/// The files of one series: the only one, or that with the number `selected`.
+pub(super) fn choose(path: &Path, entries: Vec<Entry>, selected: Option<u32>) -> Result<Vec<Entry>> {
+    let mut series: BTreeMap<String, Vec<Entry>> = BTreeMap::new();
+    for entry in entries {
+        series.entry(entry.header.series.clone()).or_default().push(entry);
+    }
+    let number = |entries: &[Entry]| entries[0].header.series_number;
+    let mut all: Vec<Vec<Entry>> = series.into_values().collect();
+    all.sort_by_key(|entries| number(entries));
+    let listed = all.iter().map(|entries| describe(entries)).collect::<Vec<_>>().join("; ");
+    if let Some(selected) = selected {
+        all.retain(|entries| number(entries) == Some(i64::from(selected)));
+        if all.is_empty() {
+            let reason = format!("it has no series with the number {selected}, but: {listed}");
+            return Err(Error::data(path, reason, "choose one of these numbers"));
+        }
+    }
+    if all.len() > 1 {
+        let reason = format!("it has {} series: {listed}", all.len());
+        let hint = format!(
+            "choose a series by its number, as in `{}#3`, or give a folder with the files of one series",
+            path.display()
+        );
+        return Err(Error::data(path, reason, hint));
+    }
+    Ok(all.pop().unwrap_or_default())
+}
+
+/// A series without identifiers.
+fn describe(entries: &[Entry]) -> String {
+    let header = &entries[0].header;
+    let mut text = header.series_number.map_or("no number".to_owned(), |number| format!("number {number}"));
+    let frames: usize = entries.iter().map(|entry| entry.header.frames.len()).sum();
+    let [width, height] = header.pixels.size;
+    let _ = write!(text, " ({}, {frames} slices of {width}x{height})", header.modality);
+    text
+}
+
+/// Arranges the slices of a series. `selected` is a frame (from 1) of a file whose frames are not slices of a volume.
+pub(super) fn arrange(path: &Path, entries: &[Entry], selected: Option<u32>) -> Result<Layout> {
+    check_equal(path, entries)?;
+    let all: Vec<Slice> = (0..entries.len())
+        .flat_map(|entry| (0..entries[entry].header.frames.len()).map(move |frame| Slice { entry, frame }))
+        .collect();
+    let frame_of = |slice: &Slice| &entries[slice.entry].header.frames[slice.frame];
+    let is_grey = entries[0].header.pixels.photometric.is_grey();
+    let is_placed = is_grey && all.iter().all(|slice| placed(frame_of(slice)).is_some());
+    if is_placed && selected.is_none() {
+        return stack(path, entries, all);
+    }
+    let slice = match (all.as_slice(), selected) {
+        ([slice], None) => *slice,
+        (_, Some(number)) if !is_placed && number >= 1 && all.len() >= number as usize => all[number as usize - 1],
+        _ => return Err(not_a_volume(path, entries, is_placed, all.len())),
+    };
+    let frame = frame_of(&slice);
+    let mut notes = Vec::new();
+    if frame.spacing.is_none() {
+        notes.push("the file does not say the size of its pixels; 1 mm is assumed".to_owned());
+    }
+    note_overlay(entries, &mut notes);
+    let grid = single_grid(entries[0].header.pixels.size, frame.spacing);
+    Ok(Layout { slices: vec![slice], grid, notes })
+}
+
+fn not_a_volume(path: &Path, entries: &[Entry], is_placed: bool, count: usize) -> Error {
+    if entries.len() > 1 {
+        let kind = if entries[0].header.pixels.photometric.is_grey() { "images" } else { "colour images" };
+        let reason = format!("its {count} {kind} are not slices of a volume: they have no positions in the patient");
+        return Error::data(path, reason, "give one of the files");
+    }
+    if is_placed {
+        return Error::data(path, "its frames are slices of one volume", "give the path without `#` and number");
+    }
+    let reason = format!("its {count} frames are not slices of a volume: they have no positions in the patient");
+    let hint = format!("choose a frame, from `{}#1` to `{}#{count}`", path.display(), path.display());
+    Error::data(path, reason, hint)
+}
+
+fn note_overlay(entries: &[Entry], notes: &mut Vec<String>) {
+    if entries.iter().any(|entry| entry.header.has_overlay) {
+        notes.push("graphic overlays of the files are ignored".to_owned());
+    }
+}
+
+/// Fails if images have another size or kind than the first one.
+fn check_equal(path: &Path, entries: &[Entry]) -> Result<()> {
+    let kind = |entry: &Entry| (entry.header.pixels.size, entry.header.pixels.photometric);
+    let mut kinds: Vec<(([usize; 2], _), usize)> = Vec::new();
+    for entry in entries {
+        match kinds.iter_mut().find(|found| found.0 == kind(entry)) {
+            Some(found) => found.1 += 1,
+            None => kinds.push((kind(entry), 1)),
+        }
+    }
+    if kinds.len() < 2 {
+        return Ok(());
+    }
+    let parts = kinds.iter().map(|(([width, height], kind), count)| format!("{count} of {width}x{height} ({kind:?})"));
+    let reason = format!("its images have different sizes or kinds: {}", parts.collect::<Vec<_>>().join(", "));
+    Err(Error::data(path, reason, "remove localizers and other images that do not belong to the volume"))
+}
+
+/// Position, row and column direction of a slice, if they are complete.
+pub(super) fn placed(frame: &Frame) -> Option<([f64; 3], [f64; 3], [f64; 3])> {
+    let [a, b, c, d, e, f] = frame.orientation?;
+    let (row, column) = ([a, b, c], [d, e, f]);
+    let is_unit = |vector| (length(vector) - 1.0).abs() < 0.01;
+    frame.spacing.filter(|spacing| spacing.iter().all(|value| *value > 0.0))?;
+    (is_unit(row) && is_unit(column) && dot(row, column).abs() < 0.01).then_some((frame.position?, row, column))
+}
+
+/// Sorts slices along their normal and computes the affine.
+fn stack(path: &Path, entries: &[Entry], slices: Vec<Slice>) -> Result<Layout> {
+    let frame_of = |slice: &Slice| &entries[slice.entry].header.frames[slice.frame];
+    let mut placed: Vec<(Slice, [f64; 3])> = Vec::with_capacity(slices.len());
+    let first = &entries[slices[0].entry].header.frames[slices[0].frame];
+    let Some((_, row, column)) = self::placed(first) else { return Err(mixed(path)) };
+    for slice in slices {
+        let (frame, name) = (frame_of(&slice), &entries[slice.entry].name);
+        let Some((position, other_row, other_column)) = self::placed(frame) else { return Err(mixed(path)) };
+        let is_parallel = length(subtract(row, other_row)) < COSINE && length(subtract(column, other_column)) < COSINE;
+        if !is_parallel {
+            return Err(mixed(name));
+        }
+        if frame
+            .spacing
+            .zip(first.spacing)
+            .is_some_and(|(a, b)| (0..2).any(|axis| (a[axis] / b[axis] - 1.0).abs() > 0.01))
+        {
+            let hint = "remove the images that do not belong to the volume";
+            return Err(Error::data(name, "its pixels have another size than those of the other slices", hint));
+        }
+        placed.push((slice, position));
+    }
+    let normal = cross(row, column);
+    let normal = scale(normal, 1.0 / length(normal));
+    placed.sort_by(|a, b| dot(a.1, normal).total_cmp(&dot(b.1, normal)));
+    let positions: Vec<[f64; 3]> = placed.iter().map(|(_, position)| *position).collect();
+    let mut notes = Vec::new();
+    let step = match positions.as_slice() {
+        [_] => scale(normal, first.thickness.filter(|thickness| *thickness > 0.0).unwrap_or(1.0)),
+        _ => step(path, &positions, normal, &mut notes)?,
+    };
+    note_overlay(entries, &mut notes);
+    let [x, y] = first.spacing.unwrap_or([1.0, 1.0]);
+    let steps = [scale(row, x), scale(column, y), step].map(swap_lps_ras);
+    let [width, height] = entries[0].header.pixels.size;
+    let size = [width, height, placed.len()];
+    check_size(path, size)?;
+    let affine = Affine::from_columns(steps, swap_lps_ras(positions[0]));
+    if affine.inverse().is_none() {
+        return Err(Error::data(path, "its slices have no volume", "export the series again from the archive"));
+    }
+    Ok(Layout { slices: placed.into_iter().map(|(slice, _)| slice).collect(), grid: Grid { size, affine }, notes })
+}
+
+fn mixed(path: &Path) -> Error {
+    let hint = "remove localizers and other images that do not belong to the volume";
+    Error::data(path, "it has another orientation than the first slice of the series", hint)
+}
+
+/// The step from slice to slice in mm (LPS).
+fn step(path: &Path, positions: &[[f64; 3]], normal: [f64; 3], notes: &mut Vec<String>) -> Result<[f64; 3]> {
+    let distances: Vec<f64> = positions.windows(2).map(|pair| dot(subtract(pair[1], pair[0]), normal)).collect();
+    let mut sorted = distances.clone();
+    sorted.sort_by(f64::total_cmp);
+    // the lower one of two
+    let usual = sorted[(sorted.len() - 1) / 2];
+    let num_equal = distances.iter().filter(|distance| **distance < 1e-3).count();
+    if num_equal > 0 {
+        let reason = format!("{num_equal} of its {} slices have the position of another slice", positions.len());
+        let hint = "it has several volumes (echoes, phases or times); convert it with dcm2niix and choose one volume";
+        return Err(Error::data(path, reason, hint));
+    }
+    if let Some(gap) = distances.iter().position(|distance| (distance - usual).abs() > UNEVEN * usual) {
+        let distance = distances[gap];
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count for a message")]
+        let missing: usize = distances.iter().map(|distance| (distance / usual).round().max(1.0) as usize - 1).sum();
+        let (before, after) = (gap + 1, gap + 2);
+        let reason = if missing > 0 {
+            format!(
+                "about {missing} slices are missing: slices {before} and {after} of {} are {distance:.2} mm apart, and \
+                 others {usual:.2} mm",
+                positions.len()
+            )
+        } else {
+            format!(
+                "its slices are unevenly spaced: {before} and {after} are {distance:.2} mm apart, others {usual:.2} mm"
+            )
+        };
+        return Err(Error::data(path, reason, "export the whole series again, or resample it to even slices"));
+    }
+    let last = positions.len() - 1;
+    let step = scale(subtract(positions[last], positions[0]), 1.0 / last as f64);
+    let sideways = positions.iter().enumerate().map(|(index, position)| {
+        let off = subtract(*position, [0, 1, 2].map(|axis| positions[0][axis] + step[axis] * index as f64));
+        length(subtract(off, scale(normal, dot(off, normal))))
+    });
+    let sideways = sideways.fold(0.0, f64::max);
+    if sideways > 1.0 {
+        let reason = format!("its slices are shifted against each other by up to {sideways:.1} mm");
+        return Err(Error::data(path, reason, "export the series again, or resample it to a regular grid"));
+    }
+    let tilt = (dot(step, normal) / length(step)).clamp(-1.0, 1.0).acos().to_degrees();
+    if tilt > TILT {
+        notes.push(format!(
+            "the slices are tilted by {tilt:.1} degrees against their stack (gantry tilt); they are kept as they are"
+        ));
+    }
+    Ok(step)
+}
+
+/// The grid of one image without a position.
+fn single_grid(size: [usize; 2], spacing: Option<[f64; 2]>) -> Grid {
+    let [x, y] = spacing.unwrap_or([1.0, 1.0]);
+    let affine: Affine = stored_orientation([x, y, 1.0]);
+    Grid { size: [size[0], size[1], 1], affine }
+}

@@ -1,0 +1,335 @@
+//! Checks the structure of a DICOM file before it is parsed: lengths that exceed the file, and deep nesting.
+//!
+//! The parser allocates the length that an element promises and calls itself for each nested sequence. A damaged or
+//! hostile file could make it use gigabytes of memory or overflow the stack. Source: DICOM PS3.5, chapter 7.
+
+use std::borrow::Cow;
+use std::io::Read;
+use std::ops::Range;
+
+use dicom_core::dictionary::{DataDictionary, DataDictionaryEntry, VirtualVr};
+use dicom_core::{Tag, VR};
+use dicom_object::StandardDataDictionary;
+use flate2::read::DeflateDecoder;
+
+/// Deepest nesting of sequences. Enhanced multi-frame files have 3 to 6 levels.
+const MAX_DEPTH: usize = 24;
+/// What the UID of Deflated Explicit VR Little Endian adds to that of Explicit VR Little Endian.
+const DEFLATED_PART: &str = ".99";
+/// Most bytes of a deflated data set.
+const MAX_INFLATED: u64 = 2 << 30;
+const UNDEFINED: u32 = u32::MAX;
+const ITEM: (u16, u16) = (0xfffe, 0xe000);
+const ITEM_END: (u16, u16) = (0xfffe, 0xe00d);
+const SEQUENCE_END: (u16, u16) = (0xfffe, 0xe0dd);
+/// Group of the pixel data, also of floating-point ones.
+const PIXELS: u16 = 0x7fe0;
+/// Value representations with a length of 16 bits.
+const SHORT: [&[u8; 2]; 21] = [
+    b"AE", b"AS", b"AT", b"CS", b"DA", b"DS", b"DT", b"FL", b"FD", b"IS", b"LO", b"LT", b"PN", b"SH", b"SL", b"SS",
+    b"ST", b"TM", b"UI", b"UL", b"US",
+];
+
+/// True for a DICOM file (PS3.10), by its magic number.
+pub(crate) fn is_dicom(bytes: &[u8]) -> bool {
+    bytes.get(128..132) == Some(b"DICM") || bytes.starts_with(b"DICM")
+}
+
+/// What is wrong with the structure of a DICOM file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Damage {
+    /// An element needs more bytes than there are.
+    Truncated,
+    /// The length of numbers is no multiple of their size, after which the parser would lose its place.
+    Length,
+    /// Sequences are nested too deeply.
+    TooDeep,
+    /// A sequence contains something else than items.
+    NoItem,
+    /// A deflated file cannot be inflated.
+    Deflate,
+}
+
+impl Damage {
+    /// For an error message.
+    pub(crate) fn reason(self) -> &'static str {
+        match self {
+            Self::Truncated => "it is truncated or damaged: an element is longer than the file",
+            Self::Length => "it is damaged: an element has a length that its numbers cannot have",
+            Self::TooDeep => "its sequences are nested too deeply for a DICOM image",
+            Self::NoItem => "it is damaged: a sequence has no items",
+            Self::Deflate => "it is damaged: its deflated data set cannot be read",
+        }
+    }
+}
+
+/// Checks a DICOM file up to the end of its pixel data, and returns the bytes before them and those with them. What follows
+/// is not checked and must not be parsed. A deflated data set is inflated, with its syntax changed accordingly.
+///
+/// # Errors
+/// What is wrong.
+pub(crate) fn check(bytes: &[u8]) -> Result<[Cow<'_, [u8]>; 2], Damage> {
+    let start = if bytes.starts_with(b"DICM") { 4 } else { 132 };
+    let meta = Walker { bytes, is_implicit: false, is_big: false };
+    let (dataset, syntax) = meta.file_meta(start)?;
+    let walker = |bytes, is_implicit, is_big| Walker { bytes, is_implicit, is_big };
+    let [start, end] = match &bytes[syntax.clone()] {
+        b"1.2.840.10008.1.2" => walker(bytes, true, false).pixels(dataset)?,
+        b"1.2.840.10008.1.2.2" => walker(bytes, false, true).pixels(dataset)?,
+        b"1.2.840.10008.1.2.1.99" => {
+            let mut inflated = Vec::new();
+            let source = bytes.get(dataset..).unwrap_or_default();
+            let read = DeflateDecoder::new(source).take(MAX_INFLATED + 1).read_to_end(&mut inflated);
+            if read.is_err() || inflated.len() as u64 > MAX_INFLATED {
+                return Err(Damage::Deflate);
+            }
+            let ends = walker(&inflated, false, false).pixels(0)?;
+            let mut meta = bytes[..dataset].to_vec();
+            // the UID without its last part, padded
+            meta[syntax.end - DEFLATED_PART.len()..syntax.end].fill(0);
+            return Ok(ends.map(|end| Cow::Owned([&meta, &inflated[..end]].concat())));
+        }
+        _ => walker(bytes, false, false).pixels(dataset)?,
+    };
+    Ok([Cow::Borrowed(&bytes[..start]), Cow::Borrowed(&bytes[..end])])
+}
+
+#[derive(Clone, Copy)]
+struct Walker<'a> {
+    bytes: &'a [u8],
+    is_implicit: bool,
+    is_big: bool,
+}
+
+/// Tag, value representation (`None` if implicit), length and start of the value of an element.
+struct Element {
+    tag: (u16, u16),
+    vr: Option<[u8; 2]>,
+    length: u32,
+    value: usize,
+}
+
+impl Element {
+    /// End of the value, if its length is known.
+    fn end(&self, limit: usize) -> Result<usize, Damage> {
+        let end = self.value.checked_add(self.length as usize).ok_or(Damage::Truncated)?;
+        if self.length == UNDEFINED || end > limit { Err(Damage::Truncated) } else { Ok(end) }
+    }
+}
+
+impl Walker<'_> {
+    fn u16(&self, at: usize) -> Result<u16, Damage> {
+        let bytes = self.bytes.get(at..at + 2).and_then(|bytes| bytes.try_into().ok()).ok_or(Damage::Truncated)?;
+        Ok(if self.is_big { u16::from_be_bytes(bytes) } else { u16::from_le_bytes(bytes) })
+    }
+
+    fn u32(&self, at: usize) -> Result<u32, Damage> {
+        let bytes = self.bytes.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).ok_or(Damage::Truncated)?;
+        Ok(if self.is_big { u32::from_be_bytes(bytes) } else { u32::from_le_bytes(bytes) })
+    }
+
+    /// Start of the data set, and the place of the transfer syntax.
+    fn file_meta(&self, start: usize) -> Result<(usize, Range<usize>), Damage> {
+        let (mut at, mut syntax) = (start, 0..0);
+        while at + 8 <= self.bytes.len() && self.u16(at)? == 2 {
+            let element = self.element(at)?;
+            let end = element.end(self.bytes.len())?;
+            if element.tag == (2, 0x10) {
+                let value = self.bytes.get(element.value..end).unwrap_or_default();
+                let length = value.iter().take_while(|byte| byte.is_ascii_digit() || **byte == b'.').count();
+                syntax = element.value..element.value + length;
+            }
+            at = end;
+        }
+        Ok((at, syntax))
+    }
+
+    fn element(&self, at: usize) -> Result<Element, Damage> {
+        let tag = (self.u16(at)?, self.u16(at + 2)?);
+        if self.is_implicit || tag.0 == 0xfffe {
+            return Ok(Element { tag, vr: None, length: self.u32(at + 4)?, value: at + 8 });
+        }
+        let vr: [u8; 2] =
+            self.bytes.get(at + 4..at + 6).and_then(|bytes| bytes.try_into().ok()).ok_or(Damage::Truncated)?;
+        if SHORT.contains(&&vr) {
+            return Ok(Element { tag, vr: Some(vr), length: u32::from(self.u16(at + 6)?), value: at + 8 });
+        }
+        Ok(Element { tag, vr: Some(vr), length: self.u32(at + 8)?, value: at + 12 })
+    }
+
+    /// Start and end of the pixel data of a data set; its end if there are none.
+    fn pixels(&self, mut at: usize) -> Result<[usize; 2], Damage> {
+        let limit = self.bytes.len();
+        // less than the header of an element is padding
+        while at + 8 <= limit {
+            let element = self.element(at)?;
+            let end = self.value(&element, 0, limit)?;
+            // the group may begin with its length and offsets of frames
+            if element.tag.0 == PIXELS && matches!(element.tag.1, 0x08..=0x10) {
+                return Ok([at, end]);
+            }
+            at = end;
+        }
+        Ok([at.min(limit), at.min(limit)])
+    }
+
+    /// Walks over elements until `limit` or the end of an item; the position after them.
+    fn dataset(&self, mut at: usize, depth: usize, limit: usize) -> Result<usize, Damage> {
+        while at + 8 <= limit {
+            let element = self.element(at)?;
+            if element.tag == ITEM_END {
+                return Ok(element.value);
+            }
+            at = self.value(&element, depth, limit)?;
+        }
+        Ok(limit)
+    }
+
+    /// The position after the value of an element.
+    fn value(&self, element: &Element, depth: usize, limit: usize) -> Result<usize, Damage> {
+        let is_fragments = matches!(&element.vr, Some(vr) if vr == b"OB" || vr == b"OW") || element.tag.0 == PIXELS;
+        if element.length == UNDEFINED && is_fragments {
+            return self.fragments(element.value, limit);
+        }
+        let is_sequence = match &element.vr {
+            Some(vr) => vr == b"SQ" || (vr == b"UN" && element.length == UNDEFINED),
+            None => element.length == UNDEFINED || is_sequence_in_dictionary(element.tag),
+        };
+        if !is_sequence {
+            let size = element.vr.map_or_else(|| size_in_dictionary(element.tag), number_size);
+            return if element.length.is_multiple_of(size) { element.end(limit) } else { Err(Damage::Length) };
+        }
+        // the items of an unknown value representation have implicit ones
+        let is_implicit = self.is_implicit || element.vr.is_some_and(|vr| &vr == b"UN");
+        Self { is_implicit, ..*self }.sequence(element, depth + 1, limit)
+    }
+
+    fn sequence(&self, element: &Element, depth: usize, limit: usize) -> Result<usize, Damage> {
+        if depth > MAX_DEPTH {
+            return Err(Damage::TooDeep);
+        }
+        let has_length = element.length != UNDEFINED;
+        let end = if has_length { element.end(limit)? } else { limit };
+        let mut at = element.value;
+        while at + 8 <= end {
+            let item = self.element(at)?;
+            match item.tag {
+                SEQUENCE_END => return Ok(if has_length { end } else { item.value }),
+                ITEM if item.length == UNDEFINED => at = self.dataset(item.value, depth, end)?,
+                ITEM => {
+                    let last = item.end(end)?;
+                    self.dataset(item.value, depth, last)?;
+                    at = last;
+                }
+                _ => return Err(Damage::NoItem),
+            }
+        }
+        if has_length { Ok(end) } else { Err(Damage::Truncated) }
+    }
+
+    /// Fragments of encapsulated pixel data.
+    fn fragments(&self, mut at: usize, limit: usize) -> Result<usize, Damage> {
+        while at + 8 <= limit {
+            let item = self.element(at)?;
+            match item.tag {
+                SEQUENCE_END => return Ok(item.value),
+                ITEM => at = item.end(limit)?,
+                _ => return Err(Damage::NoItem),
+            }
+        }
+        Err(Damage::Truncated)
+    }
+}
+
+/// Bytes of one number of a value representation; 1 for text and bytes.
+fn number_size(vr: [u8; 2]) -> u32 {
+    match &vr {
+        b"US" | b"SS" | b"OW" => 2,
+        b"UL" | b"SL" | b"FL" | b"AT" | b"OF" | b"OL" => 4,
+        b"FD" | b"OD" | b"OV" | b"SV" | b"UV" => 8,
+        _ => 1,
+    }
+}
+
+fn size_in_dictionary(tag: (u16, u16)) -> u32 {
+    match StandardDataDictionary.by_tag(Tag(tag.0, tag.1)).map(DataDictionaryEntry::vr) {
+        Some(VirtualVr::Exact(vr)) => number_size(vr.to_bytes()),
+        Some(VirtualVr::Xs | VirtualVr::Ox | VirtualVr::Px) => 2,
+        _ => 1,
+    }
+}
+
+fn is_sequence_in_dictionary(tag: (u16, u16)) -> bool {
+    let entry = StandardDataDictionary.by_tag(Tag(tag.0, tag.1));
+    entry.is_some_and(|entry| entry.vr() == VirtualVr::Exact(VR::SQ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file in a transfer syntax with these bytes as its data set.
+    fn file(syntax: &str, dataset: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![0; 128];
+        bytes.extend(b"DICM");
+        bytes.extend([2, 0, 0x10, 0]);
+        bytes.extend(b"UI");
+        bytes.extend(u16::try_from(syntax.len()).unwrap().to_le_bytes());
+        bytes.extend(syntax.as_bytes());
+        bytes.extend(dataset);
+        bytes
+    }
+
+    const EXPLICIT: &str = "1.2.840.10008.1.2.1\0";
+
+    #[test]
+    fn a_length_beyond_the_file_is_found() {
+        let element = [0x28, 0, 0x10, 0, b'U', b'S', 2, 0, 1, 0];
+        assert!(check(&file(EXPLICIT, &element)).is_ok());
+        assert_eq!(check(&file(EXPLICIT, &element[..9])), Err(Damage::Truncated));
+        let huge = [0xe0, 0x7f, 0x10, 0, b'O', b'W', 0, 0, 0xfe, 0xff, 0xff, 0xff, 1, 2];
+        assert_eq!(check(&file(EXPLICIT, &huge)), Err(Damage::Truncated));
+        let implicit = [0x28, 0, 0x10, 0, 0xfe, 0xff, 0xff, 0x7f];
+        assert_eq!(check(&file("1.2.840.10008.1.2\0", &implicit)), Err(Damage::Truncated));
+    }
+
+    #[test]
+    fn lengths_that_numbers_cannot_have_are_found() {
+        let element = [0x28, 0, 0x10, 0, b'U', b'S', 3, 0, 1, 0, 0];
+        assert_eq!(check(&file(EXPLICIT, &element)), Err(Damage::Length));
+        let implicit = [0x28, 0, 0x10, 0, 3, 0, 0, 0, 1, 0, 0];
+        assert_eq!(check(&file("1.2.840.10008.1.2\0", &implicit)), Err(Damage::Length));
+    }
+
+    #[test]
+    fn deep_nesting_is_found() {
+        let mut nested = Vec::new();
+        for _ in 0..100_000 {
+            nested.extend([0x08, 0, 0x40, 0x11, b'S', b'Q', 0, 0, 0xff, 0xff, 0xff, 0xff]);
+            nested.extend([0xfe, 0xff, 0x00, 0xe0, 0xff, 0xff, 0xff, 0xff]);
+        }
+        assert_eq!(check(&file(EXPLICIT, &nested)), Err(Damage::TooDeep));
+        assert_eq!(check(&file(EXPLICIT, &nested[..200])), Err(Damage::Truncated));
+        let mut implicit = Vec::new();
+        for _ in 0..1000 {
+            implicit.extend([0x08, 0, 0x40, 0x11, 0xff, 0xff, 0xff, 0xff]);
+            implicit.extend([0xfe, 0xff, 0x00, 0xe0, 0xff, 0xff, 0xff, 0xff]);
+        }
+        assert_eq!(check(&file("1.2.840.10008.1.2\0", &implicit)), Err(Damage::TooDeep));
+    }
+
+    #[test]
+    fn fragments_and_what_follows_the_pixel_data_are_accepted() {
+        let mut pixels = vec![0xe0, 0x7f, 0x10, 0, b'O', b'B', 0, 0, 0xff, 0xff, 0xff, 0xff];
+        pixels.extend([0xfe, 0xff, 0x00, 0xe0, 0, 0, 0, 0]);
+        pixels.extend([0xfe, 0xff, 0x00, 0xe0, 2, 0, 0, 0, 9, 9]);
+        let without_end = file(EXPLICIT, &pixels);
+        pixels.extend([0xfe, 0xff, 0xdd, 0xe0, 0, 0, 0, 0]);
+        pixels.extend([1; 20]);
+        // the parser gets nothing of what follows
+        let whole = file(EXPLICIT, &pixels);
+        let [header, with_pixels] = check(&whole).unwrap();
+        assert_eq!((whole.len() - header.len(), whole.len() - with_pixels.len()), (pixels.len(), 20));
+        assert_eq!(check(&without_end), Err(Damage::Truncated));
+    }
+}

@@ -1,0 +1,24 @@
+//! Limits of the sizes of volumes and files.
+
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+/// Most voxels of a volume.
+pub const MAX_VOXELS: usize = 1 << 30;
+/// Most bytes of a file with a volume or an image, and of all files of a series.
+pub(crate) const MAX_FILE: u64 = 8 << 30;
+
+/// Fails for an empty volume and one with more than [`MAX_VOXELS`].
+pub(crate) fn check_size(path: &Path, size: [usize; 3]) -> Result<usize> {
+    let [x, y, z] = size;
+    let count = size.iter().try_fold(1_usize, |all, side| all.checked_mul(*side)).unwrap_or(usize::MAX);
+    if count == 0 {
+        return Err(Error::data(path, format!("the volume of {x}x{y}x{z} voxels is empty"), "export it again"));
+    }
+    if count > MAX_VOXELS {
+        let reason = format!("{x}x{y}x{z} voxels are more than {MAX_VOXELS}, the most that can be used");
+        return Err(Error::data(path, reason, "crop the volume or resample it to larger voxels"));
+    }
+    Ok(count)
+}

@@ -1,0 +1,448 @@
+//! Reading of NIfTI-1 files. Source: <https://nifti.nimh.nih.gov/nifti-1>; affines as in nibabel.
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{self, BufReader, Read};
+use std::path::Path;
+
+use flate2::bufread::MultiGzDecoder;
+use nifti::{Endianness, NiftiHeader};
+
+use super::grid::{Affine, Grid, furthest, length, scale};
+use super::limits::{MAX_FILE, MAX_VOXELS, check_size};
+use super::modality::Modality;
+use super::path::{first_bytes, is_nifti_name};
+use super::source::Source;
+use super::voxels::{Volume, Voxels};
+use crate::error::{Error, Result};
+use crate::files;
+
+const HEADER: usize = 348;
+/// Voxels are read in pieces, so that a wrong size in the header takes no memory.
+const PIECE: usize = 1 << 20;
+const TRUNCATED: &str = "copy or download the file again";
+
+/// True for a NIfTI file, by its first four bytes, or the name of a compressed file.
+pub(crate) fn is_nifti(path: &Path, start: &[u8]) -> bool {
+    let header = |size: i32| start.starts_with(&size.to_le_bytes()) || start.starts_with(&size.to_be_bytes());
+    header(348) || header(540) || start.starts_with(&[0x1f, 0x8b]) || is_nifti_name(path)
+}
+
+/// Reads a volume; `selected` is the number of a volume of a 4-D file.
+pub(crate) fn open(path: &Path, selected: Option<u32>) -> Result<Volume> {
+    let mut file = NiftiFile::open(path)?;
+    file.skip_to(path, selected)?;
+    let count = check_size(path, file.size)?;
+    let (slope, intercept) = file.scaling(path)?;
+    let kind = file.kind;
+    let mut voxels = if kind.fits_i16() && is_identity(slope, intercept) {
+        Voxels::I16(file.read_values(path, count, |bytes, order| kind.i16_of(bytes, order))?)
+    } else {
+        #[expect(clippy::cast_possible_truncation, reason = "values are kept as f32")]
+        let value = |bytes: &[u8], order| (kind.f64_of(bytes, order) * slope + intercept) as f32;
+        Voxels::F32(file.read_values(path, count, value)?)
+    };
+    file.finish(path)?;
+    if let Voxels::F32(values) = &mut voxels {
+        check_finite(path, values)?;
+    }
+    let (affine, code, notes) = file.affine(path)?;
+    Ok(Volume {
+        voxels,
+        grid: Grid { size: file.size, affine },
+        modality: Modality::Unknown,
+        windows: Vec::new(),
+        inverted: false,
+        is_8_bit: false,
+        frame_of_reference: None,
+        notes,
+        source: Source::Nifti { code },
+    })
+}
+
+/// The voxels of a label map, its grid and notes.
+pub(crate) fn open_labels(path: &Path, selected: Option<u32>) -> Result<(Vec<u16>, Grid, Vec<String>)> {
+    let mut file = NiftiFile::open(path)?;
+    file.skip_to(path, selected)?;
+    let count = check_size(path, file.size)?;
+    let (slope, intercept) = file.scaling(path)?;
+    let kind = file.kind;
+    let (fraction, outside) = (Cell::new(false), Cell::new(false));
+    let label = |bytes: &[u8], order| {
+        let value = kind.f64_of(bytes, order) * slope + intercept;
+        if value.fract() != 0.0 {
+            // also NaN and infinity
+            fraction.set(true);
+        } else if !(0.0..=f64::from(u16::MAX)).contains(&value) {
+            outside.set(true);
+        }
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "others are an error below")]
+        let label = value as u16;
+        label
+    };
+    let values = file.read_values(path, count, label)?;
+    file.finish(path)?;
+    if fraction.get() {
+        let reason = "it is not a label map: it has values that are not whole numbers";
+        return Err(Error::data(path, reason, "threshold probabilities first, and save labels as integers"));
+    }
+    if outside.get() {
+        let reason = "it is not a label map: it has labels below 0 or above 65535";
+        return Err(Error::data(path, reason, "renumber its labels; 0 is the background"));
+    }
+    let (affine, _, notes) = file.affine(path)?;
+    Ok((values, Grid { size: file.size, affine }, notes))
+}
+
+fn is_identity(slope: f64, intercept: f64) -> bool {
+    slope == 1.0 && intercept == 0.0
+}
+
+fn check_finite(path: &Path, values: &[f32]) -> Result<()> {
+    let bad = values.iter().filter(|value| !value.is_finite()).count();
+    if bad == 0 {
+        return Ok(());
+    }
+    let reason = format!("{bad} of {} voxels are NaN or infinite", values.len());
+    let hint =
+        "replace them, for example `numpy.nan_to_num(data, nan=data_minimum)` in Python, and save the file again";
+    Err(Error::data(path, reason, hint))
+}
+
+/// Data types of voxels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    U8,
+    I8,
+    U16,
+    I16,
+    U32,
+    I32,
+    U64,
+    I64,
+    F32,
+    F64,
+}
+
+/// The bytes of one voxel in the order of the file.
+fn bytes_of<const N: usize>(bytes: &[u8], order: Endianness) -> [u8; N] {
+    let mut array = [0; N];
+    let count = bytes.len().min(N);
+    array[..count].copy_from_slice(&bytes[..count]);
+    if order == Endianness::Big {
+        array.reverse();
+    }
+    array
+}
+
+impl Kind {
+    fn from_code(path: &Path, code: i16) -> Result<Self> {
+        let other = match code {
+            2 => return Ok(Self::U8),
+            4 => return Ok(Self::I16),
+            8 => return Ok(Self::I32),
+            16 => return Ok(Self::F32),
+            64 => return Ok(Self::F64),
+            256 => return Ok(Self::I8),
+            512 => return Ok(Self::U16),
+            768 => return Ok(Self::U32),
+            1024 => return Ok(Self::I64),
+            1280 => return Ok(Self::U64),
+            128 | 2304 => "colours (RGB)".to_owned(),
+            32 | 1792 | 2048 => "complex numbers".to_owned(),
+            other => format!("data type {other}"),
+        };
+        let reason =
+            format!("its voxels are {other}; integers and floating-point numbers of up to 64 bits can be read");
+        Err(Error::data(path, reason, "convert it, for example with nibabel: `image.set_data_dtype(numpy.float32)`"))
+    }
+
+    fn size(self) -> usize {
+        match self {
+            Self::U8 | Self::I8 => 1,
+            Self::U16 | Self::I16 => 2,
+            Self::U32 | Self::I32 | Self::F32 => 4,
+            Self::U64 | Self::I64 | Self::F64 => 8,
+        }
+    }
+
+    fn fits_i16(self) -> bool {
+        matches!(self, Self::U8 | Self::I8 | Self::I16)
+    }
+
+    fn i16_of(self, bytes: &[u8], order: Endianness) -> i16 {
+        match self {
+            Self::U8 => i16::from(bytes[0]),
+            Self::I8 => i16::from(bytes[0].cast_signed()),
+            _ => i16::from_le_bytes(bytes_of(bytes, order)),
+        }
+    }
+
+    fn f64_of(self, bytes: &[u8], order: Endianness) -> f64 {
+        match self {
+            Self::U8 | Self::I8 | Self::I16 => f64::from(self.i16_of(bytes, order)),
+            Self::U16 => f64::from(u16::from_le_bytes(bytes_of(bytes, order))),
+            Self::U32 => f64::from(u32::from_le_bytes(bytes_of(bytes, order))),
+            Self::I32 => f64::from(i32::from_le_bytes(bytes_of(bytes, order))),
+            Self::U64 => u64::from_le_bytes(bytes_of(bytes, order)) as f64,
+            Self::I64 => i64::from_le_bytes(bytes_of(bytes, order)) as f64,
+            Self::F32 => f64::from(f32::from_le_bytes(bytes_of(bytes, order))),
+            Self::F64 => f64::from_le_bytes(bytes_of(bytes, order)),
+        }
+    }
+}
+
+/// Plain or compressed bytes of a file.
+enum Bytes {
+    Plain(BufReader<File>),
+    Gzip(Box<MultiGzDecoder<BufReader<File>>>),
+}
+
+impl Read for Bytes {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(reader) => reader.read(buffer),
+            Self::Gzip(reader) => reader.read(buffer),
+        }
+    }
+}
+
+/// An open file after its header.
+struct NiftiFile {
+    header: NiftiHeader,
+    kind: Kind,
+    bytes: Bytes,
+    size: [usize; 3],
+    /// Number of 3-D volumes.
+    num_volumes: usize,
+}
+
+impl NiftiFile {
+    fn open(path: &Path) -> Result<Self> {
+        let mut start = [0; 4];
+        let gzip = first_bytes(path, &mut start)? >= 2 && start[..2] == [0x1f, 0x8b];
+        let file = files::open(path).map_err(Error::io(path, "read"))?;
+        if file.metadata().map_err(Error::io(path, "read"))?.len() > MAX_FILE {
+            let reason = format!("it is larger than {} GiB", MAX_FILE >> 30);
+            return Err(Error::data(path, reason, "crop the volume or split it"));
+        }
+        let file = BufReader::new(file);
+        let mut bytes = if gzip { Bytes::Gzip(Box::new(MultiGzDecoder::new(file))) } else { Bytes::Plain(file) };
+        let header = read_header(path, &mut bytes)?;
+        let kind = Kind::from_code(path, header.datatype)?;
+        let (size, num_volumes) = dimensions(path, &header)?;
+        Ok(Self { header, kind, bytes, size, num_volumes })
+    }
+
+    /// Skips header extensions and the volumes before the selected one.
+    fn skip_to(&mut self, path: &Path, selected: Option<u32>) -> Result<()> {
+        let last = self.num_volumes - 1;
+        let index = match selected.map(|number| number as usize) {
+            None if last == 0 => 0,
+            Some(number) if number <= last => number,
+            None => {
+                let [x, y, z] = self.size;
+                let count = self.num_volumes;
+                let reason = format!("it is a series of {count} volumes of {x}x{y}x{z} voxels (4-D)");
+                let hint = format!("choose one, from `{}#0` to `{}#{last}`", path.display(), path.display());
+                return Err(Error::data(path, reason, hint));
+            }
+            Some(number) => {
+                let reason = format!("it has no volume {number}; its {} volumes count from 0", self.num_volumes);
+                return Err(Error::data(path, reason, format!("choose a number from 0 to {last}")));
+            }
+        };
+        let offset = self.header.vox_offset;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
+        let start = if (352.0..1e9).contains(&offset) { offset as u64 } else { 352 };
+        let volume = check_size(path, self.size)? * self.kind.size();
+        let skipped = start - HEADER as u64 + (index as u64).saturating_mul(volume as u64);
+        let done = io::copy(&mut (&mut self.bytes).take(skipped), &mut io::sink());
+        if done.map_err(|error| unreadable(path, &error))? < skipped {
+            return Err(self.truncated(path));
+        }
+        Ok(())
+    }
+
+    /// Slope and intercept. A slope of 0 or NaN means that values are not scaled, as in nibabel.
+    fn scaling(&self, path: &Path) -> Result<(f64, f64)> {
+        let (slope, intercept) = (f64::from(self.header.scl_slope), f64::from(self.header.scl_inter));
+        if slope == 0.0 || !slope.is_finite() {
+            return Ok((1.0, 0.0));
+        }
+        if !intercept.is_finite() {
+            let reason = "the header has a slope, and an intercept (`scl_inter`) that is NaN or infinite";
+            return Err(Error::data(path, reason, "correct the header, or save the file again with nibabel"));
+        }
+        Ok((slope, intercept))
+    }
+
+    fn read_values<T>(&mut self, path: &Path, count: usize, value: impl Fn(&[u8], Endianness) -> T) -> Result<Vec<T>> {
+        let (size, order) = (self.kind.size(), self.header.endianness);
+        let mut values = Vec::new();
+        let mut buffer = vec![0; PIECE.min(count * size)];
+        while values.len() < count {
+            let bytes = buffer.len().min((count - values.len()) * size);
+            match self.bytes.read_exact(&mut buffer[..bytes]) {
+                Ok(()) => values.extend(buffer[..bytes].chunks_exact(size).map(|voxel| value(voxel, order))),
+                Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Err(self.truncated(path)),
+                Err(error) => return Err(unreadable(path, &error)),
+            }
+        }
+        Ok(values)
+    }
+
+    fn truncated(&self, path: &Path) -> Error {
+        let [x, y, z] = self.size;
+        let reason = format!("it is truncated: the header promises {x}x{y}x{z} voxels, and the file has fewer");
+        Error::data(path, reason, TRUNCATED)
+    }
+
+    /// Reads the rest of a compressed file, so that its checksum is compared.
+    fn finish(&mut self, path: &Path) -> Result<()> {
+        if let Bytes::Gzip(_) = self.bytes {
+            let rest = (MAX_VOXELS as u64).saturating_mul(8);
+            io::copy(&mut (&mut self.bytes).take(rest), &mut io::sink()).map_err(|error| unreadable(path, &error))?;
+        }
+        Ok(())
+    }
+
+    /// The affine, its code, and what was assumed.
+    fn affine(&self, path: &Path) -> Result<(Affine, i16, Vec<String>)> {
+        let header = &self.header;
+        let sform = (header.sform_code > 0).then(|| sform(header));
+        let qform = (header.qform_code > 0).then(|| qform(header)).flatten();
+        let mut notes = Vec::new();
+        let (mut affine, code) = match (sform, qform) {
+            (Some(sform), qform) => {
+                if let Some(difference) = qform.map(|qform| furthest(&sform, &qform, self.size))
+                    && difference > 0.1 * length(sform.spacing()).max(1e-6)
+                {
+                    notes.push(format!(
+                        "sform and qform place voxels up to {difference:.1} mm apart; the sform is used, as in nibabel"
+                    ));
+                }
+                (sform, header.sform_code)
+            }
+            (None, Some(qform)) => (qform, header.qform_code),
+            (None, None) => {
+                notes.push(
+                    "the header has neither sform nor qform: the voxel axes are assumed to be left, anterior and \
+                     superior (LAS), as in nibabel; left and right may be swapped"
+                        .to_owned(),
+                );
+                (base_affine(header, self.size), 0)
+            }
+        };
+        self.use_units(&mut affine, &mut notes);
+        if affine.inverse().is_none() {
+            let reason = "the affine of the header is singular or not finite";
+            let hint = "correct it, for example with nibabel: `image.set_sform(affine)`";
+            return Err(Error::data(path, reason, hint));
+        }
+        Ok((affine, code, notes))
+    }
+
+    /// Metres and micrometres become millimetres.
+    fn use_units(&self, affine: &mut Affine, notes: &mut Vec<String>) {
+        let (unit, factor) = match self.header.xyzt_units & 7 {
+            1 => ("metres", 1000.0),
+            3 => ("micrometres", 0.001),
+            _ => return,
+        };
+        affine.0.iter_mut().flatten().for_each(|value| *value *= factor);
+        notes.push(format!("lengths of the header are in {unit}; they were converted to millimetres"));
+    }
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Error {
+    if error.kind() == io::ErrorKind::UnexpectedEof {
+        return Error::data(path, "the compressed file is truncated", TRUNCATED);
+    }
+    Error::data(path, format!("it cannot be read: {error}"), TRUNCATED)
+}
+
+fn read_header(path: &Path, bytes: &mut Bytes) -> Result<NiftiHeader> {
+    let mut buffer = [0; HEADER];
+    bytes.read_exact(&mut buffer).map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => Error::data(path, "it is truncated: the header is incomplete", TRUNCATED),
+        _ => unreadable(path, &error),
+    })?;
+    let size = [
+        i32::from_le_bytes(bytes_of(&buffer, Endianness::Little)),
+        i32::from_be_bytes(bytes_of(&buffer, Endianness::Little)),
+    ];
+    if size.contains(&540) {
+        let hint =
+            "save it as NIfTI-1, for example with nibabel: `nibabel.save(nibabel.Nifti1Image.from_image(image), path)`";
+        return Err(Error::data(path, "it is a NIfTI-2 file; NIfTI-1 can be read", hint));
+    }
+    if !size.contains(&348) {
+        let hint = "use a NIfTI file (`.nii`, `.nii.gz`), or DICOM files";
+        return Err(Error::data(path, "it is not a NIfTI file", hint));
+    }
+    if &buffer[344..] == b"ni1\0" {
+        let hint = "convert the `.hdr` and `.img` files to one `.nii.gz` file, for example with nibabel";
+        return Err(Error::data(path, "it is the header of a pair of files", hint));
+    }
+    let read = NiftiHeader::from_reader(buffer.as_slice());
+    read.map_err(|_| Error::data(path, "it has no valid NIfTI header", "export the file again as NIfTI-1"))
+}
+
+/// Size of a volume and number of volumes.
+fn dimensions(path: &Path, header: &NiftiHeader) -> Result<([usize; 3], usize)> {
+    let wrong = || {
+        let reason = format!("its header has invalid dimensions: {:?}", header.dim);
+        Error::data(path, reason, "export the file again as NIfTI-1")
+    };
+    // negative in the file
+    let sides = header.dim().map_err(|_| wrong())?;
+    if sides.iter().any(|side| *side > i16::MAX.unsigned_abs()) {
+        return Err(wrong());
+    }
+    let side = |axis: usize| sides.get(axis).map_or(1, |side| usize::from(*side).max(1));
+    let num_volumes = (3..7).try_fold(1_usize, |all, axis| all.checked_mul(side(axis))).ok_or_else(wrong)?;
+    Ok(([side(0), side(1), side(2)], num_volumes))
+}
+
+fn sform(header: &NiftiHeader) -> Affine {
+    Affine([header.srow_x, header.srow_y, header.srow_z].map(|row| row.map(f64::from)))
+}
+
+fn zooms(header: &NiftiHeader) -> [f64; 3] {
+    [1, 2, 3].map(|axis| match f64::from(header.pixdim[axis]).abs() {
+        0.0 => 1.0,
+        zoom => zoom,
+    })
+}
+
+/// The affine of the quaternion; `None` if it is no rotation.
+fn qform(header: &NiftiHeader) -> Option<Affine> {
+    let [b, c, d] = [header.quatern_b, header.quatern_c, header.quatern_d].map(f64::from);
+    let rest = 1.0 - (b * b + c * c + d * d);
+    // rounding of f32
+    if !rest.is_finite() || rest < -1e-5 {
+        return None;
+    }
+    let a = rest.max(0.0).sqrt();
+    let rotation = [
+        [a * a + b * b - c * c - d * d, 2.0 * (b * c - a * d), 2.0 * (b * d + a * c)],
+        [2.0 * (b * c + a * d), a * a + c * c - b * b - d * d, 2.0 * (c * d - a * b)],
+        [2.0 * (b * d - a * c), 2.0 * (c * d + a * b), a * a + d * d - b * b - c * c],
+    ];
+    let mut zooms = zooms(header);
+    if header.pixdim[0] < 0.0 {
+        zooms[2] = -zooms[2];
+    }
+    let step = |axis: usize| scale([rotation[0][axis], rotation[1][axis], rotation[2][axis]], zooms[axis]);
+    let origin = [header.quatern_x, header.quatern_y, header.quatern_z].map(f64::from);
+    Some(Affine::from_columns([step(0), step(1), step(2)], origin))
+}
+
+/// nibabel's affine of a file without one: LAS, with the origin in the centre.
+fn base_affine(header: &NiftiHeader, size: [usize; 3]) -> Affine {
+    let [x, y, z] = zooms(header);
+    let steps = [-x, y, z];
+    let centre = [0, 1, 2].map(|axis| -steps[axis] * (size[axis] as f64 - 1.0) / 2.0);
+    Affine::from_columns([[steps[0], 0.0, 0.0], [0.0, steps[1], 0.0], [0.0, 0.0, steps[2]]], centre)
+}

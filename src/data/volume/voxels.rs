@@ -1,0 +1,127 @@
+//! Volumes: voxel values with their grid and what is known about them.
+
+use super::grid::Grid;
+use super::modality::Modality;
+use super::source::{Source, Uid};
+
+/// A volume or a single image.
+#[derive(Debug, Clone)]
+pub struct Volume {
+    /// Values; the first axis of [`Grid::size`] is contiguous.
+    pub voxels: Voxels,
+    /// Size and position in the patient.
+    pub grid: Grid,
+    /// What made the image.
+    pub modality: Modality,
+    /// Windows of the DICOM header: width and level.
+    pub windows: Vec<[f32; 2]>,
+    /// True for MONOCHROME1: small values are bright. [`super::window::Levels::apply`] inverts them.
+    pub inverted: bool,
+    /// True for a DICOM image that stores 8 bits without a rescale.
+    pub is_8_bit: bool,
+    /// Identifies the coordinate system of a DICOM series.
+    pub frame_of_reference: Option<Uid>,
+    /// What was assumed or ignored, in sentences for the user.
+    pub notes: Vec<String>,
+    /// Where the volume comes from.
+    pub source: Source,
+}
+
+impl Volume {
+    /// True for a colour image, which has one slice and no window.
+    pub fn is_colour(&self) -> bool {
+        matches!(self.voxels, Voxels::Rgb(_))
+    }
+}
+
+/// Voxel values.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Voxels {
+    /// Integers, for example Hounsfield units.
+    I16(Vec<i16>),
+    /// Other numbers; never NaN or infinite.
+    F32(Vec<f32>),
+    /// Colour of 8 bits.
+    Rgb(Vec<[u8; 3]>),
+}
+
+impl Voxels {
+    /// Number of voxels.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::I16(values) => values.len(),
+            Self::F32(values) => values.len(),
+            Self::Rgb(values) => values.len(),
+        }
+    }
+
+    /// True without voxels.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The value of a voxel; `None` outside and for colour.
+    pub fn get(&self, index: usize) -> Option<f32> {
+        match self {
+            Self::I16(values) => values.get(index).map(|value| f32::from(*value)),
+            Self::F32(values) => values.get(index).copied(),
+            Self::Rgb(_) => None,
+        }
+    }
+}
+
+/// Voxels that are added one by one: i16 while all values are whole numbers that fit, else f32.
+pub(crate) enum VoxelBuilder {
+    I16(Vec<i16>),
+    F32(Vec<f32>),
+}
+
+impl VoxelBuilder {
+    /// Memory for `count` voxels is reserved in pieces as they are added, up to that number.
+    pub(crate) fn with_capacity(count: usize) -> Self {
+        // a header may promise more voxels than there are
+        Self::I16(Vec::with_capacity(count.min(1 << 24)))
+    }
+
+    pub(crate) fn push(&mut self, value: f64) {
+        #[expect(clippy::cast_possible_truncation, reason = "checked, and voxels are kept as f32")]
+        match self {
+            Self::I16(values) => {
+                if value.fract() == 0.0 && (f64::from(i16::MIN)..=f64::from(i16::MAX)).contains(&value) {
+                    values.push(value as i16);
+                } else {
+                    let mut values: Vec<f32> = values.iter().copied().map(f32::from).collect();
+                    values.push(value as f32);
+                    *self = Self::F32(values);
+                }
+            }
+            Self::F32(values) => values.push(value as f32),
+        }
+    }
+
+    pub(crate) fn finish(self) -> Voxels {
+        match self {
+            Self::I16(values) => Voxels::I16(values),
+            Self::F32(values) => Voxels::F32(values),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_i16_while_they_fit() {
+        let built = |values: &[f64]| {
+            let mut builder = VoxelBuilder::with_capacity(usize::MAX);
+            for value in values {
+                builder.push(*value);
+            }
+            builder.finish()
+        };
+        assert_eq!(built(&[-32768.0, 32767.0]), Voxels::I16(vec![-32768, 32767]));
+        assert_eq!(built(&[1.0, 0.5, 2.0]), Voxels::F32(vec![1.0, 0.5, 2.0]));
+        assert_eq!(built(&[40000.0]), Voxels::F32(vec![40000.0]));
+    }
+}

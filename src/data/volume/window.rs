@@ -1,0 +1,312 @@
+//! Intensity windows: how the values of a volume become 8-bit grey.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use super::modality::Modality;
+use super::voxels::{Volume, Voxels};
+use crate::error::{Error, Result};
+
+/// Named windows for CT in Hounsfield units: name, width, level, source.
+///
+/// Sources: `BiomedParse`, microsoft/BiomedParse, issue 104 (the values of its training data); `radiology`, the values in
+/// common use, as on radiopaedia.org, "Windowing (CT)", with the middle of a range. Radiologists often read the lung at
+/// `1500/-600`; write the numbers to get it.
+pub const NAMED: [(&str, f32, f32, &str); 10] = [
+    ("soft-tissue", 400.0, 40.0, "BiomedParse"),
+    ("lung", 1500.0, -160.0, "BiomedParse"),
+    ("brain", 80.0, 40.0, "BiomedParse"),
+    ("bone", 1800.0, 400.0, "BiomedParse"),
+    ("abdomen", 400.0, 50.0, "radiology"),
+    ("liver", 150.0, 30.0, "radiology"),
+    ("mediastinum", 350.0, 50.0, "radiology"),
+    ("stroke", 40.0, 40.0, "radiology"),
+    ("subdural", 215.0, 75.0, "radiology"),
+    ("angiography", 600.0, 300.0, "radiology"),
+];
+
+/// How values become grey. As text: `auto`, a name of [`NAMED`], `WIDTH/LEVEL`, `LOW..HIGH`, `file` or `pLOW-pHIGH`.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub enum Window {
+    /// By modality. CT: `soft-tissue`. Radiographs: the window of the file, if it has one. 8-bit images that are not CT,
+    /// MR, PET or nuclear medicine: all 256 values. Others: percentiles 0.5 to 99.5 of all voxels.
+    #[default]
+    Auto,
+    /// An entry of [`NAMED`], by its index.
+    Named(usize),
+    /// Width and level (centre), as radiologists write them.
+    Level {
+        /// From black to white.
+        width: f32,
+        /// The middle grey.
+        level: f32,
+    },
+    /// The values of black and white.
+    Range {
+        /// Black.
+        low: f32,
+        /// White.
+        high: f32,
+    },
+    /// The first window of the DICOM file.
+    File,
+    /// Percentiles of all voxels, 0..=100, with linear interpolation as in numpy.
+    Percentiles {
+        /// Black.
+        low: f32,
+        /// White.
+        high: f32,
+    },
+}
+
+/// Percentiles for volumes without a better rule.
+const PERCENTILES: Window = Window::Percentiles { low: 0.5, high: 99.5 };
+
+impl Window {
+    /// A named window.
+    pub fn named(name: &str) -> Option<Self> {
+        NAMED.iter().position(|entry| entry.0 == name).map(Self::Named)
+    }
+
+    /// The window that `Auto` means for a volume; other windows stay as they are.
+    #[must_use]
+    pub fn chosen_for(self, volume: &Volume) -> Self {
+        if self != Self::Auto {
+            return self;
+        }
+        match &volume.modality {
+            Modality::Ct => Self::named("soft-tissue").unwrap_or(PERCENTILES),
+            modality if modality.is_radiograph() && !volume.windows.is_empty() => Self::File,
+            modality if volume.is_8_bit && !modality.is_measured() => Self::Range { low: 0.0, high: 255.0 },
+            _ => PERCENTILES,
+        }
+    }
+
+    /// The values of black and white for a volume. Percentiles are computed from all its voxels.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for `file` if the file has no window.
+    pub fn levels(self, volume: &Volume) -> Result<Levels> {
+        let [low, high] = match self {
+            Self::Auto => return self.chosen_for(volume).levels(volume),
+            Self::Named(index) => around(NAMED[index].1, NAMED[index].2),
+            Self::Level { width, level } => around(width, level),
+            Self::Range { low, high } => [low, high],
+            Self::File => volume.windows.first().map(|[width, level]| around(*width, *level)).ok_or_else(|| {
+                let hint = "choose a window by name, for example `--window soft-tissue`, or percentiles: \
+                            `--window p0.5-p99.5`";
+                Error::config("window", "`file` asks for the window of the file, and the file has none", hint)
+            })?,
+            Self::Percentiles { low, high } => percentiles(&volume.voxels, [low, high]),
+        };
+        // a volume with one value
+        let high = if high > low { high } else { low + 1.0 };
+        Ok(Levels { low, high, inverted: volume.inverted })
+    }
+}
+
+fn around(width: f32, level: f32) -> [f32; 2] {
+    [level - width / 2.0, level + width / 2.0]
+}
+
+/// The values of black and white, and whether the grey is inverted.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Levels {
+    /// Value of black (255 if inverted).
+    pub low: f32,
+    /// Value of white (0 if inverted); larger than `low`.
+    pub high: f32,
+    /// True for MONOCHROME1: small values are bright.
+    pub inverted: bool,
+}
+
+impl Levels {
+    /// The grey of a value, rounded; values outside are clipped.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clipped to 0..=255")]
+    pub fn apply(&self, value: f32) -> u8 {
+        let grey = ((value - self.low) / (self.high - self.low) * 255.0).clamp(0.0, 255.0).round() as u8;
+        if self.inverted { 255 - grey } else { grey }
+    }
+}
+
+/// Percentiles with linear interpolation, as `numpy.percentile`.
+fn percentiles(voxels: &Voxels, wanted: [f32; 2]) -> [f32; 2] {
+    match voxels {
+        Voxels::I16(values) => percentiles_i16(values, wanted),
+        Voxels::F32(values) => percentiles_f32(values, wanted),
+        Voxels::Rgb(_) => [0.0, 255.0],
+    }
+}
+
+/// Ranks below and above a percentile among `count` sorted values, and the share of the upper one.
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 0 and count - 1")]
+fn ranks(percentile: f32, count: usize) -> (usize, usize, f64) {
+    let rank = f64::from(percentile) / 100.0 * count.saturating_sub(1) as f64;
+    let below = (rank as usize).min(count.saturating_sub(1));
+    (below, (below + 1).min(count.saturating_sub(1)), rank - below as f64)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a grey value")]
+fn interpolate(below: f64, above: f64, share: f64) -> f32 {
+    (below + (above - below) * share) as f32
+}
+
+fn percentiles_i16(values: &[i16], wanted: [f32; 2]) -> [f32; 2] {
+    let mut counts = vec![0_usize; 1 << 16];
+    for value in values {
+        counts[usize::from(value.abs_diff(i16::MIN))] += 1;
+    }
+    let at = |rank: usize| {
+        let mut seen = 0;
+        for (value, count) in (i32::from(i16::MIN)..).zip(&counts) {
+            seen += count;
+            if seen > rank {
+                return f64::from(value);
+            }
+        }
+        0.0
+    };
+    wanted.map(|percentile| {
+        let (below, above, share) = ranks(percentile, values.len());
+        interpolate(at(below), at(above), share)
+    })
+}
+
+fn percentiles_f32(values: &[f32], wanted: [f32; 2]) -> [f32; 2] {
+    if values.is_empty() {
+        return [0.0, 1.0];
+    }
+    let mut sorted = values.to_vec();
+    wanted.map(|percentile| {
+        let (below, above, share) = ranks(percentile, sorted.len());
+        let (_, middle, rest) = sorted.select_nth_unstable_by(below, f32::total_cmp);
+        let middle = f64::from(*middle);
+        let next = rest.iter().copied().min_by(f32::total_cmp).filter(|_| above > below).map_or(middle, f64::from);
+        interpolate(middle, next, share)
+    })
+}
+
+impl fmt::Display for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Named(index) => f.write_str(NAMED[*index].0),
+            Self::Level { width, level } => write!(f, "{width}/{level}"),
+            Self::Range { low, high } => write!(f, "{low}..{high}"),
+            Self::File => f.write_str("file"),
+            Self::Percentiles { low, high } => write!(f, "p{low}-p{high}"),
+        }
+    }
+}
+
+impl FromStr for Window {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let text = text.trim();
+        match text {
+            "auto" => return Ok(Self::Auto),
+            "file" => return Ok(Self::File),
+            _ => {}
+        }
+        if let Some(named) = Self::named(text) {
+            return Ok(named);
+        }
+        if let Some((low, high)) = text.strip_prefix('p').and_then(|rest| rest.split_once("-p")) {
+            let (low, high) = (number(low)?, number(high)?);
+            if !(0.0..=100.0).contains(&low) || !(0.0..=100.0).contains(&high) || low >= high {
+                return Err(format!("`{text}` has no two increasing percentiles from 0 to 100, as in `p0.5-p99.5`"));
+            }
+            return Ok(Self::Percentiles { low, high });
+        }
+        if let Some((low, high)) = text.split_once("..") {
+            let (low, high) = (number(low)?, number(high)?);
+            let reason = format!("`{text}`: the value of white must be larger than that of black");
+            return if low < high { Ok(Self::Range { low, high }) } else { Err(reason) };
+        }
+        if let Some((width, level)) = text.split_once('/') {
+            let (width, level) = (number(width)?, number(level)?);
+            let reason = format!("`{text}`: the width of a window must be larger than 0");
+            return if width > 0.0 { Ok(Self::Level { width, level }) } else { Err(reason) };
+        }
+        let names: Vec<&str> = NAMED.iter().map(|entry| entry.0).collect();
+        Err(format!(
+            "`{text}` is not a window; use `auto`, `file`, WIDTH/LEVEL as in `400/40`, LOW..HIGH as in `-160..240`, \
+             percentiles as in `p0.5-p99.5`, or one of {}",
+            crate::error::quoted(&names)
+        ))
+    }
+}
+
+fn number(text: &str) -> Result<f32, String> {
+    let value: Option<f32> = text.trim().parse().ok();
+    value.filter(|value| value.is_finite()).ok_or_else(|| format!("`{}` is not a number", text.trim()))
+}
+
+impl Serialize for Window {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Window {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_are_read_and_written() {
+        for text in ["auto", "file", "soft-tissue", "lung", "400/40", "1500/-160", "-160..240", "p0.5-p99.5", "p0-p100"]
+        {
+            let window: Window = text.parse().unwrap();
+            assert_eq!(window.to_string(), text);
+            let json = serde_json::to_string(&window).unwrap();
+            assert_eq!(json, format!("\"{text}\""));
+            assert_eq!(serde_json::from_str::<Window>(&json).unwrap(), window);
+        }
+        for (name, ..) in NAMED {
+            assert!(name.parse::<Window>().is_ok(), "{name}");
+        }
+        for (text, part) in [
+            ("0/40", "larger than 0"),
+            ("-5/40", "larger than 0"),
+            ("40..40", "white must be larger"),
+            ("p99-p1", "two increasing percentiles"),
+            ("p0-p101", "from 0 to 100"),
+            ("nan/40", "not a number"),
+            ("belly", "soft-tissue"),
+        ] {
+            let error = text.parse::<Window>().unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn values_are_rounded_and_clipped() {
+        let levels = Levels { low: -160.0, high: 240.0, inverted: false };
+        assert_eq!([-2000.0, -160.0, 40.0, 240.0, 3000.0].map(|value| levels.apply(value)), [0, 0, 128, 255, 255]);
+        let inverted = Levels { inverted: true, ..levels };
+        assert_eq!([-160.0, 240.0].map(|value| inverted.apply(value)), [255, 0]);
+    }
+
+    /// Numbers of numpy.percentile.
+    #[test]
+    fn percentiles_equal_those_of_numpy() {
+        let values: [i16; 10] = [3, 1, -4, 1, 5, 900, 2, 6, 5, -300];
+        let near = |found: [f32; 2], wanted: [f32; 2]| {
+            assert!(found.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-3), "{found:?}, not {wanted:?}");
+        };
+        near(percentiles_i16(&values, [0.5, 99.5]), [-286.68, 859.77]);
+        near(percentiles_i16(&values, [0.0, 30.0]), [-300.0, 1.0]);
+        let sevenths = values.map(|value| f32::from(value) / 7.0);
+        near(percentiles_f32(&sevenths, [0.5, 99.5]), [-40.954_285, 122.824_3]);
+        near(percentiles_f32(&sevenths, [30.0, 100.0]), [0.142_857, 128.571_43]);
+    }
+}

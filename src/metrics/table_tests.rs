@@ -1,0 +1,142 @@
+use super::*;
+
+#[test]
+fn an_answer_is_right_if_it_names_the_labels_location() {
+    assert_eq!(is_right("the polyp lies in the center left part of the image", "center left"), Some(true));
+    assert_eq!(is_right("the polyp lies in the center left part of the image", "center"), Some(false));
+    assert_eq!(is_right("no idea", "upper left"), Some(false));
+    assert_eq!(is_right("upper left", "liver"), None);
+}
+
+fn summary() -> EvalSummary {
+    let mut sums = EvalSums::default();
+    let truth = [true, true, false, false];
+    sums.group("skin").add_mask(&[1.0, 1.0, 0.0, 0.0], &truth, (2, 2)).unwrap();
+    sums.group("skin").add_mask(&[1.0, 0.0, 0.0, 0.0], &truth, (2, 2)).unwrap();
+    for _question in 0..2 {
+        sums.group("skin").add_image(Path::new("a.png"));
+    }
+    sums.group("lung_CT").add_mask(&[0.0, 0.0, 0.0, 1.0], &truth, (2, 2)).unwrap();
+    let reference = "The lesion lies in the upper left part of the image.";
+    sums.group("skin").add_answer(reference, reference, Some("upper left"));
+    sums.group("skin").add_answer("It lies at the bottom.", reference, Some("upper left"));
+    sums.summary(Protocol::default())
+}
+
+#[test]
+fn means_are_over_groups_and_over_samples() {
+    let summary = summary();
+    let dice = |row: &EvalRow| row.segmentation.unwrap().dice;
+    let names: Vec<&str> = summary.modalities.iter().map(|row| row.name.as_str()).collect();
+    assert_eq!(names, ["lung_CT", "skin"]);
+    assert!((dice(&summary.modalities[1]) - 5.0 / 6.0).abs() < 1e-12);
+    assert!((dice(&summary.macro_mean) - 5.0 / 12.0).abs() < 1e-12);
+    assert!((dice(&summary.all_images) - 5.0 / 9.0).abs() < 1e-12);
+    assert!((summary.pooled.dice - 6.0 / 10.0).abs() < 1e-12, "{:?}", summary.pooled);
+    assert_eq!((summary.modalities[1].questions, summary.modalities[1].images), (2, 1), "two questions, one image");
+    assert_eq!(summary.modalities[1].position_accuracy, Some(0.5));
+    assert_eq!(summary.modalities[0].text, None);
+    let reference = "The lesion lies in the upper left part of the image.";
+    let [a, b] = [reference, "It lies at the bottom."].map(|answer| TextScores::of(answer, reference));
+    let text = summary.modalities[1].text.unwrap();
+    for (mean, a, b) in [
+        (text.bleu, a.bleu, b.bleu),
+        (text.rouge1, a.rouge1, b.rouge1),
+        (text.meteor_exact_stem, a.meteor_exact_stem, b.meteor_exact_stem),
+    ] {
+        assert!((mean - f64::midpoint(a, b)).abs() < 1e-12, "{text:?}");
+    }
+    assert_eq!(summary.macro_mean.position_accuracy, Some(0.5), "a modality without answers does not count");
+}
+
+#[test]
+fn each_column_shows_the_score_of_its_header() {
+    let row = EvalRow {
+        name: "skin".into(),
+        questions: 101,
+        images: 102,
+        patients: 0,
+        estimates: Estimates::new(),
+        segmentation: Some(SegmentationMeans { dice: 0.01, iou: 0.02, soft_dice: 0.03 }),
+        thresholds: Some(ThresholdScores {
+            mean_dic: 0.04,
+            max_dic: 0.05,
+            mean_iou: 0.06,
+            max_iou: 0.07,
+            mean_sen: 0.08,
+            mean_spe: 0.09,
+            mean_em: 0.10,
+            max_em: 0.11,
+            sm: 0.12,
+            weighted_fm: Some(0.13),
+            mae: 0.14,
+        }),
+        position_accuracy: Some(0.15),
+        text: Some(TextScores { bleu: 0.16, rouge1: 0.17, meteor_exact_stem: 0.18 }),
+        corpus_bleu: Some(0.19),
+    };
+    let shown: Vec<(&str, String)> = HEADER.into_iter().zip(row.cells()).collect();
+    let expected = [
+        ("modality", "skin"),
+        ("questions", "101"),
+        ("images", "102"),
+        ("Dice", "0.0100"),
+        ("IoU", "0.0200"),
+        ("soft Dice", "0.0300"),
+        ("meanDic", "0.0400"),
+        ("meanIoU", "0.0600"),
+        ("maxDic", "0.0500"),
+        ("MAE", "0.1400"),
+        ("position", "0.1500"),
+        ("BLEU", "0.1600"),
+        ("corpus BLEU", "0.1900"),
+        ("ROUGE-1", "0.1700"),
+        ("METEOR*", "0.1800"),
+    ];
+    assert_eq!(shown, expected.map(|(name, cell)| (name, cell.to_owned())));
+}
+
+#[test]
+fn corpus_bleu_and_the_mean_of_bleu_are_different_columns() {
+    let mut sums = EvalSums::default();
+    let long = "The lesion is in the upper left part of the image.";
+    sums.group("a").add_answer(long, long, None);
+    sums.group("a").add_answer("upper left", "upper left", None);
+    sums.group("b").add_answer("no words of it", long, None);
+    let summary = sums.summary(Protocol::default());
+    let of = |row: &EvalRow| (row.text.unwrap().bleu, row.corpus_bleu.unwrap());
+    // an answer of two tokens has no 4-gram; in the corpus its shorter n-grams count
+    let (mean, corpus) = of(&summary.modalities[0]);
+    assert!((mean - 0.5).abs() < 1e-9 && (corpus - 1.0).abs() < 1e-9, "{mean} {corpus}");
+    assert_eq!(of(&summary.modalities[1]), (0.0, 0.0));
+    assert!((of(&summary.macro_mean).1 - 0.5).abs() < 1e-9, "the mean over modalities");
+    assert!((of(&summary.all_images).0 - 1.0 / 3.0).abs() < 1e-9);
+    let all = of(&summary.all_images).1;
+    // 15 of 18 tokens, 12 of 15 pairs, 10 of 12 triples and 9 of 10 quadruples match; the references have 26 tokens
+    let precisions: f64 = [15.0 / 18.0, 12.0 / 15.0, 10.0 / 12.0, 9.0 / 10.0_f64].iter().map(|p| p.ln()).sum();
+    let expected = (precisions / 4.0).exp() * (1.0 - 26.0 / 18.0_f64).exp();
+    assert!((all - expected).abs() < 1e-9, "{all} {expected}");
+}
+
+#[test]
+fn the_summary_can_be_written_and_read_as_json() {
+    let text = serde_json::to_string(&summary()).unwrap();
+    assert!(text.contains("\"meanDic\"") && text.contains("\"macro_mean\""));
+    assert_eq!(serde_json::from_str::<EvalSummary>(&text).unwrap().to_string(), summary().to_string());
+}
+
+#[test]
+fn columns_are_aligned() {
+    let table = summary().to_string();
+    let lines: Vec<&str> = table.lines().collect();
+    assert_eq!(lines.len(), 2 + 2 + 1 + 2 + 5, "{table}");
+    let end_of_dice = lines[0].find("Dice").unwrap() + 4;
+    for line in [lines[2], lines[3], lines[5], lines[6]] {
+        let cell = &line[..end_of_dice];
+        assert!(cell.ends_with(|c: char| c.is_ascii_digit()) && !cell.ends_with(' '), "{table}");
+    }
+    assert!(
+        EvalSums::default().summary(Protocol::default()).to_string().contains("macro mean"),
+        "an empty evaluation has a table"
+    );
+}

@@ -1,0 +1,74 @@
+//! HTML reports: one file with everything in it, for people without this program. They render results that others
+//! computed and know no model.
+//!
+//! A page needs no network and no JavaScript: scripts only sort and filter tables. Every text is escaped, and the page's
+//! content security policy allows no script but its own.
+
+pub mod comparison;
+pub mod evaluation;
+mod histogram;
+mod picture;
+mod svg;
+pub mod training;
+
+use crate::metrics::estimates;
+use crate::{Error, Result, files};
+use askama::Template;
+use sha2::{Digest, Sha256};
+use std::path::Path;
+
+/// Name of a report's file.
+pub const REPORT_FILE: &str = "report.html";
+
+const STYLE: &str = include_str!("templates/style.css");
+const SCRIPT: &str = include_str!("templates/script.js");
+
+/// What all pages have in common.
+#[derive(Debug)]
+struct Page {
+    title: String,
+    subtitle: String,
+    style: &'static str,
+    script: &'static str,
+    /// Hash of the script for the content security policy.
+    script_hash: String,
+    version: &'static str,
+}
+
+impl Page {
+    fn new(title: &str, subtitle: &str) -> Self {
+        Self {
+            title: title.to_owned(),
+            subtitle: subtitle.to_owned(),
+            style: STYLE,
+            script: SCRIPT,
+            script_hash: picture::base64(&Sha256::digest(SCRIPT.as_bytes())),
+            version: env!("CARGO_PKG_VERSION"),
+        }
+    }
+}
+
+/// Renders a page into `folder`.
+fn write(folder: &Path, page: &impl Template) -> Result<()> {
+    let path = folder.join(REPORT_FILE);
+    let text = page.render().map_err(|error| Error::Internal { reason: format!("cannot render a report: {error}") })?;
+    files::write(&path, text.as_bytes()).map_err(Error::io(&path, "write"))
+}
+
+/// A number for people: three decimals below 10, one above; `–` without a value.
+fn number(value: Option<f64>) -> String {
+    let shown = |value: f64| if value.abs() < 10.0 { format!("{value:.3}") } else { format!("{value:.1}") };
+    value.map_or_else(|| "–".to_owned(), shown)
+}
+
+/// The title of a score at the start of a line; `length` is `mm` or `px`.
+fn heading(key: &str, length: &str) -> String {
+    let title = estimates::title(key, length);
+    let mut letters = title.chars();
+    letters.next().map_or_else(String::new, |first| first.to_uppercase().collect::<String>() + letters.as_str())
+}
+
+/// The value by which a table sorts a cell; empty values come last.
+fn sort_key(value: Option<f64>) -> String {
+    value.map_or_else(String::new, |value| value.to_string())
+}

@@ -1,0 +1,97 @@
+//! Images inside a page: data URIs of bounded size.
+
+use crate::data::sheet::{PREDICTION_COLOR, TRUTH_COLOR};
+use image::codecs::jpeg::JpegEncoder;
+use image::codecs::png::{CompressionType, FilterType, PngEncoder};
+use image::{ExtendedColorType, GrayImage, ImageEncoder, ImageResult, RgbImage};
+
+/// JPEG quality, 1..=100.
+const QUALITY: u8 = 82;
+/// Opacity of the filled prediction.
+const FILL_ALPHA: u8 = 80;
+
+/// `data:image/jpeg;base64,..` of an image; empty if it cannot be encoded.
+pub(super) fn photo(image: &RgbImage) -> String {
+    let mut bytes = Vec::new();
+    uri("jpeg", JpegEncoder::new_with_quality(&mut bytes, QUALITY).encode_image(image), &bytes)
+}
+
+/// Which mask a layer shows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Layer {
+    /// Filled, with an outline inside of its border.
+    Prediction,
+    /// An outline outside of its border.
+    Truth,
+}
+
+/// `data:image/png;base64,..` of a transparent image of a mask, foreground from level 128 on.
+pub(super) fn layer(mask: &GrayImage, layer: Layer) -> String {
+    let (width, height) = mask.dimensions();
+    let thickness = i64::from(width.max(height) / 200 + 1);
+    let is_set = |x: i64, y: i64| match (u32::try_from(x), u32::try_from(y)) {
+        (Ok(x), Ok(y)) if x < width && y < height => mask.get_pixel(x, y)[0] >= 128,
+        _ => false,
+    };
+    let mut pixels = Vec::with_capacity(width as usize * height as usize * 4);
+    for y in 0..i64::from(height) {
+        for x in 0..i64::from(width) {
+            let own = is_set(x, y);
+            let is_border = (-thickness..=thickness).any(|d| is_set(x + d, y) != own || is_set(x, y + d) != own);
+            let (color, alpha) = match layer {
+                Layer::Prediction if own && is_border => (PREDICTION_COLOR, 255),
+                Layer::Prediction if own => (PREDICTION_COLOR, FILL_ALPHA),
+                Layer::Truth if !own && is_border => (TRUTH_COLOR, 255),
+                _ => (image::Rgb([0; 3]), 0),
+            };
+            pixels.extend([color[0], color[1], color[2], alpha]);
+        }
+    }
+    let mut bytes = Vec::new();
+    let encoder = PngEncoder::new_with_quality(&mut bytes, CompressionType::Best, FilterType::Up);
+    uri("png", encoder.write_image(&pixels, width, height, ExtendedColorType::Rgba8), &bytes)
+}
+
+fn uri(format: &str, encoded: ImageResult<()>, bytes: &[u8]) -> String {
+    encoded.map_or_else(|_| String::new(), |()| format!("data:image/{format};base64,{}", base64(bytes)))
+}
+
+/// The base64 text of bytes (RFC 4648, with padding).
+pub(super) fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
+    for group in bytes.chunks(3) {
+        let word = group.iter().fold(0_u32, |word, byte| word << 8 | u32::from(*byte)) << (8 * (3 - group.len()));
+        for digit in 0..4 {
+            let index = (word >> (18 - 6 * digit)) as usize % 64;
+            text.push(if digit <= group.len() { char::from(DIGITS[index]) } else { '=' });
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn base64_of_the_standard_examples() {
+        let examples = ["", "Zg==", "Zm8=", "Zm9v", "Zm9vYg==", "Zm9vYmE=", "Zm9vYmFy"];
+        for (length, expected) in examples.into_iter().enumerate() {
+            assert_eq!(base64(&b"foobar"[..length]), expected);
+        }
+        assert_eq!(base64(&[0xfb, 0xff, 0xfe]), "+//+");
+    }
+
+    #[test]
+    fn images_are_data_uris() {
+        let uri = photo(&RgbImage::new(9, 7));
+        assert!(uri.starts_with("data:image/jpeg;base64,/9j/"), "{uri}");
+        let mut mask = GrayImage::new(9, 7);
+        mask.put_pixel(4, 3, image::Luma([255]));
+        for kind in [Layer::Prediction, Layer::Truth] {
+            assert!(layer(&mask, kind).starts_with("data:image/png;base64,iVBOR"));
+        }
+        assert_ne!(layer(&mask, Layer::Prediction), layer(&mask, Layer::Truth));
+    }
+}

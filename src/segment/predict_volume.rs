@@ -1,0 +1,236 @@
+//! Prediction on a volume, slice by slice with one question: a mask on the grid of the volume.
+//!
+//! Each slice is an image of its own; the model sees one slice at a time. A slice whose target is reported as not found
+//! stays empty. Answers are not generated.
+
+use super::calibration::Confidence;
+use super::predict::{Request, predict};
+use super::setup::Assembly;
+use crate::data::volume::{Axis, Cleanup, Levels, Plane, Volume, Window};
+use crate::event::{Event, Observer};
+use crate::{Error, Result};
+use image::DynamicImage;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::str::FromStr;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Slices of an axis, counted from 0 in display order. As text: `A..B`, `A..` or `..B`; `B` is not included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SliceRange {
+    /// First slice.
+    pub start: usize,
+    /// The slice after the last one; `None`: to the end.
+    pub end: Option<usize>,
+}
+
+impl fmt::Display for SliceRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}..", self.start)?;
+        self.end.map_or(Ok(()), |end| write!(f, "{end}"))
+    }
+}
+
+impl FromStr for SliceRange {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` is not a range of slices; use `A..B` as in `10..40`, `10..` or `..40`");
+        let (start, end) = text.split_once("..").ok_or_else(wrong)?;
+        let number = |text: &str| text.trim().parse::<usize>().map_err(|_| wrong());
+        let start = if start.trim().is_empty() { 0 } else { number(start)? };
+        let end = if end.trim().is_empty() { None } else { Some(number(end)?) };
+        if end.is_some_and(|end| end <= start) {
+            return Err(format!("`{text}` has no slices: the second number must be larger than the first"));
+        }
+        Ok(Self { start, end })
+    }
+}
+
+impl Serialize for SliceRange {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for SliceRange {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// Settings of a prediction on a volume.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct VolumeSettings {
+    /// The question without the prompt template, for all slices.
+    pub question: String,
+    /// Direction of the slices.
+    pub axis: Axis,
+    /// The slices.
+    pub slices: SliceRange,
+    /// Every N-th slice of them; at least 1.
+    pub every: usize,
+    /// How values become grey.
+    pub window: Window,
+    /// 3-D clean-up of the mask.
+    pub cleanup: Cleanup,
+    /// Paint slices whose target is reported as not found.
+    pub always_paint: bool,
+}
+
+/// One slice of a [`VolumePrediction`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct SlicePrediction {
+    /// Its number in display order, from 0.
+    pub slice: usize,
+    /// Foreground pixels before the clean-up.
+    pub num_pixels: usize,
+    /// How sure the model is.
+    #[serde(flatten)]
+    pub confidence: Confidence,
+}
+
+/// The mask of a volume.
+#[derive(Debug, Clone, PartialEq)]
+pub struct VolumePrediction {
+    /// One value for each voxel of the volume: 0 or 1.
+    pub mask: Vec<u8>,
+    /// The slices that were segmented.
+    pub slices: Vec<SlicePrediction>,
+    /// Values of black and white.
+    pub levels: Levels,
+    /// Volume of the mask in millilitres before the clean-up.
+    pub raw_ml: f64,
+    /// Volume of the mask in millilitres.
+    pub volume_ml: f64,
+    /// First and last slice with a mask; `None` for an empty mask.
+    pub range: Option<[usize; 2]>,
+}
+
+impl VolumeSettings {
+    /// Numbers of the slices to segment.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a range without slices of the volume.
+    pub fn chosen(&self, plane: &Plane) -> Result<Vec<usize>> {
+        let end = self.slices.end.unwrap_or(plane.num_slices).min(plane.num_slices);
+        let chosen: Vec<usize> = (self.slices.start..end).step_by(self.every.max(1)).collect();
+        if chosen.is_empty() {
+            let reason = format!("`{}` has no slice: there are {} {} slices", self.slices, plane.num_slices, self.axis);
+            let hint = format!("choose from `0..{}`", plane.num_slices);
+            return Err(Error::config("--slices", reason, hint));
+        }
+        Ok(chosen)
+    }
+}
+
+/// Segments the slices of a volume. The observer gets the progress by slice.
+///
+/// # Errors
+/// As [`predict`]; [`Error::Config`] for slices or a window that the volume does not have; [`Error::Interrupted`].
+pub fn predict_volume(
+    assembly: &Assembly,
+    volume: &Volume,
+    settings: &VolumeSettings,
+    observer: &dyn Observer,
+    interrupt: &AtomicBool,
+) -> Result<VolumePrediction> {
+    let plane = volume.plane(settings.axis);
+    let chosen = settings.chosen(&plane)?;
+    let levels = settings.window.levels(volume)?;
+    observer.on(&Event::Started { phase: "predict".into(), total: chosen.len() as u64, unit: "slices" });
+    let mut mask = vec![0; volume.grid.num_voxels()];
+    let mut slices = Vec::with_capacity(chosen.len());
+    for slice in chosen {
+        if interrupt.load(Ordering::SeqCst) {
+            return Err(Error::Interrupted);
+        }
+        let image = slice_image(volume, &plane, slice, &levels)?;
+        let request = Request { image: &image, question: &settings.question, max_new_tokens: 0 };
+        let probabilities = predict(assembly, &request, |_| ())?.mask;
+        let confidence = assembly.confidence(&probabilities);
+        let is_painted = confidence.is_found || settings.always_paint;
+        let drawn: Vec<u8> =
+            probabilities.iter().map(|probability| u8::from(is_painted && *probability >= 0.5)).collect();
+        plane.put(&mut mask, slice, &drawn)?;
+        let num_pixels = drawn.iter().filter(|value| **value != 0).count();
+        slices.push(SlicePrediction { slice, num_pixels, confidence });
+        observer.on(&Event::Advanced { done: slices.len() as u64 });
+    }
+    observer.on(&Event::Finished);
+    let raw_ml = volume.grid.volume_ml(&mask)?;
+    settings.cleanup.apply(&mut mask, &volume.grid, Plane::through_axis(&volume.grid, settings.axis))?;
+    let volume_ml = volume.grid.volume_ml(&mask)?;
+    let range = range(&plane, &mask)?;
+    Ok(VolumePrediction { mask, slices, levels, raw_ml, volume_ml, range })
+}
+
+/// First and last slice with a mask.
+fn range(plane: &Plane, mask: &[u8]) -> Result<Option<[usize; 2]>> {
+    let mut range: Option<[usize; 2]> = None;
+    for slice in 0..plane.num_slices {
+        if plane.values(mask, slice)?.contains(&1) {
+            range = range.map_or(Some([slice, slice]), |[first, _]| Some([first, slice]));
+        }
+    }
+    Ok(range)
+}
+
+/// One slice as an 8-bit image: colour for a colour image, else grey.
+///
+/// # Errors
+/// [`Error::Shape`] for a slice that does not exist.
+pub fn slice_image(volume: &Volume, plane: &Plane, slice: usize, levels: &Levels) -> Result<DynamicImage> {
+    if volume.is_colour() {
+        return volume.colour_slice(plane, slice, levels).map(DynamicImage::ImageRgb8);
+    }
+    volume.slice(plane, slice, levels).map(DynamicImage::ImageLuma8)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::volume::{Affine, Grid};
+
+    #[test]
+    fn ranges_are_read_and_written() {
+        let range = |text: &str| text.parse::<SliceRange>();
+        assert_eq!(range("3..7"), Ok(SliceRange { start: 3, end: Some(7) }));
+        assert_eq!(range("..7").map(|range| range.to_string()), Ok("0..7".to_owned()));
+        assert_eq!(range("3..").map(|range| range.to_string()), Ok("3..".to_owned()));
+        assert!(range("7..7").unwrap_err().contains("no slices"));
+        assert!(range("7").unwrap_err().contains("10..40"));
+        assert!(range("-1..7").is_err());
+    }
+
+    #[test]
+    fn the_range_of_a_mask_is_that_of_its_slices() {
+        // inferior first, also for a grid that runs from superior
+        let affine = Affine::from_columns([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, -1.0]], [0.0; 3]);
+        let plane = Plane::new(&Grid { size: [2, 1, 5], affine }, Axis::Axial);
+        assert_eq!(range(&plane, &[0; 10]).unwrap(), None);
+        assert_eq!(range(&plane, &[0, 0, 0, 1, 0, 0, 0, 0, 1, 0]).unwrap(), Some([0, 3]));
+    }
+
+    #[test]
+    fn slices_are_chosen_within_the_volume() {
+        let affine = Affine::from_columns([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], [0.0; 3]);
+        let plane = Plane::new(&Grid { size: [4, 5, 10], affine }, Axis::Axial);
+        let chosen = |slices: &str, every| {
+            let settings = VolumeSettings {
+                question: String::new(),
+                axis: Axis::Axial,
+                slices: slices.parse().expect("a range"),
+                every,
+                window: Window::Auto,
+                cleanup: Cleanup::default(),
+                always_paint: false,
+            };
+            settings.chosen(&plane)
+        };
+        assert_eq!(chosen("0..", 4).unwrap(), [0, 4, 8]);
+        assert_eq!(chosen("7..40", 1).unwrap(), [7, 8, 9]);
+        let error = chosen("10..", 1).unwrap_err();
+        assert!(error.to_string().contains("10 axial slices") && error.hint().contains("0..10"), "{error}");
+    }
+}

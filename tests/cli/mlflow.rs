@@ -1,0 +1,222 @@
+//! `prsmed train --mlflow`, against a small server on loopback that behaves as MLflow's REST interface is documented.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+
+use crate::support::{done, error_text, path, phantoms, prsmed, run, train};
+
+/// What a server was told.
+#[derive(Default)]
+struct State {
+    /// Experiments by name.
+    experiments: BTreeMap<String, String>,
+    /// Status of each run by id.
+    runs: BTreeMap<String, String>,
+    /// `run, key, step, value` of each metric.
+    metrics: Vec<(String, String, u64, f64)>,
+    params: BTreeMap<String, String>,
+    artifacts: BTreeMap<String, Vec<u8>>,
+    /// Requests without this header are refused.
+    authorization: Option<String>,
+    /// How many requests with metrics fail before one is taken.
+    failures: usize,
+}
+
+struct Server {
+    address: String,
+    state: Arc<Mutex<State>>,
+}
+
+impl Server {
+    fn start(state: State) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = format!("http://{}", listener.local_addr().unwrap());
+        let state = Arc::new(Mutex::new(state));
+        let shared = Arc::clone(&state);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let shared = Arc::clone(&shared);
+                // a client that goes away is no failure of the server
+                std::thread::spawn(move || stream.and_then(|stream| answer(&stream, &shared)));
+            }
+        });
+        Self { address, state }
+    }
+
+    fn with<T>(&self, read: impl FnOnce(&mut State) -> T) -> T {
+        read(&mut self.state.lock().unwrap())
+    }
+}
+
+fn answer(mut stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
+    let mut reader = BufReader::new(stream);
+    let mut head = Vec::new();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line)?;
+        if line.trim().is_empty() {
+            break;
+        }
+        head.push(line.trim().to_owned());
+    }
+    let header = |name: &str| {
+        head.iter().filter_map(|line| line.split_once(": ")).find(|(key, _)| key.eq_ignore_ascii_case(name))
+    };
+    let length = header("content-length").map_or(0, |(_, value)| value.parse().unwrap());
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body)?;
+    let mut words = head[0].split_whitespace().map(str::to_owned);
+    let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+    let mut state = state.lock().unwrap();
+    let allowed = state.authorization.is_none()
+        || header("authorization").map(|(_, value)| value) == state.authorization.as_deref();
+    let (status, reply) =
+        if allowed { respond(&mut state, &method, &path, body) } else { refusal(401, "UNAUTHENTICATED") };
+    let reply = reply.to_string();
+    write!(stream, "HTTP/1.1 {status} x\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{reply}", reply.len())
+}
+
+fn refusal(status: u16, code: &str) -> (u16, Value) {
+    (status, json!({ "error_code": code, "message": "refused by the test" }))
+}
+
+fn respond(state: &mut State, method: &str, path: &str, body: Vec<u8>) -> (u16, Value) {
+    if let Some(name) = path.strip_prefix("/api/2.0/mlflow-artifacts/artifacts/") {
+        state.artifacts.insert(name.to_owned(), body);
+        return (200, json!({}));
+    }
+    let request: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let text = |key: &str| request[key].as_str().unwrap_or_default().to_owned();
+    let run = |id: &str| {
+        let info = json!({ "run_id": id, "artifact_uri": format!("mlflow-artifacts:/1/{id}/artifacts") });
+        (200, json!({ "run": { "info": info } }))
+    };
+    let route = path.strip_prefix("/api/2.0/mlflow/").unwrap_or_default();
+    match (method, route.split('?').next().unwrap_or_default()) {
+        ("GET", "experiments/get-by-name") => {
+            let name = route.split_once('=').unwrap().1;
+            match state.experiments.get(name) {
+                Some(id) => (200, json!({ "experiment": { "experiment_id": id } })),
+                None => refusal(404, "RESOURCE_DOES_NOT_EXIST"),
+            }
+        }
+        ("POST", "experiments/create") => {
+            state.experiments.insert(text("name"), "7".into());
+            (200, json!({ "experiment_id": "7" }))
+        }
+        ("POST", "runs/create") => {
+            assert_eq!(text("experiment_id"), "7");
+            let id = format!("r{}", state.runs.len());
+            state.runs.insert(id.clone(), "RUNNING".into());
+            run(&id)
+        }
+        ("GET", "runs/get") => {
+            let id = route.split_once('=').unwrap().1;
+            if state.runs.contains_key(id) { run(id) } else { refusal(404, "RESOURCE_DOES_NOT_EXIST") }
+        }
+        ("POST", "runs/update") => {
+            state.runs.insert(text("run_id"), text("status"));
+            (200, json!({}))
+        }
+        ("POST", "runs/log-batch") => {
+            let list = |key: &str| request[key].as_array().cloned().unwrap_or_default();
+            assert!(list("metrics").len() <= 1000 && list("params").len() <= 100);
+            if !list("metrics").is_empty() && state.failures > 0 {
+                state.failures -= 1;
+                return refusal(503, "TEMPORARILY_UNAVAILABLE");
+            }
+            for metric in list("metrics") {
+                let key = metric["key"].as_str().unwrap().to_owned();
+                let (step, value) = (metric["step"].as_u64().unwrap(), metric["value"].as_f64().unwrap());
+                state.metrics.push((text("run_id"), key, step, value));
+            }
+            for param in list("params") {
+                let part = |key: &str| param[key].as_str().unwrap().to_owned();
+                state.params.insert(part("key"), part("value"));
+            }
+            (200, json!({}))
+        }
+        _ => refusal(404, "ENDPOINT_NOT_FOUND"),
+    }
+}
+
+fn losses(state: &State) -> Vec<(u64, f64)> {
+    let of = |(_, key, step, value): &(String, String, u64, f64)| (key == "loss/total").then_some((*step, *value));
+    state.metrics.iter().filter_map(of).collect()
+}
+
+#[test]
+fn a_training_is_recorded_and_its_continuation_joins_the_same_run() {
+    let server = Server::start(State { failures: 1, ..State::default() });
+    let out = path("mlflow-run");
+    let mut first = train(phantoms(), &out, &["train.max_steps=3"]);
+    let ran = run(first.args(["--mlflow", &server.address, "--mlflow-experiment", "lungs"]));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("is recorded on http://127.0.0.1:"), "{}", ran.stderr);
+    let recorded = server.with(|state| {
+        assert_eq!(state.experiments.get("lungs").map(String::as_str), Some("7"));
+        assert_eq!(state.runs.get("r0").map(String::as_str), Some("FINISHED"));
+        assert_eq!(state.params.get("train.max_steps").map(String::as_str), Some("3"));
+        assert!(state.metrics.iter().any(|(_, key, ..)| key == "val/dice"), "{:?}", state.metrics);
+        let config = &state.artifacts["1/r0/artifacts/config.toml"];
+        assert!(String::from_utf8_lossy(config).contains("max_steps = 3"));
+        losses(state)
+    });
+    // the same values as in the run folder, although the first request failed
+    let lines = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+    let steps = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let written: Vec<(u64, f64)> = steps
+        .filter(|line| line["kind"] == "step")
+        .map(|line| (line["step"].as_u64().unwrap(), line["losses"]["total"].as_f64().unwrap()))
+        .collect();
+    assert_eq!(recorded, written);
+
+    let mut again = prsmed();
+    again.args(["train", "--set", "train.max_steps=4", "--mlflow", &server.address, "--data-root"]).arg(phantoms());
+    done(again.arg("--out").arg(&out).arg("--resume"));
+    server.with(|state| {
+        assert_eq!(state.runs.len(), 1);
+        assert_eq!(losses(state).iter().map(|(step, _)| *step).collect::<Vec<_>>(), [1, 2, 3, 4]);
+    });
+}
+
+#[test]
+fn a_training_that_fails_is_marked_and_a_server_that_dies_does_not_stop_one() {
+    let server = Server::start(State::default());
+    let mut diverges =
+        train(phantoms(), &path("mlflow-diverges"), &["train.learning_rate=1e30", "train.warmup_frac=0.0"]);
+    let ran = run(diverges.args(["--set", "train.max_skipped_steps=0", "--mlflow", &server.address]));
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert_eq!(server.with(|state| state.runs.get("r0").cloned()).as_deref(), Some("FAILED"));
+
+    let server = Server::start(State { failures: usize::MAX, ..State::default() });
+    let mut goes_on = train(phantoms(), &path("mlflow-goes-on"), &["train.max_steps=2"]);
+    let ran = run(goes_on.args(["--mlflow", &server.address]));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("values were not recorded there; `metrics.jsonl` has them all"), "{}", ran.stderr);
+}
+
+#[test]
+fn a_server_that_refuses_or_does_not_answer_stops_the_start() {
+    let server = Server::start(State { authorization: Some("Bearer right".into()), ..State::default() });
+    let start = |url: &str, token: &str| {
+        let out = path("mlflow-refused");
+        let mut command = train(phantoms(), &out, &["train.max_steps=1"]);
+        let ran = run(command.args(["--mlflow", url]).env("MLFLOW_TRACKING_TOKEN", token));
+        assert!(!out.exists() || ran.code == Some(0), "nothing was written");
+        ran
+    };
+    let error = error_text(&start(&server.address, "wrong"));
+    assert!(error.contains("HTTP 401 UNAUTHENTICATED") && error.contains("MLFLOW_TRACKING_TOKEN"), "{error}");
+    assert!(!error.contains("wrong"), "{error}");
+    assert_eq!(start(&server.address, "right").code, Some(0));
+    let error =
+        error_text(&run(train(phantoms(), &path("mlflow-nobody"), &[]).args(["--mlflow", "http://127.0.0.1:9"])));
+    assert!(error.contains("`http://127.0.0.1:9`") && error.contains("leave out `--mlflow`"), "{error}");
+    let error = error_text(&run(train(phantoms(), &path("mlflow-password"), &[]).args(["--mlflow", "http://u:p@a"])));
+    assert!(error.contains("MLFLOW_TRACKING_PASSWORD") && !error.contains("u:p"), "{error}");
+}
