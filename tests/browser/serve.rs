@@ -51,7 +51,9 @@ fn an_image_is_opened_asked_about_corrected_and_downloaded() {
     browser.wait_for(&format!("{COLOURED} >= {before}"));
     browser.click("#save");
     browser.wait_for("document.querySelector('.answer:last-child .facts').textContent.includes('Area (corrected)')");
-    let shown = server.metric("prsmed_requests_total{method=\"PUT\",route=\"/api/images/{image}/answers/{answer}/mask\",status=\"200\"}");
+    let shown = server.metric(
+        "prsmed_requests_total{method=\"PUT\",route=\"/api/images/{image}/answers/{answer}/mask\",status=\"200\"}",
+    );
     assert_eq!(shown, 1.0);
 
     // every mask can be hidden
