@@ -3,7 +3,7 @@
 use super::pairs::Made;
 use crate::augment::settings::Mode;
 use crate::metrics::paired::{self, Comparison, Conclusion, Scores};
-use crate::metrics::table::aligned;
+use crate::metrics::text_table::aligned;
 use crate::trainer::candidates::Candidate;
 use crate::{Result, trainer};
 use std::fmt::Write as _;
