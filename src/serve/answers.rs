@@ -7,7 +7,7 @@ use super::options::{ALIVE_EVERY, MAX_TEXT};
 use super::picture::{View, Window};
 use super::routes::{App, enqueue};
 use super::worker::{Job, Progress};
-use super::{upload, uploaded};
+use super::{refused, upload, uploaded};
 use crate::Error;
 use crate::data::decode::{self, StoredMask};
 use crate::data::sheet;
@@ -158,7 +158,9 @@ pub(super) async fn correct(
     let size = app.shared.store.answer(&image, &answer)?.0.size();
     let bytes = upload::receive(&app, body).await?;
     let max_pixels = app.options.max_pixels;
-    let mask = app.work(move || Ok(corrected(decode::stored_mask_of(&bytes, uploaded(), max_pixels)?, size)?)).await?;
+    let mask = app
+        .work(move || Ok(corrected(decode::stored_mask_of(&bytes, uploaded(), max_pixels).map_err(refused)?, size)?))
+        .await?;
     let changed = app.shared.store.change(&image, &answer, |answer| answer.corrected = Some(Arc::new(mask)))?;
     Ok(Json(changed.json()))
 }

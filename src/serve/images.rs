@@ -4,7 +4,7 @@ use super::failure::{Failure, Reply};
 use super::picture::{Picture, View, Window};
 use super::routes::App;
 use super::store::Answer;
-use super::{upload, uploaded};
+use super::{refused, upload, uploaded};
 use crate::Error;
 use crate::data::{decode, sheet};
 use axum::Json;
@@ -72,7 +72,7 @@ pub(super) async fn upload(
     let max_pixels = app.options.max_pixels;
     let picture = app
         .work(move || {
-            let pixels = decode::image_of(&bytes, uploaded(), max_pixels)?;
+            let pixels = decode::image_of(&bytes, uploaded(), max_pixels).map_err(refused)?;
             Ok(Picture::new(pixels, spacing_mm))
         })
         .await?;

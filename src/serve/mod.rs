@@ -32,6 +32,7 @@ pub use options::Options;
 use crate::event::{Event, Observer};
 use crate::segment::Assembly;
 use crate::{Error, Result};
+use failure::Failure;
 use metrics::Metrics;
 use model::Model;
 use routes::App;
@@ -122,6 +123,16 @@ pub fn bind(host: std::net::IpAddr, port: u16) -> Result<TcpListener> {
 /// Name of an uploaded file in errors: the server does not know or keep the user's file name.
 fn uploaded() -> &'static Path {
     Path::new("the uploaded file")
+}
+
+/// The error of an uploaded file; the hints of data sets are about their rows.
+fn refused(error: Error) -> Failure {
+    let is_broken = matches!(&error, Error::Data { hint, .. } if hint.contains("row"));
+    let mut failure = Failure::from(error);
+    if is_broken {
+        failure.hint = "send another file".into();
+    }
+    failure
 }
 
 /// Reports a request without anything that a user wrote: method, route, status and time.

@@ -2,6 +2,10 @@
 
 mod driver;
 mod report;
+mod serve;
+#[path = "../serve/support.rs"]
+#[expect(dead_code, reason = "the tests of the server use more of it")]
+mod server;
 
 use driver::{Browser, key};
 

@@ -1,6 +1,5 @@
 //! What the routes answer.
 
-use std::collections::BTreeSet;
 use std::io::{Cursor, Read};
 use std::time::Duration;
 
@@ -133,8 +132,8 @@ fn health_model_metrics_page_and_openapi() {
     let server = Server::start(&["--log-requests"]);
     assert_eq!(server.get("/api/health").ok().json(), json!({ "status": "ok" }));
     let model = server.get("/api/model").ok().json();
-    let classes: BTreeSet<&str> = model["classes"].as_array().unwrap().iter().map(|c| c.as_str().unwrap()).collect();
-    assert_eq!(classes, BTreeSet::from(["brain_MRI", "breast_ultrasound", "lung_Xray"]));
+    let classes: Vec<&str> = model["classes"].as_array().unwrap().iter().map(|c| c.as_str().unwrap()).collect();
+    assert!(classes.len() == 6 && classes.contains(&"brain_MRI"), "{classes:?}");
     assert_eq!((&model["name"], &model["notice"]), (&json!("run"), &json!("research software, not a medical device")));
     assert!(model["calibration"]["temperature"].as_f64().is_some(), "{model}");
     let page = server.get("/").ok();

@@ -1,0 +1,119 @@
+//! The page of `prsmed serve`: upload, two questions, two masks, brush, keyboard, download, errors.
+
+use std::path::PathBuf;
+
+use super::driver::{Browser, key};
+use super::server::{Server, home, image_file};
+
+/// Number of pixels of the canvas that have a colour; images of the tests are grey.
+const COLOURED: &str = "(() => { const c = document.getElementById('view'); \
+     const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data; let n = 0; \
+     for (let i = 0; i < d.length; i += 4) if (Math.abs(d[i] - d[i + 2]) > 40) n++; return n; })()";
+
+fn open(server: &Server) -> Browser {
+    let browser = Browser::start();
+    browser.resize(1366, 768);
+    browser.open(&format!("http://{}/", server.address));
+    browser.wait_for("document.getElementById('model').textContent.includes('brain_MRI')");
+    browser
+}
+
+fn ask(browser: &Browser, question: &str, cards: usize) {
+    browser.type_text("#question", question);
+    browser.type_text("#question", key::ENTER);
+    browser.wait_for(&format!("document.querySelectorAll('.answer .actions:not([hidden])').length === {cards}"));
+    browser.wait_for("!document.getElementById('send').disabled");
+}
+
+#[test]
+#[ignore = "needs chromium"]
+fn an_image_is_opened_asked_about_corrected_and_downloaded() {
+    let server = Server::start(&["--max-new-tokens", "6"]);
+    let browser = open(&server);
+    browser.upload("#file", &[&image_file()]);
+    browser.wait_for("!document.getElementById('question').disabled");
+    assert_eq!(browser.eval("document.activeElement.id"), "question");
+    ask(&browser, "Where is the lesion?", 1);
+    ask(&browser, "Is there a lesion?", 2);
+    assert_eq!(browser.eval("document.querySelectorAll('.answer .shown:checked').length"), 2);
+    assert!(browser.text(".answer .facts").contains("Presence"));
+    browser.eval("document.activeElement.blur()");
+
+    // the brush on the first question, with the keyboard alone
+    browser.click(".answer:last-child .correct");
+    assert_eq!(browser.eval("document.activeElement.id"), "view");
+    let before = browser.eval(COLOURED).as_u64().unwrap();
+    browser.type_text("#view", "a");
+    for _ in 0..3 {
+        browser.type_text("#view", key::SPACE);
+    }
+    browser.wait_for("!document.getElementById('undo').disabled");
+    browser.wait_for(&format!("{COLOURED} >= {before}"));
+    browser.click("#save");
+    browser.wait_for("document.querySelector('.answer:last-child .facts').textContent.includes('Area (corrected)')");
+    let shown = server.metric(
+        "prsmed_requests_total{method=\"PUT\",route=\"/api/images/{image}/answers/{answer}/mask\",status=\"200\"}",
+    );
+    assert_eq!(shown, 1.0);
+
+    // every mask can be hidden
+    browser.type_text("#view", "12");
+    browser.wait_for(&format!("{COLOURED} === 0"));
+    browser.type_text("#view", "12");
+
+    let folder = downloads(&browser);
+    browser.click("#pairs");
+    let file = folder.join("prsmed-pairs.zip");
+    wait_for_file(&file);
+    let zip = zip::ZipArchive::new(std::fs::File::open(file).unwrap()).unwrap();
+    assert_eq!(zip.len(), 5);
+    assert_eq!(browser.console_errors(), [""; 0]);
+}
+
+fn downloads(browser: &Browser) -> PathBuf {
+    let folder = home().join("downloads");
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    let parameters = serde_json::json!({ "behavior": "allow", "downloadPath": folder });
+    browser.devtools("Browser.setDownloadBehavior", &parameters);
+    folder
+}
+
+fn wait_for_file(file: &std::path::Path) {
+    for _ in 0..200 {
+        if file.is_file() {
+            return;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    panic!("`{}` was not downloaded", file.display());
+}
+
+#[test]
+#[ignore = "needs chromium"]
+fn errors_are_shown_with_what_to_do() {
+    let server = Server::start(&[]);
+    let browser = open(&server);
+    let file = home().join("no-image.png");
+    std::fs::write(&file, "text").unwrap();
+    browser.upload("#file", &[&file]);
+    browser.wait_for("!document.getElementById('alert').hidden");
+    assert!(browser.text("#alert-text").contains("cannot be decoded"), "{}", browser.text("#alert-text"));
+    assert!(!browser.text("#alert-hint").is_empty());
+    browser.click("#alert-close");
+    browser.upload("#file", &[&image_file()]);
+    browser.wait_for("!document.getElementById('question').disabled");
+    assert_eq!(browser.eval("document.getElementById('alert').hidden"), true);
+}
+
+#[test]
+#[ignore = "needs chromium"]
+fn the_page_asks_for_the_token() {
+    let server = Server::start(&["--token", "correct-horse-battery"]);
+    let browser = Browser::start();
+    browser.open(&format!("http://{}/", server.address));
+    browser.wait_for("document.getElementById('token').open");
+    browser.type_text("#token-text", "correct-horse-battery");
+    browser.type_text("#token-text", key::ENTER);
+    browser.wait_for("document.getElementById('model').textContent.includes('brain_MRI')");
+}
