@@ -29,6 +29,9 @@ pub const TABLE: &str = "results.csv";
 /// Endings of the images that a folder is searched for.
 const ENDINGS: [&str; 6] = ["png", "jpg", "jpeg", "tif", "tiff", "dcm"];
 
+/// Opens an image file.
+pub type Reader<'a> = dyn Fn(&Path) -> Result<DynamicImage> + 'a;
+
 /// One question about one image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Job {
@@ -287,7 +290,7 @@ impl Results {
         &mut self,
         assembly: &Assembly,
         jobs: &[Job],
-        read: &dyn Fn(&Path) -> Result<DynamicImage>,
+        read: &Reader,
         (observer, interrupt): (&dyn Observer, &AtomicBool),
         on_answer: &mut dyn FnMut(&Answered) -> Result<()>,
     ) -> Result<Tally> {
@@ -349,7 +352,7 @@ impl Results {
         assembly: &Assembly,
         job: &Job,
         encoded: &mut Option<(PathBuf, DynamicImage, EncodedImage)>,
-        (read, interrupt): (&dyn Fn(&Path) -> Result<DynamicImage>, &AtomicBool),
+        (read, interrupt): (&Reader, &AtomicBool),
     ) -> Result<Answered> {
         if encoded.is_none() {
             let image = read(&job.image)?;
@@ -392,7 +395,9 @@ impl Results {
             1 => format!("masks/{}.png", stem.display()),
             number => format!("masks/{}-{number}.png", stem.display()),
         };
-        let name = (1..).map(numbered).find(|name| !self.names.contains(name)).expect("a free number");
+        // one more number than there are names
+        let mut numbers = (1..=self.names.len() + 1).map(numbered);
+        let name = numbers.find(|name| !self.names.contains(name)).expect("a free number");
         let save = |name: &str, image: DynamicImage| -> Result<()> {
             let path = self.folder.join(name);
             let parent = path.parent().unwrap_or(&self.folder);
