@@ -98,7 +98,7 @@ fn errors_are_shown_with_what_to_do() {
     std::fs::write(&file, "text").unwrap();
     browser.upload("#file", &[&file]);
     browser.wait_for("!document.getElementById('alert').hidden");
-    assert!(browser.text("#alert-text").contains("cannot be decoded"), "{}", browser.text("#alert-text"));
+    assert!(browser.text("#alert-text").contains("is not a PNG"), "{}", browser.text("#alert-text"));
     assert!(!browser.text("#alert-hint").is_empty());
     browser.click("#alert-close");
     browser.upload("#file", &[&image_file()]);
