@@ -67,7 +67,10 @@ fn an_image_is_opened_asked_about_corrected_and_downloaded() {
     wait_for_file(&file);
     let zip = zip::ZipArchive::new(std::fs::File::open(file).unwrap()).unwrap();
     assert_eq!(zip.len(), 5);
-    assert_eq!(browser.console_errors(), [""; 0]);
+    // the tests read the canvas, the page does not
+    let mut errors = browser.console_errors();
+    errors.retain(|error| !error.contains("willReadFrequently"));
+    assert_eq!(errors, [""; 0]);
 }
 
 fn downloads(browser: &Browser) -> PathBuf {
