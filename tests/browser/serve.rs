@@ -67,7 +67,10 @@ fn an_image_is_opened_asked_about_corrected_and_downloaded() {
     wait_for_file(&file);
     let zip = zip::ZipArchive::new(std::fs::File::open(file).unwrap()).unwrap();
     assert_eq!(zip.len(), 5);
-    assert_eq!(browser.console_errors(), [""; 0]);
+    // the tests read the canvas, the page does not
+    let mut errors = browser.console_errors();
+    errors.retain(|error| !error.contains("willReadFrequently"));
+    assert_eq!(errors, [""; 0]);
 }
 
 fn downloads(browser: &Browser) -> PathBuf {
@@ -98,7 +101,7 @@ fn errors_are_shown_with_what_to_do() {
     std::fs::write(&file, "text").unwrap();
     browser.upload("#file", &[&file]);
     browser.wait_for("!document.getElementById('alert').hidden");
-    assert!(browser.text("#alert-text").contains("cannot be decoded"), "{}", browser.text("#alert-text"));
+    assert!(browser.text("#alert-text").contains("is not a PNG"), "{}", browser.text("#alert-text"));
     assert!(!browser.text("#alert-hint").is_empty());
     browser.click("#alert-close");
     browser.upload("#file", &[&image_file()]);

@@ -33,6 +33,8 @@ fn files_that_are_no_images_are_refused() {
     // a small file that claims to be huge
     let mut bomb = png(100, 100);
     bomb[16..24].copy_from_slice(&[0, 1, 0, 0, 0, 1, 0, 0]);
+    let sum = crc32fast::hash(&bomb[12..29]);
+    bomb[29..33].copy_from_slice(&sum.to_be_bytes());
     upload(&bomb).is_error(422, "65536x65536 pixels");
     upload(&vec![0; 200_000]).is_error(413, "the file is too large: at most 0.1 MiB are allowed");
     let chunked =
@@ -148,6 +150,8 @@ fn bytes_that_are_no_requests_end_only_their_connection() {
     for _ in 0..20 {
         drop(server.connect(head));
     }
+    // until the server has noticed that they left
+    std::thread::sleep(Duration::from_secs(1));
     let silent: Vec<TcpStream> = (0..16).map(|_| server.connect(head)).collect();
     let begin = Instant::now();
     server.get("/api/health").ok();
@@ -226,7 +230,7 @@ fn a_client_that_leaves_stops_its_work_within_a_second() {
 
 #[test]
 fn a_question_has_a_time_limit() {
-    let server = Server::start(&["--max-new-tokens", "60000", "--time-limit", "1"]);
+    let server = Server::start(&["--max-new-tokens", "60000", "--time-limit", "0.01"]);
     let (mut stream, mut rest) = begin_answer(&server);
     while !rest.contains("event: error") {
         let mut piece = [0; 512];
@@ -234,7 +238,7 @@ fn a_question_has_a_time_limit() {
         assert!(count > 0, "{rest}");
         rest.push_str(&String::from_utf8_lossy(&piece[..count]));
     }
-    assert!(rest.contains("the question took longer than 1 s"), "{rest}");
+    assert!(rest.contains("the question took longer than 0 s"), "{rest}");
 }
 
 #[test]

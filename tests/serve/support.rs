@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 pub(crate) fn home() -> &'static Path {
     static HOME: OnceLock<PathBuf> = OnceLock::new();
     HOME.get_or_init(|| {
-        let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join("serve");
+        let home = Path::new(env!("CARGO_TARGET_TMPDIR")).join(concat!("serve-", env!("CARGO_CRATE_NAME")));
         let _ = std::fs::remove_dir_all(&home);
         std::fs::create_dir_all(&home).expect("a folder for the tests");
         home
