@@ -3,8 +3,8 @@
 //! A page of another site in the same browser must not use the server. It can send requests with its own `Origin`
 //! (refused), and it can let its own host name point to this machine (DNS rebinding; its `Host` is refused).
 
+use super::app::App;
 use super::failure::Failure;
-use super::routes::App;
 use crate::{Error, Result};
 use axum::extract::{Request, State};
 use axum::http::uri::Authority;

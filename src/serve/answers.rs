@@ -1,13 +1,13 @@
 //! Routes of questions and answers: ask, show, mask, overlay, corrections.
 
+use super::app::{App, enqueue};
 use super::failure::{Failure, Reply};
 use super::images::png;
 use super::model::Question;
 use super::options::{ALIVE_EVERY, MAX_TEXT};
 use super::picture::{View, Window};
-use super::routes::{App, enqueue};
+use super::upload::{self, refused, uploaded};
 use super::worker::{Job, Progress};
-use super::{refused, upload, uploaded};
 use crate::Error;
 use crate::data::decode::{self, StoredMask};
 use crate::data::sheet;

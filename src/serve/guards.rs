@@ -1,7 +1,8 @@
 //! What every request passes: security headers, counts and times, and panics that become errors.
 
+use super::app::App;
 use super::failure::Failure;
-use super::routes::App;
+use crate::event::Event;
 use crate::{Error, panics};
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, header};
@@ -46,7 +47,8 @@ pub(super) async fn count(State(app): State<App>, request: Request, next: Next) 
     let status = response.status().as_u16();
     app.shared.metrics.add_request(&method, &route, status, begin.elapsed());
     if app.options.logs_requests {
-        super::log(&*app.observer, format!("{method} {route}: {status}, {} ms", begin.elapsed().as_millis()));
+        let text = format!("{method} {route}: {status}, {} ms", begin.elapsed().as_millis());
+        app.observer.on(&Event::Note(text));
     }
     response
 }

@@ -1,10 +1,10 @@
 //! Routes of images: upload, show, pixels of a view, remove.
 
+use super::app::App;
 use super::failure::{Failure, Reply};
 use super::picture::{Picture, View, Window};
-use super::routes::App;
 use super::store::Answer;
-use super::{refused, upload, uploaded};
+use super::upload::{self, refused, uploaded};
 use crate::Error;
 use crate::data::{decode, sheet};
 use axum::Json;

@@ -11,6 +11,7 @@
 
 mod access;
 mod answers;
+mod app;
 mod connections;
 mod failure;
 mod guards;
@@ -29,15 +30,13 @@ mod worker;
 pub use access::check_token;
 pub use options::Options;
 
-use crate::event::{Event, Observer};
+use crate::event::Observer;
 use crate::segment::Assembly;
 use crate::{Error, Result};
-use failure::Failure;
+use app::App;
 use metrics::Metrics;
 use model::Model;
-use routes::App;
 use std::net::TcpListener;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::sync_channel;
@@ -118,24 +117,4 @@ pub fn bind(host: std::net::IpAddr, port: u16) -> Result<TcpListener> {
         };
         Error::config(key, format!("cannot listen on {host}, port {port}: {error}"), hint)
     })
-}
-
-/// Name of an uploaded file in errors: the server does not know or keep the user's file name.
-fn uploaded() -> &'static Path {
-    Path::new("the uploaded file")
-}
-
-/// The error of an uploaded file; the hints of data sets are about their rows.
-fn refused(error: Error) -> Failure {
-    let is_broken = matches!(&error, Error::Data { hint, .. } if hint.contains("row"));
-    let mut failure = Failure::from(error);
-    if is_broken {
-        failure.hint = "send another file".into();
-    }
-    failure
-}
-
-/// Reports a request without anything that a user wrote: method, route, status and time.
-fn log(observer: &dyn Observer, text: String) {
-    observer.on(&Event::Note(text));
 }

@@ -1,9 +1,9 @@
 //! Download of images and masks as a zip with the layout of a data root, for `prsmed train --extra`.
 
+use super::app::App;
 use super::failure::{Failure, Reply};
 use super::images::{png_bytes, query_of};
 use super::picture::Picture;
-use super::routes::App;
 use super::store::Answer;
 use crate::Error;
 use axum::extract::rejection::QueryRejection;

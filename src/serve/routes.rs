@@ -1,11 +1,10 @@
 //! Routes of the server. `docs/reference/openapi.json` describes them.
 
+use super::app::App;
 use super::failure::Failure;
 use super::metrics::Gauges;
-use super::options::{ALIVE_EVERY, MAX_ANSWERS, MAX_DECODERS, MAX_JSON, MAX_TEXT, MAX_TRANSFERS, Options};
-use super::worker::{Job, Shared};
+use super::options::{ALIVE_EVERY, MAX_ANSWERS, MAX_JSON, MAX_TEXT};
 use super::{access, answers, guards, images, page, pairs};
-use crate::event::Observer;
 use crate::tensor::{Device, ledger, memory};
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{StatusCode, header};
@@ -14,63 +13,6 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
-use std::ops::Deref;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::SyncSender;
-use tokio::sync::Semaphore;
-
-/// State of the server, shared by all requests.
-#[derive(Clone)]
-pub(super) struct App(Arc<Inner>);
-
-pub(super) struct Inner {
-    pub(super) shared: Arc<Shared>,
-    pub(super) jobs: SyncSender<Job>,
-    pub(super) options: Options,
-    pub(super) observer: Arc<dyn Observer>,
-    /// Files that may be received now.
-    pub(super) transfers: Semaphore,
-    /// Images that may be decoded or encoded now.
-    pub(super) decoders: Semaphore,
-}
-
-impl App {
-    pub(super) fn new(
-        shared: Arc<Shared>,
-        jobs: SyncSender<Job>,
-        options: Options,
-        observer: Arc<dyn Observer>,
-    ) -> Self {
-        let (transfers, decoders) = (Semaphore::new(MAX_TRANSFERS), Semaphore::new(MAX_DECODERS));
-        Self(Arc::new(Inner { shared, jobs, options, observer, transfers, decoders }))
-    }
-
-    /// Runs work of many milliseconds, such as decoding, on a thread of its own.
-    ///
-    /// # Errors
-    /// Those of `work`; a panic of it.
-    pub(super) async fn work<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> std::result::Result<T, Failure> + Send + 'static,
-    ) -> std::result::Result<T, Failure> {
-        // the semaphore is never closed
-        let _permit = self.decoders.acquire().await.ok();
-        match tokio::task::spawn_blocking(work).await {
-            Ok(result) => result,
-            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-            Err(_) => Err(crate::Error::Interrupted.into()),
-        }
-    }
-}
-
-impl Deref for App {
-    type Target = Inner;
-
-    fn deref(&self) -> &Inner {
-        &self.0
-    }
-}
 
 pub(super) fn router(app: App) -> Router {
     Router::new()
@@ -152,24 +94,6 @@ async fn metrics(State(app): State<App>) -> Response {
     let tensor_bytes = ledger::usage().allocated.0;
     let text = app.shared.metrics.text(&Gauges { images, image_bytes, resident_bytes: resident, tensor_bytes });
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
-}
-
-/// Puts a question into the queue.
-pub(super) fn enqueue(app: &App, job: Job) -> std::result::Result<(), Failure> {
-    use std::sync::mpsc::TrySendError;
-    let metrics = &app.shared.metrics;
-    metrics.waiting.fetch_add(1, Ordering::Relaxed);
-    app.jobs.try_send(job).map_err(|error| {
-        metrics.waiting.fetch_sub(1, Ordering::Relaxed);
-        match error {
-            TrySendError::Full(_) => {
-                metrics.add_question(super::metrics::Outcome::Refused, std::time::Duration::ZERO);
-                let error = format!("the queue is full: {} questions wait", app.options.queue);
-                Failure::busy(error, metrics.retry_after_s())
-            }
-            TrySendError::Disconnected(_) => crate::Error::Interrupted.into(),
-        }
-    })
 }
 
 #[cfg(test)]

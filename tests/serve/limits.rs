@@ -208,7 +208,7 @@ fn begin_answer(server: &Server) -> (TcpStream, String) {
     let mut stream = server.connect(head.as_bytes());
     let mut text = String::new();
     let mut piece = [0; 512];
-    while !text.contains("event: token") {
+    while !text.contains("event: token") && !text.contains("event: error") {
         let count = stream.read(&mut piece).unwrap();
         assert!(count > 0, "{text}");
         text.push_str(&String::from_utf8_lossy(&piece[..count]));

@@ -1,0 +1,83 @@
+//! State of the server, shared by all requests.
+
+use super::failure::Failure;
+use super::metrics::Outcome;
+use super::options::{MAX_DECODERS, MAX_TRANSFERS, Options};
+use super::worker::{Job, Shared};
+use crate::Error;
+use crate::event::Observer;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{SyncSender, TrySendError};
+use std::time::Duration;
+use tokio::sync::Semaphore;
+
+/// State of the server, shared by all requests.
+#[derive(Clone)]
+pub(super) struct App(Arc<Inner>);
+
+pub(super) struct Inner {
+    pub(super) shared: Arc<Shared>,
+    pub(super) jobs: SyncSender<Job>,
+    pub(super) options: Options,
+    pub(super) observer: Arc<dyn Observer>,
+    /// Files that may be received now.
+    pub(super) transfers: Semaphore,
+    /// Images that may be decoded or encoded now.
+    pub(super) decoders: Semaphore,
+}
+
+impl App {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        jobs: SyncSender<Job>,
+        options: Options,
+        observer: Arc<dyn Observer>,
+    ) -> Self {
+        let (transfers, decoders) = (Semaphore::new(MAX_TRANSFERS), Semaphore::new(MAX_DECODERS));
+        Self(Arc::new(Inner { shared, jobs, options, observer, transfers, decoders }))
+    }
+
+    /// Runs work of many milliseconds, such as decoding, on a thread of its own.
+    ///
+    /// # Errors
+    /// Those of `work`; a panic of it.
+    pub(super) async fn work<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> std::result::Result<T, Failure> + Send + 'static,
+    ) -> std::result::Result<T, Failure> {
+        // the semaphore is never closed
+        let _permit = self.decoders.acquire().await.ok();
+        match tokio::task::spawn_blocking(work).await {
+            Ok(result) => result,
+            Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+            Err(_) => Err(Error::Interrupted.into()),
+        }
+    }
+}
+
+impl Deref for App {
+    type Target = Inner;
+
+    fn deref(&self) -> &Inner {
+        &self.0
+    }
+}
+
+/// Puts a question into the queue.
+pub(super) fn enqueue(app: &App, job: Job) -> std::result::Result<(), Failure> {
+    let metrics = &app.shared.metrics;
+    metrics.waiting.fetch_add(1, Ordering::Relaxed);
+    app.jobs.try_send(job).map_err(|error| {
+        metrics.waiting.fetch_sub(1, Ordering::Relaxed);
+        match error {
+            TrySendError::Full(_) => {
+                metrics.add_question(Outcome::Refused, Duration::ZERO);
+                let error = format!("the queue is full: {} questions wait", app.options.queue);
+                Failure::busy(error, metrics.retry_after_s())
+            }
+            TrySendError::Disconnected(_) => Error::Interrupted.into(),
+        }
+    })
+}
