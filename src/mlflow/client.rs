@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use ureq::Agent;
 
-use super::{Credentials, MlflowOptions};
+use super::options::{Credentials, MlflowOptions};
 use crate::error::{Error, Result};
 
 /// How long a connection, and then an answer, is awaited.

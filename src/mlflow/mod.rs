@@ -4,6 +4,7 @@
 //! sent is tried again and reported at the end; `metrics.jsonl` in the run folder has all of it in any case.
 
 mod client;
+mod options;
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -11,14 +12,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use base64::Engine as _;
-use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
 use crate::event::{Event, Observer, StepReport};
 use crate::files;
 use client::{Client, Fault, RemoteRun};
+pub use options::{Credentials, MlflowOptions};
 
 /// Which run of which server belongs to a run folder.
 pub const RUN_FILE: &str = "mlflow.json";
@@ -34,41 +34,6 @@ const INTERVAL: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_secs(10);
 /// How long the end of a training waits for a server that does not answer.
 const LAST_ATTEMPTS: Duration = Duration::from_secs(15);
-
-/// A tracking server and the experiment on it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MlflowOptions {
-    /// Address of the server, for example `http://127.0.0.1:5000`.
-    pub url: String,
-    /// Name of the experiment; it is created if it does not exist.
-    pub experiment: String,
-    /// Credentials; `None` for a server without access control.
-    pub credentials: Option<Credentials>,
-}
-
-/// Value of the header `Authorization`. It is not shown by `Debug`.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Credentials(String);
-
-impl std::fmt::Debug for Credentials {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Credentials(...)")
-    }
-}
-
-impl Credentials {
-    /// The credentials of MLflow's own client: `MLFLOW_TRACKING_TOKEN`, else `MLFLOW_TRACKING_USERNAME` and
-    /// `MLFLOW_TRACKING_PASSWORD`. `var` looks up a variable.
-    pub fn from_vars(var: impl Fn(&str) -> Option<String>) -> Option<Self> {
-        let token = var("MLFLOW_TRACKING_TOKEN").map(|token| format!("Bearer {token}"));
-        let basic = || {
-            let password = var("MLFLOW_TRACKING_PASSWORD").unwrap_or_default();
-            let user = var("MLFLOW_TRACKING_USERNAME")?;
-            Some(format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:{password}"))))
-        };
-        token.or_else(basic).map(Self)
-    }
-}
 
 /// Contents of [`RUN_FILE`].
 #[derive(Debug, serde::Serialize, serde::Deserialize)]
@@ -344,22 +309,4 @@ fn param(key: &str, value: &str) -> Value {
 /// Milliseconds since 1970.
 fn now() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn credentials_are_those_of_mlflows_own_client() {
-        let with = |vars: &[(&str, &str)]| {
-            let look_up = |name: &str| vars.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).into());
-            Credentials::from_vars(look_up).map(|Credentials(value)| value)
-        };
-        assert_eq!(with(&[]), None);
-        let user = [("MLFLOW_TRACKING_USERNAME", "user"), ("MLFLOW_TRACKING_PASSWORD", "secret")];
-        assert_eq!(with(&user).as_deref(), Some("Basic dXNlcjpzZWNyZXQ="));
-        assert_eq!(with(&[user[0], ("MLFLOW_TRACKING_TOKEN", "t")]).as_deref(), Some("Bearer t"));
-        assert_eq!(format!("{:?}", Credentials("Bearer t".into())), "Credentials(...)");
-    }
 }

@@ -86,7 +86,7 @@ fn check_host<'a>(headers: &'a HeaderMap, names: &[String]) -> std::result::Resu
     if is_address || is_named("localhost") || names.iter().any(|known| is_named(known)) {
         return Ok(host);
     }
-    let shown: String = name.chars().filter(|c| c.is_ascii_graphic()).take(100).collect();
+    let shown: String = name.chars().filter(char::is_ascii_graphic).take(100).collect();
     let error = format!("the host name `{shown}` is not allowed");
     let hint = "use the IP address of the server, or start it with `--allow-host NAME`";
     Err(Failure::new(StatusCode::FORBIDDEN, error, hint))

@@ -57,11 +57,13 @@ impl Picture {
     }
 
     /// Number of slices.
+    #[expect(clippy::unused_self, reason = "a volume has several")]
     pub(super) fn slices(&self) -> usize {
         1
     }
 
     /// The window of the file; an image has none.
+    #[expect(clippy::unused_self, reason = "a volume has one")]
     pub(super) fn window(&self) -> Option<Window> {
         None
     }

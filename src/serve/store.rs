@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_image_is_removed_for_a_new_one() {
-        let store = Store::new(2, Duration::from_secs(60));
+        let store = Store::new(2, Duration::from_mins(1));
         let [first, second] = [1, 2].map(|width| store.add(picture(width)));
         assert_ne!(first, second);
         store.picture(&first).unwrap();
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn answers_are_bounded_changed_and_removed() {
-        let store = Store::new(2, Duration::from_secs(60));
+        let store = Store::new(2, Duration::from_mins(1));
         let id = store.add(picture(3));
         let ids: Vec<String> = (0..MAX_ANSWERS).map(|_| store.add_answer(&id, answer()).unwrap().id).collect();
         assert_eq!(store.check_room(&id).unwrap_err().status, StatusCode::CONFLICT);

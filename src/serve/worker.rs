@@ -67,7 +67,9 @@ pub(super) fn work(jobs: &Receiver<Job>, answerer: &mut dyn Answerer, shared: &S
             Err(RecvTimeoutError::Disconnected) => return,
         }
     }
-    jobs.try_iter().for_each(|job| send(&job, Progress::Failed(Error::Interrupted.into())));
+    for job in jobs.try_iter() {
+        send(&job, Progress::Failed(Error::Interrupted.into()));
+    }
 }
 
 /// A client that has left needs no progress.
@@ -191,7 +193,7 @@ mod tests {
 
     fn server(time_limit: Duration) -> Server {
         panics::record();
-        let store = Store::new(2, Duration::from_secs(60));
+        let store = Store::new(2, Duration::from_mins(1));
         let picture = Picture::new(DynamicImage::new_luma8(2, 2), Some([0.5, 2.0]));
         let image = store.add(picture);
         let classes = vec!["ct".into(), "mr".into()];
@@ -232,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_worker_continues_after_a_panic() {
-        let server = server(Duration::from_secs(60));
+        let server = server(Duration::from_mins(1));
         let failure = failure(ask(&server, "panic"));
         assert_eq!(failure.status, StatusCode::INTERNAL_SERVER_ERROR);
         assert!(failure.error.contains("number 7 is impossible (at src/serve/worker.rs:"), "{}", failure.error);
@@ -251,7 +253,7 @@ mod tests {
 
     #[test]
     fn the_work_for_a_client_that_leaves_stops() {
-        let server = server(Duration::from_secs(60));
+        let server = server(Duration::from_mins(1));
         let mut leaves = ask(&server, "endless");
         while !matches!(leaves.blocking_recv(), Some(Progress::Text(_))) {}
         let waits = ask(&server, "endless");
@@ -275,7 +277,7 @@ mod tests {
 
     #[test]
     fn an_interrupt_ends_running_and_waiting_questions() {
-        let server = server(Duration::from_secs(60));
+        let server = server(Duration::from_mins(1));
         let mut running = ask(&server, "endless");
         while !matches!(running.blocking_recv(), Some(Progress::Text(_))) {}
         let waiting = ask(&server, "next");

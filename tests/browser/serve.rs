@@ -76,7 +76,7 @@ fn an_image_is_opened_asked_about_corrected_and_downloaded() {
 fn downloads(browser: &Browser) -> PathBuf {
     let folder = home().join("downloads");
     let _ = std::fs::remove_dir_all(&folder);
-    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::create_dir_all(&folder).expect("a folder for downloads");
     let parameters = serde_json::json!({ "behavior": "allow", "downloadPath": folder });
     browser.devtools("Browser.setDownloadBehavior", &parameters);
     folder

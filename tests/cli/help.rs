@@ -52,6 +52,7 @@ fn without_a_command_the_commands_are_listed() {
       train      Train on a data root
       eval       Score trained models on a data root: masks, positions, answers
       predict    Answer a question about an image and segment the region it asks for
+      serve      Serve a trained model: a page to ask about images, and the same over HTTP
       merge      Merge the LoRA adapters of a run into its language model
       plan       Predict the memory and time of a job before it runs
       preset     Find the fastest settings that fit a GPU

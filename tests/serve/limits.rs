@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use image::{DynamicImage, ImageFormat};
 use serde_json::json;
 
+use crate::alone;
 use crate::support::{Server, image_file, prsmed, signal, trained};
 
 const TOKEN: &str = "correct-horse-battery";
@@ -209,7 +210,7 @@ fn begin_answer(server: &Server) -> (TcpStream, String) {
     let mut text = String::new();
     let mut piece = [0; 512];
     while !text.contains("event: token") && !text.contains("event: error") {
-        let count = stream.read(&mut piece).unwrap();
+        let count = stream.read(&mut piece).expect("an answer");
         assert!(count > 0, "{text}");
         text.push_str(&String::from_utf8_lossy(&piece[..count]));
     }
@@ -218,7 +219,9 @@ fn begin_answer(server: &Server) -> (TcpStream, String) {
 }
 
 #[test]
+#[expect(clippy::print_stdout, reason = "the measured time")]
 fn a_client_that_leaves_stops_its_work_within_a_second() {
+    let _alone = alone();
     let server = Server::start(&["--max-new-tokens", "60000"]);
     let (stream, _) = begin_answer(&server);
     assert_eq!(server.metric("prsmed_questions_running"), 1.0);

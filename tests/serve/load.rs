@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use crate::alone;
 use crate::support::{Server, image_file};
 
 const CLIENTS: usize = 8;
@@ -35,14 +36,16 @@ fn client(server: &Server) -> Vec<Duration> {
 fn run(server: &Server) -> Vec<Duration> {
     let mut times: Vec<Duration> = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..CLIENTS).map(|_| scope.spawn(|| client(server))).collect();
-        clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
+        clients.into_iter().flat_map(|client| client.join().expect("a client without a panic")).collect()
     });
     times.sort_unstable();
     times
 }
 
 #[test]
+#[expect(clippy::print_stdout, reason = "the measured times")]
 fn eight_clients_lose_no_request_and_memory_stays_flat() {
+    let _alone = alone();
     let server = Server::start(&[]);
     // the first half fills caches of libtorch and the allocator
     let resident = || server.metric("process_resident_memory_bytes") / f64::from(1 << 20);
@@ -53,12 +56,12 @@ fn eight_clients_lose_no_request_and_memory_stays_flat() {
     assert_eq!((times.len(), again.len()), (CLIENTS * REQUESTS, CLIENTS * REQUESTS));
     times.extend(again);
     times.sort_unstable();
-    let at = |share: f64| times[(share * (times.len() - 1) as f64).round() as usize].as_millis();
+    let at = |percent: usize| times[percent * (times.len() - 1) / 100].as_millis();
     println!(
         "{} requests: p50 {} ms, p95 {} ms; resident {before:.0} MiB, then {after:.0} MiB",
         times.len(),
-        at(0.5),
-        at(0.95)
+        at(50),
+        at(95)
     );
     assert!(after < before + 40.0, "{before} MiB, then {after} MiB");
     assert_eq!(server.metric("prsmed_questions_total{outcome=\"answered\"}"), (2 * CLIENTS * REQUESTS / 10) as f64);

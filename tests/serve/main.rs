@@ -4,3 +4,11 @@ mod limits;
 mod load;
 mod routes;
 mod support;
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Keeps the load away from tests that measure a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -130,7 +130,7 @@ impl Server {
         let url = serving["url"].as_str().expect("an address");
         let address = url.trim_start_matches("http://").trim_end_matches('/').to_owned();
         let config = ureq::Agent::config_builder().http_status_as_error(false).proxy(None);
-        let agent = config.timeout_global(Some(Duration::from_secs(120))).build().new_agent();
+        let agent = config.timeout_global(Some(Duration::from_mins(2))).build().new_agent();
         Self { child, address, token: None, agent }
     }
 
@@ -216,7 +216,7 @@ impl Server {
     /// A connection for bytes that no client library sends.
     pub(crate) fn connect(&self, bytes: &[u8]) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).expect("a connection");
-        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a time limit");
+        stream.set_read_timeout(Some(Duration::from_mins(1))).expect("a time limit");
         stream.write_all(bytes).expect("the server reads");
         stream
     }
