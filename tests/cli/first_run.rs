@@ -313,7 +313,7 @@ fn a_missing_file_stops_a_training_before_any_download() {
         &["model.image_encoder=hub:lab/absent"],
         &server,
         "error: `hub:lab/absent`: the repository does not exist at revision `main` (HTTP 404) (`model.image_encoder`)\n\
-         hint: check the spelling of `hub:owner/name@revision`",
+         hint: check the spelling of `hub:owner/name@revision`; a data set is written `dataset:owner/name`",
         "  missing   model.image_encoder: ",
     );
     server.add("lab/two", "a.pth", large(10));
