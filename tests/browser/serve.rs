@@ -131,7 +131,7 @@ fn the_files_of_a_dicom_series_are_opened_shown_asked_about_and_downloaded() {
     let mut archive = zip::ZipArchive::new(std::fs::File::open(zip).unwrap()).unwrap();
     archive.extract(&series).unwrap();
     let files = ["sub/2.dcm", "sub/0.dcm", "IM003", "IM001"].map(|name| series.join(name));
-    browser.upload("#file", &files.each_ref().map(|file| file.as_path()));
+    browser.upload("#file", &files.each_ref().map(PathBuf::as_path));
     browser.wait_for("!document.getElementById('question').disabled");
     assert!(browser.text("#image-facts").contains("4 slices"));
     assert_eq!(browser.eval("document.getElementById('window-preset').value"), "soft-tissue");
