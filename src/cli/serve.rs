@@ -47,10 +47,10 @@ pub(super) struct Args {
     /// Minutes after its last use when an image is removed from memory
     #[arg(long, value_name = "MINUTES", default_value_t = 60.0, value_parser = positive)]
     keep: f64,
-    /// Most MiB of an uploaded file
-    #[arg(long, value_name = "MIB", default_value_t = 64.0, value_parser = positive)]
+    /// Most MiB of an uploaded file; DICOM series are sent as a zip
+    #[arg(long, value_name = "MIB", default_value_t = 512.0, value_parser = positive)]
     max_upload: f64,
-    /// Most megapixels of an image
+    /// Most megapixels of a PNG, JPEG or TIFF image
     #[arg(long, value_name = "MP", default_value_t = 64.0, value_parser = positive)]
     max_pixels: f64,
     /// Maximum length of an answer in tokens
@@ -70,10 +70,11 @@ fn positive(text: &str) -> std::result::Result<f64, String> {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let options = args.options(context.env.token.as_ref())?;
+    let mut options = args.options(context.env.token.as_ref())?;
     // before the model is loaded
     let listener = serve::bind(args.host, args.port)?;
     let assembly = args.run.open(context)?;
+    options.shown = assembly.description.shown();
     let address = listener.local_addr().map_err(Error::io("the listening socket", "read"))?;
     let needs_token = options.token.is_some();
     context.output.line(format!("http://{address}/"))?;
@@ -101,6 +102,7 @@ impl Args {
             keep: Duration::from_secs_f64(60.0 * self.keep),
             max_upload: usize::try_from(max_upload).unwrap_or(usize::MAX),
             max_pixels,
+            shown: (None, None),
             max_new_tokens: self.max_new_tokens.into(),
             time_limit: Duration::from_secs_f64(self.time_limit),
             logs_requests: self.log_requests,

@@ -8,6 +8,7 @@ use crate::data::image::PixelConfig;
 use crate::data::labels::Labels;
 use crate::data::prepared::Intensity;
 use crate::data::text::TextTokenizer;
+use crate::data::volume::{Axis, Window};
 use crate::hub::{self, Pinned};
 use crate::models::prsmed::{self, PrsMed};
 use crate::nn::Quantization;
@@ -48,6 +49,18 @@ pub struct Description {
 }
 
 impl Description {
+    /// Window and axis of the training images, where all classes that were prepared from volumes have the same.
+    pub fn shown(&self) -> (Option<Window>, Option<Axis>) {
+        let mut all = self.intensity.values();
+        let Some(first) = all.next() else { return (None, None) };
+        let (mut window, mut axis) = (Some(first.window), Some(first.axis));
+        for other in all {
+            window = window.filter(|window| *window == other.window);
+            axis = axis.filter(|axis| *axis == other.axis);
+        }
+        (window, axis)
+    }
+
     /// A warning for each part that was trained with other weights of the hub than those at the given paths.
     pub(super) fn source_warnings(&self, parts: &[(&str, Option<&Path>)]) -> Vec<String> {
         let warning = |(part, path): &(&str, Option<&Path>)| {

@@ -2,10 +2,12 @@
 
 use super::app::App;
 use super::failure::{Failure, Reply};
-use super::picture::{Picture, View, Window};
+use super::picture::{Picture, View};
 use super::store::Answer;
 use super::upload::{self, refused, uploaded};
+use super::volumes;
 use crate::Error;
+use crate::data::volume::Window;
 use crate::data::{decode, sheet};
 use axum::Json;
 use axum::body::Body;
@@ -69,9 +71,12 @@ pub(super) async fn upload(
 ) -> Reply {
     let spacing_mm = query_of(query)?.spacing_mm()?;
     let bytes = upload::receive(&app, body).await?;
-    let max_pixels = app.options.max_pixels;
+    let (max_pixels, shown) = (app.options.max_pixels, app.options.shown);
     let picture = app
         .work(move || {
+            if let Some(volume) = volumes::read(&bytes)? {
+                return Ok(Picture::of_volume(volume, shown.into())?);
+            }
             let pixels = decode::image_of(&bytes, uploaded(), max_pixels).map_err(refused)?;
             Ok(Picture::new(pixels, spacing_mm))
         })
@@ -95,6 +100,7 @@ fn json_of(id: &str, picture: &Picture, answers: &[Answer]) -> Value {
         "height": height,
         "slices": picture.slices(),
         "window": picture.window(),
+        "notes": picture.notes(),
         "spacing_mm": picture.spacing_mm(),
         "answers": answers.iter().map(Answer::json).collect::<Vec<_>>(),
     })

@@ -25,6 +25,7 @@ mod picture;
 mod routes;
 mod store;
 mod upload;
+mod volumes;
 mod worker;
 
 pub use access::check_token;

@@ -1,5 +1,6 @@
 //! Settings of the server.
 
+use crate::data::volume::{Axis, Window};
 use std::time::Duration;
 
 /// Settings of the server.
@@ -21,6 +22,8 @@ pub struct Options {
     pub max_upload: usize,
     /// Most pixels of an image.
     pub max_pixels: u64,
+    /// How volumes are shown and asked about: window and axis of the training images.
+    pub shown: (Option<Window>, Option<Axis>),
     /// Longest answer in tokens.
     pub max_new_tokens: usize,
     /// Longest time of one question.

@@ -1,33 +1,11 @@
-//! An uploaded image, as slices with an intensity window. An image file has one slice and no window.
+//! An uploaded image or volume, as slices. An image file has one slice and no intensity window.
 
+use crate::data::volume::{Axis, Levels, Plane, Volume, Voxels, Window};
+use crate::segment::predict_volume::slice_image;
 use crate::{Error, Result};
-use image::DynamicImage;
-use serde::{Deserialize, Serialize};
+use image::{DynamicImage, GrayImage};
+use serde::Serialize;
 use std::borrow::Cow;
-
-/// An intensity window, as the text `WIDTH/LEVEL`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub(super) struct Window {
-    width: f32,
-    level: f32,
-}
-
-impl TryFrom<String> for Window {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let parts = text.split_once('/').and_then(|(width, level)| Some([width.parse().ok()?, level.parse().ok()?]));
-        let [width, level] = parts.ok_or_else(|| format!("`{text}` is not a window; write WIDTH/LEVEL"))?;
-        Ok(Self { width, level })
-    }
-}
-
-impl From<Window> for String {
-    fn from(window: Window) -> Self {
-        format!("{}/{}", window.width, window.level)
-    }
-}
 
 /// The part of a picture that is shown, and that a question is about.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
@@ -38,34 +16,97 @@ pub(super) struct View {
     pub(super) window: Option<Window>,
 }
 
-/// An uploaded image.
+/// An uploaded image or volume.
 #[derive(Debug)]
 pub(super) struct Picture {
-    pixels: DynamicImage,
+    pixels: Pixels,
     spacing_mm: Option<[f64; 2]>,
+}
+
+#[derive(Debug)]
+enum Pixels {
+    Image(DynamicImage),
+    Volume(Box<Slices>),
+}
+
+/// A volume, cut along one axis, with its default window.
+#[derive(Debug)]
+struct Slices {
+    volume: Volume,
+    plane: Plane,
+    window: Window,
+    levels: Levels,
+}
+
+/// The window and the axis of the training images, for volumes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Shown {
+    /// `None`: by modality.
+    pub(super) window: Option<Window>,
+    /// `None`: that of the thickest slices.
+    pub(super) axis: Option<Axis>,
+}
+
+impl From<(Option<Window>, Option<Axis>)> for Shown {
+    fn from((window, axis): (Option<Window>, Option<Axis>)) -> Self {
+        Self { window, axis }
+    }
 }
 
 impl Picture {
     /// An image of one slice. `spacing_mm` is the size of a pixel, across and down.
     pub(super) fn new(pixels: DynamicImage, spacing_mm: Option<[f64; 2]>) -> Self {
-        Self { pixels, spacing_mm }
+        Self { pixels: Pixels::Image(pixels), spacing_mm }
+    }
+
+    /// A volume, shown as the training images were.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for a window that the volume does not have.
+    pub(super) fn of_volume(volume: Volume, shown: Shown) -> Result<Self> {
+        let suggested = Axis::suggested(&volume.grid);
+        // a single slice has one axis only
+        let is_single = volume.plane(suggested).num_slices == 1;
+        let plane = volume.plane(shown.axis.filter(|_| !is_single).unwrap_or(suggested));
+        let window = shown.window.unwrap_or_default().chosen_for(&volume);
+        let levels = window.levels(&volume)?;
+        let spacing_mm = Some(plane.spacing);
+        Ok(Self { pixels: Pixels::Volume(Box::new(Slices { volume, plane, window, levels })), spacing_mm })
     }
 
     /// Width and height of a slice in pixels.
     pub(super) fn size(&self) -> (u32, u32) {
-        (self.pixels.width(), self.pixels.height())
+        match &self.pixels {
+            Pixels::Image(image) => (image.width(), image.height()),
+            Pixels::Volume(slices) => {
+                let [width, height] = slices.plane.size.map(|side| u32::try_from(side).unwrap_or(u32::MAX));
+                (width, height)
+            }
+        }
     }
 
     /// Number of slices.
-    #[expect(clippy::unused_self, reason = "a volume has several")]
     pub(super) fn slices(&self) -> usize {
-        1
+        match &self.pixels {
+            Pixels::Image(_) => 1,
+            Pixels::Volume(slices) => slices.plane.num_slices,
+        }
     }
 
-    /// The window of the file; an image has none.
-    #[expect(clippy::unused_self, reason = "a volume has one")]
+    /// The default window; images have none.
     pub(super) fn window(&self) -> Option<Window> {
-        None
+        match &self.pixels {
+            Pixels::Volume(slices) if !slices.volume.is_colour() => Some(slices.window),
+            _ => None,
+        }
+    }
+
+    /// What was assumed or ignored when the file was read.
+    pub(super) fn notes(&self) -> &[String] {
+        match &self.pixels {
+            Pixels::Image(_) => &[],
+            Pixels::Volume(slices) => &slices.volume.notes,
+        }
     }
 
     /// Size of a pixel in mm, across and down.
@@ -75,7 +116,14 @@ impl Picture {
 
     /// Bytes in memory.
     pub(super) fn bytes(&self) -> usize {
-        self.pixels.as_bytes().len()
+        match &self.pixels {
+            Pixels::Image(image) => image.as_bytes().len(),
+            Pixels::Volume(slices) => match &slices.volume.voxels {
+                Voxels::I16(values) => 2 * values.len(),
+                Voxels::F32(values) => 4 * values.len(),
+                Voxels::Rgb(values) => 3 * values.len(),
+            },
+        }
     }
 
     /// Checks that a view exists.
@@ -87,7 +135,7 @@ impl Picture {
             let reason = format!("there is no slice {}, the image has {}", view.slice, self.slices());
             return Err(Error::config("slice", reason, "slices count from 0"));
         }
-        if view.window.is_some() {
+        if view.window.is_some() && self.window().is_none() {
             let reason = "the image has 8 bits and no intensity window";
             return Err(Error::config("window", reason, "leave `window` out"));
         }
@@ -97,9 +145,41 @@ impl Picture {
     /// The pixels of a view, 8-bit grey or RGB.
     ///
     /// # Errors
-    /// As [`Self::check`].
+    /// As [`Self::check`]; [`Error::Config`] for a window that the volume does not have.
     pub(super) fn pixels(&self, view: View) -> Result<Cow<'_, DynamicImage>> {
         self.check(view)?;
-        Ok(Cow::Borrowed(&self.pixels))
+        match &self.pixels {
+            Pixels::Image(image) => Ok(Cow::Borrowed(image)),
+            Pixels::Volume(slices) => {
+                let Slices { volume, plane, window, levels } = slices.as_ref();
+                // percentiles need all voxels, so the levels of the default window are kept
+                let levels = match view.window.filter(|other| other != window) {
+                    Some(other) => Cow::Owned(other.levels(volume)?),
+                    None => Cow::Borrowed(levels),
+                };
+                slice_image(volume, plane, view.slice, &levels).map(Cow::Owned)
+            }
+        }
+    }
+
+    /// The volume, and a mask on its grid with the `(slice, mask)` pairs drawn in.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for an image; [`Error::Shape`] for a mask of another size.
+    pub(super) fn mask_of_volume(&self, drawn: &[(usize, &GrayImage)]) -> Result<(&Volume, Vec<u8>)> {
+        let Pixels::Volume(slices) = &self.pixels else {
+            return Err(Error::config("format", "the image is not a volume", "download its mask as PNG"));
+        };
+        let Slices { volume, plane, .. } = slices.as_ref();
+        let mut mask = vec![0; volume.grid.num_voxels()];
+        for (slice, image) in drawn {
+            let mut values = plane.values(&mask, *slice)?;
+            if values.len() != image.len() {
+                return Err(Error::Shape { reason: format!("the mask of slice {slice} has another size") });
+            }
+            values.iter_mut().zip(image.iter()).for_each(|(value, drawn)| *value |= u8::from(*drawn > 0));
+            plane.put(&mut mask, *slice, &values)?;
+        }
+        Ok((volume, mask))
     }
 }

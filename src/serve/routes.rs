@@ -4,7 +4,7 @@ use super::app::App;
 use super::failure::Failure;
 use super::metrics::Gauges;
 use super::options::{ALIVE_EVERY, MAX_ANSWERS, MAX_JSON, MAX_TEXT};
-use super::{access, answers, guards, images, page, pairs};
+use super::{access, answers, guards, images, page, pairs, volumes};
 use crate::tensor::{Device, ledger, memory};
 use axum::extract::{DefaultBodyLimit, Request, State};
 use axum::http::{StatusCode, header};
@@ -27,6 +27,8 @@ pub(super) fn router(app: App) -> Router {
         .route("/api/images/{image}/pixels", get(images::pixels))
         .route("/api/images/{image}/questions", post(answers::ask))
         .route("/api/images/{image}/pairs.zip", get(pairs::download))
+        .route("/api/images/{image}/mask.nii.gz", get(volumes::nifti))
+        .route("/api/images/{image}/mask.dcm", get(volumes::seg))
         .route(
             "/api/images/{image}/answers/{answer}",
             get(answers::show).patch(answers::change).delete(answers::remove),

@@ -120,3 +120,45 @@ fn the_page_asks_for_the_token() {
     browser.type_text("#token-text", key::ENTER);
     browser.wait_for("document.getElementById('model').textContent.includes('brain_MRI')");
 }
+
+#[test]
+#[ignore = "needs chromium"]
+fn the_files_of_a_dicom_series_are_opened_shown_asked_about_and_downloaded() {
+    let server = Server::start(&["--max-new-tokens", "4"]);
+    let browser = open(&server);
+    let series = home().join("series");
+    let zip = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/volumes/axial.zip");
+    let mut archive = zip::ZipArchive::new(std::fs::File::open(zip).unwrap()).unwrap();
+    archive.extract(&series).unwrap();
+    let files = ["sub/2.dcm", "sub/0.dcm", "IM003", "IM001"].map(|name| series.join(name));
+    browser.upload("#file", &files.each_ref().map(PathBuf::as_path));
+    browser.wait_for("!document.getElementById('question').disabled");
+    assert!(browser.text("#image-facts").contains("4 slices"));
+    assert_eq!(browser.eval("document.getElementById('window-preset').value"), "soft-tissue");
+    assert_eq!(browser.text("#slice-number"), "2 / 4");
+    browser.eval(
+        "(() => { const slice = document.getElementById('slice'); slice.value = 3; \
+         slice.dispatchEvent(new Event('input')); const window = document.getElementById('window-preset'); \
+         window.value = 'lung'; window.dispatchEvent(new Event('change')); })()",
+    );
+    browser.wait_for("document.getElementById('slice-number').textContent === '4 / 4'");
+    ask(&browser, "Where is the lesion?", 1);
+    let folder = downloads(&browser);
+    for (button, name) in [("#nifti", "mask.nii.gz"), ("#seg", "mask.dcm")] {
+        browser.click(button);
+        wait_for_file(&folder.join(name));
+    }
+    let mask = prsmed::data::volume::labels::open(&folder.join("mask.nii.gz")).unwrap();
+    assert_eq!(mask.grid.size, [6, 5, 4]);
+
+    // a series with a missing slice is refused, and the page goes on
+    let gap = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/volumes/gap.zip");
+    browser.upload("#file", &[&gap]);
+    browser.wait_for("!document.getElementById('alert').hidden");
+    assert!(browser.text("#alert").contains("missing"), "{}", browser.text("#alert"));
+    browser.click("#alert-close");
+    ask(&browser, "Is there a lesion?", 2);
+    let mut errors = browser.console_errors();
+    errors.retain(|error| !error.contains("422") && !error.contains("willReadFrequently"));
+    assert_eq!(errors, [""; 0]);
+}

@@ -4,6 +4,7 @@ mod limits;
 mod load;
 mod routes;
 mod support;
+mod volumes;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

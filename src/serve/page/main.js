@@ -5,6 +5,7 @@ import { Card } from "./answers.js";
 import { Mask } from "./mask.js";
 import { Viewer } from "./viewer.js";
 import { Volume } from "./volume.js";
+import { filesOf, zipped } from "./zip.js";
 
 const IMAGE_KEY = "prsmed-image";
 const KEYS_KEY = "prsmed-keys";
@@ -52,12 +53,15 @@ const path = (card, rest) => `api/images/${state.image.id}/answers/${card.answer
 
 // Images
 
-async function upload(file) {
-  if (!file || (state.hasUnsaved && !confirm("The corrected masks of this image were not downloaded. Open another one?"))) return;
+/** Opens one file, or the files of a DICOM series. */
+async function upload(files) {
+  if (!files.length || (state.hasUnsaved && !confirm("The corrected masks of this image were not downloaded. Open another one?"))) return;
   await attempt(async () => {
+    if (files.length > 1) setStatus("packing…");
+    const file = files.length > 1 ? await zipped(files) : files[0];
     if (state.model && file.size > state.model.limits.upload_bytes) {
       const most = (state.model.limits.upload_bytes / 2 ** 20).toFixed(0);
-      throw new Failure(`the file is too large: at most ${most} MiB are allowed`, "make it smaller");
+      throw new Failure(`the file is too large: at most ${most} MiB are allowed`, "make it smaller, or start the server with --max-upload");
     }
     setStatus("uploading…");
     const image = await getJson("api/images", { method: "POST", body: file }).finally(() => setStatus(""));
@@ -302,6 +306,11 @@ async function downloadPairs(query, name) {
   });
 }
 
+/** The masks of all slices, one segment for each question. */
+async function downloadVolume(name) {
+  await attempt(async () => save(await getBlob(`api/images/${state.image.id}/${name}`), name));
+}
+
 // Keys and controls
 
 function showCursor(x, y) {
@@ -373,7 +382,7 @@ function connect() {
   click("open", () => $("file").click());
   click("choose", () => $("file").click());
   $("file").addEventListener("change", () => {
-    upload($("file").files[0]);
+    upload([...$("file").files]);
     $("file").value = "";
   });
   $("ask").addEventListener("submit", submit);
@@ -401,6 +410,8 @@ function connect() {
   click("cancel", endCorrection);
   click("restore", restoreMask);
   click("save", saveCorrection);
+  click("nifti", () => downloadVolume("mask.nii.gz"));
+  click("seg", () => downloadVolume("mask.dcm"));
   click("pairs", () => downloadPairs("", "prsmed-pairs.zip"));
   click("close", () => {
     const { id } = state.image;
@@ -420,7 +431,7 @@ function connect() {
   drop.addEventListener("drop", (event) => {
     event.preventDefault();
     drop.classList.remove("over");
-    upload(event.dataTransfer.files[0]);
+    attempt(() => filesOf(event.dataTransfer)).then((files) => files && upload(files));
   });
   // a file that misses the area must not replace the page
   for (const name of ["dragover", "drop"]) window.addEventListener(name, (event) => event.preventDefault());

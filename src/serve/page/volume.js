@@ -16,7 +16,6 @@ export class Volume {
     this.window = null;
     this.isLoading = false;
     this.isStale = false;
-    $("window-preset").replaceChildren(...[...PRESETS, "W/L"].map((name) => new Option(name, name)));
     $("slice").addEventListener("input", () => this.setSlice(Number($("slice").value)));
     $("window-preset").addEventListener("change", () => this.setWindow($("window-preset").value));
     for (const id of ["window-width", "window-level"]) {
@@ -31,6 +30,8 @@ export class Volume {
     $("volume").hidden = image.slices === 1 && image.window === null;
     $("window-controls").hidden = image.window === null;
     $("slice").max = image.slices - 1;
+    const own = image.window === null || PRESETS.includes(image.window) ? [] : [image.window];
+    $("window-preset").replaceChildren(...[...own, ...PRESETS, "W/L"].map((name) => new Option(name, name)));
     this.showControls();
     await this.load(false);
   }
@@ -94,7 +95,7 @@ export class Volume {
     $("slice").value = this.slice;
     $("slice-number").textContent = `${this.slice + 1} / ${this.image.slices}`;
     if (this.window === null) return;
-    const isNamed = PRESETS.includes(this.window);
+    const isNamed = [...$("window-preset").options].some((option) => option.value === this.window);
     $("window-preset").value = isNamed ? this.window : "W/L";
     const [width, level] = isNamed ? ["", ""] : this.window.split("/");
     $("window-width").value = width;
