@@ -2,6 +2,8 @@
 
 use crate::Error;
 use axum::Json;
+use axum::extract::Query;
+use axum::extract::rejection::QueryRejection;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
@@ -38,6 +40,11 @@ impl Failure {
     pub(super) fn json(&self) -> serde_json::Value {
         json!({ "error": self.error, "hint": self.hint })
     }
+}
+
+/// The fields of a query, or an error in the server's form.
+pub(super) fn query_of<T>(query: Result<Query<T>, QueryRejection>) -> Reply<T> {
+    query.map(|Query(query)| query).map_err(|rejection| Failure::bad_request(rejection.body_text()))
 }
 
 impl From<Error> for Failure {

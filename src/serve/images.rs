@@ -1,7 +1,7 @@
 //! Routes of images: upload, show, pixels of a view, remove.
 
 use super::app::App;
-use super::failure::{Failure, Reply};
+use super::failure::{Failure, Reply, query_of};
 use super::picture::{Picture, View};
 use super::store::Answer;
 use super::upload::{self, refused, uploaded};
@@ -57,11 +57,6 @@ impl From<ViewQuery> for View {
     fn from(query: ViewQuery) -> Self {
         Self { slice: query.slice, window: query.window }
     }
-}
-
-/// The fields of a query, or an error in the server's form.
-pub(super) fn query_of<T>(query: Result<Query<T>, QueryRejection>) -> Reply<T> {
-    query.map(|Query(query)| query).map_err(|rejection| Failure::bad_request(rejection.body_text()))
 }
 
 pub(super) async fn upload(

@@ -1,8 +1,8 @@
 //! Download of images and masks as a zip with the layout of a data root, for `prsmed train --extra`.
 
 use super::app::App;
-use super::failure::{Failure, Reply};
-use super::images::{png_bytes, query_of};
+use super::failure::{Failure, Reply, query_of};
+use super::images::png_bytes;
 use super::picture::Picture;
 use super::store::Answer;
 use crate::Error;

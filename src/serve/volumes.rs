@@ -1,8 +1,7 @@
 //! Medical volumes: NIfTI and DICOM uploads, and the mask of a volume as a file.
 
 use super::app::App;
-use super::failure::{Failure, Reply};
-use super::images::query_of;
+use super::failure::{Failure, Reply, query_of};
 use super::upload::uploaded;
 use crate::data::volume::{self, Segment, Volume, write};
 use crate::{Error, Result, files};

@@ -16,7 +16,7 @@ fn shown(server: &Server, id: &str) -> Value {
 
 fn pixels(server: &Server, id: &str, query: &str) -> image::GrayImage {
     let answered = server.get(&format!("/api/images/{id}/pixels?{query}")).ok();
-    image::load_from_memory(&answered.bytes).unwrap().into_luma8()
+    image::load_from_memory(&answered.bytes).expect("an image").into_luma8()
 }
 
 #[test]
