@@ -80,9 +80,9 @@ impl ManyArgs {
         let watch = (context.progress.as_ref(), context.interrupt.as_ref());
         let Tally { answered, kept, failed } = results.answer(&assembly, jobs, &read, watch, &mut on_answer)?;
         let (journal, table) = (folder.join(JOURNAL), folder.join(TABLE));
-        let before = if kept > 0 { format!(", {kept} were answered before") } else { String::new() };
+        let before = if kept > 0 { format!(", {kept} answered before") } else { String::new() };
         let bad = if failed > 0 { format!(", {failed} failed (column `error`)") } else { String::new() };
-        context.output.line(format!("{answered} questions answered{before}{bad}: {}", table.display()))?;
+        context.output.line(format!("questions answered: {answered}{before}{bad}: {}", table.display()))?;
         context.output.record(&json!({
             "kind": "result", "answered": answered, "kept": kept, "failed": failed, "table": table, "journal": journal,
         }))?;

@@ -1,7 +1,7 @@
 //! Temperature scaling (Guo et al. 2017, "On calibration of modern neural networks"): one number that makes the
 //! probabilities of pixels agree with how often they are right. It changes no mask: the threshold of 0.5 stays.
 
-/// Largest absolute logit that is told apart; `sigmoid(16)` is 1 in fp32.
+/// Largest absolute logit that is distinguished; `sigmoid(16)` is 1 in fp32.
 const MOST: f64 = 16.0;
 /// Number of bins of logits; each is 1/64 wide.
 const BINS: usize = 2048;

@@ -192,8 +192,8 @@ impl Running<'_> {
         group.add_image(&row.image_path);
         let (text, position_right) = group.add_answer(&prediction.answer, &row.answer, row.position.as_deref());
         let modalities = &self.assembly.description.modalities;
-        let best = prediction.classes.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(i, _)| i);
-        let predicted_modality = best.and_then(|i| modalities.get(i).cloned()).unwrap_or_default();
+        let class = prediction.best_class().and_then(|class| modalities.get(class));
+        let predicted_modality = class.cloned().unwrap_or_default();
         Answered {
             generated: prediction.answer.clone(),
             text,

@@ -14,7 +14,7 @@ use crate::{Error, Result, files};
 use image::DynamicImage;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::ops::ControlFlow;
@@ -80,22 +80,26 @@ pub fn jobs(path: &Path, questions: &[String]) -> Result<Vec<Job>> {
             "add `--question \"Where is the lesion?\"`, or a column `question`",
         ));
     }
-    let mut images: Vec<&Path> = Vec::new();
-    let mut seen = HashSet::new();
-    images.extend(listed.iter().map(|(image, _)| image.as_path()).filter(|image| seen.insert(*image)));
-    let mut jobs = Vec::new();
-    for image in images {
-        let name = image.strip_prefix(root).unwrap_or(image).to_string_lossy().into_owned();
-        let mut asked = HashSet::new();
-        for (_, own) in listed.iter().filter(|(listed, _)| listed == image) {
-            let own = own.as_ref().map_or(questions, std::slice::from_ref);
-            let new = own.iter().filter(|question| asked.insert(question.as_str()));
-            jobs.extend(new.map(|question| Job {
-                image: image.to_owned(),
-                name: name.clone(),
-                question: question.clone(),
-            }));
+    // images in their order, each with all its questions
+    let mut place_of: HashMap<&Path, usize> = HashMap::new();
+    let mut asked: Vec<(&Path, Vec<&String>)> = Vec::new();
+    for (image, own) in &listed {
+        let place = *place_of.entry(image).or_insert(asked.len());
+        if place == asked.len() {
+            asked.push((image, Vec::new()));
         }
+        let known = &mut asked[place].1;
+        for question in own.as_ref().map_or(questions, std::slice::from_ref) {
+            if !known.contains(&question) {
+                known.push(question);
+            }
+        }
+    }
+    let mut jobs = Vec::new();
+    for (image, questions) in asked {
+        let name = image.strip_prefix(root).unwrap_or(image).to_string_lossy().into_owned();
+        let job = |question: &String| Job { image: image.to_owned(), name: name.clone(), question: question.clone() };
+        jobs.extend(questions.into_iter().map(job));
     }
     Ok(jobs)
 }
@@ -196,7 +200,18 @@ pub struct Answered {
     pub seconds: f64,
 }
 
+impl Job {
+    /// What a result belongs to.
+    fn key(&self) -> (String, String) {
+        (self.name.clone(), self.question.clone())
+    }
+}
+
 impl Answered {
+    fn key(&self) -> (String, String) {
+        (self.image.clone(), self.question.clone())
+    }
+
     fn empty(job: &Job) -> Self {
         Self {
             image: job.name.clone(),
@@ -221,7 +236,8 @@ impl Answered {
 pub struct Results {
     folder: PathBuf,
     made: Made,
-    answered: Vec<Answered>,
+    /// By image and question; the last line of the journal counts.
+    answered: HashMap<(String, String), Answered>,
     journal: File,
     names: HashSet<String>,
 }
@@ -277,7 +293,8 @@ impl Results {
         files::write(&path, kept.as_bytes()).map_err(Error::io(&path, "write"))?;
         let journal = OpenOptions::new().append(true).open(&path).map_err(Error::io(&path, "open"))?;
         let names = known.iter().filter_map(|answered| answered.mask.clone()).collect();
-        Ok(Self { folder: folder.to_owned(), made, answered: known, journal, names })
+        let answered = known.into_iter().map(|answered| (answered.key(), answered)).collect();
+        Ok(Self { folder: folder.to_owned(), made, answered, journal, names })
     }
 
     /// Answers the jobs that are not answered yet. `read` opens an image; an image that cannot be read or answered gets
@@ -305,6 +322,7 @@ impl Results {
                 let file = stamp(&job.image)?;
                 if self.has(job, file) {
                     tally.kept += 1;
+                    observer.on(&Event::Advanced { done: done as u64 + 1 });
                     continue;
                 }
                 let start = Instant::now();
@@ -338,10 +356,8 @@ impl Results {
     }
 
     fn has(&self, job: &Job, file: (u64, u64)) -> bool {
-        self.answered.iter().any(|answered| {
-            answered.image == job.name
-                && answered.question == job.question
-                && answered.file == file
+        self.answered.get(&job.key()).is_some_and(|answered| {
+            answered.file == file
                 && answered.error.is_none()
                 && answered.mask.as_ref().is_some_and(|mask| self.folder.join(mask).is_file())
         })
@@ -416,8 +432,7 @@ impl Results {
     fn append(&mut self, answered: Answered) -> Result<()> {
         let path = self.folder.join(JOURNAL);
         self.journal.write_all(line_of(&answered)?.as_bytes()).map_err(Error::io(path, "write"))?;
-        self.answered.retain(|old| (&old.image, &old.question) != (&answered.image, &answered.question));
-        self.answered.push(answered);
+        self.answered.insert(answered.key(), answered);
         Ok(())
     }
 
@@ -433,8 +448,7 @@ impl Results {
             ])
             .map_err(failed)?;
         for job in jobs {
-            let of_job = |answered: &&Answered| answered.image == job.name && answered.question == job.question;
-            let Some(answered) = self.answered.iter().rev().find(of_job) else { continue };
+            let Some(answered) = self.answered.get(&job.key()) else { continue };
             let confidence = answered.confidence.as_ref();
             let number = |value: Option<f64>| value.map_or_else(String::new, |value| format!("{value:.4}"));
             let text = |value: &Option<String>| value.clone().unwrap_or_default();

@@ -70,7 +70,7 @@ pub(super) async fn upload(
     let picture = app
         .work(move || {
             if let Some(volume) = volumes::read(&bytes)? {
-                return Ok(Picture::of_volume(volume, shown.into())?);
+                return Ok(Picture::of_volume(volume, shown)?);
             }
             let pixels = decode::image_of(&bytes, uploaded(), max_pixels).map_err(refused)?;
             Ok(Picture::new(pixels, spacing_mm))

@@ -38,37 +38,23 @@ struct Slices {
     levels: Levels,
 }
 
-/// The window and the axis of the training images, for volumes.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Shown {
-    /// `None`: by modality.
-    pub(super) window: Option<Window>,
-    /// `None`: that of the thickest slices.
-    pub(super) axis: Option<Axis>,
-}
-
-impl From<(Option<Window>, Option<Axis>)> for Shown {
-    fn from((window, axis): (Option<Window>, Option<Axis>)) -> Self {
-        Self { window, axis }
-    }
-}
-
 impl Picture {
     /// An image of one slice. `spacing_mm` is the size of a pixel, across and down.
     pub(super) fn new(pixels: DynamicImage, spacing_mm: Option<[f64; 2]>) -> Self {
         Self { pixels: Pixels::Image(pixels), spacing_mm }
     }
 
-    /// A volume, shown as the training images were.
+    /// A volume. `shown` are the window and the axis of the training images, if the run knows them.
     ///
     /// # Errors
     /// [`Error::Config`] for a window that the volume does not have.
-    pub(super) fn of_volume(volume: Volume, shown: Shown) -> Result<Self> {
+    pub(super) fn of_volume(volume: Volume, shown: (Option<Window>, Option<Axis>)) -> Result<Self> {
+        let (window, axis) = shown;
         let suggested = Axis::suggested(&volume.grid);
         // a single slice has one axis only
         let is_single = volume.plane(suggested).num_slices == 1;
-        let plane = volume.plane(shown.axis.filter(|_| !is_single).unwrap_or(suggested));
-        let window = shown.window.unwrap_or_default().chosen_for(&volume);
+        let plane = volume.plane(axis.filter(|_| !is_single).unwrap_or(suggested));
+        let window = window.unwrap_or_default().chosen_for(&volume);
         let levels = window.levels(&volume)?;
         let spacing_mm = Some(plane.spacing);
         Ok(Self { pixels: Pixels::Volume(Box::new(Slices { volume, plane, window, levels })), spacing_mm })

@@ -5,7 +5,6 @@ use super::metrics::{Metrics, Outcome};
 use super::model::{Answerer, Question};
 use super::picture::Picture;
 use super::store::{Answer, Class, Store};
-use crate::data::sheet;
 use crate::segment::calibration::{Calibration, Confidence};
 use crate::segment::predict::Prediction;
 use crate::{Error, Result, panics};
@@ -117,14 +116,14 @@ fn late(limit: Duration) -> Failure {
 
 /// The answer of a prediction. As `prsmed predict`, it has an empty mask if the target is not found.
 fn answer_of(job: &Job, prediction: &Prediction, time: Duration, shared: &Shared) -> Result<Answer> {
-    let (width, height) = prediction.size;
     let confidence = Confidence::of(&prediction.mask, shared.calibration.as_ref());
-    let mut mask = sheet::probability_image(&prediction.mask, width, height)?;
-    mask.iter_mut().for_each(|value| *value = if confidence.is_found && *value > 127 { 255 } else { 0 });
+    let mut mask = prediction.binary_mask()?;
+    if !confidence.is_found {
+        mask.fill(0);
+    }
     let area = mask.iter().filter(|value| **value > 0).count() as f64;
-    let best = prediction.classes.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
-    let class = best.and_then(|(index, probability)| {
-        Some(Class { name: shared.classes.get(index)?.clone(), probability: *probability })
+    let class = prediction.best_class().and_then(|class| {
+        Some(Class { name: shared.classes.get(class)?.clone(), probability: *prediction.classes.get(class)? })
     });
     Ok(Answer {
         id: String::new(),
