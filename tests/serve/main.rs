@@ -1,5 +1,6 @@
 //! `prsmed serve` as a process on loopback: every route, every limit, bad clients, load.
 
+mod all_slices;
 mod limits;
 mod load;
 mod routes;
