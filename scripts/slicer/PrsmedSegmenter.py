@@ -260,7 +260,7 @@ class PrsmedSegmenterLogic(ScriptedLoadableModuleLogic):
 
     def _content(self, volume_node, folder):
         path = os.path.join(folder, "volume.nii.gz")
-        # the file has no name, date or id of a patient: NIfTI keeps voxels and geometry
+        # voxels and geometry, without the DICOM header
         if not slicer.util.exportNode(volume_node, path):
             raise PrsmedError("the volume cannot be saved as NIfTI", "choose a scalar volume")
         with open(path, "rb") as file:

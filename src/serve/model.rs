@@ -39,7 +39,8 @@ pub(super) trait Answerer {
     ///
     /// # Errors
     /// [`Error::Interrupted`] if `on_slice` stopped the work, and others.
-    fn segment(&mut self, picture: &Picture, settings: &VolumeSettings, on_slice: &OnSlice) -> Result<VolumePrediction>;
+    fn segment(&mut self, picture: &Picture, settings: &VolumeSettings, on_slice: &OnSlice)
+    -> Result<VolumePrediction>;
 
     /// Bytes of encoded images that wait for another question.
     fn encoded_bytes(&self) -> usize;
@@ -81,7 +82,12 @@ impl Answerer for Model<'_> {
         ask(self.assembly, encoded, &question.text, question.max_new_tokens, on_text)
     }
 
-    fn segment(&mut self, picture: &Picture, settings: &VolumeSettings, on_slice: &OnSlice) -> Result<VolumePrediction> {
+    fn segment(
+        &mut self,
+        picture: &Picture,
+        settings: &VolumeSettings,
+        on_slice: &OnSlice,
+    ) -> Result<VolumePrediction> {
         let (volume, _) = picture.volume()?;
         let progress = SliceProgress { on_slice, total: AtomicU64::new(0), stop: AtomicBool::new(false) };
         predict_volume(self.assembly, volume, settings, &progress, &progress.stop)

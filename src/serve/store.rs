@@ -230,7 +230,10 @@ mod tests {
         assert_eq!(store.add_answer(&id, answer()).unwrap_err().status, StatusCode::CONFLICT);
         let mask = Arc::new(GrayImage::from_pixel(3, 1, image::Luma([255])));
         let changed = store.change(&id, &ids[1], |answer| answer.corrected = Some(Arc::clone(&mask))).unwrap();
-        assert_eq!((changed.of_slice().unwrap().current_mask(), changed.json()["corrected"].as_bool()), (&mask, Some(true)));
+        assert_eq!(
+            (changed.of_slice().unwrap().current_mask(), changed.json()["corrected"].as_bool()),
+            (&mask, Some(true))
+        );
         assert_eq!(store.usage().1, 3 + 3 * MAX_ANSWERS + 3);
         store.remove_answer(&id, &ids[1]).unwrap();
         assert_eq!(store.answer(&id, &ids[1]).unwrap_err().error, "there is no such answer");

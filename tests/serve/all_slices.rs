@@ -4,40 +4,16 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use prsmed::data::volume::modality::Modality;
-use prsmed::data::volume::source::Source;
-use prsmed::data::volume::{Affine, Axis, Grid, Volume, Voxels, labels, write};
+use prsmed::data::volume::{Axis, labels};
 use serde_json::{Value, json};
 
 use crate::alone;
-use crate::support::{Server, done, home, image_file, prsmed, trained};
+use crate::support::{Server, done, home, image_file, prsmed, trained, volume_file};
 
 const QUESTION: &str = "Where is the lesion?";
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/volumes").join(name)
-}
-
-/// A NIfTI file with a bright block, `slices` slices and voxels of 1 x 1 x 2 mm.
-fn volume_file(name: &str, slices: usize) -> PathBuf {
-    let affine = Affine::from_columns([[-1.0, 0.0, 0.0], [0.0, -1.0, 0.0], [0.0, 0.0, 2.0]], [0.0; 3]);
-    let grid = Grid { size: [20, 16, slices], affine };
-    let inside = |index: usize| (5..12).contains(&(index % 20)) && (4..9).contains(&(index / 20 % 16));
-    let values: Vec<u8> = (0..grid.num_voxels()).map(|index| if inside(index) { 200 } else { 20 }).collect();
-    let volume = Volume {
-        voxels: Voxels::I16(vec![0; values.len()]),
-        grid,
-        modality: Modality::Unknown,
-        windows: Vec::new(),
-        inverted: false,
-        is_8_bit: true,
-        frame_of_reference: None,
-        notes: Vec::new(),
-        source: Source::Nifti { code: 1 },
-    };
-    let path = home().join(name);
-    write::nifti(&path, &values, &volume).expect("a NIfTI file");
-    path
 }
 
 fn names(events: &[(String, Value)]) -> Vec<&str> {

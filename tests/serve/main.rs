@@ -4,6 +4,7 @@ mod all_slices;
 mod limits;
 mod load;
 mod routes;
+mod slicer;
 mod support;
 mod volumes;
 

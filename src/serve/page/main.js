@@ -145,12 +145,15 @@ function addCard(question) {
 
 /** Loads the mask of an answer; of an answer about all slices, that of each slice when it is shown. */
 async function loadMask(card) {
-  const load = async (rest) => Mask.read(await getBlob(path(card, rest)));
+  // another image may be open when a slice arrives
+  const address = path(card, "/mask");
   if (card.isVolume) {
-    card.masks = new SliceMasks((slice) => load(`/mask?slice=${slice}`), { loaded: showMasks, failed: showError });
+    const load = async (slice) => Mask.read(await getBlob(`${address}?slice=${slice}`));
+    const failed = (error) => state.cards.includes(card) && showError(error);
+    card.masks = new SliceMasks(load, { loaded: showMasks, failed });
     return;
   }
-  card.mask = await load("/mask");
+  card.mask = await Mask.read(await getBlob(address));
   card.showFacts();
 }
 
