@@ -66,7 +66,7 @@ export function describe({ axis, slices, every, cleanup }) {
   const [first, last] = slices.split("..").map((text) => (text === "" ? null : Number(text)));
   const isAll = first === 0 && last === null;
   const range = isAll ? `All ${axis} slices` : `The ${axis} slices from ${first + 1} to ${last === null ? "the last" : last}`;
-  const parts = [every > 1 ? `${range}, one of ${every}` : range];
+  const parts = [every > 1 ? `${range}, one in ${every}` : range];
   if (cleanup.fill_gaps > 0) parts.push(`gaps up to ${cleanup.fill_gaps} filled`);
   if (cleanup.min_volume_ml > 0) parts.push(`parts below ${cleanup.min_volume_ml} ml removed`);
   if (cleanup.largest_component) parts.push("largest part only");
