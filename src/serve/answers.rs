@@ -1,21 +1,22 @@
 //! Routes of questions and answers: ask, show, mask, overlay, corrections.
 
 use super::app::{App, enqueue};
-use super::failure::{Failure, Reply};
+use super::failure::{Failure, Reply, query_of};
 use super::images::png;
 use super::model::Question;
 use super::options::{ALIVE_EVERY, MAX_TEXT};
-use super::picture::View;
+use super::picture::{Picture, View};
 use super::upload::{self, refused, uploaded};
-use super::worker::{Job, Progress};
+use super::volume_question::{VolumeOptions, without};
+use super::worker::{Job, Progress, Task};
 use crate::Error;
 use crate::data::decode::{self, StoredMask};
 use crate::data::sheet;
 use crate::data::volume::Window;
 use axum::Json;
 use axum::body::Body;
-use axum::extract::rejection::JsonRejection;
-use axum::extract::{Path, State};
+use axum::extract::rejection::{JsonRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -34,10 +35,19 @@ use tokio_stream::wrappers::UnboundedReceiverStream;
 #[serde(deny_unknown_fields)]
 pub(super) struct Asked {
     question: String,
-    #[serde(default)]
-    slice: usize,
+    slice: Option<usize>,
     window: Option<Window>,
     max_new_tokens: Option<usize>,
+    /// Ask about all slices of a volume.
+    volume: Option<VolumeOptions>,
+}
+
+/// Query of the mask or overlay of an answer.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SliceQuery {
+    /// The slice, for an answer about all slices.
+    slice: Option<usize>,
 }
 
 /// A change of an answer.
@@ -64,7 +74,8 @@ fn too_long(what: &str) -> Failure {
     Failure::new(StatusCode::PAYLOAD_TOO_LARGE, error, "ask a shorter question")
 }
 
-/// Streams the answer as server-sent events: `queued`, `started`, `token`, then `result` or `error`.
+/// Streams the answer as server-sent events: `queued`, `started`, `token` (for all slices `progress`), then `result` or
+/// `error`.
 pub(super) async fn ask(
     State(app): State<App>,
     Path(image): Path<String>,
@@ -79,24 +90,38 @@ pub(super) async fn ask(
         return Err(too_long("question"));
     }
     let picture = app.shared.store.picture(&image)?;
-    app.shared.store.check_room(&image)?;
-    let view = View { slice: asked.slice, window: asked.window };
-    picture.check(view)?;
-    let most = app.options.max_new_tokens;
-    let max_new_tokens = asked.max_new_tokens.map_or(most, |tokens| tokens.clamp(1, most));
-    let question = Question { view, text: asked.question, max_new_tokens };
+    let (task, mask_bytes) = task_of(asked, &picture, app.options.max_new_tokens)?;
+    app.shared.store.check_room(&image, mask_bytes)?;
     let (progress, receiver) = unbounded_channel();
     let ahead = app.shared.metrics.waiting.load(Ordering::Relaxed) + app.shared.metrics.running.load(Ordering::Relaxed);
-    enqueue(&app, Job { image, picture, question, progress })?;
+    enqueue(&app, Job { image, picture, task, progress })?;
     let queued = tokio_stream::once(event("queued", &json!({ "ahead": ahead })));
     let events = queued.chain(UnboundedReceiverStream::new(receiver).map(event_of)).map(Ok::<_, Infallible>);
     Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(ALIVE_EVERY)).into_response())
+}
+
+/// The work for a question, and the bytes of its mask.
+fn task_of(asked: Asked, picture: &Picture, most_tokens: usize) -> Reply<(Task, usize)> {
+    let Asked { question, slice, window, max_new_tokens, volume } = asked;
+    if let Some(options) = volume {
+        without("slice", slice.is_some())?;
+        without("max_new_tokens", max_new_tokens.is_some())?;
+        let settings = options.settings(picture, question, window)?;
+        return Ok((Task::Volume(settings), picture.volume()?.0.grid.num_voxels()));
+    }
+    let view = View { slice: slice.unwrap_or(0), window };
+    picture.check(view)?;
+    let max_new_tokens = max_new_tokens.map_or(most_tokens, |tokens| tokens.clamp(1, most_tokens));
+    let (width, height) = picture.size();
+    let question = Question { view, text: question, max_new_tokens };
+    Ok((Task::Slice(question), width as usize * height as usize))
 }
 
 fn event_of(progress: Progress) -> Event {
     match progress {
         Progress::Started => event("started", &json!({})),
         Progress::Text(text) => event("token", &json!({ "text": text })),
+        Progress::Slices { done, total } => event("progress", &json!({ "done": done, "total": total })),
         Progress::Done(answer) => event("result", &answer.json()),
         Progress::Failed(failure) => {
             let mut value = failure.json();
@@ -135,17 +160,31 @@ pub(super) async fn change(
 }
 
 /// The corrected mask if there is one, else the model's: 8-bit PNG with 0 and 255.
-pub(super) async fn mask(State(app): State<App>, Path((image, answer)): Path<(String, String)>) -> Reply {
-    let mask = Arc::clone(app.shared.store.answer(&image, &answer)?.1.current_mask());
-    app.work(move || png(&DynamicImage::from((*mask).clone()))).await
+pub(super) async fn mask(
+    State(app): State<App>,
+    Path((image, answer)): Path<(String, String)>,
+    query: Result<Query<SliceQuery>, QueryRejection>,
+) -> Reply {
+    let slice = query_of(query)?.slice;
+    let (picture, answer) = app.shared.store.answer(&image, &answer)?;
+    app.work(move || {
+        let mask = answer.slice(&picture, slice)?.1;
+        png(&DynamicImage::from((*mask).clone()))
+    })
+    .await
 }
 
 /// The image with the current mask drawn over it.
-pub(super) async fn overlay(State(app): State<App>, Path((image, answer)): Path<(String, String)>) -> Reply {
+pub(super) async fn overlay(
+    State(app): State<App>,
+    Path((image, answer)): Path<(String, String)>,
+    query: Result<Query<SliceQuery>, QueryRejection>,
+) -> Reply {
+    let slice = query_of(query)?.slice;
     let (picture, answer) = app.shared.store.answer(&image, &answer)?;
     app.work(move || {
-        let pixels = picture.pixels(answer.view)?.to_rgb8();
-        png(&sheet::overlay(&pixels, answer.current_mask(), None)?.into())
+        let (view, mask) = answer.slice(&picture, slice)?;
+        png(&sheet::overlay(&picture.pixels(view)?.to_rgb8(), &mask, None)?.into())
     })
     .await
 }
@@ -156,7 +195,9 @@ pub(super) async fn correct(
     Path((image, answer)): Path<(String, String)>,
     body: Body,
 ) -> Reply<Json<Value>> {
-    let size = app.shared.store.answer(&image, &answer)?.0.size();
+    let (picture, found) = app.shared.store.answer(&image, &answer)?;
+    found.of_slice()?;
+    let size = picture.size();
     let bytes = upload::receive(&app, body).await?;
     let max_pixels = app.options.max_pixels;
     let mask = app

@@ -1,9 +1,9 @@
 //! Routes of images: upload, show, pixels of a view, remove.
 
+use super::answer::Answer;
 use super::app::App;
 use super::failure::{Failure, Reply, query_of};
 use super::picture::{Picture, View};
-use super::store::Answer;
 use super::upload::{self, refused, uploaded};
 use super::volumes;
 use crate::Error;
@@ -94,7 +94,9 @@ fn json_of(id: &str, picture: &Picture, answers: &[Answer]) -> Value {
         "width": width,
         "height": height,
         "slices": picture.slices(),
+        "axis": picture.axis(),
         "window": picture.window(),
+        "exports": picture.exports(),
         "notes": picture.notes(),
         "spacing_mm": picture.spacing_mm(),
         "answers": answers.iter().map(Answer::json).collect::<Vec<_>>(),

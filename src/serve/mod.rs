@@ -10,6 +10,7 @@
 //! bounded in number, bytes and time. The routes are described in `docs/reference/openapi.json`.
 
 mod access;
+mod answer;
 mod answers;
 mod app;
 mod connections;
@@ -25,6 +26,7 @@ mod picture;
 mod routes;
 mod store;
 mod upload;
+mod volume_question;
 mod volumes;
 mod worker;
 

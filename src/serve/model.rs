@@ -4,13 +4,16 @@ use super::options::MAX_ENCODED;
 use super::picture::{Picture, View};
 use crate::Result;
 use crate::error::Error;
+use crate::event::{Event, Observer};
 use crate::segment::Assembly;
 use crate::segment::predict::{EncodedImage, Prediction, ask, encode};
+use crate::segment::predict_volume::{VolumePrediction, VolumeSettings, predict_volume};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-/// A question about a view of an image.
+/// A question about a view of an image, which is one slice.
 #[derive(Debug, Clone)]
 pub(super) struct Question {
     pub(super) view: View,
@@ -31,9 +34,20 @@ pub(super) trait Answerer {
         on_text: &mut dyn FnMut(&str) -> ControlFlow<()>,
     ) -> Result<Prediction>;
 
+    /// The mask of a volume. `on_slice` receives the number of slices that are done, before the first slice and after each
+    /// one, with the number of all slices, and can stop the work.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`] if `on_slice` stopped the work, and others.
+    fn segment(&mut self, picture: &Picture, settings: &VolumeSettings, on_slice: &OnSlice)
+    -> Result<VolumePrediction>;
+
     /// Bytes of encoded images that wait for another question.
     fn encoded_bytes(&self) -> usize;
 }
+
+/// Receives how many slices are done, and how many there are.
+pub(super) type OnSlice<'a> = dyn Fn(u64, u64) -> ControlFlow<()> + Send + Sync + 'a;
 
 /// A trained model.
 pub(super) struct Model<'a> {
@@ -68,8 +82,42 @@ impl Answerer for Model<'_> {
         ask(self.assembly, encoded, &question.text, question.max_new_tokens, on_text)
     }
 
+    fn segment(
+        &mut self,
+        picture: &Picture,
+        settings: &VolumeSettings,
+        on_slice: &OnSlice,
+    ) -> Result<VolumePrediction> {
+        let (volume, _) = picture.volume()?;
+        let progress = SliceProgress { on_slice, total: AtomicU64::new(0), stop: AtomicBool::new(false) };
+        predict_volume(self.assembly, volume, settings, &progress, &progress.stop)
+    }
+
     fn encoded_bytes(&self) -> usize {
         self.encoded.bytes()
+    }
+}
+
+/// The observer of a prediction on a volume; it also stops it.
+struct SliceProgress<'a> {
+    on_slice: &'a OnSlice<'a>,
+    total: AtomicU64,
+    stop: AtomicBool,
+}
+
+impl Observer for SliceProgress<'_> {
+    fn on(&self, event: &Event) {
+        let done = match event {
+            Event::Started { total, .. } => {
+                self.total.store(*total, Ordering::Relaxed);
+                0
+            }
+            Event::Advanced { done } => *done,
+            _ => return,
+        };
+        if (self.on_slice)(done, self.total.load(Ordering::Relaxed)).is_break() {
+            self.stop.store(true, Ordering::SeqCst);
+        }
     }
 }
 

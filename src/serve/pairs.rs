@@ -1,10 +1,10 @@
 //! Download of images and masks as a zip with the layout of a data root, for `prsmed train --extra`.
 
+use super::answer::{Answer, Content};
 use super::app::App;
 use super::failure::{Failure, Reply, query_of};
 use super::images::png_bytes;
 use super::picture::Picture;
-use super::store::Answer;
 use crate::Error;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
@@ -34,12 +34,13 @@ pub(super) async fn download(
     let query = query_of(query)?;
     let (picture, mut answers) = app.shared.store.image(&image)?;
     if let Some(wanted) = &query.answer {
-        // the error of an unknown answer
-        app.shared.store.answer(&image, wanted)?;
+        // the error of an unknown answer, or of one about all slices
+        app.shared.store.answer(&image, wanted)?.1.of_slice()?;
         answers.retain(|answer| answer.id == *wanted);
     }
+    answers.retain(|answer| matches!(answer.content, Content::Slice(_)));
     if answers.is_empty() {
-        let hint = "ask a question about the image first";
+        let hint = "ask a question about the image first; of a volume, about one slice";
         return Err(Failure::new(StatusCode::CONFLICT, "the image has no answers", hint));
     }
     let classes = app.shared.classes.clone();
@@ -65,17 +66,18 @@ fn archive(picture: &Picture, answers: &[Answer], class: Option<&str>) -> Result
     let header = ["image_path", "question", "answer", "split", "present", "spacing_x_mm", "spacing_y_mm"];
     let header = &header[..if picture.spacing_mm().is_some() { 7 } else { 5 }];
     rows.write_record(header).map_err(|error| failed(error.into()))?;
-    for answer in answers {
+    let of_slices = answers.iter().filter_map(|answer| Some((answer, answer.of_slice().ok()?)));
+    for (Answer { id, question, .. }, answer) in of_slices {
         let class = folder_of(class.or(answer.class.as_ref().map(|class| class.name.as_str())))?;
         let image = picture.pixels(answer.view)?;
         let mask = answer.current_mask();
-        let path = |kind: &str| format!("{class}/train_{kind}/{}.png", answer.id);
+        let path = |kind: &str| format!("{class}/train_{kind}/{id}.png");
         add(&mut zip, &path("images"), &png_bytes(&image)?)?;
         add(&mut zip, &path("masks"), &png_bytes(&DynamicImage::from((**mask).clone()))?)?;
         let is_present = mask.iter().any(|value| *value > 0);
         let text = answer.corrected_answer.as_ref().unwrap_or(&answer.answer);
         let spacing = picture.spacing_mm().map(|spacing| spacing.map(|mm| mm.to_string()));
-        let mut row = vec![path("masks"), answer.question.clone(), text.clone(), "train".to_owned()];
+        let mut row = vec![path("masks"), question.clone(), text.clone(), "train".to_owned()];
         row.push(u8::from(is_present).to_string());
         row.extend(spacing.into_iter().flatten());
         rows.write_record(&row).map_err(|error| failed(error.into()))?;

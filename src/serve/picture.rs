@@ -1,11 +1,12 @@
 //! An uploaded image or volume, as slices. An image file has one slice and no intensity window.
 
-use crate::data::volume::{Axis, Levels, Plane, Volume, Voxels, Window};
+use crate::data::volume::{Axis, Levels, Plane, Volume, Voxels, Window, write};
 use crate::segment::predict_volume::slice_image;
 use crate::{Error, Result};
 use image::{DynamicImage, GrayImage};
 use serde::Serialize;
 use std::borrow::Cow;
+use std::path::Path;
 
 /// The part of a picture that is shown, and that a question is about.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize)]
@@ -33,6 +34,7 @@ enum Pixels {
 #[derive(Debug)]
 struct Slices {
     volume: Volume,
+    axis: Axis,
     plane: Plane,
     window: Window,
     levels: Levels,
@@ -53,11 +55,12 @@ impl Picture {
         let suggested = Axis::suggested(&volume.grid);
         // a single slice has one axis only
         let is_single = volume.plane(suggested).num_slices == 1;
-        let plane = volume.plane(axis.filter(|_| !is_single).unwrap_or(suggested));
+        let axis = axis.filter(|_| !is_single).unwrap_or(suggested);
+        let plane = volume.plane(axis);
         let window = window.unwrap_or_default().chosen_for(&volume);
         let levels = window.levels(&volume)?;
         let spacing_mm = Some(plane.spacing);
-        Ok(Self { pixels: Pixels::Volume(Box::new(Slices { volume, plane, window, levels })), spacing_mm })
+        Ok(Self { pixels: Pixels::Volume(Box::new(Slices { volume, axis, plane, window, levels })), spacing_mm })
     }
 
     /// Width and height of a slice in pixels.
@@ -85,6 +88,24 @@ impl Picture {
             Pixels::Volume(slices) if !slices.volume.is_colour() => Some(slices.window),
             _ => None,
         }
+    }
+
+    /// Direction of the slices; images have none.
+    pub(super) fn axis(&self) -> Option<Axis> {
+        match &self.pixels {
+            Pixels::Image(_) => None,
+            Pixels::Volume(slices) => Some(slices.axis),
+        }
+    }
+
+    /// The names of the files to which masks on the grid of the volume can be written; images have none.
+    pub(super) fn exports(&self) -> Vec<&'static str> {
+        let mut names = vec!["mask.nii.gz", "mask.dcm"];
+        names.retain(|name| match &self.pixels {
+            Pixels::Image(_) => false,
+            Pixels::Volume(slices) => write::check(Path::new(name), &slices.volume).is_ok(),
+        });
+        names
     }
 
     /// What was assumed or ignored when the file was read.
@@ -137,7 +158,7 @@ impl Picture {
         match &self.pixels {
             Pixels::Image(image) => Ok(Cow::Borrowed(image)),
             Pixels::Volume(slices) => {
-                let Slices { volume, plane, window, levels } = slices.as_ref();
+                let Slices { volume, plane, window, levels, .. } = slices.as_ref();
                 // percentiles need all voxels, so the levels of the default window are kept
                 let levels = match view.window.filter(|other| other != window) {
                     Some(other) => Cow::Owned(other.levels(volume)?),
@@ -148,16 +169,59 @@ impl Picture {
         }
     }
 
-    /// The volume, and a mask on its grid with the `(slice, mask)` pairs drawn in.
+    fn as_volume(&self) -> Result<&Slices> {
+        match &self.pixels {
+            Pixels::Volume(slices) => Ok(slices),
+            Pixels::Image(_) => {
+                let hint = "upload a NIfTI file or a DICOM series; the mask of an image is a PNG";
+                Err(Error::config("image", "the image is not a volume", hint))
+            }
+        }
+    }
+
+    /// The volume, and the direction of its shown slices.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for an image.
+    pub(super) fn volume(&self) -> Result<(&Volume, Axis)> {
+        self.as_volume().map(|slices| (&slices.volume, slices.axis))
+    }
+
+    /// One slice of a mask on the grid of the volume, as 0 and 255.
     ///
     /// # Errors
     /// [`Error::Config`] for an image; [`Error::Shape`] for a mask of another size.
-    pub(super) fn mask_of_volume(&self, drawn: &[(usize, &GrayImage)]) -> Result<(&Volume, Vec<u8>)> {
-        let Pixels::Volume(slices) = &self.pixels else {
-            return Err(Error::config("format", "the image is not a volume", "download its mask as PNG"));
-        };
-        let Slices { volume, plane, .. } = slices.as_ref();
+    pub(super) fn slice_of_mask(&self, mask: &[u8], slice: usize) -> Result<GrayImage> {
+        self.as_volume()?.plane.mask(mask, slice)
+    }
+
+    /// The slice with most voxels of a mask; `None` for an empty mask.
+    ///
+    /// # Errors
+    /// As [`Self::slice_of_mask`].
+    pub(super) fn largest_slice(&self, mask: &[u8]) -> Result<Option<usize>> {
+        let plane = &self.as_volume()?.plane;
+        let mut largest = None;
+        for slice in 0..plane.num_slices {
+            let count = plane.values(mask, slice)?.iter().filter(|value| **value != 0).count();
+            if count > largest.map_or(0, |(most, _)| most) {
+                largest = Some((count, slice));
+            }
+        }
+        Ok(largest.map(|(_, slice)| slice))
+    }
+
+    /// A mask on the grid of the volume: the union of `masks` and of the `(slice, mask)` pairs that are drawn in.
+    ///
+    /// # Errors
+    /// [`Error::Config`] for an image; [`Error::Shape`] for a mask of another size.
+    pub(super) fn mask_of_volume(&self, masks: &[&[u8]], drawn: &[(usize, &GrayImage)]) -> Result<Vec<u8>> {
+        let Slices { volume, plane, .. } = self.as_volume()?;
         let mut mask = vec![0; volume.grid.num_voxels()];
+        for other in masks {
+            volume.grid.check(other.len())?;
+            mask.iter_mut().zip(*other).for_each(|(value, other)| *value |= u8::from(*other > 0));
+        }
         for (slice, image) in drawn {
             let mut values = plane.values(&mask, *slice)?;
             if values.len() != image.len() {
@@ -166,6 +230,6 @@ impl Picture {
             values.iter_mut().zip(image.iter()).for_each(|(value, drawn)| *value |= u8::from(*drawn > 0));
             plane.put(&mut mask, *slice, &values)?;
         }
-        Ok((volume, mask))
+        Ok(mask)
     }
 }

@@ -1,72 +1,13 @@
 //! Images and answers in memory, bounded in number, bytes and time. Nothing is written to disk.
 
+use super::answer::{Answer, SliceAnswer};
 use super::failure::{Failure, Reply};
 use super::options::{MAX_ANSWERS, MAX_STORED};
-use super::picture::{Picture, View};
-use crate::segment::calibration::Confidence;
+use super::picture::Picture;
 use axum::http::StatusCode;
-use image::GrayImage;
-use serde::Serialize;
-use serde_json::{Value, json};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-/// A class and its probability.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Class {
-    pub(super) name: String,
-    pub(super) probability: f32,
-}
-
-/// An answered question.
-#[derive(Debug, Clone, Serialize)]
-pub(super) struct Answer {
-    /// Set by [`Store::add_answer`].
-    pub(super) id: String,
-    pub(super) question: String,
-    #[serde(flatten)]
-    pub(super) view: View,
-    /// The model's answer.
-    pub(super) answer: String,
-    pub(super) new_tokens: usize,
-    /// Time of the model.
-    pub(super) seconds: f64,
-    /// The most likely class.
-    pub(super) class: Option<Class>,
-    /// Fraction of the pixels in the model's mask.
-    pub(super) area_frac: f64,
-    /// Area of the model's mask, if the size of a pixel is known.
-    pub(super) area_mm2: Option<f64>,
-    /// How sure the model is.
-    pub(super) confidence: Confidence,
-    /// The answer for training, if a user changed it.
-    pub(super) corrected_answer: Option<String>,
-    /// The model's mask, 0 and 255; empty if the target is not found.
-    #[serde(skip)]
-    pub(super) mask: Arc<GrayImage>,
-    /// The mask as a user corrected it, 0 and 255.
-    #[serde(skip)]
-    pub(super) corrected: Option<Arc<GrayImage>>,
-}
-
-impl Answer {
-    /// The corrected mask, else the model's.
-    pub(super) fn current_mask(&self) -> &Arc<GrayImage> {
-        self.corrected.as_ref().unwrap_or(&self.mask)
-    }
-
-    /// The answer as clients see it.
-    pub(super) fn json(&self) -> Value {
-        let mut value = json!(self);
-        value["corrected"] = json!(self.corrected.is_some());
-        value
-    }
-
-    fn bytes(&self) -> usize {
-        self.mask.len() + self.corrected.as_ref().map_or(0, |mask| mask.len())
-    }
-}
 
 struct Entry {
     picture: Arc<Picture>,
@@ -77,6 +18,20 @@ struct Entry {
 impl Entry {
     fn bytes(&self) -> usize {
         self.picture.bytes() + self.answers.iter().map(Answer::bytes).sum::<usize>()
+    }
+
+    /// Refuses another answer with a mask of so many bytes.
+    fn check_room(&self, bytes: usize) -> Reply<()> {
+        let hint = "delete an answer, or upload the image again";
+        if self.answers.len() >= MAX_ANSWERS {
+            let error = format!("the image has {MAX_ANSWERS} answers, and more are not kept");
+            return Err(Failure::new(StatusCode::CONFLICT, error, hint));
+        }
+        if self.bytes().saturating_add(bytes) > MAX_STORED {
+            let error = format!("the image and its masks use more than {} MiB", MAX_STORED >> 20);
+            return Err(Failure::new(StatusCode::CONFLICT, error, hint));
+        }
+        Ok(())
     }
 }
 
@@ -112,18 +67,16 @@ impl Store {
         self.with(id, |entry| Ok((Arc::clone(&entry.picture), entry.answers.clone())))
     }
 
-    /// Refuses another question about an image that has too many.
-    pub(super) fn check_room(&self, id: &str) -> Reply<()> {
-        self.with(id, |entry| if entry.answers.len() < MAX_ANSWERS { Ok(()) } else { Err(no_room()) })
+    /// Refuses another question about an image that has too many answers or too large masks. The next mask has `bytes`.
+    pub(super) fn check_room(&self, id: &str, bytes: usize) -> Reply<()> {
+        self.with(id, |entry| entry.check_room(bytes))
     }
 
     /// Adds an answer and gives it an id.
     pub(super) fn add_answer(&self, id: &str, mut answer: Answer) -> Reply<Answer> {
         answer.id = new_id();
         let added = self.with(id, |entry| {
-            if entry.answers.len() >= MAX_ANSWERS {
-                return Err(no_room());
-            }
+            entry.check_room(answer.bytes())?;
             entry.answers.push(answer.clone());
             Ok(answer)
         })?;
@@ -139,11 +92,11 @@ impl Store {
         })
     }
 
-    /// Changes an answer and returns it.
-    pub(super) fn change(&self, id: &str, answer: &str, change: impl FnOnce(&mut Answer)) -> Reply<Answer> {
+    /// Changes an answer about one slice and returns it.
+    pub(super) fn change(&self, id: &str, answer: &str, change: impl FnOnce(&mut SliceAnswer)) -> Reply<Answer> {
         let changed = self.with(id, |entry| {
             let found = entry.answers.iter_mut().find(|found| found.id == answer).ok_or_else(no_answer)?;
-            change(found);
+            change(found.of_slice_mut()?);
             Ok(found.clone())
         })?;
         self.shrink(&mut self.lock(), id);
@@ -212,28 +165,23 @@ fn no_answer() -> Failure {
     Failure::new(StatusCode::NOT_FOUND, "there is no such answer", "ask the question again")
 }
 
-fn no_room() -> Failure {
-    let error = format!("the image has {MAX_ANSWERS} answers, and more are not kept");
-    Failure::new(StatusCode::CONFLICT, error, "delete an answer, or upload the image again")
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::answer::Content;
+    use super::super::picture::View;
     use super::*;
-    use image::DynamicImage;
+    use crate::segment::calibration::Confidence;
+    use image::{DynamicImage, GrayImage};
 
     fn picture(width: u32) -> Picture {
         Picture::new(DynamicImage::new_luma8(width, 1), None)
     }
 
     fn answer() -> Answer {
-        Answer {
-            id: String::new(),
-            question: "q".into(),
+        let content = Content::Slice(SliceAnswer {
             view: View::default(),
             answer: "a".into(),
             new_tokens: 1,
-            seconds: 0.0,
             class: None,
             area_frac: 0.0,
             area_mm2: None,
@@ -241,7 +189,8 @@ mod tests {
             corrected_answer: None,
             mask: Arc::new(GrayImage::new(3, 1)),
             corrected: None,
-        }
+        });
+        Answer { id: String::new(), question: "q".into(), seconds: 0.0, content }
     }
 
     #[test]
@@ -277,15 +226,20 @@ mod tests {
         let store = Store::new(2, Duration::from_mins(1));
         let id = store.add(picture(3));
         let ids: Vec<String> = (0..MAX_ANSWERS).map(|_| store.add_answer(&id, answer()).unwrap().id).collect();
-        assert_eq!(store.check_room(&id).unwrap_err().status, StatusCode::CONFLICT);
+        assert_eq!(store.check_room(&id, 1).unwrap_err().status, StatusCode::CONFLICT);
         assert_eq!(store.add_answer(&id, answer()).unwrap_err().status, StatusCode::CONFLICT);
         let mask = Arc::new(GrayImage::from_pixel(3, 1, image::Luma([255])));
         let changed = store.change(&id, &ids[1], |answer| answer.corrected = Some(Arc::clone(&mask))).unwrap();
-        assert_eq!((changed.current_mask(), changed.json()["corrected"].as_bool()), (&mask, Some(true)));
+        assert_eq!(
+            (changed.of_slice().unwrap().current_mask(), changed.json()["corrected"].as_bool()),
+            (&mask, Some(true))
+        );
         assert_eq!(store.usage().1, 3 + 3 * MAX_ANSWERS + 3);
         store.remove_answer(&id, &ids[1]).unwrap();
         assert_eq!(store.answer(&id, &ids[1]).unwrap_err().error, "there is no such answer");
         assert_eq!(store.image(&id).unwrap().1.len(), MAX_ANSWERS - 1);
-        store.check_room(&id).unwrap();
+        store.check_room(&id, 1).unwrap();
+        let full = store.check_room(&id, MAX_STORED).unwrap_err();
+        assert_eq!(full.error, "the image and its masks use more than 2048 MiB");
     }
 }

@@ -1,7 +1,9 @@
 //! Medical volumes: NIfTI and DICOM uploads, and the mask of a volume as a file.
 
+use super::answer::{Answer, Content};
 use super::app::App;
 use super::failure::{Failure, Reply, query_of};
+use super::picture::Picture;
 use super::upload::uploaded;
 use crate::data::volume::{self, Segment, Volume, write};
 use crate::{Error, Result, files};
@@ -76,27 +78,7 @@ async fn file(app: &App, image: &str, query: MaskQuery, name: &'static str) -> R
         let hint = "ask a question about the volume first";
         return Err(Failure::new(StatusCode::CONFLICT, "the volume has no such answers", hint));
     }
-    let bytes = app
-        .work(move || {
-            let mut questions: Vec<&str> = Vec::new();
-            for answer in &answers {
-                if !questions.contains(&answer.question.as_str()) {
-                    questions.push(&answer.question);
-                }
-            }
-            let mut masks = Vec::new();
-            for question in &questions {
-                let of_question = answers.iter().filter(|answer| answer.question == *question);
-                let drawn: Vec<_> =
-                    of_question.map(|answer| (answer.view.slice, answer.current_mask().as_ref())).collect();
-                masks.push(picture.mask_of_volume(&drawn)?);
-            }
-            let segments: Vec<Segment> =
-                questions.iter().zip(&masks).map(|(name, (_, mask))| Segment { name, mask }).collect();
-            let Some((volume, _)) = masks.first() else { return Err(Failure::bad_request("no masks")) };
-            Ok(written(name, &segments, volume)?)
-        })
-        .await?;
+    let bytes = app.work(move || Ok(written(name, &picture, &answers)?)).await?;
     let headers = [
         (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
         (header::CONTENT_DISPOSITION, format!("attachment; filename=\"{name}\"")),
@@ -105,9 +87,28 @@ async fn file(app: &App, image: &str, query: MaskQuery, name: &'static str) -> R
 }
 
 /// The bytes of the file.
-fn written(name: &str, segments: &[Segment], volume: &Volume) -> Result<Vec<u8>> {
+fn written(name: &str, picture: &Picture, answers: &[Answer]) -> Result<Vec<u8>> {
+    let mut questions: Vec<&str> = Vec::new();
+    for answer in answers {
+        if !questions.contains(&answer.question.as_str()) {
+            questions.push(&answer.question);
+        }
+    }
+    let (volume, _) = picture.volume()?;
+    let mut masks = Vec::new();
+    for question in &questions {
+        let (mut whole, mut drawn) = (Vec::new(), Vec::new());
+        for answer in answers.iter().filter(|answer| answer.question == *question) {
+            match &answer.content {
+                Content::Slice(answer) => drawn.push((answer.view.slice, answer.current_mask().as_ref())),
+                Content::Volume(answer) => whole.push(answer.mask.as_slice()),
+            }
+        }
+        masks.push(picture.mask_of_volume(&whole, &drawn)?);
+    }
+    let segments: Vec<Segment> = questions.iter().zip(&masks).map(|(name, mask)| Segment { name, mask }).collect();
     let folder = tempfile::tempdir().map_err(Error::io(std::env::temp_dir(), "create a folder in"))?;
     let path = folder.path().join(FilePath::new(name));
-    write::segments(&path, segments, volume)?;
+    write::segments(&path, &segments, volume)?;
     files::read(&path, u64::MAX).map_err(Error::io(&path, "read"))
 }

@@ -1,12 +1,14 @@
 //! The worker: one thread answers the questions of all clients, one after the other.
 
+use super::answer::{Answer, Class, Content, SliceAnswer, VolumeAnswer};
 use super::failure::Failure;
 use super::metrics::{Metrics, Outcome};
 use super::model::{Answerer, Question};
-use super::picture::Picture;
-use super::store::{Answer, Class, Store};
+use super::picture::{Picture, View};
+use super::store::Store;
 use crate::segment::calibration::{Calibration, Confidence};
 use crate::segment::predict::Prediction;
+use crate::segment::predict_volume::{VolumePrediction, VolumeSettings};
 use crate::{Error, Result, panics};
 use axum::http::StatusCode;
 use std::ops::ControlFlow;
@@ -27,16 +29,30 @@ pub(super) enum Progress {
     Started,
     /// The next piece of the answer.
     Text(String),
+    /// Slices of a volume.
+    Slices {
+        done: u64,
+        total: u64,
+    },
     Done(Box<Answer>),
     Failed(Failure),
+}
+
+/// What the model has to do.
+pub(super) enum Task {
+    /// A question about one slice.
+    Slice(Question),
+    /// A question about all slices of a volume.
+    Volume(VolumeSettings),
 }
 
 /// A question in the queue.
 pub(super) struct Job {
     pub(super) image: String,
     pub(super) picture: Arc<Picture>,
-    pub(super) question: Question,
-    /// Closed when the client has left. The number of its messages is bounded by the length of an answer.
+    pub(super) task: Task,
+    /// Closed when the client has left. The number of its messages is bounded by the length of an answer, and by the
+    /// number of slices.
     pub(super) progress: UnboundedSender<Progress>,
 }
 
@@ -79,10 +95,7 @@ fn send(job: &Job, progress: Progress) {
 fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &AtomicBool) {
     let begin = Instant::now();
     let is_late = || begin.elapsed() > shared.time_limit;
-    let mut on_text = |text: &str| {
-        if !text.is_empty() {
-            send(job, Progress::Text(text.to_owned()));
-        }
+    let go_on = || {
         let stops = job.progress.is_closed() || is_late() || interrupt.load(Ordering::SeqCst);
         if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
@@ -90,16 +103,18 @@ fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &Atom
         return shared.metrics.add_question(Outcome::Left, begin.elapsed());
     }
     send(job, Progress::Started);
-    let result = catch_unwind(AssertUnwindSafe(|| answerer.answer(&job.picture, &job.question, &mut on_text)))
+    let result = catch_unwind(AssertUnwindSafe(|| content_of(job, answerer, shared, &go_on)))
         .unwrap_or_else(|panic| Err(Error::Internal { reason: panics::describe(&*panic) }));
     let result = result.map_err(|error| match error {
-        Error::Interrupted if is_late() => late(shared.time_limit),
+        Error::Interrupted if is_late() => late(shared.time_limit, &job.task),
         error => error.into(),
     });
-    let answer = result.and_then(|prediction| Ok(answer_of(job, &prediction, begin.elapsed(), shared)?));
     if job.progress.is_closed() {
         return shared.metrics.add_question(Outcome::Left, begin.elapsed());
     }
+    let seconds = begin.elapsed().as_secs_f64();
+    let question = job.task.question().to_owned();
+    let answer = result.map(|content| Answer { id: String::new(), question, seconds, content });
     let (outcome, progress) = match answer.and_then(|answer| shared.store.add_answer(&job.image, answer)) {
         Ok(answer) => (Outcome::Answered, Progress::Done(Box::new(answer))),
         Err(failure) => (Outcome::Failed, Progress::Failed(failure)),
@@ -109,13 +124,55 @@ fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &Atom
     send(job, progress);
 }
 
-fn late(limit: Duration) -> Failure {
+/// Runs the model. `go_on` is asked before the work, after each token, and after each slice.
+fn content_of(
+    job: &Job,
+    answerer: &mut dyn Answerer,
+    shared: &Shared,
+    go_on: &(dyn Fn() -> ControlFlow<()> + Send + Sync),
+) -> Result<Content> {
+    match &job.task {
+        Task::Slice(question) => {
+            let mut on_text = |text: &str| {
+                if !text.is_empty() {
+                    send(job, Progress::Text(text.to_owned()));
+                }
+                go_on()
+            };
+            let prediction = answerer.answer(&job.picture, question, &mut on_text)?;
+            slice_answer(job, question.view, &prediction, shared).map(Content::Slice)
+        }
+        Task::Volume(settings) => {
+            let on_slice = |done, total| {
+                send(job, Progress::Slices { done, total });
+                go_on()
+            };
+            let prediction = answerer.segment(&job.picture, settings, &on_slice)?;
+            volume_answer(job, settings, prediction).map(Content::Volume)
+        }
+    }
+}
+
+impl Task {
+    fn question(&self) -> &str {
+        match self {
+            Self::Slice(question) => &question.text,
+            Self::Volume(settings) => &settings.question,
+        }
+    }
+}
+
+fn late(limit: Duration, task: &Task) -> Failure {
     let error = format!("the question took longer than {} s", limit.as_secs());
-    Failure::new(StatusCode::GATEWAY_TIMEOUT, error, "start the server with a larger `--time-limit`")
+    let hint = match task {
+        Task::Slice(_) => "start the server with a larger `--time-limit`",
+        Task::Volume(_) => "ask about fewer slices, or start the server with a larger `--time-limit`",
+    };
+    Failure::new(StatusCode::GATEWAY_TIMEOUT, error, hint)
 }
 
 /// The answer of a prediction. As `prsmed predict`, it has an empty mask if the target is not found.
-fn answer_of(job: &Job, prediction: &Prediction, time: Duration, shared: &Shared) -> Result<Answer> {
+fn slice_answer(job: &Job, view: View, prediction: &Prediction, shared: &Shared) -> Result<SliceAnswer> {
     let confidence = Confidence::of(&prediction.mask, shared.calibration.as_ref());
     let mut mask = prediction.binary_mask()?;
     if !confidence.is_found {
@@ -125,13 +182,10 @@ fn answer_of(job: &Job, prediction: &Prediction, time: Duration, shared: &Shared
     let class = prediction.best_class().and_then(|class| {
         Some(Class { name: shared.classes.get(class)?.clone(), probability: *prediction.classes.get(class)? })
     });
-    Ok(Answer {
-        id: String::new(),
-        question: job.question.text.clone(),
-        view: job.question.view,
+    Ok(SliceAnswer {
+        view,
         answer: prediction.answer.clone(),
         new_tokens: prediction.new_tokens,
-        seconds: time.as_secs_f64(),
         class,
         area_frac: area / prediction.mask.len().max(1) as f64,
         area_mm2: job.picture.spacing_mm().map(|[across, down]| area * across * down),
@@ -142,10 +196,27 @@ fn answer_of(job: &Job, prediction: &Prediction, time: Duration, shared: &Shared
     })
 }
 
+fn volume_answer(job: &Job, settings: &VolumeSettings, prediction: VolumePrediction) -> Result<VolumeAnswer> {
+    let VolumePrediction { mask, slices, raw_ml, volume_ml, range, .. } = prediction;
+    Ok(VolumeAnswer {
+        settings: settings.clone(),
+        num_slices: slices.len(),
+        num_found: slices.iter().filter(|slice| slice.confidence.is_found).count(),
+        slices,
+        raw_volume_ml: raw_ml,
+        volume_ml,
+        range,
+        largest_slice: job.picture.largest_slice(&mask)?,
+        mask: Arc::new(mask),
+    })
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::picture::View;
+    use super::super::model::OnSlice;
     use super::*;
+    use crate::data::volume::{Axis, Cleanup, Window};
+    use crate::segment::predict_volume::SliceRange;
     use image::DynamicImage;
     use std::sync::mpsc::sync_channel;
     use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
@@ -175,6 +246,17 @@ mod tests {
                     Ok(Prediction { answer: "yes".into(), new_tokens: 2, mask, size: (2, 2), classes })
                 }
             }
+        }
+
+        /// Never ends: slices of 5 ms until it is stopped.
+        fn segment(&mut self, _: &Picture, _: &VolumeSettings, on_slice: &OnSlice) -> Result<VolumePrediction> {
+            for done in 0.. {
+                std::thread::sleep(Duration::from_millis(5));
+                if on_slice(done, u64::MAX).is_break() {
+                    break;
+                }
+            }
+            Err(Error::Interrupted)
         }
 
         fn encoded_bytes(&self) -> usize {
@@ -207,12 +289,36 @@ mod tests {
     }
 
     fn ask(server: &Server, text: &str) -> UnboundedReceiver<Progress> {
-        let (progress, receiver) = unbounded_channel();
         let question = Question { view: View::default(), text: text.into(), max_new_tokens: 4 };
+        enqueue(server, Task::Slice(question))
+    }
+
+    fn ask_about_all_slices(server: &Server) -> UnboundedReceiver<Progress> {
+        enqueue(
+            server,
+            Task::Volume(VolumeSettings {
+                question: "where?".into(),
+                axis: Axis::Axial,
+                slices: SliceRange::default(),
+                every: 1,
+                window: Window::Auto,
+                cleanup: Cleanup::default(),
+                always_paint: false,
+            }),
+        )
+    }
+
+    fn enqueue(server: &Server, task: Task) -> UnboundedReceiver<Progress> {
+        let (progress, receiver) = unbounded_channel();
         let picture = server.shared.store.picture(&server.image).unwrap();
         server.shared.metrics.waiting.fetch_add(1, Ordering::Relaxed);
-        server.jobs.send(Job { image: server.image.clone(), picture, question, progress }).unwrap();
+        server.jobs.send(Job { image: server.image.clone(), picture, task, progress }).unwrap();
         receiver
+    }
+
+    fn answer(receiver: UnboundedReceiver<Progress>) -> SliceAnswer {
+        let Progress::Done(answer) = last(receiver) else { panic!("no answer") };
+        answer.of_slice().unwrap().clone()
     }
 
     fn last(mut receiver: UnboundedReceiver<Progress>) -> Progress {
@@ -236,15 +342,15 @@ mod tests {
         let failure = failure(ask(&server, "panic"));
         assert_eq!(failure.status, StatusCode::INTERNAL_SERVER_ERROR);
         assert!(failure.error.contains("number 7 is impossible"), "{}", failure.error);
-        let Progress::Done(answer) = last(ask(&server, "is it?")) else { panic!("no answer") };
+        let found = answer(ask(&server, "is it?"));
         let expected = Class { name: "mr".into(), probability: 0.75 };
-        assert_eq!((answer.answer.as_str(), answer.class.as_ref()), ("yes", Some(&expected)));
-        assert_eq!((answer.area_frac, answer.area_mm2), (0.5, Some(2.0)));
-        assert!((answer.confidence.foreground.unwrap() - 0.8).abs() < 1e-6 && answer.confidence.is_found);
-        assert_eq!(answer.mask.as_raw(), &[255, 255, 0, 0]);
+        assert_eq!((found.answer.as_str(), found.class.as_ref()), ("yes", Some(&expected)));
+        assert_eq!((found.area_frac, found.area_mm2), (0.5, Some(2.0)));
+        assert!((found.confidence.foreground.unwrap() - 0.8).abs() < 1e-6 && found.confidence.is_found);
+        assert_eq!(found.mask.as_raw(), &[255, 255, 0, 0]);
         assert_eq!(server.shared.store.image(&server.image).unwrap().1.len(), 1);
-        let Progress::Done(answer) = last(ask(&server, "absent")) else { panic!("no answer") };
-        assert_eq!((answer.confidence.is_found, answer.area_frac), (false, 0.0));
+        let absent = answer(ask(&server, "absent"));
+        assert_eq!((absent.confidence.is_found, absent.area_frac), (false, 0.0));
         server.interrupt.store(true, Ordering::SeqCst);
         server.worker.join().unwrap();
     }
@@ -255,12 +361,15 @@ mod tests {
         let mut leaves = ask(&server, "endless");
         while !matches!(leaves.blocking_recv(), Some(Progress::Text(_))) {}
         let waits = ask(&server, "endless");
+        let mut volume = ask_about_all_slices(&server);
         drop((leaves, waits));
+        while !matches!(volume.blocking_recv(), Some(Progress::Slices { done: 2, .. })) {}
+        drop(volume);
         let begin = Instant::now();
         assert!(matches!(last(ask(&server, "next")), Progress::Done(_)));
         assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
         let gauges = super::super::metrics::Gauges { images: 0, image_bytes: 0, resident_bytes: 0, tensor_bytes: 0 };
-        assert!(server.shared.metrics.text(&gauges).contains("{outcome=\"left\"} 2"));
+        assert!(server.shared.metrics.text(&gauges).contains("{outcome=\"left\"} 3"));
     }
 
     #[test]
@@ -271,6 +380,9 @@ mod tests {
             (failure.status, failure.error.as_str()),
             (StatusCode::GATEWAY_TIMEOUT, "the question took longer than 0 s")
         );
+        let failure = self::failure(ask_about_all_slices(&server));
+        assert_eq!(failure.status, StatusCode::GATEWAY_TIMEOUT);
+        assert!(failure.hint.contains("fewer slices"), "{}", failure.hint);
     }
 
     #[test]
@@ -278,7 +390,7 @@ mod tests {
         let server = server(Duration::from_mins(1));
         let mut running = ask(&server, "endless");
         while !matches!(running.blocking_recv(), Some(Progress::Text(_))) {}
-        let waiting = ask(&server, "next");
+        let waiting = ask_about_all_slices(&server);
         server.interrupt.store(true, Ordering::SeqCst);
         for receiver in [running, waiting] {
             assert_eq!(failure(receiver).status, StatusCode::SERVICE_UNAVAILABLE);

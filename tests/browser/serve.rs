@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::driver::{Browser, key};
-use super::server::{Server, home, image_file};
+use super::server::{Server, home, image_file, volume_file};
 
 /// Number of pixels of the canvas that have a colour; images of the tests are grey.
 const COLOURED: &str = "(() => { const c = document.getElementById('view'); \
@@ -160,5 +160,118 @@ fn the_files_of_a_dicom_series_are_opened_shown_asked_about_and_downloaded() {
     ask(&browser, "Is there a lesion?", 2);
     let mut errors = browser.console_errors();
     errors.retain(|error| !error.contains("422") && !error.contains("willReadFrequently"));
+    assert_eq!(errors, [""; 0]);
+}
+
+/// The slice of the slider, from 1, is shown.
+fn go_to_slice(browser: &Browser, slice: usize) {
+    browser.eval(&format!(
+        "(() => {{ const slider = document.getElementById('slice'); slider.value = {}; \
+         slider.dispatchEvent(new Event('input')); }})()",
+        slice - 1
+    ));
+    browser.wait_for(&format!("document.getElementById('slice-number').textContent.startsWith('{slice} /')"));
+}
+
+#[test]
+#[ignore = "needs chromium"]
+fn a_question_about_all_slices_shows_its_progress_and_stops() {
+    let server = Server::start(&[]);
+    let browser = open(&server);
+    browser.upload("#file", &[&image_file()]);
+    browser.wait_for("!document.getElementById('question').disabled");
+    assert_eq!(browser.eval("document.getElementById('scope').hidden"), true, "an image has one slice");
+    browser.upload("#file", &[&volume_file("long.nii.gz", 5000)]);
+    browser.wait_for("!document.getElementById('scope').hidden");
+    browser.wait_for("document.getElementById('image-facts').textContent.includes('5000 slices')");
+    assert_eq!(browser.eval("document.getElementById('seg').hidden"), true, "a NIfTI file has no DICOM SEG");
+    // with the keyboard alone
+    browser.type_text("#view", "s");
+    assert_eq!(browser.text("#question-label"), "Question about all slices");
+    browser.type_text("#question", "Where is the lesion?");
+    browser.type_text("#question", key::ENTER);
+    browser.wait_for("document.getElementById('progress-bar').value >= 2");
+    assert!(browser.text("#progress-text").ends_with("of 5000 slices"));
+    browser.type_text("body", key::ESCAPE);
+    browser.wait_for("document.getElementById('stop').hidden && document.getElementById('progress').hidden");
+    assert_eq!(browser.eval("document.querySelectorAll('.answer').length"), 0);
+    server.wait_for("prsmed_questions_total{outcome=\"left\"}", 1.0, std::time::Duration::from_secs(5));
+
+    // the same question about some slices; a range that does not exist is an error with what to do
+    browser.type_text("#all-first", "6000");
+    browser.type_text("#question", key::ENTER);
+    browser.wait_for("!document.getElementById('alert').hidden");
+    assert!(browser.text("#alert").contains("has no slice"), "{}", browser.text("#alert"));
+    browser.clear("#all-first");
+    browser.type_text("#all-first", "11");
+    browser.type_text("#all-last", "20");
+    browser.type_text("#question", key::ENTER);
+    browser.wait_for("document.querySelectorAll('.answer .actions:not([hidden])').length === 1");
+    assert_eq!(browser.text(".answer .text"), "The axial slices from 11 to 20.");
+    let facts = browser.text(".answer .facts");
+    assert!(facts.contains("of 10 slices") && facts.contains(" ml"), "{facts}");
+    // all-slices answers come back when the page is loaded again
+    browser.eval("location.reload()");
+    browser.wait_for("document.querySelectorAll('.answer .actions:not([hidden])').length === 1");
+    assert_eq!(browser.text(".answer .facts"), facts);
+    let mut errors = browser.console_errors();
+    errors.retain(|error| !error.contains("422") && !error.contains("willReadFrequently"));
+    assert_eq!(errors, [""; 0]);
+}
+
+/// The files of the real DICOM series of `PRSMED_SHARED`.
+fn real_series() -> Vec<PathBuf> {
+    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let shared = std::env::var_os("PRSMED_SHARED").map_or_else(|| root.join("../shared"), PathBuf::from);
+    let folder = shared.join("data/volumes/ct_dicom");
+    let entries = std::fs::read_dir(&folder)
+        .unwrap_or_else(|_| panic!("`{}` does not exist (set PRSMED_SHARED)", folder.display()));
+    entries.map(|entry| entry.expect("an entry").path()).collect()
+}
+
+#[test]
+#[ignore = "needs chromium and the data of PRSMED_SHARED"]
+fn shared_data_a_real_series_is_segmented_in_all_slices() {
+    let server = Server::start(&[]);
+    let browser = open(&server);
+    let files = real_series();
+    browser.upload("#file", &files.iter().map(PathBuf::as_path).collect::<Vec<_>>());
+    browser.wait_for("!document.getElementById('question').disabled");
+    assert!(browser.text("#image-facts").contains("512 × 512"), "{}", browser.text("#image-facts"));
+    assert!(browser.text("#image-facts").contains("20 slices"), "{}", browser.text("#image-facts"));
+    assert_eq!(browser.eval("document.getElementById('window-preset').value"), "soft-tissue");
+    assert_eq!(browser.text("#slice-number"), "10 / 20");
+    go_to_slice(&browser, 12);
+    browser.eval(
+        "(() => { const window = document.getElementById('window-preset'); window.value = 'liver'; \
+         window.dispatchEvent(new Event('change')); })()",
+    );
+    browser.click("#all-slices");
+    browser.type_text("#all-first", "3");
+    browser.type_text("#all-last", "18");
+    browser.click("#all-largest");
+    ask(&browser, "Where is the liver?", 1);
+    let facts = browser.text(".answer .facts");
+    assert!(facts.contains("of 16 slices") && facts.contains(" ml"), "{facts}");
+    browser.click(".answer .go-to");
+    browser.wait_for(&format!("{COLOURED} > 100"));
+    for scheme in ["light", "dark"] {
+        browser.prefer(scheme);
+        browser.screenshot(&home().join(format!("all-slices-{scheme}.png")));
+    }
+    // no mask outside of the slices
+    go_to_slice(&browser, 1);
+    browser.wait_for(&format!("{COLOURED} === 0"));
+    let folder = downloads(&browser);
+    for (button, name) in [(".answer .get-nifti", "mask.nii.gz"), (".answer .get-seg", "mask.dcm")] {
+        browser.click(button);
+        let file = folder.join(name);
+        wait_for_file(&file);
+        let mask = prsmed::data::volume::labels::open(&file).expect("a mask");
+        assert_eq!([mask.grid.size[0], mask.grid.size[1]], [512, 512], "{name}");
+        assert!(mask.grid.size[2] <= 20 && mask.mask(1).contains(&1), "{name}");
+    }
+    let mut errors = browser.console_errors();
+    errors.retain(|error| !error.contains("willReadFrequently"));
     assert_eq!(errors, [""; 0]);
 }

@@ -1,8 +1,10 @@
 //! `prsmed serve` as a process on loopback: every route, every limit, bad clients, load.
 
+mod all_slices;
 mod limits;
 mod load;
 mod routes;
+mod slicer;
 mod support;
 mod volumes;
 

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use prsmed::data::volume::{Affine, Grid, Modality, Source, Volume, Voxels, write};
 use serde_json::{Value, json};
 
 /// The folder of this suite, empty at first.
@@ -68,6 +69,28 @@ pub(crate) fn image_file() -> PathBuf {
         std::fs::read_dir(folder).expect("images").map(|entry| entry.expect("an entry").path()).collect();
     files.sort();
     files.swap_remove(0)
+}
+
+/// A NIfTI file with a bright block, `slices` slices and voxels of 1 x 1 x 2 mm.
+pub(crate) fn volume_file(name: &str, slices: usize) -> PathBuf {
+    let affine = Affine::from_columns([[-1.0, 0.0, 0.0], [0.0, -1.0, 0.0], [0.0, 0.0, 2.0]], [0.0; 3]);
+    let grid = Grid { size: [20, 16, slices], affine };
+    let inside = |index: usize| (5..12).contains(&(index % 20)) && (4..9).contains(&(index / 20 % 16));
+    let values: Vec<u8> = (0..grid.num_voxels()).map(|index| if inside(index) { 200 } else { 20 }).collect();
+    let volume = Volume {
+        voxels: Voxels::I16(vec![0; values.len()]),
+        grid,
+        modality: Modality::Unknown,
+        windows: Vec::new(),
+        inverted: false,
+        is_8_bit: true,
+        frame_of_reference: None,
+        notes: Vec::new(),
+        source: Source::Nifti { code: 1 },
+    };
+    let path = home().join(name);
+    write::nifti(&path, &values, &volume).expect("a NIfTI file");
+    path
 }
 
 /// A running server. Ends when the value is dropped.

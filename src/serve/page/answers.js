@@ -1,5 +1,7 @@
 // The list of answers: one card for each question.
 
+import { describe } from "./all-slices.js";
+
 /** Colours of masks (Okabe and Ito): distinct with every kind of colour vision. The first is that of `prsmed predict`. */
 const COLOURS = [
   [40, 150, 255],
@@ -13,12 +15,15 @@ const COLOURS = [
 
 export const css = (colour) => `rgb(${colour.join(" ")})`;
 
-/** A card of a question. `on` has callbacks for its buttons: `toggle`, `correct`, `mask`, `overlay`, `pair`, `remove`. */
+/** A card of a question. `on` has callbacks for its buttons, with the names of the list in the constructor. */
 export class Card {
   constructor(number, question, on) {
     this.colour = COLOURS[number % COLOURS.length];
     this.answer = null;
+    /** The mask of an answer about one slice. */
     this.mask = null;
+    /** The masks by slice of an answer about all slices. */
+    this.masks = null;
     this.element = document.getElementById("answer").content.firstElementChild.cloneNode(true);
     this.element.style.setProperty("--colour", css(this.colour));
     this.text = this.part(".text");
@@ -29,7 +34,7 @@ export class Card {
     this.shown.addEventListener("change", () => on.toggle(this));
     for (const [name, action] of [
       [".correct", on.correct], [".get-mask", on.mask], [".get-overlay", on.overlay], [".get-pair", on.pair],
-      [".remove", on.remove],
+      [".go-to", on.goTo], [".get-nifti", on.nifti], [".get-seg", on.seg], [".remove", on.remove],
     ]) {
       this.part(name).addEventListener("click", () => action(this));
       this.part(name).setAttribute("aria-label", `${this.part(name).textContent}: ${question}`);
@@ -48,24 +53,23 @@ export class Card {
   finish(answer) {
     this.answer = answer;
     this.text.classList.remove("working");
-    this.text.textContent = answer.corrected_answer || answer.answer;
+    this.text.textContent = this.isVolume ? describe(answer.settings) : answer.corrected_answer || answer.answer;
     this.editor.value = this.text.textContent;
+    const [own, other] = this.isVolume ? ["volume", "slice"] : ["slice", "volume"];
+    for (const button of this.element.querySelectorAll(`.of-${own}`)) button.hidden = false;
+    for (const button of this.element.querySelectorAll(`.of-${other}`)) button.hidden = true;
+    this.part(".go-to").disabled = this.isVolume && answer.largest_slice === null;
     this.part(".actions").hidden = false;
     this.showFacts();
   }
 
-  /** Area and confidence. The area is that of the mask that is shown. */
+  /** Whether the answer is about all slices of a volume. */
+  get isVolume() {
+    return this.answer !== null && this.answer.scope === "volume";
+  }
+
   showFacts() {
-    const { answer, mask } = this;
-    const { presence, is_found: isFound, foreground } = answer.confidence;
-    const facts = [];
-    facts.push(["Presence", `${isFound ? "found" : "not found"} (${presence.toFixed(2)})`, isFound ? "yes" : "no"]);
-    const scale = mask && answer.area_frac > 0 && answer.area_mm2 ? answer.area_mm2 / answer.area_frac : this.imageMm2;
-    const share = mask ? mask.area / mask.pixels.length : answer.area_frac;
-    const area = `${(100 * share).toFixed(2)} %` + (scale ? `, ${Math.round(share * scale)} mm²` : "");
-    facts.push([answer.corrected ? "Area (corrected)" : "Area", area]);
-    if (foreground !== null && isFound) facts.push(["Confidence", foreground.toFixed(2)]);
-    if (answer.class) facts.push(["Class", `${answer.class.name} (${answer.class.probability.toFixed(2)})`]);
+    const facts = this.isVolume ? this.volumeFacts() : this.sliceFacts();
     this.part(".facts").replaceChildren(...facts.map(([name, value, kind]) => {
       const box = document.createElement("div");
       const [term, detail] = [document.createElement("dt"), document.createElement("dd")];
@@ -77,8 +81,33 @@ export class Card {
     }));
   }
 
+  volumeFacts() {
+    const { volume_ml: ml, raw_volume_ml: raw, num_found: found, num_slices: all, range } = this.answer;
+    const facts = [["Volume", `${ml.toFixed(2)} ml`]];
+    if (Math.abs(raw - ml) > 1e-9) facts.push(["Before the clean-up", `${raw.toFixed(2)} ml`]);
+    facts.push(["Found in", `${found} of ${all} slices`, found > 0 ? "yes" : "no"]);
+    if (range) facts.push(["Mask in slices", `${range[0] + 1} to ${range[1] + 1}`]);
+    return facts;
+  }
+
+  /** Area and confidence. The area is that of the mask that is shown. */
+  sliceFacts() {
+    const { answer, mask } = this;
+    const { presence, is_found: isFound, foreground } = answer.confidence;
+    const facts = [];
+    facts.push(["Presence", `${isFound ? "found" : "not found"} (${presence.toFixed(2)})`, isFound ? "yes" : "no"]);
+    const scale = mask && answer.area_frac > 0 && answer.area_mm2 ? answer.area_mm2 / answer.area_frac : this.imageMm2;
+    const share = mask ? mask.area / mask.pixels.length : answer.area_frac;
+    const area = `${(100 * share).toFixed(2)} %` + (scale ? `, ${Math.round(share * scale)} mm²` : "");
+    facts.push([answer.corrected ? "Area (corrected)" : "Area", area]);
+    if (foreground !== null && isFound) facts.push(["Confidence", foreground.toFixed(2)]);
+    if (answer.class) facts.push(["Class", `${answer.class.name} (${answer.class.probability.toFixed(2)})`]);
+    return facts;
+  }
+
   /** One sentence for people who do not see the page. */
   spoken() {
+    if (this.isVolume) return this.volumeFacts().map(([name, value]) => `${name}: ${value}.`).join(" ");
     const { answer, is_found: isFound } = { answer: this.answer, ...this.answer.confidence };
     return `${answer.answer} ${isFound ? `Area ${(100 * answer.area_frac).toFixed(1)} percent.` : "Not found."}`;
   }

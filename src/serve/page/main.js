@@ -1,5 +1,6 @@
 // The page of `prsmed serve`: open an image, ask, look, correct, download.
 
+import { AllSlices, SliceMasks } from "./all-slices.js";
 import { Failure, ask, getBlob, getJson, onTokenNeeded, request, save } from "./api.js";
 import { Card } from "./answers.js";
 import { Mask } from "./mask.js";
@@ -25,6 +26,8 @@ const viewer = new Viewer($("view"), {
 });
 
 const volume = new Volume(viewer, { failed: showError, changed: showMasks });
+
+const allSlices = new AllSlices();
 
 function showError(error) {
   if (error.name === "AbortError") return;
@@ -79,6 +82,7 @@ async function openImage(image) {
   state.image = image;
   state.hasUnsaved = false;
   sessionStorage.setItem(IMAGE_KEY, image.id);
+  allSlices.open(image);
   await volume.open(image);
   $("empty").hidden = true;
   $("view").hidden = false;
@@ -92,8 +96,7 @@ async function openImage(image) {
   for (const answer of image.answers) {
     const card = addCard(answer.question);
     card.finish(answer);
-    card.mask = await Mask.read(await getBlob(path(card, "/mask")));
-    card.showFacts();
+    await loadMask(card);
   }
   showMasks();
   $("question").focus();
@@ -105,6 +108,7 @@ function closeImage() {
   sessionStorage.removeItem(IMAGE_KEY);
   Object.assign(state, { image: null, cards: [], hasUnsaved: false });
   $("answers").replaceChildren();
+  allSlices.close();
   volume.close();
   $("view").hidden = true;
   $("empty").hidden = false;
@@ -123,16 +127,34 @@ function addCard(question) {
     toggle: showMasks,
     correct: beginCorrection,
     mask: (card) => download(path(card, "/mask"), `mask-${card.number + 1}.png`),
-    overlay: (card) => download(path(card, "/overlay"), `overlay-${card.number + 1}.png`),
+    overlay: (card) => download(path(card, `/overlay${card.isVolume ? `?slice=${volume.slice}` : ""}`), `overlay-${card.number + 1}.png`),
+    goTo: (card) => volume.setSlice(card.answer.largest_slice),
+    nifti: (card) => downloadVolume("mask.nii.gz", card),
+    seg: (card) => downloadVolume("mask.dcm", card),
     pair: (card) => downloadPairs(`?answer=${card.answer.id}`, `pair-${card.number + 1}.zip`),
     remove: removeCard,
   });
   card.number = number;
   const spacing = state.image.spacing_mm;
   card.imageMm2 = spacing && spacing[0] * spacing[1] * state.image.width * state.image.height;
+  card.part(".get-seg").disabled = !state.image.exports.includes("mask.dcm");
   state.cards.push(card);
   $("answers").prepend(card.element);
   return card;
+}
+
+/** Loads the mask of an answer; of an answer about all slices, that of each slice when it is shown. */
+async function loadMask(card) {
+  // another image may be open when a slice arrives
+  const address = path(card, "/mask");
+  if (card.isVolume) {
+    const load = async (slice) => Mask.read(await getBlob(`${address}?slice=${slice}`));
+    const failed = (error) => state.cards.includes(card) && showError(error);
+    card.masks = new SliceMasks(load, { loaded: showMasks, failed });
+    return;
+  }
+  card.mask = await Mask.read(await getBlob(address));
+  card.showFacts();
 }
 
 async function submit(event) {
@@ -143,12 +165,12 @@ async function submit(event) {
   const card = addCard(question);
   state.asking = new AbortController();
   setAsking(true);
-  const view = volume.view();
+  const whole = allSlices.options();
+  const about = whole ? { volume: whole, ...volume.windowOf() } : volume.view();
   await attempt(async () => {
-    await ask(state.image.id, { question, ...view }, state.asking.signal, (name, data) => receive(card, name, data));
+    await ask(state.image.id, { question, ...about }, state.asking.signal, (name, data) => receive(card, name, data));
     if (!card.answer) throw new Failure("the connection ended before the answer", "ask again");
-    card.mask = await Mask.read(await getBlob(path(card, "/mask")));
-    card.showFacts();
+    await loadMask(card);
     $("spoken").textContent = card.spoken();
     $("question").value = "";
     showMasks();
@@ -165,8 +187,18 @@ function receive(card, name, data) {
     setStatus("answering");
     card.add(data.text);
   }
+  if (name === "progress") showProgress(data.done, data.total);
   if (name === "result") card.finish(data);
   if (name === "error") throw new Failure(data.error, data.hint, data.status);
+}
+
+/** The slices that are done. The status says it once, so that screen readers do not read every number. */
+function showProgress(done, total) {
+  if (done === 0) setStatus("segmenting the slices");
+  $("progress").hidden = false;
+  $("progress-bar").max = total;
+  $("progress-bar").value = done;
+  $("progress-text").textContent = `${done} of ${total} slices`;
 }
 
 function setStatus(text) {
@@ -176,6 +208,8 @@ function setStatus(text) {
 function setAsking(isAsking) {
   $("send").disabled = isAsking || !state.image;
   $("stop").hidden = !isAsking;
+  $("progress").hidden = true;
+  allSlices.setDisabled(isAsking);
   setStatus("");
 }
 
@@ -201,11 +235,16 @@ async function removeCard(card) {
 /** Draws the masks of the shown slice. */
 function showMasks() {
   const { editing } = state;
-  const isHere = (card) => card.mask && volume.shows(card.answer);
-  const shown = state.cards.filter((card) => isHere(card) && (editing ? editing.card === card : card.shown.checked));
-  viewer.setLayers(shown.map((card) => ({ mask: editing ? editing.mask : card.mask, colour: card.colour })));
+  const maskOf = (card) => {
+    if (editing) return editing.card === card && volume.shows(card.answer) ? editing.mask : null;
+    if (!card.shown.checked) return null;
+    if (card.masks) return card.masks.at(volume.slice);
+    return card.mask && volume.shows(card.answer) ? card.mask : null;
+  };
+  const layers = state.cards.map((card) => ({ mask: maskOf(card), colour: card.colour }));
+  viewer.setLayers(layers.filter((layer) => layer.mask));
   $("all").hidden = !state.cards.some((card) => card.answer) && !state.image;
-  $("pairs").disabled = !state.cards.some((card) => card.answer);
+  $("pairs").disabled = !state.cards.some((card) => card.answer && !card.isVolume);
 }
 
 // Corrections
@@ -306,9 +345,10 @@ async function downloadPairs(query, name) {
   });
 }
 
-/** The masks of all slices, one segment for each question. */
-async function downloadVolume(name) {
-  await attempt(async () => save(await getBlob(`api/images/${state.image.id}/${name}`), name));
+/** The masks of all slices, one segment for each question, or for the question of a card. */
+function downloadVolume(name, card) {
+  const query = card ? `?question=${encodeURIComponent(card.answer.question)}` : "";
+  return download(`api/images/${state.image.id}/${name}${query}`, name);
 }
 
 // Keys and controls
@@ -333,6 +373,7 @@ const SINGLE_KEYS = {
   o: () => $("file").click(),
   q: () => $("question").focus(),
   m: toggleMasks,
+  s: () => allSlices.toggle(),
   e: () => newest() && beginCorrection(newest()),
   a: () => setBrushValue(1),
   x: () => setBrushValue(0),

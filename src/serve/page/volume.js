@@ -30,6 +30,7 @@ export class Volume {
     $("volume").hidden = image.slices === 1 && image.window === null;
     $("window-controls").hidden = image.window === null;
     $("slice").max = image.slices - 1;
+    $("seg").hidden = !image.exports.includes("mask.dcm");
     const own = image.window === null || PRESETS.includes(image.window) ? [] : [image.window];
     $("window-preset").replaceChildren(...[...own, ...PRESETS, "W/L"].map((name) => new Option(name, name)));
     this.showControls();
@@ -44,7 +45,12 @@ export class Volume {
 
   /** The view that a question is about. */
   view() {
-    return this.window === null ? { slice: this.slice } : { slice: this.slice, window: this.window };
+    return { slice: this.slice, ...this.windowOf() };
+  }
+
+  /** The window of a question; images have none. */
+  windowOf() {
+    return this.window === null ? {} : { window: this.window };
   }
 
   /** Whether an answer is about the shown slice. */

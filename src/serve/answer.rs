@@ -1,0 +1,156 @@
+//! An answered question: about one slice, with a text and a mask, or about all slices, with the mask of a volume.
+
+use super::failure::{Failure, Reply};
+use super::picture::{Picture, View};
+use crate::segment::calibration::Confidence;
+use crate::segment::predict_volume::{SlicePrediction, VolumeSettings};
+use axum::http::StatusCode;
+use image::GrayImage;
+use serde::Serialize;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// An answered question.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Answer {
+    /// Set by the store.
+    pub(super) id: String,
+    pub(super) question: String,
+    /// Time of the model.
+    pub(super) seconds: f64,
+    #[serde(flatten)]
+    pub(super) content: Content,
+}
+
+/// What an answer is about.
+#[derive(Debug, Clone, Serialize)]
+#[serde(tag = "scope", rename_all = "lowercase")]
+pub(super) enum Content {
+    Slice(SliceAnswer),
+    Volume(VolumeAnswer),
+}
+
+/// A class and its probability.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Class {
+    pub(super) name: String,
+    pub(super) probability: f32,
+}
+
+/// The answer about one slice.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct SliceAnswer {
+    #[serde(flatten)]
+    pub(super) view: View,
+    /// The model's answer.
+    pub(super) answer: String,
+    pub(super) new_tokens: usize,
+    /// The most likely class.
+    pub(super) class: Option<Class>,
+    /// Fraction of the pixels in the model's mask.
+    pub(super) area_frac: f64,
+    /// Area of the model's mask, if the size of a pixel is known.
+    pub(super) area_mm2: Option<f64>,
+    /// How sure the model is.
+    pub(super) confidence: Confidence,
+    /// The answer for training, if a user changed it.
+    pub(super) corrected_answer: Option<String>,
+    /// The model's mask, 0 and 255; empty if the target is not found.
+    #[serde(skip)]
+    pub(super) mask: Arc<GrayImage>,
+    /// The mask as a user corrected it, 0 and 255.
+    #[serde(skip)]
+    pub(super) corrected: Option<Arc<GrayImage>>,
+}
+
+impl SliceAnswer {
+    /// The corrected mask, else the model's.
+    pub(super) fn current_mask(&self) -> &Arc<GrayImage> {
+        self.corrected.as_ref().unwrap_or(&self.mask)
+    }
+}
+
+/// The answer about all slices of a volume. Its fields have the names of the record of `prsmed predict`.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct VolumeAnswer {
+    pub(super) settings: VolumeSettings,
+    /// Number of slices that were segmented.
+    pub(super) num_slices: usize,
+    /// Number of them in which the target was found.
+    pub(super) num_found: usize,
+    pub(super) slices: Vec<SlicePrediction>,
+    /// Volume in millilitres before the clean-up.
+    pub(super) raw_volume_ml: f64,
+    /// Volume in millilitres.
+    pub(super) volume_ml: f64,
+    /// First and last slice with a mask, along the axis of the settings.
+    pub(super) range: Option<[usize; 2]>,
+    /// The slice with the largest mask, along the axis of the image.
+    pub(super) largest_slice: Option<usize>,
+    /// One value for each voxel, 0 or 1.
+    #[serde(skip)]
+    pub(super) mask: Arc<Vec<u8>>,
+}
+
+impl Answer {
+    /// The answer as clients see it.
+    pub(super) fn json(&self) -> Value {
+        let mut value = json!(self);
+        value["corrected"] = json!(matches!(&self.content, Content::Slice(answer) if answer.corrected.is_some()));
+        value
+    }
+
+    /// The answer about one slice.
+    pub(super) fn of_slice(&self) -> Reply<&SliceAnswer> {
+        match &self.content {
+            Content::Slice(answer) => Ok(answer),
+            Content::Volume(_) => Err(about_all_slices()),
+        }
+    }
+
+    /// The answer about one slice, to change it.
+    pub(super) fn of_slice_mut(&mut self) -> Reply<&mut SliceAnswer> {
+        match &mut self.content {
+            Content::Slice(answer) => Ok(answer),
+            Content::Volume(_) => Err(about_all_slices()),
+        }
+    }
+
+    /// A slice of the answer as it is shown, and its mask. An answer about all slices needs the number of the slice.
+    pub(super) fn slice(&self, picture: &Picture, slice: Option<usize>) -> Reply<(View, Arc<GrayImage>)> {
+        match (&self.content, slice) {
+            (Content::Slice(answer), None) => Ok((answer.view, Arc::clone(answer.current_mask()))),
+            (Content::Slice(answer), Some(slice)) if slice == answer.view.slice => {
+                Ok((answer.view, Arc::clone(answer.current_mask())))
+            }
+            (Content::Slice(answer), Some(_)) => {
+                let error = format!("the answer is about slice {}", answer.view.slice);
+                Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, error, "leave `slice` out"))
+            }
+            (Content::Volume(answer), Some(slice)) => {
+                let window = picture.window().map(|_| answer.settings.window);
+                let view = View { slice, window };
+                picture.check(view)?;
+                Ok((view, Arc::new(picture.slice_of_mask(&answer.mask, slice)?)))
+            }
+            (Content::Volume(_), None) => {
+                let hint = "add `?slice=N`, or download the mask of the volume as `mask.nii.gz`";
+                let error = "the answer is about all slices, and the request names no slice";
+                Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, error, hint))
+            }
+        }
+    }
+
+    /// Bytes of the masks in memory.
+    pub(super) fn bytes(&self) -> usize {
+        match &self.content {
+            Content::Slice(answer) => answer.mask.len() + answer.corrected.as_ref().map_or(0, |mask| mask.len()),
+            Content::Volume(answer) => answer.mask.len(),
+        }
+    }
+}
+
+fn about_all_slices() -> Failure {
+    let error = "the answer is about all slices; only an answer about one slice can be corrected or be a pair";
+    Failure::new(StatusCode::CONFLICT, error, "ask the question about one slice")
+}
