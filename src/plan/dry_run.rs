@@ -9,7 +9,7 @@ use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, META, Tensor, kernels, ledger, memory, meta, no_grad, synchronize, trace};
 use crate::trainer::graph::SETTLING_STEPS;
 use crate::trainer::precision::Scaler;
-use crate::trainer::{DryRunTask, HostUse, StepInfo, Stepper, Switch, TrainConfig, checkpoint};
+use crate::trainer::{DryRunTask, HostUse, Ranks, StepInfo, Stepper, Switch, TrainConfig, checkpoint};
 use crate::units::Bytes;
 use std::collections::HashMap;
 use std::time::Instant;
@@ -307,7 +307,7 @@ fn run_phases<T: DryRunTask>(
             let task = build()?;
             meter.begin("evaluate")?;
             let before = task.host_weights();
-            no_grad(|| task.validate(&Silent))?;
+            no_grad(|| task.validate(&Silent, Ranks::default()))?;
             Ok(StepFacts { host_weights: task.host_weights().since(&before), ..StepFacts::default() })
         }
         Job::Predict => {
@@ -373,14 +373,14 @@ fn train<T: DryRunTask>(
     }
     meter.begin("evaluate")?;
     stepper.swap_ema()?;
-    no_grad(|| task.validate(&Silent))?;
+    no_grad(|| task.validate(&Silent, Ranks::default()))?;
     stepper.swap_ema()?;
     meter.begin("save")?;
     let _category = ledger::enter(ledger::Category::Workspace);
     let mut folder = Staged::discarding();
     task.save(&mut folder)?;
-    checkpoint::save_tensors(&mut folder, &stepper.optimizer, stepper.ema.as_ref())?;
     let state = checkpoint::state(&stepper.optimizer, stepper.ema.as_ref());
+    checkpoint::save_tensors(&mut folder, &state)?;
     Ok((state.into_iter().map(|(name, tensor)| (name, (tensor.size(), tensor.kind()))).collect(), facts))
 }
 

@@ -60,21 +60,20 @@ impl Progress {
     }
 }
 
-/// Writes progress and optimizer state into a checkpoint folder.
+/// Writes progress and [`state`] into a checkpoint folder.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn save(folder: &mut Staged, progress: &Progress, optimizer: &AdamW, ema: Option<&Ema>) -> Result<()> {
-    save_tensors(folder, optimizer, ema)?;
+pub fn save(folder: &mut Staged, progress: &Progress, tensors: &[(String, Tensor)]) -> Result<()> {
+    save_tensors(folder, tensors)?;
     folder.write_bytes(PROGRESS, &progress.to_json())
 }
 
-/// Writes optimizer state and moving average.
+/// Writes [`state`].
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn save_tensors(folder: &mut Staged, optimizer: &AdamW, ema: Option<&Ema>) -> Result<()> {
-    let tensors = state(optimizer, ema);
+pub fn save_tensors(folder: &mut Staged, tensors: &[(String, Tensor)]) -> Result<()> {
     let named: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     folder.write_tensors(TENSORS, &named, &BTreeMap::new())
 }
