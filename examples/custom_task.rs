@@ -15,7 +15,7 @@ use prsmed::tensor::meta::Target;
 use prsmed::tensor::weights::{Archive, Staged};
 use prsmed::tensor::{Kind, META, Tensor, no_grad, rng};
 use prsmed::trainer::precision::Precision;
-use prsmed::trainer::{self, BatchSize, Batches, Loss, Outcome, Parameter, Ranks, Shard, Session};
+use prsmed::trainer::{self, BatchSize, Batches, Loss, Outcome, Parameter, Ranks, Session, Shard};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -138,7 +138,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plan = Plan::of(&planned, &Machine::named("cpu")?);
     println!("{}", plan.table());
     let mut meter = Measured::begin(Device::Cpu)?;
-    dry_run::dry_run(Job::Train, &config, &|| Ok(Brightness::new(Device::Cpu, &config)), &mut meter)?;
+    dry_run::dry_run(Job::Train, &config, Ranks::default(), &|| Ok(Brightness::new(Device::Cpu, &config)), &mut meter)?;
     for (phase, measured) in plan.phases.iter().zip(meter.finish()?) {
         println!("{}: planned {}, measured {}", measured.name, phase.memory.allocated_peak, measured.allocated_peak);
     }

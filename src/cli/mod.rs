@@ -121,7 +121,10 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let style = Style { is_terminal, color, every_steps: 10 };
     let inner: Box<dyn Observer> =
         if cli.quiet { Box::new(Silent) } else { Box::new(Progress::new(style, Arc::clone(&output))) };
-    let other_rank = rendezvous.as_ref().map(|found| found.rank).filter(|rank| *rank > 0);
+    // the first process of a training reports for all
+    let is_training = matches!(cli.command, Command::Train(_));
+    let joined = rendezvous.as_ref().filter(|_| is_training);
+    let other_rank = joined.map(|joined| joined.rank).filter(|rank| *rank > 0);
     let (inner, output) = match other_rank {
         Some(rank) => (Box::new(ranks::OtherRank { rank, inner }) as Box<dyn Observer>, Arc::new(Output::none())),
         None => (inner, output),
@@ -149,7 +152,8 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
 
 /// How this process joins a training of several processes, and the runtime on its GPU.
 fn joined(command: &Command, runtime: Runtime) -> crate::Result<(Option<Rendezvous>, Runtime)> {
-    if !matches!(command, Command::Train(_)) {
+    // other commands work alone, also in a job of several processes
+    if !matches!(command, Command::Train(_) | Command::Plan(_)) {
         return Ok((None, runtime));
     }
     let Some(found) = ranks::rendezvous(|name| std::env::var(name).ok())? else { return Ok((None, runtime)) };

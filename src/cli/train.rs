@@ -169,7 +169,7 @@ fn train(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
     if let Some(profile) = &profile {
         profile.check()?;
     }
-    let machine = plan::training_machine(context);
+    let machine = plan::training_machine(context).with_ranks(ranks.rank(), ranks.size());
     if let Some(limit) = args.memory_limit {
         limit_memory(limit, &machine)?;
     }

@@ -209,6 +209,28 @@ impl Group {
         Pending::start(&tensor, |raw, out| unsafe { native::prsmed_broadcast(self.raw, raw, root, out) })
     }
 
+    /// Sends `tensor` to rank `other`, which calls [`Self::receive`], and waits.
+    ///
+    /// # Errors
+    /// As [`Self::reduce_numbers`].
+    pub fn send(&self, tensor: &Tensor, other: usize) -> Result<()> {
+        self.transfer(tensor, other, true)
+    }
+
+    /// Receives the values of `tensor` from rank `other`, and waits.
+    ///
+    /// # Errors
+    /// As [`Self::reduce_numbers`].
+    pub fn receive(&self, tensor: &Tensor, other: usize) -> Result<()> {
+        self.transfer(tensor, other, false)
+    }
+
+    fn transfer(&self, tensor: &Tensor, other: usize, sends: bool) -> Result<()> {
+        let (tensor, other) = (tensor.detach(), i32::try_from(other).expect("a few processes"));
+        // SAFETY: an open group and a live tensor that nobody else uses until the call returns.
+        unsafe { native::check(native::prsmed_transfer(self.raw, native::raw(&tensor), other, sends)) }
+    }
+
     /// Reduces numbers of the host over all ranks, in place. Only for Gloo.
     ///
     /// # Errors
@@ -325,6 +347,10 @@ mod tests {
         std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
     }
 
+    fn rank_of(group: &Group) -> f64 {
+        f64::from(u8::try_from(group.rank()).unwrap())
+    }
+
     /// The result of `work` in each of three ranks, which are threads here.
     fn ranks<T: Send>(work: impl Fn(&Group) -> T + Sync) -> Vec<T> {
         let address = StoreAddress { host: "127.0.0.1".into(), port: free_port(), prefix: "test".into() };
@@ -347,7 +373,7 @@ mod tests {
     #[test]
     fn tensors_are_reduced_and_copied() {
         let results = ranks(|group| {
-            let rank = f64::from(u8::try_from(group.rank()).unwrap());
+            let rank = rank_of(group);
             let own = || no_grad(|| Tensor::from_slice(&[rank, 1.0]).to_kind(Kind::Float));
             let (sum, largest, first, last) = (own(), own(), own(), own());
             let pending = [
@@ -368,7 +394,14 @@ mod tests {
     #[test]
     fn numbers_and_bytes_of_all_ranks_are_known_to_each() {
         let results = ranks(|group| {
-            let mut numbers = [2.5, f64::from(u8::try_from(group.rank()).unwrap())];
+            let moved = no_grad(|| Tensor::from_slice(&[1.0, 2.0]) * rank_of(group));
+            match group.rank() {
+                1 => group.send(&moved, 0).unwrap(),
+                0 => group.receive(&moved, 1).unwrap(),
+                _ => {}
+            }
+            assert!(group.rank() > 0 || Vec::<f64>::try_from(&moved).unwrap() == [1.0, 2.0]);
+            let mut numbers = [2.5, rank_of(group)];
             group.reduce_numbers(&mut numbers, ReduceOp::Sum).unwrap();
             let words = group.gather(&vec![b'x'; group.rank() * 2]).unwrap();
             (numbers, words, group.gather(&[]).unwrap())

@@ -215,6 +215,7 @@ fallible! {
     fn prsmed_all_reduce(group: *mut c_void, tensor: RawTensor, code: i32, out: *mut *mut c_void);
     fn prsmed_reduce(group: *mut c_void, tensor: RawTensor, root: i32, out: *mut *mut c_void);
     fn prsmed_broadcast(group: *mut c_void, tensor: RawTensor, root: i32, out: *mut *mut c_void);
+    fn prsmed_transfer(group: *mut c_void, tensor: RawTensor, other: i32, sends: bool);
     fn prsmed_work_wait(work: *mut c_void);
     fn prsmed_reduce_numbers(group: *mut c_void, values: *mut f64, count: i64, code: i32);
     fn prsmed_gather_bytes(group: *mut c_void, own: *mut u8, count: i64, size: i32, all: *mut u8);

@@ -334,6 +334,24 @@ impl AdamW {
         out
     }
 
+    /// Zeros of the state that other processes have for the parameters that are `used`, as named tensors in host memory, for plans. On a planned GPU, where
+    /// host memory is not counted, there are none.
+    pub(super) fn state_of_others(&self, used: &[bool]) -> Vec<(String, Tensor)> {
+        let mut out = Vec::new();
+        if meta::target() == meta::Target::Cuda {
+            return out;
+        }
+        let others = self.params.iter().enumerate().filter(|(index, _)| !self.owns(*index) && used[*index]);
+        for (_, param) in others {
+            let moments = Moments::zeros(&param.tensor, self.in_8_bits, false);
+            let step = Tensor::zeros([] as [i64; 0], (Kind::Float, param.tensor.device()));
+            for (what, tensor) in moments.named().into_iter().chain([("step", &step)]) {
+                out.push((format!("{what}.{}", param.name), tensor.shallow_clone()));
+            }
+        }
+        out
+    }
+
     /// Restores moments from `read(name)`; a parameter without stored moments starts without. Moments of the other kind
     /// (8-bit or fp32) are converted.
     ///

@@ -636,7 +636,8 @@ impl<'a, T: Task> Engine<'a, T> {
             return Ok(());
         }
         let path = self.session.folder.join(name);
-        guard::guard(|| self.write(&path, &checkpoint::state(&self.stepper.optimizer, self.stepper.ema.as_ref())))?;
+        let state = self.stepper.state()?;
+        guard::guard(|| self.write(&path, &state))?;
         self.session.observer.on(&Event::Saved { path, best: false });
         Ok(())
     }
@@ -644,11 +645,7 @@ impl<'a, T: Task> Engine<'a, T> {
     fn save(&mut self, name: &str) -> Result<()> {
         let (path, ranks) = (self.session.folder.join(name), self.session.ranks);
         self.profile.begin("save", self.progress.step)?;
-        let Stepper { optimizer, ema, .. } = &self.stepper;
-        let mut state = checkpoint::state(optimizer, ema.as_ref());
-        if self.session.config.zero_stage > 0 {
-            state = guard::guard(|| distributed::complete_state(state, ranks))?;
-        }
+        let state = guard::guard(|| self.stepper.state())?;
         let written = if ranks.is_main() { guard::guard(|| self.write(&path, &state)) } else { Ok(()) };
         ranks.agree(written)?;
         self.profile.end(self.progress.step)?;

@@ -1,5 +1,5 @@
 use super::*;
-use crate::tensor::{Device, Kind, Tensor};
+use crate::tensor::{Device, Kind, Tensor, rng};
 use crate::trainer::fixture::{RUN_AHEAD, plain};
 use crate::trainer::{BatchSize, Batches, Loss, Parameter, Shard};
 use std::cell::{Cell, RefCell};
@@ -47,7 +47,7 @@ impl Task for Toy {
         8
     }
 
-    fn batches(&self, _epoch: u64, first: u64, shard: Shard) -> Result<Batches<'_, Vec<f64>>> {
+    fn batches(&self, _epoch: u64, first: u64, _shard: Shard) -> Result<Batches<'_, Vec<f64>>> {
         Ok(Box::new((first..8).map(|step| Ok(vec![(0..6).map(|i| number(step + i)).collect()]))))
     }
 

@@ -4,6 +4,7 @@
 //! The engine, the planner's dry run and `bench` all call [`Stepper::step`]. A plan therefore runs the code of
 //! the training.
 
+use super::distributed;
 use super::distributed::reducer::{self, Reducer};
 use super::ema::Ema;
 use super::graph::backend::Numbers;
@@ -155,6 +156,24 @@ impl<'a, T: Task> Stepper<'a, T> {
     /// Device of the passes.
     pub fn device(&self) -> Device {
         self.masters.as_ref().map_or_else(|| self.optimizer.device(), HostMasters::device)
+    }
+
+    /// Optimizer state and moving average, as named tensors. If several processes divide the optimizer state, all of
+    /// them must call it, and the main one gets everything.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`] if another process does not answer.
+    pub fn state(&self) -> Result<Vec<(String, Tensor)>> {
+        let mut state = self.optimizer.state();
+        if let Some(reducer) = self.reducer.as_ref().filter(|reducer| reducer.is_sharded()) {
+            if !self.ranks.is_planned() {
+                state = distributed::complete_state(state, self.ranks)?;
+            } else if self.ranks.is_main() {
+                state.extend(self.optimizer.state_of_others(reducer.used()));
+            }
+        }
+        state.extend(self.ema.iter().flat_map(|ema| ema.state(self.optimizer.params())));
+        Ok(state)
     }
 
     /// Drops all gradients.

@@ -123,6 +123,15 @@ char* prsmed_reduce(void* group, at::Tensor* tensor, int root, void** out) {
   })
 }
 
+// Sends `tensor` to `other`, or receives it from there, and waits.
+char* prsmed_transfer(void* group, at::Tensor* tensor, int other, bool sends) {
+  PRSMED_TRY({
+    std::vector<at::Tensor> tensors{*tensor};
+    BackendPtr& opened = *static_cast<BackendPtr*>(group);
+    (sends ? opened->send(tensors, other, 0) : opened->recv(tensors, other, 0))->wait();
+  })
+}
+
 // Starts to copy `tensor` of `root` to all ranks.
 char* prsmed_broadcast(void* group, at::Tensor* tensor, int root, void** out) {
   PRSMED_TRY({

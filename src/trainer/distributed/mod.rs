@@ -17,7 +17,7 @@ mod world;
 
 pub use world::{Ranks, Rendezvous, Shard, World};
 
-pub(crate) use optimizer_state::complete_state;
+pub(super) use optimizer_state::complete_state;
 
 use super::{Parameter, Switch, TrainConfig};
 use crate::tensor::collective::Pending;

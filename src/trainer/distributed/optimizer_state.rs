@@ -15,11 +15,17 @@ struct Entry {
     is_u8: bool,
 }
 
-/// The tensors of all ranks by their names, each rank's own in `own`. Complete on rank 0; other ranks get their own.
+impl Entry {
+    fn kind(&self) -> Kind {
+        if self.is_u8 { Kind::Uint8 } else { Kind::Float }
+    }
+}
+
+/// The tensors of all ranks by their names. Each rank has others in `own`. Complete on rank 0; other ranks get their own.
 ///
 /// # Errors
-/// [`Error::Torch`] if another rank does not answer.
-pub(crate) fn complete_state(own: Vec<(String, Tensor)>, ranks: Ranks) -> Result<Vec<(String, Tensor)>> {
+/// [`Error::Torch`] if another rank does not answer, or for another dtype than fp32 and u8.
+pub(in crate::trainer) fn complete_state(own: Vec<(String, Tensor)>, ranks: Ranks) -> Result<Vec<(String, Tensor)>> {
     let Some(world) = ranks.world() else { return Ok(own) };
     let describe = |(name, tensor): &(String, Tensor)| Entry {
         name: name.clone(),
@@ -28,25 +34,21 @@ pub(crate) fn complete_state(own: Vec<(String, Tensor)>, ranks: Ranks) -> Result
     };
     let entries: Vec<Entry> = own.iter().map(describe).collect();
     let mut all: BTreeMap<String, Tensor> = own.into_iter().collect();
-    let own: Vec<String> = all.keys().cloned().collect();
-    for (rank, entries) in ranks.gather_if_all(Ok(entries))?.into_iter().enumerate() {
-        for Entry { name, shape, is_u8 } in entries.into_iter().filter(|_| rank > 0) {
-            let kind = if is_u8 { Kind::Uint8 } else { Kind::Float };
-            let tensor = match all.get(&name) {
-                Some(tensor) if rank == ranks.rank() => tensor.to_device(Device::Cpu).contiguous(),
-                _ => Tensor::empty(shape.as_slice(), (kind, Device::Cpu)),
-            };
-            if tensor.kind() != kind {
-                return Err(Error::Torch { reason: format!("`{name}` has dtype {:?}", tensor.kind()) });
-            }
-            world.broadcast_on_host(&tensor, rank)?;
+    for (rank, entries) in ranks.gather_if_all(Ok(entries))?.into_iter().enumerate().skip(1) {
+        for entry in entries {
+            let Entry { name, shape, .. } = &entry;
             if ranks.is_main() {
-                all.insert(name, tensor);
+                let tensor = Tensor::empty(shape.as_slice(), (entry.kind(), Device::Cpu));
+                world.collect_on_host(&tensor, rank)?;
+                all.insert(entry.name, tensor);
+            } else if rank == ranks.rank() {
+                let tensor = all[name].to_device(Device::Cpu).contiguous();
+                if tensor.kind() != entry.kind() {
+                    return Err(Error::Torch { reason: format!("`{name}` has dtype {:?}", tensor.kind()) });
+                }
+                world.collect_on_host(&tensor, rank)?;
             }
         }
-    }
-    if !ranks.is_main() {
-        all.retain(|name, _| own.contains(name));
     }
     Ok(all.into_iter().collect())
 }

@@ -109,9 +109,9 @@ impl<'a> Reducer<'a> {
         self.places.iter().map(|(bucket, _)| self.owns(*bucket)).collect()
     }
 
-    /// Rank that updates each parameter; `None` if all do.
-    pub(in crate::trainer) fn owners(&self) -> Vec<Option<usize>> {
-        self.places.iter().map(|(bucket, _)| self.buckets[*bucket].owner).collect()
+    /// Whether this rank has computed a gradient of each parameter in the last step.
+    pub(in crate::trainer) fn used(&self) -> &[bool] {
+        &self.used
     }
 
     /// True if each rank updates only a part of the parameters.
@@ -248,7 +248,7 @@ impl<'a> Reducer<'a> {
         while self.next < self.buckets.len() {
             self.send_next()?;
         }
-        self.passes += 1;
+        (self.passes, self.next) = (self.passes + 1, 0);
         self.wait_until(0)
     }
 
@@ -263,7 +263,6 @@ impl<'a> Reducer<'a> {
         // a failed pass has sent a part of its buckets
         while self.passes < passes {
             self.end_pass()?;
-            self.next = 0;
         }
         let status = match &failure {
             None if self.is_late => 1.0,

@@ -101,9 +101,9 @@ impl World {
         Ok(Self { rank: *rank, size: *size, links: Some(Links { control, data, _store: store }) })
     }
 
-    /// The first of `size` ranks in a dry run, where collective operations do nothing.
-    pub fn planned(size: usize) -> Self {
-        Self { rank: 0, size, links: None }
+    /// Rank `rank` of `size` in a dry run, where collective operations do nothing.
+    pub fn planned(rank: usize, size: usize) -> Self {
+        Self { rank, size, links: None }
     }
 
     fn data(&self) -> Option<&Group> {
@@ -125,9 +125,10 @@ impl World {
         self.data().map(|group| group.broadcast(tensor, root)).transpose()
     }
 
-    /// Copies a CPU tensor of `root` to all ranks.
-    pub(super) fn broadcast_on_host(&self, tensor: &Tensor, root: usize) -> Result<()> {
-        self.links.as_ref().map_or(Ok(()), |links| links.control.broadcast(tensor, root)?.wait())
+    /// Copies a CPU tensor of `from` to rank 0; both call it.
+    pub(super) fn collect_on_host(&self, tensor: &Tensor, from: usize) -> Result<()> {
+        let Some(Links { control, .. }) = &self.links else { return Ok(()) };
+        if self.rank == 0 { control.receive(tensor, from) } else { control.send(tensor, 0) }
     }
 }
 
@@ -167,6 +168,11 @@ impl<'a> Ranks<'a> {
     /// Number of processes.
     pub fn size(self) -> usize {
         self.0.map_or(1, |world| world.size)
+    }
+
+    /// True in a dry run of several processes.
+    pub(crate) fn is_planned(self) -> bool {
+        self.0.is_some_and(|world| world.links.is_none())
     }
 
     /// True for the process that writes files and reports progress.
