@@ -232,9 +232,12 @@ impl From<meta::Target> for Place {
 }
 
 impl Place {
-    /// The processes without connections; `None` for one process.
-    fn world(self) -> Option<World> {
-        (self.ranks > 1).then(|| World::planned(self.rank, self.ranks))
+    /// The processes without connections, of which this one runs `shown` of its micro-batches; `None` for one process.
+    fn world(self, accumulation: usize, shown: usize) -> Option<World> {
+        let count = |rank: usize| Shard::new(rank, self.ranks).range(accumulation).len();
+        // the first process has the most; another one may have one less
+        let waits = usize::from(count(0) > count(self.rank));
+        (self.ranks > 1).then(|| World::planned(self.rank, self.ranks, shown + waits))
     }
 }
 
@@ -274,7 +277,7 @@ pub fn plan_after<T: DryRunTask>(
     build: impl Fn() -> Result<T>,
 ) -> Result<DryRun> {
     let place: Place = place.into();
-    let (target, world) = (place.target, place.world());
+    let target = place.target;
     meta::install()?;
     kernels::set_mode(config.fused_kernels.kernels());
     let _target = meta::enter_target(target);
@@ -285,6 +288,7 @@ pub fn plan_after<T: DryRunTask>(
     let shown = whole.min(PLANNED_MICRO_BATCHES);
     // batches wait on the host; on the CPU, where the host is the device, all of them count
     let loaded = if target == meta::Target::Cpu { whole } else { shown };
+    let world = place.world(config.accumulation, shown);
     let ranks = Ranks::of_some(world.as_ref());
     let steps = run_phases(job, config, Batches { whole, loaded, shown, ranks }, &build, &mut tracer)?;
     Ok(DryRun { job, trace: tracer.finish(), micro_batches: (whole, shown), buffers: Buffers::default(), steps })

@@ -218,7 +218,6 @@ fallible! {
     fn prsmed_transfer(group: *mut c_void, tensor: RawTensor, other: i32, sends: bool);
     fn prsmed_work_wait(work: *mut c_void);
     fn prsmed_reduce_numbers(group: *mut c_void, values: *mut f64, count: i64, code: i32);
-    fn prsmed_gather_bytes(group: *mut c_void, own: *mut u8, count: i64, size: i32, all: *mut u8);
 }
 
 unsafe extern "C" {

@@ -166,7 +166,7 @@ impl<'a, T: Task> Stepper<'a, T> {
     pub fn state(&self) -> Result<Vec<(String, Tensor)>> {
         let mut state = self.optimizer.state();
         if let Some(reducer) = self.reducer.as_ref().filter(|reducer| reducer.is_sharded()) {
-            if !self.ranks.is_planned() {
+            if self.ranks.planned_passes().is_none() {
                 state = distributed::complete_state(state, self.ranks)?;
             } else if self.ranks.is_main() {
                 state.extend(self.optimizer.state_of_others(reducer.used()));
@@ -328,7 +328,9 @@ impl StepBatch {
         Ok(Self {
             size: BatchSize { samples: numbers[0], tokens: numbers[1], masks: numbers[2] },
             first: counts[..ranks.rank()].iter().sum::<f64>() as u64,
-            most: counts.iter().fold(0.0_f64, |most, count| most.max(*count)) as usize,
+            most: ranks
+                .planned_passes()
+                .unwrap_or(counts.iter().fold(0.0_f64, |most, count| most.max(*count)) as usize),
         })
     }
 }

@@ -157,13 +157,4 @@ char* prsmed_reduce_numbers(void* group, double* values, int64_t count, int code
     all_reduce(*static_cast<BackendPtr*>(group), tensor, code)->wait();
   })
 }
-
-// Gathers `count` bytes of each rank, in the order of the ranks, and waits. Only for groups over Gloo.
-char* prsmed_gather_bytes(void* group, uint8_t* own, int64_t count, int size, uint8_t* all) {
-  PRSMED_TRY({
-    at::Tensor input = at::from_blob(own, {count}, at::TensorOptions(at::kByte));
-    at::Tensor output = at::from_blob(all, {count * size}, at::TensorOptions(at::kByte));
-    (*static_cast<BackendPtr*>(group))->_allgather_base(output, input)->wait();
-  })
-}
 }

@@ -81,6 +81,8 @@ pub struct World {
     size: usize,
     /// `None` in a dry run.
     links: Option<Links>,
+    /// In a dry run, the largest number of micro-batches of a rank in a step.
+    planned_passes: usize,
 }
 
 impl World {
@@ -98,12 +100,14 @@ impl World {
             Device::Cuda(_) => Some(Group::open(&store, "data", &Backend::Nccl, ranks, *timeout)?),
             _ => None,
         };
-        Ok(Self { rank: *rank, size: *size, links: Some(Links { control, data, _store: store }) })
+        let links = Some(Links { control, data, _store: store });
+        Ok(Self { rank: *rank, size: *size, links, planned_passes: 0 })
     }
 
-    /// Rank `rank` of `size` in a dry run, where collective operations do nothing.
-    pub fn planned(rank: usize, size: usize) -> Self {
-        Self { rank, size, links: None }
+    /// Rank `rank` of `size` in a dry run, where collective operations do nothing. `passes`: the largest number of
+    /// micro-batches of a rank in a step.
+    pub fn planned(rank: usize, size: usize, passes: usize) -> Self {
+        Self { rank, size, links: None, planned_passes: passes }
     }
 
     fn data(&self) -> Option<&Group> {
@@ -170,9 +174,9 @@ impl<'a> Ranks<'a> {
         self.0.map_or(1, |world| world.size)
     }
 
-    /// True in a dry run of several processes.
-    pub(crate) fn is_planned(self) -> bool {
-        self.0.is_some_and(|world| world.links.is_none())
+    /// In a dry run of several processes, the largest number of micro-batches of a rank in a step.
+    pub(crate) fn planned_passes(self) -> Option<usize> {
+        self.0.filter(|world| world.links.is_none()).map(|world| world.planned_passes)
     }
 
     /// True for the process that writes files and reports progress.
