@@ -34,6 +34,8 @@ fn main() {
         // the CUDA headers of the wheel, and one that the wheel lacks
         build.define("PRSMED_CUDA", None).include("src/tensor/native/cuda");
         build.flag("-isystem").flag(headers.to_str().expect("the libtorch path is UTF-8"));
+        let nccl = lib.join("../../nvidia/nccl/include");
+        build.flag("-isystem").flag(nccl.to_str().expect("the libtorch path is UTF-8"));
     }
     build
         .cpp(true)

@@ -15,7 +15,7 @@ use prsmed::tensor::meta::Target;
 use prsmed::tensor::weights::{Archive, Staged};
 use prsmed::tensor::{Kind, META, Tensor, no_grad, rng};
 use prsmed::trainer::precision::Precision;
-use prsmed::trainer::{self, BatchSize, Batches, Loss, Outcome, Parameter, Session};
+use prsmed::trainer::{self, BatchSize, Batches, Loss, Outcome, Parameter, Ranks, Session, Shard};
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -62,11 +62,14 @@ impl Task for Brightness {
         STEPS_PER_EPOCH
     }
 
-    fn batches(&self, epoch: u64, first: u64) -> prsmed::Result<Batches<'_, Batch>> {
+    fn batches(&self, epoch: u64, first: u64, shard: Shard) -> prsmed::Result<Batches<'_, Batch>> {
         // a batch depends only on the number of its step: a resumed training equals an uninterrupted one
         Ok(Box::new((first..STEPS_PER_EPOCH).map(move |step| {
             rng::seed(epoch * STEPS_PER_EPOCH + step);
-            Ok((0..self.accumulation).map(|_| self.example(true)).collect())
+            // every process draws all micro-batches and takes its own
+            let all: Vec<Batch> = (0..self.accumulation).map(|_| self.example(true)).collect();
+            let own = shard.range(all.len());
+            Ok(all.into_iter().skip(own.start).take(own.len()).collect())
         })))
     }
 
@@ -120,6 +123,7 @@ fn train(config: &TrainConfig, folder: &Path, resume: bool) -> prsmed::Result<Ou
         observer: &Silent,
         interrupt: &AtomicBool::new(false),
         has_room_for_graphs: false,
+        ranks: Ranks::default(),
     };
     trainer::run(&Brightness::new(Device::Cpu, config), &session)
 }
@@ -134,7 +138,7 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let plan = Plan::of(&planned, &Machine::named("cpu")?);
     println!("{}", plan.table());
     let mut meter = Measured::begin(Device::Cpu)?;
-    dry_run::dry_run(Job::Train, &config, &|| Ok(Brightness::new(Device::Cpu, &config)), &mut meter)?;
+    dry_run::dry_run(Job::Train, &config, Ranks::default(), &|| Ok(Brightness::new(Device::Cpu, &config)), &mut meter)?;
     for (phase, measured) in plan.phases.iter().zip(meter.finish()?) {
         println!("{}: planned {}, measured {}", measured.name, phase.memory.allocated_peak, measured.allocated_peak);
     }

@@ -109,6 +109,18 @@ pub enum Error {
         /// Number of values.
         total: usize,
     },
+    /// Another process of the job failed.
+    #[error("rank {rank} failed: {reason}")]
+    Peer {
+        /// Its number.
+        rank: usize,
+        /// Its error.
+        reason: String,
+        /// What to do.
+        hint: String,
+        /// As [`Error::is_disk_full`] of its error.
+        disk_full: bool,
+    },
     /// The user pressed Ctrl-C. Finished work is saved.
     #[error("interrupted")]
     Interrupted,
@@ -199,8 +211,13 @@ impl Error {
     /// True if the disk is full, the quota is used up, or the file may not become that large.
     pub fn is_disk_full(&self) -> bool {
         use std::io::ErrorKind;
-        let Self::Io { source, .. } = self else { return false };
-        matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
+        match self {
+            Self::Io { source, .. } => {
+                matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded | ErrorKind::FileTooLarge)
+            }
+            Self::Peer { disk_full, .. } => *disk_full,
+            _ => false,
+        }
     }
 
     /// What to do next, in one sentence; empty if the message needs no hint.
@@ -209,7 +226,8 @@ impl Error {
             Self::Config { hint, .. }
             | Self::Data { hint, .. }
             | Self::Weights { hint, .. }
-            | Self::Hub { hint, .. } => hint.clone(),
+            | Self::Hub { hint, .. }
+            | Self::Peer { hint, .. } => hint.clone(),
             Self::Io { source, path, .. } => match source.kind() {
                 std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
                     format!("check the path `{}`", path.display())

@@ -13,8 +13,8 @@ use prsmed::segment::vision_features;
 use prsmed::tensor::nf4::Nf4;
 use prsmed::tensor::weights::{Archive, write_safetensors};
 use prsmed::tensor::{Device, Kind, Tensor};
-use prsmed::trainer;
 use prsmed::trainer::run::Session;
+use prsmed::trainer::{self, Ranks};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -180,6 +180,7 @@ fn run_in(
         observer: &losses,
         interrupt: &losses.interrupt,
         has_room_for_graphs: false,
+        ranks: Ranks::default(),
     };
     match trainer::run(&task, &session) {
         Ok(_) => assert!(stop_after == 0, "it was to stop"),

@@ -5,6 +5,7 @@ use super::memory::Memory;
 use super::output::Output;
 use crate::event::Observer;
 use crate::runtime::Runtime;
+use crate::trainer::distributed::Rendezvous;
 use crate::{Error, Result, files};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,6 +19,8 @@ pub(super) struct Context {
     pub(super) progress: Arc<dyn Observer>,
     pub(super) memory: Memory,
     pub(super) interrupt: Arc<AtomicBool>,
+    /// How this process finds the others of its training; `None` if it is alone.
+    pub(super) rendezvous: Option<Rendezvous>,
 }
 
 impl Context {

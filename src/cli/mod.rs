@@ -24,6 +24,7 @@ mod predict_many;
 mod predict_volume;
 mod prepare;
 mod preset;
+mod ranks;
 mod reference;
 mod run_lock;
 mod serve;
@@ -34,7 +35,8 @@ use crate::Error;
 use crate::event::{Event, Observer, Silent};
 use crate::panics;
 use crate::runtime::Runtime;
-use crate::tensor::threads;
+use crate::tensor::{self, threads};
+use crate::trainer::distributed::Rendezvous;
 use clap::{Parser, Subcommand};
 use context::Context;
 use env::Env;
@@ -103,6 +105,13 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     // before any thread starts
     let runtime = Runtime::new();
     let env = Env::read();
+    let (rendezvous, runtime) = match joined(&cli.command, runtime) {
+        Ok(found) => found,
+        Err(error) => {
+            let _ = report::write_error(&mut std::io::stderr(), &error.into(), false);
+            return 2;
+        }
+    };
     if !env.sets_threads {
         threads::adapt_to_load();
     }
@@ -112,6 +121,14 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let style = Style { is_terminal, color, every_steps: 10 };
     let inner: Box<dyn Observer> =
         if cli.quiet { Box::new(Silent) } else { Box::new(Progress::new(style, Arc::clone(&output))) };
+    // the first process of a training reports for all
+    let is_training = matches!(cli.command, Command::Train(_));
+    let joined = rendezvous.as_ref().filter(|_| is_training);
+    let other_rank = joined.map(|joined| joined.rank).filter(|rank| *rank > 0);
+    let (inner, output) = match other_rank {
+        Some(rank) => (Box::new(ranks::OtherRank { rank, inner }) as Box<dyn Observer>, Arc::new(Output::none())),
+        None => (inner, output),
+    };
     let memory = memory::Memory::default();
     let progress: Arc<dyn Observer> = Arc::new(memory::MemoryObserver { inner, memory: memory.clone() });
     let interrupt = Arc::new(AtomicBool::new(false));
@@ -121,7 +138,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         Some(cache) => runtime.with_cache(cache),
         None => runtime,
     };
-    let context = Context { runtime, env, output, progress, memory, interrupt };
+    let context = Context { runtime, env, output, progress, memory, interrupt, rendezvous };
     listen_for_interrupts(&context, cli.command.saves_on_interrupt());
     let result = guarded(|| dispatch(cli.command, &context));
     if let Err(error) = &result {
@@ -131,6 +148,17 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         }
     }
     report::exit_code(&result)
+}
+
+/// How this process joins a training of several processes, and the runtime on its GPU.
+fn joined(command: &Command, runtime: Runtime) -> crate::Result<(Option<Rendezvous>, Runtime)> {
+    // other commands work alone, also in a job of several processes
+    if !matches!(command, Command::Train(_) | Command::Plan(_)) {
+        return Ok((None, runtime));
+    }
+    let Some(found) = ranks::rendezvous(|name| std::env::var(name).ok())? else { return Ok((None, runtime)) };
+    ranks::choose_gpu(&found)?;
+    Ok((Some(found), runtime.on(tensor::default_device())))
 }
 
 /// Ends the process without the destructors of libtorch's tables, which would needlessly touch 100 MB of memory. All

@@ -32,6 +32,11 @@ impl Output {
         Self::to(Box::new(std::io::stdout()), is_json)
     }
 
+    /// No output: for a process whose output is that of another one.
+    pub fn none() -> Self {
+        Self { sink: Mutex::new(None), is_json: false }
+    }
+
     /// Any writer.
     pub fn to(sink: Box<dyn Write + Send>, is_json: bool) -> Self {
         Self { sink: Mutex::new(Some(sink)), is_json }

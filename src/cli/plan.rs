@@ -4,6 +4,7 @@ use super::args::sets_of;
 use super::augment::args::{planned_finetuned_config, planned_pipeline_config};
 use super::context::Context;
 use super::memory::Suggest;
+use super::ranks::{self, Job as Together};
 use super::report::Outcome;
 use crate::config::learning_rate::suggestion;
 use crate::config::remedies::{Remedy, remedies};
@@ -75,18 +76,28 @@ pub(super) struct MachineArgs {
     /// first GPU visible to this process, else the CPU
     #[arg(long, value_name = "GPU", default_value = "auto")]
     pub(super) gpu: String,
+    /// Number of GPUs like this one on which a training runs: `train --gpus N`. The plan is that of one of them
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub(super) gpus: Option<u16>,
 }
 
 impl MachineArgs {
     pub(super) fn machine(&self, context: &Context) -> Result<Machine> {
-        match self.gpu.as_str() {
-            "auto" => Ok(detected(context)),
-            "cpu" => Ok(this_cpu(context)),
+        let machine = match self.gpu.as_str() {
+            "auto" => detected(context),
+            "cpu" => this_cpu(context),
             named => Machine::named(named).map_err(|error| {
                 let hint = error.hint();
                 Error::config("--gpu", error.to_string(), hint)
-            }),
-        }
+            })?,
+        };
+        let rank = context.rendezvous.as_ref().map_or(0, |joined| joined.rank);
+        Ok(machine.with_ranks(rank, self.ranks()))
+    }
+
+    /// Number of processes that train together.
+    pub(super) fn ranks(&self) -> usize {
+        self.gpus.map_or(1, usize::from)
     }
 }
 
@@ -209,6 +220,9 @@ impl Task {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+    if args.measure && args.machine.ranks() > 1 && context.rendezvous.is_none() {
+        return Ok(Outcome::Ended(ranks::launch(args.machine.ranks(), context)?));
+    }
     args.timeline.as_deref().map(check_timeline).transpose()?;
     let machine = args.machine.machine(context)?;
     let job = args.task.job();
@@ -276,7 +290,8 @@ fn planned(args: &Args, job: Job, machine: &Machine, context: &Context) -> Resul
             Ok((dry_run, plan, helping))
         }
         Task::Finetune => {
-            let run = args.settings.resolve_finetune(Vec::new())?;
+            let mut run = args.settings.resolve_finetune(Vec::new())?;
+            run.train.divide_among(machine.num_ranks())?;
             let pipeline_config = planned_finetuned_config(&run, context)?;
             let dry_run = run.dry_run(&pipeline_config, job, machine, true)?;
             let plan = Plan::of(&dry_run, machine);
@@ -284,7 +299,8 @@ fn planned(args: &Args, job: Job, machine: &Machine, context: &Context) -> Resul
             Ok((dry_run, plan, helping))
         }
         Task::Train | Task::Eval | Task::Predict => {
-            let config = args.settings.resolve(Vec::new())?;
+            let mut config = args.settings.resolve(Vec::new())?;
+            config.train.divide_among(machine.num_ranks())?;
             let sizes = config.planned_sizes()?;
             let (dry_run, plan) = config.plan_sized(job, &sizes, config.longest_example(), machine)?;
             let helping = helping(&plan, &|| remedies(&config, job, machine, &plan));
@@ -330,20 +346,21 @@ fn refuse_to_measure(machine: &Machine) -> Result<()> {
 }
 
 /// Runs the phases of the job on this machine's device.
-fn measure(args: &Args, context: &Context) -> Result<Vec<Phase>> {
+fn measure(args: &Args, context: &Context) -> anyhow::Result<Vec<Phase>> {
     context.progress.on(&Event::Note("running the job with random weights".into()));
     if matches!(args.task, Task::Augment) {
         let run = args.settings.resolve_augment(Vec::new())?;
         let pipeline_config = planned_pipeline_config(&run, context)?;
-        return run.measure(&pipeline_config, default_device());
+        return Ok(run.measure(&pipeline_config, default_device())?);
     }
     if matches!(args.task, Task::Finetune) {
         let run = args.settings.resolve_finetune(Vec::new())?;
         let pipeline_config = planned_finetuned_config(&run, context)?;
-        return run.measure(&pipeline_config, default_device());
+        return Ok(run.measure(&pipeline_config, default_device())?);
     }
     let job = args.task.job();
-    let config = args.settings.resolve(Vec::new())?;
+    let mut config = args.settings.resolve(Vec::new())?;
+    config.train.divide_among(args.machine.ranks())?;
     let (device, sizes, example) = (default_device(), config.planned_sizes()?, config.longest_example());
     kernels::check(device)?;
     kernels::set_mode(config.train.fused_kernels.kernels());
@@ -352,8 +369,13 @@ fn measure(args: &Args, context: &Context) -> Result<Vec<Phase>> {
         Ok(task.with_feature_cache(job != Job::Eval && config.data.caches_features()))
     };
     let mut meter = Measured::begin(device)?;
-    dry_run::dry_run(job, &config.train, &build, &mut meter)?;
-    meter.finish()
+    let together = Together::join(context)?;
+    let ran = dry_run::dry_run(job, &config.train, Together::ranks(together.as_ref()), &build, &mut meter);
+    let measured = ran.and_then(|()| meter.finish()).map_err(anyhow::Error::from);
+    match together {
+        Some(together) => together.end(measured),
+        None => measured,
+    }
 }
 
 /// Measured and planned bytes of each phase.

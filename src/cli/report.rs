@@ -12,6 +12,8 @@ pub enum Outcome {
     Done,
     /// The command ran and the answer is no: bad rows found, does not fit.
     No,
+    /// The processes that the command started ended with this code.
+    Ended(u8),
 }
 
 /// The exit code: 0 done, 1 the answer is no, 2 could not run, 130 interrupted.
@@ -19,6 +21,7 @@ pub fn exit_code(result: &anyhow::Result<Outcome>) -> u8 {
     match result {
         Ok(Outcome::Done) => 0,
         Ok(Outcome::No) => 1,
+        Ok(Outcome::Ended(code)) => *code,
         Err(error) if is_interrupt(error) => 130,
         Err(_) => 2,
     }

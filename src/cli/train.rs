@@ -4,6 +4,7 @@ use super::args::{ResumeArgs, RootArgs, sets_of};
 use super::context::Context;
 use super::memory::ProfileArgs;
 use super::mlflow::{MlflowArgs, recorded};
+use super::ranks::{self, Job as Together};
 use super::report::Outcome;
 use super::run_lock::RunLock;
 use super::{plan, preset};
@@ -19,8 +20,8 @@ use crate::segment::setup::Build;
 use crate::segment::task::{SCORE, SegmentTask};
 use crate::segment::{Run, Training, init, needs};
 use crate::tensor::{self, Device, Kind, ledger, memory};
-use crate::trainer::Switch;
 use crate::trainer::graph::settling_steps;
+use crate::trainer::{Ranks, Switch};
 use crate::units::Bytes;
 use crate::{Error, Result};
 use serde_json::json;
@@ -86,6 +87,12 @@ pub(super) struct Args {
     /// Same as `--set data.cache_vision=WHERE`: off, ram or disk
     #[arg(long, value_name = "WHERE")]
     cache_vision: Option<String>,
+    /// Train on so many GPUs of this machine: starts as many processes, as `torchrun --nproc_per_node=N` does
+    ///
+    /// They divide the micro-batches of each step, so `train.micro_batch` x `train.accumulation` stays the effective
+    /// batch. Without a GPU, N processes share the cores.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    gpus: Option<u16>,
     /// Do not plan memory before the run, and start even what would not fit
     #[arg(long)]
     no_plan: bool,
@@ -102,27 +109,53 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+    let gpus = args.gpus.map_or(1, usize::from);
+    match &context.rendezvous {
+        None if gpus > 1 && !args.print_config => return Ok(Outcome::Ended(ranks::launch(gpus, context)?)),
+        Some(joined) if args.gpus.is_some() && gpus != joined.size => {
+            let reason = format!("{} processes were started from outside", joined.size);
+            return Err(Error::config("--gpus", reason, "remove it").into());
+        }
+        _ => {}
+    }
+    let together = Together::join(context)?;
+    let outcome = train(args, Together::ranks(together.as_ref()), context);
+    match together {
+        Some(together) => together.end(outcome),
+        None => outcome,
+    }
+}
+
+fn train(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome> {
     let resolved = resolve(args, context)?;
-    let profile = args.profile.settings(&args.out)?;
+    let profile = args.profile.settings(&args.out)?.filter(|_| ranks.is_main());
     if args.print_config {
         context.output.line(resolved.to_toml())?;
         context.output.record(&resolved.config)?;
         return Ok(Outcome::Done);
     }
-    let mlflow = args.mlflow.connect(context)?;
+    let mlflow = if ranks.is_main() { args.mlflow.connect(context)? } else { None };
     let lock = || RunLock::on("--out", &args.out, context.progress.as_ref());
     // an existing run is refused before the data is read; unusable data leaves no folder behind
-    let early = args.out.is_dir().then(lock).transpose()?;
-    args.resume.check(&args.out)?;
+    let early = (ranks.is_main() && args.out.is_dir()).then(lock).transpose()?;
+    if ranks.is_main() {
+        args.resume.check(&args.out)?;
+    }
     if let Some(suggestion) = suggestion(&resolved, resolved.config.samples_of_a_step()) {
         context.progress.on(&Event::Note(suggestion.text()));
     }
-    let (toml, config) = (resolved.to_toml(), resolved.config);
+    let (toml, mut config) = (resolved.to_toml(), resolved.config);
+    if let Some(note) = config.train.divide_among(ranks.size())? {
+        context.progress.on(&Event::Note(note));
+    }
     let manifest = args.data.open_with_extra(&args.extra, context)?;
     let training = Training::new(config.clone(), manifest, &args.out, &context.runtime)?.with_toml(toml.clone());
     let training = training.resume(args.resume.resumes());
-    let _run_lock = early.map_or_else(lock, Ok)?;
-    args.resume.adopt(&args.out)?;
+    let _run_lock = ranks.agree_on(main_only(ranks, || {
+        let run_lock = early.map_or_else(lock, Ok)?;
+        args.resume.adopt(&args.out)?;
+        Ok(run_lock)
+    }))?;
     let checkpoint = training.checkpoint()?.map(|(folder, _)| folder);
     if args.resume.resumes() && checkpoint.is_none() {
         let note = format!("{} contains no checkpoint yet: starting from the beginning", args.out.display());
@@ -136,7 +169,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if let Some(profile) = &profile {
         profile.check()?;
     }
-    let machine = plan::training_machine(context);
+    let machine = plan::training_machine(context).with_ranks(ranks.rank(), ranks.size());
     if let Some(limit) = args.memory_limit {
         limit_memory(limit, &machine)?;
     }
@@ -154,14 +187,22 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let plan = if args.no_plan { None } else { plan_of_data(&planned_config, &prepared.task, &machine, context) };
     let has_room = plan.as_ref().is_some_and(Plan::has_room_for_graphs);
-    let prepared = prepared.with_profile(profile.as_ref()).with_room_for_graphs(has_room);
+    let prepared = prepared.with_profile(profile.as_ref()).with_room_for_graphs(has_room).with_ranks(ranks);
     let run = recorded(mlflow, (&args.out, args.resume.resumes()), &config, context, |progress| {
         let observer = PlanCheck::new(plan.as_ref(), config.train.graph_switch(), (progress.as_ref(), context));
         prepared.run(&observer)
     })?;
+    if !ranks.is_main() {
+        return Ok(Outcome::Done);
+    }
     let profile = profile.as_ref().map(|profile| profile.out.as_path());
     write_report(&run, &toml, args, context);
     print_result(&run, plan.as_ref(), profile, args, context)
+}
+
+/// Work of the process that writes files.
+fn main_only<T>(ranks: Ranks, work: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+    ranks.is_main().then(work).transpose()
 }
 
 /// Limits tensor memory; call before the first tensor on a GPU.

@@ -13,6 +13,7 @@ use crate::plan::report::{Machine, Plan};
 use crate::plan::search;
 use crate::setting::Results;
 use crate::tensor::{Device, META, kernels};
+use crate::trainer::Ranks;
 use crate::trainer::precision::Precision;
 use crate::units::Bytes;
 
@@ -62,7 +63,7 @@ impl FinetuneRun {
             _ => Ok(()),
         };
         let build = || FinetuneDryRun::new(pipeline_config, self, META);
-        let mut dry_run = dry_run::plan_after(job, &self.train, machine.target(), costs, encode, build)?;
+        let mut dry_run = dry_run::plan_after(job, &self.train, machine.place(), costs, encode, build)?;
         dry_run.buffers = Buffers { half_precision: self.train.precision != Precision::Fp32, ..Buffers::default() };
         Ok(dry_run)
     }
@@ -85,7 +86,7 @@ impl FinetuneRun {
         let mut meter = Measured::begin(device)?;
         finetuning::encode(pipeline_config, self, device, &mut |phase| meter.begin(phase))?;
         let build = || FinetuneDryRun::new(pipeline_config, self, device);
-        dry_run::dry_run(Job::Train, &self.train, &build, &mut meter)?;
+        dry_run::dry_run(Job::Train, &self.train, Ranks::default(), &build, &mut meter)?;
         meter.finish()
     }
 

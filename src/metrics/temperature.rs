@@ -9,7 +9,7 @@ const BINS: usize = 2048;
 const RANGE: [f64; 2] = [0.05, 20.0];
 
 /// Logits of pixels, as a histogram of those of foreground and of background.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
 pub struct LogitHistogram {
     foreground: Vec<u64>,
     background: Vec<u64>,

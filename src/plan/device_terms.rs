@@ -33,11 +33,22 @@ pub struct DeviceUsage {
     pub graph_pool: u64,
     /// Memory that other processes use on the GPU, bytes.
     pub other_processes: u64,
+    /// Processes that train together, each with a GPU like this one.
+    pub num_ranks: usize,
+    /// Number of this process among them, from 0.
+    pub rank: usize,
 }
 
 impl Default for DeviceUsage {
     fn default() -> Self {
-        Self { num_blas_threads: 2, cudnn_workspace: CUDNN_ALLOWANCE_MIB * MIB, graph_pool: 0, other_processes: 0 }
+        Self {
+            num_blas_threads: 2,
+            cudnn_workspace: CUDNN_ALLOWANCE_MIB * MIB,
+            graph_pool: 0,
+            other_processes: 0,
+            num_ranks: 1,
+            rank: 0,
+        }
     }
 }
 
@@ -101,12 +112,28 @@ pub fn device_terms(budget: &Budget, usage: &DeviceUsage) -> Vec<Term> {
             "activations and workspaces of a step in their own memory pool, from the model of the caching allocator \
              (`replay::graph_pool`); 0 without CUDA graphs; not measured here",
         ),
+        row(
+            "NCCL",
+            nccl(usage.num_ranks),
+            false,
+            "buffers of the communicator: 544 MiB for two GPUs and 688 MiB for more, as reported for A100s with NVLink \
+             (600 MiB on A100 SXM and 91 MiB on L4 in another report); not measured here",
+        ),
         row("display and other processes", usage.other_processes, false, "memory of other processes, as given"),
     ];
     if let Some(reading) = &budget.reading {
         replace_by_measured(&mut terms, reading, usage);
     }
     terms
+}
+
+/// Buffers of a communicator of `ranks` GPUs, bytes.
+fn nccl(ranks: usize) -> u64 {
+    match ranks {
+        0 | 1 => 0,
+        2 => 544 * MIB,
+        _ => 688 * MIB,
+    }
 }
 
 /// Replaces the bytes of `terms` that `reading` has measured.

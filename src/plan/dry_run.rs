@@ -7,9 +7,10 @@ use crate::event::Silent;
 use crate::tensor::trace::{Trace, TraceBuilder};
 use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, META, Tensor, kernels, ledger, memory, meta, no_grad, synchronize, trace};
+use crate::trainer::distributed::World;
 use crate::trainer::graph::SETTLING_STEPS;
 use crate::trainer::precision::Scaler;
-use crate::trainer::{DryRunTask, HostUse, StepInfo, Stepper, Switch, TrainConfig, checkpoint};
+use crate::trainer::{DryRunTask, HostUse, Ranks, Shard, StepInfo, Stepper, Switch, TrainConfig, checkpoint};
 use crate::units::Bytes;
 use std::collections::HashMap;
 use std::time::Instant;
@@ -213,6 +214,33 @@ pub fn plan_walk(
     Ok(DryRun { job, trace, micro_batches, buffers: Buffers::default(), steps: StepFacts::default() })
 }
 
+/// Where a dry run takes place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The device that it models.
+    pub target: meta::Target,
+    /// Number of the process that it models, from 0.
+    pub rank: usize,
+    /// Number of processes that train together.
+    pub ranks: usize,
+}
+
+impl From<meta::Target> for Place {
+    fn from(target: meta::Target) -> Self {
+        Self { target, rank: 0, ranks: 1 }
+    }
+}
+
+impl Place {
+    /// The processes without connections, of which this one runs `shown` of its micro-batches; `None` for one process.
+    fn world(self, accumulation: usize, shown: usize) -> Option<World> {
+        let count = |rank: usize| Shard::new(rank, self.ranks).range(accumulation).len();
+        // the first process has the most; another one may have one less
+        let waits = usize::from(count(0) > count(self.rank));
+        (self.ranks > 1).then(|| World::planned(self.rank, self.ranks, shown + waits))
+    }
+}
+
 /// Steps until they are captured as CUDA graphs.
 const CAPTURE: &str = "capture";
 /// A later step of the first epoch, whose samples are not in the cache yet.
@@ -229,11 +257,11 @@ const PLANNED_MICRO_BATCHES: usize = 2;
 pub fn plan<T: DryRunTask>(
     job: Job,
     config: &TrainConfig,
-    target: meta::Target,
+    place: impl Into<Place>,
     costs: bool,
     build: impl Fn() -> Result<T>,
 ) -> Result<DryRun> {
-    plan_after(job, config, target, costs, |_| Ok(()), build)
+    plan_after(job, config, place, costs, |_| Ok(()), build)
 }
 
 /// As [`plan`], for a job with phases before the first task is built. `before` calls its argument when one begins.
@@ -243,28 +271,27 @@ pub fn plan<T: DryRunTask>(
 pub fn plan_after<T: DryRunTask>(
     job: Job,
     config: &TrainConfig,
-    target: meta::Target,
+    place: impl Into<Place>,
     costs: bool,
     before: impl FnOnce(&mut dyn FnMut(&'static str) -> Result<()>) -> Result<()>,
     build: impl Fn() -> Result<T>,
 ) -> Result<DryRun> {
+    let place: Place = place.into();
+    let target = place.target;
     meta::install()?;
     kernels::set_mode(config.fused_kernels.kernels());
     let _target = meta::enter_target(target);
     let options = trace::Options { counts_host: target == meta::Target::Cpu, costs };
     let mut tracer = trace::begin(options)?;
     before(&mut |phase| tracer.begin(phase))?;
-    let shown = config.accumulation.min(PLANNED_MICRO_BATCHES);
+    let whole = Shard::new(place.rank, place.ranks).range(config.accumulation).len();
+    let shown = whole.min(PLANNED_MICRO_BATCHES);
     // batches wait on the host; on the CPU, where the host is the device, all of them count
-    let loaded = if target == meta::Target::Cpu { config.accumulation } else { shown };
-    let steps = run_phases(job, config, Batches { loaded, shown }, &build, &mut tracer)?;
-    Ok(DryRun {
-        job,
-        trace: tracer.finish(),
-        micro_batches: (config.accumulation, shown),
-        buffers: Buffers::default(),
-        steps,
-    })
+    let loaded = if target == meta::Target::Cpu { whole } else { shown };
+    let world = place.world(config.accumulation, shown);
+    let ranks = Ranks::of_some(world.as_ref());
+    let steps = run_phases(job, config, Batches { whole, loaded, shown, ranks }, &build, &mut tracer)?;
+    Ok(DryRun { job, trace: tracer.finish(), micro_batches: (whole, shown), buffers: Buffers::default(), steps })
 }
 
 /// Runs the phases of `job` with tasks from `build`.
@@ -274,17 +301,24 @@ pub fn plan_after<T: DryRunTask>(
 pub fn dry_run<T: DryRunTask>(
     job: Job,
     config: &TrainConfig,
+    ranks: Ranks,
     build: &impl Fn() -> Result<T>,
     meter: &mut impl Meter,
 ) -> Result<()> {
-    run_phases(job, config, Batches { loaded: config.accumulation, shown: config.accumulation }, build, meter).map(drop)
+    let whole = ranks.shard().range(config.accumulation).len();
+    run_phases(job, config, Batches { whole, loaded: whole, shown: whole, ranks }, build, meter).map(drop)
 }
 
-/// Micro-batches of a step that are loaded, and those that run.
+/// Micro-batches of a step of this process.
 #[derive(Debug, Clone, Copy)]
-struct Batches {
+struct Batches<'a> {
+    /// All of them.
+    whole: usize,
+    /// Those that are loaded.
     loaded: usize,
+    /// Those that run.
     shown: usize,
+    ranks: Ranks<'a>,
 }
 
 fn run_phases<T: DryRunTask>(
@@ -298,7 +332,7 @@ fn run_phases<T: DryRunTask>(
         Job::Train => {
             let (state, facts) = train(config, count, true, build, meter)?;
             meter.begin("resume")?;
-            resume(config, build, &state)?;
+            resume(config, count.ranks, build, &state)?;
             Ok(facts)
         }
         Job::Step => train(config, count, false, build, meter).map(|(_, facts)| facts),
@@ -307,7 +341,7 @@ fn run_phases<T: DryRunTask>(
             let task = build()?;
             meter.begin("evaluate")?;
             let before = task.host_weights();
-            no_grad(|| task.validate(&Silent))?;
+            no_grad(|| task.validate(&Silent, count.ranks))?;
             Ok(StepFacts { host_weights: task.host_weights().since(&before), ..StepFacts::default() })
         }
         Job::Predict => {
@@ -337,14 +371,14 @@ fn train<T: DryRunTask>(
     if whole {
         task.calibrate()?;
     }
-    let mut stepper = Stepper::new(&task, config, false);
+    let mut stepper = Stepper::new(&task, config, false).with_ranks(count.ranks, config);
     stepper.scaler = Scaler::smallest(config.precision);
     if !whole {
         stepper.optimizer.make_moments();
     }
     let captures = config.graph_switch() == Switch::On;
     let info = StepInfo { number: 1, epoch: 0, learning_rate: config.learning_rate };
-    let loaded = if task.sends_whole_steps() { config.accumulation } else { count.loaded };
+    let loaded = if task.sends_whole_steps() { count.whole } else { count.loaded };
     let mut before = HostUse::default();
     for StepPhase { name, times, seen } in step_phases(whole, captures, task.has_cache()) {
         meter.begin(name)?;
@@ -358,7 +392,7 @@ fn train<T: DryRunTask>(
     }
     let moments = if config.offload_optimizer { stepper.optimizer.moment_bytes() } else { Bytes(0) };
     let (copied, host_state) = match &stepper.masters {
-        Some(masters) => (masters.copied_bytes(config.accumulation), masters.host_bytes(config)),
+        Some(masters) => (masters.copied_bytes(count.whole), masters.host_bytes(config)),
         None => (Bytes(2 * moments.0), moments),
     };
     let facts = StepFacts {
@@ -373,14 +407,14 @@ fn train<T: DryRunTask>(
     }
     meter.begin("evaluate")?;
     stepper.swap_ema()?;
-    no_grad(|| task.validate(&Silent))?;
+    no_grad(|| task.validate(&Silent, count.ranks))?;
     stepper.swap_ema()?;
     meter.begin("save")?;
     let _category = ledger::enter(ledger::Category::Workspace);
     let mut folder = Staged::discarding();
     task.save(&mut folder)?;
-    checkpoint::save_tensors(&mut folder, &stepper.optimizer, stepper.ema.as_ref())?;
-    let state = checkpoint::state(&stepper.optimizer, stepper.ema.as_ref());
+    let state = stepper.state()?;
+    checkpoint::save_tensors(&mut folder, &state)?;
     Ok((state.into_iter().map(|(name, tensor)| (name, (tensor.size(), tensor.kind()))).collect(), facts))
 }
 
@@ -400,9 +434,14 @@ fn step_phases(whole: bool, captures: bool, has_cache: bool) -> Vec<StepPhase> {
 }
 
 /// A new process that restores everything.
-fn resume<T: DryRunTask>(config: &TrainConfig, build: &impl Fn() -> Result<T>, state: &SavedState) -> Result<()> {
+fn resume<T: DryRunTask>(
+    config: &TrainConfig,
+    ranks: Ranks,
+    build: &impl Fn() -> Result<T>,
+    state: &SavedState,
+) -> Result<()> {
     let task = build()?;
-    let mut stepper = Stepper::new(&task, config, false);
+    let mut stepper = Stepper::new(&task, config, false).with_ranks(ranks, config);
     let device = stepper.optimizer.params().first().map_or(META, |param| param.tensor.device());
     let target = if config.offload_optimizer && matches!(device, Device::Cuda(_)) { Device::Cpu } else { device };
     // in a planned GPU run, offloaded optimizer state is in host memory, which the plan does not count

@@ -50,6 +50,10 @@ pub struct Host {
     pub num_threads: u64,
     /// What `prsmed calibrate` measured on this CPU, if it did.
     pub reading: Option<Box<Reading>>,
+    /// Processes of this host that train together and share its memory.
+    pub num_ranks: usize,
+    /// Number of this process among them, from 0.
+    pub rank: usize,
 }
 
 impl Host {
@@ -67,12 +71,15 @@ impl Host {
             libraries: Some(memory::resident_at_start()).filter(|bytes| bytes.0 > 0).unwrap_or(Bytes(LIBRARIES)),
             num_threads: tensor::num_threads(),
             reading: None,
+            num_ranks: 1,
+            rank: 0,
         }
     }
 
     /// A host that offers `available` bytes.
     pub fn of_size(available: Bytes) -> Self {
-        Self { available, note: "as given".into(), libraries: Bytes(LIBRARIES), num_threads: THREADS, reading: None }
+        let (note, libraries) = ("as given".into(), Bytes(LIBRARIES));
+        Self { available, note, libraries, num_threads: THREADS, reading: None, num_ranks: 1, rank: 0 }
     }
 
     /// Memory of a process in addition to what its tensors reserve.

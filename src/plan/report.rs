@@ -2,7 +2,7 @@
 //! device.
 
 use super::device_terms::{DeviceUsage, Term, device_terms};
-use super::dry_run::{Buffers, DryRun, Job};
+use super::dry_run::{Buffers, DryRun, Job, Place};
 use super::gpus::{self, Budget};
 use super::reading::Reading;
 use super::replay::{self, PhaseMemory};
@@ -268,6 +268,33 @@ impl Machine {
         }
     }
 
+    /// This machine, or one of several alike, for process `rank` of `ranks` that train together.
+    #[must_use]
+    pub fn with_ranks(mut self, rank: usize, ranks: usize) -> Self {
+        match &mut self {
+            Self::Cuda(_, usage) => (usage.rank, usage.num_ranks) = (rank, ranks),
+            Self::Cpu(host) => (host.rank, host.num_ranks) = (rank, ranks),
+        }
+        self
+    }
+
+    /// Number of processes that train together.
+    pub fn num_ranks(&self) -> usize {
+        match self {
+            Self::Cuda(_, usage) => usage.num_ranks.max(1),
+            Self::Cpu(host) => host.num_ranks.max(1),
+        }
+    }
+
+    /// The device and the processes of a dry run.
+    pub fn place(&self) -> Place {
+        let rank = match self {
+            Self::Cuda(_, usage) => usage.rank,
+            Self::Cpu(host) => host.rank,
+        };
+        Place { target: self.target(), rank, ranks: self.num_ranks() }
+    }
+
     /// The device whose operators a dry run models.
     pub fn target(&self) -> Target {
         match self {
@@ -309,6 +336,10 @@ impl Machine {
                     |gpu| gpu.name.clone(),
                 );
                 Offer { device, bytes: Bytes(budget.total_bytes), note: budget.note.clone() }
+            }
+            Self::Cpu(host) if host.num_ranks > 1 => {
+                let note = format!("{}, divided by {} processes", host.note, host.num_ranks);
+                Offer { device: "the CPU".into(), bytes: Bytes(host.available.0 / host.num_ranks as u64), note }
             }
             Self::Cpu(host) => Offer { device: "the CPU".into(), bytes: host.available, note: host.note.clone() },
         }

@@ -61,7 +61,7 @@ impl Confidence {
 }
 
 /// Collects the validation rows for a [`Calibration`].
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub(super) struct Calibrator {
     logits: LogitHistogram,
     present: Vec<f64>,

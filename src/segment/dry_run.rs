@@ -20,7 +20,9 @@ use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, META, Tensor, guard, ledger, meta, no_grad};
 use crate::trainer::graph::Capturable;
 use crate::trainer::profile::Component;
-use crate::trainer::{BatchSize, Batches, DryRunTask, HostUse, Loss, Parameter, Task, TrainConfig, Validation};
+use crate::trainer::{
+    BatchSize, Batches, DryRunTask, HostUse, Loss, Parameter, Ranks, Shard, Task, TrainConfig, Validation,
+};
 use crate::units::Bytes;
 use std::path::Path;
 
@@ -310,7 +312,7 @@ impl Task for SegmentDryRun {
         self.steps
     }
 
-    fn batches(&self, _epoch: u64, first: u64) -> Result<Batches<'_, Inputs>> {
+    fn batches(&self, _epoch: u64, first: u64, _shard: Shard) -> Result<Batches<'_, Inputs>> {
         let make = |step| (0..self.train.accumulation).map(|_| self.example(step > 0)).collect();
         Ok(Box::new((first..self.steps).map(move |step| Ok(make(step)))))
     }
@@ -342,7 +344,7 @@ impl Task for SegmentDryRun {
         Some(inputs.split(most))
     }
 
-    fn validate(&self, _observer: &dyn Observer) -> Result<Option<Validation>> {
+    fn validate(&self, _observer: &dyn Observer, _ranks: Ranks) -> Result<Option<Validation>> {
         // validation is not packed, and the first validation has new images
         let inputs = self.batch(1, false, self.input_device());
         let mut sums = validation::Sums::default();

@@ -15,7 +15,9 @@ use crate::tensor::store::Role;
 use crate::tensor::weights::{Archive, Staged};
 use crate::tensor::{Device, Kind, Tensor, guard, no_grad};
 use crate::trainer::step::Mark;
-use crate::trainer::{BatchSize, Batches, Loss, Parameter, StepInfo, StepResult, Stepper, Switch, Task, TrainConfig};
+use crate::trainer::{
+    BatchSize, Batches, Loss, Parameter, Shard, StepInfo, StepResult, Stepper, Switch, Task, TrainConfig,
+};
 use crate::{Error, Result};
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -119,7 +121,7 @@ impl Task for TraceTask<'_> {
         1
     }
 
-    fn batches(&self, _epoch: u64, _first: u64) -> Result<Batches<'_, Inputs>> {
+    fn batches(&self, _epoch: u64, _first: u64, _shard: Shard) -> Result<Batches<'_, Inputs>> {
         Ok(Box::new(std::iter::empty()))
     }
 

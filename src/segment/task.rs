@@ -32,7 +32,7 @@ use crate::tensor::{Device, Tensor, guard, no_grad};
 use crate::trainer::graph::{Bucket, Capturable};
 use crate::trainer::profile::Component;
 use crate::trainer::recovery::Fitting;
-use crate::trainer::{BatchSize, Batches, Loss, Parameter, Task, TrainConfig, Validation};
+use crate::trainer::{BatchSize, Batches, Loss, Parameter, Ranks, Shard, Task, TrainConfig, Validation};
 use crate::{Error, Result};
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
@@ -262,14 +262,14 @@ impl Task for SegmentTask {
         self.sampler.steps_per_epoch()
     }
 
-    fn batches(&self, epoch: u64, first: u64) -> Result<Batches<'_, Inputs>> {
+    fn batches(&self, epoch: u64, first: u64, shard: Shard) -> Result<Batches<'_, Inputs>> {
         let steps = self.sampler.batches(epoch);
         let skip = usize::try_from(first).unwrap_or(usize::MAX).min(steps.len());
         let steps = &steps[skip..];
         let micro = self.config.micro_batch;
-        let counts: Vec<usize> = steps.iter().map(|step| step.len().div_ceil(micro)).collect();
-        let rows = |groups: &[usize]| groups.iter().map(|group| self.groups[*group].clone()).collect();
-        let micros = steps.iter().flat_map(|step| step.chunks(micro).map(rows)).collect();
+        let (counts, groups) = shard.micro_batches(steps, micro);
+        let rows = |groups: Vec<usize>| groups.iter().map(|group| self.groups[*group].clone()).collect();
+        let micros = groups.into_iter().map(rows).collect();
         let loader = self.load(&self.train, micros, epoch, self.data.questions_per_image > 1)?;
         let (semantics, image_tokens) = (self.semantics(), self.assembly.model.num_image_tokens());
         let inputs = move |batch| Inputs::from_batch(batch, semantics, image_tokens, self.feature_cache.as_ref());
@@ -305,21 +305,22 @@ impl Task for SegmentTask {
     /// Dice at 0.5, IoU and the share of answer tokens that the teacher-forced model puts first; the score is the mean
     /// of Dice and that share. Dice and IoU are those of questions whose target is in the image. With questions about
     /// absent targets also `false_masks`, the part of them with any pixel of at least 0.5.
-    fn validate(&self, observer: &dyn Observer) -> Result<Option<Validation>> {
+    fn validate(&self, observer: &dyn Observer, ranks: Ranks) -> Result<Option<Validation>> {
         if self.val_rows.is_empty() {
             return Ok(None);
         }
-        let total = self.val_rows.len() as u64;
-        observer.on(&Event::Started { phase: "validate".into(), total, unit: "questions" });
-        let (mut sums, mut calibrator) = (Sums::default(), Calibrator::default());
         let batches = length_sampler::plain_batches(&self.val_rows, self.config.micro_batch);
-        for batch in self.load(&self.plain, single_rows(batches), 0, false)? {
-            let image_tokens = self.assembly.model.num_image_tokens();
-            let inputs = Inputs::from_batch(batch?, self.semantics(), image_tokens, self.feature_cache.as_ref());
-            self.score_what_fits(inputs, (&mut sums, &mut calibrator), observer)?;
-            observer.on(&Event::Advanced { done: sums.questions });
-        }
+        let own = batches[ranks.shard().range(batches.len())].to_vec();
+        let total = own.iter().map(Vec::len).sum::<usize>() as u64;
+        observer.on(&Event::Started { phase: "validate".into(), total, unit: "questions" });
+        let parts = ranks.gather_if_all(guard::guard(|| self.scores(own, observer)))?;
         observer.on(&Event::Finished);
+        let (mut sums, mut calibrator) = (Sums::default(), Calibrator::default());
+        for (scores, masks) in parts {
+            // in the order of the batches, so that the result does not depend on the number of ranks
+            scores.iter().for_each(|batch| sums.merge(batch));
+            calibrator.merge(masks);
+        }
         if sums.questions == 0 {
             // no file could be read
             return Ok(None);
@@ -530,6 +531,21 @@ pub fn spread(rows: Vec<usize>, limit: usize) -> Vec<usize> {
 
 impl SegmentTask {
     /// Scores a batch. If memory runs out, this batch and later ones are halved.
+    /// Scores of each validation batch, and of all masks.
+    fn scores(&self, batches: Vec<Vec<usize>>, observer: &dyn Observer) -> Result<(Vec<Sums>, Calibrator)> {
+        let (mut all, mut calibrator, mut done) = (Vec::new(), Calibrator::default(), 0);
+        for batch in self.load(&self.plain, single_rows(batches), 0, false)? {
+            let image_tokens = self.assembly.model.num_image_tokens();
+            let inputs = Inputs::from_batch(batch?, self.semantics(), image_tokens, self.feature_cache.as_ref());
+            let mut sums = Sums::default();
+            self.score_what_fits(inputs, (&mut sums, &mut calibrator), observer)?;
+            done += sums.questions;
+            all.push(sums);
+            observer.on(&Event::Advanced { done });
+        }
+        Ok((all, calibrator))
+    }
+
     fn score_what_fits(
         &self,
         inputs: Inputs,

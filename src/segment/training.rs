@@ -1,5 +1,6 @@
 //! Training of PRS-Med: [`Training`], [`PreparedTraining`] and the finished [`Run`].
 
+use super::config::BatchNorm;
 use super::predict::Prediction;
 use super::setup::{self, Assembly, Build, RunOverrides};
 use super::task::SegmentTask;
@@ -10,7 +11,7 @@ use crate::event::Observer;
 use crate::runtime::Runtime;
 use crate::tensor::guard;
 use crate::tensor::weights::{readable_folder, verify_folder};
-use crate::trainer::{self, Outcome, Session, profile};
+use crate::trainer::{self, Outcome, Ranks, Session, profile};
 use crate::{Error, Result, files};
 use image::DynamicImage;
 use std::path::{Path, PathBuf};
@@ -123,7 +124,17 @@ impl<'r> Training<'r> {
             guard::guard(|| task.calibrate())?;
         }
         let resumes = checkpoint.is_some();
-        Ok(PreparedTraining { task, config, toml, folder, runtime, resumes, profile: None, has_room_for_graphs: false })
+        Ok(PreparedTraining {
+            task,
+            config,
+            toml,
+            folder,
+            runtime,
+            resumes,
+            profile: None,
+            has_room_for_graphs: false,
+            ranks: Ranks::default(),
+        })
     }
 
     /// Trains to the end.
@@ -147,6 +158,7 @@ pub struct PreparedTraining<'r> {
     resumes: bool,
     profile: Option<&'r profile::Settings>,
     has_room_for_graphs: bool,
+    ranks: Ranks<'r>,
 }
 
 impl<'r> PreparedTraining<'r> {
@@ -164,12 +176,23 @@ impl<'r> PreparedTraining<'r> {
         self
     }
 
+    /// Trains together with other processes.
+    #[must_use]
+    pub fn with_ranks(mut self, ranks: Ranks<'r>) -> Self {
+        self.ranks = ranks;
+        self
+    }
+
     /// Trains to the end; `observer` receives the events of the training.
     ///
     /// # Errors
     /// As [`trainer::run()`].
     pub fn run(self, observer: &dyn Observer) -> Result<Run> {
-        let Self { task, config, toml, folder, runtime, resumes, profile, has_room_for_graphs } = self;
+        let Self { task, config, toml, folder, runtime, resumes, profile, has_room_for_graphs, ranks } = self;
+        if ranks.size() > 1 && config.model.batch_norm == BatchNorm::Batch {
+            let reason = "running statistics of several processes would differ";
+            return Err(Error::config("model.batch_norm", reason, "add `--set model.batch_norm=frozen`"));
+        }
         files::create_folders(&folder).map_err(Error::io(&folder, "create"))?;
         let session = Session {
             config: &config.train,
@@ -180,6 +203,7 @@ impl<'r> PreparedTraining<'r> {
             observer,
             interrupt: runtime.interrupt(),
             has_room_for_graphs,
+            ranks,
         };
         let outcome = trainer::run(&task, &session)?;
         Ok(Run { outcome, folder, task })

@@ -7,6 +7,7 @@ use crate::metrics::segmentation::ImageScore;
 use crate::models::prsmed::PrsMed;
 use crate::tensor::{Device, Kind, META, Tensor, meta};
 use crate::trainer::BatchSize;
+use serde::{Deserialize, Serialize};
 
 /// Adds the losses and counts of a validation batch to `sums`; `image` receives the mask probabilities and the truth of
 /// each sample.
@@ -35,7 +36,8 @@ pub(super) fn score(
 }
 
 /// Sums over validation samples.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, Serialize, Deserialize)]
+#[serde(from = "[u64; 11]", into = "[u64; 11]")]
 pub(super) struct Sums {
     /// Questions of all kinds.
     pub(super) questions: u64,
@@ -54,7 +56,39 @@ pub(super) struct Sums {
     mask: f64,
 }
 
+/// Numbers as bits, because JSON has no NaN.
+impl From<Sums> for [u64; 11] {
+    fn from(sums: Sums) -> Self {
+        let Sums { questions, present, absent, false_masks, .. } = sums;
+        let [dice, iou, tokens, tokens_right, text, masks, mask] =
+            [sums.dice, sums.iou, sums.tokens, sums.tokens_right, sums.text, sums.masks, sums.mask].map(f64::to_bits);
+        [questions, present, absent, false_masks, dice, iou, tokens, tokens_right, text, masks, mask]
+    }
+}
+
+impl From<[u64; 11]> for Sums {
+    fn from([questions, present, absent, false_masks, bits @ ..]: [u64; 11]) -> Self {
+        let [dice, iou, tokens, tokens_right, text, masks, mask] = bits.map(f64::from_bits);
+        Self { questions, present, dice, iou, absent, false_masks, tokens, tokens_right, text, masks, mask }
+    }
+}
+
 impl Sums {
+    /// Adds the sums of other samples.
+    pub(super) fn merge(&mut self, other: &Self) {
+        self.questions += other.questions;
+        self.present += other.present;
+        self.dice += other.dice;
+        self.iou += other.iou;
+        self.absent += other.absent;
+        self.false_masks += other.false_masks;
+        self.tokens += other.tokens;
+        self.tokens_right += other.tokens_right;
+        self.text += other.text;
+        self.masks += other.masks;
+        self.mask += other.mask;
+    }
+
     /// Adds the mask of one question.
     ///
     /// # Errors

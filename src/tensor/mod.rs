@@ -5,12 +5,13 @@
 //! activation checkpointing, [`functions`] has fused functions of the language model, and [`kernels`] are custom CUDA
 //! kernels for them. [`graph`] captures and replays CUDA graphs. [`ledger`] counts bytes, [`memory`] reads a device's
 //! memory, [`meta`] is the device that needs none, [`trace`] records what runs there, and [`mod@module_path`] names the
-//! running module. [`guard`] converts libtorch's panics to typed errors; [`rng`] is the only place that seeds;
+//! running module. [`collective`] connects the processes of a job. [`guard`] converts libtorch's panics to typed errors; [`rng`] is the only place that seeds;
 //! [`threads`] follows the load of the machine.
 
 pub mod adamw;
 pub mod async_copy;
 pub mod autograd;
+pub mod collective;
 pub mod dims;
 pub mod functions;
 pub mod graph;
@@ -37,6 +38,7 @@ pub use tch::{Device, Kind, Reduction, Tensor};
 
 use crate::Result;
 use std::ffi::CStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Runs `work` without autograd on this thread. The former setting returns when `work` returns or panics.
 pub fn no_grad<T>(work: impl FnOnce() -> T) -> T {
@@ -49,9 +51,29 @@ pub fn kind_bytes(kind: Kind) -> u64 {
     kind.elt_size_in_bytes() as u64
 }
 
-/// The default device for training: the first CUDA GPU that libtorch finds, else the CPU.
+/// The GPU of this process.
+static DEFAULT_GPU: AtomicUsize = AtomicUsize::new(0);
+
+/// The default device for training: the first CUDA GPU that libtorch finds or that of [`set_default_gpu`], else the CPU.
 pub fn default_device() -> Device {
-    Device::cuda_if_available()
+    if tch::Cuda::is_available() { Device::Cuda(DEFAULT_GPU.load(Ordering::Relaxed)) } else { Device::Cpu }
+}
+
+/// Number of CUDA GPUs that this process can use.
+pub fn num_gpus() -> usize {
+    usize::try_from(tch::Cuda::device_count()).unwrap_or(0)
+}
+
+/// Makes GPU number `index` the one of this process and of the current thread.
+///
+/// # Errors
+/// [`crate::Error::Torch`] if there is no such GPU.
+pub fn set_default_gpu(index: usize) -> Result<()> {
+    let number = i32::try_from(index).expect("a few GPUs");
+    // SAFETY: a plain number.
+    unsafe { native::check(native::prsmed_set_device(number))? };
+    DEFAULT_GPU.store(index, Ordering::Relaxed);
+    Ok(())
 }
 
 /// The version of libtorch.

@@ -201,6 +201,23 @@ fallible! {
     fn prsmed_kernels_compile(capability: i32, bytes: *mut u64, binary: *mut bool);
     fn prsmed_kernels_unavailable();
     fn prsmed_cuda_version(out: *mut i64);
+    fn prsmed_set_device(index: i32);
+    fn prsmed_store_open(host: *const c_char, port: i32, is_server: bool, seconds: f64, prefix: *const c_char,
+        out: *mut *mut c_void);
+    fn prsmed_store_set(store: *mut c_void, key: *const c_char, value: *const c_char);
+    fn prsmed_store_get(store: *mut c_void, key: *const c_char, seconds: f64, out: *mut *mut c_char);
+    fn prsmed_store_has(store: *mut c_void, key: *const c_char, out: *mut bool);
+    fn prsmed_store_add(store: *mut c_void, key: *const c_char, amount: i64, out: *mut i64);
+    fn prsmed_group_gloo(store: *mut c_void, name: *const c_char, rank: i32, size: i32, seconds: f64,
+        interface: *const c_char, out: *mut *mut c_void);
+    fn prsmed_group_nccl(store: *mut c_void, name: *const c_char, rank: i32, size: i32, seconds: f64,
+        out: *mut *mut c_void);
+    fn prsmed_all_reduce(group: *mut c_void, tensor: RawTensor, code: i32, out: *mut *mut c_void);
+    fn prsmed_reduce(group: *mut c_void, tensor: RawTensor, root: i32, out: *mut *mut c_void);
+    fn prsmed_broadcast(group: *mut c_void, tensor: RawTensor, root: i32, out: *mut *mut c_void);
+    fn prsmed_transfer(group: *mut c_void, tensor: RawTensor, other: i32, sends: bool);
+    fn prsmed_work_wait(work: *mut c_void);
+    fn prsmed_reduce_numbers(group: *mut c_void, values: *mut f64, count: i64, code: i32);
 }
 
 unsafe extern "C" {
@@ -234,6 +251,8 @@ unsafe extern "C" {
     pub(super) fn prsmed_unhook_gradient(tensor: RawTensor);
     pub(super) fn prsmed_clear_grad(tensor: RawTensor);
     fn prsmed_free_message(text: *mut c_char);
+    pub(super) fn prsmed_store_close(store: *mut c_void);
+    pub(super) fn prsmed_group_close(group: *mut c_void);
     pub(super) fn prsmed_graph_abandon(graph: *mut c_void);
     pub(super) fn prsmed_graph_free(graph: *mut c_void);
     pub(super) fn prsmed_set_grad(tensor: RawTensor, grad: RawTensor);

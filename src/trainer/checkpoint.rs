@@ -60,32 +60,22 @@ impl Progress {
     }
 }
 
-/// Writes progress and optimizer state into a checkpoint folder.
+/// Writes progress and the tensors of [`Stepper::state`](super::Stepper::state) into a checkpoint folder.
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn save(folder: &mut Staged, progress: &Progress, optimizer: &AdamW, ema: Option<&Ema>) -> Result<()> {
-    save_tensors(folder, optimizer, ema)?;
+pub fn save(folder: &mut Staged, progress: &Progress, tensors: &[(String, Tensor)]) -> Result<()> {
+    save_tensors(folder, tensors)?;
     folder.write_bytes(PROGRESS, &progress.to_json())
 }
 
-/// Writes optimizer state and moving average.
+/// Writes the tensors of [`Stepper::state`](super::Stepper::state).
 ///
 /// # Errors
 /// [`Error::Io`].
-pub fn save_tensors(folder: &mut Staged, optimizer: &AdamW, ema: Option<&Ema>) -> Result<()> {
-    let tensors = state(optimizer, ema);
+pub fn save_tensors(folder: &mut Staged, tensors: &[(String, Tensor)]) -> Result<()> {
     let named: Vec<(&str, &Tensor)> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
     folder.write_tensors(TENSORS, &named, &BTreeMap::new())
-}
-
-/// Tensors of optimizer state and moving average, by their names in the file.
-pub fn state(optimizer: &AdamW, ema: Option<&Ema>) -> Vec<(String, Tensor)> {
-    let mut tensors = optimizer.state();
-    if let Some(ema) = ema {
-        tensors.extend(ema.state(optimizer.params()));
-    }
-    tensors
 }
 
 /// The progress in a checkpoint folder.

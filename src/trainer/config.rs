@@ -89,6 +89,12 @@ settings! {
         /// Use custom CUDA kernels instead of chains of libtorch's: `on`, `off`, or `auto` (where they are measured to
         /// be faster). GPUs only.
         fused_kernels: Switch = Switch::Off, results(Rounding), resume(Free);
+        /// What several processes divide among them (stage of ZeRO): 0 nothing, 1 the optimizer state, 2 also the
+        /// gradients. No effect on one process.
+        zero_stage: u64 = 0, results(Rounding), resume(Free), range(0.0..=2.0),
+            memory("optimizer state, and with 2 gradients, are divided by the number of processes");
+        /// Size in MiB of the groups of gradients that several processes sum at once, during the backward pass.
+        reduce_bucket_mib: u64 = 25, results(Rounding), resume(Free), range(1.0..);
         /// Decay of the exponential moving average (EMA) of the weights, used for validation and `best/`; 0 = no
         /// average.
         ema_decay: f64 = 0.0, results(Changes), resume(Warn), range(0.0..1.0),
@@ -101,6 +107,37 @@ impl TrainConfig {
     /// True if steps are captured as CUDA graphs. They need gradients, which `step_in_backward` frees.
     pub fn graph_switch(&self) -> Switch {
         if self.step_in_backward || self.offload_weights { Switch::Off } else { self.graph }
+    }
+
+    /// Makes the micro-batches smaller, and more of them, until `ranks` processes have equally many or, if that is not
+    /// possible, one each. The effective batch stays. Returns what was changed or should be known.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if the effective batch has fewer images than there are processes.
+    pub fn divide_among(&mut self, ranks: usize) -> Result<Option<String>> {
+        let whole = self.micro_batch * self.accumulation;
+        if ranks <= 1 || self.accumulation.is_multiple_of(ranks) {
+            return Ok(None);
+        }
+        let smaller = |wanted: &dyn Fn(usize) -> bool| {
+            (1..=self.micro_batch).rev().find(|micro| whole.is_multiple_of(*micro) && wanted(whole / micro))
+        };
+        let Some(micro) = smaller(&|count| count.is_multiple_of(ranks)).or_else(|| smaller(&|count| count >= ranks))
+        else {
+            let reason = format!("a step has {whole} images, too few for {ranks} processes");
+            let hint = format!(
+                "use at most {whole} processes, or a larger effective batch: `--set train.accumulation={}`",
+                ranks.div_ceil(self.micro_batch).next_multiple_of(ranks)
+            );
+            return Err(Error::config("train.accumulation", reason, hint));
+        };
+        (self.micro_batch, self.accumulation) = (micro, whole / micro);
+        let count = self.accumulation;
+        let uneven = match count % ranks {
+            0 => String::new(),
+            rest => format!("; {} of them wait in a part of each step, because {count} is no multiple", ranks - rest),
+        };
+        Ok(Some(format!("{ranks} processes: {count} micro-batches of {micro} in each step{uneven}")))
     }
 
     /// Refuses settings that cannot be used together. `step_in_backward` updates parameters one at a time, so options

@@ -6,7 +6,7 @@ use crate::tensor::rng;
 use crate::tensor::weights::Staged;
 use crate::trainer::fixture::plain;
 use crate::trainer::step::{StepInfo, Stepper};
-use crate::trainer::{Batches, Session, TrainConfig, precision::Precision, run};
+use crate::trainer::{Batches, Ranks, Session, Shard, TrainConfig, precision::Precision, run};
 use std::cell::Cell;
 use std::path::Path;
 use std::rc::Rc;
@@ -63,7 +63,7 @@ impl Task for Toy {
         self.steps
     }
 
-    fn batches(&self, _epoch: u64, first: u64) -> Result<Batches<'_, i64>> {
+    fn batches(&self, _epoch: u64, first: u64, _shard: Shard) -> Result<Batches<'_, i64>> {
         // lengths of three buckets, one of them rare
         let rows = |step: i64| vec![step % 4 + 1, if step % 11 == 7 { 9 } else { step % 3 + 5 }];
         Ok(Box::new((first..self.steps).map(move |step| Ok(rows(i64::try_from(step).unwrap())))))
@@ -127,6 +127,7 @@ fn trained(graph: Switch, precision: Precision) -> (Toy, RecordedEvents) {
         observer: &events,
         interrupt: &AtomicBool::new(false),
         has_room_for_graphs: true,
+        ranks: Ranks::default(),
     };
     run(&task, &session).unwrap();
     (task, events)

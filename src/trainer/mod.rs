@@ -7,6 +7,7 @@ pub mod candidates;
 pub mod checkpoint;
 pub mod config;
 mod data_wait;
+pub mod distributed;
 pub mod ema;
 pub mod graph;
 pub mod host_masters;
@@ -27,6 +28,7 @@ mod task;
 mod fixture;
 
 pub use config::{FirstLayers, OptimizerKind, Switch, TrainConfig};
+pub use distributed::{Ranks, Shard};
 pub use loss::{BatchSize, Loss, Parameter};
 pub use run::{Outcome, Session, run};
 pub use step::{StepInfo, StepResult, Stepper};

@@ -36,6 +36,8 @@ pub struct AdamW {
     in_8_bits: bool,
     on_host: bool,
     partially_updated: bool,
+    /// Whether this process updates each parameter; `None`: all.
+    owned: Option<Vec<bool>>,
 }
 
 /// Norm and clip scale of a step's gradients, on the device.
@@ -85,7 +87,17 @@ impl AdamW {
             in_8_bits: config.optimizer == OptimizerKind::AdamW8bit,
             on_host: config.offload_optimizer,
             partially_updated: false,
+            owned: None,
         }
+    }
+
+    /// Updates only the parameters that are `owned`; other processes update the rest.
+    pub fn set_owned(&mut self, owned: Vec<bool>) {
+        self.owned = Some(owned);
+    }
+
+    fn owns(&self, index: usize) -> bool {
+        self.owned.as_ref().is_none_or(|owned| owned[index])
     }
 
     /// The trained tensors.
@@ -108,18 +120,34 @@ impl AdamW {
     /// # Errors
     /// Typed errors of libtorch.
     pub fn measure(&self, factor: f64) -> Result<Gradients> {
+        let norm = self.norm(factor)?;
+        self.gradients_of(norm)
+    }
+
+    /// Multiplies all gradients by `factor` and computes their norm, an fp32 scalar.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    pub fn norm(&self, factor: f64) -> Result<Tensor> {
         let _module = module_path::enter("optimizer");
         let grads: Vec<Tensor> = self.gradients().map(|(_, grad)| grad).collect();
         for grad in &grads {
             ledger::recategorize(grad, ledger::Category::Gradients);
         }
-        let on_device = if grads.is_empty() {
-            Tensor::zeros([] as [i64; 0], (Kind::Float, self.device()))
-        } else {
-            adamw::norm(&grads, factor)?
-        };
-        let clip = adamw::clip_scale(&on_device, self.clip_norm)?;
-        Ok(Gradients { on_device, clip })
+        if grads.is_empty() {
+            return Ok(Tensor::zeros([] as [i64; 0], (Kind::Float, self.device())));
+        }
+        adamw::norm(&grads, factor)
+    }
+
+    /// The clip scale of gradients with this norm.
+    ///
+    /// # Errors
+    /// Typed errors of libtorch.
+    pub fn gradients_of(&self, norm: Tensor) -> Result<Gradients> {
+        let _module = module_path::enter("optimizer");
+        let clip = adamw::clip_scale(&norm, self.clip_norm)?;
+        Ok(Gradients { on_device: norm, clip })
     }
 
     /// Clips by the measured norm, steps, and drops the gradients; changes no weight when the norm is not finite.
@@ -273,7 +301,8 @@ impl AdamW {
 
     /// Allocates the moments of every parameter now.
     pub fn make_moments(&mut self) {
-        (0..self.params.len()).for_each(|index| self.prepare(index));
+        let owned: Vec<usize> = (0..self.params.len()).filter(|index| self.owns(*index)).collect();
+        owned.into_iter().for_each(|index| self.prepare(index));
     }
 
     /// Drops all gradients.
@@ -305,6 +334,24 @@ impl AdamW {
         out
     }
 
+    /// Zeros of the state that other processes have for the parameters that are `used`, as named tensors in host memory, for plans. On a planned GPU, where
+    /// host memory is not counted, there are none.
+    pub(super) fn state_of_others(&self, used: &[bool]) -> Vec<(String, Tensor)> {
+        let mut out = Vec::new();
+        if meta::target() == meta::Target::Cuda {
+            return out;
+        }
+        let others = self.params.iter().enumerate().filter(|(index, _)| !self.owns(*index) && used[*index]);
+        for (_, param) in others {
+            let moments = Moments::zeros(&param.tensor, self.in_8_bits, false);
+            let step = Tensor::zeros([] as [i64; 0], (Kind::Float, param.tensor.device()));
+            for (what, tensor) in moments.named().into_iter().chain([("step", &step)]) {
+                out.push((format!("{what}.{}", param.name), tensor.shallow_clone()));
+            }
+        }
+        out
+    }
+
     /// Restores moments from `read(name)`; a parameter without stored moments starts without. Moments of the other kind
     /// (8-bit or fp32) are converted.
     ///
@@ -313,6 +360,10 @@ impl AdamW {
     pub fn restore(&mut self, mut read: impl FnMut(&str) -> Result<Option<Tensor>>) -> Result<()> {
         let _category = ledger::enter(ledger::Category::Optimizer);
         for index in 0..self.params.len() {
+            if !self.owns(index) {
+                self.states[index] = None;
+                continue;
+            }
             let Parameter { name, tensor: param } = &self.params[index];
             let stored = Stored { name, param, read: &mut read }.moments()?;
             let step = read(&format!("step.{name}"))?;

@@ -4,7 +4,7 @@ use crate::tensor::weights::Staged;
 use crate::tensor::{Kind, Tensor, module_path, rng};
 use crate::trainer::fixture::plain;
 use crate::trainer::run::Session;
-use crate::trainer::{BatchSize, Batches, Loss, Parameter, Task, TrainConfig, Validation, run};
+use crate::trainer::{BatchSize, Batches, Loss, Parameter, Ranks, Shard, Task, TrainConfig, Validation, run};
 use std::cell::RefCell;
 use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
@@ -109,7 +109,7 @@ impl Task for Toy {
         2
     }
 
-    fn batches(&self, _epoch: u64, _first: u64) -> Result<Batches<'_, ()>> {
+    fn batches(&self, _epoch: u64, _first: u64, _shard: Shard) -> Result<Batches<'_, ()>> {
         Ok(Box::new((0..2).map(|_| Ok(vec![(), ()]))))
     }
 
@@ -126,7 +126,7 @@ impl Task for Toy {
         Ok(Loss { total: self.weight.square().sum(Kind::Float), parts: Vec::new() })
     }
 
-    fn validate(&self, _observer: &dyn Observer) -> Result<Option<Validation>> {
+    fn validate(&self, _observer: &dyn Observer, _ranks: Ranks) -> Result<Option<Validation>> {
         Ok(Some(Validation { score: 0.5.into(), values: Vec::new(), pictures: Vec::new() }))
     }
 
@@ -183,6 +183,7 @@ fn trained(task: &Toy, epochs: u64, every_steps: Option<u64>) -> (Result<run::Ou
         observer: &events,
         interrupt: &AtomicBool::new(false),
         has_room_for_graphs: false,
+        ranks: Ranks::default(),
     };
     let outcome = run(task, &session);
     let written = settings.map_or_else(Vec::new, |settings| lines(&settings.out));

@@ -6,6 +6,7 @@
 use super::candidates::{self, Candidate};
 use super::checkpoint::{self, Progress};
 use super::data_wait::Waiting;
+use super::distributed::{self, Ranks};
 use super::profile::{self, Hooks};
 use super::records::Records;
 use super::recovery::{self, Fitting};
@@ -15,9 +16,8 @@ use super::{Picture, Score, Switch, Task, TrainConfig, Validation, plateau, sche
 use crate::event::{Event, Observer, StepReport};
 use crate::tensor::threads::Adaptive;
 use crate::tensor::weights::{self, Staged};
-use crate::tensor::{guard, kernels, ledger, memory, no_grad, rng};
+use crate::tensor::{Tensor, guard, kernels, ledger, memory, no_grad};
 use crate::{Error, Result};
-use rand::RngCore;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -67,6 +67,8 @@ pub struct Session<'a> {
     pub interrupt: &'a AtomicBool,
     /// True if the plan leaves room for the memory pool of CUDA graphs. Only `train.graph = "auto"` uses it.
     pub has_room_for_graphs: bool,
+    /// The processes that train together. Only the main one writes files.
+    pub ranks: Ranks<'a>,
 }
 
 /// A launched step whose results were not read yet.
@@ -91,7 +93,8 @@ struct Engine<'a, T: Task> {
     since: Instant,
     /// Time since then that a step waited for data.
     waited: Duration,
-    records: Records,
+    /// `None` if another process writes them.
+    records: Option<Records>,
     data_wait: Waiting,
     profile: Hooks<'a>,
     kernels_reported: Vec<String>,
@@ -102,6 +105,10 @@ struct Engine<'a, T: Task> {
     skipped: SkippedSteps,
     /// Steps of the checkpoint in `last/`.
     saved: Option<u64>,
+    /// Whether a process was asked to stop before this step.
+    asked_to_stop: bool,
+    /// True if no process has a sample for this step.
+    is_empty: bool,
 }
 
 /// Trains `task` to the end of its epochs.
@@ -122,14 +129,14 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
     engine.begin_interval();
     while engine.progress.step < engine.total_steps && !stopped_early {
         let epoch = engine.progress.step / steps_per_epoch;
-        let mut batches = task.batches(epoch, engine.progress.step % steps_per_epoch)?;
+        let mut batches = task.batches(epoch, engine.progress.step % steps_per_epoch, session.ranks.shard())?;
         while let (Some(batch), waited) = timed(|| guard::guard(|| batches.next().transpose()).transpose()) {
             engine.count_wait(waited)?;
-            let done = batch.and_then(|batch| guard::guard(|| engine.step(&batch, epoch)));
+            let done = engine.begin_step(batch).and_then(|batch| guard::guard(|| engine.step(&batch, epoch)));
             done.or_else(|error| engine.rescue(error))?;
             let ended = engine.progress.step >= engine.total_steps;
             let epoch_ended = ended || engine.progress.step.is_multiple_of(steps_per_epoch);
-            let interrupted = session.interrupt.load(Ordering::SeqCst);
+            let interrupted = engine.is_interrupted();
             if !(epoch_ended || interrupted || engine.save_is_due()) {
                 continue;
             }
@@ -142,7 +149,7 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
                     Err(error) => return engine.rescue(error).map(|()| Outcome::default()),
                 };
             }
-            let interrupted = interrupted || session.interrupt.load(Ordering::SeqCst);
+            let interrupted = session.ranks.any(interrupted || session.interrupt.load(Ordering::SeqCst))?;
             if ended || stopped_early || interrupted {
                 engine.save("last")?;
             } else if epoch_ended || engine.save_is_due() {
@@ -180,7 +187,8 @@ impl Outcome {
 
 impl<'a, T: Task> Engine<'a, T> {
     fn start(task: &'a T, session: &'a Session<'a>) -> Result<Self> {
-        let config = session.config;
+        let (config, ranks) = (session.config, session.ranks);
+        distributed::check(config, ranks)?;
         let steps_per_epoch = task.steps_per_epoch();
         let all = config.epochs * steps_per_epoch;
         let total_steps = if config.max_steps > 0 { all.min(config.max_steps) } else { all };
@@ -191,7 +199,9 @@ impl<'a, T: Task> Engine<'a, T> {
             weights::verify_folder(folder)?;
             task.load(folder)?;
         }
-        let mut stepper = Stepper::new(task, config, session.has_room_for_graphs);
+        distributed::share_start(&task.parameters(), ranks)?;
+        let has_room = session.has_room_for_graphs && ranks.size() == 1;
+        let mut stepper = Stepper::new(task, config, has_room).with_ranks(ranks, config);
         let mut progress = Progress {
             step: 0,
             best_score: None,
@@ -211,9 +221,12 @@ impl<'a, T: Task> Engine<'a, T> {
             session.observer.on(&Event::Note(format!("resumed at step {} of {total_steps}", progress.step)));
         }
         let done = checkpoint.is_some().then_some(progress.step);
-        let records = Records::open(session.folder, done)?;
+        let same = format!("{} {steps_per_epoch} {:?} {}", env!("CARGO_PKG_VERSION"), progress, session.settings);
+        ranks.check_equal("settings, data or a checkpoint", &same, "start all processes with the same command")?;
+        let opened = ranks.is_main().then(|| Records::open(session.folder, done)).transpose();
+        let records = ranks.agree_on(opened)?;
         let profile = Hooks::start(session.profile, session.observer, stepper.device(), done)?;
-        if !session.settings.is_empty() {
+        if ranks.is_main() && !session.settings.is_empty() {
             weights::write_bytes(&session.folder.join("config.toml"), session.settings.as_bytes())?;
         }
         Ok(Self {
@@ -229,12 +242,36 @@ impl<'a, T: Task> Engine<'a, T> {
             fitting: Fitting::new(config.micro_batch),
             skipped: SkippedSteps::default(),
             saved: done,
+            asked_to_stop: false,
+            is_empty: false,
             stepper,
             open: None,
             outcome: Outcome::default(),
             since: Instant::now(),
             waited: Duration::ZERO,
         })
+    }
+
+    /// This process's batches of the next step, if all processes could read theirs.
+    fn begin_step(&mut self, batch: Result<Vec<T::Batch>>) -> Result<Vec<T::Batch>> {
+        let ranks = self.session.ranks;
+        let own = match &batch {
+            Ok(batch) => (self.session.interrupt.load(Ordering::SeqCst), batch.is_empty()),
+            Err(_) => (false, true),
+        };
+        let (read, failure) = match batch {
+            Ok(batch) => (batch, Ok(own)),
+            Err(error) => (Vec::new(), Err(error)),
+        };
+        let all = ranks.gather_if_all(failure)?;
+        self.asked_to_stop = all.iter().any(|(stops, _)| *stops);
+        self.is_empty = all.iter().all(|(_, is_empty)| *is_empty);
+        Ok(read)
+    }
+
+    /// True if the run was asked to stop; several processes decide it together, before a step.
+    fn is_interrupted(&self) -> bool {
+        if self.session.ranks.size() > 1 { self.asked_to_stop } else { self.session.interrupt.load(Ordering::SeqCst) }
     }
 
     /// Begins to measure the time of the next step.
@@ -256,7 +293,7 @@ impl<'a, T: Task> Engine<'a, T> {
         (report.elapsed, report.data_wait) = (self.since.elapsed(), self.waited);
         self.begin_interval();
         self.outcome.count(&report);
-        self.records.step(&report)?;
+        self.records.as_mut().map_or(Ok(()), |records| records.step(&report))?;
         let waited = self.data_wait.add(&report);
         let observer = self.session.observer;
         observer.on(&Event::Step(report));
@@ -264,7 +301,7 @@ impl<'a, T: Task> Engine<'a, T> {
             observer.on(&Event::Note(note));
         }
         let waited = waited.into_iter().map(Event::Note);
-        let full = self.records.take_warning().into_iter().map(Event::Warning);
+        let full = self.records.as_mut().and_then(Records::take_warning).into_iter().map(Event::Warning);
         for event in waited.chain(full).chain(self.task.take_events()) {
             observer.on(&event);
         }
@@ -311,7 +348,9 @@ impl<'a, T: Task> Engine<'a, T> {
             memory::release_cache(stepper.device())?;
             return Ok(());
         }
-        if batches.first().is_none_or(|batch| self.task.split(batch, 1).is_none()) {
+        // a process without samples follows those that have some
+        let is_alone = self.session.ranks.size() == 1;
+        if batches.first().map_or(is_alone, |batch| self.task.split(batch, 1).is_none()) {
             return Err(Error::OutOfMemory { reason });
         }
         stepper.clear();
@@ -330,10 +369,9 @@ impl<'a, T: Task> Engine<'a, T> {
     /// Launches an optimizer step, which may run out of memory, and reads the one before.
     fn attempt(&mut self, batches: &[T::Batch], epoch: u64) -> Result<()> {
         let (config, step) = (self.session.config, self.progress.step);
-        rng::seed(rng::stream(config.seed, "step", &[step]).next_u64());
         self.profile.begin_step(step)?;
         let learning_rate = schedule::learning_rate(config, step, self.total_steps);
-        if batches.is_empty() {
+        if self.is_empty {
             return self.step_without_samples(epoch, learning_rate);
         }
         let Self { stepper, profile, session, .. } = self;
@@ -476,11 +514,12 @@ impl<'a, T: Task> Engine<'a, T> {
     fn validate_and_keep(&mut self) -> Result<bool> {
         let session = self.session;
         self.progress.unvalidated = true;
-        let validation = guard::guard(|| no_grad(|| self.task.validate(session.observer)))?;
+        let validation = guard::guard(|| no_grad(|| self.task.validate(session.observer, session.ranks)))?;
         self.progress.unvalidated = false;
         self.profile.end(self.progress.step)?;
         let Some(Validation { score, values, pictures }) = validation else { return Ok(false) };
-        self.records.validation(self.progress.step, &values)?;
+        let step = self.progress.step;
+        self.records.as_mut().map_or(Ok(()), |records| records.validation(step, &values))?;
         for picture in &pictures {
             self.keep_picture(picture)?;
         }
@@ -534,7 +573,8 @@ impl<'a, T: Task> Engine<'a, T> {
 
     /// Writes a picture into the run folder and to TensorBoard. A full disk is a warning.
     fn keep_picture(&mut self, picture: &Picture) -> Result<()> {
-        let kept = self.records.picture(self.progress.step, picture);
+        let step = self.progress.step;
+        let kept = self.records.as_mut().map_or(Ok(()), |records| records.picture(step, picture));
         match kept {
             Err(error @ Error::Io { .. }) if error.is_disk_full() => {
                 self.session.observer.on(&Event::Warning(format!("a picture is not saved: {error}")));
@@ -554,7 +594,8 @@ impl<'a, T: Task> Engine<'a, T> {
         let optimizer = &self.stepper.optimizer;
         if !matches!(error, Error::Io { .. }) && self.progress.step > 0 && !optimizer.is_partially_updated() {
             optimizer.clear();
-            match self.save("last") {
+            let saved = if self.fails_on_all(&error) { self.save("last") } else { self.save_alone("last") };
+            match saved {
                 // the first failure is the cause
                 Ok(()) | Err(Error::OutOfMemory { .. }) => (),
                 Err(other) => return Err(other),
@@ -583,10 +624,30 @@ impl<'a, T: Task> Engine<'a, T> {
         }
     }
 
-    fn save(&mut self, name: &str) -> Result<()> {
+    /// Whether all processes end with this error.
+    fn fails_on_all(&self, error: &Error) -> bool {
+        let is_alone = self.session.ranks.size() == 1;
+        is_alone || matches!(error, Error::Diverged { .. } | Error::OutOfMemory { .. })
+    }
+
+    /// Saves without the other processes, which have failed. Without their optimizer state there is no checkpoint.
+    fn save_alone(&mut self, name: &str) -> Result<()> {
+        if !self.session.ranks.is_main() || self.session.config.zero_stage > 0 {
+            return Ok(());
+        }
         let path = self.session.folder.join(name);
+        let state = self.stepper.state()?;
+        guard::guard(|| self.write(&path, &state))?;
+        self.session.observer.on(&Event::Saved { path, best: false });
+        Ok(())
+    }
+
+    fn save(&mut self, name: &str) -> Result<()> {
+        let (path, ranks) = (self.session.folder.join(name), self.session.ranks);
         self.profile.begin("save", self.progress.step)?;
-        guard::guard(|| self.write(&path))?;
+        let state = guard::guard(|| self.stepper.state())?;
+        let written = if ranks.is_main() { guard::guard(|| self.write(&path, &state)) } else { Ok(()) };
+        ranks.agree(written)?;
         self.profile.end(self.progress.step)?;
         if name == "last" {
             self.saved = Some(self.progress.step);
@@ -598,7 +659,7 @@ impl<'a, T: Task> Engine<'a, T> {
 
     /// Deletes the candidates that `last/` no longer lists.
     fn prune_candidates(&self) {
-        if self.task.num_candidates() == 0 {
+        if self.task.num_candidates() == 0 || !self.session.ranks.is_main() {
             return;
         }
         if let Err(error) = candidates::prune(&self.progress.candidates, self.session.folder) {
@@ -607,14 +668,13 @@ impl<'a, T: Task> Engine<'a, T> {
         }
     }
 
-    fn write(&mut self, path: &Path) -> Result<()> {
+    fn write(&mut self, path: &Path, state: &[(String, Tensor)]) -> Result<()> {
         let _category = ledger::enter(ledger::Category::Workspace);
-        self.records.sync()?;
+        self.records.as_mut().map_or(Ok(()), Records::sync)?;
         let mut folder = Staged::begin(path)?;
         self.task.save(&mut folder)?;
-        let Stepper { optimizer, ema, scaler, .. } = &self.stepper;
-        let progress = Progress { scaler: scaler.clone(), ..self.progress.clone() };
-        checkpoint::save(&mut folder, &progress, optimizer, ema.as_ref())?;
+        let progress = Progress { scaler: self.stepper.scaler.clone(), ..self.progress.clone() };
+        checkpoint::save(&mut folder, &progress, state)?;
         folder.publish()
     }
 }

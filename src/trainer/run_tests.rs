@@ -1,7 +1,7 @@
 use super::*;
-use crate::tensor::{Device, Kind, Tensor};
+use crate::tensor::{Device, Kind, Tensor, rng};
 use crate::trainer::fixture::{RUN_AHEAD, plain};
-use crate::trainer::{BatchSize, Batches, Loss, Parameter};
+use crate::trainer::{BatchSize, Batches, Loss, Parameter, Shard};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
@@ -47,7 +47,7 @@ impl Task for Toy {
         8
     }
 
-    fn batches(&self, _epoch: u64, first: u64) -> Result<Batches<'_, Vec<f64>>> {
+    fn batches(&self, _epoch: u64, first: u64, _shard: Shard) -> Result<Batches<'_, Vec<f64>>> {
         Ok(Box::new((first..8).map(|step| Ok(vec![(0..6).map(|i| number(step + i)).collect()]))))
     }
 
@@ -126,6 +126,7 @@ fn train_on<T: Task>(task: &T, config: &TrainConfig, folder: &Path, resume: bool
         observer: &notes,
         interrupt: &AtomicBool::new(false),
         has_room_for_graphs: false,
+        ranks: Ranks::default(),
     };
     (run(task, &session), notes.0.into_inner().unwrap())
 }
@@ -219,8 +220,8 @@ impl Task for Gap<'_> {
         8
     }
 
-    fn batches(&self, epoch: u64, first: u64) -> Result<Batches<'_, Vec<f64>>> {
-        let steps = self.0.batches(epoch, first)?.zip(first..);
+    fn batches(&self, epoch: u64, first: u64, shard: Shard) -> Result<Batches<'_, Vec<f64>>> {
+        let steps = self.0.batches(epoch, first, shard)?.zip(first..);
         Ok(Box::new(steps.map(|(step, index)| if index == 1 { Ok(Vec::new()) } else { step })))
     }
 
@@ -280,6 +281,7 @@ fn memory_that_runs_out_halves_the_micro_batch_for_good() {
             observer: &crate::event::Silent,
             interrupt: &AtomicBool::new(false),
             has_room_for_graphs: false,
+            ranks: Ranks::default(),
         };
         let _alone = rng::TEST_LOCK.lock();
         run(&pieces, &session).unwrap();
@@ -314,9 +316,11 @@ impl Task for Pieces<'_> {
         8
     }
 
-    fn batches(&self, epoch: u64, first: u64) -> Result<Batches<'_, Vec<f64>>> {
+    fn batches(&self, epoch: u64, first: u64, shard: Shard) -> Result<Batches<'_, Vec<f64>>> {
         let pairs = |batch: Vec<f64>| self.0.split(&batch, 2).unwrap();
-        Ok(Box::new(self.0.batches(epoch, first)?.map(move |step| Ok(step?.into_iter().flat_map(pairs).collect()))))
+        Ok(Box::new(
+            self.0.batches(epoch, first, shard)?.map(move |step| Ok(step?.into_iter().flat_map(pairs).collect())),
+        ))
     }
 
     fn batch_size(&self, batch: &Vec<f64>) -> BatchSize {
@@ -403,8 +407,8 @@ impl Task for Judged<'_> {
         8
     }
 
-    fn batches(&self, epoch: u64, first: u64) -> Result<Batches<'_, Vec<f64>>> {
-        self.0.batches(epoch, first)
+    fn batches(&self, epoch: u64, first: u64, shard: Shard) -> Result<Batches<'_, Vec<f64>>> {
+        self.0.batches(epoch, first, shard)
     }
 
     fn batch_size(&self, batch: &Vec<f64>) -> BatchSize {
@@ -415,7 +419,7 @@ impl Task for Judged<'_> {
         self.0.loss(batch, whole, epoch)
     }
 
-    fn validate(&self, _observer: &dyn Observer) -> Result<Option<Validation>> {
+    fn validate(&self, _observer: &dyn Observer, _ranks: Ranks) -> Result<Option<Validation>> {
         let score = self.1.borrow_mut().pop_front().expect("a validation that is not expected");
         let picture = Picture { name: "grids".into(), image: image::RgbImage::new(3, 2) };
         let of = |score| Validation { score, values: vec![("value".into(), 1.0)], pictures: vec![picture] };

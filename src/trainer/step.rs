@@ -4,16 +4,20 @@
 //! The engine, the planner's dry run and `bench` all call [`Stepper::step`]. A plan therefore runs the code of
 //! the training.
 
+use super::distributed;
+use super::distributed::reducer::{self, Reducer};
 use super::ema::Ema;
 use super::graph::backend::Numbers;
 use super::graph::{Graphs, Share, forward_backward};
 use super::host_masters::HostMasters;
 use super::optimizer::AdamW;
+use super::optimizer::Gradients;
 use super::precision::Scaler;
-use super::{BatchSize, Parameter, Task, TrainConfig};
+use super::{BatchSize, Parameter, Ranks, Task, TrainConfig};
 use crate::Result;
 use crate::tensor::async_copy::ReadBack;
-use crate::tensor::{Device, Kind, Tensor};
+use crate::tensor::{Device, Kind, Tensor, guard, rng};
+use rand::RngCore;
 
 /// The part of a step that just ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -111,6 +115,10 @@ pub struct Stepper<'a, T: Task> {
     pub(crate) scaler: Scaler,
     pub(crate) graphs: Graphs<'a>,
     step_in_backward: bool,
+    seed: u64,
+    pub(super) ranks: Ranks<'a>,
+    /// Sums gradients over the ranks; `None` for one process.
+    reducer: Option<Reducer<'a>>,
 }
 
 impl<T: Task> std::fmt::Debug for Stepper<'_, T> {
@@ -130,12 +138,42 @@ impl<'a, T: Task> Stepper<'a, T> {
         let ema = (config.ema_decay > 0.0).then(|| Ema::new(config.ema_decay, optimizer.params()));
         let graphs = Graphs::new(config.graph_switch(), device, has_room_for_graphs);
         let scaler = Scaler::new(config.precision);
-        Self { task, masters, optimizer, ema, scaler, graphs, step_in_backward: config.step_in_backward }
+        let (step_in_backward, seed, ranks) = (config.step_in_backward, config.seed, Ranks::default());
+        Self { task, masters, optimizer, ema, scaler, graphs, step_in_backward, seed, ranks, reducer: None }
+    }
+
+    /// Trains together with other processes: gradients are summed over `ranks`.
+    #[must_use]
+    pub fn with_ranks(mut self, ranks: Ranks<'a>, config: &TrainConfig) -> Self {
+        let Some(world) = ranks.world() else { return self };
+        let bytes = config.reduce_bucket_mib << 20;
+        let reducer = Reducer::new(world, self.optimizer.params(), config.zero_stage, bytes);
+        self.optimizer.set_owned(reducer.owned());
+        (self.ranks, self.reducer) = (ranks, Some(reducer));
+        self
     }
 
     /// Device of the passes.
     pub fn device(&self) -> Device {
         self.masters.as_ref().map_or_else(|| self.optimizer.device(), HostMasters::device)
+    }
+
+    /// Optimizer state and moving average, as named tensors. If several processes divide the optimizer state, all of
+    /// them must call it, and the main one gets everything.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`] if another process does not answer.
+    pub fn state(&self) -> Result<Vec<(String, Tensor)>> {
+        let mut state = self.optimizer.state();
+        if let Some(reducer) = self.reducer.as_ref().filter(|reducer| reducer.is_sharded()) {
+            if self.ranks.planned_passes().is_none() {
+                state = distributed::complete_state(state, self.ranks)?;
+            } else if self.ranks.is_main() {
+                state.extend(self.optimizer.state_of_others(reducer.used()));
+            }
+        }
+        state.extend(self.ema.iter().flat_map(|ema| ema.state(self.optimizer.params())));
+        Ok(state)
     }
 
     /// Drops all gradients.
@@ -158,7 +196,11 @@ impl<'a, T: Task> Stepper<'a, T> {
     /// True if the next step may be launched before [`Self::finish`]: it does not depend on this step's numbers. The
     /// update itself never waits, because a step whose gradients are not finite changes nothing on the device.
     pub fn may_run_ahead(&self) -> bool {
-        let waits = self.scaler.is_dynamic() || self.ema.is_some() || self.step_in_backward || self.masters.is_some();
+        let waits = self.scaler.is_dynamic()
+            || self.ema.is_some()
+            || self.step_in_backward
+            || self.masters.is_some()
+            || self.reducer.is_some();
         let is_asynchronous = matches!(self.device(), Device::Cuda(_));
         #[cfg(test)]
         let is_asynchronous = is_asynchronous || super::fixture::RUN_AHEAD.get();
@@ -170,11 +212,13 @@ impl<'a, T: Task> Stepper<'a, T> {
     /// # Errors
     /// As [`Self::step`].
     pub fn launch(&mut self, batches: &[T::Batch], info: StepInfo, mark: &mut OnMark) -> Result<Launched> {
-        let Self { task, masters, optimizer, graphs, scaler, .. } = self;
-        let task = *task;
+        let Self { task, masters, optimizer, graphs, scaler, seed, ranks, reducer, .. } = self;
+        let (task, whole) = (*task, StepBatch::of(*task, batches, *ranks)?);
+        let work = Work { task, scaler, info, seed: *seed, whole, params: &[] };
         // a batch that was split after memory ran out has several gradients to add up
-        let (batch_size, losses, gradients) = if let Some(masters) = masters {
-            let work = Work { task, scaler, epoch: info.epoch, params: &[] };
+        let (batch_size, losses, gradients) = if let Some(reducer) = reducer {
+            step_together(work, batches, (optimizer, graphs, reducer), mark)?
+        } else if let Some(masters) = masters {
             let (batch_size, losses) = masters.collect(|| work.accumulate(batches, graphs, mark))?;
             mark(Mark::Gradients, optimizer.params())?;
             let gradients = optimizer.measure(scaler.unscale_factor())?;
@@ -184,12 +228,11 @@ impl<'a, T: Task> Stepper<'a, T> {
             optimizer.mark_whole();
             (batch_size, losses, gradients)
         } else if self.step_in_backward && batches.len() == 1 {
-            let work = Work { task, scaler, epoch: info.epoch, params: &[] };
             let ((batch_size, losses), gradients) =
                 optimizer.step_during(info.learning_rate, || work.accumulate(batches, graphs, mark))?;
             (batch_size, losses, gradients)
         } else {
-            let work = Work { task, scaler, epoch: info.epoch, params: optimizer.params() };
+            let work = Work { params: optimizer.params(), ..work };
             let (batch_size, losses) = work.accumulate(batches, graphs, mark)?;
             mark(Mark::Gradients, optimizer.params())?;
             let gradients = graphs.step(optimizer, info.learning_rate, scaler.unscale_factor())?;
@@ -209,7 +252,7 @@ impl<'a, T: Task> Stepper<'a, T> {
         let Launched { number, batch_size, names, numbers } = launched;
         let mut numbers = numbers.numbers()?;
         let grad_norm = numbers.pop().unwrap_or_default();
-        let losses = names.into_iter().zip(numbers).collect();
+        let losses = self.ranks.sum_named(names.into_iter().zip(numbers).collect())?;
         let update = self.update_scale(grad_norm.is_finite());
         if let (Some(ema), Update::Applied | Update::Skipped) = (&mut self.ema, update) {
             ema.update(number, self.optimizer.params());
@@ -226,7 +269,10 @@ impl<'a, T: Task> Stepper<'a, T> {
         epoch: u64,
         mark: &mut OnMark,
     ) -> Result<(BatchSize, Numbers)> {
-        let work = Work { task: self.task, scaler: &self.scaler, epoch, params: self.optimizer.params() };
+        let whole = StepBatch::of(self.task, batches, Ranks::default())?;
+        let info = StepInfo { number: 1, epoch, learning_rate: 0.0 };
+        let (task, scaler, params) = (self.task, &self.scaler, self.optimizer.params());
+        let work = Work { task, scaler, info, seed: self.seed, whole, params };
         work.accumulate(batches, &mut self.graphs, mark)
     }
 
@@ -258,11 +304,76 @@ impl<'a, T: Task> Stepper<'a, T> {
     }
 }
 
+/// The effective batch of a step: the micro-batches of all ranks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct StepBatch {
+    size: BatchSize,
+    /// Micro-batches of the ranks before this one.
+    first: u64,
+    /// Largest number of micro-batches of a rank.
+    most: usize,
+}
+
+impl StepBatch {
+    /// The effective batch of which this rank has `batches`.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "counts of micro-batches")]
+    fn of<T: Task>(task: &T, batches: &[T::Batch], ranks: Ranks) -> Result<Self> {
+        let own: BatchSize = batches.iter().map(|batch| task.batch_size(batch)).sum();
+        let mut numbers = vec![own.samples, own.tokens, own.masks];
+        let (first, count) = (numbers.len(), batches.len());
+        numbers.resize(first + ranks.size(), 0.0);
+        numbers[first + ranks.rank()] = count as f64;
+        ranks.sum(&mut numbers)?;
+        let counts = &numbers[first..];
+        Ok(Self {
+            size: BatchSize { samples: numbers[0], tokens: numbers[1], masks: numbers[2] },
+            first: counts[..ranks.rank()].iter().sum::<f64>() as u64,
+            most: ranks
+                .planned_passes()
+                .unwrap_or(counts.iter().fold(0.0_f64, |most, count| most.max(*count)) as usize),
+        })
+    }
+}
+
+/// Passes and update of a step that several processes do together.
+fn step_together<T: Task>(
+    work: Work<T>,
+    batches: &[T::Batch],
+    (optimizer, graphs, reducer): (&mut AdamW, &mut Graphs, &mut Reducer),
+    mark: &mut OnMark,
+) -> Result<(BatchSize, Numbers, Gradients)> {
+    let (batch_size, losses) = loop {
+        reducer.begin();
+        let mut losses = Numbers::new();
+        let passes = batches.iter().enumerate().try_for_each(|(index, batch)| {
+            let is_last = index + 1 == batches.len();
+            let parts = guard::guard(|| reducer.pass(is_last, || work.eager_pass(index, batch, mark)))?;
+            add_up(&mut losses, parts);
+            Ok(())
+        });
+        match reducer.finish(passes.err(), work.whole.most)? {
+            reducer::Outcome::Complete => break (work.whole.size, losses),
+            reducer::Outcome::Repeat => {}
+        }
+    };
+    debug_assert!(!graphs.is_on(), "the engine turns them off");
+    mark(Mark::Gradients, optimizer.params())?;
+    let norm = reducer.norm(&optimizer.norm(work.scaler.unscale_factor())?)?;
+    let gradients = optimizer.gradients_of(norm)?;
+    optimizer.step(work.info.learning_rate, &gradients)?;
+    optimizer.mark_partial();
+    reducer.share_weights()?;
+    optimizer.mark_whole();
+    Ok((batch_size, losses, gradients))
+}
+
 /// Data that the micro-batches of a step share.
 struct Work<'s, 'a, T: Task> {
     task: &'a T,
     scaler: &'s Scaler,
-    epoch: u64,
+    info: StepInfo,
+    seed: u64,
+    whole: StepBatch,
     params: &'s [Parameter],
 }
 
@@ -275,22 +386,40 @@ impl<'a, T: Task> Work<'_, 'a, T> {
         graphs: &mut Graphs<'a>,
         mark: &mut OnMark,
     ) -> Result<(BatchSize, Numbers)> {
-        let effective_batch: BatchSize = batches.iter().map(|batch| self.task.batch_size(batch)).sum();
-        let share = Share { effective_batch, epoch: self.epoch, scaler: self.scaler, params: self.params };
+        let (effective_batch, epoch) = (self.whole.size, self.info.epoch);
+        let share = Share { effective_batch, epoch, scaler: self.scaler, params: self.params };
         graphs.begin_step(self.scaler, self.params)?;
         let mut losses = Numbers::new();
-        for batch in batches {
+        for (index, batch) in batches.iter().enumerate() {
             let parts = if graphs.is_on() {
-                graphs.pass(self.task, batch, &share)?
+                self.seed_pass(index);
+                let parts = graphs.pass(self.task, batch, &share)?;
+                mark(Mark::Backward, self.params)?;
+                parts
             } else {
-                let loss = || self.task.loss(batch, effective_batch, self.epoch);
-                forward_backward(&loss, self.scaler, || mark(Mark::Forward, self.params))?
+                self.eager_pass(index, batch, mark)?
             };
-            mark(Mark::Backward, self.params)?;
             add_up(&mut losses, parts);
         }
         graphs.keep_gradients(self.params);
         Ok((effective_batch, losses))
+    }
+}
+
+impl<T: Task> Work<'_, '_, T> {
+    /// Seeds libtorch's generators for one micro-batch: its numbers do not depend on the process that runs it.
+    fn seed_pass(&self, index: usize) {
+        let micro_batch = self.whole.first + index as u64;
+        rng::seed(rng::stream(self.seed, "step", &[self.info.number - 1, micro_batch]).next_u64());
+    }
+
+    /// Forward and backward of this rank's micro-batch number `index`.
+    fn eager_pass(&self, index: usize, batch: &T::Batch, mark: &mut OnMark) -> Result<Numbers> {
+        self.seed_pass(index);
+        let loss = || self.task.loss(batch, self.whole.size, self.info.epoch);
+        let parts = forward_backward(&loss, self.scaler, || mark(Mark::Forward, self.params))?;
+        mark(Mark::Backward, self.params)?;
+        Ok(parts)
     }
 }
 

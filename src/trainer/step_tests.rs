@@ -4,7 +4,7 @@ use crate::tensor::weights::{Archive, Staged};
 use crate::tensor::{Device, Tensor, no_grad, rng};
 use crate::trainer::fixture::plain;
 use crate::trainer::precision::Precision;
-use crate::trainer::{Batches, Loss, Session, run};
+use crate::trainer::{Batches, Loss, Session, Shard, run};
 use crate::{Error, Result};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -33,7 +33,7 @@ impl Task for Toy {
         4
     }
 
-    fn batches(&self, _epoch: u64, first: u64) -> Result<Batches<'_, [f32; 2]>> {
+    fn batches(&self, _epoch: u64, first: u64, _shard: Shard) -> Result<Batches<'_, [f32; 2]>> {
         let all: [[f32; 2]; 4] = [[0.5, -0.25], [1.0, 0.5], [-0.5, 2.0], [0.25, 1.0]];
         Ok(Box::new(all.into_iter().skip(usize::try_from(first).unwrap()).map(|batch| Ok(vec![batch]))))
     }
@@ -136,6 +136,7 @@ fn trained(folder: &Path, resume: bool, stop_after: u64) -> Vec<f32> {
         observer: &observer,
         interrupt: &observer.stop,
         has_room_for_graphs: false,
+        ranks: Ranks::default(),
     };
     match run(&task, &session) {
         Ok(outcome) => assert_eq!((outcome.steps, stop_after), (4, 0)),

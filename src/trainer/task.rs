@@ -2,7 +2,7 @@
 
 use super::graph::Capturable;
 use super::profile::Component;
-use super::{BatchSize, Loss, Parameter};
+use super::{BatchSize, Loss, Parameter, Ranks, Shard};
 use crate::Result;
 use crate::event::Event;
 use crate::tensor::store::{Entry, Mastered, Role};
@@ -74,11 +74,12 @@ pub trait Task {
     /// Optimizer steps of one epoch.
     fn steps_per_epoch(&self) -> u64;
 
-    /// The effective batches of `epoch` from step `first` on. Depends only on the task's seed and these numbers.
+    /// The effective batches of `epoch` from step `first` on, of each the micro-batches of `shard`. Depends only on the
+    /// task's seed and these numbers.
     ///
     /// # Errors
     /// When reading cannot start; items carry errors of single samples.
-    fn batches(&self, epoch: u64, first: u64) -> Result<Batches<'_, Self::Batch>>;
+    fn batches(&self, epoch: u64, first: u64, shard: Shard) -> Result<Batches<'_, Self::Batch>>;
 
     /// Samples and tokens of `batch`.
     fn batch_size(&self, batch: &Self::Batch) -> BatchSize;
@@ -130,12 +131,12 @@ pub trait Task {
         None
     }
 
-    /// Scores the current weights; `None` without validation data.
+    /// Scores the current weights; `None` without validation data. All `ranks` call it and get the same result.
     ///
     /// # Errors
     /// As [`Task::loss`].
-    fn validate(&self, observer: &dyn crate::event::Observer) -> Result<Option<Validation>> {
-        let _ = observer;
+    fn validate(&self, observer: &dyn crate::event::Observer, ranks: Ranks) -> Result<Option<Validation>> {
+        let _ = (observer, ranks);
         Ok(None)
     }
 

@@ -27,6 +27,7 @@ mod plan;
 mod predict_many;
 mod prepared_volumes;
 mod pth;
+mod ranks;
 mod reference;
 mod resident;
 mod resume;

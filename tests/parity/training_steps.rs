@@ -9,7 +9,8 @@ use prsmed::tensor::weights::{Archive, Staged};
 use prsmed::tensor::{Device, Kind, Reduction, Tensor, kind_bytes, rng};
 use prsmed::trainer::precision::Precision;
 use prsmed::trainer::{
-    BatchSize, Batches, Loss, OptimizerKind, Parameter, Session, StepInfo, Stepper, Task, TrainConfig, run,
+    BatchSize, Batches, Loss, OptimizerKind, Parameter, Ranks, Session, Shard, StepInfo, Stepper, Task, TrainConfig,
+    run,
 };
 use serde_json::Value;
 use std::path::Path;
@@ -42,7 +43,7 @@ impl Task for Layers {
         self.batches.len() as u64
     }
 
-    fn batches(&self, _epoch: u64, first: u64) -> Result<Batches<'_, Batch>> {
+    fn batches(&self, _epoch: u64, first: u64, _shard: Shard) -> Result<Batches<'_, Batch>> {
         let copy = |batch: &Batch| Batch { xs: batch.xs.copy(), ys: batch.ys.copy(), factor: batch.factor };
         let first = usize::try_from(first).expect("a few steps");
         Ok(Box::new(self.batches.iter().skip(first).map(move |batch| Ok(vec![copy(batch)]))))
@@ -102,6 +103,7 @@ fn scaled_steps_and_their_average_agree() {
         observer: &Silent,
         interrupt: &AtomicBool::new(false),
         has_room_for_graphs: false,
+        ranks: Ranks::default(),
     };
     let outcome = run(&task, &session).expect("a training");
     assert_eq!((outcome.steps, outcome.skipped_steps), (6, 0), "an overflow only lowers the scale");
@@ -140,7 +142,7 @@ fn eight_bit_state_has_two_bytes_a_weight_and_trains_alike() {
         let config = TrainConfig { optimizer, precision: Precision::Fp32, accumulation: 1, ..TrainConfig::default() };
         let mut stepper = Stepper::new(&task, &config, false);
         let mut losses = Vec::new();
-        for (number, batches) in (1..).zip(task.batches(0, 0).expect("batches")) {
+        for (number, batches) in (1..).zip(task.batches(0, 0, Shard::WHOLE).expect("batches")) {
             let info = StepInfo { number, epoch: 0, learning_rate: 1e-3 };
             let result = stepper.step(&batches.expect("a batch"), info, &mut |_, _| Ok(())).expect("a step");
             losses.push(result.losses.iter().find(|(name, _)| *name == "total").expect("the loss").1);

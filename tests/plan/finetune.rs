@@ -77,7 +77,7 @@ fn phases_of(run: &FinetuneRun, pipeline_config: &PipelineConfig, device: Device
     }
     let mut meter = Measured::begin(device).unwrap();
     encode(pipeline_config, run, device, &mut |phase| meter.begin(phase)).unwrap();
-    dry_run::dry_run(Job::Train, &run.train, &build, &mut meter).unwrap();
+    dry_run::dry_run(Job::Train, &run.train, prsmed::trainer::Ranks::default(), &build, &mut meter).unwrap();
     meter.finish().unwrap().into_iter().map(|p| (p.name, p.allocated_peak, p.categories)).collect()
 }
 

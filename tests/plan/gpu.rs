@@ -54,7 +54,7 @@ fn memory_of_jobs_on_cuda_is_as_planned() {
             memory::release_cache(Device::Cuda(0)).unwrap();
             let build = || SegmentDryRun::new(&config.model, &sizes, &config.train, example, Device::Cuda(0));
             let mut meter = Measured::begin(Device::Cuda(0)).unwrap();
-            dry_run::dry_run(job, &config.train, &build, &mut meter).unwrap();
+            dry_run::dry_run(job, &config.train, prsmed::trainer::Ranks::default(), &build, &mut meter).unwrap();
             wrong.extend(different(&gpu, preset, sets, &plan, &tensors, meter.finish().unwrap()));
         }
     }

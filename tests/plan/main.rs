@@ -131,7 +131,7 @@ fn phases(config: &RunConfig, example: Example, shorter: usize, device: Device) 
             return phases.map(|p: PhaseMemory| (p.name, p.allocated_peak, p.categories)).collect();
         }
         let mut meter = Measured::begin(device).unwrap();
-        dry_run::dry_run(job, &config.train, &build, &mut meter).unwrap();
+        dry_run::dry_run(job, &config.train, prsmed::trainer::Ranks::default(), &build, &mut meter).unwrap();
         meter.finish().unwrap().into_iter().map(|p| (p.name, p.allocated_peak, p.categories)).collect()
     };
     jobs.into_iter().flat_map(of).collect()

@@ -8,7 +8,7 @@ use prsmed::segment::task::SegmentTask;
 use prsmed::tensor::weights::{Archive, verify_folder};
 use prsmed::tensor::{Device, Kind, Tensor, ledger, no_grad};
 use prsmed::trainer::run::Session;
-use prsmed::trainer::{self, Outcome, Task};
+use prsmed::trainer::{self, Outcome, Ranks, Task};
 use prsmed::units::Bytes;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,6 +41,7 @@ fn session(
         observer: losses,
         interrupt: &losses.interrupt,
         has_room_for_graphs: false,
+        ranks: Ranks::default(),
     };
     trainer::run(task, &session)
 }
@@ -186,7 +187,8 @@ fn validation_without_memory_goes_on_in_smaller_batches() {
         let manifest = everything_to_validate_on(manifest);
         let task = task(Device::Cpu, &config(&[micro_batch]), manifest);
         let losses = Losses::default();
-        let (found, peak) = peak(|| limited(limit, || no_grad(|| task.validate(&losses)).unwrap().unwrap()));
+        let (found, peak) =
+            peak(|| limited(limit, || no_grad(|| task.validate(&losses, Ranks::default())).unwrap().unwrap()));
         (found, peak, losses.notes.into_inner().unwrap())
     };
     let any = 1 << 40;

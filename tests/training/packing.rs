@@ -13,7 +13,7 @@ use prsmed::segment::task::SegmentTask;
 use prsmed::tensor::autograd::clear_grad;
 use prsmed::tensor::store::Role;
 use prsmed::tensor::{Device, Kind, Tensor, no_grad, rng};
-use prsmed::trainer::{BatchSize, Task};
+use prsmed::trainer::{BatchSize, Shard, Task};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -214,7 +214,7 @@ fn questions_that_share_no_sequence_are_augmented_independently() {
     let (train, data) = (config.train.clone(), config.data);
     let task = SegmentTask::new(assembly, &manifest, train, data, String::new(), None).unwrap();
     let mut images: BTreeMap<_, Vec<Tensor>> = BTreeMap::new();
-    for inputs in task.batches(0, 0).unwrap().flat_map(Result::unwrap) {
+    for inputs in task.batches(0, 0, Shard::WHOLE).unwrap().flat_map(Result::unwrap) {
         let image = &manifest.rows[inputs.rows[0]].image_path;
         images.entry(image).or_default().push(inputs.sam_image);
     }

@@ -18,7 +18,7 @@ use crate::segment::training::checkpoint_in;
 use crate::tensor::store::{Role, Store, StoreOptions};
 use crate::tensor::weights::{Archive, Staged};
 use crate::tensor::{Device, Kind, Tensor, guard, no_grad, rng};
-use crate::trainer::{self, BatchSize, Batches, Loss, Parameter, Session, Task};
+use crate::trainer::{self, BatchSize, Batches, Loss, Parameter, Ranks, Session, Shard, Task};
 use crate::{Error, Result, files};
 use image::DynamicImage;
 use std::collections::BTreeMap;
@@ -154,6 +154,7 @@ impl UnetTask {
             observer: runtime.observer().as_ref(),
             interrupt: runtime.interrupt(),
             has_room_for_graphs: false,
+            ranks: Ranks::default(),
         };
         trainer::run(&task, &session)?;
         Ok(task)
@@ -224,12 +225,11 @@ impl Task for UnetTask {
         self.sampler.steps_per_epoch()
     }
 
-    fn batches(&self, epoch: u64, first: u64) -> Result<Batches<'_, UnetBatch>> {
+    fn batches(&self, epoch: u64, first: u64, shard: Shard) -> Result<Batches<'_, UnetBatch>> {
         let steps = self.sampler.batches(epoch);
         let steps = &steps[usize::try_from(first).unwrap_or(usize::MAX).min(steps.len())..];
         let micro = self.config.train.micro_batch;
-        let counts: Vec<usize> = steps.iter().map(|step| step.len().div_ceil(micro)).collect();
-        let rows = steps.iter().flat_map(|step| step.chunks(micro).map(<[usize]>::to_vec)).collect();
+        let (counts, rows) = shard.micro_batches(steps, micro);
         let cores = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
         let set = self.config.data.workers;
         let workers = if set == 0 { workers(self.device, cores) } else { set };

@@ -18,7 +18,7 @@ use crate::tensor::store::{Mastered, Role, Store, StoreOptions};
 use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, Tensor, guard, ledger, no_grad};
 use crate::trainer::profile::Component;
-use crate::trainer::{BatchSize, Batches, DryRunTask, Loss, Parameter, Task, Validation};
+use crate::trainer::{BatchSize, Batches, DryRunTask, Loss, Parameter, Ranks, Shard, Task, Validation};
 use std::path::Path;
 
 /// Denoising steps of the samples that a dry run runs; later ones need the same memory.
@@ -155,7 +155,7 @@ impl Task for FinetuneDryRun {
         self.steps
     }
 
-    fn batches(&self, _epoch: u64, first: u64) -> Result<Batches<'_, NoisyLatents>> {
+    fn batches(&self, _epoch: u64, first: u64, _shard: Shard) -> Result<Batches<'_, NoisyLatents>> {
         let step = |_| Ok((0..self.denoiser.engine.accumulation).map(|_| self.example(true)).collect());
         Ok(Box::new((first..self.steps).map(step)))
     }
@@ -172,7 +172,7 @@ impl Task for FinetuneDryRun {
         Some(batch.split(most))
     }
 
-    fn validate(&self, _observer: &dyn Observer) -> Result<Option<Validation>> {
+    fn validate(&self, _observer: &dyn Observer, _ranks: Ranks) -> Result<Option<Validation>> {
         self.denoiser.validation_loss(self.batch(VALIDATED_TIMESTEPS, false))?;
         if self.denoiser.config.num_samples_for_metrics > 0 {
             self.measure_samples()?;

@@ -14,7 +14,7 @@ use crate::tensor::store::Mastered;
 use crate::tensor::weights::Staged;
 use crate::tensor::{ledger, rng};
 use crate::trainer::profile::Component;
-use crate::trainer::{BatchSize, Batches, Loss, Parameter, Score, Task, TrainConfig, Validation};
+use crate::trainer::{BatchSize, Batches, Loss, Parameter, Ranks, Score, Shard, Task, TrainConfig, Validation};
 use rand::Rng;
 use rand::seq::{IndexedRandom, SliceRandom};
 use std::collections::BTreeMap;
@@ -200,13 +200,14 @@ impl Task for FinetuneTask {
         counts.values().map(|count| count.div_ceil(self.denoiser.effective_batch()) as u64).sum()
     }
 
-    fn batches(&self, epoch: u64, first: u64) -> Result<Batches<'_, NoisyLatents>> {
+    fn batches(&self, epoch: u64, first: u64, shard: Shard) -> Result<Batches<'_, NoisyLatents>> {
         let first = usize::try_from(first).unwrap_or(usize::MAX);
         Ok(Box::new(self.steps(epoch).into_iter().enumerate().skip(first).map(move |(number, step)| {
             let _category = ledger::enter(ledger::Category::Inputs);
             let progress = self.progress(epoch * self.steps_per_epoch() + number as u64);
             let mut copy = AsyncCopy::to(self.denoiser.device);
-            let batches = step.chunks(self.denoiser.engine.micro_batch).map(|items| {
+            let micro_batches: Vec<&[usize]> = step.chunks(self.denoiser.engine.micro_batch).collect();
+            let batches = micro_batches[shard.range(micro_batches.len())].iter().map(|items| {
                 let batch = self.drawn(items, epoch, progress)?;
                 Ok(match &mut copy {
                     Some(copy) => batch.map(batch.draws.clone(), &mut |tensor| copy.send(tensor)),
@@ -251,7 +252,7 @@ impl Task for FinetuneTask {
     }
 
     /// The loss of the validation images at fixed timesteps, with fixed noise and without the weights of timesteps.
-    fn validate(&self, observer: &dyn Observer) -> Result<Option<Validation>> {
+    fn validate(&self, observer: &dyn Observer, _ranks: Ranks) -> Result<Option<Validation>> {
         let total = self.data.validated.len();
         let mut validation = None;
         if total > 0 {

@@ -21,7 +21,7 @@ use crate::segment::task::spread;
 use crate::segment::training::checkpoint_in;
 use crate::tensor::rng;
 use crate::tensor::weights::verify_folder;
-use crate::trainer::{self, Outcome, Session, profile};
+use crate::trainer::{self, Outcome, Ranks, Session, profile};
 use crate::{Error, Result, files};
 use rand::Rng;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -112,6 +112,7 @@ impl Finetuning<'_> {
             observer: self.runtime.observer().as_ref(),
             interrupt: self.runtime.interrupt(),
             has_room_for_graphs: false,
+            ranks: Ranks::default(),
         };
         let outcome = trainer::run(&task, &session)?;
         Ok(FinetunedRun { outcome, task })

@@ -6,7 +6,7 @@ use crate::plan::dry_run::{Measured, Meter, Phase};
 use crate::segment::dry_run::SegmentDryRun;
 use crate::tensor::{Device, kernels, memory, module_path, synchronize};
 use crate::trainer::step::Mark;
-use crate::trainer::{DryRunTask, Session, StepInfo, Stepper, Switch, Task, TrainConfig};
+use crate::trainer::{DryRunTask, Ranks, Session, StepInfo, Stepper, Switch, Task, TrainConfig};
 use crate::units::Bytes;
 use crate::{Error, Result, trainer};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -139,6 +139,7 @@ pub(super) fn training<T: Task>(job: Job, task: &T, train: &TrainConfig, meter: 
         observer: &timer,
         interrupt: job.interrupt,
         has_room_for_graphs: job.has_room,
+        ranks: Ranks::default(),
     };
     if let Some(most) = trainer::run(task, &session)?.reduced_micro_batch {
         let reason = format!("micro-batches of {} do not fit, {most} did", train.micro_batch);

@@ -7,6 +7,10 @@
 
 #include <torch/version.h>
 
+#ifdef PRSMED_CUDA
+#include <c10/cuda/CUDAFunctions.h>
+#endif
+
 #include <sstream>
 
 namespace {
@@ -38,6 +42,18 @@ PrsmedDeviceMemory memory_of(c10::DeviceIndex device, bool asks_driver) {
 }  // namespace
 
 extern "C" {
+
+// Makes a GPU the current one of this thread.
+char* prsmed_set_device(int32_t index) {
+  PRSMED_TRY({
+#ifdef PRSMED_CUDA
+    c10::cuda::set_device(static_cast<c10::DeviceIndex>(index));
+#else
+    throw std::runtime_error("this libtorch has no CUDA");
+#endif
+  })
+}
+
 
 // `free` and `total` are the driver's, for all processes; 0 if the allocator cannot ask the driver, or without
 // `asks_driver`. The driver's answer can take long.

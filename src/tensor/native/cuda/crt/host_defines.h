@@ -3,6 +3,7 @@
 #pragma once
 #define CUDARTAPI
 #define CUDARTAPI_CDECL
+#define __forceinline__ __inline__ __attribute__((always_inline))
 #define __host__
 #define __device__
 #define __global__

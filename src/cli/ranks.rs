@@ -1,0 +1,290 @@
+//! Several processes of one training: variables of `torchrun` and Slurm, and `--gpus N`, which starts the processes.
+
+use super::context::Context;
+use crate::event::{Event, Observer};
+use crate::tensor::collective::StoreAddress;
+use crate::tensor::{self, Device};
+use crate::trainer::distributed::monitor::Monitor;
+use crate::trainer::distributed::{Ranks, Rendezvous, World};
+use crate::{Error, Result};
+use std::ffi::OsString;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Longest time of a collective operation, as in PyTorch. A failed process is noticed much earlier, see [`Monitor`].
+const TIMEOUT: Duration = Duration::from_secs(30 * 60);
+/// Time in which the other processes end after one has failed.
+const GRACE: Duration = Duration::from_secs(20);
+
+/// How this process joins a job, from the variables of `torchrun` or Slurm; `None` if it is alone.
+///
+/// # Errors
+/// [`Error::Config`] for a variable that is missing or not a number.
+pub(super) fn rendezvous(var: impl Fn(&str) -> Option<String>) -> Result<Option<Rendezvous>> {
+    let number = |name: &str| -> Result<Option<usize>> {
+        let wrong = |text: &str| {
+            let hint = "start the processes with `torchrun`, `srun` or `--gpus`, which set it";
+            Error::config(name, format!("`{text}` is not a number"), hint)
+        };
+        var(name).map(|text| text.trim().parse().map_err(|_| wrong(&text))).transpose()
+    };
+    let missing = |name: &str| Error::config(name, "the variable is not set", "set it, as `torchrun` does");
+    let found = if let Some(rank) = number("RANK")? {
+        let size = number("WORLD_SIZE")?.ok_or_else(|| missing("WORLD_SIZE"))?;
+        let host = var("MASTER_ADDR").ok_or_else(|| missing("MASTER_ADDR"))?;
+        let port = number("MASTER_PORT")?.ok_or_else(|| missing("MASTER_PORT"))?;
+        (rank, size, number("LOCAL_RANK")?.unwrap_or(rank), host, port)
+    } else if var("SLURM_STEP_ID").is_some() {
+        // in a job script without `srun` there is no step, and one process only
+        let size = number("SLURM_STEP_NUM_TASKS")?.unwrap_or(1);
+        let rank = number("SLURM_PROCID")?.unwrap_or(0);
+        let host = var("MASTER_ADDR").or_else(|| var("SLURM_LAUNCH_NODE_IPADDR"));
+        let host = host.ok_or_else(|| missing("MASTER_ADDR"))?;
+        // jobs on the same machine get other ports
+        let port = number("MASTER_PORT")?.unwrap_or(20_000 + number("SLURM_JOB_ID")?.unwrap_or(0) % 20_000);
+        (rank, size, number("SLURM_LOCALID")?.unwrap_or(0), host, port)
+    } else {
+        return Ok(None);
+    };
+    let (rank, size, local_rank, host, port) = found;
+    if size <= 1 {
+        return Ok(None);
+    }
+    if rank >= size {
+        let hint = "start the processes with `torchrun`, `srun` or `--gpus`";
+        return Err(Error::config("RANK", format!("rank {rank} of {size} processes, counted from 0"), hint));
+    }
+    let port =
+        u16::try_from(port).map_err(|_| Error::config("MASTER_PORT", format!("{port} is no port"), "use 29500"))?;
+    let agent = var("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
+    let attempt = number("TORCHELASTIC_RESTART_COUNT")?.unwrap_or(0);
+    let address = StoreAddress { host, port, prefix: format!("prsmed/{attempt}") };
+    let interface = var("GLOO_SOCKET_IFNAME").filter(|name| !name.is_empty());
+    let is_server = rank == 0 && !agent;
+    Ok(Some(Rendezvous { rank, size, local_rank, address, is_server, interface, timeout: TIMEOUT }))
+}
+
+/// This process's part in a job of several processes.
+pub(super) struct Job {
+    world: World,
+    monitor: Monitor,
+}
+
+impl Job {
+    /// Joins the job of this process, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] if the other processes do not come.
+    pub(super) fn join(context: &Context) -> Result<Option<Self>> {
+        let Some(rendezvous) = &context.rendezvous else { return Ok(None) };
+        let world = World::join(rendezvous, context.runtime.device())?;
+        let progress = Arc::clone(&context.progress);
+        let monitor = Monitor::start(rendezvous, move |cause| end_process(&cause, progress.as_ref()))?;
+        Ok(Some(Self { world, monitor }))
+    }
+
+    /// The processes of `job`.
+    pub(super) fn ranks(job: Option<&Self>) -> Ranks<'_> {
+        Ranks::of_some(job.map(|job| &job.world))
+    }
+
+    /// The outcome of this process. A failure is told to the others; one that another process caused has its cause.
+    pub(super) fn end<T>(self, outcome: anyhow::Result<T>) -> anyhow::Result<T> {
+        let error = match outcome {
+            Ok(outcome) => return Ok(outcome),
+            Err(error) => error,
+        };
+        match super::report::find(&error) {
+            Some(Error::Interrupted | Error::Peer { .. }) => Err(error),
+            // a lost connection is the consequence of a failure elsewhere
+            Some(Error::Torch { .. }) => Err(match self.monitor.cause() {
+                Some(cause) => Error::Torch { reason: format!("another process failed: {cause}") }.into(),
+                None => self.told(error),
+            }),
+            _ => Err(self.told(error)),
+        }
+    }
+
+    fn told(&self, error: anyhow::Error) -> anyhow::Error {
+        self.monitor.fail(&format!("{error:#}"));
+        error
+    }
+}
+
+/// Ends this process because another one failed: its own work may wait for the other one for a long time.
+fn end_process(cause: &str, progress: &dyn Observer) {
+    progress.on(&Event::Warning(format!("the training ends, because a process failed: {cause}")));
+    super::leave(2)
+}
+
+/// The GPU of a process, by its number on its machine.
+///
+/// # Errors
+/// [`Error::Config`] if the machine has fewer GPUs.
+pub(super) fn choose_gpu(rendezvous: &Rendezvous) -> Result<()> {
+    let count = tensor::num_gpus();
+    if count == 0 {
+        return Ok(());
+    }
+    // Slurm may show each process its own GPU only
+    let index = if count == 1 { 0 } else { rendezvous.local_rank };
+    if index >= count {
+        let reason = format!("process {} of this machine needs a GPU of its own, and there are {count}", index);
+        return Err(Error::config("--gpus", reason, "start fewer processes, one for each GPU"));
+    }
+    tensor::set_default_gpu(index)
+}
+
+/// Starts `count` processes with the arguments of this one, and waits for them. Returns the exit code of the first one
+/// that failed, else 0.
+///
+/// # Errors
+/// [`Error::Io`] if a process cannot be started.
+pub(super) fn launch(count: usize, context: &Context) -> Result<u8> {
+    let program = std::env::current_exe().map_err(Error::io("prsmed", "find"))?;
+    let args: Vec<OsString> = std::env::args_os().skip(1).collect();
+    let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).map_err(Error::io("127.0.0.1", "listen on"))?;
+    let port = listener.local_addr().map_err(Error::io("127.0.0.1", "listen on"))?.port();
+    drop(listener);
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let mut children = Vec::new();
+    for rank in 0..count {
+        let mut command = Command::new(&program);
+        command.args(&args).env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
+        command
+            .env("WORLD_SIZE", count.to_string())
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string());
+        if !context.env.sets_threads && context.runtime.device() == Device::Cpu {
+            command.env("OMP_NUM_THREADS", (cores / count).max(1).to_string());
+        }
+        if std::env::var_os("GLOO_SOCKET_IFNAME").is_none() {
+            command.env("GLOO_SOCKET_IFNAME", "lo");
+        }
+        if rank > 0 {
+            command.stdout(Stdio::null());
+        }
+        // SAFETY: the system call is allowed between fork and exec. It asks for a signal at the end of this process.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+                Ok(())
+            });
+        }
+        children.push(command.stdin(Stdio::null()).spawn().map_err(Error::io(&program, "start"))?);
+    }
+    wait_for(children, context).map_err(Error::io(&program, "wait for"))
+}
+
+/// Waits for all `children`; passes a request to stop on to them, and ends them after one has failed.
+fn wait_for(mut children: Vec<Child>, context: &Context) -> std::io::Result<u8> {
+    let (mut code, mut failed_at, mut passed_on) = (0, None, false);
+    while !children.is_empty() {
+        std::thread::sleep(Duration::from_millis(50));
+        if context.interrupt.load(Ordering::SeqCst) && !passed_on {
+            passed_on = true;
+            signal(&children, libc::SIGUSR1);
+        }
+        let mut open = Vec::new();
+        for mut child in children {
+            let Some(status) = child.try_wait()? else {
+                open.push(child);
+                continue;
+            };
+            let ended = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(2);
+            if ended != 0 && failed_at.is_none() {
+                (code, failed_at) = (u8::try_from(ended).unwrap_or(2), Some(Instant::now()));
+            }
+        }
+        children = open;
+        if failed_at.is_some_and(|at: Instant| at.elapsed() > GRACE) {
+            signal(&children, libc::SIGKILL);
+        }
+    }
+    Ok(code)
+}
+
+fn signal(children: &[Child], signal: i32) {
+    for child in children {
+        if let Ok(id) = i32::try_from(child.id()) {
+            // SAFETY: sends a signal to a child that was not waited for.
+            unsafe { libc::kill(id, signal) };
+        }
+    }
+}
+
+/// Shows warnings only, with the number of the process: for all but the first one.
+pub(super) struct OtherRank {
+    pub(super) rank: usize,
+    pub(super) inner: Box<dyn Observer>,
+}
+
+impl Observer for OtherRank {
+    fn on(&self, event: &Event) {
+        if let Event::Warning(text) = event {
+            self.inner.on(&Event::Warning(format!("rank {}: {text}", self.rank)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::HashMap;
+
+    fn read(vars: &[(&str, &str)]) -> Result<Option<Rendezvous>> {
+        let vars: HashMap<_, _> = vars.iter().copied().collect();
+        rendezvous(|name| vars.get(name).map(|value| (*value).to_owned()))
+    }
+
+    const TORCHRUN: [(&str, &str); 5] =
+        [("RANK", "3"), ("LOCAL_RANK", "1"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "node0"), ("MASTER_PORT", "29501")];
+
+    #[test]
+    fn variables_of_torchrun_are_read() {
+        let found = read(&TORCHRUN).unwrap().unwrap();
+        assert_eq!((found.rank, found.size, found.local_rank, found.is_server), (3, 4, 1, false));
+        assert_eq!((found.address.host.as_str(), found.address.port), ("node0", 29501));
+        let agent = [&TORCHRUN[..], &[("TORCHELASTIC_USE_AGENT_STORE", "True"), ("TORCHELASTIC_RESTART_COUNT", "2")]];
+        let mut agent = agent.concat();
+        agent[0].1 = "0";
+        let first = read(&agent).unwrap().unwrap();
+        assert!(!first.is_server, "the agent has the server");
+        assert_ne!(first.address.prefix, found.address.prefix, "each attempt has its own keys");
+    }
+
+    #[test]
+    fn variables_of_slurm_are_read_within_a_step_only() {
+        let step = [
+            ("SLURM_PROCID", "1"),
+            ("SLURM_STEP_NUM_TASKS", "2"),
+            ("SLURM_LOCALID", "1"),
+            ("SLURM_JOB_ID", "70001"),
+            ("SLURM_LAUNCH_NODE_IPADDR", "10.0.0.7"),
+        ];
+        assert_eq!(read(&step).unwrap(), None);
+        let found = read(&[&step[..], &[("SLURM_STEP_ID", "0")]].concat()).unwrap().unwrap();
+        assert_eq!((found.rank, found.size, found.local_rank), (1, 2, 1));
+        assert_eq!((found.address.host.as_str(), found.address.port), ("10.0.0.7", 30_001));
+    }
+
+    #[test]
+    fn one_process_is_no_job_and_wrong_variables_are_named() {
+        assert_eq!(read(&[]).unwrap(), None);
+        let alone = [("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "1")];
+        assert_eq!(read(&alone).unwrap(), None);
+        for (left_out, key) in [(2, "WORLD_SIZE"), (3, "MASTER_ADDR"), (4, "MASTER_PORT")] {
+            let mut vars = TORCHRUN.to_vec();
+            vars.remove(left_out);
+            assert!(read(&vars).unwrap_err().to_string().starts_with(&format!("`{key}`: ")));
+        }
+        let mut vars = TORCHRUN.to_vec();
+        vars[0].1 = "4";
+        assert_eq!(read(&vars).unwrap_err().to_string(), "`RANK`: rank 4 of 4 processes, counted from 0");
+        vars[0].1 = "first";
+        assert_eq!(read(&vars).unwrap_err().to_string(), "`RANK`: `first` is not a number");
+    }
+}

@@ -1,0 +1,422 @@
+//! Process groups of torch.distributed's engine (c10d): the rendezvous store, and collective operations over Gloo on the
+//! CPU and NCCL on GPUs (`native/collective.cpp`).
+//!
+//! Every rank of a group must call the same operations in the same order. **NCCL has not yet run on a GPU.**
+
+use super::{Tensor, native};
+use crate::{Error, Result};
+use std::ffi::{CString, c_void};
+use std::time::Duration;
+
+/// Key-value store that all processes of a job share: a client of a TCP server in one of them.
+#[derive(Debug)]
+pub struct Store(*mut c_void);
+
+// SAFETY: c10d's TCPStore locks a mutex in each operation.
+unsafe impl Send for Store {}
+// SAFETY: as above.
+unsafe impl Sync for Store {}
+
+/// Address of a [`Store`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreAddress {
+    /// Host name or IP address of the server.
+    pub host: String,
+    /// Its TCP port.
+    pub port: u16,
+    /// Put in front of all keys, so that several jobs can share a server.
+    pub prefix: String,
+}
+
+impl Store {
+    /// Connects to the server at `address`, and starts it first if `is_server`. Waits up to `timeout` for the server.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] if there is no server, or if its port is in use.
+    pub fn open(address: &StoreAddress, is_server: bool, timeout: Duration) -> Result<Self> {
+        let (host, prefix) = (text(&address.host)?, text(&address.prefix)?);
+        let (port, seconds) = (i32::from(address.port), timeout.as_secs_f64());
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: NUL-terminated strings that outlive the call; `raw` is set on success.
+        unsafe {
+            let (host, prefix) = (host.as_ptr(), prefix.as_ptr());
+            native::check(native::prsmed_store_open(host, port, is_server, seconds, prefix, &raw mut raw))?;
+        }
+        Ok(Self(raw))
+    }
+
+    /// Stores `value` under `key`.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] without a connection to the server.
+    pub fn set(&self, key: &str, value: &str) -> Result<()> {
+        let (key, value) = (text(key)?, text(&value.replace('\0', " "))?);
+        // SAFETY: an open store, and strings that outlive the call.
+        unsafe { native::check(native::prsmed_store_set(self.0, key.as_ptr(), value.as_ptr())) }
+    }
+
+    /// The value of `key`. Waits for it, at most `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] if nobody has set it in time, and as [`Self::set`].
+    pub fn get(&self, key: &str, timeout: Duration) -> Result<String> {
+        let (key, mut out) = (text(key)?, std::ptr::null_mut());
+        // SAFETY: as in `set`; `out` is set on success, to a message that `native::text` frees.
+        unsafe {
+            let got = native::prsmed_store_get(self.0, key.as_ptr(), timeout.as_secs_f64(), &raw mut out);
+            native::check(got)?;
+            Ok(native::text(out))
+        }
+    }
+
+    /// True if `key` has a value.
+    ///
+    /// # Errors
+    /// As [`Self::set`].
+    pub fn has(&self, key: &str) -> Result<bool> {
+        let (key, mut out) = (text(key)?, false);
+        // SAFETY: as in `set`; the callee writes `out`.
+        unsafe { native::check(native::prsmed_store_has(self.0, key.as_ptr(), &raw mut out))? };
+        Ok(out)
+    }
+
+    /// Adds `amount` to the counter `key`, which starts at 0, and returns the sum.
+    ///
+    /// # Errors
+    /// As [`Self::set`].
+    pub fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        let (key, mut out) = (text(key)?, 0);
+        // SAFETY: as in `has`.
+        unsafe { native::check(native::prsmed_store_add(self.0, key.as_ptr(), amount, &raw mut out))? };
+        Ok(out)
+    }
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // SAFETY: closed once.
+        unsafe { native::prsmed_store_close(self.0) };
+    }
+}
+
+/// Library that moves the data of a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Backend {
+    /// Over TCP, for tensors on the CPU. `interface`: a network interface such as `eth0`; `None` takes that of the host
+    /// name, else loopback.
+    Gloo {
+        /// The network interface.
+        interface: Option<String>,
+    },
+    /// Between GPUs, for tensors on the current GPU.
+    Nccl,
+}
+
+/// How [`Group::all_reduce`] combines values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReduceOp {
+    /// Their sum.
+    Sum,
+    /// The largest one.
+    Max,
+}
+
+impl ReduceOp {
+    fn code(self) -> i32 {
+        match self {
+            Self::Sum => 0,
+            Self::Max => 1,
+        }
+    }
+}
+
+/// A process group.
+#[derive(Debug)]
+pub struct Group {
+    raw: *mut c_void,
+    rank: usize,
+    size: usize,
+}
+
+impl Group {
+    /// Connects the `size` processes that open a group `name` of `store`, of which this is number `rank`. An operation
+    /// fails if the others do not take part within `timeout`.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] if the processes cannot be connected.
+    pub fn open(
+        store: &Store,
+        name: &str,
+        backend: &Backend,
+        (rank, size): (usize, usize),
+        timeout: Duration,
+    ) -> Result<Self> {
+        let (name, seconds) = (text(name)?, timeout.as_secs_f64());
+        let [number, count] = [rank, size].map(|n| i32::try_from(n).expect("a few processes"));
+        let mut raw = std::ptr::null_mut();
+        // SAFETY: an open store, and strings that outlive the call; `raw` is set on success.
+        unsafe {
+            let name = name.as_ptr();
+            native::check(match backend {
+                Backend::Gloo { interface } => {
+                    let interface = interface.as_deref().map(text).transpose()?;
+                    let interface = interface.as_ref().map_or(std::ptr::null(), |name| name.as_ptr());
+                    native::prsmed_group_gloo(store.0, name, number, count, seconds, interface, &raw mut raw)
+                }
+                Backend::Nccl => native::prsmed_group_nccl(store.0, name, number, count, seconds, &raw mut raw),
+            })?;
+        }
+        Ok(Self { raw, rank, size })
+    }
+
+    /// Number of this process, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of processes.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Starts to reduce `tensor` in place over all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] for a tensor that the backend cannot reduce.
+    pub fn all_reduce(&self, tensor: &Tensor, op: ReduceOp) -> Result<Pending> {
+        let tensor = tensor.detach();
+        // SAFETY: an open group and a live tensor.
+        Pending::start(&tensor, |raw, out| unsafe { native::prsmed_all_reduce(self.raw, raw, op.code(), out) })
+    }
+
+    /// Starts to sum `tensor` over all ranks. Only `root` gets the sum; the values of the others are undefined.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    pub fn reduce(&self, tensor: &Tensor, root: usize) -> Result<Pending> {
+        let (tensor, root) = (tensor.detach(), i32::try_from(root).expect("a few processes"));
+        // SAFETY: as above.
+        Pending::start(&tensor, |raw, out| unsafe { native::prsmed_reduce(self.raw, raw, root, out) })
+    }
+
+    /// Starts to copy `tensor` of `root` to all ranks.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    pub fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<Pending> {
+        let (tensor, root) = (tensor.detach(), i32::try_from(root).expect("a few processes"));
+        // SAFETY: as above.
+        Pending::start(&tensor, |raw, out| unsafe { native::prsmed_broadcast(self.raw, raw, root, out) })
+    }
+
+    /// Sends `tensor` to rank `other`, which calls [`Self::receive`], and waits.
+    ///
+    /// # Errors
+    /// As [`Self::reduce_numbers`].
+    pub fn send(&self, tensor: &Tensor, other: usize) -> Result<()> {
+        self.transfer(tensor, other, true)
+    }
+
+    /// Receives the values of `tensor` from rank `other`, and waits.
+    ///
+    /// # Errors
+    /// As [`Self::reduce_numbers`].
+    pub fn receive(&self, tensor: &Tensor, other: usize) -> Result<()> {
+        self.transfer(tensor, other, false)
+    }
+
+    fn transfer(&self, tensor: &Tensor, other: usize, sends: bool) -> Result<()> {
+        let (tensor, other) = (tensor.detach(), i32::try_from(other).expect("a few processes"));
+        // SAFETY: an open group and a live tensor that nobody else uses until the call returns.
+        unsafe { native::check(native::prsmed_transfer(self.raw, native::raw(&tensor), other, sends)) }
+    }
+
+    /// Reduces numbers of the host over all ranks, in place. Only for Gloo.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] if another rank has failed.
+    pub fn reduce_numbers(&self, numbers: &mut [f64], op: ReduceOp) -> Result<()> {
+        let count = i64::try_from(numbers.len()).expect("a few numbers");
+        // SAFETY: `count` numbers that nobody else uses until the call returns.
+        unsafe {
+            let (values, code) = (numbers.as_mut_ptr(), op.code());
+            native::check(native::prsmed_reduce_numbers(self.raw, values, count, code))
+        }
+    }
+
+    /// The bytes of each rank, in the order of the ranks. Only for Gloo.
+    ///
+    /// # Errors
+    /// As [`Self::reduce_numbers`].
+    pub fn gather(&self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let lengths = self.gather_equal(&(own.len() as u64).to_le_bytes())?;
+        let lengths: Vec<usize> = lengths
+            .chunks_exact(8)
+            .map(|bytes| usize::try_from(u64::from_le_bytes(bytes.try_into().expect("8 bytes"))).expect("a length"))
+            .collect();
+        let longest = lengths.iter().copied().max().unwrap_or(0);
+        if longest == 0 {
+            return Ok(vec![Vec::new(); self.size]);
+        }
+        let mut padded = own.to_vec();
+        padded.resize(longest, 0);
+        let all = self.gather_equal(&padded)?;
+        Ok(all.chunks_exact(longest).zip(lengths).map(|(bytes, length)| bytes[..length].to_vec()).collect())
+    }
+
+    /// The bytes of all ranks, of which each gives the same number.
+    fn gather_equal(&self, own: &[u8]) -> Result<Vec<u8>> {
+        // a sum with zeros: unlike Gloo's own operation, it allocates no tensor that a memory plan would have to know
+        let mut all = vec![0.0; own.len() * self.size];
+        all.iter_mut().skip(own.len() * self.rank).zip(own).for_each(|(slot, byte)| *slot = f64::from(*byte));
+        self.reduce_numbers(&mut all, ReduceOp::Sum)?;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "whole numbers from 0 to 255")]
+        let bytes = all.into_iter().map(|value| value as u8).collect();
+        Ok(bytes)
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        // SAFETY: closed once; pending operations have references of their own.
+        unsafe { native::prsmed_group_close(self.raw) };
+    }
+}
+
+/// A collective operation that was started. Dropping it waits.
+#[derive(Debug)]
+#[must_use]
+pub struct Pending {
+    raw: *mut c_void,
+    /// Keeps the memory of the operation.
+    _tensor: Tensor,
+}
+
+impl Pending {
+    fn start(
+        tensor: &Tensor,
+        work: impl FnOnce(native::RawTensor, *mut *mut c_void) -> *mut std::ffi::c_char,
+    ) -> Result<Self> {
+        let mut raw = std::ptr::null_mut();
+        let message = work(native::raw(tensor), &raw mut raw);
+        // SAFETY: a message of the native layer.
+        unsafe { native::check(message)? };
+        Ok(Self { raw, _tensor: tensor.shallow_clone() })
+    }
+
+    /// Waits for the result. On a GPU the current stream waits, and the CPU does not.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] if another rank has failed or did not take part in time.
+    pub fn wait(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        let raw = std::mem::replace(&mut self.raw, std::ptr::null_mut());
+        if raw.is_null() {
+            return Ok(());
+        }
+        // SAFETY: an operation that was started, and is freed once.
+        unsafe { native::check(native::prsmed_work_wait(raw)) }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        // the failure that dropped it is reported
+        let _ = self.end();
+    }
+}
+
+fn text(text: &str) -> Result<CString> {
+    CString::new(text).map_err(|_| Error::Torch { reason: format!("`{}` has a NUL character", text.escape_debug()) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::{Kind, no_grad};
+
+    const SHORT: Duration = Duration::from_secs(20);
+
+    fn free_port() -> u16 {
+        std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+    }
+
+    fn rank_of(group: &Group) -> f64 {
+        f64::from(u8::try_from(group.rank()).unwrap())
+    }
+
+    /// The result of `work` in each of three ranks, which are threads here.
+    fn ranks<T: Send>(work: impl Fn(&Group) -> T + Sync) -> Vec<T> {
+        let address = StoreAddress { host: "127.0.0.1".into(), port: free_port(), prefix: "test".into() };
+        let backend = Backend::Gloo { interface: Some("lo".into()) };
+        std::thread::scope(|scope| {
+            let (address, backend, work) = (&address, &backend, &work);
+            let run = move |rank: usize| {
+                let store = Store::open(address, rank == 0, SHORT).unwrap();
+                let group = Group::open(&store, "all", backend, (rank, 3), SHORT).unwrap();
+                let result = work(&group);
+                // the server must outlive the other ranks
+                group.reduce_numbers(&mut [0.0], ReduceOp::Sum).unwrap();
+                result
+            };
+            let threads: Vec<_> = (0..3).map(|rank| scope.spawn(move || run(rank))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn tensors_are_reduced_and_copied() {
+        let results = ranks(|group| {
+            let rank = rank_of(group);
+            let own = || no_grad(|| Tensor::from_slice(&[rank, 1.0]).to_kind(Kind::Float));
+            let (sum, largest, first, last) = (own(), own(), own(), own());
+            let pending = [
+                group.all_reduce(&sum, ReduceOp::Sum).unwrap(),
+                group.all_reduce(&largest, ReduceOp::Max).unwrap(),
+                group.broadcast(&first, 1).unwrap(),
+                group.reduce(&last, 2).unwrap(),
+            ];
+            pending.into_iter().for_each(|pending| pending.wait().unwrap());
+            [sum, largest, first, last].map(|tensor| Vec::<f32>::try_from(&tensor).unwrap())
+        });
+        for (rank, [sum, largest, first, last]) in results.into_iter().enumerate() {
+            assert_eq!((sum, largest, first), (vec![3.0, 3.0], vec![2.0, 1.0], vec![1.0, 1.0]));
+            assert!(rank != 2 || last == [3.0, 3.0], "{last:?}");
+        }
+    }
+
+    #[test]
+    fn numbers_and_bytes_of_all_ranks_are_known_to_each() {
+        let results = ranks(|group| {
+            let moved = no_grad(|| Tensor::from_slice(&[1.0, 2.0]) * rank_of(group));
+            match group.rank() {
+                1 => group.send(&moved, 0).unwrap(),
+                0 => group.receive(&moved, 1).unwrap(),
+                _ => {}
+            }
+            assert!(group.rank() > 0 || Vec::<f64>::try_from(&moved).unwrap() == [1.0, 2.0]);
+            let mut numbers = [2.5, rank_of(group)];
+            group.reduce_numbers(&mut numbers, ReduceOp::Sum).unwrap();
+            let words = group.gather(&vec![b'x'; group.rank() * 2]).unwrap();
+            (numbers, words, group.gather(&[]).unwrap())
+        });
+        let words: Vec<Vec<u8>> = vec![b"".to_vec(), b"xx".to_vec(), b"xxxx".to_vec()];
+        assert!(results.iter().all(|result| *result == ([7.5, 3.0], words.clone(), vec![Vec::new(); 3])));
+    }
+
+    #[test]
+    fn a_store_keeps_texts_and_counters() {
+        let address = StoreAddress { host: "127.0.0.1".into(), port: free_port(), prefix: "test".into() };
+        let server = Store::open(&address, true, SHORT).unwrap();
+        let client = Store::open(&address, false, SHORT).unwrap();
+        assert!(!client.has("cause").unwrap());
+        server.set("cause", "rank 1: no memory").unwrap();
+        assert_eq!(client.get("cause", SHORT).unwrap(), "rank 1: no memory");
+        assert_eq!((client.add("beats", 2).unwrap(), server.add("beats", 3).unwrap()), (2, 5));
+        let error = client.get("never", Duration::from_millis(50)).unwrap_err();
+        assert!(matches!(error, Error::Torch { .. }), "{error:?}");
+    }
+}

@@ -1,0 +1,209 @@
+//! Watches the other processes of a job. A process that has failed, has ended or no longer responds ends the job.
+//!
+//! Each process counts up a number in the store every second, from a thread of its own, and reads the numbers of the
+//! others. A process that fails writes its cause into the store first.
+
+use super::Rendezvous;
+use crate::Result;
+use crate::tensor::collective::Store;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Time between two looks at the other processes.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// A process that does not count for so long does not respond.
+pub const SILENCE: Duration = Duration::from_secs(20);
+/// How long a process waits for the cause of a lost connection.
+const CAUSE: Duration = Duration::from_secs(3);
+
+/// Key of the cause of the first failure.
+const FAILURE: &str = "failure";
+
+/// The watch of one process, until it is dropped.
+#[derive(Debug)]
+pub struct Monitor {
+    store: Arc<Store>,
+    rank: usize,
+    stop: Option<Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Monitor {
+    /// Starts to watch the job. `on_failure` gets the cause, once, on another thread; it should end the process, because
+    /// operations with the other ranks may wait for a long time.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`] without a connection to the store.
+    pub fn start(rendezvous: &Rendezvous, on_failure: impl FnOnce(String) + Send + 'static) -> Result<Self> {
+        let open = || Store::open(&rendezvous.address, false, rendezvous.timeout).map(Arc::new);
+        let (store, watched) = (open()?, open()?);
+        let (rank, size) = (rendezvous.rank, rendezvous.size);
+        let (stop, stopped) = channel();
+        let thread = std::thread::spawn(move || {
+            let mut watch = Watch::new(rank, size);
+            while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                if let Some(cause) = watch.look(&watched) {
+                    on_failure(cause);
+                    return;
+                }
+            }
+        });
+        Ok(Self { store, rank, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Tells the other processes why this one ends. Only the first cause is kept.
+    pub fn fail(&self, cause: &str) {
+        if let Ok(1) = self.store.add("failures", 1) {
+            // without a store there is nobody to tell
+            let _ = self.store.set(FAILURE, &format!("rank {}: {cause}", self.rank));
+        }
+    }
+
+    /// The cause of another process's failure, if it has told one in the last seconds.
+    pub fn cause(&self) -> Option<String> {
+        let own = format!("rank {}: ", self.rank);
+        self.store.get(FAILURE, CAUSE).ok().filter(|cause| !cause.starts_with(&own))
+    }
+}
+
+impl Drop for Monitor {
+    fn drop(&mut self) {
+        // the others must not take the silence for a failure
+        let _ = self.store.set(&ended(self.rank), "yes");
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn beats(rank: usize) -> String {
+    format!("beats/{rank}")
+}
+
+fn ended(rank: usize) -> String {
+    format!("ended/{rank}")
+}
+
+/// What is known of the other processes.
+struct Watch {
+    rank: usize,
+    /// The last number of each process, and when it was new.
+    seen: Vec<(i64, Instant)>,
+    /// When the store last answered.
+    answered: Instant,
+}
+
+impl Watch {
+    fn new(rank: usize, size: usize) -> Self {
+        Self { rank, seen: vec![(0, Instant::now()); size], answered: Instant::now() }
+    }
+
+    /// Counts up, and returns the cause if the job has failed.
+    fn look(&mut self, store: &Store) -> Option<String> {
+        match self.look_at(store) {
+            Ok(cause) => {
+                self.answered = Instant::now();
+                cause
+            }
+            Err(error) => {
+                let lost = self.answered.elapsed() > 3 * INTERVAL;
+                lost.then(|| format!("the process that started the job's store has ended ({error})"))
+            }
+        }
+    }
+
+    fn look_at(&mut self, store: &Store) -> Result<Option<String>> {
+        store.add(&beats(self.rank), 1)?;
+        if store.has(FAILURE)? {
+            return store.get(FAILURE, INTERVAL).map(Some);
+        }
+        let now = Instant::now();
+        for rank in (0..self.seen.len()).filter(|rank| *rank != self.rank) {
+            let count = store.add(&beats(rank), 0)?;
+            let (before, since) = &mut self.seen[rank];
+            if count != *before {
+                (*before, *since) = (count, now);
+            } else if since.elapsed() > SILENCE {
+                if store.has(&ended(rank))? {
+                    *since = now;
+                    continue;
+                }
+                let seconds = SILENCE.as_secs();
+                return Ok(Some(format!("rank {rank}: its process has not responded for {seconds} seconds")));
+            }
+        }
+        Ok(None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::collective::StoreAddress;
+    use std::sync::mpsc::Receiver;
+
+    fn job(size: usize) -> (Store, Vec<Rendezvous>) {
+        let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let address = StoreAddress { host: "127.0.0.1".into(), port, prefix: "job".into() };
+        let timeout = Duration::from_secs(20);
+        let server = Store::open(&address, true, timeout).unwrap();
+        let rendezvous = |rank| Rendezvous {
+            rank,
+            size,
+            local_rank: rank,
+            address: address.clone(),
+            is_server: rank == 0,
+            interface: None,
+            timeout,
+        };
+        (server, (0..size).map(rendezvous).collect())
+    }
+
+    fn watched(rendezvous: &Rendezvous) -> (Monitor, Receiver<String>) {
+        let (cause, causes) = channel();
+        (Monitor::start(rendezvous, move |text| cause.send(text).unwrap()).unwrap(), causes)
+    }
+
+    #[test]
+    fn the_cause_of_a_failure_reaches_all_others() {
+        let (_server, all) = job(3);
+        let monitors: Vec<_> = all.iter().map(watched).collect();
+        monitors[1].0.fail("no memory");
+        monitors[2].0.fail("connection lost");
+        for (monitor, causes) in &monitors[..1] {
+            assert_eq!(causes.recv_timeout(Duration::from_secs(10)).unwrap(), "rank 1: no memory");
+            assert_eq!(monitor.cause().as_deref(), Some("rank 1: no memory"));
+        }
+        assert_eq!(monitors[1].0.cause(), None, "its own cause is no news");
+    }
+
+    #[test]
+    fn silence_is_a_failure_unless_the_process_has_ended() {
+        let (server, all) = job(3);
+        let mut watch = Watch::new(0, 3);
+        assert_eq!(watch.look(&server), None);
+        let long_ago = Instant::now().checked_sub(SILENCE + INTERVAL).unwrap();
+        watch.seen[1].1 = long_ago;
+        assert_eq!(watch.look(&server).as_deref(), Some("rank 1: its process has not responded for 20 seconds"));
+        drop(watched(&all[1]));
+        assert_eq!(watch.look(&server), None);
+        watch.seen[2].1 = long_ago;
+        server.add(&beats(2), 1).unwrap();
+        assert_eq!(watch.look(&server), None, "it counts");
+    }
+
+    #[test]
+    fn a_store_that_has_ended_is_a_failure() {
+        let (server, all) = job(2);
+        let store = Store::open(&all[1].address, false, all[1].timeout).unwrap();
+        let mut watch = Watch::new(1, 2);
+        assert_eq!(watch.look(&store), None);
+        drop(server);
+        watch.answered = Instant::now().checked_sub(4 * INTERVAL).unwrap();
+        let cause = watch.look(&store).unwrap();
+        assert!(cause.starts_with("the process that started the job's store has ended ("), "{cause}");
+    }
+}

@@ -1,0 +1,333 @@
+//! The processes of a job, and what they tell each other on the host.
+
+use crate::tensor::collective::{Backend, Group, Pending, ReduceOp, Store, StoreAddress};
+use crate::tensor::{Device, Tensor};
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+use std::time::Duration;
+
+/// How the processes of a job find each other: the variables of `torchrun`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rendezvous {
+    /// Number of this process among all, from 0.
+    pub rank: usize,
+    /// Number of processes.
+    pub size: usize,
+    /// Number of this process among those of its machine, which chooses its GPU.
+    pub local_rank: usize,
+    /// The store's server.
+    pub address: StoreAddress,
+    /// True if this process starts the server.
+    pub is_server: bool,
+    /// Network interface of Gloo; `None` takes that of the host name.
+    pub interface: Option<String>,
+    /// Longest time in which a collective operation waits for the other ranks.
+    pub timeout: Duration,
+}
+
+/// Micro-batches of one rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shard {
+    rank: usize,
+    size: usize,
+}
+
+impl Shard {
+    /// Everything: the shard of a job with one process.
+    pub const WHOLE: Self = Self { rank: 0, size: 1 };
+
+    /// The part of rank `rank` of `size`.
+    pub fn new(rank: usize, size: usize) -> Self {
+        Self { rank, size: size.max(1) }
+    }
+
+    /// Indices of this rank's items among `count`: consecutive ones, as evenly as possible.
+    pub fn range(self, count: usize) -> Range<usize> {
+        let start = |rank: usize| (rank * count).div_ceil(self.size);
+        start(self.rank)..start(self.rank + 1)
+    }
+}
+
+impl Shard {
+    /// The micro-batches of this rank, of at most `micro_batch` items, and their number in each of `steps`.
+    pub fn micro_batches(self, steps: &[Vec<usize>], micro_batch: usize) -> (Vec<usize>, Vec<Vec<usize>>) {
+        let (mut counts, mut all) = (Vec::with_capacity(steps.len()), Vec::new());
+        for step in steps {
+            let micro_batches: Vec<&[usize]> = step.chunks(micro_batch).collect();
+            let own = &micro_batches[self.range(micro_batches.len())];
+            counts.push(own.len());
+            all.extend(own.iter().map(|items| items.to_vec()));
+        }
+        (counts, all)
+    }
+}
+
+/// Connections to the other ranks.
+#[derive(Debug)]
+struct Links {
+    /// Numbers of the host, over Gloo.
+    control: Group,
+    /// Tensors of the GPU, over NCCL; `None` on the CPU, where `control` has them too.
+    data: Option<Group>,
+    /// Its server must outlive the groups.
+    _store: Store,
+}
+
+/// The processes of a job.
+#[derive(Debug)]
+pub struct World {
+    rank: usize,
+    size: usize,
+    /// `None` in a dry run.
+    links: Option<Links>,
+    /// In a dry run, the largest number of micro-batches of a rank in a step.
+    planned_passes: usize,
+}
+
+impl World {
+    /// Connects this process, which trains on `device`, with the others.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] if the other processes do not come in time.
+    pub fn join(rendezvous: &Rendezvous, device: Device) -> Result<Self> {
+        let Rendezvous { rank, size, address, is_server, interface, timeout, .. } = rendezvous;
+        let store = Store::open(address, *is_server, *timeout)?;
+        let gloo = Backend::Gloo { interface: interface.clone() };
+        let ranks = (*rank, *size);
+        let control = Group::open(&store, "control", &gloo, ranks, *timeout)?;
+        let data = match device {
+            Device::Cuda(_) => Some(Group::open(&store, "data", &Backend::Nccl, ranks, *timeout)?),
+            _ => None,
+        };
+        let links = Some(Links { control, data, _store: store });
+        Ok(Self { rank: *rank, size: *size, links, planned_passes: 0 })
+    }
+
+    /// Rank `rank` of `size` in a dry run, where collective operations do nothing. `passes`: the largest number of
+    /// micro-batches of a rank in a step.
+    pub fn planned(rank: usize, size: usize, passes: usize) -> Self {
+        Self { rank, size, links: None, planned_passes: passes }
+    }
+
+    fn data(&self) -> Option<&Group> {
+        self.links.as_ref().map(|links| links.data.as_ref().unwrap_or(&links.control))
+    }
+
+    /// Starts to sum `tensor` over all ranks, in place; `None` in a dry run.
+    pub(super) fn all_reduce(&self, tensor: &Tensor) -> Result<Option<Pending>> {
+        self.data().map(|group| group.all_reduce(tensor, ReduceOp::Sum)).transpose()
+    }
+
+    /// As [`Self::all_reduce`], for `root` only.
+    pub(super) fn reduce(&self, tensor: &Tensor, root: usize) -> Result<Option<Pending>> {
+        self.data().map(|group| group.reduce(tensor, root)).transpose()
+    }
+
+    /// Starts to copy `tensor` of `root` to all ranks; `None` in a dry run.
+    pub(super) fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<Option<Pending>> {
+        self.data().map(|group| group.broadcast(tensor, root)).transpose()
+    }
+
+    /// Copies a CPU tensor of `from` to rank 0; both call it.
+    pub(super) fn collect_on_host(&self, tensor: &Tensor, from: usize) -> Result<()> {
+        let Some(Links { control, .. }) = &self.links else { return Ok(()) };
+        if self.rank == 0 { control.receive(tensor, from) } else { control.send(tensor, 0) }
+    }
+}
+
+/// An error as other ranks see it.
+#[derive(Serialize, Deserialize)]
+struct Failure {
+    reason: String,
+    hint: String,
+    disk_full: bool,
+}
+
+/// The processes of a run: this one alone (the default), or those of a [`World`].
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Ranks<'a>(Option<&'a World>);
+
+impl<'a> Ranks<'a> {
+    /// The processes of `world`.
+    pub fn of(world: &'a World) -> Self {
+        Self(Some(world))
+    }
+
+    /// The processes of `world`, if there is one.
+    pub fn of_some(world: Option<&'a World>) -> Self {
+        Self(world)
+    }
+
+    /// The world of several processes.
+    pub(crate) fn world(self) -> Option<&'a World> {
+        self.0
+    }
+
+    /// Number of this process, from 0.
+    pub fn rank(self) -> usize {
+        self.0.map_or(0, |world| world.rank)
+    }
+
+    /// Number of processes.
+    pub fn size(self) -> usize {
+        self.0.map_or(1, |world| world.size)
+    }
+
+    /// In a dry run of several processes, the largest number of micro-batches of a rank in a step.
+    pub(crate) fn planned_passes(self) -> Option<usize> {
+        self.0.filter(|world| world.links.is_none()).map(|world| world.planned_passes)
+    }
+
+    /// True for the process that writes files and reports progress.
+    pub fn is_main(self) -> bool {
+        self.rank() == 0
+    }
+
+    /// This rank's part.
+    pub fn shard(self) -> Shard {
+        Shard::new(self.rank(), self.size())
+    }
+
+    fn control(self) -> Option<&'a Group> {
+        self.0.and_then(|world| world.links.as_ref()).map(|links| &links.control)
+    }
+
+    /// Sums each number over all ranks.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] if another rank does not answer.
+    pub fn sum(self, numbers: &mut [f64]) -> Result<()> {
+        self.control().map_or(Ok(()), |group| group.reduce_numbers(numbers, ReduceOp::Sum))
+    }
+
+    /// The largest of each number over all ranks.
+    ///
+    /// # Errors
+    /// As [`Self::sum`].
+    pub fn max(self, numbers: &mut [f64]) -> Result<()> {
+        self.control().map_or(Ok(()), |group| group.reduce_numbers(numbers, ReduceOp::Max))
+    }
+
+    /// True on all ranks if `flag` is true on one.
+    ///
+    /// # Errors
+    /// As [`Self::sum`].
+    pub fn any(self, flag: bool) -> Result<bool> {
+        let mut number = [f64::from(u8::from(flag))];
+        self.max(&mut number)?;
+        Ok(number[0] > 0.0)
+    }
+
+    /// The bytes of each rank, in the order of the ranks.
+    ///
+    /// # Errors
+    /// As [`Self::sum`].
+    pub fn gather(self, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.control().map_or_else(|| Ok(vec![own.to_vec()]), |group| group.gather(own))
+    }
+
+    /// The values of all ranks if each of them succeeded.
+    ///
+    /// # Errors
+    /// The own error, else [`Error::Peer`] with that of the first rank that failed; and as [`Self::sum`].
+    pub fn gather_if_all<T: Serialize + for<'de> Deserialize<'de>>(self, outcome: Result<T>) -> Result<Vec<T>> {
+        let Some(_) = self.control() else { return outcome.map(|value| vec![value]) };
+        let message = outcome.as_ref().map_err(|error| Failure {
+            reason: error.to_string(),
+            hint: error.hint(),
+            disk_full: error.is_disk_full(),
+        });
+        let bytes = serde_json::to_vec(&message).expect("plain values serialise");
+        let all = self.gather(&bytes)?;
+        outcome?;
+        let read = all.iter().enumerate().map(|(rank, bytes)| {
+            let value: Result<T, Failure> = serde_json::from_slice(bytes)
+                .map_err(|error| Error::Torch { reason: format!("rank {rank} sent something else: {error}") })?;
+            value.map_err(|Failure { reason, hint, disk_full }| Error::Peer { rank, reason, hint, disk_full })
+        });
+        read.collect()
+    }
+
+    /// Sums named numbers over all ranks; a name that this rank does not have is left out.
+    ///
+    /// # Errors
+    /// As [`Self::sum`].
+    pub(in crate::trainer) fn sum_named(
+        self,
+        mut numbers: Vec<(&'static str, f64)>,
+    ) -> Result<Vec<(&'static str, f64)>> {
+        if self.control().is_none() {
+            return Ok(numbers);
+        }
+        // as bits, because JSON has no NaN
+        let own: Vec<(&str, u64)> = numbers.iter().map(|(name, value)| (*name, value.to_bits())).collect();
+        let own = own.into_iter().map(|(name, bits)| (name.to_owned(), bits)).collect::<Vec<_>>();
+        let all: Vec<(String, u64)> = self.gather_if_all(Ok(own))?.concat();
+        for (name, value) in &mut numbers {
+            let same = all.iter().filter(|(other, _)| other == name);
+            *value = same.map(|(_, bits)| f64::from_bits(*bits)).sum();
+        }
+        Ok(numbers)
+    }
+
+    /// `outcome` if all ranks succeeded.
+    ///
+    /// # Errors
+    /// As [`Self::gather_if_all`].
+    pub fn agree(self, outcome: Result<()>) -> Result<()> {
+        self.gather_if_all(outcome).map(drop)
+    }
+
+    /// As [`Self::agree`], with the own value.
+    ///
+    /// # Errors
+    /// As [`Self::agree`].
+    pub fn agree_on<T>(self, outcome: Result<T>) -> Result<T> {
+        let mut value = None;
+        self.agree(outcome.map(|own| value = Some(own)))?;
+        Ok(value.expect("this rank succeeded"))
+    }
+
+    /// Refuses a job whose ranks have different values.
+    ///
+    /// # Errors
+    /// [`Error::Config`] that names the first rank with another value than rank 0; and as [`Self::sum`].
+    pub fn check_equal(self, what: &str, value: &str, hint: &str) -> Result<()> {
+        let all = self.gather(value.as_bytes())?;
+        match all.iter().position(|other| *other != all[0]) {
+            None => Ok(()),
+            Some(rank) => {
+                Err(Error::config("train", format!("rank {rank} has {what} other than those of rank 0"), hint))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_cover_everything_once_and_evenly() {
+        for (count, size) in [(0, 3), (1, 4), (5, 4), (8, 4), (9, 2), (7, 1)] {
+            let ranges: Vec<Range<usize>> = (0..size).map(|rank| Shard::new(rank, size).range(count)).collect();
+            let all: Vec<usize> = ranges.iter().cloned().flatten().collect();
+            assert_eq!(all, (0..count).collect::<Vec<_>>());
+            let lengths = ranges.iter().map(ExactSizeIterator::len);
+            assert!(lengths.clone().max().unwrap() - lengths.min().unwrap() <= 1, "{ranges:?}");
+        }
+    }
+
+    #[test]
+    fn one_process_needs_no_others() {
+        let ranks = Ranks::default();
+        assert_eq!((ranks.rank(), ranks.size(), ranks.shard()), (0, 1, Shard::WHOLE));
+        let mut numbers = [2.0];
+        ranks.sum(&mut numbers).unwrap();
+        assert_eq!((numbers, ranks.any(true).unwrap()), ([2.0], true));
+        assert_eq!(ranks.gather_if_all(Ok(3)).unwrap(), [3]);
+        let error = ranks.agree(Err(Error::Interrupted)).unwrap_err();
+        assert!(matches!(error, Error::Interrupted));
+    }
+}

@@ -1,0 +1,332 @@
+//! `train` in several processes: the results of one process, failures, `--gpus`, `torchrun`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use crate::support::{differing, done, objects, path, phantoms, prsmed, run, train};
+
+/// A schedule whose losses do not amplify rounding: at high learning rates Adam's division by tiny second moments makes
+/// any change of the order of sums visible after some steps, also on one process.
+const CALM: [&str; 7] = [
+    "train.micro_batch=1",
+    "train.accumulation=4",
+    "train.precision=fp32",
+    "train.learning_rate=1e-5",
+    "train.min_learning_rate=1e-6",
+    "train.epochs=100",
+    "train.validate_every_epochs=0",
+];
+
+fn calm(out: &Path, steps: usize, more: &[&str]) -> Command {
+    let steps = format!("train.max_steps={steps}");
+    let sets: Vec<&str> = CALM.into_iter().chain([steps.as_str()]).chain(more.iter().copied()).collect();
+    let mut command = train(phantoms(), out, &sets);
+    command.args(["--no-plan", "--quiet"]);
+    command
+}
+
+/// Losses of each step.
+fn losses(run: &Path) -> Vec<BTreeMap<String, f64>> {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let steps = objects(&text).into_iter().filter(|line| line["kind"] == "step");
+    steps.map(|line| serde_json::from_value(line["losses"].clone()).unwrap()).collect()
+}
+
+/// The largest relative difference of two runs' losses.
+fn worst(a: &Path, b: &Path) -> f64 {
+    let (a, b) = (losses(a), losses(b));
+    assert_eq!(a.len(), b.len());
+    let pairs = a.iter().zip(&b).flat_map(|(a, b)| {
+        assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>());
+        a.iter().map(|(name, value)| ((value - b[name]) / value).abs())
+    });
+    pairs.fold(0.0, f64::max)
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port()
+}
+
+/// The processes of a job, which are killed at the end of the test.
+struct Job(Vec<Child>);
+
+impl Job {
+    /// Starts `command` as each of `size` ranks.
+    fn start(size: usize, command: impl Fn() -> Command) -> Self {
+        let port = free_port().to_string();
+        let rank = |rank: usize| {
+            let mut command = command();
+            command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
+            command.env("WORLD_SIZE", size.to_string()).env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+            command.env("GLOO_SOCKET_IFNAME", "lo").stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.spawn().unwrap()
+        };
+        Self((0..size).map(rank).collect())
+    }
+
+    fn signal(&self, rank: usize, signal: i32) {
+        let id = i32::try_from(self.0[rank].id()).unwrap();
+        // SAFETY: sends a signal to a child that was not waited for.
+        assert_eq!(unsafe { libc::kill(id, signal) }, 0);
+    }
+
+    /// Exit code, standard output and standard error of each rank.
+    fn ends(mut self) -> Vec<(Option<i32>, String, String)> {
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        let ended = std::mem::take(&mut self.0).into_iter().map(|child| child.wait_with_output().unwrap());
+        ended.map(|output| (output.status.code(), text(output.stdout), text(output.stderr))).collect()
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// Waits until a run has a checkpoint.
+fn wait_for_checkpoint(run: &Path) {
+    let start = Instant::now();
+    while !run.join("last/trainer.json").exists() {
+        assert!(start.elapsed() < Duration::from_secs(60), "no checkpoint in {}", run.display());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn losses_do_not_depend_on_the_number_of_processes_or_on_what_they_divide() {
+    let one = path("ranks-one");
+    done(&mut calm(&one, 50, &[]));
+    let first = losses(&one)[0]["total"];
+    assert!(losses(&one)[49]["total"] < 0.97 * first, "it learns");
+    for (gpus, stage, bucket) in [("2", 0, 25), ("4", 0, 1), ("2", 1, 25), ("3", 2, 1), ("4", 2, 25)] {
+        let several = path(&format!("ranks-{gpus}-{stage}"));
+        let sets = [format!("train.zero_stage={stage}"), format!("train.reduce_bucket_mib={bucket}")];
+        done(calm(&several, 50, &[&sets[0], &sets[1]]).args(["--gpus", gpus]));
+        let worst = worst(&one, &several);
+        assert!(worst < 1e-6, "{gpus} processes, stage {stage}: {worst}");
+    }
+}
+
+#[test]
+fn eight_bit_state_average_and_checkpointing_are_those_of_one_process() {
+    let sets = ["train.optimizer=adamw8bit", "train.ema_decay=0.9", "train.checkpointing=full", "lora.dropout=0.1"];
+    let (one, three) = (path("ranks-more-one"), path("ranks-more-three"));
+    done(&mut calm(&one, 6, &sets));
+    done(calm(&three, 6, &[&sets[..], &["train.zero_stage=2"]].concat()).args(["--gpus", "3"]));
+    assert!(worst(&one, &three) < 1e-6);
+    let names = |run: &Path| {
+        let archive = prsmed::tensor::weights::Archive::open(&run.join("last/trainer.safetensors")).unwrap();
+        archive.names().to_vec()
+    };
+    assert_eq!(names(&one), names(&three), "a checkpoint has the state of all processes");
+}
+
+#[test]
+fn a_run_continues_with_another_number_of_processes_at_the_same_samples() {
+    let (one, several) = (path("ranks-whole"), path("ranks-parts"));
+    // as `max_steps` is part of the schedule of the learning rate, runs are stopped by the end of an epoch
+    done(&mut calm(&one, 0, &["train.epochs=3"]));
+    let ended = losses(&one).len();
+    let steps = |epochs: usize| ended * epochs / 3;
+    for (gpus, until) in [("4", 1), ("1", 2), ("2", 3)] {
+        let job = Job::start(gpus.parse().unwrap(), || {
+            let mut command = calm(&several, 0, &["train.epochs=3"]);
+            command.arg("--resume");
+            command
+        });
+        if until < 3 {
+            wait_for_steps(&several, steps(until));
+            (0..gpus.parse().unwrap()).for_each(|rank| job.signal(rank, libc::SIGTERM));
+        }
+        for (code, _, stderr) in job.ends() {
+            // the last step may have come before the signal
+            assert!(code == Some(130) || code == Some(0), "{code:?}: {stderr}");
+        }
+    }
+    assert!(worst(&one, &several) < 1e-6, "no sample was left out or repeated");
+}
+
+fn wait_for_steps(run: &Path, steps: usize) {
+    let start = Instant::now();
+    let count = || fs::read_to_string(run.join("metrics.jsonl")).map_or(0, |text| text.lines().count());
+    while count() < steps {
+        assert!(start.elapsed() < Duration::from_secs(60), "no {steps} steps in {}", run.display());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn every_process_needs_the_planned_memory() {
+    for (size, stage, accumulation) in [(2, 0, 4), (3, 1, 3), (2, 2, 3)] {
+        let (gpus, stage) = (size.to_string(), format!("train.zero_stage={stage}"));
+        let accumulation = format!("train.accumulation={accumulation}");
+        let sets = ["model.image_size=64", "train.micro_batch=1", &accumulation, &stage, "train.ema_decay=0.9"];
+        let job = Job::start(size, || {
+            let mut command = prsmed();
+            command.args(["plan", "--preset", "tiny", "--gpu", "cpu", "--measure", "--json", "--gpus", &gpus]);
+            command.args(sets.iter().flat_map(|set| ["--set", set]));
+            command
+        });
+        let mut steps = Vec::new();
+        for (rank, (code, stdout, stderr)) in job.ends().into_iter().enumerate() {
+            assert_eq!(code, Some(0), "{stderr}");
+            let plan = objects(&stdout).into_iter().find(|line| line["kind"] == "plan").unwrap();
+            let phases = plan["measured"].as_array().unwrap();
+            assert!(phases.len() > 4);
+            for (measured, planned) in phases.iter().zip(plan["phases"].as_array().unwrap()) {
+                let of = |phase: &Value| (phase["name"].clone(), phase["allocated_peak"].clone());
+                assert_eq!(of(measured), of(planned), "rank {rank} of {size}, {stage}");
+            }
+            steps
+                .push(phases.iter().find(|phase| phase["name"] == "step").unwrap()["allocated_peak"].as_u64().unwrap());
+        }
+        assert!(steps.iter().all(|bytes| *bytes > 1 << 20), "{steps:?}");
+    }
+}
+
+#[test]
+fn a_killed_process_ends_the_job_and_the_run_continues() {
+    let out = path("ranks-killed");
+    let job = Job::start(3, || calm(&out, 100_000, &[]));
+    wait_for_checkpoint(&out);
+    job.signal(1, libc::SIGKILL);
+    let start = Instant::now();
+    let ended = job.ends();
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    assert_eq!((ended[0].0, ended[1].0, ended[2].0), (Some(2), None, Some(2)), "{ended:?}");
+    let steps = losses(&out).len();
+    // the checkpoint is whole
+    let more =
+        calm(&out, 100_000, &[]).arg("--resume").args(["--set", &format!("train.max_steps={}", steps + 2)]).output();
+    let more = more.unwrap();
+    assert_eq!(more.status.code(), Some(0), "{}", String::from_utf8_lossy(&more.stderr));
+}
+
+#[test]
+fn a_process_that_stops_responding_ends_the_job() {
+    let out = path("ranks-hung");
+    let job = Job::start(2, || calm(&out, 100_000, &[]));
+    wait_for_checkpoint(&out);
+    job.signal(1, libc::SIGSTOP);
+    let start = Instant::now();
+    let mut job = job;
+    let first = job.0.remove(0).wait_with_output().unwrap();
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    let stderr = String::from_utf8(first.stderr).unwrap();
+    assert_eq!(first.status.code(), Some(2), "{stderr}");
+}
+
+#[test]
+fn the_cause_of_a_failure_is_on_the_standard_error_of_the_first_process() {
+    // the second process has other settings
+    let out = path("ranks-other");
+    let number = std::sync::atomic::AtomicUsize::new(0);
+    let job = Job::start(2, || {
+        let rank = number.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        let mut command = calm(&out, 4, &[if rank == 1 { "data.max_bad_samples=7" } else { "data.max_bad_samples=8" }]);
+        command.args(["--seed", "3"]);
+        command
+    });
+    let ended = job.ends();
+    for (code, _, stderr) in &ended {
+        assert_eq!(*code, Some(2), "{stderr}");
+        assert!(stderr.contains("rank 1 has settings, data or a checkpoint other than those of rank 0"), "{stderr}");
+    }
+    // the second process cannot read its data
+    let number = std::sync::atomic::AtomicUsize::new(0);
+    let job = Job::start(2, || {
+        let rank = number.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        let mut command = calm(&path("ranks-data"), 4, &[]);
+        if rank == 1 {
+            command.args(["--annotations", "nowhere"]);
+        }
+        command
+    });
+    let ended = job.ends();
+    assert!(ended.iter().all(|(code, ..)| *code == Some(2)), "{ended:?}");
+    assert!(ended[0].2.contains("rank 1: ") && ended[0].2.contains("nowhere"), "{}", ended[0].2);
+}
+
+#[test]
+fn an_interrupt_of_any_process_makes_one_checkpoint() {
+    let out = path("ranks-interrupted");
+    let job = Job::start(2, || calm(&out, 100_000, &["train.checkpoint_every_steps=0"]));
+    wait_for_steps(&out, 3);
+    job.signal(1, libc::SIGTERM);
+    for (code, _, stderr) in job.ends() {
+        assert_eq!(code, Some(130), "{stderr}");
+    }
+    let progress: Value = serde_json::from_slice(&fs::read(out.join("last/trainer.json")).unwrap()).unwrap();
+    assert_eq!(progress["step"], losses(&out).len());
+}
+
+#[test]
+fn settings_that_several_processes_cannot_use_are_refused() {
+    let refused = |gpus: &str, sets: &[&str]| {
+        let ran = run(calm(&path("ranks-refused"), 2, sets).args(["--gpus", gpus]));
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        ran.stderr
+    };
+    let few = refused("5", &[]);
+    assert!(few.contains("error: `train.accumulation`: a step has 4 images, too few for 5 processes"), "{few}");
+    assert!(few.contains("hint: use at most 4 processes"), "{few}");
+    let stepping = ["train.step_in_backward=true", "train.clip_norm=0", "train.accumulation=1", "train.micro_batch=4"];
+    let ran = run(train(phantoms(), &path("ranks-refused"), &stepping).args(["--gpus", "2", "--quiet", "--no-plan"]));
+    assert!(ran.stderr.contains("`train.step_in_backward`: "), "{}", ran.stderr);
+    let norm = refused("2", &["model.batch_norm=batch"]);
+    assert!(norm.contains("error: `model.batch_norm`: running statistics of several processes would differ"), "{norm}");
+}
+
+#[test]
+fn variables_of_a_job_that_are_wrong_are_named() {
+    let mut command = calm(&path("ranks-variables"), 2, &[]);
+    let ran = run(command.env("RANK", "0"));
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.starts_with("error: `WORLD_SIZE`: the variable is not set\nhint: "), "{}", ran.stderr);
+}
+
+/// `torchrun` of the wheel, which starts `size` processes and starts them again if one fails.
+fn torchrun(size: usize, command: &Command) -> Command {
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/torchrun");
+    let mut torchrun = Command::new(program);
+    torchrun.current_dir(path("")).stdin(Stdio::null()).env("OMP_NUM_THREADS", "1").env("HF_HOME", path("hf"));
+    torchrun.args(["--no-python", "--max-restarts", "1", "--nproc-per-node"]).arg(size.to_string());
+    torchrun.args(["--master-addr", "127.0.0.1", "--master-port"]).arg(free_port().to_string());
+    torchrun.arg(command.get_program()).args(command.get_args()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    torchrun
+}
+
+#[test]
+#[ignore = "needs Python with torch (scripts/setup)"]
+fn python_reads_torchrun_starts_a_killed_job_again_and_it_ends_with_the_same_bytes() {
+    let (whole, killed): (PathBuf, PathBuf) = (path("ranks-torchrun"), path("ranks-torchrun-killed"));
+    let command = |out: &Path| {
+        let mut command = calm(out, 60, &["train.zero_stage=2"]);
+        command.arg("--resume");
+        command
+    };
+    let output = torchrun(2, &command(&whole)).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let job = torchrun(2, &command(&killed)).spawn().unwrap();
+    wait_for_steps(&killed, 20);
+    let found = Command::new("pgrep").args(["-f", killed.to_str().unwrap()]).output().unwrap();
+    let ids: Vec<i32> = String::from_utf8(found.stdout).unwrap().lines().map(|line| line.parse().unwrap()).collect();
+    let ranks: Vec<i32> = ids.into_iter().filter(|id| i64::from(*id) != i64::from(job.id())).collect();
+    assert_eq!(ranks.len(), 2, "{ranks:?}");
+    // SAFETY: sends a signal to a process of this test.
+    assert_eq!(unsafe { libc::kill(ranks[1], libc::SIGKILL) }, 0);
+    let output = job.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(differing(&whole.join("last"), &killed.join("last")), [] as [String; 0]);
+    assert_eq!(losses(&killed).len(), 60);
+}
