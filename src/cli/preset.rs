@@ -117,12 +117,13 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         context.output.record(&json!({ "kind": "preset", "fits": false, "smallest": found.smallest }))?;
         return Ok(Outcome::No);
     };
-    let toml = preset_toml(&config.with(&best.choice), &best.plan);
+    let chosen = config.with(&best.choice).divided_among(machine.num_ranks())?;
+    let toml = preset_toml(&chosen, &best.plan);
     context.output.line(&toml)?;
     let mut notes = vec![best.plan.table()];
     notes.extend(compromise_notes(config, best.choice.compromise));
     notes.extend(best.tried.iter().map(tried_note));
-    notes.extend(changed_notes(config, &config.with(&best.choice)));
+    notes.extend(changed_notes(config, &chosen));
     if best.choice.image_size < config.model.image_size {
         let (wanted, now) = (config.model.image_size, best.choice.image_size);
         notes.push(format!("nothing fits with images of {wanted} pixels: using {now}, which makes masks coarser"));
@@ -132,7 +133,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         notes.push(note.to_owned());
     }
     notes.extend(fewer_questions(config.data.questions_per_image, best));
-    let learning_rate = suggestion(&resolved, config.with(&best.choice).samples_of_a_step());
+    let learning_rate = suggestion(&resolved, chosen.samples_of_a_step());
     notes.extend(learning_rate.map(|suggestion| suggestion.text()));
     if let Some(second) = found.fitting.get(1) {
         notes.push(format!("runner-up: {}", described(second)));
@@ -230,16 +231,26 @@ pub(super) fn search_for(
     let (wanted, packed) = (config.model.image_size, config.data.questions_per_image);
     let smaller = [768, 512].into_iter().filter(|side| may_shrink && *side < wanted);
     let on_a_gpu = machine.target() == Target::Cuda;
+    let ranks = machine.num_ranks();
+    if effective_batch < ranks {
+        let reason = format!("a step has {effective_batch} samples, too few for {ranks} GPUs");
+        return Err(Error::config("--gpus", reason, "use fewer GPUs, or give a larger `--effective-batch`"));
+    }
+    // each GPU needs an image
+    let divides = |questions: usize| effective_batch.is_multiple_of(questions) && effective_batch / questions >= ranks;
     let space = Space {
         effective_batch,
         // numbers of questions that divide the effective batch, so that a step has exactly as many samples
-        questions: (1..=packed).rev().filter(|questions| effective_batch.is_multiple_of(*questions)).collect(),
+        questions: (1..=packed).rev().filter(|questions| divides(*questions)).collect(),
         image_sizes: std::iter::once(wanted).chain(smaller).collect(),
         cache_features: match config.with_feature_cache() {
             Use::Possible if resolved.is_from_a_flag("data.cache_vision") => Use::Never,
             permitted => permitted,
         },
-        use_graphs: on_a_gpu && config.model.semantics.hides_answer() && !resolved.is_from_a_flag("train.graph"),
+        use_graphs: on_a_gpu
+            && ranks == 1
+            && config.model.semantics.hides_answer()
+            && !resolved.is_from_a_flag("train.graph"),
         custom_kernels: on_a_gpu && !resolved.is_from_a_flag("train.fused_kernels"),
         headroom_frac: HEADROOM_FRAC,
     };

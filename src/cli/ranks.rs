@@ -15,7 +15,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 /// Longest time of a collective operation, as in PyTorch. A failed process is noticed much earlier, see [`Monitor`].
-const TIMEOUT: Duration = Duration::from_secs(30 * 60);
+const TIMEOUT: Duration = Duration::from_mins(30);
 /// Time in which the other processes end after one has failed.
 const GRACE: Duration = Duration::from_secs(20);
 
@@ -132,7 +132,7 @@ pub(super) fn choose_gpu(rendezvous: &Rendezvous) -> Result<()> {
     // Slurm may show each process its own GPU only
     let index = if count == 1 { 0 } else { rendezvous.local_rank };
     if index >= count {
-        let reason = format!("process {} of this machine needs a GPU of its own, and there are {count}", index);
+        let reason = format!("process {index} of this machine needs a GPU of its own, and there are {count}");
         return Err(Error::config("--gpus", reason, "start fewer processes, one for each GPU"));
     }
     tensor::set_default_gpu(index)

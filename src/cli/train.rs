@@ -438,7 +438,9 @@ fn preset_for_this_gpu(sets: Vec<(String, String)>, args: &Args, context: &Conte
     if !args.print_config && !args.resume.resumes() {
         context.check_files(needs::of_model(&full.config.model))?;
     }
-    let machine = plan::training_machine(context);
+    let joined = context.rendezvous.as_ref();
+    let (rank, ranks) = joined.map_or((0, 1), |joined| (joined.rank, joined.size));
+    let machine = plan::training_machine(context).with_ranks(rank, ranks);
     let found = preset::search_for(&full, &machine, full.config.samples_of_a_step(), true)?;
     let Some(best) = found.fitting.first() else {
         let reason = preset::nothing_fits(&found, &machine.offer().device);
@@ -448,7 +450,7 @@ fn preset_for_this_gpu(sets: Vec<(String, String)>, args: &Args, context: &Conte
             "use a larger GPU, or skip this check with `--preset` and `--no-plan`",
         ));
     };
-    let config = full.config.with(&best.choice);
+    let config = full.config.with(&best.choice).divided_among(machine.num_ranks())?;
     let gpu = machine.offer().device;
     // the user's settings have priority; the plan that follows checks if they fit
     let chosen = config.changes_from(&full.config).into_iter();

@@ -202,6 +202,15 @@ impl RunConfig {
         Ok((dry_run, plan.with_graph_plan(&captured)))
     }
 
+    /// These settings for one of `ranks` processes; see [`crate::trainer::TrainConfig::divide_among`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] if a step has too few images.
+    pub fn divided_among(mut self, ranks: usize) -> Result<Self> {
+        self.train.divide_among(ranks)?;
+        Ok(self)
+    }
+
     /// These settings with those of `choice`.
     #[must_use]
     pub fn with(&self, choice: &Choice) -> Self {
@@ -300,7 +309,7 @@ impl Searched<'_> {
 
 impl Problem for Searched<'_> {
     fn plan(&self, choice: &Choice, effort: Effort) -> Result<Plan> {
-        let config = self.config.with(choice);
+        let config = self.config.with(choice).divided_among(self.machine.num_ranks())?;
         let costs = match effort {
             Effort::Whole => return config.plan_for(Job::Train, self.machine),
             Effort::Memory => false,
@@ -314,7 +323,7 @@ impl Problem for Searched<'_> {
         let train = &self.config.train;
         let changes_results = train.clip_norm > 0.0 || train.precision == Precision::Fp16;
         // CUDA graphs keep gradients
-        let is_out = changes_results || train.graph == Switch::On;
+        let is_out = changes_results || train.graph == Switch::On || self.machine.num_ranks() > 1;
         let stepping = match (train.step_in_backward, is_out) {
             (true, _) => Use::Wanted,
             (false, true) => Use::Never,

@@ -318,7 +318,9 @@ impl Task for SegmentTask {
         let (mut sums, mut calibrator) = (Sums::default(), Calibrator::default());
         for (scores, masks) in parts {
             // in the order of the batches, so that the result does not depend on the number of ranks
-            scores.iter().for_each(|batch| sums.merge(batch));
+            for batch in &scores {
+                sums.merge(batch);
+            }
             calibrator.merge(masks);
         }
         if sums.questions == 0 {

@@ -379,7 +379,9 @@ mod tests {
                 group.broadcast(&first, 1).unwrap(),
                 group.reduce(&last, 2).unwrap(),
             ];
-            pending.into_iter().for_each(|pending| pending.wait().unwrap());
+            for pending in pending {
+                pending.wait().unwrap();
+            }
             [sum, largest, first, last].map(|tensor| Vec::<f32>::try_from(&tensor).unwrap())
         });
         for (rank, [sum, largest, first, last]) in results.into_iter().enumerate() {

@@ -301,8 +301,11 @@ impl AdamW {
 
     /// Allocates the moments of every parameter now.
     pub fn make_moments(&mut self) {
-        let owned: Vec<usize> = (0..self.params.len()).filter(|index| self.owns(*index)).collect();
-        owned.into_iter().for_each(|index| self.prepare(index));
+        for index in 0..self.params.len() {
+            if self.owns(index) {
+                self.prepare(index);
+            }
+        }
     }
 
     /// Drops all gradients.

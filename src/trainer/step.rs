@@ -217,7 +217,7 @@ impl<'a, T: Task> Stepper<'a, T> {
         let work = Work { task, scaler, info, seed: *seed, whole, params: &[] };
         // a batch that was split after memory ran out has several gradients to add up
         let (batch_size, losses, gradients) = if let Some(reducer) = reducer {
-            step_together(work, batches, (optimizer, graphs, reducer), mark)?
+            step_together(&work, batches, (optimizer, graphs, reducer), mark)?
         } else if let Some(masters) = masters {
             let (batch_size, losses) = masters.collect(|| work.accumulate(batches, graphs, mark))?;
             mark(Mark::Gradients, optimizer.params())?;
@@ -337,7 +337,7 @@ impl StepBatch {
 
 /// Passes and update of a step that several processes do together.
 fn step_together<T: Task>(
-    work: Work<T>,
+    work: &Work<T>,
     batches: &[T::Batch],
     (optimizer, graphs, reducer): (&mut AdamW, &mut Graphs, &mut Reducer),
     mark: &mut OnMark,

@@ -97,7 +97,7 @@ impl Drop for Job {
 fn wait_for_checkpoint(run: &Path) {
     let start = Instant::now();
     while !run.join("last/trainer.json").exists() {
-        assert!(start.elapsed() < Duration::from_secs(60), "no checkpoint in {}", run.display());
+        assert!(start.elapsed() < Duration::from_mins(1), "no checkpoint in {}", run.display());
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -160,7 +160,7 @@ fn wait_for_steps(run: &Path, steps: usize) {
     let start = Instant::now();
     let count = || fs::read_to_string(run.join("metrics.jsonl")).map_or(0, |text| text.lines().count());
     while count() < steps {
-        assert!(start.elapsed() < Duration::from_secs(60), "no {steps} steps in {}", run.display());
+        assert!(start.elapsed() < Duration::from_mins(1), "no {steps} steps in {}", run.display());
         std::thread::sleep(Duration::from_millis(5));
     }
 }

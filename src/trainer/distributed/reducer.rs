@@ -43,6 +43,12 @@ struct Bucket {
     sum: Option<Tensor>,
 }
 
+impl Bucket {
+    fn new(owner: Option<usize>) -> Self {
+        Self { params: Vec::new(), numel: 0, owner, flat: None, sum: None }
+    }
+}
+
 /// Outcome of a step's passes on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::trainer) enum Outcome {
@@ -377,15 +383,9 @@ fn buckets(tensors: &[Tensor], owners: &[Option<usize>], bucket_bytes: u64) -> V
     for index in (0..tensors.len()).rev() {
         let numel = i64::try_from(tensors[index].numel()).expect("a size");
         let at = open.iter().position(|bucket| bucket.owner == owners[index]);
-        let mut bucket = at.map(|at| open.remove(at)).unwrap_or_else(|| Bucket {
-            params: Vec::new(),
-            numel: 0,
-            owner: owners[index],
-            flat: None,
-            sum: None,
-        });
+        let mut bucket = at.map_or_else(|| Bucket::new(owners[index]), |at| open.remove(at));
         if !bucket.params.is_empty() && bucket.numel + numel > most {
-            let next = Bucket { params: Vec::new(), numel: 0, owner: bucket.owner, flat: None, sum: None };
+            let next = Bucket::new(bucket.owner);
             closed.push(std::mem::replace(&mut bucket, next));
         }
         bucket.params.push((index, bucket.numel));
