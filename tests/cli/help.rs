@@ -2,7 +2,7 @@
 
 use crate::support::{done, prsmed, run};
 
-const COMMANDS: [&[&str]; 20] = [
+const COMMANDS: [&[&str]; 21] = [
     &["train"],
     &["eval"],
     &["predict"],
@@ -19,6 +19,7 @@ const COMMANDS: [&[&str]; 20] = [
     &["augment", "ablation"],
     &["data", "check"],
     &["data", "prepare"],
+    &["data", "compare"],
     &["data", "phantom"],
     &["data"],
     &["hub", "get"],
