@@ -187,8 +187,8 @@ fn fingerprint_cells(class: &Fingerprint) -> Vec<String> {
 #[command(after_help = "Examples:
   prsmed data phantom phantoms --count 600 --seed 1
   prsmed data phantom phantom-volumes --volumes 40
-  prsmed data prepare --images phantom-volumes/scans --masks phantom-volumes/labels --modality phantom_CT --out data \\
-      --window soft-tissue --negatives")]
+  prsmed data prepare --images phantom-volumes/scans --masks phantom-volumes/labels \\
+      --modality phantom_CT --out data --window soft-tissue --negatives")]
 pub(super) struct PhantomArgs {
     /// Output folder
     out: PathBuf,

@@ -49,7 +49,7 @@ fn labels_lie_on_lesions_that_span_several_slices() {
         assert_eq!(phantom.lesions.len(), num_lesions(index, &options));
         let [size, _, num_slices] = phantom.grid.size;
         assert_eq!((size, phantom.values.len()), (48, phantom.labels.len()));
-        spacings.push(phantom.grid.spacing().map(|mm| (mm * 100.0).round() as u32));
+        spacings.push(phantom.grid.spacing().map(|mm| format!("{mm:.2}")));
         let mean = |label: u8| {
             let of: Vec<f64> = (phantom.values.iter().zip(&phantom.labels))
                 .filter(|(_, found)| **found == label)
@@ -75,7 +75,10 @@ fn labels_lie_on_lesions_that_span_several_slices() {
     spacings.sort_unstable();
     spacings.dedup();
     assert!(spacings.len() > 15, "{spacings:?}");
-    assert!(spacings.iter().all(|[x, y, z]| x == y && (60..=100).contains(x) && (250..=500).contains(z)));
+    for [x, y, z] in spacings {
+        let [pixel, slice] = [&x, &z].map(|text| text.parse::<f64>().unwrap());
+        assert!(x == y && (0.6..=1.0).contains(&pixel) && (2.5..=5.0).contains(&slice), "{x} {y} {z}");
+    }
 }
 
 #[test]
@@ -102,7 +105,7 @@ fn numbers_of_lesions_are_exact_in_blocks() {
     for (absent_frac, two_lesion_frac, expected) in
         [(0.2, 0.25, [8, 24, 8]), (0.0, 0.0, [0, 40, 0]), (1.0, 0.5, [40, 0, 0])]
     {
-        let options = VolumeOptions { absent_frac, two_lesion_frac, ..options(40) };
+        let options = VolumeOptions { two_lesion_frac, absent_frac, ..options(40) };
         let count = |lesions: usize| (0..40).filter(|index| num_lesions(*index, &options) == lesions).count();
         assert_eq!([count(0), count(1), count(2)], expected);
     }
