@@ -13,9 +13,9 @@ use std::path::PathBuf;
 /// Score masks of volumes against label maps, in three dimensions and in mm
 ///
 /// Compares two files, or the files of two folders by name (a name may end in `_mask`, `_seg`, `_labels` or
-/// `_segmentation`): NIfTI files of whole numbers or DICOM SEG, for example the masks of `prsmed predict`. Prints Dice,
-/// surface Dice, HD95 and ASSD of each volume, then the means over volumes with 95 % intervals. Volumes without the target
-/// in the label map count for false masks only, and a mask without foreground has no distances.
+/// `_segmentation`): NIfTI files of whole numbers or DICOM SEG, for example the masks of `prsmed predict`. Prints
+/// Dice, surface Dice, HD95 and ASSD of each volume, then the means over volumes with 95 % intervals. Volumes without
+/// the target in the label map count for false masks only, and a mask without foreground has no distances.
 ///
 /// `prsmed eval` scores slices one by one; these scores are those of whole volumes.
 #[derive(Debug, clap::Args)]

@@ -179,10 +179,10 @@ fn fingerprint_cells(class: &Fingerprint) -> Vec<String> {
 
 /// Generate phantoms: synthetic images or volumes with lesions
 ///
-/// Writes a data root of images that imitate CT, MRI, X-ray, ultrasound, endoscopy and dermoscopy, with one or two lesions,
-/// questions and answers. With `--volumes`, writes CT-like volumes as NIfTI instead: `OUT/scans/P0001.nii.gz` with pixels of
-/// 0.6 to 1 mm and slices of 2.5 to 5 mm, and the label map `OUT/labels/P0001.nii.gz` (1 is a lesion), ready for `prsmed data
-/// prepare`. The same seed gives the same bytes.
+/// Writes a data root of images that imitate CT, MRI, X-ray, ultrasound, endoscopy and dermoscopy, with one or two
+/// lesions, questions and answers. With `--volumes`, writes CT-like volumes as NIfTI instead: `OUT/scans/P0001.nii.gz`
+/// with pixels of 0.6 to 1 mm and slices of 2.5 to 5 mm, and the label map `OUT/labels/P0001.nii.gz` (1 is a lesion),
+/// ready for `prsmed data prepare`. The same seed gives the same bytes.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed data phantom phantoms --count 600 --seed 1
@@ -207,8 +207,8 @@ pub(super) struct PhantomArgs {
     /// Fraction of images with two lesions, 0..1 [default: 0.5; of volumes 0.25]
     #[arg(long, value_name = "F")]
     two_lesions: Option<f64>,
-    /// Fraction of images or volumes without a lesion, 0..1 [default: 0; of volumes 0.2]. Images without a lesion have the
-    /// same questions, and answers that there is none
+    /// Fraction of images or volumes without a lesion, 0..1 [default: 0; of volumes 0.2]. Images without a lesion have
+    /// the same questions, and answers that there is none
     #[arg(long, value_name = "F")]
     negatives: Option<f64>,
     /// Questions per lesion, 1 to 4

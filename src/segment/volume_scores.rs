@@ -171,8 +171,8 @@ fn by_name(path: &Path) -> Result<BTreeMap<String, PathBuf>> {
 /// Scores the pairs one after the other.
 ///
 /// # Errors
-/// [`Error::Data`] for a file that is no label map, that has several labels of which none is chosen, or that has another
-/// grid; [`Error::Io`].
+/// [`Error::Data`] for a file that is no label map, that has several labels of which none is chosen, or that has
+/// another grid; [`Error::Io`].
 pub fn compare(pairs: &[MaskPaths], options: CompareOptions, observer: &dyn Observer) -> Result<VolumeSummary> {
     observer.on(&Event::Started { phase: "compare".into(), total: pairs.len() as u64, unit: "volumes" });
     let mut scores = Vec::with_capacity(pairs.len());

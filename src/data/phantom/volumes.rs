@@ -2,8 +2,8 @@
 //!
 //! The files are `scans/P0001.nii.gz` (Hounsfield units of a soft-tissue window from -160 to 240) and
 //! `labels/P0001.nii.gz` (1 is a lesion). The pixel size and the distance of the slices differ from volume to volume.
-//! The anatomy changes smoothly from slice to slice; each slice has noise of its own. A voxel belongs to a lesion if its
-//! centre does: slices are not averaged over their thickness.
+//! The anatomy changes smoothly from slice to slice; each slice has noise of its own. A voxel belongs to a lesion if
+//! its centre does: slices are not averaged over their thickness.
 //!
 //! A volume depends only on the seed and its index. `phantom.json` is written last: it marks a complete folder and
 //! contains the options.
