@@ -1,22 +1,24 @@
-//! `prsmed data`: check, prepare or generate data roots.
+//! `prsmed data`: check, prepare or generate data roots, and compare masks of volumes.
 
 use super::args::labels_of;
+use super::compare::{CompareArgs, compare_masks};
 use super::context::Context;
 use super::prepare::{PrepareArgs, prepare_root};
 use super::report::Outcome;
 use crate::data::check::{self, CheckReport, Leak, ModalityCounts, PatientLeak, Uncovered};
 use crate::data::fingerprint::{Fingerprint, ValueRange};
 use crate::data::manifest::Split;
-use crate::data::phantom::{self, PhantomOptions};
+use crate::data::phantom::{self, PhantomOptions, VolumeOptions};
 use crate::event::Event;
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Check, prepare or generate data roots
+/// Check, prepare or generate data roots; compare masks of volumes
 #[derive(Debug, clap::Subcommand)]
 pub(super) enum Command {
     Check(CheckArgs),
     Prepare(Box<PrepareArgs>),
+    Compare(CompareArgs),
     Phantom(PhantomArgs),
 }
 
@@ -24,6 +26,7 @@ pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcom
     match command {
         Command::Check(args) => check_root(args, context),
         Command::Prepare(args) => prepare_root(args, context),
+        Command::Compare(args) => compare_masks(args, context),
         Command::Phantom(args) => make_phantoms(args, context),
     }
 }
@@ -174,44 +177,58 @@ fn fingerprint_cells(class: &Fingerprint) -> Vec<String> {
     ]
 }
 
-/// Generate a data root of phantoms: synthetic images with lesions, questions and answers
+/// Generate phantoms: synthetic images or volumes with lesions
 ///
-/// The images imitate CT, MRI, X-ray, ultrasound, endoscopy and dermoscopy, with one or two lesions. The same seed
-/// gives the same bytes.
+/// Writes a data root of images that imitate CT, MRI, X-ray, ultrasound, endoscopy and dermoscopy, with one or two
+/// lesions, questions and answers. With `--volumes`, writes CT-like volumes as NIfTI instead: `OUT/scans/P0001.nii.gz`
+/// with pixels of 0.6 to 1 mm and slices of 2.5 to 5 mm, and the label map `OUT/labels/P0001.nii.gz` (1 is a lesion),
+/// ready for `prsmed data prepare`. The same seed gives the same bytes.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  prsmed data phantom phantoms --count 600 --seed 1")]
+#[command(after_help = "Examples:
+  prsmed data phantom phantoms --count 600 --seed 1
+  prsmed data phantom phantom-volumes --volumes 40
+  prsmed data prepare --images phantom-volumes/scans --masks phantom-volumes/labels \\
+      --modality phantom_CT --out data --window soft-tissue --negatives")]
 pub(super) struct PhantomArgs {
     /// Output folder
     out: PathBuf,
     /// Number of different images
     #[arg(long, value_name = "N", default_value_t = PhantomOptions::default().count)]
     count: usize,
+    /// Generate N volumes instead of images
+    #[arg(long, value_name = "N", conflicts_with_all = ["count", "questions"])]
+    volumes: Option<usize>,
     /// Random seed
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// Side of the images in pixels
-    #[arg(long, value_name = "N", default_value_t = PhantomOptions::default().image_size_px)]
-    image_size: u32,
-    /// Fraction of images with two lesions, 0..1
-    #[arg(long, value_name = "F", default_value_t = PhantomOptions::default().two_lesion_frac)]
-    two_lesions: f64,
-    /// Fraction of images without a lesion, 0..1; they have the same questions, and answers that there is none
-    #[arg(long, value_name = "F", default_value_t = PhantomOptions::default().absent_frac)]
-    negatives: f64,
+    /// Side of the images or slices in pixels [default: 256; of volumes 128]
+    #[arg(long, value_name = "N")]
+    image_size: Option<u32>,
+    /// Fraction of images with two lesions, 0..1 [default: 0.5; of volumes 0.25]
+    #[arg(long, value_name = "F")]
+    two_lesions: Option<f64>,
+    /// Fraction of images or volumes without a lesion, 0..1 [default: 0; of volumes 0.2]. Images without a lesion have
+    /// the same questions, and answers that there is none
+    #[arg(long, value_name = "F")]
+    negatives: Option<f64>,
     /// Questions per lesion, 1 to 4
     #[arg(long, value_name = "N", default_value_t = PhantomOptions::default().rows_per_lesion)]
     questions: usize,
 }
 
 fn make_phantoms(args: &PhantomArgs, context: &Context) -> anyhow::Result<Outcome> {
+    if let Some(volumes) = args.volumes {
+        return make_phantom_volumes(args, volumes, context);
+    }
+    let usual = PhantomOptions::default();
     let options = PhantomOptions {
         count: args.count,
         seed: args.seed,
-        image_size_px: args.image_size,
-        two_lesion_frac: args.two_lesions,
-        absent_frac: args.negatives,
+        image_size_px: args.image_size.unwrap_or(usual.image_size_px),
+        two_lesion_frac: args.two_lesions.unwrap_or(usual.two_lesion_frac),
+        absent_frac: args.negatives.unwrap_or(usual.absent_frac),
         rows_per_lesion: args.questions,
-        ..PhantomOptions::default()
+        ..usual
     };
     let report = phantom::generate(&args.out, &options, context.progress.as_ref())?;
     let absent = match report.images_without_lesion {
@@ -223,6 +240,28 @@ fn make_phantoms(args: &PhantomArgs, context: &Context) -> anyhow::Result<Outcom
         report.images,
         report.two_lesion_images,
         report.rows,
+        args.out.display()
+    ))?;
+    context.output.record(&report)?;
+    Ok(Outcome::Done)
+}
+
+fn make_phantom_volumes(args: &PhantomArgs, volumes: usize, context: &Context) -> anyhow::Result<Outcome> {
+    let usual = VolumeOptions::default();
+    let options = VolumeOptions {
+        volumes,
+        seed: args.seed,
+        image_size_px: args.image_size.unwrap_or(usual.image_size_px),
+        two_lesion_frac: args.two_lesions.unwrap_or(usual.two_lesion_frac),
+        absent_frac: args.negatives.unwrap_or(usual.absent_frac),
+    };
+    let report = phantom::generate_volumes(&args.out, &options, context.progress.as_ref())?;
+    context.output.line(format!(
+        "{} volumes ({} with two lesions, {} without a lesion), {} slices in {}",
+        report.volumes,
+        report.two_lesion_volumes,
+        report.volumes_without_lesion,
+        report.slices,
         args.out.display()
     ))?;
     context.output.record(&report)?;

@@ -9,6 +9,7 @@ mod args;
 mod augment;
 mod bench;
 mod calibrate;
+mod compare;
 mod context;
 mod data;
 mod doctor;

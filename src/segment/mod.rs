@@ -27,6 +27,7 @@ pub mod task;
 pub mod training;
 mod validation;
 pub mod vision_features;
+pub mod volume_scores;
 pub mod weights;
 
 pub use assembly::Assembly;

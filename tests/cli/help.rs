@@ -2,7 +2,7 @@
 
 use crate::support::{done, prsmed, run};
 
-const COMMANDS: [&[&str]; 20] = [
+const COMMANDS: [&[&str]; 21] = [
     &["train"],
     &["eval"],
     &["predict"],
@@ -19,6 +19,7 @@ const COMMANDS: [&[&str]; 20] = [
     &["augment", "ablation"],
     &["data", "check"],
     &["data", "prepare"],
+    &["data", "compare"],
     &["data", "phantom"],
     &["data"],
     &["hub", "get"],
@@ -60,7 +61,7 @@ fn without_a_command_the_commands_are_listed() {
       bench      Time real training steps, with their memory and use of the processor
       calibrate  Measure this machine once, so that plans need not assume
       augment    Generate image+mask pairs with Stable Diffusion, filter them, test whether they help
-      data       Check, prepare or generate data roots
+      data       Check, prepare or generate data roots; compare masks of volumes
       hub        Download a model or a data set, list its files, or check the cache
       doctor     Check this machine: libtorch, GPU and driver, disk, hub
       help       Print this message or the help of the given subcommand(s)

@@ -23,6 +23,7 @@ mod memory;
 mod merge;
 mod mlflow;
 mod negatives;
+mod phantom_volumes;
 mod plan;
 mod predict_many;
 mod prepared_volumes;

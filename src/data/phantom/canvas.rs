@@ -3,6 +3,42 @@
 use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
+/// Source of the random numbers of a drawing.
+pub(super) trait Draw {
+    /// A number from `from` to `to`.
+    fn vary(&mut self, from: f32, to: f32) -> f32;
+
+    /// A number from `-most` to `most`, without `most`.
+    fn signed(&mut self, most: f32) -> f32;
+}
+
+impl Draw for ChaCha8Rng {
+    fn vary(&mut self, from: f32, to: f32) -> f32 {
+        self.random_range(from..=to)
+    }
+
+    fn signed(&mut self, most: f32) -> f32 {
+        self.random_range(-most..most)
+    }
+}
+
+/// Numbers between those of two generators: the drawing changes smoothly with `at`, from 0 (first) to 1 (second).
+pub(super) struct Between {
+    pub(super) first: ChaCha8Rng,
+    pub(super) second: ChaCha8Rng,
+    pub(super) at: f32,
+}
+
+impl Draw for Between {
+    fn vary(&mut self, from: f32, to: f32) -> f32 {
+        mix(self.first.vary(from, to), self.second.vary(from, to), self.at)
+    }
+
+    fn signed(&mut self, most: f32) -> f32 {
+        mix(self.first.signed(most), self.second.signed(most), self.at)
+    }
+}
+
 /// One channel, row by row: 0 is black and 1 is white.
 #[derive(Debug, Clone)]
 pub(super) struct Plane {
@@ -102,8 +138,8 @@ impl Oval {
     }
 
     /// Moves and resizes by random amounts up to `amount` of its radii.
-    pub(super) fn perturbed(self, amount: f32, rng: &mut ChaCha8Rng) -> Self {
-        let mut by = || rng.random_range(-amount..=amount);
+    pub(super) fn perturbed(self, amount: f32, rng: &mut impl Draw) -> Self {
+        let mut by = || rng.vary(-amount, amount);
         Self {
             x: self.x + self.rx * by(),
             y: self.y + self.ry * by(),
@@ -134,7 +170,7 @@ impl Oval {
 }
 
 /// Value noise of several octaves, about -1..1, with `cells` lattice cells over the image in x and y.
-pub(super) fn noise(size: usize, cells: (f32, f32), octaves: u32, rng: &mut ChaCha8Rng) -> Plane {
+pub(super) fn noise(size: usize, cells: (f32, f32), octaves: u32, rng: &mut impl Draw) -> Plane {
     let mut plane = Plane::filled(size, 0.0);
     let (mut scale, mut weight) = (1.0, 0.55);
     for _ in 0..octaves {
@@ -146,9 +182,9 @@ pub(super) fn noise(size: usize, cells: (f32, f32), octaves: u32, rng: &mut ChaC
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "lattice coordinates are small, positive")]
-fn add_octave(plane: &mut Plane, cells: (f32, f32), weight: f32, rng: &mut ChaCha8Rng) {
+fn add_octave(plane: &mut Plane, cells: (f32, f32), weight: f32, rng: &mut impl Draw) {
     let (across, down) = (cells.0.ceil() as usize + 2, cells.1.ceil() as usize + 2);
-    let lattice: Vec<f32> = (0..across * down).map(|_| rng.random_range(-weight..weight)).collect();
+    let lattice: Vec<f32> = (0..across * down).map(|_| rng.signed(weight)).collect();
     let split = |at: f32| (at.floor() as usize, smooth(0.0, 1.0, at.fract()));
     let size = plane.size;
     let columns: Vec<(usize, f32)> = (0..size).map(|x| split(unit(x, size) * cells.0)).collect();

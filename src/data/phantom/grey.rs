@@ -2,12 +2,15 @@
 
 use rand_chacha::ChaCha8Rng;
 
-use super::canvas::{Oval, Plane, bump, grain, mix, noise, smooth};
+use super::canvas::{Draw, Oval, Plane, bump, grain, mix, noise, smooth};
 use super::lesion::Lesion;
 use super::modality::vary;
 
 /// Width of a lesion's blurred edge.
-const EDGE: f32 = 0.018;
+pub(super) const EDGE: f32 = 0.018;
+
+/// How much the tissue's texture changes the level of a lesion.
+pub(super) const LESION_TEXTURE: f32 = 0.05;
 
 /// Draws textured lesions over `plane`, with level `bright` or `dark`.
 fn lay_lesions(plane: &mut Plane, lesions: &[&Lesion], bright: f32, dark: f32, texture: &Plane) {
@@ -15,13 +18,29 @@ fn lay_lesions(plane: &mut Plane, lesions: &[&Lesion], bright: f32, dark: f32, t
         let level = if lesion.brighter { bright } else { dark };
         let at = (lesion.oval.x, lesion.oval.y);
         plane.paint_near(at, lesion.reach(EDGE), |x, y, i, old| {
-            mix(old, level + 0.05 * texture.values[i], lesion.cover(x, y, EDGE))
+            mix(old, level + LESION_TEXTURE * texture.values[i], lesion.cover(x, y, EDGE))
         });
     }
 }
 
 /// An axial abdominal slice in a soft-tissue window: body wall, liver, spleen, kidneys, spine, ribs, bowel.
 pub(super) fn abdomen_ct(lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng) -> Plane {
+    let (mut plane, tissue) = abdomen(size, rng);
+    lay_lesions(&mut plane, lesions, ABDOMEN_LESION, 0.06, &tissue);
+    add_ct_noise(&mut plane, rng);
+    plane
+}
+
+/// Level of a bright lesion of the abdomen.
+pub(super) const ABDOMEN_LESION: f32 = 0.84;
+
+/// The area of an abdomen where lesions may be placed.
+pub(super) fn inside_abdomen() -> Oval {
+    Oval::new(0.5, 0.5, 0.47, 0.45).power(2.6)
+}
+
+/// The anatomy of an abdominal slice without noise, and the texture of its tissue.
+pub(super) fn abdomen(size: usize, rng: &mut impl Draw) -> (Plane, Plane) {
     let mut plane = Plane::filled(size, 0.02);
     let body = Oval::new(0.5, 0.5, vary(0.475, 0.495, rng), vary(0.455, 0.48, rng)).power(2.6);
     plane.lay(&body, 0.40, 0.01);
@@ -58,11 +77,14 @@ pub(super) fn abdomen_ct(lesions: &[&Lesion], size: usize, rng: &mut ChaCha8Rng)
     plane.lay(&Oval::new(0.5, 0.85, 0.012, 0.035), 0.95, 0.008);
     let tissue = noise(size, (14.0, 14.0), 3, rng);
     plane.paint(|_, _, i, old| if old > 0.1 { old + 0.03 * tissue.values[i] } else { old });
-    lay_lesions(&mut plane, lesions, 0.84, 0.06, &tissue);
-    let specks = grain(size, rng);
-    let streaks = noise(size, (70.0, 70.0), 1, rng);
+    (plane, tissue)
+}
+
+/// Adds the noise of a CT image.
+pub(super) fn add_ct_noise(plane: &mut Plane, rng: &mut ChaCha8Rng) {
+    let specks = grain(plane.size, rng);
+    let streaks = noise(plane.size, (70.0, 70.0), 1, rng);
     plane.paint(|_, _, i, old| old + 0.022 * specks.values[i] + 0.03 * streaks.values[i]);
-    plane
 }
 
 /// An axial brain slice, FLAIR-like: scalp, skull, folded cortex, white matter, dark ventricles, coil shading.

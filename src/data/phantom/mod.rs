@@ -1,5 +1,5 @@
 //! Phantoms: synthetic images of six modalities with one or two lesions, or on request without, with masks, questions and
-//! answers, as a data root.
+//! answers, as a data root; and synthetic volumes with label maps ([`generate_volumes`]).
 //!
 //! The images imitate the look of the modalities; physics and patients are not modelled. The layout is PRS-Med's:
 //! `MODALITY/{train,val,test}_{images,masks}/` and `annotations/MODALITY.csv`, where `image_path` is the path of the
@@ -12,9 +12,11 @@
 
 mod canvas;
 mod colour;
+mod ellipsoid;
 mod grey;
 mod lesion;
 mod modality;
+mod volumes;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,12 +28,15 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use rayon::prelude::*;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use self::canvas::Plane;
 pub use self::lesion::{AREA_RATIO, CELL_MARGIN_FRAC, SIDE_MARGIN_FRAC};
 use self::lesion::{Contrast, PlacedLesion};
 use self::modality::Modality;
+pub use self::volumes::{VolumeOptions, VolumeReport, generate_volumes};
 use crate::data::position::{Position, Zones};
 use crate::data::templates::{self, Templates, Words};
 use crate::event::{Event, Observer};
@@ -98,9 +103,9 @@ pub struct PhantomReport {
 
 /// Contents of `phantom.json`.
 #[derive(Serialize, Deserialize)]
-struct Marker {
-    options: PhantomOptions,
-    report: PhantomReport,
+struct Marker<O, R> {
+    options: O,
+    report: R,
 }
 
 const MARKER: &str = "phantom.json";
@@ -140,48 +145,62 @@ pub fn generate(out: &Path, options: &PhantomOptions, observer: &dyn Observer) -
         })
         .collect::<Result<Vec<Vec<AnnotationRow>>>>()?;
     let report = write_annotations(out, &splits, &rows, options)?;
-    let marker = Marker { options: options.clone(), report };
+    write_marker(out, options, &report)?;
+    observer.on(&Event::Finished);
+    Ok(report)
+}
+
+/// Marks a complete folder.
+fn write_marker(out: &Path, options: &impl Serialize, report: &impl Serialize) -> Result<()> {
+    let marker = Marker { options, report };
     let text = serde_json::to_string_pretty(&marker).expect("numbers and strings always serialise") + "\n";
     let path = out.join(MARKER);
-    std::fs::write(&path, text).map_err(Error::io(&path, "write"))?;
-    observer.on(&Event::Finished);
-    Ok(marker.report)
+    std::fs::write(&path, text).map_err(Error::io(&path, "write"))
+}
+
+fn out_of_range(key: &str, value: &dyn std::fmt::Display, range: &str) -> Result<()> {
+    Err(Error::config(key, format!("{value} is out of range"), format!("give {range}")))
 }
 
 fn check(options: &PhantomOptions) -> Result<()> {
-    let bad = |key: &str, value: &dyn std::fmt::Display, range: &str| {
-        Err(Error::config(key, format!("{value} is out of range"), format!("give {range}")))
-    };
     let frac = |value: f64| (0.0..=1.0).contains(&value);
     match options {
-        o if o.count == 0 => bad("--count", &o.count, "at least 1"),
-        o if !(32..=2048).contains(&o.image_size_px) => bad("--image-size", &o.image_size_px, "32 to 2048 pixels"),
-        o if !frac(o.two_lesion_frac) => bad("--two-lesions", &o.two_lesion_frac, "0 to 1"),
-        o if !frac(o.absent_frac) => bad("--negatives", &o.absent_frac, "0 to 1"),
-        o if !(1..=4).contains(&o.rows_per_lesion) => bad("--questions", &o.rows_per_lesion, "1 to 4"),
-        o if !frac(o.val_frac) => bad("val_frac", &o.val_frac, "0 to 1"),
+        o if o.count == 0 => out_of_range("--count", &o.count, "at least 1"),
+        o if !(32..=2048).contains(&o.image_size_px) => {
+            out_of_range("--image-size", &o.image_size_px, "32 to 2048 pixels")
+        }
+        o if !frac(o.two_lesion_frac) => out_of_range("--two-lesions", &o.two_lesion_frac, "0 to 1"),
+        o if !frac(o.absent_frac) => out_of_range("--negatives", &o.absent_frac, "0 to 1"),
+        o if !(1..=4).contains(&o.rows_per_lesion) => out_of_range("--questions", &o.rows_per_lesion, "1 to 4"),
+        o if !frac(o.val_frac) => out_of_range("val_frac", &o.val_frac, "0 to 1"),
         o if !frac(o.test_frac) || o.val_frac + o.test_frac > 1.0 => {
-            bad("test_frac", &o.test_frac, "0 to 1, together with `val_frac` at most 1")
+            out_of_range("test_frac", &o.test_frac, "0 to 1, together with `val_frac` at most 1")
         }
         _ => Ok(()),
     }
 }
 
-fn existing_report(out: &Path, options: &PhantomOptions) -> Result<Option<PhantomReport>> {
+/// The report of a folder that was made with these options; `None` for a folder that is empty or does not exist.
+fn existing_report<O, R>(out: &Path, options: &O) -> Result<Option<R>>
+where
+    O: DeserializeOwned + PartialEq,
+    R: DeserializeOwned,
+{
     let mut entries = match std::fs::read_dir(out) {
         Ok(entries) => entries,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(Error::io(out, "read")(error)),
     };
     let marker = files::read_to_string(&out.join(MARKER), files::MAX_TEXT).ok();
-    let marker = marker.and_then(|text| serde_json::from_str::<Marker>(&text).ok());
-    match marker {
-        Some(marker) if marker.options == *options => Ok(Some(marker.report)),
-        Some(_) => {
+    let other = marker.as_deref().and_then(|text| serde_json::from_str::<Marker<Value, Value>>(text).ok());
+    let same = marker.as_deref().and_then(|text| serde_json::from_str::<Marker<O, R>>(text).ok());
+    match (same, other) {
+        (Some(marker), _) if marker.options == *options => Ok(Some(marker.report)),
+        (_, Some(_)) => {
             Err(Error::data(out, "contains phantoms made with other options", "give another folder or remove this one"))
         }
-        None if entries.next().is_none() => Ok(None),
-        None => Err(Error::data(
+        (_, None) if entries.next().is_none() => Ok(None),
+        (_, None) => Err(Error::data(
             out,
             "is not empty and contains no complete phantoms",
             "give a new folder, or remove this one if an earlier run was interrupted",

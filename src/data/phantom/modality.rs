@@ -1,9 +1,8 @@
 //! The six modalities of phantoms: how the background and the lesions are drawn.
 
-use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 
-use super::canvas::{Oval, Plane};
+use super::canvas::{Draw, Oval, Plane};
 use super::lesion::{Lesion, LesionArea};
 use super::{colour, grey};
 
@@ -61,7 +60,7 @@ impl Modality {
     /// The area where lesions may be placed.
     pub(super) fn allowed_area(self, size_px: u32) -> LesionArea {
         let inside = match self {
-            Self::AbdomenCt => Oval::new(0.5, 0.5, 0.47, 0.45).power(2.6),
+            Self::AbdomenCt => grey::inside_abdomen(),
             Self::BrainMri => Oval::new(0.5, 0.5, 0.45, 0.465).power(2.2),
             Self::PolypEndoscopy => Oval::new(0.5, 0.5, 0.49, 0.49).power(3.0),
             Self::LungXray | Self::BreastUltrasound | Self::SkinDermoscopy => Oval::new(0.5, 0.5, 0.5, 0.5).power(30.0),
@@ -83,6 +82,6 @@ impl Modality {
 }
 
 /// A random number in the range, for variation between patients.
-pub(super) fn vary(from: f32, to: f32, rng: &mut ChaCha8Rng) -> f32 {
-    rng.random_range(from..=to)
+pub(super) fn vary(from: f32, to: f32, rng: &mut impl Draw) -> f32 {
+    rng.vary(from, to)
 }

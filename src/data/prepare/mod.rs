@@ -44,6 +44,12 @@ use crate::data::volume::Window;
 use crate::event::Observer;
 use crate::{Error, Result};
 
+/// The name of a mask file without its extension (`.nii.gz` is one) and without one of [`MASK_SUFFIXES`].
+pub fn stem_without_suffix(name: &str) -> &str {
+    let stem = patients::stem_of(name);
+    pairs::without_suffix(stem).unwrap_or(stem)
+}
+
 /// Results of [`prepare`].
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct PrepareReport {

@@ -85,12 +85,41 @@ pub fn nifti(path: &Path, labels: &[u8], volume: &Volume) -> Result<()> {
         Source::Dicom(_) => SCANNER,
     };
     let header = header(path, &volume.grid, code.max(SCANNER))?;
+    write_nifti(path, &header, labels)
+}
+
+/// Writes labels on a grid as [`nifti`] does, without a volume.
+///
+/// # Errors
+/// As [`nifti`].
+pub fn nifti_labels(path: &Path, labels: &[u8], grid: &Grid) -> Result<()> {
+    grid.check(labels.len())?;
+    write_nifti(path, &header(path, grid, SCANNER)?, labels)
+}
+
+/// Writes voxels as NIfTI-1 of type int16. A path that ends with `.gz` is compressed.
+///
+/// # Errors
+/// As [`nifti`].
+pub fn nifti_i16(path: &Path, values: &[i16], grid: &Grid) -> Result<()> {
+    grid.check(values.len())?;
+    let mut header = header(path, grid, SCANNER)?;
+    // int16, 16 bits
+    header[70..72].copy_from_slice(&4_i16.to_le_bytes());
+    header[72..74].copy_from_slice(&16_i16.to_le_bytes());
+    let description = b"image by prsmed";
+    header[148..148 + description.len()].copy_from_slice(description);
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    write_nifti(path, &header, &bytes)
+}
+
+fn write_nifti(path: &Path, header: &[u8; HEADER], voxels: &[u8]) -> Result<()> {
     let bytes = if has_extension(path, "gz") {
         let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
-        let written = encoder.write_all(&header).and_then(|()| encoder.write_all(labels));
+        let written = encoder.write_all(header).and_then(|()| encoder.write_all(voxels));
         written.and_then(|()| encoder.finish()).map_err(Error::io(path, "write"))?
     } else {
-        [&header, labels].concat()
+        [header, voxels].concat()
     };
     files::write_output(path, &bytes).map_err(Error::io(path, "write"))
 }
