@@ -62,7 +62,7 @@ macro_rules! replays {
     };
 }
 
-replays!(checksums config csv hub image journal model_json pickle pth safetensors tokenizer);
+replays!(checksums config csv dicom hub image journal model_json nifti pickle pth safetensors tokenizer);
 
 #[test]
 fn every_target_has_a_binary_and_every_input_a_target() {

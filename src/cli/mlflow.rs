@@ -14,10 +14,10 @@ use toml::Table;
 const FILES: [&str; 2] = ["config.toml", "report.html"];
 
 #[derive(Debug, clap::Args)]
-pub(super) struct MlflowArgs {
+pub(in crate::cli) struct MlflowArgs {
     /// Also record the training on this MLflow server, for example http://127.0.0.1:5000
     ///
-    /// Sends settings, losses, validations and memory; never images or questions. MLFLOW_TRACKING_TOKEN, or
+    /// Sends settings, losses, validations and memory; never images, captions or questions. MLFLOW_TRACKING_TOKEN, or
     /// MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, are its credentials. A resumed training continues its
     /// record. A server that fails during the training does not stop it.
     #[arg(long, value_name = "URL")]
@@ -29,7 +29,7 @@ pub(super) struct MlflowArgs {
 
 impl MlflowArgs {
     /// Connects to the server, before expensive work.
-    pub(super) fn connect(&self, context: &Context) -> Result<Option<Connection>> {
+    pub(in crate::cli) fn connect(&self, context: &Context) -> Result<Option<Connection>> {
         let Some(url) = &self.mlflow else { return Ok(None) };
         let credentials = context.env.mlflow.clone();
         let experiment = self.mlflow_experiment.clone();
@@ -38,7 +38,7 @@ impl MlflowArgs {
 }
 
 /// Runs a training with the observer of its events, and records it if there is a connection.
-pub(super) fn recorded<C: Settings, T>(
+pub(in crate::cli) fn recorded<C: Settings, T>(
     connection: Option<Connection>,
     (folder, resumes): (&Path, bool),
     config: &C,

@@ -8,7 +8,7 @@ use super::report::Outcome;
 use crate::data::{sheet, volume};
 use crate::event::Event;
 use crate::segment::calibration::Confidence;
-use crate::segment::predict::{Prediction, Request, predict};
+use crate::segment::predict::{Prediction, Request, check_question, predict};
 use crate::segment::predict_many::identity_of;
 use crate::segment::setup::{self, Build, RunOverrides};
 use crate::segment::{Assembly, Semantics, evaluate};
@@ -168,6 +168,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         let hint = "use `--images` for several questions about one or many images";
         return Err(Error::config("--question", "one image has one question", hint).into());
     };
+    check_question(question)?;
     if args.many.no_overwrite {
         let outputs = [&args.mask_out, &args.overlay_out, &args.volume.out, &args.volume.record_out];
         outputs.into_iter().flatten().try_for_each(|path| check_new(path))?;
@@ -179,7 +180,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let image = match volume.open(path, context)? {
         Input::Image(image) => image,
         Input::Volume(opened) => {
-            check_volume_flags(args, question)?;
+            check_volume_flags(args)?;
             let assembly = args.run.open(context)?;
             let common = Common { image: path, run: &args.run.run, question, always_paint: args.always_paint };
             return volume.run(&opened, &assembly, context, &common);
@@ -277,10 +278,7 @@ fn mask_line(foreground_frac: f64, confidence: &Confidence) -> String {
 }
 
 /// Refuses flags that are for images.
-fn check_volume_flags(args: &Args, question: &str) -> Result<()> {
-    if question.trim().is_empty() {
-        return Err(Error::config("--question", "the question is empty", "ask for example: Where is the lesion?"));
-    }
+fn check_volume_flags(args: &Args) -> Result<()> {
     let flags = [("--mask-out", &args.mask_out), ("--overlay-out", &args.overlay_out)];
     match flags.iter().find(|(_, path)| path.is_some()) {
         Some((flag, _)) => {

@@ -40,7 +40,7 @@ pub(super) struct VolumeArgs {
     /// stroke, subdural, angiography), WIDTH/LEVEL, LOW..HIGH, `file` (the file's window) or percentiles `p0.5-p99.5`.
     /// `auto`: DICOM CT soft-tissue, radiographs their own window, 8-bit images unchanged, others p0.5-p99.5. NIfTI files
     /// do not say their modality: name a window for CT [default: that of the training images, else auto]
-    #[arg(long, value_name = "W")]
+    #[arg(long, value_name = "W", allow_hyphen_values = true)]
     window: Option<Window>,
     /// Axis of the training images.
     #[arg(skip)]

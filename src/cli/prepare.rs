@@ -71,7 +71,7 @@ pub(super) struct PrepareArgs {
     every: usize,
     /// Intensity window of volumes: `auto`, a name such as `soft-tissue` or `lung`, `WIDTH/LEVEL`, `LOW..HIGH`,
     /// percentiles such as `p0.5-p99.5`, or `file` (of the DICOM header) [default: auto]
-    #[arg(long, value_name = "WINDOW")]
+    #[arg(long, value_name = "WINDOW", allow_hyphen_values = true)]
     window: Option<String>,
     /// Use label maps on another grid than their volume, by the nearest voxel
     #[arg(long)]

@@ -24,6 +24,9 @@ use image::{DynamicImage, GrayImage};
 use std::ops::ControlFlow;
 use std::path::Path;
 
+/// Most characters of a question.
+pub const MAX_QUESTION: usize = 4_000;
+
 /// Image and question of a prediction.
 #[derive(Debug)]
 pub struct Request<'a> {
@@ -125,7 +128,7 @@ impl EncodedImage {
 /// Answers `request`; `on_text` receives the answer piece by piece.
 ///
 /// # Errors
-/// [`Error::Config`] for an empty question; [`Error::NotFinite`] if the model computes NaN or infinity for the mask,
+/// As [`check_question`]; [`Error::NotFinite`] if the model computes NaN or infinity for the mask,
 /// the modality or the answer; typed errors of libtorch.
 pub fn predict(assembly: &Assembly, request: &Request, mut on_text: impl FnMut(&str)) -> Result<Prediction> {
     check_question(request.question)?;
@@ -164,9 +167,19 @@ pub fn ask(
     no_grad(|| guard::guard(|| run(assembly, image, question, max_new_tokens, &mut on_text)))
 }
 
-fn check_question(question: &str) -> Result<()> {
+/// Checks a question before the model is loaded.
+///
+/// # Errors
+/// [`Error::Config`] for an empty question, and for one of more than [`MAX_QUESTION`] characters: the memory of
+/// attention grows with the square of its length.
+pub fn check_question(question: &str) -> Result<()> {
     if question.trim().is_empty() {
         return Err(Error::config("--question", "the question is empty", "ask for example: Where is the lesion?"));
+    }
+    let count = question.chars().count();
+    if count > MAX_QUESTION {
+        let reason = format!("the question has {count} characters; at most {MAX_QUESTION} are allowed");
+        return Err(Error::config("--question", reason, "ask a shorter question"));
     }
     Ok(())
 }

@@ -7,7 +7,7 @@
 use super::assembly::Assembly;
 use super::calibration::Confidence;
 use super::evaluate::overlay;
-use super::predict::{EncodedImage, Prediction, ask, encode};
+use super::predict::{EncodedImage, Prediction, ask, check_question, encode};
 use crate::data::sheet;
 use crate::event::{Event, Observer};
 use crate::{Error, Result, files};
@@ -48,7 +48,7 @@ pub struct Job {
 /// about one image follow each other.
 ///
 /// # Errors
-/// [`Error::Config`] for no images or no question; [`Error::Data`] with the line for a file that does not exist;
+/// [`Error::Config`] for no images, no question or one that is too long; [`Error::Data`] with the line for a file that does not exist;
 /// [`Error::Io`].
 pub fn jobs(path: &Path, questions: &[String]) -> Result<Vec<Job>> {
     let listed = if path.is_dir() {
@@ -101,6 +101,7 @@ pub fn jobs(path: &Path, questions: &[String]) -> Result<Vec<Job>> {
         let job = |question: &String| Job { image: image.to_owned(), name: name.clone(), question: question.clone() };
         jobs.extend(questions.into_iter().map(job));
     }
+    jobs.iter().try_for_each(|job| check_question(&job.question))?;
     Ok(jobs)
 }
 

@@ -1,6 +1,7 @@
 //! Settings of the server.
 
 use crate::data::volume::{Axis, Window};
+use crate::segment::predict::MAX_QUESTION;
 use std::time::Duration;
 
 /// Settings of the server.
@@ -33,7 +34,7 @@ pub struct Options {
 }
 
 /// Most characters of a question or an answer.
-pub(super) const MAX_TEXT: usize = 4_000;
+pub(super) const MAX_TEXT: usize = MAX_QUESTION;
 /// Most questions about one image.
 pub(super) const MAX_ANSWERS: usize = 32;
 /// Most bytes of all decoded images and masks.

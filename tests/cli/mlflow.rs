@@ -1,4 +1,5 @@
-//! `prsmed train --mlflow`, against a small server on loopback that behaves as MLflow's REST interface is documented.
+//! `prsmed train --mlflow` and `prsmed augment finetune --mlflow`, against a small server on loopback that behaves as
+//! MLflow's REST interface is documented.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,7 +12,9 @@ use crate::support::{done, error_text, path, phantoms, prsmed, run, train};
 
 /// What a server was told.
 #[derive(Default)]
-struct State {
+pub(crate) struct State {
+    /// All requests, head and body.
+    pub(crate) received: Vec<u8>,
     /// Experiments by name.
     experiments: BTreeMap<String, String>,
     /// Status of each run by id.
@@ -26,13 +29,13 @@ struct State {
     failures: usize,
 }
 
-struct Server {
-    address: String,
+pub(crate) struct Server {
+    pub(crate) address: String,
     state: Arc<Mutex<State>>,
 }
 
 impl Server {
-    fn start(state: State) -> Self {
+    pub(crate) fn start(state: State) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
         let state = Arc::new(Mutex::new(state));
@@ -47,7 +50,7 @@ impl Server {
         Self { address, state }
     }
 
-    fn with<T>(&self, read: impl FnOnce(&mut State) -> T) -> T {
+    pub(crate) fn with<T>(&self, read: impl FnOnce(&mut State) -> T) -> T {
         read(&mut self.state.lock().unwrap())
     }
 }
@@ -72,6 +75,8 @@ fn answer(mut stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     let mut words = head[0].split_whitespace().map(str::to_owned);
     let (method, path) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let mut state = state.lock().unwrap();
+    state.received.extend(head.join("\n").into_bytes());
+    state.received.extend(&body);
     let allowed = state.authorization.is_none()
         || header("authorization").map(|(_, value)| value) == state.authorization.as_deref();
     let (status, reply) =
@@ -219,4 +224,40 @@ fn a_server_that_refuses_or_does_not_answer_stops_the_start() {
     assert!(error.contains("`http://127.0.0.1:9`") && error.contains("leave out `--mlflow`"), "{error}");
     let error = error_text(&run(train(phantoms(), &path("mlflow-password"), &[]).args(["--mlflow", "http://u:p@a"])));
     assert!(error.contains("MLFLOW_TRACKING_PASSWORD") && !error.contains("u:p"), "{error}");
+}
+
+#[test]
+fn a_fine_tuning_is_recorded_as_a_training_is() {
+    let server = Server::start(State::default());
+    let out = path("mlflow-finetuned");
+    let finetune = |steps: &str, more: &[&str]| {
+        let mut command = prsmed();
+        command.args(["augment", "finetune", "--preset", "tiny", "--set", "finetune.image_size=64", "--data-root"]);
+        command.arg(phantoms()).arg("--out").arg(&out).args(["--mlflow", &server.address, "--set", steps]).args(more);
+        command
+    };
+    done(&mut finetune("train.max_steps=2", &[]));
+    server.with(|state| {
+        assert_eq!(state.runs.get("r0").map(String::as_str), Some("FINISHED"));
+        assert_eq!(state.params.get("train.max_steps").map(String::as_str), Some("2"));
+        assert!(state.params.contains_key("finetune.rank"), "{:?}", state.params);
+        let config = &state.artifacts["1/r0/artifacts/config.toml"];
+        assert!(String::from_utf8_lossy(config).contains("[finetune]"));
+    });
+    // refused settings leave no record
+    let ran = run(&mut finetune("train.max_steps=3", &["--resume", "--set", "finetune.rank=3"]));
+    assert!(ran.code == Some(2) && error_text(&ran).contains("finetune.rank"), "{}", ran.stderr);
+    assert_eq!(server.with(|state| state.runs.get("r0").cloned()).as_deref(), Some("FINISHED"));
+    done(&mut finetune("train.max_steps=3", &["--resume"]));
+    let lines = std::fs::read_to_string(out.join("metrics.jsonl")).unwrap();
+    let steps = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let written: Vec<(u64, f64)> = steps
+        .filter(|line| line["kind"] == "step")
+        .map(|line| (line["step"].as_u64().unwrap(), line["losses"]["total"].as_f64().unwrap()))
+        .collect();
+    server.with(|state| {
+        assert_eq!(state.runs.len(), 1);
+        assert_eq!(losses(state), written);
+        assert_eq!(written.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [1, 2, 3]);
+    });
 }

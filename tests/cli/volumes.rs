@@ -1,13 +1,14 @@
 //! `predict` on volumes and DICOM images.
 
 use std::fs;
+use std::io::{Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use prsmed::data::volume::{self, Axis, labels};
 use serde_json::Value;
 
-use crate::support::{done, objects, path, prsmed, refused, run, trained};
+use crate::support::{done, folder, objects, path, prsmed, refused, run, trained};
 
 /// A file that `scripts/fixtures/volumes.py` made.
 fn fixture(name: &str) -> PathBuf {
@@ -125,4 +126,110 @@ fn wrong_flags_are_refused_before_the_model_is_loaded() {
         &mut predict(&fixture("oblique.zip"), &["--out", "missing/mask.nii"]),
         "error: `--out`: `missing` is not a folder\nhint: create the folder first, or choose another path",
     );
+}
+
+/// The files of a zipped series in a new folder.
+fn unzipped(name: &str) -> PathBuf {
+    let folder = folder(&format!("bad-{name}"));
+    zip::ZipArchive::new(fs::File::open(fixture(name)).unwrap()).unwrap().extract(&folder).unwrap();
+    folder
+}
+
+/// A zip of a file of zeros, which is a thousandth of its size.
+fn zip_bomb() -> PathBuf {
+    let bomb = path("bomb.zip");
+    let mut archive = zip::ZipWriter::new(fs::File::create(&bomb).unwrap());
+    archive.start_file("slice", zip::write::SimpleFileOptions::default()).unwrap();
+    archive.write_all(&vec![0; 140 << 20]).unwrap();
+    archive.finish().unwrap();
+    bomb
+}
+
+#[test]
+fn bad_volumes_are_refused_with_file_and_remedy() {
+    let (series, positions) =
+        ("remove localizers and other images that do not belong to the volume", "orientations.zip");
+    for (image, window, reason, hint) in [
+        (
+            unzipped("two_series.zip"),
+            "lung",
+            "it has 2 series: number 1 (CT, 4 slices of 6x5); number 5",
+            "choose a series",
+        ),
+        (unzipped("gap.zip"), "lung", "about 1 slices are missing", "export the whole series again"),
+        (unzipped(positions), "lung", "it has another orientation than the first slice", series),
+        (unzipped("sizes.zip"), "lung", "its images have different sizes or kinds", series),
+        (fixture("nan.nii.gz"), "lung", "2 of 120 voxels are NaN or infinite", "numpy.nan_to_num"),
+        (fixture("four.nii.gz"), "lung", "it is a series of 3 volumes of 6x5x4 voxels (4-D)", "four.nii.gz#0"),
+        (zip_bomb(), "lung", "more than 200 times as large as the file", "give the folder of one series"),
+        (fixture("axial.zip"), "0/40", "the width of a window must be larger than 0", ""),
+    ] {
+        let mut command = predict(&image, &["--window", window, "--out", "never.nii.gz"]);
+        let ran = run(&mut command);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{}", ran.stderr);
+        let error = ran.stderr.as_str();
+        assert!(error.contains(reason) && error.contains(hint), "{error}");
+        // a flag is refused without its file
+        let name = if window == "lung" { image.file_name().unwrap().to_str().unwrap() } else { "--window" };
+        assert!(error.contains(name), "`{name}` is not named: {error}");
+    }
+}
+
+#[test]
+fn overlays_are_left_out_and_said() {
+    let mut object = dicom_object::open_file(fixture("explicit_le.dcm")).unwrap();
+    let overlay = dicom_core::PrimitiveValue::from([1_u16, 1]);
+    object.put(dicom_core::DataElement::new(dicom_core::Tag(0x6000, 0x3000), dicom_core::VR::OW, overlay));
+    let file = path("overlay.dcm");
+    object.write_to_file(&file).unwrap();
+    let ran = run(&mut predict(&file, &[]));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let lines: Vec<&str> = ran.stderr.lines().collect();
+    assert!(lines.iter().any(|line| line.contains("graphic overlays of the files are ignored")), "{}", ran.stderr);
+}
+
+#[test]
+fn label_maps_on_another_grid_are_resampled_on_request_only() {
+    let (volume, labels) = (fixture("ras_i16.nii.gz"), path("shifted-labels.nii"));
+    // 10 mm to the side
+    let mut bytes = Vec::new();
+    let packed = fs::File::open(fixture("labels_las.nii.gz")).unwrap();
+    flate2::read::GzDecoder::new(packed).read_to_end(&mut bytes).unwrap();
+    let offset = f32::from_le_bytes(bytes[292..296].try_into().unwrap()) + 1.0;
+    bytes[292..296].copy_from_slice(&offset.to_le_bytes());
+    bytes[252..254].fill(0);
+    fs::write(&labels, bytes).unwrap();
+    let prepare = |more: &[&str]| {
+        let mut command = prsmed();
+        command.args(["data", "prepare", "--modality", "ct", "--labels", "2=liver", "--images"]).arg(&volume);
+        command.arg("--masks").arg(&labels).arg("--out").arg(path("resampled-labels")).args(more);
+        command
+    };
+    let ran = run(&mut prepare(&[]));
+    let error = ran.stderr.as_str();
+    assert!(ran.code == Some(2) && !path("resampled-labels").exists(), "{error}");
+    for part in ["shifted-labels.nii", "its grid is not that of the volume", "--resample"] {
+        assert!(error.contains(part), "{error}");
+    }
+    let ran = run(&mut prepare(&["--resample"]));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("nearest"), "the user is not told: {}", ran.stderr);
+}
+
+#[test]
+fn a_question_of_ten_thousand_words_is_refused_before_the_model_is_loaded() {
+    let words = "word ".repeat(10_000);
+    let expected = "error: `--question`: the question has 50000 characters; at most 4000 are allowed\nhint: ask a shorter question";
+    let many = folder("long-questions");
+    fs::copy(fixture("explicit_le.dcm"), many.join("a.dcm")).unwrap();
+    for flags in [["--image"], ["--images"]] {
+        let mut command = prsmed();
+        command.args(["predict", "no-such-run", "--question", &words]).args(flags);
+        let image = if flags == ["--image"] { many.join("a.dcm") } else { many.clone() };
+        command.arg(image);
+        if flags == ["--images"] {
+            command.arg("--out").arg(path("long-questions-out"));
+        }
+        refused(&mut command, expected);
+    }
 }

@@ -20,6 +20,7 @@ use prsmed::data::image::{MaskMode, PadOffset, clip_pixels, mask_pixels};
 use prsmed::data::manifest::{Manifest, OpenOptions};
 use prsmed::data::text::clip_bpe::ClipTokenizer;
 use prsmed::data::text::{TextTokenizer, clean_answer, training_prompt};
+use prsmed::data::volume::{self, Axis, Levels, Segment, Window, labels, write};
 use prsmed::data::{annotation, decode};
 use prsmed::event::Silent;
 use prsmed::hub::{self, Files, HubOptions, Timeouts};
@@ -201,6 +202,63 @@ pub fn image(bytes: &[u8]) {
             }
         }
     });
+}
+
+/// Reads a file as a volume and as a label map. What can be read is shown as slices and written as a mask.
+fn read_volume(path: &Path) {
+    no_abort();
+    limited(MAX_MEMORY, || {
+        if let Ok(volume) = volume::open(path) {
+            let grid = &volume.grid;
+            assert_eq!(volume.voxels.len(), grid.num_voxels());
+            for axis in [Axis::Axial, Axis::Coronal, Axis::Sagittal] {
+                let plane = volume.plane(axis);
+                assert_eq!(plane.size.iter().product::<usize>() * plane.num_slices, grid.num_voxels());
+                let last = plane.num_slices - 1;
+                let colours = volume.colour_slice(&plane, last, &Levels { low: 0.0, high: 255.0, inverted: false });
+                assert!(colours.is_ok());
+                if let Ok(levels) = Window::Auto.levels(&volume) {
+                    assert_eq!(volume.slice(&plane, last, &levels).is_ok(), !volume.is_colour());
+                }
+            }
+            if grid.num_voxels() < 1 << 20 {
+                let folder = folder();
+                let mask = vec![1; grid.num_voxels()];
+                for name in ["mask.nii", "mask.dcm"] {
+                    let out = folder.path().join(name);
+                    let segment = Segment { name: "lesion", mask: &mask };
+                    if write::segments(&out, &[segment], &volume).is_ok() {
+                        let read = labels::open(&out).expect("a mask that was written can be read");
+                        assert_eq!(read.values.iter().filter(|value| **value == 1).count(), mask.len());
+                    }
+                }
+            }
+        }
+        if let Ok(map) = labels::open(path) {
+            assert_eq!(map.values.len(), map.grid.num_voxels());
+        }
+    });
+}
+
+/// Decoders of DICOM images may panic where the program catches it. libFuzzer's hook would end the process before that;
+/// a panic that nobody catches still ends it.
+fn no_abort() {
+    static REPLACED: OnceLock<()> = OnceLock::new();
+    let print = |info: &std::panic::PanicHookInfo| drop(writeln!(std::io::stderr(), "{info}"));
+    REPLACED.get_or_init(|| std::panic::set_hook(Box::new(print)));
+}
+
+/// A DICOM file, or a zip of a series.
+pub fn dicom(bytes: &[u8]) {
+    let folder = folder();
+    read_volume(&file(&folder, "image", bytes));
+}
+
+/// A NIfTI file, also compressed.
+pub fn nifti(bytes: &[u8]) {
+    let folder = folder();
+    let name = if bytes.starts_with(&[0x1f, 0x8b]) { "image.nii.gz" } else { "image.nii" };
+    read_volume(&file(&folder, name, bytes));
 }
 
 /// A data root with two images.

@@ -12,6 +12,7 @@ use crate::cli::augment::args::{finetune_changes, finetuned_pipeline_config};
 use crate::cli::augment::selection;
 use crate::cli::context::Context;
 use crate::cli::memory::ProfileArgs;
+use crate::cli::mlflow::{MlflowArgs, recorded};
 use crate::cli::plan::{accept, training_machine};
 use crate::cli::predict::open_run;
 use crate::cli::preset::HEADROOM_FRAC;
@@ -22,6 +23,7 @@ use crate::data::manifest::Manifest;
 use crate::data::split;
 use crate::event::Event;
 use crate::hub::{Files, Need};
+use crate::mlflow::Connection;
 use crate::models::inception;
 use crate::plan::search::has_headroom;
 use crate::tensor::{self, Device, Tensor, memory};
@@ -97,6 +99,8 @@ pub(in crate::cli) struct Args {
     /// Print the resolved settings as TOML and exit
     #[arg(long)]
     print_config: bool,
+    #[command(flatten)]
+    mlflow: MlflowArgs,
 }
 
 /// Settings that the search for a GPU chooses; with a flag for one of them it does not search.
@@ -125,6 +129,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         return Ok(Outcome::Done);
     }
     let profile = args.profile.settings(&args.out)?;
+    let mlflow = args.mlflow.connect(context)?;
     // a folder without images is refused before anything is downloaded
     drop(resolved.config.finetune.open_prior_images()?);
     let lock = || RunLock::on("--out", &args.out, context.progress.as_ref());
@@ -165,12 +170,22 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         profile: profile.as_ref(),
         runtime: &context.runtime,
     };
-    let FinetunedRun { outcome, task } = finetuning.run()?;
+    let FinetunedRun { outcome, task } = train(finetuning, mlflow, context)?;
     let peak = memory::overall_peak(tensor::default_device());
     // the choice has all memory to itself
     drop(task);
     let chosen = choice.map(|choice| selection::run(&choice, &pipeline_config)).transpose()?;
     print_result((&outcome, peak, chosen.as_ref()), &run.finetune, args, context)
+}
+
+/// Trains, and records it if there is a connection to an MLflow server.
+fn train(finetuning: Finetuning, mlflow: Option<Connection>, context: &Context) -> Result<FinetunedRun> {
+    // settings that do not fit the run are refused before the server creates a record
+    finetuning.checkpoint()?;
+    recorded(mlflow, (finetuning.folder, finetuning.resumes), finetuning.run, context, |progress| {
+        let runtime = context.runtime.clone().with_observer(progress);
+        Finetuning { runtime: &runtime, ..finetuning }.run()
+    })
 }
 
 fn resolve(args: &Args) -> Result<Resolved<FinetuneRun>> {

@@ -82,9 +82,15 @@ impl LabelMap {
         if let Some(steps) = exact_steps(&map, grid.size, self.grid.size) {
             return Ok(Self { values: reorder(&self.values, steps, grid.size), grid: grid.clone(), ..self });
         }
-        if resample || (self.is_part && is_inside(&self.grid, grid)) {
+        let is_part = self.is_part && is_inside(&self.grid, grid);
+        if resample || is_part {
             let values = nearest(&self, &map, grid.size);
-            return Ok(Self { values, grid: grid.clone(), ..self });
+            let mut notes = self.notes;
+            if !is_part {
+                let differences = differences(&self.grid, grid);
+                notes.push(format!("the label map has another grid ({differences}); each voxel has its nearest label"));
+            }
+            return Ok(Self { values, grid: grid.clone(), notes, ..self });
         }
         let reason = format!("its grid is not that of the volume: {}", differences(&self.grid, grid));
         let hint = "use the label map of this volume, or allow resampling to the nearest voxel with `--resample`";

@@ -9,7 +9,7 @@ use flate2::bufread::MultiGzDecoder;
 use nifti::{Endianness, NiftiHeader};
 
 use super::grid::{Affine, Grid, furthest, length, scale};
-use super::limits::{MAX_FILE, MAX_VOXELS, check_size};
+use super::limits::{MAX_FILE, MAX_VOXELS, check_ratio, check_size};
 use super::modality::Modality;
 use super::path::{first_bytes, is_nifti_name};
 use super::source::Source;
@@ -35,6 +35,9 @@ pub(crate) fn open(path: &Path, selected: Option<u32>) -> Result<Volume> {
     let count = check_size(path, file.size)?;
     let (slope, intercept) = file.scaling(path)?;
     let kind = file.kind;
+    if let Bytes::Gzip(_) = file.bytes {
+        check_ratio(path, file.num_bytes, (count * kind.size()) as u64)?;
+    }
     let mut voxels = if kind.fits_i16() && is_identity(slope, intercept) {
         Voxels::I16(file.read_values(path, count, |bytes, order| kind.i16_of(bytes, order))?)
     } else {
@@ -212,6 +215,8 @@ struct NiftiFile {
     header: NiftiHeader,
     kind: Kind,
     bytes: Bytes,
+    /// Size of the file.
+    num_bytes: u64,
     size: [usize; 3],
     /// Number of 3-D volumes.
     num_volumes: usize,
@@ -222,7 +227,8 @@ impl NiftiFile {
         let mut start = [0; 4];
         let gzip = first_bytes(path, &mut start)? >= 2 && start[..2] == [0x1f, 0x8b];
         let file = files::open(path).map_err(Error::io(path, "read"))?;
-        if file.metadata().map_err(Error::io(path, "read"))?.len() > MAX_FILE {
+        let num_bytes = file.metadata().map_err(Error::io(path, "read"))?.len();
+        if num_bytes > MAX_FILE {
             let reason = format!("it is larger than {} GiB", MAX_FILE >> 30);
             return Err(Error::data(path, reason, "crop the volume or split it"));
         }
@@ -231,7 +237,7 @@ impl NiftiFile {
         let header = read_header(path, &mut bytes)?;
         let kind = Kind::from_code(path, header.datatype)?;
         let (size, num_volumes) = dimensions(path, &header)?;
-        Ok(Self { header, kind, bytes, size, num_volumes })
+        Ok(Self { header, kind, bytes, num_bytes, size, num_volumes })
     }
 
     /// Skips header extensions and the volumes before the selected one.

@@ -74,7 +74,8 @@ fn python_reads_the_samples_of_pydicom_and_nibabel_as_we_do() {
     for sample in &samples {
         let path = Path::new(sample["path"].as_str().unwrap());
         let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        let known = DIFFERENT.iter().find(|entry| entry.0 == name);
+        let is_readable = |reason: &str| cfg!(feature = "jpeg-ls") && reason == "JPEG-LS";
+        let known = DIFFERENT.iter().find(|entry| entry.0 == name && !is_readable(entry.1));
         match (open(path), sample["file"].as_str()) {
             (Ok(volume), Some(file)) => {
                 let bytes = fs::read(out.path().join(file)).unwrap();

@@ -155,7 +155,6 @@ fn wrong_files_are_errors_with_a_reason_and_a_remedy() {
         ("orientations.zip", &["another orientation", "localizer", "remove"]),
         ("sizes.zip", &["4 of 6x5", "1 of 4x4", "remove localizers"]),
         ("shifted.zip", &["shifted against each other by up to"]),
-        ("jpeg_ls.dcm", &["JPEG-LS Lossless, which cannot be read", "gdcmconv --raw"]),
         ("cine.dcm", &["4 frames are not slices of a volume", "cine.dcm#1", "cine.dcm#4"]),
         ("cine.dcm#5", &["4 frames are not slices"]),
         ("enhanced.dcm#1", &["slices of one volume", "without `#`"]),
@@ -174,6 +173,55 @@ fn wrong_files_are_errors_with_a_reason_and_a_remedy() {
     }
     let empty = tempfile::tempdir().unwrap();
     assert!(open(empty.path()).unwrap_err().to_string().contains("no DICOM images"));
+}
+
+/// Without the feature the message names it.
+#[test]
+fn jpeg_ls_is_read_with_its_feature() {
+    if cfg!(feature = "jpeg-ls") {
+        // the same image in another syntax
+        assert_eq!(read("jpeg_ls.dcm").voxels, read("rle.dcm").voxels);
+        return;
+    }
+    let found = message("jpeg_ls.dcm");
+    for part in ["jpeg_ls.dcm", "JPEG-LS Lossless, which cannot be read", "gdcmconv --raw", "cargo feature `jpeg-ls`"] {
+        assert!(found.contains(part), "{found}");
+    }
+}
+
+/// Files of a few bytes whose headers promise gigabytes.
+#[test]
+fn compressed_pixels_that_promise_far_too_much_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut bytes = fs::read(fixtures().join("rle.dcm")).unwrap();
+    for element in [0x10, 0x11] {
+        let tag = [0x28, 0, element, 0, b'U', b'S', 2, 0];
+        let at = bytes.windows(8).position(|found| found == tag).unwrap() + 8;
+        bytes[at..at + 2].copy_from_slice(&30_000_u16.to_le_bytes());
+    }
+    let mut header = fs::read(fixtures().join("no_form.nii")).unwrap();
+    for (axis, side) in [1000_i16, 1000, 1000].into_iter().enumerate() {
+        header[42 + 2 * axis..44 + 2 * axis].copy_from_slice(&side.to_le_bytes());
+    }
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    std::io::Write::write_all(&mut packed, &header).unwrap();
+    let mut deflated = fs::read(fixtures().join("deflated.dcm")).unwrap();
+    // the data set begins after the file meta, whose length is its first element
+    let length = u32::from_le_bytes(deflated[140..144].try_into().unwrap()) as usize;
+    deflated.truncate(144 + length);
+    let mut zeros = flate2::write::DeflateEncoder::new(Vec::new(), flate2::Compression::default());
+    std::io::Write::write_all(&mut zeros, &vec![0; 70 << 20]).unwrap();
+    deflated.extend(zeros.finish().unwrap());
+    for (name, bytes, reason) in [
+        ("bomb.dcm", bytes, "promises 1716 MiB, more than 200 times"),
+        ("bomb.nii.gz", packed.finish().unwrap(), "promises 1907 MiB, more than 200 times"),
+        ("deflated.dcm", deflated, "200 times as large as the file"),
+    ] {
+        let path = folder.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        let error = open(&path).unwrap_err();
+        assert!(error.to_string().contains(name) && error.to_string().contains(reason), "{error}");
+    }
 }
 
 #[test]

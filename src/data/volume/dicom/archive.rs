@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use zip::ZipArchive;
 
-use super::super::limits::MAX_FILE;
+use super::super::limits::{FREE, MAX_FILE, MAX_RATIO};
 use super::super::path::first_bytes;
 use super::structure::is_dicom;
 use crate::error::{Error, Result};
@@ -16,10 +16,6 @@ use crate::files;
 const MAX_FILES: usize = 20_000;
 /// Deepest folder below the given one.
 const MAX_DEPTH: usize = 8;
-/// A zip with more bytes than this may not be compressed by more than [`MAX_RATIO`].
-const FREE: u64 = 64 << 20;
-/// Most bytes for each compressed byte. Images of air compress to about 1 %.
-const MAX_RATIO: u64 = 200;
 
 /// True for the first bytes of a zip file.
 pub(crate) fn is_zip(start: &[u8]) -> bool {

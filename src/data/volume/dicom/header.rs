@@ -108,6 +108,14 @@ fn integer(object: &InMemDicomObject, tag: Tag) -> Option<i64> {
     object.get(tag)?.to_int::<i64>().ok()
 }
 
+/// A number that the image is wrong without: an error if its value is not a number, `None` if there is no value.
+fn required(path: &Path, object: &InMemDicomObject, tag: Tag, name: &str) -> Result<Option<f64>> {
+    match number(object, tag) {
+        None if text(object, tag).is_some() => Err(wrong(path, format!("its header has no valid {name}"))),
+        found => Ok(found),
+    }
+}
+
 fn array<const N: usize>(numbers: Option<Vec<f64>>) -> Option<[f64; N]> {
     numbers?.try_into().ok()
 }
@@ -121,8 +129,13 @@ impl Header {
             return Ok(None);
         }
         let pixels = PixelFormat::read(path, object)?;
-        let num_frames = usize::try_from(integer(object, tags::NUMBER_OF_FRAMES).unwrap_or(1).max(1));
-        let num_frames = num_frames.unwrap_or(usize::MAX);
+        let num_frames = required(path, object, tags::NUMBER_OF_FRAMES, "NumberOfFrames")?.unwrap_or(1.0).max(1.0);
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "at least 1; more is refused below"
+        )]
+        let num_frames = num_frames as usize;
         check_size(path, [pixels.size[0], pixels.size[1], num_frames])?;
         if num_frames > MAX_FRAMES {
             return Err(wrong(path, format!("its header promises {num_frames} frames; {MAX_FRAMES} can be read")));
@@ -256,7 +269,12 @@ impl<'a> Groups<'a> {
         let thickness =
             first(measures, tags::SPACING_BETWEEN_SLICES).or_else(|| first(measures, tags::SLICE_THICKNESS));
         let transformation = tags::PIXEL_VALUE_TRANSFORMATION_SEQUENCE;
-        let slope = first(transformation, tags::RESCALE_SLOPE).unwrap_or(1.0);
+        let stated = |tag: Tag, name: &str| match self.holder(object, frame, transformation, tag) {
+            Some(holder) => required(path, holder, tag, name),
+            None => Ok(None),
+        };
+        let slope = stated(tags::RESCALE_SLOPE, "RescaleSlope")?.unwrap_or(1.0);
+        let intercept = stated(tags::RESCALE_INTERCEPT, "RescaleIntercept")?.unwrap_or(0.0);
         if slope == 0.0 {
             return Err(wrong(path, "its rescale slope is 0"));
         }
@@ -272,7 +290,7 @@ impl<'a> Groups<'a> {
             spacing: spacing.map(|[between_rows, between_columns]| [between_columns, between_rows]),
             thickness: thickness.map(f64::abs),
             slope,
-            intercept: first(transformation, tags::RESCALE_INTERCEPT).unwrap_or(0.0),
+            intercept,
             windows: windows.filter(|[width, _]| *width > 0.0).collect(),
         })
     }

@@ -82,7 +82,7 @@ fn assemble(path: &Path, container: &mut Container, entries: &[Entry], layout: L
         let mut object = parse(name, &bytes, false)?;
         drop(bytes);
         pixels::mark_rgb(&mut object, &header.pixels);
-        let pixels = Pixels::new(name, &object, &header.pixels)?;
+        let pixels = Pixels::new(name, &object, &header.pixels, header.frames.len())?;
         for slice in &slices[at..at + count] {
             voxels.add(&pixels, header, slice.frame)?;
         }

@@ -3,9 +3,10 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use dicom_object::{DefaultDicomObject, OpenFileOptions};
+use dicom_object::{DefaultDicomObject, FileMetaTable, OpenFileOptions};
 
 use super::structure::{self, is_dicom};
+use super::syntax;
 use crate::error::{Error, Result};
 
 /// A parsed DICOM file.
@@ -21,8 +22,18 @@ pub(super) fn parse(path: &Path, bytes: &[u8], header_only: bool) -> Result<Obje
     let checked = structure::check(bytes);
     let [header, whole] = checked.map_err(|damage| Error::data(path, damage.reason(), hint))?;
     let bytes = if header_only { header } else { whole };
-    match catch_unwind(AssertUnwindSafe(|| OpenFileOptions::new().from_reader(&*bytes))) {
-        Ok(Ok(object)) => Ok(object),
-        Ok(Err(_)) | Err(_) => Err(Error::data(path, "its DICOM header is damaged and cannot be read", hint)),
+    if let Ok(Ok(object)) = catch_unwind(AssertUnwindSafe(|| OpenFileOptions::new().from_reader(&*bytes))) {
+        return Ok(object);
     }
+    let damaged = ("its DICOM header is damaged and cannot be read".to_owned(), hint);
+    // the parser knows no data set of an unknown transfer syntax
+    let (reason, hint) = unknown_syntax(&bytes).unwrap_or(damaged);
+    Err(Error::data(path, reason, hint))
+}
+
+/// The reason and the remedy, if the file meta has a transfer syntax that cannot be decoded.
+fn unknown_syntax(bytes: &[u8]) -> Option<(String, &'static str)> {
+    let start = if bytes.starts_with(b"DICM") { 0 } else { 128 };
+    let meta = catch_unwind(|| FileMetaTable::from_reader(bytes.get(start..).unwrap_or_default())).ok()?.ok()?;
+    syntax::check(meta.transfer_syntax().trim_matches(['\0', ' '])).err()
 }

@@ -10,6 +10,7 @@ use dicom_dictionary_std::tags;
 use dicom_object::InMemDicomObject;
 use dicom_pixeldata::PixelDecoder;
 
+use super::super::limits::check_ratio;
 use super::header::{Photometric, PixelFormat};
 use super::object::Object;
 use super::syntax;
@@ -62,9 +63,9 @@ fn name_components(jpeg: &mut [u8]) {
     }
 }
 
-/// True for the markers SOF0 to SOF15.
+/// True for the markers SOF0 to SOF15 of JPEG, and SOF55 of JPEG-LS.
 fn is_frame_header(marker: u8) -> bool {
-    matches!(marker, 0xc0..=0xcf) && !matches!(marker, 0xc4 | 0xc8 | 0xcc)
+    matches!(marker, 0xc0..=0xcf | 0xf7) && !matches!(marker, 0xc4 | 0xc8 | 0xcc)
 }
 
 /// The pixel data of one file.
@@ -81,7 +82,7 @@ fn damaged(path: &Path, reason: impl Into<String>) -> Error {
 }
 
 impl<'a> Pixels<'a> {
-    pub(super) fn new(path: &'a Path, object: &'a Object, format: &'a PixelFormat) -> Result<Self> {
+    pub(super) fn new(path: &'a Path, object: &'a Object, format: &'a PixelFormat, num_frames: usize) -> Result<Self> {
         let Some(element) = object.get(tags::PIXEL_DATA) else {
             let has_floats =
                 [tags::FLOAT_PIXEL_DATA, tags::DOUBLE_FLOAT_PIXEL_DATA].iter().any(|tag| object.get(*tag).is_some());
@@ -101,7 +102,10 @@ impl<'a> Pixels<'a> {
                 Some(bytes)
             }
             Value::PixelSequence(sequence) if !syntax::is_native(&format.syntax) => {
-                sequence.fragments().iter().try_for_each(|fragment| check_fragment(path, fragment, format))?;
+                let fragments = sequence.fragments();
+                fragments.iter().try_for_each(|fragment| check_fragment(path, fragment, format))?;
+                let compressed: usize = fragments.iter().map(Vec::len).sum();
+                check_ratio(path, compressed as u64, format.num_bytes(num_frames))?;
                 None
             }
             _ => return Err(damaged(path, "its pixels are not stored as its transfer syntax says")),
@@ -188,6 +192,13 @@ fn cause(error: &dyn std::error::Error) -> String {
 }
 
 impl PixelFormat {
+    /// Bytes of the decoded frames.
+    fn num_bytes(&self, num_frames: usize) -> u64 {
+        let [width, height] = self.size;
+        let parts = [width, height, self.samples, usize::from(self.bits_allocated / 8), num_frames];
+        parts.iter().fold(1, |bytes, part| bytes.saturating_mul(*part as u64))
+    }
+
     /// The value of a sample of 1, 2 or 4 bytes.
     #[expect(clippy::cast_possible_wrap, reason = "32 bits are kept as they are")]
     fn value(&self, bytes: &[u8]) -> i32 {

@@ -12,6 +12,8 @@ use dicom_core::{Tag, VR};
 use dicom_object::StandardDataDictionary;
 use flate2::read::DeflateDecoder;
 
+use super::super::limits::{FREE, MAX_RATIO};
+
 /// Deepest nesting of sequences. Enhanced multi-frame files have 3 to 6 levels.
 const MAX_DEPTH: usize = 24;
 /// What the UID of Deflated Explicit VR Little Endian adds to that of Explicit VR Little Endian.
@@ -58,7 +60,7 @@ impl Damage {
             Self::Length => "it is damaged: an element has a length that its numbers cannot have",
             Self::TooDeep => "its sequences are nested too deeply for a DICOM image",
             Self::NoItem => "it is damaged: a sequence has no items",
-            Self::Deflate => "it is damaged: its deflated data set cannot be read",
+            Self::Deflate => "its deflated data set is damaged, or 200 times as large as the file",
         }
     }
 }
@@ -79,8 +81,9 @@ pub(crate) fn check(bytes: &[u8]) -> Result<[Cow<'_, [u8]>; 2], Damage> {
         b"1.2.840.10008.1.2.1.99" => {
             let mut inflated = Vec::new();
             let source = bytes.get(dataset..).unwrap_or_default();
-            let read = DeflateDecoder::new(source).take(MAX_INFLATED + 1).read_to_end(&mut inflated);
-            if read.is_err() || inflated.len() as u64 > MAX_INFLATED {
+            let most = (source.len() as u64).saturating_mul(MAX_RATIO).clamp(FREE, MAX_INFLATED);
+            let read = DeflateDecoder::new(source).take(most + 1).read_to_end(&mut inflated);
+            if read.is_err() || inflated.len() as u64 > most {
                 return Err(Damage::Deflate);
             }
             let ends = walker(&inflated, false, false).pixels(0)?;

@@ -9,12 +9,13 @@
 //! | JPEG Extended (process 2 and 4) | 8 bit only | jpeg-decoder |
 //! | JPEG 2000 (lossless only, lossy), JPEG 2000 Part 2 | yes, part 2 without its extensions | OpenJPEG |
 //! | High-Throughput JPEG 2000 | yes | OpenJPEG 2.5 |
-//! | JPEG-LS, JPEG XL, JPIP, MPEG-2, MPEG-4, HEVC, SMPTE ST 2110 | no | |
+//! | JPEG-LS (lossless, near-lossless) | with the cargo feature `jpeg-ls` | CharLS 2.4 |
+//! | JPEG XL, JPIP, MPEG-2, MPEG-4, HEVC, SMPTE ST 2110 | no | |
 
 /// Syntaxes without a decoder: UID, name, remedy.
 const UNDECODED: [(&str, &str, &str); 22] = [
-    ("1.2.840.10008.1.2.4.80", "JPEG-LS Lossless", CONVERT),
-    ("1.2.840.10008.1.2.4.81", "JPEG-LS Lossy (Near-Lossless)", CONVERT),
+    ("1.2.840.10008.1.2.4.80", "JPEG-LS Lossless", JPEG_LS),
+    ("1.2.840.10008.1.2.4.81", "JPEG-LS Lossy (Near-Lossless)", JPEG_LS),
     ("1.2.840.10008.1.2.4.94", "JPIP Referenced", JPIP),
     ("1.2.840.10008.1.2.4.95", "JPIP Referenced Deflate", JPIP),
     ("1.2.840.10008.1.2.4.204", "JPIP HTJ2K Referenced", JPIP),
@@ -39,6 +40,8 @@ const UNDECODED: [(&str, &str, &str); 22] = [
 
 const CONVERT: &str = "decompress it first, for example with GDCM: `gdcmconv --raw IN OUT`, or with pydicom: \
                        `pydicom.pixels.decompress(dataset)`";
+const JPEG_LS: &str = "decompress it first, for example with GDCM: `gdcmconv --raw IN OUT`, or build prsmed with the cargo \
+                       feature `jpeg-ls`";
 const VIDEO: &str = "export single frames of the video as DICOM, PNG or TIFF";
 const JPIP: &str = "fetch the images from the server, and export them with their pixels";
 
@@ -66,7 +69,7 @@ const DECODED: [&str; 18] = [
 
 /// Fails for a syntax without a decoder, with the reason and the remedy.
 pub(super) fn check(uid: &str) -> Result<(), (String, &'static str)> {
-    if DECODED.contains(&uid) {
+    if DECODED.contains(&uid) || (cfg!(feature = "jpeg-ls") && is_jpeg_ls(uid)) {
         return Ok(());
     }
     if let Some((_, name, hint)) = UNDECODED.iter().find(|entry| entry.0 == uid) {
@@ -90,6 +93,11 @@ pub(super) const RLE: &str = "1.2.840.10008.1.2.5";
 /// True for JPEG Baseline and Extended.
 pub(super) fn is_lossy_jpeg(uid: &str) -> bool {
     matches!(uid, "1.2.840.10008.1.2.4.50" | "1.2.840.10008.1.2.4.51")
+}
+
+/// True for JPEG-LS.
+fn is_jpeg_ls(uid: &str) -> bool {
+    matches!(uid, "1.2.840.10008.1.2.4.80" | "1.2.840.10008.1.2.4.81")
 }
 
 /// True for JPEG 2000.
