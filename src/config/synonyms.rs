@@ -67,7 +67,6 @@ const SYNONYMS: [(&str, &str); 75] = [
     ("batch_size_per_gpu", "train.micro_batch"),
     ("compute_every_n_epochs", "train.validate_every_epochs"),
     ("enable_cpu_offload", "train.offload_optimizer"),
-    ("zero_stage", "train.offload_optimizer"),
     ("training_method", "finetune.method"),
     ("snr_gamma", "finetune.min_snr_gamma"),
     ("proportion_empty_prompts", "finetune.caption_dropout"),

@@ -189,6 +189,8 @@ mod tests {
                 "train.step_in_backward",
                 "train.graph",
                 "train.fused_kernels",
+                "train.zero_stage",
+                "train.reduce_bucket_mib",
                 "data.workers",
                 "data.prefetch",
                 "data.cache_mib",

@@ -76,6 +76,7 @@ fn after_a_step(precision: Precision, clip_norm: f64) -> (Vec<f32>, f64) {
 
 #[test]
 fn gradients_are_unscaled_before_they_are_clipped() {
+    let _lock = rng::TEST_LOCK.lock();
     let stepped = |a: f32, b: f32| [1.0 - 0.1 * a / (a + 1.0), 2.0 - 0.1 * b / (b + 1.0)];
     for precision in [Precision::Fp32, Precision::Fp16] {
         let (weights, norm) = after_a_step(precision, 1.0);

@@ -105,6 +105,8 @@ fn the_help_of_train() {
           --precision <P>             Same as `--set train.precision=P`: fp32, bf16 or fp16
           --graph <G>                 Same as `--set train.graph=G`: auto, on or off
           --cache-vision <WHERE>      Same as `--set data.cache_vision=WHERE`: off, ram or disk
+          --gpus <N>                  Train on so many GPUs of this machine: starts as many processes,
+                                      as `torchrun --nproc_per_node=N` does
           --no-plan                   Do not plan memory before the run, and start even what would not
                                       fit
           --memory-limit <SIZE>       Most that tensors may take, for example 20gb; plans ignore it
