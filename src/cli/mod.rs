@@ -44,6 +44,7 @@ use env::Env;
 use output::Output;
 use progress::{Progress, Style};
 use report::Outcome;
+pub use report::leave;
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -160,13 +161,6 @@ fn joined(command: &Command, runtime: Runtime) -> crate::Result<(Option<Rendezvo
     let Some(found) = ranks::rendezvous(|name| std::env::var(name).ok())? else { return Ok((None, runtime)) };
     ranks::choose_gpu(&found)?;
     Ok((Some(found), runtime.on(tensor::default_device())))
-}
-
-/// Ends the process without the destructors of libtorch's tables, which would needlessly touch 100 MB of memory. All
-/// output is flushed before.
-pub fn leave(code: u8) -> ! {
-    // SAFETY: ends the process.
-    unsafe { libc::_exit(i32::from(code)) }
 }
 
 fn dispatch(command: Command, context: &Context) -> anyhow::Result<Outcome> {

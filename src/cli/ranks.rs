@@ -117,7 +117,7 @@ impl Job {
 /// Ends this process because another one failed: its own work may wait for the other one for a long time.
 fn end_process(cause: &str, progress: &dyn Observer) {
     progress.on(&Event::Warning(format!("the training ends, because a process failed: {cause}")));
-    super::leave(2)
+    super::report::leave(2)
 }
 
 /// The GPU of a process, by its number on its machine.

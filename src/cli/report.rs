@@ -59,6 +59,13 @@ pub fn write_error(out: &mut dyn Write, error: &anyhow::Error, color: bool) -> i
     }
 }
 
+/// Ends the process without the destructors of libtorch's tables, which would needlessly touch 100 MB of memory. All
+/// output is flushed before.
+pub fn leave(code: u8) -> ! {
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(i32::from(code)) }
+}
+
 fn is_interrupt(error: &anyhow::Error) -> bool {
     matches!(find(error), Some(Error::Interrupted))
 }

@@ -1,7 +1,7 @@
 //! Names of settings in other trainers: PyTorch examples, Hugging Face's `Trainer`, diffusers' scripts.
 
 /// Name in another trainer, setting of this program.
-const SYNONYMS: [(&str, &str); 75] = [
+const SYNONYMS: [(&str, &str); 74] = [
     ("batch_size", "train.micro_batch"),
     ("micro_batch_size", "train.micro_batch"),
     ("train_batch_size", "train.micro_batch"),

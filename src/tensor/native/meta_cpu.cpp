@@ -57,10 +57,10 @@ int64_t product_scratch(const char* name, std::initializer_list<Tensor> shapes, 
     if (t.defined()) key << t.scalar_type() << t.sizes() << t.strides();
   return transient_peak(key.str(), run) - known;
 }
-Tensor heads(const Tensor& t, int64_t count) {
-  return ghost({1, count, t.size(2), t.size(3)}, {0, 0, t.stride(2), t.stride(3)}, t.scalar_type());
+Tensor one_head(const Tensor& t) {
+  return ghost({1, 1, t.size(2), t.size(3)}, {0, 0, t.stride(2), t.stride(3)}, t.scalar_type());
 }
-Tensor one_head(const Tensor& t) { return heads(t, 1); }
+Tensor all_heads(const Tensor& t) { return ghost(t.sizes(), t.strides(), t.scalar_type()); }
 OptT one_mask(const OptT& m, int64_t t, int64_t s) {
   if (!m || !m->defined()) return std::nullopt;
   auto full = m->expand({m->dim() == 4 ? m->size(0) : 1, m->dim() == 4 ? m->size(1) : 1, t, s});
@@ -81,13 +81,19 @@ std::tuple<Tensor, Tensor> flash(const Tensor& q, const Tensor& k, const Tensor&
     const bool packs_heads = at::native::cpublas::could_pack(q.scalar_type());
     const int64_t count = packs_heads ? b * h : 1;
     const int64_t known = count * (t * d * 2 + t * 4) + buffer.nbytes() + reduced_buffer.nbytes();
-    auto extra = product_scratch((std::string(causal ? "flash causal " : "flash ") + std::to_string(count)).c_str(),
-                                 {q[0][0], k[0][0], v[0][0], mask && mask->defined() ? *mask : Tensor()}, known, [&] {
-                                   at::_scaled_dot_product_flash_attention_for_cpu(
-                                       heads(q, count), heads(k, count), heads(v, count), p, causal,
-                                       one_mask(mask, t, s), scale);
-                                 });
-    hold(packs_heads ? extra : extra * std::min(threads, b * h * ((t + bq - 1) / bq)));
+    const Tensor bias = mask && mask->defined() ? *mask : Tensor();
+    if (packs_heads) {
+      hold(product_scratch(causal ? "flash of all heads causal" : "flash of all heads", {q, k, v, bias}, known, [&] {
+        at::_scaled_dot_product_flash_attention_for_cpu(all_heads(q), all_heads(k), all_heads(v), p, causal,
+                                                        bias.defined() ? OptT(all_heads(bias)) : std::nullopt, scale);
+      }));
+    } else {
+      auto extra = product_scratch(causal ? "flash causal" : "flash", {q[0][0], k[0][0], v[0][0], bias}, known, [&] {
+        at::_scaled_dot_product_flash_attention_for_cpu(one_head(q), one_head(k), one_head(v), p, causal,
+                                                        one_mask(mask, t, s), scale);
+      });
+      hold(extra * std::min(threads, b * h * ((t + bq - 1) / bq)));
+    }
   }
   return {out.transpose(1, 2), lse.transpose(1, 2)};
 }
