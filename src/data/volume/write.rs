@@ -88,10 +88,10 @@ pub fn nifti(path: &Path, labels: &[u8], volume: &Volume) -> Result<()> {
     write_nifti(path, &header, labels)
 }
 
-/// Writes labels on a grid as [`nifti`] does, without a volume.
+/// Writes labels on a grid as [`nifti()`] does, without a volume.
 ///
 /// # Errors
-/// As [`nifti`].
+/// As [`nifti()`].
 pub fn nifti_labels(path: &Path, labels: &[u8], grid: &Grid) -> Result<()> {
     grid.check(labels.len())?;
     write_nifti(path, &header(path, grid, SCANNER)?, labels)
@@ -100,7 +100,7 @@ pub fn nifti_labels(path: &Path, labels: &[u8], grid: &Grid) -> Result<()> {
 /// Writes voxels as NIfTI-1 of type int16. A path that ends with `.gz` is compressed.
 ///
 /// # Errors
-/// As [`nifti`].
+/// As [`nifti()`].
 pub fn nifti_i16(path: &Path, values: &[i16], grid: &Grid) -> Result<()> {
     grid.check(values.len())?;
     let mut header = header(path, grid, SCANNER)?;
