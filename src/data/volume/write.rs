@@ -142,6 +142,11 @@ fn header(path: &Path, grid: &Grid, code: i16) -> Result<[u8; HEADER]> {
     // uint8, 8 bits
     put(70, &2_i16.to_le_bytes());
     put(72, &8_i16.to_le_bytes());
+    let stored = Affine(grid.affine.0.map(|row| row.map(|value| f64::from(value as f32))));
+    if stored.inverse().is_none() {
+        let reason = "NIfTI cannot hold its affine, whose numbers are too large or too small for 32 bits";
+        return Err(Error::data(path, reason, "correct the spacing of the volume, for example with nibabel"));
+    }
     let quaternion = quaternion(&grid.affine);
     let spacing = grid.spacing();
     let pixdim = [quaternion.map_or(1.0, |found| found.1), spacing[0], spacing[1], spacing[2]];

@@ -176,16 +176,17 @@ impl Walker<'_> {
         Ok([at.min(limit), at.min(limit)])
     }
 
-    /// Walks over elements until `limit` or the end of an item; the position after them.
-    fn dataset(&self, mut at: usize, depth: usize, limit: usize) -> Result<usize, Damage> {
+    /// Walks over the elements of an item, which ends at `limit` or (`has_length` is false) at its delimiter; the position
+    /// after it. The parser reads beyond an item that its elements do not fill exactly, and takes values for lengths.
+    fn dataset(&self, mut at: usize, depth: usize, (limit, has_length): (usize, bool)) -> Result<usize, Damage> {
         while at + 8 <= limit {
             let element = self.element(at)?;
-            if element.tag == ITEM_END {
+            if element.tag == ITEM_END && !has_length {
                 return Ok(element.value);
             }
             at = self.value(&element, depth, limit)?;
         }
-        Ok(limit)
+        if has_length && at == limit { Ok(limit) } else { Err(Damage::Truncated) }
     }
 
     /// The position after the value of an element.
@@ -218,16 +219,12 @@ impl Walker<'_> {
             let item = self.element(at)?;
             match item.tag {
                 SEQUENCE_END => return Ok(if has_length { end } else { item.value }),
-                ITEM if item.length == UNDEFINED => at = self.dataset(item.value, depth, end)?,
-                ITEM => {
-                    let last = item.end(end)?;
-                    self.dataset(item.value, depth, last)?;
-                    at = last;
-                }
+                ITEM if item.length == UNDEFINED => at = self.dataset(item.value, depth, (end, false))?,
+                ITEM => at = self.dataset(item.value, depth, (item.end(end)?, true))?,
                 _ => return Err(Damage::NoItem),
             }
         }
-        if has_length { Ok(end) } else { Err(Damage::Truncated) }
+        if has_length && at == end { Ok(end) } else { Err(Damage::Truncated) }
     }
 
     /// Fragments of encapsulated pixel data.
@@ -302,6 +299,25 @@ mod tests {
         assert_eq!(check(&file(EXPLICIT, &element)), Err(Damage::Length));
         let implicit = [0x28, 0, 0x10, 0, 3, 0, 0, 0, 1, 0, 0];
         assert_eq!(check(&file("1.2.840.10008.1.2\0", &implicit)), Err(Damage::Length));
+    }
+
+    #[test]
+    fn an_item_that_its_elements_do_not_fill_is_found() {
+        let sequence = |item: &[u8], spare: usize| {
+            let length = |count: usize| u32::try_from(count).unwrap().to_le_bytes();
+            let mut bytes = [0x08, 0, 0x40, 0x11, b'S', b'Q', 0, 0].to_vec();
+            bytes.extend(length(8 + item.len() + spare));
+            bytes.extend([0xfe, 0xff, 0x00, 0xe0]);
+            bytes.extend(length(item.len() + spare));
+            bytes.extend(item);
+            // seven bytes are less than the header of an element
+            bytes.extend(vec![1; spare]);
+            bytes.extend([0; 16]);
+            file(EXPLICIT, &bytes)
+        };
+        let element = [0x28, 0, 0x10, 0, b'U', b'S', 2, 0, 1, 0];
+        assert!(check(&sequence(&element, 0)).is_ok());
+        assert_eq!(check(&sequence(&element, 7)), Err(Damage::Truncated));
     }
 
     #[test]
