@@ -13,7 +13,7 @@ use crate::models::{mask_decoder, mistral, tiny_vit};
 use crate::nn::BatchStatistics;
 use crate::tensor::store::Role;
 use crate::tensor::weights::{Archive, Staged};
-use crate::tensor::{Device, Kind, Tensor, guard, no_grad};
+use crate::tensor::{Device, Kind, Tensor, guard, no_grad, rng};
 use crate::trainer::step::Mark;
 use crate::trainer::{
     BatchSize, Batches, Loss, Parameter, Shard, StepInfo, StepResult, Stepper, Switch, Task, TrainConfig,
@@ -206,6 +206,7 @@ fn recorded_optimizer() -> TrainConfig {
 }
 
 fn record(semantics: Semantics, steps: usize) -> (Vec<(String, Tensor)>, PathBuf) {
+    let _lock = rng::TEST_LOCK.lock();
     let oracle = shared().join("reference/oracle");
     let base = oracle.join("base");
     let overrides = RunOverrides {

@@ -4,7 +4,7 @@
 //! gradients within 1e-4 or twice the difference of PyTorch's own fp32.
 
 use crate::diffusion::{Style, fill, wave};
-use crate::fixture::{Fixture, archive, relative_error};
+use crate::fixture::{Fixture, archive, generator, relative_error};
 use prsmed::augment::finetune::FinetuneConfig;
 use prsmed::augment::finetune::controlnet_losses::{Inputs, Networks, is_renoised};
 use prsmed::augment::finetune::loss_weights::Weights;
@@ -126,6 +126,7 @@ impl Step {
 
 #[test]
 fn losses_and_gradients_of_a_step_agree() {
+    let _generator = generator();
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/parity/finetune");
     let meta: Value = serde_json::from_slice(&std::fs::read(folder.join("meta.json")).unwrap()).unwrap();
     let expected = archive(&folder.join("expected.safetensors"));

@@ -13,7 +13,8 @@ const GRADIENT: f64 = 1e-4;
 /// Relative error that bfloat16 arithmetic may add.
 pub(crate) const BF16: f64 = 3e-2;
 
-/// libtorch has one random generator for all threads: tests that seed it, or compare numbers drawn from it, hold this.
+/// libtorch has one random generator for all threads: tests that draw from it, seed it, or restore its state (recomputed
+/// blocks do) hold this.
 pub(crate) fn generator() -> MutexGuard<'static, ()> {
     static GENERATOR: Mutex<()> = Mutex::new(());
     GENERATOR.lock().unwrap_or_else(PoisonError::into_inner)

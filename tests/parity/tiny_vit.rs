@@ -1,7 +1,7 @@
 //! Parity of TinyViT with timm's blocks, arranged as SAM's `vit_t`.
 
 use crate::fixture::{
-    BF16, Fixture, assert_finite_gradients, assert_near_in_bf16, leaf, probed, relative_error, store,
+    BF16, Fixture, assert_finite_gradients, assert_near_in_bf16, generator, leaf, probed, relative_error, store,
 };
 use prsmed::models::tiny_vit::{Config, Pass, TinyVit};
 use prsmed::nn::BatchStatistics;
@@ -82,6 +82,7 @@ fn gradients(fixture: &Fixture, checkpoint: usize, train_biases: bool) -> Vec<(S
 
 #[test]
 fn checkpointed_blocks_give_the_same_gradients() {
+    let _generator = generator();
     let fixture = Fixture::open("tiny_vit");
     // with trained biases libtorch's CPU uses another attention kernel if gradients are recorded, so the first run of a
     // checkpointed block rounds differently from the second; without them both runs are the same

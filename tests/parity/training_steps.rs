@@ -31,6 +31,20 @@ struct Batch {
     factor: f64,
 }
 
+impl Batch {
+    fn copied(&self) -> Self {
+        Self { xs: self.xs.copy(), ys: self.ys.copy(), factor: self.factor }
+    }
+}
+
+impl Layers {
+    /// The same task with its own weights.
+    fn copied(&self) -> Self {
+        let [first, second] = [&self.first, &self.second].map(|weight| leaf(&weight.detach(), Kind::Float));
+        Self { first, second, batches: self.batches.iter().map(Batch::copied).collect() }
+    }
+}
+
 impl Task for Layers {
     type Batch = Batch;
 
@@ -44,9 +58,8 @@ impl Task for Layers {
     }
 
     fn batches(&self, _epoch: u64, first: u64, _shard: Shard) -> Result<Batches<'_, Batch>> {
-        let copy = |batch: &Batch| Batch { xs: batch.xs.copy(), ys: batch.ys.copy(), factor: batch.factor };
         let first = usize::try_from(first).expect("a few steps");
-        Ok(Box::new(self.batches.iter().skip(first).map(move |batch| Ok(vec![copy(batch)]))))
+        Ok(Box::new(self.batches.iter().skip(first).map(move |batch| Ok(vec![batch.copied()]))))
     }
 
     fn batch_size(&self, _batch: &Batch) -> BatchSize {
@@ -137,8 +150,9 @@ fn random_task() -> Layers {
 #[test]
 fn eight_bit_state_has_two_bytes_a_weight_and_trains_alike() {
     let _generator = generator();
+    let task = random_task();
     let train = |optimizer: OptimizerKind| {
-        let task = random_task();
+        let task = task.copied();
         let config = TrainConfig { optimizer, precision: Precision::Fp32, accumulation: 1, ..TrainConfig::default() };
         let mut stepper = Stepper::new(&task, &config, false);
         let mut losses = Vec::new();
