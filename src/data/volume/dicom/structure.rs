@@ -26,6 +26,8 @@ const ITEM_END: (u16, u16) = (0xfffe, 0xe00d);
 const SEQUENCE_END: (u16, u16) = (0xfffe, 0xe0dd);
 /// Group of the pixel data, also of floating-point ones.
 const PIXELS: u16 = 0x7fe0;
+/// Pixel data, the only element that may consist of fragments.
+const PIXEL_DATA: (u16, u16) = (PIXELS, 0x10);
 /// Value representations with a length of 16 bits.
 const SHORT: [&[u8; 2]; 21] = [
     b"AE", b"AS", b"AT", b"CS", b"DA", b"DS", b"DT", b"FL", b"FD", b"IS", b"LO", b"LT", b"PN", b"SH", b"SL", b"SS",
@@ -44,6 +46,8 @@ pub(crate) enum Damage {
     Truncated,
     /// The length of numbers is no multiple of their size, after which the parser would lose its place.
     Length,
+    /// An element without a length is neither a sequence nor pixel data.
+    NoLength,
     /// Sequences are nested too deeply.
     TooDeep,
     /// A sequence contains something else than items.
@@ -58,6 +62,7 @@ impl Damage {
         match self {
             Self::Truncated => "it is truncated or damaged: an element is longer than the file",
             Self::Length => "it is damaged: an element has a length that its numbers cannot have",
+            Self::NoLength => "it is damaged: an element has no length, and it is neither a sequence nor pixel data",
             Self::TooDeep => "its sequences are nested too deeply for a DICOM image",
             Self::NoItem => "it is damaged: a sequence has no items",
             Self::Deflate => "its deflated data set is damaged, or 200 times as large as the file",
@@ -191,8 +196,7 @@ impl Walker<'_> {
 
     /// The position after the value of an element.
     fn value(&self, element: &Element, depth: usize, limit: usize) -> Result<usize, Damage> {
-        let is_fragments = matches!(&element.vr, Some(vr) if vr == b"OB" || vr == b"OW") || element.tag.0 == PIXELS;
-        if element.length == UNDEFINED && is_fragments {
+        if element.length == UNDEFINED && element.tag == PIXEL_DATA {
             return self.fragments(element.value, limit);
         }
         let is_sequence = match &element.vr {
@@ -200,6 +204,10 @@ impl Walker<'_> {
             None => element.length == UNDEFINED || is_sequence_in_dictionary(element.tag),
         };
         if !is_sequence {
+            // the parser would take it for a sequence
+            if element.length == UNDEFINED {
+                return Err(Damage::NoLength);
+            }
             let size = element.vr.map_or_else(|| size_in_dictionary(element.tag), number_size);
             return if element.length.is_multiple_of(size) { element.end(limit) } else { Err(Damage::Length) };
         }
@@ -318,6 +326,21 @@ mod tests {
         let element = [0x28, 0, 0x10, 0, b'U', b'S', 2, 0, 1, 0];
         assert!(check(&sequence(&element, 0)).is_ok());
         assert_eq!(check(&sequence(&element, 7)), Err(Damage::Truncated));
+    }
+
+    #[test]
+    fn only_pixel_data_and_sequences_may_have_no_length() {
+        let fragments = |tag: [u8; 4]| {
+            let mut bytes = tag.to_vec();
+            bytes.extend([b'O', b'B', 0, 0, 0xff, 0xff, 0xff, 0xff]);
+            // one empty fragment and the end
+            bytes.extend([0xfe, 0xff, 0x00, 0xe0, 0, 0, 0, 0]);
+            bytes.extend([0xfe, 0xff, 0xdd, 0xe0, 0, 0, 0, 0]);
+            file(EXPLICIT, &bytes)
+        };
+        assert!(check(&fragments([0xe0, 0x7f, 0x10, 0])).is_ok());
+        assert_eq!(check(&fragments([0x1e, 0x7f, 0x10, 0])), Err(Damage::NoLength));
+        assert_eq!(check(&fragments([0xe0, 0x7f, 0x09, 0])), Err(Damage::NoLength));
     }
 
     #[test]
