@@ -16,6 +16,7 @@ pub mod matmul;
 pub mod reading;
 pub mod replay;
 pub mod report;
+pub mod scaling;
 pub mod search;
 pub mod speed;
 pub mod time;
