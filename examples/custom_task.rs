@@ -134,11 +134,17 @@ pub(crate) fn main() -> Result<(), Box<dyn std::error::Error>> {
     let config = TrainConfig { precision: Precision::Fp32, ..config.train };
 
     // plan on the meta device, then measure the same phases on the CPU
-    let planned = dry_run::plan(Job::Train, &config, Target::Cpu, true, || Ok(Brightness::new(META, &config)))?;
+    let planned = dry_run::plan(Job::Train, &config, Target::Cpu, true, |_| Ok(Brightness::new(META, &config)))?;
     let plan = Plan::of(&planned, &Machine::named("cpu")?);
     println!("{}", plan.table());
     let mut meter = Measured::begin(Device::Cpu)?;
-    dry_run::dry_run(Job::Train, &config, Ranks::default(), &|| Ok(Brightness::new(Device::Cpu, &config)), &mut meter)?;
+    dry_run::dry_run(
+        Job::Train,
+        &config,
+        Ranks::default(),
+        &|_: Ranks| Ok(Brightness::new(Device::Cpu, &config)),
+        &mut meter,
+    )?;
     for (phase, measured) in plan.phases.iter().zip(meter.finish()?) {
         println!("{}: planned {}, measured {}", measured.name, phase.memory.allocated_peak, measured.allocated_peak);
     }

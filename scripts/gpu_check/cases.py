@@ -1,6 +1,7 @@
 """All measurements, in their order. Each is a case with a name, a time limit and its own result line."""
 
 import contextlib
+import json
 import os
 import shutil
 import sys
@@ -344,6 +345,37 @@ class Machine:
         record.pop("config", None)
         self.add(wanted[0], driver_peak=ran.driver_peak, **record)
 
+    def together(self, wanted):
+        """Training steps of the preset tiny on one GPU and on all of this machine, over NCCL."""
+        count = 2
+        if not self.dry:
+            count = len(self.run(["nvidia-smi", "--list-gpus"]).out.strip().splitlines())
+            if count < 2:
+                raise Skipped("one GPU; the unit tests use NCCL with one process")
+        sets = ["train.micro_batch=1", f"train.accumulation={count}", "train.max_steps=8", "train.learning_rate=1e-5",
+                "train.validate_every_epochs=0", "train.precision=fp32", "train.graph=off", "model.train_base=false"]
+        ways = {"one": (1, []), "all": (count, []), "zero": (count, ["train.zero_stage=2"]),
+                "divided": (count, ["train.zero_stage=2", "model.divide_layers=true"])}
+        with tempfile.TemporaryDirectory() as folder:
+            data, losses, seconds = Path(folder) / "data", {}, {}
+            ran = self.run([self.binary, "--quiet", "data", "phantom", data, "--count", 60])
+            if ran.code != 0:
+                raise Failed(ran.error())
+            for name, (gpus, more) in ways.items():
+                out = Path(folder) / name
+                words = (word for pair in [*sets, *more] for word in ("--set", pair))
+                ran = self.prsmed("train", "--preset", "tiny", "--data-root", data, "--out", out, "--no-plan", "--gpus",
+                                  gpus, *words)
+                steps = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+                losses[name] = [step["losses"]["total"] for step in steps if step["kind"] == "step"]
+                seconds[name] = ran.records[-1]["train_seconds"]
+        far = {name: max(abs(a - b) / max(abs(b), 1e-12) for a, b in zip(losses[name], losses["one"]))
+               for name in ways if name != "one"}
+        # a fake GPU computes nothing
+        if not self.dry and max(far.values()) > 1e-4:
+            raise Failed(f"losses differ from those of one GPU by {far}")
+        self.add(wanted[0], gpus=count, losses_differ_by=far, seconds=seconds)
+
     def test_program(self, kind, filters=()):
         """Tests that need a GPU. A dry run only lists them."""
 
@@ -416,6 +448,7 @@ class Machine:
             *[Case("finetune", [f"finetune/{what}"], 90, self.finetune) for what in FINETUNES],
             *gpus(GPUS_SECOND),
             Case("training", ["training"], 60, self.training),
+            Case("together", ["together"], 60, self.together),
             Case("step", ["step/one/all"], 50, self.step),
             Case("step", ["step/rows/all"], 60, self.step),
             Case("tests", ["test/unit"], 90, self.test_program("unit")),

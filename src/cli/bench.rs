@@ -21,7 +21,7 @@ use crate::tensor::meta::Target;
 use crate::tensor::{self, Device, Kind, META, memory};
 use crate::trainer::graph::settling_steps;
 use crate::trainer::precision::Precision;
-use crate::trainer::{DryRunTask, FirstLayers, Switch};
+use crate::trainer::{DryRunTask, FirstLayers, Ranks, Switch};
 use crate::units::Bytes;
 use crate::{Error, Result};
 use measure::{Count, Job, Measurement, Work};
@@ -180,7 +180,7 @@ impl Case {
     /// The task on `device`.
     fn build(&self, device: Device) -> Result<SegmentDryRun> {
         let RunConfig { model, train, .. } = &self.config;
-        let task = SegmentDryRun::random(model, &self.sizes, train, self.example, device)?;
+        let task = SegmentDryRun::random(model, &self.sizes, train, self.example, (device, Ranks::default()))?;
         let task = task.with_feature_cache(self.config.data.caches_features());
         Ok(if self.part == Part::Llm { task.language_alone() } else { task })
     }
@@ -190,7 +190,7 @@ impl Case {
         vision_features::refuse_trained_tower(&self.config.data, self.config.model.train_base)?;
         self.machine.set_planned_gpu();
         let job = if self.work == Work::Train { Planned::Train } else { Planned::Predict };
-        let mut dry_run = dry_run::plan(job, &self.config.train, self.machine.target(), true, || self.build(META))?;
+        let mut dry_run = dry_run::plan(job, &self.config.train, self.machine.target(), true, |_| self.build(META))?;
         let half_precision = self.config.train.precision != Precision::Fp32;
         dry_run.buffers = Buffers { half_precision, ..Buffers::default() };
         Ok(dry_run)

@@ -93,6 +93,11 @@ impl Command {
     fn saves_on_interrupt(&self) -> bool {
         matches!(self, Self::Train(_) | Self::Bench(_) | Self::Augment(_) | Self::Serve(_))
     }
+
+    /// True for a training, which several processes can do together.
+    fn trains(&self) -> bool {
+        matches!(self, Self::Train(_) | Self::Augment(augment::Command::Finetune(_)))
+    }
 }
 
 /// Runs the command line `args` (program name first) and returns the exit code.
@@ -124,8 +129,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let inner: Box<dyn Observer> =
         if cli.quiet { Box::new(Silent) } else { Box::new(Progress::new(style, Arc::clone(&output))) };
     // the first process of a training reports for all
-    let is_training = matches!(cli.command, Command::Train(_));
-    let joined = rendezvous.as_ref().filter(|_| is_training);
+    let joined = rendezvous.as_ref().filter(|_| cli.command.trains());
     let other_rank = joined.map(|joined| joined.rank).filter(|rank| *rank > 0);
     let (inner, output) = match other_rank {
         Some(rank) => (Box::new(ranks::OtherRank { rank, inner }) as Box<dyn Observer>, Arc::new(Output::none())),
@@ -155,7 +159,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
 /// How this process joins a training of several processes, and the runtime on its GPU.
 fn joined(command: &Command, runtime: Runtime) -> crate::Result<(Option<Rendezvous>, Runtime)> {
     // other commands work alone, also in a job of several processes
-    if !matches!(command, Command::Train(_) | Command::Plan(_)) {
+    if !command.trains() && !matches!(command, Command::Plan(_)) {
         return Ok((None, runtime));
     }
     let Some(found) = ranks::rendezvous(|name| std::env::var(name).ok())? else { return Ok((None, runtime)) };

@@ -22,6 +22,7 @@ use crate::plan::{calibrate, reading, timeline};
 use crate::segment::dry_run::SegmentDryRun;
 use crate::tensor::meta::Target;
 use crate::tensor::{Device, Kind, Tensor, default_device, kernels, memory};
+use crate::trainer::Ranks;
 use crate::units::Bytes;
 use crate::{Error, Result, files};
 use serde_json::json;
@@ -353,10 +354,21 @@ fn measure(args: &Args, context: &Context) -> anyhow::Result<Vec<Phase>> {
         let pipeline_config = planned_pipeline_config(&run, context)?;
         return Ok(run.measure(&pipeline_config, default_device())?);
     }
+    let together = Together::join(context)?;
+    let measured = measure_training(args, Together::ranks(together.as_ref()), context);
+    match together {
+        Some(together) => together.end(measured),
+        None => measured,
+    }
+}
+
+/// As [`measure`], for one of `ranks`.
+fn measure_training(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Vec<Phase>> {
     if matches!(args.task, Task::Finetune) {
-        let run = args.settings.resolve_finetune(Vec::new())?;
+        let mut run = args.settings.resolve_finetune(Vec::new())?;
+        run.train.divide_among(args.machine.ranks())?;
         let pipeline_config = planned_finetuned_config(&run, context)?;
-        return Ok(run.measure(&pipeline_config, default_device())?);
+        return Ok(run.measure(&pipeline_config, default_device(), ranks)?);
     }
     let job = args.task.job();
     let mut config = args.settings.resolve(Vec::new())?;
@@ -364,18 +376,13 @@ fn measure(args: &Args, context: &Context) -> anyhow::Result<Vec<Phase>> {
     let (device, sizes, example) = (default_device(), config.planned_sizes()?, config.longest_example());
     kernels::check(device)?;
     kernels::set_mode(config.train.fused_kernels.kernels());
-    let build = || {
-        let task = SegmentDryRun::random(&config.model, &sizes, &config.train, example, device)?;
+    let build = |ranks: Ranks| {
+        let task = SegmentDryRun::random(&config.model, &sizes, &config.train, example, (device, ranks))?;
         Ok(task.with_feature_cache(job != Job::Eval && config.data.caches_features()))
     };
     let mut meter = Measured::begin(device)?;
-    let together = Together::join(context)?;
-    let ran = dry_run::dry_run(job, &config.train, Together::ranks(together.as_ref()), &build, &mut meter);
-    let measured = ran.and_then(|()| meter.finish()).map_err(anyhow::Error::from);
-    match together {
-        Some(together) => together.end(measured),
-        None => measured,
-    }
+    dry_run::dry_run(job, &config.train, ranks, &build, &mut meter)?;
+    Ok(meter.finish()?)
 }
 
 /// Measured and planned bytes of each phase.

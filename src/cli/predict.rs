@@ -99,6 +99,7 @@ impl ModelArgs {
             semantics: self.semantics,
             quantization: None,
             stream_layers: self.stream_layers,
+            divide_layers: Some(false),
             stream_vision: self.stream_layers.map(|layers| layers == FirstLayers::Full),
         };
         let locate = |spec: &str| context.locate(spec);
@@ -109,6 +110,7 @@ impl ModelArgs {
             locate: &locate,
             allow_partial: self.allow_partial,
             cache: context.env.cache.as_deref(),
+            peers: None,
         };
         let (base, tower) = (self.base.as_deref(), self.vision_tower.as_deref());
         let assembly = context.read_run(run, base, tower, &|folder| {

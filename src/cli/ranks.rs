@@ -1,6 +1,7 @@
 //! Several processes of one training: variables of `torchrun` and Slurm, and `--gpus N`, which starts the processes.
 
 use super::context::Context;
+use super::report::Outcome;
 use crate::event::{Event, Observer};
 use crate::tensor::collective::StoreAddress;
 use crate::tensor::{self, Device};
@@ -65,6 +66,55 @@ pub(super) fn rendezvous(var: impl Fn(&str) -> Option<String>) -> Result<Option<
     let interface = var("GLOO_SOCKET_IFNAME").filter(|name| !name.is_empty());
     let is_server = rank == 0 && !agent;
     Ok(Some(Rendezvous { rank, size, local_rank, address, is_server, interface, timeout: TIMEOUT }))
+}
+
+/// The number of GPUs of a training.
+#[derive(Debug, clap::Args)]
+pub(super) struct GpuArgs {
+    /// Train on so many GPUs of this machine: starts as many processes, as `torchrun --nproc_per_node=N` does
+    ///
+    /// They divide the micro-batches of each step, so `train.micro_batch` x `train.accumulation` stays the effective
+    /// batch. Without a GPU, N processes share the cores.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    gpus: Option<u16>,
+}
+
+impl GpuArgs {
+    /// Runs `work` in this process: alone, or as one of a job. With `--gpus N` as many processes are started, unless
+    /// `is_alone`.
+    ///
+    /// # Errors
+    /// Those of `work`; [`Error::Config`] for a `--gpus` that differs from the processes that were started from outside.
+    pub(super) fn run(
+        &self,
+        is_alone: bool,
+        context: &Context,
+        work: impl FnOnce(Ranks) -> anyhow::Result<Outcome>,
+    ) -> anyhow::Result<Outcome> {
+        let gpus = self.gpus.map_or(1, usize::from);
+        match &context.rendezvous {
+            None if gpus > 1 && !is_alone => return Ok(Outcome::Ended(launch(gpus, context)?)),
+            Some(joined) if self.gpus.is_some() && gpus != joined.size => {
+                let reason = format!("{} processes were started from outside", joined.size);
+                return Err(Error::config("--gpus", reason, "remove it").into());
+            }
+            _ => {}
+        }
+        let job = Job::join(context)?;
+        let outcome = work(Job::ranks(job.as_ref()));
+        match job {
+            Some(job) => job.end(outcome),
+            None => outcome,
+        }
+    }
+}
+
+/// Work of the process that writes files; the others get `None`.
+///
+/// # Errors
+/// Those of `work`.
+pub(super) fn main_only<T>(ranks: Ranks, work: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
+    ranks.is_main().then(work).transpose()
 }
 
 /// This process's part in a job of several processes.
@@ -142,8 +192,13 @@ pub(super) fn choose_gpu(rendezvous: &Rendezvous) -> Result<()> {
 /// that failed, else 0.
 ///
 /// # Errors
-/// [`Error::Io`] if a process cannot be started.
+/// [`Error::Io`] if a process cannot be started; [`Error::Config`] in a process of a job.
 pub(super) fn launch(count: usize, context: &Context) -> Result<u8> {
+    if std::env::var_os("RANK").is_some() {
+        // a process that a job started would start the same processes again, without an end
+        let hint = "unset `RANK`, or start all processes with `torchrun`";
+        return Err(Error::config("--gpus", "this process belongs to a job already, by the variable `RANK`", hint));
+    }
     let program = std::env::current_exe().map_err(Error::io("prsmed", "find"))?;
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).map_err(Error::io("127.0.0.1", "listen on"))?;

@@ -4,7 +4,7 @@ use super::args::{ResumeArgs, RootArgs, sets_of};
 use super::context::Context;
 use super::memory::ProfileArgs;
 use super::mlflow::{MlflowArgs, recorded};
-use super::ranks::{self, Job as Together};
+use super::ranks::{GpuArgs, main_only};
 use super::report::Outcome;
 use super::run_lock::RunLock;
 use super::{plan, preset};
@@ -87,12 +87,8 @@ pub(super) struct Args {
     /// Same as `--set data.cache_vision=WHERE`: off, ram or disk
     #[arg(long, value_name = "WHERE")]
     cache_vision: Option<String>,
-    /// Train on so many GPUs of this machine: starts as many processes, as `torchrun --nproc_per_node=N` does
-    ///
-    /// They divide the micro-batches of each step, so `train.micro_batch` x `train.accumulation` stays the effective
-    /// batch. Without a GPU, N processes share the cores.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    gpus: Option<u16>,
+    #[command(flatten)]
+    gpus: GpuArgs,
     /// Do not plan memory before the run, and start even what would not fit
     #[arg(long)]
     no_plan: bool,
@@ -109,21 +105,7 @@ pub(super) struct Args {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let gpus = args.gpus.map_or(1, usize::from);
-    match &context.rendezvous {
-        None if gpus > 1 && !args.print_config => return Ok(Outcome::Ended(ranks::launch(gpus, context)?)),
-        Some(joined) if args.gpus.is_some() && gpus != joined.size => {
-            let reason = format!("{} processes were started from outside", joined.size);
-            return Err(Error::config("--gpus", reason, "remove it").into());
-        }
-        _ => {}
-    }
-    let together = Together::join(context)?;
-    let outcome = train(args, Together::ranks(together.as_ref()), context);
-    match together {
-        Some(together) => together.end(outcome),
-        None => outcome,
-    }
+    args.gpus.run(args.print_config, context, |ranks| train(args, ranks, context))
 }
 
 fn train(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome> {
@@ -150,7 +132,7 @@ fn train(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
     }
     let manifest = args.data.open_with_extra(&args.extra, context)?;
     let training = Training::new(config.clone(), manifest, &args.out, &context.runtime)?.with_toml(toml.clone());
-    let training = training.resume(args.resume.resumes());
+    let training = training.resume(args.resume.resumes()).with_ranks(ranks);
     let _run_lock = ranks.agree_on(main_only(ranks, || {
         let run_lock = early.map_or_else(lock, Ok)?;
         args.resume.adopt(&args.out)?;
@@ -187,7 +169,7 @@ fn train(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
     }
     let plan = if args.no_plan { None } else { plan_of_data(&planned_config, &prepared.task, &machine, context) };
     let has_room = plan.as_ref().is_some_and(Plan::has_room_for_graphs);
-    let prepared = prepared.with_profile(profile.as_ref()).with_room_for_graphs(has_room).with_ranks(ranks);
+    let prepared = prepared.with_profile(profile.as_ref()).with_room_for_graphs(has_room);
     let run = recorded(mlflow, (&args.out, args.resume.resumes()), &config, context, |progress| {
         let observer = PlanCheck::new(plan.as_ref(), config.train.graph_switch(), (progress.as_ref(), context));
         prepared.run(&observer)
@@ -198,11 +180,6 @@ fn train(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
     let profile = profile.as_ref().map(|profile| profile.out.as_path());
     write_report(&run, &toml, args, context);
     print_result(&run, plan.as_ref(), profile, args, context)
-}
-
-/// Work of the process that writes files.
-fn main_only<T>(ranks: Ranks, work: impl FnOnce() -> Result<T>) -> Result<Option<T>> {
-    ranks.is_main().then(work).transpose()
 }
 
 /// Limits tensor memory; call before the first tensor on a GPU.
@@ -406,6 +383,7 @@ fn init_settings(args: &Args, context: &Context) -> Result<Vec<(String, String)>
         locate: &locate,
         allow_partial: false,
         cache: context.env.cache.as_deref(),
+        peers: None,
     };
     let mut settings = context.read_run(run, None, None, &|folder| init::settings(folder, build))?;
     let path = run.to_string_lossy();

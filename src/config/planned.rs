@@ -74,8 +74,8 @@ impl RunConfig {
         machine.check_precision("train.precision", self.train.precision)?;
         vision_features::refuse_trained_tower(&self.data, self.model.train_base)?;
         machine.set_planned_gpu();
-        let mut dry_run = dry_run::plan(job, &self.train, machine.place(), costs, || {
-            let dry_run = SegmentDryRun::new(&self.model, sizes, &self.train, example, META)?;
+        let mut dry_run = dry_run::plan(job, &self.train, machine.place(), costs, |ranks| {
+            let dry_run = SegmentDryRun::new(&self.model, sizes, &self.train, example, (META, ranks))?;
             Ok(dry_run.with_feature_cache(job != Job::Eval && self.data.caches_features()))
         })?;
         dry_run.buffers = self.buffers(job, sizes);

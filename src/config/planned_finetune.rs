@@ -29,6 +29,8 @@ const COSTLY: [&str; 5] = [
     "train.offload_optimizer=true train.clip_norm=0 train.step_in_backward=true",
     "train.offload_weights=true",
 ];
+/// Savings of several processes, tried before the [`COSTLY`] ones.
+const DIVIDED: [&str; 2] = ["train.zero_stage=2", "train.zero_stage=2 train.offload_optimizer=true"];
 /// Smaller images, tried if nothing fits with all savings.
 const SMALLER: [i64; 3] = [1024, 768, 512];
 
@@ -62,7 +64,7 @@ impl FinetuneRun {
             Job::Train => finetuning::encode(pipeline_config, self, META, begin),
             _ => Ok(()),
         };
-        let build = || FinetuneDryRun::new(pipeline_config, self, META);
+        let build = |_: Ranks| FinetuneDryRun::new(pipeline_config, self, META);
         let mut dry_run = dry_run::plan_after(job, &self.train, machine.place(), costs, encode, build)?;
         dry_run.buffers = Buffers { half_precision: self.train.precision != Precision::Fp32, ..Buffers::default() };
         Ok(dry_run)
@@ -76,18 +78,28 @@ impl FinetuneRun {
         Ok(Plan::of(&self.dry_run(pipeline_config, Job::Train, machine, true)?, machine))
     }
 
-    /// Runs a training of these settings with random weights on `device`, and measures its memory.
+    /// Runs a training of these settings by `ranks` with random weights on `device`, and measures its memory.
     ///
     /// # Errors
     /// Typed errors of libtorch.
-    pub fn measure(&self, pipeline_config: &PipelineConfig, device: Device) -> Result<Vec<Phase>> {
+    pub fn measure(&self, pipeline_config: &PipelineConfig, device: Device, ranks: Ranks) -> Result<Vec<Phase>> {
         kernels::check(device)?;
         kernels::set_mode(self.train.fused_kernels.kernels());
         let mut meter = Measured::begin(device)?;
         finetuning::encode(pipeline_config, self, device, &mut |phase| meter.begin(phase))?;
-        let build = || FinetuneDryRun::new(pipeline_config, self, device);
-        dry_run::dry_run(Job::Train, &self.train, Ranks::default(), &build, &mut meter)?;
+        let build = |_: Ranks| FinetuneDryRun::new(pipeline_config, self, device);
+        dry_run::dry_run(Job::Train, &self.train, ranks, &build, &mut meter)?;
         meter.finish()
+    }
+
+    /// These settings for one of `ranks` processes; see [`crate::trainer::TrainConfig::divide_among`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Config`] if a step has too few images.
+    pub fn divided_among(&self, ranks: usize) -> Result<Self> {
+        let mut run = self.clone();
+        run.train.divide_among(ranks)?;
+        Ok(run)
     }
 
     /// Images of an optimizer step.
@@ -128,7 +140,8 @@ impl FinetuneRun {
                 }
             }
             let checkpointed = one_by_one.with_sets(FREE[1])?;
-            for saving in COSTLY {
+            let divided = DIVIDED.into_iter().filter(|_| machine.num_ranks() > 1);
+            for saving in divided.chain(COSTLY) {
                 if let Some(found) = checkpointed.fastest_with(saving, pipeline_config, machine, headroom_frac)? {
                     return Ok(Some(found));
                 }
@@ -146,7 +159,14 @@ impl FinetuneRun {
         headroom_frac: f64,
     ) -> Result<Option<(Self, Plan)>> {
         let whole = self.effective_batch();
-        let divisors: Vec<usize> = (1..=whole).filter(|count| whole.is_multiple_of(*count)).collect();
+        let ranks = machine.num_ranks();
+        // each process needs a micro-batch
+        let divisors: Vec<usize> =
+            (1..=whole).filter(|count| whole.is_multiple_of(*count) && whole / count >= ranks).collect();
+        let is_for_one = saving.contains("step_in_backward") || saving.contains("offload_weights");
+        if divisors.is_empty() || (is_for_one && ranks > 1) {
+            return Ok(None);
+        }
         let with = |micro_batch: usize| {
             let steps_at_once = saving.contains("step_in_backward") && micro_batch < whole;
             let sets = format!("train.micro_batch={micro_batch} train.accumulation={} {saving}", whole / micro_batch);
@@ -155,7 +175,7 @@ impl FinetuneRun {
         };
         let fits = |number: usize| -> Result<bool> {
             let Some(run) = with(divisors[number]) else { return Ok(false) };
-            let dry_run = run.dry_run(pipeline_config, Job::Train, machine, false)?;
+            let dry_run = run.divided_among(ranks)?.dry_run(pipeline_config, Job::Train, machine, false)?;
             Ok(search::has_headroom(&Plan::of(&dry_run, machine), headroom_frac))
         };
         let number = if saving.contains("step_in_backward") {
@@ -165,7 +185,7 @@ impl FinetuneRun {
             search::largest(0..=divisors.len() - 1, fits)?
         };
         let Some(run) = number.and_then(|number| with(divisors[number])) else { return Ok(None) };
-        let plan = run.plan(pipeline_config, machine)?;
+        let plan = run.divided_among(ranks)?.plan(pipeline_config, machine)?;
         Ok(Some((run, plan)))
     }
 

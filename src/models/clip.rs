@@ -244,7 +244,7 @@ impl ClipVision {
         let layers: Vec<Layer> =
             (0..config.num_hidden_layers - 1).map(|i| Layer::new(&layers.sub(i), config.layer())).collect();
         let in_host_memory = if on_host { layers.as_slice() } else { &[] };
-        let host = HostWeights::of(in_host_memory.iter(), vs.device(), vs.initialises());
+        let host = HostWeights::of(in_host_memory.iter(), vs.device(), vs.initialises(), 1);
         Self { class_embedding, patch_embedding, position_embedding, pre_layrnorm, layers, host }
     }
 

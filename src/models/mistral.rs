@@ -4,10 +4,12 @@
 //! sets it to null. Frozen weights have Hugging Face keys (`model.layers.0...`), adapters have PEFT keys
 //! (`base_model.model.model.layers.0...`).
 
+use crate::Result;
 use crate::nn::attention::{merge_heads, split_heads};
 use crate::nn::rope::Rope;
 use crate::nn::{Embedding, Linear, LoraConfig, Mask, RmsNorm, attention};
 use crate::tensor::autograd::checkpoint;
+use crate::tensor::collective::Peers;
 use crate::tensor::functions::{Segments, packed_bias, swiglu};
 use crate::tensor::host_weights::{FrozenLayer, HostWeights};
 use crate::tensor::store::{Init, VarPath};
@@ -344,8 +346,15 @@ pub struct Mistral {
 impl Mistral {
     /// `vs` is the path that contains `model` and `lm_head`; if it is quantized, the matrices of the layers are in NF4.
     /// `lora` has the root path of the adapters and their settings. The frozen weights of the first `on_host` layers
-    /// stay in host memory.
-    pub fn new(vs: &VarPath, lora: Option<(&VarPath, &LoraConfig)>, config: &Config, on_host: usize) -> Self {
+    /// stay in host memory; with more than one rank those of all layers do, until [`Self::divide`].
+    pub fn new(
+        vs: &VarPath,
+        lora: Option<(&VarPath, &LoraConfig)>,
+        config: &Config,
+        on_host: usize,
+        ranks: usize,
+    ) -> Self {
+        let on_host = if ranks > 1 { usize::MAX } else { on_host };
         let model = vs.sub("model");
         let d = config.hidden_size;
         let adapters = lora.map(|(s, c)| (s.sub("base_model").sub("model").sub("model").sub("layers"), c));
@@ -365,7 +374,8 @@ impl Mistral {
         let init = Init::Normal { std: config.initializer_range };
         let embed_tokens = Embedding::new(&model.sub("embed_tokens"), config.vocab_size, d, config.initializer_range);
         let layers: Vec<Shared<Layer>> = (0..config.num_hidden_layers).map(layer).collect();
-        let host = HostWeights::of(layers.iter().take(on_host).map(|layer| &**layer), vs.device(), vs.initialises());
+        let moved = layers.iter().take(on_host).map(|layer| &**layer);
+        let host = HostWeights::of(moved, vs.device(), vs.initialises(), ranks);
         Self {
             embed_tokens,
             layers,
@@ -377,13 +387,22 @@ impl Mistral {
         }
     }
 
+    /// Divides the frozen weights of all layers among `peers`; see [`HostWeights::divided`].
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`] if another rank does not answer.
+    pub fn divide(&mut self, peers: &Peers, on_host: usize, keeps_whole: bool) -> Result<()> {
+        self.host = Shared::new(self.host.divided(peers, on_host, keeps_whole)?);
+        Ok(())
+    }
+
     /// Sets the attention of packed questions.
     #[must_use]
     pub fn with_packed_attention(self, packed_attention: PackedAttention) -> Self {
         Self { packed_attention, ..self }
     }
 
-    /// Frozen weights in host memory.
+    /// Frozen weights in host memory, or divided among ranks.
     pub fn host_weights(&self) -> &HostWeights {
         &self.host
     }

@@ -10,6 +10,7 @@
 //!
 //! Each part has a [`Store`] of its own, with the names of its checkpoint file.
 
+use crate::Result;
 use crate::models::llava::Projector;
 use crate::models::mask_decoder::{self, MaskDecoder};
 use crate::models::mistral::PackedAttention;
@@ -18,6 +19,7 @@ use crate::models::{clip, mistral};
 use crate::nn::linear::Linear;
 use crate::nn::{BatchStatistics, LoraConfig, Quantization};
 use crate::tensor::autograd::checkpoint;
+use crate::tensor::collective::Peers;
 use crate::tensor::host_weights::HostWeights;
 use crate::tensor::store::{Init, Role, Store, StoreOptions, VarPath};
 use crate::tensor::{Device, Kind, Shared, Tensor, dims, module_path, no_grad};
@@ -64,6 +66,10 @@ pub struct BuildOptions {
     pub host_vision: bool,
     /// Attention of several questions about an image.
     pub packed_attention: PackedAttention,
+    /// Number of processes that divide the frozen weights of the language model's layers ([`PrsMed::divide`]); 1 if none.
+    pub ranks: usize,
+    /// False on a rank that gets the layers from the first one.
+    pub reads_layers: bool,
 }
 
 /// The tensors of each part, named as in its checkpoint file.
@@ -151,9 +157,12 @@ impl PrsMed {
         let mm_projector = base.sub("model").sub("mm_projector");
         let projector = in_module("projector", || Projector::new(&mm_projector, tower_width, width));
         let layers = base.quantized(options.quantization, !options.loads_base);
+        let layers = if options.reads_layers { layers } else { layers.without_values() };
         let adapters = (config.lora.rank > 0).then_some((&lora, &config.lora));
-        let llm = in_module("llm", || mistral::Mistral::new(&layers, adapters, &config.llm, options.host_layers))
-            .with_packed_attention(options.packed_attention);
+        let llm = in_module("llm", || {
+            mistral::Mistral::new(&layers, adapters, &config.llm, options.host_layers, options.ranks)
+        })
+        .with_packed_attention(options.packed_attention);
         let encoder = in_module("image_encoder", || TinyVit::new(&trained(&stores.image_encoder), &config.encoder));
         let decoder = in_module("mask_decoder", || MaskDecoder::new(&trained(&stores.mask_decoder), &config.decoder));
         let class_head = in_module("class_head", || {
@@ -193,7 +202,36 @@ impl PrsMed {
         &self.stores
     }
 
-    /// Frozen weights in host memory.
+    /// Divides the frozen weights of the language model's layers among `peers`, with the values of the first one. The
+    /// first `options.host_layers` parts stay in host memory. With `keeps_base` the first rank keeps the whole base in
+    /// host memory too, to save it.
+    ///
+    /// # Errors
+    /// [`crate::Error::Torch`] if another rank does not answer.
+    pub fn divide(&mut self, peers: &Peers, keeps_base: bool) -> Result<()> {
+        self.llm.divide(peers, self.options.host_layers, keeps_base)?;
+        let matrices = self.stores.base.quantized();
+        let mut offsets: Vec<f64> = matrices.iter().map(|(_, matrix)| matrix.offset()).collect();
+        peers.first(&mut offsets)?;
+        matrices.iter().zip(offsets).for_each(|((_, matrix), offset)| matrix.set_offset(offset));
+        Ok(())
+    }
+
+    /// True if several processes divide the frozen layers.
+    pub fn is_divided(&self) -> bool {
+        self.llm.host_weights().is_divided()
+    }
+
+    /// Takes part in a pass of other ranks if the ranks divide layers.
+    ///
+    /// # Panics
+    /// With libtorch's message, like its operators.
+    pub fn join_pass(&self, trains: bool) {
+        let _module = module_path::enter("llm");
+        self.llm.host_weights().join_pass(trains);
+    }
+
+    /// Frozen weights in host memory, or divided among ranks.
     pub fn host_weights(&self) -> [&HostWeights; 2] {
         [self.clip.host_weights(), self.llm.host_weights()]
     }

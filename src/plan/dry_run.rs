@@ -259,7 +259,7 @@ pub fn plan<T: DryRunTask>(
     config: &TrainConfig,
     place: impl Into<Place>,
     costs: bool,
-    build: impl Fn() -> Result<T>,
+    build: impl Fn(Ranks) -> Result<T>,
 ) -> Result<DryRun> {
     plan_after(job, config, place, costs, |_| Ok(()), build)
 }
@@ -274,7 +274,7 @@ pub fn plan_after<T: DryRunTask>(
     place: impl Into<Place>,
     costs: bool,
     before: impl FnOnce(&mut dyn FnMut(&'static str) -> Result<()>) -> Result<()>,
-    build: impl Fn() -> Result<T>,
+    build: impl Fn(Ranks) -> Result<T>,
 ) -> Result<DryRun> {
     let place: Place = place.into();
     let target = place.target;
@@ -294,7 +294,7 @@ pub fn plan_after<T: DryRunTask>(
     Ok(DryRun { job, trace: tracer.finish(), micro_batches: (whole, shown), buffers: Buffers::default(), steps })
 }
 
-/// Runs the phases of `job` with tasks from `build`.
+/// Runs the phases of `job` with tasks from `build`, which gets the processes that train together.
 ///
 /// # Errors
 /// Those of the task and of `meter`.
@@ -302,7 +302,7 @@ pub fn dry_run<T: DryRunTask>(
     job: Job,
     config: &TrainConfig,
     ranks: Ranks,
-    build: &impl Fn() -> Result<T>,
+    build: &impl Fn(Ranks) -> Result<T>,
     meter: &mut impl Meter,
 ) -> Result<()> {
     let whole = ranks.shard().range(config.accumulation).len();
@@ -325,7 +325,7 @@ fn run_phases<T: DryRunTask>(
     job: Job,
     config: &TrainConfig,
     count: Batches,
-    build: &impl Fn() -> Result<T>,
+    build: &impl Fn(Ranks) -> Result<T>,
     meter: &mut impl Meter,
 ) -> Result<StepFacts> {
     match job {
@@ -338,7 +338,7 @@ fn run_phases<T: DryRunTask>(
         Job::Step => train(config, count, false, build, meter).map(|(_, facts)| facts),
         Job::Eval => {
             meter.begin("load")?;
-            let task = build()?;
+            let task = build(count.ranks)?;
             meter.begin("evaluate")?;
             let before = task.host_weights();
             no_grad(|| task.validate(&Silent, count.ranks))?;
@@ -346,7 +346,7 @@ fn run_phases<T: DryRunTask>(
         }
         Job::Predict => {
             meter.begin("load")?;
-            let task = build()?;
+            let task = build(count.ranks)?;
             meter.begin("predict")?;
             let before = task.host_weights();
             task.predict()?;
@@ -363,11 +363,11 @@ fn train<T: DryRunTask>(
     config: &TrainConfig,
     count: Batches,
     whole: bool,
-    build: &impl Fn() -> Result<T>,
+    build: &impl Fn(Ranks) -> Result<T>,
     meter: &mut impl Meter,
 ) -> Result<(SavedState, StepFacts)> {
     meter.begin("load")?;
-    let task = build()?;
+    let task = build(count.ranks)?;
     if whole {
         task.calibrate()?;
     }
@@ -437,10 +437,10 @@ fn step_phases(whole: bool, captures: bool, has_cache: bool) -> Vec<StepPhase> {
 fn resume<T: DryRunTask>(
     config: &TrainConfig,
     ranks: Ranks,
-    build: &impl Fn() -> Result<T>,
+    build: &impl Fn(Ranks) -> Result<T>,
     state: &SavedState,
 ) -> Result<()> {
-    let task = build()?;
+    let task = build(ranks)?;
     let mut stepper = Stepper::new(&task, config, false).with_ranks(ranks, config);
     let device = stepper.optimizer.params().first().map_or(META, |param| param.tensor.device());
     let target = if config.offload_optimizer && matches!(device, Device::Cuda(_)) { Device::Cpu } else { device };

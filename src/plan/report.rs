@@ -103,6 +103,7 @@ impl Plan {
                 let pool = |inputs| replay::graph_pool(trace).0 + further_inputs(inputs);
                 let mut terms = device_terms(budget, &DeviceUsage { graph_pool: inputs.map_or(0, pool), ..*usage });
                 terms.extend(streamed_layer(&dry_run.steps.host_weights));
+                terms.extend(second_communicator(&dry_run.steps.host_weights, &terms));
                 terms
             }
             Machine::Cpu(_) => Vec::new(),
@@ -446,12 +447,23 @@ fn columns<const N: usize>(rows: &[[String; N]]) -> String {
     rows.iter().map(line).collect()
 }
 
+/// Divided layers are collected by a communicator of their own.
+fn second_communicator(weights: &HostUse, terms: &[Term]) -> Option<Term> {
+    let first = terms.iter().find(|term| term.name == "NCCL")?;
+    (weights.divided_block > Bytes(0)).then(|| Term {
+        name: "NCCL for divided layers",
+        provenance: "buffers of a second communicator, as large as those of the first one; not measured here"
+            .to_owned(),
+        ..*first
+    })
+}
+
 /// Room for one more block of a layer that is copied from host memory.
 fn streamed_layer(weights: &HostUse) -> Option<Term> {
     let layers: usize = weights.layers.iter().map(|(_, count)| count).sum();
     (layers > 0).then(|| Term {
         name: "one more layer from host memory",
-        bytes: weights.bytes.0 / layers as u64,
+        bytes: (weights.bytes.0 / layers as u64).max(weights.divided_block.0),
         reserved: false,
         provenance:
             "an allowance: blocks of layers are freed and reused on two streams, and libtorch's caching allocator \

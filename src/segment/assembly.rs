@@ -12,6 +12,7 @@ use crate::data::volume::{Axis, Window};
 use crate::hub::{self, Pinned};
 use crate::models::prsmed::{self, PrsMed};
 use crate::nn::Quantization;
+use crate::tensor::collective::Peers;
 use crate::tensor::{Device, Kind};
 use crate::trainer::FirstLayers;
 use std::collections::BTreeMap;
@@ -120,6 +121,8 @@ pub struct Build<'a> {
     pub allow_partial: bool,
     /// Cache folder for quantized weights.
     pub cache: Option<&'a Path>,
+    /// The processes that divide frozen weights if `model.divide_layers` is set; `None` for one process.
+    pub peers: Option<&'a Peers>,
 }
 
 impl std::fmt::Debug for Build<'_> {
@@ -141,6 +144,8 @@ pub struct RunOverrides {
     pub quantization: Option<Quantization>,
     /// Other layers in host memory.
     pub stream_layers: Option<FirstLayers>,
+    /// Whether several processes divide the frozen layers.
+    pub divide_layers: Option<bool>,
     /// Whether the vision tower is in host memory.
     pub stream_vision: Option<bool>,
 }

@@ -47,6 +47,12 @@ settings! {
         stream_vision: bool = false, results(Same), resume(Free),
             memory("the vision tower moves from the GPU to pinned host memory, except two layers at a time"),
             saves_at("true", "copies the vision tower to the GPU for each batch");
+        /// With several processes, divide the frozen layers of the language model among them: each process keeps its part,
+        /// and collects one layer ahead of its use, twice for each micro-batch. Recomputes all layers in the backward pass
+        /// as `train.checkpointing` does. Without effect on one process. With `model.stream_layers` the parts of these
+        /// layers stay in host memory.
+        divide_layers: bool = false, results(Same), resume(Free),
+            memory("each process keeps its part of the frozen layers, and two whole layers at a time");
         /// Attention of several questions about one image, which share its tokens: `mask` is one call with a mask that
         /// hides the other questions. `flash` is one call of the flash kernel without a mask; it computes no hidden scores
         /// and needs bf16 or fp16 and a GPU of compute capability 8.0 or more (on the CPU it computes one question after

@@ -212,10 +212,13 @@ pub(super) fn check_adapters(config: &ModelConfig, sizes: &prsmed::Config) -> Re
 /// # Errors
 /// [`Error::Config`].
 pub fn check_host_layers(config: &ModelConfig) -> Result<()> {
-    let streams =
-        [("stream_layers", config.stream_layers.count() > 0, "none"), ("stream_vision", config.stream_vision, "false")];
+    let streams = [
+        ("stream_layers", config.stream_layers.count() > 0, "none"),
+        ("stream_vision", config.stream_vision, "false"),
+        ("divide_layers", config.divide_layers, "false"),
+    ];
     if let Some((name, _, off)) = streams.into_iter().find(|(_, is_on, _)| config.train_base && *is_on) {
-        let reason = "layers in host memory are frozen, `model.train_base` trains them";
+        let reason = "it is for frozen layers, and `model.train_base` trains them";
         let hint = format!("set `model.train_base=false`, or `model.{name}={off}`");
         return Err(Error::config(format!("model.{name}"), reason, hint));
     }

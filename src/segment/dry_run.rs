@@ -15,6 +15,7 @@ use crate::data::features::FeatureShape;
 use crate::event::Observer;
 use crate::models::llava::IMAGE_TOKEN;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
+use crate::tensor::collective::Peers;
 use crate::tensor::host_weights::HostWeights;
 use crate::tensor::weights::Staged;
 use crate::tensor::{Device, Kind, META, Tensor, guard, ledger, meta, no_grad};
@@ -50,10 +51,10 @@ impl SegmentDryRun {
         sizes: &prsmed::Config,
         train: &TrainConfig,
         example: Example,
-        device: Device,
+        (device, ranks): (Device, Ranks),
     ) -> Result<Self> {
         let initialise = settings.base == setup::RANDOM && settings.image_encoder == setup::RANDOM;
-        Self::build(settings, sizes, train, example, (device, initialise))
+        Self::build(settings, sizes, train, example, (device, ranks, initialise))
     }
 
     /// As [`Self::new`], with random values in every part, for steps that really run. Its checkpoints do not contain
@@ -66,10 +67,11 @@ impl SegmentDryRun {
         sizes: &prsmed::Config,
         train: &TrainConfig,
         example: Example,
-        device: Device,
+        (device, ranks): (Device, Ranks),
     ) -> Result<Self> {
-        let settings = ModelConfig { base: TRANSIENT_BASE.into(), ..settings.clone() };
-        Self::build(&settings, sizes, train, example, (device, true))
+        let mut built = Self::build(settings, sizes, train, example, (device, ranks, true))?;
+        built.settings.base = TRANSIENT_BASE.into();
+        Ok(built)
     }
 
     fn build(
@@ -77,9 +79,10 @@ impl SegmentDryRun {
         sizes: &prsmed::Config,
         train: &TrainConfig,
         example: Example,
-        (device, initialise): (Device, bool),
+        (device, ranks, initialise): (Device, Ranks, bool),
     ) -> Result<Self> {
         let kind = train.precision.kind();
+        let peers = if settings.divide_layers { ranks.peers(device)? } else { None };
         let options = BuildOptions {
             device,
             stored: kind,
@@ -91,8 +94,10 @@ impl SegmentDryRun {
             host_layers: settings.stream_layers.count(),
             host_vision: settings.stream_vision,
             packed_attention: settings.packed_attention,
+            ranks: peers.as_ref().map_or(1, Peers::size),
+            reads_layers: peers.as_ref().is_none_or(|peers| peers.rank() == 0),
         };
-        let model = guard::guard(|| Ok(PrsMed::new(sizes, options)))?;
+        let mut model = guard::guard(|| Ok(PrsMed::new(sizes, options)))?;
         // for a GPU, the host quantizes
         let is_gpu = matches!(device, Device::Cuda(_)) || device == META && meta::target() == meta::Target::Cuda;
         if !options.initialise && !is_gpu {
@@ -101,6 +106,9 @@ impl SegmentDryRun {
                 model.stores().base.quantized().iter().for_each(|(_, matrix)| matrix.dry_run_quantization(stored));
                 Ok(())
             })?;
+        }
+        if let Some(peers) = &peers {
+            guard::guard(|| model.divide(peers, settings.base == setup::RANDOM))?;
         }
         let (settings, train) = (settings.clone(), train.clone());
         Ok(Self {
@@ -267,6 +275,8 @@ impl FilterDryRun {
             host_layers: self.model.stream_layers.count(),
             host_vision: self.model.stream_vision,
             packed_attention: self.model.packed_attention,
+            ranks: 1,
+            reads_layers: true,
         };
         let model = guard::guard(|| Ok(PrsMed::new(&self.sizes, options)))?;
         let input = if device == META && meta::target() == meta::Target::Cpu { META } else { Device::Cpu };
@@ -352,6 +362,14 @@ impl Task for SegmentDryRun {
         Ok(None)
     }
 
+    fn is_divided(&self) -> bool {
+        self.model.is_divided()
+    }
+
+    fn join_pass(&self, trains: bool) {
+        self.model.join_pass(trains);
+    }
+
     fn save(&self, folder: &mut Staged) -> Result<()> {
         weights::save_tensors(folder, &self.model, self.settings.base == setup::RANDOM)
     }
@@ -373,7 +391,13 @@ impl DryRunTask for SegmentDryRun {
         };
         let paths = ["vision_tower.layers", "llm.layers"].into_iter();
         let layers = paths.zip(self.model.host_weights().map(HostWeights::len));
-        HostUse { bytes: sum(HostWeights::bytes), sent: sum(HostWeights::sent), layers: layers.collect() }
+        HostUse {
+            bytes: sum(HostWeights::bytes),
+            sent: sum(HostWeights::sent),
+            gathered: sum(HostWeights::gathered),
+            divided_block: self.model.llm().host_weights().divided_block(),
+            layers: layers.collect(),
+        }
     }
 
     fn sends_whole_steps(&self) -> bool {

@@ -35,9 +35,10 @@ pub fn create(
     check_adapters(config, &sizes)?;
     let mut warnings = setup::check_kernels(build.device)?;
     rng::seed(build.seed);
-    let model = guard::guard(|| Ok(PrsMed::new(&sizes, setup::build_options(config, build, true))))?;
+    let mut model = guard::guard(|| Ok(PrsMed::new(&sizes, setup::build_options(config, build, true))))?;
     let named = Description { model: config.clone(), ..trained.clone() };
     warnings.extend(weights::load_run_without_classes(&folder, &named, &model, build)?);
+    setup::divide(&mut model, config, build)?;
     let known = |name: &String| trained.modalities.iter().position(|known| known == name);
     let taken: Vec<Option<usize>> = modalities.iter().map(known).collect();
     weights::load_classes(&folder, &model, &taken)?;

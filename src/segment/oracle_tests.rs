@@ -215,11 +215,19 @@ fn record(semantics: Semantics, steps: usize) -> (Vec<(String, Tensor)>, PathBuf
         semantics: Some(semantics),
         quantization: None,
         stream_layers: None,
+        divide_layers: None,
         stream_vision: None,
     };
     let locate = |spec: &str| -> Result<PathBuf> { Ok(PathBuf::from(spec)) };
-    let build =
-        Build { device: Device::Cpu, kind: Kind::Float, seed: 0, locate: &locate, allow_partial: false, cache: None };
+    let build = Build {
+        device: Device::Cpu,
+        kind: Kind::Float,
+        seed: 0,
+        locate: &locate,
+        allow_partial: false,
+        cache: None,
+        peers: None,
+    };
     let assembly = setup::open(&oracle.join("run"), &overrides, build).unwrap();
     let inputs = read_inputs(&oracle.join("inputs.safetensors"), semantics, assembly.model.num_image_tokens()).unwrap();
     (run(&assembly, inputs, steps, &recorded_optimizer()).unwrap(), oracle)

@@ -67,6 +67,7 @@ impl Assembly {
             locate: &|spec| runtime.locate(spec),
             allow_partial: false,
             cache: runtime.cache(),
+            peers: None,
         };
         read_unchanged(
             || needs::checkpoint_of(run),
@@ -335,6 +336,8 @@ mod tests {
             host_layers: 0,
             host_vision: false,
             packed_attention: PackedAttention::Auto,
+            ranks: 1,
+            reads_layers: true,
         };
         rng::seed(3);
         let model = PrsMed::new(&sizes, options);
@@ -368,6 +371,7 @@ mod tests {
             locate: &|spec| Ok(spec.into()),
             allow_partial: false,
             cache: None,
+            peers: None,
         };
         let texts = ["Where is the lesion? The lesion is at the upper left of the image."];
         setup::create(&description.model, description.sizes.lora, &description.modalities, &texts, build)

@@ -174,6 +174,7 @@ mod tests {
             [
                 "model.stream_layers",
                 "model.stream_vision",
+                "model.divide_layers",
                 "model.packed_attention",
                 "train.micro_batch",
                 "train.accumulation",

@@ -12,6 +12,7 @@ use crate::data::text::TextTokenizer;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
 use crate::models::{clip, mask_decoder, mistral, tiny_vit};
 use crate::nn::LoraConfig;
+use crate::tensor::collective::Peers;
 use crate::tensor::{Device, guard, kernels, rng};
 use crate::trainer::FirstLayers;
 use crate::{Error, Result};
@@ -50,8 +51,9 @@ pub fn create(
     };
     let of_kernels = check_kernels(build.device)?;
     rng::seed(build.seed);
-    let model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build_options(config, build, true))))?;
+    let mut model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build_options(config, build, true))))?;
     let mut warnings = found.load(&model, build)?;
+    divide(&mut model, config, build)?;
     warnings.extend(of_kernels);
     Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, warnings })
 }
@@ -64,8 +66,10 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Ass
     let description = described(folder, overrides, build)?;
     check_host_layers(&description.model)?;
     let of_kernels = check_kernels(build.device)?;
-    let model = guard::guard(|| Ok(PrsMed::new(&description.sizes, build_options(&description.model, build, false))))?;
+    let options = build_options(&description.model, build, false);
+    let mut model = guard::guard(|| Ok(PrsMed::new(&description.sizes, options)))?;
     let mut warnings = weights::load_run(folder, &description, &model, build)?;
+    divide(&mut model, &description.model, build)?;
     warnings.extend(of_kernels);
     let (base, tower) = weights::base_of(folder, &description, build)?;
     warnings.extend(description.source_warnings(&[("base", Some(&base)), ("vision_tower", tower.as_deref())]));
@@ -96,6 +100,9 @@ pub(super) fn described(folder: &Path, overrides: &RunOverrides, build: Build) -
     if let Some(layers) = overrides.stream_layers {
         description.model.stream_layers = layers;
     }
+    if let Some(divides) = overrides.divide_layers {
+        description.model.divide_layers = divides;
+    }
     if let Some(streams) = overrides.stream_vision {
         description.model.stream_vision = streams;
     }
@@ -111,7 +118,9 @@ pub(super) fn described(folder: &Path, overrides: &RunOverrides, build: Build) -
 /// The settings of a stored run for `device`: on the CPU, copies of weights would save nothing.
 pub fn resident_on_cpu(model: ModelConfig, device: Device) -> ModelConfig {
     match device {
-        Device::Cpu => ModelConfig { stream_layers: FirstLayers::None, stream_vision: false, ..model },
+        Device::Cpu => {
+            ModelConfig { stream_layers: FirstLayers::None, stream_vision: false, divide_layers: false, ..model }
+        }
         _ => model,
     }
 }
@@ -140,7 +149,21 @@ pub(super) fn build_options(config: &ModelConfig, build: Build, initialise: bool
         host_layers: config.stream_layers.count(),
         host_vision: config.stream_vision,
         packed_attention: config.packed_attention,
+        ranks: divided_among(config, build).map_or(1, Peers::size),
+        reads_layers: divided_among(config, build).is_none_or(|peers| peers.rank() == 0),
     }
+}
+
+/// The processes that divide the frozen layers.
+fn divided_among<'a>(config: &ModelConfig, build: Build<'a>) -> Option<&'a Peers> {
+    build.peers.filter(|_| config.divide_layers)
+}
+
+/// Divides the loaded layers, if the settings ask for it.
+pub(super) fn divide(model: &mut PrsMed, config: &ModelConfig, build: Build) -> Result<()> {
+    let Some(peers) = divided_among(config, build) else { return Ok(()) };
+    // a base that checkpoints contain
+    guard::guard(|| model.divide(peers, config.base == RANDOM))
 }
 
 fn sizes(config: &ModelConfig) -> Result<&Sizes> {
@@ -239,6 +262,7 @@ mod tests {
             locate: &locate,
             allow_partial: false,
             cache: None,
+            peers: None,
         };
         let parts = |overrides: &RunOverrides| {
             let model = described(&folder, overrides, build).unwrap().model;

@@ -302,6 +302,14 @@ impl Task for SegmentTask {
         Some(inputs.split(most))
     }
 
+    fn is_divided(&self) -> bool {
+        self.assembly.model.is_divided()
+    }
+
+    fn join_pass(&self, trains: bool) {
+        self.assembly.model.join_pass(trains);
+    }
+
     /// Dice at 0.5, IoU and the share of answer tokens that the teacher-forced model puts first; the score is the mean
     /// of Dice and that share. Dice and IoU are those of questions whose target is in the image. With questions about
     /// absent targets also `false_masks`, the part of them with any pixel of at least 0.5.
@@ -313,7 +321,10 @@ impl Task for SegmentTask {
         let own = batches[ranks.shard().range(batches.len())].to_vec();
         let total = own.iter().map(Vec::len).sum::<usize>() as u64;
         observer.on(&Event::Started { phase: "validate".into(), total, unit: "questions" });
-        let parts = ranks.gather_if_all(guard::guard(|| self.scores(own, observer)))?;
+        let own = guard::guard(|| self.scores(own, ranks, observer));
+        // with divided layers the others wait in a pass, and the end of this process ends them
+        let own = if self.is_divided() { Ok(own?) } else { own };
+        let parts = ranks.gather_if_all(own)?;
         observer.on(&Event::Finished);
         let (mut sums, mut calibrator) = (Sums::default(), Calibrator::default());
         for (scores, masks) in parts {
@@ -534,16 +545,25 @@ pub fn spread(rows: Vec<usize>, limit: usize) -> Vec<usize> {
 impl SegmentTask {
     /// Scores a batch. If memory runs out, this batch and later ones are halved.
     /// Scores of each validation batch, and of all masks.
-    fn scores(&self, batches: Vec<Vec<usize>>, observer: &dyn Observer) -> Result<(Vec<Sums>, Calibrator)> {
+    fn scores(
+        &self,
+        batches: Vec<Vec<usize>>,
+        ranks: Ranks,
+        observer: &dyn Observer,
+    ) -> Result<(Vec<Sums>, Calibrator)> {
         let (mut all, mut calibrator, mut done) = (Vec::new(), Calibrator::default(), 0);
         for batch in self.load(&self.plain, single_rows(batches), 0, false)? {
             let image_tokens = self.assembly.model.num_image_tokens();
             let inputs = Inputs::from_batch(batch?, self.semantics(), image_tokens, self.feature_cache.as_ref());
             let mut sums = Sums::default();
-            self.score_what_fits(inputs, (&mut sums, &mut calibrator), observer)?;
+            self.score_what_fits(inputs, (&mut sums, &mut calibrator), ranks, observer)?;
             done += sums.questions;
             all.push(sums);
             observer.on(&Event::Advanced { done });
+        }
+        // each pass needs all ranks
+        while self.is_divided() && ranks.any(false)? {
+            self.join_pass(false);
         }
         Ok((all, calibrator))
     }
@@ -552,6 +572,7 @@ impl SegmentTask {
         &self,
         inputs: Inputs,
         (sums, calibrator): (&mut Sums, &mut Calibrator),
+        ranks: Ranks,
         observer: &dyn Observer,
     ) -> Result<()> {
         let mut open = VecDeque::from([inputs]);
@@ -562,8 +583,11 @@ impl SegmentTask {
                 continue;
             }
             let before = *sums;
+            if self.is_divided() {
+                ranks.any(true)?;
+            }
             match guard::guard(|| self.score(&part, sums)) {
-                Err(Error::OutOfMemory { reason }) => {
+                Err(Error::OutOfMemory { reason }) if !self.is_divided() => {
                     *sums = before;
                     let smaller = self.validated_at_once.halve(reason, self.assembly.model.options().device)?;
                     let text = format!("validation: {}; it continues with batches of {}", smaller.what, smaller.most);

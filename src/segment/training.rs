@@ -35,6 +35,7 @@ pub struct Training<'r> {
     folder: PathBuf,
     runtime: &'r Runtime,
     resumes: bool,
+    ranks: Ranks<'r>,
 }
 
 impl<'r> Training<'r> {
@@ -65,7 +66,15 @@ impl<'r> Training<'r> {
         }
         report_data(&manifest, runtime);
         let toml = config.to_toml();
-        Ok(Self { config, toml, manifest, folder: folder.into(), runtime, resumes: false })
+        let ranks = Ranks::default();
+        Ok(Self { config, toml, manifest, folder: folder.into(), runtime, resumes: false, ranks })
+    }
+
+    /// Trains together with other processes.
+    #[must_use]
+    pub fn with_ranks(mut self, ranks: Ranks<'r>) -> Self {
+        self.ranks = ranks;
+        self
     }
 
     /// Sets the text of the run's `config.toml`, for example the settings with their origins.
@@ -105,9 +114,9 @@ impl<'r> Training<'r> {
     /// As [`Self::checkpoint`], [`setup::create`] and [`setup::open`]; [`Error::Data`] for a row that cannot be used.
     pub fn prepare(self) -> Result<PreparedTraining<'r>> {
         let (checkpoint, warnings) = self.checkpoint()?.unzip();
-        let Self { config, toml, manifest, folder, runtime, .. } = self;
+        let Self { config, toml, manifest, folder, runtime, ranks, .. } = self;
         warnings.into_iter().flatten().for_each(|warning| runtime.warn(warning));
-        let mut assembly = assemble(&config, &manifest, checkpoint.as_deref(), runtime)?;
+        let mut assembly = assemble(&config, &manifest, checkpoint.as_deref(), runtime, ranks)?;
         assembly.description.pixels.labels = config.data.labels;
         assembly.warnings.iter().for_each(|warning| runtime.warn(warning.as_str()));
         let features =
@@ -133,7 +142,7 @@ impl<'r> Training<'r> {
             resumes,
             profile: None,
             has_room_for_graphs: false,
-            ranks: Ranks::default(),
+            ranks,
         })
     }
 
@@ -173,13 +182,6 @@ impl<'r> PreparedTraining<'r> {
     #[must_use]
     pub fn with_room_for_graphs(mut self, has_room: bool) -> Self {
         self.has_room_for_graphs = has_room;
-        self
-    }
-
-    /// Trains together with other processes.
-    #[must_use]
-    pub fn with_ranks(mut self, ranks: Ranks<'r>) -> Self {
-        self.ranks = ranks;
         self
     }
 
@@ -256,7 +258,14 @@ pub fn checkpoint_in(folder: &Path, resumes: bool) -> Result<Option<PathBuf>> {
 }
 
 /// A new model for the rows of `manifest`, or the model of a checkpoint.
-fn assemble(config: &RunConfig, manifest: &Manifest, checkpoint: Option<&Path>, runtime: &Runtime) -> Result<Assembly> {
+fn assemble(
+    config: &RunConfig,
+    manifest: &Manifest,
+    checkpoint: Option<&Path>,
+    runtime: &Runtime,
+    ranks: Ranks,
+) -> Result<Assembly> {
+    let peers = if config.model.divide_layers { ranks.peers(runtime.device())? } else { None };
     let build = Build {
         device: runtime.device(),
         kind: config.train.precision.kind(),
@@ -264,6 +273,7 @@ fn assemble(config: &RunConfig, manifest: &Manifest, checkpoint: Option<&Path>, 
         locate: &|spec| runtime.locate(spec),
         allow_partial: false,
         cache: runtime.cache(),
+        peers: peers.as_ref(),
     };
     let Some(folder) = checkpoint else {
         if !config.model.init.is_empty() {
@@ -282,6 +292,7 @@ fn assemble(config: &RunConfig, manifest: &Manifest, checkpoint: Option<&Path>, 
     let overrides = RunOverrides {
         quantization: Some(config.model.quantization),
         stream_layers: Some(config.model.stream_layers),
+        divide_layers: Some(config.model.divide_layers),
         stream_vision: Some(config.model.stream_vision),
         ..RunOverrides::default()
     };

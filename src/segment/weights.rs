@@ -100,7 +100,7 @@ impl Found {
         let allow_partial = build.allow_partial;
         let stores = model.stores();
         if let Some(base) = &self.base {
-            let report = load_base(base, self.tower.as_deref(), &stores.base, build.cache, &mut warnings)?;
+            let report = load_base(base, self.tower.as_deref(), model, build.cache, &mut warnings)?;
             settle(report, base, allow_partial, &mut warnings)?;
         }
         if let Some(file) = &self.image_encoder {
@@ -188,15 +188,21 @@ pub(super) fn stored_kind(config: &ModelConfig) -> Option<Kind> {
     Some(stored.unwrap_or(Kind::BFloat16))
 }
 
+/// Key prefix of the language model's layers.
+const LAYERS_PREFIX: &str = "model.layers.";
+
 fn load_base(
     base: &Path,
     tower: Option<&Path>,
-    store: &Store,
+    model: &PrsMed,
     cache: Option<&Path>,
     warnings: &mut Vec<String>,
 ) -> Result<LoadReport> {
     let archive = Archive::open(base)?;
-    let matrices = store.quantized();
+    let store = &model.stores().base;
+    // the first rank reads the layers that the ranks divide
+    let is_elsewhere = |name: &str| !model.options().reads_layers && name.starts_with(LAYERS_PREFIX);
+    let matrices: Vec<_> = store.quantized().into_iter().filter(|(name, _)| !is_elsewhere(name)).collect();
     let dense = matrices.iter().any(|(name, _)| !archive.is_quantized(name));
     let cached = cache.filter(|_| dense).and_then(|folder| Cached::of(base, &archive, matrices[0].1.scheme(), folder));
     let is_cached = cached.as_ref().is_some_and(|cached| cached.load(&matrices, warnings));
@@ -204,9 +210,11 @@ fn load_base(
     let names: HashSet<&str> = matrices.iter().map(|(name, _)| name.as_str()).collect();
     let inside = |name: &str| name.starts_with(TOWER_PREFIX);
     let separate = tower.is_some();
-    let mut own = targets(store, |name| (!separate || !inside(name)).then(|| name.to_owned()));
+    let is_own = |name: &str| (!separate || !inside(name)) && !is_elsewhere(name);
+    let mut own = targets(store, |name| is_own(name).then(|| name.to_owned()));
     let leftover = |name: &str| {
         name.ends_with("inv_freq")
+            || is_elsewhere(name)
             || name.ends_with("position_ids")
             || names.contains(name)
             || inside(name) && (separate || is_unused_tower(name, &own_layers(store)))
@@ -382,9 +390,8 @@ pub(super) fn load_run_without_classes(
     build: Build,
 ) -> Result<Vec<String>> {
     let mut warnings = Vec::new();
-    let stores = model.stores();
     let (base, tower) = base_of(folder, description, build)?;
-    let report = load_base(&base, tower.as_deref(), &stores.base, build.cache, &mut warnings)?;
+    let report = load_base(&base, tower.as_deref(), model, build.cache, &mut warnings)?;
     settle(report, &base, build.allow_partial, &mut warnings)?;
     load_segmenter(folder, model, build.allow_partial, &mut warnings)?;
     Ok(warnings)
@@ -477,8 +484,9 @@ pub(super) fn load_classes(folder: &Path, model: &PrsMed, rows: &[Option<usize>]
 /// [`Error::Weights`] listing the first keys that do not fit.
 pub fn load_own_base(folder: &Path, model: &PrsMed) -> Result<()> {
     let base = folder.join("base");
-    if base.is_dir() {
-        load_base(&base, None, &model.stores().base, None, &mut Vec::new())?.into_result(&base)?;
+    // layers that the ranks divide were read with the model
+    if base.is_dir() && !model.is_divided() {
+        load_base(&base, None, model, None, &mut Vec::new())?.into_result(&base)?;
     }
     Ok(())
 }

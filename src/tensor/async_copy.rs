@@ -117,7 +117,7 @@ pub struct Bundle {
 pub struct Place(usize);
 
 /// A tensor inside a block of bytes.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Part {
     start: usize,
     kind: Kind,
@@ -126,7 +126,7 @@ pub(super) struct Part {
 
 impl Part {
     /// Every tensor begins at a multiple of this number of bytes, as the first one does.
-    const ALIGNMENT: usize = 64;
+    pub(super) const ALIGNMENT: usize = 64;
 
     /// A place for a tensor after the first `end` bytes, which is then set to its end.
     pub(super) fn after(end: &mut usize, kind: Kind, shape: &[i64]) -> Self {

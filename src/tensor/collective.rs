@@ -3,9 +3,10 @@
 //!
 //! Every rank of a group must call the same operations in the same order. **NCCL has not yet run on a GPU.**
 
-use super::{Tensor, native};
+use super::{Device, Tensor, native, no_grad};
 use crate::{Error, Result};
 use std::ffi::{CString, c_void};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Key-value store that all processes of a job share: a client of a TCP server in one of them.
@@ -138,6 +139,12 @@ pub struct Group {
     size: usize,
 }
 
+// SAFETY: c10d's groups lock their queues. Operations of several threads would have no common order on all ranks, so
+// callers start them one after another.
+unsafe impl Send for Group {}
+// SAFETY: as above.
+unsafe impl Sync for Group {}
+
 impl Group {
     /// Connects the `size` processes that open a group `name` of `store`, of which this is number `rank`. An operation
     /// fails if the others do not take part within `timeout`.
@@ -207,6 +214,20 @@ impl Group {
         let (tensor, root) = (tensor.detach(), i32::try_from(root).expect("a few processes"));
         // SAFETY: as above.
         Pending::start(&tensor, |raw, out| unsafe { native::prsmed_broadcast(self.raw, raw, root, out) })
+    }
+
+    /// Starts to collect `part` of each rank in `whole`, in the order of the ranks. Only for NCCL.
+    ///
+    /// # Errors
+    /// As [`Self::all_reduce`].
+    pub fn all_gather(&self, part: &Tensor, whole: &Tensor) -> Result<Pending> {
+        let (part, whole) = (part.detach(), whole.detach());
+        let mut pending = Pending::start(&whole, |raw, out| {
+            // SAFETY: an open group and live tensors.
+            unsafe { native::prsmed_all_gather(self.raw, native::raw(&part), raw, out) }
+        })?;
+        pending.tensors.push(part);
+        Ok(pending)
     }
 
     /// Sends `tensor` to rank `other`, which calls [`Self::receive`], and waits.
@@ -283,14 +304,97 @@ impl Drop for Group {
     }
 }
 
+/// The ranks that divide something among them, of which each has one part.
+#[derive(Debug, Clone)]
+pub struct Peers {
+    rank: usize,
+    size: usize,
+    /// The connections; `None` in a dry run, where nothing is exchanged.
+    links: Option<Arc<PeerLinks>>,
+}
+
+/// Connections of [`Peers`].
+#[derive(Debug)]
+pub struct PeerLinks {
+    /// A group for tensors of the device.
+    pub device: Group,
+    /// A group over Gloo, for tensors of the host.
+    pub host: Arc<Group>,
+    /// Its server must outlive the groups.
+    pub store: Arc<Store>,
+}
+
+impl Peers {
+    /// Rank `rank` of `size`.
+    pub fn new(rank: usize, size: usize, links: Option<PeerLinks>) -> Self {
+        Self { rank, size, links: links.map(Arc::new) }
+    }
+
+    /// Number of this process, from 0.
+    pub fn rank(&self) -> usize {
+        self.rank
+    }
+
+    /// Number of processes.
+    pub fn size(&self) -> usize {
+        self.size
+    }
+
+    /// Starts to collect the parts of all ranks in `whole`, a flat tensor of `size` times as many elements.
+    ///
+    /// # Errors
+    /// As [`Group::all_reduce`].
+    pub fn gather(&self, part: &Tensor, whole: &Tensor) -> Result<Vec<Pending>> {
+        let Some(links) = &self.links else { return Ok(Vec::new()) };
+        if let Device::Cuda(_) = whole.device() {
+            return Ok(vec![links.device.all_gather(part, whole)?]);
+        }
+        // Gloo's own operation needs a second tensor of the size of `whole`
+        let length = i64::try_from(part.numel()).expect("a size");
+        let slot = |rank: usize| whole.narrow(0, i64::try_from(rank).expect("a rank") * length, length);
+        no_grad(|| slot(self.rank).copy_(part));
+        (0..self.size).map(|rank| links.device.broadcast(&slot(rank), rank)).collect()
+    }
+
+    /// Gives each rank its part of `whole`, a flat tensor of the first rank's host memory, in `part` on the host.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] if another rank does not answer.
+    pub fn scatter(&self, whole: &Tensor, part: &mut Tensor) -> Result<()> {
+        let Some(links) = &self.links else { return Ok(()) };
+        if self.rank > 0 {
+            return links.host.receive(part, 0);
+        }
+        let length = i64::try_from(part.numel()).expect("a size");
+        let slot = |rank: usize| whole.narrow(0, i64::try_from(rank).expect("a rank") * length, length);
+        no_grad(|| part.copy_(&slot(0)));
+        (1..self.size).try_for_each(|rank| links.host.send(&slot(rank), rank))
+    }
+
+    /// The numbers of the first rank.
+    ///
+    /// # Errors
+    /// As [`Self::scatter`].
+    pub fn first(&self, numbers: &mut [f64]) -> Result<()> {
+        let Some(links) = &self.links else { return Ok(()) };
+        if self.rank > 0 {
+            numbers.fill(0.0);
+        }
+        links.host.reduce_numbers(numbers, ReduceOp::Sum)
+    }
+}
+
 /// A collective operation that was started. Dropping it waits.
 #[derive(Debug)]
 #[must_use]
 pub struct Pending {
     raw: *mut c_void,
-    /// Keeps the memory of the operation.
-    _tensor: Tensor,
+    /// Keep the memory of the operation.
+    tensors: Vec<Tensor>,
 }
+
+// SAFETY: an operation counts its owners atomically, and any thread may wait for it; one owner uses it at a time.
+unsafe impl Send for Pending {}
 
 impl Pending {
     fn start(
@@ -301,7 +405,7 @@ impl Pending {
         let message = work(native::raw(tensor), &raw mut raw);
         // SAFETY: a message of the native layer.
         unsafe { native::check(message)? };
-        Ok(Self { raw, _tensor: tensor.shallow_clone() })
+        Ok(Self { raw, tensors: vec![tensor.shallow_clone()] })
     }
 
     /// Waits for the result. On a GPU the current stream waits, and the CPU does not.
@@ -318,7 +422,9 @@ impl Pending {
             return Ok(());
         }
         // SAFETY: an operation that was started, and is freed once.
-        unsafe { native::check(native::prsmed_work_wait(raw)) }
+        let waited = unsafe { native::check(native::prsmed_work_wait(raw)) };
+        self.tensors.clear();
+        waited
     }
 }
 
@@ -336,7 +442,7 @@ fn text(text: &str) -> Result<CString> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tensor::{Kind, no_grad};
+    use crate::tensor::Kind;
 
     const SHORT: Duration = Duration::from_secs(20);
 
@@ -407,6 +513,30 @@ mod tests {
         });
         let words: Vec<Vec<u8>> = vec![b"".to_vec(), b"xx".to_vec(), b"xxxx".to_vec()];
         assert!(results.iter().all(|result| *result == ([7.5, 3.0], words.clone(), vec![Vec::new(); 3])));
+    }
+
+    #[test]
+    #[ignore = "needs CUDA"]
+    fn one_rank_of_nccl_keeps_its_values() {
+        let device = crate::tensor::default_device();
+        let address = StoreAddress { host: "127.0.0.1".into(), port: free_port(), prefix: "test".into() };
+        let store = Store::open(&address, true, SHORT).unwrap();
+        let group = Group::open(&store, "gpu", &Backend::Nccl, (0, 1), SHORT).unwrap();
+        let values = || no_grad(|| Tensor::from_slice(&[1.5_f32, -2.0]).to_device(device));
+        let [sum, first, copied, part] = [(); 4].map(|()| values());
+        let whole = no_grad(|| Tensor::zeros([2], (Kind::Float, device)));
+        let pending = [
+            group.all_reduce(&sum, ReduceOp::Sum).unwrap(),
+            group.reduce(&first, 0).unwrap(),
+            group.broadcast(&copied, 0).unwrap(),
+            group.all_gather(&part, &whole).unwrap(),
+        ];
+        for pending in pending {
+            pending.wait().unwrap();
+        }
+        for tensor in [sum, first, copied, whole] {
+            assert_eq!(Vec::<f32>::try_from(&tensor.to_device(Device::Cpu)).unwrap(), [1.5, -2.0]);
+        }
     }
 
     #[test]

@@ -153,11 +153,12 @@ impl Nf4 {
         }
     }
 
-    fn offset(&self) -> f64 {
+    /// Offset of the scales, part of the matrix but of none of its tensors.
+    pub(crate) fn offset(&self) -> f64 {
         f64::from_bits(self.offset.load(Ordering::Relaxed))
     }
 
-    fn set_offset(&self, offset: f64) {
+    pub(crate) fn set_offset(&self, offset: f64) {
         self.offset.store(offset.to_bits(), Ordering::Relaxed);
     }
 

@@ -217,7 +217,7 @@ impl Store {
     /// The root path. It creates tensors of `role`.
     pub fn root(&self, role: Role) -> VarPath {
         let (quantization, store) = (Quantization::None, self.clone());
-        VarPath { store, prefix: String::new(), role, quantization, fills: true, is_on_host: false }
+        VarPath { store, prefix: String::new(), role, quantization, fills: true, is_on_host: false, has_values: true }
     }
 
     /// Calls `visit` for every entry.
@@ -261,6 +261,8 @@ pub struct VarPath {
     fills: bool,
     /// Whether tensors are in host memory, for [`HostWeights`](super::host_weights::HostWeights).
     is_on_host: bool,
+    /// Whether tensors in the host memory of a GPU get values; else another rank has them.
+    has_values: bool,
 }
 
 impl VarPath {
@@ -294,6 +296,13 @@ impl VarPath {
         Self { is_on_host: true, ..self.clone() }
     }
 
+    /// The same path, whose tensors in the host memory of a GPU get their values from another rank. The same random numbers
+    /// are drawn.
+    #[must_use]
+    pub fn without_values(&self) -> Self {
+        Self { has_values: false, ..self.clone() }
+    }
+
     /// Device that computes with the tensors.
     pub fn device(&self) -> Device {
         self.store.options.device
@@ -314,12 +323,14 @@ impl VarPath {
         }
         let mut values = Tensor::empty(tensor.size(), (tensor.kind(), device));
         init.fill(&mut values);
-        tensor.copy_(&values);
+        if self.has_values {
+            tensor.copy_(&values);
+        }
     }
 
-    /// True if tensors are initialized.
+    /// True if tensors are initialized here.
     pub fn initialises(&self) -> bool {
-        self.store.options.initialise
+        self.store.options.initialise && self.has_values
     }
 
     /// Creates the parameter `name` with this path's role.
@@ -346,7 +357,10 @@ impl VarPath {
             let _category = ledger::enter(ledger::Category::Workspace);
             let mut dense = Tensor::empty(shape, (options.frozen_kind, options.device));
             super::no_grad(|| init.fill(&mut dense));
-            matrix.quantize(&dense);
+            let is_gpu = matches!(options.device, Device::Cuda(_));
+            if self.has_values || !is_gpu {
+                matrix.quantize(&dense);
+            }
         }
         let name = format!("{}{name}", self.prefix);
         for (key, piece) in matrix.pieces() {

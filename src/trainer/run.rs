@@ -314,7 +314,8 @@ impl<'a, T: Task> Engine<'a, T> {
         loop {
             let parts = self.parts(batches);
             match guard::guard(|| self.attempt(parts.as_deref().unwrap_or(batches), epoch)) {
-                Err(Error::OutOfMemory { reason }) => {
+                // with divided weights the other processes wait in a pass that cannot be completed
+                Err(Error::OutOfMemory { reason }) if !self.task.is_divided() => {
                     self.settle()?;
                     self.reduce_memory(reason, batches)?;
                 }
@@ -627,7 +628,12 @@ impl<'a, T: Task> Engine<'a, T> {
     /// Whether all processes end with this error.
     fn fails_on_all(&self, error: &Error) -> bool {
         let is_alone = self.session.ranks.size() == 1;
-        is_alone || matches!(error, Error::Diverged { .. } | Error::OutOfMemory { .. })
+        let is_shared = match error {
+            Error::Diverged { .. } => true,
+            Error::OutOfMemory { .. } => !self.task.is_divided(),
+            _ => false,
+        };
+        is_alone || is_shared
     }
 
     /// Saves without the other processes, which have failed. Without their optimizer state there is no checkpoint.

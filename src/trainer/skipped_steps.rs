@@ -34,8 +34,10 @@ impl SkippedSteps {
 pub(super) fn describe<T: Task>(task: &T, step: u64, result: &StepResult, samples: &[usize], epoch: u64) -> String {
     let losses: Vec<String> = result.losses.iter().map(|(name, value)| format!("{name} {value}")).collect();
     let text = format!("step {step}: the gradient norm is {} ({})", result.grad_norm, losses.join(", "));
+    // a pass of one process alone would wait for the others
+    let named = if task.is_divided() { Ok(Vec::new()) } else { guard::guard(|| task.suspects(samples, epoch)) };
     // the cause is worth a report even if its samples cannot be found
-    let samples = guard::guard(|| task.suspects(samples, epoch)).unwrap_or_default();
+    let samples = named.unwrap_or_default();
     if samples.is_empty() {
         return text;
     }

@@ -345,13 +345,29 @@ fn step_together<T: Task>(
     let (batch_size, losses) = loop {
         reducer.begin();
         let mut losses = Numbers::new();
+        if work.task.is_divided() {
+            // first, so that the last passes of all ranks, and their reductions, coincide
+            (batches.len()..work.whole.most).try_for_each(|_| {
+                guard::guard(|| {
+                    reducer.join(|| {
+                        work.task.join_pass(true);
+                        Ok(())
+                    })
+                })
+            })?;
+        }
         let passes = batches.iter().enumerate().try_for_each(|(index, batch)| {
             let is_last = index + 1 == batches.len();
             let parts = guard::guard(|| reducer.pass(is_last, || work.eager_pass(index, batch, mark)))?;
             add_up(&mut losses, parts);
             Ok(())
         });
-        match reducer.finish(passes.err(), work.whole.most)? {
+        let failure = match passes {
+            // the others wait in a pass that cannot be completed
+            Err(error) if work.task.is_divided() => return Err(error),
+            passes => passes.err(),
+        };
+        match reducer.finish(failure, work.whole.most)? {
             reducer::Outcome::Complete => break (work.whole.size, losses),
             reducer::Outcome::Repeat => {}
         }

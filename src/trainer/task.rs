@@ -131,6 +131,20 @@ pub trait Task {
         None
     }
 
+    /// True if several processes divide frozen weights, so that each pass needs all of them.
+    fn is_divided(&self) -> bool {
+        false
+    }
+
+    /// Takes part in a forward pass of other processes, and if it `trains` in its backward pass; see
+    /// [`Self::is_divided`].
+    ///
+    /// # Panics
+    /// With libtorch's message, like its operators.
+    fn join_pass(&self, trains: bool) {
+        let _ = trains;
+    }
+
     /// Scores the current weights; `None` without validation data. All `ranks` call it and get the same result.
     ///
     /// # Errors
@@ -165,6 +179,10 @@ pub struct HostUse {
     pub bytes: Bytes,
     /// Bytes that were copied to the device so far.
     pub sent: Bytes,
+    /// Bytes of layers that were collected from all processes so far.
+    pub gathered: Bytes,
+    /// Size of the largest layer that processes divide; 0 if they divide none.
+    pub divided_block: Bytes,
     /// Module path and number of layers, for each part of the model that has some.
     pub layers: Vec<(&'static str, usize)>,
 }
@@ -173,7 +191,9 @@ impl HostUse {
     /// This use, with the bytes that were copied since `before`.
     #[must_use]
     pub fn since(self, before: &Self) -> Self {
-        Self { sent: Bytes(self.sent.0 - before.sent.0), ..self }
+        let [sent, gathered] = [(self.sent, before.sent), (self.gathered, before.gathered)]
+            .map(|(after, before)| Bytes(after.0 - before.0));
+        Self { sent, gathered, ..self }
     }
 }
 

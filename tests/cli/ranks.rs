@@ -108,12 +108,30 @@ fn losses_do_not_depend_on_the_number_of_processes_or_on_what_they_divide() {
     done(&mut calm(&one, 50, &[]));
     let first = losses(&one)[0]["total"];
     assert!(losses(&one)[49]["total"] < 0.97 * first, "it learns");
-    for (gpus, stage, bucket) in [("2", 0, 25), ("4", 0, 1), ("2", 1, 25), ("3", 2, 1), ("4", 2, 25)] {
-        let several = path(&format!("ranks-{gpus}-{stage}"));
-        let sets = [format!("train.zero_stage={stage}"), format!("train.reduce_bucket_mib={bucket}")];
-        done(calm(&several, 50, &[&sets[0], &sets[1]]).args(["--gpus", gpus]));
-        let worst = worst(&one, &several);
-        assert!(worst < 1e-6, "{gpus} processes, stage {stage}: {worst}");
+    let cases: [(&str, &str); 8] = [
+        ("2", "train.zero_stage=0"),
+        ("4", "train.zero_stage=0 train.reduce_bucket_mib=1"),
+        ("2", "train.zero_stage=1"),
+        ("3", "train.zero_stage=2 train.reduce_bucket_mib=1"),
+        ("4", "train.zero_stage=2"),
+        ("2", "train.zero_stage=2 train.offload_optimizer=true"),
+        ("4", "model.train_base=false model.divide_layers=true"),
+        // one process has two passes, the others have one
+        ("3", "model.train_base=false model.divide_layers=true model.quantization=nf4-double train.zero_stage=2"),
+    ];
+    let (frozen, quantized) = (path("ranks-frozen"), path("ranks-quantized"));
+    done(&mut calm(&frozen, 50, &["model.train_base=false"]));
+    done(&mut calm(&quantized, 50, &["model.train_base=false", "model.quantization=nf4-double"]));
+    for (number, (gpus, sets)) in cases.into_iter().enumerate() {
+        let several = path(&format!("ranks-several-{number}"));
+        done(calm(&several, 50, &sets.split(' ').collect::<Vec<_>>()).args(["--gpus", gpus]));
+        let same = match sets {
+            _ if sets.contains("nf4") => &quantized,
+            _ if sets.contains("train_base=false") => &frozen,
+            _ => &one,
+        };
+        let worst = worst(same, &several);
+        assert!(worst < 1e-6, "{gpus} processes, {sets}: {worst}");
     }
 }
 
@@ -129,6 +147,52 @@ fn eight_bit_state_average_and_checkpointing_are_those_of_one_process() {
         archive.names().to_vec()
     };
     assert_eq!(names(&one), names(&three), "a checkpoint has the state of all processes");
+}
+
+/// `augment finetune` of the tiny generator.
+fn finetune(out: &Path, gpus: &str, more: &[&str]) -> Command {
+    let mut command = prsmed();
+    command.args(["augment", "finetune", "--preset", "tiny", "--no-plan", "--quiet", "--gpus", gpus, "--data-root"]);
+    command.arg(phantoms()).arg("--out").arg(out);
+    let sets = ["finetune.image_size=64", "train.micro_batch=1", "train.accumulation=4", "train.learning_rate=1e-5"];
+    command.args(sets.iter().chain(more).flat_map(|set| ["--set", set]));
+    command
+}
+
+/// Losses of the validations.
+fn validated(run: &Path) -> Vec<f64> {
+    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let lines = objects(&text).into_iter().filter(|line| line["kind"] == "validation");
+    lines.map(|line| line["values"]["loss_denoising"].as_f64().unwrap()).collect()
+}
+
+#[test]
+fn a_fine_tuning_does_not_depend_on_the_number_of_processes() {
+    let one = path("ranks-finetune-one");
+    done(&mut finetune(&one, "1", &["train.max_steps=50"]));
+    assert!(!validated(&one).is_empty());
+    for (gpus, sets) in [("2", "train.zero_stage=0"), ("4", "train.zero_stage=2")] {
+        let several = path(&format!("ranks-finetune-{gpus}"));
+        done(&mut finetune(&several, gpus, &["train.max_steps=50", sets]));
+        let worst = worst(&one, &several);
+        assert!(worst < 1e-6, "{gpus} processes, {sets}: {worst}");
+        let pairs = validated(&one).into_iter().zip(validated(&several));
+        let apart = pairs.map(|(a, b)| ((a - b) / a).abs()).fold(0.0, f64::max);
+        assert!(apart < 1e-6, "validation of {gpus} processes: {apart}");
+    }
+}
+
+#[test]
+fn processes_of_a_fine_tuning_that_cannot_start_end() {
+    let ran = run(finetune(&path("ranks-finetune-nowhere"), "2", &[]).args(["--annotations", "nowhere"]));
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("nowhere"), "{}", ran.stderr);
+    // a process of a job does not start further ones
+    let mut command = finetune(&path("ranks-finetune-nested"), "2", &[]);
+    let ran =
+        run(command.env("RANK", "0").env("WORLD_SIZE", "1").env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", "1"));
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("this process belongs to a job already"), "{}", ran.stderr);
 }
 
 #[test]
@@ -167,10 +231,20 @@ fn wait_for_steps(run: &Path, steps: usize) {
 
 #[test]
 fn every_process_needs_the_planned_memory() {
-    for (size, stage, accumulation) in [(2, 0, 4), (3, 1, 3), (2, 2, 3)] {
-        let (gpus, stage) = (size.to_string(), format!("train.zero_stage={stage}"));
-        let accumulation = format!("train.accumulation={accumulation}");
-        let sets = ["model.image_size=64", "train.micro_batch=1", &accumulation, &stage, "train.ema_decay=0.9"];
+    let cases = [
+        (2, "train.zero_stage=0 train.accumulation=4"),
+        (3, "train.zero_stage=1 train.accumulation=3"),
+        (2, "train.zero_stage=2 train.accumulation=3"),
+        (2, "model.train_base=false model.divide_layers=true train.accumulation=3"),
+        (
+            3,
+            "model.train_base=false model.divide_layers=true model.quantization=nf4 train.zero_stage=2 train.accumulation=4",
+        ),
+    ];
+    for (size, more) in cases {
+        let gpus = size.to_string();
+        let sets = ["model.image_size=64", "train.micro_batch=1", "train.ema_decay=0.9"];
+        let sets: Vec<&str> = sets.into_iter().chain(more.split(' ')).collect();
         let job = Job::start(size, || {
             let mut command = prsmed();
             command.args(["plan", "--preset", "tiny", "--gpu", "cpu", "--measure", "--json", "--gpus", &gpus]);
@@ -185,7 +259,7 @@ fn every_process_needs_the_planned_memory() {
             assert!(phases.len() > 4);
             for (measured, planned) in phases.iter().zip(plan["phases"].as_array().unwrap()) {
                 let of = |phase: &Value| (phase["name"].clone(), phase["allocated_peak"].clone());
-                assert_eq!(of(measured), of(planned), "rank {rank} of {size}, {stage}");
+                assert_eq!(of(measured), of(planned), "rank {rank} of {size}, {more}");
             }
             steps
                 .push(phases.iter().find(|phase| phase["name"] == "step").unwrap()["allocated_peak"].as_u64().unwrap());

@@ -9,9 +9,9 @@
 #![expect(clippy::print_stderr, reason = "shows the measured bytes with --nocapture")]
 
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
 use std::sync::LazyLock;
 
 /// Folder with the compiled fake runtime, and the custom CUDA kernels compiled for the GPUs of this file. (NVRTC does
@@ -22,9 +22,10 @@ static FAKE_CUDA: LazyLock<PathBuf> = LazyLock::new(|| {
     std::fs::create_dir_all(&kernels).unwrap();
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let torch = std::fs::canonicalize(root.join(".libtorch")).unwrap();
-    let cuda = torch.parent().unwrap().join("nvidia/cu13/include");
+    let packages = torch.parent().unwrap().join("nvidia");
+    let (cuda, nccl) = (packages.join("cu13/include"), packages.join("nccl/include"));
     assert!(
-        torch.join("lib/libtorch_cuda.so").exists() && cuda.exists(),
+        torch.join("lib/libtorch_cuda.so").exists() && cuda.exists() && nccl.exists(),
         "this libtorch has no CUDA: run scripts/setup"
     );
     let source = |name: &str| root.join("tests/fake_cuda").join(name);
@@ -32,10 +33,18 @@ static FAKE_CUDA: LazyLock<PathBuf> = LazyLock::new(|| {
         let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
         command.args(["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-D_GLIBCXX_USE_CXX11_ABI=1", "-DNDEBUG", "-o"]);
         command.arg(folder.join(out)).arg("-I").arg(root.join("src/tensor/native/cuda")).arg("-isystem");
-        let done = command.arg(&cuda).arg("-I").arg(torch.join("include")).args(more).output().unwrap();
+        let done = command
+            .arg(&cuda)
+            .arg("-isystem")
+            .arg(&nccl)
+            .arg("-I")
+            .arg(torch.join("include"))
+            .args(more)
+            .output()
+            .unwrap();
         assert!(done.status.success(), "{out}: {}", String::from_utf8_lossy(&done.stderr));
     };
-    compile("libcuda.so.1", &[&source("runtime.cpp")]);
+    compile("libcuda.so.1", &[&source("runtime.cpp"), &source("nccl.cpp")]);
     let library = PathBuf::from(format!("-L{}", torch.join("lib").display()));
     let libraries = [Path::new("-ltorch_cpu"), Path::new("-lc10")];
     compile("libwithoutcudnn.so", &[&source("without_cudnn.cpp"), &library, libraries[0], libraries[1]]);
@@ -66,6 +75,38 @@ fn measured(gib: u64, capability: u32, arguments: &[&str]) -> Value {
     let record: Value = serde_json::from_str(text.lines().last().unwrap_or_else(|| panic!("{report}"))).unwrap();
     assert!(record["measured"].is_array(), "{report}");
     record
+}
+
+/// A collective operation of a rank (`nccl.cpp`): its name, its bytes, and the kernels that were launched before it.
+type Collective = (String, u64, u64);
+
+/// The measurements, plans and collective operations of `size` ranks, each on a fake GPU with `gib` GiB.
+fn measured_together(gib: u64, size: usize, arguments: &[&str]) -> Vec<(Value, Vec<Collective>)> {
+    let home = tempfile::tempdir().unwrap();
+    let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+    let log = |rank: usize| home.path().join(rank.to_string());
+    let start = |rank: usize| {
+        let mut command = prsmed(gib << 10, 89);
+        command.args(["plan", "--measure", "--json", "--quiet", "--gpus", &size.to_string()]).args(arguments);
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", size.to_string()).env("FAKE_NCCL_LOG", log(rank));
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string()).env("GLOO_SOCKET_IFNAME", "lo");
+        command.env("OMP_NUM_THREADS", "1").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+    };
+    let ranks: Vec<_> = (0..size).map(start).collect();
+    let ended: Vec<_> = ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect();
+    let read = |(rank, output): (usize, &Output)| {
+        let text = String::from_utf8_lossy(&output.stdout);
+        let report = format!("rank {rank}, {arguments:?}: {text}\n{}", String::from_utf8_lossy(&output.stderr));
+        let record: Value = serde_json::from_str(text.lines().last().unwrap_or_else(|| panic!("{report}"))).unwrap();
+        assert!(record["measured"].is_array(), "{report}");
+        let lines = std::fs::read_to_string(log(rank)).unwrap();
+        let collective = |line: &str| {
+            let words: Vec<&str> = line.split(' ').collect();
+            (words[0].to_owned(), words[1].parse().unwrap(), words[2].parse().unwrap())
+        };
+        (record, lines.lines().map(collective).collect())
+    };
+    ended.iter().enumerate().map(read).collect()
 }
 
 /// Trains the tiny preset on sixty images. Returns the output of the command.
@@ -236,6 +277,54 @@ fn presets_use_the_planned_memory() {
         differing(&measured(gib, capability, &["--preset", &preset]), &preset)
     };
     let wrong: Vec<String> = gpus.into_iter().flat_map(differing).collect();
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Phases of four ranks whose tensors are not those of their plans. Gradients and layers must travel while other kernels are
+/// still to come.
+fn of_ranks(preset: &str, common: &str) -> Vec<String> {
+    let cases = [
+        ("train.zero_stage=0", "all-reduce"),
+        ("train.zero_stage=2", "reduce"),
+        ("train.zero_stage=2 model.divide_layers=true", "all-gather"),
+    ];
+    let mut wrong = Vec::new();
+    for (sets, operation) in cases {
+        let sets: Vec<&str> = common.split(' ').chain(sets.split(' ')).flat_map(|set| ["--set", set]).collect();
+        let arguments = [&["--preset", preset], sets.as_slice()].concat();
+        for (rank, (record, collectives)) in measured_together(24, 4, &arguments).into_iter().enumerate() {
+            let what = format!("{preset}, rank {rank}, {}", sets.last().unwrap());
+            for phase in record["measured"].as_array().unwrap() {
+                let (line, is_near) = tensors(&record, phase, &what);
+                eprintln!("{line}");
+                wrong.extend((!is_near).then_some(line));
+            }
+            let of_this: Vec<&Collective> = collectives.iter().filter(|(name, ..)| name == operation).collect();
+            let bytes: u64 = of_this.iter().map(|(_, bytes, _)| bytes).sum();
+            eprintln!("{what}: {} times {operation}, {:.1} MiB", of_this.len(), bytes as f64 / MIB);
+            // the GPU gets work between one and the next; the first step learns which gradients come
+            let starts: BTreeSet<u64> = of_this.iter().map(|(_, _, launches)| *launches).collect();
+            let overlaps = starts.len() > 2 && 2 * starts.len() >= of_this.len();
+            assert!(!of_this.is_empty() && (overlaps || of_this.len() < 4), "{what}: {collectives:?}");
+        }
+    }
+    wrong
+}
+
+#[test]
+fn ranks_use_the_planned_memory_and_exchange_during_the_backward_pass() {
+    let common = "model.train_base=false train.precision=bf16 train.micro_batch=1 train.accumulation=4 \
+                  train.reduce_bucket_mib=1";
+    let wrong = of_ranks("tiny", common);
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The full model with 4-bit layers.
+#[test]
+#[ignore = "takes minutes (scripts/soak)"]
+fn ranks_of_the_full_model_use_the_planned_memory() {
+    let common = "model.stream_layers=none model.quantization=nf4 train.micro_batch=1 train.accumulation=4";
+    let wrong = of_ranks("gpu-24gb", common);
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 

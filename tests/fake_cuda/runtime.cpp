@@ -150,6 +150,9 @@ void* somewhere(size_t at) { return reinterpret_cast<void*>(at); }
 
 }  // namespace
 
+// Kernels and matrix products so far, for the fake NCCL.
+extern "C" uint64_t fake_cuda_launches() { return counters.launches.value + counters.products.value; }
+
 extern "C" {
 
 // ---- the GPU

@@ -341,6 +341,8 @@ pub fn model_json(bytes: &[u8]) {
             host_layers: model.stream_layers.count(),
             host_vision: model.stream_vision,
             packed_attention: model.packed_attention,
+            ranks: 1,
+            reads_layers: true,
         };
         if let Err(error) = guard::guard(|| Ok(PrsMed::new(&description.sizes, options))) {
             let text = error.to_string();

@@ -19,7 +19,7 @@ fn adapter_config(fixture: &Fixture, dropout: f64) -> LoraConfig {
 fn build(fixture: &Fixture, dropout: f64) -> (Store, Store, Mistral) {
     let (base, adapters) = (store(), store());
     let (scope, lora) = (adapters.root(Role::Trainable), adapter_config(fixture, dropout));
-    let model = Mistral::new(&base.root(Role::Frozen), Some((&scope, &lora)), &fixture.config::<Config>(), 0);
+    let model = Mistral::new(&base.root(Role::Frozen), Some((&scope, &lora)), &fixture.config::<Config>(), 0, 1);
     fixture.load(&base, &[]);
     load(&adapters, &fixture.path("adapter_model.safetensors"), &[]);
     (base, adapters, model)

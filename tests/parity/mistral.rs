@@ -49,7 +49,7 @@ pub(crate) fn forward(fixture: &Fixture, prefix: &str, model: &Mistral, embeds: 
 
 fn build(fixture: &Fixture) -> (Store, Mistral) {
     let store = store();
-    let model = Mistral::new(&store.root(Role::Trainable), None, &fixture.config::<Config>(), 0);
+    let model = Mistral::new(&store.root(Role::Trainable), None, &fixture.config::<Config>(), 0, 1);
     fixture.load(&store, &[]);
     (store, model)
 }

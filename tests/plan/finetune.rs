@@ -6,6 +6,7 @@ use prsmed::augment::finetune::dry_run::{FinetuneDryRun, encode};
 use prsmed::augment::pipeline_config::PipelineConfig;
 use prsmed::plan::dry_run::Meter;
 use prsmed::plan::report::Machine;
+use prsmed::trainer::Ranks;
 
 fn settings(preset: &str, sets: &[String]) -> FinetuneRun {
     let pairs = sets.iter().map(|set| (set.clone(), "--set".to_owned())).collect();
@@ -67,7 +68,7 @@ fn draw_settings(rng: &mut ChaCha8Rng) -> Vec<String> {
 }
 
 fn phases_of(run: &FinetuneRun, pipeline_config: &PipelineConfig, device: Device) -> Vec<Peak> {
-    let build = || FinetuneDryRun::new(pipeline_config, run, device);
+    let build = |_: Ranks| FinetuneDryRun::new(pipeline_config, run, device);
     if device == META {
         let encode =
             |begin: &mut dyn FnMut(&'static str) -> prsmed::Result<()>| encode(pipeline_config, run, META, begin);
@@ -77,7 +78,7 @@ fn phases_of(run: &FinetuneRun, pipeline_config: &PipelineConfig, device: Device
     }
     let mut meter = Measured::begin(device).unwrap();
     encode(pipeline_config, run, device, &mut |phase| meter.begin(phase)).unwrap();
-    dry_run::dry_run(Job::Train, &run.train, prsmed::trainer::Ranks::default(), &build, &mut meter).unwrap();
+    dry_run::dry_run(Job::Train, &run.train, Ranks::default(), &build, &mut meter).unwrap();
     meter.finish().unwrap().into_iter().map(|p| (p.name, p.allocated_peak, p.categories)).collect()
 }
 

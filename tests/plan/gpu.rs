@@ -10,6 +10,7 @@ use prsmed::plan::report::{Machine, Plan};
 use prsmed::segment::dry_run::SegmentDryRun;
 use prsmed::segment::setup;
 use prsmed::tensor::{Device, memory};
+use prsmed::trainer::Ranks;
 use serde_json::json;
 
 /// Bytes that handles of cuBLAS, cuBLASLt and cuDNN may take from the allocator.
@@ -52,9 +53,11 @@ fn memory_of_jobs_on_cuda_is_as_planned() {
             let dry_run = config.dry_run(job, example, &machine, false).unwrap();
             let (plan, tensors) = (Plan::of(&dry_run, &machine), Plan::of(&dry_run, &tensors_alone));
             memory::release_cache(Device::Cuda(0)).unwrap();
-            let build = || SegmentDryRun::new(&config.model, &sizes, &config.train, example, Device::Cuda(0));
+            let build = |ranks: Ranks| {
+                SegmentDryRun::new(&config.model, &sizes, &config.train, example, (Device::Cuda(0), ranks))
+            };
             let mut meter = Measured::begin(Device::Cuda(0)).unwrap();
-            dry_run::dry_run(job, &config.train, prsmed::trainer::Ranks::default(), &build, &mut meter).unwrap();
+            dry_run::dry_run(job, &config.train, Ranks::default(), &build, &mut meter).unwrap();
             wrong.extend(different(&gpu, preset, sets, &plan, &tensors, meter.finish().unwrap()));
         }
     }

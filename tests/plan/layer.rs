@@ -38,7 +38,7 @@ fn of_layers(config: &Config, layers: i64, kind: Kind) -> (Store, Mistral) {
     let store = || Store::new(StoreOptions { device: META, frozen_kind: kind, initialise: false });
     let (base, adapters) = (store(), store());
     let config = Config { num_hidden_layers: layers, ..config.clone() };
-    let model = Mistral::new(&base.root(Role::Frozen), Some((&adapters.root(Role::Trainable), &LORA)), &config, 0);
+    let model = Mistral::new(&base.root(Role::Frozen), Some((&adapters.root(Role::Trainable), &LORA)), &config, 0, 1);
     (adapters, model)
 }
 
@@ -225,6 +225,8 @@ fn a_frozen_vision_tower_keeps_no_activations() {
             host_layers: 0,
             host_vision: false,
             packed_attention: PackedAttention::Auto,
+            ranks: 1,
+            reads_layers: true,
             quantization: prsmed::nn::Quantization::None,
         };
         let model = PrsMed::new(&sizes, options);

@@ -9,7 +9,7 @@ use prsmed::segment::dry_run::{Example, SegmentDryRun};
 use prsmed::segment::setup;
 use prsmed::tensor::meta::Target;
 use prsmed::tensor::{Device, META, ledger, meta, no_grad, set_num_threads, use_flash_attention};
-use prsmed::trainer::Switch;
+use prsmed::trainer::{Ranks, Switch};
 use prsmed::units::Bytes;
 use rand::seq::IndexedRandom;
 use rand::{Rng, SeedableRng};
@@ -119,8 +119,8 @@ fn config_of(preset: &str, sets: &str) -> RunConfig {
 
 fn phases(config: &RunConfig, example: Example, shorter: usize, device: Device) -> Vec<Peak> {
     let sizes = setup::planned_sizes(&config.model, config.lora, example.num_classes).unwrap();
-    let build = || {
-        let dry_run = SegmentDryRun::new(&config.model, &sizes, &config.train, example, device)?;
+    let build = |ranks: Ranks| {
+        let dry_run = SegmentDryRun::new(&config.model, &sizes, &config.train, example, (device, ranks))?;
         Ok(dry_run.with_shorter_rows(shorter).with_feature_cache(config.data.caches_features()))
     };
     let jobs = [Job::Train, Job::Eval, Job::Predict];
@@ -131,7 +131,7 @@ fn phases(config: &RunConfig, example: Example, shorter: usize, device: Device) 
             return phases.map(|p: PhaseMemory| (p.name, p.allocated_peak, p.categories)).collect();
         }
         let mut meter = Measured::begin(device).unwrap();
-        dry_run::dry_run(job, &config.train, prsmed::trainer::Ranks::default(), &build, &mut meter).unwrap();
+        dry_run::dry_run(job, &config.train, Ranks::default(), &build, &mut meter).unwrap();
         meter.finish().unwrap().into_iter().map(|p| (p.name, p.allocated_peak, p.categories)).collect()
     };
     jobs.into_iter().flat_map(of).collect()

@@ -3,7 +3,7 @@
 use super::{PARTS, TURN, Trained, config_of, distance, train_on};
 use prsmed::segment::dry_run::SegmentDryRun;
 use prsmed::tensor::Device;
-use prsmed::trainer::{DryRunTask, Loss, Task};
+use prsmed::trainer::{DryRunTask, Loss, Ranks, Task};
 
 fn of_graphs(run: &Trained) -> Vec<&String> {
     run.notes.iter().filter(|note| note.starts_with("graphs: ")).collect()
@@ -36,7 +36,8 @@ fn a_captured_pass_of_the_language_model_alone_has_its_loss_only() {
     let _turn = TURN.lock();
     let config = config_of(&["lora.dropout=0", "data.questions_per_image=3"]);
     let (sizes, example) = (config.planned_sizes().unwrap(), config.longest_example());
-    let task = SegmentDryRun::random(&config.model, &sizes, &config.train, example, Device::Cpu).unwrap();
+    let task =
+        SegmentDryRun::random(&config.model, &sizes, &config.train, example, (Device::Cpu, Ranks::default())).unwrap();
     let task = task.language_alone();
     let batch = task.example(true);
     let whole = task.batch_size(&batch);

@@ -16,6 +16,7 @@ use crate::models::diffusion::vae::Vae;
 use crate::tensor::store::{Role, Store};
 use crate::tensor::weights::{Archive, sha256, write_safetensors};
 use crate::tensor::{Device, Kind, META, Tensor, guard, memory, no_grad, rng};
+use crate::trainer::Ranks;
 use crate::units::Bytes;
 use crate::{Error, Result, files};
 use image::{GrayImage, RgbImage};
@@ -63,6 +64,8 @@ pub struct Encoding<'a> {
     pub placement: Placement,
     /// What the network reads besides noise and caption.
     pub condition: Condition,
+    /// The processes that divide the work; all of them have the same images and texts.
+    pub ranks: Ranks<'a>,
     /// Receives progress.
     pub observer: &'a dyn Observer,
     /// Set by Ctrl-C: finished files stay, and the job ends with [`Error::Interrupted`].
@@ -106,12 +109,17 @@ struct Missing {
 }
 
 impl Cache {
-    /// Encodes the images and texts whose files are missing in `folder`.
+    /// Encodes the images and texts whose files are missing in `folder`, this rank its part of them. Returns when all
+    /// ranks are done.
     ///
     /// # Errors
     /// [`Error::Data`] for an image that cannot be read, or whose mask has another size; [`Error::Config`] for a disk
-    /// with too little room; [`Error::Weights`]; [`Error::Interrupted`]; typed errors of libtorch.
+    /// with too little room; [`Error::Weights`]; [`Error::Interrupted`]; [`Error::Peer`]; typed errors of libtorch.
     pub fn fill(folder: &Path, images: &[ImageFiles], texts: &[String], encoding: &Encoding) -> Result<Self> {
+        encoding.ranks.agree_on(guard::guard(|| Self::fill_part(folder, images, texts, encoding)))
+    }
+
+    fn fill_part(folder: &Path, images: &[ImageFiles], texts: &[String], encoding: &Encoding) -> Result<Self> {
         files::create_folders(folder).map_err(Error::io(folder, "create"))?;
         let sums: Vec<String> = images
             .par_iter()
@@ -148,6 +156,10 @@ impl Cache {
             .collect();
         let missing_texts: Vec<usize> = (0..texts.len()).filter(|&i| !is_whole(&texts_at[i])).collect();
         encoding.check_room(folder, &missing, images, missing_texts.len())?;
+        // by the number of the image, because another rank may have written files already
+        let is_own = |number: usize| number % encoding.ranks.size() == encoding.ranks.rank();
+        let missing: Vec<Missing> = missing.into_iter().filter(|missing| is_own(missing.image)).collect();
+        let missing_texts: Vec<usize> = missing_texts.into_iter().filter(|&text| is_own(text)).collect();
         encoding.encode_texts(&missing_texts, texts, &texts_at)?;
         return_memory(encoding.placement.device)?;
         encoding.encode_images(&missing, images)?;

@@ -155,8 +155,9 @@ impl Task for FinetuneDryRun {
         self.steps
     }
 
-    fn batches(&self, _epoch: u64, first: u64, _shard: Shard) -> Result<Batches<'_, NoisyLatents>> {
-        let step = |_| Ok((0..self.denoiser.engine.accumulation).map(|_| self.example(true)).collect());
+    fn batches(&self, _epoch: u64, first: u64, shard: Shard) -> Result<Batches<'_, NoisyLatents>> {
+        let own = shard.range(self.denoiser.engine.accumulation);
+        let step = move |_| Ok(own.clone().map(|_| self.example(true)).collect());
         Ok(Box::new((first..self.steps).map(step)))
     }
 

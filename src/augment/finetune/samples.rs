@@ -9,6 +9,7 @@ use crate::augment::inpaint_mask::Frame;
 use crate::augment::pipeline::{Embedding, Placement, bytes, is_finite, on, vae_kind};
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::quality::{FeatureSource, QualityReport};
+use crate::data::decode;
 use crate::data::sheet::{Tile, sheet};
 use crate::event::{Event, Observer};
 use crate::models::diffusion::sampler::{History, Sampler};
@@ -16,7 +17,7 @@ use crate::models::diffusion::unet::{Added, Conditioning, Pass};
 use crate::models::diffusion::vae::Vae;
 use crate::tensor::store::Store;
 use crate::tensor::{Device, Kind, META, Tensor, dims, guard, ledger, memory, meta, module_path, no_grad, rng};
-use crate::trainer::{Picture, Score};
+use crate::trainer::{Picture, Ranks, Score};
 use crate::{Error, Result, files};
 use image::{RgbImage, imageops};
 use std::collections::BTreeMap;
@@ -29,6 +30,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 const SHOWN: usize = 24;
 /// Columns of a grid.
 const COLUMNS: usize = 6;
+/// Name of the mean kernel distance in the records.
+const KID: &str = "kid";
 
 /// Computes features of images, `[n, d]`.
 pub type Extract = Rc<dyn Fn(&[PathBuf]) -> Result<Tensor>>;
@@ -81,8 +84,8 @@ pub struct Measured {
     pub values: Vec<(String, f64)>,
     /// The score: minus the mean KID of all classes.
     pub score: Score,
-    /// The grid.
-    pub picture: Picture,
+    /// The grid, on the first rank.
+    pub picture: Option<Picture>,
 }
 
 /// The autoencoder that makes images of the samples' latents.
@@ -156,40 +159,74 @@ pub struct Conditions {
 }
 
 impl Quality {
-    /// Makes the samples, writes them as files, and compares them with the real images.
+    /// Makes the samples, divided among `ranks`, writes them as files, and compares them with the real images. All ranks
+    /// get the values; the first one has the grid.
     ///
     /// # Errors
-    /// [`Error::Io`]; [`Error::Diverged`] for images that are not finite; [`Error::Interrupted`]; typed errors of
-    /// libtorch.
-    pub fn measure(&self, denoiser: &Denoiser, cache: &Cache, observer: &dyn Observer) -> Result<Measured> {
+    /// [`Error::Io`]; [`Error::Diverged`] for images that are not finite; [`Error::Interrupted`]; [`Error::Peer`]; typed
+    /// errors of libtorch.
+    pub fn measure(
+        &self,
+        denoiser: &Denoiser,
+        cache: &Cache,
+        ranks: Ranks,
+        observer: &dyn Observer,
+    ) -> Result<Measured> {
         memory_line("Computing quality metrics... before", denoiser.device, observer);
-        let (mut report, mut tiles) = (QualityReport::default(), Vec::new());
-        let total: usize = self.classes.iter().map(|class| class.samples.len()).sum();
+        ranks.agree(guard::guard(|| self.write_samples(denoiser, cache, ranks, observer)))?;
+        let compared = ranks.is_main().then(|| guard::guard(|| self.compare(denoiser, observer)));
+        let mut compared = ranks.gather_if_all(compared.transpose())?;
+        // blocks of the autoencoder would only divide the memory of the next steps
+        memory::release_cache(denoiser.device)?;
+        memory_line("Computing quality metrics... after", denoiser.device, observer);
+        let values = compared.swap_remove(0).expect("the first rank compares");
+        let values: Vec<(String, f64)> = values.into_iter().map(|(name, bits)| (name, f64::from_bits(bits))).collect();
+        let score = score(&values);
+        let picture = ranks.is_main().then(|| self.grid()).transpose()?;
+        Ok(Measured { values, score, picture })
+    }
+
+    /// The file of sample `number` of class `index`.
+    fn file(&self, index: usize, number: usize) -> PathBuf {
+        let name = file_name(&self.classes[index].modality);
+        self.folder.join(format!("{index:02}-{name}-{number:03}.png"))
+    }
+
+    /// Makes and writes the samples of this rank.
+    fn write_samples(&self, denoiser: &Denoiser, cache: &Cache, ranks: Ranks, observer: &dyn Observer) -> Result<()> {
+        let batch = denoiser.config.generation_batch_size.max(1);
+        let own = |class: &Class| {
+            let count = class.samples.len();
+            let batches = ranks.shard().range(count.div_ceil(batch));
+            (batches.start * batch).min(count)..(batches.end * batch).min(count)
+        };
+        let total: usize = self.classes.iter().map(|class| own(class).len()).sum();
         observer.on(&Event::Started { phase: "samples".into(), total: total as u64, unit: "images" });
         files::create_folders(&self.folder).map_err(Error::io(&self.folder, "create"))?;
-        let mut made: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+        let decoder = Decoder::new(&self.pipeline_config, denoiser)?;
         let mut done = 0;
-        {
-            let decoder = Decoder::new(&self.pipeline_config, denoiser)?;
-            for (index, class) in self.classes.iter().enumerate() {
-                for (number, image) in self.images(class, (denoiser, cache, &decoder), observer, &mut |count| {
-                    done += count;
-                    observer.on(&Event::Advanced { done: done as u64 });
-                })? {
-                    let path = self.folder.join(format!("{index:02}-{}-{number:03}.png", file_name(&class.modality)));
-                    crate::data::sheet::save(&image.clone().into(), &path)?;
-                    if number < SHOWN.div_ceil(self.classes.len()) {
-                        let (name, notes) = (class.modality.clone(), String::new());
-                        tiles.push(Tile { image, frame: None, name, shows: "sample", notes });
-                    }
-                    made.entry(class.modality.clone()).or_default().push(path);
-                }
+        for (index, class) in self.classes.iter().enumerate() {
+            let own = own(class);
+            let first = own.start;
+            let images = self.images(&class.samples[own], (denoiser, cache, &decoder), observer, &mut |count| {
+                done += count;
+                observer.on(&Event::Advanced { done: done as u64 });
+            })?;
+            for (number, image) in images.into_iter().enumerate() {
+                crate::data::sheet::save(&image.into(), &self.file(index, first + number))?;
             }
         }
         observer.on(&Event::Finished);
-        for class in &self.classes {
+        Ok(())
+    }
+
+    /// Compares the samples with real images: names and values, these as bits.
+    fn compare(&self, denoiser: &Denoiser, observer: &dyn Observer) -> Result<Vec<(String, u64)>> {
+        let mut report = QualityReport::default();
+        for (index, class) in self.classes.iter().enumerate() {
+            let made: Vec<PathBuf> = (0..class.samples.len()).map(|number| self.file(index, number)).collect();
             let own = |features: Tensor| BTreeMap::from([(class.modality.clone(), features)]);
-            let features = (self.extract)(&made[&class.modality])?;
+            let features = (self.extract)(&made)?;
             report.add(
                 &self.source,
                 &own(class.real.shallow_clone()),
@@ -199,29 +236,38 @@ impl Quality {
             )?;
         }
         observer.on(&Event::Note(format!("quality of the samples against real training images\n{report}")));
-        // blocks of the autoencoder would only divide the memory of the next steps
-        memory::release_cache(denoiser.device)?;
-        memory_line("Computing quality metrics... after", denoiser.device, observer);
-        let (values, score) = summary(&report)?;
-        Ok(Measured { values, score, picture: Picture { name: "samples".into(), image: sheet(&tiles, COLUMNS) } })
+        Ok(summary(&report)?.into_iter().map(|(name, value)| (name, value.to_bits())).collect())
     }
 
-    /// The images of a class with their numbers. If memory runs out, batches are halved.
+    /// A picture of the first samples of each class.
+    fn grid(&self) -> Result<Picture> {
+        let mut tiles = Vec::new();
+        for (index, class) in self.classes.iter().enumerate() {
+            for number in 0..class.samples.len().min(SHOWN.div_ceil(self.classes.len())) {
+                let image = decode::image(&self.file(index, number))?.to_rgb8();
+                let name = class.modality.clone();
+                tiles.push(Tile { image, frame: None, name, shows: "sample", notes: String::new() });
+            }
+        }
+        Ok(Picture { name: "samples".into(), image: sheet(&tiles, COLUMNS) })
+    }
+
+    /// The images of `samples`. If memory runs out, batches are halved.
     fn images(
         &self,
-        class: &Class,
+        samples: &[Request],
         (denoiser, cache, decoder): (&Denoiser, &Cache, &Decoder),
         observer: &dyn Observer,
         advance: &mut dyn FnMut(usize),
-    ) -> Result<Vec<(usize, RgbImage)>> {
+    ) -> Result<Vec<RgbImage>> {
         let mut images = Vec::new();
         let mut most = denoiser.config.generation_batch_size.max(1);
-        while images.len() < class.samples.len() {
+        while images.len() < samples.len() {
             if self.interrupt.load(Ordering::SeqCst) {
                 return Err(Error::Interrupted);
             }
             let first = images.len();
-            let requests = &class.samples[first..class.samples.len().min(first + most)];
+            let requests = &samples[first..samples.len().min(first + most)];
             let conditions = Conditions::read(requests, denoiser, cache)?;
             let made = guard::guard(|| no_grad(|| generate(denoiser, decoder, &conditions, usize::MAX)));
             match made {
@@ -233,9 +279,8 @@ impl Quality {
                     observer.on(&Event::Warning(text));
                 }
                 made => {
-                    let cut =
-                        pictures(&made?).into_iter().zip(requests).map(|(image, request)| inner(&image, request.frame));
-                    images.extend(cut.enumerate().map(|(i, image)| (first + i, image)));
+                    let made = pictures(&made?);
+                    images.extend(made.iter().zip(requests).map(|(image, request)| inner(image, request.frame)));
                     advance(requests.len());
                 }
             }
@@ -351,8 +396,8 @@ fn memory_line(what: &str, device: Device, observer: &dyn Observer) {
     }
 }
 
-/// Values for the records, and the score: minus the mean of the kernel distances of the classes.
-fn summary(report: &QualityReport) -> Result<(Vec<(String, f64)>, Score)> {
+/// Values for the records; `kid` is the mean of the kernel distances of the classes.
+fn summary(report: &QualityReport) -> Result<Vec<(String, f64)>> {
     let mut values = Vec::new();
     let (mut sum, mut variance, mut count) = (0.0, 0.0, 0.0);
     for row in &report.rows {
@@ -372,6 +417,12 @@ fn summary(report: &QualityReport) -> Result<(Vec<(String, f64)>, Score)> {
         return Err(Error::config("finetune.num_samples_for_metrics", reason, hint));
     }
     let (kid, half) = (sum / count, f64::sqrt(variance) / count);
-    values.extend([("kid".to_owned(), kid), ("kid_low".to_owned(), kid - half), ("kid_high".to_owned(), kid + half)]);
-    Ok((values, Score { value: -kid, is_noisy: true, kind: "KID" }))
+    values.extend([(KID.to_owned(), kid), ("kid_low".to_owned(), kid - half), ("kid_high".to_owned(), kid + half)]);
+    Ok(values)
+}
+
+/// Minus the mean KID.
+fn score(values: &[(String, f64)]) -> Score {
+    let kid = values.iter().find(|(name, _)| name == KID).expect("a part of every summary").1;
+    Score { value: -kid, is_noisy: true, kind: "KID" }
 }

@@ -12,7 +12,7 @@ use crate::segment::resume;
 use crate::tensor::async_copy::AsyncCopy;
 use crate::tensor::store::Mastered;
 use crate::tensor::weights::Staged;
-use crate::tensor::{ledger, rng};
+use crate::tensor::{guard, ledger, rng};
 use crate::trainer::profile::Component;
 use crate::trainer::{BatchSize, Batches, Loss, Parameter, Ranks, Score, Shard, Task, TrainConfig, Validation};
 use rand::Rng;
@@ -167,6 +167,19 @@ impl FinetuneTask {
         self.denoiser.batch((0..VALIDATED_TIMESTEPS).map(at).collect::<Result<_>>()?)
     }
 
+    /// The losses of the validation images of this rank, as bits.
+    fn validation_losses(&self, ranks: Ranks, observer: &dyn Observer) -> Result<Vec<u64>> {
+        let own = ranks.shard().range(self.data.validated.len());
+        observer.on(&Event::Started { phase: "validate".into(), total: own.len() as u64, unit: "images" });
+        let mut losses = Vec::new();
+        for item in own {
+            losses.push(self.denoiser.validation_loss(self.fixed(item)?)?.to_bits());
+            observer.on(&Event::Advanced { done: losses.len() as u64 });
+        }
+        observer.on(&Event::Finished);
+        Ok(losses)
+    }
+
     /// Reads an image, a caption and condition `number` of the image, if there are any, from the cache.
     fn sample(&self, draw: Draw, caption: usize, number: usize) -> Result<Sample> {
         let _category = ledger::enter(ledger::Category::Inputs);
@@ -252,28 +265,24 @@ impl Task for FinetuneTask {
     }
 
     /// The loss of the validation images at fixed timesteps, with fixed noise and without the weights of timesteps.
-    fn validate(&self, observer: &dyn Observer, _ranks: Ranks) -> Result<Option<Validation>> {
+    fn validate(&self, observer: &dyn Observer, ranks: Ranks) -> Result<Option<Validation>> {
+        let (mut score, mut values, mut pictures) = (None, Vec::new(), Vec::new());
         let total = self.data.validated.len();
-        let mut validation = None;
         if total > 0 {
-            observer.on(&Event::Started { phase: "validate".into(), total: total as u64, unit: "images" });
-            let mut sum = 0.0;
-            for item in 0..total {
-                sum += self.denoiser.validation_loss(self.fixed(item)?)?;
-                observer.on(&Event::Advanced { done: item as u64 + 1 });
-            }
-            observer.on(&Event::Finished);
+            // added in the order of the images, so that the sum does not depend on the number of ranks
+            let losses = ranks.gather_if_all(guard::guard(|| self.validation_losses(ranks, observer)))?;
+            let sum: f64 = losses.into_iter().flatten().map(f64::from_bits).sum();
             let loss = sum / (total * VALIDATED_TIMESTEPS) as f64;
-            let score = Score { kind: "loss", ..(-loss).into() };
-            validation = Some((score, vec![("loss_denoising".to_owned(), loss)]));
+            score = Some(Score { kind: "loss", ..(-loss).into() });
+            values.push(("loss_denoising".to_owned(), loss));
         }
-        let Some(quality) = &self.quality else {
-            return Ok(validation.map(|(score, values)| Validation { score, values, pictures: Vec::new() }));
-        };
-        let measured = quality.measure(&self.denoiser, &self.data.cache, observer)?;
-        let mut values = validation.map_or_else(Vec::new, |(_, values)| values);
-        values.extend(measured.values);
-        Ok(Some(Validation { score: measured.score, values, pictures: vec![measured.picture] }))
+        if let Some(quality) = &self.quality {
+            let measured = quality.measure(&self.denoiser, &self.data.cache, ranks, observer)?;
+            score = Some(measured.score);
+            values.extend(measured.values);
+            pictures.extend(measured.picture);
+        }
+        Ok(score.map(|score| Validation { score, values, pictures }))
     }
 
     fn num_candidates(&self) -> usize {

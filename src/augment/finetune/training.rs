@@ -54,6 +54,8 @@ pub struct Finetuning<'a> {
     pub features: Option<(FeatureSource, Extract)>,
     /// Settings of the memory profile, if there is one.
     pub profile: Option<&'a profile::Settings>,
+    /// The processes that train together.
+    pub ranks: Ranks<'a>,
     /// Device, observer and interrupt flag.
     pub runtime: &'a Runtime,
 }
@@ -112,7 +114,7 @@ impl Finetuning<'_> {
             observer: self.runtime.observer().as_ref(),
             interrupt: self.runtime.interrupt(),
             has_room_for_graphs: false,
-            ranks: Ranks::default(),
+            ranks: self.ranks,
         };
         let outcome = trainer::run(&task, &session)?;
         Ok(FinetunedRun { outcome, task })
@@ -157,6 +159,7 @@ impl Finetuning<'_> {
             model_sha256: &self.pipeline_config.digest()?,
             placement,
             condition: self.run.finetune.condition(),
+            ranks: self.ranks,
             observer: self.runtime.observer().as_ref(),
             interrupt: self.runtime.interrupt(),
         };

@@ -16,6 +16,7 @@ use crate::cli::mlflow::{MlflowArgs, recorded};
 use crate::cli::plan::{accept, training_machine};
 use crate::cli::predict::open_run;
 use crate::cli::preset::HEADROOM_FRAC;
+use crate::cli::ranks::{GpuArgs, main_only};
 use crate::cli::report::Outcome;
 use crate::cli::run_lock::RunLock;
 use crate::config::{FinetuneRun, Resolved, Settings as _, Sources};
@@ -27,6 +28,7 @@ use crate::mlflow::Connection;
 use crate::models::inception;
 use crate::plan::search::has_headroom;
 use crate::tensor::{self, Device, Tensor, memory};
+use crate::trainer::Ranks;
 use crate::units::Bytes;
 use crate::{Error, Result};
 use serde_json::json;
@@ -50,6 +52,7 @@ const VAL_FRAC: f64 = 0.1;
   prsmed augment finetune --data-root data --out runs/lora
   prsmed augment finetune --data-root data --out runs/lora --preset lora-sd15 --set finetune.rank=32
   prsmed augment finetune --data-root data --out runs/lora --select-by segmenter
+  prsmed augment finetune --data-root data --out runs/lora --gpus 4
   prsmed augment finetune --data-root data --out runs/lora --resume
   prsmed augment finetune --data-root phantoms --out runs/try --preset tiny
   prsmed augment generate --data-root data --out pairs --lora runs/lora/best/pytorch_lora_weights.safetensors")]
@@ -93,6 +96,8 @@ pub(in crate::cli) struct Args {
     profile: ProfileArgs,
     #[command(flatten)]
     resume: ResumeArgs,
+    #[command(flatten)]
+    gpus: GpuArgs,
     /// Do not plan memory before the training
     #[arg(long)]
     no_plan: bool,
@@ -122,33 +127,45 @@ const SEARCHED: [&str; 11] = [
 const SEGMENTER_ONLY: [&str; 3] = ["train.checkpoint_encoder", "train.checkpoint_decoder", "train.graph"];
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+    args.gpus.run(args.print_config, context, |ranks| finetune(args, ranks, context))
+}
+
+fn finetune(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome> {
     let mut resolved = resolve(args)?;
     if args.print_config {
         context.output.line(resolved.to_toml())?;
         context.output.record(&resolved.config)?;
         return Ok(Outcome::Done);
     }
-    let profile = args.profile.settings(&args.out)?;
-    let mlflow = args.mlflow.connect(context)?;
+    let profile = args.profile.settings(&args.out)?.filter(|_| ranks.is_main());
+    let mlflow = if ranks.is_main() { args.mlflow.connect(context)? } else { None };
     // a folder without images is refused before anything is downloaded
     drop(resolved.config.finetune.open_prior_images()?);
     let lock = || RunLock::on("--out", &args.out, context.progress.as_ref());
     // an existing run is refused before the data is read; unusable data leaves no folder behind
-    let early = args.out.is_dir().then(lock).transpose()?;
-    args.resume.check(&args.out)?;
+    let early = (ranks.is_main() && args.out.is_dir()).then(lock).transpose()?;
+    if ranks.is_main() {
+        args.resume.check(&args.out)?;
+    }
     let mut manifest = args.data.open(context)?;
     keep_for_validation(&mut manifest, &resolved.config, context)?;
-    let choice = selection::prepare(&resolved.config, &manifest, &args.out, context)?;
-    let _lock = early.map_or_else(lock, Ok)?;
-    args.resume.adopt(&args.out)?;
+    let choice = main_only(ranks, || selection::prepare(&resolved.config, &manifest, &args.out, context))?.flatten();
+    let _lock = ranks.agree_on(main_only(ranks, || {
+        let lock = early.map_or_else(lock, Ok)?;
+        args.resume.adopt(&args.out)?;
+        Ok(lock)
+    }))?;
     let pipeline_config = finetuned_pipeline_config(&resolved.config, context)?;
     if !args.no_plan {
         let searches =
             args.config.is_none() && !args.resume.resumes() && !SEARCHED.iter().any(|key| resolved.is_from_a_flag(key));
-        plan_memory(&mut resolved, &pipeline_config, searches, context)?;
+        plan_memory(&mut resolved, &pipeline_config, searches, ranks, context)?;
     }
-    let (toml, run) = (resolved.to_toml(), resolved.config);
+    let (toml, mut run) = (resolved.to_toml(), resolved.config);
     let choice = choice.map(|choice| choice.with_settings(&run));
+    if let Some(note) = run.train.divide_among(ranks.size())? {
+        context.progress.on(&Event::Note(note));
+    }
     if let Some(choice) = choice.as_ref().filter(|_| !args.no_plan) {
         selection::plan_pairs(choice, &pipeline_config, context)?;
     }
@@ -168,9 +185,13 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         resumes: args.resume.resumes(),
         features: features(&run, context)?,
         profile: profile.as_ref(),
+        ranks,
         runtime: &context.runtime,
     };
     let FinetunedRun { outcome, task } = train(finetuning, mlflow, context)?;
+    if !ranks.is_main() {
+        return Ok(Outcome::Done);
+    }
     let peak = memory::overall_peak(tensor::default_device());
     // the choice has all memory to itself
     drop(task);
@@ -225,36 +246,47 @@ fn keep_for_validation(manifest: &mut Manifest, run: &FinetuneRun, context: &Con
 }
 
 /// Prints the memory plan, and refuses settings that cannot fit. With `searches`, settings that do not fit are replaced
-/// by the fastest that fit this machine.
+/// by the fastest that fit this machine. All ranks take the settings that the first one found.
 fn plan_memory(
     resolved: &mut Resolved<FinetuneRun>,
     pipeline_config: &PipelineConfig,
     searches: bool,
+    ranks: Ranks,
     context: &Context,
 ) -> Result<()> {
-    let machine = training_machine(context);
-    let mut plan = match resolved.config.plan(pipeline_config, &machine) {
+    let machine = training_machine(context).with_ranks(ranks.rank(), ranks.size());
+    let plan = |run: &FinetuneRun| match run.divided_among(ranks.size())?.plan(pipeline_config, &machine) {
         // the CPU's operators are tried one by one to learn what they need
         Err(error @ Error::OutOfMemory { .. }) => {
             context.progress.on(&Event::Warning(format!("no memory plan: {error}")));
-            return Ok(());
+            Ok(None)
         }
-        plan => plan?,
+        plan => plan.map(Some),
     };
-    if searches && !has_headroom(&plan, HEADROOM_FRAC) {
+    let planned = ranks.agree_on(plan(&resolved.config))?;
+    let fits = planned.as_ref().is_none_or(|plan| has_headroom(plan, HEADROOM_FRAC));
+    let mut found = None;
+    if searches && ranks.any(!fits)? {
         let wanted = resolved.config.clone();
-        if let Some((fitted, fitting)) = wanted.fitted(pipeline_config, &machine, HEADROOM_FRAC, true)? {
+        let search = || Ok(wanted.fitted(pipeline_config, &machine, HEADROOM_FRAC, true)?.map(|(run, _)| run));
+        let fitted = ranks.gather_if_all(main_only(ranks, search).map(Option::flatten))?.swap_remove(0);
+        if let Some(fitted) = fitted {
             for note in finetune_changes(&wanted, &fitted) {
                 context.progress.on(&Event::Note(note));
             }
-            for key in SEARCHED {
-                resolved.origins.insert(key.to_owned(), format!("chosen for {}", plan.budget.device));
+            if let Some(plan) = &planned {
+                for key in SEARCHED {
+                    resolved.origins.insert(key.to_owned(), format!("chosen for {}", plan.budget.device));
+                }
             }
-            (resolved.config, plan) = (fitted, fitting);
+            resolved.config = fitted;
+            found = plan(&resolved.config)?;
         }
     }
+    let Some(plan) = found.or(planned) else { return Ok(()) };
     context.progress.on(&Event::Note(format!("memory plan\n{}", plan.table())));
-    let (run, pipeline_config, known) = (resolved.config.clone(), pipeline_config.clone(), plan.clone());
+    let run = resolved.config.divided_among(ranks.size())?;
+    let (pipeline_config, known) = (pipeline_config.clone(), plan.clone());
     accept(plan, Box::new(move || run.remedies(&pipeline_config, &machine, &known)), context)
 }
 

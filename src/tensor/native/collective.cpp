@@ -142,6 +142,14 @@ char* prsmed_broadcast(void* group, at::Tensor* tensor, int root, void** out) {
   })
 }
 
+// Starts to collect `part` of each rank in `whole`, in the order of the ranks. Only for groups over NCCL.
+char* prsmed_all_gather(void* group, at::Tensor* part, at::Tensor* whole, void** out) {
+  PRSMED_TRY({
+    c10d::AllgatherOptions options;
+    keep((*static_cast<BackendPtr*>(group))->_allgather_base(*whole, *part, options), out);
+  })
+}
+
 // Waits for an operation (on a GPU: the current stream waits) and frees `work`.
 char* prsmed_work_wait(void* work) {
   PRSMED_TRY({

@@ -184,6 +184,16 @@ impl<'a> Reducer<'a> {
         Ok(result)
     }
 
+    /// Takes part in a pass of other ranks by `pass`, which computes no gradients.
+    ///
+    /// # Errors
+    /// As [`Self::pass`].
+    pub(in crate::trainer) fn join(&mut self, pass: impl FnOnce() -> Result<()>) -> Result<()> {
+        pass()?;
+        // the others sum the gradients of this pass
+        if self.stage == 2 { self.end_pass() } else { Ok(()) }
+    }
+
     /// A gradient, or a part of it, is there.
     fn arrive(&mut self, index: usize, sends: bool) -> Result<()> {
         let _module = module_path::enter("reduce");

@@ -1,10 +1,12 @@
 //! The processes of a job, and what they tell each other on the host.
 
-use crate::tensor::collective::{Backend, Group, Pending, ReduceOp, Store, StoreAddress};
+use crate::tensor::collective::{Backend, Group, PeerLinks, Peers, Pending, ReduceOp, Store, StoreAddress};
 use crate::tensor::{Device, Tensor};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// How the processes of a job find each other: the variables of `torchrun`.
@@ -67,11 +69,15 @@ impl Shard {
 #[derive(Debug)]
 struct Links {
     /// Numbers of the host, over Gloo.
-    control: Group,
+    control: Arc<Group>,
     /// Tensors of the GPU, over NCCL; `None` on the CPU, where `control` has them too.
     data: Option<Group>,
     /// Its server must outlive the groups.
-    _store: Store,
+    store: Arc<Store>,
+    /// To open further groups.
+    rendezvous: Rendezvous,
+    /// Further groups that were opened.
+    opened: AtomicUsize,
 }
 
 /// The processes of a job.
@@ -95,12 +101,18 @@ impl World {
         let store = Store::open(address, *is_server, *timeout)?;
         let gloo = Backend::Gloo { interface: interface.clone() };
         let ranks = (*rank, *size);
-        let control = Group::open(&store, "control", &gloo, ranks, *timeout)?;
+        let control = Arc::new(Group::open(&store, "control", &gloo, ranks, *timeout)?);
         let data = match device {
             Device::Cuda(_) => Some(Group::open(&store, "data", &Backend::Nccl, ranks, *timeout)?),
             _ => None,
         };
-        let links = Some(Links { control, data, _store: store });
+        let links = Some(Links {
+            control,
+            data,
+            store: Arc::new(store),
+            rendezvous: rendezvous.clone(),
+            opened: AtomicUsize::new(0),
+        });
         Ok(Self { rank: *rank, size: *size, links, planned_passes: 0 })
     }
 
@@ -129,6 +141,23 @@ impl World {
         self.data().map(|group| group.broadcast(tensor, root)).transpose()
     }
 
+    /// The ranks as owners of parts of weights on `device`, with a group of their own: a rank without a pass collects
+    /// weights for the passes of others, and their gradients come in between.
+    fn peers(&self, device: Device) -> Result<Peers> {
+        let Some(Links { control, store, rendezvous, opened, .. }) = &self.links else {
+            return Ok(Peers::new(self.rank, self.size, None));
+        };
+        let backend = match device {
+            Device::Cuda(_) => Backend::Nccl,
+            _ => Backend::Gloo { interface: rendezvous.interface.clone() },
+        };
+        // all ranks open them in the same order
+        let name = format!("weights/{}", opened.fetch_add(1, Ordering::Relaxed));
+        let group = Group::open(store, &name, &backend, (self.rank, self.size), rendezvous.timeout)?;
+        let links = PeerLinks { device: group, host: Arc::clone(control), store: Arc::clone(store) };
+        Ok(Peers::new(self.rank, self.size, Some(links)))
+    }
+
     /// Copies a CPU tensor of `from` to rank 0; both call it.
     pub(super) fn collect_on_host(&self, tensor: &Tensor, from: usize) -> Result<()> {
         let Some(Links { control, .. }) = &self.links else { return Ok(()) };
@@ -142,6 +171,7 @@ struct Failure {
     reason: String,
     hint: String,
     disk_full: bool,
+    interrupted: bool,
 }
 
 /// The processes of a run: this one alone (the default), or those of a [`World`].
@@ -184,13 +214,21 @@ impl<'a> Ranks<'a> {
         self.rank() == 0
     }
 
+    /// The ranks as owners of parts of weights on `device`; `None` for one process.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] if the processes cannot be connected.
+    pub fn peers(self, device: Device) -> Result<Option<Peers>> {
+        self.0.map(|world| world.peers(device)).transpose()
+    }
+
     /// This rank's part.
     pub fn shard(self) -> Shard {
         Shard::new(self.rank(), self.size())
     }
 
     fn control(self) -> Option<&'a Group> {
-        self.0.and_then(|world| world.links.as_ref()).map(|links| &links.control)
+        self.0.and_then(|world| world.links.as_ref()).map(|links| &*links.control)
     }
 
     /// Sums each number over all ranks.
@@ -230,22 +268,27 @@ impl<'a> Ranks<'a> {
     /// The values of all ranks if each of them succeeded.
     ///
     /// # Errors
-    /// The own error, else [`Error::Peer`] with that of the first rank that failed; and as [`Self::sum`].
+    /// The own error, else that of the first rank that failed: [`Error::Interrupted`], or [`Error::Peer`]; and as
+    /// [`Self::sum`].
     pub fn gather_if_all<T: Serialize + for<'de> Deserialize<'de>>(self, outcome: Result<T>) -> Result<Vec<T>> {
         let Some(_) = self.control() else { return outcome.map(|value| vec![value]) };
         let message = outcome.as_ref().map_err(|error| Failure {
             reason: error.to_string(),
             hint: error.hint(),
             disk_full: error.is_disk_full(),
+            interrupted: matches!(error, Error::Interrupted),
         });
         let bytes = serde_json::to_vec(&message).expect("plain values serialise");
         let all = self.gather(&bytes)?;
         outcome?;
-        let read = all.iter().enumerate().map(|(rank, bytes)| {
-            let value: Result<T, Failure> = serde_json::from_slice(bytes)
-                .map_err(|error| Error::Torch { reason: format!("rank {rank} sent something else: {error}") })?;
-            value.map_err(|Failure { reason, hint, disk_full }| Error::Peer { rank, reason, hint, disk_full })
-        });
+        let read =
+            all.iter().enumerate().map(|(rank, bytes)| {
+                let value: Result<T, Failure> = serde_json::from_slice(bytes)
+                    .map_err(|error| Error::Torch { reason: format!("rank {rank} sent something else: {error}") })?;
+                value.map_err(|Failure { reason, hint, disk_full, interrupted }| {
+                    if interrupted { Error::Interrupted } else { Error::Peer { rank, reason, hint, disk_full } }
+                })
+            });
         read.collect()
     }
 

@@ -83,8 +83,8 @@ fn of_job(config: &RunConfig, job: Job, shorter: usize) -> BTreeSet<String> {
         has_unknown_masks: config.data.questions_per_image == 3,
     };
     let sizes = setup::planned_sizes(&config.model, config.lora, example.num_classes).unwrap();
-    let build = || {
-        let dry_run = SegmentDryRun::new(&config.model, &sizes, &config.train, example, META)?;
+    let build = |ranks: prsmed::trainer::Ranks| {
+        let dry_run = SegmentDryRun::new(&config.model, &sizes, &config.train, example, (META, ranks))?;
         Ok(dry_run.with_shorter_rows(shorter).with_feature_cache(config.data.caches_features()))
     };
     let trace = dry_run::plan(job, &config.train, Target::Cpu, true, build).unwrap().trace;
