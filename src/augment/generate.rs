@@ -22,7 +22,8 @@ use crate::data::manifest::{Manifest, Split};
 use crate::event::{Event, Observer};
 use crate::models::diffusion::lora::Adapter;
 use crate::tensor::weights::sha256;
-use crate::tensor::{Device, Tensor, dims, guard, ledger};
+use crate::tensor::{Device, Kind, Tensor, dims, guard, ledger};
+use crate::trainer::Ranks;
 use crate::{Error, Result};
 use image::RgbImage;
 use rayon::prelude::*;
@@ -64,6 +65,8 @@ pub struct Generation<'a> {
     pub out: &'a Path,
     /// Device of the networks.
     pub device: Device,
+    /// The processes that generate together. The first one writes all files.
+    pub ranks: Ranks<'a>,
     /// Receives progress and messages.
     pub observer: &'a dyn Observer,
     /// Set by Ctrl-C: finished pairs stay, and the job ends with [`Error::Interrupted`].
@@ -158,22 +161,26 @@ impl Generation<'_> {
         Ok(PromptTexts { texts, pairs })
     }
 
-    /// Generates the missing pairs.
+    /// Generates the missing pairs. Processes take batches in turn; the pairs do not depend on their number. The first one
+    /// gets the summary.
     ///
     /// # Errors
     /// [`Error::Config`] for a data root made with other settings; [`Error::Data`] for an image that cannot be read;
-    /// [`Error::Weights`]; [`Error::OutOfMemory`] when a single image does not fit; [`Error::Interrupted`].
-    pub fn run(&self) -> Result<GenerationSummary> {
+    /// [`Error::Weights`]; [`Error::OutOfMemory`] when a single image does not fit; [`Error::Interrupted`];
+    /// [`Error::Peer`] if another process failed.
+    pub fn run(&self) -> Result<Option<GenerationSummary>> {
         super::adapters::check(self.pipeline_config, self.adapters, self.loras)?;
         let sources = sources(self.manifest, self.limit)?;
         let texts = self.texts()?;
         let model_sha256 = self.pipeline_config.digest()?;
-        let mut export = Export::open(self.out)?;
-        self.check_settings(&sources, &texts, &model_sha256)?;
-        let all = sources.len() * self.config.per_image;
-        let missing = |export: &Export| -> Vec<usize> {
-            (0..all).filter(|index| !export.journal().done().contains(&(*index as u64))).collect()
+        let open = || {
+            let export = Export::open(self.out)?;
+            self.check_settings(&sources, &texts, &model_sha256)?;
+            Ok(export)
         };
+        let mut export = self.ranks.agree_on(self.ranks.is_main().then(open).transpose())?;
+        let all = sources.len() * self.config.per_image;
+        let is_missing = |export: &Export| (0..all as u64).any(|index| !export.journal().done().contains(&index));
         let mut state = GenerationState {
             num_pairs: all,
             batch: self.config.batch,
@@ -182,8 +189,8 @@ impl Generation<'_> {
             seconds: 0.0,
             preview: Vec::new(),
         };
-        if !missing(&export).is_empty() {
-            let real = self.survey(&sources)?;
+        if self.ranks.any(export.as_ref().is_some_and(is_missing))? {
+            let real = if self.ranks.is_main() { self.survey(&sources)? } else { HashMap::new() };
             let embeddings = self.embeddings(&texts)?;
             self.observer.on(&Event::Note(format!("loading the generator ({})", self.pipeline_config.family())));
             let generator = Generator::load(self.pipeline_config, self.config, self.placement(), self.adapters)?;
@@ -208,10 +215,14 @@ impl Generation<'_> {
                 self.observer.on(&Event::Note(note));
             }
             self.observer.on(&Event::Started { phase: "generate".into(), total: all as u64, unit: "images" });
-            self.observer.on(&Event::Advanced { done: export.journal().done().len() as u64 });
-            self.batches(&work, &networks, &mut export, &mut state)?;
+            let ended = self.rounds(&work, &networks, export.as_mut(), &mut state);
+            if let (Err(_), Some(export)) = (&ended, &mut export) {
+                export.write_annotations()?;
+            }
+            ended?;
             self.observer.on(&Event::Finished);
         }
+        let Some(export) = export else { return Ok(None) };
         let rows = export.write_annotations()?;
         self.write_sheet(&export)?;
         // an interrupted and an uninterrupted run must end with the same files
@@ -227,7 +238,7 @@ impl Generation<'_> {
         summary.made_now = state.made;
         summary.images_per_s = images_per_s;
         summary.batch = state.batch;
-        Ok(summary)
+        Ok(Some(summary))
     }
 
     fn placement(&self) -> Placement {
@@ -290,66 +301,107 @@ impl Generation<'_> {
         encode_prompts(self.pipeline_config, self.placement(), &ids, &empty, self.adapters)
     }
 
-    fn batches(
+    /// Generates the batches, one for each process at a time. The first process, which has the `export`, says which.
+    fn rounds(
         &self,
         work: &Work,
         networks: &Networks,
-        export: &mut Export,
+        mut export: Option<&mut Export>,
         state: &mut GenerationState,
     ) -> Result<()> {
-        let all = work.texts.pairs.len();
-        let mut next = 0;
-        while next < all {
-            let end = (next + state.batch).min(all);
-            let indices: Vec<usize> = (next..end).collect();
-            let is_done = |index: &usize| export.journal().done().contains(&(*index as u64));
-            if indices.iter().all(is_done) {
-                next = end;
+        let (ranks, mut next) = (self.ranks, 0);
+        if let Some(export) = &export {
+            self.observer.on(&Event::Advanced { done: export.journal().done().len() as u64 });
+        }
+        let mut written = Ok(());
+        loop {
+            let round = written.and_then(|()| match &export {
+                Some(export) => self.next_round(export, state, next),
+                None => Ok(Round::new()),
+            });
+            let round = ranks.gather_if_all(round)?.swap_remove(0);
+            let Some(&last) = round.last().and_then(|batch| batch.last()) else { return Ok(()) };
+            let started = Instant::now();
+            let own = round.get(ranks.rank());
+            let own = own.map(|indices| self.render(work, networks, indices, (export.as_deref(), state))).transpose();
+            let is_too_large = matches!(&own, Err(Error::OutOfMemory { .. })) && round[0].len() > 1;
+            if ranks.any(is_too_large)? {
+                state.batch = (round[0].len() / 2).max(1);
+                let reason = own.err().map_or_else(|| "on another process".to_owned(), |error| error.to_string());
+                let text = format!("out of memory ({reason}): continuing with {} images at once", state.batch);
+                self.observer.on(&Event::Warning(text));
+                written = Ok(());
                 continue;
             }
-            if self.interrupt.load(Ordering::SeqCst) {
-                export.write_annotations()?;
-                return Err(Error::Interrupted);
-            }
-            match self.batch(work, networks, &indices, export, state) {
-                Err(Error::OutOfMemory { reason }) if state.batch > 1 => {
-                    state.batch = (state.batch / 2).max(1);
-                    let text = format!("out of memory ({reason}): continuing with {} images at once", state.batch);
-                    self.observer.on(&Event::Warning(text));
+            let (mut prepared, mut images) = ranks.agree_on(own)?.unzip();
+            state.seconds += started.elapsed().as_secs_f64();
+            next = last + 1;
+            written = Ok(());
+            for (from, indices) in round.iter().enumerate() {
+                let side = self.config.image_size;
+                let shape = [i64::try_from(indices.len()).expect("a batch"), side, side, 3];
+                let is_own = from == ranks.rank();
+                let own = if is_own { images.take() } else { None };
+                let images = ranks.collect(own, (&shape, Kind::Uint8), from)?;
+                if let (Some(images), Some(export), Ok(())) = (images, export.as_deref_mut(), &written) {
+                    let known = if is_own { prepared.take() } else { None };
+                    written = known
+                        .map_or_else(|| work.prepare_all(indices), Ok)
+                        .and_then(|prepared| self.keep(work, &prepared, &images, export, state));
                 }
-                Err(error) => {
-                    export.write_annotations()?;
-                    return Err(error);
-                }
-                Ok(()) => next = end,
             }
         }
-        Ok(())
     }
 
-    /// Generates one batch. Pairs of it that exist already are generated again but not written again.
-    fn batch(
+    /// The next batches with a missing pair from pair `next` on, at most one for each process; none at the end.
+    fn next_round(&self, export: &Export, state: &GenerationState, mut next: usize) -> Result<Round> {
+        if self.interrupt.load(Ordering::SeqCst) {
+            return Err(Error::Interrupted);
+        }
+        let mut round = Round::new();
+        while next < state.num_pairs && round.len() < self.ranks.size() {
+            let end = (next + state.batch).min(state.num_pairs);
+            if (next..end).any(|index| !export.journal().done().contains(&(index as u64))) {
+                round.push((next..end).collect());
+            }
+            next = end;
+        }
+        Ok(round)
+    }
+
+    /// A batch and its images, `[b, S, S, 3]` bytes. Pairs of it that exist already are generated again but not written
+    /// again.
+    fn render(
         &self,
         work: &Work,
         networks: &Networks,
         indices: &[usize],
+        (export, state): (Option<&Export>, &GenerationState),
+    ) -> Result<(Vec<PreparedPair>, Tensor)> {
+        let prepared = work.prepare_all(indices)?;
+        let batch = guard::guard(|| Ok(self.tensors(work, networks.generator, &prepared)))?;
+        let mut estimate = export.map(|export| self.estimate(export, state));
+        let images = networks.generator.sample(&batch, networks.embeddings, || {
+            if let Some(estimate) = &mut estimate {
+                estimate.step();
+            }
+        })?;
+        Ok((prepared, images))
+    }
+
+    /// Filters and writes the images of a batch.
+    fn keep(
+        &self,
+        work: &Work,
+        prepared: &[PreparedPair],
+        images: &Tensor,
         export: &mut Export,
         state: &mut GenerationState,
     ) -> Result<()> {
-        let prepared: Vec<PreparedPair> =
-            indices.par_iter().map(|&index| work.prepare(index)).collect::<Result<_>>()?;
-        let batch = guard::guard(|| Ok(self.tensors(work, networks.generator, &prepared)))?;
-        let started = Instant::now();
-        let mut estimate = self.estimate(export, state);
-        let images = networks.generator.sample(&batch, networks.embeddings, || estimate.step())?;
-        state.seconds += started.elapsed().as_secs_f64();
-        state.sampled += indices.len();
-        drop(batch);
-        let squares = split(&images);
-        drop(images);
+        state.sampled += prepared.len();
         let finished: Vec<(RgbImage, Decision)> = prepared
             .par_iter()
-            .zip(squares)
+            .zip(split(images))
             .map(|(prepared, square)| work.finish(prepared, &square))
             .collect::<Result<_>>()?;
         for (prepared, (image, decision)) in prepared.iter().zip(finished) {
@@ -373,7 +425,7 @@ impl Generation<'_> {
 
     /// Predicts the remaining time from the first batch.
     fn estimate(&self, export: &Export, state: &GenerationState) -> Estimate<'_> {
-        let left = (state.num_pairs - export.journal().done().len()).div_ceil(state.batch);
+        let left = (state.num_pairs - export.journal().done().len()).div_ceil(state.batch * self.ranks.size());
         // GPU work is asynchronous, so its steps cannot be timed here
         let is_timed = state.sampled == 0 && self.device == Device::Cpu;
         Estimate::new(self.observer, self.config.num_steps(), if is_timed { left } else { 0 })
@@ -446,6 +498,9 @@ impl Generation<'_> {
         super::filter::sheet::of_root(export, &self.out.join(SHEET))
     }
 }
+
+/// Pairs of the batches of a round, by process.
+type Round = Vec<Vec<usize>>;
 
 struct Networks<'a> {
     generator: &'a Generator,

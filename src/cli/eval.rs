@@ -3,6 +3,7 @@
 use super::args::{RootArgs, labels_of};
 use super::context::{Context, make_folder};
 use super::predict::ModelArgs;
+use super::ranks::{GpuArgs, main_only};
 use super::report::Outcome;
 use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, Split};
@@ -12,6 +13,7 @@ use crate::report::evaluation::{self, Facts};
 use crate::segment::evaluate::{self, Evaluation, Options};
 use crate::segment::task::spread;
 use crate::tensor::{self, memory};
+use crate::trainer::Ranks;
 use crate::{Error, Result, files};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -31,6 +33,7 @@ use std::time::Instant;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed eval runs/a --data-root data --split test
+  prsmed eval runs/a --data-root data --gpus 4
   prsmed eval runs/a runs/b --data-root data --out compared")]
 pub(super) struct Args {
     /// Run folders (their `best/`, else `last/`), checkpoint folders, published PRS-Med folders, or
@@ -60,9 +63,15 @@ pub(super) struct Args {
     /// several runs `eval-SPLIT-compared` in the current folder]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
+    #[command(flatten)]
+    gpus: GpuArgs,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+    args.gpus.run(false, context, |ranks| score(args, ranks, context))
+}
+
+fn score(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome> {
     let split = Split::parse(&args.split).ok_or_else(|| {
         Error::config("--split", format!("there is no split `{}`", args.split), "use train, val or test")
     })?;
@@ -76,7 +85,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         return Err(no_rows(&manifest, split).into());
     }
     let labels = args.labels.as_deref().map(labels_of).transpose()?;
-    let job = Job { args, context, manifest: &manifest, rows: &rows, split, labels };
+    let job = Job { args, context, ranks, manifest: &manifest, rows: &rows, split, labels };
     match &args.runs[..] {
         [run] => job.single(run)?,
         runs => job.compare(runs)?,
@@ -88,6 +97,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 struct Job<'a> {
     args: &'a Args,
     context: &'a Context,
+    ranks: Ranks<'a>,
     manifest: &'a Manifest,
     rows: &'a [usize],
     split: Split,
@@ -97,14 +107,17 @@ struct Job<'a> {
 impl Job<'_> {
     fn single(&self, run: &Path) -> anyhow::Result<()> {
         let out = self.args.out.clone().unwrap_or_else(|| report_folder(run, self.split));
-        let evaluation = self.score(run, || {
+        let Some(evaluation) = self.score(run, || {
             if self.args.out.is_none() && run.is_dir() {
                 // the user did not name this folder, so it must not lead out of the run folder
                 files::create_below(run, &out).map_err(Error::io(&out, "create"))?;
             }
             make_folder("--out", &out)?;
             Ok((out.clone(), name_of(run)))
-        })?;
+        })?
+        else {
+            return Ok(());
+        };
         self.context.output.line(&evaluation.summary)?;
         self.context.output.line(format!("report in {}", out.display()))?;
         self.context.output.record(&json!({
@@ -121,18 +134,24 @@ impl Job<'_> {
     fn compare(&self, runs: &[PathBuf]) -> anyhow::Result<()> {
         let default = || PathBuf::from(format!("eval-{}-compared", self.split.name()));
         let out = self.args.out.clone().unwrap_or_else(default);
-        make_folder("--out", &out)?;
+        self.ranks.agree(if self.ranks.is_main() { make_folder("--out", &out) } else { Ok(()) })?;
         let mut compared: Vec<Compared> = Vec::new();
         let mut records: Vec<Value> = Vec::new();
         for (run, name) in runs.iter().zip(unique_names(runs)) {
             let folder = out.join(&name);
             self.context.progress.on(&Event::Note(format!("scoring {name}")));
-            let evaluation = self.score(run, || {
+            let Some(evaluation) = self.score(run, || {
                 make_folder("--out", &folder)?;
                 Ok((folder.clone(), name.clone()))
-            })?;
+            })?
+            else {
+                continue;
+            };
             records.push(json!({ "name": name, "run": run, "report": folder, "summary": evaluation.summary }));
             compared.push(Compared { name, summary: evaluation.summary, items: evaluation.items });
+        }
+        if !self.ranks.is_main() {
+            return Ok(());
         }
         let comparison = Comparison::new(compared)?;
         comparison.write(&out, &self.subtitle())?;
@@ -150,22 +169,23 @@ impl Job<'_> {
     }
 
     /// Loads a run, scores it and writes its files into the folder that `prepare` makes, which gives it and the name of
-    /// the run.
-    fn score(&self, run: &Path, prepare: impl FnOnce() -> Result<(PathBuf, String)>) -> Result<Evaluation> {
+    /// the run. Only the first process writes files and gets the evaluation.
+    fn score(&self, run: &Path, prepare: impl FnOnce() -> Result<(PathBuf, String)>) -> Result<Option<Evaluation>> {
         let mut assembly = self.args.model.open(run, self.context)?;
         if let Some(labels) = self.labels {
             assembly.description.pixels.labels = labels;
         }
-        let (folder, name) = prepare()?;
+        let place = self.ranks.agree_on(main_only(self.ranks, prepare))?;
         let started = Instant::now();
         let options = Options { max_new_tokens: self.args.max_new_tokens, tolerance: self.args.tolerance_mm };
-        let (progress, interrupt) = (self.context.progress.as_ref(), &self.context.interrupt);
-        let evaluation = evaluate::evaluate(&assembly, self.manifest, self.rows, options, progress, interrupt)?;
+        let reports = (self.context.progress.as_ref(), &*self.context.interrupt);
+        let evaluation = evaluate::evaluate(self.ranks, &assembly, self.manifest, self.rows, options, reports)?;
+        let (Some(evaluation), Some((folder, name))) = (evaluation, place) else { return Ok(None) };
         evaluation.write(&folder)?;
         let mut facts = self.facts(run, started.elapsed().as_secs_f64());
         facts.extend(evaluation::model_facts(&assembly.description));
         evaluation::write(&folder, (&name, &self.subtitle()), &evaluation, &facts)?;
-        Ok(evaluation)
+        Ok(Some(evaluation))
     }
 
     /// What was scored, in one line.

@@ -94,9 +94,10 @@ impl Command {
         matches!(self, Self::Train(_) | Self::Bench(_) | Self::Augment(_) | Self::Serve(_))
     }
 
-    /// True for a training, which several processes can do together.
-    fn trains(&self) -> bool {
-        matches!(self, Self::Train(_) | Self::Augment(augment::Command::Finetune(_)))
+    /// True for work that several processes can do together; the first one reports for all.
+    fn may_be_divided(&self) -> bool {
+        use augment::Command::{Finetune, Generate};
+        matches!(self, Self::Train(_) | Self::Eval(_) | Self::Augment(Finetune(_) | Generate(_)))
     }
 }
 
@@ -128,8 +129,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
     let style = Style { is_terminal, color, every_steps: 10 };
     let inner: Box<dyn Observer> =
         if cli.quiet { Box::new(Silent) } else { Box::new(Progress::new(style, Arc::clone(&output))) };
-    // the first process of a training reports for all
-    let joined = rendezvous.as_ref().filter(|_| cli.command.trains());
+    let joined = rendezvous.as_ref().filter(|_| cli.command.may_be_divided());
     let other_rank = joined.map(|joined| joined.rank).filter(|rank| *rank > 0);
     let (inner, output) = match other_rank {
         Some(rank) => (Box::new(ranks::OtherRank { rank, inner }) as Box<dyn Observer>, Arc::new(Output::none())),
@@ -159,7 +159,7 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
 /// How this process joins a training of several processes, and the runtime on its GPU.
 fn joined(command: &Command, runtime: Runtime) -> crate::Result<(Option<Rendezvous>, Runtime)> {
     // other commands work alone, also in a job of several processes
-    if !command.trains() && !matches!(command, Command::Plan(_)) {
+    if !command.may_be_divided() && !matches!(command, Command::Plan(_)) {
         return Ok((None, runtime));
     }
     let Some(found) = ranks::rendezvous(|name| std::env::var(name).ok())? else { return Ok((None, runtime)) };

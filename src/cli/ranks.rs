@@ -68,13 +68,13 @@ pub(super) fn rendezvous(var: impl Fn(&str) -> Option<String>) -> Result<Option<
     Ok(Some(Rendezvous { rank, size, local_rank, address, is_server, interface, timeout: TIMEOUT }))
 }
 
-/// The number of GPUs of a training.
+/// The number of GPUs of a job.
 #[derive(Debug, clap::Args)]
 pub(super) struct GpuArgs {
-    /// Train on so many GPUs of this machine: starts as many processes, as `torchrun --nproc_per_node=N` does
+    /// Use so many GPUs of this machine: starts as many processes, as `torchrun --nproc_per_node=N` does
     ///
-    /// They divide the micro-batches of each step, so `train.micro_batch` x `train.accumulation` stays the effective
-    /// batch. Without a GPU, N processes share the cores.
+    /// In a training they divide the micro-batches of each step, so `train.micro_batch` x `train.accumulation` stays the
+    /// effective batch; in an evaluation they divide the questions, in a generation the batches of pairs. Without a GPU, N processes share the cores.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     gpus: Option<u16>,
 }

@@ -1,10 +1,11 @@
-//! `prsmed solve`: finds the largest value of one setting that fits a GPU, or the smallest GPU for given settings.
+//! `prsmed solve`: finds the largest value of one setting that fits a GPU, or the smallest GPU, or the smallest number of
+//! GPUs, for given settings.
 
 use super::context::Context;
 use super::plan::{MachineArgs, SettingsArgs};
 use super::preset::HEADROOM_FRAC;
 use super::report::Outcome;
-use crate::config::RunConfig;
+use crate::config::{RunConfig, Settings as _};
 use crate::models::tiny_vit::STRIDE;
 use crate::plan::device_terms::DeviceUsage;
 use crate::plan::dry_run::Job;
@@ -16,18 +17,22 @@ use serde_json::json;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-/// Find the largest value of one setting that fits a GPU, or the smallest GPU
+/// Find the largest value of one setting that fits a GPU, the smallest GPU, or the smallest number of GPUs
 ///
 /// All other settings keep their values. The next larger value does not fit. (For image sizes and texts an even larger
 /// one may fit again, because sizes are rounded.) As `prsmed preset` does, it keeps 3 % of the memory free, unless
 /// `--no-reserve` is given.
+///
+/// `--for gpus` finds how many GPUs of one kind must train together. They divide the micro-batches of a step; if that does not
+/// suffice, also optimizer state, gradients and frozen layers (`train.zero_stage=2`, `model.divide_layers=true`).
 ///
 /// Exit code 1 if not even the smallest value fits.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed solve --gpu 24gb --for micro-batch
   prsmed solve --gpu \"RTX 4090\" --for tokens --set train.checkpointing=full
-  prsmed solve --for gpu --preset full")]
+  prsmed solve --for gpu --preset full
+  prsmed solve --for gpus --gpu 12gb --preset full --set train.accumulation=8")]
 pub(super) struct Args {
     #[command(flatten)]
     settings: SettingsArgs,
@@ -61,7 +66,14 @@ enum Unknown {
     Tokens,
     /// The smallest GPU of the built-in table
     Gpu,
+    /// The smallest number of such GPUs that train together
+    Gpus,
 }
+
+/// Settings by which several processes divide what does not depend on the batch.
+const DIVIDED: [&str; 2] = ["train.zero_stage=2", "model.divide_layers=true"];
+/// Largest number of GPUs that is tried.
+const MOST_GPUS: usize = 64;
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let config = args.settings.resolve(Vec::new())?;
@@ -69,11 +81,14 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         return smallest_gpu(args, &config, context);
     }
     let machine = args.machine.machine(context)?;
+    if args.unknown == Unknown::Gpus {
+        return fewest_gpus(args, &config, &machine, context);
+    }
     let (key, first, last, unit) = match args.unknown {
         Unknown::MicroBatch => ("train.micro_batch", 1, 1024, 1),
         Unknown::ImageSize => ("model.image_size", 4, 512, usize::try_from(STRIDE)?),
         Unknown::LoraRank => ("lora.rank", 1, 4096, 1),
-        Unknown::Tokens | Unknown::Gpu => ("model.max_text_tokens", 32, 8192, 1),
+        Unknown::Tokens | Unknown::Gpu | Unknown::Gpus => ("model.max_text_tokens", 32, 8192, 1),
     };
     let mut best: Option<(usize, Plan)> = None;
     let found = largest(first..=last, |steps| {
@@ -107,9 +122,42 @@ fn with(config: &RunConfig, unknown: Unknown, value: usize) -> RunConfig {
         Unknown::ImageSize => config.model.image_size = number,
         Unknown::LoraRank => config.lora.rank = number,
         Unknown::Tokens => config.model.max_text_tokens = value,
-        Unknown::Gpu => {}
+        Unknown::Gpu | Unknown::Gpus => {}
     }
     config
+}
+
+/// The smallest number of GPUs like `machine` that fit and divide a step evenly, with the given settings or else with
+/// [`DIVIDED`].
+fn fewest_gpus(args: &Args, config: &RunConfig, machine: &Machine, context: &Context) -> anyhow::Result<Outcome> {
+    let images = config.train.micro_batch * config.train.accumulation;
+    let mut ways = vec![(config.clone(), String::new())];
+    if !config.model.train_base && !DIVIDED.iter().all(|set| config.with_sets(set).is_ok_and(|same| same == *config)) {
+        ways.push((config.with_sets(&DIVIDED.join(" "))?, format!(" with {}", DIVIDED.join(" "))));
+    }
+    let offer = machine.offer();
+    for (config, with) in &ways {
+        let first = if with.is_empty() { 1 } else { 2 };
+        for count in (first..=images.min(MOST_GPUS)).filter(|count| images.is_multiple_of(*count)) {
+            let machine = machine.clone().with_ranks(0, count);
+            let plan = config.clone().divided_among(count)?.plan_for(Job::Train, &machine)?;
+            if !args.fits(&plan) {
+                continue;
+            }
+            let gpus = if count == 1 { "1 GPU".to_owned() } else { format!("{count} GPUs{with}") };
+            context.output.line(format!("{gpus}\n{}", plan.summary()))?;
+            let record =
+                json!({ "kind": "solve", "key": "gpus", "value": count, "settings": with.trim(), "plan": plan });
+            context.output.record(&record)?;
+            return Ok(Outcome::Done);
+        }
+    }
+    let hint = format!(
+        "a step has {images} images, so at most {images} GPUs share it; `prsmed preset --gpus N` searches other settings"
+    );
+    context.output.line(format!("no number of {} is enough: {hint}", offer.device))?;
+    context.output.record(&json!({ "kind": "solve", "key": "gpus", "value": null, "budget": offer }))?;
+    Ok(Outcome::No)
 }
 
 /// The smallest listed GPU that fits. GPUs of one architecture share a dry run and differ only in device terms.

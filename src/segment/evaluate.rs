@@ -22,6 +22,8 @@ use crate::metrics::grid::{Size, Spacing};
 use crate::metrics::mask_scores::MaskScores;
 use crate::metrics::segmentation::{ImageScore, THRESHOLD};
 use crate::metrics::table::{EvalSummary, EvalSums, Protocol};
+use crate::tensor::{Kind, Tensor};
+use crate::trainer::Ranks;
 use crate::{Error, Result};
 use image::{DynamicImage, GrayImage, RgbImage};
 use std::collections::BTreeSet;
@@ -56,17 +58,21 @@ pub struct Evaluation {
 /// Runs the model on `rows` (indices into the manifest). Classes that the run does not know are scored, but not whether
 /// the class is right; a warning names them.
 ///
+/// Several processes answer the questions in turn. The first one scores all answers, so that the result does not depend on
+/// the number of processes, and gets the evaluation.
+///
 /// # Errors
 /// [`Error::Data`] naming a row that cannot be read, or whose mask and image differ in width or height;
-/// [`Error::NotFinite`] naming the image for which the model computes NaN; [`Error::Interrupted`].
+/// [`Error::NotFinite`] naming the image for which the model computes NaN; [`Error::Interrupted`]; [`Error::Peer`] if
+/// another process failed.
 pub fn evaluate(
+    ranks: Ranks,
     assembly: &Assembly,
     manifest: &Manifest,
     rows: &[usize],
     options: Options,
-    observer: &dyn Observer,
-    interrupt: &AtomicBool,
-) -> Result<Evaluation> {
+    (observer, interrupt): (&dyn Observer, &AtomicBool),
+) -> Result<Option<Evaluation>> {
     let rows: Vec<&Row> = rows.iter().map(|index| &manifest.rows[*index]).collect();
     let protocol = protocol(assembly, &rows, options, observer);
     let mut run = Running {
@@ -78,17 +84,57 @@ pub fn evaluate(
         kept: Extremes::default(),
     };
     observer.on(&Event::Started { phase: "evaluate".into(), total: rows.len() as u64, unit: "questions" });
-    for (done, row) in rows.iter().enumerate() {
-        if interrupt.load(Ordering::SeqCst) {
-            return Err(Error::Interrupted);
-        }
-        run.score(row)?;
-        observer.on(&Event::Advanced { done: done as u64 + 1 });
+    let mut scored = Ok(());
+    for (round, rows) in rows.chunks(ranks.size()).enumerate() {
+        let own = scored.and_then(|()| {
+            if interrupt.load(Ordering::SeqCst) { Err(Error::Interrupted) } else { Ok(rows.get(ranks.rank())) }
+        });
+        let mut images = None;
+        let own = own.and_then(|row| row.map(|row| run.predicted(row, &mut images)).transpose());
+        let predictions = gathered(own, ranks)?;
+        // the first question is that of the first process, which has its images already
+        scored =
+            rows.iter().zip(predictions).try_for_each(|(row, prediction)| run.score(row, prediction, images.take()));
+        let done = (round + 1) * ranks.size();
+        observer.on(&Event::Advanced { done: done as u64 });
     }
+    ranks.agree(scored)?;
     observer.on(&Event::Finished);
+    if !ranks.is_main() {
+        return Ok(None);
+    }
     let (tiles, cases) = run.kept.into_parts();
     let items = run.sums.items().to_vec();
-    Ok(Evaluation { summary: run.sums.summary(protocol), samples: run.samples, items, cases, tiles })
+    Ok(Some(Evaluation { summary: run.sums.summary(protocol), samples: run.samples, items, cases, tiles }))
+}
+
+/// The predictions of all processes on the first one, in their order; nothing on the others.
+fn gathered(own: Result<Option<Prediction>>, ranks: Ranks) -> Result<Vec<Prediction>> {
+    if ranks.size() == 1 {
+        return Ok(own?.into_iter().collect());
+    }
+    // the masks, which are large, are sent as they are
+    let (own, mask) = match own {
+        Ok(Some(mut prediction)) => {
+            let mask = std::mem::take(&mut prediction.mask);
+            (Ok(Some(prediction)), mask)
+        }
+        own => (own, Vec::new()),
+    };
+    let all = ranks.gather_if_all(own)?;
+    let mut mask = Some(mask);
+    let mut predictions = Vec::new();
+    for (from, prediction) in all.into_iter().enumerate() {
+        let Some(mut prediction) = prediction else { continue };
+        let shape = [i64::from(prediction.size.0) * i64::from(prediction.size.1)];
+        let own = if from == ranks.rank() { mask.take() } else { None };
+        let own = own.map(|mask| Tensor::from_slice(&mask));
+        if let Some(collected) = ranks.collect(own, (&shape, Kind::Float), from)? {
+            prediction.mask = Vec::try_from(&collected).expect("a flat tensor of fp32");
+            predictions.push(prediction);
+        }
+    }
+    Ok(predictions)
 }
 
 /// Unit, thresholds and unknown classes; warns about what the user may not expect.
@@ -125,6 +171,9 @@ fn protocol(assembly: &Assembly, rows: &[&Row], options: Options, observer: &dyn
     }
 }
 
+/// An image and its mask.
+type Images = (DynamicImage, GrayImage);
+
 /// An evaluation that runs.
 struct Running<'a> {
     assembly: &'a Assembly,
@@ -136,14 +185,21 @@ struct Running<'a> {
 }
 
 impl Running<'_> {
-    fn score(&mut self, row: &Row) -> Result<()> {
-        let labels = self.assembly.description.pixels.labels;
-        let (image, mask) = decoded(row, labels).map_err(|error| at_row(row, &error))?;
+    /// The answer to the question of `row`, whose image and mask are kept.
+    fn predicted(&self, row: &Row, images: &mut Option<Images>) -> Result<Prediction> {
+        let (image, _) = images.insert(self.decoded(row)?);
+        let request = Request { image, question: &row.question, max_new_tokens: self.options.max_new_tokens };
+        predict(self.assembly, &request, |_| ()).map_err(|error| error.of_image(&row.image_path))
+    }
+
+    fn decoded(&self, row: &Row) -> Result<Images> {
+        decoded(row, self.assembly.description.pixels.labels).map_err(|error| at_row(row, &error))
+    }
+
+    fn score(&mut self, row: &Row, mut prediction: Prediction, images: Option<Images>) -> Result<()> {
+        let (image, mask) = images.map_or_else(|| self.decoded(row), Ok)?;
         let truth = pixels::foreground(&mask);
         let flags: Vec<bool> = truth.iter().map(|v| *v > 127).collect();
-        let request = Request { image: &image, question: &row.question, max_new_tokens: self.options.max_new_tokens };
-        let mut prediction =
-            predict(self.assembly, &request, |_| ()).map_err(|error| error.of_image(&row.image_path))?;
         let confidence = self.assembly.confidence(&prediction.mask);
         if row.target != Target::Unknown {
             self.sums.add_pixels(&prediction.mask, &flags);

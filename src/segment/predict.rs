@@ -39,7 +39,7 @@ pub struct Request<'a> {
 }
 
 /// Answer, mask and classes of a prediction.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Prediction {
     /// The answer without remains of the template.
     pub answer: String,

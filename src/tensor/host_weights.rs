@@ -124,7 +124,7 @@ impl HostWeights {
     /// The layers were made for as many ranks ([`HostWeights::of`]).
     ///
     /// # Errors
-    /// [`Error::Torch`] if another rank does not answer.
+    /// [`crate::Error::Torch`] if another rank does not answer.
     pub fn divided(&self, peers: &Peers, on_host: usize, keeps_whole: bool) -> Result<Self> {
         let keeps_whole = keeps_whole && peers.rank() == 0;
         let divide = |(i, layer): (usize, &Layer)| layer.divided(peers, self.device, i < on_host, keeps_whole);

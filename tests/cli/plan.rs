@@ -284,6 +284,19 @@ fn solve_finds_the_largest_value_that_fits() {
         });
         assert!(below <= 0.97 && above > 0.97, "{what} {value}: {below} {above}");
     }
+    let step = ["--set", "train.micro_batch=1", "--set", "train.accumulation=4"];
+    let ran = done(prsmed().args(["solve", "--for", "gpus", "--gpu", "12gb", "--preset", "full", "--json"]).args(step));
+    let found = json(&ran);
+    let count = found["value"].as_u64().unwrap();
+    assert!(count > 1, "{ran}");
+    let sets =
+        found["settings"].as_str().unwrap().trim_start_matches("with ").split(' ').flat_map(|set| ["--set", set]);
+    let sets: Vec<&str> = step.into_iter().chain(sets).collect();
+    for (gpus, code) in [(count, 0), (count / 2, 1)] {
+        let mut command = plan(&["--preset", "full", "--gpu", "12gb", "--gpus", &gpus.to_string()]);
+        let ran = run(command.args(&sets));
+        assert_eq!(ran.code, Some(code), "{gpus} GPUs: {}", ran.stdout);
+    }
     let gpu = solve("gpu", &[]);
     let gpu = gpu.as_str().unwrap();
     done(&mut plan(&["--preset", "full", "--gpu", gpu]));

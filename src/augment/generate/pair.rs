@@ -20,6 +20,7 @@ use crate::tensor::rng;
 use crate::{Error, Result};
 use image::{GrayImage, RgbImage};
 use rand::Rng;
+use rayon::prelude::*;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -57,6 +58,11 @@ pub(super) struct Work<'a> {
 }
 
 impl Work<'_> {
+    /// The pairs `indices`, each as [`Self::prepare`].
+    pub(super) fn prepare_all(&self, indices: &[usize]) -> Result<Vec<PreparedPair>> {
+        indices.par_iter().map(|&index| self.prepare(index)).collect()
+    }
+
     /// Draws everything of a pair that needs no network.
     pub(super) fn prepare(&self, index: usize) -> Result<PreparedPair> {
         let number = index / self.config.per_image;

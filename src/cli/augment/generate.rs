@@ -10,6 +10,7 @@ use crate::augment::settings::Mode;
 use crate::cli::args::RootArgs;
 use crate::cli::context::Context;
 use crate::cli::plan;
+use crate::cli::ranks::{GpuArgs, main_only};
 use crate::cli::report::Outcome;
 use crate::cli::run_lock::RunLock;
 use crate::config::AugmentRun;
@@ -21,6 +22,7 @@ use crate::plan::report::Plan;
 use crate::segment::dry_run::FilterDryRun;
 use crate::tensor::weights::sha256;
 use crate::tensor::{self, memory};
+use crate::trainer::Ranks;
 use crate::units::{Bytes, clock};
 use crate::{Error, Result};
 use serde_json::json;
@@ -43,6 +45,7 @@ use std::time::Duration;
 #[command(after_help = "Examples:
   prsmed augment generate --data-root data --out pairs --lora polyps.safetensors=0.8
   prsmed augment generate --data-root data --out pairs --model sd15/ --set augment.image_size=512
+  prsmed augment generate --data-root data --out pairs --gpus 4
   prsmed augment generate --data-root phantoms --out pairs --preset tiny --limit 20")]
 pub(in crate::cli) struct Args {
     #[command(flatten)]
@@ -80,6 +83,8 @@ pub(in crate::cli) struct Args {
     /// Accept every pair
     #[arg(long)]
     no_filter: bool,
+    #[command(flatten)]
+    gpus: GpuArgs,
     /// Skip the memory plan and start even if the job may not fit
     #[arg(long)]
     no_plan: bool,
@@ -89,6 +94,10 @@ pub(in crate::cli) struct Args {
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+    args.gpus.run(args.print_config, context, |ranks| generate(args, ranks, context))
+}
+
+fn generate(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome> {
     let resolved = args.settings.resolve(flags(args))?;
     if args.print_config {
         context.output.line(resolved.to_toml())?;
@@ -97,8 +106,10 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let run = resolved.config;
     let manifest = ablation::limited_to(args.data.open(context)?, args.limit_real);
-    Export::refuse_foreign(&args.out)?;
-    let _claim = RunLock::on("--out", &args.out, context.progress.as_ref())?;
+    let _claim = ranks.agree_on(main_only(ranks, || {
+        Export::refuse_foreign(&args.out)?;
+        RunLock::on("--out", &args.out, context.progress.as_ref())
+    }))?;
     let filter_models = args.filter_models.as_deref().map(FilterModels::open).transpose()?;
     let mut needs = run.augment.needs();
     needs.extend(filter_models.as_ref().map(FilterModels::needs).transpose()?.unwrap_or_default());
@@ -120,6 +131,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         limit: args.limit,
         out: &args.out,
         device: tensor::default_device(),
+        ranks,
         observer: context.progress.as_ref(),
         interrupt: &context.interrupt,
     };
@@ -138,7 +150,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         let all = clock(all.saturating_mul(u32::try_from(num_batches).unwrap_or(u32::MAX)));
         context.progress.on(&Event::Note(format!("predicted time: {all} for {num_batches} batches")));
     }
-    let summary = generation.run()?;
+    let Some(summary) = generation.run()? else { return Ok(Outcome::Done) };
     let device = tensor::default_device();
     let line = describe_summary(
         &summary,

@@ -1,7 +1,7 @@
 //! The processes of a job, and what they tell each other on the host.
 
 use crate::tensor::collective::{Backend, Group, PeerLinks, Peers, Pending, ReduceOp, Store, StoreAddress};
-use crate::tensor::{Device, Tensor};
+use crate::tensor::{Device, Kind, Tensor};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
@@ -290,6 +290,23 @@ impl<'a> Ranks<'a> {
                 })
             });
         read.collect()
+    }
+
+    /// The CPU tensor of rank `from`, which gives it as `own`, on the first rank; `None` on the others. All ranks know its
+    /// shape and dtype, and call it.
+    ///
+    /// # Errors
+    /// As [`Self::sum`].
+    pub fn collect(self, own: Option<Tensor>, (shape, kind): (&[i64], Kind), from: usize) -> Result<Option<Tensor>> {
+        let (Some(world), false) = (self.0, from == 0) else { return Ok(own) };
+        if let Some(own) = own {
+            world.collect_on_host(&own.contiguous(), from)?;
+        } else if self.is_main() {
+            let values = Tensor::zeros(shape, (kind, Device::Cpu));
+            world.collect_on_host(&values, from)?;
+            return Ok(Some(values));
+        }
+        Ok(None)
     }
 
     /// Sums named numbers over all ranks; a name that this rank does not have is left out.

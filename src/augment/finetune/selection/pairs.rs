@@ -14,6 +14,7 @@ use crate::data::manifest::{Manifest, Row, Split};
 use crate::models::diffusion::lora::{self, Adapter};
 use crate::runtime::Runtime;
 use crate::tensor::weights::{sha256, verify_folder, write_bytes};
+use crate::trainer::Ranks;
 use crate::{Error, Result, files};
 use rayon::prelude::*;
 use serde_json::json;
@@ -114,11 +115,12 @@ impl PairJob {
             limit: self.limit,
             out,
             device: runtime.device(),
+            ranks: Ranks::default(),
             observer: runtime.observer().as_ref(),
             interrupt: runtime.interrupt(),
         };
         let made = match generation.run() {
-            Ok(summary) => Made::of(&summary),
+            Ok(summary) => Made::of(&summary.expect("a process alone is the first one")),
             // the weights of this candidate are useless, others may be good
             Err(Error::Diverged { reason }) => Made { pairs: 0, accepted: 0, problem: Some(reason) },
             Err(error) => return Err(error),
