@@ -316,7 +316,8 @@ impl Generation<'_> {
         let mut written = Ok(());
         loop {
             let round = written.and_then(|()| match &export {
-                Some(export) => self.next_round(export, state, next),
+                _ if self.interrupt.load(Ordering::SeqCst) => Err(Error::Interrupted),
+                Some(export) => Ok(self.next_round(export, state, next)),
                 None => Ok(Round::new()),
             });
             let round = ranks.gather_if_all(round)?.swap_remove(0);
@@ -354,10 +355,7 @@ impl Generation<'_> {
     }
 
     /// The next batches with a missing pair from pair `next` on, at most one for each process; none at the end.
-    fn next_round(&self, export: &Export, state: &GenerationState, mut next: usize) -> Result<Round> {
-        if self.interrupt.load(Ordering::SeqCst) {
-            return Err(Error::Interrupted);
-        }
+    fn next_round(&self, export: &Export, state: &GenerationState, mut next: usize) -> Round {
         let mut round = Round::new();
         while next < state.num_pairs && round.len() < self.ranks.size() {
             let end = (next + state.batch).min(state.num_pairs);
@@ -366,7 +364,7 @@ impl Generation<'_> {
             }
             next = end;
         }
-        Ok(round)
+        round
     }
 
     /// A batch and its images, `[b, S, S, 3]` bytes. Pairs of it that exist already are generated again but not written

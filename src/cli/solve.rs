@@ -17,7 +17,7 @@ use serde_json::json;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-/// Find the largest value of one setting that fits a GPU, the smallest GPU, or the smallest number of GPUs
+/// Find the largest value of one setting that fits a GPU, or the smallest or fewest GPUs
 ///
 /// All other settings keep their values. The next larger value does not fit. (For image sizes and texts an even larger
 /// one may fit again, because sizes are rounded.) As `prsmed preset` does, it keeps 3 % of the memory free, unless

@@ -57,7 +57,7 @@ fn without_a_command_the_commands_are_listed() {
       merge      Merge the LoRA adapters of a run into its language model
       plan       Predict the memory and time of a job before it runs
       preset     Find the fastest settings that fit a GPU
-      solve      Find the largest value of one setting that fits a GPU, or the smallest GPU
+      solve      Find the largest value of one setting that fits a GPU, or the smallest or fewest GPUs
       bench      Time real training steps, with their memory and use of the processor
       calibrate  Measure this machine once, so that plans need not assume
       augment    Generate image+mask pairs with Stable Diffusion, filter them, test whether they help
@@ -105,8 +105,8 @@ fn the_help_of_train() {
           --precision <P>             Same as `--set train.precision=P`: fp32, bf16 or fp16
           --graph <G>                 Same as `--set train.graph=G`: auto, on or off
           --cache-vision <WHERE>      Same as `--set data.cache_vision=WHERE`: off, ram or disk
-          --gpus <N>                  Train on so many GPUs of this machine: starts as many processes,
-                                      as `torchrun --nproc_per_node=N` does
+          --gpus <N>                  Use so many GPUs of this machine: starts as many processes, as
+                                      `torchrun --nproc_per_node=N` does
           --no-plan                   Do not plan memory before the run, and start even what would not
                                       fit
           --memory-limit <SIZE>       Most that tensors may take, for example 20gb; plans ignore it

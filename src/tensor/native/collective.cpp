@@ -26,10 +26,17 @@ c10d::ReduceOp operation(int code) {
   return code == 0 ? c10d::ReduceOp::SUM : c10d::ReduceOp::MAX;
 }
 
+// `tensor` for a group. Gloo's thread may hold a tensor for a moment after its operation is complete; so it gets one that
+// does not own the memory, which the caller keeps until then. NCCL's group needs the owner, for its streams.
+std::vector<at::Tensor> lent(const at::Tensor& tensor) {
+  if (!tensor.is_cpu()) return {tensor};
+  return {at::from_blob(tensor.data_ptr(), tensor.sizes(), tensor.strides(), tensor.options())};
+}
+
 void keep(const WorkPtr& work, void** out) { *out = new WorkPtr(work); }
 
 WorkPtr all_reduce(BackendPtr& group, const at::Tensor& tensor, int code) {
-  std::vector<at::Tensor> tensors{tensor};
+  std::vector<at::Tensor> tensors = lent(tensor);
   c10d::AllreduceOptions options;
   options.reduceOp = operation(code);
   return group->allreduce(tensors, options);
@@ -116,7 +123,7 @@ char* prsmed_all_reduce(void* group, at::Tensor* tensor, int code, void** out) {
 // Starts to sum `tensor` over all ranks; only `root` has the sum, and the values of the others are undefined.
 char* prsmed_reduce(void* group, at::Tensor* tensor, int root, void** out) {
   PRSMED_TRY({
-    std::vector<at::Tensor> tensors{*tensor};
+    std::vector<at::Tensor> tensors = lent(*tensor);
     c10d::ReduceOptions options;
     options.rootRank = root;
     keep((*static_cast<BackendPtr*>(group))->reduce(tensors, options), out);
@@ -126,7 +133,7 @@ char* prsmed_reduce(void* group, at::Tensor* tensor, int root, void** out) {
 // Sends `tensor` to `other`, or receives it from there, and waits.
 char* prsmed_transfer(void* group, at::Tensor* tensor, int other, bool sends) {
   PRSMED_TRY({
-    std::vector<at::Tensor> tensors{*tensor};
+    std::vector<at::Tensor> tensors = lent(*tensor);
     BackendPtr& opened = *static_cast<BackendPtr*>(group);
     (sends ? opened->send(tensors, other, 0) : opened->recv(tensors, other, 0))->wait();
   })
@@ -135,7 +142,7 @@ char* prsmed_transfer(void* group, at::Tensor* tensor, int other, bool sends) {
 // Starts to copy `tensor` of `root` to all ranks.
 char* prsmed_broadcast(void* group, at::Tensor* tensor, int root, void** out) {
   PRSMED_TRY({
-    std::vector<at::Tensor> tensors{*tensor};
+    std::vector<at::Tensor> tensors = lent(*tensor);
     c10d::BroadcastOptions options;
     options.rootRank = root;
     keep((*static_cast<BackendPtr*>(group))->broadcast(tensors, options), out);
