@@ -105,7 +105,7 @@ fn config_of(sets: &[&str]) -> RunConfig {
 
 fn build<'a>(config: &RunConfig, device: Device, cache: Option<&'a Path>) -> Build<'a> {
     let locate = &|spec: &str| Ok(PathBuf::from(spec));
-    Build { device, kind: config.train.precision.kind(), seed: 5, locate, allow_partial: false, cache, peers: None }
+    Build { seed: 5, cache, ..Build::new(device, config.train.precision.kind(), locate) }
 }
 
 fn assemble(config: &RunConfig, manifest: &Manifest, build: Build) -> Assembly {
@@ -499,15 +499,7 @@ fn a_quantized_random_base_is_saved_and_read_back() {
         assert!(a.names().iter().all(|name| a.read(name).unwrap() == b.read(name).unwrap()));
         // opened again it holds the same pieces, and saves them again
         let locate = |spec: &str| Ok(PathBuf::from(spec));
-        let build = Build {
-            device: Device::Cpu,
-            kind: Kind::Float,
-            seed: 9,
-            locate: &locate,
-            allow_partial: false,
-            cache: None,
-            peers: None,
-        };
+        let build = Build { seed: 9, ..Build::new(Device::Cpu, Kind::Float, &locate) };
         let again = setup::open(&whole.path().join("last"), &RunOverrides::default(), build).unwrap();
         for (name, matrix) in again.model.stores().base.quantized() {
             for (key, piece) in matrix.pieces() {
@@ -530,15 +522,7 @@ fn quantized_weights_are_cached_for_later_loads() {
     let locate = |spec: &str| Ok(PathBuf::from(spec));
     let load = |cache: Option<&Path>| {
         let _turn = TURN.lock();
-        let build = Build {
-            device: Device::Cpu,
-            kind: Kind::BFloat16,
-            seed: 5,
-            locate: &locate,
-            allow_partial: false,
-            cache,
-            peers: None,
-        };
+        let build = Build { seed: 5, cache, ..Build::new(Device::Cpu, Kind::BFloat16, &locate) };
         let assembly = setup::create(&config.model, config.lora, &["ct".to_owned()], &[], build).unwrap();
         let pieces: Vec<Tensor> = assembly
             .model

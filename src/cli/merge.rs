@@ -52,15 +52,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         shard_bytes: SHARD_BYTES,
     };
     let locate = |spec: &str| context.locate(spec);
-    let build = Build {
-        device: Device::Cpu,
-        kind: Kind::Float,
-        seed: 0,
-        locate: &locate,
-        allow_partial: false,
-        cache: None,
-        peers: None,
-    };
+    let build = Build::new(Device::Cpu, Kind::Float, &locate);
     let source = context.read_run(&args.run, args.base.as_deref(), args.vision_tower.as_deref(), &|folder| {
         setup::verify(folder)?;
         Source::open(folder, &settings.overrides, build)

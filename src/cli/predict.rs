@@ -104,13 +104,9 @@ impl ModelArgs {
         };
         let locate = |spec: &str| context.locate(spec);
         let build = Build {
-            device,
-            kind: self.precision.unwrap_or(default).kind(),
-            seed: 0,
-            locate: &locate,
             allow_partial: self.allow_partial,
             cache: context.env.cache.as_deref(),
-            peers: None,
+            ..Build::new(device, self.precision.unwrap_or(default).kind(), &locate)
         };
         let (base, tower) = (self.base.as_deref(), self.vision_tower.as_deref());
         let assembly = context.read_run(run, base, tower, &|folder| {

@@ -338,7 +338,8 @@ fn run_phases<T: DryRunTask>(
         Job::Step => train(config, count, false, build, meter).map(|(_, facts)| facts),
         Job::Eval => {
             meter.begin("load")?;
-            let task = build(count.ranks)?;
+            // each process answers with the whole model
+            let task = build(Ranks::default())?;
             meter.begin("evaluate")?;
             let before = task.host_weights();
             no_grad(|| task.validate(&Silent, count.ranks))?;
@@ -346,7 +347,7 @@ fn run_phases<T: DryRunTask>(
         }
         Job::Predict => {
             meter.begin("load")?;
-            let task = build(count.ranks)?;
+            let task = build(Ranks::default())?;
             meter.begin("predict")?;
             let before = task.host_weights();
             task.predict()?;

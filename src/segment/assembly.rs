@@ -125,6 +125,13 @@ pub struct Build<'a> {
     pub peers: Option<&'a Peers>,
 }
 
+impl<'a> Build<'a> {
+    /// A complete model on `device` in one process, with seed 0 and without a cache.
+    pub fn new(device: Device, kind: Kind, locate: &'a dyn Fn(&str) -> Result<PathBuf>) -> Self {
+        Self { device, kind, seed: 0, locate, allow_partial: false, cache: None, peers: None }
+    }
+}
+
 impl std::fmt::Debug for Build<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Build").field("device", &self.device).field("kind", &self.kind).finish_non_exhaustive()

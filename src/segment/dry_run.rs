@@ -394,7 +394,6 @@ impl DryRunTask for SegmentDryRun {
         HostUse {
             bytes: sum(HostWeights::bytes),
             sent: sum(HostWeights::sent),
-            gathered: sum(HostWeights::gathered),
             divided_block: self.model.llm().host_weights().divided_block(),
             layers: layers.collect(),
         }

@@ -85,18 +85,19 @@ pub fn evaluate(
     };
     observer.on(&Event::Started { phase: "evaluate".into(), total: rows.len() as u64, unit: "questions" });
     let mut scored = Ok(());
-    for (round, rows) in rows.chunks(ranks.size()).enumerate() {
+    let mut done = 0;
+    for asked in rows.chunks(ranks.size()) {
         let own = scored.and_then(|()| {
-            if interrupt.load(Ordering::SeqCst) { Err(Error::Interrupted) } else { Ok(rows.get(ranks.rank())) }
+            if interrupt.load(Ordering::SeqCst) { Err(Error::Interrupted) } else { Ok(asked.get(ranks.rank())) }
         });
         let mut images = None;
         let own = own.and_then(|row| row.map(|row| run.predicted(row, &mut images)).transpose());
         let predictions = gathered(own, ranks)?;
         // the first question is that of the first process, which has its images already
         scored =
-            rows.iter().zip(predictions).try_for_each(|(row, prediction)| run.score(row, prediction, images.take()));
-        let done = (round + 1) * ranks.size();
-        observer.on(&Event::Advanced { done: done as u64 });
+            asked.iter().zip(predictions).try_for_each(|(row, prediction)| run.score(row, prediction, images.take()));
+        done += asked.len() as u64;
+        observer.on(&Event::Advanced { done });
     }
     ranks.agree(scored)?;
     observer.on(&Event::Finished);

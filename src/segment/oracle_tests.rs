@@ -219,15 +219,7 @@ fn record(semantics: Semantics, steps: usize) -> (Vec<(String, Tensor)>, PathBuf
         stream_vision: None,
     };
     let locate = |spec: &str| -> Result<PathBuf> { Ok(PathBuf::from(spec)) };
-    let build = Build {
-        device: Device::Cpu,
-        kind: Kind::Float,
-        seed: 0,
-        locate: &locate,
-        allow_partial: false,
-        cache: None,
-        peers: None,
-    };
+    let build = Build::new(Device::Cpu, Kind::Float, &locate);
     let assembly = setup::open(&oracle.join("run"), &overrides, build).unwrap();
     let inputs = read_inputs(&oracle.join("inputs.safetensors"), semantics, assembly.model.num_image_tokens()).unwrap();
     (run(&assembly, inputs, steps, &recorded_optimizer()).unwrap(), oracle)

@@ -60,15 +60,9 @@ impl Assembly {
     /// # Errors
     /// As [`setup::open`], and [`Error::Weights`] for another folder.
     pub fn open(run: &Path, runtime: &Runtime) -> Result<Self> {
-        let build = Build {
-            device: runtime.device(),
-            kind: if runtime.device() == Device::Cpu { Kind::Float } else { Kind::BFloat16 },
-            seed: 0,
-            locate: &|spec| runtime.locate(spec),
-            allow_partial: false,
-            cache: runtime.cache(),
-            peers: None,
-        };
+        let kind = if runtime.device() == Device::Cpu { Kind::Float } else { Kind::BFloat16 };
+        let locate = |spec: &str| runtime.locate(spec);
+        let build = Build { cache: runtime.cache(), ..Build::new(runtime.device(), kind, &locate) };
         read_unchanged(
             || needs::checkpoint_of(run),
             |folder| {
@@ -364,15 +358,8 @@ mod tests {
     fn tiny() -> Assembly {
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
         let description = setup::describe(&fixture).expect("a checkpoint's description");
-        let build = Build {
-            device: Device::Cpu,
-            kind: Kind::Float,
-            seed: 3,
-            locate: &|spec| Ok(spec.into()),
-            allow_partial: false,
-            cache: None,
-            peers: None,
-        };
+        let locate = |spec: &str| -> Result<PathBuf> { Ok(spec.into()) };
+        let build = Build { seed: 3, ..Build::new(Device::Cpu, Kind::Float, &locate) };
         let texts = ["Where is the lesion? The lesion is at the upper left of the image."];
         setup::create(&description.model, description.sizes.lora, &description.modalities, &texts, build)
             .expect("a tiny model")

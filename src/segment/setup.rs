@@ -255,15 +255,7 @@ mod tests {
     fn overrides_replace_the_base_and_the_vision_tower_of_a_run() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
         let locate = |spec: &str| -> Result<PathBuf> { Ok(PathBuf::from(spec)) };
-        let build = Build {
-            device: Device::Cpu,
-            kind: Kind::Float,
-            seed: 0,
-            locate: &locate,
-            allow_partial: false,
-            cache: None,
-            peers: None,
-        };
+        let build = Build::new(Device::Cpu, Kind::Float, &locate);
         let parts = |overrides: &RunOverrides| {
             let model = described(&folder, overrides, build).unwrap().model;
             [model.base, model.vision_tower]

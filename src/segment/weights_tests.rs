@@ -70,15 +70,7 @@ fn a_published_run_is_described_by_its_adapter_its_decoder_and_its_base() {
     ];
     std::fs::rename(archive(folder.path(), &decoder), folder.path().join("mask_decoder.safetensors")).unwrap();
     let locate = |spec: &str| -> Result<PathBuf> { Ok(PathBuf::from(spec)) };
-    let build = Build {
-        device: Device::Cpu,
-        kind: Kind::Float,
-        seed: 0,
-        locate: &locate,
-        allow_partial: false,
-        cache: None,
-        peers: None,
-    };
+    let build = Build::new(Device::Cpu, Kind::Float, &locate);
     let overrides = RunOverrides { base: Some(model.path().display().to_string()), ..RunOverrides::default() };
     let Description { model, sizes, modalities, pixels, .. } =
         describe_published(folder.path(), &overrides, build).unwrap();

@@ -56,7 +56,6 @@ pub struct HostWeights {
     /// The layer whose copy was started ahead of its use.
     ahead: Mutex<Option<Copied>>,
     sent: AtomicU64,
-    gathered: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -114,7 +113,7 @@ impl HostWeights {
 
     fn with_layers(layers: Vec<Layer>, device: Device, peers: Option<Peers>) -> Self {
         let ahead = Mutex::new(None);
-        Self { device, layers, peers, ahead, sent: AtomicU64::new(0), gathered: AtomicU64::new(0) }
+        Self { device, layers, peers, ahead, sent: AtomicU64::new(0) }
     }
 
     /// These layers, divided among `peers`, with the values that the first rank has. The parts of the first `on_host`
@@ -168,11 +167,6 @@ impl HostWeights {
     /// Bytes that were copied to the device so far.
     pub fn sent(&self) -> Bytes {
         Bytes(self.sent.load(Ordering::Relaxed))
-    }
-
-    /// Bytes of the layers that were collected from all ranks so far.
-    pub fn gathered(&self) -> Bytes {
-        Bytes(self.gathered.load(Ordering::Relaxed))
     }
 
     /// Runs `work` on layer `i` of a model: on a copy on the device if its frozen weights are here.
@@ -236,7 +230,6 @@ impl HostWeights {
             return Copied { layer, block, copy, gather: Vec::new() };
         };
         let part = self.part_on_device(&self.layers[layer]);
-        self.gathered.fetch_add(u64::try_from(bytes).expect("a size"), Ordering::Relaxed);
         let block = Tensor::empty([bytes], (Kind::Uint8, self.device));
         let gather = peers.gather(&part, &block).unwrap_or_else(|error| error.raise());
         Copied { layer, block, copy: None, gather }

@@ -179,8 +179,6 @@ pub struct HostUse {
     pub bytes: Bytes,
     /// Bytes that were copied to the device so far.
     pub sent: Bytes,
-    /// Bytes of layers that were collected from all processes so far.
-    pub gathered: Bytes,
     /// Size of the largest layer that processes divide; 0 if they divide none.
     pub divided_block: Bytes,
     /// Module path and number of layers, for each part of the model that has some.
@@ -191,9 +189,7 @@ impl HostUse {
     /// This use, with the bytes that were copied since `before`.
     #[must_use]
     pub fn since(self, before: &Self) -> Self {
-        let [sent, gathered] = [(self.sent, before.sent), (self.gathered, before.gathered)]
-            .map(|(after, before)| Bytes(after.0 - before.0));
-        Self { sent, gathered, ..self }
+        Self { sent: Bytes(self.sent.0 - before.sent.0), ..self }
     }
 }
 

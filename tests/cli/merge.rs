@@ -19,7 +19,7 @@ fn locate(spec: &str) -> prsmed::Result<PathBuf> {
 }
 
 fn build(kind: Kind) -> Build<'static> {
-    Build { device: Device::Cpu, kind, seed: 0, locate: &locate, allow_partial: false, cache: None, peers: None }
+    Build::new(Device::Cpu, kind, &locate)
 }
 
 fn image() -> PathBuf {

@@ -1,4 +1,5 @@
-//! `train` in several processes: the results of one process, failures, `--gpus`, `torchrun`.
+//! Trainings, evaluations and generations in several processes: the results of one process, the planned memory, failures,
+//! `--gpus`, `torchrun`.
 
 use std::collections::BTreeMap;
 use std::fs;

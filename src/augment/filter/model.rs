@@ -188,7 +188,7 @@ impl FilterModels {
         let (device, cache) = (runtime.device(), runtime.cache());
         let kind = kind_on(device);
         let locate = &|spec: &str| runtime.locate(spec);
-        let build = Build { device, kind, seed: 0, locate, allow_partial: false, cache, peers: None };
+        let build = Build { cache, ..Build::new(device, kind, locate) };
         setup::open(&folder, &RunOverrides::default(), build)
     }
 

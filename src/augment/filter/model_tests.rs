@@ -78,15 +78,7 @@ fn assembly() -> Assembly {
     let preset: toml::Table = toml::from_str(include_str!("../../../configs/tiny.toml")).unwrap();
     let config: ModelConfig = preset["model"].clone().try_into().unwrap();
     let locate = |_: &str| -> Result<PathBuf> { unreachable!("random weights") };
-    let build = Build {
-        device: Device::Cpu,
-        kind: Kind::Float,
-        seed: 3,
-        locate: &locate,
-        allow_partial: false,
-        cache: None,
-        peers: None,
-    };
+    let build = Build { seed: 3, ..Build::new(Device::Cpu, Kind::Float, &locate) };
     let lora = LoraConfig { rank: 2, alpha: 2.0, dropout: 0.0 };
     setup::create(&config, lora, &["skin".to_owned()], &["where is the lesion"], build).unwrap()
 }
