@@ -5,9 +5,11 @@ use super::report::Outcome;
 use crate::hub;
 use crate::plan::detect::{self, Detected};
 use crate::plan::host::Host;
-use crate::tensor::{self, Device, Kind, Tensor, guard};
+use crate::tensor::{self, CudaSide, Device, Kind, Tensor, guard};
 use crate::units::Bytes;
 use serde_json::json;
+use std::collections::BTreeSet;
+use std::path::Path;
 
 /// Check this machine: libtorch, GPU and driver, disk, hub
 ///
@@ -24,7 +26,8 @@ pub(super) fn run(_: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let visible = context.env.cuda_visible_devices.as_deref();
     let (built, driver, gpus) = (tensor::cuda_version(), detect::driver(), detect::detect(visible));
     let device = tensor::default_device();
-    let no_gpu = (device == Device::Cpu).then(|| detect::why_no_gpu(built, visible));
+    let no_gpu = (device == Device::Cpu).then(|| detect::why_no_gpu(visible));
+    let (side, torch_problem) = (CudaSide::current(), torch_problem());
     let works = [device, Device::Cpu].into_iter().find(|device| computes(*device));
     let host = Host::detect();
     let (options, free) = (&context.env.hub, hub::free_bytes(&context.env.hub.cache_dir));
@@ -33,7 +36,12 @@ pub(super) fn run(_: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let mut lines = Vec::new();
     let mut add = |label: &str, text: &str| lines.push(format!("{label:<10}{text}"));
     let cuda = built.map_or_else(|| "without CUDA".to_owned(), |(major, minor)| format!("for CUDA {major}.{minor}"));
-    add("libtorch", &format!("{}, built {cuda}", tensor::libtorch_version()));
+    let folder = tensor::libtorch_folder();
+    add("libtorch", &format!("{}, built {cuda}, in {}", tensor::libtorch_version(), folder.display()));
+    if let Some(problem) = &torch_problem {
+        add("libtorch", &format!("warning: {problem}"));
+    }
+    add("CUDA side", side.reason().as_deref().map_or("open", |_| "not open"));
     let driver_text = match &driver {
         Ok(driver) => format!("{}, supports CUDA {}.{}", driver.version, driver.cuda.0, driver.cuda.1),
         Err(reason) => format!("none found ({reason})"),
@@ -57,6 +65,9 @@ pub(super) fn run(_: &Args, context: &Context) -> anyhow::Result<Outcome> {
     context.output.record(&json!({
         "kind": "result",
         "libtorch": tensor::libtorch_version(),
+        "libtorch_folder": folder,
+        "libtorch_problem": torch_problem,
+        "cuda_side": side.reason().unwrap_or_else(|| "open".to_owned()),
         "cuda": built.map(|(major, minor)| format!("{major}.{minor}")),
         "driver": driver.as_ref().ok(),
         "driver_error": driver.as_ref().err(),
@@ -78,6 +89,32 @@ fn gpu_text(gpu: &Detected) -> String {
     format!("{}, {} of {} free", gpu.name, Bytes(gpu.free), Bytes(gpu.offered()))
 }
 
+/// What is wrong with the loaded libraries of torch: another version than this program was compiled for, or libraries of
+/// two installations.
+fn torch_problem() -> Option<String> {
+    let (loaded, wanted) = (tensor::libtorch_version(), tensor::built_for_torch());
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    mixed_torch(&maps).or_else(|| {
+        (loaded != wanted).then(|| {
+            format!(
+                "this prsmed was compiled for torch {wanted}; install that version, or build prsmed again (`scripts/setup`)"
+            )
+        })
+    })
+}
+
+/// The folders of torch's libraries in the memory map of a process, if there are several.
+fn mixed_torch(maps: &str) -> Option<String> {
+    let is_torch = |name: &str| name.starts_with("libtorch") || name.starts_with("libc10");
+    let paths = maps.lines().filter_map(|line| Some(Path::new(line.get(line.find('/')?..)?)));
+    let torch = paths.filter(|path| path.file_name().is_some_and(|name| is_torch(&name.to_string_lossy())));
+    let folders: BTreeSet<&Path> = torch.filter_map(Path::parent).collect();
+    let names: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
+    (names.len() > 1).then(|| {
+        format!("libraries of several torch installations are loaded, from {}: check LD_LIBRARY_PATH", names.join(" and "))
+    })
+}
+
 /// Whether a small product can be computed on `device`.
 fn computes(device: Device) -> bool {
     let product = guard::guard(|| {
@@ -95,5 +132,20 @@ fn advice(device: Option<Device>) -> &'static str {
              `--preset cpu`"
         }
         Some(_) => "possible on the GPU: `prsmed train --data-root DATA` finds the settings that fit it",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libraries_of_two_torch_installations_are_named() {
+        let line = |path: &str| format!("7f0000000000-7f0000001000 r-xp 00000000 fe:00 12 {path}\n");
+        let one = line("/a/lib/libtorch_cpu.so") + &line("/a/lib/libc10.so") + &line("/usr/lib/libc.so.6");
+        assert_eq!(mixed_torch(&one), None);
+        let two = mixed_torch(&(one + &line("/b/lib/libc10.so"))).unwrap();
+        assert!(two.contains("/a/lib and /b/lib"), "{two}");
+        assert_eq!(torch_problem(), None);
     }
 }

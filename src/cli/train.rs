@@ -376,15 +376,7 @@ fn resolve(args: &Args, context: &Context) -> Result<Resolved> {
 fn init_settings(args: &Args, context: &Context) -> Result<Vec<(String, String)>> {
     let Some(run) = &args.init else { return Ok(Vec::new()) };
     let locate = |spec: &str| context.locate(spec);
-    let build = Build {
-        device: Device::Cpu,
-        kind: Kind::Float,
-        seed: 0,
-        locate: &locate,
-        allow_partial: false,
-        cache: context.env.cache.as_deref(),
-        peers: None,
-    };
+    let build = Build { cache: context.env.cache.as_deref(), ..Build::new(Device::Cpu, Kind::Float, &locate) };
     let mut settings = context.read_run(run, None, None, &|folder| init::settings(folder, build))?;
     let path = run.to_string_lossy();
     let named = match Spec::parse(&path)? {
@@ -401,7 +393,7 @@ pub(super) fn refuse_gpu_preset_without_gpu(resolved: &Resolved, context: &Conte
     if tensor::default_device() != Device::Cpu || !preset.starts_with("gpu-") {
         return Ok(());
     }
-    let why = detect::why_no_gpu(tensor::cuda_version(), context.env.cuda_visible_devices.as_deref());
+    let why = detect::why_no_gpu(context.env.cuda_visible_devices.as_deref());
     let reason = format!("`{preset}` needs a GPU, and none is usable: {why}");
     let hint = "`prsmed doctor` shows what this machine offers; `--preset cpu` trains the same model in host memory, \
                 slowly, `--preset tiny` a small one";

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::plan::gpus::{Budget, GIB, Gpu, MIB, by_name, find};
 use crate::plan::host::Host;
+use crate::tensor::{self, CudaSide};
 
 /// One device that a process can use: a GPU, or a slice of one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -137,22 +138,25 @@ pub fn driver() -> Result<Driver, String> {
     Ok(Driver { version, cuda: (cuda / 1000, cuda % 1000 / 10) })
 }
 
-/// Why libtorch, built for the CUDA version `built`, has no GPU in a process with this `CUDA_VISIBLE_DEVICES`.
-pub fn why_no_gpu(built: Option<(i64, i64)>, visible: Option<&str>) -> String {
-    no_gpu_reason(built, driver(), &devices().unwrap_or_default(), visible)
+/// Why this process, with this `CUDA_VISIBLE_DEVICES`, has no GPU.
+pub fn why_no_gpu(visible: Option<&str>) -> String {
+    let (side, built) = (CudaSide::current(), tensor::cuda_version());
+    no_gpu_reason(&side, built, driver(), &devices().unwrap_or_default(), visible)
 }
 
 /// The oldest Linux driver of a major CUDA version (NVIDIA's release notes of the CUDA toolkit).
 const OLDEST_DRIVERS: [(i64, &str); 3] = [(11, "450"), (12, "525"), (13, "580")];
 
 fn no_gpu_reason(
+    side: &CudaSide,
     built: Option<(i64, i64)>,
     driver: Result<Driver, String>,
     devices: &[Detected],
     visible: Option<&str>,
 ) -> String {
-    let Some((major, minor)) = built else {
-        return "this libtorch is built without CUDA; install the CUDA build of torch".to_owned();
+    let reason = side.reason().filter(|_| !matches!(side, CudaSide::NoDriver(_)));
+    let (Some((major, minor)), None) = (built, &reason) else {
+        return reason.or_else(|| side.reason()).unwrap_or_else(|| "libtorch is built without CUDA".to_owned());
     };
     let oldest = OLDEST_DRIVERS.iter().find(|(cuda, _)| *cuda == major).map_or("a newer one", |(_, driver)| driver);
     match driver {
@@ -304,14 +308,21 @@ mod tests {
     #[test]
     fn the_reason_why_no_gpu_is_usable_names_what_to_change() {
         let driver = |cuda| Ok(Driver { version: "550.54".into(), cuda });
-        let reason = |driver, visible| no_gpu_reason(Some((13, 0)), driver, &machine(), visible);
-        assert!(no_gpu_reason(None, driver((13, 0)), &[], None).contains("without CUDA"));
+        let open = CudaSide::Open;
+        let reason = |driver, visible| no_gpu_reason(&open, Some((13, 0)), driver, &machine(), visible);
+        let without = no_gpu_reason(&CudaSide::TorchWithoutCuda, None, driver((13, 0)), &[], None);
+        assert!(without.contains("built without CUDA; install its CUDA build"), "{without}");
+        let no_driver = CudaSide::NoDriver("libcuda.so.1: not found".into());
+        let cpu_build = no_gpu_reason(&no_driver, None, Err("no library".into()), &[], None);
+        assert_eq!(cpu_build, "there is no NVIDIA driver (libcuda.so.1: not found)");
+        let not_built = no_gpu_reason(&CudaSide::NotBuilt, Some((13, 0)), driver((13, 0)), &machine(), None);
+        assert!(not_built.contains("then build again"), "{not_built}");
         let text = reason(driver((12, 4)), None);
         assert!(text.contains("up to 12.4") && text.contains("CUDA 13.0 and needs driver 580"), "{text}");
         assert!(reason(Err("no library".into()), None).contains("(no library); CUDA 13.0 needs driver 580"));
         assert!(reason(driver((13, 0)), Some("")).contains("`CUDA_VISIBLE_DEVICES=` hides all 4 GPUs"));
         assert!(reason(driver((13, 0)), None).contains("/dev/nvidia"));
-        assert_eq!(no_gpu_reason(Some((13, 0)), driver((13, 0)), &[], None), "the driver lists no GPU");
+        assert_eq!(no_gpu_reason(&open, Some((13, 0)), driver((13, 0)), &[], None), "the driver lists no GPU");
     }
 
     #[test]

@@ -2,16 +2,55 @@ use super::*;
 use crate::tensor::adamw::{self, Coded, Moments, Rate, Slot, Step};
 use crate::tensor::functions::packed_bias;
 use crate::tensor::rng;
+use std::ffi::{CStr, CString, c_void};
 use std::fs::Permissions;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
 
 /// Runs the kernels of this thread on the CPU, with emulated GPU threads, until it is dropped.
 struct Emulated;
 
+/// The launcher of `tests/native/kernels_emulated.cpp`. The library is compiled once for a version of its sources.
+static LAUNCHER: LazyLock<usize> = LazyLock::new(|| {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let native = root.join("src/tensor/native");
+    let mut hash = DefaultHasher::new();
+    for folder in [root.join("tests/native"), native.join("kernels"), native.clone()] {
+        let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        let is_read = |path: &&PathBuf| path.extension().is_some_and(|end| end == "h" || end == "cu" || end == "cpp");
+        files.iter().filter(is_read).for_each(|path| std::fs::read(path).unwrap().hash(&mut hash));
+    }
+    let library = Path::new(env!("OUT_DIR")).join(format!("emulated-{:016x}.so", hash.finish()));
+    if !library.exists() {
+        let torch = crate::tensor::libtorch_folder().join("../include");
+        let unfinished = library.with_extension(std::process::id().to_string());
+        let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
+        command.args(["-std=c++17", "-O2", "-w", "-shared", "-fPIC", "-DNDEBUG", "-D_GLIBCXX_USE_CXX11_ABI=1", "-I"]);
+        command.arg(&native).arg("-isystem").arg(torch).arg("-o").arg(&unfinished);
+        let done = command.arg(root.join("tests/native/kernels_emulated.cpp")).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        std::fs::rename(unfinished, &library).unwrap();
+    }
+    let name = CString::new(library.as_os_str().as_bytes()).unwrap();
+    // SAFETY: opens a library of this test and calls its only function, which takes nothing and returns a pointer.
+    unsafe {
+        let opened = libc::dlopen(name.as_ptr(), libc::RTLD_NOW);
+        assert!(!opened.is_null(), "{}", CStr::from_ptr(libc::dlerror()).to_string_lossy());
+        let function = libc::dlsym(opened, c"prsmed_emulated_launcher".as_ptr());
+        assert!(!function.is_null());
+        std::mem::transmute::<*mut c_void, extern "C" fn() -> *const c_void>(function)() as usize
+    }
+});
+
 impl Emulated {
     fn begin() -> Self {
-        // SAFETY: sets a pointer of this thread.
-        unsafe { native::prsmed_kernels_emulate(true) };
+        // SAFETY: sets a pointer of this thread; the launcher's library stays open.
+        unsafe { native::prsmed_kernels_use_launcher(*LAUNCHER as *const c_void) };
         Self
     }
 }
@@ -19,7 +58,7 @@ impl Emulated {
 impl Drop for Emulated {
     fn drop(&mut self) {
         // SAFETY: as above.
-        unsafe { native::prsmed_kernels_emulate(false) };
+        unsafe { native::prsmed_kernels_use_launcher(std::ptr::null()) };
     }
 }
 

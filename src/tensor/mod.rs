@@ -5,13 +5,14 @@
 //! activation checkpointing, [`functions`] has fused functions of the language model, and [`kernels`] are custom CUDA
 //! kernels for them. [`graph`] captures and replays CUDA graphs. [`ledger`] counts bytes, [`memory`] reads a device's
 //! memory, [`meta`] is the device that needs none, [`trace`] records what runs there, and [`mod@module_path`] names the
-//! running module. [`collective`] connects the processes of a job. [`guard`] converts libtorch's panics to typed errors; [`rng`] is the only place that seeds;
+//! running module. [`mod@cuda_side`] says whether this program can use GPUs. [`collective`] connects the processes of a job. [`guard`] converts libtorch's panics to typed errors; [`rng`] is the only place that seeds;
 //! [`threads`] follows the load of the machine.
 
 pub mod adamw;
 pub mod async_copy;
 pub mod autograd;
 pub mod collective;
+pub mod cuda_side;
 pub mod dims;
 pub mod functions;
 pub mod graph;
@@ -31,13 +32,13 @@ pub mod threads;
 pub mod trace;
 pub mod weights;
 
+pub use cuda_side::{CudaSide, built_for_torch, cuda_version, libtorch_folder, libtorch_version};
 pub use dims::dims;
 pub use meta::META;
 pub use shared::Shared;
 pub use tch::{Device, Kind, Reduction, Tensor};
 
 use crate::Result;
-use std::ffi::CStr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Runs `work` without autograd on this thread. The former setting returns when `work` returns or panics.
@@ -56,12 +57,17 @@ static DEFAULT_GPU: AtomicUsize = AtomicUsize::new(0);
 
 /// The default device for training: the first CUDA GPU that libtorch finds or that of [`set_default_gpu`], else the CPU.
 pub fn default_device() -> Device {
-    if tch::Cuda::is_available() { Device::Cuda(DEFAULT_GPU.load(Ordering::Relaxed)) } else { Device::Cpu }
+    if has_gpu() { Device::Cuda(DEFAULT_GPU.load(Ordering::Relaxed)) } else { Device::Cpu }
 }
 
 /// Number of CUDA GPUs that this process can use.
 pub fn num_gpus() -> usize {
-    usize::try_from(tch::Cuda::device_count()).unwrap_or(0)
+    if has_gpu() { usize::try_from(tch::Cuda::device_count()).unwrap_or(0) } else { 0 }
+}
+
+/// Whether libtorch has a GPU, and this program everything that it needs for it.
+fn has_gpu() -> bool {
+    CudaSide::current().is_open() && tch::Cuda::is_available()
 }
 
 /// Makes GPU number `index` the one of this process and of the current thread.
@@ -76,26 +82,12 @@ pub fn set_default_gpu(index: usize) -> Result<()> {
     Ok(())
 }
 
-/// The version of libtorch.
-pub fn libtorch_version() -> String {
-    // SAFETY: a constant string of the native layer.
-    unsafe { CStr::from_ptr(native::prsmed_torch_version()) }.to_string_lossy().into_owned()
-}
-
 /// The version of cuDNN as a number (90100 for 9.1.0); `None` without it.
 pub fn cudnn_version() -> Option<i64> {
     let mut version = 0;
     // SAFETY: the callee writes one number.
     unsafe { native::check(native::prsmed_cudnn_version(&raw mut version)) }.ok().filter(|()| version > 0)?;
     Some(version)
-}
-
-/// Major and minor version of the CUDA runtime that libtorch was built for; `None` without CUDA.
-pub fn cuda_version() -> Option<(i64, i64)> {
-    let mut version = 0;
-    // SAFETY: writes one number.
-    unsafe { native::check(native::prsmed_cuda_version(&raw mut version)) }.ok()?;
-    (version > 0).then_some((version / 1000, version % 1000 / 10))
 }
 
 /// Turns off cuDNN's attention, which libtorch may prefer on Hopper and Blackwell. Its workspace size is not published,

@@ -200,7 +200,7 @@ fallible! {
     fn prsmed_kernels_choices();
     fn prsmed_kernels_compile(capability: i32, bytes: *mut u64, binary: *mut bool);
     fn prsmed_kernels_unavailable();
-    fn prsmed_cuda_version(out: *mut i64);
+    fn prsmed_torch_build(out: *mut *mut c_char);
     fn prsmed_set_device(index: i32);
     fn prsmed_store_open(host: *const c_char, port: i32, is_server: bool, seconds: f64, prefix: *const c_char,
         out: *mut *mut c_void);
@@ -235,6 +235,7 @@ unsafe extern "C" {
     pub(super) fn prsmed_ledger_clear_failure();
     pub(super) fn prsmed_ledger_set_limit(bytes: u64);
     pub(super) fn prsmed_torch_version() -> *const c_char;
+    pub(super) fn prsmed_cuda_side(detail: *mut *const c_char, folder: *mut *const c_char) -> i32;
     pub(super) fn prsmed_module_unfollow();
     pub(super) fn prsmed_module_forget();
     pub(super) fn prsmed_module() -> u32;
@@ -263,7 +264,7 @@ unsafe extern "C" {
     pub(super) fn prsmed_kernels_disable(reason: *const c_char);
     pub(super) fn prsmed_kernels_refuse(reason: *const c_char);
     #[cfg(test)]
-    pub(super) fn prsmed_kernels_emulate(on: bool);
+    pub(super) fn prsmed_kernels_use_launcher(launcher: *const c_void);
     #[cfg(test)]
     pub(super) fn prsmed_seeds_example(place: *mut i64) -> i64;
 }

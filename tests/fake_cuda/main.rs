@@ -32,7 +32,7 @@ static FAKE_CUDA: LazyLock<PathBuf> = LazyLock::new(|| {
     let compile = |out: &str, more: &[&Path]| {
         let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
         command.args(["-std=c++17", "-O1", "-w", "-shared", "-fPIC", "-D_GLIBCXX_USE_CXX11_ABI=1", "-DNDEBUG", "-o"]);
-        command.arg(folder.join(out)).arg("-I").arg(root.join("src/tensor/native/cuda")).arg("-isystem");
+        command.arg(folder.join(out)).arg("-I").arg(root.join("src/tensor/native/cuda/headers")).arg("-isystem");
         let done = command
             .arg(&cuda)
             .arg("-isystem")

@@ -3,6 +3,7 @@
 //
 // The file FAKE_NCCL_LOG gets a line for each operation: its name, its bytes on the device, and the number of kernels and
 // matrix products that were launched before it.
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -10,6 +11,13 @@
 #include <nccl.h>
 
 extern "C" uint64_t fake_cuda_launches();
+
+// `src/tensor/native/cuda/fallback/nccl.h`, which replaces this header elsewhere, has these layouts and values
+static_assert(NCCL_VERSION_CODE / 100 == 228 && NCCL_SPLIT_NOCOLOR == -1);
+static_assert(sizeof(ncclConfig_t) == 80 && sizeof(ncclUniqueId) == 128 && sizeof(ncclResult_t) == 4);
+static_assert(offsetof(ncclConfig_t, netName) == 32 && offsetof(ncclConfig_t, commName) == 48);
+static_assert(sizeof(ncclRedOp_t) == 4 && sizeof(ncclDataType_t) == 4 && ncclAvg == 4 && ncclFloat8e5m2 == 11);
+static_assert(ncclSuccess == 0 && ncclRemoteError == 6 && ncclInProgress == 7);
 
 struct ncclComm {
   int rank, size;

@@ -1,4 +1,5 @@
-// The kernels compiled as C++ for the CPU, to test their arithmetic without a GPU. Linked only if a test uses it.
+// The kernels compiled as C++ for the CPU, to test their arithmetic without a GPU. A shared library that
+// `src/tensor/kernels_tests.rs` compiles and opens.
 #include "emulate.h"
 
 #include <mutex>
@@ -34,5 +35,5 @@ void launch_emulated(const char* kernel, prsmed::kernels::Grid grid, uint32_t th
 
 }  // namespace
 
-// Runs this thread's CPU tensors on the emulated kernels, or stops doing so.
-extern "C" void prsmed_kernels_emulate(bool on) noexcept { prsmed::kernels::use_launcher(on ? launch_emulated : nullptr); }
+// For `prsmed_kernels_use_launcher`.
+extern "C" const void* prsmed_emulated_launcher() noexcept { return reinterpret_cast<const void*>(&launch_emulated); }

@@ -6,12 +6,13 @@ The launcher finds `torch` without importing it, checks its version, and replace
 import importlib.metadata
 import importlib.util
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
 
-# The libraries of torch that the program is linked with. Builds of torch for the CPU lack two of them.
-LIBRARIES = ["libtorch.so", "libtorch_cpu.so", "libtorch_cuda.so", "libc10.so", "libc10_cuda.so"]
+# The libraries of torch that the program is linked with. It opens those of CUDA itself, if there is an NVIDIA driver.
+LIBRARIES = ["libtorch_cpu.so", "libc10.so"]
 
 
 class Unusable(Exception):
@@ -38,9 +39,33 @@ def find_libtorch():
     folder = Path((spec and spec.submodule_search_locations or ["torch"])[0]) / "lib"
     missing = [name for name in LIBRARIES if not (folder / name).exists()]
     if missing:
-        reason = f"torch {version} has no {', '.join(missing)} in {folder}; {wanted} as built for CUDA"
+        raise Unusable(f"torch {version} has no {', '.join(missing)} in {folder}; {wanted}", "--force-reinstall")
+    if missing := missing_of_cuda(folder):
+        reason = f"torch {version} needs {' and '.join(missing)}, also on the CPU, but they are not installed"
         raise Unusable(reason, "--force-reinstall")
     return folder
+
+
+def missing_of_cuda(folder):
+    """The libraries of CUDA that libtorch_cpu.so is linked with in builds for CUDA, if they cannot be found."""
+    try:
+        cuda = re.search(r"^cuda\b[^=]*= '(\d+)", (folder.parent / "version.py").read_text(), re.MULTILINE)
+    except OSError:
+        return []
+    names = [f"lib{name}.so.{cuda[1]}" for name in ("cudart", "cupti")] if cuda else []
+    return [name for name in names if not is_found(name, folder)]
+
+
+def is_found(name, folder):
+    """Whether a library is in a wheel beside torch, or where the dynamic linker searches."""
+    if any((folder.parents[1] / "nvidia").glob(f"*/lib/{name}")):
+        return True
+    import ctypes  # takes a hundredth of a second, and is seldom needed
+
+    try:
+        return bool(ctypes.CDLL(name))
+    except OSError:
+        return False
 
 
 def main():

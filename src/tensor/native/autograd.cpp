@@ -219,5 +219,4 @@ char* prsmed_rng_state(int32_t gpu, at::Tensor** out) {
 
 char* prsmed_set_rng_state(int32_t gpu, at::Tensor* state) { PRSMED_TRY(generator_of(gpu).set_state(*state)) }
 
-void prsmed_free_message(char* text) noexcept { free(text); }
 }

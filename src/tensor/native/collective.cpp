@@ -7,10 +7,8 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-#ifdef PRSMED_CUDA
-#define USE_C10D_NCCL
-#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
-#endif
+
+#include "cuda_side.h"
 
 namespace {
 
@@ -101,16 +99,7 @@ char* prsmed_group_gloo(void* store, const char* name, int rank, int size, doubl
 
 // A group over NCCL on the current GPU.
 char* prsmed_group_nccl(void* store, const char* name, int rank, int size, double seconds, void** out) {
-  PRSMED_TRY({
-#ifdef PRSMED_CUDA
-    StorePtr own = c10::make_intrusive<c10d::PrefixStore>(std::string(name), *static_cast<StorePtr*>(store));
-    auto options = c10d::ProcessGroupNCCL::Options::create();
-    options->timeout = milliseconds(seconds);
-    *out = new BackendPtr(c10::make_intrusive<c10d::ProcessGroupNCCL>(own, rank, size, options));
-#else
-    throw std::runtime_error("this libtorch has no CUDA");
-#endif
-  })
+  PRSMED_TRY(return prsmed::cuda_side().group_nccl(store, name, rank, size, seconds, out))
 }
 
 void prsmed_group_close(void* group) noexcept { delete static_cast<BackendPtr*>(group); }

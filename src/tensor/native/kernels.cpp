@@ -547,6 +547,12 @@ namespace kernels = prsmed::kernels;
 
 extern "C" {
 
+// Runs the kernels of this thread by `launcher` (a `Launcher`) instead of the driver; null = the driver again.
+void prsmed_kernels_use_launcher(const void* launcher) noexcept {
+  prsmed::kernels::use_launcher(reinterpret_cast<prsmed::kernels::Launcher>(launcher));
+}
+
+
 // The kernel of this operation does not run from now on; an empty name allows all of them again.
 void prsmed_kernels_refuse(const char* operation) noexcept {
   std::lock_guard<std::mutex> guard(kernels::refused_lock);

@@ -64,23 +64,23 @@ struct Nvrtc {
 
   void check(int status, const char* what) const { TORCH_CHECK(status == 0, "NVRTC: ", what, ": ", error(status)); }
 
-  // In the folder of libtorch's wheel, else where the system finds it.
+  // Of the wheels for CUDA 13 and 12 beside libtorch's, else where the system finds it.
   static void* open() {
     const auto torch =
         std::filesystem::path(file_of(reinterpret_cast<const void*>(&at::detail::getDefaultCPUGenerator)));
-    const auto wheel_folder = torch.parent_path() / ".." / ".." / "nvidia" / "cu13" / "lib";
+    const auto wheels = torch.parent_path() / ".." / ".." / "nvidia";
     std::error_code ignored;
-    if (std::filesystem::exists(wheel_folder / "libnvrtc.so.13", ignored)) {
+    for (const auto& file : {wheels / "cu13/lib/libnvrtc.so.13", wheels / "cuda_nvrtc/lib/libnvrtc.so.12"}) {
+      if (!std::filesystem::exists(file, ignored)) continue;
       // NVRTC opens this library by its bare name
-      for (const auto& entry : std::filesystem::directory_iterator(wheel_folder, ignored))
+      for (const auto& entry : std::filesystem::directory_iterator(file.parent_path(), ignored))
         if (entry.path().filename().string().rfind("libnvrtc-builtins.so.", 0) == 0)
           dlopen(entry.path().c_str(), RTLD_NOW | RTLD_GLOBAL);
-      if (void* library = dlopen((wheel_folder / "libnvrtc.so.13").c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
+      if (void* library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) return library;
     }
     for (const char* name : {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"})
       if (void* library = dlopen(name, RTLD_NOW | RTLD_LOCAL)) return library;
-    TORCH_CHECK(false, "NVRTC (libnvrtc.so.13) is neither next to libtorch, in ", wheel_folder.string(),
-                ", nor installed");
+    TORCH_CHECK(false, "NVRTC (libnvrtc.so.13) is neither next to libtorch, in ", wheels.string(), ", nor installed");
   }
 };
 

@@ -4,12 +4,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/AllocatorConfig.h>
 #include <c10/core/CachingDeviceAllocator.h>
-
-#include <torch/version.h>
-
-#ifdef PRSMED_CUDA
-#include <c10/cuda/CUDAFunctions.h>
-#endif
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <sstream>
 
@@ -45,15 +40,8 @@ extern "C" {
 
 // Makes a GPU the current one of this thread.
 char* prsmed_set_device(int32_t index) {
-  PRSMED_TRY({
-#ifdef PRSMED_CUDA
-    c10::cuda::set_device(static_cast<c10::DeviceIndex>(index));
-#else
-    throw std::runtime_error("this libtorch has no CUDA");
-#endif
-  })
+  PRSMED_TRY(c10::impl::VirtualGuardImpl(at::kCUDA).setDevice({at::kCUDA, static_cast<c10::DeviceIndex>(index)}))
 }
-
 
 // `free` and `total` are the driver's, for all processes; 0 if the allocator cannot ask the driver, or without
 // `asks_driver`. The driver's answer can take long.
@@ -75,16 +63,6 @@ char* prsmed_device_limit(double fraction) {
     if (!before.empty()) text << before << ",";
     text << "per_process_memory_fraction:" << fraction;
     c10::CachingAllocator::setAllocatorSettings(text.str());
-  })
-}
-
-const char* prsmed_torch_version() noexcept { return TORCH_VERSION; }
-
-// The CUDA runtime that libtorch was built for, as 1000 * major + 10 * minor; 0 without CUDA.
-char* prsmed_cuda_version(int64_t* out) {
-  PRSMED_TRY({
-    const auto& hooks = at::detail::getCUDAHooks();
-    *out = hooks.hasCUDART() ? hooks.versionCUDART() : 0;
   })
 }
 

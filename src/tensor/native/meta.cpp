@@ -27,14 +27,14 @@ using at::Tensor;
 using OptT = std::optional<Tensor>;
 
 // While a trace runs on this thread, it records the blocks; otherwise the ledger counts them.
-struct Block {
+struct MetaBlock {
   uint64_t bytes;
   int32_t category;
   PrsmedTag tag;
 };
 void release(void* context) {
   if (context == nullptr) return;
-  auto* block = static_cast<Block*>(context);
+  auto* block = static_cast<MetaBlock*>(context);
   if (block->tag.trace != 0) prsmed_trace_release(block->tag);
   else prsmed_ledger_remove(block->category, block->bytes);
   delete block;
@@ -43,7 +43,7 @@ struct CountingMeta final : c10::Allocator {
   c10::DataPtr allocate(size_t bytes) override {
     const auto device = c10::Device(c10::kMeta);
     if (bytes == 0) return {nullptr, nullptr, &release, device};
-    auto* block = new Block{bytes, prsmed_ledger_category(), {}};
+    auto* block = new MetaBlock{bytes, prsmed_ledger_category(), {}};
     if (prsmed_trace_active()) block->tag = prsmed_trace_allocate(bytes, block->category);
     else prsmed_ledger_add(block->category, bytes);
     return {nullptr, block, &release, device};
@@ -299,7 +299,7 @@ void prsmed_meta_gpu(int32_t capability, int32_t multiprocessors) noexcept {
 bool prsmed_meta_move(at::Tensor* tensor, int32_t category) noexcept {
   const auto& pointer = tensor->storage().data_ptr();
   if (!tensor->is_meta() || pointer.get_deleter() != &release || pointer.get_context() == nullptr) return false;
-  auto* block = static_cast<Block*>(pointer.get_context());
+  auto* block = static_cast<MetaBlock*>(pointer.get_context());
   if (block->tag.trace != 0) {
     prsmed_trace_move(block->tag, category);
   } else {

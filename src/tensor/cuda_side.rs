@@ -1,0 +1,171 @@
+//! The CUDA side: the part of the native layer that uses libtorch's CUDA library (`native/cuda`).
+//!
+//! The program links only libtorch's CPU libraries. It contains the CUDA side as a shared library and opens it when the
+//! process starts, if there is an NVIDIA driver (`libcuda.so.1`) and the installed torch has CUDA. So one program works
+//! with torch for the CPU, for CUDA 12 and for CUDA 13, and loads no CUDA library where there is no GPU.
+
+use super::native;
+use std::ffi::{CStr, c_char};
+use std::path::PathBuf;
+
+/// Whether the CUDA side is open, or why not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CudaSide {
+    /// It is open: GPUs can be used.
+    Open,
+    /// `libcuda.so.1` cannot be opened; the dynamic linker's words.
+    NoDriver(String),
+    /// The installed torch has no `libtorch_cuda.so`.
+    TorchWithoutCuda,
+    /// This program was built without it, because torch's CUDA headers were missing.
+    NotBuilt,
+    /// `libtorch_cuda.so` cannot be opened; the dynamic linker's words.
+    CudaFails(String),
+    /// It does not fit the installed torch; the dynamic linker's words.
+    SideFails(String),
+}
+
+/// How torch's CUDA build is installed.
+const REPAIR: &str = "`scripts/setup --cuda`, or `pip install --force-reinstall 'torch==2.11.*'` for an installed wheel";
+
+impl CudaSide {
+    /// The state of this process; it never changes.
+    pub fn current() -> Self {
+        let (mut detail, mut folder): (*const c_char, *const c_char) = (c"".as_ptr(), c"".as_ptr());
+        // SAFETY: the callee writes two pointers to texts that live as long as the process.
+        let (status, detail) = unsafe {
+            let status = native::prsmed_cuda_side(&raw mut detail, &raw mut folder);
+            (status, CStr::from_ptr(detail).to_string_lossy().into_owned())
+        };
+        match status {
+            0 => Self::Open,
+            1 => Self::NoDriver(detail),
+            2 => Self::TorchWithoutCuda,
+            3 => Self::NotBuilt,
+            4 => Self::CudaFails(detail),
+            _ => Self::SideFails(detail),
+        }
+    }
+
+    /// Whether GPUs can be used.
+    pub fn is_open(&self) -> bool {
+        *self == Self::Open
+    }
+
+    /// Why it is not open, and the remedy where there is one; `None` if it is open.
+    pub fn reason(&self) -> Option<String> {
+        let torch = || libtorch_folder().display().to_string();
+        match self {
+            Self::Open => None,
+            Self::NoDriver(words) => Some(format!("there is no NVIDIA driver ({words})")),
+            Self::TorchWithoutCuda => {
+                Some(format!("torch in {} is built without CUDA; install its CUDA build: {REPAIR}", torch()))
+            }
+            Self::NotBuilt => Some(
+                "this prsmed was built without its CUDA side, because torch's CUDA headers were missing; run \
+                 `scripts/setup --cuda`, then build again"
+                    .to_owned(),
+            ),
+            Self::CudaFails(words) => {
+                Some(format!("torch's CUDA library does not load ({words}); install it again: {REPAIR}"))
+            }
+            Self::SideFails(words) => Some(format!(
+                "the CUDA side of this prsmed does not fit the torch in {} ({words}); build prsmed again for this torch",
+                torch()
+            )),
+        }
+    }
+}
+
+/// The folder of the libtorch that this process has loaded.
+pub fn libtorch_folder() -> PathBuf {
+    let (mut detail, mut folder): (*const c_char, *const c_char) = (c"".as_ptr(), c"".as_ptr());
+    // SAFETY: the callee writes two pointers to texts that live as long as the process.
+    let text = unsafe {
+        native::prsmed_cuda_side(&raw mut detail, &raw mut folder);
+        CStr::from_ptr(folder).to_string_lossy().into_owned()
+    };
+    PathBuf::from(text)
+}
+
+/// The version of torch that this program was compiled for.
+pub fn built_for_torch() -> String {
+    // SAFETY: a constant string of the native layer.
+    unsafe { CStr::from_ptr(native::prsmed_torch_version()) }.to_string_lossy().into_owned()
+}
+
+/// The version of the loaded libtorch.
+pub fn libtorch_version() -> String {
+    build_setting("TORCH_VERSION").unwrap_or_else(built_for_torch)
+}
+
+/// Major and minor version of the CUDA that the loaded libtorch was built for; `None` without CUDA.
+pub fn cuda_version() -> Option<(i64, i64)> {
+    let version = build_setting("CUDA_VERSION")?;
+    let (major, minor) = version.split_once('.')?;
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+/// A setting of libtorch's own build, for example `CUDA_VERSION`.
+fn build_setting(name: &str) -> Option<String> {
+    let mut text = std::ptr::null_mut();
+    // SAFETY: the callee writes a message, which `text` takes.
+    let text = unsafe {
+        native::check(native::prsmed_torch_build(&raw mut text)).ok()?;
+        native::text(text)
+    };
+    setting_of(&text, name)
+}
+
+/// The value of `NAME=VALUE, ` in libtorch's description of its build.
+fn setting_of(text: &str, name: &str) -> Option<String> {
+    let (_, rest) = text.split_once(&format!(" {name}="))?;
+    rest.split([',', '\n']).next().map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_loaded_libtorch_is_the_one_that_this_program_was_compiled_for() {
+        assert_eq!(libtorch_version(), built_for_torch());
+        assert!(libtorch_folder().join("libtorch_cpu.so").exists());
+    }
+
+    #[test]
+    fn settings_of_a_build_are_read() {
+        let text = "PyTorch built with:\n  - Build settings: BLAS_INFO=mkl, CUDA_VERSION=12.8, TORCH_VERSION=2.11.0, \n";
+        assert_eq!(setting_of(text, "CUDA_VERSION").as_deref(), Some("12.8"));
+        assert_eq!(setting_of(text, "TORCH_VERSION").as_deref(), Some("2.11.0"));
+        assert_eq!(setting_of(text, "USE_NCCL"), None);
+    }
+
+    #[test]
+    fn a_machine_without_a_driver_opens_nothing() {
+        let side = CudaSide::current();
+        if matches!(side, CudaSide::NoDriver(_)) {
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            for library in ["libtorch_cuda", "libc10_cuda", "libcublas", "libcudnn", "libnccl"] {
+                assert!(!maps.contains(library), "{library} is loaded");
+            }
+            assert!(side.reason().unwrap().contains("libcuda.so.1"));
+        } else {
+            assert_eq!(side, CudaSide::Open, "{:?}", side.reason());
+        }
+    }
+
+    #[test]
+    fn every_reason_names_its_remedy() {
+        for (side, part) in [
+            (CudaSide::TorchWithoutCuda, "scripts/setup --cuda"),
+            (CudaSide::NotBuilt, "then build again"),
+            (CudaSide::CudaFails("libcudnn.so.9: no such file".into()), "(libcudnn.so.9: no such file); install it again"),
+            (CudaSide::SideFails("undefined symbol".into()), "build prsmed again for this torch"),
+        ] {
+            let reason = side.reason().unwrap();
+            assert!(reason.contains(part), "{reason}");
+        }
+        assert_eq!(CudaSide::Open.reason(), None);
+    }
+}
