@@ -358,7 +358,7 @@ mod tests {
     fn tiny() -> Assembly {
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/old_names/run");
         let description = setup::describe(&fixture).expect("a checkpoint's description");
-        let locate = |spec: &str| -> Result<PathBuf> { Ok(spec.into()) };
+        let locate = |spec: &str| -> Result<std::path::PathBuf> { Ok(spec.into()) };
         let build = Build { seed: 3, ..Build::new(Device::Cpu, Kind::Float, &locate) };
         let texts = ["Where is the lesion? The lesion is at the upper left of the image."];
         setup::create(&description.model, description.sizes.lora, &description.modalities, &texts, build)

@@ -18,7 +18,10 @@ struct Emulated;
 static LAUNCHER: LazyLock<usize> = LazyLock::new(|| {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let native = root.join("src/tensor/native");
+    // those of the build: `scripts/sanitize` sets some
+    let flags = std::env::var("CXXFLAGS").unwrap_or_default();
     let mut hash = DefaultHasher::new();
+    flags.hash(&mut hash);
     for folder in [root.join("tests/native"), native.join("kernels"), native.clone()] {
         let mut files: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
         files.sort();
@@ -31,7 +34,7 @@ static LAUNCHER: LazyLock<usize> = LazyLock::new(|| {
         let unfinished = library.with_extension(std::process::id().to_string());
         let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
         command.args(["-std=c++17", "-O2", "-w", "-shared", "-fPIC", "-DNDEBUG", "-D_GLIBCXX_USE_CXX11_ABI=1", "-I"]);
-        command.arg(&native).arg("-isystem").arg(torch).arg("-o").arg(&unfinished);
+        command.arg(&native).args(flags.split_whitespace()).arg("-isystem").arg(torch).arg("-o").arg(&unfinished);
         let done = command.arg(root.join("tests/native/kernels_emulated.cpp")).output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         std::fs::rename(unfinished, &library).unwrap();

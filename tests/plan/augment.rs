@@ -16,7 +16,7 @@ fn settings(sets: &[String]) -> AugmentConfig {
 
 fn draw_settings(rng: &mut ChaCha8Rng) -> (Vec<String>, &'static str, usize) {
     let mut one = |key: &str, values: &[&str]| format!("augment.{key}={}", values.choose(rng).unwrap());
-    let sets = vec![
+    let mut sets = vec![
         one("mode", &["keep_lesion", "insert_lesion", "mask_to_image", "img2img"]),
         one("image_size", &["64", "128", "192"]),
         one("batch", &["1", "2", "3"]),
@@ -28,6 +28,7 @@ fn draw_settings(rng: &mut ChaCha8Rng) -> (Vec<String>, &'static str, usize) {
         one("sampler", &["euler", "ddim", "dpm++2m", "dpm++2m-karras"]),
         "augment.tile_px=64".to_owned(),
     ];
+    with_small_images_in_fp16(&mut sets, "augment.image_size=", "augment.precision=fp16");
     let family = ["tiny", "tiny-sdxl", "tiny-inpaint"].choose(rng).unwrap();
     (sets, family, rng.random_range(1..4))
 }

@@ -76,6 +76,7 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
         one("data.cache_vision", &["off", "ram"]),
         one("model.packed_attention", &["mask", "flash"]),
     ];
+    with_small_images_in_fp16(&mut sets, "model.image_size=", "train.precision=fp16");
     if sets.contains(&"data.cache_vision=ram".to_owned()) {
         // only a frozen vision tower can have a feature cache
         for set in &mut sets {
@@ -109,6 +110,15 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
     let has_unknown_masks = rng.random_range(0..4) == 0;
     let example = Example { text_tokens, answer_tokens, num_classes: 6, new_tokens: 4, questions, has_unknown_masks };
     (sets, example, rng.random_range(0..5))
+}
+
+/// libtorch multiplies matrices of halves by a plain loop on the CPU, a hundred times as slow as other types. The memory of
+/// its steps is checked with small images.
+fn with_small_images_in_fp16(sets: &mut [String], image_size: &str, fp16: &str) {
+    if sets.iter().any(|set| set == fp16) {
+        let size = sets.iter_mut().find(|set| set.starts_with(image_size)).unwrap();
+        *size = format!("{image_size}64");
+    }
 }
 
 /// A preset with `key=value` settings, separated by spaces.
