@@ -14,8 +14,8 @@ const NATIVE: &str = "src/tensor/native";
 const GROUPS: [&[&str]; 3] = [
     &["kernels", "kernels_operations", "kernels_runtime", "memory", "mirror", "optim", "packed_attention"],
     &[
-        "async_copy", "attention", "autograd", "collective", "cross_entropy", "cuda_side", "functions", "graph", "hooks",
-        "ledger", "nf4",
+        "async_copy", "attention", "autograd", "collective", "cross_entropy", "cuda_side", "functions", "graph",
+        "hooks", "ledger", "nf4",
     ],
     &["meta", "meta_cpu", "meta_cuda", "optim8", "seeds", "trace"],
 ];
@@ -57,7 +57,8 @@ fn main() {
 fn native_sources() -> Vec<PathBuf> {
     let entries = fs::read_dir(NATIVE).expect("the native layer is part of the source tree");
     for path in entries.filter_map(|entry| entry.ok().map(|entry| entry.path())) {
-        let is_grouped = GROUPS.iter().any(|group| group.iter().any(|name| path.file_stem().is_some_and(|s| s == *name)));
+        let is_grouped =
+            GROUPS.iter().any(|group| group.iter().any(|name| path.file_stem().is_some_and(|s| s == *name)));
         assert!(is_grouped || path.extension().is_none_or(|end| end != "cpp"), "{}: add it to GROUPS", path.display());
     }
     let root = env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");

@@ -111,7 +111,10 @@ fn mixed_torch(maps: &str) -> Option<String> {
     let folders: BTreeSet<&Path> = torch.filter_map(Path::parent).collect();
     let names: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
     (names.len() > 1).then(|| {
-        format!("libraries of several torch installations are loaded, from {}: check LD_LIBRARY_PATH", names.join(" and "))
+        format!(
+            "libraries of several torch installations are loaded, from {}: check LD_LIBRARY_PATH",
+            names.join(" and ")
+        )
     })
 }
 

@@ -26,7 +26,8 @@ pub enum CudaSide {
 }
 
 /// How torch's CUDA build is installed.
-const REPAIR: &str = "`scripts/setup --cuda`, or `pip install --force-reinstall 'torch==2.11.*'` for an installed wheel";
+const REPAIR: &str =
+    "`scripts/setup --cuda`, or `pip install --force-reinstall 'torch==2.11.*'` for an installed wheel";
 
 impl CudaSide {
     /// The state of this process; it never changes.
@@ -135,7 +136,8 @@ mod tests {
 
     #[test]
     fn settings_of_a_build_are_read() {
-        let text = "PyTorch built with:\n  - Build settings: BLAS_INFO=mkl, CUDA_VERSION=12.8, TORCH_VERSION=2.11.0, \n";
+        let text =
+            "PyTorch built with:\n  - Build settings: BLAS_INFO=mkl, CUDA_VERSION=12.8, TORCH_VERSION=2.11.0, \n";
         assert_eq!(setting_of(text, "CUDA_VERSION").as_deref(), Some("12.8"));
         assert_eq!(setting_of(text, "TORCH_VERSION").as_deref(), Some("2.11.0"));
         assert_eq!(setting_of(text, "USE_NCCL"), None);
@@ -160,7 +162,10 @@ mod tests {
         for (side, part) in [
             (CudaSide::TorchWithoutCuda, "scripts/setup --cuda"),
             (CudaSide::NotBuilt, "then build again"),
-            (CudaSide::CudaFails("libcudnn.so.9: no such file".into()), "(libcudnn.so.9: no such file); install it again"),
+            (
+                CudaSide::CudaFails("libcudnn.so.9: no such file".into()),
+                "(libcudnn.so.9: no such file); install it again",
+            ),
             (CudaSide::SideFails("undefined symbol".into()), "build prsmed again for this torch"),
         ] {
             let reason = side.reason().unwrap();

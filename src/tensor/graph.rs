@@ -187,7 +187,9 @@ mod tests {
         let pool = GraphPool::new(Device::Cuda(0)).unwrap();
         let first = match pool.for_capture() {
             Ok(first) => first,
-            Err(error) => return assert!(error.to_string().contains("the CUDA side of this program is not open"), "{error}"),
+            Err(error) => {
+                return assert!(error.to_string().contains("the CUDA side of this program is not open"), "{error}");
+            }
         };
         let second = pool.for_capture().unwrap();
         assert_eq!(first, second);

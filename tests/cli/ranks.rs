@@ -106,7 +106,8 @@ fn wait_for_checkpoint(run: &Path) {
 #[test]
 fn losses_do_not_depend_on_the_number_of_processes_or_on_what_they_divide() {
     // no checkpoint at each step
-    let calm = |out: &Path, steps, sets: &[&str]| calm(out, steps, &[sets, &["train.checkpoint_every_steps=0"]].concat());
+    let calm =
+        |out: &Path, steps, sets: &[&str]| calm(out, steps, &[sets, &["train.checkpoint_every_steps=0"]].concat());
     let one = path("ranks-one");
     done(&mut calm(&one, 50, &[]));
     let first = losses(&one)[0]["total"];

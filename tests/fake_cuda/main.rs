@@ -478,3 +478,54 @@ fn a_reading_of_the_gpu_replaces_the_assumptions_of_plans() {
     assert_eq!(after["terms"][2]["bytes"], workspaces);
     assert_ne!(after["time"]["seconds"], before["time"]["seconds"]);
 }
+
+/// What `doctor` says in a process on the fake GPU, with another libtorch if `libtorch` names a folder.
+fn doctor(libtorch: Option<&Path>) -> Value {
+    let mut command = prsmed(8192, 89);
+    if let Some(folder) = libtorch {
+        let folders = [folder, FAKE_CUDA.as_path()].map(|folder| folder.to_str().unwrap());
+        command.env("LD_LIBRARY_PATH", folders.join(":")).env("LD_PRELOAD", FAKE_CUDA.join("libcuda.so.1"));
+    }
+    let output = command.args(["doctor", "--json"]).env("HF_HUB_OFFLINE", "1").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    let report = || format!("{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "the CPU works: {}", report());
+    serde_json::from_str(text.lines().last().unwrap_or_else(|| panic!("{}", report()))).unwrap()
+}
+
+/// Every test of this file goes through the CUDA side that the program opens; here are the ways in which it cannot.
+#[test]
+fn the_cuda_side_is_open_or_the_reason_and_its_remedy_are_named() {
+    assert_eq!(doctor(None)["cuda_side"], "open");
+    let torch = std::fs::canonicalize(Path::new(env!("CARGO_MANIFEST_DIR")).join(".libtorch")).unwrap();
+    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let folder = home.path().join("torch/lib");
+    std::fs::create_dir_all(&folder).unwrap();
+    let nvidia = torch.parent().unwrap().join("nvidia");
+    std::os::unix::fs::symlink(nvidia, home.path().join("nvidia")).unwrap();
+    for name in ["libtorch_cpu.so", "libc10.so", "libgomp.so.1"] {
+        std::fs::hard_link(torch.join("lib").join(name), folder.join(name)).unwrap();
+    }
+    let reason = |said: &Value| said["cuda_side"].as_str().unwrap().to_owned();
+    // a torch without CUDA on a machine with a driver
+    let without = doctor(Some(&folder));
+    assert_eq!(without["libtorch_folder"], folder.to_str().unwrap());
+    assert_eq!(without["training_device"], "cpu");
+    let expected = format!("torch in {} is built without CUDA; install its CUDA build", folder.display());
+    assert!(reason(&without).starts_with(&expected), "{without}");
+    assert_eq!(without["no_gpu_reason"], without["cuda_side"]);
+    // a library that cannot be opened
+    std::fs::write(folder.join("libtorch_cuda.so"), "damaged").unwrap();
+    let damaged = reason(&doctor(Some(&folder)));
+    assert!(
+        damaged.contains("torch's CUDA library does not load (") && damaged.contains("install it again"),
+        "{damaged}"
+    );
+    // one of another torch: the CUDA side lacks functions
+    let empty = ["-shared", "-x", "c++", "/dev/null", "-o"];
+    let made = Command::new("c++").args(empty).arg(folder.join("libtorch_cuda.so")).status().unwrap();
+    assert!(made.success());
+    let other = doctor(Some(&folder));
+    assert!(reason(&other).contains("does not fit the torch in"), "{other}");
+    assert_eq!(other["training_device"], "cpu");
+}
