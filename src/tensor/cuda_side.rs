@@ -64,7 +64,7 @@ impl CudaSide {
             }
             Self::NotBuilt => Some(
                 "this prsmed was built without its CUDA side, because torch's CUDA headers were missing; run \
-                 `scripts/setup --cuda`, then build again"
+                 `scripts/setup --cuda` and `cargo clean -p prsmed`, then build again"
                     .to_owned(),
             ),
             Self::CudaFails(words) => {

@@ -28,7 +28,7 @@ void check_nccl() {
   ncclGetVersion(&loaded);
   TORCH_CHECK(loaded / 100 == NCCL_VERSION_CODE / 100, "this program was built for NCCL ", NCCL_MAJOR, ".", NCCL_MINOR,
               ", but torch has NCCL ", loaded / 10000, ".", loaded / 100 % 100,
-              ": several GPUs need a program that was built for this torch (`scripts/setup --cuda`, then build again)");
+              ": several GPUs need a program that was built for this torch (`scripts/setup --cuda`, `cargo clean -p prsmed`, then build again)");
 }
 
 }  // namespace
