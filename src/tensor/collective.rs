@@ -455,8 +455,8 @@ mod tests {
         f64::from(u8::try_from(group.rank()).unwrap())
     }
 
-    /// Runs `work` in each of three ranks. Each is a process that runs the test named `test` again, because libtorch's
-    /// process groups may not be opened by several threads of one process.
+    /// Runs `work` in each of three ranks. Each is a process that runs the test named `test` again, as ranks are
+    /// processes in the program. When they were threads of one process, these tests once crashed inside libtorch.
     fn ranks(test: &str, work: impl Fn(&Group)) {
         const RANK: &str = "PRSMED_TEST_RANK";
         const PORT: &str = "PRSMED_TEST_PORT";
@@ -472,8 +472,9 @@ mod tests {
             let children: Vec<_> = (0..3).map(start).collect();
             let outputs: Vec<_> = children.into_iter().map(|child| child.wait_with_output().unwrap()).collect();
             for (rank, output) in outputs.iter().enumerate() {
-                let text = String::from_utf8_lossy(&output.stdout);
-                assert!(output.status.success() && text.contains("1 passed"), "rank {rank}: {text}");
+                let [text, errors] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+                let is_good = output.status.success() && text.contains("1 passed");
+                assert!(is_good, "rank {rank}, {}: {text}{errors}", output.status);
             }
             return;
         };
