@@ -61,7 +61,7 @@ fn an_image_is_opened_asked_about_corrected_and_downloaded() {
     browser.wait_for(&format!("{COLOURED} === 0"));
     browser.type_text("#view", "12");
 
-    let folder = downloads(&browser);
+    let folder = downloads(&browser, "pairs");
     browser.click("#pairs");
     let file = folder.join("prsmed-pairs.zip");
     wait_for_file(&file);
@@ -73,8 +73,9 @@ fn an_image_is_opened_asked_about_corrected_and_downloaded() {
     assert_eq!(errors, [""; 0]);
 }
 
-fn downloads(browser: &Browser) -> PathBuf {
-    let folder = home().join("downloads");
+/// A folder for the downloads of one test: the tests run beside each other, and their files have equal names.
+fn downloads(browser: &Browser, test: &str) -> PathBuf {
+    let folder = home().join("downloads").join(test);
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).expect("a folder for downloads");
     let parameters = serde_json::json!({ "behavior": "allow", "downloadPath": folder });
@@ -143,7 +144,7 @@ fn the_files_of_a_dicom_series_are_opened_shown_asked_about_and_downloaded() {
     );
     browser.wait_for("document.getElementById('slice-number').textContent === '4 / 4'");
     ask(&browser, "Where is the lesion?", 1);
-    let folder = downloads(&browser);
+    let folder = downloads(&browser, "slice");
     for (button, name) in [("#nifti", "mask.nii.gz"), ("#seg", "mask.dcm")] {
         browser.click(button);
         wait_for_file(&folder.join(name));
@@ -262,7 +263,7 @@ fn shared_data_a_real_series_is_segmented_in_all_slices() {
     // no mask outside of the slices
     go_to_slice(&browser, 1);
     browser.wait_for(&format!("{COLOURED} === 0"));
-    let folder = downloads(&browser);
+    let folder = downloads(&browser, "series");
     for (button, name) in [(".answer .get-nifti", "mask.nii.gz"), (".answer .get-seg", "mask.dcm")] {
         browser.click(button);
         let file = folder.join(name);
