@@ -4,7 +4,6 @@
 use std::fmt::Write as _;
 use std::fs::{self, File};
 use std::io::Write;
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -13,6 +12,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use crate::support::{Ran, copy, folder, path, phantoms, prsmed, train, trained};
+use crate::warm::limit;
 
 /// Address space of a child. Ordinary commands need 3 GiB on two CPU cores, most of it for libtorch and its threads.
 const ADDRESS_SPACE: u64 = 8 << 30;
@@ -33,16 +33,7 @@ fn limited(command: &mut Command) -> (Ran, Usage) {
     // one after the other, so that time and memory of the machine are enough for each
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let limit = libc::rlimit { rlim_cur: ADDRESS_SPACE, rlim_max: ADDRESS_SPACE };
-    let set = move || {
-        // SAFETY: `limit` is a plain structure that lives here; the call allocates nothing.
-        match unsafe { libc::setrlimit(libc::RLIMIT_AS, &raw const limit) } {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        }
-    };
-    // SAFETY: between fork and exec only the system call above is made.
-    unsafe { command.pre_exec(set) };
+    limit(command, libc::RLIMIT_AS, ADDRESS_SPACE);
     let (stdout, stderr) = (path("bounds.stdout"), path("bounds.stderr"));
     command.stdout(Stdio::from(File::create(&stdout).unwrap())).stderr(Stdio::from(File::create(&stderr).unwrap()));
     #[expect(clippy::zombie_processes, reason = "`wait` below waits for it, to read its resources")]

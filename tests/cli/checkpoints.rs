@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use crate::support::{
-    STEPS, copy, differing, done, error_text, folder, limit_file_size, path, phantoms, prsmed, refused, run, train,
-    trained,
+    STEPS, copy, differing, done, error_text, folder, path, phantoms, prsmed, refused, run, train, trained,
 };
+use crate::warm::limit;
 
 const AGAIN: &str = "hint: use another checkpoint of the run (`last` or `best`), or copy this one again";
 
@@ -262,7 +262,8 @@ fn a_full_disk_during_a_save_keeps_the_old_checkpoint() {
     let run = copy(&trained().0, "full-disk");
     let mut command = resume(&run);
     command.args(["--set", "train.max_steps=8"]);
-    limit_file_size(&mut command, 2 << 20);
+    // as a full disk
+    limit(&mut command, libc::RLIMIT_FSIZE, 2 << 20);
     let ran = crate::support::run(&mut command);
     let continues = "training continues, `last/` holds the state after step 6: free some space";
     assert!(ran.stderr.contains("no room on the disk for the checkpoint `last/`"), "{}", ran.stderr);

@@ -40,3 +40,4 @@ mod settings;
 mod soak;
 mod support;
 mod volumes;
+mod warm;

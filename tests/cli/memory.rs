@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::support::{STEPS, done, error_text, objects, path, phantoms, refused, run, train};
+use crate::warm::limit;
 
 fn kinds(lines: &[Value], kind: &str) -> Vec<Value> {
     lines.iter().filter(|line| line["kind"] == kind).cloned().collect()
@@ -162,26 +163,12 @@ fn private_bytes_of_a_small_run() -> u64 {
 /// Measured once, because several tests need it.
 static SMALL_RUN: LazyLock<u64> = LazyLock::new(private_bytes_of_a_small_run);
 
-fn limit_private_memory(command: &mut Command, bytes: u64) {
-    use std::os::unix::process::CommandExt;
-    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
-    let set = move || {
-        // SAFETY: `limit` is a plain structure that lives here; the call allocates nothing.
-        match unsafe { libc::setrlimit(libc::RLIMIT_DATA, &raw const limit) } {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        }
-    };
-    // SAFETY: between fork and exec only the system call above is made.
-    unsafe { command.pre_exec(set) };
-}
-
 #[test]
 fn a_step_that_runs_out_of_memory_is_repeated_with_smaller_micro_batches() {
     // one batch, so that no other batch is prepared at the same time
     let sets = ["model.image_size=1024", "train.micro_batch=8", "data.max_train_rows=8", "train.epochs=1"];
     let mut command = train(phantoms(), &path("smaller"), &sets);
-    limit_private_memory(&mut command, *SMALL_RUN + (300 << 20));
+    limit(&mut command, libc::RLIMIT_DATA, *SMALL_RUN + (300 << 20));
     let ran = run(command.args(["--json", "--no-plan"]));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     for words in ["out of memory with 8 at once in `image_encoder", "it is repeated with micro-batches of 4"] {
@@ -196,7 +183,7 @@ fn the_out_of_memory_report_lists_the_live_tensors() {
     // blocks of 32 MiB, so that at the limit enough memory is left for everything that is not a tensor
     let sets = ["model.image_size=2048", "train.micro_batch=1", "data.max_train_rows=1", "train.epochs=1"];
     let mut command = train(phantoms(), &path("out-of-memory"), &sets);
-    limit_private_memory(&mut command, *SMALL_RUN + (300 << 20));
+    limit(&mut command, libc::RLIMIT_DATA, *SMALL_RUN + (300 << 20));
     let ran = run(command.args(["--json", "--no-plan", "--profile-memory", "every=1"]));
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
     let report = error_text(&ran);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::support::{differing, done, objects, path, phantoms, prsmed, run, train, tree};
+use crate::support::{differing, done, is_soak, objects, path, phantoms, prsmed, run, train, tree};
 
 /// A schedule whose losses do not amplify rounding: at high learning rates Adam's division by tiny second moments makes
 /// any change of the order of sums visible after some steps, also on one process.
@@ -105,13 +105,13 @@ fn wait_for_checkpoint(run: &Path) {
 
 #[test]
 fn losses_do_not_depend_on_the_number_of_processes_or_on_what_they_divide() {
+    let steps = if is_soak() { 50 } else { 12 };
     // no checkpoint at each step
-    let calm =
-        |out: &Path, steps, sets: &[&str]| calm(out, steps, &[sets, &["train.checkpoint_every_steps=0"]].concat());
+    let calm = |out: &Path, sets: &[&str]| calm(out, steps, &[sets, &["train.checkpoint_every_steps=0"]].concat());
     let one = path("ranks-one");
-    done(&mut calm(&one, 50, &[]));
+    done(&mut calm(&one, &[]));
     let first = losses(&one)[0]["total"];
-    assert!(losses(&one)[49]["total"] < 0.97 * first, "it learns");
+    assert!(losses(&one)[steps - 1]["total"] < if is_soak() { 0.97 } else { 1.0 } * first, "it learns");
     let cases: [(&str, &str); 8] = [
         ("2", "train.zero_stage=0"),
         ("4", "train.zero_stage=0 train.reduce_bucket_mib=1"),
@@ -124,11 +124,11 @@ fn losses_do_not_depend_on_the_number_of_processes_or_on_what_they_divide() {
         ("3", "model.train_base=false model.divide_layers=true model.quantization=nf4-double train.zero_stage=2"),
     ];
     let (frozen, quantized) = (path("ranks-frozen"), path("ranks-quantized"));
-    done(&mut calm(&frozen, 50, &["model.train_base=false"]));
-    done(&mut calm(&quantized, 50, &["model.train_base=false", "model.quantization=nf4-double"]));
+    done(&mut calm(&frozen, &["model.train_base=false"]));
+    done(&mut calm(&quantized, &["model.train_base=false", "model.quantization=nf4-double"]));
     for (number, (gpus, sets)) in cases.into_iter().enumerate() {
         let several = path(&format!("ranks-several-{number}"));
-        done(calm(&several, 50, &sets.split(' ').collect::<Vec<_>>()).args(["--gpus", gpus]));
+        done(calm(&several, &sets.split(' ').collect::<Vec<_>>()).args(["--gpus", gpus]));
         let same = match sets {
             _ if sets.contains("nf4") => &quantized,
             _ if sets.contains("train_base=false") => &frozen,

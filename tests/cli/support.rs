@@ -8,6 +8,8 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
+use crate::warm;
+
 /// Result of a command.
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
@@ -51,9 +53,11 @@ pub(crate) fn prsmed() -> Command {
 
 /// Runs a command to its end and checks that no panic was printed.
 pub(crate) fn run(command: &mut Command) -> Ran {
-    let output = command.output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    let ran = Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) };
+    let ran = warm::run(command).unwrap_or_else(|| {
+        let output = command.output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    });
     for word in ["panicked", "stack backtrace", "RUST_BACKTRACE", "internal error"] {
         assert!(!ran.stderr.contains(word) && !ran.stdout.contains(word), "{}", ran.stderr);
     }
@@ -78,6 +82,11 @@ pub(crate) fn refused(command: &mut Command, expected: &str) {
 pub(crate) fn error_text(ran: &Ran) -> String {
     let start = ran.stderr.find("error: ").unwrap_or_else(|| panic!("no error, {:?}: {}", ran.code, ran.stderr));
     ran.stderr[start..].replace(home().to_str().unwrap(), "~").trim_end().to_owned()
+}
+
+/// True in `scripts/soak`, which runs some tests on more settings, or longer, than `scripts/check`.
+pub(crate) fn is_soak() -> bool {
+    std::env::var_os("PRSMED_SOAK").is_some()
 }
 
 /// A path of the folder that PRSMED_SHARED names (default: `shared` next to the checkout).
@@ -181,21 +190,6 @@ pub(crate) fn objects(text: &str) -> Vec<Value> {
     let objects: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(!objects.is_empty() && objects.iter().all(Value::is_object), "{text}");
     objects
-}
-
-/// Limits the size of the files that a command writes, to simulate a full disk.
-pub(crate) fn limit_file_size(command: &mut Command, bytes: u64) {
-    use std::os::unix::process::CommandExt;
-    let limit = libc::rlimit { rlim_cur: bytes, rlim_max: bytes };
-    let set = move || {
-        // SAFETY: `limit` is a plain structure that lives here; the call allocates nothing.
-        match unsafe { libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) } {
-            0 => Ok(()),
-            _ => Err(std::io::Error::last_os_error()),
-        }
-    };
-    // SAFETY: between fork and exec only the system call above is made.
-    unsafe { command.pre_exec(set) };
 }
 
 /// Replaces every number of a weight file by one so large that the model computes NaN or infinity, and updates the

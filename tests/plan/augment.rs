@@ -64,7 +64,7 @@ fn planned_memory_of_generation_equals_measured_memory() {
     let _alone = ready();
     let mut rng = ChaCha8Rng::seed_from_u64(11);
     let mut different = Vec::new();
-    for _ in 0..40 {
+    for _ in 0..share(40) {
         let (sets, family, prompts) = draw_settings(&mut rng);
         let config = settings(&sets);
         let pipeline_config = pipeline_config(family, &config);

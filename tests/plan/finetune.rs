@@ -89,7 +89,7 @@ fn planned_memory_of_fine_tuning_equals_measured_memory() {
     let _alone = ready();
     let mut rng = ChaCha8Rng::seed_from_u64(5);
     let mut different = Vec::new();
-    for _ in 0..40 {
+    for _ in 0..share(40) {
         let sets = draw_settings(&mut rng);
         let run = settings("tiny", &sets);
         let pipeline_config = run.planned_pipeline_config().unwrap();

@@ -39,6 +39,11 @@ fn ready() -> MutexGuard<'static, ()> {
     alone
 }
 
+/// The number of drawn settings that a test compares: `all` in `scripts/soak`, a third of them in `scripts/check`.
+fn share(all: usize) -> usize {
+    if std::env::var_os("PRSMED_SOAK").is_some() { all } else { all / 3 }
+}
+
 /// A phase, its peak, and the peak by category.
 type Peak = (&'static str, Bytes, Vec<(&'static str, Bytes)>);
 
@@ -152,7 +157,7 @@ fn planned_memory_equals_measured_memory() {
     let _alone = ready();
     let mut rng = ChaCha8Rng::seed_from_u64(7);
     let (mut different, mut num_with_graphs) = (Vec::new(), 0);
-    for _ in 0..60 {
+    for _ in 0..share(60) {
         let (sets, example, shorter) = draw(&mut rng);
         let pairs = sets.iter().map(|set| (set.clone(), "--set".to_owned())).collect();
         let sources = Sources { preset: Some("tiny".into()), sets: pairs, ..Sources::default() };
@@ -169,6 +174,6 @@ fn planned_memory_equals_measured_memory() {
             }
         }
     }
-    assert!(num_with_graphs > 5, "{num_with_graphs}");
+    assert!(num_with_graphs > 1, "{num_with_graphs}");
     assert!(different.is_empty(), "{} phases differ:\n{}", different.len(), different.join("\n"));
 }
