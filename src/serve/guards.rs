@@ -4,14 +4,18 @@ use super::app::App;
 use super::failure::Failure;
 use crate::event::Event;
 use crate::{Error, panics};
+use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{MatchedPath, Request, State};
 use axum::http::{HeaderName, HeaderValue, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use http_body::{Frame, SizeHint};
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Headers of every response: the page loads nothing from elsewhere and cannot be framed, and nothing is stored.
 const HEADERS: [(HeaderName, &str); 6] = [
@@ -51,6 +55,57 @@ pub(super) async fn count(State(app): State<App>, request: Request, next: Next) 
         app.observer.on(&Event::Note(text));
     }
     response
+}
+
+/// Most bytes of a refused request that are read before it is answered, and for how long.
+const REST: (u64, Duration) = (16 << 20, Duration::from_secs(5));
+
+/// Reads the rest of a request that is refused before its end. A client that still sends would find the connection closed
+/// and not read why.
+pub(super) async fn read_out(request: Request, next: Next) -> Response {
+    let (parts, body) = request.into_parts();
+    let body = SharedBody(Arc::new(Mutex::new(body)));
+    let rest = body.clone();
+    let response = next.run(Request::from_parts(parts, Body::new(body))).await;
+    if response.status().is_client_error() {
+        let (most, duration) = REST;
+        let _ = tokio::time::timeout(duration, async {
+            let mut read = 0;
+            while let Some(Ok(frame)) = poll_fn(|cx| rest.poll(cx)).await {
+                read += frame.data_ref().map_or(0, |bytes| bytes.len() as u64);
+                if read > most {
+                    break;
+                }
+            }
+        })
+        .await;
+    }
+    response
+}
+
+/// A body that can still be read when its request is gone.
+#[derive(Clone)]
+struct SharedBody(Arc<Mutex<Body>>);
+
+type Polled = Poll<Option<Result<Frame<Bytes>, axum::Error>>>;
+
+impl SharedBody {
+    fn poll(&self, cx: &mut std::task::Context<'_>) -> Polled {
+        Pin::new(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner)).poll_frame(cx)
+    }
+}
+
+impl HttpBody for SharedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut std::task::Context<'_>) -> Polled {
+        self.poll(cx)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).size_hint()
+    }
 }
 
 fn is_known(method: &str) -> bool {
@@ -96,5 +151,26 @@ mod tests {
             assert!(text.starts_with("HTTP/1.1 500"), "{text}");
             assert!(text.contains("internal error") && text.contains("number 8 is impossible"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_client_that_still_sends_can_read_why_it_is_refused() {
+        async fn refuses() -> (axum::http::StatusCode, &'static str) {
+            (axum::http::StatusCode::PAYLOAD_TOO_LARGE, "too much")
+        }
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+        let router: Router = Router::new().route("/", get(refuses)).layer(axum::middleware::from_fn(read_out));
+        let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+        let address = listener.local_addr().unwrap();
+        runtime.spawn(async { axum::serve(listener, router).await });
+        let body = vec![b'x'; 8 << 20];
+        let mut stream = std::net::TcpStream::connect(address).unwrap();
+        let head =
+            format!("GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+        stream.write_all(head.as_bytes()).unwrap();
+        stream.write_all(&body).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        assert!(text.starts_with("HTTP/1.1 413") && text.ends_with("too much"), "{text}");
     }
 }

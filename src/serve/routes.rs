@@ -44,6 +44,7 @@ pub(super) fn router(app: App) -> Router {
         .layer(DefaultBodyLimit::max(MAX_JSON))
         .layer(from_fn(guards::caught))
         .layer(from_fn_with_state(app.clone(), access::check))
+        .layer(from_fn(guards::read_out))
         .layer(from_fn_with_state(app.clone(), guards::count))
         .layer(from_fn(guards::secure))
         .with_state(app)
