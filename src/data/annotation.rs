@@ -4,13 +4,14 @@
 //! The columns `image_path`, `question`, `answer` and `split` are required. `image_path` is the path of the *mask*,
 //! relative to the data root; `\` is allowed. The columns `position`, `present`, `patient`, `spacing_x_mm` and
 //! `spacing_y_mm` are optional, and other columns are ignored. Texts are kept verbatim. The encoding is UTF-8 with or
-//! without a BOM.
+//! without a BOM, or UTF-16 with one. Cells may also be separated by semicolons or tabs.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::path::{Component, Path, PathBuf};
 use std::{fs, io};
 
+use super::csv_text::{self, ENCODING_HINT};
 use super::manifest::{BadRow, Problem, Row, Split, Target};
 use crate::error::{Error, Result};
 use crate::files;
@@ -26,6 +27,9 @@ const MAX_LINE: usize = 1 << 20;
 const MAX_BAD: usize = 100_000;
 /// Most characters of a column name that a message shows.
 const MAX_SHOWN: usize = 200;
+
+/// Required columns.
+const REQUIRED: [&str; 4] = ["image_path", "question", "answer", "split"];
 
 const COLUMNS_HINT: &str = "the first line must name the columns `image_path`, `question`, `answer` and `split` \
                             (`position` and others are optional)";
@@ -95,16 +99,19 @@ struct Columns {
     patient: Option<usize>,
     spacing_mm: [Option<usize>; 2],
     names: Vec<String>,
+    separator: char,
 }
 
 impl Columns {
-    fn find(file: &Path, header: &csv::ByteRecord) -> Result<Self> {
+    fn find(file: &Path, header: &csv::ByteRecord, separator: u8) -> Result<Self> {
         let names: Vec<String> = header.iter().map(|name| String::from_utf8_lossy(name).trim().to_owned()).collect();
         let find = |column: &str| names.iter().position(|name| name.eq_ignore_ascii_case(column));
         let need = |column: &str| {
             find(column).ok_or_else(|| {
                 let found: String = names.join(",").chars().take(MAX_SHOWN).collect();
-                let hint = if names.len() == 1 && found.contains([';', '\t']) {
+                let hint = if found.contains('\0') {
+                    ENCODING_HINT.to_owned()
+                } else if names.len() == 1 {
                     format!("separate the cells by commas; {COLUMNS_HINT}")
                 } else {
                     COLUMNS_HINT.to_owned()
@@ -113,15 +120,16 @@ impl Columns {
             })
         };
         Ok(Self {
-            image_path: need("image_path")?,
-            question: need("question")?,
-            answer: need("answer")?,
-            split: need("split")?,
+            image_path: need(REQUIRED[0])?,
+            question: need(REQUIRED[1])?,
+            answer: need(REQUIRED[2])?,
+            split: need(REQUIRED[3])?,
             position: find("position"),
             present: find("present"),
             patient: find("patient"),
             spacing_mm: ["spacing_x_mm", "spacing_y_mm"].map(find),
             names,
+            separator: separator.into(),
         })
     }
 }
@@ -146,7 +154,8 @@ impl Reader<'_> {
             }
             _ => Error::io(file, "read")(error),
         })?;
-        let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
+        let bytes = csv_text::utf8(file, bytes)?;
+        let bytes = bytes.as_slice();
         if let Some((line, length)) = (1..)
             .zip(bytes.split(|&byte| byte == b'\n'))
             .map(|(line, text)| (line, text.len()))
@@ -155,9 +164,10 @@ impl Reader<'_> {
             let reason = format!("the line has {length} bytes; {MAX_LINE} are the limit");
             return Err(Error::data_line(file, line, reason, "write one line for each question"));
         }
-        let mut reader = csv::ReaderBuilder::new().flexible(true).from_reader(bytes);
+        let separator = csv_text::separator(bytes, &REQUIRED);
+        let mut reader = csv::ReaderBuilder::new().flexible(true).delimiter(separator).from_reader(bytes);
         let unreadable = |error: csv::Error| Error::data(file, error.to_string(), "write the file as UTF-8 CSV");
-        let columns = Columns::find(file, reader.byte_headers().map_err(unreadable)?)?;
+        let columns = Columns::find(file, reader.byte_headers().map_err(unreadable)?, separator)?;
         let mut record = csv::ByteRecord::new();
         let mut lines = Lines { bytes, byte: 0, line: 1 };
         while reader.read_byte_record(&mut record).map_err(unreadable)? {
@@ -165,7 +175,7 @@ impl Reader<'_> {
             let line = lines.at(start);
             let rest = usize::try_from(start).ok().and_then(|start| bytes.get(start..)).unwrap_or_default();
             let is_last = reader.position().byte() >= bytes.len() as u64;
-            let found = match cells(&record, is_last && ends_in_quotes(rest), &columns.names) {
+            let found = match cells(&record, is_last && ends_in_quotes(rest, separator), &columns.names) {
                 Ok(()) => self.row(file, line, &columns, &record)?,
                 Err(problem) => Err(problem),
             };
@@ -336,7 +346,7 @@ fn looks_like_row(line: &[u8]) -> bool {
 }
 
 /// True if the last cell of a record is quoted and the quote is not closed. The rules are those of the `csv` crate.
-fn ends_in_quotes(record: &[u8]) -> bool {
+fn ends_in_quotes(record: &[u8], separator: u8) -> bool {
     #[derive(Clone, Copy, PartialEq)]
     enum Place {
         Start,
@@ -348,7 +358,8 @@ fn ends_in_quotes(record: &[u8]) -> bool {
     let end = record.iter().fold(Place::Start, |place, &byte| match (place, byte) {
         (Place::Quoted, b'"') => Place::Quote,
         (Place::Start | Place::Quote, b'"') | (Place::Quoted, _) => Place::Quoted,
-        (_, b',' | b'\r' | b'\n') => Place::Start,
+        (_, b'\r' | b'\n') => Place::Start,
+        (_, byte) if byte == separator => Place::Start,
         _ => Place::Plain,
     });
     end == Place::Quoted
@@ -368,15 +379,20 @@ struct Texts {
 fn texts(columns: &Columns, record: &csv::ByteRecord) -> Result<Texts, RowProblem> {
     if record.len() != columns.names.len() {
         let reason = format!(
-            "{} cells, but the header has {}; put a text with a comma in double quotes",
+            "{} cells, but the header has {}; put a text with a {} in double quotes",
             record.len(),
-            columns.names.len()
+            columns.names.len(),
+            match columns.separator {
+                ',' => "comma",
+                ';' => "semicolon",
+                _ => "tab",
+            }
         );
         return Err((Problem::ColumnCount, reason));
     }
     let cell = |index: usize, column: &str| -> Result<String, RowProblem> {
         let text = std::str::from_utf8(&record[index])
-            .map_err(|_| (Problem::NotUtf8, format!("column `{column}` is not UTF-8")))?;
+            .map_err(|_| (Problem::NotUtf8, format!("column `{column}` is not UTF-8; {ENCODING_HINT}")))?;
         if text.trim().is_empty() {
             return Err((Problem::EmptyCell, format!("column `{column}` is empty")));
         }

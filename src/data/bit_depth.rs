@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::io::{BufReader, Read, Seek};
 use std::path::{Path, PathBuf};
 
-use ::image::{ImageDecoder, ImageReader};
+use ::image::{ImageDecoder, ImageFormat, ImageReader};
 use rayon::prelude::*;
 use serde::Serialize;
 
@@ -75,7 +75,7 @@ pub fn survey<'a>(images: impl IntoIterator<Item = &'a Path>) -> DepthReport {
     let step = deep.len().div_ceil(MAX_DECODED).max(1);
     let chosen: Vec<&Path> = deep.into_iter().step_by(step).collect();
     let ranges: Vec<_> =
-        chosen.par_iter().map(|path| decode::image_with_range(path).map_or(None, |(_, range)| range)).collect();
+        chosen.par_iter().map(|path| decode::image_file(path).map_or(None, |file| file.range)).collect();
     let mut report = DepthReport::default();
     for (path, range) in chosen.into_iter().zip(ranges) {
         report.add(path, range);
@@ -92,11 +92,11 @@ fn has_16_bits(path: &Path) -> bool {
         if start.starts_with(b"\x89PNG") {
             return Some(start[24] == 16);
         }
-        if !matches!(start[..4], [b'I', b'I', 42, 0] | [b'M', b'M', 0, 42]) {
+        if !decode::is_tiff(&start) {
             return Some(false);
         }
         file.rewind().ok()?;
-        let decoder = ImageReader::new(BufReader::new(file)).with_guessed_format().ok()?.into_decoder().ok()?;
+        let decoder = ImageReader::with_format(BufReader::new(file), ImageFormat::Tiff).into_decoder().ok()?;
         let color = decoder.color_type();
         Some(color.bytes_per_pixel() == 2 * color.channel_count())
     };

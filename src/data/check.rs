@@ -8,7 +8,8 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use super::bit_depth::DepthReport;
-use super::decode;
+use super::decode::{self, Refusal};
+use super::findings::Findings;
 use super::fingerprint::{self, Fingerprint, PairSummary};
 use super::image::foreground;
 use super::labels::{self, Labels};
@@ -76,6 +77,8 @@ pub struct CheckReport {
     pub uncovered: Vec<Uncovered>,
     /// 16-bit images, and those that use a small part of the range: warnings, not bad rows.
     pub depth: DepthReport,
+    /// Choices that were made to read the files, and masks and images that are probably not meant so: warnings.
+    pub findings: Findings,
 }
 
 /// Classes without rows of a split that other classes have.
@@ -124,9 +127,11 @@ pub fn check(root: &Path, annotations: Option<&Path>, labels: Labels, observer: 
     let mut by_content: HashMap<Content, Vec<usize>> = HashMap::new();
     let mut ranges = BTreeMap::new();
     let mut summaries = Vec::new();
+    let mut findings = Findings::default();
     for (indices, found) in results {
         match found {
-            Ok(GoodPair { content, range, summary }) => {
+            Ok(GoodPair { content, range, summary, findings: found }) => {
+                findings.merge(found);
                 ranges.extend(indices.first().map(|&index| (&manifest.rows[index].image_path, range)));
                 summaries.push((indices.iter().map(|&index| &manifest.rows[index]).collect(), summary));
                 by_content.entry(content).or_default().extend(indices);
@@ -158,6 +163,7 @@ pub fn check(root: &Path, annotations: Option<&Path>, labels: Labels, observer: 
         fingerprint: fingerprint::fingerprints(summaries),
         uncovered: uncovered(&manifest),
         depth,
+        findings,
         bad,
     })
 }
@@ -175,6 +181,7 @@ struct GoodPair {
     /// Range of values of a 16-bit image.
     range: Option<[u16; 2]>,
     summary: PairSummary,
+    findings: Findings,
 }
 
 /// What is known of a pair, or what is wrong with it.
@@ -183,28 +190,32 @@ type PairCheck = Result<GoodPair, (Problem, String)>;
 /// Decodes an image and its mask.
 fn check_pair(image: &Path, mask: &Path, target: Target, labels: Labels) -> PairCheck {
     let undecodable = |error: Error| (Problem::UndecodableImage, describe(&error));
-    let (decoded, range) = decode::image_with_range(image).map_err(undecodable)?;
-    let good = |num_foreground: usize, labels: Vec<u16>| {
+    let file = decode::image_file(image).map_err(undecodable)?;
+    let mut findings = Findings::default();
+    findings.add_image(image, &file);
+    let (decoded, range) = (file.pixels, file.range);
+    let good = |num_foreground: usize, labels: Vec<u16>, findings: Findings| {
         let size_px = (decoded.width(), decoded.height());
         let summary = PairSummary { size_px, levels: fingerprint::levels(&decoded), num_foreground, labels };
-        Ok(GoodPair { content: content(image).map_err(undecodable)?, range, summary })
+        Ok(GoodPair { content: content(image).map_err(undecodable)?, range, summary, findings })
     };
     if target != Target::Present && !mask.exists() {
-        return good(0, Vec::new());
+        return good(0, Vec::new(), findings);
     }
     let stored = decode::stored_mask(mask).map_err(|error| (Problem::UndecodableMask, describe(&error)))?;
+    findings.add_stored(mask, &stored);
     let found = stored.labels();
-    if labels.is_empty() && found.len() > 1 {
-        let found = labels::describe(&found);
-        let reason = format!("{}: the mask has several labels: {found}; {}", mask.display(), decode::CHOOSE_LABELS);
-        return Err((Problem::SeveralLabels, reason));
-    }
-    let pixels = if labels.is_empty() { stored.into_grey() } else { stored.select(labels) };
+    let pixels = stored.target(labels).map_err(|refusal| {
+        let is_photograph = matches!(refusal, Refusal::Photograph(_));
+        let problem = if is_photograph { Problem::NotAMask } else { Problem::SeveralLabels };
+        (problem, format!("{}: {refusal}; {}", mask.display(), refusal.hint()))
+    })?;
     let sizes = ((decoded.width(), decoded.height()), pixels.dimensions());
     if sizes.0 != sizes.1 {
         return Err((Problem::SizeMismatch, format!("{}: {}", mask.display(), size_mismatch(sizes.0, sizes.1))));
     }
-    let num_foreground = foreground(&pixels).iter().filter(|&&value| value > 0).count();
+    let set = foreground(&pixels);
+    let num_foreground = set.iter().filter(|&&value| value > 0).count();
     if target == Target::Present && pixels.iter().all(|&value| value == 0) {
         let what = if found.is_empty() {
             "the mask is empty".to_owned()
@@ -221,7 +232,10 @@ fn check_pair(image: &Path, mask: &Path, target: Target, labels: Labels) -> Pair
         );
         return Err((Problem::NotEmpty, reason));
     }
-    good(num_foreground, found.into_iter().map(|(label, _)| label).collect())
+    if target == Target::Present {
+        findings.add_mask(mask, &set);
+    }
+    good(num_foreground, found.into_iter().map(|(label, _)| label).collect(), findings)
 }
 
 fn describe(error: &Error) -> String {

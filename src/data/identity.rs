@@ -65,21 +65,52 @@ impl DataIdentity {
         if self.sha256 == before.sha256 {
             return None;
         }
-        let mark = |identity: &Self, row: usize| identity.marks.get(row * MARK..(row + 1) * MARK).map(str::to_owned);
         let counts = match (before.num_rows, self.num_rows) {
             (was, is) if was == is => String::new(),
             (was, is) => format!("it had {was} rows and now has {is}; "),
         };
-        let changed = (0..self.num_rows).find(|row| mark(self, *row) != mark(before, *row));
-        let row = changed.and_then(|row| manifest.rows.get(row)).map_or_else(
+        Some(format!("{counts}{}", self.differing_row(before, manifest)))
+    }
+
+    /// As [`Self::difference`], for the rows of rank 0 of a job.
+    pub fn difference_from_first(&self, first: &Self, manifest: &Manifest) -> Option<String> {
+        let counts = format!("{} rows, and rank 0 has {}; ", self.num_rows, first.num_rows);
+        let counts = if self.num_rows == first.num_rows { String::new() } else { counts };
+        (self.sha256 != first.sha256).then(|| format!("{counts}{}", self.differing_row(first, manifest)))
+    }
+
+    fn differing_row(&self, other: &Self, manifest: &Manifest) -> String {
+        let mark = |identity: &Self, row: usize| identity.marks.get(row * MARK..(row + 1) * MARK).map(str::to_owned);
+        let changed = (0..self.num_rows).find(|row| mark(self, *row) != mark(other, *row));
+        changed.and_then(|row| manifest.rows.get(row)).map_or_else(
             || "rows at its end are missing".to_owned(),
             |row| {
                 let what = "question, answer, class, split, or path or size of image or mask";
                 format!("the first row that differs is {}:{} ({what})", row.csv.display(), row.line)
             },
-        );
-        Some(format!("{counts}{row}"))
+        )
     }
+}
+
+/// The content of images and masks: for files of at most `most` bytes in all, evenly chosen, their paths and the first bits
+/// of their SHA-256. Manifests of the same identity choose the same files.
+///
+/// # Errors
+/// [`Error::Io`] for a file that cannot be read.
+pub fn content_marks<'a>(manifest: &'a Manifest, most: u64) -> Result<Vec<(&'a Path, u64)>> {
+    let all = manifest.rows.iter().flat_map(|row| [row.image_path.as_path(), row.mask_path.as_path()]);
+    let mut known = std::collections::HashSet::new();
+    let files: Vec<&Path> = all.filter(|path| known.insert(*path) && path.exists()).collect();
+    let size = |path: &&Path| std::fs::metadata(path).map(|found| found.len()).map_err(Error::io(*path, "read"));
+    let total: u64 = files.par_iter().map(size).sum::<Result<u64>>()?;
+    let every = usize::try_from(total.div_ceil(most.max(1)).max(1)).unwrap_or(usize::MAX);
+    let mark = |path: &&'a Path| {
+        let bytes = files::read(path, u64::MAX).map_err(Error::io(*path, "read"))?;
+        let hash: [u8; 32] = Sha256::digest(&bytes).into();
+        let [a, b, c, d, e, f, g, h, ..] = hash;
+        Ok((*path, u64::from_le_bytes([a, b, c, d, e, f, g, h])))
+    };
+    files.par_iter().step_by(every).map(mark).collect()
 }
 
 fn hash(row: &Row, root: &Path) -> Result<[u8; 32]> {

@@ -11,11 +11,14 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 /// Most labels that can be chosen.
 pub const MAX_LABELS: usize = 16;
 /// Below this largest value a mask cannot be antialiased: each of its values is a label.
-const SMALL: usize = 16;
+pub(super) const SMALL: usize = 16;
 /// A mask with more labels than this is a soft mask.
 const SOFT: usize = 64;
 /// A mask with so many values that fill no area is antialiased or has JPEG noise.
-const NOISE: usize = 8;
+pub(super) const NOISE: usize = 8;
+
+/// Most labels that a message names.
+const MAX_NAMED: usize = 5;
 
 /// The labels of a mask that are foreground. Empty: the mask has one label, which is found from its values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -111,6 +114,12 @@ impl<'de> Deserialize<'de> for Labels {
 ///
 /// Not found: a label that is nowhere three pixels thick, in a mask with values of 16 and more.
 pub fn labels_of<T: Copy + Into<u16>>(values: &[T], width: usize) -> Vec<(u16, u64)> {
+    lossy_labels_of(values, width, 0)
+}
+
+/// As [`labels_of`], for a file whose compression changes values by about `noise`. Values so close to 0 or to a more
+/// frequent label are noise too. In a lossless file they are labels, because somebody has stored them.
+pub(super) fn lossy_labels_of<T: Copy + Into<u16>>(values: &[T], width: usize, noise: u8) -> Vec<(u16, u64)> {
     let level = |value: T| usize::from(value.into());
     let most = values.iter().map(|&value| level(value)).max().unwrap_or(0);
     let mut counts = vec![0_u64; most + 1];
@@ -120,19 +129,39 @@ pub fn labels_of<T: Copy + Into<u16>>(values: &[T], width: usize) -> Vec<(u16, u
     if most == 0 {
         return Vec::new();
     }
-    let mut labels: Vec<usize> = (1..most).filter(|&value| counts[value] > 0).collect();
-    if !labels.is_empty() && most >= SMALL {
+    let mut labels: Vec<usize> = (1..=most).filter(|&value| counts[value] > 0).collect();
+    if labels.len() > 1 && most >= SMALL {
         let fills = levels_with_area(values, width, most);
         let num_areas = fills.iter().filter(|fills| **fills).count();
         let num_other = counts.iter().filter(|count| **count > 0).count() - num_areas;
-        let noise = if num_other >= NOISE.max(num_areas) { most / 8 } else { 0 };
-        labels.retain(|&value| fills[value] && value > noise && most - value > noise);
+        let allowed = if num_other >= NOISE.max(num_areas) { most / 8 } else { usize::from(noise).min(most / 8) };
+        labels.retain(|&value| fills[value] && value > allowed);
+        if noise == 0 {
+            labels.retain(|&value| most - value > allowed);
+        } else {
+            labels = most_frequent(labels, &counts, allowed);
+        }
         if labels.len() > SOFT {
             labels.clear();
         }
+        if labels.last().is_none_or(|last| most - last > allowed) {
+            labels.push(most);
+        }
     }
-    labels.push(most);
     labels.into_iter().map(|value| (u16::try_from(value).unwrap_or(u16::MAX), counts[value])).collect()
+}
+
+/// The labels without those that differ by at most `allowed` from a more frequent one.
+fn most_frequent(mut labels: Vec<usize>, counts: &[u64], allowed: usize) -> Vec<usize> {
+    labels.sort_by_key(|&label| std::cmp::Reverse(counts[label]));
+    let mut kept: Vec<usize> = Vec::new();
+    for label in labels {
+        if kept.iter().all(|other| other.abs_diff(label) > allowed) {
+            kept.push(label);
+        }
+    }
+    kept.sort_unstable();
+    kept
 }
 
 /// For each level whether a pixel and all of its neighbours have it.
@@ -155,8 +184,15 @@ fn levels_with_area<T: Copy + Into<u16>>(values: &[T], width: usize, most: usize
 
 /// `5 (120 pixels), 20 (33 pixels)`.
 pub fn describe(labels: &[(u16, u64)]) -> String {
-    let texts: Vec<String> = labels.iter().map(|(label, count)| format!("{label} ({count} pixels)")).collect();
-    texts.join(", ")
+    counted(labels.iter().map(|(label, count)| (label.to_string(), *count)))
+}
+
+/// Names with their numbers of pixels, at most five.
+pub(super) fn counted(names: impl ExactSizeIterator<Item = (String, u64)>) -> String {
+    let more = names.len().saturating_sub(MAX_NAMED);
+    let texts: Vec<String> = names.take(MAX_NAMED).map(|(name, count)| format!("{name} ({count} pixels)")).collect();
+    let texts = texts.join(", ");
+    if more > 0 { format!("{texts} and {more} more") } else { texts }
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use super::flip_rotate::{self, Transform};
 use super::image::PixelConfig;
 use super::manifest::{Manifest, Row, Target};
 use super::sample::{Pixels, Sample, at_row, decoded, mask_of};
+use super::text::IMAGE_TOKEN;
 use super::unreadable::Unreadable;
 use crate::error::{Error, Result};
 use crate::panics;
@@ -68,6 +69,8 @@ pub struct TextLength {
     pub tokens: usize,
     /// Ids of the answer.
     pub answer_tokens: usize,
+    /// Ids up to the image token, which questions about one image share.
+    pub prefix_tokens: usize,
 }
 
 impl Source {
@@ -150,7 +153,12 @@ impl Source {
             .map(|&index| {
                 let row = &self.manifest.rows[index];
                 let (ids, answer_start) = self.encoder.encode(row).map_err(|error| at_row(row, &error))?;
-                Ok(TextLength { tokens: ids.len(), answer_tokens: ids.len().saturating_sub(answer_start) })
+                let image_at = ids.iter().position(|id| *id == IMAGE_TOKEN);
+                Ok(TextLength {
+                    tokens: ids.len(),
+                    answer_tokens: ids.len().saturating_sub(answer_start),
+                    prefix_tokens: image_at.map_or(0, |index| index + 1),
+                })
             })
             .collect()
     }

@@ -165,6 +165,8 @@ pub enum Problem {
     NotEmpty,
     /// The mask has several labels, and none was chosen.
     SeveralLabels,
+    /// The mask looks like a photograph.
+    NotAMask,
 }
 
 /// A bad row.
@@ -386,8 +388,14 @@ mod tests {
             "{error}"
         );
         assert!(error.hint().contains("`image_path`, `question`, `answer` and `split`"), "{}", error.hint());
-        root.csv("b.csv", "image_path;question;answer;split\n");
-        assert!(Manifest::open(root.path(), None).expect_err("semicolons").hint().contains("commas"));
+        root.csv("b.csv", "image_path|question|answer|split\n");
+        assert!(Manifest::open(root.path(), None).expect_err("bars").hint().contains("commas"));
+        root.csv("b.csv", "image_path;question;reply;split\n");
+        let error = Manifest::open(root.path(), None).expect_err("no answer column").to_string();
+        assert!(
+            error.contains("column `answer` is missing; the header is `image_path,question,reply,split`"),
+            "{error}"
+        );
     }
 
     #[test]

@@ -13,8 +13,10 @@ pub mod batch;
 pub mod bit_depth;
 pub mod check;
 pub mod classical;
+pub(crate) mod csv_text;
 pub mod decode;
 pub mod features;
+pub mod findings;
 pub mod fingerprint;
 pub mod flip_rotate;
 pub mod held_out;
@@ -29,6 +31,7 @@ pub mod phantom;
 pub mod position;
 pub mod prepare;
 pub mod prepared;
+pub mod questions;
 pub mod relabel;
 pub mod resample;
 pub mod sample;
@@ -39,7 +42,11 @@ pub mod text;
 pub mod unreadable;
 pub mod volume;
 
+mod colours;
+mod mask_file;
+mod photograph;
 mod random;
+mod transparency;
 
 #[cfg(test)]
 pub(crate) mod fixture;

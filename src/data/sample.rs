@@ -98,7 +98,8 @@ pub(super) fn mask_of(row: &Row, image: &DynamicImage, labels: Labels) -> Result
 }
 
 pub(super) fn size_mismatch(image: (u32, u32), mask: (u32, u32)) -> String {
-    format!("the mask is {}x{} pixels but its image is {}x{}", mask.0, mask.1, image.0, image.1)
+    let turned = decode::turned_by_90(mask, image);
+    format!("the mask is {}x{} pixels but its image is {}x{}{turned}", mask.0, mask.1, image.0, image.1)
 }
 
 /// One row, ready for a batch.

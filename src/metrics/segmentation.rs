@@ -7,8 +7,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{Error, Result};
 
-/// A pixel is foreground if its probability is above this.
-pub const THRESHOLD: f32 = 0.5;
+/// Whether a pixel with this probability is foreground: from 0.5 on, in scores and in written masks alike.
+pub fn is_foreground(probability: f32) -> bool {
+    probability >= 0.5
+}
 
 /// Pixel counts of a binary prediction and a binary truth. The sum of two counts pools their pixels.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,17 +26,17 @@ pub struct PixelCounts {
 }
 
 impl PixelCounts {
-    /// Counts pixels with probability above `threshold` against `truth`.
+    /// Counts the foreground of probabilities against `truth`.
     ///
     /// # Errors
     /// [`Error::Shape`] if the lengths differ; [`Error::NotFinite`] for NaN, which is neither foreground nor
     /// background.
-    pub fn of(probabilities: &[f32], truth: &[bool], threshold: f32) -> Result<Self> {
+    pub fn of(probabilities: &[f32], truth: &[bool]) -> Result<Self> {
         same_length(probabilities.len(), truth.len())?;
         check_probabilities(probabilities)?;
         let mut counts = Self { pixels: probabilities.len() as u64, ..Self::default() };
         for (&probability, &is_truth) in probabilities.iter().zip(truth) {
-            let is_predicted = probability > threshold;
+            let is_predicted = is_foreground(probability);
             counts.both += u64::from(is_predicted && is_truth);
             counts.predicted += u64::from(is_predicted);
             counts.truth += u64::from(is_truth);
@@ -67,11 +69,11 @@ impl std::ops::AddAssign for PixelCounts {
 /// The scores of one image.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ImageScore {
-    /// Counts at [`THRESHOLD`].
+    /// Counts of the foreground.
     pub counts: PixelCounts,
-    /// Dice at [`THRESHOLD`].
+    /// Dice of the foreground.
     pub dice: f64,
-    /// IoU at [`THRESHOLD`].
+    /// IoU of the foreground.
     pub iou: f64,
     /// Dice of the probabilities without a threshold, as the reference's trainer reports it:
     /// `(2 Σ p t + 1e-6) / (Σ p + Σ t + 1e-6)`. Two empty masks give 1.
@@ -84,7 +86,7 @@ impl ImageScore {
     /// # Errors
     /// As [`PixelCounts::of`].
     pub fn of(probabilities: &[f32], truth: &[bool]) -> Result<Self> {
-        let counts = PixelCounts::of(probabilities, truth, THRESHOLD)?;
+        let counts = PixelCounts::of(probabilities, truth)?;
         let (mut product, mut sum) = (0.0, 0.0);
         for (&p, &t) in probabilities.iter().zip(truth) {
             product += if t { f64::from(p) } else { 0.0 };
@@ -184,11 +186,11 @@ mod tests {
 
     #[test]
     fn dice_and_iou_of_a_known_overlap() {
-        let score = ImageScore::of(&[0.9, 0.8, 0.2, 0.5], &[true, false, true, false]).unwrap();
+        let score = ImageScore::of(&[0.9, 0.8, 0.2, 0.4], &[true, false, true, false]).unwrap();
         assert_eq!(score.counts, PixelCounts { both: 1, predicted: 2, truth: 2, pixels: 4 });
         assert!((score.dice - 0.5).abs() < 1e-12);
         assert!((score.iou - 1.0 / 3.0).abs() < 1e-12);
-        let expected = (2.0 * (f64::from(0.9_f32) + f64::from(0.2_f32)) + 1e-6) / (2.4 + 2.0 + 1e-6);
+        let expected = (2.0 * (f64::from(0.9_f32) + f64::from(0.2_f32)) + 1e-6) / (2.3 + 2.0 + 1e-6);
         assert!((score.soft_dice - expected).abs() < 1e-6, "{} {expected}", score.soft_dice);
     }
 

@@ -1,11 +1,19 @@
 //! Masks of structures before they are written, and files that are left out.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use image::DynamicImage;
 use serde::Serialize;
 
 use super::location::LocationWords;
+
+pub(super) const NO_MASK: &str = "no mask with this stem";
+pub(super) const NO_IMAGE: &str = "no image with this stem";
+pub(super) const NOT_AN_IMAGE: &str = "not a PNG, JPEG or TIFF file";
+pub(super) const EMPTY: &str = "the mask is empty";
+/// Between the sizes of a mask and its image.
+pub(super) const ITS_IMAGE: &str = " pixels, its image ";
 
 /// A file that is not in the data root.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -14,6 +22,25 @@ pub struct Skipped {
     pub path: PathBuf,
     /// Why it was skipped.
     pub reason: String,
+}
+
+impl Skipped {
+    /// The reason without names and numbers: files that are skipped for one kind of reason have it in common.
+    fn kind(&self) -> String {
+        let end = self.reason.find([':', ';', '`', '#']).unwrap_or(self.reason.len());
+        self.reason[..end].chars().filter(|c| !c.is_ascii_digit()).collect()
+    }
+}
+
+/// Files by the kind of their reason, the most frequent kind first.
+pub fn by_kind(skipped: &[Skipped]) -> Vec<Vec<&Skipped>> {
+    let mut kinds: BTreeMap<String, Vec<&Skipped>> = BTreeMap::new();
+    for file in skipped {
+        kinds.entry(file.kind()).or_default().push(file);
+    }
+    let mut kinds: Vec<Vec<&Skipped>> = kinds.into_values().collect();
+    kinds.sort_by_key(|files| std::cmp::Reverse(files.len()));
+    kinds
 }
 
 /// A mask of one structure in one image, before it is written.

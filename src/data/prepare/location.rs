@@ -3,7 +3,6 @@
 use image::GrayImage;
 
 use super::options::Several;
-use crate::data::decode::StoredMask;
 use crate::data::position::{self, Region, Zones};
 
 /// Regions smaller than this part of the foreground are specks of the drawing tool and are not counted.
@@ -60,21 +59,4 @@ pub(super) fn describe(mask: &GrayImage, zones: Zones, several: Several) -> Opti
             LocationWords { zone, second_zone: None, count, near }
         }
     })
-}
-
-/// A mask of one label as 0 and 255. The threshold is half of the range, or 0 if no value is above half (0/1 masks,
-/// 16-bit labels).
-pub(super) fn binary(mask: &StoredMask) -> GrayImage {
-    let half = match mask {
-        StoredMask::Grey8(_) => 127,
-        StoredMask::Grey16(_) => 32_767,
-    };
-    let values: Vec<u16> = match mask {
-        StoredMask::Grey8(grey) => grey.iter().copied().map(u16::from).collect(),
-        StoredMask::Grey16(deep) => deep.as_raw().clone(),
-    };
-    let threshold = if values.iter().any(|&value| value > half) { half } else { 0 };
-    let pixels = values.into_iter().map(|value| if value > threshold { 255 } else { 0 }).collect();
-    let (width, height) = mask.dimensions();
-    GrayImage::from_raw(width, height, pixels).expect("one value for each pixel")
 }

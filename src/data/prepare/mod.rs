@@ -10,6 +10,7 @@
 //! existing ones stay as they are.
 
 mod existing;
+mod hints;
 mod item;
 mod location;
 mod options;
@@ -29,7 +30,7 @@ use serde::Serialize;
 
 use self::existing::Existing;
 use self::item::Item;
-pub use self::item::Skipped;
+pub use self::item::{Skipped, by_kind};
 pub use self::options::{MASK_SUFFIXES, Negatives, PrepareOptions, Several, SliceOptions};
 use self::pairs::UsablePair;
 use self::patients::Finder;
@@ -37,6 +38,7 @@ pub use self::patients::Patients;
 pub use self::structures::NamedLabels;
 use self::work::Work;
 use crate::data::bit_depth::DepthReport;
+use crate::data::findings::Findings;
 use crate::data::manifest::Split;
 use crate::data::prepared::{Intensity, Prepared};
 use crate::data::templates::Templates;
@@ -79,6 +81,8 @@ pub struct PrepareReport {
     pub skipped: Vec<Skipped>,
     /// 16-bit images, and those that use a small part of the range.
     pub depth: DepthReport,
+    /// Choices that were made to read the files, and masks and images that are probably not meant so.
+    pub findings: Findings,
 }
 
 /// Writes `out/MODALITY/{train,val,test}_{images,masks}/` and, last, `out/annotations/MODALITY.csv` (with `append`, the
@@ -116,9 +120,13 @@ impl Work<'_> {
                 return Err(Error::config(key, reason, "give one folder of images and one folder of masks"));
             }
         }
-        if self.options.slices != SliceOptions::default() {
+        if self.options.slices != SliceOptions::default() || self.options.series.is_some() {
             let reason = format!("`{}` is a folder of images, not of volumes", self.options.images[0].display());
-            return Err(Error::config("--axis, --every, --window, --resample", reason, "leave these flags out"));
+            return Err(Error::config(
+                "--axis, --every, --window, --resample, --geometry, --series",
+                reason,
+                "leave these flags out",
+            ));
         }
         let mut found = pairs::read(self)?;
         let mut report = PrepareReport { known: found.known, ..PrepareReport::default() };
@@ -127,6 +135,10 @@ impl Work<'_> {
         if self.is_nothing_new(found.pairs.is_empty(), &report)? {
             return Ok(report);
         }
+        if 2 * found.bad.len() > found.num_read && !self.options.skip_bad_pairs {
+            return Err(self.too_many_bad(&found.bad, found.num_read));
+        }
+        report.findings = found.findings;
         if let Some(finder) = &self.finder {
             let paths: Vec<&Path> = found.pairs.iter().map(|pair| pair.image.as_path()).collect();
             let (patients, own) = finder.patients(&paths)?;
@@ -155,7 +167,7 @@ impl Work<'_> {
             return Ok(report);
         }
         if let Some(finder) = &self.finder {
-            let paths: Vec<&Path> = found.volumes.iter().map(|volume| volume.pair.image.as_path()).collect();
+            let paths: Vec<&Path> = found.volumes.iter().map(|volume| volumes::named_by(&volume.pair)).collect();
             let (patients, own) = finder.patients(&paths)?;
             found.slices.iter_mut().for_each(|slice| slice.item.patient = Some(patients[slice.volume].clone()));
             report.own_patients = own;
@@ -194,17 +206,36 @@ impl Work<'_> {
             return Ok(is_empty);
         }
         let (images, masks) = (&self.options.images[0], &self.options.masks[0]);
-        let (pair, needs) = match report.volumes {
+        let (pair, mask) = match report.volumes {
             Some(_) => ("volume and label map", "a label map must have its volume's name"),
             None => ("image and mask", "a mask must have its image's stem"),
         };
+        let needs = format!("{mask}, optionally with one of {}", MASK_SUFFIXES.join(", "));
         let first = report.skipped.first();
         let first = first.map_or_else(String::new, |s| format!("; first: {}: {}", s.path.display(), s.reason));
+        let folders = [images, masks].into_iter().find_map(|folder| hints::folders_in(folder));
+        let remedy = if report.volumes.is_none() { hints::remedy(&report.skipped) } else { None };
         Err(Error::data(
             images,
             format!("no usable pair of {pair} with `{}`{first}", masks.display()),
-            format!("{needs}, optionally with one of {}", MASK_SUFFIXES.join(", ")),
+            folders.or_else(|| remedy.map(str::to_owned)).unwrap_or(needs),
         ))
+    }
+
+    fn too_many_bad(&self, bad: &[Skipped], num_pairs: usize) -> Error {
+        let named = bad.iter().take(hints::MAX_NAMED).map(|bad| format!("{}: {}", bad.path.display(), bad.reason));
+        let named = named.collect::<Vec<_>>().join("; ");
+        Error::data(
+            &self.options.images[0],
+            format!(
+                "{} of {num_pairs} pairs of image and mask cannot be used; nothing was written; {named}",
+                bad.len()
+            ),
+            format!(
+                "{}; `--skip-bad-pairs` leaves such pairs out",
+                hints::remedy(bad).unwrap_or("correct the files, or their folders")
+            ),
+        )
     }
 }
 

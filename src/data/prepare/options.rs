@@ -9,7 +9,7 @@ use super::structures::NamedLabels;
 use crate::data::labels::Labels;
 use crate::data::position::Zones;
 use crate::data::templates::Templates;
-use crate::data::volume::{Axis, Window};
+use crate::data::volume::{Axis, Geometry, Window};
 use crate::location::first_location;
 use crate::{Error, Result};
 
@@ -56,11 +56,13 @@ pub struct SliceOptions {
     pub window: Option<Window>,
     /// Use label maps on another grid than their volume: each voxel gets the label of the nearest voxel.
     pub resample: bool,
+    /// The affine that counts where a NIfTI file has two that differ.
+    pub geometry: Option<Geometry>,
 }
 
 impl Default for SliceOptions {
     fn default() -> Self {
-        Self { axis: Axis::Axial, every: 1, window: None, resample: false }
+        Self { axis: Axis::Axial, every: 1, window: None, resample: false, geometry: None }
     }
 }
 
@@ -101,12 +103,16 @@ pub struct PrepareOptions {
     pub seed: u64,
     /// Template file; `None` = the built-in templates.
     pub templates: Option<PathBuf>,
+    /// Leave out pairs that cannot be used, also if they are more than half of all.
+    pub skip_bad_pairs: bool,
     /// Labels of masks that are the target; empty for masks of one label.
     pub labels: Labels,
     /// Labels of masks with their own target each; empty for one target.
     pub named_labels: NamedLabels,
     /// Slices of volumes.
     pub slices: SliceOptions,
+    /// Chooses one of several DICOM series of each folder or zip, as after `#` in [`crate::data::volume::open`].
+    pub series: Option<String>,
 }
 
 impl PrepareOptions {
@@ -134,9 +140,11 @@ impl PrepareOptions {
             test_frac: 0.1,
             seed: 0,
             templates: None,
+            skip_bad_pairs: false,
             labels: Labels::NONE,
             named_labels: NamedLabels::default(),
             slices: SliceOptions::default(),
+            series: None,
         }
     }
 }

@@ -9,16 +9,16 @@ use image::{DynamicImage, GrayImage};
 use rayon::prelude::*;
 
 use super::existing::Existing;
-use super::item::{Item, Skipped, png};
-use super::location::{binary, describe};
+use super::item::{EMPTY, ITS_IMAGE, Item, NO_IMAGE, NO_MASK, NOT_AN_IMAGE, Skipped, png};
+use super::location::describe;
 use super::options::{MASK_SUFFIXES, PrepareOptions};
 use super::structures::Structure;
 use super::work::Work;
 use super::write;
 use crate::data::annotation::EXTENSIONS;
 use crate::data::bit_depth::DepthReport;
-use crate::data::decode::{self, StoredMask};
-use crate::data::labels;
+use crate::data::decode::{self, Refusal, StoredMask};
+use crate::data::findings::Findings;
 use crate::data::manifest::Split;
 use crate::event::{Event, Observer};
 use crate::{Error, Result};
@@ -29,6 +29,8 @@ pub(super) struct FilePair {
     pub(super) stem: String,
     pub(super) image: PathBuf,
     pub(super) mask: PathBuf,
+    /// Further mask files of the image, with a number at the end of their names.
+    pub(super) more: Vec<PathBuf>,
 }
 
 /// An image with a usable mask of one structure.
@@ -47,6 +49,11 @@ pub(super) struct Found {
     pub(super) skipped: Vec<Skipped>,
     /// Number of images that the data root already contains.
     pub(super) known: usize,
+    /// Number of pairs that the data root does not contain.
+    pub(super) num_read: usize,
+    /// Those that cannot be used, other than for an empty mask.
+    pub(super) bad: Vec<Skipped>,
+    pub(super) findings: Findings,
 }
 
 /// Reads all pairs of the two folders, in parallel.
@@ -77,10 +84,17 @@ pub(super) fn read(work: &Work) -> Result<Found> {
         })
         .collect();
     observer.on(&Event::Finished);
+    found.num_read = read.len();
     for result in read {
         match result {
-            Ok(usable) => found.pairs.extend(usable),
-            Err(skip) => found.skipped.push(skip),
+            Ok((usable, findings)) => {
+                found.pairs.extend(usable);
+                found.findings.merge(findings);
+            }
+            Err(skip) => {
+                found.bad.extend((skip.reason != EMPTY).then(|| skip.clone()));
+                found.skipped.push(skip);
+            }
         }
     }
     found.skipped.sort_by(|a, b| a.path.cmp(&b.path));
@@ -107,6 +121,15 @@ pub(super) fn without_suffix(stem: &str) -> Option<&str> {
     })
 }
 
+/// The stem without mask suffix and number, as of `0001_mask_2`, `0001_mask2` and `0001_mask (2)`; `None` without both.
+fn without_number(stem: &str) -> Option<&str> {
+    let stem = stem.strip_suffix(')').map_or(stem, |stem| stem);
+    let head = stem.trim_end_matches(|c: char| c.is_ascii_digit());
+    let has_number = (1..=3).contains(&(stem.len() - head.len()));
+    let head = head.strip_suffix(['_', '-', '(']).unwrap_or(head);
+    without_suffix(head.trim_end()).filter(|_| has_number)
+}
+
 /// Whether a file is an image that can be read, by its extension.
 pub(super) fn is_image(path: &Path) -> bool {
     let extension = path.extension().and_then(OsStr::to_str).map(str::to_ascii_lowercase);
@@ -123,7 +146,7 @@ fn list_images(folder: &Path, skipped: &mut Vec<Skipped>) -> Result<Vec<(String,
         }
         match path.file_stem().and_then(OsStr::to_str) {
             Some(stem) if is_image(&path) => found.push((stem.to_owned(), path)),
-            _ => skipped.push(Skipped { path, reason: "not a PNG, JPEG or TIFF file".into() }),
+            _ => skipped.push(Skipped { path, reason: NOT_AN_IMAGE.into() }),
         }
     }
     found.sort();
@@ -153,18 +176,39 @@ fn matched(image_folder: &Path, mask_folder: &Path) -> Result<(Vec<FilePair>, Ve
     let mut images = list_images(image_folder, &mut skipped)?;
     let mut masks;
     if image_folder.canonicalize().ok() == mask_folder.canonicalize().ok() {
-        (masks, images) = images.into_iter().partition(|(stem, _)| without_suffix(stem).is_some());
+        let is_mask = |stem: &str| without_suffix(stem).or_else(|| without_number(stem)).is_some();
+        (masks, images) = images.into_iter().partition(|(stem, _)| is_mask(stem));
     } else {
         masks = list_images(mask_folder, &mut skipped)?;
     }
     let images = unique_by_stem(images, "image")?;
-    for (stem, _) in &mut masks {
+    let mut numbered: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
+    masks.retain_mut(|(stem, path)| {
         // An image's own name may end in a mask suffix; then the full stem matches.
-        if let Some(head) = without_suffix(stem).filter(|_| !images.contains_key(stem.as_str())) {
+        if images.contains_key(stem.as_str()) {
+            return true;
+        }
+        if let Some(head) = without_suffix(stem) {
             *stem = head.to_owned();
+        } else if let Some(head) = without_number(stem) {
+            numbered.entry(head.to_owned()).or_default().push(path.clone());
+            return false;
+        }
+        true
+    });
+    let mut masks = unique_by_stem(masks, "mask")?;
+    for (stem, files) in &mut numbered {
+        if !masks.contains_key(stem) {
+            masks.insert(stem.clone(), files.remove(0));
         }
     }
-    Ok(by_stem(images, unique_by_stem(masks, "mask")?, skipped))
+    let (mut pairs, mut skipped) = by_stem(images, masks, skipped);
+    for pair in &mut pairs {
+        pair.more = numbered.remove(&pair.stem).unwrap_or_default();
+    }
+    let left = numbered.into_values().flatten();
+    skipped.extend(left.map(|path| Skipped { path, reason: NO_IMAGE.into() }));
+    Ok((pairs, skipped))
 }
 
 /// Images and masks with the same stem; the others are skipped.
@@ -176,11 +220,11 @@ pub(super) fn by_stem(
     let mut pairs = Vec::new();
     for (stem, image) in images {
         match masks.remove(&stem) {
-            Some(mask) => pairs.push(FilePair { stem, image, mask }),
-            None => skipped.push(Skipped { path: image, reason: "no mask with this stem".into() }),
+            Some(mask) => pairs.push(FilePair { stem, image, mask, more: Vec::new() }),
+            None => skipped.push(Skipped { path: image, reason: NO_MASK.into() }),
         }
     }
-    skipped.extend(masks.into_values().map(|path| Skipped { path, reason: "no image with this stem".into() }));
+    skipped.extend(masks.into_values().map(|path| Skipped { path, reason: NO_IMAGE.into() }));
     (pairs, skipped)
 }
 
@@ -189,7 +233,7 @@ fn read_pair(
     options: &PrepareOptions,
     structures: &[Structure],
     existing: &Existing,
-) -> Result<Vec<UsablePair>, Skipped> {
+) -> Result<(Vec<UsablePair>, Findings), Skipped> {
     let skip = |path: &Path, reason: String| Skipped { path: path.to_owned(), reason };
     let unreadable = |path: &Path, error: &Error| {
         let reason = match error {
@@ -199,39 +243,82 @@ fn read_pair(
         skip(path, format!("cannot be read: {reason}"))
     };
     // the image is decoded completely, so that a truncated file is found now and not during a training
-    let (decoded, range) = decode::image_with_range(&pair.image).map_err(|error| unreadable(&pair.image, &error))?;
-    let mask = decode::stored_mask(&pair.mask).map_err(|error| unreadable(&pair.mask, &error))?;
-    let (found, expected) = (mask.dimensions(), (decoded.width(), decoded.height()));
-    if found != expected {
-        let reason = format!("is {} x {} pixels, its image {} x {}", found.0, found.1, expected.0, expected.1);
-        return Err(skip(&pair.mask, reason));
+    let image = decode::image_file(&pair.image).map_err(|error| unreadable(&pair.image, &error))?;
+    let mut findings = Findings::default();
+    findings.add_image(&pair.image, &image);
+    let expected = (image.pixels.width(), image.pixels.height());
+    let mut masks = Vec::new();
+    for path in std::iter::once(&pair.mask).chain(&pair.more) {
+        let mask = decode::stored_mask(path).map_err(|error| unreadable(path, &error))?;
+        let found = mask.dimensions();
+        if found != expected {
+            let turned = decode::turned_by_90(found, expected);
+            let reason = format!("is {} x {}{ITS_IMAGE}{} x {}{turned}", found.0, found.1, expected.0, expected.1);
+            return Err(skip(path, reason));
+        }
+        findings.add_stored(path, &mask);
+        masks.push((path, mask));
+    }
+    if masks.len() > 1 {
+        findings.add(format!("images with {} mask files, which were joined", masks.len()), &pair.image);
     }
     let mut usable = Vec::new();
     for structure in structures {
-        let selected = select(&mask, structure).map_err(|reason| skip(&pair.mask, reason))?;
+        let selected = joined(&masks, structure).map_err(|(path, reason)| skip(path, reason))?;
         let location = describe(&selected, options.zones, options.several);
         let stem = format!("{}{}", pair.stem, structure.suffix);
         if (location.is_none() && !options.negatives.are_wanted()) || existing.has_stem(&stem) {
             continue;
         }
+        if location.is_some() {
+            findings.add_mask(&pair.mask, &selected);
+        }
         let mask_png = png(&DynamicImage::ImageLuma8(selected)).map_err(|reason| skip(&pair.mask, reason))?;
         let item = Item { image: pair.stem.clone(), stem, target: structure.name.clone(), location, ..Item::default() };
-        usable.push(UsablePair { item, image: pair.image.clone(), mask_png, range });
+        usable.push(UsablePair { item, image: pair.image.clone(), mask_png, range: image.range });
     }
-    if usable.is_empty() { Err(skip(&pair.mask, "the mask is empty".into())) } else { Ok(usable) }
+    if usable.is_empty() { Err(skip(&pair.mask, EMPTY.into())) } else { Ok((usable, findings)) }
+}
+
+/// The foreground of all mask files of an image.
+///
+/// # Errors
+/// A file and the reason.
+fn joined<'a>(masks: &[(&'a PathBuf, StoredMask)], structure: &Structure) -> Result<GrayImage, (&'a Path, String)> {
+    let mut all: Option<GrayImage> = None;
+    let mut first_label = None;
+    for (path, mask) in masks {
+        let path: &Path = path;
+        let selected = select(mask, structure).map_err(|reason| (path, reason))?;
+        if structure.labels.is_empty() && masks.len() > 1 {
+            match (first_label, mask.only_label()) {
+                (Some((first, other)), Some(label)) if first != label => {
+                    let other: &Path = other;
+                    let reason = format!(
+                        "has the label {label}, but another mask of its image, `{}`, has {first}; choose with `--labels`",
+                        other.display()
+                    );
+                    return Err((path, reason));
+                }
+                (None, Some(label)) => first_label = Some((label, path)),
+                _ => {}
+            }
+        }
+        match &mut all {
+            Some(all) => all.iter_mut().zip(selected.iter()).for_each(|(value, other)| *value |= other),
+            None => all = Some(selected),
+        }
+    }
+    Ok(all.unwrap_or_default())
 }
 
 /// The mask of a structure as 0 and 255.
 fn select(mask: &StoredMask, structure: &Structure) -> Result<GrayImage, String> {
-    if !structure.labels.is_empty() {
-        return Ok(mask.select(structure.labels));
-    }
-    let several = mask.labels();
-    if several.len() > 1 {
-        let found = labels::describe(&several);
-        return Err(format!("the mask has several labels: {found}; choose with `--labels`"));
-    }
-    Ok(binary(mask))
+    mask.check(structure.labels).map_err(|refusal| match refusal {
+        Refusal::SeveralLabels(reason) => format!("{reason}; choose with `--labels`"),
+        Refusal::Colours(_) | Refusal::Photograph(_) => format!("{refusal}; {}", refusal.hint()),
+    })?;
+    Ok(if structure.labels.is_empty() { mask.binary() } else { mask.select(structure.labels) })
 }
 
 /// Copies the images and writes the masks.
@@ -270,3 +357,7 @@ pub(super) fn depths(pairs: &[UsablePair]) -> DepthReport {
     }
     depth
 }
+
+#[cfg(test)]
+#[path = "pairs_tests.rs"]
+mod tests;

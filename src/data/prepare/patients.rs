@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use regex::Regex;
 
+use crate::data::csv_text;
 use crate::{Error, Result, files};
 
 /// Where the patient of a file is found.
@@ -81,12 +82,13 @@ impl Finder {
     }
 }
 
-/// A file name without its extension; `.nii.gz` is one extension.
+/// A file name without its extension; `.nii.gz` and the like are one extension.
 pub(super) fn stem_of(name: &str) -> &str {
     let ends_in = |end: &str| {
         name.split_at_checked(name.len().saturating_sub(end.len())).filter(|(_, tail)| tail.eq_ignore_ascii_case(end))
     };
-    if let Some((stem, _)) = ends_in(".nii.gz").filter(|(stem, _)| !stem.is_empty()) {
+    let compressed = [".nii.gz", ".hdr.gz", ".img.gz"].into_iter().find_map(ends_in);
+    if let Some((stem, _)) = compressed.filter(|(stem, _)| !stem.is_empty()) {
         return stem;
     }
     name.rsplit_once('.').map_or(name, |(stem, _)| if stem.is_empty() { name } else { stem })
@@ -107,9 +109,10 @@ fn pattern_of(pattern: &str) -> Result<Regex> {
 fn table(path: &Path) -> Result<BTreeMap<String, String>> {
     const HINT: &str = "write a CSV file with the columns `file` and `patient`, one line for each image file";
     let bytes = files::read(path, files::MAX_TABLE).map_err(Error::io(path, "read"))?;
-    let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
-    let mut reader = csv::Reader::from_reader(bytes);
-    let unreadable = |error: csv::Error| Error::data(path, error.to_string(), HINT);
+    let bytes = csv_text::utf8(path, bytes)?;
+    let separator = csv_text::separator(&bytes, &["file", "patient"]);
+    let mut reader = csv::ReaderBuilder::new().delimiter(separator).from_reader(bytes.as_slice());
+    let unreadable = |error: csv::Error| csv_text::error(path, &error, HINT);
     let header = reader.headers().map_err(unreadable)?.clone();
     let column = |name: &str| {
         header.iter().position(|found| found.trim().eq_ignore_ascii_case(name)).ok_or_else(|| {
@@ -166,6 +169,8 @@ mod tests {
         let (patients, own) = of(&["a.png", "b.jpg", "c.nii.gz", "d.png"]).unwrap();
         assert_eq!((patients, own), (["p7", "p7", "p8", "d"].map(str::to_owned).to_vec(), vec!["d.png".into()]));
         assert!(of(&["e.png"]).unwrap_err().to_string().contains("names none of 1 files; the first is `e.png`"));
+        write("file;patient\r\na.png;p,7\r\n");
+        assert_eq!(of(&["a.png"]).unwrap().0, ["p,7"]);
         write("file,patient\na,p1\na,p2\n");
         assert!(of(&["a.png"]).unwrap_err().to_string().contains(":3: `a` has two patients, `p1` and `p2`"));
         write("file,subject\na,p1\n");

@@ -4,7 +4,7 @@ use std::fs;
 
 use image::{ColorType, GrayImage, ImageBuffer, Luma, imageops};
 
-use super::location::{binary, describe};
+use super::location::describe;
 use super::*;
 use crate::data::check;
 use crate::data::decode::StoredMask;
@@ -14,14 +14,14 @@ use crate::data::position::Zones;
 use crate::event::{Event, Silent};
 use crate::location::first_location;
 
-struct Folders {
+pub(super) struct Folders {
     _keep: tempfile::TempDir,
-    images: PathBuf,
-    masks: PathBuf,
-    out: PathBuf,
+    pub(super) images: PathBuf,
+    pub(super) masks: PathBuf,
+    pub(super) out: PathBuf,
 }
 
-fn folders() -> Folders {
+pub(super) fn folders() -> Folders {
     let keep = tempfile::tempdir().unwrap();
     let [images, masks, out] = ["images", "masks", "out"].map(|name| keep.path().join(name));
     fs::create_dir(&images).unwrap();
@@ -30,16 +30,16 @@ fn folders() -> Folders {
 }
 
 impl Folders {
-    fn image(&self, name: &str) {
+    pub(super) fn image(&self, name: &str) {
         GrayImage::from_pixel(60, 40, Luma([90])).save(self.images.join(name)).unwrap();
     }
 
     /// A mask with boxes (left, top, right, bottom) of `value`.
-    fn mask(&self, name: &str, value: u8, boxes: &[(u32, u32, u32, u32)]) {
+    pub(super) fn mask(&self, name: &str, value: u8, boxes: &[(u32, u32, u32, u32)]) {
         mask(value, boxes).save(self.masks.join(name)).unwrap();
     }
 
-    fn options(&self) -> PrepareOptions {
+    pub(super) fn options(&self) -> PrepareOptions {
         PrepareOptions::new(&self.images, &self.masks, "lung_CT", &self.out)
     }
 
@@ -49,7 +49,7 @@ impl Folders {
     }
 }
 
-fn mask(value: u8, boxes: &[(u32, u32, u32, u32)]) -> GrayImage {
+pub(super) fn mask(value: u8, boxes: &[(u32, u32, u32, u32)]) -> GrayImage {
     GrayImage::from_fn(60, 40, |x, y| {
         let inside = boxes.iter().any(|&(l, t, r, b)| (l..=r).contains(&x) && (t..=b).contains(&y));
         Luma([if inside { value } else { 0 }])
@@ -256,12 +256,13 @@ fn answer_and_position_name_both_zones() {
 
 #[test]
 fn masks_of_any_depth_become_binary() {
-    let deep = |values: [u16; 3]| StoredMask::Grey16(ImageBuffer::from_raw(3, 1, values.to_vec()).unwrap());
-    assert_eq!(binary(&deep([0, 1, 2])).into_raw(), [0, 255, 255]);
-    assert_eq!(binary(&deep([0, 30_000, 65_535])).into_raw(), [0, 0, 255]);
-    let shallow = |values: [u8; 3]| StoredMask::Grey8(GrayImage::from_raw(3, 1, values.to_vec()).unwrap());
-    assert_eq!(binary(&shallow([0, 1, 1])).into_raw(), [0, 255, 255]);
-    assert_eq!(binary(&shallow([3, 120, 250])).into_raw(), [0, 0, 255]);
+    let deep =
+        |values: [u16; 3]| StoredMask::from(ImageBuffer::<Luma<u16>, _>::from_raw(3, 1, values.to_vec()).unwrap());
+    assert_eq!(deep([0, 1, 2]).binary().into_raw(), [0, 255, 255]);
+    assert_eq!(deep([0, 30_000, 65_535]).binary().into_raw(), [0, 0, 255]);
+    let shallow = |values: [u8; 3]| StoredMask::from(GrayImage::from_raw(3, 1, values.to_vec()).unwrap());
+    assert_eq!(shallow([0, 1, 1]).binary().into_raw(), [0, 255, 255]);
+    assert_eq!(shallow([3, 120, 250]).binary().into_raw(), [0, 0, 255]);
 }
 
 #[test]

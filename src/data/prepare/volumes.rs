@@ -20,8 +20,8 @@ use super::structures::Structure;
 use super::work::Work;
 use super::write;
 use crate::data::manifest::Split;
-use crate::data::volume::path::split_selection;
-use crate::data::volume::{self, LabelMap, Levels, Plane, Volume, Window, labels};
+use crate::data::volume::path::{selection_name, split_selection};
+use crate::data::volume::{self, FileKind, LabelMap, Levels, Plane, Volume, Window, dicom, labels};
 use crate::event::Event;
 use crate::{Error, Result, files};
 
@@ -82,43 +82,113 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// The volumes or label maps that paths name. A file is one of them, and a folder contains them; a folder of volumes may
-/// also be one DICOM series.
-fn listed(paths: &[PathBuf], may_be_series: bool) -> Result<Vec<(String, PathBuf)>> {
+/// The volumes or label maps that `flag` names. A file is one of them, and a folder contains them; a folder of volumes
+/// may also be one DICOM series.
+fn listed(flag: &str, paths: &[PathBuf], skipped: &mut Vec<Skipped>) -> Result<Vec<(String, PathBuf)>> {
     let mut found = Vec::new();
     for path in paths {
-        if path.is_dir() && !(may_be_series && is_series(path)?) {
-            found.extend(entries(path)?);
-        } else {
-            found.push(path.clone());
+        if !path.is_dir() || flag == "--images" && is_series(path)? {
+            found.push((stem(path), path.clone()));
+            continue;
+        }
+        for entry in entries(path)? {
+            match volume_of_folder(flag, &entry)? {
+                Ok(volume) if volume::nifti::is_voxels_of_pair(&volume) => {}
+                Ok(volume) => found.push((stem(&entry), volume)),
+                Err(skip) if skipped.contains(&skip) => {}
+                Err(skip) => skipped.push(skip),
+            }
         }
     }
-    Ok(found.into_iter().map(|path| (stem(&path), path)).collect())
+    Ok(found)
 }
 
-/// Whether a folder is one DICOM series: its first file is a DICOM file.
+/// The only volume in a patient's folder, as KiTS and TotalSegmentator have them. A folder with DICOM files or without
+/// volumes stays, as a file does.
+fn volume_of_folder(flag: &str, folder: &Path) -> Result<Result<PathBuf, Skipped>> {
+    if !folder.is_dir() {
+        return Ok(Ok(folder.to_owned()));
+    }
+    let mut volumes = Vec::new();
+    for path in entries(folder)?.into_iter().filter(|path| path.is_file()) {
+        match FileKind::of(&path)? {
+            Some(FileKind::Dicom) => return Ok(Ok(folder.to_owned())),
+            Some(_) if !volume::nifti::is_voxels_of_pair(&path) => volumes.push(path),
+            _ => {}
+        }
+    }
+    if volumes.len() < 2 {
+        return Ok(Ok(volumes.pop().unwrap_or_else(|| folder.to_owned())));
+    }
+    let is_label = |path: &Path| ["seg", "label", "mask"].iter().any(|word| file_name(path).contains(word));
+    let example = volumes.iter().find(|path| is_label(path) == (flag == "--masks")).unwrap_or(&volumes[0]);
+    let name = file_name(folder);
+    let names: Vec<String> = volumes.iter().take(4).map(|path| format!("`{}`", file_name(path))).collect();
+    let more = if volumes.len() > 4 { format!(" and {} more", volumes.len() - 4) } else { String::new() };
+    let others = folder.with_file_name("*").join(file_name(example).replace(&name, "*"));
+    let reason = format!(
+        "it has {} volumes: {}{more} (name one of each patient's folder, for example `{flag} {}`)",
+        volumes.len(),
+        names.join(", "),
+        others.display()
+    );
+    Ok(Err(Skipped { path: folder.to_owned(), reason }))
+}
+
+/// Names files that lie in folders of their own by their folders, as `--images */ct.nii.gz` gives them.
+fn name_by_folder(files: &mut [(String, PathBuf)]) {
+    for (stem, path) in files {
+        *stem = folder_of(path).map_or_else(String::new, file_name);
+    }
+}
+
+fn folder_of(path: &Path) -> Option<&Path> {
+    path.parent().filter(|folder| folder.file_name().is_some())
+}
+
+/// Whether each file lies in a folder of another name.
+fn have_own_folders(files: &[(String, PathBuf)]) -> bool {
+    let folders: BTreeSet<_> = files.iter().filter_map(|(_, path)| folder_of(path)?.file_name()).collect();
+    folders.len() == files.len()
+}
+
+/// What a volume is called: its file, or the folder that gives it its name.
+pub(super) fn named_by(pair: &FilePair) -> &Path {
+    let folder = folder_of(&pair.image).filter(|folder| file_name(folder) == pair.stem);
+    folder.filter(|_| stem(&pair.image) != pair.stem).unwrap_or(&pair.image)
+}
+
+/// Whether a folder is one DICOM series: its first file is a DICOM file, by its content or its name.
 fn is_series(folder: &Path) -> Result<bool> {
     let Some(first) = entries(folder)?.into_iter().find(|path| path.is_file()) else { return Ok(false) };
     let extension = first.extension().unwrap_or_default().to_ascii_lowercase();
     let mut start = Vec::new();
     let file = files::open(&first).map_err(Error::io(&first, "read"))?;
     file.take(132).read_to_end(&mut start).map_err(Error::io(&first, "read"))?;
-    Ok(start.ends_with(b"DICM") || extension == "dcm" || extension == "ima")
+    Ok(dicom::is_dicom(&start) || extension == "dcm" || extension == "ima")
 }
 
-/// Name of a volume in the data root: its file name without extension, and the number that selects it.
+/// Name of a volume in the data root: its file name without extension, and what selects it.
 fn stem(path: &Path) -> String {
-    let (path, number) = split_selection(path);
+    let (path, selected) = split_selection(path);
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let stem = if path.is_dir() { name.as_str() } else { stem_of(&name) };
-    number.map_or_else(|| stem.to_owned(), |number| format!("{stem}_{number}"))
+    selected.map_or_else(|| stem.to_owned(), |selected| format!("{stem}_{}", selection_name(&selected)))
 }
 
 /// Volumes and label maps, matched by name; one of each needs no matching names.
 fn matched(options: &PrepareOptions) -> Result<(Vec<FilePair>, Vec<Skipped>)> {
-    let (mut images, mut masks) = (listed(&options.images, true)?, listed(&options.masks, false)?);
-    if let ([(stem, image)], [(_, mask)]) = (images.as_slice(), masks.as_slice()) {
-        return Ok((vec![FilePair { stem: stem.clone(), image: image.clone(), mask: mask.clone() }], Vec::new()));
+    let mut skipped = Vec::new();
+    let mut images = listed("--images", &options.images, &mut skipped)?;
+    let mut masks = listed("--masks", &options.masks, &mut skipped)?;
+    if let ([(stem, image)], [(_, mask)]) = (images.as_slice(), masks.as_slice())
+        && skipped.is_empty()
+        && image != mask
+    {
+        return Ok((
+            vec![FilePair { stem: stem.clone(), image: image.clone(), mask: mask.clone(), more: Vec::new() }],
+            Vec::new(),
+        ));
     }
     let same = |a: &(String, PathBuf), b: &(String, PathBuf)| a.1 == b.1;
     if images.len() == masks.len() && images.iter().zip(&masks).all(|(a, b)| same(a, b)) {
@@ -136,7 +206,21 @@ fn matched(options: &PrepareOptions) -> Result<(Vec<FilePair>, Vec<Skipped>)> {
             *stem = head.to_owned();
         }
     }
-    Ok(by_stem(unique_by_stem(images, "volume")?, unique_by_stem(masks, "label map")?, Vec::new()))
+    let is_unique = |files: &[(String, PathBuf)]| {
+        let stems: BTreeSet<_> = files.iter().map(|(stem, _)| stem).collect();
+        stems.len() == files.len()
+    };
+    for files in [&mut images, &mut masks] {
+        if !is_unique(files) && have_own_folders(files) {
+            name_by_folder(files);
+        }
+    }
+    let have_pairs = images.iter().any(|(image, _)| masks.iter().any(|(mask, _)| mask == image));
+    if !have_pairs && have_own_folders(&images) && have_own_folders(&masks) {
+        name_by_folder(&mut images);
+        name_by_folder(&mut masks);
+    }
+    Ok(by_stem(unique_by_stem(images, "volume")?, unique_by_stem(masks, "label map")?, skipped))
 }
 
 /// Opens all volumes and finds the slices with structures, and those without if they are wanted.
@@ -149,7 +233,7 @@ pub(super) fn read(work: &Work, window: Window) -> Result<Found> {
     let mut windows: BTreeMap<String, (Window, String)> = BTreeMap::new();
     work.observer.on(&Event::Started { phase: "read volumes".into(), total: pairs.len() as u64, unit: "volumes" });
     for (pair, done) in pairs.into_iter().zip(1..) {
-        let name = file_name(&pair.image);
+        let name = file_name(named_by(&pair));
         match of_volume(pair, found.volumes.len(), work, window) {
             Ok((volume, slices, notes)) => {
                 found.notes.extend(notes.into_iter().map(|note| format!("{name}: {note}")));
@@ -177,8 +261,11 @@ pub(super) fn read(work: &Work, window: Window) -> Result<Found> {
     Ok(found)
 }
 
+/// Name of a volume for messages and the table.
 fn file_name(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    let (path, selected) = split_selection(path);
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    selected.map_or_else(|| name.clone().into_owned(), |selected| format!("{name}#{}", selection_name(&selected)))
 }
 
 /// A volume with its label map.
@@ -193,15 +280,19 @@ impl<'a> Opened<'a> {
     fn open(pair: &FilePair, work: &'a Work) -> Result<Self, Skipped> {
         let skip = |path: &Path, reason: String| Skipped { path: path.to_owned(), reason };
         let unusable = |path: &Path, error: &Error| {
-            let reason = match error {
-                Error::Data { reason, .. } => reason.clone(),
-                other => other.to_string(),
+            // the file of a series that is damaged
+            let (path, reason) = match error {
+                Error::Data { path, reason, .. } => (path.as_path(), reason.clone()),
+                other => (path, other.to_string()),
             };
             skip(path, format!("cannot be used: {reason} ({})", error.hint()))
         };
-        let volume = volume::open(&pair.image).map_err(|error| unusable(&pair.image, &error))?;
-        let on_grid = |labels: LabelMap| labels.on_grid(&pair.mask, &volume.grid, work.options.slices.resample);
-        let labels = labels::open(&pair.mask).and_then(on_grid).map_err(|error| unusable(&pair.mask, &error))?;
+        let SliceOptions { geometry, resample, .. } = work.options.slices;
+        let volume = volume::open_chosen(&pair.image, work.options.series.as_deref(), geometry)
+            .map_err(|error| unusable(&pair.image, &error))?;
+        let on_grid = |labels: LabelMap| labels.on_grid(&pair.mask, &volume.grid, resample);
+        let labels =
+            labels::open_with(&pair.mask, geometry).and_then(on_grid).map_err(|error| unusable(&pair.mask, &error))?;
         check_labels(&labels, &work.structures).map_err(|reason| skip(&pair.mask, reason))?;
         let plane = volume.plane(work.options.slices.axis);
         Ok(Self { volume, plane, labels, structures: &work.structures })
@@ -215,9 +306,10 @@ impl<'a> Opened<'a> {
     /// The mask of a structure on a slice as 0 and 255.
     fn mask(&self, structure: usize, slice: usize) -> Result<GrayImage> {
         let chosen = self.structures[structure].labels;
-        let is_inside = |label: u16| if chosen.is_empty() { label > 0 } else { chosen.contains(label) };
-        let labels = self.plane.values(&self.labels.values, slice)?;
-        let pixels = labels.into_iter().map(|label| if is_inside(label) { 255 } else { 0 }).collect();
+        let [columns, rows] = self.plane.size;
+        let places = (0..rows).flat_map(|y| (0..columns).map(move |x| (x, y)));
+        let has = |(x, y)| self.labels.has(self.plane.index(slice, x, y), chosen);
+        let pixels = places.map(|place| if has(place) { 255 } else { 0 }).collect();
         let [width, height] = self.plane.size.map(|side| u32::try_from(side).unwrap_or(u32::MAX));
         GrayImage::from_raw(width, height, pixels).ok_or_else(|| Error::Shape { reason: "a slice is too wide".into() })
     }
@@ -227,14 +319,11 @@ impl<'a> Opened<'a> {
         let image = match levels {
             Some(levels) => DynamicImage::ImageLuma8(self.volume.slice(&self.plane, slice, levels)?),
             // a colour image has no window
-            None => DynamicImage::ImageRgb8(self.volume.colour_slice(&self.plane, slice, &FULL)?),
+            None => DynamicImage::ImageRgb8(self.volume.colour_slice(&self.plane, slice, &Levels::new(0.0, 255.0))?),
         };
         png(&image).map_err(|reason| Error::Shape { reason })
     }
 }
-
-/// Levels that change no grey value of 8 bits.
-const FULL: Levels = Levels { low: 0.0, high: 255.0, inverted: false };
 
 /// Refuses a label map of several labels if none is chosen.
 fn check_labels(labels: &LabelMap, structures: &[Structure]) -> Result<(), String> {
@@ -279,7 +368,7 @@ fn of_volume(pair: FilePair, number: usize, work: &Work, window: Window) -> Resu
                 location,
                 // NIfTI stores 32-bit numbers: 0.7 would become 0.699999988
                 spacing_mm: Some(opened.plane.spacing.map(|mm| (mm * 1e6).round() / 1e6)),
-                slice: Some((file_name(&pair.image), slice)),
+                slice: Some((file_name(named_by(&pair)), slice)),
             };
             items.push(SliceItem { item, volume: number, slice, structure });
         }
@@ -293,7 +382,32 @@ fn of_volume(pair: FilePair, number: usize, work: &Work, window: Window) -> Resu
         let reason = "no slice has the target; `--negatives` adds slices without it";
         return Err(Skipped { path: pair.mask, reason: reason.to_owned() });
     }
-    Ok((UsableVolume { pair, window, levels }, items, opened.notes()))
+    let mut notes = opened.notes();
+    if let Some((window, levels)) = window.zip(levels.as_ref()) {
+        notes.extend(of_one_grey(&opened, &items, window, levels).map_err(unusable)?);
+    }
+    Ok((UsableVolume { pair, window, levels }, items, notes))
+}
+
+/// Names the slices that are one single grey level with the window.
+fn of_one_grey(opened: &Opened, items: &[SliceItem], window: Window, levels: &Levels) -> Result<Option<String>> {
+    let slices: BTreeSet<usize> = items.iter().map(|item| item.slice).collect();
+    let count = slices.len();
+    let is_uniform = |slice: usize| -> Result<Option<usize>> {
+        let image = opened.volume.slice(&opened.plane, slice, levels)?;
+        Ok(image.as_raw().iter().all(|grey| *grey == image.as_raw()[0]).then_some(slice))
+    };
+    let found: Result<Vec<Option<usize>>> = slices.into_par_iter().map(is_uniform).collect();
+    let found: Vec<String> = found?.into_iter().flatten().map(|slice| slice.to_string()).collect();
+    let named = found.iter().take(10).cloned().collect::<Vec<_>>().join(", ");
+    let more = if found.len() > 10 { ", .." } else { "" };
+    Ok((!found.is_empty()).then(|| {
+        format!(
+            "{} of {count} slices are one single grey level with the window `{window}` (slice {named}{more}); if they show \
+             anatomy, choose another window",
+            found.len()
+        )
+    }))
 }
 
 /// Writes the slices and their masks.

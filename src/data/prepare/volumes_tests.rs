@@ -9,7 +9,8 @@ use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, Row, Target};
 use crate::data::prepare::{Negatives, Patients, prepare};
 use crate::data::prepared::Prepared;
-use crate::data::volume::{Affine, Axis, Grid, Modality, Source, Voxels};
+use crate::data::volume::nifti::geometry::Forms;
+use crate::data::volume::{Affine, Axis, Display, Grid, Modality, Source, Voxels};
 use crate::event::Silent;
 
 const SIZE: [usize; 3] = [8, 6, 5];
@@ -24,9 +25,10 @@ fn volume(size: [usize; 3]) -> Volume {
         windows: Vec::new(),
         inverted: false,
         is_8_bit: false,
+        display: Display::default(),
         frame_of_reference: None,
         notes: Vec::new(),
-        source: Source::Nifti { code: 1 },
+        source: Source::Nifti(Forms::of_grid(&Grid { size, affine })),
     }
 }
 
@@ -170,6 +172,94 @@ fn volumes_and_label_maps_are_matched_by_name() {
     assert!(refused.to_string().contains("no usable pair of volume and label map"), "{refused}");
     options.slices.resample = true;
     assert_eq!(prepare(&options, &Silent).unwrap().images, 4);
+}
+
+/// Masks by the names of the volumes in the table, and the reasons of skipped files.
+fn of_folders(f: &Folders, images: &[&str], masks: &[&str], modality: &str) -> (BTreeSet<String>, Vec<String>) {
+    let paths = |names: &[&str]| names.iter().map(|name| f.path(name)).collect();
+    let options = PrepareOptions {
+        images: paths(images),
+        masks: paths(masks),
+        modality: modality.into(),
+        named_labels: crate::data::prepare::NamedLabels::default(),
+        ..f.options()
+    };
+    let report = match prepare(&options, &Silent) {
+        Ok(report) => report,
+        Err(error) => return (BTreeSet::new(), vec![error.to_string()]),
+    };
+    let csv = fs::read_to_string(f.path(&format!("out/annotations/{modality}.csv"))).unwrap();
+    let volumes = csv.lines().skip(1).map(|line| {
+        let fields: Vec<&str> = line.rsplit(',').collect();
+        assert_eq!(fields[4], stem_of(fields[1]), "the volume is the patient");
+        fields[1].to_owned()
+    });
+    (volumes.collect(), report.skipped.into_iter().map(|skip| skip.reason).collect())
+}
+
+/// A volume and a label map with one label, in a folder of each patient.
+fn patient_folders(f: &Folders, names: [&str; 2], patients: [&str; 2]) {
+    for patient in patients {
+        for (name, value) in names.iter().zip([grey, |[x, _, _]: [usize; 3]| u8::from(x > 4)]) {
+            let name = name.replace('*', patient);
+            fs::create_dir_all(f.path(&name).parent().unwrap()).unwrap();
+            f.write(&name, SIZE, value);
+        }
+    }
+}
+
+#[test]
+fn volumes_in_folders_of_patients_have_the_names_of_their_folders() {
+    let f = Folders::new();
+    let both = |names: [&str; 2]| BTreeSet::from(names.map(str::to_owned));
+    patient_folders(&f, ["scans/*/imaging.nii.gz", "maps/*/imaging.nii.gz"], ["A", "B"]);
+    fs::write(f.path("scans/A/notes.txt"), "x").unwrap();
+    assert_eq!(of_folders(&f, &["scans"], &["maps"], "folders"), (both(["A", "B"]), Vec::new()));
+    // label maps in one folder
+    patient_folders(&f, ["total/*/ct.nii", "flat/*_seg.nii"], ["s1", "s2"]);
+    assert_eq!(of_folders(&f, &["total"], &["flat"], "flat"), (both(["s1", "s2"]), Vec::new()));
+    // one file of each folder, named by a pattern
+    patient_folders(&f, ["kits/*/imaging.nii.gz", "kits/*/segmentation.nii.gz"], ["c1", "c2"]);
+    let of = |name: &str| ["c1", "c2"].map(|case| format!("kits/{case}/{name}.nii.gz"));
+    let (images, masks) = (of("imaging"), of("segmentation"));
+    let found = of_folders(&f, &images.each_ref().map(|path| &**path), &masks.each_ref().map(|path| &**path), "kits");
+    assert_eq!(found, (both(["c1", "c2"]), Vec::new()));
+    patient_folders(&f, ["brats/*/*_t1.nii.gz", "brats/*/*_seg.nii.gz"], ["x", "y"]);
+    let (images, masks) =
+        (["brats/x/x_t1.nii.gz", "brats/y/y_t1.nii.gz"], ["brats/x/x_seg.nii.gz", "brats/y/y_seg.nii.gz"]);
+    assert_eq!(of_folders(&f, &images, &masks, "brats"), (both(["x", "y"]), Vec::new()));
+    // patients are found in the names of the folders
+    let options = PrepareOptions {
+        images: vec![f.path("scans")],
+        masks: vec![f.path("maps")],
+        modality: "group".into(),
+        patients: Patients::Pattern("^([A-Z])$".into()),
+        named_labels: crate::data::prepare::NamedLabels::default(),
+        ..f.options()
+    };
+    assert_eq!(prepare(&options, &Silent).unwrap().patients, Some(2));
+}
+
+#[test]
+fn folders_of_several_volumes_are_named_with_what_they_hold() {
+    let f = Folders::new();
+    patient_folders(&f, ["kits/*/imaging.nii.gz", "kits/*/segmentation.nii.gz"], ["c1", "c2"]);
+    patient_folders(&f, ["brats/*/*_flair.nii.gz", "brats/*/*_seg.nii.gz"], ["x", "y"]);
+    patient_folders(&f, ["brats/*/*_t1.nii.gz", "brats/*/*_t2.nii.gz"], ["x", "y"]);
+    patient_folders(&f, ["brats/*/*_a.nii.gz", "maps/*/z.nii.gz"], ["x", "y"]);
+    for (images, masks, parts) in [
+        (
+            "kits",
+            "maps",
+            ["2 volumes: `imaging.nii.gz`, `segmentation.nii.gz`", "`--images ", "kits/*/imaging.nii.gz`"],
+        ),
+        ("maps", "kits", ["2 volumes: ", "`--masks ", "kits/*/segmentation.nii.gz`"]),
+        ("brats", "maps", ["5 volumes: `x_a.nii.gz`", "`x_t1.nii.gz` and 1 more", "brats/*/*_a.nii.gz`"]),
+    ] {
+        let (found, reasons) = of_folders(&f, &[images], &[masks], "m");
+        let text = reasons.join("\n");
+        assert!(found.is_empty() && parts.iter().all(|part| text.contains(part)), "{images}: {text}");
+    }
 }
 
 #[test]

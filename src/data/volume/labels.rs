@@ -8,9 +8,13 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::dicom;
+use super::format;
 use super::grid::{Affine, Grid, corners, length, subtract};
 use super::nifti;
-use super::path::{first_bytes, split_selection};
+use super::nifti::geometry::Geometry;
+use super::path::{first_bytes, number_of, split_selection};
+use super::voxel_set::VoxelSet;
+use crate::data::labels::Labels;
 use crate::error::{Error, Result};
 
 /// Largest distance in voxels at a corner for grids that count as the same.
@@ -19,8 +23,11 @@ const TOLERANCE: f64 = 0.1;
 /// Labels of all voxels; 0 is the background.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LabelMap {
-    /// The first axis of [`Grid::size`] is contiguous.
+    /// The first axis of [`Grid::size`] is contiguous. Where segments of a DICOM SEG overlap, the label of one of them: see
+    /// [`LabelMap::has`].
     pub values: Vec<u16>,
+    /// The voxels of a label where `values` has another one.
+    hidden: BTreeMap<u16, VoxelSet>,
     /// Size and position in the patient.
     pub grid: Grid,
     /// Names of the segments of a DICOM SEG; empty for NIfTI.
@@ -37,19 +44,30 @@ pub struct LabelMap {
 /// # Errors
 /// [`Error::Data`] for other files and values; [`Error::Io`].
 pub fn open(path: &Path) -> Result<LabelMap> {
+    open_with(path, None)
+}
+
+/// As [`open`]; `geometry` counts where a NIfTI file has two affines that differ.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_with(path: &Path, geometry: Option<Geometry>) -> Result<LabelMap> {
     let (path, selected) = split_selection(path);
     let mut start = [0; 132];
     let num_bytes = first_bytes(&path, &mut start)?;
     if dicom::is_dicom(&start[..num_bytes]) {
-        let dicom::segments::Segments { values, grid, names, notes } = dicom::segments::read(&path)?;
-        return Ok(LabelMap { values, grid, names: LabelNames(names), notes, is_part: true });
+        let dicom::segments::Segments { values, hidden, grid, names, notes } = dicom::segments::read(&path)?;
+        return Ok(LabelMap { values, hidden, grid, names: LabelNames(names), notes, is_part: true });
+    }
+    if let Some(format) = format::other_format(&path, &start[..num_bytes]) {
+        return Err(format.error(&path));
     }
     if !nifti::is_nifti(&path, &start[..num_bytes]) {
         let hint = "give a NIfTI file (`.nii.gz`) or a DICOM SEG (`.dcm`)";
         return Err(Error::data(&path, "it is not a label map that can be read", hint));
     }
-    let (values, grid, notes) = nifti::open_labels(&path, selected)?;
-    Ok(LabelMap { values, grid, names: LabelNames::default(), notes, is_part: false })
+    let (values, grid, notes) = nifti::open_labels(&path, number_of(&path, selected.as_deref())?, geometry)?;
+    Ok(LabelMap { values, hidden: BTreeMap::new(), grid, names: LabelNames::default(), notes, is_part: false })
 }
 
 impl LabelMap {
@@ -59,13 +77,28 @@ impl LabelMap {
         for value in &self.values {
             counts[usize::from(*value)] += 1;
         }
+        for (label, voxels) in &self.hidden {
+            counts[usize::from(*label)] += voxels.len();
+        }
         let present = (0..=u16::MAX).zip(counts).skip(1).filter(|(_, count)| *count > 0);
         present.collect()
     }
 
     /// The voxels with one label: 1, others 0.
     pub fn mask(&self, label: u16) -> Vec<u8> {
-        self.values.iter().map(|value| u8::from(*value == label)).collect()
+        let mut mask: Vec<u8> = self.values.iter().map(|value| u8::from(*value == label)).collect();
+        self.hidden.get(&label).into_iter().flat_map(VoxelSet::runs).for_each(|run| mask[run].fill(1));
+        mask
+    }
+
+    /// True if a voxel has one of the labels, or, for no labels, any label.
+    pub fn has(&self, index: usize, labels: Labels) -> bool {
+        let value = self.values[index];
+        if labels.is_empty() {
+            return value > 0;
+        }
+        let is_below = || self.hidden.iter().any(|(label, voxels)| labels.contains(*label) && voxels.contains(index));
+        labels.contains(value) || is_below()
     }
 
     /// The label map on the grid of a volume. Flipped and permuted axes are reordered exactly, and the slices that a DICOM
@@ -80,17 +113,18 @@ impl LabelMap {
         };
         let map = inverse.after(&grid.affine);
         if let Some(steps) = exact_steps(&map, grid.size, self.grid.size) {
-            return Ok(Self { values: reorder(&self.values, steps, grid.size), grid: grid.clone(), ..self });
+            let (values, hidden) = reorder(&self, steps, grid.size);
+            return Ok(Self { values, hidden, grid: grid.clone(), ..self });
         }
         let is_part = self.is_part && is_inside(&self.grid, grid);
         if resample || is_part {
-            let values = nearest(&self, &map, grid.size);
+            let (values, hidden) = nearest(&self, &map, grid.size);
             let mut notes = self.notes;
             if !is_part {
                 let differences = differences(&self.grid, grid);
                 notes.push(format!("the label map has another grid ({differences}); each voxel has its nearest label"));
             }
-            return Ok(Self { values, grid: grid.clone(), notes, ..self });
+            return Ok(Self { values, hidden, grid: grid.clone(), notes, ..self });
         }
         let reason = format!("its grid is not that of the volume: {}", differences(&self.grid, grid));
         let hint = "use the label map of this volume, or allow resampling to the nearest voxel with `--resample`";
@@ -155,35 +189,43 @@ fn exact_steps(map: &Affine, target: [usize; 3], size: [usize; 3]) -> Option<Ste
     is_same.then(|| (first, [0, 1, 2].map(|axis| signs[axis] * strides[axes[axis]].cast_signed())))
 }
 
-fn reorder(values: &[u16], (first, steps): Steps, size: [usize; 3]) -> Vec<u16> {
-    let mut ordered = Vec::with_capacity(values.len());
-    for z in 0..size[2].cast_signed() {
-        for y in 0..size[1].cast_signed() {
-            let row = first.wrapping_add_signed(steps[1] * y + steps[2] * z);
-            ordered.extend((0..size[0].cast_signed()).map(|x| values[row.wrapping_add_signed(steps[0] * x)]));
+type Gathered = (Vec<u16>, BTreeMap<u16, VoxelSet>);
+
+/// The labels of each voxel of a grid of another `size`, by the index of a voxel of the label map.
+fn gathered(labels: &LabelMap, size: [usize; 3], source: impl Fn([usize; 3]) -> Option<usize>) -> Gathered {
+    let mut values = Vec::with_capacity(size.iter().product());
+    let mut hidden: BTreeMap<u16, VoxelSet> = BTreeMap::new();
+    for z in 0..size[2] {
+        for y in 0..size[1] {
+            for from in (0..size[0]).map(|x| source([x, y, z])) {
+                for (label, voxels) in &labels.hidden {
+                    if from.is_some_and(|from| voxels.contains(from)) {
+                        hidden.entry(*label).or_default().push(values.len());
+                    }
+                }
+                values.push(from.map_or(0, |from| labels.values[from]));
+            }
         }
     }
-    ordered
+    (values, hidden)
+}
+
+fn reorder(labels: &LabelMap, (first, steps): Steps, size: [usize; 3]) -> Gathered {
+    gathered(labels, size, |voxel| {
+        let offset: isize = (0..3).map(|axis| steps[axis] * voxel[axis].cast_signed()).sum();
+        Some(first.wrapping_add_signed(offset))
+    })
 }
 
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "inside the label map")]
-fn nearest(labels: &LabelMap, map: &Affine, target: [usize; 3]) -> Vec<u16> {
+fn nearest(labels: &LabelMap, map: &Affine, target: [usize; 3]) -> Gathered {
     let size = labels.grid.size;
-    let at = |voxel: [f64; 3]| -> u16 {
-        let place = map.apply(voxel).map(f64::round);
-        if (0..3).any(|axis| !(0.0..size[axis] as f64).contains(&place[axis])) {
-            return 0;
-        }
+    gathered(labels, target, |voxel| {
+        let place = map.apply(voxel.map(|index| index as f64)).map(f64::round);
+        let is_inside = (0..3).all(|axis| (0.0..size[axis] as f64).contains(&place[axis]));
         let [x, y, z] = place.map(|value| value as usize);
-        labels.values[(z * size[1] + y) * size[0] + x]
-    };
-    let mut values = Vec::with_capacity(target.iter().product());
-    for z in 0..target[2] {
-        for y in 0..target[1] {
-            values.extend((0..target[0]).map(|x| at([x as f64, y as f64, z as f64])));
-        }
-    }
-    values
+        is_inside.then(|| (z * size[1] + y) * size[0] + x)
+    })
 }
 
 /// What differs between the grid of a label map and that of a volume.
@@ -267,6 +309,7 @@ mod tests {
         let values = (0..count).map(|index| u16::try_from(index).unwrap()).collect();
         LabelMap {
             values,
+            hidden: BTreeMap::new(),
             grid: Grid { size, affine },
             names: LabelNames::default(),
             notes: Vec::new(),
@@ -315,7 +358,7 @@ mod tests {
             }
             // the nearest voxel is the same one
             let map = before.grid.affine.inverse().unwrap().after(&target.affine);
-            assert_eq!(nearest(&before, &map, target.size), after.values);
+            assert_eq!(nearest(&before, &map, target.size).0, after.values);
         }
     }
 

@@ -1,5 +1,6 @@
 //! Limits of the sizes of volumes and files.
 
+use std::cell::Cell;
 use std::path::Path;
 
 use crate::error::{Error, Result};
@@ -23,16 +24,43 @@ pub(crate) fn check_ratio(path: &Path, compressed: u64, size: u64) -> Result<()>
     Err(Error::data(path, reason, "check where the file comes from; decompress it with another program if it is right"))
 }
 
-/// Fails for an empty volume and one with more than [`MAX_VOXELS`].
+thread_local! {
+    static MOST: Cell<usize> = const { Cell::new(MAX_VOXELS) };
+}
+
+/// Does work of this thread, with another limit than [`MAX_VOXELS`].
+pub(crate) fn within<T>(voxels: usize, work: impl FnOnce() -> T) -> T {
+    let before = MOST.replace(voxels);
+    let result = work();
+    MOST.set(before);
+    result
+}
+
+/// Fails for an empty volume and one with more than [`MAX_VOXELS`], or the limit of [`within`].
 pub(crate) fn check_size(path: &Path, size: [usize; 3]) -> Result<usize> {
     let [x, y, z] = size;
     let count = size.iter().try_fold(1_usize, |all, side| all.checked_mul(*side)).unwrap_or(usize::MAX);
     if count == 0 {
         return Err(Error::data(path, format!("the volume of {x}x{y}x{z} voxels is empty"), "export it again"));
     }
-    if count > MAX_VOXELS {
-        let reason = format!("{x}x{y}x{z} voxels are more than {MAX_VOXELS}, the most that can be used");
+    let most = MOST.get();
+    if count > most {
+        let reason = format!("{x}x{y}x{z} voxels are more than {most}, the most that can be used");
         return Err(Error::data(path, reason, "crop the volume or resample it to larger voxels"));
     }
     Ok(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_holds_for_its_work_only() {
+        let size = |size| check_size(Path::new("a.nii"), size).map_err(|error| error.to_string());
+        let error = within(100, || size([5, 5, 5])).expect_err("more than 100");
+        assert_eq!(error, "a.nii: 5x5x5 voxels are more than 100, the most that can be used");
+        assert_eq!(within(125, || size([5, 5, 5])), Ok(125));
+        assert_eq!(size([5, 5, 5]), Ok(125));
+    }
 }

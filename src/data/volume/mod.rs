@@ -14,6 +14,8 @@
 
 pub mod cleanup;
 pub mod dicom;
+pub mod display;
+pub(crate) mod format;
 pub mod grid;
 pub mod labels;
 pub mod limits;
@@ -22,6 +24,7 @@ pub mod nifti;
 pub mod path;
 pub mod slices;
 pub mod source;
+pub mod voxel_set;
 pub mod voxels;
 pub mod window;
 pub mod write;
@@ -35,19 +38,59 @@ use std::path::Path;
 
 pub use cleanup::Cleanup;
 pub use dicom::seg::Segment;
+pub use display::{Curve, Display};
 pub use grid::{Affine, Grid};
 pub use labels::{LabelMap, LabelNames};
 pub use limits::MAX_VOXELS;
 pub use modality::Modality;
+pub use nifti::geometry::Geometry;
 pub use slices::{Axis, Plane};
 pub use source::{References, Source, Uid};
+pub use voxel_set::VoxelSet;
 pub use voxels::{Volume, Voxels};
 pub use window::{Levels, Window};
 pub use write::MaskFormat;
 
 use crate::error::{Error, Result};
+use format::OtherFormat;
 
-/// True for a path that [`open`] reads: a folder, or a NIfTI, DICOM or zip file by its first bytes or its name.
+/// As [`open`], for a volume of at most so many voxels.
+///
+/// # Errors
+/// As [`open`].
+pub(crate) fn open_within(path: &Path, voxels: usize) -> Result<Volume> {
+    limits::within(voxels, || open(path))
+}
+
+/// What the file of a volume is.
+pub(crate) enum FileKind {
+    /// A DICOM file, or a zip of them.
+    Dicom,
+    Nifti,
+    Other(OtherFormat),
+}
+
+impl FileKind {
+    /// By the first bytes of a file or its name; `None` for a file that is no volume.
+    ///
+    /// # Errors
+    /// [`Error::Io`] for a file that cannot be read.
+    pub(crate) fn of(path: &Path) -> Result<Option<Self>> {
+        let mut start = [0; 132];
+        let num_bytes = path::first_bytes(path, &mut start)?;
+        let start = &start[..num_bytes];
+        Ok(if dicom::is_dicom(start) || dicom::is_zip(start) {
+            Some(Self::Dicom)
+        } else if let Some(format) = format::other_format(path, start) {
+            Some(Self::Other(format))
+        } else {
+            nifti::is_nifti(path, start).then_some(Self::Nifti)
+        })
+    }
+}
+
+/// True for a path that [`open`] reads, or knows as a volume that cannot be read: a folder, or a file by its first bytes
+/// or its name.
 ///
 /// # Errors
 /// [`Error::Io`] for a file that cannot be read.
@@ -56,33 +99,51 @@ pub fn is_volume(path: &Path) -> Result<bool> {
     if !path.is_file() {
         return Ok(path.is_dir());
     }
-    let mut start = [0; 132];
-    let num_bytes = path::first_bytes(&path, &mut start)?;
-    let start = &start[..num_bytes];
-    Ok(dicom::is_dicom(start) || dicom::is_zip(start) || nifti::is_nifti(&path, start))
+    Ok(FileKind::of(&path)?.is_some())
 }
 
 /// Opens a volume or an image: a NIfTI file, a DICOM file, a folder of DICOM files, or a zip of them.
 ///
 /// `PATH#N` chooses one of several: volume N of a 4-D NIfTI file (from 0), the DICOM series with number N, or frame N
-/// (from 1) of a DICOM file whose frames are not slices of a volume. A path that exists as it is written is not split.
+/// (from 1) of a DICOM file whose frames are not slices of a volume. A series is also chosen by its SeriesInstanceUID, by
+/// its description or a part of it, or as the `largest` one. A path that exists as it is written is not split.
 ///
 /// # Errors
 /// [`Error::Data`] with what is wrong and what to do; [`Error::Io`].
 pub fn open(path: &Path) -> Result<Volume> {
+    open_with(path, None)
+}
+
+/// As [`open`]; `geometry` counts where a NIfTI file has two affines that differ.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_with(path: &Path, geometry: Option<Geometry>) -> Result<Volume> {
+    open_chosen(path, None, geometry)
+}
+
+/// As [`open_with`], with a choice of a series for folders and zips whose path has none.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_chosen(path: &Path, series: Option<&str>, geometry: Option<Geometry>) -> Result<Volume> {
     let (path, selected) = path::split_selection(path);
+    let selected = selected.as_deref();
     if path.is_dir() {
-        return dicom::open(&path, selected);
+        return dicom::open(&path, selected.or(series));
     }
-    let mut start = [0; 132];
-    let num_bytes = path::first_bytes(&path, &mut start)?;
-    let start = &start[..num_bytes];
-    if dicom::is_dicom(start) || dicom::is_zip(start) {
-        return dicom::open(&path, selected);
+    match FileKind::of(&path)? {
+        Some(FileKind::Dicom) => {
+            let mut start = [0; 132];
+            let num_bytes = path::first_bytes(&path, &mut start)?;
+            let is_zip = dicom::is_zip(&start[..num_bytes]);
+            dicom::open(&path, selected.or(series.filter(|_| is_zip)))
+        }
+        Some(FileKind::Nifti) => nifti::open(&path, path::number_of(&path, selected)?, geometry),
+        Some(FileKind::Other(format)) => Err(format.error(&path)),
+        None => {
+            let hint = "give a DICOM file, a folder or zip of DICOM files, or a NIfTI file (`.nii`, `.nii.gz`)";
+            Err(Error::data(&path, "it is not a medical image that can be read", hint))
+        }
     }
-    if nifti::is_nifti(&path, start) {
-        return nifti::open(&path, selected);
-    }
-    let hint = "give a DICOM file, a folder or zip of DICOM files, or a NIfTI file (`.nii`, `.nii.gz`)";
-    Err(Error::data(&path, "it is not a medical image that can be read", hint))
 }

@@ -1,35 +1,79 @@
 //! Reading of NIfTI-1 files. Source: <https://nifti.nimh.nih.gov/nifti-1>; affines as in nibabel.
 
+pub mod geometry;
+mod gunzip;
+
 use std::cell::Cell;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use flate2::bufread::MultiGzDecoder;
 use nifti::{Endianness, NiftiHeader};
 
-use super::grid::{Affine, Grid, furthest, length, scale};
+use super::display::Display;
+use super::format;
+use super::grid::Grid;
 use super::limits::{MAX_FILE, MAX_VOXELS, check_ratio, check_size};
 use super::modality::Modality;
-use super::path::{first_bytes, is_nifti_name};
+use super::path::{first_bytes, has_extension, is_nifti_name};
 use super::source::Source;
 use super::voxels::{Volume, Voxels};
 use crate::error::{Error, Result};
 use crate::files;
+use geometry::{Forms, Geometry};
+use gunzip::Gunzip;
 
 const HEADER: usize = 348;
+/// `magic` of a header whose voxels are in another file.
+const PAIR: &[u8; 4] = b"ni1\0";
 /// Voxels are read in pieces, so that a wrong size in the header takes no memory.
 const PIECE: usize = 1 << 20;
+/// Largest distance of a label from a whole number: slopes that are not exactly 1 leave one.
+const LABEL_TOLERANCE: f64 = 1e-3;
 const TRUNCATED: &str = "copy or download the file again";
 
-/// True for a NIfTI file, by its first four bytes, or the name of a compressed file.
+/// True for a NIfTI file, by its first four bytes, or the name of a compressed file or of the voxels of a pair.
 pub(crate) fn is_nifti(path: &Path, start: &[u8]) -> bool {
     let header = |size: i32| start.starts_with(&size.to_le_bytes()) || start.starts_with(&size.to_be_bytes());
-    header(348) || header(540) || start.starts_with(&[0x1f, 0x8b]) || is_nifti_name(path)
+    header(348)
+        || header(540)
+        || start.starts_with(&[0x1f, 0x8b])
+        || is_nifti_name(path)
+        || has_extension(path, "img") && image::guess_format(start).is_err()
 }
 
-/// Reads a volume; `selected` is the number of a volume of a 4-D file.
-pub(crate) fn open(path: &Path, selected: Option<u32>) -> Result<Volume> {
+/// The header and the voxels of a pair (`.hdr` and `.img`, compressed or not) by the name of one of them; `None` for
+/// other names, and for a file that may be complete.
+fn pair(path: &Path) -> Result<Option<[PathBuf; 2]>> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let bare = if has_extension(path, "gz") { &name[..name.len() - 3] } else { name.as_str() };
+    let Some((stem, extension)) = bare.rsplit_once('.') else { return Ok(None) };
+    let is_header = extension.eq_ignore_ascii_case("hdr");
+    if !is_header && !extension.eq_ignore_ascii_case("img") {
+        return Ok(None);
+    }
+    let other = if is_header { ["img", "IMG"] } else { ["hdr", "HDR"] };
+    let names = other.iter().flat_map(|other| ["", ".gz"].map(|end| format!("{stem}.{other}{end}")));
+    let Some(other) = names.map(|name| path.with_file_name(name)).find(|path| path.is_file()) else {
+        let mut start = [0; 4];
+        first_bytes(path, &mut start)?;
+        if is_header || [348_i32.to_le_bytes(), 348_i32.to_be_bytes()].contains(&start) {
+            return Ok(None);
+        }
+        let reason =
+            format!("its name is that of the voxels of a pair of files, and its header `{stem}.hdr` is missing");
+        return Err(Error::data(path, reason, "put both files into one folder, or convert them to one `.nii.gz` file"));
+    };
+    Ok(Some(if is_header { [path.to_owned(), other] } else { [other, path.to_owned()] }))
+}
+
+/// True for the voxels of a pair whose header is beside them.
+pub(crate) fn is_voxels_of_pair(path: &Path) -> bool {
+    matches!(pair(path), Ok(Some([_, voxels])) if voxels == path)
+}
+
+/// Reads a volume; `selected` is the number of a volume of a 4-D file, and `geometry` counts where two affines differ.
+pub(crate) fn open(path: &Path, selected: Option<u32>, geometry: Option<Geometry>) -> Result<Volume> {
     let mut file = NiftiFile::open(path)?;
     file.skip_to(path, selected)?;
     let count = check_size(path, file.size)?;
@@ -49,7 +93,7 @@ pub(crate) fn open(path: &Path, selected: Option<u32>) -> Result<Volume> {
     if let Voxels::F32(values) = &mut voxels {
         check_finite(path, values)?;
     }
-    let (affine, code, notes) = file.affine(path)?;
+    let (affine, notes) = geometry::affine(path, &file.header, file.size, geometry)?;
     Ok(Volume {
         voxels,
         grid: Grid { size: file.size, affine },
@@ -57,43 +101,63 @@ pub(crate) fn open(path: &Path, selected: Option<u32>) -> Result<Volume> {
         windows: Vec::new(),
         inverted: false,
         is_8_bit: false,
+        display: Display::default(),
         frame_of_reference: None,
         notes,
-        source: Source::Nifti { code },
+        source: Source::Nifti(Forms::of_header(&file.header)),
     })
 }
 
 /// The voxels of a label map, its grid and notes.
-pub(crate) fn open_labels(path: &Path, selected: Option<u32>) -> Result<(Vec<u16>, Grid, Vec<String>)> {
+pub(crate) fn open_labels(
+    path: &Path,
+    selected: Option<u32>,
+    geometry: Option<Geometry>,
+) -> Result<(Vec<u16>, Grid, Vec<String>)> {
     let mut file = NiftiFile::open(path)?;
     file.skip_to(path, selected)?;
     let count = check_size(path, file.size)?;
     let (slope, intercept) = file.scaling(path)?;
     let kind = file.kind;
-    let (fraction, outside) = (Cell::new(false), Cell::new(false));
+    let (fraction, outside, rounded) = (Cell::new(None), Cell::new(false), Cell::new(0_usize));
     let label = |bytes: &[u8], order| {
         let value = kind.f64_of(bytes, order) * slope + intercept;
-        if value.fract() != 0.0 {
-            // also NaN and infinity
-            fraction.set(true);
-        } else if !(0.0..=f64::from(u16::MAX)).contains(&value) {
+        let label = value.round();
+        let apart = (value - label).abs();
+        if apart > LABEL_TOLERANCE || !value.is_finite() {
+            fraction.set(Some(value));
+        } else if !(0.0..=f64::from(u16::MAX)).contains(&label) {
             outside.set(true);
         }
+        rounded.update(|count| count + usize::from(apart > 0.0));
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "others are an error below")]
-        let label = value as u16;
+        let label = label as u16;
         label
     };
     let values = file.read_values(path, count, label)?;
     file.finish(path)?;
-    if fraction.get() {
-        let reason = "it is not a label map: it has values that are not whole numbers";
+    let scaled = if is_identity(slope, intercept) {
+        String::new()
+    } else {
+        format!(" after its header's slope {slope} and intercept {intercept}")
+    };
+    if let Some(value) = fraction.get() {
+        let value = (value * 1e6).round() / 1e6;
+        let reason =
+            format!("it is not a label map: it has values that are not whole numbers, such as {value}{scaled}");
         return Err(Error::data(path, reason, "threshold probabilities first, and save labels as integers"));
     }
     if outside.get() {
-        let reason = "it is not a label map: it has labels below 0 or above 65535";
+        let reason = format!("it is not a label map: it has labels below 0 or above 65535{scaled}");
         return Err(Error::data(path, reason, "renumber its labels; 0 is the background"));
     }
-    let (affine, _, notes) = file.affine(path)?;
+    let (affine, mut notes) = geometry::affine(path, &file.header, file.size, geometry)?;
+    if rounded.get() > 0 {
+        let (count, all) = (rounded.get(), values.len());
+        notes.push(format!(
+            "{count} of {all} labels were within {LABEL_TOLERANCE} of whole numbers{scaled}; they were rounded"
+        ));
+    }
     Ok((values, Grid { size: file.size, affine }, notes))
 }
 
@@ -198,7 +262,23 @@ impl Kind {
 /// Plain or compressed bytes of a file.
 enum Bytes {
     Plain(BufReader<File>),
-    Gzip(Box<MultiGzDecoder<BufReader<File>>>),
+    Gzip(Box<Gunzip<BufReader<File>>>),
+}
+
+impl Bytes {
+    /// A file and its size.
+    fn open(path: &Path) -> Result<(Self, u64)> {
+        let mut start = [0; 2];
+        let gzip = first_bytes(path, &mut start)? == 2 && start == [0x1f, 0x8b];
+        let file = files::open(path).map_err(Error::io(path, "read"))?;
+        let num_bytes = file.metadata().map_err(Error::io(path, "read"))?.len();
+        if num_bytes > MAX_FILE {
+            let reason = format!("it is larger than {} GiB", MAX_FILE >> 30);
+            return Err(Error::data(path, reason, "crop the volume or split it"));
+        }
+        let file = BufReader::new(file);
+        Ok((if gzip { Self::Gzip(Box::new(Gunzip::new(file))) } else { Self::Plain(file) }, num_bytes))
+    }
 }
 
 impl Read for Bytes {
@@ -217,6 +297,8 @@ struct NiftiFile {
     bytes: Bytes,
     /// Size of the file.
     num_bytes: u64,
+    /// Number of bytes that were read of the file of the voxels.
+    position: u64,
     size: [usize; 3],
     /// Number of 3-D volumes.
     num_volumes: usize,
@@ -224,20 +306,18 @@ struct NiftiFile {
 
 impl NiftiFile {
     fn open(path: &Path) -> Result<Self> {
-        let mut start = [0; 4];
-        let gzip = first_bytes(path, &mut start)? >= 2 && start[..2] == [0x1f, 0x8b];
-        let file = files::open(path).map_err(Error::io(path, "read"))?;
-        let num_bytes = file.metadata().map_err(Error::io(path, "read"))?.len();
-        if num_bytes > MAX_FILE {
-            let reason = format!("it is larger than {} GiB", MAX_FILE >> 30);
-            return Err(Error::data(path, reason, "crop the volume or split it"));
+        let pair = pair(path)?;
+        let [of_header, of_voxels] = pair.as_ref().map_or([path; 2], |pair| pair.each_ref().map(PathBuf::as_path));
+        let (mut bytes, mut num_bytes) = Bytes::open(of_header)?;
+        let header = read_header(of_header, &mut bytes, pair.is_some())?;
+        let mut position = HEADER as u64;
+        if &header.magic == PAIR {
+            (bytes, num_bytes) = Bytes::open(of_voxels)?;
+            position = 0;
         }
-        let file = BufReader::new(file);
-        let mut bytes = if gzip { Bytes::Gzip(Box::new(MultiGzDecoder::new(file))) } else { Bytes::Plain(file) };
-        let header = read_header(path, &mut bytes)?;
         let kind = Kind::from_code(path, header.datatype)?;
         let (size, num_volumes) = dimensions(path, &header)?;
-        Ok(Self { header, kind, bytes, num_bytes, size, num_volumes })
+        Ok(Self { header, kind, bytes, num_bytes, position, size, num_volumes })
     }
 
     /// Skips header extensions and the volumes before the selected one.
@@ -260,9 +340,15 @@ impl NiftiFile {
         };
         let offset = self.header.vox_offset;
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
-        let start = if (352.0..1e9).contains(&offset) { offset as u64 } else { 352 };
+        let start = match self.position {
+            // a pair has its voxels in a file of their own
+            0 if (0.0..1e9).contains(&offset) => offset as u64,
+            0 => 0,
+            _ if (352.0..1e9).contains(&offset) => offset as u64,
+            _ => 352,
+        };
         let volume = check_size(path, self.size)? * self.kind.size();
-        let skipped = start - HEADER as u64 + (index as u64).saturating_mul(volume as u64);
+        let skipped = start - self.position + (index as u64).saturating_mul(volume as u64);
         let done = io::copy(&mut (&mut self.bytes).take(skipped), &mut io::sink());
         if done.map_err(|error| unreadable(path, &error))? < skipped {
             return Err(self.truncated(path));
@@ -312,53 +398,6 @@ impl NiftiFile {
         }
         Ok(())
     }
-
-    /// The affine, its code, and what was assumed.
-    fn affine(&self, path: &Path) -> Result<(Affine, i16, Vec<String>)> {
-        let header = &self.header;
-        let sform = (header.sform_code > 0).then(|| sform(header));
-        let qform = (header.qform_code > 0).then(|| qform(header)).flatten();
-        let mut notes = Vec::new();
-        let (mut affine, code) = match (sform, qform) {
-            (Some(sform), qform) => {
-                if let Some(difference) = qform.map(|qform| furthest(&sform, &qform, self.size))
-                    && difference > 0.1 * length(sform.spacing()).max(1e-6)
-                {
-                    notes.push(format!(
-                        "sform and qform place voxels up to {difference:.1} mm apart; the sform is used, as in nibabel"
-                    ));
-                }
-                (sform, header.sform_code)
-            }
-            (None, Some(qform)) => (qform, header.qform_code),
-            (None, None) => {
-                notes.push(
-                    "the header has neither sform nor qform: the voxel axes are assumed to be left, anterior and \
-                     superior (LAS), as in nibabel; left and right may be swapped"
-                        .to_owned(),
-                );
-                (base_affine(header, self.size), 0)
-            }
-        };
-        self.use_units(&mut affine, &mut notes);
-        if affine.inverse().is_none() {
-            let reason = "the affine of the header is singular or not finite";
-            let hint = "correct it, for example with nibabel: `image.set_sform(affine)`";
-            return Err(Error::data(path, reason, hint));
-        }
-        Ok((affine, code, notes))
-    }
-
-    /// Metres and micrometres become millimetres.
-    fn use_units(&self, affine: &mut Affine, notes: &mut Vec<String>) {
-        let (unit, factor) = match self.header.xyzt_units & 7 {
-            1 => ("metres", 1000.0),
-            3 => ("micrometres", 0.001),
-            _ => return,
-        };
-        affine.0.iter_mut().flatten().for_each(|value| *value *= factor);
-        notes.push(format!("lengths of the header are in {unit}; they were converted to millimetres"));
-    }
 }
 
 fn unreadable(path: &Path, error: &io::Error) -> Error {
@@ -368,7 +407,8 @@ fn unreadable(path: &Path, error: &io::Error) -> Error {
     Error::data(path, format!("it cannot be read: {error}"), TRUNCATED)
 }
 
-fn read_header(path: &Path, bytes: &mut Bytes) -> Result<NiftiHeader> {
+/// The header of a file, or of a pair of files.
+fn read_header(path: &Path, bytes: &mut Bytes, is_pair: bool) -> Result<NiftiHeader> {
     let mut buffer = [0; HEADER];
     bytes.read_exact(&mut buffer).map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => Error::data(path, "it is truncated: the header is incomplete", TRUNCATED),
@@ -383,13 +423,21 @@ fn read_header(path: &Path, bytes: &mut Bytes) -> Result<NiftiHeader> {
             "save it as NIfTI-1, for example with nibabel: `nibabel.save(nibabel.Nifti1Image.from_image(image), path)`";
         return Err(Error::data(path, "it is a NIfTI-2 file; NIfTI-1 can be read", hint));
     }
+    if let Some(format) = format::other_format(path, &buffer) {
+        return Err(format.error(path));
+    }
     if !size.contains(&348) {
         let hint = "use a NIfTI file (`.nii`, `.nii.gz`), or DICOM files";
         return Err(Error::data(path, "it is not a NIfTI file", hint));
     }
-    if &buffer[344..] == b"ni1\0" {
-        let hint = "convert the `.hdr` and `.img` files to one `.nii.gz` file, for example with nibabel";
-        return Err(Error::data(path, "it is the header of a pair of files", hint));
+    match (&buffer[344..], is_pair) {
+        (magic, false) if magic == PAIR => {
+            let reason = "it is the header of a pair of files, and the file of the voxels (`.img`) is not beside it";
+            let hint = "put both files into one folder, with the same name, or convert them to one `.nii.gz` file";
+            return Err(Error::data(path, reason, hint));
+        }
+        (magic, _) if magic == PAIR || magic == b"n+1\0" => {}
+        _ => return Err(format::ANALYZE.error(path)),
     }
     let read = NiftiHeader::from_reader(buffer.as_slice());
     read.map_err(|_| Error::data(path, "it has no valid NIfTI header", "export the file again as NIfTI-1"))
@@ -411,44 +459,6 @@ fn dimensions(path: &Path, header: &NiftiHeader) -> Result<([usize; 3], usize)> 
     Ok(([side(0), side(1), side(2)], num_volumes))
 }
 
-fn sform(header: &NiftiHeader) -> Affine {
-    Affine([header.srow_x, header.srow_y, header.srow_z].map(|row| row.map(f64::from)))
-}
-
-fn zooms(header: &NiftiHeader) -> [f64; 3] {
-    [1, 2, 3].map(|axis| match f64::from(header.pixdim[axis]).abs() {
-        0.0 => 1.0,
-        zoom => zoom,
-    })
-}
-
-/// The affine of the quaternion; `None` if it is no rotation.
-fn qform(header: &NiftiHeader) -> Option<Affine> {
-    let [b, c, d] = [header.quatern_b, header.quatern_c, header.quatern_d].map(f64::from);
-    let rest = 1.0 - (b * b + c * c + d * d);
-    // rounding of f32
-    if !rest.is_finite() || rest < -1e-5 {
-        return None;
-    }
-    let a = rest.max(0.0).sqrt();
-    let rotation = [
-        [a * a + b * b - c * c - d * d, 2.0 * (b * c - a * d), 2.0 * (b * d + a * c)],
-        [2.0 * (b * c + a * d), a * a + c * c - b * b - d * d, 2.0 * (c * d - a * b)],
-        [2.0 * (b * d - a * c), 2.0 * (c * d + a * b), a * a + d * d - b * b - c * c],
-    ];
-    let mut zooms = zooms(header);
-    if header.pixdim[0] < 0.0 {
-        zooms[2] = -zooms[2];
-    }
-    let step = |axis: usize| scale([rotation[0][axis], rotation[1][axis], rotation[2][axis]], zooms[axis]);
-    let origin = [header.quatern_x, header.quatern_y, header.quatern_z].map(f64::from);
-    Some(Affine::from_columns([step(0), step(1), step(2)], origin))
-}
-
-/// nibabel's affine of a file without one: LAS, with the origin in the centre.
-fn base_affine(header: &NiftiHeader, size: [usize; 3]) -> Affine {
-    let [x, y, z] = zooms(header);
-    let steps = [-x, y, z];
-    let centre = [0, 1, 2].map(|axis| -steps[axis] * (size[axis] as f64 - 1.0) / 2.0);
-    Affine::from_columns([[steps[0], 0.0, 0.0], [0.0, steps[1], 0.0], [0.0, 0.0, steps[2]]], centre)
-}
+#[cfg(test)]
+#[path = "nifti/tests.rs"]
+mod tests;

@@ -43,7 +43,7 @@ fn numbers(voxels: &Voxels) -> Vec<f64> {
 /// Samples that cannot be read, or differ from pydicom, with the reason.
 const DIFFERENT: [(&str, &str); 19] = [
     // explicit VR by its transfer syntax, implicit VR in fact
-    ("SC_rgb_jpeg.dcm", "truncated or damaged"),
+    ("SC_rgb_jpeg.dcm", "not the encoding that its transfer syntax says"),
     ("resampled_anat_moved.nii", "153 of 1071 voxels are NaN"),
     ("row_major.dconn.nii", "NIfTI-2"),
     ("JPEGLSNearLossless_08.dcm", "JPEG-LS"),
@@ -129,14 +129,22 @@ fn python_reads_our_nifti_masks() {
         assert_eq!(report["orientation"].as_str(), Some(volume.grid.affine.orientation().as_str()), "{name}");
         let values: Vec<u8> = serde_json::from_value(report["values"].clone()).unwrap();
         assert_eq!(values, mask, "{name}");
-        for form in ["affine", "qform"] {
-            if form == "qform" && name == "tilt.zip" {
-                assert!(report[form].is_null(), "a sheared grid has no quaternion");
-                continue;
+        if name.contains(".nii") {
+            // both forms, set or not, are those of the file, so that every program puts the mask on it
+            let source = json(&python(&[Path::new("nifti"), &fixture(name)]));
+            for key in ["affine", "qform", "sform_code", "zooms"] {
+                assert_eq!(report[key], source[key], "{name}, {key}");
             }
-            let affine: [[f64; 4]; 3] = serde_json::from_value(report[form].clone()).unwrap();
-            for (found, wanted) in affine.as_flattened().iter().zip(volume.grid.affine.0.as_flattened()) {
-                assert!((found - wanted).abs() < 1e-4, "{name}, {form}: {affine:?}, not {:?}", volume.grid.affine);
+        } else {
+            for form in ["affine", "qform"] {
+                if form == "qform" && name == "tilt.zip" {
+                    assert!(report[form].is_null(), "a sheared grid has no quaternion");
+                    continue;
+                }
+                let affine: [[f64; 4]; 3] = serde_json::from_value(report[form].clone()).unwrap();
+                for (found, wanted) in affine.as_flattened().iter().zip(volume.grid.affine.0.as_flattened()) {
+                    assert!((found - wanted).abs() < 1e-4, "{name}, {form}: {affine:?}, not {:?}", volume.grid.affine);
+                }
             }
         }
         // and we read it back

@@ -227,22 +227,28 @@ impl Volume {
         Plane::new(&self.grid, axis)
     }
 
-    /// One slice as 8-bit grey. `levels` come from [`super::Window::levels`], once for the whole volume.
+    /// One slice as 8-bit grey. `levels` come from [`super::Window::levels`], once for the whole volume. Padding is black.
     ///
     /// # Errors
     /// [`Error::Shape`] for a slice that does not exist, and for a colour image; see [`Self::colour_slice`].
     pub fn slice(&self, plane: &Plane, slice: usize, levels: &Levels) -> Result<GrayImage> {
-        match &self.voxels {
+        let mut image = match &self.voxels {
             Voxels::I16(voxels) => {
                 let values = plane.values(voxels, slice)?;
-                plane.image(|index| Luma([levels.apply(f32::from(values[index]))]))
+                plane.image(|index| Luma([levels.apply(f32::from(values[index]))]))?
             }
             Voxels::F32(voxels) => {
                 let values = plane.values(voxels, slice)?;
-                plane.image(|index| Luma([levels.apply(values[index])]))
+                plane.image(|index| Luma([levels.apply(values[index])]))?
             }
-            Voxels::Rgb(_) => Err(Error::Shape { reason: "a colour image has no grey values".into() }),
+            Voxels::Rgb(_) => return Err(Error::Shape { reason: "a colour image has no grey values".into() }),
+        };
+        let padding = &self.display.padding;
+        if !padding.is_empty() {
+            let is_padding = |x: u32, y: u32| padding.contains(plane.index(slice, x as usize, y as usize));
+            image.enumerate_pixels_mut().filter(|(x, y, _)| is_padding(*x, *y)).for_each(|(.., pixel)| pixel.0 = [0]);
         }
+        Ok(image)
     }
 
     /// One slice in colour. Grey volumes are windowed, and the grey is repeated.

@@ -2,8 +2,10 @@
 
 use std::fmt;
 
+use super::nifti::geometry::Forms;
+
 /// A DICOM UID. It may lead to a patient, so it is never printed.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Uid(pub(crate) String);
 
 impl fmt::Debug for Uid {
@@ -15,11 +17,8 @@ impl fmt::Debug for Uid {
 /// Where a volume comes from.
 #[derive(Debug, Clone)]
 pub enum Source {
-    /// A NIfTI file, with the code of its affine (`sform_code` or `qform_code`; 0: none).
-    Nifti {
-        /// NIFTI_XFORM code.
-        code: i16,
-    },
+    /// A NIfTI file, with its affines as they are stored.
+    Nifti(Forms),
     /// DICOM files.
     Dicom(Box<References>),
 }

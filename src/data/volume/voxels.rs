@@ -1,5 +1,6 @@
 //! Volumes: voxel values with their grid and what is known about them.
 
+use super::display::Display;
 use super::grid::Grid;
 use super::modality::Modality;
 use super::source::{Source, Uid};
@@ -19,6 +20,8 @@ pub struct Volume {
     pub inverted: bool,
     /// True for a DICOM image that stores 8 bits without a rescale.
     pub is_8_bit: bool,
+    /// What the header says about showing the values.
+    pub display: Display,
     /// Identifies the coordinate system of a DICOM series.
     pub frame_of_reference: Option<Uid>,
     /// What was assumed or ignored, in sentences for the user.
@@ -31,6 +34,11 @@ impl Volume {
     /// True for a colour image, which has one slice and no window.
     pub fn is_colour(&self) -> bool {
         matches!(self.voxels, Voxels::Rgb(_))
+    }
+
+    /// True if the file says how its values become grey, even if that cannot be used.
+    pub fn has_window(&self) -> bool {
+        !self.windows.is_empty() || !self.display.curve.is_linear() || self.display.window_fault.is_some()
     }
 }
 

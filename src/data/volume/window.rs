@@ -5,7 +5,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+use super::display::Curve;
 use super::modality::Modality;
+use super::voxel_set::VoxelSet;
 use super::voxels::{Volume, Voxels};
 use crate::error::{Error, Result};
 
@@ -30,8 +32,8 @@ pub const NAMED: [(&str, f32, f32, &str); 10] = [
 /// How values become grey. As text: `auto`, a name of [`NAMED`], `WIDTH/LEVEL`, `LOW..HIGH`, `file` or `pLOW-pHIGH`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Window {
-    /// By modality. CT: `soft-tissue`. Radiographs: the window of the file, if it has one. 8-bit images that are not CT,
-    /// MR, PET or nuclear medicine: all 256 values. Others: percentiles 0.5 to 99.5 of all voxels.
+    /// By modality. CT: `soft-tissue`. Radiographs: the window or lookup table of the file, if it has one. 8-bit images
+    /// that are not CT, MR, PET or nuclear medicine: all 256 values. Others: percentiles 0.5 to 99.5.
     #[default]
     Auto,
     /// An entry of [`NAMED`], by its index.
@@ -50,9 +52,9 @@ pub enum Window {
         /// White.
         high: f32,
     },
-    /// The first window of the DICOM file.
+    /// The first window of the DICOM file, with its sigmoid if it has one; without a window its lookup table (VOI LUT).
     File,
-    /// Percentiles of all voxels, 0..=100, with linear interpolation as in numpy.
+    /// Percentiles of all voxels that are not padding, 0..=100, with linear interpolation as in numpy.
     Percentiles {
         /// Black.
         low: f32,
@@ -78,33 +80,58 @@ impl Window {
         }
         match &volume.modality {
             Modality::Ct => Self::named("soft-tissue").unwrap_or(PERCENTILES),
-            modality if modality.is_radiograph() && !volume.windows.is_empty() => Self::File,
+            modality if modality.is_radiograph() && volume.has_window() => Self::File,
             modality if volume.is_8_bit && !modality.is_measured() => Self::Range { low: 0.0, high: 255.0 },
             _ => PERCENTILES,
         }
     }
 
-    /// The values of black and white for a volume. Percentiles are computed from all its voxels.
+    /// The values of black and white for a volume. Percentiles are computed from all its voxels that are not padding.
     ///
     /// # Errors
-    /// [`Error::Config`] for `file` if the file has no window.
+    /// [`Error::Config`] for `file` if the file has no window that can be used, and for a window in Hounsfield units if the
+    /// values are not in them.
     pub fn levels(self, volume: &Volume) -> Result<Levels> {
         let [low, high] = match self {
             Self::Auto => return self.chosen_for(volume).levels(volume),
-            Self::Named(index) => around(NAMED[index].1, NAMED[index].2),
+            Self::Named(index) => {
+                check_hounsfield(self, volume)?;
+                around(NAMED[index].1, NAMED[index].2)
+            }
             Self::Level { width, level } => around(width, level),
             Self::Range { low, high } => [low, high],
-            Self::File => volume.windows.first().map(|[width, level]| around(*width, *level)).ok_or_else(|| {
-                let hint = "choose a window by name, for example `--window soft-tissue`, or percentiles: \
-                            `--window p0.5-p99.5`";
-                Error::config("window", "`file` asks for the window of the file, and the file has none", hint)
-            })?,
-            Self::Percentiles { low, high } => percentiles(&volume.voxels, [low, high]),
+            Self::File => return file_levels(volume),
+            Self::Percentiles { low, high } => percentiles(&volume.voxels, &volume.display.padding, [low, high]),
         };
         // a volume with one value
         let high = if high > low { high } else { low + 1.0 };
-        Ok(Levels { low, high, inverted: volume.inverted })
+        Ok(Levels { inverted: volume.inverted, ..Levels::new(low, high) })
     }
+}
+
+/// Refuses a window in Hounsfield units for a CT that has other values.
+fn check_hounsfield(window: Window, volume: &Volume) -> Result<()> {
+    let Some(reason) = &volume.display.not_hounsfield else { return Ok(()) };
+    let reason = format!("{reason}, and `{window}` is a window in Hounsfield units");
+    let hint = "export the series with RescaleSlope and RescaleIntercept, or give a window of the stored values: percentiles \
+                such as `p0.5-p99.5`, or numbers such as `0..4095`";
+    Err(Error::config("window", reason, hint))
+}
+
+/// The levels of the file's own window or lookup table.
+fn file_levels(volume: &Volume) -> Result<Levels> {
+    let hint = "choose a window by name, for example `--window soft-tissue`, or percentiles: `--window p0.5-p99.5`";
+    if let Some(fault) = &volume.display.window_fault {
+        return Err(Error::config("window", format!("the window of the file cannot be used: {fault}"), hint));
+    }
+    let [low, high] = match (volume.windows.first(), &volume.display.curve) {
+        (Some([width, level]), _) => around(*width, *level),
+        (None, Curve::Table(table)) => table.range(),
+        (None, _) => {
+            return Err(Error::config("window", "`file` asks for the window of the file, and the file has none", hint));
+        }
+    };
+    Ok(Levels { low, high, inverted: volume.inverted, curve: volume.display.curve.clone() })
 }
 
 fn around(width: f32, level: f32) -> [f32; 2] {
@@ -112,7 +139,7 @@ fn around(width: f32, level: f32) -> [f32; 2] {
 }
 
 /// The values of black and white, and whether the grey is inverted.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Levels {
     /// Value of black (255 if inverted).
     pub low: f32,
@@ -120,22 +147,40 @@ pub struct Levels {
     pub high: f32,
     /// True for MONOCHROME1: small values are bright.
     pub inverted: bool,
+    /// The way from black to white.
+    #[serde(skip_serializing_if = "Curve::is_linear")]
+    pub curve: Curve,
 }
 
 impl Levels {
+    /// A straight line from black to white.
+    pub fn new(low: f32, high: f32) -> Self {
+        Self { low, high, inverted: false, curve: Curve::Linear }
+    }
+
     /// The grey of a value, rounded; values outside are clipped.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clipped to 0..=255")]
     pub fn apply(&self, value: f32) -> u8 {
-        let grey = ((value - self.low) / (self.high - self.low) * 255.0).clamp(0.0, 255.0).round() as u8;
+        let share = (value - self.low) / (self.high - self.low);
+        let grey = match &self.curve {
+            Curve::Linear => (share * 255.0).clamp(0.0, 255.0).round() as u8,
+            Curve::Sigmoid => (255.0 / (1.0 + (-4.0 * (share - 0.5)).exp())).round() as u8,
+            Curve::Table(table) => table.grey(value),
+        };
         if self.inverted { 255 - grey } else { grey }
     }
 }
 
-/// Percentiles with linear interpolation, as `numpy.percentile`.
-fn percentiles(voxels: &Voxels, wanted: [f32; 2]) -> [f32; 2] {
+/// Percentiles with linear interpolation, as `numpy.percentile`, without padding.
+fn percentiles(voxels: &Voxels, padding: &VoxelSet, wanted: [f32; 2]) -> [f32; 2] {
+    let used = padding.others(voxels.len());
     match voxels {
-        Voxels::I16(values) => percentiles_i16(values, wanted),
-        Voxels::F32(values) => percentiles_f32(values, wanted),
+        Voxels::I16(values) => percentiles_i16(used.flat_map(|run| &values[run]), wanted),
+        Voxels::F32(values) => {
+            let mut sorted = Vec::with_capacity(values.len() - padding.len());
+            used.for_each(|run| sorted.extend_from_slice(&values[run]));
+            percentiles_f32(sorted, wanted)
+        }
         Voxels::Rgb(_) => [0.0, 255.0],
     }
 }
@@ -153,11 +198,10 @@ fn interpolate(below: f64, above: f64, share: f64) -> f32 {
     (below + (above - below) * share) as f32
 }
 
-fn percentiles_i16(values: &[i16], wanted: [f32; 2]) -> [f32; 2] {
+fn percentiles_i16<'a>(values: impl Iterator<Item = &'a i16>, wanted: [f32; 2]) -> [f32; 2] {
     let mut counts = vec![0_usize; 1 << 16];
-    for value in values {
-        counts[usize::from(value.abs_diff(i16::MIN))] += 1;
-    }
+    values.for_each(|value| counts[usize::from(value.abs_diff(i16::MIN))] += 1);
+    let total = counts.iter().sum();
     let at = |rank: usize| {
         let mut seen = 0;
         for (value, count) in (i32::from(i16::MIN)..).zip(&counts) {
@@ -169,16 +213,15 @@ fn percentiles_i16(values: &[i16], wanted: [f32; 2]) -> [f32; 2] {
         0.0
     };
     wanted.map(|percentile| {
-        let (below, above, share) = ranks(percentile, values.len());
+        let (below, above, share) = ranks(percentile, total);
         interpolate(at(below), at(above), share)
     })
 }
 
-fn percentiles_f32(values: &[f32], wanted: [f32; 2]) -> [f32; 2] {
-    if values.is_empty() {
+fn percentiles_f32(mut sorted: Vec<f32>, wanted: [f32; 2]) -> [f32; 2] {
+    if sorted.is_empty() {
         return [0.0, 1.0];
     }
-    let mut sorted = values.to_vec();
     wanted.map(|percentile| {
         let (below, above, share) = ranks(percentile, sorted.len());
         let (_, middle, rest) = sorted.select_nth_unstable_by(below, f32::total_cmp);
@@ -290,10 +333,15 @@ mod tests {
 
     #[test]
     fn values_are_rounded_and_clipped() {
-        let levels = Levels { low: -160.0, high: 240.0, inverted: false };
+        let levels = Levels::new(-160.0, 240.0);
         assert_eq!([-2000.0, -160.0, 40.0, 240.0, 3000.0].map(|value| levels.apply(value)), [0, 0, 128, 255, 255]);
-        let inverted = Levels { inverted: true, ..levels };
+        let inverted = Levels { inverted: true, ..levels.clone() };
         assert_eq!([-160.0, 240.0].map(|value| inverted.apply(value)), [255, 0]);
+        // DICOM PS3.3, C.11.2.1.3.1: 255 / (1 + exp(-4 (value - level) / width))
+        let sigmoid = Levels { curve: Curve::Sigmoid, ..Levels::new(-160.0, 240.0) };
+        assert_eq!([-2000.0, -160.0, 40.0, 240.0, 3000.0].map(|value| sigmoid.apply(value)), [0, 30, 128, 225, 255]);
+        assert_eq!(serde_json::to_value(&sigmoid).unwrap()["curve"], "sigmoid");
+        assert!(serde_json::to_value(Levels::new(0.0, 1.0)).unwrap().get("curve").is_none());
     }
 
     /// Numbers of numpy.percentile.
@@ -303,10 +351,10 @@ mod tests {
         let near = |found: [f32; 2], wanted: [f32; 2]| {
             assert!(found.iter().zip(wanted).all(|(a, b)| (a - b).abs() < 1e-3), "{found:?}, not {wanted:?}");
         };
-        near(percentiles_i16(&values, [0.5, 99.5]), [-286.68, 859.77]);
-        near(percentiles_i16(&values, [0.0, 30.0]), [-300.0, 1.0]);
+        near(percentiles_i16(values.iter(), [0.5, 99.5]), [-286.68, 859.77]);
+        near(percentiles_i16(values.iter(), [0.0, 30.0]), [-300.0, 1.0]);
         let sevenths = values.map(|value| f32::from(value) / 7.0);
-        near(percentiles_f32(&sevenths, [0.5, 99.5]), [-40.954_285, 122.824_3]);
-        near(percentiles_f32(&sevenths, [30.0, 100.0]), [0.142_857, 128.571_43]);
+        near(percentiles_f32(sevenths.to_vec(), [0.5, 99.5]), [-40.954_285, 122.824_3]);
+        near(percentiles_f32(sevenths.to_vec(), [30.0, 100.0]), [0.142_857, 128.571_43]);
     }
 }

@@ -8,6 +8,7 @@ use flate2::write::GzEncoder;
 
 use super::dicom::seg::{self, Segment};
 use super::grid::{Affine, Grid};
+use super::nifti::geometry::Forms;
 use super::path::{has_extension, is_nifti_name};
 use super::source::Source;
 use super::voxels::Volume;
@@ -16,8 +17,6 @@ use crate::files;
 
 /// Bytes of the header with the flag that says that no extension follows.
 const HEADER: usize = 352;
-/// `sform_code` and `qform_code` of scanner coordinates.
-const SCANNER: i16 = 1;
 
 /// File formats of masks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,7 +45,7 @@ impl MaskFormat {
 pub fn check(path: &Path, volume: &Volume) -> Result<()> {
     match MaskFormat::of(path) {
         Some(MaskFormat::DicomSeg) => seg::check(path, volume).map(drop),
-        Some(MaskFormat::Nifti) => header(path, &volume.grid, SCANNER).map(drop),
+        Some(MaskFormat::Nifti) => header(path, &volume.grid, &forms(volume)).map(drop),
         None => {
             let reason = format!("`{}` has the wrong file extension", path.display());
             Err(Error::config("--out", reason, "use a file name that ends with `.nii.gz`, `.nii` or `.dcm`"))
@@ -60,9 +59,18 @@ pub fn check(path: &Path, volume: &Volume) -> Result<()> {
 /// # Errors
 /// As [`check`]; [`Error::Shape`] for a mask of another size; [`Error::Io`].
 pub fn segments(path: &Path, segments: &[Segment], volume: &Volume) -> Result<()> {
+    let bytes = encoded(path, segments, volume)?;
+    files::write_output(path, &bytes).map_err(Error::io(path, "write"))
+}
+
+/// The bytes of the file that [`segments()`] writes.
+///
+/// # Errors
+/// As [`segments()`].
+pub fn encoded(path: &Path, segments: &[Segment], volume: &Volume) -> Result<Vec<u8>> {
     check(path, volume)?;
     if MaskFormat::of(path) == Some(MaskFormat::DicomSeg) {
-        return seg::write(path, segments, volume);
+        return seg::encoded(path, segments, volume);
     }
     let mut labels = vec![0_u8; volume.grid.num_voxels()];
     for (segment, label) in segments.iter().zip(1..=u8::MAX) {
@@ -70,22 +78,23 @@ pub fn segments(path: &Path, segments: &[Segment], volume: &Volume) -> Result<()
         let pairs = labels.iter_mut().zip(segment.mask);
         pairs.filter(|(_, value)| **value != 0).for_each(|(voxel, _)| *voxel = label);
     }
-    nifti(path, &labels, volume)
+    encoded_nifti(path, &header_like(path, volume)?, &labels)
 }
 
-/// Writes labels (one value for each voxel) as NIfTI-1 with the grid of their volume and voxels of type uint8. A path
-/// that ends with `.gz` is compressed.
+/// Writes labels (one value for each voxel) as NIfTI-1 with the position of their volume and voxels of type uint8. The
+/// affines of a NIfTI volume are copied as they are, so that every program shows the mask on its volume. A path that ends
+/// with `.gz` is compressed.
 ///
 /// # Errors
 /// [`Error::Shape`] for another number of values; [`Error::Data`] for a grid that NIfTI cannot hold; [`Error::Io`].
 pub fn nifti(path: &Path, labels: &[u8], volume: &Volume) -> Result<()> {
     volume.grid.check(labels.len())?;
-    let code = match volume.source {
-        Source::Nifti { code } => code,
-        Source::Dicom(_) => SCANNER,
-    };
-    let header = header(path, &volume.grid, code.max(SCANNER))?;
-    write_nifti(path, &header, labels)
+    write_nifti(path, &header_like(path, volume)?, labels)
+}
+
+/// The header of a mask of `volume`.
+fn header_like(path: &Path, volume: &Volume) -> Result<[u8; HEADER]> {
+    header(path, &volume.grid, &forms(volume))
 }
 
 /// Writes labels on a grid as [`nifti()`] does, without a volume.
@@ -94,7 +103,7 @@ pub fn nifti(path: &Path, labels: &[u8], volume: &Volume) -> Result<()> {
 /// As [`nifti()`].
 pub fn nifti_labels(path: &Path, labels: &[u8], grid: &Grid) -> Result<()> {
     grid.check(labels.len())?;
-    write_nifti(path, &header(path, grid, SCANNER)?, labels)
+    write_nifti(path, &header(path, grid, &Forms::of_grid(grid))?, labels)
 }
 
 /// Writes voxels as NIfTI-1 of type int16. A path that ends with `.gz` is compressed.
@@ -103,7 +112,7 @@ pub fn nifti_labels(path: &Path, labels: &[u8], grid: &Grid) -> Result<()> {
 /// As [`nifti()`].
 pub fn nifti_i16(path: &Path, values: &[i16], grid: &Grid) -> Result<()> {
     grid.check(values.len())?;
-    let mut header = header(path, grid, SCANNER)?;
+    let mut header = header(path, grid, &Forms::of_grid(grid))?;
     // int16, 16 bits
     header[70..72].copy_from_slice(&4_i16.to_le_bytes());
     header[72..74].copy_from_slice(&16_i16.to_le_bytes());
@@ -114,19 +123,22 @@ pub fn nifti_i16(path: &Path, values: &[i16], grid: &Grid) -> Result<()> {
 }
 
 fn write_nifti(path: &Path, header: &[u8; HEADER], voxels: &[u8]) -> Result<()> {
-    let bytes = if has_extension(path, "gz") {
-        let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
-        let written = encoder.write_all(header).and_then(|()| encoder.write_all(voxels));
-        written.and_then(|()| encoder.finish()).map_err(Error::io(path, "write"))?
-    } else {
-        [header, voxels].concat()
-    };
+    let bytes = encoded_nifti(path, header, voxels)?;
     files::write_output(path, &bytes).map_err(Error::io(path, "write"))
+}
+
+fn encoded_nifti(path: &Path, header: &[u8; HEADER], voxels: &[u8]) -> Result<Vec<u8>> {
+    if !has_extension(path, "gz") {
+        return Ok([header, voxels].concat());
+    }
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    let written = encoder.write_all(header).and_then(|()| encoder.write_all(voxels));
+    written.and_then(|()| encoder.finish()).map_err(Error::io(path, "write"))
 }
 
 /// The header of a mask, little-endian. Offsets are those of nifti1.h.
 #[expect(clippy::cast_possible_truncation, reason = "NIfTI stores f32")]
-fn header(path: &Path, grid: &Grid, code: i16) -> Result<[u8; HEADER]> {
+fn header(path: &Path, grid: &Grid, forms: &Forms) -> Result<[u8; HEADER]> {
     let mut header = [0; HEADER];
     let mut put = |offset: usize, bytes: &[u8]| header[offset..offset + bytes.len()].copy_from_slice(bytes);
     put(0, &348_i32.to_le_bytes());
@@ -147,50 +159,19 @@ fn header(path: &Path, grid: &Grid, code: i16) -> Result<[u8; HEADER]> {
         let reason = "NIfTI cannot hold its affine, whose numbers are too large or too small for 32 bits";
         return Err(Error::data(path, reason, "correct the spacing of the volume, for example with nibabel"));
     }
-    let quaternion = quaternion(&grid.affine);
-    let spacing = grid.spacing();
-    let pixdim = [quaternion.map_or(1.0, |found| found.1), spacing[0], spacing[1], spacing[2]];
-    pixdim.iter().enumerate().for_each(|(index, value)| put(76 + 4 * index, &(*value as f32).to_le_bytes()));
     put(108, &(HEADER as f32).to_le_bytes());
-    // slope 1; millimetres
+    // slope 1
     put(112, &1_f32.to_le_bytes());
-    put(123, &[2]);
     put(148, b"mask by prsmed");
-    let [x, y, z] = grid.affine.origin();
-    if let Some((vector, _)) = quaternion {
-        put(252, &code.to_le_bytes());
-        let values = [vector[0], vector[1], vector[2], x, y, z];
-        values.iter().enumerate().for_each(|(index, value)| put(256 + 4 * index, &(*value as f32).to_le_bytes()));
-    }
-    put(254, &code.to_le_bytes());
-    let rows = grid.affine.0.iter().flatten().enumerate();
-    rows.for_each(|(index, value)| put(280 + 4 * index, &(*value as f32).to_le_bytes()));
     put(344, b"n+1\0");
+    forms.put(&mut header);
     Ok(header)
 }
 
-/// `b`, `c` and `d` of the rotation of an affine, and the sign of its third axis; `None` if its axes are not orthogonal.
-fn quaternion(affine: &Affine) -> Option<([f64; 3], f64)> {
-    let mut steps = affine.unit_steps()?;
-    let sign = if affine.determinant() < 0.0 { -1.0 } else { 1.0 };
-    steps[2] = steps[2].map(|value| value * sign);
-    // the matrix has the steps as its columns
-    let at = |row: usize, column: usize| steps[column][row];
-    let diagonal = [at(0, 0), at(1, 1), at(2, 2)];
-    let a = (1.0 + diagonal.iter().sum::<f64>()).max(0.0).sqrt() / 2.0;
-    let skew = [at(2, 1) - at(1, 2), at(0, 2) - at(2, 0), at(1, 0) - at(0, 1)];
-    if a > 0.1 {
-        return Some((skew.map(|value| value / (4.0 * a)), sign));
+/// The forms of a volume's file, or those of its grid.
+fn forms(volume: &Volume) -> Forms {
+    match &volume.source {
+        Source::Nifti(forms) => forms.clone(),
+        Source::Dicom(_) => Forms::of_grid(&volume.grid),
     }
-    // half a turn: from the largest entry of the diagonal
-    let largest = (0..3).max_by(|x, y| diagonal[*x].total_cmp(&diagonal[*y]))?;
-    let (next, last) = ((largest + 1) % 3, (largest + 2) % 3);
-    let side = (1.0 + diagonal[largest] - diagonal[next] - diagonal[last]).max(0.0).sqrt() / 2.0;
-    let mut vector = [0.0; 3];
-    vector[largest] = side;
-    vector[next] = (at(next, largest) + at(largest, next)) / (4.0 * side);
-    vector[last] = (at(last, largest) + at(largest, last)) / (4.0 * side);
-    // the fourth number must not be negative
-    let flip = if skew[largest] < 0.0 { -1.0 } else { 1.0 };
-    Some((vector.map(|value| value * flip), sign))
 }

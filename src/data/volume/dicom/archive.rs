@@ -1,7 +1,7 @@
 //! Files of a series: one file, the files of a folder, or the entries of a zip.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use zip::ZipArchive;
@@ -14,6 +14,8 @@ use crate::files;
 
 /// Most files of a folder or zip.
 const MAX_FILES: usize = 20_000;
+/// Most bytes of the directory of a zip: names of 200 bytes.
+const MAX_DIRECTORY: u64 = 256 * MAX_FILES as u64;
 /// Deepest folder below the given one.
 const MAX_DEPTH: usize = 8;
 
@@ -120,6 +122,11 @@ impl Zip {
             let reason = format!("it has more than {MAX_FILES} files");
             return Err(Error::data(path, reason, "make a zip of one series"));
         }
+        let num_entries = num_entries(path, archive.central_directory_start(), size)?;
+        if num_entries != archive.len() {
+            let reason = format!("{num_entries} files have {} names", archive.len());
+            return Err(Error::data(path, reason, "make a zip in which every file has its own name"));
+        }
         let mut entries = Vec::new();
         for index in 0..archive.len() {
             let entry = archive.by_index_raw(index).map_err(|_| damaged(path))?;
@@ -157,6 +164,24 @@ impl Zip {
     }
 }
 
+/// Number of files in the directory of a zip file, from `start` on. The reader keeps one of several files with one name.
+fn num_entries(path: &Path, start: u64, size: u64) -> Result<usize> {
+    const ENTRY: &[u8] = b"PK\x01\x02";
+    const HEADER: usize = 46;
+    let mut file = files::open(path).map_err(Error::io(path, "read"))?;
+    file.seek(SeekFrom::Start(start)).map_err(Error::io(path, "read"))?;
+    let mut directory = Vec::new();
+    file.take(size.min(MAX_DIRECTORY)).read_to_end(&mut directory).map_err(Error::io(path, "read"))?;
+    let (mut at, mut count) = (0, 0);
+    while let Some(header) = directory.get(at..at + HEADER).filter(|header| header.starts_with(ENTRY)) {
+        let length = |at: usize| usize::from(u16::from_le_bytes([header[at], header[at + 1]]));
+        // the name, the extra field and the comment follow
+        at += HEADER + length(28) + length(30) + length(32);
+        count += 1;
+    }
+    Ok(count)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,6 +208,30 @@ mod tests {
         assert_eq!(container.len(), 2);
         let error = (0..2).find_map(|index| container.read(index).err()).expect("too much").to_string();
         assert!(error.contains("200 times as large"), "{error}");
+    }
+
+    /// The writer refuses equal names, so they are patched in.
+    #[test]
+    fn files_with_equal_names_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("series.zip");
+        for (names, expected) in [
+            (["a1", "a2", "a3"], "3 files have 1 names"),
+            (["a1", "a1b", "a2"], "3 files have 2 names"),
+            (["x/a1", "x/a2", "y/a2"], "3 files have 2 names"),
+        ] {
+            zip(&path, &names.map(|name| (name, name.as_bytes())));
+            assert_eq!(Container::open(&path).unwrap().len(), 3);
+            let mut bytes = std::fs::read(&path).unwrap();
+            let places: Vec<usize> =
+                (0..bytes.len() - 1).filter(|at| matches!(&bytes[*at..*at + 2], b"a2" | b"a3")).collect();
+            for at in places {
+                bytes[at + 1] = b'1';
+            }
+            std::fs::write(&path, bytes).unwrap();
+            let Err(error) = Container::open(&path) else { panic!("{names:?}") };
+            assert!(error.to_string().contains(expected), "{error}");
+        }
     }
 
     #[test]

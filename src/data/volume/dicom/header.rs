@@ -1,20 +1,23 @@
 //! What the header of a DICOM image says about its pixels and their position. Identifiers of the patient are not read.
 
-use dicom_core::Tag;
 use dicom_core::header::Header as _;
+use dicom_core::{Tag, VR};
 use dicom_dictionary_std::tags;
 use dicom_object::InMemDicomObject;
 use std::path::Path;
+use std::sync::Arc;
 
+use super::super::display::Table;
+use super::super::grid::{dot, length};
 use super::super::limits::check_size;
 use super::super::modality::Modality;
+use super::numbers::{array, distances, integer, name, number, numbers, text, wrong};
 use super::object::Object;
 use super::syntax;
 use crate::error::{Error, Result};
 
 /// Most frames of a file. A header could promise many frames of one pixel.
 const MAX_FRAMES: usize = 1 << 16;
-const DAMAGED: &str = "export the series again from the archive";
 
 /// Header of one DICOM file with an image.
 #[derive(Clone)]
@@ -28,6 +31,16 @@ pub(super) struct Header {
     pub frame_of_reference: Option<String>,
     pub pixels: PixelFormat,
     pub frames: Vec<Frame>,
+    /// Smallest and largest stored value of pixels that are not part of the image.
+    pub padding: Option<[i64; 2]>,
+    /// Lookup table for grey values, which may be used instead of a window.
+    pub table: Option<Arc<Table>>,
+    /// True for an overview image for planning.
+    pub is_localizer: bool,
+    /// SeriesDescription, to compare it with the text that a user gives. It is never printed.
+    pub description: String,
+    /// Names and values of what tells images at one position apart.
+    pub distinct: Vec<(&'static str, f64)>,
     /// True if lines or text are stored apart from the pixels.
     pub has_overlay: bool,
 }
@@ -77,47 +90,28 @@ pub(super) struct Frame {
     pub orientation: Option<[f64; 6]>,
     /// Distance in mm of neighbouring pixels along a row, along a column.
     pub spacing: Option<[f64; 2]>,
-    /// SpacingBetweenSlices or SliceThickness in mm; used for a single slice only.
-    pub thickness: Option<f64>,
-    pub slope: f64,
-    pub intercept: f64,
+    /// SpacingBetweenSlices or SliceThickness in mm, or why it cannot be used; for a single slice only.
+    pub thickness: Result<Option<f64>, String>,
+    /// Slope and intercept, as far as they are stated.
+    pub rescale: [Option<f64>; 2],
+    /// True if RescaleType says that a CT has no Hounsfield units.
+    pub has_other_unit: bool,
     /// Width and level.
     pub windows: Vec<[f32; 2]>,
+    /// Why the windows cannot be used.
+    pub window_fault: Option<String>,
+    /// True if the windows are sigmoids.
+    pub is_sigmoid: bool,
 }
 
-fn wrong(path: &Path, reason: impl Into<String>) -> Error {
-    Error::data(path, reason, DAMAGED)
-}
-
-pub(super) fn text(object: &InMemDicomObject, tag: Tag) -> Option<String> {
-    let text = object.get(tag)?.to_str().ok()?;
-    let text = text.trim_matches(|c: char| c.is_whitespace() || c == '\0');
-    (!text.is_empty()).then(|| text.to_owned())
-}
-
-fn numbers(object: &InMemDicomObject, tag: Tag) -> Option<Vec<f64>> {
-    let numbers = object.get(tag)?.to_multi_float64().ok()?;
-    (!numbers.is_empty() && numbers.iter().all(|number| number.is_finite())).then_some(numbers)
-}
-
-fn number(object: &InMemDicomObject, tag: Tag) -> Option<f64> {
-    numbers(object, tag)?.first().copied()
-}
-
-fn integer(object: &InMemDicomObject, tag: Tag) -> Option<i64> {
-    object.get(tag)?.to_int::<i64>().ok()
-}
-
-/// A number that the image is wrong without: an error if its value is not a number, `None` if there is no value.
-fn required(path: &Path, object: &InMemDicomObject, tag: Tag, name: &str) -> Result<Option<f64>> {
-    match number(object, tag) {
-        None if text(object, tag).is_some() => Err(wrong(path, format!("its header has no valid {name}"))),
-        found => Ok(found),
+impl Frame {
+    pub(super) fn slope(&self) -> f64 {
+        self.rescale[0].unwrap_or(1.0)
     }
-}
 
-fn array<const N: usize>(numbers: Option<Vec<f64>>) -> Option<[f64; N]> {
-    numbers?.try_into().ok()
+    pub(super) fn intercept(&self) -> f64 {
+        self.rescale[1].unwrap_or(0.0)
+    }
 }
 
 impl Header {
@@ -129,7 +123,7 @@ impl Header {
             return Ok(None);
         }
         let pixels = PixelFormat::read(path, object)?;
-        let num_frames = required(path, object, tags::NUMBER_OF_FRAMES, "NumberOfFrames")?.unwrap_or(1.0).max(1.0);
+        let num_frames = number(path, object, tags::NUMBER_OF_FRAMES)?.unwrap_or(1.0).max(1.0);
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
@@ -145,8 +139,21 @@ impl Header {
             return Err(Error::data(path, "it has a modality lookup table, which cannot be read", hint));
         }
         let groups = Groups::new(object);
-        let frames = (0..num_frames).map(|frame| groups.frame(path, object, frame)).collect::<Result<_>>()?;
+        let mut frames = (0..num_frames).map(|frame| groups.frame(path, object, frame)).collect::<Result<Vec<_>>>()?;
+        let table = groups.table(path, object, &pixels, frames[0].intercept() < 0.0).unwrap_or_else(|error| {
+            frames.iter_mut().filter(|frame| frame.windows.is_empty()).for_each(|frame| {
+                frame.window_fault.get_or_insert_with(|| error.to_string());
+            });
+            None
+        });
+        let distinct = DISTINCT.iter().filter_map(|tag| Some((name(*tag), number(path, object, *tag).ok()??)));
         Ok(Some(Self {
+            padding: padding(path, object, &pixels)?,
+            table,
+            is_localizer: text(object, tags::IMAGE_TYPE)
+                .is_some_and(|kind| kind.split('\\').any(|part| part.trim() == "LOCALIZER")),
+            description: text(object, tags::SERIES_DESCRIPTION).unwrap_or_default(),
+            distinct: distinct.collect(),
             modality: Modality::from_code(&modality),
             study: text(object, tags::STUDY_INSTANCE_UID).unwrap_or_default(),
             series: text(object, tags::SERIES_INSTANCE_UID).unwrap_or_default(),
@@ -259,50 +266,182 @@ impl<'a> Groups<'a> {
     }
 
     pub(super) fn frame(&self, path: &Path, object: &'a InMemDicomObject, frame: usize) -> Result<Frame> {
-        let value = |sequence: Tag, tag: Tag| numbers(self.holder(object, frame, sequence, tag)?, tag);
-        let first = |sequence: Tag, tag: Tag| value(sequence, tag).and_then(|values| values.first().copied());
+        let holder = |sequence: Tag, tag: Tag| self.holder(object, frame, sequence, tag).unwrap_or(object);
         let measures = tags::PIXEL_MEASURES_SEQUENCE;
-        let spacing: Option<[f64; 2]> = array(value(measures, tags::PIXEL_SPACING))
-            .or_else(|| array(numbers(object, tags::IMAGER_PIXEL_SPACING)))
-            .or_else(|| array(numbers(object, tags::NOMINAL_SCANNED_PIXEL_SPACING)))
-            .or_else(|| ultrasound_spacing(object));
-        let thickness =
-            first(measures, tags::SPACING_BETWEEN_SLICES).or_else(|| first(measures, tags::SLICE_THICKNESS));
-        let transformation = tags::PIXEL_VALUE_TRANSFORMATION_SEQUENCE;
-        let stated = |tag: Tag, name: &str| match self.holder(object, frame, transformation, tag) {
-            Some(holder) => required(path, holder, tag, name),
-            None => Ok(None),
-        };
-        let slope = stated(tags::RESCALE_SLOPE, "RescaleSlope")?.unwrap_or(1.0);
-        let intercept = stated(tags::RESCALE_INTERCEPT, "RescaleIntercept")?.unwrap_or(0.0);
-        if slope == 0.0 {
-            return Err(wrong(path, "its rescale slope is 0"));
+        let mut spacing = distances(path, holder(measures, tags::PIXEL_SPACING), tags::PIXEL_SPACING)?;
+        for tag in [tags::IMAGER_PIXEL_SPACING, tags::NOMINAL_SCANNED_PIXEL_SPACING] {
+            spacing = if spacing.is_none() { distances(path, object, tag)? } else { spacing };
         }
+        if spacing.is_none() {
+            spacing = ultrasound_spacing(path, object)?;
+        }
+        // most series do not need it
+        let thickness = |tag: Tag| match number(path, holder(measures, tag), tag) {
+            Ok(mm) => Ok(mm.map(f64::abs).filter(|mm| *mm > 0.0)),
+            Err(error) => Err(error.to_string()),
+        };
+        let thickness = match thickness(tags::SPACING_BETWEEN_SLICES) {
+            Ok(None) => thickness(tags::SLICE_THICKNESS),
+            found => found,
+        };
+        let transformation = tags::PIXEL_VALUE_TRANSFORMATION_SEQUENCE;
+        let rescale = |tag: Tag| number(path, holder(transformation, tag), tag);
+        let rescale = [rescale(tags::RESCALE_SLOPE)?, rescale(tags::RESCALE_INTERCEPT)?];
+        let is_ct = text(object, tags::MODALITY).as_deref() == Some("CT");
+        check_rescale(path, rescale, is_ct)?;
+        let unit = text(holder(transformation, tags::RESCALE_TYPE), tags::RESCALE_TYPE);
         let voi = tags::FRAME_VOILUT_SEQUENCE;
-        let widths = value(voi, tags::WINDOW_WIDTH).unwrap_or_default();
-        let levels = value(voi, tags::WINDOW_CENTER).unwrap_or_default();
-        #[expect(clippy::cast_possible_truncation, reason = "a window")]
-        let windows = widths.iter().zip(&levels).map(|(width, level)| [*width as f32, *level as f32]);
+        // only some windows of the user need it
+        let window = |tag: Tag| numbers(path, holder(voi, tag), tag).map(Option::unwrap_or_default);
+        let function = text(holder(voi, tags::VOILUT_FUNCTION), tags::VOILUT_FUNCTION);
+        let is_known = matches!(function.as_deref(), None | Some("LINEAR" | "LINEAR_EXACT" | "SIGMOID"));
+        let (windows, window_fault) = match (window(tags::WINDOW_WIDTH), window(tags::WINDOW_CENTER)) {
+            (Ok(widths), Ok(levels)) if is_known => (windows(&widths, &levels), None),
+            (Ok(_), Ok(_)) => (Vec::new(), Some("its VOILUTFunction is unknown".to_owned())),
+            (Err(error), _) | (_, Err(error)) => (Vec::new(), Some(error.to_string())),
+        };
+        let (position, orientation) = (tags::IMAGE_POSITION_PATIENT, tags::IMAGE_ORIENTATION_PATIENT);
         Ok(Frame {
-            position: array(value(tags::PLANE_POSITION_SEQUENCE, tags::IMAGE_POSITION_PATIENT)),
-            orientation: array(value(tags::PLANE_ORIENTATION_SEQUENCE, tags::IMAGE_ORIENTATION_PATIENT)),
+            position: array(path, holder(tags::PLANE_POSITION_SEQUENCE, position), position)?,
+            orientation: directions(path, holder(tags::PLANE_ORIENTATION_SEQUENCE, orientation))?,
             // the first number of DICOM is the distance between rows
             spacing: spacing.map(|[between_rows, between_columns]| [between_columns, between_rows]),
-            thickness: thickness.map(f64::abs),
-            slope,
-            intercept,
-            windows: windows.filter(|[width, _]| *width > 0.0).collect(),
+            thickness,
+            rescale,
+            has_other_unit: is_ct && unit.is_some_and(|unit| !matches!(unit.as_str(), "HU" | "HU_MOD" | "US")),
+            windows,
+            window_fault,
+            is_sigmoid: function.as_deref() == Some("SIGMOID"),
         })
+    }
+
+    /// The lookup table for grey values of the first frame; a damaged one is an error.
+    fn table(
+        &self,
+        path: &Path,
+        object: &'a InMemDicomObject,
+        format: &PixelFormat,
+        has_negative: bool,
+    ) -> Result<Option<Arc<Table>>> {
+        let holder = self.holder(object, 0, tags::FRAME_VOILUT_SEQUENCE, tags::VOILUT_SEQUENCE).unwrap_or(object);
+        let items = holder.get(tags::VOILUT_SEQUENCE).and_then(|element| element.items()).unwrap_or_default();
+        let Some(item) = items.first().filter(|_| format.photometric.is_grey()) else { return Ok(None) };
+        let table = table(item, format.is_signed || has_negative);
+        table.map(|table| Some(Arc::new(table))).ok_or_else(|| wrong(path, "its lookup table (VOI LUT) is damaged"))
     }
 }
 
+/// Refuses a rescale whose values are no measurements, or cannot be kept as 32-bit floating-point numbers.
+fn check_rescale(path: &Path, [slope, intercept]: [Option<f64>; 2], is_ct: bool) -> Result<()> {
+    let (most_slope, most_intercept) = if is_ct { (1e3, 1e6) } else { (1e20, 1e20) };
+    if slope == Some(0.0) {
+        return Err(wrong(path, "RescaleSlope is 0"));
+    }
+    let (slope, intercept) = (slope.unwrap_or(1.0).abs(), intercept.unwrap_or(0.0).abs());
+    if !(1e-20..=most_slope).contains(&slope) {
+        return Err(wrong(path, format!("RescaleSlope is {slope:e}, which is out of range")));
+    }
+    if intercept > most_intercept || intercept > slope * f64::from(1 << 24) {
+        let reason =
+            format!("RescaleIntercept is {intercept:e}, which is out of range for a RescaleSlope of {slope:e}");
+        return Err(wrong(path, reason));
+    }
+    Ok(())
+}
+
+/// ImageOrientationPatient. Zeros stand for no orientation.
+fn directions(path: &Path, object: &InMemDicomObject) -> Result<Option<[f64; 6]>> {
+    let found = array::<6>(path, object, tags::IMAGE_ORIENTATION_PATIENT)?;
+    let Some(found @ [a, b, c, d, e, f]) = found.filter(|all| all.iter().any(|value| *value != 0.0)) else {
+        return Ok(None);
+    };
+    let (row, column) = ([a, b, c], [d, e, f]);
+    let is_unit = |vector| (length(vector) - 1.0).abs() < 0.01;
+    if is_unit(row) && is_unit(column) && dot(row, column).abs() < 0.01 {
+        return Ok(Some(found));
+    }
+    let reason = format!(
+        "ImageOrientationPatient is `{a}\\{b}\\{c}\\{d}\\{e}\\{f}`, and must be two perpendicular directions of length 1"
+    );
+    Err(wrong(path, reason))
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "a window")]
+fn windows(widths: &[f64], levels: &[f64]) -> Vec<[f32; 2]> {
+    let windows = widths.iter().zip(levels).map(|(width, level)| [*width as f32, *level as f32]);
+    windows.filter(|[width, level]| *width > 0.0 && width.is_finite() && level.is_finite()).collect()
+}
+
+/// Descriptor and entries of a lookup table.
+fn table(item: &InMemDicomObject, is_signed: bool) -> Option<Table> {
+    let descriptor = item.get(tags::LUT_DESCRIPTOR)?.to_multi_int::<i32>().ok()?;
+    let [count, first, bits] = descriptor.as_slice() else { return None };
+    let count = match usize::try_from(count & 0xffff).ok()? {
+        0 => 1 << 16,
+        count => count,
+    };
+    let first = if *first < 0 { i64::from(*first) } else { padding_value(i64::from(*first), 16, is_signed) };
+    let bytes = item.get(tags::LUT_DATA)?.to_bytes().ok()?;
+    let entries: Vec<u16> = if bytes.len() >= 2 * count {
+        bytes.chunks_exact(2).take(count).map(|word| u16::from_le_bytes([word[0], word[1]])).collect()
+    } else {
+        bytes.iter().take(count).copied().map(u16::from).collect()
+    };
+    if entries.len() < count {
+        None
+    } else {
+        Table::new(i32::try_from(first).ok()?, &entries, u32::try_from(*bits).ok()?)
+    }
+}
+
+/// Smallest and largest stored value of padding (PS3.3, C.7.5.1.1.2): PixelPaddingValue, up to PixelPaddingRangeLimit.
+fn padding(path: &Path, object: &InMemDicomObject, format: &PixelFormat) -> Result<Option<[i64; 2]>> {
+    let value = |tag: Tag| -> Result<Option<i64>> {
+        let Some(element) = object.get(tag).filter(|_| format.photometric.is_grey()) else { return Ok(None) };
+        // numbers without a value representation are little-endian
+        let value = match (element.vr(), element.to_bytes()) {
+            (VR::UN | VR::OW | VR::OB, Ok(bytes)) if bytes.len() == 2 => {
+                Some(f64::from(u16::from_le_bytes([bytes[0], bytes[1]])))
+            }
+            _ => number(path, object, tag)?,
+        };
+        #[expect(clippy::cast_possible_truncation, reason = "16 bits; any other number is outside of the pixels")]
+        let value = value.map(|value| padding_value(value as i64, format.bits_allocated.min(16), format.is_signed));
+        Ok(value)
+    };
+    let Some(first) = value(tags::PIXEL_PADDING_VALUE)? else { return Ok(None) };
+    let last = value(tags::PIXEL_PADDING_RANGE_LIMIT)?.unwrap_or(first);
+    Ok(Some([first.min(last), first.max(last)]))
+}
+
+/// A value that may be stored with the wrong sign, as one of `bits` bits.
+fn padding_value(value: i64, bits: u16, is_signed: bool) -> i64 {
+    let size = 1_i64 << bits;
+    let value = value.rem_euclid(size);
+    if is_signed && value >= size / 2 { value - size } else { value }
+}
+
+/// Attributes that tell images at one position apart.
+const DISTINCT: [Tag; 7] = [
+    tags::ECHO_TIME,
+    tags::ECHO_NUMBERS,
+    tags::DIFFUSION_B_VALUE,
+    tags::TRIGGER_TIME,
+    tags::TEMPORAL_POSITION_IDENTIFIER,
+    tags::INVERSION_TIME,
+    tags::ACQUISITION_NUMBER,
+];
+
 /// Distance in mm between rows and columns of an ultrasound image with one region whose unit is centimetres.
-fn ultrasound_spacing(object: &InMemDicomObject) -> Option<[f64; 2]> {
-    let [region] = object.get(tags::SEQUENCE_OF_ULTRASOUND_REGIONS)?.items()? else { return None };
+fn ultrasound_spacing(path: &Path, object: &InMemDicomObject) -> Result<Option<[f64; 2]>> {
+    let regions = object.get(tags::SEQUENCE_OF_ULTRASOUND_REGIONS).and_then(|element| element.items());
+    let Some([region]) = regions else { return Ok(None) };
     let is_cm = |tag: Tag| integer(region, tag) == Some(3);
     if !is_cm(tags::PHYSICAL_UNITS_X_DIRECTION) || !is_cm(tags::PHYSICAL_UNITS_Y_DIRECTION) {
-        return None;
+        return Ok(None);
     }
-    let mm = |tag: Tag| number(region, tag).map(|cm| cm.abs() * 10.0).filter(|mm| *mm > 0.0);
-    Some([mm(tags::PHYSICAL_DELTA_Y)?, mm(tags::PHYSICAL_DELTA_X)?])
+    // a delta is negative where the axis of the region runs the other way
+    let mm = |tag: Tag| Ok(number(path, region, tag)?.map(|cm| cm.abs() * 10.0).filter(|mm| *mm > 0.0));
+    let rows: Option<f64> = mm(tags::PHYSICAL_DELTA_Y)?;
+    Ok(rows.zip(mm(tags::PHYSICAL_DELTA_X)?).map(|(rows, columns)| [rows, columns]))
 }

@@ -2,10 +2,14 @@
 //!
 //! Source: DICOM PS3.3 (image modules), PS3.5 (encoding); dicom-rs parses and decodes. Transfer syntaxes that can be read
 //! are listed in `syntax.rs`. Not read: modality lookup tables, floating-point pixels, segmented palettes, videos.
-//! Graphic overlays (groups 60xx) and windows that are lookup tables are ignored.
+//! Graphic overlays (groups 60xx) are ignored.
 
 mod archive;
+mod assemble;
+mod copies;
+mod encoding;
 mod header;
+mod numbers;
 mod object;
 mod pixels;
 pub mod seg;
@@ -14,137 +18,112 @@ mod series;
 mod structure;
 mod syntax;
 
-use std::collections::BTreeSet;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+
+use dicom_dictionary_std::tags;
 
 pub(crate) use archive::is_zip;
 pub(crate) use structure::is_dicom;
 
-use super::source::{Instance, References, Source, Uid};
-use super::voxels::{Volume, VoxelBuilder, Voxels};
+use super::limits::MAX_FILE;
+use super::path::{first_bytes, has_extension, number_of};
+use super::source::Uid;
+use super::voxels::Volume;
 use crate::error::{Error, Result};
+use crate::files;
 use archive::Container;
-use header::{Header, Photometric};
+use header::Header;
 use object::parse;
-use pixels::Pixels;
-use series::{Entry, Layout, Slice};
+use series::Entry;
 
-/// Reads a series, or an image. `selected` is the number of a series of a folder or zip, or of a frame of a file.
+/// Reads a series, or an image. `selected` chooses a series of a folder or zip, or is the number of a frame of a file.
 ///
 /// # Errors
 /// [`Error::Data`] with what is wrong and what to do; [`Error::Io`].
-pub(crate) fn open(path: &Path, selected: Option<u32>) -> Result<Volume> {
+pub(crate) fn open(path: &Path, selected: Option<&str>) -> Result<Volume> {
     let mut container = Container::open(path)?;
+    let is_group = container.is_group();
     let mut num_others = 0;
     let mut entries = Vec::new();
     for index in 0..container.len() {
         let (name, bytes) = container.read(index)?;
-        if !is_dicom(&bytes) && container.is_group() {
+        if !is_dicom(&bytes) && is_group {
+            check_name(&name)?;
             num_others += 1;
             continue;
         }
-        match Header::read(&name, &parse(&name, &bytes, true)?)? {
-            Some(header) => entries.push(Entry { index, name, header }),
+        let (object, encoding) = parse(&name, &bytes, true)?;
+        match Header::read(&name, &object)? {
+            Some(header) => entries.push(Entry { index, short: short_name(path, &name), name, header, encoding }),
             None => num_others += 1,
         }
     }
-    let is_group = container.is_group();
     if entries.is_empty() {
-        let reason = if is_group { "it has no DICOM images" } else { "it is a DICOM file without an image" };
-        let hint = "give an image, a folder or zip with the images of one series, or a NIfTI file";
+        let mut reason =
+            if is_group { "it has no DICOM images" } else { "it is a DICOM file without an image" }.to_owned();
+        if is_group && num_others > 0 {
+            let (first, _) = container.read(0)?;
+            let name = first.file_name().unwrap_or_default().to_string_lossy();
+            reason = format!("{reason} among its files ({num_others}, the first is `{name}`)");
+        }
+        let hint = "give an image, a folder or zip with the images of one series, or a NIfTI file itself";
         return Err(Error::data(path, reason, hint));
     }
-    let entries = if is_group { series::choose(path, entries, selected)? } else { entries };
-    let mut layout = series::arrange(path, &entries, if is_group { None } else { selected })?;
+    let mut notes = Vec::new();
+    if is_group {
+        entries = series::choose(path, entries, selected, &mut notes)?;
+        entries = copies::left_out(&mut container, entries, &mut notes)?;
+    }
+    let frame = if is_group { None } else { number_of(path, selected)? };
+    let mut layout = series::arrange(path, &entries, frame)?;
+    layout.notes.splice(0..0, notes);
     if num_others > 0 {
         layout.notes.push(format!("{num_others} files that are not images of this kind were skipped"));
     }
+    let mut encodings: BTreeMap<&str, usize> = BTreeMap::new();
+    for note in entries.iter().filter_map(|entry| entry.encoding) {
+        *encodings.entry(note).or_default() += 1;
+    }
+    layout
+        .notes
+        .extend(encodings.into_iter().map(|(note, count)| format!("{count} of {} files: {note}", entries.len())));
     let instances: BTreeSet<&str> = entries.iter().map(|entry| entry.header.instance.as_str()).collect();
     if instances.len() < entries.len() {
         let note = "several files have the same SOPInstanceUID, a fault of their de-identification: the frames of a DICOM \
                     SEG of this series have positions, but cannot refer to single slices";
         layout.notes.push(note.to_owned());
     }
-    assemble(path, &mut container, &entries, layout)
+    assemble::assemble(path, &mut container, &entries, layout)
 }
 
-/// Decodes the slices in their order.
-fn assemble(path: &Path, container: &mut Container, entries: &[Entry], layout: Layout) -> Result<Volume> {
-    let Layout { slices, grid, notes } = layout;
-    let mut voxels = Builder::new(&entries[slices[0].entry].header, grid.num_voxels());
-    let mut at = 0;
-    while at < slices.len() {
-        // neighbouring slices of one file are decoded together
-        let entry = slices[at].entry;
-        let count = slices[at..].iter().take_while(|slice| slice.entry == entry).count();
-        let Entry { index, name, header } = &entries[entry];
-        let (_, bytes) = container.read(*index)?;
-        let mut object = parse(name, &bytes, false)?;
-        drop(bytes);
-        pixels::mark_rgb(&mut object, &header.pixels);
-        let pixels = Pixels::new(name, &object, &header.pixels, header.frames.len())?;
-        for slice in &slices[at..at + count] {
-            voxels.add(&pixels, header, slice.frame)?;
-        }
-        at += count;
+/// The series of a DICOM file; `None` for other files, and for one that cannot be read or names no series.
+pub(crate) fn series_of(path: &Path) -> Option<Uid> {
+    let mut start = [0; 132];
+    let count = first_bytes(path, &mut start).ok()?;
+    if !is_dicom(&start[..count]) {
+        return None;
     }
-    let first = &entries[slices[0].entry].header;
-    let frame = &first.frames[slices[0].frame];
-    let is_8_bit = first.pixels.bits_stored <= 8 && frame.slope == 1.0 && frame.intercept == 0.0;
-    let voxels = voxels.finish();
-    grid.check(voxels.len()).map_err(|error| Error::data(path, error.to_string(), "export the series again"))?;
-    Ok(Volume {
-        is_8_bit,
-        voxels,
-        modality: first.modality.clone(),
-        windows: frame.windows.clone(),
-        inverted: first.pixels.photometric == Photometric::Monochrome1,
-        frame_of_reference: first.frame_of_reference.clone().map(Uid),
-        notes,
-        source: Source::Dicom(Box::new(references(entries, &slices))),
-        grid,
-    })
+    let bytes = files::read(path, MAX_FILE).ok()?;
+    let (object, _) = parse(path, &bytes, true).ok()?;
+    numbers::text(&object, tags::SERIES_INSTANCE_UID).filter(|uid| !uid.is_empty()).map(Uid)
 }
 
-/// Voxels of slices that are added one by one.
-enum Builder {
-    Grey(VoxelBuilder),
-    Colour(Vec<[u8; 3]>),
+/// The name of a file below a folder or zip, or without folders.
+fn short_name(path: &Path, name: &Path) -> String {
+    let below = name.strip_prefix(path).ok().filter(|below| !below.as_os_str().is_empty());
+    below.map_or_else(|| name.file_name().unwrap_or_default(), Path::as_os_str).to_string_lossy().into_owned()
 }
 
-impl Builder {
-    fn new(header: &Header, count: usize) -> Self {
-        if header.pixels.photometric.is_grey() {
-            return Self::Grey(VoxelBuilder::with_capacity(count));
-        }
-        Self::Colour(Vec::new())
+/// Refuses a file that is no DICOM file by its content, and one by its name. Hidden files are notes of other programs.
+fn check_name(name: &Path) -> Result<()> {
+    let is_hidden = name.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
+    if is_hidden || !(has_extension(name, "dcm") || has_extension(name, "ima")) {
+        return Ok(());
     }
-
-    fn add(&mut self, pixels: &Pixels, header: &Header, frame: usize) -> Result<()> {
-        match self {
-            Self::Grey(voxels) => {
-                let (slope, intercept) = (header.frames[frame].slope, header.frames[frame].intercept);
-                pixels.grey(frame)?.into_iter().for_each(|value| voxels.push(f64::from(value) * slope + intercept));
-            }
-            Self::Colour(voxels) => voxels.extend(pixels.colours(frame)?),
-        }
-        Ok(())
-    }
-
-    fn finish(self) -> Voxels {
-        match self {
-            Self::Grey(voxels) => voxels.finish(),
-            Self::Colour(voxels) => Voxels::Rgb(voxels),
-        }
-    }
-}
-
-fn references(entries: &[Entry], slices: &[Slice]) -> References {
-    let first = &entries[slices[0].entry].header;
-    let instances = slices.iter().map(|slice| {
-        let header = &entries[slice.entry].header;
-        let frame = (header.frames.len() > 1).then(|| u32::try_from(slice.frame + 1).unwrap_or(u32::MAX));
-        Instance { uid: header.instance.clone(), class: header.class.clone(), frame }
-    });
-    References { study: first.study.clone(), series: first.series.clone(), instances: instances.collect() }
+    let hint = "copy the file again, or remove it if it is no image";
+    Err(Error::data(name, "it is named as a DICOM file, but its content does not begin like one", hint))
 }

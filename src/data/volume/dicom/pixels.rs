@@ -14,6 +14,7 @@ use super::super::limits::check_ratio;
 use super::header::{Photometric, PixelFormat};
 use super::object::Object;
 use super::syntax;
+use crate::data::decode;
 use crate::error::{Error, Result};
 
 /// Marks JPEG images that are stored as RGB by the names of their components; the decoder takes others for YCbCr.
@@ -108,19 +109,24 @@ impl<'a> Pixels<'a> {
                 check_ratio(path, compressed as u64, format.num_bytes(num_frames))?;
                 None
             }
-            _ => return Err(damaged(path, "its pixels are not stored as its transfer syntax says")),
+            Value::PixelSequence(_) => {
+                let hint = "decompress it with the program that wrote it, or export the series again";
+                let reason = "its pixels are compressed, but no transfer syntax says how";
+                return Err(Error::data(path, reason, hint));
+            }
+            _ => return Err(damaged(path, "its pixels are not compressed as its transfer syntax says")),
         };
         Ok(Self { path, object, format, native })
     }
 
     /// Samples of one frame in the order red, green, blue of each pixel, or the grey values.
-    fn samples(&self, frame: usize) -> Result<Vec<i32>> {
+    fn samples(&self, frame: usize) -> Result<Vec<i64>> {
         let format = self.format;
         let [width, height] = format.size;
         let count = width * height * format.samples;
         let bytes = self.bytes(frame, count)?;
         let values = bytes.chunks_exact(usize::from(format.bits_allocated / 8)).map(|sample| format.value(sample));
-        let values: Vec<i32> = values.collect();
+        let values: Vec<i64> = values.collect();
         if values.len() != count {
             let reason = format!("a frame of {width}x{height} pixels has {} values instead of {count}", values.len());
             return Err(damaged(self.path, reason));
@@ -132,6 +138,9 @@ impl<'a> Pixels<'a> {
     fn bytes(&self, frame: usize, count: usize) -> Result<Cow<'_, [u8]>> {
         let size = count * usize::from(self.format.bits_allocated / 8);
         let Some(native) = &self.native else {
+            if syntax::is_lossy_jpeg(&self.format.syntax) && self.format.bits_allocated == 8 {
+                self.check_jpeg(frame)?;
+            }
             let index = u32::try_from(frame).unwrap_or(u32::MAX);
             // decoders may panic for damaged data
             let decoded = catch_unwind(AssertUnwindSafe(|| self.object.decode_pixel_data_frame(index)));
@@ -156,8 +165,21 @@ impl<'a> Pixels<'a> {
         Ok(if is_422 { Cow::Owned(from_422(bytes)) } else { Cow::Borrowed(bytes) })
     }
 
+    /// Refuses a JPEG image with missing data, which the decoder fills with grey.
+    fn check_jpeg(&self, frame: usize) -> Result<()> {
+        let fragments = self.object.get(tags::PIXEL_DATA).and_then(|element| element.fragments()).unwrap_or_default();
+        let is_start = |fragment: &[u8]| fragment.starts_with(&[0xff, 0xd8]);
+        let starts: Vec<usize> = (0..fragments.len()).filter(|index| is_start(&fragments[*index])).collect();
+        // a frame that is not found is refused by its decoder
+        let Some(start) = starts.get(frame) else { return Ok(()) };
+        let end = starts.get(frame + 1).copied().unwrap_or(fragments.len());
+        decode::check_jpeg(&fragments[*start..end].concat()).map_err(|reason| {
+            damaged(self.path, format!("the pixels of frame {} cannot be decoded: {reason}", frame + 1))
+        })
+    }
+
     /// Grey values of one frame, before slope and intercept.
-    pub(super) fn grey(&self, frame: usize) -> Result<Vec<i32>> {
+    pub(super) fn grey(&self, frame: usize) -> Result<Vec<i64>> {
         self.samples(frame)
     }
 
@@ -169,7 +191,7 @@ impl<'a> Pixels<'a> {
             return Ok(samples.into_iter().map(|value| palette.colour(value)).collect());
         }
         let shift = self.format.bits_stored.saturating_sub(8);
-        let byte = |value: i32| u8::try_from((value >> shift).clamp(0, 255)).unwrap_or(0);
+        let byte = |value: i64| u8::try_from((value >> shift).clamp(0, 255)).unwrap_or(0);
         let colours = samples.chunks_exact(3).map(|pixel| [byte(pixel[0]), byte(pixel[1]), byte(pixel[2])]);
         Ok(if self.is_ybr() { colours.map(rgb_of_ybr).collect() } else { colours.collect() })
     }
@@ -200,19 +222,18 @@ impl PixelFormat {
     }
 
     /// The value of a sample of 1, 2 or 4 bytes.
-    #[expect(clippy::cast_possible_wrap, reason = "32 bits are kept as they are")]
-    fn value(&self, bytes: &[u8]) -> i32 {
+    fn value(&self, bytes: &[u8]) -> i64 {
         let raw = bytes.iter().rev().fold(0_u32, |value, byte| value << 8 | u32::from(*byte));
         // bits above the high bit may hold an overlay
         let unused = 31 - u32::from(self.high_bit);
         let left = raw << unused;
         let shift = 32 - u32::from(self.bits_stored);
-        if self.is_signed { (left as i32) >> shift } else { (left >> shift) as i32 }
+        if self.is_signed { i64::from(left.cast_signed() >> shift) } else { i64::from(left >> shift) }
     }
 }
 
 /// Red, green and blue of each pixel from three planes.
-fn interleaved(planes: &[i32]) -> Vec<i32> {
+fn interleaved(planes: &[i64]) -> Vec<i64> {
     let count = planes.len() / 3;
     (0..count).flat_map(|pixel| [planes[pixel], planes[count + pixel], planes[2 * count + pixel]]).collect()
 }
@@ -310,8 +331,8 @@ impl Palette {
     }
 
     /// Values outside have the colour of the first or the last entry.
-    fn colour(&self, value: i32) -> [u8; 3] {
-        let index = usize::try_from(value.saturating_sub(self.first)).unwrap_or(0);
+    fn colour(&self, value: i64) -> [u8; 3] {
+        let index = usize::try_from(value.saturating_sub(self.first.into())).unwrap_or(0);
         [0, 1, 2].map(|channel: usize| {
             let entries = &self.colours[channel];
             entries.get(index).or(entries.last()).copied().unwrap_or(0)
@@ -373,6 +394,6 @@ mod tests {
         assert_eq!(format(12, 11, false).value(&bytes), 0x8a5);
         assert_eq!(format(12, 11, true).value(&bytes), 0x8a5 - 0x1000);
         assert_eq!(format(12, 15, false).value(&bytes), 0xf8a);
-        assert_eq!(format(16, 15, true).value(&bytes), i32::from(0xf8a5_u16.cast_signed()));
+        assert_eq!(format(16, 15, true).value(&bytes), i64::from(0xf8a5_u16.cast_signed()));
     }
 }

@@ -17,7 +17,6 @@ use super::super::grid::{length, scale, swap_lps_ras};
 use super::super::source::{Instance, References, Source, Uid};
 use super::super::voxels::Volume;
 use crate::error::{Error, Result};
-use crate::files;
 
 /// A target of a segmentation.
 #[derive(Debug, Clone, Copy)]
@@ -44,11 +43,11 @@ pub(crate) fn check<'a>(path: &Path, volume: &'a Volume) -> Result<(&'a Referenc
     Ok((references, frame_of_reference))
 }
 
-/// Writes segments as a DICOM SEG with the geometry of `volume`, which must come from a DICOM series with positions.
+/// The bytes of segments as a DICOM SEG with the geometry of `volume`, which must come from a DICOM series with positions.
 ///
 /// # Errors
-/// [`Error::Shape`] for a mask of another size; [`Error::Data`] for a volume that is not a DICOM series; [`Error::Io`].
-pub fn write(path: &Path, segments: &[Segment], volume: &Volume) -> Result<()> {
+/// [`Error::Shape`] for a mask of another size; [`Error::Data`] for a volume that is not a DICOM series.
+pub fn encoded(path: &Path, segments: &[Segment], volume: &Volume) -> Result<Vec<u8>> {
     segments.iter().try_for_each(|segment| volume.grid.check(segment.mask.len()))?;
     let (references, frame_of_reference) = check(path, volume)?;
     let instance = new_uid();
@@ -62,12 +61,10 @@ pub fn write(path: &Path, segments: &[Segment], volume: &Volume) -> Result<()> {
         .transfer_syntax(uids::EXPLICIT_VR_LITTLE_ENDIAN)
         .media_storage_sop_class_uid(uids::SEGMENTATION_STORAGE)
         .media_storage_sop_instance_uid(instance);
-    let encoded = object.with_meta(meta).map_err(|error| internal(&error)).and_then(|file| {
-        let mut bytes = Vec::new();
-        file.write_all(&mut bytes).map_err(|error| internal(&error))?;
-        Ok(bytes)
-    })?;
-    files::write_output(path, &encoded).map_err(Error::io(path, "write"))
+    let file = object.with_meta(meta).map_err(|error| internal(&error))?;
+    let mut bytes = Vec::new();
+    file.write_all(&mut bytes).map_err(|error| internal(&error))?;
+    Ok(bytes)
 }
 
 fn internal(error: &dyn std::error::Error) -> Error {

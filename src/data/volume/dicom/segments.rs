@@ -9,7 +9,9 @@ use dicom_dictionary_std::tags;
 
 use super::super::grid::{Affine, Grid, cross, dot, length, scale, subtract, swap_lps_ras};
 use super::super::limits::{MAX_FILE, check_size};
-use super::header::{Groups, text};
+use super::super::voxel_set::VoxelSet;
+use super::header::Groups;
+use super::numbers::text;
 use super::object::{Object, parse};
 use super::series::placed;
 use super::syntax;
@@ -19,10 +21,14 @@ use crate::files;
 const HINT: &str = "convert it to a NIfTI label map, for example with dcmqi's `segimage2itkimage`";
 /// Most frames of a file.
 const MAX_FRAMES: i64 = 1 << 16;
+/// Most runs of voxels that lie below other segments, of 8 bytes each.
+const MAX_RUNS: usize = 1 << 26;
 
 /// A label map: the number of the segment for each voxel.
 pub(crate) struct Segments {
     pub(crate) values: Vec<u16>,
+    /// The voxels that a segment has below another one.
+    pub(crate) hidden: BTreeMap<u16, VoxelSet>,
     /// From the first to the last frame; it covers a part of the series.
     pub(crate) grid: Grid,
     pub(crate) names: BTreeMap<u16, String>,
@@ -42,7 +48,7 @@ struct Frame {
 pub(crate) fn read(path: &Path) -> Result<Segments> {
     let wrong = |reason: &str| Error::data(path, reason, HINT);
     let bytes = files::read(path, MAX_FILE).map_err(Error::io(path, "read"))?;
-    let object = parse(path, &bytes, false)?;
+    let (object, encoding) = parse(path, &bytes, false)?;
     drop(bytes);
     if text(&object, tags::MODALITY).as_deref() != Some("SEG") {
         return Err(wrong("it is a DICOM file, but not a segmentation (SEG)"));
@@ -64,30 +70,63 @@ pub(crate) fn read(path: &Path) -> Result<Segments> {
     let pixels = object.get(tags::PIXEL_DATA).and_then(|element| element.to_bytes().ok());
     let pixels = pixels.filter(|pixels| pixels.len() >= (width * height * count).div_ceil(8));
     let Some(pixels) = pixels else { return Err(wrong("it is truncated: frames have no pixels")) };
-    let mut values = vec![0; grid.num_voxels()];
-    let mut num_overlaps = 0_usize;
-    for (index, (frame, slice)) in frames.iter().enumerate() {
-        for pixel in 0..width * height {
-            let bit = index * width * height + pixel;
-            if pixels[bit / 8] >> (bit % 8) & 1 == 1 {
-                let value: &mut u16 = &mut values[slice * width * height + pixel];
-                num_overlaps += usize::from(*value != 0 && *value != frame.segment);
-                *value = frame.segment;
+    let mut notes: Vec<String> = encoding.map(str::to_owned).into_iter().collect();
+    let (values, hidden) = filled(path, &frames, &pixels, grid.size, &mut notes)?;
+    Ok(Segments { values, hidden, grid, names: names(&object), notes })
+}
+
+type Hidden = BTreeMap<u16, VoxelSet>;
+
+/// The segment of each voxel, that of the later frame where several overlap, and the voxels of the others there.
+fn filled(
+    path: &Path,
+    frames: &[(Frame, usize)],
+    pixels: &[u8],
+    [width, height, slices]: [usize; 3],
+    notes: &mut Vec<String>,
+) -> Result<(Vec<u16>, Hidden)> {
+    let area = width * height;
+    let mut values = vec![0; area * slices];
+    let (mut hidden, mut num_overlaps) = (Hidden::new(), 0_usize);
+    let mut by_slice = vec![Vec::new(); slices];
+    frames.iter().enumerate().for_each(|(index, (frame, slice))| by_slice[*slice].push((index, frame.segment)));
+    for (slice, of_slice) in by_slice.into_iter().enumerate() {
+        let values: &mut [u16] = &mut values[slice * area..(slice + 1) * area];
+        let mut below: BTreeMap<u16, Vec<bool>> = BTreeMap::new();
+        for (index, segment) in of_slice {
+            for (pixel, value) in values.iter_mut().enumerate() {
+                let bit = index * area + pixel;
+                if pixels[bit / 8] >> (bit % 8) & 1 == 1 {
+                    if *value != 0 && *value != segment {
+                        below.entry(*value).or_insert_with(|| vec![false; area])[pixel] = true;
+                    }
+                    *value = segment;
+                }
             }
         }
+        num_overlaps += (0..area).filter(|pixel| below.values().any(|mask| mask[*pixel])).count();
+        for (segment, mask) in below {
+            let set = hidden.entry(segment).or_default();
+            let is_hidden = |pixel: &usize| mask[*pixel] && values[*pixel] != segment;
+            (0..area).filter(is_hidden).for_each(|pixel| set.push(slice * area + pixel));
+        }
+        if hidden.values().map(VoxelSet::num_runs).sum::<usize>() > MAX_RUNS {
+            return Err(Error::data(path, "its segments overlap in too many places", HINT));
+        }
     }
-    let mut notes = Vec::new();
     if num_overlaps > 0 {
-        notes.push(format!("segments overlap in {num_overlaps} voxels, which get the label of the later frame"));
+        notes.push(format!("segments overlap in {num_overlaps} voxels, which belong to each of them"));
     }
-    Ok(Segments { values, grid, names: names(&object), notes })
+    Ok((values, hidden))
 }
 
 fn names(object: &Object) -> BTreeMap<u16, String> {
     let items = object.get(tags::SEGMENT_SEQUENCE).and_then(|element| element.items()).unwrap_or_default();
     let name = |item| {
         let number = dicom_object::InMemDicomObject::get(item, tags::SEGMENT_NUMBER)?.to_int::<u16>().ok()?;
-        Some((number, text(item, tags::SEGMENT_LABEL)?))
+        // shown in messages
+        let name: String = text(item, tags::SEGMENT_LABEL)?.chars().filter(|c| !c.is_control()).take(64).collect();
+        Some((number, name))
     };
     items.iter().filter_map(name).collect()
 }
@@ -117,7 +156,7 @@ fn arrange(path: &Path, object: &Object, [width, height, count]: [usize; 3]) -> 
     let normal = scale(normal, 1.0 / length(normal));
     let heights: Vec<f64> = frames.iter().map(|frame| dot(frame.position, normal)).collect();
     let (low, high) = heights.iter().fold((f64::MAX, f64::MIN), |(low, high), at| (low.min(*at), high.max(*at)));
-    let gap = gap(&heights, thickness.filter(|thickness| *thickness > 0.0));
+    let gap = gap(&heights, thickness.ok().flatten());
     let slice_of = |at: f64| ((at - low) / gap).round();
     if heights.iter().any(|at| ((at - low) / gap - slice_of(*at)).abs() > 0.1) {
         return Err(wrong("its frames are unevenly spaced"));

@@ -23,7 +23,18 @@ pub(super) struct Entry {
     pub index: usize,
     /// For messages.
     pub name: PathBuf,
+    /// Its name in the folder or zip.
+    pub short: String,
     pub header: Header,
+    /// What was assumed about the encoding of the file.
+    pub encoding: Option<&'static str>,
+}
+
+impl Entry {
+    /// `name`, with the frame if the file has several.
+    pub(super) fn of_frame(&self, frame: usize, name: &str) -> String {
+        if self.header.frames.len() > 1 { format!("frame {} of {name}", frame + 1) } else { name.to_owned() }
+    }
 }
 
 /// A slice: the file and the frame.
@@ -40,41 +51,86 @@ pub(super) struct Layout {
     pub notes: Vec<String>,
 }
 
-/// The files of one series: the only one, or that with the number `selected`.
-pub(super) fn choose(path: &Path, entries: Vec<Entry>, selected: Option<u32>) -> Result<Vec<Entry>> {
+/// The files of one series: the only one that is no localizer, or that which `selected` names.
+pub(super) fn choose(
+    path: &Path,
+    entries: Vec<Entry>,
+    selected: Option<&str>,
+    notes: &mut Vec<String>,
+) -> Result<Vec<Entry>> {
+    // a localizer can be chosen
+    let entries = if selected.is_some() { entries } else { without_localizers(entries, notes) };
     let mut series: BTreeMap<String, Vec<Entry>> = BTreeMap::new();
     for entry in entries {
         series.entry(entry.header.series.clone()).or_default().push(entry);
     }
-    let number = |entries: &[Entry]| entries[0].header.series_number;
     let mut all: Vec<Vec<Entry>> = series.into_values().collect();
-    all.sort_by_key(|entries| number(entries));
-    let listed = all.iter().map(|entries| describe(entries)).collect::<Vec<_>>().join("; ");
+    all.sort_by_key(|entries| entries[0].header.series_number);
+    let listed = |all: &[Vec<Entry>]| all.iter().map(|entries| describe(entries)).collect::<Vec<_>>().join("; ");
+    let shown = path.display();
+    let hint = format!(
+        "choose a series by its number, as in `{shown}#3`, by its SeriesInstanceUID, or by its description, as in `{shown}#T2 \
+         axial`; `{shown}#largest` is that with most slices (`data prepare --series` chooses for all volumes)"
+    );
     if let Some(selected) = selected {
-        all.retain(|entries| number(entries) == Some(i64::from(selected)));
+        let known = listed(&all);
+        all = matching(all, selected);
         if all.is_empty() {
-            let reason = format!("it has no series with the number {selected}, but: {listed}");
-            return Err(Error::data(path, reason, "choose one of these numbers"));
+            // another text could be an identifier
+            let of = selected
+                .parse::<u32>()
+                .map_or("of the chosen name".into(), |number| format!("with the number {number}"));
+            return Err(Error::data(path, format!("it has no series {of}, but: {known}"), hint));
         }
     }
     if all.len() > 1 {
-        let reason = format!("it has {} series: {listed}", all.len());
-        let hint = format!(
-            "choose a series by its number, as in `{}#3`, or give a folder with the files of one series",
-            path.display()
-        );
-        return Err(Error::data(path, reason, hint));
+        let fit = if selected.is_some() { " that fit the choice" } else { "" };
+        return Err(Error::data(path, format!("it has {} series{fit}: {}", all.len(), listed(&all)), hint));
     }
-    Ok(all.pop().unwrap_or_default())
+    Ok(without_localizers(all.pop().unwrap_or_default(), notes))
+}
+
+/// Whether a series is one that is asked for.
+type Rule<'a> = dyn Fn(&[Entry]) -> bool + 'a;
+
+/// The series that `selected` names: by the first of these rules that fits one. Descriptions are compared without case.
+fn matching(mut all: Vec<Vec<Entry>>, selected: &str) -> Vec<Vec<Entry>> {
+    let wanted = selected.trim().to_lowercase();
+    let number: Option<i64> = wanted.parse().ok();
+    let most = all.iter().map(|entries| num_frames(entries)).max();
+    let description = |entries: &[Entry]| entries[0].header.description.to_lowercase();
+    let rules: [&Rule; 5] = [
+        &|entries| number.is_some() && entries[0].header.series_number == number,
+        &|entries| entries[0].header.series == wanted,
+        &|entries| description(entries) == wanted,
+        &|entries| wanted == "largest" && Some(num_frames(entries)) == most,
+        &|entries| number.is_none() && !wanted.is_empty() && description(entries).contains(&wanted),
+    ];
+    let rule = rules.into_iter().find(|rule| all.iter().any(|entries| rule(entries)));
+    all.retain(|entries| rule.is_some_and(|rule| rule(entries)));
+    all
+}
+
+fn num_frames(entries: &[Entry]) -> usize {
+    entries.iter().map(|entry| entry.header.frames.len()).sum()
+}
+
+/// The images that are no localizers, if there are any.
+fn without_localizers(entries: Vec<Entry>, notes: &mut Vec<String>) -> Vec<Entry> {
+    let count = entries.iter().filter(|entry| entry.header.is_localizer).count();
+    if count == 0 || count == entries.len() {
+        return entries;
+    }
+    notes.push(format!("{count} localizer images were left out"));
+    entries.into_iter().filter(|entry| !entry.header.is_localizer).collect()
 }
 
 /// A series without identifiers.
 fn describe(entries: &[Entry]) -> String {
     let header = &entries[0].header;
     let mut text = header.series_number.map_or("no number".to_owned(), |number| format!("number {number}"));
-    let frames: usize = entries.iter().map(|entry| entry.header.frames.len()).sum();
     let [width, height] = header.pixels.size;
-    let _ = write!(text, " ({}, {frames} slices of {width}x{height})", header.modality);
+    let _ = write!(text, " ({}, {} slices of {width}x{height})", header.modality, num_frames(entries));
     text
 }
 
@@ -93,7 +149,7 @@ pub(super) fn arrange(path: &Path, entries: &[Entry], selected: Option<u32>) -> 
     let slice = match (all.as_slice(), selected) {
         ([slice], None) => *slice,
         (_, Some(number)) if !is_placed && number >= 1 && all.len() >= number as usize => all[number as usize - 1],
-        _ => return Err(not_a_volume(path, entries, is_placed, all.len())),
+        _ => return Err(not_a_volume(path, entries, is_placed, &all)),
     };
     let frame = frame_of(&slice);
     let mut notes = Vec::new();
@@ -105,18 +161,37 @@ pub(super) fn arrange(path: &Path, entries: &[Entry], selected: Option<u32>) -> 
     Ok(Layout { slices: vec![slice], grid, notes })
 }
 
-fn not_a_volume(path: &Path, entries: &[Entry], is_placed: bool, count: usize) -> Error {
-    if entries.len() > 1 {
-        let kind = if entries[0].header.pixels.photometric.is_grey() { "images" } else { "colour images" };
-        let reason = format!("its {count} {kind} are not slices of a volume: they have no positions in the patient");
-        return Error::data(path, reason, "give one of the files");
-    }
+fn not_a_volume(path: &Path, entries: &[Entry], is_placed: bool, all: &[Slice]) -> Error {
     if is_placed {
         return Error::data(path, "its frames are slices of one volume", "give the path without `#` and number");
     }
-    let reason = format!("its {count} frames are not slices of a volume: they have no positions in the patient");
+    let what = |slice: Slice| lacking(&entries[slice.entry].header.frames[slice.frame]).map(|lacking| (slice, lacking));
+    let lacks = all.iter().copied().find_map(what).map_or_else(String::new, |(slice, lacking)| {
+        let entry = &entries[slice.entry];
+        let name = if entries.len() > 1 { entry.short.as_str() } else { "it" };
+        format!(": {} has no {lacking}", entry.of_frame(slice.frame, name))
+    });
+    let count = all.len();
+    if entries.len() > 1 {
+        let kind = if entries[0].header.pixels.photometric.is_grey() { "images" } else { "colour images" };
+        return Error::data(
+            path,
+            format!("its {count} {kind} are not slices of a volume{lacks}"),
+            "give one of the files",
+        );
+    }
     let hint = format!("choose a frame, from `{}#1` to `{}#{count}`", path.display(), path.display());
-    Error::data(path, reason, hint)
+    Error::data(path, format!("its {count} frames are not slices of a volume{lacks}"), hint)
+}
+
+/// What a slice would need to have a place in the patient.
+fn lacking(frame: &Frame) -> Option<&'static str> {
+    let needed = [
+        (frame.position.is_none(), "ImagePositionPatient"),
+        (frame.orientation.is_none(), "ImageOrientationPatient"),
+        (frame.spacing.is_none(), "PixelSpacing"),
+    ];
+    needed.into_iter().find(|(is_missing, _)| *is_missing).map(|(_, name)| name)
 }
 
 fn note_overlay(entries: &[Entry], notes: &mut Vec<String>) {
@@ -143,13 +218,11 @@ fn check_equal(path: &Path, entries: &[Entry]) -> Result<()> {
     Err(Error::data(path, reason, "remove localizers and other images that do not belong to the volume"))
 }
 
-/// Position, row and column direction of a slice, if they are complete.
+/// Position, row and column direction of a slice, if they and the spacing are known.
 pub(super) fn placed(frame: &Frame) -> Option<([f64; 3], [f64; 3], [f64; 3])> {
     let [a, b, c, d, e, f] = frame.orientation?;
-    let (row, column) = ([a, b, c], [d, e, f]);
-    let is_unit = |vector| (length(vector) - 1.0).abs() < 0.01;
-    frame.spacing.filter(|spacing| spacing.iter().all(|value| *value > 0.0))?;
-    (is_unit(row) && is_unit(column) && dot(row, column).abs() < 0.01).then_some((frame.position?, row, column))
+    frame.spacing?;
+    Some((frame.position?, [a, b, c], [d, e, f]))
 }
 
 /// Sorts slices along their normal and computes the affine.
@@ -178,10 +251,11 @@ fn stack(path: &Path, entries: &[Entry], slices: Vec<Slice>) -> Result<Layout> {
     let normal = cross(row, column);
     let normal = scale(normal, 1.0 / length(normal));
     placed.sort_by(|a, b| dot(a.1, normal).total_cmp(&dot(b.1, normal)));
+    check_positions(path, entries, &placed, normal)?;
     let positions: Vec<[f64; 3]> = placed.iter().map(|(_, position)| *position).collect();
     let mut notes = Vec::new();
     let step = match positions.as_slice() {
-        [_] => scale(normal, first.thickness.filter(|thickness| *thickness > 0.0).unwrap_or(1.0)),
+        [_] => scale(normal, thickness(first, &mut notes)),
         _ => step(path, &positions, normal, &mut notes)?,
     };
     note_overlay(entries, &mut notes);
@@ -202,6 +276,51 @@ fn mixed(path: &Path) -> Error {
     Error::data(path, "it has another orientation than the first slice of the series", hint)
 }
 
+/// The thickness of a single slice in mm.
+fn thickness(frame: &Frame, notes: &mut Vec<String>) -> f64 {
+    let why = match &frame.thickness {
+        Ok(Some(mm)) => return *mm,
+        Ok(None) => "the file does not say the thickness of its slice",
+        Err(fault) => fault,
+    };
+    notes.push(format!("{why}; 1 mm is assumed"));
+    1.0
+}
+
+/// Fails for slices at the same position.
+fn check_positions(path: &Path, entries: &[Entry], placed: &[(Slice, [f64; 3])], normal: [f64; 3]) -> Result<()> {
+    let are_equal = |pair: &&[(Slice, [f64; 3])]| dot(subtract(pair[1].1, pair[0].1), normal) < 1e-3;
+    let pairs: Vec<[Slice; 2]> = placed.windows(2).filter(are_equal).map(|pair| [pair[0].0, pair[1].0]).collect();
+    let Some(example) = pairs.first() else { return Ok(()) };
+    let [a, b] = example.map(|slice| entries[slice.entry].of_frame(slice.frame, &entries[slice.entry].short));
+    let reason =
+        format!("{} of its {} slices have the position of another slice, as {a} and {b}", pairs.len(), placed.len());
+    let values = |slice: Slice| entries[slice.entry].header.distinct.as_slice();
+    let mut names: Vec<&str> = Vec::new();
+    for [a, b] in pairs.into_iter().map(|pair| pair.map(values)) {
+        names.extend(
+            a.iter()
+                .filter(|value| !b.contains(value))
+                .chain(b.iter().filter(|value| !a.contains(value)))
+                .map(|(name, _)| *name),
+        );
+    }
+    names.sort_unstable();
+    names.dedup();
+    let hint = if names.is_empty() {
+        "remove the file of each pair that does not belong to the volume; several volumes (phases or times) are separated by \
+         dcm2niix"
+            .to_owned()
+    } else {
+        format!(
+            "it has several volumes, which differ in {}: give a folder with the files of one volume, or convert it with \
+             dcm2niix and choose one",
+            names.join(", ")
+        )
+    };
+    Err(Error::data(path, reason, hint))
+}
+
 /// The step from slice to slice in mm (LPS).
 fn step(path: &Path, positions: &[[f64; 3]], normal: [f64; 3], notes: &mut Vec<String>) -> Result<[f64; 3]> {
     let distances: Vec<f64> = positions.windows(2).map(|pair| dot(subtract(pair[1], pair[0]), normal)).collect();
@@ -209,12 +328,6 @@ fn step(path: &Path, positions: &[[f64; 3]], normal: [f64; 3], notes: &mut Vec<S
     sorted.sort_by(f64::total_cmp);
     // the lower one of two
     let usual = sorted[(sorted.len() - 1) / 2];
-    let num_equal = distances.iter().filter(|distance| **distance < 1e-3).count();
-    if num_equal > 0 {
-        let reason = format!("{num_equal} of its {} slices have the position of another slice", positions.len());
-        let hint = "it has several volumes (echoes, phases or times); convert it with dcm2niix and choose one volume";
-        return Err(Error::data(path, reason, hint));
-    }
     if let Some(gap) = distances.iter().position(|distance| (distance - usual).abs() > UNEVEN * usual) {
         let distance = distances[gap];
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a count for a message")]

@@ -13,11 +13,17 @@ use dicom_object::StandardDataDictionary;
 use flate2::read::DeflateDecoder;
 
 use super::super::limits::{FREE, MAX_RATIO};
+use super::encoding;
+use super::syntax::{self, BIG_ENDIAN, DEFLATED, EXPLICIT, IMPLICIT};
 
 /// Deepest nesting of sequences. Enhanced multi-frame files have 3 to 6 levels.
 const MAX_DEPTH: usize = 24;
 /// What the UID of Deflated Explicit VR Little Endian adds to that of Explicit VR Little Endian.
 const DEFLATED_PART: &str = ".99";
+/// Bytes before the first element of a file: the preamble and the magic number.
+const PREAMBLE: usize = 132;
+/// The group of the file meta.
+const META: u16 = 2;
 /// Most bytes of a deflated data set.
 const MAX_INFLATED: u64 = 2 << 30;
 const UNDEFINED: u32 = u32::MAX;
@@ -34,9 +40,23 @@ const SHORT: [&[u8; 2]; 21] = [
     b"ST", b"TM", b"UI", b"UL", b"US",
 ];
 
-/// True for a DICOM file (PS3.10), by its magic number.
+/// True for a DICOM file (PS3.10), by its magic number, and for one that lacks it, by its first elements. 132 bytes suffice.
 pub(crate) fn is_dicom(bytes: &[u8]) -> bool {
-    bytes.get(128..132) == Some(b"DICM") || bytes.starts_with(b"DICM")
+    start(bytes) > 0 || has_meta(bytes) || encoding::of(bytes).is_some()
+}
+
+/// The position after the magic number; 0 without one.
+fn start(bytes: &[u8]) -> usize {
+    match bytes {
+        [b'D', b'I', b'C', b'M', ..] => 4,
+        _ if bytes.get(PREAMBLE - 4..PREAMBLE) == Some(b"DICM") => PREAMBLE,
+        _ => 0,
+    }
+}
+
+/// True for bytes that begin with an element of the file meta.
+fn has_meta(bytes: &[u8]) -> bool {
+    matches!(bytes, [2, 0, 0 | 1 | 2 | 0x10, 0, b'U' | b'O', b'L' | b'B' | b'I', ..])
 }
 
 /// What is wrong with the structure of a DICOM file.
@@ -54,6 +74,10 @@ pub(crate) enum Damage {
     NoItem,
     /// A deflated file cannot be inflated.
     Deflate,
+    /// No transfer syntax, and no data set that could be recognised without it.
+    NoSyntax,
+    /// Compressed pixels in a data set whose encoding does not allow them.
+    OtherSyntax,
 }
 
 impl Damage {
@@ -65,41 +89,79 @@ impl Damage {
             Self::NoLength => "it is damaged: an element has no length, and it is neither a sequence nor pixel data",
             Self::TooDeep => "its sequences are nested too deeply for a DICOM image",
             Self::NoItem => "it is damaged: a sequence has no items",
+            Self::NoSyntax => "it has no transfer syntax, and its data set begins unlike that of an image",
+            Self::OtherSyntax => "its data set has not the encoding that its transfer syntax says",
             Self::Deflate => "its deflated data set is damaged, or 200 times as large as the file",
         }
     }
 }
 
-/// Checks a DICOM file up to the end of its pixel data, and returns the bytes before them and those with them. What follows
-/// is not checked and must not be parsed. A deflated data set is inflated, with its syntax changed accordingly.
+/// A checked DICOM file.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Checked<'a> {
+    /// The bytes before the pixel data.
+    pub header: Cow<'a, [u8]>,
+    /// The bytes with the pixel data. What follows is not checked and must not be parsed.
+    pub whole: Cow<'a, [u8]>,
+    /// The transfer syntax, if the bytes are a data set without file meta.
+    pub syntax: Option<String>,
+    /// What was assumed about the encoding.
+    pub note: Option<&'static str>,
+}
+
+/// Checks a DICOM file up to the end of its pixel data. A deflated data set is inflated, with its syntax changed
+/// accordingly. Without a transfer syntax, and for a wrong one, the encoding is found from the data set.
 ///
 /// # Errors
 /// What is wrong.
-pub(crate) fn check(bytes: &[u8]) -> Result<[Cow<'_, [u8]>; 2], Damage> {
-    let start = if bytes.starts_with(b"DICM") { 4 } else { 132 };
+pub(super) fn check(bytes: &[u8]) -> Result<Checked<'_>, Damage> {
+    let start = start(bytes);
     let meta = Walker { bytes, is_implicit: false, is_big: false };
-    let (dataset, syntax) = meta.file_meta(start)?;
-    let walker = |bytes, is_implicit, is_big| Walker { bytes, is_implicit, is_big };
-    let [start, end] = match &bytes[syntax.clone()] {
-        b"1.2.840.10008.1.2" => walker(bytes, true, false).pixels(dataset)?,
-        b"1.2.840.10008.1.2.2" => walker(bytes, false, true).pixels(dataset)?,
-        b"1.2.840.10008.1.2.1.99" => {
-            let mut inflated = Vec::new();
-            let source = bytes.get(dataset..).unwrap_or_default();
-            let most = (source.len() as u64).saturating_mul(MAX_RATIO).clamp(FREE, MAX_INFLATED);
-            let read = DeflateDecoder::new(source).take(most + 1).read_to_end(&mut inflated);
-            if read.is_err() || inflated.len() as u64 > most {
-                return Err(Damage::Deflate);
-            }
-            let ends = walker(&inflated, false, false).pixels(0)?;
-            let mut meta = bytes[..dataset].to_vec();
-            // the UID without its last part, padded
-            meta[syntax.end - DEFLATED_PART.len()..syntax.end].fill(0);
-            return Ok(ends.map(|end| Cow::Owned([&meta, &inflated[..end]].concat())));
+    let (dataset, place) = meta.file_meta(start)?;
+    let stated = std::str::from_utf8(&bytes[place.clone()]).unwrap_or_default();
+    let found = encoding::of(bytes.get(dataset..).unwrap_or_default());
+    let (used, note) = match found {
+        None if stated.is_empty() => return Err(Damage::NoSyntax),
+        Some(found) if stated.is_empty() => {
+            (found, Some("the DICOM file meta is missing, and the encoding was found from the first elements"))
         }
-        _ => walker(bytes, false, false).pixels(dataset)?,
+        Some(found) if found != stated && syntax::is_native(stated) => {
+            (found, Some("the file meta says another encoding than that of the data set, which was used"))
+        }
+        Some(IMPLICIT | BIG_ENDIAN) if !syntax::is_native(stated) && syntax::check(stated).is_ok() => {
+            return Err(Damage::OtherSyntax);
+        }
+        _ => (stated, None),
     };
-    Ok([Cow::Borrowed(&bytes[..start]), Cow::Borrowed(&bytes[..end])])
+    // the parser needs a magic number and the right syntax
+    let is_bare = start == 0 || note.is_some();
+    let from = if is_bare { dataset } else { 0 };
+    let walker = |is_implicit, is_big| Walker { bytes, is_implicit, is_big };
+    let [start, end] = match used {
+        IMPLICIT => walker(true, false).pixels(dataset)?,
+        BIG_ENDIAN => walker(false, true).pixels(dataset)?,
+        DEFLATED => {
+            let inflated = inflate(bytes.get(dataset..).unwrap_or_default())?;
+            let ends = Walker { bytes: &inflated, is_implicit: false, is_big: false }.pixels(0)?;
+            let mut meta = if is_bare { Vec::new() } else { bytes[..dataset].to_vec() };
+            if !is_bare {
+                // the UID without its last part, padded
+                meta[place.end - DEFLATED_PART.len()..place.end].fill(0);
+            }
+            let [header, whole] = ends.map(|end| Cow::Owned([&meta, &inflated[..end]].concat()));
+            return Ok(Checked { header, whole, syntax: is_bare.then(|| EXPLICIT.to_owned()), note });
+        }
+        _ => walker(false, false).pixels(dataset)?,
+    };
+    let [header, whole] = [start, end].map(|end| Cow::Borrowed(&bytes[from..end]));
+    Ok(Checked { header, whole, syntax: is_bare.then(|| used.to_owned()), note })
+}
+
+fn inflate(source: &[u8]) -> Result<Vec<u8>, Damage> {
+    let mut inflated = Vec::new();
+    let most = (source.len() as u64).saturating_mul(MAX_RATIO).clamp(FREE, MAX_INFLATED);
+    let read = DeflateDecoder::new(source).take(most + 1).read_to_end(&mut inflated);
+    if read.is_err() || inflated.len() as u64 > most { Err(Damage::Deflate) } else { Ok(inflated) }
 }
 
 #[derive(Clone, Copy)]
@@ -139,7 +201,7 @@ impl Walker<'_> {
     /// Start of the data set, and the place of the transfer syntax.
     fn file_meta(&self, start: usize) -> Result<(usize, Range<usize>), Damage> {
         let (mut at, mut syntax) = (start, 0..0);
-        while at + 8 <= self.bytes.len() && self.u16(at)? == 2 {
+        while at + 8 <= self.bytes.len() && self.u16(at)? == META {
             let element = self.element(at)?;
             let end = element.end(self.bytes.len())?;
             if element.tag == (2, 0x10) {
@@ -370,8 +432,8 @@ mod tests {
         pixels.extend([1; 20]);
         // the parser gets nothing of what follows
         let whole = file(EXPLICIT, &pixels);
-        let [header, with_pixels] = check(&whole).unwrap();
-        assert_eq!((whole.len() - header.len(), whole.len() - with_pixels.len()), (pixels.len(), 20));
+        let found = check(&whole).unwrap();
+        assert_eq!((whole.len() - found.header.len(), whole.len() - found.whole.len()), (pixels.len(), 20));
         assert_eq!(check(&without_end), Err(Damage::Truncated));
     }
 }

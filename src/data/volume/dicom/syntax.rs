@@ -82,9 +82,15 @@ pub(super) fn check(uid: &str) -> Result<(), (String, &'static str)> {
 
 /// True if samples are stored as they are, one after the other.
 pub(super) fn is_native(uid: &str) -> bool {
-    matches!(uid, "1.2.840.10008.1.2" | "1.2.840.10008.1.2.1" | "1.2.840.10008.1.2.1.99" | "1.2.840.10008.1.2.2")
+    matches!(uid, IMPLICIT | EXPLICIT | DEFLATED | BIG_ENDIAN)
 }
 
+/// Implicit VR Little Endian.
+pub(super) const IMPLICIT: &str = "1.2.840.10008.1.2";
+/// Explicit VR Little Endian.
+pub(super) const EXPLICIT: &str = "1.2.840.10008.1.2.1";
+/// Deflated Explicit VR Little Endian.
+pub(super) const DEFLATED: &str = "1.2.840.10008.1.2.1.99";
 /// Explicit VR Big Endian.
 pub(super) const BIG_ENDIAN: &str = "1.2.840.10008.1.2.2";
 /// RLE Lossless.

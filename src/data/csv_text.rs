@@ -1,0 +1,137 @@
+//! CSV files as spreadsheet programs write them: the encoding of the text, and the separator of the cells.
+
+use std::path::Path;
+
+use crate::error::{Error, Result};
+
+/// Remedy for text in another encoding.
+pub(crate) const ENCODING_HINT: &str = "save the file as UTF-8: in Excel choose `CSV UTF-8` under `Save as`";
+
+/// The UTF-8 text of a file without its byte order mark. Text in UTF-16 needs one. Other bytes stay as they are.
+///
+/// # Errors
+/// [`Error::Data`] for damaged UTF-16.
+pub(crate) fn utf8(path: &Path, bytes: Vec<u8>) -> Result<Vec<u8>> {
+    let order = match bytes.as_slice() {
+        [0xff, 0xfe, ..] => u16::from_le_bytes,
+        [0xfe, 0xff, ..] => u16::from_be_bytes,
+        [0xef, 0xbb, 0xbf, rest @ ..] => return Ok(rest.to_vec()),
+        _ => return Ok(bytes),
+    };
+    let (units, rest) = bytes[2..].as_chunks::<2>();
+    let text: Result<String, _> = char::decode_utf16(units.iter().map(|unit| order(*unit))).collect();
+    match text {
+        Ok(text) if rest.is_empty() && !text.contains('\0') => Ok(text.into_bytes()),
+        _ => Err(Error::data(path, "it begins as UTF-16 text, and is damaged or has another encoding", ENCODING_HINT)),
+    }
+}
+
+/// The separator of the cells: a semicolon or a tab if the header has more of the wanted columns with it than with
+/// commas. Excel writes semicolons where the comma is the decimal separator.
+pub(crate) fn separator(text: &[u8], wanted: &[&str]) -> u8 {
+    let header = text.split(|byte| matches!(byte, b'\n' | b'\r')).find(|line| !line.is_empty()).unwrap_or_default();
+    let num_found = |separator: u8| {
+        let mut reader = csv::ReaderBuilder::new().delimiter(separator).from_reader(header);
+        let Ok(names) = reader.byte_headers() else { return 0 };
+        let is_there =
+            |name: &&&str| names.iter().any(|found| found.trim_ascii().eq_ignore_ascii_case(name.as_bytes()));
+        wanted.iter().filter(is_there).count()
+    };
+    let with_commas = num_found(b',');
+    let others = [b';', b'\t'].into_iter().filter(|separator| num_found(*separator) > with_commas);
+    others.max_by_key(|separator| num_found(*separator)).unwrap_or(b',')
+}
+
+/// The error of a file that the reader cannot read, with the remedy for what is not its encoding.
+pub(crate) fn error(path: &Path, error: &csv::Error, hint: &str) -> Error {
+    let is_encoding = matches!(error.kind(), csv::ErrorKind::Utf8 { .. });
+    Error::data(path, error.to_string(), if is_encoding { ENCODING_HINT } else { hint })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::fixture::Root;
+    use crate::data::manifest::Manifest;
+
+    /// A text as UTF-16 with a byte order mark.
+    fn utf16(text: &str, order: fn(u16) -> [u8; 2]) -> Vec<u8> {
+        std::iter::once(0xfeff).chain(text.encode_utf16()).flat_map(order).collect()
+    }
+
+    #[test]
+    fn byte_order_marks_name_the_encoding() {
+        let text = "image;question\na.png;Où est la lésion 🫁?\n";
+        for bytes in [
+            text.as_bytes().to_vec(),
+            format!("\u{feff}{text}").into_bytes(),
+            utf16(text, u16::to_le_bytes),
+            utf16(text, u16::to_be_bytes),
+        ] {
+            assert_eq!(utf8(Path::new("a.csv"), bytes).expect("text"), text.as_bytes());
+        }
+        // Windows-1252 stays for the reader of the rows
+        assert_eq!(utf8(Path::new("a.csv"), b"l\xe9sion".to_vec()).expect("bytes"), b"l\xe9sion");
+        for bytes in [
+            [utf16(text, u16::to_le_bytes), vec![0x41]].concat(),
+            vec![0xff, 0xfe, 0x00, 0xd8, 0x41, 0x00],
+            // UTF-32
+            vec![0xff, 0xfe, 0, 0, 0x41, 0, 0, 0],
+        ] {
+            let error = utf8(Path::new("a.csv"), bytes).expect_err("damaged");
+            assert!(error.hint().contains("`CSV UTF-8`"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_separator_is_the_one_that_gives_the_wanted_columns() {
+        let wanted = ["image", "question"];
+        for (text, expected) in [
+            ("image,question\na;b,c\n", b','),
+            ("image;question\na,b;c\n", b';'),
+            ("\r\n Image ;\"question\";other,more\r\n", b';'),
+            ("image\tquestion\n", b'\t'),
+            ("image\n", b','),
+            ("image;text\n", b';'),
+            ("image,a;question\n", b','),
+            ("file;name\n", b','),
+            ("", b','),
+        ] {
+            assert_eq!(char::from(separator(text.as_bytes(), &wanted)), char::from(expected), "{text}");
+        }
+    }
+
+    #[test]
+    fn files_of_excel_are_read_and_other_encodings_are_refused_by_name() {
+        let root = Root::new();
+        root.pair("ct", "train", "a");
+        let text = "image_path;question;answer;split;spacing_x_mm;spacing_y_mm\r\n\
+                    ct/train_masks/a.png;Où est la lésion, ici?;\"oui; là\";train;0.5;0.75\r\n";
+        let reason = || Manifest::open(root.path(), None).expect_err("a bad row").to_string();
+        root.csv("a.csv", &text.replace("; l", ", l").replace(';', ","));
+        assert!(Manifest::open(root.path(), None).is_err(), "a comma in a text without quotes");
+        for bytes in [
+            text.as_bytes().to_vec(),
+            format!("\u{feff}{text}").into_bytes(),
+            text.replace("; l", ", l").replace(';', "\t").into_bytes(),
+            utf16(text, u16::to_le_bytes),
+            utf16(text, u16::to_be_bytes),
+        ] {
+            std::fs::write(root.file("annotations/a.csv"), bytes).expect("written");
+            let row = Manifest::open(root.path(), None).expect("good").rows.remove(0);
+            assert_eq!((row.question.as_str(), row.line), ("Où est la lésion, ici?", 2));
+            assert!(row.answer.ends_with(" là"), "{}", row.answer);
+            assert_eq!(row.spacing_mm, Some([0.5, 0.75]));
+        }
+        // Windows-1252, and a decimal comma
+        let latin = text.chars().map(|letter| u8::try_from(letter).expect("Latin-1")).collect::<Vec<_>>();
+        std::fs::write(root.file("annotations/a.csv"), latin).expect("written");
+        assert!(
+            reason().contains("column `question` is not UTF-8; save the file as UTF-8: in Excel choose `CSV UTF-8`")
+        );
+        root.csv("a.csv", &text.replace("0.5", "0,5"));
+        assert!(reason().contains("spacing `0,5` is not a positive number"), "{}", reason());
+        root.csv("a.csv", &text.replace("\"oui; là\"", "oui; là"));
+        assert!(reason().contains("7 cells, but the header has 6; put a text with a semicolon"), "{}", reason());
+    }
+}

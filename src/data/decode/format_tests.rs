@@ -1,0 +1,181 @@
+//! Tests of EXIF orientations and of TIFF files of all kinds.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+
+use ::image::codecs::jpeg::JpegEncoder;
+use ::image::codecs::png::PngEncoder;
+use ::image::{ImageEncoder, Luma};
+use ::tiff::encoder::{TiffEncoder, TiffKindBig, TiffKindStandard, colortype};
+use ::tiff::tags::Tag;
+
+use super::*;
+use crate::data::fixture::Root;
+use crate::data::image::foreground;
+
+/// Where EXIF shows the first and the last pixel of the first stored row: whether at the right, whether at the bottom.
+const CORNERS: [[(bool, bool); 2]; 8] = [
+    [(false, false), (true, false)],
+    [(true, false), (false, false)],
+    [(true, true), (false, true)],
+    [(false, true), (true, true)],
+    [(false, false), (false, true)],
+    [(true, false), (true, true)],
+    [(true, true), (true, false)],
+    [(false, true), (false, false)],
+];
+
+fn exif(orientation: u8) -> Vec<u8> {
+    let entry = [0x12, 1, 3, 0, 1, 0, 0, 0, orientation, 0, 0, 0];
+    [&b"II*\0\x08\0\0\0\x01\0"[..], &entry, &[0; 4]].concat()
+}
+
+/// 48x32 pixels, stored with an orientation: blocks of these values at both ends of the first row.
+fn turned(root: &Root, extension: &str, orientation: u8, [first, last]: [u8; 2]) -> PathBuf {
+    let stored = GrayImage::from_fn(48, 32, |x, y| {
+        Luma([if y >= 8 || (8..40).contains(&x) {
+            0
+        } else if x < 8 {
+            first
+        } else {
+            last
+        }])
+    });
+    let path = root.file(&format!("turned.{extension}"));
+    let file = File::create(&path).expect("created");
+    let (bytes, grey) = (stored.as_raw(), ::image::ExtendedColorType::L8);
+    match extension {
+        "jpg" => {
+            let mut encoder = JpegEncoder::new_with_quality(file, 95);
+            encoder.set_exif_metadata(exif(orientation)).expect("accepted");
+            encoder.write_image(bytes, 48, 32, grey).expect("written");
+        }
+        "png" => {
+            let mut encoder = PngEncoder::new(file);
+            encoder.set_exif_metadata(exif(orientation)).expect("accepted");
+            encoder.write_image(bytes, 48, 32, grey).expect("written");
+        }
+        _ => {
+            let mut encoder = TiffEncoder::new(file).expect("created");
+            let mut page = encoder.new_image::<colortype::Gray8>(48, 32).expect("a page");
+            page.encoder().write_tag(Tag::Orientation, u16::from(orientation)).expect("written");
+            page.write_data(bytes).expect("written");
+        }
+    }
+    path
+}
+
+/// The pixel in the middle of the block in a corner.
+fn at_corner(image: &GrayImage, (right, bottom): (bool, bool)) -> u8 {
+    let (width, height) = image.dimensions();
+    image.get_pixel(if right { width - 5 } else { 4 }, if bottom { height - 5 } else { 4 }).0[0]
+}
+
+#[test]
+fn images_and_masks_are_upright_in_every_format() {
+    let root = Root::new();
+    for extension in ["jpg", "png", "tif"] {
+        for (number, [first, last]) in (1..).zip(CORNERS) {
+            let path = turned(&root, extension, number, [250, 120]);
+            let name = format!("{extension} with orientation {number}");
+            let file = image_file(&path).expect("an image");
+            let grey = file.pixels.into_luma8();
+            let size = if number < 5 { (48, 32) } else { (32, 48) };
+            assert_eq!((grey.dimensions(), dimensions(&path).expect("a size")), (size, size), "{name}");
+            assert_eq!(file.is_turned, number > 1, "{name}");
+            assert!(at_corner(&grey, first).abs_diff(250) < 12, "{name}: {}", at_corner(&grey, first));
+            assert!(at_corner(&grey, last).abs_diff(120) < 12, "{name}: {}", at_corner(&grey, last));
+            let path = turned(&root, extension, number, [255, 0]);
+            let mask = foreground(&mask(&path).expect("a mask"));
+            assert_eq!((mask.dimensions(), at_corner(&mask, first), at_corner(&mask, last)), (size, 255, 0), "{name}");
+            assert_eq!(stored_mask(&path).expect("a mask").is_turned, number > 1, "{name}");
+        }
+        for invalid in [0, 9, 255] {
+            let file = image_file(&turned(&root, extension, invalid, [250, 120])).expect("an image");
+            assert_eq!((file.pixels.width(), file.is_turned), (48, false), "{extension} with orientation {invalid}");
+        }
+    }
+}
+
+#[test]
+fn sizes_that_differ_by_a_turn_are_named() {
+    assert_eq!(turned_by_90((40, 60), (60, 40)), "; one of them is turned by 90 degrees");
+    assert_eq!([turned_by_90((40, 60), (61, 40)), turned_by_90((40, 40), (40, 40))], ["", ""]);
+}
+
+#[test]
+fn big_tiff_is_read_like_tiff() {
+    let root = Root::new();
+    let path = root.file("big.tif");
+    let encoder = || TiffEncoder::<_, TiffKindBig>::new_generic(File::create(&path).expect("created")).expect("a file");
+    let values: Vec<u8> = (0..24).collect();
+    encoder().write_image::<colortype::Gray8>(6, 4, &values).expect("written");
+    assert_eq!(image(&path).expect("an image").as_luma8().expect("grey").as_raw(), &values);
+    assert_eq!(dimensions(&path).expect("a size"), (6, 4));
+    encoder().write_image::<colortype::RGB8>(4, 2, &values).expect("written");
+    assert_eq!(image(&path).expect("an image").as_rgb8().expect("colour").as_raw(), &values);
+    let deep: Vec<u16> = (0..24).map(|value| value * 257).collect();
+    encoder().write_image::<colortype::Gray16>(6, 4, &deep).expect("written");
+    let file = image_file(&path).expect("an image");
+    assert_eq!((file.range, file.pixels.as_luma8().expect("grey").as_raw()), (Some([0, 23 * 257]), &values));
+    let bytes = fs::read(&path).expect("read");
+    assert!(is_image(&bytes));
+    fs::write(&path, &bytes[..bytes.len() / 2]).expect("written");
+    assert!(image(&path).expect_err("truncated").to_string().contains("cannot be decoded"));
+}
+
+#[test]
+fn pixels_that_cannot_be_used_are_named_with_a_remedy() {
+    let root = Root::new();
+    let path = root.file("page.tif");
+    let encoder =
+        || TiffEncoder::<_, TiffKindStandard>::new_generic(File::create(&path).expect("created")).expect("a file");
+    let refused = |expected: &str| {
+        for error in [image(&path).expect_err("refused"), mask(&path).expect_err("refused")] {
+            assert!(error.to_string().ends_with(expected), "{error}");
+            assert!(error.hint().contains("PNG of 8 or 16 bits"), "{}", error.hint());
+        }
+    };
+    encoder().write_image::<colortype::Gray32Float>(2, 2, &[0.0, 0.5, 1.0, 2.0]).expect("written");
+    refused("page.tif: has 32-bit floating-point pixels");
+    encoder().write_image::<colortype::Gray64Float>(2, 2, &[0.0, 0.5, 1.0, 2.0]).expect("written");
+    refused("has 64-bit floating-point pixels");
+    encoder().write_image::<colortype::RGB32Float>(1, 1, &[0.0, 0.5, 1.0]).expect("written");
+    refused("has 32-bit floating-point pixels");
+    encoder().write_image::<colortype::GrayI16>(2, 2, &[-1, 0, 1, 2]).expect("written");
+    refused("has signed 16-bit pixels");
+    encoder().write_image::<colortype::GrayI8>(2, 2, &[-1, 0, 1, 2]).expect("written");
+    refused("has signed 8-bit pixels");
+    encoder().write_image::<colortype::Gray32>(2, 2, &[0, 1, 2, 70_000]).expect("written");
+    refused("has 32-bit pixels");
+}
+
+#[test]
+fn palettes_of_tiff_files_are_colours_of_images_and_labels_of_masks() {
+    let root = Root::new();
+    let path = root.file("palette.tif");
+    let saved = |colours: &[[u16; 3]], indexes: &[u8]| {
+        let mut encoder = TiffEncoder::new(File::create(&path).expect("created")).expect("a file");
+        let mut page = encoder.new_image::<colortype::Gray8>(6, 4).expect("a page");
+        let channel =
+            |channel: usize| (0..256).map(move |index| colours.get(index).map_or(0, |colour| colour[channel]));
+        let map: Vec<u16> = (0..3).flat_map(channel).collect();
+        page.encoder().write_tag(Tag::PhotometricInterpretation, 3_u16).expect("written");
+        page.encoder().write_tag(Tag::ColorMap, &map[..]).expect("written");
+        page.write_data(indexes).expect("written");
+    };
+    let indexes: Vec<u8> = (0..24).map(|at| if at < 6 { 2 } else { u8::from(at < 9) }).collect();
+    saved(&[[0; 3], [38_036, 0, 0], [0, 16_448, 0]], &indexes);
+    let rgb = image(&path).expect("an image").into_rgb8();
+    assert_eq!(
+        [rgb.get_pixel(0, 0).0, rgb.get_pixel(0, 1).0, rgb.get_pixel(0, 3).0],
+        [[0, 64, 0], [148, 0, 0], [0; 3]]
+    );
+    let error = mask(&path).expect_err("two labels").to_string();
+    assert!(error.ends_with("the mask has several labels: 1 (3 pixels), 2 (6 pixels)"), "{error}");
+    let chosen = labelled_mask(&path, Labels::new(&[1]).expect("labels")).expect("a mask");
+    assert_eq!(chosen.pixels().filter(|pixel| pixel.0 == [255]).count(), 3);
+    // black is the background, wherever it is in the palette
+    saved(&[[65_535; 3], [0; 3]], &[[0; 6], [1; 6], [1; 6], [1; 6]].concat());
+    assert_eq!(mask(&path).expect("a mask").pixels().filter(|pixel| pixel.0 == [255]).count(), 6);
+}

@@ -1,0 +1,175 @@
+//! TIFF and BigTIFF files: the first page, and why a file cannot be used.
+
+use std::io::Cursor;
+
+use ::image::{DynamicImage, GrayAlphaImage, GrayImage, ImageBuffer};
+use tiff::decoder::{Decoder, DecodingResult, Limits};
+use tiff::tags::Tag;
+use tiff::{TiffError, TiffResult};
+
+use super::shared::{Failure, Indexed, MAX_PIXELS, fits, unpacked};
+
+const GREY: [u16; 2] = [0, 1];
+const PALETTE: u16 = 3;
+/// Noise of JPEG compression inside of a TIFF file, in levels.
+const JPEG_NOISE: u8 = 8;
+
+/// What the tags of the first page say.
+pub(super) struct Header {
+    pub(super) size: (u32, u32),
+    /// EXIF's numbers, 1 to 8.
+    pub(super) orientation: u8,
+    /// Differences up to this many levels are noise of the compression.
+    pub(super) noise: u8,
+    photometric: u16,
+    bits: u16,
+    samples: u16,
+    sample_format: u16,
+    has_alpha: bool,
+}
+
+/// A page that the usual decoder does not read.
+pub(super) enum Page {
+    Indexed(Indexed),
+    Grey(DynamicImage),
+}
+
+impl From<TiffError> for Failure {
+    fn from(error: TiffError) -> Self {
+        match error {
+            TiffError::UnsupportedError(error) => Self::Unsupported(format!("is not supported: {error}")),
+            TiffError::LimitsExceeded => Self::TooLarge,
+            error => Self::Corrupt(error.to_string()),
+        }
+    }
+}
+
+/// True for TIFF and for BigTIFF, whose offsets have 64 bits.
+pub(super) fn is_tiff(bytes: &[u8]) -> bool {
+    [b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"].iter().any(|magic| bytes.starts_with(*magic))
+}
+
+fn decoder(bytes: &[u8]) -> TiffResult<Decoder<Cursor<&[u8]>>> {
+    let mut limits = Limits::default();
+    (limits.decoding_buffer_size, limits.intermediate_buffer_size) = (MAX_PIXELS, MAX_PIXELS);
+    Ok(Decoder::new(Cursor::new(bytes))?.with_limits(limits))
+}
+
+pub(super) fn header(bytes: &[u8]) -> Result<Header, Failure> {
+    let mut decoder = decoder(bytes)?;
+    let mut first = |tag, usual| -> TiffResult<u16> {
+        Ok(decoder.find_tag_unsigned_vec(tag)?.and_then(|values| values.first().copied()).unwrap_or(usual))
+    };
+    Ok(Header {
+        photometric: first(Tag::PhotometricInterpretation, 1)?,
+        bits: first(Tag::BitsPerSample, 1)?,
+        samples: first(Tag::SamplesPerPixel, 1)?,
+        sample_format: first(Tag::SampleFormat, 1)?,
+        has_alpha: matches!(first(Tag::ExtraSamples, 0)?, 1 | 2),
+        orientation: first(Tag::Orientation, 1).ok().and_then(|value| u8::try_from(value).ok()).unwrap_or(1),
+        noise: if first(Tag::Compression, 1)? == 7 { JPEG_NOISE } else { 0 },
+        size: decoder.dimensions()?,
+    })
+}
+
+impl Header {
+    /// The page, if the usual decoder does not read its kind.
+    ///
+    /// # Errors
+    /// The reason, for a kind that cannot be used.
+    pub(super) fn page(&self, bytes: &[u8]) -> Result<Option<Page>, Failure> {
+        let Self { bits, samples, size: (width, height), .. } = *self;
+        let refuse = |reason: String| Err(Failure::Unsupported(reason));
+        match self.sample_format {
+            1 => {}
+            2 => return refuse(format!("has signed {bits}-bit pixels")),
+            3 => return refuse(format!("has {bits}-bit floating-point pixels")),
+            _ => return refuse("does not say which kind of numbers its pixels are".into()),
+        }
+        if ![1, 2, 4, 8, 16].contains(&bits) {
+            return refuse(format!("has {bits}-bit pixels"));
+        }
+        let is_grey = GREY.contains(&self.photometric);
+        match (self.photometric, samples) {
+            (PALETTE, 1) if bits <= 8 => self.indexed(bytes).map(|indexed| Some(Page::Indexed(indexed))),
+            (_, 1) if is_grey && matches!(bits, 2 | 4) => {
+                let mut grey = self.packed(bytes)?;
+                let most = (1 << bits) - 1;
+                grey.iter_mut().for_each(|value| *value *= 255 / most);
+                Ok(Some(Page::Grey(grey.into())))
+            }
+            (_, 1) if is_grey => Ok(None),
+            (_, 2) if is_grey && self.has_alpha => {
+                fits(width, height, u32::from(bits) / 4)?;
+                let page = match decoder(bytes)?.read_image()? {
+                    DecodingResult::U8(values) => {
+                        GrayAlphaImage::from_vec(width, height, values).map(DynamicImage::ImageLumaA8)
+                    }
+                    DecodingResult::U16(values) => {
+                        ImageBuffer::from_vec(width, height, values).map(DynamicImage::ImageLumaA16)
+                    }
+                    _ => None,
+                };
+                page.map_or_else(
+                    || refuse("has its channels in separate planes".into()),
+                    |page| Ok(Some(Page::Grey(page))),
+                )
+            }
+            (2 | 5, _) => Ok(None),
+            (6, _) => refuse("has YCbCr colours".into()),
+            (8..=10, _) => refuse("has Lab colours".into()),
+            _ => refuse(format!("has {samples} channels that are neither grey nor RGB")),
+        }
+    }
+
+    /// Pixels of 1 to 8 bits as they are stored.
+    fn packed(&self, bytes: &[u8]) -> Result<GrayImage, Failure> {
+        let (width, height) = self.size;
+        fits(width, height, 1)?;
+        let values = match decoder(bytes)?.read_image()? {
+            DecodingResult::U8(values) => unpacked(&values, self.size, self.bits),
+            _ => Vec::new(),
+        };
+        GrayImage::from_vec(width, height, values).ok_or_else(|| Failure::Corrupt("pixels are missing".into()))
+    }
+
+    /// The decoder refuses palettes, but reads the same pixels as grey.
+    fn indexed(&self, bytes: &[u8]) -> Result<Indexed, Failure> {
+        let map: Vec<u16> = decoder(bytes)?.find_tag_unsigned_vec(Tag::ColorMap)?.unwrap_or_default();
+        let num = 1 << self.bits;
+        if map.len() != 3 * num {
+            return Err(Failure::Corrupt(format!("the palette has {} values instead of {}", map.len(), 3 * num)));
+        }
+        // some writers store 8 bits instead of 16
+        let shift = if map.iter().all(|value| *value < 256) { 0 } else { 8 };
+        let value = |at: usize| u8::try_from(map[at] >> shift).unwrap_or(u8::MAX);
+        let palette = (0..num).map(|i| [value(i), value(num + i), value(2 * num + i), 255]).collect();
+        let grey = as_grey(bytes).ok_or_else(|| Failure::Corrupt("its directory is damaged".into()))?;
+        Ok(Indexed { image: self.packed(&grey)?, palette })
+    }
+}
+
+/// The file with the photometric interpretation grey in its first directory.
+fn as_grey(bytes: &[u8]) -> Option<Vec<u8>> {
+    let is_big_endian = bytes.starts_with(b"MM");
+    let number = |at: usize, size: usize| -> Option<usize> {
+        let part = bytes.get(at..at.checked_add(size)?)?;
+        let join = |value: u64, byte: &u8| value << 8 | u64::from(*byte);
+        let value = if is_big_endian { part.iter().fold(0, join) } else { part.iter().rev().fold(0, join) };
+        usize::try_from(value).ok()
+    };
+    let wide = number(2, 2)? == 43;
+    let (start, count_size, value_size) = if wide { (number(8, 8)?, 8, 8) } else { (number(4, 4)?, 2, 4) };
+    let first = start.checked_add(count_size)?;
+    let (count, entry_size) = (number(start, count_size)?, 4 + 2 * value_size);
+    let entries = (0..count).map_while(|index| first.checked_add(index.checked_mul(entry_size)?));
+    let photometric = usize::from(Tag::PhotometricInterpretation.to_u16());
+    let entry = entries.take_while(|at| *at < bytes.len()).find(|at| number(*at, 2) == Some(photometric))?;
+    let size = if number(entry + 2, 2)? == 4 { 4 } else { 2 };
+    let value = entry + entry_size - value_size;
+    let mut copy = bytes.to_vec();
+    let field = copy.get_mut(value..value + size)?;
+    field.fill(0);
+    *(if is_big_endian { field.last_mut() } else { field.first_mut() })? = 1;
+    Some(copy)
+}

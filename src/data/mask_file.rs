@@ -1,0 +1,396 @@
+//! Mask files: what their values, colours, palettes and transparency mean.
+//!
+//! A mask has one target; see [`labels`]. Every choice that is made here can be seen in the file. Where a file allows
+//! two readings, it is refused.
+
+use std::fmt;
+
+use ::image::{DynamicImage, GrayImage, ImageBuffer, Luma, Rgb, RgbImage};
+
+use super::colours::{self, Colour, Hex, grey_of};
+use super::decode::Decoded;
+use super::labels::{self, Labels, NOISE, SMALL};
+use super::photograph;
+use super::transparency::{self, Transparency};
+
+/// What to do about a mask with several labels.
+const CHOOSE_LABELS: &str = "choose the labels of the target, for example `--labels 1,3`, or write one mask for \
+                                 each label";
+const SPLIT_COLOURS: &str = "save one mask for each colour, or a grey label map (0, 1, 2, ...), of which `--labels` \
+                             chooses";
+const NO_PHOTOGRAPH: &str =
+    "give a mask: background 0 and one value for the target; were the images and the masks swapped?";
+
+/// A mask with the values of its file. Colour is converted with the weights of Pillow's `convert("L")`; a palette file
+/// has its indexes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredMask {
+    values: Values,
+    meaning: Meaning,
+    /// What was decided about its transparency.
+    pub note: Option<&'static str>,
+    /// Its EXIF orientation was applied, because it was not upright.
+    pub is_turned: bool,
+}
+
+type Grey16 = ImageBuffer<Luma<u16>, Vec<u16>>;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Values {
+    Grey8(GrayImage),
+    Grey16(Grey16),
+}
+
+/// How labels are found from the values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Meaning {
+    /// Grey levels, with noise of this many levels.
+    Levels { noise: u8 },
+    /// Indexes of a palette; these are not the background.
+    Indexes(Vec<(u8, Colour)>),
+    /// Grey values of colours; these colours are labels.
+    Colours(Vec<Colour>),
+}
+
+/// Why a mask is not the mask of one target.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// It has several labels, and none is chosen.
+    SeveralLabels(String),
+    /// It has several colours, or labels do not say which.
+    Colours(String),
+    /// It is no mask.
+    Photograph(String),
+}
+
+impl Refusal {
+    /// What to do.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::SeveralLabels(_) => CHOOSE_LABELS,
+            Self::Colours(_) => SPLIT_COLOURS,
+            Self::Photograph(_) => NO_PHOTOGRAPH,
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SeveralLabels(reason) | Self::Colours(reason) | Self::Photograph(reason) => f.write_str(reason),
+        }
+    }
+}
+
+impl From<GrayImage> for StoredMask {
+    fn from(grey: GrayImage) -> Self {
+        Self::levels(Values::Grey8(grey), 0)
+    }
+}
+
+impl From<Grey16> for StoredMask {
+    fn from(grey: Grey16) -> Self {
+        Self::levels(Values::Grey16(grey), 0)
+    }
+}
+
+impl StoredMask {
+    /// # Errors
+    /// A reason, for colours and transparency that contradict each other.
+    pub(super) fn new(decoded: Decoded) -> Result<Self, String> {
+        let Decoded { image, palette, noise, is_turned } = decoded;
+        let mask = match (image, palette) {
+            (image, Some(palette)) => Self::of_indexes(image.into_luma8(), &palette)?,
+            (image, None) if image.color().has_alpha() => Self::of_transparent(image)?,
+            (image, None) => Self::of_opaque(image, noise),
+        };
+        Ok(Self { is_turned, ..mask })
+    }
+
+    fn levels(values: Values, noise: u8) -> Self {
+        Self { values, meaning: Meaning::Levels { noise }, note: None, is_turned: false }
+    }
+
+    fn of_opaque(image: DynamicImage, noise: u8) -> Self {
+        match image {
+            DynamicImage::ImageLuma8(grey) => Self::levels(Values::Grey8(grey), noise),
+            DynamicImage::ImageLuma16(deep) => Self::levels(Values::Grey16(deep), noise),
+            DynamicImage::ImageRgb16(rgb) if rgb.pixels().all(|Rgb([r, g, b])| r == g && g == b) => {
+                if rgb.iter().all(|value| value % 257 == 0) {
+                    return Self::of_opaque(DynamicImage::ImageRgb16(rgb).into_luma8().into(), noise);
+                }
+                let (width, height) = rgb.dimensions();
+                Grey16::from_fn(width, height, |x, y| Luma([rgb.get_pixel(x, y).0[0]])).into()
+            }
+            colour => Self::of_colours(&colour.into_rgb8(), noise),
+        }
+    }
+
+    fn of_colours(rgb: &RgbImage, noise: u8) -> Self {
+        let (width, height) = rgb.dimensions();
+        let mut grey = GrayImage::from_fn(width, height, |x, y| Luma([grey_of(rgb.get_pixel(x, y).0)]));
+        if colours::is_grey(rgb) {
+            return Self::levels(Values::Grey8(grey), noise);
+        }
+        let labels = colours::label_colours(rgb, noise > 0);
+        // a blue of 1 or 2 has the grey value 0
+        if !labels.is_empty() && grey.iter().all(|value| *value == 0) {
+            grey.iter_mut().zip(rgb.pixels()).for_each(|(grey, colour)| *grey = u8::from(colour.0 != [0; 3]) * 255);
+        }
+        Self { meaning: Meaning::Colours(labels), ..grey.into() }
+    }
+
+    fn of_transparent(image: DynamicImage) -> Result<Self, String> {
+        let is_deep = image.color().bytes_per_pixel() > image.color().channel_count();
+        let (width, height) = (image.width(), image.height());
+        let rgb = image.to_rgb8();
+        let alpha = Grey16::from_raw(width, height, image.to_rgba16().pixels().map(|pixel| pixel.0[3]).collect());
+        let alpha = alpha.unwrap_or_default();
+        let (found, note) = transparency::of(rgb.pixels().zip(alpha.iter()).map(|(rgb, alpha)| (rgb.0, *alpha, 1)))?;
+        let mask = match found {
+            Transparency::IsMask if is_deep => alpha.into(),
+            Transparency::IsMask => DynamicImage::ImageLuma16(alpha).into_luma8().into(),
+            Transparency::Opaque => Self::of_opaque(without_alpha(image), 0),
+            Transparency::Hides => {
+                // a soft border is cut at half, but labels may have different opacities
+                let is_soft = labels::labels_of(alpha.as_raw(), width as usize).len() < 2;
+                let limit = if is_soft { alpha.iter().copied().max().unwrap_or(0) / 2 } else { 0 };
+                let is_hidden: Vec<bool> = alpha.iter().map(|alpha| *alpha <= limit).collect();
+                let mut opaque = without_alpha(image);
+                match &mut opaque {
+                    DynamicImage::ImageLuma8(grey) => hide(grey, &is_hidden, 1),
+                    DynamicImage::ImageLuma16(grey) => hide(grey, &is_hidden, 1),
+                    DynamicImage::ImageRgb8(rgb) => hide(rgb, &is_hidden, 3),
+                    DynamicImage::ImageRgb16(rgb) => hide(rgb, &is_hidden, 3),
+                    _ => {}
+                }
+                Self::of_opaque(opaque, 0)
+            }
+        };
+        Ok(Self { note, ..mask })
+    }
+
+    fn of_indexes(image: GrayImage, palette: &[[u8; 4]]) -> Result<Self, String> {
+        let mut counts = [0_u64; 256];
+        image.iter().for_each(|index| counts[usize::from(*index)] += 1);
+        let entry = |index: u8| palette.get(usize::from(index)).copied().unwrap_or([0, 0, 0, 255]);
+        let colour = |index: u8| {
+            let [r, g, b, _] = entry(index);
+            [r, g, b]
+        };
+        let count = |index: u8| counts[usize::from(index)];
+        let used: Vec<u8> = (0..=255).filter(|index| count(*index) > 0).collect();
+        let pixels = used.iter().map(|&index| (colour(index), entry(index)[3].into(), count(index)));
+        let (found, note) = transparency::of(pixels)?;
+        let mapped = |value: &dyn Fn(u8) -> u8| {
+            let mut mask = image.clone();
+            mask.iter_mut().for_each(|index| *index = value(*index));
+            mask
+        };
+        if found == Transparency::IsMask {
+            return Ok(Self { note, ..mapped(&|index| entry(index)[3]).into() });
+        }
+        let is_hidden = |index: u8| found == Transparency::Hides && entry(index)[3] == 0;
+        let shown: Vec<u8> = used.iter().copied().filter(|index| !is_hidden(*index)).collect();
+        // a ramp of greys: the indexes are the levels
+        if shown.iter().all(|&index| colour(index) == [index; 3]) {
+            return Ok(Self { note, ..mapped(&|index| if is_hidden(index) { 0 } else { index }).into() });
+        }
+        let targets = target_indexes(&shown, shown.len() < used.len(), colour);
+        if targets.len() > 1 {
+            let shown = |index: u8| if targets.contains(&index) { colour(index) } else { [0; 3] };
+            let rgb = RgbImage::from_fn(image.width(), image.height(), |x, y| Rgb(shown(image.get_pixel(x, y).0[0])));
+            let mask = Self::of_colours(&rgb, 0);
+            // antialiasing, whose indexes are no labels
+            if (colours::is_grey(&rgb) || targets.len() >= NOISE) && mask.labels().len() < 2 {
+                return Ok(Self { note, ..mask });
+            }
+        }
+        let targets = targets.into_iter().map(|index| (index, (colour(index), count(index)))).collect();
+        Ok(Self { meaning: Meaning::Indexes(targets), note, ..image.into() })
+    }
+
+    /// The label of a mask of one target; 255 for all light greys. `None` if it is empty or only known by about.
+    pub fn only_label(&self) -> Option<u16> {
+        let label = self.labels().first()?.0;
+        match (&self.meaning, &self.values) {
+            (Meaning::Levels { noise: 1.. }, _) => None,
+            (Meaning::Levels { .. }, Values::Grey8(_)) if label >= 128 => Some(255),
+            _ => Some(label),
+        }
+    }
+
+    /// Width and height in pixels.
+    pub fn dimensions(&self) -> (u32, u32) {
+        match &self.values {
+            Values::Grey8(grey) => grey.dimensions(),
+            Values::Grey16(deep) => deep.dimensions(),
+        }
+    }
+
+    /// Its labels and their numbers of pixels; see [`labels::labels_of`]. Those of colours are grey values.
+    pub fn labels(&self) -> Vec<(u16, u64)> {
+        let width = self.dimensions().0 as usize;
+        match (&self.meaning, &self.values) {
+            (Meaning::Indexes(targets), _) => {
+                targets.iter().map(|&(index, (_, count))| (index.into(), count)).collect()
+            }
+            (Meaning::Colours(colours), _) => {
+                let mut labels: Vec<_> = colours.iter().map(|&(rgb, count)| (grey_of(rgb).into(), count)).collect();
+                labels.sort_unstable();
+                labels
+            }
+            (&Meaning::Levels { noise }, Values::Grey8(grey)) => labels::lossy_labels_of(grey.as_raw(), width, noise),
+            (&Meaning::Levels { noise }, Values::Grey16(deep)) => labels::lossy_labels_of(deep.as_raw(), width, noise),
+        }
+    }
+
+    /// The mask of one target as 8-bit grey. With `labels`, exactly these labels are foreground (255) and everything
+    /// else is background.
+    ///
+    /// # Errors
+    /// As [`Self::check`].
+    pub fn target(self, labels: Labels) -> Result<GrayImage, Refusal> {
+        self.check(labels)?;
+        Ok(if labels.is_empty() { self.into_grey() } else { self.select(labels) })
+    }
+
+    /// Whether the mask has one target.
+    ///
+    /// # Errors
+    /// [`Refusal`] for several labels if `labels` is empty, for labels that do not name one colour, and for photographs.
+    pub fn check(&self, labels: Labels) -> Result<(), Refusal> {
+        let width = self.dimensions().0 as usize;
+        let num_levels = match &self.values {
+            Values::Grey8(_) if matches!(self.meaning, Meaning::Indexes(_)) => None,
+            Values::Grey8(grey) => photograph::num_levels(grey.as_raw(), width),
+            Values::Grey16(deep) => photograph::num_levels(deep.as_raw(), width),
+        };
+        if let Some(num_levels) = num_levels {
+            let reason = format!("is no mask: it has {num_levels} grey levels that fill no area, like a photograph");
+            return Err(Refusal::Photograph(reason));
+        }
+        let several = |colours: &[Colour]| {
+            let reason = format!("the mask has several colours: {}", colours::describe(colours));
+            if colours.len() > 1 { Err(Refusal::Colours(reason)) } else { Ok(()) }
+        };
+        match &self.meaning {
+            Meaning::Colours(colours) if labels.is_empty() => several(colours),
+            Meaning::Colours(colours) => {
+                let chosen = colours.iter().map(|(colour, _)| *colour);
+                let mut chosen: Vec<_> = chosen.filter(|colour| labels.contains(grey_of(*colour).into())).collect();
+                chosen.sort_by_key(|colour| grey_of(*colour));
+                let same = chosen.windows(2).find(|pair| grey_of(pair[0]) == grey_of(pair[1]));
+                same.map_or(Ok(()), |pair| {
+                    let [first, second, grey] =
+                        [Hex(pair[0]).to_string(), Hex(pair[1]).to_string(), grey_of(pair[0]).to_string()];
+                    let reason =
+                        format!("the colours {first} and {second} of the mask have the same grey value {grey}");
+                    Err(Refusal::Colours(reason))
+                })
+            }
+            // label 0 cannot be chosen
+            Meaning::Indexes(targets) if targets.first().is_some_and(|(index, _)| *index == 0) => {
+                several(&targets.iter().map(|(_, colour)| *colour).collect::<Vec<_>>())?;
+                let reason = "index 0 of the mask's palette is not the background, so that its labels are not clear";
+                if labels.is_empty() { Ok(()) } else { Err(Refusal::Colours(reason.into())) }
+            }
+            _ if labels.is_empty() => {
+                let found = self.labels();
+                let reason = format!("the mask has several labels: {}", labels::describe(&found));
+                if found.len() > 1 { Err(Refusal::SeveralLabels(reason)) } else { Ok(()) }
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// 255 where the value is one of `labels`, else 0. In a file with compression noise, pixels have the label that is
+    /// nearest to their value.
+    pub fn select(&self, labels: Labels) -> GrayImage {
+        let noise = if let Meaning::Levels { noise } = self.meaning { u16::from(noise) } else { 0 };
+        let levels: Vec<u16> = if noise > 0 { self.labels().iter().map(|(label, _)| *label).collect() } else { vec![] };
+        let nearest = |value: u16| levels.iter().copied().chain([0]).min_by_key(|level| level.abs_diff(value));
+        let is_chosen = |value: u16| match nearest(value).filter(|_| noise > 0) {
+            Some(0) => false,
+            Some(level) => {
+                (level.saturating_sub(noise)..=level.saturating_add(noise)).any(|near| labels.contains(near))
+            }
+            None => labels.contains(value),
+        };
+        self.mapped(|value| u8::from(is_chosen(value)) * 255)
+    }
+
+    /// The mask of one label as 0 and 255. The threshold is half of the range, or 0 if no value is above half (0/1
+    /// masks, 16-bit labels).
+    pub fn binary(&self) -> GrayImage {
+        let (half, most) = match &self.values {
+            Values::Grey8(grey) => (127, grey.iter().copied().max().map_or(0, u16::from)),
+            Values::Grey16(deep) => (32_767, deep.iter().copied().max().unwrap_or(0)),
+        };
+        // with noise or antialiased colours, half of the label: the largest value may be noise
+        let is_exact = matches!(self.meaning, Meaning::Levels { noise: 0 });
+        let level = if is_exact { most } else { self.labels().last().map_or(most, |(label, _)| *label) };
+        let is_soft = !is_exact && usize::from(most) >= SMALL;
+        let threshold = if level > half { half } else { level / 2 * u16::from(is_soft) };
+        match &self.meaning {
+            Meaning::Indexes(_) => self.clone().into_grey(),
+            _ => self.mapped(|value| u8::from(value > threshold) * 255),
+        }
+    }
+
+    /// 8-bit values. 16-bit values above 255 are scaled, so that the largest becomes 255. The target of a palette
+    /// file is 255.
+    pub fn into_grey(self) -> GrayImage {
+        if let Meaning::Indexes(targets) = &self.meaning {
+            let is_target = |value: u16| targets.iter().any(|(index, _)| u16::from(*index) == value);
+            return self.mapped(|value| u8::from(is_target(value)) * 255);
+        }
+        match self.values {
+            Values::Grey8(grey) => grey,
+            Values::Grey16(ref deep) => {
+                let most = deep.iter().copied().max().map_or(0, u32::from);
+                let scaled = |value: u32| if most > 255 { (value * 255 + most / 2) / most } else { value };
+                self.mapped(|value| u8::try_from(scaled(value.into())).unwrap_or(u8::MAX))
+            }
+        }
+    }
+
+    fn mapped(&self, new: impl Fn(u16) -> u8) -> GrayImage {
+        let (width, height) = self.dimensions();
+        GrayImage::from_fn(width, height, |x, y| {
+            Luma([new(match &self.values {
+                Values::Grey8(grey) => grey.get_pixel(x, y).0[0].into(),
+                Values::Grey16(deep) => deep.get_pixel(x, y).0[0],
+            })])
+        })
+    }
+}
+
+/// The indexes that are not the background. Black is the background, also if it is not index 0, and so is what is
+/// transparent. Without both, index 0 is, unless another index is white: then it is not clear.
+fn target_indexes(shown: &[u8], has_hidden: bool, colour: impl Fn(u8) -> [u8; 3]) -> Vec<u8> {
+    let is_black = |index: u8| colours::is_black(colour(index));
+    let is_index_0 =
+        !has_hidden && !shown.iter().any(|&index| is_black(index) || index > 0 && colour(index) == [255; 3]);
+    shown.iter().copied().filter(|&index| !(is_black(index) || is_index_0 && index == 0)).collect()
+}
+
+fn without_alpha(image: DynamicImage) -> DynamicImage {
+    match image {
+        grey @ DynamicImage::ImageLumaA8(_) => grey.into_luma8().into(),
+        deep @ DynamicImage::ImageLumaA16(_) => deep.into_luma16().into(),
+        deep @ DynamicImage::ImageRgba16(_) => deep.into_rgb16().into(),
+        colour => colour.into_rgb8().into(),
+    }
+}
+
+/// Makes the hidden pixels black.
+fn hide<T: Default>(values: &mut [T], is_hidden: &[bool], num_channels: usize) {
+    for (pixel, _) in values.chunks_exact_mut(num_channels).zip(is_hidden).filter(|(_, is_hidden)| **is_hidden) {
+        pixel.fill_with(T::default);
+    }
+}
+
+#[cfg(test)]
+#[path = "mask_file_tests.rs"]
+mod tests;

@@ -1,0 +1,214 @@
+//! Tests of images with several mask files, and of folders whose pairs cannot be used.
+
+use std::fs;
+
+use image::{GrayImage, Luma};
+
+use super::super::tests::{Folders, folders, mask};
+use super::super::{PrepareOptions, PrepareReport, by_kind, prepare};
+use super::*;
+use crate::data::check;
+use crate::data::labels::Labels;
+use crate::event::Silent;
+
+const FIRST: (u32, u32, u32, u32) = (2, 2, 11, 11);
+const SECOND: (u32, u32, u32, u32) = (40, 20, 49, 29);
+
+/// All images are in the training split.
+fn run(f: &Folders) -> Result<PrepareReport> {
+    prepare(&PrepareOptions { val_frac: 0.0, test_frac: 0.0, ..f.options() }, &Silent)
+}
+
+fn refused(f: &Folders) -> (String, String) {
+    let error = run(f).unwrap_err();
+    assert!(!f.out.exists(), "nothing is written");
+    (error.to_string(), error.hint())
+}
+
+/// Number of foreground pixels of a written mask.
+fn written(f: &Folders, stem: &str) -> usize {
+    let mask = image::open(f.out.join(format!("lung_CT/train_masks/{stem}.png"))).unwrap().into_luma8();
+    mask.pixels().filter(|pixel| pixel.0 == [255]).count()
+}
+
+/// Noise.
+fn photograph(width: u32, height: u32) -> GrayImage {
+    GrayImage::from_fn(width, height, |x, y| Luma([u8::try_from((x * 7919 + y * 104_729) % 251).unwrap()]))
+}
+
+#[test]
+fn numbered_masks_of_an_image_are_joined() {
+    for second in ["_mask_1", "_mask1", "_mask-02", "_mask(1)", "_mask (1)", "_seg_3"] {
+        for shared in [true, false] {
+            let mut f = folders();
+            if shared {
+                f.masks = f.images.clone();
+            }
+            for name in ["benign (1)", "other"] {
+                f.image(&format!("{name}.png"));
+                f.mask(&format!("{name}_mask.png"), 255, &[FIRST]);
+            }
+            f.mask(&format!("benign (1){second}.png"), 255, &[SECOND]);
+            let report = run(&f).unwrap();
+            assert_eq!((report.images, report.skipped.as_slice()), (2, [].as_slice()), "{second}");
+            assert_eq!((written(&f, "benign (1)"), written(&f, "other")), (200, 100), "{second}");
+            let texts = report.findings.texts();
+            let text = texts.iter().find(|text| text.contains("which were joined")).unwrap();
+            assert!(
+                text.starts_with("images with 2 mask files, which were joined: 1 (") && text.contains("benign (1).png")
+            );
+        }
+    }
+}
+
+#[test]
+fn three_masks_that_overlap_are_one_and_need_no_unnumbered_one() {
+    let f = folders();
+    f.image("a.png");
+    for (number, bounds) in [FIRST, (7, 2, 16, 11), SECOND].into_iter().enumerate() {
+        f.mask(&format!("a_mask_{number}.png"), if number == 1 { 240 } else { 255 }, &[bounds]);
+    }
+    let report = run(&f).unwrap();
+    assert_eq!((report.images, written(&f, "a")), (1, 250));
+    assert!(report.findings.texts().iter().any(|text| text.starts_with("images with 3 mask files")));
+}
+
+#[test]
+fn a_numbered_mask_is_never_an_image_without_a_mask() {
+    let mut f = folders();
+    f.masks = f.images.clone();
+    f.image("a.png");
+    f.mask("a_mask.png", 255, &[FIRST]);
+    for name in ["b_mask_1.png", "c_mask2.png", "d_seg (3).png"] {
+        f.mask(name, 255, &[SECOND]);
+    }
+    let report = run(&f).unwrap();
+    assert_eq!((report.images, report.skipped.len()), (1, 3));
+    assert!(report.skipped.iter().all(|skipped| skipped.reason == NO_IMAGE), "{:?}", report.skipped);
+    // a name that is an image's own
+    let f = folders();
+    for name in ["a_seg_1.png", "a_seg_2.png"] {
+        f.image(name);
+        f.mask(name, 255, &[FIRST]);
+    }
+    assert_eq!((run(&f).unwrap().images, written(&f, "a_seg_2")), (2, 100));
+    assert_eq!([without_number("a_mask_1234"), without_number("1_mask"), without_number("a_1")], [None; 3]);
+}
+
+#[test]
+fn second_masks_that_do_not_fit_are_refused_by_name() {
+    let f = folders();
+    for name in ["a", "b", "c", "d"] {
+        f.image(&format!("{name}.png"));
+        f.mask(&format!("{name}_mask.png"), 1, &[FIRST]);
+    }
+    f.mask("a_mask_1.png", 2, &[SECOND]);
+    GrayImage::from_pixel(30, 40, Luma([1])).save(f.masks.join("b_mask_1.png")).unwrap();
+    f.mask("c_mask_1.png", 0, &[]);
+    let report = run(&f).unwrap();
+    assert_eq!(report.images, 2);
+    let reasons: Vec<&str> = report.skipped.iter().map(|skipped| skipped.reason.as_str()).collect();
+    assert!(reasons[0].starts_with("has the label 2, but another mask of its image, `"), "{reasons:?}");
+    assert!(reasons[0].ends_with("a_mask.png`, has 1; choose with `--labels`"), "{reasons:?}");
+    assert_eq!(reasons[1], "is 30 x 40 pixels, its image 60 x 40");
+    assert_eq!((written(&f, "c"), written(&f, "d")), (100, 100), "an empty second mask adds nothing");
+}
+
+#[test]
+fn more_bad_pairs_than_good_ones_end_the_preparation() {
+    let f = folders();
+    for name in ["a.png", "b.png", "c.png", "d.png", "e.png"] {
+        f.image(name);
+        GrayImage::from_pixel(40, 60, Luma([255])).save(f.masks.join(name)).unwrap();
+    }
+    f.mask("a.png", 255, &[FIRST]);
+    let (reason, hint) = refused(&f);
+    assert!(reason.contains("4 of 5 pairs of image and mask cannot be used; nothing was written"), "{reason}");
+    assert_eq!(reason.matches("is 40 x 60 pixels, its image 60 x 40; one of them is turned by 90 degrees").count(), 3);
+    assert!(
+        hint.starts_with("save each mask at the size of its image") && hint.contains("`--skip-bad-pairs`"),
+        "{hint}"
+    );
+    let report = prepare(&PrepareOptions { skip_bad_pairs: true, ..f.options() }, &Silent).unwrap();
+    assert_eq!((report.images, report.skipped.len()), (1, 4));
+    assert_eq!(by_kind(&report.skipped).len(), 1);
+
+    // empty masks are left out by default, and half may be bad
+    let f = folders();
+    for name in ["a.png", "b.png", "c.png", "d.png"] {
+        f.image(name);
+        f.mask(name, 255, if name < "b" { &[FIRST] } else { &[] });
+    }
+    assert_eq!(run(&f).unwrap().images, 1);
+}
+
+#[test]
+fn hints_fit_the_reason() {
+    let f = folders();
+    f.image("a.png");
+    f.mask("a.png", 255, &[]);
+    assert!(refused(&f).1.contains("`--negatives`"));
+    GrayImage::from_pixel(30, 40, Luma([255])).save(f.masks.join("a.png")).unwrap();
+    assert!(refused(&f).1.contains("the size of its image"));
+    fs::rename(f.masks.join("a.png"), f.masks.join("b.png")).unwrap();
+    assert!(refused(&f).1.contains("its image's stem"));
+    // swapped folders
+    let f = folders();
+    for number in 0..8 {
+        photograph(60, 40).save(f.masks.join(format!("{number}.png"))).unwrap();
+        mask(255, &[FIRST]).save(f.images.join(format!("{number}.png"))).unwrap();
+    }
+    let (reason, _) = refused(&f);
+    assert!(reason.contains("grey levels that fill no area, like a photograph"), "{reason}");
+    assert!(reason.contains("were the images and the masks swapped?"), "{reason}");
+    // the parent of both folders
+    let parent = f.images.parent().unwrap().to_owned();
+    let error = prepare(&PrepareOptions { images: vec![parent], ..f.options() }, &Silent).unwrap_err();
+    assert!(error.hint().contains("images`") && error.hint().contains("masks`"), "{}", error.hint());
+}
+
+#[test]
+fn masks_that_are_probably_wrong_and_images_of_one_grey_level_are_named() {
+    let f = folders();
+    for (number, value) in [(0, 90), (1, 0), (2, 255), (3, 90), (4, 90)] {
+        GrayImage::from_pixel(60, 40, Luma([value])).save(f.images.join(format!("{number}.png"))).unwrap();
+        // inverted: the lesion is black
+        GrayImage::from_fn(60, 40, |x, y| Luma([255 - mask(255, &[FIRST]).get_pixel(x, y).0[0]]))
+            .save(f.masks.join(format!("{number}.png")))
+            .unwrap();
+    }
+    photograph(60, 40).save(f.images.join("5.png")).unwrap();
+    f.mask("5.png", 255, &[FIRST]);
+    let report = run(&f).unwrap();
+    let checked = check::check(&f.out, None, Labels::NONE, &Silent).unwrap();
+    assert_eq!(checked.bad, []);
+    for texts in [report.findings.texts(), checked.findings.texts()] {
+        let starts = |start: &str| texts.iter().find(|text| text.starts_with(start)).cloned().unwrap_or_default();
+        let full = starts("masks that cover at least 95 % of their image: 5 (");
+        assert!(full.contains("0.png, ") && full.contains("2.png and 2 more)"), "{texts:?}");
+        assert!(starts("images of one grey level or colour: 5 (").contains("; they show nothing"), "{texts:?}");
+        let border = starts("masks with most of the border of the image as foreground: 5 (");
+        assert!(border.ends_with("masks may be inverted: foreground must be white (255) and background black (0)"));
+    }
+    // one mask of many that reaches the border is usual
+    let f = folders();
+    for number in 0..4 {
+        photograph(60, 40).save(f.images.join(format!("{number}.png"))).unwrap();
+        f.mask(&format!("{number}.png"), 255, if number == 0 { &[(0, 0, 59, 35)] } else { &[FIRST] });
+    }
+    assert_eq!(run(&f).unwrap().findings.texts(), Vec::<String>::new());
+}
+
+#[test]
+fn what_was_decided_to_read_a_mask_is_said() {
+    let f = folders();
+    photograph(60, 40).save(f.images.join("a.png")).unwrap();
+    let clear = image::RgbaImage::from_fn(60, 40, |x, y| {
+        image::Rgba([255, 255, 255, mask(255, &[FIRST]).get_pixel(x, y).0[0]])
+    });
+    clear.save(f.masks.join("a.png")).unwrap();
+    let report = run(&f).unwrap();
+    assert_eq!((report.images, written(&f, "a")), (1, 100));
+    let texts = report.findings.texts();
+    assert!(texts[0].starts_with("masks of one colour, whose opaque pixels are the target: 1 ("), "{texts:?}");
+}

@@ -1,0 +1,250 @@
+//! The questions of a training, and how far a new question is from them.
+//!
+//! A question is the set of its words and pairs of neighbouring words. A feature that few training questions have counts
+//! more (inverse document frequency). The distance to the nearest training question is `1 - cosine * (1 - new)`, where
+//! `new` is the share of the weight of the words that are in no training question. The limits come from the validation
+//! questions. Nothing here knows what a question means: it only compares words.
+
+use crate::{Error, Result, files};
+use regex::Regex;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::path::Path;
+use std::sync::LazyLock;
+
+/// The file in a checkpoint folder.
+pub const QUESTIONS_FILE: &str = "questions.json";
+/// Most different training questions, and most validation questions; the most frequent ones.
+const MOST: usize = 4000;
+/// Quantile of the validation questions that a limit lets pass.
+const QUANTILE: f64 = 0.99;
+/// Added to that quantile of the distances.
+const MARGIN: f64 = 0.05;
+/// Range of the limit of distances. The lower end lets questions pass that leave words of a training question out.
+const DISTANCES: [f64; 2] = [0.45, 0.75];
+/// Largest limit of the share of new words.
+const MOST_NEW: f64 = 0.2;
+
+/// A question like those of the training is within both limits.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+struct Limits {
+    /// Largest distance to the nearest training question.
+    distance: f64,
+    /// Largest share of new words.
+    new_words: f64,
+    /// Number of different validation questions that the limits come from.
+    num_validated: usize,
+}
+
+/// Content of [`QUESTIONS_FILE`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Saved {
+    /// Different training questions with the number of their rows, the most frequent first.
+    questions: Vec<(String, u64)>,
+    /// `None` without validation questions.
+    limits: Option<Limits>,
+}
+
+/// How a question compares with those of the training.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Familiarity {
+    /// Whether it is like the training questions; `None` if the run does not know them, or has no limits.
+    #[serde(default)]
+    pub question_known: Option<bool>,
+    /// The training question with the smallest distance.
+    #[serde(default)]
+    pub nearest_question: Option<String>,
+    /// Words of the question that are in no training question.
+    #[serde(default)]
+    pub new_words: Vec<String>,
+    /// Distance to the nearest question, from 0 (the same words) to 1 (no common word).
+    #[serde(default)]
+    pub question_distance: Option<f64>,
+}
+
+impl Familiarity {
+    /// Adds these fields to a JSON object.
+    ///
+    /// # Panics
+    /// Never: plain values serialise.
+    pub fn add_to(&self, record: &mut Value) {
+        let fields = serde_json::to_value(self).expect("plain values serialise");
+        for (name, value) in fields.as_object().into_iter().flatten() {
+            record[name] = value.clone();
+        }
+    }
+
+    /// What to tell about a question that is unlike those of the training.
+    pub fn warning(&self) -> Option<String> {
+        if self.question_known != Some(false) {
+            return None;
+        }
+        let words = match self.new_words.as_slice() {
+            [] => String::new(),
+            words => format!(" (no training question has: {})", words.join(", ")),
+        };
+        let nearest = self.nearest_question.as_deref().unwrap_or_default();
+        Some(format!(
+            "this question is unlike those of the training{words}, so do not rely on the answer and the mask; the nearest \
+             training question is `{nearest}`"
+        ))
+    }
+}
+
+/// The questions of a training.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KnownQuestions {
+    saved: Saved,
+    /// The questions that have a feature.
+    postings: HashMap<String, Vec<usize>>,
+    /// Length of the vector of each question.
+    lengths: Vec<f64>,
+}
+
+impl KnownQuestions {
+    /// The questions of training rows, with limits from those of validation rows.
+    pub fn new<'a>(trained: impl IntoIterator<Item = &'a str>, validated: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut known = Self::of(Saved { questions: most_frequent(trained), limits: None });
+        let mut found: Vec<Familiarity> = Vec::new();
+        let mut new_words = Vec::new();
+        for (question, _) in most_frequent(validated) {
+            new_words.push(known.share_of_new_words(&question));
+            found.push(known.compare(&question));
+        }
+        let distances = found.iter().filter_map(|found| found.question_distance).collect();
+        known.saved.limits = quantile(distances).zip(quantile(new_words)).map(|(distance, new_words)| Limits {
+            distance: (distance + MARGIN).clamp(DISTANCES[0], DISTANCES[1]),
+            new_words: new_words.min(MOST_NEW),
+            num_validated: found.len(),
+        });
+        known
+    }
+
+    fn of(saved: Saved) -> Self {
+        let mut known = Self { saved, postings: HashMap::new(), lengths: Vec::new() };
+        for (number, (question, _)) in known.saved.questions.iter().enumerate() {
+            for feature in features(&words(question)) {
+                known.postings.entry(feature).or_default().push(number);
+            }
+        }
+        known.lengths = vec![0.0; known.saved.questions.len()];
+        for (feature, numbers) in &known.postings {
+            let weight = known.weight(feature).powi(2);
+            for number in numbers {
+                known.lengths[*number] += weight;
+            }
+        }
+        for length in &mut known.lengths {
+            *length = length.sqrt();
+        }
+        known
+    }
+
+    /// The questions in a checkpoint folder; `None` for one of an older version or of the original code.
+    ///
+    /// # Errors
+    /// [`Error::Weights`] for a damaged file; [`Error::Io`].
+    pub fn open(folder: &Path) -> Result<Option<Self>> {
+        let path = folder.join(QUESTIONS_FILE);
+        let text = match files::read(&path, files::MAX_TEXT) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(Error::io(&path, "read")(error)),
+        };
+        let hint = "use another checkpoint of the run (`last` or `best`), or copy this one again";
+        let saved = serde_json::from_slice(&text).map_err(|error| Error::weights(&path, error.to_string(), hint))?;
+        Ok(Some(Self::of(saved)))
+    }
+
+    /// The content of the file.
+    ///
+    /// # Panics
+    /// Never: plain values serialise.
+    pub fn to_json(&self) -> String {
+        serde_json::to_string(&self.saved).expect("plain values serialise") + "\n"
+    }
+
+    /// The most frequent training questions.
+    pub fn examples(&self, most: usize) -> Vec<&str> {
+        self.saved.questions.iter().take(most).map(|(question, _)| question.as_str()).collect()
+    }
+
+    /// Compares a question with those of the training.
+    pub fn compare(&self, question: &str) -> Familiarity {
+        let words = words(question);
+        let (mut products, mut length) = (vec![0.0; self.lengths.len()], 0.0);
+        for feature in features(&words) {
+            let weight = self.weight(&feature).powi(2);
+            length += weight;
+            for number in self.postings.get(&feature).into_iter().flatten() {
+                products[*number] += weight;
+            }
+        }
+        let cosine =
+            |number: usize| products[number] / (self.lengths[number] * f64::sqrt(length)).max(f64::MIN_POSITIVE);
+        // of equally near ones, the most frequent
+        let nearest = (0..products.len()).rev().max_by(|a, b| cosine(*a).total_cmp(&cosine(*b)));
+        let new = self.share_of_new_words(question);
+        let distance = nearest.map(|number| (1.0 - cosine(number).min(1.0) * (1.0 - new)).clamp(0.0, 1.0));
+        let limits = self.saved.limits.zip(distance);
+        let is_new = |word: &&String| !self.postings.contains_key(*word);
+        Familiarity {
+            question_known: limits.map(|(limits, distance)| distance <= limits.distance && new <= limits.new_words),
+            nearest_question: nearest.map(|number| self.saved.questions[number].0.clone()),
+            new_words: words.iter().filter(is_new).cloned().collect::<BTreeSet<_>>().into_iter().collect(),
+            question_distance: distance,
+        }
+    }
+
+    /// Share of the weight of a question's words that are in no training question.
+    fn share_of_new_words(&self, question: &str) -> f64 {
+        let (mut all, mut new) = (0.0, 0.0);
+        for word in words(question) {
+            let weight = self.weight(&word);
+            all += weight;
+            new += if self.postings.contains_key(&word) { 0.0 } else { weight };
+        }
+        if all > 0.0 { new / all } else { 1.0 }
+    }
+
+    /// Inverse document frequency.
+    fn weight(&self, feature: &str) -> f64 {
+        let count = self.postings.get(feature).map_or(0, Vec::len);
+        ((self.saved.questions.len() + 1) as f64 / (count + 1) as f64).ln() + 1.0
+    }
+}
+
+/// The different questions with their numbers, the most frequent first.
+fn most_frequent<'a>(questions: impl IntoIterator<Item = &'a str>) -> Vec<(String, u64)> {
+    let mut counts: BTreeMap<&str, u64> = BTreeMap::new();
+    for question in questions {
+        *counts.entry(question.trim()).or_default() += 1;
+    }
+    let mut counts: Vec<(String, u64)> = counts.into_iter().map(|(text, count)| (text.to_owned(), count)).collect();
+    counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    counts.truncate(MOST);
+    counts
+}
+
+/// Words in lower case, without punctuation.
+fn words(question: &str) -> Vec<String> {
+    static WORD: LazyLock<Regex> = LazyLock::new(|| Regex::new(r"\w+").expect("a valid pattern"));
+    WORD.find_iter(&question.to_lowercase()).map(|word| word.as_str().to_owned()).collect()
+}
+
+/// Words, and pairs of neighbours.
+fn features(words: &[String]) -> BTreeSet<String> {
+    words.iter().cloned().chain(words.windows(2).map(|pair| pair.join(" "))).collect()
+}
+
+fn quantile(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index of the list")]
+    let rank = (QUANTILE * values.len() as f64).ceil() as usize;
+    values.get(rank.checked_sub(1)?).copied()
+}
+
+#[cfg(test)]
+#[path = "questions_tests.rs"]
+mod tests;

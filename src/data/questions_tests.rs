@@ -1,0 +1,218 @@
+use super::*;
+use crate::data::manifest::{Manifest, Split};
+use crate::data::phantom::{PhantomOptions, generate};
+use crate::data::templates::{Templates, Words};
+use crate::event::Silent;
+
+/// Questions that a model of lesion positions cannot answer.
+const OTHERS: [&str; 48] = [
+    "Is it malignant?",
+    "Is this lesion cancer?",
+    "Is the lesion benign or malignant?",
+    "What is the diagnosis?",
+    "What is the stage of the tumour?",
+    "Is this melanoma?",
+    "How long does the patient have to live?",
+    "Which treatment do you recommend?",
+    "Should I take antibiotics?",
+    "Does the patient need surgery?",
+    "What dose of the drug should be given?",
+    "Where is the kidney stone?",
+    "Where is the kidney in this image?",
+    "Where is the fracture in this image?",
+    "Segment the pancreas and describe its position.",
+    "Can you find the aneurysm in this image?",
+    "Which part of this image shows the pneumothorax?",
+    "Where is the left lung nodule in this image?",
+    "Segment the brighter gallstone and describe its position.",
+    "Wo ist die Läsion in diesem Bild?",
+    "Ist der Tumor bösartig?",
+    "¿Dónde está la lesión en esta imagen?",
+    "Où se trouve la lésion dans cette image ?",
+    "Dov'è la lesione?",
+    "Onde está a lesão?",
+    "病变在哪里？",
+    "这是恶性的吗？",
+    "病変はどこですか。",
+    "Где находится опухоль?",
+    "أين الآفة؟",
+    "Gdzie jest zmiana?",
+    "What is the capital of France?",
+    "Hello, how are you?",
+    "Tell me a joke.",
+    "Who are you?",
+    "Write a poem about the sea.",
+    "What time is it?",
+    "What is the age of the patient?",
+    "Is this patient male or female?",
+    "How many lesions are there?",
+    "What is the size of the lesion in millimetres?",
+    "Is there a lesion in this image?",
+    "Is this image normal?",
+    "What modality is this image?",
+    "Has the lesion grown since the last scan?",
+    "asdf qwer",
+    "???",
+    "🙂",
+];
+
+/// Probability that an unlike question is further away than a known one.
+fn auroc(known: &KnownQuestions, likes: &[String]) -> f64 {
+    let distance = |question: &str| known.compare(question).question_distance.expect("a distance");
+    let likes: Vec<f64> = likes.iter().map(|question| distance(question)).collect();
+    let wins = |other: &&str| {
+        let other = distance(other);
+        likes
+            .iter()
+            .map(|like| if other > *like { 1.0 } else { 0.5 * f64::from(u8::from(other >= *like)) })
+            .sum::<f64>()
+    };
+    OTHERS.iter().map(wins).sum::<f64>() / (OTHERS.len() * likes.len()) as f64
+}
+
+fn known(trained: &[String], validated: &[String]) -> KnownQuestions {
+    KnownQuestions::new(trained.iter().map(String::as_str), validated.iter().map(String::as_str))
+}
+
+/// Every question of the templates about each target: every third one for validation, the others for training.
+fn of_targets(targets: &[(&str, &str)]) -> (Vec<String>, Vec<String>) {
+    let templates = Templates::embedded();
+    let mut all = Vec::new();
+    for (target, image) in targets {
+        let words = Words { target, image, ..Words::default() };
+        all.extend(templates.one.iter().map(|template| words.fill(&template.question)));
+        for which in ["left", "right", "upper", "lower", "brighter", "larger"] {
+            let words = Words { which, ..words };
+            all.extend(templates.pair.iter().map(|template| words.fill(&template.question)));
+        }
+    }
+    let part = |is_validated: bool| -> Vec<String> {
+        let numbered = all.iter().enumerate().filter(|(number, _)| (number % 3 == 1) == is_validated);
+        numbered.map(|(_, text)| text.clone()).collect()
+    };
+    (part(false), part(true))
+}
+
+#[test]
+fn validation_questions_of_phantoms_are_told_from_others() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let root = folder.path().join("phantoms");
+    let options =
+        PhantomOptions { count: 60, image_size_px: 64, val_frac: 0.3, test_frac: 0.1, ..PhantomOptions::default() };
+    generate(&root, &options, &Silent).expect("phantoms");
+    let manifest = Manifest::open(&root, None).expect("rows");
+    let of = |split: Split| -> Vec<String> {
+        manifest.rows_of(split).into_iter().map(|row| manifest.rows[row].question.clone()).collect()
+    };
+    let (trained, validated, tested) = (of(Split::Train), of(Split::Val), of(Split::Test));
+    let known = known(&trained, &validated);
+    for likes in [&validated, &tested] {
+        let area = auroc(&known, likes);
+        assert!(area >= 0.95, "{area}");
+    }
+    for question in OTHERS {
+        let found = known.compare(question);
+        assert_eq!(found.question_known, Some(false), "{question}: {found:?}");
+    }
+    let passed = validated.iter().filter(|question| known.compare(question).question_known == Some(true)).count();
+    assert!(passed * 100 >= validated.len() * 95, "{passed} of {}", validated.len());
+}
+
+#[test]
+fn unseen_combinations_of_known_words_are_told_from_others() {
+    let one = [("lesion", "image")];
+    let many = [("skin lesion", "photo"), ("liver", "CT slice"), ("spleen", "CT slice"), ("polyp", "endoscopic image")];
+    for targets in [&one[..], &many[..]] {
+        let (trained, validated) = of_targets(targets);
+        let known = known(&trained, &validated);
+        let area = auroc(&known, &validated);
+        assert!(area >= 0.95, "{targets:?}: {area}");
+        let missed: Vec<&str> =
+            OTHERS.into_iter().filter(|other| known.compare(other).question_known != Some(false)).collect();
+        assert!(missed.len() <= 2, "{targets:?}: {missed:?}");
+    }
+}
+
+#[test]
+fn a_target_that_never_occurred_is_unlike_in_any_style() {
+    let (trained, validated) = of_targets(&[("liver", "CT slice"), ("left kidney", "CT slice")]);
+    let known = known(&trained, &validated);
+    for template in &Templates::embedded().one {
+        for (target, is_known) in [("liver", true), ("kidney stone", false), ("aorta", false), ("Milz", false)] {
+            let question = Words { target, image: "CT slice", ..Words::default() }.fill(&template.question);
+            let found = known.compare(&question);
+            assert_eq!(found.question_known, Some(is_known), "{question}: {found:?}");
+            let warning = found.warning();
+            assert_eq!(warning.is_none(), is_known, "{warning:?}");
+            let names = |warning: String| warning.contains(target.rsplit(' ').next().unwrap_or_default());
+            assert!(warning.is_none_or(|text| names(text.to_lowercase()) || target == "Milz"), "{question}");
+        }
+    }
+}
+
+#[test]
+fn case_punctuation_and_left_out_words_do_not_make_a_question_unlike() {
+    let (trained, validated) = of_targets(&[("lesion", "image")]);
+    let known = known(&trained, &validated);
+    for question in ["WHERE IS THE LESION IN THIS IMAGE", " where is the lesion... ", "Where is the left lesion?"] {
+        assert_eq!(known.compare(question).question_known, Some(true), "{question}");
+    }
+    let same = known.compare("where is the lesion in this image");
+    assert!(same.question_distance.expect("a distance") < 1e-9, "{same:?}");
+    assert_eq!(same.nearest_question.as_deref(), Some("Where is the lesion in this image?"));
+    let other = known.compare("Where is the stone of the kidney?");
+    assert_eq!(other.new_words, ["kidney", "stone"]);
+    let text = other.warning().expect("unlike");
+    assert!(text.contains("no training question has: kidney, stone") && text.contains("`Where is the"), "{text}");
+}
+
+#[test]
+fn nothing_is_claimed_without_validation_questions_or_a_file() {
+    let folder = tempfile::tempdir().expect("a folder");
+    assert_eq!(KnownQuestions::open(folder.path()).expect("no file"), None);
+    assert_eq!((Familiarity::default().question_known, Familiarity::default().warning()), (None, None));
+    let without = KnownQuestions::new(["Where is it?"], []);
+    let found = without.compare("Who are you?");
+    assert_eq!((found.question_known, found.nearest_question.as_deref()), (None, Some("Where is it?")));
+    assert_eq!(found.warning(), None);
+    let empty = KnownQuestions::new([], ["Where?"]);
+    assert_eq!(empty.compare("Where?").question_known, None);
+}
+
+#[test]
+fn a_file_has_the_same_content_again_and_a_damaged_one_is_refused() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (trained, validated) = of_targets(&[("lesion", "image"), ("cup", "fundus image")]);
+    let known = known(&trained, &validated);
+    let path = folder.path().join(QUESTIONS_FILE);
+    std::fs::write(&path, known.to_json()).expect("a file");
+    let again = KnownQuestions::open(folder.path()).expect("readable").expect("a file");
+    assert_eq!(again.saved, known.saved);
+    for question in OTHERS {
+        let (again, known) = (again.compare(question), known.compare(question));
+        assert_eq!((again.question_known, again.new_words), (known.question_known, known.new_words), "{question}");
+    }
+    std::fs::write(&path, "{").expect("a file");
+    let error = KnownQuestions::open(folder.path()).expect_err("damaged");
+    assert!(error.to_string().contains(QUESTIONS_FILE) && !error.hint().is_empty(), "{error}");
+}
+
+#[test]
+fn the_most_frequent_questions_are_the_examples() {
+    let rows = ["b?", "a?", "c?", "c?", "b?", "c?"];
+    assert_eq!(KnownQuestions::new(rows, []).examples(2), ["c?", "b?"]);
+}
+
+#[test]
+fn limits_come_from_the_validation_questions_within_bounds() {
+    let limits = |validated: &[&str]| {
+        let trained = ["where is the lesion", "where is the left lesion", "show the lesion"];
+        KnownQuestions::new(trained, validated.iter().copied()).saved.limits.expect("limits")
+    };
+    let strict = limits(&["where is the lesion"]);
+    assert_eq!((strict.distance, strict.new_words, strict.num_validated), (DISTANCES[0], 0.0, 1));
+    let wide = limits(&["entirely other words", "nothing in common"]);
+    assert_eq!((wide.distance, wide.new_words, wide.num_validated), (DISTANCES[1], MOST_NEW, 2));
+    let between = limits(&["where is the lesion", "show the left lesion", "where is the right lesion"]);
+    assert!(between.distance > DISTANCES[0] && between.new_words > 0.0, "{between:?}");
+}

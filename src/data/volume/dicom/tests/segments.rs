@@ -1,0 +1,196 @@
+//! Overlapping segments, and `data prepare` of DICOM series with label maps.
+
+use std::ops::Range;
+
+use super::*;
+use crate::Result;
+use crate::data::prepare::{PrepareOptions, PrepareReport, prepare};
+use crate::data::volume::{Affine, Grid, Segment, labels, write};
+use crate::event::Silent;
+
+/// Voxels of a scan of three slices.
+const COUNT: usize = 36;
+
+fn mask(range: &Range<usize>) -> Vec<u8> {
+    (0..COUNT).map(|index| u8::from(range.contains(&index))).collect()
+}
+
+/// Writes a SEG of a scan, with one segment for each range of voxels.
+fn write_seg(path: &Path, scan: &Volume, ranges: &[Range<usize>]) {
+    let masks: Vec<Vec<u8>> = ranges.iter().map(mask).collect();
+    let segments: Vec<Segment> = masks.iter().map(|mask| Segment { name: "part", mask }).collect();
+    write::segments(path, &segments, scan).expect("written");
+}
+
+#[test]
+fn overlapping_segments_keep_all_their_voxels() {
+    let scan = volume((0..3).map(slice).collect());
+    let Grid { size, affine } = scan.grid.clone();
+    let [x, y, z] = [0, 1, 2].map(|axis| affine.step(axis));
+    let last = affine.apply([0.0, 0.0, 2.0]);
+    let upside_down = Grid { size, affine: Affine::from_columns([x, y, z.map(|mm| -mm)], last) };
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("labels.dcm");
+    for (ranges, num_overlaps) in [
+        // a part, a whole segment, three segments in one place, equal segments, no overlap
+        (vec![0..20, 10..36], 10),
+        (vec![5..8, 0..36], 3),
+        (vec![0..12, 6..18, 8..36], 12),
+        (vec![3..9, 3..9], 6),
+        (vec![0..4, 14..30], 0),
+    ] {
+        write_seg(&path, &scan, &ranges);
+        let read = || labels::open(&path).expect("a label map");
+        let note = format!("segments overlap in {num_overlaps} voxels, which belong to each of them");
+        assert_eq!(read().notes.contains(&note), num_overlaps > 0, "{:?}", read().notes);
+        let upright = read().on_grid(&path, &scan.grid, false).expect("the grid of the scan");
+        let turned = read().on_grid(&path, &upside_down, false).expect("a flipped grid");
+        for (number, range) in (1..).zip(&ranges) {
+            let wanted = mask(range);
+            let label = number.to_string().parse().expect("a label");
+            assert_eq!(upright.mask(number), wanted, "segment {number} of {ranges:?}");
+            assert_eq!(upright.labels()[&number], range.len());
+            assert!((0..COUNT).all(|index| upright.has(index, label) == (wanted[index] == 1)));
+            let flipped: Vec<u8> = wanted.chunks(12).rev().flatten().copied().collect();
+            assert_eq!(turned.mask(number), flipped, "segment {number} of {ranges:?}");
+        }
+    }
+}
+
+/// Folders `scans` and `labels` with a series and a label map for each patient.
+struct Data(tempfile::TempDir);
+
+impl Data {
+    /// The label maps have their label in the lower two slices of three.
+    fn new(patients: &[(&str, Vec<InMemDicomObject>)]) -> Self {
+        let data = Self(tempfile::tempdir().expect("a folder"));
+        let scan = volume((0..3).map(slice).collect());
+        fs::create_dir(data.path("labels")).expect("a folder");
+        for (name, objects) in patients {
+            fs::create_dir_all(data.path("scans").join(name)).expect("a folder");
+            for (index, object) in objects.iter().enumerate() {
+                let path = data.path("scans").join(name).join(format!("{index}.dcm"));
+                fs::write(path, bytes_of(object.clone())).expect("written");
+            }
+            let labels = data.path("labels").join(format!("{name}.nii.gz"));
+            write::nifti(&labels, &mask(&(0..24)), &scan).expect("written");
+        }
+        data
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn prepare(&self, change: impl Fn(&mut PrepareOptions)) -> Result<PrepareReport> {
+        let out = self.path("out");
+        let mut options = PrepareOptions::new(self.path("scans"), self.path("labels"), "ct", out.clone());
+        options.slices.window = Some("-300..300".parse().expect("a window"));
+        change(&mut options);
+        let report = prepare(&options, &Silent);
+        let _ = fs::remove_dir_all(out);
+        report
+    }
+}
+
+fn scan() -> Vec<InMemDicomObject> {
+    (0..3).map(slice).collect()
+}
+
+#[test]
+fn a_chosen_segment_is_whole_in_the_masks() {
+    let data = Data::new(&[("P1", scan())]);
+    fs::remove_file(data.path("labels/P1.nii.gz")).expect("removed");
+    for (ranges, label, wanted) in [
+        (vec![0..12, 6..12], "1", 12),
+        (vec![0..12, 6..12], "2", 6),
+        (vec![2..11, 0..12, 4..5], "1", 9),
+        (vec![2..11, 0..12, 4..5], "2,3", 12),
+    ] {
+        write_seg(&data.path("labels/P1.dcm"), &volume(scan()), &ranges);
+        let mut options = PrepareOptions::new(data.path("scans"), data.path("labels"), "ct", data.path("out"));
+        options.slices.window = Some("-300..300".parse().expect("a window"));
+        options.labels = label.parse().expect("labels");
+        options.val_frac = 0.0;
+        options.test_frac = 0.0;
+        let report = prepare(&options, &Silent).expect("prepared");
+        assert_eq!(report.images, 1);
+        let mask = image::open(data.path("out/ct/train_masks/P1_axial_0000.png")).expect("a mask").to_luma8();
+        assert_eq!(mask.pixels().filter(|pixel| pixel.0[0] == 255).count(), wanted, "{label} of {ranges:?}");
+        fs::remove_dir_all(data.path("out")).expect("removed");
+    }
+}
+
+#[test]
+fn prepare_names_the_file_that_is_damaged() {
+    let data = Data::new(&[("P1", scan()), ("P2", scan())]);
+    let path = data.path("scans/P1/1.dcm");
+    let whole = bytes_of(slice(1));
+    let comma = {
+        let mut object = slice(1);
+        set(&mut object, tags::PIXEL_SPACING, "0,5\\0,5");
+        bytes_of(object)
+    };
+    for (bytes, part) in [
+        (&whole[..whole.len() - 5], "truncated"),
+        (&whole[..300], "truncated"),
+        (&[0; 400], "does not begin like one"),
+        (comma.as_slice(), "PixelSpacing is `0,5\\0,5`"),
+    ] {
+        fs::write(&path, bytes).expect("written");
+        let report = data.prepare(|_| {}).expect("the other patient");
+        let [skipped] = report.skipped.as_slice() else { panic!("{:?}", report.skipped) };
+        assert!(skipped.path == path && skipped.reason.contains(part), "{skipped:?}");
+        let only = |options: &mut PrepareOptions| {
+            options.images = vec![data.path("scans/P1")];
+            options.masks = vec![data.path("labels/P1.nii.gz")];
+        };
+        let error = data.prepare(only).expect_err("no other patient");
+        assert!(error.to_string().contains("1.dcm") && error.to_string().contains(part), "{error}");
+    }
+}
+
+#[test]
+fn one_rule_chooses_the_series_of_all_patients() {
+    let other = |number: &str, description: &str, count: i32| -> Vec<InMemDicomObject> {
+        let of = |index: i32| {
+            let mut object = slice(index);
+            let uid = format!("1.2.9.{number}");
+            set(&mut object, tags::SERIES_INSTANCE_UID, &uid);
+            set(&mut object, tags::SOP_INSTANCE_UID, &format!("{uid}.{index}"));
+            set(&mut object, tags::SERIES_NUMBER, number);
+            set(&mut object, tags::SERIES_DESCRIPTION, description);
+            object
+        };
+        (0..count).map(of).collect()
+    };
+    let patient = |[first, second]: [&str; 2]| [other(first, "T1", 2), other(second, "T2 axial", 3)].concat();
+    let data = Data::new(&[("P1", patient(["1", "2"])), ("P2", patient(["4", "3"])), ("P3", scan())]);
+    let used = |series: &str| {
+        let report = data.prepare(|options| options.series = Some(series.to_owned()));
+        report.map(|report| report.volumes.expect("volumes"))
+    };
+    assert_eq!(used("t2").expect("two patients"), 2);
+    assert_eq!(used("T2 axial").expect("two patients"), 2);
+    assert_eq!(used("largest").expect("all patients"), 3);
+    assert_eq!(used("2").expect("one patient"), 1);
+    let report = data.prepare(|_| {}).expect("one patient has one series");
+    assert_eq!((report.volumes, report.skipped.len()), (Some(1), 2));
+    let reason = &report.skipped[0].reason;
+    assert!(reason.contains("2 series") && reason.contains("`data prepare --series`"), "{reason}");
+}
+
+#[test]
+fn slices_of_one_grey_level_are_named() {
+    let data = Data::new(&[("P1", scan())]);
+    let notes = |window: &str| {
+        let window = window.parse().expect("a window");
+        data.prepare(|options| options.slices.window = Some(window)).expect("prepared").notes
+    };
+    for window in ["500..600", "-3000..-2000", "lung"] {
+        let found = notes(window);
+        let part = format!("P1: 2 of 2 slices are one single grey level with the window `{window}` (slice 0, 1)");
+        assert_eq!(found.iter().any(|note| note.contains(&part)), window != "lung", "{found:?}");
+    }
+    assert_eq!(notes("-300..300"), [""; 0]);
+}

@@ -1,0 +1,136 @@
+//! Several series, copies of files, and slices at one position.
+
+use super::*;
+
+/// A slice of another series.
+fn of_series(number: Option<i32>, index: i32, description: &str) -> InMemDicomObject {
+    let mut object = slice(index);
+    let uid = format!("1.2.5.{}", description.len());
+    set(&mut object, tags::SERIES_INSTANCE_UID, &uid);
+    set(&mut object, tags::SOP_INSTANCE_UID, &format!("{uid}.{index}"));
+    set(&mut object, tags::SERIES_DESCRIPTION, description);
+    if let Some(number) = number {
+        set(&mut object, tags::SERIES_NUMBER, &number.to_string());
+    }
+    object
+}
+
+/// Series of 2, 3 and 4 slices: `T1 axial`, `T2 axial fs`, `scout`.
+fn three_series(numbers: [Option<i32>; 3]) -> tempfile::TempDir {
+    let all = [("T1 axial", 2), ("T2 axial fs", 3), ("scout", 4)].into_iter().zip(numbers);
+    let slices = all.flat_map(|((name, count), number)| (0..count).map(move |index| of_series(number, index, name)));
+    folder(slices.collect())
+}
+
+#[test]
+fn a_series_is_chosen_by_number_uid_description_or_size() {
+    for numbers in [[None; 3], [Some(1), Some(2), Some(3)], [Some(7); 3]] {
+        let folder = three_series(numbers);
+        let count = |selected: &str| {
+            let path = PathBuf::from(format!("{}#{selected}", folder.path().display()));
+            open(&path).map(|volume| volume.grid.size[2]).map_err(|error| error.to_string())
+        };
+        assert_eq!(count("T1 axial"), Ok(2));
+        assert_eq!(count("t2 AXIAL FS"), Ok(3));
+        assert_eq!(count("t2"), Ok(3));
+        assert_eq!(count("1.2.5.5"), Ok(4));
+        assert_eq!(count("largest"), Ok(4));
+        assert_eq!(
+            crate::data::volume::open_chosen(folder.path(), Some("scout"), None).expect("a series").grid.size[2],
+            4
+        );
+        let found = count("axial").expect_err("two fit");
+        assert!(found.contains("2 series that fit the choice"), "{found}");
+        let found = count("CT").expect_err("none fits");
+        assert!(found.contains("no series of the chosen name, but"), "{found}");
+        let found = refused(folder.path());
+        assert!(found.contains("3 series") && found.contains("#largest") && found.contains("--series"), "{found}");
+        assert!(!found.contains("T1") && !found.contains("1.2.5"), "{found}");
+        match numbers[0] {
+            Some(1) => assert_eq!([count("1"), count("3")], [Ok(2), Ok(4)]),
+            Some(_) => assert!(count("7").expect_err("all fit").contains("3 series that fit")),
+            // a number is no part of a description
+            None => assert!(count("2").expect_err("no number").contains("no series with the number 2")),
+        }
+    }
+}
+
+#[test]
+fn localizers_are_left_out() {
+    let localizer = |mut object: InMemDicomObject| {
+        set(&mut object, tags::IMAGE_TYPE, "ORIGINAL\\PRIMARY\\LOCALIZER");
+        set(&mut object, tags::IMAGE_ORIENTATION_PATIENT, "0\\1\\0\\0\\0\\-1");
+        object
+    };
+    let scan = || (0..3).map(|index| of_series(None, index, "scan"));
+    // a series of its own, and images of the same series
+    let apart = localizer(of_series(None, 9, "scout view"));
+    for extra in [
+        vec![apart.clone()],
+        vec![localizer(of_series(None, 9, "scan"))],
+        vec![apart, localizer(of_series(None, 8, "scan"))],
+    ] {
+        let num = extra.len();
+        let folder = folder(scan().chain(extra).collect());
+        let volume = open(folder.path()).expect("a volume");
+        assert_eq!(volume.grid.size[2], 3);
+        assert!(has_note(&volume, &format!("{num} localizer images were left out")), "{:?}", volume.notes);
+    }
+    let folder = folder(scan().chain([localizer(of_series(None, 9, "scout view"))]).collect());
+    assert_eq!(open(&PathBuf::from(format!("{}#scout", folder.path().display()))).expect("chosen").grid.size[2], 1);
+    // the only image
+    assert!(open(&folder.path().join("3.dcm")).is_ok());
+}
+
+#[test]
+fn copies_of_a_file_are_read_once() {
+    let same = |change: fn(&mut InMemDicomObject)| {
+        let mut copy = slice(1);
+        change(&mut copy);
+        folder(vec![slice(0), slice(1), slice(2), copy])
+    };
+    // equal bytes, and other bytes outside of the image
+    let changes: [fn(&mut InMemDicomObject); 3] = [
+        |_| {},
+        |object| set(object, tags::INSTITUTION_NAME, "elsewhere"),
+        |object| set(object, tags::WINDOW_WIDTH, "99"),
+    ];
+    for change in changes {
+        let volume = open(same(change).path()).expect("a volume");
+        assert_eq!(volume.grid.size[2], 3);
+        assert!(has_note(&volume, "1 copies of files were left out: 3.dcm of 1.dcm"), "{:?}", volume.notes);
+    }
+    let changes: [fn(&mut InMemDicomObject); 3] = [
+        |object| set_pixels(object, &[7; 12], false),
+        |object| set(object, tags::RESCALE_INTERCEPT, "-1000"),
+        |object| set_u16(object, tags::PIXEL_PADDING_VALUE, 1000),
+    ];
+    for change in changes {
+        let found = refused(same(change).path());
+        assert!(found.contains("3.dcm: it has the SOPInstanceUID and the position of 1.dcm"), "{found}");
+    }
+    // one UID for all files
+    let folder = changed(|_, object| set(object, tags::SOP_INSTANCE_UID, "1.2.3"));
+    let volume = open(folder.path()).expect("a volume");
+    assert!(volume.grid.size[2] == 3 && has_note(&volume, "same SOPInstanceUID"), "{:?}", volume.notes);
+}
+
+#[test]
+fn slices_at_one_position_are_explained() {
+    let twice = |change: fn(&mut InMemDicomObject)| {
+        let again = (0..3).map(|index| {
+            let mut object = slice(index);
+            set(&mut object, tags::SOP_INSTANCE_UID, &format!("1.2.3.1.{index}"));
+            change(&mut object);
+            object
+        });
+        refused(folder((0..3).map(slice).chain(again).collect()).path())
+    };
+    let found = twice(|_| {});
+    assert!(found.contains("3 of its 6 slices have the position of another slice, as 0.dcm and 3.dcm"), "{found}");
+    assert!(found.contains("remove the file of each pair") && !found.contains("differ in"), "{found}");
+    let found = twice(|object| set(object, tags::ECHO_TIME, "20"));
+    assert!(found.contains("several volumes, which differ in EchoTime") && found.contains("dcm2niix"), "{found}");
+    let found = twice(|object| set(object, tags::TRIGGER_TIME, "20"));
+    assert!(found.contains("differ in TriggerTime"), "{found}");
+}

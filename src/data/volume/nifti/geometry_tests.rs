@@ -1,0 +1,89 @@
+use super::*;
+use crate::data::volume::nifti::tests::{Folder, file, put, put_floats};
+use crate::data::volume::{Volume, labels, open_with};
+
+/// A file with these diagonals of sform and `pixdim`, and codes of qform and sform.
+fn bytes(sform: [f32; 3], pixdim: [f32; 3], codes: [i16; 2]) -> Vec<u8> {
+    file(2, &[1; 24], |bytes| {
+        let [x, y, z] = sform;
+        put_floats(bytes, 280, &[x, 0.0, 0.0, 0.0, 0.0, y, 0.0, 0.0, 0.0, 0.0, z, 0.0]);
+        put_floats(bytes, 80, &pixdim);
+        codes.iter().enumerate().for_each(|(index, code)| put(bytes, 252 + 2 * index, &code.to_le_bytes()));
+    })
+}
+
+fn opened(bytes: &[u8], geometry: Option<Geometry>) -> Result<Volume> {
+    open_with(&Folder::new().write("a.nii", bytes), geometry)
+}
+
+#[test]
+fn two_voxel_sizes_are_refused_until_one_is_chosen() {
+    let acdc = ([1.0; 3], [1.3157, 1.3157, 10.0]);
+    for (sform, pixdim) in
+        [acdc, ([2.0, 2.0, 2.0], [2.0, 2.0, 2.1]), ([0.5, 0.5, 5.0], [5.0, 0.5, 0.5]), ([1.05, 1.0, 1.0], [1.0; 3])]
+    {
+        let both = bytes(sform, pixdim, [1, 1]);
+        let error = opened(&both, None).expect_err("two sizes");
+        let text = error.to_string();
+        for size in sform.iter().chain(&pixdim) {
+            assert!(text.contains(&format!("{size:.4}")), "{text}");
+        }
+        assert!(error.hint().contains("`--geometry sform` or `--geometry qform`"), "{}", error.hint());
+        let path = Folder::new();
+        let path = path.write("labels.nii", &both);
+        assert!(labels::open(&path).is_err());
+        for (geometry, size) in [(Geometry::Sform, sform), (Geometry::Qform, pixdim)] {
+            let volume = opened(&both, Some(geometry)).expect("a choice");
+            assert_eq!(volume.grid.spacing(), size.map(f64::from), "{geometry}");
+            assert!(volume.notes.len() == 1 && volume.notes[0].contains(&format!("those of the {geometry} are used")));
+        }
+        // without a qform there is none to choose
+        let alone = bytes(sform, pixdim, [0, 1]);
+        let error = opened(&alone, None).expect_err("two sizes");
+        assert!(!error.hint().contains("--geometry qform") && error.hint().contains("--geometry sform"), "{error}");
+        assert!(opened(&alone, Some(Geometry::Qform)).expect_err("none").to_string().contains("no valid qform"));
+        assert_eq!(opened(&alone, Some(Geometry::Sform)).expect("a choice").grid.spacing(), sform.map(f64::from));
+    }
+}
+
+#[test]
+fn sizes_that_agree_need_no_choice() {
+    for (sform, pixdim, codes) in [
+        ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [1, 1]),
+        ([-1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [0, 1]),
+        ([1.0, 2.0, 3.0], [1.01, 1.97, 3.05], [1, 1]),
+        // 0 states nothing
+        ([1.0, 2.0, 3.0], [0.0; 3], [0, 4]),
+        ([9.0, 9.0, 9.0], [1.0, 2.0, 3.0], [1, 0]),
+    ] {
+        let file = bytes(sform, pixdim, codes);
+        let volume = opened(&file, None).unwrap_or_else(|error| panic!("{sform:?}, {pixdim:?}: {error}"));
+        let expected = if codes[1] > 0 { sform } else { pixdim };
+        assert_eq!(volume.grid.spacing(), expected.map(|size| f64::from(size).abs()));
+    }
+    // slices that are sheared by 45 degrees: `pixdim` may have their distance or the length of the step
+    for z in [1.0, 2.0_f32.sqrt()] {
+        let sheared = file(2, &[1; 24], |bytes| {
+            put_floats(bytes, 280, &[1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
+            put_floats(bytes, 88, &[z]);
+        });
+        assert!(opened(&sheared, None).expect("one size").notes.is_empty());
+    }
+}
+
+#[test]
+fn places_that_differ_are_noted_and_can_be_chosen() {
+    let moved = file(2, &[1; 24], |bytes| {
+        put(bytes, 252, &1_i16.to_le_bytes());
+        put_floats(bytes, 268, &[16.6, 6.0, 7.0]);
+    });
+    for (geometry, x, note) in [
+        (None, 5.0, "11.6 mm apart; the sform is used, as in nibabel"),
+        (Some(Geometry::Sform), 5.0, "the sform is used (`--geometry`)"),
+        (Some(Geometry::Qform), f64::from(16.6_f32), "the qform is used (`--geometry`)"),
+    ] {
+        let volume = opened(&moved, geometry).expect("readable");
+        assert_eq!(volume.grid.affine.origin(), [x, 6.0, 7.0]);
+        assert!(volume.notes.len() == 1 && volume.notes[0].contains(note), "{:?}", volume.notes);
+    }
+}

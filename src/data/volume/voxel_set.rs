@@ -1,0 +1,76 @@
+//! Sets of voxels as runs of neighbours: small for regions, whatever their size.
+
+use std::ops::Range;
+
+/// Linear indices of voxels in ascending order, as runs.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct VoxelSet {
+    /// First index, and the index after the last one. At most 2^30 voxels fit.
+    runs: Vec<[u32; 2]>,
+    count: usize,
+}
+
+impl VoxelSet {
+    /// Adds a voxel, whose index is larger than those before.
+    pub(crate) fn push(&mut self, index: usize) {
+        let Ok(index) = u32::try_from(index) else { return };
+        self.count += 1;
+        match self.runs.last_mut() {
+            Some(run) if run[1] == index => run[1] += 1,
+            _ => self.runs.push([index, index + 1]),
+        }
+    }
+
+    /// True for a voxel of the set.
+    pub fn contains(&self, index: usize) -> bool {
+        let after = self.runs.partition_point(|run| run[0] as usize <= index);
+        after > 0 && index < self.runs[after - 1][1] as usize
+    }
+
+    /// Number of voxels.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    /// True without voxels.
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Number of runs.
+    pub(crate) fn num_runs(&self) -> usize {
+        self.runs.len()
+    }
+
+    /// The runs, in ascending order.
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        self.runs.iter().map(|run| run[0] as usize..run[1] as usize)
+    }
+
+    /// The runs of `count` voxels that are not in the set.
+    pub(crate) fn others(&self, count: usize) -> impl Iterator<Item = Range<usize>> + '_ {
+        let ends = std::iter::once(0).chain(self.runs().map(|run| run.end));
+        ends.zip(self.runs().map(|run| run.start).chain([count])).map(|(start, end)| start..end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn runs_are_joined_and_found() {
+        let mut set = VoxelSet::default();
+        assert!(set.is_empty() && !set.contains(0));
+        assert!(set.others(5).eq(std::iter::once(0..5)));
+        for index in [0, 1, 4, 5, 6, 9] {
+            set.push(index);
+        }
+        assert_eq!((set.len(), set.runs().collect::<Vec<_>>()), (6, vec![0..2, 4..7, 9..10]));
+        let found: Vec<usize> = (0..12).filter(|index| set.contains(*index)).collect();
+        assert_eq!(found, [0, 1, 4, 5, 6, 9]);
+        let others: Vec<usize> = set.others(12).flatten().collect();
+        assert_eq!(others, [2, 3, 7, 8, 10, 11]);
+        assert_eq!(set.others(10).flatten().count(), 4);
+    }
+}
