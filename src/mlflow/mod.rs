@@ -56,13 +56,13 @@ impl Connection {
     /// # Errors
     /// [`Error::Config`] if the address is wrong, the server does not answer, or it refuses.
     pub fn open(options: MlflowOptions) -> Result<Self> {
-        if !options.url.starts_with("http://") && !options.url.starts_with("https://") {
-            let reason = format!("`{}` is not an `http://` or `https://` address", options.url);
-            return Err(Error::config("--mlflow", reason, "write for example `--mlflow http://127.0.0.1:5000`"));
-        }
         if options.url.contains('@') {
             let hint = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead";
             return Err(Error::config("--mlflow", "the address contains a name or a password", hint));
+        }
+        if !options.url.starts_with("http://") && !options.url.starts_with("https://") {
+            let reason = format!("`{}` is not an `http://` or `https://` address", options.url);
+            return Err(Error::config("--mlflow", reason, "write for example `--mlflow http://127.0.0.1:5000`"));
         }
         let client = Client::new(&options);
         let experiment = client.experiment(&options.experiment).map_err(|fault| refused(&options, &fault))?;

@@ -7,6 +7,7 @@ pub mod conv;
 pub mod embedding;
 pub mod linear;
 pub mod norm;
+pub mod peft;
 pub mod position;
 pub mod rope;
 

@@ -16,10 +16,11 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::shapes::Shapes;
+use crate::nn::peft::{self, PeftConfig};
 use crate::tensor::store::Store;
 use crate::tensor::weights::Archive;
 use crate::tensor::{Kind, Tensor, no_grad};
-use crate::{Error, Result, files};
+use crate::{Error, Result};
 use names::LoraPart;
 
 /// Key in a safetensors header that contains PEFT's settings, as diffusers writes it.
@@ -64,7 +65,7 @@ pub struct Adapter {
     pub down: Tensor,
     /// `[out, rank]`, or `[out, rank, 1, 1]` for a convolution.
     pub up: Tensor,
-    /// Alpha divided by the rank.
+    /// Alpha divided by the rank, or by its square root (rsLoRA).
     pub scale: f64,
 }
 
@@ -78,7 +79,7 @@ pub struct MergeReport {
 /// Reads the adapters of `path`: a `.safetensors` file, or a PEFT folder with `adapter_config.json`.
 ///
 /// Sorted by component and module. The scale comes from `.alpha` tensors, else from the header or
-/// `adapter_config.json`, else it is 1.
+/// `adapter_config.json`, else it is 1. Settings that change the result in a way that is not supported are errors.
 ///
 /// # Errors
 /// [`Error::Io`] for a file that cannot be read. [`Error::Weights`] for a file with other tensors than adapters, and
@@ -137,9 +138,11 @@ impl Halves {
         if !fits {
             return Err(format!("has matrices of shapes {a:?} and {b:?}, which cannot be multiplied"));
         }
-        let rank = a[0] as f64;
+        let rank = a[0];
         let scale = match self.alpha {
-            Some(alpha) if alpha.numel() == 1 => alpha.to_kind(Kind::Double).reshape([1]).double_value(&[0]) / rank,
+            Some(alpha) if alpha.numel() == 1 => {
+                alpha.to_kind(Kind::Double).reshape([1]).double_value(&[0]) / rank as f64
+            }
             Some(alpha) => return Err(format!("has an alpha of shape {:?}, which is not a number", alpha.size())),
             None => settings.scale(component, &module, rank)?,
         };
@@ -150,53 +153,51 @@ impl Halves {
 /// PEFT's settings of a file, by component, or for all components (`None`).
 #[derive(Default)]
 struct PeftSettings {
-    by_component: HashMap<Option<Component>, Map<String, Value>>,
+    by_component: HashMap<Option<Component>, PeftConfig>,
 }
 
 impl PeftSettings {
     fn of(archive: &Archive) -> Result<Self> {
         let mut this = Self::default();
         let path = archive.path();
-        let damaged = |place: &Path, error: serde_json::Error| {
-            Error::weights(place, format!("the settings of its adapters: {error}"), "download or copy it again")
-        };
         let folder = if path.is_dir() { path.to_owned() } else { path.with_file_name("") };
         let config = folder.join("adapter_config.json");
         let peft = path.is_dir() || path.file_stem().is_some_and(|stem| stem == "adapter_model");
         if peft && config.exists() {
-            let text = files::read(&config, files::MAX_TEXT).map_err(Error::io(&config, "read"))?;
-            this.by_component.insert(None, serde_json::from_slice(&text).map_err(|error| damaged(&config, error))?);
+            this.by_component.insert(None, PeftConfig::open(&config)?);
         }
         let Some(text) = archive.metadata().get(METADATA) else { return Ok(this) };
-        let all: Map<String, Value> = serde_json::from_str(text).map_err(|error| damaged(path, error))?;
+        let all: Map<String, Value> = serde_json::from_str(text).map_err(|error| {
+            Error::weights(path, format!("the settings of its adapters: {error}"), "download or copy it again")
+        })?;
+        let mut by_component: HashMap<Option<Component>, Map<String, Value>> = HashMap::new();
         for (key, value) in all {
             // `text_encoder.r`; a key without a component applies to all
             let named = key.split_once('.').and_then(|(name, rest)| {
                 Some((Component::ALL.into_iter().find(|component| component.name() == name)?, rest))
             });
             let (component, key) = named.map_or((None, key.as_str()), |(component, rest)| (Some(component), rest));
-            this.by_component.entry(component).or_default().insert(key.to_owned(), value);
+            by_component.entry(component).or_default().insert(key.to_owned(), value);
+        }
+        for (component, settings) in by_component {
+            let settings = PeftConfig::parse(&settings).map_err(|reason| Error::weights(path, reason, peft::HINT))?;
+            this.by_component.insert(component, settings);
         }
         Ok(this)
     }
 
-    fn scale(&self, component: Component, module: &str, rank: f64) -> Result<f64, String> {
+    fn scale(&self, component: Component, module: &str, rank: i64) -> Result<f64, String> {
         let maps = [Some(component), None].map(|key| self.by_component.get(&key));
         let Some(settings) = maps.into_iter().flatten().next() else { return Ok(1.0) };
-        let is = |key: &str| settings.get(key).and_then(Value::as_bool).unwrap_or(false);
-        if is("use_dora") {
-            return Err("is a DoRA adapter, which is not supported".into());
+        if !settings.selects(module)? {
+            return Err("has an adapter, and the settings of the adapters leave it out".into());
         }
-        let own = settings.get("alpha_pattern").and_then(Value::as_object).into_iter().flatten();
-        let own = own.filter(|(pattern, _)| is_tail(module, pattern)).find_map(|(_, alpha)| alpha.as_f64());
-        let Some(alpha) = own.or_else(|| settings.get("lora_alpha").and_then(Value::as_f64)) else { return Ok(1.0) };
-        Ok(alpha / if is("use_rslora") { rank.sqrt() } else { rank })
+        let stated = settings.rank(module)?;
+        if stated != rank && settings.states_ranks() {
+            return Err(format!("has an adapter of rank {rank}, and the settings of the adapters say {stated}"));
+        }
+        settings.scale(module, rank)
     }
-}
-
-/// True if `tail` is `module` or its last components.
-fn is_tail(module: &str, tail: &str) -> bool {
-    module.strip_suffix(tail).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }
 
 /// The weights that `adapters` change, by name. `shapes` are those of their component.

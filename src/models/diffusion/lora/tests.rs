@@ -147,8 +147,40 @@ fn a_peft_folder_has_its_settings_in_adapter_config_json() {
     let config = r#"{"r": 2, "lora_alpha": 6, "use_rslora": true}"#;
     std::fs::write(folder.path().join("adapter_config.json"), config).unwrap();
     assert!(read(&file).unwrap().iter().all(|adapter| (adapter.scale - 6.0 / 2_f64.sqrt()).abs() < 1e-12));
-    std::fs::write(folder.path().join("adapter_config.json"), r#"{"use_dora": true}"#).unwrap();
-    assert!(read(&file).unwrap_err().to_string().contains("DoRA"));
+    for (config, name) in [
+        (r#"{"use_dora": true}"#, "DoRA"),
+        (r#"{"r": 4, "lora_alpha": 6}"#, "rank 2, and the settings of the adapters say 4"),
+        (r#"{"r": 2, "rank_pattern": {"to_q": 3}}"#, "the settings of the adapters say 3"),
+        (r#"{"r": 2, "target_modules": ["to_q", "conv1", "proj_in"]}"#, "leave it out"),
+        (r#"{"r": 2, "bias": "lora_only"}"#, "`bias`"),
+        (r#"{"r": 2, "init_lora_weights": "olora"}"#, "`init_lora_weights`"),
+        (r#"{"r": 2, "modules_to_save": ["conv_in"]}"#, "`modules_to_save`"),
+    ] {
+        std::fs::write(folder.path().join("adapter_config.json"), config).unwrap();
+        let error = read(&file).expect_err(config).to_string();
+        assert!(error.contains(name), "{config}: {error}");
+    }
+}
+
+#[test]
+fn settings_in_a_header_are_applied_or_refused() {
+    for (settings, scale) in [
+        (r#"{"unet.r": 2, "unet.lora_alpha": 3, "unet.use_rslora": true}"#, Some(3.0 / 2_f64.sqrt())),
+        (r#"{"unet.r": 2, "unet.lora_alpha": 3, "unet.alpha_pattern": {".*": 8}}"#, Some(4.0)),
+        (r#"{"unet.r": 1, "unet.lora_alpha": 3, "unet.rank_pattern": {".*": 2}}"#, Some(1.5)),
+        (r#"{"unet.r": 2, "unet.lora_bias": true}"#, None),
+        (r#"{"unet.r": 2, "unet.layer_replication": [[0, 1]]}"#, None),
+        (r#"{"r": 2, "peft_type": "LOKR"}"#, None),
+    ] {
+        let (_folder, path) = write(peft, false, &[(METADATA, settings.to_owned())]);
+        match (read(&path), scale) {
+            (Ok(adapters), Some(scale)) => {
+                assert!(adapters.iter().all(|adapter| (adapter.scale - scale).abs() < 1e-12), "{settings}");
+            }
+            (Err(error), None) => assert!(error.to_string().contains("not supported"), "{error}"),
+            (found, _) => panic!("{settings}: {found:?}"),
+        }
+    }
 }
 
 #[test]
