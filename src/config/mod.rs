@@ -20,6 +20,7 @@ mod tests;
 use crate::augment::filter::Thresholds;
 pub use crate::augment::finetune::FinetuneRun;
 use crate::augment::settings::AugmentConfig;
+use crate::plan::report::Machine;
 pub use crate::segment::RunConfig;
 use crate::setting::Setting;
 use crate::setting::table::{self, leaves, nested, parse_value, renamed, replace, value_at, widen};
@@ -27,6 +28,7 @@ use crate::{Error, Result, files};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+pub use synonyms::setting_named;
 use toml::{Table, Value};
 
 /// Presets in the binary: name, text.
@@ -230,6 +232,8 @@ pub struct Resolved<T = RunConfig> {
     pub config: T,
     /// Dotted key -> `default`, `preset tiny`, `FILE`, `--set`.
     pub origins: BTreeMap<String, String>,
+    /// The origins that the file of a continued run states for the values that are still its own.
+    stated: BTreeMap<String, String>,
 }
 
 /// Sources of values, from lowest to highest priority.
@@ -241,6 +245,8 @@ pub struct Sources {
     pub default_preset: String,
     /// TOML file over the preset.
     pub file: Option<PathBuf>,
+    /// The file is the `config.toml` of the run that is continued: [`Resolved::to_toml`] repeats the origins in it.
+    pub continues: bool,
     /// `key=value` pairs over both, with the flag they came from.
     pub sets: Vec<(String, String)>,
 }
@@ -287,18 +293,61 @@ impl Sources {
         let config: T = typed(&table).map_err(|reason| bad_value::<T>(&reason, &table, &preset, &origins))?;
         refuse_unread(&config, &origins)?;
         config.check()?;
-        Ok(Resolved { config, origins })
+        let mut stated = match &self.file {
+            Some(path) if self.continues => stated_origins(path)?,
+            _ => BTreeMap::new(),
+        };
+        let own = self.file.as_ref().map(|path| path.display().to_string());
+        stated.retain(|key, _| origins.get(key) == own.as_ref());
+        Ok(Resolved { config, origins, stated })
     }
 }
 
+/// The origins in the comments of a file that [`Resolved::to_toml`] wrote.
+fn stated_origins(path: &Path) -> Result<BTreeMap<String, String>> {
+    let text = files::read_to_string(path, files::MAX_SETTINGS).map_err(Error::io(path, "read"))?;
+    let values = text.lines().scan(String::new(), |section, line| {
+        if let Some(name) = line.strip_prefix('[').and_then(|line| line.strip_suffix(']')) {
+            name.clone_into(section);
+        }
+        let stated = line.split_once(" = ").and_then(|(key, value)| Some((key, value.rsplit_once("  # ")?.1)));
+        Some(stated.map(|(key, origin)| (format!("{section}.{key}"), origin.to_owned())))
+    });
+    Ok(values.flatten().collect())
+}
+
 impl<T> Resolved<T> {
+    /// A note if [`Self::fit_precision`] changed `key`.
+    pub fn precision_note(&self, key: &str) -> Option<String> {
+        let origin = self.origins.get(key).filter(|origin| origin.ends_with(NO_BF16))?;
+        Some(format!("{origin}: using `{key}=fp16`"))
+    }
+
     /// True if a flag gave `key` its value.
     pub fn is_from_a_flag(&self, key: &str) -> bool {
         self.origins.get(key).is_some_and(|origin| origin.starts_with("--"))
     }
 }
 
+/// Ending of the origin of a precision that [`Resolved::fit_precision`] changed.
+const NO_BF16: &str = " has no bf16";
+
 impl<T: Settings> Resolved<T> {
+    /// These settings with fp16 instead of bf16 in `key` if the machine has no bf16, unless a flag or a file asks for bf16.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if fp16 excludes another setting.
+    pub fn fit_precision(mut self, key: &str, machine: &Machine) -> Result<Self> {
+        let origin = self.origins.get(key).map_or("default", String::as_str);
+        let is_asked = origin != "default" && !origin.starts_with("preset ");
+        let is_bf16 = value_at(&table_of(&self.config), key).and_then(Value::as_str) == Some("bf16");
+        if is_bf16 && !is_asked && !machine.has_bf16() {
+            self.config = self.config.with_sets(&format!("{key}=fp16"))?;
+            self.origins.insert(key.to_owned(), machine.offer().device + NO_BF16);
+        }
+        Ok(self)
+    }
+
     /// The config as TOML with each value's origin as a comment, ready for `--config`.
     ///
     /// # Panics
@@ -311,8 +360,8 @@ impl<T: Settings> Resolved<T> {
             if let Some(name) = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')) {
                 name.clone_into(&mut section);
             }
-            let origin = line.split_once(" = ").and_then(|(key, _)| self.origins.get(&format!("{section}.{key}")));
-            match origin {
+            let key = line.split_once(" = ").map(|(key, _)| format!("{section}.{key}"));
+            match key.and_then(|key| self.stated.get(&key).or_else(|| self.origins.get(&key))) {
                 Some(origin) => writeln!(out, "{line}  # {}", origin.replace(char::is_control, " ")),
                 None => writeln!(out, "{line}"),
             }
@@ -330,7 +379,15 @@ fn table_of<T: Settings>(config: &T) -> Table {
 fn preset<T: Settings>(name: &str) -> Result<Table> {
     let names: Vec<&str> = T::PRESETS.iter().map(|(name, _)| *name).collect();
     let (_, text) = T::PRESETS.iter().find(|(known, _)| *known == name).ok_or_else(|| {
-        Error::config("--preset", format!("there is no preset `{name}`"), format!("use one of {}", names.join(", ")))
+        let others = [
+            ("train", RunConfig::PRESETS),
+            ("augment generate", AugmentRun::PRESETS),
+            ("augment finetune", FinetuneRun::PRESETS),
+        ];
+        let of_other = others.iter().find(|(_, presets)| presets.iter().any(|(known, _)| *known == name));
+        let owner = of_other.map_or_else(String::new, |(command, _)| format!("it belongs to `prsmed {command}`; "));
+        let hint = format!("{owner}use one of {}", names.join(", "));
+        Error::config("--preset", format!("there is no preset `{name}`"), hint)
     })?;
     let mut table = text.parse::<Table>().expect("the embedded presets are parsed by a test");
     table.remove("preset");

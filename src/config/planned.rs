@@ -39,6 +39,7 @@ impl RunConfig {
             new_tokens: NEW_TOKENS,
             questions: self.data.questions_per_image,
             has_unknown_masks: false,
+            largest: None,
         }
     }
 

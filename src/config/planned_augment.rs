@@ -158,7 +158,8 @@ impl AugmentRun {
 
 /// The first batch whose time per image is at most 2 % above the best; without times the last, the largest.
 fn as_fast_as_the_fastest(found: Vec<(AugmentRun, Plan)>) -> Option<(AugmentRun, Plan)> {
-    let seconds = |(run, plan): &(AugmentRun, Plan)| plan.time.map(|time| time.seconds / run.augment.batch as f64);
+    let seconds =
+        |(run, plan): &(AugmentRun, Plan)| plan.compared_time.map(|time| time.seconds / run.augment.batch as f64);
     let best = found.iter().filter_map(seconds).min_by(f64::total_cmp);
     let chosen = match best {
         Some(best) => found.iter().position(|candidate| seconds(candidate).is_some_and(|s| s <= best * 1.02))?,

@@ -7,6 +7,7 @@ use super::{FinetuneRun, Settings as _};
 use crate::Result;
 use crate::augment::finetune::Mode;
 use crate::augment::finetune::dry_run::{self as finetuning, FinetuneDryRun};
+use crate::augment::finetune::settings::SamplePrecision;
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::plan::dry_run::{self, Buffers, DryRun, Job, Measured, Meter, Phase};
 use crate::plan::report::{Machine, Plan};
@@ -47,6 +48,18 @@ impl FinetuneRun {
         Ok(pipeline_config)
     }
 
+    /// These settings with the dtype of samples that `auto` means on `machine`.
+    #[must_use]
+    pub fn with_samples_for(&self, machine: &Machine) -> Self {
+        let mut run = self.clone();
+        let is_gpu = matches!(machine, Machine::Cuda(..));
+        let is_other = run.train.precision != Precision::Bf16 && is_gpu && machine.has_bf16();
+        if run.finetune.sample_precision == SamplePrecision::Auto && is_other {
+            run.finetune.sample_precision = SamplePrecision::Bf16;
+        }
+        run
+    }
+
     /// Runs `job` with these settings on the meta device; `costs` as in [`dry_run::plan`].
     ///
     /// # Errors
@@ -58,15 +71,19 @@ impl FinetuneRun {
         machine: &Machine,
         costs: bool,
     ) -> Result<DryRun> {
-        machine.check_precision("train.precision", self.train.precision)?;
+        let run = &self.with_samples_for(machine);
+        let sampled = run.finetune.sample_precision.beside(run.train.precision);
+        machine.check_precision("train.precision", run.train.precision)?;
+        machine.check_precision("finetune.sample_precision", sampled)?;
         machine.set_planned_gpu();
         let encode = |begin: &mut dyn FnMut(&'static str) -> Result<()>| match job {
-            Job::Train => finetuning::encode(pipeline_config, self, META, begin),
+            Job::Train => finetuning::encode(pipeline_config, run, META, begin),
             _ => Ok(()),
         };
-        let build = |_: Ranks| FinetuneDryRun::new(pipeline_config, self, META);
-        let mut dry_run = dry_run::plan_after(job, &self.train, machine.place(), costs, encode, build)?;
-        dry_run.buffers = Buffers { half_precision: self.train.precision != Precision::Fp32, ..Buffers::default() };
+        let build = |_: Ranks| FinetuneDryRun::new(pipeline_config, run, META);
+        let mut dry_run = dry_run::plan_after(job, &run.train, machine.place(), costs, encode, build)?;
+        let half_precision = run.train.precision != Precision::Fp32 || sampled != Precision::Fp32;
+        dry_run.buffers = Buffers { half_precision, ..Buffers::default() };
         Ok(dry_run)
     }
 
@@ -132,7 +149,7 @@ impl FinetuneRun {
                     found.extend(run.fastest_with(saving, pipeline_config, machine, headroom_frac)?);
                 }
                 if !found.is_empty() {
-                    let seconds = |(_, plan): &(Self, Plan)| plan.time.map_or(0.0, |time| time.seconds);
+                    let seconds = |(_, plan): &(Self, Plan)| plan.compared_time.map_or(0.0, |time| time.seconds);
                     return Ok(found.into_iter().min_by(|one, other| seconds(one).total_cmp(&seconds(other))));
                 }
                 if self.finetune.num_samples_for_metrics == 0 {
@@ -229,4 +246,70 @@ impl FinetuneRun {
 pub fn finetune_toml(run: &FinetuneRun, plan: &Plan) -> String {
     let (device, bytes) = (&plan.budget.device, plan.budget.bytes);
     commented(&format!("prsmed preset --task finetune for {device} ({bytes})."), run, plan)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Sources;
+    use crate::plan::device_terms::DeviceUsage;
+    use crate::plan::gpus;
+
+    fn machine(gpu: &str) -> Machine {
+        Machine::Cuda(gpus::find(gpu).expect("a known GPU"), DeviceUsage::default())
+    }
+
+    fn settings(preset: &str, sets: &[&str]) -> FinetuneRun {
+        let sets = sets.iter().map(|set| ((*set).to_owned(), "--set".to_owned())).collect();
+        let sources = Sources { preset: Some(preset.to_owned()), sets, ..Sources::default() };
+        sources.resolve_as::<FinetuneRun>().expect("settings").config
+    }
+
+    #[test]
+    fn samples_take_no_more_memory_than_a_training_step() {
+        let _lock = crate::tensor::rng::TEST_LOCK.lock();
+        let machine = machine("80gb");
+        let mut larger = Vec::new();
+        // the network of `tiny` is smaller than Inception, which compares the samples
+        for (preset, _) in FinetuneRun::PRESETS.iter().filter(|(name, _)| *name != "tiny") {
+            for precision in ["train.precision=bf16", "train.precision=fp32"] {
+                let run = settings(preset, &[precision, "finetune.num_samples_for_metrics=24"]);
+                let sizes = run.planned_pipeline_config().expect("sizes");
+                let dry_run = run.dry_run(&sizes, Job::Train, &machine, false).expect("a plan");
+                let plan = Plan::of(&dry_run, &machine);
+                let peak = |name: &str| {
+                    let phase = plan.phases.iter().find(|phase| phase.memory.name == name).expect("a phase");
+                    phase.memory.allocated_peak
+                };
+                let (step, samples) = (peak("step"), peak("evaluate"));
+                if samples > step {
+                    larger.push(format!("{preset} with {precision}: {samples} after a step of {step}"));
+                }
+            }
+        }
+        assert!(larger.is_empty(), "{}", larger.join("\n"));
+    }
+
+    #[test]
+    fn samples_are_made_in_bf16_where_the_gpu_has_it() {
+        let chosen = |gpu: &str, sets: &[&str]| {
+            settings("lora-sd15", sets).with_samples_for(&machine(gpu)).finetune.sample_precision
+        };
+        assert_eq!(chosen("A100 40GB", &["train.precision=fp32"]), SamplePrecision::Bf16);
+        assert_eq!(chosen("A100 40GB", &["train.precision=fp16"]), SamplePrecision::Bf16);
+        assert_eq!(chosen("A100 40GB", &["train.precision=bf16"]), SamplePrecision::Auto, "as the training");
+        assert_eq!(chosen("T4", &["train.precision=fp32"]), SamplePrecision::Auto, "a T4 has no bf16");
+        let fixed = ["train.precision=fp32", "finetune.sample_precision=fp32"];
+        assert_eq!(chosen("A100 40GB", &fixed), SamplePrecision::Fp32);
+        assert_eq!(SamplePrecision::Auto.beside(Precision::Fp16), Precision::Fp16);
+    }
+
+    #[test]
+    fn a_gpu_without_bf16_refuses_samples_in_it() {
+        let _lock = crate::tensor::rng::TEST_LOCK.lock();
+        let run = settings("tiny", &["train.precision=fp32", "finetune.sample_precision=bf16"]);
+        let sizes = run.planned_pipeline_config().expect("sizes");
+        let error = run.dry_run(&sizes, Job::Train, &machine("T4"), false).map(drop).expect_err("no bf16");
+        assert!(error.to_string().contains("finetune.sample_precision"), "{error}");
+    }
 }

@@ -1,5 +1,7 @@
 //! Names of settings in other trainers: PyTorch examples, Hugging Face's `Trainer`, diffusers' scripts.
 
+use crate::setting::Setting;
+
 /// Name in another trainer, setting of this program.
 const SYNONYMS: [(&str, &str); 74] = [
     ("batch_size", "train.micro_batch"),
@@ -82,6 +84,17 @@ const SYNONYMS: [(&str, &str); 74] = [
 pub(super) fn synonym(key: &str) -> Option<&'static str> {
     let name = key.rsplit('.').next().unwrap_or(key).to_lowercase().replace('-', "_");
     SYNONYMS.iter().find(|(other, _)| *other == name).map(|(_, own)| *own)
+}
+
+/// The setting that a flag (`epochs`, `batch-size`) means: by the last part of its key, the sections in their order, or
+/// by its name in other trainers.
+pub fn setting_named(flag: &str, settings: &[Setting]) -> Option<&'static str> {
+    let name = flag.to_lowercase().replace('-', "_");
+    let is_named = |key: &&str| key.rsplit('.').next() == Some(name.as_str());
+    let keys = || settings.iter().map(|setting| setting.key);
+    // `train` first: sections may share a name
+    let own = keys().filter(|key| key.starts_with("train.")).find(is_named).or_else(|| keys().find(is_named));
+    own.or_else(|| synonym(&name).filter(|own| keys().any(|key| key == *own)))
 }
 
 #[cfg(test)]

@@ -17,8 +17,14 @@ fn every_preset_resolves_and_round_trips() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("config.toml");
         std::fs::write(&file, resolved.to_toml()).unwrap();
-        let again = Sources { preset: Some(name.into()), file: Some(file), ..Sources::default() }.resolve().unwrap();
-        assert_eq!(again.config, resolved.config, "{name}");
+        let again = Sources { preset: Some(name.into()), file: Some(file), ..Sources::default() };
+        assert_eq!(again.resolve().unwrap().config, resolved.config, "{name}");
+        // a continued run states the origins of its first settings
+        let continued = Sources { continues: true, ..again };
+        assert_eq!(continued.resolve().unwrap().to_toml(), resolved.to_toml(), "{name}");
+        let sets = vec![("train.epochs=77".to_owned(), "--set".to_owned())];
+        let changed = Sources { sets, ..continued }.resolve().unwrap().to_toml();
+        assert!(changed.contains("epochs = 77  # --set"), "{changed}");
     }
 }
 
@@ -232,4 +238,47 @@ fn limits_of_the_filter_are_read_and_checked() {
     let refused = |set: &str| AugmentRun::default().with_sets(set).unwrap_err().to_string();
     assert_eq!(refused("filter.knn_quantile=1.5"), "`filter.knn_quantile`: must be from 0 to 1, got 1.5");
     assert_eq!(refused("filter.sigma=nan"), "`filter.sigma`: must be above 0, got NaN");
+}
+
+#[test]
+fn a_gpu_without_bf16_gets_fp16_unless_bf16_is_asked_for() {
+    use crate::trainer::precision::Precision;
+    let of = |gpu: &str, preset: &str, set: Option<&str>| {
+        let sets = set.into_iter().map(|set| (set.to_owned(), "--set".to_owned())).collect();
+        let sources = Sources { preset: Some(preset.into()), sets, ..Sources::default() };
+        sources.resolve().unwrap().fit_precision("train.precision", &Machine::named(gpu).unwrap()).unwrap()
+    };
+    for gpu in ["T4", "RTX 2080 Ti", "Quadro RTX 8000"] {
+        for preset in ["full", "gpu-16gb"] {
+            let resolved = of(gpu, preset, None);
+            assert_eq!(resolved.config.train.precision, Precision::Fp16, "{gpu} {preset}");
+            let note = resolved.precision_note("train.precision");
+            assert_eq!(note, Some(format!("{gpu} has no bf16: using `train.precision=fp16`")));
+        }
+        let asked = of(gpu, "full", Some("train.precision=bf16"));
+        let refused = Machine::named(gpu).unwrap().check_precision("train.precision", asked.config.train.precision);
+        assert!(refused.unwrap_err().to_string().ends_with("has no bf16"), "{gpu}");
+    }
+    for (gpu, preset) in [("RTX 3060", "full"), ("24gb", "gpu-24gb"), ("T4", "tiny"), ("cpu:24gb", "full")] {
+        let resolved = of(gpu, preset, None);
+        assert_ne!(resolved.config.train.precision, Precision::Fp16, "{gpu}");
+        assert_eq!(resolved.precision_note("train.precision"), None);
+    }
+}
+
+#[test]
+fn a_preset_of_another_task_is_named_with_its_command() {
+    fn hint<T: Settings>(name: &str) -> String {
+        let sources = Sources { preset: Some(name.into()), ..Sources::default() };
+        sources.resolve_as::<T>().map(|_| ()).unwrap_err().hint()
+    }
+    let hints = [
+        (hint::<RunConfig>("full-sdxl"), "it belongs to `prsmed augment finetune`; use one of tiny, "),
+        (hint::<RunConfig>("augment"), "it belongs to `prsmed augment generate`; use one of tiny, "),
+        (hint::<FinetuneRun>("gpu-24gb"), "it belongs to `prsmed train`; use one of "),
+        (hint::<RunConfig>("nonsense"), "use one of tiny, "),
+    ];
+    for (hint, start) in hints {
+        assert!(hint.starts_with(start), "{hint}");
+    }
 }

@@ -63,7 +63,7 @@ impl Detected {
             .find(|gpu| gpu.smi_mib.abs_diff(self.total / MIB) <= gpu.smi_mib / 12)
     }
 
-    /// Memory as detected; rates of the listed GPU (for a slice, its share of them), else of GPUs of that size.
+    /// Memory as detected; rates of the listed GPU (for a slice, its share of them), else none.
     pub fn budget(&self) -> Budget {
         let note = format!(
             "{}: {} MiB, of which the driver reserves {} MiB and other processes use {} MiB",
@@ -75,16 +75,24 @@ impl Detected {
         let gb = self.total.div_ceil(GIB).clamp(1, 1024);
         let slice = matches!(self.mig, Mig::Slice(_)).then(|| find(&self.name).ok()).flatten();
         let gpu = || self.gpu().map(|gpu| gpu.budget(String::new()));
-        let like = slice.or_else(gpu).or_else(|| find(&format!("{gb}gb")).ok()).expect("1 to 1024 GB are budgets");
+        let of_size = || Some(Budget { has_own_rates: false, ..find(&format!("{gb}gb")).ok()? });
+        let like = slice.or_else(gpu).or_else(of_size).expect("1 to 1024 GB are budgets");
         let host_free = Some(Host::detect().available);
         let capability = self.capability.unwrap_or(like.capability);
-        Budget { total_bytes: self.offered(), capability, note, host_free, ..like }
+        let name = like.name.clone().or_else(|| Some(self.name.clone()));
+        Budget { total_bytes: self.offered(), name, capability, note, host_free, ..like }
     }
 }
 
 /// The devices visible to a process with this `CUDA_VISIBLE_DEVICES`, in its order; none without a driver.
 pub fn detect(visible: Option<&str>) -> Vec<Detected> {
     select(&devices().unwrap_or_default(), visible)
+}
+
+/// The device of the process with number `local_rank` on its machine, and its index. A process may see its own only.
+pub fn of_process(devices: &[Detected], local_rank: usize) -> Option<(usize, &Detected)> {
+    let index = if devices.len() == 1 { 0 } else { local_rank };
+    Some((index, devices.get(index)?))
 }
 
 /// Every device of the machine, a GPU in MIG mode replaced by its slices.
@@ -233,6 +241,8 @@ fn named<'a>(devices: &'a [Detected], entry: &str) -> Option<&'a Detected> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::device_terms::DeviceUsage;
+    use crate::plan::report::Machine;
 
     fn gpu(index: u32, name: &str, uuid: &str, total_mib: u64, reserved_mib: u64) -> Detected {
         Detected {
@@ -296,13 +306,40 @@ mod tests {
     }
 
     #[test]
-    fn an_unlisted_device_gets_the_rates_of_gpus_of_its_size() {
-        let device = gpu(0, "NVIDIA GeForce RTX 2080 Ti", "GPU-x", 11_264, 280);
+    fn an_unlisted_device_has_no_rates_of_its_own() {
+        let device = gpu(0, "NVIDIA GeForce RTX 2999", "GPU-x", 11_264, 280);
         let budget = device.budget();
         assert_eq!((budget.gpu, budget.total_bytes / MIB, budget.marketing_bytes / GIB), (None, 10_984, 11));
-        assert_eq!(budget.rates, find("11gb").unwrap().rates);
-        let laptop = gpu(0, "NVIDIA GeForce RTX 4090 Laptop GPU", "GPU-y", 16_376, 430);
-        assert_eq!(laptop.budget().gpu, None);
+        assert_eq!((budget.name.as_deref(), budget.has_own_rates), (Some("NVIDIA GeForce RTX 2999"), false));
+        assert_eq!(budget.rates, find("11gb").unwrap().rates, "to compare settings");
+        let laptop = gpu(0, "NVIDIA GeForce RTX 4090 Laptop GPU", "GPU-y", 16_376, 430).budget();
+        assert_eq!((laptop.name.as_deref(), laptop.has_own_rates), (Some("RTX 4090 Laptop"), false));
+        let listed = gpu(0, "NVIDIA GeForce RTX 2080 Ti", "GPU-z", 11_264, 280).budget();
+        assert_eq!((listed.gpu.unwrap().name.as_str(), listed.has_own_rates), ("RTX 2080 Ti", true));
+    }
+
+    #[test]
+    fn each_process_has_its_own_device() {
+        let machine = machine();
+        let of = |rank| of_process(&machine, rank).map(|(index, device)| (index, device.uuid.as_str()));
+        assert_eq!([of(0), of(1)], [Some((0, "GPU-aa1")), Some((1, "GPU-ab2"))]);
+        assert_eq!((of(3), of(4)), (Some((3, "MIG-22")), None), "more processes than devices");
+        assert_eq!(of_process(&machine[1..2], 3).map(|(index, _)| index), Some(0), "each process sees its own");
+        assert_eq!(of_process(&[], 0), None);
+    }
+
+    #[test]
+    fn a_detected_gpu_without_kernels_is_refused() {
+        let old = Detected { capability: Some((7, 0)), ..gpu(0, "Tesla V100-SXM2-16GB", "GPU-v", 16_384, 250) };
+        let machine = Machine::Cuda(old.budget(), DeviceUsage::default());
+        let error = machine.check_gpu().unwrap_err().to_string();
+        assert!(error.contains("V100 16GB: compute capability 7.0; "), "{error}");
+        let unknown = Detected { name: "NVIDIA Test".into(), capability: Some((6, 1)), ..old };
+        let error = Machine::Cuda(unknown.budget(), DeviceUsage::default()).check_gpu().unwrap_err().to_string();
+        assert!(error.contains("NVIDIA Test: compute capability 6.1; "), "{error}");
+        let turing = Detected { capability: Some((7, 5)), ..gpu(0, "Tesla T4", "GPU-t", 15_360, 450) };
+        let turing = Machine::Cuda(turing.budget(), DeviceUsage::default());
+        assert!(turing.check_gpu().is_ok() && !turing.has_bf16());
     }
 
     #[test]

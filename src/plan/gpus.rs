@@ -4,7 +4,8 @@
 //! [`find`] turns user input (`24gb`, `rtx4090`, `NVIDIA A100-SXM4-80GB`) into a [`Budget`].
 
 use super::reading::Reading;
-use super::speed::{Rates, Speed};
+use super::speed::{LARGE_PRODUCTS, PRODUCTS, Rates, Speed};
+use super::unsupported::{other_vendor, refusal, too_old};
 use crate::units::Bytes;
 use serde::Deserialize;
 use std::sync::LazyLock;
@@ -21,41 +22,67 @@ pub struct Gpu {
     /// Name as it is printed.
     pub name: String,
     /// Names for look-up, without vendor, series and size words, in lowercase.
+    #[serde(default)]
     pub aliases: Vec<String>,
     /// Marketing size in GB.
     pub gb: u32,
-    /// Total memory in `nvidia-smi`, in MiB.
+    /// Total memory in `nvidia-smi`, in MiB; 0 in the file for the nominal size.
+    #[serde(default)]
     pub smi_mib: u64,
     /// Total memory that CUDA offers to a process, in MiB: the smallest value found on Linux. `None` if none was found.
     pub cuda_mib: Option<u64>,
     /// Source of the two totals.
+    #[serde(default = "nominal")]
     pub memory_source: String,
     /// Compute capability, major and minor.
     pub capability: (u32, u32),
-    /// Memory bandwidth in GB/s (10^9 bytes).
-    pub bandwidth: f64,
-    /// Dense bf16 or fp16 tensor-core rate with fp32 accumulation, in TFLOPS (10^12), without sparsity.
-    pub half: f64,
+    /// Memory bandwidth in GB/s (10^9 bytes). `None`, as the other rates, if none is published.
+    pub bandwidth: Option<f64>,
+    /// Dense bf16 or fp16 tensor-core rate with fp32 accumulation, in TFLOPS (10^12), without sparsity. fp16 only where
+    /// there is no bf16.
+    pub half: Option<f64>,
+    /// Whether fp32 accumulation halves the tensor-core rate, as on GeForce cards.
+    #[serde(default)]
+    pub halved: bool,
+    /// Measured rate of large half-precision products in TFLOPS, where it is far below `half`.
+    pub products: Option<f64>,
     /// fp32 rate outside the tensor cores, in TFLOPS.
-    pub fp32: f64,
+    pub fp32: Option<f64>,
     /// Dense TF32 tensor-core rate in TFLOPS; `None` where the format does not exist.
     pub tf32: Option<f64>,
-    /// Whether the tensor cores support bf16. If not, `half` holds for fp16 only.
-    pub bf16: bool,
     /// Memory in MiB that a process uses before its first tensor. `None` if no published measurement was found.
     pub context_mib: Option<u64>,
     /// Source of `context_mib`.
     pub context_source: Option<String>,
     /// Source of the rates.
+    #[serde(default = "data_sheet")]
     pub source: String,
-    /// Why this program cannot use the GPU; `None` when it can.
-    pub unsupported: Option<String>,
+    /// What a user should know about it.
+    pub remark: Option<String>,
+    /// Whether it is one of the GPUs that a bare size means.
+    #[serde(skip)]
+    pub stands_for_size: bool,
+}
+
+fn nominal() -> String {
+    "the nominal size (with ECC, what `nvidia-smi` shows) minus what the driver keeps".to_owned()
+}
+
+fn data_sheet() -> String {
+    "NVIDIA's data sheets and whitepapers, not read again".to_owned()
 }
 
 impl Gpu {
-    /// Bytes that CUDA offers to a process: `cuda_mib`, else the nominal size minus [`driver_loss`].
+    /// Bytes that CUDA offers to a process: `cuda_mib`, else the nominal size (with ECC, which takes a sixteenth, the
+    /// total in `nvidia-smi`) minus [`driver_loss`].
     pub fn total_bytes(&self) -> u64 {
-        self.cuda_mib.map_or_else(|| after_driver(f64::from(self.gb)), |mib| mib * MIB)
+        let ecc = if self.has_ecc() { self.marketing_bytes() - self.smi_mib * MIB } else { 0 };
+        self.cuda_mib.map_or_else(|| after_driver(f64::from(self.gb)) - ecc, |mib| mib * MIB)
+    }
+
+    /// Whether ECC takes a part of its memory.
+    fn has_ecc(&self) -> bool {
+        self.smi_mib * 100 <= u64::from(self.gb) * 1024 * 97
     }
 
     /// Nominal size in bytes.
@@ -63,16 +90,27 @@ impl Gpu {
         u64::from(self.gb) * GIB
     }
 
-    /// Rates for time predictions.
-    pub fn rates(&self) -> Rates {
-        Rates {
-            half: self.half * 1e12,
-            fp32: self.fp32 * 1e12,
+    /// Rates for time predictions; `None` if none are published.
+    pub fn rates(&self) -> Option<Rates> {
+        Some(Rates {
+            half: self.half? * 1e12,
+            products: self.products()? * 1e12,
+            fp32: self.fp32? * 1e12,
             tf32: self.tf32.map(|tera| tera * 1e12),
-            bandwidth: self.bandwidth * 1e9,
-            bf16: self.bf16,
+            bandwidth: self.bandwidth? * 1e9,
             of: self.name.clone(),
-        }
+        })
+    }
+
+    /// TFLOPS of the half-precision products of a training: [`LARGE_PRODUCTS`] of what large square ones reach.
+    ///
+    /// GeForce cards, whose rate fp32 accumulation halves, reach nearly all of it: published measurements in torch are
+    /// 27 of 25.5 (RTX 3060), 76 of 71 (RTX 3090), 66 of 80 (RTX 3090 Ti), 45 of 54 (RTX 2080 Ti; the last two
+    /// in bewantbe/busy-gemm-benchmark) and 168 of 165 (RTX 4090). A T4 has no power for its rate: 24 of 65. Of other GPUs,
+    /// [`PRODUCTS`] of the rate is assumed; an A100 reaches 247 of 312 in large products.
+    pub(super) fn products(&self) -> Option<f64> {
+        let large = self.products.or(self.half.filter(|_| self.halved));
+        Some(large.map_or(PRODUCTS * self.half?, |tera| LARGE_PRODUCTS * tera))
     }
 
     fn matches_name(&self, name: &str) -> bool {
@@ -84,12 +122,15 @@ impl Gpu {
 
     /// The budget of this GPU when idle.
     pub(crate) fn budget(&'static self, note: String) -> Budget {
+        let rates = self.rates();
         Budget {
             gpu: Some(self),
+            name: Some(self.name.clone()),
             marketing_bytes: self.marketing_bytes(),
             total_bytes: self.total_bytes(),
             capability: self.capability,
-            rates: self.rates(),
+            has_own_rates: rates.is_some(),
+            rates: rates.unwrap_or_else(|| bare(f64::from(self.gb)).rates),
             note,
             reading: None,
             host_free: None,
@@ -100,8 +141,10 @@ impl Gpu {
 /// Memory and speed that a plan may use.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Budget {
-    /// The GPU, when one was named or detected.
+    /// The listed GPU, when one was named or detected.
     pub gpu: Option<&'static Gpu>,
+    /// Name of the GPU, listed or not; `None` for a bare size.
+    pub name: Option<String>,
     /// Marketing size, bytes.
     pub marketing_bytes: u64,
     /// Memory that CUDA offers to a process on the idle GPU, bytes.
@@ -110,6 +153,8 @@ pub struct Budget {
     pub capability: (u32, u32),
     /// Rates for time predictions.
     pub rates: Rates,
+    /// Whether they are those of this GPU (or of this size). If not, they serve to compare settings only.
+    pub has_own_rates: bool,
     /// Origin of `total_bytes`, for the user.
     pub note: String,
     /// What `prsmed calibrate` measured on this GPU, if it did.
@@ -122,6 +167,11 @@ impl Budget {
     /// Speed for time predictions: measured, else shares of the rates.
     pub fn speed(&self) -> Speed {
         self.reading.as_ref().map_or_else(|| Speed::assumed(&self.rates), |reading| reading.speed.clone())
+    }
+
+    /// Whether the GPU computes in bf16. GPUs before Ampere only emulate it.
+    pub fn has_bf16(&self) -> bool {
+        has_bf16(self.capability)
     }
 }
 
@@ -136,13 +186,13 @@ pub enum NotFound {
         /// Names of the nearest supported GPUs, best first.
         nearest: Vec<&'static str>,
     },
-    /// A known GPU that this program cannot use.
-    #[error("`{gpu}` is not supported: {reason}")]
+    /// A GPU that this program cannot use.
+    #[error("{gpu}: {reason}")]
     Unsupported {
         /// The GPU's name.
-        gpu: &'static str,
+        gpu: String,
         /// The reason.
-        reason: &'static str,
+        reason: String,
     },
 }
 
@@ -152,24 +202,57 @@ impl NotFound {
         match self {
             Self::Unknown { nearest, .. } => {
                 let names: Vec<String> = nearest.iter().map(|name| format!("`{name}`")).collect();
-                format!("did you mean {}? a memory size such as `24gb` always works", names.join(", "))
+                let names = names.join(", ");
+                format!(
+                    "did you mean {names}? a memory size such as `24gb` always works, also after a name: `NAME 24gb`"
+                )
             }
-            Self::Unsupported { .. } => "name an NVIDIA GPU or a memory size such as `24gb`".into(),
+            Self::Unsupported { .. } => {
+                "name an NVIDIA GPU of the RTX 20 series or newer, a memory size such as `24gb`, or `cpu`; \
+                 docs/guides/install.md says which build of libtorch drives which GPUs"
+                    .into()
+            }
         }
     }
 }
 
+fn has_bf16((major, _): (u32, u32)) -> bool {
+    major >= 8
+}
+
 static GPUS: LazyLock<Vec<Gpu>> = LazyLock::new(|| {
-    #[derive(Deserialize)]
-    struct Table {
-        gpu: Vec<Gpu>,
-    }
-    toml::from_str::<Table>(include_str!("../../data/gpus.toml")).expect("the embedded table is parsed by a test").gpu
+    let complete = |gpu: Gpu, stands_for_size| Gpu {
+        aliases: if gpu.aliases.is_empty() { vec![compact(&gpu.name)] } else { gpu.aliases },
+        smi_mib: if gpu.smi_mib == 0 { u64::from(gpu.gb) * 1024 } else { gpu.smi_mib },
+        stands_for_size,
+        ..gpu
+    };
+    let Table { gpu, by_name } =
+        toml::from_str(include_str!("../../data/gpus.toml")).expect("the embedded table is parsed by a test");
+    let sized = gpu.into_iter().map(|gpu| complete(gpu, true));
+    sized.chain(by_name.into_iter().map(|gpu| complete(gpu, false))).collect()
 });
 
-/// Every GPU of the table, unsupported ones included.
+/// The GPUs of `data/gpus.toml`.
+#[derive(Deserialize)]
+struct Table {
+    gpu: Vec<Gpu>,
+    by_name: Vec<Gpu>,
+}
+
+/// Every GPU of the table.
 pub fn all() -> &'static [Gpu] {
     &GPUS
+}
+
+/// The GPUs that bare sizes mean.
+pub fn sized() -> impl Iterator<Item = &'static Gpu> {
+    all().iter().filter(|gpu| gpu.stands_for_size)
+}
+
+/// Those of them with bf16, for which predictions and searches of bare sizes are made.
+fn typical() -> impl Iterator<Item = &'static Gpu> {
+    sized().filter(|gpu| has_bf16(gpu.capability))
 }
 
 /// Memory that driver and firmware reserve on a GPU of `gb` GB without ECC: 352 MiB and 10 MiB for each GB.
@@ -191,38 +274,70 @@ fn after_driver(gb: f64) -> u64 {
 /// * A name that exists in several sizes means the smallest one.
 /// * `... MIG 1g.10gb` is that slice of the GPU: 95 % of its memory (as published for 1g.10gb of an A100-80) and its
 ///   share of the GPU's rates.
-/// * A bare size offers the smallest total of all listed GPUs with bf16 of that size or larger. A size without a listed
-///   GPU offers at most the size minus [`driver_loss`]. A larger size therefore never offers less.
-/// * Each rate of a bare size is the lowest among the listed GPUs with bf16 of that size or larger. Beyond the largest
-///   GPU it is that GPU's rate. A larger size is therefore never slower.
+/// * A bare size offers the smallest total of the GPUs of [`sized`] with bf16 of that size or larger. A size without such
+///   a GPU offers at most the size minus [`driver_loss`]. A larger size therefore never offers less.
+/// * Each rate of a bare size is the lowest among these GPUs of that size or larger. Beyond the largest GPU it is that
+///   GPU's rate. A larger size is therefore never slower.
+/// * An unlisted name with a size (`RTX 3060 8GB`) offers the memory of that size; its times are not known.
 ///
 /// # Errors
-/// [`NotFound`] with the most similar known names, or with the reason why a known GPU cannot be used.
+/// [`NotFound`] with the most similar known names, or with the reason why a GPU cannot be used.
 pub fn find(text: &str) -> Result<Budget, NotFound> {
     if let Some(gpu) = by_name(text) {
-        if let Some(reason) = &gpu.unsupported {
-            return Err(NotFound::Unsupported { gpu: &gpu.name, reason });
-        }
-        let sizes: Vec<String> =
-            all().iter().filter(|other| other.aliases == gpu.aliases).map(|other| format!("{} GB", other.gb)).collect();
-        let choice = if sizes.len() > 1 && !compact(text).contains(&gpu.gb.to_string()) {
-            format!(" (it exists with {}; the smallest is taken)", sizes.join(" and "))
-        } else {
-            String::new()
-        };
-        let without = if gpu.bf16 { "" } else { "; it has no bf16" };
-        return Ok(gpu.budget(format!("{}{choice}: {}{without}", gpu.name, gpu.memory_source)));
+        return listed(gpu, text);
+    }
+    let unsupported = |gpu: &str, reason: String| Err(NotFound::Unsupported { gpu: gpu.to_owned(), reason });
+    if let Some(reason) = other_vendor(text) {
+        return unsupported(text.trim(), reason.to_owned());
     }
     if let Some(slice) = slice(text) {
-        return Ok(slice);
+        return refusal(slice.capability).map_or(Ok(slice), |reason| unsupported(text.trim(), reason));
     }
     if let Some(gb) = size(text) {
         return Ok(bare(gb));
     }
-    Err(NotFound::Unknown { text: text.trim().into(), nearest: nearest(&compact(text)) })
+    let (name, gb) = sized_name(text).map_or((text.trim(), None), |(name, gb)| (name, Some(gb)));
+    if let Some((gpu, reason)) = too_old(&compact(name)) {
+        return unsupported(gpu, reason);
+    }
+    match gb {
+        Some(gb) => named(name, gb),
+        None => Err(NotFound::Unknown { text: text.trim().into(), nearest: nearest(&compact(text)) }),
+    }
 }
 
-/// The listed GPU of this name, the smallest one if several have the name; unsupported ones included.
+/// The budget of a listed GPU, named by `text`.
+fn listed(gpu: &'static Gpu, text: &str) -> Result<Budget, NotFound> {
+    if let Some(reason) = refusal(gpu.capability) {
+        return Err(NotFound::Unsupported { gpu: gpu.name.clone(), reason });
+    }
+    let shares_a_name = |other: &&Gpu| other.aliases.iter().any(|alias| gpu.aliases.contains(alias));
+    let sizes: Vec<String> = all().iter().filter(shares_a_name).map(|other| format!("{} GB", other.gb)).collect();
+    let choice = if sizes.len() > 1 && !compact(text).contains(&gpu.gb.to_string()) {
+        format!(" (it exists with {}; the smallest is taken)", sizes.join(" and "))
+    } else {
+        String::new()
+    };
+    let remark = gpu.remark.as_ref().map_or_else(String::new, |remark| format!("; {remark}"));
+    let without = if has_bf16(gpu.capability) { "" } else { "; it has no bf16" };
+    Ok(gpu.budget(format!("{}{choice}: {}{remark}{without}", gpu.name, gpu.memory_source)))
+}
+
+/// A GPU that is not listed, or not with this size: the memory of the size, and the compute capability of the listed GPU
+/// of that name.
+fn named(name: &str, gb: f64) -> Result<Budget, NotFound> {
+    let of_size = bare(gb);
+    let capability = by_name(name).map_or(of_size.capability, |gpu| gpu.capability);
+    if let Some(reason) = refusal(capability) {
+        return Err(NotFound::Unsupported { gpu: name.to_owned(), reason });
+    }
+    let (major, minor) = capability;
+    let known = if by_name(name).is_some() { "its compute capability is" } else { "assumed: compute capability" };
+    let note = format!("`{name}` with {gb} GB is not in the table of GPUs; {known} {major}.{minor}; {}", of_size.note);
+    Ok(Budget { name: Some(format!("{name} {gb} GB")), capability, has_own_rates: false, note, ..of_size })
+}
+
+/// The listed GPU of this name, the smallest one if several have the name.
 pub fn by_name(text: &str) -> Option<&'static Gpu> {
     let name = compact(text);
     let of = |name: &str| all().iter().filter(|gpu| gpu.matches_name(name)).min_by_key(|gpu| gpu.gb);
@@ -231,9 +346,9 @@ pub fn by_name(text: &str) -> Option<&'static Gpu> {
 
 /// Normalises a name: lowercase, without separators and words that do not identify the model; `pcie` moves to the end.
 fn compact(text: &str) -> String {
-    const NOISE: [&str; 20] = [
-        "nvidia", "geforce", "tesla", "amd", "instinct", "rtx", "gpu", "card", "graphics", "generation", "sxm", "sxm2",
-        "sxm3", "sxm4", "sxm5", "hbm2", "hbm2e", "hbm3", "hbm3e", "oam",
+    const NOISE: [&str; 18] = [
+        "nvidia", "geforce", "tesla", "rtx", "gtx", "gpu", "card", "graphics", "generation", "sxm", "sxm2", "sxm3",
+        "sxm4", "sxm5", "hbm2", "hbm2e", "hbm3", "hbm3e",
     ];
     let lower = text.to_lowercase();
     let mut name = String::new();
@@ -241,7 +356,7 @@ fn compact(text: &str) -> String {
     for word in lower.split(|c: char| !c.is_alphanumeric() && c != '.').filter(|word| !NOISE.contains(word)) {
         match word {
             "pcie" => form = "pcie",
-            _ => name.push_str(word.strip_prefix("rtx").unwrap_or(word)),
+            _ => name.push_str(word.strip_prefix("rtx").or_else(|| word.strip_prefix("gtx")).unwrap_or(word)),
         }
     }
     name + form
@@ -254,19 +369,29 @@ fn size(text: &str) -> Option<f64> {
     number.trim().parse().ok().filter(|gb: &f64| (1.0..=1024.0).contains(gb))
 }
 
-/// The listed GPUs with bf16 of size `bytes`; if there are none, those of the next larger listed size, else the
-/// largest.
+/// Name and GB of `NAME 24gb`.
+fn sized_name(text: &str) -> Option<(&str, f64)> {
+    let text = text.trim();
+    let lower = text.to_ascii_lowercase();
+    let number = ["gib", "gb", "g"].iter().find_map(|unit| lower.strip_suffix(unit))?.trim_end();
+    let name = number.trim_end_matches(|c: char| c.is_ascii_digit() || c == '.');
+    let gb = number[name.len()..].parse().ok().filter(|gb: &f64| (1.0..=1024.0).contains(gb))?;
+    let name = text[..name.len()].trim_end_matches(|c: char| !c.is_alphanumeric());
+    // a slice whose profile is wrong
+    let is_slice = lower.split(|c: char| !c.is_alphanumeric()).any(|word| word == "mig");
+    (name.contains(char::is_alphanumeric) && !is_slice).then_some((name, gb))
+}
+
+/// The GPUs of [`sized`] with bf16 of size `bytes`; if there are none, those of the next larger size, else the largest.
 pub fn gpus_of_size(bytes: u64) -> Vec<&'static Gpu> {
-    let usable = || all().iter().filter(|gpu| gpu.unsupported.is_none() && gpu.bf16);
-    let largest = usable().map(|gpu| gpu.gb).max();
-    let gb = usable().filter(|gpu| gpu.marketing_bytes() >= bytes).map(|gpu| gpu.gb).min().or(largest);
-    usable().filter(|gpu| Some(gpu.gb) == gb).collect()
+    let largest = typical().map(|gpu| gpu.gb).max();
+    let gb = typical().filter(|gpu| gpu.marketing_bytes() >= bytes).map(|gpu| gpu.gb).min().or(largest);
+    typical().filter(|gpu| Some(gpu.gb) == gb).collect()
 }
 
 fn bare(gb: f64) -> Budget {
     let bytes = after_driver(gb) + driver_loss(gb);
-    let usable = |gpu: &&Gpu| gpu.unsupported.is_none() && gpu.bf16;
-    let not_below: Vec<&Gpu> = all().iter().filter(usable).filter(|gpu| gpu.marketing_bytes() >= bytes).collect();
+    let not_below: Vec<&Gpu> = typical().filter(|gpu| gpu.marketing_bytes() >= bytes).collect();
     let stand_ins = gpus_of_size(bytes);
     let listed = stand_ins.iter().any(|gpu| gpu.marketing_bytes() == bytes);
     let smallest = not_below.iter().min_by_key(|gpu| gpu.total_bytes());
@@ -278,27 +403,30 @@ fn bare(gb: f64) -> Budget {
     };
     Budget {
         gpu: None,
+        name: None,
         marketing_bytes: bytes,
         total_bytes,
         capability: stand_ins.iter().map(|gpu| gpu.capability).max().unwrap_or_default(),
         rates: slowest(if not_below.is_empty() { &stand_ins } else { &not_below }),
+        has_own_rates: true,
         note,
         reading: None,
         host_free: None,
     }
 }
 
-/// The lowest of each rate among `gpus`.
+/// The lowest of each rate among `gpus`, which all have rates.
 fn slowest(gpus: &[&Gpu]) -> Rates {
-    let least = |rate: fn(&Gpu) -> f64| gpus.iter().map(|gpu| rate(gpu)).fold(f64::INFINITY, f64::min);
-    let tf32 = gpus.iter().all(|gpu| gpu.tf32.is_some()).then(|| least(|gpu| gpu.tf32.unwrap_or_default()) * 1e12);
-    let of = gpus.iter().min_by(|a, b| a.half.total_cmp(&b.half)).map_or("", |gpu| gpu.name.as_str());
+    let all: Vec<Rates> = gpus.iter().filter_map(|gpu| gpu.rates()).collect();
+    let least = |rate: fn(&Rates) -> f64| all.iter().map(rate).fold(f64::INFINITY, f64::min);
+    let tf32 = all.iter().all(|rates| rates.tf32.is_some()).then(|| least(|rates| rates.tf32.unwrap_or_default()));
+    let of = all.iter().min_by(|a, b| a.products.total_cmp(&b.products)).map_or("", |rates| rates.of.as_str());
     Rates {
-        half: least(|gpu| gpu.half) * 1e12,
-        fp32: least(|gpu| gpu.fp32) * 1e12,
+        half: least(|rates| rates.half),
+        products: least(|rates| rates.products),
+        fp32: least(|rates| rates.fp32),
         tf32,
-        bandwidth: least(|gpu| gpu.bandwidth) * 1e9,
-        bf16: gpus.iter().all(|gpu| gpu.bf16),
+        bandwidth: least(|rates| rates.bandwidth),
         of: format!("the slowest GPUs of this size or larger ({of} in bf16)"),
     }
 }
@@ -307,24 +435,26 @@ fn slowest(gpus: &[&Gpu]) -> Rates {
 fn slice(text: &str) -> Option<Budget> {
     let lower = text.to_lowercase();
     let (parent, profile) = lower.split_once("mig")?;
-    let gpu = by_name(parent).filter(|gpu| gpu.unsupported.is_none())?;
+    let gpu = by_name(parent)?;
     let (compute, memory) = profile.trim().rsplit_once('.')?;
     let sevenths: f64 = compute.rsplit('.').next()?.strip_suffix('g')?.parse().ok()?;
     let gb: u32 = memory.split('+').next()?.strip_suffix("gb")?.parse().ok()?;
     let share = (sevenths / 7.0).min(1.0);
-    let rates = gpu.rates();
+    let rates = gpu.rates()?;
     Some(Budget {
         gpu: Some(gpu),
+        name: Some(gpu.name.clone()),
+        has_own_rates: true,
         marketing_bytes: u64::from(gb) * GIB,
         total_bytes: u64::from(gb) * GIB * 95 / 100,
         capability: gpu.capability,
         rates: Rates {
             half: rates.half * share,
+            products: rates.products * share,
             fp32: rates.fp32 * share,
             tf32: rates.tf32.map(|rate| rate * share),
             bandwidth: rates.bandwidth * (f64::from(gb) / f64::from(gpu.gb)).min(1.0),
             of: format!("{}, {sevenths} of its 7 slices", gpu.name),
-            ..rates
         },
         note: format!("slice {} of {}: 95 % of {gb} GB", profile.trim(), gpu.name),
         reading: None,
@@ -332,13 +462,13 @@ fn slice(text: &str) -> Option<Budget> {
     })
 }
 
-/// Names of the three supported GPUs with the smallest edit distance to `name`.
+/// Names of the three GPUs with the smallest edit distance to `name`.
 fn nearest(name: &str) -> Vec<&'static str> {
     let distance = |gpu: &Gpu| {
         let spellings = gpu.aliases.iter().flat_map(|alias| [alias.clone(), format!("{alias}{}gb", gpu.gb)]);
         spellings.map(|spelling| strsim::damerau_levenshtein(name, &spelling)).min().unwrap_or(usize::MAX)
     };
-    let mut gpus: Vec<&Gpu> = all().iter().filter(|gpu| gpu.unsupported.is_none()).collect();
+    let mut gpus: Vec<&Gpu> = all().iter().filter(|gpu| refusal(gpu.capability).is_none()).collect();
     gpus.sort_by_key(|gpu| distance(gpu));
     gpus.iter().take(3).map(|gpu| gpu.name.as_str()).collect()
 }

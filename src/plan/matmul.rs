@@ -29,7 +29,7 @@ pub fn rate_of_side(device: Device, kind: Kind, side: i64, seconds: f64) -> Resu
     let products = if matches!(device, Device::Cuda(_)) { PRODUCTS.0 } else { PRODUCTS.1 };
     let rate = guard::guard(|| {
         no_grad(|| {
-            let [a, b] = [(); 2].map(|()| Tensor::rand([side, side], (Kind::Float, device)).to_kind(kind));
+            let [a, b] = [(); 2].map(|()| Tensor::randn([side, side], (Kind::Float, device)).to_kind(kind));
             // the first product initialises the libraries
             drop(a.matmul(&b));
             synchronize(device);

@@ -21,3 +21,4 @@ pub mod search;
 pub mod speed;
 pub mod time;
 pub mod timeline;
+pub mod unsupported;

@@ -8,6 +8,7 @@ use super::reading::Reading;
 use super::replay::{self, PhaseMemory};
 use super::speed::Speed;
 use super::time::{self, PhaseTime};
+use super::unsupported::refusal;
 use super::{detect, host};
 use crate::tensor::Device;
 use crate::tensor::meta::{self, Target};
@@ -70,8 +71,12 @@ pub struct Plan {
     pub budget: Offer,
     /// Whether the device peak is within the budget.
     pub fits: bool,
-    /// Time of one optimizer step (one validation batch, one prediction); `None` on the CPU.
+    /// Time of one optimizer step (one validation batch, one prediction); `None` if the rates of the device are not
+    /// known.
     pub time: Option<PhaseTime>,
+    /// The time by which settings are compared: `time`, or that of typical GPUs of the same size.
+    #[serde(skip)]
+    pub compared_time: Option<PhaseTime>,
     /// Floating-point operations in that time; 0 if they were not counted.
     pub flops: f64,
     /// Pinned host memory of frozen weights (`model.stream_layers`).
@@ -91,7 +96,14 @@ pub struct GraphPlan {
     pub fits: bool,
     /// Predicted seconds of an optimizer step.
     pub seconds: Option<f64>,
+    /// The same, of typical GPUs if the rates of the device are not known.
+    #[serde(skip)]
+    pub compared_seconds: Option<f64>,
 }
+
+/// Why a plan for a GPU has no time.
+pub const NO_RATES: &str =
+    "no published rates of this GPU: times are not predicted; `prsmed calibrate` on it measures them";
 
 impl Plan {
     /// The plan of a job on `machine`, from its dry run.
@@ -129,6 +141,7 @@ impl Plan {
         let most = |of: fn(&PhasePlan) -> Bytes| phases.iter().map(of).max().unwrap_or_default();
         let device_peak = most(|phase| phase.device_peak);
         let budget = machine.offer();
+        let compared_time = machine.time(*job, dry_run);
         let (host_weights, host_state) = match machine {
             Machine::Cuda(..) => (dry_run.steps.host_weights.bytes, dry_run.steps.host_state),
             // part of the planned memory
@@ -146,7 +159,8 @@ impl Plan {
             host_state,
             with_graphs: None,
             budget,
-            time: machine.time(*job, dry_run),
+            time: compared_time.filter(|_| machine.knows_rates()),
+            compared_time,
             flops: time::flops(&dry_run.trace, phase_of(*job), dry_run.repeats()),
             terms,
             phases,
@@ -156,8 +170,9 @@ impl Plan {
     /// This plan with the numbers of `graphs`, the plan of the same job with CUDA graphs.
     #[must_use]
     pub fn with_graph_plan(self, graphs: &Self) -> Self {
-        let (device_peak, seconds) = (graphs.device_peak, graphs.time.map(|time| time.seconds));
-        Self { with_graphs: Some(GraphPlan { device_peak, fits: graphs.fits, seconds }), ..self }
+        let [seconds, compared_seconds] = [graphs.time, graphs.compared_time].map(|time| time.map(|time| time.seconds));
+        let graphs = GraphPlan { device_peak: graphs.device_peak, fits: graphs.fits, seconds, compared_seconds };
+        Self { with_graphs: Some(graphs), ..self }
     }
 
     /// Whether CUDA graphs fit, if the run decides about them.
@@ -202,7 +217,10 @@ impl Plan {
             let (seconds, tera) = (time::text(time.seconds), time.flops / 1e12);
             lines.push(format!("{what}: {seconds} predicted, {tera:.1} TFLOP{bound}"));
         }
-        if let Some(GraphPlan { device_peak, fits, seconds }) = self.with_graphs {
+        if self.time.is_none() && self.compared_time.is_some() {
+            lines.push(NO_RATES.to_owned());
+        }
+        if let Some(GraphPlan { device_peak, fits, seconds, .. }) = self.with_graphs {
             let then = if fits { "tried in the first steps" } else { "not used: does not fit" };
             let time =
                 seconds.map_or_else(String::new, |seconds| format!(", {} per step predicted", time::text(seconds)));
@@ -304,18 +322,36 @@ impl Machine {
         }
     }
 
-    /// Returns an error if the setting `key` is bf16 and the GPU does not support it.
+    /// Returns an error if libtorch has no code for the GPU.
+    ///
+    /// # Errors
+    /// [`Error::Config`].
+    pub fn check_gpu(&self) -> Result<()> {
+        let Self::Cuda(Budget { name: Some(name), capability, .. }, _) = self else { return Ok(()) };
+        refusal(*capability).map_or(Ok(()), |reason| {
+            let hint = "use a newer GPU, or the CPU (`CUDA_VISIBLE_DEVICES= prsmed ...` hides GPUs)";
+            Err(Error::config("GPU", format!("{name}: {reason}"), hint))
+        })
+    }
+
+    /// Returns an error if the GPU cannot be used, or if the setting `key` is bf16 and the GPU does not support it.
     ///
     /// # Errors
     /// [`Error::Config`].
     pub fn check_precision(&self, key: &str, precision: Precision) -> Result<()> {
+        self.check_gpu()?;
         match self {
-            Self::Cuda(budget, _) if precision == Precision::Bf16 && !budget.rates.bf16 => {
+            Self::Cuda(..) if precision == Precision::Bf16 && !self.has_bf16() => {
                 let reason = format!("{} has no bf16", self.offer().device);
-                Err(Error::config(key, reason, format!("set `{key}=fp16`")))
+                Err(Error::config(key, reason, format!("set `{key}=fp16`, or leave it out")))
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether it computes in bf16.
+    pub fn has_bf16(&self) -> bool {
+        !matches!(self, Self::Cuda(budget, _) if !budget.has_bf16())
     }
 
     /// Sets the GPU whose kernel choices CUDA plans of this thread model.
@@ -332,10 +368,8 @@ impl Machine {
     pub fn offer(&self) -> Offer {
         match self {
             Self::Cuda(budget, _) => {
-                let device = budget.gpu.map_or_else(
-                    || format!("{} GB", budget.marketing_bytes.div_ceil(gpus::GIB)),
-                    |gpu| gpu.name.clone(),
-                );
+                let size = || format!("{} GB", budget.marketing_bytes.div_ceil(gpus::GIB));
+                let device = budget.name.clone().unwrap_or_else(size);
                 Offer { device, bytes: Bytes(budget.total_bytes), note: budget.note.clone() }
             }
             Self::Cpu(host) if host.num_ranks > 1 => {
@@ -369,6 +403,14 @@ impl Machine {
     pub fn speed_source(&self) -> String {
         let assumed = || "predicted from published rates; `prsmed calibrate` measures this machine's".to_owned();
         self.reading().map_or_else(assumed, |reading| format!("predicted from rates {}", reading.source()))
+    }
+
+    /// Whether its own rates are known, published or measured.
+    fn knows_rates(&self) -> bool {
+        match self {
+            Self::Cuda(budget, _) => budget.has_own_rates || budget.reading.is_some(),
+            Self::Cpu(_) => true,
+        }
     }
 
     /// The speed of operators; `None` for a CPU without a reading.

@@ -249,7 +249,7 @@ impl Candidate {
         let then = Self { choice, plan: problem.plan(&choice, Effort::Whole)?, tried: Vec::new() };
         let part = |then: f64, now: f64| if now > 0.0 { 1.0 - then / now } else { 0.0 };
         let by_time = part(then.seconds(), self.seconds());
-        let saves_frac = if self.plan.time.is_some() { by_time } else { part(then.flops(), self.flops()) };
+        let saves_frac = if self.plan.compared_time.is_some() { by_time } else { part(then.flops(), self.flops()) };
         let fits = leaves(then.device_peak(), &then.plan, headroom_frac);
         let is_used = fits && saves_frac >= WORTH;
         let mut kept = if is_used { Self { tried: self.tried, ..then } } else { self };
@@ -257,12 +257,14 @@ impl Candidate {
         Ok(kept)
     }
 
-    /// Predicted seconds per sample.
+    /// Seconds per sample, by which candidates are compared.
     pub fn seconds(&self) -> f64 {
-        self.step_seconds().map_or(0.0, |seconds| seconds / self.choice.samples() as f64)
+        let with_graphs = self.graph_plan().and_then(|graphs| graphs.compared_seconds);
+        let step = with_graphs.or_else(|| self.plan.compared_time.map(|time| time.seconds));
+        step.map_or(0.0, |seconds| seconds / self.choice.samples() as f64)
     }
 
-    /// Predicted seconds of a step, with CUDA graphs if they are tried.
+    /// Predicted seconds of a step, with CUDA graphs if they are tried; `None` if the rates of the device are not known.
     pub fn step_seconds(&self) -> Option<f64> {
         let with_graphs = self.graph_plan().and_then(|graphs| graphs.seconds);
         with_graphs.or_else(|| self.plan.time.map(|time| time.seconds))
@@ -564,7 +566,7 @@ fn try_last(problem: &dyn Problem, space: &Space, mut candidate: Candidate) -> R
     }
     let saving = candidate.choice.saving;
     let can_capture = !saving.step_in_backward && saving.stream_layers == FirstLayers::None;
-    if space.use_graphs && can_capture && candidate.plan.time.is_some_and(|time| time.host_bound) {
+    if space.use_graphs && can_capture && candidate.plan.compared_time.is_some_and(|time| time.host_bound) {
         let choice = Choice { use_graphs: true, ..candidate.choice };
         candidate = candidate.or("train.graph=auto", choice, problem, space.headroom_frac)?;
     }

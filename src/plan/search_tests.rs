@@ -72,7 +72,12 @@ impl Problem for Rule {
         let seconds = if self.host_bound { 2.0 * gpu } else { gpu };
         let time = PhaseTime { seconds, gpu_seconds: gpu, host_bound: self.host_bound, ..PhaseTime::default() };
         let with_pool = Bytes(peak.0 + 25);
-        let graphs = GraphPlan { device_peak: with_pool, fits: with_pool.0 <= self.budget, seconds: Some(gpu) };
+        let graphs = GraphPlan {
+            device_peak: with_pool,
+            fits: with_pool.0 <= self.budget,
+            seconds: Some(gpu),
+            compared_seconds: Some(gpu),
+        };
         Ok(Plan {
             job: Job::Train,
             phases: Vec::new(),
@@ -85,6 +90,7 @@ impl Problem for Rule {
             fits: peak.0 <= self.budget,
             budget: Offer { device: "a GPU".into(), bytes: Bytes(self.budget), note: String::new() },
             time: Some(time),
+            compared_time: Some(time),
             flops: 0.0,
             host_weights: Bytes(0),
             host_state: Bytes(0),
@@ -220,7 +226,7 @@ impl Problem for Weights {
         let resident = if choice.compromise.quantization == Quantization::None { 8 } else { 2 };
         let streams = choice.saving.stream_layers != FirstLayers::None;
         plan.device_peak = Bytes(if streams { 1 } else { resident });
-        let time = plan.time.as_mut().unwrap();
+        let time = plan.compared_time.as_mut().unwrap();
         time.seconds *= if streams { self.slowdown } else { 1.0 };
         Ok(plan)
     }

@@ -5,16 +5,16 @@ use serde::{Deserialize, Serialize};
 /// Published peak rates of a device, in operations and bytes per second.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Rates {
-    /// Dense bf16 (or fp16, see `bf16`) on tensor cores, FLOP/s.
+    /// Dense bf16 (fp16 where there is no bf16) on tensor cores, FLOP/s.
     pub half: f64,
+    /// FLOP/s that half-precision products of a training reach.
+    pub products: f64,
     /// fp32 outside the tensor cores, FLOP/s.
     pub fp32: f64,
     /// Dense TF32, FLOP/s; `None` where the format does not exist.
     pub tf32: Option<f64>,
     /// Memory bandwidth, bytes/s.
     pub bandwidth: f64,
-    /// Whether `half` holds for bf16.
-    pub bf16: bool,
     /// Name of the GPU with these rates.
     pub of: String,
 }
@@ -22,6 +22,9 @@ pub struct Rates {
 /// Share of the tensor-core rate for matrix products. Published 7B LoRA trainers reach 0.35 to 0.43 over a whole step,
 /// including idle time and memory-bound operators.
 pub(super) const PRODUCTS: f64 = 0.65;
+/// Share of the rate that large square products were measured at, where that is known: [`PRODUCTS`] of an A100's rate is
+/// 0.82 of the 247 TFLOPS that it reaches in them.
+pub(super) const LARGE_PRODUCTS: f64 = 0.8;
 /// Share for convolutions and attention.
 pub(super) const IRREGULAR: f64 = 0.4;
 /// Share of the memory bandwidth for memory-bound operators.
@@ -67,11 +70,11 @@ pub struct Speed {
 impl Speed {
     /// The speed of a device that was not measured: fixed shares of its published rates.
     pub fn assumed(rates: &Rates) -> Self {
-        let one = |peak: f64| vec![ProductRate { flops: 1.0, flops_per_s: PRODUCTS * peak }];
+        let one = |flops_per_s: f64| vec![ProductRate { flops: 1.0, flops_per_s }];
         Self {
             // libtorch's default for fp32 matrix products is no TF32
-            fp32: one(rates.fp32),
-            half: one(rates.half),
+            fp32: one(PRODUCTS * rates.fp32),
+            half: one(rates.products),
             bandwidth: BANDWIDTH * rates.bandwidth,
             launch: LAUNCH,
             host: HOST,

@@ -153,7 +153,7 @@ mod tests {
         let rates = gpus::find("RTX 4090").unwrap().rates;
         let speed = Speed::assumed(&rates);
         assert!(speed.is_valid());
-        assert!((speed.seconds(1e13, 1e8, 2, false) - 1e13 / (PRODUCTS * rates.half)).abs() < 1e-9);
+        assert!((speed.seconds(1e13, 1e8, 2, false) - 1e13 / rates.products).abs() < 1e-9);
         assert!((speed.seconds(1e13, 1e8, 4, false) - 1e13 / (PRODUCTS * rates.fp32)).abs() < 1e-9);
         assert!((speed.transfer_seconds(12e9) - 1.0).abs() < 1e-9, "12 GB/s");
         let cpu = Speed { bus: None, ..speed };
@@ -179,7 +179,7 @@ mod tests {
             phase(&trace, "step", 1.0, &speed).unwrap()
         };
         let large = of(vec![cost(1e13, 1e8)]);
-        assert!((large.seconds - 1e13 / (PRODUCTS * rates.half)).abs() < 1e-9 && !large.host_bound);
+        assert!((large.seconds - 1e13 / rates.products).abs() < 1e-9 && !large.host_bound);
         let streaming = of(vec![cost(0.0, 1e9)]);
         assert!((streaming.seconds - 1e9 / (BANDWIDTH * rates.bandwidth)).abs() < 1e-9);
         let small = of(vec![cost(0.0, 1.0); 100]);
