@@ -6,7 +6,10 @@
 use super::{Device, Tensor, native, no_grad};
 use crate::{Error, Result};
 use std::ffi::{CString, c_void};
+use std::net::TcpListener;
+use std::os::fd::IntoRawFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Key-value store that all processes of a job share: a client of a TCP server in one of them.
@@ -30,18 +33,26 @@ pub struct StoreAddress {
 }
 
 impl Store {
-    /// Connects to the server at `address`, and starts it first if `is_server`. Waits up to `timeout` for the server.
+    /// Connects to the server at `address`, and starts it first if there is a `listener` for it. Waits up to `patience` for
+    /// the server, and later up to `timeout` for what other processes do.
     ///
     /// # Errors
-    /// [`Error::Torch`] if there is no server, or if its port is in use.
-    pub fn open(address: &StoreAddress, is_server: bool, timeout: Duration) -> Result<Self> {
+    /// [`Error::Torch`] if there is no server.
+    pub fn open(
+        address: &StoreAddress,
+        listener: Option<TcpListener>,
+        patience: Duration,
+        timeout: Duration,
+    ) -> Result<Self> {
         let (host, prefix) = (text(&address.host)?, text(&address.prefix)?);
-        let (port, seconds) = (i32::from(address.port), timeout.as_secs_f64());
+        let port = i32::from(address.port);
+        let listener = listener.map_or(-1, IntoRawFd::into_raw_fd);
+        let (patience, timeout) = (patience.as_secs_f64(), timeout.as_secs_f64());
         let mut raw = std::ptr::null_mut();
         // SAFETY: NUL-terminated strings that outlive the call; `raw` is set on success.
         unsafe {
             let (host, prefix) = (host.as_ptr(), prefix.as_ptr());
-            native::check(native::prsmed_store_open(host, port, is_server, seconds, prefix, &raw mut raw))?;
+            native::check(native::prsmed_store_open(host, port, listener, patience, timeout, prefix, &raw mut raw))?;
         }
         Ok(Self(raw))
     }
@@ -137,6 +148,7 @@ pub struct Group {
     raw: *mut c_void,
     rank: usize,
     size: usize,
+    is_shut_down: AtomicBool,
 }
 
 // SAFETY: c10d's groups lock their queues. Operations of several threads would have no common order on all ranks, so
@@ -173,7 +185,19 @@ impl Group {
                 Backend::Nccl => native::prsmed_group_nccl(store.0, name, number, count, seconds, &raw mut raw),
             })?;
         }
-        Ok(Self { raw, rank, size })
+        Ok(Self { raw, rank, size, is_shut_down: AtomicBool::new(false) })
+    }
+
+    /// Ends the group after its last operation; all ranks call it. A group that is dropped without is aborted.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] if the backend cannot end it.
+    pub fn shut_down(&self) -> Result<()> {
+        if self.is_shut_down.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        // SAFETY: an open group.
+        unsafe { native::check(native::prsmed_group_shutdown(self.raw)) }
     }
 
     /// Number of this process, from 0.
@@ -300,7 +324,7 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         // SAFETY: closed once; pending operations have references of their own.
-        unsafe { native::prsmed_group_close(self.raw) };
+        unsafe { native::prsmed_group_close(self.raw, self.is_shut_down.load(Ordering::Relaxed)) };
     }
 }
 
@@ -338,6 +362,14 @@ impl Peers {
     /// Number of processes.
     pub fn size(&self) -> usize {
         self.size
+    }
+
+    /// Ends the group for tensors of the device: see [`Group::shut_down`].
+    ///
+    /// # Errors
+    /// As [`Group::shut_down`].
+    pub fn shut_down(&self) -> Result<()> {
+        self.links.as_ref().map_or(Ok(()), |links| links.device.shut_down())
     }
 
     /// Starts to collect the parts of all ranks in `whole`, a flat tensor of `size` times as many elements.
@@ -480,11 +512,16 @@ mod tests {
         };
         let address = StoreAddress { host: "127.0.0.1".into(), port, prefix: "test".into() };
         let backend = Backend::Gloo { interface: Some("lo".into()) };
-        let store = Store::open(&address, rank == 0, SHORT).unwrap();
+        let store = open(&address, rank == 0);
         let group = Group::open(&store, "all", &backend, (usize::from(rank), 3), SHORT).unwrap();
         work(&group);
         // the server must outlive the other ranks
         group.reduce_numbers(&mut [0.0], ReduceOp::Sum).unwrap();
+    }
+
+    fn open(address: &StoreAddress, is_server: bool) -> Store {
+        let listener = is_server.then(|| TcpListener::bind((address.host.as_str(), address.port)).unwrap());
+        Store::open(address, listener, SHORT, SHORT).unwrap()
     }
 
     #[test]
@@ -533,7 +570,7 @@ mod tests {
     fn one_rank_of_nccl_keeps_its_values() {
         let device = crate::tensor::default_device();
         let address = StoreAddress { host: "127.0.0.1".into(), port: free_port(), prefix: "test".into() };
-        let store = Store::open(&address, true, SHORT).unwrap();
+        let store = open(&address, true);
         let group = Group::open(&store, "gpu", &Backend::Nccl, (0, 1), SHORT).unwrap();
         let values = || no_grad(|| Tensor::from_slice(&[1.5_f32, -2.0]).to_device(device));
         let [sum, first, copied, part] = [(); 4].map(|()| values());
@@ -555,8 +592,8 @@ mod tests {
     #[test]
     fn a_store_keeps_texts_and_counters() {
         let address = StoreAddress { host: "127.0.0.1".into(), port: free_port(), prefix: "test".into() };
-        let server = Store::open(&address, true, SHORT).unwrap();
-        let client = Store::open(&address, false, SHORT).unwrap();
+        let server = open(&address, true);
+        let client = open(&address, false);
         assert!(!client.has("cause").unwrap());
         server.set("cause", "rank 1: no memory").unwrap();
         assert_eq!(client.get("cause", SHORT).unwrap(), "rank 1: no memory");

@@ -107,15 +107,70 @@ pub fn cuda_version() -> Option<(i64, i64)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
+/// Code for GPUs in a build of libtorch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GpuCode {
+    /// Compute capability that it was compiled for: major, minor.
+    pub capability: (u32, u32),
+    /// Which other GPUs run it.
+    kind: CodeKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum CodeKind {
+    /// Machine code (`sm_80`): GPUs of the same major version and no smaller minor one.
+    Machine,
+    /// Machine code with features of one GPU (`sm_90a`): that GPU only.
+    Specific,
+    /// PTX (`compute_90`): all newer GPUs.
+    Ptx,
+}
+
+impl GpuCode {
+    /// Whether a GPU of this compute capability runs it.
+    pub fn runs_on(&self, capability: (u32, u32)) -> bool {
+        match self.kind {
+            CodeKind::Machine => capability.0 == self.capability.0 && capability.1 >= self.capability.1,
+            CodeKind::Specific => capability == self.capability,
+            CodeKind::Ptx => capability >= self.capability,
+        }
+    }
+}
+
+/// The GPUs that the loaded libtorch has code for; empty without its CUDA library.
+pub fn gpu_code() -> Vec<GpuCode> {
+    build_text().map_or_else(Vec::new, |text| gpu_code_of(&text))
+}
+
+/// The GPUs of libtorch's description of its build (`...,code=sm_75;...`).
+pub(crate) fn gpu_code_of(text: &str) -> Vec<GpuCode> {
+    let code = |target: &str| {
+        let (kind, number) = match target.strip_prefix("sm_") {
+            Some(number) => (CodeKind::Machine, number),
+            None => (CodeKind::Ptx, target.strip_prefix("compute_")?),
+        };
+        let digits = number.trim_end_matches(|c: char| !c.is_ascii_digit());
+        let kind = if digits.len() < number.len() { CodeKind::Specific } else { kind };
+        let number: u32 = digits.parse().ok()?;
+        Some(GpuCode { capability: (number / 10, number % 10), kind })
+    };
+    let targets = text.split("code=").skip(1);
+    targets.filter_map(|rest| code(rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()?)).collect()
+}
+
 /// A setting of libtorch's own build, for example `CUDA_VERSION`.
 fn build_setting(name: &str) -> Option<String> {
+    setting_of(&build_text()?, name)
+}
+
+/// libtorch's description of its build.
+fn build_text() -> Option<String> {
     let mut text = std::ptr::null_mut();
     // SAFETY: the callee writes a message, which `text` takes.
-    let text = unsafe {
+    unsafe {
         native::check(native::prsmed_torch_build(&raw mut text)).ok()?;
-        native::text(text)
-    };
-    setting_of(&text, name)
+        Some(native::text(text))
+    }
 }
 
 /// The value of `NAME=VALUE, ` in libtorch's description of its build.

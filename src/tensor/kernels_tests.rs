@@ -308,6 +308,21 @@ fn nvrtc_compiles_every_kernel_for_every_gpu() {
     assert!(compile(50).is_err());
 }
 
+/// Instructions that read four numbers at once need addresses that are multiples of 16 bytes.
+#[test]
+fn shared_arrays_that_are_read_in_packs_are_aligned() {
+    let _turn = FOLDER.lock();
+    let folder = tempfile::tempdir().unwrap();
+    set_folder(folder.path());
+    // an unknown GPU gets PTX, which is text
+    assert!(!compile(125).unwrap().is_native);
+    let file = std::fs::read_dir(folder.path()).unwrap().next().unwrap().unwrap().path();
+    let text = String::from_utf8_lossy(&std::fs::read(file).unwrap()).into_owned();
+    let arrays: Vec<&str> = text.lines().filter(|line| line.contains(".shared") && line.contains("low_rank")).collect();
+    assert!(arrays.len() >= 6, "{arrays:?}");
+    assert!(arrays.iter().all(|line| line.contains(".align 16")), "{arrays:?}");
+}
+
 #[test]
 fn compiled_kernels_are_cached_for_this_user_only() {
     let _turn = FOLDER.lock();
@@ -401,4 +416,39 @@ fn kernels_are_timed() {
         }
     }
     assert!(timings.iter().all(|t| t.own_us > 0.0 && t.chain_us > 0.0));
+}
+
+/// A gradient that nothing else can read is rotated in place; one that another tensor gets too stays as it is.
+#[test]
+fn gradients_are_rotated_without_a_copy_unless_others_read_them() {
+    use crate::tensor::functions::rotate;
+    use crate::tensor::{META, meta, trace};
+    const SHAPE: [i64; 3] = [2, 5, 24];
+    let _lock = rng::TEST_LOCK.lock();
+    let pass = |device: Device, rotates: bool, shares: bool| {
+        let leaf = || Tensor::ones(SHAPE, (Kind::Float, device)).set_requires_grad(true);
+        let (xs, other, factor) = (leaf(), leaf(), Tensor::full(SHAPE, 3.0, (Kind::Float, device)));
+        let table = |value: f64| Tensor::full([5, 4], value, (Kind::Float, device));
+        let mut ys = &xs * 1;
+        if rotates {
+            ys = rotate(ys, &table(0.6), &table(0.8));
+        }
+        if shares {
+            ys += &other;
+        }
+        (ys * factor).sum(Kind::Float).backward();
+        (xs.grad(), other.grad())
+    };
+    meta::install().unwrap();
+    let whole_tensors = |rotates: bool| {
+        let trace = trace::begin(trace::Options { counts_host: false, costs: false }).unwrap();
+        drop(pass(META, rotates, false));
+        let is_whole = |change| matches!(change, trace::BlockChange::Allocate(bytes) if bytes >= 2 * 5 * 24 * 4);
+        trace.finish().events.iter().filter(|event| is_whole(event.change)).count()
+    };
+    assert!(whole_tensors(false) > 3);
+    assert_eq!(whole_tensors(true), whole_tensors(false));
+    let (own, _) = pass(Device::Cpu, true, false);
+    let (shared, other) = pass(Device::Cpu, true, true);
+    assert!(own.equal(&shared) && other.equal(&Tensor::full(SHAPE, 3.0, (Kind::Float, Device::Cpu))));
 }

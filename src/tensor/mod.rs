@@ -32,7 +32,9 @@ pub mod threads;
 pub mod trace;
 pub mod weights;
 
-pub use cuda_side::{CudaSide, built_for_torch, cuda_version, libtorch_folder, libtorch_version};
+#[cfg(test)]
+pub(crate) use cuda_side::gpu_code_of;
+pub use cuda_side::{CudaSide, GpuCode, built_for_torch, cuda_version, gpu_code, libtorch_folder, libtorch_version};
 pub use dims::dims;
 pub use meta::META;
 pub use shared::Shared;
@@ -95,6 +97,27 @@ pub fn cudnn_version() -> Option<i64> {
 pub fn use_flash_attention() {
     // SAFETY: sets a flag of libtorch's context.
     unsafe { native::prsmed_flash_attention() };
+}
+
+/// Makes fp32 convolutions and matrix products of a GPU compute in fp32. libtorch's own default rounds the inputs of
+/// convolutions to TF32, which has the 10-bit mantissas of fp16. It has no effect on the CPU.
+///
+/// # Panics
+/// With libtorch's message, like its operators.
+pub fn use_ieee_fp32() {
+    // SAFETY: sets flags of libtorch's context.
+    unsafe { native::check(native::prsmed_ieee_fp32()) }.unwrap_or_else(|error| error.raise());
+}
+
+/// True after [`use_ieee_fp32`], if nothing has changed it since.
+///
+/// # Panics
+/// As [`use_ieee_fp32`].
+pub fn is_ieee_fp32() -> bool {
+    let mut is_ieee = false;
+    // SAFETY: the callee writes one flag.
+    unsafe { native::check(native::prsmed_is_ieee_fp32(&raw mut is_ieee)) }.unwrap_or_else(|error| error.raise());
+    is_ieee
 }
 
 /// Waits until a GPU has completed all queued work. Returns at once for the CPU.

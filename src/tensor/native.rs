@@ -139,6 +139,9 @@ fallible! {
     fn prsmed_device_reset_peaks(index: i32);
     fn prsmed_device_release_cache();
     fn prsmed_cudnn_version(out: *mut i64);
+    fn prsmed_ieee_fp32();
+    fn prsmed_is_ieee_fp32(out: *mut bool);
+    fn prsmed_group_shutdown(group: *mut c_void);
     fn prsmed_module_follow();
     fn prsmed_trace_begin(counts_host: bool, costs: bool);
     fn prsmed_meta_install();
@@ -202,7 +205,7 @@ fallible! {
     fn prsmed_kernels_unavailable();
     fn prsmed_torch_build(out: *mut *mut c_char);
     fn prsmed_set_device(index: i32);
-    fn prsmed_store_open(host: *const c_char, port: i32, is_server: bool, seconds: f64, prefix: *const c_char,
+    fn prsmed_store_open(host: *const c_char, port: i32, listener: i32, connect_seconds: f64, seconds: f64, prefix: *const c_char,
         out: *mut *mut c_void);
     fn prsmed_store_set(store: *mut c_void, key: *const c_char, value: *const c_char);
     fn prsmed_store_get(store: *mut c_void, key: *const c_char, seconds: f64, out: *mut *mut c_char);
@@ -254,7 +257,7 @@ unsafe extern "C" {
     pub(super) fn prsmed_clear_grad(tensor: RawTensor);
     fn prsmed_free_message(text: *mut c_char);
     pub(super) fn prsmed_store_close(store: *mut c_void);
-    pub(super) fn prsmed_group_close(group: *mut c_void);
+    pub(super) fn prsmed_group_close(group: *mut c_void, is_shut_down: bool);
     pub(super) fn prsmed_graph_abandon(graph: *mut c_void);
     pub(super) fn prsmed_graph_free(graph: *mut c_void);
     pub(super) fn prsmed_set_grad(tensor: RawTensor, grad: RawTensor);

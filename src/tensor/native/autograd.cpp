@@ -212,6 +212,22 @@ bool prsmed_grad_enabled() noexcept { return at::GradMode::is_enabled(); }
 
 void prsmed_flash_attention() noexcept { at::globalContext().setSDPUseCuDNN(false); }
 
+char* prsmed_ieee_fp32() {
+  PRSMED_TRY({
+    for (const auto op : {at::Float32Op::CONV, at::Float32Op::RNN, at::Float32Op::MATMUL})
+      at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, op, at::Float32Precision::IEEE);
+  })
+}
+
+// True if fp32 convolutions and matrix products of a GPU round nothing to TF32.
+char* prsmed_is_ieee_fp32(bool* out) {
+  PRSMED_TRY({
+    *out = true;
+    for (const auto op : {at::Float32Op::CONV, at::Float32Op::RNN, at::Float32Op::MATMUL})
+      *out &= at::globalContext().float32Precision(at::Float32Backend::CUDA, op) == at::Float32Precision::IEEE;
+  })
+}
+
 // State of a generator: the CPU's if `gpu` is -1, else that GPU's.
 char* prsmed_rng_state(int32_t gpu, at::Tensor** out) {
   PRSMED_TRY(*out = new at::Tensor(generator_of(gpu).get_state()))

@@ -44,16 +44,23 @@ WorkPtr all_reduce(BackendPtr& group, const at::Tensor& tensor, int code) {
 
 extern "C" {
 
-char* prsmed_store_open(const char* host, int port, bool is_server, double seconds, const char* prefix, void** out) {
+// `listener`: the listening socket of the server, which takes it over; -1 for a client. `connect_seconds` for the
+// connection, `seconds` for what is waited for later.
+char* prsmed_store_open(const char* host, int port, int listener, double connect_seconds, double seconds,
+    const char* prefix, void** out) {
   PRSMED_TRY({
+    // libtorch prints 20 lines of its own code's addresses for each lost connection, which comes back as an error too
+    if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) FLAGS_caffe2_log_level = c10::GLOG_FATAL;
     c10d::TCPStoreOptions options;
     options.port = static_cast<uint16_t>(port);
-    options.isServer = is_server;
+    options.isServer = listener >= 0;
+    if (listener >= 0) options.masterListenFd = listener;
     options.waitWorkers = false;
     // several stores of one process share its server
     options.multiTenant = true;
-    options.timeout = milliseconds(seconds);
+    options.timeout = milliseconds(connect_seconds);
     StorePtr store = c10::make_intrusive<c10d::TCPStore>(std::string(host), options);
+    store->setTimeout(milliseconds(seconds));
     *out = new StorePtr(c10::make_intrusive<c10d::PrefixStore>(std::string(prefix), store));
   })
 }
@@ -102,7 +109,14 @@ char* prsmed_group_nccl(void* store, const char* name, int rank, int size, doubl
   PRSMED_TRY(return prsmed::cuda_side().group_nccl(store, name, rank, size, seconds, out))
 }
 
-void prsmed_group_close(void* group) noexcept { delete static_cast<BackendPtr*>(group); }
+// Ends a group whose operations are complete on all ranks.
+char* prsmed_group_shutdown(void* group) { PRSMED_TRY((*static_cast<BackendPtr*>(group))->shutdown()) }
+
+// Frees a group. One that was not shut down is aborted, because another rank may never answer.
+void prsmed_group_close(void* group, bool is_shut_down) noexcept {
+  const std::unique_ptr<BackendPtr> owned(static_cast<BackendPtr*>(group));
+  if (!is_shut_down) (*owned)->abort();
+}
 
 // Starts to reduce `tensor` in place over all ranks. `code`: 0 sum, 1 maximum.
 char* prsmed_all_reduce(void* group, at::Tensor* tensor, int code, void** out) {

@@ -507,9 +507,12 @@ struct Rotate : torch::autograd::Function<Rotate> {
     ctx->save_for_backward({cos, sin});
     return xs;
   }
-  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+  static variable_list backward(AutogradContext* ctx, variable_list& grads) {
     const auto saved = ctx->get_saved_variables();
-    auto grad = grads[0].clone(at::MemoryFormat::Contiguous);
+    // a gradient that nothing else can read is rotated in place
+    auto grad = std::move(grads[0]);
+    const bool is_own = grad.use_count() == 1 && grad.storage().use_count() == 1 && grad.is_contiguous();
+    if (!is_own || at::GradMode::is_enabled()) grad = grad.clone(at::MemoryFormat::Contiguous);
     call<&rotate_>("prsmed::rotate_", grad, saved[0], saved[1], true);
     return {grad, Variable(), Variable()};
   }

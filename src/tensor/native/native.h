@@ -5,6 +5,7 @@
 // exception ends the process. `tests/native.rs` checks this.
 #pragma once
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 
 #include <cstdlib>
 #include <cstring>
@@ -20,5 +21,6 @@ inline char* prsmed_message(const char* text) noexcept {
   try {                  \
     body;                \
     return nullptr;      \
-  } catch (const std::exception& error) { return prsmed_message(error.what()); } \
+  } catch (const c10::Error& error) { return prsmed_message(error.what_without_backtrace()); } \
+  catch (const std::exception& error) { return prsmed_message(error.what()); } \
   catch (...) { return prsmed_message("an exception of an unknown type"); }

@@ -46,6 +46,15 @@ pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path, hint: &str) -> Res
     serde_json::from_slice(&text).map_err(|error| Error::weights(path, error.to_string(), hint))
 }
 
+/// Reads the JSON of a `config.json` of at most 1 MiB. (Parsed values need about 70 times the memory of their text.)
+///
+/// # Errors
+/// As [`read_json`].
+pub fn read_config(path: &Path, hint: &str) -> Result<serde_json::Value> {
+    let text = files::read(path, files::MAX_SETTINGS).map_err(Error::io(path, "read"))?;
+    serde_json::from_slice(&text).map_err(|error| Error::weights(path, error.to_string(), hint))
+}
+
 /// Dtype and shape of a stored tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TensorInfo {

@@ -31,8 +31,8 @@ __device__ inline long long seed_of(const LowRankArgs& a, unsigned adapter) {
 
 // Thread: column `threadIdx % 16` of each group, and four rows. Grid: tiles of rows, splits of `dim`.
 template <typename T> __device__ void low_rank_forward(const LowRankArgs& a) {
-  __shared__ float xs[3][tile][padded];
-  __shared__ float as[3 * most_rank][padded];
+  alignas(16) __shared__ float xs[3][tile][padded];
+  alignas(16) __shared__ float as[3 * most_rank][padded];
   const unsigned column = threadIdx.x % 16, rows = threadIdx.x / 16 * 4, first_row = blockIdx.x * tile;
   const unsigned groups_of_one = (a.rank + 15) / 16, groups = a.adapters * groups_of_one;
   float sums[6][4] = {};
@@ -87,8 +87,8 @@ template <typename T> __device__ void low_rank_forward(const LowRankArgs& a) {
 
 // Thread: row `threadIdx % 16` of each group of a, and four columns. Grid: tiles of columns, splits of `rows`.
 template <typename T> __device__ void low_rank_weight_grad(const LowRankArgs& a) {
-  __shared__ float xs[3][step][tile];
-  __shared__ float gs[3 * most_rank][padded];
+  alignas(16) __shared__ float xs[3][step][tile];
+  alignas(16) __shared__ float gs[3 * most_rank][padded];
   const unsigned own = threadIdx.x % 16, columns = threadIdx.x / 16 * 4, first = blockIdx.x * tile;
   const unsigned groups_of_one = (a.rank + 15) / 16, groups = a.adapters * groups_of_one;
   float sums[6][4] = {};
@@ -141,8 +141,8 @@ template <typename T> __device__ void low_rank_weight_grad(const LowRankArgs& a)
 
 // Thread: four rows and four columns. Grid: tiles of rows, tiles of columns.
 template <typename T> __device__ void low_rank_input_grad(const LowRankArgs& a) {
-  __shared__ float gs[most_rank][tile];
-  __shared__ float as[most_rank][tile];
+  alignas(16) __shared__ float gs[most_rank][tile];
+  alignas(16) __shared__ float as[most_rank][tile];
   const unsigned columns = threadIdx.x % 16 * 4, rows = threadIdx.x / 16 * 4;
   const unsigned first_row = blockIdx.x * tile, first = blockIdx.y * tile;
   float totals[4][4] = {};
