@@ -55,7 +55,7 @@ pub(super) async fn check(State(app): State<App>, request: Request, next: Next) 
 fn allowed(app: &App, request: &Request) -> std::result::Result<(), Failure> {
     let headers = request.headers();
     let host = check_host(headers, &app.options.hosts)?;
-    check_origin(headers, host)?;
+    check_origin(headers, host, &app.options.hosts)?;
     let path = request.uri().path();
     let is_open = !path.starts_with("/api/") && path != "/metrics" || OPEN.contains(&path);
     match &app.options.token {
@@ -92,12 +92,15 @@ fn check_host<'a>(headers: &'a HeaderMap, names: &[String]) -> std::result::Resu
     Err(Failure::new(StatusCode::FORBIDDEN, error, hint))
 }
 
-/// Refuses requests that a page of another site makes.
-fn check_origin(headers: &HeaderMap, host: &str) -> std::result::Result<(), Failure> {
+/// Refuses requests that a page of another site makes. The page of the server has its own host, or one of `names`: a proxy
+/// may send another `Host` than the browser.
+fn check_origin(headers: &HeaderMap, host: &str, names: &[String]) -> std::result::Result<(), Failure> {
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("null"));
     let is_own = text("origin").is_none_or(|origin| {
         let own = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+        let name = own.and_then(|own| own.parse::<Authority>().ok());
         own.is_some_and(|own| own.eq_ignore_ascii_case(host))
+            || name.is_some_and(|name| names.iter().any(|known| name.host().eq_ignore_ascii_case(known)))
     });
     // a link on another site may open the page; its scripts and images may not use the server
     let is_foreign =
@@ -145,11 +148,23 @@ mod tests {
     #[test]
     fn other_sites_are_refused() {
         let host = "127.0.0.1:8080";
-        let is_allowed = |pairs: &[(&'static str, &'static str)]| check_origin(&headers(pairs), host).is_ok();
+        let names = ["lab.example".to_owned()];
+        let is_allowed = |pairs: &[(&'static str, &'static str)]| check_origin(&headers(pairs), host, &names).is_ok();
         assert!(is_allowed(&[]));
         assert!(is_allowed(&[("origin", "http://127.0.0.1:8080"), ("sec-fetch-site", "same-origin")]));
         assert!(is_allowed(&[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "navigate")]));
-        for origin in ["http://127.0.0.1:8081", "http://evil.example", "null", "127.0.0.1:8080"] {
+        // behind a proxy that replaces the host
+        assert!(is_allowed(&[("origin", "https://lab.example"), ("sec-fetch-site", "same-origin")]));
+        assert!(is_allowed(&[("origin", "http://LAB.example:8443")]));
+        for origin in [
+            "http://127.0.0.1:8081",
+            "http://evil.example",
+            "null",
+            "127.0.0.1:8080",
+            "https://lab.example.evil.example",
+            "https://evil.example/lab.example",
+            "lab.example",
+        ] {
             assert!(!is_allowed(&[("origin", origin)]), "{origin}");
         }
         assert!(!is_allowed(&[("sec-fetch-site", "cross-site"), ("sec-fetch-mode", "no-cors")]));

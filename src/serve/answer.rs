@@ -2,6 +2,7 @@
 
 use super::failure::{Failure, Reply};
 use super::picture::{Picture, View};
+use crate::data::questions::Familiarity;
 use crate::segment::calibration::Confidence;
 use crate::segment::predict_volume::{SlicePrediction, VolumeSettings};
 use axum::http::StatusCode;
@@ -16,6 +17,9 @@ pub(super) struct Answer {
     /// Set by the store.
     pub(super) id: String,
     pub(super) question: String,
+    /// How the question compares with those of the training.
+    #[serde(flatten)]
+    pub(super) familiarity: Familiarity,
     /// Time of the model.
     pub(super) seconds: f64,
     #[serde(flatten)]

@@ -10,13 +10,13 @@ use super::upload::{self, refused, uploaded};
 use super::volume_question::{VolumeOptions, without};
 use super::worker::{Job, Progress, Task};
 use crate::Error;
-use crate::data::decode::{self, StoredMask};
+use crate::data::decode::{self, Refusal, StoredMask};
+use crate::data::labels::Labels;
 use crate::data::sheet;
 use crate::data::volume::Window;
 use axum::Json;
-use axum::body::Body;
-use axum::extract::rejection::{JsonRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Path, Query, Request, State};
 use axum::http::StatusCode;
 use axum::response::IntoResponse;
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -58,17 +58,6 @@ pub(super) struct Change {
     corrected_answer: Option<String>,
 }
 
-/// The content of a JSON request, or an error in the server's form.
-fn content<T>(body: Result<Json<T>, JsonRejection>) -> Reply<T> {
-    body.map(|Json(content)| content).map_err(|rejection| {
-        let status = rejection.status();
-        if status == StatusCode::PAYLOAD_TOO_LARGE {
-            return too_long("request");
-        }
-        Failure::new(status, rejection.body_text(), "see /api/openapi.json")
-    })
-}
-
 fn too_long(what: &str) -> Failure {
     let error = format!("the {what} is too long: at most {MAX_TEXT} characters are allowed");
     Failure::new(StatusCode::PAYLOAD_TOO_LARGE, error, "ask a shorter question")
@@ -76,12 +65,8 @@ fn too_long(what: &str) -> Failure {
 
 /// Streams the answer as server-sent events: `queued`, `started`, `token` (for all slices `progress`), then `result` or
 /// `error`.
-pub(super) async fn ask(
-    State(app): State<App>,
-    Path(image): Path<String>,
-    body: Result<Json<Asked>, JsonRejection>,
-) -> Reply {
-    let asked = content(body)?;
+pub(super) async fn ask(State(app): State<App>, Path(image): Path<String>, request: Request) -> Reply {
+    let asked: Asked = upload::json(request).await?;
     if asked.question.trim().is_empty() {
         let hint = "ask for example: Where is the lesion?";
         return Err(Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "the question is empty", hint));
@@ -97,7 +82,9 @@ pub(super) async fn ask(
     enqueue(&app, Job { image, picture, task, progress })?;
     let queued = tokio_stream::once(event("queued", &json!({ "ahead": ahead })));
     let events = queued.chain(UnboundedReceiverStream::new(receiver).map(event_of)).map(Ok::<_, Infallible>);
-    Ok(Sse::new(events).keep_alive(KeepAlive::new().interval(ALIVE_EVERY)).into_response())
+    let events = Sse::new(events).keep_alive(KeepAlive::new().interval(ALIVE_EVERY));
+    // nginx keeps an answer back otherwise
+    Ok(([("x-accel-buffering", "no")], events).into_response())
 }
 
 /// The work for a question, and the bytes of its mask.
@@ -148,9 +135,10 @@ pub(super) async fn remove(State(app): State<App>, Path((image, answer)): Path<(
 pub(super) async fn change(
     State(app): State<App>,
     Path((image, answer)): Path<(String, String)>,
-    body: Result<Json<Change>, JsonRejection>,
+    request: Request,
 ) -> Reply<Json<Value>> {
-    let corrected = content(body)?.corrected_answer.map(|text| text.trim().to_owned());
+    let change: Change = upload::json(request).await?;
+    let corrected = change.corrected_answer.map(|text| text.trim().to_owned());
     if corrected.as_ref().is_some_and(|text| text.chars().count() > MAX_TEXT) {
         return Err(too_long("answer"));
     }
@@ -193,12 +181,12 @@ pub(super) async fn overlay(
 pub(super) async fn correct(
     State(app): State<App>,
     Path((image, answer)): Path<(String, String)>,
-    body: Body,
+    request: Request,
 ) -> Reply<Json<Value>> {
     let (picture, found) = app.shared.store.answer(&image, &answer)?;
     found.of_slice()?;
     let size = picture.size();
-    let bytes = upload::receive(&app, body).await?;
+    let bytes = upload::receive(&app, request).await?;
     let max_pixels = app.options.max_pixels;
     let mask = app
         .work(move || Ok(corrected(decode::stored_mask_of(&bytes, uploaded(), max_pixels).map_err(refused)?, size)?))
@@ -214,11 +202,9 @@ fn corrected(stored: StoredMask, size: (u32, u32)) -> Result<GrayImage, Error> {
         let reason = format!("the mask is {width}x{height} pixels but its image is {expected_width}x{expected_height}");
         return Err(Error::data(uploaded(), reason, "send a mask of the size of the image"));
     }
-    if stored.labels().len() > 1 {
-        let hint = "send one mask for each target: 0 is background, 255 is the target";
-        return Err(Error::data(uploaded(), "the mask has several labels", hint));
-    }
-    let mut mask = stored.into_grey();
+    let hint = "send one mask for each target: 0 is background, 255 is the target";
+    let refused = |refusal: Refusal| Error::data(uploaded(), refusal.to_string(), hint);
+    let mut mask = stored.target(Labels::NONE).map_err(refused)?;
     let most = mask.iter().copied().max().unwrap_or(0);
     // antialiased borders are foreground from half of the largest value on
     mask.iter_mut().for_each(|value| *value = if *value > most / 2 { 255 } else { 0 });
@@ -239,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_corrected_mask_has_one_target_and_the_size_of_the_image() {
-        let mask = |values: &[u8]| StoredMask::Grey8(GrayImage::from_raw(4, 2, values.to_vec()).unwrap());
+        let mask = |values: &[u8]| StoredMask::from(GrayImage::from_raw(4, 2, values.to_vec()).unwrap());
         let read = |values: &[u8]| corrected(mask(values), (4, 2));
         assert_eq!(read(&[0, 0, 1, 1, 0, 0, 1, 1]).unwrap().as_raw(), &[0, 0, 255, 255, 0, 0, 255, 255]);
         assert_eq!(read(&[0; 8]).unwrap().as_raw(), &[0; 8]);

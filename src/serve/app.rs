@@ -2,7 +2,7 @@
 
 use super::failure::Failure;
 use super::metrics::Outcome;
-use super::options::{MAX_DECODERS, MAX_TRANSFERS, Options};
+use super::options::{MAX_DECODERS, MAX_RECEIVED, MAX_TRANSFERS, Options};
 use super::worker::{Job, Shared};
 use crate::Error;
 use crate::event::Observer;
@@ -24,6 +24,10 @@ pub(super) struct Inner {
     pub(super) observer: Arc<dyn Observer>,
     /// Files that may be received now.
     pub(super) transfers: Semaphore,
+    /// MiB of files that may be received now.
+    pub(super) room: Arc<Semaphore>,
+    /// Volumes that may be decoded now: one can take some GiB.
+    pub(super) volumes: Semaphore,
     /// Images that may be decoded or encoded now.
     pub(super) decoders: Semaphore,
 }
@@ -35,8 +39,10 @@ impl App {
         options: Options,
         observer: Arc<dyn Observer>,
     ) -> Self {
-        let (transfers, decoders) = (Semaphore::new(MAX_TRANSFERS), Semaphore::new(MAX_DECODERS));
-        Self(Arc::new(Inner { shared, jobs, options, observer, transfers, decoders }))
+        let [transfers, decoders, volumes] = [MAX_TRANSFERS, MAX_DECODERS, 1].map(Semaphore::new);
+        let mib = (options.max_upload.max(MAX_RECEIVED) >> 20) + 1;
+        let room = Arc::new(Semaphore::new(mib.min(Semaphore::MAX_PERMITS)));
+        Self(Arc::new(Inner { shared, jobs, options, observer, transfers, room, volumes, decoders }))
     }
 
     /// Runs work of many milliseconds, such as decoding, on a thread of its own.

@@ -1,7 +1,13 @@
-//! TCP connections: at most so many at a time, and none that stays silent for too long.
+//! TCP connections: at most so many at a time, and none that stays silent or sends the head of a request for too long.
 
-use super::options::{IDLE_TIME, MAX_CONNECTIONS};
+use super::options::{HEAD_TIME, IDLE_TIME, MAX_CONNECTIONS};
+use axum::Router;
 use axum::serve::Listener;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -18,11 +24,32 @@ pub(super) struct Connections {
     listener: TcpListener,
     free: Arc<Semaphore>,
     idle: Duration,
+    head: Duration,
 }
 
 impl Connections {
     pub(super) fn new(listener: TcpListener) -> Self {
-        Self { listener, free: Arc::new(Semaphore::new(MAX_CONNECTIONS)), idle: IDLE_TIME }
+        Self { listener, free: Arc::new(Semaphore::new(MAX_CONNECTIONS)), idle: IDLE_TIME, head: HEAD_TIME }
+    }
+
+    /// Answers requests until `stopped` is there, and then to the end of those that have begun.
+    pub(super) async fn serve(mut self, router: Router, stopped: impl Future<Output = ()>) {
+        let graceful = GracefulShutdown::new();
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(self.head);
+        let mut stopped = std::pin::pin!(stopped);
+        loop {
+            let (stream, _) = tokio::select! {
+                accepted = self.accept() => accepted,
+                () = &mut stopped => break,
+            };
+            let service = TowerToHyperService::new(router.clone());
+            let connection = graceful.watch(http.serve_connection(TokioIo::new(stream), service));
+            // how a connection ends is the client's affair
+            tokio::spawn(async move { drop(connection.await) });
+        }
+        drop(self);
+        graceful.shutdown().await;
     }
 }
 
@@ -89,8 +116,9 @@ impl AsyncWrite for Connection {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::future::Future;
+    use axum::routing::get;
     use std::io::{Read, Write};
+    use std::time::Instant as Clock;
 
     /// Reads a byte of a connection with a limit of 50 ms.
     async fn read(mut connection: Connection) -> io::Result<u8> {
@@ -110,7 +138,8 @@ mod tests {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
             let free = Arc::new(Semaphore::new(1));
-            let mut connections = Connections { listener, free, idle: Duration::from_millis(50) };
+            let idle = Duration::from_millis(50);
+            let mut connections = Connections { listener, free, idle, head: idle };
             let mut silent = std::net::TcpStream::connect(address).unwrap();
             let mut speaks = std::net::TcpStream::connect(address).unwrap();
             speaks.write_all(b"x").unwrap();
@@ -121,6 +150,41 @@ mod tests {
             assert_eq!(read(first).await.unwrap_err().kind(), io::ErrorKind::TimedOut);
             assert_eq!(read(second.await.unwrap()).await.unwrap(), b'x');
             assert_eq!(silent.read(&mut [0]).unwrap(), 0, "closed");
+        });
+    }
+
+    #[test]
+    fn a_head_that_is_sent_byte_by_byte_ends_in_time_and_others_are_served() {
+        run(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let (free, idle) = (Arc::new(Semaphore::new(2)), Duration::from_mins(1));
+            let connections = Connections { listener, free, idle, head: Duration::from_millis(300) };
+            let router = Router::new().route("/", get(async || "here"));
+            tokio::spawn(connections.serve(router, std::future::pending()));
+            let work = tokio::task::spawn_blocking(move || {
+                let begin = Clock::now();
+                let slow = || {
+                    let mut stream = std::net::TcpStream::connect(address).unwrap();
+                    for byte in b"GET / HTTP/1.1\r\nX: ".iter().chain(std::iter::repeat(&b'x')) {
+                        std::thread::sleep(Duration::from_millis(20));
+                        if stream.write_all(&[*byte]).is_err() || begin.elapsed() > Duration::from_secs(20) {
+                            break;
+                        }
+                    }
+                };
+                std::thread::scope(|scope| {
+                    (0..2).for_each(|_| drop(scope.spawn(slow)));
+                    std::thread::sleep(Duration::from_millis(50));
+                    let mut stream = std::net::TcpStream::connect(address).unwrap();
+                    stream.write_all(b"GET / HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n").unwrap();
+                    let mut text = String::new();
+                    stream.read_to_string(&mut text).unwrap();
+                    assert!(text.ends_with("here"), "{text}");
+                });
+                assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+            });
+            work.await.unwrap();
         });
     }
 }

@@ -10,9 +10,8 @@ use crate::Error;
 use crate::data::volume::Window;
 use crate::data::{decode, sheet};
 use axum::Json;
-use axum::body::Body;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, Query, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use image::DynamicImage;
@@ -62,23 +61,26 @@ impl From<ViewQuery> for View {
 pub(super) async fn upload(
     State(app): State<App>,
     query: Result<Query<UploadQuery>, QueryRejection>,
-    body: Body,
+    request: Request,
 ) -> Reply {
     let spacing_mm = query_of(query)?.spacing_mm()?;
-    let bytes = upload::receive(&app, body).await?;
+    let bytes = upload::receive(&app, request).await?;
     let (max_pixels, shown) = (app.options.max_pixels, app.options.shown);
-    let picture = app
-        .work(move || {
-            if let Some(volume) = volumes::read(&bytes)? {
-                return Ok(Picture::of_volume(volume, shown)?);
-            }
+    let picture = if decode::is_image(&bytes) {
+        let read = move || {
             let pixels = decode::image_of(&bytes, uploaded(), max_pixels).map_err(refused)?;
             Ok(Picture::new(pixels, spacing_mm))
-        })
-        .await?;
+        };
+        app.work(read).await?
+    } else {
+        // the semaphore is never closed
+        let _one = app.volumes.acquire().await.ok();
+        app.work(move || Ok(Picture::of_volume(volumes::read(bytes)?, shown)?)).await?
+    };
     let id = app.shared.store.add(picture);
     let (picture, answers) = app.shared.store.image(&id)?;
-    let location = format!("/api/images/{id}");
+    // relative, so that it holds behind a proxy with another path
+    let location = format!("images/{id}");
     Ok((StatusCode::CREATED, [(header::LOCATION, location)], Json(json_of(&id, &picture, &answers))).into_response())
 }
 

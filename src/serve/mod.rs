@@ -69,6 +69,7 @@ pub fn serve(
         metrics: Metrics::default(),
         classes: description.modalities.clone(),
         calibration: description.calibration,
+        questions: assembly.questions.clone(),
         time_limit: options.time_limit,
     });
     // a queue of 0 would take a question only while the worker waits for one
@@ -83,11 +84,8 @@ pub fn serve(
     };
     let (stop, stopped) = oneshot::channel::<()>();
     let router = routes::router(app);
-    let server = runtime.spawn(async move {
-        let connections = connections::Connections::new(listener);
-        let stops = async { drop(stopped.await) };
-        axum::serve(connections, router).with_graceful_shutdown(stops).await
-    });
+    let stops = async { drop(stopped.await) };
+    let server = runtime.spawn(connections::Connections::new(listener).serve(router, stops));
     worker::work(&received, &mut Model::new(assembly), &shared, interrupt);
     drop((stop, received));
     let _ = runtime.block_on(async { tokio::time::timeout(FAREWELL, server).await });

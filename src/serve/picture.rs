@@ -125,11 +125,14 @@ impl Picture {
     pub(super) fn bytes(&self) -> usize {
         match &self.pixels {
             Pixels::Image(image) => image.as_bytes().len(),
-            Pixels::Volume(slices) => match &slices.volume.voxels {
-                Voxels::I16(values) => 2 * values.len(),
-                Voxels::F32(values) => 4 * values.len(),
-                Voxels::Rgb(values) => 3 * values.len(),
-            },
+            Pixels::Volume(slices) => {
+                let voxels = match &slices.volume.voxels {
+                    Voxels::I16(values) => 2 * values.len(),
+                    Voxels::F32(values) => 4 * values.len(),
+                    Voxels::Rgb(values) => 3 * values.len(),
+                };
+                voxels + 8 * slices.volume.display.padding.num_runs()
+            }
         }
     }
 

@@ -3,18 +3,45 @@
 use super::app::App;
 use super::failure::Failure;
 use super::metrics::Gauges;
-use super::options::{ALIVE_EVERY, MAX_ANSWERS, MAX_JSON, MAX_TEXT};
+use super::options::{ALIVE_EVERY, MAX_ANSWERS, MAX_EXAMPLES, MAX_JSON, MAX_TEXT};
 use super::{access, answers, guards, images, page, pairs, volumes};
 use crate::tensor::{Device, ledger, memory};
 use axum::extract::{DefaultBodyLimit, Request, State};
-use axum::http::{StatusCode, header};
-use axum::middleware::{from_fn, from_fn_with_state};
-use axum::response::{IntoResponse, Response};
+use axum::http::uri::PathAndQuery;
+use axum::http::{StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use serde_json::{Value, json};
 
+/// All routes, below the path of the page.
 pub(super) fn router(app: App) -> Router {
+    let base = app.options.base_path.clone();
+    let routes = routes(app);
+    if base.is_empty() {
+        return routes;
+    }
+    // a layer of the routes themselves would run after they are chosen
+    Router::new().fallback_service(routes).layer(from_fn_with_state(base, below))
+}
+
+/// Removes the path of the page from the address.
+async fn below(State(base): State<String>, mut request: Request, next: Next) -> Response {
+    let address = request.uri().path_and_query().map_or("/", PathAndQuery::as_str);
+    let rest = match address.strip_prefix(&base) {
+        Some(rest) if rest.starts_with('/') => rest.parse::<Uri>().ok(),
+        Some("") => {
+            return Redirect::permanent(&format!("{}/", base.rsplit('/').next().unwrap_or_default())).into_response();
+        }
+        _ => None,
+    };
+    let Some(rest) = rest else { return unknown().await.into_response() };
+    *request.uri_mut() = rest;
+    next.run(request).await
+}
+
+fn routes(app: App) -> Router {
     Router::new()
         .route("/", get(page::index))
         .route("/page/{*file}", get(page::file))
@@ -75,6 +102,7 @@ async fn model(State(app): State<App>) -> Json<Value> {
         "version": env!("CARGO_PKG_VERSION"),
         "classes": app.shared.classes,
         "calibration": app.shared.calibration,
+        "questions": app.shared.questions.as_ref().map(|questions| questions.examples(MAX_EXAMPLES)).unwrap_or_default(),
         "notice": "research software, not a medical device",
         "limits": {
             "upload_bytes": options.max_upload,

@@ -16,6 +16,15 @@ struct Entry {
 }
 
 impl Entry {
+    /// A question about it waits or runs.
+    fn is_in_use(&self) -> bool {
+        Arc::strong_count(&self.picture) > 1
+    }
+
+    fn is_kept(&self, keep: Duration) -> bool {
+        self.used.elapsed() < keep || self.is_in_use()
+    }
+
     fn bytes(&self) -> usize {
         self.picture.bytes() + self.answers.iter().map(Answer::bytes).sum::<usize>()
     }
@@ -117,7 +126,12 @@ impl Store {
 
     /// Removes images that were not used for too long.
     pub(super) fn expire(&self) {
-        self.lock().retain(|_, entry| entry.used.elapsed() < self.keep);
+        self.lock().retain(|_, entry| entry.is_kept(self.keep));
+    }
+
+    /// Whether the image is here. It does not count as used.
+    pub(super) fn has(&self, id: &str) -> bool {
+        self.lock().contains_key(id)
     }
 
     /// Number of images, and their bytes with all masks.
@@ -128,19 +142,19 @@ impl Store {
 
     fn with<T>(&self, id: &str, read: impl FnOnce(&mut Entry) -> Reply<T>) -> Reply<T> {
         let mut entries = self.lock();
-        let entry = entries.get_mut(id).filter(|entry| entry.used.elapsed() < self.keep).ok_or_else(no_image)?;
+        let entry = entries.get_mut(id).filter(|entry| entry.is_kept(self.keep)).ok_or_else(no_image)?;
         entry.used = Instant::now();
         read(entry)
     }
 
-    /// Removes the least recently used images, but not `kept`.
+    /// Removes the least recently used images, but neither `kept` nor those that are asked about.
     fn shrink(&self, entries: &mut HashMap<String, Entry>, kept: &str) {
         loop {
             let bytes: usize = entries.values().map(Entry::bytes).sum();
             if entries.len() <= self.max_images && bytes <= MAX_STORED {
                 return;
             }
-            let others = entries.iter().filter(|(id, _)| *id != kept);
+            let others = entries.iter().filter(|(id, entry)| *id != kept && !entry.is_in_use());
             let Some(oldest) = others.min_by_key(|(_, entry)| entry.used).map(|(id, _)| id.clone()) else { return };
             entries.remove(&oldest);
         }
@@ -156,7 +170,7 @@ fn new_id() -> String {
     format!("{:032x}", rand::random::<u128>())
 }
 
-fn no_image() -> Failure {
+pub(super) fn no_image() -> Failure {
     let hint = "upload the image again; the server keeps images for a limited time";
     Failure::new(StatusCode::NOT_FOUND, "there is no such image", hint)
 }
@@ -190,7 +204,13 @@ mod tests {
             mask: Arc::new(GrayImage::new(3, 1)),
             corrected: None,
         });
-        Answer { id: String::new(), question: "q".into(), seconds: 0.0, content }
+        Answer {
+            id: String::new(),
+            question: "q".into(),
+            familiarity: crate::data::questions::Familiarity::default(),
+            seconds: 0.0,
+            content,
+        }
     }
 
     #[test]
@@ -207,6 +227,23 @@ mod tests {
         store.remove(&first).unwrap();
         assert_eq!(store.remove(&first).unwrap_err().error, "there is no such image");
         assert_eq!(store.usage(), (1, 3));
+    }
+
+    #[test]
+    fn an_image_that_is_asked_about_stays() {
+        let store = Store::new(2, Duration::from_millis(20));
+        let asked = store.add(picture(1));
+        let held = store.picture(&asked).unwrap();
+        let others: Vec<String> = (2..8).map(|width| store.add(picture(width))).collect();
+        assert!(store.has(&asked) && store.has(&others[5]) && !others[..5].iter().any(|other| store.has(other)));
+        std::thread::sleep(Duration::from_millis(40));
+        store.expire();
+        store.add_answer(&asked, answer()).unwrap();
+        assert!(!store.has(&others[5]), "expired");
+        drop(held);
+        std::thread::sleep(Duration::from_millis(40));
+        store.expire();
+        assert!(!store.has(&asked));
     }
 
     #[test]

@@ -1,57 +1,156 @@
-//! Files that clients send: bounded in bytes and time, also if a client stops half-way.
+//! What clients send: bounded in bytes and time, also if a client stops half-way. A file is the body of a request, or the
+//! one file of a form, as `curl -F` sends it.
 
 use super::app::App;
 use super::failure::{Failure, Reply};
-use super::options::{UPLOAD_PAUSE, UPLOAD_TIME};
+use super::options::{HEAD_TIME, MAX_JSON, UPLOAD_PAUSE, UPLOAD_TIME};
 use crate::Error;
-use axum::body::{Body, BodyDataStream, HttpBody};
-use axum::http::StatusCode;
+use axum::Json;
+use axum::body::{Bytes, HttpBody};
+use axum::extract::{FromRequest, Multipart, Request};
+use axum::http::{HeaderMap, StatusCode, header};
+use serde::de::DeserializeOwned;
+use std::ops::Deref;
 use std::path::Path;
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout, timeout_at};
-use tokio_stream::StreamExt;
+use tokio_stream::{Stream, StreamExt};
 
 /// Longest time for the rest of a file that is too large, so that the client can read the answer.
 const DISCARD_TIME: Duration = Duration::from_secs(5);
 
+/// A file in memory. It takes its share of the room for all files until it is dropped.
+pub(super) struct Upload {
+    bytes: Vec<u8>,
+    _room: Option<OwnedSemaphorePermit>,
+}
+
+impl Deref for Upload {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
 /// Receives a file of at most `Options::max_upload` bytes.
-pub(super) async fn receive(app: &App, body: Body) -> Reply<Vec<u8>> {
+pub(super) async fn receive(app: &App, request: Request) -> Reply<Upload> {
     let Ok(_permit) = app.transfers.try_acquire() else {
         return Err(Failure::busy("too many files are sent at the same time", 5));
     };
-    let limit = app.options.max_upload;
-    let announced = usize::try_from(body.size_hint().lower()).unwrap_or(usize::MAX);
-    let mut stream = body.into_data_stream();
+    let (limit, end) = (app.options.max_upload, Instant::now() + UPLOAD_TIME);
+    let announced = usize::try_from(request.body().size_hint().lower()).unwrap_or(usize::MAX);
+    if content_type(request.headers()).starts_with("multipart/form-data") {
+        return of_form(app, request, (limit, end)).await;
+    }
+    let stream = request.into_body().into_data_stream();
     if announced > limit {
         return Err(too_large(stream, limit).await);
     }
-    let end = Instant::now() + UPLOAD_TIME;
-    let mut bytes = Vec::with_capacity(announced);
+    collect(stream, (limit, end), Some(&app.room)).await
+}
+
+/// The one file of a form.
+async fn of_form(app: &App, request: Request, (limit, end): (usize, Instant)) -> Reply<Upload> {
+    let refused = |error: String| Failure::new(StatusCode::BAD_REQUEST, error, FORM_HINT);
+    let form = Multipart::from_request(request, &()).await;
+    let mut form = form.map_err(|rejection| refused(rejection.body_text()))?;
+    let mut found: Option<Upload> = None;
     loop {
-        let piece = timeout_at(end, timeout(UPLOAD_PAUSE, stream.next()));
-        match piece.await {
-            Ok(Ok(Some(Ok(piece)))) if bytes.len() + piece.len() > limit => return Err(too_large(stream, limit).await),
-            Ok(Ok(Some(Ok(piece)))) => bytes.extend_from_slice(&piece),
+        let field = timeout_at(end, timeout(UPLOAD_PAUSE, form.next_field())).await;
+        let Ok(Ok(field)) = field else { return Err(slow("the form did not arrive in time".into())) };
+        let Some(field) = field.map_err(|error| refused(error.body_text()))? else { break };
+        // a field of text, such as a button's name
+        if field.file_name().is_none() {
+            continue;
+        }
+        if found.is_some() {
+            return Err(refused("the form has several files".into()));
+        }
+        found = Some(collect(field, (limit, end), Some(&app.room)).await?);
+    }
+    found.ok_or_else(|| refused("the form has no file".into()))
+}
+
+const FORM_HINT: &str = "send one file: `curl -F file=@image.png URL`, or `curl --data-binary @image.png URL`";
+
+/// The content of a JSON request.
+pub(super) async fn json<T: DeserializeOwned>(request: Request) -> Reply<T> {
+    if !content_type(request.headers()).starts_with("application/json") {
+        let hint = "send the header `Content-Type: application/json`";
+        return Err(Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the request is not application/json", hint));
+    }
+    let stream = request.into_body().into_data_stream();
+    let upload = collect(stream, (MAX_JSON, Instant::now() + HEAD_TIME), None).await?;
+    Json::from_bytes(&upload)
+        .map(|Json(content)| content)
+        .map_err(|rejection| Failure::new(rejection.status(), rejection.body_text(), "see /api/openapi.json"))
+}
+
+fn content_type(headers: &HeaderMap) -> String {
+    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    value.unwrap_or_default().trim_start().to_ascii_lowercase()
+}
+
+/// Reads at most `limit` bytes until `end`. With `room`, each MiB needs a permit. Memory is taken as bytes arrive: a client
+/// can announce any number.
+async fn collect<S, E>(stream: S, (limit, end): (usize, Instant), room: Option<&Arc<Semaphore>>) -> Reply<Upload>
+where
+    S: Stream<Item = Result<Bytes, E>>,
+{
+    let mut stream = pin!(stream);
+    let mut held: Option<OwnedSemaphorePermit> = None;
+    let mut bytes = Vec::new();
+    loop {
+        let piece = match timeout_at(end, timeout(UPLOAD_PAUSE, stream.next())).await {
+            Ok(Ok(Some(Ok(piece)))) => piece,
             Ok(Ok(Some(Err(_)))) => return Err(Failure::bad_request("the file is incomplete: the connection ended")),
             Ok(Ok(None)) if bytes.is_empty() => {
                 let hint = "send the content of the image file as the body of the request";
                 return Err(Failure::new(StatusCode::BAD_REQUEST, "the file is empty", hint));
             }
-            Ok(Ok(None)) => return Ok(bytes),
+            Ok(Ok(None)) => return Ok(Upload { bytes, _room: held }),
             Ok(Err(_)) => return Err(slow(format!("no data arrived for {} s", UPLOAD_PAUSE.as_secs()))),
-            Err(_) => return Err(slow(format!("the file took longer than {} s", UPLOAD_TIME.as_secs()))),
+            Err(_) => return Err(slow("the request took too long".into())),
+        };
+        let length = bytes.len() + piece.len();
+        if length > limit {
+            return Err(too_large(stream, limit).await);
         }
+        if let Some(room) = room {
+            let missing = (length >> 20) + 1 - held.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+            let permits = Arc::clone(room).try_acquire_many_owned(u32::try_from(missing).unwrap_or(u32::MAX));
+            let Ok(permits) = permits else {
+                return Err(Failure::busy("other files that are sent now take all memory for files", 10));
+            };
+            match &mut held {
+                Some(held) => held.merge(permits),
+                None => held = Some(permits),
+            }
+        }
+        if bytes.try_reserve(piece.len()).is_err() {
+            return Err(Failure::busy("there is not enough memory for the file now", 10));
+        }
+        bytes.extend_from_slice(&piece);
     }
 }
 
 fn slow(error: String) -> Failure {
-    Failure::new(StatusCode::REQUEST_TIMEOUT, error, "check the connection and send the file again")
+    Failure::new(StatusCode::REQUEST_TIMEOUT, error, "check the connection and send it again")
 }
 
 /// Reads the rest for a while: a client that is cut off while it writes does not read the answer.
-async fn too_large(mut stream: BodyDataStream, limit: usize) -> Failure {
+async fn too_large<S: Stream<Item = Result<Bytes, E>>, E>(stream: S, limit: usize) -> Failure {
+    let mut stream = pin!(stream);
     let rest = async { while let Some(Ok(_)) = stream.next().await {} };
     let _ = timeout(DISCARD_TIME, rest).await;
+    if limit == MAX_JSON {
+        let error = format!("the request is too long: at most {} KiB are allowed", MAX_JSON >> 10);
+        return Failure::new(StatusCode::PAYLOAD_TOO_LARGE, error, "ask a shorter question");
+    }
     let mib = limit as f64 / f64::from(1 << 20);
     let error = format!("the file is too large: at most {mib:.1} MiB are allowed");
     Failure::new(StatusCode::PAYLOAD_TOO_LARGE, error, "make it smaller, or start the server with `--max-upload`")
@@ -70,4 +169,53 @@ pub(super) fn refused(error: Error) -> Failure {
         failure.hint = "send another file".into();
     }
     failure
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::convert::Infallible;
+
+    fn run<T>(work: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(work)
+    }
+
+    /// Pieces of so many bytes, one every `pause`.
+    fn pieces(sizes: &[usize], pause: Duration) -> impl Stream<Item = Result<Bytes, Infallible>> {
+        let pieces: Vec<_> = sizes.iter().map(|&size| Ok(Bytes::from(vec![1; size]))).collect();
+        tokio_stream::iter(pieces).then(move |piece| async move {
+            tokio::time::sleep(pause).await;
+            piece
+        })
+    }
+
+    #[test]
+    fn files_share_the_room_and_give_it_back() {
+        run(async {
+            let room = Arc::new(Semaphore::new(3));
+            let end = Instant::now() + UPLOAD_TIME;
+            let read = |sizes: &'static [usize]| collect(pieces(sizes, Duration::ZERO), (10 << 20, end), Some(&room));
+            let first = read(&[1 << 20, 10]).await.unwrap();
+            assert_eq!((first.len(), room.available_permits()), ((1 << 20) + 10, 1));
+            let full = read(&[1 << 20]).await.err().unwrap();
+            assert_eq!(full.status, StatusCode::TOO_MANY_REQUESTS, "{}", full.error);
+            assert_eq!(room.available_permits(), 1, "a refused file takes no room");
+            drop(first);
+            assert_eq!(read(&[1 << 20, 1 << 20]).await.unwrap().len(), 2 << 20);
+            let large = read(&[6 << 20, 6 << 20]).await.err().unwrap();
+            assert_eq!(large.status, StatusCode::TOO_MANY_REQUESTS);
+            assert_eq!(room.available_permits(), 3);
+        });
+    }
+
+    #[test]
+    fn a_body_that_arrives_byte_by_byte_has_a_deadline() {
+        run(async {
+            let (begin, limit) = (Instant::now(), Duration::from_millis(300));
+            let slow = pieces(&[1; 100], Duration::from_millis(100));
+            let failure = collect(slow, (MAX_JSON, begin + limit), None).await.err().unwrap();
+            assert_eq!(failure.status, StatusCode::REQUEST_TIMEOUT);
+            assert!(begin.elapsed() >= limit && begin.elapsed() < Duration::from_secs(5));
+        });
+    }
 }

@@ -3,43 +3,71 @@
 use super::answer::{Answer, Content};
 use super::app::App;
 use super::failure::{Failure, Reply, query_of};
+use super::options::MAX_VOLUME;
 use super::picture::Picture;
-use super::upload::uploaded;
+use super::upload::{Upload, uploaded};
 use crate::data::volume::{self, Segment, Volume, write};
-use crate::{Error, Result, files};
+use crate::{Error, Result};
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Path, Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
+use rustix::fs::{MemfdFlags, memfd_create};
 use serde::Deserialize;
-use std::path::Path as FilePath;
+use std::fs::File;
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::{Path as FilePath, PathBuf};
 
-/// Reads NIfTI (also compressed), DICOM, or a zip of one DICOM series; `None` for other files, such as PNG.
-///
-/// The file is written to the temporary folder of the system while it is read.
+/// Reads NIfTI (also compressed), DICOM, or a zip of one DICOM series.
 ///
 /// # Errors
-/// As [`volume::open`].
-pub(super) fn read(bytes: &[u8]) -> Result<Option<Volume>> {
-    // a compressed NIfTI file is known by its name
-    let name = if bytes.starts_with(&[0x1f, 0x8b]) { "volume.nii.gz" } else { "volume" };
-    let folder = tempfile::tempdir().map_err(Error::io(std::env::temp_dir(), "create a folder in"))?;
-    let path = folder.path().join(name);
-    std::fs::write(&path, bytes).map_err(Error::io(&path, "write"))?;
-    if !volume::is_volume(&path)? {
-        return Ok(None);
+/// [`Error::Data`] for another file; as [`volume::open`].
+pub(super) fn read(bytes: Upload) -> Result<Volume> {
+    let file = InMemory::new(&bytes)?;
+    drop(bytes);
+    if !volume::is_volume(&file.path)? {
+        let reason = "is not a PNG, JPEG or TIFF image, nor a NIfTI or DICOM file";
+        return Err(Error::data(uploaded(), reason, "convert an image to PNG, and a volume to NIfTI"));
     }
-    volume::open(&path).map(Some).map_err(|error| without_path(error, &path))
+    volume::open_within(&file.path, MAX_VOLUME).map_err(|error| without_path(error, &file.path))
 }
 
-/// The error without the path of the temporary file.
+/// A file that exists in memory only, and no longer than this value or the process: its folder cannot keep a patient's
+/// image.
+struct InMemory {
+    _file: File,
+    path: PathBuf,
+}
+
+impl InMemory {
+    fn new(bytes: &[u8]) -> Result<Self> {
+        let failed = |source| Error::Io { path: "a file in memory".into(), action: "write", source };
+        let file = memfd_create("upload", MemfdFlags::CLOEXEC).map_err(|error| failed(error.into()))?;
+        let mut file = File::from(file);
+        file.write_all(bytes).map_err(failed)?;
+        let path = PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()));
+        Ok(Self { _file: file, path })
+    }
+}
+
+/// The error without the path of the file in memory.
 fn without_path(error: Error, path: &FilePath) -> Error {
     let clean = |text: &str| text.replace(&path.display().to_string(), "the file").replace("the file#", "volume ");
     match error {
-        Error::Data { line, reason, hint, .. } => {
-            // the command line can choose one of several volumes or series
-            let hint = if hint.contains('#') { "send a file with one volume or series".into() } else { clean(&hint) };
-            Error::Data { path: uploaded().into(), line, reason: clean(&reason), hint }
+        Error::Data { path: file, line, reason, hint } => {
+            // a file in an uploaded zip
+            let inside = file.strip_prefix(path).ok().filter(|inside| !inside.as_os_str().is_empty());
+            let name = inside.map_or_else(|| uploaded().into(), |inside| FilePath::new(uploaded()).join(inside));
+            // the command line can choose one of several volumes, series or affines
+            let hint = if hint.contains('#') {
+                "send a file with one volume or series".into()
+            } else if hint.contains("--geometry") {
+                "find out which are right, and correct the header, for example with nibabel".into()
+            } else {
+                clean(&hint)
+            };
+            Error::Data { path: name, line, reason: clean(&reason), hint }
         }
         Error::Io { action, source, .. } => Error::Io { path: uploaded().into(), action, source },
         other => other,
@@ -107,8 +135,5 @@ fn written(name: &str, picture: &Picture, answers: &[Answer]) -> Result<Vec<u8>>
         masks.push(picture.mask_of_volume(&whole, &drawn)?);
     }
     let segments: Vec<Segment> = questions.iter().zip(&masks).map(|(name, mask)| Segment { name, mask }).collect();
-    let folder = tempfile::tempdir().map_err(Error::io(std::env::temp_dir(), "create a folder in"))?;
-    let path = folder.path().join(FilePath::new(name));
-    write::segments(&path, &segments, volume)?;
-    files::read(&path, u64::MAX).map_err(Error::io(&path, "read"))
+    write::encoded(FilePath::new(name), &segments, volume)
 }

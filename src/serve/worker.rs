@@ -5,8 +5,9 @@ use super::failure::Failure;
 use super::metrics::{Metrics, Outcome};
 use super::model::{Answerer, Question};
 use super::picture::{Picture, View};
-use super::store::Store;
-use crate::segment::calibration::{Calibration, Confidence};
+use super::store::{Store, no_image};
+use crate::data::questions::KnownQuestions;
+use crate::segment::calibration::Calibration;
 use crate::segment::predict::Prediction;
 use crate::segment::predict_volume::{VolumePrediction, VolumeSettings};
 use crate::{Error, Result, panics};
@@ -64,6 +65,8 @@ pub(super) struct Shared {
     pub(super) classes: Vec<String>,
     /// How sure the model is, from its validation rows.
     pub(super) calibration: Option<Calibration>,
+    /// The questions of its training, if it knows them.
+    pub(super) questions: Option<Arc<KnownQuestions>>,
     pub(super) time_limit: Duration,
 }
 
@@ -95,17 +98,23 @@ fn send(job: &Job, progress: Progress) {
 fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &AtomicBool) {
     let begin = Instant::now();
     let is_late = || begin.elapsed() > shared.time_limit;
+    let is_removed = || !shared.store.has(&job.image);
     let go_on = || {
-        let stops = job.progress.is_closed() || is_late() || interrupt.load(Ordering::SeqCst);
+        let stops = job.progress.is_closed() || is_late() || is_removed() || interrupt.load(Ordering::SeqCst);
         if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     };
     if job.progress.is_closed() {
         return shared.metrics.add_question(Outcome::Left, begin.elapsed());
     }
+    if is_removed() {
+        shared.metrics.add_question(Outcome::Failed, begin.elapsed());
+        return send(job, Progress::Failed(no_image()));
+    }
     send(job, Progress::Started);
     let result = catch_unwind(AssertUnwindSafe(|| content_of(job, answerer, shared, &go_on)))
         .unwrap_or_else(|panic| Err(Error::Internal { reason: panics::describe(&*panic) }));
     let result = result.map_err(|error| match error {
+        Error::Interrupted if is_removed() => no_image(),
         Error::Interrupted if is_late() => late(shared.time_limit, &job.task),
         error => error.into(),
     });
@@ -114,7 +123,8 @@ fn run(job: &Job, answerer: &mut dyn Answerer, shared: &Shared, interrupt: &Atom
     }
     let seconds = begin.elapsed().as_secs_f64();
     let question = job.task.question().to_owned();
-    let answer = result.map(|content| Answer { id: String::new(), question, seconds, content });
+    let familiarity = shared.questions.as_ref().map(|known| known.compare(&question)).unwrap_or_default();
+    let answer = result.map(|content| Answer { id: String::new(), question, familiarity, seconds, content });
     let (outcome, progress) = match answer.and_then(|answer| shared.store.add_answer(&job.image, answer)) {
         Ok(answer) => (Outcome::Answered, Progress::Done(Box::new(answer))),
         Err(failure) => (Outcome::Failed, Progress::Failed(failure)),
@@ -140,7 +150,7 @@ fn content_of(
                 go_on()
             };
             let prediction = answerer.answer(&job.picture, question, &mut on_text)?;
-            slice_answer(job, question.view, &prediction, shared).map(Content::Slice)
+            slice_answer(job, question.view, prediction, shared).map(Content::Slice)
         }
         Task::Volume(settings) => {
             let on_slice = |done, total| {
@@ -171,14 +181,11 @@ fn late(limit: Duration, task: &Task) -> Failure {
     Failure::new(StatusCode::GATEWAY_TIMEOUT, error, hint)
 }
 
-/// The answer of a prediction. As `prsmed predict`, it has an empty mask if the target is not found.
-fn slice_answer(job: &Job, view: View, prediction: &Prediction, shared: &Shared) -> Result<SliceAnswer> {
-    let confidence = Confidence::of(&prediction.mask, shared.calibration.as_ref());
-    let mut mask = prediction.binary_mask()?;
-    if !confidence.is_found {
-        mask.fill(0);
-    }
-    let area = mask.iter().filter(|value| **value > 0).count() as f64;
+/// The answer of a prediction.
+fn slice_answer(job: &Job, view: View, mut prediction: Prediction, shared: &Shared) -> Result<SliceAnswer> {
+    let confidence = prediction.settle(shared.calibration.as_ref(), false);
+    let mask = prediction.binary_mask()?;
+    let area = prediction.num_foreground() as f64;
     let class = prediction.best_class().and_then(|class| {
         Some(Class { name: shared.classes.get(class)?.clone(), probability: *prediction.classes.get(class)? })
     });
@@ -280,7 +287,9 @@ mod tests {
         let calibration =
             Calibration { temperature: 1.0, presence_threshold: Some(0.4), num_present: 1, num_absent: 1 };
         let calibration = Some(calibration);
-        let shared = Arc::new(Shared { store, metrics: Metrics::default(), classes, calibration, time_limit });
+        let questions = Some(Arc::new(KnownQuestions::new(["is it?", "where?"], ["is it?"])));
+        let metrics = Metrics::default();
+        let shared = Arc::new(Shared { store, metrics, classes, calibration, questions, time_limit });
         let interrupt = Arc::new(AtomicBool::new(false));
         let (jobs, received) = sync_channel(8);
         let (worker_shared, worker_interrupt) = (Arc::clone(&shared), Arc::clone(&interrupt));

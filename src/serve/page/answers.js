@@ -60,12 +60,32 @@ export class Card {
     for (const button of this.element.querySelectorAll(`.of-${other}`)) button.hidden = true;
     this.part(".go-to").disabled = this.isVolume && answer.largest_slice === null;
     this.part(".actions").hidden = false;
+    this.part(".unlike").hidden = this.isFamiliar;
+    this.part(".unlike").textContent = this.isFamiliar ? "" : this.warning();
     this.showFacts();
   }
 
   /** Whether the answer is about all slices of a volume. */
   get isVolume() {
     return this.answer !== null && this.answer.scope === "volume";
+  }
+
+  /** False for a question that is unlike those of the training. Nothing is known for runs of old versions. */
+  get isFamiliar() {
+    return this.answer.question_known !== false;
+  }
+
+  warning() {
+    const { new_words: words, nearest_question: nearest } = this.answer;
+    const reason = words.length ? ` (no training question has: ${words.join(", ")})` : "";
+    return `This question is unlike those of the training${reason}. Do not rely on the answer and the mask. `
+      + `The nearest training question is: ${nearest}`;
+  }
+
+  /** The style of a finding: an answer to an unfamiliar question is not shown as a good one. */
+  style(isFound) {
+    if (!this.isFamiliar) return "";
+    return isFound ? "yes" : "no";
   }
 
   showFacts() {
@@ -85,7 +105,7 @@ export class Card {
     const { volume_ml: ml, raw_volume_ml: raw, num_found: found, num_slices: all, range } = this.answer;
     const facts = [["Volume", `${ml.toFixed(2)} ml`]];
     if (Math.abs(raw - ml) > 1e-9) facts.push(["Before the clean-up", `${raw.toFixed(2)} ml`]);
-    facts.push(["Found in", `${found} of ${all} slices`, found > 0 ? "yes" : "no"]);
+    facts.push(["Found in", `${found} of ${all} slices`, this.style(found > 0)]);
     if (range) facts.push(["Mask in slices", `${range[0] + 1} to ${range[1] + 1}`]);
     return facts;
   }
@@ -95,7 +115,7 @@ export class Card {
     const { answer, mask } = this;
     const { presence, is_found: isFound, foreground } = answer.confidence;
     const facts = [];
-    facts.push(["Presence", `${isFound ? "found" : "not found"} (${presence.toFixed(2)})`, isFound ? "yes" : "no"]);
+    facts.push(["Presence", `${isFound ? "found" : "not found"} (${presence.toFixed(2)})`, this.style(isFound)]);
     const scale = mask && answer.area_frac > 0 && answer.area_mm2 ? answer.area_mm2 / answer.area_frac : this.imageMm2;
     const share = mask ? mask.area / mask.pixels.length : answer.area_frac;
     const area = `${(100 * share).toFixed(2)} %` + (scale ? `, ${Math.round(share * scale)} mm²` : "");
@@ -107,6 +127,10 @@ export class Card {
 
   /** One sentence for people who do not see the page. */
   spoken() {
+    return this.isFamiliar ? this.summary() : `${this.warning()}. ${this.summary()}`;
+  }
+
+  summary() {
     if (this.isVolume) return this.volumeFacts().map(([name, value]) => `${name}: ${value}.`).join(" ");
     const { answer, is_found: isFound } = { answer: this.answer, ...this.answer.confidence };
     return `${answer.answer} ${isFound ? `Area ${(100 * answer.area_frac).toFixed(1)} percent.` : "Not found."}`;

@@ -478,6 +478,21 @@ function connect() {
   for (const name of ["dragover", "drop"]) window.addEventListener(name, (event) => event.preventDefault());
 }
 
+/** Offers questions of the training. */
+function showExamples(questions) {
+  for (const question of questions) {
+    const chip = document.createElement("button");
+    chip.type = "button";
+    chip.textContent = question;
+    chip.addEventListener("click", () => {
+      $("question").value = question;
+      $("question").focus();
+    });
+    $("examples").append(chip);
+  }
+  $("examples").hidden = questions.length === 0;
+}
+
 let waitsForToken = null;
 
 /** Asks for the token, once for all requests that wait for it. */
@@ -513,5 +528,6 @@ attempt(async () => {
   $("model").textContent = `${state.model.name} · ${state.model.classes.join(", ")}`;
   document.title = `${state.model.name} · prsmed`;
   $("question").maxLength = state.model.limits.question_characters;
+  showExamples(state.model.questions);
   await reopen();
 });
