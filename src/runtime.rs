@@ -196,6 +196,7 @@ fn prepare_process() {
         }
         ledger::install();
         tensor::use_flash_attention();
+        tensor::use_ieee_fp32();
     });
 }
 
@@ -203,4 +204,15 @@ fn prepare_process() {
 fn num_process_threads() -> Option<u32> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     status.lines().find_map(|line| line.strip_prefix("Threads:"))?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fp32_of_a_gpu_is_not_rounded_to_tf32() {
+        prepare_process();
+        assert!(tensor::is_ieee_fp32());
+    }
 }

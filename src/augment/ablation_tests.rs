@@ -330,7 +330,7 @@ fn runs_are_compared_seed_by_seed_and_duplicates_can_explain_a_gain() {
         assert!(is_gain(overall.difference) && is_gain(overall.bootstrap.low), "{arm}: {overall:?}");
     }
     assert_eq!(gained.verdict, Conclusion::Gain);
-    assert!(gained.sentence().starts_with("synthetic pairs help: +0.0300 Dice over real images alone"));
+    assert!(gained.sentence().starts_with("synthetic pairs help. +0.0300 Dice over real images alone"));
     let explained = report(0.03);
     assert_eq!(explained.verdict, Conclusion::NoGain);
     assert!(explained.sentence().contains("duplicated real rows may explain the gain"), "{}", explained.sentence());
@@ -372,6 +372,59 @@ fn one_seed_shows_no_gain() {
     let report = results.report().unwrap();
     assert_eq!(report.verdict, Conclusion::NoGain);
     assert!(report.sentence().starts_with("no gain was shown: one seed does not show"), "{}", report.sentence());
+}
+
+/// The report of two seeds on four images, where the gain of the synthetic arm differs by image.
+fn with_gains(gains: [f64; 4], duplicates: f64) -> AblationReport {
+    let data = Data::new();
+    let root = data.real.root.clone();
+    let mut rows = data.real.rows.clone();
+    rows.extend((0..3_u8).map(|i| row(&root, &format!("test-{i}"), 20 + i, Split::Test)));
+    let data = Data { real: manifest(&root, rows), ..data };
+    let config = RunConfig::default();
+    let ablation = Ablation { num_seeds: 2, ..data.ablation(&config) };
+    let sets = ablation.sets(&Runtime::new()).expect("sets");
+    let rows = data.rows(0);
+    let mut runs = simulated(&ablation, 4, |arm| if matches!(arm, Arm::Duplicates(_)) { duplicates } else { 0.0 });
+    for (name, run) in &mut runs {
+        if name.contains("synthetic") {
+            run.sets[0].iter_mut().zip(gains).for_each(|(row, gain)| row.dice += gain);
+        }
+    }
+    let results = Results {
+        steps: 3,
+        seeds: ablation.seeds(),
+        ratios: &ablation.ratios,
+        tolerance_px: 2.0,
+        conditions: vec![(ablation.conditions()[0], &rows)],
+        sets: &sets,
+        runs: &runs,
+    };
+    results.report().expect("a report")
+}
+
+#[test]
+fn too_few_images_cannot_tell() {
+    let report = with_gains([0.2, -0.2, 0.2, -0.19], 0.0);
+    assert_eq!(report.verdict, Conclusion::NoGain);
+    let text = report.sentence();
+    assert!(text.starts_with("cannot tell: 4 test images and 2 seeds are too few. "), "{text}");
+    assert!(report.is_too_imprecise() && !text.contains("no gain"), "{text}");
+    assert!(text.split(". ").all(|sentence| sentence.split(' ').count() <= 25), "{text}");
+}
+
+#[test]
+fn narrow_intervals_around_zero_show_no_gain() {
+    let report = with_gains([0.01, -0.01, 0.01, -0.01], 0.0);
+    assert!(!report.is_too_imprecise());
+    assert!(report.sentence().starts_with("no gain was shown: an interval contains 0. "), "{}", report.sentence());
+}
+
+#[test]
+fn a_clear_gain_is_told_from_wide_intervals() {
+    let report = with_gains([0.1, 0.3, 0.1, 0.3], 0.0);
+    assert!(report.sentence().starts_with("synthetic pairs help. "), "{}", report.sentence());
+    assert!(!report.is_too_imprecise());
 }
 
 #[test]

@@ -1,15 +1,17 @@
 //! Command-line arguments that several commands share.
 
 use super::context::Context;
+use crate::config::{Settings, Sources};
 use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, OpenOptions};
-use crate::event::Event;
+use crate::data::volume::Geometry;
+use crate::event::{Event, Observer};
 use crate::segment::training::checkpoint_in;
 use crate::tensor::weights::{copy_folder, verify_folder};
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// Values of `--set` with those of other flags over them, as [`crate::config::Sources`] takes them.
+/// Values of `--set` with those of other flags over them, as [`Sources`] takes them.
 pub(super) fn sets_of(sets: &[String], flags: impl IntoIterator<Item = (String, String)>) -> Vec<(String, String)> {
     sets.iter().map(|set| (set.clone(), "--set".to_owned())).chain(flags).collect()
 }
@@ -17,6 +19,15 @@ pub(super) fn sets_of(sets: &[String], flags: impl IntoIterator<Item = (String, 
 /// The labels of a flag.
 pub(super) fn labels_of(text: &str) -> Result<Labels> {
     text.parse().map_err(|reason: String| Error::config("--labels", reason, "give for example `--labels 1,3`"))
+}
+
+/// The position of NIfTI volumes.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(super) struct GeometryArgs {
+    /// The affine that counts for NIfTI files whose header has two that differ: sform or qform [default: sform; files with
+    /// two voxel sizes are refused]
+    #[arg(long, value_name = "FORM")]
+    pub(super) geometry: Option<Geometry>,
 }
 
 /// Whether a training continues an earlier one.
@@ -48,6 +59,40 @@ impl ResumeArgs {
     pub(super) fn settings(&self, run: &Path) -> Option<PathBuf> {
         let folder = self.other().unwrap_or_else(|| run.to_owned());
         Some(folder.join("config.toml")).filter(|file| self.resumes() && file.exists())
+    }
+
+    /// The sources of the settings of a run: a run that is continued keeps its own, and only `--set` and the like change them.
+    /// A warning says what else was given.
+    ///
+    /// # Errors
+    /// Those of [`Sources::resolve_as`].
+    pub(super) fn sources<T: Settings>(&self, run: &Path, given: Sources, observer: &dyn Observer) -> Result<Sources> {
+        let asks = given.preset.is_some() || given.file.is_some();
+        let has_begun = self.other().is_some() || run.join("last").is_dir();
+        let Some(file) = self.settings(run).filter(|_| has_begun || !asks) else { return Ok(given) };
+        let own = Sources {
+            preset: None,
+            default_preset: T::DEFAULT_PRESET.into(),
+            file: Some(file),
+            continues: true,
+            sets: given.sets,
+        };
+        if asks {
+            let without_sets = |sources: &Sources| Sources { sets: Vec::new(), ..sources.clone() }.resolve_as::<T>();
+            let given = Sources { sets: Vec::new(), ..given };
+            let changes = without_sets(&given)?.config.changes_from(&without_sets(&own)?.config);
+            let key = |change: &str| change.split('=').next().unwrap_or_default().trim().to_owned();
+            let is_set = |change: &String| own.sets.iter().any(|(set, _)| key(set) == key(change));
+            let changes: Vec<String> = changes.into_iter().filter(|change| !is_set(change)).collect();
+            if let Some(first) = changes.first() {
+                let keys = changes.iter().map(|change| format!("`{}`", key(change))).collect::<Vec<_>>().join(", ");
+                observer.on(&Event::Warning(format!(
+                    "the run keeps its settings; `--preset` and `--config` do not change them, and would differ in {keys}. \
+                     To change one, give for example `--set {first}`"
+                )));
+            }
+        }
+        Ok(own)
     }
 
     /// Refuses to continue in a run folder that has another run, or from a folder that is no checkpoint.
@@ -84,6 +129,11 @@ pub(super) struct RootArgs {
 }
 
 impl RootArgs {
+    /// The data root for messages.
+    pub(super) fn shown(&self) -> String {
+        self.data_root.as_ref().map_or_else(|| "DATA".to_owned(), |root| root.display().to_string())
+    }
+
     /// The rows; a warning names the bad rows that `--skip-bad-rows` left out.
     pub(super) fn open(&self, context: &Context) -> Result<Manifest> {
         let manifest = self.read()?;

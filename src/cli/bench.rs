@@ -172,7 +172,7 @@ impl Case {
         let sizes = init::planned_sizes(&config.model, config.lora, example.num_classes)?;
         let machine = match device {
             Device::Cpu => Machine::Cpu(Host::detect()),
-            _ => plan::training_machine(context),
+            _ => plan::training_machine(context)?,
         };
         Ok(Self { config, sizes, example, machine, part: args.part, work: args.task })
     }
@@ -310,7 +310,7 @@ fn peak_rate(args: &Args, case: &Case, device: Device) -> Result<Peak> {
     let kind = case.config.train.precision.kind();
     let name = if kind == Kind::Float { "fp32" } else { "half-precision" };
     match &case.machine {
-        Machine::Cuda(budget, _) if !args.measure_peak => {
+        Machine::Cuda(budget, _) if !args.measure_peak && budget.has_own_rates => {
             let rates = &budget.rates;
             let flops_per_s = if kind == Kind::Float { rates.fp32 } else { rates.half };
             Ok(Peak { flops_per_s, source: format!("{name}, table of GPUs: {}", rates.of) })

@@ -1,6 +1,6 @@
 //! `prsmed data compare`: scores masks of volumes against label maps.
 
-use super::args::labels_of;
+use super::args::{GeometryArgs, labels_of};
 use super::context::Context;
 use super::report::Outcome;
 use crate::Error;
@@ -42,6 +42,8 @@ pub(super) struct CompareArgs {
     /// Compare a mask on another grid than its label map, by the nearest voxel
     #[arg(long)]
     resample: bool,
+    #[command(flatten)]
+    geometry: GeometryArgs,
 }
 
 pub(super) fn compare_masks(args: &CompareArgs, context: &Context) -> anyhow::Result<Outcome> {
@@ -57,6 +59,7 @@ pub(super) fn compare_masks(args: &CompareArgs, context: &Context) -> anyhow::Re
         predicted_labels,
         tolerance_mm: args.tolerance_mm,
         resample: args.resample,
+        geometry: args.geometry.geometry,
     };
     let (pairs, missing) = volume_scores::pairs(&args.predictions, &args.truths)?;
     if !missing.is_empty() {

@@ -43,7 +43,8 @@ pub(super) fn run(command: &Command, context: &Context) -> anyhow::Result<Outcom
 /// unknown. `15..40..90` are the smallest, middle and largest value.
 ///
 /// Warnings name images or patients that occur in several splits (scores on them are not scores on unseen data), classes
-/// without images of a split, and 16-bit images that use a small part of the range of values.
+/// without images of a split, 16-bit images that use a small part of the range of values, files with an EXIF orientation or
+/// transparency that was applied, masks that cover the whole image or are inverted, and images of one grey level.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:
   prsmed data check data
@@ -96,7 +97,7 @@ fn warnings(report: &CheckReport) -> Vec<String> {
         format!("patient `{patient}` is in {}: {images} images", splits.join(" and "))
     });
     let leaks = report.leaks.iter().map(describe_leak);
-    leaks.chain(patients).chain(uncovered).chain(report.depth.warning()).collect()
+    leaks.chain(patients).chain(uncovered).chain(report.depth.warning()).chain(report.findings.texts()).collect()
 }
 
 fn describe_leak(leak: &Leak) -> String {

@@ -5,6 +5,7 @@ use super::report::Outcome;
 use crate::hub;
 use crate::plan::detect::{self, Detected};
 use crate::plan::host::Host;
+use crate::plan::unsupported::refusal;
 use crate::tensor::{self, CudaSide, Device, Kind, Tensor, guard};
 use crate::units::Bytes;
 use serde_json::json;
@@ -60,7 +61,8 @@ pub(super) fn run(_: &Args, context: &Context) -> anyhow::Result<Outcome> {
     add("token", token);
     let hub = reached.as_ref().map_or_else(|reason| format!("not reachable: {reason}"), |()| "reachable".to_owned());
     add("hub", &format!("{}: {hub}", options.endpoint));
-    add("training", advice(works));
+    let is_hidden = if works == Some(Device::Cpu) && device != Device::Cpu { HIDES_GPUS } else { "" };
+    add("training", &format!("{}{is_hidden}", advice(works)));
     context.output.line(lines.join("\n"))?;
     context.output.record(&json!({
         "kind": "result",
@@ -86,7 +88,9 @@ pub(super) fn run(_: &Args, context: &Context) -> anyhow::Result<Outcome> {
 }
 
 fn gpu_text(gpu: &Detected) -> String {
-    format!("{}, {} of {} free", gpu.name, Bytes(gpu.free), Bytes(gpu.offered()))
+    let refusal = gpu.capability.and_then(refusal);
+    let refused = refusal.map_or_else(String::new, |reason| format!("; it cannot be used: {reason}"));
+    format!("{}, {} of {} free{refused}", gpu.name, Bytes(gpu.free), Bytes(gpu.offered()))
 }
 
 /// What is wrong with the loaded libraries of torch: another version than this program was compiled for, or libraries of
@@ -127,6 +131,9 @@ fn computes(device: Device) -> bool {
     product.is_ok_and(|sum| (sum - 512.0).abs() < 1e-3)
 }
 
+/// Said where the GPU fails.
+const HIDES_GPUS: &str = "; set `CUDA_VISIBLE_DEVICES=` (empty), which hides the GPU that cannot be used";
+
 fn advice(device: Option<Device>) -> &'static str {
     match device {
         None => "not possible: libtorch cannot compute on any device; install it again",
@@ -141,6 +148,26 @@ fn advice(device: Option<Device>) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_gpu_without_kernels_in_libtorch_is_named() {
+        let gpu = |name: &str, capability| Detected {
+            index: 0,
+            name: name.into(),
+            uuid: "GPU-a".into(),
+            total: 16 << 30,
+            reserved: 0,
+            free: 15 << 30,
+            capability: Some(capability),
+            mig: detect::Mig::Off,
+        };
+        for (name, capability) in [("Tesla V100-SXM2-16GB", (7, 0)), ("NVIDIA P100", (6, 0)), ("K80", (3, 7))] {
+            let text = gpu_text(&gpu(name, capability));
+            let expected = format!("it cannot be used: compute capability {}.{}; ", capability.0, capability.1);
+            assert!(text.contains(&expected), "{text}");
+        }
+        assert_eq!(gpu_text(&gpu("Tesla T4", (7, 5))), "Tesla T4, 15.00 GiB of 16.00 GiB free");
+    }
 
     #[test]
     fn libraries_of_two_torch_installations_are_named() {

@@ -3,7 +3,7 @@
 use super::args::{RootArgs, labels_of};
 use super::context::{Context, make_folder};
 use super::predict::ModelArgs;
-use super::ranks::{GpuArgs, main_only};
+use super::ranks::{GpuArgs, check_data, main_only};
 use super::report::Outcome;
 use crate::data::labels::Labels;
 use crate::data::manifest::{Manifest, Split};
@@ -18,6 +18,9 @@ use crate::{Error, Result, files};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+
+/// File that says what the results in a folder are of.
+const SOURCE: &str = "source.json";
 
 /// Score trained models on a data root: masks, positions, answers
 ///
@@ -60,7 +63,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_new_tokens: usize,
     /// Folder for the report [default: `eval-SPLIT` in the run folder; for a run on the hub `NAME-eval-SPLIT`; for
-    /// several runs `eval-SPLIT-compared` in the current folder]
+    /// several runs `eval-SPLIT-compared` in the current folder; if it has results of another data root, `-DATA` is
+    /// added]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     #[command(flatten)]
@@ -80,6 +84,7 @@ fn score(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
         return Err(Error::config("--tolerance-mm", reason, "use 0 or more, for example 2").into());
     }
     let manifest = args.data.open(context)?;
+    check_data(ranks, &manifest)?;
     let rows = spread(manifest.rows_of(split), args.limit);
     if rows.is_empty() {
         return Err(no_rows(&manifest, split).into());
@@ -106,13 +111,15 @@ struct Job<'a> {
 
 impl Job<'_> {
     fn single(&self, run: &Path) -> anyhow::Result<()> {
-        let out = self.args.out.clone().unwrap_or_else(|| report_folder(run, self.split));
+        let runs = if run.is_dir() { &[] } else { std::slice::from_ref(&run) };
+        let place = Place::new(self, report_folder(run, self.split), runs);
+        let out = &place.folder;
         let Some(evaluation) = self.score(run, || {
             if self.args.out.is_none() && run.is_dir() {
                 // the user did not name this folder, so it must not lead out of the run folder
-                files::create_below(run, &out).map_err(Error::io(&out, "create"))?;
+                files::create_below(run, out).map_err(Error::io(out, "create"))?;
             }
-            make_folder("--out", &out)?;
+            place.make(self.context)?;
             Ok((out.clone(), name_of(run)))
         })?
         else {
@@ -132,9 +139,11 @@ impl Job<'_> {
 
     /// Scores several runs and compares them with the first.
     fn compare(&self, runs: &[PathBuf]) -> anyhow::Result<()> {
-        let default = || PathBuf::from(format!("eval-{}-compared", self.split.name()));
-        let out = self.args.out.clone().unwrap_or_else(default);
-        self.ranks.agree(if self.ranks.is_main() { make_folder("--out", &out) } else { Ok(()) })?;
+        let default = PathBuf::from(format!("eval-{}-compared", self.split.name()));
+        let paths: Vec<&Path> = runs.iter().map(PathBuf::as_path).collect();
+        let place = Place::new(self, default, &paths);
+        let out = &place.folder;
+        self.ranks.agree(if self.ranks.is_main() { place.make(self.context) } else { Ok(()) })?;
         let mut compared: Vec<Compared> = Vec::new();
         let mut records: Vec<Value> = Vec::new();
         for (run, name) in runs.iter().zip(unique_names(runs)) {
@@ -154,7 +163,7 @@ impl Job<'_> {
             return Ok(());
         }
         let comparison = Comparison::new(compared)?;
-        comparison.write(&out, &self.subtitle())?;
+        comparison.write(out, &self.subtitle())?;
         self.context.output.line(&comparison)?;
         self.context.output.line(format!("report in {}", out.display()))?;
         self.context.output.record(&json!({
@@ -210,6 +219,61 @@ impl Job<'_> {
     }
 }
 
+/// The folder of a report.
+struct Place {
+    folder: PathBuf,
+    /// What the results are of; `None` for a folder that the user has named.
+    source: Option<String>,
+    /// A folder with results of another source.
+    taken: Option<PathBuf>,
+}
+
+impl Place {
+    /// The folder that the user has named, else `default`, or one with a longer name if that has results of another
+    /// data root or of other runs.
+    fn new(job: &Job, default: PathBuf, runs: &[&Path]) -> Self {
+        if let Some(folder) = job.args.out.clone() {
+            return Self { folder, source: None, taken: None };
+        }
+        let full = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+        let root = full(&job.manifest.root);
+        let runs: Vec<PathBuf> = runs.iter().map(|run| full(run)).collect();
+        let source = json!({ "data_root": root, "runs": runs }).to_string();
+        let folder = own_folder(&default, &source, &root.file_name().unwrap_or_default().to_string_lossy());
+        Self { taken: (folder != default).then_some(default), folder, source: Some(source) }
+    }
+
+    fn make(&self, context: &Context) -> Result<()> {
+        make_folder("--out", &self.folder)?;
+        if let Some(taken) = &self.taken {
+            let (taken, folder) = (taken.display(), self.folder.display());
+            let note = format!("`{taken}` has results of other data or runs; these results go to `{folder}`");
+            context.progress.on(&Event::Note(note));
+        }
+        let Some(source) = &self.source else { return Ok(()) };
+        let path = self.folder.join(SOURCE);
+        files::write(&path, source.as_bytes()).map_err(Error::io(&path, "write"))
+    }
+}
+
+/// The first of `default`, `default-NAME`, `default-NAME-2`, ... that is empty or has results of this source.
+fn own_folder(default: &Path, source: &str, name: &str) -> PathBuf {
+    let longer = |end: String| {
+        let base = default.file_name().unwrap_or_default().to_string_lossy();
+        default.with_file_name(format!("{base}-{name}{end}"))
+    };
+    let is_free = |folder: &PathBuf| {
+        let is_empty = || std::fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
+        let is_same =
+            || files::read(&folder.join(SOURCE), files::MAX_TEXT).is_ok_and(|found| found == source.as_bytes());
+        // a link is refused later, with its name
+        folder.is_symlink() || !folder.exists() || is_empty() || is_same()
+    };
+    let others = (2..).map(|number| longer(format!("-{number}")));
+    let mut names = [default.to_owned(), longer(String::new())].into_iter().chain(others);
+    names.find(is_free).unwrap_or_default()
+}
+
 /// The last part of a run's path; `a-best` for a checkpoint folder `a/best`.
 fn name_of(run: &Path) -> String {
     let text = run.to_string_lossy();
@@ -257,6 +321,33 @@ fn no_rows(manifest: &Manifest, split: Split) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn results_of_another_data_root_have_a_folder_of_their_own() {
+        let run = tempfile::tempdir().unwrap();
+        let default = run.path().join("eval-test");
+        let folder = |source: &str| {
+            let folder = own_folder(&default, source, "data");
+            let written = std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(folder.join(SOURCE), source));
+            written.unwrap();
+            folder.file_name().unwrap().to_string_lossy().into_owned()
+        };
+        for (source, name) in [
+            ("a/data", "eval-test"),
+            ("b/data", "eval-test-data"),
+            ("a/data", "eval-test"),
+            ("c/data", "eval-test-data-2"),
+            ("b/data", "eval-test-data"),
+        ] {
+            assert_eq!(folder(source), name, "{source}");
+        }
+        // results without a source are somebody's, and an empty folder is nobody's
+        let other = run.path().join("eval-val");
+        std::fs::create_dir(&other).unwrap();
+        assert_eq!(own_folder(&other, "a", "x"), other);
+        std::fs::write(other.join("summary.json"), "{}").unwrap();
+        assert_eq!(own_folder(&other, "a", "x"), run.path().join("eval-val-x"));
+    }
 
     #[test]
     fn runs_of_one_name_get_different_folders() {

@@ -3,9 +3,9 @@
 use super::context::Context;
 use crate::Result;
 use crate::event::Event;
-use crate::hub::{self, Checked, Need};
+use crate::hub::{self, Checked, Files, Need};
 use crate::segment::needs;
-use crate::segment::setup::{self, Description};
+use crate::segment::setup::{self, Description, ModelConfig};
 use crate::tensor::weights::read_unchanged;
 use crate::units::Bytes;
 use serde_json::json;
@@ -53,6 +53,17 @@ impl Context {
 }
 
 impl Context {
+    /// Refuses parts of `model` with an architecture that is not supported, by the `config.json` of those on the hub and
+    /// by the keys of an image encoder on this machine. Downloads no weights.
+    pub(super) fn check_architectures(&self, model: &ModelConfig) -> Result<()> {
+        let config = Files::Matching(&["config.json"]);
+        let fetch = |spec: &str| hub::resolve(spec, &config, &self.env.hub, self.progress.as_ref());
+        for warning in setup::check_parts(model, &fetch)? {
+            self.progress.on(&Event::Warning(warning));
+        }
+        Ok(())
+    }
+
     /// The description of a run, a path or `hub:...`, without its weights; `None` for published folders, which have none.
     pub(super) fn described(&self, run: &Path) -> Result<Option<Description>> {
         let name = run.to_string_lossy();

@@ -31,6 +31,7 @@ mod run_lock;
 mod serve;
 mod solve;
 mod train;
+mod unknown_flag;
 
 use crate::Error;
 use crate::event::{Event, Observer, Silent};
@@ -38,7 +39,7 @@ use crate::panics;
 use crate::runtime::Runtime;
 use crate::tensor::{self, threads};
 use crate::trainer::distributed::Rendezvous;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory as _, Parser, Subcommand};
 use context::Context;
 use env::Env;
 use output::Output;
@@ -103,9 +104,11 @@ impl Command {
 
 /// Runs the command line `args` (program name first) and returns the exit code.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
-    let cli = match Cli::try_parse_from(args) {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
         Err(error) => {
+            let error = unknown_flag::explained(error, &Cli::command(), &args);
             let _ = error.print();
             return u8::try_from(error.exit_code()).unwrap_or(2);
         }

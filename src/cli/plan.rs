@@ -17,7 +17,7 @@ use crate::plan::dry_run::{self, DryRun, Job, Measured, Phase};
 use crate::plan::duration::{Duration, Samples};
 use crate::plan::gpus::{self, Budget};
 use crate::plan::host::Host;
-use crate::plan::report::{Machine, Plan};
+use crate::plan::report::{Machine, NO_RATES, Plan};
 use crate::plan::{calibrate, reading, timeline};
 use crate::segment::dry_run::SegmentDryRun;
 use crate::tensor::meta::Target;
@@ -54,20 +54,58 @@ impl SettingsArgs {
         self.resolve_as("full", flags)
     }
 
-    /// The settings of `prsmed augment`, overridden by `flags`.
-    pub(super) fn resolve_augment(&self, flags: Vec<(String, String)>) -> Result<AugmentRun> {
-        Ok(self.resolve_as("augment", flags)?.config)
+    /// The settings, overridden by `flags`, in a precision that `machine` has.
+    pub(super) fn resolved_on(&self, flags: Vec<(String, String)>, machine: &Machine) -> Result<Resolved> {
+        self.resolved(flags)?.fit_precision(PRECISION, machine)
     }
 
-    /// The settings of `prsmed augment finetune`, overridden by `flags`.
-    pub(super) fn resolve_finetune(&self, flags: Vec<(String, String)>) -> Result<FinetuneRun> {
-        Ok(self.resolve_as(FinetuneRun::DEFAULT_PRESET, flags)?.config)
+    /// As [`Self::resolved_on`], with a note about another precision.
+    pub(super) fn resolved_with_note(
+        &self,
+        flags: Vec<(String, String)>,
+        machine: &Machine,
+        context: &Context,
+    ) -> Result<Resolved> {
+        Ok(noted(self.resolved_on(flags, machine)?, PRECISION, context))
+    }
+
+    /// The settings of `prsmed augment`, as [`Self::resolved_with_note`].
+    pub(super) fn resolve_augment(
+        &self,
+        flags: Vec<(String, String)>,
+        machine: &Machine,
+        context: &Context,
+    ) -> Result<AugmentRun> {
+        let resolved = self.resolve_as("augment", flags)?.fit_precision("augment.precision", machine)?;
+        Ok(noted(resolved, "augment.precision", context).config)
+    }
+
+    /// The settings of `prsmed augment finetune`, as [`Self::resolved_with_note`].
+    pub(super) fn resolve_finetune(
+        &self,
+        flags: Vec<(String, String)>,
+        machine: &Machine,
+        context: &Context,
+    ) -> Result<FinetuneRun> {
+        let resolved = self.resolve_as(FinetuneRun::DEFAULT_PRESET, flags)?.fit_precision(PRECISION, machine)?;
+        Ok(noted(resolved, PRECISION, context).config)
     }
 
     fn resolve_as<T: Settings>(&self, default_preset: &str, flags: Vec<(String, String)>) -> Result<Resolved<T>> {
         let (preset, file, sets) = (self.preset.clone(), self.config.clone(), sets_of(&self.sets, flags));
-        Sources { preset, default_preset: default_preset.into(), file, sets }.resolve_as()
+        Sources { preset, default_preset: default_preset.into(), file, sets, ..Sources::default() }.resolve_as()
     }
+}
+
+/// The setting that GPUs without bf16 change.
+pub(super) const PRECISION: &str = "train.precision";
+
+/// Prints a note if the machine changed the precision `key`.
+pub(super) fn noted<T>(resolved: Resolved<T>, key: &str, context: &Context) -> Resolved<T> {
+    if let Some(note) = resolved.precision_note(key) {
+        context.progress.on(&Event::Note(note));
+    }
+    resolved
 }
 
 /// The machine to plan for.
@@ -85,7 +123,7 @@ pub(super) struct MachineArgs {
 impl MachineArgs {
     pub(super) fn machine(&self, context: &Context) -> Result<Machine> {
         let machine = match self.gpu.as_str() {
-            "auto" => detected(context),
+            "auto" => detected(context)?,
             "cpu" => this_cpu(context),
             named => Machine::named(named).map_err(|error| {
                 let hint = error.hint();
@@ -103,8 +141,8 @@ impl MachineArgs {
 }
 
 /// The machine on which this process trains.
-pub(super) fn training_machine(context: &Context) -> Machine {
-    if default_device() == Device::Cpu { this_cpu(context) } else { detected(context) }
+pub(super) fn training_machine(context: &Context) -> Result<Machine> {
+    if default_device() == Device::Cpu { Ok(this_cpu(context)) } else { detected(context) }
 }
 
 /// This machine's CPU.
@@ -122,20 +160,24 @@ fn with_reading(machine: Machine, device: Device, gpu: Option<&Detected>, contex
     machine.with_reading(reading)
 }
 
-/// The first GPU visible to this process, with the memory that other processes use on it; without any, the CPU.
-fn detected(context: &Context) -> Machine {
+/// The GPU of this process (the first one that is visible to it, or its own of several processes), with the memory that
+/// other processes use on it; without any, the CPU.
+fn detected(context: &Context) -> Result<Machine> {
     let devices = detect::detect(context.env.cuda_visible_devices.as_deref());
-    let Some(first) = devices.first() else {
-        return libtorch_device(context).unwrap_or_else(|| this_cpu(context));
+    let local_rank = context.rendezvous.as_ref().map_or(0, |joined| joined.local_rank);
+    let Some((index, own)) = detect::of_process(&devices, local_rank) else {
+        return Ok(libtorch_device(context).unwrap_or_else(|| this_cpu(context)));
     };
-    if let [_, others @ ..] = devices.as_slice()
-        && !others.is_empty()
-    {
-        let note = format!("{} GPUs found; planning for the first, {}. Training uses one", devices.len(), first.name);
+    if devices.len() > 1 && context.rendezvous.is_none() {
+        let (count, name) = (devices.len(), &own.name);
+        let note =
+            format!("{count} GPUs found; planning for the first, {name}. `train --gpus {count}` uses all of them");
         context.progress.on(&Event::Note(note));
     }
-    let usage = DeviceUsage { other_processes: first.in_use(), ..DeviceUsage::default() };
-    with_reading(Machine::Cuda(first.budget(), usage), Device::Cuda(0), Some(first), context)
+    let usage = DeviceUsage { other_processes: own.in_use(), ..DeviceUsage::default() };
+    let machine = Machine::Cuda(own.budget(), usage);
+    machine.check_gpu()?;
+    Ok(with_reading(machine, Device::Cuda(index), Some(own), context))
 }
 
 /// The GPU that libtorch uses, if the driver's management library (NVML) is missing.
@@ -247,9 +289,12 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let mut record = serde_json::to_value(&plan)?;
     if asks_for_time {
-        let config = args.settings.resolve(Vec::new())?;
+        let config = args.settings.resolved_on(Vec::new(), &machine)?.config;
         let duration = training_time(args, config, &plan, &machine)?;
-        let unknown = || "training time: not predicted for the CPU before `prsmed calibrate` measured it".to_owned();
+        let unknown = || match machine.target() {
+            Target::Cpu => "training time: not predicted for the CPU before `prsmed calibrate` measured it".to_owned(),
+            Target::Cuda => NO_RATES.to_owned(),
+        };
         let source = machine.speed_source();
         context.output.line(duration.as_ref().map_or_else(unknown, |duration| duration.text(&source)))?;
         record["training"] = json!(duration);
@@ -260,14 +305,14 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
             let hint = "measure smaller settings: the system would end this program";
             return Err(Error::config("--measure", plan.summary(), hint).into());
         }
-        let measured = measure(args, context)?;
+        let measured = measure(args, &machine, context)?;
         context.output.line(measured_lines(&plan, &measured))?;
         record["measured"] = measured_record(&plan, &measured)?;
     }
     record["kind"] = json!("plan");
     record["remedies"] = json!(helping);
     if let Task::Train = args.task {
-        let resolved = args.settings.resolved(Vec::new())?;
+        let resolved = args.settings.resolved_on(Vec::new(), &machine)?;
         let learning_rate = suggestion(&resolved, resolved.config.samples_of_a_step());
         if let Some(suggestion) = learning_rate {
             context.output.line(suggestion.text())?;
@@ -283,7 +328,7 @@ fn planned(args: &Args, job: Job, machine: &Machine, context: &Context) -> Resul
     let helping = |plan: &Plan, remedies: &dyn Fn() -> Vec<Remedy>| if plan.fits { Vec::new() } else { remedies() };
     match args.task {
         Task::Augment => {
-            let run = args.settings.resolve_augment(Vec::new())?;
+            let run = args.settings.resolve_augment(Vec::new(), machine, context)?;
             let pipeline_config = planned_pipeline_config(&run, context)?;
             let dry_run = run.dry_run(&pipeline_config, (2, None), machine, true)?;
             let plan = Plan::of(&dry_run, machine);
@@ -291,7 +336,7 @@ fn planned(args: &Args, job: Job, machine: &Machine, context: &Context) -> Resul
             Ok((dry_run, plan, helping))
         }
         Task::Finetune => {
-            let mut run = args.settings.resolve_finetune(Vec::new())?;
+            let mut run = args.settings.resolve_finetune(Vec::new(), machine, context)?;
             run.train.divide_among(machine.num_ranks())?;
             let pipeline_config = planned_finetuned_config(&run, context)?;
             let dry_run = run.dry_run(&pipeline_config, job, machine, true)?;
@@ -300,7 +345,8 @@ fn planned(args: &Args, job: Job, machine: &Machine, context: &Context) -> Resul
             Ok((dry_run, plan, helping))
         }
         Task::Train | Task::Eval | Task::Predict => {
-            let mut config = args.settings.resolve(Vec::new())?;
+            let mut config = args.settings.resolved_with_note(Vec::new(), machine, context)?.config;
+            context.check_architectures(&config.model)?;
             config.train.divide_among(machine.num_ranks())?;
             let sizes = config.planned_sizes()?;
             let (dry_run, plan) = config.plan_sized(job, &sizes, config.longest_example(), machine)?;
@@ -347,15 +393,15 @@ fn refuse_to_measure(machine: &Machine) -> Result<()> {
 }
 
 /// Runs the phases of the job on this machine's device.
-fn measure(args: &Args, context: &Context) -> anyhow::Result<Vec<Phase>> {
+fn measure(args: &Args, machine: &Machine, context: &Context) -> anyhow::Result<Vec<Phase>> {
     context.progress.on(&Event::Note("running the job with random weights".into()));
     if matches!(args.task, Task::Augment) {
-        let run = args.settings.resolve_augment(Vec::new())?;
+        let run = args.settings.resolve_augment(Vec::new(), machine, context)?;
         let pipeline_config = planned_pipeline_config(&run, context)?;
         return Ok(run.measure(&pipeline_config, default_device())?);
     }
     let together = Together::join(context)?;
-    let measured = measure_training(args, Together::ranks(together.as_ref()), context);
+    let measured = measure_training(args, Together::ranks(together.as_ref()), machine, context);
     match together {
         Some(together) => together.end(measured),
         None => measured,
@@ -363,15 +409,15 @@ fn measure(args: &Args, context: &Context) -> anyhow::Result<Vec<Phase>> {
 }
 
 /// As [`measure`], for one of `ranks`.
-fn measure_training(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Vec<Phase>> {
+fn measure_training(args: &Args, ranks: Ranks, machine: &Machine, context: &Context) -> anyhow::Result<Vec<Phase>> {
     if matches!(args.task, Task::Finetune) {
-        let mut run = args.settings.resolve_finetune(Vec::new())?;
+        let mut run = args.settings.resolve_finetune(Vec::new(), machine, context)?;
         run.train.divide_among(args.machine.ranks())?;
         let pipeline_config = planned_finetuned_config(&run, context)?;
         return Ok(run.measure(&pipeline_config, default_device(), ranks)?);
     }
     let job = args.task.job();
-    let mut config = args.settings.resolve(Vec::new())?;
+    let mut config = args.settings.resolved_on(Vec::new(), machine)?.config;
     config.train.divide_among(args.machine.ranks())?;
     let (device, sizes, example) = (default_device(), config.planned_sizes()?, config.longest_example());
     kernels::check(device)?;

@@ -136,7 +136,8 @@ pub(super) struct Args {
     #[command(flatten)]
     run: RunArgs,
     /// Image file: PNG, JPEG, TIFF or DICOM; or a volume: NIfTI, a DICOM file, or a folder or zip of one DICOM series.
-    /// `PATH#N` chooses volume N of a 4-D NIfTI file, series number N, or frame N
+    /// `PATH#N` chooses volume N of a 4-D NIfTI file, series number N, or frame N; a series is also chosen by its UID, its
+    /// description (`PATH#T2 axial`), or as the `largest`
     #[arg(long, value_name = "FILE", required_unless_present = "images")]
     image: Option<PathBuf>,
     /// Question about the image; for many images it may be repeated
@@ -191,10 +192,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let request = Request { image: &image, question, max_new_tokens: args.max_new_tokens };
     let stream = |piece: &str| context.progress.on(&Event::Token(piece.to_owned()));
     let mut prediction = predict(&assembly, &request, stream).map_err(|error| error.of_image(path))?;
-    let confidence = assembly.confidence(&prediction.mask);
-    if !confidence.is_found && !args.always_paint {
-        prediction.mask.fill(0.0);
-    }
+    let confidence = prediction.settle(assembly.description.calibration.as_ref(), args.always_paint);
     if let Some(path) = &args.mask_out {
         write_image(&prediction.binary_mask()?.into(), path)?;
     }
@@ -206,7 +204,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 
 /// Predictions on many images.
 fn many(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let jobs = args.many.jobs(&args.questions)?;
+    let jobs = args.many.jobs(&args.questions, context)?;
     let described = if has_dicom(&jobs)? { context.described(&args.run.run)? } else { None };
     let volume = match described {
         Some(description) => args.volume.with_training(&description, context)?,
@@ -240,12 +238,14 @@ fn finish(
     (prediction, confidence): (&Prediction, &Confidence),
     args: &Args,
 ) -> anyhow::Result<Outcome> {
-    let foreground = prediction.mask.iter().filter(|p| **p > 0.5).count();
-    let foreground_frac = foreground as f64 / prediction.mask.len().max(1) as f64;
+    let foreground_frac = prediction.num_foreground() as f64 / prediction.mask.len().max(1) as f64;
     let modality = prediction.best_class().and_then(|class| assembly.description.modalities.get(class));
     context.output.line("")?;
     context.output.line(mask_line(foreground_frac, confidence))?;
-    context.output.record(&json!({
+    let question = args.questions.first().map(String::as_str).unwrap_or_default();
+    let familiarity = assembly.familiarity(question);
+    familiarity.warning().map_or(Ok(()), |warning| context.output.line(format!("attention: {warning}")))?;
+    let mut record = json!({
         "kind": "result",
         "answer": prediction.answer,
         "new_tokens": prediction.new_tokens,
@@ -257,7 +257,9 @@ fn finish(
         "width": prediction.size.0,
         "height": prediction.size.1,
         "memory": { "measured": ledger::usage() },
-    }))?;
+    });
+    familiarity.add_to(&mut record);
+    context.output.record(&record)?;
     Ok(Outcome::Done)
 }
 
@@ -267,7 +269,7 @@ fn mask_line(foreground_frac: f64, confidence: &Confidence) -> String {
     let area = format!("mask: {:.2} % of the image", 100.0 * foreground_frac);
     let sure = match (foreground, boundary) {
         (Some(foreground), Some(boundary)) if foreground_frac > 0.0 => {
-            format!(", mean probability {foreground:.2}, uncertain boundary {:.0} % of its area", 100.0 * boundary)
+            format!(", mean probability {foreground:.2}, {:.0} % of mask and boundary uncertain", 100.0 * boundary)
         }
         _ => String::new(),
     };

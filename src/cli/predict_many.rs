@@ -6,7 +6,7 @@ use super::report::Outcome;
 use super::run_lock::RunLock;
 use crate::data::volume;
 use crate::segment::Assembly;
-use crate::segment::predict_many::{JOURNAL, Job, Made, Results, TABLE, Tally, jobs};
+use crate::segment::predict_many::{JOURNAL, Job, Made, Results, TABLE, Tally, jobs, root_of};
 use crate::{Error, Result};
 use image::DynamicImage;
 use serde_json::json;
@@ -41,11 +41,15 @@ pub(super) struct Settings<'a> {
 
 impl ManyArgs {
     /// The questions about all images, before the model is loaded.
-    pub(super) fn jobs(&self, questions: &[String]) -> Result<Vec<Job>> {
+    pub(super) fn jobs(&self, questions: &[String], context: &Context) -> Result<Vec<Job>> {
         if questions.iter().any(|question| question.trim().is_empty()) {
             return Err(Error::config("--question", "the question is empty", "ask for example: Where is the lesion?"));
         }
-        jobs(self.images.as_deref().unwrap_or(Path::new("")), questions)
+        jobs(self.images(), questions, context.progress.as_ref())
+    }
+
+    fn images(&self) -> &Path {
+        self.images.as_deref().unwrap_or(Path::new(""))
     }
 
     /// Answers the jobs and writes results into the folder `--out`.
@@ -64,7 +68,9 @@ impl ManyArgs {
             max_new_tokens: settings.max_new_tokens,
             always_paint: settings.always_paint,
             overlays: self.overlays,
+            images: root_of(self.images()).canonicalize().unwrap_or_default(),
             window: settings.volume.window().to_string(),
+            geometry: settings.volume.geometry.geometry.map(|geometry| geometry.to_string()),
         };
         let mut results = Results::open(folder, made, self.no_overwrite, context.progress.as_ref())?;
         let assembly = open()?;
@@ -78,13 +84,19 @@ impl ManyArgs {
             context.output.record(&record)
         };
         let watch = (context.progress.as_ref(), context.interrupt.as_ref());
-        let Tally { answered, kept, failed } = results.answer(&assembly, jobs, &read, watch, &mut on_answer)?;
+        let Tally { answered, kept, failed, unfamiliar } =
+            results.answer(&assembly, jobs, &read, watch, &mut on_answer)?;
         let (journal, table) = (folder.join(JOURNAL), folder.join(TABLE));
         let before = if kept > 0 { format!(", {kept} answered before") } else { String::new() };
         let bad = if failed > 0 { format!(", {failed} failed (column `error`)") } else { String::new() };
         context.output.line(format!("questions answered: {answered}{before}{bad}: {}", table.display()))?;
+        if unfamiliar > 0 {
+            let what = "are unlike the questions of the training (column `question_known` is 0)";
+            context.output.line(format!("{unfamiliar} {what}: do not rely on their answers and masks"))?;
+        }
         context.output.record(&json!({
-            "kind": "result", "answered": answered, "kept": kept, "failed": failed, "table": table, "journal": journal,
+            "kind": "result", "answered": answered, "kept": kept, "failed": failed, "unfamiliar": unfamiliar,
+            "table": table, "journal": journal,
         }))?;
         Ok(if failed == 0 { Outcome::Done } else { Outcome::No })
     }

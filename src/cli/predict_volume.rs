@@ -1,5 +1,6 @@
 //! `prsmed predict` on volumes and DICOM images: opens them, and segments a volume slice by slice.
 
+use super::args::GeometryArgs;
 use super::context::{Context, check_parent};
 use super::report::Outcome;
 use crate::data::decode;
@@ -54,6 +55,8 @@ pub(super) struct VolumeArgs {
     /// Fill up to N empty slices between slices with a mask, pixel by pixel
     #[arg(long, value_name = "N", default_value_t = 0)]
     fill_gaps: usize,
+    #[command(flatten)]
+    pub(super) geometry: GeometryArgs,
 }
 
 fn positive(text: &str) -> std::result::Result<usize, String> {
@@ -118,7 +121,7 @@ impl VolumeArgs {
             self.check_image()?;
             return decode::image(path).map(Input::Image);
         }
-        let volume = volume::open(path)?;
+        let volume = volume::open_with(path, self.geometry.geometry)?;
         for note in &volume.notes {
             context.progress.on(&Event::Note(format!("{}: {note}", path.display())));
         }
@@ -205,13 +208,16 @@ impl VolumeArgs {
         }
         // the record says which window `auto` was
         settings.window = settings.window.chosen_for(volume);
-        let record = self.record(volume, &settings, &found, (common, start.elapsed()));
+        let mut record = self.record(volume, &settings, &found, (common, start.elapsed()));
+        let familiarity = assembly.familiarity(common.question);
+        familiarity.add_to(&mut record);
         if let Some(path) = &self.record_out {
             let text =
                 serde_json::to_string_pretty(&record).map_err(|error| Error::Internal { reason: error.to_string() })?;
             files::write_output(path, (text + "\n").as_bytes()).map_err(Error::io(path, "write"))?;
         }
         context.output.line(summary(&found))?;
+        familiarity.warning().map_or(Ok(()), |warning| context.output.line(format!("attention: {warning}")))?;
         context.output.record(&record)?;
         Ok(Outcome::Done)
     }

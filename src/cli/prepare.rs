@@ -1,6 +1,6 @@
 //! `prsmed data prepare`: images and masks become a data root.
 
-use super::args::labels_of;
+use super::args::{GeometryArgs, labels_of};
 use super::context::Context;
 use super::report::Outcome;
 use crate::data::labels::Labels;
@@ -18,11 +18,11 @@ use std::path::PathBuf;
 /// Matches images and masks by name (a mask's name may end in `_mask`, `_seg`, `_labels` or `_Segmentation`), divides them
 /// into train, val and test, and writes questions and answers about the location of the mask.
 ///
-/// Volumes are NIfTI files, DICOM files, folders of a DICOM series, zips of one, or a folder of such volumes; `FILE#N`
-/// chooses one of several in a file. Label maps are NIfTI files or DICOM SEG. All slices with the target become PNG images, after an
-/// intensity window was applied to the full depth of the voxels (`--window`). Each volume is a patient, unless `--group`
-/// or `--patients` says otherwise. The window is stored in `DATA/MODALITY/prepared.json`; a training copies it, and
-/// `prsmed predict` on a volume uses it.
+/// Volumes are NIfTI files, DICOM files, folders of a DICOM series, zips of one, or a folder of such volumes; `PATH#N`
+/// chooses one of several in a file or folder, and `--series` a DICOM series of every folder. Label maps are NIfTI files
+/// or DICOM SEG. All slices with the target become PNG images, after an intensity window was applied to the full depth
+/// of the voxels (`--window`). Each volume is a patient, unless `--group` or `--patients` says otherwise. The window is
+/// stored in `DATA/MODALITY/prepared.json`; a training copies it, and `prsmed predict` on a volume uses it.
 ///
 /// Give the patients with `--group` or `--patients` if several images show the same patient: their images are then in
 /// one split. With `--negatives`, images whose mask is empty become questions whose answer is that there is no target; of
@@ -36,6 +36,7 @@ use std::path::PathBuf;
   prsmed data prepare --images dicom_folder --masks labels.nii.gz --target spleen --modality abdomen_CT --out data
   prsmed data prepare --images new --masks new_labels --modality skin --target nevus --out data --append")]
 #[command(override_usage = "prsmed data prepare [OPTIONS] --images PATH --masks PATH --modality NAME --out DIR")]
+#[expect(clippy::struct_excessive_bools, reason = "independent switches")]
 pub(super) struct PrepareArgs {
     /// Folder of images (PNG, JPEG or TIFF), or volumes: files, DICOM folders, or a folder of them
     #[arg(long, value_name = "PATH", num_args = 1.., required = true)]
@@ -63,6 +64,9 @@ pub(super) struct PrepareArgs {
     #[arg(long, value_name = "RATIO", num_args = 0..=1, require_equals = true, default_missing_value = "usual",
         value_parser = negatives)]
     negatives: Option<Negatives>,
+    /// Leave out pairs of image and mask that cannot be used, also if they are more than half of all
+    #[arg(long)]
+    skip_bad_pairs: bool,
     /// Direction of the slices of volumes: axial, coronal or sagittal
     #[arg(long, value_name = "NAME", default_value = "axial")]
     axis: String,
@@ -73,9 +77,15 @@ pub(super) struct PrepareArgs {
     /// percentiles such as `p0.5-p99.5`, or `file` (of the DICOM header) [default: auto]
     #[arg(long, value_name = "WINDOW", allow_hyphen_values = true)]
     window: Option<String>,
+    /// Series to use of each folder or zip with several DICOM series: its number, SeriesInstanceUID, description (or a part
+    /// of it), or `largest`
+    #[arg(long, value_name = "SERIES")]
+    series: Option<String>,
     /// Use label maps on another grid than their volume, by the nearest voxel
     #[arg(long)]
     resample: bool,
+    #[command(flatten)]
+    geometry: GeometryArgs,
     /// Name of the target in questions and answers
     #[arg(long, value_name = "WORDS", default_value = "lesion")]
     target: String,
@@ -108,6 +118,9 @@ pub(super) struct PrepareArgs {
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true)]
     labels: String,
 }
+
+/// Most files that are named for one kind of reason.
+const MAX_NAMED: usize = 3;
 
 fn negatives(text: &str) -> std::result::Result<Negatives, String> {
     match text {
@@ -148,9 +161,14 @@ pub(super) fn prepare_root(args: &PrepareArgs, context: &Context) -> anyhow::Res
 }
 
 fn warnings(report: &PrepareReport, args: &PrepareArgs) -> Vec<String> {
-    let skipped = report.skipped.iter();
-    let mut texts: Vec<String> =
-        skipped.map(|skipped| format!("{}: skipped, {}", skipped.path.display(), skipped.reason)).collect();
+    let mut texts = Vec::new();
+    for files in prepare::by_kind(&report.skipped) {
+        let skipped = files.iter().take(MAX_NAMED);
+        texts.extend(skipped.map(|skipped| format!("{}: skipped, {}", skipped.path.display(), skipped.reason)));
+        if let Some(more) = files.len().checked_sub(MAX_NAMED).filter(|more| *more > 0) {
+            texts.push(format!("{more} more files are skipped for this kind of reason; `--json` names all"));
+        }
+    }
     if let Some(first) = report.own_patients.first() {
         texts.push(format!(
             "{} files have no patient, so each is a patient of its own (the first: {})",
@@ -169,6 +187,7 @@ fn warnings(report: &PrepareReport, args: &PrepareArgs) -> Vec<String> {
         }
     }
     texts.extend(report.depth.warning());
+    texts.extend(report.findings.texts());
     texts
 }
 
@@ -194,6 +213,7 @@ fn options(args: &PrepareArgs) -> Result<PrepareOptions> {
     };
     Ok(PrepareOptions {
         append: args.append,
+        skip_bad_pairs: args.skip_bad_pairs,
         patients,
         negatives: args.negatives.unwrap_or_default(),
         zones,
@@ -207,7 +227,14 @@ fn options(args: &PrepareArgs) -> Result<PrepareOptions> {
         templates: args.templates.clone(),
         labels,
         named_labels,
-        slices: SliceOptions { axis, every: args.every, window: window.transpose()?, resample: args.resample },
+        series: args.series.clone(),
+        slices: SliceOptions {
+            axis,
+            every: args.every,
+            window: window.transpose()?,
+            resample: args.resample,
+            geometry: args.geometry.geometry,
+        },
         images: args.images.clone(),
         masks: args.masks.clone(),
         ..PrepareOptions::new("", "", &args.modality, &args.out)

@@ -87,6 +87,9 @@ enum Objective {
 /// Fraction of the GPU's memory that a preset keeps free, because plans have not been compared with a GPU yet.
 pub(super) const HEADROOM_FRAC: f64 = 0.03;
 
+/// Said if a search takes long.
+pub(super) const SEARCHING: &str = "searching settings that fit: up to a minute for the full model";
+
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     match args.task {
         Task::Train => {}
@@ -100,9 +103,10 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     if args.objective == Objective::Quality {
         flags.push(("train.ema_decay=0.999".to_owned(), "--objective".to_owned()));
     }
-    let resolved = args.settings.resolved(flags)?;
-    let config = &resolved.config;
     let machine = args.machine.machine(context)?;
+    let resolved = args.settings.resolved_with_note(flags, &machine, context)?;
+    let config = &resolved.config;
+    context.check_architectures(&config.model)?;
     if machine.target() == Target::Cpu {
         let text =
             "planning for the CPU: each operator is run once to measure its memory, about a minute for the full model";
@@ -110,7 +114,8 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     }
     let may_shrink = args.image_size.is_none() && args.objective == Objective::Speed;
     let effective_batch = args.effective_batch.map_or(config.samples_of_a_step(), usize::from);
-    let found = search_for(&resolved, &machine, effective_batch, may_shrink)?;
+    let search = || search_for(&resolved, &machine, effective_batch, may_shrink);
+    let found = context.with_patience(SEARCHING, search)?;
     let device = machine.offer().device;
     let Some(best) = found.fitting.first() else {
         context.progress.on(&Event::Warning(nothing_fits(&found, &device)));
@@ -162,8 +167,8 @@ fn augment(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
         return Err(Error::config("--effective-batch", "is for training, not for `--task augment`", hint).into());
     }
     let side = args.image_size.map(|side| (format!("augment.image_size={side}"), "--image-size".to_owned()));
-    let run = args.settings.resolve_augment(side.into_iter().collect())?;
     let machine = args.machine.machine(context)?;
+    let run = args.settings.resolve_augment(side.into_iter().collect(), &machine, context)?;
     let pipeline_config = super::augment::args::planned_pipeline_config(&run, context)?;
     let Some((fitted, plan)) = run.fitted(&pipeline_config, &machine, HEADROOM_FRAC)? else {
         let least = run.plan(&pipeline_config, &machine)?;
@@ -190,11 +195,11 @@ fn augment(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 /// The fastest settings of a fine-tuning that fit.
 fn finetune(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let side = args.image_size.map(|side| (format!("finetune.image_size={side}"), "--image-size".to_owned()));
-    let mut run = args.settings.resolve_finetune(side.into_iter().collect())?;
+    let machine = args.machine.machine(context)?;
+    let mut run = args.settings.resolve_finetune(side.into_iter().collect(), &machine, context)?;
     if let Some(wanted) = args.effective_batch {
         (run.train.micro_batch, run.train.accumulation) = (1, wanted.into());
     }
-    let machine = args.machine.machine(context)?;
     let pipeline_config = planned_finetuned_config(&run, context)?;
     let may_shrink = args.image_size.is_none() && args.objective == Objective::Speed;
     let Some((fitted, plan)) = run.fitted(&pipeline_config, &machine, HEADROOM_FRAC, may_shrink)? else {
@@ -273,7 +278,7 @@ fn fewer_questions(packed: usize, best: &Candidate) -> Option<String> {
 }
 
 /// Notes about changes of the arithmetic.
-fn compromise_notes(config: &RunConfig, compromise: Compromise) -> Vec<String> {
+pub(super) fn compromise_notes(config: &RunConfig, compromise: Compromise) -> Vec<String> {
     let mut notes = Vec::new();
     if compromise.quantization != config.model.quantization {
         let scales = if compromise.quantization == Quantization::Nf4Double { ", with 8-bit scales" } else { "" };

@@ -2,6 +2,8 @@
 
 use super::context::Context;
 use super::report::Outcome;
+use crate::data::identity::{DataIdentity, content_marks};
+use crate::data::manifest::Manifest;
 use crate::event::{Event, Observer};
 use crate::tensor::collective::StoreAddress;
 use crate::tensor::{self, Device};
@@ -9,6 +11,7 @@ use crate::trainer::distributed::monitor::Monitor;
 use crate::trainer::distributed::{Ranks, Rendezvous, World};
 use crate::{Error, Result};
 use std::ffi::OsString;
+use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -17,6 +20,14 @@ use std::time::{Duration, Instant};
 
 /// Longest time of a collective operation, as in PyTorch. A failed process is noticed much earlier, see [`Monitor`].
 const TIMEOUT: Duration = Duration::from_mins(30);
+/// Most processes of a job.
+const MOST: usize = 4096;
+/// Variable with the key of the job. Processes that do not know it cannot take part.
+const JOB_KEY: &str = "PRSMED_JOB_KEY";
+/// Variable with the listening socket that the launcher has opened for the store.
+const STORE_FD: &str = "PRSMED_STORE_FD";
+/// Variable with the address on which the store listens, if it is not `MASTER_ADDR`.
+const STORE_ADDR: &str = "PRSMED_STORE_ADDR";
 /// Time in which the other processes end after one has failed.
 const GRACE: Duration = Duration::from_secs(20);
 
@@ -60,12 +71,22 @@ pub(super) fn rendezvous(var: impl Fn(&str) -> Option<String>) -> Result<Option<
     }
     let port =
         u16::try_from(port).map_err(|_| Error::config("MASTER_PORT", format!("{port} is no port"), "use 29500"))?;
+    if size > MOST {
+        let reason = format!("{size} processes are too many; {MOST} can work together");
+        return Err(Error::config("WORLD_SIZE", reason, "start one process for each GPU"));
+    }
     let agent = var("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
     let attempt = number("TORCHELASTIC_RESTART_COUNT")?.unwrap_or(0);
-    let address = StoreAddress { host, port, prefix: format!("prsmed/{attempt}") };
+    // whoever does not know the key finds none of the job's values in the store
+    let key = var(JOB_KEY).unwrap_or_default();
+    let address = StoreAddress { host, port, prefix: format!("prsmed/{attempt}/{key}") };
     let interface = var("GLOO_SOCKET_IFNAME").filter(|name| !name.is_empty());
     let is_server = rank == 0 && !agent;
-    Ok(Some(Rendezvous { rank, size, local_rank, address, is_server, interface, timeout: TIMEOUT }))
+    let listener = number(STORE_FD)?.and_then(|descriptor| i32::try_from(descriptor).ok());
+    let wrong =
+        |text: &str| Error::config(STORE_ADDR, format!("`{text}` is not an IP address"), "use for example 0.0.0.0");
+    let bind = var(STORE_ADDR).map(|text| text.trim().parse().map_err(|_| wrong(&text))).transpose()?;
+    Ok(Some(Rendezvous { rank, size, local_rank, address, is_server, listener, bind, interface, timeout: TIMEOUT }))
 }
 
 /// The number of GPUs of a job.
@@ -117,6 +138,34 @@ pub(super) fn main_only<T>(ranks: Ranks, work: impl FnOnce() -> Result<T>) -> Re
     ranks.is_main().then(work).transpose()
 }
 
+/// Most bytes of images and masks that are compared.
+const COMPARED: u64 = 1 << 30;
+
+/// Refuses data that is not the same for all processes: rows, and the content of images and masks.
+///
+/// # Errors
+/// [`Error::Data`] with the first row or file that differs from that of rank 0; [`Error::Io`].
+pub(super) fn check_data(ranks: Ranks, manifest: &Manifest) -> Result<()> {
+    if ranks.size() == 1 {
+        return Ok(());
+    }
+    let differs = |what: String| {
+        let reason = format!("rank {} has other data than rank 0: {what}", ranks.rank());
+        Error::data(&manifest.root, reason, "give all processes the same data root, or equal copies of it")
+    };
+    let own = ranks.agree_on(DataIdentity::of(manifest))?;
+    let first = ranks.gather_if_all(Ok(own.clone()))?.swap_remove(0);
+    let difference = own.difference_from_first(&first, manifest);
+    ranks.agree(difference.map_or(Ok(()), |difference| Err(differs(difference))))?;
+    let own = ranks.agree_on(content_marks(manifest, COMPARED))?;
+    let marks: Vec<u64> = own.iter().map(|(_, mark)| *mark).collect();
+    let first = ranks.gather_if_all(Ok(marks))?.swap_remove(0);
+    let other = own.iter().zip(first).find(|((_, mark), first)| mark != first);
+    ranks.agree(
+        other.map_or(Ok(()), |((path, _), _)| Err(differs(format!("the content of {} is another", path.display())))),
+    )
+}
+
 /// This process's part in a job of several processes.
 pub(super) struct Job {
     world: World,
@@ -130,9 +179,10 @@ impl Job {
     /// [`Error::Torch`] if the other processes do not come.
     pub(super) fn join(context: &Context) -> Result<Option<Self>> {
         let Some(rendezvous) = &context.rendezvous else { return Ok(None) };
-        let world = World::join(rendezvous, context.runtime.device())?;
         let progress = Arc::clone(&context.progress);
-        let monitor = Monitor::start(rendezvous, move |cause| end_process(&cause, progress.as_ref()))?;
+        let on_wait = |text: String| progress.on(&Event::Warning(text));
+        let world = World::join(rendezvous, context.runtime.device(), &on_wait)?;
+        let monitor = Monitor::start(rendezvous, |cause| end_process(&cause))?;
         Ok(Some(Self { world, monitor }))
     }
 
@@ -144,14 +194,17 @@ impl Job {
     /// The outcome of this process. A failure is told to the others; one that another process caused has its cause.
     pub(super) fn end<T>(self, outcome: anyhow::Result<T>) -> anyhow::Result<T> {
         let error = match outcome {
-            Ok(outcome) => return Ok(outcome),
+            Ok(outcome) => {
+                self.world.close()?;
+                return Ok(outcome);
+            }
             Err(error) => error,
         };
         match super::report::find(&error) {
             Some(Error::Interrupted | Error::Peer { .. }) => Err(error),
             // a lost connection is the consequence of a failure elsewhere
             Some(Error::Torch { .. }) => Err(match self.monitor.cause() {
-                Some(cause) => Error::Torch { reason: format!("another process failed: {cause}") }.into(),
+                Some(cause) => anyhow::Error::msg(format!("another process failed: {cause}")),
                 None => self.told(error),
             }),
             _ => Err(self.told(error)),
@@ -165,9 +218,15 @@ impl Job {
 }
 
 /// Ends this process because another one failed: its own work may wait for the other one for a long time.
-fn end_process(cause: &str, progress: &dyn Observer) {
-    progress.on(&Event::Warning(format!("the training ends, because a process failed: {cause}")));
+fn end_process(cause: &str) {
+    say(format!("another process failed: {cause}"));
     super::report::leave(2)
+}
+
+/// Writes an error, also with `--quiet`.
+fn say(text: String) {
+    // without standard error there is nobody to tell
+    let _ = super::report::write_error(&mut std::io::stderr(), &anyhow::Error::msg(text), false);
 }
 
 /// The GPU of a process, by its number on its machine.
@@ -203,7 +262,7 @@ pub(super) fn launch(count: usize, context: &Context) -> Result<u8> {
     let args: Vec<OsString> = std::env::args_os().skip(1).collect();
     let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).map_err(Error::io("127.0.0.1", "listen on"))?;
     let port = listener.local_addr().map_err(Error::io("127.0.0.1", "listen on"))?.port();
-    drop(listener);
+    let key = format!("{:032x}", rand::random::<u128>());
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let mut children = Vec::new();
     for rank in 0..count {
@@ -212,31 +271,41 @@ pub(super) fn launch(count: usize, context: &Context) -> Result<u8> {
         command
             .env("WORLD_SIZE", count.to_string())
             .env("MASTER_ADDR", "127.0.0.1")
-            .env("MASTER_PORT", port.to_string());
+            .env("MASTER_PORT", port.to_string())
+            .env(JOB_KEY, &key);
         if !context.env.sets_threads && context.runtime.device() == Device::Cpu {
             command.env("OMP_NUM_THREADS", (cores / count).max(1).to_string());
         }
         if std::env::var_os("GLOO_SOCKET_IFNAME").is_none() {
             command.env("GLOO_SOCKET_IFNAME", "lo");
         }
-        if rank > 0 {
-            command.stdout(Stdio::null());
-        }
-        // SAFETY: the system call is allowed between fork and exec. It asks for a signal at the end of this process.
+        let socket = (rank == 0).then(|| listener.as_raw_fd());
+        match socket {
+            Some(socket) => command.env(STORE_FD, socket.to_string()),
+            None => command.env_remove(STORE_FD).stdout(Stdio::null()),
+        };
+        // SAFETY: both system calls are allowed between fork and exec. They ask for a signal at the end of this process,
+        // and keep the socket open.
         unsafe {
-            command.pre_exec(|| {
+            command.pre_exec(move || {
                 libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGTERM);
+                if socket.is_some_and(|socket| libc::fcntl(socket, libc::F_SETFD, 0) < 0) {
+                    return Err(std::io::Error::last_os_error());
+                }
                 Ok(())
             });
         }
         children.push(command.stdin(Stdio::null()).spawn().map_err(Error::io(&program, "start"))?);
     }
+    drop(listener);
     wait_for(children, context).map_err(Error::io(&program, "wait for"))
 }
 
 /// Waits for all `children`; passes a request to stop on to them, and ends them after one has failed.
-fn wait_for(mut children: Vec<Child>, context: &Context) -> std::io::Result<u8> {
+fn wait_for(children: Vec<Child>, context: &Context) -> std::io::Result<u8> {
     let (mut code, mut failed_at, mut passed_on) = (0, None, false);
+    let (mut cause, mut has_killed) = (None, false);
+    let mut children: Vec<(usize, Child)> = children.into_iter().enumerate().collect();
     while !children.is_empty() {
         std::thread::sleep(Duration::from_millis(50));
         if context.interrupt.load(Ordering::SeqCst) && !passed_on {
@@ -244,26 +313,51 @@ fn wait_for(mut children: Vec<Child>, context: &Context) -> std::io::Result<u8> 
             signal(&children, libc::SIGUSR1);
         }
         let mut open = Vec::new();
-        for mut child in children {
+        for (rank, mut child) in children {
             let Some(status) = child.try_wait()? else {
-                open.push(child);
+                open.push((rank, child));
                 continue;
             };
             let ended = status.code().or(status.signal().map(|signal| 128 + signal)).unwrap_or(2);
-            if ended != 0 && failed_at.is_none() {
-                (code, failed_at) = (u8::try_from(ended).unwrap_or(2), Some(Instant::now()));
+            let is_first = failed_at.is_none();
+            if ended != 0 && is_first {
+                failed_at = Some(Instant::now());
             }
+            // the others notice the end of a killed process at once, and may end before it is seen here
+            let signal = status.signal().filter(|_| !has_killed && cause.is_none());
+            if ended != 0 && (is_first || signal.is_some()) {
+                code = u8::try_from(ended).unwrap_or(2);
+            }
+            cause = cause.or(signal.map(|signal| killed(rank, signal)));
         }
         children = open;
         if failed_at.is_some_and(|at: Instant| at.elapsed() > GRACE) {
+            has_killed = true;
             signal(&children, libc::SIGKILL);
         }
+    }
+    // the last line, below what the other processes said of their lost connections
+    if let Some(cause) = cause {
+        say(cause);
     }
     Ok(code)
 }
 
-fn signal(children: &[Child], signal: i32) {
-    for child in children {
+/// What is known of a process that a signal has ended.
+fn killed(rank: usize, signal: i32) -> String {
+    let why = match signal {
+        libc::SIGKILL => "SIGKILL. The system sends it when memory is short (see `dmesg`), and so do batch systems",
+        libc::SIGTERM => "SIGTERM. Batch systems send it at the end of the time",
+        libc::SIGSEGV => "SIGSEGV, a defect; please report it",
+        libc::SIGABRT => "SIGABRT, a defect; please report it",
+        libc::SIGBUS => "SIGBUS. A file that was read became shorter, or its disk failed",
+        _ => return format!("the job ended because signal {signal} ended the process of rank {rank}"),
+    };
+    format!("the job ended because a signal ended the process of rank {rank}: {why}")
+}
+
+fn signal(children: &[(usize, Child)], signal: i32) {
+    for (_, child) in children {
         if let Ok(id) = i32::try_from(child.id()) {
             // SAFETY: sends a signal to a child that was not waited for.
             unsafe { libc::kill(id, signal) };
@@ -341,5 +435,9 @@ mod tests {
         assert_eq!(read(&vars).unwrap_err().to_string(), "`RANK`: rank 4 of 4 processes, counted from 0");
         vars[0].1 = "first";
         assert_eq!(read(&vars).unwrap_err().to_string(), "`RANK`: `first` is not a number");
+        vars[0].1 = "3";
+        vars[2].1 = "1000000";
+        let error = read(&vars).unwrap_err().to_string();
+        assert_eq!(error, "`WORLD_SIZE`: 1000000 processes are too many; 4096 can work together");
     }
 }

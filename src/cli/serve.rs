@@ -38,6 +38,9 @@ pub(super) struct Args {
     /// Host name under which clients reach the server, besides IP addresses and localhost (repeatable)
     #[arg(long, value_name = "NAME")]
     allow_host: Vec<String>,
+    /// Path of the page behind a reverse proxy that keeps it, for example /prsmed
+    #[arg(long, value_name = "PATH", default_value = "/", value_parser = base_path)]
+    base_path: String,
     /// Most questions that wait for the model; more are refused with status 429
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1000))]
     queue: u16,
@@ -69,6 +72,16 @@ fn positive(text: &str) -> std::result::Result<f64, String> {
     if number > 0.0 && number <= 1e6 { Ok(number) } else { Err("use a number above 0, at most 1000000".into()) }
 }
 
+/// The path without the last slash; empty for `/`.
+fn base_path(text: &str) -> std::result::Result<String, String> {
+    let path = text.trim_end_matches('/');
+    let is_name = |name: &str| {
+        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.'))
+    };
+    let is_path = path.strip_prefix('/').is_some_and(|names| names.split('/').all(is_name));
+    if path.is_empty() || is_path { Ok(path.to_owned()) } else { Err("use a path such as /prsmed".into()) }
+}
+
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let mut options = args.options(context.env.token.as_ref())?;
     // before the model is loaded
@@ -77,8 +90,9 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     options.shown = assembly.description.shown();
     let address = listener.local_addr().map_err(Error::io("the listening socket", "read"))?;
     let needs_token = options.token.is_some();
-    context.output.line(format!("http://{address}/"))?;
-    context.output.record(&json!({ "kind": "serving", "url": format!("http://{address}/"), "token": needs_token }))?;
+    let url = format!("http://{address}{}/", args.base_path);
+    context.output.line(&url)?;
+    context.output.record(&json!({ "kind": "serving", "url": url, "token": needs_token }))?;
     context.progress.on(&Event::Note("serving until Ctrl-C; research software, not a medical device".into()));
     serve::serve(&assembly, options, listener, Arc::clone(&context.progress), &context.interrupt)?;
     Ok(Outcome::Done)
@@ -97,6 +111,7 @@ impl Args {
             name,
             token,
             hosts: self.allow_host.clone(),
+            base_path: self.base_path.clone(),
             queue: self.queue.into(),
             max_images: self.max_images.into(),
             keep: Duration::from_secs_f64(60.0 * self.keep),

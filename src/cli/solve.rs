@@ -3,9 +3,9 @@
 
 use super::context::Context;
 use super::plan::{MachineArgs, SettingsArgs};
-use super::preset::HEADROOM_FRAC;
+use super::preset::{HEADROOM_FRAC, SEARCHING, compromise_notes, search_for};
 use super::report::Outcome;
-use crate::config::{RunConfig, Settings as _};
+use crate::config::{Resolved, RunConfig, Settings as _};
 use crate::models::tiny_vit::STRIDE;
 use crate::plan::device_terms::DeviceUsage;
 use crate::plan::dry_run::Job;
@@ -76,11 +76,14 @@ const DIVIDED: [&str; 2] = ["train.zero_stage=2", "model.divide_layers=true"];
 const MOST_GPUS: usize = 64;
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
-    let config = args.settings.resolve(Vec::new())?;
     if args.unknown == Unknown::Gpu {
-        return smallest_gpu(args, &config, context);
+        let resolved = args.settings.resolved(Vec::new())?;
+        context.check_architectures(&resolved.config.model)?;
+        return smallest_gpu(args, &resolved, context);
     }
     let machine = args.machine.machine(context)?;
+    let config = args.settings.resolved_with_note(Vec::new(), &machine, context)?.config;
+    context.check_architectures(&config.model)?;
     if args.unknown == Unknown::Gpus {
         return fewest_gpus(args, &config, &machine, context);
     }
@@ -161,15 +164,18 @@ fn fewest_gpus(args: &Args, config: &RunConfig, machine: &Machine, context: &Con
 }
 
 /// The smallest listed GPU that fits. GPUs of one architecture share a dry run and differ only in device terms.
-fn smallest_gpu(args: &Args, config: &RunConfig, context: &Context) -> anyhow::Result<Outcome> {
+fn smallest_gpu(args: &Args, resolved: &Resolved, context: &Context) -> anyhow::Result<Outcome> {
+    let config = &resolved.config;
     let needs_bf16 = config.train.precision == Precision::Bf16;
-    let mut gpus: Vec<&'static Gpu> =
-        gpus::all().iter().filter(|gpu| gpu.unsupported.is_none() && (gpu.bf16 || !needs_bf16)).collect();
+    let mut gpus: Vec<&'static Gpu> = gpus::sized().collect();
     gpus.sort_by_key(|gpu| (gpu.gb, gpu.total_bytes()));
     let mut dry_runs = HashMap::new();
     let mut least = None;
     for gpu in gpus {
         let machine = Machine::Cuda(gpu.budget(gpu.memory_source.clone()), DeviceUsage::default());
+        if machine.check_gpu().is_err() || needs_bf16 && !machine.has_bf16() {
+            continue;
+        }
         let dry_run = match dry_runs.entry(gpu.capability) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(entry) => {
@@ -179,7 +185,15 @@ fn smallest_gpu(args: &Args, config: &RunConfig, context: &Context) -> anyhow::R
         let plan = Plan::of(dry_run, &machine);
         if args.fits(&plan) {
             context.output.line(format!("{} ({} GB)\n{}", gpu.name, gpu.gb, plan.summary()))?;
-            context.output.record(&json!({ "kind": "solve", "key": "gpu", "value": gpu.name, "plan": plan }))?;
+            let smaller = context.with_patience(SEARCHING, || smallest_with_preset(resolved, gpu.gb))?;
+            if let Some((gb, notes)) = &smaller {
+                let text = format!("{gb} GB are enough with the settings that `prsmed preset --gpu {gb}gb` finds");
+                context.output.line([&[text][..], notes.as_slice()].concat().join("\n"))?;
+            }
+            let gb = smaller.map(|(gb, _)| gb);
+            let record =
+                json!({ "kind": "solve", "key": "gpu", "value": gpu.name, "plan": plan, "gb_with_preset": gb });
+            context.output.record(&record)?;
             return Ok(Outcome::Done);
         }
         least = Some(plan);
@@ -189,4 +203,21 @@ fn smallest_gpu(args: &Args, config: &RunConfig, context: &Context) -> anyhow::R
     context.output.line(format!("no listed GPU is large enough{text}"))?;
     context.output.record(&json!({ "kind": "solve", "key": "gpu", "value": null, "device_peak": needs }))?;
     Ok(Outcome::No)
+}
+
+/// Sizes of GPUs in GB.
+const SIZES: [u32; 9] = [4, 6, 8, 12, 16, 24, 32, 40, 48];
+
+/// GB of the smallest GPU, below `gb`, for which `prsmed preset` finds settings with images of the same size, and notes about
+/// those settings that change results.
+fn smallest_with_preset(resolved: &Resolved, gb: u32) -> crate::Result<Option<(u32, Vec<String>)>> {
+    for size in SIZES.into_iter().filter(|size| *size < gb) {
+        let budget = gpus::find(&format!("{size}gb")).expect("a size is a budget");
+        let machine = Machine::Cuda(budget, DeviceUsage::default());
+        let found = search_for(resolved, &machine, resolved.config.samples_of_a_step(), false)?;
+        if let Some(best) = found.fitting.first() {
+            return Ok(Some((size, compromise_notes(&resolved.config, best.choice.compromise))));
+        }
+    }
+    Ok(None)
 }

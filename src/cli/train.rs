@@ -4,12 +4,14 @@ use super::args::{ResumeArgs, RootArgs, sets_of};
 use super::context::Context;
 use super::memory::ProfileArgs;
 use super::mlflow::{MlflowArgs, recorded};
-use super::ranks::{GpuArgs, main_only};
+use super::plan::PRECISION;
+use super::ranks::{GpuArgs, check_data, main_only};
 use super::report::Outcome;
 use super::run_lock::RunLock;
 use super::{plan, preset};
 use crate::config::learning_rate::suggestion;
 use crate::config::{Resolved, RunConfig, Settings as _, Sources};
+use crate::data::manifest::Split;
 use crate::event::{Event, Observer};
 use crate::hub::Spec;
 use crate::plan::detect;
@@ -25,6 +27,7 @@ use crate::trainer::{Ranks, Switch};
 use crate::units::Bytes;
 use crate::{Error, Result};
 use serde_json::json;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -70,8 +73,9 @@ pub(super) struct Args {
     /// Start from the weights of a trained run: a run folder, a checkpoint, a published folder or `hub:owner/name`
     ///
     /// Also for data with other classes; the training says what was taken and what is new. Sizes of the model and of its
-    /// adapters are those of the run. Use a lower learning rate than for a new run.
-    #[arg(long, value_name = "RUN", conflicts_with = "resume")]
+    /// adapters are those of the run. Use a lower learning rate than for a new run. A run that `--resume` continues keeps its
+    /// own weights.
+    #[arg(long, value_name = "RUN")]
     init: Option<PathBuf>,
     #[command(flatten)]
     resume: ResumeArgs,
@@ -109,7 +113,9 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 }
 
 fn train(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome> {
-    let resolved = resolve(args, context)?;
+    let machine = plan::training_machine(context)?.with_ranks(ranks.rank(), ranks.size());
+    let resolved = resolve(args, ranks, &machine, context)?.fit_precision(PRECISION, &machine)?;
+    let resolved = plan::noted(resolved, PRECISION, context);
     let profile = args.profile.settings(&args.out)?.filter(|_| ranks.is_main());
     if args.print_config {
         context.output.line(resolved.to_toml())?;
@@ -131,6 +137,8 @@ fn train(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
         context.progress.on(&Event::Note(note));
     }
     let manifest = args.data.open_with_extra(&args.extra, context)?;
+    let has_test = !manifest.rows_of(Split::Test).is_empty();
+    check_data(ranks, &manifest)?;
     let training = Training::new(config.clone(), manifest, &args.out, &context.runtime)?.with_toml(toml.clone());
     let training = training.resume(args.resume.resumes()).with_ranks(ranks);
     let _run_lock = ranks.agree_on(main_only(ranks, || {
@@ -147,11 +155,13 @@ fn train(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
         (None, init) if !init.is_empty() => Some(needs::checkpoint_of(&context.locate(init)?)?),
         _ => checkpoint,
     };
+    if weights.is_none() {
+        context.check_architectures(&config.model)?;
+    }
     context.check_files(needs::of_training(&config.model, weights.as_deref())?)?;
     if let Some(profile) = &profile {
         profile.check()?;
     }
-    let machine = plan::training_machine(context).with_ranks(ranks.rank(), ranks.size());
     if let Some(limit) = args.memory_limit {
         limit_memory(limit, &machine)?;
     }
@@ -179,7 +189,7 @@ fn train(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
     }
     let profile = profile.as_ref().map(|profile| profile.out.as_path());
     write_report(&run, &toml, args, context);
-    print_result(&run, plan.as_ref(), profile, args, context)
+    print_result(&run, (plan.as_ref(), profile), has_test, args, context)
 }
 
 /// Limits tensor memory; call before the first tensor on a GPU.
@@ -206,8 +216,8 @@ fn write_report(run: &Run, toml: &str, args: &Args, context: &Context) {
 /// Prints the result of the run.
 fn print_result(
     run: &Run,
-    planned: Option<&Plan>,
-    profile: Option<&Path>,
+    (planned, profile): (Option<&Plan>, Option<&Path>),
+    has_test: bool,
     args: &Args,
     context: &Context,
 ) -> anyhow::Result<Outcome> {
@@ -222,12 +232,13 @@ fn print_result(
     let skipped = count(outcome.skipped_steps, "steps skipped because of NaN or infinity")
         + &count(num_skipped as u64, "samples skipped because their files cannot be read");
     context.output.line(format!(
-        "trained {} steps at {images_per_s:.2} images/s, data wait {waited:.0} %, peak of tensors {}{smaller}{skipped}; \
-         best score {}\nrun folder: {}",
+        "trained {} steps at {images_per_s:.2} images/s, data wait {waited:.0} %, peak of tensors {}{smaller}{skipped}\n\
+         {}\nrun folder: {}\nnext: {}",
         outcome.steps,
         peak,
-        outcome.best_score.map_or_else(|| "not measured".to_owned(), |score| format!("{score:.4} ({SCORE})")),
-        args.out.display()
+        best_line(outcome.best_score, &outcome.best_values),
+        args.out.display(),
+        next_command(run, has_test, args)
     ))?;
     context.output.record(&json!({
         "kind": "result",
@@ -235,6 +246,7 @@ fn print_result(
         "steps": outcome.steps,
         "steps_now": outcome.steps_now,
         "best_score": outcome.best_score,
+        "best_values": outcome.best_values.iter().cloned().collect::<BTreeMap<String, f64>>(),
         "stopped_early": outcome.stopped_early,
         "reduced_micro_batch": outcome.reduced_micro_batch,
         "skipped_steps": outcome.skipped_steps,
@@ -249,6 +261,32 @@ fn print_result(
         },
     }))?;
     Ok(Outcome::Done)
+}
+
+/// Validation Dice and score of `best/`. The score alone is not a Dice.
+fn best_line(score: Option<f64>, values: &[(String, f64)]) -> String {
+    let Some(score) = score else { return "not validated: the run has no `best/`".to_owned() };
+    let dice = values.iter().find(|(name, _)| name == "dice");
+    match (dice, values.is_empty()) {
+        (Some((_, dice)), _) => format!("best/: validation Dice {dice:.4}; score {score:.4} ({SCORE})"),
+        (None, true) => format!("best/: score {score:.4} ({SCORE})"),
+        (None, false) => {
+            format!("best/: no Dice, as no validation image shows its target; score {score:.4} (answer-token accuracy)")
+        }
+    }
+}
+
+/// The command that a training is usually followed by.
+fn next_command(run: &Run, has_test: bool, args: &Args) -> String {
+    let out = args.out.display();
+    if has_test {
+        return format!("prsmed eval {out} --data-root {} --split test", args.data.shown());
+    }
+    let questions = run.task.assembly().questions.as_ref();
+    let question = questions.and_then(|questions| questions.examples(1).first().copied());
+    // a shell would change these characters
+    let question = question.filter(|question| !question.contains(['"', '$', '`', '\\', '!', '\n'])).unwrap_or("TEXT");
+    format!("prsmed predict {out} --image FILE --question \"{question}\"")
 }
 
 /// Memory by the ledger, and resident memory of this process: its peak and its value before the first tensor.
@@ -334,14 +372,7 @@ impl Observer for PlanCheck<'_> {
     }
 }
 
-fn resolve(args: &Args, context: &Context) -> Result<Resolved> {
-    // a resumed run keeps its settings; those that are newer than its file have their defaults
-    let (file, default_preset) = match &args.config {
-        None if args.preset.is_none() && args.resume.settings(&args.out).is_some() => {
-            (args.resume.settings(&args.out), RunConfig::DEFAULT_PRESET)
-        }
-        other => (other.clone(), "tiny"),
-    };
+fn resolve(args: &Args, ranks: Ranks, machine: &Machine, context: &Context) -> Result<Resolved> {
     let mut sets = init_settings(args, context)?;
     sets.extend(sets_of(&args.sets, []));
     let flags = [
@@ -355,26 +386,36 @@ fn resolve(args: &Args, context: &Context) -> Result<Resolved> {
     for (key, flag, value) in flags {
         sets.extend(value.map(|value| (format!("{key}={value}"), flag.to_owned())));
     }
-    let nothing_asked = args.preset.is_none() && file.is_none();
+    let given = Sources {
+        preset: args.preset.clone(),
+        default_preset: "tiny".into(),
+        file: args.config.clone(),
+        sets,
+        ..Sources::default()
+    };
+    // settings that are newer than the run's file have their defaults
+    let sources = args.resume.sources::<RunConfig>(&args.out, given, context.progress.as_ref())?;
+    let nothing_asked = sources.preset.is_none() && sources.file.is_none();
     if nothing_asked && tensor::default_device() != Device::Cpu {
-        return preset_for_this_gpu(sets, args, context);
+        return preset_for_this_gpu(sources.sets, args, (ranks, machine), context);
     }
     if nothing_asked {
         let text = "no usable GPU (`prsmed doctor` explains why): using preset `tiny`, a small model from random \
                     weights; `--preset cpu` trains the full model in host memory, slowly";
         context.progress.on(&Event::Note(text.into()));
     }
-    let resolved =
-        Sources { preset: args.preset.clone(), default_preset: default_preset.into(), file, sets }.resolve()?;
+    let resolved = sources.resolve()?;
     if !args.print_config {
         refuse_gpu_preset_without_gpu(&resolved, context)?;
     }
     Ok(resolved)
 }
 
-/// The settings that `--init` takes from its run.
+/// The settings that `--init` takes from its run. A run that goes on has its own.
 fn init_settings(args: &Args, context: &Context) -> Result<Vec<(String, String)>> {
-    let Some(run) = &args.init else { return Ok(Vec::new()) };
+    let Some(run) = args.init.as_ref().filter(|_| args.resume.settings(&args.out).is_none()) else {
+        return Ok(Vec::new());
+    };
     let locate = |spec: &str| context.locate(spec);
     let build = Build { cache: context.env.cache.as_deref(), ..Build::new(Device::Cpu, Kind::Float, &locate) };
     let mut settings = context.read_run(run, None, None, &|folder| init::settings(folder, build))?;
@@ -400,31 +441,39 @@ pub(super) fn refuse_gpu_preset_without_gpu(resolved: &Resolved, context: &Conte
     Err(Error::config("--preset", reason, hint))
 }
 
-/// The fastest settings of the full model for the GPU of this machine.
-fn preset_for_this_gpu(sets: Vec<(String, String)>, args: &Args, context: &Context) -> Result<Resolved> {
+/// The fastest settings of the full model for the GPU of this machine. All processes take those of the first one.
+fn preset_for_this_gpu(
+    sets: Vec<(String, String)>,
+    args: &Args,
+    (ranks, machine): (Ranks, &Machine),
+    context: &Context,
+) -> Result<Resolved> {
     let resolve =
         |sets: Vec<(String, String)>| Sources { default_preset: "full".into(), sets, ..Sources::default() }.resolve();
     let full = resolve(sets.clone())?;
     if !args.print_config && !args.resume.resumes() {
+        context.check_architectures(&full.config.model)?;
         context.check_files(needs::of_model(&full.config.model))?;
     }
-    let joined = context.rendezvous.as_ref();
-    let (rank, ranks) = joined.map_or((0, 1), |joined| (joined.rank, joined.size));
-    let machine = plan::training_machine(context).with_ranks(rank, ranks);
-    let found = preset::search_for(&full, &machine, full.config.samples_of_a_step(), true)?;
-    let Some(best) = found.fitting.first() else {
-        let reason = preset::nothing_fits(&found, &machine.offer().device);
-        return Err(Error::config(
-            "train",
-            reason,
-            "use a larger GPU, or skip this check with `--preset` and `--no-plan`",
-        ));
+    let search = || {
+        let fitted = full.clone().fit_precision(PRECISION, machine)?;
+        let found = preset::search_for(&fitted, machine, full.config.samples_of_a_step(), true)?;
+        let Some(best) = found.fitting.first() else {
+            let reason = preset::nothing_fits(&found, &machine.offer().device);
+            let hint = "use a larger GPU, or skip this check with `--preset` and `--no-plan`";
+            return Err(Error::config("train", reason, hint));
+        };
+        let config = fitted.config.with(&best.choice).divided_among(machine.num_ranks())?;
+        let origin = format!("preset for {}", machine.offer().device);
+        let chosen = config.changes_from(&fitted.config).into_iter();
+        Ok(chosen.map(|assignment| (assignment, origin.clone())).collect::<Vec<_>>())
     };
-    let config = full.config.with(&best.choice).divided_among(machine.num_ranks())?;
-    let gpu = machine.offer().device;
+    let search = || context.with_patience(preset::SEARCHING, search);
+    let chosen = ranks.gather_if_all(main_only(ranks, search).map(Option::unwrap_or_default))?.swap_remove(0);
     // the user's settings have priority; the plan that follows checks if they fit
-    let chosen = config.changes_from(&full.config).into_iter();
-    let mut all: Vec<_> = chosen.map(|assignment| (assignment, format!("preset for {gpu}"))).collect();
-    all.extend(sets);
-    resolve(all)
+    resolve(chosen.into_iter().chain(sets).collect())
 }
+
+#[cfg(test)]
+#[path = "train_tests.rs"]
+mod tests;

@@ -7,6 +7,7 @@ use crate::Result;
 use crate::data::image::PixelConfig;
 use crate::data::labels::Labels;
 use crate::data::prepared::Intensity;
+use crate::data::questions::{Familiarity, KnownQuestions};
 use crate::data::text::TextTokenizer;
 use crate::data::volume::{Axis, Window};
 use crate::hub::{self, Pinned};
@@ -23,6 +24,11 @@ use std::sync::Arc;
 pub(super) const DESCRIPTION: &str = "model.json";
 /// The file of an adapter's settings.
 pub(super) const ADAPTER_CONFIG: &str = "lora_adapter/adapter_config.json";
+
+/// True if `folder` was written by the original code.
+pub(super) fn is_published(folder: &Path) -> bool {
+    !folder.join(DESCRIPTION).exists() && folder.join("mask_decoder.pth").exists()
+}
 
 /// Description of a checkpoint folder (`model.json`).
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -91,6 +97,11 @@ impl Assembly {
     pub fn confidence(&self, probabilities: &[f32]) -> Confidence {
         Confidence::of(probabilities, self.description.calibration.as_ref())
     }
+
+    /// How a question compares with those of the training. Nothing is claimed if the checkpoint does not have them.
+    pub fn familiarity(&self, question: &str) -> Familiarity {
+        self.questions.as_ref().map(|questions| questions.compare(question)).unwrap_or_default()
+    }
 }
 
 /// A model with its tokenizer and description.
@@ -102,6 +113,8 @@ pub struct Assembly {
     pub tokenizer: Arc<TextTokenizer>,
     /// Description for its checkpoints.
     pub description: Description,
+    /// The questions of its training; checkpoints of old versions have none.
+    pub questions: Option<Arc<KnownQuestions>>,
     /// Keys that did not fit (if that is allowed), and other warnings of the load.
     pub warnings: Vec<String>,
 }

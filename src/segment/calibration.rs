@@ -3,6 +3,7 @@
 
 use crate::data::manifest::Target;
 use crate::metrics::presence::{best_threshold, presence_score};
+use crate::metrics::segmentation::is_foreground;
 use crate::metrics::temperature::{LogitHistogram, scaled};
 use serde::{Deserialize, Serialize};
 
@@ -30,8 +31,8 @@ pub struct Confidence {
     pub is_found: bool,
     /// Mean probability of the pixels in the mask after temperature scaling, 0.5..=1; `None` for an empty mask.
     pub foreground: Option<f64>,
-    /// Uncertainty of the boundary: the area with a probability from 0.25 to 0.75 after temperature scaling, as a
-    /// fraction of the mask's area. `None` for an empty mask.
+    /// Uncertainty of the boundary: the pixels with a probability from 0.25 to 0.75 after temperature scaling, as a
+    /// fraction of all pixels from 0.25 on, 0..=1. `None` for an empty mask.
     pub boundary: Option<f64>,
 }
 
@@ -41,21 +42,22 @@ impl Confidence {
         let presence = presence_score(probabilities);
         let threshold = calibration.and_then(|calibration| calibration.presence_threshold);
         let temperature = calibration.map_or(1.0, |calibration| calibration.temperature);
-        let (mut area, mut sum, mut uncertain) = (0_u64, 0.0, 0_u64);
+        let (mut area, mut sum, mut uncertain, mut possible) = (0_u64, 0.0, 0_u64, 0_u64);
         for probability in probabilities {
-            let probability = scaled(f64::from(*probability), temperature);
-            uncertain += u64::from((0.25..=0.75).contains(&probability));
-            if probability >= 0.5 {
+            let calibrated = scaled(f64::from(*probability), temperature);
+            uncertain += u64::from((0.25..=0.75).contains(&calibrated));
+            possible += u64::from(calibrated >= 0.25);
+            if is_foreground(*probability) {
                 area += 1;
-                sum += probability;
+                sum += calibrated;
             }
         }
-        let part = |value: f64| (area > 0).then(|| value / area as f64);
+        let part = |value: f64, whole: u64| (area > 0).then(|| value / whole as f64);
         Self {
             presence,
             is_found: threshold.is_none_or(|threshold| presence >= threshold),
-            foreground: part(sum),
-            boundary: part(uncertain as f64),
+            foreground: part(sum, area),
+            boundary: part(uncertain as f64, possible),
         }
     }
 }
@@ -135,10 +137,17 @@ mod tests {
         probabilities[120..130].fill(0.3);
         let plain = Confidence::of(&probabilities, None);
         assert!((plain.foreground.expect("a mask") - (100.0 * 0.9 + 20.0 * 0.6) / 120.0).abs() < 1e-6, "{plain:?}");
-        assert!((plain.boundary.expect("a mask") - 30.0 / 120.0).abs() < 1e-9, "{plain:?}");
+        assert!((plain.boundary.expect("a mask") - 30.0 / 130.0).abs() < 1e-9, "{plain:?}");
         let calibration = Calibration { temperature: 2.0, presence_threshold: None, num_present: 1, num_absent: 0 };
         let humble = Confidence::of(&probabilities, Some(&calibration));
         assert!(humble.foreground < plain.foreground, "{humble:?}");
+        // a small mask with a wide boundary
+        let mut wide = map(10, 0.9);
+        wide[10..200].fill(0.4);
+        let wide = Confidence::of(&wide, None).boundary.expect("a mask");
+        assert!((wide - 190.0 / 200.0).abs() < 1e-9, "{wide}");
+        let all = Confidence::of(&map(50, 0.6), None).boundary;
+        assert_eq!(all, Some(1.0));
         let empty = Confidence::of(&map(100, 0.4), None);
         assert_eq!((empty.foreground, empty.boundary), (None, None));
     }

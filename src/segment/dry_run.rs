@@ -2,9 +2,10 @@
 //!
 //! It runs the same functions as [`super::task::SegmentTask`]; only the values in the batches are arbitrary.
 
-pub use super::layout::Example;
+pub use super::example::Example;
 
-use super::layout::Layout;
+use super::example::Largest;
+use super::layout::{Layout, Sizes};
 use super::setup::{self, ModelConfig};
 use super::step::{self, Inputs, Prepared};
 use super::vision_features::{VisionInput, feature_shape};
@@ -192,20 +193,14 @@ impl SegmentDryRun {
     }
 
     /// A micro-batch of images with `questions` questions each.
-    fn batch(&self, questions: usize, seen: bool, device: Device) -> Inputs {
+    fn batch(&self, questions: usize, largest: Option<Largest>, seen: bool, device: Device) -> Inputs {
         let _category = ledger::enter(ledger::Category::Inputs);
         let images = self.train.micro_batch;
         let rows = images * questions;
         let [b, q] = [images, rows].map(|count| i64::try_from(count).expect("a small batch"));
         let side = self.settings.image_size;
-        let Example { text_tokens, answer_tokens, .. } = self.example;
-        let answer_start = text_tokens - answer_tokens;
-        let shorter = |row: usize| if row == 0 { 0 } else { self.shorter };
-        let answer_starts: Vec<usize> = (0..rows).map(|row| answer_start - shorter(row) / 2).collect();
-        let texts = (0..rows).map(|row| self.text(text_tokens - shorter(row))).collect();
-        let (semantics, image_tokens) = (self.settings.semantics, self.model.num_image_tokens());
         Inputs {
-            layout: Layout::new(texts, &answer_starts, &vec![questions; images], semantics, image_tokens),
+            layout: self.layout(questions, largest),
             vision: self.vision(b, seen, device),
             sam_image: blank([b, 3, side, side], Kind::Uint8, device),
             mask: blank([q, 1, side, side], Kind::Uint8, device),
@@ -213,6 +208,44 @@ impl SegmentDryRun {
             class_label: Tensor::zeros([q], (Kind::Int64, device)),
             rows: Vec::new(),
         }
+    }
+
+    fn layout(&self, questions: usize, largest: Option<Largest>) -> Layout {
+        let (images, semantics) = (self.train.micro_batch, self.settings.semantics);
+        // of texts with so many ids, and so many before the answer
+        let layout = |rows: &[(usize, usize)]| {
+            let texts = rows.iter().map(|(ids, _)| self.text(*ids)).collect();
+            let starts: Vec<usize> = rows.iter().map(|(_, start)| *start).collect();
+            Layout::new(texts, &starts, &vec![questions; images], semantics, self.model.num_image_tokens())
+        };
+        let Example { text_tokens, answer_tokens, .. } = self.example;
+        let answer_start = text_tokens - answer_tokens;
+        let num_rows = images * questions;
+        let Some(largest) = largest else {
+            let shorter = |row: usize| if row == 0 { 0 } else { self.shorter };
+            let rows: Vec<_> =
+                (0..num_rows).map(|row| (text_tokens - shorter(row), answer_start - shorter(row) / 2)).collect();
+            return layout(&rows);
+        };
+        let Largest { sequence, prompt, answers, is_ragged } = largest;
+        if !semantics.hides_answer() {
+            // the published decoder reads padding, so that texts of several lengths need a mask
+            let last = |row: usize| usize::from(is_ragged && row + 1 == num_rows);
+            let rows: Vec<_> = (0..num_rows).map(|row| (sequence - last(row), prompt.min(sequence - 1))).collect();
+            return layout(&rows);
+        }
+        if is_ragged || questions > 1 {
+            let layout = layout(&vec![(3, 2); num_rows]);
+            let [sequence, prompt] = [sequence, prompt].map(|ids| layout.tokens_with_image(ids));
+            let sequence = sequence.max(layout.needed().sequence);
+            return layout.padded_to(Sizes { sequence, supervised: answers.max(num_rows), prompt });
+        }
+        let (longest, others) = (sequence - prompt, num_rows - 1);
+        let rest = answers.saturating_sub(longest);
+        let shared = |row: usize| rest / others + usize::from(row <= rest % others);
+        let rows: Vec<_> =
+            (0..num_rows).map(|row| (prompt + if row == 0 { longest } else { shared(row) }, prompt)).collect();
+        layout(&rows)
     }
 
     fn text(&self, tokens: usize) -> Vec<i64> {
@@ -356,7 +389,7 @@ impl Task for SegmentDryRun {
 
     fn validate(&self, _observer: &dyn Observer, _ranks: Ranks) -> Result<Option<Validation>> {
         // validation is not packed, and the first validation has new images
-        let inputs = self.batch(1, false, self.input_device());
+        let inputs = self.batch(1, self.example.largest.map(|[_, largest]| largest), false, self.input_device());
         let mut sums = validation::Sums::default();
         guard::guard(|| validation::score(&self.model, &inputs, &mut sums, |_, _, _| Ok(())))?;
         Ok(None)
@@ -382,7 +415,8 @@ impl Task for SegmentDryRun {
 
 impl DryRunTask for SegmentDryRun {
     fn example(&self, seen: bool) -> Inputs {
-        self.batch(self.example.questions, seen, self.model.options().device)
+        let largest = self.example.largest.map(|[largest, _]| largest);
+        self.batch(self.example.questions, largest, seen, self.model.options().device)
     }
 
     fn host_weights(&self) -> HostUse {
@@ -416,6 +450,7 @@ impl DryRunTask for SegmentDryRun {
         let (device, side) = (self.input_device(), self.settings.image_size);
         let _sight = self.vision(images, false, device);
         let _mask = blank([images, 1, side, side], Kind::Uint8, device);
+        let _classes = blank([images], Kind::Int64, device);
         task::calibrate(&self.model, &blank([images, 3, side, side], Kind::Uint8, device))
     }
 

@@ -20,7 +20,7 @@ use crate::event::{Event, Observer};
 use crate::metrics::estimates::Item;
 use crate::metrics::grid::{Size, Spacing};
 use crate::metrics::mask_scores::MaskScores;
-use crate::metrics::segmentation::{ImageScore, THRESHOLD};
+use crate::metrics::segmentation::{ImageScore, is_foreground};
 use crate::metrics::table::{EvalSummary, EvalSums, Protocol};
 use crate::tensor::{Kind, Tensor};
 use crate::trainer::Ranks;
@@ -201,15 +201,12 @@ impl Running<'_> {
         let (image, mask) = images.map_or_else(|| self.decoded(row), Ok)?;
         let truth = pixels::foreground(&mask);
         let flags: Vec<bool> = truth.iter().map(|v| *v > 127).collect();
-        let confidence = self.assembly.confidence(&prediction.mask);
         if row.target != Target::Unknown {
             self.sums.add_pixels(&prediction.mask, &flags);
         }
         let raw = ImageScore::of(&prediction.mask, &flags).map_err(|error| error.of_image(&row.image_path))?;
+        let confidence = prediction.settle(self.assembly.description.calibration.as_ref(), false);
         let is_withheld = !confidence.is_found && raw.counts.predicted > 0;
-        if !confidence.is_found {
-            prediction.mask.fill(0.0);
-        }
         let scored = match row.target {
             Target::Present => Some(self.mask_scores(row, &prediction, &flags, &raw)?),
             Target::Absent | Target::Unknown => None,
@@ -232,7 +229,7 @@ impl Running<'_> {
             Some([across, down]) => Spacing::image(down, across),
             None => Spacing::PIXELS,
         };
-        let predicted: Vec<bool> = prediction.mask.iter().map(|p| *p > THRESHOLD).collect();
+        let predicted: Vec<bool> = prediction.mask.iter().map(|p| is_foreground(*p)).collect();
         let size = Size::image(height, width);
         let mask = MaskScores::of(&predicted, truth, size, spacing, self.options.tolerance).map_err(named)?;
         let has_threshold = self.assembly.description.calibration.is_some_and(|c| c.presence_threshold.is_some());
@@ -259,7 +256,7 @@ impl Running<'_> {
             predicted_modality,
             confidence,
             is_withheld,
-            has_mask: prediction.mask.iter().any(|p| *p > THRESHOLD),
+            has_mask: prediction.num_foreground() > 0,
         }
     }
 

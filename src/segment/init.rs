@@ -55,7 +55,7 @@ pub fn create(
         sources: trained.sources.clone(),
     };
     let note = note(&folder, modalities, &taken);
-    Ok((Assembly { model, tokenizer: Arc::new(tokenizer), description, warnings }, note))
+    Ok((Assembly { model, tokenizer: Arc::new(tokenizer), description, questions: None, warnings }, note))
 }
 
 /// Settings that a training takes from the run in the checkpoint folder `folder`: `key=value` as `--set` takes them.

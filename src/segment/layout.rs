@@ -69,23 +69,6 @@ impl Sizes {
     }
 }
 
-/// Sizes of the example batches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
-pub struct Example {
-    /// Ids of a text, including the image token and the answer.
-    pub text_tokens: usize,
-    /// Ids of the answer, part of `text_tokens`.
-    pub answer_tokens: usize,
-    /// Modality classes.
-    pub num_classes: usize,
-    /// Longest generated answer in tokens: room in the key-value cache of a prediction.
-    pub new_tokens: usize,
-    /// Questions about each image.
-    pub questions: usize,
-    /// Whether some masks of the data set are not known.
-    pub has_unknown_masks: bool,
-}
-
 /// Positions of every id, image token, prompt and label of a micro-batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
@@ -197,6 +180,11 @@ impl Layout {
     /// Sizes with padding.
     pub fn sizes(&self) -> Sizes {
         self.sizes
+    }
+
+    /// Tokens of so many ids, one of which is the image token.
+    pub fn tokens_with_image(&self, ids: usize) -> usize {
+        ids + self.image_tokens - 1
     }
 
     /// Questions, q.

@@ -4,10 +4,12 @@
 //! vision tower with `config.json`, tokenizer and shards. Transformers reads it as a Mistral and ignores the other
 //! keys. Tensors are read, changed and written one at a time.
 
+use super::adapters::{ADAPTER, Scales};
 use super::assembly::DESCRIPTION;
 use super::needs;
 use super::setup::{self, Build, Description, RunOverrides};
-use super::weights::{ADAPTER, base_config, base_of, part_file};
+use super::weights::{base_config, base_of, part_file};
+use crate::data::questions::{KnownQuestions, QUESTIONS_FILE};
 use crate::data::text::TextTokenizer;
 use crate::event::{Event, Observer};
 use crate::models::prsmed::TOWER_PREFIX;
@@ -57,6 +59,7 @@ pub struct Source {
     parts: Vec<(&'static str, Option<Archive>)>,
     /// Name and content of each file of the tokenizer.
     tokenizer: [(&'static str, String); 3],
+    questions: Option<KnownQuestions>,
 }
 
 impl Source {
@@ -78,7 +81,7 @@ impl Source {
             let is_missing = part == "cls" && !file.exists();
             parts.push((part, if is_missing { None } else { Some(Archive::open(&file)?) }));
         }
-        Ok(Self { description, base, parts, tokenizer })
+        Ok(Self { description, base, parts, tokenizer, questions: KnownQuestions::open(folder)? })
     }
 
     /// Writes the merged run to `out`, which must not exist. Nothing that exists is changed.
@@ -100,6 +103,9 @@ impl Source {
         staged.write_bytes("base/config.json", &json(&config))?;
         staged.write_bytes("base.json", &json(&config))?;
         staged.write_bytes(DESCRIPTION, &serde_json::to_vec_pretty(&description).expect("plain values serialise"))?;
+        if let Some(questions) = self.questions {
+            staged.write_bytes(QUESTIONS_FILE, questions.to_json().as_bytes())?;
+        }
         for (name, text) in self.tokenizer {
             staged.write_bytes(&format!("tokenizer/{name}"), text.as_bytes())?;
             staged.write_bytes(&format!("base/{name}"), text.as_bytes())?;
@@ -169,14 +175,13 @@ struct Base {
     archive: Archive,
     tower: Option<Archive>,
     adapters: Archive,
-    scale: f64,
+    scales: Scales,
 }
 
 impl Base {
     fn open(folder: &Path, description: &Description, build: Build) -> Result<Self> {
         let (base, tower) = base_of(folder, description, build)?;
-        let lora = description.sizes.lora;
-        let scale = lora.alpha / lora.rank as f64;
+        let scales = Scales::open(folder, description.sizes.lora)?;
         let archive = Archive::open(&base)?;
         if let Some(name) = archive.names().iter().find(|name| archive.is_quantized(name)) {
             let hint = "give the unquantized base with `--base WHERE`";
@@ -190,7 +195,7 @@ impl Base {
             archive,
             tower: tower.map(|tower| Archive::open(&tower)).transpose()?,
             adapters: Archive::open(&folder.join(ADAPTER))?,
-            scale,
+            scales,
         })
     }
 
@@ -227,9 +232,8 @@ impl Base {
                 let [a, b] =
                     [self.adapters.read(&a)?, self.adapters.read(&b)?].map(|factor| factor.to_kind(Kind::Float));
                 self.check_factors(key, [&weight, &a, &b])?;
-                guard::guard(|| {
-                    Ok(no_grad(|| (weight.to_kind(Kind::Float) + b.matmul(&a) * self.scale).to_kind(kind)))
-                })?
+                let scale = self.scales.of(key.trim_end_matches(".weight"))?;
+                guard::guard(|| Ok(no_grad(|| (weight.to_kind(Kind::Float) + b.matmul(&a) * scale).to_kind(kind))))?
             }
         };
         let is_finite = guard::guard(|| Ok(merged.isfinite().all().int64_value(&[]) == 1))?;

@@ -2,6 +2,8 @@
 //!
 //! Read [`step`] first: one pass of the model over a micro-batch, the same for training and evaluation.
 
+mod adapters;
+mod architecture;
 mod assembly;
 mod batches;
 pub mod calibration;
@@ -9,6 +11,7 @@ pub mod config;
 mod description;
 pub mod dry_run;
 pub mod evaluate;
+pub mod example;
 pub mod init;
 pub mod layout;
 pub mod loss;

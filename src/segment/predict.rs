@@ -5,6 +5,7 @@
 //! answers any number of questions from them. [`predict()`] does both.
 
 use super::Semantics;
+use super::calibration::{Calibration, Confidence};
 use super::layout::Layout;
 use super::needs;
 use super::setup::{self, Assembly, Build, RunOverrides};
@@ -13,6 +14,7 @@ use super::validation::values;
 use crate::data::image::{clip_pixels, sam_pixels};
 use crate::data::sheet;
 use crate::data::text::{self, AnswerStream};
+use crate::metrics::segmentation::is_foreground;
 use crate::models::mask_decoder;
 use crate::models::mistral::KvCache;
 use crate::models::prsmed::PrsMed;
@@ -84,15 +86,30 @@ impl Assembly {
 }
 
 impl Prediction {
-    /// The mask as an image of 0 and 255: foreground from a probability of 0.5 on, after rounding to 8 bits.
+    /// How sure the model is of the mask. A target that is reported as not found gets an empty mask, unless
+    /// `always_paint`.
+    pub fn settle(&mut self, calibration: Option<&Calibration>, always_paint: bool) -> Confidence {
+        let confidence = Confidence::of(&self.mask, calibration);
+        if !confidence.is_found && !always_paint {
+            self.mask.fill(0.0);
+        }
+        confidence
+    }
+
+    /// Number of foreground pixels.
+    pub fn num_foreground(&self) -> usize {
+        self.mask.iter().filter(|probability| is_foreground(**probability)).count()
+    }
+
+    /// The mask as an image of 0 and 255: foreground from a probability of 0.5 on.
     ///
     /// # Errors
     /// [`Error::Shape`] if the mask does not have the size.
     pub fn binary_mask(&self) -> Result<GrayImage> {
         let (width, height) = self.size;
-        let mut mask = sheet::probability_image(&self.mask, width, height)?;
-        mask.iter_mut().for_each(|value| *value = if *value > 127 { 255 } else { 0 });
-        Ok(mask)
+        let levels: Vec<f32> =
+            self.mask.iter().map(|probability| f32::from(u8::from(is_foreground(*probability)))).collect();
+        sheet::probability_image(&levels, width, height)
     }
 
     /// The most probable class, as an index of the run's classes.
@@ -313,6 +330,34 @@ mod tests {
     use crate::models::prsmed::BuildOptions;
     use crate::nn::Quantization;
     use crate::tensor::rng;
+
+    #[test]
+    fn a_probability_of_one_half_is_foreground_in_scores_and_masks() {
+        let below = f32::from_bits(0.5_f32.to_bits() - 1);
+        for (probabilities, num_foreground) in
+            [([0.5, 0.5, 0.2, 0.9], 3), ([below, 0.0, 0.1, 0.2], 0), ([0.5, below, below, 0.0], 1)]
+        {
+            let score = crate::metrics::segmentation::ImageScore::of(&probabilities, &[true; 4]).unwrap();
+            assert_eq!(score.counts.predicted, num_foreground);
+            let classes = Vec::new();
+            let mut prediction =
+                Prediction { answer: String::new(), new_tokens: 0, mask: probabilities.into(), size: (2, 2), classes };
+            let drawn: u64 = prediction.binary_mask().unwrap().iter().map(|value| u64::from(*value == 255)).sum();
+            assert_eq!((drawn, prediction.num_foreground() as u64), (num_foreground, num_foreground));
+            let confidence = prediction.settle(None, false);
+            assert_eq!((confidence.is_found, confidence.foreground.is_some()), (true, num_foreground > 0));
+        }
+        // one function decides what a target that is not found gets
+        let calibration =
+            Calibration { temperature: 1.0, presence_threshold: Some(0.99), num_present: 1, num_absent: 1 };
+        for (paint, left) in [(false, 0), (true, 4)] {
+            let mask = vec![0.5; 4];
+            let mut prediction =
+                Prediction { answer: String::new(), new_tokens: 0, mask, size: (2, 2), classes: Vec::new() };
+            assert!(!prediction.settle(Some(&calibration), paint).is_found);
+            assert_eq!(prediction.num_foreground(), left);
+        }
+    }
 
     #[test]
     fn an_answer_ends_at_the_limit_or_when_the_caller_says_so() {

@@ -8,13 +8,15 @@ use super::assembly::Assembly;
 use super::calibration::Confidence;
 use super::evaluate::overlay;
 use super::predict::{EncodedImage, Prediction, ask, check_question, encode};
-use crate::data::sheet;
+use crate::data::questions::Familiarity;
+use crate::data::volume::{FileKind, Uid, dicom};
+use crate::data::{csv_text, sheet};
 use crate::event::{Event, Observer};
 use crate::{Error, Result, files};
 use image::DynamicImage;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
 use std::ops::ControlFlow;
@@ -45,12 +47,12 @@ pub struct Job {
 
 /// The jobs of a folder of images (searched with its subfolders) or of a CSV file with the column `image` and, if the
 /// rows have their own, the column `question`. Rows without a question and images of a folder get all `questions`. Jobs
-/// about one image follow each other.
+/// about one image follow each other. Notes name volumes that are left out and slices that are answered one by one.
 ///
 /// # Errors
 /// [`Error::Config`] for no images, no question or one that is too long; [`Error::Data`] with the line for a file that does not exist;
 /// [`Error::Io`].
-pub fn jobs(path: &Path, questions: &[String]) -> Result<Vec<Job>> {
+pub fn jobs(path: &Path, questions: &[String], observer: &dyn Observer) -> Result<Vec<Job>> {
     let listed = if path.is_dir() {
         let mut found = Vec::new();
         let is_image = |file: &Path| {
@@ -59,13 +61,18 @@ pub fn jobs(path: &Path, questions: &[String]) -> Result<Vec<Job>> {
         };
         search(path, &mut |file| found.extend(is_image(&file).then_some(file)))?;
         found.sort();
+        let note = left_out(path, &found)?;
         if found.is_empty() {
-            let reason = format!("`{}` has no file that ends in .{}", path.display(), ENDINGS.join(", ."));
+            let note = note.map_or_else(String::new, |note| format!("; {note}"));
+            let reason = format!("`{}` has no file that ends in .{}{note}", path.display(), ENDINGS.join(", ."));
             return Err(Error::config(
                 "--images",
                 reason,
                 "name a folder of images, or a CSV file with a column `image`",
             ));
+        }
+        if let Some(note) = note {
+            observer.on(&Event::Note(note));
         }
         found.into_iter().map(|image| (image, None)).collect()
     } else {
@@ -79,6 +86,12 @@ pub fn jobs(path: &Path, questions: &[String]) -> Result<Vec<Job>> {
             reason,
             "add `--question \"Where is the lesion?\"`, or a column `question`",
         ));
+    }
+    let mut images: Vec<PathBuf> = listed.iter().map(|(image, _)| image.clone()).collect();
+    images.sort();
+    images.dedup();
+    if let Some(note) = series_note(&images) {
+        observer.on(&Event::Note(note));
     }
     // images in their order, each with all its questions
     let mut place_of: HashMap<&Path, usize> = HashMap::new();
@@ -105,6 +118,12 @@ pub fn jobs(path: &Path, questions: &[String]) -> Result<Vec<Job>> {
     Ok(jobs)
 }
 
+/// The folder of images, or the folder of a table of images.
+pub fn root_of(path: &Path) -> &Path {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if path.is_dir() { path } else { parent }
+}
+
 /// Calls `found` for each file below a folder that is not hidden.
 fn search(folder: &Path, found: &mut dyn FnMut(PathBuf)) -> Result<()> {
     for entry in std::fs::read_dir(folder).map_err(Error::io(folder, "list"))? {
@@ -121,13 +140,62 @@ fn search(folder: &Path, found: &mut dyn FnMut(PathBuf)) -> Result<()> {
     Ok(())
 }
 
+/// Ending of a list of files: their first names.
+fn first_names(files: &[&Path]) -> String {
+    let names = files.iter().take(3).map(|file| format!("`{}`", file.display())).collect::<Vec<_>>().join(", ");
+    if files.len() > 3 { format!("{names} and {} more", files.len() - 3) } else { names }
+}
+
+/// The files of volumes below `folder` that are not answered as images.
+fn left_out(folder: &Path, images: &[PathBuf]) -> Result<Option<String>> {
+    let mut volumes = Vec::new();
+    search(folder, &mut |file| {
+        let is_left_out = images.binary_search(&file).is_err() && matches!(FileKind::of(&file), Ok(Some(_)));
+        volumes.extend(is_left_out.then_some(file));
+    })?;
+    volumes.sort();
+    let files: Vec<&Path> = volumes.iter().map(|file| file.strip_prefix(folder).unwrap_or(file)).collect();
+    let note = format!(
+        "files that may be volumes are left out ({}): {}; segment a volume with `--image FILE --out mask.nii.gz`",
+        files.len(),
+        first_names(&files)
+    );
+    Ok((!files.is_empty()).then_some(note))
+}
+
+/// A note about DICOM files of one series, which may be the slices of a volume.
+fn series_note(images: &[PathBuf]) -> Option<String> {
+    let mut series: BTreeMap<Uid, Vec<&Path>> = BTreeMap::new();
+    for image in images {
+        if let Some(uid) = dicom::series_of(image) {
+            series.entry(uid).or_default().push(image);
+        }
+    }
+    let mut several: Vec<Vec<&Path>> = series.into_values().filter(|files| files.len() > 1).collect();
+    several.sort();
+    let files = several.concat();
+    let num_series = match several.len() {
+        0 => return None,
+        1 => "one series".to_owned(),
+        number => format!("{number} series"),
+    };
+    Some(format!(
+        "{} DICOM files belong to {num_series} and are answered as images of their own: {}; if they are the slices of a \
+         volume, segment it with `--image FOLDER --out mask.nii.gz`",
+        files.len(),
+        first_names(&files)
+    ))
+}
+
 /// Images of a table, with their questions.
 fn read_table(path: &Path) -> Result<Vec<(PathBuf, Option<String>)>> {
     let bytes = files::read(path, files::MAX_TABLE).map_err(Error::io(path, "read"))?;
-    let mut reader = csv::ReaderBuilder::new().flexible(false).from_reader(bytes.as_slice());
-    let damaged = |error: csv::Error| Error::data(path, error.to_string(), "write a CSV file with a header line");
+    let bytes = csv_text::utf8(path, bytes)?;
+    let separator = csv_text::separator(&bytes, &["image", "question"]);
+    let mut reader = csv::ReaderBuilder::new().flexible(false).delimiter(separator).from_reader(bytes.as_slice());
+    let damaged = |error: csv::Error| csv_text::error(path, &error, "write a CSV file with a header line");
     let header = reader.headers().map_err(damaged)?.clone();
-    let column = |name: &str| header.iter().position(|found| found.trim().trim_start_matches('\u{feff}') == name);
+    let column = |name: &str| header.iter().position(|found| found.trim() == name);
     let Some(image) = column("image") else {
         let reason =
             format!("has no column `image`; its columns are: {}", header.iter().collect::<Vec<_>>().join(", "));
@@ -168,6 +236,12 @@ pub struct Made {
     pub overlays: bool,
     /// How values of DICOM images become grey.
     pub window: String,
+    /// The folder that the names of images are relative to.
+    #[serde(default)]
+    pub images: PathBuf,
+    /// The affine of NIfTI files that was chosen.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub geometry: Option<String>,
 }
 
 /// The result of one question: a line of [`JOURNAL`].
@@ -185,6 +259,9 @@ pub struct Answered {
     pub modality: Option<String>,
     /// How sure the model is.
     pub confidence: Option<Confidence>,
+    /// How the question compares with those of the training.
+    #[serde(flatten)]
+    pub familiarity: Familiarity,
     /// Foreground of the mask that was written, in pixels.
     pub area_pixels: u64,
     /// The same as a fraction of the image.
@@ -221,6 +298,7 @@ impl Answered {
             answer: String::new(),
             modality: None,
             confidence: None,
+            familiarity: Familiarity::default(),
             area_pixels: 0,
             area_frac: 0.0,
             size: (0, 0),
@@ -252,6 +330,8 @@ pub struct Tally {
     pub kept: usize,
     /// Not answered because of their image.
     pub failed: usize,
+    /// Answered, now or earlier, and unlike the questions of the training.
+    pub unfamiliar: usize,
 }
 
 impl Results {
@@ -259,8 +339,8 @@ impl Results {
     /// begun anew, with a note.
     ///
     /// # Errors
-    /// [`Error::Config`] if `keeps_files` is set and the folder has other results or other files with the names of new
-    /// ones; [`Error::Io`].
+    /// [`Error::Config`] if `keeps_files` is set and the folder has other results, and for a folder with files of new
+    /// results' names that are no results; [`Error::Io`].
     pub fn open(folder: &Path, made: Made, keeps_files: bool, observer: &dyn Observer) -> Result<Self> {
         let path = folder.join(JOURNAL);
         let text = match files::read(&path, files::MAX_TABLE) {
@@ -269,11 +349,20 @@ impl Results {
             Err(error) => return Err(Error::io(&path, "read")(error)),
         };
         let mut lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        let table = folder.join(TABLE);
+        let is_empty = |folder: &Path| std::fs::read_dir(folder).map_or(true, |mut entries| entries.next().is_none());
+        let others = ["masks", "overlays"].map(|name| folder.join(name));
+        let other = others.iter().find(|folder| !is_empty(folder)).or(table.exists().then_some(&table));
+        if let (true, Some(other)) = (text.is_empty(), other) {
+            let reason =
+                format!("`{}` exists, and `{JOURNAL}`, which would name its origin, does not", other.display());
+            return Err(Error::config("--out", reason, "choose another folder"));
+        }
         let before: Option<Made> = lines.next().and_then(|line| serde_json::from_str(line).ok());
         let is_same = before.as_ref() == Some(&made);
-        if keeps_files && !is_same && (!text.is_empty() || folder.join("masks").exists() || folder.join(TABLE).exists())
-        {
-            let reason = format!("`{}` has results of another model or of other settings", folder.display());
+        if keeps_files && !is_same && !text.is_empty() {
+            let reason =
+                format!("`{}` has results of another model, of other images or of other settings", folder.display());
             return Err(Error::config(
                 "--no-overwrite",
                 reason,
@@ -281,7 +370,8 @@ impl Results {
             ));
         }
         if !text.is_empty() && !is_same {
-            let note = "the folder has results of another model or of other settings: all images are asked again";
+            let note = "the folder has results of another model, of other images or of other settings: all images are asked \
+                        again";
             observer.on(&Event::Note(format!("{}: {note}", folder.display())));
         }
         let known: Vec<Answered> =
@@ -353,6 +443,8 @@ impl Results {
         let ended = each();
         observer.on(&Event::Finished);
         self.write_table(jobs)?;
+        let answered = jobs.iter().filter_map(|job| self.answered.get(&job.key()));
+        tally.unfamiliar = answered.filter(|answered| answered.familiarity.question_known == Some(false)).count();
         ended.map(|()| tally)
     }
 
@@ -382,17 +474,15 @@ impl Results {
         };
         let asked = ask(assembly, features, &job.question, self.made.max_new_tokens, stop);
         let mut prediction = asked.map_err(|error| error.of_image(&job.image))?;
-        let confidence = assembly.confidence(&prediction.mask);
-        if !confidence.is_found && !self.made.always_paint {
-            prediction.mask.fill(0.0);
-        }
+        let confidence = prediction.settle(assembly.description.calibration.as_ref(), self.made.always_paint);
         let (mask, overlay) = self.write(job, image, &prediction)?;
-        let area = prediction.mask.iter().filter(|probability| **probability >= 0.5).count() as u64;
+        let area = prediction.num_foreground() as u64;
         let class = prediction.best_class().and_then(|class| assembly.description.modalities.get(class));
         Ok(Answered {
             answer: prediction.answer,
             modality: class.cloned(),
             confidence: Some(confidence),
+            familiarity: assembly.familiarity(&job.question),
             area_pixels: area,
             area_frac: area as f64 / prediction.mask.len().max(1) as f64,
             size: prediction.size,
@@ -445,7 +535,8 @@ impl Results {
         table
             .write_record([
                 "image", "question", "answer", "class", "found", "presence", "probability", "boundary", "area_pixels",
-                "area_frac", "width", "height", "mask", "overlay", "seconds", "error",
+                "area_frac", "width", "height", "mask", "overlay", "seconds", "error", "question_known",
+                "nearest_question",
             ])
             .map_err(failed)?;
         for job in jobs {
@@ -471,6 +562,8 @@ impl Results {
                     text(&answered.overlay),
                     format!("{:.3}", answered.seconds),
                     text(&answered.error),
+                    answered.familiarity.question_known.map_or_else(String::new, |known| u8::from(known).to_string()),
+                    text(&answered.familiarity.nearest_question),
                 ])
                 .map_err(failed)?;
         }
@@ -512,3 +605,7 @@ fn line_of(record: &impl Serialize) -> Result<String> {
     let line = serde_json::to_string(record).map_err(|error| Error::Internal { reason: error.to_string() })?;
     Ok(line + "\n")
 }
+
+#[cfg(test)]
+#[path = "predict_many_tests.rs"]
+mod tests;

@@ -8,6 +8,7 @@ use super::predict::{Request, predict};
 use super::setup::Assembly;
 use crate::data::volume::{Axis, Cleanup, Levels, Plane, Volume, Window};
 use crate::event::{Event, Observer};
+use crate::metrics::segmentation::is_foreground;
 use crate::{Error, Result};
 use image::DynamicImage;
 use serde::{Deserialize, Serialize};
@@ -147,13 +148,11 @@ pub fn predict_volume(
         }
         let image = slice_image(volume, &plane, slice, &levels)?;
         let request = Request { image: &image, question: &settings.question, max_new_tokens: 0 };
-        let probabilities = predict(assembly, &request, |_| ())?.mask;
-        let confidence = assembly.confidence(&probabilities);
-        let is_painted = confidence.is_found || settings.always_paint;
-        let drawn: Vec<u8> =
-            probabilities.iter().map(|probability| u8::from(is_painted && *probability >= 0.5)).collect();
+        let mut prediction = predict(assembly, &request, |_| ())?;
+        let confidence = prediction.settle(assembly.description.calibration.as_ref(), settings.always_paint);
+        let drawn: Vec<u8> = prediction.mask.iter().map(|probability| u8::from(is_foreground(*probability))).collect();
         plane.put(&mut mask, slice, &drawn)?;
-        let num_pixels = drawn.iter().filter(|value| **value != 0).count();
+        let num_pixels = prediction.num_foreground();
         slices.push(SlicePrediction { slice, num_pixels, confidence });
         observer.on(&Event::Advanced { done: slices.len() as u64 });
     }

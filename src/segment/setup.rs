@@ -1,18 +1,23 @@
 //! Builds or loads a model, from settings or from a run folder.
 
+pub use super::architecture::check_parts;
 pub use super::assembly::{Assembly, Build, Description, RunOverrides, pixels};
 pub use super::config::{BatchNorm, ModelConfig, RANDOM, Sizes};
 pub use super::description::{check_host_layers, describe, verify};
 
+use super::architecture::{check_encoder, check_llm_weights};
+use super::assembly::is_published;
 use super::description::{FORMAT, check_adapters, check_sizes};
 use super::needs;
 use super::weights::{self, Found};
 use crate::data::image::PixelConfig;
+use crate::data::questions::KnownQuestions;
 use crate::data::text::TextTokenizer;
 use crate::models::prsmed::{self, BuildOptions, PrsMed};
 use crate::models::{clip, mask_decoder, mistral, tiny_vit};
 use crate::nn::LoraConfig;
 use crate::tensor::collective::Peers;
+use crate::tensor::weights::Archive;
 use crate::tensor::{Device, guard, kernels, rng};
 use crate::trainer::FirstLayers;
 use crate::{Error, Result};
@@ -37,6 +42,9 @@ pub fn create(
         None => TextTokenizer::train(texts, sizes(config)?.vocab_size)?,
     };
     let sizes = model_sizes(config, lora, modalities.len(), &found, tokenizer.vocab_size())?;
+    if let Some(base) = found.base.as_ref().filter(|_| !build.allow_partial) {
+        check_llm_weights(base, &sizes.llm)?;
+    }
     check_sizes(config, &sizes)?;
     check_adapters(config, &sizes)?;
     let description = Description {
@@ -55,7 +63,7 @@ pub fn create(
     let mut warnings = found.load(&model, build)?;
     divide(&mut model, config, build)?;
     warnings.extend(of_kernels);
-    Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, warnings })
+    Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, questions: None, warnings })
 }
 
 /// Loads the model of a checkpoint folder of this program or of the original code.
@@ -74,7 +82,8 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Ass
     let (base, tower) = weights::base_of(folder, &description, build)?;
     warnings.extend(description.source_warnings(&[("base", Some(&base)), ("vision_tower", tower.as_deref())]));
     let tokenizer = TextTokenizer::open(&needs::tokenizer_folder(folder, &base))?;
-    Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, warnings })
+    let questions = KnownQuestions::open(folder)?.map(Arc::new);
+    Ok(Assembly { model, tokenizer: Arc::new(tokenizer), description, questions, warnings })
 }
 
 /// The description of a checkpoint folder (of this program, or published), with `overrides`.
@@ -82,11 +91,8 @@ pub fn open(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Ass
 /// # Errors
 /// [`Error::Weights`] if the folder is neither.
 pub(super) fn described(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Description> {
-    let mut description = if weights::is_published(folder) {
-        weights::describe_published(folder, overrides, build)?
-    } else {
-        describe(folder)?
-    };
+    let mut description =
+        if is_published(folder) { weights::describe_published(folder, overrides, build)? } else { describe(folder)? };
     if let Some(base) = &overrides.base {
         description.model.base.clone_from(base);
     }
@@ -177,7 +183,7 @@ fn sizes(config: &ModelConfig) -> Result<&Sizes> {
 }
 
 /// Model sizes from settings, without reading weights and without downloads. A base in a folder has the sizes of its
-/// `config.json`, a base on the hub those of LLaVA-Med v1.5. An image encoder with weights has those of TinySAM.
+/// `config.json`, a base on the hub those of LLaVA-Med v1.5, unless [`check_parts`] has read its `config.json`. An image encoder with weights has those of TinySAM.
 ///
 /// # Errors
 /// [`Error::Config`] for random parts without sizes, and for sizes that do not fit; [`Error::Weights`] for a base that
@@ -211,7 +217,10 @@ fn model_sizes(
         None => (sizes(config)?.clip.clone(), mistral::Config { vocab_size, ..sizes(config)?.llm.clone() }),
     };
     let encoder = match &found.image_encoder {
-        Some(_) => tiny_vit::Config::vit_t(),
+        Some(file) => {
+            check_encoder(&Archive::open(file)?)?;
+            tiny_vit::Config::vit_t()
+        }
         None => sizes(config)?.encoder.clone(),
     };
     Ok(assembled_sizes(config, lora, num_classes, (clip, llm, encoder)))

@@ -6,7 +6,8 @@ use super::assembly::{Assembly, Description};
 use super::batches::Steps;
 use super::calibration::{Calibration, Calibrator};
 use super::config::{BatchNorm, ModelConfig, RANDOM};
-use super::layout::{Example, Sizes};
+use super::example::{Example, Largest};
+use super::layout::Sizes;
 use super::resume;
 use super::step::{self, Inputs, Pass, Prepared};
 use super::validation::{Sums, score};
@@ -19,6 +20,7 @@ use crate::data::loader::{Loader, LoaderOptions, Source, TextEncoder, TextLength
 use crate::data::manifest::{Manifest, Row, Split};
 use crate::data::mixing_sampler::{Lengths, MixingSampler};
 use crate::data::prepared;
+use crate::data::questions::KnownQuestions;
 use crate::data::text::{self, TextTokenizer};
 use crate::data::unreadable::Unreadable;
 use crate::event::{Event, Observer};
@@ -98,6 +100,27 @@ pub struct SegmentTask {
     unreadable: Arc<Unreadable>,
 }
 
+/// The largest examples that batches of these rows can make. `texts` has all training texts, `sequences` the texts of each
+/// sequence of training and of validation; without validation rows those of training stand for both.
+fn longest(
+    manifest: &Manifest,
+    texts: &[TextLength],
+    questions: usize,
+    [train, val]: [&[Vec<TextLength>]; 2],
+    micro_batch: usize,
+) -> Example {
+    let val = if val.is_empty() { train } else { val };
+    Example {
+        text_tokens: texts.iter().map(|text| text.tokens).max().unwrap_or(0),
+        answer_tokens: texts.iter().map(|text| text.answer_tokens).max().unwrap_or(0),
+        num_classes: manifest.modalities.len(),
+        new_tokens: 1,
+        questions,
+        has_unknown_masks: manifest.has_unknown_masks(),
+        largest: Some([train, val].map(|texts| Largest::of(texts, micro_batch))),
+    }
+}
+
 impl SegmentTask {
     /// A task that trains `assembly` on the train rows of `manifest` and on its synthetic rows. `feature_cache` is the
     /// vision feature cache of [`super::vision_features::open_cache`].
@@ -115,9 +138,10 @@ impl SegmentTask {
     ) -> Result<Self> {
         assembly.description.intensity = prepared::intensities(manifest)?;
         let model = &assembly.description.model;
+        let semantics = model.semantics;
         let encoder = Arc::new(Encoder {
             tokenizer: Arc::clone(&assembly.tokenizer),
-            semantics: model.semantics,
+            semantics,
             max_tokens: model.max_text_tokens,
         });
         let feature_cache = feature_cache.map(Arc::new);
@@ -156,16 +180,23 @@ impl SegmentTask {
         let sampler =
             MixingSampler::new(real_groups, synthetic_groups, data.synthetic_ratio, effective_batch, config.seed)?
                 .with_real_end(data.synthetic_until, config.epochs, config.max_steps);
+        let indices = rows.rows.iter().chain(&synthetic.rows).copied();
         texts.extend(more);
-        let longest = Example {
-            text_tokens: texts.iter().map(|text| text.tokens).max().unwrap_or(0),
-            answer_tokens: texts.iter().map(|text| text.answer_tokens).max().unwrap_or(0),
-            num_classes: manifest.modalities.len(),
-            new_tokens: 1,
-            questions: data.questions_per_image,
-            has_unknown_masks: manifest.has_unknown_masks(),
+        let text_of: HashMap<usize, TextLength> = indices.zip(texts.iter().copied()).collect();
+        // without packing every text has a sequence of its own
+        let train_texts: Vec<Vec<TextLength>> = if semantics.hides_answer() {
+            groups.iter().map(|group| group.iter().map(|row| text_of[row]).collect()).collect()
+        } else {
+            texts.iter().map(|text| vec![*text]).collect()
         };
         let val_rows = spread(manifest.rows_of(Split::Val), data.max_val_rows);
+        let val_texts: Vec<_> = plain.text_lengths(&val_rows)?.into_iter().map(|text| vec![text]).collect();
+        let questions = groups.iter().map(Vec::len).max().unwrap_or(1);
+        let longest = longest(manifest, &texts, questions, [&train_texts, &val_texts], config.micro_batch);
+        let asked = |rows: &[usize]| rows.iter().map(|row| manifest.rows[*row].question.as_str()).collect::<Vec<_>>();
+        let trained = asked(&rows.rows).into_iter().chain(asked(&synthetic.rows));
+        let questions = KnownQuestions::new(trained, asked(&manifest.rows_of(Split::Val)));
+        assembly.questions = Some(Arc::new(questions));
         let validated_at_once = Fitting::new(config.micro_batch);
         let calibration = Mutex::new(assembly.description.calibration);
         Ok(Self {

@@ -3,7 +3,7 @@
 use super::step::{self, Inputs, Pass};
 use crate::Result;
 use crate::data::manifest::Target;
-use crate::metrics::segmentation::ImageScore;
+use crate::metrics::segmentation::{ImageScore, is_foreground};
 use crate::models::prsmed::PrsMed;
 use crate::tensor::{Device, Kind, META, Tensor, meta};
 use crate::trainer::BatchSize;
@@ -104,7 +104,7 @@ impl Sums {
             }
             Target::Absent => {
                 self.absent += 1;
-                self.false_masks += u64::from(prediction.iter().any(|probability| *probability >= 0.5));
+                self.false_masks += u64::from(prediction.iter().any(|probability| is_foreground(*probability)));
             }
             Target::Unknown => {}
         }

@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::data::labels::Labels;
 use crate::data::prepare::stem_without_suffix;
-use crate::data::volume::{MaskFormat, labels};
+use crate::data::volume::{Geometry, LabelMap, MaskFormat, labels};
 use crate::event::{Event, Observer};
 use crate::metrics::estimates::{AUROC, Estimates, Item, SCORES, Values, estimates, range};
 use crate::metrics::grid::{Size, Spacing};
@@ -30,6 +30,8 @@ pub struct CompareOptions {
     pub tolerance_mm: f64,
     /// Put a prediction on another grid than its label map on that grid, by the nearest voxel.
     pub resample: bool,
+    /// The affine that counts where a NIfTI file has two that differ.
+    pub geometry: Option<Geometry>,
 }
 
 /// A mask and the label map that it is compared with.
@@ -177,7 +179,7 @@ pub fn compare(pairs: &[MaskPaths], options: CompareOptions, observer: &dyn Obse
     observer.on(&Event::Started { phase: "compare".into(), total: pairs.len() as u64, unit: "volumes" });
     let mut scores = Vec::with_capacity(pairs.len());
     for pair in pairs {
-        scores.push(score(pair, options)?);
+        scores.push(score(pair, options, observer)?);
         observer.on(&Event::Advanced { done: scores.len() as u64 });
     }
     observer.on(&Event::Finished);
@@ -194,10 +196,16 @@ pub fn compare(pairs: &[MaskPaths], options: CompareOptions, observer: &dyn Obse
     })
 }
 
-fn score(pair: &MaskPaths, options: CompareOptions) -> Result<VolumeScore> {
-    let truth = labels::open(&pair.truth)?;
+fn score(pair: &MaskPaths, options: CompareOptions, observer: &dyn Observer) -> Result<VolumeScore> {
+    let truth = labels::open_with(&pair.truth, options.geometry)?;
     let grid = truth.grid.clone();
-    let prediction = labels::open(&pair.prediction)?.on_grid(&pair.prediction, &grid, options.resample)?;
+    let prediction = labels::open_with(&pair.prediction, options.geometry)?;
+    let prediction = prediction.on_grid(&pair.prediction, &grid, options.resample)?;
+    for (path, LabelMap { notes, .. }) in [(&pair.truth, &truth), (&pair.prediction, &prediction)] {
+        for note in notes {
+            observer.on(&Event::Note(format!("{}: {note}", path.display())));
+        }
+    }
     let is_true = foreground(&pair.truth, &truth, options.truth_labels, "--labels")?;
     let is_predicted = foreground(&pair.prediction, &prediction, options.predicted_labels, "--predicted-labels")?;
     let [columns, rows, slices] = grid.size;
@@ -245,8 +253,7 @@ fn foreground(path: &Path, map: &labels::LabelMap, chosen: Labels, flag: &str) -
         let hint = format!("choose the foreground, for example `{flag} {}`", all[0]);
         return Err(Error::data(path, format!("it has several labels: {}", all.join(", ")), hint));
     }
-    let is_foreground = |value: u16| if chosen.is_empty() { value > 0 } else { chosen.contains(value) };
-    Ok(map.values.iter().map(|value| is_foreground(*value)).collect())
+    Ok((0..map.values.len()).map(|index| map.has(index, chosen)).collect())
 }
 
 impl VolumeScore {

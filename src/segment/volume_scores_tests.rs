@@ -20,7 +20,13 @@ fn cuboid(first: [usize; 3], last: [usize; 3], label: u8) -> Vec<u8> {
 }
 
 fn options() -> CompareOptions {
-    CompareOptions { truth_labels: Labels::NONE, predicted_labels: Labels::NONE, tolerance_mm: 2.0, resample: false }
+    CompareOptions {
+        truth_labels: Labels::NONE,
+        predicted_labels: Labels::NONE,
+        tolerance_mm: 2.0,
+        resample: false,
+        geometry: None,
+    }
 }
 
 #[test]

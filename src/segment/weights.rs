@@ -10,27 +10,25 @@
 //! | adapters | PEFT keys | adapters of the frozen CLIP tower, which never got a gradient |
 //! | image encoder | TinySAM keys, `image_encoder.` or bare | classifier, SAM's prompt encoder and decoder, `sam.` |
 
-use super::assembly::{ADAPTER_CONFIG, Assembly, Build, DESCRIPTION, Description, RunOverrides, pixels};
+use super::adapters::{self, ADAPTER};
+use super::architecture::{config_folder, llm_config, shape_of, single_file, tower_config, tower_of};
+use super::assembly::{ADAPTER_CONFIG, Assembly, Build, DESCRIPTION, Description, RunOverrides, is_published, pixels};
 use super::config::{BatchNorm, ModelConfig, RANDOM};
 use super::description::{FORMAT, check_sizes};
 use super::quantized::Cached;
 use super::{Semantics, needs};
 use crate::data::manifest::REFERENCE_CLASSES;
+use crate::data::questions::QUESTIONS_FILE;
 use crate::hub::{self, Pinned};
 use crate::models::prsmed::{self, PrsMed, TOWER_PREFIX};
 use crate::models::{clip, mask_decoder, mistral, tiny_vit};
-use crate::nn::{LoraConfig, Quantization};
+use crate::nn::Quantization;
 use crate::tensor::store::Store;
-use crate::tensor::weights::{Archive, LoadReport, Staged, read_json};
+use crate::tensor::weights::{Archive, LoadReport, Staged};
 use crate::tensor::{Kind, Tensor, ledger, no_grad};
 use crate::{Error, Result};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
-
-/// More layers than any published vision tower has.
-const MOST_LAYERS: usize = 1000;
-const CONFIG_HINT: &str = "use the `config.json` of the model's own repository";
-pub(super) const ADAPTER: &str = "lora_adapter/adapter_model.safetensors";
 
 /// Local files of the parts that have weights.
 #[derive(Debug)]
@@ -67,24 +65,26 @@ impl Found {
     /// Sizes of tower and language model as their folders state them.
     ///
     /// # Errors
-    /// [`Error::Weights`] for a folder without a readable `config.json`.
+    /// [`Error::Weights`] for a folder without a readable `config.json`, and for architectures that are not supported.
     pub fn base_sizes(&self) -> Result<Option<(clip::Config, mistral::Config)>> {
         let Some(base) = &self.base else { return Ok(None) };
-        let llm = read_json(&base.join("config.json"), CONFIG_HINT)?;
+        let llm = llm_config(base)?;
         let clip = match &self.tower {
             Some(tower) => tower_config(tower)?,
-            None => tower_sizes(&Archive::open(base)?)?,
+            None => tower_of(base)?,
         };
         Ok(Some((clip, llm)))
     }
 
-    /// Finds the folders that the settings name, without downloads. Parts on the hub stay `None`.
+    /// Finds the folders that the settings name, without downloads. Parts on the hub stay `None`, unless their
+    /// `config.json` was read by [`super::architecture::check_parts`].
     ///
     /// # Errors
     /// [`Error::Weights`] for a path that does not exist.
     pub fn local(config: &ModelConfig) -> Result<Self> {
         let find = |spec: &str| match PathBuf::from(spec) {
-            _ if spec == RANDOM || spec.is_empty() || spec.starts_with("hub:") => Ok(None),
+            _ if spec == RANDOM || spec.is_empty() => Ok(None),
+            _ if spec.starts_with("hub:") => Ok(config_folder(spec)),
             path if path.exists() => Ok(Some(path)),
             path => Err(Error::weights(path, "there is no such file or folder", "check the path")),
         };
@@ -116,53 +116,6 @@ fn settle(report: LoadReport, path: &Path, allow_partial: bool, warnings: &mut V
         return Ok(());
     }
     report.into_result(path).map(drop)
-}
-
-/// Config of the vision tower in a CLIP repository, whose `config.json` may describe the text tower too.
-fn tower_config(folder: &Path) -> Result<clip::Config> {
-    let path = folder.join("config.json");
-    let mut json: serde_json::Value = read_json(&path, CONFIG_HINT)?;
-    if let Some(vision) = json.get_mut("vision_config") {
-        json = vision.take();
-    }
-    serde_json::from_value(json)
-        .map_err(|e| Error::weights(path, e.to_string(), "use the repository of a CLIP vision tower"))
-}
-
-/// The shape of a tensor with `N` dimensions.
-fn shape_of<const N: usize>(archive: &Archive, name: &str, hint: &str) -> Result<[i64; N]> {
-    let Some(info) = archive.info(name) else {
-        return Err(Error::weights(archive.path(), format!("`{name}` is missing"), hint));
-    };
-    info.shape.as_slice().try_into().map_err(|_| {
-        let reason = format!("`{name}` has the shape {:?}, expected {N} dimensions", info.shape);
-        Error::weights(archive.path(), reason, hint)
-    })
-}
-
-/// Sizes of the vision tower inside LLaVA's shards, from tensor shapes: LLaVA's `config.json` does not describe it.
-/// Heads are 64 wide in every CLIP.
-fn tower_sizes(archive: &Archive) -> Result<clip::Config> {
-    let name = |key: &str| format!("{TOWER_PREFIX}vision_model.{key}");
-    let hint = "give the CLIP repository as `model.vision_tower` (`--vision-tower`)";
-    let [hidden_size, _, patch_size, _] = shape_of(archive, &name("embeddings.patch_embedding.weight"), hint)?;
-    let [positions, _] = shape_of(archive, &name("embeddings.position_embedding.weight"), hint)?;
-    let has_layer = |i: &usize| archive.contains(&name(&format!("encoder.layers.{i}.layer_norm1.weight")));
-    let layers = (0..MOST_LAYERS).take_while(has_layer).count();
-    // a 4-bit matrix has another shape, its bias does not
-    let [intermediate_size] = shape_of(archive, &name("encoder.layers.0.mlp.fc1.bias"), hint)?;
-    let patches = (positions - 1).max(0);
-    let side = patches.isqrt() + i64::from(patches.isqrt().pow(2) < patches);
-    Ok(clip::Config {
-        hidden_size,
-        intermediate_size,
-        num_hidden_layers: i64::try_from(layers).expect("a few layers"),
-        num_attention_heads: (hidden_size / 64).max(1),
-        image_size: side.saturating_mul(patch_size),
-        patch_size,
-        layer_norm_eps: 1e-5,
-        initializer_range: 0.02,
-    })
 }
 
 /// The tensors of `store` by their keys in a file, without the parts of 4-bit matrices.
@@ -257,35 +210,10 @@ fn load_image_encoder(file: &Path, store: &Store) -> Result<LoadReport> {
     })
 }
 
-/// A file, or the only weight file of a folder.
-fn single_file(path: &Path) -> Result<PathBuf> {
-    if !path.is_dir() {
-        return Ok(path.to_owned());
-    }
-    let entries = std::fs::read_dir(path).map_err(Error::io(path, "read"))?;
-    let files: Vec<PathBuf> = entries
-        .filter_map(|entry| entry.ok().map(|e| e.path()))
-        .filter(|p| p.extension().is_some_and(|e| e == "pth" || e == "pt" || e == "safetensors"))
-        .collect();
-    match files.as_slice() {
-        [file] => Ok(file.clone()),
-        _ => Err(Error::weights(
-            path,
-            format!("contains {} weight files, expected one", files.len()),
-            "name the TinySAM file itself, for example `tinysam.pth`",
-        )),
-    }
-}
-
 /// The file of a part in a run folder: `.safetensors`, or `.pth` of the original code.
 pub(super) fn part_file(folder: &Path, part: &str) -> PathBuf {
     let own = folder.join(format!("{part}.safetensors"));
     if own.exists() { own } else { folder.join(format!("{part}.pth")) }
-}
-
-/// True if `folder` was written by the original code.
-pub fn is_published(folder: &Path) -> bool {
-    !folder.join(DESCRIPTION).exists() && folder.join("mask_decoder.pth").exists()
 }
 
 /// Sizes and settings of a folder written by the original code, from its shapes.
@@ -295,14 +223,7 @@ pub fn is_published(folder: &Path) -> bool {
 pub fn describe_published(folder: &Path, overrides: &RunOverrides, build: Build) -> Result<Description> {
     let base = overrides.base.clone().map_or_else(|| needs::base_of_adapter(folder), Ok)?;
     let semantics = overrides.semantics.unwrap_or(Semantics::Reference);
-    let adapter: serde_json::Value = read_json(&folder.join(ADAPTER_CONFIG), CONFIG_HINT)?;
-    let number = |key: &str, default: f64| adapter.get(key).and_then(serde_json::Value::as_f64).unwrap_or(default);
-    #[expect(clippy::cast_possible_truncation, reason = "a rank")]
-    let lora = LoraConfig {
-        rank: number("r", 16.0) as i64,
-        alpha: number("lora_alpha", 16.0),
-        dropout: number("lora_dropout", 0.1),
-    };
+    let lora = adapters::published_sizes(folder)?;
     let decoder = Archive::open(&part_file(folder, "mask_decoder"))?;
     let hint = "use a `mask_decoder.pth` of PRS-Med v5 or v6";
     let [hidden_dim, prompt_dim] = shape_of(&decoder, "prompt_projection.0.weight", hint)?;
@@ -427,11 +348,8 @@ pub fn load_parts(folder: &Path, model: &PrsMed, allow_partial: bool, warnings: 
 /// Loads adapters (if the model has any), encoder and decoder.
 fn load_segmenter(folder: &Path, model: &PrsMed, allow_partial: bool, warnings: &mut Vec<String>) -> Result<()> {
     let stores = model.stores();
-    let mut adapters = targets(&stores.lora_adapter, |n| Some(n.to_owned()));
-    if !adapters.is_empty() {
-        let adapter = folder.join(ADAPTER);
-        let report = Archive::open(&adapter)?.load(&mut adapters, |name| name.contains("vision_tower"))?;
-        settle(report, &adapter, allow_partial, warnings)?;
+    if let Some(report) = adapters::load(folder, &stores.lora_adapter, model.config().lora)? {
+        settle(report, &folder.join(ADAPTER), allow_partial, warnings)?;
     }
     let encoder = part_file(folder, "image_encoder");
     settle(load_image_encoder(&encoder, &stores.image_encoder)?, &encoder, allow_partial, warnings)?;
@@ -496,7 +414,10 @@ pub fn load_own_base(folder: &Path, model: &PrsMed) -> Result<()> {
 /// # Errors
 /// [`Error::Io`].
 pub fn save(folder: &mut Staged, assembly: &Assembly, description: &Description) -> Result<()> {
-    let Assembly { model, tokenizer, .. } = assembly;
+    let Assembly { model, tokenizer, questions, .. } = assembly;
+    if let Some(questions) = questions {
+        folder.write_bytes(QUESTIONS_FILE, questions.to_json().as_bytes())?;
+    }
     let random_base = description.model.base == RANDOM;
     save_tensors(folder, model, random_base)?;
     let json = |value: &serde_json::Value| serde_json::to_vec_pretty(value).expect("plain values serialise");

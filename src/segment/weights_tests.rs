@@ -34,13 +34,13 @@ fn base(folder: &Path) -> mistral::Config {
 #[test]
 fn tensors_with_too_few_dimensions_are_errors() {
     let folder = tempfile::tempdir().unwrap();
-    let sizes = tower_sizes(&Archive::open(&archive(folder.path(), &tower())).unwrap()).unwrap();
+    let sizes = tower_of(&archive(folder.path(), &tower())).unwrap();
     assert_eq!((sizes.image_size, sizes.patch_size, sizes.num_hidden_layers), (84, 14, 1));
     for wrong in 0..3 {
         for shape in [&[][..], &[7; 3]] {
             let mut tensors = tower();
             tensors[wrong].1 = shape.to_vec();
-            let error = tower_sizes(&Archive::open(&archive(folder.path(), &tensors)).unwrap()).unwrap_err();
+            let error = tower_of(&archive(folder.path(), &tensors)).unwrap_err();
             assert!(error.to_string().contains(&format!("has the shape {shape:?}, expected")), "{error}");
         }
     }
@@ -78,7 +78,7 @@ fn a_published_run_is_described_by_its_adapter_its_decoder_and_its_base() {
     assert_eq!((model.semantics, model.image_size, model.max_text_tokens), (Semantics::Reference, 1024, 512));
     assert_eq!((model.decoder, model.batch_norm), (mask_decoder::Version::V5, BatchNorm::Batch));
     assert_eq!((pixels.clip_size, pixels.sam_size, modalities.len()), (84, 1024, 6));
-    assert_eq!((sizes.lora.rank, sizes.lora.alpha, sizes.lora.dropout), (8, 32.0, 0.1));
+    assert_eq!((sizes.lora.rank, sizes.lora.alpha, sizes.lora.dropout), (8, 32.0, 0.0));
     let mask_decoder::Config { hidden_dim, prompt_dim, image_dim, feed_forward_dim, .. } = sizes.decoder;
     assert_eq!([hidden_dim, prompt_dim, image_dim, feed_forward_dim], [96, 128, 64, 80]);
     assert_eq!((sizes.llm, sizes.clip.hidden_size), (llm, 96));

@@ -75,7 +75,12 @@ pub(super) fn prune(kept: &[Candidate], run: &Path) -> io::Result<()> {
 /// [`crate::Error::Weights`] for a damaged candidate; [`crate::Error::Io`].
 pub fn promote(run: &Path, candidate: &Candidate, score: f64, kind: &str) -> Result<()> {
     let (source, best) = (weights::readable_folder(&candidate.folder(run))?, run.join("best"));
-    let chosen = |progress: Progress| Progress { best_score: Some(score), score_kind: kind.to_owned(), ..progress };
+    let chosen = |progress: Progress| Progress {
+        best_score: Some(score),
+        best_values: Vec::new(),
+        score_kind: kind.to_owned(),
+        ..progress
+    };
     let progress = chosen(checkpoint::read_progress(&source)?);
     let is_there = weights::readable_folder(&best)
         .and_then(|best| checkpoint::read_progress(&best))

@@ -33,6 +33,9 @@ pub struct Progress {
     pub step: u64,
     /// Best validation score so far.
     pub best_score: Option<f64>,
+    /// The values of the validation with that score.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub best_values: Vec<(String, f64)>,
     /// Validations since the best one.
     pub without_gain: u64,
     /// The last scores that have an interval.
@@ -48,6 +51,9 @@ pub struct Progress {
     pub scaler: Scaler,
     /// Steps of one epoch at the time of saving; another number means other data or batch sizes.
     pub steps_per_epoch: u64,
+    /// Steps of the whole training at the time of saving, by which the learning rate falls; 0 if they are not known.
+    #[serde(default)]
+    pub total_steps: u64,
     /// The best checkpoints that the task asks for, the best one first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub candidates: Vec<Candidate>,

@@ -32,6 +32,8 @@ pub struct Outcome {
     pub steps: u64,
     /// Best validation score.
     pub best_score: Option<f64>,
+    /// The values of the validation with that score; empty if an earlier version measured it.
+    pub best_values: Vec<(String, f64)>,
     /// True if training stopped early by `train.patience`.
     pub stopped_early: bool,
     /// Optimizer steps of this session.
@@ -165,9 +167,10 @@ pub fn run<T: Task>(task: &T, session: &Session) -> Result<Outcome> {
         }
     }
     session.observer.on(&Event::Finished);
-    let (steps, best_score) = (engine.progress.step, engine.progress.best_score);
+    let (steps, best_score, best_values) =
+        (engine.progress.step, engine.progress.best_score, engine.progress.best_values);
     let (reduced_micro_batch, skipped_steps) = (engine.fitting.reduced(), engine.skipped.total);
-    Ok(Outcome { steps, best_score, stopped_early, skipped_steps, reduced_micro_batch, ..engine.outcome })
+    Ok(Outcome { steps, best_score, best_values, stopped_early, skipped_steps, reduced_micro_batch, ..engine.outcome })
 }
 
 /// The result of `work` and its duration.
@@ -205,17 +208,24 @@ impl<'a, T: Task> Engine<'a, T> {
         let mut progress = Progress {
             step: 0,
             best_score: None,
+            best_values: Vec::new(),
             without_gain: 0,
             scores: Vec::new(),
             score_kind: String::new(),
             unvalidated: false,
             scaler: stepper.scaler.clone(),
             steps_per_epoch,
+            total_steps,
             candidates: Vec::new(),
         };
         if let Some(folder) = &checkpoint {
             progress = checkpoint::load(folder, &mut stepper.optimizer, stepper.ema.as_mut())?;
             check_steps_per_epoch(&progress, steps_per_epoch, &last)?;
+            check_length(&progress, total_steps, config)?;
+            if let Some(warning) = jump(&progress, total_steps, config) {
+                session.observer.on(&Event::Warning(warning));
+            }
+            progress.total_steps = total_steps;
             stepper.scaler = progress.scaler.clone();
             progress.candidates = candidates::existing(&progress.candidates, session.folder);
             session.observer.on(&Event::Note(format!("resumed at step {} of {total_steps}", progress.step)));
@@ -532,16 +542,22 @@ impl<'a, T: Task> Engine<'a, T> {
                 session.observer.on(&Event::Warning(text));
             }
             (self.progress.without_gain, self.progress.score_kind) = (0, kind.to_owned());
+            self.progress.best_values.clear();
             self.progress.scores.clear();
             self.progress.candidates.clear();
         }
+        // JSON has no NaN
+        let best_values = values.iter().filter(|(_, value)| value.is_finite()).cloned().collect();
         session.observer.on(&Event::Validated { step: self.progress.step, values });
         if self.progress.best_score.is_none_or(|best| score > best) {
-            let before = self.progress.best_score.replace(score);
+            let before = (
+                self.progress.best_score.replace(score),
+                std::mem::replace(&mut self.progress.best_values, best_values),
+            );
             self.progress.without_gain = 0;
             if !self.save_if_possible("best")? {
                 // `best/` still holds the weights of the score before
-                self.progress.best_score = before;
+                (self.progress.best_score, self.progress.best_values) = before;
             }
         } else {
             self.progress.without_gain += 1;
@@ -695,6 +711,30 @@ fn check_steps_per_epoch(progress: &Progress, steps_per_epoch: u64, last: &Path)
         format!("this run had {before} steps an epoch, the data and batch sizes given now make {steps_per_epoch}");
     let hint = "resume with the same data, `train.micro_batch` and `train.accumulation`, or start a new run";
     Err(Error::weights(last, reason, hint))
+}
+
+/// Refuses to resume a run that is longer than the settings ask for.
+fn check_length(progress: &Progress, total_steps: u64, config: &TrainConfig) -> Result<()> {
+    let done = progress.step;
+    if done <= total_steps {
+        return Ok(());
+    }
+    let key = if config.max_steps == total_steps { "train.max_steps" } else { "train.epochs" };
+    let reason = format!("the run to resume has done {done} steps, and the settings end it after {total_steps}");
+    Err(Error::config(key, reason, "give a larger number, or start a new run with another `--out`"))
+}
+
+/// Says how the learning rate jumps if the training has become longer or shorter.
+fn jump(progress: &Progress, total_steps: u64, config: &TrainConfig) -> Option<String> {
+    let (before, done) = (progress.total_steps, progress.step);
+    if before == 0 || before == total_steps || done == total_steps {
+        return None;
+    }
+    let [was, is] = [before, total_steps].map(|total| schedule::learning_rate(config, done, total));
+    Some(format!(
+        "the training had {before} steps and now has {total_steps}: the learning rate falls over all of them, and jumps from \
+         {was:.2e} to {is:.2e} at step {done}"
+    ))
 }
 
 #[cfg(test)]

@@ -147,7 +147,8 @@ impl<'a, T: Task> Stepper<'a, T> {
     pub fn with_ranks(mut self, ranks: Ranks<'a>, config: &TrainConfig) -> Self {
         let Some(world) = ranks.world() else { return self };
         let bytes = config.reduce_bucket_mib << 20;
-        let reducer = Reducer::new(world, self.optimizer.params(), config.zero_stage, bytes);
+        let sizes = (config.zero_stage, bytes);
+        let reducer = Reducer::new(world, self.optimizer.params(), sizes, self.task.is_divided());
         self.optimizer.set_owned(reducer.owned());
         (self.ranks, self.reducer) = (ranks, Some(reducer));
         self

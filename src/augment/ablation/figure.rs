@@ -47,7 +47,7 @@ pub(super) fn svg(report: &AblationReport) -> String {
     );
     text(&mut out, (LEFT, 24.0), "font-size=\"15\" font-weight=\"bold\"", "Difference to real images alone");
     let conclusion = report.sentence();
-    let conclusion = conclusion.split(": ").next().unwrap_or_default().to_owned();
+    let conclusion = conclusion.split([':', '.']).next().unwrap_or_default().to_owned();
     let facts = format!("{} steps, {} seeds; conclusion: {conclusion}", report.steps, report.seeds.len());
     text(&mut out, (LEFT, 42.0), "fill=\"#444\"", &facts);
     legend(&mut out);

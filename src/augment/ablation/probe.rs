@@ -15,7 +15,7 @@ use crate::data::decode;
 use crate::data::image::foreground;
 use crate::data::labels::Labels;
 use crate::data::manifest::Row;
-use crate::metrics::segmentation::THRESHOLD;
+use crate::metrics::segmentation::is_foreground;
 use crate::runtime::Runtime;
 use crate::segment::task::spread;
 use crate::tensor::weights::write_bytes;
@@ -148,7 +148,7 @@ fn count(image: &RgbImage, source: &RgbImage, is_label: &[bool], decoys: &[[u32;
         let in_box = decoys
             .iter()
             .any(|[left, top, right, bottom]| (*left..=*right).contains(&x) && (*top..=*bottom).contains(&y));
-        let found = FalsePositives { predicted: u64::from(probability > THRESHOLD), pixels: 1 };
+        let found = FalsePositives { predicted: u64::from(is_foreground(probability)), pixels: 1 };
         match (is_label, in_box, pixel == original) {
             (false, true, true) => counts.decoys += found,
             (false, false, false) => counts.generated += found,

@@ -354,33 +354,62 @@ impl AblationReport {
         self.comparisons.iter().find(|c| c.is_primary && c.baseline.kind() == baseline)?.overall()
     }
 
-    /// The conclusion in one sentence.
+    /// True if no gain was shown because the intervals are too wide to show one. It is false if one comparison is precise:
+    /// its effect is small.
+    pub fn is_too_imprecise(&self) -> bool {
+        let primary = self.comparisons.iter().filter(|c| c.is_primary).filter_map(ArmComparison::overall);
+        let mut open = primary.filter(|all| all.verdict != Conclusion::Gain).peekable();
+        self.verdict == Conclusion::NoGain && open.peek().is_some() && open.all(|all| half_width(all) > WIDEST)
+    }
+
+    /// The conclusion in a few sentences; the first one ends at a colon or a full stop.
     pub fn sentence(&self) -> String {
         let (Some(real), Some(duplicates)) = (self.primary("real"), self.primary("duplicates")) else {
             return "nothing was compared".into();
         };
         let change = |all: &Comparison, over: &str| {
             let Interval { low, high } = all.bootstrap;
-            format!("{:+.4} Dice over {over} (95 % of draws {low:+.4} to {high:+.4})", all.difference)
+            format!("{:+.4} Dice over {over} (95 % of draws {low:+.4} to {high:+.4}).", all.difference)
+        };
+        let (seeds, images) = (self.seeds.len(), real.images);
+        let too_few = || {
+            let width = half_width(real).max(half_width(duplicates));
+            format!(
+                "cannot tell: {images} test images and {seeds} seeds are too few. The 95 % intervals reach up to {width:.2} Dice \
+                 to each side, and effects of interest are smaller than {WIDEST}"
+            )
         };
         let conclusion = match (self.verdict, real.verdict) {
-            (Conclusion::Gain, _) => "synthetic pairs help",
-            (Conclusion::Harm, _) => "synthetic pairs harm",
-            _ if real.images_only => "no gain was shown: one seed does not show the variation between trainings",
-            (Conclusion::NoGain, Conclusion::Gain) => {
-                "no gain was shown: duplicated real rows may explain the gain over real images alone"
+            (Conclusion::Gain, _) => "synthetic pairs help".to_owned(),
+            (Conclusion::Harm, _) => "synthetic pairs harm".to_owned(),
+            _ if real.images_only => {
+                "no gain was shown: one seed does not show the variation between trainings".to_owned()
             }
-            (Conclusion::NoGain, _) => "no gain was shown: an interval contains 0",
+            _ if self.is_too_imprecise() => too_few(),
+            (Conclusion::NoGain, Conclusion::Gain) => {
+                "no gain was shown: duplicated real rows may explain the gain over real images alone".to_owned()
+            }
+            (Conclusion::NoGain, _) => "no gain was shown: an interval contains 0".to_owned(),
         };
         let classical = self.comparisons.iter().find(|c| c.baseline == Arm::Classical).and_then(ArmComparison::overall);
         let classical = classical.map_or("", |all| match all.verdict {
-            Conclusion::Gain => "; more than classical augmentation does",
-            Conclusion::NoGain => "; no difference to classical augmentation was shown",
-            Conclusion::Harm => "; classical augmentation alone does better",
+            Conclusion::Gain => " Classical augmentation gains less.",
+            Conclusion::NoGain => " No difference to classical augmentation was shown.",
+            Conclusion::Harm => " Classical augmentation alone does better.",
         });
         let (real, duplicates) = (change(real, "real images alone"), change(duplicates, "duplicated real rows"));
-        format!("{conclusion}: {real}, {duplicates}, {} seeds{classical}", self.seeds.len())
+        format!("{conclusion}. {real} {duplicates} {seeds} seeds, {images} test images.{classical}")
     }
+}
+
+/// Largest half-width of a 95 % interval, in Dice, that can show that there is no gain of interest.
+const WIDEST: f64 = 0.05;
+
+/// Half of the wider interval.
+fn half_width(all: &Comparison) -> f64 {
+    let widths =
+        std::iter::once(all.bootstrap).chain(all.over_seeds).map(|interval| (interval.high - interval.low) / 2.0);
+    widths.fold(0.0, f64::max)
 }
 
 /// The arms of a comparison in words.

@@ -7,7 +7,7 @@ use crate::data::manifest::{Manifest, Row, Split};
 use crate::data::sample::{at_row, decoded};
 use crate::event::{Event, Observer};
 use crate::metrics::grid::{Size, Spacing};
-use crate::metrics::segmentation::{PixelCounts, THRESHOLD};
+use crate::metrics::segmentation::{PixelCounts, is_foreground};
 use crate::metrics::surface::SurfaceDistances;
 use crate::runtime::Runtime;
 use crate::segment::task::spread;
@@ -237,8 +237,8 @@ impl<'a> TestSet<'a> {
         let truth: Vec<bool> = foreground(&mask).iter().map(|value| *value > 127).collect();
         let probabilities =
             model.probabilities(&image, &row.question).map_err(|error| error.of_image(&row.image_path))?;
-        let counts = PixelCounts::of(&probabilities, &truth, THRESHOLD)?;
-        let predicted: Vec<bool> = probabilities.iter().map(|p| *p > THRESHOLD).collect();
+        let counts = PixelCounts::of(&probabilities, &truth)?;
+        let predicted: Vec<bool> = probabilities.iter().map(|p| is_foreground(*p)).collect();
         let size = Size::image(mask.height() as usize, mask.width() as usize);
         let surfaces = SurfaceDistances::of(&predicted, &truth, size, Spacing::PIXELS)?;
         Ok(RowScore {

@@ -21,6 +21,7 @@ use crate::data::text::{self, TextTokenizer};
 use crate::event::Event;
 use crate::hub::Need;
 use crate::metrics::neighbours::{knn_distance, knn_distance_within, max_cosine, max_cosine_within, quantile};
+use crate::metrics::segmentation::is_foreground;
 use crate::runtime::Runtime;
 use crate::segment::Assembly;
 use crate::segment::dry_run::FilterDryRun;
@@ -157,8 +158,7 @@ impl FilterModels {
             }
             *classes.entry(&row.modality).or_default() += 1;
             question_tokens = question_tokens.max(text::question_prompt(&tokenizer, &row.question)?.ids.len());
-            let size = image::image_dimensions(&row.image_path)
-                .map_err(|error| Error::data(&row.image_path, error.to_string(), "repair or remove the row"))?;
+            let size = decode::dimensions(&row.image_path)?;
             if u64::from(size.0) * u64::from(size.1) > u64::from(image.0) * u64::from(image.1) {
                 image = size;
             }
@@ -328,7 +328,7 @@ fn agreement(mask: &[f32], label: &GrayImage) -> (f64, f64) {
     let near = dilate(label, (MARGIN_FRAC * 2.0 * (in_label / std::f64::consts::PI).sqrt()).max(2.0));
     let (mut both, mut predicted, mut outside) = (0.0, 0.0, 0.0);
     for ((p, &own), &near) in mask.iter().zip(label.iter()).zip(near.iter()) {
-        if *p >= 0.5 {
+        if is_foreground(*p) {
             predicted += 1.0;
             both += f64::from(u8::from(own > 0));
             outside += f64::from(u8::from(near == 0));

@@ -24,7 +24,7 @@ use std::path::Path;
 /// Denoising steps of the samples that a dry run runs; later ones need the same memory.
 const SHOWN_STEPS: usize = 3;
 /// Images of which features are computed at a time.
-pub const FEATURES_BATCH: i64 = 8;
+pub const FEATURES_BATCH: i64 = 4;
 
 /// Encodes captions and an image as a new run does before its first step. Calls `begin` with the name of each phase.
 ///
@@ -80,26 +80,14 @@ impl FinetuneDryRun {
 
     /// Makes a batch of samples and computes its Inception features.
     fn measure_samples(&self) -> Result<()> {
-        let (config, device) = (&self.denoiser.config, self.denoiser.device);
-        let seed = self.denoiser.engine.seed;
+        let device = self.denoiser.device;
         {
+            let conditions = self.conditions();
+            let run = || samples::latents(&self.denoiser, &self.pipeline_config, &conditions, SHOWN_STEPS);
+            let latents = guard::guard(|| no_grad(run))?.narrow(0, 0, 1).copy();
+            drop(conditions);
             let decoder = Decoder::new(&self.pipeline_config, &self.denoiser)?;
-            let conditions = {
-                let _category = ledger::enter(ledger::Category::Inputs);
-                let draw = Draw { seed, ..Draw::default() };
-                let samples: Vec<Sample> = (0..config.generation_batch_size).map(|_| self.sample(draw)).collect();
-                let condition = || {
-                    let each = samples.iter().filter_map(|sample| sample.condition.as_ref());
-                    Tensor::stack(&each.collect::<Vec<_>>(), 0)
-                };
-                let condition = (config.condition().count() > 0).then(condition);
-                let negative = samples.iter().map(|_| self.sample(draw).embedding).collect();
-                let seeds = vec![seed; samples.len()];
-                let positive = samples.into_iter().map(|sample| sample.embedding).collect();
-                Conditions { positive, negative, condition, seeds }
-            };
-            let run = || samples::generate(&self.denoiser, &decoder, &conditions, SHOWN_STEPS);
-            drop(guard::guard(|| no_grad(run))?);
+            drop(guard::guard(|| no_grad(|| decoder.images(&latents)))?);
         }
         let store = Store::new(StoreOptions { device, frozen_kind: Kind::Float, initialise: false });
         guard::guard(|| {
@@ -111,6 +99,23 @@ impl FinetuneDryRun {
             });
             Ok(())
         })
+    }
+
+    /// What a batch of samples is made from.
+    fn conditions(&self) -> Conditions {
+        let _category = ledger::enter(ledger::Category::Inputs);
+        let (config, seed) = (&self.denoiser.config, self.denoiser.engine.seed);
+        let draw = Draw { seed, ..Draw::default() };
+        let samples: Vec<Sample> = (0..config.generation_batch_size).map(|_| self.sample(draw)).collect();
+        let condition = || {
+            let each = samples.iter().filter_map(|sample| sample.condition.as_ref());
+            Tensor::stack(&each.collect::<Vec<_>>(), 0)
+        };
+        let condition = (config.condition().count() > 0).then(condition);
+        let negative = samples.iter().map(|_| self.sample(draw).embedding).collect();
+        let seeds = vec![seed; samples.len()];
+        let positive = samples.into_iter().map(|sample| sample.embedding).collect();
+        Conditions { positive, negative, condition, seeds }
     }
 
     fn sample(&self, draw: Draw) -> Sample {
@@ -207,5 +212,70 @@ impl DryRunTask for FinetuneDryRun {
     fn predict(&self) -> Result<()> {
         let batch = self.batch(1, false);
         guard::guard(|| Ok(no_grad(|| self.denoiser.loss_sum(&batch, Pass::default())))).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::augment::finetune::settings::SamplePrecision;
+    use crate::augment::pipeline::Placement;
+
+    fn task(sample_precision: SamplePrecision) -> FinetuneDryRun {
+        let mut run = FinetuneRun::default();
+        run.finetune.model = "random:tiny".into();
+        (run.finetune.image_size, run.finetune.rank) = (64, 4);
+        (run.finetune.sample_precision, run.finetune.num_samples_for_metrics) = (sample_precision, 4);
+        run.train.precision = crate::trainer::precision::Precision::Fp32;
+        let sizes = PipelineConfig::random("tiny", false).expect("sizes");
+        FinetuneDryRun::new(&sizes, &run, Device::Cpu).expect("a tiny network")
+    }
+
+    /// Bytes of a batch of samples. Random autoencoders of two dtypes differ, so it is fp32.
+    fn images(task: &FinetuneDryRun) -> Tensor {
+        let placement = Placement { device: Device::Cpu, kind: Kind::Float, seed: 0 };
+        let decoder = Decoder::in_kind(&task.pipeline_config, placement, Kind::Float).expect("an autoencoder");
+        let latents = || samples::latents(&task.denoiser, &task.pipeline_config, &task.conditions(), SHOWN_STEPS);
+        let made = || decoder.images(&latents()?);
+        no_grad(made).expect("images").to_kind(Kind::Float)
+    }
+
+    /// Values of the trained tensors after some steps of plain gradient descent.
+    fn trained(task: &FinetuneDryRun, steps: usize, samples_between: bool) -> Vec<Vec<f32>> {
+        for _ in 0..steps {
+            let mut batch = task.example(true);
+            // blank latents have no pixel that counts
+            batch.pixels = batch.pixels.ones_like();
+            let size = task.batch_size(&batch);
+            task.loss(&batch, size, 0).expect("a loss").total.backward();
+            for mut parameter in task.parameters() {
+                let gradient = parameter.tensor.grad();
+                let _ = no_grad(|| parameter.tensor.g_sub_(&(&gradient * 0.1)));
+                parameter.tensor.zero_grad();
+            }
+            if samples_between {
+                drop(images(task));
+            }
+        }
+        let values = |parameter: Parameter| Vec::<f32>::try_from(parameter.tensor.flatten(0, -1)).expect("values");
+        task.parameters().into_iter().map(values).collect()
+    }
+
+    #[test]
+    fn samples_in_bf16_are_near_those_of_a_training_in_fp32() {
+        let _lock = crate::tensor::rng::TEST_LOCK.lock();
+        let [exact, rounded, default] =
+            [SamplePrecision::Fp32, SamplePrecision::Bf16, SamplePrecision::Auto].map(|kind| images(&task(kind)));
+        let difference = (&exact - &rounded).abs().mean(Kind::Float).double_value(&[]);
+        assert!(difference > 0.0 && difference < 6.0, "{difference} of 255");
+        assert_eq!(exact, default, "the CPU samples in the precision of the training");
+    }
+
+    #[test]
+    fn a_training_continues_bit_for_bit_after_samples_in_bf16() {
+        let _lock = crate::tensor::rng::TEST_LOCK.lock();
+        let [without, with] = [false, true].map(|samples| trained(&task(SamplePrecision::Bf16), 2, samples));
+        assert_eq!(without, with);
+        assert_ne!(without, trained(&task(SamplePrecision::Bf16), 0, false));
     }
 }

@@ -100,21 +100,31 @@ pub struct Decoder {
 
 impl Decoder {
     /// Side of the tiles in which larger images are decoded, so that this needs less memory than a training step.
-    const TILE: i64 = 512;
+    const TILE: i64 = 192;
 
-    /// Loads the autoencoder of `pipeline_config` in the dtype of the training.
+    /// Loads the autoencoder of `pipeline_config` in the dtype of the samples.
     ///
     /// # Errors
     /// [`Error::Weights`]; typed errors of libtorch.
     pub fn new(pipeline_config: &PipelineConfig, denoiser: &Denoiser) -> Result<Self> {
-        let kind = denoiser.engine.precision.kind();
+        let kind = denoiser.sample_kind();
         let placement = Placement { device: denoiser.device, kind, seed: denoiser.engine.seed };
         Self::in_kind(pipeline_config, placement, vae_kind(pipeline_config, kind))
     }
 
-    fn in_kind(pipeline_config: &PipelineConfig, placement: Placement, kind: Kind) -> Result<Self> {
+    /// As [`Self::new`], in a dtype.
+    pub(super) fn in_kind(pipeline_config: &PipelineConfig, placement: Placement, kind: Kind) -> Result<Self> {
         let (vae, store) = autoencoder(pipeline_config, placement, kind)?;
         Ok(Self { pipeline_config: pipeline_config.clone(), placement, kind, vae, _store: store })
+    }
+
+    /// Images of `latents [b, c, s, s]`, one after another, `[b, S, S, 3]` bytes on the host.
+    ///
+    /// # Errors
+    /// [`Error::Diverged`] for an image that is not finite; typed errors of libtorch.
+    pub fn images(&self, latents: &Tensor) -> Result<Tensor> {
+        let _module = module_path::enter("samples");
+        Ok(bytes(&self.decode(&placed(self.placement.device, latents))?))
     }
 
     /// Images of `latents [b, c, s, s]`, one after another, `[b, 3, S, S]` fp32.
@@ -203,17 +213,25 @@ impl Quality {
         let total: usize = self.classes.iter().map(|class| own(class).len()).sum();
         observer.on(&Event::Started { phase: "samples".into(), total: total as u64, unit: "images" });
         files::create_folders(&self.folder).map_err(Error::io(&self.folder, "create"))?;
-        let decoder = Decoder::new(&self.pipeline_config, denoiser)?;
         let mut done = 0;
-        for (index, class) in self.classes.iter().enumerate() {
-            let own = own(class);
-            let first = own.start;
-            let images = self.images(&class.samples[own], (denoiser, cache, &decoder), observer, &mut |count| {
+        let mut latents = Vec::new();
+        for class in &self.classes {
+            latents.push(self.latents(&class.samples[own(class)], denoiser, cache, observer, &mut |count| {
                 done += count;
                 observer.on(&Event::Advanced { done: done as u64 });
-            })?;
-            for (number, image) in images.into_iter().enumerate() {
-                crate::data::sheet::save(&image.into(), &self.file(index, first + number))?;
+            })?);
+        }
+        // after all of them, so that the autoencoder and the network's passes are never in memory together
+        let decoder = Decoder::new(&self.pipeline_config, denoiser)?;
+        for (index, (class, latents)) in self.classes.iter().zip(latents).enumerate() {
+            let own = own(class);
+            for (number, latents) in own.zip(latents) {
+                if self.interrupt.load(Ordering::SeqCst) {
+                    return Err(Error::Interrupted);
+                }
+                let made = pictures(&guard::guard(|| no_grad(|| decoder.images(&latents)))?);
+                let image = inner(&made[0], class.samples[number].frame);
+                crate::data::sheet::save(&image.into(), &self.file(index, number))?;
             }
         }
         observer.on(&Event::Finished);
@@ -252,24 +270,25 @@ impl Quality {
         Ok(Picture { name: "samples".into(), image: sheet(&tiles, COLUMNS) })
     }
 
-    /// The images of `samples`. If memory runs out, batches are halved.
-    fn images(
+    /// The latents of each of `samples`, in host memory. If memory runs out, batches are halved.
+    fn latents(
         &self,
         samples: &[Request],
-        (denoiser, cache, decoder): (&Denoiser, &Cache, &Decoder),
+        denoiser: &Denoiser,
+        cache: &Cache,
         observer: &dyn Observer,
         advance: &mut dyn FnMut(usize),
-    ) -> Result<Vec<RgbImage>> {
-        let mut images = Vec::new();
+    ) -> Result<Vec<Tensor>> {
+        let mut all = Vec::new();
         let mut most = denoiser.config.generation_batch_size.max(1);
-        while images.len() < samples.len() {
+        while all.len() < samples.len() {
             if self.interrupt.load(Ordering::SeqCst) {
                 return Err(Error::Interrupted);
             }
-            let first = images.len();
+            let first = all.len();
             let requests = &samples[first..samples.len().min(first + most)];
             let conditions = Conditions::read(requests, denoiser, cache)?;
-            let made = guard::guard(|| no_grad(|| generate(denoiser, decoder, &conditions, usize::MAX)));
+            let made = guard::guard(|| no_grad(|| latents(denoiser, &self.pipeline_config, &conditions, usize::MAX)));
             match made {
                 Err(Error::OutOfMemory { .. }) if most > 1 => {
                     most /= 2;
@@ -279,13 +298,12 @@ impl Quality {
                     observer.on(&Event::Warning(text));
                 }
                 made => {
-                    let made = pictures(&made?);
-                    images.extend(made.iter().zip(requests).map(|(image, request)| inner(image, request.frame)));
+                    all.extend(on(Device::Cpu, &made?).split(1, 0));
                     advance(requests.len());
                 }
             }
         }
-        Ok(images)
+        Ok(all)
     }
 }
 
@@ -307,16 +325,20 @@ impl Conditions {
     }
 }
 
-/// Makes a batch of images, `[b, S, S, 3]` bytes on the host. At most `steps` denoising steps run.
+/// Makes the latents of a batch of images, `[b, c, s, s]` fp32. At most `steps` denoising steps run.
 ///
 /// # Errors
-/// [`Error::Diverged`] for an image that is not finite; [`Error::Config`] for too many steps; typed errors of libtorch.
-pub fn generate(denoiser: &Denoiser, decoder: &Decoder, conditions: &Conditions, steps: usize) -> Result<Tensor> {
-    let pipeline_config = &decoder.pipeline_config;
+/// [`Error::Config`] for too many steps; typed errors of libtorch.
+pub fn latents(
+    denoiser: &Denoiser,
+    pipeline_config: &PipelineConfig,
+    conditions: &Conditions,
+    steps: usize,
+) -> Result<Tensor> {
     let _module = module_path::enter("samples");
     let (config, device) = (&denoiser.config, denoiser.device);
     let sampler = Sampler::new(pipeline_config.sampler, &pipeline_config.scheduler, config.inference_steps_training)?;
-    let (kind, guidance) = (denoiser.engine.precision.kind(), config.guidance_scale);
+    let (kind, guidance) = (denoiser.sample_kind(), config.guidance_scale);
     let doubled = |xs: &Tensor| if guidance > 1.0 { Tensor::cat(&[xs, xs], 0) } else { xs.shallow_clone() };
     let conditioning = conditioning(denoiser, conditions, guidance > 1.0);
     let condition = conditions.condition.as_ref().map(|condition| doubled(&placed(device, condition)));
@@ -335,8 +357,7 @@ pub fn generate(denoiser: &Denoiser, decoder: &Decoder, conditions: &Conditions,
         }
         latents = sampler.step(i, &output, &latents, &mut history);
     }
-    drop((conditioning, condition));
-    Ok(bytes(&decoder.decode(&latents)?))
+    Ok(latents)
 }
 
 /// A tensor from the host on the device.

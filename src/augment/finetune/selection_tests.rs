@@ -59,12 +59,14 @@ fn checkpoint(target: &Path, step: u64) {
     let progress = Progress {
         step,
         best_score: Some(CANDIDATES[0].score),
+        best_values: Vec::new(),
         without_gain: 0,
         scores: Vec::new(),
         score_kind: "loss".into(),
         unvalidated: false,
         scaler: Scaler::new(Precision::Fp32),
         steps_per_epoch: 10,
+        total_steps: 0,
         candidates: CANDIDATES.to_vec(),
     };
     let mut folder = Staged::begin(target).expect("a new folder");

@@ -8,6 +8,7 @@ use crate::augment::settings::{self as generate, GeneratorSettings, PredictionCh
 use crate::hub::Need;
 use crate::nn::LoraConfig;
 use crate::setting::{Setting, settings};
+use crate::trainer::precision::Precision;
 use crate::trainer::{Switch, TrainConfig};
 use crate::{Error, Result};
 use std::ops::Bound::{Excluded, Unbounded};
@@ -104,9 +105,14 @@ settings! {
         /// `samples` in the run folder, and their kernel distance (KID) to real training images chooses `best/` and ends the
         /// training (`train.patience`) instead of the validation loss. 0 = none.
         num_samples_for_metrics: usize = 0, results(Changes), resume(Warn);
-        /// Of these, images that are made at once; halved if memory runs out.
-        generation_batch_size: usize = 4, results(Rounding), resume(Free), range(1.0..),
-            memory("activations of the samples grow with it"), saves_at("1", "samples are made one by one");
+        /// Of these, images that are made at once; halved if memory runs out. One by one they need less memory than a
+        /// training step, and more are faster.
+        generation_batch_size: usize = 1, results(Rounding), resume(Free), range(1.0..),
+            memory("activations of the samples grow with it");
+        /// Dtype in which these images are made and decoded: `auto` (bf16 on a GPU that has it, else `train.precision`),
+        /// `fp32`, `bf16` or `fp16`. The weights in training are rounded layer by layer and do not change.
+        sample_precision: SamplePrecision = SamplePrecision::Auto, results(Changes), resume(Warn),
+            memory("activations of the samples are twice as large in fp32");
         /// Denoising steps of these images.
         inference_steps_training: usize = 25, results(Changes), resume(Warn), range(1.0..);
         /// Guidance of these images; 1 = none.
@@ -135,6 +141,32 @@ settings! {
         /// With `select_by=segmenter`: U-Nets that are trained on real images alone, and on the pairs of each candidate.
         /// Their seeds are `train.seed` and the following numbers.
         select_seeds: usize = 3, results(Changes), resume(Free), range(2.0..=50.0);
+    }
+}
+
+/// Dtype of samples during a training.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SamplePrecision {
+    /// bf16 on a GPU that has it, else that of the training.
+    Auto,
+    /// 32 bit.
+    Fp32,
+    /// bfloat16.
+    Bf16,
+    /// float16.
+    Fp16,
+}
+
+impl SamplePrecision {
+    /// The precision beside a training in `trained`. `auto` is that of the training; whoever knows the GPU replaces it.
+    pub fn beside(self, trained: Precision) -> Precision {
+        match self {
+            Self::Auto => trained,
+            Self::Fp32 => Precision::Fp32,
+            Self::Bf16 => Precision::Bf16,
+            Self::Fp16 => Precision::Fp16,
+        }
     }
 }
 

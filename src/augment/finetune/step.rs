@@ -67,8 +67,8 @@ pub struct NoisyLatents {
     clean: Tensor,
     /// `[b, c, h, w]`.
     noise: Tensor,
-    /// `[b, 1, h, w]`.
-    pixels: Tensor,
+    /// `[b, 1, h, w]`: weights of the loss.
+    pub(super) pixels: Tensor,
     /// `[b, 3]`: see [`NoisyBatch::factors`].
     factors: Tensor,
     /// `[b]`.
@@ -172,6 +172,11 @@ impl Denoiser {
             engine: run.train.clone(),
             device,
         })
+    }
+
+    /// Dtype in which samples are made.
+    pub fn sample_kind(&self) -> Kind {
+        self.config.sample_precision.beside(self.engine.precision).kind()
     }
 
     /// Images of an optimizer step.

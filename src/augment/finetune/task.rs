@@ -20,10 +20,6 @@ use rand::seq::{IndexedRandom, SliceRandom};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// The score that decides which checkpoint is the best.
-pub const SCORE: &str = "minus the mean validation loss";
-/// The score if samples are measured.
-pub const SAMPLES_SCORE: &str = "minus the mean KID of the samples";
 /// Timesteps at which each validation image is scored, spread evenly.
 pub(super) const VALIDATED_TIMESTEPS: usize = 8;
 

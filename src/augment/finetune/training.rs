@@ -13,6 +13,7 @@ use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::prompt::Prompts;
 use crate::augment::quality::{FeatureSource, MIN_IMAGES};
 use crate::augment::settings::Mode;
+use crate::data::decode;
 use crate::data::identity::DataIdentity;
 use crate::data::manifest::{Manifest, Row, Split};
 use crate::runtime::Runtime;
@@ -182,7 +183,7 @@ impl Finetuning<'_> {
 
     /// Position of an image in the input of the networks. With buckets its shape is `shape`, or the nearest one.
     fn view(&self, path: &Path, shape: Option<Shape>) -> Result<View> {
-        let (size, side) = (size_of(path)?, self.side()?);
+        let (size, side) = (decode::dimensions(path)?, self.side()?);
         if !self.run.finetune.buckets {
             return View::padded(size, side);
         }
@@ -231,7 +232,7 @@ impl Finetuning<'_> {
                 let Item { image, captions, negative, .. } = item(number);
                 let seed = rng::stream(seed, "finetune samples", &[class as u64, k as u64]).random();
                 let caption = captions[k / sources.len() % captions.len()];
-                let frame = Frame::new(size_of(image)?, side)?;
+                let frame = Frame::new(decode::dimensions(image)?, side)?;
                 Ok(Request { item: number, caption, negative: *negative, seed, frame })
             };
             let samples = (0..each).map(request).collect::<Result<_>>()?;
@@ -268,14 +269,6 @@ impl Finetuning<'_> {
         }
         items
     }
-}
-
-/// Width and height of an image file, whose format is detected from its content.
-fn size_of(path: &Path) -> Result<(u32, u32)> {
-    let reader = image::ImageReader::open(path).and_then(image::ImageReader::with_guessed_format);
-    reader.map_err(image::ImageError::IoError).and_then(image::ImageReader::into_dimensions).map_err(|error| {
-        Error::data(path, format!("cannot be read: {error}"), "replace the file, or leave out its rows")
-    })
 }
 
 /// `images of each shape: 12 of 512x512, 30 of 576x448`.

@@ -96,9 +96,10 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let external = args.external.as_deref().map(|root| Manifest::open(root, None)).transpose()?;
     let _claim = RunLock::on("--out", &args.out, context.progress.as_ref())?;
     if segmenters.contains(&Segmenter::PrsMed) {
+        context.check_architectures(&config.model)?;
         context.check_files(needs::of_model(&config.model))?;
         if !args.no_plan {
-            check_memory(&config.with_cache_for(&real), &plan::training_machine(context), context)?;
+            check_memory(&config.with_cache_for(&real), &plan::training_machine(context)?, context)?;
         }
     }
     let steps = steps(args, &config, &real)?;

@@ -31,8 +31,13 @@ impl SettingsArgs {
     /// Resolves the settings; flags have the highest priority.
     pub(in crate::cli) fn resolve(&self, flags: Vec<(String, String)>) -> Result<Resolved<AugmentRun>> {
         let sets = sets_of(&self.sets, flags);
-        let sources =
-            Sources { preset: self.preset.clone(), default_preset: "augment".into(), file: self.config.clone(), sets };
+        let sources = Sources {
+            preset: self.preset.clone(),
+            default_preset: "augment".into(),
+            file: self.config.clone(),
+            sets,
+            ..Sources::default()
+        };
         sources.resolve_as()
     }
 }
@@ -58,8 +63,13 @@ impl SegmenterArgs {
         flags: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Resolved<RunConfig>> {
         let sets = sets_of(&self.sets, flags);
-        let sources =
-            Sources { preset: self.preset.clone(), default_preset: "tiny".into(), file: self.config.clone(), sets };
+        let sources = Sources {
+            preset: self.preset.clone(),
+            default_preset: "tiny".into(),
+            file: self.config.clone(),
+            sets,
+            ..Sources::default()
+        };
         sources.resolve()
     }
 }

@@ -79,9 +79,10 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let models_lock = (!is_same(&folder, &args.synthetic))
         .then(|| RunLock::on("--filter-models", &folder, context.progress.as_ref()))
         .transpose()?;
+    context.check_architectures(&config.model)?;
     context.check_files(needs::of_model(&config.model))?;
     if !args.no_plan {
-        check_memory(&config.with_cache_for(&real), &plan::training_machine(context), context)?;
+        check_memory(&config.with_cache_for(&real), &plan::training_machine(context)?, context)?;
     }
     let filter_models =
         FilterModels::train(&real, (&config, &toml), usize::from(args.folds), &folder, &context.runtime)?;

@@ -3,7 +3,6 @@
 use crate::augment::finetune::dry_run::FEATURES_BATCH;
 use crate::augment::finetune::network::{CONTROLNET_FOLDER, LORA_FILE, UNET_FOLDER, WEIGHTS_FILE};
 use crate::augment::finetune::samples::Extract;
-use crate::augment::finetune::task::{SAMPLES_SCORE, SCORE};
 use crate::augment::finetune::{FinetuneConfig, FinetunedRun, Finetuning, Method, Mode, SelectBy, SelectionReport};
 use crate::augment::pipeline_config::PipelineConfig;
 use crate::augment::quality::{self, FeatureSource, Images};
@@ -16,7 +15,7 @@ use crate::cli::mlflow::{MlflowArgs, recorded};
 use crate::cli::plan::{accept, training_machine};
 use crate::cli::predict::open_run;
 use crate::cli::preset::HEADROOM_FRAC;
-use crate::cli::ranks::{GpuArgs, main_only};
+use crate::cli::ranks::{GpuArgs, check_data, main_only};
 use crate::cli::report::Outcome;
 use crate::cli::run_lock::RunLock;
 use crate::config::{FinetuneRun, Resolved, Settings as _, Sources};
@@ -131,7 +130,7 @@ pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
 }
 
 fn finetune(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome> {
-    let mut resolved = resolve(args)?;
+    let mut resolved = resolve(args, context)?;
     if args.print_config {
         context.output.line(resolved.to_toml())?;
         context.output.record(&resolved.config)?;
@@ -148,6 +147,7 @@ fn finetune(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outc
         args.resume.check(&args.out)?;
     }
     let mut manifest = args.data.open(context)?;
+    check_data(ranks, &manifest)?;
     keep_for_validation(&mut manifest, &resolved.config, context)?;
     let choice = main_only(ranks, || selection::prepare(&resolved.config, &manifest, &args.out, context))?.flatten();
     let _lock = ranks.agree_on(main_only(ranks, || {
@@ -161,6 +161,7 @@ fn finetune(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outc
             args.config.is_none() && !args.resume.resumes() && !SEARCHED.iter().any(|key| resolved.is_from_a_flag(key));
         plan_memory(&mut resolved, &pipeline_config, searches, ranks, context)?;
     }
+    resolved.config = resolved.config.with_samples_for(&training_machine(context)?);
     let (toml, mut run) = (resolved.to_toml(), resolved.config);
     let choice = choice.map(|choice| choice.with_settings(&run));
     if let Some(note) = run.train.divide_among(ranks.size())? {
@@ -209,12 +210,7 @@ fn train(finetuning: Finetuning, mlflow: Option<Connection>, context: &Context) 
     })
 }
 
-fn resolve(args: &Args) -> Result<Resolved<FinetuneRun>> {
-    let file = match &args.config {
-        // a resumed run keeps its settings
-        None if args.preset.is_none() => args.resume.settings(&args.out),
-        other => other.clone(),
-    };
+fn resolve(args: &Args, context: &Context) -> Result<Resolved<FinetuneRun>> {
     let flags = [
         ("finetune.model", "--model", args.model.clone()),
         ("finetune.mode", "--mode", args.mode.map(|mode| mode.name().to_owned())),
@@ -226,7 +222,9 @@ fn resolve(args: &Args) -> Result<Resolved<FinetuneRun>> {
     let flags = flags.into_iter().filter_map(|(key, flag, value)| Some((format!("{key}={}", value?), flag.to_owned())));
     let sets = sets_of(&args.sets, flags);
     let default_preset = FinetuneRun::DEFAULT_PRESET.into();
-    let resolved = Sources { preset: args.preset.clone(), default_preset, file, sets }.resolve_as()?;
+    let given =
+        Sources { preset: args.preset.clone(), default_preset, file: args.config.clone(), sets, ..Sources::default() };
+    let resolved = args.resume.sources::<FinetuneRun>(&args.out, given, context.progress.as_ref())?.resolve_as()?;
     match SEGMENTER_ONLY.iter().find(|key| resolved.is_from_a_flag(key)) {
         Some(key) => Err(Error::config(*key, "has no effect on a generator", "leave it out")),
         None => Ok(resolved),
@@ -254,7 +252,7 @@ fn plan_memory(
     ranks: Ranks,
     context: &Context,
 ) -> Result<()> {
-    let machine = training_machine(context).with_ranks(ranks.rank(), ranks.size());
+    let machine = training_machine(context)?.with_ranks(ranks.rank(), ranks.size());
     let plan = |run: &FinetuneRun| match run.divided_among(ranks.size())?.plan(pipeline_config, &machine) {
         // the CPU's operators are tried one by one to learn what they need
         Err(error @ Error::OutOfMemory { .. }) => {
@@ -322,6 +320,32 @@ fn features(run: &FinetuneRun, context: &Context) -> Result<Option<(FeatureSourc
     Ok(Some((FeatureSource::Inception, extract)))
 }
 
+/// The best validation in words. Scores are minus the loss or the distance, which says little.
+fn best_line(score: Option<f64>, is_of_samples: bool) -> String {
+    let what = if is_of_samples { "mean KID of the samples" } else { "mean validation loss" };
+    match score {
+        Some(score) => format!("best/: {what} {:.5} (lower is better)", -score),
+        None => "not validated: the run has no `best/`".to_owned(),
+    }
+}
+
+/// The command that makes pairs with the weights; `None` where they first have to be put into the model's folder.
+fn next_command(config: &FinetuneConfig, weights: &Path, data: &str) -> Option<String> {
+    let with = match (config.mode, config.method) {
+        (Mode::MaskToImage, _) if config.unlock_decoder => return None,
+        (Mode::MaskToImage, _) => {
+            let folder = weights.parent().unwrap_or(weights).display();
+            format!("--mode mask_to_image --set augment.controlnet={folder}")
+        }
+        (_, Method::Lora) => format!("--lora {}", weights.display()),
+        (_, Method::Full) => return None,
+    };
+    let (model, side) = (&config.model, config.image_size);
+    Some(format!(
+        "prsmed augment generate --data-root {data} --out pairs --model {model} {with} --set augment.image_size={side}"
+    ))
+}
+
 fn print_result(
     (outcome, peak, chosen): (&crate::trainer::Outcome, Bytes, Option<&SelectionReport>),
     config: &FinetuneConfig,
@@ -329,8 +353,6 @@ fn print_result(
     context: &Context,
 ) -> anyhow::Result<Outcome> {
     let images_per_s = outcome.samples_now as f64 / outcome.train_seconds.max(1e-9);
-    let kind = if config.num_samples_for_metrics > 0 { SAMPLES_SCORE } else { SCORE };
-    let score = outcome.best_score.map_or_else(|| "not measured".to_owned(), |score| format!("{score:.5} ({kind})"));
     let best = if outcome.best_score.is_some() { "best" } else { "last" };
     let best_folder = args.out.join(best);
     let best = &best_folder;
@@ -348,9 +370,11 @@ fn print_result(
         String::new()
     };
     context.output.line(format!(
-        "trained {} steps at {images_per_s:.2} images/s, peak of tensors {peak}; best score {score}\nweights: {}{decoder}",
+        "trained {} steps at {images_per_s:.2} images/s, peak of tensors {peak}\n{}\nweights: {}{decoder}{}",
         outcome.steps,
-        weights.display()
+        best_line(outcome.best_score, config.num_samples_for_metrics > 0),
+        weights.display(),
+        next_command(config, &weights, &args.data.shown()).map_or_else(String::new, |next| format!("\nnext: {next}"))
     ))?;
     if let Some(report) = chosen {
         context.output.line(report.table())?;
@@ -369,4 +393,31 @@ fn print_result(
         "selection": chosen,
     }))?;
     Ok(Outcome::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_and_distances_are_named_and_positive() {
+        assert_eq!(best_line(Some(-1.125_77), false), "best/: mean validation loss 1.12577 (lower is better)");
+        assert_eq!(best_line(Some(-0.02), true), "best/: mean KID of the samples 0.02000 (lower is better)");
+        assert!(best_line(None, true).contains("not validated"));
+    }
+
+    #[test]
+    fn the_next_command_has_the_flags_of_what_was_trained() {
+        let next = |config: &FinetuneConfig| next_command(config, Path::new("runs/a/best/file"), "data");
+        let config = FinetuneConfig { model: "sd15".into(), image_size: 512, ..FinetuneConfig::default() };
+        let start = "prsmed augment generate --data-root data --out pairs --model sd15";
+        let lora = next(&config).expect("a command");
+        assert_eq!(lora, format!("{start} --lora runs/a/best/file --set augment.image_size=512"));
+        let control = FinetuneConfig { mode: Mode::MaskToImage, ..config.clone() };
+        let controlnet = next(&control).expect("a command");
+        let expected = "--mode mask_to_image --set augment.controlnet=runs/a/best --set augment.image_size=512";
+        assert_eq!(controlnet, format!("{start} {expected}"));
+        assert_eq!(next(&FinetuneConfig { unlock_decoder: true, ..control }), None);
+        assert_eq!(next(&FinetuneConfig { method: Method::Full, ..config }), None);
+    }
 }

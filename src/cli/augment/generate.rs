@@ -231,7 +231,7 @@ fn check_memory(
     needs: (usize, Option<&FilterDryRun>),
     context: &Context,
 ) -> Result<Plan> {
-    let machine = plan::training_machine(context);
+    let machine = plan::training_machine(context)?;
     let plan = Plan::of(&run.dry_run(pipeline_config, needs, &machine, true)?, &machine);
     context.progress.on(&Event::Note(format!("memory plan for a batch of {}\n{}", run.augment.batch, plan.table())));
     if plan.fits {

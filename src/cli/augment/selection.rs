@@ -24,7 +24,7 @@ pub(super) fn prepare<'a>(
 
 /// Prints the memory plan of the pairs, and refuses pairs that cannot fit.
 pub(super) fn plan_pairs(choice: &Selection, base: &PipelineConfig, context: &Context) -> Result<()> {
-    let (machine, generator) = (training_machine(context), choice.planned_generator(base)?);
+    let (machine, generator) = (training_machine(context)?, choice.planned_generator(base)?);
     let run = AugmentRun { augment: choice.pair_settings().clone(), ..AugmentRun::default() };
     let plan = match run.plan(&generator, &machine) {
         // the CPU's operators are tried one by one to learn what they need
@@ -39,8 +39,8 @@ pub(super) fn plan_pairs(choice: &Selection, base: &PipelineConfig, context: &Co
     if plan.fits {
         return Ok(());
     }
-    let hint = "add `--set finetune.generation_batch_size=1`, or leave out `--select-by segmenter`; `--no-plan` skips this \
-                check";
+    let fewer = if batch > 1 { "add `--set finetune.generation_batch_size=1`, or " } else { "" };
+    let hint = format!("{fewer}leave out `--select-by segmenter`; `--no-plan` skips this check");
     Err(Error::config("finetune.select_by", format!("pairs of the candidates: {}", plan.summary()), hint))
 }
 

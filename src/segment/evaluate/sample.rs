@@ -55,7 +55,7 @@ pub struct SampleScore {
     pub has_mask: bool,
     /// Mean probability of the mask before it is withheld, after temperature scaling.
     pub foreground_confidence: Option<f64>,
-    /// Uncertain boundary of that mask as a fraction of its area.
+    /// Uncertain pixels as a fraction of mask and boundary, 0..=1.
     pub uncertain_boundary: Option<f64>,
     /// Dice of the mask without the presence threshold; empty if the run has no threshold.
     pub raw_dice: Option<f64>,

@@ -10,12 +10,14 @@
 //!
 //! Sources: PyTorch Distributed (Li et al. 2020); ZeRO (Rajbhandari et al. 2020).
 
+mod meeting;
 pub mod monitor;
 mod optimizer_state;
 pub mod reducer;
 mod world;
 
-pub use world::{Ranks, Rendezvous, Shard, World};
+pub use meeting::Rendezvous;
+pub use world::{Ranks, Shard, World};
 
 pub(super) use optimizer_state::complete_state;
 

@@ -37,16 +37,32 @@ impl Monitor {
     /// # Errors
     /// [`crate::Error::Torch`] without a connection to the store.
     pub fn start(rendezvous: &Rendezvous, on_failure: impl FnOnce(String) + Send + 'static) -> Result<Self> {
-        let open = || Store::open(&rendezvous.address, false, rendezvous.timeout).map(Arc::new);
+        let open = || Store::open(&rendezvous.address, None, rendezvous.timeout, rendezvous.timeout).map(Arc::new);
         let (store, watched) = (open()?, open()?);
         let (rank, size) = (rendezvous.rank, rendezvous.size);
         let (stop, stopped) = channel();
-        let thread = std::thread::spawn(move || {
+        // on a thread of its own: a look has no end while the process with the store is stopped
+        let (report, looks) = channel();
+        std::thread::spawn(move || {
             let mut watch = Watch::new(rank, size);
+            while report.send(watch.look(&watched)).is_ok() {
+                std::thread::sleep(INTERVAL);
+            }
+        });
+        let thread = std::thread::spawn(move || {
+            let mut looked = Instant::now();
             while stopped.recv_timeout(INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                if let Some(cause) = watch.look(&watched) {
-                    on_failure(cause);
-                    return;
+                for cause in looks.try_iter() {
+                    looked = Instant::now();
+                    if let Some(cause) = cause {
+                        return on_failure(cause);
+                    }
+                }
+                if looked.elapsed() > SILENCE {
+                    let seconds = SILENCE.as_secs();
+                    let cause =
+                        format!("the process with the job's store, rank 0, has not responded for {seconds} seconds");
+                    return on_failure(cause);
                 }
             }
         });
@@ -146,16 +162,19 @@ mod tests {
     use std::sync::mpsc::Receiver;
 
     fn job(size: usize) -> (Store, Vec<Rendezvous>) {
-        let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let listener = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
+        let port = listener.local_addr().unwrap().port();
         let address = StoreAddress { host: "127.0.0.1".into(), port, prefix: "job".into() };
         let timeout = Duration::from_secs(20);
-        let server = Store::open(&address, true, timeout).unwrap();
+        let server = Store::open(&address, Some(listener), timeout, timeout).unwrap();
         let rendezvous = |rank| Rendezvous {
             rank,
             size,
             local_rank: rank,
             address: address.clone(),
             is_server: rank == 0,
+            listener: None,
+            bind: None,
             interface: None,
             timeout,
         };
@@ -198,7 +217,7 @@ mod tests {
     #[test]
     fn a_store_that_has_ended_is_a_failure() {
         let (server, all) = job(2);
-        let store = Store::open(&all[1].address, false, all[1].timeout).unwrap();
+        let store = Store::open(&all[1].address, None, all[1].timeout, all[1].timeout).unwrap();
         let mut watch = Watch::new(1, 2);
         assert_eq!(watch.look(&store), None);
         drop(server);

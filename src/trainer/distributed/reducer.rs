@@ -26,7 +26,7 @@ use std::collections::VecDeque;
 
 /// Number of elements to which the start of a parameter in its bucket is rounded up: 64 bytes.
 const ALIGNMENT: i64 = 16;
-/// Buckets of stage 2 that may be on their way at the same time.
+/// Buckets of stage 2 that may be on their way at the same time, if a pass may wait for them.
 const MOST_PENDING: usize = 2;
 
 /// Parameters whose gradients are summed as one tensor.
@@ -63,6 +63,8 @@ pub(in crate::trainer) enum Outcome {
 pub(in crate::trainer) struct Reducer<'a> {
     world: &'a World,
     stage: u64,
+    /// Waits for earlier sums during a pass, so that few buckets are in memory.
+    waits_in_passes: bool,
     tensors: Vec<Tensor>,
     buckets: Vec<Bucket>,
     /// Bucket and start of each parameter.
@@ -82,8 +84,15 @@ pub(in crate::trainer) struct Reducer<'a> {
 }
 
 impl<'a> Reducer<'a> {
-    /// Buckets of about `bucket_bytes` for `params`. `stage`: see the module.
-    pub(in crate::trainer) fn new(world: &'a World, params: &[Parameter], stage: u64, bucket_bytes: u64) -> Self {
+    /// Buckets of about `bucket_bytes` for `params`. `stage`: see the module. `is_divided`: passes collect weights from other
+    /// ranks. Such a pass never waits for a sum: the other rank may start it only after weights that this rank sends
+    /// after the wait, for example because it has fewer passes, or other gradients.
+    pub(in crate::trainer) fn new(
+        world: &'a World,
+        params: &[Parameter],
+        (stage, bucket_bytes): (u64, u64),
+        is_divided: bool,
+    ) -> Self {
         let tensors: Vec<Tensor> = params.iter().map(|param| param.tensor.shallow_clone()).collect();
         let size = Ranks::of(world).size();
         let owners = if stage == 0 { vec![None; tensors.len()] } else { owners(&tensors, size) };
@@ -97,6 +106,7 @@ impl<'a> Reducer<'a> {
         Self {
             world,
             stage,
+            waits_in_passes: stage == 2 && !is_divided,
             tensors,
             buckets,
             places,
@@ -213,6 +223,9 @@ impl<'a> Reducer<'a> {
         }
         while sends && self.next < self.buckets.len() && self.is_ready(self.next) {
             self.send_next()?;
+            if self.waits_in_passes {
+                self.wait_until(MOST_PENDING)?;
+            }
         }
         Ok(())
     }
@@ -235,7 +248,7 @@ impl<'a> Reducer<'a> {
             Some(owner) => self.world.reduce(flat, *owner)?,
         };
         self.pending.push_back((number, pending));
-        if self.stage == 2 { self.wait_until(MOST_PENDING) } else { Ok(()) }
+        Ok(())
     }
 
     /// Waits for the oldest sums until `most` are left.
@@ -263,6 +276,9 @@ impl<'a> Reducer<'a> {
         let _module = module_path::enter("reduce");
         while self.next < self.buckets.len() {
             self.send_next()?;
+            if self.stage == 2 {
+                self.wait_until(MOST_PENDING)?;
+            }
         }
         (self.passes, self.next) = (self.passes + 1, 0);
         self.wait_until(0)

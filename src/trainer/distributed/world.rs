@@ -1,32 +1,12 @@
 //! The processes of a job, and what they tell each other on the host.
 
-use crate::tensor::collective::{Backend, Group, PeerLinks, Peers, Pending, ReduceOp, Store, StoreAddress};
+use super::meeting::{self, Rendezvous};
+use crate::tensor::collective::{Backend, Group, PeerLinks, Peers, Pending, ReduceOp, Store};
 use crate::tensor::{Device, Kind, Tensor};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
-
-/// How the processes of a job find each other: the variables of `torchrun`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rendezvous {
-    /// Number of this process among all, from 0.
-    pub rank: usize,
-    /// Number of processes.
-    pub size: usize,
-    /// Number of this process among those of its machine, which chooses its GPU.
-    pub local_rank: usize,
-    /// The store's server.
-    pub address: StoreAddress,
-    /// True if this process starts the server.
-    pub is_server: bool,
-    /// Network interface of Gloo; `None` takes that of the host name.
-    pub interface: Option<String>,
-    /// Longest time in which a collective operation waits for the other ranks.
-    pub timeout: Duration,
-}
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Micro-batches of one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,8 +56,8 @@ struct Links {
     store: Arc<Store>,
     /// To open further groups.
     rendezvous: Rendezvous,
-    /// Further groups that were opened.
-    opened: AtomicUsize,
+    /// Those that opened further groups. Kept, so that [`World::close`] can end the groups.
+    opened: Mutex<Vec<Peers>>,
 }
 
 /// The processes of a job.
@@ -92,13 +72,13 @@ pub struct World {
 }
 
 impl World {
-    /// Connects this process, which trains on `device`, with the others.
+    /// Connects this process, which trains on `device`, with the others. `on_wait` gets what is waited for, once a minute.
     ///
     /// # Errors
-    /// [`Error::Torch`] if the other processes do not come in time.
-    pub fn join(rendezvous: &Rendezvous, device: Device) -> Result<Self> {
-        let Rendezvous { rank, size, address, is_server, interface, timeout, .. } = rendezvous;
-        let store = Store::open(address, *is_server, *timeout)?;
+    /// [`Error::Config`] for processes that do not come in time; [`Error::Torch`].
+    pub fn join(rendezvous: &Rendezvous, device: Device, on_wait: &dyn Fn(String)) -> Result<Self> {
+        let Rendezvous { rank, size, interface, timeout, .. } = rendezvous;
+        let store = meeting::meet(rendezvous, on_wait)?;
         let gloo = Backend::Gloo { interface: interface.clone() };
         let ranks = (*rank, *size);
         let control = Arc::new(Group::open(&store, "control", &gloo, ranks, *timeout)?);
@@ -111,7 +91,7 @@ impl World {
             data,
             store: Arc::new(store),
             rendezvous: rendezvous.clone(),
-            opened: AtomicUsize::new(0),
+            opened: Mutex::default(),
         });
         Ok(Self { rank: *rank, size: *size, links, planned_passes: 0 })
     }
@@ -152,10 +132,25 @@ impl World {
             _ => Backend::Gloo { interface: rendezvous.interface.clone() },
         };
         // all ranks open them in the same order
-        let name = format!("weights/{}", opened.fetch_add(1, Ordering::Relaxed));
+        let mut opened = opened.lock().unwrap_or_else(PoisonError::into_inner);
+        let name = format!("weights/{}", opened.len());
         let group = Group::open(store, &name, &backend, (self.rank, self.size), rendezvous.timeout)?;
         let links = PeerLinks { device: group, host: Arc::clone(control), store: Arc::clone(store) };
-        Ok(Peers::new(self.rank, self.size, Some(links)))
+        let peers = Peers::new(self.rank, self.size, Some(links));
+        opened.push(peers.clone());
+        Ok(peers)
+    }
+
+    /// Ends the connections after all work; every rank calls it. Connections that are dropped without are aborted, as they
+    /// must be after a failure.
+    ///
+    /// # Errors
+    /// [`Error::Torch`] if a connection cannot be ended.
+    pub fn close(&self) -> Result<()> {
+        let Some(Links { control, data, opened, .. }) = &self.links else { return Ok(()) };
+        opened.lock().unwrap_or_else(PoisonError::into_inner).iter().try_for_each(Peers::shut_down)?;
+        data.as_ref().map_or(Ok(()), Group::shut_down)?;
+        control.shut_down()
     }
 
     /// Copies a CPU tensor of `from` to rank 0; both call it.
