@@ -8,7 +8,7 @@ from pathlib import Path
 
 from . import report
 from .ballast import BallastError
-from .cases import Failed, Machine, Skipped
+from .cases import CALL, START, Failed, Machine, Skipped
 from .process import ROOT
 from .results import Results, latest, read
 
@@ -24,11 +24,11 @@ def arguments():
     parser = argparse.ArgumentParser(prog="gpu-check", description=__doc__.splitlines()[0], epilog=EPILOG,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="output folder [default: target/gpu-check]")
-    parser.add_argument("--call", choices=("1", "2", "all"),
-                        help="first or second list of cases [default: 1; all with --dry]")
+    parser.add_argument("--call", choices=("1", "2", "3", "rest", "all"),
+                        help="which list of cases [default: 1; all with --dry]")
     parser.add_argument("--only", default="", help="only these cases or groups, separated by commas: step,torch/eager")
-    parser.add_argument("--seconds", type=float, default=560,
-                        help="time limit of the run [default: 560; none with --dry]")
+    parser.add_argument("--seconds", type=float, default=CALL - START,
+                        help=f"time limit of the run [default: {CALL - START}; none with --dry]")
     parser.add_argument("--again", action="store_true", help="measure cases again that are done")
     parser.add_argument("--dry", action="store_true", help="all cases without a GPU: on the fake CUDA runtime of "
                         "tests/fake_cuda if it was built, else on the CPU at tiny sizes; times mean nothing")
@@ -44,9 +44,9 @@ def is_asked(name, options):
     return not options.only or any(f"{name}/".startswith(f"{prefix}/") for prefix in options.only.split(",") if prefix)
 
 
-def wanted_names(case, options, results):
+def wanted_names(case, options, machine):
     names = [name for name in case.names if is_asked(name, options)]
-    return names if options.again else [name for name in names if not results.is_done(name)]
+    return names if options.again else [name for name in names if not machine.is_done(name)]
 
 
 def measure(case, names, machine, results, end):
@@ -85,13 +85,17 @@ def run(options, out):
         if others:
             kinds = ", ".join(map(str, others))
             raise SystemExit(f"{out} has results of another kind ({kinds}): name another folder in --out")
+        gpus = {line["gpu_name"] for line in results.lines if line.get("gpu_name")} - {machine.gpu_name}
+        if gpus:
+            raise SystemExit(f"{out} has results of {', '.join(sorted(gpus))}, and this is {machine.gpu_name}: name another "
+                             "folder in --out")
         call = options.call or ("all" if options.dry else "1")
         calls = machine.calls()
         cases = [case for name, cases in calls.items() if call in (name, "all") for case in cases]
         selected = [name for case in cases for name in case.names]
         try:
             for case in cases:
-                names = wanted_names(case, options, results)
+                names = wanted_names(case, options, machine)
                 if not names:
                     continue
                 left = end - time.monotonic()
@@ -129,7 +133,8 @@ def main():
     if options.list:
         for call, cases in Machine(None, None, False, False).calls().items():
             for case in cases:
-                print(f"call {call}  {case.seconds:4.0f} s  {', '.join(case.names)}")
+                print(f"call {call:4}  {case.seconds:4.0f} s  {', '.join(case.names)}")
+            print(f"call {call:4}  {sum(case.seconds for case in cases):4.0f} s  in all\n")
         return 0
     name = "gpu-check-dry" if options.dry else "gpu-check"
     return run(options, (options.out or ROOT / "target" / name).resolve())

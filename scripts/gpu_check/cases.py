@@ -13,20 +13,24 @@ from pathlib import Path
 
 import generation_check as generation
 
+from . import cuda_tests
 from .ballast import ballast
 from .process import ROOT, Driver, find_binary, run, torch_library
 
-QUESTIONS, IMAGES = 3, 4
+QUESTIONS = 3
+# images of a step; PyTorch's step with the same samples needs about 90 GB for four and 53 GB for two
+IMAGES, IMAGES_BELOW_100_GB = 4, 2
 # ids of a question with its answer, as in scripts/bench-fake-gpu
 TEXT, ANSWER = 64, 28
-# the full model at published sizes; PyTorch's step with the same samples needs about 90 GB
+# the full model at published sizes
 FULL = ["train.accumulation=1", "train.precision=bf16", "train.checkpointing=none", "train.checkpoint_encoder=none"]
 TINY = ["train.accumulation=1", "model.train_base=false", "train.precision=bf16"]
 TINY_CPU = ["train.accumulation=1", "model.image_size=64", "train.precision=fp32"]
 SHIPPED = ["train.fused_kernels=auto", "train.graph=off"]
 PLAIN = ["train.fused_kernels=off", "train.graph=off"]
 # settings that should make a step faster, and settings that save memory and cost time
-FASTER = ["train.fused_kernels=on", "train.graph=on", "train.fused_kernels=on train.graph=on", "data.cache_vision=ram"]
+FASTER = ["train.fused_kernels=on", "train.graph=on", "train.fused_kernels=on train.graph=on", "model.packed_attention=mask",
+          "data.cache_vision=ram"]
 SMALLER = ["train.checkpointing=full", "model.quantization=nf4", "train.optimizer=adamw8bit"]
 FINETUNES = {
     "lora": ["finetune.method=lora"],
@@ -34,7 +38,9 @@ FINETUNES = {
     "offload": ["finetune.method=full", "train.precision=bf16", "train.offload_weights=true"],
     "control": ["finetune.mode=mask_to_image", "train.optimizer=adamw8bit"],
 }
-GPUS_FIRST, GPUS_SECOND = (8, 24, 80), (12, 16, 40, 48, 141)
+GPUS_FIRST, GPUS_SECOND = (80, 24, 8), (12, 16, 40, 48, 141)
+# seconds of one call, and those of them in which `run` unpacks and checks
+CALL, START = 570, 15
 
 # prints versions of Python packages and the GPU that PyTorch finds
 MACHINE = """
@@ -85,7 +91,8 @@ class Machine:
             preload = f"{self.fake / 'libcuda.so.1'} {self.fake / 'libwithoutcudnn.so'}"
             self.environment |= {
                 "LD_PRELOAD": preload, "LD_LIBRARY_PATH": library,
-                "FAKE_CUDA_MIB": "143771", "FAKE_CUDA_CAPABILITY": "90", "OMP_NUM_THREADS": "1",
+                "FAKE_CUDA_MIB": os.environ.get("FAKE_CUDA_MIB", "143771"), "FAKE_CUDA_CAPABILITY": "90",
+                "OMP_NUM_THREADS": "1",
                 "TORCH_CUDNN_SDPA_DEPRIORITIZED": "1",
             }
         elif dry:
@@ -97,11 +104,25 @@ class Machine:
         self.closing, self.holding = contextlib.ExitStack(), contextlib.ExitStack()
         if self.fake:
             # a calibration writes to the cache, and plans read it
-            cache = Path(self.closing.enter_context(tempfile.TemporaryDirectory()))
-            shutil.copytree(self.fake / "kernels", cache / "kernels")
-            (cache / "kernels").chmod(0o700)
-            self.environment["PRSMED_CACHE"] = str(cache)
+            if "PRSMED_CACHE" not in os.environ:
+                self.environment["PRSMED_CACHE"] = self.closing.enter_context(tempfile.TemporaryDirectory())
+            kernels = Path(self.environment["PRSMED_CACHE"]) / "kernels"
+            if not kernels.exists():
+                shutil.copytree(self.fake / "kernels", kernels)
+                kernels.chmod(0o700)
         self.hold = None
+        self.gpu_name = self.driver.name() if self.driver.has_gpu else None
+        self.gpu_bytes = int(self.environment.get("FAKE_CUDA_MIB", 0)) << 20
+        if self.driver.has_gpu:
+            self.gpu_bytes = self.driver.memory()[1]
+        self.images = 2 if self.tiny else IMAGES if self.gpu_bytes >= 100e9 else IMAGES_BELOW_100_GB
+
+    def is_done(self, name):
+        """True if a case need not run. The cache that has the reading of `calibrate` may be lost between two calls."""
+        readings = Path(self.environment.get("PRSMED_CACHE", "")) / "readings"
+        is_lost = name == "calibrate" and self.device == "cuda" and not readings.exists()
+        is_ok = self.results.latest().get(name, {}).get("state") == "ok"
+        return self.results.is_done(name) and not (is_lost and is_ok)
 
     # --- running programs
 
@@ -172,11 +193,24 @@ class Machine:
             raise Failed(ran.error())
         self.add("calibrate", record=found[-1])
 
+    def products(self, wanted):
+        """Rates of matrix products in bf16 and FP8."""
+        words = ["--device", "cpu", "--tiny"] if self.dry else []
+        ran = self.run([sys.executable, ROOT / "scripts/gpu_check/gemm.py", *words],
+                       environment=self.cpu_environment if self.dry else None)
+        records = [record for record in ran.records if record.get("kind") == "gemm"]
+        if ran.code != 0 or not records:
+            raise Failed(ran.error())
+        self.add(wanted[0], products=records)
+
     def step(self, wanted):
         """The packed step of the full model: three questions about each image in one sequence."""
         for name in wanted:
             _, variant, part = name.split("/")
-            images = 1 if variant == "one" else 2 if self.tiny else IMAGES
+            images = int(variant.removeprefix("images")) if variant.startswith("images") else self.images
+            if images > 6 and self.gpu_bytes < 100e9 and not self.tiny:
+                self.results.add(name, "skipped", error="needs about 75 GB", where=self.where)
+                continue
             questions = 1 if variant == "rows" else QUESTIONS
             if variant == "rows":
                 images *= QUESTIONS
@@ -194,7 +228,7 @@ class Machine:
     def torch_shapes(self):
         """Rows with the same samples (one question each, the image repeated), and rows with the same tokens."""
         record = self.results.latest().get("step/shipped/all", {})
-        images = 2 if self.tiny else IMAGES
+        images = self.images
         packed = record["tokens"] // images if record.get("tokens") else (200 if self.tiny else 763)
         answer = 17 if self.tiny else ANSWER
         rows = f"{images * QUESTIONS}x{100 if self.tiny else 576 + TEXT - 1}:{answer}"
@@ -205,7 +239,8 @@ class Machine:
         shapes = self.torch_shapes()
         mode = wanted[0].split("/")[1]
         cases = [f"{'/'.join(name.split('/')[2:])}:{shapes[name.split('/')[2]]}" for name in wanted]
-        command = [sys.executable, ROOT / "scripts/gpu_check/torch_steps.py", "--mode", mode]
+        command = [sys.executable, ROOT / "scripts/gpu_check/torch_steps.py", "--mode", mode,
+                   *(["--trace"] if mode == "eager" else [])]
         for case in cases:
             command += ["--case", case]
         environment = self.environment
@@ -232,10 +267,9 @@ class Machine:
 
     def switch(self, setting):
         def work(wanted):
-            images = 2 if self.tiny else IMAGES
             rounds = 1 if self.dry else 2
             ran = self.bench(["--compare", setting, "--rounds", rounds],
-                             [*PLAIN, f"train.micro_batch={images}", f"data.questions_per_image={QUESTIONS}"])
+                             [*PLAIN, f"train.micro_batch={self.images}", f"data.questions_per_image={QUESTIONS}"])
             record = ran.records[-1]
             notes = [note for measured in record["with"] for note in measured.get("notes", [])]
             notes += [line for line in ran.err.splitlines() if line.startswith("warning")]
@@ -376,16 +410,17 @@ class Machine:
             raise Failed(f"losses differ from those of one GPU by {far}")
         self.add(wanted[0], gpus=count, losses_differ_by=far, seconds=seconds)
 
-    def test_program(self, kind, filters=()):
-        """Tests that need a GPU. A dry run only lists them."""
+    def test_program(self, kind):
+        """Tests that need CUDA. A dry run only lists them."""
 
         def work(wanted):
             folder = Path(self.binary).parent
             found = [path for path in sorted(folder.glob(f"{kind}-*")) if os.access(path, os.X_OK) and not path.suffix]
             if not found:
                 raise Skipped(f"no program {kind}-* in {folder}: scripts/gpu-bundle collects them")
-            words = ["--ignored", "--list"] if self.dry else ["--ignored", "--nocapture", "--test-threads", 1]
-            ran = self.run([found[-1], *filters, *words])
+            tests = cuda_tests.of_listing(self.run([found[-1], "--ignored", "--list"]).out, kind)
+            words = ["--list"] if self.dry else ["--nocapture", "--test-threads", 1]
+            ran = self.run([found[-1], "--ignored", "--exact", *tests, *words])
             lines = [line for line in ran.out.splitlines() if line.startswith("test ") or line.endswith(": test")]
             more = {"tests": lines[-60:], "records": [r for r in ran.records if r.get("kind") in ("phase", "kernel")]}
             if ran.code != 0:
@@ -413,50 +448,58 @@ class Machine:
         for name in ("case", "state", "time", "where"):
             if name in more:
                 more[f"record_{name}"] = more.pop(name)
-        self.results.add(case, "ok", where=self.where, **more)
+        self.results.add(case, "ok", where=self.where, gpu_name=self.gpu_name, **more)
 
     # --- all of them
 
     def calls(self):
-        """The cases of the first and of the second call."""
+        """The cases of each call, the most important first. Tests of correctness come before times: if one fails, the
+        times mean nothing. The limits of the first three calls add up to less than the call (`CALL`)."""
 
-        def switches(settings):
-            return [Case("switches", [f"switch/{setting.replace(' ', '+')}"], 60, self.switch(setting))
-                    for setting in settings]
-
-        def gpus(sizes):
-            return [Case("gpus", [f"gpu/{size}"], 60, self.gpu(size)) for size in sizes]
+        def case(group, seconds, work, *names):
+            return Case(group, list(names), seconds, work)
 
         def torch(seconds, *names):
-            return Case("torch", [f"torch/{name}" for name in names], seconds, self.torch)
+            return case("torch", seconds, self.torch, *(f"torch/{name}" for name in names))
+
+        def switches(settings):
+            return [case("switches", 33, self.switch(setting), f"switch/{setting.replace(' ', '+')}") for setting in settings]
+
+        def gpus(sizes):
+            return [case("gpus", 38, self.gpu(size), f"gpu/{size}") for size in sizes]
 
         first = [
-            Case("machine", ["machine"], 40, self.machine),
-            Case("smoke", ["smoke/kernels", "smoke/graph"], 60, self.smoke),
-            Case("calibrate", ["calibrate"], 75, self.calibrate),
-            Case("step", ["step/shipped/all"], 70, self.step),
-            Case("step", ["step/shipped/llm"], 50, self.step),
-            Case("step", ["step/plain/all"], 60, self.step),
-            torch(110, "eager/rows/all", "eager/rows/llm", "eager/tokens/all", "eager/tokens/llm"),
-            *switches(FASTER),
-            *gpus(GPUS_FIRST),
+            case("machine", 15, self.machine, "machine"),
+            case("smoke", 35, self.smoke, "smoke/kernels", "smoke/graph"),
+            case("tests", 45, self.test_program("unit"), "test/unit"),
+            case("tests", 35, self.test_program("training"), "test/training"),
+            case("calibrate", 60, self.calibrate, "calibrate"),
+            case("step", 45, self.step, "step/shipped/all"),
+            case("step", 35, self.step, "step/shipped/llm"),
+            case("products", 25, self.products, "products"),
+            torch(105, "eager/rows/all", "eager/tokens/all", "eager/rows/llm", "eager/tokens/llm"),
             torch(150, "compile/rows/llm", "compile/tokens/llm"),
         ]
         second = [
-            *[Case("generation", [f"generation/{who}/{index}"], 90, self.generate(who, index))
+            *switches(FASTER),
+            case("step", 38, self.step, "step/plain/all"),
+            *[case("step", 28, self.step, f"step/images{count}/all") for count in (1, 3, 6, 12)],
+            *gpus(GPUS_FIRST),
+            case("tests", 100, self.test_program("plan"), "test/plan"),
+        ]
+        third = [
+            *[case("finetune", 50, self.finetune, f"finetune/{what}") for what in FINETUNES],
+            *[case("generation", 45, self.generate(who, index), f"generation/{who}/{index}")
               for index in (0, 1) for who in ("prsmed", "diffusers")],
-            *[Case("finetune", [f"finetune/{what}"], 90, self.finetune) for what in FINETUNES],
+            case("training", 40, self.training, "training"),
+            case("together", 60, self.together, "together"),
+            case("recordings", 40, self.recordings, "recordings"),
+        ]
+        rest = [
             *gpus(GPUS_SECOND),
-            Case("training", ["training"], 60, self.training),
-            Case("together", ["together"], 60, self.together),
-            Case("step", ["step/one/all"], 50, self.step),
-            Case("step", ["step/rows/all"], 60, self.step),
-            Case("tests", ["test/unit"], 90, self.test_program("unit")),
-            Case("tests", ["test/training"], 60, self.test_program("training")),
-            Case("tests", ["test/plan"], 120, self.test_program("plan", ["cuda"])),
-            Case("recordings", ["recordings"], 40, self.recordings),
+            case("step", 60, self.step, "step/rows/all"),
             torch(60, "eager/published/all"),
             *switches(SMALLER),
             torch(200, "compile/rows/all"),
         ]
-        return {"1": first, "2": second}
+        return {"1": first, "2": second, "3": third, "rest": rest}

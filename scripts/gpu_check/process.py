@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-QUERY = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+QUERY = ["nvidia-smi", "--query-gpu=memory.used,memory.total", "--format=csv,noheader,nounits", "--id=0"]
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1
 
@@ -48,14 +48,28 @@ class Driver:
         driver.has_gpu, driver.peak = False, 0
         return driver
 
-    def used(self):
-        """Bytes in use on the first GPU."""
+    def memory(self):
+        """Bytes in use on the first GPU, and all that it has."""
         if self.nvml is None:
-            return int(subprocess.check_output(QUERY, text=True)) << 20
+            numbers = subprocess.check_output(QUERY, text=True).split(",")
+            return tuple(int(number) << 20 for number in numbers)
         memory = NvmlMemory()
         if self.nvml.nvmlDeviceGetMemoryInfo(self.handle, ctypes.byref(memory)) != 0:
             raise OSError("NVML does not show the memory of the GPU")
-        return memory.used
+        return memory.used, memory.total
+
+    def used(self):
+        return self.memory()[0]
+
+    def name(self):
+        """The name of the first GPU."""
+        if self.nvml is None:
+            return subprocess.check_output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader", "--id=0"],
+                                           text=True).strip()
+        name = ctypes.create_string_buffer(96)
+        if self.nvml.nvmlDeviceGetName(self.handle, name, 96) != 0:
+            raise OSError("NVML does not show the name of the GPU")
+        return name.value.decode()
 
     def __enter__(self):
         self.peak = 0

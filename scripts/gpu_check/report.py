@@ -65,8 +65,8 @@ class Report:
             _, variant, *rest = name.split("/")
             who = "prsmed" if name.startswith("step/") else "PyTorch"
             if who == "prsmed":
-                what = {"shipped": "packed", "plain": "packed, custom kernels off", "one": "packed, one image",
-                        "rows": "one question a row"}[variant]
+                what = {"shipped": f"packed, {line['images']} images", "plain": "packed, custom kernels off",
+                        "rows": "one question a row"}.get(variant, f"packed, {line['images']} images")
             else:
                 what = f"{variant}, " + {"rows": "one question a row", "tokens": "same tokens as packed",
                                          "published": "as published"}[rest[0]]
@@ -159,6 +159,25 @@ class Report:
         what = f"{line['size']}, random weights, {line['side']} pixels, {line['steps']} steps; mean of {line['batches']} batches"
         return ["## Generation", "", what, "", *table(head, rows)]
 
+    def products(self):
+        """Rates of matrix products, and the kernels of PyTorch's step with the same tokens."""
+        lines, found = [], self.ok.get("products")
+        if found:
+            kinds = list(dict.fromkeys(record["what"] for record in found["products"]))
+            rates = {}
+            for record in found["products"]:
+                key = (record["way"], "x".join(map(str, record["weight"])), record["rows"])
+                rates.setdefault(key, {})[record["what"]] = f"{record['tflops']:.0f}" if "tflops" in record else "refused"
+            rows = [[*key, *(of.get(kind, "-") for kind in kinds)] for key, of in rates.items()]
+            lines += ["## Matrix products, TFLOP/s", "", *table(["pass", "weight", "tokens", *kinds], rows)]
+        for name, line in self.group("torch/eager/tokens/").items():
+            rows = [[kernel, calls, f"{ms:.3f}", f"{ms / line['kernels_ms']:.1%}"]
+                    for kernel, calls, ms in line.get("kernels", [])[:25] if ms > 0]
+            if rows:
+                lines += [f"## Kernels of PyTorch's step `{name}`: {line['kernels_ms']:.1f} ms", "",
+                          *table(["kernel", "calls", "ms", "share"], rows)]
+        return lines
+
     def finetunes(self):
         rows = []
         for name, line in self.group("finetune/").items():
@@ -196,7 +215,7 @@ class Report:
         return [f"## Cases: {done} of {len(rows)} measured", "", *table(["case", "state", "reason"], rows)]
 
     def text(self):
-        parts = [self.head(), self.steps(), self.ratios(), self.switches(), self.gpus(), self.generation(), self.finetunes(),
+        parts = [self.head(), self.steps(), self.ratios(), self.switches(), self.gpus(), self.products(), self.generation(), self.finetunes(),
                  self.others()]
         targets = ["## Targets", "", *table(["target", "value", "result"], self.targets)] if self.targets else []
         return "\n".join(line for part in [*parts, targets, self.states()] for line in part)

@@ -1,11 +1,14 @@
 """Start of `run` in a folder of scripts/gpu-bundle: checks this machine, unpacks the programs and the missing Python
 packages, and starts gpu-check. Needs only Python's standard library.
 
-    ./run [--seconds 560] [--out OUT] [--call 1|2|all] [--again] ...     the options of gpu-check
+    ./run [--seconds 570] [--out OUT] [--call 1|2|3|rest|all] [--again] ...     the options of gpu-check
     ./run --dry [--tiny]                                                 the same cases without a GPU
     ./run --report OUT
 
 --seconds counts from the start of `run`. PYTHON names the Python that has PyTorch (default: python3).
+
+Copy results.jsonl of a call into this folder before the next call: cases that are done do not run again. Compiled kernels
+and the reading of `calibrate` are in a folder beside this one, so that a new copy of this folder does not remove them.
 """
 
 import ctypes
@@ -129,13 +132,17 @@ def main():
         "LD_LIBRARY_PATH": ":".join(filter(None, [str(library), os.environ.get("LD_LIBRARY_PATH")])),
         "PYTHONPATH": ":".join(filter(None, [str(BUNDLE / "scripts"), str(work / "site"), os.environ.get("PYTHONPATH")])),
     }
-    if not is_dry:
-        environment["PRSMED_CACHE"] = str(work / "cache")
-    if "--out" not in options:
-        words += ["--out", str(BUNDLE / ("out-dry" if is_dry else "out"))]
+    environment["PRSMED_CACHE"] = f"{BUNDLE}-cache{'-dry' if is_dry else ''}"
+    out = Path(options.get("--out", BUNDLE / ("out-dry" if is_dry else "out"))).resolve()
+    if "--out" in words:
+        words[words.index("--out") + 1] = str(out)
     else:
-        words[words.index("--out") + 1] = str(Path(options["--out"]).resolve())
-    seconds = float(options.get("--seconds", 560)) - (time.monotonic() - start)
+        words += ["--out", str(out)]
+    earlier = BUNDLE / "results.jsonl"
+    if earlier.exists() and not (out / "results.jsonl").exists():
+        out.mkdir(parents=True, exist_ok=True)
+        shutil.copy(earlier, out)
+    seconds = float(options.get("--seconds", 570)) - (time.monotonic() - start)
     if "--seconds" in words:
         words[words.index("--seconds") + 1] = f"{seconds:.0f}"
     else:

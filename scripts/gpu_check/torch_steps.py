@@ -1,10 +1,11 @@
 """Times steps of the PyTorch baseline (scripts/baseline/step_7b.py) for several batches and parts in one process, so
 that the model is built once. Prints one JSON line for each.
 
-    torch_steps.py --mode eager --case rows/llm:12x639:28 --case tokens/all:4x763:84 [--tiny] [--device cpu]
+    torch_steps.py --mode eager --case rows/llm:12x639:28 --case tokens/all:4x763:84 [--tiny] [--device cpu] [--trace]
 
 A case is NAME/PART:ROWSxLENGTH:ANSWER. LENGTH counts the tokens of a row with those of the image, ANSWER its supervised
 tokens. `published/...` runs the step as the published code does: two language model passes, logits at all positions.
+`--trace` adds the time of each kernel in one more step of each `tokens/...` case.
 """
 
 import argparse
@@ -26,6 +27,17 @@ def parse(text):
     return variant, part, int(rows), int(length), int(answer)
 
 
+def kernels(step, cuda):
+    """The kernels of a step that take longest: name, calls, milliseconds. On the CPU, its operators."""
+    activity = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[activity.CUDA if cuda else activity.CPU]) as trace:
+        step()
+    time_of = lambda event: event.self_device_time_total if cuda else event.self_cpu_time_total
+    events = sorted(trace.key_averages(), key=time_of, reverse=True)
+    return {"kernels": [[event.key[:160], event.count, round(time_of(event) / 1e3, 4)] for event in events[:40]],
+            "kernels_ms": round(sum(map(time_of, events)) / 1e3, 3)}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mode", choices=("eager", "compile"), default="eager")
@@ -33,6 +45,7 @@ def main():
     parser.add_argument("--tiny", action="store_true", help="tiny sizes, to test the script")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--no-cudnn-attention", action="store_true", help="for the fake CUDA runtime, which has no cuDNN")
+    parser.add_argument("--trace", action="store_true", help="also the time of each kernel")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--warmup", type=int, default=3)
     options = parser.parse_args()
@@ -52,7 +65,11 @@ def main():
         options.batch, options.text_tokens, options.answer_tokens = rows, length + 1 - patches, answer
         options.published = variant == "published"
         try:
-            found = step_7b.run(model, step_7b.inputs(sizes, options, device), part, options, device)
+            batch = step_7b.inputs(sizes, options, device)
+            found = step_7b.run(model, batch, part, options, device)
+            if options.trace and variant == "tokens":
+                once = argparse.Namespace(**vars(options) | {"warmup": 0, "steps": 1})
+                found |= kernels(lambda: step_7b.run(model, batch, part, once, device), cuda)
         except (RuntimeError, torch.OutOfMemoryError) as error:
             print(json.dumps({"kind": "torch-error", "variant": variant, "part": part,
                               "error": f"{type(error).__name__}: {' '.join(str(error).split())[-600:]}"}), flush=True)
