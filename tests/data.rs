@@ -155,8 +155,11 @@ fn preprocessing_of_odd_sizes_and_formats_equals_pillow() {
         Differences::bytes(&clip, &tensor("clip")).assert(&format!("{name}.clip"), 1.0);
         Differences::bytes(&sam_pixels(&image, 32).expect("sized"), &tensor("sam"))
             .assert(&format!("{name}.sam"), equal);
-        let soft = mask_pixels(&mask, 32, MaskMode::Soft).expect("sized");
-        Differences::bytes(&soft, &tensor("mask")).assert(&format!("{name}.mask"), equal);
+        // as a mask, a palette has labels instead of shades
+        if !name.starts_with("palette") {
+            let soft = mask_pixels(&mask, 32, MaskMode::Soft).expect("sized");
+            Differences::bytes(&soft, &tensor("mask")).assert(&format!("{name}.mask"), equal);
+        }
     }
 }
 

@@ -572,6 +572,8 @@ fn quantized_weights_are_cached_for_later_loads() {
 fn a_gpu_trains_like_the_cpu() {
     let gpu = prsmed::tensor::default_device();
     assert_ne!(gpu, Device::Cpu, "libtorch sees no CUDA GPU");
+    prsmed::tensor::use_flash_attention();
+    prsmed::tensor::use_ieee_fp32();
     let (cpu, gpu) = (train(&[]), train_on(gpu, &[]));
     for (a, b) in gpu.losses.iter().zip(&cpu.losses) {
         assert!((a - b).abs() <= 1e-3 * b, "losses {:?} and {:?}", gpu.losses, cpu.losses);

@@ -73,6 +73,31 @@ fn an_image_is_opened_asked_about_corrected_and_downloaded() {
     assert_eq!(errors, [""; 0]);
 }
 
+#[test]
+#[ignore = "needs chromium"]
+fn a_question_unlike_those_of_the_training_is_not_green() {
+    let server = Server::start(&["--max-new-tokens", "4"]);
+    let browser = open(&server);
+    browser.upload("#file", &[&image_file()]);
+    browser.wait_for("!document.getElementById('question').disabled");
+    // a question of the training, by its button
+    let example = browser.text("#examples button");
+    browser.click("#examples button");
+    assert_eq!(browser.eval("document.getElementById('question').value"), example.as_str());
+    browser.type_text("#question", key::ENTER);
+    browser.wait_for("document.querySelectorAll('.answer .actions:not([hidden])').length === 1");
+    let styled = |style: &str| format!("document.querySelectorAll('.answer .facts .{style}').length");
+    let found = |browser: &Browser| browser.eval(&format!("{} + {}", styled("yes"), styled("no")));
+    assert_eq!(found(&browser), 1);
+    assert_eq!(browser.eval("document.querySelector('.answer .unlike').hidden"), true);
+    ask(&browser, "Is it malignant?", 2);
+    assert_eq!(found(&browser), 1, "only the first answer has a style");
+    let warning = browser.eval("[...document.querySelectorAll('.answer .unlike')].map(p => p.innerText).join('')");
+    let warning = warning.as_str().unwrap();
+    assert!(warning.contains("unlike those of the training (no training question has: "), "{warning}");
+    assert!(warning.contains("malignant") && warning.contains("The nearest training question is: "), "{warning}");
+}
+
 /// A folder for the downloads of one test: the tests run beside each other, and their files have equal names.
 fn downloads(browser: &Browser, test: &str) -> PathBuf {
     let folder = home().join("downloads").join(test);

@@ -174,7 +174,7 @@ fn a_truncated_jpeg_is_a_bad_row() {
     let skipped = format!("{}:{}: {reason}; the sample is skipped (1 of at most 10)", broken.csv, broken.line);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert!(ran.stderr.contains(&skipped), "{}", ran.stderr);
-    assert!(ran.stdout.contains(", samples skipped because their files cannot be read: 1;"), "{}", ran.stdout);
+    assert!(ran.stdout.contains(", samples skipped because their files cannot be read: 1\n"), "{}", ran.stdout);
 }
 
 #[test]

@@ -91,8 +91,20 @@ fn runs_that_do_not_fit_are_refused_before_anything_is_written() {
     assert!(error.contains("it has neither `best/` nor `last/`"), "{error}");
     let error = refused(&mut start(phantoms(), &out, Path::new("nowhere")));
     assert!(error.contains("this run folder does not exist"), "{error}");
-    let error = refused(start(phantoms(), &out, &trained().0).arg("--resume"));
-    assert!(error.contains("cannot be used with"), "{error}");
+}
+
+#[test]
+fn a_script_that_always_resumes_can_start_from_a_run() {
+    let out = path("init-and-resume");
+    let train = |steps: &str| {
+        let ran = run(start(phantoms(), &out, &trained().0).arg("--resume").args(["--set", steps]));
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        ran.stderr
+    };
+    let first = train("train.max_steps=1");
+    assert!(first.contains("starting from the beginning") && first.contains("starting from `"), "{first}");
+    let second = train("train.max_steps=2");
+    assert!(second.contains("resumed at step 1 of 2"), "{second}");
 }
 
 #[test]

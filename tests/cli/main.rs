@@ -39,5 +39,7 @@ mod scores;
 mod settings;
 mod soak;
 mod support;
+#[path = "../unpacked/mod.rs"]
+mod unpacked;
 mod volumes;
 mod warm;

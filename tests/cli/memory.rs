@@ -1,14 +1,18 @@
 //! Memory profiles of runs, and the report of an out-of-memory error.
 
+use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
+use rand::SeedableRng;
+use rand::seq::IndexedRandom;
+use rand_chacha::ChaCha8Rng;
 use serde_json::Value;
 
-use crate::support::{STEPS, done, error_text, objects, path, phantoms, refused, run, train};
+use crate::support::{STEPS, copy, done, error_text, objects, path, phantoms, refused, run, train};
 use crate::warm::limit;
 
 fn kinds(lines: &[Value], kind: &str) -> Vec<Value> {
@@ -176,6 +180,63 @@ fn a_step_that_runs_out_of_memory_is_repeated_with_smaller_micro_batches() {
     }
     let result = objects(&ran.stdout).pop().unwrap();
     assert!(number(&result["reduced_micro_batch"]) < 8, "{result}");
+}
+
+/// Peak of the tensors of a training, planned and measured.
+fn peaks(data: &Path, name: &str, sets: &[&str], is_old_cpu: bool) -> (u64, u64) {
+    let mut command = train(data, &path(name), sets);
+    command.args(["--json", "--quiet"]).env("OMP_NUM_THREADS", "1").env("PRSMED_TESTS_OWN_PROCESS", "1");
+    if is_old_cpu {
+        // kernels of a CPU without AVX-512
+        command.env("ATEN_CPU_CAPABILITY", "avx2").env("ONEDNN_MAX_CPU_ISA", "AVX2");
+    }
+    let result = objects(&done(&mut command)).pop().unwrap();
+    let memory = &result["memory"];
+    (number(&memory["planned"]["allocated_peak"]), number(&memory["measured"]["allocated_peak"]))
+}
+
+/// The phantoms with one question and one answer for all of them, so that all micro-batches have the same size.
+fn same_texts() -> PathBuf {
+    let data = copy(phantoms(), "same-texts");
+    for file in fs::read_dir(data.join("annotations")).unwrap() {
+        let file = file.unwrap().path();
+        let text = fs::read_to_string(&file).unwrap();
+        let mut lines = text.lines();
+        let mut changed = lines.next().unwrap().to_owned() + "\n";
+        for line in lines {
+            let (image, split) = (line.split(',').next().unwrap(), line.rsplit(',').next().unwrap());
+            writeln!(changed, "{image},Where is it?,Here in the middle of the image.,center,{split}").unwrap();
+        }
+        fs::write(file, changed).unwrap();
+    }
+    data
+}
+
+#[test]
+fn no_peak_is_above_its_plan_and_that_of_the_largest_batch_equals_it() {
+    let mut rng = ChaCha8Rng::seed_from_u64(29);
+    let same = same_texts();
+    for draw in 0..8 {
+        let mut one = |values: &[&'static str]| *values.choose(&mut rng).unwrap();
+        let sets = [
+            "train.max_steps=6",
+            one(&["train.micro_batch=1", "train.micro_batch=2", "train.micro_batch=3", "train.micro_batch=4"]),
+            one(&["train.accumulation=1", "train.accumulation=2"]),
+            one(&["train.precision=fp32", "train.precision=bf16"]),
+            one(&["train.checkpointing=none", "train.checkpointing=full"]),
+            one(&["train.checkpoint_encoder=none", "train.checkpoint_encoder=full"]),
+            one(&["train.optimizer=adamw", "train.optimizer=adamw8bit"]),
+            one(&["train.ema_decay=0", "train.ema_decay=0.9"]),
+        ];
+        let is_old_cpu = draw % 2 == 1;
+        if draw < 4 {
+            let (planned, measured) = peaks(phantoms(), &format!("peak-{draw}"), &sets, is_old_cpu);
+            assert!(measured <= planned, "{sets:?}: planned {planned}, measured {measured}");
+        } else {
+            let (planned, measured) = peaks(&same, &format!("peak-{draw}"), &sets, is_old_cpu);
+            assert_eq!(measured, planned, "{sets:?}");
+        }
+    }
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use crate::support::{done, error_text, is_soak, path, phantoms, prsmed, refused, run, train, trained};
+use crate::support::{done, error_text, folder, is_soak, path, phantoms, prsmed, refused, run, train, trained};
 use serde_json::Value;
 
 fn preset(gpu: &str) -> Command {
@@ -237,7 +237,8 @@ fn unknown_gpus_settings_and_file_types_are_refused() {
     refused(
         &mut preset("RTX 4091"),
         "error: `--gpu`: `RTX 4091` is neither a known GPU nor a size such as `24gb`\n\
-         hint: did you mean `RTX 4090`, `RTX 3090`, `RTX 4070`? a memory size such as `24gb` always works",
+         hint: did you mean `RTX 4090`, `RTX 3090`, `RTX 4070`? a memory size such as `24gb` always works, also \
+         after a name: `NAME 24gb`",
     );
     let file = path("misspelt.toml");
     fs::write(&file, "[train]\nmicro_bach = 2\n").unwrap();
@@ -247,6 +248,56 @@ fn unknown_gpus_settings_and_file_types_are_refused() {
     let ran = run(&mut plan(&["--gpu", "24gb", "--timeline", "step.png"]));
     assert_eq!(ran.code, Some(2));
     assert!(error_text(&ran).contains("`step.png` does not end in .json"), "{}", ran.stderr);
+}
+
+#[test]
+fn gpus_and_models_that_cannot_be_used_are_refused_by_every_command_that_plans() {
+    let gpus = [
+        ("V100", "V100 16GB: compute capability 7.0; "),
+        ("NVIDIA GeForce GTX 1080 Ti", "GTX 1080 Ti: compute capability 6.1; "),
+        ("MacBook", "MacBook: Apple GPUs are not supported"),
+        ("RX 7900 XTX", "RX 7900 XTX: AMD GPUs are not supported"),
+    ];
+    for (gpu, reason) in gpus {
+        for command in [&["plan"][..], &["preset"], &["solve", "--for", "micro-batch"]] {
+            let ran = run(prsmed().args(command).args(["--gpu", gpu]));
+            assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+            assert!(error_text(&ran).starts_with(&format!("error: `--gpu`: {reason}")), "{}", ran.stderr);
+        }
+    }
+    let base = folder("qwen");
+    fs::write(base.join("config.json"), r#"{"architectures": ["Qwen2_5_VLForConditionalGeneration"]}"#).unwrap();
+    fs::write(base.join("model.safetensors"), "").unwrap();
+    let set = format!("model.base={}", base.display());
+    let data = phantoms();
+    for command in
+        [&["plan"][..], &["preset"], &["solve", "--for", "gpu"], &["train", "--out", "unused", "--data-root"]]
+    {
+        let mut command_line = prsmed();
+        command_line.args(command);
+        if command[0] == "train" {
+            command_line.arg(data).args(["--preset", "tiny"]);
+        } else if command[0] != "solve" {
+            command_line.args(["--gpu", "24gb"]);
+        }
+        let ran = run(command_line.args(["--set", &set]).current_dir(&base));
+        assert_eq!(ran.code, Some(2), "{command:?}: {}", ran.stderr);
+        let error = error_text(&ran);
+        assert!(error.contains("Qwen2_5_VLForConditionalGeneration is not supported; supported: "), "{error}");
+        assert!(!ran.stderr.contains("weight files of this command"), "{}", ran.stderr);
+    }
+}
+
+#[test]
+fn a_plan_for_a_gpu_without_bf16_is_in_fp16_and_says_so() {
+    let ran = run(&mut plan(&["--preset", "tiny", "--set", "train.precision=bf16", "--gpu", "T4"]));
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(error_text(&ran).contains("T4 has no bf16"), "{}", ran.stderr);
+    let ran = run(&mut plan(&["--preset", "full", "--gpu", "RTX 2080 Ti"]));
+    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    assert!(ran.stderr.contains("note: RTX 2080 Ti has no bf16: using `train.precision=fp16`"), "{}", ran.stderr);
+    let ran = run(&mut plan(&["--preset", "tiny", "--gpu", "RTX 4090 Laptop", "--samples", "10"]));
+    assert!(ran.stdout.contains("no published rates of this GPU: times are not predicted"), "{}", ran.stdout);
 }
 
 #[test]
@@ -305,8 +356,9 @@ fn solve_finds_the_largest_value_that_fits() {
         let ran = run(command.args(&sets));
         assert_eq!(ran.code, Some(code), "{gpus} GPUs: {}", ran.stdout);
     }
-    let gpu = solve("gpu", &[]);
-    let gpu = gpu.as_str().unwrap();
+    let found = json(&done(prsmed().args(["solve", "--for", "gpu", "--json"])));
+    assert_eq!(found["gb_with_preset"], 4, "the smallest committed preset");
+    let gpu = found["value"].as_str().unwrap();
     done(&mut plan(&["--preset", "full", "--gpu", gpu]));
     let ran = run(prsmed().args(["solve", "--gpu", "8gb", "--for", "micro-batch"]));
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);

@@ -96,7 +96,11 @@ fn a_repeated_command_asks_only_what_is_new_and_keeps_the_rest() {
     assert_eq!(table(&out).len(), 6);
     // other settings begin anew, or stop
     let error = run(predict(&images, &out, &one).args(["--no-overwrite", "--always-paint"]));
-    assert!(error_text(&error).contains("has results of another model or of other settings"), "{}", error.stderr);
+    assert!(
+        error_text(&error).contains("has results of another model, of other images or of other settings"),
+        "{}",
+        error.stderr
+    );
     let ran = run(predict(&images, &out, &one).arg("--always-paint"));
     assert!(ran.code == Some(0) && ran.stderr.contains("all images are asked again"), "{}", ran.stderr);
 }
@@ -117,6 +121,55 @@ fn a_table_has_questions_of_its_own_and_bad_images_do_not_stop_the_others() {
     assert!(bad[15].contains("bad.png") && bad[12].is_empty(), "{bad:?}");
     let lines: Vec<Value> = objects(&fs::read_to_string(out.join("results.jsonl")).unwrap());
     assert_eq!(lines.len(), 5);
+}
+
+#[test]
+fn questions_unlike_those_of_the_training_are_named() {
+    let (images, out) = (images("many-unlike"), path("many-unlike-out"));
+    let (known, unlike) = ("Which part of this image shows the lesion?", "Ist der Tumor bösartig?");
+    let trained_on = fs::read_to_string(trained().0.join("best/questions.json")).unwrap();
+    assert!(trained_on.contains(known), "{trained_on}");
+    let stdout = done(&mut predict(&images, &out, &asked(&[known, unlike])));
+    let warning = "3 are unlike the questions of the training (column `question_known` is 0)";
+    assert!(stdout.contains(warning), "{stdout}");
+    let mut reader = csv::Reader::from_path(out.join("results.csv")).unwrap();
+    let column = |name: &str| reader.headers().unwrap().iter().position(|header| header == name).unwrap();
+    let [is_known, nearest] = ["question_known", "nearest_question"].map(column);
+    for row in table(&out).values() {
+        assert_eq!(&row[is_known], if &row[1] == known { "1" } else { "0" }, "{row:?}");
+        assert!(row[nearest].contains("lesion"), "{row:?}");
+    }
+    // one image: as text and as JSON
+    let one = |question: &str| {
+        let mut predict = prsmed();
+        predict.args(["predict", "--max-new-tokens", "3", "--question", question, "--image"]);
+        predict.arg(images.join("a.png")).arg(&trained().0);
+        predict
+    };
+    let text = done(&mut one(unlike));
+    assert!(text.contains("attention: this question is unlike those of the training"), "{text}");
+    assert!(text.contains("the nearest training question is `"), "{text}");
+    assert!(!done(&mut one(known)).contains("attention"));
+    for (question, is_known) in [(known, true), (unlike, false), ("Where is the kidney stone?", false)] {
+        let result = objects(&done(one(question).arg("--json"))).pop().unwrap();
+        assert_eq!(result["question_known"], is_known, "{question}: {result}");
+        assert!(result["nearest_question"].is_string(), "{result}");
+    }
+    // a run of an earlier version does not know its questions, and claims nothing
+    let run = copy(&trained().0, "many-unlike-run");
+    for folder in ["best", "last"] {
+        let file = run.join(folder).join("questions.json");
+        assert!(file.is_file(), "{}", file.display());
+        fs::remove_file(file).unwrap();
+        let sums = run.join(folder).join("checksums.json");
+        let mut listed: Value = serde_json::from_str(&fs::read_to_string(&sums).unwrap()).unwrap();
+        listed["files"].as_object_mut().unwrap().remove("questions.json").unwrap();
+        fs::write(sums, listed.to_string()).unwrap();
+    }
+    let mut old = prsmed();
+    old.args(["--json", "predict", "--max-new-tokens", "3", "--question", unlike, "--image"]);
+    let result = objects(&done(old.arg(images.join("a.png")).arg(&run))).pop().unwrap();
+    assert_eq!((&result["question_known"], &result["nearest_question"]), (&Value::Null, &Value::Null));
 }
 
 #[test]

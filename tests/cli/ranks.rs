@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::support::{differing, done, is_soak, objects, path, phantoms, prsmed, run, train, tree};
+use crate::support::{copy, differing, done, is_soak, objects, path, phantoms, prsmed, run, train, tree};
 
 /// A schedule whose losses do not amplify rounding: at high learning rates Adam's division by tiny second moments makes
 /// any change of the order of sums visible after some steps, also on one process.
@@ -25,9 +25,13 @@ const CALM: [&str; 7] = [
 ];
 
 fn calm(out: &Path, steps: usize, more: &[&str]) -> Command {
+    calm_on(phantoms(), out, steps, more)
+}
+
+fn calm_on(data: &Path, out: &Path, steps: usize, more: &[&str]) -> Command {
     let steps = format!("train.max_steps={steps}");
     let sets: Vec<&str> = CALM.into_iter().chain([steps.as_str()]).chain(more.iter().copied()).collect();
-    let mut command = train(phantoms(), out, &sets);
+    let mut command = train(data, out, &sets);
     command.args(["--no-plan", "--quiet"]);
     command
 }
@@ -75,6 +79,18 @@ impl Job {
         let id = i32::try_from(self.0[rank].id()).unwrap();
         // SAFETY: sends a signal to a child that was not waited for.
         assert_eq!(unsafe { libc::kill(id, signal) }, 0);
+    }
+
+    /// True if all ranks end within `limit`.
+    fn ends_within(&mut self, limit: Duration) -> bool {
+        let start = Instant::now();
+        while !self.0.iter_mut().all(|child| child.try_wait().unwrap().is_some()) {
+            if start.elapsed() > limit {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        true
     }
 
     /// Exit code, standard output and standard error of each rank.
@@ -137,6 +153,26 @@ fn losses_do_not_depend_on_the_number_of_processes_or_on_what_they_divide() {
         let worst = worst(same, &several);
         assert!(worst < 1e-6, "{gpus} processes, {sets}: {worst}");
     }
+}
+
+/// One process has two passes, the others have one. Each has several sums on their way before the last layers are
+/// collected.
+#[test]
+fn unequal_passes_with_divided_layers_and_gradients_wait_for_nothing_in_a_circle() {
+    let mut sets =
+        vec!["model.train_base=false", "model.divide_layers=true", "train.micro_batch=2", "train.accumulation=4"];
+    sets.extend([
+        "train.zero_stage=2",
+        "train.reduce_bucket_mib=1",
+        "lora.rank=4096",
+        "train.checkpoint_every_steps=0",
+    ]);
+    let (out, one) = (path("ranks-circle"), path("ranks-circle-one"));
+    done(&mut calm(&one, 2, &[&sets[..4], &["lora.rank=4096", "model.divide_layers=false"]].concat()));
+    let mut job = Job::start(3, || calm(&out, 2, &sets));
+    assert!(job.ends_within(Duration::from_mins(1)), "the processes wait for each other");
+    assert!(job.ends().iter().all(|(code, ..)| *code == Some(0)));
+    assert!(worst(&one, &out) < 1e-6);
 }
 
 #[test]
@@ -324,6 +360,9 @@ fn a_killed_process_ends_the_job_and_the_run_continues() {
     let ended = job.ends();
     assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     assert_eq!((ended[0].0, ended[1].0, ended[2].0), (Some(2), None, Some(2)), "{ended:?}");
+    for (_, _, stderr) in &ended {
+        assert!(!stderr.contains("frame #"), "addresses of libtorch's code: {stderr}");
+    }
     let steps = losses(&out).len();
     // the checkpoint is whole
     let more =
@@ -344,6 +383,100 @@ fn a_process_that_stops_responding_ends_the_job() {
     assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     let stderr = String::from_utf8(first.stderr).unwrap();
     assert_eq!(first.status.code(), Some(2), "{stderr}");
+}
+
+#[test]
+fn a_stopped_first_process_ends_the_others() {
+    let out = path("ranks-first-hung");
+    let mut job = Job::start(2, || calm(&out, 100_000, &[]));
+    wait_for_checkpoint(&out);
+    job.signal(0, libc::SIGSTOP);
+    let start = Instant::now();
+    let other = job.0.remove(1).wait_with_output().unwrap();
+    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    let stderr = String::from_utf8(other.stderr).unwrap();
+    assert_eq!(other.status.code(), Some(2), "{stderr}");
+    assert!(stderr.contains("rank 0, has not responded for 20 seconds") || stderr.contains("rank 0: its"), "{stderr}");
+}
+
+/// The first children of a process.
+fn children(id: u32) -> Vec<u32> {
+    let text = fs::read_to_string(format!("/proc/{id}/task/{id}/children")).unwrap_or_default();
+    text.split_whitespace().map(|id| id.parse().unwrap()).collect()
+}
+
+/// The addresses at which a process listens, as `/proc/net/tcp` writes them.
+fn listens(id: u32) -> Vec<String> {
+    let links =
+        fs::read_dir(format!("/proc/{id}/fd")).unwrap().filter_map(|entry| fs::read_link(entry.ok()?.path()).ok());
+    let sockets: Vec<String> = links
+        .filter_map(|link| Some(link.to_str()?.strip_prefix("socket:[")?.trim_end_matches(']').to_owned()))
+        .collect();
+    let tables = ["tcp", "tcp6"].map(|name| fs::read_to_string(format!("/proc/{id}/net/{name}")).unwrap_or_default());
+    let rows =
+        tables.iter().flat_map(|table| table.lines().skip(1)).map(|row| row.split_whitespace().collect::<Vec<_>>());
+    let own = rows.filter(|row| row[3] == "0A" && sockets.contains(&row[9].to_owned()));
+    own.map(|row| row[1].split(':').next().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_job_of_one_machine_listens_on_the_loopback_address_and_names_what_killed_it() {
+    let out = path("ranks-gpus-killed");
+    let mut command = calm(&out, 100_000, &[]);
+    command.args(["--gpus", "2"]).stdout(Stdio::null()).stderr(Stdio::piped());
+    let launcher = command.spawn().unwrap();
+    wait_for_checkpoint(&out);
+    let processes = children(launcher.id());
+    assert_eq!(processes.len(), 2);
+    let addresses: Vec<String> = processes.iter().flat_map(|id| listens(*id)).collect();
+    assert!(!addresses.is_empty());
+    // 127.0.0.1, also as an IPv6 address
+    let is_loopback = |address: &String| address == "0100007F" || address.ends_with("FFFF00000100007F");
+    assert!(addresses.iter().all(is_loopback), "{addresses:?}");
+    // SAFETY: sends a signal to a process of this test.
+    unsafe { libc::kill(i32::try_from(processes[1]).unwrap(), libc::SIGKILL) };
+    let ended = launcher.wait_with_output().unwrap();
+    let stderr = String::from_utf8(ended.stderr).unwrap();
+    let last = stderr.trim_end().lines().last().unwrap_or_default();
+    assert!(last.contains("a signal ended the process of rank 1: SIGKILL"), "{stderr}");
+    assert!(!stderr.contains("frame #"), "{stderr}");
+}
+
+#[test]
+fn processes_with_other_rows_or_pixels_are_refused() {
+    let train_on = |name: &str, change: &dyn Fn(&Path)| {
+        let (data, out) = (copy(phantoms(), name), path(&format!("{name}-run")));
+        change(&data);
+        let number = std::sync::atomic::AtomicUsize::new(0);
+        let job = Job::start(2, || {
+            let rank = number.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+            calm_on(if rank == 1 { &data } else { phantoms() }, &out, 4, &[])
+        });
+        let ended = job.ends();
+        assert!(ended.iter().all(|(code, ..)| *code == Some(2)), "{ended:?}");
+        assert!(!out.join("last").exists());
+        ended[0].2.clone()
+    };
+    let other_answer = train_on("ranks-other-answers", &|data| {
+        let file = fs::read_dir(data.join("annotations")).unwrap().next().unwrap().unwrap().path();
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(text.contains("lesion"));
+        fs::write(&file, text.replacen("lesion", "spot", 1)).unwrap();
+    });
+    assert!(other_answer.contains("rank 1") && other_answer.contains("other data than rank 0"), "{other_answer}");
+    assert!(
+        other_answer.contains("the first row that differs is ") && other_answer.contains(".csv:"),
+        "{other_answer}"
+    );
+    let other_pixel = train_on("ranks-other-pixels", &|data| {
+        let folder = data.join("brain_MRI/train_images");
+        let file = fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
+        let mut bytes = fs::read(&file).unwrap();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        fs::write(&file, bytes).unwrap();
+    });
+    assert!(other_pixel.contains("the content of ") && other_pixel.contains("brain_MRI/train_images"), "{other_pixel}");
 }
 
 #[test]

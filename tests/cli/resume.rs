@@ -66,6 +66,38 @@ fn a_refused_resume_changes_nothing_and_the_run_can_still_be_resumed() {
 }
 
 #[test]
+fn a_run_keeps_its_settings_and_its_length_is_checked() {
+    let run_folder = copy(&trained().0, "keeps-settings");
+    let error = refused(&mut resume(&run_folder, phantoms(), &["--set", "train.max_steps=5"]), &run_folder);
+    let expected = "error: `train.max_steps`: the run to resume has done 6 steps, and the settings end it after 5";
+    assert!(error.starts_with(expected), "{error}");
+    assert!(error.contains("give a larger number, or start a new run with another `--out`"), "{error}");
+
+    // the preset alone has other settings, which are not taken
+    let ran = run(&mut resume(&run_folder, phantoms(), &["--preset", "tiny", "--set", "train.max_steps=8"]));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("resumed at step 6 of 8"), "{}", ran.stderr);
+    assert!(
+        ran.stderr.contains("warning: the run keeps its settings; `--preset` and `--config` do not"),
+        "{}",
+        ran.stderr
+    );
+    assert!(ran.stderr.contains("`train.micro_batch`") && !ran.stderr.contains("`train.max_steps`,"), "{}", ran.stderr);
+    // the rate follows a cosine over all steps
+    assert!(ran.stderr.contains("the training had 6 steps and now has 8"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("and jumps from ") && ran.stderr.contains(" at step 6"), "{}", ran.stderr);
+    let config = fs::read_to_string(run_folder.join("config.toml")).unwrap();
+    assert!(config.contains("max_steps = 8") && config.contains("micro_batch = 2"), "{config}");
+
+    // the run's own settings as a file change nothing, and nothing is said
+    let own = path("own-settings.toml");
+    fs::copy(run_folder.join("config.toml"), &own).unwrap();
+    let ran = run(resume(&run_folder, phantoms(), &["--config"]).arg(&own));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("keeps its settings") && !ran.stderr.contains("jumps"), "{}", ran.stderr);
+}
+
+#[test]
 fn changed_data_is_named_and_refused() {
     let run = copy(&trained().0, "on-other-data");
     let answers = other_data("other-answers", "lesion", "spot");

@@ -261,7 +261,7 @@ fn a_transposed_mask_is_not_scored() {
     let line = lines.lines().position(|line| line.starts_with(&name)).unwrap() + 1;
     let message = format!(
         "error: ~/oblong-transposed/annotations/{class}.csv:{line}: ~/oblong-transposed/{name}: \
-         the mask is 64x96 pixels but its image is 96x64\n\
+         the mask is 64x96 pixels but its image is 96x64; one of them is turned by 90 degrees\n\
          hint: export image and mask at one size"
     );
     refused(&mut eval, &message);
@@ -336,8 +336,8 @@ fn names_in_json_and_csv_stay() {
     predict.arg(class_files(root, "train_images").remove(0)).arg(&trained().0);
     let result = objects(&done(&mut predict)).pop().unwrap();
     let expected = [
-        "answer", "confidence", "foreground_frac", "height", "kind", "mask", "memory", "modality", "new_tokens",
-        "overlay", "width",
+        "answer", "confidence", "foreground_frac", "height", "kind", "mask", "memory", "modality", "nearest_question",
+        "new_tokens", "new_words", "overlay", "question_distance", "question_known", "width",
     ];
     assert_eq!(keys(&result), expected);
     assert_eq!(keys(&result["confidence"]), ["boundary", "foreground", "is_found", "presence"]);
@@ -353,8 +353,9 @@ const STEP_KEYS: [&str; 12] = [
     "allocated_peak", "data_wait_seconds", "epoch", "grad_norm", "images_per_s", "kind", "learning_rate", "losses",
     "samples", "seconds", "step", "total_steps",
 ];
-const TRAIN_KEYS: [&str; 13] = [
+const TRAIN_KEYS: [&str; 14] = [
     "best_score",
+    "best_values",
     "data_wait_seconds",
     "images_per_s",
     "kind",

@@ -67,9 +67,9 @@ fn a_mask_of_a_slice_is_that_of_the_same_image() {
     // one DICOM slice is an image; a volume of that slice gets the same mask
     let file = fixture("jpeg_2000_lossless.dcm");
     let (png, nifti) = (path("volume-slice.png"), path("volume-slice.nii"));
-    let image = result(predict(&file, &["--always-paint", "--mask-out"]).arg(&png));
+    let image = result(predict(&file, &["--window", "p0-p100", "--always-paint", "--mask-out"]).arg(&png));
     assert!(image["answer"].is_string());
-    let volume = result(predict(&file, &["--always-paint", "--out"]).arg(&nifti));
+    let volume = result(predict(&file, &["--window", "p0-p100", "--always-paint", "--out"]).arg(&nifti));
     let drawn = image::open(&png).unwrap().into_luma8();
     let opened = volume::open(&file).unwrap();
     let labels = labels::open(&nifti).unwrap().on_grid(&nifti, &opened.grid, false).unwrap();
@@ -182,7 +182,7 @@ fn overlays_are_left_out_and_said() {
     object.put(dicom_core::DataElement::new(dicom_core::Tag(0x6000, 0x3000), dicom_core::VR::OW, overlay));
     let file = path("overlay.dcm");
     object.write_to_file(&file).unwrap();
-    let ran = run(&mut predict(&file, &[]));
+    let ran = run(&mut predict(&file, &["--window", "p0-p100"]));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let lines: Vec<&str> = ran.stderr.lines().collect();
     assert!(lines.iter().any(|line| line.contains("graphic overlays of the files are ignored")), "{}", ran.stderr);

@@ -100,6 +100,7 @@ fn measured_together(gib: u64, size: usize, arguments: &[&str]) -> Vec<(Value, V
     let ranks: Vec<_> = (0..size).map(start).collect();
     let ended: Vec<_> = ranks.into_iter().map(|rank| rank.wait_with_output().unwrap()).collect();
     let read = |(rank, output): (usize, &Output)| {
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "rank {rank}, {arguments:?}");
         let text = String::from_utf8_lossy(&output.stdout);
         let report = format!("rank {rank}, {arguments:?}: {text}\n{}", String::from_utf8_lossy(&output.stderr));
         let record: Value = serde_json::from_str(text.lines().last().unwrap_or_else(|| panic!("{report}"))).unwrap();
@@ -306,6 +307,9 @@ fn of_ranks(preset: &str, common: &str) -> Vec<String> {
                 wrong.extend((!is_near).then_some(line));
             }
             let of_this: Vec<&Collective> = collectives.iter().filter(|(name, ..)| name == operation).collect();
+            let count = |what: &str| collectives.iter().filter(|(name, ..)| name == what).count();
+            let ends = (count("destroy"), count("abort"));
+            assert!(ends == (count("communicator"), 0) && ends.0 > 0, "{what}: {ends:?} communicators");
             let bytes: u64 = of_this.iter().map(|(_, bytes, _)| bytes).sum();
             eprintln!("{what}: {} times {operation}, {:.1} MiB", of_this.len(), bytes as f64 / MIB);
             // the GPU gets work between one and the next; the first step learns which gradients come

@@ -61,8 +61,8 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t* comm, int size, int rank, int,
   return ncclCommInitRankConfig(comm, size, *ids, rank, nullptr);
 }
 ncclResult_t ncclCommFinalize(ncclComm_t) { return ncclSuccess; }
-ncclResult_t ncclCommDestroy(ncclComm_t comm) { return delete comm, ncclSuccess; }
-ncclResult_t ncclCommAbort(ncclComm_t comm) { return delete comm, ncclSuccess; }
+ncclResult_t ncclCommDestroy(ncclComm_t comm) { return delete comm, record("destroy", 0); }
+ncclResult_t ncclCommAbort(ncclComm_t comm) { return delete comm, record("abort", 0); }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t* error) { return *error = ncclSuccess, ncclSuccess; }
 ncclResult_t ncclCommCount(const ncclComm_t comm, int* count) { return *count = comm->size, ncclSuccess; }
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int* rank) { return *rank = comm->rank, ncclSuccess; }

@@ -188,12 +188,12 @@ pub fn image(bytes: &[u8]) {
     let folder = folder();
     let path = file(&folder, "image", bytes);
     limited(MAX_MEMORY, || {
-        let Ok((image, _range)) = decode::image_with_range(&path) else { return };
+        let Ok(image) = decode::image(&path) else { return };
         for offset in [PadOffset::Centre, PadOffset::CentrePlusOne] {
             assert_eq!(clip_pixels(&image, 14, offset).expect("an image has pixels").len(), 3 * 14 * 14);
         }
         drop(image);
-        let stored = decode::stored_mask(&path).expect("decoded before");
+        let Ok(stored) = decode::stored_mask(&path) else { return };
         let num_labels = stored.labels().len();
         if let Ok(mask) = decode::mask(&path) {
             assert!(num_labels < 2, "{num_labels} labels");
@@ -215,7 +215,7 @@ fn read_volume(path: &Path) {
                 let plane = volume.plane(axis);
                 assert_eq!(plane.size.iter().product::<usize>() * plane.num_slices, grid.num_voxels());
                 let last = plane.num_slices - 1;
-                let colours = volume.colour_slice(&plane, last, &Levels { low: 0.0, high: 255.0, inverted: false });
+                let colours = volume.colour_slice(&plane, last, &Levels::new(0.0, 255.0));
                 assert!(colours.is_ok());
                 if let Ok(levels) = Window::Auto.levels(&volume) {
                     assert_eq!(volume.slice(&plane, last, &levels).is_ok(), !volume.is_colour());

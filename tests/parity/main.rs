@@ -23,3 +23,5 @@ mod single_file;
 mod tiny_vit;
 mod training_steps;
 mod unet_segmenter;
+#[path = "../unpacked/mod.rs"]
+mod unpacked;

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use crate::fixture::generator;
+use crate::unpacked;
 use prsmed::augment::pipeline::{Batch, Generator, Placement, PromptPair, encode_prompts, tokenize};
 use prsmed::augment::pipeline_config::{Part, PipelineConfig};
 use prsmed::augment::settings::{AugmentConfig, Decode, Mode};
@@ -21,8 +22,9 @@ use std::path::{Path, PathBuf};
 const FIXTURES: [&str; 3] = ["sd15", "sd21", "sdxl"];
 type Tensors = Vec<(String, Tensor)>;
 
-fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/single_file").join(name)
+/// The file that the converter wrote.
+fn converted(name: &str) -> PathBuf {
+    unpacked::single_file(name).join("model.safetensors")
 }
 
 fn write(file: &Path, tensors: &Tensors) {
@@ -75,7 +77,7 @@ fn parts(config: &PipelineConfig) -> Vec<Part> {
 fn folder(name: &str) -> (tempfile::TempDir, PipelineConfig) {
     let target = tempfile::tempdir().unwrap();
     let root = target.path();
-    crate::pipelines::copy(&fixture(name), root);
+    crate::pipelines::copy(&unpacked::single_file(name), root);
     std::fs::remove_file(root.join("model.safetensors")).unwrap();
     let config = PipelineConfig::open("", root, None, "").unwrap();
     for part in parts(&config) {
@@ -98,7 +100,7 @@ fn open(file: &Path, base: Option<&Path>) -> prsmed::Result<PipelineConfig> {
 fn every_tensor_equals_that_of_the_converted_folder() {
     for name in FIXTURES {
         let (root, whole) = folder(name);
-        let single = open(&fixture(name).join("model.safetensors"), Some(root.path())).unwrap();
+        let single = open(&converted(name), Some(root.path())).unwrap();
         single.check_files().unwrap();
         // fields that are written as their defaults
         let plain = |config: &unet::Config| unet::Config {
@@ -149,7 +151,7 @@ fn image(config: &PipelineConfig) -> Tensor {
 fn an_image_equals_that_of_the_converted_folder() {
     for name in FIXTURES {
         let (root, whole) = folder(name);
-        let single = open(&fixture(name).join("model.safetensors"), Some(root.path())).unwrap();
+        let single = open(&converted(name), Some(root.path())).unwrap();
         let (one, other) = (image(&single), image(&whole));
         assert!(one.isfinite().all().int64_value(&[]) == 1 && one.std(true).double_value(&[]) > 0.0, "{name}");
         assert!(one.equal(&other), "{name}");
@@ -163,7 +165,7 @@ fn tokenizers_without_a_pipeline_pad_as_the_family_does() {
     for name in ["vocab.json", "merges.txt"] {
         std::fs::copy(root.path().join("tokenizer").join(name), only.path().join(name)).unwrap();
     }
-    let single = open(&fixture("sdxl").join("model.safetensors"), Some(only.path())).unwrap();
+    let single = open(&converted("sdxl"), Some(only.path())).unwrap();
     let ids = |config: &PipelineConfig| tokenize(&config.tokenizers().unwrap(), &["a polyp".to_owned()]).unwrap();
     assert_eq!(ids(&single), ids(&whole));
     assert!(image(&single).equal(&image(&whole)), "the schedule of the family is that of the pipeline");
@@ -171,7 +173,10 @@ fn tokenizers_without_a_pipeline_pad_as_the_family_does() {
 
 /// Keys and shapes of a published model, as its converter writes them.
 fn published(name: &str) -> Vec<(String, Vec<i64>)> {
-    let text = std::fs::read_to_string(fixture(name).with_extension("keys")).unwrap();
+    let text = std::fs::read_to_string(
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/single_file").join(format!("{name}.keys")),
+    )
+    .unwrap();
     let line = |line: &str| {
         let mut words = line.split(' ');
         let key = words.next().unwrap().to_owned();
@@ -280,7 +285,7 @@ fn what_the_unet_predicts_is_told_by_the_file() {
 
 /// The tensors of a fixture's file.
 fn tensors(name: &str) -> Tensors {
-    let archive = Archive::open(&fixture(name).join("model.safetensors")).unwrap();
+    let archive = Archive::open(&converted(name)).unwrap();
     archive.names().iter().map(|key| (key.clone(), archive.read(key).unwrap())).collect()
 }
 
@@ -339,7 +344,7 @@ fn wrong_files_are_refused_with_the_key_and_the_remedy() {
         &["lacks the tensor `model.diffusion_model.input_blocks.0.0.weight`"],
     );
 
-    let whole = std::fs::read(fixture("sd15").join("model.safetensors")).unwrap();
+    let whole = std::fs::read(converted("sd15")).unwrap();
     std::fs::write(&file, &whole[..whole.len() - 10]).unwrap();
     assert!(error().contains("is truncated"));
 }

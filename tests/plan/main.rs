@@ -113,7 +113,15 @@ fn draw(rng: &mut ChaCha8Rng) -> (Vec<String>, Example, usize) {
     let text_tokens = rng.random_range(12..60);
     let answer_tokens = rng.random_range(2..text_tokens - 4);
     let has_unknown_masks = rng.random_range(0..4) == 0;
-    let example = Example { text_tokens, answer_tokens, num_classes: 6, new_tokens: 4, questions, has_unknown_masks };
+    let example = Example {
+        text_tokens,
+        answer_tokens,
+        num_classes: 6,
+        new_tokens: 4,
+        questions,
+        has_unknown_masks,
+        largest: None,
+    };
     (sets, example, rng.random_range(0..5))
 }
 

@@ -98,6 +98,7 @@ fn quantization_saves_memory_in_all_layers() {
         new_tokens: 4,
         questions: 1,
         has_unknown_masks: false,
+        largest: None,
     };
     let frozen = |scheme: &str| {
         let sets =

@@ -3,6 +3,7 @@
 mod all_slices;
 mod limits;
 mod load;
+mod proxy;
 mod routes;
 mod slicer;
 mod support;

@@ -50,12 +50,32 @@ fn an_answer_and_its_mask_are_those_of_predict() {
 }
 
 #[test]
+fn answers_say_whether_their_question_is_like_those_of_the_training() {
+    let server = Server::start(&[]);
+    let examples = server.get("/api/model").ok().json()["questions"].clone();
+    let examples: Vec<String> = serde_json::from_value(examples).unwrap();
+    assert!((1..=4).contains(&examples.len()), "{examples:?}");
+    let image = server.upload(&image_file());
+    let known = server.result(&image, &examples[0], 2);
+    assert_eq!((&known["question_known"], &known["nearest_question"]), (&json!(true), &json!(examples[0])));
+    assert_eq!(known["new_words"], json!([]));
+    for question in ["Is it malignant?", "Wo ist die Läsion?", "Where is the kidney stone?"] {
+        let answer = server.result(&image, question, 2);
+        assert_eq!(answer["question_known"], json!(false), "{question}: {answer}");
+        assert!(answer["nearest_question"].is_string() && answer["new_words"] != json!([]), "{answer}");
+        assert!(answer["question_distance"].as_f64().unwrap() > 0.45, "{answer}");
+    }
+    let kept = server.get(&format!("/api/images/{image}")).ok().json();
+    assert_eq!(kept["answers"].as_array().unwrap().iter().filter(|answer| answer["question_known"] == true).count(), 1);
+}
+
+#[test]
 fn corrected_pairs_are_a_data_root() {
     let server = Server::start(&[]);
     let bytes = std::fs::read(image_file()).unwrap();
     let sent = server.send("POST", "/api/images?spacing_x_mm=0.5&spacing_y_mm=2", &[], &bytes).ok();
     let image = sent.json()["id"].as_str().unwrap().to_owned();
-    assert_eq!((sent.status, sent.header("location")), (201, format!("/api/images/{image}").as_str()));
+    assert_eq!((sent.status, sent.header("location")), (201, format!("images/{image}").as_str()));
     let first = server.result(&image, QUESTION, 4);
     server.result(&image, "Is there a lesion?", 4);
     let url = format!("/api/images/{image}/answers/{}", first["id"].as_str().unwrap());

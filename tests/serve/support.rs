@@ -1,5 +1,6 @@
 //! A server process with a tiny trained run, and a client.
 
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use prsmed::data::volume::{Affine, Grid, Modality, Source, Volume, Voxels, write};
+use prsmed::data::volume::{Affine, Grid, write};
 use serde_json::{Value, json};
 
 /// The folder of this suite, empty at first.
@@ -77,19 +78,8 @@ pub(crate) fn volume_file(name: &str, slices: usize) -> PathBuf {
     let grid = Grid { size: [20, 16, slices], affine };
     let inside = |index: usize| (5..12).contains(&(index % 20)) && (4..9).contains(&(index / 20 % 16));
     let values: Vec<u8> = (0..grid.num_voxels()).map(|index| if inside(index) { 200 } else { 20 }).collect();
-    let volume = Volume {
-        voxels: Voxels::I16(vec![0; values.len()]),
-        grid,
-        modality: Modality::Unknown,
-        windows: Vec::new(),
-        inverted: false,
-        is_8_bit: true,
-        frame_of_reference: None,
-        notes: Vec::new(),
-        source: Source::Nifti { code: 1 },
-    };
     let path = home().join(name);
-    write::nifti(&path, &values, &volume).expect("a NIfTI file");
+    write::nifti_labels(&path, &values, &grid).expect("a NIfTI file");
     path
 }
 
@@ -138,7 +128,13 @@ impl Answered {
 impl Server {
     /// Starts a server on a free port of this machine.
     pub(crate) fn start(flags: &[&str]) -> Self {
+        Self::start_with(flags, &[])
+    }
+
+    /// As [`Self::start`], with variables of the environment.
+    pub(crate) fn start_with(flags: &[&str], variables: &[(&str, &OsStr)]) -> Self {
         let mut command = prsmed();
+        command.envs(variables.iter().copied());
         command.args(["--json", "serve", "--port", "0"]).args(flags).arg(trained());
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the server starts");
         let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
@@ -151,7 +147,7 @@ impl Server {
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
         let serving: Value = serde_json::from_str(&serving).expect("an object");
         let url = serving["url"].as_str().expect("an address");
-        let address = url.trim_start_matches("http://").trim_end_matches('/').to_owned();
+        let address = url.trim_start_matches("http://").split('/').next().unwrap_or_default().to_owned();
         let config = ureq::Agent::config_builder().http_status_as_error(false).proxy(None);
         let agent = config.timeout_global(Some(Duration::from_mins(2))).build().new_agent();
         Self { child, address, token: None, agent }
@@ -161,6 +157,12 @@ impl Server {
     pub(crate) fn with_token(mut self, token: &str) -> Self {
         self.token = Some(token.to_owned());
         self
+    }
+
+    /// Ends the process at once.
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().expect("the process runs");
+        self.child.wait().expect("the process ends");
     }
 
     pub(crate) fn id(&self) -> u32 {

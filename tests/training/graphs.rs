@@ -60,6 +60,8 @@ fn captured_passes_train_alike() {
 fn captured_passes_train_alike_on_a_gpu() {
     let gpu = prsmed::tensor::default_device();
     assert_ne!(gpu, Device::Cpu, "libtorch sees no CUDA GPU");
+    prsmed::tensor::use_flash_attention();
+    prsmed::tensor::use_ieee_fp32();
     captured_passes_train_like_eager_ones(gpu, &[]);
     captured_passes_train_like_eager_ones(gpu, &["train.checkpointing=full", "train.fused_kernels=on"]);
     let dropped =
@@ -72,6 +74,8 @@ fn captured_passes_train_alike_on_a_gpu() {
 fn custom_kernels_train_alike_on_a_gpu() {
     let gpu = prsmed::tensor::default_device();
     assert_ne!(gpu, Device::Cpu, "libtorch sees no CUDA GPU");
+    prsmed::tensor::use_flash_attention();
+    prsmed::tensor::use_ieee_fp32();
     let common = ["lora.dropout=0", "model.decoder_dropout=0"];
     let eager = train_on(gpu, &common);
     for mode in ["train.fused_kernels=on", "train.fused_kernels=auto"] {

@@ -216,9 +216,12 @@ fn dice_of_arms(report: &Value) -> BTreeMap<String, Vec<f64>> {
 fn an_ablation_compares_four_arms() {
     let out = path("ablation");
     let ran = run(&mut ablation(&out, "2"));
-    let conclusion = if ran.code == Some(0) { "synthetic pairs help" } else { "no gain was shown" };
+    let conclusions: &[&str] = match ran.code {
+        Some(0) => &["synthetic pairs help"],
+        _ => &["no gain was shown", "cannot tell", "synthetic pairs harm"],
+    };
     assert!(matches!(ran.code, Some(0 | 1)), "{}", ran.stderr);
-    assert!(ran.stdout.contains(conclusion) || ran.stdout.contains("synthetic pairs harm"), "{}", ran.stdout);
+    assert!(conclusions.iter().any(|conclusion| ran.stdout.contains(conclusion)), "{}", ran.stdout);
     for title in [
         "classical augmentation against real alone",
         "duplicated real rows against real alone",

@@ -233,7 +233,7 @@ fn samples_are_made_and_measured_at_each_validation() {
     let out = path("finetuned-with-samples");
     let ran = run(&mut finetune(&out, &[&sets[..], &["--profile-memory", "every=1"]].concat()));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    assert!(ran.stdout.contains("minus the mean KID of the samples"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("best/: mean KID of the samples "), "{}", ran.stdout);
     for text in ["Computing quality metrics... before", "KID[segmenter]", "MMD[segmenter]"] {
         assert_eq!(ran.stderr.matches(text).count() % 10, 0, "{text}\n{}", ran.stderr);
         assert!(ran.stderr.contains(text), "{text}\n{}", ran.stderr);

@@ -151,7 +151,7 @@ fn folder_hub_and_cache_give_the_same_pairs() {
 
 /// The small model in one file that diffusers' converter wrote, with its tokenizer and scheduler beside it.
 fn single_file() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/single_file/sd15/model.safetensors")
+    crate::unpacked::single_file("sd15").join("model.safetensors")
 }
 
 #[test]

@@ -22,8 +22,13 @@ pub(super) const TIME: &str = "041133.331";
 pub(super) const WEIGHT: &str = "83.571936";
 
 /// Attributes that a reader must understand.
-const KEPT: [Tag; 4] =
-    [tags::SPECIFIC_CHARACTER_SET, tags::MODALITY, tags::PHOTOMETRIC_INTERPRETATION, tags::SOP_CLASS_UID];
+const KEPT: [Tag; 5] = [
+    tags::SPECIFIC_CHARACTER_SET,
+    tags::MODALITY,
+    tags::PHOTOMETRIC_INTERPRETATION,
+    tags::SOP_CLASS_UID,
+    tags::RESCALE_TYPE,
+];
 
 /// What is planted into an attribute with this value representation.
 fn planted(tag: Tag, vr: VR) -> Option<String> {

@@ -81,6 +81,7 @@ fn of_job(config: &RunConfig, job: Job, shorter: usize) -> BTreeSet<String> {
         new_tokens: 4,
         questions: config.data.questions_per_image,
         has_unknown_masks: config.data.questions_per_image == 3,
+        largest: None,
     };
     let sizes = setup::planned_sizes(&config.model, config.lora, example.num_classes).unwrap();
     let build = |ranks: prsmed::trainer::Ranks| {
