@@ -92,7 +92,7 @@ fn data_with(questions: usize) -> (tempfile::TempDir, Manifest) {
     (folder, manifest)
 }
 
-/// libtorch has one generator for all threads: trainings take turns.
+/// libtorch has one generator and one count of memory for all threads: tests take turns, from start to end.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// The tiny preset at 64 pixels with `sets` over it.
@@ -119,7 +119,6 @@ fn train_on(device: Device, sets: &[&str]) -> Trained {
 }
 
 fn train_with(device: Device, sets: &[&str], (_data, manifest): (tempfile::TempDir, Manifest)) -> Trained {
-    let _turn = TURN.lock();
     let folder = tempfile::tempdir().unwrap();
     let (losses, _) = run_in(folder.path(), device, manifest, sets, None, Part::Whole);
     let Losses { totals, first_skipped, notes, .. } = losses;
@@ -129,7 +128,6 @@ fn train_with(device: Device, sets: &[&str], (_data, manifest): (tempfile::TempD
 
 /// Four steps or more on the CPU with vision features in the folder `cache`, where `sets` say so.
 fn train_keeping(sets: &[&str], cache: &Path) -> Trained {
-    let _turn = TURN.lock();
     let (_data, manifest) = data();
     let folder = tempfile::tempdir().unwrap();
     let (losses, _) = run_in(folder.path(), Device::Cpu, manifest, sets, Some(cache), Part::Whole);
@@ -217,6 +215,7 @@ const PARTS: [&str; 4] = [
 
 #[test]
 fn accumulating_four_equals_a_batch_of_four() {
+    let _turn = TURN.lock();
     let split = train(&["train.micro_batch=1", "train.accumulation=4"]);
     let whole = train(&["train.micro_batch=4", "train.accumulation=1"]);
     for (a, b) in split.losses.iter().zip(&whole.losses) {
@@ -231,6 +230,7 @@ fn accumulating_four_equals_a_batch_of_four() {
 
 #[test]
 fn questions_of_a_image_train_together_as_they_do_alone() {
+    let _turn = TURN.lock();
     // the whole data set is one step, so that both runs see the same rows in it
     let whole = ["train.micro_batch=4", "train.accumulation=50", "train.epochs=2", "train.max_steps=2"];
     let run = |questions: &str| train_with(Device::Cpu, &[whole.as_slice(), &[questions]].concat(), data_with(2));
@@ -249,6 +249,7 @@ fn questions_of_a_image_train_together_as_they_do_alone() {
 
 #[test]
 fn checkpointing_changes_nothing_but_memory() {
+    let _turn = TURN.lock();
     let plain = train(&["lora.dropout=0.1", "model.decoder_dropout=0.1"]);
     for (layers, blocks, decoder) in [("full", "full", "true"), ("1", "3", "false"), ("none", "1", "true")] {
         let checkpointed = train(&[
@@ -267,6 +268,7 @@ fn checkpointing_changes_nothing_but_memory() {
 
 #[test]
 fn weights_in_host_memory_change_no_bit() {
+    let _turn = TURN.lock();
     for quantization in ["none", "nf4", "nf4-double"] {
         let with = |layers: &str, sets: &[&str]| {
             let (quantization, layers) =
@@ -300,6 +302,7 @@ const TWO_EPOCHS: [&str; 6] = [
 
 #[test]
 fn cached_vision_features_do_not_affect_results() {
+    let _turn = TURN.lock();
     let folder = tempfile::tempdir().unwrap();
     let with = |sets: &[&str]| train_keeping(&[&TWO_EPOCHS, sets].concat(), folder.path());
     let off = with(&[]);
@@ -333,6 +336,7 @@ fn cached_vision_features_do_not_affect_results() {
 
 #[test]
 fn another_tower_dtype_or_size_finds_nothing() {
+    let _turn = TURN.lock();
     let folder = tempfile::tempdir().unwrap();
     let disk = [&TWO_EPOCHS[..], &["data.cache_vision=disk"]].concat();
     let first = train_keeping(&disk, folder.path());
@@ -349,6 +353,7 @@ fn another_tower_dtype_or_size_finds_nothing() {
 
 #[test]
 fn steps_record_how_long_they_waited_for_data() {
+    let _turn = TURN.lock();
     let run = train(&[]);
     let text = std::fs::read_to_string(run.folder.path().join("metrics.jsonl")).unwrap();
     let mut steps = 0;
@@ -363,6 +368,7 @@ fn steps_record_how_long_they_waited_for_data() {
 
 #[test]
 fn half_precisions_train_like_fp32() {
+    let _turn = TURN.lock();
     let full = train(&[]);
     for precision in ["bf16", "fp16"] {
         let half = train(&[&format!("train.precision={precision}")]);
@@ -380,6 +386,7 @@ fn half_precisions_train_like_fp32() {
 
 #[test]
 fn a_moving_average_is_kept_and_differs_from_the_weights() {
+    let _turn = TURN.lock();
     let run = train(&["train.ema_decay=0.9"]);
     let weights = run.tensors("cls.safetensors");
     let state = run.tensors("trainer.safetensors");
@@ -391,6 +398,7 @@ fn a_moving_average_is_kept_and_differs_from_the_weights() {
 
 #[test]
 fn a_run_loads_in_python() {
+    let _turn = TURN.lock();
     let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
     let ready = Command::new(&python).args(["-c", "import peft, transformers"]).status();
     if !ready.is_ok_and(|status| status.success()) {
@@ -455,6 +463,7 @@ fn dequantized(base: &Path, folder: &Path) {
 /// bf16 is within 0.3 % of fp32). All of them draw the same random numbers for what is trained.
 #[test]
 fn quantized_weights_train_like_dense_ones() {
+    let _turn = TURN.lock();
     let [base, rounded] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     trained_base(base.path());
     dequantized(base.path(), rounded.path());
@@ -512,6 +521,7 @@ fn a_quantized_random_base_is_saved_and_read_back() {
 /// A base in bf16 is quantized once; later loads read the cache, unless it is damaged or belongs to other files.
 #[test]
 fn quantized_weights_are_cached_for_later_loads() {
+    let _turn = TURN.lock();
     let base = tempfile::tempdir().unwrap();
     trained_base(base.path());
     let cache = tempfile::tempdir().unwrap();
@@ -521,7 +531,6 @@ fn quantized_weights_are_cached_for_later_loads() {
     let config = Sources { preset: Some("tiny".into()), sets, ..Sources::default() }.resolve().unwrap().config;
     let locate = |spec: &str| Ok(PathBuf::from(spec));
     let load = |cache: Option<&Path>| {
-        let _turn = TURN.lock();
         let build = Build { seed: 5, cache, ..Build::new(Device::Cpu, Kind::BFloat16, &locate) };
         let assembly = setup::create(&config.model, config.lora, &["ct".to_owned()], &[], build).unwrap();
         let pieces: Vec<Tensor> = assembly
@@ -570,6 +579,7 @@ fn quantized_weights_are_cached_for_later_loads() {
 #[test]
 #[ignore = "needs CUDA"]
 fn a_gpu_trains_like_the_cpu() {
+    let _turn = TURN.lock();
     let gpu = prsmed::tensor::default_device();
     assert_ne!(gpu, Device::Cpu, "libtorch sees no CUDA GPU");
     prsmed::tensor::use_flash_attention();

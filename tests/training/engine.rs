@@ -68,6 +68,7 @@ fn last(run: &Trained) -> std::path::PathBuf {
 
 #[test]
 fn stepping_in_the_backward_pass_gives_the_same_weights() {
+    let _turn = TURN.lock();
     let common = ["train.micro_batch=2", "train.accumulation=1", "train.clip_norm=0", "train.checkpointing=full"];
     for optimizer in ["train.optimizer=adamw", "train.optimizer=adamw8bit"] {
         let ordinary = train(&[&common[..], &[optimizer]].concat());
@@ -79,6 +80,7 @@ fn stepping_in_the_backward_pass_gives_the_same_weights() {
 
 #[test]
 fn moments_in_8_bits_train_like_those_in_fp32() {
+    let _turn = TURN.lock();
     let sets = ["train.max_steps=12", "train.learning_rate=1e-3"];
     let full = train(&sets);
     let eight = train(&[&sets[..], &["train.optimizer=adamw8bit", "train.offload_optimizer=true"]].concat());
@@ -98,7 +100,6 @@ fn moments_in_8_bits_train_like_those_in_fp32() {
 
 /// Runs two steps with the settings `first` and continues to four with `then`.
 fn resumed(first: &[&str], then: &[&str]) -> tempfile::TempDir {
-    let _turn = TURN.lock();
     let folder = tempfile::tempdir().unwrap();
     for (sets, steps, resume) in [(first, "train.max_steps=2", false), (then, "train.max_steps=4", true)] {
         let (_data, manifest) = data();
@@ -111,6 +112,7 @@ fn resumed(first: &[&str], then: &[&str]) -> tempfile::TempDir {
 
 #[test]
 fn moments_in_8_bits_resume_to_the_byte_and_kinds_convert() {
+    let _turn = TURN.lock();
     let constant = ["train.learning_rate=1e-3", "train.min_learning_rate=1e-3"];
     let [full, eight] = ["adamw", "adamw8bit"].map(|kind| format!("train.optimizer={kind}"));
     let (full, eight) = ([&constant[..], &[&full]].concat(), [&constant[..], &[&eight]].concat());
@@ -152,8 +154,8 @@ fn limited<T>(bytes: u64, work: impl FnOnce() -> T) -> T {
 
 #[test]
 fn a_step_without_memory_is_repeated_with_smaller_micro_batches() {
-    ledger::install();
     let _turn = TURN.lock();
+    ledger::install();
     let sets = ["lora.dropout=0.1", "model.decoder_dropout=0.1", "train.max_steps=3"];
     let run = |micro: &str, limit: u64| {
         let (_data, manifest) = data();
@@ -180,8 +182,8 @@ fn a_step_without_memory_is_repeated_with_smaller_micro_batches() {
 
 #[test]
 fn validation_without_memory_goes_on_in_smaller_batches() {
-    ledger::install();
     let _turn = TURN.lock();
+    ledger::install();
     let validated = |micro_batch: &str, limit: u64| {
         let (_data, manifest) = data();
         let manifest = everything_to_validate_on(manifest);
@@ -215,8 +217,8 @@ fn everything_to_validate_on(mut manifest: Manifest) -> Manifest {
 
 #[test]
 fn a_limit_that_no_sample_fits_ends_the_run_and_keeps_what_was_saved() {
-    ledger::install();
     let _turn = TURN.lock();
+    ledger::install();
     let folder = tempfile::tempdir().unwrap();
     let run = |sets: &[&str], resume: bool, limit: u64| {
         let (_data, manifest) = data();

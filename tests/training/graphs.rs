@@ -52,12 +52,14 @@ fn a_captured_pass_of_the_language_model_alone_has_its_loss_only() {
 
 #[test]
 fn captured_passes_train_alike() {
+    let _turn = TURN.lock();
     captured_passes_train_like_eager_ones(Device::Cpu, &[]);
 }
 
 #[test]
 #[ignore = "needs CUDA"]
 fn captured_passes_train_alike_on_a_gpu() {
+    let _turn = TURN.lock();
     let gpu = prsmed::tensor::default_device();
     assert_ne!(gpu, Device::Cpu, "libtorch sees no CUDA GPU");
     prsmed::tensor::use_flash_attention();
@@ -72,6 +74,7 @@ fn captured_passes_train_alike_on_a_gpu() {
 #[test]
 #[ignore = "needs CUDA"]
 fn custom_kernels_train_alike_on_a_gpu() {
+    let _turn = TURN.lock();
     let gpu = prsmed::tensor::default_device();
     assert_ne!(gpu, Device::Cpu, "libtorch sees no CUDA GPU");
     prsmed::tensor::use_flash_attention();
