@@ -17,7 +17,8 @@ const FILES: [&str; 2] = ["config.toml", "report.html"];
 pub(in crate::cli) struct MlflowArgs {
     /// Also record the training on this MLflow server, for example http://127.0.0.1:5000
     ///
-    /// Sends settings, losses, validations and memory; never images, captions or questions. MLFLOW_TRACKING_TOKEN, or
+    /// Sends settings, losses, validations, memory, and at the end `config.toml` and `report.html`; never images, captions
+    /// or questions. MLFLOW_TRACKING_TOKEN, or
     /// MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, are its credentials. A resumed training continues its
     /// record. A server that fails during the training does not stop it.
     #[arg(long, value_name = "URL")]

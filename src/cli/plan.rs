@@ -32,7 +32,7 @@ use std::path::{Path, PathBuf};
 /// Settings to plan.
 #[derive(Debug, clap::Args)]
 pub(super) struct SettingsArgs {
-    /// Named settings: tiny, full, cpu, gpu-24gb, ... [default: full; `augment` and `lora-sdxl` for those tasks]
+    /// Named settings: tiny, full, cpu, gpu-24gb, ... [default: full; of `plan` for other tasks: the task's preset]
     #[arg(long, value_name = "NAME")]
     pub(super) preset: Option<String>,
     /// TOML file whose values override the preset
@@ -198,8 +198,8 @@ fn libtorch_device(context: &Context) -> Option<Machine> {
 
 /// Predict the memory and time of a job before it runs
 ///
-/// Runs the job's own code without data: no weights, GPU or network are needed, and every allocation is counted. The
-/// table has three columns: memory of tensors (allocated), memory that libtorch's allocator reserves for them
+/// Runs the job's own code without data: no weights and no GPU are needed, and every allocation is counted. Only the
+/// `config.json` of another language model on the hub is read, if it can be. The table has three columns: memory of tensors (allocated), memory that libtorch's allocator reserves for them
 /// (reserved), and memory of the process as the driver shows it (device; on the CPU, resident memory). All texts are
 /// planned with `model.max_text_tokens` ids.
 ///

@@ -5,6 +5,7 @@ use super::context::Context;
 use super::plan::{MachineArgs, SettingsArgs};
 use super::preset::{HEADROOM_FRAC, SEARCHING, compromise_notes, search_for};
 use super::report::Outcome;
+use crate::Error;
 use crate::config::{Resolved, RunConfig, Settings as _};
 use crate::models::tiny_vit::STRIDE;
 use crate::plan::device_terms::DeviceUsage;
@@ -76,6 +77,10 @@ const DIVIDED: [&str; 2] = ["train.zero_stage=2", "model.divide_layers=true"];
 const MOST_GPUS: usize = 64;
 
 pub(super) fn run(args: &Args, context: &Context) -> anyhow::Result<Outcome> {
+    if args.machine.gpus.is_some() && matches!(args.unknown, Unknown::Gpu | Unknown::Gpus) {
+        let hint = "leave it out; `--for gpus` finds the number, and `--for gpu` is for one GPU";
+        return Err(Error::config("--gpus", "is not for `--for gpu` and `--for gpus`", hint).into());
+    }
     if args.unknown == Unknown::Gpu {
         let resolved = args.settings.resolved(Vec::new())?;
         context.check_architectures(&resolved.config.model)?;

@@ -78,6 +78,8 @@ fn kind<T: Settings>(key: &str) -> String {
         insert(&mut table, key, wrong);
         if let Err(message) = typed::<T>(&table) {
             let (_, expected) = message.rsplit_once("expected ").unwrap_or(("", &message));
+            // some messages end with what is wrong about the value
+            let expected = expected.split(": `?`").next().unwrap_or(expected);
             return expected
                 .replace("a boolean", "`true` or `false`")
                 .replace("a table Sizes", "a table")
@@ -101,6 +103,7 @@ mod tests {
             ("train.checkpointing", "`none`, `full` or a number of layers, 0 or more"),
             ("model.base", "text"),
             ("model.sizes", "a table"),
+            ("data.labels", "labels from 1 to 65535, for example `1,3`"),
         ] {
             assert_eq!(kind::<RunConfig>(key), expected, "{key}");
         }

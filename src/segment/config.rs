@@ -151,7 +151,7 @@ settings! {
         /// bf16.
         cache_vision_mib: usize = 4096, results(Same), resume(Free), memory("host or disk: at most this many MiB");
         /// Augmentation of training samples, new in every epoch: `none`, `flip_rotate` (flips and quarter turns) or
-        /// `classical` (also rotation, scale, elastic deformation, intensities). Texts are updated to match; if a text
+        /// `classical` (also rotation, scale, elastic deformation, intensities, noise, blur). Texts are updated to match; if a text
         /// cannot be updated safely, the image is not flipped, rotated or deformed.
         augment: Augment = Augment::None, results(Changes), resume(Warn),
             memory("host: `flip_rotate` keeps images for training and validation in separate caches");

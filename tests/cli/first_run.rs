@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::loopback::{COMMIT, Server, Stored, large, small};
 use crate::pth;
-use crate::support::{Ran, copy, done, error_text, folder, objects, path, phantoms, prsmed, run, train};
+use crate::support::{Ran, copy, done, error_text, folder, objects, path, phantoms, prsmed, run, train, trained};
 
 /// The sizes of TinySAM's image encoder in a small model.
 const TINY_VIT: [&str; 9] = [
@@ -241,6 +241,17 @@ fn a_published_run_answers_from_the_hub_with_the_base_that_its_adapter_names() {
     let asked = server.with(|state| state.log.iter().any(|request| request.path.ends_with("README.md")));
     assert!(!asked, "only the files of the run are downloaded");
     done(predict(&server).env("HF_HUB_OFFLINE", "1"));
+}
+
+#[test]
+fn a_run_of_this_program_on_the_hub_is_opened_whole() {
+    let server = Server::start(Vec::new());
+    publish(&server, "lab/own", &trained().0, "");
+    let mut predict = with_cache(&server, "cache-own");
+    predict.args(["--json", "predict", "hub:lab/own", "--max-new-tokens", "2", "--image"]).arg(image());
+    let lines = objects(&done(predict.args(["--question", "Is it malignant?"])));
+    let answer = lines.last().unwrap();
+    assert_eq!(answer["question_known"], false, "the questions of the training come with the run: {answer}");
 }
 
 /// A data root with the class `lung_Xray`, which published runs know, prepared from a copy of images in `images`.
