@@ -1,4 +1,4 @@
-//! Image decoding: PNG, JPEG and TIFF (first page; also BigTIFF), 8 or 16 bits, grey or RGB, with or without alpha or
+//! Image decoding: PNG, JPEG and TIFF (of one page; also BigTIFF), 8 or 16 bits, grey or RGB, with or without alpha or
 //! palette.
 //!
 //! The result of an image equals Pillow's `exif_transpose` and `convert("RGB")`: the EXIF orientation is applied, alpha is
@@ -25,7 +25,11 @@ pub use super::mask_file::{Refusal, StoredMask};
 use crate::error::{Error, Result};
 use crate::files;
 pub use shared::MAX_SIDE;
-use shared::{Failure, Indexed, MAX_PIXELS, REPLACE, TILES};
+pub(crate) use shared::REPLACE;
+use shared::{Failure, Indexed, MAX_PIXELS, TILES};
+
+/// Endings of images in formats that are not read.
+const OTHER_ENDINGS: [&str; 8] = ["bmp", "gif", "webp", "jp2", "heic", "avif", "pgm", "ppm"];
 
 /// A decoded file, upright.
 pub(super) struct Decoded {
@@ -107,6 +111,11 @@ pub fn dimensions(path: &Path) -> Result<(u32, u32)> {
 /// True if a file in memory is a PNG, JPEG or TIFF by its first bytes.
 pub fn is_image(bytes: &[u8]) -> bool {
     format_of(bytes).is_some()
+}
+
+/// True for a name of an image in a format that is not read.
+pub(crate) fn is_other_image(path: &Path) -> bool {
+    path.extension().is_some_and(|ending| OTHER_ENDINGS.iter().any(|other| ending.eq_ignore_ascii_case(other)))
 }
 
 /// As [`stored_mask`], for a file in memory, with the limit of [`image_of`].

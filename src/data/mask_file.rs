@@ -201,8 +201,9 @@ impl StoredMask {
             let shown = |index: u8| if targets.contains(&index) { colour(index) } else { [0; 3] };
             let rgb = RgbImage::from_fn(image.width(), image.height(), |x, y| Rgb(shown(image.get_pixel(x, y).0[0])));
             let mask = Self::of_colours(&rgb, 0);
+            let is_clear = !targets.iter().any(|&index| colours::is_black(colour(index)));
             // antialiasing, whose indexes are no labels
-            if (colours::is_grey(&rgb) || targets.len() >= NOISE) && mask.labels().len() < 2 {
+            if (colours::is_grey(&rgb) && is_clear || targets.len() >= NOISE) && mask.labels().len() < 2 {
                 return Ok(Self { note, ..mask });
             }
         }
@@ -269,6 +270,16 @@ impl StoredMask {
         if let Some(num_levels) = num_levels {
             let reason = format!("is no mask: it has {num_levels} grey levels that fill no area, like a photograph");
             return Err(Refusal::Photograph(reason));
+        }
+        if let (Meaning::Indexes(targets), Values::Grey8(grey), true) = (&self.meaning, &self.values, labels.is_empty())
+            && let Some((index, (_, count))) = targets.iter().find(|(_, (colour, _))| colours::is_black(*colour))
+        {
+            let num_zeros: usize = grey.iter().map(|value| usize::from(*value == 0)).sum();
+            let reason = format!(
+                "index 0 ({num_zeros} pixels) and index {index} ({count} pixels) of the mask's palette are both black, so \
+                 that it is not clear whether {index} is background"
+            );
+            return Err(Refusal::SeveralLabels(reason));
         }
         let several = |colours: &[Colour]| {
             let reason = format!("the mask has several colours: {}", colours::describe(colours));
@@ -367,12 +378,15 @@ impl StoredMask {
 }
 
 /// The indexes that are not the background. Black is the background, also if it is not index 0, and so is what is
-/// transparent. Without both, index 0 is, unless another index is white: then it is not clear.
+/// transparent. Without both, index 0 is, unless another index is white: then it is not clear. An index with the black of
+/// index 0 is not clear either, and is kept.
 fn target_indexes(shown: &[u8], has_hidden: bool, colour: impl Fn(u8) -> [u8; 3]) -> Vec<u8> {
     let is_black = |index: u8| colours::is_black(colour(index));
     let is_index_0 =
         !has_hidden && !shown.iter().any(|&index| is_black(index) || index > 0 && colour(index) == [255; 3]);
-    shown.iter().copied().filter(|&index| !(is_black(index) || is_index_0 && index == 0)).collect()
+    let is_second_black = |index: u8| index > 0 && shown.first() == Some(&0) && colour(index) == colour(0);
+    let is_background = |index: u8| is_black(index) && !is_second_black(index) || is_index_0 && index == 0;
+    shown.iter().copied().filter(|&index| !is_background(index)).collect()
 }
 
 fn without_alpha(image: DynamicImage) -> DynamicImage {

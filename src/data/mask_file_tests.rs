@@ -358,3 +358,37 @@ fn soft_masks_and_maps_of_many_labels_are_no_photographs() {
     cells.save(&path).expect("written");
     assert_eq!(chosen(&path, &[40]), 100);
 }
+
+#[test]
+fn an_index_as_black_as_index_0_is_not_dropped_without_a_choice() {
+    let root = Root::new();
+    let mut voc = vec![[0, 0, 0, 255]; 17];
+    voc[1] = [128, 0, 0, 255];
+    let map = indexed(&root, &voc, png::BitDepth::Eight, |x, y| [0, 1, 16][region(x, y)]);
+    let error = decode::mask(&map).expect_err("refused");
+    let reason = "index 0 (4720 pixels) and index 16 (200 pixels) of the mask's palette are both black, so that it is not clear \
+                  whether 16 is background";
+    assert!(
+        error.to_string().ends_with(reason) && error.hint().contains("`--labels 1,3`"),
+        "{error}: {}",
+        error.hint()
+    );
+    assert_eq!([chosen(&map, &[1]), chosen(&map, &[16])], [480, 200]);
+    let all_black = indexed(&root, &[[0, 0, 0, 255]; 4], png::BitDepth::Two, |x, y| u8::from(is_lesion(x, y)));
+    assert!(refused(&all_black).contains("index 0 (4920 pixels) and index 1 (480 pixels)"), "{}", refused(&all_black));
+    assert_eq!(chosen(&all_black, &[1]), 480);
+    // one grey label and the second black
+    let greys = [[0, 0, 0, 255], [255; 4], [0, 0, 0, 255]];
+    let map = indexed(&root, &greys, png::BitDepth::Two, |x, y| [0, 1, 2][region(x, y)]);
+    assert!(refused(&map).contains("index 0 (4720 pixels) and index 2 (200 pixels)"), "{}", refused(&map));
+    // without index 0, or with another colour there, black is the background
+    let map = indexed(&root, &voc, png::BitDepth::Eight, |x, y| if is_lesion(x, y) { 1 } else { 16 });
+    assert_eq!(count(&map), 480);
+    let white_first = [[255; 4], [0, 0, 0, 255], [0, 0, 0, 255]];
+    let map = indexed(&root, &white_first, png::BitDepth::Two, |x, y| [1, 0, 2][region(x, y)]);
+    assert_eq!(count(&map), 480);
+    // the noise of a palette of few colours
+    let noisy = [[0, 0, 0, 255], [255; 4], [3, 2, 4, 255]];
+    let map = indexed(&root, &noisy, png::BitDepth::Two, |x, y| [0, 1, 2][region(x, y)]);
+    assert_eq!(count(&map), 480);
+}

@@ -122,6 +122,10 @@ fn wrong_flags_are_refused_before_the_model_is_loaded() {
         "error: `--fill-gaps`: it is for volumes, and `--image` is an image\nhint: remove it; the mask of an image is written \
          with `--mask-out mask.png`",
     );
+    let array = path("scan.npy");
+    std::fs::write(&array, b"\x93NUMPY\x01\x00").unwrap();
+    let ran = run(&mut predict(&array, &["--out", "mask.nii.gz"]));
+    assert!(ran.stderr.contains("scan.npy: is not a PNG, JPEG or TIFF image"), "{}", ran.stderr);
     refused(
         &mut predict(&fixture("oblique.zip"), &["--out", "missing/mask.nii"]),
         "error: `--out`: `missing` is not a folder\nhint: create the folder first, or choose another path",

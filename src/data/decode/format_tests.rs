@@ -179,3 +179,82 @@ fn palettes_of_tiff_files_are_colours_of_images_and_labels_of_masks() {
     saved(&[[65_535; 3], [0; 3]], &[[0; 6], [1; 6], [1; 6], [1; 6]].concat());
     assert_eq!(mask(&path).expect("a mask").pixels().filter(|pixel| pixel.0 == [255]).count(), 6);
 }
+
+#[test]
+fn an_orientation_is_found_in_both_byte_orders_and_behind_other_blocks() {
+    let root = Root::new();
+    let stored = GrayImage::from_fn(48, 32, |x, y| Luma([if x < 8 && y < 8 { 250 } else { 0 }]));
+    let mut plain = Vec::new();
+    let encoder = JpegEncoder::new_with_quality(&mut plain, 95);
+    encoder.write_image(stored.as_raw(), 48, 32, ::image::ExtendedColorType::L8).expect("written");
+    let block = |content: &[u8]| {
+        let length = u16::try_from(content.len() + 2).expect("short").to_be_bytes();
+        [&[0xff, 0xe1][..], &length, content].concat()
+    };
+    let little = block(&[&b"Exif\0\0"[..], &exif(3)].concat());
+    let big = block(b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x03\0\0\0\0\0\0");
+    let other = block(b"http://ns.adobe.com/xap/1.0/\0<x/>");
+    let path = root.file("phone.jpg");
+    for (blocks, is_turned) in
+        [(little.clone(), true), (big, true), ([other.clone(), little].concat(), true), (other, false)]
+    {
+        // the blocks follow the start of the image
+        fs::write(&path, [&plain[..2], &blocks, &plain[2..]].concat()).expect("written");
+        let file = image_file(&path).expect("an image");
+        assert_eq!(file.is_turned, is_turned);
+        let grey = file.pixels.into_luma8();
+        let [start, end] = [(false, false), (true, true)].map(|corner| at_corner(&grey, corner) > 200);
+        assert_eq!((start, end), (!is_turned, is_turned));
+    }
+}
+
+#[test]
+fn files_of_several_pages_are_refused_and_thumbnails_are_not_pages() {
+    let root = Root::new();
+    let path = root.file("pages.tif");
+    let mask_of = |value: u8| -> Vec<u8> { (0..24).map(|at| if at < 6 { value } else { 0 }).collect() };
+    // the kind of each page: 1 for a reduced copy
+    let written = |kinds: &[Option<u32>]| {
+        let mut encoder = TiffEncoder::new(File::create(&path).expect("created")).expect("a file");
+        for (kind, value) in kinds.iter().zip([255, 0, 255]) {
+            let mut page = encoder.new_image::<colortype::Gray8>(6, 4).expect("a page");
+            if let Some(kind) = kind {
+                page.encoder().write_tag(Tag::NewSubfileType, *kind).expect("written");
+            }
+            page.write_data(&mask_of(value)).expect("written");
+        }
+    };
+    for (kinds, num_pages) in [
+        (&[None, None][..], 2),
+        (&[Some(0), Some(1), Some(2)], 2),
+        (&[None, Some(2), Some(2)], 3),
+        // the first page is the copy
+        (&[Some(1), Some(0)], 2),
+    ] {
+        written(kinds);
+        for error in [image(&path).expect_err("refused"), mask(&path).expect_err("refused")] {
+            assert!(
+                error.to_string().ends_with(&format!("pages.tif: has {num_pages} pages instead of one")),
+                "{error}"
+            );
+            assert!(error.hint().starts_with("save each page as a file of its own"), "{}", error.hint());
+        }
+    }
+    for kinds in [&[None][..], &[Some(1)], &[Some(0), Some(1)], &[None, Some(1), Some(5)]] {
+        written(kinds);
+        assert_eq!(image(&path).expect("an image").as_luma8().expect("grey").as_raw(), &mask_of(255), "{kinds:?}");
+    }
+    // a thumbnail that the first page follows
+    written(&[None, Some(1)]);
+    let mut bytes = fs::read(&path).expect("read");
+    let offset =
+        |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes")) as usize;
+    let end = |bytes: &[u8], at: usize| at + 2 + 12 * usize::from(u16::from_le_bytes([bytes[at], bytes[at + 1]]));
+    let first = offset(&bytes, 4);
+    let second = offset(&bytes, end(&bytes, first));
+    let last = end(&bytes, second);
+    assert_eq!(offset(&bytes, last), 0);
+    bytes.copy_within(4..8, last);
+    fs::write(&path, bytes).expect("written");
+    assert!(image(&path).is_ok());
+}

@@ -6,8 +6,9 @@ use image::{GrayImage, ImageError};
 
 use crate::error::Error;
 
-pub(super) const REPLACE: &str = "replace the file or remove its row";
+pub(crate) const REPLACE: &str = "replace the file or remove its row";
 pub(super) const TILES: &str = "cut the image into tiles or make it smaller";
+const PAGES: &str = "save each page as a file of its own, for example as PNG";
 const SAVE: &str = "save it as a PNG of 8 or 16 bits; an image windowed as needed, a mask with its values as they are";
 
 /// Most pixels of an image's side.
@@ -26,6 +27,8 @@ pub(super) enum Failure {
     Corrupt(String),
     /// The file is in order, but its pixels cannot be used.
     Unsupported(String),
+    /// The file has so many pages.
+    Pages(usize),
     TooLarge,
 }
 
@@ -50,6 +53,7 @@ impl Failure {
         match self {
             Self::Corrupt(reason) => Error::data(path, format!("cannot be decoded: {reason}"), REPLACE),
             Self::Unsupported(reason) => Error::data(path, reason, SAVE),
+            Self::Pages(count) => Error::data(path, format!("has {count} pages instead of one"), PAGES),
             Self::TooLarge => {
                 let reason = format!("has more than {MAX_SIDE} pixels on a side, or needs more than 256 MiB of memory");
                 Error::data(path, reason, TILES)

@@ -1,5 +1,6 @@
-//! TIFF and BigTIFF files: the first page, and why a file cannot be used.
+//! TIFF and BigTIFF files of one page, and why a file cannot be used.
 
+use std::collections::BTreeSet;
 use std::io::Cursor;
 
 use ::image::{DynamicImage, GrayAlphaImage, GrayImage, ImageBuffer};
@@ -55,6 +56,21 @@ fn decoder(bytes: &[u8]) -> TiffResult<Decoder<Cursor<&[u8]>>> {
     Ok(Decoder::new(Cursor::new(bytes))?.with_limits(limits))
 }
 
+/// Number of pages without reduced copies of others, as thumbnails are. If the first page is reduced, all pages count.
+fn num_pages(bytes: &[u8]) -> TiffResult<usize> {
+    let mut decoder = decoder(bytes)?;
+    let mut next = decoder.ifd_pointer();
+    let (mut seen, mut are_reduced) = (BTreeSet::new(), Vec::new());
+    while let Some(pointer) = next.filter(|pointer| seen.insert(pointer.0)) {
+        let directory = decoder.read_directory(pointer)?;
+        let kind: Option<u32> = decoder.read_directory_tags(&directory).find_tag_unsigned(Tag::NewSubfileType)?;
+        are_reduced.push(kind.is_some_and(|kind| kind & 1 == 1));
+        next = directory.next();
+    }
+    let counts = |is_reduced: &&bool| are_reduced[0] || !**is_reduced;
+    Ok(are_reduced.iter().filter(counts).count())
+}
+
 pub(super) fn header(bytes: &[u8]) -> Result<Header, Failure> {
     let mut decoder = decoder(bytes)?;
     let mut first = |tag, usual| -> TiffResult<u16> {
@@ -76,10 +92,14 @@ impl Header {
     /// The page, if the usual decoder does not read its kind.
     ///
     /// # Errors
-    /// The reason, for a kind that cannot be used.
+    /// The reason, for several pages and for a kind that cannot be used.
     pub(super) fn page(&self, bytes: &[u8]) -> Result<Option<Page>, Failure> {
         let Self { bits, samples, size: (width, height), .. } = *self;
         let refuse = |reason: String| Err(Failure::Unsupported(reason));
+        let num_pages = num_pages(bytes)?;
+        if num_pages > 1 {
+            return Err(Failure::Pages(num_pages));
+        }
         match self.sample_format {
             1 => {}
             2 => return refuse(format!("has signed {bits}-bit pixels")),

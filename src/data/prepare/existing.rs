@@ -16,6 +16,8 @@ pub(super) struct Existing {
     patients: BTreeMap<String, Option<Split>>,
     /// Images of the class by the stem of their masks.
     images: BTreeMap<String, PathBuf>,
+    /// The first annotation file of the class that did not exist before the rows were read.
+    free: PathBuf,
 }
 
 impl Existing {
@@ -38,7 +40,15 @@ impl Existing {
                 ));
             }
         }
-        let mut existing = Self::default();
+        Self::of_rows(options)
+    }
+
+    /// Reads the rows of `options.out`, which may have the class.
+    ///
+    /// # Errors
+    /// [`Error::Data`] for bad rows.
+    pub(super) fn of_rows(options: &PrepareOptions) -> Result<Self> {
+        let mut existing = Self { free: free_annotation_path(options), ..Self::default() };
         if !has_rows(&options.out.join("annotations"))? {
             return Ok(existing);
         }
@@ -97,6 +107,18 @@ impl Existing {
         Ok(Err(Skipped { path: source.to_owned(), reason }))
     }
 
+    /// The annotation file for new rows.
+    ///
+    /// # Errors
+    /// [`Error::Data`] if it exists: another preparation has added files since the rows were read.
+    pub(super) fn free_annotation_path(&self) -> Result<&Path> {
+        if self.free.symlink_metadata().is_err() {
+            return Ok(&self.free);
+        }
+        let reason = "another process has added files to this class meanwhile";
+        Err(Error::data(&self.free, reason, "run the command again with `--append`"))
+    }
+
     /// Whether the class has a mask with this stem.
     pub(super) fn has_stem(&self, stem: &str) -> bool {
         self.images.contains_key(stem)
@@ -134,7 +156,7 @@ pub(super) fn annotation_path(options: &PrepareOptions, number: usize) -> PathBu
 }
 
 /// The first annotation file of the class that does not exist.
-pub(super) fn free_annotation_path(options: &PrepareOptions) -> PathBuf {
+fn free_annotation_path(options: &PrepareOptions) -> PathBuf {
     let mut number = 1;
     loop {
         let path = annotation_path(options, number);

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::item::{EMPTY, ITS_IMAGE, NO_IMAGE, NO_MASK, NOT_AN_IMAGE, Skipped, by_kind};
 use super::pairs::is_image;
+use crate::data::decode;
 
 /// Most files or folders that a message names.
 pub(super) const MAX_NAMED: usize = 3;
@@ -11,8 +12,11 @@ pub(super) const MAX_NAMED: usize = 3;
 /// What to do about the most frequent kind of reason; `None` if it is that names differ, or says it itself.
 pub(super) fn remedy(skipped: &[Skipped]) -> Option<&'static str> {
     let reason = &by_kind(skipped).first()?.first()?.reason;
-    match reason.as_str() {
-        NO_MASK | NO_IMAGE | NOT_AN_IMAGE => None,
+    let is_other = |file: &Skipped| file.reason == NOT_AN_IMAGE && decode::is_other_image(&file.path);
+    match reason.split(';').next()? {
+        NO_MASK | NO_IMAGE | NOT_AN_IMAGE => {
+            skipped.iter().any(is_other).then_some("convert the images and masks to PNG")
+        }
         EMPTY => Some("`--negatives` keeps images whose mask is empty, as questions about an absent target"),
         size if size.contains(ITS_IMAGE) => {
             Some("save each mask at the size of its image; resize masks with the nearest pixel, not smoothly")

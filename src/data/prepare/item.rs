@@ -7,10 +7,13 @@ use image::DynamicImage;
 use serde::Serialize;
 
 use super::location::LocationWords;
+use crate::data::decode;
+use crate::{Error, files};
 
 pub(super) const NO_MASK: &str = "no mask with this stem";
 pub(super) const NO_IMAGE: &str = "no image with this stem";
 pub(super) const NOT_AN_IMAGE: &str = "not a PNG, JPEG or TIFF file";
+pub(super) const NOT_UTF8: &str = "its name is not UTF-8";
 pub(super) const EMPTY: &str = "the mask is empty";
 /// Between the sizes of a mask and its image.
 pub(super) const ITS_IMAGE: &str = " pixels, its image ";
@@ -19,6 +22,7 @@ pub(super) const ITS_IMAGE: &str = " pixels, its image ";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Skipped {
     /// The file.
+    #[serde(serialize_with = "files::serialize_path")]
     pub path: PathBuf,
     /// Why it was skipped.
     pub reason: String,
@@ -29,6 +33,20 @@ impl Skipped {
     fn kind(&self) -> String {
         let end = self.reason.find([':', ';', '`', '#']).unwrap_or(self.reason.len());
         self.reason[..end].chars().filter(|c| !c.is_ascii_digit()).collect()
+    }
+}
+
+/// Why a file cannot be used, with the remedy.
+pub(super) fn reason_of(error: &Error) -> String {
+    let reason = match error {
+        Error::Data { reason, .. } => reason.clone(),
+        Error::Io { source, .. } => source.to_string(),
+        other => other.to_string(),
+    };
+    match error.hint() {
+        // nothing has rows yet
+        hint if hint.is_empty() || hint == decode::REPLACE => reason,
+        hint => format!("{reason} ({hint})"),
     }
 }
 

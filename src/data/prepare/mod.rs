@@ -7,7 +7,8 @@
 //! two locations. Deviation from PRS-Med's pipeline, which names the first and the last of any number of regions.
 //!
 //! [`PrepareOptions::append`] adds to a class that exists. The new rows are in a new annotation file, so that the
-//! existing ones stay as they are.
+//! existing ones stay as they are. A preparation that was stopped at any point continues with `append`, and two of one
+//! class never write at once.
 
 mod existing;
 mod hints;
@@ -163,11 +164,12 @@ impl Work<'_> {
         report.absent_left_out = self.limit_negatives(&mut found.slices, |slice| &slice.item, Some(1.0));
         report.skipped.append(&mut found.skipped);
         report.notes.append(&mut found.notes);
+        report.findings = std::mem::take(&mut found.findings);
         if self.is_nothing_new(found.slices.is_empty(), &report)? {
             return Ok(report);
         }
         if let Some(finder) = &self.finder {
-            let paths: Vec<&Path> = found.volumes.iter().map(|volume| volumes::named_by(&volume.pair)).collect();
+            let paths: Vec<PathBuf> = found.volumes.iter().map(|volume| volumes::named_by(&volume.pair)).collect();
             let (patients, own) = finder.patients(&paths)?;
             found.slices.iter_mut().for_each(|slice| slice.item.patient = Some(patients[slice.volume].clone()));
             report.own_patients = own;
@@ -190,9 +192,13 @@ impl Work<'_> {
     ) -> Result<PrepareReport> {
         let splits = planned_splits(items, self.options, &self.existing)?;
         write::make_folders(&splits, self.options)?;
+        let _locks = write::lock(self.options)?;
+        let path = self.existing.free_annotation_path()?;
+        // another preparation may have added patients to another class meanwhile
+        let splits = planned_splits(items, self.options, &Existing::of_rows(self.options)?)?;
+        write::make_folders(&splits, self.options)?;
         write_files(&splits)?;
-        let path = existing::free_annotation_path(self.options);
-        report.rows = rows::write(&path, items, &splits, self.options, &self.templates)?;
+        report.rows = rows::write(path, items, &splits, self.options, &self.templates)?;
         count(&mut report, items, &splits);
         Ok(report)
     }
@@ -207,14 +213,14 @@ impl Work<'_> {
         }
         let (images, masks) = (&self.options.images[0], &self.options.masks[0]);
         let (pair, mask) = match report.volumes {
-            Some(_) => ("volume and label map", "a label map must have its volume's name"),
+            Some(_) => ("volume and label map", volumes::SAME_NAMES),
             None => ("image and mask", "a mask must have its image's stem"),
         };
         let needs = format!("{mask}, optionally with one of {}", MASK_SUFFIXES.join(", "));
         let first = report.skipped.first();
         let first = first.map_or_else(String::new, |s| format!("; first: {}: {}", s.path.display(), s.reason));
         let folders = [images, masks].into_iter().find_map(|folder| hints::folders_in(folder));
-        let remedy = if report.volumes.is_none() { hints::remedy(&report.skipped) } else { None };
+        let remedy = hints::remedy(&report.skipped);
         Err(Error::data(
             images,
             format!("no usable pair of {pair} with `{}`{first}", masks.display()),

@@ -9,6 +9,7 @@ use super::structures::NamedLabels;
 use crate::data::labels::Labels;
 use crate::data::position::Zones;
 use crate::data::templates::Templates;
+use crate::data::volume::path::split_selection;
 use crate::data::volume::{Axis, Geometry, Window};
 use crate::location::first_location;
 use crate::{Error, Result};
@@ -166,6 +167,13 @@ pub(super) fn check(options: &PrepareOptions, templates: &Templates) -> Result<(
     for (key, paths) in [("--images", &options.images), ("--masks", &options.masks)] {
         if paths.is_empty() {
             return Err(Error::config(key, "no path was given", "give a folder of images or volumes"));
+        }
+        // the name of a series may have a `*`
+        let mut files = paths.iter().map(|path| split_selection(path).0);
+        if let Some(pattern) = files.find(|file| file.to_string_lossy().contains('*') && !file.exists()) {
+            let remedy =
+                "correct the pattern, and write it without quotes: the shell replaces it by the files that fit";
+            return Err(Error::config(key, format!("there is no file `{}`", pattern.display()), remedy));
         }
     }
     if options.slices.every == 0 {

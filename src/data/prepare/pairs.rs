@@ -1,6 +1,6 @@
 //! Images and masks of two folders: matching by name, decoding, copying.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +9,7 @@ use image::{DynamicImage, GrayImage};
 use rayon::prelude::*;
 
 use super::existing::Existing;
-use super::item::{EMPTY, ITS_IMAGE, Item, NO_IMAGE, NO_MASK, NOT_AN_IMAGE, Skipped, png};
+use super::item::{EMPTY, ITS_IMAGE, Item, NO_IMAGE, NO_MASK, NOT_AN_IMAGE, NOT_UTF8, Skipped, png, reason_of};
 use super::location::describe;
 use super::options::{MASK_SUFFIXES, PrepareOptions};
 use super::structures::Structure;
@@ -63,12 +63,15 @@ pub(super) struct Found {
 pub(super) fn read(work: &Work) -> Result<Found> {
     let Work { options, structures, existing, observer, .. } = work;
     let (image_folder, mask_folder) = (&options.images[0], &options.masks[0]);
-    let (files, skipped) = matched(image_folder, mask_folder)?;
+    let Matched { pairs, skipped, images, is_one_folder } = matched(image_folder, mask_folder)?;
     let mut found = Found { skipped, ..Found::default() };
-    let mut new = Vec::new();
-    for pair in files {
+    let (mut new, mut used) = (Vec::new(), BTreeSet::new());
+    for pair in pairs {
         match is_known(&pair, structures, existing)? {
-            Ok(true) => found.known += 1,
+            Ok(true) => {
+                found.known += 1;
+                used.insert(pair.image);
+            }
             Ok(false) => new.push(pair),
             Err(skip) => found.skipped.push(skip),
         }
@@ -97,8 +100,40 @@ pub(super) fn read(work: &Work) -> Result<Found> {
             }
         }
     }
+    used.extend(found.pairs.iter().map(|pair| pair.image.clone()));
+    found.skipped.iter_mut().for_each(|skip| name_second_mask(skip, &images, &used, is_one_folder));
     found.skipped.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(found)
+}
+
+/// Says so if a file that is left over may be a mask of an image, because its name begins with the stem of one. In the
+/// folder of the images, a word for a mask must follow.
+fn name_second_mask(
+    skip: &mut Skipped,
+    images: &BTreeMap<String, PathBuf>,
+    used: &BTreeSet<PathBuf>,
+    is_one_folder: bool,
+) {
+    let is_image = is_one_folder && skip.reason == NO_MASK;
+    if !is_image && skip.reason != NO_IMAGE {
+        return;
+    }
+    let name = skip.path.file_stem().and_then(OsStr::to_str).unwrap_or_default();
+    let begins = |text: &str, start: &str| text.get(..start.len()).is_some_and(|head| head.eq_ignore_ascii_case(start));
+    let follows = |stem: &str| {
+        let rest = &name[stem.len()..];
+        rest.starts_with(|c: char| !c.is_alphanumeric())
+            && (!is_image || MASK_SUFFIXES.iter().any(|suffix| begins(rest, suffix)))
+    };
+    let of_name = images.iter().filter(|(stem, _)| begins(name, stem) && follows(stem));
+    if let Some((_, image)) = of_name.max_by_key(|(stem, _)| stem.len()) {
+        let name = image.file_name().unwrap_or_default().to_string_lossy();
+        skip.reason = if used.contains(image) {
+            format!("may be a second mask of `{name}`, which is used without it")
+        } else {
+            format!("{}; it may be a mask of `{name}`", skip.reason)
+        };
+    }
 }
 
 /// Whether the data root has this image with all structures.
@@ -146,6 +181,7 @@ fn list_images(folder: &Path, skipped: &mut Vec<Skipped>) -> Result<Vec<(String,
         }
         match path.file_stem().and_then(OsStr::to_str) {
             Some(stem) if is_image(&path) => found.push((stem.to_owned(), path)),
+            None if is_image(&path) => skipped.push(Skipped { path, reason: NOT_UTF8.into() }),
             _ => skipped.push(Skipped { path, reason: NOT_AN_IMAGE.into() }),
         }
     }
@@ -153,10 +189,11 @@ fn list_images(folder: &Path, skipped: &mut Vec<Skipped>) -> Result<Vec<(String,
     Ok(found)
 }
 
-/// One file per stem; two files are an error that names both.
+/// One file per stem; two files are an error that names both, with this remedy.
 pub(super) fn unique_by_stem(
     files: impl IntoIterator<Item = (String, PathBuf)>,
     what: &str,
+    remedy: &str,
 ) -> Result<BTreeMap<String, PathBuf>> {
     let mut unique_by_stem = BTreeMap::new();
     for (stem, path) in files {
@@ -164,24 +201,35 @@ pub(super) fn unique_by_stem(
             return Err(Error::data(
                 path,
                 format!("`{}` is a second {what} for the stem `{stem}`", other.display()),
-                format!("keep one {what} for each image; merge several masks into one"),
+                remedy,
             ));
         }
     }
     Ok(unique_by_stem)
 }
 
-fn matched(image_folder: &Path, mask_folder: &Path) -> Result<(Vec<FilePair>, Vec<Skipped>)> {
+/// The files of the two folders by their names.
+struct Matched {
+    pairs: Vec<FilePair>,
+    skipped: Vec<Skipped>,
+    /// All images by their stems.
+    images: BTreeMap<String, PathBuf>,
+    /// The images and the masks are in one folder.
+    is_one_folder: bool,
+}
+
+fn matched(image_folder: &Path, mask_folder: &Path) -> Result<Matched> {
     let mut skipped = Vec::new();
     let mut images = list_images(image_folder, &mut skipped)?;
     let mut masks;
-    if image_folder.canonicalize().ok() == mask_folder.canonicalize().ok() {
+    let is_one_folder = image_folder.canonicalize().ok() == mask_folder.canonicalize().ok();
+    if is_one_folder {
         let is_mask = |stem: &str| without_suffix(stem).or_else(|| without_number(stem)).is_some();
         (masks, images) = images.into_iter().partition(|(stem, _)| is_mask(stem));
     } else {
         masks = list_images(mask_folder, &mut skipped)?;
     }
-    let images = unique_by_stem(images, "image")?;
+    let images = unique_by_stem(images, "image", "keep one image of this name")?;
     let mut numbered: BTreeMap<String, Vec<PathBuf>> = BTreeMap::new();
     masks.retain_mut(|(stem, path)| {
         // An image's own name may end in a mask suffix; then the full stem matches.
@@ -196,19 +244,19 @@ fn matched(image_folder: &Path, mask_folder: &Path) -> Result<(Vec<FilePair>, Ve
         }
         true
     });
-    let mut masks = unique_by_stem(masks, "mask")?;
+    let mut masks = unique_by_stem(masks, "mask", "keep one mask for each image; merge several masks into one")?;
     for (stem, files) in &mut numbered {
         if !masks.contains_key(stem) {
             masks.insert(stem.clone(), files.remove(0));
         }
     }
-    let (mut pairs, mut skipped) = by_stem(images, masks, skipped);
+    let (mut pairs, mut skipped) = by_stem(images.clone(), masks, skipped);
     for pair in &mut pairs {
         pair.more = numbered.remove(&pair.stem).unwrap_or_default();
     }
     let left = numbered.into_values().flatten();
     skipped.extend(left.map(|path| Skipped { path, reason: NO_IMAGE.into() }));
-    Ok((pairs, skipped))
+    Ok(Matched { pairs, skipped, images, is_one_folder })
 }
 
 /// Images and masks with the same stem; the others are skipped.
@@ -235,13 +283,7 @@ fn read_pair(
     existing: &Existing,
 ) -> Result<(Vec<UsablePair>, Findings), Skipped> {
     let skip = |path: &Path, reason: String| Skipped { path: path.to_owned(), reason };
-    let unreadable = |path: &Path, error: &Error| {
-        let reason = match error {
-            Error::Data { reason, .. } => reason.clone(),
-            other => other.to_string(),
-        };
-        skip(path, format!("cannot be read: {reason}"))
-    };
+    let unreadable = |path: &Path, error: &Error| skip(path, format!("cannot be read: {}", reason_of(error)));
     // the image is decoded completely, so that a truncated file is found now and not during a training
     let image = decode::image_file(&pair.image).map_err(|error| unreadable(&pair.image, &error))?;
     let mut findings = Findings::default();

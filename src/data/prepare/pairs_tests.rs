@@ -2,7 +2,8 @@
 
 use std::fs;
 
-use image::{GrayImage, Luma};
+use image::codecs::png::PngEncoder;
+use image::{GrayImage, ImageEncoder, Luma};
 
 use super::super::tests::{Folders, folders, mask};
 use super::super::{PrepareOptions, PrepareReport, by_kind, prepare};
@@ -211,4 +212,128 @@ fn what_was_decided_to_read_a_mask_is_said() {
     assert_eq!((report.images, written(&f, "a")), (1, 100));
     let texts = report.findings.texts();
     assert!(texts[0].starts_with("masks of one colour, whose opaque pixels are the target: 1 ("), "{texts:?}");
+}
+
+/// A PNG whose EXIF block says that it is upside down.
+fn save_turned(pixels: &GrayImage, path: &Path) {
+    let exif = b"II*\0\x08\0\0\0\x01\0\x12\x01\x03\0\x01\0\0\0\x03\0\0\0\0\0\0\0";
+    let mut encoder = PngEncoder::new(fs::File::create(path).unwrap());
+    encoder.set_exif_metadata(exif.to_vec()).unwrap();
+    encoder.write_image(pixels.as_raw(), pixels.width(), pixels.height(), image::ExtendedColorType::L8).unwrap();
+}
+
+#[test]
+fn files_with_an_orientation_are_named_and_turned() {
+    let f = folders();
+    save_turned(&photograph(60, 40), &f.images.join("a.png"));
+    photograph(60, 40).save(f.images.join("b.png")).unwrap();
+    f.mask("a.png", 255, &[FIRST]);
+    save_turned(&mask(255, &[FIRST]), &f.masks.join("b.png"));
+    let report = run(&f).unwrap();
+    let checked = check::check(&f.out, None, Labels::NONE, &Silent).unwrap();
+    // the written masks are upright
+    for (texts, count) in [(report.findings.texts(), 2), (checked.findings.texts(), 1)] {
+        let start = format!("files with an EXIF orientation, which was applied: {count} (");
+        assert!(texts.iter().any(|text| text.starts_with(&start)), "{texts:?}");
+    }
+    for (stem, corners) in [("a", [255, 0]), ("b", [0, 255])] {
+        let mask = image::open(f.out.join(format!("lung_CT/train_masks/{stem}.png"))).unwrap().into_luma8();
+        assert_eq!([mask.get_pixel(2, 2).0[0], mask.get_pixel(57, 37).0[0]], corners, "{stem}");
+    }
+}
+
+/// The reasons of skipped files by their names.
+fn reasons(report: &PrepareReport) -> Vec<(String, &str)> {
+    let name = |skip: &Skipped| skip.path.file_name().unwrap().to_string_lossy().into_owned();
+    report.skipped.iter().map(|skip| (name(skip), skip.reason.as_str())).collect()
+}
+
+#[test]
+fn masks_that_may_belong_to_a_used_image_are_named() {
+    const OF_A: &str = "may be a second mask of `a.png`, which is used without it";
+    for (second, shared, expected) in [
+        ("a_mask_b.png", false, OF_A),
+        ("a_mask_b.png", true, OF_A),
+        ("a_2.png", false, OF_A),
+        ("a_mask - Copy.png", false, OF_A),
+        ("A_MASK_1.png", false, OF_A),
+        ("A-left.png", false, OF_A),
+        // another image
+        ("ab_mask.png", false, NO_IMAGE),
+        ("a2.png", false, NO_IMAGE),
+        ("c_mask.png", false, NO_IMAGE),
+        ("a_2.png", true, NO_MASK),
+        // the image with the longest name, which has no mask
+        ("a_left_x.png", false, "no image with this stem; it may be a mask of `a_left.png`"),
+    ] {
+        let mut f = folders();
+        if shared {
+            f.masks = f.images.clone();
+        }
+        for name in ["a", "b"] {
+            f.image(&format!("{name}.png"));
+            f.mask(&format!("{name}_mask.png"), 255, &[FIRST]);
+        }
+        f.image("a_left.png");
+        f.mask(second, 255, &[SECOND]);
+        let report = run(&f).unwrap();
+        assert_eq!((report.images, written(&f, "a")), (2, 100), "{second}");
+        assert_eq!(reasons(&report).iter().find(|(name, _)| name == second).unwrap().1, expected, "{second}");
+    }
+    // numbers that continue
+    let f = folders();
+    for number in 1..=9 {
+        f.image(&format!("{number}.png"));
+        f.mask(&format!("{number}.png"), 255, &[FIRST]);
+    }
+    f.mask("10.png", 255, &[FIRST]);
+    assert_eq!(reasons(&run(&f).unwrap()), [("10.png".to_owned(), NO_IMAGE)]);
+}
+
+#[test]
+fn files_in_other_formats_have_a_remedy() {
+    for ending in ["gif", "BMP", "webp"] {
+        for of_images in [false, true] {
+            let f = folders();
+            for name in ["a", "b"] {
+                f.image(&format!("{name}.png"));
+                f.mask(&format!("{name}.png"), 255, &[FIRST]);
+                let folder = if of_images { &f.images } else { &f.masks };
+                fs::rename(folder.join(format!("{name}.png")), folder.join(format!("{name}.{ending}"))).unwrap();
+            }
+            assert_eq!(refused(&f).1, "convert the images and masks to PNG", "{ending}");
+        }
+    }
+    let f = folders();
+    f.image("a.png");
+    fs::write(f.masks.join("notes.txt"), "x").unwrap();
+    assert!(refused(&f).1.contains("its image's stem"));
+}
+
+#[test]
+fn reasons_of_files_that_cannot_be_read_have_a_remedy() {
+    let f = folders();
+    for name in ["a", "b", "c", "d"] {
+        f.image(&format!("{name}.png"));
+        f.mask(&format!("{name}.tif"), 255, &[FIRST]);
+    }
+    let patch = |name: &str, change: &dyn Fn(&mut Vec<u8>)| {
+        let path = f.masks.join(name);
+        let mut bytes = fs::read(&path).unwrap();
+        change(&mut bytes);
+        fs::write(path, bytes).unwrap();
+    };
+    // the compression LZMA
+    patch("a.tif", &|bytes| {
+        let entry = [3, 1, 3, 0, 1, 0, 0, 0];
+        let at = bytes.windows(8).position(|part| part == entry).expect("a compression") + 8;
+        bytes[at..at + 2].copy_from_slice(&34_925_u16.to_le_bytes());
+    });
+    patch("b.tif", &|bytes| bytes.truncate(bytes.len() / 2));
+    let report = run(&f).unwrap();
+    let found = reasons(&report);
+    assert_eq!((report.images, found.len()), (2, 2), "{found:?}");
+    assert!(found[0].1.starts_with("cannot be read: is not supported: "), "{found:?}");
+    assert!(found[0].1.contains(" (save it as a PNG of 8 or 16 bits; "), "{found:?}");
+    assert!(found[1].1.starts_with("cannot be read: cannot be decoded: ") && !found[1].1.contains("row"), "{found:?}");
 }

@@ -54,10 +54,10 @@ impl Finder {
     ///
     /// # Errors
     /// [`Error::Config`] if no file has a patient.
-    pub(super) fn patients(&self, paths: &[&Path]) -> Result<(Vec<String>, Vec<PathBuf>)> {
+    pub(super) fn patients(&self, paths: &[impl AsRef<Path>]) -> Result<(Vec<String>, Vec<PathBuf>)> {
         let mut own = Vec::new();
         let mut found = Vec::new();
-        for path in paths {
+        for path in paths.iter().map(AsRef::as_ref) {
             found.push(self.find(path).unwrap_or_else(|| {
                 own.push(path.to_path_buf());
                 stem_of(&path.file_name().unwrap_or_default().to_string_lossy()).to_owned()
@@ -66,7 +66,7 @@ impl Finder {
         if own.len() < paths.len() || paths.is_empty() {
             return Ok((found, own));
         }
-        let first = paths.first().and_then(|path| path.file_name()).unwrap_or_default().to_string_lossy();
+        let first = paths.first().and_then(|path| path.as_ref().file_name()).unwrap_or_default().to_string_lossy();
         Err(match self {
             Self::Pattern(regex) => Error::config(
                 "--group",

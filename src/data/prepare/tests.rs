@@ -397,6 +397,55 @@ fn an_interrupted_addition_continues_but_other_files_stay() {
 }
 
 #[test]
+fn an_addition_that_was_killed_while_it_wrote_a_file_continues() {
+    let f = folders();
+    for name in ["a.png", "b.png", "c.png"] {
+        f.image(name);
+        f.mask(name, 255, &[(2, 2, 9, 9)]);
+    }
+    let append = PrepareOptions { append: true, val_frac: 0.0, test_frac: 0.0, ..f.options() };
+    fs::create_dir_all(f.out.join("lung_CT/train_images")).unwrap();
+    fs::create_dir_all(f.out.join("annotations")).unwrap();
+    let image = fs::read(f.images.join("a.png")).unwrap();
+    fs::write(f.out.join("lung_CT/train_images/a.png"), &image[..image.len() / 2]).unwrap();
+    fs::write(f.out.join("lung_CT/train_images/b.png"), "").unwrap();
+    let leftover = f.out.join("annotations/.lung_CT.csv.prsmed-tmp-aB3dE6");
+    fs::write(&leftover, "image_path,question").unwrap();
+    assert_eq!(prepare(&append, &Silent).unwrap().images, 3);
+    for name in ["a.png", "b.png", "c.png"] {
+        let copied = fs::read(f.out.join("lung_CT/train_images").join(name)).unwrap();
+        assert_eq!(copied, fs::read(f.images.join(name)).unwrap(), "{name}");
+    }
+    assert!(!leftover.exists());
+    assert_eq!(f.rows().len(), 6);
+    assert_eq!(check::check(&f.out, None, Labels::NONE, &Silent).unwrap().bad, []);
+}
+
+#[test]
+fn two_additions_to_one_class_never_write_at_once() {
+    let f = folders();
+    f.image("a.png");
+    f.mask("a.png", 255, &[(2, 2, 9, 9)]);
+    let append = PrepareOptions { append: true, val_frac: 0.0, test_frac: 0.0, ..f.options() };
+    fs::create_dir_all(f.out.join("lung_CT")).unwrap();
+    let other = fs::File::open(f.out.join("lung_CT")).unwrap();
+    other.try_lock().unwrap();
+    let refused = prepare(&append, &Silent).unwrap_err();
+    assert!(refused.to_string().contains("another process is adding files to this class"), "{refused}");
+    assert!(!f.out.join("annotations/lung_CT.csv").exists() && !f.out.join("lung_CT/train_images/a.png").exists());
+    drop(other);
+    assert_eq!(prepare(&append, &Silent).unwrap().images, 1);
+
+    // the other one has ended between the reading of the rows and the lock
+    let read = Existing::read(&append).unwrap();
+    assert_eq!(read.free_annotation_path().unwrap(), f.out.join("annotations/lung_CT.2.csv"));
+    fs::write(f.out.join("annotations/lung_CT.2.csv"), "").unwrap();
+    let refused = read.free_annotation_path().unwrap_err();
+    assert!(refused.to_string().contains("another process has added files to this class meanwhile"), "{refused}");
+    assert!(refused.hint().contains("`--append`"), "{refused}");
+}
+
+#[test]
 fn a_known_patient_keeps_its_split_in_another_modality() {
     let f = folders();
     for number in 0..10 {

@@ -3,15 +3,17 @@
 //! A volume is opened twice: first for the locations of its structures, which decide the slices, then to write them.
 //! In between the splits are drawn, which needs all volumes.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
+use std::iter::once;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use image::{DynamicImage, GrayImage};
 use rayon::prelude::*;
 
-use super::item::{Item, Skipped, png};
+use super::item::{Item, NOT_UTF8, Skipped, png, reason_of};
 use super::location::describe;
 use super::options::{PrepareOptions, SliceOptions};
 use super::pairs::{FilePair, by_stem, is_image, unique_by_stem, without_suffix};
@@ -19,11 +21,17 @@ use super::patients::stem_of;
 use super::structures::Structure;
 use super::work::Work;
 use super::write;
+use crate::data::decode::is_other_image;
+use crate::data::findings::Findings;
 use crate::data::manifest::Split;
 use crate::data::volume::path::{selection_name, split_selection};
 use crate::data::volume::{self, FileKind, LabelMap, Levels, Plane, Volume, Window, dicom, labels};
 use crate::event::Event;
 use crate::{Error, Result, files};
+
+/// How a label map is found.
+pub(super) const SAME_NAMES: &str =
+    "a label map must have the name of its volume, or both must have folders of one name";
 
 /// A slice of a volume with one structure.
 pub(super) struct SliceItem {
@@ -54,9 +62,11 @@ pub(super) struct Found {
     pub(super) notes: Vec<String>,
     /// The window that all volumes have.
     pub(super) window: Window,
+    /// Masks that are probably not meant so, by the names of their slices.
+    pub(super) findings: Findings,
 }
 
-/// Whether the paths are volumes: several paths, files, or a folder without PNG, JPEG and TIFF files.
+/// Whether the paths are volumes: several paths, files, or a folder without images such as PNG, JPEG and TIFF files.
 ///
 /// # Errors
 /// [`Error::Io`] for a folder that cannot be read.
@@ -66,7 +76,7 @@ pub(super) fn are_volumes(paths: &[PathBuf]) -> Result<bool> {
         return Ok(folder.is_file() || split_selection(folder).1.is_some());
     }
     let entries = entries(folder)?;
-    Ok(!entries.is_empty() && !entries.iter().any(|path| is_image(path)))
+    Ok(!entries.is_empty() && !entries.iter().any(|path| is_image(path) || is_other_image(path)))
 }
 
 /// Entries of a folder without hidden ones, sorted.
@@ -93,7 +103,8 @@ fn listed(flag: &str, paths: &[PathBuf], skipped: &mut Vec<Skipped>) -> Result<V
         }
         for entry in entries(path)? {
             match volume_of_folder(flag, &entry)? {
-                Ok(volume) if volume::nifti::is_voxels_of_pair(&volume) => {}
+                Ok(volume) if is_voxels(&volume) => {}
+                Ok(path) if path.to_str().is_none() => skipped.push(Skipped { path, reason: NOT_UTF8.into() }),
                 Ok(volume) => found.push((stem(&entry), volume)),
                 Err(skip) if skipped.contains(&skip) => {}
                 Err(skip) => skipped.push(skip),
@@ -103,18 +114,45 @@ fn listed(flag: &str, paths: &[PathBuf], skipped: &mut Vec<Skipped>) -> Result<V
     Ok(found)
 }
 
-/// The only volume in a patient's folder, as KiTS and TotalSegmentator have them. A folder with DICOM files or without
-/// volumes stays, as a file does.
+/// Whether a file has the voxels of a header next to it.
+fn is_voxels(path: &Path) -> bool {
+    let name = file_name(path);
+    let stem = [".raw", ".raw.gz", ".zraw"].iter().find_map(|ending| name.strip_suffix(ending));
+    let has_header =
+        |stem: &str| ["mhd", "nhdr"].iter().any(|header| path.with_file_name(format!("{stem}.{header}")).is_file());
+    stem.is_some_and(has_header) || volume::nifti::is_voxels_of_pair(path)
+}
+
+/// Files of a folder, with those of its subfolders if it is `deep`. Links to folders are not followed.
+fn files_in(folder: &Path, deep: bool) -> Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for path in entries(folder)? {
+        if path.is_file() {
+            files.push(path);
+        } else if deep && path.is_dir() && !path.is_symlink() {
+            files.extend(files_in(&path, deep)?);
+        }
+    }
+    Ok(files)
+}
+
+/// The only volume in a patient's folder, as KiTS and TotalSegmentator have them, or else in its subfolders, as BIDS has
+/// them. A folder of DICOM images or without volumes stays, as a file does; a DICOM file of masks is a label map.
 fn volume_of_folder(flag: &str, folder: &Path) -> Result<Result<PathBuf, Skipped>> {
     if !folder.is_dir() {
         return Ok(Ok(folder.to_owned()));
     }
     let mut volumes = Vec::new();
-    for path in entries(folder)?.into_iter().filter(|path| path.is_file()) {
-        match FileKind::of(&path)? {
-            Some(FileKind::Dicom) => return Ok(Ok(folder.to_owned())),
-            Some(_) if !volume::nifti::is_voxels_of_pair(&path) => volumes.push(path),
-            _ => {}
+    for deep in [false, true] {
+        for path in files_in(folder, deep)? {
+            match FileKind::of(&path)? {
+                Some(FileKind::Dicom) if flag == "--images" => return Ok(Ok(folder.to_owned())),
+                Some(_) if !volume::nifti::is_voxels_of_pair(&path) => volumes.push(path),
+                _ => {}
+            }
+        }
+        if !volumes.is_empty() {
+            break;
         }
     }
     if volumes.len() < 2 {
@@ -123,9 +161,10 @@ fn volume_of_folder(flag: &str, folder: &Path) -> Result<Result<PathBuf, Skipped
     let is_label = |path: &Path| ["seg", "label", "mask"].iter().any(|word| file_name(path).contains(word));
     let example = volumes.iter().find(|path| is_label(path) == (flag == "--masks")).unwrap_or(&volumes[0]);
     let name = file_name(folder);
-    let names: Vec<String> = volumes.iter().take(4).map(|path| format!("`{}`", file_name(path))).collect();
+    let inside = |path: &Path| path.strip_prefix(folder).unwrap_or(path).display().to_string();
+    let names: Vec<String> = volumes.iter().take(4).map(|path| format!("`{}`", inside(path))).collect();
     let more = if volumes.len() > 4 { format!(" and {} more", volumes.len() - 4) } else { String::new() };
-    let others = folder.with_file_name("*").join(file_name(example).replace(&name, "*"));
+    let others = folder.with_file_name("*").join(inside(example).replace(&name, "*"));
     let reason = format!(
         "it has {} volumes: {}{more} (name one of each patient's folder, for example `{flag} {}`)",
         volumes.len(),
@@ -135,27 +174,62 @@ fn volume_of_folder(flag: &str, folder: &Path) -> Result<Result<PathBuf, Skipped
     Ok(Err(Skipped { path: folder.to_owned(), reason }))
 }
 
-/// Names files that lie in folders of their own by their folders, as `--images */ct.nii.gz` gives them.
-fn name_by_folder(files: &mut [(String, PathBuf)]) {
-    for (stem, path) in files {
-        *stem = folder_of(path).map_or_else(String::new, file_name);
+/// Names for files, of which no two are equal: their stems, one of their folders (the nearest first), all folders that
+/// differ, and those with the stem.
+fn namings(files: &[(String, PathBuf)]) -> Vec<Vec<String>> {
+    let folders_of = |path: &Path| -> Vec<String> {
+        path.ancestors().skip(1).filter(|path| path.file_name().is_some()).map(file_name).collect()
+    };
+    let folders: Vec<Vec<String>> = files.iter().map(|(_, path)| folders_of(path)).collect();
+    let num_levels = folders.iter().map(Vec::len).min().unwrap_or(0);
+    let level = |level: usize| -> Vec<String> { folders.iter().map(|folders| folders[level].clone()).collect() };
+    let differ = |names: &[String]| names.iter().any(|name| *name != names[0]);
+    let differing: Vec<Vec<String>> = (0..num_levels).map(level).filter(|names| differ(names)).collect();
+    let stems: Vec<String> = files.iter().map(|(stem, _)| stem.clone()).collect();
+    let mut found = vec![stems.clone()];
+    // a single file differs from none
+    found.extend((num_levels > 0 && files.len() == 1).then(|| level(0)));
+    found.extend(differing.iter().cloned());
+    if let Some(folders) = differing.into_iter().reduce(|inner, outer| joined(&outer, &inner)) {
+        let with_stems = joined(&folders, &stems);
+        found.extend([folders, with_stems]);
+    }
+    found.retain(|names| names.iter().collect::<BTreeSet<_>>().len() == names.len());
+    found
+}
+
+/// Pairs of names with `_` between them.
+fn joined(first: &[String], second: &[String]) -> Vec<String> {
+    first.iter().zip(second).map(|(first, second)| format!("{first}_{second}")).collect()
+}
+
+/// Names volumes and label maps by the folders on their paths if their own names make no pairs: those of
+/// `--images scans/*/ct.nii.gz --masks scans/*/masks/liver.nii.gz` are what stands for `*`.
+fn name_by_path(images: &mut [(String, PathBuf)], masks: &mut [(String, PathBuf)]) {
+    let num_pairs = |(images, masks): &(&Vec<String>, &Vec<String>)| {
+        let images: BTreeSet<&String> = images.iter().collect();
+        masks.iter().filter(|mask| images.contains(mask)).count()
+    };
+    let (of_images, of_masks) = (namings(images), namings(masks));
+    let mut both = of_images.iter().flat_map(|images| of_masks.iter().map(move |masks| (images, masks))).peekable();
+    let first = both.peek().copied().filter(|names| num_pairs(names) > 0);
+    let best = first.or_else(|| both.min_by_key(|names| Reverse(num_pairs(names))));
+    if let Some((of_images, of_masks)) = best.filter(|names| num_pairs(names) > 0) {
+        images.iter_mut().zip(of_images).for_each(|((stem, _), name)| stem.clone_from(name));
+        masks.iter_mut().zip(of_masks).for_each(|((stem, _), name)| stem.clone_from(name));
     }
 }
 
-fn folder_of(path: &Path) -> Option<&Path> {
-    path.parent().filter(|folder| folder.file_name().is_some())
-}
-
-/// Whether each file lies in a folder of another name.
-fn have_own_folders(files: &[(String, PathBuf)]) -> bool {
-    let folders: BTreeSet<_> = files.iter().filter_map(|(_, path)| folder_of(path)?.file_name()).collect();
-    folders.len() == files.len()
-}
-
-/// What a volume is called: its file, or the folder that gives it its name.
-pub(super) fn named_by(pair: &FilePair) -> &Path {
-    let folder = folder_of(&pair.image).filter(|folder| file_name(folder) == pair.stem);
-    folder.filter(|_| stem(&pair.image) != pair.stem).unwrap_or(&pair.image)
+/// What a volume is called: its file, the folder that gives it its name, or no file, if several folders do.
+pub(super) fn named_by(pair: &FilePair) -> PathBuf {
+    let own = stem(&pair.image);
+    let folder = pair.image.ancestors().skip(1).find(|folder| file_name(folder) == pair.stem);
+    match folder {
+        _ if own == pair.stem => pair.image.clone(),
+        Some(folder) => folder.to_owned(),
+        None if own.starts_with(&pair.stem) => pair.image.clone(),
+        None => pair.image.with_file_name(&pair.stem),
+    }
 }
 
 /// Whether a folder is one DICOM series: its first file is a DICOM file, by its content or its name.
@@ -206,21 +280,10 @@ fn matched(options: &PrepareOptions) -> Result<(Vec<FilePair>, Vec<Skipped>)> {
             *stem = head.to_owned();
         }
     }
-    let is_unique = |files: &[(String, PathBuf)]| {
-        let stems: BTreeSet<_> = files.iter().map(|(stem, _)| stem).collect();
-        stems.len() == files.len()
-    };
-    for files in [&mut images, &mut masks] {
-        if !is_unique(files) && have_own_folders(files) {
-            name_by_folder(files);
-        }
-    }
-    let have_pairs = images.iter().any(|(image, _)| masks.iter().any(|(mask, _)| mask == image));
-    if !have_pairs && have_own_folders(&images) && have_own_folders(&masks) {
-        name_by_folder(&mut images);
-        name_by_folder(&mut masks);
-    }
-    Ok(by_stem(unique_by_stem(images, "volume")?, unique_by_stem(masks, "label map")?, skipped))
+    name_by_path(&mut images, &mut masks);
+    let remedy = format!("name one file of each patient; {SAME_NAMES}");
+    let masks = unique_by_stem(masks, "label map", &remedy)?;
+    Ok(by_stem(unique_by_stem(images, "volume", &remedy)?, masks, skipped))
 }
 
 /// Opens all volumes and finds the slices with structures, and those without if they are wanted.
@@ -230,12 +293,22 @@ fn matched(options: &PrepareOptions) -> Result<(Vec<FilePair>, Vec<Skipped>)> {
 pub(super) fn read(work: &Work, window: Window) -> Result<Found> {
     let (pairs, skipped) = matched(work.options)?;
     let mut found = Found { skipped, window, ..Found::default() };
+    let is_joined =
+        |pair: &&FilePair| named_by(pair).file_name() == Some(pair.stem.as_ref()) && !named_by(pair).exists();
+    if let Some(pair) = pairs.iter().find(is_joined).filter(|_| work.finder.is_none()) {
+        found.notes.push(format!(
+            "volumes have the names of several folders, as `{}`, and each is a patient of its own; `--group` finds the \
+             patients in these names",
+            pair.stem
+        ));
+    }
     let mut windows: BTreeMap<String, (Window, String)> = BTreeMap::new();
     work.observer.on(&Event::Started { phase: "read volumes".into(), total: pairs.len() as u64, unit: "volumes" });
     for (pair, done) in pairs.into_iter().zip(1..) {
-        let name = file_name(named_by(&pair));
+        let name = file_name(&named_by(&pair));
         match of_volume(pair, found.volumes.len(), work, window) {
-            Ok((volume, slices, notes)) => {
+            Ok((volume, slices, notes, findings)) => {
+                found.findings.merge(findings);
                 found.notes.extend(notes.into_iter().map(|note| format!("{name}: {note}")));
                 windows.extend(volume.window.map(|window| (window.to_string(), (window, name))));
                 let (known, new): (Vec<_>, Vec<_>) =
@@ -281,18 +354,20 @@ impl<'a> Opened<'a> {
         let skip = |path: &Path, reason: String| Skipped { path: path.to_owned(), reason };
         let unusable = |path: &Path, error: &Error| {
             // the file of a series that is damaged
-            let (path, reason) = match error {
-                Error::Data { path, reason, .. } => (path.as_path(), reason.clone()),
-                other => (path, other.to_string()),
-            };
-            skip(path, format!("cannot be used: {reason} ({})", error.hint()))
+            let path = if let Error::Data { path, .. } = error { path } else { path };
+            skip(path, format!("cannot be used: {}", reason_of(error)))
         };
         let SliceOptions { geometry, resample, .. } = work.options.slices;
         let volume = volume::open_chosen(&pair.image, work.options.series.as_deref(), geometry)
             .map_err(|error| unusable(&pair.image, &error))?;
         let on_grid = |labels: LabelMap| labels.on_grid(&pair.mask, &volume.grid, resample);
-        let labels =
-            labels::open_with(&pair.mask, geometry).and_then(on_grid).map_err(|error| unusable(&pair.mask, &error))?;
+        let labels = labels::open_with(&pair.mask, geometry).and_then(on_grid).map_err(|error| {
+            // such as skipped files, without which the volume has another size
+            let skipped = unusable(&pair.mask, &error);
+            let notes = volume.notes.iter().map(|note| format!("of its volume: {note}"));
+            let reason = once(skipped.reason).chain(notes).collect::<Vec<_>>().join("; ");
+            Skipped { reason, ..skipped }
+        })?;
         check_labels(&labels, &work.structures).map_err(|reason| skip(&pair.mask, reason))?;
         let plane = volume.plane(work.options.slices.axis);
         Ok(Self { volume, plane, labels, structures: &work.structures })
@@ -336,7 +411,7 @@ fn check_labels(labels: &LabelMap, structures: &[Structure]) -> Result<(), Strin
     Err(format!("the label map has several labels: {}; {choice}", all.join(", ")))
 }
 
-type OfVolume = (UsableVolume, Vec<SliceItem>, Vec<String>);
+type OfVolume = (UsableVolume, Vec<SliceItem>, Vec<String>, Findings);
 
 /// The slices of a volume, and what was assumed about it.
 fn of_volume(pair: FilePair, number: usize, work: &Work, window: Window) -> Result<OfVolume, Skipped> {
@@ -346,38 +421,43 @@ fn of_volume(pair: FilePair, number: usize, work: &Work, window: Window) -> Resu
     } else {
         let window = window.chosen_for(&opened.volume);
         let levels = window.levels(&opened.volume);
-        let unusable =
-            |error: Error| Skipped { path: pair.image.clone(), reason: format!("{error} ({})", error.hint()) };
+        let unusable = |error: Error| Skipped { path: pair.image.clone(), reason: reason_of(&error) };
         (Some(window), Some(levels.map_err(unusable)?))
     };
     let SliceOptions { axis, every, .. } = work.options.slices;
     let patient = work.finder.is_none().then(|| pair.stem.clone());
-    let of_slice = |slice: usize| -> Result<Vec<SliceItem>> {
-        let mut items = Vec::new();
+    let of_slice = |slice: usize| -> Result<(Vec<SliceItem>, Findings)> {
+        let (mut items, mut findings) = (Vec::new(), Findings::default());
         for (structure, Structure { name, suffix, .. }) in work.structures.iter().enumerate() {
-            let location = describe(&opened.mask(structure, slice)?, work.options.zones, work.options.several);
+            let mask = opened.mask(structure, slice)?;
+            let location = describe(&mask, work.options.zones, work.options.several);
             if location.is_none() && !work.options.negatives.are_wanted() {
                 continue;
             }
             let image = format!("{}_{axis}_{slice:04}", pair.stem);
+            let stem = format!("{image}{suffix}");
+            if location.is_some() && !work.existing.has_stem(&stem) {
+                findings.add_mask(Path::new(&stem), &mask);
+            }
             let item = Item {
-                stem: format!("{image}{suffix}"),
+                stem,
                 image,
                 patient: patient.clone(),
                 target: name.clone(),
                 location,
                 // NIfTI stores 32-bit numbers: 0.7 would become 0.699999988
                 spacing_mm: Some(opened.plane.spacing.map(|mm| (mm * 1e6).round() / 1e6)),
-                slice: Some((file_name(named_by(&pair)), slice)),
+                slice: Some((file_name(&named_by(&pair)), slice)),
             };
             items.push(SliceItem { item, volume: number, slice, structure });
         }
-        Ok(items)
+        Ok((items, findings))
     };
     let slices: Vec<usize> = (0..opened.plane.num_slices).step_by(every).collect();
-    let items: Result<Vec<Vec<SliceItem>>> = slices.into_par_iter().map(of_slice).collect();
+    let read: Result<Vec<(Vec<SliceItem>, Findings)>> = slices.into_par_iter().map(of_slice).collect();
     let unusable = |error: Error| Skipped { path: pair.image.clone(), reason: error.to_string() };
-    let items: Vec<SliceItem> = items.map_err(unusable)?.into_iter().flatten().collect();
+    let (items, of_slices): (Vec<Vec<SliceItem>>, Vec<Findings>) = read.map_err(unusable)?.into_iter().unzip();
+    let items: Vec<SliceItem> = items.into_iter().flatten().collect();
     if items.is_empty() {
         let reason = "no slice has the target; `--negatives` adds slices without it";
         return Err(Skipped { path: pair.mask, reason: reason.to_owned() });
@@ -386,11 +466,15 @@ fn of_volume(pair: FilePair, number: usize, work: &Work, window: Window) -> Resu
     if let Some((window, levels)) = window.zip(levels.as_ref()) {
         notes.extend(of_one_grey(&opened, &items, window, levels).map_err(unusable)?);
     }
-    Ok((UsableVolume { pair, window, levels }, items, notes))
+    let mut findings = Findings::default();
+    for of_slice in of_slices {
+        findings.merge(of_slice);
+    }
+    Ok((UsableVolume { pair, window, levels }, items, notes, findings))
 }
 
-/// Names the slices that are one single grey level with the window.
-fn of_one_grey(opened: &Opened, items: &[SliceItem], window: Window, levels: &Levels) -> Result<Option<String>> {
+/// Names the slices that are one single grey level with the window, and says if the window may not fit the volume.
+fn of_one_grey(opened: &Opened, items: &[SliceItem], window: Window, levels: &Levels) -> Result<Vec<String>> {
     let slices: BTreeSet<usize> = items.iter().map(|item| item.slice).collect();
     let count = slices.len();
     let is_uniform = |slice: usize| -> Result<Option<usize>> {
@@ -401,13 +485,14 @@ fn of_one_grey(opened: &Opened, items: &[SliceItem], window: Window, levels: &Le
     let found: Vec<String> = found?.into_iter().flatten().map(|slice| slice.to_string()).collect();
     let named = found.iter().take(10).cloned().collect::<Vec<_>>().join(", ");
     let more = if found.len() > 10 { ", .." } else { "" };
-    Ok((!found.is_empty()).then(|| {
+    let uniform = (!found.is_empty()).then(|| {
         format!(
             "{} of {count} slices are one single grey level with the window `{window}` (slice {named}{more}); if they show \
              anatomy, choose another window",
             found.len()
         )
-    }))
+    });
+    Ok(uniform.into_iter().chain(window.mismatch(&opened.volume, levels)).collect())
 }
 
 /// Writes the slices and their masks.

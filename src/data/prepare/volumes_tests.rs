@@ -368,3 +368,172 @@ fn shared_data_a_dicom_series_and_its_label_map_lie_on_each_other() {
     }
     assert_eq!(check::check(&f.path("out"), None, Labels::NONE, &Silent).unwrap().bad, []);
 }
+
+#[test]
+fn folders_and_files_of_patients_may_be_mixed() {
+    let f = Folders::new();
+    patient_folders(&f, ["scans/*/ct.nii.gz", "maps/*_seg.nii.gz"], ["A", "B"]);
+    patient_folders(&f, ["scans/*.nii.gz", "maps/*/labels.nii"], ["C", "D"]);
+    for hidden in ["scans/A/.DS_Store", "scans/._C.nii.gz", "maps/._A_seg.nii.gz", "maps/C/._labels.nii"] {
+        fs::write(f.path(hidden), "x").unwrap();
+    }
+    fs::write(f.path("scans/B/report.pdf"), "x").unwrap();
+    let both = BTreeSet::from(["A", "B", "C.nii.gz", "D.nii.gz"].map(str::to_owned));
+    assert_eq!(of_folders(&f, &["scans"], &["maps"], "mixed"), (both, Vec::new()));
+}
+
+#[test]
+fn folders_without_a_usable_volume_are_named() {
+    let f = Folders::new();
+    patient_folders(&f, ["scans/*/ct.nii.gz", "maps/*.nii.gz"], ["A", "B"]);
+    patient_folders(&f, ["scans/*/ct.nii", "maps/*.nii.gz"], ["C"; 2]);
+    for (volume, other, text) in
+        [("scans/A/ct.nii.gz", "scans/A/ct.txt", "x"), ("scans/C/ct.nii", "scans/C/ct.nrrd", "NRRD0004\ntype: short\n")]
+    {
+        fs::remove_file(f.path(volume)).unwrap();
+        fs::write(f.path(other), text).unwrap();
+    }
+    let (found, reasons) = of_folders(&f, &["scans"], &["maps"], "named");
+    assert_eq!((found, reasons.len()), (BTreeSet::from(["B".to_owned()]), 2));
+    let text = reasons.join("\n");
+    assert!(text.contains("it has no DICOM images among its files (1, the first is `ct.txt`)"), "{text}");
+    assert!(text.contains("it is an NRRD file, which cannot be read (convert it to NIfTI"), "{text}");
+}
+
+#[test]
+fn files_of_one_name_have_the_names_of_the_folders_that_differ() {
+    let f = Folders::new();
+    let of = |pattern: &str, patients: &[&str]| -> Vec<String> {
+        patients.iter().map(|patient| pattern.replace('*', patient)).collect()
+    };
+    let found = |patterns: [&str; 2], patients: &[&str], modality: &str| {
+        let [images, masks] = patterns.map(|pattern| of(pattern, patients));
+        let [images, masks] = [&images, &masks].map(|all| all.iter().map(String::as_str).collect::<Vec<_>>());
+        of_folders(&f, &images, &masks, modality)
+    };
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+    let total = ["total/*/ct.nii.gz", "total/*/segmentations/liver.nii.gz"];
+    patient_folders(&f, total, ["s0", "s1"]);
+    assert_eq!(found(total, &["s0", "s1"], "total"), (names(&["s0", "s1"]), Vec::new()));
+    let deep = ["deep/*/ct/image.nii.gz", "maps/*/seg/label.nii.gz"];
+    patient_folders(&f, deep, ["P0", "P1"]);
+    assert_eq!(found(deep, &["P0", "P1"], "deep"), (names(&["P0", "P1"]), Vec::new()));
+    let flat = ["total/*/ct.nii.gz", "flat/*_seg.nii.gz"];
+    patient_folders(&f, flat, ["s0", "s1"]);
+    assert_eq!(found(flat, &["s0", "s1"], "flat"), (names(&["s0", "s1"]), Vec::new()));
+    // no folder alone differs everywhere
+    let visits = ["visits/*/ct.nii.gz", "visits/*/seg/liver.nii.gz"];
+    let all = ["P1/a", "P1/b", "P2/a"];
+    patient_folders(&f, visits, ["P1/a", "P1/b"]);
+    patient_folders(&f, visits, ["P2/a"; 2]);
+    assert_eq!(found(visits, &all, "visits"), (names(&["P1_a", "P1_b", "P2_a"]), Vec::new()));
+    let paths = |pattern: &str| -> Vec<PathBuf> { of(pattern, &all).iter().map(|name| f.path(name)).collect() };
+    let mut options = PrepareOptions {
+        images: paths(visits[0]),
+        masks: paths(visits[1]),
+        modality: "noted".into(),
+        named_labels: crate::data::prepare::NamedLabels::default(),
+        ..f.options()
+    };
+    let notes = prepare(&options, &Silent).unwrap().notes;
+    assert!(notes[0].contains("several folders, as `P1_a`, and each is a patient of its own; `--group`"), "{notes:?}");
+    options =
+        PrepareOptions { patients: Patients::Pattern("^(P[0-9]+)_".into()), modality: "grouped".into(), ..options };
+    let report = prepare(&options, &Silent).unwrap();
+    assert_eq!((report.patients, report.notes), (Some(2), Vec::new()));
+    // several label maps of a patient
+    options.masks = ["liver", "spleen"].iter().flat_map(|name| paths(&format!("visits/*/seg/{name}.nii.gz"))).collect();
+    let error = prepare(&PrepareOptions { modality: "two".into(), ..options.clone() }, &Silent).unwrap_err();
+    assert!(error.to_string().contains("is a second label map for the stem `"), "{error}");
+    assert!(error.hint().starts_with("name one file of each patient; a label map must have"), "{}", error.hint());
+    // a pattern that the shell did not replace
+    options.images = vec![f.path("visits/*/*/ct.nii.gz")];
+    let error = prepare(&PrepareOptions { modality: "quoted".into(), ..options }, &Silent).unwrap_err();
+    assert!(error.to_string().starts_with("`--images`: there is no file `"), "{error}");
+    assert!(error.hint().contains("write it without quotes"), "{}", error.hint());
+}
+
+#[test]
+fn volumes_in_subfolders_of_patients_are_found_or_named() {
+    let f = Folders::new();
+    let both = |names: [&str; 2]| BTreeSet::from(names.map(str::to_owned));
+    patient_folders(&f, ["bids/*/anat/*_T1w.nii.gz", "masks/*/anat/*_mask.nii.gz"], ["sub-01", "sub-02"]);
+    fs::write(f.path("bids/sub-01/anat/sub-01_T1w.json"), "{}").unwrap();
+    assert_eq!(of_folders(&f, &["bids"], &["masks"], "bids"), (both(["sub-01", "sub-02"]), Vec::new()));
+    patient_folders(&f, ["bids/*/func/*_bold.nii.gz", "masks/*/anat/*_mask.nii.gz"], ["sub-01", "sub-02"]);
+    let (found, reasons) = of_folders(&f, &["bids"], &["masks"], "two");
+    let text = reasons.join("\n");
+    assert!(found.is_empty());
+    assert!(text.contains("2 volumes: `anat/sub-01_T1w.nii.gz`, `func/sub-01_bold.nii.gz`"), "{text}");
+    assert!(text.contains("bids/*/anat/*_T1w.nii.gz`"), "{text}");
+}
+
+#[test]
+fn a_folder_of_one_dicom_seg_is_a_label_map() {
+    let f = Folders::new();
+    let zip = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/volumes/axial.zip");
+    fs::copy(&zip, f.path("ct/P1.zip")).unwrap();
+    let scan = volume::open(&zip).unwrap();
+    let mask: Vec<u8> = (0..scan.grid.size.iter().product()).map(|index| u8::from(index % 7 < 3)).collect();
+    let segments = [volume::Segment { name: "lesion", mask: &mask }];
+    fs::create_dir(f.path("labels/P1")).unwrap();
+    volume::write::segments(&f.path("labels/P1/a.dcm"), &segments, &scan).unwrap();
+    let options =
+        |modality: &str| PrepareOptions { modality: modality.into(), labels: Labels::NONE, ..plain_options(&f) };
+    let report = prepare(&options("one"), &Silent).unwrap();
+    assert_eq!((report.images, report.skipped), (scan.grid.size[2], Vec::new()));
+    fs::copy(f.path("labels/P1/a.dcm"), f.path("labels/P1/b.dcm")).unwrap();
+    let refused = prepare(&options("two"), &Silent).unwrap_err().to_string();
+    assert!(refused.contains("labels/P1: it has 2 volumes: `a.dcm`, `b.dcm` (name one of each"), "{refused}");
+    assert!(refused.contains("for example `--masks "), "{refused}");
+}
+
+/// Options without names of labels.
+fn plain_options(f: &Folders) -> PrepareOptions {
+    PrepareOptions { named_labels: crate::data::prepare::NamedLabels::default(), ..f.options() }
+}
+
+#[test]
+fn voxels_of_a_header_in_another_format_are_no_volume_of_their_own() {
+    let f = Folders::new();
+    for (header, voxels, text) in [
+        ("P1.mhd", "P1.raw", "ObjectType = Image\n"),
+        ("P2.nhdr", "P2.raw.gz", "NRRD0004\n"),
+        ("P3.mhd", "P3.zraw", "NDims = 3\n"),
+    ] {
+        for folder in ["ct", "labels"] {
+            fs::write(f.path(folder).join(header), text).unwrap();
+            fs::write(f.path(folder).join(voxels), [0; 64]).unwrap();
+        }
+    }
+    let error = prepare(&plain_options(&f), &Silent).unwrap_err();
+    assert!(error.to_string().contains("P1.mhd: cannot be used: it is a MetaImage file"), "{error}");
+    assert!(error.to_string().contains("(convert it to NIfTI"), "{error}");
+    assert_eq!(error.hint(), "correct the files that are named");
+    f.pair("P4", "P4");
+    // a file of this ending without a header
+    fs::write(f.path("ct/P5.raw"), "x").unwrap();
+    let report = prepare(&PrepareOptions { labels: "1".parse().unwrap(), ..plain_options(&f) }, &Silent).unwrap();
+    let mut skipped: Vec<String> = report.skipped.iter().map(|skip| file_name(&skip.path)).collect();
+    skipped.sort();
+    assert_eq!(
+        (report.volumes, skipped),
+        (Some(1), ["P1.mhd", "P2.nhdr", "P3.mhd", "P5.raw"].map(str::to_owned).to_vec())
+    );
+}
+
+#[test]
+fn inverted_label_maps_are_named() {
+    let f = Folders::new();
+    let texts = |modality: &str| {
+        let options = PrepareOptions { modality: modality.into(), ..plain_options(&f) };
+        prepare(&options, &Silent).unwrap().findings.texts()
+    };
+    f.write("ct/a.nii.gz", SIZE, grey);
+    f.write("labels/a.nii.gz", SIZE, |[x, y, _]| u8::from((3..5).contains(&x) && (2..4).contains(&y)));
+    assert_eq!(texts("usual"), Vec::<String>::new());
+    f.write("labels/a.nii.gz", SIZE, |[x, y, _]| u8::from(!(3..5).contains(&x) || !(2..4).contains(&y)));
+    let found = texts("inverted");
+    let start = "masks with most of the border of the image as foreground: 5 (a_axial_0000, a_axial_0001, a_axial_0002 and 2 more)";
+    assert!(found.len() == 1 && found[0].starts_with(start) && found[0].contains("may be inverted"), "{found:?}");
+}

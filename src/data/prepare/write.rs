@@ -1,6 +1,6 @@
 //! Writes files into a data root without changing those that exist.
 
-use std::fs::{self, File};
+use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use super::options::PrepareOptions;
 use crate::data::manifest::Split;
 use crate::{Error, Result, files};
 
-/// Creates all folders before the first file is written.
+/// Creates all folders before the first file is written, and clears what a crash has left in that of the annotations.
 ///
 /// # Errors
 /// [`Error::Io`], also for a folder that is a symbolic link.
@@ -17,23 +17,52 @@ pub(super) fn make_folders(splits: &[Split], options: &PrepareOptions) -> Result
     let class = options.out.join(&options.modality);
     let of_split = |split: &Split| ["images", "masks"].map(|what| class.join(format!("{split}_{what}")));
     let mut folders: Vec<PathBuf> = splits.iter().flat_map(of_split).collect();
-    folders.push(options.out.join("annotations"));
+    let annotations = options.out.join("annotations");
+    folders.push(annotations.clone());
     folders.sort();
     folders.dedup();
-    folders.iter().try_for_each(|folder| files::create_below(&options.out, folder).map_err(Error::io(folder, "create")))
+    folders
+        .iter()
+        .try_for_each(|folder| files::create_below(&options.out, folder).map_err(Error::io(folder, "create")))?;
+    files::clear_leftovers(&annotations).map_err(Error::io(&annotations, "clear temporary files in"))
+}
+
+/// Locks the folders of the class and of the annotations until the files are closed: only one preparation at a time adds
+/// to a data root. One of another class is waited for. A file system without locks is not an error.
+///
+/// # Errors
+/// [`Error::Data`] if another process adds to this class; [`Error::Io`].
+pub(super) fn lock(options: &PrepareOptions) -> Result<[File; 2]> {
+    let open = |name: &str| {
+        let path = options.out.join(name);
+        File::open(&path).map_err(Error::io(&path, "open"))
+    };
+    let (class, annotations) = (open(&options.modality)?, open("annotations")?);
+    if let Err(TryLockError::WouldBlock) = class.try_lock() {
+        let reason = "another process is adding files to this class";
+        let hint = "wait until it is done, then run the command again";
+        return Err(Error::data(options.out.join(&options.modality), reason, hint));
+    }
+    let _ = annotations.lock();
+    Ok([class, annotations])
 }
 
 /// Writes a file that does not exist. A symbolic link of this name is not followed. With `reuse`, a file with these
-/// bytes may exist: an earlier preparation was interrupted.
+/// bytes, or the first of them, may exist: an earlier preparation was interrupted.
 ///
 /// # Errors
 /// [`Error::Io`]; [`Error::Data`] for a file that exists with another content.
 pub(super) fn new_file(path: &Path, bytes: &[u8], reuse: bool) -> Result<()> {
     match File::create_new(path).and_then(|mut file| file.write_all(bytes)) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && reuse => {
-            let is_plain = path.symlink_metadata().is_ok_and(|found| found.is_file());
-            if is_plain && fs::read(path).map_err(Error::io(path, "read"))? == bytes {
-                return Ok(());
+            if path.symlink_metadata().is_ok_and(|found| found.is_file()) {
+                let found = fs::read(path).map_err(Error::io(path, "read"))?;
+                if found == bytes {
+                    return Ok(());
+                }
+                if bytes.starts_with(&found) {
+                    return files::write(path, bytes).map_err(Error::io(path, "write"));
+                }
             }
             Err(Error::data(
                 path,

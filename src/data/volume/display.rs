@@ -6,10 +6,11 @@ use serde::{Serialize, Serializer};
 
 use super::voxel_set::VoxelSet;
 
-/// How values become grey, as far as the file says it. Empty for NIfTI.
+/// How values become grey, as far as the file says it. For NIfTI only padding that was found by its value.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Display {
-    /// Voxels outside of the image (PixelPaddingValue). They are black, and not part of percentiles.
+    /// Voxels outside of the image: PixelPaddingValue, and values that are far from all others. They are black, and not
+    /// part of percentiles.
     pub padding: VoxelSet,
     /// How the window of the file is applied.
     pub curve: Curve,

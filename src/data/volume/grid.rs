@@ -2,6 +2,9 @@
 
 use crate::error::{Error, Result};
 
+/// No image of a patient has larger voxels in two directions, in mm.
+const MAX_VOXEL: f64 = 50.0;
+
 /// Affine of 3 rows and 4 columns: voxel index `[i, j, k]` -> position `[right, anterior, superior]` in mm.
 ///
 /// RAS+: the coordinates grow from left to Right, from posterior to Anterior, and from inferior to Superior.
@@ -128,6 +131,19 @@ impl Grid {
     /// Distance in mm between neighbouring voxels along the three voxel axes.
     pub fn spacing(&self) -> [f64; 3] {
         self.affine.spacing()
+    }
+
+    /// A note about voxels that are too large for an image of a patient.
+    pub(crate) fn size_note(&self) -> Option<String> {
+        let [x, y, z] = self.spacing();
+        let num_large = [x, y, z].iter().filter(|mm| **mm > MAX_VOXEL).count();
+        let note = || {
+            format!(
+                "voxels of {x:.1} x {y:.1} x {z:.1} mm are too large for an image of a patient: check the voxel size of the \
+                 header and its unit"
+            )
+        };
+        (num_large > 1).then(note)
     }
 
     /// Volume of one voxel in millilitres.

@@ -15,8 +15,10 @@ use super::format;
 use super::grid::Grid;
 use super::limits::{MAX_FILE, MAX_VOXELS, check_ratio, check_size};
 use super::modality::Modality;
+use super::padding;
 use super::path::{first_bytes, has_extension, is_nifti_name};
 use super::source::Source;
+use super::voxel_set::VoxelSet;
 use super::voxels::{Volume, Voxels};
 use crate::error::{Error, Result};
 use crate::files;
@@ -93,7 +95,9 @@ pub(crate) fn open(path: &Path, selected: Option<u32>, geometry: Option<Geometry
     if let Voxels::F32(values) = &mut voxels {
         check_finite(path, values)?;
     }
-    let (affine, notes) = geometry::affine(path, &file.header, file.size, geometry)?;
+    let (affine, mut notes) = geometry::affine(path, &file.header, file.size, geometry)?;
+    let mut padding = VoxelSet::default();
+    notes.extend(padding::add_undeclared(&voxels, &Modality::Unknown, &mut padding));
     Ok(Volume {
         voxels,
         grid: Grid { size: file.size, affine },
@@ -101,7 +105,7 @@ pub(crate) fn open(path: &Path, selected: Option<u32>, geometry: Option<Geometry
         windows: Vec::new(),
         inverted: false,
         is_8_bit: false,
-        display: Display::default(),
+        display: Display { padding, ..Display::default() },
         frame_of_reference: None,
         notes,
         source: Source::Nifti(Forms::of_header(&file.header)),

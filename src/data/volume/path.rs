@@ -43,6 +43,13 @@ pub(crate) fn selection_name(selected: &str) -> String {
     selected.chars().map(|c| if c.is_alphanumeric() { c } else { '_' }).collect()
 }
 
+/// The first of several names, for messages: `a, b, c and 2 more`.
+pub(crate) fn first_names(names: &[String]) -> String {
+    const MOST: usize = 3;
+    let more = if names.len() > MOST { format!(" and {} more", names.len() - MOST) } else { String::new() };
+    format!("{}{more}", names[..names.len().min(MOST)].join(", "))
+}
+
 /// True for a name that ends with `.nii` or `.nii.gz`.
 pub(crate) fn is_nifti_name(path: &Path) -> bool {
     has_extension(path, "nii")

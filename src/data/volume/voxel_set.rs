@@ -47,10 +47,11 @@ impl VoxelSet {
         self.runs.iter().map(|run| run[0] as usize..run[1] as usize)
     }
 
-    /// The runs of `count` voxels that are not in the set.
-    pub(crate) fn others(&self, count: usize) -> impl Iterator<Item = Range<usize>> + '_ {
-        let ends = std::iter::once(0).chain(self.runs().map(|run| run.end));
-        ends.zip(self.runs().map(|run| run.start).chain([count])).map(|(start, end)| start..end)
+    /// The runs of a range of voxels that are not in the set.
+    pub(crate) fn others(&self, Range { start, end }: Range<usize>) -> impl Iterator<Item = Range<usize>> + '_ {
+        let ends = std::iter::once(start).chain(self.runs().map(move |run| run.end.clamp(start, end)));
+        let starts = self.runs().map(move |run| run.start.clamp(start, end)).chain([end]);
+        ends.zip(starts).map(|(start, end)| start..end)
     }
 }
 
@@ -62,15 +63,18 @@ mod tests {
     fn runs_are_joined_and_found() {
         let mut set = VoxelSet::default();
         assert!(set.is_empty() && !set.contains(0));
-        assert!(set.others(5).eq(std::iter::once(0..5)));
+        assert!(set.others(0..5).eq(std::iter::once(0..5)));
         for index in [0, 1, 4, 5, 6, 9] {
             set.push(index);
         }
         assert_eq!((set.len(), set.runs().collect::<Vec<_>>()), (6, vec![0..2, 4..7, 9..10]));
         let found: Vec<usize> = (0..12).filter(|index| set.contains(*index)).collect();
         assert_eq!(found, [0, 1, 4, 5, 6, 9]);
-        let others: Vec<usize> = set.others(12).flatten().collect();
+        let others: Vec<usize> = set.others(0..12).flatten().collect();
         assert_eq!(others, [2, 3, 7, 8, 10, 11]);
-        assert_eq!(set.others(10).flatten().count(), 4);
+        assert_eq!(set.others(0..10).flatten().count(), 4);
+        for (range, wanted) in [(1..3, vec![2]), (3..8, vec![3, 7]), (4..6, vec![]), (7..12, vec![7, 8, 10, 11])] {
+            assert_eq!(set.others(range).flatten().collect::<Vec<_>>(), wanted);
+        }
     }
 }

@@ -1,9 +1,13 @@
 //! Volumes: voxel values with their grid and what is known about them.
 
+use std::collections::BTreeSet;
+use std::ops::Range;
+
 use super::display::Display;
 use super::grid::Grid;
 use super::modality::Modality;
 use super::source::{Source, Uid};
+use super::voxel_set::VoxelSet;
 
 /// A volume or a single image.
 #[derive(Debug, Clone)]
@@ -76,6 +80,25 @@ impl Voxels {
             Self::Rgb(_) => None,
         }
     }
+
+    /// The grey values of a range of voxels without padding; none for colour.
+    pub(crate) fn values<'a>(&'a self, padding: &'a VoxelSet, range: Range<usize>) -> impl Iterator<Item = f32> + 'a {
+        padding.others(range).flatten().filter_map(|index| self.get(index))
+    }
+}
+
+/// Label maps and drawings have no more distinct values.
+pub(crate) const FEW_VALUES: usize = 16;
+
+/// True for more than `most` distinct values.
+pub(crate) fn has_more_than(most: usize, mut values: impl Iterator<Item = f32>) -> bool {
+    let mut seen = BTreeSet::new();
+    values.any(|value| seen.insert(value.to_bits()) && seen.len() > most)
+}
+
+/// The smallest and the largest value.
+pub(crate) fn extremes(values: impl Iterator<Item = f32>) -> [f32; 2] {
+    values.fold([f32::INFINITY, f32::NEG_INFINITY], |[low, high], value| [low.min(value), high.max(value)])
 }
 
 /// Voxels that are added one by one: i16 while all values are whole numbers that fit, else f32.

@@ -6,9 +6,10 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 use super::display::Curve;
+use super::hounsfield::{LEAST_WATER, Shares};
 use super::modality::Modality;
 use super::voxel_set::VoxelSet;
-use super::voxels::{Volume, Voxels};
+use super::voxels::{FEW_VALUES, Volume, Voxels, extremes, has_more_than};
 use crate::error::{Error, Result};
 
 /// Named windows for CT in Hounsfield units: name, width, level, source.
@@ -63,6 +64,9 @@ pub enum Window {
     },
 }
 
+/// A window that leaves so few grey levels of more values does not fit them.
+const FEW_GREYS: usize = 4;
+
 /// Percentiles for volumes without a better rule.
 const PERCENTILES: Window = Window::Percentiles { low: 0.5, high: 99.5 };
 
@@ -106,6 +110,33 @@ impl Window {
         // a volume with one value
         let high = if high > low { high } else { low + 1.0 };
         Ok(Levels { inverted: volume.inverted, ..Levels::new(low, high) })
+    }
+
+    /// A note about a window by name or in numbers that may not fit the values of a volume: it leaves few grey levels, or it
+    /// is in Hounsfield units and the values are unlike them. For a CT, the notes of the volume say the latter.
+    pub fn mismatch(self, volume: &Volume, levels: &Levels) -> Option<String> {
+        let is_hounsfield = match self {
+            Self::Named(_) => true,
+            Self::Level { .. } | Self::Range { .. } => levels.low <= LEAST_WATER,
+            _ => return None,
+        };
+        let values = || volume.voxels.values(&volume.display.padding, 0..volume.voxels.len());
+        let [low, high] = extremes(values());
+        let grey = |value: f32| f32::from(levels.apply(value));
+        let what = if !has_more_than(FEW_GREYS, values().map(grey)) && has_more_than(FEW_VALUES, values()) {
+            format!("leaves at most {FEW_GREYS} of 256 grey levels of the values ({low:?} to {high:?})")
+        } else if is_hounsfield && volume.modality != Modality::Ct && low < high && !Shares::of(values()).has_light() {
+            format!(
+                "is like one in Hounsfield units, and less than 1 % of the values ({low:?} to {high:?}) are those of air, lung \
+                 and fat (-1100 to -20)"
+            )
+        } else {
+            return None;
+        };
+        Some(format!(
+            "the window `{self}` {what}: if the values are normalised or in another unit, choose percentiles such as \
+             `p0.5-p99.5`, or numbers that fit"
+        ))
     }
 }
 
@@ -173,7 +204,7 @@ impl Levels {
 
 /// Percentiles with linear interpolation, as `numpy.percentile`, without padding.
 fn percentiles(voxels: &Voxels, padding: &VoxelSet, wanted: [f32; 2]) -> [f32; 2] {
-    let used = padding.others(voxels.len());
+    let used = padding.others(0..voxels.len());
     match voxels {
         Voxels::I16(values) => percentiles_i16(used.flat_map(|run| &values[run]), wanted),
         Voxels::F32(values) => {

@@ -3,28 +3,27 @@
 use std::path::Path;
 
 use super::super::display::{Curve, Display};
+use super::super::hounsfield::Shares;
 use super::super::modality::Modality;
+use super::super::padding::add_undeclared;
+use super::super::path::first_names;
 use super::super::source::{Instance, References, Source, Uid};
 use super::super::voxel_set::VoxelSet;
 use super::super::voxels::{Volume, VoxelBuilder, Voxels};
 use super::archive::Container;
-use super::header::{Frame, Header, Photometric};
+use super::header::{Frame, Header, Photometric, RescaleType};
 use super::numbers::DAMAGED;
 use super::object::parse;
 use super::pixels::{self, Pixels};
 use super::series::{Entry, Layout, Slice};
 use crate::error::{Error, Result};
 
-/// Hounsfield units of air, with the noise of a scan. Body images have much more of it than [`AIR_FRAC`].
-const AIR: std::ops::RangeInclusive<f32> = -1100.0..=-500.0;
-const AIR_FRAC: f64 = 0.01;
-
 /// Decodes the slices in their order.
 pub(super) fn assemble(path: &Path, container: &mut Container, entries: &[Entry], layout: Layout) -> Result<Volume> {
     let Layout { slices, grid, mut notes } = layout;
     check_rescale(entries, &slices)?;
     let first = &entries[slices[0].entry].header;
-    let frame = &first.frames[slices[0].frame];
+    let frame = frame_of(entries, &slices[0]);
     let mut builder = Builder::new(first, grid.num_voxels());
     let mut at = 0;
     while at < slices.len() {
@@ -38,15 +37,17 @@ pub(super) fn assemble(path: &Path, container: &mut Container, entries: &[Entry]
         pixels::mark_rgb(&mut object, &header.pixels);
         let pixels = Pixels::new(name, &object, &header.pixels, header.frames.len())?;
         for slice in &slices[at..at + count] {
-            builder.add(&pixels, header, slice.frame)?;
+            builder.add(&pixels, header, slice.frame, &declared_padding(entries, header, slice.frame))?;
         }
         at += count;
     }
+    let num_adopted = builder.num_adopted;
     let (voxels, padding) = builder.finish();
     grid.check(voxels.len()).map_err(|error| Error::data(path, error.to_string(), "export the series again"))?;
+    notes.extend(grid.size_note());
     Ok(Volume {
         is_8_bit: first.pixels.bits_stored <= 8 && frame.slope() == 1.0 && frame.intercept() == 0.0,
-        display: display(first, frame, &voxels, padding, &mut notes),
+        display: display((entries, &slices), &voxels, (padding, num_adopted), &mut notes),
         voxels,
         modality: first.modality.clone(),
         windows: frame.windows.clone(),
@@ -58,10 +59,14 @@ pub(super) fn assemble(path: &Path, container: &mut Container, entries: &[Entry]
     })
 }
 
+fn frame_of<'a>(entries: &'a [Entry], slice: &Slice) -> &'a Frame {
+    &entries[slice.entry].header.frames[slice.frame]
+}
+
 /// Refuses slices without a rescale that other slices have: their values would be of another kind.
 fn check_rescale(entries: &[Entry], slices: &[Slice]) -> Result<()> {
     for (part, name, neutral) in [(0, "RescaleSlope", 1.0), (1, "RescaleIntercept", 0.0)] {
-        let stated = |slice: &Slice| entries[slice.entry].header.frames[slice.frame].rescale[part];
+        let stated = |slice: &Slice| frame_of(entries, slice).rescale[part];
         let Some(example) = slices.iter().find(|slice| stated(slice).is_some_and(|value| value != neutral)) else {
             continue;
         };
@@ -78,16 +83,50 @@ fn check_rescale(entries: &[Entry], slices: &[Slice]) -> Result<()> {
     Ok(())
 }
 
-/// What the header says about showing the values. Adds notes about what is unusual.
-fn display(first: &Header, frame: &Frame, voxels: &Voxels, padding: VoxelSet, notes: &mut Vec<String>) -> Display {
+/// Stored values of padding in a frame: those of its file, and those of files with the same sign and rescale. Ranges that
+/// do not overlap, in ascending order.
+fn declared_padding(entries: &[Entry], header: &Header, frame: usize) -> Vec<[i64; 2]> {
+    let is_like = |other: &&Header| {
+        other.pixels.is_signed == header.pixels.is_signed && other.frames[0].rescale == header.frames[frame].rescale
+    };
+    let others = entries.iter().map(|entry| &entry.header).filter(is_like).filter_map(|other| other.padding);
+    let mut ranges: Vec<[i64; 2]> = others.chain(header.padding).collect();
+    ranges.sort_unstable();
+    ranges.dedup_by(|next, kept| {
+        let is_joined = next[0] <= kept[1];
+        kept[1] = if is_joined { kept[1].max(next[1]) } else { kept[1] };
+        is_joined
+    });
+    ranges
+}
+
+/// What the headers say about showing the values. Adds notes about what is unusual. `num_adopted` voxels of the padding are
+/// padding by the header of another slice.
+fn display(
+    (entries, slices): (&[Entry], &[Slice]),
+    voxels: &Voxels,
+    (mut padding, num_adopted): (VoxelSet, usize),
+    notes: &mut Vec<String>,
+) -> Display {
+    let (first, frame) = (&entries[slices[0].entry].header, frame_of(entries, &slices[0]));
     if !first.pixels.photometric.is_grey() {
         return Display::default();
     }
     if !padding.is_empty() {
         let (count, all) = (padding.len(), voxels.len());
+        let adopted = match num_adopted {
+            0 => String::new(),
+            _ => format!("; the slices of {num_adopted} of them do not declare the value, and other slices do"),
+        };
         notes.push(format!(
-            "{count} of {all} pixels are padding (PixelPaddingValue): they are black, and not part of percentiles"
+            "{count} of {all} pixels are padding (PixelPaddingValue): they are black, and not part of percentiles{adopted}"
         ));
+    }
+    notes.extend(add_undeclared(voxels, &first.modality, &mut padding));
+    if first.has_inverse_shape {
+        let note = "PresentationLUTShape is INVERSE, which contradicts MONOCHROME2: large values are bright, as MONOCHROME2 \
+                    says";
+        notes.push(note.to_owned());
     }
     let curve = match &first.table {
         _ if !frame.windows.is_empty() && frame.is_sigmoid => Curve::Sigmoid,
@@ -102,26 +141,29 @@ fn display(first: &Header, frame: &Frame, voxels: &Voxels, padding: VoxelSet, no
         let kind = if curve == Curve::Sigmoid { "a sigmoid window" } else { "a lookup table (VOI LUT)" };
         notes.push(format!("the file has {kind} for its grey values, which only the window `file` uses"));
     }
-    let not_hounsfield = not_hounsfield(first, frame, voxels, &padding, notes);
+    let not_hounsfield = not_hounsfield((entries, slices), voxels, &padding, notes);
     Display { padding, curve, window_fault: frame.window_fault.clone(), not_hounsfield }
 }
 
-/// Why the values of a CT are not Hounsfield units.
+/// Why the values of a CT are not Hounsfield units. Adds notes about what is missing or unlikely.
 fn not_hounsfield(
-    first: &Header,
-    frame: &Frame,
+    (entries, slices): (&[Entry], &[Slice]),
     voxels: &Voxels,
     padding: &VoxelSet,
     notes: &mut Vec<String>,
 ) -> Option<String> {
-    let missing = match frame.rescale {
-        [Some(_), Some(_)] => None,
-        [None, Some(_)] => Some("RescaleSlope, and 1 is assumed"),
-        [Some(_), None] if first.modality != Modality::Ct => Some("RescaleIntercept, and 0 is assumed"),
-        _ if first.modality != Modality::Ct => None,
+    let is_ct = entries[slices[0].entry].header.modality == Modality::Ct;
+    let missing = match frame_of(entries, &slices[0]).rescale {
+        [slope, Some(_)] => {
+            if is_ct {
+                notes.extend(unlikely_intercept((entries, slices), voxels, padding));
+            }
+            slope.is_none().then_some("RescaleSlope, and 1 is assumed")
+        }
+        [Some(_), None] if !is_ct => Some("RescaleIntercept, and 0 is assumed"),
+        _ if !is_ct => None,
         _ => {
-            let of_air = share(voxels, padding, |value| AIR.contains(&value));
-            if of_air < AIR_FRAC {
+            if !Shares::of_all(voxels, padding).has_air() {
                 let reason = "the CT has no RescaleIntercept, and its values are not like Hounsfield units: less than 1 % \
                               of them are those of air";
                 notes.push(reason.to_owned());
@@ -131,17 +173,48 @@ fn not_hounsfield(
         }
     };
     notes.extend(missing.map(|what| format!("the file has no {what}")));
-    let other =
-        frame.has_other_unit.then(|| "RescaleType says that the values of the CT are not Hounsfield units".to_owned());
+    if !is_ct {
+        return None;
+    }
+    let of_type = |wanted| some_of(entries, slices, |index| frame_of(entries, &slices[index]).rescale_type == wanted);
+    let other = of_type(RescaleType::Other)
+        .map(|of| format!("RescaleType says that the values of the CT are not Hounsfield units{of}"));
+    if let Some(of) = of_type(RescaleType::Unspecified).filter(|of| !of.is_empty()) {
+        notes.push(format!("RescaleType is US (unspecified){of}; their values are used as those of the others"));
+    }
     notes.extend(other.clone());
     other
 }
 
-/// The share of the voxels that are not padding.
-fn share(voxels: &Voxels, padding: &VoxelSet, is_wanted: impl Fn(f32) -> bool) -> f64 {
-    let used = padding.others(voxels.len()).flatten();
-    let count = used.filter(|index| voxels.get(*index).is_some_and(&is_wanted)).count();
-    count as f64 / (voxels.len() - padding.len()).max(1) as f64
+/// A note if the stated intercept of a CT, or that of some of its slices, leaves values that are not like Hounsfield units.
+fn unlikely_intercept((entries, slices): (&[Entry], &[Slice]), voxels: &Voxels, padding: &VoxelSet) -> Option<String> {
+    let why = "less than 1 % of them are those of air, lung and fat (-1100 to -20), and at least 10 % are above 700; check \
+               RescaleIntercept and RescaleSlope";
+    let intercept = frame_of(entries, &slices[0]).intercept();
+    if slices.iter().all(|slice| frame_of(entries, slice).intercept() == intercept) {
+        let what =
+            format!("the CT has RescaleIntercept {intercept}, but its values are not like Hounsfield units: {why}");
+        return Shares::of_all(voxels, padding).are_shifted().then_some(what);
+    }
+    let size = voxels.len() / slices.len();
+    let of = some_of(entries, slices, |index| {
+        Shares::of(voxels.values(padding, index * size..(index + 1) * size)).are_shifted()
+    })?;
+    Some(format!(
+        "RescaleIntercept differs between the slices of the CT, and values are not like Hounsfield units{of}: {why}"
+    ))
+}
+
+/// The slices for which something holds, for a message: ` in 1 of 6 slices (2.dcm)`, or nothing for all of them.
+fn some_of(entries: &[Entry], slices: &[Slice], holds: impl Fn(usize) -> bool) -> Option<String> {
+    let name = |slice: &Slice| entries[slice.entry].of_frame(slice.frame, &entries[slice.entry].short);
+    let names: Vec<String> =
+        (0..slices.len()).filter(|index| holds(*index)).map(|index| name(&slices[index])).collect();
+    match names.len() {
+        0 => None,
+        count if count == slices.len() => Some(String::new()),
+        count => Some(format!(" in {count} of {} slices ({})", slices.len(), first_names(&names))),
+    }
 }
 
 /// Voxels of slices that are added one by one.
@@ -150,6 +223,8 @@ struct Builder {
     /// Number of grey values so far.
     count: usize,
     padding: VoxelSet,
+    /// Number of voxels that are padding by the header of another slice.
+    num_adopted: usize,
 }
 
 enum Values {
@@ -162,16 +237,19 @@ impl Builder {
         let is_grey = header.pixels.photometric.is_grey();
         let values =
             if is_grey { Values::Grey(VoxelBuilder::with_capacity(count)) } else { Values::Colour(Vec::new()) };
-        Self { values, count: 0, padding: VoxelSet::default() }
+        Self { values, count: 0, padding: VoxelSet::default(), num_adopted: 0 }
     }
 
-    fn add(&mut self, pixels: &Pixels, header: &Header, frame: usize) -> Result<()> {
+    fn add(&mut self, pixels: &Pixels, header: &Header, frame: usize, padding: &[[i64; 2]]) -> Result<()> {
         match &mut self.values {
             Values::Grey(voxels) => {
                 let (slope, intercept) = (header.frames[frame].slope(), header.frames[frame].intercept());
                 for value in pixels.grey(frame)? {
-                    if header.padding.is_some_and(|[first, last]| (first..=last).contains(&value)) {
+                    let before = padding.partition_point(|range| range[0] <= value);
+                    if before > 0 && value <= padding[before - 1][1] {
                         self.padding.push(self.count);
+                        let is_own = header.padding.is_some_and(|[first, last]| (first..=last).contains(&value));
+                        self.num_adopted += usize::from(!is_own);
                     }
                     self.count += 1;
                     // at most 32 bits

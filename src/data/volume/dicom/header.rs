@@ -41,6 +41,8 @@ pub(super) struct Header {
     pub description: String,
     /// Names and values of what tells images at one position apart.
     pub distinct: Vec<(&'static str, f64)>,
+    /// True if PresentationLUTShape contradicts that large values are bright.
+    pub has_inverse_shape: bool,
     /// True if lines or text are stored apart from the pixels.
     pub has_overlay: bool,
 }
@@ -81,6 +83,15 @@ impl Photometric {
     }
 }
 
+/// What RescaleType says of the values of a CT.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RescaleType {
+    /// Hounsfield units, also without the attribute.
+    Hounsfield,
+    Unspecified,
+    Other,
+}
+
 /// What is known of one frame.
 #[derive(Debug, Clone)]
 pub(super) struct Frame {
@@ -94,8 +105,7 @@ pub(super) struct Frame {
     pub thickness: Result<Option<f64>, String>,
     /// Slope and intercept, as far as they are stated.
     pub rescale: [Option<f64>; 2],
-    /// True if RescaleType says that a CT has no Hounsfield units.
-    pub has_other_unit: bool,
+    pub rescale_type: RescaleType,
     /// Width and level.
     pub windows: Vec<[f32; 2]>,
     /// Why the windows cannot be used.
@@ -146,6 +156,7 @@ impl Header {
             });
             None
         });
+        let photometric = pixels.photometric;
         let distinct = DISTINCT.iter().filter_map(|tag| Some((name(*tag), number(path, object, *tag).ok()??)));
         Ok(Some(Self {
             padding: padding(path, object, &pixels)?,
@@ -163,6 +174,8 @@ impl Header {
             frame_of_reference: text(object, tags::FRAME_OF_REFERENCE_UID),
             pixels,
             frames,
+            has_inverse_shape: photometric == Photometric::Monochrome2
+                && text(object, tags::PRESENTATION_LUT_SHAPE).as_deref() == Some("INVERSE"),
             has_overlay: object.iter().any(|element| element.tag().group() & 0xffe0 == 0x6000),
         }))
     }
@@ -308,7 +321,11 @@ impl<'a> Groups<'a> {
             spacing: spacing.map(|[between_rows, between_columns]| [between_columns, between_rows]),
             thickness,
             rescale,
-            has_other_unit: is_ct && unit.is_some_and(|unit| !matches!(unit.as_str(), "HU" | "HU_MOD" | "US")),
+            rescale_type: match unit.as_deref() {
+                None | Some("HU" | "HU_MOD") => RescaleType::Hounsfield,
+                Some("US") => RescaleType::Unspecified,
+                Some(_) => RescaleType::Other,
+            },
             windows,
             window_fault,
             is_sigmoid: function.as_deref() == Some("SIGMOID"),
@@ -422,7 +439,8 @@ fn padding_value(value: i64, bits: u16, is_signed: bool) -> i64 {
 }
 
 /// Attributes that tell images at one position apart.
-const DISTINCT: [Tag; 7] = [
+const DISTINCT: [Tag; 8] = [
+    tags::SERIES_NUMBER,
     tags::ECHO_TIME,
     tags::ECHO_NUMBERS,
     tags::DIFFUSION_B_VALUE,

@@ -30,7 +30,7 @@ pub(crate) use archive::is_zip;
 pub(crate) use structure::is_dicom;
 
 use super::limits::MAX_FILE;
-use super::path::{first_bytes, has_extension, number_of};
+use super::path::{first_bytes, first_names, has_extension, number_of};
 use super::source::Uid;
 use super::voxels::Volume;
 use crate::error::{Error, Result};
@@ -47,28 +47,26 @@ use series::Entry;
 pub(crate) fn open(path: &Path, selected: Option<&str>) -> Result<Volume> {
     let mut container = Container::open(path)?;
     let is_group = container.is_group();
-    let mut num_others = 0;
+    let mut others = Vec::new();
     let mut entries = Vec::new();
     for index in 0..container.len() {
         let (name, bytes) = container.read(index)?;
         if !is_dicom(&bytes) && is_group {
             check_name(&name)?;
-            num_others += 1;
+            others.push(short_name(path, &name));
             continue;
         }
         let (object, encoding) = parse(&name, &bytes, true)?;
         match Header::read(&name, &object)? {
             Some(header) => entries.push(Entry { index, short: short_name(path, &name), name, header, encoding }),
-            None => num_others += 1,
+            None => others.push(short_name(path, &name)),
         }
     }
     if entries.is_empty() {
         let mut reason =
             if is_group { "it has no DICOM images" } else { "it is a DICOM file without an image" }.to_owned();
-        if is_group && num_others > 0 {
-            let (first, _) = container.read(0)?;
-            let name = first.file_name().unwrap_or_default().to_string_lossy();
-            reason = format!("{reason} among its files ({num_others}, the first is `{name}`)");
+        if let Some(first) = others.first().filter(|_| is_group) {
+            reason = format!("{reason} among its files ({}, the first is `{first}`)", others.len());
         }
         let hint = "give an image, a folder or zip with the images of one series, or a NIfTI file itself";
         return Err(Error::data(path, reason, hint));
@@ -81,8 +79,9 @@ pub(crate) fn open(path: &Path, selected: Option<&str>) -> Result<Volume> {
     let frame = if is_group { None } else { number_of(path, selected)? };
     let mut layout = series::arrange(path, &entries, frame)?;
     layout.notes.splice(0..0, notes);
-    if num_others > 0 {
-        layout.notes.push(format!("{num_others} files that are not images of this kind were skipped"));
+    if !others.is_empty() {
+        let (count, names) = (others.len(), first_names(&others));
+        layout.notes.push(format!("{count} files that are not images of this kind were skipped: {names}"));
     }
     let mut encodings: BTreeMap<&str, usize> = BTreeMap::new();
     for note in entries.iter().filter_map(|entry| entry.encoding) {

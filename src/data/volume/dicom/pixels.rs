@@ -1,5 +1,7 @@
 //! Pixels of DICOM images as numbers or colours.
 
+mod lossless_jpeg;
+
 use std::borrow::Cow;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -53,15 +55,18 @@ fn name_components(jpeg: &mut [u8]) {
                     *selector = b"RGB"[index];
                 }
             }
-            // the data of the scan end at the next marker
-            let data = jpeg.get(next..).unwrap_or_default().windows(2);
-            let is_marker = |pair: &[u8]| pair[0] == 0xff && !matches!(pair[1], 0 | 0xff | 0xd0..=0xd7);
-            let Some(length) = data.into_iter().position(is_marker) else { return };
+            let data = jpeg.get(next..).unwrap_or_default();
+            let Some(length) = data.windows(2).position(ends_scan) else { return };
             at = next + length;
         } else {
             at = next;
         }
     }
+}
+
+/// True for a marker that ends the data of a scan.
+fn ends_scan(pair: &[u8]) -> bool {
+    pair[0] == 0xff && !matches!(pair[1], 0 | 0xff | 0xd0..=0xd7)
 }
 
 /// True for the markers SOF0 to SOF15 of JPEG, and SOF55 of JPEG-LS.
@@ -138,9 +143,7 @@ impl<'a> Pixels<'a> {
     fn bytes(&self, frame: usize, count: usize) -> Result<Cow<'_, [u8]>> {
         let size = count * usize::from(self.format.bits_allocated / 8);
         let Some(native) = &self.native else {
-            if syntax::is_lossy_jpeg(&self.format.syntax) && self.format.bits_allocated == 8 {
-                self.check_jpeg(frame)?;
-            }
+            self.check_jpeg(frame)?;
             let index = u32::try_from(frame).unwrap_or(u32::MAX);
             // decoders may panic for damaged data
             let decoded = catch_unwind(AssertUnwindSafe(|| self.object.decode_pixel_data_frame(index)));
@@ -165,7 +168,7 @@ impl<'a> Pixels<'a> {
         Ok(if is_422 { Cow::Owned(from_422(bytes)) } else { Cow::Borrowed(bytes) })
     }
 
-    /// Refuses a JPEG image with missing data, which the decoder fills with grey.
+    /// Refuses a JPEG image with missing data, which the decoder fills without an error.
     fn check_jpeg(&self, frame: usize) -> Result<()> {
         let fragments = self.object.get(tags::PIXEL_DATA).and_then(|element| element.fragments()).unwrap_or_default();
         let is_start = |fragment: &[u8]| fragment.starts_with(&[0xff, 0xd8]);
@@ -173,7 +176,18 @@ impl<'a> Pixels<'a> {
         // a frame that is not found is refused by its decoder
         let Some(start) = starts.get(frame) else { return Ok(()) };
         let end = starts.get(frame + 1).copied().unwrap_or(fragments.len());
-        decode::check_jpeg(&fragments[*start..end].concat()).map_err(|reason| {
+        let jpeg = fragments[*start..end].concat();
+        let allocated = self.format.bits_allocated;
+        // the header of the image, because transfer syntaxes may be wrong
+        let checked = match jpeg_frame(&jpeg) {
+            Some((0xc0..=0xcf, bits, _)) if u16::from(bits).next_multiple_of(8) != allocated => {
+                Err(format!("the JPEG samples have {bits} bits, and BitsAllocated is {allocated}"))
+            }
+            _ if lossless_jpeg::is_incomplete(&jpeg) => Err("the JPEG data end before the last pixel".to_owned()),
+            Some((0xc0..=0xc2, 8, _)) => decode::check_jpeg(&jpeg),
+            _ => Ok(()),
+        };
+        checked.map_err(|reason| {
             damaged(self.path, format!("the pixels of frame {} cannot be decoded: {reason}", frame + 1))
         })
     }
@@ -263,7 +277,11 @@ fn check_fragment(path: &Path, fragment: &[u8], format: &PixelFormat) -> Result<
 
 /// Fails if a JPEG or JPEG 2000 image has another size than the header: the decoder would allocate that size.
 fn check_size(path: &Path, fragment: &[u8], size: [usize; 2]) -> Result<()> {
-    let found = if fragment.starts_with(&[0xff, 0xd8]) { jpeg_size(fragment) } else { jpeg_2000_size(fragment) };
+    let found = if fragment.starts_with(&[0xff, 0xd8]) {
+        jpeg_frame(fragment).map(|(.., size)| size)
+    } else {
+        jpeg_2000_size(fragment)
+    };
     match found {
         Some(found) if found != size => {
             let ([a, b], [width, height]) = (found, size);
@@ -278,8 +296,8 @@ fn big_endian(bytes: &[u8]) -> usize {
     bytes.iter().fold(0, |value, byte| value << 8 | usize::from(*byte))
 }
 
-/// Width and height of a JPEG image, from its frame header.
-fn jpeg_size(bytes: &[u8]) -> Option<[usize; 2]> {
+/// The frame header of a JPEG image: its marker, bits of a sample, and width and height.
+fn jpeg_frame(bytes: &[u8]) -> Option<(u8, u8, [usize; 2])> {
     let mut at = 2;
     loop {
         let marker = bytes.get(at..at + 4)?;
@@ -291,8 +309,8 @@ fn jpeg_size(bytes: &[u8]) -> Option<[usize; 2]> {
             continue;
         }
         if is_frame_header(marker[1]) {
-            let size = bytes.get(at + 5..at + 9)?;
-            return Some([big_endian(&size[2..]), big_endian(&size[..2])]);
+            let frame = bytes.get(at + 4..at + 9)?;
+            return Some((marker[1], frame[0], [big_endian(&frame[3..]), big_endian(&frame[1..3])]));
         }
         at += 2 + big_endian(&marker[2..]);
     }
@@ -365,8 +383,8 @@ mod tests {
     #[test]
     fn sizes_of_compressed_images_are_read() {
         let jpeg = [0xff, 0xd8, 0xff, 0xe0, 0, 4, 1, 2, 0xff, 0xff, 0xc3, 0, 11, 16, 1, 0, 2, 3, 1];
-        assert_eq!(jpeg_size(&jpeg), Some([0x203, 0x100]));
-        assert_eq!(jpeg_size(&jpeg[..12]), None);
+        assert_eq!(jpeg_frame(&jpeg), Some((0xc3, 16, [0x203, 0x100])));
+        assert_eq!(jpeg_frame(&jpeg[..12]), None);
         let mut stream = vec![0, 0, 0xff, 0x4f, 0xff, 0x51, 0, 41, 0, 0];
         for value in [300_u32, 200, 10, 20] {
             stream.extend(value.to_be_bytes());

@@ -131,9 +131,13 @@ pub(super) fn check(bytes: &[u8]) -> Result<Checked<'_>, Damage> {
         Some(IMPLICIT | BIG_ENDIAN) if !syntax::is_native(stated) && syntax::check(stated).is_ok() => {
             return Err(Damage::OtherSyntax);
         }
+        _ if !meta.has_group_length(start, dataset) => (
+            stated,
+            Some("the DICOM file meta has no length (0002,0000), or a wrong one; its elements were read one by one"),
+        ),
         _ => (stated, None),
     };
-    // the parser needs a magic number and the right syntax
+    // the parser needs a magic number, the length of the file meta and the right syntax
     let is_bare = start == 0 || note.is_some();
     let from = if is_bare { dataset } else { 0 };
     let walker = |is_implicit, is_big| Walker { bytes, is_implicit, is_big };
@@ -212,6 +216,14 @@ impl Walker<'_> {
             at = end;
         }
         Ok((at, syntax))
+    }
+
+    /// True for a file meta that begins with its length, up to the start of the data set.
+    fn has_group_length(&self, start: usize, dataset: usize) -> bool {
+        let is_length = |element: &Element| element.tag == (META, 0) && element.length == 4;
+        let first = self.element(start).ok().filter(is_length);
+        first
+            .is_some_and(|first| self.u32(first.value).is_ok_and(|length| first.value + 4 + length as usize == dataset))
     }
 
     fn element(&self, at: usize) -> Result<Element, Damage> {
@@ -342,9 +354,12 @@ mod tests {
     fn file(syntax: &str, dataset: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; 128];
         bytes.extend(b"DICM");
+        let length = u16::try_from(syntax.len()).unwrap();
+        bytes.extend([2, 0, 0, 0, b'U', b'L', 4, 0]);
+        bytes.extend((8 + u32::from(length)).to_le_bytes());
         bytes.extend([2, 0, 0x10, 0]);
         bytes.extend(b"UI");
-        bytes.extend(u16::try_from(syntax.len()).unwrap().to_le_bytes());
+        bytes.extend(length.to_le_bytes());
         bytes.extend(syntax.as_bytes());
         bytes.extend(dataset);
         bytes

@@ -156,6 +156,7 @@ pub(super) fn affine(
         let hint = "correct it, for example with nibabel: `image.set_sform(affine)`";
         return Err(Error::data(path, reason, hint));
     }
+    notes.extend(Grid { size, affine }.size_note());
     Ok((affine, notes))
 }
 

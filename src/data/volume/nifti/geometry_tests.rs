@@ -87,3 +87,54 @@ fn places_that_differ_are_noted_and_can_be_chosen() {
         assert!(volume.notes.len() == 1 && volume.notes[0].contains(note), "{:?}", volume.notes);
     }
 }
+
+#[test]
+fn label_maps_and_pairs_with_two_sizes_are_refused() {
+    let folder = Folder::new();
+    let whole = bytes([1.0; 3], [0.7, 0.7, 3.0], [0, 1]);
+    let mut header = whole[..352].to_vec();
+    put(&mut header, 344, b"ni1\0");
+    put_floats(&mut header, 108, &[0.0]);
+    let label_map = labels::open(&folder.write("labels.nii", &whole)).expect_err("two sizes");
+    let pair = [folder.write("pair.hdr", &header), folder.write("pair.img", &[1; 24])];
+    let [by_header, by_image] = pair.map(|path| open_with(&path, None).expect_err("two sizes"));
+    for error in [label_map, by_header, by_image] {
+        let sizes = "1.0000 x 1.0000 x 1.0000 mm by its sform, 0.7000 x 0.7000 x 3.0000 mm by its `pixdim`";
+        assert!(error.to_string().contains(sizes), "{error}");
+    }
+}
+
+#[test]
+fn sizes_are_compared_in_the_unit_of_the_header() {
+    for (unit, factor) in [(1, 0.001), (2, 1.0), (3, 1000.0)] {
+        let with_pixdim = |z: f32| {
+            let [sform, pixdim] = [[1.0, 2.0, 3.0], [1.0, 2.0, z]].map(|sizes| sizes.map(|mm| mm * factor));
+            let mut file = bytes(sform, pixdim, [1, 1]);
+            file[123] = unit;
+            file
+        };
+        let spacing = opened(&with_pixdim(3.0), None).expect("one size").grid.spacing();
+        assert!(spacing.iter().zip([1.0, 2.0, 3.0]).all(|(a, b)| (a - b).abs() < 1e-5), "{unit}: {spacing:?}");
+        let error = opened(&with_pixdim(5.0), None).expect_err("two sizes").to_string();
+        let sizes = "1.0000 x 2.0000 x 3.0000 mm by its sform, 1.0000 x 2.0000 x 5.0000 mm by its qform";
+        assert!(error.contains(sizes), "{unit}: {error}");
+    }
+}
+
+#[test]
+fn voxels_that_are_too_large_for_a_patient_have_a_note() {
+    for (sizes, unit, in_mm) in [
+        ([0.7, 0.7, 3.0], 1, Some("700.0 x 700.0 x 3000.0 mm")),
+        ([700.0, 700.0, 3.0], 2, Some("700.0 x 700.0 x 3.0 mm")),
+        ([0.7, 0.7, 60.0], 2, None),
+        ([10.0; 3], 2, None),
+        ([0.0007, 0.0007, 0.003], 1, None),
+    ] {
+        let mut file = bytes(sizes, sizes, [0, 1]);
+        file[123] = unit;
+        let notes = opened(&file, None).expect("a volume").notes;
+        let note = notes.iter().find(|note| note.contains("too large for an image of a patient"));
+        assert_eq!(note.is_some(), in_mm.is_some(), "{notes:?}");
+        assert!(note.zip(in_mm).is_none_or(|(note, in_mm)| note.contains(in_mm)), "{notes:?}");
+    }
+}

@@ -4,7 +4,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 
 use super::*;
-use crate::data::volume::{Segment, labels, write};
+use crate::data::volume::{Axis, Segment, Window, labels, write};
 
 /// Number of voxels of the files that are made here.
 const COUNT: usize = 24;
@@ -248,4 +248,116 @@ fn other_formats_are_named_also_inside_gzip() {
             assert!(text.contains(part) && text.contains("convert it to NIfTI (`.nii.gz`)"), "{name}: {text}");
         }
     }
+}
+
+#[test]
+fn labels_of_every_type_and_scaled_masks_of_255_are_read() {
+    let folder = Folder::new();
+    let scaled = |slope: f32| move |bytes: &mut [u8]| put_floats(bytes, 112, &[slope, 0.0]);
+    for (name, datatype, pair, slope) in [
+        ("u8.nii", 2, vec![0, 255], 1.0 / 255.0),
+        ("i16.nii", 4, [0_i16, 255].map(i16::to_le_bytes).concat(), 1.0 / 255.0),
+        ("u16.nii", 512, [0_u16, 1000].map(u16::to_le_bytes).concat(), 0.001),
+        ("f64.nii", 64, [0.0_f64, 0.999_999_9].map(f64::to_le_bytes).concat(), 1.0),
+        ("i32.nii", 8, [0_i32, 1].map(i32::to_le_bytes).concat(), 1.0),
+    ] {
+        let path = folder.write(name, &file(datatype, &pair.repeat(COUNT / 2), scaled(slope)));
+        let map = labels::open(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert_eq!(map.values, [0, 1].repeat(COUNT / 2), "{name}");
+        assert_eq!(map.notes.len(), usize::from(name != "i32.nii"), "{name}: {:?}", map.notes);
+    }
+}
+
+#[test]
+fn masks_of_pairs_and_of_one_volume_of_several_have_both_affines() {
+    let folder = Folder::new();
+    let both = |bytes: &mut [u8]| {
+        bytes[123] = 2;
+        put(bytes, 252, &1_i16.to_le_bytes());
+        put_floats(bytes, 256, &[0.0, 0.0, 0.1, 16.6, 6.0, 7.0]);
+    };
+    let four = file(2, &[counted(), counted()].concat(), |bytes| {
+        both(bytes);
+        put(bytes, 40, &4_i16.to_le_bytes());
+        put(bytes, 48, &2_i16.to_le_bytes());
+    });
+    let pair = file(2, &[], |bytes| {
+        both(bytes);
+        put(bytes, 344, b"ni1\0");
+        put_floats(bytes, 108, &[0.0]);
+    });
+    folder.write("pair.img", &counted());
+    let second = PathBuf::from(format!("{}#1", folder.write("four.nii", &four).display()));
+    let mask = [0, 1].repeat(COUNT / 2);
+    for (path, bytes) in [(second, &four), (folder.write("pair.hdr", &pair), &pair)] {
+        let volume = super::super::open(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let out = folder.0.path().join("mask.nii");
+        write::segments(&out, &[Segment { name: "a", mask: &mask }], &volume).expect("written");
+        let written = std::fs::read(&out).expect("read");
+        assert_eq!(forms(&written), forms(bytes), "{}", path.display());
+        assert_eq!(written[40..50], [3, 0, 4, 0, 3, 0, 2, 0, 1, 0], "{}: three dimensions", path.display());
+    }
+}
+
+/// A volume of these values as 32-bit floating-point numbers.
+fn of_values(value: impl Fn(u8) -> f32) -> Volume {
+    let voxels: Vec<u8> = counted().into_iter().flat_map(|at| value(at).to_le_bytes()).collect();
+    open(&Folder::new().write("a.nii", &file(16, &voxels, |_| ())), None, None).expect("a volume")
+}
+
+#[test]
+fn windows_that_do_not_fit_the_values_have_a_note() {
+    let stored = of_values(|at| if at < 8 { 20.0 + 3.0 * f32::from(at) } else { 1040.0 + f32::from(at) });
+    let normalised = of_values(|at| f32::from(at) / 23.0);
+    let bytes = of_values(|at| 11.0 * f32::from(at));
+    let scores = of_values(|at| f32::from(at) / 4.0 - 3.0);
+    let hounsfield = of_values(|at| if at < 8 { f32::from(at) - 1000.0 } else { 40.0 + f32::from(at) });
+    let few = "leaves at most 4 of 256 grey levels of the values (0.0 to 1.0): if the values are normalised";
+    let unlike = |values: &str| {
+        format!(
+            "is like one in Hounsfield units, and less than 1 % of the values ({values}) are those of air, lung and fat"
+        )
+    };
+    for (volume, window, wanted) in [
+        (&stored, "soft-tissue", Some(unlike("20.0 to 1063.0"))),
+        (&stored, "-300..300", Some(unlike("20.0 to 1063.0"))),
+        (&stored, "brain", Some(unlike("20.0 to 1063.0"))),
+        (&stored, "0..1100", None),
+        (&stored, "p0-p100", None),
+        (&stored, "auto", None),
+        (&normalised, "soft-tissue", Some(few.to_owned())),
+        (&normalised, "0..100", Some(few.to_owned())),
+        (&normalised, "0..1", None),
+        (&bytes, "350/50", Some(unlike("0.0 to 253.0"))),
+        (&bytes, "0..255", None),
+        (&scores, "soft-tissue", Some(unlike("-3.0 to 2.75"))),
+        (&scores, "-3..3", None),
+        (&hounsfield, "soft-tissue", None),
+        (&hounsfield, "-300..300", None),
+    ] {
+        let chosen: Window = window.parse().expect("a window");
+        let levels = chosen.levels(volume).expect("levels");
+        let note = chosen.mismatch(volume, &levels);
+        let start = wanted.map(|what| format!("the window `{window}` {what}"));
+        assert_eq!(note.is_some(), start.is_some(), "{window}: {note:?}");
+        let fits =
+            note.iter().zip(&start).all(|(note, start)| note.starts_with(start) && note.contains("`p0.5-p99.5`"));
+        assert!(fits, "{note:?}, not {start:?}");
+    }
+}
+
+#[test]
+fn a_far_value_of_many_voxels_is_not_part_of_percentiles() {
+    for value in [f32::MIN, -32768.0, 32767.0] {
+        let volume = of_values(|at| if at < 4 { value } else { 300.0 + f32::from(at) });
+        let part = format!("4 of 24 voxels have the value {value:?}, far from all others (304.0 to 323.0)");
+        assert!(volume.notes.iter().any(|note| note.starts_with(&part)), "{:?}", volume.notes);
+        let levels = "p0-p100".parse::<Window>().expect("a window").levels(&volume).expect("levels");
+        assert_eq!([levels.low, levels.high], [304.0, 323.0]);
+        let plane = volume.plane(Axis::Axial);
+        let image = volume.slice(&plane, 0, &levels).expect("a slice");
+        // four voxels are padding, and one has the smallest value
+        assert_eq!(image.pixels().filter(|pixel| pixel.0 == [0]).count(), 5, "{value}");
+    }
+    assert_eq!(of_values(|at| if at < 4 { 285.0 } else { 300.0 + f32::from(at) }).notes, [""; 0]);
 }

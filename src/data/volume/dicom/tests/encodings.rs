@@ -179,22 +179,111 @@ fn codes_of_a_header_are_cleaned() {
 /// The data of a scan end early, and the end marker follows.
 #[test]
 fn jpeg_with_missing_data_is_refused() {
-    for name in ["jpeg_baseline.dcm", "jpeg_colour.dcm", "jpeg_rgb.dcm"] {
-        let bytes = fs::read(fixture(name)).expect("a fixture");
+    let files = ["jpeg_baseline.dcm", "jpeg_colour.dcm", "jpeg_rgb.dcm", "jpeg_lossless.dcm"].map(|name| (name, None));
+    // the other transfer syntaxes of lossless JPEG data
+    let others = ["57", "51"].map(|last| ("jpeg_lossless.dcm", Some(last)));
+    for (name, syntax) in files.into_iter().chain(others) {
+        let mut bytes = fs::read(fixture(name)).expect("a fixture");
+        if let Some(last) = syntax {
+            let uid = b"1.2.840.10008.1.2.4.70";
+            let at = bytes.windows(uid.len()).position(|found| found == uid).expect("the transfer syntax") + uid.len();
+            bytes[at - 2..at].copy_from_slice(last.as_bytes());
+        }
         let scan = bytes.windows(2).rposition(|pair| pair == [0xff, 0xda]).expect("a scan");
         let end = bytes.windows(2).rposition(|pair| pair == [0xff, 0xd9]).expect("an end");
-        for (share, is_whole) in [(2, false), (50, false), (90, false), (100, true)] {
+        for (share, is_whole) in [(2, false), (50, false), (80, false), (90, false), (100, true)] {
             // zeros after the end marker keep the length of the fragment
             let kept = scan + 14 + (end - scan - 14) * share / 100;
             let mut cut = bytes.clone();
             cut[kept..end + 2].fill(0);
             cut[kept..kept + 2].copy_from_slice(&[0xff, 0xd9]);
             let (_folder, path) = saved(&cut, "a.dcm");
-            assert_eq!(open(&path).is_ok(), is_whole, "{name}, {share} %");
+            assert_eq!(open(&path).is_ok(), is_whole, "{name} {syntax:?}, {share} %");
             if !is_whole {
                 let found = refused(&path);
                 assert!(found.contains("a.dcm") && found.contains("pixels of frame 1 cannot be decoded"), "{found}");
             }
         }
     }
+}
+
+/// A decoder would take pairs of bytes for one number, and leave half of the image empty.
+#[test]
+fn jpeg_samples_of_another_size_than_the_header_says_are_refused() {
+    let mut bytes = fs::read(fixture("jpeg_baseline.dcm")).expect("a fixture");
+    let allocated = b"\x28\0\0\x01US\x02\0";
+    let at = bytes.windows(allocated.len()).position(|found| found == allocated).expect("BitsAllocated");
+    bytes[at + allocated.len()] = 16;
+    let (_folder, path) = saved(&bytes, "a.dcm");
+    let found = refused(&path);
+    assert!(found.contains("the JPEG samples have 8 bits, and BitsAllocated is 16"), "{found}");
+}
+
+#[test]
+fn a_series_may_have_files_with_and_without_file_meta() {
+    let folder = folder((0..3).map(slice).collect());
+    let wanted = open(folder.path()).expect("a volume");
+    assert_eq!(wanted.notes, [""; 0]);
+    let path = folder.path().join("1.dcm");
+    let bytes = fs::read(&path).expect("a file");
+    let length = u32::from_le_bytes(bytes[140..144].try_into().expect("the length of the file meta"));
+    fs::write(&path, &bytes[144 + length as usize..]).expect("written");
+    let found = open(folder.path()).expect("a volume");
+    assert_eq!((&found.voxels, &found.grid), (&wanted.voxels, &wanted.grid));
+    assert!(has_note(&found, &format!("1 of 3 files: {MISSING}")), "{:?}", found.notes);
+}
+
+#[test]
+fn numbers_in_every_form_of_dicom_are_read() {
+    for spacing in ["5E-1\\5e-1", " 0.50 \\ 0.5", "+0.5\\.5"] {
+        let folder = changed(|_, object| set(object, tags::PIXEL_SPACING, spacing));
+        let volume = open(folder.path()).unwrap_or_else(|error| panic!("{spacing}: {error}"));
+        assert_eq!(volume.grid.spacing(), [0.5, 0.5, 1.0], "{spacing}");
+    }
+}
+
+#[test]
+fn file_meta_without_a_right_length_are_read() {
+    let note = "the DICOM file meta has no length (0002,0000), or a wrong one";
+    for name in
+        ["explicit_le.dcm", "implicit_le.dcm", "explicit_be.dcm", "deflated.dcm", "rle.dcm", "jpeg_lossless.dcm"]
+    {
+        let bytes = fs::read(fixture(name)).expect("a fixture");
+        let wanted = open(&fixture(name)).expect("a fixture");
+        assert!(!has_note(&wanted, note), "{name}");
+        // the element of 12 bytes is the first one
+        let missing = [&bytes[..132], &bytes[144..]].concat();
+        let mut wrong = bytes.clone();
+        wrong[140..144].copy_from_slice(&7_u32.to_le_bytes());
+        for bytes in [missing, wrong] {
+            let (_folder, path) = saved(&bytes, "a.dcm");
+            let found = open(&path).unwrap_or_else(|error| panic!("{name}: {error}"));
+            assert_eq!((&found.voxels, &found.grid), (&wanted.voxels, &wanted.grid), "{name}");
+            assert!(has_note(&found, note), "{name}: {:?}", found.notes);
+        }
+    }
+}
+
+#[test]
+fn skipped_files_are_named() {
+    let folder = folder((0..3).map(slice).collect());
+    let skipped = |names: &[&str]| {
+        for name in names {
+            fs::write(folder.path().join(name), "no image").expect("written");
+        }
+        open(folder.path()).expect("a volume").notes.join("; ")
+    };
+    let what = "files that are not images of this kind were skipped";
+    assert_eq!(skipped(&["IM0003"]), format!("1 {what}: IM0003"));
+    assert_eq!(skipped(&["IM0004", "README"]), format!("3 {what}: IM0003, IM0004, README"));
+    assert_eq!(skipped(&["a", "b"]), format!("5 {what}: IM0003, IM0004, README and 2 more"));
+}
+
+#[test]
+fn pixels_that_are_too_large_for_a_patient_have_a_note() {
+    let folder = changed(|_, object| set(object, tags::PIXEL_SPACING, "700\\700"));
+    let notes = open(folder.path()).expect("a volume").notes;
+    let note = "voxels of 700.0 x 700.0 x 1.0 mm are too large for an image of a patient: check the voxel size of the header \
+                and its unit";
+    assert_eq!(notes, [note]);
 }

@@ -194,3 +194,104 @@ fn slices_of_one_grey_level_are_named() {
     }
     assert_eq!(notes("-300..300"), [""; 0]);
 }
+
+#[test]
+fn each_named_segment_gets_all_of_its_pixels() {
+    let data = Data::new(&[("P1", scan())]);
+    fs::remove_file(data.path("labels/P1.nii.gz")).expect("removed");
+    // the tumour and the vessel lie in the liver, and in each other
+    write_seg(&data.path("labels/P1.dcm"), &volume(scan()), &[0..24, 3..8, 6..10]);
+    let mut options = PrepareOptions::new(data.path("scans"), data.path("labels"), "ct", data.path("out"));
+    options.slices.window = Some("-300..300".parse().expect("a window"));
+    options.named_labels = "1=liver,2=tumour,3=vessel".parse().expect("labels");
+    options.val_frac = 0.0;
+    options.test_frac = 0.0;
+    assert_eq!(prepare(&options, &Silent).expect("prepared").images, 2);
+    for (name, wanted) in [("0000_liver", 12), ("0001_liver", 12), ("0000_tumour", 5), ("0000_vessel", 4)] {
+        let path = data.path(&format!("out/ct/train_masks/P1_axial_{name}.png"));
+        let mask = image::open(path).expect("a mask").to_luma8();
+        assert_eq!(mask.pixels().filter(|pixel| pixel.0[0] == 255).count(), wanted, "{name}");
+    }
+}
+
+#[test]
+fn label_maps_without_file_meta_are_read() {
+    let scan = volume((0..3).map(slice).collect());
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("labels.dcm");
+    write_seg(&path, &scan, &[3..9, 7..20]);
+    let bytes = fs::read(&path).expect("a file");
+    let length = u32::from_le_bytes(bytes[140..144].try_into().expect("the length of the file meta"));
+    fs::write(&path, &bytes[144 + length as usize..]).expect("written");
+    let labels = labels::open(&path).expect("a label map");
+    assert!(labels.notes.iter().any(|note| note.contains("the DICOM file meta is missing")), "{:?}", labels.notes);
+    let labels = labels.on_grid(&path, &scan.grid, false).expect("the grid of the scan");
+    assert_eq!((labels.mask(1), labels.mask(2)), (mask(&(3..9)), mask(&(7..20))));
+}
+
+#[test]
+fn padding_is_black_in_the_images_of_a_data_set() {
+    let padded = |index: i32| {
+        let mut object = slice_of("MR", index);
+        let pixels: Vec<i32> = (0..12).map(|at| if at % 4 == 0 { -32768 } else { 100 + at }).collect();
+        set_pixels(&mut object, &pixels, true);
+        set_i16(&mut object, tags::PIXEL_PADDING_VALUE, -32768);
+        object
+    };
+    let data = Data::new(&[("P1", (0..3).map(padded).collect())]);
+    let mut options = PrepareOptions::new(data.path("scans"), data.path("labels"), "mr", data.path("out"));
+    options.slices.window = Some("p0-p100".parse().expect("a window"));
+    options.val_frac = 0.0;
+    options.test_frac = 0.0;
+    let report = prepare(&options, &Silent).expect("prepared");
+    assert!(report.notes.iter().any(|note| note.contains("9 of 36 pixels are padding")), "{:?}", report.notes);
+    let image = image::open(data.path("out/mr/train_images/P1_axial_0000.png")).expect("an image").to_luma8();
+    let mut greys: Vec<u8> = image.into_raw();
+    greys.sort_unstable();
+    // the padding, and the smallest of nine values
+    assert_eq!(greys[..4], [0; 4]);
+    greys.dedup();
+    assert_eq!((greys.len(), greys.last()), (9, Some(&255)));
+}
+
+#[test]
+fn a_ct_without_units_needs_a_window_of_its_stored_values() {
+    let without = (0..3).map(|index| slice_of("CT", index)).collect();
+    let data = Data::new(&[("P1", without), ("P2", scan())]);
+    let with = |window: &str| {
+        let window = window.parse().expect("a window");
+        data.prepare(|options| options.slices.window = Some(window)).expect("prepared")
+    };
+    let report = with("lung");
+    let [skipped] = report.skipped.as_slice() else { panic!("{:?}", report.skipped) };
+    assert!(skipped.path == data.path("scans/P1") && skipped.reason.contains("a window in Hounsfield units"));
+    assert!(skipped.reason.contains("RescaleIntercept") && skipped.reason.contains("p0.5-p99.5"), "{skipped:?}");
+    let report = with("990..1020");
+    assert_eq!(report.volumes, Some(2));
+    assert!(report.notes.iter().any(|note| note.starts_with("P1: the CT has no RescaleIntercept")));
+}
+
+#[test]
+fn prepare_names_the_slice_without_the_rescale_of_the_others() {
+    let mut objects = scan();
+    objects[2].remove_element(tags::RESCALE_INTERCEPT);
+    let data = Data::new(&[("P1", objects), ("P2", scan())]);
+    let report = data.prepare(|_| {}).expect("the other patient");
+    let [skipped] = report.skipped.as_slice() else { panic!("{:?}", report.skipped) };
+    assert_eq!(skipped.path, data.path("scans/P1/2.dcm"));
+    assert!(skipped.reason.contains("it has no RescaleIntercept, and 0.dcm has -1024"), "{skipped:?}");
+}
+
+#[test]
+fn windows_in_hounsfield_units_for_other_values_have_a_note() {
+    let data = Data::new(&[("P1", (0..3).map(|index| slice_of("PT", index)).collect())]);
+    let notes = |window: &str| {
+        let window = window.parse().expect("a window");
+        data.prepare(|options| options.slices.window = Some(window)).expect("prepared").notes
+    };
+    let found = notes("-300..3000");
+    let part = "P1: the window `-300..3000` is like one in Hounsfield units, and less than 1 % of the values (1000.0 to \
+                1011.0)";
+    assert!(found.iter().any(|note| note.starts_with(part)), "{found:?}");
+    assert_eq!(notes("900..1100"), [""; 0]);
+}

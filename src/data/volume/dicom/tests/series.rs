@@ -133,4 +133,6 @@ fn slices_at_one_position_are_explained() {
     assert!(found.contains("several volumes, which differ in EchoTime") && found.contains("dcm2niix"), "{found}");
     let found = twice(|object| set(object, tags::TRIGGER_TIME, "20"));
     assert!(found.contains("differ in TriggerTime"), "{found}");
+    let found = twice(|object| set(object, tags::SERIES_NUMBER, "3"));
+    assert!(found.contains("differ in SeriesNumber"), "{found}");
 }

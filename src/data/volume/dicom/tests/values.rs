@@ -290,3 +290,230 @@ fn lookup_tables_and_sigmoids_of_radiographs_are_applied() {
         assert!(window("p0-p100").levels(&volume).is_ok());
     }
 }
+
+#[test]
+fn every_slice_has_its_own_padding_value() {
+    let object = |(index, padding): (i32, u16)| {
+        let mut object = slice_of("MR", index);
+        let pixels: Vec<i32> = (0..12).map(|at| if at < 4 { i32::from(padding) } else { 100 + at }).collect();
+        set_pixels(&mut object, &pixels, false);
+        set_u16(&mut object, tags::PIXEL_PADDING_VALUE, padding);
+        object
+    };
+    let volume = volume([(0, 5), (1, 40_000), (2, 65_535)].map(object).into());
+    assert!(has_note(&volume, "12 of 36 pixels are padding"), "{:?}", volume.notes);
+    let levels = window("p0-p100").levels(&volume).expect("levels");
+    assert_eq!([levels.low, levels.high], [104.0, 111.0]);
+    assert_eq!(greys(&volume, window("p0-p100"))[..6], [0, 0, 0, 0, 0, 36]);
+}
+
+#[test]
+fn padding_is_not_the_air_of_a_ct() {
+    let mut object = slice_of("CT", 0);
+    set_pixels(&mut object, &[-1000, -1000, -1000, -1000, 20, 21, 22, 23, 24, 25, 26, 27], true);
+    let air = volume(vec![object.clone()]);
+    assert!(has_note(&air, "look like Hounsfield units") && Window::Auto.levels(&air).is_ok(), "{:?}", air.notes);
+    set_i16(&mut object, tags::PIXEL_PADDING_VALUE, -1000);
+    let padded = volume(vec![object]);
+    assert!(has_note(&padded, "its values are not like Hounsfield units"), "{:?}", padded.notes);
+    assert!(Window::Auto.levels(&padded).is_err());
+}
+
+#[test]
+fn an_empty_rescale_is_a_missing_one() {
+    let mut object = slice_of("CT", 0);
+    set(&mut object, tags::RESCALE_SLOPE, "");
+    set(&mut object, tags::RESCALE_INTERCEPT, "");
+    let whole = volume(vec![object]);
+    assert!(has_note(&whole, "the CT has no RescaleIntercept, and its values are not like"), "{:?}", whole.notes);
+    for (tag, part) in [
+        (tags::RESCALE_INTERCEPT, "1.dcm: it has no RescaleIntercept, and 0.dcm has -1024"),
+        (tags::RESCALE_SLOPE, "1.dcm: it has no RescaleSlope, and 0.dcm has 0.5"),
+    ] {
+        let folder = changed(|index, object| {
+            set(object, tags::RESCALE_SLOPE, "0.5");
+            if index == 1 {
+                set(object, tag, "");
+            }
+        });
+        let found = refused(folder.path());
+        assert!(found.contains(part), "{found}");
+    }
+}
+
+#[test]
+fn tables_begin_at_values_after_the_rescale_and_the_first_of_several_counts() {
+    let mut object = slice_of("DX", 0);
+    set_pixels(&mut object, &(0..12).collect::<Vec<_>>(), false);
+    set(&mut object, tags::RESCALE_SLOPE, "1");
+    set(&mut object, tags::RESCALE_INTERCEPT, "-6");
+    let tables = [[0, 256, 512, 1023], [1023, 512, 256, 0]].map(|entries| lookup(-4, &entries, 10));
+    set_items(&mut object, tags::VOILUT_SEQUENCE, tables.into());
+    let volume = volume(vec![object]);
+    let steps = [0, 0, 0, 64, 128, 255, 255, 255, 255, 255, 255, 255];
+    assert_eq!((greys(&volume, Window::Auto), greys(&volume, Window::File)), (steps.to_vec(), steps.to_vec()));
+    assert_eq!(volume.notes, [""; 0]);
+}
+
+#[test]
+fn a_table_of_65536_entries_has_the_count_0() {
+    let mut object = slice_of("CR", 0);
+    set_pixels(&mut object, &(0..12).map(|value| value * 5461).collect::<Vec<_>>(), false);
+    let mut table = InMemDicomObject::new_empty();
+    table.put(DataElement::new(tags::LUT_DESCRIPTOR, VR::US, PrimitiveValue::U16([0_u16, 0, 16].as_slice().into())));
+    let bright: Vec<u16> = (0..=u16::MAX).map(|value| value.max(32_768)).collect();
+    table.put(DataElement::new(tags::LUT_DATA, VR::OW, PrimitiveValue::U16(bright.into())));
+    set_items(&mut object, tags::VOILUT_SEQUENCE, vec![table]);
+    let found = greys(&volume(vec![object]), Window::Auto);
+    assert_eq!((found[0], found[6], found[7], found[11]), (128, 128, 149, 234));
+}
+
+/// Stored values of air, fat and soft tissue for the intercept -1024.
+const STORED: [i32; 12] = [20, 21, 22, 23, 24, 930, 1050, 1060, 1062, 1064, 1066, 1070];
+
+#[test]
+fn a_ct_whose_intercept_leaves_no_hounsfield_units_has_a_note() {
+    let ct = |values: &[i32], is_signed: bool, intercept: &str| {
+        let mut object = slice(0);
+        set_pixels(&mut object, values, is_signed);
+        set(&mut object, tags::RESCALE_INTERCEPT, intercept);
+        volume(vec![object])
+    };
+    for intercept in ["0", "-1.024"] {
+        let found = ct(&STORED, false, intercept);
+        let note = format!(
+            "the CT has RescaleIntercept {intercept}, but its values are not like Hounsfield units: less than 1 % of them are \
+             those of air, lung and fat (-1100 to -20), and at least 10 % are above 700; check RescaleIntercept and \
+             RescaleSlope"
+        );
+        assert_eq!(found.notes, [note]);
+        assert!(Window::Auto.levels(&found).is_ok());
+    }
+    // with air, of soft tissue only, and mostly bone
+    let bone = [-90, 30, 40, 50, 800, 850, 900, 950, 1000, 1100, 1200, 1300];
+    for found in [ct(&STORED, false, "-1024"), ct(&[40; 12], true, "0"), ct(&bone, true, "0")] {
+        assert_eq!(found.notes, [""; 0]);
+    }
+    // without a slope
+    let folder = changed(|_, object| {
+        set_pixels(object, &STORED, false);
+        set(object, tags::RESCALE_INTERCEPT, "0");
+        object.remove_element(tags::RESCALE_SLOPE);
+    });
+    let found = open(folder.path()).expect("a volume");
+    assert!(has_note(&found, "the CT has RescaleIntercept 0, but") && has_note(&found, "no RescaleSlope"));
+}
+
+#[test]
+fn slices_with_another_intercept_are_named_if_their_values_do_not_fit() {
+    let with_zero = |slices: &[usize]| {
+        let folder = changed(|index, object| {
+            set_pixels(object, &STORED, false);
+            if slices.contains(&index) {
+                set(object, tags::RESCALE_INTERCEPT, "0");
+            }
+        });
+        open(folder.path()).expect("a volume").notes
+    };
+    for (slices, of) in [(&[1][..], "in 1 of 3 slices (1.dcm): "), (&[0, 2], "in 2 of 3 slices (0.dcm, 2.dcm): ")] {
+        let [note]: [String; 1] = with_zero(slices).try_into().expect("one note");
+        let start = "RescaleIntercept differs between the slices of the CT, and values are not like Hounsfield units ";
+        assert!(note.starts_with(&format!("{start}{of}less than 1 %")), "{note}");
+    }
+    // signed pixels that are Hounsfield units
+    let folder = changed(|index, object| {
+        set_pixels(object, &STORED, false);
+        if index == 1 {
+            set_pixels(object, &STORED.map(|value| value - 1024), true);
+            set(object, tags::RESCALE_INTERCEPT, "0");
+        }
+    });
+    assert_eq!(open(folder.path()).expect("a volume").notes, [""; 0]);
+}
+
+#[test]
+fn the_rescale_type_of_every_slice_counts() {
+    let with = |types: [&str; 3]| {
+        let folder = changed(|index, object| set(object, tags::RESCALE_TYPE, types[index]));
+        open(folder.path()).expect("a volume")
+    };
+    let mixed = with(["HU", "HU", "US"]);
+    assert!(has_note(&mixed, "RescaleType is US (unspecified) in 1 of 3 slices (2.dcm); their values are used"));
+    assert!(Window::Auto.levels(&mixed).is_ok());
+    let other = with(["HU", "MGML", "HU"]);
+    let reason = "RescaleType says that the values of the CT are not Hounsfield units in 1 of 3 slices (1.dcm)";
+    assert_eq!(other.notes, [reason]);
+    let error = Window::Auto.levels(&other).expect_err("another unit").to_string();
+    assert!(error.contains(reason), "{error}");
+    for same in [["HU"; 3], ["US"; 3], ["HU", "HU_MOD", "HU"]] {
+        assert_eq!(with(same).notes, [""; 0], "{same:?}");
+    }
+}
+
+#[test]
+fn padding_that_other_slices_declare_is_padding() {
+    let all = window("p0-p100");
+    for of_one in [None, Some(-3000)] {
+        let object = |index: i32| {
+            let pixels: Vec<i32> = (0..12).map(|at| if at < 4 { -2000 } else { 100 + at }).collect();
+            let mut object = mr(&pixels, true);
+            set(&mut object, tags::SOP_INSTANCE_UID, &format!("1.2.3.{index}"));
+            set(&mut object, tags::IMAGE_POSITION_PATIENT, &format!("0\\0\\{index}"));
+            if let Some(padding) = if index == 0 { of_one } else { Some(-2000) } {
+                set_i16(&mut object, tags::PIXEL_PADDING_VALUE, padding);
+            }
+            object
+        };
+        let volume = volume((0..3).map(object).collect());
+        let note = "12 of 36 pixels are padding (PixelPaddingValue): they are black, and not part of percentiles; the slices \
+                    of 4 of them do not declare the value, and other slices do";
+        assert_eq!(volume.notes, [note]);
+        assert_eq!(all.levels(&volume).map(|levels| [levels.low, levels.high]).expect("levels"), [104.0, 111.0]);
+    }
+    // the stored value of another rescale is water
+    let folder = changed(|index, object| {
+        if index == 1 {
+            set_pixels(object, &[0, 0, 0, -30, -60, 10, 20, 30, 40, 50, 60, 70], true);
+            set(object, tags::RESCALE_INTERCEPT, "0");
+        } else {
+            set_pixels(object, &[0, 0, 0, 900, 960, 1030, 1040, 1050, 1060, 1070, 1080, 1090], false);
+            set_u16(object, tags::PIXEL_PADDING_VALUE, 0);
+        }
+    });
+    let volume = open(folder.path()).expect("a volume");
+    let note = "6 of 36 pixels are padding (PixelPaddingValue): they are black, and not part of percentiles";
+    assert_eq!(volume.notes, [note]);
+}
+
+#[test]
+fn undeclared_padding_is_not_part_of_percentiles() {
+    let object = |index: i32| {
+        let mut object = slice_of("MR", index);
+        let pixels: Vec<i32> = (0..12).map(|at| if at < 4 { -32768 } else { 100 + 12 * index + at }).collect();
+        set_pixels(&mut object, &pixels, true);
+        object
+    };
+    let volume = volume((0..3).map(object).collect());
+    let note = "12 of 36 voxels have the value -32768.0, far from all others (104.0 to 135.0): they are taken for padding \
+                that the file does not declare, are black, and are not part of percentiles";
+    assert_eq!(volume.notes, [note]);
+    let levels = window("p0-p100").levels(&volume).expect("levels");
+    assert_eq!([levels.low, levels.high], [104.0, 135.0]);
+    assert_eq!(greys(&volume, window("p0-p100"))[..6], [0, 0, 0, 0, 0, 8]);
+}
+
+#[test]
+fn a_shape_that_contradicts_the_photometric_interpretation_has_a_note() {
+    for (shape, photometric, is_noted) in
+        [("INVERSE", "MONOCHROME2", true), ("INVERSE", "MONOCHROME1", false), ("IDENTITY", "MONOCHROME2", false)]
+    {
+        let mut object = slice_of("DX", 0);
+        set(&mut object, tags::PHOTOMETRIC_INTERPRETATION, photometric);
+        set(&mut object, tags::PRESENTATION_LUT_SHAPE, shape);
+        let volume = volume(vec![object]);
+        let note = "PresentationLUTShape is INVERSE, which contradicts MONOCHROME2: large values are bright, as MONOCHROME2 \
+                    says";
+        assert_eq!(volume.notes, [note][..usize::from(is_noted)]);
+        assert_eq!(volume.inverted, photometric == "MONOCHROME1");
+    }
+}
