@@ -196,7 +196,7 @@ fn prepare_process() {
         }
         ledger::install();
         tensor::use_flash_attention();
-        tensor::use_ieee_fp32();
+        tensor::allow_tf32(false);
     });
 }
 
@@ -211,8 +211,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fp32_of_a_gpu_is_not_rounded_to_tf32() {
+    fn fp32_of_a_gpu_is_rounded_to_tf32_only_if_allowed() {
         prepare_process();
         assert!(tensor::is_ieee_fp32());
+        tensor::allow_tf32(true);
+        assert!(!tensor::is_ieee_fp32());
+        tensor::allow_tf32(false);
     }
 }

@@ -6,9 +6,9 @@ mod loopback;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::os::unix::fs::symlink;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Duration;
@@ -459,6 +459,162 @@ fn names_that_leave_the_cache_are_errors_before_any_download() {
     let (text, _) = failure(resolve(SPEC, &Files::All, &server.options(cache.path()), &Silent));
     assert!(text.contains("cannot name a file"), "{text}");
     assert!(server.downloads().is_empty());
+}
+
+#[test]
+fn a_file_that_is_listed_many_times_is_downloaded_once() {
+    let server = Server::start(Vec::new());
+    server.add("datasets/owner/name", "a.csv", small("a,b"));
+    server.with(|state| state.listed = vec!["a.csv".into(); 500]);
+    let cache = tempfile::tempdir().unwrap();
+    let options = server.options(cache.path());
+    assert_eq!(ls("dataset:owner/name", &options, &Silent).unwrap().len(), 1);
+    let folder = resolve("dataset:owner/name", &Files::All, &options, &Silent).unwrap();
+    assert_eq!(fs::read_to_string(folder.join("a.csv")).unwrap(), "a,b");
+    assert_eq!(server.with(|state| state.log.iter().filter(|request| !request.path.starts_with("/api")).count()), 2);
+}
+
+#[test]
+fn a_name_that_is_a_file_and_a_folder_is_an_error_before_any_download() {
+    let server = Server::start(vec![("a", small("x")), ("a-b", small("x"))]);
+    server.with(|state| state.listed = vec!["a/b/c".into()]);
+    let cache = tempfile::tempdir().unwrap();
+    let (text, _) = failure(resolve(SPEC, &Files::All, &server.options(cache.path()), &Silent));
+    assert!(text.contains("has `a` as a file and as a folder"), "{text}");
+    assert!(server.downloads().is_empty());
+    server.with(|state| state.listed = vec!["a-b.json".into(), "ab/c".into()]);
+    assert_eq!(ls(SPEC, &server.options(cache.path()), &Silent).unwrap().len(), 4);
+}
+
+#[test]
+fn sizes_without_limit_and_thousands_of_files_are_listed() {
+    let server = Server::start(vec![("a.csv", Stored { listed_bytes: Some(u64::MAX), ..small("a") })]);
+    server.add("owner/name", "b.csv", Stored { listed_bytes: Some(u64::MAX), ..small("b") });
+    server.with(|state| state.listed = (0..50_000).map(|i| format!("d{}/f{i}.csv", i % 100)).collect());
+    let cache = tempfile::tempdir().unwrap();
+    let options = server.options(cache.path());
+    assert_eq!(ls(SPEC, &options, &Silent).unwrap().len(), 50_002);
+    let found = find(SPEC, &Files::Matching(&["a.csv", "b.csv"]), &options, &Silent).unwrap();
+    assert_eq!((found.files.len(), found.bytes(), found.download_bytes), (2, u64::MAX, u64::MAX));
+    // the size of the hub's headers counts
+    let folder = found.fetch(&options, &Silent).unwrap();
+    assert_eq!(fs::read_to_string(folder.join("b.csv")).unwrap(), "b");
+}
+
+/// Reads a request up to its empty line.
+fn read_head(stream: &TcpStream) {
+    let (mut reader, mut line) = (BufReader::new(stream), String::new());
+    while reader.read_line(&mut line).is_ok_and(|length| length > 2) {
+        line.clear();
+    }
+}
+
+/// The address of a server that sends these bytes and then for ever `more`, with a pause before each.
+fn endless(start: String, more: Vec<u8>, pause: Duration) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            read_head(&stream);
+            let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n";
+            let mut sent = stream.write_all(head.as_bytes()).and_then(|()| stream.write_all(start.as_bytes()));
+            // until the client goes away
+            while sent.is_ok() {
+                std::thread::sleep(pause);
+                sent = stream.write_all(&more).and_then(|()| stream.flush());
+            }
+        }
+    });
+    address
+}
+
+#[test]
+fn a_listing_without_end_is_an_error() {
+    let cache = tempfile::tempdir().unwrap();
+    let options = |endpoint: String| HubOptions { endpoint, ..HubOptions::new(cache.path()) };
+    let failed = |options: HubOptions| failure(resolve("dataset:owner/name", &Files::All, &options, &Silent)).0;
+    let start = format!(r#"{{"sha":"{COMMIT}","siblings":[{{"rfilename":"a"}}"#);
+    let entries = r#",{"rfilename":"a"}"#.repeat(10_000).into_bytes();
+    let text = failed(options(endless(start.clone(), entries, Duration::ZERO)));
+    assert!(text.contains("the listing has more than 64 MiB"), "{text}");
+    let text = failed(impatient(options(endless(start, b" ".to_vec(), Duration::from_millis(20)))));
+    assert!(text.contains("the listing is not complete after 2s (HF_HUB_DOWNLOAD_TIMEOUT)"), "{text}");
+}
+
+#[test]
+fn answers_that_are_no_listing_are_errors() {
+    let cache = tempfile::tempdir().unwrap();
+    for body in [
+        "[]",
+        "<html>login</html>",
+        "{}",
+        r#"{"sha":"../../x","siblings":[]}"#,
+        r#"{"sha":"c","siblings":[{"rfilename":"a","size":-1}]}"#,
+        r#"{"sha":"c","siblings":[{"rfilename":"a","size":1e30}]}"#,
+        r#"{"sha":"c","siblings":[{"rfilename":""}]}"#,
+        r#"{"sha":"c","siblings":[{"rfilename":"a\u0000b"}]}"#,
+        r#"{"sha":"c","siblings":[{"rfilename":"..\\x"}]}"#,
+        r#"{"sha":"c"}"#,
+    ] {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len());
+        let server = std::thread::spawn(move || {
+            let (mut stream, _) = listener.accept().unwrap();
+            read_head(&stream);
+            stream.write_all(head.as_bytes()).unwrap();
+        });
+        let options = HubOptions { endpoint, ..HubOptions::new(cache.path()) };
+        let error = resolve("dataset:owner/name", &Files::All, &options, &Silent).unwrap_err();
+        assert!(matches!(error, Error::Hub { .. }), "{body}: {error}");
+        server.join().unwrap();
+    }
+    assert_eq!(fs::read_dir(cache.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_password_in_the_address_of_the_hub_is_not_repeated() {
+    let cache = tempfile::tempdir().unwrap();
+    for endpoint in ["http://bob:hunter2secret@127.0.0.1:9", "bob:hunter2secret@127.0.0.1", "ftp://b:hunter2secret@h"] {
+        let options = HubOptions { endpoint: endpoint.into(), ..HubOptions::new(cache.path()) };
+        let (text, hint) = failure(resolve(SPEC, &Files::All, &options, &Silent));
+        assert!(!text.contains("hunter2secret") && !hint.contains("hunter2secret"), "{text} {hint}");
+        assert!(hint.contains("HF_ENDPOINT"), "{hint}");
+    }
+}
+
+/// Does `work` as a user to whom nothing here belongs. Permissions do not bind root.
+fn as_nobody<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: the call changes only as whom this thread opens files.
+    let before = unsafe { libc::setfsuid(65534) };
+    let result = work();
+    // SAFETY: as above.
+    unsafe { libc::setfsuid(u32::try_from(before).unwrap()) };
+    result
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_is_used_and_named_if_files_are_missing() {
+    let cache = tempfile::tempdir().unwrap();
+    let (server, _) = filled(cache.path());
+    let options = server.options(cache.path());
+    let allow = |mode: u32| {
+        for inside in ["", ".locks", ".locks/models--owner--name", "models--owner--name", "models--owner--name/blobs"] {
+            fs::set_permissions(cache.path().join(inside), fs::Permissions::from_mode(mode)).unwrap();
+        }
+    };
+    allow(0o555);
+    let found = as_nobody(|| resolve(SPEC, &Files::All, &options, &Silent));
+    let verified = as_nobody(|| verify(SPEC, &options, &Silent));
+    server.add("owner/name", "new.json", small("[]"));
+    let missing = as_nobody(|| resolve(SPEC, &Files::All, &options, &Silent));
+    allow(0o755);
+    assert!(found.unwrap().join("model.safetensors").is_file());
+    assert!(verified.unwrap().iter().all(|file| file.state == State::Good));
+    let error = missing.unwrap_err();
+    assert!(matches!(error, Error::Io { .. }), "{error}");
+    assert!(error.to_string().contains(cache.path().to_str().unwrap()), "{error}");
+    assert!(error.hint().contains("permissions"), "{}", error.hint());
 }
 
 #[test]

@@ -583,7 +583,7 @@ fn a_gpu_trains_like_the_cpu() {
     let gpu = prsmed::tensor::default_device();
     assert_ne!(gpu, Device::Cpu, "libtorch sees no CUDA GPU");
     prsmed::tensor::use_flash_attention();
-    prsmed::tensor::use_ieee_fp32();
+    prsmed::tensor::allow_tf32(false);
     let (cpu, gpu) = (train(&[]), train_on(gpu, &[]));
     for (a, b) in gpu.losses.iter().zip(&cpu.losses) {
         assert!((a - b).abs() <= 1e-3 * b, "losses {:?} and {:?}", gpu.losses, cpu.losses);

@@ -60,7 +60,7 @@ pub(super) fn run(_: &Args, context: &Context) -> anyhow::Result<Outcome> {
     let token = if options.token.is_some() { "set" } else { "not set (only private and gated repositories need one)" };
     add("token", token);
     let hub = reached.as_ref().map_or_else(|reason| format!("not reachable: {reason}"), |()| "reachable".to_owned());
-    add("hub", &format!("{}: {hub}", options.endpoint));
+    add("hub", &format!("{}: {hub}", options.shown_endpoint()));
     let is_hidden = if works == Some(Device::Cpu) && device != Device::Cpu { HIDES_GPUS } else { "" };
     add("training", &format!("{}{is_hidden}", advice(works)));
     context.output.line(lines.join("\n"))?;
@@ -80,7 +80,7 @@ pub(super) fn run(_: &Args, context: &Context) -> anyhow::Result<Outcome> {
         "cache": options.cache_dir,
         "cache_free_bytes": free,
         "token_is_set": options.token.is_some(),
-        "hub": options.endpoint,
+        "hub": options.shown_endpoint(),
         "hub_error": reached.err(),
         "training_device": works.map(|device| if device == Device::Cpu { "cpu" } else { "gpu" }),
     }))?;

@@ -238,7 +238,9 @@ impl Place {
         let full = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
         let root = full(&job.manifest.root);
         let runs: Vec<PathBuf> = runs.iter().map(|run| full(run)).collect();
-        let source = json!({ "data_root": root, "runs": runs }).to_string();
+        let text = |path: &PathBuf| path.to_string_lossy().into_owned();
+        let known: Vec<String> = runs.iter().map(text).collect();
+        let source = json!({ "data_root": text(&root), "runs": known }).to_string();
         let folder = own_folder(&default, &source, &root.file_name().unwrap_or_default().to_string_lossy());
         Self { taken: (folder != default).then_some(default), folder, source: Some(source) }
     }

@@ -53,10 +53,10 @@ impl Context {
 }
 
 impl Context {
-    /// Refuses parts of `model` with an architecture that is not supported, by the `config.json` of those on the hub and
-    /// by the keys of an image encoder on this machine. Downloads no weights.
+    /// Refuses parts of `model` that are not supported: by the `config.json` and the chat template of those on the hub,
+    /// and by the keys of an image encoder on this machine. Downloads no weights.
     pub(super) fn check_architectures(&self, model: &ModelConfig) -> Result<()> {
-        let config = Files::Matching(&["config.json"]);
+        let config = Files::Matching(&["config.json", "tokenizer_config.json*", "chat_template.jinja*"]);
         let fetch = |spec: &str| hub::resolve(spec, &config, &self.env.hub, self.progress.as_ref());
         for warning in setup::check_parts(model, &fetch)? {
             self.progress.on(&Event::Warning(warning));

@@ -49,6 +49,7 @@ pub use report::leave;
 use std::ffi::OsString;
 use std::io::IsTerminal;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -113,6 +114,12 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
             return u8::try_from(error.exit_code()).unwrap_or(2);
         }
     };
+    if let Some(word) = other_text(&args, &cli.command) {
+        let reason = "is not UTF-8, in which reports and tables name files";
+        let error = Error::config(word.to_string_lossy(), reason, "rename the file or folder, or use a link to it");
+        let _ = report::write_error(&mut std::io::stderr(), &error.into(), false);
+        return 2;
+    }
     // before any thread starts
     let runtime = Runtime::new();
     let env = Env::read();
@@ -157,6 +164,13 @@ pub fn run(args: impl IntoIterator<Item = OsString>) -> u8 {
         }
     }
     report::exit_code(&result)
+}
+
+/// A word of the command line that is not UTF-8, or the working folder of a command that writes absolute paths.
+fn other_text(args: &[OsString], command: &Command) -> Option<OsString> {
+    let word = args.iter().skip(1).find(|word| word.to_str().is_none()).cloned();
+    let folder = if matches!(command, Command::Augment(_)) { std::env::current_dir().ok() } else { None };
+    word.or_else(|| folder.map(PathBuf::into_os_string).filter(|folder| folder.to_str().is_none()))
 }
 
 /// How this process joins a training of several processes, and the runtime on its GPU.

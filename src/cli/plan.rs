@@ -199,9 +199,9 @@ fn libtorch_device(context: &Context) -> Option<Machine> {
 /// Predict the memory and time of a job before it runs
 ///
 /// Runs the job's own code without data: no weights and no GPU are needed, and every allocation is counted. Only the
-/// `config.json` of another language model on the hub is read, if it can be. The table has three columns: memory of tensors (allocated), memory that libtorch's allocator reserves for them
-/// (reserved), and memory of the process as the driver shows it (device; on the CPU, resident memory). All texts are
-/// planned with `model.max_text_tokens` ids.
+/// `config.json` of another language model on the hub is read, if it can be. The table has three columns: memory of
+/// tensors (allocated), memory that libtorch's allocator reserves for them (reserved), and memory of the process as the
+/// driver shows it (device; on the CPU, resident memory). All texts are planned with `model.max_text_tokens` ids.
 ///
 /// Exit code 0 if the job fits. Exit code 1 if it does not; then changes that would help are listed, each with its
 /// plan.

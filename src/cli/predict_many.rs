@@ -68,7 +68,7 @@ impl ManyArgs {
             max_new_tokens: settings.max_new_tokens,
             always_paint: settings.always_paint,
             overlays: self.overlays,
-            images: root_of(self.images()).canonicalize().unwrap_or_default(),
+            images: root_of(self.images()).canonicalize().unwrap_or_default().to_string_lossy().into_owned().into(),
             window: settings.volume.window().to_string(),
             geometry: settings.volume.geometry.geometry.map(|geometry| geometry.to_string()),
         };

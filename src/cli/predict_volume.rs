@@ -5,7 +5,7 @@ use super::context::{Context, check_parent};
 use super::report::Outcome;
 use crate::data::decode;
 use crate::data::prepared::Intensity;
-use crate::data::volume::{self, Axis, Cleanup, Modality, Segment, Volume, Window, write};
+use crate::data::volume::{self, Axis, Cleanup, Levels, Modality, Segment, Volume, Window, write};
 use crate::event::Event;
 use crate::segment::Assembly;
 use crate::segment::predict_volume::{SliceRange, VolumePrediction, VolumeSettings, predict_volume, slice_image};
@@ -118,8 +118,10 @@ impl VolumeArgs {
                 let hint = "give a PNG, JPEG or TIFF file, a NIfTI or DICOM file, or a folder or zip of DICOM files";
                 return Err(Error::config("--image", reason, hint));
             }
+            // what is no image either is not called one
+            let image = decode::image(path)?;
             self.check_image()?;
-            return decode::image(path).map(Input::Image);
+            return Ok(Input::Image(image));
         }
         let volume = volume::open_with(path, self.geometry.geometry)?;
         for note in &volume.notes {
@@ -135,7 +137,7 @@ impl VolumeArgs {
             let plane = volume.plane(Axis::suggested(&volume.grid));
             if plane.num_slices == 1 {
                 self.check_image()?;
-                let levels = self.window().levels(&volume)?;
+                let levels = self.levels(&volume, path, context)?;
                 return slice_image(&volume, &plane, 0, &levels).map(Input::Image);
             }
             let reason = format!("`{}` is a volume of {x}x{y}x{z} voxels, and its mask needs a file", path.display());
@@ -147,8 +149,17 @@ impl VolumeArgs {
         // wrong slices and windows are found before the model is loaded
         let settings = self.settings(&volume, "", false);
         settings.chosen(&volume.plane(settings.axis))?;
-        self.window().levels(&volume)?;
+        self.levels(&volume, path, context)?;
         Ok(Input::Volume(Box::new(volume)))
+    }
+
+    /// The grey levels of the window, which may not fit the values.
+    fn levels(&self, volume: &Volume, path: &Path, context: &Context) -> Result<Levels> {
+        let levels = self.window().levels(volume)?;
+        if let Some(note) = self.window().mismatch(volume, &levels) {
+            context.progress.on(&Event::Note(format!("{}: {note}", path.display())));
+        }
+        Ok(levels)
     }
 
     /// Refuses flags that an image has no use for.

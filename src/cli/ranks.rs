@@ -7,12 +7,14 @@ use crate::data::manifest::Manifest;
 use crate::event::{Event, Observer};
 use crate::tensor::collective::StoreAddress;
 use crate::tensor::{self, Device};
-use crate::trainer::distributed::monitor::Monitor;
+use crate::trainer::distributed::monitor::{Cause, Monitor};
 use crate::trainer::distributed::{Ranks, Rendezvous, World};
 use crate::{Error, Result};
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::os::fd::AsRawFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -146,6 +148,10 @@ const COMPARED: u64 = 1 << 30;
 /// # Errors
 /// [`Error::Data`] with the first row or file that differs from that of rank 0; [`Error::Io`].
 pub(super) fn check_data(ranks: Ranks, manifest: &Manifest) -> Result<()> {
+    check_data_up_to(ranks, manifest, COMPARED)
+}
+
+fn check_data_up_to(ranks: Ranks, manifest: &Manifest, most: u64) -> Result<()> {
     if ranks.size() == 1 {
         return Ok(());
     }
@@ -157,13 +163,18 @@ pub(super) fn check_data(ranks: Ranks, manifest: &Manifest) -> Result<()> {
     let first = ranks.gather_if_all(Ok(own.clone()))?.swap_remove(0);
     let difference = own.difference_from_first(&first, manifest);
     ranks.agree(difference.map_or(Ok(()), |difference| Err(differs(difference))))?;
-    let own = ranks.agree_on(content_marks(manifest, COMPARED))?;
+    let own = ranks.agree_on(content_marks(manifest, most))?;
     let marks: Vec<u64> = own.iter().map(|(_, mark)| *mark).collect();
     let first = ranks.gather_if_all(Ok(marks))?.swap_remove(0);
     let other = own.iter().zip(first).find(|((_, mark), first)| mark != first);
-    ranks.agree(
-        other.map_or(Ok(()), |((path, _), _)| Err(differs(format!("the content of {} is another", path.display())))),
-    )
+    let changed = |path: &Path| {
+        let all = manifest.rows.iter().flat_map(|row| [&row.image_path, &row.mask_path]);
+        let count = all.filter(|path| path.exists()).collect::<HashSet<_>>().len();
+        let sample = format!("; a sample was compared, {} of {count} images and masks", own.len());
+        let sample = if own.len() < count { sample } else { String::new() };
+        differs(format!("the content of {} is another{sample}", path.display()))
+    };
+    ranks.agree(other.map_or(Ok(()), |((path, _), _)| Err(changed(path))))
 }
 
 /// This process's part in a job of several processes.
@@ -176,12 +187,12 @@ impl Job {
     /// Joins the job of this process, if there is one.
     ///
     /// # Errors
-    /// [`Error::Torch`] if the other processes do not come.
+    /// [`Error::Config`] if the other processes do not come; [`Error::Interrupted`]; [`Error::Torch`].
     pub(super) fn join(context: &Context) -> Result<Option<Self>> {
         let Some(rendezvous) = &context.rendezvous else { return Ok(None) };
         let progress = Arc::clone(&context.progress);
         let on_wait = |text: String| progress.on(&Event::Warning(text));
-        let world = World::join(rendezvous, context.runtime.device(), &on_wait)?;
+        let world = World::join(rendezvous, context.runtime.device(), &context.interrupt, &on_wait)?;
         let monitor = Monitor::start(rendezvous, |cause| end_process(&cause))?;
         Ok(Some(Self { world, monitor }))
     }
@@ -203,10 +214,17 @@ impl Job {
         match super::report::find(&error) {
             Some(Error::Interrupted | Error::Peer { .. }) => Err(error),
             // a lost connection is the consequence of a failure elsewhere
-            Some(Error::Torch { .. }) => Err(match self.monitor.cause() {
-                Some(cause) => anyhow::Error::msg(format!("another process failed: {cause}")),
-                None => self.told(error),
-            }),
+            Some(Error::Torch { reason }) => {
+                let error = match self.monitor.cause() {
+                    Some(cause @ Cause::Failure(_)) => anyhow::Error::msg(cause.to_string()),
+                    Some(cause @ Cause::Lost(_)) if is_of_a_connection(reason) => {
+                        self.told(anyhow::Error::msg(cause.to_string()))
+                    }
+                    _ => self.told(error),
+                };
+                self.monitor.outlast_others();
+                Err(error)
+            }
             _ => Err(self.told(error)),
         }
     }
@@ -217,9 +235,15 @@ impl Job {
     }
 }
 
+/// True for an error of Gloo, NCCL or the store.
+fn is_of_a_connection(reason: &str) -> bool {
+    let reason = reason.to_lowercase();
+    ["gloo", "nccl", "connect", "socket"].iter().any(|word| reason.contains(word))
+}
+
 /// Ends this process because another one failed: its own work may wait for the other one for a long time.
 fn end_process(cause: &str) {
-    say(format!("another process failed: {cause}"));
+    say(Cause::Failure(cause.to_owned()).to_string());
     super::report::leave(2)
 }
 
@@ -382,6 +406,7 @@ impl Observer for OtherRank {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::fixture::{self, Root};
     use std::collections::HashMap;
 
     fn read(vars: &[(&str, &str)]) -> Result<Option<Rendezvous>> {
@@ -403,6 +428,91 @@ mod tests {
         let first = read(&agent).unwrap().unwrap();
         assert!(!first.is_server, "the agent has the server");
         assert_ne!(first.address.prefix, found.address.prefix, "each attempt has its own keys");
+        let with_key = read(&[&TORCHRUN[..], &[(JOB_KEY, "secret")]].concat()).unwrap().unwrap();
+        assert_ne!(with_key.address.prefix, found.address.prefix, "each job has its own keys");
+    }
+
+    /// Runs `work` as each of two ranks: processes that run the test `name` again.
+    fn as_two_ranks(name: &str, work: impl Fn(Ranks)) {
+        let var = |name: &str| std::env::var(format!("PRSMED_TEST_{name}")).ok();
+        if let Some(joined) = rendezvous(var).unwrap() {
+            let world = World::join(&joined, Device::Cpu, &false.into(), &|_| {}).unwrap();
+            work(Ranks::of(&world));
+            // the store must outlive the other process
+            Ranks::of(&world).agree(Ok(())).unwrap();
+            world.close().unwrap();
+            return;
+        }
+        let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port().to_string();
+        let test = format!("{}::{name}", module_path!().split_once("::").unwrap().1);
+        let start = |rank: &str| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            let vars = [("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)];
+            for (name, value) in vars.into_iter().chain([("GLOO_SOCKET_IFNAME", "lo")]) {
+                command.env(format!("PRSMED_TEST_{name}"), value);
+            }
+            command.args([&test, "--exact"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        };
+        for child in ["0", "1"].map(start) {
+            let output = child.wait_with_output().unwrap();
+            let [text, errors] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+            assert!(output.status.success() && text.contains("1 passed"), "{text}{errors}");
+        }
+    }
+
+    #[test]
+    fn the_first_process_decides_and_the_others_take_its_choice() {
+        as_two_ranks("the_first_process_decides_and_the_others_take_its_choice", |ranks| {
+            let choose = |outcome: Result<Vec<String>>| {
+                let own = main_only(ranks, || outcome);
+                assert!(ranks.is_main() || matches!(own, Ok(None)), "only the first process searches");
+                ranks.gather_if_all(own.map(Option::unwrap_or_default)).map(|mut all| all.swap_remove(0))
+            };
+            let own = format!("train.micro_batch={}", ranks.rank() + 4);
+            assert_eq!(choose(Ok(vec![own])).unwrap(), ["train.micro_batch=4"]);
+            let error = choose(Err(Error::config("train", "nothing fits", "use a larger GPU"))).unwrap_err();
+            let expected =
+                if ranks.is_main() { "`train`: nothing fits" } else { "rank 0 failed: `train`: nothing fits" };
+            assert_eq!((error.to_string().as_str(), error.hint().as_str()), (expected, "use a larger GPU"));
+        });
+    }
+
+    #[test]
+    fn a_difference_in_a_sample_of_the_data_says_so() {
+        as_two_ranks("a_difference_in_a_sample_of_the_data_says_so", |ranks| {
+            let root = Root::new();
+            root.pair("ct", "train", "a");
+            let image_path = root.path().join("ct/train_images/a.png");
+            let mask_path = root.path().join("ct/train_masks/a.png");
+            if ranks.rank() == 1 {
+                let mut bytes = std::fs::read(&image_path).unwrap();
+                *bytes.last_mut().unwrap() ^= 1;
+                std::fs::write(&image_path, bytes).unwrap();
+            }
+            let row = crate::data::manifest::Row { mask_path, image_path, ..fixture::row("where", "here", None) };
+            let manifest = Manifest {
+                root: root.path().to_path_buf(),
+                rows: vec![row],
+                modalities: vec!["ct".into()],
+                num_leaking: 0,
+                skipped: Vec::new(),
+            };
+            let whole = check_data_up_to(ranks, &manifest, COMPARED).unwrap_err().to_string();
+            assert!(whole.contains("rank 1 ") && whole.ends_with("ct/train_images/a.png is another"), "{whole}");
+            let sample = check_data_up_to(ranks, &manifest, 1).unwrap_err().to_string();
+            let expected = "ct/train_images/a.png is another; a sample was compared, 1 of 2 images and masks";
+            assert!(sample.ends_with(expected), "{sample}");
+        });
+    }
+
+    #[test]
+    fn errors_of_connections_are_known() {
+        let gloo =
+            "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:7594";
+        for reason in [gloo, "NCCL error in: remote process exited", "recvValue failed on SocketImpl(fd=9)"] {
+            assert!(is_of_a_connection(reason), "{reason}");
+        }
+        assert!(!is_of_a_connection("CUDA error: an illegal memory access was encountered"));
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub(super) struct Args {
     /// Most MiB of an uploaded file; DICOM series are sent as a zip
     #[arg(long, value_name = "MIB", default_value_t = 512.0, value_parser = positive)]
     max_upload: f64,
-    /// Most megapixels of a PNG, JPEG or TIFF image
+    /// Most megapixels of an image, and of a slice of a volume along any axis
     #[arg(long, value_name = "MP", default_value_t = 64.0, value_parser = positive)]
     max_pixels: f64,
     /// Maximum length of an answer in tokens

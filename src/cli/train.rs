@@ -182,13 +182,16 @@ fn train(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outcome
     let prepared = prepared.with_profile(profile.as_ref()).with_room_for_graphs(has_room);
     let run = recorded(mlflow, (&args.out, args.resume.resumes()), &config, context, |progress| {
         let observer = PlanCheck::new(plan.as_ref(), config.train.graph_switch(), (progress.as_ref(), context));
-        prepared.run(&observer)
+        let run = prepared.run(&observer)?;
+        if ranks.is_main() {
+            write_report(&run, &toml, args, context);
+        }
+        Ok(run)
     })?;
     if !ranks.is_main() {
         return Ok(Outcome::Done);
     }
     let profile = profile.as_ref().map(|profile| profile.out.as_path());
-    write_report(&run, &toml, args, context);
     print_result(&run, (plan.as_ref(), profile), has_test, args, context)
 }
 

@@ -69,6 +69,14 @@ pub fn read_to_string(path: &Path, max: u64) -> io::Result<String> {
     String::from_utf8(read(path, max)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error.utf8_error()))
 }
 
+/// Serialises a path as text. Bytes that are not UTF-8, an error otherwise, become the replacement character.
+///
+/// # Errors
+/// Those of the serialiser.
+pub fn serialize_path<S: serde::Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -6,19 +6,24 @@
 //!
 //! ureq reads the proxy variables (`HTTPS_PROXY`, `NO_PROXY` and others).
 
-use std::{fmt, io};
+use std::fmt;
+use std::io::{self, ErrorKind, Read as _};
+use std::time::Instant;
 
 use ureq::http::header::{AUTHORIZATION, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HeaderMap, LOCATION, RANGE};
 use ureq::http::{Response, StatusCode, Uri};
 use ureq::{Agent, Body, BodyReader, Timeout};
 
-use super::options::{HubOptions, Timeouts};
+use super::options::{HubOptions, Timeouts, without_credentials};
 use super::spec;
 
 /// Redirects that one request follows.
 const MAX_REDIRECTS: usize = 5;
 /// Limit of a repository's listing, in bytes.
-const MAX_LISTING: u64 = 64 << 20;
+const MAX_LISTING: usize = 64 << 20;
+/// Limit of the time of a listing, in times of [`Timeouts::idle`].
+const LISTING_IDLES: u32 = 10;
+const CHUNK: usize = 1 << 16;
 
 /// Failure of a request.
 #[derive(Debug)]
@@ -92,11 +97,27 @@ impl<'a> Client<'a> {
         Ok(Self { agent: config.build().into(), options, hub })
     }
 
-    /// The text at an address.
+    /// The text at an address: a repository's listing, with limits of its length and its time.
     pub(super) fn text(&self, address: &str) -> Result<String, Fault> {
-        let mut response = self.send(GET, address, 0, Follow::Everywhere)?;
-        let body = response.body_mut().with_config().limit(MAX_LISTING).read_to_string();
-        body.map_err(|error| self.fault(&error))
+        let mut body = self.send(GET, address, 0, Follow::Everywhere)?.into_body().into_reader();
+        let (start, longest) = (Instant::now(), self.options.timeouts.idle.saturating_mul(LISTING_IDLES));
+        let (mut text, mut chunk) = (Vec::new(), vec![0; CHUNK]);
+        loop {
+            match body.read(&mut chunk) {
+                Ok(0) => break,
+                Ok(count) => text.extend_from_slice(&chunk[..count]),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(self.read_fault(error)),
+            }
+            if text.len() > MAX_LISTING {
+                return Err(Fault::Protocol(format!("the listing has more than {} MiB", MAX_LISTING >> 20)));
+            }
+            if start.elapsed() > longest {
+                let reason = format!("the listing is not complete after {longest:?} (HF_HUB_DOWNLOAD_TIMEOUT)");
+                return Err(Fault::Connection(reason));
+            }
+        }
+        String::from_utf8(text).map_err(|_| Fault::Protocol("the listing is not text in UTF-8".into()))
     }
 
     /// Size and ETag of a file at `commit`. `listed` is its size in the repository's listing.
@@ -174,14 +195,20 @@ const GET: Method = |agent, uri| agent.get(uri);
 const HEAD: Method = |agent, uri| agent.head(uri);
 
 fn parse(address: &str) -> Result<Uri, Fault> {
-    address.parse().map_err(|error| Fault::Protocol(format!("`{}` is not an address: {error}", address.escape_debug())))
+    address.parse().map_err(|error| {
+        let shown = without_credentials(address);
+        Fault::Protocol(format!("`{}` is not an address: {error}", shown.escape_debug()))
+    })
 }
 
 fn origin(uri: &Uri) -> Result<Origin, Fault> {
     let default = match uri.scheme_str() {
         Some("http") => 80,
         Some("https") => 443,
-        _ => return Err(Fault::Protocol(format!("`{uri}` is not an `http://` or `https://` address"))),
+        _ => {
+            let shown = without_credentials(&uri.to_string());
+            return Err(Fault::Protocol(format!("`{shown}` is not an `http://` or `https://` address")));
+        }
     };
     let scheme = uri.scheme_str().unwrap_or_default().to_owned();
     Ok((scheme, uri.host().unwrap_or_default().to_ascii_lowercase(), uri.port_u16().unwrap_or(default)))
@@ -199,6 +226,7 @@ fn redirect(from: &Uri, status: StatusCode, headers: &HeaderMap) -> Result<Uri, 
     })?;
     let next = parse(&absolute(from, location))?;
     if origin(from)?.0 == "https" && origin(&next)?.0 == "http" {
+        let next = without_credentials(&next.to_string());
         return Err(Fault::Protocol(format!("the server redirected from https to `{next}`, which is not encrypted")));
     }
     Ok(next)

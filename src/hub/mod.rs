@@ -22,6 +22,7 @@ mod pinned;
 mod spec;
 mod verify;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -249,7 +250,7 @@ impl<'a> Hub<'a> {
 
     fn unreachable(&self, reason: &str) -> Error {
         self.error(
-            format!("`{}` cannot be reached: {reason}", self.options.endpoint),
+            format!("`{}` cannot be reached: {reason}", self.options.shown_endpoint()),
             "check the network, the proxy and HF_ENDPOINT, or give a local folder",
         )
     }
@@ -302,13 +303,24 @@ impl<'a> Hub<'a> {
             let commit = info.sha.escape_debug();
             return Err(self.error(format!("the hub gave the invalid commit `{commit}`"), "check HF_ENDPOINT"));
         }
-        let files: Vec<RemoteFile> =
+        // a file that is listed twice is downloaded once
+        let mut names = BTreeSet::new();
+        let mut files: Vec<RemoteFile> =
             info.siblings.into_iter().map(|file| RemoteFile { name: file.rfilename, size: file.size }).collect();
+        files.retain(|file| names.insert(file.name.clone()));
         if let Some(file) = files.iter().find(|file| !spec::stays_inside(&file.name)) {
             return Err(self.error(
                 format!("has the file `{}`, whose path leaves its folder", file.name.escape_debug()),
                 "do not use this repository",
             ));
+        }
+        let is_folder = |name: &str| {
+            let folder = format!("{name}/");
+            names.range(folder.clone()..).next().is_some_and(|next| next.starts_with(&folder))
+        };
+        if let Some(file) = files.iter().find(|file| is_folder(&file.name)) {
+            let reason = format!("has `{}` as a file and as a folder", file.name.escape_debug());
+            return Err(self.error(reason, "do not use this repository"));
         }
         Ok(Listing { commit: info.sha, files })
     }

@@ -51,6 +51,11 @@ impl HubOptions {
         }
     }
 
+    /// The address of the hub without a name and password, which it may contain.
+    pub fn shown_endpoint(&self) -> String {
+        without_credentials(&self.endpoint)
+    }
+
     /// Options from environment variables, by the rules of Python's `huggingface_hub`.
     ///
     /// `var` looks up a variable. Empty values count as unset.
@@ -96,12 +101,23 @@ impl std::fmt::Debug for HubOptions {
     /// Hides the token, because options may be logged.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("HubOptions")
-            .field("endpoint", &self.endpoint)
+            .field("endpoint", &self.shown_endpoint())
             .field("token", &self.token.as_ref().map(|_| "..."))
             .field("cache_dir", &self.cache_dir)
             .field("offline", &self.offline)
             .field("timeouts", &self.timeouts)
             .finish()
+    }
+}
+
+/// An address without what is before an `@` in its host.
+pub(super) fn without_credentials(address: &str) -> String {
+    let start = address.find("://").map_or(0, |found| found + "://".len());
+    let (scheme, rest) = address.split_at(start);
+    let host = rest.find(['/', '?', '#']).unwrap_or(rest.len());
+    match rest[..host].rfind('@') {
+        Some(at) => format!("{scheme}{}", &rest[at + 1..]),
+        None => address.to_owned(),
     }
 }
 
@@ -134,6 +150,21 @@ mod tests {
         assert_eq!(timeouts, Timeouts { connect: five, response: five, idle: half });
         for wrong in ["0", "-1", "nan", "inf", "1e300", "soon"] {
             assert_eq!(from(&[("HF_HUB_ETAG_TIMEOUT", wrong)]).timeouts, Timeouts::default(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_password_in_the_address_is_not_printed() {
+        for (address, shown) in [
+            ("https://hub.co", "https://hub.co"),
+            ("https://bob:secret@hub.co:8443/a@b", "https://hub.co:8443/a@b"),
+            ("http://a@b:secret@hub.co", "http://hub.co"),
+            ("bob:secret@hub.co", "hub.co"),
+            ("http://hub.co?x=@", "http://hub.co?x=@"),
+        ] {
+            let options = from(&[("HF_ENDPOINT", address)]);
+            assert_eq!(options.shown_endpoint(), shown);
+            assert!(!format!("{options:?}").contains("secret"), "{address}");
         }
     }
 

@@ -9,8 +9,10 @@ use ureq::Agent;
 use super::options::{Credentials, MlflowOptions};
 use crate::error::{Error, Result};
 
-/// How long a connection, and then an answer, is awaited.
-const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a connection is awaited.
+const CONNECT: Duration = Duration::from_secs(10);
+/// How long a complete answer is awaited.
+const ANSWER: Duration = Duration::from_secs(30);
 /// Limit of an answer, in bytes.
 const MAX_ANSWER: u64 = 4 << 20;
 /// Scheme of artifacts that the tracking server itself stores.
@@ -29,6 +31,7 @@ impl std::fmt::Display for Fault {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Connection(reason) => write!(f, "{reason}"),
+            Self::Refused(status, reason) if reason.is_empty() => write!(f, "HTTP {status}"),
             Self::Refused(status, reason) => write!(f, "HTTP {status} {reason}"),
         }
     }
@@ -65,9 +68,11 @@ impl Client {
     pub(super) fn new(options: &MlflowOptions) -> Self {
         let config = Agent::config_builder()
             .http_status_as_error(false)
+            // a request with metrics would lose them, and another host is not to get them
+            .max_redirects(0)
             .user_agent(concat!("prsmed/", env!("CARGO_PKG_VERSION")))
-            .timeout_connect(Some(TIMEOUT))
-            .timeout_global(Some(3 * TIMEOUT));
+            .timeout_connect(Some(CONNECT))
+            .timeout_global(Some(ANSWER));
         Self {
             agent: config.build().into(),
             base: options.url.trim_end_matches('/').to_owned(),
@@ -124,7 +129,7 @@ impl Client {
         if let Some(Credentials(authorization)) = &self.credentials {
             request = request.header("Authorization", authorization);
         }
-        Ok(read(request.send(&bytes[..])).map(|_| true))
+        Ok(self.read(request.send(&bytes[..])).map(|_| true))
     }
 
     fn get(&self, route: &str) -> Answer<Value> {
@@ -132,7 +137,7 @@ impl Client {
         if let Some(Credentials(authorization)) = &self.credentials {
             request = request.header("Authorization", authorization);
         }
-        read(request.call())
+        self.read(request.call())
     }
 
     fn post(&self, route: &str, body: &Value) -> Answer<Value> {
@@ -140,26 +145,43 @@ impl Client {
         if let Some(Credentials(authorization)) = &self.credentials {
             request = request.header("Authorization", authorization);
         }
-        read(request.send(body.to_string()))
+        self.read(request.send(body.to_string()))
     }
 
     fn address(&self, route: &str) -> String {
         format!("{}/api/2.0/mlflow/{route}", self.base)
     }
+
+    fn read(&self, answer: std::result::Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Answer<Value> {
+        let mut answer = answer.map_err(|error| broken(&error))?;
+        let status = answer.status();
+        if status.is_redirection() {
+            let reason = "the server redirects: give the address that it redirects to";
+            return Err(Fault::Refused(status.as_u16(), reason.into()));
+        }
+        let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string();
+        let text = text.map_err(|error| broken(&error))?;
+        let body: Option<Value> = serde_json::from_str(&text).ok();
+        if status.is_success() {
+            return Ok(body.unwrap_or_default());
+        }
+        let part = |key: &str| body.as_ref().and_then(|body| body[key].as_str()).unwrap_or_default().to_owned();
+        let reason = [part("error_code"), part("message")].join(" ");
+        // a server may repeat what it was sent
+        let reason = match &self.credentials {
+            Some(credentials) => credentials.hidden_in(&reason),
+            None => reason,
+        };
+        Err(Fault::Refused(status.as_u16(), reason.trim().chars().take(300).collect()))
+    }
 }
 
-fn read(answer: std::result::Result<ureq::http::Response<ureq::Body>, ureq::Error>) -> Answer<Value> {
-    let mut answer = answer.map_err(|error| Fault::Connection(error.to_string()))?;
-    let status = answer.status();
-    let text = answer.body_mut().with_config().limit(MAX_ANSWER).read_to_string();
-    let text = text.map_err(|error| Fault::Connection(error.to_string()))?;
-    let body: Option<Value> = serde_json::from_str(&text).ok();
-    if status.is_success() {
-        return Ok(body.unwrap_or_default());
-    }
-    let part = |key: &str| body.as_ref().and_then(|body| body[key].as_str()).unwrap_or_default().to_owned();
-    let reason = [part("error_code"), part("message")].join(" ");
-    Err(Fault::Refused(status.as_u16(), reason.trim().chars().take(300).collect()))
+fn broken(error: &ureq::Error) -> Fault {
+    Fault::Connection(match error {
+        ureq::Error::Timeout(ureq::Timeout::Connect) => format!("no connection within {CONNECT:?}"),
+        ureq::Error::Timeout(_) => format!("no answer within {ANSWER:?}"),
+        other => other.to_string(),
+    })
 }
 
 fn read_run(answer: &Value) -> Answer<RemoteRun> {

@@ -32,7 +32,7 @@ const MAX_WAITING: usize = 200_000;
 /// How often metrics are sent, and how long a failed request waits.
 const INTERVAL: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_secs(10);
-/// How long the end of a training waits for a server that does not answer.
+/// How long the end of a training tries again to send metrics.
 const LAST_ATTEMPTS: Duration = Duration::from_secs(15);
 
 /// Contents of [`RUN_FILE`].
@@ -56,9 +56,9 @@ impl Connection {
     /// # Errors
     /// [`Error::Config`] if the address is wrong, the server does not answer, or it refuses.
     pub fn open(options: MlflowOptions) -> Result<Self> {
-        if options.url.contains('@') {
+        if options.url.contains(['@', '?', '#']) || options.url.contains("%40") {
             let hint = "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD instead";
-            return Err(Error::config("--mlflow", "the address contains a name or a password", hint));
+            return Err(Error::config("--mlflow", "the address contains a name, a password or a query", hint));
         }
         if !options.url.starts_with("http://") && !options.url.starts_with("https://") {
             let reason = format!("`{}` is not an `http://` or `https://` address", options.url);
@@ -159,8 +159,8 @@ enum Message {
 }
 
 impl Tracker {
-    /// Sends what is left, the `files` that exist and how the training ended. Waits some seconds at most for a server
-    /// that does not answer.
+    /// Sends what is left, the `files` that exist and how the training ended. Nothing more is sent to a server that
+    /// stopped to answer, so the wait for it is a minute at most.
     pub fn finish(&self, end: End, files: &[PathBuf]) {
         let status = match end {
             End::Finished => "FINISHED",
@@ -277,25 +277,37 @@ impl Worker {
     /// Sends the rest, the files and the status. Returns how many values the server did not take.
     fn end(&self, waiting: &mut Vec<Value>, status: &str, files: (&RemoteRun, &[PathBuf])) -> usize {
         let until = Instant::now() + LAST_ATTEMPTS;
+        let not_marked = |fault: &Fault| {
+            self.observer.on(&Event::Warning(format!("MLflow: the run is not marked as {status}: {fault}")));
+        };
         while let Err(fault) = self.send(waiting) {
-            if !fault.may_pass() || Instant::now() >= until {
-                break;
+            if fault.may_pass() && Instant::now() < until {
+                std::thread::sleep(Duration::from_secs(1));
+                continue;
             }
-            std::thread::sleep(Duration::from_secs(1));
+            if matches!(fault, Fault::Connection(_)) {
+                not_marked(&fault);
+                return waiting.len();
+            }
+            break;
         }
         let (run, files) = files;
         for file in files {
             let name = file.file_name().unwrap_or_default().to_string_lossy();
             let stored = self.client.upload(run, &name, file);
-            let problem = match stored {
+            let problem = match &stored {
                 Ok(Ok(_)) => continue,
                 Ok(Err(fault)) => fault.to_string(),
                 Err(error) => error.to_string(),
             };
             self.observer.on(&Event::Warning(format!("MLflow: `{name}` is not stored with the run: {problem}")));
+            if let Ok(Err(fault @ Fault::Connection(_))) = &stored {
+                not_marked(fault);
+                return waiting.len();
+            }
         }
         if let Err(fault) = self.client.set_status(&self.run, status, now()) {
-            self.observer.on(&Event::Warning(format!("MLflow: the run is not marked as {status}: {fault}")));
+            not_marked(&fault);
         }
         waiting.len()
     }

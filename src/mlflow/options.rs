@@ -36,6 +36,15 @@ impl Credentials {
         };
         token.or_else(basic).map(Self)
     }
+
+    /// `text` with `...` for these credentials.
+    pub(super) fn hidden_in(&self, text: &str) -> String {
+        let sent = self.0.split_once(' ').map_or("", |(_, sent)| sent);
+        let decoded = BASE64_STANDARD.decode(sent).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+        let password = decoded.as_deref().and_then(|pair| pair.split_once(':')).map_or("", |(_, password)| password);
+        let secrets = [sent, password].into_iter().filter(|secret| !secret.is_empty());
+        secrets.fold(text.to_owned(), |text, secret| text.replace(secret, "..."))
+    }
 }
 
 #[cfg(test)]
@@ -53,5 +62,13 @@ mod tests {
         assert_eq!(with(&user).as_deref(), Some("Basic dXNlcjpzZWNyZXQ="));
         assert_eq!(with(&[user[0], ("MLFLOW_TRACKING_TOKEN", "t")]).as_deref(), Some("Bearer t"));
         assert_eq!(format!("{:?}", Credentials("Bearer t".into())), "Credentials(...)");
+    }
+
+    #[test]
+    fn credentials_that_a_server_repeats_are_hidden() {
+        let basic = Credentials("Basic dXNlcjpzZWNyZXQ=".into());
+        assert_eq!(basic.hidden_in("no secret for Basic dXNlcjpzZWNyZXQ="), "no ... for Basic ...");
+        assert_eq!(Credentials("Bearer t0k".into()).hidden_in("bad token t0k"), "bad token ...");
+        assert_eq!(Credentials("Basic dXNlcjo=".into()).hidden_in("no password"), "no password");
     }
 }

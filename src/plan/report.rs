@@ -513,3 +513,36 @@ fn streamed_layer(weights: &HostUse) -> Option<Term> {
                 .to_owned(),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Sources;
+
+    /// The plan of the tiny model with frozen layers on `gpus` GPUs.
+    fn plan(gpus: usize, divides: bool) -> Plan {
+        let _lock = crate::tensor::rng::TEST_LOCK.lock();
+        let divides = format!("model.divide_layers={divides}");
+        let sets = ["model.train_base=false", &divides, "train.micro_batch=1", "train.accumulation=2"];
+        let sets = sets.iter().map(|set| ((*set).to_owned(), "--set".to_owned())).collect();
+        let sources = Sources { preset: Some("tiny".to_owned()), sets, ..Sources::default() };
+        let config = sources.resolve().unwrap().config;
+        let machine = Machine::named("24gb").unwrap().with_ranks(0, gpus);
+        Plan::of(&config.dry_run(Job::Step, config.longest_example(), &machine, false).unwrap(), &machine)
+    }
+
+    #[test]
+    fn divided_layers_take_a_second_communicator() {
+        let nccl = |plan: &Plan| {
+            let terms = plan.terms.iter().filter(|term| term.name.starts_with("NCCL") && term.bytes > 0);
+            terms.map(|term| (term.name, Bytes(term.bytes).to_string(), term.reserved)).collect::<Vec<_>>()
+        };
+        let divided = plan(2, true);
+        let [first, second] = ["NCCL", "NCCL for divided layers"].map(|name| (name, "544.00 MiB".to_owned(), false));
+        assert_eq!(nccl(&divided), [first.clone(), second]);
+        let table = divided.table();
+        assert!(table.contains("NCCL 544.00 MiB") && table.contains("NCCL for divided layers 544.00 MiB"), "{table}");
+        assert_eq!(nccl(&plan(2, false)), [first]);
+        assert_eq!(nccl(&plan(1, true)), []);
+    }
+}

@@ -1,7 +1,7 @@
 //! Architectures of models that can be read, by their `config.json` and by the keys of their weights.
 //!
 //! A language model has one tokenizer and one prompt template, PRS-Med's (`data::text`). Models that expect another
-//! template, such as Vicuna in LLaVA-1.5, have another architecture and are refused.
+//! template are refused: Vicuna in LLaVA-1.5 by its architecture, Zephyr by the chat template of its tokenizer.
 
 use super::config::{ModelConfig, RANDOM};
 use super::needs::LLAVA_MED;
@@ -9,7 +9,7 @@ use crate::hub::Spec;
 use crate::models::prsmed::TOWER_PREFIX;
 use crate::models::{clip, mistral};
 use crate::tensor::weights::{Archive, read_config};
-use crate::{Error, Result};
+use crate::{Error, Result, files};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -142,7 +142,37 @@ pub(super) fn llm_config(folder: &Path) -> Result<mistral::Config> {
     check_value(&json, &path, "hidden_act", |value| value == "silu")?;
     let head_dim = config.hidden_size.checked_div(config.num_attention_heads);
     check_value(&json, &path, "head_dim", |value| value.as_i64() == head_dim)?;
+    // LLaVA has its own prompt templates, and does not use that of the tokenizer
+    if check_architecture(&json, &path, &LANGUAGE_MODELS[1..], "").is_ok() {
+        check_chat_template(folder)?;
+    }
     Ok(config)
+}
+
+/// Refuses a language model whose chat template does not have the markers of the prompts that the program writes. A
+/// folder without a chat template is accepted.
+fn check_chat_template(folder: &Path) -> Result<()> {
+    // transformers prefers this file; a damaged `tokenizer_config.json` is an error of the tokenizer
+    let jinja = || {
+        let name = "chat_template.jinja";
+        Some((name, files::read_to_string(&folder.join(name), files::MAX_SETTINGS).ok()?))
+    };
+    let of_tokenizer = || {
+        let name = "tokenizer_config.json";
+        let json = read_config(&folder.join(name), CONFIG_HINT).ok()?;
+        // a template, or a list of named ones
+        let template = json.get("chat_template").filter(|template| !template.is_null())?;
+        Some((name, template.to_string()))
+    };
+    let Some((name, text)) = jinja().or_else(of_tokenizer) else { return Ok(()) };
+    if text.contains("[INST]") {
+        return Ok(());
+    }
+    let reason = format!(
+        "the chat template in `{name}` does not contain `[INST]`: the model was trained with other prompts than \
+         `[INST] ... [/INST]`, which prsmed writes"
+    );
+    Err(Error::weights(folder, reason, format!("use a base with `[INST]` in its chat template, or `{LLAVA_MED}`")))
 }
 
 /// Config of the vision tower in a CLIP repository, whose `config.json` may describe the text tower too.

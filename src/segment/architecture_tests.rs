@@ -64,6 +64,48 @@ fn values_that_the_language_model_would_not_compute_with_are_refused() {
 }
 
 #[test]
+fn language_models_with_another_chat_template_are_refused() {
+    let mistral = json!({"architectures": ["MistralForCausalLM"], "model_type": "mistral"});
+    let inst = "{{ '[INST] ' + message['content'] + ' [/INST]' }}";
+    let chat_ml = "{{ '<|im_start|>' + message['role'] }}";
+    let (config, jinja) = ("tokenizer_config.json", "chat_template.jinja");
+    let of = |model: &Value, files: &[(&str, String)]| {
+        let folder = folder(model);
+        for (name, text) in files {
+            std::fs::write(folder.path().join(name), text).unwrap();
+        }
+        let model = ModelConfig { base: folder.path().display().to_string(), ..ModelConfig::default() };
+        check_parts(&model, &|_| panic!("nothing is fetched"))
+    };
+    let with = |template: Value| (config, json!({"bos_token": "<s>", "chat_template": template}).to_string());
+    for (files, name) in [
+        (vec![with(json!(chat_ml))], config),
+        (vec![with(json!([{"name": "default", "template": chat_ml}]))], config),
+        (vec![(jinja, chat_ml.to_owned())], jinja),
+        (vec![with(json!(inst)), (jinja, chat_ml.to_owned())], jinja),
+    ] {
+        let error = of(&mistral, &files).unwrap_err();
+        let text = error.to_string();
+        let reason = format!(": the chat template in `{name}` does not contain `[INST]`");
+        assert!(text.starts_with("`model.base`: ") && text.contains(&reason), "{text}");
+        assert!(error.hint().contains("use a base with `[INST]`"), "{}", error.hint());
+    }
+    for files in [
+        vec![],
+        vec![(config, json!({"bos_token": "<s>"}).to_string())],
+        vec![with(Value::Null)],
+        vec![with(json!(inst))],
+        vec![with(json!([{"name": "default", "template": inst}, {"name": "rag", "template": chat_ml}]))],
+        vec![with(json!(chat_ml)), (jinja, inst.to_owned())],
+    ] {
+        assert_eq!(of(&mistral, &files).unwrap(), Vec::<String>::new(), "{files:?}");
+    }
+    // LLaVA does not use the template of its tokenizer
+    let llava = json!({"architectures": ["LlavaMistralForCausalLM"], "model_type": "llava_mistral"});
+    assert_eq!(of(&llava, &[with(json!(chat_ml))]).unwrap(), Vec::<String>::new());
+}
+
+#[test]
 fn vision_towers_other_than_clip_are_refused() {
     let clip = serde_json::to_value(clip::Config::vit_l_14_336()).unwrap();
     let of = |more: Value, vision: Value| {

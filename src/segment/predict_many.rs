@@ -10,7 +10,7 @@ use super::evaluate::overlay;
 use super::predict::{EncodedImage, Prediction, ask, check_question, encode};
 use crate::data::questions::Familiarity;
 use crate::data::volume::{FileKind, Uid, dicom};
-use crate::data::{csv_text, sheet};
+use crate::data::{csv_text, decode, sheet};
 use crate::event::{Event, Observer};
 use crate::{Error, Result, files};
 use image::DynamicImage;
@@ -47,7 +47,8 @@ pub struct Job {
 
 /// The jobs of a folder of images (searched with its subfolders) or of a CSV file with the column `image` and, if the
 /// rows have their own, the column `question`. Rows without a question and images of a folder get all `questions`. Jobs
-/// about one image follow each other. Notes name volumes that are left out and slices that are answered one by one.
+/// about one image follow each other. Notes name volumes and images of other formats that are left out, and slices that
+/// are answered one by one.
 ///
 /// # Errors
 /// [`Error::Config`] for no images, no question or one that is too long; [`Error::Data`] with the line for a file that does not exist;
@@ -61,17 +62,17 @@ pub fn jobs(path: &Path, questions: &[String], observer: &dyn Observer) -> Resul
         };
         search(path, &mut |file| found.extend(is_image(&file).then_some(file)))?;
         found.sort();
-        let note = left_out(path, &found)?;
+        let notes = left_out(path, &found)?;
         if found.is_empty() {
-            let note = note.map_or_else(String::new, |note| format!("; {note}"));
-            let reason = format!("`{}` has no file that ends in .{}{note}", path.display(), ENDINGS.join(", ."));
+            let endings = format!("`{}` has no file that ends in .{}", path.display(), ENDINGS.join(", ."));
+            let reason = [vec![endings], notes].concat().join("; ");
             return Err(Error::config(
                 "--images",
                 reason,
                 "name a folder of images, or a CSV file with a column `image`",
             ));
         }
-        if let Some(note) = note {
+        for note in notes {
             observer.on(&Event::Note(note));
         }
         found.into_iter().map(|image| (image, None)).collect()
@@ -146,21 +147,27 @@ fn first_names(files: &[&Path]) -> String {
     if files.len() > 3 { format!("{names} and {} more", files.len() - 3) } else { names }
 }
 
-/// The files of volumes below `folder` that are not answered as images.
-fn left_out(folder: &Path, images: &[PathBuf]) -> Result<Option<String>> {
-    let mut volumes = Vec::new();
+/// Notes about the volumes and the images of other formats below `folder`, which are not answered.
+fn left_out(folder: &Path, images: &[PathBuf]) -> Result<Vec<String>> {
+    let (mut volumes, mut others) = (Vec::new(), Vec::new());
     search(folder, &mut |file| {
-        let is_left_out = images.binary_search(&file).is_err() && matches!(FileKind::of(&file), Ok(Some(_)));
-        volumes.extend(is_left_out.then_some(file));
+        if images.binary_search(&file).is_err() {
+            if matches!(FileKind::of(&file), Ok(Some(_))) {
+                volumes.push(file);
+            } else if decode::is_other_image(&file) {
+                others.push(file);
+            }
+        }
     })?;
-    volumes.sort();
-    let files: Vec<&Path> = volumes.iter().map(|file| file.strip_prefix(folder).unwrap_or(file)).collect();
-    let note = format!(
-        "files that may be volumes are left out ({}): {}; segment a volume with `--image FILE --out mask.nii.gz`",
-        files.len(),
-        first_names(&files)
-    );
-    Ok((!files.is_empty()).then_some(note))
+    let note = |what: &str, mut files: Vec<PathBuf>, remedy: &str| {
+        files.sort();
+        let files: Vec<&Path> = files.iter().map(|file| file.strip_prefix(folder).unwrap_or(file)).collect();
+        let names = first_names(&files);
+        (!files.is_empty()).then(|| format!("{what} are left out ({}): {names}; {remedy}", files.len()))
+    };
+    let volumes = note("files that may be volumes", volumes, "segment a volume with `--image FILE --out mask.nii.gz`");
+    let others = note("images of formats that cannot be read", others, "convert them to PNG");
+    Ok(volumes.into_iter().chain(others).collect())
 }
 
 /// A note about DICOM files of one series, which may be the slices of a volume.

@@ -149,3 +149,52 @@ fn files_without_a_journal_are_not_replaced() {
     assert!(Results::open(folder.path(), made(), true, &Silent).is_err());
     Results::open(folder.path(), other, true, &Silent).expect("the same");
 }
+
+#[test]
+fn zips_and_dicom_files_without_an_ending_are_named_for_a_folder_only() {
+    let slices = series("axial.zip");
+    let folder = folder(&[
+        ("a.png", PNG),
+        ("b.JPG", b"\xff\xd8\xff"),
+        ("IM0001", &slices[0]),
+        ("deep/IM0002", &slices[1]),
+        ("s.zip", b"PK\x03\x04"),
+        ("q.csv", b"image,question\na.png,Where?\n"),
+    ]);
+    let (found, notes) = asked(folder.path());
+    let names: Vec<String> = found.expect("jobs").into_iter().map(|job| job.name).collect();
+    assert_eq!(names.len(), 2, "{names:?}");
+    assert_eq!(notes.len(), 1, "{notes:?}");
+    assert!(notes[0].starts_with("files that may be volumes are left out (3): "), "{notes:?}");
+    assert!(["`IM0001`", "`deep/IM0002`", "`s.zip`"].iter().all(|name| notes[0].contains(name)), "{notes:?}");
+    // a table names its images itself
+    let (found, notes) = asked(&folder.path().join("q.csv"));
+    assert_eq!((found.expect("jobs").len(), notes), (1, Vec::new()));
+}
+
+#[test]
+fn images_of_other_formats_are_named() {
+    let folder = folder(&[
+        ("a.png", PNG),
+        ("b.bmp", b"BM"),
+        ("c.GIF", b"GIF89a"),
+        ("sub/d.webp", b"RIFF\0\0\0\0WEBP"),
+        ("e.jp2", b"\0\0\0\x0cjP  "),
+        ("f.nii", NIFTI),
+        ("notes.txt", b"x"),
+    ]);
+    let (found, notes) = asked(folder.path());
+    assert_eq!(found.expect("jobs").len(), 1);
+    assert!(
+        notes.len() == 2 && notes[0].starts_with("files that may be volumes are left out (1): `f.nii`"),
+        "{notes:?}"
+    );
+    assert_eq!(
+        notes[1],
+        "images of formats that cannot be read are left out (4): `b.bmp`, `c.GIF`, `e.jp2` and 1 more; convert them to PNG"
+    );
+    std::fs::remove_file(folder.path().join("a.png")).expect("removed");
+    let error = asked(folder.path()).0.expect_err("no image").to_string();
+    assert!(error.contains("no file that ends in .png") && error.contains("left out (1)"), "{error}");
+    assert!(error.contains("left out (4): `b.bmp`"), "{error}");
+}

@@ -122,3 +122,22 @@ fn several_labels_need_a_choice() {
     let chosen = CompareOptions { truth_labels: Labels::new(&[2]).unwrap(), ..options() };
     assert_eq!(compare(&found, chosen, &Silent).unwrap().scores[0].dice, Some(1.0));
 }
+
+#[test]
+fn labels_are_compared_after_the_slope_of_their_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let [truth, prediction] = ["t.nii", "p.nii"].map(|name| folder.path().join(name));
+    write::nifti_labels(&truth, &cuboid([1, 2, 1], [4, 6, 4], 1), &grid(false)).unwrap();
+    write::nifti_labels(&prediction, &cuboid([1, 2, 1], [4, 6, 4], 100), &grid(false)).unwrap();
+    let scaled = |slope: f32| {
+        let mut bytes = fs::read(&prediction).unwrap();
+        bytes[112..116].copy_from_slice(&slope.to_le_bytes());
+        fs::write(&prediction, bytes).unwrap();
+        let (found, _) = pairs(&prediction, &truth).unwrap();
+        compare(&found, CompareOptions { predicted_labels: Labels::new(&[1]).unwrap(), ..options() }, &Silent)
+    };
+    assert_eq!(scaled(0.01).unwrap().scores[0].dice, Some(1.0));
+    assert_eq!(scaled(0.02).unwrap().scores[0].dice, Some(0.0));
+    let error = scaled(0.005).unwrap_err().to_string();
+    assert!(error.contains("p.nii") && error.contains("not whole numbers, such as 0."), "{error}");
+}

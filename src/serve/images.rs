@@ -75,7 +75,7 @@ pub(super) async fn upload(
     } else {
         // the semaphore is never closed
         let _one = app.volumes.acquire().await.ok();
-        app.work(move || Ok(Picture::of_volume(volumes::read(bytes)?, shown)?)).await?
+        app.work(move || Ok(Picture::of_volume(volumes::read(bytes, max_pixels)?, shown)?)).await?
     };
     let id = app.shared.store.add(picture);
     let (picture, answers) = app.shared.store.image(&id)?;

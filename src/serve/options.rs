@@ -24,7 +24,7 @@ pub struct Options {
     pub keep: Duration,
     /// Most bytes of an uploaded file.
     pub max_upload: usize,
-    /// Most pixels of an image.
+    /// Most pixels of an image, and of a slice of a volume along any axis.
     pub max_pixels: u64,
     /// How volumes are shown and asked about: window and axis of the training images.
     pub shown: (Option<Window>, Option<Axis>),

@@ -50,7 +50,7 @@ impl Picture {
     ///
     /// # Errors
     /// [`Error::Config`] for a window that the volume does not have.
-    pub(super) fn of_volume(volume: Volume, shown: (Option<Window>, Option<Axis>)) -> Result<Self> {
+    pub(super) fn of_volume(mut volume: Volume, shown: (Option<Window>, Option<Axis>)) -> Result<Self> {
         let (window, axis) = shown;
         let suggested = Axis::suggested(&volume.grid);
         // a single slice has one axis only
@@ -59,6 +59,8 @@ impl Picture {
         let plane = volume.plane(axis);
         let window = window.unwrap_or_default().chosen_for(&volume);
         let levels = window.levels(&volume)?;
+        let mismatch = window.mismatch(&volume, &levels);
+        volume.notes.extend(mismatch);
         let spacing_mm = Some(plane.spacing);
         Ok(Self { pixels: Pixels::Volume(Box::new(Slices { volume, axis, plane, window, levels })), spacing_mm })
     }

@@ -19,18 +19,38 @@ use std::io::Write;
 use std::os::fd::AsRawFd;
 use std::path::{Path as FilePath, PathBuf};
 
-/// Reads NIfTI (also compressed), DICOM, or a zip of one DICOM series.
+/// Reads NIfTI (also compressed), DICOM, or a zip of one DICOM series. Its slices along every axis have at most
+/// `max_pixels`, because a question can choose the axis.
 ///
 /// # Errors
-/// [`Error::Data`] for another file; as [`volume::open`].
-pub(super) fn read(bytes: Upload) -> Result<Volume> {
+/// [`Error::Data`] for another file, and for too large slices; as [`volume::open`].
+pub(super) fn read(bytes: Upload, max_pixels: u64) -> Result<Volume> {
     let file = InMemory::new(&bytes)?;
     drop(bytes);
     if !volume::is_volume(&file.path)? {
         let reason = "is not a PNG, JPEG or TIFF image, nor a NIfTI or DICOM file";
         return Err(Error::data(uploaded(), reason, "convert an image to PNG, and a volume to NIfTI"));
     }
-    volume::open_within(&file.path, MAX_VOLUME).map_err(|error| without_path(error, &file.path))
+    // The product of the pixels of the slices along the three axes is the square of the number of voxels. A file whose
+    // header has more voxels than this is refused before they are decoded.
+    let most = usize::try_from(max_pixels.saturating_pow(3).isqrt()).unwrap_or(MAX_VOLUME);
+    let volume = volume::open_within(&file.path, most.min(MAX_VOLUME)).map_err(|error| match error {
+        Error::Data { reason, .. } if most < MAX_VOLUME && reason.contains(" voxels are more than ") => {
+            too_large(reason.split(' ').next().unwrap_or_default(), max_pixels)
+        }
+        error => without_path(error, &file.path),
+    })?;
+    let [x, y, z] = volume.grid.size;
+    if [x * y, x * z, y * z].iter().any(|pixels| *pixels as u64 > max_pixels) {
+        return Err(too_large(&format!("{x}x{y}x{z}"), max_pixels));
+    }
+    Ok(volume)
+}
+
+fn too_large(size: &str, max_pixels: u64) -> Error {
+    let reason = format!("has {size} voxels, and at most {max_pixels} pixels are allowed in a slice along any axis");
+    let hint = "crop the volume or resample it to larger voxels, or start the server with a larger `--max-pixels`";
+    Error::data(uploaded(), reason, hint)
 }
 
 /// A file that exists in memory only, and no longer than this value or the process: its folder cannot keep a patient's

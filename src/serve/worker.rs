@@ -395,6 +395,21 @@ mod tests {
     }
 
     #[test]
+    fn a_removed_image_ends_its_running_and_waiting_questions() {
+        let server = server(Duration::from_mins(1));
+        let mut running = ask(&server, "endless");
+        while !matches!(running.blocking_recv(), Some(Progress::Text(_))) {}
+        let waiting = ask_about_all_slices(&server);
+        let begin = Instant::now();
+        server.shared.store.remove(&server.image).unwrap();
+        for receiver in [running, waiting] {
+            let failure = failure(receiver);
+            assert_eq!((failure.status, failure.error.as_str()), (StatusCode::NOT_FOUND, "there is no such image"));
+        }
+        assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    }
+
+    #[test]
     fn an_interrupt_ends_running_and_waiting_questions() {
         let server = server(Duration::from_mins(1));
         let mut running = ask(&server, "endless");

@@ -99,20 +99,20 @@ pub fn use_flash_attention() {
     unsafe { native::prsmed_flash_attention() };
 }
 
-/// Makes fp32 convolutions and matrix products of a GPU compute in fp32. libtorch's own default rounds the inputs of
-/// convolutions to TF32, which has the 10-bit mantissas of fp16. It has no effect on the CPU.
+/// Whether fp32 convolutions and matrix products of a GPU may round their inputs to TF32, which has the 10-bit mantissas
+/// of fp16. libtorch's own default allows it for convolutions. It has no effect on the CPU.
 ///
 /// # Panics
 /// With libtorch's message, like its operators.
-pub fn use_ieee_fp32() {
+pub fn allow_tf32(is_allowed: bool) {
     // SAFETY: sets flags of libtorch's context.
-    unsafe { native::check(native::prsmed_ieee_fp32()) }.unwrap_or_else(|error| error.raise());
+    unsafe { native::check(native::prsmed_allow_tf32(is_allowed)) }.unwrap_or_else(|error| error.raise());
 }
 
-/// True after [`use_ieee_fp32`], if nothing has changed it since.
+/// True if fp32 convolutions and matrix products of a GPU compute in fp32: after `allow_tf32(false)`.
 ///
 /// # Panics
-/// As [`use_ieee_fp32`].
+/// As [`allow_tf32`].
 pub fn is_ieee_fp32() -> bool {
     let mut is_ieee = false;
     // SAFETY: the callee writes one flag.

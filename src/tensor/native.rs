@@ -139,7 +139,7 @@ fallible! {
     fn prsmed_device_reset_peaks(index: i32);
     fn prsmed_device_release_cache();
     fn prsmed_cudnn_version(out: *mut i64);
-    fn prsmed_ieee_fp32();
+    fn prsmed_allow_tf32(is_allowed: bool);
     fn prsmed_is_ieee_fp32(out: *mut bool);
     fn prsmed_group_shutdown(group: *mut c_void);
     fn prsmed_module_follow();

@@ -50,6 +50,9 @@ settings! {
         precision: Precision = Precision::Bf16, results(Changes), resume(Warn),
             memory("frozen weights and activations are twice as large in fp32"),
             saves_at("bf16", "frozen weights and arithmetic in bf16");
+        /// Lets a GPU round the inputs of fp32 convolutions and matrix products to TF32, which is faster and has the 10-bit
+        /// mantissas of fp16. Arithmetic in bf16 and fp16 stays as it is.
+        tf32: bool = false, results(Changes), resume(Warn);
         /// Activation checkpointing of the language model: `none` keeps all activations, `full` recomputes every layer
         /// in the backward pass, a number recomputes that many first layers.
         checkpointing: FirstLayers = FirstLayers::Full, results(Same), resume(Free),

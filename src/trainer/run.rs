@@ -16,7 +16,7 @@ use super::{Picture, Score, Switch, Task, TrainConfig, Validation, plateau, sche
 use crate::event::{Event, Observer, StepReport};
 use crate::tensor::threads::Adaptive;
 use crate::tensor::weights::{self, Staged};
-use crate::tensor::{Tensor, guard, kernels, ledger, memory, no_grad};
+use crate::tensor::{self, Tensor, guard, kernels, ledger, memory, no_grad};
 use crate::{Error, Result};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -196,6 +196,7 @@ impl<'a, T: Task> Engine<'a, T> {
         let all = config.epochs * steps_per_epoch;
         let total_steps = if config.max_steps > 0 { all.min(config.max_steps) } else { all };
         kernels::set_mode(config.fused_kernels.kernels());
+        tensor::allow_tf32(config.tf32);
         let last = session.folder.join("last");
         let checkpoint = if session.resume { Some(weights::readable_folder(&last)?) } else { None };
         if let Some(folder) = &checkpoint {
@@ -228,7 +229,7 @@ impl<'a, T: Task> Engine<'a, T> {
             progress.total_steps = total_steps;
             stepper.scaler = progress.scaler.clone();
             progress.candidates = candidates::existing(&progress.candidates, session.folder);
-            session.observer.on(&Event::Note(format!("resumed at step {} of {total_steps}", progress.step)));
+            session.observer.on(&Event::Note(resumed_at(progress.step, total_steps, config)));
         }
         let done = checkpoint.is_some().then_some(progress.step);
         let same = format!("{} {steps_per_epoch} {:?} {}", env!("CARGO_PKG_VERSION"), progress, session.settings);
@@ -719,7 +720,7 @@ fn check_length(progress: &Progress, total_steps: u64, config: &TrainConfig) -> 
     if done <= total_steps {
         return Ok(());
     }
-    let key = if config.max_steps == total_steps { "train.max_steps" } else { "train.epochs" };
+    let key = limit_of(total_steps, config);
     let reason = format!("the run to resume has done {done} steps, and the settings end it after {total_steps}");
     Err(Error::config(key, reason, "give a larger number, or start a new run with another `--out`"))
 }
@@ -731,10 +732,23 @@ fn jump(progress: &Progress, total_steps: u64, config: &TrainConfig) -> Option<S
         return None;
     }
     let [was, is] = [before, total_steps].map(|total| schedule::learning_rate(config, done, total));
-    Some(format!(
+    (was != is).then(|| format!(
         "the training had {before} steps and now has {total_steps}: the learning rate falls over all of them, and jumps from \
          {was:.2e} to {is:.2e} at step {done}"
     ))
+}
+
+/// The setting that ends a training after `total_steps`.
+fn limit_of(total_steps: u64, config: &TrainConfig) -> &'static str {
+    if config.max_steps == total_steps { "train.max_steps" } else { "train.epochs" }
+}
+
+fn resumed_at(done: u64, total_steps: u64, config: &TrainConfig) -> String {
+    if done < total_steps {
+        return format!("resumed at step {done} of {total_steps}");
+    }
+    let key = limit_of(total_steps, config);
+    format!("nothing to train: all {done} steps are done; a larger `{key}` makes the training longer")
 }
 
 #[cfg(test)]

@@ -483,3 +483,36 @@ fn a_noisy_score_ends_the_training_when_it_no_longer_grows() {
     let epochs = outcome.steps / 8;
     assert!(outcome.stopped_early && (14..=22).contains(&epochs), "{epochs} epochs");
 }
+
+#[test]
+fn a_longer_training_says_how_its_learning_rate_jumps() {
+    let (toy, folder) = (Toy::new(0, 6), tempfile::tempdir().unwrap());
+    let with = |max_steps| TrainConfig { max_steps, min_learning_rate: 1e-3, ..config(false) };
+    let jumps = |notes: &[String]| notes.iter().filter(|note| note.contains("jumps from")).cloned().collect::<Vec<_>>();
+    let (outcome, notes) = train(&toy, &with(4), folder.path());
+    assert_eq!((outcome.unwrap().steps, jumps(&notes)), (4, Vec::new()));
+    // the same length
+    let (outcome, notes) = train_on(&toy, &with(4), folder.path(), true);
+    assert_eq!((outcome.unwrap().steps, jumps(&notes)), (4, Vec::new()));
+    let done = "nothing to train: all 4 steps are done; a larger `train.max_steps` makes the training longer";
+    assert!(notes.iter().any(|note| note == done), "{notes:?}");
+    let (outcome, notes) = train_on(&toy, &with(6), folder.path(), true);
+    assert_eq!(outcome.unwrap().steps, 6);
+    let [was, is] = [4, 6].map(|total| schedule::learning_rate(&with(6), 4, total));
+    let [text] = <[String; 1]>::try_from(jumps(&notes)).unwrap();
+    assert!(text.starts_with("the training had 4 steps and now has 6: "), "{text}");
+    assert!(was < is && text.ends_with(&format!("{was:.2e} to {is:.2e} at step 4")), "{text}");
+}
+
+#[test]
+fn a_training_cannot_end_before_the_steps_that_are_done() {
+    let (toy, folder) = (Toy::new(0, 6), tempfile::tempdir().unwrap());
+    let with = |epochs, max_steps| TrainConfig { epochs, max_steps, ..config(false) };
+    assert_eq!(train(&toy, &with(2, 12), folder.path()).0.unwrap().steps, 12);
+    for (config, key, end) in [(with(2, 5), "train.max_steps", 5), (with(1, 0), "train.epochs", 8)] {
+        let error = train_on(&toy, &config, folder.path(), true).0.unwrap_err();
+        let expected = format!("`{key}`: the run to resume has done 12 steps, and the settings end it after {end}");
+        assert!(error.to_string().starts_with(&expected), "{error}");
+        assert!(error.hint().contains("a larger number"), "{}", error.hint());
+    }
+}

@@ -1,9 +1,10 @@
 //! The page of `prsmed serve`: upload, two questions, two masks, brush, keyboard, download, errors.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use super::driver::{Browser, key};
-use super::server::{Server, home, image_file, volume_file};
+use super::server::{Server, done, home, image_file, trained, volume_file};
 
 /// Number of pixels of the canvas that have a colour; images of the tests are grey.
 const COLOURED: &str = "(() => { const c = document.getElementById('view'); \
@@ -98,6 +99,37 @@ fn a_question_unlike_those_of_the_training_is_not_green() {
     assert!(warning.contains("malignant") && warning.contains("The nearest training question is: "), "{warning}");
 }
 
+/// A copy of the run as an earlier version wrote it: without the questions of its training.
+fn run_without_questions() -> PathBuf {
+    let run = home().join("run-without-questions");
+    done(Command::new("cp").arg("-r").arg(trained()).arg(&run));
+    for folder in ["best", "last"].map(|name| run.join(name)) {
+        std::fs::remove_file(folder.join("questions.json")).expect("questions");
+        let file = folder.join("checksums.json");
+        let mut sums: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).expect("JSON");
+        sums["files"].as_object_mut().unwrap().remove("questions.json").expect("a checksum");
+        std::fs::write(file, sums.to_string()).unwrap();
+    }
+    run
+}
+
+#[test]
+#[ignore = "needs chromium"]
+fn no_question_is_green_if_those_of_the_training_are_not_known() {
+    let server = Server::start_run(&run_without_questions(), &["--max-new-tokens", "4"], &[]);
+    let browser = open(&server);
+    browser.upload("#file", &[&image_file()]);
+    browser.wait_for("!document.getElementById('question').disabled");
+    ask(&browser, "Where is the lesion?", 1);
+    assert!(browser.text(".answer .facts").contains("Presence"));
+    assert_eq!(browser.eval("document.querySelectorAll('.answer .facts .yes, .answer .facts .no').length"), 0);
+    assert_eq!(
+        browser.text(".answer .unlike"),
+        "The questions of the training are not known. The page cannot say whether this question is like those of the \
+         training."
+    );
+}
+
 /// A folder for the downloads of one test: the tests run beside each other, and their files have equal names.
 fn downloads(browser: &Browser, test: &str) -> PathBuf {
     let folder = home().join("downloads").join(test);
@@ -108,7 +140,7 @@ fn downloads(browser: &Browser, test: &str) -> PathBuf {
     folder
 }
 
-fn wait_for_file(file: &std::path::Path) {
+fn wait_for_file(file: &Path) {
     for _ in 0..200 {
         if file.is_file() {
             return;
@@ -153,7 +185,7 @@ fn the_files_of_a_dicom_series_are_opened_shown_asked_about_and_downloaded() {
     let server = Server::start(&["--max-new-tokens", "4"]);
     let browser = open(&server);
     let series = home().join("series");
-    let zip = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/volumes/axial.zip");
+    let zip = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/volumes/axial.zip");
     let mut archive = zip::ZipArchive::new(std::fs::File::open(zip).unwrap()).unwrap();
     archive.extract(&series).unwrap();
     let files = ["sub/2.dcm", "sub/0.dcm", "IM003", "IM001"].map(|name| series.join(name));
@@ -178,7 +210,7 @@ fn the_files_of_a_dicom_series_are_opened_shown_asked_about_and_downloaded() {
     assert_eq!(mask.grid.size, [6, 5, 4]);
 
     // a series with a missing slice is refused, and the page goes on
-    let gap = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/volumes/gap.zip");
+    let gap = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/volumes/gap.zip");
     browser.upload("#file", &[&gap]);
     browser.wait_for("!document.getElementById('alert').hidden");
     assert!(browser.text("#alert").contains("missing"), "{}", browser.text("#alert"));
@@ -247,7 +279,7 @@ fn a_question_about_all_slices_shows_its_progress_and_stops() {
 
 /// The files of the real DICOM series of `PRSMED_SHARED`.
 fn real_series() -> Vec<PathBuf> {
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let shared = std::env::var_os("PRSMED_SHARED").map_or_else(|| root.join("../shared"), PathBuf::from);
     let folder = shared.join("data/volumes/ct_dicom");
     let entries = std::fs::read_dir(&folder)

@@ -146,10 +146,9 @@ fn a_training_from_an_empty_cache_lists_its_files_downloads_them_and_finishes() 
     let adapter = fs::read(out.join("last/lora_adapter/adapter_config.json")).unwrap();
     let adapter: Value = serde_json::from_slice(&adapter).unwrap();
     assert_eq!(adapter["base_model_name_or_path"], "lab/llava");
-    // listings of all repositories come before the first file of weights (the sizes in `config.json` are needed first)
+    // listings of all repositories come before the first file of weights (sizes and prompt format of the base are needed first)
     let asked = server.with(|state| state.log.iter().map(|request| request.path.clone()).collect::<Vec<_>>());
-    let first_file =
-        asked.iter().position(|path| !path.starts_with("/api") && !path.ends_with("/config.json")).unwrap();
+    let first_file = asked.iter().position(|path| !path.starts_with("/api") && !path.ends_with("config.json")).unwrap();
     let listed = &asked[..first_file];
     for repo in ["lab/llava", "lab/tinysam"] {
         assert!(listed.iter().any(|path| path.contains(repo)), "{asked:?}");
@@ -307,9 +306,9 @@ fn stops_before_downloads(sets: &[&str], server: &Server, error: &str, listed: &
     assert!(weights(server).is_empty(), "{:?}", weights(server));
 }
 
-/// The downloads without the `config.json` of the base, which is read first.
+/// The downloads without `config.json` and `tokenizer_config.json` of the base, which are read first.
 fn weights(server: &Server) -> Vec<(String, String)> {
-    server.downloads().into_iter().filter(|(path, _)| !path.ends_with("/config.json")).collect()
+    server.downloads().into_iter().filter(|(path, _)| !path.ends_with("config.json")).collect()
 }
 
 #[test]

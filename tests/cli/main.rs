@@ -10,6 +10,7 @@ mod bounds;
 mod calibrate;
 mod checkpoints;
 mod data;
+mod environment;
 mod evaluation;
 mod extra;
 mod first_run;

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 
 use serde_json::{Value, json};
 
-use crate::support::{done, error_text, path, phantoms, prsmed, run, train};
+use crate::support::{done, error_text, path, phantoms, prsmed, run, train, tree};
 
 /// What a server was told.
 #[derive(Default)]
@@ -27,6 +27,10 @@ pub(crate) struct State {
     authorization: Option<String>,
     /// How many requests with metrics fail before one is taken.
     failures: usize,
+    /// Requests of this method are redirected: status and address.
+    redirect: Option<(&'static str, u16, String)>,
+    /// No request is answered once metrics were sent.
+    hangs: bool,
 }
 
 pub(crate) struct Server {
@@ -77,6 +81,16 @@ fn answer(mut stream: &TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     let mut state = state.lock().unwrap();
     state.received.extend(head.join("\n").into_bytes());
     state.received.extend(&body);
+    if state.hangs && String::from_utf8_lossy(&state.received).contains("loss/total") {
+        drop(state);
+        loop {
+            std::thread::park();
+        }
+    }
+    if let Some((_, status, to)) = state.redirect.as_ref().filter(|(redirected, ..)| *redirected == method) {
+        let end = "Content-Length: 0\r\nConnection: close\r\n\r\n";
+        return write!(stream, "HTTP/1.1 {status} x\r\nLocation: {to}{path}\r\n{end}");
+    }
     let allowed = state.authorization.is_none()
         || header("authorization").map(|(_, value)| value) == state.authorization.as_deref();
     let (status, reply) =
@@ -169,6 +183,7 @@ fn a_training_is_recorded_and_its_continuation_joins_the_same_run() {
         assert!(state.metrics.iter().any(|(_, key, ..)| key == "val/dice"), "{:?}", state.metrics);
         let config = &state.artifacts["1/r0/artifacts/config.toml"];
         assert!(String::from_utf8_lossy(config).contains("max_steps = 3"));
+        assert!(state.artifacts["1/r0/artifacts/report.html"].starts_with(b"<!"));
         losses(state)
     });
     // the same values as in the run folder, although the first request failed
@@ -260,4 +275,118 @@ fn a_fine_tuning_is_recorded_as_a_training_is() {
         assert_eq!(losses(state), written);
         assert_eq!(written.iter().map(|(step, _)| *step).collect::<Vec<_>>(), [1, 2, 3]);
     });
+}
+
+#[test]
+fn a_server_that_redirects_is_refused_and_the_other_one_gets_nothing() {
+    let other = Server::start(State::default());
+    for (method, status) in [("GET", 301), ("GET", 307), ("POST", 302), ("POST", 308)] {
+        let redirect = Some((method, status, other.address.clone()));
+        let server = Server::start(State { redirect, ..State::default() });
+        let mut command = train(phantoms(), &path("mlflow-redirected"), &["train.max_steps=1"]);
+        command.env("MLFLOW_TRACKING_USERNAME", "bob").env("MLFLOW_TRACKING_PASSWORD", "hunter2secret");
+        let error = error_text(&run(command.args(["--mlflow", &server.address])));
+        assert!(error.contains(&format!("HTTP {status} the server redirects: give the address")), "{error}");
+    }
+    assert!(other.with(|state| state.received.is_empty()));
+}
+
+/// Answers each request with these bytes; its address.
+fn always(answer: String) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let (mut reader, mut line) = (BufReader::new(&stream), String::new());
+            while reader.read_line(&mut line).is_ok_and(|length| length > 2) {
+                line.clear();
+            }
+            // a client that goes away is no failure of the server
+            let _ = (&stream).write_all(answer.as_bytes());
+        }
+    });
+    address
+}
+
+#[test]
+fn a_server_that_fails_stops_the_start_and_credentials_that_it_repeats_are_hidden() {
+    let reply = |status: u16, body: &str| {
+        format!("HTTP/1.1 {status} x\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}", body.len())
+    };
+    let repeats = json!({ "error_code": "NO", "message": "hunter2secret is not Basic Ym9iOmh1bnRlcjJzZWNyZXQ=" });
+    for (answer, expected) in [
+        (reply(500, "boom"), "`: HTTP 500\nhint: start the server"),
+        (reply(200, "boom"), "is this an MLflow server?"),
+        (reply(200, "{}").replace("Content-Length: 2", "Content-Length: 9"), "--mlflow"),
+        ("not HTTP\r\n\r\n".to_owned(), "--mlflow"),
+        (reply(401, &repeats.to_string()), "HTTP 401 NO ... is not Basic ..."),
+    ] {
+        let address = always(answer.clone());
+        let mut command = train(phantoms(), &path("mlflow-fails"), &["train.max_steps=1"]);
+        command.env("MLFLOW_TRACKING_USERNAME", "bob").env("MLFLOW_TRACKING_PASSWORD", "hunter2secret");
+        let error = error_text(&run(command.args(["--mlflow", &address])));
+        assert!(error.contains(expected), "{answer}: {error}");
+        assert!(!error.contains("hunter2secret") && !error.contains("Ym9iOmh1bnRlcjJzZWNyZXQ="), "{error}");
+    }
+}
+
+#[test]
+fn an_address_with_a_password_is_refused_and_not_repeated() {
+    for address in [
+        "http://bob:hunter2secret@127.0.0.1:9",
+        "bob:hunter2secret@127.0.0.1:9",
+        "http://bob:hunter2secret%40127.0.0.1:9",
+        "http://127.0.0.1:9/?password=hunter2secret",
+        "http://127.0.0.1:9/#hunter2secret",
+    ] {
+        for mode in ["--quiet", "--json"] {
+            let out = path("mlflow-password");
+            let mut command = train(phantoms(), &out, &[]);
+            let ran = run(command.args(["--mlflow", address, mode]));
+            assert_eq!(ran.code, Some(2), "{address}");
+            assert!(!ran.stdout.contains("hunter2secret") && !ran.stderr.contains("hunter2secret"), "{}", ran.stderr);
+            assert!(error_text(&ran).contains("MLFLOW_TRACKING_PASSWORD") && !out.exists(), "{}", ran.stderr);
+        }
+    }
+}
+
+#[test]
+fn credentials_are_in_no_file_and_no_output_of_a_recorded_training() {
+    let authorization = Some("Basic Ym9iOmh1bnRlcjJzZWNyZXQ=".into());
+    let server = Server::start(State { authorization, failures: 1, ..State::default() });
+    let out = path("mlflow-credentials");
+    let mut command = train(phantoms(), &out, &["train.max_steps=2"]);
+    command.env("MLFLOW_TRACKING_USERNAME", "bob").env("MLFLOW_TRACKING_PASSWORD", "hunter2secret");
+    let ran = run(command.env("RUST_LOG", "trace").args(["--json", "--mlflow", &server.address]));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    let mut texts = tree(&out);
+    assert!(texts.contains_key("mlflow.json"), "{:?}", texts.keys());
+    texts.extend([("output".to_owned(), ran.stdout.into_bytes()), ("errors".to_owned(), ran.stderr.into_bytes())]);
+    server.with(|state| {
+        texts.extend(state.artifacts.iter().map(|(name, bytes)| (name.clone(), bytes.clone())));
+        texts.extend(state.params.iter().map(|(name, value)| (name.clone(), value.clone().into_bytes())));
+    });
+    for (name, bytes) in texts {
+        for secret in ["hunter2secret", "Ym9iOmh1bnRlcjJzZWNyZXQ="] {
+            assert!(!bytes.windows(secret.len()).any(|part| part == secret.as_bytes()), "{name}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "takes minutes: scripts/soak"]
+fn soak_a_server_that_stops_to_answer_delays_the_start_and_the_end_by_a_minute_at_most() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://{}", silent.local_addr().unwrap());
+    let error = error_text(&run(train(phantoms(), &path("mlflow-silent"), &[]).args(["--mlflow", &address])));
+    assert!(error.contains("no answer within 30s"), "{error}");
+
+    let server = Server::start(State { hangs: true, ..State::default() });
+    let start = std::time::Instant::now();
+    let mut command = train(phantoms(), &path("mlflow-hangs"), &["train.max_steps=2"]);
+    let ran = run(command.args(["--mlflow", &server.address]));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("MLflow: the run is not marked as FINISHED: no answer within 30s"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("values were not recorded there"), "{}", ran.stderr);
+    assert!(start.elapsed().as_secs() < 90, "{:?}", start.elapsed());
 }

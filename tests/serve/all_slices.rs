@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use prsmed::data::volume::{Axis, labels};
 use serde_json::{Value, json};
@@ -201,4 +201,28 @@ fn a_client_that_leaves_stops_the_slices_within_a_second() {
     assert_eq!(server.metric("prsmed_questions_running"), 0.0);
     assert_eq!(server.get(&format!("/api/images/{id}")).ok().json()["answers"], json!([]));
     println!("slices of a client that left stopped after {} ms", took.as_millis());
+}
+
+#[test]
+fn a_removed_volume_ends_its_questions_within_a_second() {
+    let _alone = alone();
+    let server = Server::start(&[]);
+    let id = server.upload(&volume_file("removed.nii", 5000));
+    std::thread::scope(|scope| {
+        let running = scope.spawn(|| server.ask(&id, &json!({ "question": QUESTION, "volume": {} })));
+        server.wait_for("prsmed_questions_running", 1.0, Duration::from_secs(5));
+        let waiting = scope.spawn(|| server.ask(&id, &json!({ "question": QUESTION })));
+        server.wait_for("prsmed_queue_length", 1.0, Duration::from_secs(5));
+        let begin = Instant::now();
+        server.send("DELETE", &format!("/api/images/{id}"), &[], &[]).ok();
+        for (asked, begins_with) in [(running, "started"), (waiting, "error")] {
+            let events = asked.join().unwrap();
+            let (name, error) = events.last().unwrap();
+            assert_eq!((events[1].0.as_str(), name.as_str()), (begins_with, "error"), "{error}");
+            assert_eq!((&error["error"], &error["status"]), (&json!("there is no such image"), &json!(404)));
+        }
+        assert!(begin.elapsed() < Duration::from_secs(1), "{:?}", begin.elapsed());
+    });
+    assert_eq!(server.metric("prsmed_questions_total{outcome=\"failed\"}"), 2.0);
+    server.result(&server.upload(&image_file()), QUESTION, 1);
 }

@@ -2,13 +2,14 @@
 
 use std::io::{Cursor, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use image::{DynamicImage, ImageFormat};
 use serde_json::json;
 
 use crate::alone;
-use crate::support::{Server, image_file, prsmed, signal, trained};
+use crate::support::{Server, image_file, prsmed, signal, trained, volume_file, volume_file_of};
 
 const TOKEN: &str = "correct-horse-battery";
 
@@ -54,6 +55,62 @@ fn files_that_are_no_images_are_refused() {
     }
     server.send("POST", "/api/images?name=a", &[], &whole).is_error(400, "unknown field `name`");
     upload(&whole).ok();
+}
+
+/// A NIfTI file whose header promises more voxels than the file has.
+fn promised(name: &str, size: [i16; 3]) -> Vec<u8> {
+    let mut bytes = std::fs::read(volume_file(name, 1)).expect("read");
+    // `dim[1]` to `dim[3]` of the header
+    let sides: Vec<u8> = size.into_iter().flat_map(i16::to_le_bytes).collect();
+    bytes[42..48].copy_from_slice(&sides);
+    bytes
+}
+
+#[test]
+fn volumes_with_too_large_slices_are_refused() {
+    let server = Server::start(&["--max-pixels", "0.01"]);
+    let upload = |bytes: &[u8]| server.send("POST", "/api/images", &[], bytes);
+    let refused = "voxels, and at most 10000 pixels are allowed in a slice along any axis";
+    let hint = "crop the volume or resample it to larger voxels, or start the server with a larger `--max-pixels`";
+    // by its header: the voxels are missing
+    let large = upload(&promised("slices.nii", [1024, 1024, 250]));
+    large.is_error(422, &format!("the uploaded file: has 1024x1024x250 {refused}"));
+    assert_eq!(large.json()["hint"], hint);
+    // slices of 20x16 pixels; those along the second axis have 20x501
+    let long = upload(&std::fs::read(volume_file("long.nii", 501)).unwrap());
+    long.is_error(422, &format!("the uploaded file: has 20x16x501 {refused}"));
+    assert_eq!(long.json()["hint"], hint);
+    server.upload(&volume_file("long.nii", 500));
+}
+
+#[test]
+fn volumes_with_too_many_voxels_are_refused() {
+    let server = Server::start(&[]);
+    let large = server.send("POST", "/api/images", &[], &promised("voxels.nii", [1024, 1024, 257]));
+    large.is_error(422, "the uploaded file: 1024x1024x257 voxels are more than 268435456, the most that can be used");
+    assert_eq!(large.json()["hint"], "crop the volume or resample it to larger voxels");
+}
+
+#[test]
+fn one_volume_is_decoded_at_a_time() {
+    let _alone = alone();
+    let server = Server::start(&[]);
+    let (large, small) = (volume_file_of("large.nii.gz", [300, 300, 500]), volume_file("small.nii", 2));
+    let time = |file: &Path| {
+        let begin = Instant::now();
+        server.upload(file);
+        begin.elapsed()
+    };
+    let of_large = time(&large);
+    let longest = std::thread::scope(|scope| {
+        let other = scope.spawn(|| time(&large));
+        let mut longest = Duration::ZERO;
+        while !other.is_finished() {
+            longest = longest.max(time(&small));
+        }
+        longest
+    });
+    assert!(longest > of_large / 4, "a small volume waits for the large one: {longest:?}, {of_large:?}");
 }
 
 #[test]

@@ -201,3 +201,60 @@ fn nginx_passes_pages_uploads_and_event_streams() {
     let spread = last.unwrap() - first.unwrap();
     assert!(spread > Duration::from_millis(50), "60 slices in {spread:?}");
 }
+
+#[test]
+fn forms_of_other_programs_and_volumes_are_read() {
+    let server = Server::start(&[]);
+    for (file, field, slices) in [(image_file(), "image", 1), (volume_file("form.nii.gz", 3), "files[]", 3)] {
+        let bytes = fs::read(file).unwrap();
+        let disposition = format!("form-data; name=\"{field}\"; filename=\"scan 1\"");
+        let head =
+            format!("--xx\r\ncontent-disposition: {disposition}\r\ncontent-type: application/octet-stream\r\n\r\n");
+        let body = [head.as_bytes(), &bytes, b"\r\n--xx--\r\n"].concat();
+        let headers = [("content-type", "Multipart/Form-Data; boundary=\"xx\"")];
+        let by_form = server.send("POST", "/api/images", &headers, &body).ok().json();
+        let by_body = server.send("POST", "/api/images", &[], &bytes).ok().json();
+        assert_eq!(by_form["slices"], slices, "{field}");
+        for key in ["width", "height", "slices", "spacing_mm"] {
+            assert_eq!(by_form[key], by_body[key], "{field}: {key}");
+        }
+    }
+}
+
+#[test]
+fn forms_without_a_usable_file_are_refused_with_the_way_to_send_one() {
+    let server = Server::start(&[]);
+    let headers = [("Content-Type", "multipart/form-data; boundary=xx")];
+    let part = |head: &str, content: &str| {
+        let text = format!("--xx\r\nContent-Disposition: form-data; {head}\r\n\r\n{content}\r\n--xx--\r\n");
+        server.send("POST", "/api/images", &headers, text.as_bytes())
+    };
+    let text_only = part("name=\"file\"", "scan.png");
+    text_only.is_error(400, "the form has no file");
+    assert!(text_only.json()["hint"].as_str().unwrap().contains("--data-binary @image.png"));
+    part("name=\"file\"; filename=\"a.png\"", "").is_error(400, "the file is empty");
+    part("name=\"file\"; filename=\"a.nrrd\"", "NRRD0004\n").is_error(422, "it is an NRRD file");
+    let with = |header| server.send("POST", "/api/images", &[header], &fs::read(image_file()).unwrap());
+    with(("Content-Encoding", "gzip")).is_error(415, "the body is compressed");
+    with(("Content-Type", "application/json")).is_error(415, "the body is JSON, and must be the file itself");
+    with(("Content-Encoding", "identity")).ok();
+}
+
+#[test]
+fn a_proxy_may_send_another_host_than_the_browser() {
+    let server = Server::start(&["--allow-host", "lab.example"]);
+    let image = fs::read(image_file()).unwrap();
+    let upload = |headers: &[(&str, &str)]| server.send("POST", "/api/images", headers, &image);
+    for origin in ["https://lab.example", "http://LAB.example:8443"] {
+        assert_eq!(upload(&[("Origin", origin), ("Sec-Fetch-Site", "same-origin")]).status, 201, "{origin}");
+    }
+    for origin in ["https://lab.example.evil.example", "https://other.lab.example", "null"] {
+        upload(&[("Origin", origin)]).is_error(403, "requests from other sites");
+    }
+    upload(&[("Host", "backend"), ("Origin", "https://lab.example")]).is_error(403, "the host name `backend`");
+    // nginx holds events back without this header
+    let id = server.upload(&image_file());
+    let question = json!({ "question": "Where?", "max_new_tokens": 2 });
+    let answered = server.json("POST", &format!("/api/images/{id}/questions"), &question).ok();
+    assert_eq!(answered.header("x-accel-buffering"), "no");
+}

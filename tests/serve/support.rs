@@ -72,11 +72,16 @@ pub(crate) fn image_file() -> PathBuf {
     files.swap_remove(0)
 }
 
-/// A NIfTI file with a bright block, `slices` slices and voxels of 1 x 1 x 2 mm.
+/// A NIfTI file with `slices` slices of 20 x 16 pixels.
 pub(crate) fn volume_file(name: &str, slices: usize) -> PathBuf {
+    volume_file_of(name, [20, 16, slices])
+}
+
+/// A NIfTI file with a bright block, and voxels of 1 x 1 x 2 mm.
+pub(crate) fn volume_file_of(name: &str, size: [usize; 3]) -> PathBuf {
     let affine = Affine::from_columns([[-1.0, 0.0, 0.0], [0.0, -1.0, 0.0], [0.0, 0.0, 2.0]], [0.0; 3]);
-    let grid = Grid { size: [20, 16, slices], affine };
-    let inside = |index: usize| (5..12).contains(&(index % 20)) && (4..9).contains(&(index / 20 % 16));
+    let (grid, [width, height, _]) = (Grid { size, affine }, size);
+    let inside = |index: usize| (5..12).contains(&(index % width)) && (4..9).contains(&(index / width % height));
     let values: Vec<u8> = (0..grid.num_voxels()).map(|index| if inside(index) { 200 } else { 20 }).collect();
     let path = home().join(name);
     write::nifti_labels(&path, &values, &grid).expect("a NIfTI file");
@@ -133,9 +138,14 @@ impl Server {
 
     /// As [`Self::start`], with variables of the environment.
     pub(crate) fn start_with(flags: &[&str], variables: &[(&str, &OsStr)]) -> Self {
+        Self::start_run(trained(), flags, variables)
+    }
+
+    /// As [`Self::start_with`], with another run.
+    pub(crate) fn start_run(run: &Path, flags: &[&str], variables: &[(&str, &OsStr)]) -> Self {
         let mut command = prsmed();
         command.envs(variables.iter().copied());
-        command.args(["--json", "serve", "--port", "0"]).args(flags).arg(trained());
+        command.args(["--json", "serve", "--port", "0"]).args(flags).arg(run);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the server starts");
         let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
         let serving = lines.by_ref().map_while(Result::ok).find(|line| line.contains("\"serving\""));

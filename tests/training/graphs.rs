@@ -63,7 +63,7 @@ fn captured_passes_train_alike_on_a_gpu() {
     let gpu = prsmed::tensor::default_device();
     assert_ne!(gpu, Device::Cpu, "libtorch sees no CUDA GPU");
     prsmed::tensor::use_flash_attention();
-    prsmed::tensor::use_ieee_fp32();
+    prsmed::tensor::allow_tf32(false);
     captured_passes_train_like_eager_ones(gpu, &[]);
     captured_passes_train_like_eager_ones(gpu, &["train.checkpointing=full", "train.fused_kernels=on"]);
     let dropped =
@@ -78,7 +78,7 @@ fn custom_kernels_train_alike_on_a_gpu() {
     let gpu = prsmed::tensor::default_device();
     assert_ne!(gpu, Device::Cpu, "libtorch sees no CUDA GPU");
     prsmed::tensor::use_flash_attention();
-    prsmed::tensor::use_ieee_fp32();
+    prsmed::tensor::allow_tf32(false);
     let common = ["lora.dropout=0", "model.decoder_dropout=0"];
     let eager = train_on(gpu, &common);
     for mode in ["train.fused_kernels=on", "train.fused_kernels=auto"] {

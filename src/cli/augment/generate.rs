@@ -10,7 +10,7 @@ use crate::augment::settings::Mode;
 use crate::cli::args::RootArgs;
 use crate::cli::context::Context;
 use crate::cli::plan;
-use crate::cli::ranks::{GpuArgs, main_only};
+use crate::cli::ranks::{GpuArgs, check_data, main_only};
 use crate::cli::report::Outcome;
 use crate::cli::run_lock::RunLock;
 use crate::config::AugmentRun;
@@ -106,6 +106,7 @@ fn generate(args: &Args, ranks: Ranks, context: &Context) -> anyhow::Result<Outc
     }
     let run = resolved.config;
     let manifest = ablation::limited_to(args.data.open(context)?, args.limit_real);
+    check_data(ranks, &manifest)?;
     let _claim = ranks.agree_on(main_only(ranks, || {
         Export::refuse_foreign(&args.out)?;
         RunLock::on("--out", &args.out, context.progress.as_ref())

@@ -62,6 +62,7 @@ export class Card {
     this.part(".actions").hidden = false;
     this.part(".unlike").hidden = this.isFamiliar;
     this.part(".unlike").textContent = this.isFamiliar ? "" : this.warning();
+    this.part(".unlike").classList.toggle("unknown", answer.question_known === null);
     this.showFacts();
   }
 
@@ -70,13 +71,20 @@ export class Card {
     return this.answer !== null && this.answer.scope === "volume";
   }
 
-  /** False for a question that is unlike those of the training. Nothing is known for runs of old versions. */
+  /** Whether the question is like those of the training. Runs of old versions cannot tell: `null`. */
   get isFamiliar() {
-    return this.answer.question_known !== false;
+    return this.answer.question_known === true;
   }
 
+  /** What is wrong with a question that is not familiar. */
   warning() {
-    const { new_words: words, nearest_question: nearest } = this.answer;
+    const { question_known: isKnown, new_words: words, nearest_question: nearest } = this.answer;
+    if (isKnown === null) {
+      const reason = nearest === null
+        ? "The questions of the training are not known"
+        : "The run has no validation questions to compare with";
+      return `${reason}. The page cannot say whether this question is like those of the training.`;
+    }
     const reason = words.length ? ` (no training question has: ${words.join(", ")})` : "";
     return `This question is unlike those of the training${reason}. Do not rely on the answer and the mask. `
       + `The nearest training question is: ${nearest}`;
@@ -127,7 +135,7 @@ export class Card {
 
   /** One sentence for people who do not see the page. */
   spoken() {
-    return this.isFamiliar ? this.summary() : `${this.warning()}. ${this.summary()}`;
+    return this.isFamiliar ? this.summary() : `${this.warning()} ${this.summary()}`;
   }
 
   summary() {

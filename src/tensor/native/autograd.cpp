@@ -212,10 +212,11 @@ bool prsmed_grad_enabled() noexcept { return at::GradMode::is_enabled(); }
 
 void prsmed_flash_attention() noexcept { at::globalContext().setSDPUseCuDNN(false); }
 
-char* prsmed_ieee_fp32() {
+char* prsmed_allow_tf32(bool is_allowed) {
   PRSMED_TRY({
+    const auto precision = is_allowed ? at::Float32Precision::TF32 : at::Float32Precision::IEEE;
     for (const auto op : {at::Float32Op::CONV, at::Float32Op::RNN, at::Float32Op::MATMUL})
-      at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, op, at::Float32Precision::IEEE);
+      at::globalContext().setFloat32Precision(at::Float32Backend::CUDA, op, precision);
   })
 }
 

@@ -5,6 +5,7 @@ use crate::{Error, Result};
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::os::fd::{FromRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -38,19 +39,23 @@ const PATIENCE: Duration = Duration::from_mins(1);
 const LIMIT: Duration = Duration::from_mins(10);
 /// Time between two looks at who has come.
 const INTERVAL: Duration = Duration::from_millis(50);
+/// Time between two looks at a request to stop.
+const STEP: Duration = Duration::from_millis(100);
 /// Most processes that are named.
-const NAMED: usize = 8;
+pub(super) const NAMED: usize = 8;
 
 /// The store of the job, when all processes have come. `on_wait` gets what is waited for, once a minute.
 ///
 /// # Errors
-/// [`Error::Config`] for an address that cannot be used, a rank that two processes have, and processes that do not come.
-pub(super) fn meet(rendezvous: &Rendezvous, on_wait: &dyn Fn(String)) -> Result<Store> {
-    meet_within(rendezvous, on_wait, (PATIENCE, LIMIT))
+/// [`Error::Config`] for an address that cannot be used, a rank that two processes have, and processes that do not come;
+/// [`Error::Interrupted`] as soon as `interrupt` is true.
+pub(super) fn meet(rendezvous: &Rendezvous, interrupt: &AtomicBool, on_wait: &dyn Fn(String)) -> Result<Store> {
+    meet_within(rendezvous, interrupt, on_wait, (PATIENCE, LIMIT))
 }
 
 fn meet_within(
     rendezvous: &Rendezvous,
+    interrupt: &AtomicBool,
     on_wait: &dyn Fn(String),
     (patience, limit): (Duration, Duration),
 ) -> Result<Store> {
@@ -63,12 +68,17 @@ fn meet_within(
     let (own, waits) = (rendezvous.clone(), Arc::clone(&waits_for));
     std::thread::spawn(move || drop(sender.send(arrive(&own, listener, limit, &waits))));
     let begin = Instant::now();
+    let mut said = begin;
     loop {
         let waits_for = || waits_for.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        match receiver.recv_timeout(patience) {
+        match receiver.recv_timeout(STEP) {
             Ok(store) => return store,
-            Err(RecvTimeoutError::Timeout) if begin.elapsed() + patience / 2 < limit => {
-                on_wait(format!("{}; waiting for {} s", waits_for(), begin.elapsed().as_secs()));
+            Err(_) if interrupt.load(Ordering::SeqCst) => return Err(Error::Interrupted),
+            Err(RecvTimeoutError::Timeout) if begin.elapsed() < limit => {
+                if said.elapsed() >= patience {
+                    said = Instant::now();
+                    on_wait(format!("{}; waiting for {} s", waits_for(), begin.elapsed().as_secs()));
+                }
             }
             Err(_) => {
                 let reason = format!("{} after {} s", waits_for(), begin.elapsed().as_secs());
@@ -204,15 +214,53 @@ mod tests {
         listener.local_addr().unwrap().port()
     }
 
-    const SHORT: (Duration, Duration) = (Duration::from_millis(1500), Duration::from_millis(3500));
+    const SHORT: (Duration, Duration) = (Duration::from_millis(1500), Duration::from_millis(3100));
+
+    fn meet_soon(rendezvous: &Rendezvous, on_wait: &dyn Fn(String)) -> Result<Store> {
+        meet_within(rendezvous, &AtomicBool::new(false), on_wait, SHORT)
+    }
+
+    #[test]
+    fn an_interrupt_ends_the_wait_for_the_others() {
+        let interrupt = AtomicBool::new(false);
+        let port = port_of(&free());
+        let begin = Instant::now();
+        let ended = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(300));
+                interrupt.store(true, Ordering::SeqCst);
+            });
+            meet(&rendezvous(0, 2, port), &interrupt, &|_| {})
+        });
+        assert!(matches!(ended, Err(Error::Interrupted)), "{ended:?}");
+        assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    }
+
+    #[test]
+    fn jobs_with_other_keys_never_meet() {
+        let port = port_of(&free());
+        let with_key = |rank: usize, key: &str| {
+            let mut own = rendezvous(rank, 2, port);
+            own.address.prefix = format!("prsmed/0/{key}");
+            own
+        };
+        let (first, second) = (with_key(0, "one"), with_key(1, "other"));
+        let other = std::thread::spawn(move || meet_soon(&second, &|_| {}).unwrap_err());
+        let errors = [meet_soon(&first, &|_| {}).unwrap_err(), other.join().unwrap()];
+        for (error, missing) in errors.iter().zip(["rank 1", "rank 0"]) {
+            let expected = format!("`MASTER_ADDR`: 1 of 2 processes have not come: {missing} after 3 s");
+            assert_eq!(error.to_string(), expected);
+            assert!(error.hint().contains("the same MASTER_ADDR, MASTER_PORT, WORLD_SIZE and PRSMED_JOB_KEY"));
+        }
+    }
 
     #[test]
     fn a_process_that_does_not_come_is_named() {
         let port = port_of(&free());
         let told = Mutex::new(Vec::new());
-        let second = std::thread::spawn(move || meet_within(&rendezvous(2, 4, port), &|_| {}, SHORT).err());
+        let second = std::thread::spawn(move || meet_soon(&rendezvous(2, 4, port), &|_| {}).err());
         let on_wait = |text: String| told.lock().unwrap().push(text);
-        let error = meet_within(&rendezvous(0, 4, port), &on_wait, SHORT).unwrap_err().to_string();
+        let error = meet_soon(&rendezvous(0, 4, port), &on_wait).unwrap_err().to_string();
         assert!(error.contains("2 of 4 processes have not come: rank 1, 3 after 3 s"), "{error}");
         let told = told.into_inner().unwrap();
         assert!(told[0].starts_with("2 of 4 processes have not come: rank 1, 3; waiting for 1 s"), "{told:?}");
@@ -224,23 +272,23 @@ mod tests {
         let listener = free();
         let port = port_of(&listener);
         let first = Rendezvous { listener: Some(listener.into_raw_fd()), ..rendezvous(0, 2, port) };
-        let other = std::thread::spawn(move || meet_within(&rendezvous(1, 2, port), &|_| {}, SHORT).unwrap());
-        let store = meet_within(&first, &|_| {}, SHORT).unwrap();
+        let other = std::thread::spawn(move || meet_soon(&rendezvous(1, 2, port), &|_| {}).unwrap());
+        let store = meet_soon(&first, &|_| {}).unwrap();
         other.join().unwrap();
-        let twice = meet_within(&rendezvous(1, 2, port), &|_| {}, SHORT).unwrap_err();
+        let twice = meet_soon(&rendezvous(1, 2, port), &|_| {}).unwrap_err();
         assert_eq!(twice.to_string(), "`RANK`: two processes of the job have rank 1");
         drop(store);
         let pipe = Rendezvous { listener: Some(0), ..rendezvous(0, 2, port) };
-        assert!(meet_within(&pipe, &|_| {}, SHORT).unwrap_err().to_string().contains("is not a socket"));
+        assert!(meet_soon(&pipe, &|_| {}).unwrap_err().to_string().contains("is not a socket"));
     }
 
     #[test]
     fn a_stranger_at_the_port_is_no_process_of_the_job() {
         let stranger = free();
         let port = port_of(&stranger);
-        let taken = meet_within(&rendezvous(0, 2, port), &|_| {}, SHORT).unwrap_err();
+        let taken = meet_soon(&rendezvous(0, 2, port), &|_| {}).unwrap_err();
         assert_eq!(taken.to_string(), format!("`MASTER_PORT`: port {port} of 127.0.0.1 is taken"));
-        let silent = meet_within(&rendezvous(1, 2, port), &|_| {}, SHORT).unwrap_err().to_string();
+        let silent = meet_soon(&rendezvous(1, 2, port), &|_| {}).unwrap_err().to_string();
         assert!(
             silent.contains(&format!("process 0 does not answer at `127.0.0.1`, port {port} after 3 s")),
             "{silent}"

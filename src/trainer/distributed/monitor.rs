@@ -4,8 +4,10 @@
 //! others. A process that fails writes its cause into the store first.
 
 use super::Rendezvous;
+use super::meeting::NAMED;
 use crate::Result;
 use crate::tensor::collective::Store;
+use std::fmt::{Display, Formatter};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
@@ -15,7 +17,7 @@ use std::time::{Duration, Instant};
 const INTERVAL: Duration = Duration::from_secs(1);
 /// A process that does not count for so long does not respond.
 pub const SILENCE: Duration = Duration::from_secs(20);
-/// How long a process waits for the cause of a lost connection.
+/// How long a process waits for the cause of a lost connection, and the first one until the others have read it.
 const CAUSE: Duration = Duration::from_secs(3);
 
 /// Key of the cause of the first failure.
@@ -26,6 +28,7 @@ const FAILURE: &str = "failure";
 pub struct Monitor {
     store: Arc<Store>,
     rank: usize,
+    size: usize,
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -55,7 +58,11 @@ impl Monitor {
                 for cause in looks.try_iter() {
                     looked = Instant::now();
                     if let Some(cause) = cause {
-                        return on_failure(cause);
+                        // the store ends with the first process: the others read the cause before
+                        if rank > 0 || stopped.recv_timeout(CAUSE) == Err(RecvTimeoutError::Timeout) {
+                            on_failure(cause);
+                        }
+                        return;
                     }
                 }
                 if looked.elapsed() > SILENCE {
@@ -66,7 +73,7 @@ impl Monitor {
                 }
             }
         });
-        Ok(Self { store, rank, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { store, rank, size, stop: Some(stop), thread: Some(thread) })
     }
 
     /// Tells the other processes why this one ends. Only the first cause is kept.
@@ -77,10 +84,64 @@ impl Monitor {
         }
     }
 
-    /// The cause of another process's failure, if it has told one in the last seconds.
-    pub fn cause(&self) -> Option<String> {
-        let own = format!("rank {}: ", self.rank);
-        self.store.get(FAILURE, CAUSE).ok().filter(|cause| !cause.starts_with(&own))
+    /// The cause of a connection that broke: the failure of another process, or the processes that no longer count. Waits
+    /// a few seconds for it.
+    pub fn cause(&self) -> Option<Cause> {
+        let before = self.counts();
+        if let Ok(cause) = self.store.get(FAILURE, CAUSE) {
+            return (!cause.starts_with(&format!("rank {}: ", self.rank))).then_some(Cause::Failure(cause));
+        }
+        let (Ok(before), Ok(after)) = (before, self.counts()) else {
+            // without the store, whose process is the first one
+            return (self.rank > 0).then(|| Cause::Lost(vec![0]));
+        };
+        let stands_still = |rank: &usize| {
+            let is_same = *rank != self.rank && before[*rank] == after[*rank];
+            is_same && !self.store.has(&ended(*rank)).unwrap_or(true)
+        };
+        let lost: Vec<usize> = (0..self.size).filter(stands_still).collect();
+        (!lost.is_empty()).then_some(Cause::Lost(lost))
+    }
+
+    /// The number of each process.
+    fn counts(&self) -> Result<Vec<i64>> {
+        (0..self.size).map(|rank| self.store.add(&beats(rank), 0)).collect()
+    }
+
+    /// After a failure, waits in the first process until the others have read the cause: the store ends with it.
+    pub fn outlast_others(&self) {
+        if self.rank == 0 {
+            std::thread::sleep(CAUSE);
+        }
+    }
+}
+
+/// Why the connection to another process broke.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Cause {
+    /// Another process has failed: its rank and its error.
+    Failure(String),
+    /// The processes of these ranks no longer count.
+    Lost(Vec<usize>),
+}
+
+impl Display for Cause {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Failure(cause) => write!(f, "another process failed: {cause}"),
+            Self::Lost(ranks) => {
+                let named: Vec<String> = ranks.iter().take(NAMED).map(ToString::to_string).collect();
+                let more = if ranks.len() > NAMED { " and others" } else { "" };
+                let what = match ranks[..] {
+                    // the store ends with the first process, and its failure with it
+                    [0] => "its process has failed (see its messages) or has been killed",
+                    [_] => "its process has probably been killed",
+                    _ => "their processes have probably been killed",
+                };
+                let named = named.join(", ");
+                write!(f, "the connection to process {named}{more} broke: {what} (memory, batch system)")
+            }
+        }
     }
 }
 
@@ -194,9 +255,38 @@ mod tests {
         monitors[2].0.fail("connection lost");
         for (monitor, causes) in &monitors[..1] {
             assert_eq!(causes.recv_timeout(Duration::from_secs(10)).unwrap(), "rank 1: no memory");
-            assert_eq!(monitor.cause().as_deref(), Some("rank 1: no memory"));
+            assert_eq!(monitor.cause().unwrap().to_string(), "another process failed: rank 1: no memory");
         }
         assert_eq!(monitors[1].0.cause(), None, "its own cause is no news");
+    }
+
+    #[test]
+    fn a_connection_broke_because_a_process_no_longer_counts() {
+        let (server, all) = job(4);
+        let monitors: Vec<_> = [0, 2].map(|rank| watched(&all[rank])).into();
+        // process 1 was killed, process 3 has ended
+        server.add(&beats(1), 7).unwrap();
+        drop(watched(&all[3]));
+        let cause = monitors[0].0.cause().unwrap();
+        assert_eq!(cause, Cause::Lost(vec![1]));
+        let text = "the connection to process 1 broke: its process has probably been killed (memory, batch system)";
+        assert_eq!(cause.to_string(), text);
+        monitors[0].0.fail(text);
+        let expected = format!("another process failed: rank 0: {text}");
+        assert_eq!(monitors[1].0.cause().unwrap().to_string(), expected);
+        let many = Cause::Lost((1..20).collect()).to_string();
+        let expected = "the connection to process 1, 2, 3, 4, 5, 6, 7, 8 and others broke: their processes have ";
+        assert!(many.starts_with(expected), "{many}");
+    }
+
+    #[test]
+    fn a_connection_broke_with_the_process_of_the_store() {
+        let (server, all) = job(2);
+        let (monitor, _causes) = watched(&all[1]);
+        drop(server);
+        let expected = "the connection to process 0 broke: its process has failed (see its messages) or has been killed \
+                        (memory, batch system)";
+        assert_eq!(monitor.cause().unwrap().to_string(), expected);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::tensor::{Device, Kind, Tensor};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Micro-batches of one rank.
@@ -75,10 +76,16 @@ impl World {
     /// Connects this process, which trains on `device`, with the others. `on_wait` gets what is waited for, once a minute.
     ///
     /// # Errors
-    /// [`Error::Config`] for processes that do not come in time; [`Error::Torch`].
-    pub fn join(rendezvous: &Rendezvous, device: Device, on_wait: &dyn Fn(String)) -> Result<Self> {
+    /// [`Error::Config`] for processes that do not come in time; [`Error::Interrupted`] if `interrupt` becomes true while
+    /// this process waits for them; [`Error::Torch`].
+    pub fn join(
+        rendezvous: &Rendezvous,
+        device: Device,
+        interrupt: &AtomicBool,
+        on_wait: &dyn Fn(String),
+    ) -> Result<Self> {
         let Rendezvous { rank, size, interface, timeout, .. } = rendezvous;
-        let store = meeting::meet(rendezvous, on_wait)?;
+        let store = meeting::meet(rendezvous, interrupt, on_wait)?;
         let gloo = Backend::Gloo { interface: interface.clone() };
         let ranks = (*rank, *size);
         let control = Arc::new(Group::open(&store, "control", &gloo, ranks, *timeout)?);
