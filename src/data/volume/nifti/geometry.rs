@@ -60,9 +60,14 @@ pub struct Forms {
 }
 
 impl Forms {
-    /// Those of a header.
+    /// Those of a header. Axes that the file does not have, and its mask has, get the voxel sizes of the sform.
+    #[expect(clippy::cast_possible_truncation, reason = "NIfTI stores f32")]
     pub(super) fn of_header(header: &NiftiHeader) -> Self {
-        let NiftiHeader { pixdim, quatern_b, quatern_c, quatern_d, quatern_x, quatern_y, quatern_z, .. } = *header;
+        let NiftiHeader { mut pixdim, quatern_b, quatern_c, quatern_d, quatern_x, quatern_y, quatern_z, .. } = *header;
+        let spacing = sform(header).spacing();
+        for axis in usize::from(header.dim[0])..if header.sform_code > 0 { 3 } else { 0 } {
+            pixdim[axis + 1] = spacing[axis] as f32;
+        }
         Self {
             pixdim: [pixdim[0], pixdim[1], pixdim[2], pixdim[3]],
             // without a unit lengths are read as millimetres
