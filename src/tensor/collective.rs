@@ -240,15 +240,16 @@ impl Group {
         Pending::start(&tensor, |raw, out| unsafe { native::prsmed_broadcast(self.raw, raw, root, out) })
     }
 
-    /// Starts to collect `part` of each rank in `whole`, in the order of the ranks. Only for NCCL.
+    /// Starts to collect `part` of each rank in `whole`, in the order of the ranks. Only for NCCL. With `after_copies` it
+    /// waits for the asynchronous copies to the GPU (`part` is one of them), and not for the compute stream.
     ///
     /// # Errors
     /// As [`Self::all_reduce`].
-    pub fn all_gather(&self, part: &Tensor, whole: &Tensor) -> Result<Pending> {
+    pub fn all_gather(&self, part: &Tensor, whole: &Tensor, after_copies: bool) -> Result<Pending> {
         let (part, whole) = (part.detach(), whole.detach());
         let mut pending = Pending::start(&whole, |raw, out| {
             // SAFETY: an open group and live tensors.
-            unsafe { native::prsmed_all_gather(self.raw, native::raw(&part), raw, out) }
+            unsafe { native::prsmed_all_gather(self.raw, native::raw(&part), raw, after_copies, out) }
         })?;
         pending.tensors.push(part);
         Ok(pending)
@@ -373,13 +374,14 @@ impl Peers {
     }
 
     /// Starts to collect the parts of all ranks in `whole`, a flat tensor of `size` times as many elements.
+    /// `after_copies`: see [`Group::all_gather`].
     ///
     /// # Errors
     /// As [`Group::all_reduce`].
-    pub fn gather(&self, part: &Tensor, whole: &Tensor) -> Result<Vec<Pending>> {
+    pub fn gather(&self, part: &Tensor, whole: &Tensor, after_copies: bool) -> Result<Vec<Pending>> {
         let Some(links) = &self.links else { return Ok(Vec::new()) };
         if let Device::Cuda(_) = whole.device() {
-            return Ok(vec![links.device.all_gather(part, whole)?]);
+            return Ok(vec![links.device.all_gather(part, whole, after_copies)?]);
         }
         // Gloo's own operation needs a second tensor of the size of `whole`
         let length = i64::try_from(part.numel()).expect("a size");
@@ -579,7 +581,7 @@ mod tests {
             group.all_reduce(&sum, ReduceOp::Sum).unwrap(),
             group.reduce(&first, 0).unwrap(),
             group.broadcast(&copied, 0).unwrap(),
-            group.all_gather(&part, &whole).unwrap(),
+            group.all_gather(&part, &whole, false).unwrap(),
         ];
         for pending in pending {
             pending.wait().unwrap();

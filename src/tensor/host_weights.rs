@@ -229,21 +229,18 @@ impl HostWeights {
             let (block, copy) = self.send_block(&self.layers[layer], bytes);
             return Copied { layer, block, copy, gather: Vec::new() };
         };
-        let part = self.part_on_device(&self.layers[layer]);
+        let (part, copy) = self.part_on_device(&self.layers[layer]);
+        // the copy waits for all earlier users of free memory, so the parts may be collected in this block after it
         let block = Tensor::empty([bytes], (Kind::Uint8, self.device));
-        let gather = peers.gather(&part, &block).unwrap_or_else(|error| error.raise());
-        Copied { layer, block, copy: None, gather }
+        let gather = peers.gather(&part, &block, copy.is_some()).unwrap_or_else(|error| error.raise());
+        Copied { layer, block, copy, gather }
     }
 
-    /// This rank's part of a layer on the device.
-    fn part_on_device(&self, layer: &Layer) -> Tensor {
+    /// This rank's part of a layer on the device, or on its way there.
+    fn part_on_device(&self, layer: &Layer) -> (Tensor, Option<AsyncCopy>) {
         match &layer.block {
-            Some(part) if !layer.is_on_host => part.shallow_clone(),
-            _ => {
-                let (part, copy) = self.send_block(layer, self.own_bytes(layer));
-                copy.into_iter().for_each(AsyncCopy::complete);
-                part
-            }
+            Some(part) if !layer.is_on_host => (part.shallow_clone(), None),
+            _ => self.send_block(layer, self.own_bytes(layer)),
         }
     }
 

@@ -219,7 +219,13 @@ fallible! {
     fn prsmed_reduce(group: *mut c_void, tensor: RawTensor, root: i32, out: *mut *mut c_void);
     fn prsmed_broadcast(group: *mut c_void, tensor: RawTensor, root: i32, out: *mut *mut c_void);
     fn prsmed_transfer(group: *mut c_void, tensor: RawTensor, other: i32, sends: bool);
-    fn prsmed_all_gather(group: *mut c_void, part: RawTensor, whole: RawTensor, out: *mut *mut c_void);
+    fn prsmed_all_gather(
+        group: *mut c_void,
+        part: RawTensor,
+        whole: RawTensor,
+        after_copies: bool,
+        out: *mut *mut c_void,
+    );
     fn prsmed_work_wait(work: *mut c_void);
     fn prsmed_reduce_numbers(group: *mut c_void, values: *mut f64, count: i64, code: i32);
 }

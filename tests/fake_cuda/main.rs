@@ -82,8 +82,9 @@ fn measured(gib: u64, capability: u32, arguments: &[&str]) -> Value {
     record
 }
 
-/// A collective operation of a rank (`nccl.cpp`): its name, its bytes, and the kernels that were launched before it.
-type Collective = (String, u64, u64);
+/// A collective operation of a rank (`nccl.cpp`): its name, its bytes, the kernels that were launched before it, and whether
+/// the compute stream had to wait since the last copy.
+type Collective = (String, u64, u64, bool);
 
 /// The measurements, plans and collective operations of `size` ranks, each on a fake GPU with `gib` GiB.
 fn measured_together(gib: u64, size: usize, arguments: &[&str]) -> Vec<(Value, Vec<Collective>)> {
@@ -108,7 +109,7 @@ fn measured_together(gib: u64, size: usize, arguments: &[&str]) -> Vec<(Value, V
         let lines = std::fs::read_to_string(log(rank)).unwrap();
         let collective = |line: &str| {
             let words: Vec<&str> = line.split(' ').collect();
-            (words[0].to_owned(), words[1].parse().unwrap(), words[2].parse().unwrap())
+            (words[0].to_owned(), words[1].parse().unwrap(), words[2].parse().unwrap(), words[3] == "1")
         };
         (record, lines.lines().map(collective).collect())
     };
@@ -294,6 +295,7 @@ fn of_ranks(preset: &str, common: &str) -> Vec<String> {
         ("train.zero_stage=0", "all-reduce"),
         ("train.zero_stage=2", "reduce"),
         ("train.zero_stage=2 model.divide_layers=true", "all-gather"),
+        ("train.zero_stage=2 model.divide_layers=true model.stream_layers=full", "all-gather"),
     ];
     let mut wrong = Vec::new();
     for (sets, operation) in cases {
@@ -310,10 +312,13 @@ fn of_ranks(preset: &str, common: &str) -> Vec<String> {
             let count = |what: &str| collectives.iter().filter(|(name, ..)| name == what).count();
             let ends = (count("destroy"), count("abort"));
             assert!(ends == (count("communicator"), 0) && ends.0 > 0, "{what}: {ends:?} communicators");
-            let bytes: u64 = of_this.iter().map(|(_, bytes, _)| bytes).sum();
+            // a layer in host memory is collected behind its copy, for which the compute stream does not wait
+            let waits = of_this.iter().any(|(.., waits)| *waits);
+            assert!(!waits || !sets.contains(&"model.stream_layers=full"), "{what}: {collectives:?}");
+            let bytes: u64 = of_this.iter().map(|(_, bytes, ..)| bytes).sum();
             eprintln!("{what}: {} times {operation}, {:.1} MiB", of_this.len(), bytes as f64 / MIB);
             // the GPU gets work between one and the next; the first step learns which gradients come
-            let starts: BTreeSet<u64> = of_this.iter().map(|(_, _, launches)| *launches).collect();
+            let starts: BTreeSet<u64> = of_this.iter().map(|(_, _, launches, _)| *launches).collect();
             let overlaps = starts.len() > 2 && 2 * starts.len() >= of_this.len();
             assert!(!of_this.is_empty() && (overlaps || of_this.len() < 4), "{what}: {collectives:?}");
         }

@@ -11,6 +11,7 @@
 #include <nccl.h>
 
 extern "C" uint64_t fake_cuda_launches();
+extern "C" bool fake_cuda_compute_waits();
 
 // `src/tensor/native/cuda/fallback/nccl.h`, which replaces this header elsewhere, has these layouts and values
 static_assert(NCCL_VERSION_CODE / 100 == 228 && NCCL_SPLIT_NOCOLOR == -1);
@@ -39,7 +40,8 @@ ncclResult_t record(const char* name, size_t bytes) {
   static FILE* log = getenv("FAKE_NCCL_LOG") ? fopen(getenv("FAKE_NCCL_LOG"), "w") : nullptr;
   std::lock_guard<std::mutex> guard(lock);
   if (log) {
-    fprintf(log, "%s %zu %llu\n", name, bytes, static_cast<unsigned long long>(fake_cuda_launches()));
+    const unsigned long long launches = fake_cuda_launches();
+    fprintf(log, "%s %zu %llu %d\n", name, bytes, launches, fake_cuda_compute_waits());
     fflush(log);
   }
   return ncclSuccess;

@@ -151,6 +151,9 @@ void* somewhere(size_t at) { return reinterpret_cast<void*>(at); }
 }  // namespace
 
 // Kernels and matrix products so far, for the fake NCCL.
+// True if the compute stream had to wait for another one since the last copy.
+std::atomic<bool> compute_waits{false};
+extern "C" bool fake_cuda_compute_waits() { return compute_waits; }
 extern "C" uint64_t fake_cuda_launches() { return counters.launches.value + counters.products.value; }
 
 extern "C" {
@@ -225,6 +228,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* out, const void* at)
 // The results of kernels do not exist, so only data that comes from the CPU is copied.
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
   count_copy(to, from, bytes);
+  compute_waits = false;
   if (captures(stream)) {
     if (kind != cudaMemcpyDeviceToDevice) capture.is_invalid = true;
     return capture.is_invalid ? failed(cudaErrorStreamCaptureInvalidated) : cudaSuccess;
@@ -248,7 +252,10 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* out, unsigned, int) {
 cudaError_t cudaStreamDestroy(cudaStream_t) { return cudaSuccess; }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) { return ++counters.stream_syncs, wait_for(stream); }
 cudaError_t cudaStreamQuery(cudaStream_t stream) { return ++counters.queries, wait_for(stream); }
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) { return cudaSuccess; }
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) {
+  if (stream == nullptr) compute_waits = true;
+  return cudaSuccess;
+}
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* out, unsigned) {
   return *out = static_cast<cudaEvent_t>(somewhere(0x30)), cudaSuccess;
 }

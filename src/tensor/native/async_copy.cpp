@@ -2,6 +2,8 @@
 // directions on the compute stream. It uses c10's device interface, which needs no CUDA headers.
 #include "native.h"
 
+#include "async_copy.h"
+
 #include <ATen/ops/empty.h>
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
@@ -10,9 +12,6 @@
 #include <map>
 #include <mutex>
 
-namespace {
-
-// One copy stream per GPU, taken from the pool once.
 c10::Stream copy_stream(const c10::impl::VirtualGuardImpl& guard, c10::Device device) {
   static std::mutex mutex;
   static std::map<c10::DeviceIndex, c10::Stream> streams;
@@ -21,6 +20,8 @@ c10::Stream copy_stream(const c10::impl::VirtualGuardImpl& guard, c10::Device de
   if (found == streams.end()) found = streams.emplace(device.index(), guard.getStreamFromGlobalPool(device)).first;
   return found->second;
 }
+
+namespace {
 
 at::Tensor pinned_like(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), tensor.options().device(at::kCPU).pinned_memory(true));

@@ -8,6 +8,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <c10/core/StreamGuard.h>
+
+#include "async_copy.h"
 #include "cuda_side.h"
 
 namespace {
@@ -153,9 +156,12 @@ char* prsmed_broadcast(void* group, at::Tensor* tensor, int root, void** out) {
 }
 
 // Starts to collect `part` of each rank in `whole`, in the order of the ranks. Only for groups over NCCL.
-char* prsmed_all_gather(void* group, at::Tensor* part, at::Tensor* whole, void** out) {
+// `after_copies`: the operation follows the asynchronous copies, instead of the work of the compute stream.
+char* prsmed_all_gather(void* group, at::Tensor* part, at::Tensor* whole, bool after_copies, void** out) {
   PRSMED_TRY({
     c10d::AllgatherOptions options;
+    c10::OptionalStreamGuard on;
+    if (after_copies) on.reset_stream(copy_stream(c10::impl::VirtualGuardImpl(whole->device().type()), whole->device()));
     keep((*static_cast<BackendPtr*>(group))->_allgather_base(*whole, *part, options), out);
   })
 }
