@@ -43,26 +43,29 @@ pub(super) async fn receive(app: &App, request: Request) -> Reply<Upload> {
     };
     let (limit, end) = (app.options.max_upload, Instant::now() + UPLOAD_TIME);
     let announced = usize::try_from(request.body().size_hint().lower()).unwrap_or(usize::MAX);
-    check_kind(request.headers())?;
-    if content_type(request.headers()).starts_with("multipart/form-data") {
+    check_encoding(request.headers())?;
+    let content_type = content_type(request.headers());
+    if content_type.starts_with("multipart/form-data") {
         return of_form(app, request, (limit, end)).await;
     }
     let stream = request.into_body().into_data_stream();
     if announced > limit {
         return Err(too_large(stream, limit).await);
     }
-    collect(stream, (limit, end), Some(&app.room)).await
+    let upload = collect(stream, (limit, end), Some(&app.room)).await?;
+    if content_type.starts_with("application/json") && upload.starts_with(b"{") {
+        let error = "the body is JSON, and must be the file itself";
+        return Err(Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error, FORM_HINT));
+    }
+    Ok(upload)
 }
 
-/// Refuses bodies that are not the file itself.
-fn check_kind(headers: &HeaderMap) -> Reply<()> {
-    let refused = |error: String| Err(Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error, FORM_HINT));
+/// Refuses compressed bodies.
+fn check_encoding(headers: &HeaderMap) -> Reply<()> {
     let encoding = headers.get(header::CONTENT_ENCODING).map(|value| String::from_utf8_lossy(value.as_bytes()));
     if let Some(encoding) = encoding.filter(|encoding| !encoding.eq_ignore_ascii_case("identity")) {
-        return refused(format!("the body is compressed (`Content-Encoding: {encoding}`)"));
-    }
-    if content_type(headers).starts_with("application/json") {
-        return refused("the body is JSON, and must be the file itself".into());
+        let error = format!("the body is compressed (`Content-Encoding: {encoding}`)");
+        return Err(Failure::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, error, FORM_HINT));
     }
     Ok(())
 }
