@@ -1,5 +1,6 @@
 //! Pixels of DICOM images as numbers or colours.
 
+mod jpeg;
 mod lossless_jpeg;
 
 use std::borrow::Cow;
@@ -26,52 +27,9 @@ pub(super) fn mark_rgb(object: &mut Object, format: &PixelFormat) {
     }
     object.update_value(tags::PIXEL_DATA, |value| {
         if let Value::PixelSequence(sequence) = value {
-            sequence.fragments_mut().iter_mut().for_each(|fragment| name_components(fragment));
+            sequence.fragments_mut().iter_mut().for_each(|fragment| jpeg::name_components(fragment));
         }
     });
-}
-
-/// Renames the three components of a JPEG image to R, G and B, unless a marker of Adobe says that it is YCbCr.
-fn name_components(jpeg: &mut [u8]) {
-    let header = jpeg.get(..1024).unwrap_or(jpeg);
-    let adobe = header.windows(5).position(|name| name == b"Adobe");
-    if adobe.and_then(|at| header.get(at + 11)).is_some_and(|transform| *transform != 0) {
-        return;
-    }
-    let (mut at, mut names) = (2, [0; 3]);
-    while let Some(&[0xff, marker, high, low]) = jpeg.get(at..at + 4) {
-        let next = at + 2 + big_endian(&[high, low]);
-        if is_frame_header(marker)
-            && let Some(frame) = jpeg.get_mut(at + 9..at + 17)
-            && frame[0] == 3
-        {
-            names = [frame[1], frame[4], frame[7]];
-            (frame[1], frame[4], frame[7]) = (b'R', b'G', b'B');
-        }
-        if marker == 0xda {
-            let Some([count, scan @ ..]) = jpeg.get_mut(at + 4..next) else { return };
-            for selector in scan.iter_mut().step_by(2).take(usize::from(*count)) {
-                if let Some(index) = names.iter().position(|name| name == selector) {
-                    *selector = b"RGB"[index];
-                }
-            }
-            let data = jpeg.get(next..).unwrap_or_default();
-            let Some(length) = data.windows(2).position(ends_scan) else { return };
-            at = next + length;
-        } else {
-            at = next;
-        }
-    }
-}
-
-/// True for a marker that ends the data of a scan.
-fn ends_scan(pair: &[u8]) -> bool {
-    pair[0] == 0xff && !matches!(pair[1], 0 | 0xff | 0xd0..=0xd7)
-}
-
-/// True for the markers SOF0 to SOF15 of JPEG, and SOF55 of JPEG-LS.
-fn is_frame_header(marker: u8) -> bool {
-    matches!(marker, 0xc0..=0xcf | 0xf7) && !matches!(marker, 0xc4 | 0xc8 | 0xcc)
 }
 
 /// The pixel data of one file.
@@ -179,7 +137,7 @@ impl<'a> Pixels<'a> {
         let jpeg = fragments[*start..end].concat();
         let allocated = self.format.bits_allocated;
         // the header of the image, because transfer syntaxes may be wrong
-        let checked = match jpeg_frame(&jpeg) {
+        let checked = match jpeg::frame(&jpeg) {
             Some((0xc0..=0xcf, bits, _)) if u16::from(bits).next_multiple_of(8) != allocated => {
                 Err(format!("the JPEG samples have {bits} bits, and BitsAllocated is {allocated}"))
             }
@@ -278,7 +236,7 @@ fn check_fragment(path: &Path, fragment: &[u8], format: &PixelFormat) -> Result<
 /// Fails if a JPEG or JPEG 2000 image has another size than the header: the decoder would allocate that size.
 fn check_size(path: &Path, fragment: &[u8], size: [usize; 2]) -> Result<()> {
     let found = if fragment.starts_with(&[0xff, 0xd8]) {
-        jpeg_frame(fragment).map(|(.., size)| size)
+        jpeg::frame(fragment).map(|(.., size)| size)
     } else {
         jpeg_2000_size(fragment)
     };
@@ -292,34 +250,10 @@ fn check_size(path: &Path, fragment: &[u8], size: [usize; 2]) -> Result<()> {
     }
 }
 
-fn big_endian(bytes: &[u8]) -> usize {
-    bytes.iter().fold(0, |value, byte| value << 8 | usize::from(*byte))
-}
-
-/// The frame header of a JPEG image: its marker, bits of a sample, and width and height.
-fn jpeg_frame(bytes: &[u8]) -> Option<(u8, u8, [usize; 2])> {
-    let mut at = 2;
-    loop {
-        let marker = bytes.get(at..at + 4)?;
-        if marker[0] != 0xff {
-            return None;
-        }
-        if marker[1] == 0xff {
-            at += 1;
-            continue;
-        }
-        if is_frame_header(marker[1]) {
-            let frame = bytes.get(at + 4..at + 9)?;
-            return Some((marker[1], frame[0], [big_endian(&frame[3..]), big_endian(&frame[1..3])]));
-        }
-        at += 2 + big_endian(&marker[2..]);
-    }
-}
-
 /// Width and height of a JPEG 2000 code stream, also in a JP2 file.
 fn jpeg_2000_size(bytes: &[u8]) -> Option<[usize; 2]> {
     let start = bytes.get(..4096).unwrap_or(bytes).windows(4).position(|four| four == [0xff, 0x4f, 0xff, 0x51])?;
-    let at = |offset: usize| bytes.get(start + offset..start + offset + 4).map(big_endian);
+    let at = |offset: usize| bytes.get(start + offset..start + offset + 4).map(jpeg::big_endian);
     Some([at(8)?.checked_sub(at(16)?)?, at(12)?.checked_sub(at(20)?)?])
 }
 
@@ -383,8 +317,8 @@ mod tests {
     #[test]
     fn sizes_of_compressed_images_are_read() {
         let jpeg = [0xff, 0xd8, 0xff, 0xe0, 0, 4, 1, 2, 0xff, 0xff, 0xc3, 0, 11, 16, 1, 0, 2, 3, 1];
-        assert_eq!(jpeg_frame(&jpeg), Some((0xc3, 16, [0x203, 0x100])));
-        assert_eq!(jpeg_frame(&jpeg[..12]), None);
+        assert_eq!(jpeg::frame(&jpeg), Some((0xc3, 16, [0x203, 0x100])));
+        assert_eq!(jpeg::frame(&jpeg[..12]), None);
         let mut stream = vec![0, 0, 0xff, 0x4f, 0xff, 0x51, 0, 41, 0, 0];
         for value in [300_u32, 200, 10, 20] {
             stream.extend(value.to_be_bytes());

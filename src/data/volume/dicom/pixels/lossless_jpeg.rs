@@ -2,7 +2,7 @@
 
 use std::iter::repeat_n;
 
-use super::{big_endian, ends_scan, is_frame_header};
+use super::jpeg::{big_endian, ends_scan, is_frame_header};
 
 /// True if the data of a lossless JPEG image end before its last sample. Other images and damaged headers are left to
 /// their decoders.
