@@ -106,9 +106,9 @@ fn run_without_questions() -> PathBuf {
     for folder in ["best", "last"].map(|name| run.join(name)) {
         std::fs::remove_file(folder.join("questions.json")).expect("questions");
         let file = folder.join("checksums.json");
-        let mut sums: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).expect("JSON");
-        sums["files"].as_object_mut().unwrap().remove("questions.json").expect("a checksum");
-        std::fs::write(file, sums.to_string()).unwrap();
+        let mut sums: serde_json::Value = serde_json::from_slice(&std::fs::read(&file).expect("read")).expect("JSON");
+        sums["files"].as_object_mut().expect("an object").remove("questions.json").expect("a checksum");
+        std::fs::write(file, sums.to_string()).expect("written");
     }
     run
 }
