@@ -225,7 +225,11 @@ impl Job {
                 self.monitor.outlast_others();
                 Err(error)
             }
-            _ => Err(self.told(error)),
+            _ => {
+                let error = self.told(error);
+                self.monitor.outlast_others();
+                Err(error)
+            }
         }
     }
 

@@ -244,7 +244,7 @@ fn files_of_several_pages_are_refused_and_thumbnails_are_not_pages() {
         written(kinds);
         assert_eq!(image(&path).expect("an image").as_luma8().expect("grey").as_raw(), &mask_of(255), "{kinds:?}");
     }
-    // a thumbnail that the first page follows
+    // a thumbnail that the first page follows, or a pointer to nothing
     written(&[None, Some(1)]);
     let mut bytes = fs::read(&path).expect("read");
     let offset =
@@ -254,6 +254,10 @@ fn files_of_several_pages_are_refused_and_thumbnails_are_not_pages() {
     let second = offset(&bytes, end(&bytes, first));
     let last = end(&bytes, second);
     assert_eq!(offset(&bytes, last), 0);
+    let mut beyond = bytes.clone();
+    beyond[last..last + 4].copy_from_slice(&0x7fff_fff0_u32.to_le_bytes());
+    fs::write(&path, beyond).expect("written");
+    assert!(image(&path).is_ok());
     bytes.copy_within(4..8, last);
     fs::write(&path, bytes).expect("written");
     assert!(image(&path).is_ok());

@@ -62,12 +62,13 @@ fn num_pages(bytes: &[u8]) -> TiffResult<usize> {
     let mut next = decoder.ifd_pointer();
     let (mut seen, mut are_reduced) = (BTreeSet::new(), Vec::new());
     while let Some(pointer) = next.filter(|pointer| seen.insert(pointer.0)) {
-        let directory = decoder.read_directory(pointer)?;
-        let kind: Option<u32> = decoder.read_directory_tags(&directory).find_tag_unsigned(Tag::NewSubfileType)?;
-        are_reduced.push(kind.is_some_and(|kind| kind & 1 == 1));
+        // some programs write a pointer to nothing after the last page
+        let Ok(directory) = decoder.read_directory(pointer) else { break };
+        let kind = decoder.read_directory_tags(&directory).find_tag_unsigned::<u32>(Tag::NewSubfileType);
+        are_reduced.push(kind.ok().flatten().is_some_and(|kind| kind & 1 == 1));
         next = directory.next();
     }
-    let counts = |is_reduced: &&bool| are_reduced[0] || !**is_reduced;
+    let counts = |is_reduced: &&bool| are_reduced.first() == Some(&true) || !**is_reduced;
     Ok(are_reduced.iter().filter(counts).count())
 }
 

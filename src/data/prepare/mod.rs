@@ -192,7 +192,7 @@ impl Work<'_> {
     ) -> Result<PrepareReport> {
         let splits = planned_splits(items, self.options, &self.existing)?;
         write::make_folders(&splits, self.options)?;
-        let _locks = write::lock(self.options)?;
+        let _locks = write::lock(self.options, self.observer)?;
         let path = self.existing.free_annotation_path()?;
         // another preparation may have added patients to another class meanwhile
         let splits = planned_splits(items, self.options, &Existing::of_rows(self.options)?)?;

@@ -66,7 +66,8 @@ pub(super) struct Found {
     pub(super) findings: Findings,
 }
 
-/// Whether the paths are volumes: several paths, files, or a folder without images such as PNG, JPEG and TIFF files.
+/// Whether the paths are volumes: several paths, files, or a folder without images such as PNG, JPEG and TIFF files, and
+/// not of images in other formats alone.
 ///
 /// # Errors
 /// [`Error::Io`] for a folder that cannot be read.
@@ -76,7 +77,8 @@ pub(super) fn are_volumes(paths: &[PathBuf]) -> Result<bool> {
         return Ok(folder.is_file() || split_selection(folder).1.is_some());
     }
     let entries = entries(folder)?;
-    Ok(!entries.is_empty() && !entries.iter().any(|path| is_image(path) || is_other_image(path)))
+    let is_of_images = entries.iter().any(|path| is_image(path)) || entries.iter().all(|path| is_other_image(path));
+    Ok(!entries.is_empty() && !is_of_images)
 }
 
 /// Entries of a folder without hidden ones, sorted.
@@ -206,18 +208,27 @@ fn joined(first: &[String], second: &[String]) -> Vec<String> {
 /// Names volumes and label maps by the folders on their paths if their own names make no pairs: those of
 /// `--images scans/*/ct.nii.gz --masks scans/*/masks/liver.nii.gz` are what stands for `*`.
 fn name_by_path(images: &mut [(String, PathBuf)], masks: &mut [(String, PathBuf)]) {
-    let num_pairs = |(images, masks): &(&Vec<String>, &Vec<String>)| {
-        let images: BTreeSet<&String> = images.iter().collect();
-        masks.iter().filter(|mask| images.contains(mask)).count()
+    let pairs = |images: &[String], masks: &[String]| -> Vec<(usize, usize)> {
+        let numbers: BTreeMap<&String, usize> = images.iter().zip(0..).collect();
+        masks.iter().enumerate().filter_map(|(mask, name)| Some((*numbers.get(name)?, mask))).collect()
     };
-    let (of_images, of_masks) = (namings(images), namings(masks));
-    let mut both = of_images.iter().flat_map(|images| of_masks.iter().map(move |masks| (images, masks))).peekable();
-    let first = both.peek().copied().filter(|names| num_pairs(names) > 0);
-    let best = first.or_else(|| both.min_by_key(|names| Reverse(num_pairs(names))));
-    if let Some((of_images, of_masks)) = best.filter(|names| num_pairs(names) > 0) {
-        images.iter_mut().zip(of_images).for_each(|((stem, _), name)| stem.clone_from(name));
-        masks.iter_mut().zip(of_masks).for_each(|((stem, _), name)| stem.clone_from(name));
+    let stems = |files: &[(String, PathBuf)]| -> Vec<String> { files.iter().map(|(stem, _)| stem.clone()).collect() };
+    let are_different = |names: &[String]| names.iter().collect::<BTreeSet<_>>().len() == names.len();
+    let (of_images, of_masks) = (stems(images), stems(masks));
+    if are_different(&of_images) && are_different(&of_masks) && !pairs(&of_images, &of_masks).is_empty() {
+        return;
     }
+    let (of_images, of_masks) = (namings(images), namings(masks));
+    let both = of_images.iter().flat_map(|images| of_masks.iter().map(move |masks| (images, masks)));
+    let mut found: Vec<_> = both.map(|(images, masks)| (pairs(images, masks), images, masks)).collect();
+    found.sort_by_key(|(pairs, ..)| Reverse(pairs.len()));
+    let Some((best, of_images, of_masks)) = found.first().filter(|(pairs, ..)| !pairs.is_empty()) else { return };
+    // two namings that make other pairs say nothing
+    if found.iter().any(|(pairs, ..)| pairs.len() == best.len() && pairs != best) {
+        return;
+    }
+    images.iter_mut().zip(*of_images).for_each(|((stem, _), name)| stem.clone_from(name));
+    masks.iter_mut().zip(*of_masks).for_each(|((stem, _), name)| stem.clone_from(name));
 }
 
 /// What a volume is called: its file, the folder that gives it its name, or no file, if several folders do.
@@ -299,6 +310,13 @@ pub(super) fn read(work: &Work, window: Window) -> Result<Found> {
         found.notes.push(format!(
             "volumes have the names of several folders, as `{}`, and each is a patient of its own; `--group` finds the \
              patients in these names",
+            pair.stem
+        ));
+    }
+    if let Some(pair) = pairs.iter().find(|pair| work.options.append && named_by(pair) != pair.image) {
+        found.notes.push(format!(
+            "volumes have the names of their folders, as `{}`: what is added must have the names of the earlier call, or it \
+             is added again",
             pair.stem
         ));
     }

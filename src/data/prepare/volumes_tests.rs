@@ -441,6 +441,19 @@ fn files_of_one_name_have_the_names_of_the_folders_that_differ() {
         PrepareOptions { patients: Patients::Pattern("^(P[0-9]+)_".into()), modality: "grouped".into(), ..options };
     let report = prepare(&options, &Silent).unwrap();
     assert_eq!((report.patients, report.notes), (Some(2), Vec::new()));
+    let notes = prepare(&PrepareOptions { append: true, ..options.clone() }, &Silent).unwrap().notes;
+    assert!(notes[0].contains("the names of their folders, as `P1_a`: what is added must have the names"), "{notes:?}");
+    // folders that make fewer pairs are other numbers
+    let numbers = [("1/2", "1"), ("2/3", "2"), ("3/4", "3")];
+    for (visit, patient) in numbers {
+        patient_folders(&f, [&format!("crossed/{visit}/ct.nii.gz"), &format!("numbers/{patient}.nii.gz")], [""; 2]);
+    }
+    let images = numbers.map(|(visit, _)| format!("crossed/{visit}/ct.nii.gz"));
+    let images = images.iter().map(String::as_str).collect::<Vec<_>>();
+    assert_eq!(of_folders(&f, &images, &["numbers"], "crossed"), (names(&["1", "2", "3"]), Vec::new()));
+    // a preview is no volume
+    fs::write(f.path("numbers/preview.gif"), "GIF89a").unwrap();
+    assert!(are_volumes(&[f.path("numbers")]).unwrap());
     // several label maps of a patient
     options.masks = ["liver", "spleen"].iter().flat_map(|name| paths(&format!("visits/*/seg/{name}.nii.gz"))).collect();
     let error = prepare(&PrepareOptions { modality: "two".into(), ..options.clone() }, &Silent).unwrap_err();

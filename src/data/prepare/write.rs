@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::options::PrepareOptions;
 use crate::data::manifest::Split;
+use crate::event::{Event, Observer};
 use crate::{Error, Result, files};
 
 /// Creates all folders before the first file is written, and clears what a crash has left in that of the annotations.
@@ -28,11 +29,11 @@ pub(super) fn make_folders(splits: &[Split], options: &PrepareOptions) -> Result
 }
 
 /// Locks the folders of the class and of the annotations until the files are closed: only one preparation at a time adds
-/// to a data root. One of another class is waited for. A file system without locks is not an error.
+/// to a data root. One of another class is waited for, with a note. A file system without locks is not an error.
 ///
 /// # Errors
 /// [`Error::Data`] if another process adds to this class; [`Error::Io`].
-pub(super) fn lock(options: &PrepareOptions) -> Result<[File; 2]> {
+pub(super) fn lock(options: &PrepareOptions, observer: &dyn Observer) -> Result<[File; 2]> {
     let open = |name: &str| {
         let path = options.out.join(name);
         File::open(&path).map_err(Error::io(&path, "open"))
@@ -43,7 +44,10 @@ pub(super) fn lock(options: &PrepareOptions) -> Result<[File; 2]> {
         let hint = "wait until it is done, then run the command again";
         return Err(Error::data(options.out.join(&options.modality), reason, hint));
     }
-    let _ = annotations.lock();
+    if let Err(TryLockError::WouldBlock) = annotations.try_lock() {
+        observer.on(&Event::Note("waiting for another process that adds files to this data root".into()));
+        while annotations.lock().is_err_and(|error| error.kind() == io::ErrorKind::Interrupted) {}
+    }
     Ok([class, annotations])
 }
 

@@ -31,8 +31,10 @@ pub(crate) fn add_undeclared(voxels: &Voxels, modality: &Modality, padding: &mut
             && count() as f64 >= FRAC * voxels.len() as f64
             && has_more_than(FEW_VALUES, values().filter(|other| *other != value))
     };
-    let found =
-        [(low, [next_low, high]), (high, [low, next_high])].into_iter().find(|(value, rest)| is_apart(*value, *rest));
+    // a large value may be a mark in the image, if it is not the largest number of a type
+    let is_limit = [i16::MAX.into(), u16::MAX.into(), f32::MAX].contains(&high);
+    let candidates = [Some((low, [next_low, high])), Some((high, [low, next_high])).filter(|_| is_limit)];
+    let found = candidates.into_iter().flatten().find(|(value, rest)| is_apart(*value, *rest));
     let (value, [first, last]) = found?;
     let mut all = VoxelSet::default();
     (0..voxels.len())
@@ -82,6 +84,7 @@ mod tests {
             (Voxels::Rgb(vec![[0; 3]; 9]), ""),
             (with(-1000.0, 30), "CT"),
             (with(4095.0, 30), "DX"),
+            (with(4095.0, 30), "MR"),
         ] {
             assert_eq!(found(&voxels, modality), (0, None));
         }

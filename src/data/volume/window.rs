@@ -117,7 +117,9 @@ impl Window {
     pub fn mismatch(self, volume: &Volume, levels: &Levels) -> Option<String> {
         let is_hounsfield = match self {
             Self::Named(_) => true,
-            Self::Level { .. } | Self::Range { .. } => levels.low <= LEAST_WATER,
+            Self::Level { .. } | Self::Range { .. } => {
+                levels.low <= LEAST_WATER && volume.modality == Modality::Unknown
+            }
             _ => return None,
         };
         let values = || volume.voxels.values(&volume.display.padding, 0..volume.voxels.len());

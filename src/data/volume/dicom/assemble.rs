@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::super::display::{Curve, Display};
-use super::super::hounsfield::Shares;
+use super::super::hounsfield::{Shares, is_air};
 use super::super::modality::Modality;
 use super::super::padding::add_undeclared;
 use super::super::path::first_names;
@@ -85,11 +85,17 @@ fn check_rescale(entries: &[Entry], slices: &[Slice]) -> Result<()> {
 
 /// Stored values of padding in a frame: those of its file, and those of files with the same sign and rescale. Ranges that
 /// do not overlap, in ascending order.
+#[expect(clippy::cast_possible_truncation, reason = "a value of a CT")]
 fn declared_padding(entries: &[Entry], header: &Header, frame: usize) -> Vec<[i64; 2]> {
     let is_like = |other: &&Header| {
         other.pixels.is_signed == header.pixels.is_signed && other.frames[0].rescale == header.frames[frame].rescale
     };
+    let [slope, intercept] = header.frames[frame].rescale;
+    let value = |stored: i64| (stored as f64 * slope.unwrap_or(1.0) + intercept.unwrap_or(0.0)) as f32;
+    // what one slice of a CT declares may be the air of the others
+    let is_of_air = |range: &[i64; 2]| header.modality == Modality::Ct && range.iter().any(|end| is_air(value(*end)));
     let others = entries.iter().map(|entry| &entry.header).filter(is_like).filter_map(|other| other.padding);
+    let others = others.filter(|range| !is_of_air(range));
     let mut ranges: Vec<[i64; 2]> = others.chain(header.padding).collect();
     ranges.sort_unstable();
     ranges.dedup_by(|next, kept| {

@@ -486,6 +486,19 @@ fn padding_that_other_slices_declare_is_padding() {
 }
 
 #[test]
+fn air_of_a_ct_is_no_padding_because_another_slice_says_so() {
+    let folder = changed(|index, object| {
+        set_pixels(object, &[0, 0, 0, 900, 960, 1030, 1040, 1050, 1060, 1070, 1080, 1090], false);
+        if index == 0 {
+            set_u16(object, tags::PIXEL_PADDING_VALUE, 0);
+        }
+    });
+    let volume = open(folder.path()).expect("a volume");
+    let note = "3 of 36 pixels are padding (PixelPaddingValue): they are black, and not part of percentiles";
+    assert_eq!(volume.notes, [note]);
+}
+
+#[test]
 fn undeclared_padding_is_not_part_of_percentiles() {
     let object = |index: i32| {
         let mut object = slice_of("MR", index);
