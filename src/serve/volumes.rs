@@ -6,6 +6,7 @@ use super::failure::{Failure, Reply, query_of};
 use super::options::MAX_VOLUME;
 use super::picture::Picture;
 use super::upload::{Upload, uploaded};
+use crate::data::volume::limits::TOO_MANY;
 use crate::data::volume::{self, Segment, Volume, write};
 use crate::{Error, Result};
 use axum::extract::rejection::QueryRejection;
@@ -35,7 +36,7 @@ pub(super) fn read(bytes: Upload, max_pixels: u64) -> Result<Volume> {
     // header has more voxels than this is refused before they are decoded.
     let most = usize::try_from(max_pixels.saturating_pow(3).isqrt()).unwrap_or(MAX_VOLUME);
     let volume = volume::open_within(&file.path, most.min(MAX_VOLUME)).map_err(|error| match error {
-        Error::Data { reason, .. } if most < MAX_VOLUME && reason.contains(" voxels are more than ") => {
+        Error::Data { reason, .. } if most < MAX_VOLUME && reason.contains(TOO_MANY) => {
             too_large(reason.split(' ').next().unwrap_or_default(), max_pixels)
         }
         error => without_path(error, &file.path),

@@ -6,7 +6,7 @@ use serde::{Serialize, Serializer};
 
 use super::voxel_set::VoxelSet;
 
-/// How values become grey, as far as the file says it. For NIfTI only padding that was found by its value.
+/// How values become grey, as far as the file states it. For NIfTI only padding that was found by its value.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Display {
     /// Voxels outside of the image: PixelPaddingValue, and values that are far from all others. They are black, and not

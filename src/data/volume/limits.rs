@@ -7,6 +7,8 @@ use crate::error::{Error, Result};
 
 /// Most voxels of a volume.
 pub const MAX_VOXELS: usize = 1 << 30;
+/// Between the voxels of a volume and the most that can be used, in the error of [`check_size`].
+pub(crate) const TOO_MANY: &str = " voxels are more than ";
 /// Most bytes of a file with a volume or an image, and of all files of a series.
 pub(crate) const MAX_FILE: u64 = 8 << 30;
 
@@ -45,7 +47,7 @@ pub(crate) fn check_size(path: &Path, size: [usize; 3]) -> Result<usize> {
     }
     let most = MOST.get();
     if count > most {
-        let reason = format!("{x}x{y}x{z} voxels are more than {most}, the most that can be used");
+        let reason = format!("{x}x{y}x{z}{TOO_MANY}{most}, the most that can be used");
         return Err(Error::data(path, reason, "crop the volume or resample it to larger voxels"));
     }
     Ok(count)
